@@ -6,23 +6,31 @@
 //! threads within a call. With `Ground::inline` its results must not depend on either.
 //!
 //! Everything that can fail happens in [`Engine::prepare`], before a commit has a number. A call
-//! under the commit lock must not fail and must not wait for the disk.
+//! between a commit's number and its end must not fail and must not wait for the disk.
 //!
 //! ## Life of a write
 //!
 //! ```text
-//!   prepare (any thread, may fail)  ->  [commit lock: is_current? -> seq, bytes to the log -> apply]  ->  acknowledged
-//!        ^                                   | no
-//!        +-----------------------------------+
+//!   prepare (any thread, may fail)
+//!        -> [stripes of the keys: is_current? -> seq -> bytes to the log -> apply] -> acknowledged
+//!        ^                           | no
+//!        +---------------------------+  (prepares again)
 //! ```
 //!
-//! `apply` runs under the lock, after the bytes are in the kernel: what is visible is always logged, and
-//! the order of applies is the order of commits (commit.md R7, R16; decisions/0003).
+//! The store holds the stripe of each key of a commit from `is_current` to the end of `apply`.
+//! Several commits do this at once, with different stripes. So an engine sees the applies of one
+//! key one at a time and in the order of their seqs. The applies of different keys run in parallel,
+//! in any order. `apply` runs after the bytes of its own commit are in the kernel. Bytes of an
+//! earlier commit may still be missing: a reader that finds an entry calls
+//! [`Ground::reveal`](crate::ground::Ground::reveal) before it hands out the value
+//! (decisions/0027).
+//!
+//! `freeze` and `saved` run *alone*: no commit is between `is_current` and the end of its `apply`.
 //!
 //! ## Life of a checkpoint
 //!
 //! ```text
-//!   [commit lock: position, freeze] -> a sync round, ROOT -> work, step by step -> save -> ROOT
+//!   [alone: position, freeze] -> a sync round, ROOT -> work, step by step -> save -> ROOT
 //! ```
 //!
 //! An engine of the journal may keep its data in files of its own, below [`crate::ground::Home`]. It writes there
@@ -318,13 +326,22 @@ pub trait Engine: Send + Sync {
     }
     /// Everything that can fail for `op`: limits, memory, reading what it replaces.
     fn prepare(&self, op: &mut Op<'_>) -> Result<Need>;
-    /// Under the commit lock: whether what `prepare` saw still holds. Must not fail, block or allocate.
+    /// Returns whether the state that `prepare` saw still holds. The caller holds the stripe of the
+    /// key: commits to other keys run `is_current` and `apply` at the same time, none to this key.
+    /// Must not fail or wait for the disk. May return false without a reason, if that is rare: the
+    /// commit is prepared again.
     fn is_current(&self, op: &Op<'_>) -> bool;
-    /// Under the commit lock, in commit order, after the record is in the kernel.
+    /// Applies `op` of commit `seq` to the index, after its record is in the kernel. The caller
+    /// holds the stripe of the key: other keys are applied at the same time, in any order, this key
+    /// in the order of its seqs. `views` was collected after `seq` was taken: a view that is
+    /// missing reads this commit.
     fn apply(&self, seq: Seq, op: &Op<'_>, views: &Views);
 
     /// Calls `found` with the value of `key` at `at`, whose view is registered (or is [`Seq::LATEST`]): its bytes, or the file
     /// that is it, opened and not read. False if there is none. `found` may run at most once.
+    /// At [`Seq::LATEST`] it calls [`Ground::reveal`](crate::ground::Ground::reveal) with the seq
+    /// of the entry before it calls `found` or returns true, and holds no lock then that `apply`
+    /// takes. (The store takes care of keys that are missing.)
     fn look(&self, at: Seq, key: &[u8], found: &mut dyn FnMut(Stored<'_>)) -> Result<bool>;
     /// The same with the bytes, whatever they stand in.
     fn get(&self, at: Seq, key: &[u8], found: &mut dyn FnMut(&[u8])) -> Result<bool> {
@@ -363,7 +380,7 @@ pub trait Engine: Send + Sync {
     /// Views went: versions superseded at or before `visible` that none of `views` needs may go. `views`
     /// is a copy of the registry as of `visible`; later views cannot need such versions.
     fn trim(&self, views: &Views, visible: Seq);
-    /// Under the commit lock: a checkpoint begins, and everything committed so far is to be in the image that
+    /// Alone: a checkpoint begins, and everything committed so far is to be in the image that
     /// ends it. Short: an engine that moves data sets aside here what [`Engine::work`] then moves.
     fn freeze(&self) {}
     /// One bounded step of moving what was frozen to where it stays, or of what else is due. Commits up to `certain`
@@ -441,7 +458,7 @@ pub trait Engine: Send + Sync {
     /// Writes an image of at least everything up to the last commit before [`Engine::freeze`], fuzzily: later
     /// commits may be in it or not. What it names elsewhere is durable on return.
     fn save(&self, out: &mut dyn ImageSink) -> Result<()>;
-    /// Under the commit lock: the image is durable, and the records before the freeze are about to go.
+    /// Alone: the image is durable, and the records before the freeze are about to go.
     fn saved(&self) {}
     /// Neither slot of ROOT names the image before the one that was saved last but this call any more: called once
     /// after each [`Engine::saved`], in their order, so that what only older images name may be used again.
@@ -515,8 +532,9 @@ pub trait Engine: Send + Sync {
         let _ = wanted;
         Ok(())
     }
-    /// Under the commit lock: the entry at `from`, which names the value `staged` if it names one, was copied to `to`. False if it is
-    /// no longer needed.
+    /// The entry at `from`, which names the value `staged` if it names one, was copied to `to`.
+    /// False if it is no longer needed. The caller holds the stripe of the key, as for
+    /// [`Engine::apply`].
     fn moved(&self, wanted: Wanted<'_>, from: Address, to: Address, staged: Option<u64>) -> bool {
         let _ = (wanted, from, to, staged);
         false

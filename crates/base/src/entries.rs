@@ -5,7 +5,9 @@
 //!
 //! ## Threads
 //!
-//! Any; [`Accounts`] has a lock of its own for the staged values.
+//! Any, side by side: the caller has the stripe of the key that an entry is of. [`Accounts`] has a
+//! lock of its own for the staged values. Counts of bytes are spread over cache lines if threads
+//! collide at them.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -201,7 +203,7 @@ impl Accounts {
         out.extend(self.named.lock().by_number.keys());
     }
 
-    /// Under the commit lock: a checkpoint takes its position.
+    /// Notes that a checkpoint takes its position. No commit is being applied.
     pub fn freeze(&self) {
         self.named.lock().checkpoints += 1;
     }

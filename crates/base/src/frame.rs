@@ -16,7 +16,7 @@
 //!
 //! Little-endian. `gap` is the distance from the end of the frame before, in units of 8 bytes. `len` counts the water mark and the payload, not header and padding.
 //! `check = crc32c(seed, offset ‖ bytes 4..16 ‖ crc32c(body))` where `seed` sums store id, log id,
-//! segment number and incarnation. The body's sum can be taken before the commit lock; inside it
+//! segment number and incarnation. The body's sum is taken before the commit has a seq; then
 //! only 24 bytes are summed.
 //!
 //! ## Invariants

@@ -18,6 +18,7 @@ use crate::shares::Arbiter;
 use crate::sync::Mutex;
 use crate::types::{KeyspaceId, Seq};
 use crate::value::ValueCache;
+use crate::window::Progress;
 
 /// Segments there can be at a time in tiny geometry, which is opened a million times.
 const TINY_SLOTS: usize = 1 << 12;
@@ -134,6 +135,8 @@ pub struct Ground {
     pub home: Option<Home>,
     /// Of the shares of caches.
     pub arbiter: Arbiter,
+    /// The progress of the commits.
+    pub(crate) progress: Arc<Progress>,
     dead_blobs: Mutex<Vec<(Seq, u64)>>,
 }
 
@@ -153,6 +156,7 @@ impl Ground {
             space_limit: 1.6,
             home: None,
             arbiter: Arbiter::default(),
+            progress: Arc::default(),
             dead_blobs: Mutex::default(),
         }
     }
@@ -165,6 +169,19 @@ impl Ground {
         let mut hasher = SipHasher13::new_with_keys(k0, k1);
         hasher.write(key);
         hasher.finish()
+    }
+
+    /// Waits until all readers may see commit `seq`, of which an entry was found: until then a kill
+    /// of the process could remove it (decisions/0027, W4). Returns at once as a rule. The caller
+    /// holds no lock that [`Engine::apply`](crate::engine::Engine::apply) takes.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Poisoned`](crate::error::Error::Poisoned) if the commit, or one before it, failed,
+    /// so that it never becomes visible.
+    #[inline]
+    pub fn reveal(&self, seq: Seq) -> Result<()> {
+        self.progress.wait(seq)
     }
 
     /// The same, with another limit of the disk that is taken.

@@ -10,7 +10,7 @@
 //!   facade (crate sheaf)          engines (flat, ...)
 //!        |  ops                        ^  prepare / is_current / apply / replay / moved
 //!        v                             |
-//!   store    one lock: seq + place + bytes + apply        (store/)
+//!   store    window: seq + place, bytes, apply, complete  (store/, window/)
 //!        |
 //!   log      frames in segments, salted checksums         (frame, segment/)
 //!        |
@@ -56,4 +56,5 @@ pub mod types;
 pub mod value;
 pub mod versions;
 pub mod views;
+pub mod window;
 pub mod work;

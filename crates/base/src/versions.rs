@@ -3,6 +3,14 @@
 //! For engines whose data is the flat log. Where a view is older than a key's newest entry, the entry it shows stands here, by the key's place in the
 //! index, so that a cursor finds the old versions of a piece together. At most one version a key and view: a
 //! version is kept only if a view falls into its life.
+//!
+//! ## Threads
+//!
+//! Commits of different keys push side by side, each before the index stops pointing at the old
+//! entry. So a reader that finds a newer entry than its view in the index, and then looks here,
+//! finds the old one: the count and the newest `died` that it asks first were raised before. A trim
+//! at the same time keeps all versions that were superseded after `visible`, and so those that are
+//! being pushed.
 
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Bound;

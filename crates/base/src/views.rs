@@ -6,25 +6,26 @@
 //! ## Picture
 //!
 //! ```text
-//!   view:    V = visible -> slot = V -> begun <= V? reads the state at V
+//!   view:    V = visible -> slot = V -> reserved <= V? reads the state at V
 //!                                         | no
-//!                                         +-> slot = "V or newer" -> waits until visible >= begun
+//!                                         +-> slot = "V or newer"
+//!                                             -> waits until visible >= reserved
 //!                                             -> S = visible -> slot = S
-//!   commit:  begun = seq -> reads the slots -> applies, keeps versions for views -> visible = seq
+//!   commit:  reserves seq -> reads the slots -> applies, keeps versions for views -> completes
 //! ```
 //!
 //! ## Invariants
 //!
-//! 1. A commit that missed the slot of a view has at most the seq `begun` that the view reads after
-//!    it stored the slot, since all these accesses are sequentially consistent. The view waits for
-//!    that commit (model `views`, W10).
+//! 1. A commit that missed the slot of a view has at most the last reserved seq that the view reads
+//!    after it stored the slot, since all these accesses are sequentially consistent. The view
+//!    waits for that commit (model `views`, W10).
 //! 2. A view that is missing from a copy of the registry reads the state of the copy or a newer
 //!    state: `visible` is loaded before the slots.
 //!
 //! ## Costs
 //!
 //! A view stores to one slot, on a cache line of its thread. A commit reads the lines in use. Views
-//! beyond the number of slots are in a map under the commit lock.
+//! beyond the number of slots are in a map under a lock; commits take it while there are any.
 
 #[cfg(all(test, shuttle))]
 mod interleavings;
@@ -39,34 +40,7 @@ use crate::error::Result;
 use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use crate::sync::{self, Mutex};
 use crate::types::Seq;
-
-/// Progress of the commits.
-#[derive(Debug, Default)]
-pub struct Progress {
-    /// The newest commit that engines have begun to apply.
-    begun: AtomicU64,
-    /// The newest commit that all readers see.
-    visible: AtomicU64,
-}
-
-impl Progress {
-    /// Returns the newest commit that all readers see.
-    #[inline]
-    #[must_use]
-    pub fn visible(&self) -> Seq {
-        Seq(self.visible.load(Ordering::Acquire))
-    }
-
-    /// Announces that engines are about to apply commit `seq`. The caller holds the commit lock.
-    pub fn begin(&self, seq: Seq) {
-        self.begun.store(seq.0, Ordering::SeqCst);
-    }
-
-    /// Makes commit `seq` visible. The caller holds the commit lock.
-    pub fn publish(&self, seq: Seq) {
-        self.visible.store(seq.0, Ordering::Release);
-    }
-}
+use crate::window::Progress;
 
 /// Cache lines with slots. A thread looks for a free slot in its own line first.
 const LINES: usize = sync::PLACES;
@@ -80,9 +54,17 @@ const OR_NEWER: u64 = 1;
 /// Slots that one thread uses, as a rule.
 type Line = CachePadded<[AtomicU64; SLOTS]>;
 
-/// A slot that a view uses.
+/// Where a view is registered.
 #[derive(Debug, PartialEq, Eq)]
-pub struct ViewSlot(u32);
+pub struct ViewSlot(Spot);
+
+#[derive(Debug, PartialEq, Eq)]
+enum Spot {
+    /// A slot, by its number.
+    Slot(u32),
+    /// The map: all slots were in use. The state that the view reads.
+    Map(Seq),
+}
 
 /// Slots in which views register without a lock.
 #[derive(Debug, Default)]
@@ -90,6 +72,45 @@ pub struct ViewSlots {
     lines: [Line; LINES],
     /// Lines that were used so far; the others need not be read. The number only grows.
     used: AtomicUsize,
+    /// Number of views that are in `rest`, or about to be.
+    rest_count: CachePadded<AtomicUsize>,
+    rest: Mutex<Rest>,
+}
+
+/// Views without a slot.
+#[derive(Debug, Default)]
+struct Rest {
+    /// The number of views by the state that they read.
+    exact: Option<Arc<BTreeMap<Seq, usize>>>,
+    /// The number of views that are registering, by the oldest state that they may read.
+    or_newer: BTreeMap<Seq, usize>,
+}
+
+fn add(map: &mut BTreeMap<Seq, usize>, seq: Seq) {
+    *map.entry(seq).or_default() += 1;
+}
+
+fn subtract(map: &mut BTreeMap<Seq, usize>, seq: Seq) {
+    if let Some(count) = map.get_mut(&seq) {
+        *count -= 1;
+        if *count == 0 {
+            map.remove(&seq);
+        }
+    }
+}
+
+impl Rest {
+    fn add(&mut self, seq: Seq) {
+        add(Arc::make_mut(self.exact.get_or_insert_default()), seq);
+    }
+
+    fn remove(&mut self, seq: Seq) {
+        let Some(exact) = self.exact.as_mut().map(Arc::make_mut) else { return };
+        subtract(exact, seq);
+        if exact.is_empty() {
+            self.exact = None;
+        }
+    }
 }
 
 fn encode(seq: Seq) -> u64 {
@@ -102,39 +123,65 @@ fn decode(slot: u64) -> Seq {
 }
 
 impl ViewSlots {
-    /// Registers a view of the newest state. Returns its slot and the state, or `None` if all slots
-    /// are in use. Calls `wait` until the commit in its argument is visible.
+    /// Registers a view of the newest state. Returns where it is registered, and the state.
+    /// `reserved` returns the last seq that any commit has reserved.
     ///
     /// # Errors
     ///
-    /// Returns the error of `wait`; then no view is registered.
-    pub fn register(
-        &self,
-        progress: &Progress,
-        mut wait: impl FnMut(Seq) -> Result<()>,
-    ) -> Result<Option<(ViewSlot, Seq)>> {
+    /// Returns the error of [`Progress::wait`]; then no view is registered.
+    pub fn register(&self, progress: &Progress, reserved: impl Fn() -> Seq) -> Result<(ViewSlot, Seq)> {
         let visible = progress.visible();
-        let Some(slot) = self.claim(visible) else { return Ok(None) };
-        if progress.begun.load(Ordering::SeqCst) <= visible.0 {
-            return Ok(Some((slot, visible)));
+        let Some(slot) = self.claim(visible) else { return self.register_in_map(progress, reserved) };
+        if progress.is_seen(reserved(), visible) {
+            return Ok((ViewSlot(Spot::Slot(slot)), visible));
         }
         // That commit may have read the slots before. Later ones keep all versions for this view.
-        self.at(&slot).store(encode(visible) | OR_NEWER, Ordering::SeqCst);
-        let begun = Seq(progress.begun.load(Ordering::SeqCst));
-        while progress.visible() < begun {
-            if let Err(failed) = wait(begun) {
-                self.release(slot);
-                return Err(failed);
-            }
+        self.at(slot).store(encode(visible) | OR_NEWER, Ordering::SeqCst);
+        if let Err(failed) = progress.wait(reserved()) {
+            self.at(slot).store(FREE, Ordering::Release);
+            return Err(failed);
         }
         let seq = progress.visible();
-        self.at(&slot).store(encode(seq), Ordering::Release);
-        Ok(Some((slot, seq)))
+        self.at(slot).store(encode(seq), Ordering::Release);
+        Ok((ViewSlot(Spot::Slot(slot)), seq))
     }
 
-    /// Takes a slot for a view of the state at `seq`. Returns `None` if all are in use. The caller
-    /// holds the commit lock, so that no commit can miss the slot.
-    pub fn claim(&self, seq: Seq) -> Option<ViewSlot> {
+    #[cold]
+    fn register_in_map(&self, progress: &Progress, reserved: impl Fn() -> Seq) -> Result<(ViewSlot, Seq)> {
+        let visible = progress.visible();
+        self.rest_count.fetch_add(1, Ordering::SeqCst);
+        add(&mut self.rest.lock().or_newer, visible);
+        let waited = progress.wait(reserved());
+        let seq = progress.visible();
+        let mut rest = self.rest.lock();
+        subtract(&mut rest.or_newer, visible);
+        match waited {
+            Ok(()) => {
+                rest.add(seq);
+                Ok((ViewSlot(Spot::Map(seq)), seq))
+            }
+            Err(failed) => {
+                self.rest_count.fetch_sub(1, Ordering::SeqCst);
+                Err(failed)
+            }
+        }
+    }
+
+    /// Registers a view of the state at `seq`, which is the newest one. The caller keeps commits
+    /// from running during the call.
+    pub fn register_alone(&self, seq: Seq) -> ViewSlot {
+        ViewSlot(match self.claim(seq) {
+            Some(slot) => Spot::Slot(slot),
+            None => {
+                self.rest_count.fetch_add(1, Ordering::SeqCst);
+                self.rest.lock().add(seq);
+                Spot::Map(seq)
+            }
+        })
+    }
+
+    /// Takes a free slot for a view of the state at `seq`. Returns `None` if all are in use.
+    fn claim(&self, seq: Seq) -> Option<u32> {
         let own = sync::place();
         (0..LINES).map(|next| (own + next) % LINES).find_map(|line| {
             if self.used.load(Ordering::Acquire) <= line {
@@ -144,33 +191,42 @@ impl ViewSlots {
                 slot.load(Ordering::Relaxed) == FREE
                     && slot.compare_exchange(FREE, encode(seq), Ordering::SeqCst, Ordering::Relaxed).is_ok()
             })?;
-            u32::try_from(line * SLOTS + index).ok().map(ViewSlot)
+            u32::try_from(line * SLOTS + index).ok()
         })
     }
 
-    fn at(&self, slot: &ViewSlot) -> &AtomicU64 {
-        let index = slot.0 as usize;
+    fn at(&self, slot: u32) -> &AtomicU64 {
+        let index = slot as usize;
         &self.lines[index / SLOTS][index % SLOTS]
     }
 
-    /// Releases the slot of a view that has ended.
+    /// Ends the registration of a view.
     pub fn release(&self, slot: ViewSlot) {
-        self.at(&slot).store(FREE, Ordering::Release);
+        match slot.0 {
+            Spot::Slot(slot) => self.at(slot).store(FREE, Ordering::Release),
+            Spot::Map(seq) => {
+                self.rest.lock().remove(seq);
+                self.rest_count.fetch_sub(1, Ordering::SeqCst);
+            }
+        }
     }
 
-    /// Returns `rest` and the views of all slots.
-    pub fn with(&self, rest: &Views) -> Views {
-        let mut views = rest.clone();
+    /// Returns the registered views.
+    #[inline]
+    pub fn collect(&self) -> Views {
+        let mut views = Views::default();
         let used = self.used.load(Ordering::SeqCst);
         for slot in self.lines[..used].iter().flat_map(|line| line.iter()) {
             match slot.load(Ordering::SeqCst) {
                 FREE => {}
-                or_newer if or_newer & OR_NEWER != 0 => {
-                    let seq = decode(or_newer);
-                    views.from = Some(views.from.map_or(seq, |from| from.min(seq)));
-                }
+                or_newer if or_newer & OR_NEWER != 0 => views.may_read_from(decode(or_newer)),
                 exact => views.slots.push(decode(exact)),
             }
+        }
+        if self.rest_count.load(Ordering::SeqCst) > 0 {
+            let rest = self.rest.lock();
+            views.rest.clone_from(&rest.exact);
+            rest.or_newer.keys().next().into_iter().for_each(|seq| views.may_read_from(*seq));
         }
         views
     }
@@ -192,20 +248,21 @@ pub struct Views {
 impl Views {
     /// Adds a view of the state at `seq`.
     pub fn register(&mut self, seq: Seq) {
-        *Arc::make_mut(self.rest.get_or_insert_default()).entry(seq).or_default() += 1;
+        add(Arc::make_mut(self.rest.get_or_insert_default()), seq);
     }
 
-    /// Takes one view at `seq` back.
+    /// Removes one view of the state at `seq`.
     pub fn release(&mut self, seq: Seq) {
         let Some(rest) = self.rest.as_mut().map(Arc::make_mut) else { return };
-        let Some(count) = rest.get_mut(&seq) else { return };
-        *count -= 1;
-        if *count == 0 {
-            rest.remove(&seq);
-        }
+        subtract(rest, seq);
         if rest.is_empty() {
             self.rest = None;
         }
+    }
+
+    /// Adds a view that will read the state at `seq` or a newer one.
+    fn may_read_from(&mut self, seq: Seq) {
+        self.from = Some(self.from.map_or(seq, |from| from.min(seq)));
     }
 
     /// Returns the states from `begin` to before `end` that views read, unsorted.
@@ -359,51 +416,61 @@ mod tests {
     #[test]
     fn views_in_slots_are_needed_like_others() {
         let (slots, progress) = (ViewSlots::default(), Progress::default());
-        let never = |_| -> Result<()> { unreachable!("no commit is under way") };
-        progress.publish(Seq(10));
-        let (slot, seq) = slots.register(&progress, never).unwrap().expect("a slot");
-        assert_eq!(seq, Seq(10));
-        let mut rest = Views::default();
-        rest.register(Seq(3));
-        let views = slots.with(&rest);
+        progress.begin(Seq(3), Seq(4));
+        let old = slots.register(&progress, || Seq(3)).unwrap();
+        progress.begin(Seq(10), Seq(11));
+        let (slot, seq) = slots.register(&progress, || Seq(10)).unwrap();
+        assert_eq!((old.1, seq), (Seq(3), Seq(10)));
+        let views = slots.collect();
         assert!(
             views.needs(Seq(10), Seq(11)) && !views.needs(Seq(5), Seq(10)) && views.needs(Seq(3), Seq(4))
         );
         assert_eq!((views.oldest(), views.newest(), views.len()), (Some(Seq(3)), Some(Seq(10)), 2));
         assert_eq!(views.before(Seq(11)), [Seq(3), Seq(10)]);
         slots.release(slot);
-        assert!(slots.with(&Views::default()).is_empty());
+        slots.release(old.0);
+        assert!(slots.collect().is_empty());
     }
 
     #[test]
     fn a_view_waits_for_a_commit_that_may_have_missed_it() {
         let (slots, progress) = (ViewSlots::default(), Progress::default());
-        progress.begin(Seq(7));
-        let wait = |begun| {
-            let views = slots.with(&Views::default());
-            assert_eq!((begun, views.oldest(), views.newest()), (Seq(7), Some(Seq(0)), Some(Seq::LATEST)));
-            assert!(views.needs(Seq(5), Seq(7)), "the view may still read that state");
-            progress.publish(Seq(7));
-            Ok(())
+        progress.begin(Seq(6), Seq(7));
+        let looks = std::cell::Cell::new(0);
+        let reserved = || {
+            looks.set(looks.get() + 1);
+            if looks.get() == 2 {
+                let views = slots.collect();
+                assert_eq!((views.oldest(), views.newest()), (Some(Seq(6)), Some(Seq::LATEST)));
+                assert!(views.needs(Seq(5), Seq(7)), "the view may still read that state");
+                progress.complete(Seq(7)).unwrap();
+            }
+            Seq(7)
         };
-        let registered = slots.register(&progress, wait).unwrap();
-        assert_eq!(registered.map(|(_, seq)| seq), Some(Seq(7)));
-        assert_eq!(slots.with(&Views::default()).before(Seq(8)), [Seq(7)]);
-        progress.begin(Seq(8));
-        assert!(slots.register(&progress, |_| Err(crate::error::Error::Closed)).is_err());
-        assert_eq!(slots.with(&Views::default()).len(), 1, "a view that failed is not registered");
+        let (_, seq) = slots.register(&progress, reserved).unwrap();
+        assert_eq!(seq, Seq(7));
+        assert_eq!(slots.collect().before(Seq(8)), [Seq(7)]);
+        progress.fail(Seq(8), "append");
+        assert!(slots.register(&progress, || Seq(8)).is_err());
+        assert_eq!(slots.collect().len(), 1, "a view that failed is not registered");
     }
 
     #[test]
     fn each_slot_is_given_to_one_view_and_given_again() {
-        let slots = ViewSlots::default();
-        let mut held: Vec<ViewSlot> =
-            (0..LINES * SLOTS).map(|_| slots.claim(Seq(1)).expect("a slot")).collect();
-        assert!(slots.claim(Seq(2)).is_none());
-        assert_eq!(slots.with(&Views::default()).len(), LINES * SLOTS);
-        slots.release(held.pop().expect("one"));
-        assert!(slots.claim(Seq(2)).is_some() && slots.claim(Seq(2)).is_none());
-        assert_eq!(slots.with(&Views::default()).newest(), Some(Seq(2)));
+        let (slots, progress) = (ViewSlots::default(), Progress::default());
+        progress.begin(Seq(1), Seq(2));
+        let register = || slots.register(&progress, || Seq(1)).unwrap().0;
+        let mut held: Vec<ViewSlot> = (0..LINES * SLOTS).map(|_| register()).collect();
+        assert!(held.iter().all(|slot| matches!(slot.0, Spot::Slot(_))));
+        held.push(register());
+        held.push(slots.register_alone(Seq(1)));
+        assert_eq!(held.iter().filter(|slot| matches!(slot.0, Spot::Map(_))).count(), 2);
+        assert_eq!((slots.collect().len(), slots.collect().oldest()), (LINES * SLOTS + 2, Some(Seq(1))));
+        progress.fail(Seq(2), "append");
+        assert!(slots.register(&progress, || Seq(2)).is_err());
+        held.into_iter().for_each(|slot| slots.release(slot));
+        assert!(slots.collect().is_empty());
+        assert_eq!(slots.rest_count.load(Ordering::SeqCst), 0);
     }
 
     #[test]

@@ -395,7 +395,7 @@ impl Batch {
             .collect::<Result<Vec<_>>>()?;
         let mut expect_ops = Vec::with_capacity(expected.len());
         for (expectation, kept) in self.expectations.iter().zip(&expected) {
-            let found = kept.engine().and_then(|engine| expect_now(&self.store, &**engine, &expectation.key));
+            let found = expect_now(&self.store, kept, &expectation.key);
             if kept.is_gone() {
                 return Ok(None); // it may have been half dropped at the time of the read
             }

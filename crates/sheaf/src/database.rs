@@ -807,8 +807,8 @@ impl Database {
         Batch::new(Arc::clone(&self.store))
     }
 
-    /// Returns a snapshot of all keyspaces as of now. Takes the commit lock for a moment and reads
-    /// nothing.
+    /// Returns a snapshot of all keyspaces as of now. Takes no lock, waits for the commits that
+    /// have begun, and reads nothing.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;

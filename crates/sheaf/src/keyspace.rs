@@ -413,7 +413,7 @@ impl Keyspace {
     }
 
     /// Sets `key` to `value` like [`Keyspace::insert`], but never blocks on background work. Waits
-    /// for the commit lock, which is held briefly, and for the device with [`Durability::Sync`].
+    /// briefly for other commits, and for the device with [`Durability::Sync`].
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -750,7 +750,13 @@ impl Keyspace {
     pub fn contains_key(&self, key: impl AsRef<[u8]>) -> Result<bool> {
         let (sample, key) = (self.store().sample(), key.as_ref());
         self.store().check_open()?;
-        let found = self.look(|kept| Ok(kept.engine()?.contains(Seq::LATEST, key)?.then_some(())))?;
+        let found = self.look(|kept| {
+            let found = kept.engine()?.contains(Seq::LATEST, key)?;
+            if !found {
+                self.store().reveal_missing(kept, key)?;
+            }
+            Ok(found.then_some(()))
+        })?;
         if let Some(sample) = sample {
             self.observe(sample, Some(Served::Read), &Call::new(Kind::Contains, key));
         }
@@ -1128,10 +1134,13 @@ pub(crate) fn get_at<R>(
     store.check_open()?;
     let mut read = Some(read);
     let mut result = None;
-    kept.engine()?.get(at, key, &mut |value| {
+    let found = kept.engine()?.get(at, key, &mut |value| {
         if let Some(read) = read.take() {
             result = Some(read(value));
         }
     })?;
+    if !found && at == Seq::LATEST {
+        store.reveal_missing(kept, key)?;
+    }
     Ok(result)
 }

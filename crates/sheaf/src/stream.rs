@@ -56,10 +56,13 @@ impl ValueReader {
     pub(crate) fn open(store: &Store, kept: &Kept, at: Seq, key: &[u8]) -> Result<Option<ValueReader>> {
         store.check_open()?;
         let (mut bytes, mut file) = (None, None);
-        kept.engine()?.look(at, key, &mut |stored| match stored {
+        let found = kept.engine()?.look(at, key, &mut |stored| match stored {
             Stored::Bytes(found) => bytes = Some(Value::new(found)),
             Stored::File(found) => file = Some(found),
         })?;
+        if !found && at == Seq::LATEST {
+            store.reveal_missing(kept, key)?;
+        }
         let source = match (bytes, file) {
             (_, Some(file)) => Source::File(Box::new(store.pieces(file)?)),
             (Some(bytes), None) => Source::Bytes(bytes),

@@ -1,6 +1,6 @@
 //! # Kill: a process that dies in mid-write, on the real disk
 //!
-//! The running program starts itself again as a child that writes as fast as it can from two threads,
+//! The running program starts itself again as a child that writes as fast as it can from 16 threads,
 //! over keyspaces of two engines (or of all), alone and in batches, buffered and synced, and says on a pipe after every
 //! acknowledged commit how far it is. It dies by SIGKILL. The parent opens the database itself and
 //! checks: the lock is free and then held, each thread's commits are there as a prefix, no acknowledged one
@@ -22,7 +22,7 @@
 //!
 //! ## What it cannot see
 //!
-//! Anything a power cut would lose: the kernel survives. The order between the two threads' commits.
+//! Anything a power cut would lose: the kernel survives. The order between commits of different threads.
 //! Which of the moments a race needs: it is hit or not.
 
 #![allow(clippy::cast_possible_truncation)] // numbers here are small by construction
@@ -55,7 +55,7 @@ const SEED: &str = "SHEAF_KILL_SEED";
 const TINY: &str = "SHEAF_KILL_TINY";
 const DEATH: &str = "SHEAF_KILL_DEATH";
 const LIE: &str = "SHEAF_KILL_LIE";
-const THREADS: u8 = 2;
+const THREADS: u8 = 16;
 /// Mark: the child has opened the database.
 const OPENED: u8 = 0xff;
 /// A mark is a thread and how many of its commits were acknowledged.

@@ -31,9 +31,11 @@ use crate::stage::{Place, Setting, Stage, Subject};
 use crate::totals::{Budget, Failure, Stopwatch, Totals};
 use crate::trial::trial;
 
-/// Threads of a history, and what each does.
-const THREADS: u64 = 4;
-const OPS: u64 = 250;
+/// Threads of a history: this number, or twice, 4 or 8 times as many.
+const LEAST_THREADS: u64 = 4;
+const MOST_THREADS: u64 = 8 * LEAST_THREADS;
+/// Operations of all threads together.
+const OPS: u64 = 1000;
 /// Keys: few, so that they are fought over.
 const KEYS: u64 = 10;
 const NAMES: [&str; 2] = ["a", "b"];
@@ -289,7 +291,7 @@ pub fn is_linearizable(ops: &mut [Op], first: Option<u64>) -> bool {
         // Only what began before the first end among those left can come next.
         let is_left = |offset: usize| offset >= 128 || mask & 1 << offset == 0;
         let left = || (done..ops.len()).filter(|at| is_left(at - done));
-        let Some(first_end) = left().take(2 * THREADS as usize + 2).map(|at| ops[at].ended).min() else {
+        let Some(first_end) = left().take(2 * MOST_THREADS as usize + 2).map(|at| ops[at].ended).min() else {
             return true;
         };
         for at in left().take_while(|at| ops[*at].began <= first_end && at - done < 128) {
@@ -444,10 +446,11 @@ fn history(subject: &Subject, seed: u64) -> Result<u64, String> {
     let numbered = random.once_in(2);
     let db = stage.open();
     let spaces = [stage.keyspace(&db, NAMES[0]), stage.other(&db, NAMES[1])];
-    let barrier = std::sync::Barrier::new(THREADS as usize + 1);
+    let threads = LEAST_THREADS << random.below(4);
+    let barrier = std::sync::Barrier::new(threads as usize + 1);
     let mut cuts = Vec::new();
     let parts = std::thread::scope(|scope| {
-        let actors: Vec<_> = (0..THREADS)
+        let actors: Vec<_> = (0..threads)
             .map(|thread| {
                 let (db, barrier, spaces) = (&db, &barrier, spaces.clone());
                 let random = Random::new(seed ^ (thread + 1) << 40);
@@ -455,7 +458,7 @@ fn history(subject: &Subject, seed: u64) -> Result<u64, String> {
                     let next = (thread + 1) << 32;
                     let mut actor = Actor { db, spaces, random, next, done: History::default() };
                     barrier.wait();
-                    for _ in 0..OPS {
+                    for _ in 0..OPS / threads {
                         let acted = match (numbered, actor.random.below(8)) {
                             (true, 0) => actor.look(),
                             (true, _) => actor.batch(),

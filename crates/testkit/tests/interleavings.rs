@@ -1,4 +1,4 @@
-//! Every interleaving a scheduler thinks of: the commit lock, sync rounds, views, cleaning, closing, and
+//! Every interleaving a scheduler thinks of: commits, sync rounds, views, cleaning, closing, and
 //! what reads without a lock.
 //!
 //! Built with `--cfg shuttle` only; `cargo xtask ci` does. `SHEAF_SCHEDULES=100000` explores longer,

@@ -19,7 +19,7 @@
 //!    The descriptor of a failed sync is neither synced again nor closed while its file is open.
 //! 3. A handle is opened again only as the file that it was: same device, same inode.
 //! 4. A file that loses its last name keeps its descriptor, or is served by a mapping of all of it.
-//! 5. Descriptors beyond the limit are those of (4) and those in calls at the moment.
+//! 5. Descriptors beyond the limit are those of (4), of files that take stores, and in calls now.
 //!
 //! ## Threads
 //!
@@ -292,7 +292,8 @@ impl Descriptors {
             let next = inner.open.range(after).next().or_else(|| inner.open.iter().next());
             let Some((id, handle)) = next.map(|(id, handle)| (*id, Arc::clone(handle))) else { break };
             inner.hand = id;
-            if handle.is_kept.load(Ordering::Relaxed) || handle.was_used.swap(false, Ordering::Relaxed) {
+            let stays = handle.is_kept.load(Ordering::Relaxed) || handle.takes_stores();
+            if stays || handle.was_used.swap(false, Ordering::Relaxed) {
                 continue;
             }
             if handle.is_dirty() {

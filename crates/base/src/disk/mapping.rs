@@ -9,10 +9,11 @@
 //!    [`Mapping::new`] to the drop, except in a forked child, where it does not exist.
 //! 2. No access leaves `[0, len)`, and none happens unless the registration is sound: after a
 //!    fault ([`super::sigbus`]) or in a forked child everything answers "not mapped".
-//! 3. Rust stores into the mapping at one place, [`Mapping::store`], one thread at a time
-//!    ([`Handle::begin_store`]), and never where a slice is out: that is what the caller of
-//!    [`Mapping::slice`] vouches for. Hence no store races with any Rust access. The kernel's
-//!    writes (`pwrite` on the same file) are not Rust accesses; slices exclude them likewise.
+//! 3. Rust stores into the mapping at one place, [`Mapping::store`]. Several threads may do so at
+//!    once, each to bytes of its own: the caller vouches for that, and the caller of
+//!    [`Mapping::slice`] that no slice is out over them. Hence no store races with any Rust access.
+//!    The kernel's writes (`pwrite` on the same file) are not Rust accesses; slices exclude them
+//!    likewise.
 //! 4. `resident` is a hint. A store to a page that is not resident after all (the kernel wrote it
 //!    back or reclaimed it) faults it in, which costs time, or hits SIGBUS, which `store` notices.
 //!
@@ -42,7 +43,7 @@ const LOOK: usize = 1024;
 pub(super) enum Stored {
     /// The bytes are in the file's page cache.
     Yes,
-    /// Nothing was stored: not resident, or somebody else is storing. Write them instead.
+    /// Nothing was stored: not resident, or the file takes no stores. Write them instead.
     No,
     /// The mapping broke: the bytes may be lost.
     Lost,
@@ -175,25 +176,26 @@ impl Mapping {
         }
     }
 
-    /// Copies `bytes` to `offset` if the whole range is resident, no other thread is storing, and
-    /// `handle`, that of the mapped file, has a descriptor.
-    pub(super) fn store(&self, offset: u64, bytes: &[u8], handle: &Handle) -> Stored {
-        if !self.is_resident(offset, bytes.len()) {
+    /// Copies `bytes` to `offset` if the whole range is resident and `handle`, that of the mapped
+    /// file, takes stores.
+    ///
+    /// # Safety
+    ///
+    /// * No other thread stores to the range or reads it during the call.
+    /// * [`Handle::end_stores`] is not called before the answer.
+    pub(super) unsafe fn store(&self, offset: u64, bytes: &[u8], handle: &Handle) -> Stored {
+        if !handle.takes_stores() || !self.is_resident(offset, bytes.len()) {
             return Stored::No;
         }
         let Some(target) = self.start_of(offset, bytes.len()) else {
             return Stored::No;
         };
-        if !handle.begin_store() {
-            return Stored::No;
-        }
         // SAFETY:
         // * `target` is in bounds for `bytes.len()` and mapped for writing: only writable
         //   mappings have resident pages.
-        // * No other access: `begin_store` excludes stores, and a slice over these bytes would
-        //   break its caller's promise (invariant 3). `bytes` is therefore not in here either.
+        // * No other access: the caller's promise; a slice over these bytes would break that of
+        //   its own caller (invariant 3). `bytes` is therefore not in here either.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), target, bytes.len()) };
-        handle.end_store(offset + bytes.len() as u64);
         match self.registration.is_sound_after_stores() {
             true => Stored::Yes,
             false => Stored::Lost,

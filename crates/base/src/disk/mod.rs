@@ -385,10 +385,18 @@ pub trait File: fmt::Debug + Send + Sync {
         true
     }
     /// As [`File::write_at`] for the tail of a log: may store through the mapping where
-    /// [`File::make_resident`] has prepared it. The same bytes by the same call on every disk.
+    /// [`File::make_resident`] has prepared it, between [`File::begin_stores`] and
+    /// [`File::end_stores`]. Several threads may call it at once, each for bytes of its own that
+    /// no thread reads before the call returns.
     fn append_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         self.write_at(offset, bytes)
     }
+    /// From now on [`File::append_at`] may store through the mapping. The descriptor stays open,
+    /// and the file counts as dirty.
+    fn begin_stores(&self) {}
+    /// Undoes [`File::begin_stores`]. All calls of [`File::append_at`] have returned, and a sync of
+    /// their bytes has succeeded, or the file is not used any more.
+    fn end_stores(&self) {}
     /// Prepares `[from, to)` for [`File::append_at`] through the mapping: writes zeros there (so
     /// nothing may be stored in it yet, and `from` must be the current end of what was written)
     /// and makes the pages resident. A hint; failures only mean the plain path. Ended by `sync`.

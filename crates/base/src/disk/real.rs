@@ -497,12 +497,30 @@ impl File for RealFile {
 
     fn append_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         let mapping = self.mapping.get();
-        let stored = mapping.map_or(Stored::No, |mapping| mapping.store(offset, bytes, &self.handle));
+        let stored = mapping.map_or(Stored::No, |mapping| {
+            // SAFETY:
+            // * The caller of `append_at` gives each thread bytes of its own, which no thread reads
+            //   yet, and calls `end_stores` when all have returned.
+            unsafe { mapping.store(offset, bytes, &self.handle) }
+        });
         match stored {
             Stored::Yes => Ok(()),
             Stored::No => self.write_at(offset, bytes),
             Stored::Lost => Err(Errno::IO.into()),
         }
+    }
+
+    fn begin_stores(&self) {
+        // Without a descriptor the bytes are written, which opens one.
+        if self.mapping.get().is_some()
+            && let Ok(_pin) = self.handle.pin()
+        {
+            self.handle.begin_stores();
+        }
+    }
+
+    fn end_stores(&self) {
+        self.handle.end_stores();
     }
 
     fn make_resident(&self, from: u64, to: u64) {

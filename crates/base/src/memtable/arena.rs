@@ -3,19 +3,30 @@
 //! Chunks of doubling size, so that nothing ever moves and a place is 32 bits wide. Everything in it goes at once,
 //! with the memtable: what is not small straight back to the system.
 //!
+//! ## Picture
+//!
+//! ```text
+//! chunk: [block of thread 1 | block of thread 2 | node | large record | block of thread 1 | ...
+//!                                                                                           ^ next
+//! ```
+//!
 //! ## Invariants
 //!
 //! 1. A chunk, once there, stays until the arena goes. It starts as zeros.
 //! 2. A place that was given out has a chunk and does not overlap another.
+//! 3. The units of a block were allocated for it. Each is given out at most once.
 //!
 //! ## Threads
 //!
-//! One at a time allocates (the commit lock sees to that); any number read.
+//! Any number of threads allocate and read at a time. Only a new chunk takes a lock.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::{self, NonNull};
 
+use crossbeam_utils::CachePadded;
+
 use crate::memory::{HUGE_PAGE, Mapped};
+use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
 /// Bytes of a unit.
@@ -26,6 +37,12 @@ const FIRST: u64 = 128;
 const CHUNKS: usize = 25;
 /// Chunks of so many bytes and more are the system's.
 const LARGE: usize = 64 << 10;
+/// Bytes of a block, at most, ...
+const MOST_BLOCK: u64 = 4 << 10;
+/// ... as a part of all bytes that are allocated, ...
+const BLOCK_SHARE: u64 = 64;
+/// ... and as a multiple of the first bytes that are taken from it.
+const BLOCK_TIMES: u64 = 4;
 
 /// A place: units from the start. Never 0.
 pub type Place = u32;
@@ -47,7 +64,41 @@ pub fn high(word: u64) -> u32 {
 pub struct Arena {
     chunks: [AtomicPtr<u8>; CHUNKS],
     /// The next free unit, counted with `FIRST` added.
-    next: AtomicU64,
+    next: CachePadded<AtomicU64>,
+    /// Held by the thread that adds a chunk.
+    adding: Mutex<()>,
+}
+
+/// Free units of an arena from which one thread, as a rule, takes small places. Threads that
+/// share a block are correct and slower.
+#[derive(Debug, Default)]
+pub struct Block {
+    /// The first unit in the low half, the end in the high half. Zero without any.
+    free: AtomicU64,
+}
+
+impl Block {
+    fn take(&self, units: u64) -> Option<Place> {
+        let mut seen = self.free.load(Ordering::Acquire);
+        loop {
+            let (at, end) = (low(seen), high(seen));
+            let rest = u64::from(at) + units;
+            if rest > u64::from(end) {
+                return None;
+            }
+            let free = u64::from(end) << 32 | rest;
+            match self.free.compare_exchange(seen, free, Ordering::Acquire, Ordering::Acquire) {
+                Ok(_) => return Some(at),
+                Err(now) => seen = now,
+            }
+        }
+    }
+
+    /// Replaces the free units by these. The rest of the former ones is not used any more.
+    fn refill(&self, at: u64, end: u64) {
+        // A thread that takes from the block finds the chunk.
+        self.free.store(end << 32 | at, Ordering::Release);
+    }
 }
 
 impl Default for Arena {
@@ -64,6 +115,20 @@ fn size_of_chunk(chunk: usize) -> usize {
     (usize::try_from(FIRST).unwrap_or(0) << chunk) * UNIT
 }
 
+/// The first unit from `at` on that `units` of one chunk follow.
+fn fit(mut at: u64, units: u64, line: bool) -> u64 {
+    loop {
+        if line {
+            at = at.next_multiple_of(8);
+        }
+        let end = FIRST << (chunk_of(at) + 1);
+        if at + units <= end {
+            return at;
+        }
+        at = end;
+    }
+}
+
 /// Of a small chunk.
 fn layout(size: usize) -> Layout {
     Layout::from_size_align(size, 64).expect("a chunk is below 2^35 bytes and its alignment a power of two")
@@ -75,33 +140,54 @@ impl Arena {
     pub fn new() -> Arena {
         Arena {
             chunks: [const { AtomicPtr::new(ptr::null_mut()) }; CHUNKS],
-            next: AtomicU64::new(FIRST + 8), // place 0 is nobody's
+            next: CachePadded::new(AtomicU64::new(FIRST + 8)), // place 0 is nobody's
+            adding: Mutex::new(()),
         }
     }
 
-    /// A new place of `bytes`, all zeros, aligned to a cache line if `line`. One caller at a time.
+    /// Returns a new place of `bytes`, all zeros, aligned to a cache line if `line`.
     pub fn alloc(&self, bytes: usize, line: bool) -> Place {
         let units = bytes.div_ceil(UNIT) as u64;
-        let mut at = self.next.load(Ordering::Relaxed);
-        loop {
-            if line {
-                at = at.next_multiple_of(8);
+        let mut seen = self.next.load(Ordering::Relaxed);
+        let at = loop {
+            let at = fit(seen, units, line);
+            match self.next.compare_exchange(seen, at + units, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => break at,
+                Err(now) => seen = now,
             }
-            let chunk = chunk_of(at);
-            assert!(chunk < CHUNKS, "a memtable is rotated long before it has 32 GiB");
-            let end = FIRST << (chunk + 1);
-            if at + units <= end {
-                if self.chunks[chunk].load(Ordering::Relaxed).is_null() {
-                    self.add(chunk);
-                }
-                self.next.store(at + units, Ordering::Relaxed);
-                return Place::try_from(at - FIRST).expect("below 2^32 units");
-            }
-            at = end;
+        };
+        let chunk = chunk_of(at);
+        assert!(chunk < CHUNKS, "a memtable is rotated long before it has 32 GiB");
+        if self.chunks[chunk].load(Ordering::Acquire).is_null() {
+            self.add(chunk);
         }
+        Place::try_from(at - FIRST).expect("below 2^32 units")
     }
 
+    /// Returns a new place of `bytes`, all zeros, in `block` if that pays, and how many bytes the
+    /// arena gave away for it: none if the block had room.
+    pub fn alloc_in(&self, block: &Block, bytes: usize) -> (Place, u64) {
+        let units = bytes.div_ceil(UNIT).max(1) as u64;
+        if let Some(place) = block.take(units) {
+            return (place, 0);
+        }
+        let used = (self.next.load(Ordering::Relaxed) - FIRST) * UNIT as u64;
+        let bytes_of_block = (used / BLOCK_SHARE).min(MOST_BLOCK);
+        if bytes_of_block < BLOCK_TIMES * units * UNIT as u64 {
+            return (self.alloc(bytes, false), units * UNIT as u64);
+        }
+        let in_block = bytes_of_block / UNIT as u64;
+        let place = self.alloc(usize::try_from(in_block).unwrap_or(0) * UNIT, false);
+        block.refill(u64::from(place) + units, u64::from(place) + in_block);
+        (place, in_block * UNIT as u64)
+    }
+
+    #[cold]
     fn add(&self, chunk: usize) {
+        let _one = self.adding.lock();
+        if !self.chunks[chunk].load(Ordering::Acquire).is_null() {
+            return;
+        }
         let size = size_of_chunk(chunk);
         let start = if size >= LARGE {
             Mapped::new(size, if size >= HUGE_PAGE { HUGE_PAGE } else { LARGE }).into_start()
@@ -172,6 +258,56 @@ mod tests {
             last = ahead;
         }
         assert!(last > 0);
+    }
+
+    #[test]
+    fn places_of_several_threads_are_apart_and_zeros() {
+        let arena = Arena::new();
+        let fill = |thread: u8| {
+            let (block, mut ends) = (Block::default(), Vec::new());
+            for bytes in [24, 40, 700, 1, 56, 5000, 9].iter().cycle().take(3000) {
+                let place = arena.alloc_in(&block, *bytes).0;
+                // SAFETY:
+                // * Given out just now, with room for so many bytes; no other thread has the place.
+                unsafe {
+                    let memory = std::slice::from_raw_parts_mut(arena.at(place), *bytes);
+                    assert!(place != 0 && memory.iter().all(|byte| *byte == 0));
+                    memory.fill(thread);
+                }
+                ends.push((arena.at(place) as usize, *bytes, thread));
+            }
+            ends
+        };
+        let mut all: Vec<(usize, usize, u8)> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (1..=4)
+                .map(|thread| {
+                    let fill = &fill;
+                    scope.spawn(move || fill(thread))
+                })
+                .collect();
+            threads.into_iter().flat_map(|thread| thread.join().expect("it allocates")).collect()
+        });
+        all.sort_unstable();
+        assert!(all.windows(2).all(|pair| pair[0].0 + pair[0].1 <= pair[1].0));
+        for (start, bytes, thread) in all {
+            // SAFETY:
+            // * Memory of the arena, written by `fill` in a thread that has ended.
+            let memory = unsafe { std::slice::from_raw_parts(start as *const u8, bytes) };
+            assert!(memory.iter().all(|byte| *byte == thread));
+        }
+    }
+
+    #[test]
+    fn a_block_that_two_threads_share_gives_each_unit_once() {
+        let (arena, block) = (Arena::new(), Block::default());
+        arena.alloc(1 << 20, false);
+        let take = || (0..20_000).map(|_| arena.alloc_in(&block, 16).0).collect::<Vec<_>>();
+        let mut all = std::thread::scope(|scope| {
+            let threads = [(); 3].map(|()| scope.spawn(take));
+            threads.map(|thread| thread.join().expect("it takes")).concat()
+        });
+        all.sort_unstable();
+        assert!(all.windows(2).all(|pair| pair[0] + 2 <= pair[1]));
     }
 
     #[test]

@@ -166,7 +166,8 @@ impl Inner {
 }
 
 impl Gaps {
-    /// Records that `key` has a value from now on. Must be called under the commit lock, after the memtable has it.
+    /// Records that `key` has a value from now on. Must be called after the memtable has it, and before
+    /// its commit is visible.
     #[inline]
     pub fn put(&self, key: &[u8]) {
         fence(Ordering::SeqCst); // between the memtable's store and this load (I2)
@@ -185,12 +186,11 @@ impl Gaps {
         self.note(&inner);
     }
 
-    /// Records that commit `seq` removes `key`. Must be called under the commit lock, before the memtable has it.
+    /// Records that commit `seq` removes `key`. Must be called before the memtable has it.
     #[inline]
     pub fn removed(&self, seq: Seq, key: &[u8]) {
-        self.newest.store(seq.0, Ordering::Release);
-        let count = self.removals.load(Ordering::Relaxed) + 1;
-        self.removals.store(count, Ordering::Relaxed); // one writer
+        self.newest.fetch_max(seq.0, Ordering::Release); // removals come in any order
+        let count = self.removals.fetch_add(1, Ordering::Relaxed) + 1;
         if count.is_multiple_of(SAMPLE) {
             self.want(key);
         }

@@ -1,4 +1,5 @@
-//! The memtable under a scheduler: one writer (that is the contract), readers who take no lock.
+//! The memtable under a scheduler: writers of different keys (that is the contract), and
+//! readers that take no lock.
 //!
 //! Built with `--cfg shuttle` only. The knobs are those of `crate::sync::explore`. What it cannot see: weak memory.
 
@@ -7,6 +8,7 @@ use std::sync::Arc;
 
 use super::prefix::Prefix;
 use super::{Memtable, Memtables, Version, Word};
+use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Published, epoch, explore, thread};
 use crate::types::Seq;
 use crate::views::Views;
@@ -85,6 +87,63 @@ fn what_was_added_is_found_beside_the_growth_of_the_root() {
 #[test]
 fn what_was_added_is_found_beside_heads_that_are_cut_anew() {
     explore(500, || grow(15, 18));
+}
+
+/// Two writers add `each` keys at once while another thread walks.
+fn grow_by_two(from: u64, each: u64) {
+    let memtable = filled(from);
+    // How many keys of each writer are there.
+    let done: Arc<[AtomicU64; 2]> = Arc::default();
+    let number = move |writer: u64, i: u64| from + 2 * i + writer;
+    let writers = [0, 1].map(|writer| {
+        let (memtable, done) = (Arc::clone(&memtable), Arc::clone(&done));
+        thread::spawn(move || {
+            for i in 0..each {
+                // The later one of two commits may be applied first.
+                add(&memtable, number(writer, i));
+                done[usize::from(writer == 1)].store(i + 1, Ordering::SeqCst);
+            }
+        })
+    });
+    let walk = |is_up: bool| {
+        let there = done.each_ref().map(|done| done.load(Ordering::SeqCst));
+        let (guard, mut places) = (&epoch::pin(), Vec::new());
+        if is_up {
+            memtable.ascend(Bound::Unbounded, usize::MAX, guard, &mut places);
+        } else {
+            memtable.fall(Bound::Unbounded, usize::MAX, guard, &mut places);
+            places.reverse();
+        }
+        let keys: Vec<&[u8]> = places.iter().map(|place| memtable.entry(*place).key()).collect();
+        assert!(keys.windows(2).all(|pair| pair[0] < pair[1]), "in order, each once");
+        let added = (0..2).zip(there).flat_map(|(writer, there)| (0..there).map(move |i| number(writer, i)));
+        for n in (0..from).chain(added) {
+            assert!(keys.binary_search(&&key(n)[..]).is_ok(), "{n} is missing");
+            let entry = memtable.find(hash(n), &key(n), guard).expect("it was added before");
+            assert_eq!(entry.newest().seq, Seq(n + 1));
+        }
+    };
+    walk(true);
+    walk(false);
+    writers.into_iter().for_each(|writer| writer.join().expect("it adds"));
+    assert_eq!((memtable.count(), memtable.newest()), (from + 2 * each, Seq(from + 2 * each)));
+    walk(true);
+    walk(false);
+}
+
+#[test]
+fn what_two_writers_add_is_found_beside_the_split_of_the_only_leaf() {
+    explore(2000, || grow_by_two(3, 2));
+}
+
+#[test]
+fn what_two_writers_add_is_found_beside_the_growth_of_the_root() {
+    explore(1000, || grow_by_two(10, 3));
+}
+
+#[test]
+fn what_two_writers_add_is_found_beside_heads_that_are_cut_anew() {
+    explore(1000, || grow_by_two(14, 2));
 }
 
 #[test]

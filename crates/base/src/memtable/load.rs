@@ -25,7 +25,7 @@ use super::order::Keys;
 use super::prefix::Prefix;
 use super::table::Table;
 use crate::keys::common;
-use crate::memory::{Memory, Part};
+use crate::memory::Memory;
 use crate::sync::epoch::Guard;
 use crate::types::Seq;
 
@@ -48,18 +48,6 @@ pub(super) struct Waiting {
 const SHARE: u64 = 4;
 
 impl<const LINK: usize> Table<LINK> {
-    /// Makes `change`, and tells `memory` what that did to the table's bytes.
-    pub fn counted<T>(&self, memory: &Memory, change: impl FnOnce() -> T) -> T {
-        let before = self.bytes();
-        let done = change();
-        match self.bytes() {
-            after if after > before => memory.take(Part::Index, after - before),
-            after if after < before => memory.give(Part::Index, before - after),
-            _ => {}
-        }
-        done
-    }
-
     /// What an opening replays of a key, while nobody reads: its record at `place` gets another word, or it gets one (0) and waits for
     /// [`Table::settle`], as far as the budget goes. One writer.
     pub fn load(
@@ -91,9 +79,10 @@ impl<const LINK: usize> Table<LINK> {
         let count = waiting.places.len() as u64;
         if waiting.is_over || (count == 0 && self.count() > 0) {
             drop(waiting);
-            return self.add(hash, key, word, seq, guard);
+            self.add(hash, key, word, seq, guard);
+            return;
         }
-        let place = self.add_found(hash, key, word, seq, guard);
+        let (place, _) = self.add_found(hash, key, word, seq, guard);
         waiting.shared = match waiting.places.first() {
             None => key.len(),
             Some(first) => common(&self.key(*first)[..waiting.shared], key),

@@ -17,6 +17,12 @@
 //! 2. A version that a view needs is in the chain before the word says something newer.
 //! 3. A frame's address is good while the memtable is part of the current state: the journal before a checkpoint
 //!    goes after the state has changed, and segments go after the readers of that moment.
+//!
+//! ## Threads
+//!
+//! Any number of threads change records of different keys and read. The changes of one key come one
+//! after the other, in the order of their seqs: the store holds the stripe of the key. The seqs of
+//! different keys come in any order.
 
 pub mod arena;
 pub mod gaps;
@@ -128,10 +134,22 @@ impl Memtable {
         Version { word: Word(word), seq }
     }
 
-    /// Keys in it, removed ones included.
-    #[inline]
+    /// Returns the number of keys, removed ones included. Reads the counts of all threads.
     pub fn count(&self) -> u64 {
         self.table.count()
+    }
+
+    /// Adds `more` to the sum number `sum` of the owner, below [`SUMS`](table::SUMS). Threads do
+    /// not wait for each other.
+    #[inline]
+    pub fn add_to_sum(&self, sum: usize, more: u64) {
+        self.table.add_to_sum(sum, more);
+    }
+
+    /// Returns a sum of the owner. Reads the parts of all threads.
+    #[must_use]
+    pub fn sum(&self, sum: usize) -> u64 {
+        self.table.sum(sum)
     }
 
     #[inline]
@@ -194,12 +212,13 @@ impl Memtable {
         (HEAD + key.len() + 8 + 16 + 18) as u64
     }
 
-    /// Adds a record for a key that has none. One writer.
+    /// Adds a record for a key that has none. One thread at a time for each key.
     pub fn add(&self, hash: u64, key: &[u8], version: Version, guard: &Guard) {
         self.table.add(hash, key, version.word.0, version.seq, guard);
     }
 
-    /// Gives a record a newer version. One writer. If a view needs the one before, it is kept; if not, false.
+    /// Gives a record a newer version. One thread at a time for each key. If a view needs the
+    /// version before, it is kept; if not, false.
     pub fn replace(&self, place: Place, version: Version, views: &Views) -> bool {
         let old = self.version(place);
         let is_kept = views.needs(old.seq, version.seq);
@@ -213,13 +232,14 @@ impl Memtable {
     }
 
     fn older(&self, version: Version, next: Place) -> Place {
-        let place = self.table.make(&[], version.word.0, version.seq);
+        let (place, _) = self.table.make(&[], version.word.0, version.seq);
         self.table.link(place).store(next, Ordering::Relaxed);
         place
     }
 
-    /// Gives the record at `place` a newer version, or adds one for a key that has none (0), and counts the memory that takes. One
-    /// writer. False if the version before is gone.
+    /// Gives the record at `place` a newer version, or adds one for a key that has none (0), and
+    /// counts the memory that this takes. One thread at a time for each key. False if the version
+    /// before is not kept.
     #[allow(clippy::too_many_arguments)] // of the key three: where it is, its hash, its bytes
     pub fn put(
         &self,
@@ -231,13 +251,17 @@ impl Memtable {
         ground: &Ground,
         guard: &Guard,
     ) -> bool {
-        self.table.counted(&ground.memory, || match place {
-            0 => {
-                self.add(hash, key, version, guard);
-                true
+        let (is_kept, is_more) = match place {
+            0 => (true, self.table.add(hash, key, version.word.0, version.seq, guard)),
+            _ => {
+                let is_kept = self.replace(place, version, views);
+                (is_kept, is_kept)
             }
-            _ => self.replace(place, version, views),
-        })
+        };
+        if is_more {
+            self.table.account(&ground.memory);
+        }
+        is_kept
     }
 
     /// As [`Memtable::put`] while nobody reads, at an opening: new keys wait to be put into order, as far as the budget goes, until
@@ -281,7 +305,7 @@ impl Memtable {
         self.table.link(last).store(chain, Ordering::Release);
     }
 
-    /// Keeps a copy of `content`. One writer.
+    /// Keeps a copy of `content`.
     pub fn own(&self, content: &Content<'_>) -> Word {
         let staged;
         let bytes = match content {
@@ -292,7 +316,7 @@ impl Memtable {
             }
             Content::Remove => &[],
         };
-        let place = self.table.arena.alloc(8 + bytes.len(), false);
+        let (place, _) = self.table.take(8 + bytes.len());
         let start = self.table.arena.at(place);
         // SAFETY:
         // * The place was given out just now with room for so much, and nobody else knows it.
@@ -300,7 +324,6 @@ impl Memtable {
             start.cast::<u64>().write(bytes.len() as u64);
             ptr::copy_nonoverlapping(bytes.as_ptr(), start.add(8), bytes.len());
         }
-        self.table.add_bytes(8 + bytes.len());
         Word(u64::from(place) | OWNED | kind_of(content))
     }
 

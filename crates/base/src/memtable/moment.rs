@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use super::{Memtable, Version};
 use crate::engine::Op;
-use crate::memory::{Memory, Part};
+use crate::memory::Memory;
 use crate::sync::epoch::Guard;
 use crate::types::Seq;
 
@@ -33,11 +33,7 @@ pub trait Layer: Sized {
     fn prefetch(&self, hash: u64, guard: &Guard);
 
     /// It has left the moment: its memory is not counted any more.
-    fn gone(&self, memory: &Memory) {
-        if !self.is_empty() {
-            memory.give(Part::Index, self.bytes());
-        }
-    }
+    fn gone(&self, memory: &Memory);
 }
 
 impl Layer for Memtable {
@@ -57,6 +53,10 @@ impl Layer for Memtable {
     #[inline]
     fn prefetch(&self, hash: u64, guard: &Guard) {
         self.table.prefetch(hash, guard);
+    }
+
+    fn gone(&self, memory: &Memory) {
+        self.table.gone(memory);
     }
 }
 
@@ -151,7 +151,7 @@ impl Memtables {
     /// the files, `indexed` each. Tables grow by leaps.
     pub fn more_with(&self, op: &Op<'_>, indexed: u64) -> u64 {
         let cost = Memtable::cost(op.key) + indexed;
-        let to_come: u64 = self.filled().map(|memtable| memtable.count() * indexed).sum();
+        let to_come: u64 = self.filled().map(|memtable| memtable.table.count_about() * indexed).sum();
         cost * (u64::from(op.ahead) + 1) + self.active.bytes() / 16 + to_come
     }
 }

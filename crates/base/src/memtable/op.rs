@@ -1,6 +1,7 @@
 //! # Operations: what a commit finds in the newest memtable, and what of it must still hold
 //!
-//! The notes that `prepare` takes outside the commit lock, and `is_current` and `apply` read under it.
+//! `prepare` takes notes. `is_current` and `apply` read them with the stripe of the key held: other
+//! keys of the memtable may change at any time.
 
 use super::arena::{Place, high, low};
 use super::{Memtable, Word};
@@ -96,13 +97,16 @@ impl Memtable {
     }
 
     /// Whether this is the memtable that `op` was noted in, and what it found there still holds.
-    pub fn is_current(&self, op: &Op<'_>) -> bool {
+    pub fn is_current(&self, op: &Op<'_>, guard: &Guard) -> bool {
         let (number, record) = (high(op.note[RECORD]), low(op.note[RECORD]));
         if self.number != number {
             return false;
         }
         if record == 0 {
-            return u64::from(self.stripe_len(op.note[HASH])) == op.note[LEN];
+            // New records of the stripe may be those of other keys.
+            let hash = op.note[HASH];
+            return u64::from(self.stripe_len(hash)) == op.note[LEN]
+                || self.find(hash, op.key, guard).is_none();
         }
         let word = self.entry(record).newest().word;
         let is_blind = matches!(op.action, Action::Put(_) | Action::Staged(_));

@@ -1,7 +1,6 @@
 //! # Order: the keys of a memtable, sorted
 //!
-//! A B+-tree of heads and places of records, for one writer (the commit lock) and readers that take no lock. Keys
-//! only come, never go, so nodes stay what they are to their place: they only fill and split.
+//! A B+-tree of heads and places of records. No key is ever removed: nodes only fill and split.
 //!
 //! ## Picture
 //!
@@ -12,40 +11,51 @@
 //!
 //! ## Invariants
 //!
-//! 1. A node's version is odd while it is being changed. A reader that saw the same even version before and after
-//!    saw a state of the node (a sequence lock; every field is an atomic).
-//! 2. A split changes parent and child while both are odd, and a new root is published before the old one is even
-//!    again. A reader checks a parent (for the root: that it still is the root) after it has the child's version: so it
-//!    never looks for a key in a node that has given it away.
-//! 3. A record's place is published after the record. Places in a node, also stale ones, are of records or 0.
+//! 1. A node's version is odd while a thread changes the node (a sequence lock). A reader that saw
+//!    the same even version before and after saw a state of the node.
+//! 2. A split changes parent and child while both are odd, and a new root is published before the
+//!    old one is even again. A reader checks a parent (the root: that it still is the root) after
+//!    it has the child's version: so it never looks for a key in a node that has given it away.
+//! 3. A record's place is published after it. Places in a node, also stale, are of records or 0.
 //! 4. A separator is the key of a record of the leaf that it leads to.
+//!
+//! ## Threads
+//!
+//! Any number of threads add and read. A thread that adds descends as a reader does, and makes odd
+//! only the leaf, or a full node and its parent, by a compare-exchange with the version it read: it
+//! never waits for a node while it has one. A thread that cuts heads anew is alone (`gate`).
 //!
 //! ## Costs
 //!
-//! A key: 12 bytes in leaves that are two thirds full; inserting one, a descent and the move of half a leaf. The
-//! first few thousand keys may be sorted anew when it shows what they share.
+//! A key: 12 bytes in leaves two thirds full; its insertion: a descent, the move of half a leaf.
 
 use std::ops::{Bound, Deref};
 
+use crossbeam_utils::CachePadded;
+
 use crate::keys::common;
-use crate::sync::atomic::{AtomicPtr, AtomicU64, Ordering, fence};
-use crate::sync::bare;
+use crate::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering, fence};
 use crate::sync::epoch::Guard;
+use crate::sync::{RwLock, bare};
 
 use super::arena::{Arena, Place};
 use super::prefix::Prefix;
 
 /// Entries of a node.
 const CAPACITY: usize = 64;
-/// The tree may be built anew when it has so many keys, and then again at each power of four ...
+/// The tree may be built anew when it has so many keys, for the prefix that they share, and
+/// then again at each power of four ...
 const FIRST_LOOK: u64 = 16;
 /// ... up to here: a new memtable learns from the one before.
 const LAST_LOOK: u64 = 1 << 16;
 /// Where keys seem to grow, so many bytes of what they share count as if they did not share them.
 const GROWTH: usize = 2;
 
+/// A leaf, or the part that an inner node has in common with one. Every field is an atomic.
 #[repr(C, align(64))]
 struct Node {
+    /// Odd while a thread changes the node (I1). Takes a former value only if the node did not
+    /// change.
     version: bare::AtomicU32,
     count: bare::AtomicU32,
     heads: [bare::AtomicU64; CAPACITY],
@@ -88,7 +98,17 @@ pub struct Order {
     tree: AtomicPtr<Tree>,
     /// Entries a node takes: fewer in tests.
     capacity: usize,
-    count: AtomicU64,
+    /// The tree is never built anew any more: threads that add pass the gate by.
+    is_final: AtomicBool,
+    counts: CachePadded<Counts>,
+    /// Held for writing by a thread that builds the tree anew.
+    gate: CachePadded<RwLock<()>>,
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    /// Keys, and those that do not start with the prefix, until the tree is final.
+    keys: AtomicU64,
     foreign: AtomicU64,
     bytes: AtomicU64,
 }
@@ -99,6 +119,17 @@ struct Found {
     version: u32,
     /// The record whose key is the lowest of the next leaf; 0 if there is none.
     fence: Place,
+}
+
+/// A full node as a thread that adds came to it.
+struct Full {
+    /// The parent, its version, and the slot that leads to the node. None for the root.
+    above: Option<(Place, u32, usize)>,
+    place: Place,
+    version: u32,
+    height: u64,
+    /// No node of its height is behind it.
+    is_last: bool,
 }
 
 /// What a reader looks for: the last child at or before a key, or strictly before it.
@@ -156,13 +187,31 @@ impl Node {
         self.version.load(Ordering::Relaxed) == version
     }
 
-    fn begin(&self) {
-        self.version.store(self.version.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+    /// Makes the version odd if it still is `version`: then all reads since that one count, and the
+    /// caller alone may change the node.
+    #[inline]
+    fn lock(&self, version: u32) -> bool {
+        // Acquires the writes of the thread before.
+        let locked = self.version.compare_exchange(
+            version,
+            version.wrapping_add(1),
+            Ordering::Acquire,
+            Ordering::Relaxed,
+        );
+        // A reader that sees any of the changes sees the odd version, or a later one.
         fence(Ordering::Release);
+        locked.is_ok()
     }
 
-    fn end(&self) {
-        self.version.store(self.version.load(Ordering::Relaxed) + 1, Ordering::Release);
+    /// Undoes [`Node::lock`]. The node was changed.
+    #[inline]
+    fn unlock(&self, version: u32) {
+        self.version.store(version.wrapping_add(2), Ordering::Release);
+    }
+
+    /// Undoes [`Node::lock`]. The node was not changed.
+    fn leave(&self, version: u32) {
+        self.version.store(version, Ordering::Release);
     }
 
     #[inline]
@@ -213,9 +262,9 @@ impl Order {
         Order {
             tree: AtomicPtr::new(Box::into_raw(Box::new(tree))),
             capacity: if tiny { 4 } else { CAPACITY },
-            count: AtomicU64::new(0),
-            foreign: AtomicU64::new(0),
-            bytes: AtomicU64::new(0),
+            is_final: AtomicBool::new(false),
+            counts: CachePadded::default(),
+            gate: CachePadded::default(),
         }
     }
 
@@ -233,74 +282,142 @@ impl Order {
 
     /// Bytes of its nodes but the first.
     pub fn bytes(&self) -> u64 {
-        self.bytes.load(Ordering::Relaxed)
+        self.counts.bytes.load(Ordering::Relaxed)
     }
 
     fn new_node(&self, arena: &Arena, is_leaf: bool) -> Place {
         let bytes = if is_leaf { size_of::<Node>() } else { size_of::<Inner>() };
         // In tests nodes are as large and hold less: they count as if they were small.
-        self.bytes.fetch_add((bytes * self.capacity / CAPACITY) as u64, Ordering::Relaxed);
+        self.counts.bytes.fetch_add((bytes * self.capacity / CAPACITY) as u64, Ordering::Relaxed);
         arena.alloc(bytes, true)
     }
 
-    /// Adds a record whose key is not there. One writer.
-    pub fn insert<K: Keys>(&self, arena: &Arena, keys: &K, record: Place, guard: &Guard) {
-        let tree = self.tree(guard);
-        self.insert_into(tree, arena, keys, record);
-        let count = self.count.fetch_add(1, Ordering::Relaxed) + 1;
-        if Prefix::is_foreign(tree.prefix.head(keys.key(record))) {
-            self.foreign.fetch_add(1, Ordering::Relaxed);
+    /// Adds a record of a key that is not there, and that no other thread adds. Returns whether the
+    /// tree has more nodes than before.
+    pub fn insert<K: Keys>(&self, arena: &Arena, keys: &K, record: Place, guard: &Guard) -> bool {
+        if self.is_final.load(Ordering::Acquire) {
+            return self.insert_into(self.tree(guard), arena, keys, record);
         }
-        if (FIRST_LOOK..=LAST_LOOK).contains(&count)
+        let gate = self.gate.read();
+        let tree = self.tree(guard);
+        let is_more = self.insert_into(tree, arena, keys, record);
+        if Prefix::is_foreign(tree.prefix.head(keys.key(record))) {
+            self.counts.foreign.fetch_add(1, Ordering::Relaxed);
+        }
+        let count = self.counts.keys.fetch_add(1, Ordering::Relaxed) + 1;
+        drop(gate);
+        let is_turn = (FIRST_LOOK..=LAST_LOOK).contains(&count)
             && count.is_power_of_two()
-            && count.ilog2().is_multiple_of(2)
-        {
+            && count.ilog2().is_multiple_of(2);
+        if is_turn {
             self.look_again(arena, keys, guard);
+        }
+        is_more || is_turn
+    }
+
+    fn insert_into<K: Keys>(&self, tree: &Tree, arena: &Arena, keys: &K, record: Place) -> bool {
+        let key = keys.key(record);
+        let head = tree.prefix.head(key);
+        let mut is_more = false;
+        'again: loop {
+            let root = tree.root.load(Ordering::Acquire);
+            let (mut place, mut height) = unpack(root);
+            let mut version = node(arena, place).settled();
+            if tree.root.load(Ordering::Acquire) != root {
+                continue;
+            }
+            let mut above = None;
+            let mut is_last = true;
+            loop {
+                let here = node(arena, place);
+                let count = here.count();
+                if count == self.capacity {
+                    let full = Full { above, place, version, height, is_last };
+                    is_more |= self.make_room(tree, arena, &full, (head, key), keys);
+                    continue 'again;
+                }
+                if height == 1 {
+                    break;
+                }
+                let parent = inner(arena, place);
+                let slot = parent.position(1, count, head, key, true, keys) - 1;
+                let child = parent.children[slot].load(Ordering::Acquire);
+                if !parent.is_still(version) {
+                    continue 'again;
+                }
+                let below = node(arena, child).settled();
+                if !parent.is_still(version) {
+                    continue 'again;
+                }
+                is_last &= slot + 1 == count;
+                above = Some((place, version, slot));
+                (place, version, height) = (child, below, height - 1);
+            }
+            let leaf = node(arena, place);
+            if !leaf.lock(version) {
+                continue;
+            }
+            let count = leaf.count();
+            let slot = leaf.position(0, count, head, key, false, keys);
+            for from in (slot..count).rev() {
+                leaf.set(
+                    from + 1,
+                    leaf.heads[from].load(Ordering::Relaxed),
+                    leaf.records[from].load(Ordering::Relaxed),
+                );
+            }
+            leaf.set(slot, head, record);
+            leaf.count.store(u32::try_from(count + 1).unwrap_or(0), Ordering::Relaxed);
+            leaf.unlock(version);
+            return is_more;
         }
     }
 
-    fn insert_into<K: Keys>(&self, tree: &Tree, arena: &Arena, keys: &K, record: Place) {
-        let key = keys.key(record);
-        let head = tree.prefix.head(key);
-        let (mut place, mut height) = unpack(tree.root.load(Ordering::Relaxed));
-        if node(arena, place).count() == self.capacity {
-            (place, height) = self.grow(tree, arena, keys, place, height, key, head);
-        }
-        let mut is_last = true;
-        while height > 1 {
-            let parent = inner(arena, place);
-            let count = parent.count();
-            let mut slot = parent.position(1, count, head, key, true, keys) - 1;
-            is_last &= slot + 1 == count;
-            let child = parent.children[slot].load(Ordering::Relaxed);
-            if node(arena, child).count() == self.capacity {
-                self.split(
-                    arena,
-                    parent,
-                    slot,
-                    height - 1,
-                    self.middle(node(arena, child), is_last, head, key, keys),
-                );
-                slot = parent.position(1, parent.count(), head, key, true, keys) - 1;
-                is_last &= slot + 1 == parent.count();
+    /// Splits a full node, unless it or its parent changed since they were read. Returns whether it
+    /// did; the caller starts again from the root either way.
+    fn make_room<K: Keys>(
+        &self,
+        tree: &Tree,
+        arena: &Arena,
+        full: &Full,
+        (head, key): (u64, &[u8]),
+        keys: &K,
+    ) -> bool {
+        let left = node(arena, full.place);
+        let Some((parent, version, slot)) = full.above else {
+            if !left.lock(full.version) {
+                return false;
             }
-            place = parent.children[slot].load(Ordering::Relaxed);
-            height -= 1;
+            // The root changes only while the present one is locked.
+            if tree.root.load(Ordering::Relaxed) != pack(full.place, full.height) {
+                left.leave(full.version);
+                return false;
+            }
+            let place = self.new_node(arena, false);
+            let root = inner(arena, place);
+            root.children[0].store(full.place, Ordering::Relaxed);
+            root.count.store(1, Ordering::Relaxed);
+            let middle = self.middle(left, full.is_last, head, key, keys);
+            self.split(arena, root, 0, full.height, middle);
+            // A thread that came by the old root looks whether it still is the root, and waits
+            // here (I2).
+            tree.root.store(pack(place, full.height + 1), Ordering::Release);
+            left.unlock(full.version);
+            return true;
+        };
+        let parent = inner(arena, parent);
+        if !parent.lock(version) {
+            return false;
         }
-        let leaf = node(arena, place);
-        let count = leaf.count();
-        let slot = leaf.position(0, count, head, key, false, keys);
-        leaf.begin();
-        for from in (slot..count).rev() {
-            leaf.set(
-                from + 1,
-                leaf.heads[from].load(Ordering::Relaxed),
-                leaf.records[from].load(Ordering::Relaxed),
-            );
+        if !left.lock(full.version) {
+            parent.leave(version);
+            return false;
         }
-        leaf.set(slot, head, record);
-        leaf.count.store(u32::try_from(count + 1).unwrap_or(0), Ordering::Relaxed);
-        leaf.end();
+        let middle = self.middle(left, full.is_last, head, key, keys);
+        self.split(arena, parent, slot, full.height, middle);
+        left.unlock(full.version);
+        parent.unlock(version);
+        true
     }
 
     /// Where a full node is split: at its end if keys seem to ascend.
@@ -309,34 +426,8 @@ impl Order {
         if ascends { self.capacity - 1 } else { self.capacity / 2 }
     }
 
-    /// Puts a new root above a full one.
-    #[allow(clippy::too_many_arguments)] // called in one place
-    fn grow<K: Keys>(
-        &self,
-        tree: &Tree,
-        arena: &Arena,
-        keys: &K,
-        old: Place,
-        height: u64,
-        key: &[u8],
-        head: u64,
-    ) -> (Place, u64) {
-        let place = self.new_node(arena, false);
-        let root = inner(arena, place);
-        root.children[0].store(old, Ordering::Relaxed);
-        root.count.store(1, Ordering::Relaxed);
-        let middle = self.middle(node(arena, old), true, head, key, keys);
-        root.begin();
-        node(arena, old).begin();
-        // Whoever came by the old root looks whether it is one still, and waits here (I2).
-        tree.root.store(pack(place, height + 1), Ordering::Release);
-        node(arena, old).end();
-        root.end();
-        self.split(arena, root, 0, height, middle);
-        (place, height + 1)
-    }
-
-    /// Moves the entries from `middle` on of a child into a new one beside it.
+    /// Moves the entries from `middle` on of a child into a new one on its right. The caller alone
+    /// may change parent and child.
     fn split(&self, arena: &Arena, parent: &Inner, slot: usize, height: u64, middle: usize) {
         let child = parent.children[slot].load(Ordering::Relaxed);
         let place = self.new_node(arena, height == 1);
@@ -356,8 +447,6 @@ impl Order {
         right.count.store(u32::try_from(count - middle).unwrap_or(0), Ordering::Relaxed);
         let (head, record) =
             (left.heads[middle].load(Ordering::Relaxed), left.records[middle].load(Ordering::Relaxed));
-        parent.begin();
-        left.begin();
         left.count.store(u32::try_from(middle).unwrap_or(0), Ordering::Relaxed);
         let count = parent.count();
         for from in (slot + 1..count).rev() {
@@ -371,20 +460,33 @@ impl Order {
         parent.set(slot + 1, head, record);
         parent.children[slot + 1].store(place, Ordering::Release);
         parent.count.store(u32::try_from(count + 1).unwrap_or(0), Ordering::Relaxed);
-        left.end();
-        parent.end();
     }
 
-    /// Cuts heads anew, if the keys so far say so.
+    /// Cuts heads anew, if the keys so far say so; for the last time, if there are many.
     #[cold]
     fn look_again<K: Keys>(&self, arena: &Arena, keys: &K, guard: &Guard) {
+        let _alone = self.gate.write();
+        if !self.is_final.load(Ordering::Relaxed) {
+            self.cut_again(arena, keys, guard);
+            self.note_final();
+        }
+    }
+
+    /// The caller holds the gate, or no other thread has the order.
+    fn note_final(&self) {
+        if self.counts.keys.load(Ordering::Relaxed) >= LAST_LOOK {
+            self.is_final.store(true, Ordering::Release);
+        }
+    }
+
+    fn cut_again<K: Keys>(&self, arena: &Arena, keys: &K, guard: &Guard) {
         let mut records = Vec::new();
         self.ascend(arena, keys, Bound::Unbounded, usize::MAX, guard, &mut records);
         let (Some(first), Some(last)) = (records.first(), records.last()) else { return };
         let (first, last) = (keys.key(*first), keys.key(*last));
         let shared = common(first, last);
         let old = self.tree(guard);
-        let grows = self.foreign.load(Ordering::Relaxed) * 8 > records.len() as u64;
+        let grows = self.counts.foreign.load(Ordering::Relaxed) * 8 > records.len() as u64;
         if !grows && shared <= old.prefix.len() {
             return;
         }
@@ -397,11 +499,14 @@ impl Order {
         self.plant(arena, prefix, &sorted, guard);
     }
 
-    /// Takes up records that are sorted by heads of `prefix` and keys, into an empty order. One writer.
+    /// Takes up records that are sorted by heads of `prefix` and keys, into an empty order. No
+    /// thread adds during the call.
     pub(super) fn make(&self, arena: &Arena, prefix: Prefix, sorted: &[(u64, Place)], guard: &Guard) {
-        debug_assert_eq!(self.count.load(Ordering::Relaxed), 0);
+        let _alone = self.gate.write();
+        debug_assert_eq!(self.counts.keys.load(Ordering::Relaxed), 0);
         self.plant(arena, prefix, sorted, guard);
-        self.count.store(sorted.len() as u64, Ordering::Relaxed);
+        self.counts.keys.store(sorted.len() as u64, Ordering::Relaxed);
+        self.note_final();
     }
 
     /// Makes a tree of sorted records and puts it in the place of the one there is.
@@ -422,7 +527,7 @@ impl Order {
         }
         let Some((_, _, root)) = level.first() else { return };
         let foreign = sorted.iter().filter(|(head, _)| Prefix::is_foreign(*head)).count() as u64;
-        self.foreign.store(foreign, Ordering::Relaxed);
+        self.counts.foreign.store(foreign, Ordering::Relaxed);
         let tree = Tree { prefix, root: AtomicU64::new(pack(*root, height)) };
         let old = self.tree.swap(Box::into_raw(Box::new(tree)), Ordering::AcqRel) as usize;
         guard.defer(move || {

@@ -1,7 +1,6 @@
 //! # Table: the keys of a memtable, by hash and in order
 //!
-//! A record for each key: a word and a number that change, and the key, which does not. What the word means is the
-//! owner's.
+//! A record for each key: the key, which is fixed, and a number and the owner's word, which change.
 //!
 //! ## Picture
 //!
@@ -13,25 +12,38 @@
 //!
 //! ## Invariants
 //!
-//! 1. One writer: whoever holds the commit lock (or opens the database). Readers take no lock.
-//! 2. A record is never moved nor removed; only its word, number and link change. Its number is stored before the word,
-//!    and a reader loads the word first: the number it then sees is that of the word or a later one.
-//! 3. `len` of a stripe counts the records that whoever loaded it will find in it.
-//! 4. What can be found is no newer than `newest`; `count` counts what was found in order, too.
+//! 1. A record is never moved nor removed; only its word, number and link change. Its number is
+//!    stored before the word, and a reader loads the word first: the number it then sees is that of
+//!    the word or a later one.
+//! 2. `len` of a stripe counts records that a thread which loaded it finds in the stripe.
+//! 3. No record that is found is newer than [`Table::newest`]. If counted, it is found in order.
+//! 4. `held` is the number of bytes that the memory budget knows of.
+//!
+//! ## Threads
+//!
+//! Any number of threads add, change and read records. One thread at a time adds or changes the
+//! record of one key. Readers take no lock. A thread that adds locks a stripe and, once it has
+//! released that, nodes of the tree. Counters are per thread: see [`Line`].
+//!
+//! ## Costs
+//!
+//! A key: its record, 8 bytes in cells that are 3/8 to 3/4 full, 12 in the tree.
 
 use std::ops::Bound;
 use std::ptr;
 use std::sync::OnceLock;
 
-use super::arena::{Arena, Place, high, low};
+use crossbeam_utils::CachePadded;
+
+use super::arena::{Arena, Block, Place, high, low};
 use super::load::{WAITING, Waiting};
 use super::order::{Keys, Order};
 use super::prefix::Prefix;
 use crate::memory::pieces::Row;
-use crate::memory::prefetch;
+use crate::memory::{Memory, Part, prefetch};
 use crate::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use crate::sync::epoch::{Guard, note_deferred};
-use crate::sync::{Mutex, bare};
+use crate::sync::{self, Mutex, bare};
 use crate::types::Seq;
 
 /// Stripes of the hash table: each grows on its own, so that no growth takes long.
@@ -39,6 +51,11 @@ const STRIPES: usize = 256;
 const TINY_STRIPES: usize = 4;
 /// Cells of a new stripe.
 const FIRST_CELLS: usize = 8;
+/// Lines of a table.
+const LINES: usize = sync::PLACES;
+const TINY_LINES: usize = 1;
+/// Sums that the owner of a table may keep in its lines.
+pub const SUMS: usize = 2;
 
 // Where the parts of a record are, in bytes.
 const WORD: usize = 0;
@@ -75,6 +92,49 @@ impl Cells {
 struct Stripe {
     cells: AtomicPtr<Cells>,
     len: AtomicU32,
+    /// Held by the thread that adds a record.
+    adding: Mutex<()>,
+}
+
+impl Stripe {
+    fn new() -> Stripe {
+        Stripe { cells: AtomicPtr::new(ptr::null_mut()), len: AtomicU32::new(0), adding: Mutex::new(()) }
+    }
+}
+
+/// Fields that one thread, as a rule, writes when it adds or changes records: its own cache lines.
+#[derive(Debug, Default)]
+struct Line {
+    /// The newest commit of those that came by this line.
+    newest: AtomicU64,
+    /// Records that are not in `Totals::count` yet.
+    fresh: AtomicU64,
+    sums: [AtomicU64; SUMS],
+    block: Block,
+}
+
+/// Parts that are made with the first change: most keyspaces of many are empty.
+#[derive(Debug)]
+struct Parts {
+    stripes: Box<[Stripe]>,
+    lines: Box<[CachePadded<Line>]>,
+}
+
+impl Parts {
+    #[inline]
+    fn line(&self) -> &Line {
+        &self.lines[sync::place() & (self.lines.len() - 1)]
+    }
+}
+
+/// Totals of all lines. Written when a line gets a block, so that threads seldom wait for them.
+#[derive(Debug, Default)]
+struct Totals {
+    /// Bytes of memory, without the order's.
+    bytes: AtomicU64,
+    count: AtomicU64,
+    /// Bytes that the memory budget knows of.
+    held: AtomicU64,
 }
 
 /// Of so many stripes, a power of two, that of `hash`.
@@ -86,16 +146,12 @@ fn stripe_of(stripes: &[Stripe], hash: u64) -> &Stripe {
 /// The keys. A record has `LINK` bytes, 4 or none, for a link of the owner's.
 #[derive(Debug)]
 pub struct Table<const LINK: usize> {
-    /// Where the records are; the owner may have more in it. One writer.
+    /// Where the records are; the owner may have more in it.
     pub arena: Arena,
-    /// Made with the first key: most keyspaces of many are empty.
-    stripes: OnceLock<Box<[Stripe]>>,
-    stripe_count: usize,
+    parts: OnceLock<Parts>,
+    is_tiny: bool,
     order: Order,
-    count: AtomicU64,
-    /// Bytes of memory, without the order's.
-    bytes: AtomicU64,
-    newest: AtomicU64,
+    totals: CachePadded<Totals>,
     /// Keys that are not in order yet (`load.rs`), and how many they are.
     pub(super) waiting: Mutex<Waiting>,
     waiting_count: AtomicU64,
@@ -119,13 +175,11 @@ impl<const LINK: usize> Table<LINK> {
         let arena = Arena::new();
         let order = Order::new(&arena, prefix, tiny);
         Table {
-            stripes: OnceLock::new(),
-            stripe_count: if tiny { TINY_STRIPES } else { STRIPES },
+            parts: OnceLock::new(),
+            is_tiny: tiny,
             order,
             arena,
-            count: AtomicU64::new(0),
-            bytes: AtomicU64::new(0),
-            newest: AtomicU64::new(0),
+            totals: CachePadded::default(),
             waiting: Mutex::new(Waiting::default()),
             waiting_count: AtomicU64::new(0),
         }
@@ -160,32 +214,73 @@ impl<const LINK: usize> Table<LINK> {
         self.part32(place, HEAD)
     }
 
-    /// Keys in it, removed ones included.
-    #[inline]
+    /// Returns the number of keys, removed ones included. Reads the lines of all threads.
     pub fn count(&self) -> u64 {
-        self.count.load(Ordering::Acquire)
+        // First: a count that moves from a line into the total after this is not counted twice.
+        let total = self.totals.count.load(Ordering::Acquire);
+        total + self.lines().map(|line| line.fresh.load(Ordering::Acquire)).sum::<u64>()
+    }
+
+    /// Returns about the number of keys: each thread may have added some more. Cheap.
+    #[inline]
+    pub fn count_about(&self) -> u64 {
+        self.totals.count.load(Ordering::Relaxed)
     }
 
     /// True if nothing can be found in it. Whoever found something finds this false.
     #[inline]
     pub fn is_empty(&self) -> bool {
-        self.newest() == Seq::ZERO
+        self.parts.get().is_none()
     }
 
-    /// Bytes of memory. What the arena holds ahead is used up by what comes, so that a change may take less than it uses.
+    /// Returns the bytes of memory. Later changes use up the memory that the arena holds ahead,
+    /// so that one may take less than it uses.
     pub fn bytes(&self) -> u64 {
         let waiting = WAITING * self.waiting_count.load(Ordering::Relaxed);
-        self.bytes.load(Ordering::Relaxed) + self.order.bytes() + waiting + self.arena.ahead()
+        self.totals.bytes.load(Ordering::Relaxed) + self.order.bytes() + waiting + self.arena.ahead()
     }
 
-    /// The owner put so many bytes into the arena.
-    pub fn add_bytes(&self, bytes: usize) {
-        self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+    /// Tells `memory` how many bytes the table has.
+    pub fn account(&self, memory: &Memory) {
+        memory.settle(Part::Index, &self.totals.held, self.bytes());
     }
 
-    /// The newest commit in it.
+    /// Makes `change`, and tells `memory` how many bytes the table has then.
+    pub fn counted<T>(&self, memory: &Memory, change: impl FnOnce() -> T) -> T {
+        let done = change();
+        self.account(memory);
+        done
+    }
+
+    /// The table is not counted any more. No thread changes it from now on.
+    pub fn gone(&self, memory: &Memory) {
+        memory.settle(Part::Index, &self.totals.held, 0);
+    }
+
+    /// Returns the newest commit in it, or a newer one that is about to be. Reads the lines of all
+    /// threads.
     pub fn newest(&self) -> Seq {
-        Seq(self.newest.load(Ordering::Acquire))
+        Seq(self.lines().map(|line| line.newest.load(Ordering::Acquire)).max().unwrap_or(0))
+    }
+
+    /// Adds `more` to one of the owner's sums.
+    #[inline]
+    pub fn add_to_sum(&self, sum: usize, more: u64) {
+        self.parts().line().sums[sum].fetch_add(more, Ordering::Relaxed);
+    }
+
+    /// Returns one of the owner's sums. Reads the lines of all threads.
+    pub fn sum(&self, sum: usize) -> u64 {
+        self.lines().map(|line| line.sums[sum].load(Ordering::Relaxed)).fold(0, u64::wrapping_add)
+    }
+
+    /// Makes one of the owner's sums zero. No thread adds to it during the call.
+    pub fn clear_sum(&self, sum: usize) {
+        self.lines().for_each(|line| line.sums[sum].store(0, Ordering::Relaxed));
+    }
+
+    fn lines(&self) -> impl Iterator<Item = &Line> {
+        self.parts.get().into_iter().flat_map(|parts| parts.lines.iter().map(|line| &**line))
     }
 
     /// What the heads of its keys leave out.
@@ -198,17 +293,22 @@ impl<const LINK: usize> Table<LINK> {
     fn stripe(&self, hash: u64) -> Option<&Stripe> {
         #[cfg(shuttle)]
         crate::sync::step(); // they may be made now, or not yet
-        self.stripes.get().map(|stripes| stripe_of(stripes, hash))
+        self.parts.get().map(|parts| stripe_of(&parts.stripes, hash))
     }
 
-    /// As [`Table::stripe`], which is there from now on.
-    fn stripe_to_be(&self, hash: u64) -> &Stripe {
-        let stripe = || Stripe { cells: AtomicPtr::new(ptr::null_mut()), len: AtomicU32::new(0) };
-        let stripes = self.stripes.get_or_init(|| (0..self.stripe_count).map(|_| stripe()).collect());
-        stripe_of(stripes, hash)
+    /// The parts, which are there from now on.
+    #[inline]
+    fn parts(&self) -> &Parts {
+        self.parts.get_or_init(|| {
+            let (stripes, lines) = if self.is_tiny { (TINY_STRIPES, TINY_LINES) } else { (STRIPES, LINES) };
+            Parts {
+                stripes: (0..stripes).map(|_| Stripe::new()).collect(),
+                lines: (0..lines).map(|_| CachePadded::default()).collect(),
+            }
+        })
     }
 
-    /// How many records share `hash`'s stripe; see (I3).
+    /// How many records share `hash`'s stripe; see (I2).
     #[inline]
     pub fn stripe_len(&self, hash: u64) -> u32 {
         self.stripe(hash).map_or(0, |stripe| stripe.len.load(Ordering::Acquire))
@@ -277,78 +377,117 @@ impl<const LINK: usize> Table<LINK> {
     /// The word and number of a record.
     #[inline]
     pub fn get(&self, place: Place) -> (u64, Seq) {
-        let word = self.part64(place, WORD).load(Ordering::Acquire); // first (I2)
+        let word = self.part64(place, WORD).load(Ordering::Acquire); // first (I1)
         (word, Seq(self.part64(place, SEQ).load(Ordering::Acquire)))
     }
 
-    /// Gives a record another word and number. One writer.
+    /// Gives a record another word and number. One thread at a time for each record.
+    #[inline]
     pub fn set(&self, place: Place, word: u64, seq: Seq) {
-        self.part64(place, SEQ).store(seq.0, Ordering::Release); // (I2)
+        self.note_newest(seq);
+        self.part64(place, SEQ).store(seq.0, Ordering::Release); // (I1)
         self.part64(place, WORD).store(word, Ordering::Release);
-        self.newest.fetch_max(seq.0, Ordering::AcqRel);
     }
 
-    /// A record that no key leads to. One writer.
-    pub fn make(&self, key: &[u8], word: u64, seq: Seq) -> Place {
-        let bytes = HEAD + LINK + key.len();
-        let place = self.arena.alloc(bytes, false);
+    /// Called before the commit can be found (I3): an `Acquire` load that finds it then sees this.
+    #[inline]
+    fn note_newest(&self, seq: Seq) {
+        self.parts().line().newest.fetch_max(seq.0, Ordering::Relaxed);
+    }
+
+    /// Returns a new place of `bytes` in the arena, all zeros, and whether [`Table::bytes`]
+    /// changed.
+    pub fn take(&self, bytes: usize) -> (Place, bool) {
+        let line = self.parts().line();
+        let (place, taken) = match self.is_tiny {
+            false => self.arena.alloc_in(&line.block, bytes),
+            true => (self.arena.alloc(bytes, false), bytes.next_multiple_of(8) as u64),
+        };
+        if taken > 0 {
+            self.totals.bytes.fetch_add(taken, Ordering::Relaxed);
+            let fresh = line.fresh.swap(0, Ordering::AcqRel);
+            self.totals.count.fetch_add(fresh, Ordering::Release);
+        }
+        (place, taken > 0)
+    }
+
+    /// Makes a record that no key leads to, and says whether [`Table::bytes`] changed.
+    pub fn make(&self, key: &[u8], word: u64, seq: Seq) -> (Place, bool) {
+        let (place, is_more) = self.take(HEAD + LINK + key.len());
         self.part64(place, WORD).store(word, Ordering::Relaxed);
         self.part64(place, SEQ).store(seq.0, Ordering::Relaxed);
         self.part32(place, KEY_LEN).store(u32::try_from(key.len()).unwrap_or(0), Ordering::Relaxed);
         // SAFETY:
         // * The place was given out just now with room for the key behind the head; nobody else knows it.
         unsafe { ptr::copy_nonoverlapping(key.as_ptr(), self.arena.at(place).add(HEAD + LINK), key.len()) };
-        self.add_bytes(bytes.next_multiple_of(8));
-        place
+        (place, is_more)
     }
 
-    /// Adds a record for a key that has none. One writer.
-    pub fn add(&self, hash: u64, key: &[u8], word: u64, seq: Seq, guard: &Guard) {
-        let place = self.add_found(hash, key, word, seq, guard);
-        self.order.insert(&self.arena, self, place, guard);
+    /// Adds a record for a key that has none, and says whether [`Table::bytes`] changed. One thread
+    /// at a time for each key.
+    pub fn add(&self, hash: u64, key: &[u8], word: u64, seq: Seq, guard: &Guard) -> bool {
+        let (place, is_more) = self.add_found(hash, key, word, seq, guard);
+        let is_taller = self.order.insert(&self.arena, self, place, guard);
         self.count_one();
+        is_more || is_taller
     }
 
-    /// Adds a record that is found by its hash, and not in order.
-    pub(super) fn add_found(&self, hash: u64, key: &[u8], word: u64, seq: Seq, guard: &Guard) -> Place {
-        let place = self.make(key, word, seq);
-        self.newest.fetch_max(seq.0, Ordering::AcqRel); // before it is found (I4)
-        self.hash_in(hash, place, guard);
-        place
+    /// As [`Table::add`], but the record is found by its hash and is not in order.
+    pub(super) fn add_found(
+        &self,
+        hash: u64,
+        key: &[u8],
+        word: u64,
+        seq: Seq,
+        guard: &Guard,
+    ) -> (Place, bool) {
+        let (place, is_more) = self.make(key, word, seq);
+        self.note_newest(seq);
+        let is_wider = self.hash_in(hash, place, guard);
+        (place, is_more || is_wider)
     }
 
     pub(super) fn count_one(&self) {
-        self.count.fetch_add(1, Ordering::Release);
+        self.parts().line().fresh.fetch_add(1, Ordering::Release);
     }
 
-    fn hash_in(&self, hash: u64, place: Place, guard: &Guard) {
-        let stripe = self.stripe_to_be(hash);
+    /// Makes the record at `place` be found by its hash. Returns whether the stripe grew.
+    fn hash_in(&self, hash: u64, place: Place, guard: &Guard) -> bool {
+        let stripe = stripe_of(&self.parts().stripes, hash);
+        let one = stripe.adding.lock();
         let len = stripe.len.load(Ordering::Relaxed) as usize;
         let cells = Table::<LINK>::cells(stripe, guard);
         let before = cells.map_or(0, |cells| cells.cells.len());
-        if len >= before / 4 * 3 {
-            let grown = Cells::new((2 * before).max(FIRST_CELLS));
-            for cell in cells.iter().flat_map(|cells| &*cells.cells) {
-                let cell = cell.load(Ordering::Relaxed);
-                if cell != 0 {
-                    grown.put(cell);
+        let cell = u64::from(low(hash)) << 32 | u64::from(place);
+        let mut replaced = None;
+        match cells.filter(|_| len < before / 4 * 3) {
+            Some(cells) => cells.put(cell),
+            None => {
+                let grown = Cells::new((2 * before).max(FIRST_CELLS));
+                for cell in cells.iter().flat_map(|cells| &*cells.cells) {
+                    let cell = cell.load(Ordering::Relaxed);
+                    if cell != 0 {
+                        grown.put(cell);
+                    }
                 }
-            }
-            self.add_bytes(8 * (grown.cells.len() - before));
-            let old = stripe.cells.swap(Box::into_raw(Box::new(grown)), Ordering::AcqRel) as usize;
-            if old != 0 {
-                guard.defer(move || {
-                    // SAFETY:
-                    // * Made from a box, replaced just now; every guard that may have seen it is gone.
-                    drop(unsafe { Box::from_raw(old as *mut Cells) });
-                });
-                note_deferred(8 * before);
+                grown.put(cell);
+                let more = 8 * (grown.cells.len() - before) as u64;
+                self.totals.bytes.fetch_add(more, Ordering::Relaxed);
+                let old = stripe.cells.swap(Box::into_raw(Box::new(grown)), Ordering::AcqRel);
+                replaced = Some(old as usize);
             }
         }
-        if let Some(cells) = Table::<LINK>::cells(stripe, guard) {
-            cells.put(u64::from(low(hash)) << 32 | u64::from(place));
+        stripe.len.store(u32::try_from(len + 1).unwrap_or(u32::MAX), Ordering::Release); // (I2)
+        drop(one);
+        if let Some(old) = replaced.filter(|old| *old != 0) {
+            guard.defer(move || {
+                // SAFETY:
+                // * Made from a box, replaced just now; all guards that may see it have ended.
+                drop(unsafe { Box::from_raw(old as *mut Cells) });
+            });
+            note_deferred(8 * before);
         }
-        stripe.len.store(u32::try_from(len + 1).unwrap_or(u32::MAX), Ordering::Release); // (I3)
+        replaced.is_some()
     }
 
     /// Appends to `out` the records from `low` on, until there are `limit`.
@@ -364,7 +503,7 @@ impl<const LINK: usize> Table<LINK> {
 
 impl<const LINK: usize> Drop for Table<LINK> {
     fn drop(&mut self) {
-        for stripe in self.stripes.get().into_iter().flatten() {
+        for stripe in self.parts.get().into_iter().flat_map(|parts| &*parts.stripes) {
             let cells = stripe.cells.load(Ordering::Relaxed);
             if !cells.is_null() {
                 // SAFETY:

@@ -1,4 +1,4 @@
-//! A memtable beside a sorted map, filled key by key and loaded; old versions.
+//! A memtable beside a sorted map, filled key by key and loaded; old versions; several threads.
 
 use super::*;
 use crate::memory::HUGE_PAGE;
@@ -118,4 +118,101 @@ fn versions_that_views_need_stay() {
     memtable.append_older(entry.place, &[version(2), version(1)]);
     assert_eq!(entry.at(Seq(2)).map(|v| v.seq), Some(Seq(2)));
     assert_eq!(entry.versions().map(|v| v.seq.0).collect::<Vec<_>>(), [6, 3, 2, 1]);
+}
+
+/// Adds and changes keys by several threads, while others look and walk.
+fn check_threads(tiny: bool, each: u64) {
+    use std::sync::atomic::{AtomicU64, Ordering};
+    const THREADS: usize = 4;
+    let ground = &ground();
+    let memtable = &Memtable::new(1, Prefix::default(), tiny);
+    let key = |thread: u64, i: u64| {
+        let i = if thread.is_multiple_of(2) { i.wrapping_mul(0x9e37_79b9_7f4a_7c15) } else { i };
+        format!("user{thread}{i:016x}").into_bytes()
+    };
+    let seq = |thread: u64, i: u64| Seq(1 + i * THREADS as u64 + thread);
+    // How many keys of each thread are there.
+    let done = &[const { AtomicU64::new(0) }; THREADS];
+    let write = |(thread, done): (u64, &AtomicU64)| {
+        let mut views = Views::default();
+        views.register(Seq(each));
+        for i in 0..each {
+            let guard = &epoch::pin();
+            let key = key(thread, i);
+            let version = Version { word: Word(seq(thread, i).0), seq: seq(thread, i) };
+            memtable.put(0, ground.hash(&key), &key, version, &views, ground, guard);
+            if i % 3 == 0 {
+                let place = memtable.find(ground.hash(&key), &key, guard).expect("it was added").place;
+                let version = Version { word: Word(version.seq.0 + (1 << 40)), ..version };
+                memtable.put(place, ground.hash(&key), &key, version, &views, ground, guard);
+            }
+            done.store(i + 1, Ordering::Release);
+        }
+    };
+    let read = |is_up: bool| {
+        let is_over = || done.iter().all(|done| done.load(Ordering::Acquire) == each);
+        loop {
+            let was_over = is_over();
+            let there = done.each_ref().map(|done| done.load(Ordering::Acquire));
+            let (guard, mut places) = (&epoch::pin(), Vec::new());
+            if is_up {
+                memtable.ascend(Bound::Unbounded, usize::MAX, guard, &mut places);
+            } else {
+                memtable.fall(Bound::Unbounded, usize::MAX, guard, &mut places);
+                places.reverse();
+            }
+            let walked = keys(memtable, &places);
+            assert!(walked.is_sorted_by(|a, b| a < b));
+            for (thread, there) in (0..).zip(there) {
+                for i in (0..there).step_by(97).chain(there.checked_sub(1)) {
+                    let key = key(thread, i);
+                    assert!(walked.binary_search(&key).is_ok(), "a key is not in order");
+                    let entry = memtable.find(ground.hash(&key), &key, guard).expect("it was added");
+                    assert_eq!(entry.newest().seq, seq(thread, i));
+                }
+            }
+            if was_over {
+                return;
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        (0..).zip(done).for_each(|one| drop(scope.spawn(move || write(one))));
+        [true, false].iter().for_each(|is_up| drop(scope.spawn(move || read(*is_up))));
+    });
+    let keys = THREADS as u64 * each;
+    assert_eq!((memtable.count(), memtable.newest()), (keys, Seq(keys)));
+    memtable.table.account(&ground.memory);
+    assert_eq!(ground.memory.total(), memtable.bytes());
+    moment::Layer::gone(memtable, &ground.memory);
+    assert_eq!(ground.memory.total(), 0);
+}
+
+#[test]
+fn threads_add_and_change_different_keys_beside_readers() {
+    check_threads(true, 500);
+    check_threads(false, 20_000); // more than the heads of which are cut anew
+}
+
+#[test]
+fn an_operation_is_current_beside_other_keys_of_its_stripe() {
+    use crate::engine::{Action, Op};
+    let (ground, guard) = (&ground(), &epoch::pin());
+    let memtable = Memtable::new(1, Prefix::default(), true);
+    let version = Version { word: Word(7), seq: Seq(7) };
+    let mut op = Op::new(b"b", Action::Put(b""));
+    assert!(!memtable.note(&mut op, 1, ground, guard).expect("nothing is read"));
+    memtable.add(1, b"a", version, guard);
+    assert!(memtable.is_current(&op, guard), "another key of the stripe came");
+    memtable.add(1, b"b", version, guard);
+    assert!(!memtable.is_current(&op, guard), "the key itself came");
+}
+
+fn ground() -> Ground {
+    use crate::blob::Blobs;
+    use crate::disk::Disk;
+    use crate::disk::sim::SimDisk;
+    let (disk, dir) = (std::sync::Arc::new(SimDisk::new()), std::path::PathBuf::from("/blobs"));
+    disk.create_dir(&dir).expect("it is made");
+    Ground::new(Blobs::new(disk, dir, 1, crate::types::StoreId(1), true), 1 << 30, 7, true)
 }

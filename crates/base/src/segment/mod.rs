@@ -1,6 +1,6 @@
 //! # Segments: the files a log is made of
 //!
-//! A log is a row of segments. Stream 0 is the order: commits, appended under the commit lock. Further
+//! A log is a row of segments. Stream 0 is the order: commits, copied in parallel to reserved places. Further
 //! streams (store logs only) hold survivors of cleaning, grouped by age. A segment is written from
 //! front to back once, sealed, read, emptied by the cleaner and freed; its number is never used again.
 //!
@@ -15,7 +15,9 @@
 //!
 //! 1. Bytes below `end` are never written again while the process lives (recovery rewrites identical
 //!    bytes before anybody reads), so they may be borrowed from a mapping.
-//! 2. `end` is published after the bytes are in the kernel, and before any address into them.
+//! 2. All bytes below `end` are in the kernel when it is published. Frames behind it may be complete, in
+//!    any order: the address of such a frame is known only after it was copied, and only its own bytes
+//!    are borrowed.
 //! 3. An [`Address`] is valid while the epoch guard lives under which it was loaded from an index:
 //!    a slot is cleared, and its segment unmapped, only after all older guards are gone.
 
@@ -41,7 +43,8 @@ use crate::disk::{Disk, File, How, SECTOR, SECTOR_BYTES};
 use crate::error::{Damage, Error, IoContext, Result};
 use crate::frame::Seed;
 use crate::root::SegmentEntry;
-use crate::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
+use crate::sync::Counter;
+use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::types::{Incarnation, LogId, SegmentId, Seq, StoreId};
 
 /// Frames start here.
@@ -64,13 +67,15 @@ fn map(file: &dyn File, len: u64) {
     file.expect_scattered();
 }
 
-/// What is counted at every commit that replaces an entry of the segment, on a line of the cache of its own: whoever reads an
-/// entry needs the segment's other fields, and they stay in all caches.
+/// Bytes that are counted at every commit that adds an entry to the segment, or replaces one, on a
+/// line of the cache of its own: a reader of an entry needs the segment's other fields, and they
+/// stay in all caches.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct Counts {
-    live: AtomicI64,
-    tombs: AtomicU64,
+    live: Counter,
+    tombs: Counter,
+    frames: Counter,
 }
 
 /// One segment.
@@ -91,7 +96,6 @@ pub struct Segment {
     sealed: AtomicBool,
     damaged: AtomicBool,
     counts: Counts,
-    frames: AtomicU32,
     first_seq: AtomicU64,
     last_seq: AtomicU64,
     hot: AtomicBool,
@@ -117,7 +121,6 @@ impl Segment {
             sealed: AtomicBool::new(false),
             damaged: AtomicBool::new(false),
             counts: Counts::default(),
-            frames: AtomicU32::new(0),
             first_seq: AtomicU64::new(u64::MAX),
             last_seq: AtomicU64::new(0),
             hot: AtomicBool::new(false),
@@ -330,9 +333,22 @@ impl Segment {
     pub fn gap(&self, offset: u64) -> u8 {
         u8::try_from(offset.saturating_sub(self.end()) / crate::frame::ALIGN).unwrap_or(u8::MAX)
     }
+    /// Returns the end of the bytes that a reader of the frame at `offset` may look at, if the address of that
+    /// frame is known: the published end, or that of the frame alone.
+    #[inline]
+    #[must_use]
+    pub fn limit_at(&self, offset: u64) -> u64 {
+        let end = self.end();
+        if offset < end { end } else { self.limit_behind(offset, end) }
+    }
+    /// As [`Segment::limit_at`] of a frame behind the published end.
+    fn limit_behind(&self, offset: u64, end: u64) -> u64 {
+        let header = self.header_at(offset).filter(|header| offset + header.span() <= self.identity.capacity);
+        header.map_or(end, |header| offset + header.span())
+    }
     /// Publishes the bytes below `end` (I2).
     pub fn publish(&self, end: u64) {
-        self.end.store(end, Ordering::Release);
+        self.end.fetch_max(end, Ordering::Release);
     }
     /// Bytes known to be on the device.
     #[must_use]
@@ -410,40 +426,43 @@ impl Segment {
     }
     /// Counts `span` bytes as live (or, negative, as dead).
     pub fn account(&self, span: i64) {
-        self.counts.live.fetch_add(span, Ordering::Relaxed);
+        self.counts.live.add(span);
     }
     /// Asks for what [`Segment::account`] changes, which another core may have.
     #[inline]
     pub fn will_account(&self) {
-        crate::memory::prefetch_to_write((&raw const self.counts).cast());
+        self.counts.live.prefetch();
     }
     /// Bytes of entries that something points to.
     #[must_use]
     pub fn live(&self) -> u64 {
-        u64::try_from(self.counts.live.load(Ordering::Relaxed)).unwrap_or(0)
+        self.counts.live.count()
     }
     /// Counts the bytes of a tombstone.
     pub fn account_tomb(&self, span: u64) {
-        self.counts.tombs.fetch_add(span, Ordering::Relaxed);
+        self.counts.tombs.add(i64::try_from(span).unwrap_or(0));
     }
     /// Bytes of tombstones.
     #[must_use]
     pub fn tombs(&self) -> u64 {
-        self.counts.tombs.load(Ordering::Relaxed)
+        self.counts.tombs.count()
     }
-    /// Notes `count` frames, of which one has the number `seq`. One thread at a time writes a segment, or surveys it: what it
-    /// alone changes needs no atomic additions, of which each costs as much as the copy of a small frame.
-    #[inline]
+    /// Counts `count` frames, of which one is of commit `seq`.
     pub fn note_frames(&self, count: u32, seq: Seq) {
-        self.frames.store(self.frames() + count, Ordering::Relaxed);
-        if seq < self.first_seq() {
-            self.first_seq.store(seq.0, Ordering::Relaxed);
-        }
-        if seq > self.last_seq() {
-            self.last_seq.store(seq.0, Ordering::Relaxed);
-        }
+        self.add_frames(count);
+        self.note_seq(seq);
     }
-    /// Lowest number noted in it since it was opened.
+    /// Counts `count` frames.
+    #[inline]
+    pub fn add_frames(&self, count: u32) {
+        self.counts.frames.add(i64::from(count));
+    }
+    /// Notes that frames of commit `seq` may be in it.
+    pub fn note_seq(&self, seq: Seq) {
+        self.first_seq.fetch_min(seq.0, Ordering::Relaxed);
+        self.last_seq.fetch_max(seq.0, Ordering::Relaxed);
+    }
+    /// Returns a lower bound of the seqs that were written to it since it was opened.
     #[must_use]
     pub fn first_seq(&self) -> Seq {
         Seq(self.first_seq.load(Ordering::Relaxed))
@@ -457,12 +476,12 @@ impl Segment {
     pub fn is_hot(&self) -> bool {
         self.hot.load(Ordering::Relaxed)
     }
-    /// Frames in it.
+    /// Returns the number of frames in it.
     #[must_use]
     pub fn frames(&self) -> u32 {
-        self.frames.load(Ordering::Relaxed)
+        u32::try_from(self.counts.frames.count()).unwrap_or(u32::MAX)
     }
-    /// Highest number in it.
+    /// Returns an upper bound of the seqs in it; of an open segment, that of an earlier time.
     #[must_use]
     pub fn last_seq(&self) -> Seq {
         Seq(self.last_seq.load(Ordering::Relaxed))

@@ -68,6 +68,19 @@ impl Segment {
         self.seed.verify_and_sum(offset, &frame.header, bytes).map_err(damaged)
     }
 
+    /// Returns the header of the frame at `offset`, unchecked, if there can be one.
+    pub(super) fn header_at(&self, offset: u64) -> Option<Header> {
+        let mut head = [0; HEADER];
+        // SAFETY:
+        // * The caller has the address of the frame, so its bytes were written before and stay
+        //   (I1, I2).
+        match unsafe { self.file.mapped(offset, HEADER) } {
+            Some(bytes) => head.copy_from_slice(bytes),
+            None => self.file.read_at(offset, &mut head).ok()?,
+        }
+        Header::decode(&head)
+    }
+
     /// All bytes up to `limit`, if they are mapped, for [`Segment::whole_frame`].
     pub(super) fn window(&self, limit: u64) -> Option<&[u8]> {
         // SAFETY: as in `frame_unchecked`: callers pass a `limit` that is a published end or, at recovery and verification,
@@ -106,8 +119,9 @@ impl Segment {
         }
         // The lines of an entry are best fetched at once.
         self.file.prefetch(offset + LINE, self.lines() - 1);
-        // SAFETY: callers pass a `limit` that is a published end or, at recovery and verification, the end of
-        // accepted bytes nobody writes (I1).
+        // SAFETY: callers pass a `limit` that is a published end, the end of a complete frame or,
+        // at recovery and verification, the end of accepted bytes that are not written any more
+        // (I1).
         let all = usize::try_from(room).ok().and_then(|room| unsafe { self.file.mapped(offset, room) });
         let mut bytes = match all {
             Some(all) => Cow::Borrowed(all),

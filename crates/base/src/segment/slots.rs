@@ -189,7 +189,7 @@ impl Segments {
     #[inline]
     pub fn frame<'g>(&self, address: Address, guard: &'g Guard) -> Result<Frame<'g>> {
         match self.at(address.slot(), guard) {
-            Some(segment) => segment.frame(address.offset(), segment.end()),
+            Some(segment) => segment.frame(address.offset(), segment.limit_at(address.offset())),
             None => Err(Error::Invalid {
                 what: "address",
                 why: format!("slot {} has no segment", address.slot()),
@@ -214,7 +214,10 @@ impl Segments {
         guard: &'g Guard,
     ) -> Result<(Frame<'g>, &'g Segment)> {
         match self.at(address.slot(), guard) {
-            Some(segment) => Ok((segment.frame_unchecked(address.offset(), segment.end())?, segment)),
+            Some(segment) => {
+                let limit = segment.limit_at(address.offset());
+                Ok((segment.frame_unchecked(address.offset(), limit)?, segment))
+            }
             None => Err(Error::Invalid {
                 what: "address",
                 why: format!("slot {} has no segment", address.slot()),

@@ -6,8 +6,8 @@
 //!
 //! ## Invariants
 //!
-//! 1. The bytes are those of the mapping from the entry on to the end that was published when it was found. They stay for
-//!    as long as the guard does.
+//! 1. The bytes are those of the mapping from the entry on to the end that was published when it was found, or to the end of
+//!    the entry. They stay for as long as the guard does.
 //! 2. Only what is without a flaw is answered. Else the caller goes the usual way ([`Segments::frame`]), which says what is
 //!    wrong, after a look at the file: there may be no mapping, or a broken one.
 
@@ -30,9 +30,10 @@ impl Segments {
     #[inline]
     pub fn spot<'g>(&self, address: Address, guard: &'g Guard) -> Option<Spot<'g>> {
         let (segment, offset) = (self.at(address.slot(), guard)?, address.offset());
-        let room = usize::try_from(segment.end().checked_sub(offset)?).ok()?;
+        let room = usize::try_from(segment.limit_at(offset).checked_sub(offset)?).ok()?;
         // SAFETY:
-        // * Up to a published end, which nobody writes below (I1 of the segment).
+        // * Up to a published end, below which there are no writes, or to that of the frame (I1 and
+        //   I2 of the segment).
         let bytes = unsafe { segment.file.mapped(offset, room) }?;
         crate::memory::prefetch(bytes.as_ptr(), segment.lines());
         Some(Spot { segment, offset, bytes })
@@ -89,7 +90,7 @@ mod tests {
         let slot = table.admit(&segment).unwrap();
         let guard = &epoch::pin();
         let entry = |offset| table.spot(Address::new(slot, offset), guard).and_then(|spot| spot.entry());
-        assert_eq!(entry(DATA_START), None, "not published");
+        assert_eq!(entry(DATA_START), Some((seq, record)), "complete behind the published end");
         segment.publish(DATA_START + frame.len() as u64 - 8);
         assert_eq!(entry(DATA_START), None, "not all of it");
         segment.publish(DATA_START + frame.len() as u64);

@@ -1,7 +1,13 @@
 //! # Appending: a commit's frames at the ends of the logs
 //!
-//! Under the commit lock; what there is room for was looked at before (order I1), so that only the kernel can refuse. Where a run
-//! crosses into the next segment the full one ends with a seal (order I2, tail I1).
+//! Places are reserved first: within the open segments by one exchange, else under the order lock.
+//! Room was checked before (order I1), so that only the kernel can refuse. Then the frames are
+//! copied, in parallel with those of other commits. Where a run crosses into the next segment the
+//! full one ends with a seal (order I2, tail I1).
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
 
 use super::Store;
 use super::encoded::{Encoded, Run};
@@ -9,140 +15,185 @@ use super::order::Order;
 use super::tail::{HOT, MARK, Tail, log_of, tail_of};
 use crate::error::Result;
 use crate::frame::{FIRST, HEADER, Header, Kind, LAST, WATER, body_sum};
-use crate::segment::{Address, DATA_START};
+use crate::segment::{Address, DATA_START, Segment};
 use crate::sync::atomic::Ordering;
 use crate::types::Seq;
+use crate::window::{Closed, Shape};
+
+/// Frames of one run that stand behind each other in one segment.
+pub(super) struct Chunk<S> {
+    pub(super) segment: S,
+    pub(super) offset: u64,
+    /// Gap before the first one.
+    pub(super) gap: u8,
+    /// Which part of the commit, and its pieces.
+    pub(super) part: u8,
+    pub(super) from: usize,
+    pub(super) to: usize,
+}
+
+/// The places of a commit that crosses into other segments.
+pub(super) type Chunks = SmallVec<[Chunk<Arc<Segment>>; 2]>;
 
 impl Store {
-    /// Appends the encoded runs as commit `seq`. Any failure poisons.
-    pub(super) fn append(
+    /// Takes a seq, and places for the encoded runs, of a closed window: continues in further
+    /// segments where that is needed. Returns the places, and whether a log went on. Any failure
+    /// poisons.
+    pub(super) fn place_across(
         &self,
         order: &mut Order,
-        seq: Seq,
-        encoded: &mut Encoded,
-        mut placed: impl FnMut(usize, Address, u32),
-    ) -> Result<bool> {
-        let mut rolled = false;
-        let parts = u8::try_from(encoded.runs.len()).unwrap_or(u8::MAX);
-        for part in 0..parts {
-            let run = encoded.runs[usize::from(part)];
+        closed: &mut Closed<'_>,
+        encoded: &Encoded,
+    ) -> Result<(Seq, Chunks, bool)> {
+        let (mut rolled, mut chunks) = (false, Chunks::new());
+        for (part, run) in encoded.runs.iter().copied().enumerate() {
             let log = self.log(run.log);
             let tail = tail_of(run.log, encoded.hot);
-            // Set by rounds, taken under the commit lock only: what is set meanwhile is for the next commit.
+            // Set by rounds, taken under the order lock only; set later, it is for the next commit.
             if log.water_due.load(Ordering::Relaxed) && log.water_due.swap(false, Ordering::Relaxed) {
-                rolled |= self.append_note(order, tail)?;
+                rolled |= self.append_note(order, closed, tail)?;
             }
-            let mut chunk = run.first;
-            while chunk < run.end {
-                let end = match &order.tails[tail] {
-                    tail if chunk == run.first && run.bytes <= tail.room() => run.end,
-                    tail => chunk + tail.fitting(encoded.bodies(Run { first: chunk, ..run })),
+            let mut from = run.first;
+            while from < run.end {
+                let offset = closed.word.offset(tail);
+                let to = match &order.tails[tail] {
+                    tail if from == run.first && run.bytes <= tail.room(offset) => run.end,
+                    tail => from + tail.fitting(offset, encoded.bodies(Run { first: from, ..run })),
                 };
-                if end == chunk {
-                    self.roll(order, tail)?;
+                let Some(segment) = order.tails[tail].segment.as_ref().filter(|_| to > from) else {
+                    self.roll(order, closed, tail)?;
                     rolled = true;
                     continue;
-                }
-                let header = |index: usize, len: usize| Header {
-                    check: 0,
-                    len,
-                    kind: Kind::Commit,
-                    flags: if index == run.first { FIRST } else { 0 }
-                        | if index + 1 == run.end { LAST } else { 0 },
-                    seq,
-                    part,
-                    parts,
-                    gap: 0,
                 };
-                append_chunk(&mut order.tails[tail], encoded, (chunk, end), header, &mut placed)
-                    .map_err(|_| self.poison("append"))?;
-                chunk = end;
+                let (segment, gap) = (Arc::clone(segment), order.tails[tail].gap_at(offset));
+                let part = u8::try_from(part).unwrap_or(u8::MAX);
+                chunks.push(Chunk { segment, offset, gap, part, from, to });
+                closed.word.set_offset(tail, offset + encoded.spans(from, to));
+                from = to;
             }
-            log.note_appended(run.bytes);
         }
-        Ok(rolled)
+        if rolled {
+            order.publish_shape(closed);
+        }
+        Ok((closed.word.take_seq(), chunks, rolled))
     }
 
-    /// Appends a note of the durable watermark.
-    pub(crate) fn append_note(&self, order: &mut Order, tail: usize) -> Result<bool> {
+    /// Seals and copies frames of commit `seq` to their place. Calls `placed` with the write, the
+    /// address and the span of each.
+    pub(super) fn copy_chunk(
+        seq: Seq,
+        encoded: &mut Encoded,
+        chunk: &Chunk<&Segment>,
+        placed: &mut impl FnMut(usize, Address, u32),
+    ) -> std::io::Result<()> {
+        let Chunk { segment, from, to, .. } = *chunk;
+        let run = encoded.runs[usize::from(chunk.part)];
+        let parts = u8::try_from(encoded.runs.len()).unwrap_or(u8::MAX);
+        let base = encoded.pieces[from].start;
+        let mut end = base;
+        for index in from..to {
+            let piece = encoded.pieces[index];
+            let header = Header {
+                check: 0,
+                len: piece.body,
+                kind: Kind::Commit,
+                flags: if index == run.first { FIRST } else { 0 }
+                    | if index + 1 == run.end { LAST } else { 0 },
+                seq,
+                part: chunk.part,
+                parts,
+                gap: if index == from { chunk.gap } else { 0 },
+            };
+            let offset = chunk.offset + (piece.start - base) as u64;
+            segment.seed().seal(offset, &header, piece.sum, &mut encoded.bytes[piece.start..]);
+            let span = header.span();
+            end = piece.start + usize::try_from(span).unwrap_or(0);
+            let address = Address::new(segment.slot(), offset);
+            placed(piece.write, address, u32::try_from(span).unwrap_or(u32::MAX));
+        }
+        segment.file().append_at(chunk.offset, &encoded.bytes[base..end])?;
+        segment.add_frames(u32::try_from(to - from).unwrap_or(u32::MAX));
+        Ok(())
+    }
+
+    /// Appends a note of the durable watermark. True if the log went on to its next segment.
+    pub(crate) fn append_note(
+        &self,
+        order: &mut Order,
+        closed: &mut Closed<'_>,
+        tail: usize,
+    ) -> Result<bool> {
         let mut rolled = false;
-        if order.tails[tail].segment.is_none() || order.tails[tail].room() < MARK {
+        let offset = closed.word.offset(tail);
+        if order.tails[tail].segment.is_none() || order.tails[tail].room(offset) < MARK {
             if order.ready[log_of(tail).index()].is_empty() {
                 return Ok(false); // a note is a help to recovery, not a promise
             }
-            self.roll(order, tail)?;
+            self.roll(order, closed, tail)?;
             rolled = true;
         }
         let body = self.durable().0.to_le_bytes();
-        self.append_mark(&mut order.tails[tail], Kind::Note, WATER, body)?;
+        self.append_mark(&order.tails[tail], closed, tail, (Kind::Note, WATER, body))?;
         Ok(rolled)
     }
 
     /// Appends a frame that is no operation.
-    fn append_mark(&self, tail: &mut Tail, kind: Kind, flags: u8, body: [u8; 8]) -> Result<()> {
+    fn append_mark(
+        &self,
+        tail: &Tail,
+        closed: &mut Closed<'_>,
+        index: usize,
+        (kind, flags, body): (Kind, u8, [u8; 8]),
+    ) -> Result<()> {
         let Some(segment) = tail.segment.as_ref() else { return Ok(()) };
+        let offset = closed.word.offset(index);
         let mut bytes = [0; HEADER + 8];
         bytes[HEADER..].copy_from_slice(&body);
         let flags = FIRST | LAST | flags;
-        let gap = segment.gap(tail.offset);
-        let header =
-            Header { check: 0, len: body.len(), kind, flags, seq: self.visible(), part: 0, parts: 0, gap };
-        segment.seed().seal(tail.offset, &header, body_sum(&body), &mut bytes);
-        segment.file().append_at(tail.offset, &bytes).map_err(|_| self.poison("append"))?;
-        tail.offset += MARK;
-        tail.dirty = true;
-        segment.publish(tail.offset);
+        let (seq, gap) = (self.visible(), tail.gap_at(offset));
+        let header = Header { check: 0, len: body.len(), kind, flags, seq, part: 0, parts: 0, gap };
+        segment.seed().seal(offset, &header, body_sum(&body), &mut bytes);
+        if segment.file().append_at(offset, &bytes).is_err() {
+            closed.end();
+            return Err(self.poison("append"));
+        }
+        closed.word.set_offset(index, offset + MARK);
         Ok(())
     }
 
     /// Seals the present segment, naming the next ready one, and goes on there.
-    fn roll(&self, order: &mut Order, tail: usize) -> Result<()> {
+    fn roll(&self, order: &mut Order, closed: &mut Closed<'_>, tail: usize) -> Result<()> {
         let log = self.log(log_of(tail));
         let Some(next) = order.ready[log.id.index()].pop_front() else {
+            closed.end();
             return Err(self.poison("log rotation"));
         };
-        let hot = tail == HOT;
-        let tail = &mut order.tails[tail];
-        if tail.segment.as_ref().is_some_and(|full| tail.offset + MARK <= full.identity().capacity) {
-            self.append_mark(tail, Kind::Seal, 0, next.id().0.to_le_bytes())?;
+        let capacity = |full: &Segment| full.identity().capacity;
+        let is_open = order.tails[tail].segment.as_deref().map(capacity);
+        if is_open.is_some_and(|capacity| closed.word.offset(tail) + MARK <= capacity) {
+            let seal = (Kind::Seal, 0, next.id().0.to_le_bytes());
+            self.append_mark(&order.tails[tail], closed, tail, seal)?;
         }
-        if let Some(full) = tail.segment.take() {
-            full.seal(log.clock());
+        let here = &mut order.tails[tail];
+        if let Some(full) = here.segment.take() {
+            // The commit that is being placed may have its first frames in it.
+            full.note_seq(closed.word.next());
+            full.seal(log.appended());
             self.sealed.fetch_add(1, Ordering::Relaxed);
-            tail.unsynced.push(full);
+            here.unsynced.push((here.end_at(closed.word.offset(tail)), full));
         }
-        next.set_hot(hot);
-        (tail.offset, tail.segment, tail.dirty) = (DATA_START, Some(next), true);
+        next.set_hot(tail == HOT);
+        next.note_seq(closed.word.next());
+        next.file().begin_stores();
+        (here.segment, here.start, here.gap, here.dirty) = (Some(next), DATA_START, 0, true);
+        closed.word.set_offset(tail, DATA_START);
         Ok(())
     }
 }
 
-/// Seals, places and appends the pieces `from..to`, which fit into the present segment.
-fn append_chunk(
-    tail: &mut Tail,
-    encoded: &mut Encoded,
-    (from, to): (usize, usize),
-    header: impl Fn(usize, usize) -> Header,
-    placed: &mut impl FnMut(usize, Address, u32),
-) -> std::io::Result<()> {
-    let Some(segment) = tail.segment.as_ref() else { return Err(std::io::Error::other("no open segment")) };
-    let base = encoded.pieces[from].start;
-    let mut end = base;
-    for index in from..to {
-        let piece = encoded.pieces[index];
-        let gap = if index == from { segment.gap(tail.offset) } else { 0 };
-        let header = Header { gap, ..header(index, piece.body) };
-        let offset = tail.offset + (piece.start - base) as u64;
-        segment.seed().seal(offset, &header, piece.sum, &mut encoded.bytes[piece.start..]);
-        let span = header.span();
-        end = piece.start + usize::try_from(span).unwrap_or(0);
-        placed(piece.write, Address::new(segment.slot(), offset), u32::try_from(span).unwrap_or(u32::MAX));
+impl Order {
+    /// Has the window reserve in the present tails.
+    pub(super) fn publish_shape(&self, closed: &mut Closed<'_>) {
+        closed.set_shape(Shape::new(self.tails.each_ref().map(Tail::open)));
     }
-    segment.file().append_at(tail.offset, &encoded.bytes[base..end])?;
-    let seq = header(from, 0).seq;
-    tail.offset += (end - base) as u64;
-    tail.dirty = true;
-    segment.note_frames(u32::try_from(to - from).unwrap_or(u32::MAX), seq);
-    segment.publish(tail.offset);
-    Ok(())
 }

@@ -116,13 +116,13 @@ impl Catalogue {
         self.making.lock().push(kept);
     }
 
-    /// Under the commit lock: it has its name from commit `seq` on.
+    /// While no commit runs: it has its name from commit `seq` on.
     pub(super) fn publish(&self, kept: &Arc<Kept>, seq: Seq) {
         self.set(kept.name(), Some(Arc::clone(kept)), seq);
         self.making.lock().retain(|other| !Arc::ptr_eq(other, kept));
     }
 
-    /// Under the commit lock, at commit `seq`: it will never have a name.
+    /// While no commit runs, at commit `seq`: it will never have a name.
     pub(super) fn discard(&self, kept: &Arc<Kept>, seq: Seq) {
         kept.set_died(seq);
         self.dropped.lock().push(Arc::clone(kept));
@@ -165,7 +165,7 @@ impl Catalogue {
         entries
     }
 
-    /// Under the commit lock: `name` is `kept` from commit `seq` on (`None`: nothing).
+    /// While no commit runs: `name` is `kept` from commit `seq` on (`None`: nothing).
     fn set(&self, name: &str, kept: Option<Arc<Kept>>, seq: Seq) {
         let mut live = self.live.write();
         live.changed = seq;

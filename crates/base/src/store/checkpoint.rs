@@ -88,8 +88,7 @@ impl Store {
     /// times that. So writers go at the pace of what is moved, from the begin of a checkpoint to its end, where engines say how far they are.
     pub(super) fn journal_pressure(&self) -> u64 {
         let log = self.log(LogId::Journal);
-        let [appended, moving] =
-            [&log.since_checkpoint, &log.moving].map(|bytes| bytes.load(Ordering::Relaxed));
+        let (appended, moving) = (log.since_checkpoint(), log.moving.load(Ordering::Relaxed));
         let left =
             |k: &Arc<Kept>| k.engine().ok().filter(|_| k.log() == log.id).map(|engine| engine.left_to_move());
         let left = self.catalogue.present().iter().filter_map(left).max().unwrap_or(0).min(100);
@@ -124,7 +123,7 @@ impl Store {
 
     /// Whether a checkpoint of `log` is due.
     fn is_due(&self, log: &Log, wants_memory: bool, pace: Pace) -> bool {
-        let appended = log.since_checkpoint.load(Ordering::Relaxed);
+        let appended = log.since_checkpoint();
         let wants = || {
             let wants = |e: &dyn Engine| e.wants_checkpoint() || (wants_memory && e.is_swollen());
             self.kepts_of(log).iter().any(|k| k.engine().is_ok_and(|e| wants(&**e)))
@@ -208,7 +207,7 @@ impl Store {
     pub(super) fn settle_journal(&self) -> Result<bool> {
         let log = self.log(LogId::Journal);
         let is_pending = self.maintenance.lock().pending[log.id.index()].is_some();
-        let appended = log.since_checkpoint.load(Ordering::Relaxed);
+        let appended = log.since_checkpoint();
         if !self.options.checkpoints {
             return Ok(false);
         }
@@ -380,7 +379,7 @@ impl Store {
         let saved = self
             .save_images(&pending.kepts, &mut reference, &pending.slots)
             // The images hold nothing beyond what is durable ...
-            .and_then(|bytes| self.wait_durable(self.visible()).map(|()| bytes))
+            .and_then(|bytes| self.wait_durable(self.newest()).map(|()| bytes))
             // ... and point at no copy that could still go.
             .and_then(|bytes| self.sync_survivors(m).map(|()| bytes));
         let bytes = match saved {
@@ -409,7 +408,7 @@ impl Store {
             m.dies(Dying::Before(Arc::clone(kept)));
         }
         {
-            let _order = self.order.lock();
+            let _alone = self.stripes.alone();
             pending.kepts.iter().filter_map(|k| k.engine().ok()).for_each(|engine| engine.saved());
         }
         if log.id == LogId::Journal {
@@ -424,15 +423,19 @@ impl Store {
         Ok(())
     }
 
-    /// Where replay has to start for everything that is not applied now; and who has frozen what is. Keyspaces come to be under the commit
-    /// lock, as their first records do: who is asked for before it is taken would leave one out whose records are before the position.
+    /// Returns the position where replay has to start for everything that is not applied now, and
+    /// the keyspaces, which it freezes. Keyspaces are created while no commit runs: a list from
+    /// before commits are stopped could lack a keyspace that has records before the position.
     fn position(&self, m: &Maintenance, log: &Log) -> (CheckpointRef, Vec<Arc<Kept>>) {
         let making = self.making.lock();
+        let _alone = self.stripes.alone();
         let order = self.order.lock();
+        let word = self.window.word();
         let kepts = self.kepts_of(log);
         let mut open: Vec<Position> = Vec::new();
-        for (_, tail) in order.tails.iter().enumerate().filter(|(tail, _)| log_of(*tail) == log.id) {
-            open.extend(tail.segment.iter().map(|s| Position { segment: s.id(), offset: tail.offset }));
+        for (index, tail) in order.tails.iter().enumerate().filter(|(tail, _)| log_of(*tail) == log.id) {
+            let offset = word.offset(index);
+            open.extend(tail.segment.iter().map(|s| Position { segment: s.id(), offset }));
         }
         open.extend(
             order.ready[log.id.index()].iter().map(|s| Position { segment: s.id(), offset: DATA_START }),

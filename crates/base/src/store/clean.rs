@@ -7,7 +7,7 @@
 //!
 //! ```text
 //!  victim (sealed, durable) --scan--> held? --copy as Moved/Pinned--> survivor segment by age
-//!          | commit lock: engine.moved(from -> to)   | sync survivors | ROOT without victim | ROOT again | gone
+//!     | stripe: engine.moved(from -> to) | sync survivors | ROOT without victim, twice | removed
 //! ```
 //!
 //! ## Invariants
@@ -26,7 +26,7 @@
 //! per user byte grow as that limit nears 1 (see the engine's README for figures).
 //!
 //! A frame of a victim is summed once, and its copy sealed with that sum; its key is hashed once, for the hint, the question and
-//! the repointing. Look-ups of a group overlap; so do those of copies, before the commit lock is taken for them, and what the
+//! the repointing. Look-ups of a group overlap; so do those of copies, before their stripes are taken, and what the
 //! copies of one victim add to accounts is added at once.
 
 use std::ops::Range;
@@ -48,6 +48,7 @@ use crate::span;
 use crate::sync::atomic::Ordering;
 use crate::sync::epoch;
 use crate::types::{LogId, SegmentId, Seq};
+use crate::window::stripe_of;
 
 /// Streams of survivors; stream 0 is the order.
 pub(super) const STREAMS: u8 = 6;
@@ -61,7 +62,7 @@ const PASS_COPIES: u64 = 4;
 const MAX_VICTIMS: usize = 64;
 /// Copies are handed to the kernel in pieces of this size.
 const PIECE: usize = 64 << 10;
-/// Copies that the index is pointed at under one hold of the commit lock.
+/// Copies whose look-ups overlap when the index is pointed at them.
 const REPOINTED: usize = 16;
 /// The lifespan is the mean of this many hot victims.
 const LIFESPANS: usize = 16;
@@ -260,7 +261,7 @@ impl Store {
         }
         // What was left behind as dead may be all that a power cut leaves of its key: first the commits that
         // superseded it (R13). The same for versions that were copied for a view only, which recovery ignores.
-        self.wait_durable(self.visible())?;
+        self.wait_durable(self.newest())?;
         for victim in empty {
             log.segments.lock().remove(&victim.id());
             m.dies(Dying::Segment(log.id, victim));
@@ -317,7 +318,7 @@ impl Store {
             return Vec::new();
         }
         let most = if is_beyond { FULL } else { HALF };
-        let (durable, line, now) = (self.durable(), m.tombstone_line(log.id), log.clock());
+        let (durable, line, now) = (self.durable(), m.tombstone_line(log.id), log.appended());
         let tails = &m.survivors[log.id.index()];
         let is_tail = |id: SegmentId| tails.iter().flatten().any(|t| t.segment.id() == id);
         let mut tombs = 0;
@@ -604,7 +605,6 @@ impl Store {
                 piece.unmoved.get_or_insert(error);
                 continue;
             }
-            let _order = self.order.lock();
             for of_victim in moves.chunk_by(|a, b| a.from.slot() == b.from.slot()) {
                 self.repoint(segment, &piece.bytes, of_victim, &pin);
             }
@@ -614,7 +614,8 @@ impl Store {
         Ok(())
     }
 
-    /// Points the engines at copies, all of one segment. Under the commit lock.
+    /// Points the engines at copies, all of one segment. The stripe of each key is held while that
+    /// is done: a commit that supersedes the entry is applied before or after.
     fn repoint(&self, to: &Segment, bytes: &[u8], moves: &[Move<'_>], pin: &epoch::Guard) {
         let Some(first) = moves.first() else { return };
         let from = self.ground.segments.at(first.from.slot(), pin);
@@ -625,7 +626,10 @@ impl Store {
                 tombs += copy.span;
                 continue;
             }
-            let moved = |e: &Arc<dyn Engine>| e.moved(copy.wanted(bytes), copy.from, copy.to, copy.staged);
+            let wanted = copy.wanted(bytes);
+            let stripe = [stripe_of(copy.kept.id(), wanted.key)];
+            let _held = self.stripes.hold(&stripe);
+            let moved = |e: &Arc<dyn Engine>| e.moved(wanted, copy.from, copy.to, copy.staged);
             if copy.kept.engine().is_ok_and(moved) {
                 live += copy.span;
             }

@@ -16,7 +16,7 @@ use super::rooting::Maintenance;
 use super::sketch::is_sketch;
 use super::{Geometry, OpeningStats, Options, SPEED_MEMORY, Store, image};
 use crate::backup;
-use crate::blob::{Blobs, Unsynced};
+use crate::blob::Blobs;
 use crate::clock::Clock;
 use crate::disk::{Disk, Locked, Permissions, Share, create_dirs};
 use crate::engine::EngineFactory;
@@ -29,7 +29,8 @@ use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Mutex, RwLock, epoch};
 use crate::target::{UNFINISHED, check_finished};
 use crate::types::{Incarnation, KeyspaceId, LogId, SegmentId, Seq, StoreId, random_bits};
-use crate::views::{ViewSlots, Views};
+use crate::views::ViewSlots;
+use crate::window::{Stripes, Window};
 use crate::{event, span};
 
 /// Passes of cleaning before an orderly end.
@@ -154,6 +155,7 @@ impl Store {
         let ground = Ground::new(blobs, options.memory, root.hash_key, options.tiny)
             .with_space_limit(options.space_limit)
             .with_home(Home::new(Arc::clone(&disk), path, options.read_only), options.inline);
+        let progress = Arc::clone(&ground.progress);
         Store {
             dir: path.to_path_buf(),
             geometry: Geometry::new(options.tiny),
@@ -167,15 +169,11 @@ impl Store {
             ground: Arc::new(ground),
             logs: LogId::ALL.map(|log| Log::new(log, path)),
             catalogue: Catalogue::default(),
-            order: CachePadded::new(Mutex::new(Order {
-                next_seq: Seq::ZERO,
-                seq_bound: Seq::ZERO,
-                tails: Default::default(),
-                ready: Default::default(),
-                views: Views::default(),
-                staged: Unsynced::default(),
-            })),
-            progress: CachePadded::default(),
+            order: CachePadded::new(Mutex::new(Order::default())),
+            window: Window::new(),
+            seq_bound: CachePadded::default(),
+            stripes: Stripes::default(),
+            progress,
             flags: CachePadded::default(),
             view_slots: ViewSlots::default(),
             durable: AtomicU64::new(0),
@@ -228,7 +226,7 @@ impl Store {
         // Whoever wrote under one of them is done, and whoever comes later sees that it is closed.
         drop(self.maintenance.lock());
         drop(self.making.lock());
-        drop(self.order.lock());
+        drop(self.stripes.alone());
         drop(self.at_work.write());
         let engines = self.close_engines();
         self.ground.blobs.close();
@@ -278,7 +276,7 @@ impl Store {
     /// appended, as after a crash: less than it would read of the images of many small keyspaces,
     /// each of which takes some syncs.
     fn ends_with_checkpoint(&self, log: &Log) -> bool {
-        let appended = log.since_checkpoint.load(Ordering::Relaxed);
+        let appended = log.since_checkpoint();
         let keyspaces = self.kepts_of(log).len() as u64;
         let is_pending = self.maintenance.lock().pending[log.id.index()].is_some();
         appended > 0 && (is_pending || keyspaces < MANY || appended > keyspaces * IMAGE)
@@ -302,7 +300,8 @@ impl Store {
             }
         }
         self.flags.closed.store(true, Ordering::Release); // no commit after this lock: what follows is the end
-        let next = self.order.lock().next_seq;
+        drop(self.stripes.alone());
+        let next = self.window.word().next();
         self.sync_for_close()?;
         m.seq_bound = next; // above the newest commit, and above what earlier crashes may have taken
         // `blob_bound` stays: a writer that finds out too late may still stage a value, below it.

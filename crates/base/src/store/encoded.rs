@@ -1,7 +1,7 @@
 //! # Encoded: a commit's frames, before it has a number
 //!
-//! Records are encoded and their bodies summed outside the commit lock; under it a header is sealed in front of each. The buffer is
-//! the thread's, so that a single operation allocates nothing.
+//! Records are encoded and their bodies summed before the commit takes its stripes. Once it has a seq, a header is sealed in front
+//! of each. The buffer is the thread's, so that a single operation allocates nothing.
 
 use std::cell::RefCell;
 use std::mem;
@@ -27,7 +27,7 @@ pub(super) struct Run {
     pub(super) log: LogId,
     pub(super) first: usize,
     pub(super) end: usize,
-    /// What its frames take.
+    /// Bytes that its frames take.
     pub(super) bytes: u64,
 }
 
@@ -39,7 +39,7 @@ pub(super) struct Encoded {
     pub(super) runs: Vec<Run>,
     /// Of each operation.
     pub(super) needs: Vec<Need>,
-    /// What it replaces was written lately: see `tail`.
+    /// True if everything that it replaces was written lately: see `tail`.
     pub(super) hot: bool,
 }
 
@@ -92,6 +92,11 @@ impl Encoded {
 
     pub(super) fn bodies(&self, run: Run) -> impl Iterator<Item = usize> {
         self.pieces[run.first..run.end].iter().map(|p| p.body)
+    }
+
+    /// Returns the bytes that the frames of the pieces `from..to` take.
+    pub(super) fn spans(&self, from: usize, to: usize) -> u64 {
+        self.pieces[from..to].iter().map(|piece| span(piece.body)).sum()
     }
 
     /// How large a segment should be made for the run: it takes the largest frame, and the whole run

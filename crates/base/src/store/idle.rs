@@ -64,10 +64,10 @@ impl Store {
     /// How much time there is now.
     pub(super) fn pace(&self) -> Pace {
         let now = self.clock.now();
-        let appended = self.logs.iter().map(|log| log.appended.load(Ordering::Relaxed)).sum::<u64>();
+        let appended = self.logs.iter().map(|log| log.appended()).sum::<u64>();
         let most = if self.options.inline { 0 } else { QUIET_BYTES };
         let mut quiet = self.quiet.lock();
-        if quiet.looks == 0 || appended - quiet.appended > most {
+        if quiet.looks == 0 || appended.saturating_sub(quiet.appended) > most {
             *quiet = Quiet { since: now, appended, looks: 1 };
             return Pace::Busy;
         }

@@ -4,16 +4,26 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crossbeam_utils::CachePadded;
+
 use super::report::LogStats;
 use crate::error::{Damage, Error};
 use crate::root::LogEntry;
 use crate::segment::Segment;
-use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use crate::sync::{Mutex, PLACES, place};
 use crate::types::{LogId, SegmentId};
 
 /// How many of the last commits their mean is of.
 const MEAN_OF: u64 = 16;
+
+/// Counters of the commits of some threads.
+#[derive(Debug, Default)]
+struct Share {
+    bytes: AtomicU64,
+    operations: AtomicU64,
+    removals: AtomicU64,
+}
 
 /// One log.
 #[derive(Debug)]
@@ -22,8 +32,9 @@ pub(crate) struct Log {
     pub(crate) dir: PathBuf,
     /// All segments something may point to or that await their turn, by number.
     pub(crate) segments: Mutex<BTreeMap<SegmentId, Arc<Segment>>>,
-    /// Bytes appended by commits since opening: the log's clock.
-    pub(crate) appended: AtomicU64,
+    /// Bytes and operations appended by commits since opening, each thread's on a cache line of its
+    /// own.
+    shares: Box<[CachePadded<Share>]>,
     /// Mean bytes of the last commits' frames in it.
     pub(crate) commit_bytes: AtomicU64,
     /// Bytes appended by the cleaner since opening.
@@ -31,11 +42,11 @@ pub(crate) struct Log {
     pub(crate) freed: AtomicU64,
     /// The next commit's first frame is preceded by a note of the durable watermark.
     pub(crate) water_due: AtomicBool,
-    /// Bytes appended (by commits and cleaner) since the last checkpoint.
-    pub(crate) since_checkpoint: AtomicU64,
-    /// Operations appended by commits since then, and the removals among them. Written under the commit lock.
-    pub(crate) operations: AtomicU64,
-    pub(crate) removals: AtomicU64,
+    /// Bytes appended and moved, operations and removals up to the last checkpoint; modulo 2^64,
+    /// since an opening begins with the records that it has replayed.
+    saved_bytes: AtomicU64,
+    saved_operations: AtomicU64,
+    saved_removals: AtomicU64,
     /// Bytes appended since then to keyspaces that were dropped and that nobody reads any more.
     pub(crate) dropped: AtomicU64,
     /// Those of them that the checkpoint that is under way is for.
@@ -82,14 +93,14 @@ impl Log {
             id,
             dir: root.join(id.directory()),
             segments: Mutex::default(),
-            appended: AtomicU64::new(0),
+            shares: (0..PLACES).map(|_| CachePadded::default()).collect(),
             commit_bytes: AtomicU64::new(0),
             moved: AtomicU64::new(0),
             freed: AtomicU64::new(0),
             water_due: AtomicBool::new(false),
-            since_checkpoint: AtomicU64::new(0),
-            operations: AtomicU64::new(0),
-            removals: AtomicU64::new(0),
+            saved_bytes: AtomicU64::new(0),
+            saved_operations: AtomicU64::new(0),
+            saved_removals: AtomicU64::new(0),
             dropped: AtomicU64::new(0),
             moving: AtomicU64::new(0),
             image_bytes: AtomicU64::new(0),
@@ -113,64 +124,90 @@ impl Log {
         self.segments.lock().values().cloned().collect()
     }
 
-    /// Bytes that it takes without what is prepared for later commits: full segments, and the others as far as they are written.
-    pub(crate) fn filled(&self) -> u64 {
-        let filled = |s: &Arc<Segment>| if s.is_sealed() { s.identity().capacity } else { s.end() };
+    /// Returns the bytes that it takes without the room that is prepared for later commits: full
+    /// segments, and the others as far as they are written. `ends` are the ends of the open
+    /// segments of commits.
+    pub(crate) fn filled(&self, ends: &[(Arc<Segment>, u64)]) -> u64 {
+        let end = |s: &Arc<Segment>| ends.iter().find(|(open, _)| Arc::ptr_eq(open, s)).map(|(_, end)| *end);
+        let filled = |s: &Arc<Segment>| match s.is_sealed() {
+            true => s.identity().capacity,
+            false => end(s).unwrap_or_else(|| s.end()),
+        };
         self.segments.lock().values().map(filled).sum()
     }
 
-    /// A commit appended so much. Under the commit lock.
+    /// Counts the bytes of a commit.
+    #[inline]
     pub(crate) fn note_appended(&self, bytes: u64) {
-        let appended = self.appended.load(Ordering::Relaxed);
-        self.appended.store(appended + bytes, Ordering::Relaxed); // nobody else changes it
+        self.shares[place()].bytes.fetch_add(bytes, Ordering::Relaxed);
         let mean = self.commit_bytes.load(Ordering::Relaxed);
-        self.commit_bytes.store(mean - mean / MEAN_OF + bytes / MEAN_OF, Ordering::Relaxed);
-        self.since_checkpoint.fetch_add(bytes, Ordering::Relaxed);
+        let next = mean - mean / MEAN_OF + bytes / MEAN_OF;
+        if next != mean {
+            self.commit_bytes.store(next, Ordering::Relaxed); // a line that all committers read
+        }
     }
 
-    /// A commit had so many operations for it, of which so many remove. Under the commit lock.
+    /// Counts the operations of a commit, and the removals among them.
+    #[inline]
     pub(crate) fn note_operations(&self, operations: u64, removals: u64) {
-        for (counter, more) in [(&self.operations, operations), (&self.removals, removals)] {
-            counter.fetch_add(more, Ordering::Relaxed);
+        let share = &self.shares[place()];
+        share.operations.fetch_add(operations, Ordering::Relaxed);
+        if removals > 0 {
+            share.removals.fetch_add(removals, Ordering::Relaxed);
         }
+    }
+
+    fn sum(&self, part: impl Fn(&Share) -> &AtomicU64) -> u64 {
+        self.shares.iter().map(|share| part(share).load(Ordering::Relaxed)).sum()
+    }
+
+    /// Returns the bytes appended by commits since opening: the log's clock, by which the ages of
+    /// segments are counted.
+    pub(crate) fn appended(&self) -> u64 {
+        self.sum(|share| &share.bytes)
+    }
+
+    /// Returns the bytes appended, by commits and the cleaner, since the last checkpoint.
+    pub(crate) fn since_checkpoint(&self) -> u64 {
+        let all = self.appended() + self.moved.load(Ordering::Relaxed);
+        all.wrapping_sub(self.saved_bytes.load(Ordering::Relaxed))
+    }
+
+    /// Begins with `bytes` that an earlier process has appended since the last checkpoint.
+    pub(crate) fn begin_with(&self, bytes: u64) {
+        self.saved_bytes.store(0u64.wrapping_sub(bytes), Ordering::Relaxed);
     }
 
     /// What was appended since the last checkpoint.
     pub(crate) fn unsaved(&self) -> Unsaved {
-        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let since = |sum: u64, saved: &AtomicU64| sum.wrapping_sub(saved.load(Ordering::Relaxed));
         Unsaved {
-            bytes: load(&self.since_checkpoint),
-            operations: load(&self.operations),
-            removals: load(&self.removals),
-            dropped: load(&self.dropped),
+            bytes: self.since_checkpoint(),
+            operations: since(self.sum(|share| &share.operations), &self.saved_operations),
+            removals: since(self.sum(|share| &share.removals), &self.saved_removals),
+            dropped: self.dropped.load(Ordering::Relaxed),
         }
     }
 
     /// A checkpoint that began when it was `unsaved` is complete.
     pub(crate) fn saved(&self, unsaved: Unsaved) {
-        self.since_checkpoint.fetch_sub(unsaved.bytes, Ordering::Relaxed);
-        self.operations.fetch_sub(unsaved.operations, Ordering::Relaxed);
-        self.removals.fetch_sub(unsaved.removals, Ordering::Relaxed);
+        self.saved_bytes.fetch_add(unsaved.bytes, Ordering::Relaxed);
+        self.saved_operations.fetch_add(unsaved.operations, Ordering::Relaxed);
+        self.saved_removals.fetch_add(unsaved.removals, Ordering::Relaxed);
         // A keyspace that was dropped meanwhile was counted with what the checkpoint has saved.
-        let left = self.since_checkpoint.load(Ordering::Relaxed);
+        let left = self.since_checkpoint();
         let less = |dropped: u64| Some(dropped.saturating_sub(unsaved.dropped).min(left));
         let _ = self.dropped.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
     }
 
     pub(crate) fn note_moved(&self, bytes: u64) {
         self.moved.fetch_add(bytes, Ordering::Relaxed);
-        self.since_checkpoint.fetch_add(bytes, Ordering::Relaxed);
-    }
-
-    /// The log's clock: what segments' ages are counted by.
-    pub(crate) fn clock(&self) -> u64 {
-        self.appended.load(Ordering::Relaxed)
     }
 
     pub(crate) fn stats(&self) -> LogStats {
         let mut stats = LogStats {
             name: self.id.directory(),
-            appended: self.appended.load(Ordering::Relaxed),
+            appended: self.appended(),
             moved: self.moved.load(Ordering::Relaxed),
             freed: self.freed.load(Ordering::Relaxed),
             ..LogStats::default()

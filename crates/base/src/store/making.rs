@@ -88,9 +88,9 @@ impl Drop for Making {
         if self.is_named || self.store.fork.is_child() {
             return;
         }
-        let order = self.store.order.lock();
+        let alone = self.store.stripes.alone();
         self.store.catalogue.discard(&self.kept, self.store.visible());
-        drop(order);
+        drop(alone);
         self.store.signals.wake();
     }
 }
@@ -104,7 +104,7 @@ pub(super) struct Held<'a> {
 impl Store {
     /// Has commits to `kept` wait. What was committed before is visible.
     pub(super) fn hold<'a>(&'a self, kept: &'a Kept) -> Held<'a> {
-        let _order = self.order.lock();
+        let _alone = self.stripes.alone();
         kept.watch.hold();
         Held { store: self, kept }
     }

@@ -4,7 +4,7 @@
 //! called back through their contract. What each file does:
 //!
 //! ```text
-//!  order, tail the commit lock: seq, place, bytes, apply        round     sync rounds, tickets, poison
+//!  order, append, tail   seq, place, bytes, apply              round     sync rounds, tickets, poison
 //!  ready       segments made ahead of the writers               rooting   what goes into ROOT, what may go
 //!  catalogue   keyspaces as commits                             view      snapshots' registrations
 //!  clean       survivors out, victims away                      checkpoint, image   what makes opening fast
@@ -19,7 +19,7 @@
 //!
 //! ## Invariants
 //!
-//! 1. While the commit lock is free, everything up to `visible` is in the kernel and applied.
+//! 1. Everything up to `visible` is in the kernel and applied (`crate::window`).
 //! 2. `durable <= visible`; both only grow. A failed sync or a failed append poisons: no commit after.
 //! 3. What is freed is in neither ROOT slot, was superseded durably, and no view or reader needs it.
 //! 4. After an unclean opening new frames go to segments stamped by this incarnation only.
@@ -27,8 +27,8 @@
 //! ## Threads
 //!
 //! Any thread may call anything. Locks, in order of acquisition: `closing`, `keeping`, the catalogue's `changing`, `at_work`, `maintenance`, the round's
-//! leader lock, `making`, `order` (the commit lock), the log lists, engines' own. No I/O under `order` but the append
-//! itself; no lock is held while a caller's closure runs.
+//! leader lock, `making`, the stripes or being alone (`crate::window`), `order`, the log lists, engines' own. No I/O
+//! under `order` but notes and seals; no lock is held while a caller's closure runs.
 //!
 //! ## Crash
 //!
@@ -117,7 +117,8 @@ use crate::speed::{Looks, Speed};
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Mutex, RwLock};
 use crate::types::{Durability, Incarnation, LogId, MAX_BATCH, Seq, StoreId};
-use crate::views::{Progress, ViewSlots};
+use crate::views::ViewSlots;
+use crate::window::{Progress, Stripes, Window};
 use crate::{event, span};
 use background::Signals;
 use catalogue::Catalogue;
@@ -227,7 +228,12 @@ pub struct Store {
     logs: [Log; LogId::ALL.len()],
     catalogue: Catalogue,
     order: CachePadded<Mutex<Order>>,
-    progress: CachePadded<Progress>,
+    /// Where commits reserve.
+    window: Window,
+    /// Seqs from here on need another ROOT first.
+    seq_bound: CachePadded<AtomicU64>,
+    stripes: Stripes,
+    progress: Arc<Progress>,
     flags: CachePadded<Flags>,
     /// Where views register.
     view_slots: ViewSlots,
@@ -315,16 +321,23 @@ impl Store {
         self.progress.visible()
     }
 
+    /// Returns the last commit that has a seq. It may not be visible yet.
+    pub(super) fn newest(&self) -> Seq {
+        self.progress.last_given(self.window.reserved())
+    }
+
     /// Commits a second, in the last two to four seconds; none if there were none, or they are not known yet.
     pub(crate) fn commits_a_second(&self) -> Option<f64> {
         self.speed.lock().1.get()
     }
 
-    /// Waits until commit `seq`, of which something was seen, is there in full.
-    pub fn wait_visible(&self, seq: Seq) {
-        if self.visible() < seq {
-            drop(self.order.lock()); // it is held from the number to the end of what engines do
-        }
+    /// Waits until all readers see commit `seq`, of which something was seen.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Poisoned`] if it failed.
+    pub fn wait_visible(&self, seq: Seq) -> Result<()> {
+        self.progress.wait(seq)
     }
 
     /// Everything up to here is on the device.
@@ -392,8 +405,10 @@ impl Store {
         // In this order: a round that takes what there is passes it from the first to the second.
         let since = [&self.unsynced_since, &self.syncing_since].map(|since| since.load(Ordering::Acquire));
         let unsynced_age = match since.iter().filter_map(|since| since.checked_sub(1)).min() {
-            Some(since) => self.clock.now().saturating_sub(Duration::from_nanos(since)),
-            None => Duration::ZERO,
+            Some(since) if self.durable() < self.visible() => {
+                self.clock.now().saturating_sub(Duration::from_nanos(since))
+            }
+            _ => Duration::ZERO,
         };
         let (mut views, mut oldest_view, mut staged) = (0, None, StagedStats::default());
         if !self.fork.is_child() {
@@ -472,7 +487,8 @@ mod tests {
         let line = align_of::<CachePadded<u8>>();
         let fields = [
             (offset_of!(Store, order), size_of::<CachePadded<Mutex<Order>>>()),
-            (offset_of!(Store, progress), size_of::<CachePadded<Progress>>()),
+            (offset_of!(Store, window), size_of::<Window>()),
+            (offset_of!(Store, seq_bound), size_of::<CachePadded<AtomicU64>>()),
             (offset_of!(Store, flags), size_of::<CachePadded<Flags>>()),
             (offset_of!(Store, view_slots), size_of::<ViewSlots>()),
         ];

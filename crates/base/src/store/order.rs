@@ -1,28 +1,32 @@
-//! # Order: the commit lock and what happens under it
+//! # Order: how a commit gets its seq and becomes visible
 //!
 //! ## Picture
 //!
 //! ```text
-//!  outside                      | under the lock                                | outside
-//!  limits, staging, hint,       | is_current, seq, [note of W], seal headers,   | acknowledge:
-//!  encode, body sums, prepare   | append, publish, apply, visible = seq         | nothing, or a sync round
+//!  outside                 | stripes of the keys held     | outside
+//!  limits, staging, hint,  | is_current, reserve seq and  | wait until visible,
+//!  encode, body sums,      | places (one exchange), copy  | acknowledge: nothing,
+//!  prepare                 | frames, apply, complete      | or a sync round
 //! ```
+//!
+//! Commits with different stripes do this in parallel. One that exceeds the open segments, stages
+//! values or has to write a note first reserves under the order lock, with the window closed.
 //!
 //! ## Invariants
 //!
-//! 1. A commit has a number only when all its frames have places in ready segments. The append is the
-//!    only step that can fail after that, and it poisons.
-//! 2. Frames of one commit stand in each log as one unbroken run; where it crosses into the next segment
-//!    the full one ends with a seal.
-//! 3. `apply` sees commits in the order of their numbers.
-//! 4. A panic between a commit's number and its end poisons, and reads too once it is being applied: what is half
-//!    applied is never seen. Its frames are in the log, whole or not, so an opening takes all of it or nothing.
+//! 1. A commit has a seq only when all its frames have places in ready segments. Only the copy can
+//!    fail after that, and it poisons.
+//! 2. A commit's frames are one unbroken run in each log; a segment that it fills ends with a seal.
+//! 3. `apply` sees the commits of one key in the order of their seqs.
+//! 4. A commit returns when it and all before it are complete, so that no kill removes it. If it
+//!    fails or panics after its seq, it never completes: waits for it or a later one fail. A panic
+//!    while it is being applied ends reads too: no reader sees half of it.
+//! 5. A thread with stripes waits for nothing but earlier seqs; it takes the order lock after them.
 //!
 //! ## Costs
 //!
-//! One lock hold of about 0.1 µs (mapped) or 0.6 µs (`pwrite`) for a small commit, in proportion to
-//! its size for a batch; no allocation for a single operation. A single operation's frame is made while the memory that its
-//! look-up reads is on its way (decisions/0017: what a put costs, step by step).
+//! One exchange of 16 bytes, one of each stripe, one of `visible`, and the copy (0.1 µs if mapped,
+//! 0.6 µs by `pwrite`, for a small commit); no allocation for a single operation (decisions/0017).
 
 use std::collections::VecDeque;
 use std::mem;
@@ -30,10 +34,11 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
+use super::append::{Chunk, Chunks};
 use super::encoded::{ENCODED, Encoded, Item, Run, encode_writes};
 use super::log::RoomWanted;
 use super::stall::{StallKind, Waits};
-use super::tail::{MARK, TAILS, Tail, tail_of};
+use super::tail::{MARK, Tail, tail_of};
 use super::{Kept, Store};
 use crate::blob::{Staged, Unsynced};
 use crate::engine::{Action, Need, Op, Wanted};
@@ -42,9 +47,9 @@ use crate::frame::HEADER;
 use crate::record::{Content, Record};
 use crate::segment::{Address, Segment};
 use crate::sync::atomic::Ordering;
-use crate::sync::epoch;
+use crate::sync::epoch::{self, Guard};
 use crate::types::{KeyspaceId, LogId, MAX_KEY, MAX_VALUE, Seq};
-use crate::views::Views;
+use crate::window::{Alone, HeldStripes, Reserve, Shape, StripeList, TAILS, Word, stripe_of};
 
 /// Times that one commit has memory taken back, and tries again.
 const MOST_RELIEFS: usize = 2;
@@ -79,23 +84,20 @@ pub enum Outcome {
     Stale,
 }
 
-/// What the commit lock guards.
-#[derive(Debug)]
+/// What the order lock guards.
+#[derive(Debug, Default)]
 pub(crate) struct Order {
-    pub(crate) next_seq: Seq,
-    pub(crate) seq_bound: Seq,
     pub(crate) tails: [Tail; TAILS],
     /// Empty segments of each log in the order of their numbers.
     pub(crate) ready: [VecDeque<Arc<Segment>>; LogId::ALL.len()],
-    /// The views that have no slot.
-    pub(crate) views: Views,
     /// Staged files of commits the device does not have.
     pub(crate) staged: Unsynced,
 }
 
 /// What came of an attempt to commit.
 enum Turn {
-    Done(Outcome),
+    /// The outcome, once all readers see the commit `upto`.
+    Done(Outcome, Seq),
     /// One of the keyspaces is held.
     Held,
     /// ROOT is to cover more numbers.
@@ -103,22 +105,20 @@ enum Turn {
     /// ROOT is to list the first segment of a tail.
     WantsListing,
     /// A run does not fit into its log's segment; whether the background makes the next one.
-    WantsRoom {
-        run: Run,
-        is_awaited: bool,
-    },
+    WantsRoom { run: Run, is_awaited: bool },
 }
 
 /// Operations of a batch whose look-ups overlap.
 const TOGETHER: usize = 16;
 
 impl Store {
-    /// Commits `writes` as one. On return it is in the kernel and visible. The caller holds no lock and no guard.
+    /// Commits `writes` as one. On return it is in the kernel and visible. The caller holds no lock
+    /// and no guard.
     pub fn commit(&self, writes: &mut [Write<'_>]) -> Result<Outcome> {
         self.commit_staged(writes, &mut SmallVec::new())
     }
 
-    /// The same, or [`Error::Busy`] if it would have to wait for more than the commit lock: nothing is left of it then.
+    /// The same, or [`Error::Busy`] if it would have to wait for more than other commits: nothing is left of it then.
     pub fn try_commit(&self, writes: &mut [Write<'_>]) -> Result<Outcome> {
         self.commit_waiting(writes, &mut SmallVec::new(), &mut Waits::impatient())
     }
@@ -235,8 +235,8 @@ impl Store {
         Ok(())
     }
 
-    /// None if one of the keyspaces is held. What it waits for it waits for without the guard: what others let go meanwhile would
-    /// stay in memory.
+    /// Returns `None` if one of the keyspaces is held. Waits without the guard: memory that others
+    /// free during the wait would stay.
     fn commit_pinned(
         &self,
         writes: &mut [Write<'_>],
@@ -247,11 +247,15 @@ impl Store {
         let mut wanted: [Option<RoomWanted<'_>>; LogId::ALL.len()] = Default::default();
         loop {
             let turn = {
-                let _pin = epoch::pin(); // engines' notes hold addresses until apply
-                ENCODED.with(|encoded| self.commit_encoded(writes, staged, &mut encoded.borrow_mut()))?
+                let pin = epoch::pin(); // engines' notes hold addresses until apply
+                let mut commit = |encoded: &mut Encoded| self.commit_encoded(writes, staged, encoded, &pin);
+                ENCODED.with(|encoded| commit(&mut encoded.borrow_mut()))?
             };
             match turn {
-                Turn::Done(outcome) => return Ok(Some(outcome)),
+                Turn::Done(outcome, upto) => {
+                    self.progress.wait(upto)?;
+                    return Ok(Some(outcome));
+                }
                 Turn::Held => return Ok(None),
                 Turn::WantsNumbers => self.numbers_for(waits)?,
                 // No background task does this ahead of writers, so a writer that may not wait does it, too.
@@ -307,8 +311,8 @@ impl Store {
         Ok(())
     }
 
-    /// Everything that engines say of the operations before the commit has a number, and their frames. False if an
-    /// expected key changed.
+    /// Asks the engines about the operations before the commit has a number, and makes their
+    /// frames. Returns false if an expected key changed.
     fn prepare(&self, writes: &mut [Write<'_>], encoded: &mut Encoded) -> Result<bool> {
         encoded.needs.clear();
         if let [write] = writes
@@ -351,14 +355,15 @@ impl Store {
         writes: &mut [Write<'_>],
         staged: &mut SmallVec<[Staged; 1]>,
         encoded: &mut Encoded,
+        guard: &Guard,
     ) -> Result<Turn> {
+        let stripes = stripes_of(writes);
         if !self.prepare(writes, encoded)? {
-            return Ok(Turn::Done(Outcome::Stale));
+            return Ok(Turn::Done(Outcome::Stale, self.last_of(&stripes)));
         }
-        let reserve = self.reserve(removes_only(writes));
         let is_outdated = |w: &Write<'_>| !w.kept.engine().is_ok_and(|engine| engine.is_current(&w.op));
         loop {
-            let mut order = self.order.lock();
+            let held = self.stripes.hold(&stripes);
             self.check_writable()?;
             if let Some(gone) = writes.iter().find(|w| w.kept.is_gone()) {
                 return Err(Error::NoKeyspace { name: gone.kept.name().to_owned() });
@@ -370,38 +375,40 @@ impl Store {
                 // A checkpoint outdates a whole batch at once, so all are found in one pass.
                 let outdated: SmallVec<[usize; 1]> =
                     (first..writes.len()).filter(|index| is_outdated(&writes[*index])).collect();
-                drop(order);
+                let last = held.last();
+                drop(held);
                 if !prepare_again(writes, encoded, &outdated)? {
-                    return Ok(Turn::Done(Outcome::Stale));
+                    return Ok(Turn::Done(Outcome::Stale, last));
                 }
                 continue;
             }
             if encoded.runs.is_empty() {
-                return Ok(Turn::Done(Outcome::Done(self.visible())));
+                let last = held.last();
+                return Ok(Turn::Done(Outcome::Done(self.visible().max(last)), last));
             }
-            encoded.hot = self.is_hot(order.next_seq, writes);
-            if order.next_seq >= order.seq_bound {
-                return Ok(Turn::WantsNumbers);
-            }
-            if let Some(run) = order.cramped(encoded, reserve) {
-                let is_awaited = self.is_awaited(&order, run.log, encoded.wanted(run, u64::MAX));
-                return Ok(Turn::WantsRoom { run, is_awaited });
-            }
-            if order.begins_unlisted(encoded) {
-                return Ok(Turn::WantsListing);
-            }
-            let seq = order.next_seq;
-            let rolled = self.place(&mut order, seq, writes, encoded)?;
-            if !staged.is_empty() {
-                staged.drain(..).for_each(|one| order.staged.add(one));
-            }
-            drop(order);
-            if rolled {
-                self.set_brake(); // the keeper may not get to run for a while
-                self.signals.wake();
-            }
-            return Ok(Turn::Done(Outcome::Done(seq)));
+            let placed = match self.place(writes, encoded, staged, guard)? {
+                Place::Refused(turn) => return Ok(turn),
+                Place::Taken(placed) => placed,
+            };
+            let seq = self.carry_out(placed, writes, encoded, &held)?;
+            return Ok(Turn::Done(Outcome::Done(seq), seq));
         }
+    }
+
+    /// Returns the last commit that may have changed a key of these stripes.
+    fn last_of(&self, stripes: &[u16]) -> Seq {
+        stripes.iter().map(|stripe| self.stripes.last(*stripe)).max().unwrap_or(Seq::ZERO)
+    }
+
+    /// Waits until the commit is visible that may have removed `key`, which a reader of the newest
+    /// state did not find: until then a kill of the process could bring the key back.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Poisoned`] if that commit failed.
+    #[inline]
+    pub fn reveal_missing(&self, kept: &Kept, key: &[u8]) -> Result<()> {
+        self.progress.wait(self.stripes.last(stripe_of(kept.id(), key)))
     }
 
     /// Segments that a commit may not use up: none if it only removes, which makes room.
@@ -434,7 +441,7 @@ impl Store {
     ) -> Result<()> {
         let wanted = encoded.wanted(run, self.geometry.max_segment);
         let reserve = self.reserve(removes_only(writes));
-        let make = || self.make_room(run.log, wanted, |order| order.cramped(encoded, reserve).is_some());
+        let make = || self.make_room(run.log, wanted, |order| self.is_cramped(order, encoded, reserve));
         if !waits.may_wait() {
             if !is_awaited {
                 return make();
@@ -445,34 +452,121 @@ impl Store {
         self.waiting(waits, StallKind::Segment, kept, make)
     }
 
-    /// Whether all that a commit to the flat log replaces was written lately. While committers wait for
-    /// syncs everything goes to one tail: a second file would cost each round a second sync.
+    /// Returns whether all that a commit to the flat log replaces was written lately. While
+    /// committers wait for syncs, all commits use one tail: a second file would cost each round a
+    /// second sync.
     fn is_hot(&self, next: Seq, writes: &[Write<'_>]) -> bool {
         let lifespan = self.lifespan.load(Ordering::Relaxed);
         let lately = |op: &Op<'_>| op.prior != Seq::ZERO && next.0.saturating_sub(op.prior.0) <= lifespan;
         !self.round.is_busy() && writes.iter().all(|w| w.kept.log() != LogId::Flat || lately(&w.op))
     }
 
-    /// Gives the commit its number and its place, hands it to the kernel, applies it. True if a log
-    /// went on to its next segment.
-    fn place(
+    /// Reserves the seq and the places of a commit.
+    #[inline]
+    fn place<'g>(
+        &'g self,
+        writes: &[Write<'_>],
+        encoded: &mut Encoded,
+        staged: &mut SmallVec<[Staged; 1]>,
+        guard: &'g Guard,
+    ) -> Result<Place<'g>> {
+        let is_plain = staged.is_empty()
+            && encoded.runs.iter().all(|run| !self.log(run.log).water_due.load(Ordering::Relaxed));
+        if is_plain {
+            let hot = self.is_hot(self.visible().next(), writes);
+            encoded.hot = hot;
+            let runs = &encoded.runs;
+            let reserved = self.window.reserve(guard, |shape, word| self.fit(shape, word, runs, hot));
+            if let Some((Some((seq, offsets)), shape)) = reserved {
+                return Ok(Place::Taken(Placed::Within { seq, offsets, shape }));
+            }
+        }
+        self.place_slowly(writes, encoded, staged)
+    }
+
+    /// Reserves in the open segments, if the runs fit into them.
+    #[inline]
+    fn fit(
         &self,
-        order: &mut Order,
-        seq: Seq,
+        shape: &Shape,
+        word: &mut Word,
+        runs: &[Run],
+        hot: bool,
+    ) -> Reserve<Option<(Seq, [u64; LogId::ALL.len()])>> {
+        let mut offsets = [0; LogId::ALL.len()];
+        for run in runs {
+            let tail = tail_of(run.log, hot);
+            let offset = word.offset(tail);
+            match &shape.tails[tail] {
+                Some(open) if offset + run.bytes <= open.limit => {}
+                _ => return Reserve::No(None),
+            }
+            offsets[run.log.index()] = offset;
+            word.set_offset(tail, offset + run.bytes);
+        }
+        if word.next().0 >= self.seq_bound.load(Ordering::Relaxed) {
+            return Reserve::No(None);
+        }
+        Reserve::Yes(Some((word.take_seq(), offsets)))
+    }
+
+    /// Reserves under the order lock, with the window closed.
+    #[cold]
+    fn place_slowly<'g>(
+        &self,
+        writes: &[Write<'_>],
+        encoded: &mut Encoded,
+        staged: &mut SmallVec<[Staged; 1]>,
+    ) -> Result<Place<'g>> {
+        let reserve = self.reserve(removes_only(writes));
+        let mut order = self.order.lock();
+        self.check_writable()?;
+        let mut closed = self.window.close();
+        let next = closed.word.next();
+        encoded.hot = self.is_hot(next, writes);
+        if next.0 >= self.seq_bound.load(Ordering::Relaxed) {
+            return Ok(Place::Refused(Turn::WantsNumbers));
+        }
+        if let Some(run) = order.cramped(encoded, reserve, closed.word) {
+            let is_awaited = self.is_awaited(&order, run.log, encoded.wanted(run, u64::MAX));
+            return Ok(Place::Refused(Turn::WantsRoom { run, is_awaited }));
+        }
+        if order.begins_unlisted(encoded) {
+            return Ok(Place::Refused(Turn::WantsListing));
+        }
+        let (seq, chunks, rolled) = self.place_across(&mut order, &mut closed, encoded)?;
+        staged.drain(..).for_each(|one| order.staged.add(one));
+        drop(closed);
+        drop(order);
+        if rolled {
+            self.set_brake(); // the keeper may not get to run for a while
+            self.signals.wake();
+        }
+        Ok(Place::Taken(Placed::Across { seq, chunks }))
+    }
+
+    /// Copies a commit that has a seq to the logs, applies it and completes it.
+    #[inline]
+    fn carry_out(
+        &self,
+        placed: Placed<'_>,
         writes: &mut [Write<'_>],
         encoded: &mut Encoded,
-    ) -> Result<bool> {
-        let mut whole = Whole { store: self, is_begun: false };
-        let appended = self.append(order, seq, encoded, |index, address, span| {
+        held: &HeldStripes<'_>,
+    ) -> Result<Seq> {
+        let seq = placed.seq();
+        let mut whole = Whole { store: self, seq, is_begun: false };
+        held.set_last(seq);
+        let copied = self.copy_frames(&placed, encoded, |index, address, span| {
             writes[index].op.address = address;
             writes[index].op.span = span;
         });
-        let rolled = match appended {
-            Ok(rolled) => rolled,
-            Err(error) => return whole.give_up(error),
-        };
+        if copied.is_err() {
+            held.set_last(Seq(seq.0 - 1)); // it changed nothing
+            return whole.give_up();
+        }
         whole.is_begun = true;
-        let views = self.begin(order, seq);
+        let views = self.view_slots.collect();
         let mut counts = [(0, 0); LogId::ALL.len()];
         for write in writes.iter() {
             if write.op.address != Address::NONE
@@ -490,83 +584,184 @@ impl Store {
         for (log, (operations, removals)) in self.logs.iter().zip(counts).filter(|(_, (some, _))| *some > 0) {
             log.note_operations(operations, removals);
         }
-        self.finish(order, seq);
+        self.note_unsynced();
+        let completed = self.progress.complete(seq);
         whole.reached();
-        Ok(rolled)
+        completed?;
+        Ok(seq)
     }
 
-    /// Announces commit `seq` and returns the views. Views that register later wait for the commit.
-    fn begin(&self, order: &Order, seq: Seq) -> Views {
-        self.progress.begin(seq);
-        self.view_slots.with(&order.views)
+    /// Copies the frames of a commit to their places.
+    #[inline]
+    fn copy_frames(
+        &self,
+        placed: &Placed<'_>,
+        encoded: &mut Encoded,
+        mut noted: impl FnMut(usize, Address, u32),
+    ) -> std::io::Result<()> {
+        match placed {
+            Placed::Within { seq, offsets, shape } => {
+                for part in 0..encoded.runs.len() {
+                    let run = encoded.runs[part];
+                    let offset = offsets[run.log.index()];
+                    let Some(open) = &shape.tails[tail_of(run.log, encoded.hot)] else { continue };
+                    let (segment, gap) = (&*open.segment, open.gap_at(offset));
+                    let part = u8::try_from(part).unwrap_or(u8::MAX);
+                    let chunk = Chunk { segment, offset, gap, part, from: run.first, to: run.end };
+                    Store::copy_chunk(*seq, encoded, &chunk, &mut noted)?;
+                }
+            }
+            Placed::Across { seq, chunks } => {
+                for chunk in chunks {
+                    let Chunk { segment, offset, gap, part, from, to } = chunk;
+                    let (offset, gap, part, from, to) = (*offset, *gap, *part, *from, *to);
+                    let chunk = Chunk { segment: &**segment, offset, gap, part, from, to };
+                    Store::copy_chunk(*seq, encoded, &chunk, &mut noted)?;
+                }
+            }
+        }
+        encoded.runs.iter().for_each(|run| self.log(run.log).note_appended(run.bytes));
+        Ok(())
     }
 
-    /// Publishes commit `seq`.
-    fn finish(&self, order: &mut Order, seq: Seq) {
-        order.next_seq = seq.next();
+    /// There is a commit that the device does not have.
+    #[inline]
+    fn note_unsynced(&self) {
         if self.unsynced_since.load(Ordering::Relaxed) == 0 {
             let now = u64::try_from(self.clock.now().as_nanos()).unwrap_or(u64::MAX - 1);
             self.unsynced_since.store(now + 1, Ordering::Relaxed);
         }
-        self.progress.publish(seq);
     }
 
-    /// Commits records that belong to no engine: the catalogue's. `apply` runs under the lock.
+    /// Closes the window for good, as the frames of commit `seq` could not be copied or it
+    /// panicked. If no later commit has a seq, this one is taken back: it was never visible.
+    fn fail_commit(&self, seq: Seq, reason: &'static str) -> Error {
+        let error = self.poison(reason);
+        self.progress.fail(seq, reason);
+        let _order = self.order.lock();
+        let mut closed = self.window.close();
+        if closed.word.reserved() == seq {
+            closed.word.give_back_seq();
+        }
+        closed.end();
+        error
+    }
+
+    /// Commits records that belong to no engine: the catalogue's. `apply` runs while no other
+    /// commit does.
     pub(crate) fn commit_catalogue(&self, records: &[Record<'_>], apply: impl FnOnce(Seq)) -> Result<Seq> {
         debug_assert!(records.iter().all(|r| r.keyspace == KeyspaceId::CATALOGUE));
         let mut encoded = Encoded::default();
         encoded.encode(records.iter().map(|record| Item { log: LogId::Journal, record: *record, write: 0 }));
         loop {
+            let alone = self.stripes.alone();
             let mut order = self.order.lock();
             self.check_writable()?;
-            if order.next_seq >= order.seq_bound {
-                drop(order);
+            let mut closed = self.window.close();
+            if closed.word.next().0 >= self.seq_bound.load(Ordering::Relaxed) {
+                drop((closed, order, alone));
                 self.extend_bounds()?;
                 continue;
             }
             let reserve = self.reserve(records.iter().all(|record| record.content == Content::Remove));
-            if let Some(run) = order.cramped(&encoded, reserve) {
-                drop(order);
+            if let Some(run) = order.cramped(&encoded, reserve, closed.word) {
+                drop((closed, order, alone));
                 let wanted = encoded.wanted(run, self.geometry.max_segment);
-                self.make_room(run.log, wanted, |order| order.cramped(&encoded, reserve).is_some())?;
+                self.make_room(run.log, wanted, |order| self.is_cramped(order, &encoded, reserve))?;
                 continue;
             }
             if order.begins_unlisted(&encoded) {
-                drop(order);
+                drop((closed, order, alone));
                 self.extend_bounds()?;
                 continue;
             }
-            let seq = order.next_seq;
-            let mut whole = Whole { store: self, is_begun: false };
-            if let Err(error) = self.append(&mut order, seq, &mut encoded, |_, _, _| {}) {
-                return whole.give_up(error);
-            }
-            whole.is_begun = true;
-            self.progress.begin(seq);
-            apply(seq);
-            self.finish(&mut order, seq);
-            whole.reached();
+            let (seq, chunks, _) = self.place_across(&mut order, &mut closed, &encoded)?;
+            drop((closed, order));
+            self.carry_out_catalogue(seq, chunks, &mut encoded, &alone, apply)?;
             return Ok(seq);
+        }
+    }
+
+    fn carry_out_catalogue(
+        &self,
+        seq: Seq,
+        chunks: Chunks,
+        encoded: &mut Encoded,
+        alone: &Alone<'_>,
+        apply: impl FnOnce(Seq),
+    ) -> Result<()> {
+        let mut whole = Whole { store: self, seq, is_begun: false };
+        alone.set_last(seq);
+        if self.copy_frames(&Placed::Across { seq, chunks }, encoded, |_, _, _| {}).is_err() {
+            return whole.give_up();
+        }
+        whole.is_begun = true;
+        apply(seq);
+        self.note_unsynced();
+        let completed = self.progress.complete(seq);
+        whole.reached();
+        completed?;
+        Ok(())
+    }
+
+    /// Returns whether a run does not fit into the ready segments.
+    fn is_cramped(&self, order: &Order, encoded: &Encoded, reserve: usize) -> bool {
+        order.cramped(encoded, reserve, self.window.word()).is_some()
+    }
+}
+
+/// The place of a commit, if it got one.
+enum Place<'g> {
+    Taken(Placed<'g>),
+    Refused(Turn),
+}
+
+/// The seq of a commit, and the places of its frames.
+enum Placed<'g> {
+    /// In the open segments: the offset in each log.
+    Within { seq: Seq, offsets: [u64; LogId::ALL.len()], shape: &'g Shape },
+    /// Reserved under the order lock.
+    Across { seq: Seq, chunks: Chunks },
+}
+
+impl Placed<'_> {
+    fn seq(&self) -> Seq {
+        match self {
+            Placed::Within { seq, .. } | Placed::Across { seq, .. } => *seq,
         }
     }
 }
 
-/// Stands for a commit between its number and its end. A panic in between, an engine's or ours, leaves half of it in
-/// the indexes: nobody may read that, and no other commit may take the number.
+/// Returns the stripes of the keys of a commit, ascending and each once.
+#[inline]
+fn stripes_of(writes: &[Write<'_>]) -> StripeList {
+    let mut stripes: StripeList =
+        writes.iter().map(|write| stripe_of(write.kept.id(), write.op.key)).collect();
+    if stripes.len() > 1 {
+        stripes.sort_unstable();
+        stripes.dedup();
+    }
+    stripes
+}
+
+/// Represents a commit between its seq and its end. A panic in between, an engine's or ours, leaves
+/// half of it in the indexes: no reader may see that, and no other commit may take the seq.
 struct Whole<'a> {
     store: &'a Store,
+    seq: Seq,
     /// The engines have begun to see it.
     is_begun: bool,
 }
 
 impl Whole<'_> {
-    /// The commit is applied.
+    /// The commit is complete.
     fn reached(self) {
         std::mem::forget(self);
     }
 
-    /// The append failed, which has poisoned; nothing was applied.
-    fn give_up<T>(self, error: Error) -> Result<T> {
+    /// Ends a commit with frames that could not be copied; nothing was applied.
+    fn give_up<T>(self) -> Result<T> {
+        let error = self.store.fail_commit(self.seq, "append");
         std::mem::forget(self);
         Err(error)
     }
@@ -574,9 +769,11 @@ impl Whole<'_> {
 
 impl Drop for Whole<'_> {
     fn drop(&mut self) {
-        match self.is_begun {
-            true => self.store.poison_reads("commit"),
-            false => drop(self.store.poison("append")),
+        if self.is_begun {
+            self.store.poison_reads("commit");
+            drop(self.store.fail_commit(self.seq, "commit"));
+        } else {
+            drop(self.store.fail_commit(self.seq, "append"));
         }
     }
 }
@@ -624,11 +821,12 @@ fn removes_only(writes: &[Write<'_>]) -> bool {
 
 impl Order {
     /// A run that does not fit into what is ready, without the reserve.
-    fn cramped(&self, encoded: &Encoded, reserve: usize) -> Option<Run> {
+    fn cramped(&self, encoded: &Encoded, reserve: usize, word: Word) -> Option<Run> {
         let takes = |run: &Run| {
-            let tail = &self.tails[tail_of(run.log, encoded.hot)];
-            run.bytes + MARK <= tail.room()
-                || tail.takes(encoded.bodies(*run), &self.ready[run.log.index()], reserve)
+            let index = tail_of(run.log, encoded.hot);
+            let (tail, offset) = (&self.tails[index], word.offset(index));
+            run.bytes + MARK <= tail.room(offset)
+                || tail.takes(offset, encoded.bodies(*run), &self.ready[run.log.index()], reserve)
         };
         encoded.runs.iter().copied().find(|run| !takes(run))
     }

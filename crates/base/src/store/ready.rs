@@ -306,7 +306,7 @@ impl Store {
             return Ok(());
         }
         let mean = log.commit_bytes.load(Ordering::Relaxed);
-        if log.appended.load(Ordering::Relaxed) > capacity && mean <= STORED_MOST {
+        if log.appended() > capacity && mean <= STORED_MOST {
             segment.file().make_resident(DATA_START, capacity);
         }
         Ok(())
@@ -318,11 +318,12 @@ impl Store {
         }
         let of = |bytes: u64| usize::try_from(bytes).unwrap_or(AHEAD_LARGE);
         let affordable = of(self.ground.memory.budget() / AHEAD_SHARE / self.capacity_for(log, 0));
-        (AHEAD + of(log.filled() / AHEAD_BYTES)).min(affordable.clamp(AHEAD_MOST, AHEAD_LARGE))
+        (AHEAD + of(log.filled(&self.window.ends().1) / AHEAD_BYTES))
+            .min(affordable.clamp(AHEAD_MOST, AHEAD_LARGE))
     }
 
     fn capacity_for(&self, log: &super::log::Log, largest: u64) -> u64 {
-        let total = log.filled();
+        let total = log.filled(&self.window.ends().1);
         let commits = log.commit_bytes.load(Ordering::Relaxed) * COMMITS_AIM;
         let usual = (total / SEGMENTS_AIM)
             .max((total / SMALL_AIM).min(SMALL_SEGMENT))

@@ -43,6 +43,7 @@ use crate::segment::{self, DATA_START, Scan, Segment, Stop};
 use crate::span;
 use crate::sync::atomic::Ordering;
 use crate::types::{KeyspaceId, LogId, SegmentId, Seq};
+use crate::window::{TAILS, Word};
 use crate::work::{each_side_by_side, opening_threads};
 
 /// Bytes rewritten at a time.
@@ -527,18 +528,18 @@ impl Store {
     /// Takes over what recovery found.
     pub(super) fn settle(&mut self, root: &Root, recovered: Recovered) {
         let next = root.seq_bound.max(recovered.cut.next());
-        self.progress.publish(recovered.cut);
+        self.progress.begin(recovered.cut, next);
         self.durable.store(recovered.cut.0, Ordering::Relaxed);
         self.catalogue = recovered.catalogue;
         *self.making.get_mut() = recovered.next_segment;
         let blob_bound = self.fresh_blob_bound();
         let order = self.order.get_mut();
-        order.next_seq = next;
-        order.seq_bound = Seq(next.0 + self.geometry.seq_chunk);
+        *self.seq_bound.get_mut() = next.0 + self.geometry.seq_chunk;
+        let mut offsets = [0; TAILS];
         let m = self.maintenance.get_mut();
         m.generation = root.generation;
         m.first_seq = next;
-        m.seq_bound = order.seq_bound;
+        m.seq_bound = Seq(next.0 + self.geometry.seq_chunk);
         m.blob_bound = blob_bound;
         *self.blob_bound.get_mut() = m.blob_bound;
         m.next_image = root.logs.iter().map(|l| l.checkpoint.number + 1).max().unwrap_or(1);
@@ -554,19 +555,23 @@ impl Store {
                     }
                     Some(tail) => {
                         segment.set_hot(tail == HOT);
-                        let (offset, segment) = (segment.end(), Some(Arc::clone(segment)));
-                        order.tails[tail] = Tail { offset, segment, ..Tail::default() };
-                        order.tails[tail].close_sector();
+                        segment.file().begin_stores();
+                        order.tails[tail] = Tail::at(Arc::clone(segment), segment.end());
+                        offsets[tail] = order.tails[tail].close_sector(segment.end());
                     }
                     None => segment.seal(0),
                 }
             }
             m.checkpoints[log.id.index()] = checkpoint_of(entry, &segments);
             // Until it is known what the other slot names: nothing.
-            log.since_checkpoint.store(recovered.replayed_bytes[log.id.index()], Ordering::Relaxed);
+            log.begin_with(recovered.replayed_bytes[log.id.index()]);
             log.image_bytes.store(recovered.image_bytes[log.id.index()], Ordering::Relaxed);
             *log.segments.get_mut() = segments.into_iter().map(|s| (s.id(), s)).collect();
             *log.frozen.get_mut() = frozen;
         }
+        let order = self.order.get_mut();
+        let mut closed = self.window.close();
+        closed.word = Word::new(next, offsets);
+        order.publish_shape(&mut closed);
     }
 }

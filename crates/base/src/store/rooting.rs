@@ -144,11 +144,11 @@ impl Store {
     /// Raises the bounds of numbers that may be handed out. ROOT lists all segments then that there were at the call.
     pub(super) fn extend_bounds(&self) -> Result<()> {
         let mut m = self.maintenance.lock();
-        let next = self.order.lock().next_seq;
+        let next = self.window.word().next();
         m.seq_bound = m.seq_bound.max(Seq(next.0 + self.geometry.seq_chunk));
         m.blob_bound = m.blob_bound.max(self.fresh_blob_bound());
         self.write_root(&mut m, false)?;
-        self.order.lock().seq_bound = m.seq_bound;
+        self.seq_bound.store(m.seq_bound.0, Ordering::Release);
         self.blob_bound.store(m.blob_bound, Ordering::Release);
         Ok(())
     }
@@ -171,8 +171,7 @@ impl Store {
     /// True when less than half of a chunk of numbers is left, or the first chunk of those reserved for blobs is used: long before
     /// a writer is held up.
     pub(super) fn bounds_are_near(&self) -> bool {
-        let order = self.order.lock();
-        let left = order.seq_bound.0 - order.next_seq.0.min(order.seq_bound.0);
+        let left = self.seq_bound.load(Ordering::Relaxed).saturating_sub(self.window.word().next().0);
         left < self.geometry.seq_chunk / 2
             || self.blob_numbers_left() < (BLOB_CHUNKS - 1) * self.geometry.blob_chunk
     }
@@ -185,7 +184,7 @@ impl Store {
         let floor = self.durable();
         let mut unsynced: HashSet<SegmentId> = HashSet::new();
         for tail in &order.tails {
-            unsynced.extend(tail.unsynced.iter().map(|s| s.id()));
+            unsynced.extend(tail.unsynced.iter().map(|(_, s)| s.id()));
             unsynced.extend(tail.segment.iter().map(|s| s.id()));
         }
         // What is empty now may be full and sealed by commits above `floor` before it is looked at below.

@@ -1,13 +1,14 @@
 //! # Sync rounds: one at a time for the whole database
 //!
-//! FlatStore's pipelined horizontal batching (§3.3) living once for all engines: committers put their
-//! frames into the kernel under the commit lock and leave it at once; whoever needs durability and
-//! finds no leader becomes one, gathers for a moment, and syncs for everybody while others commit.
+//! FlatStore's pipelined horizontal batching (§3.3) living once for all engines: committers put
+//! their frames into the kernel in parallel and go on at once; one that needs durability and finds
+//! no leader becomes one, gathers for a moment, and syncs for everybody while others commit.
 //!
 //! ## Picture
 //!
 //! ```text
-//!  leader:  gather a moment | lock: S = visible, close sectors, take dirty | sync blobs, logs | durable = S, wake
+//!  leader:  gather a moment | window closed: S = last reserved, close sectors, take dirty
+//!           | wait: visible >= S | sync blobs, logs | durable = S, wake
 //!  waiter:  durable >= n ?  yield a few times, else sleep until the round ends
 //! ```
 //!
@@ -17,24 +18,28 @@
 //! ## Invariants
 //!
 //! 1. One round at a time (the leader lock), so durable marks are monotonic and a sync never overtakes.
-//! 2. Frames after a round share no sector with frames before it (frame I2).
+//! 2. Frames after a round share no sector with frames before it (frame I2). All frames of commits
+//!    up to S are copied before the syncs begin.
 //! 3. A failed sync is never repeated: the store is poisoned.
-//! 4. Whoever sleeps found the leader lock taken, and is woken after it is free: nobody sleeps without a leader.
+//! 4. A waiter sleeps only if it found the leader lock taken, and is woken after the lock is free:
+//!    no waiter sleeps without a leader.
 
 use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::order::Order;
-use super::tail::{TAILS, Tail, log_of, tail_of};
+use super::tail::{Tail, log_of, tail_of};
 use super::{Batching, Store};
 use crate::blob;
+use crate::disk::SECTOR;
 use crate::error::{Error, IoContext, Result};
 use crate::segment::Segment;
 use crate::span;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard, WaitWord};
 use crate::types::{Durability, Incarnation, LogId, Seq, StoreId};
+use crate::window::{Closed, TAILS, Word};
 
 /// A round is held up for at most this part of what its syncs take, within the limits below.
 const GATHER_SHARE: u32 = 3;
@@ -45,8 +50,14 @@ const LITTLE: u64 = 64 << 10;
 /// Times a waiter yields before it sleeps; a model need not wait long for the rare case.
 const YIELDS: u32 = if cfg!(shuttle) { 1 } else { 20 };
 
-/// A number, and the staged files and segments (up to their ends) that hold what the device may lack below it.
-type Unsynced = (Seq, blob::Unsynced, Vec<(u64, Arc<Segment>)>);
+/// Blobs and segments that the device may lack.
+struct Unsynced {
+    blobs: blob::Unsynced,
+    /// Segments, up to these ends.
+    segments: Vec<(u64, Arc<Segment>)>,
+    /// Full segments among them.
+    full: Vec<Arc<Segment>>,
+}
 
 /// Whether a round that finds nothing unsynced syncs all the same.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -130,7 +141,7 @@ impl Store {
         }
     }
 
-    /// The same for a caller that may hold locks: nobody is told if it takes long.
+    /// As [`Store::acknowledge`], for a caller that may hold locks: a long wait is not reported.
     pub(super) fn acknowledge_quietly(&self, seq: Seq, durability: Durability) -> Result<()> {
         match durability {
             Durability::Buffer => Ok(()), // what is visible is in the kernel (store I1)
@@ -243,14 +254,19 @@ impl Store {
             return Ok(false);
         }
         let mut order = self.order.lock();
+        self.check_sound()?;
         if self.flags.closed.load(Ordering::Acquire) {
             return Ok(false); // behind the end the next life may be writing
         }
+        let (mut closed, mut rolled) = (self.window.close(), false);
         for tail in 0..TAILS {
             let due = &self.log(log_of(tail)).water_due;
             if order.tails[tail].segment.is_some() && due.swap(false, Ordering::Relaxed) {
-                self.append_note(&mut order, tail)?;
+                rolled |= self.append_note(&mut order, &mut closed, tail)?;
             }
+        }
+        if rolled {
+            order.publish_shape(&mut closed);
         }
         Ok(true)
     }
@@ -279,7 +295,7 @@ impl Store {
     }
 
     /// One round; what `look` sees at the moment that it answers for. The caller holds the leader lock.
-    pub(super) fn sync_looking<R>(&self, look: impl FnOnce(&Order, Seq) -> R) -> Result<R> {
+    pub(super) fn sync_looking<R>(&self, look: impl FnOnce(&Order, Word) -> R) -> Result<R> {
         self.sync_with(Whether::Dirty, look)
     }
 
@@ -288,23 +304,29 @@ impl Store {
         self.sync_with(whether, |_, _| ())
     }
 
-    fn sync_with<R>(&self, whether: Whether, look: impl FnOnce(&Order, Seq) -> R) -> Result<R> {
+    fn sync_with<R>(&self, whether: Whether, look: impl FnOnce(&Order, Word) -> R) -> Result<R> {
         // Looked at here, by whoever leads: what a round that failed had taken is in no list of what is unsynced any more, so the next
         // one would answer for it.
         self.check_sound()?;
         let mut order = self.order.lock();
-        let (seq, blobs, segments) = self.take_unsynced(&mut order, whether);
-        let seen = look(&order, seq);
+        let mut closed = self.window.close();
+        let Unsynced { blobs, segments, full } = self.take_unsynced(&mut order, &mut closed, whether);
+        let seen = look(&order, closed.word);
+        let seq = self.progress.last_given(closed.word.reserved());
         // What makes batching naive: nobody commits until it is over.
-        let order = (self.options.batching == Batching::Naive).then_some(order);
+        let order = (self.options.batching == Batching::Naive).then_some((closed, order));
         let _span = span!(TRACE, "sync round", commit = seq.0, segments = segments.len());
+        // A failure in the window has poisoned: nothing is durable any more that was not before.
+        self.progress.wait(seq)?;
+        segments.iter().for_each(|(end, segment)| segment.publish(*end));
         let began = self.clock.now();
         let synced = self.ground.blobs.sync(&blobs).and_then(|()| self.sync_segments(&segments));
         match synced {
             Ok(()) => {}
             // No sync was lost: all of it is taken by the next round again.
             Err(error @ Error::TooManyFiles { .. }) => {
-                self.give_back(&mut order.unwrap_or_else(|| self.order.lock()), blobs, segments);
+                drop(order);
+                self.give_back(&mut self.order.lock(), blobs, segments);
                 return Err(error);
             }
             Err(_) => return Err(self.poison("sync")),
@@ -318,35 +340,48 @@ impl Store {
         }
         self.counters.sync_rounds.fetch_add(1, Ordering::Relaxed);
         drop(order);
+        full.iter().for_each(|segment| segment.file().end_stores());
         Ok(seen)
     }
 
-    /// What a round took and did not sync is unsynced as before.
+    /// Marks everything that a round took and did not sync as unsynced again.
     fn give_back(&self, order: &mut Order, blobs: blob::Unsynced, segments: Vec<(u64, Arc<Segment>)>) {
         order.staged.join(blobs);
-        for (_, segment) in segments {
+        for (end, segment) in segments {
             let is_tail =
                 |tail: &&mut Tail| tail.segment.as_ref().is_some_and(|one| Arc::ptr_eq(one, &segment));
             match order.tails.iter_mut().find(is_tail) {
                 Some(tail) => tail.dirty = true,
-                None => order.tails[tail_of(segment.identity().log, false)].unsynced.push(segment),
+                None => order.tails[tail_of(segment.identity().log, false)].unsynced.push((end, segment)),
             }
         }
     }
 
-    /// Under the commit lock: what a round has to sync for everything up to the number it answers.
-    fn take_unsynced(&self, order: &mut Order, whether: Whether) -> Unsynced {
-        let mut segments = Vec::new();
-        for tail in &mut order.tails {
-            segments.extend(tail.unsynced.drain(..).map(|s| (s.end(), s)));
-            if std::mem::take(&mut tail.dirty) {
-                segments.extend(tail.segment.iter().map(|s| (s.end(), Arc::clone(s))));
+    /// Takes what a round has to sync for everything that has a seq now, and closes the sectors.
+    fn take_unsynced(&self, order: &mut Order, closed: &mut Closed<'_>, whether: Whether) -> Unsynced {
+        let (mut segments, mut full) = (Vec::new(), Vec::new());
+        let mut moved = false;
+        for (index, tail) in order.tails.iter_mut().enumerate() {
+            let offset = closed.word.offset(index);
+            full.extend(tail.unsynced.iter().map(|(_, segment)| Arc::clone(segment)));
+            segments.append(&mut tail.unsynced);
+            if tail.is_dirty(offset) {
+                let end = tail.end_at(offset);
+                segments.extend(tail.segment.iter().map(|s| (end, Arc::clone(s))));
             }
-            tail.close_sector();
+            tail.dirty = false;
+            if offset != tail.start || !offset.is_multiple_of(SECTOR) {
+                closed.word.set_offset(index, tail.close_sector(offset));
+                moved = true;
+            }
+        }
+        if moved {
+            order.publish_shape(closed);
         }
         if segments.is_empty() && whether == Whether::Always {
-            let tail = &order.tails[tail_of(LogId::Flat, false)];
-            segments.extend(tail.segment.iter().map(|s| (s.end(), Arc::clone(s))));
+            let tail = tail_of(LogId::Flat, false);
+            let end = order.tails[tail].end_at(closed.word.offset(tail));
+            segments.extend(order.tails[tail].segment.iter().map(|s| (end, Arc::clone(s))));
         }
         let since = self.unsynced_since.load(Ordering::Relaxed);
         if since > 0 {
@@ -356,6 +391,6 @@ impl Store {
         let arrived = self.round.arrived.load(Ordering::Acquire);
         let before = self.round.captured.swap(arrived, Ordering::Relaxed);
         self.round.last.store(arrived - before, Ordering::Relaxed);
-        (self.visible(), std::mem::take(&mut order.staged), segments)
+        Unsynced { blobs: std::mem::take(&mut order.staged), segments, full }
     }
 }

@@ -3,7 +3,7 @@
 //! Records stand in the log in the order of their arrival, so a scan reads each from another place. Sorting copies the newest
 //! record of each key, in the order of keys, into a stream of survivors: a scan then reads the log from front to
 //! back. It is the cleaner's work in another order, and has its rules: copies carry their own numbers, the engine is pointed at them
-//! under the commit lock, and the old records go with their segments.
+//! with the stripe of the key held, and the old records go with their segments.
 //!
 //! ## Picture
 //!
@@ -89,7 +89,7 @@ impl Store {
         if !self.can_sort(kept)? {
             return Err(Error::Unsupported { engine: kept.engine_name(), feature: "sorting records by key" });
         }
-        self.wait_durable(self.visible())?; // I1
+        self.wait_durable(self.newest())?; // I1
         let mut sorted = Compacted::default();
         let mut low = Bound::Unbounded;
         let mut unsynced = 0;

@@ -1,6 +1,6 @@
 //! # Stalls: writers that were made to wait, for what, and how long
 //!
-//! A writer that has to wait for anything but the commit lock does so through [`Store::waiting`], which counts the wait, or, for a
+//! A writer that has to wait for anything but other commits does so through [`Store::waiting`], which counts the wait, or, for a
 //! commit that may not wait, answers [`Error::Busy`] in its place. What a commit waited for is collected beside it and told to the
 //! application once the commit is over.
 //!

@@ -6,7 +6,7 @@
 //!
 //! ```text
 //!  maintenance lock ───────────────────────────────────────────────────────────────┐
-//!   survivors synced | a round: [commit lock: S, ends of tails] -> durable = S | ROOT of S | engines' own files, held
+//!   survivors synced | a round: [window closed: S, ends of tails] -> durable = S | ROOT of S | engines' own files, held
 //!                                                                                  └─> copied, at leisure ─> dropped:
 //!                                                                                      what waited goes
 //! ```
@@ -30,12 +30,13 @@
 //!
 //! Nothing of it is on disk. What waited is swept at the next opening, as whatever ROOT does not name.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::log::Log;
 use super::rooting::{Maintenance, Staying};
+use super::tail::Tail;
 use super::{Store, image};
 use crate::error::Result;
 use crate::own::OwnFiles;
@@ -47,7 +48,7 @@ use crate::types::{KeyspaceId, LogId, SegmentId, Seq};
 /// Where the logs ended at S.
 struct Ends {
     seq: Seq,
-    tails: HashMap<SegmentId, SegmentEntry>,
+    tails: Vec<(Arc<Segment>, u64)>,
     /// Segments that were empty.
     ready: HashSet<SegmentId>,
 }
@@ -123,11 +124,14 @@ impl Store {
         let _leading = self.round.lead();
         let making = self.making.lock(); // no segment is between its number and its listing
         let segments = self.logs.each_ref().map(Log::list);
-        let ends = self.sync_looking(|order, seq| {
-            let tails = order.tails.iter().filter_map(|tail| tail.segment.as_ref());
+        let ends = self.sync_looking(|order, word| {
+            let tails = order.tails.iter().enumerate();
+            let end = |(index, tail): (usize, &Tail)| {
+                Some((tail.segment.clone()?, tail.end_at(word.offset(index))))
+            };
             let ends = Ends {
-                seq,
-                tails: tails.map(|segment| (segment.id(), segment.entry(segment.end(), true))).collect(),
+                seq: self.progress.last_given(word.reserved()),
+                tails: tails.filter_map(end).collect(),
                 ready: order.ready.iter().flatten().map(|segment| segment.id()).collect(),
             };
             drop(making);
@@ -138,9 +142,10 @@ impl Store {
 
     /// What ROOT would say of that state, if all its segments were sealed.
     fn root_of(&self, m: &Maintenance, ends: &Ends, segments: &[Vec<Arc<Segment>>]) -> Root {
-        let entry = |segment: &Arc<Segment>| match ends.tails.get(&segment.id()) {
-            Some(tail) => *tail,
-            None => segment.entry(segment.end(), true),
+        let entry = |segment: &Arc<Segment>| {
+            let tail = ends.tails.iter().find(|(tail, _)| tail.id() == segment.id());
+            let end = tail.map_or_else(|| segment.end(), |(_, end)| *end);
+            SegmentEntry { last_seq: segment.last_seq().min(ends.seq), ..segment.entry(end, true) }
         };
         let mut root = Root {
             generation: m.generation,

@@ -1,27 +1,31 @@
 //! # Tails: where commits are appended
 //!
-//! Each log has one tail, the flat log two: commits that replace what was written lately go to the *hot*
-//! one, everything else to the log's own. What dies soon then dies together, and the cleaner finds
-//! segments that are nearly empty (SepBIT, FAST'22, separates user writes by the lifespan of what they
-//! kill; shown to lower the moved share from 0.46 to 0.28 at a space limit of 1.6, decisions/0006).
+//! Each log has one tail, the flat log two: commits that replace recent entries go to the *hot*
+//! one, everything else to the log's own. Entries with short lives then die together, and the
+//! cleaner finds segments that are nearly empty (SepBIT, FAST'22, separates user writes by the
+//! lifespan of the entries that they kill; shown to lower the moved share from 0.46 to 0.28 at a
+//! space limit of 1.6, decisions/0006).
+//!
+//! The place of the next frame of a tail is in the word of the window (`crate::window`).
 //!
 //! ## Invariants
 //!
-//! 1. A run goes on in the next segment only behind a seal that names it. There is always room for one: the last sector of a
-//!    segment is the seal's, so that it shares none with what was synced before.
-//! 2. Both tails of a log take their next segment from one row of ready ones, so numbers ascend in each.
+//! 1. A run continues in the next segment only behind a seal that names it. There is always room
+//!    for one: the last sector of a segment is the seal's, so that it shares none with bytes that
+//!    were synced before.
+//! 2. Both tails of a log take their next segment from one row of ready ones, so numbers ascend in
+//!    each.
 //! 3. Which tail a commit went to matters to nothing but cleaning: recovery counts numbers.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crate::disk::SECTOR;
-use crate::frame::span;
+use crate::frame::{ALIGN, span};
 use crate::segment::{DATA_START, Segment};
 use crate::types::LogId;
+use crate::window::{Open, TAILS};
 
-/// Tails of all logs.
-pub(crate) const TAILS: usize = LogId::ALL.len() + 1;
 /// The flat log's second tail.
 pub(crate) const HOT: usize = TAILS - 1;
 /// Bytes of a note or a seal.
@@ -44,29 +48,62 @@ pub(crate) fn log_of(tail: usize) -> LogId {
 pub(crate) struct Tail {
     /// Where commits go.
     pub(crate) segment: Option<Arc<Segment>>,
-    /// The next frame's place in it.
-    pub(crate) offset: u64,
-    /// Full segments with bytes the device does not have.
-    pub(crate) unsynced: Vec<Arc<Segment>>,
-    /// The present segment has bytes the device does not have.
+    /// The first frame since the last sync round, or since the segment is open, begins here ...
+    pub(crate) start: u64,
+    /// ... so far behind the frame before, in units of [`ALIGN`].
+    pub(crate) gap: u8,
+    /// Full segments with bytes the device does not have, and their ends.
+    pub(crate) unsynced: Vec<(u64, Arc<Segment>)>,
+    /// The present segment has bytes before `start` that the device does not have.
     pub(crate) dirty: bool,
 }
 
 /// Bytes for frames in an empty segment.
 fn empty_room(segment: &Segment) -> u64 {
-    (segment.identity().capacity - DATA_START).saturating_sub(SEAL_ROOM)
+    limit_of(segment).saturating_sub(DATA_START)
+}
+
+/// Frames of commits end here at the latest.
+fn limit_of(segment: &Segment) -> u64 {
+    segment.identity().capacity.saturating_sub(SEAL_ROOM)
 }
 
 impl Tail {
-    /// Bytes for frames in the present segment.
-    pub(crate) fn room(&self) -> u64 {
-        let capacity = self.segment.as_ref().map_or(0, |s| s.identity().capacity);
-        capacity.saturating_sub(self.offset).saturating_sub(SEAL_ROOM)
+    /// Makes a tail in `segment` with its next frame at `start`.
+    pub(crate) fn at(segment: Arc<Segment>, start: u64) -> Tail {
+        Tail { segment: Some(segment), start, ..Tail::default() }
     }
 
-    /// How many of the frames with these bodies, in order, fit into the present segment.
-    pub(crate) fn fitting(&self, bodies: impl Iterator<Item = usize>) -> usize {
-        let mut room = self.room();
+    /// Returns the tail as the window sees it.
+    pub(crate) fn open(&self) -> Option<Open> {
+        let segment = Arc::clone(self.segment.as_ref()?);
+        Some(Open { limit: limit_of(&segment), segment, start: self.start, gap: self.gap })
+    }
+
+    /// Whether the present segment, filled up to `offset`, has bytes that the device does not have.
+    pub(crate) fn is_dirty(&self, offset: u64) -> bool {
+        self.dirty || (self.segment.is_some() && offset != self.start)
+    }
+
+    /// Returns the gap before a frame at `offset`, as its header states it.
+    pub(crate) fn gap_at(&self, offset: u64) -> u8 {
+        if offset == self.start { self.gap } else { 0 }
+    }
+
+    /// Returns the end of the last frame, if the next one begins at `offset`.
+    pub(crate) fn end_at(&self, offset: u64) -> u64 {
+        offset - u64::from(self.gap_at(offset)) * ALIGN
+    }
+
+    /// Bytes for frames behind `offset` in the present segment.
+    pub(crate) fn room(&self, offset: u64) -> u64 {
+        self.segment.as_ref().map_or(0, |segment| limit_of(segment).saturating_sub(offset))
+    }
+
+    /// Returns how many of the frames with these bodies, in order, fit behind `offset` into the
+    /// present segment.
+    pub(crate) fn fitting(&self, offset: u64, bodies: impl Iterator<Item = usize>) -> usize {
+        let mut room = self.room(offset);
         bodies
             .take_while(|body| {
                 let fits = span(*body) <= room;
@@ -76,15 +113,16 @@ impl Tail {
             .count()
     }
 
-    /// Whether frames with these bodies fit, with a note before them, into the present segment and the
-    /// `ready` ones but `reserve` of them.
+    /// Returns whether frames with these bodies fit, with a note before them, behind `offset` into
+    /// the present segment and the `ready` ones but `reserve` of them.
     pub(crate) fn takes(
         &self,
+        offset: u64,
         mut bodies: impl Iterator<Item = usize>,
         ready: &VecDeque<Arc<Segment>>,
         reserve: usize,
     ) -> bool {
-        let mut room = self.room().saturating_sub(MARK);
+        let mut room = self.room(offset).saturating_sub(MARK);
         let mut ready = ready.iter().take(ready.len().saturating_sub(reserve));
         bodies.all(|body| {
             while span(body) > room {
@@ -98,10 +136,14 @@ impl Tail {
         })
     }
 
-    /// After this the next frame shares no sector with what stands there now.
-    pub(crate) fn close_sector(&mut self) {
-        if let Some(segment) = &self.segment {
-            self.offset = self.offset.next_multiple_of(SECTOR).min(segment.identity().capacity);
-        }
+    /// After this the next frame shares no sector with what ends at `offset`. Returns its place.
+    pub(crate) fn close_sector(&mut self, offset: u64) -> u64 {
+        let Some(segment) = &self.segment else { return offset };
+        let next = offset.next_multiple_of(SECTOR).min(segment.identity().capacity);
+        // A gap that no frame has ended yet goes on.
+        let before = if offset == self.start { u64::from(self.gap) } else { 0 };
+        self.gap = u8::try_from(before + (next - offset) / ALIGN).unwrap_or(u8::MAX);
+        self.start = next;
+        next
     }
 }

@@ -121,6 +121,7 @@ impl Store {
         found: &mut impl FnMut(Error),
         watcher: &mut VerifyWatcher<'_>,
     ) -> Result<()> {
+        self.publish_ends()?;
         for segment in self.log(log).list() {
             self.tell_watcher(watcher, summary)?;
             summary.files.push(segment.path().to_path_buf());

@@ -13,14 +13,11 @@ use crate::sync::atomic::Ordering;
 use crate::types::Seq;
 use crate::views::{ViewSlot, Views};
 
-/// Reads of `visible` before a view that waits for a commit takes the commit lock.
-const LOOKS: usize = if cfg!(shuttle) { 0 } else { 64 };
-
 /// A consistent state of all keyspaces, pinned until it is dropped. `S` keeps the store.
 pub struct View<S: Deref<Target = Store> = Arc<Store>> {
     store: S,
     seq: Seq,
-    /// None if all slots were in use.
+    /// Taken when it is dropped.
     slot: Option<ViewSlot>,
 }
 
@@ -38,21 +35,22 @@ impl Store {
         View::new(Arc::clone(self))
     }
 
-    /// Returns a view, and the result of `also`, which runs under the commit lock.
+    /// Returns a view, and the result of `also`, which runs while no commit does.
     pub(super) fn view_with<T>(self: &Arc<Store>, also: impl FnOnce() -> T) -> Result<(View, T)> {
         self.check_open()?;
-        let (slot, seq, also) = self.register_under_lock(also);
-        Ok((View { store: Arc::clone(self), seq, slot }, also))
+        let _alone = self.stripes.alone();
+        let seq = self.visible();
+        let slot = Some(self.view_slots.register_alone(seq));
+        Ok((View { store: Arc::clone(self), seq, slot }, also()))
     }
 
-    fn register_under_lock<T>(&self, also: impl FnOnce() -> T) -> (Option<ViewSlot>, Seq, T) {
-        let mut order = self.order.lock();
-        let seq = self.visible();
-        let slot = self.view_slots.claim(seq);
-        if slot.is_none() {
-            order.views.register(seq);
-        }
-        (slot, seq, also())
+    /// Publishes the ends of the open segments as of now, once all commits up to there are
+    /// complete.
+    pub(super) fn publish_ends(&self) -> Result<()> {
+        let (reserved, ends) = self.window.ends();
+        self.progress.wait(reserved)?;
+        ends.iter().for_each(|(segment, end)| segment.publish(*end));
+        Ok(())
     }
 
     /// Returns a view, and the keyspaces that it shows.
@@ -74,8 +72,7 @@ impl Store {
     /// newer state.
     pub(super) fn views(&self) -> Views {
         let visible = self.visible(); // before the slots
-        let rest = self.order.lock().views.clone();
-        self.view_slots.with(&rest).copy_as_of(visible)
+        self.view_slots.collect().copy_as_of(visible)
     }
 
     /// Lets engines drop what released views had pinned. True if there was anything to look at.
@@ -101,23 +98,8 @@ impl<S: Deref<Target = Store>> View<S> {
     /// As [`Store::check_open`].
     pub fn new(store: S) -> Result<View<S>> {
         store.check_open()?;
-        let mut looks = 0..LOOKS;
-        let registered = store.view_slots.register(&store.progress, |begun| {
-            if looks.next().is_some() {
-                std::hint::spin_loop();
-                return Ok(());
-            }
-            store.wait_visible(begun);
-            store.check_open() // a commit that ended half applied is never visible
-        })?;
-        let (slot, seq) = match registered {
-            Some((slot, seq)) => (Some(slot), seq),
-            None => {
-                let (slot, seq, ()) = store.register_under_lock(|| ());
-                (slot, seq)
-            }
-        };
-        Ok(View { store, seq, slot })
+        let (slot, seq) = store.view_slots.register(&store.progress, || store.window.reserved())?;
+        Ok(View { store, seq, slot: Some(slot) })
     }
 
     /// The last commit it shows.
@@ -139,9 +121,8 @@ impl<S: Deref<Target = Store>> Drop for View<S> {
         if store.fork.is_child() {
             return; // the lock may be held by a thread that exists in the parent only
         }
-        match self.slot.take() {
-            Some(slot) => store.view_slots.release(slot),
-            None => store.order.lock().views.release(self.seq),
+        if let Some(slot) = self.slot.take() {
+            store.view_slots.release(slot);
         }
         // Only a later commit can have superseded a version that this view pinned. All views read
         // the cache line of the flag, so it is written as rarely as possible.

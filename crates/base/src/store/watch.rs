@@ -3,21 +3,21 @@
 //! ## Picture
 //!
 //! ```text
-//!  commit lock: applied ─> note(key) ─> keys ── more than fit ──> marks: a bit for each hash
+//!  commit:  applied ─> note(key) ─> keys ── more than fit ──> marks: a bit for each hash
 //!                                         │                          │
-//!  conversion:  [commit lock: view, take] └── these are copied again ┴── so is every key whose bit is set
+//!  conversion:  [no commit: view, take] └── these are copied again ┴── so is every key whose bit is set
 //! ```
 //!
 //! ## Invariants
 //!
-//! 1. A key is noted under the commit lock, by the commit that changes it. What is taken under the same hold of the lock as a view
-//!    is registered is therefore all that changed since the view before.
+//! 1. A key is noted by the commit that changes it, before it is complete. A view is registered and notes are taken while no commit
+//!    runs, so that what is taken is all that changed since the view before.
 //! 2. While the keyspace is held no commit that touches it gets a number.
 //!
 //! ## Threads
 //!
-//! Committers look at one flag. Behind it one lock, after the commit lock. Whoever meets a held keyspace waits without
-//! the commit lock and without a guard.
+//! Committers look at one flag. Behind it one lock, which is taken after stripes. Whoever meets a held keyspace waits
+//! without stripes and without a guard.
 //!
 //! ## Costs
 //!
@@ -155,7 +155,7 @@ impl State {
 }
 
 impl Watch {
-    /// Begins to take notes. False if somebody does already. Under the commit lock.
+    /// Begins to take notes. False if somebody does already. While no commit runs.
     pub(super) fn begin(&self, limits: Limits) -> bool {
         let mut state = self.state.lock();
         if state.notes.is_some() {
@@ -173,7 +173,7 @@ impl Watch {
         self.settle(&state);
     }
 
-    /// What was changed since the last call. Under the commit lock.
+    /// What was changed since the last call. While no commit runs.
     pub(super) fn take(&self) -> Touched {
         let mut state = self.state.lock();
         self.moved.notify_all();
@@ -204,18 +204,18 @@ impl Watch {
         self.is_on.load(Ordering::Relaxed)
     }
 
-    /// A commit changed `key`. Under the commit lock.
+    /// A commit that is not complete yet changed `key`.
     #[cold]
     pub(super) fn note(&self, key: &[u8]) {
         self.state.lock().notes.iter_mut().for_each(|notes| notes.add(key));
     }
 
-    /// Whether commits have to wait. Under the commit lock.
+    /// Whether commits have to wait. Asked by a commit that holds its stripes.
     pub(super) fn is_held(&self) -> bool {
         self.is_on() && self.state.lock().is_held
     }
 
-    /// Under the commit lock: from now on commits wait.
+    /// While no commit runs: from now on commits wait.
     pub(super) fn hold(&self) {
         let mut state = self.state.lock();
         state.is_held = true;

@@ -3,10 +3,11 @@
 //! In a usual build these are parking_lot (which thread sanitizers understand), std's atomics and
 //! threads, and crossbeam's epochs, by their own names: the seam costs nothing. Built with
 //! `--cfg shuttle` they are those of `model`, whose every step a scheduler decides, so that tests explore
-//! the interleavings of the commit lock, the sync rounds and everything that takes no lock.
+//! the interleavings of commits, the sync rounds and everything that takes no lock.
 //!
 //! `Arc` is std's in both: no code depends on how its counts interleave.
 
+mod counter;
 #[cfg(shuttle)]
 mod model;
 mod published;
@@ -84,6 +85,33 @@ mod real {
         }
     }
 
+    /// An atomic of 16 bytes.
+    #[derive(Debug)]
+    #[repr(transparent)]
+    pub(crate) struct Wide(portable_atomic::AtomicU128);
+
+    impl Wide {
+        pub(crate) const fn new(value: u128) -> Wide {
+            Wide(portable_atomic::AtomicU128::new(value))
+        }
+
+        #[inline]
+        pub(crate) fn load(&self, order: atomic::Ordering) -> u128 {
+            self.0.load(order)
+        }
+
+        pub(crate) fn store(&self, value: u128, order: atomic::Ordering) {
+            self.0.store(value, order);
+        }
+
+        /// Replaces `before` by `after`, or returns the present value.
+        #[inline]
+        pub(crate) fn exchange(&self, before: u128, after: u128) -> Result<(), u128> {
+            use atomic::Ordering::SeqCst;
+            self.0.compare_exchange(before, after, SeqCst, SeqCst).map(drop)
+        }
+    }
+
     /// Sleeping on a word, by the kernel.
     #[derive(Debug, Default)]
     pub(super) struct Futex;
@@ -114,9 +142,11 @@ pub use imp::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGu
 #[cfg(shuttle)]
 pub use imp::{explore, step};
 
+pub use self::counter::Counter;
 pub use self::published::Published;
 pub(crate) use self::spread::place;
 pub use self::spread::{PLACES, Spread};
+pub(crate) use imp::Wide;
 
 use atomic::{AtomicU32, Ordering};
 use imp::Futex;
@@ -145,6 +175,27 @@ impl WaitWord {
             self.futex.wait(&self.count, seen);
         }
         self.sleepers.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// As [`WaitWord::wait`], unless `is_over` says that there is nothing to wait for: it is asked
+    /// once the sleeper is counted. A thread that makes it true calls [`WaitWord::wake`] after
+    /// that. Returns whether it was over.
+    pub fn sleep_unless(&self, seen: u32, is_over: impl FnOnce() -> bool) -> bool {
+        self.sleepers.fetch_add(1, Ordering::SeqCst);
+        let is_over = is_over();
+        if !is_over && self.count.load(Ordering::SeqCst) == seen {
+            self.futex.wait(&self.count, seen);
+        }
+        self.sleepers.fetch_sub(1, Ordering::SeqCst);
+        is_over
+    }
+
+    /// Wakes all threads that sleep, and writes nothing if none does.
+    #[inline]
+    pub fn wake(&self) {
+        if self.sleepers.load(Ordering::SeqCst) > 0 {
+            self.advance();
+        }
     }
 
     /// Moves the count and wakes everybody.

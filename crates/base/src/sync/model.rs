@@ -76,6 +76,22 @@ pub mod bare {
                     step();
                     self.0.store(value, order);
                 }
+
+                /// As std's.
+                ///
+                /// # Errors
+                ///
+                /// The present value, if it is not `seen`.
+                pub fn compare_exchange(
+                    &self,
+                    seen: $number,
+                    next: $number,
+                    done: Ordering,
+                    failed: Ordering,
+                ) -> Result<$number, $number> {
+                    step();
+                    self.0.compare_exchange(seen, next, done, failed)
+                }
             }
         };
     }
@@ -209,6 +225,40 @@ impl<T> RwLock<T> {
 impl<T> fmt::Debug for RwLock<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("RwLock")
+    }
+}
+
+/// An atomic of 16 bytes. Others may run before each access.
+#[derive(Debug)]
+pub(crate) struct Wide(std::sync::Mutex<u128>);
+
+impl Wide {
+    pub(crate) const fn new(value: u128) -> Wide {
+        Wide(std::sync::Mutex::new(value))
+    }
+
+    fn access<T>(&self, access: impl FnOnce(&mut u128) -> T) -> T {
+        step();
+        access(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub(crate) fn load(&self, _: atomic::Ordering) -> u128 {
+        self.access(|value| *value)
+    }
+
+    pub(crate) fn store(&self, new: u128, _: atomic::Ordering) {
+        self.access(|value| *value = new);
+    }
+
+    /// Replaces `before` by `after`, or returns the present value.
+    pub(crate) fn exchange(&self, before: u128, after: u128) -> Result<(), u128> {
+        self.access(|value| match *value == before {
+            true => {
+                *value = after;
+                Ok(())
+            }
+            false => Err(*value),
+        })
     }
 }
 

@@ -5,61 +5,76 @@
 
 use std::sync::Arc;
 
-use super::{Progress, ViewSlots, Views};
+use super::ViewSlots;
+use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Mutex, explore, thread};
 use crate::types::Seq;
+use crate::window::Progress;
 
-/// One key that each commit writes.
+/// The commit that wrote the newest version of a key, and the lives of the older versions that are
+/// kept.
+type Versions = Mutex<(Seq, Vec<(Seq, Seq)>)>;
+
+/// Two keys, of which each is written by one thread.
 #[derive(Default)]
 struct World {
     slots: ViewSlots,
     progress: Progress,
-    /// The commit that wrote the newest version, and the lives of the older versions that are kept.
-    versions: Mutex<(Seq, Vec<(Seq, Seq)>)>,
+    /// The last seq that a commit has reserved.
+    reserved: AtomicU64,
+    keys: [Versions; 2],
 }
 
 impl World {
-    fn commit(&self, seq: Seq) {
-        self.progress.begin(seq);
-        let views = self.slots.with(&Views::default());
-        let mut versions = self.versions.lock();
+    fn reserved(&self) -> Seq {
+        Seq(self.reserved.load(Ordering::SeqCst))
+    }
+
+    fn commit(&self, key: usize) {
+        let seq = Seq(self.reserved.fetch_add(1, Ordering::SeqCst) + 1);
+        let views = self.slots.collect();
+        let mut versions = self.keys[key].lock();
         let born = versions.0;
         if views.needs(born, seq) {
             versions.1.push((born, seq));
         }
         versions.0 = seq;
         drop(versions);
-        self.progress.publish(seq);
+        self.progress.complete(seq).expect("no commit fails");
     }
 
     fn trim(&self) {
         let visible = self.progress.visible();
-        let views = self.slots.with(&Views::default()).copy_as_of(visible);
-        self.versions.lock().1.retain(|(born, died)| views.may_need(*born, *died));
+        let views = self.slots.collect().copy_as_of(visible);
+        for key in &self.keys {
+            key.lock().1.retain(|(born, died)| views.may_need(*born, *died));
+        }
+    }
+
+    /// Returns the version of a key that a view of the state at `seq` shows.
+    fn version_at(&self, key: usize, seq: Seq) -> Option<Seq> {
+        let versions = self.keys[key].lock();
+        if versions.0 <= seq {
+            return Some(versions.0);
+        }
+        let lives = versions.1.iter();
+        lives.filter(|(born, died)| *born <= seq && seq < *died).map(|(born, _)| *born).next()
     }
 
     fn look(&self) {
         let before = self.progress.visible();
-        let wait = |_| {
-            thread::yield_now();
-            Ok(())
-        };
-        let (slot, seq) = self.slots.register(&self.progress, wait).expect("it waits").expect("a slot");
+        let (slot, seq) = self.slots.register(&self.progress, || self.reserved()).expect("no commit fails");
         assert!(seq >= before, "the view shows all that was visible");
-        for _ in 0..2 {
-            let versions = self.versions.lock();
-            let is_there =
-                versions.0 == seq || versions.1.iter().any(|(born, died)| *born <= seq && seq < *died);
-            assert!(is_there, "the version of {seq} was freed: {:?}", *versions);
-            drop(versions);
-            thread::yield_now();
-        }
+        let first = [0, 1].map(|key| self.version_at(key, seq).expect("the version was freed"));
+        thread::yield_now();
+        let second = [0, 1].map(|key| self.version_at(key, seq).expect("the version was freed"));
+        assert_eq!(first, second, "the view at {seq} does not change");
         self.slots.release(slot);
     }
 }
 
 #[test]
-fn a_view_finds_its_version_while_commits_run_and_versions_are_freed() {
+fn a_view_finds_its_versions_while_commits_run_and_versions_are_freed() {
     explore(20_000, || {
         let world = Arc::new(World::default());
         let beside = |work: fn(&World)| {
@@ -67,13 +82,15 @@ fn a_view_finds_its_version_while_commits_run_and_versions_are_freed() {
             thread::spawn(move || work(&world))
         };
         let threads = [
-            beside(|world| (1..=3).for_each(|seq| world.commit(Seq(seq)))),
+            beside(|world| (0..2).for_each(|_| world.commit(0))),
+            beside(|world| (0..2).for_each(|_| world.commit(1))),
             beside(|world| (0..2).for_each(|_| world.trim())),
             beside(World::look),
         ];
         world.look();
         threads.into_iter().for_each(|thread| thread.join().expect("it ends"));
         world.trim();
-        assert_eq!(world.versions.lock().1, [], "no view needs a version any more");
+        assert!(world.keys.iter().all(|key| key.lock().1.is_empty()), "no view needs a version any more");
+        assert_eq!(world.progress.visible(), Seq(4));
     });
 }

@@ -2,10 +2,11 @@
 //!
 //! ## The way of a put
 //!
-//! `prepare` brings the way to the key's list into memory, looks the key up (the entry it replaces is read and its key
-//! compared); under the lock `is_current` looks again at the list only; `apply` points the trie at the new entry. A get is
-//! the trie and one record, which is asked for as soon as its address is seen, and whose checksum is verified at every
-//! access.
+//! `prepare` brings the way to the key's list into memory, looks the key up (the entry it replaces
+//! is read and its key compared); under the stripe of the key `is_current` looks again at the list
+//! only; `apply` points the trie at the new entry. A get is the trie and one record, which is asked
+//! for as soon as its address is seen; its checksum is verified at every access. A get of the
+//! newest state waits until the commit of the record is visible.
 //!
 //! ## Invariants
 //!
@@ -14,8 +15,15 @@
 //!    than its view finds the old one there.
 //! 3. Addresses loaded under an epoch guard stay readable until it goes; notes are used under the guard that the committer
 //!    holds from `prepare` to `apply`.
-//! 4. What `prepare` looked at can be had when `apply` comes: the pages are in memory, or were evicted under the guard that the
-//!    committer holds and come back (page.rs).
+//! 4. What `prepare` looked at can be had when `apply` comes: the pages are in memory, or were
+//!    evicted under the guard that the committer holds and come back (page.rs). A commit of another
+//!    key that moves the list in between brings the new way into memory under the same guard.
+//!
+//! ## Threads
+//!
+//! The store has the stripe of a key from `is_current` to the end of `apply`, and during `moved`.
+//! Applies of different keys take turns at the lock of the trie's heap, which is held for the
+//! change of the trie only.
 //!
 //! ## Checkpoints
 //!
@@ -291,7 +299,7 @@ impl CedrusEngine {
     /// The record at an address that the trie has.
     pub(crate) fn frame<'g>(&self, address: Address, guard: &'g Guard) -> Result<Frame<'g>> {
         match self.ground.segments.at(address.slot(), guard) {
-            Some(segment) => segment.frame(address.offset(), segment.end()),
+            Some(segment) => segment.frame(address.offset(), segment.limit_at(address.offset())),
             None => Err(self.lost(address)),
         }
     }
@@ -348,13 +356,19 @@ impl CedrusEngine {
             let Some(segment) = self.ground.segments.at(address.slot(), guard) else {
                 return Err(self.lost(address));
             };
-            let frame = segment.frame_unchecked(address.offset(), segment.end())?;
+            let frame = segment.frame_unchecked(address.offset(), segment.limit_at(address.offset()))?;
             if Record::decode(frame.payload()).is_ok_and(|record| record.key == key) {
                 return Ok(Some(Seen { address, frame }));
             }
             segment.check(address.offset(), &frame)?;
         }
         Ok(None)
+    }
+
+    /// Waits until `record`, found at `at`, may be shown.
+    #[inline]
+    fn reveal(&self, at: Seq, record: &Seen<'_>) -> Result<()> {
+        if at == Seq::LATEST { self.ground.reveal(record.seq()) } else { Ok(()) }
     }
 
     /// The record of `key` that a view at `at` shows.
@@ -485,6 +499,7 @@ impl Engine for CedrusEngine {
         loop {
             let guard = &epoch::pin();
             let Some(found_record) = self.find_at(at, key, guard)? else { return Ok(false) };
+            self.reveal(at, &found_record)?;
             let record = self.record(found_record.address, &found_record.frame, guard)?;
             if self.accounts.give(record.content, &mut missing, found)? {
                 return Ok(true);
@@ -494,7 +509,8 @@ impl Engine for CedrusEngine {
 
     fn contains(&self, at: Seq, key: &[u8]) -> Result<bool> {
         let guard = &epoch::pin();
-        Ok(self.find_at(at, key, guard)?.is_some())
+        let found = self.find_at(at, key, guard)?;
+        found.map_or(Ok(false), |record| self.reveal(at, &record).map(|()| true))
     }
 
     fn prefetch(&self, keys: &[Wanted<'_>], entries: bool) {

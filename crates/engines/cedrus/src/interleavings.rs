@@ -1,4 +1,5 @@
-//! The trie under a scheduler: one writer (that is the contract), readers who take no lock.
+//! The trie under a scheduler: writers of different keys (that is the contract), readers without a
+//! lock.
 //!
 //! Built with `--cfg shuttle` only. The knobs are those of `sheaf_base::sync::explore`.
 
@@ -94,6 +95,36 @@ fn a_walk_beside_changes_yields_what_stays_once() {
         assert!((0..3).all(|n| seen.get(&hash(n)) == Some(&1)), "{seen:?}");
         assert!(seen.values().all(|times| *times == 1), "{seen:?}");
         writer.join().expect("it changes");
+    });
+}
+
+/// Two writers of different keys: lists are split and joined, and entries get other addresses.
+#[test]
+fn two_writers_of_different_keys_lose_nothing() {
+    explore(2000, || {
+        let trie = filled(3);
+        let writers = [0, 1].map(|writer| {
+            let trie = Arc::clone(&trie);
+            thread::spawn(move || {
+                let guard = &epoch::pin();
+                let own = || (3..11).filter(|n| n % 2 == writer);
+                for n in own() {
+                    trie.insert(Entry::new(hash(n), place(n)), guard).expect("it is in memory");
+                    assert!(holds(&trie, n, place(n)));
+                }
+                let from = place(writer);
+                assert_eq!(trie.replace(hash(writer), from, place(100 + writer), guard), Ok(true));
+                for n in own().filter(|n| *n > 4) {
+                    assert_eq!(trie.remove(hash(n), place(n), guard), Ok(true));
+                }
+            })
+        });
+        assert!(holds(&trie, 2, place(2)));
+        assert!(holds(&trie, 1, place(1)) || holds(&trie, 1, place(101)));
+        writers.into_iter().for_each(|writer| writer.join().expect("it changes"));
+        assert!((0..11).all(|n| holds(&trie, n, place(n)) == (2..5).contains(&n)));
+        assert!((0..2).all(|n| holds(&trie, n, place(100 + n))));
+        assert_eq!(trie.len(), 5);
     });
 }
 

@@ -29,8 +29,9 @@
 //! ## Threads
 //!
 //! The lock of the trie's heap admits one writer: a commit, garbage collection or background work.
-//! A lookup takes no lock. It validates its result by a version, of which there are 64, one for
-//! each value of the first 6 bits of a hash. After 16 failed validations it takes the heap's lock.
+//! Commits of different keys take turns at it, for the change of the trie only. A lookup takes no
+//! lock. It validates its result by a version, of which there are 64, one for each value of the
+//! first 6 bits of a hash. After 16 failed validations it takes the heap's lock.
 //!
 //! ## Costs
 //!
@@ -55,6 +56,8 @@ mod list;
 pub mod measure;
 mod owed;
 mod page;
+#[cfg(all(test, not(shuttle)))]
+mod parallel;
 pub mod shape;
 mod space;
 mod tail;

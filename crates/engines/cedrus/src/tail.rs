@@ -6,12 +6,13 @@
 //!
 //! ## Threads
 //!
-//! Any. Commits add under the commit lock; a freeze and its end are under it too.
+//! Any. Commits add side by side; no commit adds during a freeze or its end.
 
 use std::time::Duration;
 
 use sheaf_base::clock::{Clock, SystemClock};
 use sheaf_base::ground::Ground;
+use sheaf_base::sync::Counter;
 use sheaf_base::sync::atomic::{AtomicU64, Ordering};
 
 /// What a start takes for a record and for a KiB of the log, of one core: reading and summing it, hashing its key, noting it.
@@ -32,11 +33,11 @@ const OUTRUN: u64 = 2;
 const REST: Duration = Duration::from_millis(400);
 const REST_LOOKS: u64 = 8;
 
-/// See the module. Every commit writes it: what readers look at stands in other cache lines.
+/// See the module. Commits write it: fields that readers load are in other cache lines.
 #[derive(Debug)]
 #[repr(align(128))]
 pub(crate) struct Tail {
-    nanos: AtomicU64,
+    nanos: Counter,
     /// The part of it that the checkpoint under way covers.
     frozen: AtomicU64,
     /// A checkpoint at rest is worth it from here on.
@@ -50,7 +51,7 @@ pub(crate) struct Tail {
 impl Tail {
     pub(crate) fn new(ground: &Ground) -> Tail {
         Tail {
-            nanos: AtomicU64::new(0),
+            nanos: Counter::default(),
             frozen: AtomicU64::new(0),
             worth: if ground.tiny { TINY_RECORDS * RECORD_NS } else { WORTH_NS },
             is_inline: ground.inline,
@@ -62,7 +63,7 @@ impl Tail {
     /// A record of so many bytes stands in the log.
     #[inline]
     pub(crate) fn add(&self, span: u32) {
-        self.nanos.fetch_add(RECORD_NS + u64::from(span) * KIB_NS / 1024, Ordering::Relaxed);
+        self.nanos.add(i64::try_from(RECORD_NS + u64::from(span) * KIB_NS / 1024).unwrap_or(0));
     }
 
     /// So does a copy of one.
@@ -72,18 +73,18 @@ impl Tail {
 
     /// A checkpoint begins.
     pub(crate) fn freeze(&self) {
-        self.frozen.store(self.nanos.load(Ordering::Relaxed).max(1), Ordering::Relaxed);
+        self.frozen.store(self.nanos.count().max(1), Ordering::Relaxed);
     }
 
     /// It has ended.
     pub(crate) fn saved(&self) {
-        let covered = self.frozen.swap(0, Ordering::Relaxed).min(self.nanos.load(Ordering::Relaxed));
-        self.nanos.fetch_sub(covered, Ordering::Relaxed);
+        let covered = self.frozen.swap(0, Ordering::Relaxed).min(self.nanos.count());
+        self.nanos.add(-i64::try_from(covered).unwrap_or(0));
     }
 
     /// Whether a checkpoint is due.
     pub(crate) fn is_due(&self) -> bool {
-        let nanos = self.nanos.load(Ordering::Relaxed);
+        let nanos = self.nanos.count();
         nanos >= MOST_NS || (self.rests(nanos) && nanos >= self.worth)
     }
 
@@ -108,7 +109,7 @@ impl Tail {
         if self.frozen.load(Ordering::Relaxed) == 0 {
             return 0;
         }
-        self.nanos.load(Ordering::Relaxed) / (OUTRUN * MOST_NS / 100)
+        self.nanos.count() / (OUTRUN * MOST_NS / 100)
     }
 }
 
@@ -118,7 +119,7 @@ mod tests {
 
     fn tail() -> Tail {
         Tail {
-            nanos: AtomicU64::new(0),
+            nanos: Counter::default(),
             frozen: AtomicU64::new(0),
             worth: TINY_RECORDS * RECORD_NS,
             is_inline: true,

@@ -24,8 +24,8 @@
 //!
 //! ## Threads
 //!
-//! Any. The lock is held for a look-up in a small map, also under the commit lock. A put takes it
-//! only if there is a range or a watch.
+//! Any, several puts at once. The lock is held for a look-up in a small map, also with stripes of
+//! the store. A put takes it only if there is a range or a watch.
 
 use std::collections::BTreeMap;
 
@@ -139,8 +139,8 @@ impl DeadRanges {
         self.count.store(inner.ranges.len() + inner.watches.len(), Ordering::Relaxed);
     }
 
-    /// Notes that `key` has a value from now on. Under the commit lock, after its record can be
-    /// found.
+    /// Notes that `key` has a value from now on: after its record can be found, and before its
+    /// commit is visible.
     #[inline]
     pub(crate) fn put(&self, key: &[u8]) {
         fence(Ordering::SeqCst); // (I2)

@@ -2,9 +2,10 @@
 //!
 //! ## Threads
 //!
-//! Commits come under the commit lock and write the active memtable. Background work takes the work lock. Both
-//! replace the state as a whole. Readers pin the epoch and take no lock. Locks in order: the store's commit
-//! lock, `work` (never taken under the commit lock), that of `state`.
+//! Commits of different keys write the active memtable at once. The store holds the stripes of
+//! their keys. Background work takes the work lock. It and `freeze` replace the state as a whole.
+//! Readers pin the epoch and take no lock. Locks in order: the store's stripes, `work` (never taken
+//! with a stripe), that of `state`.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -41,6 +42,8 @@ use crate::work::Work;
 pub(crate) const NAME: &str = "delsm";
 /// A memtable may take this part of the budget.
 const MEMTABLE_SHARE: u64 = 6;
+/// Sum of a memtable: bytes that it will take in lists and packs, about.
+const LOGGED: usize = 0;
 /// Bytes of a list's entry beside its key, at most, and its share of what stands in the foot.
 const LISTED: usize = 40;
 /// Removals between two that look around themselves while that is worth it.
@@ -57,8 +60,8 @@ pub(crate) struct DelsmEngine {
     state: Published<State>,
     /// Staged values in the active memtable, about, and their bytes.
     staged: [AtomicU64; 2],
-    /// Bytes that the active and the frozen memtable will take in lists and packs, about.
-    logged: [AtomicU64; 2],
+    /// Bytes that the frozen memtable will take in lists and packs, about.
+    logged: AtomicU64,
     /// Bytes of all lists: a merge may have to write them once more.
     listed: AtomicU64,
     /// Versions that views pin.
@@ -133,7 +136,7 @@ impl DelsmEngine {
         let guard = &epoch::pin();
         if let Some(frozen) = self.state(guard).memtables.frozen.as_ref().filter(|_| is_flushed) {
             frozen.gone(&self.shelf.ground.memory);
-            self.logged[1].store(0, Ordering::Relaxed);
+            self.logged.store(0, Ordering::Relaxed);
         }
         let listed = version.tables().map(|table| table.list.bytes()).sum();
         self.listed.store(listed, Ordering::Relaxed);
@@ -155,6 +158,9 @@ impl DelsmEngine {
     ) -> Result<R> {
         let hash = self.shelf.hash(key);
         if let Some((memtable, version)) = state.memtables.find(hash, key, at, guard) {
+            if at == Seq::LATEST {
+                self.shelf.ground.reveal(version.seq)?;
+            }
             if version.word.is_tomb() {
                 return with(Found::Nothing);
             }
@@ -168,10 +174,14 @@ impl DelsmEngine {
     }
 
     /// The number of the version of `key` that a view at `at` shows. No value is read for it, in a file, a pack or the journal: the
-    /// memtable's word or the key list says it.
-    fn seen(&self, at: Seq, key: &[u8], guard: &Guard) -> Result<Option<Seq>> {
+    /// memtable's word or the key list says it. If `is_revealed`, the commit of an
+    /// entry of a memtable is revealed before the entry counts.
+    fn seen(&self, at: Seq, key: &[u8], is_revealed: bool, guard: &Guard) -> Result<Option<Seq>> {
         let (state, hash) = (self.state(guard), self.shelf.hash(key));
         if let Some((_, version)) = state.memtables.find(hash, key, at, guard) {
+            if is_revealed {
+                self.shelf.ground.reveal(version.seq)?;
+            }
             return Ok((!version.word.is_tomb()).then_some(version.seq));
         }
         let found = state.version.find(hash, key, at)?;
@@ -255,14 +265,14 @@ impl DelsmEngine {
     }
 
     /// What a record will take in a list, and its value in a pack; or that it is staged.
-    fn note_logged(&self, key: &[u8], content: &Content<'_>) {
+    fn note_logged(&self, active: &Memtable, key: &[u8], content: &Content<'_>) {
         if let Content::Staged(blob) = content {
             self.staged[0].fetch_add(1, Ordering::Relaxed);
             self.staged[1].fetch_add(u64::from(blob.len), Ordering::Relaxed);
         }
         let packed = if let Content::Put(value) = content { value.len() } else { 0 };
         let bytes = key.len() + packed + LISTED;
-        self.logged[0].fetch_add(bytes as u64, Ordering::Relaxed);
+        active.add_to_sum(LOGGED, bytes as u64);
     }
 
     /// Values that stand among the staged ones: in memtables, or named by tables that are not settled.
@@ -323,13 +333,13 @@ impl Engine for DelsmEngine {
             (&self.shelf.ground, guard),
             &self.pins,
             (|op: &Op<'_>| self.is_over(op, state), || self.is_swollen()),
-            |key| Ok(self.seen(Seq::LATEST, key, guard)?.unwrap_or(Seq::ZERO)),
+            |key| Ok(self.seen(Seq::LATEST, key, false, guard)?.unwrap_or(Seq::ZERO)),
         )
     }
 
     fn is_current(&self, op: &Op<'_>) -> bool {
         let guard = &epoch::pin();
-        self.state(guard).memtables.active.is_current(op)
+        self.state(guard).memtables.active.is_current(op, guard)
     }
 
     fn apply(&self, seq: Seq, op: &Op<'_>, views: &Views) {
@@ -340,7 +350,7 @@ impl Engine for DelsmEngine {
         active.note_superseded(op, seq, views, &self.pins);
         let (record, hash) = (Memtable::record_of(op), Memtable::hash_of(op));
         let is_kept = active.put(record, hash, op.key, version, views, &self.shelf.ground, guard);
-        self.note_logged(op.key, &content);
+        self.note_logged(active, op.key, &content);
         match content {
             Content::Remove => drop(self.removed[0].fetch_add(1, Ordering::Relaxed)),
             _ => self.dead.put(op.key),
@@ -367,7 +377,7 @@ impl Engine for DelsmEngine {
     }
 
     fn contains(&self, at: Seq, key: &[u8]) -> Result<bool> {
-        Ok(self.seen(at, key, &epoch::pin())?.is_some())
+        Ok(self.seen(at, key, at == Seq::LATEST, &epoch::pin())?.is_some())
     }
 
     fn prefetch(&self, keys: &[Wanted<'_>], _entries: bool) {
@@ -404,7 +414,7 @@ impl Engine for DelsmEngine {
             return;
         }
         self.staged.iter().for_each(|staged| staged.store(0, Ordering::Relaxed));
-        self.logged[1].store(self.logged[0].swap(0, Ordering::Relaxed), Ordering::Relaxed);
+        self.logged.store(state.memtables.active.sum(LOGGED), Ordering::Relaxed);
         let tiny = self.shelf.ground.tiny;
         self.state
             .replace(guard, |now| State { memtables: now.memtables.freeze(tiny, guard), ..now.clone() });
@@ -420,13 +430,13 @@ impl Engine for DelsmEngine {
 
     /// Lists of what is in memory, the same once more with what they are merged with, and what stands with them.
     fn room_to_settle(&self) -> Option<u64> {
-        let logged: u64 = self.logged.iter().map(|bytes| bytes.load(Ordering::Relaxed)).sum();
+        let logged = self.logged();
         let lists = logged + self.listed.load(Ordering::Relaxed);
         Some(if lists == 0 { 0 } else { logged + 2 * lists + self.sizes.least_room })
     }
 
     fn logged(&self) -> u64 {
-        self.logged.iter().map(|bytes| bytes.load(Ordering::Relaxed)).sum()
+        self.logged.load(Ordering::Relaxed) + self.state(&epoch::pin()).memtables.active.sum(LOGGED)
     }
 
     fn wants_checkpoint(&self) -> bool {
@@ -484,7 +494,7 @@ impl Engine for DelsmEngine {
         let version = MemVersion { word: Word::of(&record.content, record.address), seq: record.seq };
         let place = entry.map_or(0, |entry| entry.place);
         active.load(place, hash, record.key, version, &self.shelf.ground, guard);
-        self.note_logged(record.key, &record.content);
+        self.note_logged(active, record.key, &record.content);
         Ok(())
     }
 
@@ -539,7 +549,7 @@ impl Engine for DelsmEngine {
         self.pins.clear();
         self.dead.clear();
         *work = Work::default();
-        self.logged.iter().chain([&self.listed]).for_each(|bytes| bytes.store(0, Ordering::Relaxed));
+        [&self.logged, &self.listed].iter().for_each(|bytes| bytes.store(0, Ordering::Relaxed));
         let tiny = self.shelf.ground.tiny;
         self.state.replace(guard, |now| State {
             memtables: now.memtables.emptied(tiny, guard),

@@ -26,7 +26,7 @@
 //!
 //! ## Threads
 //!
-//! Commits write the active memtable under the commit lock. The store's background does one bounded step after the other.
+//! Commits write the active memtable, several at once. The store's background does one bounded step after the other.
 //! Readers pin the epoch, load one state and take no lock. They look up a moved file again.
 //!
 //! ## Costs

@@ -2,17 +2,21 @@
 //!
 //! ## The way of a put
 //!
-//! `prepare` looks the key up (the entry it replaces is read and its key compared), under the lock
-//! `is_current` compares index words only, `apply` points the index at the new entry. A get is the index
-//! and one entry, whose checksum is verified at every access.
+//! `prepare` looks the key up (the entry it replaces is read and its key compared), under the
+//! stripe of the key `is_current` compares index words only, `apply` points the index at the new
+//! entry. A get is the index and one entry, whose checksum is verified at every access. A get of
+//! the newest state waits until the commit of the entry is visible.
 //!
 //! ## Invariants
 //!
 //! 1. The index has exactly one word for each live key, at its newest entry.
 //! 2. An entry that a view needs is in `versions` before the index stops pointing at it; so a reader who
 //!    finds a newer entry than its view finds the old one there.
-//! 3. Addresses loaded under an epoch guard stay readable until it goes; notes are used under the guard
-//!    that the committer holds from `prepare` to `apply`.
+//! 3. `keys` has every key that the index has: it grows before the index has a new one, and shrinks
+//!    before the index loses one. So of the threads that remove the last keys, one finds it at
+//!    zero.
+//! 4. Addresses loaded under an epoch guard stay readable until it goes; notes are used under the
+//!    guard that the committer holds from `prepare` to `apply`.
 //!
 //! ## Recovery
 //!
@@ -34,9 +38,9 @@ use sheaf_base::ground::Ground;
 use sheaf_base::reach::Reach;
 use sheaf_base::record::{Content, Record};
 use sheaf_base::segment::{Address, Frame};
-use sheaf_base::sync::Mutex;
 use sheaf_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use sheaf_base::sync::epoch::{self, Guard};
+use sheaf_base::sync::{Counter, Mutex};
 use sheaf_base::types::{LogId, Seq};
 use sheaf_base::value::Stored;
 use sheaf_base::versions::{Old, Versions};
@@ -48,11 +52,17 @@ use crate::index::{Index, Wanted};
 use crate::replay::Gather;
 
 /// A keyspace.
+///
+/// ## Threads
+///
+/// The store has the stripe of a key from `is_current` to the end of `apply`, and during `moved`:
+/// one thread at a time changes the index and the versions at a key. A commit writes no cache line
+/// that all commits write, but for staged values.
 pub(crate) struct FlatEngine<I: Index> {
     pub(crate) ground: Arc<Ground>,
     pub(crate) index: I,
     pub(crate) versions: Versions<I::Place>,
-    keys: AtomicU64,
+    keys: Counter,
     pub(crate) accounts: Accounts,
     pub(crate) reach: Reach,
     /// Removals seen by replay, until it ends; its threads change the index one at a time, under this lock.
@@ -77,7 +87,7 @@ impl<I: Index> FlatEngine<I> {
             accounts: Accounts::new(Arc::clone(&ground)),
             reach: Reach::default(),
             ground,
-            keys: AtomicU64::new(0),
+            keys: Counter::default(),
             removed: Mutex::default(),
             gathered: I::Gathered::default(),
             by_itself: AtomicBool::new(false),
@@ -86,7 +96,7 @@ impl<I: Index> FlatEngine<I> {
     }
 
     pub(crate) fn set_keys(&self, keys: u64) {
-        self.keys.store(keys, Ordering::Relaxed);
+        self.keys.set(i64::try_from(keys).unwrap_or(0));
     }
 
     /// The entry of `key` that the index points at.
@@ -168,6 +178,12 @@ impl<I: Index> FlatEngine<I> {
         Ok(None)
     }
 
+    /// Waits until `entry`, found at `at`, may be shown.
+    #[inline]
+    fn reveal(&self, at: Seq, entry: &Entry<'_>) -> Result<()> {
+        if at == Seq::LATEST { self.ground.reveal(entry.seq()) } else { Ok(()) }
+    }
+
     fn forget(&self, wanted: Wanted<'_>, old: Old, views: &Views, guard: &Guard) {
         if views.needs(old.born, old.died) {
             self.accounts.pin(&old);
@@ -208,7 +224,7 @@ impl<I: Index> FlatEngine<I> {
         let keep = if wins { None } else { same.iter().find(|e| Some(e.seq()) == newest).map(|e| e.address) };
         for entry in same.iter().filter(|entry| Some(entry.address) != keep) {
             self.index.replace(wanted, entry.address, Address::NONE);
-            self.keys.fetch_sub(1, Ordering::Relaxed);
+            self.keys.add(-1);
             self.accounts.count(entry.address, -i64::try_from(entry.span()).unwrap_or(0), guard);
             let is_superseded = wins || Some(entry.seq()) != newest; // else it is a copy of what stays
             if is_superseded
@@ -219,7 +235,7 @@ impl<I: Index> FlatEngine<I> {
         }
         if wins && is_put {
             self.index.insert(wanted, record.address);
-            self.keys.fetch_add(1, Ordering::Relaxed);
+            self.keys.add(1);
             self.accounts.count(record.address, i64::from(record.span), guard);
         }
         // Also what a copy that stays names: the image may have known its value by another copy, which is gone.
@@ -233,7 +249,7 @@ impl<I: Index> FlatEngine<I> {
 
     /// Whether records are gathered: into an empty index, before the first that was replayed by itself.
     fn gathers(&self) -> bool {
-        !self.by_itself.load(Ordering::Acquire) && self.keys.load(Ordering::Relaxed) == 0
+        !self.by_itself.load(Ordering::Acquire) && self.keys.count() == 0
     }
 
     /// Replays a record by itself.
@@ -331,23 +347,25 @@ impl<I: Index> Engine for FlatEngine<I> {
             self.forget(wanted, old, views, guard); // before the index changes (I2)
         }
         let to = if is_put { op.address } else { Address::NONE };
+        match (is_put, prior.is_some()) {
+            (true, false) => self.keys.add(1), // before the index changes (I3)
+            (false, true) => self.keys.add(-1),
+            _ => {}
+        }
         match prior {
             Some(old) => {
                 let replaced = self.index.replace(wanted, old.address, to);
-                debug_assert!(replaced, "is_current saw it under this lock");
+                debug_assert!(replaced, "is_current saw it, under the stripe that is still held");
             }
             None => self.index.insert(wanted, to),
         }
         if is_put {
             self.accounts.count(to, i64::from(op.span), guard);
-            if prior.is_none() {
-                self.keys.fetch_add(1, Ordering::Relaxed);
-            }
             if let Action::Staged(blob) = op.action {
                 self.accounts.name(blob.id, to);
             }
         } else {
-            if self.keys.fetch_sub(1, Ordering::Relaxed) == 1 {
+            if self.index.may_be_empty(wanted, guard) && self.keys.sum() == 0 {
                 self.index.emptied();
             }
             self.accounts.count_tomb(op.address, op.span, guard);
@@ -361,6 +379,7 @@ impl<I: Index> Engine for FlatEngine<I> {
         loop {
             let guard = &epoch::pin();
             let Some(entry) = self.find_at(at, wanted, guard)? else { return Ok(false) };
+            self.reveal(at, &entry)?;
             let record = self.record(entry.address, &entry.frame, guard)?;
             if self.accounts.give(record.content, &mut missing, found)? {
                 return Ok(true);
@@ -370,7 +389,8 @@ impl<I: Index> Engine for FlatEngine<I> {
 
     fn contains(&self, at: Seq, key: &[u8]) -> Result<bool> {
         let guard = &epoch::pin();
-        Ok(self.find_at(at, self.wanted(key), guard)?.is_some())
+        let found = self.find_at(at, self.wanted(key), guard)?;
+        found.map_or(Ok(false), |entry| self.reveal(at, &entry).map(|()| true))
     }
 
     fn prefetch(&self, keys: &[Wanted<'_>], entries: bool) {
@@ -395,7 +415,7 @@ impl<I: Index> Engine for FlatEngine<I> {
     }
 
     fn len(&self) -> Result<u64> {
-        Ok(self.keys.load(Ordering::Relaxed))
+        Ok(self.keys.count())
     }
 
     fn trim(&self, views: &Views, visible: Seq) {
@@ -446,7 +466,7 @@ impl<I: Index> Engine for FlatEngine<I> {
 
     fn replayed(&self) {
         self.gathered.join(&self.index);
-        self.keys.fetch_add(self.made.swap(0, Ordering::Relaxed), Ordering::Relaxed);
+        self.keys.add(i64::try_from(self.made.swap(0, Ordering::Relaxed)).unwrap_or(0));
         self.by_itself.store(false, Ordering::Relaxed);
         self.gathered.clear(&self.ground.memory);
         *self.removed.lock() = HashMap::new();
@@ -488,7 +508,7 @@ impl<I: Index> Engine for FlatEngine<I> {
 
     fn stats(&self) -> EngineStats {
         EngineStats {
-            keys: self.keys.load(Ordering::Relaxed),
+            keys: self.keys.count(),
             index_bytes: self.index.bytes(),
             pinned_versions: self.versions.count(),
         }

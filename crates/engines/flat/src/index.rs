@@ -12,8 +12,12 @@
 //!
 //! ## Threads
 //!
-//! What changes an index has one caller at a time: who holds the commit lock, or replay's. Readers come
-//! at any time and bring an epoch guard.
+//! `insert` and `replace` are called by several threads at once, each of which owns the key that it
+//! changes: no other thread changes it until the call has returned. A change may become visible,
+//! and for a moment invisible again, before its call returns; afterwards every reader sees it.
+//! Calls that change the index as a whole, `clear` and `load`, come one at a time and during no
+//! other change; `emptied` may come during changes. Readers come at any time and bring an epoch
+//! guard.
 
 use std::sync::Arc;
 
@@ -79,9 +83,10 @@ pub(crate) trait Index: Send + Sync + Sized + 'static {
     fn prefetch(&self, wanted: Wanted<'_>, guard: &Guard);
     /// True if a new key finds a place, or the budget has room for the growth it may bring.
     fn may_take(&self, wanted: Wanted<'_>, guard: &Guard) -> bool;
-    /// Adds the entry of a key that has none.
+    /// Adds the entry of a key that has none. The caller owns the key.
     fn insert(&self, wanted: Wanted<'_>, address: Address);
-    /// Points the entry at `from` to `to` (`NONE` removes it). False if there is none.
+    /// Points the entry at `from` to `to` (`NONE` removes it). False if there is none. The caller
+    /// owns the key.
     fn replace(&self, wanted: Wanted<'_>, from: Address, to: Address) -> bool;
 
     /// A walk over the keys within `bounds`, which are all if it is not ordered.
@@ -90,8 +95,14 @@ pub(crate) trait Index: Send + Sync + Sized + 'static {
     fn each(&self, each: impl FnMut(Address));
     /// Forgets everything.
     fn clear(&self);
-    /// The last entry was removed, under the commit lock: a walk over what is left should take no longer than over an index that
-    /// never had any.
+    /// Whether the index may be empty, now that the entry of `wanted` was removed: a look at its
+    /// former place. Of several threads that remove the last entries at once, the last one is told
+    /// so.
+    fn may_be_empty(&self, _wanted: Wanted<'_>, _guard: &Guard) -> bool {
+        false
+    }
+    /// Takes the space of an empty index back, so that a walk over it takes no longer than over an
+    /// index that never had any entry. Does nothing if there are entries.
     fn emptied(&self) {}
     /// Bytes it takes.
     fn bytes(&self) -> u64;

@@ -32,6 +32,8 @@ mod hash;
 mod image;
 mod index;
 mod ordered;
+#[cfg(all(test, not(shuttle)))]
+mod parallel;
 mod plain;
 pub mod pmem;
 mod replay;

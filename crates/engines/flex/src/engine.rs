@@ -2,10 +2,11 @@
 //!
 //! ## Threads
 //!
-//! Commits come under the commit lock and write the active memtable. The committer (`work`, any thread) takes the
-//! table's lock. Both replace the state as a whole. Readers pin the epoch and take no lock. Locks in
-//! order: the store's commit lock, `table` (never waited for under the commit lock but by `saved`, when the committer has
-//! nothing to do), that of `state`, `blobs`.
+//! Commits of different keys write the active memtable at once. The store holds the stripes of their
+//! keys. The committer (`work`, any thread) takes the table's lock. It and `freeze` replace the state as
+//! a whole. Readers pin the epoch and take no lock. Locks in order: the store's stripes, `table` (never
+//! waited for with a stripe but by `saved`, when the committer has nothing to do), that of `state`,
+//! `blobs`.
 
 use std::any::Any;
 use std::collections::HashSet;
@@ -67,6 +68,10 @@ const GAPS_A_STEP: usize = 16;
 /// ... and removed keys of each that it goes through in either direction; who removes does less.
 const MEASURED: u64 = 4096;
 const MEASURED_BESIDE: u64 = 256;
+/// Sum of a memtable: bytes that it has in the journal, ...
+const LOGGED: usize = 0;
+/// ... and those of them that belong to the first record of a key in it.
+const FIRST: usize = 1;
 /// It is moved after so long without a commit; without a clock, after so many looks of the store.
 const REST: Duration = Duration::from_millis(400);
 const REST_LOOKS: u32 = 8;
@@ -91,10 +96,8 @@ pub(crate) struct FlexEngine {
     pub(crate) state: Published<State>,
     /// What is frozen, if anything, is in the space, or stays in memory.
     moved: AtomicBool,
-    /// Bytes that the active and the frozen memtable have in the journal.
-    logged: [AtomicU64; 2],
-    /// Those of the active one that belong to the first record of a key in it.
-    first: AtomicU64,
+    /// Bytes that the frozen memtable has in the journal.
+    logged: AtomicU64,
     /// The waste of the frozen one, how many keys it has, and how many of them are moved.
     frozen: [AtomicU64; 3],
     /// Of the keys that were moved last, so many of a hundred were new.
@@ -142,7 +145,6 @@ impl FlexEngine {
             state: Published::new(state),
             moved: AtomicBool::new(true),
             logged: Default::default(),
-            first: AtomicU64::new(0),
             frozen: Default::default(),
             fresh: AtomicU64::new(0),
             toll: Toll::default(),
@@ -164,13 +166,13 @@ impl FlexEngine {
     }
 
     pub(crate) fn set_moved(&self) {
-        self.logged[1].store(0, Ordering::Relaxed);
+        self.logged.store(0, Ordering::Relaxed);
         self.moved.store(true, Ordering::Release);
     }
 
     /// Bytes of the disk that moving all there is to move takes, beside those that the space has.
     pub(crate) fn counted_on(&self) -> u64 {
-        let logged: u64 = self.logged.iter().map(|bytes| bytes.load(Ordering::Relaxed)).sum();
+        let logged = self.logged();
         let [needs, has] = self.room.each_ref().map(|bytes| bytes.load(Ordering::Relaxed));
         if needs == 0 && logged <= self.sizes.small {
             return 2 * logged; // an image
@@ -179,19 +181,16 @@ impl FlexEngine {
         needs.max(self.sizes.least_space).saturating_add(logged + logged / 16).saturating_sub(has)
     }
 
-    /// A record of so many bytes is in the journal, the first of its key in the memtable or not.
-    fn note_logged(&self, span: u32, is_first: bool) {
-        self.logged[0].fetch_add(u64::from(span), Ordering::Relaxed);
-        if is_first {
-            self.first.fetch_add(u64::from(span), Ordering::Relaxed);
-        }
+    /// Returns a sum of the active memtable.
+    fn sum(&self, sum: usize) -> u64 {
+        self.state(&epoch::pin()).memtables.active.sum(sum)
     }
 
     /// So many keys were moved, and so many bytes of keys and values.
     pub(crate) fn note_moved(&self, keys: u64, bytes: u64) {
         self.frozen[2].fetch_add(keys, Ordering::Relaxed);
         let less = |logged: u64| Some(logged.saturating_sub(bytes));
-        let _ = self.logged[1].fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+        let _ = self.logged.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
     }
 
     /// Writes down what the space needs of the disk.
@@ -204,8 +203,8 @@ impl FlexEngine {
     /// Bytes of the journal that say again what the space says, or what later ones say: what a bound on the disk has to
     /// bound. Of a memtable that is being filled with new keys that is nothing.
     fn waste(&self) -> u64 {
-        let logged = self.logged[0].load(Ordering::Relaxed);
-        let first = self.first.load(Ordering::Relaxed).min(logged);
+        let logged = self.sum(LOGGED);
+        let first = self.sum(FIRST).min(logged);
         let fresh =
             if self.live.load(Ordering::Relaxed) == 0 { 100 } else { self.fresh.load(Ordering::Relaxed) };
         logged - first / 100 * fresh.min(100)
@@ -230,14 +229,14 @@ impl FlexEngine {
         self.toll.is_above(Move {
             keys: state.memtables.active.count(),
             fresh: self.fresh.load(Ordering::Relaxed),
-            logged: self.logged[0].load(Ordering::Relaxed),
+            logged: state.memtables.active.sum(LOGGED),
             intervals: state.index.tree.entries(),
         })
     }
 
     /// Whether the active memtable is less than half full, and there is time for what can wait.
     pub(crate) fn has_leisure(&self) -> bool {
-        let logged = self.logged[0].load(Ordering::Relaxed);
+        let logged = self.sum(LOGGED);
         logged < ROTATION / 2 && self.waste() < self.most_waste() / 2
     }
 
@@ -260,7 +259,7 @@ impl FlexEngine {
         swept > 0 && swept >= self.image_bytes.load(Ordering::Relaxed)
     }
 
-    /// Calls `with` with what `key` is at `at`.
+    /// Calls `with` with what `key` is at `at`. Reveals a commit before its entry is handed out.
     #[inline]
     pub(crate) fn look_up<R>(
         &self,
@@ -269,9 +268,23 @@ impl FlexEngine {
         guard: &Guard,
         with: impl FnOnce(Found<'_>) -> Result<R>,
     ) -> Result<R> {
+        self.look_for((at, key), at == Seq::LATEST, guard, with)
+    }
+
+    #[inline]
+    fn look_for<R>(
+        &self,
+        (at, key): (Seq, &[u8]),
+        is_revealed: bool,
+        guard: &Guard,
+        with: impl FnOnce(Found<'_>) -> Result<R>,
+    ) -> Result<R> {
         let state = self.state(guard);
         let hash = self.shelf.hash(key);
         if let Some((memtable, version)) = state.memtables.find(hash, key, at, guard) {
+            if is_revealed {
+                self.shelf.ground.reveal(version.seq)?;
+            }
             if version.word.is_tomb() {
                 return with(Found::Nothing);
             }
@@ -295,9 +308,9 @@ impl FlexEngine {
         (memory.budget() / of_all).min(rest / of_rest).max(memory.budget() / LEAST_SHARE)
     }
 
-    /// The number of the key's newest version; zero if there is none.
+    /// The number of the key's newest version; zero if there is none. It may not be visible yet.
     fn prior(&self, key: &[u8], guard: &Guard) -> Result<Seq> {
-        self.look_up(Seq::LATEST, key, guard, |found| {
+        self.look_for((Seq::LATEST, key), false, guard, |found| {
             Ok(match found {
                 Found::Value(_, seq) => seq,
                 Found::Nothing => Seq::ZERO,
@@ -309,6 +322,14 @@ impl FlexEngine {
     /// the memtables will take in the index.
     fn is_over(&self, op: &Op<'_>, state: &State) -> bool {
         !self.shelf.ground.memory.has_room_at_last(state.memtables.more_with(op, self.sizes.indexed))
+    }
+}
+
+/// A record of so many bytes is in the journal, the first of its key in the memtable or not.
+fn note_logged(active: &Memtable, span: u32, is_first: bool) {
+    active.add_to_sum(LOGGED, u64::from(span));
+    if is_first {
+        active.add_to_sum(FIRST, u64::from(span));
     }
 }
 
@@ -348,7 +369,7 @@ impl Engine for FlexEngine {
 
     fn is_current(&self, op: &Op<'_>) -> bool {
         let guard = &epoch::pin();
-        self.state(guard).memtables.active.is_current(op)
+        self.state(guard).memtables.active.is_current(op, guard)
     }
 
     fn apply(&self, seq: Seq, op: &Op<'_>, views: &Views) {
@@ -365,7 +386,7 @@ impl Engine for FlexEngine {
             self.gaps.removed(seq, op.key);
         }
         let (record, hash) = (Memtable::record_of(op), Memtable::hash_of(op));
-        self.note_logged(op.span, record == 0);
+        note_logged(active, op.span, record == 0);
         let is_kept = active.put(record, hash, op.key, version, views, &self.shelf.ground, guard);
         if !is_tomb {
             self.gaps.put(op.key);
@@ -445,8 +466,7 @@ impl Engine for FlexEngine {
         }
         let about = [self.waste(), state.memtables.active.count(), 0];
         self.frozen.iter().zip(about).for_each(|(known, now)| known.store(now, Ordering::Relaxed));
-        self.logged[1].fetch_add(self.logged[0].swap(0, Ordering::Relaxed), Ordering::Relaxed);
-        self.first.store(0, Ordering::Relaxed);
+        self.logged.fetch_add(state.memtables.active.sum(LOGGED), Ordering::Relaxed);
         self.toll.restart();
         self.moved.store(false, Ordering::Release);
         let tiny = self.shelf.ground.tiny;
@@ -472,7 +492,7 @@ impl Engine for FlexEngine {
     }
 
     fn logged(&self) -> u64 {
-        self.logged.iter().map(|bytes| bytes.load(Ordering::Relaxed)).sum()
+        self.logged.load(Ordering::Relaxed) + self.sum(LOGGED)
     }
 
     fn wants_checkpoint(&self) -> bool {
@@ -559,7 +579,7 @@ impl Engine for FlexEngine {
         let active = &self.state(guard).memtables.active;
         let hash = self.shelf.hash(record.key);
         let entry = active.find(hash, record.key, guard);
-        self.note_logged(record.span, entry.is_none());
+        note_logged(active, record.span, entry.is_none());
         if entry.as_ref().is_some_and(|entry| entry.newest().seq >= record.seq) {
             return Ok(());
         }

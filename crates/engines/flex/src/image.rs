@@ -167,8 +167,8 @@ impl FlexEngine {
         Ok(keep)
     }
 
-    /// The image is durable: what stays in memory goes to the active memtable, with bytes of its own. Under the
-    /// commit lock.
+    /// The image is durable: records that stay in memory move to the active memtable, with bytes of
+    /// their own. No commit runs during the call.
     pub(crate) fn take_back_kept(&self) {
         let guard = &epoch::pin();
         let state = self.state(guard);

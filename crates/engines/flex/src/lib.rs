@@ -30,7 +30,7 @@
 //!
 //! ## Threads
 //!
-//! Commits write the active memtable under the commit lock. The store's background moves what is frozen, a few hundred keys a
+//! Commits write the active memtable, several at once. The store's background moves what is frozen, a few hundred keys a
 //! step. Readers pin the epoch, load one state, and wait for nobody; a cursor holds a block between calls, no state.
 //!
 //! ## Crash

@@ -42,7 +42,7 @@ use sheaf_base::views::Views;
 use crate::cursor::KreonCursor;
 use crate::gaps::Gaps;
 use crate::look::Candidates;
-use crate::memtable::{Memtable, Version, Word};
+use crate::memtable::{self, Memtable, Version, Word};
 use crate::named::Named;
 use crate::resting::Resting;
 use crate::spill::Spill;
@@ -74,8 +74,8 @@ const HASH: usize = 0;
 const RECORD: usize = 1;
 /// The record's number.
 const SEQ: usize = 2;
-/// Without a record: how many records shared the key's stripe.
-const LEN: usize = 3;
+/// Without a record: how many records shared the key's stripe. With one: the record's word.
+const LEN_OR_WORD: usize = 3;
 /// Of a removal: bytes of what it removes, as far as known.
 const REMOVED: usize = 4;
 
@@ -94,16 +94,15 @@ pub(crate) struct KreonEngine {
     pub(crate) staged: Mutex<HashMap<u64, u64>>,
     /// The newest commit that superseded something while there were views; 0 if none may need it any more.
     pub(crate) needed: AtomicU64,
-    /// The oldest and the newest view when that was.
+    /// The oldest and the newest view when that was, and the lock under which they change: commits
+    /// come in any order, and a view that may need a version is missing only from older commits.
     pub(crate) oldest_view: AtomicU64,
     pub(crate) newest_view: AtomicU64,
+    learning: Mutex<Seq>,
     /// Versions below that views pin, and that no spill has met: when they were superseded, by when they were born.
     pins: Mutex<BTreeMap<Seq, Vec<Seq>>>,
     pub(crate) state: Published<State>,
     replaying: Mutex<()>,
-    /// Removals that the active memtable took, and bytes that its records are thought to supersede.
-    pub(crate) removals: AtomicU64,
-    pub(crate) owed: AtomicU64,
     /// What the last freeze left in the active memtable, for the image: see [`crate::resting`].
     pub(crate) resting: Mutex<Vec<Resting>>,
     pub(crate) most_resting: u64,
@@ -130,11 +129,10 @@ impl KreonEngine {
             needed: AtomicU64::new(0),
             oldest_view: AtomicU64::new(0),
             newest_view: AtomicU64::new(0),
+            learning: Mutex::new(Seq::ZERO),
             pins: Mutex::default(),
             state: Published::new(state),
             replaying: Mutex::new(()),
-            removals: AtomicU64::new(0),
-            owed: AtomicU64::new(0),
             resting: Mutex::default(),
             most_resting: crate::resting::most(ground.tiny),
             passed: AtomicU64::new(0),
@@ -159,11 +157,16 @@ impl KreonEngine {
         self.ground.memory.budget() / 100 * MEMTABLE_SHARE
     }
 
-    /// Something was superseded by commit `died` while there were views, or not.
+    /// Something is superseded by commit `died` while there are views, or not. The newest commit
+    /// decides: a view that may need a version that any of them superseded is among its views.
     fn learn_views(&self, views: &Views, died: Seq) {
         if let (Some(oldest), Some(newest)) = (views.oldest(), views.newest()) {
-            self.oldest_view.store(oldest.0, Ordering::Release);
-            self.newest_view.store(newest.0, Ordering::Release);
+            let mut last = self.learning.lock();
+            if died >= *last {
+                *last = died;
+                self.oldest_view.store(oldest.0, Ordering::Release);
+                self.newest_view.store(newest.0, Ordering::Release);
+            }
             self.needed.fetch_max(died.0, Ordering::AcqRel);
         }
     }
@@ -210,7 +213,7 @@ impl KreonEngine {
         let hash = self.hash(record.key);
         if matches!(record.content, Content::Remove) {
             self.accounts.count_tomb(record.address, record.span, guard);
-            self.removals.fetch_add(1, Ordering::Relaxed);
+            self.state(guard).memtables.active.add_to_sum(memtable::REMOVALS, 1);
             // The cleaner copies removals unasked, so that one may come that is older than what the levels have.
             if self.is_old_news(hash, record.key, record.seq, guard)? {
                 return Ok(());
@@ -282,7 +285,8 @@ impl Engine for KreonEngine {
         let place = active.find(hash, op.key, guard);
         let version = place.map(|place| active.version(place));
         let number = u64::from(active.number) << 32 | u64::from(place.unwrap_or(0));
-        op.note = [hash, number, version.map_or(0, |version| version.seq.0), u64::from(len), 0];
+        let (seq, word) = version.map_or((0, u64::from(len)), |v| (v.seq.0, v.word.bits()));
+        op.note = [hash, number, seq, word, 0];
         op.prior = version.filter(|version| !version.word.is_tomb()).map_or(Seq::ZERO, |version| version.seq);
         match op.action {
             Action::Put(_) | Action::Staged(_) => {
@@ -316,9 +320,16 @@ impl Engine for KreonEngine {
             return false;
         }
         if place == 0 {
-            return u64::from(active.stripe_len(op.note[HASH])) == op.note[LEN];
+            // New records of the stripe may be those of other keys.
+            let hash = op.note[HASH];
+            return u64::from(active.stripe_len(hash)) == op.note[LEN_OR_WORD]
+                || active.find(hash, op.key, guard).is_none();
         }
-        matches!(op.action, Action::Put(_) | Action::Staged(_)) || active.version(place).seq.0 == op.note[SEQ]
+        // A look during an `apply` may have seen the number of a version with the word of the one
+        // before.
+        let Version { word, seq } = active.version(place);
+        matches!(op.action, Action::Put(_) | Action::Staged(_))
+            || (seq.0 == op.note[SEQ] && word.bits() == op.note[LEN_OR_WORD])
     }
 
     fn apply(&self, seq: Seq, op: &Op<'_>, views: &Views) {
@@ -344,13 +355,13 @@ impl Engine for KreonEngine {
         active.put(place, op.note[HASH], op.key, Version { word, seq }, &self.ground.memory, guard);
         let brought = match content {
             Content::Remove => {
-                self.removals.fetch_add(1, Ordering::Relaxed);
+                active.add_to_sum(memtable::REMOVALS, 1);
                 op.note[REMOVED]
             }
             Content::Staged(blob) => (u64::from(op.span) + u64::from(blob.len)) / OWED_BY_PUT,
             Content::Put(_) => u64::from(op.span) / OWED_BY_PUT,
         };
-        self.owed.fetch_add(brought, Ordering::Relaxed);
+        active.add_to_sum(memtable::OWED, brought);
         if !matches!(content, Content::Remove) {
             self.gaps.put(op.key);
         }
@@ -361,7 +372,7 @@ impl Engine for KreonEngine {
         let mut missing = None;
         loop {
             let guard = &epoch::pin();
-            let Some(shown) = self.find_at(at, key, guard)? else { return Ok(false) };
+            let Some(shown) = self.find_revealed(at, key, guard)? else { return Ok(false) };
             if let Some(value) = shown.value {
                 found(Stored::Bytes(value));
                 return Ok(true);
@@ -377,7 +388,7 @@ impl Engine for KreonEngine {
 
     fn contains(&self, at: Seq, key: &[u8]) -> Result<bool> {
         let guard = &epoch::pin();
-        Ok(self.find_at(at, key, guard)?.is_some())
+        Ok(self.find_revealed(at, key, guard)?.is_some())
     }
 
     fn prefetch(&self, keys: &[Wanted<'_>], _entries: bool) {
@@ -429,8 +440,8 @@ impl Engine for KreonEngine {
         let resting = self.resting_of(state, guard);
         let stays = resting.is_some();
         *self.resting.lock() = resting.unwrap_or_default();
-        self.removals.store(0, Ordering::Relaxed); // under the commit lock, as all that is added
-        self.owed.store(0, Ordering::Relaxed);
+        state.memtables.active.clear_sum(memtable::REMOVALS);
+        state.memtables.active.clear_sum(memtable::OWED);
         if stays || !state.memtables.can_freeze() {
             return;
         }
@@ -464,8 +475,8 @@ impl Engine for KreonEngine {
         let active = &self.state(guard).memtables.active;
         let rests = self.lull.look(active.newest()) >= REST;
         let is_worth_it = active.bytes() * 8 > self.memtable_limit()
-            || self.removals.load(Ordering::Relaxed) >= REMOVALS
-            || self.owed.load(Ordering::Relaxed) >= OWED
+            || active.sum(memtable::REMOVALS) >= REMOVALS
+            || active.sum(memtable::OWED) >= OWED
             || self.shelf.space.is_much_waiting();
         active.bytes() > self.memtable_limit() || (is_worth_it && rests)
     }

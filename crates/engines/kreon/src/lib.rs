@@ -28,8 +28,9 @@
 //!
 //! ## Threads
 //!
-//! Commits write the active memtable under the commit lock. The store's background spills. Readers pin the epoch, load one state,
-//! and take no lock. Locks in order: the store's commit lock, `spill` (never waited for under the commit lock), that of `state`,
+//! Commits of different keys write the active memtable at once, with the stripes of their keys held by
+//! the store. The store's background spills. Readers pin the epoch, load one state, and take no lock.
+//! Locks in order: the store's stripes, `spill` (never waited for with a stripe), that of `state`,
 //! `candidates`, the others.
 //!
 //! ## Crash

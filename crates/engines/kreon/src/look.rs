@@ -2,7 +2,7 @@
 //!
 //! ## Moving records
 //!
-//! The cleaner asks who holds a record, copies it, and has the key pointed at the copy under the commit lock, where nothing is
+//! The cleaner asks who holds a record, copies it, and has the key pointed at the copy with the key's stripe held, where nothing is
 //! read from the disk. So a yes is remembered as a *candidate*: the copy becomes a record of the active memtable that says the
 //! same as the level's entry and shadows it. A spill that brings something newer of the key takes the candidate away.
 //!
@@ -147,7 +147,7 @@ impl KreonEngine {
     #[inline]
     pub(crate) fn frame<'g>(&self, address: Address, guard: &'g Guard) -> Result<Frame<'g>> {
         match self.ground.segments.at(address.slot(), guard) {
-            Some(segment) => segment.frame(address.offset(), segment.end()),
+            Some(segment) => segment.frame(address.offset(), segment.limit_at(address.offset())),
             None => Err(self.lost(address)),
         }
     }
@@ -247,6 +247,25 @@ impl KreonEngine {
             }
             _ => Ok((Seq::ZERO, 0)),
         }
+    }
+
+    /// As [`KreonEngine::find_at`] for a caller that hands it out: the newest state is revealed
+    /// before.
+    #[inline]
+    pub(crate) fn find_revealed<'g>(
+        &self,
+        at: Seq,
+        key: &[u8],
+        guard: &'g Guard,
+    ) -> Result<Option<Shown<'g>>> {
+        if at != Seq::LATEST {
+            return self.find_at(at, key, guard);
+        }
+        let source = self.first(self.state(guard), self.hash(key), key, guard)?;
+        if let Some(Source::Memtable(version, _)) = &source {
+            self.ground.reveal(version.seq)?;
+        }
+        Ok(source.and_then(|source| source.shown()))
     }
 
     /// What a view at `at` is shown of `key`.
@@ -443,7 +462,7 @@ impl KreonEngine {
         self.needed.load(Ordering::Acquire) != 0 && born.0 <= newest && oldest < died.0
     }
 
-    /// Under the commit lock: the record at `from` was copied to `to`.
+    /// With the stripe of the key held: the record at `from` was copied to `to`.
     pub(crate) fn repoint(&self, key: &[u8], from: Address, to: Address, guard: &Guard) -> bool {
         let mut candidates = self.candidates.lock();
         // An old version of the key may be moved before its newest one.

@@ -91,6 +91,11 @@ impl Word {
     }
 }
 
+/// Sum of a memtable: removals that it took, ...
+pub(crate) const REMOVALS: usize = 0;
+/// ... and bytes that its records are thought to supersede.
+pub(crate) const OWED: usize = 1;
+
 /// A version of a key.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Version {
@@ -124,6 +129,10 @@ impl Layer for Memtable {
     fn prefetch(&self, hash: u64, guard: &Guard) {
         self.table.prefetch(hash, guard);
     }
+
+    fn gone(&self, memory: &Memory) {
+        self.table.gone(memory);
+    }
 }
 
 impl Memtable {
@@ -139,6 +148,22 @@ impl Memtable {
     /// Keys in it, removed ones included.
     pub(crate) fn count(&self) -> u64 {
         self.table.count()
+    }
+
+    /// Adds `more` to one of the sums, `REMOVALS` or `OWED`. Threads do not wait for each other.
+    #[inline]
+    pub(crate) fn add_to_sum(&self, sum: usize, more: u64) {
+        self.table.add_to_sum(sum, more);
+    }
+
+    /// Returns one of the sums.
+    pub(crate) fn sum(&self, sum: usize) -> u64 {
+        self.table.sum(sum)
+    }
+
+    /// Makes one of the sums zero. No commit is under way.
+    pub(crate) fn clear_sum(&self, sum: usize) {
+        self.table.clear_sum(sum);
     }
 
     /// What a new key costs in memory, about.
@@ -177,12 +202,8 @@ impl Memtable {
         Version { word: Word(word), seq }
     }
 
-    /// Adds a record for a key that has none. One writer.
-    pub(crate) fn add(&self, hash: u64, key: &[u8], version: Version, guard: &Guard) {
-        self.table.add(hash, key, version.word.0, version.seq, guard);
-    }
-
-    /// As [`Memtable::add`] or [`Memtable::replace`] while nobody reads, at an opening: new keys wait for [`Memtable::settle`].
+    /// As [`Memtable::put`] while no thread reads, at an opening: new keys wait for
+    /// [`Memtable::settle`].
     pub(crate) fn load(
         &self,
         place: Place,
@@ -205,7 +226,8 @@ impl Memtable {
         self.table.counted(memory, || self.table.settle(guard));
     }
 
-    /// [`Memtable::replace`] at `place`, or [`Memtable::add`] for a key that has no record (0), and counts the memory that takes.
+    /// Gives the record at `place` another version, or adds one for a key that has none (0), and
+    /// counts the memory that this takes. One thread at a time for each key.
     pub(crate) fn put(
         &self,
         place: Place,
@@ -215,13 +237,16 @@ impl Memtable {
         memory: &Memory,
         guard: &Guard,
     ) {
-        self.table.counted(memory, || match place {
-            0 => self.add(hash, key, version, guard),
-            _ => self.replace(place, version),
-        });
+        if place != 0 {
+            return self.replace(place, version);
+        }
+        if self.table.add(hash, key, version.word.0, version.seq, guard) {
+            self.table.account(memory);
+        }
     }
 
-    /// Gives a record another version, or another place of the same one. One writer.
+    /// Gives a record another version, or another place of the same one. One thread at a time for
+    /// each key.
     pub(crate) fn replace(&self, place: Place, version: Version) {
         self.table.set(place, version.word.0, version.seq);
     }

@@ -14,7 +14,7 @@ use sheaf_base::views::Views;
 
 use crate::cursor::KreonCursor;
 use crate::engine::{KreonEngine, REST};
-use crate::memtable::Word;
+use crate::memtable::{self, Word};
 use crate::tests::{engine_with_segment, say, spill_all, write};
 
 /// A keyspace, and what it should have.
@@ -250,9 +250,11 @@ fn a_memtable_that_rests_goes_down_for_what_it_supersedes() {
     both.engine.lull.look(Seq(0));
     let rests = || (0..=REST).fold(false, |_, _| both.engine.wants_checkpoint());
     assert!(!rests());
-    both.engine.owed.store(2 << 20, Ordering::Relaxed);
+    let guard = &epoch::pin();
+    let active = &both.engine.state(guard).memtables.active;
+    active.add_to_sum(memtable::OWED, 2 << 20);
     assert!(rests(), "removed values");
-    both.engine.owed.store(0, Ordering::Relaxed);
-    both.engine.removals.store(5000, Ordering::Relaxed);
+    active.clear_sum(memtable::OWED);
+    active.add_to_sum(memtable::REMOVALS, 5000);
     assert!(rests(), "removed keys");
 }

@@ -46,7 +46,7 @@ pub(crate) fn most(is_tiny: bool) -> u64 {
 }
 
 impl KreonEngine {
-    /// What rests, if the keyspace is so small that it does. Under the commit lock.
+    /// What rests, if the keyspace is so small that it does. No commit is under way.
     pub(crate) fn resting_of(&self, state: &State, guard: &Guard) -> Option<Vec<Resting>> {
         let active = &state.memtables.active;
         let is_all = state.memtables.frozen.is_none() && state.lowest().is_none(); // (I1)

@@ -286,7 +286,7 @@ impl Shelf {
         let address = entry.address();
         let segment = self.segment_of(address, stamp, guard)?;
         will_need(segment, address, entry.span());
-        let frame = segment.frame(address.offset(), segment.end()).ok()?;
+        let frame = segment.frame(address.offset(), segment.limit_at(address.offset())).ok()?;
         Some(Record::decode(frame.payload()).ok()?.key == key)
     }
 
@@ -475,5 +475,5 @@ fn will_need(segment: &Segment, address: Address, span: u64) {
 
 /// The number of the record at `address`, which is in `segment`.
 pub(crate) fn seq_in(segment: &Segment, address: Address) -> Result<Seq> {
-    Ok(segment.frame_unchecked(address.offset(), segment.end())?.header.seq)
+    Ok(segment.frame_unchecked(address.offset(), segment.limit_at(address.offset()))?.header.seq)
 }

@@ -3,12 +3,12 @@
 //! A swap reads the key, decides the new value without a lock, and commits with the expectation
 //! that the key is unchanged. If the key changed, the swap starts again.
 
-use sheaf_base::engine::{Action, Engine, Op};
+use sheaf_base::engine::{Action, Op};
 use sheaf_base::load::{Call, Kind, Sample, Served};
-use sheaf_base::store::{Outcome, Store, Write};
+use sheaf_base::store::{Kept, Outcome, Store, Write};
 use sheaf_base::types::Seq;
 
-use super::Keyspace;
+use super::{Keyspace, get_at};
 use crate::{Durability, Error, Result, Value};
 
 impl Keyspace {
@@ -101,7 +101,7 @@ impl Keyspace {
     ) -> Result<Swapped> {
         let kept = self.kept()?;
         self.store().check_open()?;
-        let found = kept.engine().and_then(|engine| expect_now(self.store(), &**engine, key));
+        let found = expect_now(self.store(), &kept, key);
         if kept.is_gone() {
             return Ok(Swapped::Changed); // it may have been half dropped at the time of the read
         }
@@ -136,18 +136,13 @@ enum Swapped {
 }
 
 /// Returns the value of `key`, and an operation that makes a commit stale if the value has changed.
-pub(crate) fn expect_now<'k>(
-    store: &Store,
-    engine: &dyn Engine,
-    key: &'k [u8],
-) -> Result<(Op<'k>, Option<Value>)> {
+pub(crate) fn expect_now<'k>(store: &Store, kept: &Kept, key: &'k [u8]) -> Result<(Op<'k>, Option<Value>)> {
+    let engine = kept.engine()?;
     loop {
         let mut expect = Op::new(key, Action::Expect);
         engine.prepare(&mut expect)?; // before the read: a later change makes the commit stale
-        // A running commit may publish its number before its value.
-        store.wait_visible(expect.prior);
-        let mut value = None;
-        engine.get(Seq::LATEST, key, &mut |bytes| value = Some(Value::new(bytes)))?;
+        store.wait_visible(expect.prior)?;
+        let value = get_at(store, kept, Seq::LATEST, key, Value::new)?;
         // Missing at the first read, present at the second: the expectation would miss a removal.
         if expect.prior != Seq::ZERO || value.is_none() {
             return Ok((expect, value));

@@ -213,7 +213,10 @@ impl Engine for Ledger {
     fn look(&self, at: Seq, key: &[u8], found: &mut dyn FnMut(Seen<'_>)) -> Result<bool> {
         let mut missing = None;
         loop {
-            let Some((_, stored)) = self.table.read().at(at, key) else { return Ok(false) };
+            let Some((seq, stored)) = self.table.read().at(at, key) else { return Ok(false) };
+            if at == Seq::LATEST {
+                self.ground.reveal(seq)?;
+            }
             match &stored {
                 Stored::Inline(value) => found(Seen::Bytes(value)),
                 Stored::Blob(blob) if !self.ground.blobs.give(blob, &mut missing, found)? => continue,
@@ -225,7 +228,11 @@ impl Engine for Ledger {
     }
 
     fn contains(&self, at: Seq, key: &[u8]) -> Result<bool> {
-        Ok(self.table.read().at(at, key).is_some())
+        let found = self.table.read().at(at, key).map(|(seq, _)| seq);
+        if at == Seq::LATEST {
+            found.map_or(Ok(()), |seq| self.ground.reveal(seq))?;
+        }
+        Ok(found.is_some())
     }
 
     fn cursor<'e>(&'e self, at: Seq, bounds: Bounds, want: Want) -> Result<Box<dyn Cursor + 'e>> {

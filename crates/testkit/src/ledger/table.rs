@@ -55,8 +55,8 @@ pub(super) struct Change {
 /// The map.
 #[derive(Debug, Default)]
 pub(super) struct Table {
-    /// The newest commit applied in this life.
-    applied: Seq,
+    /// The newest commit applied in this life to each key.
+    applied: BTreeMap<Vec<u8>, Seq>,
     map: BTreeMap<Vec<u8>, Vec<Version>>,
     /// Keys with more than one version.
     aged: BTreeSet<Vec<u8>>,
@@ -140,8 +140,8 @@ impl Table {
 
     /// Adds the newest version of `key`; older ones stay as far as they are needed.
     pub(super) fn push(&mut self, key: &[u8], version: Version, needs: impl Fn(Seq, Seq) -> bool) -> Change {
-        assert!(self.applied <= version.seq, "applied out of order");
-        self.applied = version.seq;
+        let before = self.applied.insert(key.to_vec(), version.seq);
+        assert!(before <= Some(version.seq), "applied out of order");
         self.change(key, |versions, dead| {
             // An image behind a right checksum may still speak of numbers that never were.
             versions.retain(|v| v.seq < version.seq);

@@ -5,10 +5,10 @@
 //!
 //! ## Threads
 //!
-//! Pins, marks and stores take no lock. A handle is opened and closed under the lock of its cache.
-//! [`Handle::try_close`] takes the word from "open, no pins" to "closed" and then looks whether the
-//! file is dirty; a store announces itself and then looks whether the file is open. One of the two
-//! sees the other.
+//! Pins and marks take no lock. A handle is opened and closed under the lock of its cache. While a
+//! file takes stores into its mapping ([`Handle::begin_stores`]) its descriptor stays open and the
+//! file counts as dirty, so that a store writes to no word of the handle: many threads store at
+//! once.
 
 use std::io;
 use std::os::fd::RawFd;
@@ -35,7 +35,6 @@ pub(super) struct Owner {
 #[derive(Clone, Copy, Debug)]
 pub(in crate::disk) struct Marks {
     writes: u64,
-    stores: u64,
     written_to: u64,
 }
 
@@ -59,10 +58,8 @@ pub(in crate::disk) struct Handle {
     synced_writes: AtomicU64,
     /// Where the last one of those ended that went furthest.
     written_to: AtomicU64,
-    /// The same of stores into the mapping.
-    is_storing: AtomicBool,
-    stores: AtomicU64,
-    synced_stores: AtomicU64,
+    /// The mapping takes stores.
+    takes_stores: AtomicBool,
     pub(super) owner: Option<Owner>,
 }
 
@@ -80,9 +77,7 @@ impl Handle {
             writes: AtomicU64::new(0),
             synced_writes: AtomicU64::new(0),
             written_to: AtomicU64::new(0),
-            is_storing: AtomicBool::new(false),
-            stores: AtomicU64::new(0),
-            synced_stores: AtomicU64::new(0),
+            takes_stores: AtomicBool::new(false),
             owner,
         }
     }
@@ -147,8 +142,8 @@ impl Handle {
     }
 
     pub(super) fn is_dirty(&self) -> bool {
-        self.writes.load(Ordering::Acquire) != self.synced_writes.load(Ordering::Relaxed)
-            || self.stores.load(Ordering::Acquire) != self.synced_stores.load(Ordering::Relaxed)
+        self.takes_stores()
+            || self.writes.load(Ordering::Acquire) != self.synced_writes.load(Ordering::Relaxed)
     }
 
     /// A write that ended at `end` is over. The caller has pinned the descriptor since before it.
@@ -157,41 +152,32 @@ impl Handle {
         self.writes.fetch_add(1, Ordering::Release);
     }
 
-    /// A store into the mapping begins. False if it may not: another one is under way, or the
-    /// descriptor that has to learn of a failed writeback is closed (I1).
-    #[inline]
-    pub(in crate::disk) fn begin_store(&self) -> bool {
-        if self.is_storing.swap(true, Ordering::SeqCst) {
-            return false;
-        }
-        let is_open = self.is_open();
-        if !is_open {
-            self.is_storing.store(false, Ordering::Release);
-        }
-        is_open
+    /// From now on the mapping takes stores, and the descriptor stays open (I1). The caller has
+    /// pinned it.
+    pub(in crate::disk) fn begin_stores(&self) {
+        self.takes_stores.store(true, Ordering::SeqCst);
     }
 
-    /// The store that began ended at `end`. One thread at a time is between the two, so plain
-    /// stores do.
+    /// The mapping takes no stores any more. All of them are over, and a sync has covered them.
+    pub(in crate::disk) fn end_stores(&self) {
+        self.takes_stores.store(false, Ordering::SeqCst);
+    }
+
+    /// Whether the mapping takes stores.
     #[inline]
-    pub(in crate::disk) fn end_store(&self, end: u64) {
-        if end > self.written_to.load(Ordering::Relaxed) {
-            self.written_to.fetch_max(end, Ordering::Relaxed);
-        }
-        self.stores.store(self.stores.load(Ordering::Relaxed) + 1, Ordering::Release);
-        self.is_storing.store(false, Ordering::Release);
+    pub(in crate::disk) fn takes_stores(&self) -> bool {
+        self.takes_stores.load(Ordering::SeqCst)
     }
 
     /// What a sync that begins now covers.
     pub(in crate::disk) fn marks(&self) -> Marks {
-        let (writes, stores) = (self.writes.load(Ordering::Acquire), self.stores.load(Ordering::Acquire));
-        Marks { writes, stores, written_to: self.written_to.load(Ordering::Relaxed) }
+        let writes = self.writes.load(Ordering::Acquire);
+        Marks { writes, written_to: self.written_to.load(Ordering::Relaxed) }
     }
 
     /// A sync is over that began at `marks`.
     pub(in crate::disk) fn synced(&self, marks: Marks) {
         self.synced_writes.fetch_max(marks.writes, Ordering::Release);
-        self.synced_stores.fetch_max(marks.stores, Ordering::Release);
     }
 
     /// A sync of the bytes below `end` is over that began at `marks`. More may be unsynced behind.
@@ -226,8 +212,8 @@ impl Handle {
     /// caller holds the lock of the cache, under which alone a handle is opened.
     pub(super) fn try_close(&self) -> Option<(RawFd, RawFd)> {
         self.state.compare_exchange(OPEN, 0, Ordering::SeqCst, Ordering::Relaxed).ok()?;
-        // From here on pins and stores see that it is closed; what began before is seen here.
-        if self.is_storing.load(Ordering::SeqCst) || self.is_dirty() {
+        // From here on pins see that it is closed; what began before is seen here.
+        if self.is_dirty() {
             self.state.fetch_or(OPEN, Ordering::SeqCst);
             return None;
         }

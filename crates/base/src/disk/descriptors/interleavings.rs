@@ -86,14 +86,16 @@ fn no_descriptor_is_closed_with_an_unsynced_write() {
             })
         };
         let storer = {
-            let (disk, file) = (Arc::clone(&disk), Arc::clone(&file));
+            let (disk, cache, file) = (Arc::clone(&disk), Arc::clone(&cache), Arc::clone(&file));
             thread::spawn(move || {
                 for _ in 0..2 {
-                    if file.begin_store() {
-                        disk.written.fetch_add(1, Ordering::SeqCst);
-                        thread::yield_now();
-                        file.end_store(8);
-                    }
+                    let pin = file.pin().unwrap();
+                    file.begin_stores();
+                    drop(pin);
+                    disk.written.fetch_add(1, Ordering::SeqCst);
+                    thread::yield_now();
+                    cache.backend.sync(file.pin().unwrap().fd()).unwrap();
+                    file.end_stores();
                 }
             })
         };

@@ -217,6 +217,7 @@ fn appends_through_the_mapping_are_the_files_bytes() {
     file.allocate(64 * 1024).unwrap();
     file.map(64 * 1024);
     file.make_resident(100, 16 * 1024);
+    file.begin_stores();
     assert!(!file.is_resident(100, 10), "not a whole page");
     assert!(file.is_resident(4096, 12 * 1024));
     assert!(!file.is_resident(16 * 1024 - 1, 2));
@@ -242,6 +243,7 @@ fn appends_of_two_threads_beside_syncs_all_arrive() {
     let file = scratch.file("a", 0);
     file.allocate(64 * PAGE).unwrap();
     file.map(64 * PAGE);
+    file.begin_stores();
     let append = |first: u64, fill: u8| {
         file.make_resident(first * PAGE, (first + 32) * PAGE);
         for offset in (first * PAGE..(first + 32) * PAGE).step_by(64) {
@@ -299,6 +301,7 @@ fn store_that_hits_a_replaced_page_is_an_error() {
     let file = scratch.file("a", 16 * 1024);
     file.map(16 * 1024);
     file.make_resident(0, 16 * 1024);
+    file.begin_stores();
     assert!(file.is_resident(8192, 100));
     file.set_len(4096).unwrap();
     let lost = file.append_at(8192, &[9; 100]).unwrap_err();

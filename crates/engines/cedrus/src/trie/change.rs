@@ -19,25 +19,23 @@ use super::*;
 
 impl Trie {
     fn change<'a>(&'a self, guard: &'a Guard) -> Change<'a> {
-        Change { trie: self, heap: self.heap.lock(), guard, odd: None }
+        Change { trie: self, heap: self.heap.0.lock(), guard, odd: None }
     }
 
     /// Makes a change whose way was seen in memory under a guard that is still pinned.
     fn changed<T>(&self, guard: &Guard, act: impl Fn(&mut Change<'_>) -> Tried<T>) -> Tried<T> {
-        let mut change = self.change(guard);
-        loop {
-            match act(&mut change) {
-                // Evicted since; nothing is changed yet.
-                Err(Trouble::Absent(page)) if change.heap.revive(page, &self.pages, guard) => {}
-                done => return done,
-            }
-        }
+        self.change(guard).made(act)
     }
 
     /// Adds an entry. One writer; the way to it was seen in memory under a guard that is still pinned.
     pub(crate) fn insert(&self, entry: Entry, guard: &Guard) -> Tried<()> {
-        self.press(guard)?;
-        self.changed(guard, |change| change.insert(entry))
+        let mut change = self.change(guard);
+        if let Some(page) = change.heap.choose_to_press(&self.pages, guard) {
+            drop(change);
+            self.press(page, guard)?;
+            change = self.change(guard);
+        }
+        change.made(|change| change.insert(entry))
     }
 
     /// Points the entry of `hash` at `from` to `to`. False if there is none.
@@ -60,12 +58,11 @@ impl Trie {
         (0..pages).for_each(|page| self.pages.take(page, guard));
     }
 
-    /// Presses a page of lists together, if holes are many and small: its lists move to the front, one by one, and what is
-    /// free comes together behind them.
-    fn press(&self, guard: &Guard) -> Tried<()> {
-        let mut heap = self.heap();
-        let Some(page) = heap.choose_to_press(&self.pages, guard) else { return Ok(()) };
-        drop(heap);
+    /// Presses a page of lists together, of which holes are many and small: its lists move to the
+    /// front, one by one, and what is free comes together behind them. Others may change the page
+    /// between two lists, or use it for something else: a list moves only if the trie names it at
+    /// its place.
+    fn press(&self, page: u32, guard: &Guard) -> Tried<()> {
         let mut line = 1;
         while line < self.shape.page_lines {
             let mut change = self.change(guard);
@@ -96,7 +93,7 @@ struct Change<'a> {
 impl Drop for Change<'_> {
     fn drop(&mut self) {
         if let Some((first, last)) = self.odd {
-            for version in &self.trie.versions[first..=last] {
+            for Apart(version) in &self.trie.versions[first..=last] {
                 version.store(version.load(Ordering::Relaxed).wrapping_add(1), Ordering::Release);
             }
         }
@@ -105,12 +102,23 @@ impl Drop for Change<'_> {
 }
 
 impl<'a> Change<'a> {
+    /// Makes the change that `act` makes.
+    fn made<T>(mut self, act: impl Fn(&mut Change<'a>) -> Tried<T>) -> Tried<T> {
+        loop {
+            match act(&mut self) {
+                // Evicted since; nothing is changed yet.
+                Err(Trouble::Absent(page)) if self.heap.revive(page, &self.trie.pages, self.guard) => {}
+                done => return done,
+            }
+        }
+    }
+
     /// From here on, readers of these hashes look again (I2). Ranges of one change contain one another.
     fn enter(&mut self, (first, last): (u32, u32)) {
         let (first, last) = (domain(first), domain(last));
         let is_new = |at: usize| self.odd.is_none_or(|(from, to)| at < from || at > to);
         for at in (first..=last).filter(|at| is_new(*at)) {
-            let version = &self.trie.versions[at];
+            let version = &self.trie.versions[at].0;
             version.store(version.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
         }
         self.odd = Some(match self.odd {

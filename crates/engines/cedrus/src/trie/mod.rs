@@ -29,10 +29,12 @@
 //!
 //! ## Threads
 //!
-//! One writer at a time, under the heap's lock. Readers take no lock: they remember the version of their hash's domain,
-//! look, and look again if it has moved. What they see meanwhile may be nonsense, so every step is checked. A reader that
-//! finds a writer in its way several times waits for its lock, so that it never spins on a thread without a core.
-//! The trie does no I/O: what is not in memory is an answer ([`Trouble::Absent`]) that the caller acts on.
+//! One writer at a time, under the heap's lock; writers of different keys take turns. Readers take
+//! no lock: they remember the version of their hash's domain, look, and look again if it has moved.
+//! What they see meanwhile may be nonsense, so every step is checked. A reader that finds a writer
+//! in its way several times waits for its lock, so that it never spins on a thread without a core.
+//! The trie does no I/O: what is not in memory is an answer ([`Trouble::Absent`]) that the caller
+//! acts on.
 //!
 //! ## Costs
 //!
@@ -71,6 +73,10 @@ pub(crate) const NODE: u32 = 1 << 31;
 const LINE_BITS: u32 = 6;
 /// Nothing.
 pub(crate) const EMPTY: u32 = 0;
+
+/// Something on cache lines of its own.
+#[repr(align(64))]
+struct Apart<T>(T);
 
 /// Why a look did not work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -145,9 +151,15 @@ pub(crate) struct Trie {
     blank: u32,
     root: Root,
     pages: Pages,
-    versions: [AtomicU32; 1 << DOMAIN_BITS],
-    heap: Mutex<Heap>,
-    /// What the heap has, for those who do not want its lock.
+    /// Apart: a change tells only the readers of its own domains.
+    versions: [Apart<AtomicU32>; 1 << DOMAIN_BITS],
+    heap: Apart<Mutex<Heap>>,
+    figures: Apart<Figures>,
+}
+
+/// Figures of the heap, to be read without its lock.
+#[derive(Default)]
+struct Figures {
     resident: AtomicU64,
     page_count: AtomicU64,
     free_lines: AtomicU64,
@@ -163,13 +175,9 @@ impl Trie {
             blank: shape.blank_bytes(),
             root: Root::new(shape.root_bits),
             pages: Pages::new(shape.page_lines),
-            versions: std::array::from_fn(|_| AtomicU32::new(0)),
-            heap: Mutex::new(Heap::new(shape)),
-            resident: AtomicU64::new(0),
-            page_count: AtomicU64::new(0),
-            free_lines: AtomicU64::new(0),
-            dirty: AtomicU64::new(0),
-            entries: AtomicU64::new(0),
+            versions: std::array::from_fn(|_| Apart(AtomicU32::new(0))),
+            heap: Apart(Mutex::new(Heap::new(shape))),
+            figures: Apart(Figures::default()),
         }
     }
 
@@ -179,30 +187,30 @@ impl Trie {
 
     /// Whether references reach that many pages more than there are.
     pub(crate) fn can_grow_by(&self, pages: u64) -> bool {
-        self.page_count.load(Ordering::Relaxed) + pages < u64::from(MOST_PAGES)
+        self.figures.0.page_count.load(Ordering::Relaxed) + pages < u64::from(MOST_PAGES)
     }
 
     /// Bytes of pages in memory, and of the root.
     pub(crate) fn bytes(&self) -> u64 {
-        self.resident.load(Ordering::Relaxed) * self.shape.page_bytes() as u64 + self.root.bytes()
+        self.figures.0.resident.load(Ordering::Relaxed) * self.shape.page_bytes() as u64 + self.root.bytes()
     }
 
     /// Whether so many lines are free in pages in memory that entries find room without a page more, once it is pressed
     /// together.
     pub(crate) fn is_roomy(&self) -> bool {
-        let lines = self.resident.load(Ordering::Relaxed) * self.shape.page_lines as u64;
-        self.free_lines.load(Ordering::Relaxed) * 8 > lines
+        let lines = self.figures.0.resident.load(Ordering::Relaxed) * self.shape.page_lines as u64;
+        self.figures.0.free_lines.load(Ordering::Relaxed) * 8 > lines
     }
 
     /// The part of the lines in memory that is used.
     #[allow(clippy::cast_precision_loss)]
     pub(crate) fn fill(&self) -> f64 {
-        let lines = self.resident.load(Ordering::Relaxed) * (self.shape.page_lines as u64 - 1);
-        1.0 - self.free_lines.load(Ordering::Relaxed) as f64 / lines.max(1) as f64
+        let lines = self.figures.0.resident.load(Ordering::Relaxed) * (self.shape.page_lines as u64 - 1);
+        1.0 - self.figures.0.free_lines.load(Ordering::Relaxed) as f64 / lines.max(1) as f64
     }
 
     pub(crate) fn len(&self) -> u64 {
-        self.entries.load(Ordering::Relaxed)
+        self.figures.0.entries.load(Ordering::Relaxed)
     }
 
     // Looking.
@@ -277,13 +285,13 @@ impl Trie {
     /// Another one after every change of what a look-up of `hash` may find; odd while it changes.
     #[inline]
     pub(crate) fn version(&self, hash: u32) -> u32 {
-        self.versions[domain(hash)].load(Ordering::Acquire)
+        self.versions[domain(hash)].0.load(Ordering::Acquire)
     }
 
     /// What `look` sees of the domain of `hash` while no writer changes it.
     #[inline]
     fn read<T>(&self, hash: u32, mut look: impl FnMut() -> Tried<T>) -> Tried<T> {
-        let version = &self.versions[domain(hash)];
+        let version = &self.versions[domain(hash)].0;
         for _ in 0..LOOKS {
             let before = version.load(Ordering::Acquire);
             if before.is_multiple_of(2) {
@@ -295,7 +303,7 @@ impl Trie {
             }
             std::hint::spin_loop();
         }
-        let _heap = self.heap.lock();
+        let _heap = self.heap.0.lock();
         look()
     }
 
@@ -404,7 +412,7 @@ impl Trie {
 
     /// The heap, while nothing changes.
     pub(crate) fn heap(&self) -> HeapRef<'_> {
-        HeapRef { trie: self, heap: self.heap.lock() }
+        HeapRef { trie: self, heap: self.heap.0.lock() }
     }
 
     /// A page came from disk, if what came `is_still` what stands there. What was put in meanwhile stays.
@@ -449,8 +457,8 @@ impl Trie {
 
     /// Bytes of the pages that are on disk as they are, about: those that may go.
     pub(crate) fn clean_bytes(&self) -> u64 {
-        let resident = self.resident.load(Ordering::Relaxed);
-        let clean = resident.saturating_sub(self.dirty.load(Ordering::Relaxed));
+        let resident = self.figures.0.resident.load(Ordering::Relaxed);
+        let clean = resident.saturating_sub(self.figures.0.dirty.load(Ordering::Relaxed));
         clean * self.shape.page_bytes() as u64
     }
 
@@ -515,10 +523,19 @@ impl Drop for HeapRef<'_> {
 
 impl Trie {
     fn publish(&self, heap: &Heap) {
-        self.resident.store(heap.resident, Ordering::Relaxed);
-        self.page_count.store(heap.page_count(), Ordering::Relaxed);
-        self.free_lines.store(heap.free_lines, Ordering::Relaxed);
-        self.dirty.store(heap.dirty_pages(), Ordering::Relaxed);
-        self.entries.store(heap.entries, Ordering::Relaxed);
+        let Figures { resident, page_count, free_lines, dirty, entries } = &self.figures.0;
+        let figures = [
+            (resident, heap.resident),
+            (page_count, heap.page_count()),
+            (free_lines, heap.free_lines),
+            (dirty, heap.dirty_pages()),
+            (entries, heap.entries),
+        ];
+        // Others read the line: it is written only if something is new.
+        for (figure, now) in figures {
+            if figure.load(Ordering::Relaxed) != now {
+                figure.store(now, Ordering::Relaxed);
+            }
+        }
     }
 }

@@ -1,4 +1,5 @@
-//! The index under a scheduler: one writer (that is the contract), readers without a lock.
+//! The index under a scheduler: writers of different keys (that is the contract), readers without a
+//! lock.
 //!
 //! Built with `--cfg shuttle` only. The knobs are those of `sheaf_base::sync::explore`.
 
@@ -161,5 +162,105 @@ fn a_table_outlives_the_guards_that_saw_it() {
         });
         assert!(found <= 1);
         retiring.join().expect("it retires");
+    });
+}
+
+/// Two writers of different keys: each adds some, moves one and removes one of its own. There are
+/// `count` entries before.
+fn writers_of_different_keys(count: u64, each: u64) {
+    explore(2500, move || {
+        let index = filled(count);
+        let writers = [0, 1].map(|writer| {
+            let index = Arc::clone(&index);
+            thread::spawn(move || {
+                let first = count + writer * each;
+                (first..first + each).for_each(|n| index.add(mix(n), place(n)));
+                // One that was there before, as a commit and the cleaner repoint; and one of its
+                // own.
+                assert!(index.repoint(mix(writer), place(writer), place(100 + writer)));
+                assert!(index.repoint(mix(2 + writer), place(2 + writer), Address::NONE));
+                assert!(index.repoint(mix(first), place(first), place(200 + writer)));
+            })
+        });
+        for n in [4, 5, count - 1] {
+            assert!(index.contains(mix(n), place(n), &epoch::pin()), "{n}");
+        }
+        let seen = walk(&index);
+        assert!((4..count).all(|n| seen.get(&n) == Some(&1)), "{seen:?}");
+        writers.into_iter().for_each(|writer| writer.join().expect("it writes"));
+        let seen = walk(&index);
+        let mut expected: Vec<u64> = (4..count + 2 * each).collect();
+        expected.retain(|n| ![count, count + each].contains(n));
+        expected.extend([100, 101, 200, 201]);
+        assert_eq!(seen, expected.into_iter().map(|n| (n, 1)).collect());
+    });
+}
+
+#[test]
+fn changes_of_two_writers_outlive_the_growth_of_a_small_table() {
+    writers_of_different_keys(28, 4);
+}
+
+#[test]
+fn changes_of_two_writers_outlive_splits() {
+    writers_of_different_keys(54, 6);
+}
+
+#[test]
+fn two_writers_of_one_chain_lose_nothing() {
+    explore(1500, || {
+        let index = Arc::new(Hash::empty(crate::engine::tests::ground(true)));
+        (0..30).for_each(|n| index.add(mix(7), place(n)));
+        let writers = [0, 1].map(|writer| {
+            let index = Arc::clone(&index);
+            thread::spawn(move || {
+                (0..3).for_each(|n| index.add(mix(7), place(100 + 10 * writer + n)));
+                assert!(index.repoint(mix(7), place(writer), place(200 + writer)));
+            })
+        });
+        assert!(index.contains(mix(7), place(20), &epoch::pin()));
+        writers.into_iter().for_each(|writer| writer.join().expect("it writes"));
+        let mut seen = Vec::new();
+        index.matches_of(mix(7), &epoch::pin(), |address| {
+            seen.push(address.bits() / 64 - 1);
+            true
+        });
+        seen.sort_unstable();
+        let moved: Vec<u64> = (2..30).chain(100..103).chain(110..113).chain(200..202).collect();
+        assert_eq!(seen, moved);
+    });
+}
+
+/// The last entries are removed by two threads while a third one adds an entry. The thread that
+/// finds the count at zero frees the tables, and the new entry stays.
+#[test]
+fn an_index_is_taken_back_by_the_last_removal_and_keeps_what_comes() {
+    explore(2500, || {
+        let index = filled(80);
+        assert!(index.directory(&epoch::pin()).depth > 0);
+        (2..80).for_each(|n| assert!(index.repoint(mix(n), place(n), Address::NONE)));
+        let keys = Arc::new(sheaf_base::sync::Counter::default());
+        keys.set(2);
+        let removers = [0, 1].map(|n| {
+            let (index, keys) = (Arc::clone(&index), Arc::clone(&keys));
+            thread::spawn(move || {
+                keys.add(-1);
+                assert!(index.repoint(mix(n), place(n), Address::NONE));
+                let wanted = Wanted { key: &[], hash: mix(n) };
+                if index.may_be_empty(wanted, &epoch::pin()) && keys.sum() == 0 {
+                    index.emptied();
+                }
+            })
+        });
+        keys.add(1);
+        index.add(mix(90), place(90));
+        assert!(index.contains(mix(90), place(90), &epoch::pin()));
+        removers.into_iter().for_each(|remover| remover.join().expect("it removes"));
+        assert_eq!(walk(&index), BTreeMap::from([(90, 1)]));
+        keys.add(-1);
+        assert!(index.repoint(mix(90), place(90), Address::NONE));
+        assert!(index.may_be_empty(Wanted { key: &[], hash: mix(90) }, &epoch::pin()) && keys.sum() == 0);
+        index.emptied();
+        assert_eq!(index.directory(&epoch::pin()).depth, 0);
     });
 }

@@ -1,4 +1,4 @@
-//! # The hash index: extendible hashing over cache-line buckets, one writer, readers without locks
+//! # The hash index: extendible hashing over cache-line buckets, without locks but for splits
 //!
 //! CCEH (FAST'19) in memory, as FlatStore-H keeps it: a directory by the hash's top bits, tables that
 //! split one at a time, so that the index grows in steps of one table and never doubles as a whole.
@@ -19,7 +19,8 @@
 //!
 //! 1. Between splits an entry does not move; a split builds both halves aside and publishes them by one
 //!    store a directory slot. A reader that still holds the old table sees the state before the split.
-//! 2. Words are changed under the commit lock (that order is the callers'); splits under `writer` too.
+//! 2. Words are exchanged. A change of a table that is being copied is repeated in the copy (`table`):
+//!    a completed change is in the table that the directory has, and not twice.
 //! 3. Tables and directories are retired through the epoch.
 //!
 //! ## Costs
@@ -102,11 +103,20 @@ impl Directory {
 }
 
 /// The index of one keyspace.
+///
+/// ## Threads
+///
+/// The caller of a change owns the key; other keys are changed at the same time. A split takes the
+/// latch of its table, then `writer` for the moment in which the directory changes. Entries are
+/// added to a small table, or to a chain, under its latch. A table that is replaced by an empty
+/// index is latched in the order of the hashes. Until a change is completed, a reader may see it,
+/// and then the state before.
 pub(crate) struct Hash {
     ground: Arc<Ground>,
     /// From `Box::into_raw`; never null before the drop.
     directory: AtomicPtr<Directory>,
     buckets: usize,
+    /// Held while the directory or its slots change.
     writer: Mutex<()>,
     bytes: AtomicU64,
 }
@@ -137,7 +147,8 @@ impl Hash {
         self.ground.memory.give(Part::Index, shrunk);
     }
 
-    /// Replaces everything by `tables`, which tile the hashes in order.
+    /// Replaces everything by `tables`, which tile the hashes in order. No thread changes the index
+    /// at the same time, or the caller has closed all tables.
     pub(crate) fn install(&self, mut tables: Tables) {
         let guard = epoch::pin();
         if let [only] = &mut tables[..]
@@ -219,49 +230,86 @@ impl Hash {
         found
     }
 
-    /// Points the entry at `from` to `to` (`NONE` removes it). False if there is none. Under the commit lock.
+    /// Points the entry at `from` to `to` (`NONE` removes it). False if there is none. The caller
+    /// owns the key.
     fn repoint(&self, hash: u64, from: Address, to: Address) -> bool {
         let guard = &epoch::pin();
-        let mut table = Some(self.table(hash, guard));
-        while let Some(here) = table {
-            if here.replace(hash, from, to) {
-                return true;
+        let mut is_done = false;
+        loop {
+            let head = self.table(hash, guard);
+            let mut table = Some(head);
+            let is_here = std::iter::from_fn(|| {
+                let here = table?;
+                table = here.next(guard);
+                Some(here)
+            })
+            .any(|here| here.replace(hash, from, to));
+            // Not found after an exchange in an older table: this one was copied after it.
+            if !is_here || head.keeps_changes() {
+                return is_here || is_done;
             }
-            table = here.next(guard);
+            is_done = true;
         }
-        false
     }
 
-    /// Adds an entry. Under the commit lock.
+    /// Adds an entry. The caller owns the key.
     fn add(&self, hash: u64, address: Address) {
         let guard = &epoch::pin();
-        let _writer = self.writer.lock();
+        let mut was_put = false;
         loop {
-            let table = self.table(hash, guard);
-            if table.insert(hash, address) {
+            let head = self.table(hash, guard);
+            // The copy of the table may have the entry already.
+            if was_put && has_entry(head, hash, address, guard) {
                 return;
             }
-            if let Some(grown) = table.grown() {
-                self.replace_only(grown, guard);
-            } else if table.depth() < KEPT && table.splits(table.depth()) {
-                self.split(hash, guard);
-            } else {
-                // Hashes that agree in all kept bits: a chain, searched in full.
-                let mut last = table;
-                while let Some(next) = last.next(guard) {
-                    if next.insert(hash, address) {
-                        return;
-                    }
-                    last = next;
+            if !head.is_small() && head.insert(hash, address) {
+                if head.keeps_changes() {
+                    return;
                 }
-                self.account(Table::bytes(self.buckets), 0);
-                last.chain(Table::new(table.depth(), self.buckets, self.is_large()));
+                was_put = true;
+            } else if self.add_latched(head, hash, address, guard) {
+                return;
             }
         }
     }
 
-    /// Puts `grown` into the place of the only table, which was small. The caller holds `writer`.
+    /// Adds an entry to a small table, or to one that had no room, or makes room. False if it has
+    /// to be tried again.
+    #[cold]
+    fn add_latched(&self, table: &Table, hash: u64, address: Address, guard: &Guard) -> bool {
+        let Some(_latch) = table.latch() else { return false };
+        if table.insert(hash, address) {
+            return true;
+        }
+        if table.is_small() {
+            table.close();
+            table.grown().into_iter().for_each(|grown| self.replace_only(grown, guard));
+            return false;
+        }
+        if table.depth() < KEPT && table.splits(table.depth()) {
+            self.split(table, hash, guard);
+            return false;
+        }
+        // Hashes that agree in all kept bits: a chain, searched in full.
+        let mut last = table;
+        while let Some(next) = last.next(guard) {
+            if next.insert(hash, address) {
+                return true;
+            }
+            last = next;
+        }
+        self.account(Table::bytes(self.buckets), 0);
+        let next = Table::new(table.depth(), self.buckets, self.is_large());
+        let is_put = next.insert(hash, address);
+        debug_assert!(is_put, "it is empty");
+        last.chain(next);
+        true
+    }
+
+    /// Puts `grown` into the place of the only table, which was small. The caller holds its latch
+    /// and has closed it.
     fn replace_only(&self, grown: Box<Table>, guard: &Guard) {
+        let _writer = self.writer.lock();
         let slot = &self.directory(guard).tables[0];
         let (old, start) = (slot.load(), grown.start());
         // SAFETY: live until retired below.
@@ -271,14 +319,15 @@ impl Hash {
         unsafe { retire_table(old, guard) };
     }
 
-    /// Splits the table of `hash` in two. The caller holds `writer`.
-    fn split(&self, hash: u64, guard: &Guard) {
-        let directory = self.directory(guard);
-        let old = directory.tables[directory.slot(hash)].load();
-        // SAFETY: live until retired below.
-        let table = unsafe { &*old };
+    /// Splits `table`, that of `hash`, in two. The caller holds its latch.
+    fn split(&self, table: &Table, hash: u64, guard: &Guard) {
+        table.close();
         let (low, high) = table.halves(self.is_large(), guard);
         self.account(low.chain_bytes() + high.chain_bytes(), table.chain_bytes());
+        let _writer = self.writer.lock();
+        let directory = self.directory(guard);
+        let old = directory.tables[directory.slot(hash)].load();
+        debug_assert!(std::ptr::eq(old, table), "the latch keeps it");
         let directory = if table.depth() == directory.depth { self.double(guard) } else { directory };
         let span = 1usize << (directory.depth - table.depth());
         let first = directory.slot(hash) & !(span - 1);
@@ -293,7 +342,7 @@ impl Hash {
         unsafe { retire_table(old, guard) };
     }
 
-    /// Publishes a directory of twice the size.
+    /// Publishes a directory of twice the size. The caller holds `writer`.
     fn double<'g>(&self, guard: &'g Guard) -> &'g Directory {
         let directory = self.directory(guard);
         let copy = |slot: &Slot| Slot::new(slot.load(), slot.buckets.load(Ordering::Relaxed));
@@ -433,9 +482,30 @@ impl Index for Hash {
         self.install(vec![Table::small(self.buckets)]);
     }
 
+    fn may_be_empty(&self, wanted: Wanted<'_>, guard: &Guard) -> bool {
+        self.table(wanted.hash, guard).is_home_vacant(wanted.hash)
+    }
+
     fn emptied(&self) {
-        if self.directory(&epoch::pin()).depth > 0 {
+        let guard = &epoch::pin();
+        if self.directory(guard).depth == 0 {
+            return;
+        }
+        let (mut closed, mut start, mut is_empty) = (Vec::new(), Some(0), true);
+        while let Some(from) = start.filter(|_| is_empty) {
+            let table = self.table(from, guard);
+            let Some(latch) = table.latch() else { continue };
+            table.close();
+            is_empty = table.is_vacant(guard);
+            closed.push((table, latch));
+            start = range_of(from, table.depth()).1.checked_add(1);
+        }
+        // An entry that comes into a closed table is put into the new one too, or stays in this
+        // one.
+        if is_empty {
             self.clear();
+        } else {
+            closed.iter().for_each(|(table, _)| table.open());
         }
     }
 
@@ -481,6 +551,20 @@ impl Walk<Hash> for Units {
         }
         Some((Bound::Included((unit, first)), Bound::Included((unit, last))))
     }
+}
+
+/// Returns whether the table or its chain has the entry of `hash` at `address`.
+fn has_entry(head: &Table, hash: u64, address: Address, guard: &Guard) -> bool {
+    let mut is_here = false;
+    let mut table = Some(head);
+    while let Some(here) = table.filter(|_| !is_here) {
+        here.matches(hash, &mut |at| {
+            is_here = at == address;
+            !is_here
+        });
+        table = here.next(guard);
+    }
+    is_here
 }
 
 /// The hashes that share the first `depth` bits of `hash`.

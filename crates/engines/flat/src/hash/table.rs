@@ -3,10 +3,19 @@
 //! An index begins with a *small* table, which is looked up in as any other is, but has few buckets: a keyspace with next to nothing
 //! takes next to nothing. When it is full a table of the usual size takes its place. Words do not say in which bucket of
 //! that an entry's home is; a small table notes it beside.
+//!
+//! ## Closing
+//!
+//! Writers exchange words of an open table without a lock, several at once. Before its entries are
+//! copied to the tables that replace it, a table is *closed* under its latch. A writer looks at the
+//! flag after its exchange. All four accesses are sequentially consistent: either the writer sees
+//! the flag, or the copy has its word. A writer that saw the flag waits for the latch and repeats
+//! its change in the new table.
 
 use sheaf_base::segment::Address;
-use sheaf_base::sync::atomic::{AtomicPtr, AtomicU8, AtomicU64, Ordering};
+use sheaf_base::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU64, Ordering, fence};
 use sheaf_base::sync::epoch::{self, Guard};
+use sheaf_base::sync::{Mutex, MutexGuard};
 
 use super::KEPT;
 use super::arena::Buckets;
@@ -54,6 +63,11 @@ impl Word {
         Word(self.0 & !(OVERFLOW - 1) | address.bits())
     }
 
+    /// The bits of it in a slot with this overflow bit.
+    fn beside(self, flag: u64) -> u64 {
+        if self.address() == Address::NONE { flag } else { self.0 & !OVERFLOW | flag }
+    }
+
     fn is_of(self, hash: u64) -> bool {
         (self.0 ^ hash) >> TAG_SHIFT == 0 && self.address() != Address::NONE
     }
@@ -68,10 +82,29 @@ impl Bucket {
         Word(self.0[slot].load(Ordering::Acquire))
     }
 
+    /// Sets a slot of a table that no other thread sees.
     fn set(&self, slot: usize, word: Word) {
         let flag = self.0[slot].load(Ordering::Relaxed) & OVERFLOW;
-        let empty = word.address() == Address::NONE;
-        self.0[slot].store(if empty { flag } else { word.0 & !OVERFLOW | flag }, Ordering::Release);
+        self.0[slot].store(word.beside(flag), Ordering::Release);
+    }
+
+    /// Puts `to` into a slot, as long as the entry at `from` is there. False if it is not.
+    fn exchange(&self, slot: usize, from: Address, to: Word) -> bool {
+        let mut before = self.0[slot].load(Ordering::Relaxed);
+        while Address::from_bits(before) == from {
+            // Fails once more at most, and for the overflow bit only, unless another entry came.
+            let now = to.beside(before & OVERFLOW);
+            match self.0[slot].compare_exchange(before, now, Ordering::SeqCst, Ordering::Relaxed) {
+                Ok(_) => return true,
+                Err(other) => before = other,
+            }
+        }
+        false
+    }
+
+    /// Returns whether it has no entry. The loads are in one order with all exchanges.
+    fn is_vacant(&self) -> bool {
+        self.0.iter().all(|word| Address::from_bits(word.load(Ordering::SeqCst)) == Address::NONE)
     }
 
     /// Makes it as new; nobody else sees it.
@@ -84,7 +117,9 @@ impl Bucket {
     }
 
     pub(super) fn mark_overflowed(&self) {
-        self.0[SLOTS - 1].fetch_or(OVERFLOW, Ordering::AcqRel);
+        if !self.overflowed() {
+            self.0[SLOTS - 1].fetch_or(OVERFLOW, Ordering::AcqRel);
+        }
     }
 }
 
@@ -97,7 +132,7 @@ pub(crate) fn home(hash: u64, buckets: usize) -> usize {
 }
 
 /// What a small table notes of each slot: the home that the entry there has in a table of `buckets` buckets. Stored before the
-/// entry's word.
+/// entry's word, by one thread at a time.
 struct Homes {
     buckets: usize,
     homes: [AtomicU8; SMALL * SLOTS],
@@ -120,6 +155,11 @@ pub(crate) struct Table {
     buckets: Buckets,
     is_large: bool,
     next: AtomicPtr<Table>,
+    /// Held by the thread that replaces the table or extends its chain, and by the one that adds an
+    /// entry to a small table. The head of a chain has it for all of it.
+    latch: Mutex<()>,
+    /// See the module. Written under the latch.
+    is_closed: AtomicBool,
     /// Of a small one.
     homes: Option<Box<Homes>>,
 }
@@ -161,8 +201,60 @@ impl Table {
             buckets: Buckets::new(buckets, is_large),
             is_large,
             next: AtomicPtr::default(),
+            latch: Mutex::new(()),
+            is_closed: AtomicBool::new(false),
             homes: None,
         })
+    }
+
+    /// Whether it is a small one.
+    pub(crate) fn is_small(&self) -> bool {
+        self.homes.is_some()
+    }
+
+    /// Takes the latch. `None` if the table was replaced: the directory has another one.
+    pub(crate) fn latch(&self) -> Option<MutexGuard<'_, ()>> {
+        let latch = self.latch.lock();
+        (!self.is_closed.load(Ordering::Relaxed)).then_some(latch)
+    }
+
+    /// Announces that the table is about to be copied, to writers that change it from now on. The
+    /// caller holds the latch until the directory has the copies.
+    pub(crate) fn close(&self) {
+        self.is_closed.store(true, Ordering::SeqCst);
+        fence(Ordering::SeqCst); // before the words are read
+    }
+
+    /// Takes [`Table::close`] back: the table stays. The caller holds the latch.
+    pub(crate) fn open(&self) {
+        self.is_closed.store(false, Ordering::SeqCst);
+    }
+
+    /// Whether a change that was made before this call is in the copies, if there are any. If not,
+    /// this waits until they have replaced the table; the change has to be looked for there.
+    pub(crate) fn keeps_changes(&self) -> bool {
+        let is_open = !self.is_closed.load(Ordering::SeqCst);
+        if !is_open {
+            drop(self.latch.lock());
+        }
+        is_open
+    }
+
+    /// Whether neither the table nor its chain has an entry.
+    pub(crate) fn is_vacant(&self, guard: &Guard) -> bool {
+        let mut table = Some(self);
+        while let Some(here) = table {
+            if !here.buckets.iter().all(Bucket::is_vacant) {
+                return false;
+            }
+            table = here.next(guard);
+        }
+        true
+    }
+
+    /// Whether the home bucket of `hash` has no entry.
+    pub(crate) fn is_home_vacant(&self, hash: u64) -> bool {
+        self.buckets[home(hash, self.buckets.len())].is_vacant()
     }
 
     /// Bytes of one table.
@@ -194,7 +286,8 @@ impl Table {
         unsafe { self.next.load(Ordering::Acquire).as_ref() }
     }
 
-    /// Hangs `table` behind this one, which must be the last of its chain.
+    /// Hangs `table` behind this one, which must be the last of its chain. The caller holds the
+    /// latch of the first one, or no other thread sees the chain.
     pub(crate) fn chain(&self, table: Box<Table>) {
         let before = self.next.swap(Box::into_raw(table), Ordering::AcqRel);
         assert!(before.is_null(), "only the last table of a chain is extended");
@@ -226,14 +319,13 @@ impl Table {
         true
     }
 
-    /// Points the entry at `from` to `to`.
+    /// Points the entry at `from` to `to`. Only one thread at a time changes this entry.
     pub(crate) fn replace(&self, hash: u64, from: Address, to: Address) -> bool {
         for bucket in self.probe(hash) {
             for slot in 0..SLOTS {
                 let word = bucket.word(slot);
                 if word.is_of(hash) && word.address() == from {
-                    bucket.set(slot, word.at(to));
-                    return true;
+                    return bucket.exchange(slot, from, word.at(to));
                 }
             }
             if !bucket.overflowed() {
@@ -248,7 +340,8 @@ impl Table {
         self.probe(hash).any(|bucket| (0..SLOTS).any(|slot| bucket.word(slot).address() == Address::NONE))
     }
 
-    /// Puts an entry into the first free slot. False if there is none.
+    /// Puts an entry into the first free slot. False if there is none. The caller holds the latch
+    /// if the table is small.
     pub(crate) fn insert(&self, hash: u64, address: Address) -> bool {
         self.put(self.whole_home(hash), Word::new(hash, address))
     }
@@ -262,12 +355,17 @@ impl Table {
     fn put(&self, home: usize, word: Word) -> bool {
         let mask = self.buckets.len() - 1;
         for (step, bucket) in self.probe_from(home).enumerate() {
-            if let Some(slot) = (0..SLOTS).find(|slot| bucket.word(*slot).address() == Address::NONE) {
+            // A slot that another thread takes first is passed.
+            for slot in 0..SLOTS {
+                if bucket.word(slot).address() != Address::NONE {
+                    continue;
+                }
                 if let Some(homes) = &self.homes {
                     homes.set(((home + step) & mask) * SLOTS + slot, home);
                 }
-                bucket.set(slot, word.with_step(step));
-                return true;
+                if bucket.exchange(slot, Address::NONE, word.with_step(step)) {
+                    return true;
+                }
             }
             bucket.mark_overflowed();
         }

@@ -139,3 +139,56 @@ fn an_index_that_was_emptied_is_walked_as_fast_as_a_new_one() {
         assert!(index.contains(mix(7), place(7), guard) && !index.contains(mix(8), place(8), guard));
     }
 }
+
+/// Threads add, move and remove entries of their own while others look up, until an index of each
+/// size was split often.
+#[test]
+fn threads_that_change_different_keys_lose_nothing() {
+    const THREADS: u64 = 4;
+    for (tiny, count) in [(true, 1500), (false, 30_000)] {
+        let index = &index(tiny);
+        let moved = |n: u64| place(n + THREADS * count);
+        let is_over = &std::sync::atomic::AtomicBool::new(false);
+        index.add(mix(u64::MAX), place(1 << 20));
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
+                        assert!(index.contains(mix(u64::MAX), place(1 << 20), &epoch::pin()));
+                    }
+                });
+            }
+            let change = |thread: u64| {
+                for n in (thread..THREADS * count).step_by(usize::try_from(THREADS).unwrap()) {
+                    index.add(mix(n), place(n));
+                    let earlier = n.saturating_sub(8 * THREADS);
+                    match n % 8 {
+                        _ if n < 8 * THREADS => {}
+                        0..4 => assert!(index.repoint(mix(earlier), place(earlier), moved(earlier))),
+                        4 => assert!(index.repoint(mix(earlier), place(earlier), Address::NONE)),
+                        _ => assert!(index.contains(mix(earlier), place(earlier), &epoch::pin())),
+                    }
+                }
+            };
+            let writers: Vec<_> = (0..THREADS).map(|thread| scope.spawn(move || change(thread))).collect();
+            writers.into_iter().for_each(|writer| writer.join().expect("it writes"));
+            is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+        });
+        let guard = &epoch::pin();
+        for n in 0..THREADS * count {
+            let is_old = n + 8 * THREADS >= THREADS * count;
+            let expected = match n % 8 {
+                _ if is_old => Some(place(n)),
+                0..4 => Some(moved(n)),
+                4 => None,
+                _ => Some(place(n)),
+            };
+            let mut found = Vec::new();
+            index.matches_of(mix(n), guard, |at| {
+                found.extend([place(n), moved(n)].contains(&at).then_some(at));
+                true
+            });
+            assert_eq!(found, Vec::from_iter(expected), "{n}");
+        }
+    }
+}

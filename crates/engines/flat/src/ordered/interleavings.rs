@@ -1,4 +1,5 @@
-//! The ordered index under a scheduler: one writer (that is the contract), readers without a lock.
+//! The ordered index under a scheduler: writers of different keys (that is the contract), readers
+//! without a lock.
 //!
 //! Built with `--cfg shuttle` only. The knobs are those of `sheaf_base::sync::explore`.
 
@@ -115,4 +116,52 @@ fn a_tree_outlives_the_guards_that_saw_it() {
         assert!(seen.len() <= 20);
         retiring.join().expect("it retires");
     });
+}
+
+/// Two writers of different keys in the same leaves: each moves, removes and adds some during a
+/// walk. Keys that stay are found once, and in order.
+fn writers_of_different_keys(count: u64, removed: u64, added: u64) {
+    explore(2500, move || {
+        let index = filled(count);
+        let writers = [0, 1].map(|writer| {
+            let index = Arc::clone(&index);
+            thread::spawn(move || {
+                assert!(index.repoint(&key(writer), place(writer), place(100 + writer)));
+                let own = |from: u64, to: u64| (from..to).filter(move |n| n % 2 == writer);
+                for n in own(4, 4 + removed) {
+                    assert!(index.repoint(&key(n), place(n), Address::NONE));
+                }
+                for n in own(count, count + added) {
+                    index.put(&key(n), place(n));
+                    assert!(index.repoint(&key(n), place(n), place(n + 200)));
+                }
+                own(4, 6).for_each(|n| index.put(&key(n), place(n))); // back again
+            })
+        });
+        for n in [2, 3] {
+            assert_eq!(find(&index, n), Some(place(n)));
+        }
+        let seen: Vec<u64> = walk(&index, Way::Up).into_iter().map(number).collect();
+        let times = |n: u64| seen.iter().filter(|other| **other == n).count();
+        assert!((2..4).chain(4 + removed..count).all(|n| times(n) == 1), "{seen:?}");
+        assert!([0, 1].iter().all(|n| times(*n) + times(100 + n) == 1), "{seen:?}");
+        writers.into_iter().for_each(|writer| writer.join().expect("it writes"));
+        let mut expected: Vec<(Vec<u8>, u64)> = [2, 3, 4, 5].map(|n| (key(n), n)).to_vec();
+        expected.extend((4 + removed..count).map(|n| (key(n), n)));
+        expected.extend([0, 1].map(|n| (key(n), 100 + n)));
+        expected.extend((count..count + added).map(|n| (key(n), n + 200)));
+        expected.sort_unstable();
+        let seen: Vec<u64> = walk(&index, Way::Up).into_iter().map(number).collect();
+        assert_eq!(seen, expected.into_iter().map(|(_, n)| n).collect::<Vec<_>>());
+    });
+}
+
+#[test]
+fn changes_of_two_writers_outlive_splits() {
+    writers_of_different_keys(14, 2, 10);
+}
+
+#[test]
+fn changes_of_two_writers_outlive_joins() {
+    writers_of_different_keys(22, 16, 2);
 }

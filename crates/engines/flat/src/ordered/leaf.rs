@@ -16,13 +16,19 @@
 //!    version and no second look.
 //! 3. A leaf's range of keys never changes; they all begin with its prefix, which is what the ends of the range
 //!    have in common. A leaf that is full is replaced by others.
-//! 4. One writer at a time.
+//! 4. Keys are added and removed under the leaf's latch. The address of a key that stays is
+//!    exchanged by the owner of the key without it. A leaf is *closed* under its latch before it is
+//!    copied into the ones that replace it, and stays latched until they have. A writer that
+//!    exchanged an address looks whether the leaf is closed; if it is, the copy may lack the
+//!    address, and the writer exchanges it there. The exchange, the look, the closing and the loads
+//!    of the copy are in one order that all threads see.
 
 use std::cmp::Ordering as Order;
 
 use sheaf_base::memory::prefetch;
 use sheaf_base::segment::Address;
-use sheaf_base::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
+use sheaf_base::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
+use sheaf_base::sync::{Mutex, MutexGuard};
 
 use super::list::List;
 use super::place::Placed;
@@ -32,6 +38,14 @@ use super::text::{OWN, Prefix, Text, is_long, place_of, rest_words, spell, with_
 pub(super) const SLOTS: usize = 60;
 const COUNT: u16 = 0xff;
 const SORTED_SHIFT: u32 = 8;
+// The marks of a leaf.
+/// How many keys were removed.
+const DEAD: u8 = 0x3f;
+const CLOSED: u8 = 0x40;
+/// The mark of a leaf in a chunk: see `place`.
+const IN_CHUNK: u8 = 0x80;
+
+const _: () = assert!(SLOTS <= DEAD as usize);
 /// Lines of the cache that hold the head of a leaf and its first slots.
 const LINES: usize = 12;
 
@@ -53,11 +67,10 @@ pub(super) struct Limits {
 #[derive(Debug)]
 pub(super) struct Leaf {
     state: AtomicU16,
-    /// Keys that were removed; the writer's.
-    dead: AtomicU8,
-    /// Where it lies: see `place`.
-    in_chunk: bool,
-    /// Words of rests in use; the writer's.
+    /// Written under the latch.
+    marks: AtomicU8,
+    latch: Mutex<()>,
+    /// Words of rests in use. Written under the latch.
     used: AtomicU32,
     prefix: Prefix,
     rests: Box<[AtomicU64]>,
@@ -118,8 +131,8 @@ impl Leaf {
     pub(super) fn empty(prefix: Prefix, rests: usize, large: bool) -> Leaf {
         Leaf {
             state: AtomicU16::new(0),
-            dead: AtomicU8::new(0),
-            in_chunk: large,
+            marks: AtomicU8::new(if large { IN_CHUNK } else { 0 }),
+            latch: Mutex::new(()),
             used: AtomicU32::new(0),
             prefix,
             rests: (0..rests).map(|_| AtomicU64::new(0)).collect(),
@@ -129,7 +142,43 @@ impl Leaf {
 
     /// Whether it lies in a chunk.
     pub(super) fn is_in_chunk(&self) -> bool {
-        self.in_chunk
+        self.marks.load(Ordering::Relaxed) & IN_CHUNK != 0
+    }
+
+    /// Takes the latch. `None` if the leaf was replaced: the tree has another one.
+    pub(super) fn latch(&self) -> Option<MutexGuard<'_, ()>> {
+        let latch = self.latch.lock();
+        (self.marks.load(Ordering::Relaxed) & CLOSED == 0).then_some(latch)
+    }
+
+    /// Takes the latch if no other thread has it. The leaf is in the tree, and the caller holds the
+    /// lock of the tree.
+    pub(super) fn try_latch(&self) -> Option<MutexGuard<'_, ()>> {
+        let latch = self.latch.try_lock()?;
+        debug_assert!(self.marks.load(Ordering::Relaxed) & CLOSED == 0, "a closed leaf is latched");
+        Some(latch)
+    }
+
+    /// Announces that the leaf is about to be copied (I4). The caller holds the latch until the
+    /// copies have replaced it.
+    pub(super) fn close(&self) {
+        self.marks.store(self.marks.load(Ordering::Relaxed) | CLOSED, Ordering::SeqCst);
+        fence(Ordering::SeqCst); // before the addresses are read
+    }
+
+    /// Whether an exchange that was made before this call is in the copies of the leaf, if there
+    /// are any. If not, this waits until they have replaced the leaf.
+    pub(super) fn keeps_changes(&self) -> bool {
+        let is_open = self.marks.load(Ordering::SeqCst) & CLOSED == 0;
+        if !is_open {
+            drop(self.latch.lock());
+        }
+        is_open
+    }
+
+    /// How many of its keys were removed.
+    fn dead(&self) -> u8 {
+        self.marks.load(Ordering::Relaxed) & DEAD
     }
 
     fn count_sorted(&self, count: usize) {
@@ -197,7 +246,8 @@ impl Leaf {
 
     /// As [`Leaf::put`], from a slot of a leaf with the same prefix.
     fn copy(&self, slot: usize, from: &Leaf, other: usize) {
-        let mut word = from.slots[other].word.load(Ordering::Relaxed);
+        // A reader of the copy sees the record at an address that another thread has exchanged in.
+        let mut word = from.slots[other].word.load(Ordering::Acquire);
         if is_long(word) {
             let at = place_of(word);
             let count = words_of(from.rest(at));
@@ -230,14 +280,14 @@ impl Leaf {
         Text::new(key, self.prefix.len())
     }
 
-    /// Keys it holds.
+    /// Keys it holds; about as many, without its latch.
     pub(super) fn live(&self) -> usize {
-        self.counts().1 - usize::from(self.dead.load(Ordering::Relaxed))
+        self.counts().1.saturating_sub(usize::from(self.dead()))
     }
 
     /// Whether some of its keys were removed.
     pub(super) fn has_removed(&self) -> bool {
-        self.dead.load(Ordering::Relaxed) > 0
+        self.dead() > 0
     }
 
     /// Bytes it takes.
@@ -322,12 +372,19 @@ impl Leaf {
         Address::from_bits(self.slots[slot].word.load(Ordering::Acquire))
     }
 
-    /// Points `slot` to `address`.
+    /// Exchanges the address of `slot`. The caller owns the key; neither address is none.
+    pub(super) fn exchange(&self, slot: usize, address: Address) {
+        let word = &self.slots[slot].word;
+        word.swap(word.load(Ordering::Relaxed) & !OWN | address.bits(), Ordering::SeqCst);
+    }
+
+    /// Points `slot` to `address`, of which one may be none. The caller owns the key and holds the
+    /// latch.
     pub(super) fn set(&self, slot: usize, address: Address) {
         let word = &self.slots[slot].word;
         let before = word.load(Ordering::Relaxed);
         let dead = i8::from(address == Address::NONE) - i8::from(Address::from_bits(before) == Address::NONE);
-        self.dead.store(self.dead.load(Ordering::Relaxed).wrapping_add_signed(dead), Ordering::Relaxed);
+        self.marks.store(self.marks.load(Ordering::Relaxed).wrapping_add_signed(dead), Ordering::Relaxed);
         word.store(before & !OWN | address.bits(), Ordering::Release);
     }
 
@@ -339,7 +396,7 @@ impl Leaf {
             && self.rest_words() + rest_words(len) <= self.rests.len()
     }
 
-    /// Adds a key that is not there. False if it needs a new leaf.
+    /// Adds a key that is not there. False if it needs a new leaf. The caller holds the latch.
     pub(super) fn add(&self, text: &Text<'_>, address: Address, limits: Limits) -> bool {
         if !self.has_room(text.len, limits) {
             return false;

@@ -1,4 +1,4 @@
-//! # The ordered index: a B+-tree over whole keys, one writer, readers that never wait
+//! # The ordered index: a B+-tree over whole keys, latches of leaves, readers that never wait
 //!
 //! In the place of FlatStore-M's Masstree (§4.2). Keys are kept whole, without what their neighbours have in common, so
 //! that nothing has to be read from the log to find a place: changes cannot fail, and damage in the log
@@ -26,7 +26,12 @@
 //!
 //! ## Threads
 //!
-//! Changes take `writer`, beside the commit lock that orders them. Readers bring a guard.
+//! The caller of a change owns the key; other keys are changed at the same time. A key is added or
+//! removed under the latch of its leaf; the address of a key that stays is exchanged without one
+//! (leaf I4). The thread that replaces a leaf builds the new ones under its latch and takes
+//! `writer` to put them into the tree. One that joins two leaves holds `writer` and only tries
+//! their latches. Inner nodes change under `writer`. Readers bring a guard. Until an exchange is
+//! completed, they may see it, then the address before it, and it again.
 //!
 //! ## Costs
 //!
@@ -77,6 +82,9 @@ const MOST_RESTS: usize = 8 << 10;
 /// An index of more bytes has its new leaves on huge pages.
 const LARGE: u64 = 4 << 20;
 
+/// How often a join is tried while other threads have the latches of the leaves.
+const JOIN_TRIES: usize = 4;
+
 /// Sizes of nodes.
 #[derive(Clone, Copy, Debug)]
 struct Sizes {
@@ -110,6 +118,7 @@ pub(crate) struct Ordered {
     sizes: Sizes,
     /// From `Box::into_raw`; never null before the drop. Level 1 at least.
     root: AtomicPtr<Inner>,
+    /// Held while inner nodes change. Taken behind the latches of leaves.
     writer: Mutex<()>,
     bytes: AtomicU64,
     /// What [`Ordered::make`] made, by part, with what the part begins at.
@@ -140,9 +149,13 @@ impl Ordered {
     }
 
     fn account(&self, grown: u64, shrunk: u64) {
-        self.bytes.fetch_add(grown.wrapping_sub(shrunk), Ordering::Relaxed);
-        self.ground.memory.take(Part::Index, grown);
-        self.ground.memory.give(Part::Index, shrunk);
+        // Most leaves are as large as the ones they replace: then nothing is written that all
+        // threads write.
+        if grown != shrunk {
+            self.bytes.fetch_add(grown.wrapping_sub(shrunk), Ordering::Relaxed);
+            self.ground.memory.take(Part::Index, grown.saturating_sub(shrunk));
+            self.ground.memory.give(Part::Index, shrunk.saturating_sub(grown));
+        }
     }
 
     fn root<'g>(&self, _guard: &'g Guard) -> &'g Inner {
@@ -200,26 +213,31 @@ impl Ordered {
         }
     }
 
-    /// Adds a key, or brings one back that was removed.
+    /// Adds a key, or brings one back that was removed. The caller owns the key.
     fn put(&self, key: &[u8], address: Address) {
         let guard = &epoch::pin();
-        let _writer = self.writer.lock();
-        let leaf = self.leaf_of(key, guard);
-        let text = leaf.text(key);
-        match leaf.find(&text) {
-            Some(slot) => leaf.set(slot, address),
-            None if leaf.add(&text, address, self.sizes.leaf) => {}
-            None => self.grow(key, address, guard),
+        loop {
+            let leaf = self.leaf_of(key, guard);
+            let Some(_latch) = leaf.latch() else { continue };
+            let text = leaf.text(key);
+            match leaf.find(&text) {
+                Some(slot) => leaf.set(slot, address),
+                None if leaf.add(&text, address, self.sizes.leaf) => {}
+                None => self.grow(leaf, key, address, guard),
+            }
+            return;
         }
     }
 
-    /// Replaces the leaf of `key` by one or two that hold it too.
-    fn grow(&self, key: &[u8], address: Address, guard: &Guard) {
-        let (path, leaf) = self.path(Some(key), false, guard);
+    /// Replaces `leaf`, that of `key`, by one or two that hold it too. The caller has its latch.
+    fn grow(&self, leaf: &Leaf, key: &[u8], address: Address, guard: &Guard) {
+        leaf.close();
         let fits = leaf.live() < self.sizes.most() && leaf.rest_words() <= MOST_RESTS;
         if fits || leaf.live() == 0 {
             let new = leaf.renewed(&leaf.text(key), address, self.sizes.leaf, self.is_large());
             self.account(new.bytes(), leaf.bytes());
+            let _writer = self.writer.lock();
+            let path = self.path_to(leaf, key, guard);
             self.swap_leaf(&path, leaf, new.into_raw(), guard);
             return;
         }
@@ -228,6 +246,8 @@ impl Ordered {
         // A key behind all others of a leaf that was filled in order: more will follow.
         let middle = if at + 1 == list.len() && leaf.is_ascending() { at } else { list.len() / 2 };
         let separator = between(list.key(middle - 1), list.key(middle)).to_vec();
+        // Any path that leads to the leaf gives its range, which never changes.
+        let path = self.path_to(leaf, key, guard);
         let (low, high) = fences(&path, path.len());
         let pair = [
             self.new_leaf(&list, (0, middle), (low.as_deref(), Some(&separator))),
@@ -235,9 +255,23 @@ impl Ordered {
         ];
         let mut separators = List::default();
         separators.push(&separator, ());
+        let _writer = self.writer.lock();
+        let path = self.path_to(leaf, key, guard);
         let at = path.last().map_or(0, |(_, index)| *index);
         self.splice(&path, (at, at + 1), &pair, &separators, guard);
         self.retire_leaf(leaf, guard);
+    }
+
+    /// Returns a path to `leaf`, that of `key`. The caller has its latch. Without `writer`, inner
+    /// nodes may be replaced.
+    fn path_to<'g>(&self, leaf: &Leaf, key: &[u8], guard: &'g Guard) -> Path<'g> {
+        loop {
+            let (path, found) = self.path(Some(key), false, guard);
+            if ptr::eq(found, leaf) {
+                return path;
+            }
+            // The path went through a replaced node, to a predecessor of the leaf.
+        }
     }
 
     /// A leaf of the keys `from..to` of `list` for the range between `fences`.
@@ -253,7 +287,7 @@ impl Ordered {
         leaf.into_raw()
     }
 
-    /// Puts `new` in the place of `leaf`, at the end of `path`.
+    /// Puts `new` in the place of `leaf`, at the end of `path`. The caller has `writer`.
     fn swap_leaf(&self, path: &Path<'_>, leaf: &Leaf, new: Child, guard: &Guard) {
         if let Some((parent, index)) = path.last() {
             parent.replace(*index, new);
@@ -266,8 +300,8 @@ impl Ordered {
         retire_leaf(leaf, guard);
     }
 
-    /// Gives the last node of `path` `new` children, told apart by `separators`, in the place of its children
-    /// `from..to`. Nodes above are split or joined as need be.
+    /// Under `writer`, gives the last node of `path` `new` children, told apart by `separators`, in
+    /// the place of its children `from..to`. Nodes above are split or joined as need be.
     fn splice(
         &self,
         path: &[(&Inner, usize)],
@@ -371,39 +405,76 @@ impl Ordered {
         };
     }
 
-    /// Points the entry of `key` at `from` to `to`.
+    /// Points the entry of `key` at `from` to `to`. The caller owns the key.
     fn repoint(&self, key: &[u8], from: Address, to: Address) -> bool {
         let guard = &epoch::pin();
-        let _writer = self.writer.lock();
-        let leaf = self.leaf_of(key, guard);
-        let Some(slot) = leaf.find_at(&leaf.text(key), from) else { return false };
-        leaf.set(slot, to);
-        if to == Address::NONE && leaf.live() <= self.sizes.leaf.slots / 4 {
-            self.join_leaf(key, guard);
+        if to == Address::NONE {
+            return self.remove(key, from, guard);
         }
-        true
+        let mut is_done = false;
+        loop {
+            let leaf = self.leaf_of(key, guard);
+            // Not found after an exchange in an older leaf: this one was copied after it.
+            let Some(slot) = leaf.find_at(&leaf.text(key), from) else { return is_done };
+            leaf.exchange(slot, to);
+            if leaf.keeps_changes() {
+                return true;
+            }
+            is_done = true;
+        }
     }
 
-    /// Joins the leaf of `key` with one beside it, if they fit into one, or it is empty.
-    fn join_leaf(&self, key: &[u8], guard: &Guard) {
+    /// Removes the entry of `key` at `from`.
+    fn remove(&self, key: &[u8], from: Address, guard: &Guard) -> bool {
+        loop {
+            let leaf = self.leaf_of(key, guard);
+            let Some(latch) = leaf.latch() else { continue };
+            let Some(slot) = leaf.find_at(&leaf.text(key), from) else { return false };
+            leaf.set(slot, Address::NONE);
+            let is_small = self.is_small(leaf);
+            drop(latch);
+            // In vain only if other threads change these leaves: the next removal of theirs comes
+            // here again.
+            let _ = is_small && (0..JOIN_TRIES).any(|_| self.join_leaf(key, guard));
+            return true;
+        }
+    }
+
+    /// Returns whether a leaf should be joined with a neighbour.
+    fn is_small(&self, leaf: &Leaf) -> bool {
+        leaf.live() <= self.sizes.leaf.slots / 4
+    }
+
+    /// Joins the leaf of `key` with a neighbour, if they fit into one, or it is empty. False if
+    /// another thread has the latch of one of them: that one may wait for `writer`, so this does
+    /// not wait for the latch.
+    fn join_leaf(&self, key: &[u8], guard: &Guard) -> bool {
+        let _writer = self.writer.lock();
         let (path, leaf) = self.path(Some(key), false, guard);
-        let Some((parent, index)) = path.last() else { return };
+        let Some((parent, index)) = path.last() else { return true };
         let at = |index: usize| Ordered::leaf(parent.child(index), guard);
-        let is_empty = leaf.live() == 0;
         let fits = |left: usize| {
             let (a, b) = (at(left), at(left + 1));
             let keys = a.live() + b.live();
             keys <= self.sizes.leaf.slots * 3 / 4 && a.rest_words() + b.rest_words() <= MOST_RESTS
-                || is_empty && keys <= self.sizes.most()
+                || leaf.live() == 0 && keys <= self.sizes.most()
         };
-        let Some(left) = neighbours(*index, parent.count()).find(|left| fits(*left)) else { return };
+        let Some(left) = neighbours(*index, parent.count()).find(|left| fits(*left)) else { return true };
         let leaves = [at(left), at(left + 1)];
+        let (Some(_left), Some(_right)) = (leaves[0].try_latch(), leaves[1].try_latch()) else {
+            return false;
+        };
+        if !self.is_small(leaf) || !fits(left) {
+            return true; // keys were added
+        }
+        leaves.iter().for_each(|leaf| leaf.close());
         let mut list = List::default();
         leaves.iter().for_each(|leaf| leaf.list_from(&[], &mut list));
         let (low, high) = (fence_below(&path, path.len(), left), fence_above(&path, path.len(), left + 1));
         let joined = self.new_leaf(&list, (0, list.len()), (low.as_deref(), high.as_deref()));
         self.splice(&path, (left, left + 2), &[joined], &List::default(), guard);
         leaves.iter().for_each(|leaf| self.retire_leaf(leaf, guard));
+        true
     }
 
     /// A tree of `pairs`, which ascend.

@@ -264,3 +264,55 @@ fn keys_that_ascend_fill_their_leaves() {
     println!("{bytes:.1} bytes a key");
     assert!(bytes < 20.0, "{bytes} bytes a key");
 }
+
+/// Threads add, move and remove keys of their own, in the same leaves, while others look up and
+/// walk.
+#[test]
+fn threads_that_change_different_keys_lose_nothing() {
+    use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+    const THREADS: u64 = 4;
+    for (tiny, count) in [(true, 1000), (false, 15_000)] {
+        let (index, is_over) = (&index(tiny), &AtomicBool::new(false));
+        let key = |n: u64| format!("key-{:020}", mix(n % (THREADS * count))).into_bytes();
+        let stays = |n: u64| (format!("stays-{n:04}").into_bytes(), place((1 << 20) + n));
+        (0..200).map(stays).for_each(|(key, address)| index.put(&key, address));
+        let moved = |n: u64| place(n + THREADS * count);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Relaxed) {
+                    for way in [Way::Up, Way::Down] {
+                        let bounds = bounds_of(Bound::Included(b"stays".to_vec()), Bound::Unbounded);
+                        let mut seen = walked_with(index, &bounds, way, 0);
+                        if way == Way::Down {
+                            seen.reverse();
+                        }
+                        assert!(seen.iter().copied().eq((0..200).map(|n| stays(n).1)));
+                    }
+                    walked_with(index, &Bounds::all(), Way::Up, 0);
+                }
+            });
+            let change = |thread: u64| {
+                let step = usize::try_from(THREADS).unwrap();
+                for n in (thread..THREADS * count).step_by(step) {
+                    index.put(&key(n), place(n));
+                    if n % 8 < 4 {
+                        assert!(index.repoint(&key(n), place(n), moved(n)));
+                    }
+                    let (key, address) = stays(n % 200);
+                    assert_eq!(find(index, &key), Some(address));
+                }
+                // Most go again, so that leaves are joined.
+                for n in (thread..THREADS * count).step_by(step).filter(|n| n % 16 > 1) {
+                    let at = if n % 8 < 4 { moved(n) } else { place(n) };
+                    assert!(index.repoint(&key(n), at, Address::NONE));
+                }
+            };
+            let writers: Vec<_> = (0..THREADS).map(|thread| scope.spawn(move || change(thread))).collect();
+            writers.into_iter().for_each(|writer| writer.join().expect("it writes"));
+            is_over.store(true, Relaxed);
+        });
+        let mut model: BTreeMap<Vec<u8>, Address> = (0..200).map(stays).collect();
+        model.extend((0..THREADS * count).filter(|n| n % 16 < 2).map(|n| (key(n), moved(n))));
+        agree(index, &model);
+    }
+}

@@ -1,0 +1,123 @@
+//! # Counter: a sum that many threads add to
+//!
+//! ```text
+//!   word        while no two threads add at the same time
+//!   word + lane + lane + ...    afterwards, for good: a lane for each place of threads (spread.rs)
+//! ```
+//!
+//! A counter takes few bytes until threads collide at its word. From then on a thread adds to a
+//! cache line that few other threads write, and a reader adds up all lanes.
+//!
+//! ## Invariants
+//!
+//! 1. A sum has every addition that was completed before [`Counter::sum`] was called. Of two
+//!    threads that both add and then sum up, at least one sees the addition of the other.
+
+use std::sync::OnceLock;
+
+use super::atomic::{AtomicI64, Ordering, fence};
+use super::spread::{PLACES, place};
+
+/// Additions to the word that may fail, in one call, before the counter gets lanes.
+const COLLISIONS: usize = 2;
+
+/// A part of the sum, on a cache line of its own.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct Lane(AtomicI64);
+
+/// See the module. Additions wrap around, and so does the sum.
+#[derive(Debug, Default)]
+pub struct Counter {
+    word: AtomicI64,
+    lanes: OnceLock<Box<[Lane]>>,
+}
+
+impl Counter {
+    /// Adds `amount`, which may be negative.
+    #[inline]
+    pub fn add(&self, amount: i64) {
+        match self.lanes.get() {
+            Some(lanes) => add_to(lanes, amount),
+            None => self.add_to_word(amount),
+        }
+    }
+
+    #[inline]
+    fn add_to_word(&self, amount: i64) {
+        let mut before = self.word.load(Ordering::Relaxed);
+        for _ in 0..COLLISIONS {
+            let now = before.wrapping_add(amount);
+            match self.word.compare_exchange(before, now, Ordering::SeqCst, Ordering::Relaxed) {
+                Ok(_) => return,
+                Err(other) => before = other,
+            }
+        }
+        add_to(self.spread(), amount);
+    }
+
+    #[cold]
+    fn spread(&self) -> &[Lane] {
+        self.lanes.get_or_init(|| (0..PLACES).map(|_| Lane::default()).collect())
+    }
+
+    /// Returns the sum. With additions under way it has some of them, in no particular order.
+    #[must_use]
+    pub fn sum(&self) -> i64 {
+        fence(Ordering::SeqCst); // behind the additions of this thread, before it looks for lanes
+        let word = self.word.load(Ordering::SeqCst);
+        let lanes = self.lanes.get().map_or(&[][..], |lanes| &lanes[..]);
+        lanes.iter().fold(word, |sum, lane| sum.wrapping_add(lane.0.load(Ordering::SeqCst)))
+    }
+
+    /// Returns the sum of a count, which is not negative but for additions under way.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        u64::try_from(self.sum()).unwrap_or(0)
+    }
+
+    /// Makes the sum `sum`. No thread adds at the same time.
+    pub fn set(&self, sum: i64) {
+        self.lanes.get().into_iter().flatten().for_each(|lane| lane.0.store(0, Ordering::Relaxed));
+        self.word.store(sum, Ordering::SeqCst);
+    }
+
+    /// Asks for the cache line that an addition changes.
+    #[inline]
+    pub fn prefetch(&self) {
+        crate::memory::prefetch_to_write((&raw const self.word).cast());
+    }
+}
+
+fn add_to(lanes: &[Lane], amount: i64) {
+    lanes[place()].0.fetch_add(amount, Ordering::SeqCst);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_addition_of_every_thread_counts() {
+        let counter = Counter::default();
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                let counter = &counter;
+                scope.spawn(move || {
+                    for number in 0..5000 {
+                        counter.add(number);
+                        counter.add(-number + thread);
+                        if number == 100 {
+                            counter.spread();
+                        }
+                    }
+                });
+            }
+        });
+        assert_eq!(counter.sum(), 5000 * (1 + 2 + 3));
+        counter.add(-40_000);
+        assert_eq!((counter.sum(), counter.count()), (-10_000, 0));
+        counter.set(7);
+        assert_eq!(counter.count(), 7);
+    }
+}

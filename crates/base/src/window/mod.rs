@@ -1,0 +1,347 @@
+//! # Window: commits that have a seq and are not complete
+//!
+//! A commit *reserves* its seq and its places in the logs by one atomic exchange, copies its frames
+//! and changes the indexes in parallel with other commits, and then marks itself *complete*. All
+//! readers see a commit when it and all commits before it are complete (decisions/0027).
+//!
+//! ## Picture
+//!
+//! ```text
+//!   word:     closed | generation | next seq | offset of each tail          one atomic of 16 bytes
+//!                                     │
+//!   commit:   stripes of its keys ─> reserve ─> copy, apply ─> complete ─> release stripes ─> wait
+//!                                                                │
+//!   visible:  ... 41 42 43 │ 44 . 46 47                  44, 46 and 47 are complete: visible is 44
+//! ```
+//!
+//! ## Invariants
+//!
+//! 1. Only the holder of the order lock changes the [`Shape`]. It also changes the word, except for
+//!    reservations within the open segments. A reservation by another thread succeeds only if the
+//!    word is the one that was read with the present shape.
+//! 2. `visible` is below every seq that is reserved and not complete.
+//!    The word and the shape that belong together have the same generation.
+//! 3. While the word is closed, only the holder of the order lock reserves. A failed append closes
+//!    it for good.
+
+#[cfg(all(test, shuttle))]
+mod interleavings;
+mod progress;
+mod stripes;
+
+pub use self::progress::Progress;
+pub use self::stripes::{Alone, HeldStripes, StripeList, Stripes, stripe_of};
+
+use std::sync::Arc;
+
+use crossbeam_utils::CachePadded;
+
+use crate::segment::Segment;
+use crate::sync::atomic::Ordering;
+use crate::sync::epoch::{self, Guard};
+use crate::sync::{self, Published, Wide};
+use crate::types::{LogId, Seq};
+
+/// Number of tails: one for each log, and a second one of the flat log.
+pub(crate) const TAILS: usize = LogId::ALL.len() + 1;
+
+/// Bits of the offset of a tail, in units of 8 bytes.
+const OFFSET_BITS: u32 = 25;
+const OFFSET_UNIT: u64 = crate::frame::ALIGN;
+const SEQ_BITS: u32 = 48;
+const SEQ_SHIFT: u32 = offset_shift(TAILS);
+const GENERATION_BITS: u32 = 4;
+const GENERATION_SHIFT: u32 = SEQ_SHIFT + SEQ_BITS;
+const CLOSED: u128 = 1 << (GENERATION_SHIFT + GENERATION_BITS);
+const _: () = assert!(GENERATION_SHIFT + GENERATION_BITS < u128::BITS);
+
+/// Returns the first bit of the offset of a tail.
+#[allow(clippy::cast_possible_truncation, reason = "there are few tails")]
+const fn offset_shift(tail: usize) -> u32 {
+    OFFSET_BITS * tail as u32
+}
+
+/// The next seq, and the place of the next frame in each tail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Word(u128);
+
+impl Word {
+    /// Makes an open word.
+    pub(crate) fn new(next: Seq, offsets: [u64; TAILS]) -> Word {
+        let mut word = Word(u128::from(next.0) << SEQ_SHIFT);
+        for (tail, offset) in offsets.into_iter().enumerate() {
+            word.set_offset(tail, offset);
+        }
+        word
+    }
+
+    /// Returns the seq of the next commit.
+    #[inline]
+    pub(crate) fn next(self) -> Seq {
+        Seq(self.field(SEQ_SHIFT, SEQ_BITS))
+    }
+
+    /// Returns the last seq that is reserved.
+    #[inline]
+    pub(crate) fn reserved(self) -> Seq {
+        Seq(self.next().0.saturating_sub(1))
+    }
+
+    /// Returns the place of the next frame of a tail, in bytes from the start of its segment.
+    #[inline]
+    pub(crate) fn offset(self, tail: usize) -> u64 {
+        self.field(offset_shift(tail), OFFSET_BITS) * OFFSET_UNIT
+    }
+
+    #[inline]
+    pub(crate) fn set_offset(&mut self, tail: usize, offset: u64) {
+        debug_assert!(offset.is_multiple_of(OFFSET_UNIT) && offset / OFFSET_UNIT < 1 << OFFSET_BITS);
+        let shift = offset_shift(tail);
+        self.0 &= !(((1 << OFFSET_BITS) - 1) << shift);
+        self.0 |= u128::from(offset / OFFSET_UNIT) << shift;
+    }
+
+    /// Takes the next seq.
+    #[inline]
+    pub(crate) fn take_seq(&mut self) -> Seq {
+        let seq = self.next();
+        self.0 += 1 << SEQ_SHIFT;
+        seq
+    }
+
+    /// Gives the last seq back: its commit failed and no commit has a later seq.
+    pub(crate) fn give_back_seq(&mut self) {
+        self.0 -= 1 << SEQ_SHIFT;
+    }
+
+    /// Returns `bits` bits from bit `shift` on.
+    #[inline]
+    #[allow(clippy::cast_possible_truncation, reason = "a field has at most 48 bits")]
+    fn field(self, shift: u32, bits: u32) -> u64 {
+        (self.0 >> shift) as u64 & ((1 << bits) - 1)
+    }
+
+    fn generation(self) -> u64 {
+        self.field(GENERATION_SHIFT, GENERATION_BITS)
+    }
+
+    fn is_closed(self) -> bool {
+        self.0 & CLOSED != 0
+    }
+
+    fn with_next_generation(self) -> Word {
+        let next = (self.generation() + 1) % (1 << GENERATION_BITS);
+        let cleared = self.0 & !(((1 << GENERATION_BITS) - 1) << GENERATION_SHIFT);
+        Word(cleared | u128::from(next) << GENERATION_SHIFT)
+    }
+}
+
+/// The open segment of a tail.
+#[derive(Clone, Debug)]
+pub(crate) struct Open {
+    pub(crate) segment: Arc<Segment>,
+    /// Frames end here at the latest.
+    pub(crate) limit: u64,
+    /// The first frame that is reserved with this shape begins here ...
+    pub(crate) start: u64,
+    /// ... so far behind the frame before it, in units of 8 bytes.
+    pub(crate) gap: u8,
+}
+
+impl Open {
+    /// Returns the gap before a frame at `offset`, as its header states it.
+    pub(crate) fn gap_at(&self, offset: u64) -> u8 {
+        if offset == self.start { self.gap } else { 0 }
+    }
+
+    /// Returns the end of the last frame, if the next one begins at `offset`.
+    fn end_at(&self, offset: u64) -> u64 {
+        offset - u64::from(self.gap_at(offset)) * OFFSET_UNIT
+    }
+}
+
+/// The segments that a [`Word`] speaks of.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Shape {
+    pub(crate) tails: [Option<Open>; TAILS],
+    /// Generation of the words that speak of it.
+    generation: u64,
+}
+
+impl Shape {
+    /// Makes the shape of these open segments.
+    pub(crate) fn new(tails: [Option<Open>; TAILS]) -> Shape {
+        Shape { tails, generation: 0 }
+    }
+}
+
+/// Where commits reserve.
+#[derive(Debug)]
+pub(crate) struct Window {
+    word: CachePadded<Wide>,
+    shape: CachePadded<Published<Shape>>,
+}
+
+impl Window {
+    /// Makes a window without open segments.
+    pub(crate) fn new() -> Window {
+        Window {
+            word: CachePadded::new(Wide::new(Word::new(Seq(1), [0; TAILS]).0)),
+            shape: CachePadded::new(Published::new(Shape::default())),
+        }
+    }
+
+    /// Returns the present word. It may change at once, unless it is closed.
+    #[inline]
+    pub(crate) fn word(&self) -> Word {
+        Word(self.word.load(Ordering::SeqCst))
+    }
+
+    /// Returns the last seq that is reserved.
+    #[inline]
+    pub(crate) fn reserved(&self) -> Seq {
+        self.word().reserved()
+    }
+
+    /// Returns the last seq that is reserved, and the open segments with the ends of their last
+    /// frames.
+    pub(crate) fn ends(&self) -> (Seq, Vec<(Arc<Segment>, u64)>) {
+        let guard = epoch::pin();
+        loop {
+            let (shape, word) = (self.shape.load(&guard), self.word());
+            // A new shape is there before its word.
+            if word.generation() != shape.generation {
+                sync::thread::yield_now();
+            } else if std::ptr::eq(shape, self.shape.load(&guard)) {
+                let end = |(tail, open): (usize, &Option<Open>)| {
+                    let open = open.as_ref()?;
+                    Some((Arc::clone(&open.segment), open.end_at(word.offset(tail))))
+                };
+                return (word.reserved(), shape.tails.iter().enumerate().filter_map(end).collect());
+            }
+        }
+    }
+
+    /// Makes a reservation: `change` gets the shape and changes the word. Returns `None` if the
+    /// word is closed, else the answer of `change`, also if that makes no reservation.
+    #[inline]
+    pub(crate) fn reserve<'g, T>(
+        &'g self,
+        guard: &'g Guard,
+        mut change: impl FnMut(&'g Shape, &mut Word) -> Reserve<T>,
+    ) -> Option<(T, &'g Shape)> {
+        loop {
+            let shape = self.shape.load(guard);
+            let before = self.word();
+            // With the guard held an equal pointer means that the shape was the same all the time.
+            if !std::ptr::eq(shape, self.shape.load(guard)) {
+                continue;
+            }
+            if before.is_closed() {
+                return None;
+            }
+            let mut after = before;
+            match change(shape, &mut after) {
+                Reserve::No(answer) => return Some((answer, shape)),
+                Reserve::Yes(answer) => {
+                    if self.word.exchange(before.0, after.0).is_ok() {
+                        return Some((answer, shape));
+                    }
+                    std::hint::spin_loop();
+                }
+            }
+        }
+    }
+
+    /// Closes the word, so that the caller alone reserves and may replace the shape. The caller
+    /// holds the order lock.
+    pub(crate) fn close(&self) -> Closed<'_> {
+        let mut before = self.word();
+        while !before.is_closed() {
+            match self.word.exchange(before.0, before.0 | CLOSED) {
+                Ok(()) => break,
+                Err(now) => before = Word(now),
+            }
+        }
+        Closed { window: self, word: Word(before.0 & !CLOSED), ends: before.is_closed(), shape: None }
+    }
+}
+
+/// Whether a reservation is made.
+pub(crate) enum Reserve<T> {
+    Yes(T),
+    No(T),
+}
+
+/// The closed word of a window. Drop opens the window again with `word` and `shape`.
+pub(crate) struct Closed<'a> {
+    window: &'a Window,
+    /// The word as it will be.
+    pub(crate) word: Word,
+    /// True if the window stays closed.
+    ends: bool,
+    /// The shape that belongs to it, if that has changed.
+    shape: Option<Shape>,
+}
+
+impl Closed<'_> {
+    /// Sets the shape that belongs to the word.
+    pub(crate) fn set_shape(&mut self, shape: Shape) {
+        self.shape = Some(shape);
+    }
+
+    /// Keeps the word closed for good.
+    pub(crate) fn end(&mut self) {
+        self.ends = true;
+    }
+}
+
+impl Drop for Closed<'_> {
+    fn drop(&mut self) {
+        if let Some(mut shape) = self.shape.take() {
+            let guard = epoch::pin();
+            self.word = self.word.with_next_generation();
+            shape.generation = self.word.generation();
+            self.window.shape.replace(&guard, |_| shape);
+        }
+        let closed = if self.ends { CLOSED } else { 0 };
+        self.window.word.store(self.word.0 | closed, Ordering::SeqCst);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::segment::MAX_CAPACITY;
+
+    #[test]
+    fn a_word_holds_the_largest_seq_and_offsets() {
+        let (seq, most) = (Seq((1 << SEQ_BITS) - 1), MAX_CAPACITY);
+        let mut word = Word::new(seq, [most, 8, 0]);
+        assert_eq!((word.next(), [0, 1, 2].map(|tail| word.offset(tail))), (seq, [most, 8, 0]));
+        word.set_offset(1, most);
+        word.set_offset(0, 16);
+        assert_eq!((word.next(), [0, 1, 2].map(|tail| word.offset(tail))), (seq, [16, most, 0]));
+        let mut word = Word::new(Seq(7), [8, 16, 24]).with_next_generation();
+        assert_eq!((word.take_seq(), word.next(), word.offset(2)), (Seq(7), Seq(8), 24));
+        assert!(!word.is_closed() && word != Word::new(Seq(8), [8, 16, 24]));
+    }
+
+    #[test]
+    fn a_closed_window_takes_no_reservation_until_it_is_open_again() {
+        let (window, guard) = (Window::new(), epoch::pin());
+        let take = |_: &Shape, word: &mut Word| Reserve::Yes(word.take_seq());
+        assert_eq!(window.reserve(&guard, take).map(|(seq, _)| seq), Some(Seq(1)));
+        let mut closed = window.close();
+        assert!(window.reserve(&guard, take).is_none());
+        assert_eq!(closed.word.take_seq(), Seq(2));
+        closed.set_shape(Shape::default());
+        drop(closed);
+        assert_eq!(window.reserve(&guard, take).map(|(seq, _)| seq), Some(Seq(3)));
+        window.close().end();
+        assert!(window.reserve(&guard, take).is_none());
+        drop(window.close());
+        assert!(window.reserve(&guard, take).is_none(), "it stays closed");
+        assert_eq!(window.reserved(), Seq(3));
+    }
+}

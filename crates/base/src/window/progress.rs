@@ -1,0 +1,256 @@
+//! # Progress: which commits are complete, and which of them all readers see
+//!
+//! ## Picture
+//!
+//! ```text
+//!   complete: a ring of seqs     [.. 44 | 45? | 46 | 47 ..]
+//!   visible:  44                       └── a thread that sees 45 complete moves visible to 47
+//! ```
+//!
+//! ## Invariants
+//!
+//! 1. A commit stores its seq in the ring and then reads `visible`; a thread that moves `visible`
+//!    reads the ring afterwards. All these accesses are sequentially consistent, so one of the two
+//!    sees the other and no complete commit is left behind.
+//! 2. A place of the ring is used again when the commit that used it is visible.
+//! 3. `visible` never reaches a failed commit. A thread that waits for it, or for a later one, gets
+//!    an error.
+
+use std::sync::OnceLock;
+
+use crossbeam_utils::CachePadded;
+
+use crate::error::{Error, Result};
+use crate::sync::atomic::{AtomicU64, Ordering};
+use crate::sync::{self, WaitWord};
+use crate::types::Seq;
+
+/// Places of the ring: more than threads commit at a time.
+const PLACES: usize = if cfg!(shuttle) { 4 } else { 1024 };
+/// Places of a cache line.
+const LINE: usize = if cfg!(shuttle) { 1 } else { 8 };
+/// Looks at `visible` before a waiting thread yields.
+const SPINS: u32 = if cfg!(shuttle) { 0 } else { 200 };
+/// Times that it yields before it sleeps.
+const YIELDS: u32 = if cfg!(shuttle) { 1 } else { 8 };
+
+/// Progress of the commits. See the module.
+#[derive(Debug)]
+pub struct Progress {
+    visible: CachePadded<AtomicU64>,
+    /// The first seq of this process. Seqs from `visible` at its start to here were never given
+    /// out.
+    first: CachePadded<AtomicU64>,
+    complete: Box<[AtomicU64]>,
+    /// Waited on until `visible` has moved.
+    moved: CachePadded<WaitWord>,
+    /// The first commit that failed; `u64::MAX` if none did.
+    failed: CachePadded<AtomicU64>,
+    /// The operation that failed.
+    reason: OnceLock<&'static str>,
+}
+
+impl Default for Progress {
+    fn default() -> Progress {
+        Progress {
+            visible: CachePadded::default(),
+            first: CachePadded::new(AtomicU64::new(1)),
+            complete: (0..PLACES).map(|_| AtomicU64::new(0)).collect(),
+            moved: CachePadded::default(),
+            failed: CachePadded::new(AtomicU64::new(u64::MAX)),
+            reason: OnceLock::new(),
+        }
+    }
+}
+
+/// Returns the place of a seq in the ring. Neighbouring seqs are on different cache lines, since
+/// different cores write them at the same time.
+#[inline]
+fn place(seq: u64) -> usize {
+    let lines = (PLACES / LINE) as u64;
+    #[allow(clippy::cast_possible_truncation, reason = "below PLACES")]
+    let place = (seq % lines * LINE as u64 + seq / lines % LINE as u64) as usize;
+    place
+}
+
+impl Progress {
+    /// Returns the newest commit that all readers see.
+    #[inline]
+    #[must_use]
+    pub fn visible(&self) -> Seq {
+        Seq(self.visible.load(Ordering::SeqCst))
+    }
+
+    /// Begins with commit `newest`, which an earlier process made, and continues with `first`.
+    /// Called before there are any commits.
+    pub fn begin(&self, newest: Seq, first: Seq) {
+        self.visible.store(newest.0, Ordering::SeqCst);
+        self.first.store(first.0, Ordering::SeqCst);
+    }
+
+    /// Returns whether all readers see commit `seq` if `visible` is the newest one that they see.
+    #[inline]
+    pub fn is_seen(&self, seq: Seq, visible: Seq) -> bool {
+        seq <= visible || seq.0 < self.first.load(Ordering::Relaxed)
+    }
+
+    /// Returns the last commit up to `reserved`, which may be a seq that was never given out.
+    pub fn last_given(&self, reserved: Seq) -> Seq {
+        if reserved.0 < self.first.load(Ordering::Relaxed) { self.visible() } else { reserved }
+    }
+
+    /// Marks commit `seq` as complete, and moves `visible` as far as possible.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Poisoned`] if a commit before it failed and it never becomes visible.
+    #[inline]
+    pub fn complete(&self, seq: Seq) -> Result<()> {
+        let is_next = seq.0 > self.first.load(Ordering::Relaxed)
+            && self.visible.compare_exchange(seq.0 - 1, seq.0, Ordering::SeqCst, Ordering::Relaxed).is_ok();
+        if !is_next {
+            self.wait(Seq(seq.0.saturating_sub(PLACES as u64)))?; // (I2)
+            self.complete[place(seq.0)].store(seq.0, Ordering::SeqCst);
+        }
+        self.advance();
+        Ok(())
+    }
+
+    /// Moves `visible` over all complete commits behind it.
+    #[inline]
+    fn advance(&self) {
+        loop {
+            let visible = self.visible.load(Ordering::SeqCst);
+            let begin = visible.max(self.first.load(Ordering::Relaxed) - 1);
+            let mut end = begin;
+            while self.complete[place(end + 1)].load(Ordering::SeqCst) == end + 1 {
+                end += 1;
+            }
+            if end == begin {
+                break;
+            }
+            // If another thread was faster, there may be more.
+            let _ = self.visible.compare_exchange(visible, end, Ordering::SeqCst, Ordering::Relaxed);
+        }
+        self.moved.wake();
+    }
+
+    /// Waits until all readers see commit `seq`.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Poisoned`] if the commit, or one before it, failed.
+    #[inline]
+    pub fn wait(&self, seq: Seq) -> Result<()> {
+        if self.is_seen(seq, self.visible()) { Ok(()) } else { self.wait_long(seq) }
+    }
+
+    #[cold]
+    fn wait_long(&self, seq: Seq) -> Result<()> {
+        let mut looks = 0;
+        loop {
+            let moved = self.moved.load();
+            if self.visible() >= seq {
+                return Ok(());
+            }
+            if self.failed.load(Ordering::SeqCst) <= seq.0 {
+                return Err(self.error());
+            }
+            if looks < SPINS {
+                std::hint::spin_loop();
+            } else if looks < SPINS + YIELDS {
+                sync::thread::yield_now();
+            } else if self
+                .moved
+                .sleep_unless(moved, || self.visible() >= seq || self.failed.load(Ordering::SeqCst) <= seq.0)
+            {
+                continue;
+            }
+            looks += 1;
+        }
+    }
+
+    /// Commit `seq` failed in `reason` and never completes.
+    pub fn fail(&self, seq: Seq, reason: &'static str) {
+        self.reason.get_or_init(|| reason);
+        self.failed.fetch_min(seq.0, Ordering::SeqCst);
+        self.moved.wake();
+    }
+
+    /// True if commit `seq` can never become visible, since it or one before it failed.
+    pub fn is_lost(&self, seq: Seq) -> bool {
+        self.failed.load(Ordering::SeqCst) <= seq.0
+    }
+
+    fn error(&self) -> Error {
+        Error::Poisoned { op: self.reason.get().copied().unwrap_or("commit") }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn visible_is_the_end_of_the_dense_prefix() {
+        let progress = Progress::default();
+        progress.begin(Seq(40), Seq(41));
+        for (complete, visible) in [(42, 40), (44, 40), (41, 42), (43, 44), (45, 45)] {
+            progress.complete(Seq(complete)).unwrap();
+            assert_eq!(progress.visible(), Seq(visible), "after {complete}");
+        }
+    }
+
+    #[test]
+    fn seqs_between_two_processes_are_skipped() {
+        let progress = Progress::default();
+        progress.begin(Seq(40), Seq(100));
+        progress.wait(Seq(99)).unwrap();
+        progress.complete(Seq(101)).unwrap();
+        assert_eq!(progress.visible(), Seq(40));
+        progress.complete(Seq(100)).unwrap();
+        assert_eq!(progress.visible(), Seq(101));
+    }
+
+    #[test]
+    fn each_place_of_the_ring_has_neighbours_on_other_lines() {
+        let mut places: Vec<usize> = (0..PLACES as u64).map(place).collect();
+        assert!(places.windows(2).all(|pair| pair[0] / LINE != pair[1] / LINE));
+        places.sort_unstable();
+        assert!(places.into_iter().eq(0..PLACES));
+    }
+
+    #[test]
+    fn a_failed_commit_ends_the_waits_for_it_and_for_later_ones() {
+        let progress = Progress::default();
+        progress.complete(Seq(3)).unwrap();
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| progress.wait(Seq(3)));
+            progress.fail(Seq(2), "append");
+            assert!(matches!(waits.join().unwrap(), Err(Error::Poisoned { op: "append" })));
+        });
+        progress.complete(Seq(1)).unwrap();
+        assert!(progress.wait(Seq(1)).is_ok());
+        assert!(matches!(progress.wait(Seq(2)), Err(Error::Poisoned { op: "append" })));
+        assert_eq!(progress.visible(), Seq(1));
+    }
+
+    #[test]
+    fn many_threads_complete_in_any_order_and_all_becomes_visible() {
+        const THREADS: u64 = 4;
+        const EACH: u64 = 20_000;
+        let (progress, next) = (Progress::default(), AtomicU64::new(1));
+        std::thread::scope(|scope| {
+            for _ in 0..THREADS {
+                scope.spawn(|| {
+                    for _ in 0..EACH {
+                        let seq = Seq(next.fetch_add(1, Ordering::SeqCst));
+                        progress.complete(seq).unwrap();
+                        progress.wait(seq).unwrap();
+                    }
+                });
+            }
+        });
+        assert_eq!(progress.visible(), Seq(THREADS * EACH));
+    }
+}

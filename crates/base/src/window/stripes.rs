@@ -1,0 +1,287 @@
+//! # Stripes: commits to the same key take turns
+//!
+//! A commit holds the stripe of each of its keys from the check of the entries that it replaces to
+//! its completion, so that a key is in one commit at a time. Different keys share a stripe by
+//! chance, rarely.
+//!
+//! ## Picture
+//!
+//! ```text
+//!   stripe:   last seq of a commit that held it | held?
+//!   commit:   takes its stripes in ascending order ─> gate closed? releases them and waits
+//!   alone:    closes the gate ─> waits until every stripe was seen free once
+//! ```
+//!
+//! ## Invariants
+//!
+//! 1. A commit takes each stripe once, in ascending order, so no two commits wait for each other.
+//!    It waits for nothing but earlier seqs while it holds them.
+//! 2. A commit takes its stripes and then reads the gate; [`Stripes::alone`] closes the gate and
+//!    then reads the stripes. Both are sequentially consistent, so one of the two sees the other.
+//! 3. The last seq of a stripe is stored before the commit changes an index. So a reader that does
+//!    not find a key learns from its stripe which commit may have removed it.
+
+use smallvec::SmallVec;
+
+use crossbeam_utils::CachePadded;
+
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::{self, Mutex, MutexGuard, WaitWord};
+use crate::types::{KeyspaceId, Seq};
+
+/// Number of stripes.
+const STRIPES: usize = if cfg!(shuttle) { 4 } else { 4096 };
+/// A commit with more stripes than this commits alone.
+const MOST: usize = if cfg!(shuttle) { 2 } else { 128 };
+/// Looks at a stripe before a waiting thread yields.
+const SPINS: u32 = if cfg!(shuttle) { 0 } else { 200 };
+/// Times that it yields before it sleeps.
+const YIELDS: u32 = if cfg!(shuttle) { 1 } else { 8 };
+/// Bit of a stripe that is held.
+const HELD: u64 = 1;
+
+/// The stripes of all keys. See the module.
+#[derive(Debug)]
+pub struct Stripes {
+    words: Box<[AtomicU64]>,
+    /// True while a thread is, or is about to be, alone.
+    is_closed: CachePadded<AtomicBool>,
+    /// The last seq of a commit that was alone.
+    last_alone: CachePadded<AtomicU64>,
+    /// Waited on until a stripe is released or the gate opens.
+    released: CachePadded<WaitWord>,
+    alone: Mutex<()>,
+}
+
+impl Default for Stripes {
+    fn default() -> Stripes {
+        Stripes {
+            words: (0..STRIPES).map(|_| AtomicU64::new(0)).collect(),
+            is_closed: CachePadded::default(),
+            last_alone: CachePadded::default(),
+            released: CachePadded::default(),
+            alone: Mutex::new(()),
+        }
+    }
+}
+
+/// Stripes of a commit, ascending and each once.
+pub type StripeList = SmallVec<[u16; 4]>;
+
+/// Returns the stripe of a key.
+#[inline]
+#[allow(clippy::cast_possible_truncation, reason = "below STRIPES")]
+pub fn stripe_of(keyspace: KeyspaceId, key: &[u8]) -> u16 {
+    let hash = rapidhash::v3::rapidhash_v3(key) ^ u64::from(keyspace.0).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (hash >> 40) as u16 % STRIPES as u16
+}
+
+/// Waits until `is_over` says so: spins, yields, then sleeps.
+fn wait_on(word: &WaitWord, is_over: impl Fn() -> bool) {
+    let mut looks = 0;
+    loop {
+        let seen = word.load();
+        if is_over() {
+            return;
+        }
+        if looks < SPINS {
+            std::hint::spin_loop();
+        } else if looks < SPINS + YIELDS {
+            sync::thread::yield_now();
+        } else {
+            word.sleep_unless(seen, &is_over);
+        }
+        looks += 1;
+    }
+}
+
+impl Stripes {
+    /// Takes the stripes in `list`.
+    #[inline]
+    pub fn hold<'s>(&'s self, list: &'s [u16]) -> HeldStripes<'s> {
+        if list.len() > MOST {
+            return HeldStripes { stripes: self, list: &[], alone: Some(self.alone()) };
+        }
+        loop {
+            list.iter().for_each(|stripe| self.take(*stripe));
+            let held = HeldStripes { stripes: self, list, alone: None };
+            if !self.is_closed.load(Ordering::SeqCst) {
+                return held;
+            }
+            drop(held);
+            wait_on(&self.released, || !self.is_closed.load(Ordering::SeqCst));
+        }
+    }
+
+    #[inline]
+    fn take(&self, stripe: u16) {
+        let word = &self.words[usize::from(stripe)];
+        let seen = word.load(Ordering::Relaxed);
+        if seen & HELD != 0
+            || word.compare_exchange(seen, seen | HELD, Ordering::SeqCst, Ordering::Relaxed).is_err()
+        {
+            self.take_long(word);
+        }
+    }
+
+    #[cold]
+    fn take_long(&self, word: &AtomicU64) {
+        while word.fetch_or(HELD, Ordering::SeqCst) & HELD != 0 {
+            wait_on(&self.released, || word.load(Ordering::SeqCst) & HELD == 0);
+        }
+    }
+
+    /// Waits until no commit holds a stripe, and keeps all from taking one while the answer lives.
+    /// All commits before it are complete. The caller holds neither stripes nor the order lock.
+    pub fn alone(&self) -> Alone<'_> {
+        let one = self.alone.lock();
+        self.is_closed.store(true, Ordering::SeqCst);
+        let alone = Alone { stripes: self, _one: one };
+        for word in &self.words {
+            wait_on(&self.released, || word.load(Ordering::SeqCst) & HELD == 0);
+        }
+        alone
+    }
+
+    /// Returns the last commit that may have changed a key of this stripe.
+    #[inline]
+    pub fn last(&self, stripe: u16) -> Seq {
+        let alone = self.last_alone.load(Ordering::SeqCst);
+        Seq((self.words[usize::from(stripe)].load(Ordering::SeqCst) >> 1).max(alone))
+    }
+}
+
+/// Stripes that a commit holds.
+pub struct HeldStripes<'s> {
+    stripes: &'s Stripes,
+    list: &'s [u16],
+    alone: Option<Alone<'s>>,
+}
+
+impl HeldStripes<'_> {
+    /// Stores that commit `seq` is about to change keys of these stripes.
+    #[inline]
+    pub fn set_last(&self, seq: Seq) {
+        for stripe in self.list {
+            self.stripes.words[usize::from(*stripe)].store(seq.0 << 1 | HELD, Ordering::Release);
+        }
+        if let Some(alone) = &self.alone {
+            alone.set_last(seq);
+        }
+    }
+
+    /// Returns the last commit that may have changed a key of these stripes.
+    pub fn last(&self) -> Seq {
+        let alone = Seq(self.stripes.last_alone.load(Ordering::SeqCst));
+        match self.alone {
+            Some(_) => {
+                let words = self.stripes.words.iter().map(|word| Seq(word.load(Ordering::SeqCst) >> 1));
+                words.max().unwrap_or(alone).max(alone)
+            }
+            None => self.list.iter().map(|stripe| self.stripes.last(*stripe)).max().unwrap_or(alone),
+        }
+    }
+}
+
+impl Drop for HeldStripes<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        for stripe in self.list {
+            // The holder alone changes it, but for waiting threads, which set the bit that is set.
+            self.stripes.words[usize::from(*stripe)].fetch_and(!HELD, Ordering::SeqCst);
+        }
+        self.stripes.released.wake();
+    }
+}
+
+/// No commit is under way while this lives.
+pub struct Alone<'s> {
+    stripes: &'s Stripes,
+    _one: MutexGuard<'s, ()>,
+}
+
+impl Alone<'_> {
+    /// Stores that commit `seq` is about to change any keys.
+    pub fn set_last(&self, seq: Seq) {
+        self.stripes.last_alone.store(seq.0, Ordering::SeqCst);
+    }
+}
+
+impl Drop for Alone<'_> {
+    fn drop(&mut self) {
+        self.stripes.is_closed.store(false, Ordering::SeqCst);
+        self.stripes.released.wake();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_stripe_tells_the_last_commit_that_held_it() {
+        let stripes = Stripes::default();
+        let held = stripes.hold(&[1, 3]);
+        held.set_last(Seq(7));
+        assert_eq!([1, 2, 3].map(|stripe| stripes.last(stripe)), [Seq(7), Seq(0), Seq(7)]);
+        assert_eq!(held.last(), Seq(7));
+        drop(held);
+        let all: StripeList = (0..=u16::try_from(MOST).unwrap()).collect();
+        let held = stripes.hold(&all);
+        held.set_last(Seq(9));
+        drop(held);
+        assert_eq!([1, 2].map(|stripe| stripes.last(stripe)), [Seq(9); 2]);
+    }
+
+    #[test]
+    fn a_thread_alone_waits_for_commits_and_keeps_them_out() {
+        const WHILE: Duration = Duration::from_millis(20);
+        let (stripes, (done, ended)) = (&Stripes::default(), mpsc::channel());
+        std::thread::scope(|scope| {
+            let held = stripes.hold(&[5]);
+            let tell = done.clone();
+            scope.spawn(move || {
+                drop(stripes.alone());
+                tell.send("alone").unwrap();
+            });
+            assert!(ended.recv_timeout(WHILE).is_err(), "a commit is under way");
+            drop(held);
+            assert_eq!(ended.recv(), Ok("alone"));
+            let alone = stripes.alone();
+            scope.spawn(move || {
+                drop(stripes.hold(&[5]));
+                done.send("held").unwrap();
+            });
+            assert!(ended.recv_timeout(WHILE).is_err(), "a thread is alone");
+            drop(alone);
+            assert_eq!(ended.recv(), Ok("held"));
+        });
+    }
+
+    #[test]
+    fn commits_to_the_same_keys_take_turns() {
+        let (stripes, inside) = (Stripes::default(), AtomicU64::new(0));
+        std::thread::scope(|scope| {
+            for thread in 0..4u16 {
+                let (stripes, inside) = (&stripes, &inside);
+                scope.spawn(move || {
+                    for round in 0..5_000u16 {
+                        let list: StripeList = SmallVec::from_slice(&[0, 1 + thread, 9 + round % 3]);
+                        let held = stripes.hold(&list);
+                        assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
+                        inside.fetch_sub(1, Ordering::SeqCst);
+                        drop(held);
+                        if round % 500 == 0 {
+                            let alone = stripes.alone();
+                            assert_eq!(inside.load(Ordering::SeqCst), 0);
+                            drop(alone);
+                        }
+                    }
+                });
+            }
+        });
+    }
+}
