@@ -136,6 +136,27 @@ pub fn opening_threads() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from).clamp(4, 64)
 }
 
+/// Returns the number of threads that do background work unless the caller sets one: half of the
+/// cores, from 1 to 8.
+#[must_use]
+pub fn background_threads() -> usize {
+    std::thread::available_parallelism().map_or(1, |cores| cores.get() / 2).clamp(1, 8)
+}
+
+/// Runs `first` on this thread and `second` on another one, or after it if the system has none to
+/// spare.
+pub(crate) fn both<A, B: Send>(first: impl FnOnce() -> A, second: impl Fn() -> B + Sync) -> (A, B) {
+    thread::scope(|scope| {
+        let other = spawn_beside(scope, &second);
+        let first = first();
+        let second = match other {
+            Some(other) => other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+            None => second(),
+        };
+        (first, second)
+    })
+}
+
 /// Runs `body` on so many threads, this one among them, but no more than there are cores, or than the system has to spare;
 /// returns what they return. A panic in one of them is a panic here.
 pub fn side_by_side<T: Send>(threads: usize, body: impl Fn() -> T + Sync) -> Vec<T> {
@@ -144,7 +165,7 @@ pub fn side_by_side<T: Send>(threads: usize, body: impl Fn() -> T + Sync) -> Vec
 }
 
 /// As [`side_by_side`], whatever the number of cores: for threads that wait for a device.
-fn at_once<T: Send>(threads: usize, body: impl Fn() -> T + Sync) -> Vec<T> {
+pub(crate) fn at_once<T: Send>(threads: usize, body: impl Fn() -> T + Sync) -> Vec<T> {
     if threads <= 1 {
         return vec![body()];
     }

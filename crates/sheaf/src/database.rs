@@ -309,6 +309,26 @@ impl Builder {
         self
     }
 
+    /// Sets the number of threads that do background work at the same time: garbage collection and
+    /// the engines' own steps (flushes, merges, spills). Default: half of the cores, from 1 to 8.
+    /// Two further threads sync commits and prepare log segments. Threads beyond the first exist
+    /// only while there is work for them. Opening returns [`Error::Invalid`] for zero.
+    ///
+    /// If background work falls behind, the database slows down writers; [`Stats::stalls`] counts
+    /// that. More threads help if cores are idle then.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// let db = sheaf::Database::builder().background_threads(2).open(dir.path())?;
+    /// # db.close()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn background_threads(mut self, threads: usize) -> Builder {
+        self.options.background_threads = threads;
+        self
+    }
+
     /// Sets a callback for stalls: `told` is called after each wait of a writer that lasted
     /// [`Builder::stall_threshold`] or longer. [`StallKind`](crate::StallKind) lists the causes.
     ///

@@ -222,6 +222,10 @@ impl fmt::Debug for Subject {
     }
 }
 
+/// Background threads of tiny databases, which collect the garbage of several segments and do the
+/// steps of several keyspaces at the same time.
+const THREADS: usize = if cfg!(shuttle) { 2 } else { 4 };
+
 /// Which disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
@@ -376,7 +380,10 @@ impl Stage {
         };
         let builder = Database::builder().disk(disk).clock(clock);
         // Tiny databases have many files: with few descriptors most of them are closed most of the time.
-        let builder = if self.setting.tiny { builder.open_files(LEAST_OPEN_FILES) } else { builder };
+        let builder = match self.setting.tiny {
+            true => builder.open_files(LEAST_OPEN_FILES).background_threads(THREADS),
+            false => builder,
+        };
         builder.tiny(self.setting.tiny).inline(self.setting.inline)
     }
 

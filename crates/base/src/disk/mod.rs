@@ -394,9 +394,11 @@ pub trait File: fmt::Debug + Send + Sync {
     /// From now on [`File::append_at`] may store through the mapping. The descriptor stays open,
     /// and the file counts as dirty.
     fn begin_stores(&self) {}
-    /// Undoes [`File::begin_stores`]. All calls of [`File::append_at`] have returned, and a sync of
-    /// their bytes has succeeded, or the file is not used any more.
-    fn end_stores(&self) {}
+    /// Undoes [`File::begin_stores`]. All calls of [`File::append_at`] have returned, and wrote
+    /// below `end`.
+    fn end_stores(&self, end: u64) {
+        let _ = end;
+    }
     /// Prepares `[from, to)` for [`File::append_at`] through the mapping: writes zeros there (so
     /// nothing may be stored in it yet, and `from` must be the current end of what was written)
     /// and makes the pages resident. A hint; failures only mean the plain path. Ended by `sync`.

@@ -519,8 +519,8 @@ impl File for RealFile {
         }
     }
 
-    fn end_stores(&self) {
-        self.handle.end_stores();
+    fn end_stores(&self, end: u64) {
+        self.handle.end_stores(end);
     }
 
     fn make_resident(&self, from: u64, to: u64) {

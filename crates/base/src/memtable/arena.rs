@@ -23,8 +23,6 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::{self, NonNull};
 
-use crossbeam_utils::CachePadded;
-
 use crate::memory::{HUGE_PAGE, Mapped};
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
@@ -64,10 +62,15 @@ pub fn high(word: u64) -> u32 {
 pub struct Arena {
     chunks: [AtomicPtr<u8>; CHUNKS],
     /// The next free unit, counted with `FIRST` added.
-    next: CachePadded<AtomicU64>,
+    next: Next,
     /// Held by the thread that adds a chunk.
     adding: Mutex<()>,
 }
+
+/// The only word of an arena that threads often write, on a cache line of its own.
+#[derive(Debug)]
+#[repr(align(64))]
+struct Next(AtomicU64);
 
 /// Free units of an arena from which one thread, as a rule, takes small places. Threads that
 /// share a block are correct and slower.
@@ -140,7 +143,7 @@ impl Arena {
     pub fn new() -> Arena {
         Arena {
             chunks: [const { AtomicPtr::new(ptr::null_mut()) }; CHUNKS],
-            next: CachePadded::new(AtomicU64::new(FIRST + 8)), // place 0 is nobody's
+            next: Next(AtomicU64::new(FIRST + 8)), // place 0 is nobody's
             adding: Mutex::new(()),
         }
     }
@@ -148,10 +151,10 @@ impl Arena {
     /// Returns a new place of `bytes`, all zeros, aligned to a cache line if `line`.
     pub fn alloc(&self, bytes: usize, line: bool) -> Place {
         let units = bytes.div_ceil(UNIT) as u64;
-        let mut seen = self.next.load(Ordering::Relaxed);
+        let mut seen = self.next.0.load(Ordering::Relaxed);
         let at = loop {
             let at = fit(seen, units, line);
-            match self.next.compare_exchange(seen, at + units, Ordering::Relaxed, Ordering::Relaxed) {
+            match self.next.0.compare_exchange(seen, at + units, Ordering::Relaxed, Ordering::Relaxed) {
                 Ok(_) => break at,
                 Err(now) => seen = now,
             }
@@ -171,7 +174,7 @@ impl Arena {
         if let Some(place) = block.take(units) {
             return (place, 0);
         }
-        let used = (self.next.load(Ordering::Relaxed) - FIRST) * UNIT as u64;
+        let used = (self.next.0.load(Ordering::Relaxed) - FIRST) * UNIT as u64;
         let bytes_of_block = (used / BLOCK_SHARE).min(MOST_BLOCK);
         if bytes_of_block < BLOCK_TIMES * units * UNIT as u64 {
             return (self.alloc(bytes, false), units * UNIT as u64);
@@ -202,7 +205,7 @@ impl Arena {
 
     /// Bytes that memory holds for places to come: the rest of a huge page, which is there as a whole once it is touched.
     pub fn ahead(&self) -> u64 {
-        let at = self.next.load(Ordering::Relaxed);
+        let at = self.next.0.load(Ordering::Relaxed);
         let chunk = chunk_of(at);
         if size_of_chunk(chunk) < HUGE_PAGE {
             return 0;

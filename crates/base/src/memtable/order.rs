@@ -31,8 +31,6 @@
 
 use std::ops::{Bound, Deref};
 
-use crossbeam_utils::CachePadded;
-
 use crate::keys::common;
 use crate::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering, fence};
 use crate::sync::epoch::Guard;
@@ -100,13 +98,15 @@ pub struct Order {
     capacity: usize,
     /// The tree is never built anew any more: threads that add pass the gate by.
     is_final: AtomicBool,
-    counts: CachePadded<Counts>,
-    /// Held for writing by a thread that builds the tree anew.
-    gate: CachePadded<RwLock<()>>,
+    counts: Counts,
 }
 
+/// Fields that threads write until the tree is final, on a cache line of their own.
 #[derive(Debug, Default)]
+#[repr(align(64))]
 struct Counts {
+    /// Held for writing by a thread that builds the tree anew.
+    gate: RwLock<()>,
     /// Keys, and those that do not start with the prefix, until the tree is final.
     keys: AtomicU64,
     foreign: AtomicU64,
@@ -263,8 +263,7 @@ impl Order {
             tree: AtomicPtr::new(Box::into_raw(Box::new(tree))),
             capacity: if tiny { 4 } else { CAPACITY },
             is_final: AtomicBool::new(false),
-            counts: CachePadded::default(),
-            gate: CachePadded::default(),
+            counts: Counts::default(),
         }
     }
 
@@ -298,7 +297,7 @@ impl Order {
         if self.is_final.load(Ordering::Acquire) {
             return self.insert_into(self.tree(guard), arena, keys, record);
         }
-        let gate = self.gate.read();
+        let gate = self.counts.gate.read();
         let tree = self.tree(guard);
         let is_more = self.insert_into(tree, arena, keys, record);
         if Prefix::is_foreign(tree.prefix.head(keys.key(record))) {
@@ -465,7 +464,7 @@ impl Order {
     /// Cuts heads anew, if the keys so far say so; for the last time, if there are many.
     #[cold]
     fn look_again<K: Keys>(&self, arena: &Arena, keys: &K, guard: &Guard) {
-        let _alone = self.gate.write();
+        let _alone = self.counts.gate.write();
         if !self.is_final.load(Ordering::Relaxed) {
             self.cut_again(arena, keys, guard);
             self.note_final();
@@ -502,7 +501,7 @@ impl Order {
     /// Takes up records that are sorted by heads of `prefix` and keys, into an empty order. No
     /// thread adds during the call.
     pub(super) fn make(&self, arena: &Arena, prefix: Prefix, sorted: &[(u64, Place)], guard: &Guard) {
-        let _alone = self.gate.write();
+        let _alone = self.counts.gate.write();
         debug_assert_eq!(self.counts.keys.load(Ordering::Relaxed), 0);
         self.plant(arena, prefix, sorted, guard);
         self.counts.keys.store(sorted.len() as u64, Ordering::Relaxed);

@@ -32,8 +32,7 @@
 use std::ops::Bound;
 use std::ptr;
 use std::sync::OnceLock;
-
-use crossbeam_utils::CachePadded;
+use std::thread::available_parallelism;
 
 use super::arena::{Arena, Block, Place, high, low};
 use super::load::{WAITING, Waiting};
@@ -51,7 +50,7 @@ const STRIPES: usize = 256;
 const TINY_STRIPES: usize = 4;
 /// Cells of a new stripe.
 const FIRST_CELLS: usize = 8;
-/// Lines of a table.
+/// Lines of a table at most; there is one for each core.
 const LINES: usize = sync::PLACES;
 const TINY_LINES: usize = 1;
 /// Sums that the owner of a table may keep in its lines.
@@ -104,6 +103,7 @@ impl Stripe {
 
 /// Fields that one thread, as a rule, writes when it adds or changes records: its own cache lines.
 #[derive(Debug, Default)]
+#[repr(align(64))]
 struct Line {
     /// The newest commit of those that came by this line.
     newest: AtomicU64,
@@ -117,7 +117,7 @@ struct Line {
 #[derive(Debug)]
 struct Parts {
     stripes: Box<[Stripe]>,
-    lines: Box<[CachePadded<Line>]>,
+    lines: Box<[Line]>,
 }
 
 impl Parts {
@@ -127,8 +127,16 @@ impl Parts {
     }
 }
 
+/// Returns the lines of a table: a power of two.
+fn lines_of_cores() -> usize {
+    static LINES_OF_CORES: OnceLock<usize> = OnceLock::new();
+    let of_cores = || available_parallelism().map_or(1, usize::from).next_power_of_two().min(LINES);
+    *LINES_OF_CORES.get_or_init(of_cores)
+}
+
 /// Totals of all lines. Written when a line gets a block, so that threads seldom wait for them.
 #[derive(Debug, Default)]
+#[repr(align(64))]
 struct Totals {
     /// Bytes of memory, without the order's.
     bytes: AtomicU64,
@@ -151,7 +159,7 @@ pub struct Table<const LINK: usize> {
     parts: OnceLock<Parts>,
     is_tiny: bool,
     order: Order,
-    totals: CachePadded<Totals>,
+    totals: Totals,
     /// Keys that are not in order yet (`load.rs`), and how many they are.
     pub(super) waiting: Mutex<Waiting>,
     waiting_count: AtomicU64,
@@ -179,7 +187,7 @@ impl<const LINK: usize> Table<LINK> {
             is_tiny: tiny,
             order,
             arena,
-            totals: CachePadded::default(),
+            totals: Totals::default(),
             waiting: Mutex::new(Waiting::default()),
             waiting_count: AtomicU64::new(0),
         }
@@ -280,7 +288,7 @@ impl<const LINK: usize> Table<LINK> {
     }
 
     fn lines(&self) -> impl Iterator<Item = &Line> {
-        self.parts.get().into_iter().flat_map(|parts| parts.lines.iter().map(|line| &**line))
+        self.parts.get().into_iter().flat_map(|parts| parts.lines.iter())
     }
 
     /// What the heads of its keys leave out.
@@ -300,10 +308,11 @@ impl<const LINK: usize> Table<LINK> {
     #[inline]
     fn parts(&self) -> &Parts {
         self.parts.get_or_init(|| {
-            let (stripes, lines) = if self.is_tiny { (TINY_STRIPES, TINY_LINES) } else { (STRIPES, LINES) };
+            let (stripes, lines) =
+                if self.is_tiny { (TINY_STRIPES, TINY_LINES) } else { (STRIPES, lines_of_cores()) };
             Parts {
                 stripes: (0..stripes).map(|_| Stripe::new()).collect(),
-                lines: (0..lines).map(|_| CachePadded::default()).collect(),
+                lines: (0..lines).map(|_| Line::default()).collect(),
             }
         })
     }

@@ -333,18 +333,23 @@ impl Segment {
     pub fn gap(&self, offset: u64) -> u8 {
         u8::try_from(offset.saturating_sub(self.end()) / crate::frame::ALIGN).unwrap_or(u8::MAX)
     }
-    /// Returns the end of the bytes that a reader of the frame at `offset` may look at, if the address of that
-    /// frame is known: the published end, or that of the frame alone.
+    /// Returns the end of the bytes that a reader of the frame at `offset` may look at, if the
+    /// address of that frame is known: the published end, or that of the frame alone.
     #[inline]
     #[must_use]
     pub fn limit_at(&self, offset: u64) -> u64 {
         let end = self.end();
         if offset < end { end } else { self.limit_behind(offset, end) }
     }
-    /// As [`Segment::limit_at`] of a frame behind the published end.
+    /// As [`Segment::limit_at`] of a frame behind the published end. If the file cannot be read, the
+    /// caller's own read reports that: the limit is then the end of the segment.
     fn limit_behind(&self, offset: u64, end: u64) -> u64 {
-        let header = self.header_at(offset).filter(|header| offset + header.span() <= self.identity.capacity);
-        header.map_or(end, |header| offset + header.span())
+        let capacity = self.identity.capacity;
+        match self.header_at(offset) {
+            Ok(Some(header)) if offset + header.span() <= capacity => offset + header.span(),
+            Ok(_) => end,
+            Err(_) => capacity,
+        }
     }
     /// Publishes the bytes below `end` (I2).
     pub fn publish(&self, end: u64) {

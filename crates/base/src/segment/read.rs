@@ -3,6 +3,7 @@
 //! Every frame is looked at within the bytes that the caller vouches for; whether its checksum is looked at too is the caller's choice.
 
 use std::borrow::Cow;
+use std::io;
 
 use super::{LINE, Segment};
 use crate::error::{Damage, Error, IoContext, Result};
@@ -69,16 +70,16 @@ impl Segment {
     }
 
     /// Returns the header of the frame at `offset`, unchecked, if there can be one.
-    pub(super) fn header_at(&self, offset: u64) -> Option<Header> {
+    pub(super) fn header_at(&self, offset: u64) -> io::Result<Option<Header>> {
         let mut head = [0; HEADER];
         // SAFETY:
         // * The caller has the address of the frame, so its bytes were written before and stay
         //   (I1, I2).
         match unsafe { self.file.mapped(offset, HEADER) } {
             Some(bytes) => head.copy_from_slice(bytes),
-            None => self.file.read_at(offset, &mut head).ok()?,
+            None => self.file.read_at(offset, &mut head)?,
         }
-        Header::decode(&head)
+        Ok(Header::decode(&head))
     }
 
     /// All bytes up to `limit`, if they are mapped, for [`Segment::whole_frame`].

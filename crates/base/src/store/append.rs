@@ -20,6 +20,9 @@ use crate::sync::atomic::Ordering;
 use crate::types::Seq;
 use crate::window::{Closed, Shape};
 
+/// Full segments that are checked for stores at each roll: commits in more of them are rare.
+const ENDED_LATELY: usize = 16;
+
 /// Frames of one run that stand behind each other in one segment.
 pub(super) struct Chunk<S> {
     pub(super) segment: S,
@@ -175,6 +178,11 @@ impl Store {
             self.append_mark(&order.tails[tail], closed, tail, seal)?;
         }
         let here = &mut order.tails[tail];
+        // Full segments with stores under way keep their descriptors, so there must be few.
+        let (visible, latest) = (self.visible(), here.unsynced.iter().rev().take(ENDED_LATELY));
+        for (end, segment) in latest.filter(|(_, segment)| segment.last_seq() <= visible) {
+            segment.file().end_stores(*end);
+        }
         if let Some(full) = here.segment.take() {
             // The commit that is being placed may have its first frames in it.
             full.note_seq(closed.word.next());

@@ -1,16 +1,21 @@
-//! # Background: ticks and maintenance, or the same work when asked
+//! # Background work: syncs, segments and maintenance, by threads or on request
 //!
-//! Three threads a database: the *ticker* syncs what is buffered at each interval; the *maker* makes
-//! segments ready when writers take one, and between that unmakes those that nobody sees any more, and gives memory
-//! back that caches have left. The *keeper* cleans, checkpoints, and lets go. In inline mode there are none and [`Store::pump`] does one step
-//! of each, so that a seed fixes everything.
+//! A database has three threads. The *ticker* syncs buffered commits at each interval. The *maker*
+//! makes segments ready when writers take one; between that it drops removed segments that no
+//! reader sees any more, and returns memory that caches have freed. The *keeper* collects garbage,
+//! makes checkpoints, has engines do their steps and removes files. Inline mode has no threads:
+//! [`Store::pump`] does one step of each, so that a seed determines everything.
 //!
-//! A step that fails, for want of space or since a keyspace's own files cannot be written, is tried again and holds up no other: each
-//! log and each keyspace is looked at in turn ([`Look`]). A panic in any of it poisons: whoever goes on without syncs or cleaning would learn of it too late.
+//! The keeper has [`Helpers`], as many as `Options::background_threads` allows. They collect the
+//! garbage of other segments and do the steps of other keyspaces; while garbage is collected, they
+//! do such steps as well.
 //!
-//! Back-pressure: when the store log is beyond its limit, writers are slowed down smoothly, by up to
-//! [`MAX_BRAKE`] a commit, in proportion to how far it is. Delays are collected until they are long enough
-//! to sleep for.
+//! A step that fails, because of a full disk or an unwritable file of a keyspace, is tried again and
+//! delays no other step: each log and each keyspace has its turn ([`Look`]). A panic in a step
+//! poisons the database: without syncs or garbage collection it would fail later.
+//!
+//! If the store log exceeds its limit, writers are slowed down, by up to [`MAX_BRAKE`] a commit, in
+//! proportion to the excess. Delays are added up until they are long enough for a sleep.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -24,6 +29,7 @@ use crate::error::{Error, Result};
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::thread::JoinHandle;
 use crate::sync::{Condvar, Mutex};
+use crate::work::both;
 
 /// Longest delay of one commit.
 const MAX_BRAKE: Duration = Duration::from_micros(40);
@@ -136,7 +142,43 @@ impl Drop for Step<'_> {
     }
 }
 
+/// Permission to have helpers: threads that end before the caller's step does.
+pub(super) struct Helpers<'a> {
+    store: &'a Store,
+    count: usize,
+}
+
+impl Helpers<'_> {
+    /// Returns the number of threads, the caller's included.
+    pub(super) fn threads(&self) -> usize {
+        self.count + 1
+    }
+}
+
+impl Drop for Helpers<'_> {
+    fn drop(&mut self) {
+        self.store.helping.fetch_sub(self.count, Ordering::Relaxed);
+    }
+}
+
 impl Store {
+    /// Returns how many threads do background steps at the same time.
+    pub(super) fn background_threads(&self) -> usize {
+        if self.options.inline && !cfg!(shuttle) { 1 } else { self.options.background_threads }
+    }
+
+    /// Takes as many helpers as there are idle, so that `threads` threads do a step at most.
+    pub(super) fn helpers(&self, threads: usize) -> Helpers<'_> {
+        let (most, wanted) = (self.background_threads() - 1, threads.saturating_sub(1));
+        let mut count = 0;
+        let take = |used: usize| {
+            count = wanted.min(most.saturating_sub(used));
+            Some(used + count)
+        };
+        let _ = self.helping.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take);
+        Helpers { store: self, count }
+    }
+
     /// Starts the threads.
     pub(super) fn start(self: &Arc<Store>) -> Result<()> {
         if self.options.inline || self.options.read_only {
@@ -209,7 +251,7 @@ impl Store {
         if self.bounds_are_near() {
             look.add(self.extend_bounds().map(|()| true));
         }
-        look.join(self.clean(pace));
+        look.join(self.clean_beside_steps(pace));
         look.join(self.checkpoint_if_due(pace));
         if pace != Pace::Busy {
             look.join(self.tidy());
@@ -223,6 +265,38 @@ impl Store {
         self.save_loads_if_due();
         self.balance();
         self.set_brake();
+        look
+    }
+
+    /// Cleans. A helper does steps of the engines at the same time, if the log exceeds its limit.
+    fn clean_beside_steps(&self, pace: Pace) -> Look {
+        let helpers = self.helpers(if pace == Pace::Busy && self.is_beyond_limit() { 2 } else { 1 });
+        if helpers.threads() == 1 {
+            return self.clean(pace);
+        }
+        let is_over = AtomicBool::new(false);
+        let clean = || {
+            let look = self.clean(pace);
+            is_over.store(true, Ordering::Relaxed);
+            look
+        };
+        let steps = || {
+            let (_step, mut look) = (Step(self), Look::default());
+            loop {
+                let more = self.logs.iter().map(|log| self.work(&self.kepts_of(log)));
+                let more = more.fold(Look::default(), |mut all, one| {
+                    all.join(one);
+                    all
+                });
+                let ends = !more.did || more.has_failed() || is_over.load(Ordering::Relaxed);
+                look.join(more);
+                if ends {
+                    return look;
+                }
+            }
+        };
+        let (mut look, others) = both(clean, steps);
+        look.join(others);
         look
     }
 

@@ -11,10 +11,11 @@
 //! (engines compare numbers). Entries of segments freed later are dropped on restore: what lived in them
 //! was moved after c, so replay brings it (commit.md, scenario 9). The journal's segments before c go.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::background::Look;
+use super::background::{Look, Step};
 use super::idle::Pace;
 use super::image::{self, ImageWriter};
 use super::log::{Log, Unsaved};
@@ -286,7 +287,7 @@ impl Store {
         if log.id == LogId::Journal {
             self.wait_durable(frozen)?;
             self.write_root(m, false)?;
-            m.certain = frozen;
+            self.certain.store(frozen.0, Ordering::Release);
         }
         Ok(())
     }
@@ -310,7 +311,7 @@ impl Store {
         let mut m = self.maintenance.lock();
         let Some(pending) = m.pending[log.id.index()].as_ref() else { return Ok(None) };
         let (frozen, kepts) = (pending.reference.seq, pending.kepts.clone());
-        if log.id == LogId::Journal && m.certain < frozen {
+        if log.id == LogId::Journal && self.certain.load(Ordering::Acquire) < frozen.0 {
             self.make_certain(&mut m, log, frozen)?; // the first attempt failed
         }
         Ok(Some(kepts))
@@ -330,7 +331,7 @@ impl Store {
     }
 
     /// Steps of the engines' own work: what one cannot do holds up no other. Something was done if there is more.
-    fn work(&self, kepts: &[Arc<Kept>]) -> Look {
+    pub(super) fn work(&self, kepts: &[Arc<Kept>]) -> Look {
         self.engine_steps(kepts, |engine, views, certain| engine.work(views, certain))
     }
 
@@ -342,29 +343,49 @@ impl Store {
     fn engine_steps(
         &self,
         kepts: &[Arc<Kept>],
-        step: impl Fn(&dyn Engine, &Views, Seq) -> Result<bool>,
+        step: impl Fn(&dyn Engine, &Views, Seq) -> Result<bool> + Sync,
     ) -> Look {
         let _at_work = self.at_work.read();
         if let Err(closed) = self.check_open() {
             return Look::from(Err(closed)); // or their files are closed, and somebody else's
         }
-        let certain = self.maintenance.lock().certain;
+        let certain = Seq(self.certain.load(Ordering::Acquire));
         let views = self.views();
-        let mut look = Look::default();
-        for kept in kepts {
-            let Ok(engine) = kept.engine() else { continue };
+        // Some steps of a keyspace, as long as it has more to do, and whether that is so.
+        let steps = |kept: &Arc<Kept>, count: usize| {
+            let mut look = Look::default();
+            let Ok(engine) = kept.engine() else { return (look, false) };
             let _span = span!(TRACE, "engine work", engine = engine.name(), keyspace = kept.name());
-            for _ in 0..if self.options.inline { 1 } else { STEPS } {
+            for _ in 0..count {
                 let more = match step(&**engine, &views, certain) {
-                    Err(Error::Poisoned { op }) => return Look::from(Err(self.poison(op))),
+                    Err(Error::Poisoned { op }) => Err(self.poison(op)),
                     other => other,
                 };
                 let is_over = !matches!(more, Ok(true));
                 look.add(more);
                 if is_over {
-                    break;
+                    return (look, false);
                 }
             }
+            (look, true)
+        };
+        let (mut look, mut busy) = (Look::default(), Vec::new());
+        for kept in kepts {
+            let (first, has_more) = steps(kept, 1);
+            look.join(first);
+            if look.has_failed() && self.check_sound().is_err() {
+                return look;
+            }
+            busy.extend(has_more.then_some(kept));
+        }
+        if !self.options.inline || cfg!(shuttle) {
+            let helpers = self.helpers(busy.len());
+            let more = |index: usize| {
+                let _step = Step(self);
+                Ok::<_, Infallible>(steps(busy[index], STEPS - 1).0)
+            };
+            let Ok(others) = each_at_once(helpers.threads(), busy.len(), more);
+            others.into_iter().for_each(|other| look.join(other));
         }
         look
     }
@@ -440,7 +461,7 @@ impl Store {
         open.extend(
             order.ready[log.id.index()].iter().map(|s| Position { segment: s.id(), offset: DATA_START }),
         );
-        let survivors = m.survivors[log.id.index()].iter().flatten();
+        let survivors = m.survivors[log.id.index()].iter().flat_map(|tails| tails.streams.iter().flatten());
         open.extend(survivors.map(|s| Position { segment: s.segment.id(), offset: s.offset }));
         kepts.iter().filter_map(|k| k.engine().ok()).for_each(|engine| engine.freeze());
         let (seq, next_segment) = (self.visible(), SegmentId(*making));

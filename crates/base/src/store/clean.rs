@@ -34,10 +34,10 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::background::Look;
+use super::background::{Look, Step};
 use super::idle::Pace;
 use super::log::Log;
-use super::rooting::{Dying, Maintenance, Survivors};
+use super::rooting::{Dying, Maintenance, SurvivorTails, Survivors};
 use super::{Kept, Store};
 use crate::engine::{Engine, Hold, Wanted};
 use crate::error::{Error, IoContext, Result};
@@ -45,19 +45,24 @@ use crate::frame::{ALIGN_BYTES, FIRST, HEADER, Header, Kind, LAST};
 use crate::record::{Content, Record};
 use crate::segment::{Address, DATA_START, Scan, Scanned, Segment, Stop};
 use crate::span;
-use crate::sync::atomic::Ordering;
-use crate::sync::epoch;
+use crate::sync::atomic::{AtomicUsize, Ordering};
+use crate::sync::{Mutex, epoch};
 use crate::types::{LogId, SegmentId, Seq};
 use crate::window::stripe_of;
+use crate::work::at_once;
 
 /// Streams of survivors; stream 0 is the order.
 pub(super) const STREAMS: u8 = 6;
 /// The stream of what was sorted.
 pub(super) const SORTED: u8 = 5;
-/// Victims are taken until this many segments' worth is won.
+/// Victims are taken until this many segments' worth is won, or this many for each thread.
 const WIN_SEGMENTS: u64 = 6;
-/// Segments' worth of copies that stand beside their victims at the end of a pass.
+const WIN_OF_THREAD: u64 = 2;
+/// Segments' worth of copies that stand beside their victims at the end of a pass, of so many
+/// segments' worth that are won.
 const PASS_COPIES: u64 = 4;
+/// The live bytes of a log for each thread that collects its garbage, in segments' worth.
+const LARGE: u64 = 128;
 /// Most victims of one pass.
 const MAX_VICTIMS: usize = 64;
 /// Copies are handed to the kernel in pieces of this size.
@@ -287,7 +292,8 @@ impl Store {
         }
         let most = times(self.options.space_limit * AIM);
         let images = 2 * log.image_bytes.load(Ordering::Relaxed); // the present one and the one being made
-        let survivors = if live > SMALL * largest { PASS_COPIES * largest } else { 0 };
+        let win = self.win_segments(log);
+        let survivors = if live > SMALL * largest { PASS_COPIES * win / WIN_SEGMENTS * largest } else { 0 };
         let beside = total - full + images + self.dying_bytes.load(Ordering::Relaxed) + survivors;
         let least = times(1.0 + (self.options.space_limit - 1.0) * LEAST_SLACK);
         (
@@ -295,6 +301,12 @@ impl Store {
             most.saturating_sub(beside).max(least)
                 + if live > SMALL * largest { 0 } else { self.geometry.slack_segments * largest },
         )
+    }
+
+    /// Returns whether full segments take more than they should.
+    pub(super) fn is_beyond_limit(&self) -> bool {
+        let (disk, limit) = self.space(self.log(LogId::Flat));
+        disk > limit
     }
 
     /// How far the store log is beyond its limit, in hundredths; 100 is at the limit. A full disk slows
@@ -320,7 +332,8 @@ impl Store {
         let most = if is_beyond { FULL } else { HALF };
         let (durable, line, now) = (self.durable(), m.tombstone_line(log.id), log.appended());
         let tails = &m.survivors[log.id.index()];
-        let is_tail = |id: SegmentId| tails.iter().flatten().any(|t| t.segment.id() == id);
+        let is_tail =
+            |id: SegmentId| tails.iter().any(|of| of.streams.iter().flatten().any(|t| t.segment.id() == id));
         let mut tombs = 0;
         let mut scored: Vec<(f64, u64, Arc<Segment>)> = Vec::new();
         for segment in log.list() {
@@ -356,12 +369,12 @@ impl Store {
         }
         scored.sort_by(|a, b| b.0.total_cmp(&a.0));
         let largest = scored.iter().map(|(_, _, s)| s.identity().capacity).max().unwrap_or(0);
-        let mut won = 0;
+        let (mut won, win) = (0, self.win_segments(log));
         let mut victims = Vec::new();
         for (_, wins, segment) in scored.into_iter().take(MAX_VICTIMS) {
             victims.push(segment);
             won += wins;
-            if won > WIN_SEGMENTS * largest {
+            if won > win * largest {
                 break;
             }
         }
@@ -369,14 +382,33 @@ impl Store {
         if little && !self.full.load(Ordering::Relaxed) { Vec::new() } else { victims }
     }
 
-    /// Moves what is held out of `victims`.
+    /// Moves what is held out of `victims`, several of them at the same time.
     fn evacuate(&self, m: &mut Maintenance, log: &Log, victims: &[Arc<Segment>]) -> Result<Evacuated> {
         let mut kepts = self.catalogue.all();
         kepts.sort_unstable_by_key(|kept| kept.id());
+        victims.iter().for_each(|victim| self.learn_lifespan(m, victim));
+        let (threads, line) = (self.collectors(log), m.tombstone_line(log.id));
+        let all = m.survivors_of(log.id, threads);
+        let (used, unused) = all.split_at_mut(threads);
+        unused.iter_mut().for_each(SurvivorTails::seal);
+        // Each thread takes one of them, and one victim after the other.
+        let (free, next) = (Mutex::new(used.iter_mut().collect::<Vec<_>>()), AtomicUsize::new(0));
+        let share = || {
+            let (_step, mut stays) = (Step(self), Vec::new());
+            let Some(tails) = free.lock().pop() else { return stays };
+            while let Some(victim) = victims.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let outcome = self.evacuate_one(tails, log, line, &kepts, victim);
+                if matches!(outcome, Err(Stays::Over(_))) {
+                    next.store(victims.len(), Ordering::Relaxed);
+                }
+                stays.push((victim, outcome));
+            }
+            stays
+        };
         let mut evacuated = Evacuated::default();
-        for victim in victims {
-            self.learn_lifespan(m, victim);
-            match self.evacuate_one(m, log, &kepts, victim) {
+        let helpers = self.helpers(threads.min(victims.len()));
+        for (victim, outcome) in at_once(helpers.threads(), share).into_iter().flatten() {
+            match outcome {
                 Ok(()) => evacuated.empty.push(Arc::clone(victim)),
                 Err(Stays::Damaged) => victim.mark_damaged(), // live entries behind it can no longer be found
                 Err(Stays::Unjudged(error)) => {
@@ -389,11 +421,30 @@ impl Store {
         Ok(evacuated)
     }
 
+    /// Returns how many segments' worth a pass wins.
+    fn win_segments(&self, log: &Log) -> u64 {
+        WIN_SEGMENTS.max(WIN_OF_THREAD * self.collectors(log) as u64)
+    }
+
+    /// Returns how many threads collect the garbage of `log` at the same time. Each has segments of
+    /// its own that are not full, so a small log has one.
+    fn collectors(&self, log: &Log) -> usize {
+        let segments = log.list();
+        let live: u64 = segments.iter().map(|segment| segment.live()).sum();
+        let largest = segments.iter().map(|segment| segment.identity().capacity).max().unwrap_or(1);
+        let worth = match self.options.tiny {
+            true => usize::MAX,
+            false => usize::try_from(live / (LARGE * largest)).unwrap_or(usize::MAX),
+        };
+        self.background_threads().min(worth).max(1)
+    }
+
     /// Moves what is held out of a victim, which is empty then. What was copied of one that stays, and not handed over, is not needed.
     fn evacuate_one(
         &self,
-        m: &mut Maintenance,
+        tails: &mut SurvivorTails,
         log: &Log,
+        line: Seq,
         kepts: &[Arc<Kept>],
         victim: &Segment,
     ) -> Result<(), Stays> {
@@ -410,17 +461,17 @@ impl Store {
             let candidates = candidates(kepts, victim, &group).map_err(Stays::unjudged)?;
             prefetch(&candidates);
             for candidate in candidates {
-                let hold = self.judge(m, log, victim, &candidate).map_err(Stays::unjudged)?;
+                let hold = self.judge(line, victim, &candidate).map_err(Stays::unjudged)?;
                 if hold != Hold::Dead {
                     let stream = self.stream_for(victim, candidate.scanned);
                     let piece = &mut pieces[usize::from(stream)];
                     let survivor = candidate.survives(victim, hold);
-                    self.copy(m, log, &survivor, stream, piece).map_err(Stays::Over)?;
+                    self.copy(tails, log, &survivor, stream, piece).map_err(Stays::Over)?;
                 }
             }
         }
         for (stream, piece) in (0..).zip(&mut pieces) {
-            self.flush(m, log, stream, piece).map_err(Stays::Over)?;
+            self.flush(tails, log, stream, piece).map_err(Stays::Over)?;
         }
         pieces.iter_mut().try_for_each(Piece::check).map_err(Stays::unjudged)?;
         match scan.stop() {
@@ -453,20 +504,12 @@ impl Store {
         }
     }
 
-    /// Whether a frame of a victim is held.
-    fn judge(
-        &self,
-        m: &Maintenance,
-        log: &Log,
-        victim: &Segment,
-        candidate: &Candidate<'_, '_>,
-    ) -> Result<Hold> {
+    /// Returns whether a frame of a victim is held. Tombstones up to `line` are not (I2).
+    fn judge(&self, line: Seq, victim: &Segment, candidate: &Candidate<'_, '_>) -> Result<Hold> {
         let &Candidate { kept, scanned, record, wanted } = candidate;
         let header = &scanned.frame.header;
         match record.content {
-            Content::Remove if header.kind != Kind::Pinned && header.seq > m.tombstone_line(log.id) => {
-                Ok(Hold::Head)
-            }
+            Content::Remove if header.kind != Kind::Pinned && header.seq > line => Ok(Hold::Head),
             Content::Remove => {
                 let engine = kept.engine()?;
                 if !engine.is_caught_up() {
@@ -481,7 +524,7 @@ impl Store {
     /// Adds a copy of what is held to the piece.
     pub(super) fn copy<'k>(
         &self,
-        m: &mut Maintenance,
+        tails: &mut SurvivorTails,
         log: &Log,
         survivor: &Survivor<'_, 'k>,
         stream: u8,
@@ -499,8 +542,8 @@ impl Store {
             gap: 0,
         };
         let span = copy.span();
-        self.ensure_tail(m, log, stream, span, piece)?;
-        let Some(tail) = m.survivors[log.id.index()][usize::from(stream)].as_ref() else { return Ok(()) };
+        self.ensure_tail(tails, log, stream, span, piece)?;
+        let Some(tail) = tails.streams[usize::from(stream)].as_ref() else { return Ok(()) };
         let start = piece.bytes.len();
         let to = tail.offset + start as u64;
         let copy = Header { gap: if start == 0 { tail.segment.gap(to) } else { 0 }, ..copy };
@@ -518,7 +561,7 @@ impl Store {
         let (hash, staged) = (wanted.hash, record.content.staged());
         piece.moves.push(Move { kept, from, to, span, key, hash, is_tomb, staged });
         if piece.bytes.len() >= PIECE {
-            self.flush(m, log, stream, piece)?;
+            self.flush(tails, log, stream, piece)?;
         }
         Ok(())
     }
@@ -526,26 +569,24 @@ impl Store {
     /// Makes sure that `span` more bytes fit behind the piece in the stream's segment.
     fn ensure_tail(
         &self,
-        m: &mut Maintenance,
+        tails: &mut SurvivorTails,
         log: &Log,
         stream: u8,
         span: u64,
         piece: &mut Piece<'_>,
     ) -> Result<()> {
-        let tails = &mut m.survivors[log.id.index()];
-        tails.resize_with(usize::from(STREAMS), || None);
-        if let Some(tail) = &tails[usize::from(stream)] {
+        if let Some(tail) = &tails.streams[usize::from(stream)] {
             if tail.offset + piece.bytes.len() as u64 + span <= tail.segment.identity().capacity {
                 return Ok(());
             }
-            self.flush(m, log, stream, piece)?;
-            if let Some(full) = m.survivors[log.id.index()][usize::from(stream)].take() {
+            self.flush(tails, log, stream, piece)?;
+            if let Some(full) = tails.streams[usize::from(stream)].take() {
                 full.segment.seal(full.segment.sealed_at());
-                m.unsynced.push(full.segment);
+                tails.unsynced.push(full.segment);
             }
         }
         let segment = self.survivor_segment(log, stream, span)?;
-        m.survivors[log.id.index()][usize::from(stream)] = Some(Survivors { segment, offset: DATA_START });
+        tails.streams[usize::from(stream)] = Some(Survivors { segment, offset: DATA_START });
         Ok(())
     }
 
@@ -574,21 +615,21 @@ impl Store {
     /// Hands the piece to the kernel and points the engines at the copies.
     pub(super) fn flush(
         &self,
-        m: &mut Maintenance,
+        tails: &mut SurvivorTails,
         log: &Log,
         stream: u8,
         piece: &mut Piece<'_>,
     ) -> Result<()> {
         let Some((lowest, highest)) = piece.seqs.take() else { return Ok(()) };
-        let Some(tail) = m.survivors[log.id.index()][usize::from(stream)].as_mut() else { return Ok(()) };
+        let Some(tail) = tails.streams[usize::from(stream)].as_mut() else { return Ok(()) };
         let segment = &tail.segment;
         if let Err(error) = segment.file().write_at(tail.offset, &piece.bytes).during("write", segment.path())
         {
             // Some of it may stand there, whole frames too: what would be written over them, or behind them, would be read together
             // with them. The segment ends where it ended.
             segment.seal(segment.sealed_at());
-            m.unsynced.push(Arc::clone(segment));
-            m.survivors[log.id.index()][usize::from(stream)] = None;
+            tails.unsynced.push(Arc::clone(segment));
+            tails.streams[usize::from(stream)] = None;
             return Err(error);
         }
         segment.note_frames(0, lowest);
@@ -644,19 +685,25 @@ impl Store {
 
     /// Makes all survivors durable.
     pub(super) fn sync_survivors(&self, m: &mut Maintenance) -> Result<()> {
-        let mut segments = std::mem::take(&mut m.unsynced);
-        segments.extend(m.survivors.iter().flatten().flatten().map(|tail| Arc::clone(&tail.segment)));
+        let mut segments = Vec::new();
+        for tails in m.survivors.iter_mut().flatten() {
+            segments.append(&mut tails.unsynced);
+            segments.extend(tails.streams.iter().flatten().map(|tail| Arc::clone(&tail.segment)));
+        }
         segments.retain(|segment| segment.synced() < segment.end());
         let segments: Vec<_> = segments.into_iter().map(|segment| (segment.end(), segment)).collect();
-        match self.sync_segments(&segments) {
+        let helpers = self.helpers(segments.len());
+        match self.sync_segments(&segments, helpers.threads()) {
             Ok(()) => {}
             Err(error @ Error::TooManyFiles { .. }) => {
-                m.unsynced = segments.into_iter().map(|(_, segment)| segment).collect();
+                for (_, segment) in segments {
+                    m.survivors_of(segment.identity().log, 1)[0].unsynced.push(segment);
+                }
                 return Err(error); // no sync was lost
             }
             Err(_) => return Err(self.poison("sync")),
         }
-        for tail in m.survivors.iter_mut().flatten().flatten() {
+        for tail in m.survivors.iter_mut().flatten().flat_map(|tails| tails.streams.iter_mut().flatten()) {
             // No later copy shares a sector with what is synced now.
             tail.offset =
                 tail.offset.next_multiple_of(crate::disk::SECTOR).min(tail.segment.identity().capacity);

@@ -12,7 +12,7 @@ use super::log::Log;
 use super::order::Order;
 use super::ready::PATIENCE;
 use super::recover::Recovery;
-use super::rooting::Maintenance;
+use super::rooting::{Maintenance, SurvivorTails};
 use super::sketch::is_sketch;
 use super::{Geometry, OpeningStats, Options, SPEED_MEMORY, Store, image};
 use crate::backup;
@@ -25,7 +25,7 @@ use crate::fork::ForkGuard;
 use crate::ground::{Ground, Home, OWN};
 use crate::root::{Root, Slots};
 use crate::speed::{Looks, Speed};
-use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use crate::sync::{Mutex, RwLock, epoch};
 use crate::target::{UNFINISHED, check_finished};
 use crate::types::{Incarnation, KeyspaceId, LogId, SegmentId, Seq, StoreId, random_bits};
@@ -179,6 +179,7 @@ impl Store {
             durable: AtomicU64::new(0),
             unsynced_since: AtomicU64::new(0),
             syncing_since: AtomicU64::new(0),
+            certain: AtomicU64::new(0),
             at_work: RwLock::new(()),
             round: super::round::Round::default(),
             maintenance: Mutex::new(Maintenance::default()),
@@ -205,6 +206,7 @@ impl Store {
             opening: OpeningStats::default(),
             lock: Mutex::new(None),
             workers: Mutex::new(Vec::new()),
+            helping: AtomicUsize::new(0),
             options,
         }
     }
@@ -294,11 +296,7 @@ impl Store {
         self.clean_for_close()?;
         let mut m = self.maintenance.lock();
         self.sync_survivors(&mut m)?;
-        for tail in m.survivors.iter_mut().flatten() {
-            if let Some(tail) = tail.take() {
-                tail.segment.seal(tail.segment.sealed_at());
-            }
-        }
+        m.survivors.iter_mut().flatten().for_each(SurvivorTails::seal);
         self.flags.closed.store(true, Ordering::Release); // no commit after this lock: what follows is the end
         drop(self.stripes.alone());
         let next = self.window.word().next();
@@ -329,6 +327,9 @@ pub(super) fn check_options(options: &Options) -> Result<()> {
     }
     if let Some(permissions) = options.permissions {
         permissions.check()?;
+    }
+    if options.background_threads == 0 {
+        return Err(Error::Invalid { what: "background threads", why: "must be at least 1".to_owned() });
     }
     if options.sync_interval.is_zero() {
         return Err(Error::Invalid { what: "sync interval", why: "must not be zero".to_owned() });

@@ -114,7 +114,7 @@ use crate::ground::Ground;
 use crate::memory::Part;
 use crate::root::{Root, Slots};
 use crate::speed::{Looks, Speed};
-use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use crate::sync::{Mutex, RwLock};
 use crate::types::{Durability, Incarnation, LogId, MAX_BATCH, Seq, StoreId};
 use crate::views::ViewSlots;
@@ -243,6 +243,8 @@ pub struct Store {
     /// The same of those that a round has taken and not made durable.
     syncing_since: AtomicU64,
     round: Round,
+    /// Up to here the journal is durable, and ROOT says so. Changed with `maintenance` held.
+    certain: AtomicU64,
     /// Held, to read, by whoever has engines write files of their own; the end waits for them before it closes these.
     at_work: RwLock<()>,
     maintenance: Mutex<Maintenance>,
@@ -283,6 +285,8 @@ pub struct Store {
     /// Held for life; `None` after closing.
     lock: Mutex<Option<Box<dyn std::fmt::Debug + Send + Sync>>>,
     workers: Mutex<Vec<background::Worker>>,
+    /// Threads that help with background steps now.
+    helping: AtomicUsize,
 }
 
 impl std::fmt::Debug for Store {

@@ -555,14 +555,12 @@ impl Store {
         held: &HeldStripes<'_>,
     ) -> Result<Seq> {
         let seq = placed.seq();
-        let mut whole = Whole { store: self, seq, is_begun: false };
-        held.set_last(seq);
+        let mut whole = Whole::begin(self, seq, |last| held.set_last(last));
         let copied = self.copy_frames(&placed, encoded, |index, address, span| {
             writes[index].op.address = address;
             writes[index].op.span = span;
         });
         if copied.is_err() {
-            held.set_last(Seq(seq.0 - 1)); // it changed nothing
             return whole.give_up();
         }
         whole.is_begun = true;
@@ -690,8 +688,7 @@ impl Store {
         alone: &Alone<'_>,
         apply: impl FnOnce(Seq),
     ) -> Result<()> {
-        let mut whole = Whole { store: self, seq, is_begun: false };
-        alone.set_last(seq);
+        let mut whole = Whole::begin(self, seq, |last| alone.set_last(last));
         if self.copy_frames(&Placed::Across { seq, chunks }, encoded, |_, _, _| {}).is_err() {
             return whole.give_up();
         }
@@ -746,34 +743,48 @@ fn stripes_of(writes: &[Write<'_>]) -> StripeList {
 
 /// Represents a commit between its seq and its end. A panic in between, an engine's or ours, leaves
 /// half of it in the indexes: no reader may see that, and no other commit may take the seq.
-struct Whole<'a> {
+struct Whole<'a, S: Fn(Seq)> {
     store: &'a Store,
     seq: Seq,
     /// The engines have begun to see it.
     is_begun: bool,
+    /// Sets the last commit that may have changed a key of the stripes.
+    set_last: S,
 }
 
-impl Whole<'_> {
+impl<'a, S: Fn(Seq)> Whole<'a, S> {
+    #[inline]
+    fn begin(store: &'a Store, seq: Seq, set_last: S) -> Whole<'a, S> {
+        set_last(seq);
+        Whole { store, seq, is_begun: false, set_last }
+    }
+
     /// The commit is complete.
     fn reached(self) {
-        std::mem::forget(self);
+        mem::forget(self);
     }
 
     /// Ends a commit with frames that could not be copied; nothing was applied.
     fn give_up<T>(self) -> Result<T> {
-        let error = self.store.fail_commit(self.seq, "append");
-        std::mem::forget(self);
+        let error = self.not_begun();
+        mem::forget(self);
         Err(error)
+    }
+
+    /// Ends a commit that no index has seen: reads go on.
+    fn not_begun(&self) -> Error {
+        (self.set_last)(Seq(self.seq.0 - 1));
+        self.store.fail_commit(self.seq, "append")
     }
 }
 
-impl Drop for Whole<'_> {
+impl<S: Fn(Seq)> Drop for Whole<'_, S> {
     fn drop(&mut self) {
         if self.is_begun {
             self.store.poison_reads("commit");
             drop(self.store.fail_commit(self.seq, "commit"));
         } else {
-            drop(self.store.fail_commit(self.seq, "append"));
+            drop(self.not_begun());
         }
     }
 }

@@ -8,6 +8,7 @@ use crate::blob::StagedStats;
 use crate::disk::{DescriptorStats, Permissions};
 use crate::options::EngineOptions;
 use crate::types::{Durability, KeyspaceId};
+use crate::work::background_threads;
 
 /// How to open a store.
 #[derive(Clone, Debug)]
@@ -22,6 +23,8 @@ pub struct Options {
     pub durability: Durability,
     /// Buffered writes are synced this long after they were made, as a target.
     pub sync_interval: Duration,
+    /// Threads that do background steps at the same time.
+    pub background_threads: usize,
     /// How many times the live entries the store logs may take on disk.
     pub space_limit: f64,
     /// Modes of files and directories. None: those of an existing database, or of its source; else the owner's alone.
@@ -71,6 +74,7 @@ impl Default for Options {
             memory: 1 << 30,
             durability: Durability::Buffer,
             sync_interval: Duration::from_millis(100),
+            background_threads: background_threads(),
             space_limit: 1.6,
             permissions: None,
             tiny: false,

@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::checkpoint::Pending;
+use super::clean::STREAMS;
 use super::log::Log;
 use super::{Kept, Store};
 use crate::blob;
@@ -58,11 +59,30 @@ impl Staying {
     }
 }
 
-/// A stream of survivors: where the cleaner appends.
+/// A stream of survivors: where a thread that collects garbage appends.
 #[derive(Debug)]
 pub(crate) struct Survivors {
     pub(crate) segment: Arc<Segment>,
     pub(crate) offset: u64,
+}
+
+/// The survivors of one thread that collects garbage.
+#[derive(Debug, Default)]
+pub(crate) struct SurvivorTails {
+    /// Tails by stream (index 0 unused).
+    pub(crate) streams: [Option<Survivors>; STREAMS as usize],
+    /// Full segments that the device does not have yet.
+    pub(crate) unsynced: Vec<Arc<Segment>>,
+}
+
+impl SurvivorTails {
+    /// Ends all streams: the next survivor begins a segment.
+    pub(crate) fn seal(&mut self) {
+        for tail in self.streams.iter_mut().filter_map(Option::take) {
+            tail.segment.seal(tail.segment.sealed_at());
+            self.unsynced.push(tail.segment);
+        }
+    }
 }
 
 /// What the maintenance lock guards: everything that changes what ROOT says.
@@ -76,12 +96,10 @@ pub(crate) struct Maintenance {
     /// Starts of the checkpoints that the older and the newer slot name.
     pub(crate) older_checkpoint: [Seq; LogId::ALL.len()],
     pub(crate) newer_checkpoint: [Seq; LogId::ALL.len()],
-    /// Cleaner's tails by stream (index 0 unused), per log.
-    pub(crate) survivors: [Vec<Option<Survivors>>; LogId::ALL.len()],
+    /// Survivors of the threads that collect garbage, per log.
+    pub(crate) survivors: [Vec<SurvivorTails>; LogId::ALL.len()],
     /// How long hot victims lasted, until there are enough for a mean.
     pub(crate) lifespans: Vec<u64>,
-    /// Full survivor segments the device does not have yet.
-    pub(crate) unsynced: Vec<Arc<Segment>>,
     /// Victims that the cleaner could not judge, until it has tried all others.
     pub(crate) unjudged: HashSet<SegmentId>,
     /// What goes, with the first generation of ROOT that does not name it.
@@ -89,9 +107,8 @@ pub(crate) struct Maintenance {
     /// What is to stay, and how many such states there were.
     pub(crate) stills: Vec<Staying>,
     pub(crate) still_turn: u64,
-    /// Checkpoints under way, and up to where the journal's is certain: durable, and ROOT says so.
+    /// Checkpoints that are under way.
     pub(crate) pending: [Option<Pending>; LogId::ALL.len()],
-    pub(crate) certain: Seq,
     /// The number of the next image.
     pub(crate) next_image: u64,
 }
@@ -100,6 +117,15 @@ impl Maintenance {
     /// `what` is left out of the next ROOT and goes after the one that follows.
     pub(crate) fn dies(&mut self, what: Dying) {
         self.dying.push((self.generation + 1, what));
+    }
+
+    /// Returns the survivors of `threads` threads, or of more if there were more.
+    pub(crate) fn survivors_of(&mut self, log: LogId, threads: usize) -> &mut [SurvivorTails] {
+        let all = &mut self.survivors[log.index()];
+        if all.len() < threads {
+            all.resize_with(threads, SurvivorTails::default);
+        }
+        all
     }
 
     /// Something goes once ROOT is written again.
@@ -190,7 +216,8 @@ impl Store {
         // What is empty now may be full and sealed by commits above `floor` before it is looked at below.
         unsynced.extend(order.ready.iter().flatten().map(|s| s.id()));
         drop(order);
-        unsynced.extend(m.unsynced.iter().map(|s| s.id())); // full survivor segments
+        let survivors = m.survivors.iter().flatten();
+        unsynced.extend(survivors.flat_map(|tails| tails.unsynced.iter().map(|s| s.id())));
         let mut root = Root {
             generation: m.generation + 1,
             clean,

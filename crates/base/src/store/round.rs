@@ -37,9 +37,10 @@ use crate::error::{Error, IoContext, Result};
 use crate::segment::Segment;
 use crate::span;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use crate::sync::{Mutex, MutexGuard, WaitWord};
+use crate::sync::{Mutex, MutexGuard, WaitTree};
 use crate::types::{Durability, Incarnation, LogId, Seq, StoreId};
 use crate::window::{Closed, TAILS, Word};
+use crate::work::each_at_once;
 
 /// A round is held up for at most this part of what its syncs take, within the limits below.
 const GATHER_SHARE: u32 = 3;
@@ -56,7 +57,7 @@ struct Unsynced {
     /// Segments, up to these ends.
     segments: Vec<(u64, Arc<Segment>)>,
     /// Full segments among them.
-    full: Vec<Arc<Segment>>,
+    full: Vec<(u64, Arc<Segment>)>,
 }
 
 /// Whether a round that finds nothing unsynced syncs all the same.
@@ -76,7 +77,7 @@ crate::sync::thread_local! {
 pub(crate) struct Round {
     leader: Mutex<()>,
     /// Counts how often the leader lock came free; waiters sleep on it.
-    ended: WaitWord,
+    ended: WaitTree,
     /// Committers that ever came to wait. (Counting who waits *now* would count those just served who
     /// have not run yet, and nobody would be gathered.)
     arrived: AtomicU64,
@@ -118,7 +119,7 @@ impl Round {
 /// any earlier could find it taken still, and sleep with nobody left to lead.
 pub(crate) struct Leading<'a> {
     lock: Option<MutexGuard<'a, ()>>,
-    ended: &'a WaitWord,
+    ended: &'a WaitTree,
 }
 
 impl Drop for Leading<'_> {
@@ -272,7 +273,8 @@ impl Store {
     }
 
     /// Makes the bytes of `segments` up to the ends given, and the names of their files, durable.
-    pub(super) fn sync_segments(&self, segments: &[(u64, Arc<Segment>)]) -> Result<()> {
+    /// `threads` threads sync different files.
+    pub(super) fn sync_segments(&self, segments: &[(u64, Arc<Segment>)], threads: usize) -> Result<()> {
         for log in &self.logs {
             let new = |s: &Segment| s.identity().log == log.id && !s.is_named();
             if segments.iter().any(|(_, s)| new(s)) {
@@ -285,7 +287,11 @@ impl Store {
         if due <= LITTLE {
             segments.iter().skip(1).for_each(|(_, segment)| segment.start_sync());
         }
-        segments.iter().try_for_each(|(end, segment)| segment.sync(*end))
+        each_at_once(threads, segments.len(), |index| {
+            let (end, segment) = &segments[index];
+            segment.sync(*end)
+        })
+        .map(drop)
     }
 
     /// The last round of all, after the last commit.
@@ -319,8 +325,9 @@ impl Store {
         // A failure in the window has poisoned: nothing is durable any more that was not before.
         self.progress.wait(seq)?;
         segments.iter().for_each(|(end, segment)| segment.publish(*end));
+        full.iter().for_each(|(end, segment)| segment.file().end_stores(*end));
         let began = self.clock.now();
-        let synced = self.ground.blobs.sync(&blobs).and_then(|()| self.sync_segments(&segments));
+        let synced = self.ground.blobs.sync(&blobs).and_then(|()| self.sync_segments(&segments, 1));
         match synced {
             Ok(()) => {}
             // No sync was lost: all of it is taken by the next round again.
@@ -340,7 +347,6 @@ impl Store {
         }
         self.counters.sync_rounds.fetch_add(1, Ordering::Relaxed);
         drop(order);
-        full.iter().for_each(|segment| segment.file().end_stores());
         Ok(seen)
     }
 
@@ -363,7 +369,7 @@ impl Store {
         let mut moved = false;
         for (index, tail) in order.tails.iter_mut().enumerate() {
             let offset = closed.word.offset(index);
-            full.extend(tail.unsynced.iter().map(|(_, segment)| Arc::clone(segment)));
+            full.extend(tail.unsynced.iter().cloned());
             segments.append(&mut tail.unsynced);
             if tail.is_dirty(offset) {
                 let end = tail.end_at(offset);

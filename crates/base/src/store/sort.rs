@@ -158,7 +158,7 @@ impl Store {
             sorted.left += found.len() as u64;
             return Ok(count);
         }
-        let mut piece = Piece::default();
+        let (mut piece, tails) = (Piece::default(), &mut m.survivors_of(log.id, 1)[0]);
         for (address, frame) in &found {
             let body = frame.payload();
             let damaged = |what| self.ground.segments.damaged(*address, what, guard);
@@ -170,11 +170,11 @@ impl Store {
             let (header, sum) = (frame.header, body_sum(body));
             let hold = Hold::Head;
             let survivor = Survivor { kept, hold, from: *address, header, body, sum, record, wanted };
-            self.copy(&mut m, log, &survivor, SORTED, &mut piece)?;
+            self.copy(tails, log, &survivor, SORTED, &mut piece)?;
             sorted.moved += 1;
             sorted.bytes += frame.span();
         }
-        self.flush(&mut m, log, SORTED, &mut piece)?;
+        self.flush(tails, log, SORTED, &mut piece)?;
         piece.check()?;
         Ok(count)
     }

@@ -12,6 +12,7 @@ mod counter;
 mod model;
 mod published;
 mod spread;
+mod wait;
 
 #[cfg(not(shuttle))]
 mod real {
@@ -146,63 +147,5 @@ pub use self::counter::Counter;
 pub use self::published::Published;
 pub(crate) use self::spread::place;
 pub use self::spread::{PLACES, Spread};
+pub use self::wait::{WaitTree, WaitWord, WaitWords};
 pub(crate) use imp::Wide;
-
-use atomic::{AtomicU32, Ordering};
-use imp::Futex;
-
-/// A counter that threads sleep on until it moves: one futex word, woken for all at once, and without a
-/// system call if nobody sleeps.
-#[derive(Debug, Default)]
-pub struct WaitWord {
-    count: AtomicU32,
-    sleepers: AtomicU32,
-    futex: Futex,
-}
-
-impl WaitWord {
-    /// Its present count, to wait on.
-    pub fn load(&self) -> u32 {
-        self.count.load(Ordering::Acquire)
-    }
-
-    /// Sleeps while the count is `seen`. May return early.
-    pub fn wait(&self, seen: u32) {
-        // Counted before the kernel compares the word: an `advance` that misses the sleeper has moved the
-        // word before, and the kernel sees that.
-        self.sleepers.fetch_add(1, Ordering::SeqCst);
-        if self.count.load(Ordering::SeqCst) == seen {
-            self.futex.wait(&self.count, seen);
-        }
-        self.sleepers.fetch_sub(1, Ordering::SeqCst);
-    }
-
-    /// As [`WaitWord::wait`], unless `is_over` says that there is nothing to wait for: it is asked
-    /// once the sleeper is counted. A thread that makes it true calls [`WaitWord::wake`] after
-    /// that. Returns whether it was over.
-    pub fn sleep_unless(&self, seen: u32, is_over: impl FnOnce() -> bool) -> bool {
-        self.sleepers.fetch_add(1, Ordering::SeqCst);
-        let is_over = is_over();
-        if !is_over && self.count.load(Ordering::SeqCst) == seen {
-            self.futex.wait(&self.count, seen);
-        }
-        self.sleepers.fetch_sub(1, Ordering::SeqCst);
-        is_over
-    }
-
-    /// Wakes all threads that sleep, and writes nothing if none does.
-    #[inline]
-    pub fn wake(&self) {
-        if self.sleepers.load(Ordering::SeqCst) > 0 {
-            self.advance();
-        }
-    }
-
-    /// Moves the count and wakes everybody.
-    pub fn advance(&self) {
-        self.count.fetch_add(1, Ordering::SeqCst);
-        if self.sleepers.load(Ordering::SeqCst) > 0 {
-            self.futex.wake(&self.count);
-        }
-    }
-}

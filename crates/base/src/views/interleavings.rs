@@ -16,7 +16,6 @@ use crate::window::Progress;
 type Versions = Mutex<(Seq, Vec<(Seq, Seq)>)>;
 
 /// Two keys, of which each is written by one thread.
-#[derive(Default)]
 struct World {
     slots: ViewSlots,
     progress: Progress,
@@ -26,6 +25,15 @@ struct World {
 }
 
 impl World {
+    fn new() -> World {
+        World {
+            slots: ViewSlots::default(),
+            progress: Progress::begun(),
+            reserved: AtomicU64::default(),
+            keys: Default::default(),
+        }
+    }
+
     fn reserved(&self) -> Seq {
         Seq(self.reserved.load(Ordering::SeqCst))
     }
@@ -76,7 +84,7 @@ impl World {
 #[test]
 fn a_view_finds_its_versions_while_commits_run_and_versions_are_freed() {
     explore(20_000, || {
-        let world = Arc::new(World::default());
+        let world = Arc::new(World::new());
         let beside = |work: fn(&World)| {
             let world = Arc::clone(&world);
             thread::spawn(move || work(&world))

@@ -23,7 +23,7 @@ fn run<const N: usize>(works: [Box<dyn FnOnce() + Send>; N]) {
 #[test]
 fn each_commit_becomes_visible_and_every_wait_ends() {
     explore(20_000, || {
-        let world = Arc::new((Window::new(), Progress::default()));
+        let world = Arc::new((Window::new(), Progress::begun()));
         let commits = |count: usize| -> Box<dyn FnOnce() + Send> {
             let world = Arc::clone(&world);
             Box::new(move || {
@@ -47,7 +47,7 @@ fn each_commit_becomes_visible_and_every_wait_ends() {
 #[test]
 fn a_failed_commit_ends_every_wait_for_later_ones() {
     explore(20_000, || {
-        let progress = Arc::new(Progress::default());
+        let progress = Arc::new(Progress::begun());
         let commit = |seq: Seq, fails: bool| -> Box<dyn FnOnce() + Send> {
             let progress = Arc::clone(&progress);
             Box::new(move || {

@@ -22,7 +22,7 @@ use crossbeam_utils::CachePadded;
 
 use crate::error::{Error, Result};
 use crate::sync::atomic::{AtomicU64, Ordering};
-use crate::sync::{self, WaitWord};
+use crate::sync::{self, WaitWords};
 use crate::types::Seq;
 
 /// Places of the ring: more than threads commit at a time.
@@ -38,12 +38,12 @@ const YIELDS: u32 = if cfg!(shuttle) { 1 } else { 8 };
 #[derive(Debug)]
 pub struct Progress {
     visible: CachePadded<AtomicU64>,
-    /// The first seq of this process. Seqs from `visible` at its start to here were never given
-    /// out.
+    /// The first seq of this process. Readers see all before it: they are recovered, or were never
+    /// given out. `u64::MAX` until commits begin: an engine that a repair reads has none.
     first: CachePadded<AtomicU64>,
     complete: Box<[AtomicU64]>,
-    /// Waited on until `visible` has moved.
-    moved: CachePadded<WaitWord>,
+    /// Waited on until a seq is visible.
+    moved: WaitWords,
     /// The first commit that failed; `u64::MAX` if none did.
     failed: CachePadded<AtomicU64>,
     /// The operation that failed.
@@ -54,9 +54,9 @@ impl Default for Progress {
     fn default() -> Progress {
         Progress {
             visible: CachePadded::default(),
-            first: CachePadded::new(AtomicU64::new(1)),
+            first: CachePadded::new(AtomicU64::new(u64::MAX)),
             complete: (0..PLACES).map(|_| AtomicU64::new(0)).collect(),
-            moved: CachePadded::default(),
+            moved: WaitWords::default(),
             failed: CachePadded::new(AtomicU64::new(u64::MAX)),
             reason: OnceLock::new(),
         }
@@ -82,10 +82,18 @@ impl Progress {
     }
 
     /// Begins with commit `newest`, which an earlier process made, and continues with `first`.
-    /// Called before there are any commits.
+    /// Called before there are any commits; until then readers see everything.
     pub fn begin(&self, newest: Seq, first: Seq) {
         self.visible.store(newest.0, Ordering::SeqCst);
         self.first.store(first.0, Ordering::SeqCst);
+    }
+
+    /// Returns the progress of a first process.
+    #[cfg(test)]
+    pub(crate) fn begun() -> Progress {
+        let progress = Progress::default();
+        progress.begin(Seq::ZERO, Seq(1));
+        progress
     }
 
     /// Returns whether all readers see commit `seq` if `visible` is the newest one that they see.
@@ -108,7 +116,9 @@ impl Progress {
     pub fn complete(&self, seq: Seq) -> Result<()> {
         let is_next = seq.0 > self.first.load(Ordering::Relaxed)
             && self.visible.compare_exchange(seq.0 - 1, seq.0, Ordering::SeqCst, Ordering::Relaxed).is_ok();
-        if !is_next {
+        if is_next {
+            self.moved.of(seq.0).wake();
+        } else {
             self.wait(Seq(seq.0.saturating_sub(PLACES as u64)))?; // (I2)
             self.complete[place(seq.0)].store(seq.0, Ordering::SeqCst);
         }
@@ -130,9 +140,10 @@ impl Progress {
                 break;
             }
             // If another thread was faster, there may be more.
-            let _ = self.visible.compare_exchange(visible, end, Ordering::SeqCst, Ordering::Relaxed);
+            if self.visible.compare_exchange(visible, end, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
+                self.moved.wake(begin + 1, end);
+            }
         }
-        self.moved.wake();
     }
 
     /// Waits until all readers see commit `seq`.
@@ -147,24 +158,22 @@ impl Progress {
 
     #[cold]
     fn wait_long(&self, seq: Seq) -> Result<()> {
-        let mut looks = 0;
+        let (mut looks, word) = (0, self.moved.of(seq.0));
         loop {
-            let moved = self.moved.load();
+            let moved = word.load();
             if self.visible() >= seq {
                 return Ok(());
             }
-            if self.failed.load(Ordering::SeqCst) <= seq.0 {
+            if self.is_lost(seq) {
                 return Err(self.error());
             }
             if looks < SPINS {
                 std::hint::spin_loop();
             } else if looks < SPINS + YIELDS {
                 sync::thread::yield_now();
-            } else if self
-                .moved
-                .sleep_unless(moved, || self.visible() >= seq || self.failed.load(Ordering::SeqCst) <= seq.0)
-            {
-                continue;
+            } else {
+                let is_over = || self.visible() >= seq || self.is_lost(seq);
+                word.sleep_unless(moved, is_over);
             }
             looks += 1;
         }
@@ -174,7 +183,7 @@ impl Progress {
     pub fn fail(&self, seq: Seq, reason: &'static str) {
         self.reason.get_or_init(|| reason);
         self.failed.fetch_min(seq.0, Ordering::SeqCst);
-        self.moved.wake();
+        self.moved.wake_all();
     }
 
     /// True if commit `seq` can never become visible, since it or one before it failed.
@@ -202,6 +211,14 @@ mod tests {
     }
 
     #[test]
+    fn readers_see_everything_until_commits_begin() {
+        let progress = Progress::default();
+        progress.wait(Seq(7)).unwrap();
+        progress.begin(Seq(0), Seq(1));
+        assert!(!progress.is_seen(Seq(1), progress.visible()));
+    }
+
+    #[test]
     fn seqs_between_two_processes_are_skipped() {
         let progress = Progress::default();
         progress.begin(Seq(40), Seq(100));
@@ -222,7 +239,7 @@ mod tests {
 
     #[test]
     fn a_failed_commit_ends_the_waits_for_it_and_for_later_ones() {
-        let progress = Progress::default();
+        let progress = Progress::begun();
         progress.complete(Seq(3)).unwrap();
         std::thread::scope(|scope| {
             let waits = scope.spawn(|| progress.wait(Seq(3)));
@@ -239,7 +256,7 @@ mod tests {
     fn many_threads_complete_in_any_order_and_all_becomes_visible() {
         const THREADS: u64 = 4;
         const EACH: u64 = 20_000;
-        let (progress, next) = (Progress::default(), AtomicU64::new(1));
+        let (progress, next) = (Progress::begun(), AtomicU64::new(1));
         std::thread::scope(|scope| {
             for _ in 0..THREADS {
                 scope.spawn(|| {

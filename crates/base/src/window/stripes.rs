@@ -26,11 +26,11 @@ use smallvec::SmallVec;
 use crossbeam_utils::CachePadded;
 
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use crate::sync::{self, Mutex, MutexGuard, WaitWord};
+use crate::sync::{self, Mutex, MutexGuard, WaitWord, WaitWords};
 use crate::types::{KeyspaceId, Seq};
 
 /// Number of stripes.
-const STRIPES: usize = if cfg!(shuttle) { 4 } else { 4096 };
+const STRIPES: u16 = if cfg!(shuttle) { 4 } else { 4096 };
 /// A commit with more stripes than this commits alone.
 const MOST: usize = if cfg!(shuttle) { 2 } else { 128 };
 /// Looks at a stripe before a waiting thread yields.
@@ -48,8 +48,10 @@ pub struct Stripes {
     is_closed: CachePadded<AtomicBool>,
     /// The last seq of a commit that was alone.
     last_alone: CachePadded<AtomicU64>,
-    /// Waited on until a stripe is released or the gate opens.
-    released: CachePadded<WaitWord>,
+    /// Waited on until a stripe is released.
+    released: WaitWords,
+    /// Waited on until the gate opens.
+    opened: CachePadded<WaitWord>,
     alone: Mutex<()>,
 }
 
@@ -59,7 +61,8 @@ impl Default for Stripes {
             words: (0..STRIPES).map(|_| AtomicU64::new(0)).collect(),
             is_closed: CachePadded::default(),
             last_alone: CachePadded::default(),
-            released: CachePadded::default(),
+            released: WaitWords::default(),
+            opened: CachePadded::default(),
             alone: Mutex::new(()),
         }
     }
@@ -70,10 +73,10 @@ pub type StripeList = SmallVec<[u16; 4]>;
 
 /// Returns the stripe of a key.
 #[inline]
-#[allow(clippy::cast_possible_truncation, reason = "below STRIPES")]
+#[allow(clippy::cast_possible_truncation, reason = "any bits of a hash")]
 pub fn stripe_of(keyspace: KeyspaceId, key: &[u8]) -> u16 {
     let hash = rapidhash::v3::rapidhash_v3(key) ^ u64::from(keyspace.0).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    (hash >> 40) as u16 % STRIPES as u16
+    (hash >> 40) as u16 % STRIPES
 }
 
 /// Waits until `is_over` says so: spins, yields, then sleeps.
@@ -109,7 +112,7 @@ impl Stripes {
                 return held;
             }
             drop(held);
-            wait_on(&self.released, || !self.is_closed.load(Ordering::SeqCst));
+            wait_on(&self.opened, || !self.is_closed.load(Ordering::SeqCst));
         }
     }
 
@@ -120,15 +123,20 @@ impl Stripes {
         if seen & HELD != 0
             || word.compare_exchange(seen, seen | HELD, Ordering::SeqCst, Ordering::Relaxed).is_err()
         {
-            self.take_long(word);
+            self.take_long(stripe);
         }
     }
 
     #[cold]
-    fn take_long(&self, word: &AtomicU64) {
-        while word.fetch_or(HELD, Ordering::SeqCst) & HELD != 0 {
-            wait_on(&self.released, || word.load(Ordering::SeqCst) & HELD == 0);
+    fn take_long(&self, stripe: u16) {
+        while self.words[usize::from(stripe)].fetch_or(HELD, Ordering::SeqCst) & HELD != 0 {
+            self.wait_released(stripe);
         }
+    }
+
+    fn wait_released(&self, stripe: u16) {
+        let word = &self.words[usize::from(stripe)];
+        wait_on(self.released.of(u64::from(stripe)), || word.load(Ordering::SeqCst) & HELD == 0);
     }
 
     /// Waits until no commit holds a stripe, and keeps all from taking one while the answer lives.
@@ -137,9 +145,7 @@ impl Stripes {
         let one = self.alone.lock();
         self.is_closed.store(true, Ordering::SeqCst);
         let alone = Alone { stripes: self, _one: one };
-        for word in &self.words {
-            wait_on(&self.released, || word.load(Ordering::SeqCst) & HELD == 0);
-        }
+        (0..STRIPES).for_each(|stripe| self.wait_released(stripe));
         alone
     }
 
@@ -189,8 +195,8 @@ impl Drop for HeldStripes<'_> {
         for stripe in self.list {
             // The holder alone changes it, but for waiting threads, which set the bit that is set.
             self.stripes.words[usize::from(*stripe)].fetch_and(!HELD, Ordering::SeqCst);
+            self.stripes.released.of(u64::from(*stripe)).wake();
         }
-        self.stripes.released.wake();
     }
 }
 
@@ -210,7 +216,7 @@ impl Alone<'_> {
 impl Drop for Alone<'_> {
     fn drop(&mut self) {
         self.stripes.is_closed.store(false, Ordering::SeqCst);
-        self.stripes.released.wake();
+        self.stripes.opened.wake();
     }
 }
 

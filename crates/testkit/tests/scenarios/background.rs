@@ -1,11 +1,16 @@
-//! Background work that fails for one keyspace, and what it does for the others meanwhile.
+//! Background work that fails for one keyspace, and its effect on the others; background work by
+//! several threads.
 
-use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread;
+use std::time::Duration;
 
 use sheaf::Error;
 use sheaf_base::disk::sim::{Class, Failure, Fault, FaultPlan};
 use sheaf_testkit::stage::{Place, Setting, Stage, Subject};
+use sheaf_testkit::tap::Tap;
 
 /// The first keyspace's own files, and the second one's.
 const SICK: &str = "own/00000001";
@@ -81,4 +86,89 @@ fn a_victim_that_cannot_be_judged_is_left_for_another() {
     assert!(flat(&db).disk_bytes < most, "{most}: {:?}", flat(&db));
     db.verify(|finding| panic!("{finding}")).unwrap();
     assert_eq!(stage.keyspace(&db, "sick").len().unwrap(), 200);
+}
+
+/// Where threads that read different files meet.
+#[derive(Default)]
+struct Meeting {
+    /// The files that are being read, the waits so far, and whether two were read at the same time.
+    state: Mutex<(BTreeSet<PathBuf>, u32, bool)>,
+    changed: Condvar,
+}
+
+impl Meeting {
+    /// The longest that one reader waits for another, and how many do.
+    const PATIENCE: Duration = Duration::from_millis(200);
+    const WAITS: u32 = 20;
+
+    /// A thread is about to read `path`; it waits for another thread that reads another file.
+    fn attend(&self, path: &Path) {
+        let mut state = self.state.lock().expect("no reader panics");
+        state.0.insert(path.to_owned());
+        if state.0.len() > 1 {
+            state.2 = true;
+            self.changed.notify_all();
+        }
+        if !state.2 && state.1 < Self::WAITS {
+            state.1 += 1;
+            state = self
+                .changed
+                .wait_timeout_while(state, Self::PATIENCE, |(_, _, met)| !*met)
+                .expect("no reader panics")
+                .0;
+        }
+        state.0.remove(path);
+    }
+
+    /// Two have met, or they had enough time for that.
+    fn is_over(&self) -> bool {
+        let state = self.state.lock().expect("no reader panics");
+        state.2 || state.1 == Self::WAITS
+    }
+}
+
+/// Returns whether two background threads of a database with `threads` read files below `part` at
+/// the same time.
+fn reads_meet(subject: &Subject, part: &'static str, threads: usize) -> bool {
+    let stage = Stage::new(subject, Setting::new(Place::Simulated, true, false));
+    let tap = Tap::new(Arc::clone(stage.disk()));
+    let builder = stage.builder_on(Arc::new(tap.clone())).background_threads(threads);
+    let db = builder.open(stage.path()).expect("it opens");
+    let keyspaces = ["a", "b", "c"].map(|name| stage.keyspace(&db, name));
+    let (meeting, me) = (Arc::new(Meeting::default()), thread::current().id());
+    let host = Arc::clone(&meeting);
+    tap.receive(move |path| {
+        if thread::current().id() != me && path.to_string_lossy().contains(part) {
+            host.attend(path);
+        }
+    });
+    for index in 0..20_000_u32 {
+        for keyspace in &keyspaces {
+            keyspace.insert((index * 7919 % 100).to_be_bytes(), [7; 60]).expect("it is written");
+        }
+        if meeting.is_over() {
+            break;
+        }
+    }
+    tap.receive(|_| ());
+    for keyspace in &keyspaces {
+        assert_eq!(keyspace.len().expect("it is read"), 100);
+    }
+    db.verify(|finding| panic!("{finding}")).expect("it is read");
+    let state = meeting.state.lock().expect("no reader panics");
+    let (waits, has_met) = (state.1, state.2);
+    assert!(waits > 0, "no background thread reads files of {part}");
+    has_met
+}
+
+#[test]
+fn garbage_of_several_segments_is_collected_at_the_same_time() {
+    assert!(reads_meet(&Subject::flat(), "/flat/", 4));
+    assert!(!reads_meet(&Subject::flat(), "/flat/", 1));
+}
+
+#[test]
+fn several_keyspaces_do_background_steps_at_the_same_time() {
+    assert!(reads_meet(&Subject::flex(), "/own/", 4));
+    assert!(!reads_meet(&Subject::flex(), "/own/", 1));
 }

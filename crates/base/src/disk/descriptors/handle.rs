@@ -158,9 +158,13 @@ impl Handle {
         self.takes_stores.store(true, Ordering::SeqCst);
     }
 
-    /// The mapping takes no stores any more. All of them are over, and a sync has covered them.
-    pub(in crate::disk) fn end_stores(&self) {
-        self.takes_stores.store(false, Ordering::SeqCst);
+    /// The mapping takes no stores any more. All of them are over, and ended at `end` at most. The
+    /// file is dirty until a later sync.
+    pub(in crate::disk) fn end_stores(&self, end: u64) {
+        if self.takes_stores() {
+            self.wrote(end);
+            self.takes_stores.store(false, Ordering::SeqCst);
+        }
     }
 
     /// Whether the mapping takes stores.

@@ -94,8 +94,11 @@ fn no_descriptor_is_closed_with_an_unsynced_write() {
                     drop(pin);
                     disk.written.fetch_add(1, Ordering::SeqCst);
                     thread::yield_now();
-                    cache.backend.sync(file.pin().unwrap().fd()).unwrap();
-                    file.end_stores();
+                    file.end_stores(8);
+                    let pin = file.pin().unwrap();
+                    let marks = file.marks();
+                    cache.backend.sync(pin.fd()).unwrap();
+                    file.synced(marks);
                 }
             })
         };
