@@ -2,7 +2,6 @@
 //!
 //! `sheaf serve my.db --flatrpc /run/user/1000/my.sock` serves a database. This crate accesses it
 //! from another process, over shared memory or TCP.
-//!
 //! ```
 //! # mod served { include!("../doc/served.rs"); }
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> { let (served, _) = served::start()?;
@@ -27,6 +26,7 @@
 //! * An acknowledged commit has the requested durability, even if the client or the server ends.
 //! * Commits of one durability are acknowledged in the order of their sequence numbers, across all
 //!   workers. With [`Mode::AllToAll`], the baseline for comparison, that holds within each worker.
+//!   Buffered writes that follow each other may be one commit, with one sequence number.
 //! * After [`Error::Lost`] each request without a reply was either executed or not.
 
 #![forbid(unsafe_code)]

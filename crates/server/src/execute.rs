@@ -13,7 +13,7 @@ use sheaf_flatrpc::message::{Answer, Malformed, Pair, PairsAnswer, Range, Reques
 use crate::commands::{Command, Job, Payload, Reader};
 use crate::port::Ready;
 use crate::session::Session;
-use crate::worker::Worker;
+use crate::worker::{Burst, Worker};
 
 /// Bytes of a message besides its keys and values.
 const AROUND: usize = 64;
@@ -22,7 +22,44 @@ fn garbage(malformed: Malformed) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, malformed)
 }
 
+/// Returns whether a request is a write that may be committed together with its neighbours.
+pub(crate) fn joins_burst(bytes: &[u8]) -> bool {
+    let decoded = Request::decode(bytes);
+    matches!(decoded, Ok((_, Request::Write { durability: Durability::Buffer, .. })))
+}
+
 impl Worker {
+    /// Commits the writes of a burst as one batch, and replies to each.
+    pub(crate) fn commit_burst(&mut self, session: &Arc<Session>, burst: &mut Burst) -> io::Result<()> {
+        let mut done = Ok(());
+        match burst.messages() {
+            [] => {}
+            [message] => done = self.execute(session, message),
+            messages => done = self.commit_together(session, messages),
+        }
+        burst.clear();
+        done
+    }
+
+    fn commit_together(&mut self, session: &Arc<Session>, messages: &[Vec<u8>]) -> io::Result<()> {
+        let mut ids = Vec::with_capacity(messages.len());
+        let mut changes = Vec::with_capacity(messages.len());
+        for message in messages {
+            if let (id, Request::Write { pair, .. }) = Request::decode(message).map_err(garbage)? {
+                ids.push(id);
+                changes.push(pair);
+            }
+        }
+        self.writing(session, |worker, gated| match worker.batch(Durability::Buffer, &[], &changes) {
+            Ok(commit) => ids.iter().try_for_each(|id| {
+                worker.reply.clear();
+                worker.buffered(session, *id, commit.seq(), gated)
+            }),
+            // Nothing is committed. Alone each write gets its own result.
+            Err(_) => messages.iter().try_for_each(|message| worker.execute(session, message)),
+        })
+    }
+
     /// Executes one request. An error is a violation by the client and ends its session.
     pub(crate) fn execute(&mut self, session: &Arc<Session>, bytes: &[u8]) -> io::Result<()> {
         let (id, request) = Request::decode(bytes).map_err(garbage)?;
@@ -129,25 +166,35 @@ impl Worker {
                 return self.send(session);
             }
         }
-        let gated = session.is_gated();
-        let writing = &session.lanes[self.index].writing;
+        self.writing(session, |worker, gated| match (change(worker), to) {
+            (Ok(commit), Some(to)) => {
+                worker.durable(to, id, commit, gated);
+                Ok(())
+            }
+            (Ok(commit), None) => worker.buffered(session, id, commit.seq(), gated),
+            (Err(error), _) => {
+                worker.reply.clear();
+                Answer::to(id, &mut worker.reply).failed(&error);
+                worker.send(session)
+            }
+        })
+    }
+
+    /// Runs `commit`, which commits and replies, and says so to the agent of the session if its
+    /// commits pass a gate.
+    fn writing(
+        &mut self,
+        session: &Session,
+        commit: impl FnOnce(&mut Worker, bool) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let (gated, writing) = (session.is_gated(), &session.lanes[self.index].writing);
         if gated {
             writing.begin();
         }
-        let done = match (change(self), to) {
-            (Ok(commit), Some(to)) => {
-                self.durable(to, id, commit, gated);
-                Ok(())
-            }
-            (Ok(commit), None) => self.buffered(session, id, commit.seq(), gated),
-            (Err(error), _) => {
-                self.reply.clear();
-                Answer::to(id, &mut self.reply).failed(&error);
-                self.send(session)
-            }
-        };
+        let done = commit(self, gated);
         if gated {
             writing.end();
+            let owner = session.owner(self.index);
             if owner != self.index {
                 self.shared.desks[owner].wake.ring();
             }

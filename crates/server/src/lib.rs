@@ -50,6 +50,7 @@ use std::sync::mpsc::Receiver;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use sheaf::Database;
 pub use sheaf_flatrpc::address::Address;
 pub use sheaf_flatrpc::link::rdma;
@@ -68,6 +69,11 @@ pub struct Limits {
     /// Number of threads that execute requests. Default: half of the processors, at least one,
     /// since clients on the same machine need the other half.
     pub workers: usize,
+    /// Binds each worker to a processor of its own, of those that the process may use: the caches
+    /// of a worker then keep its state. For a machine that runs one server and few other programs;
+    /// two servers would bind their workers to the same processors. Default: false. With fewer
+    /// processors than workers, no worker is bound.
+    pub bind_workers: bool,
     /// Maximum number of clients. Default 64. A further client gets `Busy`.
     pub clients: usize,
     /// Words of each ring, a power of two. Default 8,192 (64 KiB).
@@ -94,6 +100,7 @@ impl Default for Limits {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         Limits {
             workers: (processors / 2).clamp(1, MAX_RINGS),
+            bind_workers: false,
             clients: 64,
             ring: 8192,
             window: 128,
@@ -246,6 +253,19 @@ fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> io::Result<JoinH
     std::thread::Builder::new().name(name).spawn(body)
 }
 
+/// Binds this thread to the `index`-th processor that the process may use, if there is one for each
+/// of `count` threads. A refusal by the system changes nothing but speed.
+fn bind(index: usize, count: usize) {
+    let Ok(all) = sched_getaffinity(None) else { return };
+    let processors: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|cpu| all.is_set(*cpu)).collect();
+    if processors.len() < count {
+        return;
+    }
+    let mut one = CpuSet::new();
+    one.set(processors[index]);
+    let _ = sched_setaffinity(None, &one);
+}
+
 impl Server {
     fn start(db: &Database, builder: Builder) -> io::Result<Server> {
         let workers = builder.limits.workers;
@@ -259,7 +279,14 @@ impl Server {
         for (index, (commands, epoll)) in ends.workers.into_iter().enumerate() {
             let worker =
                 worker::Worker::new(Arc::clone(&shared), index, commands, epoll, quiet_sender.clone())?;
-            server.threads.push(spawn(format!("sheaf-rpc-{index}"), || worker.run())?);
+            let is_bound = builder.limits.bind_workers;
+            let run = move || {
+                if is_bound {
+                    bind(index, workers);
+                }
+                worker.run();
+            };
+            server.threads.push(spawn(format!("sheaf-rpc-{index}"), run)?);
         }
         assert_eq!(server.threads.len(), workers);
         let (jobs, of_waiter) = (ends.jobs, Arc::clone(&shared));
@@ -324,5 +351,31 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         let _ = self.end(); // drop cannot report an error
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+
+    fn allowed() -> Vec<usize> {
+        let all = sched_getaffinity(None).expect("the system tells");
+        (0..CpuSet::MAX_CPU).filter(|cpu| all.is_set(*cpu)).collect()
+    }
+
+    #[test]
+    fn workers_are_bound_to_different_processors_if_there_are_enough() {
+        let before = allowed();
+        let bound = |index: usize, count: usize| {
+            let run = move || {
+                bind(index, count);
+                allowed()
+            };
+            std::thread::scope(|scope| scope.spawn(run).join().expect("no panic"))
+        };
+        for index in 0..before.len() {
+            assert_eq!(bound(index, before.len()), [before[index]]);
+        }
+        assert_eq!(bound(0, before.len() + 1), before, "there are too few processors");
     }
 }

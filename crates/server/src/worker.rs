@@ -6,6 +6,11 @@
 //!   idle:  poll for a while; mark as asleep; pass once more; sleep until an event
 //! ```
 //!
+//! Buffered writes that follow each other in a lane are committed as one batch: a burst then has
+//! one reservation in the log and one wait for earlier commits (FlatStore, section 3.3).
+//! A request of another kind, a write that waits for the device, and the end of the burst end the
+//! batch, so that each request sees the requests of its lane before it.
+//!
 //! A worker owns its lanes (one ring of each client), the ports of the clients that it serves as
 //! agent, and an epoll with its own bell, a bell of each client over shared memory, and the sockets
 //! of its ports. Bells are edge-triggered and never read: each ring is reported once.
@@ -33,6 +38,7 @@ use sheaf_flatrpc::spin::Spin;
 use sheaf_flatrpc::wake::Asleep;
 
 use crate::commands::{Command, Job, Whom};
+use crate::execute::joins_burst;
 use crate::gate::Look;
 use crate::port::{Port, Ready};
 use crate::session::Session;
@@ -57,12 +63,50 @@ pub(crate) struct Arrival {
     pub(crate) port: Option<Port>,
 }
 
+/// Writes of one lane that are committed together.
+#[derive(Default)]
+pub(crate) struct Burst {
+    /// Messages, then empty buffers for later ones.
+    messages: Vec<Vec<u8>>,
+    count: usize,
+}
+
+impl Burst {
+    /// Adds a message. Leaves an empty buffer in its place.
+    fn push(&mut self, message: &mut Vec<u8>) {
+        if self.count == self.messages.len() {
+            self.messages.push(Vec::new());
+        }
+        std::mem::swap(&mut self.messages[self.count], message);
+        self.count += 1;
+    }
+
+    pub(crate) fn messages(&self) -> &[Vec<u8>] {
+        &self.messages[..self.count]
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.messages[..self.count].iter_mut().for_each(empty);
+        self.count = 0;
+    }
+}
+
+/// Empties a buffer, and frees it if it is large.
+fn empty(message: &mut Vec<u8>) {
+    message.clear();
+    if message.capacity() > KEEP {
+        *message = Vec::new();
+    }
+}
+
 /// One ring of one client.
 struct Lane {
     session: Arc<Session>,
     ring: Incoming,
     bell: Option<OwnedFd>,
     message: Vec<u8>,
+    /// Writes of the present burst, which are committed together.
+    burst: Burst,
     /// Head at which the port was last told to send credit.
     told: u64,
 }
@@ -226,7 +270,8 @@ impl Worker {
             epoll::add(&self.epoll, port.socket.as_fd(), data(0), on | On::ET)?;
             self.sockets += usize::from(port.is_applied());
         }
-        self.lanes[slot] = Some(Lane { session, ring, bell, message: Vec::new(), told: 0 });
+        self.lanes[slot] =
+            Some(Lane { session, ring, bell, message: Vec::new(), burst: Burst::default(), told: 0 });
         self.ports[slot] = port;
         self.used.push(slot);
         Ok(())
@@ -322,15 +367,15 @@ impl Worker {
             return true;
         }
         let mut taken = 0;
-        while taken < BURST && !draining {
-            match self.take(&session, &mut lane) {
-                Ok(true) => taken += 1,
-                Ok(false) => break,
-                Err(error) => {
-                    self.fail(&session, &error);
-                    break;
-                }
-            }
+        let mut served = Ok(true);
+        while taken < BURST && !draining && matches!(served, Ok(true)) {
+            served = self.take(&session, &mut lane);
+            taken += usize::from(matches!(served, Ok(true)));
+        }
+        // Also after a violation: the requests before it were correct.
+        let committed = self.commit_burst(&session, &mut lane.burst);
+        if let Err(error) = served.and(committed) {
+            self.fail(&session, &error);
         }
         self.lanes[slot] = Some(lane);
         taken > 0
@@ -361,12 +406,14 @@ impl Worker {
             return Err(Violation("a message beyond the limit").into());
         }
         if whole {
-            let executed = self.execute(session, &lane.message);
-            lane.message.clear();
-            if lane.message.capacity() > KEEP {
-                lane.message = Vec::new();
+            if joins_burst(&lane.message) {
+                lane.burst.push(&mut lane.message);
+            } else {
+                self.commit_burst(session, &mut lane.burst)?;
+                let executed = self.execute(session, &lane.message);
+                empty(&mut lane.message);
+                executed?;
             }
-            executed?;
         }
         let owner = session.owner(self.index);
         if owner != self.index && lane.ring.credit().is_due(head - lane.told) {

@@ -40,23 +40,39 @@ pub(crate) struct Serve {
     /// Number of threads that execute requests, 1 to 64 [default: half of the processors]
     #[arg(long, value_name = "COUNT", value_parser = parse_workers)]
     pub(crate) workers: Option<usize>,
+    /// Bind each worker to a processor, for a machine that runs little besides this server
+    #[arg(long)]
+    pub(crate) bind_workers: bool,
     /// Disconnect clients that send no request and wait for no reply for this time [default: never]
     #[arg(long, value_name = "SECONDS", value_parser = parse_positive)]
     pub(crate) idle_timeout: Option<NonZeroU64>,
     /// Interval of background syncs of commits to the device [default: 100]
     #[arg(long, value_name = "MILLISECONDS", value_parser = parse_positive)]
     pub(crate) sync_interval: Option<NonZeroU64>,
+    /// Number of threads that do background work at the same time [default: half of the processors,
+    /// at most 8]
+    #[arg(long, value_name = "COUNT", value_parser = parse_threads)]
+    pub(crate) background_threads: Option<usize>,
     /// Disk space of logs relative to their live data, from 1.1 to 10; smaller values cost more
     /// writes [default: 1.6]
     #[arg(long, value_name = "TIMES", value_parser = parse_space_limit)]
     pub(crate) space_limit: Option<f64>,
 }
 
+/// Largest number of background threads.
+const MOST_THREADS: usize = 64;
+
 /// Parses a number of workers.
 fn parse_workers(text: &str) -> Result<usize, String> {
     let most = sheaf_server::MAX_WORKERS;
     let number = text.parse().ok().filter(|number| (1..=most).contains(number));
     number.ok_or_else(|| format!("expected a number from 1 to {most}"))
+}
+
+/// Parses a number of threads.
+fn parse_threads(text: &str) -> Result<usize, String> {
+    let number = text.parse().ok().filter(|number| (1..=MOST_THREADS).contains(number));
+    number.ok_or_else(|| format!("expected a number from 1 to {MOST_THREADS}"))
 }
 
 /// Parses a number that must not be 0.
@@ -77,6 +93,9 @@ impl Serve {
         let mut builder = self.modes.on(self.place.builder());
         if let Some(interval) = self.sync_interval {
             builder = builder.sync_interval(Duration::from_millis(interval.get()));
+        }
+        if let Some(threads) = self.background_threads {
+            builder = builder.background_threads(threads);
         }
         if let Some(times) = self.space_limit {
             builder = builder.space_limit(times);
@@ -114,6 +133,7 @@ pub(crate) fn run(args: &Serve) -> Result {
     let db = args.open()?;
     let mut limits = Limits::default();
     limits.workers = args.workers.unwrap_or(limits.workers);
+    limits.bind_workers = args.bind_workers;
     limits.idle = args.idle_timeout.map(|seconds| Duration::from_secs(seconds.get()));
     let mut builder = Builder::default().limits(limits).insecure(args.insecure).on_denied(report);
     for address in &args.flatrpc {

@@ -89,6 +89,7 @@ fn a_server_takes_the_options_of_its_database() {
         ["--space-limit", "1", "from 1.1 to 10"],
         ["--space-limit", "much", "from 1.1 to 10"],
         ["--sync-interval", "0", "at least 1"],
+        ["--background-threads", "0", "from 1 to 64"],
         ["--workers", "0", "from 1 to 64"],
     ] {
         sandbox.run(&["serve", "db", "--flatrpc", "./sock", option, wrong]).exits(2).complains(why);
@@ -102,6 +103,9 @@ fn a_server_takes_the_options_of_its_database() {
         "2.5",
         "--sync-interval",
         "20",
+        "--background-threads",
+        "2",
+        "--bind-workers",
         "--memory",
         "16MiB",
     ];

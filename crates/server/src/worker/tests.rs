@@ -138,3 +138,78 @@ fn a_durable_commit_made_while_the_server_closes_is_answered() {
     assert_eq!(whole, Some(true), "the commit was made, but its client got no reply");
     assert!(matches!(Reply::decode(&message), Ok((7, Reply::Done { .. }))));
 }
+
+/// Returns the replies that a worker without a thread gives to these requests, all of which are in
+/// the ring before it looks.
+fn replies(worker: &mut Worker, requests: &[Request<'_>]) -> Vec<(u64, Reply)> {
+    let (arrival, theirs, layout) = arrival(&worker.shared);
+    let session = Arc::clone(&arrival.session);
+    worker.admit(arrival).expect("admitted");
+    let mut ring = Outgoing::new(layout, 0);
+    let mut link = SharedLink::new(Arc::clone(&session.inbox), Vec::<Wake<OwnedFd>>::new());
+    for (id, request) in (0..).zip(requests) {
+        let mut message = Vec::new();
+        request.encode(id, &mut message);
+        let pushed = ring.push(&theirs, &mut link, &message, 0).expect("no violation");
+        assert_eq!(pushed, Some(message.len()), "the ring has room");
+    }
+    while worker.pass() {}
+    let (mut incoming, mut message, mut replies) = (Incoming::new(layout, 0), Vec::new(), Vec::new());
+    while incoming.take(&theirs, &mut message).expect("no violation") == Some(true) {
+        replies.push(Reply::decode(&message).expect("a reply"));
+        message.clear();
+    }
+    replies
+}
+
+fn write<'a>(key: &'a [u8], value: Option<&'a [u8]>, durability: Durability) -> Request<'a> {
+    Request::Write { pair: Pair { keyspace: 0, key, value }, durability }
+}
+
+fn seq_of(reply: &(u64, Reply)) -> u64 {
+    match reply.1 {
+        Reply::Done { seq } => seq,
+        ref other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn writes_of_a_burst_are_one_commit_and_later_requests_see_them() {
+    let (_dir, mut worker) = idle();
+    worker.shared.keyspaces.open(&worker.shared.db, "k", "", true).expect("a keyspace");
+    let buffered = |key, value| write(key, value, Durability::Buffer);
+    let get = |key| Request::Get { keyspace: 0, snapshot: 0, key };
+    let replies = replies(
+        &mut worker,
+        &[
+            buffered(b"a", Some(b"1")),
+            buffered(b"b", Some(b"2")),
+            buffered(b"a", Some(b"3")),
+            get(b"a"),
+            buffered(b"b", None),
+            get(b"b"),
+        ],
+    );
+    assert_eq!(replies.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5]);
+    let first = seq_of(&replies[0]);
+    assert_eq!([&replies[1], &replies[2], &replies[4]].map(seq_of), [first, first, first + 1]);
+    assert!(matches!(&replies[3].1, Reply::Value(Some(value)) if value == b"3"), "{:?}", replies[3]);
+    assert!(matches!(replies[5].1, Reply::Value(None)), "{:?}", replies[5]);
+}
+
+#[test]
+fn a_refused_write_of_a_burst_fails_alone() {
+    let (_dir, mut worker) = idle();
+    worker.shared.keyspaces.open(&worker.shared.db, "k", "", true).expect("a keyspace");
+    let unknown = Pair { keyspace: 7, key: b"b", value: Some(b"2") };
+    let replies = replies(
+        &mut worker,
+        &[
+            write(b"a", Some(b"1"), Durability::Buffer),
+            Request::Write { pair: unknown, durability: Durability::Buffer },
+            write(b"c", Some(b"3"), Durability::Buffer),
+        ],
+    );
+    assert!(matches!(replies[1].1, Reply::Failed(_)), "{:?}", replies[1]);
+    assert!(seq_of(&replies[0]) < seq_of(&replies[2]));
+}
