@@ -111,6 +111,8 @@ struct State {
     watcher: Option<Watcher>,
     host: Option<Host>,
     maker: Option<Host>,
+    appender: Option<Host>,
+    after_sync: Option<Host>,
     lie: Lie,
     syncs: u64,
     late: Option<Arc<dyn File>>,
@@ -175,6 +177,16 @@ impl Tap {
     /// `host` is called before every read of a file, and the read waits for it; other calls do not.
     pub fn receive(&self, host: impl Fn(&Path) + Send + Sync + 'static) {
         self.state.lock().host = Some(Arc::new(host));
+    }
+
+    /// Calls `appender` before every append to a log, which waits for it. It may use the disk.
+    pub fn receive_appends(&self, appender: impl Fn(&Path) + Send + Sync + 'static) {
+        self.state.lock().appender = Some(Arc::new(appender));
+    }
+
+    /// Calls `host` after every sync of a file, which returns after that. It may use the disk.
+    pub fn receive_syncs(&self, host: impl Fn(&Path) + Send + Sync + 'static) {
+        self.state.lock().after_sync = Some(Arc::new(host));
     }
 
     /// `maker` is called before every file that is made, which waits for it. It may use the disk.
@@ -279,6 +291,13 @@ impl TapFile {
         self.state.lock().before(class, &self.path);
     }
 
+    fn after_sync(&self) {
+        let host = self.state.lock().after_sync.clone();
+        if let Some(host) = host {
+            host(&self.path); // the lock is free
+        }
+    }
+
     fn is_named(&self, part: &str) -> bool {
         self.path.to_string_lossy().contains(part)
     }
@@ -366,18 +385,22 @@ impl File for TapFile {
     }
     fn sync(&self) -> io::Result<()> {
         self.before(Class::Sync);
-        match self.to_sync() {
+        let answer = match self.to_sync() {
             Some(file) => self.about_sync(file.sync()),
             None => Ok(()),
-        }
+        };
+        self.after_sync();
+        answer
     }
     fn sync_to(&self, end: u64) -> io::Result<()> {
         self.before(Class::Sync);
-        match self.to_sync() {
+        let answer = match self.to_sync() {
             Some(file) if Arc::ptr_eq(&file, &self.below) => self.about_sync(file.sync_to(end)),
             Some(file) => self.about_sync(file.sync()),
             None => Ok(()),
-        }
+        };
+        self.after_sync();
+        answer
     }
     fn map(&self, len: u64) {
         self.below.map(len);
@@ -391,6 +414,10 @@ impl File for TapFile {
     }
     fn append_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         self.before(Class::Write);
+        let appender = self.state.lock().appender.clone();
+        if let Some(appender) = appender {
+            appender(&self.path); // the lock is free
+        }
         if self.is_held_back(offset, bytes)? {
             return Ok(());
         }

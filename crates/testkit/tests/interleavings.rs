@@ -8,6 +8,8 @@
 
 #[path = "interleavings/closing.rs"]
 mod closing;
+#[path = "interleavings/committing.rs"]
+mod committing;
 #[path = "interleavings/converting.rs"]
 mod converting;
 #[path = "interleavings/copying.rs"]

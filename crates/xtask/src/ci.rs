@@ -42,6 +42,7 @@ pub(crate) fn run() -> Result<(), String> {
     let scenarios = interleavings(&[
         "--",
         "closing",
+        "committing",
         "converting",
         "copying",
         "creating",

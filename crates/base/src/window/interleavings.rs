@@ -44,6 +44,30 @@ fn each_commit_becomes_visible_and_every_wait_ends() {
     });
 }
 
+/// More commits are complete than the ring has places, while an earlier one is not.
+#[test]
+fn a_place_of_the_ring_is_used_again_when_its_commit_is_visible() {
+    explore(20_000, || {
+        let world = Arc::new((Window::new(), Progress::default()));
+        let commits = || -> Box<dyn FnOnce() + Send> {
+            let world = Arc::clone(&world);
+            Box::new(move || {
+                let (window, progress) = &*world;
+                for _ in 0..3 {
+                    let guard = epoch::pin();
+                    let seq = window.reserve(&guard, |_, word| Reserve::Yes(word.take_seq()));
+                    let seq = seq.expect("the window stays open").0;
+                    drop(guard);
+                    assert!(progress.visible() < seq, "it is not complete");
+                    progress.complete(seq).expect("no commit fails");
+                }
+            })
+        };
+        run([commits(), commits(), commits()]);
+        world.1.wait(Seq(9)).expect("no commit fails");
+    });
+}
+
 #[test]
 fn a_failed_commit_ends_every_wait_for_later_ones() {
     explore(20_000, || {
@@ -106,16 +130,6 @@ fn a_closed_window_gives_each_seq_once() {
 #[test]
 fn the_end_of_a_segment_is_never_that_of_another_segment() {
     const ROLLS: u64 = 2;
-    /// The segment with this number ends so far behind the start of its data.
-    fn end(segment: &Segment) -> u64 {
-        DATA_START + 8 * segment.id().0
-    }
-    fn roll(window: &Window, segment: &Arc<Segment>) {
-        let (segment, limit) = (Arc::clone(segment), segment.identity().capacity);
-        let mut closed = window.close();
-        closed.word.set_offset(0, end(&segment));
-        closed.set_shape(Shape::new([Some(Open { segment, limit, start: DATA_START, gap: 0 }), None, None]));
-    }
     let segments: Vec<Arc<Segment>> = (0..=ROLLS).map(segment).collect();
     explore(20_000, move || {
         let window = Arc::new(Window::new());
@@ -133,6 +147,49 @@ fn the_end_of_a_segment_is_never_that_of_another_segment() {
             })
         };
         run([rolls, looks(), looks()]);
+    });
+}
+
+/// The segment with this number ends so far behind the start of its data.
+fn end(segment: &Segment) -> u64 {
+    DATA_START + 8 * segment.id().0
+}
+
+/// Has the window reserve behind the end of this segment.
+fn roll(window: &Window, segment: &Arc<Segment>) {
+    let (segment, limit) = (Arc::clone(segment), segment.identity().capacity);
+    let mut closed = window.close();
+    closed.word.set_offset(0, end(&segment));
+    closed.set_shape(Shape::new([Some(Open { segment, limit, start: DATA_START, gap: 0 }), None, None]));
+}
+
+#[test]
+fn a_reservation_is_in_the_segment_of_its_offset() {
+    const ROLLS: u64 = 2;
+    let segments: Vec<Arc<Segment>> = (0..=ROLLS).map(segment).collect();
+    explore(20_000, move || {
+        let window = Arc::new(Window::new());
+        roll(&window, &segments[0]);
+        let rolls: Box<dyn FnOnce() + Send> = {
+            let (window, segments) = (Arc::clone(&window), segments.clone());
+            Box::new(move || segments[1..].iter().for_each(|segment| roll(&window, segment)))
+        };
+        let reserves = || -> Box<dyn FnOnce() + Send> {
+            let window = Arc::clone(&window);
+            Box::new(move || {
+                for _ in 0..2 {
+                    let guard = epoch::pin();
+                    let reserved = window.reserve(&guard, |_, word| {
+                        word.take_seq();
+                        Reserve::Yes(word.offset(0))
+                    });
+                    let Some((offset, shape)) = reserved else { continue }; // it is closed
+                    let open = shape.tails[0].as_ref().expect("there is a segment");
+                    assert_eq!(offset, end(&open.segment), "segment {}", open.segment.id());
+                }
+            })
+        };
+        run([rolls, reserves(), reserves()]);
     });
 }
 

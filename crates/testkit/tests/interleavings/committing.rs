@@ -1,0 +1,339 @@
+//! Commits in the window during reads, kills, power cuts and failures (decisions/0027).
+
+use std::ops::ControlFlow;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use sheaf_base::disk::sim::{Class, Failure, Fault, Keep};
+use sheaf_base::sync::thread::yield_now;
+use sheaf_testkit::tap::Tap;
+
+use super::*;
+
+/// Opens a database on a slow disk. One copy at a time takes long: its commit is in the window for
+/// many steps of other threads, as if its thread were descheduled (scenario W33). A sync returns
+/// long after the device has the bytes.
+fn open_on_a_slow_disk(world: &World) -> Database {
+    const TURNS: usize = 40;
+    let (tap, is_slow) = (Tap::new(Arc::new(world.disk.clone())), AtomicBool::new(false));
+    tap.receive_appends(move |_| {
+        if !is_slow.swap(true, Ordering::Relaxed) {
+            (0..TURNS).for_each(|_| yield_now());
+            is_slow.store(false, Ordering::Relaxed);
+        }
+    });
+    tap.receive_syncs(|_| (0..TURNS).for_each(|_| yield_now()));
+    world.builder().disk(Arc::new(tap)).open("/db").expect("it opens")
+}
+
+/// The step of a key that is missing. A key only moves forward: in the next life it must not be at
+/// an earlier step than a thread has seen.
+const REMOVED: u8 = 3;
+
+fn step_of(keyspace: &Keyspace) -> u8 {
+    keyspace.get("k").expect("it reads").map_or(REMOVED, |value| value[0])
+}
+
+/// Disks as a kill would leave them, each with the step that a thread has just learned.
+#[derive(Clone)]
+struct Kills {
+    disk: SimDisk,
+    all: Arc<Mutex<Vec<(u8, SimDisk)>>>,
+}
+
+impl Kills {
+    fn learn(&self, step: u8) {
+        self.all.lock().expect("one holder").push((step, self.disk.kill()));
+    }
+
+    fn check(&self, engine: &str) {
+        let mut all = std::mem::take(&mut *self.all.lock().expect("one holder"));
+        all.dedup_by_key(|(step, disk)| (*step, disk.hash()));
+        for (step, disk) in all {
+            let db = World { disk, ..World::default() }.open();
+            let after = step_of(&space(&db, "a", engine));
+            assert!(after >= step, "{engine}: step {step} was seen, a kill put the key back to {after}");
+        }
+    }
+}
+
+/// Scenarios W25 and W26: a key moves forward from step `first` up to its removal, and `learn`
+/// learns of its step, while a third thread leaves holes before these commits. A kill at the moment
+/// of learning does not undo the step.
+fn learning_and_kills(engine: &str, first: u8, learn: fn(&Database, &Keyspace, &Kills)) {
+    let world = World::default();
+    let db = open_on_a_slow_disk(&world);
+    let keyspace = space(&db, "a", engine);
+    ["k", "other"].iter().for_each(|key| keyspace.insert(key, [first]).expect("it inserts"));
+    let kills = Kills { disk: world.disk.clone(), all: Arc::default() };
+    let other = {
+        let keyspace = keyspace.clone();
+        spawn(move || (0..2).for_each(|n| keyspace.insert("other", [n]).expect("it inserts")))
+    };
+    let writer = {
+        let (keyspace, kills) = (keyspace.clone(), kills.clone());
+        spawn(move || {
+            for step in first + 1..=REMOVED {
+                match step {
+                    REMOVED => keyspace.remove("k").expect("it removes"),
+                    _ => keyspace.insert("k", [step]).expect("it inserts"),
+                }
+                kills.learn(step);
+            }
+        })
+    };
+    let learner = {
+        let (keyspace, kills) = (keyspace.clone(), kills.clone());
+        spawn(move || learn(&db, &keyspace, &kills))
+    };
+    join([other, writer, learner]);
+    kills.check(engine);
+}
+
+/// Fails if a commit or a read of a key that is found does not wait for `visible`.
+#[test]
+fn what_a_thread_committed_or_read_survives_a_kill() {
+    on_every_engine(300, |engine| {
+        learning_and_kills(engine, 0, |_, keyspace, kills| {
+            (0..3).for_each(|_| kills.learn(step_of(keyspace)));
+        });
+    });
+}
+
+/// Fails if a read of a missing key does not wait for the commit that may have removed the key.
+#[test]
+fn a_key_that_a_thread_did_not_find_stays_missing_after_a_kill() {
+    on_every_engine(300, |engine| {
+        learning_and_kills(engine, REMOVED - 1, |_, keyspace, kills| {
+            (0..2).for_each(|_| kills.learn(step_of(keyspace)));
+        });
+    });
+}
+
+/// Scenario W30: a commit that was acknowledged as durable survives a power cut while other commits
+/// are being copied. (Fails if a round does not wait until S is visible, or marks more than S
+/// as durable.)
+fn durable_commits_and_others(engine: &str) {
+    let world = World::default();
+    let db = open_on_a_slow_disk(&world);
+    let keyspace = space(&db, "a", engine);
+    let cuts: Arc<Mutex<Vec<(String, SimDisk)>>> = Arc::default();
+    let durable = [0, 1].map(|writer| {
+        let (db, keyspace, cuts) = (db.clone(), keyspace.clone(), Arc::clone(&cuts));
+        let disk = world.disk.clone();
+        spawn(move || {
+            for n in 0..2 {
+                let key = format!("{writer}.{n}");
+                insert_durably(&db, &keyspace, &key, "x");
+                cuts.lock().expect("one holder").push((key, disk.power_cut(&Keep::None)));
+            }
+        })
+    });
+    let buffered = {
+        let keyspace = keyspace.clone();
+        spawn(move || (0..3).for_each(|n| keyspace.insert(format!("{n}"), "x").expect("it inserts")))
+    };
+    join(durable.into_iter().chain([buffered]));
+    for (key, disk) in std::mem::take(&mut *cuts.lock().expect("one holder")) {
+        let db = World { disk, ..World::default() }.open();
+        let is_there = space(&db, "a", engine).contains_key(&key).expect("it reads");
+        assert!(is_there, "{engine}: {key} was durable");
+    }
+}
+
+#[test]
+fn what_was_acknowledged_as_durable_survives_a_power_cut() {
+    on_every_engine(300, durable_commits_and_others);
+}
+
+/// Scenario W28: batches with keys in opposite orders, with several keys of one stripe, and with
+/// more stripes than a commit holds. (Fails if a commit does not take its stripes in ascending
+/// order, or takes one twice.)
+fn batches_in_opposite_orders(engine: &str) {
+    const KEYS: usize = 4;
+    let world = World::default();
+    let db = world.open();
+    let keyspace = space(&db, "a", engine);
+    let commit = |writer: u8, keys: fn(usize) -> Vec<usize>| {
+        let (db, keyspace) = (db.clone(), keyspace.clone());
+        spawn(move || {
+            for n in 0..KEYS {
+                let mut batch = db.batch();
+                keys(n).into_iter().for_each(|key| _ = batch.insert(&keyspace, format!("{key}"), [writer]));
+                batch.commit().expect("it commits");
+            }
+        })
+    };
+    let up = commit(1, |n| vec![n, (n + 1) % KEYS]);
+    let down = commit(2, |n| vec![(n + 1) % KEYS, n]);
+    let all = commit(3, |n| if n == 0 { (0..2 * KEYS).rev().collect() } else { vec![n] });
+    join([up, down, all]);
+    assert_eq!(keyspace.len().expect("it counts"), 2 * KEYS as u64);
+}
+
+#[test]
+fn batches_with_keys_in_opposite_orders_all_commit() {
+    on_every_engine(300, batches_in_opposite_orders);
+}
+
+/// Scenario W32: commits during a checkpoint are in its images or behind its position. (Fails if
+/// the checkpoint takes its position while a commit below it is being applied.)
+fn commits_during_a_checkpoint(engine: &str) {
+    const KEYS: u8 = 6;
+    let world = World::default();
+    let db = open_on_a_slow_disk(&world);
+    let keyspace = space(&db, "a", engine);
+    // A checkpoint is due after these.
+    (0..20).for_each(|n| keyspace.insert([b'f', n], vec![0; 1000]).expect("it inserts"));
+    let writers = [0, 1].map(|writer| {
+        let keyspace = keyspace.clone();
+        spawn(move || {
+            for n in (0..KEYS).filter(|n| n % 2 == writer) {
+                keyspace.insert([b'k', n], [n; 100]).expect("it inserts");
+            }
+        })
+    });
+    let upkeep = {
+        let db = db.clone();
+        spawn(move || (0..3).for_each(|_| _ = db.pump().expect("it pumps")))
+    };
+    join(writers.into_iter().chain([upkeep]));
+    while db.pump().expect("it pumps") {} // until the journal is cut
+    let db = World { disk: world.disk.kill(), ..World::default() }.open();
+    let keyspace = space(&db, "a", engine);
+    for n in 0..KEYS {
+        let got = keyspace.get([b'k', n]).expect("it reads").map(|value| value.to_vec());
+        assert_eq!(got, Some(vec![n; 100]), "{engine}: key {n}");
+    }
+}
+
+#[test]
+fn commits_during_a_checkpoint_survive_a_kill() {
+    on_every_engine(300, commits_during_a_checkpoint);
+}
+
+/// Scenario W31: garbage collection repoints entries that commits in the window supersede. (Fails
+/// if it does not hold the stripe of the key.)
+fn overwrites_during_cleaning(engine: &str) {
+    const KEYS: u32 = 12;
+    let world = World::default();
+    let db = open_on_a_slow_disk(&world);
+    let keyspace = space(&db, "a", engine);
+    // A key that stays and three that die in each segment.
+    for n in 0..KEYS {
+        keyspace.insert(format!("{n}"), vec![b'x'; 300]).expect("it inserts");
+        (0..3).for_each(|_| keyspace.insert("dies", vec![b'x'; 900]).expect("it inserts"));
+    }
+    db.persist().expect("it persists");
+    let upkeep = {
+        let db = db.clone();
+        spawn(move || (0..2).for_each(|_| _ = db.pump().expect("it pumps")))
+    };
+    let writer = {
+        let keyspace = keyspace.clone();
+        spawn(move || {
+            (0..KEYS).for_each(|n| keyspace.insert(format!("{n}"), "y").expect("it inserts"));
+        })
+    };
+    join([upkeep, writer]);
+    for n in 0..KEYS {
+        let got = text(keyspace.get(format!("{n}")).expect("it reads"));
+        assert_eq!(got.as_deref(), Some("y"), "{engine}: key {n}");
+    }
+}
+
+#[test]
+fn a_commit_supersedes_an_entry_that_garbage_collection_moves() {
+    on_every_engine(200, overwrites_during_cleaning);
+}
+
+/// Scenario W38: a conversion copies the pairs of a view, and then the pairs that commits changed
+/// since. (Fails if it takes its view while a commit that it has noted is not visible.)
+fn commits_during_a_conversion(engine: &str) {
+    const KEYS: u8 = 4;
+    let world = World::default();
+    let db = open_on_a_slow_disk(&world);
+    let keyspace = space(&db, "a", engine);
+    let writers = [0, 1].map(|writer| {
+        let keyspace = keyspace.clone();
+        spawn(move || (0..KEYS).for_each(|n| keyspace.insert([writer, n], [n]).expect("it inserts")))
+    });
+    let other = if engine == "flex" { "flat" } else { "flex" };
+    for to in [other, engine, other] {
+        db.convert("a", to, |_| ControlFlow::Continue(())).expect("it converts");
+    }
+    join(writers);
+    for n in 0..KEYS {
+        let found = [0, 1].map(|writer| keyspace.contains_key([writer, n]).expect("it reads"));
+        assert_eq!(found, [true; 2], "{engine}: the keys {n} of the writers");
+    }
+}
+
+#[test]
+fn a_conversion_keeps_commits_behind_a_hole() {
+    on_every_engine(200, commits_during_a_conversion);
+}
+
+/// A verification reads the logs up to ends that it publishes: all frames before them are copied.
+/// (Fails if it publishes an end before the commits below it are complete.)
+fn verification_during_commits(engine: &str) {
+    let world = World::default();
+    let db = open_on_a_slow_disk(&world);
+    let keyspace = space(&db, "a", engine);
+    keyspace.insert("first", "x").expect("it inserts"); // the log has a segment
+    let writers = [0, 1].map(|writer| {
+        let keyspace = keyspace.clone();
+        spawn(move || {
+            (0..4).for_each(|n| keyspace.insert(format!("{writer}.{n}"), [n; 40]).expect("it inserts"));
+        })
+    });
+    for _ in 0..3 {
+        db.verify(|error| panic!("{engine}: {error}")).expect("it verifies");
+    }
+    join(writers);
+}
+
+#[test]
+fn a_verification_during_commits_finds_no_damage() {
+    on_every_engine(300, verification_during_commits);
+}
+
+/// Scenario W34: the copy of a frame fails. That commit and all later ones end with an error, no
+/// thread waits for ever, and each acknowledged commit survives a kill. (Hangs if the failure does
+/// not end the waits for later commits.)
+fn a_failed_copy_and_other_commits(engine: &str, nth: u64) {
+    let world = World::default();
+    let db = open_on_a_slow_disk(&world);
+    let keyspace = space(&db, "a", engine);
+    keyspace.insert("first", "x").expect("it inserts"); // the log has a segment
+    world.disk.set_faults(Fault::new(Class::Write, Failure::Io).on(".seg").nth(nth));
+    let writers = [0, 1, 2].map(|writer| {
+        let (keyspace, is_acknowledged) = (keyspace.clone(), Arc::new(AtomicBool::new(false)));
+        let told = Arc::clone(&is_acknowledged);
+        let thread = spawn(move || {
+            let inserted = keyspace.insert(format!("{writer}"), "x");
+            told.store(inserted.is_ok(), Ordering::Relaxed);
+            _ = keyspace.contains_key(format!("{writer}")); // the read ends, too
+        });
+        (thread, is_acknowledged)
+    });
+    let told = writers.map(|(thread, is_acknowledged)| {
+        join([thread]);
+        is_acknowledged.load(Ordering::Relaxed)
+    });
+    assert!(world.disk.injected() > 0 && told.contains(&false), "a commit failed");
+    let db = World { disk: world.disk.kill(), ..World::default() }.open();
+    let keyspace = space(&db, "a", engine);
+    for (writer, is_acknowledged) in told.into_iter().enumerate() {
+        let is_there = keyspace.contains_key(format!("{writer}")).expect("it reads");
+        assert!(is_there || !is_acknowledged, "{engine}: {writer} was acknowledged");
+    }
+}
+
+#[test]
+fn a_failed_copy_ends_every_commit_and_no_thread_waits_for_ever() {
+    for nth in 1..3 {
+        explore(400, move || a_failed_copy_and_other_commits("flat", nth));
+        explore(60, move || a_failed_copy_and_other_commits("flex", nth));
+    }
+}
