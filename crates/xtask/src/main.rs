@@ -1,4 +1,4 @@
-//! # xtask: `cargo xtask ci`, `campaign`, `field`, `filesystems`
+//! # xtask: `cargo xtask ci`, `campaign`, `field`, `filesystems`, `seeded`
 //!
 //! The one place that says what is run: `.ci/run` is a wrapper. No dependencies, so that it is there at once.
 
@@ -10,6 +10,7 @@ mod field;
 mod filesystems;
 mod ledger;
 mod prose;
+mod seeded;
 mod shell;
 
 use std::process::ExitCode;
@@ -24,6 +25,8 @@ cargo xtask prose [--update | --totals | --list PATH]
     smaller ones, --totals prints the counts of each crate, --list the violations of some files
 cargo xtask filesystems [FILTER ...]            the suites that the filters name (delsm) on XFS and on Btrfs, each in a
                                                 file mounted for it: takes root, xfsprogs, btrfs-progs
+cargo xtask seeded [--only A,B] [--list]        the test of each seeded bug of the commit window, in a copy of the tracked
+                                                files: each test must pass without the bug and fail with it
 cargo xtask campaign [--minutes N] [--cases N] [--turns N] [--only A,B] [--engine A,B] [--seed N] [--workers N]
     harnesses in turn, each on every engine, until the time is over or each has its cases or turns;
     totals go to docs/reliability/LEDGER.md after every turn
@@ -41,6 +44,7 @@ fn main() -> ExitCode {
         Some("field") => field::field(&words[1..]),
         Some("prose") => prose::prose(&words[1..]),
         Some("filesystems") => filesystems::filesystems(&words[1..]),
+        Some("seeded") => seeded::seeded(&words[1..]),
         Some("campaign") => campaign::run(&words[1..]),
         _ => Err(HELP.to_owned()),
     };
