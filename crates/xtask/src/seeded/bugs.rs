@@ -132,8 +132,8 @@ pub(super) const BUGS: &[Bug] = &[
         breaks: "W3, W33",
         file: PROGRESS,
         edits: &[Edit {
-            find: ".sleep_unless(moved, || self.visible() >= seq || self.failed.load(Ordering::SeqCst) <= seq.0)",
-            replace: ".sleep_unless(moved, || false)",
+            find: "word.sleep_unless(moved, is_over);",
+            replace: "word.sleep_unless(moved, || { let _ = is_over; false });",
         }],
         effect: Effect::Failure,
         test: VISIBLE,
@@ -143,7 +143,7 @@ pub(super) const BUGS: &[Bug] = &[
         breaks: "W9, W34",
         file: PROGRESS,
         edits: &[Edit {
-            find: "self.failed.fetch_min(seq.0, Ordering::SeqCst);\n        self.moved.wake();",
+            find: "self.failed.fetch_min(seq.0, Ordering::SeqCst);\n        self.moved.wake_all();",
             replace: "self.failed.fetch_min(seq.0, Ordering::SeqCst);",
         }],
         effect: Effect::Failure,
@@ -165,8 +165,8 @@ pub(super) const BUGS: &[Bug] = &[
         breaks: "W2, W33",
         file: STRIPES,
         edits: &[Edit {
-            find: "fetch_and(!HELD, Ordering::SeqCst);\n        }\n        self.stripes.released.wake();",
-            replace: "fetch_and(!HELD, Ordering::SeqCst);\n        }",
+            find: "            self.stripes.released.of(u64::from(*stripe)).wake();\n",
+            replace: "",
         }],
         effect: Effect::Hang,
         test: Test {
@@ -195,7 +195,10 @@ pub(super) const BUGS: &[Bug] = &[
         name: "a-thread-alone-does-not-wait-for-held-stripes",
         breaks: "W8, W11",
         file: STRIPES,
-        edits: &[Edit { find: "for word in &self.words {", replace: "for word in &self.words[..0] {" }],
+        edits: &[Edit {
+            find: "(0..STRIPES).for_each(|stripe| self.wait_released(stripe));",
+            replace: "(0..0).for_each(|stripe| self.wait_released(stripe));",
+        }],
         effect: Effect::Failure,
         test: EXCLUDE,
     },
