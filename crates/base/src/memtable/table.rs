@@ -23,7 +23,7 @@
 //!
 //! Any number of threads add, change and read records. One thread at a time adds or changes the
 //! record of one key. Readers take no lock. A thread that adds locks a stripe and, once it has
-//! released that, nodes of the tree. Counters are per thread: see [`Line`].
+//! released that, nodes of the tree. Counters are per thread: see `Line`.
 //!
 //! ## Costs
 //!

@@ -16,7 +16,7 @@
 //!
 //! ## Invariants
 //!
-//! 1. Only the holder of the order lock changes the [`Shape`]. It also changes the word, except for
+//! 1. Only the holder of the order lock changes the `Shape`. It also changes the word, except for
 //!    reservations within the open segments. A reservation by another thread succeeds only if the
 //!    word is the one that was read with the present shape.
 //! 2. `visible` is below every seq that is reserved and not complete.
