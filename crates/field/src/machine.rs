@@ -111,10 +111,12 @@ impl Periods {
         true
     }
 
-    /// Operations a second of the first and of the last period.
-    pub(crate) fn first_and_last(&self) -> (f64, f64) {
-        let rate = |count: Option<&u64>| count.map_or(0.0, |&count| count as f64 / self.length.as_secs_f64());
-        (rate(self.counts.first()), rate(self.counts.last()))
+    /// Returns the operations a second of each of `parts` equal parts. The number of periods must be
+    /// a multiple of `parts`.
+    pub(crate) fn rates(&self, parts: usize) -> Vec<f64> {
+        let periods = self.counts.len() / parts;
+        let seconds = self.length.as_secs_f64() * periods as f64;
+        self.counts.chunks(periods).map(|counts| counts.iter().sum::<u64>() as f64 / seconds).collect()
     }
 }
 
@@ -129,6 +131,14 @@ mod tests {
         assert_eq!(latencies.quantile(0.0), 1.0);
         assert_eq!(latencies.quantile(0.5), 51.0);
         assert_eq!(latencies.quantile(1.0), 101.0);
+    }
+
+    #[test]
+    fn rates_are_of_whole_parts() {
+        let periods =
+            Periods { began: Instant::now(), length: Duration::from_secs(2), counts: vec![2, 4, 6, 8] };
+        assert_eq!(periods.rates(4), [1.0, 2.0, 3.0, 4.0]);
+        assert_eq!(periods.rates(2), [1.5, 3.5]);
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! # Cursor: ranges, in either direction
 //!
 //! Rows are gathered in batches: each from the state of its moment, merged over all lanes, keys and what they are. A view's
-//! versions are somewhere in every state while it is registered, so batches of different states fit together. Values are
-//! read one by one when the cursor comes to them; a file that has moved on meanwhile is looked up anew.
+//! versions are somewhere in every state while it is registered, so batches of different states fit together. Values in
+//! packs and files are read one by one when the cursor comes to them; a file that has moved on meanwhile is looked up anew.
 //!
 //! ## Removed keys
 //!
@@ -25,6 +25,7 @@ use crate::dead::{Watch, above};
 use crate::engine::DelsmEngine;
 use crate::lanes::{Blocked, Front, Lane, MemLane, Seen, TableLane, Taken, Way};
 use crate::list::What;
+use crate::pack::Pack;
 use crate::tree::{State, Table};
 
 /// Rows of the first batch; each later one has twice as many, up to [`MOST`], and of keys alone [`MOST_KEYS`]: where a batch ends each
@@ -41,6 +42,9 @@ const BYTES: usize = 1 << 20;
 enum Value {
     /// Here.
     Bytes(Vec<u8>),
+    /// In a pack. It is read when the cursor comes to the row: `first` and `last` need one of the
+    /// rows of their batch.
+    Packed { pack: Arc<Pack>, offset: u64, len: u32, sum: u32 },
     /// In a table.
     Table(Arc<Table>, What),
     /// Wherever a look-up finds it.
@@ -313,7 +317,7 @@ fn value_of(
             let Some(pack) = state.version.packs.get(&pack) else {
                 return Err(crate::check::no_such_pack(&engine.shelf, pack));
             };
-            Ok(Value::Bytes(pack.read(offset, len, sum, <[u8]>::to_vec)?))
+            Ok(Value::Packed { pack: Arc::clone(pack), offset, len, sum })
         }
         Seen::Table(table, what) => Ok(match lane.table(table) {
             Some(table) => Value::Table(Arc::clone(table), what),
@@ -392,6 +396,14 @@ impl<'e> DelsmCursor<'e> {
         match value {
             Value::Bytes(bytes) => {
                 self.value = bytes;
+                return Ok(true);
+            }
+            Value::Packed { pack, offset, len, sum } => {
+                let value = &mut self.value;
+                pack.read(offset, len, sum, |bytes| {
+                    value.clear();
+                    value.extend_from_slice(bytes);
+                })?;
                 return Ok(true);
             }
             Value::Table(table, What::File { blob, home }) => {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{key, steady};
+use super::{fill, key, steady};
 use crate::Outcome;
 use crate::case::{Case, Context, ORDERED};
 use crate::figure::Figure;
@@ -22,7 +22,9 @@ pub(super) fn cases() -> Vec<Case> {
 
 fn expiry(context: &Context) -> Outcome {
     let (db, data) = context.open_data(64)?;
-    steady("insert and expire", context.size(6, 60), None, |number| {
+    fill(&data, 0..KEPT, VALUE)?;
+    steady("insert and expire", context.size(6, 60), |step| {
+        let number = KEPT + step;
         data.insert(key(number), [3; VALUE])?;
         if number % STEP == 0 && number > KEPT {
             data.remove_range(&key(0)[..]..&key(number - KEPT)[..])?;

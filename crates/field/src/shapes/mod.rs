@@ -13,7 +13,6 @@ use std::time::Duration;
 
 use sheaf::Keyspace;
 
-use crate::Outcome;
 use crate::case::Case;
 use crate::figure::Figure;
 use crate::machine::Periods;
@@ -52,28 +51,42 @@ fn fill(data: &Keyspace, numbers: impl Iterator<Item = u64>, len: usize) -> shea
     Ok(())
 }
 
-/// Runs `step` until `seconds` are over and reports its rate: the last sixtieth must keep
-/// [`STEADY`] of the first. A step is one operation, or one pair of operations.
+/// Parts of a run whose rates are compared.
+const TENTHS: usize = 10;
+/// Parts of a run in which operations are counted: a second in the full form.
+const PERIODS: u32 = 60;
+
+/// Runs `step` until `seconds` are over and reports its rate: the last tenth must keep [`STEADY`]
+/// of the first. The live data must have its constant size before. A step is one operation, or one
+/// pair of operations. Returns the counts.
+///
+/// # Errors
+///
+/// Returns the error of the first step that fails.
 fn steady(
     name: &str,
     seconds: u64,
-    least_rate: Option<f64>,
     mut step: impl FnMut(u64) -> sheaf::Result<()>,
-) -> Outcome {
-    let periods = u32::try_from(seconds.min(60)).unwrap_or(60).max(6);
-    let mut counted = Periods::new(Duration::from_secs(seconds), periods);
+) -> sheaf::Result<Periods> {
+    let mut counted = Periods::new(Duration::from_secs(seconds), PERIODS);
     let mut number = 0;
     while counted.count() {
         step(number)?;
         number += 1;
     }
-    let (first, last) = counted.first_and_last();
-    let rate = Figure::new(format!("{name}: rate in the last period"), last, "/s").slack(NOISY);
-    match least_rate {
-        Some(least) => rate.at_least(least).report(),
-        None => rate.report(),
-    }
-    let steadiness = Figure::new(format!("{name}: last period / first"), last / first.max(1.0), "x");
+    let rates = counted.rates(TENTHS);
+    let thousands: Vec<String> = rates.iter().map(|rate| format!("{:.0}", rate / 1000.0)).collect();
+    println!("{name}: thousands a second in each tenth of the time: {}", thousands.join(" "));
+    let (first, last) = (rates[0], rates[TENTHS - 1]);
+    Figure::new(format!("{name}: rate in the last tenth"), last, "/s").report();
+    let steadiness = Figure::new(format!("{name}: last tenth / first"), last / first.max(1.0), "x");
     steadiness.at_least(STEADY).slack(2.0).report();
-    Ok(())
+    Ok(counted)
+}
+
+/// Reports the rate of the last period of a run, which must be at least `least`.
+fn report_last_period(name: &str, counted: &Periods, least: f64) {
+    let last = counted.rates(PERIODS as usize).pop().unwrap_or(0.0);
+    let rate = Figure::new(format!("{name}: rate in the last period"), last, "/s");
+    rate.at_least(least).slack(NOISY).report();
 }

@@ -52,7 +52,7 @@ fn overwrite_all(context: &Context) -> Outcome {
 fn hot_key(context: &Context) -> Outcome {
     let (db, data) = context.open_data(64)?;
     fill(&data, 0..10_000, VALUE)?;
-    steady("write of one key", context.size(6, 60), None, |_| data.insert(key(5_000), [7; VALUE]))?;
+    steady("write of one key", context.size(6, 60), |_| data.insert(key(5_000), [7; VALUE]))?;
     let dir = context.db();
     let took = crate::machine::wait_until(Duration::from_secs(10), || disk_bytes(&dir) < 100 << 20);
     Figure::new("space within 10 s of the end", disk_bytes(&dir) as f64 / 1e6, "MB").at_most(105.0).report();

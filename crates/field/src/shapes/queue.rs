@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use super::{NOISY, fill, key, steady};
+use super::{NOISY, PERIODS, STEADY, fill, key, report_last_period, steady};
 use crate::Outcome;
 use crate::case::{Case, Context, ORDERED};
 use crate::figure::Figure;
@@ -29,7 +29,7 @@ fn queue(context: &Context) -> Outcome {
     let (db, data) = context.open_data(64)?;
     fill(&data, 0..DEPTH, VALUE)?;
     let mut firsts = Latencies::default();
-    steady("take", context.size(6, 60), Some(LEAST_TAKES), |number| {
+    let counted = steady("take", context.size(6, 60), |number| {
         data.insert(key(DEPTH + number), [1; VALUE])?;
         let began = Instant::now();
         let first = data.first()?;
@@ -40,6 +40,10 @@ fn queue(context: &Context) -> Outcome {
         assert_eq!(&found[..], &key(number)[..], "the oldest key is taken");
         data.remove(&found)
     })?;
+    report_last_period("take", &counted, LEAST_TAKES);
+    let rates = counted.rates(PERIODS as usize);
+    let steadiness = rates[rates.len() - 1] / rates[0].max(1.0);
+    Figure::new("take: last period / first", steadiness, "x").at_least(STEADY).slack(2.0).report();
     let p99 = Figure::new("first(): p99", firsts.quantile(0.99), "us");
     p99.at_most(50.0).slack(NOISY).report();
     drop(data);
@@ -50,7 +54,7 @@ fn queue(context: &Context) -> Outcome {
 fn stack(context: &Context) -> Outcome {
     let (db, data) = context.open_data(64)?;
     fill(&data, 0..DEPTH, VALUE)?;
-    steady("push and pop", context.size(6, 60), Some(LEAST_TAKES), |number| {
+    let counted = steady("push and pop", context.size(6, 60), |number| {
         let depth = DEPTH + number % 2;
         data.insert(key(depth), [1; VALUE])?;
         let (found, _) = data.last()?.expect("a stack that is never empty");
@@ -60,6 +64,7 @@ fn stack(context: &Context) -> Outcome {
         }
         Ok(())
     })?;
+    report_last_period("push and pop", &counted, LEAST_TAKES);
     drop(data);
     Ok(db.close()?)
 }
@@ -68,7 +73,7 @@ fn stack(context: &Context) -> Outcome {
 fn sliding_window(context: &Context) -> Outcome {
     let (db, data) = context.open_data(64)?;
     fill(&data, 0..DEPTH, VALUE)?;
-    steady("slide", context.size(6, 60), None, |number| {
+    steady("slide", context.size(6, 60), |number| {
         data.insert(key(DEPTH + number), [1; VALUE])?;
         data.remove(key(number))?;
         if number % 10 == 0 {

@@ -26,15 +26,13 @@ fn open_on_a_slow_disk(world: &World) -> Database {
     world.builder().disk(Arc::new(tap)).open("/db").expect("it opens")
 }
 
-/// The step of a key that is missing. A key only moves forward: in the next life it must not be at
-/// an earlier step than a thread has seen.
-const REMOVED: u8 = 3;
+/// Steps of a writer, and keys.
+const KEYS: u8 = 3;
+/// Reads of a thread that looks for changes.
+const READS: u8 = 30;
 
-fn step_of(keyspace: &Keyspace) -> u8 {
-    keyspace.get("k").expect("it reads").map_or(REMOVED, |value| value[0])
-}
-
-/// Disks as a kill would leave them, each with the step that a thread has just learned.
+/// Disks as a kill would leave them, each with the step that a thread has just learned. Steps only
+/// move forward, so in the next life an earlier step must not be there.
 #[derive(Clone)]
 struct Kills {
     disk: SimDisk,
@@ -46,68 +44,80 @@ impl Kills {
         self.all.lock().expect("one holder").push((step, self.disk.kill()));
     }
 
-    fn check(&self, engine: &str) {
+    fn check(&self, engine: &str, step_of: fn(&Keyspace) -> u8) {
         let mut all = std::mem::take(&mut *self.all.lock().expect("one holder"));
         all.dedup_by_key(|(step, disk)| (*step, disk.hash()));
         for (step, disk) in all {
             let db = World { disk, ..World::default() }.open();
             let after = step_of(&space(&db, "a", engine));
-            assert!(after >= step, "{engine}: step {step} was seen, a kill put the key back to {after}");
+            assert!(after >= step, "{engine}: step {step} was seen, a kill made it {after}");
         }
     }
 }
 
-/// Scenarios W25 and W26: a key moves forward from step `first` up to its removal, and `learn`
-/// learns of its step, while a third thread leaves holes before these commits. A kill at the moment
-/// of learning does not undo the step.
-fn learning_and_kills(engine: &str, first: u8, learn: fn(&Database, &Keyspace, &Kills)) {
+/// Scenarios W25 and W26: a writer makes steps by `change`, while a third thread leaves holes
+/// before these commits. A kill at the moment at which the writer or a reader learns of a step does
+/// not undo the step.
+fn learning_and_kills(engine: &str, change: fn(&Keyspace, u8), step_of: fn(&Keyspace) -> u8) {
     let world = World::default();
     let db = open_on_a_slow_disk(&world);
     let keyspace = space(&db, "a", engine);
-    ["k", "other"].iter().for_each(|key| keyspace.insert(key, [first]).expect("it inserts"));
+    (0..KEYS).for_each(|n| keyspace.insert([n], [0]).expect("it inserts"));
     let kills = Kills { disk: world.disk.clone(), all: Arc::default() };
     let other = {
         let keyspace = keyspace.clone();
-        spawn(move || (0..2).for_each(|n| keyspace.insert("other", [n]).expect("it inserts")))
+        spawn(move || (0..5).for_each(|n| keyspace.insert("other", [n]).expect("it inserts")))
     };
     let writer = {
         let (keyspace, kills) = (keyspace.clone(), kills.clone());
         spawn(move || {
-            for step in first + 1..=REMOVED {
-                match step {
-                    REMOVED => keyspace.remove("k").expect("it removes"),
-                    _ => keyspace.insert("k", [step]).expect("it inserts"),
-                }
+            for step in 1..=KEYS {
+                change(&keyspace, step);
                 kills.learn(step);
             }
         })
     };
-    let learner = {
+    let reader = {
         let (keyspace, kills) = (keyspace.clone(), kills.clone());
-        spawn(move || learn(&db, &keyspace, &kills))
+        spawn(move || {
+            let mut seen = 0;
+            for _ in 0..READS {
+                let step = step_of(&keyspace);
+                if step > seen {
+                    kills.learn(step);
+                }
+                seen = step;
+            }
+        })
     };
-    join([other, writer, learner]);
-    kills.check(engine);
+    join([other, writer, reader]);
+    kills.check(engine, step_of);
 }
 
 /// Fails if a commit or a read of a key that is found does not wait for `visible`.
 #[test]
 fn what_a_thread_committed_or_read_survives_a_kill() {
-    on_every_engine(300, |engine| {
-        learning_and_kills(engine, 0, |_, keyspace, kills| {
-            (0..3).for_each(|_| kills.learn(step_of(keyspace)));
-        });
-    });
+    fn change(keyspace: &Keyspace, step: u8) {
+        keyspace.insert([0], [step]).expect("it inserts");
+    }
+    fn step_of(keyspace: &Keyspace) -> u8 {
+        keyspace.get([0]).expect("it reads").expect("it is there")[0]
+    }
+    on_every_engine(200, |engine| learning_and_kills(engine, change, step_of));
 }
 
 /// Fails if a read of a missing key does not wait for the commit that may have removed the key.
 #[test]
 fn a_key_that_a_thread_did_not_find_stays_missing_after_a_kill() {
-    on_every_engine(300, |engine| {
-        learning_and_kills(engine, REMOVED - 1, |_, keyspace, kills| {
-            (0..2).for_each(|_| kills.learn(step_of(keyspace)));
-        });
-    });
+    fn change(keyspace: &Keyspace, step: u8) {
+        keyspace.remove([step - 1]).expect("it removes");
+    }
+    /// Returns how many keys are removed: they are removed in order.
+    fn step_of(keyspace: &Keyspace) -> u8 {
+        let is_missing = |n: &u8| !keyspace.contains_key([*n]).expect("it reads");
+        (0..KEYS).find(|n| !is_missing(n)).unwrap_or(KEYS)
+    }
+    on_every_engine(400, |engine| learning_and_kills(engine, change, step_of));
 }
 
 /// Scenario W30: a commit that was acknowledged as durable survives a power cut while other commits
