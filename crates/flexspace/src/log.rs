@@ -68,6 +68,8 @@ pub(crate) struct Log {
     pub(crate) pace: u64,
     /// How many of `bytes` there were when a checkpoint was tried last, and failed.
     tried: u64,
+    /// How many of `bytes` make a checkpoint due, as of the last look.
+    pub(crate) limit: u64,
     /// The highest durable number that a frame says.
     water: u64,
 }

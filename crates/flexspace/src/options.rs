@@ -78,7 +78,7 @@ pub(crate) struct Geometry {
     pub(crate) area_segments: u32,
     /// First and largest segment of the log.
     pub(crate) log: [u64; 2],
-    /// A checkpoint is due after this much log.
+    /// A checkpoint is due after this much log; of a small index after less, down to a fourth.
     pub(crate) checkpoint: u64,
     /// Segments that only garbage collection may take.
     pub(crate) reserve: u64,

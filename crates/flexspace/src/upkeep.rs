@@ -44,6 +44,9 @@ use crate::writer::{Who, Writer};
 
 /// After so long without an operation, blocks of free segments go back to the file system.
 const AT_REST: Duration = Duration::from_secs(1);
+/// A checkpoint of a small index is due after so many times its size of log: it adds so small a
+/// part to what the log writes.
+const LOG_TIMES: u64 = 16;
 
 /// When a step of housekeeping is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -148,7 +151,8 @@ impl Shared {
             let w = self.writer.lock();
             let fits = |spare: &Arc<Segment>| spare.identity().capacity >= need + 512;
             // Each as long as all before, so that few are made; after a checkpoint as before it.
-            (w.log.spare.as_ref().is_some_and(fits), w.log.bytes.max(w.log.pace))
+            let bytes = w.log.bytes.max(w.log.pace).min(self.log_limit(m));
+            (w.log.spare.as_ref().is_some_and(fits), bytes)
         };
         if has_spare {
             return Ok(());
@@ -370,16 +374,26 @@ impl Shared {
         }
     }
 
-    /// Whether the log is long: longer than a tenth of the index, and at least a fixed length.
-    fn is_log_long(&self, w: &Writer, m: &Maintenance) -> bool {
-        w.log.outgrew(self.geometry.checkpoint.max(m.checkpoint_bytes / 10))
+    /// Returns the bytes of log after which a checkpoint is due: [`LOG_TIMES`] the newest
+    /// checkpoint, but from a fourth of a fixed length up to that length, and at least a tenth of
+    /// the checkpoint. The disk has up to four times as much: two chapters, each with a segment
+    /// that is not full.
+    fn log_limit(&self, m: &Maintenance) -> u64 {
+        let most = self.geometry.checkpoint;
+        (m.checkpoint_bytes.saturating_mul(LOG_TIMES)).clamp(most / 4, most).max(m.checkpoint_bytes / 10)
+    }
+
+    /// Whether the log is longer than its limit.
+    fn is_log_long(&self, w: &mut Writer, m: &Maintenance) -> bool {
+        w.log.limit = self.log_limit(m);
+        w.log.outgrew(w.log.limit)
     }
 
     /// A guess, made often: is there anything to do in the background?
     pub(crate) fn is_work_due(&self, w: &Writer) -> bool {
         w.unsynced > self.geometry.unsynced
             || w.backlog() > self.geometry.backlog
-            || w.log.outgrew(self.geometry.checkpoint)
+            || w.log.outgrew(w.log.limit)
             || w.log.spare.is_none()
     }
 
@@ -418,7 +432,7 @@ impl Shared {
             let has_gathered = when == When::After || w.backlog() > self.geometry.backlog;
             let has_spare = w.log.spare.is_some() || w.seq == 0;
             let is_at_rest = is_idle && since(m.seen.1) >= AT_REST;
-            (is_unsynced, self.is_log_long(&w, &m), has_spare, is_idle, is_at_rest, has_gathered)
+            (is_unsynced, self.is_log_long(&mut w, &m), has_spare, is_idle, is_at_rest, has_gathered)
         };
         if is_long {
             return self.checkpoint().map(|()| true);

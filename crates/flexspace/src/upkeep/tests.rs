@@ -213,6 +213,25 @@ fn a_checkpoint_that_finds_no_room_at_its_end_leaves_no_file() {
     assert_eq!(content(&open(Arc::new(disk.power_cut(&Keep::None)))), model);
 }
 
+/// A checkpoint of a small index costs little, and the log before it takes space for nothing.
+#[test]
+fn the_log_of_a_small_index_stays_short() {
+    let options = Options { inline: true, fine: true, ..Options::default() };
+    let space = FlexSpace::open_on(Arc::new(SimDisk::new()), "/space", options).unwrap();
+    space.insert(0, &[1; 4096]).unwrap();
+    let mut longest = 0;
+    for n in 0..120_000_u64 {
+        space.write(n % 4000, &n.to_le_bytes()).unwrap();
+        if n % 64 == 0 {
+            space.pump().unwrap();
+        }
+        longest = longest.max(space.shared().writer.lock().log.bytes);
+    }
+    assert!(space.stats().checkpoints > 0, "{longest} bytes of log and no checkpoint");
+    assert!(longest < 5 << 20, "{longest} bytes of log");
+    space.close().unwrap();
+}
+
 /// Segments that nothing lives in keep blocks for a few writes to come; the others give them back, and get new ones when they are
 /// written to again.
 #[test]
