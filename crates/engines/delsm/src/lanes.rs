@@ -51,7 +51,10 @@ pub(crate) struct TableLane {
     /// Present table and its next block.
     table: usize,
     block: usize,
-    entries: Entries,
+    read: Entries,
+    /// The entries in place of `read`, in the block where the walk begins.
+    begun: Option<Arc<Entries>>,
+    has_begun: bool,
     /// Up: the next item. Down: one behind it.
     at: usize,
     /// Nothing further: all blocks were read.
@@ -63,11 +66,40 @@ pub(crate) struct TableLane {
 impl TableLane {
     /// From the first key beyond `from` on.
     pub(crate) fn new(tables: Vec<Arc<Table>>, from: Bound<&[u8]>, way: Way) -> TableLane {
-        let entries = Entries::default();
-        let mut lane =
-            TableLane { tables, way, table: 0, block: 0, entries, at: 0, ended: false, blocked: None };
+        let mut lane = TableLane {
+            tables,
+            way,
+            table: 0,
+            block: 0,
+            read: Entries::default(),
+            begun: None,
+            has_begun: false,
+            at: 0,
+            ended: false,
+            blocked: None,
+        };
         lane.seek(from);
         lane
+    }
+
+    /// The entries of the present block.
+    fn entries(&self) -> &Entries {
+        self.begun.as_deref().unwrap_or(&self.read)
+    }
+
+    /// Reads a block of the present table.
+    fn read_block(&mut self) -> Result<()> {
+        let table = &self.tables[self.table];
+        if std::mem::replace(&mut self.has_begun, true) {
+            return table.list.read(self.block, &mut self.read);
+        }
+        self.begun = Some(table.entries_to_begin(self.block)?);
+        Ok(())
+    }
+
+    fn clear(&mut self) {
+        self.begun = None;
+        self.read.clear();
     }
 
     fn seek(&mut self, from: Bound<&[u8]>) {
@@ -114,10 +146,10 @@ impl TableLane {
         // Within the block; the key may be beyond its end.
         let within = match (from, self.way) {
             (Bound::Unbounded, _) => return,
-            (Bound::Included(key), Way::Up) => self.entries.lower_bound(key, false),
-            (Bound::Excluded(key), Way::Up) => self.entries.lower_bound(key, true),
-            (Bound::Included(key), Way::Down) => self.entries.lower_bound(key, true),
-            (Bound::Excluded(key), Way::Down) => self.entries.lower_bound(key, false),
+            (Bound::Included(key), Way::Up) => self.entries().lower_bound(key, false),
+            (Bound::Excluded(key), Way::Up) => self.entries().lower_bound(key, true),
+            (Bound::Included(key), Way::Down) => self.entries().lower_bound(key, true),
+            (Bound::Excluded(key), Way::Down) => self.entries().lower_bound(key, false),
         };
         match self.way {
             Way::Up => self.at = within.max(self.at),
@@ -128,8 +160,8 @@ impl TableLane {
 
     /// Reads the next block that there is.
     fn load(&mut self) {
-        self.entries.clear();
-        while !self.ended && self.entries.is_empty() && self.blocked.is_none() {
+        self.clear();
+        while !self.ended && self.entries().is_empty() && self.blocked.is_none() {
             match self.way {
                 Way::Up => match self.tables.get(self.table) {
                     None => self.ended = true,
@@ -137,8 +169,8 @@ impl TableLane {
                         self.table += 1;
                         self.block = 0;
                     }
-                    Some(table) => {
-                        if let Err(error) = table.list.read(self.block, &mut self.entries) {
+                    Some(_) => {
+                        if let Err(error) = self.read_block() {
                             return self.block_off(error);
                         }
                         self.block += 1;
@@ -154,10 +186,10 @@ impl TableLane {
                 },
                 Way::Down => {
                     self.block -= 1;
-                    if let Err(error) = self.tables[self.table].list.read(self.block, &mut self.entries) {
+                    if let Err(error) = self.read_block() {
                         return self.block_off(error);
                     }
-                    self.at = self.entries.len();
+                    self.at = self.entries().len();
                 }
             }
         }
@@ -173,7 +205,7 @@ impl TableLane {
             (Way::Up, None) => (first, Bound::Excluded(list.last_key().to_vec())),
             (Way::Down, next) => (next.unwrap_or(list.last_key()).to_vec(), Bound::Excluded(first)),
         };
-        self.entries.clear();
+        self.clear();
         self.at = 0;
         self.blocked = Some(Box::new(Blocked { error, start, behind }));
     }
@@ -184,7 +216,7 @@ impl TableLane {
             return Some(&blocked.start);
         }
         let at = if self.way == Way::Up { Some(self.at) } else { self.at.checked_sub(1) };
-        at.filter(|at| *at < self.entries.len()).map(|at| self.entries.key(at))
+        at.filter(|at| *at < self.entries().len()).map(|at| self.entries().key(at))
     }
 
     /// All versions of the present key, the newest first, and their table; goes on to the next key.
@@ -194,13 +226,13 @@ impl TableLane {
         }
         let table = Arc::clone(&self.tables[self.table.min(self.tables.len() - 1)]);
         let (start, end) = self.group();
-        let group = (start..end).map(|index| self.entries.item(index)).collect();
+        let group = (start..end).map(|index| self.entries().item(index)).collect();
         self.leave((start, end));
         Ok((table, group))
     }
 
     fn group(&self) -> (usize, usize) {
-        let entries = &self.entries;
+        let entries = self.entries();
         match self.way {
             Way::Up => {
                 let is_other = |index: &usize| !entries.is_same_key(*index, self.at);
@@ -220,7 +252,7 @@ impl TableLane {
     }
 
     fn load_if_done(&mut self) {
-        let is_done = if self.way == Way::Up { self.at == self.entries.len() } else { self.at == 0 };
+        let is_done = if self.way == Way::Up { self.at == self.entries().len() } else { self.at == 0 };
         if is_done {
             self.load();
         }
@@ -233,8 +265,8 @@ impl TableLane {
             return Err(blocked);
         }
         let ((start, end), table) = (self.group(), self.table);
-        let mut versions = (start..end).map(|index| self.entries.version(index));
-        let (newest, what) = self.entries.version(start);
+        let mut versions = (start..end).map(|index| self.entries().version(index));
+        let (newest, what) = self.entries().version(start);
         let seen = versions.find(|(seq, _)| *seq <= at).map(|(_, what)| Seen::Table(table, what));
         self.leave((start, end));
         Ok(Taken { seen, died: (what == What::Gone).then_some(newest) })

@@ -53,6 +53,7 @@ mod moves;
 mod names;
 mod open;
 mod pack;
+mod recent;
 mod rest;
 mod sizes;
 mod still;

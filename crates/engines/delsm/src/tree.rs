@@ -33,6 +33,7 @@ use crate::list::{Entries, Home, List, What};
 use crate::manifest::{LEVELS, Marks};
 use crate::names;
 use crate::pack::Pack;
+use crate::recent::RecentBlock;
 
 /// What everything of a keyspace stands on.
 #[derive(Debug)]
@@ -85,6 +86,7 @@ pub(crate) struct Table {
     pub(crate) is_layered: bool,
     /// See [`Version::hidden_by`].
     hides: OnceLock<u64>,
+    recent: RecentBlock,
     shelf: Arc<Shelf>,
 }
 
@@ -93,8 +95,17 @@ impl Table {
         shelf.ground.memory.take(Part::Index, list.memory());
         let Marks { settled, littered, layered: is_layered } = marks;
         let (settled, littered) = (AtomicBool::new(settled), AtomicBool::new(littered));
-        let hides = OnceLock::new();
-        Arc::new(Table { dir, list, settled, littered, is_layered, hides, shelf: Arc::clone(shelf) })
+        let (hides, recent) = (OnceLock::new(), RecentBlock::default());
+        Arc::new(Table { dir, list, settled, littered, is_layered, hides, recent, shelf: Arc::clone(shelf) })
+    }
+
+    /// Returns the entries of the block in which a walk begins.
+    ///
+    /// # Errors
+    ///
+    /// Returns the error of reading the block.
+    pub(crate) fn entries_to_begin(&self, block: usize) -> Result<Arc<Entries>> {
+        self.recent.entries(&self.list, block, &self.shelf.ground.memory)
     }
 
     pub(crate) fn is_settled(&self) -> bool {
@@ -141,6 +152,7 @@ impl Table {
 
 impl Drop for Table {
     fn drop(&mut self) {
+        self.recent.forget(&self.shelf.ground.memory);
         self.shelf.ground.memory.give(Part::Index, self.list.memory());
     }
 }

@@ -122,6 +122,11 @@ impl Entries {
         Item { key: self.key(index).to_vec(), seq, what }
     }
 
+    /// Returns the bytes of memory that they take.
+    pub(crate) fn memory(&self) -> u64 {
+        (self.keys.capacity() + self.versions.capacity() * size_of::<(Range<usize>, Seq, What)>()) as u64
+    }
+
     /// The first entry whose key is not below `key`; with `is_after`, above it.
     pub(crate) fn lower_bound(&self, key: &[u8], is_after: bool) -> usize {
         self.versions.partition_point(|(place, _, _)| {

@@ -1,0 +1,130 @@
+//! # Recent block: the entries of one block of a table, decoded
+//!
+//! `first`, `last` and ranges near one key begin in the same block of a table each time. Decoding
+//! its some hundred entries costs more than the rest of such a call.
+//!
+//! ## Invariants
+//!
+//! 1. A block is kept once two walks in a row began in it. Walks that begin at random keys keep
+//!    none. At most one block of a table is kept, of at most [`MOST`] bytes.
+//! 2. The bytes of a kept block are taken from the budget until the block is replaced or dropped.
+//!
+//! ## Threads
+//!
+//! Any. The lock is tried and never waited for: a walk that does not get it decodes the block.
+
+use std::sync::Arc;
+
+use sheaf_base::error::Result;
+use sheaf_base::memory::{Memory, Part};
+use sheaf_base::sync::Mutex;
+use sheaf_base::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::list::{Entries, List};
+
+/// Maximum bytes of a kept block. A block has more only if a key has very many versions.
+const MOST: u64 = 64 << 10;
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(crate) struct RecentBlock {
+    /// Block that the last walk began in, plus one.
+    last: AtomicUsize,
+    kept: Mutex<Option<(usize, Arc<Entries>)>>,
+}
+
+impl RecentBlock {
+    /// Returns the entries of `block` of `list`, in which a walk begins.
+    ///
+    /// # Errors
+    ///
+    /// Returns the error of reading the block.
+    pub(crate) fn entries(&self, list: &List, block: usize, memory: &Memory) -> Result<Arc<Entries>> {
+        let is_again = self.last.load(Ordering::Relaxed) == block + 1;
+        if is_again
+            && let Some(kept) = self.kept.try_lock()
+            && let Some((number, entries)) = &*kept
+            && *number == block
+        {
+            return Ok(Arc::clone(entries));
+        }
+        let mut entries = Entries::default();
+        list.read(block, &mut entries)?;
+        let entries = Arc::new(entries);
+        if is_again {
+            self.keep(block, &entries, memory);
+        } else {
+            self.last.store(block + 1, Ordering::Relaxed);
+        }
+        Ok(entries)
+    }
+
+    fn keep(&self, block: usize, entries: &Arc<Entries>, memory: &Memory) {
+        let bytes = entries.memory();
+        let Some(mut kept) = self.kept.try_lock() else { return };
+        if bytes > MOST || !memory.has_room_at_last(bytes) {
+            return;
+        }
+        memory.take(Part::Index, bytes); // before it is there: `forget` gives it back
+        let before = kept.replace((block, Arc::clone(entries)));
+        drop(kept);
+        give(before, memory);
+    }
+
+    /// Drops the kept block.
+    pub(crate) fn forget(&self, memory: &Memory) {
+        give(self.kept.lock().take(), memory);
+    }
+}
+
+fn give(kept: Option<(usize, Arc<Entries>)>, memory: &Memory) {
+    if let Some((_, entries)) = kept {
+        memory.give(Part::Index, entries.memory());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use sheaf_base::disk::sim::SimDisk;
+    use sheaf_base::types::Seq;
+
+    use super::*;
+    use crate::list::{Item, ListWriter, What};
+
+    fn list() -> List {
+        let mut writer = ListWriter::new(1, 2, false);
+        for number in 0..5_000_u64 {
+            let key = number.to_be_bytes().to_vec();
+            writer.add(number, &Item { key, seq: Seq(1), what: What::Gone });
+        }
+        let disk = SimDisk::new();
+        disk.put_file(Path::new("/keys"), &writer.finish()).unwrap();
+        List::open(&disk, "/keys".into(), 1, 2).unwrap()
+    }
+
+    #[test]
+    fn a_block_is_kept_if_two_walks_in_a_row_begin_in_it() {
+        let (list, recent, memory) = (list(), RecentBlock::default(), Memory::new(1 << 20));
+        assert!(list.block_count() > 2);
+        let read = |block| recent.entries(&list, block, &memory).unwrap();
+        (0..9).for_each(|at| drop(read(at % 2)));
+        assert_eq!(memory.total(), 0, "walks in turn keep nothing");
+        let (decoded, again) = (read(0), read(0));
+        assert!(!Arc::ptr_eq(&read(1), &again));
+        assert!(!Arc::ptr_eq(&decoded, &read(0)), "another walk was between");
+        assert!(Arc::ptr_eq(&read(0), &read(0)));
+        assert_eq!(memory.total(), read(0).memory());
+        assert_eq!((read(0).key(0), read(1).key(0)), (list.first_key(), list.start_of(1).unwrap()));
+        recent.forget(&memory);
+        assert_eq!(memory.total(), 0);
+    }
+
+    #[test]
+    fn without_budget_no_block_is_kept() {
+        let (list, recent, memory) = (list(), RecentBlock::default(), Memory::new(100));
+        (0..4).for_each(|_| drop(recent.entries(&list, 0, &memory).unwrap()));
+        assert_eq!(memory.total(), 0);
+    }
+}
