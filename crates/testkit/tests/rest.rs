@@ -190,6 +190,20 @@ fn what_a_snapshot_pinned_goes_at_rest() {
     }
 }
 
+/// A key that is overwritten takes no more memory, and its records no less of the journal.
+#[test]
+fn a_memtable_is_flushed_for_what_it_wastes_in_the_journal() {
+    const WRITES: u64 = 1_000;
+    let case = Case::new(100);
+    for round in 0..WRITES {
+        case.ks.insert(b"hot", [u8::try_from(round % 251).unwrap(); 100]).unwrap();
+        while case.db.pump().unwrap() {}
+    }
+    // A checkpoint for each 16 KiB of the journal would be 6 to 10.
+    let checkpoints = case.db.stats().checkpoints;
+    assert!(checkpoints >= WRITES * 100 / (9 << 10), "{checkpoints} checkpoints");
+}
+
 /// A few large values that hide in a memtable too small to be flushed for its keys' sake.
 #[test]
 fn a_small_memtable_hides_no_large_values_at_rest() {

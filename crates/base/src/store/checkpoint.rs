@@ -351,19 +351,22 @@ impl Store {
         }
         let certain = Seq(self.certain.load(Ordering::Acquire));
         let views = self.views();
-        // Some steps of a keyspace, as long as it has more to do, and whether that is so.
+        // Some steps of a keyspace, as long as it has more to do, and whether that is so. An engine
+        // that has just moved all that it froze goes on in its next turn: a merge takes longer than
+        // the end of the checkpoint, which frees the journal.
         let steps = |kept: &Arc<Kept>, count: usize| {
             let mut look = Look::default();
             let Ok(engine) = kept.engine() else { return (look, false) };
             let _span = span!(TRACE, "engine work", engine = engine.name(), keyspace = kept.name());
             for _ in 0..count {
+                let was_settled = engine.is_settled();
                 let more = match step(&**engine, &views, certain) {
                     Err(Error::Poisoned { op }) => Err(self.poison(op)),
                     other => other,
                 };
                 let is_over = !matches!(more, Ok(true));
                 look.add(more);
-                if is_over {
+                if is_over || (!was_settled && engine.is_settled()) {
                     return (look, false);
                 }
             }

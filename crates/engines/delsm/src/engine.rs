@@ -44,6 +44,13 @@ pub(crate) const NAME: &str = "delsm";
 const MEMTABLE_SHARE: u64 = 6;
 /// Sum of a memtable: bytes that it will take in lists and packs, about.
 const LOGGED: usize = 0;
+/// Sum of a memtable: bytes that its records waste in the journal; see [`DelsmEngine::note_waste`].
+const WASTE: usize = 1;
+/// Hundredths of the live data that the journal may waste before a memtable is moved.
+const WASTE_SHARE: u64 = 50;
+/// The pressure, in hundredths, of as much waste as makes a memtable due: writers are slowed down
+/// from one and a half times that on.
+const PACE: u64 = 69;
 /// Bytes of a list's entry beside its key, at most, and its share of what stands in the foot.
 const LISTED: usize = 40;
 /// Removals between two that look around themselves while that is worth it.
@@ -64,6 +71,12 @@ pub(crate) struct DelsmEngine {
     logged: AtomicU64,
     /// Bytes of all lists: a merge may have to write them once more.
     listed: AtomicU64,
+    /// Bytes that the frozen memtable wastes in the journal.
+    wasted: AtomicU64,
+    /// Bytes of values that live in tables, about.
+    live: AtomicU64,
+    /// Of the keys that were flushed last, so many of a hundred were in no table.
+    pub(crate) fresh: AtomicU64,
     /// Versions that views pin.
     pins: Pins,
     /// As the store sees it when it asks whether there should be a checkpoint.
@@ -107,6 +120,9 @@ impl DelsmEngine {
             staged: Default::default(),
             logged: Default::default(),
             listed: AtomicU64::new(0),
+            wasted: AtomicU64::new(0),
+            live: AtomicU64::new(0),
+            fresh: AtomicU64::new(100),
             pins: Pins::default(),
             lull: Lull::default(),
             dead: DeadRanges::default(),
@@ -137,9 +153,11 @@ impl DelsmEngine {
         if let Some(frozen) = self.state(guard).memtables.frozen.as_ref().filter(|_| is_flushed) {
             frozen.gone(&self.shelf.ground.memory);
             self.logged.store(0, Ordering::Relaxed);
+            self.wasted.store(0, Ordering::Relaxed);
         }
         let listed = version.tables().map(|table| table.list.bytes()).sum();
         self.listed.store(listed, Ordering::Relaxed);
+        self.live.store(version.largest_level(), Ordering::Relaxed);
         self.state.replace(guard, |now| State {
             memtables: now.memtables.left(is_flushed),
             version: Arc::new(version),
@@ -275,6 +293,19 @@ impl DelsmEngine {
         active.add_to_sum(LOGGED, bytes as u64);
     }
 
+    /// Notes the bytes of a record in the journal that a flush makes superfluous and that say
+    /// nothing that tables do not say: those of a key that the memtable has already, and of others
+    /// the part that tables have.
+    fn note_waste(&self, active: &Memtable, span: u32, is_first: bool) {
+        let fresh = if is_first { self.fresh.load(Ordering::Relaxed).min(100) } else { 0 };
+        active.add_to_sum(WASTE, u64::from(span) * (100 - fresh) / 100);
+    }
+
+    /// Returns the waste of the journal that makes a memtable due.
+    fn most_waste(&self) -> u64 {
+        (self.live.load(Ordering::Relaxed) / 100 * WASTE_SHARE).max(self.sizes.least_waste)
+    }
+
     /// Values that stand among the staged ones: in memtables, or named by tables that are not settled.
     pub(crate) fn staged_blobs(&self, out: &mut Vec<u64>) -> Result<()> {
         let guard = &epoch::pin();
@@ -351,6 +382,7 @@ impl Engine for DelsmEngine {
         let (record, hash) = (Memtable::record_of(op), Memtable::hash_of(op));
         let is_kept = active.put(record, hash, op.key, version, views, &self.shelf.ground, guard);
         self.note_logged(active, op.key, &content);
+        self.note_waste(active, op.span, record == 0);
         match content {
             Content::Remove => drop(self.removed[0].fetch_add(1, Ordering::Relaxed)),
             _ => self.dead.put(op.key),
@@ -415,6 +447,7 @@ impl Engine for DelsmEngine {
         }
         self.staged.iter().for_each(|staged| staged.store(0, Ordering::Relaxed));
         self.logged.store(state.memtables.active.sum(LOGGED), Ordering::Relaxed);
+        self.wasted.store(state.memtables.active.sum(WASTE), Ordering::Relaxed);
         let tiny = self.shelf.ground.tiny;
         self.state
             .replace(guard, |now| State { memtables: now.memtables.freeze(tiny, guard), ..now.clone() });
@@ -451,8 +484,21 @@ impl Engine for DelsmEngine {
         self.staged[0].load(Ordering::Relaxed) >= self.sizes.files
             || self.staged[1].load(Ordering::Relaxed) >= self.sizes.file_bytes
             || active.bytes() > budget / MEMTABLE_SHARE
+            || active.sum(WASTE) > self.most_waste()
             || (active.count() >= self.sizes.resting && rest >= looks)
             || (!active.is_empty() && is_turn && self.hides_much(state, guard).unwrap_or(false))
+    }
+
+    /// Returns the waste of both memtables in hundredths of that which slows writers down. What
+    /// gathers while a memtable waits for a merge, and is moved, is not bounded by memory: a key
+    /// that is overwritten takes no more of it.
+    fn pressure(&self) -> u64 {
+        if self.is_settled() {
+            return 0;
+        }
+        let active = self.state(&epoch::pin()).memtables.active.sum(WASTE);
+        let waste = self.wasted.load(Ordering::Relaxed).saturating_add(active);
+        waste.saturating_mul(PACE) / self.most_waste().max(1)
     }
 
     fn is_swollen(&self) -> bool {
@@ -495,6 +541,7 @@ impl Engine for DelsmEngine {
         let place = entry.map_or(0, |entry| entry.place);
         active.load(place, hash, record.key, version, &self.shelf.ground, guard);
         self.note_logged(active, record.key, &record.content);
+        self.note_waste(active, record.span, place == 0);
         Ok(())
     }
 
@@ -549,7 +596,9 @@ impl Engine for DelsmEngine {
         self.pins.clear();
         self.dead.clear();
         *work = Work::default();
-        [&self.logged, &self.listed].iter().for_each(|bytes| bytes.store(0, Ordering::Relaxed));
+        [&self.logged, &self.listed, &self.wasted, &self.live]
+            .iter()
+            .for_each(|bytes| bytes.store(0, Ordering::Relaxed));
         let tiny = self.shelf.ground.tiny;
         self.state.replace(guard, |now| State {
             memtables: now.memtables.emptied(tiny, guard),

@@ -19,7 +19,9 @@ use std::ops::Bound;
 use std::sync::Arc;
 
 use sheaf_base::blob::BlobRef;
+use sheaf_base::engine::Engine;
 use sheaf_base::error::{IoContext, Result};
+use sheaf_base::sync::atomic::Ordering;
 use sheaf_base::views::Views;
 
 use crate::engine::DelsmEngine;
@@ -81,6 +83,7 @@ impl DelsmEngine {
     /// Finds something to merge. False if there is nothing.
     pub(crate) fn plan(&self, work: &mut Work, views: &Views) -> Result<bool> {
         let version = self.version();
+        self.look_at_fresh(&version);
         let level = (0..LEVELS - 1).find(|level| self.is_over_full(&version, *level));
         let merge = match level {
             Some(level) => self.plan_down(work, &version, level, None),
@@ -91,6 +94,40 @@ impl DelsmEngine {
             Some(merge) => self.begin_merge(work, views, &version, merge).map(|()| true),
             None => self.rest(work, views, &version),
         }
+    }
+
+    /// Begins a merge if level 0 has more than it may: flushes that follow each other would only
+    /// add tables and packs whose values are superseded. False if there is none to begin.
+    ///
+    /// # Errors
+    ///
+    /// Returns the error of the merge.
+    pub(crate) fn merge_before_flush(&self, work: &mut Work, views: &Views) -> Result<bool> {
+        let version = self.version();
+        self.look_at_fresh(&version);
+        if !self.is_over_full(&version, 0) || !self.has_room_to_copy(&version) {
+            return Ok(false);
+        }
+        let Some(merge) = self.plan_down(work, &version, 0, None) else { return Ok(false) };
+        self.begin_merge(work, views, &version, merge).map(|()| true)
+    }
+
+    /// Whether the disk has room for a flush after a merge that copies all packs: with less the
+    /// flush comes first, as it frees the journal.
+    fn has_room_to_copy(&self, version: &Version) -> bool {
+        let packs: u64 = version.packs.values().map(|pack| pack.len).sum();
+        let wanted = self.room_to_settle().unwrap_or(0).saturating_add(packs);
+        self.disk()
+            .and_then(|disk| disk.free_space(&self.shelf.path).during("measure", &self.shelf.path))
+            .is_ok_and(|free| free >= wanted)
+    }
+
+    /// Notes how many keys of the newest table of level 0 are in no other: how much the next
+    /// memtable wastes depends on it.
+    fn look_at_fresh(&self, version: &Version) {
+        let Some(newest) = version.levels[0].first() else { return };
+        let hidden = version.hidden_by(newest).saturating_mul(100) / newest.list.totals().entries.max(1);
+        self.fresh.store(100 - hidden.min(100), Ordering::Relaxed);
     }
 
     /// The first part of `merge`, or all of it if tables only change their level.
@@ -262,6 +299,7 @@ impl DelsmEngine {
             Err(ref error) => {
                 work.sweep_due = true;
                 work.is_cramped = error.is_no_space();
+                work.is_stuck = true;
             }
         }
         answer
@@ -437,7 +475,7 @@ impl DelsmEngine {
         let up_to = work.up_to;
         self.write_manifest(work, &next, up_to)?;
         self.publish_version(next, false);
-        work.is_cramped = false;
+        (work.is_cramped, work.is_stuck) = (false, false);
         let tables = std::mem::take(&mut merge.outputs);
         work.job = Some(Job::Moving(Moving::new(tables, after)));
         Ok(())

@@ -40,6 +40,8 @@ pub(crate) struct Sizes {
     /// A memtable with so many values in files is moved to a table, or with so many bytes of them: what they supersede waits for that.
     pub(crate) files: u64,
     pub(crate) file_bytes: u64,
+    /// Waste of the journal that makes no memtable due.
+    pub(crate) least_waste: u64,
     /// One that rests is moved from so many keys on ...
     pub(crate) resting: u64,
     /// ... once the store, which looks every 50 ms when it is idle, found it as it was so many times.
@@ -96,6 +98,7 @@ impl Sizes {
                 packed: 256,
                 files: 6,
                 file_bytes: 1 << 20,
+                least_waste: 8 << 10,
                 resting: 4,
                 looks: 3,
                 level_files: 8,
@@ -120,6 +123,7 @@ impl Sizes {
                 packed: 8 << 10,
                 files: 32 << 10,
                 file_bytes: 512 << 20,
+                least_waste: 32 << 20,
                 resting: 64,
                 looks: 8,
                 level_files: 128 << 10,

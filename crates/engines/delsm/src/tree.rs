@@ -180,6 +180,13 @@ impl Version {
         self.levels.iter().all(Vec::is_empty)
     }
 
+    /// Returns the bytes of values in the level that has most: about those that live, as the levels
+    /// above have a small part of them, or versions that supersede some of them.
+    pub(crate) fn largest_level(&self) -> u64 {
+        let bytes = |table: &Arc<Table>| table.list.totals().packed_bytes() + table.list.totals().file_bytes;
+        self.levels.iter().map(|level| level.iter().map(bytes).sum()).max().unwrap_or(0)
+    }
+
     /// The tables of a level that may have a key from `low` to `high`.
     pub(crate) fn overlapping(&self, level: usize, low: &[u8], high: &[u8]) -> Vec<Arc<Table>> {
         self.levels[level].iter().filter(|table| table.overlaps(low, high)).cloned().collect()

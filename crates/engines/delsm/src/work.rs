@@ -100,6 +100,8 @@ pub(crate) struct Work {
     pub(crate) rest: Rest,
     /// The last merge found no room: the next one leaves packs as they are, of which copies take some before they give any.
     pub(crate) is_cramped: bool,
+    /// The last merge failed: flushes do not wait for the next one.
+    pub(crate) is_stuck: bool,
     /// By level: where the last table taken from it ended.
     pub(crate) taken: Vec<Vec<u8>>,
 }
@@ -208,6 +210,10 @@ impl DelsmEngine {
         // A merge that is under way is finished first, part by part.
         let frozen = self.frozen().filter(|frozen| frozen.newest() <= certain);
         if let Some(frozen) = frozen.filter(|_| work.job.is_none()) {
+            self.remove_files(work)?;
+            if !work.is_stuck && self.merge_before_flush(work, views)? {
+                return Ok(true);
+            }
             return self.flush(work, &frozen, views).map(|()| true);
         }
         if let Some(Job::Merging(_)) = work.job {
@@ -314,6 +320,35 @@ impl DelsmEngine {
         Ok(())
     }
 
+    /// Removes lists and packs that are garbage: few files, which may take as much as all that
+    /// lives, and a flush takes more.
+    fn remove_files(&self, work: &mut Work) -> Result<()> {
+        if work.held > 0 {
+            return Ok(());
+        }
+        let (disk, before) = (self.disk()?, work.garbage.len());
+        work.garbage.retain(|garbage| match garbage {
+            Garbage::File(path) => {
+                let _ = disk.remove(path); // swept at the next opening
+                false
+            }
+            _ => true,
+        });
+        if work.garbage.len() < before {
+            self.note_clean(work);
+        }
+        Ok(())
+    }
+
+    /// Without garbage no directory is littered, but for those that could not be swept.
+    fn note_clean(&self, work: &Work) {
+        if work.garbage.is_empty() && !work.sweep_missed {
+            for table in self.version().tables() {
+                table.littered.store(work.unswept.contains(&table.dir), Ordering::Relaxed);
+            }
+        }
+    }
+
     /// Removes some garbage. False if there was none.
     fn remove_some(&self, work: &mut Work) -> Result<bool> {
         let disk = self.disk()?;
@@ -351,10 +386,8 @@ impl DelsmEngine {
                 }
             }
         }
-        if any && work.garbage.is_empty() && !work.sweep_missed {
-            for table in self.version().tables() {
-                table.littered.store(work.unswept.contains(&table.dir), Ordering::Relaxed);
-            }
+        if any {
+            self.note_clean(work);
         }
         failed.map(|()| any)
     }
