@@ -22,8 +22,8 @@
 //! ## Threads
 //!
 //! The store has the stripe of a key from `is_current` to the end of `apply`, and during `moved`.
-//! Applies of different keys take turns at the lock of the trie's heap, which is held for the
-//! change of the trie only.
+//! Applies of different keys change the trie side by side if the first bits of their hashes differ;
+//! the others take turns at the lock of their shard, which is held for the change of the trie only.
 //!
 //! ## Checkpoints
 //!
@@ -449,13 +449,7 @@ impl Engine for CedrusEngine {
             return true;
         }
         let guard = &epoch::pin();
-        let found = loop {
-            match self.trie.find(hash, guard, |_| {}) {
-                Ok(found) => break found,
-                Err(Trouble::Absent(page)) if self.trie.revive(page, guard) => {}
-                Err(_) => return false,
-            }
-        };
+        let Ok(found) = self.trie.find(hash, guard, |_| {}) else { return false };
         match entries::noted_prior(op) {
             Address::NONE => Print::of(&found) == entries::noted_print(op),
             prior => found.contains(&prior),
@@ -551,9 +545,7 @@ impl Engine for CedrusEngine {
         debug_assert!(!self.owed.is_any(), "the store asks whether it has caught up");
         self.accounts.freeze();
         self.tail.freeze();
-        let mut heap = self.trie.heap();
-        let root = self.trie.root();
-        heap.freeze(root);
+        self.trie.freeze();
     }
 
     fn work(&self, _views: &Views, _certain: Seq) -> Result<bool> {
@@ -713,7 +705,7 @@ impl Engine for CedrusEngine {
         let is_behind = self.owed.is_any();
         self.forget_owed(guard);
         let _nobody_writes = self.writing.lock(); // or a step would go on with pages that are no more
-        let counts = self.trie.heap().counts().to_vec();
+        let counts = self.trie.counts();
         for (slot, count) in (0..).zip(counts).filter(|(_, count)| *count > 0) {
             if is_behind && self.owed.has_lost(slot) {
                 continue;

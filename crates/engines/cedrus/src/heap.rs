@@ -1,6 +1,6 @@
 //! # Heap: which lines of which pages are used, and which pages a checkpoint has to write
 //!
-//! The writer's side of the trie's space. Nodes and lists stand in runs of lines within a page, nodes in pages of their
+//! The writers' side of the trie's space. Nodes and lists stand in runs of lines within a page, nodes in pages of their
 //! own; a run is taken where it fits best, from pages that are in memory, before there is a new page. So space that one
 //! size gives back serves the others, and there is no size class to fall off from. Where the holes are many and small, a
 //! page is pressed (trie).
@@ -21,10 +21,19 @@
 //! 1. A page is changed only after [`Heap::touch`]: what a checkpoint froze is written as it was then.
 //! 2. A page with nothing in it is given back; its number is used again before a new one.
 //! 3. A page that is evicted is neither dirty nor frozen, and its last write is done.
+//! 4. A page is open (page.rs) exactly if it is dirty and not frozen. So a writer that finds it open
+//!    need not touch it, and has its words until its change ends.
+//! 5. Used lines change under the lock. A line belongs to the writer that took it until it gives it back.
+//!
+//! ## Threads
+//!
+//! One lock for all shards of the trie (trie.rs), held while lines or pages are taken, given back or
+//! touched, and while the words of one page are copied. Lines of several shards stand in one page, so
+//! that small keyspaces need no more pages. Each writer changes its own lines without the lock.
+//! [`Heap::freeze`] needs all writers stopped.
 
 use std::collections::HashMap;
 
-use sheaf_base::segment::Address;
 use sheaf_base::sync::atomic::{AtomicU64, Ordering};
 use sheaf_base::sync::epoch::Guard;
 
@@ -110,7 +119,12 @@ pub(crate) struct Frozen {
 impl Frozen {
     /// What a trie without a page freezes.
     pub(crate) fn nothing(root: Vec<(u32, u32)>) -> Frozen {
-        Frozen { root, ..Frozen::default() }
+        Frozen::new(root, 0, Vec::new())
+    }
+
+    /// What a trie freezes, without its pages.
+    pub(crate) fn new(root: Vec<(u32, u32)>, entries: u64, counts: Vec<u64>) -> Frozen {
+        Frozen { root, entries, counts, ..Frozen::default() }
     }
 }
 
@@ -131,8 +145,6 @@ pub(crate) struct Heap {
     /// Pages in memory, and free lines in them.
     pub(crate) resident: u64,
     pub(crate) free_lines: u64,
-    pub(crate) entries: u64,
-    counts: Vec<u64>,
 }
 
 /// Which lines a page has free: a bit each. The head is never free.
@@ -175,18 +187,14 @@ impl Heap {
             frozen: None,
             resident: 0,
             free_lines: 0,
-            entries: 0,
-            counts: Vec::new(),
         }
     }
 
     /// Takes up pages that stand on disk, in an empty heap.
-    pub(crate) fn restore(&mut self, is_used: impl Iterator<Item = bool>, entries: u64, counts: Vec<u64>) {
+    pub(crate) fn restore(&mut self, is_used: impl Iterator<Item = bool>) {
         self.metas = is_used.map(|is_used| Meta { is_used, ..UNUSED }).collect();
         self.unused =
             (0..).zip(&self.metas).filter(|(_, meta)| !meta.is_used).map(|(page, _)| page).collect();
-        self.entries = entries;
-        self.counts = counts;
     }
 
     /// Whether there is such a page, in memory or on disk.
@@ -202,27 +210,6 @@ impl Heap {
     /// Pages there are, in memory or on disk.
     pub(crate) fn page_count(&self) -> u64 {
         (self.metas.len() - self.unused.len()) as u64
-    }
-
-    /// Counts an entry in or out.
-    pub(crate) fn count(&mut self, address: u64, is_more: bool) {
-        let slot = Address::from_bits(address).slot() as usize;
-        if slot >= self.counts.len() {
-            self.counts.resize(slot + 1, 0);
-        }
-        let (count, all) = (&mut self.counts[slot], &mut self.entries);
-        if is_more {
-            *count += 1;
-            *all += 1;
-        } else {
-            *count = count.saturating_sub(1);
-            *all = all.saturating_sub(1);
-        }
-    }
-
-    /// Entries in each slot's segment.
-    pub(crate) fn counts(&self) -> &[u64] {
-        &self.counts
     }
 
     // Rings.
@@ -307,16 +294,23 @@ impl Heap {
         gone
     }
 
-    /// Puts an evicted page in again that a guard still keeps. False if there is none such.
-    pub(crate) fn revive(&mut self, page: u32, pages: &Pages, guard: &Guard) -> bool {
+    /// Puts an evicted page in again that a guard still keeps. None if there is none such.
+    pub(crate) fn revive<'g>(
+        &mut self,
+        page: u32,
+        pages: &Pages,
+        guard: &'g Guard,
+    ) -> Option<&'g [AtomicU64]> {
+        if let Some(words) = pages.get(page, guard) {
+            return Some(words); // another thread was first
+        }
         let number = self.metas.get(page as usize).map_or(0, |meta| meta.evicted);
         if number == 0 || !pages.revive(page, number) {
-            return false;
+            return None;
         }
-        if let Some(words) = pages.get(page, guard) {
-            self.arrived(page, self.metas[page as usize].kind, words);
-        }
-        true
+        let words = pages.get(page, guard)?;
+        self.arrived(page, self.metas[page as usize].kind, words);
+        Some(words)
     }
 
     /// Pages that are not on disk as they are, about.
@@ -324,9 +318,16 @@ impl Heap {
         (self.dirty.len() + self.frozen.as_ref().map_or(0, |frozen| frozen.pages.len())) as u64
     }
 
-    /// Call before a page is changed (I1).
-    pub(crate) fn touch(&mut self, page: u32, words: &[AtomicU64]) {
-        let meta = &mut self.metas[page as usize];
+    /// Call before a page is changed (I1). Returns its words, which stay its words until the caller's change ends; none if
+    /// it is not in memory.
+    pub(crate) fn touch<'g>(
+        &mut self,
+        page: u32,
+        pages: &Pages,
+        guard: &'g Guard,
+    ) -> Option<&'g [AtomicU64]> {
+        let words = self.revive(page, pages, guard)?;
+        let meta = self.metas.get_mut(page as usize).filter(|meta| meta.is_used)?;
         if meta.is_frozen {
             meta.is_frozen = false;
             let copy = words.iter().map(|word| word.load(Ordering::Relaxed)).collect();
@@ -338,6 +339,8 @@ impl Heap {
             meta.is_dirty = true;
             self.dirty.push(page);
         }
+        pages.set_open(page, true);
+        Some(words)
     }
 
     /// A new page. None if there are as many as a reference reaches.
@@ -367,12 +370,16 @@ impl Heap {
         self.rings[kind as usize].iter().skip(lines).copied().find(|first| *first != NONE)
     }
 
+    /// Whether pages have many holes, and none is large enough for the largest list.
+    pub(crate) fn is_scattered(&self) -> bool {
+        self.free_lines * SCATTERED > self.resident * self.shape.page_lines as u64
+            && self.with_run(Kind::Lists, self.shape.largest()).is_none()
+    }
+
     /// A page of lists whose holes would do together what none does alone: if there is no run for the largest list, and
     /// much of all is free.
     pub(crate) fn choose_to_press(&mut self, pages: &Pages, guard: &Guard) -> Option<u32> {
-        let largest = self.shape.largest();
-        let is_scattered = self.free_lines * SCATTERED > self.resident * self.shape.page_lines as u64;
-        if !is_scattered || self.with_run(Kind::Lists, largest).is_some() {
+        if !self.is_scattered() {
             return None;
         }
         for _ in 0..LOOKS {
@@ -382,33 +389,32 @@ impl Heap {
                 continue;
             }
             let free = pages.peek(self.hand, guard).map_or(0, |words| free_of(words, &self.shape));
-            if free.count_ones() as usize > largest {
+            if free.count_ones() as usize > self.shape.largest() {
                 return Some(self.hand);
             }
         }
         None
     }
 
-    /// A run of so many lines, which count as used: its page and its first line.
-    pub(crate) fn take(
+    /// A run of so many lines, which count as used: its page and its first line, and the words of the page.
+    pub(crate) fn take<'g>(
         &mut self,
         kind: Kind,
         lines: usize,
         pages: &Pages,
-        guard: &Guard,
-    ) -> Option<(u32, usize)> {
+        guard: &'g Guard,
+    ) -> Option<((u32, usize), &'g [AtomicU64])> {
         let page = match self.with_run(kind, lines) {
             Some(page) => page,
             None => self.add_page(kind, pages)?,
         };
-        let words = pages.get(page, guard)?;
+        let words = self.touch(page, pages, guard)?;
         let line = first_run(free_of(words, &self.shape), lines)?;
-        self.touch(page, words);
         self.set_used(page, words, run_mask(line, lines), true);
-        Some((page, line))
+        Some(((page, line), words))
     }
 
-    /// Takes the lines behind a run, if they are free. The page is touched already.
+    /// Takes the lines behind a run, if they are free. The page is open already.
     pub(crate) fn extend(
         &mut self,
         page: u32,
@@ -430,8 +436,7 @@ impl Heap {
 
     /// Gives lines back.
     pub(crate) fn give(&mut self, page: u32, line: usize, lines: usize, pages: &Pages, guard: &Guard) {
-        let Some(words) = pages.get(page, guard) else { return };
-        self.touch(page, words);
+        let Some(words) = self.touch(page, pages, guard) else { return };
         self.set_used(page, words, run_mask(line, lines), false);
         if words[0].load(Ordering::Relaxed) == 1 {
             self.unlink(page);
@@ -445,18 +450,22 @@ impl Heap {
         }
     }
 
-    /// The first line from which a run that begins at `line` could begin instead: in front of it, what it has itself
-    /// counting as free.
-    pub(crate) fn before(&self, words: &[AtomicU64], line: usize, lines: usize) -> Option<usize> {
-        let free = free_of(words, &self.shape) | run_mask(line, lines);
-        first_run(free, lines).filter(|first| *first < line)
-    }
-
-    /// A run moves within its page, to where [`Heap::before`] says.
-    pub(crate) fn shift(&mut self, page: u32, words: &[AtomicU64], (from, to): (usize, usize), lines: usize) {
-        self.touch(page, words);
-        self.set_used(page, words, run_mask(from, lines), false);
-        self.set_used(page, words, run_mask(to, lines), true);
+    /// Takes what a run needs to begin further in front in its page, if there is such a place. What it has itself counts as
+    /// free there. Its first line there, and the words of the page. The run keeps its lines.
+    pub(crate) fn take_before<'g>(
+        &mut self,
+        page: u32,
+        line: usize,
+        lines: usize,
+        pages: &Pages,
+        guard: &'g Guard,
+    ) -> Option<(usize, &'g [AtomicU64])> {
+        let own = run_mask(line, lines);
+        let free = free_of(pages.peek(page, guard)?, &self.shape) | own;
+        let to = first_run(free, lines).filter(|first| *first < line)?;
+        let words = self.touch(page, pages, guard)?;
+        self.set_used(page, words, run_mask(to, lines) & !own, true);
+        Some((to, words))
     }
 
     fn set_used(&mut self, page: u32, words: &[AtomicU64], mask: u64, is_used: bool) {
@@ -474,28 +483,26 @@ impl Heap {
 
     // Checkpoints.
 
-    /// Freezes what is dirty.
-    pub(crate) fn freeze(&mut self, root: Vec<(u32, u32)>) {
+    /// Freezes what is dirty, and adds it to `frozen`. No writer is in the midst of a change.
+    pub(crate) fn freeze(&mut self, frozen: Frozen, pages: &Pages) {
         if self.frozen.is_some() {
             return;
         }
-        let mut pages = std::mem::take(&mut self.dirty);
+        let mut dirty = std::mem::take(&mut self.dirty);
         // A page that was given back and used again is in it twice.
-        pages.retain(|page| {
+        dirty.retain(|page| {
             let meta = &mut self.metas[*page as usize];
             let counts = meta.is_used && meta.is_dirty;
             (meta.is_frozen, meta.is_dirty) = (meta.is_frozen || counts, false);
+            pages.set_open(*page, false);
             counts
         });
-        pages.sort_unstable_by(|a, b| b.cmp(a));
+        dirty.sort_unstable_by(|a, b| b.cmp(a));
         self.frozen = Some(Frozen {
-            pages,
-            copies: HashMap::new(),
+            pages: dirty,
             freed: std::mem::take(&mut self.freed),
             page_count: u32::try_from(self.metas.len()).unwrap_or(NONE),
-            root,
-            entries: self.entries,
-            counts: self.counts.clone(),
+            ..frozen
         });
     }
 
@@ -544,6 +551,11 @@ mod tests {
         assert_eq!(first_run(0b1110_1100, 4), None);
     }
 
+    /// As a trie that is frozen without a root.
+    fn nothing() -> Frozen {
+        Frozen::nothing(Vec::new())
+    }
+
     #[test]
     fn lines_are_used_once_and_again_after_they_came_back() {
         let (pages, mut heap) = (Pages::new(64), Heap::new(Shape::NORMAL));
@@ -551,7 +563,7 @@ mod tests {
         let mut taken: Vec<(u32, usize, usize)> = Vec::new();
         for round in 0..2000usize {
             let lines = 1 + round % 5;
-            let (page, line) = heap.take(Kind::Lists, lines, &pages, guard).unwrap();
+            let ((page, line), _) = heap.take(Kind::Lists, lines, &pages, guard).unwrap();
             let overlaps = |(p, l, n): &(u32, usize, usize)| *p == page && line < l + n && *l < line + lines;
             assert!(line > 0 && line + lines <= 64 && !taken.iter().any(overlaps));
             taken.push((page, line, lines));
@@ -572,16 +584,55 @@ mod tests {
     fn what_is_frozen_is_written_as_it_was() {
         let (pages, mut heap) = (Pages::new(64), Heap::new(Shape::NORMAL));
         let guard = &epoch::pin();
-        let (page, line) = heap.take(Kind::Lists, 1, &pages, guard).unwrap();
-        heap.freeze(Vec::new());
+        let ((page, line), _) = heap.take(Kind::Lists, 1, &pages, guard).unwrap();
+        heap.freeze(nothing(), &pages);
         let then = pages.get(page, guard).unwrap()[0].load(Ordering::Relaxed);
         heap.give(page, line, 1, &pages, guard); // and with it the page
-        let (again, _) = heap.take(Kind::Lists, 2, &pages, guard).unwrap();
+        let ((again, _), _) = heap.take(Kind::Lists, 2, &pages, guard).unwrap();
         assert_eq!((again, heap.frozen.as_ref().unwrap().pages.clone()), (page, vec![page]));
         assert_eq!(heap.thaw(page, &pages, guard).unwrap()[0], then);
         heap.frozen = None;
-        heap.freeze(Vec::new());
+        heap.freeze(nothing(), &pages);
         assert_eq!(heap.frozen.as_ref().unwrap().pages, [page]);
         assert_ne!(heap.thaw(page, &pages, guard).unwrap()[0], then);
+    }
+
+    #[test]
+    fn a_page_is_open_while_it_is_dirty_and_not_frozen() {
+        let (pages, mut heap) = (Pages::new(64), Heap::new(Shape::NORMAL));
+        let guard = &epoch::pin();
+        let ((page, line), _) = heap.take(Kind::Lists, 1, &pages, guard).unwrap();
+        let is_open = || pages.get_open(page, guard).is_some();
+        assert!(is_open() && pages.get(page, guard).is_some());
+        heap.freeze(nothing(), &pages);
+        assert!(!is_open());
+        heap.thaw(page, &pages, guard).unwrap();
+        assert!(!is_open());
+        heap.touch(page, &pages, guard).unwrap();
+        assert!(is_open(), "it was changed while it was written");
+        heap.written(&[page]);
+        heap.frozen = None;
+        heap.freeze(nothing(), &pages);
+        heap.touch(page, &pages, guard).unwrap();
+        assert!(is_open() && heap.frozen.as_ref().unwrap().copies.contains_key(&page));
+        heap.give(page, line, 1, &pages, guard);
+        assert!(!is_open() && heap.touch(page, &pages, guard).is_none());
+    }
+
+    #[test]
+    fn a_run_moves_to_the_front_and_keeps_its_lines_until_it_gives_them() {
+        let (pages, mut heap) = (Pages::new(64), Heap::new(Shape::NORMAL));
+        let guard = &epoch::pin();
+        let [first, run, last] =
+            [2, 3, 1].map(|lines| heap.take(Kind::Lists, lines, &pages, guard).unwrap().0);
+        assert_eq!([first.1, run.1, last.1], [1, 3, 6]);
+        heap.give(first.0, first.1, 2, &pages, guard);
+        let (to, words) = heap.take_before(run.0, run.1, 3, &pages, guard).unwrap();
+        let used = || words[0].load(Ordering::Relaxed);
+        assert_eq!((to, used()), (1, 0b111_1111));
+        heap.give(run.0, to + 3, 2, &pages, guard);
+        assert_eq!(used(), 0b100_1111);
+        assert!(heap.take_before(run.0, to, 3, &pages, guard).is_none());
+        assert_eq!(heap.free_lines, 63 - 4);
     }
 }

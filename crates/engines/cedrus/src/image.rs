@@ -110,8 +110,7 @@ pub(crate) fn restore(engine: &CedrusEngine, image: &mut dyn ImageSource) -> Res
     let counts = counts_of(engine, image, entries)?;
     engine.accounts.restore(image)?;
     let is_used = table.iter().map(|place| place.at > 0);
-    engine.trie.heap().restore(is_used, entries, counts);
-    engine.trie.set_root(&root);
+    engine.trie.restore(is_used, &root, entries, &counts);
     engine.space.restore(table)
 }
 

@@ -3,7 +3,7 @@
 //!
 //! Built with `--cfg shuttle` only. The knobs are those of `sheaf_base::sync::explore`.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use sheaf_base::ground::{Ground, Home};
 use sheaf_base::options::EngineOptions;
 use sheaf_base::segment::Address;
 use sheaf_base::sync::atomic::Ordering;
-use sheaf_base::sync::{Mutex, epoch, explore, thread};
+use sheaf_base::sync::{epoch, explore, thread};
 use sheaf_base::types::{KeyspaceId, Seq, StoreId};
 use sheaf_base::views::Views;
 
@@ -23,9 +23,10 @@ use crate::engine::CedrusEngine;
 use crate::heap::Frozen;
 use crate::list::Entry;
 use crate::page::Pages;
+use crate::paged::Paged;
 use crate::shape::{LINE_WORDS, Shape};
 use crate::space::FrozenTable;
-use crate::trie::{Found, Trie, Trouble};
+use crate::trie::Trie;
 
 /// Hashes that share their first bits: what is added splits the list, and a node comes below it.
 fn hash(n: u64) -> u32 {
@@ -37,11 +38,17 @@ fn place(n: u64) -> Address {
     Address::from_bits((n + 1) * 64)
 }
 
-fn filled(count: u64) -> Arc<Trie> {
-    let trie = Trie::new(Shape::TINY);
+/// A trie with these hashes, at places by their numbers.
+fn trie(shape: Shape, hashes: impl Iterator<Item = u32>) -> Trie {
+    let trie = Trie::new(shape);
     let guard = &epoch::pin();
-    (0..count).for_each(|n| trie.insert(Entry::new(hash(n), place(n)), guard).expect("it is in memory"));
-    Arc::new(trie)
+    let add = |(n, hash)| trie.insert(Entry::new(hash, place(n)), guard).expect("it is in memory");
+    (0..).zip(hashes).for_each(add);
+    trie
+}
+
+fn filled(count: u64) -> Arc<Trie> {
+    Arc::new(trie(Shape::TINY, (0..count).map(hash)))
 }
 
 fn holds(trie: &Trie, n: u64, address: Address) -> bool {
@@ -128,89 +135,107 @@ fn two_writers_of_different_keys_lose_nothing() {
     });
 }
 
-/// A trie whose pages come and go, and what stands in for its file.
-struct Paged {
-    trie: Arc<Trie>,
-    disk: Mutex<HashMap<u32, Box<[u64]>>>,
-    /// One checkpoint at a time.
-    checkpoint: Mutex<()>,
-}
-
-impl Paged {
-    /// Nothing of it is in memory.
-    fn new() -> Arc<Paged> {
-        let world = Paged { trie: filled(6), disk: Mutex::default(), checkpoint: Mutex::default() };
-        world.turn_over();
-        Arc::new(world)
-    }
-
-    fn replace(&self, n: u64, to: u64) {
-        let guard = &epoch::pin();
-        assert_eq!(self.find(n, guard)[..], [place(n)]);
-        assert_eq!(self.trie.replace(hash(n), place(n), place(to), guard), Ok(true));
-    }
-
-    /// A checkpoint's writes, then an eviction of what nobody looked at for two rounds.
-    fn turn_over(&self) {
-        let _one = self.checkpoint.lock();
-        let guard = &epoch::pin();
-        self.trie.heap().freeze(Vec::new());
-        let next = || self.trie.heap().frozen.as_mut().and_then(|frozen| frozen.pages.pop());
-        for page in std::iter::from_fn(next) {
-            let content = self.trie.heap().thaw(page, self.trie.pages(), guard);
-            self.disk.lock().extend(content.map(|content| (page, content)));
-            self.trie.heap().written(&[page]);
-        }
-        self.trie.heap().frozen = None;
-        self.trie.evict(100, 0, guard, |_| {});
-    }
-
-    fn find(&self, n: u64, guard: &epoch::Guard) -> Found {
-        loop {
-            match self.trie.find(hash(n), guard, |_| {}) {
-                Ok(found) => return found,
-                Err(Trouble::Absent(page)) => {
-                    let content = self.disk.lock()[&page].clone();
-                    let is_still = || self.disk.lock()[&page] == content;
-                    self.trie.arrive(page, &content, is_still, guard).expect("it is a page");
-                }
-                Err(trouble) => panic!("{trouble:?}"),
-            }
-        }
-    }
+/// None of it is in memory.
+fn paged() -> Arc<Paged> {
+    Arc::new(Paged::new(trie(Shape::TINY, (0..6).map(hash))))
 }
 
 #[test]
 fn what_was_looked_at_can_be_changed_beside_evictions() {
     explore(2000, || {
-        let world = Paged::new();
+        let world = paged();
         let others = [(), ()].map(|()| {
             let world = Arc::clone(&world);
             thread::spawn(move || {
                 world.turn_over();
-                assert_eq!(world.find(5, &epoch::pin())[..], [place(5)]);
+                assert_eq!(world.find(hash(5), &epoch::pin())[..], [place(5)]);
             })
         });
         for n in 0..3 {
-            world.replace(n, n + 50);
+            world.replace(hash(n), place(n), place(n + 50));
         }
         others.into_iter().for_each(|other| other.join().expect("it finds"));
-        (0..3).for_each(|n| assert_eq!(world.find(n, &epoch::pin())[..], [place(n + 50)]));
+        (0..3).for_each(|n| assert_eq!(world.find(hash(n), &epoch::pin())[..], [place(n + 50)]));
     });
 }
 
 #[test]
 fn a_page_that_was_read_before_it_changed_does_not_come_back() {
     explore(2000, || {
-        let world = Paged::new();
+        let world = paged();
         let reader = {
             let world = Arc::clone(&world);
-            thread::spawn(move || drop(world.find(0, &epoch::pin())))
+            thread::spawn(move || drop(world.find(hash(0), &epoch::pin())))
         };
-        world.replace(0, 50);
+        world.replace(hash(0), place(0), place(50));
         world.turn_over();
         reader.join().expect("it finds");
-        assert_eq!(world.find(0, &epoch::pin())[..], [place(50)]);
+        assert_eq!(world.find(hash(0), &epoch::pin())[..], [place(50)]);
+    });
+}
+
+/// A hash of the other shard than [`hash`]'s.
+fn other_hash(n: u64) -> u32 {
+    hash(n) | 0x8000_0000
+}
+
+/// Writers of two shards take and give lines of the same pages, while a checkpoint copies the pages,
+/// evicts them, and readers bring them back.
+#[test]
+fn writers_of_two_shards_share_pages_that_come_and_go() {
+    explore(2000, || {
+        let hashes = (0..3).map(hash).chain((3..6).map(other_hash));
+        let world = Arc::new(Paged::new(trie(Shape::TINY, hashes)));
+        let writers = [(hash as fn(u64) -> u32, 0), (other_hash as fn(u64) -> u32, 3)].map(|(hash, from)| {
+            let world = Arc::clone(&world);
+            thread::spawn(move || {
+                (from + 10..from + 13).for_each(|n| world.insert(hash(n), place(n)));
+                world.replace(hash(from), place(from), place(from + 50));
+                (from + 10..from + 12).for_each(|n| world.remove(hash(n), place(n)));
+            })
+        });
+        let mover = {
+            let world = Arc::clone(&world);
+            thread::spawn(move || world.turn_over())
+        };
+        assert_eq!(world.find(hash(2), &epoch::pin())[..], [place(2)]);
+        assert_eq!(world.find(other_hash(5), &epoch::pin())[..], [place(5)]);
+        writers.into_iter().for_each(|writer| writer.join().expect("it changes"));
+        mover.join().expect("it moves");
+        let guard = &epoch::pin();
+        for (n, at) in [(0, Some(50)), (1, Some(1)), (2, Some(2)), (10, None), (11, None), (12, Some(12))] {
+            let at = at.map(place);
+            assert_eq!(world.find(hash(n), guard).first().copied(), at);
+            let at = at.map(|at| place(at.bits() / 64 + 2));
+            assert_eq!(world.find(other_hash(n + 3), guard).first().copied(), at);
+        }
+        assert_eq!(world.trie.len(), 8);
+        crate::check::survey(&world.trie);
+    });
+}
+
+/// Writers of two shards come to a list that an older version left in both.
+#[test]
+fn two_writers_divide_a_list_of_both_shards() {
+    explore(2000, || {
+        let entries = [(0, hash(0)), (1, hash(1)), (2, other_hash(2))].map(|(n, hash)| (hash, place(n)));
+        let trie = Arc::new(Trie::without_shards(Shape::TINY, entries));
+        let writers = [(hash as fn(u64) -> u32, 0), (other_hash as fn(u64) -> u32, 2)].map(|(hash, n)| {
+            let trie = Arc::clone(&trie);
+            thread::spawn(move || {
+                let guard = &epoch::pin();
+                assert_eq!(trie.replace(hash(n), place(n), place(n + 50), guard), Ok(true));
+                trie.insert(Entry::new(hash(n + 10), place(n + 10)), guard).expect("it is in memory");
+            })
+        });
+        assert!(holds(&trie, 1, place(1)));
+        writers.into_iter().for_each(|writer| writer.join().expect("it changes"));
+        assert!(holds(&trie, 0, place(50)) && holds(&trie, 1, place(1)) && holds(&trie, 10, place(10)));
+        let guard = &epoch::pin();
+        for (n, at) in [(2, 52), (12, 12)] {
+            assert_eq!(trie.find(other_hash(n), guard, |_| {}).expect("it is in memory")[..], [place(at)]);
+        }
+        assert_eq!(crate::check::survey(&trie).entries.len(), 5);
     });
 }
 

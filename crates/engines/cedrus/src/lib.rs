@@ -28,10 +28,10 @@
 //!
 //! ## Threads
 //!
-//! The lock of the trie's heap admits one writer: a commit, garbage collection or background work.
-//! Commits of different keys take turns at it, for the change of the trie only. A lookup takes no
-//! lock. It validates its result by a version, of which there are 64, one for each value of the
-//! first 6 bits of a hash. After 16 failed validations it takes the heap's lock.
+//! The first 6 bits of a hash say its shard. The lock of a shard admits one writer (a commit, garbage
+//! collection or background work), for the change of the trie only. Writers take lines and pages under
+//! the lock of the heap, which all shards share. A lookup takes no lock. It validates its result by
+//! the version of the shard. After 16 failed validations it takes the lock of the shard.
 //!
 //! ## Costs
 //!
@@ -41,7 +41,7 @@
 //! ## Files
 //!
 //! `engine` the contract; `shape` the paper's parameters; `trie`, `list` the lazy-trie; `heap`, `page` its space in memory;
-//! `space` its pages on disk; `image` checkpoints; `owed`, `tail` what a start finds behind them; `cursor` iteration; `measure` sizes without data; `check` invariants, for
+//! `slots` entries in each segment; `space` its pages on disk; `image` checkpoints; `owed`, `tail` what a start finds behind them; `cursor` iteration; `measure` sizes without data; `check` invariants, for
 //! tests.
 
 #[cfg(test)]
@@ -56,9 +56,12 @@ mod list;
 pub mod measure;
 mod owed;
 mod page;
+#[cfg(test)]
+mod paged;
 #[cfg(all(test, not(shuttle)))]
 mod parallel;
 pub mod shape;
+mod slots;
 mod space;
 mod tail;
 mod trie;

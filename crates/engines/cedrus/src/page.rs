@@ -21,9 +21,10 @@
 //! ## Invariants
 //!
 //! 1. A page's memory is used again after every guard under which it could be found.
-//! 2. A page is put in and taken out by one thread at a time (the heap's lock).
+//! 2. A page is put in, taken out, opened and closed by one thread at a time (the heap's lock).
 //! 3. A frame has one owner: a [`Fresh`], a slot, limbo, or the pool. Chunks go with the last owner of the pool.
 //! 4. A frame in limbo holds what its page holds on disk.
+//! 5. A page that is open stays in its slot until it is closed, or taken out because it is empty.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::collections::{BTreeSet, HashMap};
@@ -50,6 +51,9 @@ const SYSTEM_PAGE: usize = 4096;
 
 /// The bit of a slot that says that somebody looked at its page since the hand came by. Frames are aligned to lines.
 const USED: usize = 1;
+/// The bit of a slot that says that its page is open: it may be changed as it is (heap.rs).
+const OPEN: usize = 2;
+const BITS: usize = USED | OPEN;
 
 /// A chunk of memory.
 enum Chunk {
@@ -275,13 +279,33 @@ impl Pages {
         self.words(self.slot(page)?.load(Ordering::Acquire), guard)
     }
 
+    /// The words of a page, if it is open.
+    #[inline]
+    pub(crate) fn get_open<'g>(&self, page: u32, guard: &'g Guard) -> Option<&'g [AtomicU64]> {
+        let start = self.slot(page)?.load(Ordering::Acquire);
+        if start.addr() & OPEN == 0 { None } else { self.words(start, guard) }
+    }
+
+    /// Opens a page that is in memory, or closes it.
+    pub(crate) fn set_open(&self, page: u32, is_open: bool) {
+        let Some(slot) = self.slot(page) else { return };
+        let mut start = slot.load(Ordering::Relaxed);
+        while !start.is_null() {
+            let next = start.map_addr(|at| if is_open { at | OPEN } else { at & !OPEN });
+            match slot.compare_exchange(start, next, Ordering::AcqRel, Ordering::Relaxed) {
+                Ok(_) => return,
+                Err(other) => start = other, // a reader looked at it
+            }
+        }
+    }
+
     /// What a slot holds.
     #[inline]
     fn words<'g>(&self, start: *mut AtomicU64, _guard: &'g Guard) -> Option<&'g [AtomicU64]> {
         if start.is_null() {
             return None;
         }
-        let start = start.map_addr(|at| at & !USED);
+        let start = start.map_addr(|at| at & !BITS);
         // SAFETY:
         // * A frame of so many words, initialised; it goes back to the pool after all guards that were pinned when it
         //   was taken out (I1), and the pool lives until then, as what gives it back holds it.
@@ -313,7 +337,7 @@ impl Pages {
     /// Takes a page out.
     pub(crate) fn take(&self, page: u32, guard: &Guard) {
         let Some(slot) = self.slot(page) else { return };
-        let frame = slot.swap(std::ptr::null_mut(), Ordering::AcqRel) as usize & !USED;
+        let frame = slot.swap(std::ptr::null_mut(), Ordering::AcqRel) as usize & !BITS;
         let pool = Arc::clone(&self.pool);
         if frame != 0 {
             guard.defer(move || pool.give(frame));
@@ -324,6 +348,7 @@ impl Pages {
     pub(crate) fn evict(&self, page: u32, guard: &Guard) -> Option<u64> {
         let slot = self.slot(page)?;
         let start = slot.load(Ordering::Acquire);
+        debug_assert_eq!(start.addr() & OPEN, 0, "pages I5");
         if start.addr() & USED != 0 {
             let unused = start.map_addr(|at| at & !USED);
             let _ = slot.compare_exchange(start, unused, Ordering::Relaxed, Ordering::Relaxed);

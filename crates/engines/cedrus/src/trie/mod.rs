@@ -23,16 +23,17 @@
 //! ## Invariants
 //!
 //! 1. A list's references are a run of words of one node, as many as a power of two and aligned to it.
-//! 2. Everything that a reader of some hash may see changes only while the versions of its domain are odd.
+//! 2. Everything that a reader of some hash may see changes only while the version of its shard is odd.
 //! 3. Lists of different hashes have at most `most` entries. An emptied list is given back; neighbours that are nearly
 //!    empty become one, and a node whose only child is a list gives way to it.
 //!
 //! ## Threads
 //!
-//! One writer at a time, under the heap's lock; writers of different keys take turns. Readers take
-//! no lock: they remember the version of their hash's domain, look, and look again if it has moved.
-//! What they see meanwhile may be nonsense, so every step is checked. A reader that finds a writer
-//! in its way several times waits for its lock, so that it never spins on a thread without a core.
+//! One writer for each shard (shard.rs), under the shard's lock; lines and pages are taken and given
+//! back under the heap's lock, which comes after it. Readers take no lock: they remember the version
+//! of their hash's shard, look, and look again if it has moved. What they see meanwhile may be
+//! nonsense, so every step is checked. A reader that finds a writer in its way several times waits
+//! for the shard's lock, so that it never spins on a thread without a core.
 //! The trie does no I/O: what is not in memory is an answer ([`Trouble::Absent`]) that the caller
 //! acts on.
 //!
@@ -44,24 +45,24 @@
 
 mod change;
 mod root;
+mod shard;
 #[cfg(test)]
 mod tests;
 
 use sheaf_base::memory::prefetch;
 use sheaf_base::segment::Address;
-use sheaf_base::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use sheaf_base::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use sheaf_base::sync::epoch::Guard;
 use sheaf_base::sync::{Mutex, MutexGuard};
 use smallvec::{SmallVec, smallvec};
 
 use self::root::Root;
-use crate::heap::{Heap, Kind};
+use self::shard::{Held, Shards};
+use crate::heap::{Frozen, Heap, Kind};
 use crate::list::{Entry, List, top};
 use crate::page::{MOST_PAGES, Pages};
 use crate::shape::{HASH_BITS, LINE_WORDS, Shape};
 
-/// Parts of the hashes that have a version each.
-const DOMAIN_BITS: u32 = 6;
 /// Looks of a reader before it waits for the writer.
 const LOOKS: usize = 16;
 /// Links of a chain that are believed in.
@@ -101,10 +102,6 @@ pub(crate) fn line_of(reference: u32) -> usize {
 
 fn reference((page, line): (u32, usize), kind: u32) -> u32 {
     kind | page << LINE_BITS | u32::try_from(line).unwrap_or(0)
-}
-
-fn domain(hash: u32) -> usize {
-    (hash >> (HASH_BITS - DOMAIN_BITS)) as usize
 }
 
 /// A node on a path, and the digit that the path takes there.
@@ -151,8 +148,8 @@ pub(crate) struct Trie {
     blank: u32,
     root: Root,
     pages: Pages,
-    /// Apart: a change tells only the readers of its own domains.
-    versions: [Apart<AtomicU32>; 1 << DOMAIN_BITS],
+    /// A change tells only the readers of its own shard.
+    shards: Shards,
     heap: Apart<Mutex<Heap>>,
     figures: Apart<Figures>,
 }
@@ -165,20 +162,39 @@ struct Figures {
     free_lines: AtomicU64,
     /// Pages that are not on disk as they are.
     dirty: AtomicU64,
-    entries: AtomicU64,
+    /// [`Heap::is_scattered`].
+    is_scattered: AtomicBool,
 }
 
 impl Trie {
     pub(crate) fn new(shape: Shape) -> Trie {
+        Trie::with_shards(shape, Shards::new(shape.root_bits))
+    }
+
+    fn with_shards(shape: Shape, shards: Shards) -> Trie {
         Trie {
             shape,
             blank: shape.blank_bytes(),
             root: Root::new(shape.root_bits),
             pages: Pages::new(shape.page_lines),
-            versions: std::array::from_fn(|_| Apart(AtomicU32::new(0))),
+            shards,
             heap: Apart(Mutex::new(Heap::new(shape))),
             figures: Apart(Figures::default()),
         }
+    }
+
+    /// A trie with these entries, as versions without shards left it: its lists serve digits of several shards.
+    #[cfg(test)]
+    pub(crate) fn without_shards(shape: Shape, entries: impl IntoIterator<Item = (u32, Address)>) -> Trie {
+        let mut trie = Trie::with_shards(shape, Shards::one());
+        let guard = &sheaf_base::sync::epoch::pin();
+        for (hash, at) in entries {
+            trie.insert(Entry::new(hash, at), guard).expect("all of it is in memory");
+        }
+        let (entries, counts) = (trie.len(), trie.counts());
+        trie.shards = Shards::new(shape.root_bits);
+        trie.shards.set_counts(&mut trie.shards.lock_all(), entries, &counts);
+        trie
     }
 
     pub(crate) fn shape(&self) -> &Shape {
@@ -209,8 +225,14 @@ impl Trie {
         1.0 - self.figures.0.free_lines.load(Ordering::Relaxed) as f64 / lines.max(1) as f64
     }
 
+    /// Entries. With changes under way it counts some of them.
     pub(crate) fn len(&self) -> u64 {
-        self.figures.0.entries.load(Ordering::Relaxed)
+        self.shards.entries()
+    }
+
+    /// Entries in each slot's segment, between changes.
+    pub(crate) fn counts(&self) -> Vec<u64> {
+        self.shards.counts(&mut self.shards.lock_all())
     }
 
     // Looking.
@@ -218,7 +240,13 @@ impl Trie {
     #[inline]
     fn page<'g>(&self, reference: u32, guard: &'g Guard) -> Tried<&'g [AtomicU64]> {
         let page = page_of(reference);
-        self.pages.get(page, guard).ok_or(Trouble::Absent(page))
+        self.pages.get(page, guard).map_or_else(|| self.revived(page, guard), Ok)
+    }
+
+    /// A page that was evicted under a guard that is still pinned is in memory again. The caller has not the heap's lock.
+    #[cold]
+    fn revived<'g>(&self, page: u32, guard: &'g Guard) -> Tried<&'g [AtomicU64]> {
+        self.heap().heap.revive(page, &self.pages, guard).ok_or(Trouble::Absent(page))
     }
 
     /// The word of a node's child `digit`, in a page, and which half of it.
@@ -285,13 +313,13 @@ impl Trie {
     /// Another one after every change of what a look-up of `hash` may find; odd while it changes.
     #[inline]
     pub(crate) fn version(&self, hash: u32) -> u32 {
-        self.versions[domain(hash)].0.load(Ordering::Acquire)
+        self.shards.version(hash).load(Ordering::Acquire)
     }
 
-    /// What `look` sees of the domain of `hash` while no writer changes it.
+    /// What `look` sees of the shard of `hash` while no writer changes it.
     #[inline]
     fn read<T>(&self, hash: u32, mut look: impl FnMut() -> Tried<T>) -> Tried<T> {
-        let version = &self.versions[domain(hash)].0;
+        let version = self.shards.version(hash);
         for _ in 0..LOOKS {
             let before = version.load(Ordering::Acquire);
             if before.is_multiple_of(2) {
@@ -303,7 +331,7 @@ impl Trie {
             }
             std::hint::spin_loop();
         }
-        let _heap = self.heap.0.lock();
+        let _no_writer = self.shards.lock(self.shards.of(hash));
         look()
     }
 
@@ -362,9 +390,9 @@ impl Trie {
             let (step, child) = self.descend(from, guard, |_| level += 1)?;
             let mut end = step.digit + 1;
             let (_, mut last) = step.range(from, step.digit, 1);
-            // Not beyond the domain: what is there would be cut off again, and looked at once for each domain.
+            // Not beyond the shard: what is there would be cut off again, and looked at once for each shard.
             while end < 1 << step.bits
-                && domain(last) == domain(from)
+                && self.shards.of(last) == self.shards.of(from)
                 && self.child_of(&step, end, guard)? == child
             {
                 end += 1;
@@ -376,8 +404,8 @@ impl Trie {
                 out.extend(list.entries().filter(wanted));
                 self.chain(&list, guard, |_, link| out.extend(link.entries().filter(wanted)))?;
             }
-            if domain(last) != domain(from) {
-                return Ok((self.cut_piece(from, last, out), level)); // the version is that of the first domain
+            if self.shards.of(last) != self.shards.of(from) {
+                return Ok((self.cut_piece(from, last, out), level)); // the version is that of the first shard
             }
             if out.iter().any(|entry| entry.hash > last) {
                 return Err(Trouble::Nonsense(page_of(child), "prefix"));
@@ -401,16 +429,16 @@ impl Trie {
         })
     }
 
-    /// Cuts a piece at the end of its first domain, whose version is the one that is looked at.
+    /// Cuts a piece at the end of its first shard, whose version is the one that is looked at.
     fn cut_piece(&self, from: u32, last: u32, out: &mut Vec<Entry>) -> u32 {
-        let end = last.min(from | u32::MAX >> DOMAIN_BITS);
+        let end = last.min(self.shards.end_of(from));
         out.retain(|entry| entry.hash <= end);
         end
     }
 
     // Pages come and go.
 
-    /// The heap, while nothing changes.
+    /// The heap, while no thread takes or gives lines or pages.
     pub(crate) fn heap(&self) -> HeapRef<'_> {
         HeapRef { trie: self, heap: self.heap.0.lock() }
     }
@@ -445,11 +473,6 @@ impl Trie {
         Ok(())
     }
 
-    /// A page is in memory again that was evicted under a guard that is still pinned. False if there is none such.
-    pub(crate) fn revive(&self, page: u32, guard: &Guard) -> bool {
-        self.heap().heap.revive(page, &self.pages, guard)
-    }
-
     /// Lets up to `most` pages go that are on disk as they are, but keeps `least`. How many went; `went` is told which.
     pub(crate) fn evict(&self, most: usize, least: u64, guard: &Guard, went: impl FnMut(u32)) -> usize {
         self.heap().heap.evict(most, least, &self.pages, guard, went)
@@ -462,14 +485,31 @@ impl Trie {
         clean * self.shape.page_bytes() as u64
     }
 
-    /// The root as it is: references, and how many digits in a row each has.
-    pub(crate) fn root(&self) -> Vec<(u32, u32)> {
-        self.root.runs()
+    /// Freezes what is dirty and what says so, between changes.
+    pub(crate) fn freeze(&self) {
+        let mut held = self.shards.lock_all();
+        let (entries, counts) = (self.len(), self.shards.counts(&mut held));
+        self.heap().heap.freeze(Frozen::new(self.root.runs(), entries, counts), &self.pages);
     }
 
-    /// Takes up a root, in an empty trie that nobody reads.
-    pub(crate) fn set_root(&self, runs: &[(u32, u32)]) {
-        self.root.set_runs(runs);
+    /// Takes up what an image has, in an empty trie that nobody reads.
+    pub(crate) fn restore(
+        &self,
+        is_used: impl Iterator<Item = bool>,
+        root: &[(u32, u32)],
+        entries: u64,
+        counts: &[u64],
+    ) {
+        let mut held = self.shards.lock_all();
+        self.shards.set_counts(&mut held, entries, counts);
+        self.heap().heap.restore(is_used);
+        self.root.set_runs(root);
+    }
+
+    /// Digits of a node that one list may serve: all; in the root, those of a shard.
+    fn digits(&self, step: &Step) -> usize {
+        let bits = if step.is_root() { step.bits - self.shards.bits() } else { step.bits };
+        1 << bits
     }
 
     pub(crate) fn pages(&self) -> &Pages {
@@ -523,19 +563,22 @@ impl Drop for HeapRef<'_> {
 
 impl Trie {
     fn publish(&self, heap: &Heap) {
-        let Figures { resident, page_count, free_lines, dirty, entries } = &self.figures.0;
+        let Figures { resident, page_count, free_lines, dirty, is_scattered } = &self.figures.0;
         let figures = [
             (resident, heap.resident),
             (page_count, heap.page_count()),
             (free_lines, heap.free_lines),
             (dirty, heap.dirty_pages()),
-            (entries, heap.entries),
         ];
         // Others read the line: it is written only if something is new.
         for (figure, now) in figures {
             if figure.load(Ordering::Relaxed) != now {
                 figure.store(now, Ordering::Relaxed);
             }
+        }
+        let now = heap.is_scattered();
+        if is_scattered.load(Ordering::Relaxed) != now {
+            is_scattered.store(now, Ordering::Relaxed);
         }
     }
 }

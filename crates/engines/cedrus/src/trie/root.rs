@@ -10,11 +10,15 @@
 //!
 //! ## Threads
 //!
-//! One writer, under the heap's lock. A reader that was shown the small root when the full one was made finds the version of its hash's
-//! domain moved (trie I2) if anything was changed since: the full one is published before the first change of it.
+//! A writer for each shard (shard.rs), for the digits of its shard. While the root is small, writers
+//! also take the lock `growing`: what one stores in the small root is in the full one that another
+//! makes. A reader that was shown the small root when the full one was made finds the version of its
+//! shard moved (trie I2) if anything was changed since: the full one is published before the first
+//! change of it.
 
 use std::sync::OnceLock;
 
+use sheaf_base::sync::Mutex;
 use sheaf_base::sync::atomic::{AtomicU32, Ordering};
 
 use super::EMPTY;
@@ -30,6 +34,7 @@ pub(super) struct Root {
     grouped: u32,
     small: Box<[AtomicU32]>,
     full: OnceLock<Box<[AtomicU32]>>,
+    growing: Mutex<()>,
 }
 
 impl Root {
@@ -37,7 +42,7 @@ impl Root {
     pub(super) fn new(bits: u32) -> Root {
         let small = bits.saturating_sub(1).min(SMALL_BITS);
         let words = (0..1 << small).map(|_| AtomicU32::new(EMPTY)).collect();
-        Root { bits, grouped: bits - small, small: words, full: OnceLock::new() }
+        Root { bits, grouped: bits - small, small: words, full: OnceLock::new(), growing: Mutex::default() }
     }
 
     /// Bytes of memory.
@@ -55,17 +60,22 @@ impl Root {
         }
     }
 
-    /// From now on `len` digits from `first` on lead to `to`. The writer.
+    /// From now on `len` digits from `first` on lead to `to`. The writer of these digits.
     pub(super) fn set(&self, first: usize, len: usize, to: u32) {
+        let store = |words: &[AtomicU32]| words.iter().for_each(|word| word.store(to, Ordering::Relaxed));
+        if let Some(full) = self.full.get() {
+            return store(&full[first..first + len]);
+        }
+        let _growing = self.growing.lock();
         let is_grouped = (first | len) & ((1 << self.grouped) - 1) == 0;
-        let words = match self.full.get() {
-            None if is_grouped => &self.small[first >> self.grouped..(first + len) >> self.grouped],
-            None => &self.grow()[first..first + len],
-            Some(full) => &full[first..first + len],
-        };
-        words.iter().for_each(|word| word.store(to, Ordering::Relaxed));
+        match self.full.get() {
+            Some(full) => store(&full[first..first + len]),
+            None if is_grouped => store(&self.small[first >> self.grouped..(first + len) >> self.grouped]),
+            None => store(&self.grow()[first..first + len]),
+        }
     }
 
+    /// Makes the full root, under the lock.
     fn grow(&self) -> &[AtomicU32] {
         let full: Box<[_]> = (0..1 << self.bits).map(|digit| AtomicU32::new(self.get(digit))).collect();
         self.full.get_or_init(|| full)

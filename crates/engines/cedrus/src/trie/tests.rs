@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::check::survey;
+use crate::paged::Paged;
 use sheaf_base::sync::epoch;
 
 /// Numbers that a seed decides.
@@ -178,7 +179,7 @@ fn a_change_reads_all_it_needs_before_it_writes() {
     // A chain of many pages, and a hash beside it that has none.
     let mut model: Vec<Entry> = (0..200).map(|n| Entry::new(0x4000_0000, place(n))).collect();
     model.iter().for_each(|entry| trie.insert(*entry, &guard).unwrap());
-    trie.heap().freeze(Vec::new());
+    trie.freeze();
     let pages = trie.heap().frozen.take().unwrap().pages;
     let mut disk = std::collections::HashMap::new();
     for page in pages {
@@ -202,4 +203,154 @@ fn a_change_reads_all_it_needs_before_it_writes() {
     trie.insert(another, &guard).unwrap();
     model.push(another);
     agree(&trie, &model);
+}
+
+/// Changes at random, beside a model.
+fn change_some(trie: &Trie, model: &mut Vec<Entry>, dice: &mut Dice, changes: usize) {
+    let guard = &epoch::pin();
+    for _ in 0..changes {
+        let number = 1_000_000 + dice.next() % (1 << 26);
+        let at = dice.below(model.len().max(1));
+        match dice.below(3) {
+            0 if !model.is_empty() => {
+                let Entry { hash, address } = model.swap_remove(at);
+                assert_eq!(trie.remove(hash, Address::from_bits(address), guard), Ok(true));
+            }
+            1 if !model.is_empty() => {
+                let Entry { hash, address } = model[at];
+                assert_eq!(trie.replace(hash, Address::from_bits(address), place(number), guard), Ok(true));
+                model[at].address = place(number).bits();
+            }
+            _ => {
+                let entry = Entry::new(trie.shape().cut(dice.next()), place(number));
+                trie.insert(entry, guard).unwrap();
+                model.push(entry);
+            }
+        }
+    }
+}
+
+#[test]
+fn lists_that_serve_several_shards_are_read_and_divided() {
+    for shape in SHAPES {
+        for (seed, count) in [1, 3, 20, 100, 300, 1500].into_iter().enumerate() {
+            let mut dice = Dice(seed as u64);
+            let mut model: Vec<Entry> =
+                (0..count).map(|n| Entry::new(shape.cut(dice.next()), place(n))).collect();
+            let trie =
+                Trie::without_shards(shape, model.iter().map(|e| (e.hash, Address::from_bits(e.address))));
+            agree(&trie, &model);
+            for _ in 0..5 {
+                change_some(&trie, &mut model, &mut dice, 20);
+                agree(&trie, &model);
+            }
+            let guard = &epoch::pin();
+            for Entry { hash, address } in model.drain(..) {
+                assert_eq!(trie.remove(hash, Address::from_bits(address), guard), Ok(true));
+            }
+            agree(&trie, &[]);
+            assert_eq!(trie.heap().resident, 0);
+        }
+    }
+}
+
+/// A hash of a shard of a normal trie.
+fn hash_in(shard: u32, n: u64) -> u32 {
+    shard << 26 | Shape::NORMAL.cut(Dice(n).next()) >> 6
+}
+
+#[test]
+fn a_writer_waits_for_its_own_shard_only() {
+    const CHANGES: u64 = 5000;
+    let (trie, counts) = (&Trie::new(Shape::NORMAL), &[(); 3].map(|()| AtomicU64::new(0)));
+    let write = |shard: u32| {
+        let guard = &epoch::pin();
+        for n in 0..CHANGES {
+            trie.insert(Entry::new(hash_in(shard, n), place(n)), guard).unwrap();
+            counts[shard as usize].fetch_add(1, Ordering::Relaxed);
+        }
+        for n in 0..CHANGES {
+            assert_eq!(trie.remove(hash_in(shard, n), place(n), guard), Ok(true));
+        }
+    };
+    let done = || [0, 1, 2].map(|shard: usize| counts[shard].load(Ordering::Relaxed));
+    std::thread::scope(|scope| {
+        let held = trie.shards.lock(0);
+        let blocked = scope.spawn(|| write(0));
+        let others = [1, 2].map(|shard| scope.spawn(move || write(shard)));
+        others.into_iter().for_each(|other| other.join().unwrap());
+        assert_eq!(done(), [0, CHANGES, CHANGES]);
+        drop(held);
+        blocked.join().unwrap();
+    });
+    assert_eq!(done(), [CHANGES; 3]);
+    agree(trie, &[]);
+}
+
+/// Writers of four shards grow, change and shrink their parts of the trie side by side, while a
+/// checkpoint writes and evicts pages, and readers look for what stays.
+#[test]
+fn writers_of_several_shards_lose_nothing_beside_checkpoints_and_evictions() {
+    const STAY: u64 = 300;
+    for shape in [Shape::NORMAL, Shape::TINY] {
+        let trie = Trie::new(shape);
+        for n in 0..STAY {
+            trie.insert(Entry::new(hash_in(63, n), place(n)), &epoch::pin()).unwrap();
+        }
+        let (world, is_over) = (&Paged::new(trie), &AtomicBool::new(false));
+        let own = |shard: u32, n: u64| (hash_in(shard, n), place(n + 1000 * u64::from(shard)));
+        let write = |shard: u32| {
+            for round in 0..3 {
+                (0..700).map(|n| own(shard, n)).for_each(|(hash, at)| world.insert(hash, at));
+                for (hash, at) in (0..700).step_by(3).map(|n| own(shard, n)) {
+                    world.replace(hash, at, place(0));
+                    world.replace(hash, place(0), at);
+                }
+                let left = if round == 2 { 400 } else { 0 };
+                (left..700).map(|n| own(shard, n)).for_each(|(hash, at)| world.remove(hash, at));
+            }
+        };
+        std::thread::scope(|scope| {
+            let writers = [0, 1, 40, 62].map(|shard| scope.spawn(move || write(shard)));
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    world.turn_over();
+                }
+            });
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    for n in 0..STAY {
+                        assert!(world.find(hash_in(63, n), &epoch::pin()).contains(&place(n)));
+                    }
+                }
+            });
+            writers.into_iter().for_each(|writer| writer.join().unwrap());
+            is_over.store(true, Ordering::Relaxed);
+        });
+        let mut model: Vec<Entry> = (0..STAY).map(|n| Entry::new(hash_in(63, n), place(n))).collect();
+        let left = [0, 1, 40, 62].into_iter().flat_map(|shard| (0..400).map(move |n| own(shard, n)));
+        model.extend(left.map(|(hash, at)| Entry::new(hash, at)));
+        for entry in &model {
+            assert!(world.find(entry.hash, &epoch::pin()).contains(&Address::from_bits(entry.address)));
+        }
+        for n in 0..700 {
+            world.find(own(0, n).0, &epoch::pin());
+        }
+        assert_eq!(world.trie.len(), model.len() as u64);
+        world.load_all();
+        agree(&world.trie, &model);
+    }
+}
+
+/// Small keyspaces have lists for each shard, in the pages that they have without shards.
+#[test]
+fn shards_cost_a_small_trie_a_page_at_most() {
+    for count in [1, 10, 50, 100, 200, 300, 500, 700, 1000, 1500, 2000, 5000] {
+        let entries = || (0..count).map(|n| (Shape::NORMAL.cut(Dice(n).next()), place(n)));
+        let before = Trie::without_shards(Shape::NORMAL, entries());
+        let now = Trie::new(Shape::NORMAL);
+        entries().for_each(|(hash, at)| now.insert(Entry::new(hash, at), &epoch::pin()).unwrap());
+        println!("{count} pairs: {} bytes without shards, {} with", before.bytes(), now.bytes());
+        assert!(now.bytes() <= before.bytes() + Shape::NORMAL.page_bytes() as u64, "{count} pairs");
+    }
 }
