@@ -1,12 +1,12 @@
-//! One program for libFuzzer, guided by coverage: `SHEAF_FUZZ_TARGET` chooses which of testkit's targets it feeds,
-//! `SHEAF_FUZZ_ENGINE` whose databases (those of `flat`).
+//! One program for libFuzzer, guided by coverage: `SHEAF_FUZZ_TARGET` chooses which of testkit's
+//! targets it feeds, `SHEAF_FUZZ_ENGINE` whose databases (those of `flat`).
 #![no_main]
 
 use std::sync::OnceLock;
 
 use libfuzzer_sys::fuzz_target;
 use sheaf_testkit::fuzz::{Ground, Target};
-use sheaf_testkit::stage::Subject;
+use sheaf_testkit::fixture::Subject;
 
 struct Shared(Ground, Target);
 

@@ -1,7 +1,8 @@
 //! # Clock: the only place that reads the time
 //!
-//! The database uses time for three things only: to pace background work ([`Clock::now`]), to
-//! stamp a file for people ([`Clock::unix_seconds`]), and to compare what files cost the processor. No correctness hangs on any.
+//! The database uses time for three things only: to pace background work ([`Clock::now`]), to stamp
+//! a file for people ([`Clock::unix_seconds`]), and to compare what files cost the processor. No
+//! correctness hangs on any.
 
 #![expect(clippy::disallowed_methods, reason = "this is the clock")]
 

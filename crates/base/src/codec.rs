@@ -1,14 +1,14 @@
 //! # Codec: little-endian fields, written and read back with bounds
 //!
-//! For ROOT, checkpoints and file headers. Reading is of hostile bytes: every read is bounded, and a
-//! count is believed only as far as the bytes behind it go.
+//! For ROOT, checkpoints and file headers. Reading is of hostile bytes: every read is bounded, and
+//! a count is believed only as far as the bytes behind it go.
 
 use crate::error::Damage;
 use crate::frame::{u32_at, u64_at};
 
-/// Whatever is counted (lives, files, generations) stays below: no database gets there, and one that began there would run out of
-/// numbers.
-pub const COUNTED: u64 = 1 << 62;
+/// Whatever is counted (lives, files, generations) stays below: no database gets there, and one
+/// that began there would run out of numbers.
+pub const COUNT_LIMIT: u64 = 1 << 62;
 
 /// Appends a number in base 128, seven bits a byte, the lowest first.
 #[inline]
@@ -43,9 +43,9 @@ pub fn take_varint(bytes: &[u8], at: &mut usize) -> Result<u64, Damage> {
 
 /// Appends fields to a buffer.
 #[derive(Debug, Default)]
-pub struct Writer(pub Vec<u8>);
+pub struct FieldWriter(pub Vec<u8>);
 
-impl Writer {
+impl FieldWriter {
     /// One byte.
     pub fn u8(&mut self, value: u8) {
         self.0.push(value);
@@ -72,7 +72,7 @@ impl Writer {
         self.0.extend_from_slice(value);
     }
     /// A count (4 bytes) and each item.
-    pub fn list<T>(&mut self, items: &[T], mut each: impl FnMut(&mut Writer, &T)) {
+    pub fn list<T>(&mut self, items: &[T], mut each: impl FnMut(&mut FieldWriter, &T)) {
         self.u32(u32::try_from(items.len()).unwrap_or(u32::MAX));
         for item in items {
             each(self, item);
@@ -82,16 +82,16 @@ impl Writer {
 
 /// Takes fields from bytes.
 #[derive(Debug)]
-pub struct Reader<'a> {
+pub struct FieldReader<'a> {
     bytes: &'a [u8],
     at: usize,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> FieldReader<'a> {
     /// Reads `bytes` from the start.
     #[must_use]
-    pub fn new(bytes: &'a [u8]) -> Reader<'a> {
-        Reader { bytes, at: 0 }
+    pub fn new(bytes: &'a [u8]) -> FieldReader<'a> {
+        FieldReader { bytes, at: 0 }
     }
     /// The next `len` bytes.
     #[inline]
@@ -118,10 +118,10 @@ impl<'a> Reader<'a> {
     pub fn u64(&mut self) -> Result<u64, Damage> {
         Ok(u64_at(self.take(8)?, 0))
     }
-    /// Eight bytes that are counted on from: below [`COUNTED`], or damage of `field`.
+    /// Eight bytes that are counted on from: below [`COUNT_LIMIT`], or damage of `field`.
     pub fn counter(&mut self, field: &'static str) -> Result<u64, Damage> {
         match self.u64()? {
-            value if value < COUNTED => Ok(value),
+            value if value < COUNT_LIMIT => Ok(value),
             value => Err(Damage::BadField { field, value }),
         }
     }
@@ -144,7 +144,7 @@ impl<'a> Reader<'a> {
     /// Items after their count; an item takes at least one byte.
     pub fn list<T>(
         &mut self,
-        mut each: impl FnMut(&mut Reader<'a>) -> Result<T, Damage>,
+        mut each: impl FnMut(&mut FieldReader<'a>) -> Result<T, Damage>,
     ) -> Result<Vec<T>, Damage> {
         let count = self.u32()? as usize;
         let left = self.bytes.len() - self.at;
@@ -175,17 +175,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_in_base_128_come_back_and_what_is_none_is_damage() {
+    fn varints_round_trip_and_malformed_ones_are_damage() {
         for number in [0, 1, 127, 128, 16_383, 16_384, u64::from(u32::MAX), u64::MAX] {
             let mut bytes = Vec::new();
             put_varint(&mut bytes, number);
-            let mut reader = Reader::new(&bytes);
+            let mut reader = FieldReader::new(&bytes);
             assert_eq!(reader.varint(), Ok(number));
             reader.finish().unwrap();
             for short in 0..bytes.len() {
-                assert!(Reader::new(&bytes[..short]).varint().is_err(), "{number} cut at {short}");
+                assert!(FieldReader::new(&bytes[..short]).varint().is_err(), "{number} cut at {short}");
             }
         }
-        assert!(Reader::new(&[0x80; 20]).varint().is_err(), "without end");
+        assert!(FieldReader::new(&[0x80; 20]).varint().is_err(), "without end");
     }
 }

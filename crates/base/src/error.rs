@@ -34,14 +34,14 @@ pub enum Error {
     /// Stored bytes differ from the bytes written, or from the format. They are never returned as
     /// data. Other keyspaces stay usable, and other keys if the damage is local. Restore a backup,
     /// or salvage the intact data with `Database::repair`.
-    #[error("{} is damaged at offset {offset}: {what}", path.display())]
+    #[error("{} is damaged at offset {offset}: {damage}", path.display())]
     Corrupt {
         /// The damaged file.
         path: PathBuf,
         /// Offset of the damage in bytes.
         offset: u64,
         /// Kind of the damage.
-        what: Damage,
+        damage: Damage,
     },
     /// The disk is full, or a quota is exceeded. Nothing was written. Reads and removals continue,
     /// and writes succeed again as soon as there is space.
@@ -67,7 +67,7 @@ pub enum Error {
     /// again.
     #[error("{} may not grow to {size} bytes: the process may write files of at most {limit} bytes; \
         raise the limit (ulimit -f)", path.display())]
-    FileLimit {
+    FileSizeLimit {
         /// The file.
         path: PathBuf,
         /// The size that was needed, in bytes.
@@ -77,7 +77,7 @@ pub enum Error {
     },
     /// Another process, or another handle of this process, uses the database. Nothing was changed.
     /// Retry later, or let the opening wait (`Builder::wait`).
-    #[error("{} is {}{}", path.display(), cause.by(*pid, program.as_deref()), stopped(*pid, *is_stopped))]
+    #[error("{} is {}{}", path.display(), cause.describe(*pid, program.as_deref()), describe_stopped(*pid, *is_stopped))]
     Locked {
         /// The database.
         path: PathBuf,
@@ -88,14 +88,14 @@ pub enum Error {
         /// True if the process is stopped (SIGSTOP).
         is_stopped: bool,
         /// Kind of the use.
-        cause: InUse,
+        cause: LockConflict,
     },
     /// The process that has the database open accepts connections but does not answer. The
     /// requested operation may have been done; the database is intact. Resume that process, or kill
     /// it: all commits that it acknowledged are kept.
     #[error("{}, which has {} open, has not answered for {} s{}",
-        process(*pid, program.as_deref()), path.display(), waited.as_secs_f64().round(), silent(*pid, *is_stopped))]
-    OwnerSilent {
+        process(*pid, program.as_deref()), path.display(), waited.as_secs_f64().round(), describe_unresponsive(*pid, *is_stopped))]
+    OwnerUnresponsive {
         /// The database.
         path: PathBuf,
         /// The process, if known.
@@ -110,7 +110,7 @@ pub enum Error {
     /// The process that had the database open ended or closed it, and with it the snapshot of this
     /// attached reader. Everything that was read before is valid. Open the database again.
     #[error("the owner of database {} has closed it or ended; open it again to continue", path.display())]
-    OwnerGone {
+    OwnerClosed {
         /// The database.
         path: PathBuf,
     },
@@ -127,10 +127,10 @@ pub enum Error {
         op: &'static str,
     },
     /// A key, value, batch or name exceeds its limit. Nothing was written.
-    #[error("{what} of {got} bytes is too large: at most {max}")]
+    #[error("{object} of {got} bytes is too large: at most {max}")]
     TooLarge {
         /// The object: `key`, `value` or `batch`.
-        what: &'static str,
+        object: &'static str,
         /// Size of the object in bytes.
         got: u64,
         /// The limit in bytes.
@@ -139,7 +139,7 @@ pub enum Error {
     /// The file has a format version that this build does not support. Nothing was changed. Use a
     /// build that supports it, and move the data with `sheaf dump` and `sheaf load`.
     #[error("{} has format version {found}, this build reads {supported}", path.display())]
-    Format {
+    UnsupportedVersion {
         /// The file.
         path: PathBuf,
         /// Version of the file.
@@ -148,20 +148,20 @@ pub enum Error {
         supported: u32,
     },
     /// The directory contains something other than a database. Nothing was changed.
-    #[error("{} is not a Sheaf database: {why}", path.display())]
+    #[error("{} is not a Sheaf database: {reason}", path.display())]
     NotADatabase {
         /// The directory.
         path: PathBuf,
         /// The reason.
-        why: String,
+        reason: String,
     },
     /// The directory contains no backup, or an incomplete one. Nothing was changed.
-    #[error("{} is not a Sheaf backup: {why}", path.display())]
+    #[error("{} is not a Sheaf backup: {reason}", path.display())]
     NotABackup {
         /// The directory.
         path: PathBuf,
         /// The reason.
-        why: String,
+        reason: String,
     },
     /// A progress callback cancelled the operation. Partial output has been removed; a compaction
     /// keeps its completed work.
@@ -169,13 +169,13 @@ pub enum Error {
     Cancelled,
     /// There is no database in the directory, and the call must not create one.
     #[error("there is no database at {}", path.display())]
-    NotFound {
+    DatabaseNotFound {
         /// The directory.
         path: PathBuf,
     },
     /// There is no such keyspace: it was never created, or it was dropped.
     #[error("there is no keyspace {name:?}")]
-    NoKeyspace {
+    KeyspaceNotFound {
         /// Name of the keyspace.
         name: String,
     },
@@ -188,14 +188,14 @@ pub enum Error {
     /// The keyspace exists with another engine than the requested one, or with another value of an
     /// option, which then follows the name of the engine (`cedrus branching=64`). Nothing was
     /// changed.
-    #[error("keyspace {name:?} has engine {found:?}, not {asked:?}")]
+    #[error("keyspace {name:?} has engine {found:?}, not {requested:?}")]
     EngineMismatch {
         /// The keyspace.
         name: String,
         /// The engine it was created with.
         found: String,
         /// The requested engine.
-        asked: String,
+        requested: String,
     },
     /// The engine does not have this feature; `Keyspace::capabilities` tells in advance.
     #[error("engine {engine} does not support {feature}")]
@@ -212,17 +212,17 @@ pub enum Error {
     /// already has room are accepted. Nothing was written; reads, overwrites and removals continue.
     /// Raise the budget (`Builder::memory`) or remove keys.
     #[error("the memory budget of {budget} bytes has no room for more keys")]
-    OverBudget {
+    MemoryBudgetExceeded {
         /// The budget in bytes.
         budget: u64,
     },
     /// A write that must not block (`try_insert`, `try_submit` and similar) would have to wait.
     /// Nothing was written. Background work is removing the cause: retry later, or wait with
     /// `insert` or `submit`.
-    #[error("the write would have to wait: {}", wait_reason(with))]
+    #[error("the write would have to wait: {}", wait_reason(waiting_for))]
     Busy {
         /// Name of the kind of stall: `brake`, `memory`, `space`, `segment` or `conversion`.
-        with: &'static str,
+        waiting_for: &'static str,
     },
     /// The database was opened for reading only. Nothing was written.
     #[error("the database is open for reading only")]
@@ -232,49 +232,50 @@ pub enum Error {
     #[error("the database is closed")]
     Closed,
     /// An argument is not valid. Nothing was changed.
-    #[error("invalid {what}: {why}")]
-    Invalid {
+    #[error("invalid {argument}: {reason}")]
+    InvalidArgument {
         /// Name of the argument.
-        what: &'static str,
+        argument: &'static str,
         /// The reason.
-        why: String,
+        reason: String,
     },
 }
 
 /// Use of a database that prevents opening it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum InUse {
+pub enum LockConflict {
     /// A process has it open for writing.
     Owner,
     /// Processes have it open for reading, which excludes a writer.
     Readers,
     /// A process has it open for writing, and a reader cannot attach: the process is opening or
     /// closing the database, has no door, or belongs to another user.
-    NoDoor,
+    NoIpc,
     /// A process has it open for writing, and serves as many connections as it accepts.
-    Crowded,
+    TooManyConnections,
 }
 
-impl InUse {
+impl LockConflict {
     /// All kinds.
-    pub const ALL: [InUse; 4] = [InUse::Owner, InUse::Readers, InUse::NoDoor, InUse::Crowded];
+    pub const ALL: [LockConflict; 4] =
+        [LockConflict::Owner, LockConflict::Readers, LockConflict::NoIpc, LockConflict::TooManyConnections];
 
-    fn by(self, pid: Option<u32>, program: Option<&str>) -> String {
+    fn describe(self, pid: Option<u32>, program: Option<&str>) -> String {
         let process = process(pid, program);
         match self {
-            InUse::Owner if pid == Some(std::process::id()) => {
+            LockConflict::Owner if pid == Some(std::process::id()) => {
                 "in use: this process already has it open; clone that `Database`".to_owned()
             }
-            InUse::Owner => format!("in use by {process}; retry after that process has closed it"),
-            InUse::Readers => {
+            LockConflict::Owner => format!("in use by {process}; retry after that process has closed it"),
+            LockConflict::Readers => {
                 format!("being read by {process}; a writer must wait until that process has closed it")
             }
-            InUse::NoDoor => format!(
+            LockConflict::NoIpc => format!(
                 "in use by {process}, and a reader cannot attach: that process is opening or closing the database, \
-                 belongs to another user, or has no socket in it (Builder::door)"
+                 belongs to another user, or has no socket in it (Builder::ipc)"
             ),
-            InUse::Crowded => {
+            LockConflict::TooManyConnections => {
                 format!("in use by {process}, which serves as many connections as it accepts; retry later")
             }
         }
@@ -303,7 +304,7 @@ fn wait_reason(kind: &str) -> &str {
 }
 
 /// Returns the state of a stopped process and the remedy.
-fn stopped(pid: Option<u32>, is_stopped: bool) -> String {
+fn describe_stopped(pid: Option<u32>, is_stopped: bool) -> String {
     match pid.filter(|_| is_stopped) {
         Some(pid) => {
             format!("; that process is stopped: resume it (kill -CONT {pid}) or end it (kill -9 {pid})")
@@ -313,9 +314,9 @@ fn stopped(pid: Option<u32>, is_stopped: bool) -> String {
 }
 
 /// Returns the state of a process that does not answer, and the remedy.
-fn silent(pid: Option<u32>, is_stopped: bool) -> String {
+fn describe_unresponsive(pid: Option<u32>, is_stopped: bool) -> String {
     match (pid, is_stopped) {
-        (Some(_), true) => stopped(pid, true),
+        (Some(_), true) => describe_stopped(pid, true),
         (Some(pid), false) => format!("; retry, or end it (kill {pid})"),
         (None, _) => "; retry, or end that process".to_owned(),
     }
@@ -372,7 +373,7 @@ pub enum Damage {
     },
     /// The file is shorter than its expected content, or missing.
     #[error("file is missing or truncated: {got} bytes, expected {expected}")]
-    Short {
+    Truncated {
         /// Actual size in bytes.
         got: u64,
         /// Expected size in bytes.
@@ -385,7 +386,7 @@ impl Error {
     /// known.
     #[must_use]
     #[doc(hidden)]
-    pub fn locked(path: &Path, pid: Option<u32>, cause: InUse) -> Error {
+    pub fn locked(path: &Path, pid: Option<u32>, cause: LockConflict) -> Error {
         Error::Locked { path: path.to_path_buf(), pid, program: None, is_stopped: false, cause }
     }
 
@@ -398,8 +399,8 @@ impl Error {
             Ok(Error::TooManyFiles { limit, .. }) => {
                 return Error::TooManyFiles { path: path.to_path_buf(), limit };
             }
-            Ok(Error::FileLimit { size, limit, .. }) => {
-                return Error::FileLimit { path: path.to_path_buf(), size, limit };
+            Ok(Error::FileSizeLimit { size, limit, .. }) => {
+                return Error::FileSizeLimit { path: path.to_path_buf(), size, limit };
             }
             Ok(known) => return known,
             Err(source) => source,
@@ -422,7 +423,7 @@ impl Error {
             offset = offset,
             what = what.to_string()
         );
-        Error::Corrupt { path: path.to_path_buf(), offset, what }
+        Error::Corrupt { path: path.to_path_buf(), offset, damage: what }
     }
 
     /// Returns true if stored bytes are damaged. Other errors say nothing about them.
@@ -432,10 +433,10 @@ impl Error {
     }
 
     /// Returns true if there is no space for the write: the disk is full ([`Error::NoSpace`]), or a
-    /// file would exceed the limit of the process ([`Error::FileLimit`]).
+    /// file would exceed the limit of the process ([`Error::FileSizeLimit`]).
     #[must_use]
     pub fn is_no_space(&self) -> bool {
-        matches!(self, Error::NoSpace { .. } | Error::FileLimit { .. })
+        matches!(self, Error::NoSpace { .. } | Error::FileSizeLimit { .. })
     }
 
     /// Returns true if a sync of a file or directory failed. The data may be lost, and no later
@@ -456,19 +457,19 @@ impl From<Error> for io::Error {
                 Kind::InvalidData
             }
             Error::NoSpace { .. } => Kind::StorageFull,
-            Error::FileLimit { .. } => Kind::FileTooLarge,
+            Error::FileSizeLimit { .. } => Kind::FileTooLarge,
             Error::Locked { .. } => Kind::ResourceBusy,
-            Error::TooLarge { .. } | Error::Invalid { .. } | Error::EngineMismatch { .. } => {
+            Error::TooLarge { .. } | Error::InvalidArgument { .. } | Error::EngineMismatch { .. } => {
                 Kind::InvalidInput
             }
-            Error::Format { .. } | Error::Unsupported { .. } => Kind::Unsupported,
-            Error::NotFound { .. } | Error::NoKeyspace { .. } => Kind::NotFound,
+            Error::UnsupportedVersion { .. } | Error::Unsupported { .. } => Kind::Unsupported,
+            Error::DatabaseNotFound { .. } | Error::KeyspaceNotFound { .. } => Kind::NotFound,
             Error::KeyspaceExists { .. } => Kind::AlreadyExists,
-            Error::OverBudget { .. } => Kind::OutOfMemory,
+            Error::MemoryBudgetExceeded { .. } => Kind::OutOfMemory,
             Error::Busy { .. } => Kind::WouldBlock,
             Error::ReadOnly => Kind::PermissionDenied,
-            Error::OwnerGone { .. } => Kind::ConnectionAborted,
-            Error::OwnerSilent { .. } => Kind::TimedOut,
+            Error::OwnerClosed { .. } => Kind::ConnectionAborted,
+            Error::OwnerUnresponsive { .. } => Kind::TimedOut,
             Error::Closed => Kind::NotConnected,
             Error::Cancelled | Error::Conflict | Error::Poisoned { .. } | Error::TooManyFiles { .. } => {
                 Kind::Other

@@ -30,20 +30,20 @@ pub fn generation() -> u64 {
 
 fn install() {
     // SAFETY:
-    // * `entered_child` lives as long as the program and only adds to an atomic, which is
+    // * `after_fork_in_child` lives as long as the program and only adds to an atomic, which is
     //   allowed between fork and exec.
-    let failed = unsafe { libc::pthread_atfork(None, None, Some(entered_child)) };
+    let failed = unsafe { libc::pthread_atfork(None, None, Some(after_fork_in_child)) };
     assert_eq!(failed, 0, "no memory for a fork handler");
 }
 
-extern "C" fn entered_child() {
+extern "C" fn after_fork_in_child() {
     GENERATION.fetch_add(1, Ordering::Relaxed);
 }
 
 /// Remembers the process that made it.
 #[derive(Clone, Copy, Debug)]
 pub struct ForkGuard {
-    born: u64,
+    generation: u64,
 }
 
 impl ForkGuard {
@@ -51,14 +51,14 @@ impl ForkGuard {
     #[must_use]
     #[expect(clippy::new_without_default, reason = "a default that asks the system surprises")]
     pub fn new() -> ForkGuard {
-        ForkGuard { born: generation() }
+        ForkGuard { generation: generation() }
     }
 
     /// True in a process that was forked since the guard was made.
     #[inline]
     #[must_use]
     pub fn is_child(&self) -> bool {
-        GENERATION.load(Ordering::Relaxed) != self.born
+        GENERATION.load(Ordering::Relaxed) != self.generation
     }
 }
 

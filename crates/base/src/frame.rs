@@ -44,39 +44,39 @@ pub const MAX_BODY: usize = (1 << 24) - 1;
 pub const MAX_SEQ: u64 = (1 << 48) - 1;
 /// A commit has a part in each log at most.
 #[allow(clippy::cast_possible_truncation)] // of a few logs
-const MOST_PARTS: u8 = LogId::ALL.len() as u8;
+const MAX_PARTS: u8 = LogId::ALL.len() as u8;
 
 /// Flag: the first frame of a commit's run.
 pub const FIRST: u8 = 1;
 /// Flag: the last frame of a commit's run.
 pub const LAST: u8 = 2;
 /// Flag: the body starts with the durable watermark (8 bytes).
-pub const WATER: u8 = 4;
+pub const WATERMARK: u8 = 4;
 
 /// What a frame is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Kind {
+pub enum FrameKind {
     /// Part of a commit: counts in the order.
     Commit = 1,
     /// A live entry the cleaner copied, with its own seq: never counts in the order.
-    Moved = 2,
+    Relocated = 2,
     /// An old version copied because a view needs it: recovery ignores it.
     Pinned = 3,
     /// Carries a watermark and nothing else.
-    Note = 4,
+    Watermark = 4,
     /// The proper end of a segment: its log goes on in the next one.
     Seal = 5,
 }
 
-impl Kind {
-    fn from_u8(number: u8) -> Option<Kind> {
+impl FrameKind {
+    fn from_u8(number: u8) -> Option<FrameKind> {
         match number {
-            1 => Some(Kind::Commit),
-            2 => Some(Kind::Moved),
-            3 => Some(Kind::Pinned),
-            4 => Some(Kind::Note),
-            5 => Some(Kind::Seal),
+            1 => Some(FrameKind::Commit),
+            2 => Some(FrameKind::Relocated),
+            3 => Some(FrameKind::Pinned),
+            4 => Some(FrameKind::Watermark),
+            5 => Some(FrameKind::Seal),
             _ => None,
         }
     }
@@ -84,14 +84,14 @@ impl Kind {
 
 /// A decoded header whose checksum was not looked at yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Header {
+pub struct FrameHeader {
     /// Stored checksum.
     pub check: u32,
     /// Bytes of the body.
     pub len: usize,
     /// What it is.
-    pub kind: Kind,
-    /// [`FIRST`] | [`LAST`] | [`WATER`].
+    pub kind: FrameKind,
+    /// [`FIRST`] | [`LAST`] | [`WATERMARK`].
     pub flags: u8,
     /// The commit (of a moved entry: its original one).
     pub seq: Seq,
@@ -103,7 +103,7 @@ pub struct Header {
     pub gap: u8,
 }
 
-impl Header {
+impl FrameHeader {
     /// True for the first frame of a run.
     #[must_use]
     pub fn is_first(&self) -> bool {
@@ -122,11 +122,12 @@ impl Header {
         span(self.len)
     }
 
-    /// The payload of its frame, all of whose bytes the caller has: the body without the water mark.
+    /// The payload of its frame, all of whose bytes the caller has: the body without the water
+    /// mark.
     #[inline]
     #[must_use]
     pub fn payload<'f>(&self, frame: &'f [u8]) -> &'f [u8] {
-        let skip = if self.flags & WATER != 0 { 8 } else { 0 };
+        let skip = if self.flags & WATERMARK != 0 { 8 } else { 0 };
         &frame[HEADER + skip..HEADER + self.len]
     }
 
@@ -144,18 +145,18 @@ impl Header {
     /// Decodes a header; `None` if it cannot be one.
     #[inline]
     #[must_use]
-    pub fn decode(bytes: &[u8; HEADER]) -> Option<Header> {
+    pub fn decode(bytes: &[u8; HEADER]) -> Option<FrameHeader> {
         let check = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
         let word = u32::from_le_bytes([bytes[4], bytes[5], bytes[6], bytes[7]]);
         let order = u64_at(bytes, 8);
         let (part, parts) = ((order >> 48 & 0xf) as u8, (order >> 52 & 0xf) as u8);
-        if part >= MOST_PARTS || parts > MOST_PARTS {
+        if part >= MAX_PARTS || parts > MAX_PARTS {
             return None;
         }
-        Some(Header {
+        Some(FrameHeader {
             check,
             len: (word & 0x00ff_ffff) as usize,
-            kind: Kind::from_u8((word >> 24 & 0xf) as u8)?,
+            kind: FrameKind::from_u8((word >> 24 & 0xf) as u8)?,
             flags: (word >> 28) as u8,
             seq: Seq(order & MAX_SEQ),
             part,
@@ -174,18 +175,18 @@ pub fn span(len: usize) -> u64 {
 
 /// Where a frame's checksum is seeded: everything about its place but the offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Seed(u32);
+pub struct ChecksumSeed(u32);
 
-impl Seed {
+impl ChecksumSeed {
     /// The seed of one segment in one incarnation.
     #[must_use]
-    pub fn new(store: StoreId, log: LogId, segment: SegmentId, incarnation: Incarnation) -> Seed {
+    pub fn new(store: StoreId, log: LogId, segment: SegmentId, incarnation: Incarnation) -> ChecksumSeed {
         let mut bytes = [0u8; 33];
         bytes[..16].copy_from_slice(&store.0.to_le_bytes());
         bytes[16] = log as u8;
         bytes[17..25].copy_from_slice(&segment.0.to_le_bytes());
         bytes[25..33].copy_from_slice(&incarnation.0.to_le_bytes());
-        Seed(crc32c::crc32c(&bytes))
+        ChecksumSeed(crc32c::crc32c(&bytes))
     }
 
     /// Of the offset, the words of the header without the sum, and the sum of the body.
@@ -201,7 +202,7 @@ impl Seed {
 
     /// Writes the header of a frame at `offset` whose body sums to `body` into `out`.
     #[inline]
-    pub fn seal(self, offset: u64, header: &Header, body: u32, out: &mut [u8]) {
+    pub fn write_header(self, offset: u64, header: &FrameHeader, body: u32, out: &mut [u8]) {
         let (word, order) = header.words();
         let check = self.check(offset, (word, order), body);
         let first = u64::from(check) | u64::from(word) << 32;
@@ -210,13 +211,13 @@ impl Seed {
     }
 
     /// Checks a frame's bytes (header and body) at `offset`.
-    pub fn verify(self, offset: u64, header: &Header, frame: &[u8]) -> Result<(), Damage> {
+    pub fn verify(self, offset: u64, header: &FrameHeader, frame: &[u8]) -> Result<(), Damage> {
         self.verify_and_sum(offset, header, frame).map(drop)
     }
 
-    /// As [`Seed::verify`]; answers what the body sums to.
+    /// As [`ChecksumSeed::verify`]; answers what the body sums to.
     #[inline]
-    pub fn verify_and_sum(self, offset: u64, header: &Header, frame: &[u8]) -> Result<u32, Damage> {
+    pub fn verify_and_sum(self, offset: u64, header: &FrameHeader, frame: &[u8]) -> Result<u32, Damage> {
         let body = body_sum(&frame[HEADER..HEADER + header.len]);
         let got = self.check(offset, (u32_at(frame, 4), u64_at(frame, 8)), body);
         if got == header.check { Ok(body) } else { Err(Damage::BadChecksum { expected: header.check, got }) }
@@ -252,15 +253,15 @@ pub fn u32_at(bytes: &[u8], at: usize) -> u32 {
 mod tests {
     use super::*;
 
-    fn seed(segment: u64) -> Seed {
-        Seed::new(StoreId(7), LogId::Flat, SegmentId(segment), Incarnation(1))
+    fn seed(segment: u64) -> ChecksumSeed {
+        ChecksumSeed::new(StoreId(7), LogId::ValueLog, SegmentId(segment), Incarnation(1))
     }
 
-    fn frame(offset: u64, body: &[u8]) -> (Header, Vec<u8>) {
-        let header = Header {
+    fn frame(offset: u64, body: &[u8]) -> (FrameHeader, Vec<u8>) {
+        let header = FrameHeader {
             check: 0,
             len: body.len(),
-            kind: Kind::Commit,
+            kind: FrameKind::Commit,
             flags: FIRST | LAST,
             seq: Seq(MAX_SEQ),
             part: 1,
@@ -269,7 +270,7 @@ mod tests {
         };
         let mut bytes = vec![0; usize::try_from(span(body.len())).unwrap()];
         bytes[HEADER..HEADER + body.len()].copy_from_slice(body);
-        seed(3).seal(offset, &header, body_sum(body), &mut bytes);
+        seed(3).write_header(offset, &header, body_sum(body), &mut bytes);
         (header, bytes)
     }
 
@@ -278,19 +279,19 @@ mod tests {
         let (header, bytes) = frame(512, b"body");
         let mut head = [0; HEADER];
         head.copy_from_slice(&bytes[..HEADER]);
-        let back = Header::decode(&head).unwrap();
-        assert_eq!(Header { check: back.check, ..header }, back);
+        let back = FrameHeader::decode(&head).unwrap();
+        assert_eq!(FrameHeader { check: back.check, ..header }, back);
         assert!(seed(3).verify(512, &back, &bytes).is_ok());
     }
 
     #[test]
-    fn a_header_of_more_parts_than_there_are_logs_is_none() {
+    fn a_header_with_too_many_parts_is_rejected() {
         let (header, mut bytes) = frame(512, b"body");
         for (part, parts) in [(0, 3), (1, 9), (0, 15), (2, 2), (15, 1), (8, 0)] {
-            seed(3).seal(512, &Header { part, parts, ..header }, body_sum(b"body"), &mut bytes);
+            seed(3).write_header(512, &FrameHeader { part, parts, ..header }, body_sum(b"body"), &mut bytes);
             let mut head = [0; HEADER];
             head.copy_from_slice(&bytes[..HEADER]);
-            assert_eq!(Header::decode(&head), None, "part {part} of {parts}");
+            assert_eq!(FrameHeader::decode(&head), None, "part {part} of {parts}");
         }
     }
 
@@ -299,7 +300,7 @@ mod tests {
         let (_, bytes) = frame(512, b"body");
         let mut head = [0; HEADER];
         head.copy_from_slice(&bytes[..HEADER]);
-        let header = Header::decode(&head).unwrap();
+        let header = FrameHeader::decode(&head).unwrap();
         assert!(seed(3).verify(520, &header, &bytes).is_err(), "another offset");
         assert!(seed(4).verify(512, &header, &bytes).is_err(), "another segment");
     }
@@ -312,7 +313,7 @@ mod tests {
             bad[bit / 8] ^= 1 << (bit % 8);
             let mut head = [0; HEADER];
             head.copy_from_slice(&bad[..HEADER]);
-            let valid = Header::decode(&head)
+            let valid = FrameHeader::decode(&head)
                 .is_some_and(|h| HEADER + h.len <= bad.len() && seed(3).verify(512, &h, &bad).is_ok());
             assert!(!valid, "bit {bit}");
         }

@@ -1,13 +1,15 @@
 //! # Keys: what engines ask of the bytes of keys
 //!
-//! How keys compare is the same in all of them: as strings of unsigned bytes. So heads, separators and bounds are too.
+//! How keys compare is the same in all of them: as strings of unsigned bytes. So heads, separators
+//! and bounds are too.
 
 use std::ops::Bound;
 
 /// Bytes of a head.
 pub const HEAD: usize = 8;
 
-/// The first eight bytes as a number, with zeros behind the end. Numbers compare as keys do, but where they agree.
+/// The first eight bytes as a number, with zeros behind the end. Numbers compare as keys do, but
+/// where they agree.
 #[inline]
 #[must_use]
 pub fn head(bytes: &[u8]) -> u64 {
@@ -24,22 +26,22 @@ pub fn head(bytes: &[u8]) -> u64 {
 /// Bytes that both begin with.
 #[inline]
 #[must_use]
-pub fn common(a: &[u8], b: &[u8]) -> usize {
+pub fn common_prefix_len(a: &[u8], b: &[u8]) -> usize {
     a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }
 
 /// The shortest key above `low` and not above `high`, which is above `low`.
 #[inline]
 #[must_use]
-pub fn between<'k>(low: &[u8], high: &'k [u8]) -> &'k [u8] {
+pub fn shortest_separator<'k>(low: &[u8], high: &'k [u8]) -> &'k [u8] {
     debug_assert!(low < high);
-    &high[..high.len().min(common(low, high) + 1)]
+    &high[..high.len().min(common_prefix_len(low, high) + 1)]
 }
 
 /// A bound that somebody else keeps.
 #[inline]
 #[must_use]
-pub fn borrowed(bound: &Bound<Vec<u8>>) -> Bound<&[u8]> {
+pub fn borrow_bound(bound: &Bound<Vec<u8>>) -> Bound<&[u8]> {
     bound.as_ref().map(Vec::as_slice)
 }
 
@@ -79,18 +81,18 @@ mod tests {
     }
 
     #[test]
-    fn what_is_between_is_short() {
-        assert_eq!(between(b"user1", b"user2999"), b"user2");
-        assert_eq!(between(b"user", b"user2999"), b"user2");
-        assert_eq!(between(b"", b"x"), b"x");
-        assert_eq!(between(b"a", b"a\0"), b"a\0");
+    fn separators_are_short() {
+        assert_eq!(shortest_separator(b"user1", b"user2999"), b"user2");
+        assert_eq!(shortest_separator(b"user", b"user2999"), b"user2");
+        assert_eq!(shortest_separator(b"", b"x"), b"x");
+        assert_eq!(shortest_separator(b"a", b"a\0"), b"a\0");
     }
 
     #[test]
     fn a_bound_has_its_key_or_not() {
         let key = b"k".to_vec();
         for (bound, has) in [(Bound::Included(key.clone()), true), (Bound::Excluded(key), false)] {
-            let bound = borrowed(&bound);
+            let bound = borrow_bound(&bound);
             assert_eq!((is_above(b"k", bound), is_below(b"k", bound)), (has, has));
             assert!(is_above(b"ka", bound) && !is_below(b"ka", bound));
             assert!(is_below(b"j", bound) && !is_above(b"j", bound));

@@ -2,7 +2,8 @@
 //!
 //! Disk access, commits, logs, checkpoints and the contract of an engine. Engines depend on this
 //! crate and not on each other. The store syncs the logs and starts the background threads. An
-//! engine has access to the disk only through the directory of its own files ([`ground::Home`]).
+//! engine has access to the disk only through the directory of its own files
+//! ([`engine_context::EngineDir`]).
 //!
 //! ## Picture
 //!
@@ -19,42 +20,42 @@
 //!   disk     access to files                              (disk/)
 //! ```
 
+pub mod accept;
 pub mod backup;
+pub mod backup_files;
 pub mod blob;
+pub mod blob_reader;
+pub mod cache_arbiter;
 pub mod clock;
 pub mod codec;
+mod commit_rate;
 pub mod disk;
+pub mod double_slot;
 pub mod engine;
-pub mod entries;
+pub mod engine_context;
 pub mod error;
-pub mod fault;
 pub mod fork;
 pub mod frame;
-pub mod ground;
+pub mod idle;
 pub mod keys;
-pub mod load;
-pub mod lull;
+pub mod log_entries;
 pub mod memory;
 pub mod memtable;
 pub mod options;
-pub mod own;
-pub mod paged;
-pub mod pair;
-pub mod pairs;
-pub mod porter;
-pub mod reach;
+mod output_dir;
+pub mod page_file;
+pub mod parallel;
+pub mod read_ahead;
 pub mod record;
 pub mod root;
+pub mod scan_length;
 pub mod segment;
-pub mod shares;
-mod speed;
 pub mod store;
 pub mod sync;
-mod target;
 pub mod trace;
 pub mod types;
-pub mod value;
 pub mod versions;
 pub mod views;
 pub mod window;
-pub mod work;
+pub mod wire_error;
+pub mod workload;

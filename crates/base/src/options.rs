@@ -13,7 +13,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use crate::codec::{Reader, Writer};
+use crate::codec::{FieldReader, FieldWriter};
 use crate::error::{Damage, Error, Result};
 
 /// Longest name of an option that is read from a file, in bytes.
@@ -22,7 +22,7 @@ const MAX_NAME: usize = 64;
 /// Values that an option allows within its range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Values {
+pub enum OptionDomain {
     /// All values.
     Any,
     /// Powers of two.
@@ -37,11 +37,11 @@ pub struct OptionSpec {
     /// Name of the option.
     pub name: &'static str,
     /// Smallest value.
-    pub least: u64,
+    pub min: u64,
     /// Largest value.
-    pub most: u64,
+    pub max: u64,
     /// Allowed values within the range.
-    pub values: Values,
+    pub domain: OptionDomain,
     /// Value of an option that is not set.
     pub default: u64,
     /// Description in one line.
@@ -52,11 +52,11 @@ impl OptionSpec {
     /// Returns true if `value` is allowed.
     #[must_use]
     pub fn allows(&self, value: u64) -> bool {
-        (self.least..=self.most).contains(&value)
-            && match self.values {
-                Values::Any => true,
-                Values::PowersOfTwo => value.is_power_of_two(),
-                Values::MultiplesOf(unit) => value.is_multiple_of(unit),
+        (self.min..=self.max).contains(&value)
+            && match self.domain {
+                OptionDomain::Any => true,
+                OptionDomain::PowersOfTwo => value.is_power_of_two(),
+                OptionDomain::MultiplesOf(unit) => value.is_multiple_of(unit),
             }
     }
 }
@@ -64,11 +64,11 @@ impl OptionSpec {
 /// Writes the name, values and default: `branching: 4 to 256, a power of two; default 16`.
 impl fmt::Display for OptionSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {} to {}", self.name, self.least, self.most)?;
-        match self.values {
-            Values::Any => {}
-            Values::PowersOfTwo => f.write_str(", a power of two")?,
-            Values::MultiplesOf(unit) => write!(f, ", a multiple of {unit}")?,
+        write!(f, "{}: {} to {}", self.name, self.min, self.max)?;
+        match self.domain {
+            OptionDomain::Any => {}
+            OptionDomain::PowersOfTwo => f.write_str(", a power of two")?,
+            OptionDomain::MultiplesOf(unit) => write!(f, ", a multiple of {unit}")?,
         }
         write!(f, "; default {}", self.default)
     }
@@ -120,7 +120,7 @@ impl EngineOptions {
     /// Returns a value for each of `specs`: the one that was set, or the default.
     #[must_use]
     #[doc(hidden)]
-    pub fn in_full(&self, specs: &[OptionSpec]) -> EngineOptions {
+    pub fn with_defaults(&self, specs: &[OptionSpec]) -> EngineOptions {
         EngineOptions(specs.iter().map(|spec| (spec.name.to_owned(), self.value(spec))).collect())
     }
 
@@ -128,10 +128,11 @@ impl EngineOptions {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Invalid`] for an unknown option and for a value that is not allowed.
+    /// Returns [`Error::InvalidArgument`] for an unknown option and for a value that is not
+    /// allowed.
     #[doc(hidden)]
     pub fn check(&self, engine: &str, specs: &[OptionSpec]) -> Result<()> {
-        let refused = |why| Err(Error::Invalid { what: "option", why });
+        let refused = |why| Err(Error::InvalidArgument { argument: "option", reason: why });
         for (name, value) in self.iter() {
             let Some(spec) = specs.iter().find(|spec| spec.name == name) else {
                 let known: Vec<String> = specs.iter().map(|spec| format!("({spec})")).collect();
@@ -155,7 +156,7 @@ impl EngineOptions {
         specs.iter().find(|spec| asked.get(spec.name).is_some_and(|value| value != self.value(spec)))
     }
 
-    pub(crate) fn encode(&self, w: &mut Writer) {
+    pub(crate) fn encode(&self, w: &mut FieldWriter) {
         let all: Vec<(&str, u64)> = self.iter().collect();
         w.list(&all, |w, (name, value)| {
             w.bytes(name.as_bytes());
@@ -164,7 +165,7 @@ impl EngineOptions {
     }
 
     /// Decodes options from a file. Does not check that an engine has them.
-    pub(crate) fn decode(r: &mut Reader<'_>) -> Result<EngineOptions, Damage> {
+    pub(crate) fn decode(r: &mut FieldReader<'_>) -> Result<EngineOptions, Damage> {
         let all = r.list(|r| {
             let name = r.bytes()?;
             let bad = || Damage::BadField { field: "option", value: name.len() as u64 };
@@ -196,17 +197,17 @@ mod tests {
 
     const WIDTH: OptionSpec = OptionSpec {
         name: "width",
-        least: 4,
-        most: 256,
-        values: Values::PowersOfTwo,
+        min: 4,
+        max: 256,
+        domain: OptionDomain::PowersOfTwo,
         default: 16,
         help: "how wide it is",
     };
     const LENGTH: OptionSpec = OptionSpec {
         name: "length",
-        least: 8,
-        most: 32,
-        values: Values::MultiplesOf(8),
+        min: 8,
+        max: 32,
+        domain: OptionDomain::MultiplesOf(8),
         default: 32,
         ..WIDTH
     };
@@ -218,9 +219,9 @@ mod tests {
     }
 
     #[test]
-    fn what_an_engine_does_not_allow_is_refused_by_name_range_and_default() {
+    fn disallowed_options_are_refused_with_name_range_and_default() {
         let check = |pairs: &[(&str, u64)]| match chosen(pairs).check("e", &[WIDTH, LENGTH]) {
-            Err(Error::Invalid { what: "option", why }) => Some(why),
+            Err(Error::InvalidArgument { argument: "option", reason: why }) => Some(why),
             other => other.map(|()| None).unwrap(),
         };
         for good in [4, 16, 256] {
@@ -242,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_chosen_comes_before_the_default() {
+    fn set_options_override_the_default() {
         let options = chosen(&[("width", 64)]);
         assert_eq!((options.value(&WIDTH), options.value(&LENGTH)), (64, 32));
         let specs = [WIDTH, LENGTH];
@@ -254,12 +255,12 @@ mod tests {
     }
 
     #[test]
-    fn other_bytes_than_were_written_are_damage_or_other_options() {
+    fn changed_bytes_decode_to_damage_or_other_options() {
         let options = chosen(&[("width", 64), ("length", 24)]);
-        let mut w = Writer::default();
+        let mut w = FieldWriter::default();
         options.encode(&mut w);
         let read = |bytes: &[u8]| {
-            let mut r = Reader::new(bytes);
+            let mut r = FieldReader::new(bytes);
             EngineOptions::decode(&mut r).and_then(|options| r.finish().map(|()| options))
         };
         assert_eq!(read(&w.0).unwrap(), options);
@@ -269,7 +270,7 @@ mod tests {
             bytes[at] ^= 0x81;
             assert!(read(&bytes).is_err() || read(&bytes).unwrap() != options, "byte {at}");
         }
-        let mut twice = Writer::default();
+        let mut twice = FieldWriter::default();
         twice.list(&["a", "a"], |w, name| {
             w.bytes(name.as_bytes());
             w.u64(1);

@@ -15,30 +15,30 @@ use crate::types::{KeyspaceId, MAX_KEY};
 
 const PUT: u8 = 1;
 const REMOVE: u8 = 2;
-const PUT_STAGED: u8 = 3;
+const PUT_BLOB: u8 = 3;
 /// Most bytes before the key: what it does, and three numbers.
-const MOST_HEAD: usize = 1 + 3 * 5;
+const MAX_HEAD: usize = 1 + 3 * 5;
 /// Bytes of a staged value's reference after the key.
-const STAGED: usize = 12;
+const BLOB_REF_BYTES: usize = 12;
 
 /// What a record does to its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Content<'a> {
+pub enum RecordContent<'a> {
     /// The key has this value.
     Put(&'a [u8]),
     /// The key has the value kept in this blob.
-    Staged(BlobRef),
+    Blob(BlobRef),
     /// The key is gone.
     Remove,
 }
 
-impl Content<'_> {
+impl RecordContent<'_> {
     /// The number of the staged value it names.
     #[must_use]
-    pub fn staged(&self) -> Option<u64> {
+    pub fn blob_id(&self) -> Option<u64> {
         match self {
-            Content::Staged(blob) => Some(blob.id),
-            Content::Put(_) | Content::Remove => None,
+            RecordContent::Blob(blob) => Some(blob.id),
+            RecordContent::Put(_) | RecordContent::Remove => None,
         }
     }
 }
@@ -51,7 +51,7 @@ pub struct Record<'a> {
     /// The key.
     pub key: &'a [u8],
     /// What became of it.
-    pub content: Content<'a>,
+    pub content: RecordContent<'a>,
 }
 
 impl<'a> Record<'a> {
@@ -60,11 +60,11 @@ impl<'a> Record<'a> {
     #[inline]
     pub fn encode(&self, out: &mut Vec<u8>) {
         let (op, value_len) = match self.content {
-            Content::Put(value) => (PUT, Some(value.len() as u32)),
-            Content::Staged(blob) => (PUT_STAGED, Some(blob.len)),
-            Content::Remove => (REMOVE, None),
+            RecordContent::Put(value) => (PUT, Some(value.len() as u32)),
+            RecordContent::Blob(blob) => (PUT_BLOB, Some(blob.len)),
+            RecordContent::Remove => (REMOVE, None),
         };
-        let (mut head, mut len) = ([0; MOST_HEAD], 1);
+        let (mut head, mut len) = ([0; MAX_HEAD], 1);
         head[0] = op;
         put_varint(&mut head, &mut len, self.keyspace.0);
         put_varint(&mut head, &mut len, self.key.len() as u32);
@@ -74,12 +74,12 @@ impl<'a> Record<'a> {
         out.extend_from_slice(&head[..len]);
         out.extend_from_slice(self.key);
         match self.content {
-            Content::Put(value) => out.extend_from_slice(value),
-            Content::Staged(blob) => {
+            RecordContent::Put(value) => out.extend_from_slice(value),
+            RecordContent::Blob(blob) => {
                 out.extend_from_slice(&blob.id.to_le_bytes());
                 out.extend_from_slice(&blob.sum.to_le_bytes());
             }
-            Content::Remove => {}
+            RecordContent::Remove => {}
         }
     }
 
@@ -91,11 +91,11 @@ impl<'a> Record<'a> {
         let keyspace = KeyspaceId(take_varint(body, &mut at)?);
         let key_len = take_varint(body, &mut at)? as usize;
         let value_len = match op {
-            PUT | PUT_STAGED => take_varint(body, &mut at)?,
+            PUT | PUT_BLOB => take_varint(body, &mut at)?,
             REMOVE => 0,
             other => return Err(Damage::BadField { field: "op", value: u64::from(other) }),
         };
-        let tail = if op == PUT_STAGED { STAGED } else { value_len as usize };
+        let tail = if op == PUT_BLOB { BLOB_REF_BYTES } else { value_len as usize };
         let rest = body.len() - at;
         if key_len > MAX_KEY || key_len.checked_add(tail) != Some(rest) {
             return Err(Damage::BadLength {
@@ -105,18 +105,18 @@ impl<'a> Record<'a> {
         }
         let (key, value) = body[at..].split_at(key_len);
         let content = match op {
-            PUT => Content::Put(value),
-            PUT_STAGED => {
-                Content::Staged(BlobRef { id: u64_at(value, 0), len: value_len, sum: u32_at(value, 8) })
+            PUT => RecordContent::Put(value),
+            PUT_BLOB => {
+                RecordContent::Blob(BlobRef { id: u64_at(value, 0), len: value_len, sum: u32_at(value, 8) })
             }
-            _ => Content::Remove,
+            _ => RecordContent::Remove,
         };
         Ok(Record { keyspace, key, content })
     }
 }
 
 #[inline]
-fn put_varint(out: &mut [u8; MOST_HEAD], at: &mut usize, mut number: u32) {
+fn put_varint(out: &mut [u8; MAX_HEAD], at: &mut usize, mut number: u32) {
     while number >= 0x80 {
         out[*at] = (number & 0x7f) as u8 | 0x80;
         *at += 1;
@@ -168,11 +168,11 @@ mod tests {
     #[test]
     fn records_round_trip_and_no_prefix_of_one_is_one() {
         let key = vec![0xff; 200];
-        round_trip(Record { keyspace: KeyspaceId(1), key: b"", content: Content::Put(b"") });
-        round_trip(Record { keyspace: KeyspaceId(u32::MAX), key: &key, content: Content::Put(&key) });
-        round_trip(Record { keyspace: KeyspaceId(128), key: b"k", content: Content::Remove });
+        round_trip(Record { keyspace: KeyspaceId(1), key: b"", content: RecordContent::Put(b"") });
+        round_trip(Record { keyspace: KeyspaceId(u32::MAX), key: &key, content: RecordContent::Put(&key) });
+        round_trip(Record { keyspace: KeyspaceId(128), key: b"k", content: RecordContent::Remove });
         let blob = BlobRef { id: u64::MAX, len: u32::MAX, sum: 5 };
-        round_trip(Record { keyspace: KeyspaceId(1), key: b"k", content: Content::Staged(blob) });
+        round_trip(Record { keyspace: KeyspaceId(1), key: b"k", content: RecordContent::Blob(blob) });
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! # ROOT: what recovery starts from
 //!
-//! A [`Pair`] of slots, `ROOT.0` and `ROOT.1`. ROOT names everything that is needed: the floor below which recovery
-//! asks no questions, the live segments of each log, the keyspaces as of the floor, the index
-//! checkpoints, and the bounds of numbers that may have been used. What neither slot names is free.
+//! A [`DoubleSlot`] of slots, `ROOT.0` and `ROOT.1`. ROOT names everything that is needed: the
+//! floor below which recovery asks no questions, the live segments of each log, the keyspaces as of
+//! the floor, the index checkpoints, and the bounds of numbers that may have been used. What
+//! neither slot names is free.
 //!
 //! ## Invariants
 //!
@@ -14,12 +15,12 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::codec::{Reader, Writer};
+use crate::codec::{FieldReader, FieldWriter};
 use crate::disk::Disk;
+use crate::double_slot::{self, DoubleSlot, DoubleSlotState};
 use crate::error::{Damage, Error, Result};
 use crate::frame::MAX_SEQ;
 use crate::options::EngineOptions;
-use crate::pair::{self, Pair, State};
 use crate::segment::{DATA_START, MAX_CAPACITY};
 use crate::types::{Incarnation, KeyspaceId, LogId, SegmentId, Seq, StoreId};
 
@@ -30,7 +31,7 @@ pub const FORMAT_WITH_OPTIONS: u32 = 7;
 
 /// One keyspace of the catalogue.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct KeyspaceEntry {
+pub struct CatalogEntry {
     /// Its number.
     pub id: KeyspaceId,
     /// Its name.
@@ -43,7 +44,7 @@ pub struct KeyspaceEntry {
 
 /// One live segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SegmentEntry {
+pub struct RootSegment {
     /// Its number.
     pub id: SegmentId,
     /// Which of the log's streams it belongs to: 0 is the order, others hold survivors.
@@ -55,7 +56,7 @@ pub struct SegmentEntry {
     /// Accepted bytes: all of them if `sealed`, else those known durable when ROOT was written.
     pub end: u64,
     /// Nothing may follow `end`.
-    pub sealed: bool,
+    pub is_sealed: bool,
     /// Highest sequence number in it.
     pub last_seq: Seq,
     /// Frames in it, for estimates.
@@ -64,7 +65,7 @@ pub struct SegmentEntry {
 
 /// Where a log stood: a stream's segment and the offset in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Position {
+pub struct LogPosition {
     /// The segment.
     pub segment: SegmentId,
     /// The offset in it.
@@ -79,7 +80,7 @@ pub struct CheckpointRef {
     /// Everything up to here is in the images.
     pub seq: Seq,
     /// Replay starts here in the segments that were open ...
-    pub open: Vec<Position>,
+    pub open: Vec<LogPosition>,
     /// ... and at the start of every segment from this number on.
     pub next_segment: SegmentId,
     /// The keyspaces that have an image.
@@ -88,13 +89,13 @@ pub struct CheckpointRef {
 
 /// One log.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct LogEntry {
+pub struct RootLog {
     /// Its live segments by number.
-    pub segments: Vec<SegmentEntry>,
+    pub segments: Vec<RootSegment>,
     /// Its keyspaces' checkpoint.
     pub checkpoint: CheckpointRef,
     /// Commits below the durable mark are missing in it: its keyspaces cannot be used.
-    pub broken: bool,
+    pub is_broken: bool,
 }
 
 /// The state that a slot holds.
@@ -109,7 +110,7 @@ pub struct Root {
     /// The opening that wrote this.
     pub incarnation: Incarnation,
     /// Everything was closed in order; all of it is durable.
-    pub clean: bool,
+    pub is_clean: bool,
     /// Recovery never questions what lies at or below.
     pub floor: Seq,
     /// The first number this incarnation hands out.
@@ -123,21 +124,21 @@ pub struct Root {
     /// No blob number at or above was handed out.
     pub blob_bound: u64,
     /// The keyspaces as of the floor.
-    pub keyspaces: Vec<KeyspaceEntry>,
+    pub keyspaces: Vec<CatalogEntry>,
     /// A keyspace was made with options: nobody who knows of none may open the database.
     pub has_options: bool,
     /// The logs, by [`LogId`].
-    pub logs: [LogEntry; LogId::ALL.len()],
+    pub logs: [RootLog; LogId::ALL.len()],
 }
 
 impl Root {
     pub(crate) fn encode(&self) -> Vec<u8> {
-        let mut w = Writer::default();
+        let mut w = FieldWriter::default();
         w.u64(self.generation);
         w.u128(self.store.0);
         w.u128(self.hash_key);
         w.u64(self.incarnation.0);
-        w.u8(u8::from(self.clean));
+        w.u8(u8::from(self.is_clean));
         for number in [self.floor.0, self.first_seq.0, self.seq_bound.0, self.next_segment.0] {
             w.u64(number);
         }
@@ -155,7 +156,7 @@ impl Root {
                 w.u64(s.incarnation.0);
                 w.u64(s.capacity);
                 w.u64(s.end);
-                w.u8(u8::from(s.sealed));
+                w.u8(u8::from(s.is_sealed));
                 w.u64(s.last_seq.0);
                 w.u32(s.frames);
             });
@@ -167,7 +168,7 @@ impl Root {
             });
             w.u64(log.checkpoint.next_segment.0);
             w.list(&log.checkpoint.keyspaces, |w, k| w.u32(k.0));
-            w.u8(u8::from(log.broken));
+            w.u8(u8::from(log.is_broken));
         }
         if self.has_options {
             let chosen: Vec<_> = self.keyspaces.iter().filter(|k| !k.options.is_empty()).collect();
@@ -180,7 +181,7 @@ impl Root {
     }
 
     pub(crate) fn decode(body: &[u8]) -> Result<Root, Damage> {
-        let mut r = Reader::new(body);
+        let mut r = FieldReader::new(body);
         let generation = r.counter("generation")?;
         let store = StoreId(r.u128()?);
         let hash_key = r.u128()?;
@@ -197,19 +198,19 @@ impl Root {
         let mut keyspaces = r.list(|r| {
             let id = keyspace(r)?;
             let (name, engine) = (text(r.bytes()?)?, text(r.bytes()?)?);
-            Ok(KeyspaceEntry { id, name, engine, options: EngineOptions::default() })
+            Ok(CatalogEntry { id, name, engine, options: EngineOptions::default() })
         })?;
-        let mut logs: [LogEntry; LogId::ALL.len()] = Default::default();
+        let mut logs: [RootLog; LogId::ALL.len()] = Default::default();
         for log in &mut logs {
             log.segments = r.list(decode_segment)?;
             log.checkpoint = CheckpointRef {
                 number: r.counter("checkpoint")?,
                 seq: Seq(r.counter("checkpoint's commit")?),
-                open: r.list(|r| Ok(Position { segment: SegmentId(r.u64()?), offset: r.u64()? }))?,
+                open: r.list(|r| Ok(LogPosition { segment: SegmentId(r.u64()?), offset: r.u64()? }))?,
                 next_segment: SegmentId(r.counter("checkpoint's next segment")?),
                 keyspaces: r.list(|r| Ok(KeyspaceId(r.u32()?)))?,
             };
-            log.broken = r.u8()? != 0;
+            log.is_broken = r.u8()? != 0;
         }
         let has_options = !r.rest().is_empty();
         if has_options {
@@ -222,7 +223,7 @@ impl Root {
             store,
             hash_key,
             incarnation,
-            clean,
+            is_clean: clean,
             floor,
             first_seq,
             seq_bound,
@@ -238,8 +239,8 @@ impl Root {
 
 /// What was chosen for one of the keyspaces that are left: they come in their order.
 fn decode_options<'k>(
-    r: &mut Reader<'_>,
-    rest: &mut impl Iterator<Item = &'k mut KeyspaceEntry>,
+    r: &mut FieldReader<'_>,
+    rest: &mut impl Iterator<Item = &'k mut CatalogEntry>,
 ) -> Result<(), Damage> {
     let id = r.u32()?;
     let options = EngineOptions::decode(r)?;
@@ -250,18 +251,18 @@ fn decode_options<'k>(
     Ok(())
 }
 
-fn decode_segment(r: &mut Reader<'_>) -> Result<SegmentEntry, Damage> {
-    let entry = SegmentEntry {
+fn decode_segment(r: &mut FieldReader<'_>) -> Result<RootSegment, Damage> {
+    let entry = RootSegment {
         id: SegmentId(r.counter("segment")?),
         stream: r.u8()?,
         incarnation: Incarnation(r.counter("incarnation")?),
         capacity: r.u64()?,
         end: r.u64()?,
-        sealed: r.u8()? != 0,
+        is_sealed: r.u8()? != 0,
         last_seq: Seq(r.counter("segment's last commit")?),
         frames: r.u32()?,
     };
-    let least = if entry.sealed { DATA_START } else { 0 };
+    let least = if entry.is_sealed { DATA_START } else { 0 };
     match (least..=entry.capacity).contains(&entry.end) && entry.capacity <= MAX_CAPACITY {
         true => Ok(entry),
         false => Err(Damage::BadField { field: "segment end", value: entry.end }),
@@ -269,7 +270,7 @@ fn decode_segment(r: &mut Reader<'_>) -> Result<SegmentEntry, Damage> {
 }
 
 /// The number of a keyspace. One that leaves none for those to come is damage.
-pub(crate) fn keyspace(r: &mut Reader<'_>) -> Result<KeyspaceId, Damage> {
+pub(crate) fn keyspace(r: &mut FieldReader<'_>) -> Result<KeyspaceId, Damage> {
     match r.u32()? {
         id if id <= u32::MAX / 2 => Ok(KeyspaceId(id)),
         id => Err(Damage::BadField { field: "keyspace", value: u64::from(id) }),
@@ -283,12 +284,12 @@ fn text(bytes: &[u8]) -> Result<String, Damage> {
 
 /// The two slots on disk.
 #[derive(Debug)]
-pub struct Slots(Pair);
+pub struct RootSlots(DoubleSlot);
 
-impl State for Root {
+impl DoubleSlotState for Root {
     const STEM: &'static str = "ROOT";
     const MAGIC: &'static [u8; 8] = b"SHEAFROT";
-    const NEWEST: u32 = FORMAT_WITH_OPTIONS;
+    const NEWEST_VERSION: u32 = FORMAT_WITH_OPTIONS;
 
     fn version(&self) -> u32 {
         if self.has_options { FORMAT_WITH_OPTIONS } else { FORMAT }
@@ -305,26 +306,26 @@ impl State for Root {
     }
 }
 
-impl Slots {
+impl RootSlots {
     /// Names of the slots.
     pub(crate) const NAMES: [&'static str; 2] = ["ROOT.0", "ROOT.1"];
 
     /// The slots of the database in `dir`.
     #[must_use]
-    pub fn new(disk: Arc<dyn Disk>, dir: &Path) -> Slots {
-        Slots(Pair::new(disk, dir))
+    pub fn new(disk: Arc<dyn Disk>, dir: &Path) -> RootSlots {
+        RootSlots(DoubleSlot::new(disk, dir))
     }
 
     /// True if `name` is a slot's.
     #[must_use]
     pub fn is_slot(name: &str) -> bool {
-        pair::is_slot::<Root>(name)
+        double_slot::is_slot::<Root>(name)
     }
 
     /// True if `name` is a slot on its way to its name.
     #[must_use]
-    pub fn is_unborn_slot(name: &str) -> bool {
-        pair::is_unborn_slot::<Root>(name)
+    pub fn is_temp_slot(name: &str) -> bool {
+        double_slot::is_temp_slot::<Root>(name)
     }
 
     /// Makes both slots of a new database.
@@ -333,9 +334,9 @@ impl Slots {
         self.write(&Root { generation: root.generation + 1, ..root.clone() })
     }
 
-    /// As [`Pair::settle`].
-    pub fn settle(&self, root: &Root) -> Result<()> {
-        self.0.settle(root)
+    /// As [`DoubleSlot::rewrite_durably`].
+    pub fn rewrite_durably(&self, root: &Root) -> Result<()> {
+        self.0.rewrite_durably(root)
     }
 
     /// Writes `root` into the slot of its generation, durably.
@@ -357,7 +358,7 @@ impl Slots {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::codec::COUNTED;
+    use crate::codec::COUNT_LIMIT;
 
     fn with_keyspaces(options: &[&[(&str, u64)]]) -> Root {
         let chosen = |pairs: &&[(&str, u64)]| {
@@ -365,7 +366,7 @@ mod tests {
             pairs.iter().for_each(|(name, value)| options.set(name, *value));
             options
         };
-        let entry = |(id, options)| KeyspaceEntry {
+        let entry = |(id, options)| CatalogEntry {
             id: KeyspaceId(id),
             name: format!("keyspace {id}"),
             engine: "e".to_owned(),
@@ -377,7 +378,7 @@ mod tests {
             store: StoreId(1),
             hash_key: 2,
             incarnation: Incarnation(3),
-            clean: true,
+            is_clean: true,
             floor: Seq(4),
             first_seq: Seq(5),
             seq_bound: Seq(6),
@@ -391,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn options_of_keyspaces_are_told_by_the_newer_version_and_by_nothing_else() {
+    fn only_the_newer_version_stores_keyspace_options() {
         let plain = with_keyspaces(&[&[], &[]]);
         let chosen = with_keyspaces(&[&[("a", 1), ("b", u64::MAX)], &[], &[("c", 0)]]);
         let dropped = Root { has_options: true, ..with_keyspaces(&[&[]]) };
@@ -399,7 +400,7 @@ mod tests {
             [(&plain, FORMAT), (&chosen, FORMAT_WITH_OPTIONS), (&dropped, FORMAT_WITH_OPTIONS)]
         {
             assert_eq!(root.version(), version);
-            assert_eq!(pair::slot_bytes(root)[8..12], version.to_le_bytes());
+            assert_eq!(double_slot::slot_bytes(root)[8..12], version.to_le_bytes());
             assert_eq!(&Root::decode(&root.encode()).unwrap(), root);
         }
         // What stands before is what older builds wrote and read.
@@ -408,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn options_of_no_keyspace_or_of_none_or_twice_are_damage() {
+    fn missing_empty_and_duplicate_options_are_damage() {
         let chosen = with_keyspaces(&[&[("a", 1)], &[("a", 1)]]).encode();
         let at = with_keyspaces(&[&[], &[]]).encode().len() + 4;
         let entry = (chosen.len() - at) / 2;
@@ -426,15 +427,15 @@ mod tests {
     }
 
     #[test]
-    fn numbers_that_leave_none_after_them_are_damage() {
-        fn entry(id: u64, incarnation: u64, last_seq: u64) -> SegmentEntry {
-            SegmentEntry {
+    fn the_largest_ids_are_damage() {
+        fn entry(id: u64, incarnation: u64, last_seq: u64) -> RootSegment {
+            RootSegment {
                 id: SegmentId(id),
                 stream: 0,
                 incarnation: Incarnation(incarnation),
                 capacity: 4096,
                 end: 4096,
-                sealed: true,
+                is_sealed: true,
                 last_seq: Seq(last_seq),
                 frames: 1,
             }
@@ -459,7 +460,7 @@ mod tests {
         };
         for (which, forge) in forged.into_iter().enumerate() {
             assert!(decoded(forge, 1).is_ok(), "number {which}");
-            for number in [COUNTED, u64::MAX - 1, u64::MAX] {
+            for number in [COUNT_LIMIT, u64::MAX - 1, u64::MAX] {
                 let refused = decoded(forge, number);
                 assert!(matches!(refused, Err(Damage::BadField { value, .. }) if value == number), "{which}");
             }
@@ -473,7 +474,7 @@ mod tests {
     #[test]
     fn a_segment_ends_within_its_file() {
         let encoded = |capacity: u64, end: u64, sealed: bool| {
-            let mut w = Writer::default();
+            let mut w = FieldWriter::default();
             w.u64(7);
             w.u8(0);
             [3, capacity, end].into_iter().for_each(|n| w.u64(n));
@@ -484,7 +485,7 @@ mod tests {
         };
         let is_good = |capacity, end, sealed| {
             let bytes = encoded(capacity, end, sealed);
-            decode_segment(&mut Reader::new(&bytes)).is_ok()
+            decode_segment(&mut FieldReader::new(&bytes)).is_ok()
         };
         assert!(is_good(4096, 4096, true) && is_good(4096, 0, false) && is_good(4096, DATA_START, true));
         assert!(!is_good(4096, 4097, false) && !is_good(4096, 0, true));

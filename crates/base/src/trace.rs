@@ -1,10 +1,11 @@
 //! # Trace: spans and events for `tracing`, or nothing
 //!
-//! What takes long or is rare says so by [`span!`](crate::span) and [`event!`](crate::event): openings, checkpoints, cleaning,
-//! sync rounds, backups, conversions, engines' own work; stalls, poisoning, damage. Never a read or a write that does not wait.
+//! What takes long or is rare says so by [`span!`](crate::span) and [`event!`](crate::event):
+//! openings, checkpoints, cleaning, sync rounds, backups, conversions, engines' own work; stalls,
+//! poisoning, damage. Never a read or a write that does not wait.
 //!
-//! With the feature `tracing` they are spans and events of that crate, with the target `sheaf`. Without it nothing is left of them but a
-//! check of their types, and the crate is not there.
+//! With the feature `tracing` they are spans and events of that crate, with the target `sheaf`.
+//! Without it nothing is left of them but a check of their types, and the crate is not there.
 
 #[cfg(feature = "tracing")]
 #[doc(hidden)]
@@ -13,9 +14,10 @@ pub use tracing;
 /// What [`span!`](crate::span) answers where there is no tracing: nothing happens when it goes.
 #[cfg(not(feature = "tracing"))]
 #[derive(Debug)]
-pub struct Nothing;
+pub struct NoSpan;
 
-/// A span of the level and the name given, with fields, which is entered until the answer is dropped.
+/// A span of the level and the name given, with fields, which is entered until the answer is
+/// dropped.
 #[cfg(feature = "tracing")]
 #[macro_export]
 macro_rules! span {
@@ -45,7 +47,7 @@ macro_rules! span {
         if false {
             $(let _ = &$value;)*
         }
-        $crate::trace::Nothing
+        $crate::trace::NoSpan
     }};
 }
 

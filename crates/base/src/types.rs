@@ -47,7 +47,7 @@ pub struct KeyspaceId(pub u32);
 impl KeyspaceId {
     /// The catalogue of keyspaces itself.
     #[doc(hidden)]
-    pub const CATALOGUE: KeyspaceId = KeyspaceId(0);
+    pub const CATALOG: KeyspaceId = KeyspaceId(0);
 }
 
 impl fmt::Display for KeyspaceId {
@@ -72,19 +72,19 @@ pub enum LogId {
     /// Journal, freed from its start: catalogue commits, and records of `flex` and `delsm`.
     Journal = 0,
     /// Store log of `flat`, `flat-ordered`, `cedrus` and `kreon`: its entries are the data.
-    Flat = 1,
+    ValueLog = 1,
 }
 
 impl LogId {
     /// All logs, in the order of their ids.
-    pub const ALL: [LogId; 2] = [LogId::Journal, LogId::Flat];
+    pub const ALL: [LogId; 2] = [LogId::Journal, LogId::ValueLog];
 
     /// The directory that holds the log's segments.
     #[must_use]
     pub fn directory(self) -> &'static str {
         match self {
             LogId::Journal => "journal",
-            LogId::Flat => "flat",
+            LogId::ValueLog => "flat",
         }
     }
 

@@ -1,8 +1,9 @@
 //! # Old versions that views need
 //!
-//! For engines whose data is the flat log. Where a view is older than a key's newest entry, the entry it shows stands here, by the key's place in the
-//! index, so that a cursor finds the old versions of a piece together. At most one version a key and view: a
-//! version is kept only if a view falls into its life.
+//! For engines whose data is the flat log. Where a view is older than a key's newest entry, the
+//! entry it shows stands here, by the key's place in the index, so that a cursor finds the old
+//! versions of a piece together. At most one version a key and view: a version is kept only if a
+//! view falls into its life.
 //!
 //! ## Threads
 //!
@@ -18,8 +19,8 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use crate::ground::Ground;
-use crate::memory::Part;
+use crate::engine_context::EngineContext;
+use crate::memory::MemoryPart;
 use crate::segment::Address;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Mutex, RwLock};
@@ -27,48 +28,48 @@ use crate::types::Seq;
 use crate::views::Views;
 
 /// A range of places.
-pub type Span<P> = (Bound<P>, Bound<P>);
+pub type PlaceRange<P> = (Bound<P>, Bound<P>);
 
 /// A superseded entry.
 #[derive(Clone, Copy, Debug)]
-pub struct Old {
+pub struct OldVersion {
     /// Where it stands.
     pub address: Address,
     /// Bytes of its frame.
     pub span: u32,
     /// Its commit.
-    pub born: Seq,
+    pub begin_seq: Seq,
     /// The commit that superseded it.
-    pub died: Seq,
+    pub end_seq: Seq,
     /// The staged value it names.
     pub blob: Option<u64>,
 }
 
 /// The versions at one place: hardly ever more than one.
-type Olds = SmallVec<[Old; 1]>;
+type VersionsAtPlace = SmallVec<[OldVersion; 1]>;
 
 /// Estimate of one version's memory, its place aside: nodes of the map are two thirds full.
-const BYTES: u64 = (8 + size_of::<Olds>() as u64) * 3 / 2;
+const VERSION_BYTES: u64 = (8 + size_of::<VersionsAtPlace>() as u64) * 3 / 2;
 
 /// What versions are kept by.
-pub trait Place: Ord + Send + Sync {
+pub trait IndexPlace: Ord + Send + Sync {
     /// Bytes it has beside itself.
     fn bytes(&self) -> u64;
 }
 
-impl Place for (usize, u64) {
+impl IndexPlace for (usize, u64) {
     fn bytes(&self) -> u64 {
         0
     }
 }
 
-impl Place for u64 {
+impl IndexPlace for u64 {
     fn bytes(&self) -> u64 {
         0
     }
 }
 
-impl Place for Vec<u8> {
+impl IndexPlace for Vec<u8> {
     fn bytes(&self) -> u64 {
         self.len() as u64
     }
@@ -76,30 +77,30 @@ impl Place for Vec<u8> {
 
 /// The versions of one keyspace.
 #[derive(Debug)]
-pub struct Versions<P> {
-    ground: Arc<Ground>,
-    map: RwLock<BTreeMap<P, Olds>>,
+pub struct OldVersions<P> {
+    context: Arc<EngineContext>,
+    map: RwLock<BTreeMap<P, VersionsAtPlace>>,
     count: AtomicU64,
     bytes: AtomicU64,
     /// The newest commit that superseded any of those that came.
-    newest_died: AtomicU64,
+    newest_end_seq: AtomicU64,
     /// Versions that came so far.
-    came: AtomicU64,
+    pushed: AtomicU64,
     /// At the last trim: how many had come, and the views that may have needed any.
     trimmed: Mutex<(u64, Vec<Seq>)>,
 }
 
-impl<P: Place> Versions<P> {
+impl<P: IndexPlace> OldVersions<P> {
     /// None yet.
-    pub fn new(ground: Arc<Ground>) -> Versions<P> {
+    pub fn new(context: Arc<EngineContext>) -> OldVersions<P> {
         let zero = AtomicU64::default;
-        Versions {
-            ground,
+        OldVersions {
+            context,
             map: RwLock::default(),
             count: zero(),
             bytes: zero(),
-            newest_died: zero(),
-            came: zero(),
+            newest_end_seq: zero(),
+            pushed: zero(),
             trimmed: Mutex::default(),
         }
     }
@@ -110,26 +111,26 @@ impl<P: Place> Versions<P> {
     }
 
     /// Keeps `old`.
-    pub fn push(&self, place: P, old: Old) {
-        let bytes = BYTES + place.bytes();
-        self.newest_died.fetch_max(old.died.0, Ordering::AcqRel); // before it is found
+    pub fn push(&self, place: P, old: OldVersion) {
+        let bytes = VERSION_BYTES + place.bytes();
+        self.newest_end_seq.fetch_max(old.end_seq.0, Ordering::AcqRel); // before it is found
         self.map.write().entry(place).or_default().push(old);
         self.count.fetch_add(1, Ordering::Release);
-        self.came.fetch_add(1, Ordering::Release);
+        self.pushed.fetch_add(1, Ordering::Release);
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
-        self.ground.memory.take(Part::Versions, bytes);
+        self.context.memory.take(MemoryPart::Versions, bytes);
     }
 
     /// The newest commit that superseded any of the versions that came so far.
     #[inline]
-    pub fn newest_died(&self) -> Seq {
-        Seq(self.newest_died.load(Ordering::Acquire))
+    pub fn newest_end_seq(&self) -> Seq {
+        Seq(self.newest_end_seq.load(Ordering::Acquire))
     }
 
     /// Whether a view at `at` may be shown any of them: all are superseded to a newer one.
     #[inline]
     pub fn may_show(&self, at: Seq) -> bool {
-        !self.is_empty() && at < self.newest_died()
+        !self.is_empty() && at < self.newest_end_seq()
     }
 
     /// The versions at `place` that a view at `at` may show: several only if keys share the place.
@@ -139,55 +140,56 @@ impl<P: Place> Versions<P> {
         }
         let map = self.map.read();
         let olds = map.get(place).map_or(&[][..], SmallVec::as_slice);
-        olds.iter().filter(|o| o.born <= at && at < o.died).map(|o| o.address).collect()
+        olds.iter().filter(|o| o.begin_seq <= at && at < o.end_seq).map(|o| o.address).collect()
     }
 
     /// The versions within `span` that a view at `at` shows, in the order of places.
-    pub fn range(&self, span: Span<P>, at: Seq) -> Vec<Address> {
+    pub fn range(&self, span: PlaceRange<P>, at: Seq) -> Vec<Address> {
         if !self.may_show(at) {
             return Vec::new();
         }
         let map = self.map.read();
         let olds = map.range(span).flat_map(|(_, olds)| olds);
-        olds.filter(|o| o.born <= at && at < o.died).map(|o| o.address).collect()
+        olds.filter(|o| o.begin_seq <= at && at < o.end_seq).map(|o| o.address).collect()
     }
 
-    /// The first versions within `span` that a view at `at` shows, in the order of places, at most `limit`.
-    pub fn first(&self, span: Span<P>, at: Seq, limit: usize) -> Vec<(P, Address)>
+    /// The first versions within `span` that a view at `at` shows, in the order of places, at most
+    /// `limit`.
+    pub fn first(&self, span: PlaceRange<P>, at: Seq, limit: usize) -> Vec<(P, Address)>
     where
         P: Clone,
     {
-        if is_void(&span) || !self.may_show(at) {
+        if is_empty_range(&span) || !self.may_show(at) {
             return Vec::new();
         }
         let map = self.map.read();
         let olds = map.range(span).flat_map(|(place, olds)| olds.iter().map(move |old| (place, old)));
-        olds.filter(|(_, o)| o.born <= at && at < o.died)
+        olds.filter(|(_, o)| o.begin_seq <= at && at < o.end_seq)
             .map(|(p, o)| (p.clone(), o.address))
             .take(limit)
             .collect()
     }
 
     /// The last ones, from the last on.
-    pub fn last(&self, span: Span<P>, at: Seq, limit: usize) -> Vec<(P, Address)>
+    pub fn last(&self, span: PlaceRange<P>, at: Seq, limit: usize) -> Vec<(P, Address)>
     where
         P: Clone,
     {
-        if is_void(&span) || !self.may_show(at) {
+        if is_empty_range(&span) || !self.may_show(at) {
             return Vec::new();
         }
         let map = self.map.read();
         let olds = map.range(span).rev().flat_map(|(place, olds)| olds.iter().map(move |old| (place, old)));
-        olds.filter(|(_, o)| o.born <= at && at < o.died)
+        olds.filter(|(_, o)| o.begin_seq <= at && at < o.end_seq)
             .map(|(p, o)| (p.clone(), o.address))
             .take(limit)
             .collect()
     }
 
     /// When the oldest of the versions at `place` was born that is younger than `born`.
-    pub fn next_born(&self, place: &P, born: Seq) -> Option<Seq> {
+    pub fn next_begin_seq(&self, place: &P, born: Seq) -> Option<Seq> {
         let map = self.map.read();
-        map.get(place)?.iter().map(|old| old.born).filter(|other| *other > born).min()
+        map.get(place)?.iter().map(|old| old.begin_seq).filter(|other| *other > born).min()
     }
 
     /// True if a version stands at `address`.
@@ -217,33 +219,33 @@ impl<P: Place> Versions<P> {
         self.map.read().values().flatten().filter_map(|old| old.blob).collect()
     }
 
-    /// Takes the versions that died up to `visible` and no view needs. Costs a look at all of them, unless none came since the last
-    /// time and the views that may need any are the same.
-    pub fn trim(&self, views: &Views, visible: Seq) -> Vec<Old> {
+    /// Takes the versions that died up to `visible` and no view needs. Costs a look at all of them,
+    /// unless none came since the last time and the views that may need any are the same.
+    pub fn trim(&self, views: &Views, visible: Seq) -> Vec<OldVersion> {
         let mut gone = Vec::new();
-        let came = self.came.load(Ordering::Acquire);
-        let needing = views.before(self.newest_died());
+        let came = self.pushed.load(Ordering::Acquire);
+        let needing = views.before(self.newest_end_seq());
         let mut trimmed = self.trimmed.lock();
         if *trimmed == (came, needing.clone()) {
             return gone;
         }
         // What died later is looked at again.
-        let is_all = self.newest_died() <= visible;
+        let is_all = self.newest_end_seq() <= visible;
         *trimmed = (if is_all { came } else { u64::MAX }, needing);
         drop(trimmed);
         self.map.write().retain(|place, olds| {
-            self.sift(place, olds, views, visible, &mut gone);
+            self.remove_unneeded(place, olds, views, visible, &mut gone);
             !olds.is_empty()
         });
         gone
     }
 
-    /// As [`Versions::trim`], of those at `place`.
-    pub fn trim_at(&self, place: &P, views: &Views, visible: Seq) -> Vec<Old> {
+    /// As [`OldVersions::trim`], of those at `place`.
+    pub fn trim_at(&self, place: &P, views: &Views, visible: Seq) -> Vec<OldVersion> {
         let mut gone = Vec::new();
         let mut map = self.map.write();
         if let Some(olds) = map.get_mut(place) {
-            self.sift(place, olds, views, visible, &mut gone);
+            self.remove_unneeded(place, olds, views, visible, &mut gone);
             if olds.is_empty() {
                 map.remove(place);
             }
@@ -251,25 +253,32 @@ impl<P: Place> Versions<P> {
         gone
     }
 
-    fn sift(&self, place: &P, olds: &mut Olds, views: &Views, visible: Seq, gone: &mut Vec<Old>) {
+    fn remove_unneeded(
+        &self,
+        place: &P,
+        olds: &mut VersionsAtPlace,
+        views: &Views,
+        visible: Seq,
+        gone: &mut Vec<OldVersion>,
+    ) {
         let before = gone.len();
         olds.retain(|old| {
-            let stays = old.died > visible || views.needs(old.born, old.died);
+            let stays = old.end_seq > visible || views.needs(old.begin_seq, old.end_seq);
             if !stays {
                 gone.push(*old);
             }
             stays
         });
         let count = (gone.len() - before) as u64;
-        let bytes = count * (BYTES + place.bytes());
+        let bytes = count * (VERSION_BYTES + place.bytes());
         self.count.fetch_sub(count, Ordering::Release);
         self.bytes.fetch_sub(bytes, Ordering::Relaxed);
-        self.ground.memory.give(Part::Versions, bytes);
+        self.context.memory.give_back(MemoryPart::Versions, bytes);
     }
 }
 
 /// Whether no place can lie within, which a map refuses to be asked about.
-fn is_void<P: Ord>(span: &Span<P>) -> bool {
+fn is_empty_range<P: Ord>(span: &PlaceRange<P>) -> bool {
     match span {
         (Bound::Included(low), Bound::Included(high)) => low > high,
         (Bound::Included(low) | Bound::Excluded(low), Bound::Included(high) | Bound::Excluded(high)) => {
@@ -279,16 +288,16 @@ fn is_void<P: Ord>(span: &Span<P>) -> bool {
     }
 }
 
-impl<P> Versions<P> {
+impl<P> OldVersions<P> {
     /// How many there are.
     pub fn count(&self) -> u64 {
         self.count.load(Ordering::Relaxed)
     }
 }
 
-impl<P> Drop for Versions<P> {
+impl<P> Drop for OldVersions<P> {
     fn drop(&mut self) {
-        self.ground.memory.give(Part::Versions, self.bytes.load(Ordering::Relaxed));
+        self.context.memory.give_back(MemoryPart::Versions, self.bytes.load(Ordering::Relaxed));
     }
 }
 
@@ -301,22 +310,25 @@ mod tests {
     use crate::types::StoreId;
     use std::path::PathBuf;
 
-    fn versions() -> Versions<u64> {
+    fn versions() -> OldVersions<u64> {
         let (disk, dir): (Arc<dyn Disk>, _) = (Arc::new(SimDisk::new()), PathBuf::from("/blobs"));
         disk.create_dir(&dir).expect("it is made");
         let blobs = Blobs::new(disk, dir, 1, StoreId(1), true);
-        Versions::new(Arc::new(Ground::new(blobs, 1 << 20, 7, true)))
+        OldVersions::new(Arc::new(EngineContext::new(blobs, 1 << 20, 7, true)))
     }
 
-    fn push(versions: &Versions<u64>, place: u64, born: u64, died: u64) {
+    fn push(versions: &OldVersions<u64>, place: u64, born: u64, died: u64) {
         let address = Address::from_bits(place * 64);
-        versions.push(place, Old { address, span: 64, born: Seq(born), died: Seq(died), blob: None });
+        versions.push(
+            place,
+            OldVersion { address, span: 64, begin_seq: Seq(born), end_seq: Seq(died), blob: None },
+        );
     }
 
-    fn trim(versions: &Versions<u64>, live: &[u64], visible: u64) -> Vec<u64> {
+    fn trim(versions: &OldVersions<u64>, live: &[u64], visible: u64) -> Vec<u64> {
         let mut views = Views::default();
         live.iter().for_each(|seq| views.register(Seq(*seq)));
-        versions.trim(&views, Seq(visible)).iter().map(|old| old.died.0).collect()
+        versions.trim(&views, Seq(visible)).iter().map(|old| old.end_seq.0).collect()
     }
 
     #[test]
@@ -332,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn a_trim_lets_go_what_a_released_view_pinned_whatever_came_before() {
+    fn trim_frees_versions_of_a_released_view() {
         let versions = versions();
         push(&versions, 1, 1, 5);
         assert_eq!(trim(&versions, &[3, 9], 9), []);

@@ -40,10 +40,10 @@ use crate::error::Result;
 use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use crate::sync::{self, Mutex};
 use crate::types::Seq;
-use crate::window::Progress;
+use crate::window::CommitProgress;
 
 /// Cache lines with slots. A thread looks for a free slot in its own line first.
-const LINES: usize = sync::PLACES;
+const LINES: usize = sync::THREAD_SHARDS;
 /// Slots of a line.
 const SLOTS: usize = 4;
 /// The value of a slot that no view uses.
@@ -52,14 +52,14 @@ const FREE: u64 = 0;
 const OR_NEWER: u64 = 1;
 
 /// Slots that one thread uses, as a rule.
-type Line = CachePadded<[AtomicU64; SLOTS]>;
+type SlotLine = CachePadded<[AtomicU64; SLOTS]>;
 
 /// Where a view is registered.
 #[derive(Debug, PartialEq, Eq)]
-pub struct ViewSlot(Spot);
+pub struct ViewSlot(Registered);
 
 #[derive(Debug, PartialEq, Eq)]
-enum Spot {
+enum Registered {
     /// A slot, by its number.
     Slot(u32),
     /// The map: all slots were in use. The state that the view reads.
@@ -69,17 +69,17 @@ enum Spot {
 /// Slots in which views register without a lock.
 #[derive(Debug, Default)]
 pub struct ViewSlots {
-    lines: [Line; LINES],
+    lines: [SlotLine; LINES],
     /// Lines that were used so far; the others need not be read. The number only grows.
     used: AtomicUsize,
     /// Number of views that are in `rest`, or about to be.
-    rest_count: CachePadded<AtomicUsize>,
-    rest: Mutex<Rest>,
+    overflow_count: CachePadded<AtomicUsize>,
+    overflow: Mutex<OverflowViews>,
 }
 
 /// Views without a slot.
 #[derive(Debug, Default)]
-struct Rest {
+struct OverflowViews {
     /// The number of views by the state that they read.
     exact: Option<Arc<BTreeMap<Seq, usize>>>,
     /// The number of views that are registering, by the oldest state that they may read.
@@ -99,7 +99,7 @@ fn subtract(map: &mut BTreeMap<Seq, usize>, seq: Seq) {
     }
 }
 
-impl Rest {
+impl OverflowViews {
     fn add(&mut self, seq: Seq) {
         add(Arc::make_mut(self.exact.get_or_insert_default()), seq);
     }
@@ -128,12 +128,12 @@ impl ViewSlots {
     ///
     /// # Errors
     ///
-    /// Returns the error of [`Progress::wait`]; then no view is registered.
-    pub fn register(&self, progress: &Progress, reserved: impl Fn() -> Seq) -> Result<(ViewSlot, Seq)> {
+    /// Returns the error of [`CommitProgress::wait`]; then no view is registered.
+    pub fn register(&self, progress: &CommitProgress, reserved: impl Fn() -> Seq) -> Result<(ViewSlot, Seq)> {
         let visible = progress.visible();
         let Some(slot) = self.claim(visible) else { return self.register_in_map(progress, reserved) };
-        if progress.is_seen(reserved(), visible) {
-            return Ok((ViewSlot(Spot::Slot(slot)), visible));
+        if progress.is_visible(reserved(), visible) {
+            return Ok((ViewSlot(Registered::Slot(slot)), visible));
         }
         // That commit may have read the slots before. Later ones keep all versions for this view.
         self.at(slot).store(encode(visible) | OR_NEWER, Ordering::SeqCst);
@@ -143,25 +143,29 @@ impl ViewSlots {
         }
         let seq = progress.visible();
         self.at(slot).store(encode(seq), Ordering::Release);
-        Ok((ViewSlot(Spot::Slot(slot)), seq))
+        Ok((ViewSlot(Registered::Slot(slot)), seq))
     }
 
     #[cold]
-    fn register_in_map(&self, progress: &Progress, reserved: impl Fn() -> Seq) -> Result<(ViewSlot, Seq)> {
+    fn register_in_map(
+        &self,
+        progress: &CommitProgress,
+        reserved: impl Fn() -> Seq,
+    ) -> Result<(ViewSlot, Seq)> {
         let visible = progress.visible();
-        self.rest_count.fetch_add(1, Ordering::SeqCst);
-        add(&mut self.rest.lock().or_newer, visible);
+        self.overflow_count.fetch_add(1, Ordering::SeqCst);
+        add(&mut self.overflow.lock().or_newer, visible);
         let waited = progress.wait(reserved());
         let seq = progress.visible();
-        let mut rest = self.rest.lock();
+        let mut rest = self.overflow.lock();
         subtract(&mut rest.or_newer, visible);
         match waited {
             Ok(()) => {
                 rest.add(seq);
-                Ok((ViewSlot(Spot::Map(seq)), seq))
+                Ok((ViewSlot(Registered::Map(seq)), seq))
             }
             Err(failed) => {
-                self.rest_count.fetch_sub(1, Ordering::SeqCst);
+                self.overflow_count.fetch_sub(1, Ordering::SeqCst);
                 Err(failed)
             }
         }
@@ -169,20 +173,20 @@ impl ViewSlots {
 
     /// Registers a view of the state at `seq`, which is the newest one. The caller keeps commits
     /// from running during the call.
-    pub fn register_alone(&self, seq: Seq) -> ViewSlot {
+    pub fn register_exclusive(&self, seq: Seq) -> ViewSlot {
         ViewSlot(match self.claim(seq) {
-            Some(slot) => Spot::Slot(slot),
+            Some(slot) => Registered::Slot(slot),
             None => {
-                self.rest_count.fetch_add(1, Ordering::SeqCst);
-                self.rest.lock().add(seq);
-                Spot::Map(seq)
+                self.overflow_count.fetch_add(1, Ordering::SeqCst);
+                self.overflow.lock().add(seq);
+                Registered::Map(seq)
             }
         })
     }
 
     /// Takes a free slot for a view of the state at `seq`. Returns `None` if all are in use.
     fn claim(&self, seq: Seq) -> Option<u32> {
-        let own = sync::place();
+        let own = sync::thread_shard();
         (0..LINES).map(|next| (own + next) % LINES).find_map(|line| {
             if self.used.load(Ordering::Acquire) <= line {
                 self.used.fetch_max(line + 1, Ordering::SeqCst);
@@ -203,10 +207,10 @@ impl ViewSlots {
     /// Ends the registration of a view.
     pub fn release(&self, slot: ViewSlot) {
         match slot.0 {
-            Spot::Slot(slot) => self.at(slot).store(FREE, Ordering::Release),
-            Spot::Map(seq) => {
-                self.rest.lock().remove(seq);
-                self.rest_count.fetch_sub(1, Ordering::SeqCst);
+            Registered::Slot(slot) => self.at(slot).store(FREE, Ordering::Release),
+            Registered::Map(seq) => {
+                self.overflow.lock().remove(seq);
+                self.overflow_count.fetch_sub(1, Ordering::SeqCst);
             }
         }
     }
@@ -223,9 +227,9 @@ impl ViewSlots {
                 exact => views.slots.push(decode(exact)),
             }
         }
-        if self.rest_count.load(Ordering::SeqCst) > 0 {
-            let rest = self.rest.lock();
-            views.rest.clone_from(&rest.exact);
+        if self.overflow_count.load(Ordering::SeqCst) > 0 {
+            let rest = self.overflow.lock();
+            views.overflow.clone_from(&rest.exact);
             rest.or_newer.keys().next().into_iter().for_each(|seq| views.may_read_from(*seq));
         }
         views
@@ -240,7 +244,7 @@ pub struct Views {
     /// Views in slots will read this state or newer ones.
     from: Option<Seq>,
     /// The other views: the number of views by the state that they read. `None` without such views.
-    rest: Option<Arc<BTreeMap<Seq, usize>>>,
+    overflow: Option<Arc<BTreeMap<Seq, usize>>>,
     /// Views that register later read this state or a newer state.
     as_of: Seq,
 }
@@ -248,15 +252,15 @@ pub struct Views {
 impl Views {
     /// Adds a view of the state at `seq`.
     pub fn register(&mut self, seq: Seq) {
-        add(Arc::make_mut(self.rest.get_or_insert_default()), seq);
+        add(Arc::make_mut(self.overflow.get_or_insert_default()), seq);
     }
 
     /// Removes one view of the state at `seq`.
     pub fn release(&mut self, seq: Seq) {
-        let Some(rest) = self.rest.as_mut().map(Arc::make_mut) else { return };
+        let Some(rest) = self.overflow.as_mut().map(Arc::make_mut) else { return };
         subtract(rest, seq);
         if rest.is_empty() {
-            self.rest = None;
+            self.overflow = None;
         }
     }
 
@@ -269,7 +273,7 @@ impl Views {
     fn between(&self, begin: Seq, end: Seq) -> impl Iterator<Item = Seq> {
         let slots = self.slots.iter().copied().filter(move |seq| begin <= *seq && *seq < end);
         let range = begin..end.max(begin);
-        slots.chain(self.rest.iter().flat_map(move |rest| rest.range(range.clone()).map(|(seq, _)| *seq)))
+        slots.chain(self.overflow.iter().flat_map(move |rest| rest.range(range.clone()).map(|(seq, _)| *seq)))
     }
 
     /// True if a live view sees a version born at `born` and superseded at `died`.
@@ -317,13 +321,13 @@ impl Views {
     /// Returns true if there are no views.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.slots.is_empty() && self.from.is_none() && self.rest.is_none()
+        self.slots.is_empty() && self.from.is_none() && self.overflow.is_none()
     }
 
     /// Returns the oldest state that a view reads or may come to read.
     #[must_use]
     pub fn oldest(&self) -> Option<Seq> {
-        let rest = self.rest.iter().filter_map(|rest| rest.keys().next());
+        let rest = self.overflow.iter().filter_map(|rest| rest.keys().next());
         self.slots.iter().chain(rest).chain(&self.from).min().copied()
     }
 
@@ -333,14 +337,14 @@ impl Views {
         if self.from.is_some() {
             return Some(Seq::LATEST);
         }
-        let rest = self.rest.iter().filter_map(|rest| rest.keys().next_back());
+        let rest = self.overflow.iter().filter_map(|rest| rest.keys().next_back());
         self.slots.iter().chain(rest).max().copied()
     }
 
     /// Returns the number of views.
     #[must_use]
     pub fn len(&self) -> usize {
-        let rest: usize = self.rest.iter().flat_map(|rest| rest.values()).sum();
+        let rest: usize = self.overflow.iter().flat_map(|rest| rest.values()).sum();
         self.slots.len() + usize::from(self.from.is_some()) + rest
     }
 }
@@ -348,22 +352,22 @@ impl Views {
 /// Counts of superseded versions that views pin, for an engine that frees versions when it next
 /// rewrites the block that contains them.
 #[derive(Debug, Default)]
-pub struct Pins {
+pub struct PinnedVersions {
     /// When they were born and superseded.
-    lives: Mutex<Vec<(Seq, Seq)>>,
+    lifetimes: Mutex<Vec<(Seq, Seq)>>,
     /// There were views when somebody last looked.
     has_views: AtomicBool,
 }
 
-impl Pins {
-    /// Returns true if there were views at the last call of [`Pins::learn`]: then an operation must
-    /// know the seq of the version that it supersedes.
+impl PinnedVersions {
+    /// Returns true if there were views at the last call of [`PinnedVersions::update`]: then an
+    /// operation must know the seq of the version that it supersedes.
     pub fn has_views(&self) -> bool {
         self.has_views.load(Ordering::Relaxed)
     }
 
     /// There are `views` now.
-    pub fn learn(&self, views: &Views) {
+    pub fn update(&self, views: &Views) {
         let has_views = !views.is_empty();
         if self.has_views() != has_views {
             self.has_views.store(has_views, Ordering::Relaxed); // a line that all committers read
@@ -371,26 +375,26 @@ impl Pins {
     }
 
     /// The version `born` was superseded by `died`.
-    pub fn superseded(&self, born: Seq, died: Seq, views: &Views) {
+    pub fn note_superseded(&self, born: Seq, died: Seq, views: &Views) {
         if born != Seq::ZERO && views.needs(born, died) {
-            self.lives.lock().push((born, died));
+            self.lifetimes.lock().push((born, died));
         }
     }
 
     /// Forgets what no view needs any more.
     pub fn trim(&self, views: &Views, visible: Seq) {
-        self.learn(views);
-        self.lives.lock().retain(|(born, died)| *died > visible || views.needs(*born, *died));
+        self.update(views);
+        self.lifetimes.lock().retain(|(born, died)| *died > visible || views.needs(*born, *died));
     }
 
     /// How many there are.
     pub fn count(&self) -> u64 {
-        self.lives.lock().len() as u64
+        self.lifetimes.lock().len() as u64
     }
 
     /// Forgets all.
     pub fn clear(&self) {
-        *self.lives.lock() = Vec::new();
+        *self.lifetimes.lock() = Vec::new();
     }
 }
 
@@ -415,7 +419,7 @@ mod tests {
 
     #[test]
     fn views_in_slots_are_needed_like_others() {
-        let (slots, progress) = (ViewSlots::default(), Progress::default());
+        let (slots, progress) = (ViewSlots::default(), CommitProgress::default());
         progress.begin(Seq(3), Seq(4));
         let old = slots.register(&progress, || Seq(3)).unwrap();
         progress.begin(Seq(10), Seq(11));
@@ -434,7 +438,7 @@ mod tests {
 
     #[test]
     fn a_view_waits_for_a_commit_that_may_have_missed_it() {
-        let (slots, progress) = (ViewSlots::default(), Progress::default());
+        let (slots, progress) = (ViewSlots::default(), CommitProgress::default());
         progress.begin(Seq(6), Seq(7));
         let looks = std::cell::Cell::new(0);
         let reserved = || {
@@ -457,31 +461,31 @@ mod tests {
 
     #[test]
     fn each_slot_is_given_to_one_view_and_given_again() {
-        let (slots, progress) = (ViewSlots::default(), Progress::default());
+        let (slots, progress) = (ViewSlots::default(), CommitProgress::default());
         progress.begin(Seq(1), Seq(2));
         let register = || slots.register(&progress, || Seq(1)).unwrap().0;
         let mut held: Vec<ViewSlot> = (0..LINES * SLOTS).map(|_| register()).collect();
-        assert!(held.iter().all(|slot| matches!(slot.0, Spot::Slot(_))));
+        assert!(held.iter().all(|slot| matches!(slot.0, Registered::Slot(_))));
         held.push(register());
-        held.push(slots.register_alone(Seq(1)));
-        assert_eq!(held.iter().filter(|slot| matches!(slot.0, Spot::Map(_))).count(), 2);
+        held.push(slots.register_exclusive(Seq(1)));
+        assert_eq!(held.iter().filter(|slot| matches!(slot.0, Registered::Map(_))).count(), 2);
         assert_eq!((slots.collect().len(), slots.collect().oldest()), (LINES * SLOTS + 2, Some(Seq(1))));
         progress.fail(Seq(2), "append");
         assert!(slots.register(&progress, || Seq(2)).is_err());
         held.into_iter().for_each(|slot| slots.release(slot));
         assert!(slots.collect().is_empty());
-        assert_eq!(slots.rest_count.load(Ordering::SeqCst), 0);
+        assert_eq!(slots.overflow_count.load(Ordering::SeqCst), 0);
     }
 
     #[test]
     fn slots_of_two_threads_share_no_cache_line() {
         let line = align_of::<CachePadded<u8>>();
         assert!(line >= 64);
-        assert_eq!((align_of::<Line>(), size_of::<Line>()), (line, line));
+        assert_eq!((align_of::<SlotLine>(), size_of::<SlotLine>()), (line, line));
     }
 
     #[test]
-    fn a_copy_gives_what_died_behind_it_to_views_it_does_not_know() {
+    fn a_copy_assumes_that_later_views_need_newer_versions() {
         let mut views = Views::default();
         let copy = views.copy_as_of(Seq(10));
         views.register(Seq(12));

@@ -4,8 +4,10 @@
 //!  fill ─> the same bytes written to a file and synced ─> a backup in peace ─> updates alone, then beside a backup ─> incremental
 //! ```
 //!
-//! Updates are Zipfian, of the pairs that were filled, and run for a phase before they are counted: cleaning costs nothing at first. Those beside a backup are counted from its begin to its end. Rates of backups are bytes copied
-//! (or, incremental, copied and compared) by the time that they took, syncs included, without the reading back.
+//! Updates are Zipfian, of the pairs that were filled, and run for a phase before they are counted:
+//! cleaning costs nothing at first. Those beside a backup are counted from its begin to its end.
+//! Rates of backups are bytes copied (or, incremental, copied and compared) by the time that they
+//! took, syncs included, without the reading back.
 
 use std::fs::File;
 use std::io::Write;
@@ -17,47 +19,48 @@ use ::sheaf::{BackupOptions, Database, Keyspace, KeyspaceOptions};
 
 use crate::Result;
 use crate::args;
-use crate::keys::{KeyMaker, Layout, Random, VALUE, Values};
-use crate::measure::{disk_bytes, median, settle};
-use crate::place::Place;
-use crate::progress::say;
-use crate::zipf::Zipf;
+use crate::keys::{BenchRandom, KeyLayout, KeyMaker, UDB_VALUE_BYTES, ValueGenerator};
+use crate::measure::{disk_bytes, median, wait_until_idle};
+use crate::progress::print_status;
+use crate::run_dir::RunDir;
+use crate::zipf::ZipfGenerator;
 
 /// Bytes that a pair takes on disk, with backups, at most.
-const PAIR: u64 = 1500;
+const DISK_BYTES_PER_PAIR: u64 = 1500;
 /// Longest wait for the device to come to rest.
-const REST: Duration = Duration::from_secs(20);
+const MAX_QUIESCE: Duration = Duration::from_secs(20);
 
 /// What one round came to: MB/s, and thousands of updates a second.
-struct Round {
-    device: f64,
-    backup: f64,
-    verified: f64,
-    busy: f64,
-    incremental: f64,
-    alone: f64,
-    beside: f64,
+struct BackupRound {
+    device_rate: f64,
+    backup_rate: f64,
+    verified_rate: f64,
+    rate_under_updates: f64,
+    incremental_rate: f64,
+    updates_alone: f64,
+    updates_during_backup: f64,
 }
 
 /// Measures and prints.
-pub(crate) fn run(options: &args::Backup) -> Result<()> {
-    let place = Place::new(&options.dir.path, options.pairs * PAIR)?;
+pub(crate) fn run(options: &args::BackupArgs) -> Result<()> {
+    let place = RunDir::new(&options.dir.path, options.pairs * DISK_BYTES_PER_PAIR)?;
     let rounds = (0..options.rounds).map(|_| round(options, &place)).collect::<Result<Vec<_>>>()?;
-    let of =
-        |field: fn(&Round) -> f64| median(&rounds.iter().map(field).collect::<Vec<_>>()).unwrap_or_default();
-    let (device, alone) = (of(|r| r.device), of(|r| r.alone));
+    let of = |field: fn(&BackupRound) -> f64| {
+        median(&rounds.iter().map(field).collect::<Vec<_>>()).unwrap_or_default()
+    };
+    let (device, alone) = (of(|r| r.device_rate), of(|r| r.updates_alone));
     println!("| {} | MB/s | of the device |", options.subject.name());
     println!("|---|---|---|");
     println!("| write and sync of the same bytes | {device:.0} | |");
     for (what, rate) in [
-        ("backup", of(|r| r.backup)),
-        ("backup with verification", of(|r| r.verified)),
-        ("backup during updates", of(|r| r.busy)),
-        ("incremental backup after the updates", of(|r| r.incremental)),
+        ("backup", of(|r| r.backup_rate)),
+        ("backup with verification", of(|r| r.verified_rate)),
+        ("backup during updates", of(|r| r.rate_under_updates)),
+        ("incremental backup after the updates", of(|r| r.incremental_rate)),
     ] {
         println!("| {what} | {rate:.0} | {:.0} % |", 100.0 * rate / device);
     }
-    let beside = of(|r| r.beside);
+    let beside = of(|r| r.updates_during_backup);
     println!(
         "\nupdate-zipf, {} threads: {alone:.0} k/s alone, {beside:.0} during a backup ({:.0} %)",
         options.threads,
@@ -66,26 +69,26 @@ pub(crate) fn run(options: &args::Backup) -> Result<()> {
     Ok(())
 }
 
-fn round(options: &args::Backup, place: &Place) -> Result<Round> {
+fn round(options: &args::BackupArgs, place: &RunDir) -> Result<BackupRound> {
     let dir = place.fresh("backup")?;
     std::fs::create_dir_all(&dir)?;
     let db = Database::open(dir.join("db"))?;
     let keyspace = db.keyspace("k", KeyspaceOptions::default().engine(options.subject.name()))?;
-    let (mut keys, mut values) = (KeyMaker::new(Layout::UDB), Values::new());
+    let (mut keys, mut values) = (KeyMaker::new(KeyLayout::UDB), ValueGenerator::new());
     for index in 0..options.pairs {
-        keyspace.insert(keys.make(index), values.make(index, 0, VALUE))?;
+        keyspace.insert(keys.make(index), values.make(index, 0, UDB_VALUE_BYTES))?;
     }
     db.persist()?;
-    settle(REST);
-    say("filled");
+    wait_until_idle(MAX_QUIESCE);
+    print_status("filled");
     let device =
         rate(disk_bytes(&dir.join("db")), || write(&dir.join("plain"), disk_bytes(&dir.join("db"))))?;
-    settle(REST);
+    wait_until_idle(MAX_QUIESCE);
     let (backup, _) = copy(&db, &dir, "peace", BackupOptions::default().verify(false))?;
     let (verified, _) = copy(&db, &dir, "read", BackupOptions::default())?;
-    settle(REST);
-    let updates = Updates { keyspace: &keyspace, pairs: options.pairs, threads: options.threads };
-    let (alone, beside, busy) = updates.beside(|done| {
+    wait_until_idle(MAX_QUIESCE);
+    let updates = UpdateLoad { keyspace: &keyspace, pairs: options.pairs, threads: options.threads };
+    let (alone, beside, busy) = updates.run_during(|done| {
         std::thread::sleep(options.phase); // until the cleaner has as much to do as it is going to have
         let (began, before) = (Instant::now(), done.load(Ordering::Relaxed));
         std::thread::sleep(options.phase);
@@ -96,10 +99,18 @@ fn round(options: &args::Backup, place: &Place) -> Result<Round> {
     })?;
     let options = BackupOptions::default().verify(false).base(dir.join("base"));
     let (incremental, linked) = copy(&db, &dir, "next", options)?;
-    say(&format!("{:.0} % of the incremental backup was linked", linked * 100.0));
+    print_status(&format!("{:.0} % of the incremental backup was linked", linked * 100.0));
     drop(keyspace);
     db.close()?;
-    Ok(Round { device, backup, verified, busy, incremental, alone, beside })
+    Ok(BackupRound {
+        device_rate: device,
+        backup_rate: backup,
+        verified_rate: verified,
+        rate_under_updates: busy,
+        incremental_rate: incremental,
+        updates_alone: alone,
+        updates_during_backup: beside,
+    })
 }
 
 /// Thousands a second.
@@ -116,7 +127,7 @@ fn rate(bytes: u64, work: impl FnOnce() -> Result<()>) -> Result<f64> {
 
 /// Writes so many bytes to a file, from front to back, and syncs it.
 fn write(path: &Path, bytes: u64) -> Result<()> {
-    let mut random = Random::new(1);
+    let mut random = BenchRandom::new(1);
     let piece: Vec<u8> = (0..1 << 17).flat_map(|_| random.next().to_le_bytes()).collect();
     let mut file = File::create(path)?;
     for _ in 0..bytes.div_ceil(piece.len() as u64) {
@@ -131,23 +142,23 @@ fn copy(db: &Database, dir: &Path, name: &str, options: BackupOptions<'_>) -> Re
     let to = dir.join(name);
     let began = Instant::now();
     let report = db.backup(&to, options)?;
-    let (all, took) = (report.copied + report.linked, began.elapsed().as_secs_f64());
+    let (all, took) = (report.copied_bytes + report.linked_bytes, began.elapsed().as_secs_f64());
     if !matches!(name, "base") {
         std::fs::remove_dir_all(&to)?;
     }
-    Ok((all as f64 / took / 1e6, report.linked as f64 / all as f64))
+    Ok((all as f64 / took / 1e6, report.linked_bytes as f64 / all as f64))
 }
 
 /// Who updates.
-struct Updates<'a> {
+struct UpdateLoad<'a> {
     keyspace: &'a Keyspace,
     pairs: u64,
     threads: u64,
 }
 
-impl Updates<'_> {
+impl UpdateLoad<'_> {
     /// Updates as long as `work` takes, which is told how many there were.
-    fn beside<R>(&self, work: impl FnOnce(&AtomicU64) -> Result<R>) -> Result<R> {
+    fn run_during<R>(&self, work: impl FnOnce(&AtomicU64) -> Result<R>) -> Result<R> {
         let (stop, done) = (AtomicBool::new(false), AtomicU64::new(0));
         let (answer, ended) = std::thread::scope(|scope| {
             let (stop, done) = (&stop, &done);
@@ -166,11 +177,11 @@ impl Updates<'_> {
     }
 
     fn update(&self, seed: u64, stop: &AtomicBool, done: &AtomicU64) -> Result<()> {
-        let (zipf, mut random) = (Zipf::new(self.pairs), Random::new(seed + 7));
-        let (mut keys, mut values) = (KeyMaker::new(Layout::UDB), Values::new());
+        let (zipf, mut random) = (ZipfGenerator::new(self.pairs), BenchRandom::new(seed + 7));
+        let (mut keys, mut values) = (KeyMaker::new(KeyLayout::UDB), ValueGenerator::new());
         while !stop.load(Ordering::Relaxed) {
             let pair = zipf.pair(&mut random);
-            self.keyspace.insert(keys.make(pair), values.make(pair, random.next(), VALUE))?;
+            self.keyspace.insert(keys.make(pair), values.make(pair, random.next(), UDB_VALUE_BYTES))?;
             done.fetch_add(1, Ordering::Relaxed);
         }
         Ok(())

@@ -1,7 +1,8 @@
 //! # Batching: FlatStore's ways to share syncs, side by side (§3.3, Fig. 11 and 12)
 //!
-//! Each writer puts pairs of 8 + 8 bytes and has some commits in flight: it waits for its oldest one when they are as many
-//! as asked. Rounds go through all ways before the next one begins, in reversed order in every other round.
+//! Each writer puts pairs of 8 + 8 bytes and has some commits in flight: it waits for its oldest
+//! one when they are as many as asked. Rounds go through all ways before the next one begins, in
+//! reversed order in every other round.
 //!
 //! ```text
 //!   submit -> ... `flight` tickets ... -> wait for the oldest: that is its latency
@@ -14,36 +15,37 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use ::sheaf::{Batching, Commit, Database, Durability, Keyspace, KeyspaceOptions};
+use ::sheaf::{CommitTicket, Database, Durability, GroupCommitMode, Keyspace, KeyspaceOptions};
 use hdrhistogram::Histogram;
 
 use crate::Result;
 use crate::args;
-use crate::keys::mix;
+use crate::keys::permute;
 use crate::measure::median;
-use crate::place::Place;
+use crate::run_dir::RunDir;
 
 /// Disk that a database may take.
-const NEED: u64 = 8 << 30;
+const DISK_BYTES: u64 = 8 << 30;
 /// Pairs there are.
 const PAIRS: u64 = 1_000_000;
 
 /// What one phase came to.
-struct Figure {
+struct PhaseResult {
     per_second: f64,
     mean_us: f64,
     p99_us: f64,
-    batch: f64,
+    mean_batch: f64,
 }
 
 /// Measures and prints.
-pub(crate) fn run(options: &args::Batching) -> Result<()> {
-    let place = Place::new(&options.dir.path, NEED)?;
+pub(crate) fn run(options: &args::BatchingArgs) -> Result<()> {
+    let place = RunDir::new(&options.dir.path, DISK_BYTES)?;
     println!(
         "| durability | writers | in flight | batching | commits/s | mean µs | p99 µs | commits a round |"
     );
     println!("|---|---|---|---|---|---|---|---|");
-    // Durable ones first: what buffered ones leave to write back and to discard would slow them down.
+    // Durable ones first: what buffered ones leave to write back and to discard would slow them
+    // down.
     for durability in [Durability::Sync, Durability::Buffer] {
         for flight in &options.flight {
             for threads in &options.threads {
@@ -55,29 +57,29 @@ pub(crate) fn run(options: &args::Batching) -> Result<()> {
 }
 
 fn row(
-    options: &args::Batching,
-    place: &Place,
+    options: &args::BatchingArgs,
+    place: &RunDir,
     durability: Durability,
     threads: u64,
     flight: u64,
 ) -> Result<()> {
-    let mut figures: [Vec<Figure>; Batching::ALL.len()] = Default::default();
+    let mut figures: [Vec<PhaseResult>; GroupCommitMode::ALL.len()] = Default::default();
     for round in 0..options.rounds {
-        let mut ways: Vec<usize> = (0..Batching::ALL.len()).collect();
+        let mut ways: Vec<usize> = (0..GroupCommitMode::ALL.len()).collect();
         if round % 2 == 1 {
             ways.reverse();
         }
         for way in ways {
             let dir = place.fresh("batching")?;
-            let db = Database::builder().batching(Batching::ALL[way]).open(&dir)?;
+            let db = Database::builder().group_commit_mode(GroupCommitMode::ALL[way]).open(&dir)?;
             let keyspace = db.keyspace("k", KeyspaceOptions::default().engine(options.subject.name()))?;
             figures[way].push(phase(&db, &keyspace, durability, threads, flight, options.phase)?);
             drop(keyspace);
             db.close()?;
         }
     }
-    for (way, figures) in Batching::ALL.iter().zip(&figures) {
-        let of = |field: fn(&Figure) -> f64| {
+    for (way, figures) in GroupCommitMode::ALL.iter().zip(&figures) {
+        let of = |field: fn(&PhaseResult) -> f64| {
             median(&figures.iter().map(field).collect::<Vec<_>>()).unwrap_or_default()
         };
         println!(
@@ -85,7 +87,7 @@ fn row(
             of(|f| f.per_second),
             of(|f| f.mean_us),
             of(|f| f.p99_us),
-            of(|f| f.batch)
+            of(|f| f.mean_batch)
         );
     }
     Ok(())
@@ -99,7 +101,7 @@ fn phase(
     threads: u64,
     flight: u64,
     time: Duration,
-) -> Result<Figure> {
+) -> Result<PhaseResult> {
     let stop = AtomicBool::new(false);
     let start = Barrier::new(usize::try_from(threads)? + 1);
     let before = db.stats().sync_rounds;
@@ -128,11 +130,11 @@ fn phase(
         all.add(part?)?;
     }
     let rounds = db.stats().sync_rounds - before;
-    Ok(Figure {
+    Ok(PhaseResult {
         per_second: all.len() as f64 / took.as_secs_f64(),
         mean_us: all.mean() / 1e3,
         p99_us: all.value_at_quantile(0.99) as f64 / 1e3,
-        batch: all.len() as f64 / rounds.max(1) as f64,
+        mean_batch: all.len() as f64 / rounds.max(1) as f64,
     })
 }
 
@@ -146,15 +148,15 @@ fn writer(
     stop: &AtomicBool,
 ) -> Result<Histogram<u64>> {
     let mut latencies = Histogram::<u64>::new(3)?;
-    let mut tickets: VecDeque<(Instant, Commit)> = VecDeque::new();
+    let mut tickets: VecDeque<(Instant, CommitTicket)> = VecDeque::new();
     let mut number = thread << 32;
-    let wait = |(began, ticket): (Instant, Commit), latencies: &mut Histogram<u64>| -> Result<()> {
+    let wait = |(began, ticket): (Instant, CommitTicket), latencies: &mut Histogram<u64>| -> Result<()> {
         ticket.wait()?;
         Ok(latencies.record(u64::try_from(began.elapsed().as_nanos())?)?)
     };
     while !stop.load(Ordering::Relaxed) {
         number += 1;
-        let key = (mix(number) % PAIRS).to_be_bytes();
+        let key = (permute(number) % PAIRS).to_be_bytes();
         let began = Instant::now();
         let mut batch = db.batch();
         batch.durability(durability).insert(keyspace, key, number.to_be_bytes());

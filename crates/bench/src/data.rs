@@ -1,26 +1,26 @@
 //! # Data: how many pairs, of which keys and which values
 //!
 //! Written in the workload table as `key = 27, value = "127"`; the forms of `value` are those of
-//! [`Sizes::parse`].
+//! [`ValueSizes::parse`].
 
 use serde::{Deserialize, Serialize};
 
 use crate::Result;
-use crate::keys::{Layout, Random, mix};
-use crate::zipf::Zipf;
+use crate::keys::{BenchRandom, KeyLayout, permute};
+use crate::zipf::ZipfGenerator;
 
 /// What a database is filled with.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Data {
-    pub(crate) keys: Layout,
-    pub(crate) values: Sizes,
+pub(crate) struct DataSpec {
+    pub(crate) keys: KeyLayout,
+    pub(crate) values: ValueSizes,
     pub(crate) pairs: u64,
 }
 
-impl Data {
+impl DataSpec {
     /// Facebook's UDB.
-    pub(crate) fn udb(pairs: u64) -> Data {
-        Data { keys: Layout::UDB, values: Sizes::Fixed(127), pairs }
+    pub(crate) fn udb(pairs: u64) -> DataSpec {
+        DataSpec { keys: KeyLayout::UDB, values: ValueSizes::Fixed(127), pairs }
     }
 
     /// Mean bytes of a pair.
@@ -37,14 +37,16 @@ impl Data {
 
 /// Lengths of values.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) enum Sizes {
+pub(crate) enum ValueSizes {
     /// All the same.
     Fixed(usize),
     /// One of these, each as likely, drawn anew at each write.
     OneOf(Vec<usize>),
-    /// From the first to the second, Zipfian with the first most frequent, drawn anew at each write.
+    /// From the first to the second, Zipfian with the first most frequent, drawn anew at each
+    /// write.
     Zipf(usize, usize),
-    /// Facebook's ETC: 40 % of the pairs 1–13 bytes, 55 % 14–300, 5 % 301–1024, fixed for each pair.
+    /// Facebook's ETC: 40 % of the pairs 1–13 bytes, 55 % 14–300, 5 % 301–1024, fixed for each
+    /// pair.
     Etc,
 }
 
@@ -52,74 +54,76 @@ pub(crate) enum Sizes {
 const ETC_TINY: f64 = 0.4;
 const ETC_SMALL: f64 = 0.95;
 
-impl Sizes {
+impl ValueSizes {
     /// `127`, `128|256|1024`, `128..256`, `etc`.
-    pub(crate) fn parse(text: &str) -> Result<Sizes> {
+    pub(crate) fn parse(text: &str) -> Result<ValueSizes> {
         let number = |text: &str| {
             text.trim().parse::<usize>().map_err(|_| format!("value size {text:?} is not a number"))
         };
         if text == "etc" {
-            return Ok(Sizes::Etc);
+            return Ok(ValueSizes::Etc);
         }
         if let Some((low, high)) = text.split_once("..") {
             let (low, high) = (number(low)?, number(high)?);
-            return if low < high { Ok(Sizes::Zipf(low, high)) } else { Err("sizes are empty".into()) };
+            return if low < high { Ok(ValueSizes::Zipf(low, high)) } else { Err("sizes are empty".into()) };
         }
         if text.contains('|') {
-            return Ok(Sizes::OneOf(text.split('|').map(number).collect::<std::result::Result<_, _>>()?));
+            return Ok(ValueSizes::OneOf(
+                text.split('|').map(number).collect::<std::result::Result<_, _>>()?,
+            ));
         }
-        Ok(Sizes::Fixed(number(text)?))
+        Ok(ValueSizes::Fixed(number(text)?))
     }
 
     pub(crate) fn mean(&self) -> f64 {
         match self {
-            Sizes::Fixed(size) => *size as f64,
-            Sizes::OneOf(sizes) => sizes.iter().sum::<usize>() as f64 / sizes.len() as f64,
-            Sizes::Zipf(low, high) => {
+            ValueSizes::Fixed(size) => *size as f64,
+            ValueSizes::OneOf(sizes) => sizes.iter().sum::<usize>() as f64 / sizes.len() as f64,
+            ValueSizes::Zipf(low, high) => {
                 let weight = |size: usize| ((size - low + 1) as f64).powf(-0.99);
                 let sum: f64 = (*low..=*high).map(weight).sum();
                 (*low..=*high).map(|size| size as f64 * weight(size)).sum::<f64>() / sum
             }
-            Sizes::Etc => 0.4 * 7.0 + 0.55 * 157.0 + 0.05 * 662.5,
+            ValueSizes::Etc => 0.4 * 7.0 + 0.55 * 157.0 + 0.05 * 662.5,
         }
     }
 
     /// Whether every value can hold the number of its pair.
-    pub(crate) fn hold_numbers(&self) -> bool {
+    pub(crate) fn fit_pair_index(&self) -> bool {
         match self {
-            Sizes::Fixed(size) | Sizes::Zipf(size, _) => *size >= 8,
-            Sizes::OneOf(sizes) => sizes.iter().all(|size| *size >= 8),
-            Sizes::Etc => false,
+            ValueSizes::Fixed(size) | ValueSizes::Zipf(size, _) => *size >= 8,
+            ValueSizes::OneOf(sizes) => sizes.iter().all(|size| *size >= 8),
+            ValueSizes::Etc => false,
         }
     }
 }
 
 /// Draws lengths.
-pub(crate) struct Sizer {
-    sizes: Sizes,
+pub(crate) struct SizeGenerator {
+    sizes: ValueSizes,
     pairs: u64,
-    zipf: Option<Zipf>,
+    zipf: Option<ZipfGenerator>,
 }
 
-impl Sizer {
-    pub(crate) fn new(data: &Data) -> Sizer {
+impl SizeGenerator {
+    pub(crate) fn new(data: &DataSpec) -> SizeGenerator {
         let zipf = match data.values {
-            Sizes::Zipf(low, high) => Some(Zipf::new((high - low + 1) as u64)),
+            ValueSizes::Zipf(low, high) => Some(ZipfGenerator::new((high - low + 1) as u64)),
             _ => None,
         };
-        Sizer { sizes: data.values.clone(), pairs: data.pairs, zipf }
+        SizeGenerator { sizes: data.values.clone(), pairs: data.pairs, zipf }
     }
 
     /// The length of the next value of pair `index`.
     #[allow(clippy::cast_possible_truncation, reason = "sizes are small")]
-    pub(crate) fn size(&self, index: u64, random: &mut Random) -> usize {
+    pub(crate) fn size(&self, index: u64, random: &mut BenchRandom) -> usize {
         match (&self.sizes, &self.zipf) {
-            (Sizes::Fixed(size), _) => *size,
-            (Sizes::OneOf(sizes), _) => sizes[random.below(sizes.len() as u64) as usize],
-            (Sizes::Zipf(low, _), Some(zipf)) => low + zipf.rank(random) as usize,
-            (Sizes::Zipf(low, _), None) => *low,
-            (Sizes::Etc, _) => {
-                let within = |low: u64, high: u64| (low + mix(index) % (high - low + 1)) as usize;
+            (ValueSizes::Fixed(size), _) => *size,
+            (ValueSizes::OneOf(sizes), _) => sizes[random.below(sizes.len() as u64) as usize],
+            (ValueSizes::Zipf(low, _), Some(zipf)) => low + zipf.rank(random) as usize,
+            (ValueSizes::Zipf(low, _), None) => *low,
+            (ValueSizes::Etc, _) => {
+                let within = |low: u64, high: u64| (low + permute(index) % (high - low + 1)) as usize;
                 match (index % self.pairs) as f64 / self.pairs as f64 {
                     share if share < ETC_TINY => within(1, 13),
                     share if share < ETC_SMALL => within(14, 300),
@@ -135,17 +139,17 @@ impl Sizer {
 pub(crate) struct EtcPicker {
     below: u64,
     pairs: u64,
-    zipf: Zipf,
+    zipf: ZipfGenerator,
 }
 
 impl EtcPicker {
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share of pairs")]
     pub(crate) fn new(pairs: u64) -> EtcPicker {
         let below = ((pairs as f64 * ETC_SMALL) as u64).max(2);
-        EtcPicker { below, pairs, zipf: Zipf::new(below) }
+        EtcPicker { below, pairs, zipf: ZipfGenerator::new(below) }
     }
 
-    pub(crate) fn pair(&self, random: &mut Random) -> u64 {
+    pub(crate) fn pair(&self, random: &mut BenchRandom) -> u64 {
         if random.unit() < ETC_SMALL || self.below >= self.pairs {
             self.zipf.pair(random)
         } else {
@@ -158,9 +162,9 @@ impl EtcPicker {
 mod tests {
     use super::*;
 
-    fn drawn(text: &str) -> (Data, Vec<usize>) {
-        let data = Data { values: Sizes::parse(text).unwrap(), ..Data::udb(100_000) };
-        let (sizer, mut random) = (Sizer::new(&data), Random::new(4));
+    fn drawn(text: &str) -> (DataSpec, Vec<usize>) {
+        let data = DataSpec { values: ValueSizes::parse(text).unwrap(), ..DataSpec::udb(100_000) };
+        let (sizer, mut random) = (SizeGenerator::new(&data), BenchRandom::new(4));
         let sizes = (0..data.pairs).map(|index| sizer.size(index, &mut random)).collect();
         (data, sizes)
     }
@@ -179,8 +183,8 @@ mod tests {
 
     #[test]
     fn a_pair_of_etc_keeps_its_size() {
-        let data = Data { values: Sizes::Etc, ..Data::udb(1000) };
-        let (sizer, mut random) = (Sizer::new(&data), Random::new(4));
+        let data = DataSpec { values: ValueSizes::Etc, ..DataSpec::udb(1000) };
+        let (sizer, mut random) = (SizeGenerator::new(&data), BenchRandom::new(4));
         for index in 0..1000 {
             assert_eq!(sizer.size(index, &mut random), sizer.size(index, &mut random));
         }
@@ -189,13 +193,13 @@ mod tests {
     #[test]
     fn malformed_sizes_are_refused() {
         for text in ["", "many", "12..x", "9..9", "1|b"] {
-            assert!(Sizes::parse(text).is_err(), "{text}");
+            assert!(ValueSizes::parse(text).is_err(), "{text}");
         }
     }
 
     #[test]
     fn etc_asks_for_large_pairs_as_often_as_there_are_some() {
-        let (picker, mut random) = (EtcPicker::new(10_000), Random::new(5));
+        let (picker, mut random) = (EtcPicker::new(10_000), BenchRandom::new(5));
         let large = (0..100_000).filter(|_| picker.pair(&mut random) >= 9_500).count();
         assert!((4_500..5_500).contains(&large), "{large}");
     }

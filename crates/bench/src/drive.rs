@@ -2,14 +2,14 @@
 //!
 //! ## Threads
 //!
-//! Each worker makes its session in its own thread, waits at a barrier with the others and then repeats
-//! its step; the clock runs from the barrier until the last one has ended. A further thread syncs a store
-//! every 100 ms if the store does not do so by itself.
+//! Each worker makes its session in its own thread, waits at a barrier with the others and then
+//! repeats its step; the clock runs from the barrier until the last one has ended. A further thread
+//! syncs a store every 100 ms if the store does not do so by itself.
 //!
 //! ## Costs
 //!
-//! A relaxed load and store, and two indirect calls per operation; with latencies, two readings of the time
-//! stamp counter and a histogram more (about 40 ns).
+//! A relaxed load and store, and two indirect calls per operation; with latencies, two readings of
+//! the time stamp counter and a histogram more (about 40 ns).
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Barrier, OnceLock};
@@ -20,8 +20,8 @@ use quanta::Clock;
 use serde::{Deserialize, Serialize};
 
 use crate::Result;
-use crate::measure::Cpu;
-use crate::subjects::{Session, Store};
+use crate::measure::CpuTime;
+use crate::subjects::{BenchSession, BenchStore};
 
 /// How often a buffered store is synced, unless the options say otherwise.
 pub(crate) const SYNC_INTERVAL: Duration = Duration::from_millis(100);
@@ -34,7 +34,7 @@ fn clock() -> &'static Clock {
 
 /// When a worker ends.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) enum Length {
+pub(crate) enum PhaseLength {
     /// After this time.
     Time(Duration),
     /// After this many operations each.
@@ -42,11 +42,11 @@ pub(crate) enum Length {
 }
 
 /// What one thread does again and again.
-pub(crate) trait Worker: Send {
+pub(crate) trait PhaseWorker: Send {
     /// One operation. Answers what it counts for: 1, or the pairs of a whole scan.
-    fn step(&mut self, session: &mut dyn Session) -> Result<u64>;
+    fn step(&mut self, session: &mut dyn BenchSession) -> Result<u64>;
     /// After the last one, still within the measured time.
-    fn finish(&mut self, session: &mut dyn Session) -> Result<()> {
+    fn finish(&mut self, session: &mut dyn BenchSession) -> Result<()> {
         let _ = session;
         Ok(())
     }
@@ -62,9 +62,9 @@ pub(crate) trait Worker: Send {
 
 /// How to drive.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Phase {
+pub(crate) struct DriveOptions {
     /// When it ends.
-    pub(crate) length: Length,
+    pub(crate) length: PhaseLength,
     /// Whether each operation is timed.
     pub(crate) latencies: bool,
     /// How often a store that does not sync by itself is synced.
@@ -75,21 +75,22 @@ pub(crate) struct Phase {
     pub(crate) timeline: bool,
 }
 
-impl Phase {
+impl DriveOptions {
     /// For this long, synced as usual, operations not timed.
-    pub(crate) fn of(length: Length, sync_every: Option<Duration>) -> Phase {
-        Phase { length, latencies: false, sync_every, final_sync: false, timeline: false }
+    pub(crate) fn new(length: PhaseLength, sync_every: Option<Duration>) -> DriveOptions {
+        DriveOptions { length, latencies: false, sync_every, final_sync: false, timeline: false }
     }
 }
 
 /// What it took.
 #[derive(Clone, Debug)]
-pub(crate) struct Sample {
+pub(crate) struct PhaseSample {
     /// Operations of all threads.
     pub(crate) operations: u64,
     /// From the first operation to the end of the last.
     pub(crate) elapsed: Duration,
-    /// CPU time of the whole process in that time: callers, background threads and the kernel's part.
+    /// CPU time of the whole process in that time: callers, background threads and the kernel's
+    /// part.
     pub(crate) cpu: Duration,
     /// CPU time of the callers' threads alone.
     pub(crate) caller_cpu: Duration,
@@ -98,12 +99,12 @@ pub(crate) struct Sample {
     /// Latencies in nanoseconds, if they were taken.
     pub(crate) latencies: Option<Histogram<u64>>,
     /// Second by second, if that was asked for.
-    pub(crate) timeline: Vec<Second>,
+    pub(crate) timeline: Vec<TimelineSecond>,
 }
 
 /// One second of a phase.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Second {
+pub(crate) struct TimelineSecond {
     /// Operations in it.
     pub(crate) operations: u64,
     /// Segments the store's cleaner freed in it, where it says so.
@@ -113,9 +114,9 @@ pub(crate) struct Second {
 /// A counter with a cache line of its own.
 #[derive(Default)]
 #[repr(align(128))]
-struct Tally(AtomicU64);
+struct PaddedCounter(AtomicU64);
 
-impl Sample {
+impl PhaseSample {
     /// Operations per second.
     pub(crate) fn rate(&self) -> f64 {
         self.operations as f64 / self.elapsed.as_secs_f64()
@@ -132,7 +133,7 @@ impl Sample {
     }
 }
 
-struct Part {
+struct ThreadSample {
     operations: u64,
     user_bytes: u64,
     cpu: Duration,
@@ -140,10 +141,14 @@ struct Part {
 }
 
 /// Runs one thread for each worker.
-pub(crate) fn drive<W: Worker>(store: &dyn Store, phase: Phase, workers: Vec<W>) -> Result<Sample> {
+pub(crate) fn drive<W: PhaseWorker>(
+    store: &dyn BenchStore,
+    phase: DriveOptions,
+    workers: Vec<W>,
+) -> Result<PhaseSample> {
     let (start, stop) = (Barrier::new(workers.len() + 1), AtomicBool::new(false));
     let (start, stop) = (&start, &stop);
-    let tallies: Vec<Tally> = workers.iter().map(|_| Tally::default()).collect();
+    let tallies: Vec<PaddedCounter> = workers.iter().map(|_| PaddedCounter::default()).collect();
     clock(); // calibrated before the time runs
     std::thread::scope(|scope| {
         let threads: Vec<_> = workers
@@ -152,26 +157,26 @@ pub(crate) fn drive<W: Worker>(store: &dyn Store, phase: Phase, workers: Vec<W>)
             .map(|(worker, tally)| scope.spawn(move || work(store, phase, worker, tally, start, stop)))
             .collect();
         start.wait();
-        let (began, cpu) = (Instant::now(), Cpu::of_process());
+        let (began, cpu) = (Instant::now(), CpuTime::of_process());
         if let (Some(interval), false) = (phase.sync_every, store.syncs_itself()) {
             scope.spawn(move || sync_regularly(store, interval, stop));
         }
-        let watcher = phase.timeline.then(|| scope.spawn(|| watch(store, &tallies, stop)));
-        if let Length::Time(time) = phase.length {
-            sleep_unless(time, || threads.iter().all(|thread| thread.is_finished()));
+        let watcher = phase.timeline.then(|| scope.spawn(|| record_timeline(store, &tallies, stop)));
+        if let PhaseLength::Time(time) = phase.length {
+            sleep_until_done(time, || threads.iter().all(|thread| thread.is_finished()));
             stop.store(true, Ordering::Relaxed);
         }
-        let join = |thread: std::thread::ScopedJoinHandle<'_, Result<Part>>| {
+        let join = |thread: std::thread::ScopedJoinHandle<'_, Result<ThreadSample>>| {
             thread.join().unwrap_or_else(|_| Err("a worker panicked".into()))
         };
-        let parts: Vec<Result<Part>> = threads.into_iter().map(join).collect();
+        let parts: Vec<Result<ThreadSample>> = threads.into_iter().map(join).collect();
         stop.store(true, Ordering::Relaxed);
         let timeline = watcher.map_or(Vec::new(), |watcher| watcher.join().unwrap_or_default());
         if phase.final_sync {
             store.sync()?;
         }
         let (elapsed, cpu) = (began.elapsed(), cpu.since());
-        let parts = parts.into_iter().collect::<Result<Vec<Part>>>()?;
+        let parts = parts.into_iter().collect::<Result<Vec<ThreadSample>>>()?;
         let mut latencies: Option<Histogram<u64>> = None;
         for part in parts.iter().filter_map(|part| part.latencies.as_ref()) {
             match &mut latencies {
@@ -179,7 +184,7 @@ pub(crate) fn drive<W: Worker>(store: &dyn Store, phase: Phase, workers: Vec<W>)
                 None => latencies = Some(part.clone()),
             }
         }
-        Ok(Sample {
+        Ok(PhaseSample {
             operations: parts.iter().map(|part| part.operations).sum(),
             elapsed,
             cpu,
@@ -191,22 +196,22 @@ pub(crate) fn drive<W: Worker>(store: &dyn Store, phase: Phase, workers: Vec<W>)
     })
 }
 
-fn work<W: Worker>(
-    store: &dyn Store,
-    phase: Phase,
+fn work<W: PhaseWorker>(
+    store: &dyn BenchStore,
+    phase: DriveOptions,
     mut worker: W,
-    tally: &Tally,
+    tally: &PaddedCounter,
     start: &Barrier,
     stop: &AtomicBool,
-) -> Result<Part> {
+) -> Result<ThreadSample> {
     let session = store.session();
     start.wait(); // also after an error: the others wait for us
     let mut session = session?;
     let mut latencies =
         if phase.latencies { Some(Histogram::new_with_bounds(1, 60_000_000_000, 3)?) } else { None };
-    let limit = if let Length::Operations(count) = phase.length { count } else { u64::MAX };
+    let limit = if let PhaseLength::Operations(count) = phase.length { count } else { u64::MAX };
     let clock = clock();
-    let cpu = Cpu::of_thread();
+    let cpu = CpuTime::of_thread();
     let mut operations = 0;
     while operations < limit && !stop.load(Ordering::Relaxed) {
         operations += match &mut latencies {
@@ -223,29 +228,33 @@ fn work<W: Worker>(
         tally.0.store(operations, Ordering::Relaxed);
     }
     worker.finish(&mut *session)?;
-    Ok(Part { operations, user_bytes: worker.user_bytes(), cpu: cpu.since(), latencies })
+    Ok(ThreadSample { operations, user_bytes: worker.user_bytes(), cpu: cpu.since(), latencies })
 }
 
 /// Operations and freed segments of each whole second until the end.
-fn watch(store: &dyn Store, tallies: &[Tally], stop: &AtomicBool) -> Vec<Second> {
-    let now = || Second {
+fn record_timeline(
+    store: &dyn BenchStore,
+    tallies: &[PaddedCounter],
+    stop: &AtomicBool,
+) -> Vec<TimelineSecond> {
+    let now = || TimelineSecond {
         operations: tallies.iter().map(|tally| tally.0.load(Ordering::Relaxed)).sum(),
-        freed: store.inner().map_or(0, |inner| inner.freed),
+        freed: store.sheaf_figures().map_or(0, |inner| inner.freed),
     };
     let (mut seconds, mut before) = (Vec::new(), now());
     loop {
-        sleep_unless(Duration::from_secs(1), || stop.load(Ordering::Relaxed));
+        sleep_until_done(Duration::from_secs(1), || stop.load(Ordering::Relaxed));
         if stop.load(Ordering::Relaxed) {
             return seconds;
         }
         let after = now();
         let freed = after.freed.saturating_sub(before.freed);
-        seconds.push(Second { operations: after.operations - before.operations, freed });
+        seconds.push(TimelineSecond { operations: after.operations - before.operations, freed });
         before = after;
     }
 }
 
-fn sync_regularly(store: &dyn Store, interval: Duration, stop: &AtomicBool) {
+fn sync_regularly(store: &dyn BenchStore, interval: Duration, stop: &AtomicBool) {
     while !stop.load(Ordering::Relaxed) {
         let due = Instant::now() + interval;
         // An error shows again in the workers or at the final sync.
@@ -259,7 +268,7 @@ fn sync_regularly(store: &dyn Store, interval: Duration, stop: &AtomicBool) {
 }
 
 /// Sleeps, but wakes early if `over` says that there is nothing to wait for.
-fn sleep_unless(time: Duration, over: impl Fn() -> bool) {
+fn sleep_until_done(time: Duration, over: impl Fn() -> bool) {
     let end = Instant::now() + time;
     while Instant::now() < end && !over() {
         std::thread::sleep((end - Instant::now()).min(Duration::from_millis(20)));
@@ -269,12 +278,12 @@ fn sleep_unless(time: Duration, over: impl Fn() -> bool) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::subjects::{Setting, Subject};
+    use crate::subjects::{BenchSubject, StoreSetting};
 
-    struct Count(u64, u64);
+    struct CountWorker(u64, u64);
 
-    impl Worker for Count {
-        fn step(&mut self, session: &mut dyn Session) -> Result<u64> {
+    impl PhaseWorker for CountWorker {
+        fn step(&mut self, session: &mut dyn BenchSession) -> Result<u64> {
             self.0 += 1;
             if self.0 == self.1 {
                 return Err("worker gave up".into());
@@ -285,18 +294,19 @@ mod tests {
 
     #[test]
     fn operations_are_counted_over_all_threads() {
-        let store = Subject::NULL.open(std::path::Path::new("/"), Setting::BUFFERED).unwrap();
-        let phase = Phase { latencies: true, ..Phase::of(Length::Operations(1000), None) };
-        let sample = drive(&*store, phase, vec![Count(0, 0), Count(0, 0)]).unwrap();
+        let store = BenchSubject::NULL.open(std::path::Path::new("/"), StoreSetting::BUFFERED).unwrap();
+        let phase =
+            DriveOptions { latencies: true, ..DriveOptions::new(PhaseLength::Operations(1000), None) };
+        let sample = drive(&*store, phase, vec![CountWorker(0, 0), CountWorker(0, 0)]).unwrap();
         assert_eq!(sample.operations, 2000);
         assert_eq!(sample.latencies.unwrap().len(), 2000);
     }
 
     #[test]
     fn an_error_of_one_worker_ends_the_phase_and_comes_out() {
-        let store = Subject::NULL.open(std::path::Path::new("/"), Setting::BUFFERED).unwrap();
-        let phase = Phase::of(Length::Time(Duration::from_millis(50)), None);
-        let error = drive(&*store, phase, vec![Count(0, 0), Count(0, 10)]).unwrap_err();
+        let store = BenchSubject::NULL.open(std::path::Path::new("/"), StoreSetting::BUFFERED).unwrap();
+        let phase = DriveOptions::new(PhaseLength::Time(Duration::from_millis(50)), None);
+        let error = drive(&*store, phase, vec![CountWorker(0, 0), CountWorker(0, 10)]).unwrap_err();
         assert_eq!(error.to_string(), "worker gave up");
     }
 }

@@ -1,10 +1,10 @@
 //! # Keys and values: made on the fly, never stored
 //!
-//! Pair `i` has the key `sheaf-bench` + 16 hexadecimal digits of `mix(i)`: 27 bytes, the mean of
-//! Facebook's UDB; other layouts have other lengths, or `i` itself in place of `mix(i)`. `mix` is a
-//! bijection, so ascending `i` gives distinct keys in random order, and an `i` beyond all pairs gives a
-//! key that is certainly missing. A value begins with its `i`, so that each get can check that it got
-//! the right one.
+//! Pair `i` has the key `sheaf-bench` + 16 hexadecimal digits of `permute(i)`: 27 bytes, the mean
+//! of Facebook's UDB; other layouts have other lengths, or `i` itself in place of `permute(i)`.
+//! `mix` is a bijection, so ascending `i` gives distinct keys in random order, and an `i` beyond
+//! all pairs gives a key that is certainly missing. A value begins with its `i`, so that each get
+//! can check that it got the right one.
 //!
 //! ## Costs
 //!
@@ -13,11 +13,11 @@
 use serde::{Deserialize, Serialize};
 
 /// Bytes of a key of the UDB layout.
-pub(crate) const KEY: usize = 27;
+pub(crate) const UDB_KEY_BYTES: usize = 27;
 /// Bytes of a value, except in durable writes.
-pub(crate) const VALUE: usize = 127;
+pub(crate) const UDB_VALUE_BYTES: usize = 127;
 /// What a user counts for one pair.
-pub(crate) const PAIR: u64 = (KEY + VALUE) as u64;
+pub(crate) const UDB_PAIR_BYTES: u64 = (UDB_KEY_BYTES + UDB_VALUE_BYTES) as u64;
 
 const PREFIX: &[u8] = b"sheaf-bench";
 const HEX: [[u8; 2]; 256] = hex_pairs();
@@ -34,7 +34,7 @@ const fn hex_pairs() -> [[u8; 2]; 256] {
 }
 
 /// A permutation of the 64-bit numbers: the finaliser of SplitMix64. Each step can be undone.
-pub(crate) fn mix(mut x: u64) -> u64 {
+pub(crate) fn permute(mut x: u64) -> u64 {
     x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -43,34 +43,34 @@ pub(crate) fn mix(mut x: u64) -> u64 {
 
 /// How keys are made from the numbers of pairs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Layout {
+pub(crate) struct KeyLayout {
     /// Bytes of a key: 8 at least.
     pub(crate) len: usize,
     /// Whether key order is the order of numbers; else it is random.
     pub(crate) ordered: bool,
 }
 
-impl Layout {
+impl KeyLayout {
     /// The mean of Facebook's UDB, in random order.
-    pub(crate) const UDB: Layout = Layout { len: KEY, ordered: false };
+    pub(crate) const UDB: KeyLayout = KeyLayout { len: UDB_KEY_BYTES, ordered: false };
 }
 
-/// Writes keys into a buffer of its own: 16 hexadecimal digits after a prefix, or (of less than 16 bytes)
-/// the last 8 bytes big-endian.
+/// Writes keys into a buffer of its own: 16 hexadecimal digits after a prefix, or (of less than 16
+/// bytes) the last 8 bytes big-endian.
 pub(crate) struct KeyMaker {
-    layout: Layout,
+    layout: KeyLayout,
     key: Vec<u8>,
 }
 
 impl KeyMaker {
-    pub(crate) fn new(layout: Layout) -> KeyMaker {
+    pub(crate) fn new(layout: KeyLayout) -> KeyMaker {
         assert!(layout.len >= 8, "a key must hold its number");
         KeyMaker { layout, key: PREFIX.iter().copied().cycle().take(layout.len).collect() }
     }
 
     /// The key of pair `index`, until the next call.
     pub(crate) fn make(&mut self, index: u64) -> &[u8] {
-        let number = if self.layout.ordered { index } else { mix(index) }.to_be_bytes();
+        let number = if self.layout.ordered { index } else { permute(index) }.to_be_bytes();
         let len = self.key.len();
         if len < 16 {
             self.key[len - 8..].copy_from_slice(&number);
@@ -84,26 +84,27 @@ impl KeyMaker {
 }
 
 /// The key of pair `index` in the UDB layout.
-pub(crate) fn key(index: u64) -> [u8; KEY] {
-    let mut key = [0; KEY];
-    key.copy_from_slice(KeyMaker::new(Layout::UDB).make(index));
+pub(crate) fn key(index: u64) -> [u8; UDB_KEY_BYTES] {
+    let mut key = [0; UDB_KEY_BYTES];
+    key.copy_from_slice(KeyMaker::new(KeyLayout::UDB).make(index));
     key
 }
 
 /// Random numbers: SplitMix64, seeded by thread and round, so that runs can be repeated.
-pub(crate) struct Random(u64);
+pub(crate) struct BenchRandom(u64);
 
-impl Random {
-    pub(crate) fn new(seed: u64) -> Random {
-        Random(mix(seed ^ 0x5eed_0000_0000))
+impl BenchRandom {
+    pub(crate) fn new(seed: u64) -> BenchRandom {
+        BenchRandom(permute(seed ^ 0x5eed_0000_0000))
     }
 
     pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        mix(self.0)
+        permute(self.0)
     }
 
-    /// Uniform in `0..limit`, by the multiply-and-shift method; its bias of limit/2^64 is nothing here.
+    /// Uniform in `0..limit`, by the multiply-and-shift method; its bias of limit/2^64 is nothing
+    /// here.
     #[allow(clippy::cast_possible_truncation, reason = "the product shifted by 64 is below limit")]
     pub(crate) fn below(&mut self, limit: u64) -> u64 {
         ((u128::from(self.next()) * u128::from(limit)) >> 64) as u64
@@ -116,7 +117,7 @@ impl Random {
 }
 
 /// Makes values: the index, then bytes that no compressor could shrink.
-pub(crate) struct Values {
+pub(crate) struct ValueGenerator {
     pool: Vec<u8>,
     value: Vec<u8>,
 }
@@ -124,15 +125,15 @@ pub(crate) struct Values {
 /// How many different contents a value of one length can have.
 const SALTS: usize = 4096;
 
-impl Values {
-    pub(crate) fn new() -> Values {
-        Values { pool: Vec::new(), value: Vec::new() }
+impl ValueGenerator {
+    pub(crate) fn new() -> ValueGenerator {
+        ValueGenerator { pool: Vec::new(), value: Vec::new() }
     }
 
     /// A value of `len` bytes for pair `index`; other bytes for each `salt`.
     pub(crate) fn make(&mut self, index: u64, salt: u64, len: usize) -> &[u8] {
         if self.value.len() < len {
-            let mut random = Random::new(1);
+            let mut random = BenchRandom::new(1);
             self.pool = (0..(SALTS + len).div_ceil(8)).flat_map(|_| random.next().to_le_bytes()).collect();
             self.value = vec![0; len];
         }
@@ -151,7 +152,7 @@ mod tests {
     use super::*;
 
     /// Undoes `mix`, which proves that it is a permutation.
-    fn unmix(mut x: u64) -> u64 {
+    fn unpermute(mut x: u64) -> u64 {
         x = (x ^ (x >> 31) ^ (x >> 62)).wrapping_mul(0x3196_42b2_d24d_8ec3);
         x = (x ^ (x >> 27) ^ (x >> 54)).wrapping_mul(0x96de_1b17_3f11_9089);
         x = x ^ (x >> 30) ^ (x >> 60);
@@ -161,7 +162,7 @@ mod tests {
     #[test]
     fn the_mixer_is_a_permutation() {
         for index in (0..100_000).chain([u64::MAX, u64::MAX / 3, 1 << 63]) {
-            assert_eq!(unmix(mix(index)), index);
+            assert_eq!(unpermute(permute(index)), index);
         }
     }
 
@@ -171,23 +172,23 @@ mod tests {
         assert_eq!(keys.iter().collect::<HashSet<_>>().len(), keys.len());
         let ascending = keys.windows(2).filter(|w| w[0] < w[1]).count();
         assert!((20_000..30_000).contains(&ascending), "{ascending}");
-        assert_eq!(&keys[0][..], format!("sheaf-bench{:016x}", mix(0)).as_bytes());
+        assert_eq!(&keys[0][..], format!("sheaf-bench{:016x}", permute(0)).as_bytes());
     }
 
     #[test]
     fn values_begin_with_their_index_and_differ_by_salt() {
-        let mut values = Values::new();
-        let first = values.make(7, 1, VALUE).to_vec();
-        assert_eq!(first.len(), VALUE);
+        let mut values = ValueGenerator::new();
+        let first = values.make(7, 1, UDB_VALUE_BYTES).to_vec();
+        assert_eq!(first.len(), UDB_VALUE_BYTES);
         assert_eq!(first[..8], 7u64.to_le_bytes());
-        assert_ne!(values.make(7, 2, VALUE), &first[..]);
+        assert_ne!(values.make(7, 2, UDB_VALUE_BYTES), &first[..]);
         assert_eq!(values.make(7, u64::MAX, 100).len(), 100);
     }
 
     #[test]
     fn keys_of_any_length_are_distinct_and_ordered_ones_ascend() {
         for len in [8, 9, 15, 16, 27, 48] {
-            let mut keys = KeyMaker::new(Layout { len, ordered: true });
+            let mut keys = KeyMaker::new(KeyLayout { len, ordered: true });
             let made: Vec<Vec<u8>> = (0..300).map(|index| keys.make(index).to_vec()).collect();
             assert!(made.iter().all(|key| key.len() == len));
             assert!(made.windows(2).all(|pair| pair[0] < pair[1]), "{len}");
@@ -196,7 +197,7 @@ mod tests {
 
     #[test]
     fn short_values_hold_what_they_can_of_their_index() {
-        let mut values = Values::new();
+        let mut values = ValueGenerator::new();
         assert_eq!(values.make(0x0102, 0, 1), [2]);
         assert_eq!(values.make(7, 3, 0), b"");
         assert_eq!(values.make(7, 3, 65_536).len(), 65_536);
@@ -204,7 +205,7 @@ mod tests {
 
     #[test]
     fn random_numbers_cover_their_range_evenly() {
-        let mut random = Random::new(3);
+        let mut random = BenchRandom::new(3);
         let mut counts = [0u32; 10];
         for _ in 0..100_000 {
             counts[usize::try_from(random.below(10)).unwrap()] += 1;

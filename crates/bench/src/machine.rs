@@ -1,7 +1,7 @@
 //! # Machine: what it is, and what it can do, so that figures can be judged
 //!
-//! The probes are short (about two seconds together); the device's syncs are probed again in each round
-//! of the durable writes, because ratios count within a round only.
+//! The probes are short (about two seconds together); the device's syncs are probed again in each
+//! round of the durable writes, because ratios count within a round only.
 
 use std::fs;
 use std::io;
@@ -13,10 +13,10 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use crate::Result;
-use crate::keys::Random;
+use crate::keys::BenchRandom;
 
 /// Facts and probes.
-pub(crate) struct Machine {
+pub(crate) struct MachineInfo {
     pub(crate) cores: usize,
     pub(crate) model: String,
     pub(crate) memory_gib: f64,
@@ -34,13 +34,13 @@ pub(crate) struct Machine {
     pub(crate) syncs_per_s: f64,
 }
 
-impl Machine {
+impl MachineInfo {
     /// Looks and probes; files go to `dir`.
-    pub(crate) fn probe(dir: &Path) -> Result<Machine> {
+    pub(crate) fn probe(dir: &Path) -> Result<MachineInfo> {
         let cpu = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let memory = fs::read_to_string("/proc/meminfo").unwrap_or_default();
         let kib: f64 = field(&memory, "MemTotal").trim_end_matches(" kB").parse().unwrap_or(0.0);
-        Ok(Machine {
+        Ok(MachineInfo {
             cores: std::thread::available_parallelism().map_or(1, usize::from),
             model: field(&cpu, "model name"),
             memory_gib: kib / f64::from(1 << 20),
@@ -117,15 +117,16 @@ fn nanos_each(began: Instant, count: u32) -> f64 {
     began.elapsed().as_secs_f64() * 1e9 / f64::from(count)
 }
 
-/// A pointer chase: one cycle over all lines of 512 MiB (Sattolo's shuffle), followed a million steps.
+/// A pointer chase: one cycle over all lines of 512 MiB (Sattolo's shuffle), followed a million
+/// steps.
 fn dependent_load() -> f64 {
     const LINES: u32 = (512 << 20) / 64;
     const STEPS: u32 = 1_000_000;
     #[derive(Clone, Copy)]
     #[repr(align(64))]
-    struct Line(u32);
-    let mut lines: Vec<Line> = (0..LINES).map(Line).collect();
-    let mut random = Random::new(7);
+    struct CacheLine(u32);
+    let mut lines: Vec<CacheLine> = (0..LINES).map(CacheLine).collect();
+    let mut random = BenchRandom::new(7);
     for i in (1..LINES as usize).rev() {
         let other = usize::try_from(random.below(i as u64)).unwrap_or(0);
         lines.swap(i, other);
@@ -168,7 +169,7 @@ fn cached_read(dir: &Path) -> Result<f64> {
     let path = dir.join("probe-read");
     fs::write(&path, vec![7; usize::try_from(BYTES)?])?;
     let file = fs::File::open(&path)?;
-    let mut random = Random::new(8);
+    let mut random = BenchRandom::new(8);
     let mut bytes = [0; 256];
     let began = Instant::now();
     for _ in 0..TIMES {
@@ -179,8 +180,8 @@ fn cached_read(dir: &Path) -> Result<f64> {
     Ok(each)
 }
 
-/// Durable overwrites per second, one thread: `pwritev2` with `RWF_DSYNC` of 512 aligned bytes, one after
-/// the other, in a file that was preallocated and written before.
+/// Durable overwrites per second, one thread: `pwritev2` with `RWF_DSYNC` of 512 aligned bytes, one
+/// after the other, in a file that was preallocated and written before.
 pub(crate) fn syncs(dir: &Path, time: Duration) -> Result<f64> {
     const BYTES: i64 = 8 << 20;
     let path = dir.join("probe-sync");

@@ -1,8 +1,8 @@
 //! # sheaf-bench: Sheaf beside its peers, on this machine, in one run
 //!
-//! `sheaf-bench compare` runs workloads over stores and makes a report of it; `paper` reruns what the papers
-//! measured; `figures` measures what the project has promised; `run` is a single run, for profilers.
-//! docs/bench.md says how to read them.
+//! `sheaf-bench compare` runs workloads over stores and makes a report of it; `paper` reruns what
+//! the papers measured; `figures` measures what the project has promised; `run` is a single run,
+//! for profilers. docs/bench.md says how to read them.
 //!
 //! ## Picture
 //!
@@ -24,44 +24,44 @@
 //!      figures/: the promises; the same stages in one process, a table of verdicts
 //! ```
 //!
-//! What it cannot see: other programs on the machine. It says what the machine can do at the start and
-//! compares within a round only.
+//! What it cannot see: other programs on the machine. It says what the machine can do at the start
+//! and compares within a round only.
 
 #![allow(
     clippy::disallowed_methods,
     reason = "measuring needs the real clock, real files and threads; nothing here runs on the simulated disk"
 )]
 
-mod across;
 mod advise;
 mod args;
 mod backup;
 mod batching;
-mod cap;
+mod cedrus_shapes;
 mod data;
 mod drive;
 mod figures;
-mod host;
 mod keys;
 mod machine;
+mod many_keyspaces;
 mod measure;
 mod memory;
+mod memory_cgroup;
 mod paper;
-mod place;
+mod phase_spec;
 mod plan;
 mod progress;
+mod promise_table;
 mod record;
 mod recovery;
 mod report;
+mod run_dir;
 mod runner;
-mod shapes;
-mod single;
-mod spec;
-mod stage;
+mod single_run;
+mod store_process;
 mod stream;
 mod subjects;
-mod table;
 mod values;
+mod workload;
 mod zipf;
 
 use std::fmt::Write as _;
@@ -69,7 +69,7 @@ use std::io::Write as _;
 use std::process::ExitCode;
 
 use args::Command;
-use subjects::Subject;
+use subjects::BenchSubject;
 
 #[cfg(feature = "jemalloc")]
 /// All stores, the C and C++ ones included, allocate through jemalloc: its symbols are unprefixed.
@@ -87,25 +87,25 @@ fn main() -> ExitCode {
             options.comparison(cores).and_then(|comparison| compare(&comparison))
         }
         Command::Paper(options) => options.paper().and_then(|paper| paper::run(&paper)),
-        Command::Report(options) => report::of_files(&options),
+        Command::Report(options) => report::from_files(&options),
         Command::List => list(),
         Command::Figures(options) => figures::run(&options),
         Command::Batching(options) => batching::run(&options),
         Command::Values(options) => values::run(&options),
         Command::Stream(options) => stream::run(&options),
-        Command::CedrusShape(options) => shapes::run(&options),
+        Command::CedrusShape(options) => cedrus_shapes::run(&options),
         Command::Memory(options) => memory::run(&options),
         Command::Advise(options) => advise::run(&options),
         Command::Recovery(options) => recovery::run(&options),
         Command::Backup(options) => backup::run(&options),
-        Command::Across(options) => across::run(&options),
-        Command::Run(options) => single::run(&options),
-        Command::Host => host::serve(),
+        Command::Across(options) => many_keyspaces::run(&options),
+        Command::Run(options) => single_run::run(&options),
+        Command::Host => store_process::serve(),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            place::stay_if_interrupted();
+            run_dir::block_if_interrupted();
             eprintln!("sheaf-bench: {error}");
             ExitCode::from(2)
         }
@@ -113,8 +113,8 @@ fn main() -> ExitCode {
 }
 
 /// Runs and reports.
-fn compare(options: &args::Compare) -> Result<()> {
-    let jobs = plan::jobs(&options.loads, &options.pairs, &options.threads, options.options.seconds);
+fn compare(options: &args::Comparison) -> Result<()> {
+    let jobs = plan::jobs(&options.workloads, &options.pairs, &options.threads, options.options.seconds);
     let lines = runner::run(&options.options, jobs)?;
     report::write(&options.options.out, &[lines])
 }
@@ -122,12 +122,14 @@ fn compare(options: &args::Compare) -> Result<()> {
 /// What there is.
 fn list() -> Result<()> {
     let mut out = String::from("Workloads (group, name, what it does; * belongs to --quick):\n\n");
-    for load in spec::all()? {
+    for load in workload::all()? {
         let mark = if load.quick { "*" } else { " " };
         writeln!(out, "{mark} {:<9} {:<30} {}", load.group, load.name, load.about)?;
     }
     out.push_str("\nStores:\n\n");
-    for subject in Subject::ours().into_iter().chain(Subject::peers()).chain([Subject::NULL]) {
+    for subject in
+        BenchSubject::own_engines().into_iter().chain(BenchSubject::peers()).chain([BenchSubject::NULL])
+    {
         let state = if subject.is_built_in() { "" } else { "(not built in) " };
         writeln!(out, "  {:<14} {state}{}", subject.name(), subject.setting())?;
     }

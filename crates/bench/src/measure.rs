@@ -11,25 +11,25 @@ use std::time::{Duration, Instant};
 use crate::Result;
 
 /// A reading of the CPU clock (user + system).
-pub(crate) struct Cpu {
-    who: libc::c_int,
+pub(crate) struct CpuTime {
+    scope: libc::c_int,
     at: Duration,
 }
 
-impl Cpu {
+impl CpuTime {
     /// The whole process.
-    pub(crate) fn of_process() -> Cpu {
-        Cpu { who: libc::RUSAGE_SELF, at: used(libc::RUSAGE_SELF) }
+    pub(crate) fn of_process() -> CpuTime {
+        CpuTime { scope: libc::RUSAGE_SELF, at: used(libc::RUSAGE_SELF) }
     }
 
     /// The calling thread.
-    pub(crate) fn of_thread() -> Cpu {
-        Cpu { who: libc::RUSAGE_THREAD, at: used(libc::RUSAGE_THREAD) }
+    pub(crate) fn of_thread() -> CpuTime {
+        CpuTime { scope: libc::RUSAGE_THREAD, at: used(libc::RUSAGE_THREAD) }
     }
 
     /// CPU time used since the reading.
     pub(crate) fn since(&self) -> Duration {
-        used(self.who).saturating_sub(self.at)
+        used(self.scope).saturating_sub(self.at)
     }
 }
 
@@ -46,15 +46,17 @@ fn used(who: libc::c_int) -> Duration {
     part(usage.ru_utime) + part(usage.ru_stime)
 }
 
-/// Looks in a row at which a process must be idle: Sheaf's engines begin to tidy up 400 ms after the last commit.
-const IDLE: u32 = 3;
+/// Looks in a row at which a process must be idle: Sheaf's engines begin to tidy up 400 ms after
+/// the last commit.
+const IDLE_SAMPLES: u32 = 3;
 
-/// Waits until the process uses less than a twentieth of a core, and goes on to: compactions and cleaners are done.
-pub(crate) fn settle(at_most: Duration) {
+/// Waits until the process uses less than a twentieth of a core, and goes on to: compactions and
+/// cleaners are done.
+pub(crate) fn wait_until_idle(at_most: Duration) {
     let began = Instant::now();
     let mut idle = 0;
-    while idle < IDLE && began.elapsed() < at_most {
-        let (cpu, time) = (Cpu::of_process(), Instant::now());
+    while idle < IDLE_SAMPLES && began.elapsed() < at_most {
+        let (cpu, time) = (CpuTime::of_process(), Instant::now());
         std::thread::sleep(Duration::from_millis(250));
         idle = if cpu.since() * 20 < time.elapsed() { idle + 1 } else { 0 };
     }
@@ -62,15 +64,15 @@ pub(crate) fn settle(at_most: Duration) {
 
 /// Bytes the block device beneath a directory was given and asked for so far, by everybody.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Device(Option<(u64, u64)>);
+pub(crate) struct DeviceCounters(Option<(u64, u64)>);
 
-impl Device {
+impl DeviceCounters {
     /// A reading; with `flush` after everything dirty on the file system was written back.
-    pub(crate) fn read(dir: &Path, flush: bool) -> Result<Device> {
+    pub(crate) fn read(dir: &Path, flush: bool) -> Result<DeviceCounters> {
         if flush {
             write_back(dir)?;
         }
-        Ok(Device(
+        Ok(DeviceCounters(
             device_stat(dir)
                 .and_then(|path| sectors(&path))
                 .map(|(read, written)| (read * 512, written * 512)),
@@ -78,12 +80,12 @@ impl Device {
     }
 
     /// Bytes written since `before`, where there is such a device.
-    pub(crate) fn written_since(self, before: &Device) -> Option<u64> {
+    pub(crate) fn written_since(self, before: &DeviceCounters) -> Option<u64> {
         Some(self.0?.1.saturating_sub(before.0?.1))
     }
 
     /// Bytes read since `before`.
-    pub(crate) fn read_since(self, before: &Device) -> Option<u64> {
+    pub(crate) fn read_since(self, before: &DeviceCounters) -> Option<u64> {
         Some(self.0?.0.saturating_sub(before.0?.0))
     }
 }
@@ -100,17 +102,17 @@ pub(crate) fn write_back(dir: &Path) -> Result<()> {
 
 /// Bytes written so far: by this process, and by the device (by everybody).
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Written {
-    /// `write_bytes` of /proc/self/io: what the process made dirty or wrote directly. Without the file
-    /// system's own journal and metadata.
+pub(crate) struct WrittenBytes {
+    /// `write_bytes` of /proc/self/io: what the process made dirty or wrote directly. Without the
+    /// file system's own journal and metadata.
     pub(crate) process: u64,
     /// Sectors of /sys/dev/block/…/stat, if there is such a device.
     pub(crate) device: Option<u64>,
 }
 
-impl Written {
+impl WrittenBytes {
     /// A reading, after everything dirty on the file system of `dir` was written back.
-    pub(crate) fn read(dir: &Path) -> Result<Written> {
+    pub(crate) fn read(dir: &Path) -> Result<WrittenBytes> {
         write_back(dir)?;
         let io = fs::read_to_string("/proc/self/io")?;
         let process = io
@@ -118,22 +120,22 @@ impl Written {
             .find_map(|line| line.strip_prefix("write_bytes: "))
             .and_then(|number| number.trim().parse().ok())
             .ok_or("no write_bytes in /proc/self/io")?;
-        Ok(Written {
+        Ok(WrittenBytes {
             process,
             device: device_stat(dir).and_then(|path| sectors(&path)).map(|(_, written)| written * 512),
         })
     }
 
     /// What was written since `before`.
-    pub(crate) fn since(self, before: Written) -> Written {
-        Written {
+    pub(crate) fn since(self, before: WrittenBytes) -> WrittenBytes {
+        WrittenBytes {
             process: self.process.saturating_sub(before.process),
             device: self.device.zip(before.device).map(|(now, then)| now.saturating_sub(then)),
         }
     }
 
     /// The device's count if there is one, else the process's: what a verdict is about.
-    pub(crate) fn verdict(self) -> u64 {
+    pub(crate) fn device_or_process(self) -> u64 {
         self.device.unwrap_or(self.process)
     }
 }
@@ -166,13 +168,14 @@ pub(crate) fn disk_bytes(dir: &Path) -> u64 {
         .sum()
 }
 
-/// Has the kernel forget what it keeps of the files beneath `dir`, which nobody has open: pages that one process brought in are
-/// charged to it for ever, and a cap on another would not count them.
-pub(crate) fn forget_cached(dir: &Path) -> Result<()> {
+/// Has the kernel forget what it keeps of the files beneath `dir`, which nobody has open: pages
+/// that one process brought in are charged to it for ever, and a cap on another would not count
+/// them.
+pub(crate) fn drop_page_cache(dir: &Path) -> Result<()> {
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
         if entry.file_type()?.is_dir() {
-            forget_cached(&entry.path())?;
+            drop_page_cache(&entry.path())?;
             continue;
         }
         let file = fs::File::open(entry.path())?;
@@ -229,7 +232,7 @@ mod tests {
 
     #[test]
     fn cpu_time_of_work_is_seen_and_of_sleep_is_not() {
-        let cpu = Cpu::of_thread();
+        let cpu = CpuTime::of_thread();
         std::thread::sleep(Duration::from_millis(30));
         assert!(cpu.since() < Duration::from_millis(15));
         let until = Instant::now() + Duration::from_millis(200);

@@ -1,17 +1,18 @@
 //! # Memory: what a database under load accounts for, and what the process really takes
 //!
-//! One database with a keyspace of each engine and one budget goes through mixes, one after the other. Beside them a watch looks
-//! at the parts that `Stats::memory` names, and at the memory of the process that no file backs, over what it was before the
-//! opening.
+//! One database with a keyspace of each engine and one budget goes through mixes, one after the
+//! other. Beside them a watch looks at the parts that `DatabaseStats::memory` names, and at the
+//! memory of the process that no file backs, over what it was before the opening.
 //!
 //! ```text
 //!   fill ── get ── update ── mixed ── scan ── with a snapshot ── large values ── one engine alone, each in turn
 //!            the fill is looked at from its begin; of the others, each for a while, the first half warms up
 //! ```
 //!
-//! The engines whose index must stand in memory (`flat`, `flat-ordered`) get so many keys that each takes some hundredths of the
-//! budget; the others get several times their share of it in data. What is outside of the database (the
-//! drivers' threads, the allocator's spare pages) is in the process's figure too.
+//! The engines whose index must stand in memory (`flat`, `flat-ordered`) get so many keys that each
+//! takes some hundredths of the budget; the others get several times their share of it in data.
+//! What is outside of the database (the drivers' threads, the allocator's spare pages) is in the
+//! process's figure too.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -20,18 +21,18 @@ use ::sheaf::{Database, Keyspace, KeyspaceOptions, MemoryStats};
 
 use crate::Result;
 use crate::args;
-use crate::keys::{Random, Values, key};
+use crate::keys::{BenchRandom, ValueGenerator, key};
 use crate::measure::memory_bytes;
-use crate::place::Place;
-use crate::table::{markdown, number};
+use crate::promise_table::{markdown, number};
+use crate::run_dir::RunDir;
 
 /// Bytes of a value.
 const VALUE: usize = 300;
 /// Bytes of a large one, and how many different ones each keyspace gets.
-const LARGE: usize = 100_000;
+const LARGE_VALUE: usize = 100_000;
 const LARGE_KEYS: u64 = 200;
 /// How often the watch looks.
-const LOOK: Duration = Duration::from_millis(10);
+const SAMPLE_INTERVAL: Duration = Duration::from_millis(10);
 /// Pairs of a scan.
 const SCAN: usize = 50;
 /// Threads that drive.
@@ -41,7 +42,7 @@ const THREADS: u64 = 2;
 pub(crate) const ENGINES: &str = "flat,flat-ordered,flex,cedrus,kreon,delsm";
 
 /// A keyspace and how many pairs it has.
-struct Load {
+struct KeyspaceLoad {
     keyspace: Keyspace,
     pairs: u64,
     is_ordered: bool,
@@ -49,7 +50,7 @@ struct Load {
 
 /// What a driver does.
 #[derive(Clone, Copy)]
-enum Mix {
+enum MemoryMix {
     Fill,
     Get,
     Update,
@@ -62,59 +63,59 @@ enum Mix {
 
 /// Looks of the watch at one mix.
 #[derive(Default)]
-struct Seen {
-    looks: u64,
+struct MemorySamples {
+    samples: u64,
     parts: [f64; 4],
-    accounted_most: u64,
+    accounted_peak: u64,
     real: f64,
-    real_most: u64,
+    real_peak: u64,
 }
 
-impl Seen {
+impl MemorySamples {
     fn add(&mut self, stats: &MemoryStats, real: u64) {
-        self.looks += 1;
+        self.samples += 1;
         let parts = [stats.index, stats.versions, stats.buffers, stats.cache];
         for (sum, part) in self.parts.iter_mut().zip(parts) {
             *sum += part as f64;
         }
-        self.accounted_most = self.accounted_most.max(parts.iter().sum());
+        self.accounted_peak = self.accounted_peak.max(parts.iter().sum());
         self.real += real as f64;
-        self.real_most = self.real_most.max(real);
+        self.real_peak = self.real_peak.max(real);
     }
 }
 
 /// Measures and prints.
-pub(crate) fn run(options: &args::Memory) -> Result<()> {
-    let place = Place::new(&options.dir.path, 40 * options.memory)?;
+pub(crate) fn run(options: &args::MemoryArgs) -> Result<()> {
+    let place = RunDir::new(&options.dir.path, 40 * options.memory)?;
     let dir = place.fresh("memory")?;
     let before = memory_bytes();
     let db = Database::builder().memory(options.memory).open(&dir)?;
     let loads = open_all(&db, options)?;
-    let mut rows = vec![measured(&db, "opened", options, before, |half| {
+    let mut rows = vec![measure_mix(&db, "opened", options, before, |half| {
         half();
         Ok(())
     })?];
-    rows.push(measured(&db, "fill", options, before, |half| {
+    rows.push(measure_mix(&db, "fill", options, before, |half| {
         half();
-        drive(&loads, Mix::Fill, None)
+        drive(&loads, MemoryMix::Fill, None)
     })?);
-    let timed = |name: &str, mix: Mix| {
-        measured(&db, name, options, before, |half| {
+    let timed = |name: &str, mix: MemoryMix| {
+        measure_mix(&db, name, options, before, |half| {
             drive(&loads, mix, Some(options.phase / 2))?;
             half();
             drive(&loads, mix, Some(options.phase / 2))
         })
     };
-    rows.push(timed("get", Mix::Get)?);
-    rows.push(timed("update", Mix::Update)?);
-    rows.push(timed("get and update", Mix::Mixed)?);
-    rows.push(timed("scan", Mix::Scan)?);
+    rows.push(timed("get", MemoryMix::Get)?);
+    rows.push(timed("update", MemoryMix::Update)?);
+    rows.push(timed("get and update", MemoryMix::Mixed)?);
+    rows.push(timed("scan", MemoryMix::Scan)?);
     let snapshot = db.snapshot()?;
-    rows.push(timed("get and update, a snapshot", Mix::Mixed)?);
+    rows.push(timed("get and update, a snapshot", MemoryMix::Mixed)?);
     drop(snapshot);
-    rows.push(timed("large values", Mix::Large)?);
+    rows.push(timed("large values", MemoryMix::Large)?);
     for (index, engine) in options.engines.iter().enumerate() {
-        rows.push(timed(&format!("get from {} alone", engine.name()), Mix::Alone(index))?);
+        rows.push(timed(&format!("get from {} alone", engine.name()), MemoryMix::Alone(index))?);
     }
     let head = [
         "mix",
@@ -136,7 +137,7 @@ pub(crate) fn run(options: &args::Memory) -> Result<()> {
     Ok(())
 }
 
-fn open_all(db: &Database, options: &args::Memory) -> Result<Vec<Load>> {
+fn open_all(db: &Database, options: &args::MemoryArgs) -> Result<Vec<KeyspaceLoad>> {
     let budget = options.memory;
     let open = |engine: &str| {
         let keyspace = db.keyspace(engine, KeyspaceOptions::default().engine(engine))?;
@@ -146,28 +147,28 @@ fn open_all(db: &Database, options: &args::Memory) -> Result<Vec<Load>> {
             _ => budget / 400, // three quarters of the budget, each
         };
         let is_ordered = keyspace.capabilities()?.ordered;
-        Ok(Load { keyspace, pairs, is_ordered })
+        Ok(KeyspaceLoad { keyspace, pairs, is_ordered })
     };
     options.engines.iter().map(|engine| engine.name()).map(open).collect()
 }
 
 /// Does `work`, which says when it is half done, and makes a row of what is seen from then on.
-fn measured(
+fn measure_mix(
     db: &Database,
     name: &str,
-    options: &args::Memory,
+    options: &args::MemoryArgs,
     before: u64,
     work: impl FnOnce(&dyn Fn()) -> Result<()>,
 ) -> Result<Vec<String>> {
     let (done, half) = (AtomicBool::new(false), AtomicBool::new(false));
     let seen = std::thread::scope(|scope| {
         let watch = scope.spawn(|| {
-            let mut seen = Seen::default();
+            let mut seen = MemorySamples::default();
             while !done.load(Ordering::Relaxed) {
                 if half.load(Ordering::Relaxed) {
                     seen.add(&db.stats().memory, memory_bytes().saturating_sub(before));
                 }
-                std::thread::sleep(LOOK);
+                std::thread::sleep(SAMPLE_INTERVAL);
             }
             seen.add(&db.stats().memory, memory_bytes().saturating_sub(before));
             seen
@@ -178,15 +179,15 @@ fn measured(
         worked.map(|()| seen)
     })?;
     let share = |bytes: f64| number(bytes * 100.0 / options.memory as f64);
-    let mean = |sum: f64| sum / seen.looks as f64;
+    let mean = |sum: f64| sum / seen.samples as f64;
     let accounted: f64 = seen.parts.iter().sum();
     let mut row = vec![name.to_owned()];
     row.extend(seen.parts.iter().map(|sum| share(mean(*sum))));
     row.extend([
         share(mean(accounted)),
-        share(seen.accounted_most as f64),
+        share(seen.accounted_peak as f64),
         share(mean(seen.real)),
-        share(seen.real_most as f64),
+        share(seen.real_peak as f64),
         number(seen.real / accounted),
     ]);
     eprintln!("{}", row.join("  "));
@@ -194,19 +195,19 @@ fn measured(
 }
 
 /// All drivers do the mix, for `time` if it is given.
-fn drive(loads: &[Load], mix: Mix, time: Option<Duration>) -> Result<()> {
+fn drive(loads: &[KeyspaceLoad], mix: MemoryMix, time: Option<Duration>) -> Result<()> {
     let next = AtomicUsize::new(0);
     std::thread::scope(|scope| {
         let drivers: Vec<_> = (0..THREADS)
             .map(|thread| {
                 let next = &next;
                 scope.spawn(move || match mix {
-                    Mix::Fill => fill(loads, next),
+                    MemoryMix::Fill => fill(loads, next),
                     _ => {
                         let until = Instant::now() + time.unwrap_or_default();
-                        let (mut random, mut values) = (Random::new(thread + 1), Values::new());
+                        let (mut random, mut values) = (BenchRandom::new(thread + 1), ValueGenerator::new());
                         while Instant::now() < until {
-                            (0..32).try_for_each(|_| operate(loads, mix, &mut random, &mut values))?;
+                            (0..32).try_for_each(|_| run_operation(loads, mix, &mut random, &mut values))?;
                         }
                         Ok(())
                     }
@@ -218,8 +219,8 @@ fn drive(loads: &[Load], mix: Mix, time: Option<Duration>) -> Result<()> {
 }
 
 /// Fills one keyspace after the other.
-fn fill(loads: &[Load], next: &AtomicUsize) -> Result<()> {
-    let mut values = Values::new();
+fn fill(loads: &[KeyspaceLoad], next: &AtomicUsize) -> Result<()> {
+    let mut values = ValueGenerator::new();
     while let Some(load) = loads.get(next.fetch_add(1, Ordering::Relaxed)) {
         for index in 0..load.pairs {
             load.keyspace.insert(key(index), values.make(index, 0, VALUE))?;
@@ -228,26 +229,31 @@ fn fill(loads: &[Load], next: &AtomicUsize) -> Result<()> {
     Ok(())
 }
 
-fn operate(loads: &[Load], mix: Mix, random: &mut Random, values: &mut Values) -> Result<()> {
+fn run_operation(
+    loads: &[KeyspaceLoad],
+    mix: MemoryMix,
+    random: &mut BenchRandom,
+    values: &mut ValueGenerator,
+) -> Result<()> {
     let load = match mix {
-        Mix::Alone(index) => &loads[index],
+        MemoryMix::Alone(index) => &loads[index],
         _ => &loads[usize::try_from(random.below(loads.len() as u64))?],
     };
     let index = random.below(load.pairs);
     let is_update = match mix {
-        Mix::Update => true,
-        Mix::Mixed => random.below(2) == 0,
+        MemoryMix::Update => true,
+        MemoryMix::Mixed => random.below(2) == 0,
         _ => false,
     };
     match mix {
-        Mix::Large => {
+        MemoryMix::Large => {
             let key = format!("large {}", random.below(LARGE_KEYS));
             match random.below(4) {
-                0 => load.keyspace.insert(key, values.make(index, 1, LARGE))?,
+                0 => load.keyspace.insert(key, values.make(index, 1, LARGE_VALUE))?,
                 _ => drop(load.keyspace.get(key)?),
             }
         }
-        Mix::Scan if load.is_ordered => {
+        MemoryMix::Scan if load.is_ordered => {
             for pair in load.keyspace.range(&key(index)[..]..)?.take(SCAN) {
                 pair?;
             }

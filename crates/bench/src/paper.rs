@@ -1,32 +1,32 @@
 //! # Paper: what five papers measured, rerun, and what becomes of their claims
 //!
-//! `tables/papers.toml` names for each experiment the workloads that stand for it here, the figures as
-//! printed, and the claims as ratios of two measured cells. A claim *holds* from its bound on, *in part*
-//! from a lower one, and *does not hold* below that. Engines are found by name.
+//! `tables/papers.toml` names for each experiment the workloads that stand for it here, the figures
+//! as printed, and the claims as ratios of two measured cells. A claim *holds* from its bound on,
+//! *in part* from a lower one, and *does not hold* below that. Engines are found by name.
 
 use serde::Deserialize;
 
 use crate::measure::median;
-use crate::plan::{self, Job, Options};
-use crate::record::{Line, Record};
-use crate::report::{self, Metric, Row, Summary, pairs};
-use crate::spec;
-use crate::subjects::Subject;
-use crate::table::{markdown, number};
+use crate::plan::{self, RunOptions, WorkloadJob};
+use crate::promise_table::{markdown, number};
+use crate::record::{PhaseRecord, RecordLine};
+use crate::report::{self, ReportMetric, RunSummary, SummaryRow, pairs};
+use crate::subjects::BenchSubject;
+use crate::workload;
 use crate::{Result, args, runner};
 
 const TABLE: &str = include_str!("../tables/papers.toml");
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Table {
-    paper: Vec<Paper>,
+struct PaperTable {
+    paper: Vec<PaperSpec>,
 }
 
 /// A paper.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Paper {
+pub(crate) struct PaperSpec {
     pub(crate) name: String,
     pub(crate) title: String,
     /// Ours that is after it.
@@ -36,21 +36,21 @@ pub(crate) struct Paper {
     /// Variants of peers that stand in for stores of the paper.
     extra: Vec<String>,
     #[serde(default)]
-    absent: Vec<Store>,
-    experiment: Vec<Experiment>,
+    absent: Vec<AbsentStore>,
+    experiment: Vec<PaperExperiment>,
 }
 
 /// A store of a paper that cannot run here.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Store {
+struct AbsentStore {
     name: String,
     why: String,
 }
 
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Experiment {
+struct PaperExperiment {
     figure: String,
     what: String,
     #[serde(default)]
@@ -59,16 +59,16 @@ struct Experiment {
     pairs: u64,
     #[serde(default)]
     threads: Vec<u64>,
-    published: Vec<Published>,
+    published: Vec<PublishedFigure>,
     not_here: Option<String>,
     #[serde(default)]
-    claim: Vec<Claim>,
+    claim: Vec<PaperClaim>,
 }
 
 /// A figure as printed.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Published {
+struct PublishedFigure {
     #[serde(default)]
     load: String,
     store: String,
@@ -77,24 +77,24 @@ struct Published {
 
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Claim {
+struct PaperClaim {
     says: String,
     ratio: [String; 2],
     #[serde(default)]
-    metric: Measure,
+    metric: ClaimMetric,
     holds: f64,
-    #[serde(default = "one")]
+    #[serde(default = "default_factor")]
     part: f64,
 }
 
-fn one() -> f64 {
+fn default_factor() -> f64 {
     1.0
 }
 
 /// What of the two cells is compared.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-enum Measure {
+enum ClaimMetric {
     #[default]
     Speed,
     Write,
@@ -104,32 +104,33 @@ enum Measure {
     Memory,
 }
 
-impl Measure {
-    fn of(self, record: &Record) -> Option<f64> {
+impl ClaimMetric {
+    fn of(self, record: &PhaseRecord) -> Option<f64> {
         let metric = match self {
             // Of openings, how many a second: more is better, as everywhere.
-            Measure::Speed if record.is_opening() => return Some(1.0 / record.outcome.seconds),
-            Measure::Speed => Metric::Speed,
-            Measure::Write => Metric::WriteAmplification,
-            Measure::Cpu => Metric::Cpu,
-            Measure::P99 => Metric::P99,
-            Measure::Disk => Metric::Disk,
-            Measure::Memory => Metric::Memory,
+            ClaimMetric::Speed if record.is_opening() => return Some(1.0 / record.outcome.seconds),
+            ClaimMetric::Speed => ReportMetric::Speed,
+            ClaimMetric::Write => ReportMetric::WriteAmplification,
+            ClaimMetric::Cpu => ReportMetric::Cpu,
+            ClaimMetric::P99 => ReportMetric::P99,
+            ClaimMetric::Disk => ReportMetric::Disk,
+            ClaimMetric::Memory => ReportMetric::Memory,
         };
         metric.of(record)
     }
 }
 
 /// All papers.
-pub(crate) fn all() -> Result<Vec<Paper>> {
-    Ok(toml::from_str::<Table>(TABLE)?.paper)
+pub(crate) fn all() -> Result<Vec<PaperSpec>> {
+    Ok(toml::from_str::<PaperTable>(TABLE)?.paper)
 }
 
 /// The paper of that name, or `all`.
-pub(crate) fn select(name: &str) -> Result<Vec<Paper>> {
+pub(crate) fn select(name: &str) -> Result<Vec<PaperSpec>> {
     let all = all()?;
     let known: Vec<String> = all.iter().map(|paper| paper.name.clone()).collect();
-    let chosen: Vec<Paper> = all.into_iter().filter(|paper| name == "all" || paper.name == name).collect();
+    let chosen: Vec<PaperSpec> =
+        all.into_iter().filter(|paper| name == "all" || paper.name == name).collect();
     if chosen.is_empty() {
         return Err(format!("unknown paper {name:?}; there are: {}, all", known.join(", ")).into());
     }
@@ -137,20 +138,20 @@ pub(crate) fn select(name: &str) -> Result<Vec<Paper>> {
 }
 
 /// Reruns and prints.
-pub(crate) fn run(asked: &args::Paper) -> Result<()> {
+pub(crate) fn run(asked: &args::PaperRun) -> Result<()> {
     let mut options = asked.options.clone();
-    let mut jobs: Vec<Job> = Vec::new();
+    let mut jobs: Vec<WorkloadJob> = Vec::new();
     for paper in &asked.papers {
-        for extra in paper.extra.iter().filter_map(|name| Subject::parse(name).ok()) {
+        for extra in paper.extra.iter().filter_map(|name| BenchSubject::parse(name).ok()) {
             if !asked.only_stores && !options.subjects.contains(&extra) {
                 options.subjects.push(extra);
             }
         }
         for experiment in &paper.experiment {
             for job in experiment.jobs(&options, asked.scale)? {
-                let is_it = |other: &Job| {
-                    (&other.load.name, other.data.pairs, other.threads, other.unsynced)
-                        == (&job.load.name, job.data.pairs, job.threads, job.unsynced)
+                let is_it = |other: &WorkloadJob| {
+                    (&other.workload.name, other.data.pairs, other.threads, other.unsynced)
+                        == (&job.workload.name, job.data.pairs, job.threads, job.unsynced)
                 };
                 if !jobs.iter().any(is_it) {
                     jobs.push(job);
@@ -163,33 +164,33 @@ pub(crate) fn run(asked: &args::Paper) -> Result<()> {
     for paper in &asked.papers {
         text += &paper.report(&lines, asked.scale)?;
     }
-    report::write_with(&options.out, &[lines], Some(&text))
+    report::write_with_intro(&options.out, &[lines], Some(&text))
 }
 
-impl Experiment {
-    fn jobs(&self, options: &Options, scale: f64) -> Result<Vec<Job>> {
+impl PaperExperiment {
+    fn jobs(&self, options: &RunOptions, scale: f64) -> Result<Vec<WorkloadJob>> {
         if self.loads.is_empty() {
             return Ok(Vec::new());
         }
         let names: Vec<&str> = self.loads.iter().map(String::as_str).collect();
         let mut jobs =
-            plan::jobs(&spec::select(&names)?, &[self.pairs.max(1)], &self.threads, options.seconds);
+            plan::jobs(&workload::select(&names)?, &[self.pairs.max(1)], &self.threads, options.seconds);
         for job in &mut jobs {
-            job.data = job.load.data.exactly(self.pairs as f64 * scale);
+            job.data = job.workload.data.exactly(self.pairs as f64 * scale);
             // A quick run is quick in its long phases too.
-            job.seconds = job.load.seconds.map_or(options.seconds, |seconds| (seconds * scale).max(2.0));
+            job.seconds = job.workload.seconds.map_or(options.seconds, |seconds| (seconds * scale).max(2.0));
         }
         Ok(jobs)
     }
 
     /// The rows of `summary` that belong to it.
-    fn rows<'a>(&self, summary: &'a Summary, scale: f64) -> Result<Vec<&'a Row>> {
+    fn rows<'a>(&self, summary: &'a RunSummary, scale: f64) -> Result<Vec<&'a SummaryRow>> {
         if self.loads.is_empty() {
             return Ok(Vec::new());
         }
         let names: Vec<&str> = self.loads.iter().map(String::as_str).collect();
-        let loads = spec::select(&names)?;
-        let is_its = |row: &&Row| {
+        let loads = workload::select(&names)?;
+        let is_its = |row: &&SummaryRow| {
             loads.iter().any(|load| {
                 let counts = if self.threads.is_empty() || load.threads == [1] || load.open.is_some() {
                     &load.threads
@@ -203,7 +204,7 @@ impl Experiment {
         Ok(summary.rows.iter().filter(is_its).collect())
     }
 
-    fn report(&self, paper: &Paper, summary: &Summary, scale: f64) -> Result<String> {
+    fn report(&self, paper: &PaperSpec, summary: &RunSummary, scale: f64) -> Result<String> {
         let mut text = format!("\n### {}: {}\n", self.figure, self.what);
         for published in self.published.iter().filter(|published| published.load.is_empty()) {
             text += &format!("\nPublished figure of {}: {}.\n", published.store, published.value);
@@ -220,7 +221,7 @@ impl Experiment {
     }
 
     /// The paper's figures (marked as published), ours, the peers'.
-    fn table(&self, paper: &Paper, summary: &Summary, rows: &[&Row]) -> String {
+    fn table(&self, paper: &PaperSpec, summary: &RunSummary, rows: &[&SummaryRow]) -> String {
         let has_run = |name: &str| rows.iter().any(|row| row.rounds(name, false).next().is_some());
         let mut stores: Vec<(String, String)> = summary
             .stores
@@ -255,16 +256,16 @@ impl Experiment {
     }
 
     /// Speed, and what else the claims are about.
-    fn cell(&self, row: &Row, store: &str) -> String {
-        let Some(speed) = row.figure(store, Metric::Speed) else { return "–".to_owned() };
+    fn cell(&self, row: &SummaryRow, store: &str) -> String {
+        let Some(speed) = row.figure(store, ReportMetric::Speed) else { return "–".to_owned() };
         let unit = if row.is_opening() { "ms" } else { "k/s" };
         let mut text = format!("{} {unit}", number(speed.median));
         for (measure, metric, unit) in [
-            (Measure::Write, Metric::WriteAmplification, "× written"),
-            (Measure::Cpu, Metric::Cpu, "µs CPU"),
-            (Measure::P99, Metric::P99, "µs p99"),
-            (Measure::Disk, Metric::Disk, "× disk"),
-            (Measure::Memory, Metric::Memory, "MiB"),
+            (ClaimMetric::Write, ReportMetric::WriteAmplification, "× written"),
+            (ClaimMetric::Cpu, ReportMetric::Cpu, "µs CPU"),
+            (ClaimMetric::P99, ReportMetric::P99, "µs p99"),
+            (ClaimMetric::Disk, ReportMetric::Disk, "× disk"),
+            (ClaimMetric::Memory, ReportMetric::Memory, "MiB"),
         ] {
             let is_claimed = self.claim.iter().any(|claim| claim.metric == measure);
             if let Some(figure) = row.figure(store, metric).filter(|_| is_claimed) {
@@ -275,9 +276,9 @@ impl Experiment {
     }
 }
 
-impl Claim {
+impl PaperClaim {
     /// In words, the measured ratio with it.
-    fn verdict(&self, paper: &Paper, summary: &Summary, rows: &[&Row]) -> String {
+    fn verdict(&self, paper: &PaperSpec, summary: &RunSummary, rows: &[&SummaryRow]) -> String {
         let says = &self.says;
         let [left, right] = &self.ratio;
         let values = (self.value(left, paper, summary, rows), self.value(right, paper, summary, rows));
@@ -286,11 +287,11 @@ impl Claim {
             return format!("**not measured**: {says} ({missing} did not run)");
         };
         let ratio = left_value / right_value;
-        let verdict = self.fate(ratio);
+        let verdict = self.classify(ratio);
         format!("**{verdict}**: {says}; measured {} (holds from {} on)", number(ratio), number(self.holds))
     }
 
-    fn fate(&self, ratio: f64) -> &'static str {
+    fn classify(&self, ratio: f64) -> &'static str {
         if ratio >= self.holds {
             "holds"
         } else if ratio >= self.part.min(self.holds) {
@@ -301,12 +302,18 @@ impl Claim {
     }
 
     /// The value of `STORE:LOAD/THREADS`.
-    fn value(&self, cell: &str, paper: &Paper, summary: &Summary, rows: &[&Row]) -> Option<f64> {
+    fn value(
+        &self,
+        cell: &str,
+        paper: &PaperSpec,
+        summary: &RunSummary,
+        rows: &[&SummaryRow],
+    ) -> Option<f64> {
         if cell == "one-second" {
             return Some(1.0);
         }
         let (store, load) = cell.split_once(':')?;
-        let (load, count) = named(load);
+        let (load, count) = parse_load(load);
         let row =
             rows.iter().find(|row| row.workload == load && count.is_none_or(|count| count == row.threads))?;
         let of = |name: &str| {
@@ -320,7 +327,7 @@ impl Claim {
                 let peers = summary
                     .stores
                     .iter()
-                    .filter(|store| Subject::known(&store.name).is_some_and(Subject::is_peer));
+                    .filter(|store| BenchSubject::by_name(&store.name).is_some_and(BenchSubject::is_peer));
                 peers.filter_map(|store| of(&store.name)).max_by(f64::total_cmp)
             }
             name => of(name),
@@ -329,7 +336,7 @@ impl Claim {
 }
 
 /// A load and its threads: `durable/8`. Caps have a slash of their own: `capped-get:1/2`.
-fn named(load: &str) -> (&str, Option<u64>) {
+fn parse_load(load: &str) -> (&str, Option<u64>) {
     match load.rsplit_once('/') {
         Some((name, count)) if !name.ends_with(":1") => (name, count.parse().ok()),
         _ => (load, None),
@@ -337,7 +344,7 @@ fn named(load: &str) -> (&str, Option<u64>) {
 }
 
 /// Operations per second in the first or the last tenth of a long run.
-fn part_of_time(row: &Row, store: &str, early: bool) -> Option<f64> {
+fn part_of_time(row: &SummaryRow, store: &str, early: bool) -> Option<f64> {
     let seconds =
         &row.rounds(store, false).find(|record| record.outcome.timeline.len() > 1)?.outcome.timeline;
     let tenth = seconds.len().div_ceil(10);
@@ -345,10 +352,10 @@ fn part_of_time(row: &Row, store: &str, early: bool) -> Option<f64> {
     Some(part.iter().map(|second| second.operations as f64).sum::<f64>() / part.len() as f64)
 }
 
-impl Paper {
-    fn report(&self, lines: &[Line], scale: f64) -> Result<String> {
-        let summary = Summary::new(&[lines.to_vec()]);
-        let engine = Subject::parse(&self.engine)?.title();
+impl PaperSpec {
+    fn report(&self, lines: &[RecordLine], scale: f64) -> Result<String> {
+        let summary = RunSummary::new(&[lines.to_vec()]);
+        let engine = BenchSubject::parse(&self.engine)?.title();
         let mut text = format!(
             "\n## {}\n\nEngine: {engine}. Machine of the paper: {}. Pairs: {} in tables/papers.toml.\n",
             self.title,
@@ -378,7 +385,7 @@ mod tests {
         for paper in all().unwrap() {
             for experiment in &paper.experiment {
                 let names: Vec<&str> = experiment.loads.iter().map(String::as_str).collect();
-                let loads = if names.is_empty() { Vec::new() } else { spec::select(&names).unwrap() };
+                let loads = if names.is_empty() { Vec::new() } else { workload::select(&names).unwrap() };
                 assert_eq!(loads.is_empty(), experiment.not_here.is_some(), "{}", experiment.figure);
                 let is_known = |name: &str| loads.iter().any(|load| load.name == name);
                 for published in experiment.published.iter().filter(|published| !published.load.is_empty()) {
@@ -388,10 +395,10 @@ mod tests {
                     assert!(claim.holds > 0.0);
                     for cell in claim.ratio.iter().filter(|cell| *cell != "one-second") {
                         let (store, load) = cell.split_once(':').unwrap();
-                        let (load, count) = named(load);
+                        let (load, count) = parse_load(load);
                         assert!(is_known(load), "{}: {cell}", experiment.figure);
                         let is_store = ["ours", "ours-early", "ours-late", "best"].contains(&store)
-                            || Subject::known(store).is_some();
+                            || BenchSubject::by_name(store).is_some();
                         assert!(is_store, "{}: {cell}", experiment.figure);
                         let counts = loads.iter().find(|l| l.name == load).map(|l| l.threads.clone());
                         let counts = if experiment.threads.is_empty() {
@@ -410,21 +417,21 @@ mod tests {
         }
     }
 
-    fn claim(ratio: [&str; 2], holds: f64) -> Claim {
+    fn claim(ratio: [&str; 2], holds: f64) -> PaperClaim {
         let ratio = ratio.map(str::to_owned);
-        Claim { says: "it is so".to_owned(), ratio, metric: Measure::Speed, holds, part: 1.0 }
+        PaperClaim { says: "it is so".to_owned(), ratio, metric: ClaimMetric::Speed, holds, part: 1.0 }
     }
 
     #[test]
     fn claims_hold_hold_in_part_or_do_not() {
-        let fate = |ratio| claim(["", ""], 2.0).fate(ratio);
+        let fate = |ratio| claim(["", ""], 2.0).classify(ratio);
         assert_eq!([fate(2.0), fate(1.5), fate(0.9)], ["holds", "in part", "does not hold"]);
     }
 
     #[test]
     fn a_claim_without_its_measurement_says_so() {
-        let summary = Summary::new(&[stored()]);
-        let rows: Vec<&Row> = summary.rows.iter().collect();
+        let summary = RunSummary::new(&[stored()]);
+        let rows: Vec<&SummaryRow> = summary.rows.iter().collect();
         let paper = select("flatstore").unwrap().remove(0);
         let claim = claim(["ours:get-uniform", "best:get-uniform"], 0.01);
         assert!(claim.verdict(&paper, &summary, &rows).starts_with("**holds**"));
@@ -434,10 +441,10 @@ mod tests {
 
     #[test]
     fn loads_with_caps_and_threads_are_told_apart() {
-        assert_eq!(named("durable/8"), ("durable", Some(8)));
-        assert_eq!(named("capped-get:1/2"), ("capped-get:1/2", None));
-        assert_eq!(named("capped-get:1/2/4"), ("capped-get:1/2", Some(4)));
-        assert_eq!(named("ycsb-a"), ("ycsb-a", None));
+        assert_eq!(parse_load("durable/8"), ("durable", Some(8)));
+        assert_eq!(parse_load("capped-get:1/2"), ("capped-get:1/2", None));
+        assert_eq!(parse_load("capped-get:1/2/4"), ("capped-get:1/2", Some(4)));
+        assert_eq!(parse_load("ycsb-a"), ("ycsb-a", None));
     }
 
     #[test]

@@ -14,21 +14,21 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::data::Data;
-use crate::drive::Length;
-use crate::spec::{Kind, Load, Start};
-use crate::stage::{Mix, Op, Stage};
-use crate::subjects::{MEMORY, Setting, Subject};
+use crate::data::DataSpec;
+use crate::drive::PhaseLength;
+use crate::phase_spec::{OperationMix, PairOperation, PhaseSpec};
+use crate::subjects::{BenchSubject, MEMORY, StoreSetting};
+use crate::workload::{DataKind, InitialState, Workload};
 
 /// What every comparison can be told.
 #[derive(Clone, Debug)]
-pub(crate) struct Options {
-    pub(crate) subjects: Vec<Subject>,
+pub(crate) struct RunOptions {
+    pub(crate) subjects: Vec<BenchSubject>,
     pub(crate) rounds: u64,
     pub(crate) seconds: f64,
     pub(crate) sync_every: Option<Duration>,
     /// How long a store may take to come to rest after it was written to.
-    pub(crate) settle: Duration,
+    pub(crate) max_quiesce: Duration,
     pub(crate) dir: PathBuf,
     pub(crate) out: PathBuf,
     pub(crate) command: String,
@@ -36,9 +36,9 @@ pub(crate) struct Options {
 
 /// A workload with its numbers.
 #[derive(Clone, Debug)]
-pub(crate) struct Job {
-    pub(crate) load: Load,
-    pub(crate) data: Data,
+pub(crate) struct WorkloadJob {
+    pub(crate) workload: Workload,
+    pub(crate) data: DataSpec,
     pub(crate) threads: u64,
     /// Length of the phase, if it is timed.
     pub(crate) seconds: f64,
@@ -48,39 +48,39 @@ pub(crate) struct Job {
 
 /// All jobs, by how their databases come about.
 #[derive(Debug, Default)]
-pub(crate) struct Plan {
-    pub(crate) shared: Vec<Shared>,
+pub(crate) struct JobPlan {
+    pub(crate) shared: Vec<SharedJobs>,
     /// Those that begin with an empty database or one of their own.
-    pub(crate) single: Vec<Job>,
+    pub(crate) single: Vec<WorkloadJob>,
 }
 
 /// Jobs over the same databases.
 #[derive(Debug)]
-pub(crate) struct Shared {
-    pub(crate) kind: Kind,
-    pub(crate) data: Data,
+pub(crate) struct SharedJobs {
+    pub(crate) kind: DataKind,
+    pub(crate) data: DataSpec,
     /// The job that fills, if it was asked for: then the fill is measured as its first round.
-    pub(crate) fill: Option<Job>,
-    pub(crate) jobs: Vec<Job>,
+    pub(crate) fill: Option<WorkloadJob>,
+    pub(crate) jobs: Vec<WorkloadJob>,
 }
 
 /// Jobs for `loads`, each over each number of pairs; `threads` in place of the table's, if any.
-pub(crate) fn jobs(loads: &[Load], pairs: &[u64], threads: &[u64], seconds: f64) -> Vec<Job> {
+pub(crate) fn jobs(loads: &[Workload], pairs: &[u64], threads: &[u64], seconds: f64) -> Vec<WorkloadJob> {
     let mut jobs = Vec::new();
     for pairs in pairs {
         for load in loads {
             let is_fixed = load.threads == [1] || load.open.is_some();
             for threads in if threads.is_empty() || is_fixed { &load.threads } else { threads } {
                 let seconds = load.seconds.unwrap_or(seconds);
-                let job = Job {
-                    load: load.clone(),
+                let job = WorkloadJob {
+                    workload: load.clone(),
                     data: load.data.of(*pairs),
                     threads: *threads,
                     seconds,
                     unsynced: false,
                 };
                 if load.unsynced {
-                    jobs.push(Job { unsynced: true, ..job.clone() });
+                    jobs.push(WorkloadJob { unsynced: true, ..job.clone() });
                 }
                 jobs.push(job);
             }
@@ -89,20 +89,21 @@ pub(crate) fn jobs(loads: &[Load], pairs: &[u64], threads: &[u64], seconds: f64)
     jobs
 }
 
-impl Plan {
-    pub(crate) fn new(jobs: Vec<Job>) -> Plan {
-        let mut plan = Plan::default();
-        let (fills, others): (Vec<Job>, Vec<Job>) = jobs.into_iter().partition(Job::is_fill);
+impl JobPlan {
+    pub(crate) fn new(jobs: Vec<WorkloadJob>) -> JobPlan {
+        let mut plan = JobPlan::default();
+        let (fills, others): (Vec<WorkloadJob>, Vec<WorkloadJob>) =
+            jobs.into_iter().partition(WorkloadJob::is_fill);
         for job in others {
-            if job.load.start != Start::Full {
+            if job.workload.start != InitialState::Full {
                 plan.single.push(job);
                 continue;
             }
             match plan.shared.iter_mut().find(|shared| shared.data == job.data) {
                 Some(shared) => shared.jobs.push(job),
                 None => {
-                    let (kind, data) = (job.load.data.clone(), job.data.clone());
-                    plan.shared.push(Shared { kind, data, fill: None, jobs: vec![job] });
+                    let (kind, data) = (job.workload.data.clone(), job.data.clone());
+                    plan.shared.push(SharedJobs { kind, data, fill: None, jobs: vec![job] });
                 }
             }
         }
@@ -114,21 +115,21 @@ impl Plan {
             plan.single.push(job);
         }
         for shared in &mut plan.shared {
-            shared.jobs.sort_by_key(|job| (job.load.open.is_some(), job.load.mix.writes()));
+            shared.jobs.sort_by_key(|job| (job.workload.open.is_some(), job.workload.mix.writes()));
         }
         plan
     }
 
     /// Whether the first round of a job is the fill of databases that others share.
-    pub(crate) fn is_shared_fill(&self, job: &Job) -> bool {
+    pub(crate) fn is_shared_fill(&self, job: &WorkloadJob) -> bool {
         let fills = self.shared.iter().filter_map(|shared| shared.fill.as_ref());
         fills
             .into_iter()
-            .any(|fill| fill.data == job.data && fill.load.name == job.load.name && !job.unsynced)
+            .any(|fill| fill.data == job.data && fill.workload.name == job.workload.name && !job.unsynced)
     }
 
     /// Seconds that it should take.
-    pub(crate) fn estimate(&self, options: &Options) -> f64 {
+    pub(crate) fn estimate(&self, options: &RunOptions) -> f64 {
         let stores = options.subjects.len() as f64;
         let rounds = options.rounds as f64;
         let shared = self.shared.iter().map(|shared| {
@@ -136,15 +137,15 @@ impl Plan {
             stores * (fill_estimate(&shared.data) + jobs)
         });
         let single = self.single.iter().map(|job| {
-            let fill = if job.load.start == Start::Own { fill_estimate(&job.data) } else { 0.0 };
+            let fill = if job.workload.start == InitialState::Own { fill_estimate(&job.data) } else { 0.0 };
             stores * if job.unsynced { 1.0 } else { rounds } * (fill + job.estimate())
         });
         shared.chain(single).sum()
     }
 
-    /// Bytes of disk it may need at its peak: three times the data for each store at once covers trees
-    /// half full, a log at its bound and a compaction's copy.
-    pub(crate) fn need(&self, options: &Options, memory: u64) -> u64 {
+    /// Bytes of disk it may need at its peak: three times the data for each store at once covers
+    /// trees half full, a log at its bound and a compaction's copy.
+    pub(crate) fn disk_bytes_needed(&self, options: &RunOptions, memory: u64) -> u64 {
         let shared = self.shared.iter().map(|shared| {
             let at_once =
                 if shared.fits(options.subjects.len(), memory) { options.subjects.len() } else { 1 };
@@ -155,8 +156,9 @@ impl Plan {
     }
 }
 
-impl Shared {
-    /// Whether all stores may be open at once: their memory is at most their budget, and their data.
+impl SharedJobs {
+    /// Whether all stores may be open at once: their memory is at most their budget, and their
+    /// data.
     pub(crate) fn fits(&self, stores: usize, memory: u64) -> bool {
         let each = (self.data.bytes() * 2).min(MEMORY + self.data.bytes()) + (256 << 20);
         each * stores as u64 <= memory / 10 * 7
@@ -164,41 +166,43 @@ impl Shared {
 }
 
 /// A guess: seconds until so many pairs are loaded, checked and settled.
-pub(crate) fn fill_estimate(data: &Data) -> f64 {
+pub(crate) fn fill_estimate(data: &DataSpec) -> f64 {
     0.5 + data.pairs as f64 * (4e-6 + data.pair_bytes() * 1e-8)
 }
 
-impl Job {
+impl WorkloadJob {
     fn is_fill(&self) -> bool {
-        self.load.mix == Mix::only(Op::Load) && self.load.start == Start::Empty && self.load.cap.is_none()
+        self.workload.mix == OperationMix::only(PairOperation::Load)
+            && self.workload.start == InitialState::Empty
+            && self.workload.cap.is_none()
     }
 
-    pub(crate) fn rounds(&self, options: &Options) -> u64 {
+    pub(crate) fn rounds(&self, options: &RunOptions) -> u64 {
         if self.unsynced { 1 } else { options.rounds }
     }
 
     /// Operations, if their number ends it.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a multiple of a count")]
     fn operations(&self) -> Option<u64> {
-        self.load.length.map(|length| (self.data.pairs as f64 * length) as u64)
+        self.workload.length.map(|length| (self.data.pairs as f64 * length) as u64)
     }
 
     /// Seconds of one phase over one store, its coming to rest included.
     pub(crate) fn estimate(&self) -> f64 {
         let phase = match self.operations() {
-            Some(_) => fill_estimate(&self.data) * self.load.length.unwrap_or(1.0),
-            None if self.load.open.is_some() => 2.0,
+            Some(_) => fill_estimate(&self.data) * self.workload.length.unwrap_or(1.0),
+            None if self.workload.open.is_some() => 2.0,
             None => self.seconds,
         };
-        phase + if self.load.mix.writes() { 0.7 } else { 0.05 }
+        phase + if self.workload.mix.writes() { 0.7 } else { 0.05 }
     }
 
     /// How its store is opened.
-    pub(crate) fn setting(&self) -> Setting {
-        let memory = self.share_of_cap(self.load.budget).map_or(MEMORY, |budget| budget.max(1 << 20));
-        Setting {
-            durable: self.load.durable,
-            space_limit: self.load.space_limit.unwrap_or(Setting::BUFFERED.space_limit),
+    pub(crate) fn setting(&self) -> StoreSetting {
+        let memory = self.share_of_cap(self.workload.budget).map_or(MEMORY, |budget| budget.max(1 << 20));
+        StoreSetting {
+            durable: self.workload.durable,
+            space_limit: self.workload.space_limit.unwrap_or(StoreSetting::BUFFERED.space_limit),
             memory,
         }
     }
@@ -210,24 +214,30 @@ impl Job {
 
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share of bytes")]
     fn share_of_cap(&self, share: f64) -> Option<u64> {
-        self.load.cap.map(|cap| (self.data.bytes() as f64 * cap * share) as u64)
+        self.workload.cap.map(|cap| (self.data.bytes() as f64 * cap * share) as u64)
     }
 
     /// What a host is to run in this round.
-    pub(crate) fn stage(&self, options: &Options, round: u64) -> Stage {
+    pub(crate) fn phase_spec(&self, options: &RunOptions, round: u64) -> PhaseSpec {
         let length = match self.operations() {
-            Some(operations) => Length::Operations(operations.max(1)),
-            None => Length::Time(Duration::from_secs_f64(self.seconds)),
+            Some(operations) => PhaseLength::Operations(operations.max(1)),
+            None => PhaseLength::Time(Duration::from_secs_f64(self.seconds)),
         };
-        let sync_every = options.sync_every.filter(|_| !self.unsynced && !self.load.durable);
-        Stage {
+        let sync_every = options.sync_every.filter(|_| !self.unsynced && !self.workload.durable);
+        PhaseSpec {
             seed: 1 + round,
             sync_every,
-            final_sync: self.load.mix.writes() && self.load.length.is_some() && !self.unsynced,
+            final_sync: self.workload.mix.writes() && self.workload.length.is_some() && !self.unsynced,
             latencies: true,
-            timeline: self.load.timeline,
-            full: self.load.start != Start::Empty && self.load.removed <= 0.0,
-            ..Stage::new(self.data.clone(), self.load.mix.clone(), self.load.choice, self.threads, length)
+            timeline: self.workload.timeline,
+            full: self.workload.start != InitialState::Empty && self.workload.removed <= 0.0,
+            ..PhaseSpec::new(
+                self.data.clone(),
+                self.workload.mix.clone(),
+                self.workload.choice,
+                self.threads,
+                length,
+            )
         }
     }
 }
@@ -235,30 +245,30 @@ impl Job {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::spec;
+    use crate::workload;
 
-    fn options() -> Options {
-        Options {
-            subjects: vec![Subject::FLAT, Subject::LMDB],
+    fn options() -> RunOptions {
+        RunOptions {
+            subjects: vec![BenchSubject::FLAT, BenchSubject::LMDB],
             rounds: 2,
             seconds: 1.0,
             sync_every: Some(Duration::from_millis(100)),
-            settle: Duration::from_secs(1),
+            max_quiesce: Duration::from_secs(1),
             dir: PathBuf::new(),
             out: PathBuf::new(),
             command: String::new(),
         }
     }
 
-    fn plan(names: &[&str], pairs: &[u64], threads: &[u64]) -> Plan {
-        Plan::new(jobs(&spec::select(names).unwrap(), pairs, threads, 1.0))
+    fn plan(names: &[&str], pairs: &[u64], threads: &[u64]) -> JobPlan {
+        JobPlan::new(jobs(&workload::select(names).unwrap(), pairs, threads, 1.0))
     }
 
     #[test]
     fn workloads_over_the_same_data_share_its_databases_and_its_fill() {
         let plan = plan(&["get-zipf", "update-zipf", "open-killed", "fill-random"], &[10_000], &[]);
         let udb = plan.shared.iter().find(|shared| shared.kind.name == "udb").unwrap();
-        let names: Vec<&str> = udb.jobs.iter().map(|job| &*job.load.name).collect();
+        let names: Vec<&str> = udb.jobs.iter().map(|job| &*job.workload.name).collect();
         assert_eq!(names, ["get-zipf", "update-zipf", "update-zipf", "open-killed"]);
         assert!(plan.is_shared_fill(udb.fill.as_ref().unwrap()));
         let own_fills = plan.single.iter().filter(|job| plan.is_shared_fill(job)).count();
@@ -274,11 +284,16 @@ mod tests {
 
     #[test]
     fn unsynced_runs_sync_nothing_and_durable_ones_need_no_other_sync() {
-        let jobs = jobs(&spec::select(&["update-zipf", "durable"]).unwrap(), &[10_000], &[], 1.0);
+        let jobs = jobs(&workload::select(&["update-zipf", "durable"]).unwrap(), &[10_000], &[], 1.0);
         for job in jobs {
-            let stage = job.stage(&options(), 0);
-            assert_eq!(stage.sync_every.is_none(), job.unsynced || job.load.durable, "{}", job.load.name);
-            assert_eq!(job.setting().durable, job.load.durable);
+            let phase_spec = job.phase_spec(&options(), 0);
+            assert_eq!(
+                phase_spec.sync_every.is_none(),
+                job.unsynced || job.workload.durable,
+                "{}",
+                job.workload.name
+            );
+            assert_eq!(job.setting().durable, job.workload.durable);
         }
     }
 
@@ -286,7 +301,7 @@ mod tests {
     fn stores_that_do_not_fit_in_memory_together_run_one_by_one_and_need_less_disk() {
         let large = plan(&["get-zipf"], &[50_000_000], &[]);
         assert!(!large.shared[0].fits(7, 24 << 30) && large.shared[0].fits(1, 24 << 30));
-        assert!(large.need(&options(), 24 << 30) < large.need(&options(), 1 << 40));
+        assert!(large.disk_bytes_needed(&options(), 24 << 30) < large.disk_bytes_needed(&options(), 1 << 40));
         let small = plan(&["get-zipf"], &[200_000], &[]);
         assert!(small.shared[0].fits(7, 24 << 30));
     }

@@ -1,7 +1,7 @@
 //! # Progress: on standard error, a bar with the time left at a terminal, lines elsewhere
 //!
-//! The time left is the share of the plan's estimate that is still to come, scaled by how long the part
-//! already done has taken.
+//! The time left is the share of the plan's estimate that is still to come, scaled by how long the
+//! part already done has taken.
 
 use std::io::IsTerminal;
 use std::sync::OnceLock;
@@ -13,7 +13,7 @@ static START: OnceLock<Instant> = OnceLock::new();
 static BAR: OnceLock<ProgressBar> = OnceLock::new();
 
 /// Says what is being done.
-pub(crate) fn say(text: &str) {
+pub(crate) fn print_status(text: &str) {
     let seconds = START.get_or_init(Instant::now).elapsed().as_secs();
     let line = format!("[{:>3}:{:02}] {text}", seconds / 60, seconds % 60);
     match BAR.get() {
@@ -23,7 +23,7 @@ pub(crate) fn say(text: &str) {
 }
 
 /// How far a plan is.
-pub(crate) struct Progress {
+pub(crate) struct PlanProgress {
     began: Instant,
     /// Seconds the plan was estimated at, and those of what is done.
     estimated: f64,
@@ -36,16 +36,16 @@ fn ticks(seconds: f64) -> u64 {
     (seconds.max(0.0) * 10.0) as u64
 }
 
-impl Progress {
+impl PlanProgress {
     /// Of a plan that should take so many seconds.
-    pub(crate) fn new(estimated: f64) -> Progress {
+    pub(crate) fn new(estimated: f64) -> PlanProgress {
         if std::io::stderr().is_terminal() {
             let bar = BAR.get_or_init(|| ProgressBar::new(ticks(estimated)));
             if let Ok(style) = ProgressStyle::with_template("{wide_bar:.cyan/238} {percent:>3} %  {msg}") {
                 bar.set_style(style);
             }
         }
-        Progress { began: Instant::now(), estimated, done: 0.0 }
+        PlanProgress { began: Instant::now(), estimated, done: 0.0 }
     }
 
     /// This comes next.
@@ -61,9 +61,13 @@ impl Progress {
         match BAR.get() {
             Some(bar) => {
                 bar.set_position(ticks(self.done));
-                say(outcome);
+                print_status(outcome);
             }
-            None => say(&format!("{:>3.0} %, {} left: {outcome}", 100.0 * self.share(), time(self.left()))),
+            None => print_status(&format!(
+                "{:>3.0} %, {} left: {outcome}",
+                100.0 * self.share(),
+                time(self.left())
+            )),
         }
     }
 
@@ -106,7 +110,7 @@ mod tests {
 
     #[test]
     fn the_time_left_follows_what_was_really_taken() {
-        let mut progress = Progress { began: Instant::now(), estimated: 100.0, done: 0.0 };
+        let mut progress = PlanProgress { began: Instant::now(), estimated: 100.0, done: 0.0 };
         assert!((progress.left() - 100.0).abs() < 1e-9);
         progress.done = 50.0; // in no time at all: the rest will take none either
         assert!(progress.left() < 1.0);

@@ -1,8 +1,8 @@
 //! # Record: what a run leaves behind, line by line
 //!
-//! A run writes JSON lines: one [`Run`] that says what was asked of which machine, then a [`Record`] for
-//! each measured phase and an [`Absent`] for each that could not be. Reports are made from such files, at
-//! once or later, of one run or of several.
+//! A run writes JSON lines: one [`RunHeader`] that says what was asked of which machine, then a
+//! [`PhaseRecord`] for each measured phase and an [`AbsentResult`] for each that could not be.
+//! Reports are made from such files, at once or later, of one run or of several.
 
 use std::path::Path;
 
@@ -10,20 +10,20 @@ use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
 use crate::Result;
-use crate::drive::Second;
+use crate::drive::TimelineSecond;
 
 /// A line of a run's file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
-pub(crate) enum Line {
-    Run(Run),
-    Sample(Record),
-    Absent(Absent),
+pub(crate) enum RecordLine {
+    Run(RunHeader),
+    Sample(PhaseRecord),
+    Absent(AbsentResult),
 }
 
 /// What was asked, of what.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Run {
+pub(crate) struct RunHeader {
     /// The arguments after the program's name.
     pub(crate) command: String,
     pub(crate) version: String,
@@ -48,7 +48,7 @@ pub(crate) struct StoreNote {
 
 /// What makes two records rounds of the same measurement.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub(crate) struct Cell {
+pub(crate) struct CellKey {
     pub(crate) workload: String,
     pub(crate) subject: String,
     pub(crate) pairs: u64,
@@ -59,9 +59,9 @@ pub(crate) struct Cell {
 
 /// One measured phase.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Record {
+pub(crate) struct PhaseRecord {
     #[serde(flatten)]
-    pub(crate) cell: Cell,
+    pub(crate) cell: CellKey,
     pub(crate) group: String,
     pub(crate) about: String,
     pub(crate) round: u64,
@@ -69,18 +69,18 @@ pub(crate) struct Record {
     pub(crate) data_bytes: u64,
     pub(crate) cap_bytes: Option<u64>,
     #[serde(flatten)]
-    pub(crate) outcome: Outcome,
+    pub(crate) outcome: PhaseOutcome,
 }
 
 /// What a phase took.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Outcome {
+pub(crate) struct PhaseOutcome {
     pub(crate) operations: u64,
     pub(crate) seconds: f64,
     /// CPU of the whole process, and of the callers' threads alone, in all.
     pub(crate) cpu_seconds: f64,
     pub(crate) caller_seconds: f64,
-    pub(crate) latency: Option<Latency>,
+    pub(crate) latency: Option<LatencyPoints>,
     /// Bytes of keys and values written or removed.
     pub(crate) user_bytes: u64,
     /// Bytes the device was given and asked for, until the store had settled.
@@ -91,12 +91,12 @@ pub(crate) struct Outcome {
     /// Memory of the process that is backed by no file.
     pub(crate) memory_bytes: u64,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub(crate) timeline: Vec<Second>,
+    pub(crate) timeline: Vec<TimelineSecond>,
 }
 
 /// Latencies in microseconds.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Latency {
+pub(crate) struct LatencyPoints {
     pub(crate) mean: f64,
     pub(crate) p50: f64,
     pub(crate) p95: f64,
@@ -108,17 +108,17 @@ pub(crate) struct Latency {
 
 /// What could not be measured.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Absent {
+pub(crate) struct AbsentResult {
     pub(crate) workload: String,
     pub(crate) subject: String,
     pub(crate) why: String,
 }
 
-impl Latency {
+impl LatencyPoints {
     /// From nanoseconds.
-    pub(crate) fn of(histogram: &Histogram<u64>) -> Latency {
+    pub(crate) fn of(histogram: &Histogram<u64>) -> LatencyPoints {
         let at = |quantile: f64| histogram.value_at_quantile(quantile) as f64 / 1e3;
-        Latency {
+        LatencyPoints {
             mean: histogram.mean() / 1e3,
             p50: at(0.5),
             p95: at(0.95),
@@ -135,7 +135,7 @@ impl Latency {
     }
 }
 
-impl Record {
+impl PhaseRecord {
     /// Operations per second.
     pub(crate) fn rate(&self) -> f64 {
         self.outcome.operations as f64 / self.outcome.seconds
@@ -162,19 +162,19 @@ impl Record {
 pub(crate) const OPENINGS: &str = "open";
 
 /// Reads the lines of a file.
-pub(crate) fn read(path: &Path) -> Result<Vec<Line>> {
+pub(crate) fn read(path: &Path) -> Result<Vec<RecordLine>> {
     let text = std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
     parse(&text).map_err(|error| format!("{}: {error}", path.display()).into())
 }
 
-fn parse(text: &str) -> Result<Vec<Line>> {
+fn parse(text: &str) -> Result<Vec<RecordLine>> {
     let mut lines = Vec::new();
     for (number, line) in text.lines().enumerate() {
         let line = serde_json::from_str(line)
             .map_err(|error| format!("line {}: not a line of a run: {error}", number + 1))?;
         lines.push(line);
     }
-    if !matches!(lines.first(), Some(Line::Run(_))) {
+    if !matches!(lines.first(), Some(RecordLine::Run(_))) {
         return Err("does not begin with a run".into());
     }
     Ok(lines)

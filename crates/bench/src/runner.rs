@@ -1,7 +1,7 @@
 //! # Runner: a plan, carried out store by store, written down line by line
 //!
-//! What cannot be measured (no scans in a hashed engine, no cap on memory, a store that failed) is noted
-//! with its reason, and the run goes on.
+//! What cannot be measured (no scans in a hashed engine, no cap on memory, a store that failed) is
+//! noted with its reason, and the run goes on.
 
 use std::fs;
 use std::io::Write;
@@ -9,52 +9,52 @@ use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::Result;
-use crate::cap::Cap;
-use crate::data::Data;
-use crate::drive::Length;
-use crate::host::Host;
-use crate::machine::Machine;
+use crate::data::DataSpec;
+use crate::drive::PhaseLength;
+use crate::machine::MachineInfo;
 use crate::measure;
-use crate::place::{Place, stay_if_interrupted};
-use crate::plan::{Job, Options, Plan, Shared, fill_estimate};
-use crate::progress::{Progress, say};
-use crate::record::{Absent, Cell, Line, Outcome, Record, Run, StoreNote};
-use crate::spec::{End, Start};
-use crate::stage::{Choice, Mix, Op, Stage};
-use crate::subjects::{Setting, Subject};
-use crate::table::number;
+use crate::memory_cgroup::MemoryCgroup;
+use crate::phase_spec::{KeyChoice, OperationMix, PairOperation, PhaseSpec};
+use crate::plan::{JobPlan, RunOptions, SharedJobs, WorkloadJob, fill_estimate};
+use crate::progress::{PlanProgress, print_status};
+use crate::promise_table::number;
+use crate::record::{AbsentResult, CellKey, PhaseOutcome, PhaseRecord, RecordLine, RunHeader, StoreNote};
+use crate::run_dir::{RunDir, block_if_interrupted};
+use crate::store_process::StoreProcess;
+use crate::subjects::{BenchSubject, StoreSetting};
+use crate::workload::{CloseMode, InitialState};
 
 /// The run's lines.
-pub(crate) const LINES: &str = "results.jsonl";
+pub(crate) const RESULTS_FILE: &str = "results.jsonl";
 /// The files a report consists of.
-pub(crate) const FILES: [&str; 3] = [LINES, "report.md", "report.html"];
+pub(crate) const REPORT_FILES: [&str; 3] = [RESULTS_FILE, "report.md", "report.html"];
 
 /// Carries out the jobs and answers the run's lines, which are also in `options.out`.
-pub(crate) fn run(options: &Options, jobs: Vec<Job>) -> Result<Vec<Line>> {
-    let plan = Plan::new(jobs);
+pub(crate) fn run(options: &RunOptions, jobs: Vec<WorkloadJob>) -> Result<Vec<RecordLine>> {
+    let plan = JobPlan::new(jobs);
     let memory = memory_bytes();
     let estimate = plan.estimate(options);
     accept_output(&options.out)?;
-    let place = Place::in_empty(&options.dir, plan.need(options, memory))?;
+    let place = RunDir::in_empty_parent(&options.dir, plan.disk_bytes_needed(options, memory))?;
     fs::create_dir_all(&options.out)?;
-    say(&format!(
+    print_status(&format!(
         "about {:.0} min; databases go to {} and are removed at the end",
         (estimate / 60.0).ceil(),
         place.path().display()
     ));
-    let machine = Machine::probe(place.path())?;
-    let lines = fs::File::create(options.out.join(LINES))?;
-    let progress = Progress::new(estimate);
-    let mut runner = Runner { options, place, progress, lines, written: Vec::new() };
-    runner.write(Line::Run(header(options, &machine)))?;
+    let machine = MachineInfo::probe(place.path())?;
+    let lines = fs::File::create(options.out.join(RESULTS_FILE))?;
+    let progress = PlanProgress::new(estimate);
+    let mut runner = PlanRunner { options, run_dir: place, progress, lines, written: Vec::new() };
+    runner.write(RecordLine::Run(header(options, &machine)))?;
     for shared in &plan.shared {
         let at_once = if shared.fits(options.subjects.len(), memory) { options.subjects.len() } else { 1 };
         for subjects in options.subjects.chunks(at_once.max(1)) {
-            runner.shared(shared, subjects)?;
+            runner.run_shared(shared, subjects)?;
         }
     }
     for job in &plan.single {
-        runner.single(job, u64::from(plan.is_shared_fill(job)))?;
+        runner.run_single(job, u64::from(plan.is_shared_fill(job)))?;
     }
     runner.progress.finish();
     Ok(runner.written)
@@ -65,7 +65,7 @@ fn accept_output(out: &Path) -> Result<()> {
     let Ok(entries) = fs::read_dir(out) else { return Ok(()) };
     for entry in entries {
         let name = entry?.file_name();
-        if !FILES.iter().any(|file| name == *file) {
+        if !REPORT_FILES.iter().any(|file| name == *file) {
             return Err(format!(
                 "{} holds {name:?}, which is no part of a report; give --out another directory",
                 out.display()
@@ -82,12 +82,12 @@ fn memory_bytes() -> u64 {
     kib.and_then(|kib| kib.trim().trim_end_matches(" kB").parse::<u64>().ok()).unwrap_or(0) << 10
 }
 
-fn header(options: &Options, machine: &Machine) -> Run {
+fn header(options: &RunOptions, machine: &MachineInfo) -> RunHeader {
     let synced = match options.sync_every {
         Some(every) => format!("peers synced every {} ms, as Sheaf syncs itself", every.as_millis()),
         None => "peers not synced (Sheaf: every 100 ms)".to_owned(),
     };
-    Run {
+    RunHeader {
         command: options.command.clone(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         began: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs()),
@@ -110,51 +110,57 @@ fn header(options: &Options, machine: &Machine) -> Run {
     }
 }
 
-struct Runner<'a> {
-    options: &'a Options,
-    place: Place,
-    progress: Progress,
+struct PlanRunner<'a> {
+    options: &'a RunOptions,
+    run_dir: RunDir,
+    progress: PlanProgress,
     lines: fs::File,
-    written: Vec<Line>,
+    written: Vec<RecordLine>,
 }
 
 /// A store in its process, over a database that stays there.
-struct Open {
-    subject: Subject,
-    host: Host,
+struct OpenStore {
+    subject: BenchSubject,
+    host: StoreProcess,
     is_ordered: bool,
 }
 
-impl Runner<'_> {
-    fn write(&mut self, line: Line) -> Result<()> {
+impl PlanRunner<'_> {
+    fn write(&mut self, line: RecordLine) -> Result<()> {
         writeln!(self.lines, "{}", serde_json::to_string(&line)?)?;
         self.written.push(line);
         Ok(())
     }
 
-    fn note(&mut self, job: &Job, subject: Subject, round: u64, outcome: Outcome) -> Result<()> {
-        let record = Record {
-            cell: Cell {
-                workload: job.load.name.clone(),
+    fn record_phase(
+        &mut self,
+        job: &WorkloadJob,
+        subject: BenchSubject,
+        round: u64,
+        outcome: PhaseOutcome,
+    ) -> Result<()> {
+        let record = PhaseRecord {
+            cell: CellKey {
+                workload: job.workload.name.clone(),
                 subject: subject.name().to_owned(),
                 pairs: job.data.pairs,
                 threads: job.threads,
                 unsynced: job.unsynced,
             },
-            group: job.load.group.clone(),
-            about: job.load.about.clone(),
+            group: job.workload.group.clone(),
+            about: job.workload.about.clone(),
             round,
             data_bytes: job.data.bytes(),
             cap_bytes: job.cap_bytes(),
             outcome,
         };
-        self.write(Line::Sample(record))
+        self.write(RecordLine::Sample(record))
     }
 
     /// Notes why something could not be measured, once; never returns if we were interrupted.
-    fn absent(&mut self, workload: &str, subject: Subject, why: &str) -> Result<()> {
-        stay_if_interrupted();
-        let line = Line::Absent(Absent {
+    fn record_absent(&mut self, workload: &str, subject: BenchSubject, why: &str) -> Result<()> {
+        block_if_interrupted();
+        let line = RecordLine::Absent(AbsentResult {
             workload: workload.to_owned(),
             subject: subject.name().to_owned(),
             why: why.to_owned(),
@@ -162,25 +168,26 @@ impl Runner<'_> {
         if self.written.contains(&line) {
             return Ok(());
         }
-        say(&format!("{workload}: {}: {why}", subject.title()));
+        print_status(&format!("{workload}: {}: {why}", subject.title()));
         self.write(line)
     }
 
     /// Notes what came of a phase that was estimated at so many seconds.
-    fn came(
+    fn finish_phase(
         &mut self,
-        job: &Job,
-        subject: Subject,
+        job: &WorkloadJob,
+        subject: BenchSubject,
         round: u64,
-        outcome: Result<Outcome>,
+        outcome: Result<PhaseOutcome>,
         estimate: f64,
     ) -> Result<()> {
-        let lead = format!("{} ({}), round {}, {}:", job.load.name, job.threads, round + 1, subject.title());
+        let lead =
+            format!("{} ({}), round {}, {}:", job.workload.name, job.threads, round + 1, subject.title());
         let said = match outcome {
             Ok(outcome) => {
                 let (operations, seconds) = (outcome.operations as f64, outcome.seconds);
-                self.note(job, subject, round, outcome)?;
-                let is_opening = job.load.open.is_some();
+                self.record_phase(job, subject, round, outcome)?;
+                let is_opening = job.workload.open.is_some();
                 if is_opening {
                     format!("{lead} {} s", number(seconds))
                 } else {
@@ -188,7 +195,7 @@ impl Runner<'_> {
                 }
             }
             Err(error) => {
-                self.absent(&job.load.name, subject, &error.to_string())?;
+                self.record_absent(&job.workload.name, subject, &error.to_string())?;
                 format!("{lead} not measured")
             }
         };
@@ -197,16 +204,16 @@ impl Runner<'_> {
     }
 
     /// All jobs over the same data, with these stores open at once.
-    fn shared(&mut self, shared: &Shared, subjects: &[Subject]) -> Result<()> {
+    fn run_shared(&mut self, shared: &SharedJobs, subjects: &[BenchSubject]) -> Result<()> {
         let mut stores = Vec::new();
         for subject in subjects {
             let what = format!("filling {} with {}", subject.title(), shared.kind.name);
             self.progress.next(&what);
-            match self.filled(shared, *subject) {
+            match self.fill_store(shared, *subject) {
                 Ok(open) => stores.push(open),
                 Err(error) => {
                     for job in &shared.jobs {
-                        self.absent(&job.load.name, *subject, &error.to_string())?;
+                        self.record_absent(&job.workload.name, *subject, &error.to_string())?;
                     }
                 }
             }
@@ -214,21 +221,27 @@ impl Runner<'_> {
         }
         for job in &shared.jobs {
             for round in 0..job.rounds(self.options) {
-                self.round(shared, job, round, &mut stores)?;
+                self.run_round(shared, job, round, &mut stores)?;
             }
         }
         for open in stores {
             let name = open.subject.name();
             if let Err(error) = open.host.close() {
-                self.absent("closing", open.subject, &error.to_string())?;
+                self.record_absent("closing", open.subject, &error.to_string())?;
             }
-            self.place.clear(name)?;
+            self.run_dir.clear(name)?;
         }
         Ok(())
     }
 
-    fn round(&mut self, shared: &Shared, job: &Job, round: u64, stores: &mut [Open]) -> Result<()> {
-        self.progress.next(&format!("{}, round {}", job.load.name, round + 1));
+    fn run_round(
+        &mut self,
+        shared: &SharedJobs,
+        job: &WorkloadJob,
+        round: u64,
+        stores: &mut [OpenStore],
+    ) -> Result<()> {
+        self.progress.next(&format!("{}, round {}", job.workload.name, round + 1));
         let count = stores.len();
         for turn in 0..count {
             let at = if round % 2 == 1 { count - 1 - turn } else { turn };
@@ -237,54 +250,60 @@ impl Runner<'_> {
             if job.unsynced && !subject.is_synced_by_us() {
                 continue;
             }
-            let outcome = if job.load.mix.scans() && !open.is_ordered {
+            let outcome = if job.workload.mix.scans() && !open.is_ordered {
                 Err("has no key order, hence no scans".into())
-            } else if let Some(end) = job.load.open {
-                self.reopened(open, end, &shared.data, round)
+            } else if let Some(end) = job.workload.open {
+                self.reopen_store(open, end, &shared.data, round)
             } else {
-                open.host.run(&job.stage(self.options, round), self.options.settle)
+                open.host.run(&job.phase_spec(self.options, round), self.options.max_quiesce)
             };
-            self.came(job, subject, round, outcome, job.estimate())?;
+            self.finish_phase(job, subject, round, outcome, job.estimate())?;
         }
         Ok(())
     }
 
     /// A fresh database with all pairs. The fill is measured if that was asked for.
-    fn filled(&mut self, shared: &Shared, subject: Subject) -> Result<Open> {
-        let dir = self.place.fresh(subject.name())?;
-        let mut host = Host::start(None)?;
-        let opened = host.open(subject, &dir, Setting::BUFFERED, None)?;
+    fn fill_store(&mut self, shared: &SharedJobs, subject: BenchSubject) -> Result<OpenStore> {
+        let dir = self.run_dir.fresh(subject.name())?;
+        let mut host = StoreProcess::start(None)?;
+        let opened = host.open(subject, &dir, StoreSetting::BUFFERED, None)?;
         let fill = match &shared.fill {
-            Some(job) => job.stage(self.options, 0),
+            Some(job) => job.phase_spec(self.options, 0),
             None => fill(&shared.data),
         };
-        let outcome = host.run(&fill, self.options.settle)?;
+        let outcome = host.run(&fill, self.options.max_quiesce)?;
         if let Some(job) = &shared.fill {
-            self.note(job, subject, 0, outcome)?;
+            self.record_phase(job, subject, 0, outcome)?;
         }
         host.check(&shared.data)?;
-        Ok(Open { subject, host, is_ordered: opened.is_ordered })
+        Ok(OpenStore { subject, host, is_ordered: opened.is_ordered })
     }
 
     /// Ends the store's process in this way and opens its database in another.
-    fn reopened(&self, open: &mut Open, end: End, data: &Data, round: u64) -> Result<Outcome> {
-        let dir = self.place.path().join(open.subject.name());
-        let before = std::mem::replace(&mut open.host, Host::start(None)?);
+    fn reopen_store(
+        &self,
+        open: &mut OpenStore,
+        end: CloseMode,
+        data: &DataSpec,
+        round: u64,
+    ) -> Result<PhaseOutcome> {
+        let dir = self.run_dir.path().join(open.subject.name());
+        let before = std::mem::replace(&mut open.host, StoreProcess::start(None)?);
         match end {
-            End::Closed => before.close()?,
-            End::Killed => before.kill_in_mid_write(data, moment(round))?,
+            CloseMode::Closed => before.close()?,
+            CloseMode::Killed => before.kill_during_writes(data, kill_delay(round))?,
         }
-        let opened = open.host.open(open.subject, &dir, Setting::BUFFERED, Some(data))?;
-        Ok(Outcome {
+        let opened = open.host.open(open.subject, &dir, StoreSetting::BUFFERED, Some(data))?;
+        Ok(PhaseOutcome {
             operations: 1,
             seconds: opened.seconds,
             memory_bytes: opened.memory_bytes,
-            ..Outcome::default()
+            ..PhaseOutcome::default()
         })
     }
 
     /// A job whose databases nobody shares.
-    fn single(&mut self, job: &Job, first: u64) -> Result<()> {
+    fn run_single(&mut self, job: &WorkloadJob, first: u64) -> Result<()> {
         for round in first..job.rounds(self.options).max(first) {
             let mut subjects = self.options.subjects.clone();
             if round % 2 == 1 {
@@ -294,81 +313,97 @@ impl Runner<'_> {
                 if job.unsynced && !subject.is_synced_by_us() {
                     continue;
                 }
-                self.progress.next(&format!("{}, round {}", job.load.name, round + 1));
-                let outcome = self.alone(job, subject, round);
-                self.place.clear(subject.name())?;
-                let fill = if job.load.start == Start::Own { fill_estimate(&job.data) } else { 0.0 };
-                self.came(job, subject, round, outcome, fill + job.estimate())?;
+                self.progress.next(&format!("{}, round {}", job.workload.name, round + 1));
+                let outcome = self.run_alone(job, subject, round);
+                self.run_dir.clear(subject.name())?;
+                let fill =
+                    if job.workload.start == InitialState::Own { fill_estimate(&job.data) } else { 0.0 };
+                self.finish_phase(job, subject, round, outcome, fill + job.estimate())?;
             }
         }
         Ok(())
     }
 
     /// One phase over a database made for it.
-    fn alone(&self, job: &Job, subject: Subject, round: u64) -> Result<Outcome> {
-        let dir = self.place.fresh(subject.name())?;
-        let cap = job.cap_bytes().map(Cap::new).transpose()?;
-        let mut host = Host::start(None)?;
-        let opened =
-            host.open(subject, &dir, Setting { memory: Setting::BUFFERED.memory, ..job.setting() }, None)?;
-        if job.load.mix.scans() && !opened.is_ordered {
+    fn run_alone(&self, job: &WorkloadJob, subject: BenchSubject, round: u64) -> Result<PhaseOutcome> {
+        let dir = self.run_dir.fresh(subject.name())?;
+        let cap = job.cap_bytes().map(MemoryCgroup::new).transpose()?;
+        let mut host = StoreProcess::start(None)?;
+        let opened = host.open(
+            subject,
+            &dir,
+            StoreSetting { memory: StoreSetting::BUFFERED.memory, ..job.setting() },
+            None,
+        )?;
+        if job.workload.mix.scans() && !opened.is_ordered {
             return Err("has no key order, hence no scans".into());
         }
-        if job.load.start == Start::Own {
+        if job.workload.start == InitialState::Own {
             self.prepare(job, &mut host)?;
         }
         if let Some(cap) = &cap {
             host.close()?;
-            return self.capped(job, subject, &dir, round, cap).map_err(|error| {
+            return self.run_capped(job, subject, &dir, round, cap).map_err(|error| {
                 format!("with {} MiB of memory: {error}", job.cap_bytes().unwrap_or(0) >> 20).into()
             });
         }
-        let outcome = host.run(&job.stage(self.options, round), self.options.settle)?;
+        let outcome = host.run(&job.phase_spec(self.options, round), self.options.max_quiesce)?;
         host.close()?;
         Ok(outcome)
     }
 
-    /// The phase in a process with a cap on its memory, which counts all of the data's pages that it brings in.
-    fn capped(&self, job: &Job, subject: Subject, dir: &Path, round: u64, cap: &Cap) -> Result<Outcome> {
-        measure::forget_cached(dir)?;
-        let mut host = Host::start(Some(cap))?;
+    /// The phase in a process with a cap on its memory, which counts all of the data's pages that
+    /// it brings in.
+    fn run_capped(
+        &self,
+        job: &WorkloadJob,
+        subject: BenchSubject,
+        dir: &Path,
+        round: u64,
+        cap: &MemoryCgroup,
+    ) -> Result<PhaseOutcome> {
+        measure::drop_page_cache(dir)?;
+        let mut host = StoreProcess::start(Some(cap))?;
         host.open(subject, dir, job.setting(), None)?;
-        let outcome = host.run(&job.stage(self.options, round), self.options.settle)?;
+        let outcome = host.run(&job.phase_spec(self.options, round), self.options.max_quiesce)?;
         host.close()?;
         Ok(outcome)
     }
 
     /// Fills, ages, removes, compacts, as the job wants it.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "shares of a count")]
-    fn prepare(&self, job: &Job, host: &mut Host) -> Result<()> {
-        let share = |share: f64| Length::Operations((job.data.pairs as f64 * share) as u64);
-        host.run(&fill(&job.data), self.options.settle)?;
+    fn prepare(&self, job: &WorkloadJob, host: &mut StoreProcess) -> Result<()> {
+        let share = |share: f64| PhaseLength::Operations((job.data.pairs as f64 * share) as u64);
+        host.run(&fill(&job.data), self.options.max_quiesce)?;
         let mut change = |op, choice, length| {
-            let stage = Stage::new(job.data.clone(), Mix::only(op), choice, 1, length);
-            host.run(&stage, self.options.settle).map(|_| ())
+            let phase_spec = PhaseSpec::new(job.data.clone(), OperationMix::only(op), choice, 1, length);
+            host.run(&phase_spec, self.options.max_quiesce).map(|_| ())
         };
-        if job.load.aged > 0.0 {
-            change(Op::Update, Choice::Zipf, share(job.load.aged))?;
+        if job.workload.aged > 0.0 {
+            change(PairOperation::Update, KeyChoice::Zipf, share(job.workload.aged))?;
         }
-        if job.load.removed > 0.0 {
-            change(Op::Remove, Choice::Permuted, share(job.load.removed))?;
+        if job.workload.removed > 0.0 {
+            change(PairOperation::Remove, KeyChoice::Permuted, share(job.workload.removed))?;
         }
-        if job.load.compacted {
-            change(Op::Compact, Choice::Sequential, Length::Operations(1))?;
+        if job.workload.compacted {
+            change(PairOperation::Compact, KeyChoice::Sequential, PhaseLength::Operations(1))?;
         }
         Ok(())
     }
 }
 
 /// Loads all pairs, by one thread.
-fn fill(data: &Data) -> Stage {
-    let length = Length::Operations(data.pairs);
-    let choice = if data.keys.ordered { Choice::Sequential } else { Choice::Permuted };
-    Stage { final_sync: true, ..Stage::new(data.clone(), Mix::only(Op::Load), choice, 1, length) }
+fn fill(data: &DataSpec) -> PhaseSpec {
+    let length = PhaseLength::Operations(data.pairs);
+    let choice = if data.keys.ordered { KeyChoice::Sequential } else { KeyChoice::Permuted };
+    PhaseSpec {
+        final_sync: true,
+        ..PhaseSpec::new(data.clone(), OperationMix::only(PairOperation::Load), choice, 1, length)
+    }
 }
 
 /// How long a killed writer wrote beyond its first second, by round.
-pub(crate) fn moment(round: u64) -> Duration {
+pub(crate) fn kill_delay(round: u64) -> Duration {
     Duration::from_millis(300 + 370 * (round % 4))
 }
 

@@ -5,8 +5,9 @@
 //!   a value:       write ── commit, durable ── close ── forget ── open ── read, checked
 //! ```
 //!
-//! What is written is no zeros and is compared when it comes back. "Forget" means that the kernel drops what it keeps of the files. A reader of a value goes through it once
-//! when it is opened, to check it, so that its second pass finds the page cache: both are in the time. Memory is what no
+//! What is written is no zeros and is compared when it comes back. "Forget" means that the kernel
+//! drops what it keeps of the files. A reader of a value goes through it once when it is opened, to
+//! check it, so that its second pass finds the page cache: both are in the time. Memory is what no
 //! file backs, at its highest while the value is written or read, over what it was before.
 
 use std::fs::File;
@@ -19,19 +20,19 @@ use ::sheaf::{Database, Durability, KeyspaceOptions};
 
 use crate::Result;
 use crate::args;
-use crate::keys::Random;
-use crate::measure::{forget_cached, median, memory_bytes};
-use crate::place::Place;
-use crate::table::{markdown, number};
+use crate::keys::BenchRandom;
+use crate::measure::{drop_page_cache, median, memory_bytes};
+use crate::promise_table::{markdown, number};
+use crate::run_dir::RunDir;
 
 /// Bytes of a call.
-const PIECE: usize = 1 << 20;
+const CHUNK_BYTES: usize = 1 << 20;
 /// How often memory is looked at.
-const LOOK: Duration = Duration::from_millis(5);
+const SAMPLE_INTERVAL: Duration = Duration::from_millis(5);
 const KEY: &str = "stream";
 
 /// What one round found: bytes per second, and bytes of memory.
-struct Round {
+struct StreamRound {
     plain_write: f64,
     plain_read: f64,
     write: f64,
@@ -40,12 +41,13 @@ struct Round {
 }
 
 /// Measures and prints.
-pub(crate) fn run(options: &args::Stream) -> Result<()> {
-    let place = Place::new(&options.dir.path, options.bytes * 2)?;
+pub(crate) fn run(options: &args::StreamArgs) -> Result<()> {
+    let place = RunDir::new(&options.dir.path, options.bytes * 2)?;
     let rounds = (0..options.rounds).map(|_| round(options, &place)).collect::<Result<Vec<_>>>()?;
-    let of =
-        |field: fn(&Round) -> f64| median(&rounds.iter().map(field).collect::<Vec<_>>()).unwrap_or_default();
-    let mega = |field: fn(&Round) -> f64| number(of(field) / 1e6);
+    let of = |field: fn(&StreamRound) -> f64| {
+        median(&rounds.iter().map(field).collect::<Vec<_>>()).unwrap_or_default()
+    };
+    let mega = |field: fn(&StreamRound) -> f64| number(of(field) / 1e6);
     let head =
         ["engine", "MB", "write MB/s", "of a plain file's", "read MB/s", "of a plain file's", "memory MiB"];
     let row = vec![
@@ -61,7 +63,7 @@ pub(crate) fn run(options: &args::Stream) -> Result<()> {
     Ok(())
 }
 
-fn round(options: &args::Stream, place: &Place) -> Result<Round> {
+fn round(options: &args::StreamArgs, place: &RunDir) -> Result<StreamRound> {
     let dir = place.fresh("stream")?;
     std::fs::create_dir_all(&dir)?;
     let path = dir.join("plain");
@@ -70,17 +72,17 @@ fn round(options: &args::Stream, place: &Place) -> Result<Round> {
         write(&mut file, options.bytes)?;
         Ok(file.sync_all()?)
     })?;
-    forget_cached(&dir)?;
+    drop_page_cache(&dir)?;
     let plain_read = rate(options.bytes, || compare(&mut File::open(&path)?, options.bytes))?;
     let dir = place.fresh("stream")?;
     let before = memory_bytes();
-    let ((write, read), most) = highest(|| value(options, &dir))?;
+    let ((write, read), most) = peak_memory(|| value(options, &dir))?;
     place.clear("stream")?;
-    Ok(Round { plain_write, plain_read, write, read, memory: most.saturating_sub(before) as f64 })
+    Ok(StreamRound { plain_write, plain_read, write, read, memory: most.saturating_sub(before) as f64 })
 }
 
 /// Speeds of writing and reading it as a value.
-fn value(options: &args::Stream, dir: &Path) -> Result<(f64, f64)> {
+fn value(options: &args::StreamArgs, dir: &Path) -> Result<(f64, f64)> {
     let open = || Database::builder().memory(options.memory).open(dir);
     let db = open()?;
     let keyspace = db.keyspace("k", KeyspaceOptions::default().engine(options.subject.name()))?;
@@ -91,7 +93,7 @@ fn value(options: &args::Stream, dir: &Path) -> Result<(f64, f64)> {
     })?;
     drop(keyspace);
     db.close()?;
-    forget_cached(dir)?;
+    drop_page_cache(dir)?;
     let db = open()?;
     let keyspace = db.keyspace("k", KeyspaceOptions::default())?;
     let read = rate(options.bytes, || {
@@ -111,14 +113,14 @@ fn rate(bytes: u64, work: impl FnOnce() -> Result<()>) -> Result<f64> {
 }
 
 /// What `work` answers, and the most memory that was seen meanwhile.
-fn highest<T>(work: impl FnOnce() -> Result<T>) -> Result<(T, u64)> {
+fn peak_memory<T>(work: impl FnOnce() -> Result<T>) -> Result<(T, u64)> {
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let watch = scope.spawn(|| {
             let mut most = 0;
             while !done.load(Ordering::Relaxed) {
                 most = most.max(memory_bytes());
-                std::thread::sleep(LOOK);
+                std::thread::sleep(SAMPLE_INTERVAL);
             }
             most
         });
@@ -131,28 +133,28 @@ fn highest<T>(work: impl FnOnce() -> Result<T>) -> Result<(T, u64)> {
 
 /// The bytes that are written, again and again with another first word.
 fn pattern() -> Vec<u8> {
-    let mut random = Random::new(5);
-    (0..PIECE / 8).flat_map(|_| random.below(u64::MAX).to_le_bytes()).collect()
+    let mut random = BenchRandom::new(5);
+    (0..CHUNK_BYTES / 8).flat_map(|_| random.below(u64::MAX).to_le_bytes()).collect()
 }
 
 /// Each piece of `bytes` bytes, with its number in it.
-fn pieces(bytes: u64, mut each: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
+fn for_each_chunk(bytes: u64, mut each: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
     let mut piece = pattern();
-    for start in (0..bytes).step_by(PIECE) {
+    for start in (0..bytes).step_by(CHUNK_BYTES) {
         piece[..8].copy_from_slice(&start.to_le_bytes());
-        each(&piece[..usize::try_from(bytes - start)?.min(PIECE)])?;
+        each(&piece[..usize::try_from(bytes - start)?.min(CHUNK_BYTES)])?;
     }
     Ok(())
 }
 
 fn write(to: &mut impl Write, bytes: u64) -> Result<()> {
-    pieces(bytes, |piece| Ok(to.write_all(piece)?))
+    for_each_chunk(bytes, |piece| Ok(to.write_all(piece)?))
 }
 
 /// Reads all of it; an error if it is something else.
 fn compare(from: &mut impl Read, bytes: u64) -> Result<()> {
-    let mut found = vec![0; PIECE];
-    pieces(bytes, |piece| {
+    let mut found = vec![0; CHUNK_BYTES];
+    for_each_chunk(bytes, |piece| {
         let found = &mut found[..piece.len()];
         from.read_exact(found)?;
         if found == piece { Ok(()) } else { Err("the value read differs from the value written".into()) }

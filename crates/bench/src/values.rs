@@ -17,26 +17,26 @@ use std::time::{Duration, Instant};
 
 use crate::Result;
 use crate::args;
-use crate::data::{Data, Sizes};
-use crate::drive::{Length, Sample};
-use crate::keys::Layout;
-use crate::measure::{self, Written};
-use crate::place::{LIMIT, Place};
-use crate::progress::say;
-use crate::stage::{Choice, Mix, Op, Stage};
-use crate::subjects::{Setting, Store, Subject};
-use crate::table::{markdown, number};
+use crate::data::{DataSpec, ValueSizes};
+use crate::drive::{PhaseLength, PhaseSample};
+use crate::keys::KeyLayout;
+use crate::measure::{self, WrittenBytes};
+use crate::phase_spec::{KeyChoice, OperationMix, PairOperation, PhaseSpec};
+use crate::progress::print_status;
+use crate::promise_table::{markdown, number};
+use crate::run_dir::{MAX_DISK_BYTES, RunDir};
+use crate::subjects::{BenchStore, BenchSubject, StoreSetting};
 
 /// Bytes of a key.
 const KEY: usize = 16;
 /// A database may take this multiple of its data while it is compacted.
-const SPREAD: u64 = 5;
+const MAX_SPACE_FACTOR: u64 = 5;
 /// What a store gets at most to come to rest.
-const REST: Duration = Duration::from_secs(60);
+const MAX_QUIESCE: Duration = Duration::from_secs(60);
 
 /// What can be measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Part {
+pub(crate) enum ValueMeasurement {
     /// Each pair once, in random order, by one thread.
     Fill,
     /// Uniform gets by two threads.
@@ -51,31 +51,37 @@ pub(crate) enum Part {
     Tail,
 }
 
-impl Part {
-    pub(crate) const ALL: [Part; 6] =
-        [Part::Fill, Part::Get, Part::Keys, Part::Refill, Part::Churn, Part::Tail];
+impl ValueMeasurement {
+    pub(crate) const ALL: [ValueMeasurement; 6] = [
+        ValueMeasurement::Fill,
+        ValueMeasurement::Get,
+        ValueMeasurement::Keys,
+        ValueMeasurement::Refill,
+        ValueMeasurement::Churn,
+        ValueMeasurement::Tail,
+    ];
 
     fn name(self) -> &'static str {
         match self {
-            Part::Fill => "fill",
-            Part::Get => "get",
-            Part::Keys => "keys",
-            Part::Refill => "refill",
-            Part::Churn => "churn",
-            Part::Tail => "tail",
+            ValueMeasurement::Fill => "fill",
+            ValueMeasurement::Get => "get",
+            ValueMeasurement::Keys => "keys",
+            ValueMeasurement::Refill => "refill",
+            ValueMeasurement::Churn => "churn",
+            ValueMeasurement::Tail => "tail",
         }
     }
 
     /// The part of that name.
-    pub(crate) fn parse(name: &str) -> Result<Part> {
-        let names = Part::ALL.map(Part::name).join(", ");
-        let part = Part::ALL.into_iter().find(|part| part.name() == name);
+    pub(crate) fn parse(name: &str) -> Result<ValueMeasurement> {
+        let names = ValueMeasurement::ALL.map(ValueMeasurement::name).join(", ");
+        let part = ValueMeasurement::ALL.into_iter().find(|part| part.name() == name);
         part.ok_or_else(|| format!("there is no part {name:?}; there are: {names}").into())
     }
 
     /// The stores that are compared if nobody says which.
-    pub(crate) fn stores() -> Vec<Subject> {
-        let known = ["delsm", "leveldb", "rocksdb"].into_iter().filter_map(Subject::known);
+    pub(crate) fn stores() -> Vec<BenchSubject> {
+        let known = ["delsm", "leveldb", "rocksdb"].into_iter().filter_map(BenchSubject::by_name);
         known.filter(|store| store.is_built_in()).collect()
     }
 }
@@ -98,13 +104,13 @@ const HEAD: [&str; 14] = [
 ];
 
 /// Measures and prints.
-pub(crate) fn run(options: &args::Values) -> Result<()> {
-    let place = Place::new(&options.dir.path, (options.bytes * SPREAD).min(LIMIT))?;
+pub(crate) fn run(options: &args::ValuesArgs) -> Result<()> {
+    let place = RunDir::new(&options.dir.path, (options.bytes * MAX_SPACE_FACTOR).min(MAX_DISK_BYTES))?;
     let mut rows = Vec::new();
     for _ in 0..options.rounds {
         for size in &options.sizes {
             for store in &options.stores() {
-                rows.push(row(options, &place, *store, *size)?);
+                rows.push(measure_store(options, &place, *store, *size)?);
             }
         }
     }
@@ -113,25 +119,40 @@ pub(crate) fn run(options: &args::Values) -> Result<()> {
 }
 
 /// One store with values of one size.
-struct Case<'a> {
-    options: &'a args::Values,
-    subject: Subject,
-    data: Data,
+struct ValuesCase<'a> {
+    options: &'a args::ValuesArgs,
+    subject: BenchSubject,
+    data: DataSpec,
 }
 
-fn row(options: &args::Values, place: &Place, subject: Subject, size: u64) -> Result<Vec<String>> {
+fn measure_store(
+    options: &args::ValuesArgs,
+    place: &RunDir,
+    subject: BenchSubject,
+    size: u64,
+) -> Result<Vec<String>> {
     let values = usize::try_from(size)?;
     let pairs = (options.bytes / (size + KEY as u64)).max(1000);
-    let data = Data { keys: Layout { len: KEY, ordered: false }, values: Sizes::Fixed(values), pairs };
-    let case = Case { options, subject, data };
+    let data =
+        DataSpec { keys: KeyLayout { len: KEY, ordered: false }, values: ValueSizes::Fixed(values), pairs };
+    let case = ValuesCase { options, subject, data };
     let mut cells = vec![subject.title(), size.to_string()];
-    let wants = |parts: &[Part]| parts.iter().any(|part| options.only().contains(part));
-    match wants(&[Part::Fill, Part::Get, Part::Keys, Part::Refill]) {
-        true => cells.extend(case.life(&place.fresh("values")?)?),
+    let wants = |parts: &[ValueMeasurement]| parts.iter().any(|part| options.only().contains(part));
+    match wants(&[
+        ValueMeasurement::Fill,
+        ValueMeasurement::Get,
+        ValueMeasurement::Keys,
+        ValueMeasurement::Refill,
+    ]) {
+        true => cells.extend(case.run_lifecycle(&place.fresh("values")?)?),
         false => cells.extend((0..9).map(|_| String::new())),
     }
-    cells.push(if wants(&[Part::Churn]) { case.churn(&place.fresh("values")?)? } else { String::new() });
-    match wants(&[Part::Tail]) {
+    cells.push(if wants(&[ValueMeasurement::Churn]) {
+        case.churn(&place.fresh("values")?)?
+    } else {
+        String::new()
+    });
+    match wants(&[ValueMeasurement::Tail]) {
         true => cells.extend(case.tail(&place.fresh("values")?)?),
         false => cells.extend([String::new(), String::new()]),
     }
@@ -140,71 +161,92 @@ fn row(options: &args::Values, place: &Place, subject: Subject, size: u64) -> Re
 }
 
 /// A latency in milliseconds.
-fn ms(sample: &Sample, quantile: f64) -> String {
+fn quantile_ms(sample: &PhaseSample, quantile: f64) -> String {
     let latencies = sample.latencies.as_ref();
     latencies.map_or(String::new(), |latencies| number(latencies.value_at_quantile(quantile) as f64 / 1e6))
 }
 
-impl Case<'_> {
-    fn open(&self, dir: &Path) -> Result<Box<dyn Store>> {
-        self.subject.open(dir, Setting { memory: self.options.memory, ..Setting::BUFFERED })
+impl ValuesCase<'_> {
+    fn open(&self, dir: &Path) -> Result<Box<dyn BenchStore>> {
+        self.subject.open(dir, StoreSetting { memory: self.options.memory, ..StoreSetting::BUFFERED })
     }
 
-    fn stage(&self, op: Op, choice: Choice, threads: u64, length: Length) -> Stage {
-        Stage {
+    fn phase_spec(
+        &self,
+        op: PairOperation,
+        choice: KeyChoice,
+        threads: u64,
+        length: PhaseLength,
+    ) -> PhaseSpec {
+        PhaseSpec {
             sync_every: self.options.sync_every,
-            ..Stage::new(self.data.clone(), Mix::only(op), choice, threads, length)
+            ..PhaseSpec::new(self.data.clone(), OperationMix::only(op), choice, threads, length)
         }
     }
 
-    fn fill(&self, store: &dyn Store, seed: u64) -> Result<Sample> {
-        let length = Length::Operations(self.data.pairs);
-        let stage = self.stage(Op::Load, Choice::Permuted, 1, length);
-        let sample = Stage { final_sync: true, latencies: true, seed, ..stage }.run(store)?.0;
+    fn fill(&self, store: &dyn BenchStore, seed: u64) -> Result<PhaseSample> {
+        let length = PhaseLength::Operations(self.data.pairs);
+        let phase_spec = self.phase_spec(PairOperation::Load, KeyChoice::Permuted, 1, length);
+        let sample = PhaseSpec { final_sync: true, latencies: true, seed, ..phase_spec }.run(store)?.0;
         self.say("filled", &sample);
         Ok(sample)
     }
 
-    fn remove(&self, store: &dyn Store, pairs: u64) -> Result<Sample> {
-        let stage = self.stage(Op::Remove, Choice::Permuted, 1, Length::Operations(pairs));
-        let sample = Stage { final_sync: true, ..stage }.run(store)?.0;
+    fn remove(&self, store: &dyn BenchStore, pairs: u64) -> Result<PhaseSample> {
+        let phase_spec =
+            self.phase_spec(PairOperation::Remove, KeyChoice::Permuted, 1, PhaseLength::Operations(pairs));
+        let sample = PhaseSpec { final_sync: true, ..phase_spec }.run(store)?.0;
         self.say("removed", &sample);
         Ok(sample)
     }
 
-    fn say(&self, what: &str, sample: &Sample) {
+    fn say(&self, what: &str, sample: &PhaseSample) {
         let (rate, cpu) = (number(sample.rate() / 1e3), number(sample.cpu_micros()));
         let callers = number(sample.caller_micros());
         let size = self.data.values.mean();
-        say(&format!("{} {size}: {what} {rate} k/s, CPU {cpu} us each ({callers})", self.subject.name()));
+        print_status(&format!(
+            "{} {size}: {what} {rate} k/s, CPU {cpu} us each ({callers})",
+            self.subject.name()
+        ));
     }
 
     /// Device bytes since `before` over user bytes.
-    fn amplification(&self, dir: &Path, before: Written, puts: f64) -> Result<String> {
-        measure::settle(REST);
-        let written = Written::read(dir)?.since(before).verdict();
+    fn amplification(&self, dir: &Path, before: WrittenBytes, puts: f64) -> Result<String> {
+        measure::wait_until_idle(MAX_QUIESCE);
+        let written = WrittenBytes::read(dir)?.since(before).device_or_process();
         Ok(number(written as f64 / (puts * self.data.bytes() as f64)))
     }
 
-    fn life(&self, dir: &Path) -> Result<Vec<String>> {
-        let wants = |part: Part| self.options.only().contains(&part);
-        let before = Written::read(dir)?;
+    fn run_lifecycle(&self, dir: &Path) -> Result<Vec<String>> {
+        let wants = |part: ValueMeasurement| self.options.only().contains(&part);
+        let before = WrittenBytes::read(dir)?;
         let store = self.open(dir)?;
         let fill = self.fill(&*store, 1)?;
-        let mut cells = vec![number(fill.rate() / 1e3), ms(&fill, 0.9999), ms(&fill, 1.0)];
+        let mut cells = vec![number(fill.rate() / 1e3), quantile_ms(&fill, 0.9999), quantile_ms(&fill, 1.0)];
         cells.push(self.amplification(dir, before, 1.0)?);
         let mut cell = |text: Option<String>| cells.push(text.unwrap_or_default());
-        cell(if wants(Part::Get) {
-            self.stage(Op::Get, Choice::Sequential, 2, Length::Operations(self.data.pairs)).run(&*store)?;
-            let stage = self.stage(Op::Get, Choice::Uniform, 2, Length::Time(self.options.phase));
-            let sample = stage.run(&*store)?.0;
+        cell(if wants(ValueMeasurement::Get) {
+            self.phase_spec(
+                PairOperation::Get,
+                KeyChoice::Sequential,
+                2,
+                PhaseLength::Operations(self.data.pairs),
+            )
+            .run(&*store)?;
+            let phase_spec = self.phase_spec(
+                PairOperation::Get,
+                KeyChoice::Uniform,
+                2,
+                PhaseLength::Time(self.options.phase),
+            );
+            let sample = phase_spec.run(&*store)?.0;
             self.say("got", &sample);
             Some(number(sample.rate() / 1e3))
         } else {
             None
         });
-        cell(if wants(Part::Keys) { Some(self.keys(&*store)?) } else { None });
-        if wants(Part::Refill) {
+        cell(if wants(ValueMeasurement::Keys) { Some(self.keys(&*store)?) } else { None });
+        if wants(ValueMeasurement::Refill) {
             let removed = self.remove(&*store, self.data.pairs)?;
             let refill = self.fill(&*store, 2)?;
             cell(Some(number(removed.rate() / 1e3)));
@@ -218,7 +260,7 @@ impl Case<'_> {
     }
 
     /// Million keys a second; the second of two walks counts.
-    fn keys(&self, store: &dyn Store) -> Result<String> {
+    fn keys(&self, store: &dyn BenchStore) -> Result<String> {
         let mut session = store.session()?;
         session.keys()?;
         let (began, mut seen) = (Instant::now(), 0);
@@ -230,12 +272,12 @@ impl Case<'_> {
             seen += keys;
         }
         let rate = number(seen as f64 / began.elapsed().as_secs_f64() / 1e6);
-        say(&format!("{}: {rate} M keys/s", self.subject.name()));
+        print_status(&format!("{}: {rate} M keys/s", self.subject.name()));
         Ok(rate)
     }
 
     fn churn(&self, dir: &Path) -> Result<String> {
-        let before = Written::read(dir)?;
+        let before = WrittenBytes::read(dir)?;
         let store = self.open(dir)?;
         self.fill(&*store, 1)?;
         self.remove(&*store, self.data.pairs / 2)?;
@@ -248,10 +290,15 @@ impl Case<'_> {
     fn tail(&self, dir: &Path) -> Result<Vec<String>> {
         let store = self.open(dir)?;
         self.fill(&*store, 1)?;
-        let stage = self.stage(Op::Update, Choice::Uniform, 1, Length::Time(self.options.tail));
-        let sample = Stage { latencies: true, ..stage }.run(&*store)?.0;
+        let phase_spec = self.phase_spec(
+            PairOperation::Update,
+            KeyChoice::Uniform,
+            1,
+            PhaseLength::Time(self.options.tail),
+        );
+        let sample = PhaseSpec { latencies: true, ..phase_spec }.run(&*store)?.0;
         self.say("updated", &sample);
         store.close()?;
-        Ok(vec![ms(&sample, 0.9999), ms(&sample, 1.0)])
+        Ok(vec![quantile_ms(&sample, 0.9999), quantile_ms(&sample, 1.0)])
     }
 }

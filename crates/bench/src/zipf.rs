@@ -1,19 +1,19 @@
 //! # Zipf: which pair is wanted, when few are wanted often
 //!
 //! YCSB's generator (Gray and others, "Quickly generating billion-record synthetic databases",
-//! SIGMOD 1994) with skew 0.99: rank `r` is drawn with probability about `1 / (r+1)^0.99 / zeta`. Its power
-//! `1 / (1 - skew)` is exactly 100 here, hence nine multiplications and no call of `pow`.
+//! SIGMOD 1994) with skew 0.99: rank `r` is drawn with probability about `1 / (r+1)^0.99 / zeta`.
+//! Its power `1 / (1 - skew)` is exactly 100 here, hence nine multiplications and no call of `pow`.
 //!
-//! Ranks are then scattered over the pairs by a multiplication modulo their number: pairs that are hot
-//! together were not written together, which would flatter any log.
+//! Ranks are then scattered over the pairs by a multiplication modulo their number: pairs that are
+//! hot together were not written together, which would flatter any log.
 
-use crate::keys::Random;
+use crate::keys::BenchRandom;
 
 const SKEW: f64 = 0.99;
 
 /// Draws pairs of `0..pairs`.
 #[derive(Clone)]
-pub(crate) struct Zipf {
+pub(crate) struct ZipfGenerator {
     pairs: u64,
     stride: u64,
     zeta: f64,
@@ -21,14 +21,14 @@ pub(crate) struct Zipf {
     two: f64,
 }
 
-impl Zipf {
+impl ZipfGenerator {
     /// For `pairs` pairs: at least 2, at most 2^32 (so that the scattering cannot overflow).
-    pub(crate) fn new(pairs: u64) -> Zipf {
+    pub(crate) fn new(pairs: u64) -> ZipfGenerator {
         assert!((2..=1 << 32).contains(&pairs), "2 to 2^32 pairs");
         let zeta = zeta(pairs);
         let two = 1.0 + 0.5f64.powf(SKEW);
         let eta = (1.0 - (2.0 / pairs as f64).powf(1.0 - SKEW)) / (1.0 - two / zeta);
-        Zipf { pairs, stride: stride(pairs), zeta, eta, two }
+        ZipfGenerator { pairs, stride: stride(pairs), zeta, eta, two }
     }
 
     /// A rank: 0 is the most frequent.
@@ -37,7 +37,7 @@ impl Zipf {
         clippy::cast_sign_loss,
         reason = "the product is in 0.0..pairs"
     )]
-    pub(crate) fn rank(&self, random: &mut Random) -> u64 {
+    pub(crate) fn rank(&self, random: &mut BenchRandom) -> u64 {
         let unit = random.unit();
         let scaled = unit * self.zeta;
         if scaled < 1.0 {
@@ -51,7 +51,7 @@ impl Zipf {
     }
 
     /// A pair.
-    pub(crate) fn pair(&self, random: &mut Random) -> u64 {
+    pub(crate) fn pair(&self, random: &mut BenchRandom) -> u64 {
         self.scatter(self.rank(random))
     }
 
@@ -85,14 +85,14 @@ fn zeta(n: u64) -> f64 {
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "below pairs")]
 fn stride(pairs: u64) -> u64 {
     let mut stride = ((pairs as f64 * 0.618_033_988_7) as u64).max(1);
-    while divisor(stride, pairs) != 1 {
+    while gcd(stride, pairs) != 1 {
         stride += 1;
     }
     stride
 }
 
-fn divisor(a: u64, b: u64) -> u64 {
-    if b == 0 { a } else { divisor(b, a % b) }
+fn gcd(a: u64, b: u64) -> u64 {
+    if b == 0 { a } else { gcd(b, a % b) }
 }
 
 #[cfg(test)]
@@ -108,8 +108,8 @@ mod tests {
     #[test]
     fn frequencies_follow_the_law() {
         let (pairs, draws) = (100_000, 2_000_000);
-        let zipf = Zipf::new(pairs);
-        let mut random = Random::new(9);
+        let zipf = ZipfGenerator::new(pairs);
+        let mut random = BenchRandom::new(9);
         let mut counts = vec![0u32; 100_000];
         for _ in 0..draws {
             counts[usize::try_from(zipf.rank(&mut random)).unwrap()] += 1;
@@ -130,14 +130,14 @@ mod tests {
     #[test]
     fn scattering_is_a_permutation_and_neighbours_in_rank_are_far_apart() {
         for pairs in [2, 3, 1000, 4096, 99_991] {
-            let zipf = Zipf::new(pairs);
+            let zipf = ZipfGenerator::new(pairs);
             let mut seen = vec![false; usize::try_from(pairs).unwrap()];
             for rank in 0..pairs {
                 seen[usize::try_from(zipf.scatter(rank)).unwrap()] = true;
             }
             assert!(seen.iter().all(|s| *s), "{pairs}");
         }
-        let zipf = Zipf::new(5_000_000);
+        let zipf = ZipfGenerator::new(5_000_000);
         for rank in 0..100 {
             assert!(zipf.scatter(rank).abs_diff(zipf.scatter(rank + 1)) > 1_000_000);
         }

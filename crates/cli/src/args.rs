@@ -11,18 +11,18 @@ use clap::{Args, Parser, Subcommand};
 use sheaf::Permissions;
 
 use crate::demo::Demo;
-use crate::notation::{parse_budget, parse_mode, parse_option, parse_seconds};
+use crate::text_format::{parse_budget, parse_mode, parse_option, parse_seconds};
 use crate::verbs::advise::Advise;
 use crate::verbs::backup::{Backup, Restore};
 use crate::verbs::call::Call;
 use crate::verbs::compact::Compact;
 use crate::verbs::convert::Convert;
 use crate::verbs::del::Del;
-use crate::verbs::drop::Drop;
+use crate::verbs::drop::DropArgs;
 use crate::verbs::dump::Dump;
 use crate::verbs::get::Get;
-use crate::verbs::load::Load;
-use crate::verbs::path::PathOf;
+use crate::verbs::load::LoadArgs;
+use crate::verbs::path::PathArgs;
 use crate::verbs::put::Put;
 use crate::verbs::repair::Repair;
 use crate::verbs::scan::Scan;
@@ -103,7 +103,7 @@ its value has no file of its own.
 
 Example:
   file \"$(sheaf path my.db --keyspace photos cat)\"")]
-    Path(PathOf),
+    Path(PathArgs),
     /// Remove keys in one commit
     #[command(after_long_help = "\
 Exit code 1 if one of the keys does not exist; the others are removed nevertheless.
@@ -153,7 +153,7 @@ Examples:
   sheaf load my.db --sorted --replace pairs.tsv
   sheaf load my.db --lines /usr/share/dict/words
   sheaf dump old.db | sheaf load new.db -")]
-    Load(Load),
+    Load(LoadArgs),
     /// Print all pairs of a keyspace in the text format that `load` reads
     #[command(after_long_help = "\
 Each line is key, TAB, value. Within them TAB, newline, carriage return and backslash are
@@ -182,7 +182,7 @@ thousand operations: one in 64 is measured.
 
 Example:
   sheaf stats my.db --json | jq .memory")]
-    Stats(Report),
+    Stats(ReportArgs),
     /// Show live statistics of a database that another process has open
     #[command(after_long_help = "\
 Rates are those of the last interval. Ends with Ctrl-C, or when the database is closed.
@@ -211,7 +211,7 @@ counted only up to its first damaged pair.
 
 Example:
   sheaf verify my.db; test $? -eq 3 && sheaf restore /backup/monday again.db")]
-    Verify(Report),
+    Verify(ReportArgs),
     /// List keyspaces
     #[command(after_long_help = "\
 Each line is name, engine and number of keys, separated by TABs, and the engine options that
@@ -219,7 +219,7 @@ were set, if any.
 
 Example:
   sheaf keyspaces my.db | cut -f1")]
-    Keyspaces(Report),
+    Keyspaces(ReportArgs),
     /// List engines and their options
     #[command(after_long_help = "\
 Options are set with --option when a keyspace is created, are stored with it, and are changed
@@ -304,7 +304,7 @@ Asks for confirmation if stdin is a terminal. Otherwise --yes is required.
 
 Example:
   sheaf drop my.db users --yes")]
-    Drop(Drop),
+    Drop(DropArgs),
     /// Serve the database to other processes until Ctrl-C or SIGTERM
     #[command(after_long_help = "\
 An ADDRESS with a slash is the path of a Unix socket, through which processes of the same user
@@ -356,7 +356,7 @@ Examples:
 
 /// Time to wait for other processes.
 #[derive(Debug, Args)]
-pub(crate) struct Wait {
+pub(crate) struct WaitArgs {
     /// Seconds to wait while another process uses the database; 0 does not wait. The time starts
     /// again when another process takes over the database
     #[arg(long = "wait", value_name = "SECONDS", default_value = "5", value_parser = parse_seconds)]
@@ -365,7 +365,7 @@ pub(crate) struct Wait {
 
 /// Permissions of the files and directories of a new database.
 #[derive(Debug, Args)]
-pub(crate) struct NewModes {
+pub(crate) struct NewDatabaseModeArgs {
     /// Mode of the files of a new database, as octal digits such as 640; directories also get
     /// search permission [default: 600]
     #[arg(long, value_name = "MODE", value_parser = parse_mode)]
@@ -374,7 +374,7 @@ pub(crate) struct NewModes {
 
 /// Permissions of the files and directories of a copy.
 #[derive(Debug, Args)]
-pub(crate) struct Modes {
+pub(crate) struct CopyModeArgs {
     /// Mode of the files of the new database, as octal digits such as 640; directories also get
     /// search permission [default: at most the mode of the source]
     #[arg(long, value_name = "MODE", value_parser = parse_mode)]
@@ -383,7 +383,7 @@ pub(crate) struct Modes {
 
 /// Database, and the resources to use on it.
 #[derive(Debug, Args)]
-pub(crate) struct Place {
+pub(crate) struct DatabaseArgs {
     /// Directory of the database
     #[arg(value_name = "DATABASE")]
     pub(crate) database: PathBuf,
@@ -395,15 +395,15 @@ pub(crate) struct Place {
     #[arg(long, value_name = "NUMBER")]
     pub(crate) open_files: Option<u32>,
     #[command(flatten)]
-    pub(crate) wait: Wait,
+    pub(crate) wait: WaitArgs,
 }
 
 /// Keyspace of a database.
 #[derive(Debug, Args)]
-pub(crate) struct Target {
+pub(crate) struct KeyspaceArgs {
     /// Database.
     #[command(flatten)]
-    pub(crate) place: Place,
+    pub(crate) database_args: DatabaseArgs,
     /// Name of the keyspace
     #[arg(short, long, value_name = "NAME", default_value = "default")]
     pub(crate) keyspace: String,
@@ -411,7 +411,7 @@ pub(crate) struct Target {
 
 /// Durability of writes.
 #[derive(Debug, Args)]
-pub(crate) struct Durable {
+pub(crate) struct DurabilityArgs {
     /// Sync every commit to the device before continuing. Without it a commit survives the kill of
     /// the process, and a power cut once the command has ended normally
     #[arg(long)]
@@ -420,19 +420,19 @@ pub(crate) struct Durable {
 
 /// Engine of a keyspace that may be created.
 #[derive(Debug, Args)]
-pub(crate) struct Creation {
+pub(crate) struct CreateArgs {
     /// Engine of the new keyspace; an existing keyspace must have this engine
     #[arg(short, long, value_name = "NAME")]
     pub(crate) engine: Option<String>,
     #[command(flatten)]
-    pub(crate) chosen: Chosen,
+    pub(crate) chosen: EngineOptionArgs,
     #[command(flatten)]
-    pub(crate) modes: NewModes,
+    pub(crate) modes: NewDatabaseModeArgs,
 }
 
 /// Engine options on the command line.
 #[derive(Debug, Args)]
-pub(crate) struct Chosen {
+pub(crate) struct EngineOptionArgs {
     /// Option of the engine, such as branching=64; may be repeated. `sheaf engines` lists the
     /// options
     #[arg(long = "option", value_name = "NAME=VALUE", value_parser = parse_option)]
@@ -441,9 +441,9 @@ pub(crate) struct Chosen {
 
 /// Arguments of verbs that report on the whole database.
 #[derive(Debug, Args)]
-pub(crate) struct Report {
+pub(crate) struct ReportArgs {
     #[command(flatten)]
-    pub(crate) place: Place,
+    pub(crate) database_args: DatabaseArgs,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::notation::many;
+use crate::text_format::many;
 
 /// The result of a verb.
 pub(crate) type Result<T = (), E = Failure> = std::result::Result<T, E>;
@@ -37,15 +37,15 @@ pub(crate) enum Failure {
     /// A signal stopped the verb; `left` describes the state that remains.
     Interrupted { signal: u8, left: String },
     /// The reader of stdout has closed it (`sheaf dump | head`). Not reported.
-    Unread,
+    StdoutClosed,
 }
 
 /// Combines the verdict of a verb with the result of printing it. The verdict decides the exit code
 /// even if printing failed. A closed stdout is ignored, any other failure is printed.
-pub(crate) fn rule(verdict: Result, told: Result) -> Result {
-    match (verdict, told) {
+pub(crate) fn combine(verdict: Result, printed: Result) -> Result {
+    match (verdict, printed) {
         (Err(verdict), Err(failure)) => {
-            crate::complain(&failure);
+            crate::report_failure(&failure);
             Err(verdict)
         }
         (verdict, told) => verdict.and(told),
@@ -56,11 +56,15 @@ impl Failure {
     /// Returns the exit code. The help lists the codes (`args::EXIT_CODES`).
     pub(crate) fn code(&self) -> u8 {
         match self {
-            Failure::Unread => 0,
-            Failure::Missing(_) | Failure::Database(sheaf::Error::NoKeyspace { .. }) => 1,
+            Failure::StdoutClosed => 0,
+            Failure::Missing(_) | Failure::Database(sheaf::Error::KeyspaceNotFound { .. }) => 1,
             Failure::Usage(_) => 2,
             Failure::Load { error, .. } if error.is_corrupt() => 3,
-            Failure::Database(sheaf::Error::Invalid { what, .. }) if ARGUMENTS.contains(what) => 2,
+            Failure::Database(sheaf::Error::InvalidArgument { argument: what, .. })
+                if ARGUMENTS.contains(what) =>
+            {
+                2
+            }
             Failure::Damage(_) | Failure::DamagedBackup(_) | Failure::Lossy | Failure::Skipped(_) => 3,
             Failure::Interrupted { signal, .. } => 128_u8.saturating_add(*signal),
             Failure::Database(error) if error.is_corrupt() => 3,
@@ -77,7 +81,7 @@ impl Failure {
     /// Returns the line for stderr, or `None` if there is none.
     pub(crate) fn message(&self) -> Option<String> {
         Some(match self {
-            Failure::Unread => return None,
+            Failure::StdoutClosed => return None,
             Failure::Missing(what) | Failure::Usage(what) | Failure::Refused(what) => what.clone(),
             Failure::Lossy => "not everything could be salvaged with certainty".to_owned(),
             Failure::Skipped(count) => {
@@ -109,9 +113,9 @@ impl Failure {
 fn remedy(error: &sheaf::Error) -> Option<&'static str> {
     use sheaf::Error;
     Some(match error {
-        Error::NotFound { .. } => "`sheaf put` and `sheaf load` create one",
+        Error::DatabaseNotFound { .. } => "`sheaf put` and `sheaf load` create one",
         Error::NotABackup { .. } => "`sheaf backup` creates one",
-        Error::NoKeyspace { .. } => "`sheaf keyspaces` lists all keyspaces",
+        Error::KeyspaceNotFound { .. } => "`sheaf keyspaces` lists all keyspaces",
         Error::EngineMismatch { .. } => "`sheaf convert` changes the engine of a keyspace and its options",
         Error::Unsupported { .. } => {
             "`sheaf scan` without --from, --to, --prefix and --reverse works with every engine"
@@ -119,8 +123,8 @@ fn remedy(error: &sheaf::Error) -> Option<&'static str> {
         Error::Locked { .. } => {
             "`--wait SECONDS` sets a longer wait; if that process is `sheaf serve`, use `sheaf call`"
         }
-        Error::OverBudget { .. } => "raise the budget with --memory",
-        Error::TooLarge { what: "message" | "reply" | "reply with a pair", .. } => {
+        Error::MemoryBudgetExceeded { .. } => "raise the budget with --memory",
+        Error::TooLarge { object: "message" | "reply" | "reply with a pair", .. } => {
             "a server does not pass larger pairs; `sheaf get` and `sheaf scan` read them, also while the \
              database is served"
         }
@@ -138,10 +142,10 @@ impl From<sheaf::Error> for Failure {
     }
 }
 
-impl From<sheaf_client::Error> for Failure {
-    fn from(error: sheaf_client::Error) -> Failure {
+impl From<sheaf_client::ClientError> for Failure {
+    fn from(error: sheaf_client::ClientError) -> Failure {
         match error {
-            sheaf_client::Error::Database(error) => Failure::Database(error),
+            sheaf_client::ClientError::Database(error) => Failure::Database(error),
             other => Failure::Refused(other.to_string()),
         }
     }
@@ -152,7 +156,7 @@ impl From<io::Error> for Failure {
     fn from(source: io::Error) -> Failure {
         match source.downcast::<sheaf::Error>() {
             Ok(error) => Failure::Database(error),
-            Err(source) if source.kind() == io::ErrorKind::BrokenPipe => Failure::Unread,
+            Err(source) if source.kind() == io::ErrorKind::BrokenPipe => Failure::StdoutClosed,
             Err(source) => Failure::Stream { op: "write to", path: "stdout".into(), source },
         }
     }

@@ -9,7 +9,8 @@
 //! 1. A signal that the process was told to ignore stays ignored (`nohup`, background jobs).
 //! 2. A second SIGINT ends the process at once, even during removal. The next run recognises
 //!    the files that are left.
-//! 3. A read through [`Wakeable`] ends when a signal arrives, however long its input stays silent.
+//! 3. A read through [`InterruptibleFile`] ends when a signal arrives, however long its input stays
+//!    silent.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -30,7 +31,7 @@ pub(crate) struct Interrupt {
     /// Number of the last signal; zero if there was none.
     caught: Arc<AtomicUsize>,
     /// Gets a byte with each signal.
-    woken: UnixStream,
+    wake_pipe: UnixStream,
 }
 
 impl Interrupt {
@@ -60,7 +61,7 @@ impl Interrupt {
                 flag::register(signal, armed)?;
             }
         }
-        Ok(Interrupt { caught, woken })
+        Ok(Interrupt { caught, wake_pipe: woken })
     }
 
     /// Returns true if a signal has arrived.
@@ -69,7 +70,7 @@ impl Interrupt {
     }
 
     /// Returns `Break` once a signal has arrived, for progress callbacks of the library.
-    pub(crate) fn flow(&self) -> ControlFlow<()> {
+    pub(crate) fn control_flow(&self) -> ControlFlow<()> {
         if self.is_caught() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     }
 
@@ -82,7 +83,11 @@ impl Interrupt {
     }
 
     /// Returns the result of a call that a progress callback may have cancelled.
-    pub(crate) fn verdict<T>(&self, result: sheaf::Result<T>, left: impl FnOnce() -> String) -> Result<T> {
+    pub(crate) fn map_cancelled<T>(
+        &self,
+        result: sheaf::Result<T>,
+        left: impl FnOnce() -> String,
+    ) -> Result<T> {
         match result {
             Err(sheaf::Error::Cancelled) => {
                 self.check(left)?;
@@ -101,19 +106,19 @@ fn ignored() -> u64 {
 }
 
 /// File or pipe. A signal ends a read with an error.
-pub(crate) struct Wakeable<'a> {
+pub(crate) struct InterruptibleFile<'a> {
     pub(crate) file: File,
     pub(crate) interrupt: &'a Interrupt,
 }
 
-impl Read for Wakeable<'_> {
+impl Read for InterruptibleFile<'_> {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
         loop {
             if self.interrupt.is_caught() {
                 return Err(io::Error::other("interrupted"));
             }
             let readable = |stream| PollFd::from_borrowed_fd(stream, PollFlags::IN);
-            let mut ready = [readable(self.file.as_fd()), readable(self.interrupt.woken.as_fd())];
+            let mut ready = [readable(self.file.as_fd()), readable(self.interrupt.wake_pipe.as_fd())];
             match poll(&mut ready, None) {
                 Ok(_) if !ready[0].revents().is_empty() => return self.file.read(bytes),
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}

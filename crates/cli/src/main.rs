@@ -14,16 +14,16 @@
 
 mod args;
 mod demo;
+mod dump_reader;
 mod failure;
 mod interrupt;
-mod lines;
-mod notation;
+mod open;
 mod output;
-mod place;
 #[allow(unsafe_code)]
 mod streams;
-mod usage;
+mod text_format;
 mod verbs;
+mod workload;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -33,16 +33,16 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 use args::{Cli, Verb};
 use failure::{Failure, Result};
-use output::{CAUTION, HINT, say};
+use output::{CAUTION, HINT, print_message};
 
 fn main() -> ExitCode {
-    let cli = Cli::try_parse().unwrap_or_else(|error| hyphenated(error).exit());
+    let cli = Cli::try_parse().unwrap_or_else(|error| add_hyphen_tip(error).exit());
     let done = run(cli.verb);
-    output::end();
+    output::write_unwritten();
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            complain(&failure);
+            report_failure(&failure);
             ExitCode::from(failure.code())
         }
     }
@@ -50,7 +50,7 @@ fn main() -> ExitCode {
 
 /// Adds a tip to the error of a missing argument, if an argument with a hyphen may be a key that
 /// was parsed as short options.
-fn hyphenated(mut error: clap::Error) -> clap::Error {
+fn add_hyphen_tip(mut error: clap::Error) -> clap::Error {
     let is_hyphenated = |argument: &OsString| {
         let bytes = argument.as_encoded_bytes();
         bytes.len() > 1 && bytes.starts_with(b"-") && !bytes.starts_with(b"--")
@@ -67,23 +67,23 @@ fn hyphenated(mut error: clap::Error) -> clap::Error {
 fn run(verb: Verb) -> Result {
     match verb {
         Verb::Put(args) => verbs::put::run(&args),
-        Verb::Get(args) => args.target.place.wait.repeat(|| verbs::get::run(&args)),
-        Verb::Path(args) => args.target.place.wait.repeat(|| verbs::path::run(&args)),
+        Verb::Get(args) => args.target.database_args.wait.run_with_retry(|| verbs::get::run(&args)),
+        Verb::Path(args) => args.target.database_args.wait.run_with_retry(|| verbs::path::run(&args)),
         Verb::Del(args) => verbs::del::run(&args),
-        Verb::Scan(args) => args.target.place.wait.repeat(|| verbs::scan::run(&args)),
+        Verb::Scan(args) => args.target.database_args.wait.run_with_retry(|| verbs::scan::run(&args)),
         Verb::Load(args) => verbs::load::run(&args),
-        Verb::Dump(args) => args.target.place.wait.repeat(|| verbs::dump::run(&args)),
-        Verb::Stats(args) => args.place.wait.repeat(|| verbs::stats::run(&args)),
+        Verb::Dump(args) => args.target.database_args.wait.run_with_retry(|| verbs::dump::run(&args)),
+        Verb::Stats(args) => args.database_args.wait.run_with_retry(|| verbs::stats::run(&args)),
         Verb::Top(args) => verbs::top::run(&args),
-        Verb::Advise(args) => args.place.wait.repeat(|| verbs::advise::run(&args)),
-        Verb::Verify(args) => args.place.wait.repeat(|| verbs::verify::run(&args)),
-        Verb::Keyspaces(args) => args.place.wait.repeat(|| verbs::keyspaces::run(&args)),
+        Verb::Advise(args) => args.database_args.wait.run_with_retry(|| verbs::advise::run(&args)),
+        Verb::Verify(args) => args.database_args.wait.run_with_retry(|| verbs::verify::run(&args)),
+        Verb::Keyspaces(args) => args.database_args.wait.run_with_retry(|| verbs::keyspaces::run(&args)),
         Verb::Engines => verbs::engines::run(),
-        Verb::Backup(args) => args.place.wait.repeat(|| verbs::backup::run(&args)),
+        Verb::Backup(args) => args.database_args.wait.run_with_retry(|| verbs::backup::run(&args)),
         Verb::Restore(args) => verbs::backup::restore(&args),
         Verb::Repair(args) => verbs::repair::run(&args),
-        Verb::Compact(args) => args.target.place.wait.repeat(|| verbs::compact::run(&args)),
-        Verb::Convert(args) => args.target.place.wait.repeat(|| verbs::convert::run(&args)),
+        Verb::Compact(args) => args.target.database_args.wait.run_with_retry(|| verbs::compact::run(&args)),
+        Verb::Convert(args) => args.target.database_args.wait.run_with_retry(|| verbs::convert::run(&args)),
         Verb::Drop(args) => verbs::drop::run(&args),
         Verb::Serve(args) => verbs::serve::run(&args),
         Verb::Call(args) => verbs::call::run(&args),
@@ -92,11 +92,11 @@ fn run(verb: Verb) -> Result {
     }
 }
 
-pub(crate) fn complain(failure: &Failure) {
+pub(crate) fn report_failure(failure: &Failure) {
     if let Some(message) = failure.message() {
-        say(format_args!("{CAUTION}sheaf:{CAUTION:#} {message}"));
+        print_message(format_args!("{CAUTION}sheaf:{CAUTION:#} {message}"));
     }
     if let Some(hint) = failure.hint() {
-        say(format_args!("       {HINT}{hint}{HINT:#}"));
+        print_message(format_args!("       {HINT}{hint}{HINT:#}"));
     }
 }

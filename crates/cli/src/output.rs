@@ -25,65 +25,65 @@ pub(crate) const GOOD: Style = AnsiColor::Green.on_default().bold();
 pub(crate) const NAME: Style = AnsiColor::Cyan.on_default();
 
 /// Bytes that are buffered before they are written.
-const GATHERED: usize = 1 << 16;
+const BUFFER_BYTES: usize = 1 << 16;
 /// Output that was dropped without a flush, after an error.
-static LEFT: Mutex<Vec<u8>> = Mutex::new(Vec::new());
+static UNWRITTEN: Mutex<Vec<u8>> = Mutex::new(Vec::new());
 /// Whether anything was written to stdout.
 static HAS_WRITTEN: AtomicBool = AtomicBool::new(false);
 
 /// Buffered stdout for data. The caller must flush it: a drop does not report errors.
 pub(crate) struct Output {
-    gathered: Vec<u8>,
+    buffer: Vec<u8>,
     out: Stdout,
 }
 
 /// Returns stdout for data.
 pub(crate) fn stdout() -> Output {
-    Output { gathered: Vec::new(), out: Stdout::lock() }
+    Output { buffer: Vec::new(), out: Stdout::lock() }
 }
 
 impl Output {
-    fn pass_on(&mut self) -> io::Result<()> {
-        if self.gathered.is_empty() {
+    fn write_buffer(&mut self) -> io::Result<()> {
+        if self.buffer.is_empty() {
             return Ok(());
         }
         HAS_WRITTEN.store(true, Ordering::Relaxed);
-        let gathered = std::mem::take(&mut self.gathered);
+        let gathered = std::mem::take(&mut self.buffer);
         self.out.write_all(&gathered)
     }
 }
 
 impl Write for Output {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if self.gathered.len() + bytes.len() > GATHERED {
-            self.pass_on()?;
+        if self.buffer.len() + bytes.len() > BUFFER_BYTES {
+            self.write_buffer()?;
         }
-        self.gathered.extend_from_slice(bytes);
+        self.buffer.extend_from_slice(bytes);
         Ok(bytes.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.pass_on()?;
+        self.write_buffer()?;
         self.out.flush()
     }
 }
 
 impl Drop for Output {
     fn drop(&mut self) {
-        LEFT.lock().unwrap_or_else(PoisonError::into_inner).append(&mut self.gathered);
+        UNWRITTEN.lock().unwrap_or_else(PoisonError::into_inner).append(&mut self.buffer);
     }
 }
 
 /// Discards output that was not written yet, so that a verb can start again. Returns false if some
 /// output was written already.
-pub(crate) fn forget() -> bool {
-    LEFT.lock().unwrap_or_else(PoisonError::into_inner).clear();
+pub(crate) fn discard_unwritten() -> bool {
+    UNWRITTEN.lock().unwrap_or_else(PoisonError::into_inner).clear();
     !HAS_WRITTEN.load(Ordering::Relaxed)
 }
 
 /// Writes the output that was buffered before an error.
-pub(crate) fn end() {
-    let left = std::mem::take(&mut *LEFT.lock().unwrap_or_else(PoisonError::into_inner));
+pub(crate) fn write_unwritten() {
+    let left = std::mem::take(&mut *UNWRITTEN.lock().unwrap_or_else(PoisonError::into_inner));
     if !left.is_empty() {
         let mut out = Stdout::lock();
         // The failure that dropped this output is reported.
@@ -92,7 +92,7 @@ pub(crate) fn end() {
 }
 
 /// Prints a line on stderr. Ignores errors, such as a closed stderr.
-pub(crate) fn say(line: impl std::fmt::Display) {
+pub(crate) fn print_message(line: impl std::fmt::Display) {
     let _ = writeln!(anstream::stderr(), "{line}");
 }
 
@@ -134,12 +134,12 @@ fn bar(bar: ProgressBar, what: &'static str, template: &str) -> ProgressBar {
 }
 
 /// Stopwatch that runs from its creation.
-pub(crate) struct Watch(Instant);
+pub(crate) struct Stopwatch(Instant);
 
-impl Watch {
+impl Stopwatch {
     #[expect(clippy::disallowed_methods, reason = "printed for the user; no decision depends on it")]
-    pub(crate) fn start() -> Watch {
-        Watch(Instant::now())
+    pub(crate) fn start() -> Stopwatch {
+        Stopwatch(Instant::now())
     }
 
     pub(crate) fn elapsed(&self) -> Duration {
@@ -149,7 +149,7 @@ impl Watch {
 
 /// Returns the bytes that this process has written to devices, as counted by the kernel; `None` if
 /// the kernel does not count them.
-pub(crate) fn written() -> Option<u64> {
+pub(crate) fn device_bytes_written() -> Option<u64> {
     let io = std::fs::read_to_string("/proc/self/io").ok()?;
     io.lines().find_map(|line| line.strip_prefix("write_bytes: ")?.parse().ok())
 }

@@ -26,17 +26,17 @@ static NO_INPUT: AtomicBool = AtomicBool::new(false);
 static NO_OUTPUT: AtomicBool = AtomicBool::new(false);
 
 /// Records which streams are unusable. Runs before `main` and before the runtime of Rust.
-extern "C" fn look() {
+extern "C" fn record_open_streams() {
     NO_INPUT.store(!is_open_for(libc::STDIN_FILENO, libc::O_RDONLY), Ordering::Relaxed);
     NO_OUTPUT.store(!is_open_for(libc::STDOUT_FILENO, libc::O_WRONLY), Ordering::Relaxed);
 }
 
-fn is_open_for(descriptor: libc::c_int, way: libc::c_int) -> bool {
+fn is_open_for(descriptor: libc::c_int, access: libc::c_int) -> bool {
     // SAFETY:
     // - F_GETFL takes no pointer and changes nothing; it returns -1 for a closed descriptor.
     // - libc is initialised: functions in .init_array run after it.
     let flags = unsafe { libc::fcntl(descriptor, libc::F_GETFL) };
-    flags != -1 && [way, libc::O_RDWR].contains(&(flags & libc::O_ACCMODE))
+    flags != -1 && [access, libc::O_RDWR].contains(&(flags & libc::O_ACCMODE))
 }
 
 // SAFETY:
@@ -45,7 +45,7 @@ fn is_open_for(descriptor: libc::c_int, way: libc::c_int) -> bool {
 // - `look` needs nothing of the runtime: it calls fcntl and stores to two atomics.
 #[used]
 #[unsafe(link_section = ".init_array")]
-static LOOK: extern "C" fn() = look;
+static RECORD_OPEN_STREAMS: extern "C" fn() = record_open_streams;
 
 /// Returns stdin, unbuffered.
 ///

@@ -19,28 +19,28 @@ use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
-use sheaf_flatrpc::address::Address;
-use sheaf_flatrpc::hello::Mode;
-use sheaf_flatrpc::link::{Applied, Link};
-use sheaf_flatrpc::memory::Memory;
-use sheaf_flatrpc::message::{Range, Reply, Request};
-use sheaf_flatrpc::ring::{Credit, Incoming, Outgoing};
-use sheaf_flatrpc::spin::Spin;
-use sheaf_flatrpc::wake::Asleep;
-use sheaf_flatrpc::worker_of;
+use sheaf_flatrpc::address::ServerAddress;
+use sheaf_flatrpc::handshake::ReplyMode;
+use sheaf_flatrpc::link::{ApplyOutcome, PeerLink};
+use sheaf_flatrpc::memory::SharedMemory;
+use sheaf_flatrpc::message::{RangeRequest, Reply, Request};
+use sheaf_flatrpc::ring::{RingCredit, RingReader, RingWriter};
+use sheaf_flatrpc::spin::SpinWait;
+use sheaf_flatrpc::wake::SleepGuard;
+use sheaf_flatrpc::worker_for_key;
 
-use crate::connect::{Connected, Events, Options, connect};
-use crate::request::{Batch, Keyspace, Snapshot};
-use crate::{Error, Result};
+use crate::connect::{ClientOptions, Connection, WakeupSource, connect};
+use crate::request::{ClientBatch, ClientKeyspace, ClientSnapshot};
+use crate::{ClientError, Result};
 
 /// Identifier of a submitted request, unique within its [`Client`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Ticket(u64);
 
 /// One ring of replies, and the message that is being assembled from it.
-struct Replies {
-    ring: Incoming,
-    credit: Credit,
+struct ReplyRing {
+    ring: RingReader,
+    credit: RingCredit,
     message: Vec<u8>,
 }
 
@@ -49,24 +49,24 @@ struct Replies {
 /// All calls take `&mut self`: one thread uses a client at a time. Open one client for each thread.
 /// A client starts no threads.
 pub struct Client {
-    inbox: Arc<Memory>,
-    links: Vec<Box<dyn Link>>,
-    events: Events,
+    inbox: Arc<SharedMemory>,
+    links: Vec<Box<dyn PeerLink>>,
+    events: WakeupSource,
     /// Index of the word that tells the server whether this client sleeps.
-    asleep: usize,
-    requests: Vec<Outgoing>,
-    replies: Vec<Replies>,
-    mode: Mode,
+    sleep_flag: usize,
+    requests: Vec<RingWriter>,
+    replies: Vec<ReplyRing>,
+    mode: ReplyMode,
     agent: usize,
     window: usize,
     max_message: usize,
     timeout: Option<Timespec>,
-    next: u64,
+    next_ticket: u64,
     unanswered: usize,
-    done: VecDeque<(Ticket, Reply)>,
+    completed: VecDeque<(Ticket, Reply)>,
     scratch: Vec<u8>,
-    spin: Spin,
-    lost: bool,
+    spin: SpinWait,
+    is_lost: bool,
 }
 
 impl fmt::Debug for Client {
@@ -76,7 +76,7 @@ impl fmt::Debug for Client {
             .field("workers", &self.requests.len())
             .field("window", &self.window)
             .field("unanswered", &self.unanswered)
-            .field("is_lost", &self.lost)
+            .field("is_lost", &self.is_lost)
             .finish_non_exhaustive()
     }
 }
@@ -86,49 +86,49 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Busy`] if the server has its maximum number of clients, [`Error::Denied`]
-    /// if the token is wrong or another user owns the server, [`Error::Version`] if the server
-    /// speaks another version of the protocol, and [`Error::Lost`] if no server listens at
-    /// `address` or the connection fails.
+    /// Returns [`ClientError::Busy`] if the server has its maximum number of clients,
+    /// [`ClientError::Denied`] if the token is wrong or another user owns the server,
+    /// [`ClientError::VersionMismatch`] if the server speaks another version of the protocol, and
+    /// [`ClientError::ConnectionLost`] if no server listens at `address` or the connection fails.
     ///
     /// ```no_run
-    /// use sheaf_client::{Client, Options};
+    /// use sheaf_client::{Client, ClientOptions};
     ///
-    /// let options = Options::default().token("open sesame");
+    /// let options = ClientOptions::default().token("open sesame");
     /// let client = Client::connect(&"192.0.2.7:7421".parse()?, &options)?;
     /// assert_eq!(client.unanswered(), 0);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn connect(address: &Address, options: &Options) -> Result<Client> {
-        let Connected { welcome, layout, inbox, links, events } = connect(address, options)?;
+    pub fn connect(address: &ServerAddress, options: &ClientOptions) -> Result<Client> {
+        let Connection { welcome, layout, inbox, links, events } = connect(address, options)?;
         let number = |number: u32| usize::try_from(number).unwrap_or(usize::MAX);
         let replies = |index| {
-            let ring = Incoming::new(layout, index);
-            Replies { credit: ring.credit(), ring, message: Vec::new() }
+            let ring = RingReader::new(layout, index);
+            ReplyRing { credit: ring.credit(), ring, message: Vec::new() }
         };
         let lookers = match address {
-            Address::Shared(_) => number(welcome.workers) + 1,
-            Address::Tcp(_) => 1, // the workers may run on another machine
+            ServerAddress::SharedMemory(_) => number(welcome.workers) + 1,
+            ServerAddress::Tcp(_) => 1, // the workers may run on another machine
         };
-        let rings = if options.mode == Mode::Agent { 1 } else { number(welcome.workers) };
+        let rings = if options.mode == ReplyMode::Agent { 1 } else { number(welcome.workers) };
         Ok(Client {
             inbox,
             links,
             events,
-            asleep: layout.of_peer().asleep(),
-            requests: (0..number(welcome.workers)).map(|index| Outgoing::new(layout, index)).collect(),
+            sleep_flag: layout.of_peer().sleep_flag(),
+            requests: (0..number(welcome.workers)).map(|index| RingWriter::new(layout, index)).collect(),
             replies: (0..rings).map(replies).collect(),
             mode: options.mode,
             agent: number(welcome.agent),
             window: number(welcome.window),
             max_message: number(welcome.max_message),
             timeout: options.timeout.and_then(|timeout| timeout.try_into().ok()),
-            next: 1,
+            next_ticket: 1,
             unanswered: 0,
-            done: VecDeque::new(),
+            completed: VecDeque::new(),
             scratch: Vec::new(),
-            spin: Spin::among(lookers),
-            lost: false,
+            spin: SpinWait::for_pollers(lookers),
+            is_lost: false,
         })
     }
 
@@ -138,12 +138,12 @@ impl Client {
     /// # mod served { include!("../doc/served.rs"); }
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let (_served, mut client) = served::start()?;
-    /// assert_eq!(client.mode(), sheaf_client::Mode::Agent);
+    /// assert_eq!(client.mode(), sheaf_client::ReplyMode::Agent);
     /// # Ok(())
     /// # }
     /// ```
     #[must_use]
-    pub fn mode(&self) -> Mode {
+    pub fn mode(&self) -> ReplyMode {
         self.mode
     }
 
@@ -215,9 +215,10 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Database`] if the name is invalid or the keyspace cannot be created,
-    /// [`Error::Busy`] if the server is overloaded, [`Error::TimedOut`] if no reply arrived within
-    /// [`Options::timeout`], and [`Error::Lost`] if the connection ended.
+    /// Returns [`ClientError::Database`] if the name is invalid or the keyspace cannot be created,
+    /// [`ClientError::Busy`] if the server is overloaded, [`ClientError::TimedOut`] if no reply
+    /// arrived within [`ClientOptions::timeout`], and [`ClientError::ConnectionLost`] if the
+    /// connection ended.
     ///
     /// ```
     /// # mod served { include!("../doc/served.rs"); }
@@ -228,8 +229,8 @@ impl Client {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn keyspace(&mut self, name: &str) -> Result<Keyspace> {
-        self.open(&Request::Keyspace { name, engine: "", create: true })
+    pub fn keyspace(&mut self, name: &str) -> Result<ClientKeyspace> {
+        self.request_keyspace(&Request::Keyspace { name, engine: "", create: true })
     }
 
     /// Returns the keyspace `name`; creates it with `engine` if it does not exist. An existing
@@ -237,51 +238,52 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Database`] if the engine is unknown, the keyspace has another engine, or
-    /// the keyspace cannot be created, [`Error::Busy`] if the server is overloaded,
-    /// [`Error::TimedOut`] if no reply arrived within [`Options::timeout`], and [`Error::Lost`] if
-    /// the connection ended.
+    /// Returns [`ClientError::Database`] if the engine is unknown, the keyspace has another engine,
+    /// or the keyspace cannot be created, [`ClientError::Busy`] if the server is overloaded,
+    /// [`ClientError::TimedOut`] if no reply arrived within [`ClientOptions::timeout`], and
+    /// [`ClientError::ConnectionLost`] if the connection ended.
     ///
     /// ```
     /// # mod served { include!("../doc/served.rs"); }
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let (_served, mut client) = served::start()?;
-    /// let counters = client.keyspace_of("counters", "flat")?;
+    /// let counters = client.keyspace_with_engine("counters", "flat")?;
     /// assert!(!counters.is_ordered());
-    /// assert!(client.keyspace_of("counters", "kreon").is_err());
+    /// assert!(client.keyspace_with_engine("counters", "kreon").is_err());
     /// # Ok(())
     /// # }
     /// ```
-    pub fn keyspace_of(&mut self, name: &str, engine: &str) -> Result<Keyspace> {
-        self.open(&Request::Keyspace { name, engine, create: true })
+    pub fn keyspace_with_engine(&mut self, name: &str, engine: &str) -> Result<ClientKeyspace> {
+        self.request_keyspace(&Request::Keyspace { name, engine, create: true })
     }
 
     /// Returns the keyspace `name` if it exists.
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Database`] with [`sheaf::Error::NoKeyspace`] if it does not exist,
-    /// [`Error::Busy`] if the server is overloaded, [`Error::TimedOut`] if no reply arrived within
-    /// [`Options::timeout`], and [`Error::Lost`] if the connection ended.
+    /// Returns [`ClientError::Database`] with [`sheaf::Error::KeyspaceNotFound`] if it does not
+    /// exist, [`ClientError::Busy`] if the server is overloaded, [`ClientError::TimedOut`] if no
+    /// reply arrived within [`ClientOptions::timeout`], and [`ClientError::ConnectionLost`] if the
+    /// connection ended.
     ///
     /// ```
     /// # mod served { include!("../doc/served.rs"); }
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let (_served, mut client) = served::start()?;
-    /// assert!(client.existing_keyspace("users").is_err());
+    /// assert!(client.open_keyspace("users").is_err());
     /// client.keyspace("users")?;
-    /// assert!(client.existing_keyspace("users").is_ok());
+    /// assert!(client.open_keyspace("users").is_ok());
     /// # Ok(())
     /// # }
     /// ```
-    pub fn existing_keyspace(&mut self, name: &str) -> Result<Keyspace> {
-        self.open(&Request::Keyspace { name, engine: "", create: false })
+    pub fn open_keyspace(&mut self, name: &str) -> Result<ClientKeyspace> {
+        self.request_keyspace(&Request::Keyspace { name, engine: "", create: false })
     }
 
-    fn open(&mut self, request: &Request<'_>) -> Result<Keyspace> {
+    fn request_keyspace(&mut self, request: &Request<'_>) -> Result<ClientKeyspace> {
         match self.call(request)? {
-            Reply::Keyspace { number, ordered } => Ok(Keyspace { number, ordered }),
-            _ => Err(unexpected()),
+            Reply::Keyspace { number, ordered } => Ok(ClientKeyspace { number, ordered }),
+            _ => Err(unexpected_reply()),
         }
     }
 
@@ -289,9 +291,10 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Database`] if the value cannot be read or is longer than a message of the
-    /// server, [`Error::Busy`] if the server is overloaded, [`Error::TimedOut`] if no reply arrived
-    /// within [`Options::timeout`], and [`Error::Lost`] if the connection ended.
+    /// Returns [`ClientError::Database`] if the value cannot be read or is longer than a message of
+    /// the server, [`ClientError::Busy`] if the server is overloaded, [`ClientError::TimedOut`] if
+    /// no reply arrived within [`ClientOptions::timeout`], and [`ClientError::ConnectionLost`] if
+    /// the connection ended.
     ///
     /// ```
     /// # mod served { include!("../doc/served.rs"); }
@@ -304,16 +307,16 @@ impl Client {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn get(&mut self, keyspace: Keyspace, key: impl AsRef<[u8]>) -> Result<Option<Vec<u8>>> {
-        self.value(&keyspace.get(key.as_ref()))
+    pub fn get(&mut self, keyspace: ClientKeyspace, key: impl AsRef<[u8]>) -> Result<Option<Vec<u8>>> {
+        self.call_for_value(&keyspace.get(key.as_ref()))
     }
 
     /// Returns the value of `key` in a snapshot, or `None` if the key does not exist there.
     ///
     /// # Errors
     ///
-    /// Like [`Client::get`]. Also returns [`Error::Database`] if the snapshot belongs to another
-    /// connection or does not contain the keyspace.
+    /// Like [`Client::get`]. Also returns [`ClientError::Database`] if the snapshot belongs to
+    /// another connection or does not contain the keyspace.
     ///
     /// ```
     /// # mod served { include!("../doc/served.rs"); }
@@ -330,29 +333,31 @@ impl Client {
     /// ```
     pub fn get_at(
         &mut self,
-        snapshot: &Snapshot,
-        keyspace: Keyspace,
+        snapshot: &ClientSnapshot,
+        keyspace: ClientKeyspace,
         key: impl AsRef<[u8]>,
     ) -> Result<Option<Vec<u8>>> {
-        self.value(&keyspace.get_at(snapshot, key.as_ref()))
+        self.call_for_value(&keyspace.get_at(snapshot, key.as_ref()))
     }
 
-    fn value(&mut self, request: &Request<'_>) -> Result<Option<Vec<u8>>> {
+    fn call_for_value(&mut self, request: &Request<'_>) -> Result<Option<Vec<u8>>> {
         match self.call(request)? {
             Reply::Value(value) => Ok(value),
-            _ => Err(unexpected()),
+            _ => Err(unexpected_reply()),
         }
     }
 
     /// Sets `key` to `value` with [`Durability::Buffer`](crate::Durability::Buffer) and returns the
-    /// sequence number of the commit. [`Keyspace::write`] makes a request with another durability.
+    /// sequence number of the commit. [`ClientKeyspace::write`] makes a request with another
+    /// durability.
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Database`] if the database refuses the commit, for example with
-    /// [`sheaf::Error::NoSpace`], [`Error::Busy`] if the server is overloaded,
-    /// [`Error::TimedOut`] if no reply arrived within [`Options::timeout`], and [`Error::Lost`] if
-    /// the connection ended; after the last two the commit may have been made.
+    /// Returns [`ClientError::Database`] if the database refuses the commit, for example with
+    /// [`sheaf::Error::NoSpace`], [`ClientError::Busy`] if the server is overloaded,
+    /// [`ClientError::TimedOut`] if no reply arrived within [`ClientOptions::timeout`], and
+    /// [`ClientError::ConnectionLost`] if the connection ended; after the last two the commit may
+    /// have been made.
     ///
     /// ```
     /// # mod served { include!("../doc/served.rs"); }
@@ -366,11 +371,11 @@ impl Client {
     /// ```
     pub fn insert(
         &mut self,
-        keyspace: Keyspace,
+        keyspace: ClientKeyspace,
         key: impl AsRef<[u8]>,
         value: impl AsRef<[u8]>,
     ) -> Result<u64> {
-        self.seq(&keyspace.insert(key.as_ref(), value.as_ref()))
+        self.call_for_seq(&keyspace.insert(key.as_ref(), value.as_ref()))
     }
 
     /// Removes `key` with [`Durability::Buffer`](crate::Durability::Buffer) and returns the
@@ -391,40 +396,41 @@ impl Client {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn remove(&mut self, keyspace: Keyspace, key: impl AsRef<[u8]>) -> Result<u64> {
-        self.seq(&keyspace.remove(key.as_ref()))
+    pub fn remove(&mut self, keyspace: ClientKeyspace, key: impl AsRef<[u8]>) -> Result<u64> {
+        self.call_for_seq(&keyspace.remove(key.as_ref()))
     }
 
     /// Commits a batch atomically and returns the sequence number of the commit.
     ///
     /// # Errors
     ///
-    /// Like [`Client::insert`]. Also returns [`Error::Database`] with [`sheaf::Error::Conflict`] if
-    /// an expectation of the batch does not hold; then nothing is committed.
+    /// Like [`Client::insert`]. Also returns [`ClientError::Database`] with
+    /// [`sheaf::Error::Conflict`] if an expectation of the batch does not hold; then nothing is
+    /// committed.
     ///
     /// ```
     /// # mod served { include!("../doc/served.rs"); }
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let (_served, mut client) = served::start()?;
     /// let users = client.keyspace("users")?;
-    /// let mut batch = sheaf_client::Batch::default();
+    /// let mut batch = sheaf_client::ClientBatch::default();
     /// batch.insert(users, b"ada", b"lovelace").insert(users, b"alan", b"turing");
     /// client.commit(&batch)?;
     /// assert_eq!(client.get(users, "alan")?, Some(b"turing".to_vec()));
     /// # Ok(())
     /// # }
     /// ```
-    pub fn commit(&mut self, batch: &Batch<'_>) -> Result<u64> {
-        self.seq(&batch.request())
+    pub fn commit(&mut self, batch: &ClientBatch<'_>) -> Result<u64> {
+        self.call_for_seq(&batch.request())
     }
 
     /// Waits until every commit that was acknowledged before the call is on the device.
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Database`] if a device sync fails,
-    /// [`Error::Busy`] if the server is overloaded, [`Error::TimedOut`] if no reply arrived within
-    /// [`Options::timeout`], and [`Error::Lost`] if the connection ended.
+    /// Returns [`ClientError::Database`] if a device sync fails, [`ClientError::Busy`] if the
+    /// server is overloaded, [`ClientError::TimedOut`] if no reply arrived within
+    /// [`ClientOptions::timeout`], and [`ClientError::ConnectionLost`] if the connection ended.
     ///
     /// ```
     /// # mod served { include!("../doc/served.rs"); }
@@ -437,15 +443,15 @@ impl Client {
     /// # }
     /// ```
     pub fn persist(&mut self) -> Result<()> {
-        self.seq(&Request::Persist).map(drop)
+        self.call_for_seq(&Request::Persist).map(drop)
     }
 
     /// Sends a request without effect and waits for the reply.
     ///
     /// # Errors
     ///
-    /// Returns [`Error::TimedOut`] if no reply arrived within [`Options::timeout`], and
-    /// [`Error::Lost`] if the connection ended.
+    /// Returns [`ClientError::TimedOut`] if no reply arrived within [`ClientOptions::timeout`], and
+    /// [`ClientError::ConnectionLost`] if the connection ended.
     ///
     /// ```
     /// # mod served { include!("../doc/served.rs"); }
@@ -456,13 +462,13 @@ impl Client {
     /// # }
     /// ```
     pub fn ping(&mut self) -> Result<()> {
-        self.seq(&Request::Ping).map(drop)
+        self.call_for_seq(&Request::Ping).map(drop)
     }
 
-    fn seq(&mut self, request: &Request<'_>) -> Result<u64> {
+    fn call_for_seq(&mut self, request: &Request<'_>) -> Result<u64> {
         match self.call(request)? {
             Reply::Done { seq } => Ok(seq),
-            _ => Err(unexpected()),
+            _ => Err(unexpected_reply()),
         }
     }
 
@@ -472,9 +478,10 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Busy`] if this client holds its maximum number of snapshots,
-    /// [`Error::Database`] if the database refuses, [`Error::TimedOut`] if no reply arrived within
-    /// [`Options::timeout`], and [`Error::Lost`] if the connection ended.
+    /// Returns [`ClientError::Busy`] if this client holds its maximum number of snapshots,
+    /// [`ClientError::Database`] if the database refuses, [`ClientError::TimedOut`] if no reply
+    /// arrived within [`ClientOptions::timeout`], and [`ClientError::ConnectionLost`] if the
+    /// connection ended.
     ///
     /// ```
     /// # mod served { include!("../doc/served.rs"); }
@@ -488,10 +495,10 @@ impl Client {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn snapshot(&mut self) -> Result<Snapshot> {
+    pub fn snapshot(&mut self) -> Result<ClientSnapshot> {
         match self.call(&Request::Snapshot)? {
-            Reply::Snapshot { number, seq } => Ok(Snapshot { number, seq }),
-            _ => Err(unexpected()),
+            Reply::Snapshot { number, seq } => Ok(ClientSnapshot { number, seq }),
+            _ => Err(unexpected_reply()),
         }
     }
 
@@ -499,9 +506,10 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Database`] if the snapshot belongs to another connection,
-    /// [`Error::Busy`] if the server is overloaded, [`Error::TimedOut`] if no reply arrived within
-    /// [`Options::timeout`], and [`Error::Lost`] if the connection ended.
+    /// Returns [`ClientError::Database`] if the snapshot belongs to another connection,
+    /// [`ClientError::Busy`] if the server is overloaded, [`ClientError::TimedOut`] if no reply
+    /// arrived within [`ClientOptions::timeout`], and [`ClientError::ConnectionLost`] if the
+    /// connection ended.
     ///
     /// ```
     /// # mod served { include!("../doc/served.rs"); }
@@ -512,8 +520,8 @@ impl Client {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn release(&mut self, snapshot: Snapshot) -> Result<()> {
-        self.seq(&Request::Release { snapshot: snapshot.number }).map(drop)
+    pub fn release(&mut self, snapshot: ClientSnapshot) -> Result<()> {
+        self.call_for_seq(&Request::Release { snapshot: snapshot.number }).map(drop)
     }
 
     /// Returns the pairs within `range`, at most `limit`, in key order, or in descending order if
@@ -525,10 +533,10 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Database`] if the engine does not support the range, a pair does not fit
-    /// into a message, or the snapshot belongs to another connection,
-    /// [`Error::Busy`] if the server is overloaded, [`Error::TimedOut`] if no reply arrived within
-    /// [`Options::timeout`], and [`Error::Lost`] if the connection ended.
+    /// Returns [`ClientError::Database`] if the engine does not support the range, a pair does not
+    /// fit into a message, or the snapshot belongs to another connection, [`ClientError::Busy`] if
+    /// the server is overloaded, [`ClientError::TimedOut`] if no reply arrived within
+    /// [`ClientOptions::timeout`], and [`ClientError::ConnectionLost`] if the connection ended.
     ///
     /// ```
     /// # mod served { include!("../doc/served.rs"); }
@@ -546,8 +554,8 @@ impl Client {
     /// ```
     pub fn range<K: AsRef<[u8]>>(
         &mut self,
-        keyspace: Keyspace,
-        snapshot: Option<&Snapshot>,
+        keyspace: ClientKeyspace,
+        snapshot: Option<&ClientSnapshot>,
         range: impl RangeBounds<K>,
         reverse: bool,
         limit: usize,
@@ -556,7 +564,7 @@ impl Client {
         let (mut low, mut high) = (own(range.start_bound()), own(range.end_bound()));
         let mut all: Vec<(Vec<u8>, Vec<u8>)> = Vec::new();
         loop {
-            let request = Request::Range(Range {
+            let request = Request::Range(RangeRequest {
                 keyspace: keyspace.number,
                 snapshot: snapshot.map_or(0, |snapshot| snapshot.number),
                 low: low.as_ref().map(Vec::as_slice),
@@ -564,7 +572,7 @@ impl Client {
                 reverse,
                 limit: u32::try_from(limit - all.len()).unwrap_or(u32::MAX),
             });
-            let Reply::Pairs { pairs, more } = self.call(&request)? else { return Err(unexpected()) };
+            let Reply::Pairs { pairs, more } = self.call(&request)? else { return Err(unexpected_reply()) };
             all.extend(pairs);
             match all.last() {
                 Some((last, _)) if more && all.len() < limit && keyspace.ordered => {
@@ -604,10 +612,10 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Database`] with [`sheaf::Error::TooLarge`] if the request is longer than a
-    /// message of the server, [`Error::TimedOut`] if no unanswered request got its reply within
-    /// [`Options::timeout`], and [`Error::Lost`] if the connection ended. After the first two
-    /// nothing was submitted.
+    /// Returns [`ClientError::Database`] with [`sheaf::Error::TooLarge`] if the request is longer
+    /// than a message of the server, [`ClientError::TimedOut`] if no unanswered request got its
+    /// reply within [`ClientOptions::timeout`], and [`ClientError::ConnectionLost`] if the
+    /// connection ended. After the first two nothing was submitted.
     ///
     /// ```
     /// # mod served { include!("../doc/served.rs"); }
@@ -623,21 +631,21 @@ impl Client {
     /// ```
     pub fn submit(&mut self, request: &Request<'_>) -> Result<Ticket> {
         while self.unanswered >= self.window {
-            self.collect()?;
+            self.wait_for_any()?;
         }
-        let ticket = Ticket(self.next);
+        let ticket = Ticket(self.next_ticket);
         self.scratch.clear();
         request.encode(ticket.0, &mut self.scratch);
         if self.scratch.len() > self.max_message {
             let (got, max) = (self.scratch.len() as u64, self.max_message as u64);
-            return Err(sheaf::Error::TooLarge { what: "message", got, max }.into());
+            return Err(sheaf::Error::TooLarge { object: "message", got, max }.into());
         }
-        self.check()?;
+        self.check_connected()?;
         let message = std::mem::take(&mut self.scratch);
-        let pushed = self.push(worker_for(request, self.requests.len(), self.agent), &message);
+        let pushed = self.push(worker_for_request(request, self.requests.len(), self.agent), &message);
         self.scratch = message;
         pushed?;
-        self.next += 1;
+        self.next_ticket += 1;
         self.unanswered += 1;
         Ok(ticket)
     }
@@ -646,32 +654,33 @@ impl Client {
         let link = if self.links.len() == 1 { 0 } else { worker };
         let mut from = 0;
         loop {
-            let pushed = self.requests[worker].push(&self.inbox, &mut *self.links[link], message, from);
-            if let Some(to) = self.hold(pushed)? {
+            let pushed =
+                self.requests[worker].write_message(&self.inbox, &mut *self.links[link], message, from);
+            if let Some(to) = self.mark_lost_on_error(pushed)? {
                 from = to;
                 let posted = self.links[link].post(worker);
-                self.hold(posted)?;
+                self.mark_lost_on_error(posted)?;
             }
             if from == message.len() {
                 return Ok(());
             }
             // Part of the message is in the ring: only the end of the connection may stop the rest.
             self.sleep(Some(worker), None)?;
-            self.take_all()?;
+            self.take_replies()?;
         }
     }
 
     /// Marks the connection as lost if `result` is an error.
-    fn hold<T>(&mut self, result: io::Result<T>) -> Result<T> {
+    fn mark_lost_on_error<T>(&mut self, result: io::Result<T>) -> Result<T> {
         result.map_err(|error| {
-            self.lost = true;
-            Error::Lost(error)
+            self.is_lost = true;
+            ClientError::ConnectionLost(error)
         })
     }
 
-    fn check(&self) -> Result<()> {
-        if self.lost {
-            return Err(Error::Lost(io::ErrorKind::NotConnected.into()));
+    fn check_connected(&self) -> Result<()> {
+        if self.is_lost {
+            return Err(ClientError::ConnectionLost(io::ErrorKind::NotConnected.into()));
         }
         Ok(())
     }
@@ -681,7 +690,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Lost`] if the connection ended.
+    /// Returns [`ClientError::ConnectionLost`] if the connection ended.
     ///
     /// ```
     /// # mod served { include!("../doc/served.rs"); }
@@ -699,7 +708,7 @@ impl Client {
         let mut all = true;
         for link in 0..self.links.len() {
             let flushed = self.links[link].flush();
-            all &= self.hold(flushed)?;
+            all &= self.mark_lost_on_error(flushed)?;
         }
         Ok(all)
     }
@@ -709,10 +718,10 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Database`] if the reply is an error of the database or if no request with
-    /// this ticket is unanswered, [`Error::Busy`] if the server is overloaded,
-    /// [`Error::TimedOut`] if no reply arrived within [`Options::timeout`] (the call may be
-    /// repeated), and [`Error::Lost`] if the connection ended.
+    /// Returns [`ClientError::Database`] if the reply is an error of the database or if no request
+    /// with this ticket is unanswered, [`ClientError::Busy`] if the server is overloaded,
+    /// [`ClientError::TimedOut`] if no reply arrived within [`ClientOptions::timeout`] (the call
+    /// may be repeated), and [`ClientError::ConnectionLost`] if the connection ended.
     ///
     /// ```
     /// # mod served { include!("../doc/served.rs"); }
@@ -728,16 +737,16 @@ impl Client {
     /// ```
     pub fn wait(&mut self, ticket: Ticket) -> Result<Reply> {
         loop {
-            if let Some(at) = self.done.iter().position(|(done, _)| *done == ticket)
-                && let Some((_, reply)) = self.done.remove(at)
+            if let Some(at) = self.completed.iter().position(|(done, _)| *done == ticket)
+                && let Some((_, reply)) = self.completed.remove(at)
             {
-                return answer(reply);
+                return into_result(reply);
             }
             if self.unanswered == 0 {
                 let why = "no request with this ticket is unanswered".to_owned();
-                return Err(sheaf::Error::Invalid { what: "ticket", why }.into());
+                return Err(sheaf::Error::InvalidArgument { argument: "ticket", reason: why }.into());
             }
-            self.collect()?;
+            self.wait_for_any()?;
         }
     }
 
@@ -746,8 +755,9 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::TimedOut`] if no reply arrived within [`Options::timeout`], and
-    /// [`Error::Lost`] if the connection ended. The inner result is that of [`Client::wait`].
+    /// Returns [`ClientError::TimedOut`] if no reply arrived within [`ClientOptions::timeout`], and
+    /// [`ClientError::ConnectionLost`] if the connection ended. The inner result is that of
+    /// [`Client::wait`].
     ///
     /// ```
     /// # mod served { include!("../doc/served.rs"); }
@@ -759,7 +769,7 @@ impl Client {
     ///     client.submit(&users.insert(key, b"value"))?;
     /// }
     /// let mut replies = 0;
-    /// while let Some((_ticket, reply)) = client.next()? {
+    /// while let Some((_ticket, reply)) = client.next_reply()? {
     ///     reply?;
     ///     replies += 1;
     /// }
@@ -767,137 +777,136 @@ impl Client {
     /// # Ok(())
     /// # }
     /// ```
-    #[expect(clippy::should_implement_trait, reason = "an iterator would end for good")]
-    pub fn next(&mut self) -> Result<Option<(Ticket, Result<Reply>)>> {
+    pub fn next_reply(&mut self) -> Result<Option<(Ticket, Result<Reply>)>> {
         loop {
-            if let Some((ticket, reply)) = self.done.pop_front() {
-                return Ok(Some((ticket, answer(reply))));
+            if let Some((ticket, reply)) = self.completed.pop_front() {
+                return Ok(Some((ticket, into_result(reply))));
             }
             if self.unanswered == 0 {
                 return Ok(None);
             }
-            self.collect()?;
+            self.wait_for_any()?;
         }
     }
 
     /// Waits until a reply has arrived.
-    fn collect(&mut self) -> Result<()> {
-        while !self.take_all()? {
+    fn wait_for_any(&mut self) -> Result<()> {
+        while !self.take_replies()? {
             self.sleep(None, self.timeout)?;
         }
         Ok(())
     }
 
     /// Takes all replies that have arrived. Returns whether there were any.
-    fn take_all(&mut self) -> Result<bool> {
-        if let Events::Tcp { appliers, .. } = &mut self.events
-            && !self.replies.iter().any(|replies| replies.ring.has_any(&self.inbox))
+    fn take_replies(&mut self) -> Result<bool> {
+        if let WakeupSource::Tcp { appliers, .. } = &mut self.events
+            && !self.replies.iter().any(|replies| replies.ring.has_record(&self.inbox))
         {
             for applier in appliers {
                 match applier.apply(&mut |_| {}) {
-                    Ok(Applied::End) => self.lost = true,
+                    Ok(ApplyOutcome::Closed) => self.is_lost = true,
                     Ok(_) => {}
                     Err(error) => {
-                        self.lost = true;
-                        return Err(Error::Lost(error));
+                        self.is_lost = true;
+                        return Err(ClientError::ConnectionLost(error));
                     }
                 }
             }
         }
         let mut any = false;
         for index in 0..self.replies.len() {
-            while let Some(whole) = self.take(index)? {
+            while let Some(whole) = self.read_record(index)? {
                 if whole {
                     any = true;
                 }
             }
         }
         if !any {
-            self.check()?;
+            self.check_connected()?;
         }
         Ok(any)
     }
 
     /// Takes a record of a ring. Returns whether it completes a message, or `None` if there is
     /// none.
-    fn take(&mut self, index: usize) -> Result<Option<bool>> {
+    fn read_record(&mut self, index: usize) -> Result<Option<bool>> {
         let replies = &mut self.replies[index];
-        let taken = replies.ring.take(&self.inbox, &mut replies.message).map_err(io::Error::from);
-        let Some(whole) = self.hold(taken)? else { return Ok(None) };
+        let taken = replies.ring.read_record(&self.inbox, &mut replies.message).map_err(io::Error::from);
+        let Some(whole) = self.mark_lost_on_error(taken)? else { return Ok(None) };
         let replies = &mut self.replies[index];
         if replies.message.len() > self.max_message {
-            self.lost = true;
-            return Err(Error::Lost(io::ErrorKind::InvalidData.into()));
+            self.is_lost = true;
+            return Err(ClientError::ConnectionLost(io::ErrorKind::InvalidData.into()));
         }
         let link = if self.links.len() == 1 { 0 } else { index };
-        let told = replies.credit.tell(&mut *self.links[link], replies.ring.head());
+        let told = replies.credit.send_if_due(&mut *self.links[link], replies.ring.head());
         if whole {
             let decoded = Reply::decode(&replies.message);
             replies.message.clear();
-            let (id, reply) = decoded.inspect_err(|_| self.lost = true)?;
+            let (id, reply) = decoded.inspect_err(|_| self.is_lost = true)?;
             self.unanswered = self.unanswered.saturating_sub(1);
-            self.done.push_back((Ticket(id), reply));
+            self.completed.push_back((Ticket(id), reply));
         }
-        if self.hold(told)? {
+        if self.mark_lost_on_error(told)? {
             let reader = if self.replies.len() == 1 { self.agent } else { index };
             let posted = self.links[link].post(reader);
-            self.hold(posted)?;
+            self.mark_lost_on_error(posted)?;
             self.flush()?;
         }
         Ok(Some(whole))
     }
 
     /// Returns true if there is a reason not to sleep: a reply, or room in the ring of `worker`.
-    fn is_awake(&mut self, worker: Option<usize>) -> bool {
+    fn has_work(&mut self, worker: Option<usize>) -> bool {
         let room = worker.is_some_and(|worker| {
             // The push reports the error.
-            self.requests[worker].has_room_for_any(&self.inbox).unwrap_or(true)
+            self.requests[worker].has_room_for_any_record(&self.inbox).unwrap_or(true)
         });
-        room || self.replies.iter().any(|replies| replies.ring.has_any(&self.inbox))
+        room || self.replies.iter().any(|replies| replies.ring.has_record(&self.inbox))
     }
 
     /// Waits until the server has written something. May return early.
     fn sleep(&mut self, worker: Option<usize>, timeout: Option<Timespec>) -> Result<()> {
         let flushed = self.flush()?;
-        if matches!(self.events, Events::Tcp { .. }) {
+        if matches!(self.events, WakeupSource::Tcp { .. }) {
             return self.poll_sockets(flushed, timeout);
         }
         let mut spin = std::mem::take(&mut self.spin);
-        let seen = spin.until(|| self.is_awake(worker));
+        let seen = spin.spin_until(|| self.has_work(worker));
         self.spin = spin;
         if seen {
             return Ok(());
         }
-        let Events::Shared { peer, .. } = &self.events else { return Ok(()) };
+        let WakeupSource::SharedMemory { peer, .. } = &self.events else { return Ok(()) };
         let peer = Arc::clone(peer);
-        let asleep = Asleep::say(&peer, self.asleep);
-        let polled = if self.is_awake(worker) { Ok(()) } else { self.poll_bell(timeout) };
+        let asleep = SleepGuard::set(&peer, self.sleep_flag);
+        let polled = if self.has_work(worker) { Ok(()) } else { self.poll_bell(timeout) };
         drop(asleep);
-        self.spin.slept();
+        self.spin.after_sleep();
         polled
     }
 
     fn poll_bell(&mut self, timeout: Option<Timespec>) -> Result<()> {
-        let Events::Shared { bell, socket, .. } = &self.events else { return Ok(()) };
+        let WakeupSource::SharedMemory { bell, socket, .. } = &self.events else { return Ok(()) };
         let mut polled = [PollFd::new(bell, PollFlags::IN), PollFd::new(socket, PollFlags::RDHUP)];
         let count = poll(&mut polled, timeout)?;
         if polled[1].revents().intersects(PollFlags::HUP | PollFlags::RDHUP | PollFlags::ERR) {
-            self.lost = true; // replies that arrived before are still taken
+            self.is_lost = true; // replies that arrived before are still taken
             return Ok(());
         }
         let mut count_of_rings = [0; 8];
         // Does not block; there may be nothing to read.
         let _ = rustix::io::read(bell, &mut count_of_rings);
-        if count == 0 { Err(Error::TimedOut) } else { Ok(()) }
+        if count == 0 { Err(ClientError::TimedOut) } else { Ok(()) }
     }
 
     fn poll_sockets(&mut self, flushed: bool, timeout: Option<Timespec>) -> Result<()> {
-        let Events::Tcp { sockets, .. } = &self.events else { return Ok(()) };
+        let WakeupSource::Tcp { sockets, .. } = &self.events else { return Ok(()) };
         let events = if flushed { PollFlags::IN } else { PollFlags::IN | PollFlags::OUT };
         let mut polled: Vec<PollFd<'_>> =
             sockets.iter().map(|socket| PollFd::new(&**socket, events)).collect();
         match poll(&mut polled, timeout)? {
-            0 => Err(Error::TimedOut),
+            0 => Err(ClientError::TimedOut),
             _ => Ok(()),
         }
     }
@@ -905,7 +914,7 @@ impl Client {
 
 impl Drop for Client {
     fn drop(&mut self) {
-        if !self.lost {
+        if !self.is_lost {
             let _ = self.flush(); // drop cannot report an error
         }
     }
@@ -920,20 +929,23 @@ fn poll(polled: &mut [PollFd<'_>], timeout: Option<Timespec>) -> Result<usize> {
     }
 }
 
-fn answer(reply: Reply) -> Result<Reply> {
+fn into_result(reply: Reply) -> Result<Reply> {
     match reply {
-        Reply::Busy => Err(Error::Busy),
-        Reply::Failed(error) => Err(Error::Database(error)),
+        Reply::Busy => Err(ClientError::Busy),
+        Reply::Failed(error) => Err(ClientError::Database(error)),
         other => Ok(other),
     }
 }
 
-fn unexpected() -> Error {
-    Error::Lost(io::Error::new(io::ErrorKind::InvalidData, "the reply is of another kind than the request"))
+fn unexpected_reply() -> ClientError {
+    ClientError::ConnectionLost(io::Error::new(
+        io::ErrorKind::InvalidData,
+        "the reply is of another kind than the request",
+    ))
 }
 
 /// Returns the worker that executes a request.
-fn worker_for(request: &Request<'_>, workers: usize, agent: usize) -> usize {
+fn worker_for_request(request: &Request<'_>, workers: usize, agent: usize) -> usize {
     let key = match request {
         Request::Get { key, .. } => Some(*key),
         Request::Write { pair, .. } => Some(pair.key),
@@ -946,5 +958,5 @@ fn worker_for(request: &Request<'_>, workers: usize, agent: usize) -> usize {
         },
         _ => None,
     };
-    key.map_or(agent, |key| worker_of(key, workers))
+    key.map_or(agent, |key| worker_for_key(key, workers))
 }

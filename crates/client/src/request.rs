@@ -9,7 +9,7 @@ use sheaf_flatrpc::message::{Pair, Request};
 /// Keyspace of the server's database. Valid for every client of the server, as long as the server
 /// runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Keyspace {
+pub struct ClientKeyspace {
     pub(crate) number: u32,
     pub(crate) ordered: bool,
 }
@@ -17,12 +17,12 @@ pub struct Keyspace {
 /// Snapshot that the server keeps for this client until it is released or the connection ends.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "the server keeps the snapshot until `Client::release` or the end of the connection"]
-pub struct Snapshot {
+pub struct ClientSnapshot {
     pub(crate) number: u32,
     pub(crate) seq: u64,
 }
 
-impl Snapshot {
+impl ClientSnapshot {
     /// Returns the sequence number of the last commit that the snapshot contains.
     ///
     /// ```
@@ -41,15 +41,15 @@ impl Snapshot {
     }
 }
 
-impl Keyspace {
+impl ClientKeyspace {
     /// Returns true if the engine keeps keys in order.
     ///
     /// ```
     /// # mod served { include!("../doc/served.rs"); }
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let (_served, mut client) = served::start()?;
-    /// assert!(client.keyspace_of("events", "kreon")?.is_ordered());
-    /// assert!(!client.keyspace_of("counters", "flat")?.is_ordered());
+    /// assert!(client.keyspace_with_engine("events", "kreon")?.is_ordered());
+    /// assert!(!client.keyspace_with_engine("counters", "flat")?.is_ordered());
     /// # Ok(())
     /// # }
     /// ```
@@ -92,7 +92,7 @@ impl Keyspace {
     /// # }
     /// ```
     #[must_use]
-    pub fn get_at<'a>(&self, snapshot: &Snapshot, key: &'a [u8]) -> Request<'a> {
+    pub fn get_at<'a>(&self, snapshot: &ClientSnapshot, key: &'a [u8]) -> Request<'a> {
         Request::Get { keyspace: self.number, snapshot: snapshot.number, key }
     }
 
@@ -155,13 +155,13 @@ impl Keyspace {
 /// Changes that are committed atomically. If a key is changed more than once, its last change wins.
 #[derive(Clone, Debug, Default)]
 #[must_use = "a batch changes nothing until `Client::commit`"]
-pub struct Batch<'a> {
+pub struct ClientBatch<'a> {
     durability: Durability,
     expectations: Vec<Pair<'a>>,
     changes: Vec<Pair<'a>>,
 }
 
-impl<'a> Batch<'a> {
+impl<'a> ClientBatch<'a> {
     /// Adds a change that sets `key` to `value`.
     ///
     /// ```
@@ -169,13 +169,18 @@ impl<'a> Batch<'a> {
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let (_served, mut client) = served::start()?;
     /// let (users, mails) = (client.keyspace("users")?, client.keyspace("mails")?);
-    /// let mut batch = sheaf_client::Batch::default();
+    /// let mut batch = sheaf_client::ClientBatch::default();
     /// batch.insert(users, b"ada", b"lovelace").insert(mails, b"ada", b"ada@example.org");
     /// client.commit(&batch)?;
     /// # Ok(())
     /// # }
     /// ```
-    pub fn insert(&mut self, keyspace: Keyspace, key: &'a [u8], value: &'a [u8]) -> &mut Batch<'a> {
+    pub fn insert(
+        &mut self,
+        keyspace: ClientKeyspace,
+        key: &'a [u8],
+        value: &'a [u8],
+    ) -> &mut ClientBatch<'a> {
         self.changes.push(Pair { keyspace: keyspace.number, key, value: Some(value) });
         self
     }
@@ -187,13 +192,13 @@ impl<'a> Batch<'a> {
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let (_served, mut client) = served::start()?;
     /// let users = client.keyspace("users")?;
-    /// let mut batch = sheaf_client::Batch::default();
+    /// let mut batch = sheaf_client::ClientBatch::default();
     /// batch.remove(users, b"ada").remove(users, b"alan");
     /// client.commit(&batch)?;
     /// # Ok(())
     /// # }
     /// ```
-    pub fn remove(&mut self, keyspace: Keyspace, key: &'a [u8]) -> &mut Batch<'a> {
+    pub fn remove(&mut self, keyspace: ClientKeyspace, key: &'a [u8]) -> &mut ClientBatch<'a> {
         self.changes.push(Pair { keyspace: keyspace.number, key, value: None });
         self
     }
@@ -207,14 +212,19 @@ impl<'a> Batch<'a> {
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let (_served, mut client) = served::start()?;
     /// let users = client.keyspace("users")?;
-    /// let mut batch = sheaf_client::Batch::default();
-    /// batch.expect(users, b"ada", None).insert(users, b"ada", b"lovelace");
+    /// let mut batch = sheaf_client::ClientBatch::default();
+    /// batch.expect_value(users, b"ada", None).insert(users, b"ada", b"lovelace");
     /// client.commit(&batch)?;
     /// assert!(client.commit(&batch).is_err()); // `ada` exists by now
     /// # Ok(())
     /// # }
     /// ```
-    pub fn expect(&mut self, keyspace: Keyspace, key: &'a [u8], value: Option<&'a [u8]>) -> &mut Batch<'a> {
+    pub fn expect_value(
+        &mut self,
+        keyspace: ClientKeyspace,
+        key: &'a [u8],
+        value: Option<&'a [u8]>,
+    ) -> &mut ClientBatch<'a> {
         self.expectations.push(Pair { keyspace: keyspace.number, key, value });
         self
     }
@@ -226,13 +236,13 @@ impl<'a> Batch<'a> {
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let (_served, mut client) = served::start()?;
     /// let users = client.keyspace("users")?;
-    /// let mut batch = sheaf_client::Batch::default();
+    /// let mut batch = sheaf_client::ClientBatch::default();
     /// batch.insert(users, b"ada", b"lovelace").durability(sheaf_client::Durability::Sync);
     /// client.commit(&batch)?;
     /// # Ok(())
     /// # }
     /// ```
-    pub fn durability(&mut self, durability: Durability) -> &mut Batch<'a> {
+    pub fn durability(&mut self, durability: Durability) -> &mut ClientBatch<'a> {
         self.durability = durability;
         self
     }
@@ -244,7 +254,7 @@ impl<'a> Batch<'a> {
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let (_served, mut client) = served::start()?;
     /// let users = client.keyspace("users")?;
-    /// let mut batch = sheaf_client::Batch::default();
+    /// let mut batch = sheaf_client::ClientBatch::default();
     /// batch.insert(users, b"ada", b"lovelace");
     /// let ticket = client.submit(&batch.request())?;
     /// client.wait(ticket)?;

@@ -5,52 +5,52 @@ use std::str::FromStr;
 
 use sheaf::{Builder, Database, Keyspace, KeyspaceOptions};
 
-use crate::{Outcome, life, limits, processes, shapes};
+use crate::{CaseResult, lifecycle, limits, processes, workloads};
 
 /// Size of the run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Form {
+pub(crate) enum RunSize {
     /// Part of CI: at most 3 minutes for all cases.
     Short,
     /// Sizes of the required values.
     #[default]
     Full,
-    /// Ten times as long as [`Form::Full`].
+    /// Ten times as long as [`RunSize::Full`].
     Long,
 }
 
-impl FromStr for Form {
+impl FromStr for RunSize {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<Form, String> {
+    fn from_str(text: &str) -> Result<RunSize, String> {
         match text {
-            "short" => Ok(Form::Short),
-            "full" => Ok(Form::Full),
-            "long" => Ok(Form::Long),
+            "short" => Ok(RunSize::Short),
+            "full" => Ok(RunSize::Full),
+            "long" => Ok(RunSize::Long),
             other => Err(format!("unknown form {other}: short, full, long")),
         }
     }
 }
 
-impl Form {
+impl RunSize {
     pub(crate) fn name(self) -> &'static str {
         match self {
-            Form::Short => "short",
-            Form::Full => "full",
-            Form::Long => "long",
+            RunSize::Short => "short",
+            RunSize::Full => "full",
+            RunSize::Long => "long",
         }
     }
 }
 
 /// Engines that keep keys in order.
-pub(crate) const ORDERED: &[&str] = &["flat-ordered", "flex", "kreon", "delsm"];
+pub(crate) const ORDERED_ENGINES: &[&str] = &["flat-ordered", "flex", "kreon", "delsm"];
 /// All engines.
-pub(crate) const ALL: &[&str] = &["flat", "flat-ordered", "flex", "cedrus", "kreon", "delsm"];
+pub(crate) const ALL_ENGINES: &[&str] = &["flat", "flat-ordered", "flex", "cedrus", "kreon", "delsm"];
 /// One run for all engines together.
-pub(crate) const TOGETHER: &[&str] = &["all"];
+pub(crate) const ALL_TOGETHER: &[&str] = &["all"];
 
 /// One load with its figures.
-pub(crate) struct Case {
+pub(crate) struct FieldCase {
     pub(crate) name: &'static str,
     /// Engines that the full form runs the case with.
     pub(crate) engines: &'static [&'static str],
@@ -58,27 +58,27 @@ pub(crate) struct Case {
     pub(crate) short: &'static [&'static str],
     /// Longest run in seconds in the full form.
     pub(crate) deadline_s: u64,
-    pub(crate) run: fn(&Context) -> Outcome,
+    pub(crate) run: fn(&CaseContext) -> CaseResult,
 }
 
 /// Surroundings of one case.
-pub(crate) struct Context {
+pub(crate) struct CaseContext {
     /// Engine under test, or `all`.
     pub(crate) engine: String,
     /// Empty directory of the case; the runner removes it.
     pub(crate) dir: PathBuf,
-    pub(crate) form: Form,
+    pub(crate) form: RunSize,
     /// The command `sheaf`.
     pub(crate) sheaf: PathBuf,
 }
 
-impl Context {
+impl CaseContext {
     /// Returns the value for this form; the long form takes ten times the full value.
     pub(crate) fn size(&self, short: u64, full: u64) -> u64 {
         match self.form {
-            Form::Short => short,
-            Form::Full => full,
-            Form::Long => full * 10,
+            RunSize::Short => short,
+            RunSize::Full => full,
+            RunSize::Long => full * 10,
         }
     }
 
@@ -111,10 +111,10 @@ pub(crate) fn builder(mib: u64) -> Builder {
 }
 
 /// Returns all cases in the order in which they run.
-pub(crate) fn all() -> Vec<Case> {
-    let mut cases = shapes::cases();
+pub(crate) fn all() -> Vec<FieldCase> {
+    let mut cases = workloads::cases();
     cases.extend(limits::cases());
-    cases.extend(life::cases());
+    cases.extend(lifecycle::cases());
     cases.extend(processes::cases());
     cases
 }

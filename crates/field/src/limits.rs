@@ -10,28 +10,28 @@ use std::process::{Command, Stdio};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sheaf::{BackupOptions, Database, KeyspaceOptions};
 
-use crate::Outcome;
-use crate::case::{ALL, Case, Context, Form, TOGETHER, builder};
-use crate::figure::Figure;
+use crate::CaseResult;
+use crate::case::{ALL_ENGINES, ALL_TOGETHER, CaseContext, FieldCase, RunSize, builder};
+use crate::figure::FieldFigure;
 use crate::machine::descriptors;
-use crate::processes::Writer;
+use crate::processes::HolderProcess;
 
 /// Bytes of a value in the loads of this file.
 const VALUE: usize = 1_000;
 /// The user `nobody`, who owns no file of the suite.
 const NOBODY: u32 = 65_534;
 
-pub(crate) fn cases() -> Vec<Case> {
-    let case = |name, engines, short, run| Case { name, engines, short, deadline_s: 1_800, run };
+pub(crate) fn cases() -> Vec<FieldCase> {
+    let case = |name, engines, short, run| FieldCase { name, engines, short, deadline_s: 1_800, run };
     vec![
-        case("descriptors-256", ALL, &["flat"], |context| growing(context, 256)),
-        case("descriptors-1024", ALL, &[], |context| growing(context, 1_024)),
-        case("descriptors-mixed", TOGETHER, TOGETHER, mixed),
-        case("memory-budget", ALL, &["flex"], budgets),
-        case("memory-cgroup", ALL, &[], cgroup),
-        case("file-size-limit", ALL, &["flex", "delsm"], file_size),
-        case("umask", TOGETHER, TOGETHER, umask),
-        case("other-user", TOGETHER, TOGETHER, other_user),
+        case("descriptors-256", ALL_ENGINES, &["flat"], |context| growing_files(context, 256)),
+        case("descriptors-1024", ALL_ENGINES, &[], |context| growing_files(context, 1_024)),
+        case("descriptors-mixed", ALL_TOGETHER, ALL_TOGETHER, mixed_load),
+        case("memory-budget", ALL_ENGINES, &["flex"], memory_budgets),
+        case("memory-cgroup", ALL_ENGINES, &[], cgroup),
+        case("file-size-limit", ALL_ENGINES, &["flex", "delsm"], file_size),
+        case("umask", ALL_TOGETHER, ALL_TOGETHER, umask),
+        case("other-user", ALL_TOGETHER, ALL_TOGETHER, other_user),
     ]
 }
 
@@ -41,7 +41,7 @@ fn limit(resource: Resource, current: u64) -> io::Result<()> {
 }
 
 /// Writes 10 GB by single inserts under a soft limit of `soft` descriptors.
-fn growing(context: &Context, soft: u64) -> Outcome {
+fn growing_files(context: &CaseContext, soft: u64) -> CaseResult {
     limit(Resource::Nofile, soft)?;
     let pairs = context.size(400_000_000, 10_000_000_000).min(10_000_000_000) / VALUE as u64;
     let (db, data) = context.open_data(1_024)?;
@@ -68,24 +68,24 @@ fn growing(context: &Context, soft: u64) -> Outcome {
 }
 
 fn report_descriptors(most: usize, soft: u64) {
-    let figure = Figure::new(format!("descriptors at most, soft limit {soft}"), most as f64, "");
+    let figure = FieldFigure::new(format!("descriptors at most, soft limit {soft}"), most as f64, "");
     figure.at_most(soft as f64 / 2.0).report();
 }
 
 /// 100 keyspaces of all engines with a snapshot, an iterator, a backup and an attached reader.
-fn mixed(context: &Context) -> Outcome {
+fn mixed_load(context: &CaseContext) -> CaseResult {
     const SOFT: u64 = 256;
     limit(Resource::Nofile, SOFT)?;
     let db = context.open(256)?;
     let mut all = Vec::new();
     for number in 0..100 {
-        let engine = ALL[number % ALL.len()];
+        let engine = ALL_ENGINES[number % ALL_ENGINES.len()];
         let options = KeyspaceOptions::default().engine(engine);
         all.push(db.keyspace(&format!("k{number}"), options)?);
     }
     let mut most = 0;
     let pairs = context.size(50_000, 1_000_000).min(1_000_000);
-    let write = |from: u64, most: &mut usize| -> Outcome {
+    let write = |from: u64, most: &mut usize| -> CaseResult {
         for number in from..from + pairs {
             let data = &all[usize::try_from(number)? % all.len()];
             let len = if number % 1_000 == 0 { 200_000 } else { VALUE };
@@ -100,14 +100,14 @@ fn mixed(context: &Context) -> Outcome {
     let snapshot = db.snapshot()?;
     let mut iterator = all[2].iter()?;
     assert!(iterator.next().transpose()?.is_some(), "the keyspace has pairs");
-    let reader = Writer::start("attach", &context.db(), "")?;
+    let reader = HolderProcess::start("attach", &context.db(), "")?;
     write(pairs, &mut most)?;
     db.backup(context.dir.join("backup"), BackupOptions::default())?;
     most = most.max(descriptors()?);
     let seen = snapshot.keyspace("k2")?.iter()?.count();
     assert_eq!(seen as u64, pairs / 100, "the snapshot has the pairs of its time");
     assert_eq!(iterator.count() as u64 + 1, pairs / 100, "and so has the iterator");
-    if !reader.end()?.success() {
+    if !reader.close_stdin()?.success() {
         return Err("the attached reader failed".into());
     }
     drop(snapshot);
@@ -118,8 +118,8 @@ fn mixed(context: &Context) -> Outcome {
 }
 
 /// Loads five times the budget and reads it back.
-fn budgets(context: &Context) -> Outcome {
-    let budgets: &[u64] = if context.form == Form::Short { &[16] } else { &[16, 64] };
+fn memory_budgets(context: &CaseContext) -> CaseResult {
+    let budgets: &[u64] = if context.form == RunSize::Short { &[16] } else { &[16, 64] };
     for &mib in budgets {
         let (db, data) = context.open_data(mib)?;
         let pairs = (mib << 20) * 5 / VALUE as u64;
@@ -140,7 +140,8 @@ fn budgets(context: &Context) -> Outcome {
         db.close()?;
         // Below 64 MiB the README promises twice the budget; the process itself takes the rest.
         let bound = (mib * 2 + 16) as f64;
-        let figure = Figure::new(format!("{mib} MiB: anonymous memory at most"), most as f64 / 1024.0, "MiB");
+        let figure =
+            FieldFigure::new(format!("{mib} MiB: anonymous memory at most"), most as f64 / 1024.0, "MiB");
         figure.at_most(bound).report();
         fs::remove_dir_all(context.db())?;
     }
@@ -156,7 +157,7 @@ fn anonymous_kib() -> io::Result<u64> {
 }
 
 /// Loads and reads inside a memory cgroup of 256 MiB, page cache included.
-fn cgroup(context: &Context) -> Outcome {
+fn cgroup(context: &CaseContext) -> CaseResult {
     const MIB: u64 = 256;
     let Some(group) = enter_cgroup(MIB << 20) else {
         println!("memory-cgroup is left out: this machine permits no memory cgroup");
@@ -167,7 +168,7 @@ fn cgroup(context: &Context) -> Outcome {
     done
 }
 
-fn in_cgroup(context: &Context) -> Outcome {
+fn in_cgroup(context: &CaseContext) -> CaseResult {
     let (db, data) = context.open_data(64)?;
     let pairs = context.size(400_000, 2_000_000).min(2_000_000);
     for number in 0..pairs {
@@ -179,7 +180,7 @@ fn in_cgroup(context: &Context) -> Outcome {
         .sum::<sheaf::Result<u64>>()?;
     drop(data);
     db.close()?;
-    Figure::new("missing pairs", missing as f64, "").at_most(0.0).report();
+    FieldFigure::new("missing pairs", missing as f64, "").at_most(0.0).report();
     Ok(())
 }
 
@@ -215,7 +216,7 @@ fn leave_cgroup(group: &Path) -> io::Result<()> {
 }
 
 /// Writes under `RLIMIT_FSIZE` until an error; reads must go on, and all is there afterwards.
-fn file_size(context: &Context) -> Outcome {
+fn file_size(context: &CaseContext) -> CaseResult {
     const LIMIT: u64 = 1 << 20;
     let (db, data) = context.open_data(64)?;
     data.insert(b"before", b"limit")?;
@@ -232,8 +233,8 @@ fn file_size(context: &Context) -> Outcome {
     if let Some(refusal) = &refusal {
         println!("after {written} pairs: {refusal}");
     }
-    let is_named = refusal.is_none_or(|refusal| matches!(refusal, sheaf::Error::FileLimit { .. }));
-    Figure::new("a refusal is that of the file size", f64::from(u8::from(is_named)), "")
+    let is_named = refusal.is_none_or(|refusal| matches!(refusal, sheaf::Error::FileSizeLimit { .. }));
+    FieldFigure::new("a refusal is that of the file size", f64::from(u8::from(is_named)), "")
         .at_least(1.0)
         .report();
     assert_eq!(data.get(b"before")?.as_deref(), Some(&b"limit"[..]), "reads go on");
@@ -246,38 +247,38 @@ fn file_size(context: &Context) -> Outcome {
         Ok::<_, sheaf::Error>(count + u64::from(data.get(number.to_be_bytes())?.is_some()))
     })?;
     assert!(data.get(b"after")?.is_some(), "writes go on once the limit is raised");
-    Figure::new("pairs lost", (written - count) as f64, "").at_most(0.0).report();
+    FieldFigure::new("pairs lost", (written - count) as f64, "").at_most(0.0).report();
     drop(data);
     Ok(db.close()?)
 }
 
 /// Modes of files under umask 022 and 077: the owner's only.
-fn umask(context: &Context) -> Outcome {
+fn umask(context: &CaseContext) -> CaseResult {
     for mask in [0o022, 0o077] {
         rustix::process::umask(rustix::fs::Mode::from_raw_mode(mask));
         let dir = context.dir.join(format!("{mask:03o}"));
         fs::create_dir(&dir)?;
         let (path, backup, restored) = (dir.join("db"), dir.join("backup"), dir.join("restored"));
         let db = builder(64).open(&path)?;
-        for engine in ALL {
+        for engine in ALL_ENGINES {
             let data = db.keyspace(engine, KeyspaceOptions::default().engine(engine))?;
             data.insert(b"key", vec![1; 100_000])?;
         }
-        let mut wide = wider(&path)?;
+        let mut wide = group_or_other_accessible(&path)?;
         db.backup(&backup, BackupOptions::default())?;
         db.close()?;
         Database::restore(&backup, &restored)?;
         for dir in [&path, &backup, &restored] {
-            wide += wider(dir)?;
+            wide += group_or_other_accessible(dir)?;
         }
-        let figure = Figure::new(format!("umask {mask:03o}: names open to others"), wide as f64, "");
+        let figure = FieldFigure::new(format!("umask {mask:03o}: names open to others"), wide as f64, "");
         figure.at_most(0.0).report();
     }
     Ok(())
 }
 
 /// Counts files and directories below `path` that group or others may use.
-fn wider(path: &Path) -> io::Result<u64> {
+fn group_or_other_accessible(path: &Path) -> io::Result<u64> {
     let meta = fs::symlink_metadata(path)?;
     let is_wide = meta.permissions().mode() & 0o077 != 0;
     if is_wide && path.extension().is_none() {
@@ -286,14 +287,14 @@ fn wider(path: &Path) -> io::Result<u64> {
     let mut count = u64::from(is_wide);
     if meta.is_dir() {
         for entry in fs::read_dir(path)? {
-            count += wider(&entry?.path())?;
+            count += group_or_other_accessible(&entry?.path())?;
         }
     }
     Ok(count)
 }
 
 /// Another user can neither read the database nor hold its lock.
-fn other_user(context: &Context) -> Outcome {
+fn other_user(context: &CaseContext) -> CaseResult {
     if !rustix::process::geteuid().is_root() {
         println!("other-user is left out: it needs root");
         return Ok(());
@@ -306,7 +307,7 @@ fn other_user(context: &Context) -> Outcome {
     done
 }
 
-fn as_nobody(context: &Context, place: &Path) -> Outcome {
+fn as_nobody(context: &CaseContext, place: &Path) -> CaseResult {
     let (program, path) = (place.join("sheaf"), place.join("db"));
     fs::copy(&context.sheaf, &program)?;
     let db = builder(64).open(&path)?;
@@ -324,6 +325,6 @@ fn as_nobody(context: &Context, place: &Path) -> Outcome {
     hold.current_dir("/").stderr(Stdio::null());
     let holds = hold.status().is_ok_and(|status| status.success());
     let count = u64::from(reads) + u64::from(holds);
-    Figure::new("ways in for another user", count as f64, "").at_most(0.0).report();
+    FieldFigure::new("ways in for another user", count as f64, "").at_most(0.0).report();
     Ok(())
 }

@@ -111,8 +111,8 @@ impl Periods {
         true
     }
 
-    /// Returns the operations a second of each of `parts` equal parts. The number of periods must be
-    /// a multiple of `parts`.
+    /// Returns the operations a second of each of `parts` equal parts. The number of periods must
+    /// be a multiple of `parts`.
     pub(crate) fn rates(&self, parts: usize) -> Vec<f64> {
         let periods = self.counts.len() / parts;
         let seconds = self.length.as_secs_f64() * periods as f64;

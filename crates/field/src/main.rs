@@ -25,20 +25,20 @@
 
 mod case;
 mod figure;
-mod life;
+mod lifecycle;
 mod limits;
 mod machine;
 mod processes;
 mod runner;
-mod shapes;
+mod workloads;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use case::{Context, Form};
+use case::{CaseContext, RunSize};
 
 /// Result of a case: an error ends the case and fails it.
-type Outcome = Result<(), Box<dyn std::error::Error>>;
+type CaseResult = Result<(), Box<dyn std::error::Error>>;
 
 const HELP: &str = "\
 Usage: sheaf-field --sheaf PROGRAM [--form short|full|long] [--only A,B] [--engine A,B]
@@ -59,7 +59,7 @@ misses its required value or a case fails.
 #[derive(Debug, Default)]
 pub(crate) struct Arguments {
     sheaf: PathBuf,
-    form: Form,
+    form: RunSize,
     only: Vec<String>,
     engines: Vec<String>,
     dir: PathBuf,
@@ -98,7 +98,7 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let done = match words.first().map(String::as_str) {
-        Some("writer") => processes::writer(&words[1..]).map_err(|e| e.to_string()),
+        Some("writer") => processes::hold_database(&words[1..]).map_err(|e| e.to_string()),
         _ => parse(&words).and_then(run),
     };
     match done {
@@ -124,7 +124,7 @@ fn run(mut arguments: Arguments) -> Result<(), String> {
     let Some(name) = &arguments.case else { return runner::run(&arguments) };
     let case = case::all().into_iter().find(|case| case.name == name.as_str());
     let case = case.ok_or_else(|| format!("there is no case {name}"))?;
-    let context = Context {
+    let context = CaseContext {
         engine: arguments.engines.first().cloned().unwrap_or_default(),
         dir: arguments.dir,
         form: arguments.form,

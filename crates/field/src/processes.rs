@@ -9,29 +9,29 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use sheaf::{Database, KeyspaceOptions};
 
-use crate::Outcome;
-use crate::case::{Case, Context, TOGETHER};
-use crate::figure::Figure;
+use crate::CaseResult;
+use crate::case::{ALL_TOGETHER, CaseContext, FieldCase};
+use crate::figure::FieldFigure;
 
 /// Longest time that a command may take while the owner is stopped, in seconds.
 const STOPPED_LIMIT: f64 = 20.0;
 
-pub(crate) fn cases() -> Vec<Case> {
-    let case = |name, short, run| Case { name, engines: TOGETHER, short, deadline_s: 300, run };
+pub(crate) fn cases() -> Vec<FieldCase> {
+    let case = |name, short, run| FieldCase { name, engines: ALL_TOGETHER, short, deadline_s: 300, run };
     vec![
-        case("commands-together", TOGETHER, together),
-        case("owner-stopped", TOGETHER, stopped),
-        case("owner-killed", TOGETHER, killed),
-        case("interrupted-verbs", TOGETHER, interrupted),
+        case("commands-together", ALL_TOGETHER, run_concurrently),
+        case("owner-stopped", ALL_TOGETHER, run_with_stopped_owner),
+        case("owner-killed", ALL_TOGETHER, run_after_kill),
+        case("interrupted-verbs", ALL_TOGETHER, run_interrupted),
     ]
 }
 
 /// Another process that has a database open.
-pub(crate) struct Writer(Child);
+pub(crate) struct HolderProcess(Child);
 
-impl Writer {
+impl HolderProcess {
     /// Starts a process that does `what` (`open`, `attach`) and waits until it has done so.
-    pub(crate) fn start(what: &str, dir: &Path, engine: &str) -> std::io::Result<Writer> {
+    pub(crate) fn start(what: &str, dir: &Path, engine: &str) -> std::io::Result<HolderProcess> {
         let mut command = Command::new(std::env::current_exe()?);
         command.arg("writer").arg(what).arg(dir).arg(engine);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
@@ -40,7 +40,7 @@ impl Writer {
             BufReader::new(stdout).read_line(&mut line)?;
         }
         match line.trim() {
-            "ready" => Ok(Writer(child)),
+            "ready" => Ok(HolderProcess(child)),
             _ => Err(std::io::Error::other("the other process did not open the database")),
         }
     }
@@ -52,7 +52,7 @@ impl Writer {
     }
 
     /// Closes the stdin of the process, which tells it to end, and waits for its end.
-    pub(crate) fn end(mut self) -> std::io::Result<ExitStatus> {
+    pub(crate) fn close_stdin(mut self) -> std::io::Result<ExitStatus> {
         drop(self.0.stdin.take());
         self.0.wait()
     }
@@ -65,7 +65,7 @@ impl Writer {
 }
 
 /// Body of another process: opens a database and keeps it open until stdin is closed.
-pub(crate) fn writer(words: &[String]) -> Outcome {
+pub(crate) fn hold_database(words: &[String]) -> CaseResult {
     let [what, dir, rest @ ..] = words else { return Err("writer needs a directory".into()) };
     let db = match what.as_str() {
         "attach" => Database::builder().read_only(true).open(dir)?,
@@ -81,7 +81,7 @@ pub(crate) fn writer(words: &[String]) -> Outcome {
     Ok(db.close()?)
 }
 
-fn sheaf(context: &Context, words: &[&str]) -> Command {
+fn sheaf(context: &CaseContext, words: &[&str]) -> Command {
     let mut command = Command::new(&context.sheaf);
     command.args(words).current_dir(&context.dir);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
@@ -89,7 +89,7 @@ fn sheaf(context: &Context, words: &[&str]) -> Command {
 }
 
 /// Runs a command to its end and shows what a failed one said.
-fn is_done(mut command: Command) -> std::io::Result<bool> {
+fn run_to_end(mut command: Command) -> std::io::Result<bool> {
     let output = command.output()?;
     if !output.status.success() {
         print!("{}", String::from_utf8_lossy(&output.stderr));
@@ -97,21 +97,21 @@ fn is_done(mut command: Command) -> std::io::Result<bool> {
     Ok(output.status.success())
 }
 
-fn put(context: &Context, key: &str) -> Command {
+fn put(context: &CaseContext, key: &str) -> Command {
     sheaf(context, &["put", "db", key, "value"])
 }
 
 /// 60 gets beside 60 puts, then 20 puts at once, then 20 readers and 20 writers at once.
-fn together(context: &Context) -> Outcome {
+fn run_concurrently(context: &CaseContext) -> CaseResult {
     let get = || sheaf(context, &["get", "db", "a"]);
-    if !is_done(put(context, "a"))? {
+    if !run_to_end(put(context, "a"))? {
         return Err("the first put failed".into());
     }
     let began = Instant::now();
     let count = |work: Vec<Command>| -> std::io::Result<u64> {
         let mut failed = 0;
         for command in work {
-            failed += u64::from(!is_done(command)?);
+            failed += u64::from(!run_to_end(command)?);
         }
         Ok(failed)
     };
@@ -120,8 +120,8 @@ fn together(context: &Context) -> Outcome {
         let gets = count((0..60).map(|_| get()).collect());
         (gets, puts.join().expect("the thread only runs commands"))
     });
-    Figure::new("failed gets of 60", gets? as f64, "").at_most(0.0).report();
-    Figure::new("failed puts of 60", puts? as f64, "").at_most(0.0).report();
+    FieldFigure::new("failed gets of 60", gets? as f64, "").at_most(0.0).report();
+    FieldFigure::new("failed puts of 60", puts? as f64, "").at_most(0.0).report();
     let at_once = |commands: Vec<Command>| -> std::io::Result<u64> {
         let started: Result<Vec<Child>, _> =
             commands.into_iter().map(|mut command| command.spawn()).collect();
@@ -135,19 +135,19 @@ fn together(context: &Context) -> Outcome {
     };
     let writers = |from: u64| (from..from + 20).map(|n| put(context, &format!("k{n}"))).collect();
     let failed = at_once(writers(100))?;
-    Figure::new("failed puts of 20 at once", failed as f64, "").at_most(0.0).report();
+    FieldFigure::new("failed puts of 20 at once", failed as f64, "").at_most(0.0).report();
     let mut both: Vec<Command> = writers(200);
     both.extend((0..20).map(|_| get()));
     let failed = at_once(both)?;
-    Figure::new("failed of 20 gets and 20 puts at once", failed as f64, "").at_most(0.0).report();
-    Figure::new("all together", began.elapsed().as_secs_f64(), "s").report();
+    FieldFigure::new("failed of 20 gets and 20 puts at once", failed as f64, "").at_most(0.0).report();
+    FieldFigure::new("all together", began.elapsed().as_secs_f64(), "s").report();
     Ok(())
 }
 
 /// Verbs while the owner does not run: each must end, and name the owner.
-fn stopped(context: &Context) -> Outcome {
-    is_done(put(context, "a"))?;
-    let owner = Writer::start("open", &context.db(), "flex")?;
+fn run_with_stopped_owner(context: &CaseContext) -> CaseResult {
+    run_to_end(put(context, "a"))?;
+    let owner = HolderProcess::start("open", &context.db(), "flex")?;
     owner.signal(Signal::STOP)?;
     let pid = owner.0.id().to_string();
     let verbs: [&[&str]; 8] = [
@@ -178,35 +178,35 @@ fn stopped(context: &Context) -> Outcome {
             println!("{}: {} {told}", words.join(" "), output.status);
         }
     }
-    Figure::new("longest verb beside a stopped owner", longest, "s").at_most(STOPPED_LIMIT).report();
-    Figure::new("verbs that do not name the owner", f64::from(unnamed), "").at_most(0.0).report();
+    FieldFigure::new("longest verb beside a stopped owner", longest, "s").at_most(STOPPED_LIMIT).report();
+    FieldFigure::new("verbs that do not name the owner", f64::from(unnamed), "").at_most(0.0).report();
     owner.signal(Signal::CONT)?;
-    let is_read = is_done(sheaf(context, &["get", "db", "a"]))?;
-    Figure::new("read after the owner goes on", f64::from(u8::from(is_read)), "").at_least(1.0).report();
+    let is_read = run_to_end(sheaf(context, &["get", "db", "a"]))?;
+    FieldFigure::new("read after the owner goes on", f64::from(u8::from(is_read)), "").at_least(1.0).report();
     Ok(owner.kill()?)
 }
 
 /// Commands after the owner was killed.
-fn killed(context: &Context) -> Outcome {
-    is_done(put(context, "a"))?;
+fn run_after_kill(context: &CaseContext) -> CaseResult {
+    run_to_end(put(context, "a"))?;
     let mut failed = 0;
     for _ in 0..5 {
-        Writer::start("open", &context.db(), "flex")?.kill()?;
-        failed += u64::from(!is_done(sheaf(context, &["get", "db", "a"]))?);
-        failed += u64::from(!is_done(put(context, "b"))?);
-        failed += u64::from(!is_done(sheaf(context, &["verify", "db"]))?);
+        HolderProcess::start("open", &context.db(), "flex")?.kill()?;
+        failed += u64::from(!run_to_end(sheaf(context, &["get", "db", "a"]))?);
+        failed += u64::from(!run_to_end(put(context, "b"))?);
+        failed += u64::from(!run_to_end(sheaf(context, &["verify", "db"]))?);
     }
-    Figure::new("failed commands after kills", failed as f64, "").at_most(0.0).report();
+    FieldFigure::new("failed commands after kills", failed as f64, "").at_most(0.0).report();
     Ok(())
 }
 
 /// Interrupts verbs at random moments, and runs each again to its end.
-fn interrupted(context: &Context) -> Outcome {
+fn run_interrupted(context: &CaseContext) -> CaseResult {
     let at = |name: &str| context.dir.join(name);
     let lines: String = (0..50_000).map(|n| format!("k{n:08}\tvalue{n:060}\n")).collect();
     fs::write(at("pairs.tsv"), lines)?;
-    is_done(sheaf(context, &["load", "db", "pairs.tsv"]))?;
-    is_done(sheaf(context, &["backup", "db", "backup"]))?;
+    run_to_end(sheaf(context, &["load", "db", "pairs.tsv"]))?;
+    run_to_end(sheaf(context, &["backup", "db", "backup"]))?;
     let verbs: [(&[&str], Option<&str>); 7] = [
         (&["load", "db", "pairs.tsv"], None),
         (&["load", "db", "--sorted", "--replace", "pairs.tsv"], None),
@@ -228,17 +228,17 @@ fn interrupted(context: &Context) -> Outcome {
                     remove(made.map(at))?;
                 }
             }
-            if !is_done(sheaf(context, words))? {
+            if !run_to_end(sheaf(context, words))? {
                 failed += 1;
                 println!("run again: sheaf {}", words.join(" "));
             }
             remove(made.map(at))?;
         }
     }
-    Figure::new("verbs that failed when run again", f64::from(failed), "").at_most(0.0).report();
-    Figure::new("longest end of an interrupted verb", longest, "s").at_most(10.0).report();
-    let is_whole = is_done(sheaf(context, &["verify", "db"]))?;
-    Figure::new("sound afterwards", f64::from(u8::from(is_whole)), "").at_least(1.0).report();
+    FieldFigure::new("verbs that failed when run again", f64::from(failed), "").at_most(0.0).report();
+    FieldFigure::new("longest end of an interrupted verb", longest, "s").at_most(10.0).report();
+    let is_whole = run_to_end(sheaf(context, &["verify", "db"]))?;
+    FieldFigure::new("sound afterwards", f64::from(u8::from(is_whole)), "").at_least(1.0).report();
     Ok(())
 }
 
@@ -252,7 +252,7 @@ fn remove(made: Option<PathBuf>) -> std::io::Result<()> {
 /// Sends `signal` to the command `after` its start. Returns its status and the seconds from the
 /// signal to its end.
 fn interrupt(mut command: Command, signal: Signal, after: Duration) -> std::io::Result<(ExitStatus, f64)> {
-    let child = Writer(command.stderr(Stdio::null()).spawn()?);
+    let child = HolderProcess(command.stderr(Stdio::null()).spawn()?);
     std::thread::sleep(after);
     let _ = child.signal(signal); // it may have ended
     let began = Instant::now();

@@ -17,15 +17,15 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 
 use crate::Arguments;
-use crate::case::{self, Case, Form};
-use crate::figure::Figure;
+use crate::case::{self, FieldCase, RunSize};
+use crate::figure::FieldFigure;
 
 /// Lines of a failed case's stderr that are shown.
 const SHOWN_LINES: usize = 8;
 
 /// Counts of a whole run.
 #[derive(Default)]
-struct Totals {
+struct RunTotals {
     met: u32,
     missed: u32,
 }
@@ -39,14 +39,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), String> {
     let io = |e: std::io::Error| format!("{}: {e}", arguments.dir.display());
     fs::create_dir_all(&arguments.dir).map_err(io)?;
     let dir = arguments.dir.canonicalize().map_err(io)?.join(std::process::id().to_string());
-    let (began, mut totals) = (Instant::now(), Totals::default());
+    let (began, mut totals) = (Instant::now(), RunTotals::default());
     for case in case::all().iter().filter(|case| arguments.selects(case)) {
         for engine in arguments.engines_of(case) {
             run_case(arguments, case, engine, &dir, &mut totals)?;
         }
     }
     let _ = fs::remove_dir_all(&dir);
-    let Totals { met, missed } = totals;
+    let RunTotals { met, missed } = totals;
     println!("\n{met} met, {missed} missed, {} s", began.elapsed().as_secs());
     match (met, missed) {
         (0, 0) => Err("no case was selected; --list prints their names".to_owned()),
@@ -56,40 +56,40 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), String> {
 }
 
 impl Arguments {
-    fn selects(&self, case: &Case) -> bool {
+    fn selects(&self, case: &FieldCase) -> bool {
         self.only.is_empty() || self.only.iter().any(|part| case.name.contains(part.as_str()))
     }
 
-    fn engines_of<'a>(&'a self, case: &'a Case) -> impl Iterator<Item = &'static str> + 'a {
-        let of_form = if self.form == Form::Short { case.short } else { case.engines };
+    fn engines_of<'a>(&'a self, case: &'a FieldCase) -> impl Iterator<Item = &'static str> + 'a {
+        let of_form = if self.form == RunSize::Short { case.short } else { case.engines };
         let is_wanted =
             |engine: &str| self.engines.is_empty() || self.engines.iter().any(|wanted| wanted == engine);
         of_form.iter().copied().filter(move |engine| is_wanted(engine))
     }
 
-    fn deadline(&self, case: &Case) -> Duration {
+    fn deadline(&self, case: &FieldCase) -> Duration {
         Duration::from_secs(match self.form {
-            Form::Short => case.deadline_s.min(120),
-            Form::Full => case.deadline_s,
-            Form::Long => case.deadline_s * 10,
+            RunSize::Short => case.deadline_s.min(120),
+            RunSize::Full => case.deadline_s,
+            RunSize::Long => case.deadline_s * 10,
         })
     }
 }
 
 fn run_case(
     arguments: &Arguments,
-    case: &Case,
+    case: &FieldCase,
     engine: &str,
     dir: &Path,
-    totals: &mut Totals,
+    totals: &mut RunTotals,
 ) -> Result<(), String> {
     let io = |e: std::io::Error| format!("{}: {e}", dir.display());
     fs::create_dir_all(dir).map_err(io)?;
     let began = Instant::now();
     let mut child = start(arguments, case, engine, dir).map_err(io)?;
     let outcome = finish(&mut child, arguments.deadline(case), |line| {
-        let Some(figure) = Figure::parse(line) else { return println!("  {line}") };
-        let is_met = figure.is_met(arguments.form == Form::Short);
+        let Some(figure) = FieldFigure::parse(line) else { return println!("  {line}") };
+        let is_met = figure.is_met(arguments.form == RunSize::Short);
         *(if is_met { &mut totals.met } else { &mut totals.missed }) += 1;
         let name = format!("{} {engine}", case.name);
         println!("{} {name:<28} {figure}", if is_met { "  " } else { "! " });
@@ -104,7 +104,7 @@ fn run_case(
     fs::remove_dir_all(dir).map_err(io)
 }
 
-fn start(arguments: &Arguments, case: &Case, engine: &str, dir: &Path) -> std::io::Result<Child> {
+fn start(arguments: &Arguments, case: &FieldCase, engine: &str, dir: &Path) -> std::io::Result<Child> {
     let mut command = Command::new(std::env::current_exe()?);
     command.args(["--case", case.name, "--engine", engine, "--form", arguments.form.name()]);
     command.arg("--dir").arg(dir).arg("--sheaf").arg(&arguments.sheaf);

@@ -1,19 +1,20 @@
 //! # Memory: words that a peer may write at any time
 //!
-//! A buffer that one side writes into and the other reads, at once and without a lock: mapped into both
-//! processes (shared memory), or kept in ours and written by whoever reads the peer's socket (TCP). Words of
-//! 64 bits, atomic each: what a hostile peer writes while we read is some value, never undefined behaviour.
+//! A buffer that one side writes into and the other reads, at once and without a lock: mapped into
+//! both processes (shared memory), or kept in ours and written by whoever reads the peer's socket
+//! (TCP). Words of 64 bits, atomic each: what a hostile peer writes while we read is some value,
+//! never undefined behaviour.
 //!
 //! ## Invariants
 //!
 //! 1. Words are read and written as relaxed atomics only; no reference into the bytes exists.
-//! 2. A mapped file cannot shrink while it is mapped: it is a memfd that is sealed against that, by us when we
-//!    made it, and checked when we got it. So no access ends in a signal.
+//! 2. A mapped file cannot shrink while it is mapped: it is a memfd that is sealed against that, by
+//!    us when we made it, and checked when we got it. So no access ends in a signal.
 //! 3. Whoever reads copies a thing out before looking at it twice.
 //!
 //! ## Threads
 //!
-//! Any. Order between words comes from [`Memory::publish`] and [`Memory::observe`].
+//! Any. Order between words comes from [`SharedMemory::publish`] and [`SharedMemory::observe`].
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -28,7 +29,7 @@ const MAX_WORDS: usize = 1 << 27;
 
 /// Words shared with a peer.
 #[derive(Debug)]
-pub struct Memory {
+pub struct SharedMemory {
     words: NonNull<AtomicU64>,
     count: usize,
     /// Backs `words` unless they are a mapping.
@@ -37,27 +38,27 @@ pub struct Memory {
 
 // SAFETY:
 // * `words` points at atomics that live as long as `self`, and they are all that is ever accessed.
-unsafe impl Send for Memory {}
+unsafe impl Send for SharedMemory {}
 // SAFETY:
 // * As above: atomics may be shared.
-unsafe impl Sync for Memory {}
+unsafe impl Sync for SharedMemory {}
 
-impl Memory {
+impl SharedMemory {
     /// `count` zeroes of our own.
     #[must_use]
-    pub fn heap(count: usize) -> Memory {
+    pub fn heap(count: usize) -> SharedMemory {
         let heap: Box<[AtomicU64]> = (0..count).map(|_| AtomicU64::new(0)).collect();
         let words = NonNull::from(&*heap).cast();
-        Memory { words, count, heap: Some(heap) }
+        SharedMemory { words, count, heap: Some(heap) }
     }
 
-    /// `count` zeroes in a file without a name that can be handed to another process. With `read_only`, nobody
-    /// but this mapping can ever write it.
-    pub fn create(count: usize, read_only: bool) -> io::Result<(Memory, OwnedFd)> {
+    /// `count` zeroes in a file without a name that can be handed to another process. With
+    /// `read_only`, nobody but this mapping can ever write it.
+    pub fn create(count: usize, read_only: bool) -> io::Result<(SharedMemory, OwnedFd)> {
         let file =
             rustix::fs::memfd_create("sheaf-flatrpc", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         rustix::fs::ftruncate(&file, byte_len(count)? as u64)?;
-        let memory = Memory::map_file(&file, count, ProtFlags::READ | ProtFlags::WRITE)?;
+        let memory = SharedMemory::map_file(&file, count, ProtFlags::READ | ProtFlags::WRITE)?;
         let mut seals = SealFlags::SHRINK | SealFlags::GROW;
         if read_only {
             seals |= SealFlags::FUTURE_WRITE;
@@ -66,18 +67,18 @@ impl Memory {
         Ok((memory, file))
     }
 
-    /// Maps `count` words of a file that [`Memory::create`] made in another process.
-    pub fn map(file: impl AsFd, count: usize, read_only: bool) -> io::Result<Memory> {
+    /// Maps `count` words of a file that [`SharedMemory::create`] made in another process.
+    pub fn map(file: impl AsFd, count: usize, read_only: bool) -> io::Result<SharedMemory> {
         let sealed = rustix::fs::fcntl_get_seals(&file)?.contains(SealFlags::SHRINK);
         let held = u64::try_from(rustix::fs::fstat(&file)?.st_size).unwrap_or(0);
         if !sealed || held < byte_len(count)? as u64 {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "the memory handed over could vanish"));
         }
         let write = if read_only { ProtFlags::empty() } else { ProtFlags::WRITE };
-        Memory::map_file(&file, count, ProtFlags::READ | write)
+        SharedMemory::map_file(&file, count, ProtFlags::READ | write)
     }
 
-    fn map_file(file: impl AsFd, count: usize, prot: ProtFlags) -> io::Result<Memory> {
+    fn map_file(file: impl AsFd, count: usize, prot: ProtFlags) -> io::Result<SharedMemory> {
         let bytes = byte_len(count)?;
         if size_of::<AtomicU64>() != 8 {
             return Err(io::ErrorKind::Unsupported.into()); // a scheduler's atomics, of the heap alone
@@ -87,7 +88,7 @@ impl Memory {
         let start =
             unsafe { rustix::mm::mmap(std::ptr::null_mut(), bytes, prot, MapFlags::SHARED, file, 0) }?;
         let words = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Memory { words, count, heap: None })
+        Ok(SharedMemory { words, count, heap: None })
     }
 
     /// How many words.
@@ -108,7 +109,8 @@ impl Memory {
     pub fn word(&self, at: usize) -> &AtomicU64 {
         assert!(at < self.count, "word {at} of {}", self.count);
         // SAFETY:
-        // * `at` is within the allocation or mapping, which lives as long as `self` (checked above; I2).
+        // * `at` is within the allocation or mapping, which lives as long as `self` (checked above;
+        //   I2).
         // * Mappings start at a page, heaps at an `AtomicU64`: aligned. All bytes are initialized.
         unsafe { self.words.add(at).as_ref() }
     }
@@ -172,11 +174,12 @@ fn byte_len(count: usize) -> io::Result<usize> {
     Ok(count * 8)
 }
 
-impl Drop for Memory {
+impl Drop for SharedMemory {
     fn drop(&mut self) {
         if self.heap.is_none() {
             // SAFETY:
-            // * The range was mapped by `map_file` with this length, and no reference outlives `self`.
+            // * The range was mapped by `map_file` with this length, and no reference outlives
+            //   `self`.
             let unmapped = unsafe { rustix::mm::munmap(self.words.as_ptr().cast(), self.count * 8) };
             debug_assert!(unmapped.is_ok());
         }
@@ -189,9 +192,9 @@ mod tests {
 
     #[test]
     fn bytes_survive_in_both_kinds_of_memory_also_between_two_mappings() {
-        let (ours, file) = Memory::create(1024, false).unwrap();
-        let theirs = Memory::map(&file, 1024, false).unwrap();
-        let heap = Memory::heap(1024);
+        let (ours, file) = SharedMemory::create(1024, false).unwrap();
+        let theirs = SharedMemory::map(&file, 1024, false).unwrap();
+        let heap = SharedMemory::heap(1024);
         for len in 0..40 {
             let bytes: Vec<u8> = (1..=len).collect();
             let mut back = vec![0; usize::from(len)];
@@ -205,21 +208,21 @@ mod tests {
     }
 
     #[test]
-    fn what_is_handed_over_cannot_be_made_shorter() {
-        let (_memory, file) = Memory::create(1024, false).unwrap();
+    fn shared_memory_cannot_be_truncated() {
+        let (_memory, file) = SharedMemory::create(1024, false).unwrap();
         assert!(rustix::fs::ftruncate(&file, 0).is_err());
         let unsealed = rustix::fs::memfd_create("x", MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&unsealed, 8192).unwrap();
-        assert!(Memory::map(&unsealed, 1024, false).is_err());
-        assert!(Memory::map(&file, 4096, false).is_err());
+        assert!(SharedMemory::map(&unsealed, 1024, false).is_err());
+        assert!(SharedMemory::map(&file, 4096, false).is_err());
     }
 
     #[test]
-    fn read_only_memory_can_be_written_by_its_maker_alone() {
-        let (memory, file) = Memory::create(8, true).unwrap();
-        assert!(Memory::map(&file, 8, false).is_err());
+    fn read_only_memory_is_writable_by_its_creator_only() {
+        let (memory, file) = SharedMemory::create(8, true).unwrap();
+        assert!(SharedMemory::map(&file, 8, false).is_err());
         assert!(rustix::io::write(&file, b"x").is_err());
-        let theirs = Memory::map(&file, 8, true).unwrap();
+        let theirs = SharedMemory::map(&file, 8, true).unwrap();
         memory.publish(3, 9);
         assert_eq!(theirs.observe(3), 9);
     }

@@ -1,26 +1,27 @@
 //! # Messages: what a client asks, what it is told
 //!
-//! A message is the payload of one or more records of a ring: a number that the client chose, a kind, and the
-//! kind's fields. docs/format/flatrpc.md has every byte.
+//! A message is the payload of one or more records of a ring: a number that the client chose, a
+//! kind, and the kind's fields. docs/format/flatrpc.md has every byte.
 //!
 //! ## Invariants
 //!
-//! 1. Bytes from the peer are hostile. Decoding is total: any bytes give a message or [`Malformed`]; nothing
-//!    is allocated by a count or a length that the bytes themselves do not back; nothing may be left over.
+//! 1. Bytes from the peer are hostile. Decoding is total: any bytes give a message or
+//!    [`MalformedMessage`]; nothing is allocated by a count or a length that the bytes themselves
+//!    do not back; nothing may be left over.
 //! 2. What is encoded decodes to itself.
 
 use std::ops::Bound;
 
 use sheaf::{Durability, Error};
-use sheaf_base::codec::{Reader, Writer};
-use sheaf_base::fault;
+use sheaf_base::codec::{FieldReader, FieldWriter};
+use sheaf_base::wire_error;
 
 /// Bytes that are no message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not a message: {0}")]
-pub struct Malformed(pub &'static str);
+pub struct MalformedMessage(pub &'static str);
 
-type Result<T, E = Malformed> = std::result::Result<T, E>;
+type Result<T, E = MalformedMessage> = std::result::Result<T, E>;
 
 /// A change within a batch; `None` removes the key.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,7 +36,7 @@ pub struct Pair<'a> {
 
 /// A walk over a range of keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Range<'a> {
+pub struct RangeRequest<'a> {
     /// The number of the keyspace.
     pub keyspace: u32,
     /// The snapshot to look at; 0 for now.
@@ -90,7 +91,7 @@ pub enum Request<'a> {
         changes: Vec<Pair<'a>>,
     },
     /// The pairs of a range.
-    Range(Range<'a>),
+    Range(RangeRequest<'a>),
     /// A snapshot, to be named in later requests.
     Snapshot,
     /// The snapshot is not needed any more.
@@ -154,18 +155,18 @@ const DONE: u8 = 0;
 const VALUE: u8 = 1;
 const MISSING: u8 = 2;
 const PAIRS: u8 = 3;
-const OPENED: u8 = 4;
-const HANDLE: u8 = 5;
+const KEYSPACE_REPLY: u8 = 4;
+const SNAPSHOT_REPLY: u8 = 5;
 const BUSY: u8 = 6;
 const FAILED: u8 = 7;
 
 /// Least bytes of a pair in a batch: keyspace, lengths.
-const LEAST_PAIR: usize = 13;
+const MIN_PAIR_BYTES: usize = 13;
 
 impl Request<'_> {
     /// Appends it to `out` under the number `id`.
     pub fn encode(&self, id: u64, out: &mut Vec<u8>) {
-        let mut out = Encoder(out);
+        let mut out = MessageEncoder(out);
         out.u64(id);
         match self {
             Request::Ping => out.u8(PING),
@@ -218,7 +219,7 @@ impl Request<'_> {
 impl<'a> Request<'a> {
     /// The number and the request in `bytes`.
     pub fn decode(bytes: &'a [u8]) -> Result<(u64, Request<'a>)> {
-        let mut from = Decoder(bytes);
+        let mut from = MessageDecoder(bytes);
         let id = from.u64()?;
         let request = match from.u8()? {
             PING => Request::Ping,
@@ -242,27 +243,27 @@ impl<'a> Request<'a> {
                 let reverse = from.flag()?;
                 let (keyspace, snapshot, limit) = (from.u32()?, from.u32()?, from.u32()?);
                 let (low, high) = (from.bound()?, from.bound()?);
-                Request::Range(Range { keyspace, snapshot, low, high, reverse, limit })
+                Request::Range(RangeRequest { keyspace, snapshot, low, high, reverse, limit })
             }
             SNAPSHOT => Request::Snapshot,
             RELEASE => Request::Release { snapshot: from.u32()? },
             PERSIST => Request::Persist,
-            _ => return Err(Malformed("an unknown request")),
+            _ => return Err(MalformedMessage("an unknown request")),
         };
-        from.end()?;
+        from.finish()?;
         Ok((id, request))
     }
 }
 
 /// Encodes an answer in place of a [`Reply`] that would own what it holds.
-pub struct Answer<'a>(Encoder<'a>);
+pub struct ReplyEncoder<'a>(MessageEncoder<'a>);
 
-impl<'a> Answer<'a> {
+impl<'a> ReplyEncoder<'a> {
     /// An answer to request `id`, appended to `out`.
-    pub fn to(id: u64, out: &'a mut Vec<u8>) -> Answer<'a> {
-        let mut out = Encoder(out);
+    pub fn new(id: u64, out: &'a mut Vec<u8>) -> ReplyEncoder<'a> {
+        let mut out = MessageEncoder(out);
         out.u64(id);
-        Answer(out)
+        ReplyEncoder(out)
     }
 
     /// See [`Reply::Done`].
@@ -284,14 +285,14 @@ impl<'a> Answer<'a> {
 
     /// See [`Reply::Keyspace`].
     pub fn keyspace(mut self, number: u32, ordered: bool) {
-        self.0.u8(OPENED);
+        self.0.u8(KEYSPACE_REPLY);
         self.0.u32(number);
         self.0.u8(u8::from(ordered));
     }
 
     /// See [`Reply::Snapshot`].
     pub fn snapshot(mut self, number: u32, seq: u64) {
-        self.0.u8(HANDLE);
+        self.0.u8(SNAPSHOT_REPLY);
         self.0.u32(number);
         self.0.u64(seq);
     }
@@ -304,45 +305,45 @@ impl<'a> Answer<'a> {
     /// See [`Reply::Failed`].
     pub fn failed(mut self, error: &Error) {
         self.0.u8(FAILED);
-        let mut fields = Writer(Vec::new());
-        fault::encode(error, &mut fields);
+        let mut fields = FieldWriter(Vec::new());
+        wire_error::encode(error, &mut fields);
         self.0.bytes(&fields.0);
     }
 
     /// Pairs, one after the other.
     #[must_use]
-    pub fn pairs(mut self) -> PairsAnswer<'a> {
+    pub fn pairs(mut self) -> PairsEncoder<'a> {
         self.0.u8(PAIRS);
         let head = self.0.0.len();
         self.0.u8(0);
         self.0.u32(0);
-        PairsAnswer { out: self.0.0, head, count: 0 }
+        PairsEncoder { out: self.0.0, head, count: 0 }
     }
 }
 
 /// Pairs of an answer that is being written.
-pub struct PairsAnswer<'a> {
+pub struct PairsEncoder<'a> {
     out: &'a mut Vec<u8>,
     head: usize,
     count: u32,
 }
 
-impl PairsAnswer<'_> {
+impl PairsEncoder<'_> {
     /// Bytes that a pair takes.
     #[must_use]
-    pub fn cost(key: &[u8], value: &[u8]) -> usize {
+    pub fn pair_size(key: &[u8], value: &[u8]) -> usize {
         8 + key.len() + value.len()
     }
 
     /// Bytes of the whole message so far.
     #[must_use]
-    pub fn size(&self) -> usize {
+    pub fn message_bytes(&self) -> usize {
         self.out.len()
     }
 
     /// One more.
     pub fn push(&mut self, key: &[u8], value: &[u8]) {
-        let mut out = Encoder(self.out);
+        let mut out = MessageEncoder(self.out);
         out.bytes(key);
         out.bytes(value);
         self.count += 1;
@@ -355,7 +356,7 @@ impl PairsAnswer<'_> {
     }
 
     /// The end; `more` if the range goes on.
-    pub fn end(self, more: bool) {
+    pub fn finish(self, more: bool) {
         self.out[self.head] = u8::from(more);
         self.out[self.head + 1..self.head + 5].copy_from_slice(&self.count.to_le_bytes());
     }
@@ -364,7 +365,7 @@ impl PairsAnswer<'_> {
 impl Reply {
     /// The number of the request, and the reply to it, in `bytes`.
     pub fn decode(bytes: &[u8]) -> Result<(u64, Reply)> {
-        let mut from = Decoder(bytes);
+        let mut from = MessageDecoder(bytes);
         let id = from.u64()?;
         let reply = match from.u8()? {
             DONE => Reply::Done { seq: from.u64()? },
@@ -379,21 +380,21 @@ impl Reply {
                 }
                 Reply::Pairs { pairs, more }
             }
-            OPENED => Reply::Keyspace { number: from.u32()?, ordered: from.flag()? },
-            HANDLE => Reply::Snapshot { number: from.u32()?, seq: from.u64()? },
+            KEYSPACE_REPLY => Reply::Keyspace { number: from.u32()?, ordered: from.flag()? },
+            SNAPSHOT_REPLY => Reply::Snapshot { number: from.u32()?, seq: from.u64()? },
             BUSY => Reply::Busy,
-            FAILED => Reply::Failed(error_of(from.bytes()?)?),
-            _ => return Err(Malformed("an unknown reply")),
+            FAILED => Reply::Failed(decode_error(from.bytes()?)?),
+            _ => return Err(MalformedMessage("an unknown reply")),
         };
-        from.end()?;
+        from.finish()?;
         Ok((id, reply))
     }
 }
 
 /// Appends numbers and bytes.
-pub(crate) struct Encoder<'a>(pub(crate) &'a mut Vec<u8>);
+pub(crate) struct MessageEncoder<'a>(pub(crate) &'a mut Vec<u8>);
 
-impl Encoder<'_> {
+impl MessageEncoder<'_> {
     pub(crate) fn u8(&mut self, number: u8) {
         self.0.push(number);
     }
@@ -406,7 +407,8 @@ impl Encoder<'_> {
         self.0.extend_from_slice(&number.to_le_bytes());
     }
 
-    /// Bytes behind their length. What is longer than a message can be is cut: the receiver refuses it.
+    /// Bytes behind their length. What is longer than a message can be is cut: the receiver refuses
+    /// it.
     pub(crate) fn bytes(&mut self, bytes: &[u8]) {
         self.u32(u32::try_from(bytes.len()).unwrap_or(u32::MAX));
         self.0.extend_from_slice(bytes);
@@ -441,18 +443,18 @@ impl Encoder<'_> {
     }
 }
 
-fn error_of(bytes: &[u8]) -> Result<Error, Malformed> {
-    let mut fields = Reader::new(bytes);
-    let error = fault::decode(&mut fields).and_then(|error| fields.finish().map(|()| error));
-    error.map_err(|_| Malformed("not an error"))
+fn decode_error(bytes: &[u8]) -> Result<Error, MalformedMessage> {
+    let mut fields = FieldReader::new(bytes);
+    let error = wire_error::decode(&mut fields).and_then(|error| fields.finish().map(|()| error));
+    error.map_err(|_| MalformedMessage("not an error"))
 }
 
 /// Reads numbers and bytes, as far as there are any.
-pub(crate) struct Decoder<'a>(pub(crate) &'a [u8]);
+pub(crate) struct MessageDecoder<'a>(pub(crate) &'a [u8]);
 
-impl<'a> Decoder<'a> {
+impl<'a> MessageDecoder<'a> {
     fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
-        let (head, rest) = self.0.split_first_chunk::<N>().ok_or(Malformed("it ends too early"))?;
+        let (head, rest) = self.0.split_first_chunk::<N>().ok_or(MalformedMessage("it ends too early"))?;
         self.0 = rest;
         Ok(*head)
     }
@@ -470,29 +472,29 @@ impl<'a> Decoder<'a> {
     }
 
     pub(crate) fn bytes(&mut self) -> Result<&'a [u8]> {
-        let len = usize::try_from(self.u32()?).map_err(|_| Malformed("a length beyond memory"))?;
-        let (head, rest) = self.0.split_at_checked(len).ok_or(Malformed("it ends too early"))?;
+        let len = usize::try_from(self.u32()?).map_err(|_| MalformedMessage("a length beyond memory"))?;
+        let (head, rest) = self.0.split_at_checked(len).ok_or(MalformedMessage("it ends too early"))?;
         self.0 = rest;
         Ok(head)
     }
 
     pub(crate) fn text(&mut self) -> Result<&'a str> {
-        std::str::from_utf8(self.bytes()?).map_err(|_| Malformed("a text that is not UTF-8"))
+        std::str::from_utf8(self.bytes()?).map_err(|_| MalformedMessage("a text that is not UTF-8"))
     }
 
     pub(crate) fn flag(&mut self) -> Result<bool> {
         match self.u8()? {
             0 => Ok(false),
             1 => Ok(true),
-            _ => Err(Malformed("a flag that is neither 0 nor 1")),
+            _ => Err(MalformedMessage("a flag that is neither 0 nor 1")),
         }
     }
 
     /// A count of things of at least `least` bytes each, which are there.
     fn count(&mut self, least: usize) -> Result<usize> {
-        let count = usize::try_from(self.u32()?).map_err(|_| Malformed("a count beyond memory"))?;
+        let count = usize::try_from(self.u32()?).map_err(|_| MalformedMessage("a count beyond memory"))?;
         if count > self.0.len() / least {
-            return Err(Malformed("a count of more than there is"));
+            return Err(MalformedMessage("a count of more than there is"));
         }
         Ok(count)
     }
@@ -506,25 +508,25 @@ impl<'a> Decoder<'a> {
             0 => Ok(Bound::Unbounded),
             1 => Ok(Bound::Included(self.bytes()?)),
             2 => Ok(Bound::Excluded(self.bytes()?)),
-            _ => Err(Malformed("an unknown bound")),
+            _ => Err(MalformedMessage("an unknown bound")),
         }
     }
 
     fn pairs(&mut self) -> Result<Vec<Pair<'a>>> {
-        let count = self.count(LEAST_PAIR)?;
+        let count = self.count(MIN_PAIR_BYTES)?;
         let mut pairs = Vec::with_capacity(count);
         for _ in 0..count {
             let (keyspace, has_value) = (self.u32()?, self.flag()?);
             let (key, value) = (self.bytes()?, self.bytes()?);
             if !has_value && !value.is_empty() {
-                return Err(Malformed("a value of what has none"));
+                return Err(MalformedMessage("a value of what has none"));
             }
             pairs.push(Pair { keyspace, key, value: has_value.then_some(value) });
         }
         Ok(pairs)
     }
 
-    fn end(&self) -> Result<()> {
-        if self.0.is_empty() { Ok(()) } else { Err(Malformed("something is left over")) }
+    fn finish(&self) -> Result<()> {
+        if self.0.is_empty() { Ok(()) } else { Err(MalformedMessage("something is left over")) }
     }
 }

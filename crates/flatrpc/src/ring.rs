@@ -1,8 +1,9 @@
 //! # Rings: messages written into the peer's memory
 //!
-//! Each side of a connection has an *inbox*: memory that the peer writes and it reads. An inbox holds the
-//! rings that come in, and for each ring that goes out the *credit*: how far the peer has read it. So both
-//! directions need nothing but writes into the peer's memory, which is what RDMA calls one-sided.
+//! Each side of a connection has an *inbox*: memory that the peer writes and it reads. An inbox
+//! holds the rings that come in, and for each ring that goes out the *credit*: how far the peer has
+//! read it. So both directions need nothing but writes into the peer's memory, which is what RDMA
+//! calls one-sided.
 //!
 //! ## Picture
 //!
@@ -20,28 +21,29 @@
 //!   record = header word (length, more) + payload, filled up to whole words; it may wrap around
 //! ```
 //!
-//! A message that does not fit into a quarter of a ring goes as several records. Heads and tails count words
-//! from the start of the session and never wrap.
+//! A message that does not fit into a quarter of a ring goes as several records. Heads and tails
+//! count words from the start of the session and never wrap.
 //!
 //! ## Invariants
 //!
-//! 1. One writer and one reader a ring. Each keeps its own position in its own memory; what the peer says
-//!    about its position is read once, and checked before it is used.
+//! 1. One writer and one reader a ring. Each keeps its own position in its own memory; what the
+//!    peer says about its position is read once, and checked before it is used.
 //! 2. The tail moves past a record after the record is written, over whole records only.
-//! 3. A reader returns credit before a quarter of the ring is withheld, so a writer that waits for room for a
-//!    record (at most a quarter) is never left waiting.
+//! 3. A reader returns credit before a quarter of the ring is withheld, so a writer that waits for
+//!    room for a record (at most a quarter) is never left waiting.
 //!
 //! ## Costs
 //!
-//! A push is a copy and two stores; a take is a load, a copy; every eighth of a ring a store for the credit.
+//! A push is a copy and two stores; a take is a load, a copy; every eighth of a ring a store for
+//! the credit.
 
 use std::io;
 
-use crate::link::Link;
-use crate::memory::Memory;
+use crate::link::PeerLink;
+use crate::memory::SharedMemory;
 
 /// Words of a cache line: counters do not share one.
-const LINE: usize = 8;
+const CACHE_LINE_WORDS: usize = 8;
 /// Smallest and largest ring, in words.
 pub const MIN_RING: u64 = 64;
 /// See [`MIN_RING`].
@@ -49,22 +51,22 @@ pub const MAX_RING: u64 = 1 << 22;
 /// Most rings of an inbox.
 pub const MAX_RINGS: usize = 64;
 /// Bit of a record's header: the message goes on in the next record.
-const MORE: u64 = 1 << 32;
+const CONTINUED: u64 = 1 << 32;
 
 /// The peer broke the rules of the rings; nothing it says can be believed any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the peer broke the protocol: {0}")]
-pub struct Violation(pub &'static str);
+pub struct ProtocolViolation(pub &'static str);
 
-impl From<Violation> for io::Error {
-    fn from(violation: Violation) -> io::Error {
+impl From<ProtocolViolation> for io::Error {
+    fn from(violation: ProtocolViolation) -> io::Error {
         io::Error::new(io::ErrorKind::InvalidData, violation)
     }
 }
 
 /// Where things are in an inbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Layout {
+pub struct InboxLayout {
     /// Rings that come in.
     incoming: usize,
     /// Rings that go out, whose credits come in.
@@ -73,20 +75,20 @@ pub struct Layout {
     ring: u64,
 }
 
-impl Layout {
+impl InboxLayout {
     /// The layout for so many rings of `ring` words each; `None` beyond the limits.
     #[must_use]
-    pub fn new(incoming: usize, outgoing: usize, ring: u64) -> Option<Layout> {
+    pub fn new(incoming: usize, outgoing: usize, ring: u64) -> Option<InboxLayout> {
         let counts = 1..=MAX_RINGS;
         let fits = counts.contains(&incoming) && counts.contains(&outgoing);
         let fits = fits && (MIN_RING..=MAX_RING).contains(&ring) && ring.is_power_of_two();
-        fits.then_some(Layout { incoming, outgoing, ring })
+        fits.then_some(InboxLayout { incoming, outgoing, ring })
     }
 
     /// The layout of the peer's inbox.
     #[must_use]
-    pub fn of_peer(self) -> Layout {
-        Layout { incoming: self.outgoing, outgoing: self.incoming, ring: self.ring }
+    pub fn of_peer(self) -> InboxLayout {
+        InboxLayout { incoming: self.outgoing, outgoing: self.incoming, ring: self.ring }
     }
 
     /// Words of the inbox.
@@ -98,32 +100,33 @@ impl Layout {
     /// The ring whose tail the word at `at` is.
     #[must_use]
     pub fn ring_of_tail(self, at: usize) -> Option<usize> {
-        (at.is_multiple_of(LINE) && at / LINE < self.incoming).then_some(at / LINE)
+        (at.is_multiple_of(CACHE_LINE_WORDS) && at / CACHE_LINE_WORDS < self.incoming)
+            .then_some(at / CACHE_LINE_WORDS)
     }
 
     fn tail(self, ring: usize) -> usize {
-        ring * LINE
+        ring * CACHE_LINE_WORDS
     }
 
     fn head(self, ring: usize) -> usize {
-        (self.incoming + ring) * LINE
+        (self.incoming + ring) * CACHE_LINE_WORDS
     }
 
     /// Where the peer says that it waits for an event.
     #[must_use]
-    pub fn asleep(self) -> usize {
-        (self.incoming + self.outgoing) * LINE
+    pub fn sleep_flag(self) -> usize {
+        (self.incoming + self.outgoing) * CACHE_LINE_WORDS
     }
 
     fn data(self, ring: usize) -> usize {
         let size = usize::try_from(self.ring).expect("checked in `new`");
-        self.asleep() + LINE + ring * size
+        self.sleep_flag() + CACHE_LINE_WORDS + ring * size
     }
 }
 
 /// The end of a ring that writes.
 #[derive(Debug)]
-pub struct Outgoing {
+pub struct RingWriter {
     tail_at: usize,
     data_at: usize,
     credit_at: usize,
@@ -134,13 +137,13 @@ pub struct Outgoing {
     record: Vec<u8>,
 }
 
-impl Outgoing {
+impl RingWriter {
     /// The ring `index` that goes out, where `ours` is the layout of our inbox.
     #[must_use]
-    pub fn new(ours: Layout, index: usize) -> Outgoing {
+    pub fn new(ours: InboxLayout, index: usize) -> RingWriter {
         assert!(index < ours.outgoing);
         let theirs = ours.of_peer();
-        Outgoing {
+        RingWriter {
             tail_at: theirs.tail(index),
             data_at: theirs.data(index),
             credit_at: ours.head(index),
@@ -152,42 +155,43 @@ impl Outgoing {
     }
 
     /// Longest payload of one record.
-    fn most(&self) -> usize {
+    fn max_payload(&self) -> usize {
         usize::try_from(self.size / 4 - 1).expect("rings are small") * 8
     }
 
     /// Whether a record of `words` fits now, after another look at the credit if need be.
-    fn has_room(&mut self, inbox: &Memory, words: u64) -> Result<bool, Violation> {
+    fn has_room(&mut self, inbox: &SharedMemory, words: u64) -> Result<bool, ProtocolViolation> {
         if self.tail - self.head + words <= self.size {
             return Ok(true);
         }
         let head = inbox.observe(self.credit_at);
         if head < self.head || head > self.tail {
-            return Err(Violation("a credit for what was not sent"));
+            return Err(ProtocolViolation("a credit for what was not sent"));
         }
         self.head = head;
         Ok(self.tail - self.head + words <= self.size)
     }
 
-    /// Writes as much of `message` from byte `from` on as there is room for, and returns how far it came: the
-    /// message is out once that is its length. `None`: there is no room for any of it now.
-    pub fn push(
+    /// Writes as much of `message` from byte `from` on as there is room for, and returns how far it
+    /// came: the message is out once that is its length. `None`: there is no room for any of it
+    /// now.
+    pub fn write_message(
         &mut self,
-        inbox: &Memory,
-        link: &mut dyn Link,
+        inbox: &SharedMemory,
+        link: &mut dyn PeerLink,
         message: &[u8],
         from: usize,
     ) -> io::Result<Option<usize>> {
         let mut from = from;
         let mut written = None;
         loop {
-            let part = &message[from..message.len().min(from + self.most())];
+            let part = &message[from..message.len().min(from + self.max_payload())];
             let words = 1 + part.len().div_ceil(8) as u64;
             if !self.has_room(inbox, words)? {
                 break;
             }
             let more = from + part.len() < message.len();
-            self.write(link, part, words, more)?;
+            self.write_record(link, part, words, more)?;
             from += part.len();
             written = Some(from);
             if !more {
@@ -200,12 +204,18 @@ impl Outgoing {
         Ok(written)
     }
 
-    fn write(&mut self, link: &mut dyn Link, part: &[u8], words: u64, more: bool) -> io::Result<()> {
+    fn write_record(
+        &mut self,
+        link: &mut dyn PeerLink,
+        part: &[u8],
+        words: u64,
+        more: bool,
+    ) -> io::Result<()> {
         self.record.clear();
-        let header = part.len() as u64 | if more { MORE } else { 0 };
+        let header = part.len() as u64 | if more { CONTINUED } else { 0 };
         self.record.extend_from_slice(&header.to_le_bytes());
         self.record.extend_from_slice(part);
-        let (first, until_end) = place(self.tail, self.size);
+        let (first, until_end) = ring_position(self.tail, self.size);
         let cut = self.record.len().min(until_end * 8);
         link.write(self.data_at + first, &self.record[..cut])?;
         if cut < self.record.len() {
@@ -216,13 +226,13 @@ impl Outgoing {
     }
 
     /// Whether there is room for any record.
-    pub fn has_room_for_any(&mut self, inbox: &Memory) -> Result<bool, Violation> {
+    pub fn has_room_for_any_record(&mut self, inbox: &SharedMemory) -> Result<bool, ProtocolViolation> {
         self.has_room(inbox, self.size / 4)
     }
 }
 
 /// Word in the ring, and how many words are left to its end.
-fn place(position: u64, size: u64) -> (usize, usize) {
+fn ring_position(position: u64, size: u64) -> (usize, usize) {
     let first = position & (size - 1);
     (
         usize::try_from(first).expect("rings are small"),
@@ -232,7 +242,7 @@ fn place(position: u64, size: u64) -> (usize, usize) {
 
 /// The end of a ring that reads.
 #[derive(Debug)]
-pub struct Incoming {
+pub struct RingReader {
     tail_at: usize,
     data_at: usize,
     credit_at: usize,
@@ -242,12 +252,12 @@ pub struct Incoming {
     tail: u64,
 }
 
-impl Incoming {
+impl RingReader {
     /// The ring `index` that comes in, where `ours` is the layout of our inbox.
     #[must_use]
-    pub fn new(ours: Layout, index: usize) -> Incoming {
+    pub fn new(ours: InboxLayout, index: usize) -> RingReader {
         assert!(index < ours.incoming);
-        Incoming {
+        RingReader {
             tail_at: ours.tail(index),
             data_at: ours.data(index),
             credit_at: ours.of_peer().head(index),
@@ -260,30 +270,34 @@ impl Incoming {
     /// Whether there is something to take.
     #[inline]
     #[must_use]
-    pub fn has_any(&self, inbox: &Memory) -> bool {
+    pub fn has_record(&self, inbox: &SharedMemory) -> bool {
         self.tail != self.head || inbox.observe(self.tail_at) != self.head
     }
 
-    /// Appends the payload of the next record to `message`. `None`: there is none. True: the message is whole;
-    /// false: it goes on in the next record.
+    /// Appends the payload of the next record to `message`. `None`: there is none. True: the
+    /// message is whole; false: it goes on in the next record.
     #[inline]
-    pub fn take(&mut self, inbox: &Memory, message: &mut Vec<u8>) -> Result<Option<bool>, Violation> {
+    pub fn read_record(
+        &mut self,
+        inbox: &SharedMemory,
+        message: &mut Vec<u8>,
+    ) -> Result<Option<bool>, ProtocolViolation> {
         if self.tail == self.head {
             let tail = inbox.observe(self.tail_at);
             if tail == self.head {
                 return Ok(None);
             }
             if tail < self.head || tail - self.head > self.size {
-                return Err(Violation("a tail beyond the ring"));
+                return Err(ProtocolViolation("a tail beyond the ring"));
             }
             self.tail = tail;
         }
-        let (first, until_end) = place(self.head, self.size);
+        let (first, until_end) = ring_position(self.head, self.size);
         let header = inbox.word(self.data_at + first).load(std::sync::atomic::Ordering::Relaxed);
-        let len = header & !MORE;
+        let len = header & !CONTINUED;
         let words = 1 + len.div_ceil(8);
-        if len >= MORE || words > self.tail - self.head || words > self.size / 4 {
-            return Err(Violation("a record longer than what was written"));
+        if len >= CONTINUED || words > self.tail - self.head || words > self.size / 4 {
+            return Err(ProtocolViolation("a record longer than what was written"));
         }
         let len = usize::try_from(len).expect("checked against the ring");
         let old = message.len();
@@ -293,7 +307,7 @@ impl Incoming {
         inbox.load(self.data_at + if cut == 0 { 0 } else { first + 1 }, near);
         inbox.load(self.data_at, far);
         self.head += words;
-        Ok(Some(header & MORE == 0))
+        Ok(Some(header & CONTINUED == 0))
     }
 
     /// How far it was read.
@@ -304,33 +318,33 @@ impl Incoming {
 
     /// Where the peer wants to hear how far.
     #[must_use]
-    pub fn credit(&self) -> Credit {
-        Credit { at: self.credit_at, every: self.size / 8, told: 0 }
+    pub fn credit(&self) -> RingCredit {
+        RingCredit { at: self.credit_at, interval: self.size / 8, sent_head: 0 }
     }
 }
 
 /// What the peer was told about how far its ring was read.
 #[derive(Debug)]
-pub struct Credit {
+pub struct RingCredit {
     at: usize,
-    every: u64,
-    told: u64,
+    interval: u64,
+    sent_head: u64,
 }
 
-impl Credit {
+impl RingCredit {
     /// Whether the peer should hear of `head`.
     #[must_use]
     pub fn is_due(&self, head: u64) -> bool {
-        head - self.told >= self.every
+        head - self.sent_head >= self.interval
     }
 
     /// Tells the peer if it is due; whether it did.
-    pub fn tell(&mut self, link: &mut dyn Link, head: u64) -> io::Result<bool> {
+    pub fn send_if_due(&mut self, link: &mut dyn PeerLink, head: u64) -> io::Result<bool> {
         if !self.is_due(head) {
             return Ok(false);
         }
         link.write(self.at, &head.to_le_bytes())?;
-        self.told = head;
+        self.sent_head = head;
         Ok(true)
     }
 }

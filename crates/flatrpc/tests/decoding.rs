@@ -1,5 +1,5 @@
-//! What is encoded decodes to itself, and any bytes decode to something or to an error: never a panic, never
-//! memory by an unchecked count.
+//! What is encoded decodes to itself, and any bytes decode to something or to an error: never a
+//! panic, never memory by an unchecked count.
 
 use std::ops::Bound;
 use std::path::PathBuf;
@@ -7,8 +7,10 @@ use std::path::PathBuf;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use sheaf::{Damage, Durability, Error};
-use sheaf_flatrpc::hello::{FIXED, Hello, Join, Mode, Status, Welcome};
-use sheaf_flatrpc::message::{Answer, Pair, Range, Reply, Request};
+use sheaf_flatrpc::handshake::{
+    ClientHello, HELLO_BYTES, HandshakeStatus, ReplyMode, ServerHello, SessionJoin,
+};
+use sheaf_flatrpc::message::{Pair, RangeRequest, Reply, ReplyEncoder, Request};
 
 type OwnedPair = (u32, Vec<u8>, Option<Vec<u8>>);
 
@@ -35,7 +37,7 @@ fn bound(kind: u8, key: &[u8]) -> Bound<&[u8]> {
     }
 }
 
-fn comes_back(id: u64, request: &Request<'_>) {
+fn assert_round_trip(id: u64, request: &Request<'_>) {
     let mut encoded = Vec::new();
     request.encode(id, &mut encoded);
     let decoded = Request::decode(&encoded).expect("what was encoded decodes");
@@ -54,7 +56,7 @@ proptest! {
     fn any_bytes_are_a_request_or_an_error(bytes in vec(any::<u8>(), 0..200)) {
         let _ = Request::decode(&bytes);
         let _ = Reply::decode(&bytes);
-        let _ = Hello::decode(&bytes);
+        let _ = ClientHello::decode(&bytes);
     }
 
     #[test]
@@ -69,7 +71,7 @@ proptest! {
     }
 
     #[test]
-    fn a_spoilt_message_is_another_or_an_error(
+    fn a_corrupted_message_decodes_or_is_an_error(
         expectations in pairs(), changes in pairs(), at in any::<prop::sample::Index>(), to in any::<u8>()
     ) {
         let request = Request::Batch {
@@ -83,7 +85,7 @@ proptest! {
     }
 
     #[test]
-    fn requests_come_back(
+    fn requests_survive_a_round_trip(
         id in any::<u64>(), numbers in any::<(u32, u32, u32)>(), key in bytes(), value in bytes(),
         expectations in pairs(), changes in pairs(), kinds in (0u8..3, 0u8..3), reverse in any::<bool>()
     ) {
@@ -96,43 +98,43 @@ proptest! {
             Request::Write { pair: Pair { keyspace, key: &key, value: Some(&value) }, durability },
             Request::Write { pair: Pair { keyspace, key: &key, value: None }, durability },
             Request::Batch { durability, expectations: borrow(&expectations), changes: borrow(&changes) },
-            Request::Range(Range {
+            Request::Range(RangeRequest {
                 keyspace, snapshot, low: bound(kinds.0, &key), high: bound(kinds.1, &value), reverse, limit,
             }),
         ] {
-            comes_back(id, &request);
+            assert_round_trip(id, &request);
         }
     }
 
     #[test]
-    fn hellos_come_back(token in vec(any::<u8>(), 0..256), join in any::<Option<(u64, u128, u32)>>()) {
-        let join = join.map(|(session, secret, worker)| Join { session, secret, worker });
-        let hello = Hello { mode: Mode::AllToAll, join, token };
+    fn hellos_survive_a_round_trip(token in vec(any::<u8>(), 0..256), join in any::<Option<(u64, u128, u32)>>()) {
+        let join = join.map(|(session, secret, worker)| SessionJoin { session, secret, worker });
+        let hello = ClientHello { mode: ReplyMode::AllToAll, join, token };
         let encoded = hello.encode();
         for cut in 0..encoded.len() {
-            prop_assert_eq!(Hello::decode(&encoded[..cut]), Ok(None));
+            prop_assert_eq!(ClientHello::decode(&encoded[..cut]), Ok(None));
         }
-        prop_assert_eq!(Hello::decode(&encoded), Ok(Some(hello)));
+        prop_assert_eq!(ClientHello::decode(&encoded), Ok(Some(hello)));
     }
 
     #[test]
-    fn any_welcome_is_one_or_an_error(bytes in vec(any::<u8>(), FIXED)) {
-        let mut bytes: [u8; FIXED] = bytes.try_into().expect("as long");
-        let _ = Welcome::decode(&bytes);
+    fn any_server_hello_decodes_or_is_an_error(bytes in vec(any::<u8>(), HELLO_BYTES)) {
+        let mut bytes: [u8; HELLO_BYTES] = bytes.try_into().expect("as long");
+        let _ = ServerHello::decode(&bytes);
         bytes[..8].copy_from_slice(b"SHEAFRPC");
-        let _ = Welcome::decode(&bytes);
+        let _ = ServerHello::decode(&bytes);
     }
 }
 
 #[test]
-fn a_hello_of_another_version_is_told_ours() {
-    let mut encoded = Hello { mode: Mode::Agent, join: None, token: Vec::new() }.encode();
+fn a_hello_of_another_version_gets_the_supported_version() {
+    let mut encoded = ClientHello { mode: ReplyMode::Agent, join: None, token: Vec::new() }.encode();
     encoded[8] = 9;
-    assert_eq!(Hello::decode(&encoded), Err(Status::Version));
+    assert_eq!(ClientHello::decode(&encoded), Err(HandshakeStatus::Version));
 }
 
 #[test]
-fn errors_of_the_contract_travel_as_they_are() {
+fn database_errors_survive_a_round_trip() {
     let path = || PathBuf::from("/some/where");
     let name = || "users".to_owned();
     let damages = [
@@ -142,10 +144,10 @@ fn errors_of_the_contract_travel_as_they_are() {
         Damage::BadField { field: "kind", value: 5 },
         Damage::Foreign { field: "store", expected: u128::MAX, got: 6 },
         Damage::MissingCommits { first_missing: 7, durable: 8 },
-        Damage::Short { got: 9, expected: 10 },
+        Damage::Truncated { got: 9, expected: 10 },
     ];
     let mut errors: Vec<Error> =
-        damages.into_iter().map(|what| Error::Corrupt { path: path(), offset: 11, what }).collect();
+        damages.into_iter().map(|what| Error::Corrupt { path: path(), offset: 11, damage: what }).collect();
     errors.extend([
         Error::Io { op: "read", path: path(), source: std::io::Error::from_raw_os_error(5) },
         Error::NoSpace { path: path() },
@@ -154,33 +156,33 @@ fn errors_of_the_contract_travel_as_they_are() {
             pid: Some(12),
             program: Some(name()),
             is_stopped: true,
-            cause: sheaf::InUse::Crowded,
+            cause: sheaf::LockConflict::TooManyConnections,
         },
-        Error::locked(&path(), None, sheaf::InUse::NoDoor),
+        Error::locked(&path(), None, sheaf::LockConflict::NoIpc),
         Error::TooManyFiles { path: path(), limit: Some(1024) },
         Error::TooManyFiles { path: path(), limit: None },
-        Error::FileLimit { path: path(), size: 1 << 28, limit: 1 << 20 },
+        Error::FileSizeLimit { path: path(), size: 1 << 28, limit: 1 << 20 },
         Error::Poisoned { op: "sync" },
-        Error::TooLarge { what: "key", got: 13, max: 14 },
-        Error::Format { path: path(), found: 15, supported: 16 },
-        Error::NotADatabase { path: path(), why: name() },
-        Error::NotABackup { path: path(), why: name() },
+        Error::TooLarge { object: "key", got: 13, max: 14 },
+        Error::UnsupportedVersion { path: path(), found: 15, supported: 16 },
+        Error::NotADatabase { path: path(), reason: name() },
+        Error::NotABackup { path: path(), reason: name() },
         Error::Cancelled,
-        Error::OwnerGone { path: path() },
-        Error::NotFound { path: path() },
-        Error::NoKeyspace { name: name() },
-        Error::EngineMismatch { name: name(), found: "flat".into(), asked: "flex".into() },
+        Error::OwnerClosed { path: path() },
+        Error::DatabaseNotFound { path: path() },
+        Error::KeyspaceNotFound { name: name() },
+        Error::EngineMismatch { name: name(), found: "flat".into(), requested: "flex".into() },
         Error::Unsupported { engine: "flat", feature: "ranges" },
         Error::Conflict,
-        Error::OverBudget { budget: 17 },
-        Error::Busy { with: "brake" },
+        Error::MemoryBudgetExceeded { budget: 17 },
+        Error::Busy { waiting_for: "brake" },
         Error::ReadOnly,
         Error::Closed,
-        Error::Invalid { what: "name", why: "why not".into() },
+        Error::InvalidArgument { argument: "name", reason: "why not".into() },
     ]);
     for error in errors {
         let mut encoded = Vec::new();
-        Answer::to(3, &mut encoded).failed(&error);
+        ReplyEncoder::new(3, &mut encoded).failed(&error);
         let Ok((3, Reply::Failed(back))) = Reply::decode(&encoded) else {
             panic!("{error:?} does not come back")
         };

@@ -1,5 +1,5 @@
-//! Rings over both kinds of link: what goes in comes out, whatever its length; what a hostile peer does to its
-//! inbox is a violation or a message, never a panic.
+//! Rings over both kinds of link: what goes in comes out, whatever its length; what a hostile peer
+//! does to its inbox is a violation or a message, never a panic.
 
 #![allow(clippy::cast_possible_truncation, reason = "numbers are cut on purpose")]
 
@@ -11,43 +11,43 @@ use std::sync::atomic::Ordering;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use sheaf_flatrpc::link::{Applied, Applier, Link, SharedLink, TcpLink};
-use sheaf_flatrpc::memory::Memory;
-use sheaf_flatrpc::ring::{Credit, Incoming, Layout, Outgoing};
+use sheaf_flatrpc::link::{ApplyOutcome, FrameApplier, PeerLink, SharedLink, TcpLink};
+use sheaf_flatrpc::memory::SharedMemory;
+use sheaf_flatrpc::ring::{InboxLayout, RingCredit, RingReader, RingWriter};
 
 const RING: u64 = 64;
 
 /// Both ends of one direction; credits go straight back.
-struct Pipe {
-    sender: Arc<Memory>,
-    receiver: Arc<Memory>,
-    out: Outgoing,
-    link: Box<dyn Link>,
-    applier: Option<Applier>,
-    incoming: Incoming,
-    credit: Credit,
+struct RingPair {
+    sender: Arc<SharedMemory>,
+    receiver: Arc<SharedMemory>,
+    out: RingWriter,
+    link: Box<dyn PeerLink>,
+    applier: Option<FrameApplier>,
+    incoming: RingReader,
+    credit: RingCredit,
     back: SharedLink,
 }
 
-impl Pipe {
-    fn new(tcp: bool) -> Pipe {
-        let layout = Layout::new(2, 3, RING).expect("a layout");
-        let sender = Arc::new(Memory::heap(layout.words()));
-        let receiver = Arc::new(Memory::heap(layout.of_peer().words()));
+impl RingPair {
+    fn new(tcp: bool) -> RingPair {
+        let layout = InboxLayout::new(2, 3, RING).expect("a layout");
+        let sender = Arc::new(SharedMemory::heap(layout.words()));
+        let receiver = Arc::new(SharedMemory::heap(layout.of_peer().words()));
         let (ours, theirs) = UnixStream::pair().expect("sockets");
         ours.set_nonblocking(true).expect("a socket");
         theirs.set_nonblocking(true).expect("a socket");
         let (ours, theirs) = (Arc::new(OwnedFd::from(ours)), Arc::new(OwnedFd::from(theirs)));
-        let link: Box<dyn Link> = if tcp {
+        let link: Box<dyn PeerLink> = if tcp {
             Box::new(TcpLink::new(ours))
         } else {
             Box::new(SharedLink::<OwnedFd>::new(Arc::clone(&receiver), Vec::new()))
         };
-        let incoming = Incoming::new(layout.of_peer(), 1);
-        Pipe {
-            out: Outgoing::new(layout, 1),
+        let incoming = RingReader::new(layout.of_peer(), 1);
+        RingPair {
+            out: RingWriter::new(layout, 1),
             link,
-            applier: tcp.then(|| Applier::new(theirs, Arc::clone(&receiver))),
+            applier: tcp.then(|| FrameApplier::new(theirs, Arc::clone(&receiver))),
             credit: incoming.credit(),
             incoming,
             back: SharedLink::<OwnedFd>::new(Arc::clone(&sender), Vec::new()),
@@ -61,14 +61,14 @@ impl Pipe {
         let (mut from, mut got) = (0, Vec::new());
         loop {
             if from < message.len() || message.is_empty() {
-                from = self.out.push(&self.sender, &mut *self.link, message, from)?.unwrap_or(from);
+                from = self.out.write_message(&self.sender, &mut *self.link, message, from)?.unwrap_or(from);
             }
             self.link.flush()?;
             if let Some(applier) = &mut self.applier {
-                while applier.apply(&mut |_| {})? == Applied::Some {}
+                while applier.apply(&mut |_| {})? == ApplyOutcome::More {}
             }
-            while let Some(whole) = self.incoming.take(&self.receiver, &mut got)? {
-                self.credit.tell(&mut self.back, self.incoming.head())?;
+            while let Some(whole) = self.incoming.read_record(&self.receiver, &mut got)? {
+                self.credit.send_if_due(&mut self.back, self.incoming.head())?;
                 if whole {
                     return Ok(got);
                 }
@@ -81,8 +81,8 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn messages_of_any_length_come_out_as_they_went_in(lens in vec(0usize..2000, 1..30), tcp in any::<bool>()) {
-        let mut pipe = Pipe::new(tcp);
+    fn messages_of_any_length_survive_a_ring(lens in vec(0usize..2000, 1..30), tcp in any::<bool>()) {
+        let mut pipe = RingPair::new(tcp);
         for (number, len) in lens.into_iter().enumerate() {
             let message: Vec<u8> = (0..len).map(|at| (at * 31 + number) as u8).collect();
             prop_assert_eq!(pipe.send(&message).expect("it goes through"), message);
@@ -90,21 +90,21 @@ proptest! {
     }
 
     #[test]
-    fn a_spoilt_inbox_is_a_violation_or_a_message(
+    fn a_corrupted_inbox_is_a_violation_or_a_message(
         writes in vec((0usize..200, prop_oneof![0u64..100, any::<u64>(), Just(1 << 32 | 8)]), 1..20)
     ) {
-        let mut pipe = Pipe::new(false);
+        let mut pipe = RingPair::new(false);
         for (at, value) in writes {
             pipe.receiver.word(at % pipe.receiver.len()).store(value, Ordering::Relaxed);
             pipe.sender.word(at % pipe.sender.len()).store(value, Ordering::Relaxed);
             let mut got = Vec::new();
             for _ in 0..RING {
-                if !matches!(pipe.incoming.take(&pipe.receiver, &mut got), Ok(Some(_))) {
+                if !matches!(pipe.incoming.read_record(&pipe.receiver, &mut got), Ok(Some(_))) {
                     break;
                 }
             }
             prop_assert!(got.len() <= 8 * usize::try_from(RING * RING).expect("small"));
-            let _ = pipe.out.push(&pipe.sender, &mut *pipe.link, &[1; 900], 0);
+            let _ = pipe.out.write_message(&pipe.sender, &mut *pipe.link, &[1; 900], 0);
         }
     }
 
@@ -118,10 +118,10 @@ proptest! {
         }
         io::Write::write_all(&mut &ours, &bytes).expect("room");
         drop(ours);
-        let mut applier = Applier::new(Arc::new(theirs.into()), Arc::new(Memory::heap(40)));
+        let mut applier = FrameApplier::new(Arc::new(theirs.into()), Arc::new(SharedMemory::heap(40)));
         for _ in 0..8 {
             match applier.apply(&mut |at| assert!(at < 40)) {
-                Ok(Applied::End) | Err(_) => break,
+                Ok(ApplyOutcome::Closed) | Err(_) => break,
                 Ok(_) => {}
             }
         }
@@ -134,7 +134,7 @@ fn a_frame_beyond_the_inbox_is_refused() {
         let (ours, theirs) = UnixStream::pair().expect("sockets");
         let frame = [at.to_le_bytes(), count.to_le_bytes()].concat();
         io::Write::write_all(&mut &ours, &frame).expect("room");
-        let mut applier = Applier::new(Arc::new(theirs.into()), Arc::new(Memory::heap(40)));
+        let mut applier = FrameApplier::new(Arc::new(theirs.into()), Arc::new(SharedMemory::heap(40)));
         assert!(applier.apply(&mut |_| {}).is_err(), "{at} {count}");
     }
 }

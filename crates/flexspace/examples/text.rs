@@ -1,12 +1,12 @@
-//! A text buffer: lines are inserted, replaced and removed in the middle, and a crash leaves a whole edit or
-//! none.
+//! A text buffer: lines are inserted, replaced and removed in the middle, and a crash leaves a
+//! whole edit or none.
 //!
 //! `cargo run -p sheaf-flexspace --example text`
 
 use std::io::{Read, Seek, SeekFrom};
 
 use sheaf_base::error::Result;
-use sheaf_flexspace::{FlexSpace, Options};
+use sheaf_flexspace::{FlexSpace, SpaceOptions};
 
 /// Where `needle` starts.
 fn find(space: &FlexSpace, needle: &str) -> Option<u64> {
@@ -17,7 +17,7 @@ fn find(space: &FlexSpace, needle: &str) -> Option<u64> {
 
 fn main() -> Result<()> {
     let dir = std::env::temp_dir().join(format!("flexspace-text-{}", std::process::id()));
-    let space = FlexSpace::open(&dir, Options::default())?;
+    let space = FlexSpace::open(&dir, SpaceOptions::default())?;
     space.write(0, b"The quick fox\njumps over\nthe dog.\n")?;
 
     // An insertion moves everything behind it.

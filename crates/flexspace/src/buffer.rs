@@ -1,7 +1,8 @@
 //! # Buffer: a segment's bytes on their way to the kernel
 //!
-//! What is written goes into memory first: an operation then costs a copy and a sum, no system call, and never
-//! waits for the file system. A flush (`flush.rs`) hands the bytes over in large pieces. Until then readers find them here.
+//! What is written goes into memory first: an operation then costs a copy and a sum, no system
+//! call, and never waits for the file system. A flush (`flush.rs`) hands the bytes over in large
+//! pieces. Until then readers find them here.
 //!
 //! ## Picture
 //!
@@ -12,34 +13,37 @@
 //!
 //! ## Invariants
 //!
-//! 1. Bytes of `[from, filled)` are written and never written again: `filled` only grows while the buffer is shared.
-//! 2. There is one [`Filler`] of a buffer at most, and it alone writes at and behind `filled`.
+//! 1. Bytes of `[from, filled)` are written and never written again: `filled` only grows while the
+//!    buffer is shared.
+//! 2. There is one [`BufferWriter`] of a buffer at most, and it alone writes at and behind
+//!    `filled`.
 //! 3. A buffer gets another place (`from`, `filled` back) only while nobody else has it.
 
 use sheaf_base::sync::atomic::{AtomicU64, Ordering};
 use std::slice;
 use std::sync::Arc;
 
-use sheaf_base::memory::{HUGE_PAGE, Mapped, Memory, Part};
+use sheaf_base::memory::{HUGE_PAGE, MappedMemory, Memory, MemoryPart};
 
 /// Memory for the bytes of a segment from `from` on.
 #[derive(Debug)]
-pub(crate) struct Buffer {
+pub(crate) struct SegmentBuffer {
     /// What is mapped of zeros, whole pages, and how much of it is used.
-    mapped: Mapped,
+    mapped: MappedMemory,
     len: usize,
     from: u64,
     filled: AtomicU64,
     memory: Arc<Memory>,
 }
 
-impl Buffer {
+impl SegmentBuffer {
     /// Of `len` bytes, to be reused.
-    pub(crate) fn new(len: usize, memory: &Arc<Memory>) -> Buffer {
+    pub(crate) fn new(len: usize, memory: &Arc<Memory>) -> SegmentBuffer {
         let page = sheaf_base::memory::page_size();
-        let mapped = Mapped::new(len.next_multiple_of(page), if len < HUGE_PAGE { page } else { HUGE_PAGE });
-        memory.take(Part::Buffers, len as u64);
-        Buffer { mapped, len, from: 0, filled: AtomicU64::new(0), memory: Arc::clone(memory) }
+        let mapped =
+            MappedMemory::new(len.next_multiple_of(page), if len < HUGE_PAGE { page } else { HUGE_PAGE });
+        memory.take(MemoryPart::Buffers, len as u64);
+        SegmentBuffer { mapped, len, from: 0, filled: AtomicU64::new(0), memory: Arc::clone(memory) }
     }
 
     /// Bytes of the segment below are written.
@@ -47,46 +51,47 @@ impl Buffer {
         self.filled.load(Ordering::Acquire)
     }
 
-    /// The written bytes of the segment from `at` on; `None` if there are none here: before and behind they are in the
-    /// kernel.
+    /// The written bytes of the segment from `at` on; `None` if there are none here: before and
+    /// behind they are in the kernel.
     #[inline]
-    pub(crate) fn tail(&self, at: u64) -> Option<&[u8]> {
+    pub(crate) fn written_from(&self, at: u64) -> Option<&[u8]> {
         let skip = usize::try_from(at.checked_sub(self.from)?).ok()?;
         let len = usize::try_from(self.filled().checked_sub(at)?).ok().filter(|len| *len > 0)?;
         debug_assert!(skip + len <= self.len);
         // SAFETY:
         // * `from <= at <= filled`, and `filled - from` bytes are mapped: in bounds.
-        // * Initialised (zeroed at first), and written no more (invariant 1); the load of `filled` saw them.
+        // * Initialised (zeroed at first), and written no more (invariant 1); the load of `filled`
+        //   saw them.
         Some(unsafe { slice::from_raw_parts(self.mapped.start().add(skip).as_ptr(), len) })
     }
 }
 
-impl Drop for Buffer {
+impl Drop for SegmentBuffer {
     fn drop(&mut self) {
-        self.memory.give(Part::Buffers, self.len as u64);
+        self.memory.give_back(MemoryPart::Buffers, self.len as u64);
     }
 }
 
 /// The right to write into a buffer.
 #[derive(Debug)]
-pub(crate) struct Filler(Arc<Buffer>);
+pub(crate) struct BufferWriter(Arc<SegmentBuffer>);
 
-impl Filler {
+impl BufferWriter {
     /// Of a new buffer of `len` bytes for a segment's bytes from `from` on.
-    pub(crate) fn new(len: usize, from: u64, memory: &Arc<Memory>) -> Filler {
-        Filler::reuse(Arc::new(Buffer::new(len, memory)), from).expect("a new one is ours alone")
+    pub(crate) fn new(len: usize, from: u64, memory: &Arc<Memory>) -> BufferWriter {
+        BufferWriter::reuse(Arc::new(SegmentBuffer::new(len, memory)), from).expect("a new one is ours alone")
     }
 
     /// Of a buffer that nobody else has; `None` (and one less) if somebody does.
-    pub(crate) fn reuse(mut buffer: Arc<Buffer>, from: u64) -> Option<Filler> {
+    pub(crate) fn reuse(mut buffer: Arc<SegmentBuffer>, from: u64) -> Option<BufferWriter> {
         let alone = Arc::get_mut(&mut buffer)?;
         alone.from = from;
         *alone.filled.get_mut() = from;
-        Some(Filler(buffer))
+        Some(BufferWriter(buffer))
     }
 
     /// For readers and the flush.
-    pub(crate) fn buffer(&self) -> &Arc<Buffer> {
+    pub(crate) fn buffer(&self) -> &Arc<SegmentBuffer> {
         &self.0
     }
 
@@ -95,13 +100,14 @@ impl Filler {
     /// # Panics
     ///
     /// If the segment has not so many bytes.
-    pub(crate) fn fill(&mut self, len: usize, with: impl FnOnce(&mut [u8])) {
+    pub(crate) fn append(&mut self, len: usize, with: impl FnOnce(&mut [u8])) {
         let filled = self.0.filled.load(Ordering::Relaxed);
         let skip = usize::try_from(filled - self.0.from).unwrap_or(usize::MAX);
         assert!(len <= self.0.len - skip, "an extent is within its segment");
         // SAFETY:
         // * In bounds: asserted. Initialised: zeroed at first.
-        // * Behind `filled` nobody reads (invariant 1), and nobody else writes (invariant 2, and `&mut self`).
+        // * Behind `filled` nobody reads (invariant 1), and nobody else writes (invariant 2, and
+        //   `&mut self`).
         with(unsafe { slice::from_raw_parts_mut(self.0.mapped.start().add(skip).as_ptr(), len) });
         self.0.filled.store(filled + len as u64, Ordering::Release);
     }
@@ -112,27 +118,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn readers_see_what_is_filled_and_nothing_else() {
+    fn readers_see_only_written_bytes() {
         let memory = Arc::new(Memory::new(100));
-        let mut filler = Filler::new(64, 1000, &memory);
-        filler.fill(8, |out| out.fill(7));
-        let buffer = Arc::clone(filler.buffer());
-        assert_eq!(buffer.tail(1004), Some(&[7; 4][..]));
-        assert_eq!((buffer.tail(1008), buffer.tail(999), buffer.tail(1009)), (None, None, None));
-        filler.fill(56, |out| out.fill(8));
-        assert_eq!(buffer.tail(1060), Some(&[8; 4][..]));
-        drop(filler);
-        assert!(Filler::reuse(Arc::clone(&buffer), 0).is_none(), "a reader has it");
-        let filler = Filler::reuse(buffer, 5).expect("ours alone");
-        assert_eq!(filler.buffer().filled(), 5);
+        let mut buffer_writer = BufferWriter::new(64, 1000, &memory);
+        buffer_writer.append(8, |out| out.fill(7));
+        let buffer = Arc::clone(buffer_writer.buffer());
+        assert_eq!(buffer.written_from(1004), Some(&[7; 4][..]));
+        assert_eq!(
+            (buffer.written_from(1008), buffer.written_from(999), buffer.written_from(1009)),
+            (None, None, None)
+        );
+        buffer_writer.append(56, |out| out.fill(8));
+        assert_eq!(buffer.written_from(1060), Some(&[8; 4][..]));
+        drop(buffer_writer);
+        assert!(BufferWriter::reuse(Arc::clone(&buffer), 0).is_none(), "a reader has it");
+        let buffer_writer = BufferWriter::reuse(buffer, 5).expect("ours alone");
+        assert_eq!(buffer_writer.buffer().filled(), 5);
         assert_eq!(memory.total(), 64);
-        drop(filler);
+        drop(buffer_writer);
         assert_eq!(memory.total(), 0);
     }
 
     #[test]
     #[should_panic(expected = "within its segment")]
     fn no_byte_behind_the_end_is_given_out() {
-        Filler::new(64, 0, &Arc::new(Memory::new(100))).fill(65, |_| {});
+        BufferWriter::new(64, 0, &Arc::new(Memory::new(100))).append(65, |_| {});
     }
 }

@@ -1,16 +1,17 @@
 //! # Current: the version that readers get, without a lock
 //!
-//! Under the model of interleavings (`--cfg shuttle`) a switch of threads may come at each load and store.
+//! Under the model of interleavings (`--cfg shuttle`) a switch of threads may come at each load and
+//! store.
 
 use std::sync::Arc;
 
 use arc_swap::{ArcSwap, Guard};
 
-use crate::shared::Version;
+use crate::shared::SpaceVersion;
 
 /// The newest version.
 #[derive(Debug)]
-pub(crate) struct Current(ArcSwap<Version>);
+pub(crate) struct CurrentVersion(ArcSwap<SpaceVersion>);
 
 /// Where others may run in between.
 #[inline]
@@ -19,14 +20,14 @@ fn step() {
     sheaf_base::sync::step();
 }
 
-impl Current {
-    pub(crate) fn new(version: Version) -> Current {
-        Current(ArcSwap::from_pointee(version))
+impl CurrentVersion {
+    pub(crate) fn new(version: SpaceVersion) -> CurrentVersion {
+        CurrentVersion(ArcSwap::from_pointee(version))
     }
 
     /// To read from at once.
     #[inline]
-    pub(crate) fn load(&self) -> Guard<Arc<Version>> {
+    pub(crate) fn load(&self) -> Guard<Arc<SpaceVersion>> {
         step();
         let version = self.0.load();
         step();
@@ -34,7 +35,7 @@ impl Current {
     }
 
     /// To keep.
-    pub(crate) fn load_full(&self) -> Arc<Version> {
+    pub(crate) fn load_full(&self) -> Arc<SpaceVersion> {
         step();
         let version = self.0.load_full();
         step();
@@ -42,7 +43,7 @@ impl Current {
     }
 
     /// Readers get `version` from now on.
-    pub(crate) fn store(&self, version: Version) {
+    pub(crate) fn store(&self, version: SpaceVersion) {
         step();
         self.0.store(Arc::new(version));
         step();

@@ -1,7 +1,8 @@
 //! # Edits and cursors: the two ways to change a space
 //!
-//! An [`Edit`] gathers parts that are there together or not at all, in one frame of the log and one version
-//! for readers. A [`Cursor`] is a place in the space that moves as it reads, writes and inserts.
+//! An [`Edit`] gathers parts that are there together or not at all, in one frame of the log and one
+//! version for readers. A [`SpaceCursor`] is a place in the space that moves as it reads, writes
+//! and inserts.
 
 use std::io;
 
@@ -9,15 +10,15 @@ use sheaf_base::error::Result;
 
 use crate::space::FlexSpace;
 use crate::view::{ExtentBytes, seek};
-use crate::writer::Op;
+use crate::writer::SpaceOp;
 
-/// An operation of several parts; see [`FlexSpace::edit`]. Each part sees what the ones before it did. Its
-/// bytes are borrowed until [`Edit::commit`].
+/// An operation of several parts; see [`FlexSpace::edit`]. Each part sees what the ones before it
+/// did. Its bytes are borrowed until [`Edit::commit`].
 #[derive(Debug)]
 #[must_use = "an edit does nothing until it is committed"]
 pub struct Edit<'a> {
     space: &'a FlexSpace,
-    ops: Vec<Op<'a>>,
+    ops: Vec<SpaceOp<'a>>,
 }
 
 impl<'a> Edit<'a> {
@@ -25,35 +26,35 @@ impl<'a> Edit<'a> {
         Edit { space, ops: Vec::new() }
     }
 
-    fn with(mut self, op: Op<'a>) -> Edit<'a> {
+    fn with(mut self, op: SpaceOp<'a>) -> Edit<'a> {
         self.ops.push(op);
         self
     }
 
     /// As [`FlexSpace::write`].
     pub fn write(self, at: u64, bytes: &'a [u8]) -> Edit<'a> {
-        self.with(Op::Write { at, bytes })
+        self.with(SpaceOp::Write { at, bytes })
     }
 
     /// As [`FlexSpace::insert`].
     pub fn insert(self, at: u64, bytes: &'a [u8]) -> Edit<'a> {
-        self.with(Op::Insert { at, bytes })
+        self.with(SpaceOp::Insert { at, bytes })
     }
 
     /// As [`FlexSpace::insert_hole`].
     pub fn insert_hole(self, at: u64, len: u64) -> Edit<'a> {
-        self.with(Op::InsertHole { at, len })
+        self.with(SpaceOp::InsertHole { at, len })
     }
 
     /// As [`FlexSpace::collapse`].
     pub fn collapse(self, at: u64, len: u64) -> Edit<'a> {
-        self.with(Op::Collapse { at, len })
+        self.with(SpaceOp::Collapse { at, len })
     }
 
-    /// Sets a number of the caller's that belongs to the state: what a crash leaves has the number that its last
-    /// operation left. A database keeps there how much of its log is in the space.
+    /// Sets a number of the caller's that belongs to the state: what a crash leaves has the number
+    /// that its last operation left. A database keeps there how much of its log is in the space.
     pub fn mark(self, mark: u64) -> Edit<'a> {
-        self.with(Op::Mark(mark))
+        self.with(SpaceOp::Mark(mark))
     }
 
     /// Does it all.
@@ -68,7 +69,7 @@ impl<'a> Edit<'a> {
 
 /// A place in a space. Other changes of the space do not move it.
 #[derive(Debug)]
-pub struct Cursor<'a> {
+pub struct SpaceCursor<'a> {
     space: &'a FlexSpace,
     at: u64,
 }
@@ -76,12 +77,12 @@ pub struct Cursor<'a> {
 impl FlexSpace {
     /// A cursor at `at`.
     #[must_use]
-    pub fn cursor(&self, at: u64) -> Cursor<'_> {
-        Cursor { space: self, at }
+    pub fn cursor(&self, at: u64) -> SpaceCursor<'_> {
+        SpaceCursor { space: self, at }
     }
 }
 
-impl Cursor<'_> {
+impl SpaceCursor<'_> {
     /// Where it is.
     #[must_use]
     pub fn position(&self) -> u64 {
@@ -108,8 +109,9 @@ impl Cursor<'_> {
         self.space.collapse(self.at, len)
     }
 
-    /// The extent that it is in, from that one's first byte on; see [`crate::View::read_extent`]. Moves behind the extent, so that
-    /// the next call answers with the next one; stays where it is at the end.
+    /// The extent that it is in, from that one's first byte on; see
+    /// [`crate::SpaceView::read_extent`]. Moves behind the extent, so that the next call answers
+    /// with the next one; stays where it is at the end.
     ///
     /// # Errors
     ///
@@ -141,7 +143,7 @@ impl Cursor<'_> {
     }
 }
 
-impl io::Read for Cursor<'_> {
+impl io::Read for SpaceCursor<'_> {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         let count = self.space.read(self.at, buf).map_err(io::Error::other)?;
         self.at += count as u64;
@@ -149,7 +151,7 @@ impl io::Read for Cursor<'_> {
     }
 }
 
-impl io::Write for Cursor<'_> {
+impl io::Write for SpaceCursor<'_> {
     fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
         self.space.write(self.at, buf).map_err(io::Error::other)?;
         self.at += buf.len() as u64;
@@ -162,7 +164,7 @@ impl io::Write for Cursor<'_> {
     }
 }
 
-impl io::Seek for Cursor<'_> {
+impl io::Seek for SpaceCursor<'_> {
     fn seek(&mut self, to: io::SeekFrom) -> io::Result<u64> {
         self.at = seek(self.at, self.space.len(), to)?;
         Ok(self.at)

@@ -1,8 +1,9 @@
 //! # Extent: where a run of bytes stands, and how it is checked
 //!
-//! What is written in one go, up to the largest extent's length, is a *chunk*: a row of *pieces*, each with
-//! a checksum of its own. An extent names a chunk and how many of its bytes to skip, so that splitting an
-//! extent moves no byte and sums nothing anew, and reading 4 KiB of it checks 4 KiB and not 128.
+//! What is written in one go, up to the largest extent's length, is a *chunk*: a row of *pieces*,
+//! each with a checksum of its own. An extent names a chunk and how many of its bytes to skip, so
+//! that splitting an extent moves no byte and sums nothing anew, and reading 4 KiB of it checks 4
+//! KiB and not 128.
 //!
 //! ## Picture
 //!
@@ -13,17 +14,18 @@
 //!             crc32c(seed of the segment, offset in it ‖ len ‖ body)
 //! ```
 //!
-//! The seed holds the space's id, the segment's number and its *serial*, which is another one whenever the
-//! segment is used again, in any life of the space: bytes of an earlier use never pass.
+//! The seed holds the space's id, the segment's number and its *serial*, which is another one
+//! whenever the segment is used again, in any life of the space: bytes of an earlier use never
+//! pass.
 
 use sheaf_base::types::StoreId;
 
-use crate::tree::Content;
+use crate::tree::TreeItem;
 
 /// Bytes before each piece.
-pub(crate) const PIECE_HEAD: u64 = 8;
-/// [`PIECE_HEAD`] as a length of memory.
-pub(crate) const PIECE_HEAD_BYTES: usize = 8;
+pub(crate) const BLOCK_HEADER: u64 = 8;
+/// [`BLOCK_HEADER`] as a length of memory.
+pub(crate) const BLOCK_HEADER_BYTES: usize = 8;
 const ALIGN: u64 = 8;
 /// Bytes of a space's id.
 const SPACE_BYTES: usize = size_of::<StoreId>();
@@ -73,13 +75,13 @@ impl Extent {
     }
 }
 
-impl Content for Extent {
+impl TreeItem for Extent {
     type Pivot = ();
     fn pivot(&self) {}
-    fn tail(self, at: u64) -> Extent {
+    fn suffix(self, at: u64) -> Extent {
         if self.is_hole() { self } else { Extent(self.0 + (at << ADDRESS_BITS)) }
     }
-    fn joins(&self, _: u64, next: &Extent) -> bool {
+    fn is_contiguous(&self, _: u64, next: &Extent) -> bool {
         self.is_hole() && next.is_hole()
     }
 }
@@ -87,45 +89,46 @@ impl Content for Extent {
 /// Bytes that `len` bytes take in a segment, in pieces of `piece`.
 #[inline]
 pub(crate) fn footprint(len: u64, piece: u64) -> u64 {
-    (len + len.div_ceil(piece) * PIECE_HEAD).next_multiple_of(ALIGN)
+    (len + len.div_ceil(piece) * BLOCK_HEADER).next_multiple_of(ALIGN)
 }
 
 /// The most bytes whose footprint is at most `room`.
-pub(crate) fn fitting(room: u64, piece: u64) -> u64 {
+pub(crate) fn max_len_in(room: u64, piece: u64) -> u64 {
     let room = room / ALIGN * ALIGN;
-    let whole = room / (piece + PIECE_HEAD);
-    whole * piece + (room % (piece + PIECE_HEAD)).saturating_sub(PIECE_HEAD)
+    let whole = room / (piece + BLOCK_HEADER);
+    whole * piece + (room % (piece + BLOCK_HEADER)).saturating_sub(BLOCK_HEADER)
 }
 
 /// What salts the sums of one segment in one use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Seed(u32);
+pub(crate) struct SegmentSeed(u32);
 
-impl Seed {
-    pub(crate) fn new(space: StoreId, segment: u32, serial: u64) -> Seed {
+impl SegmentSeed {
+    pub(crate) fn new(space: StoreId, segment: u32, serial: u64) -> SegmentSeed {
         let mut what = [0; SPACE_BYTES + 12];
         what[..SPACE_BYTES].copy_from_slice(&space.0.to_le_bytes());
         what[SPACE_BYTES..SPACE_BYTES + 4].copy_from_slice(&segment.to_le_bytes());
         what[SPACE_BYTES + 4..].copy_from_slice(&serial.to_le_bytes());
-        Seed(crc32c::crc32c(&what))
+        SegmentSeed(crc32c::crc32c(&what))
     }
 
     /// The sum of the piece at `offset` of the segment.
-    pub(crate) fn sum(self, offset: u64, body: &[u8]) -> u32 {
+    pub(crate) fn checksum(self, offset: u64, body: &[u8]) -> u32 {
         let mut place = [0; 16];
         place[..8].copy_from_slice(&offset.to_le_bytes());
         place[8..].copy_from_slice(&(body.len() as u64).to_le_bytes());
         crc32c::crc32c_append(crc32c::crc32c_append(self.0, &place), body)
     }
 
-    /// Writes the chunk of `bytes`, to stand at `offset` of the segment, over `out`, which is as long as its footprint.
+    /// Writes the chunk of `bytes`, to stand at `offset` of the segment, over `out`, which is as
+    /// long as its footprint.
     pub(crate) fn encode(self, offset: u64, bytes: &[u8], piece: usize, out: &mut [u8]) {
         let mut at = 0;
         for body in bytes.chunks(piece) {
-            let end = at + PIECE_HEAD_BYTES + body.len();
-            let (head, rest) = out[at..end].split_at_mut(PIECE_HEAD_BYTES);
+            let end = at + BLOCK_HEADER_BYTES + body.len();
+            let (head, rest) = out[at..end].split_at_mut(BLOCK_HEADER_BYTES);
             rest.copy_from_slice(body);
-            head[..4].copy_from_slice(&self.sum(offset + at as u64, body).to_le_bytes());
+            head[..4].copy_from_slice(&self.checksum(offset + at as u64, body).to_le_bytes());
             head[4..].copy_from_slice(&u32::try_from(body.len()).unwrap_or(u32::MAX).to_le_bytes());
             at = end;
         }
@@ -140,25 +143,25 @@ mod tests {
     #[test]
     fn extents_keep_their_fields_when_they_are_split() {
         let extent = Extent::new(((1 << ADDRESS_BITS) - 1) * 8);
-        let tail = extent.tail(100_000).tail(31_071);
+        let tail = extent.suffix(100_000).suffix(31_071);
         assert_eq!((tail.chunk(), tail.skip()), (extent.chunk(), 131_071));
         assert_eq!(Extent::from_bits(tail.bits()), Some(tail));
-        assert!(!tail.is_hole() && Extent::HOLE.tail(1 << 60).is_hole());
+        assert!(!tail.is_hole() && Extent::HOLE.suffix(1 << 60).is_hole());
         assert_eq!(Extent::from_bits(1 << 62), None);
         assert_eq!(Extent::from_bits(HOLE | 1), None);
     }
 
     #[test]
-    fn what_fits_takes_what_it_says() {
+    fn the_largest_fitting_length_has_the_stated_footprint() {
         for piece in [128, 4096] {
             for room in 0..20_000 {
-                let len = fitting(room, piece);
+                let len = max_len_in(room, piece);
                 assert!(footprint(len, piece) <= room || len == 0, "{len} in {room}");
                 assert!(footprint(len + 9, piece) > room / 8 * 8, "{len} in {room} is not the most");
             }
         }
         let mut out = vec![1; usize::try_from(footprint(1001, 128)).expect("small")];
-        Seed::new(StoreId(1), 2, 3).encode(64, &[7; 1001], 128, &mut out);
+        SegmentSeed::new(StoreId(1), 2, 3).encode(64, &[7; 1001], 128, &mut out);
         assert_eq!(out.iter().rev().take_while(|byte| **byte == 0).count(), 7, "padded to a multiple of 8");
     }
 }

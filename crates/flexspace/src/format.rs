@@ -4,24 +4,24 @@
 
 use std::path::PathBuf;
 
-use sheaf_base::codec::{COUNTED, Reader, Writer};
+use sheaf_base::codec::{COUNT_LIMIT, FieldReader, FieldWriter};
+use sheaf_base::double_slot::DoubleSlotState;
 use sheaf_base::engine::{ImageSink, ImageSource};
 use sheaf_base::error::{Damage, Result};
-use sheaf_base::pair::State;
 use sheaf_base::types::{SegmentId, StoreId};
 
 use crate::extent::Extent;
-use crate::options::Grain;
+use crate::options::GeometryKind;
 use crate::tree::MAX_LEN;
 
 /// Where the log's segments are.
-pub(crate) const LOG: &str = "log";
+pub(crate) const LOG_DIR: &str = "log";
 /// Where checkpoints are.
-pub(crate) const TREE: &str = "tree";
+pub(crate) const TREE_DIR: &str = "tree";
 
 /// One segment of the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct LogEntry {
+pub(crate) struct LogSegmentRef {
     pub(crate) id: SegmentId,
     /// Nothing behind this counts, if `is_final`.
     pub(crate) end: u64,
@@ -30,34 +30,35 @@ pub(crate) struct LogEntry {
 
 /// What recovery starts from.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Head {
+pub(crate) struct SpaceHead {
     pub(crate) generation: u64,
     pub(crate) space: StoreId,
     /// Counts the openings for writing.
     pub(crate) incarnation: u64,
-    pub(crate) grain: Grain,
+    pub(crate) geometry_kind: GeometryKind,
     /// Everything up to here is durable, its data included.
     pub(crate) floor: u64,
     /// No log segment or checkpoint has this number or a higher one.
     pub(crate) next_number: u64,
     /// The checkpoint, and where the log goes on from it.
-    pub(crate) newest: Chapter,
-    /// The one before, with the log up to the newest: what recovery falls back on if that is damaged.
-    pub(crate) older: Chapter,
+    pub(crate) newest: RecoveryPoint,
+    /// The one before, with the log up to the newest: what recovery falls back on if that is
+    /// damaged.
+    pub(crate) older: RecoveryPoint,
 }
 
 /// A checkpoint and the log from there on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Chapter {
+pub(crate) struct RecoveryPoint {
     /// The checkpoint's number, and the last operation in it; 0 if there is none.
     pub(crate) checkpoint: u64,
     pub(crate) seq: u64,
     /// In order.
-    pub(crate) logs: Vec<LogEntry>,
+    pub(crate) logs: Vec<LogSegmentRef>,
 }
 
-impl Chapter {
-    fn encode(&self, w: &mut Writer) {
+impl RecoveryPoint {
+    fn encode(&self, w: &mut FieldWriter) {
         w.u64(self.checkpoint);
         w.u64(self.seq);
         w.list(&self.logs, |w, log| {
@@ -67,15 +68,19 @@ impl Chapter {
         });
     }
 
-    fn decode(r: &mut Reader<'_>) -> Result<Chapter, Damage> {
-        let log = |r: &mut Reader<'_>| {
-            Ok(LogEntry { id: SegmentId(r.counter("log")?), end: r.u64()?, is_final: r.u8()? != 0 })
+    fn decode(r: &mut FieldReader<'_>) -> Result<RecoveryPoint, Damage> {
+        let log = |r: &mut FieldReader<'_>| {
+            Ok(LogSegmentRef { id: SegmentId(r.counter("log")?), end: r.u64()?, is_final: r.u8()? != 0 })
         };
-        Ok(Chapter { checkpoint: r.counter("checkpoint")?, seq: r.counter("operation")?, logs: r.list(log)? })
+        Ok(RecoveryPoint {
+            checkpoint: r.counter("checkpoint")?,
+            seq: r.counter("operation")?,
+            logs: r.list(log)?,
+        })
     }
 }
 
-impl State for Head {
+impl DoubleSlotState for SpaceHead {
     const STEM: &'static str = "HEAD";
     const MAGIC: &'static [u8; 8] = b"SHEAFFLX";
 
@@ -84,11 +89,11 @@ impl State for Head {
     }
 
     fn encode(&self) -> Vec<u8> {
-        let mut w = Writer::default();
+        let mut w = FieldWriter::default();
         w.u64(self.generation);
         w.u128(self.space.0);
         w.u64(self.incarnation);
-        w.u8(self.grain as u8);
+        w.u8(self.geometry_kind as u8);
         w.u64(self.floor);
         w.u64(self.next_number);
         self.newest.encode(&mut w);
@@ -96,48 +101,48 @@ impl State for Head {
         w.0
     }
 
-    fn decode(body: &[u8]) -> Result<Head, Damage> {
-        let mut r = Reader::new(body);
-        let head = Head {
+    fn decode(body: &[u8]) -> Result<SpaceHead, Damage> {
+        let mut r = FieldReader::new(body);
+        let head = SpaceHead {
             generation: r.counter("generation")?,
             space: StoreId(r.u128()?),
             incarnation: r.counter("incarnation")?,
-            grain: grain(&mut r)?,
+            geometry_kind: decode_geometry_kind(&mut r)?,
             floor: r.counter("floor")?,
             next_number: r.counter("next number")?,
-            newest: Chapter::decode(&mut r)?,
-            older: Chapter::decode(&mut r)?,
+            newest: RecoveryPoint::decode(&mut r)?,
+            older: RecoveryPoint::decode(&mut r)?,
         };
         r.finish()?;
         Ok(head)
     }
 }
 
-fn grain(r: &mut Reader<'_>) -> Result<Grain, Damage> {
+fn decode_geometry_kind(r: &mut FieldReader<'_>) -> Result<GeometryKind, Damage> {
     let bits = r.u8()?;
-    Grain::from_bits(bits).ok_or(Damage::BadField { field: "grain", value: u64::from(bits) })
+    GeometryKind::from_bits(bits).ok_or(Damage::BadField { field: "grain", value: u64::from(bits) })
 }
 
 pub(crate) fn checkpoint_name(number: u64) -> PathBuf {
-    PathBuf::from(TREE).join(format!("{number:016x}.img"))
+    PathBuf::from(TREE_DIR).join(format!("{number:016x}.img"))
 }
 
 /// The number in the name of a checkpoint.
 pub(crate) fn checkpoint_number(name: &str) -> Option<u64> {
     let digits = name.strip_suffix(".img").filter(|digits| digits.len() == 16)?;
-    u64::from_str_radix(digits, 16).ok().filter(|number| *number < COUNTED)
+    u64::from_str_radix(digits, 16).ok().filter(|number| *number < COUNT_LIMIT)
 }
 
 /// A run of extents, by length and place.
-pub(crate) type Run = Vec<(u64, Extent)>;
+pub(crate) type ExtentRun = Vec<(u64, Extent)>;
 
 /// A change of the index.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Record {
+pub(crate) enum IndexRecord {
     /// Bytes came between.
-    Insert { at: u64, run: Run },
+    Insert { at: u64, run: ExtentRun },
     /// Bytes are kept elsewhere now.
-    Remap { at: u64, run: Run },
+    Remap { at: u64, run: ExtentRun },
     /// Bytes went.
     Collapse { at: u64, len: u64 },
     /// A segment is used (again) from now on.
@@ -146,9 +151,9 @@ pub(crate) enum Record {
     Mark(u64),
 }
 
-impl Record {
-    fn encode(&self, w: &mut Writer) {
-        let run = |w: &mut Writer, kind: u8, at: u64, run: &Run| {
+impl IndexRecord {
+    fn encode(&self, w: &mut FieldWriter) {
+        let run = |w: &mut FieldWriter, kind: u8, at: u64, run: &ExtentRun| {
             w.u8(kind);
             w.u64(at);
             w.list(run, |w, (len, extent)| {
@@ -157,27 +162,27 @@ impl Record {
             });
         };
         match self {
-            Record::Insert { at, run: extents } => run(w, 1, *at, extents),
-            Record::Remap { at, run: extents } => run(w, 2, *at, extents),
-            Record::Collapse { at, len } => {
+            IndexRecord::Insert { at, run: extents } => run(w, 1, *at, extents),
+            IndexRecord::Remap { at, run: extents } => run(w, 2, *at, extents),
+            IndexRecord::Collapse { at, len } => {
                 w.u8(3);
                 w.u64(*at);
                 w.u64(*len);
             }
-            Record::Open { segment, serial } => {
+            IndexRecord::Open { segment, serial } => {
                 w.u8(4);
                 w.u32(*segment);
                 w.u64(*serial);
             }
-            Record::Mark(mark) => {
+            IndexRecord::Mark(mark) => {
                 w.u8(5);
                 w.u64(*mark);
             }
         }
     }
 
-    fn decode(r: &mut Reader<'_>) -> Result<Record, Damage> {
-        let run = |r: &mut Reader<'_>| {
+    fn decode(r: &mut FieldReader<'_>) -> Result<IndexRecord, Damage> {
+        let run = |r: &mut FieldReader<'_>| {
             r.list(|r| {
                 let bits = r.u64()?;
                 let extent =
@@ -191,36 +196,36 @@ impl Record {
         };
         let value = r.u8()?;
         Ok(match value {
-            1 => Record::Insert { at: r.u64()?, run: run(r)? },
-            2 => Record::Remap { at: r.u64()?, run: run(r)? },
-            3 => Record::Collapse { at: r.u64()?, len: r.u64()? },
-            4 => Record::Open { segment: r.u32()?, serial: r.u64()? },
-            5 => Record::Mark(r.u64()?),
+            1 => IndexRecord::Insert { at: r.u64()?, run: run(r)? },
+            2 => IndexRecord::Remap { at: r.u64()?, run: run(r)? },
+            3 => IndexRecord::Collapse { at: r.u64()?, len: r.u64()? },
+            4 => IndexRecord::Open { segment: r.u32()?, serial: r.u64()? },
+            5 => IndexRecord::Mark(r.u64()?),
             _ => return Err(Damage::BadField { field: "record", value: u64::from(value) }),
         })
     }
 }
 
 /// The records of one operation.
-pub(crate) fn encode(records: &[Record]) -> Vec<u8> {
-    let mut w = Writer::default();
+pub(crate) fn encode(records: &[IndexRecord]) -> Vec<u8> {
+    let mut w = FieldWriter::default();
     records.iter().for_each(|record| record.encode(&mut w));
     w.0
 }
 
 /// The records of a frame.
-pub(crate) fn decode(mut body: &[u8]) -> Result<Vec<Record>, Damage> {
+pub(crate) fn decode(mut body: &[u8]) -> Result<Vec<IndexRecord>, Damage> {
     let mut records = Vec::new();
     while !body.is_empty() {
-        let mut r = Reader::new(body);
-        records.push(Record::decode(&mut r)?);
+        let mut r = FieldReader::new(body);
+        records.push(IndexRecord::decode(&mut r)?);
         body = r.rest();
     }
     Ok(records)
 }
 
 /// What a checkpoint starts with.
-pub(crate) struct Summary {
+pub(crate) struct CheckpointHeader {
     pub(crate) seq: u64,
     pub(crate) mark: u64,
     pub(crate) entries: u64,
@@ -228,8 +233,8 @@ pub(crate) struct Summary {
 }
 
 /// Writes the summary.
-pub(crate) fn save_summary(summary: &Summary, out: &mut dyn ImageSink) -> Result<()> {
-    let mut w = Writer::default();
+pub(crate) fn write_checkpoint_header(summary: &CheckpointHeader, out: &mut dyn ImageSink) -> Result<()> {
+    let mut w = FieldWriter::default();
     w.u64(summary.seq);
     w.u64(summary.mark);
     w.u64(summary.entries);
@@ -242,15 +247,19 @@ pub(crate) fn save_summary(summary: &Summary, out: &mut dyn ImageSink) -> Result
 }
 
 /// Writes one entry.
-pub(crate) fn save_entry(len: u64, extent: Extent, out: &mut dyn ImageSink) -> Result<()> {
+pub(crate) fn write_checkpoint_entry(len: u64, extent: Extent, out: &mut dyn ImageSink) -> Result<()> {
     let mut bytes = [0; 16];
     bytes[..8].copy_from_slice(&extent.bits().to_le_bytes());
     bytes[8..].copy_from_slice(&len.to_le_bytes());
     out.put(&bytes)
 }
 
-/// Reads what [`save_summary`] and [`save_entry`] wrote; the entries, in order, go to `each`.
-pub(crate) fn load(image: &mut dyn ImageSource, mut each: impl FnMut(u64, Extent)) -> Result<Summary> {
+/// Reads what [`write_checkpoint_header`] and [`write_checkpoint_entry`] wrote; the entries, in
+/// order, go to `each`.
+pub(crate) fn read_checkpoint(
+    image: &mut dyn ImageSource,
+    mut each: impl FnMut(u64, Extent),
+) -> Result<CheckpointHeader> {
     let number = |image: &mut dyn ImageSource| {
         let mut bytes = [0; 8];
         image.fill(&mut bytes).map(|()| u64::from_le_bytes(bytes))
@@ -266,50 +275,50 @@ pub(crate) fn load(image: &mut dyn ImageSource, mut each: impl FnMut(u64, Extent
     let mut total = 0;
     for _ in 0..entries {
         let (bits, len) = (number(image)?, number(image)?);
-        let extent = Extent::from_bits(bits).ok_or_else(|| image.nonsense("extent", bits))?;
+        let extent = Extent::from_bits(bits).ok_or_else(|| image.invalid_field("extent", bits))?;
         if len == 0 || len > MAX_LEN - total {
-            return Err(image.nonsense("extent length", len));
+            return Err(image.invalid_field("extent length", len));
         }
         total += len;
         each(len, extent);
     }
-    Ok(Summary { seq, mark, entries, serials })
+    Ok(CheckpointHeader { seq, mark, entries, serials })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tree::Content;
+    use crate::tree::TreeItem;
 
     #[test]
-    fn records_and_head_come_back_and_no_prefix_of_them_does() {
+    fn records_and_head_round_trip_and_prefixes_are_rejected() {
         let records = vec![
-            Record::Insert { at: 7, run: vec![(100, Extent::new(4096)), (1 << 61, Extent::HOLE)] },
-            Record::Remap { at: u64::MAX, run: vec![(1, Extent::new(8).tail(131_071))] },
-            Record::Collapse { at: 1, len: 2 },
-            Record::Open { segment: 3, serial: 1 << 40 },
-            Record::Mark(9),
+            IndexRecord::Insert { at: 7, run: vec![(100, Extent::new(4096)), (1 << 61, Extent::HOLE)] },
+            IndexRecord::Remap { at: u64::MAX, run: vec![(1, Extent::new(8).suffix(131_071))] },
+            IndexRecord::Collapse { at: 1, len: 2 },
+            IndexRecord::Open { segment: 3, serial: 1 << 40 },
+            IndexRecord::Mark(9),
         ];
         let bytes = encode(&records);
         assert_eq!(decode(&bytes), Ok(records));
         assert!(decode(&bytes[..bytes.len() - 1]).is_err());
         assert!(decode(&[9]).is_err());
-        let head = Head {
+        let head = SpaceHead {
             generation: 1,
             space: StoreId(2),
             incarnation: 3,
-            grain: Grain::Fine,
+            geometry_kind: GeometryKind::Fine,
             floor: 4,
             next_number: 5,
-            newest: Chapter {
+            newest: RecoveryPoint {
                 checkpoint: 6,
                 seq: 7,
-                logs: vec![LogEntry { id: SegmentId(8), end: 9, is_final: true }],
+                logs: vec![LogSegmentRef { id: SegmentId(8), end: 9, is_final: true }],
             },
-            older: Chapter { checkpoint: 3, seq: 2, logs: Vec::new() },
+            older: RecoveryPoint { checkpoint: 3, seq: 2, logs: Vec::new() },
         };
         let bytes = head.encode();
-        assert_eq!(Head::decode(&bytes), Ok(head));
-        assert!((0..bytes.len()).all(|len| Head::decode(&bytes[..len]).is_err()));
+        assert_eq!(SpaceHead::decode(&bytes), Ok(head));
+        assert!((0..bytes.len()).all(|len| SpaceHead::decode(&bytes[..len]).is_err()));
     }
 }

@@ -1,8 +1,8 @@
 //! # Log: what happened to the index since the checkpoint
 //!
-//! A row of base segments under the space's own id; each operation is one frame, so that it counts whole or
-//! not at all. Frames gather in memory; the flush (`flush.rs`) hands them to the kernel. A segment's `end` runs ahead of
-//! that: it says what belongs there.
+//! A row of base segments under the space's own id; each operation is one frame, so that it counts
+//! whole or not at all. Frames gather in memory; the flush (`flush.rs`) hands them to the kernel. A
+//! segment's `end` runs ahead of that: it says what belongs there.
 //!
 //! ## Picture
 //!
@@ -14,27 +14,28 @@
 //! ## Invariants
 //!
 //! 1. Numbers are dense over the segments that the head lists, in its order.
-//! 2. After a sync the next frame starts at the next sector and says up to where everything is durable.
+//! 2. After a sync the next frame starts at the next sector and says up to where everything is
+//!    durable.
 //! 3. The head names a segment before a frame goes into it.
-//! 4. What is in `outgoing` stays there until the kernel has it: a write that failed is done again, the same bytes to the same
-//!    place.
+//! 4. What is in `unflushed` stays there until the kernel has it: a write that failed is done
+//!    again, the same bytes to the same place.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use sheaf_base::disk::SECTOR;
-use sheaf_base::frame::{FIRST, HEADER, Header, Kind, LAST, WATER, body_sum, span};
+use sheaf_base::frame::{FIRST, FrameHeader, FrameKind, HEADER, LAST, WATERMARK, body_sum, span};
 use sheaf_base::segment::{DATA_START, Segment};
 use sheaf_base::types::{SegmentId, Seq};
 
 /// Frames leave the gathering buffer when there are so many bytes of them.
-const GATHER: usize = 64 << 10;
+const MAX_BUFFERED_BYTES: usize = 64 << 10;
 /// Bytes of a seal.
-const SEAL: u64 = 24;
+const SEAL_BYTES: u64 = 24;
 
 /// The segment that frames go to.
 #[derive(Debug)]
-pub(crate) struct Tail {
+pub(crate) struct LogTail {
     pub(crate) segment: Arc<Segment>,
     /// Where the next byte goes.
     at: u64,
@@ -45,7 +46,7 @@ pub(crate) struct Tail {
 
 /// Frames on their way to the kernel.
 #[derive(Debug)]
-pub(crate) struct Chunk {
+pub(crate) struct LogWrite {
     pub(crate) segment: Arc<Segment>,
     pub(crate) at: u64,
     pub(crate) bytes: Vec<u8>,
@@ -53,105 +54,113 @@ pub(crate) struct Chunk {
 
 /// The writer's side of the log.
 #[derive(Debug, Default)]
-pub(crate) struct Log {
-    pub(crate) tail: Option<Tail>,
+pub(crate) struct SpaceLog {
+    pub(crate) tail: Option<LogTail>,
     /// Takes over when the tail is full.
     pub(crate) spare: Option<Arc<Segment>>,
     /// Sealed and not synced since.
     sealed: Vec<Arc<Segment>>,
     /// Not in the kernel yet, in order.
-    outgoing: VecDeque<Arc<Chunk>>,
+    unflushed: VecDeque<Arc<LogWrite>>,
     /// The sum of their lengths.
-    outgoing_bytes: u64,
+    unflushed_bytes: u64,
     /// Bytes since the checkpoint, and between the two before.
     pub(crate) bytes: u64,
-    pub(crate) pace: u64,
+    pub(crate) previous_bytes: u64,
     /// How many of `bytes` there were when a checkpoint was tried last, and failed.
-    tried: u64,
-    /// How many of `bytes` make a checkpoint due, as of the last look.
+    failed_at_bytes: u64,
+    /// OpenMode many of `bytes` make a checkpoint due, as of the last look.
     pub(crate) limit: u64,
     /// The highest durable number that a frame says.
-    water: u64,
+    watermark: u64,
 }
 
 /// Bytes that a frame of `body` needs at most, with mark, gap and seal.
-pub(crate) fn need(body: usize) -> u64 {
-    span(body + 8) + SECTOR + SEAL
+pub(crate) fn max_frame_bytes(body: usize) -> u64 {
+    span(body + 8) + SECTOR + SEAL_BYTES
 }
 
-impl Log {
+impl SpaceLog {
     /// Whether a frame of `body` fits, in the tail or the spare.
     pub(crate) fn has_room(&self, body: usize) -> bool {
-        let fits = |segment: &Segment, at: u64| at + need(body) <= segment.identity().capacity;
+        let fits = |segment: &Segment, at: u64| at + max_frame_bytes(body) <= segment.identity().capacity;
         self.tail.as_ref().is_some_and(|tail| fits(&tail.segment, tail.at))
             || self.spare.as_ref().is_some_and(|spare| fits(spare, DATA_START))
     }
 
-    /// Whether nothing is in the tail yet: a checkpoint needs no other segment for what comes after it.
-    pub(crate) fn is_fresh(&self) -> bool {
+    /// Whether nothing is in the tail yet: a checkpoint needs no other segment for what comes after
+    /// it.
+    pub(crate) fn is_tail_empty(&self) -> bool {
         self.tail.as_ref().is_some_and(|tail| tail.at == DATA_START)
     }
 
-    /// A checkpoint begins: the bytes are counted anew. What it takes to [`Log::resume`].
-    pub(crate) fn restart(&mut self) -> [u64; 2] {
-        let before = [self.bytes, self.pace];
-        (self.bytes, self.pace, self.tried) = (0, self.bytes, 0);
+    /// A checkpoint begins: the bytes are counted anew. What it takes to
+    /// [`SpaceLog::undo_checkpoint`].
+    pub(crate) fn start_checkpoint(&mut self) -> [u64; 2] {
+        let before = [self.bytes, self.previous_bytes];
+        (self.bytes, self.previous_bytes, self.failed_at_bytes) = (0, self.bytes, 0);
         before
     }
 
     /// There is no checkpoint: the log is as long as it was, and what came since.
-    pub(crate) fn resume(&mut self, [bytes, pace]: [u64; 2]) {
+    pub(crate) fn undo_checkpoint(&mut self, [bytes, pace]: [u64; 2]) {
         self.bytes += bytes;
-        (self.pace, self.tried) = (pace, self.bytes);
+        (self.previous_bytes, self.failed_at_bytes) = (pace, self.bytes);
     }
 
-    /// Whether the log is longer than `limit`, by which a checkpoint is due. One that failed costs a segment of the log: before the next
-    /// attempt a sixteenth of the limit is to come.
-    pub(crate) fn outgrew(&self, limit: u64) -> bool {
-        self.bytes > limit && self.bytes - self.tried >= limit / 16
+    /// Whether the log is longer than `limit`, by which a checkpoint is due. One that failed costs
+    /// a segment of the log: before the next attempt a sixteenth of the limit is to come.
+    pub(crate) fn is_checkpoint_due(&self, limit: u64) -> bool {
+        self.bytes > limit && self.bytes - self.failed_at_bytes >= limit / 16
     }
 
     /// Appends the frame of operation `seq`. Room was asked for before.
     pub(crate) fn append(&mut self, seq: u64, durable: u64, records: &[u8]) {
-        let is_full = |tail: &Tail| tail.at + need(records.len()) > tail.segment.identity().capacity;
+        let is_full =
+            |tail: &LogTail| tail.at + max_frame_bytes(records.len()) > tail.segment.identity().capacity;
         if self.tail.as_ref().is_none_or(is_full) {
             self.rotate();
         }
-        let has_water = durable > self.water;
-        self.water = self.water.max(durable);
+        let has_water = durable > self.watermark;
+        self.watermark = self.watermark.max(durable);
         let Some(tail) = &mut self.tail else { unreachable!("`has_room` found a tail or a spare") };
         let mut body = Vec::with_capacity(8 + records.len());
         if has_water {
             body.extend_from_slice(&durable.to_le_bytes());
         }
         body.extend_from_slice(records);
-        let flags = FIRST | LAST | if has_water { WATER } else { 0 };
-        self.bytes += tail.put(Kind::Commit, flags, seq, &body);
-        if tail.buffer.len() >= GATHER {
-            self.gather();
+        let flags = FIRST | LAST | if has_water { WATERMARK } else { 0 };
+        self.bytes += tail.append_frame(FrameKind::Commit, flags, seq, &body);
+        if tail.buffer.len() >= MAX_BUFFERED_BYTES {
+            self.queue_buffered();
         }
     }
 
     /// What gathered in the tail is for the kernel now.
-    fn gather(&mut self) {
-        if let Some(chunk) = self.tail.as_mut().and_then(Tail::take) {
-            self.outgoing_bytes += chunk.bytes.len() as u64;
-            self.outgoing.push_back(chunk);
+    fn queue_buffered(&mut self) {
+        if let Some(chunk) = self.tail.as_mut().and_then(LogTail::take_buffered) {
+            self.unflushed_bytes += chunk.bytes.len() as u64;
+            self.unflushed.push_back(chunk);
         }
     }
 
-    /// Writes down how far everything is durable, if no frame says so yet: until then damage to what was synced
-    /// last can pass for an operation that never was. True if there was something to write.
-    pub(crate) fn note(&mut self, durable: u64) -> bool {
-        if durable <= self.water || self.tail.is_none() || !self.has_room(0) {
+    /// Writes down how far everything is durable, if no frame says so yet: until then damage to
+    /// what was synced last can pass for an operation that never was. True if there was something
+    /// to write.
+    pub(crate) fn append_watermark(&mut self, durable: u64) -> bool {
+        if durable <= self.watermark || self.tail.is_none() || !self.has_room(0) {
             return false;
         }
-        if self.tail.as_ref().is_some_and(|tail| tail.at + need(0) > tail.segment.identity().capacity) {
+        if self
+            .tail
+            .as_ref()
+            .is_some_and(|tail| tail.at + max_frame_bytes(0) > tail.segment.identity().capacity)
+        {
             self.rotate();
         }
         let Some(tail) = &mut self.tail else { return false };
-        self.water = durable;
-        tail.put(Kind::Note, FIRST | LAST | WATER, durable, &durable.to_le_bytes());
+        self.watermark = durable;
+        tail.append_frame(FrameKind::Watermark, FIRST | LAST | WATERMARK, durable, &durable.to_le_bytes());
         true
     }
 
@@ -160,36 +169,41 @@ impl Log {
         let next = self.spare.take();
         if let Some(tail) = &mut self.tail {
             let id = next.as_ref().map_or(SegmentId(0), |segment| segment.id());
-            tail.put(Kind::Seal, FIRST | LAST, 0, &id.0.to_le_bytes());
+            tail.append_frame(FrameKind::Seal, FIRST | LAST, 0, &id.0.to_le_bytes());
             self.sealed.push(Arc::clone(&tail.segment));
-            self.gather();
+            self.queue_buffered();
         }
-        self.tail =
-            next.map(|segment| Tail { segment, at: DATA_START, buffer: Vec::new(), buffer_at: DATA_START });
+        self.tail = next.map(|segment| LogTail {
+            segment,
+            at: DATA_START,
+            buffer: Vec::new(),
+            buffer_at: DATA_START,
+        });
     }
 
-    /// Everything there is for the kernel; it stays here until [`Log::delivered`].
-    pub(crate) fn outgoing(&mut self) -> Vec<Arc<Chunk>> {
-        self.gather();
-        self.outgoing.iter().cloned().collect()
+    /// Everything there is for the kernel; it stays here until [`SpaceLog::mark_flushed`].
+    pub(crate) fn pending_writes(&mut self) -> Vec<Arc<LogWrite>> {
+        self.queue_buffered();
+        self.unflushed.iter().cloned().collect()
     }
 
     /// The kernel has the first `count` chunks.
-    pub(crate) fn delivered(&mut self, count: usize) {
-        self.outgoing_bytes -=
-            self.outgoing.drain(..count).map(|chunk| chunk.bytes.len() as u64).sum::<u64>();
+    pub(crate) fn mark_flushed(&mut self, count: usize) {
+        self.unflushed_bytes -=
+            self.unflushed.drain(..count).map(|chunk| chunk.bytes.len() as u64).sum::<u64>();
     }
 
     /// Bytes that are not in the kernel yet.
     pub(crate) fn backlog(&self) -> u64 {
-        self.outgoing_bytes + self.tail.as_ref().map_or(0, |tail| tail.buffer.len() as u64)
+        self.unflushed_bytes + self.tail.as_ref().map_or(0, |tail| tail.buffer.len() as u64)
     }
 
-    /// What a sync of everything so far has to sync, and up to where. The next frame starts at the next sector.
-    pub(crate) fn close_sector(&mut self) -> Vec<(Arc<Segment>, u64)> {
+    /// What a sync of everything so far has to sync, and up to where. The next frame starts at the
+    /// next sector.
+    pub(crate) fn prepare_sync(&mut self) -> Vec<(Arc<Segment>, u64)> {
         self.sealed.retain(|segment| segment.synced() < segment.end());
         let mut files = self.sealed.clone();
-        self.gather();
+        self.queue_buffered();
         if let Some(tail) = &mut self.tail
             && tail.segment.end() > tail.segment.synced()
         {
@@ -201,14 +215,15 @@ impl Log {
     }
 }
 
-impl Tail {
+impl LogTail {
     /// Encodes a frame; its bytes.
-    fn put(&mut self, kind: Kind, flags: u8, seq: u64, body: &[u8]) -> u64 {
+    fn append_frame(&mut self, kind: FrameKind, flags: u8, seq: u64, body: &[u8]) -> u64 {
         let gap = if self.buffer.is_empty() { self.segment.gap(self.at) } else { 0 };
-        let header = Header { check: 0, len: body.len(), kind, flags, seq: Seq(seq), part: 0, parts: 1, gap };
+        let header =
+            FrameHeader { check: 0, len: body.len(), kind, flags, seq: Seq(seq), part: 0, parts: 1, gap };
         let start = self.buffer.len();
         self.buffer.resize(start + HEADER, 0);
-        self.segment.seed().seal(self.at, &header, body_sum(body), &mut self.buffer[start..]);
+        self.segment.seed().write_header(self.at, &header, body_sum(body), &mut self.buffer[start..]);
         self.buffer.extend_from_slice(body);
         self.buffer.resize(self.buffer.len().next_multiple_of(8), 0);
         let bytes = (self.buffer.len() - start) as u64;
@@ -217,12 +232,12 @@ impl Tail {
     }
 
     /// What has gathered, if anything.
-    fn take(&mut self) -> Option<Arc<Chunk>> {
+    fn take_buffered(&mut self) -> Option<Arc<LogWrite>> {
         if self.buffer.is_empty() {
             return None;
         }
-        let bytes = std::mem::replace(&mut self.buffer, Vec::with_capacity(GATHER + (4 << 10)));
-        let chunk = Chunk { segment: Arc::clone(&self.segment), at: self.buffer_at, bytes };
+        let bytes = std::mem::replace(&mut self.buffer, Vec::with_capacity(MAX_BUFFERED_BYTES + (4 << 10)));
+        let chunk = LogWrite { segment: Arc::clone(&self.segment), at: self.buffer_at, bytes };
         self.buffer_at = self.at;
         self.segment.publish(self.at);
         Some(Arc::new(chunk))
@@ -231,22 +246,22 @@ impl Tail {
 
 #[cfg(test)]
 mod tests {
-    use super::Log;
+    use super::SpaceLog;
 
     #[test]
     fn a_checkpoint_that_failed_leaves_the_log_long_and_is_tried_again_later() {
-        let mut log = Log { bytes: 1601, pace: 7, ..Log::default() };
-        assert!(log.outgrew(1600));
-        let before = log.restart();
-        assert_eq!((log.bytes, log.pace), (0, 1601));
+        let mut log = SpaceLog { bytes: 1601, previous_bytes: 7, ..SpaceLog::default() };
+        assert!(log.is_checkpoint_due(1600));
+        let before = log.start_checkpoint();
+        assert_eq!((log.bytes, log.previous_bytes), (0, 1601));
         log.bytes += 9;
-        log.resume(before);
-        assert_eq!((log.bytes, log.pace), (1610, 7));
-        assert!(!log.outgrew(1600), "not at once");
+        log.undo_checkpoint(before);
+        assert_eq!((log.bytes, log.previous_bytes), (1610, 7));
+        assert!(!log.is_checkpoint_due(1600), "not at once");
         log.bytes += 100;
-        assert!(log.outgrew(1600));
-        log.restart();
+        assert!(log.is_checkpoint_due(1600));
+        log.start_checkpoint();
         log.bytes += 1601;
-        assert!(log.outgrew(1600), "as ever, after one that did not fail");
+        assert!(log.is_checkpoint_due(1600), "as ever, after one that did not fail");
     }
 }

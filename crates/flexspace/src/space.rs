@@ -1,33 +1,34 @@
 //! # FlexSpace: a file whose bytes can be inserted and removed anywhere
 //!
-//! What users call. What the calls share, and who locks what: `shared.rs`; how an operation comes about: `commit.rs`;
-//! what opening finds after a crash: `recover.rs`. See the crate's page for the picture.
+//! What users call. What the calls share, and who locks what: `shared.rs`; how an operation comes
+//! about: `commit.rs`; what opening finds after a crash: `recover.rs`. See the crate's page for the
+//! picture.
 
 use sheaf_base::sync::atomic::{AtomicU64, Ordering};
 use std::path::Path;
 use std::sync::Arc;
 
-use sheaf_base::disk::{Disk, Locked, Share};
-use sheaf_base::error::{Error, InUse, IoContext, Result};
-use sheaf_base::memory::Part;
-use sheaf_base::work::Worker;
+use sheaf_base::disk::{Disk, LockMode, LockOutcome};
+use sheaf_base::error::{Error, IoContext, LockConflict, Result};
+use sheaf_base::memory::MemoryPart;
+use sheaf_base::parallel::StepThread;
 
 use crate::check::Verification;
 use crate::edit::Edit;
-use crate::options::Options;
-use crate::room::KEPT;
-use crate::shared::{EXTENT_BYTES, INTERVAL, Shared};
-use crate::upkeep::When;
-use crate::view::View;
-use crate::writer::{Op, Who};
-use crate::{recover, rest};
+use crate::maintenance::MaintenanceTiming;
+use crate::options::SpaceOptions;
+use crate::segment_allocator::GC_FREE_SEGMENTS;
+use crate::shared::{BACKGROUND_INTERVAL, EXTENT_BYTES, SharedSpace};
+use crate::view::SpaceView;
+use crate::writer::{SpaceOp, WriteClass};
+use crate::{open_partial, recover};
 
 /// The file that holds the lock.
 const LOCK: &str = "LOCK";
 
 /// Figures of a space.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Stats {
+pub struct SpaceStats {
     /// Length in bytes, holes included.
     pub len: u64,
     /// Extents and holes.
@@ -39,7 +40,7 @@ pub struct Stats {
     /// Operations so far, in all lives of the space; and how many of them are durable.
     pub operations: u64,
     /// See `operations`.
-    pub durable: u64,
+    pub durable_operations: u64,
     /// Bytes that live in data files, checksums included.
     pub live_bytes: u64,
     /// Most bytes that may live there; without a limit, a large number.
@@ -49,7 +50,7 @@ pub struct Stats {
     /// Segments that can be written.
     pub free_segments: u64,
     /// Bytes that can be written without more room on the disk.
-    pub ready_bytes: u64,
+    pub preallocated_bytes: u64,
     /// Segments that are empty and wait for a sync, or for readers, before they can be written.
     pub dead_segments: u64,
     /// Data bytes written by users since the opening, checksums included.
@@ -67,10 +68,11 @@ pub struct Stats {
 /// An open FlexSpace. Dropping it closes it; errors of that are lost: prefer [`FlexSpace::close`].
 ///
 /// ```
-/// use sheaf_flexspace::{FlexSpace, Options};
+/// use sheaf_flexspace::{FlexSpace, SpaceOptions};
 /// # fn main() -> sheaf_base::error::Result<()> {
 /// # let disk = std::sync::Arc::new(sheaf_base::disk::sim::SimDisk::new());
-/// let space = FlexSpace::open_on(disk, "/text", Options { inline: true, ..Options::default() })?;
+/// let options = SpaceOptions { inline: true, ..SpaceOptions::default() };
+/// let space = FlexSpace::open_on(disk, "/text", options)?;
 /// space.write(0, b"hello world")?;
 /// space.insert(5, b", wide")?;
 /// space.collapse(0, 2)?;
@@ -83,24 +85,25 @@ pub struct Stats {
 /// ```
 #[derive(Debug)]
 pub struct FlexSpace {
-    shared: Arc<Shared>,
-    workers: Vec<Worker>,
+    shared: Arc<SharedSpace>,
+    workers: Vec<StepThread>,
     /// `None` for a reader of a space without a lock.
-    _lock: Option<Held>,
+    _lock: Option<DirLock>,
 }
 
 /// A lock that is held.
-type Held = Box<dyn std::fmt::Debug + Send + Sync>;
+type DirLock = Box<dyn std::fmt::Debug + Send + Sync>;
 
-/// Locks a space. One that was restored or copied has no lock until somebody opens it for writing; a reader may not make one and
-/// reads without. A database's own lock keeps writers away from its spaces meanwhile.
-fn lock(disk: &dyn Disk, dir: &Path, read_only: bool) -> Result<Option<Held>> {
-    let share = if read_only { Share::Shared } else { Share::Exclusive };
+/// Locks a space. One that was restored or copied has no lock until somebody opens it for writing;
+/// a reader may not make one and reads without. A database's own lock keeps writers away from its
+/// spaces meanwhile.
+fn lock(disk: &dyn Disk, dir: &Path, read_only: bool) -> Result<Option<DirLock>> {
+    let share = if read_only { LockMode::Shared } else { LockMode::Exclusive };
     match disk.lock(&dir.join(LOCK), share) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound && read_only => Ok(None),
         locked => match locked.during("lock", dir)? {
-            Locked::Held(lock) => Ok(Some(lock)),
-            Locked::Busy(pid) => Err(Error::locked(dir, pid, InUse::Owner)),
+            LockOutcome::Acquired(lock) => Ok(Some(lock)),
+            LockOutcome::Busy(pid) => Err(Error::locked(dir, pid, LockConflict::Owner)),
         },
     }
 }
@@ -110,9 +113,9 @@ impl FlexSpace {
     ///
     /// # Errors
     ///
-    /// `Locked` if it is open elsewhere, `NotFound` if there is none and `options.create` says no, `Corrupt` if
-    /// what must be there is not.
-    pub fn open(dir: impl AsRef<Path>, options: Options) -> Result<FlexSpace> {
+    /// `Locked` if it is open elsewhere, `NotFound` if there is none and `options.create` says no,
+    /// `Corrupt` if what must be there is not.
+    pub fn open(dir: impl AsRef<Path>, options: SpaceOptions) -> Result<FlexSpace> {
         FlexSpace::open_on(Arc::new(sheaf_base::disk::real::RealDisk::default()), dir, options)
     }
 
@@ -121,13 +124,13 @@ impl FlexSpace {
     /// # Errors
     ///
     /// As for [`FlexSpace::open`].
-    pub fn open_on(disk: Arc<dyn Disk>, dir: impl AsRef<Path>, options: Options) -> Result<FlexSpace> {
+    pub fn open_on(disk: Arc<dyn Disk>, dir: impl AsRef<Path>, options: SpaceOptions) -> Result<FlexSpace> {
         let dir = dir.as_ref();
         if options.create && !options.read_only {
             recover::make_dir(&*disk, dir)?;
         } else if let Err(error) = disk.list(dir) {
             return Err(match error.kind() {
-                std::io::ErrorKind::NotFound => Error::NotFound { path: dir.to_path_buf() },
+                std::io::ErrorKind::NotFound => Error::DatabaseNotFound { path: dir.to_path_buf() },
                 _ => Error::io("list", dir, error),
             });
         }
@@ -136,11 +139,21 @@ impl FlexSpace {
         let shared = Arc::new(recover::open(disk, dir, options)?);
         let mut workers = Vec::new();
         if !is_inline {
-            let (keeper, collector) = (Arc::clone(&shared), Arc::clone(&shared));
-            let keep = move || keeper.keep(When::After).unwrap_or(false);
-            let collect = move || collector.collect_if_due().unwrap_or(false);
-            workers.push(Worker::start("flexspace", shared.waker.clone(), INTERVAL, keep)?);
-            workers.push(Worker::start("flexspace-gc", shared.collector.clone(), INTERVAL, collect)?);
+            let (keeper, gc_waker) = (Arc::clone(&shared), Arc::clone(&shared));
+            let keep = move || keeper.housekeep(MaintenanceTiming::Idle).unwrap_or(false);
+            let collect = move || gc_waker.gc_if_due().unwrap_or(false);
+            workers.push(StepThread::start(
+                "flexspace",
+                shared.maintenance_waker.clone(),
+                BACKGROUND_INTERVAL,
+                keep,
+            )?);
+            workers.push(StepThread::start(
+                "flexspace-gc",
+                shared.gc_waker.clone(),
+                BACKGROUND_INTERVAL,
+                collect,
+            )?);
         }
         Ok(FlexSpace { shared, workers, _lock: lock })
     }
@@ -152,19 +165,20 @@ impl FlexSpace {
     ///
     /// ```
     /// use sheaf_base::disk::{Disk, sim::SimDisk};
-    /// use sheaf_flexspace::{FlexSpace, Options};
+    /// use sheaf_flexspace::{FlexSpace, SpaceOptions};
     /// # fn main() -> sheaf_base::error::Result<()> {
     /// let disk = std::sync::Arc::new(SimDisk::new());
-    /// let options = Options { inline: true, ..Options::default() };
+    /// let options = SpaceOptions { inline: true, ..SpaceOptions::default() };
     /// let space = FlexSpace::open_on(disk.clone(), "/text", options)?;
     /// space.write(0, b"hello world")?;
     /// space.close()?;
     /// for slot in ["/text/HEAD.0", "/text/HEAD.1"] {
     ///     disk.overwrite(slot.as_ref(), 0, &[0; 200]).expect("it is there");
     /// }
-    /// let options = Options { read_only: true, inline: true, ..Options::default() };
+    /// let options = SpaceOptions { read_only: true, inline: true, ..SpaceOptions::default() };
     /// assert!(FlexSpace::open_on(disk.clone(), "/text", options.clone()).is_err());
-    /// let space = FlexSpace::open_rest(disk, "/text", options, &mut |error| println!("{error}"))?;
+    /// let mut report = |error| println!("{error}");
+    /// let space = FlexSpace::open_partial(disk, "/text", options, &mut report)?;
     /// let mut text = vec![0; 11];
     /// space.read(0, &mut text)?;
     /// assert_eq!(text, b"hello world");
@@ -175,20 +189,20 @@ impl FlexSpace {
     /// # Errors
     ///
     /// Returns `Corrupt` if no checkpoint, or nothing that says which space it is, can be read,
-    /// `Invalid` if `options` are not read-only, and the errors of reading.
-    pub fn open_rest(
+    /// `InvalidArgument` if `options` are not read-only, and the errors of reading.
+    pub fn open_partial(
         disk: Arc<dyn Disk>,
         dir: impl AsRef<Path>,
-        options: Options,
+        options: SpaceOptions,
         skipped: &mut dyn FnMut(Error),
     ) -> Result<FlexSpace> {
         let dir = dir.as_ref();
         if !options.read_only {
             let why = "a damaged space is only read".to_owned();
-            return Err(Error::Invalid { what: "options", why });
+            return Err(Error::InvalidArgument { argument: "options", reason: why });
         }
         let lock = lock(&*disk, dir, true)?;
-        let shared = Arc::new(rest::open(disk, dir, options, skipped)?);
+        let shared = Arc::new(open_partial::open(disk, dir, options, skipped)?);
         Ok(FlexSpace { shared, workers: Vec::new(), _lock: lock })
     }
 
@@ -204,7 +218,8 @@ impl FlexSpace {
         self.len() == 0
     }
 
-    /// The number last set by [`Edit::mark`]: at opening, that of the last operation that a crash left.
+    /// The number last set by [`Edit::mark`]: at opening, that of the last operation that a crash
+    /// left.
     #[must_use]
     pub fn mark(&self) -> u64 {
         self.shared.current.load().mark
@@ -213,14 +228,14 @@ impl FlexSpace {
     /// Operations so far, in all lives of the space, those of garbage collection included.
     #[must_use]
     pub fn operations(&self) -> u64 {
-        self.shared.current.load().tree.mark()
+        self.shared.current.load().tree.version()
     }
 
-    /// The state as of now, to read from for as long as it is held. What it alone needs takes space that
-    /// long.
+    /// The state as of now, to read from for as long as it is held. What it alone needs takes space
+    /// that long.
     #[must_use]
-    pub fn view(&self) -> View {
-        View::new(self.shared.current.load_full())
+    pub fn view(&self) -> SpaceView {
+        SpaceView::new(self.shared.current.load_full())
     }
 
     /// Fills `buf` from `at`; fewer bytes only at the end. How many.
@@ -232,7 +247,7 @@ impl FlexSpace {
         self.shared.current.load().read(at, buf)
     }
 
-    /// As [`View::read_extent`], of the state as of now.
+    /// As [`SpaceView::read_extent`], of the state as of now.
     ///
     /// # Errors
     ///
@@ -246,23 +261,24 @@ impl FlexSpace {
         Edit::new(self)
     }
 
-    /// Replaces the bytes from `at` on by `bytes`, and goes on behind the end. Beyond the end it leaves a hole,
-    /// which reads as zeros and takes no space.
+    /// Replaces the bytes from `at` on by `bytes`, and goes on behind the end. Beyond the end it
+    /// leaves a hole, which reads as zeros and takes no space.
     ///
     /// # Errors
     ///
-    /// Nothing was changed: `NoSpace`, `OverBudget`, `TooLarge`, `Io`. `Poisoned` since a failed sync.
+    /// Nothing was changed: `NoSpace`, `MemoryBudgetExceeded`, `TooLarge`, `Io`. `Poisoned` since a
+    /// failed sync.
     pub fn write(&self, at: u64, bytes: &[u8]) -> Result<()> {
-        self.shared.commit(&[Op::Write { at, bytes }])
+        self.shared.commit(&[SpaceOp::Write { at, bytes }])
     }
 
     /// Inserts `bytes` at `at`; what was there and behind moves.
     ///
     /// # Errors
     ///
-    /// As for [`FlexSpace::write`]; `Invalid` if `at` is beyond the end.
+    /// As for [`FlexSpace::write`]; `InvalidArgument` if `at` is beyond the end.
     pub fn insert(&self, at: u64, bytes: &[u8]) -> Result<()> {
-        self.shared.commit(&[Op::Insert { at, bytes }])
+        self.shared.commit(&[SpaceOp::Insert { at, bytes }])
     }
 
     /// Inserts a hole of `len` bytes at `at`.
@@ -271,19 +287,21 @@ impl FlexSpace {
     ///
     /// As for [`FlexSpace::insert`].
     pub fn insert_hole(&self, at: u64, len: u64) -> Result<()> {
-        self.shared.commit(&[Op::InsertHole { at, len }])
+        self.shared.commit(&[SpaceOp::InsertHole { at, len }])
     }
 
     /// Removes `len` bytes at `at`; what was behind moves to `at`.
     ///
     /// # Errors
     ///
-    /// As for [`FlexSpace::insert`], if the range is not within the space. Needs no room in the data files.
+    /// As for [`FlexSpace::insert`], if the range is not within the space. Needs no room in the
+    /// data files.
     pub fn collapse(&self, at: u64, len: u64) -> Result<()> {
-        self.shared.commit(&[Op::Collapse { at, len }])
+        self.shared.commit(&[SpaceOp::Collapse { at, len }])
     }
 
-    /// Writes the bytes of a range again, in as few extents as can be; holes stay holes. Content does not change.
+    /// Writes the bytes of a range again, in as few extents as can be; holes stay holes. Content
+    /// does not change.
     ///
     /// # Errors
     ///
@@ -306,30 +324,32 @@ impl FlexSpace {
     /// # Errors
     ///
     /// What the step met.
-    pub fn pump(&self) -> Result<bool> {
-        self.shared.pump(When::After)
+    pub fn maintain(&self) -> Result<bool> {
+        self.shared.maintain(MaintenanceTiming::Idle)
     }
 
-    /// As [`FlexSpace::pump`], for who goes on with the next operation at once: the kernel gets what was written when it is worth a
-    /// call of the system, and nothing is taken for the end of the work.
+    /// As [`FlexSpace::maintain`], for who goes on with the next operation at once: the kernel gets
+    /// what was written when it is worth a call of the system, and nothing is taken for the end of
+    /// the work.
     ///
     /// # Errors
     ///
     /// As there.
-    pub fn pump_between(&self) -> Result<bool> {
-        self.shared.pump(When::Between)
+    pub fn maintain_busy(&self) -> Result<bool> {
+        self.shared.maintain(MaintenanceTiming::Busy)
     }
 
-    /// As [`FlexSpace::pump`] where the disk is full: garbage is collected as long as any is, and segments that nothing needs
-    /// are given back at once. True if there are more to write to than before.
+    /// As [`FlexSpace::maintain`] where the disk is full: garbage is collected as long as any is,
+    /// and segments that nothing needs are given back at once. True if there are more to write to
+    /// than before.
     ///
     /// # Errors
     ///
-    /// As for [`FlexSpace::pump`].
+    /// As for [`FlexSpace::maintain`].
     pub fn reclaim(&self) -> Result<bool> {
-        self.shared.pump(When::After)?;
-        match self.shared.recycle() {
-            Err(Error::NoSpace { .. } | Error::FileLimit { .. }) => Ok(false),
+        self.shared.maintain(MaintenanceTiming::Idle)?;
+        match self.shared.reclaim_segments() {
+            Err(Error::NoSpace { .. } | Error::FileSizeLimit { .. }) => Ok(false),
             other => other,
         }
     }
@@ -343,43 +363,46 @@ impl FlexSpace {
         self.shared.checkpoint()
     }
 
-    /// The state as of now, durable, as files that can be copied and opened as a space: they stay as they are for as long as it is
-    /// held. What it alone needs takes space that long.
+    /// The state as of now, durable, as files that can be copied and opened as a space: they stay
+    /// as they are for as long as it is held. What it alone needs takes space that long.
     ///
     /// # Errors
     ///
     /// As for [`FlexSpace::sync`].
-    pub fn still(&self) -> Result<crate::Still> {
-        self.shared.still()
+    pub fn pin_files(&self) -> Result<crate::PinnedSpace> {
+        self.shared.pin_files()
     }
 
     /// Figures.
     #[must_use]
-    pub fn stats(&self) -> Stats {
+    pub fn stats(&self) -> SpaceStats {
         self.shared.stats()
     }
 
-    /// Bytes of the index in memory; nodes that removals left free are room for extents to come, and do not count.
+    /// Bytes of the index in memory; nodes that removals left free are room for extents to come,
+    /// and do not count.
     #[must_use]
     pub fn index_bytes(&self) -> u64 {
         let entries = self.shared.current.load().tree.entries();
         self.shared.accounted.load(Ordering::Relaxed).min(entries * EXTENT_BYTES)
     }
 
-    /// Bytes of the disk that going on takes in any case: what garbage collection copies to, of 30/32 that may live (paper,
-    /// section 4.1), and an index for the next checkpoint. And the bytes that have blocks already.
+    /// Bytes of the disk that going on takes in any case: what garbage collection copies to, of
+    /// 30/32 that may live (paper, section 4.1), and an index for the next checkpoint. And the
+    /// bytes that have blocks already.
     #[must_use]
-    pub fn room_to_go_on(&self) -> (u64, u64) {
+    pub fn disk_reserve(&self) -> (u64, u64) {
         let (g, w) = (&self.shared.geometry, self.shared.writer.lock());
-        let upkeep = (w.total_live / 15).max((KEPT as u64 + 2) * g.segment);
-        let needs = upkeep + self.shared.upkeep_bytes();
-        (needs, w.ready(Who::Collector))
+        let upkeep = (w.total_live / 15).max((GC_FREE_SEGMENTS as u64 + 2) * g.segment);
+        let needs = upkeep + self.shared.maintenance_bytes();
+        (needs, w.writable_now(WriteClass::Gc))
     }
 
-    /// What was damaged at opening and could be made again: a checkpoint, from the one before it and its log.
+    /// What was damaged at opening and could be made again: a checkpoint, from the one before it
+    /// and its log.
     #[must_use]
-    pub fn healed(&self) -> Option<&Error> {
-        self.shared.healed.as_ref()
+    pub fn repaired_damage(&self) -> Option<&Error> {
+        self.shared.repaired_damage.as_ref()
     }
 
     /// Reads every byte there is, and both checkpoints; each damaged extent goes to `report`.
@@ -391,7 +414,8 @@ impl FlexSpace {
         self.verification().run(&mut report, &mut |_| Ok(()))
     }
 
-    /// What [`FlexSpace::verify`] does, of the state as of now, for who cannot hold on to the space meanwhile.
+    /// What [`FlexSpace::verify`] does, of the state as of now, for who cannot hold on to the space
+    /// meanwhile.
     #[must_use]
     pub fn verification(&self) -> Verification {
         Verification::new(Arc::clone(&self.shared), self.view())
@@ -407,7 +431,7 @@ impl FlexSpace {
         self.shared.close()
     }
 
-    pub(crate) fn shared(&self) -> &Shared {
+    pub(crate) fn shared(&self) -> &SharedSpace {
         &self.shared
     }
 }
@@ -417,29 +441,30 @@ impl Drop for FlexSpace {
         self.workers.clear();
         let _ = self.shared.close(); // whoever wants to know calls `close`
         let bytes = self.shared.accounted.swap(0, Ordering::Relaxed);
-        self.shared.options.memory.give(Part::Index, bytes);
+        self.shared.options.memory.give_back(MemoryPart::Index, bytes);
     }
 }
 
-impl Shared {
-    fn stats(&self) -> Stats {
+impl SharedSpace {
+    fn stats(&self) -> SpaceStats {
         let version = self.current.load_full();
         let w = self.writer.lock();
-        let there = w.areas.files.iter().flatten().count() as u64 * u64::from(self.geometry.area_segments);
+        let there =
+            w.data_files.files.iter().flatten().count() as u64 * u64::from(self.geometry.segments_per_file);
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        Stats {
+        SpaceStats {
             len: version.tree.len(),
             extents: version.tree.entries(),
-            index_bytes: w.tree.held_bytes(),
+            index_bytes: w.tree.allocated_bytes(),
             versions: w.tree.versions() as u64,
             operations: w.seq,
-            durable: self.durable.load(Ordering::Acquire),
+            durable_operations: self.durable.load(Ordering::Acquire),
             live_bytes: w.total_live,
             capacity: w.capacity(),
             segments: there,
-            free_segments: (w.room.free.len() + w.room.bare.len()) as u64,
-            ready_bytes: w.ready(Who::User),
-            dead_segments: w.dead(),
+            free_segments: (w.allocator.free.len() + w.allocator.without_blocks.len()) as u64,
+            preallocated_bytes: w.writable_now(WriteClass::User),
+            dead_segments: w.dead_segments(),
             written_bytes: read(&self.counters.written),
             moved_bytes: read(&self.counters.moved),
             freed_segments: read(&self.counters.freed),

@@ -1,8 +1,8 @@
 //! # Writer: the one who changes a FlexSpace
 //!
-//! Everything under one lock: the tree, which segments hold how much, where the next bytes go, the log.
-//! An operation writes its data first (which may fail and then has changed nothing), then logs, then changes
-//! the tree, then publishes.
+//! Everything under one lock: the tree, which segments hold how much, where the next bytes go, the
+//! log. An operation writes its data first (which may fail and then has changed nothing), then
+//! logs, then changes the tree, then publishes.
 //!
 //! ## States of a segment
 //!
@@ -25,25 +25,25 @@ use std::time::Duration;
 use sheaf_base::error::{Error, Result};
 use sheaf_base::memory::Memory;
 
-use crate::area::Areas;
+use crate::data_file::DataFiles;
 use crate::extent::{Extent, footprint};
-use crate::format::{self, Record};
-use crate::held::Beyond;
-use crate::log::Log;
-use crate::room::Room;
-use crate::tree::{Content, Entry, MAX_LEN, ShiftTree};
+use crate::format::{self, IndexRecord};
+use crate::log::SpaceLog;
+use crate::pinned::PinnedSegments;
+use crate::segment_allocator::SegmentAllocator;
+use crate::tree::{MAX_LEN, ShiftTree, TreeEntry, TreeItem};
 
 /// Who wants room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Who {
+pub(crate) enum WriteClass {
     /// A user's operation.
     User,
     /// Garbage collection: may use the reserve, and keeps to a segment of its own.
-    Collector,
+    Gc,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum State {
+pub(crate) enum SegmentState {
     Free,
     Open,
     Sealed,
@@ -52,34 +52,35 @@ pub(crate) enum State {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Segment {
+pub(crate) struct SegmentMeta {
     pub(crate) live: u64,
-    pub(crate) state: State,
+    pub(crate) state: SegmentState,
     /// It was taken after this operation: no version up to there names it.
-    pub(crate) born: u64,
+    pub(crate) open_seq: u64,
     /// A piece of it is damaged: it is left as it is.
     pub(crate) is_damaged: bool,
     /// Only a version that is held for long names it, and memory was told.
-    pub(crate) is_forgotten: bool,
+    pub(crate) is_cache_dropped: bool,
 }
 
-impl Segment {
+impl SegmentMeta {
     /// One of which nothing more is known.
-    pub(crate) fn new(state: State) -> Segment {
-        Segment { live: 0, state, born: 0, is_damaged: false, is_forgotten: false }
+    pub(crate) fn new(state: SegmentState) -> SegmentMeta {
+        SegmentMeta { live: 0, state, open_seq: 0, is_damaged: false, is_cache_dropped: false }
     }
 
-    /// Whether it died at or before `newest`, no version that is `read` names it, and it may be written to again.
-    fn is_over(self, newest: u64, read: &[u64]) -> bool {
-        let State::Dead(died) = self.state else { return false };
-        let next = read.partition_point(|mark| *mark <= self.born);
+    /// Whether it died at or before `newest`, no version that is `read` names it, and it may be
+    /// written to again.
+    fn is_reclaimable(self, newest: u64, read: &[u64]) -> bool {
+        let SegmentState::Dead(died) = self.state else { return false };
+        let next = read.partition_point(|mark| *mark <= self.open_seq);
         died <= newest && !self.is_damaged && read.get(next).is_none_or(|mark| *mark >= died)
     }
 }
 
 /// What an operation does, before it has a place.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Op<'a> {
+pub(crate) enum SpaceOp<'a> {
     Insert { at: u64, bytes: &'a [u8] },
     InsertHole { at: u64, len: u64 },
     Write { at: u64, bytes: &'a [u8] },
@@ -88,32 +89,33 @@ pub(crate) enum Op<'a> {
 }
 
 #[derive(Debug)]
-pub(crate) struct Writer {
+pub(crate) struct SpaceWriter {
     pub(crate) dir: PathBuf,
     pub(crate) tree: ShiftTree<Extent>,
-    pub(crate) areas: Arc<Areas>,
-    pub(crate) segments: Vec<Segment>,
-    /// The oldest version that is read, and since when it is that (`held.rs`).
+    pub(crate) data_files: Arc<DataFiles>,
+    pub(crate) segments: Vec<SegmentMeta>,
+    /// The oldest version that is read, and since when it is that (`pinned.rs`).
     pub(crate) oldest: Option<(u64, Duration)>,
     /// What that keeps from being collected, as of the last look.
-    pub(crate) beyond: Beyond,
+    pub(crate) pinned: PinnedSegments,
     pub(crate) total_live: u64,
-    pub(crate) room: Room,
-    pub(crate) unlogged: Vec<Record>,
-    pub(crate) log: Log,
+    pub(crate) allocator: SegmentAllocator,
+    pub(crate) unlogged: Vec<IndexRecord>,
+    pub(crate) log: SpaceLog,
     pub(crate) seq: u64,
     pub(crate) mark: u64,
     /// The range that garbage collection looks at, kept up with the edits.
-    pub(crate) track: Option<(u64, u64)>,
+    pub(crate) gc_range: Option<(u64, u64)>,
     /// The last operation and the oldest version when a pass at rest found nothing to gain or no
     /// room.
-    pub(crate) rested: Option<(u64, Option<u64>)>,
+    pub(crate) last_idle_pass: Option<(u64, Option<u64>)>,
     /// Data bytes written since the last sync.
-    pub(crate) unsynced: u64,
+    pub(crate) unsynced_bytes: u64,
 }
 
-/// `from..to` after `cut` bytes at `at` became `new` bytes: it covers what is left of what it covered.
-fn follow((from, to): (u64, u64), at: u64, cut: u64, new: u64) -> (u64, u64) {
+/// `from..to` after `cut` bytes at `at` became `new` bytes: it covers what is left of what it
+/// covered.
+fn shift_range((from, to): (u64, u64), at: u64, cut: u64, new: u64) -> (u64, u64) {
     let low = match from {
         _ if from <= at => from,
         _ if from < at + cut => at,
@@ -128,163 +130,166 @@ fn follow((from, to): (u64, u64), at: u64, cut: u64, new: u64) -> (u64, u64) {
 }
 
 /// What lives where.
-struct Books<'a> {
-    segments: &'a mut [Segment],
-    areas: &'a Areas,
+struct SegmentAccounting<'a> {
+    segments: &'a mut [SegmentMeta],
+    data_files: &'a DataFiles,
     total_live: &'a mut u64,
     seq: u64,
 }
 
-impl Books<'_> {
-    fn enter(&mut self, len: u64, extent: Extent, sign: i64) {
+impl SegmentAccounting<'_> {
+    fn adjust(&mut self, len: u64, extent: Extent, sign: i64) {
         if extent.is_hole() {
             return;
         }
-        let bytes = footprint(len, self.areas.geometry.piece);
-        let segment = &mut self.segments[self.areas.segment_of(extent) as usize];
+        let bytes = footprint(len, self.data_files.geometry.checksum_block);
+        let segment = &mut self.segments[self.data_files.segment_of(extent) as usize];
         if sign > 0 {
             segment.live += bytes;
             *self.total_live += bytes;
-            if matches!(segment.state, State::Dead(_)) {
-                segment.state = State::Sealed;
+            if matches!(segment.state, SegmentState::Dead(_)) {
+                segment.state = SegmentState::Sealed;
             }
         } else {
             segment.live -= bytes;
             *self.total_live -= bytes;
-            if segment.live == 0 && segment.state == State::Sealed {
-                segment.state = State::Dead(self.seq);
+            if segment.live == 0 && segment.state == SegmentState::Sealed {
+                segment.state = SegmentState::Dead(self.seq);
             }
         }
     }
 }
 
-impl Writer {
+impl SpaceWriter {
     #[allow(clippy::too_many_arguments)] // made in one place
     pub(crate) fn new(
         dir: PathBuf,
         tree: ShiftTree<Extent>,
-        areas: Areas,
+        data_files: DataFiles,
         limit: u64,
         incarnation: u64,
         seq: u64,
         mark: u64,
         memory: Arc<Memory>,
-    ) -> Writer {
-        Writer {
+    ) -> SpaceWriter {
+        SpaceWriter {
             dir,
             tree,
-            areas: Arc::new(areas),
+            data_files: Arc::new(data_files),
             segments: Vec::new(),
             oldest: None,
-            beyond: Beyond::default(),
+            pinned: PinnedSegments::default(),
             total_live: 0,
-            room: Room::new(limit, incarnation, memory),
+            allocator: SegmentAllocator::new(limit, incarnation, memory),
             unlogged: Vec::new(),
-            log: Log::default(),
+            log: SpaceLog::default(),
             seq,
             mark,
-            track: None,
-            rested: None,
-            unsynced: 0,
+            gc_range: None,
+            last_idle_pass: None,
+            unsynced_bytes: 0,
         }
     }
 
     /// Counts what lives where, at opening. An extent in a file that is not there is damage.
-    pub(crate) fn count(&mut self) -> Result<()> {
-        let geometry = self.areas.geometry;
-        let per_area = geometry.area_segments as usize;
-        self.segments = vec![Segment::new(State::Sealed); self.areas.files.len() * per_area];
-        let (segments, areas) = (&mut self.segments, &self.areas);
+    pub(crate) fn count_live(&mut self) -> Result<()> {
+        let geometry = self.data_files.geometry;
+        let per_file = geometry.segments_per_file as usize;
+        self.segments = vec![SegmentMeta::new(SegmentState::Sealed); self.data_files.files.len() * per_file];
+        let (segments, data_files) = (&mut self.segments, &self.data_files);
         let total = self.tree.read(|tree| {
             let mut total = 0;
             for entry in tree.range(0).filter(|entry| !entry.item.is_hole()) {
-                let segment = areas.segment_of(entry.item);
-                if areas.spot(segment).is_none() {
-                    return areas.piece(entry.item, 0, |_, _, _| Ok(0)); // says which file is missing
+                let segment = data_files.segment_of(entry.item);
+                if data_files.segment_position(segment).is_none() {
+                    return data_files.with_block(entry.item, 0, |_, _, _| Ok(0)); // says which file is missing
                 }
-                let bytes = footprint(entry.len, geometry.piece);
+                let bytes = footprint(entry.len, geometry.checksum_block);
                 segments[segment as usize].live += bytes;
                 total += bytes;
             }
             Ok(total)
         })?;
         self.total_live = total;
-        self.count_there();
+        self.count_with_file();
         for (number, segment) in self.segments.iter_mut().enumerate() {
-            if segment.live == 0 && self.areas.files[number / per_area].is_some() {
-                segment.state = State::Free;
-                let is_within = (number as u64) < self.room.limit;
-                self.room.bare.extend(is_within.then(|| u32::try_from(number).unwrap_or(u32::MAX)));
+            if segment.live == 0 && self.data_files.files[number / per_file].is_some() {
+                segment.state = SegmentState::Free;
+                let is_within = (number as u64) < self.allocator.limit;
+                self.allocator
+                    .without_blocks
+                    .extend(is_within.then(|| u32::try_from(number).unwrap_or(u32::MAX)));
             }
         }
         Ok(())
     }
 
-    /// Checks the operations' ranges one after the other; the footprint of what they write, and the bytes
-    /// of records they need at most.
-    pub(crate) fn plan(&self, ops: &[Op<'_>]) -> Result<(u64, usize)> {
-        let invalid = |why: String| Err(Error::Invalid { what: "range", why });
-        let g = &self.areas.geometry;
+    /// Checks the operations' ranges one after the other; the footprint of what they write, and the
+    /// bytes of records they need at most.
+    pub(crate) fn check_ops(&self, ops: &[SpaceOp<'_>]) -> Result<(u64, usize)> {
+        let invalid = |why: String| Err(Error::InvalidArgument { argument: "range", reason: why });
+        let g = &self.data_files.geometry;
         let (mut len, mut bytes, mut body) = (self.tree.len(), 0, 64);
         for op in ops {
             let written = match *op {
-                Op::Insert { at, bytes } if at <= len => {
+                SpaceOp::Insert { at, bytes } if at <= len => {
                     len = len.saturating_add(bytes.len() as u64);
                     bytes.len() as u64
                 }
-                Op::InsertHole { at, len: more } if at <= len => {
+                SpaceOp::InsertHole { at, len: more } if at <= len => {
                     len = len.saturating_add(more);
                     0
                 }
-                Op::Write { at, bytes } => {
+                SpaceOp::Write { at, bytes } => {
                     len = len.max(at.saturating_add(bytes.len() as u64));
                     bytes.len() as u64
                 }
-                Op::Collapse { at, len: less } if at <= len && less <= len - at => {
+                SpaceOp::Collapse { at, len: less } if at <= len && less <= len - at => {
                     len -= less;
                     0
                 }
-                Op::Mark(_) => 0,
-                Op::Insert { at, .. } | Op::InsertHole { at, .. } => {
+                SpaceOp::Mark(_) => 0,
+                SpaceOp::Insert { at, .. } | SpaceOp::InsertHole { at, .. } => {
                     return invalid(format!("{at} is beyond the end at {len}"));
                 }
-                Op::Collapse { at, len: less } => {
+                SpaceOp::Collapse { at, len: less } => {
                     return invalid(format!("{less} bytes from {at} reach beyond the end at {len}"));
                 }
             };
             if len > MAX_LEN {
-                return Err(Error::TooLarge { what: "space", got: len, max: MAX_LEN });
+                return Err(Error::TooLarge { object: "space", got: len, max: MAX_LEN });
             }
             let extents =
                 usize::try_from(written / g.max_extent + written / g.segment + 3).unwrap_or(usize::MAX);
             let opens = usize::try_from(written / g.segment + 2).unwrap_or(usize::MAX);
-            bytes += footprint(written, g.piece) + if written > 0 { g.piece } else { 0 };
+            bytes += footprint(written, g.checksum_block) + if written > 0 { g.checksum_block } else { 0 };
             body += 64 + 16 * extents.saturating_add(opens);
         }
         if body > g.max_body() {
             let (got, max) = (body as u64, g.max_body() as u64);
-            return Err(Error::TooLarge { what: "operation's log record", got, max });
+            return Err(Error::TooLarge { object: "operation's log record", got, max });
         }
         Ok((bytes, body))
     }
 
     /// Writes the operations' data; the records that make them so.
-    pub(crate) fn write(&mut self, ops: &[Op<'_>]) -> Result<Vec<Record>> {
+    pub(crate) fn write(&mut self, ops: &[SpaceOp<'_>]) -> Result<Vec<IndexRecord>> {
         let mut len = self.tree.len();
         let mut records = Vec::with_capacity(ops.len());
         for op in ops {
             match *op {
-                Op::Insert { at, bytes } if !bytes.is_empty() => {
-                    records.push(Record::Insert { at, run: self.place(Who::User, bytes)? });
+                SpaceOp::Insert { at, bytes } if !bytes.is_empty() => {
+                    records
+                        .push(IndexRecord::Insert { at, run: self.write_extents(WriteClass::User, bytes)? });
                     len += bytes.len() as u64;
                 }
-                Op::InsertHole { at, len: more } if more > 0 => {
-                    records.push(Record::Insert { at, run: vec![(more, Extent::HOLE)] });
+                SpaceOp::InsertHole { at, len: more } if more > 0 => {
+                    records.push(IndexRecord::Insert { at, run: vec![(more, Extent::HOLE)] });
                     len += more;
                 }
-                Op::Write { at, bytes } if !bytes.is_empty() => {
+                SpaceOp::Write { at, bytes } if !bytes.is_empty() => {
                     if at > len {
-                        records.push(Record::Insert { at: len, run: vec![(at - len, Extent::HOLE)] });
+                        records.push(IndexRecord::Insert { at: len, run: vec![(at - len, Extent::HOLE)] });
                         len = at;
                     }
                     let over = usize::try_from(len - at).map_or(bytes.len(), |n| n.min(bytes.len()));
@@ -292,19 +297,19 @@ impl Writer {
                         if part.is_empty() {
                             continue;
                         }
-                        let run = self.place(Who::User, part)?;
+                        let run = self.write_extents(WriteClass::User, part)?;
                         records.push(match is_new {
-                            true => Record::Insert { at: len, run },
-                            false => Record::Remap { at, run },
+                            true => IndexRecord::Insert { at: len, run },
+                            false => IndexRecord::Remap { at, run },
                         });
                     }
                     len = len.max(at + bytes.len() as u64);
                 }
-                Op::Collapse { at, len: less } if less > 0 => {
-                    records.push(Record::Collapse { at, len: less });
+                SpaceOp::Collapse { at, len: less } if less > 0 => {
+                    records.push(IndexRecord::Collapse { at, len: less });
                     len -= less;
                 }
-                Op::Mark(mark) => records.push(Record::Mark(mark)),
+                SpaceOp::Mark(mark) => records.push(IndexRecord::Mark(mark)),
                 _ => {}
             }
         }
@@ -312,7 +317,7 @@ impl Writer {
     }
 
     /// Logs records as one operation.
-    pub(crate) fn log(&mut self, durable: u64, records: &[Record]) {
+    pub(crate) fn log(&mut self, durable: u64, records: &[IndexRecord]) {
         let mut body = format::encode(&self.unlogged);
         body.extend_from_slice(&format::encode(records));
         self.log.append(self.seq + 1, durable, &body);
@@ -320,50 +325,50 @@ impl Writer {
     }
 
     /// The operation after `seq` is these records.
-    pub(crate) fn apply(&mut self, records: &[Record]) {
+    pub(crate) fn apply(&mut self, records: &[IndexRecord]) {
         self.seq += 1;
         let mut records = records.iter().peekable();
         while let Some(record) = records.next() {
             match record {
-                Record::Insert { at, run } => {
-                    self.split(*at, *at);
+                IndexRecord::Insert { at, run } => {
+                    self.account_split(*at, *at);
                     self.insert(*at, run);
                 }
-                Record::Remap { at, run } => {
+                IndexRecord::Remap { at, run } => {
                     let mut to = *at;
                     for (len, extent) in run {
-                        self.split(to, to + len);
+                        self.account_split(to, to + len);
                         self.account(*len, *extent, 1);
-                        let (tree, mut books) = self.books();
-                        tree.remap(to, *len, *extent, |len, old| books.enter(len, old, -1));
+                        let (tree, mut books) = self.tree_and_accounting();
+                        tree.remap(to, *len, *extent, |len, old| books.adjust(len, old, -1));
                         to += len;
                     }
                 }
-                Record::Collapse { at, len } => {
-                    self.split(*at, at + len);
-                    self.track = self.track.map(|range| follow(range, *at, *len, 0));
+                IndexRecord::Collapse { at, len } => {
+                    self.account_split(*at, at + len);
+                    self.gc_range = self.gc_range.map(|range| shift_range(range, *at, *len, 0));
                     // What goes and what comes in its place are one change of the tree.
-                    let is_new = |next: &&Record| match next {
-                        Record::Insert { at: to, run } => to == at && !run.is_empty(),
+                    let is_new = |next: &&IndexRecord| match next {
+                        IndexRecord::Insert { at: to, run } => to == at && !run.is_empty(),
                         _ => false,
                     };
                     let coming = match records.next_if(is_new) {
-                        Some(Record::Insert { run, .. }) => run.split_first(),
+                        Some(IndexRecord::Insert { run, .. }) => run.split_first(),
                         _ => None,
                     };
                     let Some(((first, extent), rest)) = coming else {
-                        let (tree, mut books) = self.books();
-                        tree.collapse(*at, *len, |len, old| books.enter(len, old, -1));
+                        let (tree, mut books) = self.tree_and_accounting();
+                        tree.collapse(*at, *len, |len, old| books.adjust(len, old, -1));
                         continue;
                     };
                     self.account(*first, *extent, 1);
-                    let (tree, mut books) = self.books();
-                    tree.replace(*at, *len, *first, *extent, |len, old| books.enter(len, old, -1));
-                    self.track = self.track.map(|range| follow(range, *at, 0, *first));
+                    let (tree, mut books) = self.tree_and_accounting();
+                    tree.replace(*at, *len, *first, *extent, |len, old| books.adjust(len, old, -1));
+                    self.gc_range = self.gc_range.map(|range| shift_range(range, *at, 0, *first));
                     self.insert(at + first, rest);
                 }
-                Record::Mark(mark) => self.mark = *mark,
-                Record::Open { .. } => {}
+                IndexRecord::Mark(mark) => self.mark = *mark,
+                IndexRecord::Open { .. } => {}
             }
         }
     }
@@ -376,17 +381,17 @@ impl Writer {
             self.account(*len, *extent, 1);
             to += len;
         }
-        self.track = self.track.map(|range| follow(range, at, 0, to - at));
+        self.gc_range = self.gc_range.map(|range| shift_range(range, at, 0, to - at));
     }
 
     /// Extents are about to be split at `from` and `to`: in pieces they take a little more.
-    fn split(&mut self, from: u64, to: u64) {
-        let is_whole = |e: Entry<Extent>| e.start == from && (to == from || e.start + e.len == to);
+    fn account_split(&mut self, from: u64, to: u64) {
+        let is_whole = |e: TreeEntry<Extent>| e.start == from && (to == from || e.start + e.len == to);
         if self.tree.get(from).is_none_or(is_whole) {
             return; // between two extents, or one and all of it
         }
         let piece =
-            |start: u64, end: u64, extent: Extent, base: u64| (end - start, extent.tail(start - base));
+            |start: u64, end: u64, extent: Extent, base: u64| (end - start, extent.suffix(start - base));
         let mut parts = Vec::new();
         for (point, low) in [(from, 0), (to, from)] {
             let Some(entry) =
@@ -409,83 +414,83 @@ impl Writer {
     }
 
     fn account(&mut self, len: u64, extent: Extent, sign: i64) {
-        self.books().1.enter(len, extent, sign);
+        self.tree_and_accounting().1.adjust(len, extent, sign);
     }
 
     /// The tree, and the books of what lives where.
-    fn books(&mut self) -> (&mut ShiftTree<Extent>, Books<'_>) {
-        let Writer { tree, segments, areas, total_live, seq, .. } = self;
-        (tree, Books { segments, areas, total_live, seq: *seq })
+    fn tree_and_accounting(&mut self) -> (&mut ShiftTree<Extent>, SegmentAccounting<'_>) {
+        let SpaceWriter { tree, segments, data_files, total_live, seq, .. } = self;
+        (tree, SegmentAccounting { segments, data_files, total_live, seq: *seq })
     }
 
-    /// Dead segments whose death is at or before `floor` and that no reader needs become free; how many. The version of
-    /// `index_only` is read for its index alone.
+    /// Dead segments whose death is at or before `floor` and that no reader needs become free; how
+    /// many. The version of `index_only` is read for its index alone.
     pub(crate) fn release(&mut self, floor: u64, index_only: Option<u64>) -> u64 {
-        let read = self.tree.read_but(index_only);
-        let newest = floor.min(self.published(&read));
+        let read = self.tree.versions_in_use(index_only);
+        let newest = floor.min(self.newest_version(&read));
         let mut released = 0;
         for (number, segment) in (0..).zip(self.segments.iter_mut()) {
-            if segment.is_over(newest, &read) {
-                debug_assert!(!self.areas.is_buffered(number), "a sync after the death flushed it");
-                segment.state = State::Free;
-                self.room.give(number, &self.areas);
+            if segment.is_reclaimable(newest, &read) {
+                debug_assert!(!self.data_files.is_buffered(number), "a sync after the death flushed it");
+                segment.state = SegmentState::Free;
+                self.allocator.add_free(number, &self.data_files);
                 released += 1;
             }
         }
-        self.room.repay(released);
+        self.allocator.return_borrowed(released);
         released
     }
 
     /// The serials of all segments.
     pub(crate) fn serials(&self) -> Vec<(u32, u64)> {
         let all = (0..u32::try_from(self.segments.len()).unwrap_or(u32::MAX))
-            .map(|segment| (segment, self.areas.serial(segment)));
+            .map(|segment| (segment, self.data_files.serial(segment)));
         all.filter(|(_, serial)| *serial > 0).collect()
     }
 
     /// The file of an area is gone.
-    pub(crate) fn forget_area(&mut self, number: usize) {
-        let per_area = self.areas.geometry.area_segments;
-        let first = u32::try_from(number).unwrap_or(u32::MAX) * per_area;
-        Arc::make_mut(&mut self.areas).files[number] = None;
-        self.segments[first as usize..(first + per_area) as usize]
+    pub(crate) fn remove_data_file(&mut self, number: usize) {
+        let per_file = self.data_files.geometry.segments_per_file;
+        let first = u32::try_from(number).unwrap_or(u32::MAX) * per_file;
+        Arc::make_mut(&mut self.data_files).files[number] = None;
+        self.segments[first as usize..(first + per_file) as usize]
             .iter_mut()
-            .for_each(|segment| segment.state = State::Sealed);
-        self.count_there();
+            .for_each(|segment| segment.state = SegmentState::Sealed);
+        self.count_with_file();
     }
 
     /// The newest version: one that is published later may name what died since.
-    fn published(&self, read: &[u64]) -> u64 {
+    fn newest_version(&self, read: &[u64]) -> u64 {
         read.last().copied().unwrap_or(self.seq)
     }
 
     /// Segments that a release would free, with these versions `read`.
     pub(crate) fn releasable(&self, read: &[u64]) -> u64 {
-        let newest = self.published(read);
-        self.segments.iter().filter(|segment| segment.is_over(newest, read)).count() as u64
+        let newest = self.newest_version(read);
+        self.segments.iter().filter(|segment| segment.is_reclaimable(newest, read)).count() as u64
     }
 
     /// Segments that wait to be freed.
-    pub(crate) fn dead(&self) -> u64 {
-        self.segments.iter().filter(|segment| matches!(segment.state, State::Dead(_))).count() as u64
+    pub(crate) fn dead_segments(&self) -> u64 {
+        self.segments.iter().filter(|segment| matches!(segment.state, SegmentState::Dead(_))).count() as u64
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::follow;
+    use super::shift_range;
 
     #[test]
     fn a_tracked_range_keeps_covering_what_it_covered() {
-        assert_eq!(follow((10, 20), 5, 0, 3), (13, 23), "before");
-        assert_eq!(follow((10, 20), 15, 0, 3), (10, 23), "within");
-        assert_eq!(follow((10, 20), 20, 0, 3), (10, 20), "at the end");
-        assert_eq!(follow((10, 20), 10, 0, 3), (10, 23), "at the start: what was there is still in it");
-        assert_eq!(follow((10, 20), 30, 4, 0), (10, 20), "behind");
-        assert_eq!(follow((10, 20), 2, 4, 0), (6, 16), "before");
-        assert_eq!(follow((10, 20), 8, 4, 0), (8, 16), "over the start");
-        assert_eq!(follow((10, 20), 18, 4, 0), (10, 18), "over the end");
-        assert_eq!(follow((10, 20), 0, 40, 0), (0, 0), "all of it");
-        assert_eq!(follow((10, 20), 12, 2, 0), (10, 18), "within");
+        assert_eq!(shift_range((10, 20), 5, 0, 3), (13, 23), "before");
+        assert_eq!(shift_range((10, 20), 15, 0, 3), (10, 23), "within");
+        assert_eq!(shift_range((10, 20), 20, 0, 3), (10, 20), "at the end");
+        assert_eq!(shift_range((10, 20), 10, 0, 3), (10, 23), "at the start: what was there is still in it");
+        assert_eq!(shift_range((10, 20), 30, 4, 0), (10, 20), "behind");
+        assert_eq!(shift_range((10, 20), 2, 4, 0), (6, 16), "before");
+        assert_eq!(shift_range((10, 20), 8, 4, 0), (8, 16), "over the start");
+        assert_eq!(shift_range((10, 20), 18, 4, 0), (10, 18), "over the end");
+        assert_eq!(shift_range((10, 20), 0, 40, 0), (0, 0), "all of it");
+        assert_eq!(shift_range((10, 20), 12, 2, 0), (10, 18), "within");
     }
 }

@@ -1,17 +1,20 @@
-//! Error plans and damage: every disk call fails once, for ever, or every third time, disks fill up, every byte is changed.
+//! Error plans and damage: every disk call fails once, for ever, or every third time, disks fill
+//! up, every byte is changed.
 
 mod support;
 
 use std::path::Path;
 use std::sync::Arc;
 
-use sheaf_base::disk::sim::{AfterFailedSync, Class, Failure, Fault, FaultPlan, Keep, Repeat, SimDisk};
+use sheaf_base::disk::sim::{
+    AfterFailedSync, CallClass, Fault, FaultKind, FaultPlan, FaultRepeat, KeepChoice, SimDisk,
+};
 use sheaf_base::error::Error;
-use sheaf_flexspace::{FlexSpace, Options};
-use support::{PLACE, Step, content, open, options, workload};
+use sheaf_flexspace::{FlexSpace, SpaceOptions};
+use support::{SPACE_DIR, WorkloadStep, content, open, options, workload};
 
 /// What a workload under a fault came to.
-struct Outcome {
+struct RunOutcome {
     /// States there were, all operations that were acknowledged included.
     states: Vec<Vec<u8>>,
     /// The last one that was synced.
@@ -19,16 +22,17 @@ struct Outcome {
     failed: Option<Error>,
 }
 
-/// Runs steps until one fails; that one may have happened or not once the space is opened again, but not before.
-fn run(disk: &SimDisk, steps: &[Step]) -> Outcome {
-    let mut outcome = Outcome { states: vec![Vec::new()], durable: 0, failed: None };
+/// Runs steps until one fails; that one may have happened or not once the space is opened again,
+/// but not before.
+fn run(disk: &SimDisk, steps: &[WorkloadStep]) -> RunOutcome {
+    let mut outcome = RunOutcome { states: vec![Vec::new()], durable: 0, failed: None };
     let mut space = match open(Arc::new(disk.clone())) {
         Ok(space) => space,
-        Err(error) => return Outcome { failed: Some(error), ..outcome },
+        Err(error) => return RunOutcome { failed: Some(error), ..outcome },
     };
-    for step in steps.iter().filter(|step| !matches!(step, Step::Kill)) {
+    for step in steps.iter().filter(|step| !matches!(step, WorkloadStep::Kill)) {
         let mut state = outcome.states.last().expect("never empty").clone();
-        if matches!(step, Step::Reopen) {
+        if matches!(step, WorkloadStep::Reopen) {
             match space.close().and_then(|()| open(Arc::new(disk.clone()))) {
                 Ok(again) => space = again,
                 Err(error) => {
@@ -47,7 +51,7 @@ fn run(disk: &SimDisk, steps: &[Step]) -> Outcome {
         }
         step.apply(&mut state);
         outcome.states.push(state);
-        if matches!(step, Step::Sync | Step::Reopen | Step::Checkpoint) {
+        if matches!(step, WorkloadStep::Sync | WorkloadStep::Reopen | WorkloadStep::Checkpoint) {
             outcome.durable = outcome.states.len() - 1;
         }
     }
@@ -56,7 +60,7 @@ fn run(disk: &SimDisk, steps: &[Step]) -> Outcome {
 }
 
 /// The space opens and holds one of the states since the last sync.
-fn holds(disk: SimDisk, outcome: &Outcome, context: &str) {
+fn check_recovered(disk: SimDisk, outcome: &RunOutcome, context: &str) {
     let space = open(Arc::new(disk)).unwrap_or_else(|e| panic!("{context}: it does not open: {e}"));
     let now = content(&space).unwrap_or_else(|e| panic!("{context}: it cannot be read: {e}"));
     assert!(outcome.states[outcome.durable..].contains(&now), "{context}: {} bytes", now.len());
@@ -65,19 +69,19 @@ fn holds(disk: SimDisk, outcome: &Outcome, context: &str) {
 }
 
 /// Runs the workload with each call of each class failing; how many faults struck.
-fn every_call_fails(repeat: Repeat) -> u64 {
+fn every_call_fails(repeat: FaultRepeat) -> u64 {
     let steps = workload(5, 60);
     let classes = [
-        (Class::Write, Failure::Io),
-        (Class::Write, Failure::Torn { sectors: 1 }),
-        (Class::Write, Failure::NoSpace),
-        (Class::Sync, Failure::Io),
-        (Class::SyncDir, Failure::Io),
-        (Class::Create, Failure::NoSpace),
-        (Class::Allocate, Failure::NoSpace),
-        (Class::Read, Failure::Io),
-        (Class::SetLen, Failure::Io),
-        (Class::Remove, Failure::Io),
+        (CallClass::Write, FaultKind::Io),
+        (CallClass::Write, FaultKind::Torn { sectors: 1 }),
+        (CallClass::Write, FaultKind::NoSpace),
+        (CallClass::Sync, FaultKind::Io),
+        (CallClass::SyncDir, FaultKind::Io),
+        (CallClass::Create, FaultKind::NoSpace),
+        (CallClass::Allocate, FaultKind::NoSpace),
+        (CallClass::Read, FaultKind::Io),
+        (CallClass::SetLen, FaultKind::Io),
+        (CallClass::Remove, FaultKind::Io),
     ];
     let mut struck = 0;
     for (class, failure) in classes {
@@ -91,10 +95,10 @@ fn every_call_fails(repeat: Repeat) -> u64 {
             struck += 1;
             disk.set_faults(FaultPlan::default());
             let context = format!("{class:?} {failure:?} number {nth} {repeat:?}: {:?}", outcome.failed);
-            for keep in [Keep::None, Keep::All] {
-                holds(disk.power_cut(&keep), &outcome, &format!("{context}, then the power"));
+            for keep in [KeepChoice::None, KeepChoice::All] {
+                check_recovered(disk.power_cut(&keep), &outcome, &format!("{context}, then the power"));
             }
-            holds(disk.kill(), &outcome, &context);
+            check_recovered(disk.kill(), &outcome, &context);
         }
     }
     println!("{struck} faults {repeat:?}");
@@ -103,31 +107,35 @@ fn every_call_fails(repeat: Repeat) -> u64 {
 
 #[test]
 fn every_failing_call_is_an_error_and_loses_nothing_that_was_synced() {
-    assert!(every_call_fails(Repeat::Once) > 250);
+    assert!(every_call_fails(FaultRepeat::Once) > 250);
 }
 
 #[test]
 fn calls_that_fail_for_ever_lose_nothing_that_was_synced() {
-    assert!(every_call_fails(Repeat::Forever) > 250);
+    assert!(every_call_fails(FaultRepeat::Forever) > 250);
 }
 
 #[test]
 fn calls_that_fail_now_and_then_lose_nothing_that_was_synced() {
-    assert!(every_call_fails(Repeat::Every(3)) > 250);
+    assert!(every_call_fails(FaultRepeat::Every(3)) > 250);
 }
 
-/// But for failed syncs, what failed once works when it is asked for again, without another opening.
+/// But for failed syncs, what failed once works when it is asked for again, without another
+/// opening.
 #[test]
-fn what_failed_once_goes_on_by_itself() {
+fn a_space_continues_after_one_failed_call() {
     let steps = workload(5, 60);
     let mut went_on = 0;
-    for class in [Class::Write, Class::Create, Class::Allocate, Class::SetLen, Class::Read] {
+    for class in
+        [CallClass::Write, CallClass::Create, CallClass::Allocate, CallClass::SetLen, CallClass::Read]
+    {
         for nth in 1.. {
             let disk = SimDisk::with_seed(nth);
             let space = open(Arc::new(disk.clone())).expect("a new space");
-            disk.set_faults(Fault::new(class, Failure::NoSpace).nth(nth));
+            disk.set_faults(Fault::new(class, FaultKind::NoSpace).nth(nth));
             let mut model = Vec::new();
-            for step in steps.iter().filter(|step| !matches!(step, Step::Kill | Step::Reopen)) {
+            for step in steps.iter().filter(|step| !matches!(step, WorkloadStep::Kill | WorkloadStep::Reopen))
+            {
                 let context = || format!("{class:?} number {nth}, {step:?}");
                 let mut done = step.run(&space);
                 if done.is_err() && disk.injected() > 0 {
@@ -141,7 +149,7 @@ fn what_failed_once_goes_on_by_itself() {
             }
             went_on += 1;
             space.sync().expect("nothing fails any more");
-            let image = disk.power_cut(&Keep::None);
+            let image = disk.power_cut(&KeepChoice::None);
             let again = open(Arc::new(image)).expect("it opens");
             assert_eq!(content(&again).expect("readable"), model, "{class:?} number {nth}");
         }
@@ -150,21 +158,21 @@ fn what_failed_once_goes_on_by_itself() {
     assert!(went_on > 60);
 }
 
-/// A creation that failed is made good by the next attempt, also where a failed sync has dropped names that the kernel
-/// goes on showing.
+/// A creation that failed is made good by the next attempt, also where a failed sync has dropped
+/// names that the kernel goes on showing.
 #[test]
 fn a_creation_that_failed_once_is_made_whole_by_the_next() {
     for (class, after) in [
-        (Class::SyncDir, AfterFailedSync::ShowsNew),
-        (Class::SyncDir, AfterFailedSync::ShowsOld),
-        (Class::Sync, AfterFailedSync::ShowsNew),
-        (Class::Create, AfterFailedSync::ShowsNew),
-        (Class::Write, AfterFailedSync::ShowsNew),
+        (CallClass::SyncDir, AfterFailedSync::ShowsNew),
+        (CallClass::SyncDir, AfterFailedSync::ShowsOld),
+        (CallClass::Sync, AfterFailedSync::ShowsNew),
+        (CallClass::Create, AfterFailedSync::ShowsNew),
+        (CallClass::Write, AfterFailedSync::ShowsNew),
     ] {
         for nth in 1.. {
             let disk = SimDisk::with_seed(nth);
             disk.set_after_failed_sync(after);
-            disk.set_faults(Fault::new(class, Failure::Io).nth(nth));
+            disk.set_faults(Fault::new(class, FaultKind::Io).nth(nth));
             let first = open(Arc::new(disk.clone()));
             if disk.injected() == 0 {
                 assert!(nth > 1, "{class:?} was never called");
@@ -174,16 +182,17 @@ fn a_creation_that_failed_once_is_made_whole_by_the_next() {
             let space = open(Arc::new(disk.clone())).expect("nothing fails any more");
             space.insert(0, &[7; 5000]).expect("a sound space");
             space.sync().expect("synced");
-            let again = open(Arc::new(disk.power_cut(&Keep::None)));
+            let again = open(Arc::new(disk.power_cut(&KeepChoice::None)));
             let again = again.unwrap_or_else(|e| panic!("{class:?} number {nth}, {after:?}: {e}"));
             assert_eq!(content(&again).expect("readable"), [7; 5000], "{class:?} number {nth}");
         }
     }
 }
 
-/// The same for the names of data files, whenever a sync of their directory fails: in operation, at an opening after a kill.
+/// The same for the names of data files, whenever a sync of their directory fails: in operation, at
+/// an opening after a kill.
 #[test]
-fn no_name_that_a_failed_sync_dropped_is_relied_on() {
+fn names_lost_by_a_failed_sync_are_recreated() {
     let mut struck = 0;
     // What a failed sync drops is the disk's choice.
     for (killed_after, seed) in [0, 1, 40].into_iter().flat_map(|n| (0..6).map(move |seed| (n, seed))) {
@@ -200,11 +209,11 @@ fn no_name_that_a_failed_sync_dropped_is_relied_on() {
                 done
             };
             (0..killed_after).for_each(|_| insert(&space).expect("nothing fails yet"));
-            space.pump().expect("in the kernel");
+            space.maintain().expect("in the kernel");
             let disk = disk.kill();
             drop(space);
             disk.set_after_failed_sync(AfterFailedSync::ShowsNew);
-            disk.set_faults(Fault::new(Class::SyncDir, Failure::Io).nth(nth));
+            disk.set_faults(Fault::new(CallClass::SyncDir, FaultKind::Io).nth(nth));
             let space = open(Arc::new(disk.clone())).or_else(|_| open(Arc::new(disk.clone())));
             let space = space.expect("nothing fails any more");
             if (0..60).any(|_| matches!(insert(&space), Err(Error::Poisoned { .. }))) {
@@ -216,7 +225,7 @@ fn no_name_that_a_failed_sync_dropped_is_relied_on() {
             }
             struck += 1;
             space.sync().expect("synced");
-            let again = open(Arc::new(disk.power_cut(&Keep::None)));
+            let again = open(Arc::new(disk.power_cut(&KeepChoice::None)));
             let again =
                 again.unwrap_or_else(|e| panic!("after {killed_after}, number {nth}, seed {seed}: {e}"));
             assert_eq!(
@@ -230,7 +239,7 @@ fn no_name_that_a_failed_sync_dropped_is_relied_on() {
 }
 
 #[test]
-fn a_full_disk_refuses_what_adds_bytes_and_goes_on_by_itself() {
+fn a_full_disk_refuses_added_bytes_and_recovers_when_space_returns() {
     let disk = SimDisk::new();
     disk.set_capacity(60 * 4096);
     let space = open(Arc::new(disk.clone())).expect("room for an empty space");
@@ -250,32 +259,40 @@ fn a_full_disk_refuses_what_adds_bytes_and_goes_on_by_itself() {
     disk.set_capacity(600 * 4096);
     space.insert(0, &[4; 700]).expect("there is room again");
     space.sync().expect("synced");
-    let full = disk.power_cut(&Keep::None);
+    let full = disk.power_cut(&KeepChoice::None);
     full.set_capacity(0);
     let again = open(Arc::new(full)).expect("opening needs no new block");
     assert_eq!(content(&again).expect("readable").len() as u64, len + 700);
 }
 
-/// As where a file system copies what is overwritten, or under a quota: what changes the heads is refused, whichever of the two finds
-/// no room, or breaks off in the midst; nothing that either of them needs goes, and all goes on once there is room.
+/// As where a file system copies what is overwritten, or under a quota: what changes the heads is
+/// refused, whichever of the two finds no room, or breaks off in the midst; nothing that either of
+/// them needs goes, and all goes on once there is room.
 #[test]
-fn a_head_that_finds_no_room_refuses_what_needs_it_and_goes_on_by_itself() {
-    for (failure, nth) in [(Failure::NoSpace, 1), (Failure::NoSpace, 2), (Failure::Torn { sectors: 1 }, 1)] {
+fn an_unwritable_head_refuses_dependent_operations_and_recovers() {
+    for (failure, nth) in
+        [(FaultKind::NoSpace, 1), (FaultKind::NoSpace, 2), (FaultKind::Torn { sectors: 1 }, 1)]
+    {
         let disk = SimDisk::new();
         let space = open(Arc::new(disk.clone())).expect("a new space");
         let mut model: Vec<u8> = Vec::new();
         for round in 0..8u8 {
             let context = || format!("{failure:?} number {nth}, round {round}");
-            // Every second head, or all: the one that was written names files that the other does not.
-            let fault = Fault::new(Class::Write, failure).on("HEAD").nth(nth);
-            disk.set_faults(fault.repeat(if nth == 1 { Repeat::Forever } else { Repeat::Every(2) }));
+            // Every second head, or all: the one that was written names files that the other does
+            // not.
+            let fault = Fault::new(CallClass::Write, failure).on("HEAD").nth(nth);
+            disk.set_faults(fault.repeat(if nth == 1 {
+                FaultRepeat::Forever
+            } else {
+                FaultRepeat::Every(2)
+            }));
             let mut refused = 0;
             for step in 0..60 {
                 let bytes = vec![round; 700];
                 let done = match step % 3 {
                     0 => space.insert(model.len() as u64, &bytes).map(|()| model.extend(&bytes)),
                     1 if model.len() > 4000 => space.collapse(0, 500).map(|()| drop(model.drain(..500))),
-                    _ => space.pump().map(drop),
+                    _ => space.maintain().map(drop),
                 };
                 match done {
                     Ok(()) => {}
@@ -291,7 +308,7 @@ fn a_head_that_finds_no_room_refuses_what_needs_it_and_goes_on_by_itself() {
             );
             assert_eq!(content(&space).expect("reads go on"), model, "{}", context());
             space.sync().unwrap_or_else(|e| panic!("{}: {e}", context()));
-            for keep in [Keep::None, Keep::All] {
+            for keep in [KeepChoice::None, KeepChoice::All] {
                 let again = open(Arc::new(disk.power_cut(&keep))).expect("either head is whole");
                 assert_eq!(content(&again).expect("readable"), model, "{} {keep:?}", context());
             }
@@ -299,11 +316,11 @@ fn a_head_that_finds_no_room_refuses_what_needs_it_and_goes_on_by_itself() {
             space.insert(0, &[round; 300]).unwrap_or_else(|e| panic!("{}: {e}", context()));
             model.splice(..0, [round; 300]);
             space.checkpoint().unwrap_or_else(|e| panic!("{}: {e}", context()));
-            space.pump().unwrap_or_else(|e| panic!("{}: {e}", context()));
+            space.maintain().unwrap_or_else(|e| panic!("{}: {e}", context()));
             space.verify(|finding| panic!("{}: {finding}", context())).expect("readable");
         }
         space.close().expect("closed in order");
-        let again = open(Arc::new(disk.power_cut(&Keep::None))).expect("it opens");
+        let again = open(Arc::new(disk.power_cut(&KeepChoice::None))).expect("it opens");
         assert_eq!(content(&again).expect("readable"), model);
     }
 }
@@ -315,7 +332,7 @@ fn a_failed_sync_poisons_and_reads_go_on() {
     space.insert(0, b"kept").expect("room");
     space.sync().expect("synced");
     space.insert(0, b"lost? ").expect("room");
-    disk.set_faults(Fault::new(Class::Sync, Failure::Io));
+    disk.set_faults(Fault::new(CallClass::Sync, FaultKind::Io));
     assert!(space.sync().is_err());
     disk.set_faults(FaultPlan::default());
     assert!(matches!(space.sync(), Err(Error::Poisoned { op: "sync" })));
@@ -323,7 +340,7 @@ fn a_failed_sync_poisons_and_reads_go_on() {
     assert_eq!(content(&space).expect("reads go on"), b"lost? kept");
     assert!(matches!(space.close(), Err(Error::Poisoned { .. })));
     let served = content(&open(Arc::new(disk.clone())).expect("it opens")).expect("readable");
-    let after = open(Arc::new(disk.power_cut(&Keep::None))).expect("it opens");
+    let after = open(Arc::new(disk.power_cut(&KeepChoice::None))).expect("it opens");
     assert_eq!(content(&after).expect("readable"), served, "what was served after the reopening stays");
 }
 
@@ -333,7 +350,7 @@ fn fixture(is_closed: bool) -> (SimDisk, Vec<u8>) {
     let space = open(Arc::new(disk.clone())).expect("a new space");
     let mut model = Vec::new();
     for (n, step) in workload(11, 80).iter().enumerate() {
-        let step = step.fit(model.len() as u64);
+        let step = step.clamp_to(model.len() as u64);
         step.run(&space).expect("nothing fails here");
         step.apply(&mut model);
         if n == 50 {
@@ -341,8 +358,9 @@ fn fixture(is_closed: bool) -> (SimDisk, Vec<u8>) {
         }
     }
     space.sync().expect("synced");
-    // Idle, it writes down how far everything is durable; what was synced just before may still vanish unsaid.
-    while space.pump().expect("nothing fails here") {}
+    // Idle, it writes down how far everything is durable; what was synced just before may still
+    // vanish unsaid.
+    while space.maintain().expect("nothing fails here") {}
     let image = disk.kill();
     if is_closed {
         space.close().expect("closed");
@@ -351,14 +369,15 @@ fn fixture(is_closed: bool) -> (SimDisk, Vec<u8>) {
     (image, model)
 }
 
-/// Opens a damaged image: what it answers is exact or an error that names a file in it. Whether it was exact.
-fn answer(disk: &SimDisk, model: &[u8], context: &str) -> bool {
+/// Opens a damaged image: what it answers is exact or an error that names a file in it. Whether it
+/// was exact.
+fn check_damaged(disk: &SimDisk, model: &[u8], context: &str) -> bool {
     let named = |error: &Error| {
         let path = match error {
-            Error::Corrupt { path, .. } | Error::Format { path, .. } => path,
+            Error::Corrupt { path, .. } | Error::UnsupportedVersion { path, .. } => path,
             other => panic!("{context}: damage is answered by {other:?}"),
         };
-        assert!(path.starts_with(PLACE), "{context}: {error}");
+        assert!(path.starts_with(SPACE_DIR), "{context}: {error}");
     };
     let space = match open(Arc::new(disk.clone())) {
         Ok(space) => space,
@@ -395,11 +414,11 @@ fn answer(disk: &SimDisk, model: &[u8], context: &str) -> bool {
 }
 
 #[test]
-fn no_changed_byte_is_ever_a_wrong_answer() {
+fn no_changed_byte_gives_a_wrong_result() {
     let (mut exact, mut cases) = (0u32, 0u32);
     for is_closed in [false, true] {
         let (disk, model) = fixture(is_closed);
-        assert!(answer(&disk.fork(), &model, "undamaged"));
+        assert!(check_damaged(&disk.fork(), &model, "undamaged"));
         for (path, len) in disk.files().iter().filter(|(path, _)| !path.ends_with("LOCK")) {
             let bytes = disk.read_file(path).expect("it is there");
             let written = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
@@ -408,7 +427,7 @@ fn no_changed_byte_is_ever_a_wrong_answer() {
                 let image = disk.fork();
                 image.overwrite(path, at as u64, &[byte ^ bit]).expect("within");
                 cases += 1;
-                exact += u32::from(answer(&image, &model, &format!("{} at {at}", path.display())));
+                exact += u32::from(check_damaged(&image, &model, &format!("{} at {at}", path.display())));
             }
             for at in (0..written).step_by(512) {
                 for fill in [0, 0xff] {
@@ -416,19 +435,21 @@ fn no_changed_byte_is_ever_a_wrong_answer() {
                     let sector = vec![fill; 512.min(bytes.len() - at)];
                     image.overwrite(path, at as u64, &sector).expect("within");
                     cases += 1;
-                    exact += u32::from(answer(&image, &model, &format!("{} sector {at}", path.display())));
+                    exact +=
+                        u32::from(check_damaged(&image, &model, &format!("{} sector {at}", path.display())));
                 }
             }
             for cut in (0..*len).step_by(1000) {
                 let image = disk.fork();
                 image.truncate_file(path, cut).expect("it is there");
                 cases += 1;
-                exact += u32::from(answer(&image, &model, &format!("{} cut to {cut}", path.display())));
+                exact +=
+                    u32::from(check_damaged(&image, &model, &format!("{} cut to {cut}", path.display())));
             }
             let image = disk.fork();
             image.remove_file(path).expect("it is there");
             cases += 1;
-            exact += u32::from(answer(&image, &model, &format!("{} removed", path.display())));
+            exact += u32::from(check_damaged(&image, &model, &format!("{} removed", path.display())));
         }
     }
     println!("{cases} damages, {exact} of them without effect");
@@ -441,17 +462,18 @@ fn bytes_of_a_segments_earlier_use_do_not_pass() {
     let space = open(Arc::new(disk.clone())).expect("a new space");
     space.insert(0, &[1; 100]).expect("room");
     space.sync().expect("synced");
-    let area = Path::new(PLACE).join("data/00000000.area");
-    let old = disk.read_file(&area).expect("it is there");
-    // The segment is left, collected, freed and taken again, now for other bytes of the same length.
+    let data_file = Path::new(SPACE_DIR).join("data/00000000.area");
+    let old = disk.read_file(&data_file).expect("it is there");
+    // The segment is left, collected, freed and taken again, now for other bytes of the same
+    // length.
     for n in 0..200u8 {
         space.write(0, &[n | 2; 100]).expect("room");
         space.insert(100, &[n; 3000]).expect("room");
         space.collapse(100, 3000).expect("within");
-        while space.pump().expect("nothing fails here") {}
+        while space.maintain().expect("nothing fails here") {}
     }
     space.close().expect("closed");
-    disk.overwrite(&area, 0, &old[..4096]).expect("within");
+    disk.overwrite(&data_file, 0, &old[..4096]).expect("within");
     let space = open(Arc::new(disk)).expect("it opens");
     let mut bytes = [0; 100];
     match space.read(0, &mut bytes) {
@@ -460,9 +482,10 @@ fn bytes_of_a_segments_earlier_use_do_not_pass() {
     }
 }
 
-/// Checkpoints are there twice, the older one with its log: whatever happens to one, the space opens whole.
+/// Checkpoints are there twice, the older one with its log: whatever happens to one, the space
+/// opens whole.
 #[test]
-fn a_damaged_checkpoint_is_made_again_from_the_one_before() {
+fn a_damaged_checkpoint_is_rebuilt_from_the_previous_one() {
     for is_closed in [false, true] {
         let (disk, model) = fixture(is_closed);
         let newest =
@@ -477,12 +500,12 @@ fn a_damaged_checkpoint_is_made_again_from_the_one_before() {
             reader(&image).verify(|error| findings.push(error)).expect("it is read");
             assert!(matches!(&findings[..], [Error::Corrupt { path: p, .. }] if *p == path), "{findings:?}");
             let space = open(Arc::new(image.clone())).unwrap_or_else(|e| panic!("byte {at}: {e}"));
-            assert!(space.healed().is_some_and(Error::is_corrupt), "byte {at}");
+            assert!(space.repaired_damage().is_some_and(Error::is_corrupt), "byte {at}");
             assert_eq!(content(&space).expect("readable"), model, "byte {at}");
             space.insert(0, b"on it goes").expect("room");
             space.close().expect("closed");
             let again = open(Arc::new(image)).expect("it opens");
-            assert!(again.healed().is_none() && again.len() == model.len() as u64 + 10, "byte {at}");
+            assert!(again.repaired_damage().is_none() && again.len() == model.len() as u64 + 10, "byte {at}");
         }
         let image = disk.fork();
         image.remove_file(&path).expect("it is there");
@@ -495,15 +518,15 @@ fn a_damaged_checkpoint_is_made_again_from_the_one_before() {
 }
 
 fn reader(disk: &SimDisk) -> FlexSpace {
-    let options = Options { read_only: true, ..options() };
-    FlexSpace::open_on(Arc::new(disk.clone()), PLACE, options).expect("it can be read")
+    let options = SpaceOptions { read_only: true, ..options() };
+    FlexSpace::open_on(Arc::new(disk.clone()), SPACE_DIR, options).expect("it can be read")
 }
 
 /// The content that is found without the heads after some lives, each of which ends with the loss
 /// of power, is a state that the space had. Mostly it is the last one: only heads say that
 /// operations and checkpoints which a loss of power left behind do not count.
 #[test]
-fn without_heads_a_space_is_in_a_state_that_it_had() {
+fn without_heads_a_space_opens_in_a_former_state() {
     let mut same = 0;
     for seed in 0..60 {
         let mut states = Vec::new();
@@ -513,7 +536,7 @@ fn without_heads_a_space_is_in_a_state_that_it_had() {
             let mut len = space.len();
             let mut model = content(&space).expect("readable");
             for (n, step) in workload(seed * 4 + life, 60).iter().enumerate() {
-                let step = step.fit(len);
+                let step = step.clamp_to(len);
                 step.run(&space).expect("nothing fails here");
                 step.apply(&mut model);
                 len = space.len();
@@ -521,20 +544,20 @@ fn without_heads_a_space_is_in_a_state_that_it_had() {
                 if n == 40 {
                     space.sync().expect("synced");
                 }
-                space.pump().expect("nothing fails here");
+                space.maintain().expect("nothing fails here");
             }
             let percent = [0, 30, 70, 95][usize::try_from(seed % 4).expect("small")];
-            disk = disk.power_cut(&Keep::Seeded { seed: seed + life, percent });
+            disk = disk.power_cut(&KeepChoice::Seeded { seed: seed + life, percent });
             std::mem::forget(space); // it must not end in order
         }
         let before = content(&reader(&disk)).expect("readable");
         for slot in ["HEAD.0", "HEAD.1"] {
-            disk.overwrite(&Path::new(PLACE).join(slot), 0, &[0; 200]).expect("it is there");
+            disk.overwrite(&Path::new(SPACE_DIR).join(slot), 0, &[0; 200]).expect("it is there");
         }
-        let options = Options { read_only: true, ..options() };
+        let options = SpaceOptions { read_only: true, ..options() };
         let mut skipped = Vec::new();
-        let rest =
-            FlexSpace::open_rest(Arc::new(disk), PLACE, options, &mut |e| skipped.push(e)).expect("it opens");
+        let rest = FlexSpace::open_partial(Arc::new(disk), SPACE_DIR, options, &mut |e| skipped.push(e))
+            .expect("it opens");
         let found = match content(&rest) {
             Ok(found) => found,
             Err(error) if error.is_corrupt() => continue, // a checkpoint that no head had

@@ -1,22 +1,25 @@
-//! Interleavings that a scheduler thinks of: readers beside the writer, flushes, syncs, checkpoints and garbage collection.
+//! Interleavings that a scheduler thinks of: readers beside the writer, flushes, syncs, checkpoints
+//! and garbage collection.
 //!
-//! Built with `--cfg shuttle` only: `RUSTFLAGS='--cfg shuttle' cargo test -p sheaf-flexspace --test interleavings`. The knobs are
+//! Built with `--cfg shuttle` only:
+//! `RUSTFLAGS='--cfg shuttle' cargo test -p sheaf-flexspace --test interleavings`. The knobs are
 //! those of `sheaf_base::sync::explore`.
 //!
-//! What it cannot see: weak memory; what arc-swap does inside a load (a switch comes before and after).
+//! What it cannot see: weak memory; what arc-swap does inside a load (a switch comes before and
+//! after).
 
 #![cfg(shuttle)]
 
 use std::sync::Arc;
 
-use sheaf_base::disk::sim::{Keep, SimDisk};
+use sheaf_base::disk::sim::{KeepChoice, SimDisk};
 use sheaf_base::sync::{explore, thread};
-use sheaf_flexspace::{FlexSpace, Options};
+use sheaf_flexspace::{FlexSpace, SpaceOptions};
 
 const BLOCK: u64 = 64;
 
 fn open(disk: &SimDisk) -> FlexSpace {
-    let options = Options { tiny: true, inline: true, limit: Some(12 << 12), ..Options::default() };
+    let options = SpaceOptions { tiny: true, inline: true, limit: Some(12 << 12), ..SpaceOptions::default() };
     FlexSpace::open_on(Arc::new(disk.clone()), "/space", options).expect("it opens")
 }
 
@@ -60,7 +63,7 @@ mod reading {
                 let space = Arc::clone(&space);
                 thread::spawn(move || {
                     for _ in 0..4 {
-                        space.pump().expect("nothing fails here");
+                        space.maintain().expect("nothing fails here");
                     }
                 })
             };
@@ -77,9 +80,10 @@ mod reading {
         });
     }
 
-    /// Segments are emptied, given back and written again under a reader who loads a version for each read.
+    /// Segments are emptied, given back and written again under a reader who loads a version for
+    /// each read.
     #[test]
-    fn segments_that_are_used_again_were_read_by_nobody() {
+    fn segments_are_reused_only_without_readers() {
         explore(200, || {
             let (_disk, space) = filled(24);
             let churn = {
@@ -87,7 +91,7 @@ mod reading {
                 thread::spawn(move || {
                     for round in 0..3u8 {
                         space.write(0, &[round + 2; 20 * BLOCK as usize]).expect("room");
-                        while space.pump().expect("nothing fails here") {}
+                        while space.maintain().expect("nothing fails here") {}
                     }
                 })
             };
@@ -104,7 +108,8 @@ mod reading {
 mod writing {
     use super::*;
 
-    /// What was done before a sync is there after the power went, whoever else wrote, synced or made a checkpoint.
+    /// What was done before a sync is there after the power went, whoever else wrote, synced or
+    /// made a checkpoint.
     #[test]
     fn a_sync_covers_what_was_before_it_beside_other_syncs_and_checkpoints() {
         explore(200, || {
@@ -118,11 +123,11 @@ mod writing {
                             space.insert(0, &[number; 3]).expect("room");
                             match id {
                                 0 => space.checkpoint().expect("nothing fails here"),
-                                1 => drop(space.pump().expect("nothing fails here")),
+                                1 => drop(space.maintain().expect("nothing fails here")),
                                 _ => {}
                             }
                             space.sync().expect("synced");
-                            let after = open(&disk.power_cut(&Keep::None));
+                            let after = open(&disk.power_cut(&KeepChoice::None));
                             let mut bytes = vec![0; usize::try_from(after.len()).expect("small")];
                             after.read(0, &mut bytes).expect("nothing is damaged");
                             assert_eq!(bytes.iter().filter(|byte| **byte == number).count(), 3, "{number}");

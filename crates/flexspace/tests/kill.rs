@@ -1,6 +1,7 @@
-//! The kill -9 loop, on the real disk: this program starts itself again as a child that changes a space as fast as it can and
-//! says on a pipe what it has synced; it dies by SIGKILL at any moment, while it opens too. Each state has its number as its
-//! mark, and follows from the seed: what the next life finds is checked byte for byte, and lives on.
+//! The kill -9 loop, on the real disk: this program starts itself again as a child that changes a
+//! space as fast as it can and says on a pipe what it has synced; it dies by SIGKILL at any moment,
+//! while it opens too. Each state has its number as its mark, and follows from the seed: what the
+//! next life finds is checked byte for byte, and lives on.
 //!
 //! What it cannot see: what a power cut would lose; the kernel survives.
 
@@ -14,22 +15,22 @@ use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use sheaf_flexspace::{FlexSpace, Options};
-use support::{Random, Step};
+use sheaf_flexspace::{FlexSpace, SpaceOptions};
+use support::{Random, WorkloadStep};
 
 const DIR: &str = "SHEAF_FLEXSPACE_KILL_DIR";
-const TIME: Duration = Duration::from_secs(8);
+const TEST_TIME: Duration = Duration::from_secs(8);
 /// An opening takes no longer, whatever else the machine does.
-const PATIENCE: Duration = Duration::from_secs(60);
+const OPEN_TIMEOUT: Duration = Duration::from_secs(60);
 /// Where contents stop growing.
-const LONG: u64 = 60_000;
+const MAX_LEN: u64 = 60_000;
 
-fn options() -> Options {
-    Options { tiny: true, limit: Some(256 << 10), ..Options::default() }
+fn options() -> SpaceOptions {
+    SpaceOptions { tiny: true, limit: Some(256 << 10), ..SpaceOptions::default() }
 }
 
 /// Change `number`, of a space of `len` bytes: the same in every life.
-fn change(number: u64, len: u64) -> Step {
+fn change(number: u64, len: u64) -> WorkloadStep {
     let mut random = Random(number);
     let at = random.below(len + 1);
     let bytes = vec![
@@ -37,22 +38,22 @@ fn change(number: u64, len: u64) -> Step {
         usize::try_from(1 + random.below(700)).expect("small")
     ];
     match random.below(8) {
-        _ if len > LONG => Step::Collapse(at, (len - at).min(20_000)),
-        0 => Step::Collapse(at, random.below(len - at + 1).min(600)),
-        1..=3 => Step::Write(at, bytes),
-        4 => Step::Hole(at, 1 + random.below(300)),
-        _ => Step::Insert(at, bytes),
+        _ if len > MAX_LEN => WorkloadStep::Collapse(at, (len - at).min(20_000)),
+        0 => WorkloadStep::Collapse(at, random.below(len - at + 1).min(600)),
+        1..=3 => WorkloadStep::Write(at, bytes),
+        4 => WorkloadStep::Hole(at, 1 + random.below(300)),
+        _ => WorkloadStep::Insert(at, bytes),
     }
 }
 
 /// Does `step` and sets the mark, in one.
-fn make(space: &FlexSpace, number: u64, step: &Step) {
+fn apply_with_mark(space: &FlexSpace, number: u64, step: &WorkloadStep) {
     let edit = space.edit().mark(number);
     match step {
-        Step::Collapse(at, len) => edit.collapse(*at, *len),
-        Step::Write(at, bytes) => edit.write(*at, bytes),
-        Step::Hole(at, len) => edit.insert_hole(*at, *len),
-        Step::Insert(at, bytes) => edit.insert(*at, bytes),
+        WorkloadStep::Collapse(at, len) => edit.collapse(*at, *len),
+        WorkloadStep::Write(at, bytes) => edit.write(*at, bytes),
+        WorkloadStep::Hole(at, len) => edit.insert_hole(*at, *len),
+        WorkloadStep::Insert(at, bytes) => edit.insert(*at, bytes),
         other => unreachable!("{other:?} is not drawn"),
     }
     .commit()
@@ -67,7 +68,7 @@ fn be_the_child() {
     let mut out = std::io::stderr();
     out.write_all(&0u64.to_le_bytes()).expect("the parent listens"); // it is open
     for number in space.mark() + 1.. {
-        make(&space, number, &change(number, space.len()));
+        apply_with_mark(&space, number, &change(number, space.len()));
         if number % 97 == 0 {
             space.sync().expect("a disk without faults");
             out.write_all(&number.to_le_bytes()).expect("the parent listens");
@@ -75,8 +76,9 @@ fn be_the_child() {
     }
 }
 
-/// A child lives for `time` at most, from its start or from when it has opened the space; the last number that it synced.
-fn live(dir: &Path, time: Duration, is_from_opening: bool) -> u64 {
+/// A child lives for `time` at most, from its start or from when it has opened the space; the last
+/// number that it synced.
+fn run_child(dir: &Path, time: Duration, is_from_opening: bool) -> u64 {
     let program = std::env::current_exe().expect("we run");
     let mut child = Command::new(program)
         .args(["be_the_child", "--exact", "--nocapture", "--test-threads=1"])
@@ -101,7 +103,7 @@ fn live(dir: &Path, time: Duration, is_from_opening: bool) -> u64 {
         pipe.read_to_end(&mut told).map(|_| told)
     });
     if is_from_opening {
-        opening.recv_timeout(PATIENCE).expect("it opens");
+        opening.recv_timeout(OPEN_TIMEOUT).expect("it opens");
     }
     std::thread::sleep(time); // the child is to be killed at a moment that nobody chose
     child.kill().expect("it was started here");
@@ -112,9 +114,9 @@ fn live(dir: &Path, time: Duration, is_from_opening: bool) -> u64 {
     last.map_or(0, |bytes| u64::from_le_bytes(bytes.try_into().expect("eight")))
 }
 
-struct Scratch(PathBuf);
+struct SpaceTestDir(PathBuf);
 
-impl Drop for Scratch {
+impl Drop for SpaceTestDir {
     fn drop(&mut self) {
         if !std::thread::panicking() {
             let _ = std::fs::remove_dir_all(&self.0);
@@ -125,14 +127,14 @@ impl Drop for Scratch {
 #[test]
 fn a_killed_process_loses_nothing_that_it_synced() {
     let dir = std::env::temp_dir().join(format!("sheaf-flexspace-kill-{}", std::process::id()));
-    let scratch = Scratch(dir);
+    let scratch = SpaceTestDir(dir);
     let mut random = Random(u64::from(std::process::id()));
     let (mut model, mut number, mut synced) = (Vec::new(), 0, 0);
     let (mut kills, mut opened) = (0, 0);
     let begun = Instant::now();
-    while begun.elapsed() < TIME {
+    while begun.elapsed() < TEST_TIME {
         let time = Duration::from_micros(random.below(60_000));
-        let told = live(&scratch.0, time, random.below(3) > 0);
+        let told = run_child(&scratch.0, time, random.below(3) > 0);
         kills += 1;
         opened += u32::from(told > 0);
         synced = synced.max(told);

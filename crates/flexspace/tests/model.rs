@@ -11,15 +11,15 @@ use std::sync::atomic::Ordering;
 
 use sheaf_base::disk::real::RealDisk;
 use sheaf_base::disk::sim::SimDisk;
-use sheaf_base::disk::{Disk, How};
+use sheaf_base::disk::{Disk, OpenMode};
 use sheaf_base::error::Error;
 use sheaf_base::memory::Memory;
-use sheaf_flexspace::{FlexSpace, Options};
-use support::watched::Watched;
-use support::{PLACE, Random, Step, content, open, options, workload};
+use sheaf_flexspace::{FlexSpace, SpaceOptions};
+use support::mapping_check_disk::MappingCheckDisk;
+use support::{Random, SPACE_DIR, WorkloadStep, content, open, options, workload};
 
 /// Runs a workload and compares after every step.
-fn play(seed: u64, count: usize) {
+fn compare_with_model(seed: u64, count: usize) {
     let mut disk = SimDisk::with_seed(seed);
     let mut space = open(Arc::new(disk.clone())).expect("a new space");
     let mut model = Vec::new();
@@ -29,12 +29,12 @@ fn play(seed: u64, count: usize) {
     for (n, step) in workload(seed, count).into_iter().enumerate() {
         let context = || format!("seed {seed}, step {n}: {step:?}");
         match step {
-            Step::Reopen => {
+            WorkloadStep::Reopen => {
                 views.clear();
                 space.close().unwrap_or_else(|e| panic!("{}: {e}", context()));
                 space = open(Arc::new(disk.clone())).unwrap_or_else(|e| panic!("{}: {e}", context()));
             }
-            Step::Kill => {
+            WorkloadStep::Kill => {
                 views.clear();
                 space.sync().expect("nothing fails here");
                 disk = disk.kill();
@@ -73,29 +73,29 @@ fn play(seed: u64, count: usize) {
 }
 
 #[test]
-fn a_space_is_a_vector_through_all_its_lives() {
+fn a_space_equals_a_vector_across_reopenings() {
     for seed in 0..60 {
-        play(seed, 150);
+        compare_with_model(seed, 150);
     }
 }
 
 #[test]
 fn long_lives_collect_and_checkpoint() {
-    play(1000, 2500);
+    compare_with_model(1000, 2500);
 }
 
 /// A directory of the machine, gone with the test.
-struct Scratch(PathBuf);
+struct SpaceTestDir(PathBuf);
 
-impl Scratch {
-    fn new(name: &str) -> Scratch {
+impl SpaceTestDir {
+    fn new(name: &str) -> SpaceTestDir {
         let dir = std::env::temp_dir().join(format!("sheaf-flexspace-{name}-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&dir);
-        Scratch(dir)
+        SpaceTestDir(dir)
     }
 }
 
-impl Drop for Scratch {
+impl Drop for SpaceTestDir {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }
@@ -103,14 +103,14 @@ impl Drop for Scratch {
 
 #[test]
 fn the_real_disk_and_normal_sizes_do_the_same() {
-    let scratch = Scratch::new("real");
+    let scratch = SpaceTestDir::new("real");
     for tiny in [true, false] {
         let dir = scratch.0.join(if tiny { "tiny" } else { "normal" });
-        let options = || Options { tiny, ..Options::default() };
+        let options = || SpaceOptions { tiny, ..SpaceOptions::default() };
         let mut space = FlexSpace::open(&dir, options()).expect("a new space");
         let mut model = Vec::new();
         for step in workload(77, 600) {
-            if matches!(step, Step::Reopen | Step::Kill) {
+            if matches!(step, WorkloadStep::Reopen | WorkloadStep::Kill) {
                 space.close().expect("nothing fails here");
                 space = FlexSpace::open(&dir, options()).expect("what was closed opens");
             } else {
@@ -131,8 +131,9 @@ fn the_real_disk_and_normal_sizes_do_the_same() {
 #[test]
 fn a_second_open_is_refused_and_a_missing_space_is_not_made_unasked() {
     let disk: Arc<dyn Disk> = Arc::new(SimDisk::new());
-    let missing = FlexSpace::open_on(Arc::clone(&disk), PLACE, Options { create: false, ..options() });
-    assert!(matches!(missing, Err(Error::NotFound { .. })));
+    let missing =
+        FlexSpace::open_on(Arc::clone(&disk), SPACE_DIR, SpaceOptions { create: false, ..options() });
+    assert!(matches!(missing, Err(Error::DatabaseNotFound { .. })));
     let _space = open(Arc::clone(&disk)).expect("a new space");
     assert!(matches!(open(disk), Err(Error::Locked { pid: Some(_), .. })));
 }
@@ -181,8 +182,8 @@ fn read_extent_gives_what_was_inserted_in_one_go() {
     assert_eq!(space.view().fragments(0, 32), 4);
     space.defrag(0, 32).expect("room");
     assert_eq!(space.view().fragments(0, 32), 3, "the hole stays one");
-    assert!(matches!(space.insert(33, b"x"), Err(Error::Invalid { .. })));
-    assert!(matches!(space.collapse(30, 3), Err(Error::Invalid { .. })));
+    assert!(matches!(space.insert(33, b"x"), Err(Error::InvalidArgument { .. })));
+    assert!(matches!(space.collapse(30, 3), Err(Error::InvalidArgument { .. })));
 }
 
 #[test]
@@ -205,7 +206,7 @@ fn the_mark_travels_with_the_state() {
     space.sync().expect("synced");
     space.edit().insert(0, b"b").mark(8).commit().expect("room");
     assert_eq!((space.view().mark(), space.mark()), (8, 8));
-    let cut = disk.power_cut(&sheaf_base::disk::sim::Keep::None);
+    let cut = disk.power_cut(&sheaf_base::disk::sim::KeepChoice::None);
     let space = open(Arc::new(cut.clone())).expect("it opens");
     assert_eq!((space.view().mark(), content(&space).expect("readable")), (7, b"a".to_vec()));
     space.close().expect("closed");
@@ -215,9 +216,12 @@ fn the_mark_travels_with_the_state() {
 #[test]
 fn random_overwrites_at_the_limit_go_on_for_ever() {
     let limit = 64 * 4096;
-    let space =
-        FlexSpace::open_on(Arc::new(SimDisk::new()), PLACE, Options { limit: Some(limit), ..options() })
-            .expect("a new space");
+    let space = FlexSpace::open_on(
+        Arc::new(SimDisk::new()),
+        SPACE_DIR,
+        SpaceOptions { limit: Some(limit), ..options() },
+    )
+    .expect("a new space");
     let mut len = 0u64;
     while space.insert(len, &[9; 500]).is_ok() {
         len += 500;
@@ -228,8 +232,8 @@ fn random_overwrites_at_the_limit_go_on_for_ever() {
     len -= 2000;
     let mut random = Random(1);
     for n in 0..20_000u64 {
-        // At random, and then all by turns, each time in another order: what was written together dies far apart, and no segment
-        // is much emptier than the others.
+        // At random, and then all by turns, each time in another order: what was written together
+        // dies far apart, and no segment is much emptier than the others.
         let blocks = len / 500;
         let block = if n < 10_000 { random.below(blocks) } else { n * (31 + 2 * (n / blocks)) % blocks };
         let at = block * 500;
@@ -241,7 +245,7 @@ fn random_overwrites_at_the_limit_go_on_for_ever() {
 }
 
 #[test]
-fn what_users_wrote_is_counted_once_with_its_checksums() {
+fn user_bytes_are_counted_once_with_checksums() {
     let space = open(Arc::new(SimDisk::new())).expect("a new space");
     for n in 0..5 {
         space.insert(n * 500, &[7; 500]).expect("room");
@@ -260,7 +264,7 @@ fn space_of_removed_bytes_goes_back() {
     }
     let full = bytes(&disk);
     space.collapse(0, space.len() - 10).expect("within");
-    while space.pump().expect("nothing fails here") {}
+    while space.maintain().expect("nothing fails here") {}
     space.write(0, &[0; 10]).expect("room"); // the log behind the last checkpoint goes with the next one that has something to say
     space.checkpoint().expect("nothing fails here");
     assert!(bytes(&disk) < full / 8, "{} of {full}", bytes(&disk));
@@ -270,8 +274,8 @@ fn space_of_removed_bytes_goes_back() {
 #[test]
 fn beyond_the_memory_budget_bytes_can_only_be_removed() {
     let memory = Arc::new(Memory::new(20_000));
-    let options = Options { memory: Arc::clone(&memory), ..options() };
-    let space = FlexSpace::open_on(Arc::new(SimDisk::new()), PLACE, options).expect("a new space");
+    let options = SpaceOptions { memory: Arc::clone(&memory), ..options() };
+    let space = FlexSpace::open_on(Arc::new(SimDisk::new()), SPACE_DIR, options).expect("a new space");
     let mut refused = None;
     for n in 0..10_000u64 {
         if let Err(error) = space.insert(n * 3 % 7919 % (space.len() + 1), b"abc") {
@@ -279,16 +283,16 @@ fn beyond_the_memory_budget_bytes_can_only_be_removed() {
             break;
         }
     }
-    assert!(matches!(refused, Some(Error::OverBudget { budget: 20_000 })), "{refused:?}");
+    assert!(matches!(refused, Some(Error::MemoryBudgetExceeded { budget: 20_000 })), "{refused:?}");
     space.collapse(0, 2).expect("removing goes on");
     space.close().expect("closed");
     assert_eq!(memory.total(), 0, "what was taken was given back");
 }
 
 #[test]
-fn readers_go_on_beside_the_writer_and_collection() {
-    let scratch = Scratch::new("beside");
-    let options = Options { tiny: true, limit: Some(1 << 20), ..Options::default() };
+fn readers_continue_during_writes_and_gc() {
+    let scratch = SpaceTestDir::new("beside");
+    let options = SpaceOptions { tiny: true, limit: Some(1 << 20), ..SpaceOptions::default() };
     let space = FlexSpace::open_on(Arc::new(RealDisk::default()), &scratch.0, options).expect("a new space");
     // Blocks of 64 bytes, each filled with one number twice over: a torn read would show.
     for n in 0..4000u64 {
@@ -325,34 +329,35 @@ fn readers_go_on_beside_the_writer_and_collection() {
     space.close().expect("closed");
 }
 
-/// A damaged length may say that a piece reaches into what is not written yet: there nobody looks at the mapping. What is written is
-/// looked at there, also in a segment that is being filled.
+/// A damaged length may say that a piece reaches into what is not written yet: there nobody looks
+/// at the mapping. What is written is looked at there, also in a segment that is being filled.
 #[test]
-fn nobody_looks_at_bytes_that_may_be_written() {
-    let scratch = Scratch::new("watched");
-    let disk = Watched::default();
-    let options = Options { inline: true, tiny: true, ..Options::default() };
+fn mapped_bytes_are_read_only_after_they_were_written() {
+    let scratch = SpaceTestDir::new("watched");
+    let disk = MappingCheckDisk::default();
+    let options = SpaceOptions { inline: true, tiny: true, ..SpaceOptions::default() };
     let space = FlexSpace::open_on(Arc::new(disk.clone()), &scratch.0, options).expect("a new space");
     for round in 0..6u8 {
         space.insert(space.len(), &[round; 100]).expect("room");
         space.sync().expect("synced");
         // At rest buffers are put down.
         for _ in 0..4 {
-            space.pump().expect("at rest");
+            space.maintain().expect("at rest");
         }
-        let before = disk.kept.load(Ordering::SeqCst);
+        let before = disk.valid_reads.load(Ordering::SeqCst);
         assert_eq!(content(&space).expect("readable").last(), Some(&round));
         assert!(
-            disk.kept.load(Ordering::SeqCst) > before,
+            disk.valid_reads.load(Ordering::SeqCst) > before,
             "round {round}: it was not read where it is mapped"
         );
     }
-    let area =
-        RealDisk::default().open(&scratch.0.join("data/00000000.area"), How::Write).expect("a data file");
-    let mut bytes = vec![0; usize::try_from(area.len().expect("measured")).expect("small")];
-    area.read_at(0, &mut bytes).expect("readable");
+    let data_file = RealDisk::default()
+        .open(&scratch.0.join("data/00000000.area"), OpenMode::ReadWrite)
+        .expect("a data file");
+    let mut bytes = vec![0; usize::try_from(data_file.len().expect("measured")).expect("small")];
+    data_file.read_at(0, &mut bytes).expect("readable");
     let last = bytes.windows(100).position(|window| window == [5; 100]).expect("it is there") as u64;
-    area.write_at(last - 4, &128u32.to_le_bytes()).expect("damaged");
+    data_file.write_at(last - 4, &128u32.to_le_bytes()).expect("damaged");
     assert!(matches!(space.read(500, &mut [0; 50]), Err(error) if error.is_corrupt()));
-    assert_eq!(disk.broken.load(Ordering::SeqCst), 0);
+    assert_eq!(disk.invalid_reads.load(Ordering::SeqCst), 0);
 }

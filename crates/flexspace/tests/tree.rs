@@ -1,35 +1,36 @@
-//! The tree against a flat array: every operation, versions held and dropped, offsets beyond 2^32 and 2^48.
+//! The tree against a flat array: every operation, versions held and dropped, offsets beyond 2^32
+//! and 2^48.
 
 use std::sync::Arc;
 
 use proptest::prelude::*;
-use sheaf_flexspace::tree::{Content, Entry, Frozen, ShiftTree};
+use sheaf_flexspace::tree::{ShiftTree, TreeEntry, TreeItem, TreeSnapshot};
 
 /// Bytes `skip..` of piece `id`; a hole has id 0 and joins with any other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Piece {
+struct TestItem {
     id: u64,
     skip: u64,
 }
 
-impl Content for Piece {
+impl TreeItem for TestItem {
     type Pivot = u64;
     fn pivot(&self) -> u64 {
         self.id
     }
-    fn tail(self, at: u64) -> Piece {
-        Piece { skip: if self.id == 0 { 0 } else { self.skip + at }, ..self }
+    fn suffix(self, at: u64) -> TestItem {
+        TestItem { skip: if self.id == 0 { 0 } else { self.skip + at }, ..self }
     }
-    fn joins(&self, len: u64, next: &Piece) -> bool {
-        self.id == next.id && self.tail(len).skip == next.skip
+    fn is_contiguous(&self, len: u64, next: &TestItem) -> bool {
+        self.id == next.id && self.suffix(len).skip == next.skip
     }
 }
 
 /// The same as a flat list of runs, every operation in O(N).
 #[derive(Clone, Debug, Default, PartialEq)]
-struct Flat(Vec<(u64, Piece)>);
+struct FlatModel(Vec<(u64, TestItem)>);
 
-impl Flat {
+impl FlatModel {
     fn len(&self) -> u64 {
         self.0.iter().map(|(len, _)| len).sum()
     }
@@ -44,7 +45,7 @@ impl Flat {
             }
             if at < start + len {
                 self.0[index].0 = at - start;
-                self.0.insert(index + 1, (start + len - at, piece.tail(at - start)));
+                self.0.insert(index + 1, (start + len - at, piece.suffix(at - start)));
                 return index + 1;
             }
             start += len;
@@ -52,35 +53,35 @@ impl Flat {
         self.0.len()
     }
 
-    fn insert(&mut self, at: u64, len: u64, piece: Piece) {
+    fn insert(&mut self, at: u64, len: u64, piece: TestItem) {
         let index = self.cut(at);
         self.0.insert(index, (len, piece));
     }
 
-    fn collapse(&mut self, at: u64, len: u64) -> Flat {
+    fn collapse(&mut self, at: u64, len: u64) -> FlatModel {
         let (from, to) = (self.cut(at), self.cut(at + len));
-        Flat(self.0.drain(from..to).collect())
+        FlatModel(self.0.drain(from..to).collect())
     }
 
     /// With runs joined that only go on: what two lists of one content have in common.
-    fn joined(&self) -> Flat {
-        let mut joined: Vec<(u64, Piece)> = Vec::new();
+    fn joined(&self) -> FlatModel {
+        let mut joined: Vec<(u64, TestItem)> = Vec::new();
         for (len, piece) in &self.0 {
             match joined.last_mut() {
-                Some((before, last)) if last.joins(*before, piece) => *before += len,
+                Some((before, last)) if last.is_contiguous(*before, piece) => *before += len,
                 _ => joined.push((*len, *piece)),
             }
         }
-        Flat(joined)
+        FlatModel(joined)
     }
 
-    fn of(tree: &Frozen<Piece>) -> Flat {
-        Flat(tree.range(0).map(|entry| (entry.len, entry.item)).collect())
+    fn of(tree: &TreeSnapshot<TestItem>) -> FlatModel {
+        FlatModel(tree.range(0).map(|entry| (entry.len, entry.item)).collect())
     }
 }
 
 #[derive(Clone, Debug)]
-enum Op {
+enum TreeOp {
     Insert(u64, u64),
     Append(u64),
     Hole(u64, u64),
@@ -91,93 +92,93 @@ enum Op {
     Release(u8),
 }
 
-fn op() -> impl Strategy<Value = Op> {
+fn op() -> impl Strategy<Value = TreeOp> {
     let (at, len) = (any::<u64>(), 1..40u64);
     prop_oneof![
-        6 => (at, len.clone()).prop_map(|(at, len)| Op::Insert(at, len)),
-        2 => len.clone().prop_map(Op::Append),
-        1 => (at, len.clone()).prop_map(|(at, len)| Op::Hole(at, len)),
-        3 => (at, len.clone()).prop_map(|(at, len)| Op::Collapse(at, len)),
-        1 => (at, 0..3000u64).prop_map(|(at, len)| Op::Collapse(at, len)),
-        3 => (at, len.clone()).prop_map(|(at, len)| Op::Remap(at, len)),
-        3 => (at, 0..200u64, len).prop_map(|(at, len, new)| Op::Replace(at, len, new)),
-        1 => Just(Op::Publish),
-        1 => any::<u8>().prop_map(Op::Release),
+        6 => (at, len.clone()).prop_map(|(at, len)| TreeOp::Insert(at, len)),
+        2 => len.clone().prop_map(TreeOp::Append),
+        1 => (at, len.clone()).prop_map(|(at, len)| TreeOp::Hole(at, len)),
+        3 => (at, len.clone()).prop_map(|(at, len)| TreeOp::Collapse(at, len)),
+        1 => (at, 0..3000u64).prop_map(|(at, len)| TreeOp::Collapse(at, len)),
+        3 => (at, len.clone()).prop_map(|(at, len)| TreeOp::Remap(at, len)),
+        3 => (at, 0..200u64, len).prop_map(|(at, len, new)| TreeOp::Replace(at, len, new)),
+        1 => Just(TreeOp::Publish),
+        1 => any::<u8>().prop_map(TreeOp::Release),
     ]
 }
 
 /// The tree, the model, and the versions that are held with what they must show.
-struct Pair {
-    tree: ShiftTree<Piece>,
-    flat: Flat,
-    held: Vec<(Arc<Frozen<Piece>>, Flat)>,
+struct TreeAndModel {
+    tree: ShiftTree<TestItem>,
+    flat: FlatModel,
+    held: Vec<(Arc<TreeSnapshot<TestItem>>, FlatModel)>,
     /// Lengths and offsets are multiples of this.
     unit: u64,
     next: u64,
 }
 
-impl Pair {
-    fn new(unit: u64) -> Pair {
-        let tree = ShiftTree::new(Piece { id: 0, skip: 0 });
-        Pair { tree, flat: Flat::default(), held: Vec::new(), unit, next: 1 }
+impl TreeAndModel {
+    fn new(unit: u64) -> TreeAndModel {
+        let tree = ShiftTree::new(TestItem { id: 0, skip: 0 });
+        TreeAndModel { tree, flat: FlatModel::default(), held: Vec::new(), unit, next: 1 }
     }
 
-    fn piece(&mut self) -> Piece {
+    fn piece(&mut self) -> TestItem {
         self.next += 1;
-        Piece { id: self.next, skip: 0 }
+        TestItem { id: self.next, skip: 0 }
     }
 
-    fn insert(&mut self, at: u64, len: u64, piece: Piece) {
+    fn insert(&mut self, at: u64, len: u64, piece: TestItem) {
         self.tree.insert(at, len, piece);
         self.flat.insert(at, len, piece);
     }
 
-    fn apply(&mut self, op: &Op) {
+    fn apply(&mut self, op: &TreeOp) {
         let units = self.tree.len() / self.unit;
         let piece = self.piece();
         match *op {
-            Op::Insert(at, len) => self.insert(at % (units + 1) * self.unit, len * self.unit, piece),
-            Op::Append(len) => self.insert(units * self.unit, len * self.unit, piece),
-            Op::Hole(at, len) => {
-                self.insert(at % (units + 1) * self.unit, len * self.unit, Piece { id: 0, skip: 0 })
+            TreeOp::Insert(at, len) => self.insert(at % (units + 1) * self.unit, len * self.unit, piece),
+            TreeOp::Append(len) => self.insert(units * self.unit, len * self.unit, piece),
+            TreeOp::Hole(at, len) => {
+                self.insert(at % (units + 1) * self.unit, len * self.unit, TestItem { id: 0, skip: 0 })
             }
-            Op::Collapse(at, len) => {
+            TreeOp::Collapse(at, len) => {
                 let at = at % (units + 1);
                 let len = len.min(units - at) * self.unit;
-                let mut gone = Flat::default();
+                let mut gone = FlatModel::default();
                 self.tree.collapse(at * self.unit, len, |len, piece| gone.0.push((len, piece)));
                 let expected = self.flat.collapse(at * self.unit, len);
                 assert_eq!(gone.joined(), expected.joined());
             }
-            Op::Remap(at, len) => {
+            TreeOp::Remap(at, len) => {
                 let at = at % (units + 1);
                 let len = len.min(units - at) * self.unit;
                 if len > 0 {
-                    let mut gone = Flat::default();
+                    let mut gone = FlatModel::default();
                     self.tree.remap(at * self.unit, len, piece, |len, piece| gone.0.push((len, piece)));
                     let expected = self.flat.collapse(at * self.unit, len);
                     assert_eq!(gone.joined(), expected.joined());
                     self.flat.insert(at * self.unit, len, piece);
                 }
             }
-            Op::Replace(at, len, new) => {
+            TreeOp::Replace(at, len, new) => {
                 let at = at % (units + 1);
                 let (at, len, new) = (at * self.unit, len.min(units - at) * self.unit, new * self.unit);
-                let mut gone = Flat::default();
+                let mut gone = FlatModel::default();
                 self.tree.replace(at, len, new, piece, |len, piece| gone.0.push((len, piece)));
                 assert_eq!(gone.joined(), self.flat.collapse(at, len).joined());
                 self.flat.insert(at, new, piece);
             }
-            Op::Publish => {
+            TreeOp::Publish => {
                 let version = self.tree.publish(self.next);
-                assert_eq!(version.mark(), self.next);
+                assert_eq!(version.version(), self.next);
                 self.held.push((version, self.flat.clone()));
             }
-            Op::Release(which) if !self.held.is_empty() => {
+            TreeOp::Release(which) if !self.held.is_empty() => {
                 let index = usize::from(which) % self.held.len();
                 self.held.remove(index);
             }
-            Op::Release(_) => {}
+            TreeOp::Release(_) => {}
         }
     }
 
@@ -189,10 +190,10 @@ impl Pair {
     }
 }
 
-fn check_state(state: &Frozen<Piece>, flat: &Flat, unit: u64) {
+fn check_state(state: &TreeSnapshot<TestItem>, flat: &FlatModel, unit: u64) {
     state.check().expect("every node keeps the invariants");
     assert_eq!(state.len(), flat.len());
-    assert_eq!(Flat::of(state).joined(), flat.joined());
+    assert_eq!(FlatModel::of(state).joined(), flat.joined());
     let mut entries = Vec::new();
     let mut at = 0;
     while let Some(entry) = state.get(at) {
@@ -212,7 +213,7 @@ proptest! {
 
     #[test]
     fn tree_is_a_flat_array(ops in prop::collection::vec(op(), 1..400), bulk in 0..6000u64) {
-        let mut pair = Pair::new(1);
+        let mut pair = TreeAndModel::new(1);
         for n in 0..bulk {
             let piece = pair.piece();
             pair.insert(if n % 3 == 0 { pair.tree.len() } else { pair.tree.len() / 2 }, 1 + n % 7, piece);
@@ -226,7 +227,7 @@ proptest! {
         pair.check();
         pair.held.clear();
         let len = pair.tree.len();
-        pair.apply(&Op::Collapse(0, len));
+        pair.apply(&TreeOp::Collapse(0, len));
         pair.check();
     }
 
@@ -235,7 +236,7 @@ proptest! {
         ops in prop::collection::vec(op(), 1..400),
         unit in 30..52u32,
     ) {
-        let mut pair = Pair::new(1 << unit);
+        let mut pair = TreeAndModel::new(1 << unit);
         for op in &ops {
             pair.apply(op);
         }
@@ -246,8 +247,8 @@ proptest! {
 #[test]
 fn rebased_nodes_cross_2_to_the_32_and_2_to_the_48() {
     for border in [1u64 << 32, 1 << 48] {
-        let mut pair = Pair::new(1);
-        pair.insert(0, border - 5000, Piece { id: 0, skip: 0 });
+        let mut pair = TreeAndModel::new(1);
+        pair.insert(0, border - 5000, TestItem { id: 0, skip: 0 });
         // Splits, and so rebases, happen on both sides of the border and on it.
         for n in 0..10_000u64 {
             let piece = pair.piece();
@@ -259,24 +260,25 @@ fn rebased_nodes_cross_2_to_the_32_and_2_to_the_48() {
         }
         pair.check();
         let removed = pair.flat.collapse(border - 4500, 9_500);
-        let mut gone = Flat::default();
+        let mut gone = FlatModel::default();
         pair.tree.collapse(border - 4500, 9_500, |len, piece| gone.0.push((len, piece)));
         assert_eq!(gone.joined(), removed.joined());
         pair.check();
     }
 }
 
-/// Crowded nodes give to their siblings before they are split: bytes an entry, of which a full node takes 25 here.
+/// Crowded nodes give to their siblings before they are split: bytes an entry, of which a full node
+/// takes 25 here.
 #[test]
 fn nodes_are_three_quarters_full_whatever_the_order() {
-    let piece = |id: u64| Piece { id: 1 + id, skip: 0 };
+    let piece = |id: u64| TestItem { id: 1 + id, skip: 0 };
     let scattered = |n: u64, len: u64| n.wrapping_mul(0x9E37_79B9_7F4A_7C15) % len;
     for in_order in [60_000, 30_000, 0u64] {
         let mut tree = ShiftTree::new(piece(0));
         for n in 0..60_000 {
             tree.insert(if n < in_order { n } else { scattered(n, n + 1) }, 1, piece(n));
         }
-        tree.read(Frozen::check).unwrap();
+        tree.read(TreeSnapshot::check).unwrap();
         let each = tree.bytes() as f64 / tree.entries() as f64;
         assert!(each < 25.0 / 0.74, "{each} bytes, {in_order} in order");
     }
@@ -293,8 +295,8 @@ fn nodes_are_three_quarters_full_whatever_the_order() {
 }
 
 #[test]
-fn versions_that_nobody_reads_give_their_nodes_back() {
-    let mut pair = Pair::new(1);
+fn unused_versions_free_their_nodes() {
+    let mut pair = TreeAndModel::new(1);
     for n in 0..20_000u64 {
         let piece = pair.piece();
         pair.insert(n, 1, piece);
@@ -314,50 +316,53 @@ fn versions_that_nobody_reads_give_their_nodes_back() {
         pair.tree.remap(n * 191 % 20_000, 1, piece, |_, _| {});
         pair.tree.publish(n);
     }
-    assert_eq!(pair.tree.read_but(None), [0, 99]);
-    assert_eq!((pair.tree.read_but(Some(0)), pair.tree.read_but(Some(7))), (vec![99], vec![0, 99]));
-    assert_eq!(pair.tree.read_but(Some(99)), [0, 99], "the newest is the next reader's");
+    assert_eq!(pair.tree.versions_in_use(None), [0, 99]);
+    assert_eq!(
+        (pair.tree.versions_in_use(Some(0)), pair.tree.versions_in_use(Some(7))),
+        (vec![99], vec![0, 99])
+    );
+    assert_eq!(pair.tree.versions_in_use(Some(99)), [0, 99], "the newest is the next reader's");
     drop(held);
-    assert_eq!(pair.tree.read_but(Some(99)), [99]);
+    assert_eq!(pair.tree.versions_in_use(Some(99)), [99]);
     assert_eq!(pair.tree.versions(), 1);
 }
 
 #[test]
 fn a_held_version_keeps_its_own_nodes_and_not_those_after_it() {
-    let mut tree = ShiftTree::new(Piece { id: 0, skip: 0 });
+    let mut tree = ShiftTree::new(TestItem { id: 0, skip: 0 });
     for n in 0..20_000u64 {
-        tree.insert(n, 1, Piece { id: n + 1, skip: 0 });
+        tree.insert(n, 1, TestItem { id: n + 1, skip: 0 });
     }
     let held = tree.publish(0);
     let once = tree.bytes();
     let mut others = Vec::new();
     for n in 1..50_000u64 {
-        tree.remap(n * 7919 % 20_000, 1, Piece { id: 1 << 40, skip: n }, |_, _| {});
+        tree.remap(n * 7919 % 20_000, 1, TestItem { id: 1 << 40, skip: n }, |_, _| {});
         let version = tree.publish(n);
         if n % 1000 < 7 {
             others.push((n, version));
         }
         if others.len() > 20 {
             let (n, version) = others.swap_remove(usize::try_from(n % 20).expect("small"));
-            assert_eq!(version.mark(), n);
+            assert_eq!(version.version(), n);
             assert_eq!(version.range(0).filter(|entry| entry.item.skip > n).count(), 0);
         }
     }
     // At most every version held has all its nodes for itself: here some hundred of each.
     assert!(tree.versions() < 60, "{} versions", tree.versions());
     assert!(tree.bytes() < once * 25, "{} after {once}", tree.bytes());
-    assert!((0..).zip(held.range(0)).all(|(n, entry)| entry.item == Piece { id: n + 1, skip: 0 }));
+    assert!((0..).zip(held.range(0)).all(|(n, entry)| entry.item == TestItem { id: n + 1, skip: 0 }));
     drop((held, others));
-    tree.settle();
+    tree.reclaim_all();
     assert_eq!(tree.versions(), 1);
     assert!(tree.bytes() < once * 11 / 10, "{} after {once}", tree.bytes());
 }
 
 #[test]
 fn readers_of_a_version_go_on_beside_the_writer() {
-    let mut tree = ShiftTree::new(Piece { id: 0, skip: 0 });
+    let mut tree = ShiftTree::new(TestItem { id: 0, skip: 0 });
     for n in 0..5_000u64 {
-        tree.insert(n, 1, Piece { id: n + 1, skip: 0 });
+        tree.insert(n, 1, TestItem { id: n + 1, skip: 0 });
     }
     let version = tree.publish(0);
     std::thread::scope(|scope| {
@@ -366,14 +371,14 @@ fn readers_of_a_version_go_on_beside_the_writer() {
                 for (n, entry) in version.range(0).enumerate() {
                     assert_eq!(
                         entry,
-                        Entry { start: n as u64, len: 1, item: Piece { id: n as u64 + 1, skip: 0 } }
+                        TreeEntry { start: n as u64, len: 1, item: TestItem { id: n as u64 + 1, skip: 0 } }
                     );
                 }
                 assert_eq!(version.len(), 5_000, "{round}");
             }
         });
         for n in 0..20_000u64 {
-            tree.insert(n % 4_000, 1, Piece { id: 1 << 40, skip: n });
+            tree.insert(n % 4_000, 1, TestItem { id: 1 << 40, skip: n });
             if n % 10 == 0 {
                 tree.publish(n);
             }
@@ -383,15 +388,16 @@ fn readers_of_a_version_go_on_beside_the_writer() {
     assert_eq!(tree.len(), 25_000);
 }
 
-/// A sparse index: entries are intervals of keys, found by key, and their offsets come from the tree.
+/// A sparse index: entries are intervals of keys, found by key, and their offsets come from the
+/// tree.
 #[test]
 fn intervals_are_found_by_key_and_shift_with_their_bytes() {
-    let mut tree = ShiftTree::new(Piece { id: 0, skip: 0 });
+    let mut tree = ShiftTree::new(TestItem { id: 0, skip: 0 });
     let mut sizes = std::collections::BTreeMap::new();
     for n in 0..20_000u64 {
         let (key, size) = (n * 7919 % 20_011 + 1, 1 + n % 97);
         let at = tree.find(|pivot| *pivot < key).map_or(0, |before| before.start + before.len);
-        tree.insert(at, size, Piece { id: key, skip: 0 });
+        tree.insert(at, size, TestItem { id: key, skip: 0 });
         sizes.insert(key, size);
     }
     let mut gone = 0;

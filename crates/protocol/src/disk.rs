@@ -1,11 +1,11 @@
 //! # The disk: what the kernel shows and what the platter may hold
 //!
-//! A [`Page`] is the unit that a power cut keeps or loses: a sector of a log, a slot of ROOT.
+//! A [`ModelPage`] is the unit that a power cut keeps or loses: a sector of a log, a slot of ROOT.
 //!
 //! ## Picture
 //! ```text
 //!            write            sync, ok              power cut
-//!   process ------> cache  ------------> platter  -----------> one of `may` is what is there
+//!   process ------> cache  ------------> platter  -----------> one of `platter_states`
 //!                     |      sync, failed            (old, new, or a torn mix: None)
 //!                     +----> clean, and on the platter or not: no later sync writes it,
 //!                            and the kernel may drop it and read the platter back (a reopen does)
@@ -15,33 +15,33 @@
 
 /// What a power cut does to a sector that is being written at that moment.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
-pub enum Tears {
+pub enum TornSectors {
     /// Old bytes, new bytes or a mix: bytes that are the same in both survive.
-    Mix,
+    OldOrNewBytes,
     /// The sector may become unreadable, whatever it held (scenario 11 supposes this).
     Garbage,
 }
 
 /// A sector or slot, in the page cache and on the platter.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Page<T> {
-    cache: Option<T>,
+pub struct ModelPage<T> {
+    cached: Option<T>,
     /// Everything that the platter may hold if the power goes now; sorted, never empty.
-    may: Vec<Option<T>>,
+    platter_states: Vec<Option<T>>,
     dirty: bool,
 }
 
-impl<T: Clone + Ord> Page<T> {
+impl<T: Clone + Ord> ModelPage<T> {
     /// A page of zeros (or of anything that no checksum accepts).
     #[must_use]
     pub fn empty() -> Self {
-        Self { cache: None, may: vec![None], dirty: false }
+        Self { cached: None, platter_states: vec![None], dirty: false }
     }
 
     /// What a read shows.
     #[must_use]
     pub fn read(&self) -> Option<&T> {
-        self.cache.as_ref()
+        self.cached.as_ref()
     }
 
     /// Whether the next sync writes this page.
@@ -52,32 +52,32 @@ impl<T: Clone + Ord> Page<T> {
 
     /// Whether a power cut can only leave what a read shows.
     #[must_use]
-    pub fn is_settled(&self) -> bool {
-        self.may.len() == 1 && self.may[0] == self.cache
+    pub fn is_on_platter(&self) -> bool {
+        self.platter_states.len() == 1 && self.platter_states[0] == self.cached
     }
 
     /// Writes `new`; `torn` says whether a power cut may leave neither old nor new.
     pub fn write(&mut self, new: T, torn: bool) {
         let new = Some(new);
-        self.may(new.clone());
+        self.add_platter_state(new.clone());
         if torn {
-            self.may(None);
+            self.add_platter_state(None);
         }
-        self.cache = new;
-        self.dirty = !self.is_settled();
+        self.cached = new;
+        self.dirty = !self.is_on_platter();
     }
 
     /// Writes the same bytes again, so that the next sync has to put them on the platter.
-    pub fn rewrite(&mut self, tears: Tears) {
-        if let Some(same) = self.cache.clone() {
-            self.write(same, tears == Tears::Garbage);
+    pub fn rewrite(&mut self, tears: TornSectors) {
+        if let Some(same) = self.cached.clone() {
+            self.write(same, tears == TornSectors::Garbage);
         }
     }
 
     /// A sync that succeeds: what is dirty is on the platter. What is clean stays as it is.
     pub fn sync(&mut self) {
         if self.dirty {
-            self.settle(self.cache.clone());
+            self.set_platter(self.cached.clone());
         }
     }
 
@@ -88,37 +88,37 @@ impl<T: Clone + Ord> Page<T> {
 
     /// The page rots: no checksum accepts it any more.
     pub fn rot(&mut self) {
-        self.settle(None);
+        self.set_platter(None);
     }
 
-    fn may(&mut self, content: Option<T>) {
-        if let Err(at) = self.may.binary_search(&content) {
-            self.may.insert(at, content);
+    fn add_platter_state(&mut self, content: Option<T>) {
+        if let Err(at) = self.platter_states.binary_search(&content) {
+            self.platter_states.insert(at, content);
         }
     }
 
-    fn settle(&mut self, content: Option<T>) {
-        self.cache = content.clone();
-        self.may = vec![content];
+    fn set_platter(&mut self, content: Option<T>) {
+        self.cached = content.clone();
+        self.platter_states = vec![content];
         self.dirty = false;
     }
 
-    fn is_doubtful(&self) -> bool {
-        !self.dirty && !self.is_settled()
+    fn is_uncertain(&self) -> bool {
+        !self.dirty && !self.is_on_platter()
     }
 }
 
 /// A page seen only by what a crash may do to it.
-pub trait Fate {
+pub trait CrashOutcomes {
     /// In how many ways `crash` may end for this page.
-    fn ways(&self, crash: Crash) -> usize;
+    fn outcome_count(&self, crash: CrashKind) -> usize;
     /// Ends it in one of them.
-    fn suffer(&mut self, crash: Crash, way: usize);
+    fn apply_crash(&mut self, crash: CrashKind, way: usize);
 }
 
 /// What happens to the page cache.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
-pub enum Crash {
+pub enum CrashKind {
     /// The page cache is gone.
     PowerCut,
     /// The process is gone; the kernel may drop clean pages before they are read again.
@@ -127,37 +127,45 @@ pub enum Crash {
     ReadThrough,
 }
 
-impl<T: Clone + Ord> Fate for Page<T> {
-    fn ways(&self, crash: Crash) -> usize {
+impl<T: Clone + Ord> CrashOutcomes for ModelPage<T> {
+    fn outcome_count(&self, crash: CrashKind) -> usize {
         match crash {
-            Crash::PowerCut => self.may.len(),
-            Crash::Kill if self.is_doubtful() => self.may.len() + 1,
-            Crash::ReadThrough if self.is_doubtful() => self.may.len(),
-            Crash::Kill | Crash::ReadThrough => 1,
+            CrashKind::PowerCut => self.platter_states.len(),
+            CrashKind::Kill if self.is_uncertain() => self.platter_states.len() + 1,
+            CrashKind::ReadThrough if self.is_uncertain() => self.platter_states.len(),
+            CrashKind::Kill | CrashKind::ReadThrough => 1,
         }
     }
 
-    fn suffer(&mut self, crash: Crash, way: usize) {
+    fn apply_crash(&mut self, crash: CrashKind, way: usize) {
         match crash {
-            Crash::PowerCut => self.settle(self.may[way].clone()),
-            Crash::Kill if self.is_doubtful() && way > 0 => self.settle(self.may[way - 1].clone()),
-            Crash::ReadThrough if self.is_doubtful() => self.settle(self.may[way].clone()),
-            Crash::Kill | Crash::ReadThrough => {}
+            CrashKind::PowerCut => self.set_platter(self.platter_states[way].clone()),
+            CrashKind::Kill if self.is_uncertain() && way > 0 => {
+                self.set_platter(self.platter_states[way - 1].clone())
+            }
+            CrashKind::ReadThrough if self.is_uncertain() => {
+                self.set_platter(self.platter_states[way].clone())
+            }
+            CrashKind::Kill | CrashKind::ReadThrough => {}
         }
     }
 }
 
 /// In how many ways a crash may end for all pages together.
 #[must_use]
-pub fn ways<'a>(pages: impl Iterator<Item = &'a dyn Fate>, crash: Crash) -> usize {
-    pages.map(|page| page.ways(crash)).product()
+pub fn outcome_count<'a>(pages: impl Iterator<Item = &'a dyn CrashOutcomes>, crash: CrashKind) -> usize {
+    pages.map(|page| page.outcome_count(crash)).product()
 }
 
 /// Ends a crash in the way numbered `way` (a number in mixed radix, one digit a page).
-pub fn suffer<'a>(pages: impl Iterator<Item = &'a mut dyn Fate>, crash: Crash, mut way: usize) {
+pub fn apply_crash<'a>(
+    pages: impl Iterator<Item = &'a mut dyn CrashOutcomes>,
+    crash: CrashKind,
+    mut way: usize,
+) {
     for page in pages {
-        let ways = page.ways(crash);
-        page.suffer(crash, way % ways);
+        let ways = page.outcome_count(crash);
+        page.apply_crash(crash, way % ways);
         way /= ways;
     }
 }

@@ -1,4 +1,4 @@
-//! # Stripes: conditions, batches and GC under the locks of keys (the next commit path)
+//! # Stripes: conditions, batches and GC under the locks of keys
 //!
 //! Each job is one thread: a batch of puts, a compare-and-swap, or GC of one entry. Key `k` has the
 //! stripe `k % stripes`. A thread may panic in the window, and room in the log may be short.
@@ -23,34 +23,34 @@
 //! waits for other stripes only. It does not wait for room: GC makes room, and needs a stripe for
 //! it.
 
-use crate::Rules;
-use crate::explore::{Broken, Verdict, nothing_is_broken};
+use crate::ProtocolRules;
+use crate::explore::{BrokenInvariant, CheckedState, no_broken_invariant};
 use stateright::{Model, Property};
 
 /// Work of one thread.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Job {
+pub enum StripeJob {
     /// Puts these keys in one commit.
     Put(Vec<usize>),
     /// Puts a key if it still has the version that was read.
     Swap(usize),
     /// Moves the entry of a key, which makes room for one commit.
-    Collect(usize),
+    Relocate(usize),
 }
 
 /// The model.
 #[derive(Clone, Debug)]
-pub struct Stripes {
+pub struct StripesModel {
     /// Which rules hold.
-    pub rules: Rules,
+    pub rules: ProtocolRules,
     /// Jobs, one thread each.
-    pub jobs: Vec<Job>,
+    pub jobs: Vec<StripeJob>,
     /// Number of stripes.
     pub stripes: usize,
     /// Stripes that a batch takes one by one; a batch with more takes all in one step.
     pub limit: usize,
     /// Commits for which the log has room.
-    pub room: u8,
+    pub log_space: u8,
     /// Whether `apply` counts the entry dead that it replaced, not the one that it noted.
     pub exchanges: bool,
     /// Commits that may panic in the window.
@@ -62,19 +62,19 @@ const KEYS: usize = 3;
 
 /// An index entry: the seq of the version, and its address.
 #[derive(Clone, Copy, Debug, Default, Hash, PartialEq, Eq)]
-struct Entry {
+struct IndexEntry {
     seq: u8,
     address: u8,
 }
 
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
-enum Phase {
+enum JobPhase {
     /// A swap or GC has not read its key.
     Idle,
     /// Takes stripes.
-    Taking,
+    TakingStripes,
     /// Waits for room.
-    NoRoom,
+    WaitingForSpace,
     /// `is_current` has returned true.
     Checked,
     /// In the window, with so many keys applied.
@@ -92,23 +92,23 @@ enum Phase {
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq)]
-struct Thread {
-    phase: Phase,
+struct JobThread {
+    phase: JobPhase,
     /// The next stripe of its list.
     next: usize,
     /// Stripes held: a set of bits.
-    held: u8,
+    held_stripes: u8,
     /// The version that a swap or GC read.
-    seen: Entry,
+    seen: IndexEntry,
     /// Entries that `is_current` saw.
-    noted: [Entry; KEYS],
+    noted: [IndexEntry; KEYS],
 }
 
 /// Threads, index, window.
 #[derive(Clone, Debug, Hash, PartialEq, Eq)]
-pub struct State {
-    threads: Vec<Thread>,
-    index: [Entry; KEYS],
+pub struct StripesState {
+    threads: Vec<JobThread>,
+    index: [IndexEntry; KEYS],
     /// The newest seq that was reserved for each key.
     newest: [u8; KEYS],
     last: u8,
@@ -118,14 +118,14 @@ pub struct State {
     /// Addresses that were counted dead: a set of bits.
     dead: u64,
     room: u8,
-    broken: Option<Broken>,
+    broken_invariant: Option<BrokenInvariant>,
 }
 
 /// Steps of the thread with this index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Action {
+pub enum StripesAction {
     /// A swap or GC reads the entry of its key.
-    Look(usize),
+    ReadEntry(usize),
     /// Takes the next stripe, or all.
     Take(usize),
     /// Asks `is_current`, and is refused if a swap's version was superseded.
@@ -133,7 +133,7 @@ pub enum Action {
     /// Gets a seq and a place.
     Reserve(usize),
     /// Finds no room, and releases its stripes.
-    FindNoRoom(usize),
+    FindNoSpace(usize),
     /// Begins again, since there is room.
     Retry(usize),
     /// Changes the index for one key; after the last the commit is complete.
@@ -148,26 +148,26 @@ pub enum Action {
     Refuse(usize),
 }
 
-impl Verdict for State {
-    fn broken(&self) -> Option<Broken> {
-        self.broken
+impl CheckedState for StripesState {
+    fn broken_invariant(&self) -> Option<BrokenInvariant> {
+        self.broken_invariant
     }
 }
 
-impl Model for Stripes {
-    type State = State;
-    type Action = Action;
+impl Model for StripesModel {
+    type State = StripesState;
+    type Action = StripesAction;
 
-    fn init_states(&self) -> Vec<State> {
-        let entry = |address| Entry { seq: 0, address };
-        let thread = |job: &Job| Thread {
-            phase: if matches!(job, Job::Put(_)) { Phase::Taking } else { Phase::Idle },
+    fn init_states(&self) -> Vec<StripesState> {
+        let entry = |address| IndexEntry { seq: 0, address };
+        let thread = |job: &StripeJob| JobThread {
+            phase: if matches!(job, StripeJob::Put(_)) { JobPhase::TakingStripes } else { JobPhase::Idle },
             next: 0,
-            held: 0,
-            seen: Entry::default(),
-            noted: [Entry::default(); KEYS],
+            held_stripes: 0,
+            seen: IndexEntry::default(),
+            noted: [IndexEntry::default(); KEYS],
         };
-        vec![State {
+        vec![StripesState {
             threads: self.jobs.iter().map(thread).collect(),
             index: [entry(0), entry(1), entry(2)],
             newest: [0; KEYS],
@@ -175,48 +175,48 @@ impl Model for Stripes {
             complete: 0,
             next_address: 3,
             dead: 0,
-            room: self.room,
-            broken: None,
+            room: self.log_space,
+            broken_invariant: None,
         }]
     }
 
-    fn actions(&self, state: &State, actions: &mut Vec<Action>) {
-        if state.broken.is_some() {
+    fn actions(&self, state: &StripesState, actions: &mut Vec<StripesAction>) {
+        if state.broken_invariant.is_some() {
             return;
         }
-        self.going_on(state, actions);
-        let is_panicked = |thread: &&Thread| thread.phase == Phase::Panicked;
+        self.enabled_actions(state, actions);
+        let is_panicked = |thread: &&JobThread| thread.phase == JobPhase::Panicked;
         if state.threads.iter().filter(is_panicked).count() < self.panics {
-            let works = |who: &usize| matches!(state.threads[*who].phase, Phase::Reserved { .. });
-            actions.extend((0..self.jobs.len()).filter(works).map(Action::Panic));
+            let works = |who: &usize| matches!(state.threads[*who].phase, JobPhase::Reserved { .. });
+            actions.extend((0..self.jobs.len()).filter(works).map(StripesAction::Panic));
         }
     }
 
-    fn next_state(&self, state: &State, action: Action) -> Option<State> {
+    fn next_state(&self, state: &StripesState, action: StripesAction) -> Option<StripesState> {
         let mut next = state.clone();
         self.step(&mut next, action);
-        if next.broken.is_none() {
-            next.broken = self.judge(&next);
+        if next.broken_invariant.is_none() {
+            next.broken_invariant = self.check_end(&next);
         }
         Some(next)
     }
 
     fn properties(&self) -> Vec<Property<Self>> {
-        nothing_is_broken()
+        no_broken_invariant()
     }
 }
 
-impl Stripes {
+impl StripesModel {
     fn keys(&self, who: usize) -> &[usize] {
         match &self.jobs[who] {
-            Job::Put(keys) => keys,
-            Job::Swap(key) | Job::Collect(key) => std::slice::from_ref(key),
+            StripeJob::Put(keys) => keys,
+            StripeJob::Swap(key) | StripeJob::Relocate(key) => std::slice::from_ref(key),
         }
     }
 
     /// Returns the stripes that a job takes, in the order in which it takes them.
-    fn wanted(&self, who: usize) -> Vec<u8> {
-        if !self.rules.repoints_take_the_stripe && matches!(self.jobs[who], Job::Collect(_)) {
+    fn needed_stripes(&self, who: usize) -> Vec<u8> {
+        if !self.rules.repoints_take_the_stripe && matches!(self.jobs[who], StripeJob::Relocate(_)) {
             return Vec::new();
         }
         let mut wanted: Vec<u8> = Vec::new();
@@ -236,161 +236,168 @@ impl Stripes {
         wanted
     }
 
-    fn going_on(&self, state: &State, actions: &mut Vec<Action>) {
+    fn enabled_actions(&self, state: &StripesState, actions: &mut Vec<StripesAction>) {
         let visible = visible(state);
-        let is_poisoned = state.threads.iter().any(|thread| thread.phase == Phase::Panicked);
+        let is_poisoned = state.threads.iter().any(|thread| thread.phase == JobPhase::Panicked);
         let wakes = is_poisoned && self.rules.poison_wakes_the_waiters;
-        let held = state.threads.iter().fold(0, |held, thread| held | thread.held);
+        let held = state.threads.iter().fold(0, |held, thread| held | thread.held_stripes);
         for (who, thread) in state.threads.iter().enumerate() {
-            let wanted = self.wanted(who);
-            let collects = matches!(self.jobs[who], Job::Collect(_));
+            let wanted = self.needed_stripes(who);
+            let collects = matches!(self.jobs[who], StripeJob::Relocate(_));
             let may_check = thread.next == wanted.len() || !self.rules.stripes_precede_the_check;
             match thread.phase {
-                Phase::Idle if collects => actions.push(Action::Look(who)),
+                JobPhase::Idle if collects => actions.push(StripesAction::ReadEntry(who)),
                 // The caller of a swap has read its key, and waited for `visible` (W4).
-                Phase::Idle if state.index[self.keys(who)[0]].seq <= visible => {
-                    actions.push(Action::Look(who))
+                JobPhase::Idle if state.index[self.keys(who)[0]].seq <= visible => {
+                    actions.push(StripesAction::ReadEntry(who))
                 }
-                Phase::Taking if collects && may_check => actions.push(Action::Repoint(who)),
-                Phase::Taking if may_check => actions.push(Action::Check(who)),
-                Phase::Taking | Phase::Checked if thread.next < wanted.len() => {
+                JobPhase::TakingStripes if collects && may_check => actions.push(StripesAction::Repoint(who)),
+                JobPhase::TakingStripes if may_check => actions.push(StripesAction::Check(who)),
+                JobPhase::TakingStripes | JobPhase::Checked if thread.next < wanted.len() => {
                     let is_free = held & wanted[thread.next] == 0;
-                    actions.extend(is_free.then_some(Action::Take(who)));
+                    actions.extend(is_free.then_some(StripesAction::Take(who)));
                 }
-                Phase::Checked if is_poisoned => {}
-                Phase::Checked if state.room > 0 => actions.push(Action::Reserve(who)),
-                Phase::Checked if self.rules.room_is_awaited_without_stripes => {
-                    actions.push(Action::FindNoRoom(who));
+                JobPhase::Checked if is_poisoned => {}
+                JobPhase::Checked if state.room > 0 => actions.push(StripesAction::Reserve(who)),
+                JobPhase::Checked if self.rules.log_space_is_awaited_without_stripes => {
+                    actions.push(StripesAction::FindNoSpace(who));
                 }
-                Phase::NoRoom if state.room > 0 && !is_poisoned => actions.push(Action::Retry(who)),
-                Phase::Reserved { .. } => actions.push(Action::Apply(who)),
-                Phase::Waiting { seq, is_refused } => {
+                JobPhase::WaitingForSpace if state.room > 0 && !is_poisoned => {
+                    actions.push(StripesAction::Retry(who))
+                }
+                JobPhase::Reserved { .. } => actions.push(StripesAction::Apply(who)),
+                JobPhase::Waiting { seq, is_refused } => {
                     let waits = !is_refused || self.rules.refusals_wait_for_visible;
-                    actions.extend((seq <= visible || !waits).then_some(Action::Finish(who)));
+                    actions.extend((seq <= visible || !waits).then_some(StripesAction::Finish(who)));
                 }
                 _ => {}
             }
-            if wakes && !matches!(thread.phase, Phase::Reserved { .. } | Phase::Panicked | Phase::Done) {
-                actions.push(Action::Refuse(who));
+            if wakes
+                && !matches!(thread.phase, JobPhase::Reserved { .. } | JobPhase::Panicked | JobPhase::Done)
+            {
+                actions.push(StripesAction::Refuse(who));
             }
         }
     }
 
-    fn judge(&self, state: &State) -> Option<Broken> {
+    fn check_end(&self, state: &StripesState) -> Option<BrokenInvariant> {
         let mut actions = Vec::new();
-        self.going_on(state, &mut actions);
-        let is_over = |thread: &Thread| matches!(thread.phase, Phase::Done | Phase::Panicked);
+        self.enabled_actions(state, &mut actions);
+        let is_over = |thread: &JobThread| matches!(thread.phase, JobPhase::Done | JobPhase::Panicked);
         if actions.is_empty() && !state.threads.iter().all(is_over) {
-            return Some(Broken::Stuck);
+            return Some(BrokenInvariant::Deadlock);
         }
-        let in_window = |thread: &Thread| matches!(thread.phase, Phase::Reserved { .. } | Phase::Panicked);
-        let is_lost = |(entry, newest): (&Entry, &u8)| entry.seq != *newest;
+        let in_window =
+            |thread: &JobThread| matches!(thread.phase, JobPhase::Reserved { .. } | JobPhase::Panicked);
+        let is_lost = |(entry, newest): (&IndexEntry, &u8)| entry.seq != *newest;
         let lost = state.index.iter().zip(&state.newest).any(is_lost);
         let is_dead = state.index.iter().any(|entry| state.dead & (1 << entry.address) != 0);
-        (is_dead || lost && !state.threads.iter().any(in_window)).then_some(Broken::Index)
+        (is_dead || lost && !state.threads.iter().any(in_window)).then_some(BrokenInvariant::Index)
     }
 
-    fn step(&self, state: &mut State, action: Action) {
+    fn step(&self, state: &mut StripesState, action: StripesAction) {
         match action {
-            Action::Look(who) => {
+            StripesAction::ReadEntry(who) => {
                 state.threads[who].seen = state.index[self.keys(who)[0]];
-                state.threads[who].phase = Phase::Taking;
+                state.threads[who].phase = JobPhase::TakingStripes;
             }
-            Action::Take(who) => {
-                let wanted = self.wanted(who);
+            StripesAction::Take(who) => {
+                let wanted = self.needed_stripes(who);
                 let thread = &mut state.threads[who];
-                thread.held |= wanted[thread.next];
+                thread.held_stripes |= wanted[thread.next];
                 thread.next += 1;
             }
-            Action::Check(who) => self.check(state, who),
-            Action::Reserve(who) => self.reserve(state, who),
-            Action::FindNoRoom(who) => {
+            StripesAction::Check(who) => self.check(state, who),
+            StripesAction::Reserve(who) => self.reserve(state, who),
+            StripesAction::FindNoSpace(who) => {
                 let thread = &mut state.threads[who];
-                (thread.phase, thread.held, thread.next) = (Phase::NoRoom, 0, 0);
+                (thread.phase, thread.held_stripes, thread.next) = (JobPhase::WaitingForSpace, 0, 0);
             }
-            Action::Retry(who) => state.threads[who].phase = Phase::Taking,
-            Action::Apply(who) => self.apply(state, who),
-            Action::Repoint(who) => {
+            StripesAction::Retry(who) => state.threads[who].phase = JobPhase::TakingStripes,
+            StripesAction::Apply(who) => self.apply(state, who),
+            StripesAction::Repoint(who) => {
                 let (key, seen) = (self.keys(who)[0], state.threads[who].seen);
                 if state.index[key] == seen || !self.rules.repointing_compares {
-                    state.index[key] = Entry { seq: seen.seq, address: take_address(state) };
+                    state.index[key] = IndexEntry { seq: seen.seq, address: take_address(state) };
                     count_dead(state, seen.address);
                 }
                 state.room += 1;
-                (state.threads[who].phase, state.threads[who].held) = (Phase::Done, 0);
+                (state.threads[who].phase, state.threads[who].held_stripes) = (JobPhase::Done, 0);
             }
-            Action::Finish(who) => {
-                if let Phase::Waiting { seq, .. } = state.threads[who].phase
+            StripesAction::Finish(who) => {
+                if let JobPhase::Waiting { seq, .. } = state.threads[who].phase
                     && seq > visible(state)
                 {
                     // A kill now takes back the cause of the refusal.
-                    state.broken = Some(Broken::Read);
+                    state.broken_invariant = Some(BrokenInvariant::UnexplainedRead);
                 }
-                state.threads[who].phase = Phase::Done;
+                state.threads[who].phase = JobPhase::Done;
             }
             // Keeps its stripes.
-            Action::Panic(who) => state.threads[who].phase = Phase::Panicked,
-            Action::Refuse(who) => (state.threads[who].phase, state.threads[who].held) = (Phase::Done, 0),
+            StripesAction::Panic(who) => state.threads[who].phase = JobPhase::Panicked,
+            StripesAction::Refuse(who) => {
+                (state.threads[who].phase, state.threads[who].held_stripes) = (JobPhase::Done, 0)
+            }
         }
     }
 
-    fn check(&self, state: &mut State, who: usize) {
+    fn check(&self, state: &mut StripesState, who: usize) {
         let index = state.index;
         let thread = &mut state.threads[who];
         let now = index[self.keys(who)[0]].seq;
-        if matches!(self.jobs[who], Job::Swap(_)) && now != thread.seen.seq {
-            (thread.phase, thread.held) = (Phase::Waiting { seq: now, is_refused: true }, 0);
+        if matches!(self.jobs[who], StripeJob::Swap(_)) && now != thread.seen.seq {
+            (thread.phase, thread.held_stripes) = (JobPhase::Waiting { seq: now, is_refused: true }, 0);
             return;
         }
         thread.noted = index;
-        thread.phase = Phase::Checked;
+        thread.phase = JobPhase::Checked;
     }
 
-    fn reserve(&self, state: &mut State, who: usize) {
-        let swaps = matches!(self.jobs[who], Job::Swap(_));
+    fn reserve(&self, state: &mut StripesState, who: usize) {
+        let swaps = matches!(self.jobs[who], StripeJob::Swap(_));
         if swaps && state.newest[self.keys(who)[0]] != state.threads[who].seen.seq {
-            state.broken = Some(Broken::Read);
+            state.broken_invariant = Some(BrokenInvariant::UnexplainedRead);
         }
         state.room -= 1;
         state.last += 1;
         self.keys(who).iter().for_each(|&key| state.newest[key] = state.last);
-        state.threads[who].phase = Phase::Reserved { seq: state.last, applied: 0 };
-        if !self.rules.stripes_last_to_publication {
-            state.threads[who].held = 0;
+        state.threads[who].phase = JobPhase::Reserved { seq: state.last, applied: 0 };
+        if !self.rules.stripes_are_held_until_publication {
+            state.threads[who].held_stripes = 0;
         }
     }
 
-    fn apply(&self, state: &mut State, who: usize) {
-        let Phase::Reserved { seq, applied } = state.threads[who].phase else { return };
+    fn apply(&self, state: &mut StripesState, who: usize) {
+        let JobPhase::Reserved { seq, applied } = state.threads[who].phase else { return };
         let key = self.keys(who)[applied];
         // Of a key that occurs twice in a batch only the last operation counts (R2).
         if !self.keys(who)[..applied].contains(&key) {
             let replaced = if self.exchanges { state.index[key] } else { state.threads[who].noted[key] };
             count_dead(state, replaced.address);
-            state.index[key] = Entry { seq, address: take_address(state) };
+            state.index[key] = IndexEntry { seq, address: take_address(state) };
         }
         let applied = applied + 1;
-        state.threads[who].phase = Phase::Reserved { seq, applied };
+        state.threads[who].phase = JobPhase::Reserved { seq, applied };
         if applied == self.keys(who).len() {
             state.complete |= 1 << seq;
             let thread = &mut state.threads[who];
-            (thread.phase, thread.held) = (Phase::Waiting { seq, is_refused: false }, 0);
+            (thread.phase, thread.held_stripes) = (JobPhase::Waiting { seq, is_refused: false }, 0);
         }
     }
 }
 
-fn visible(state: &State) -> u8 {
+fn visible(state: &StripesState) -> u8 {
     (1..=state.last).take_while(|seq| state.complete & (1 << seq) != 0).last().unwrap_or(0)
 }
 
-fn take_address(state: &mut State) -> u8 {
+fn take_address(state: &mut StripesState) -> u8 {
     state.next_address += 1;
     state.next_address - 1
 }
 
-fn count_dead(state: &mut State, address: u8) {
+fn count_dead(state: &mut StripesState, address: u8) {
     if state.dead & (1 << address) != 0 {
-        state.broken = Some(Broken::Index);
+        state.broken_invariant = Some(BrokenInvariant::Index);
     }
     state.dead |= 1 << address;
 }

@@ -22,18 +22,18 @@
 //! load of the last reserved seq.
 //!
 //! ## Another sound rule
-//! [`Views::inspects_late`]: every superseded version stays until `visible` has reached the commit
-//! that superseded it, and only then are the slots inspected. Then no view has to wait.
+//! [`ViewsModel::inspects_late`]: every superseded version stays until `visible` has reached the
+//! commit that superseded it, and only then are the slots inspected. Then no view has to wait.
 
-use crate::Rules;
-use crate::explore::{Broken, Verdict, nothing_is_broken};
+use crate::ProtocolRules;
+use crate::explore::{BrokenInvariant, CheckedState, no_broken_invariant};
 use stateright::{Model, Property};
 
 /// The model.
 #[derive(Clone, Debug)]
-pub struct Views {
+pub struct ViewsModel {
     /// Which rules hold.
-    pub rules: Rules,
+    pub rules: ProtocolRules,
     /// Commits over the whole run.
     pub commits: usize,
     /// Views over the whole run; they use two slots in turn.
@@ -48,9 +48,9 @@ const KEYS: usize = 2;
 const SLOTS: usize = 2;
 
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
-enum Phase {
+enum ViewCommitPhase {
     /// Holds its stripe; the slots were inspected before the reservation (no fence).
-    Early,
+    InspectedEarly,
     Reserved,
     /// The slots were inspected.
     Inspected,
@@ -62,9 +62,9 @@ enum Phase {
 }
 
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
-struct Commit {
+struct ViewCommit {
     key: usize,
-    phase: Phase,
+    phase: ViewCommitPhase,
     /// Seq of the version that it supersedes.
     superseded: u8,
     keeps: bool,
@@ -72,43 +72,43 @@ struct Commit {
 
 /// The content of a slot: reads at `state`, or (registering) at `state` or later.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
-struct Slot {
+struct ViewSlotState {
     state: u8,
     is_exact: bool,
 }
 
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
-enum View {
+enum ViewPhase {
     Empty,
     /// Has read V.
     Begun(u8),
     /// Has written its slot.
     Published,
     /// Has read R.
-    Waits(u8),
+    Waiting(u8),
     /// Reads at S.
-    Reads(u8),
+    Reading(u8),
 }
 
 /// Commits, versions, slots, views.
 #[derive(Clone, Debug, Hash, PartialEq, Eq)]
-pub struct State {
+pub struct ViewsState {
     /// By seq; commits that have not reserved are in `early`.
-    commits: Vec<Commit>,
-    early: [Option<Commit>; KEYS],
+    commits: Vec<ViewCommit>,
+    early: [Option<ViewCommit>; KEYS],
     /// Seqs of the versions of each key that a reader finds.
     versions: [Vec<u8>; KEYS],
-    views: [View; SLOTS],
-    slots: [Option<Slot>; SLOTS],
+    views: [ViewPhase; SLOTS],
+    slots: [Option<ViewSlotState>; SLOTS],
     /// Stores to slots that other threads do not see yet.
-    buffers: [Option<Slot>; SLOTS],
+    buffers: [Option<ViewSlotState>; SLOTS],
     begun: u8,
-    broken: Option<Broken>,
+    broken_invariant: Option<BrokenInvariant>,
 }
 
 /// Steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Action {
+pub enum ViewsAction {
     /// A commit to this key inspects the slots before it reserves (no fence).
     InspectEarly(usize),
     /// A commit to this key reserves its seq.
@@ -133,171 +133,180 @@ pub enum Action {
     Release(usize),
 }
 
-impl Verdict for State {
-    fn broken(&self) -> Option<Broken> {
-        self.broken
+impl CheckedState for ViewsState {
+    fn broken_invariant(&self) -> Option<BrokenInvariant> {
+        self.broken_invariant
     }
 }
 
-impl Model for Views {
-    type State = State;
-    type Action = Action;
+impl Model for ViewsModel {
+    type State = ViewsState;
+    type Action = ViewsAction;
 
-    fn init_states(&self) -> Vec<State> {
-        vec![State {
+    fn init_states(&self) -> Vec<ViewsState> {
+        vec![ViewsState {
             commits: Vec::new(),
             early: [None; KEYS],
             versions: [vec![0], vec![0]],
-            views: [View::Empty; SLOTS],
+            views: [ViewPhase::Empty; SLOTS],
             slots: [None; SLOTS],
             buffers: [None; SLOTS],
             begun: 0,
-            broken: None,
+            broken_invariant: None,
         }]
     }
 
-    fn actions(&self, state: &State, actions: &mut Vec<Action>) {
-        if state.broken.is_some() {
+    fn actions(&self, state: &ViewsState, actions: &mut Vec<ViewsAction>) {
+        if state.broken_invariant.is_some() {
             return;
         }
         self.commit_actions(state, actions);
         let visible = visible(state);
         for (slot, view) in state.views.iter().enumerate() {
             match *view {
-                View::Empty if state.begun < self.views && first_empty(state) == Some(slot) => {
-                    actions.push(Action::Begin(slot));
+                ViewPhase::Empty if state.begun < self.views && first_empty(state) == Some(slot) => {
+                    actions.push(ViewsAction::Begin(slot));
                 }
-                View::Begun(_) => actions.push(Action::Publish(slot)),
-                View::Published => actions.push(Action::ReadReserved(slot)),
-                View::Waits(reserved) if self.may_take(reserved, visible) => {
-                    actions.push(Action::TakeState(slot));
+                ViewPhase::Begun(_) => actions.push(ViewsAction::Publish(slot)),
+                ViewPhase::Published => actions.push(ViewsAction::ReadReserved(slot)),
+                ViewPhase::Waiting(reserved) if self.may_take(reserved, visible) => {
+                    actions.push(ViewsAction::TakeState(slot));
                 }
-                View::Reads(_) => actions.push(Action::Release(slot)),
-                View::Empty | View::Waits(_) => {}
+                ViewPhase::Reading(_) => actions.push(ViewsAction::Release(slot)),
+                ViewPhase::Empty | ViewPhase::Waiting(_) => {}
             }
             if state.buffers[slot].is_some() {
-                actions.push(Action::Flush(slot));
+                actions.push(ViewsAction::Flush(slot));
             }
         }
     }
 
-    fn next_state(&self, state: &State, action: Action) -> Option<State> {
+    fn next_state(&self, state: &ViewsState, action: ViewsAction) -> Option<ViewsState> {
         let mut next = state.clone();
         self.step(&mut next, action);
-        if next.views.iter().any(|view| matches!(view, View::Reads(at) if misses(&next, *at))) {
-            next.broken = Some(Broken::Read);
+        if next
+            .views
+            .iter()
+            .any(|view| matches!(view, ViewPhase::Reading(at) if reads_wrong_version(&next, *at)))
+        {
+            next.broken_invariant = Some(BrokenInvariant::UnexplainedRead);
         }
         Some(next)
     }
 
     fn properties(&self) -> Vec<Property<Self>> {
-        nothing_is_broken()
+        no_broken_invariant()
     }
 }
 
-impl Views {
+impl ViewsModel {
     fn may_take(&self, reserved: u8, visible: u8) -> bool {
-        let waits = self.rules.views_wait_for_the_reserved && self.rules.snapshots_are_at_visible;
+        let waits = self.rules.views_wait_for_reserved_seqs && self.rules.snapshots_are_at_visible;
         reserved <= visible || !waits
     }
 
-    fn commit_actions(&self, state: &State, actions: &mut Vec<Action>) {
+    fn commit_actions(&self, state: &ViewsState, actions: &mut Vec<ViewsAction>) {
         let begun = state.commits.len() + state.early.iter().flatten().count();
         for key in 0..KEYS {
-            let holds = |commit: &Commit| {
-                commit.key == key && matches!(commit.phase, Phase::Reserved | Phase::Inspected)
+            let holds = |commit: &ViewCommit| {
+                commit.key == key
+                    && matches!(commit.phase, ViewCommitPhase::Reserved | ViewCommitPhase::Inspected)
             };
             if state.early[key].is_some() {
-                actions.push(Action::Reserve(key));
+                actions.push(ViewsAction::Reserve(key));
             } else if begun < self.commits && !state.commits.iter().any(holds) {
                 match self.rules.committers_fence {
-                    true => actions.push(Action::Reserve(key)),
-                    false => actions.push(Action::InspectEarly(key)),
+                    true => actions.push(ViewsAction::Reserve(key)),
+                    false => actions.push(ViewsAction::InspectEarly(key)),
                 }
             }
         }
         for (index, commit) in state.commits.iter().enumerate() {
             match commit.phase {
-                Phase::Reserved if self.inspects_late => actions.push(Action::Apply(index)),
-                Phase::Reserved => actions.push(Action::Inspect(index)),
-                Phase::Inspected => actions.push(Action::Apply(index)),
-                Phase::Complete if index < usize::from(visible(state)) => {
-                    actions.push(Action::Inspect(index));
+                ViewCommitPhase::Reserved if self.inspects_late => actions.push(ViewsAction::Apply(index)),
+                ViewCommitPhase::Reserved => actions.push(ViewsAction::Inspect(index)),
+                ViewCommitPhase::Inspected => actions.push(ViewsAction::Apply(index)),
+                ViewCommitPhase::Complete if index < usize::from(visible(state)) => {
+                    actions.push(ViewsAction::Inspect(index));
                 }
-                Phase::Judged => actions.push(Action::Free(index)),
-                Phase::Early | Phase::Complete | Phase::Done => {}
+                ViewCommitPhase::Judged => actions.push(ViewsAction::Free(index)),
+                ViewCommitPhase::InspectedEarly | ViewCommitPhase::Complete | ViewCommitPhase::Done => {}
             }
         }
     }
 
     /// Whether a slot needs a version.
-    fn needs(&self, slot: Slot, born: u8, died: u8) -> bool {
+    fn needs(&self, slot: ViewSlotState, born: u8, died: u8) -> bool {
         let keeps_all = !slot.is_exact && self.rules.registering_slots_keep_every_version;
         slot.state < died && (keeps_all || born <= slot.state)
     }
 
-    fn inspects(&self, state: &State, born: u8, died: u8) -> bool {
+    fn must_keep(&self, state: &ViewsState, born: u8, died: u8) -> bool {
         state.slots.iter().flatten().any(|&slot| self.needs(slot, born, died))
     }
 
-    fn step(&self, state: &mut State, action: Action) {
+    fn step(&self, state: &mut ViewsState, action: ViewsAction) {
         match action {
-            Action::InspectEarly(key) => {
+            ViewsAction::InspectEarly(key) => {
                 let superseded = newest(&state.versions[key]);
                 // It will be above all seqs that are known now.
-                let keeps = self.inspects(state, superseded, u8::MAX);
-                state.early[key] = Some(Commit { key, phase: Phase::Early, superseded, keeps });
+                let keeps = self.must_keep(state, superseded, u8::MAX);
+                state.early[key] =
+                    Some(ViewCommit { key, phase: ViewCommitPhase::InspectedEarly, superseded, keeps });
             }
-            Action::Reserve(key) => {
+            ViewsAction::Reserve(key) => {
                 let superseded = newest(&state.versions[key]);
-                let new = Commit { key, phase: Phase::Reserved, superseded, keeps: true };
-                let early = state.early[key].take().map(|early| Commit { phase: Phase::Inspected, ..early });
+                let new = ViewCommit { key, phase: ViewCommitPhase::Reserved, superseded, keeps: true };
+                let early = state.early[key]
+                    .take()
+                    .map(|early| ViewCommit { phase: ViewCommitPhase::Inspected, ..early });
                 state.commits.push(early.unwrap_or(new));
             }
-            Action::Inspect(index) => {
-                let Commit { superseded, phase, .. } = state.commits[index];
-                state.commits[index].keeps = self.inspects(state, superseded, seq(index));
-                let is_late = phase == Phase::Complete;
-                state.commits[index].phase = if is_late { Phase::Judged } else { Phase::Inspected };
+            ViewsAction::Inspect(index) => {
+                let ViewCommit { superseded, phase, .. } = state.commits[index];
+                state.commits[index].keeps = self.must_keep(state, superseded, seq(index));
+                let is_late = phase == ViewCommitPhase::Complete;
+                state.commits[index].phase =
+                    if is_late { ViewCommitPhase::Judged } else { ViewCommitPhase::Inspected };
             }
-            Action::Apply(index) => {
+            ViewsAction::Apply(index) => {
                 let key = state.commits[index].key;
                 state.versions[key].push(seq(index));
                 if self.inspects_late {
-                    state.commits[index].phase = Phase::Complete;
+                    state.commits[index].phase = ViewCommitPhase::Complete;
                 } else {
                     free(state, index);
                 }
             }
-            Action::Free(index) => free(state, index),
-            Action::Begin(slot) => {
+            ViewsAction::Free(index) => free(state, index),
+            ViewsAction::Begin(slot) => {
                 state.begun += 1;
-                state.views[slot] = View::Begun(visible(state));
+                state.views[slot] = ViewPhase::Begun(visible(state));
             }
-            Action::Publish(slot) => {
-                if let View::Begun(from) = state.views[slot] {
-                    let registering = Some(Slot { state: from, is_exact: false });
+            ViewsAction::Publish(slot) => {
+                if let ViewPhase::Begun(from) = state.views[slot] {
+                    let registering = Some(ViewSlotState { state: from, is_exact: false });
                     match self.rules.views_fence {
                         true => state.slots[slot] = registering,
                         false => state.buffers[slot] = registering,
                     }
                 }
-                state.views[slot] = View::Published;
+                state.views[slot] = ViewPhase::Published;
             }
-            Action::Flush(slot) => state.slots[slot] = state.buffers[slot].take(),
-            Action::ReadReserved(slot) => state.views[slot] = View::Waits(last(state)),
-            Action::TakeState(slot) => {
-                let View::Waits(reserved) = state.views[slot] else { return };
+            ViewsAction::Flush(slot) => state.slots[slot] = state.buffers[slot].take(),
+            ViewsAction::ReadReserved(slot) => state.views[slot] = ViewPhase::Waiting(last(state)),
+            ViewsAction::TakeState(slot) => {
+                let ViewPhase::Waiting(reserved) = state.views[slot] else { return };
                 let at = if self.rules.snapshots_are_at_visible { visible(state) } else { reserved };
-                state.views[slot] = View::Reads(at);
+                state.views[slot] = ViewPhase::Reading(at);
                 // Behind the first store in the buffer, if that one is still there.
                 match &mut state.buffers[slot] {
-                    Some(buffered) => *buffered = Slot { state: at, is_exact: true },
-                    None => state.slots[slot] = Some(Slot { state: at, is_exact: true }),
+                    Some(buffered) => *buffered = ViewSlotState { state: at, is_exact: true },
+                    None => state.slots[slot] = Some(ViewSlotState { state: at, is_exact: true }),
                 }
             }
-            Action::Release(slot) => {
-                state.views[slot] = View::Empty;
+            ViewsAction::Release(slot) => {
+                state.views[slot] = ViewPhase::Empty;
                 (state.slots[slot], state.buffers[slot]) = (None, None);
             }
         }
@@ -308,13 +317,14 @@ fn seq(index: usize) -> u8 {
     u8::try_from(index + 1).unwrap_or(u8::MAX)
 }
 
-fn last(state: &State) -> u8 {
+fn last(state: &ViewsState) -> u8 {
     seq(state.commits.len()) - 1
 }
 
-fn visible(state: &State) -> u8 {
-    let is_complete =
-        |commit: &&Commit| matches!(commit.phase, Phase::Complete | Phase::Judged | Phase::Done);
+fn visible(state: &ViewsState) -> u8 {
+    let is_complete = |commit: &&ViewCommit| {
+        matches!(commit.phase, ViewCommitPhase::Complete | ViewCommitPhase::Judged | ViewCommitPhase::Done)
+    };
     seq(state.commits.iter().take_while(is_complete).count()) - 1
 }
 
@@ -322,21 +332,21 @@ fn newest(versions: &[u8]) -> u8 {
     versions.iter().copied().max().unwrap_or(0)
 }
 
-fn first_empty(state: &State) -> Option<usize> {
-    state.views.iter().position(|view| *view == View::Empty)
+fn first_empty(state: &ViewsState) -> Option<usize> {
+    state.views.iter().position(|view| *view == ViewPhase::Empty)
 }
 
 /// Removes the version that a commit superseded, unless a view needs it.
-fn free(state: &mut State, index: usize) {
+fn free(state: &mut ViewsState, index: usize) {
     let commit = &mut state.commits[index];
-    commit.phase = Phase::Done;
+    commit.phase = ViewCommitPhase::Done;
     if !commit.keeps {
         state.versions[commit.key].retain(|&version| version != commit.superseded);
     }
 }
 
 /// Whether a view at a state finds another version of a key than the order has there.
-fn misses(state: &State, at: u8) -> bool {
+fn reads_wrong_version(state: &ViewsState, at: u8) -> bool {
     (0..KEYS).any(|key| {
         let commits = state.commits.iter().enumerate().filter(|(_, commit)| commit.key == key);
         let wanted = commits.map(|(index, _)| seq(index)).filter(|&seq| seq <= at).max().unwrap_or(0);

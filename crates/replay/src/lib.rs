@@ -1,7 +1,8 @@
 //! # sheaf-replay: a load like the one that was sketched, on scratch databases, engine beside engine
 //!
-//! `sheaf advise` predicts; this measures. A [`Mix`] says what a load is made of, as a sketch does; a [`Subject`] is a scratch database of one
-//! engine with that load's pairs in it; [`Subject::run`] gives it the load for a while.
+//! `sheaf advise` predicts; this measures. A [`WorkloadMix`] says what a load is made of, as a
+//! sketch does; a [`ReplayDatabase`] is a scratch database of one engine with that load's pairs in
+//! it; [`ReplayDatabase::run`] gives it the load for a while.
 //!
 //! ## Picture
 //!
@@ -11,8 +12,8 @@
 //!                                                                              ... in turns, slice by slice
 //! ```
 //!
-//! What it cannot see: what a sketch does not have. Keys are drawn independently of each other and of the time; values are noise.
-//! One thread; other programs on the machine are in the figures.
+//! What it cannot see: what a sketch does not have. Keys are drawn independently of each other and
+//! of the time; values are noise. One thread; other programs on the machine are in the figures.
 //!
 //! ## Threads
 //!
@@ -24,10 +25,10 @@
     reason = "measuring needs the real clock; nothing here runs on the simulated disk"
 )]
 
-mod draw;
 mod mix;
-mod subject;
+mod random;
+mod replay_database;
 
-pub use draw::Random;
-pub use mix::{Mix, Operation, Shares};
-pub use subject::{Outcome, Subject};
+pub use mix::{OperationShares, ReplayOperation, WorkloadMix};
+pub use random::Random;
+pub use replay_database::{ReplayDatabase, ReplayOutcome};

@@ -1,10 +1,10 @@
 //! # Mix: what a load is made of
 
-use sheaf::{LoadStats, Spread};
+use sheaf::{LengthStats, WorkloadStats};
 
 /// An operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Operation {
+pub enum ReplayOperation {
     /// Reads a key that is there.
     Get,
     /// Reads one that is not.
@@ -27,46 +27,46 @@ pub enum Operation {
 
 /// How often each is done, in any unit.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Shares {
-    /// Of [`Operation::Get`].
+pub struct OperationShares {
+    /// Of [`ReplayOperation::Get`].
     pub get: f64,
-    /// Of [`Operation::Miss`].
+    /// Of [`ReplayOperation::Miss`].
     pub miss: f64,
-    /// Of [`Operation::Contains`].
+    /// Of [`ReplayOperation::Contains`].
     pub contains: f64,
-    /// Of [`Operation::New`].
+    /// Of [`ReplayOperation::New`].
     pub new: f64,
-    /// Of [`Operation::Overwrite`].
+    /// Of [`ReplayOperation::Overwrite`].
     pub overwrite: f64,
-    /// Of [`Operation::Remove`].
+    /// Of [`ReplayOperation::Remove`].
     pub remove: f64,
-    /// Of [`Operation::Update`].
+    /// Of [`ReplayOperation::Update`].
     pub update: f64,
-    /// Of [`Operation::Scan`].
+    /// Of [`ReplayOperation::Scan`].
     pub scan: f64,
-    /// Of [`Operation::ScanReverse`].
+    /// Of [`ReplayOperation::ScanReverse`].
     pub scan_reverse: f64,
 }
 
-impl Shares {
+impl OperationShares {
     /// Whether any of them writes.
     #[must_use]
-    pub fn writes(&self) -> bool {
+    pub fn has_writes(&self) -> bool {
         self.new + self.overwrite + self.remove + self.update > 0.0
     }
 
     /// Each operation and its share of all.
-    pub(crate) fn cumulated(&self) -> Vec<(f64, Operation)> {
+    pub(crate) fn cumulative(&self) -> Vec<(f64, ReplayOperation)> {
         let all = [
-            (self.get, Operation::Get),
-            (self.miss, Operation::Miss),
-            (self.contains, Operation::Contains),
-            (self.new, Operation::New),
-            (self.overwrite, Operation::Overwrite),
-            (self.remove, Operation::Remove),
-            (self.update, Operation::Update),
-            (self.scan, Operation::Scan),
-            (self.scan_reverse, Operation::ScanReverse),
+            (self.get, ReplayOperation::Get),
+            (self.miss, ReplayOperation::Miss),
+            (self.contains, ReplayOperation::Contains),
+            (self.new, ReplayOperation::New),
+            (self.overwrite, ReplayOperation::Overwrite),
+            (self.remove, ReplayOperation::Remove),
+            (self.update, ReplayOperation::Update),
+            (self.scan, ReplayOperation::Scan),
+            (self.scan_reverse, ReplayOperation::ScanReverse),
         ];
         let (total, mut sum) = (all.iter().map(|share| share.0).sum::<f64>().max(f64::MIN_POSITIVE), 0.0);
         let mut upto = |share: f64| {
@@ -79,40 +79,40 @@ impl Shares {
 
 /// A load.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Mix {
+pub struct WorkloadMix {
     /// Pairs there are at the beginning.
     pub pairs: u64,
     /// Bytes of a key.
     pub key_bytes: usize,
     /// Bytes of values.
-    pub value_bytes: Spread,
+    pub value_bytes: LengthStats,
     /// How often what is done.
-    pub shares: Shares,
+    pub shares: OperationShares,
     /// The exponent of the Zipf distribution of keys; 0 is even.
     pub zipf: f64,
     /// Pairs of a scan.
     pub scan_pairs: u64,
     /// New keys are above all others, in place of anywhere.
-    pub sequential: bool,
+    pub is_sequential: bool,
     /// The share of commits that wait for the device.
-    pub durable: f64,
+    pub durable_share: f64,
     /// Writes of one commit.
-    pub batch: u64,
+    pub batch_size: u64,
 }
 
-impl Mix {
+impl WorkloadMix {
     /// The load that a sketch shows, on `keys` keys.
     #[must_use]
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "means of lengths and counts")]
-    pub fn of(load: &LoadStats, keys: u64) -> Mix {
+    pub fn from_workload(load: &WorkloadStats, keys: u64) -> WorkloadMix {
         let sets = (load.inserts + load.batch_inserts + load.stream_writes) as f64;
         let batched = (load.batch_inserts + load.batch_removes) as f64;
         let is_batched = batched > (load.inserts + load.removes + load.updates) as f64;
-        Mix {
+        WorkloadMix {
             pairs: keys,
             key_bytes: load.key_bytes.mean.round().max(1.0) as usize,
             value_bytes: load.value_bytes,
-            shares: Shares {
+            shares: OperationShares {
                 get: (load.gets_found + load.stream_reads) as f64,
                 miss: load.gets_missing as f64,
                 contains: load.contains as f64,
@@ -125,9 +125,9 @@ impl Mix {
             },
             zipf: load.skew.map_or(0.0, |skew| skew.zipf),
             scan_pairs: load.scan_pairs.mean.round().max(1.0) as u64,
-            sequential: load.sequential_share > 0.5,
-            durable: load.durable_share,
-            batch: if is_batched {
+            is_sequential: load.sequential_share > 0.5,
+            durable_share: load.durable_share,
+            batch_size: if is_batched {
                 (batched / load.batches.max(1) as f64).round().max(1.0) as u64
             } else {
                 1
@@ -145,7 +145,7 @@ impl Mix {
     /// The same load on fewer pairs, so that they take at most so many bytes.
     #[must_use]
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a part of the pairs")]
-    pub fn within(mut self, bytes: u64) -> Mix {
+    pub fn limited_to_bytes(mut self, bytes: u64) -> WorkloadMix {
         let all = self.bytes();
         if all > bytes {
             self.pairs = ((self.pairs as f64 * bytes as f64 / all as f64) as u64).max(1);
@@ -155,7 +155,7 @@ impl Mix {
 
     /// Whether it needs keys in order.
     #[must_use]
-    pub fn scans(&self) -> bool {
+    pub fn has_scans(&self) -> bool {
         self.shares.scan + self.shares.scan_reverse > 0.0
     }
 }

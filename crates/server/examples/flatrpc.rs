@@ -24,11 +24,11 @@ use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
 use sheaf::{Database, KeyspaceOptions};
-use sheaf_client::{Address, Client, Mode, Options};
-use sheaf_flatrpc::link::{Link, SharedLink};
-use sheaf_flatrpc::memory::Memory;
-use sheaf_flatrpc::ring::{Incoming, Layout, Outgoing};
-use sheaf_server::{Builder, Limits, Server};
+use sheaf_client::{Client, ClientOptions, ReplyMode, ServerAddress};
+use sheaf_flatrpc::link::{PeerLink, SharedLink};
+use sheaf_flatrpc::memory::SharedMemory;
+use sheaf_flatrpc::ring::{InboxLayout, RingReader, RingWriter};
+use sheaf_server::{Server, ServerBuilder, ServerLimits};
 
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
@@ -40,10 +40,10 @@ fn main() -> Result<()> {
     match words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["client", address, mode, flight, seed] => client(address, mode, flight.parse()?, seed.parse()?),
         [] => {
-            promises(5)?;
+            check_guarantees(5)?;
             table()
         }
-        ["--quick"] => promises(3),
+        ["--quick"] => check_guarantees(3),
         ["--table"] => table(),
         _ => Err("flatrpc [--quick | --table]".into()),
     }
@@ -63,8 +63,9 @@ struct Figure {
 
 /// Client process: connects, waits for a number of milliseconds on stdin, and works for that time.
 fn client(address: &str, mode: &str, flight: usize, seed: u64) -> Result<()> {
-    let mode = if mode == "agent" { Mode::Agent } else { Mode::AllToAll };
-    let mut client = Client::connect(&address.parse::<Address>()?, &Options::default().mode(mode))?;
+    let mode = if mode == "agent" { ReplyMode::Agent } else { ReplyMode::AllToAll };
+    let mut client =
+        Client::connect(&address.parse::<ServerAddress>()?, &ClientOptions::default().mode(mode))?;
     let keyspace = client.keyspace("bench")?;
     println!("ready");
     let mut word = String::new();
@@ -81,7 +82,7 @@ fn client(address: &str, mode: &str, flight: usize, seed: u64) -> Result<()> {
             let ticket = client.submit(&keyspace.insert(&key(number), &VALUE))?;
             began.push_back((ticket, Instant::now()));
         }
-        let (ticket, reply) = client.next()?.ok_or("nothing is in flight")?;
+        let (ticket, reply) = client.next_reply()?.ok_or("nothing is in flight")?;
         reply?;
         now = Instant::now();
         let at = began.iter().position(|(t, _)| *t == ticket).ok_or("a reply without a request")?;
@@ -94,12 +95,12 @@ fn client(address: &str, mode: &str, flight: usize, seed: u64) -> Result<()> {
         line += &format!(" {}:{}", value.value_iterated_to(), value.count_at_value());
     }
     println!("{line}");
-    while client.next()?.is_some() {}
+    while client.next_reply()?.is_some() {}
     Ok(())
 }
 
 /// Starts clients, lets them run at the same time, and adds up their results.
-fn run(address: &Address, mode: &str, clients: usize, flight: usize, time: Duration) -> Result<Figure> {
+fn run(address: &ServerAddress, mode: &str, clients: usize, flight: usize, time: Duration) -> Result<Figure> {
     let spawn = |index: usize| -> Result<(Child, BufReader<std::process::ChildStdout>)> {
         let mut child = Command::new(std::env::current_exe()?)
             .args(["client", &address.to_string(), mode, &flight.to_string(), &(index + 1).to_string()])
@@ -148,12 +149,13 @@ fn in_process(db: &Database, time: Duration) -> Result<f64> {
 
 /// Two threads, two rings, messages of a put's size one way and of its reply's the other.
 fn bare_ring(flight: usize, time: Duration) -> Result<f64> {
-    let layout = Layout::new(1, 1, 8192).ok_or("a layout")?;
-    let inboxes = [Arc::new(Memory::heap(layout.words())), Arc::new(Memory::heap(layout.words()))];
+    let layout = InboxLayout::new(1, 1, 8192).ok_or("a layout")?;
+    let inboxes =
+        [Arc::new(SharedMemory::heap(layout.words())), Arc::new(SharedMemory::heap(layout.words()))];
     let stop = Arc::new(AtomicBool::new(false));
     let side = |ours: usize| {
         let link = SharedLink::<OwnedFd>::new(Arc::clone(&inboxes[1 - ours]), Vec::new());
-        (Arc::clone(&inboxes[ours]), link, Outgoing::new(layout, 0), Incoming::new(layout, 0))
+        (Arc::clone(&inboxes[ours]), link, RingWriter::new(layout, 0), RingReader::new(layout, 0))
     };
     let (inbox, mut link, mut out, mut incoming) = side(1);
     let stopped = Arc::clone(&stop);
@@ -162,12 +164,14 @@ fn bare_ring(flight: usize, time: Duration) -> Result<f64> {
         let mut message = Vec::new();
         while !stopped.load(Ordering::Relaxed) {
             message.clear();
-            if incoming.take(&inbox, &mut message)?.is_none() {
+            if incoming.read_record(&inbox, &mut message)?.is_none() {
                 std::hint::spin_loop();
                 continue;
             }
-            credit.tell(&mut link, incoming.head())?;
-            while out.push(&inbox, &mut link, &[1; 17], 0)?.is_none() && !stopped.load(Ordering::Relaxed) {}
+            credit.send_if_due(&mut link, incoming.head())?;
+            while out.write_message(&inbox, &mut link, &[1; 17], 0)?.is_none()
+                && !stopped.load(Ordering::Relaxed)
+            {}
         }
         Ok(())
     })?;
@@ -177,12 +181,12 @@ fn bare_ring(flight: usize, time: Duration) -> Result<f64> {
     let mut message = Vec::new();
     while start.elapsed() < time {
         for _ in 0..256 {
-            while open < flight && out.push(&inbox, &mut link, &[2; 130], 0)?.is_some() {
+            while open < flight && out.write_message(&inbox, &mut link, &[2; 130], 0)?.is_some() {
                 open += 1;
             }
             message.clear();
-            if incoming.take(&inbox, &mut message)?.is_some() {
-                credit.tell(&mut link as &mut dyn Link, incoming.head())?;
+            if incoming.read_record(&inbox, &mut message)?.is_some() {
+                credit.send_if_due(&mut link as &mut dyn PeerLink, incoming.head())?;
                 open -= 1;
                 count += 1;
             }
@@ -194,15 +198,16 @@ fn bare_ring(flight: usize, time: Duration) -> Result<f64> {
     Ok(rate)
 }
 
-fn open(dir: &Path, limits: Limits) -> Result<(Database, Server)> {
+fn open(dir: &Path, limits: ServerLimits) -> Result<(Database, Server)> {
     let db = Database::open(dir.join("db"))?;
     let keyspace = db.keyspace("bench", KeyspaceOptions::default().engine("flat"))?;
     for number in 0..KEYS {
         keyspace.insert(number.to_be_bytes(), VALUE)?;
     }
-    let shared = Address::Shared(dir.join("sock"));
+    let shared = ServerAddress::SharedMemory(dir.join("sock"));
     let tcp = "tcp:127.0.0.1:0".parse()?;
-    let server = Builder::default().insecure(true).limits(limits).listen(shared).listen(tcp).start(&db)?;
+    let server =
+        ServerBuilder::default().insecure(true).limits(limits).listen(shared).listen(tcp).start(&db)?;
     Ok((db, server))
 }
 
@@ -212,10 +217,10 @@ fn median(mut figures: Vec<f64>) -> f64 {
 }
 
 /// Measures the required values, in turn, so that variations of the machine affect all of them.
-fn promises(rounds: usize) -> Result<()> {
+fn check_guarantees(rounds: usize) -> Result<()> {
     let time = Duration::from_millis(700);
     let dir = tempfile::tempdir()?;
-    let (db, server) = open(dir.path(), Limits::default())?;
+    let (db, server) = open(dir.path(), ServerLimits::default())?;
     let [shared, tcp] = server.addresses() else { return Err("two addresses".into()) };
     let mut all: [Vec<f64>; 8] = Default::default();
     for _ in 0..rounds {
@@ -232,7 +237,7 @@ fn promises(rounds: usize) -> Result<()> {
         all.map(|figures| if figures.is_empty() { 0.0 } else { median(figures) });
     println!(
         "| thousand a second, 1 client, {} worker(s) | 1 in flight | 8 in flight |",
-        Limits::default().workers
+        ServerLimits::default().workers
     );
     println!("|---|---|---|");
     println!("| puts over shared memory | {:.0} | {:.0} |", shared_1 / 1e3, shared_8 / 1e3);
@@ -252,7 +257,7 @@ fn promises(rounds: usize) -> Result<()> {
 fn table() -> Result<()> {
     let time = Duration::from_millis(1000);
     let dir = tempfile::tempdir()?;
-    let (db, server) = open(dir.path(), Limits { workers: 2, ..Limits::default() })?;
+    let (db, server) = open(dir.path(), ServerLimits { workers: 2, ..ServerLimits::default() })?;
     println!("2 workers, thousand puts a second / p99 in µs\n");
     println!("| transport | replies | in flight | 1 client | 2 | 4 | 8 | 12 |");
     println!("|---|---|---|---|---|---|---|---|");

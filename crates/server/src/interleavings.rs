@@ -7,83 +7,83 @@
 use std::sync::Arc;
 
 use sheaf_base::sync::{Mutex, explore, thread};
-use sheaf_flatrpc::memory::Memory;
-use sheaf_flatrpc::wake::{Asleep, Bells, Wake};
+use sheaf_flatrpc::memory::SharedMemory;
+use sheaf_flatrpc::wake::{ModelNotifier, PeerWaker, SleepGuard};
 
-use crate::gate::{Gate, Writing};
+use crate::commit_order::{CommitOrder, WritingFlag};
 
 /// Workers besides the agent, and commits of each worker.
 const WORKERS: usize = 2;
 const COMMITS: u64 = 2;
 
 /// Shared state: the last number, the flags, the agent's queue and bell.
-struct Desk {
+struct ModelWorkers {
     seq: Mutex<u64>,
-    writing: [Writing; WORKERS],
+    writing: [WritingFlag; WORKERS],
     queue: Mutex<Vec<(usize, u64)>>,
-    wake: Wake<Bells>,
+    wake: PeerWaker<ModelNotifier>,
 }
 
-impl Desk {
+impl ModelWorkers {
     fn commit(&self, lane: usize) {
-        self.writing[lane].begin();
+        self.writing[lane].set();
         let seq = {
             let mut last = self.seq.lock();
             *last += 1;
             *last
         };
         self.queue.lock().push((lane, seq));
-        self.writing[lane].end();
-        self.wake.ring();
+        self.writing[lane].clear();
+        self.wake.wake();
     }
 }
 
 /// Agent, correct or with a seeded bug.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Agent {
-    Sound,
+enum ModelAgent {
+    Correct,
     /// Reads the flags after it has emptied its queue.
-    LooksLate,
+    ReadsFlagsLate,
     /// Also releases commits that it received after it read the flags.
-    LetsOutAll,
+    ReleasesAll,
     /// Takes a ring after it has checked its queue, and sleeps.
-    ForgetsRings,
+    LosesWakeups,
 }
 
-fn let_out(agent: Agent) {
-    let board = Arc::new(Memory::heap(1));
-    let desk = Arc::new(Desk {
+fn run_agent(agent: ModelAgent) {
+    let board = Arc::new(SharedMemory::heap(1));
+    let desk = Arc::new(ModelWorkers {
         seq: Mutex::new(0),
         writing: Default::default(),
         queue: Mutex::default(),
-        wake: Wake { board: Arc::clone(&board), at: 0, bell: Bells::default() },
+        wake: PeerWaker { sleep_flags: Arc::clone(&board), flag: 0, notifier: ModelNotifier::default() },
     });
     let workers = [0, 1].map(|lane| {
         let desk = Arc::clone(&desk);
         thread::spawn(move || (0..COMMITS).for_each(|_| desk.commit(lane)))
     });
-    let mut gate = Gate::new(WORKERS);
+    let mut gate = CommitOrder::new(WORKERS);
     let mut last = 0;
     let mut pass = |last: &mut u64| {
-        let take = |gate: &mut Gate<u64>| {
+        let take = |gate: &mut CommitOrder<u64>| {
             let heard = std::mem::take(&mut *desk.queue.lock());
-            heard.iter().for_each(|(lane, seq)| gate.hold(*lane, *seq, *seq));
+            heard.iter().for_each(|(lane, seq)| gate.push(*lane, *seq, *seq));
             !heard.is_empty()
         };
         let mut worked = take(&mut gate);
-        let rung = desk.wake.bell.take(); // as a poll of the sockets does
-        worked |= rung && agent != Agent::ForgetsRings;
-        if agent == Agent::LooksLate {
+        let rung = desk.wake.notifier.take(); // as a poll of the sockets does
+        worked |= rung && agent != ModelAgent::LosesWakeups;
+        if agent == ModelAgent::ReadsFlagsLate {
             worked |= take(&mut gate);
         }
-        let mut look = gate.look(desk.writing.iter());
-        if agent != Agent::LooksLate && !gate.is_empty() {
+        let mut look = gate.read_flags(desk.writing.iter());
+        if agent != ModelAgent::ReadsFlagsLate && !gate.is_empty() {
             worked |= take(&mut gate);
         }
-        if agent == Agent::LetsOutAll {
+        if agent == ModelAgent::ReleasesAll {
             look.highest = u64::MAX;
         }
-        while let Some(seq) = gate.release(look) {
+        while let Some(seq) = gate.pop_ready(look) {
             assert_eq!(seq, *last + 1, "out of order");
             *last = seq;
             worked = true;
@@ -94,9 +94,9 @@ fn let_out(agent: Agent) {
         if pass(&mut last) {
             continue;
         }
-        let asleep = Asleep::say(&board, 0);
+        let asleep = SleepGuard::set(&board, 0);
         if !pass(&mut last) {
-            desk.wake.bell.wait();
+            desk.wake.notifier.wait();
         }
         drop(asleep);
     }
@@ -104,24 +104,24 @@ fn let_out(agent: Agent) {
 }
 
 #[test]
-fn commits_leave_in_the_order_of_their_numbers_and_none_stays() {
-    explore(20_000, || let_out(Agent::Sound));
+fn commits_leave_in_order_and_none_is_held_forever() {
+    explore(20_000, || run_agent(ModelAgent::Correct));
 }
 
 #[test]
 #[should_panic(expected = "out of order")]
 fn an_agent_that_reads_the_flags_too_late_is_found() {
-    explore(20_000, || let_out(Agent::LooksLate));
+    explore(20_000, || run_agent(ModelAgent::ReadsFlagsLate));
 }
 
 #[test]
 #[should_panic(expected = "out of order")]
 fn an_agent_that_releases_commits_received_after_the_flags_is_found() {
-    explore(20_000, || let_out(Agent::LetsOutAll));
+    explore(20_000, || run_agent(ModelAgent::ReleasesAll));
 }
 
 #[test]
 #[should_panic(expected = "deadlock")]
-fn an_agent_that_sleeps_after_a_ring_is_found() {
-    explore(20_000, || let_out(Agent::ForgetsRings));
+fn an_agent_that_loses_a_wakeup_is_found() {
+    explore(20_000, || run_agent(ModelAgent::LosesWakeups));
 }

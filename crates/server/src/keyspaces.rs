@@ -8,29 +8,35 @@ use std::sync::{Mutex, PoisonError};
 use sheaf::{Database, Error, Keyspace, KeyspaceOptions, Result};
 
 /// Most numbers that are given out. Repeated drops and creations use them up.
-const MOST: usize = 1 << 16;
+const MAX_KEYSPACES: usize = 1 << 16;
 
 /// All numbers that were given out.
 #[derive(Default)]
-pub(crate) struct Keyspaces {
+pub(crate) struct KeyspaceNumbers {
     all: Mutex<Vec<Keyspace>>,
 }
 
 /// Number of an opened keyspace, or `Busy` if there are too many.
-pub(crate) enum Opened {
+pub(crate) enum OpenedKeyspace {
     Number { number: u32, ordered: bool },
     Busy,
 }
 
-impl Keyspaces {
+impl KeyspaceNumbers {
     /// Opens or creates `name`. May wait for the device.
-    pub(crate) fn open(&self, db: &Database, name: &str, engine: &str, create: bool) -> Result<Opened> {
+    pub(crate) fn open(
+        &self,
+        db: &Database,
+        name: &str,
+        engine: &str,
+        create: bool,
+    ) -> Result<OpenedKeyspace> {
         let keyspace = if create {
             let options = KeyspaceOptions::default();
             db.keyspace(name, if engine.is_empty() { options } else { options.engine(engine) })?
         } else {
-            let missing = || Error::NoKeyspace { name: name.to_owned() };
-            db.existing_keyspace(name)?.ok_or_else(missing)?
+            let missing = || Error::KeyspaceNotFound { name: name.to_owned() };
+            db.open_keyspace(name)?.ok_or_else(missing)?
         };
         let ordered = keyspace.capabilities()?.ordered;
         let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
@@ -38,13 +44,14 @@ impl Keyspaces {
         let known = |old: &Keyspace| old.name() == name && old.capabilities().is_ok();
         let number = match all.iter().position(known) {
             Some(number) => number,
-            None if all.len() < MOST => {
+            None if all.len() < MAX_KEYSPACES => {
                 all.push(keyspace);
                 all.len() - 1
             }
-            None => return Ok(Opened::Busy),
+            None => return Ok(OpenedKeyspace::Busy),
         };
-        Ok(u32::try_from(number).map_or(Opened::Busy, |number| Opened::Number { number, ordered }))
+        Ok(u32::try_from(number)
+            .map_or(OpenedKeyspace::Busy, |number| OpenedKeyspace::Number { number, ordered }))
     }
 
     /// Returns the keyspace with this number.

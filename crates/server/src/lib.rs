@@ -7,7 +7,7 @@
 //! ```no_run
 //! let db = sheaf::Database::open("my.db")?;
 //! let address = "shm:/run/user/1000/my.sock".parse()?;
-//! let server = sheaf_server::Builder::default().listen(address).start(&db)?;
+//! let server = sheaf_server::ServerBuilder::default().listen(address).start(&db)?;
 //! // ... until the program ends
 //! server.close()?;
 //! db.close()?;
@@ -29,16 +29,16 @@
 #![forbid(unsafe_code)]
 
 mod commands;
-mod denials;
-mod door;
+mod commit_order;
 mod execute;
-mod gate;
 #[cfg(all(test, shuttle))]
 mod interleavings;
 mod keyspaces;
-mod port;
+mod reply_port;
+mod server_state;
 mod session;
-mod shared;
+mod session_acceptor;
+mod token_failures;
 mod waiter;
 mod worker;
 
@@ -52,20 +52,20 @@ use std::time::Duration;
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use sheaf::Database;
-pub use sheaf_flatrpc::address::Address;
+pub use sheaf_flatrpc::address::ServerAddress;
 pub use sheaf_flatrpc::link::rdma;
 use sheaf_flatrpc::ring::{MAX_RING, MAX_RINGS, MIN_RING};
 
-use commands::{Command, Job};
-pub use denials::Denied;
-use shared::Shared;
+use commands::{WaiterJob, WorkerCommand};
+use server_state::ServerState;
+pub use token_failures::DeniedClients;
 
 /// Maximum number of workers of a server.
 pub const MAX_WORKERS: usize = MAX_RINGS;
 
 /// Limits of a server.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
+pub struct ServerLimits {
     /// Number of threads that execute requests. Default: half of the processors, at least one,
     /// since clients on the same machine need the other half.
     pub workers: usize,
@@ -75,59 +75,59 @@ pub struct Limits {
     /// processors than workers, no worker is bound.
     pub bind_workers: bool,
     /// Maximum number of clients. Default 64. A further client gets `Busy`.
-    pub clients: usize,
+    pub max_clients: usize,
     /// Words of each ring, a power of two. Default 8,192 (64 KiB).
-    pub ring: u64,
+    pub ring_words: u64,
     /// Maximum number of unanswered requests of a client. Default 128.
     pub window: u32,
     /// Bytes of the longest message, and so of a value with its key. Default 4 MiB.
-    pub message: u32,
+    pub max_message_bytes: u32,
     /// Bytes of unsent replies to a client above which its requests stay in their rings. Default 1
     /// MiB.
-    pub outbox: usize,
+    pub max_outbox_bytes: usize,
     /// Maximum number of requests of all clients that wait for the device. Default 4,096.
-    pub waiting: usize,
+    pub max_waiting: usize,
     /// Maximum number of snapshots of a client. Default 16.
-    pub snapshots: usize,
+    pub max_snapshots: usize,
     /// Time after which a client is disconnected if it sends no request and waits for no reply; its
     /// memory and snapshots are released. Default: never. (TCP keepalive detects a failed machine
     /// in two minutes in any case.)
-    pub idle: Option<Duration>,
+    pub idle_timeout: Option<Duration>,
 }
 
-impl Default for Limits {
-    fn default() -> Limits {
+impl Default for ServerLimits {
+    fn default() -> ServerLimits {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        Limits {
+        ServerLimits {
             workers: (processors / 2).clamp(1, MAX_RINGS),
             bind_workers: false,
-            clients: 64,
-            ring: 8192,
+            max_clients: 64,
+            ring_words: 8192,
             window: 128,
-            message: 4 << 20,
-            outbox: 1 << 20,
-            waiting: 4096,
-            snapshots: 16,
-            idle: None,
+            max_message_bytes: 4 << 20,
+            max_outbox_bytes: 1 << 20,
+            max_waiting: 4096,
+            max_snapshots: 16,
+            idle_timeout: None,
         }
     }
 }
 
-impl Limits {
+impl ServerLimits {
     /// Returns the first limit that is out of range, with its range.
-    fn excess(&self) -> Option<String> {
+    fn out_of_range(&self) -> Option<String> {
         let ring = MIN_RING..=MAX_RING;
         [
             ("workers", (1..=MAX_WORKERS).contains(&self.workers), format!("from 1 to {MAX_WORKERS}")),
             (
                 "ring",
-                self.ring.is_power_of_two() && ring.contains(&self.ring),
+                self.ring_words.is_power_of_two() && ring.contains(&self.ring_words),
                 format!("a power of two from {MIN_RING} to {MAX_RING}"),
             ),
-            ("message", (256..=1 << 30).contains(&self.message), "from 256 B to 1 GiB".to_owned()),
+            ("message", (256..=1 << 30).contains(&self.max_message_bytes), "from 256 B to 1 GiB".to_owned()),
             ("window", self.window > 0, "at least 1".to_owned()),
-            ("clients", (1..=4096).contains(&self.clients), "from 1 to 4096".to_owned()),
-            ("idle", self.idle.is_none_or(|idle| !idle.is_zero()), "above zero".to_owned()),
+            ("clients", (1..=4096).contains(&self.max_clients), "from 1 to 4096".to_owned()),
+            ("idle", self.idle_timeout.is_none_or(|idle| !idle.is_zero()), "above zero".to_owned()),
         ]
         .into_iter()
         .find(|(_, is_sound, _)| !is_sound)
@@ -137,24 +137,24 @@ impl Limits {
 
 /// Options of a server.
 #[derive(Clone, Default)]
-pub struct Builder {
-    limits: Limits,
+pub struct ServerBuilder {
+    limits: ServerLimits,
     token: Option<String>,
     is_insecure: bool,
-    on_denied: Option<denials::Tell>,
-    addresses: Vec<Address>,
+    on_denied: Option<token_failures::DenialCallback>,
+    addresses: Vec<ServerAddress>,
 }
 
-impl fmt::Debug for Builder {
+impl fmt::Debug for ServerBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Builder of a server at {:?}", self.addresses)
     }
 }
 
-impl Builder {
+impl ServerBuilder {
     /// Adds an address to listen at.
     #[must_use]
-    pub fn listen(mut self, address: Address) -> Builder {
+    pub fn listen(mut self, address: ServerAddress) -> ServerBuilder {
         self.addresses.push(address);
         self
     }
@@ -162,7 +162,7 @@ impl Builder {
     /// Sets the token that clients over TCP must send. The token is sent unencrypted: use a tunnel
     /// beyond machines that you trust.
     #[must_use]
-    pub fn token(mut self, token: &str) -> Builder {
+    pub fn token(mut self, token: &str) -> ServerBuilder {
         self.token = Some(token.to_owned());
         self
     }
@@ -170,7 +170,7 @@ impl Builder {
     /// Sets whether TCP is served without a token, to every process that can reach the address; on
     /// loopback that is every user of this machine. Default: false.
     #[must_use]
-    pub fn insecure(mut self, insecure: bool) -> Builder {
+    pub fn insecure(mut self, insecure: bool) -> ServerBuilder {
         self.is_insecure = insecure;
         self
     }
@@ -180,19 +180,19 @@ impl Builder {
     /// The thread that accepts clients calls it, so it must not block.
     ///
     /// ```
-    /// let builder = sheaf_server::Builder::default()
+    /// let builder = sheaf_server::ServerBuilder::default()
     ///     .on_denied(|denied| eprintln!("{} wrong tokens from {}", denied.count, denied.peer));
     /// # drop(builder);
     /// ```
     #[must_use]
-    pub fn on_denied(mut self, told: impl Fn(&Denied) + Send + Sync + 'static) -> Builder {
-        self.on_denied = Some(Arc::new(told));
+    pub fn on_denied(mut self, callback: impl Fn(&DeniedClients) + Send + Sync + 'static) -> ServerBuilder {
+        self.on_denied = Some(Arc::new(callback));
         self
     }
 
     /// Sets the limits.
     #[must_use]
-    pub fn limits(mut self, limits: Limits) -> Builder {
+    pub fn limits(mut self, limits: ServerLimits) -> ServerBuilder {
         self.limits = limits;
         self
     }
@@ -202,18 +202,18 @@ impl Builder {
     /// # Errors
     ///
     /// Returns [`io::ErrorKind::PermissionDenied`] for a TCP address without a token, unless
-    /// [`Builder::insecure`] allows it; [`io::ErrorKind::InvalidInput`] for limits out of range or
-    /// a token above 256 bytes; and the error of the system if an address cannot be used.
+    /// [`ServerBuilder::insecure`] allows it; [`io::ErrorKind::InvalidInput`] for limits out of
+    /// range or a token above 256 bytes; and the error of the system if an address cannot be used.
     pub fn start(self, db: &Database) -> io::Result<Server> {
-        if let Some(why) = self.limits.excess() {
+        if let Some(why) = self.limits.out_of_range() {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
         }
-        if self.token.as_ref().is_some_and(|token| token.len() > sheaf_flatrpc::hello::MAX_TOKEN) {
+        if self.token.as_ref().is_some_and(|token| token.len() > sheaf_flatrpc::handshake::MAX_TOKEN_BYTES) {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "the token is longer than 256 bytes"));
         }
         if self.token.as_ref().is_none_or(String::is_empty)
             && !self.is_insecure
-            && let Some(open) = self.addresses.iter().find(|address| matches!(address, Address::Tcp(_)))
+            && let Some(open) = self.addresses.iter().find(|address| matches!(address, ServerAddress::Tcp(_)))
         {
             let peers = if open.is_local() { "by every user of this machine" } else { "from other machines" };
             let what = format!("{open} can be reached {peers}: set a token, or allow insecure access");
@@ -225,16 +225,16 @@ impl Builder {
 
 /// Database that is being served. Dropping it closes the server.
 pub struct Server {
-    shared: Arc<Shared>,
-    addresses: Vec<Address>,
+    shared: Arc<ServerState>,
+    addresses: Vec<ServerAddress>,
     threads: Vec<JoinHandle<()>>,
     waiter: Option<JoinHandle<()>>,
-    quiet: Receiver<()>,
+    drained: Receiver<()>,
 }
 
 /// Statistics of a server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Stats {
+pub struct ServerStats {
     /// Number of connected clients.
     pub clients: usize,
     /// Connections accepted since the start.
@@ -255,7 +255,7 @@ fn spawn(name: String, body: impl FnOnce() + Send + 'static) -> io::Result<JoinH
 
 /// Binds this thread to the `index`-th processor that the process may use, if there is one for each
 /// of `count` threads. A refusal by the system changes nothing but speed.
-fn bind(index: usize, count: usize) {
+fn bind_to_processor(index: usize, count: usize) {
     let Ok(all) = sched_getaffinity(None) else { return };
     let processors: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|cpu| all.is_set(*cpu)).collect();
     if processors.len() < count {
@@ -267,22 +267,27 @@ fn bind(index: usize, count: usize) {
 }
 
 impl Server {
-    fn start(db: &Database, builder: Builder) -> io::Result<Server> {
+    fn start(db: &Database, builder: ServerBuilder) -> io::Result<Server> {
         let workers = builder.limits.workers;
-        let (shared, ends) = Shared::new(db.clone(), builder.limits, builder.token, builder.on_denied)?;
-        let door = door::Door::open(Arc::clone(&shared), builder.addresses)?;
+        let (shared, ends) = ServerState::new(db.clone(), builder.limits, builder.token, builder.on_denied)?;
+        let door = session_acceptor::SessionAcceptor::bind_all(Arc::clone(&shared), builder.addresses)?;
         let addresses = door.addresses();
         let (quiet_sender, quiet) = std::sync::mpsc::channel();
         // From here on a failure drops the server, which ends the threads that were started.
-        let mut server =
-            Server { shared: Arc::clone(&shared), addresses, threads: Vec::new(), waiter: None, quiet };
+        let mut server = Server {
+            shared: Arc::clone(&shared),
+            addresses,
+            threads: Vec::new(),
+            waiter: None,
+            drained: quiet,
+        };
         for (index, (commands, epoll)) in ends.workers.into_iter().enumerate() {
             let worker =
                 worker::Worker::new(Arc::clone(&shared), index, commands, epoll, quiet_sender.clone())?;
             let is_bound = builder.limits.bind_workers;
             let run = move || {
                 if is_bound {
-                    bind(index, workers);
+                    bind_to_processor(index, workers);
                 }
                 worker.run();
             };
@@ -297,13 +302,13 @@ impl Server {
 
     /// Returns the addresses of the server. Port 0 is replaced by the port that the system chose.
     #[must_use]
-    pub fn addresses(&self) -> &[Address] {
+    pub fn addresses(&self) -> &[ServerAddress] {
         &self.addresses
     }
 
     /// Returns the statistics since the start.
     #[must_use]
-    pub fn stats(&self) -> Stats {
+    pub fn stats(&self) -> ServerStats {
         self.shared.stats()
     }
 
@@ -314,33 +319,33 @@ impl Server {
     ///
     /// Returns an error if a thread of the server panicked.
     pub fn close(mut self) -> io::Result<()> {
-        self.end()
+        self.shut_down()
     }
 
-    fn end(&mut self) -> io::Result<()> {
-        self.shared.draining.store(true, Ordering::SeqCst);
-        self.shared.ring_all();
+    fn shut_down(&mut self) -> io::Result<()> {
+        self.shared.is_draining.store(true, Ordering::SeqCst);
+        self.shared.notify_all();
         if self.waiter.is_some() {
             for _ in 0..self.shared.limits.workers {
-                if self.quiet.recv().is_err() {
+                if self.drained.recv().is_err() {
                     break; // all workers have ended
                 }
             }
             // A worker that became quiet early may still have to release durable commits of others.
             let (done, flushed) = std::sync::mpsc::channel();
-            for desk in &self.shared.desks {
-                desk.send(Command::Flush(done.clone()));
-                desk.wake.ring();
+            for desk in &self.shared.worker_handles {
+                desk.send(WorkerCommand::Flush(done.clone()));
+                desk.wake.wake();
             }
             drop(done);
             // No message is sent: all workers drop the sender, or have ended.
             let _ = flushed.recv();
             // Jobs that the workers sent before are ahead of this one in the queue.
-            let _ = self.shared.jobs.send(Job::End);
+            let _ = self.shared.jobs.send(WaiterJob::End);
         }
         let mut whole = self.waiter.take().is_none_or(|waiter| waiter.join().is_ok());
-        self.shared.stop.store(true, Ordering::SeqCst);
-        self.shared.ring_all();
+        self.shared.is_stopping.store(true, Ordering::SeqCst);
+        self.shared.notify_all();
         for thread in self.threads.drain(..) {
             whole &= thread.join().is_ok();
         }
@@ -350,7 +355,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        let _ = self.end(); // drop cannot report an error
+        let _ = self.shut_down(); // drop cannot report an error
     }
 }
 
@@ -368,7 +373,7 @@ mod tests {
         let before = allowed();
         let bound = |index: usize, count: usize| {
             let run = move || {
-                bind(index, count);
+                bind_to_processor(index, count);
                 allowed()
             };
             std::thread::scope(|scope| scope.spawn(run).join().expect("no panic"))

@@ -10,32 +10,32 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::Receiver;
 
 use sheaf::Error;
-use sheaf_flatrpc::message::Answer;
+use sheaf_flatrpc::message::ReplyEncoder;
 
-use crate::commands::{Command, Job, Payload, Reader};
-use crate::keyspaces::Opened;
-use crate::shared::{Alarm, Shared};
+use crate::commands::{EncodedReply, PendingReply, WaiterJob, WorkerCommand};
+use crate::keyspaces::OpenedKeyspace;
+use crate::server_state::{ServerState, StopOnPanic};
 
-pub(crate) fn run(shared: &Shared, jobs: &Receiver<Job>) {
-    let _alarm = Alarm(shared);
+pub(crate) fn run(shared: &ServerState, jobs: &Receiver<WaiterJob>) {
+    let _alarm = StopOnPanic(shared);
     let mut line = Vec::new();
     while let Ok(first) = jobs.recv() {
         line.push(first);
         line.extend(jobs.try_iter());
-        wait(&line);
+        wait_for_commits(&line);
         for job in line.drain(..) {
-            if matches!(job, Job::End) {
+            if matches!(job, WaiterJob::End) {
                 return;
             }
-            answer(shared, job);
+            run_job(shared, job);
         }
     }
 }
 
 /// Waits for the highest commit, and so for all. Each commit reports an error again for itself.
-fn wait(line: &[Job]) {
+fn wait_for_commits(line: &[WaiterJob]) {
     let commits = line.iter().filter_map(|job| match job {
-        Job::Durable { commit, .. } => Some(commit),
+        WaiterJob::Durable { commit, .. } => Some(commit),
         _ => None,
     });
     if let Some(last) = commits.max_by_key(|commit| commit.seq()) {
@@ -43,41 +43,41 @@ fn wait(line: &[Job]) {
     }
 }
 
-fn answer(shared: &Shared, job: Job) {
+fn run_job(shared: &ServerState, job: WaiterJob) {
     let mut bytes = Vec::new();
     let to = match job {
-        Job::Durable { to, id, commit } => {
-            done(id, &mut bytes, commit.wait_durable().map(|()| commit.seq()));
+        WaiterJob::Durable { to, id, commit } => {
+            encode_done(id, &mut bytes, commit.wait_durable().map(|()| commit.seq()));
             to
         }
-        Job::Persist { to, id } => {
-            done(id, &mut bytes, shared.db.persist().map(|()| 0));
+        WaiterJob::Persist { to, id } => {
+            encode_done(id, &mut bytes, shared.db.persist().map(|()| 0));
             to
         }
-        Job::Keyspace { to, id, name, engine, create } => {
-            let answer = Answer::to(id, &mut bytes);
+        WaiterJob::Keyspace { to, id, name, engine, create } => {
+            let answer = ReplyEncoder::new(id, &mut bytes);
             match shared.keyspaces.open(&shared.db, &name, &engine, create) {
-                Ok(Opened::Number { number, ordered }) => answer.keyspace(number, ordered),
-                Ok(Opened::Busy) => answer.busy(),
+                Ok(OpenedKeyspace::Number { number, ordered }) => answer.keyspace(number, ordered),
+                Ok(OpenedKeyspace::Busy) => answer.busy(),
                 Err(error) => answer.failed(&error),
             }
             to
         }
-        Job::End => return,
+        WaiterJob::End => return,
     };
-    send(shared, &to, &bytes);
+    send_reply(shared, &to, &bytes);
 }
 
-fn done(id: u64, bytes: &mut Vec<u8>, result: Result<u64, Error>) {
+fn encode_done(id: u64, bytes: &mut Vec<u8>, result: Result<u64, Error>) {
     match result {
-        Ok(seq) => Answer::to(id, bytes).done(seq),
-        Err(error) => Answer::to(id, bytes).failed(&error),
+        Ok(seq) => ReplyEncoder::new(id, bytes).done(seq),
+        Err(error) => ReplyEncoder::new(id, bytes).failed(&error),
     }
 }
 
-fn send(shared: &Shared, to: &Reader, bytes: &[u8]) {
-    to.session.owed.fetch_add(bytes.len(), Ordering::SeqCst);
-    let desk = &shared.desks[to.owner];
-    desk.send(Command::Reply { whom: to.session.whom, payload: Payload::new(bytes) });
-    desk.wake.ring();
+fn send_reply(shared: &ServerState, to: &PendingReply, bytes: &[u8]) {
+    to.session.unsent_bytes.fetch_add(bytes.len(), Ordering::SeqCst);
+    let desk = &shared.worker_handles[to.owner];
+    desk.send(WorkerCommand::Reply { recipient: to.session.recipient, payload: EncodedReply::new(bytes) });
+    desk.wake.wake();
 }

@@ -12,9 +12,9 @@ use std::time::Duration;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sheaf::Database;
-use sheaf_flatrpc::address::Address;
-use sheaf_flatrpc::hello::{FIXED, Hello, Mode, Status, Welcome};
-use sheaf_server::{Builder, Limits};
+use sheaf_flatrpc::address::ServerAddress;
+use sheaf_flatrpc::handshake::{ClientHello, HELLO_BYTES, HandshakeStatus, ReplyMode, ServerHello};
+use sheaf_server::{ServerBuilder, ServerLimits};
 
 /// Sets the limit of descriptors. Existing descriptors stay open.
 fn limit(descriptors: u64) {
@@ -50,10 +50,10 @@ fn door_thread() -> std::fs::File {
 
 const DOOR: &str = "sheaf-rpc-door";
 
-fn welcome(mut socket: impl Read) -> Option<Welcome> {
-    let mut bytes = [0; FIXED];
+fn welcome(mut socket: impl Read) -> Option<ServerHello> {
+    let mut bytes = [0; HELLO_BYTES];
     socket.read_exact(&mut bytes).ok()?;
-    Welcome::decode(&bytes).ok()
+    ServerHello::decode(&bytes).ok()
 }
 
 #[test]
@@ -62,14 +62,14 @@ fn a_server_without_descriptors_uses_no_processor_time_and_continues_when_some_a
     let before = getrlimit(Resource::Nofile).current.expect("a limit");
     let db = Database::open(dir.path().join("db")).expect("a database");
     let path = dir.path().join("sock");
-    let server = Builder::default()
+    let server = ServerBuilder::default()
         .insecure(true)
-        .limits(Limits { workers: 1, ..Limits::default() })
-        .listen(Address::Shared(path.clone()))
+        .limits(ServerLimits { workers: 1, ..ServerLimits::default() })
+        .listen(ServerAddress::SharedMemory(path.clone()))
         .listen("tcp:127.0.0.1:0".parse().expect("an address"))
         .start(&db)
         .expect("a server");
-    let Address::Tcp(tcp) = server.addresses()[1].clone() else { panic!("the second listens on TCP") };
+    let ServerAddress::Tcp(tcp) = server.addresses()[1].clone() else { panic!("the second listens on TCP") };
     let socket = |family| -> OwnedFd {
         let flags = SocketFlags::CLOEXEC;
         rustix::net::socket_with(family, SocketType::STREAM, flags, None).expect("a socket")
@@ -81,7 +81,7 @@ fn a_server_without_descriptors_uses_no_processor_time_and_continues_when_some_a
     rustix::net::connect(&unix, &SocketAddrUnix::new(path).expect("a short path")).expect("room to wait");
     rustix::net::connect(&internet, &tcp).expect("room to wait");
     let (mut unix, mut internet) = (UnixStream::from(unix), TcpStream::from(internet));
-    let hello = Hello { mode: Mode::Agent, join: None, token: Vec::new() }.encode();
+    let hello = ClientHello { mode: ReplyMode::Agent, join: None, token: Vec::new() }.encode();
     unix.write_all(&hello).expect("room");
     internet.write_all(&hello).expect("room");
     unix.set_read_timeout(Some(Duration::from_secs(1))).expect("a timeout");
@@ -92,8 +92,8 @@ fn a_server_without_descriptors_uses_no_processor_time_and_continues_when_some_a
     limit(before);
     unix.set_read_timeout(Some(Duration::from_secs(30))).expect("a timeout");
     internet.set_read_timeout(Some(Duration::from_secs(30))).expect("a timeout");
-    assert_eq!(welcome(&unix).map(|said| said.status), Some(Status::Welcome));
-    assert_eq!(welcome(&internet).map(|said| said.status), Some(Status::Welcome));
+    assert_eq!(welcome(&unix).map(|said| said.status), Some(HandshakeStatus::Accepted));
+    assert_eq!(welcome(&internet).map(|said| said.status), Some(HandshakeStatus::Accepted));
     drop((unix, internet));
     server.close().expect("an end");
     db.close().expect("an end");

@@ -1,5 +1,6 @@
-//! Transfers between accounts: a batch whose expectations say what was read. If somebody else changed an account
-//! meanwhile, nothing is written, and the transfer is tried again with what is there now.
+//! Transfers between accounts: a batch whose expectations say what was read. If somebody else
+//! changed an account meanwhile, nothing is written, and the transfer is tried again with what is
+//! there now.
 //!
 //! `cargo run -p sheaf --example bank [DIR]`
 
@@ -33,9 +34,9 @@ fn transfer(
         let Some(left) = amount_of(&source).checked_sub(amount) else { break };
         let mut batch = db.batch();
         batch
-            .expect(accounts, from, Some(&source))
-            .expect(accounts, to, Some(&target))
-            .expect(journal, id, None) // never twice, also if the caller asks again after a crash
+            .expect_value(accounts, from, Some(&source))
+            .expect_value(accounts, to, Some(&target))
+            .expect_value(journal, id, None) // never twice, also if the caller asks again after a crash
             .insert(accounts, from, left.to_be_bytes())
             .insert(accounts, to, (amount_of(&target) + amount).to_be_bytes())
             .insert(journal, id, format!("{from} to {to}: {amount}"))

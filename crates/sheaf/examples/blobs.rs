@@ -1,4 +1,5 @@
-//! A cache of large objects, written and read as streams, with a limit on their bytes: who was not asked for longest goes first.
+//! A cache of large objects, written and read as streams, with a limit on their bytes: who was not
+//! asked for longest goes first.
 //!
 //! `cargo run -p sheaf --example blobs [DIR]`
 
@@ -113,7 +114,8 @@ fn object(len: u64, letter: u8) -> impl Read {
     io::repeat(letter).take(len)
 }
 
-/// Puts more than the limit; `first` is asked for all the time. What is there at the end, and how many bytes.
+/// Puts more than the limit; `first` is asked for all the time. What is there at the end, and how
+/// many bytes.
 fn run(dir: &Path) -> Result<(Vec<String>, u64)> {
     let mut cache = Cache::open(dir)?;
     cache.put("first", object(1 << 20, b'*'))?;
@@ -123,7 +125,7 @@ fn run(dir: &Path) -> Result<(Vec<String>, u64)> {
     }
     let names = cache.objects.keys()?.map(|name| Ok(String::from_utf8_lossy(&name?).into_owned()));
     let there = names.collect::<Result<Vec<_>>>()?;
-    if let Some(path) = cache.objects.path("first")? {
+    if let Some(path) = cache.objects.blob_path("first")? {
         println!("`first` is the file {}", path.display());
     }
     println!("{} objects, {} bytes of at most {LIMIT}", there.len(), cache.bytes);
@@ -140,7 +142,7 @@ fn main() -> Result<()> {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn it_keeps_its_limit_and_what_is_used() {
+    fn the_cache_stays_within_its_limit_and_keeps_recently_used_blobs() {
         let dir = tempfile::tempdir().unwrap();
         for _ in 0..2 {
             let (there, bytes) = super::run(dir.path()).unwrap();

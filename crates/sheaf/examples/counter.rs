@@ -1,4 +1,5 @@
-//! Counters that many threads raise at once: `update` is atomic, and nothing is counted twice or lost.
+//! Counters that many threads raise at once: `update` is atomic, and nothing is counted twice or
+//! lost.
 //!
 //! `cargo run -p sheaf --example counter [DIR]`: the counts go on where they were.
 
@@ -54,7 +55,7 @@ fn main() -> Result<()> {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn every_visit_is_counted_once_over_two_lives() {
+    fn every_visit_is_counted_once_across_a_reopen() {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(super::run(dir.path()).unwrap(), super::THREADS * u64::from(super::VISITS));
         assert_eq!(super::run(dir.path()).unwrap(), 2 * super::THREADS * u64::from(super::VISITS));

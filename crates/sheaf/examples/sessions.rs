@@ -1,5 +1,5 @@
-//! Sessions of a web site: looked up by their token at each request, renewed, and removed when they end. Two keyspaces of
-//! two engines change together: by token, and by the time of their end.
+//! Sessions of a web site: looked up by their token at each request, renewed, and removed when they
+//! end. Two keyspaces of two engines change together: by token, and by the time of their end.
 //!
 //! `cargo run -p sheaf --example sessions [DIR]`
 
@@ -55,7 +55,9 @@ impl Sessions {
             let Some(stored) = self.by_token.get(token)? else { return Ok(None) };
             let Some((end, user)) = read(&stored).filter(|(end, _)| *end > now) else { return Ok(None) };
             let mut batch = self.db.batch();
-            batch.expect(&self.by_token, token, Some(&stored)).remove(&self.by_end, end_key(end, token));
+            batch
+                .expect_value(&self.by_token, token, Some(&stored))
+                .remove(&self.by_end, end_key(end, token));
             self.set(&mut batch, token, user, now + LIFE);
             match batch.commit() {
                 Err(Error::Conflict) => {} // another request of this session was faster

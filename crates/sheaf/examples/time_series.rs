@@ -1,4 +1,5 @@
-//! Measurements of sensors: written as they come, read by ranges of time, condensed to hours, and removed when they are old.
+//! Measurements of sensors: written as they come, read by ranges of time, condensed to hours, and
+//! removed when they are old.
 //!
 //! `cargo run -p sheaf --example time_series [DIR]`
 

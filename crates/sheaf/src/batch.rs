@@ -4,28 +4,28 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
-use sheaf_base::engine::{Action, Op};
-use sheaf_base::load::Sample;
-use sheaf_base::store::{Kept, Outcome, Write};
+use sheaf_base::engine::{Action, EngineOp};
+use sheaf_base::store::{CommitOutcome, CommitWrite, KeyspaceState};
 use sheaf_base::types::{KeyspaceId, Seq};
+use sheaf_base::workload::SampleStart;
 
-use crate::handle::Handle;
-use crate::keyspace::{Patience, expect_now};
-use crate::observe;
+use crate::keyspace::{WaitPolicy, read_expected};
+use crate::open_database::OpenDatabase;
+use crate::workload;
 use crate::{Durability, Error, Keyspace, Result, Value};
 
-enum Change {
+enum BatchChange {
     Put(Value),
     Remove,
 }
 
-struct Entry {
+struct BatchEntry {
     keyspace: Keyspace,
     key: Value,
-    change: Change,
+    change: BatchChange,
 }
 
-struct Expectation {
+struct BatchExpectation {
     keyspace: Keyspace,
     key: Value,
     value: Option<Value>,
@@ -50,9 +50,9 @@ struct Expectation {
 /// ```
 #[must_use = "a batch does nothing until it is committed"]
 pub struct Batch {
-    store: Arc<Handle>,
-    entries: Vec<Entry>,
-    expectations: Vec<Expectation>,
+    store: Arc<OpenDatabase>,
+    entries: Vec<BatchEntry>,
+    expectations: Vec<BatchExpectation>,
     durability: Option<Durability>,
 }
 
@@ -67,7 +67,7 @@ impl fmt::Debug for Batch {
 }
 
 impl Batch {
-    pub(crate) fn new(store: Arc<Handle>) -> Batch {
+    pub(crate) fn new(store: Arc<OpenDatabase>) -> Batch {
         Batch { store, entries: Vec::new(), expectations: Vec::new(), durability: None }
     }
 
@@ -90,7 +90,7 @@ impl Batch {
         key: impl AsRef<[u8]>,
         value: impl AsRef<[u8]>,
     ) -> &mut Batch {
-        self.push(keyspace, key.as_ref(), Change::Put(Value::new(value.as_ref())))
+        self.push(keyspace, key.as_ref(), BatchChange::Put(Value::new(value.as_ref())))
     }
 
     /// Adds an operation that removes `key` from `keyspace`. A missing key is no error.
@@ -105,11 +105,11 @@ impl Batch {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn remove(&mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>) -> &mut Batch {
-        self.push(keyspace, key.as_ref(), Change::Remove)
+        self.push(keyspace, key.as_ref(), BatchChange::Remove)
     }
 
-    fn push(&mut self, keyspace: &Keyspace, key: &[u8], change: Change) -> &mut Batch {
-        self.entries.push(Entry { keyspace: keyspace.clone(), key: Value::new(key), change });
+    fn push(&mut self, keyspace: &Keyspace, key: &[u8], change: BatchChange) -> &mut Batch {
+        self.entries.push(BatchEntry { keyspace: keyspace.clone(), key: Value::new(key), change });
         self
     }
 
@@ -124,19 +124,24 @@ impl Batch {
     /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
     /// users.insert("ada", "byron")?;
     /// let mut batch = db.batch();
-    /// batch.expect(&users, "ada", Some(b"king")).insert(&users, "ada", "lovelace");
+    /// batch.expect_value(&users, "ada", Some(b"king")).insert(&users, "ada", "lovelace");
     /// assert!(matches!(batch.commit(), Err(sheaf::Error::Conflict)));
     ///
     /// let mut batch = db.batch();
-    /// batch.insert(&users, "ada", "lovelace").expect(&users, "ada", Some(b"byron"));
+    /// batch.insert(&users, "ada", "lovelace").expect_value(&users, "ada", Some(b"byron"));
     /// batch.commit()?;
     /// let mut only = db.batch();
-    /// only.expect(&users, "ada", Some(b"byron"));
+    /// only.expect_value(&users, "ada", Some(b"byron"));
     /// assert!(matches!(only.commit(), Err(sheaf::Error::Conflict)));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn expect(&mut self, keyspace: &Keyspace, key: impl AsRef<[u8]>, value: Option<&[u8]>) -> &mut Batch {
-        self.expectations.push(Expectation {
+    pub fn expect_value(
+        &mut self,
+        keyspace: &Keyspace,
+        key: impl AsRef<[u8]>,
+        value: Option<&[u8]>,
+    ) -> &mut Batch {
+        self.expectations.push(BatchExpectation {
             keyspace: keyspace.clone(),
             key: Value::new(key.as_ref()),
             value: value.map(Value::new),
@@ -243,7 +248,7 @@ impl Batch {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Conflict`] if an expectation does not hold, [`Error::Invalid`] if a
+    /// Returns [`Error::Conflict`] if an expectation does not hold, [`Error::InvalidArgument`] if a
     /// keyspace belongs to another open database, and the [write errors](Keyspace#write-errors).
     /// Nothing is written, except that after [`Error::Poisoned`] from the wait for the device the
     /// commit may or may not survive.
@@ -271,9 +276,9 @@ impl Batch {
     /// # Errors
     ///
     /// Returns the errors of [`Batch::commit`], except those of the wait for the device.
-    pub fn submit(self) -> Result<Commit> {
-        let (seq, durability) = self.submit_with(Patience::Any)?;
-        Ok(Commit::new(self.store, seq, durability))
+    pub fn submit(self) -> Result<CommitTicket> {
+        let (seq, durability) = self.submit_with(WaitPolicy::Block)?;
+        Ok(CommitTicket::new(self.store, seq, durability))
     }
 
     /// Commits like [`Batch::commit`], but never blocks on background work. Waits for the commit
@@ -289,7 +294,7 @@ impl Batch {
     /// let mut batch = db.batch();
     /// batch.insert(&users, "ada", "lovelace");
     /// match batch.try_commit() {
-    ///     Err(Error::Busy { with }) => println!("try again later: {with}"),
+    ///     Err(Error::Busy { waiting_for }) => println!("try again later: {waiting_for}"),
     ///     other => other?,
     /// }
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -322,24 +327,24 @@ impl Batch {
     /// # Errors
     ///
     /// Returns [`Error::Busy`] like [`Batch::try_commit`], and the errors of [`Batch::submit`].
-    pub fn try_submit(&mut self) -> Result<Commit> {
-        let (seq, durability) = self.submit_with(Patience::None)?;
+    pub fn try_submit(&mut self) -> Result<CommitTicket> {
+        let (seq, durability) = self.submit_with(WaitPolicy::Fail)?;
         self.entries.clear();
         self.expectations.clear();
-        Ok(Commit::new(Arc::clone(&self.store), seq, durability))
+        Ok(CommitTicket::new(Arc::clone(&self.store), seq, durability))
     }
 
-    fn submit_with(&self, patience: Patience) -> Result<(Seq, Durability)> {
+    fn submit_with(&self, policy: WaitPolicy) -> Result<(Seq, Durability)> {
         let durability = self.durability.unwrap_or(self.store.durability());
         let sample = self.store.sample();
-        let mut fresh = sample.is_some().then(Vec::new);
+        let mut new_keys = sample.is_some().then(Vec::new);
         let seq = loop {
-            if let Some(seq) = self.attempt(patience, fresh.as_mut())? {
+            if let Some(seq) = self.try_commit_once(policy, new_keys.as_mut())? {
                 break seq;
             }
         };
         if let Some(sample) = sample {
-            self.observe(sample, durability, &fresh.unwrap_or_default());
+            self.observe(sample, durability, &new_keys.unwrap_or_default());
         }
         Ok((seq, durability))
     }
@@ -348,22 +353,23 @@ impl Batch {
     /// entries with keys that did not exist before.
     #[cold]
     #[inline(never)]
-    fn observe(&self, sample: Sample, durability: Durability, fresh: &[usize]) {
-        let mut parts: Vec<(arc_swap::Guard<Arc<Kept>>, Vec<observe::Operation<'_>>)> = Vec::new();
+    fn observe(&self, sample: SampleStart, durability: Durability, new_keys: &[usize]) {
+        let mut parts: Vec<(arc_swap::Guard<Arc<KeyspaceState>>, Vec<workload::BatchOperation<'_>>)> =
+            Vec::new();
         for (index, entry) in self.entries.iter().enumerate() {
-            let kept = entry.keyspace.shared.kept.load();
+            let state = entry.keyspace.inner.state.load();
             let value = match &entry.change {
-                Change::Put(value) => Some(value.len()),
-                Change::Remove => None,
+                BatchChange::Put(value) => Some(value.len()),
+                BatchChange::Remove => None,
             };
-            let operation = (&*entry.key, value, fresh.binary_search(&index).is_ok());
-            match parts.iter_mut().find(|part| part.0.id() == kept.id()) {
+            let operation = (&*entry.key, value, new_keys.binary_search(&index).is_ok());
+            match parts.iter_mut().find(|part| part.0.id() == state.id()) {
                 Some(part) => part.1.push(operation),
-                None => parts.push((kept, vec![operation])),
+                None => parts.push((state, vec![operation])),
             }
         }
-        for (kept, operations) in &parts {
-            observe::batch(&self.store, kept, sample, durability, operations);
+        for (state, operations) in &parts {
+            workload::record_batch(&self.store, state, sample, durability, operations);
         }
     }
 
@@ -371,10 +377,10 @@ impl Batch {
     fn check_keyspaces(&self) -> Result<()> {
         let entries = self.entries.iter().map(|e| &e.keyspace);
         let mut keyspaces = entries.chain(self.expectations.iter().map(|e| &e.keyspace));
-        match keyspaces.find(|keyspace| !Arc::ptr_eq(&keyspace.shared.store, &self.store)) {
+        match keyspaces.find(|keyspace| !Arc::ptr_eq(&keyspace.inner.store, &self.store)) {
             Some(foreign) => {
                 let why = format!("{:?} belongs to another open database", foreign.name());
-                Err(Error::Invalid { what: "keyspace", why })
+                Err(Error::InvalidArgument { argument: "keyspace", reason: why })
             }
             None => Ok(()),
         }
@@ -383,7 +389,7 @@ impl Batch {
     /// Tries to commit once. Returns `None` if an expected key changed between its check and the
     /// commit. Adds to `fresh` the entries with keys that did not exist before, if the engine looks
     /// them up.
-    fn attempt(&self, patience: Patience, fresh: Option<&mut Vec<usize>>) -> Result<Option<Seq>> {
+    fn try_commit_once(&self, policy: WaitPolicy, new_keys: Option<&mut Vec<usize>>) -> Result<Option<Seq>> {
         self.check_keyspaces()?;
         if !self.expectations.is_empty() {
             self.store.check_open()?;
@@ -391,12 +397,12 @@ impl Batch {
         let expected = self
             .expectations
             .iter()
-            .map(|e| Ok(Arc::clone(&*e.keyspace.kept()?)))
+            .map(|e| Ok(Arc::clone(&*e.keyspace.state()?)))
             .collect::<Result<Vec<_>>>()?;
         let mut expect_ops = Vec::with_capacity(expected.len());
-        for (expectation, kept) in self.expectations.iter().zip(&expected) {
-            let found = expect_now(&self.store, kept, &expectation.key);
-            if kept.is_gone() {
+        for (expectation, state) in self.expectations.iter().zip(&expected) {
+            let found = read_expected(&self.store, state, &expectation.key);
+            if state.is_dropped() {
                 return Ok(None); // it may have been half dropped at the time of the read
             }
             let (op, value) = found?;
@@ -405,23 +411,23 @@ impl Batch {
             }
             expect_ops.push(op);
         }
-        let (kepts, order) = self.last_wins()?;
-        let mut writes: Vec<Write<'_>> = expect_ops
+        let (kepts, order) = self.last_operations()?;
+        let mut writes: Vec<CommitWrite<'_>> = expect_ops
             .into_iter()
             .zip(&expected)
-            .map(|(op, kept)| Write { kept, op })
-            .chain(order.iter().map(|&(entry, kept)| {
+            .map(|(op, state)| CommitWrite { keyspace: state, op })
+            .chain(order.iter().map(|&(entry, state)| {
                 let entry = &self.entries[entry];
                 let action = match &entry.change {
-                    Change::Put(value) => Action::Put(value),
-                    Change::Remove => Action::Remove,
+                    BatchChange::Put(value) => Action::Put(value),
+                    BatchChange::Remove => Action::Remove,
                 };
-                Write { kept: &kepts[kept], op: Op::new(&entry.key, action) }
+                CommitWrite { keyspace: &kepts[state], op: EngineOp::new(&entry.key, action) }
             }))
             .collect();
-        match patience.commit(&self.store, &mut writes) {
-            Ok(Outcome::Done(seq)) => {
-                if let Some(fresh) = fresh {
+        match policy.commit(&self.store, &mut writes) {
+            Ok(CommitOutcome::Committed(seq)) => {
+                if let Some(fresh) = new_keys {
                     let set = writes[expected.len()..].iter().zip(&order);
                     fresh.extend(set.filter(|(w, _)| w.op.prior == Seq::ZERO).map(|(_, (entry, _))| *entry));
                     fresh.sort_unstable();
@@ -429,7 +435,7 @@ impl Batch {
                 Ok(Some(seq))
             }
             // The keyspace was replaced or dropped: the next attempt finds its successor or fails.
-            Ok(Outcome::Stale) | Err(Error::NoKeyspace { .. }) => Ok(None),
+            Ok(CommitOutcome::Conflict) | Err(Error::KeyspaceNotFound { .. }) => Ok(None),
             Err(other) => Err(other),
         }
     }
@@ -437,20 +443,20 @@ impl Batch {
     /// Returns the keyspaces, and for each key the index of its last entry and of its keyspace
     /// (R2).
     #[allow(clippy::type_complexity)]
-    fn last_wins(&self) -> Result<(Vec<Arc<Kept>>, Vec<(usize, usize)>)> {
-        let mut kepts: Vec<Arc<Kept>> = Vec::new();
+    fn last_operations(&self) -> Result<(Vec<Arc<KeyspaceState>>, Vec<(usize, usize)>)> {
+        let mut states: Vec<Arc<KeyspaceState>> = Vec::new();
         let mut seen: HashMap<(KeyspaceId, &[u8]), usize> = HashMap::with_capacity(self.entries.len());
         let mut order: Vec<(usize, usize)> = Vec::with_capacity(self.entries.len());
         for (index, entry) in self.entries.iter().enumerate() {
-            let kept = entry.keyspace.kept()?;
-            let position = match kepts.iter().position(|k| Arc::ptr_eq(k, &kept)) {
+            let state = entry.keyspace.state()?;
+            let position = match states.iter().position(|k| Arc::ptr_eq(k, &state)) {
                 Some(position) => position,
                 None => {
-                    kepts.push(Arc::clone(&kept));
-                    kepts.len() - 1
+                    states.push(Arc::clone(&state));
+                    states.len() - 1
                 }
             };
-            match seen.entry((kept.id(), &entry.key)) {
+            match seen.entry((state.id(), &entry.key)) {
                 std::collections::hash_map::Entry::Occupied(at) => order[*at.get()].0 = index,
                 std::collections::hash_map::Entry::Vacant(free) => {
                     free.insert(order.len());
@@ -458,19 +464,19 @@ impl Batch {
                 }
             }
         }
-        Ok((kepts, order))
+        Ok((states, order))
     }
 }
 
 /// Ticket for a submitted commit. Dropping it without waiting is allowed: the commit becomes
 /// durable in the background.
-pub struct Commit {
-    store: Arc<Handle>,
+pub struct CommitTicket {
+    store: Arc<OpenDatabase>,
     seq: Seq,
     durability: Durability,
 }
 
-impl fmt::Debug for Commit {
+impl fmt::Debug for CommitTicket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Commit")
             .field("seq", &self.seq.0)
@@ -479,9 +485,9 @@ impl fmt::Debug for Commit {
     }
 }
 
-impl Commit {
-    pub(crate) fn new(store: Arc<Handle>, seq: Seq, durability: Durability) -> Commit {
-        Commit { store, seq, durability }
+impl CommitTicket {
+    pub(crate) fn new(store: Arc<OpenDatabase>, seq: Seq, durability: Durability) -> CommitTicket {
+        CommitTicket { store, seq, durability }
     }
 
     /// Returns the number of the commit. It is greater than the number of every commit acknowledged

@@ -6,8 +6,10 @@ use std::sync::Arc;
 
 use sheaf_base::store::{Conversion as Steps, Store};
 
-use crate::handle::Handle;
-use crate::{ConversionProgress, Converted, Database, Error, Estimate, KeyspaceOptions, Result};
+use crate::open_database::OpenDatabase;
+use crate::{
+    ConversionEstimate, ConversionProgress, ConversionReport, Database, Error, KeyspaceOptions, Result,
+};
 
 impl Database {
     /// Converts the keyspace `name` to another engine. `to` is the name of the engine, or
@@ -33,7 +35,7 @@ impl Database {
     ///
     /// users.insert("ada", "lovelace")?;
     /// let report = db.convert("users", "flat", |_| ControlFlow::Continue(()))?;
-    /// assert_eq!(report.map(|report| report.copied), Some(1));
+    /// assert_eq!(report.map(|report| report.copied_pairs), Some(1));
     /// assert!(users.engine() == "flat" && users.contains_key("ada")?);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -42,8 +44,9 @@ impl Database {
     ///
     /// After an error the keyspace is unchanged.
     ///
-    /// - [`Error::NoKeyspace`] if it does not exist.
-    /// - [`Error::Invalid`] for an unknown engine or option, or if the keyspace is being converted.
+    /// - [`Error::KeyspaceNotFound`] if it does not exist.
+    /// - [`Error::InvalidArgument`] for an unknown engine or option, or if the keyspace is being
+    ///   converted.
     /// - [`Error::NoSpace`], before anything is written, if the disk has no room for both copies.
     /// - The [read errors](crate::Keyspace#read-errors) and [write
     ///   errors](crate::Keyspace#write-errors).
@@ -52,7 +55,7 @@ impl Database {
         name: &str,
         to: impl Into<KeyspaceOptions>,
         progress: impl FnMut(&ConversionProgress) -> ControlFlow<()>,
-    ) -> Result<Option<Converted>> {
+    ) -> Result<Option<ConversionReport>> {
         convert(self.handle().store(), name, &to.into(), progress)
     }
 
@@ -63,9 +66,13 @@ impl Database {
     ///
     /// Returns the errors of [`Database::convert`].
     #[doc(hidden)]
-    pub fn begin_conversion(&self, name: &str, to: impl Into<KeyspaceOptions>) -> Result<Option<Conversion>> {
-        let begun = begin(self.handle().store(), name, &to.into())?;
-        Ok(begun.map(|steps| Conversion(steps, Arc::clone(self.handle()))))
+    pub fn begin_conversion(
+        &self,
+        name: &str,
+        to: impl Into<KeyspaceOptions>,
+    ) -> Result<Option<RunningConversion>> {
+        let running = begin(self.handle().store(), name, &to.into())?;
+        Ok(running.map(|steps| RunningConversion(steps, Arc::clone(self.handle()))))
     }
 
     /// Estimates the size of the keyspace `name` and the disk space of its conversion. Reads about
@@ -77,25 +84,25 @@ impl Database {
     /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
     /// users.insert("ada", "lovelace")?;
     /// let estimate = db.estimate_conversion("users")?;
-    /// assert!(estimate.pairs == 1 && estimate.bytes < estimate.free);
+    /// assert!(estimate.pairs == 1 && estimate.required_bytes < estimate.free_bytes);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
     ///
-    /// Returns [`Error::NoKeyspace`] if it does not exist, and the [read
+    /// Returns [`Error::KeyspaceNotFound`] if it does not exist, and the [read
     /// errors](crate::Keyspace#read-errors).
-    pub fn estimate_conversion(&self, name: &str) -> Result<Estimate> {
+    pub fn estimate_conversion(&self, name: &str) -> Result<ConversionEstimate> {
         let store = self.handle().store();
-        let missing = || Error::NoKeyspace { name: name.to_owned() };
-        store.estimate(&store.existing(name)?.ok_or_else(missing)?)
+        let missing = || Error::KeyspaceNotFound { name: name.to_owned() };
+        store.estimate_conversion(&store.find_keyspace(name)?.ok_or_else(missing)?)
     }
 }
 
 fn begin(store: &Arc<Store>, name: &str, to: &KeyspaceOptions) -> Result<Option<Steps>> {
-    let missing = || Error::NoKeyspace { name: name.to_owned() };
-    let source = store.existing(name)?.ok_or_else(missing)?;
-    store.begin_conversion(&source, to.choice())
+    let missing = || Error::KeyspaceNotFound { name: name.to_owned() };
+    let source = store.find_keyspace(name)?.ok_or_else(missing)?;
+    store.begin_conversion(&source, to.selection())
 }
 
 /// Converts as [`Database::convert`]. The caller must keep the database open.
@@ -104,16 +111,16 @@ pub(crate) fn convert(
     name: &str,
     to: &KeyspaceOptions,
     mut progress: impl FnMut(&ConversionProgress) -> ControlFlow<()>,
-) -> Result<Option<Converted>> {
+) -> Result<Option<ConversionReport>> {
     loop {
-        let Some(mut steps) = begin(store, name, to)? else { return Ok(Some(Converted::default())) };
+        let Some(mut steps) = begin(store, name, to)? else { return Ok(Some(ConversionReport::default())) };
         loop {
             match steps.step() {
                 Ok(true) => {}
-                Ok(false) => return Ok(Some(steps.converted())),
+                Ok(false) => return Ok(Some(steps.report())),
                 // The keyspace was cleared or replaced: start again with its successor. If it was
                 // dropped, `begin` returns the error.
-                Err(Error::NoKeyspace { .. }) => break,
+                Err(Error::KeyspaceNotFound { .. }) => break,
                 Err(error) => return Err(error),
             }
             if progress(&steps.progress()).is_break() {
@@ -125,15 +132,18 @@ pub(crate) fn convert(
 
 /// A running conversion. If it is dropped before its end, the keyspace stays unchanged.
 #[doc(hidden)]
-pub struct Conversion(Steps, #[expect(dead_code, reason = "keeps the database open")] Arc<Handle>);
+pub struct RunningConversion(
+    Steps,
+    #[expect(dead_code, reason = "keeps the database open")] Arc<OpenDatabase>,
+);
 
-impl fmt::Debug for Conversion {
+impl fmt::Debug for RunningConversion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Conversion").field("progress", &self.progress()).finish_non_exhaustive()
     }
 }
 
-impl Conversion {
+impl RunningConversion {
     /// Runs a bounded step. Returns false after the last one.
     ///
     /// # Errors

@@ -7,20 +7,22 @@ use std::time::Duration;
 
 use sheaf_base::backup;
 use sheaf_base::clock::{Clock, SystemClock};
-use sheaf_base::disk::holder::identify;
+use sheaf_base::disk::lock_holder::add_lock_holder;
 use sheaf_base::disk::real::{RealDisk, usual_open_files};
-use sheaf_base::disk::{Disk, Locked, Share};
+use sheaf_base::disk::{Disk, LockMode, LockOutcome};
 use sheaf_base::engine::EngineFactory;
 use sheaf_base::options::OptionSpec;
 use sheaf_base::store::{
-    self, BackupOptions, BackupReport, Batching, KeyspaceInfo, LOCK, Options, RepairOptions, RepairReport,
-    Stall, Stats, Store, VerifyReport, Watcher,
+    self, BackupOptions, BackupReport, DatabaseStats, GroupCommitMode, KeyspaceInfo, LOCK, ProgressFn,
+    RepairOptions, RepairReport, Stall, Store, StoreOptions, VerifyReport,
 };
 
-use crate::door::{Door, Held, Overview, Owner, open_beside, overview};
-use crate::handle::Handle;
-use crate::waiting::Waiting;
-use crate::{Batch, Durability, Error, InUse, Keyspace, KeyspaceOptions, Permissions, Result, Snapshot};
+use crate::ipc::{AttachedOwner, DatabaseOverview, ExportedSnapshot, IpcServer, open_attached, overview};
+use crate::lock_wait::LockWait;
+use crate::open_database::OpenDatabase;
+use crate::{
+    Batch, Durability, Error, Keyspace, KeyspaceOptions, LockConflict, Permissions, Result, Snapshot,
+};
 
 /// Name of the default engine, which keeps keys in order and is for mixed load.
 pub const DEFAULT_ENGINE: &str = "flex";
@@ -61,30 +63,30 @@ pub fn engine_options(engine: &str) -> &'static [OptionSpec] {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct Builder {
-    options: Options,
+    options: StoreOptions,
     disk: Arc<dyn Disk>,
     clock: Arc<dyn Clock>,
     engines: Vec<Arc<dyn EngineFactory>>,
-    open_files: Option<u32>,
+    max_open_files: Option<u32>,
     /// True if the disk is the real one, where sockets exist.
     is_real: bool,
-    door: bool,
-    wait: Duration,
+    ipc: bool,
+    lock_timeout: Duration,
 }
 
-/// Result of [`Builder::reach`].
+/// Result of [`Builder::open_or_connect`].
 #[derive(Debug)]
-pub enum Reached {
+pub enum OpenOutcome {
     /// The database, opened in this process.
     Database(Database),
     /// A connection to the process that has the database open.
-    Owner(Owner),
+    Owner(AttachedOwner),
 }
 
 impl Default for Builder {
     fn default() -> Builder {
         Builder {
-            options: Options::default(),
+            options: StoreOptions::default(),
             disk: Arc::new(RealDisk::default()),
             clock: Arc::new(SystemClock),
             engines: vec![
@@ -95,36 +97,36 @@ impl Default for Builder {
                 Arc::new(sheaf_kreon::Kreon),
                 Arc::new(sheaf_delsm::Delsm),
             ],
-            open_files: None,
+            max_open_files: None,
             is_real: true,
-            door: true,
-            wait: Duration::ZERO,
+            ipc: true,
+            lock_timeout: Duration::ZERO,
         }
     }
 }
 
 impl fmt::Debug for Builder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Options { create, read_only, memory, durability, .. } = &self.options;
+        let StoreOptions { create, read_only, memory_budget: memory, durability, .. } = &self.options;
         f.debug_struct("Builder")
             .field("create", create)
             .field("read_only", read_only)
             .field("memory", memory)
             .field("durability", durability)
-            .field("door", &self.door)
+            .field("door", &self.ipc)
             .finish_non_exhaustive()
     }
 }
 
 impl Builder {
-    /// Sets whether a missing database is created (default) or [`Error::NotFound`].
+    /// Sets whether a missing database is created (default) or [`Error::DatabaseNotFound`].
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
     /// use sheaf::{Database, Error};
     ///
     /// let missing = Database::builder().create(false).open(dir.path().join("none"));
-    /// assert!(matches!(missing, Err(Error::NotFound { .. })));
+    /// assert!(matches!(missing, Err(Error::DatabaseNotFound { .. })));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[must_use]
@@ -138,11 +140,11 @@ impl Builder {
     ///
     /// If no process has the database open for writing, readers share it and keep writers out until
     /// they close. If another process has it open for writing, the reader *attaches* to that owner
-    /// through its [door](Builder::door). An attached reader sees a fixed snapshot, takes no lock,
+    /// through its [door](Builder::ipc). An attached reader sees a fixed snapshot, takes no lock,
     /// and blocks neither reads nor writes of the owner. The owner keeps the data of the snapshot
-    /// on disk until the reader closes; [`Stats::stills`] and [`Stats::held_bytes`] show it. If the
-    /// owner closes the database or dies, reads that the cache cannot answer return
-    /// [`Error::OwnerGone`]; open the database again.
+    /// on disk until the reader closes; [`DatabaseStats::pinned_states`] and
+    /// [`DatabaseStats::pinned_bytes`] show it. If the owner closes the database or dies, reads
+    /// that the cache cannot answer return [`Error::OwnerClosed`]; open the database again.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -167,24 +169,24 @@ impl Builder {
 
     /// Sets whether the owner listens on its *door*, a Unix socket in the database directory
     /// (default: yes). Through it, processes of the same user and of root request statistics,
-    /// backups and conversions ([`crate::Owner`]), or attach as readers ([`Builder::read_only`]).
-    /// For a reader it sets whether the reader may attach.
+    /// backups and conversions ([`crate::AttachedOwner`]), or attach as readers
+    /// ([`Builder::read_only`]). For a reader it sets whether the reader may attach.
     ///
     /// If the file system does not support sockets, the database opens without the door;
-    /// [`crate::Stats::door`] shows whether it has one.
+    /// [`crate::DatabaseStats::has_ipc`] shows whether it has one.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
-    /// use sheaf::{Database, Owner};
+    /// use sheaf::{Database, AttachedOwner};
     ///
-    /// let db = Database::builder().door(false).open(dir.path())?;
-    /// assert!(!db.stats().door && Owner::connect(dir.path())?.is_none());
+    /// let db = Database::builder().ipc(false).open(dir.path())?;
+    /// assert!(!db.stats().has_ipc && AttachedOwner::connect(dir.path())?.is_none());
     /// # db.close()?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[must_use]
-    pub fn door(mut self, door: bool) -> Builder {
-        self.door = door;
+    pub fn ipc(mut self, door: bool) -> Builder {
+        self.ipc = door;
         self
     }
 
@@ -206,12 +208,12 @@ impl Builder {
     /// ```
     #[must_use]
     pub fn wait(mut self, wait: Duration) -> Builder {
-        self.wait = wait;
+        self.lock_timeout = wait;
         self
     }
 
     /// Sets the memory budget in bytes for indexes, write buffers, old versions that snapshots pin,
-    /// and caches. Default: 1 GiB. [`Stats::memory`] shows its use.
+    /// and caches. Default: 1 GiB. [`DatabaseStats::memory`] shows its use.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -222,7 +224,7 @@ impl Builder {
     /// ```
     #[must_use]
     pub fn memory(mut self, bytes: u64) -> Builder {
-        self.options.memory = bytes;
+        self.options.memory_budget = bytes;
         self
     }
 
@@ -231,7 +233,7 @@ impl Builder {
     /// creation for an existing one. A restored or repaired database is never accessible to users
     /// that cannot access its source, unless modes are set.
     ///
-    /// Opening returns [`Error::Invalid`] for modes that [`Permissions::new`] excludes.
+    /// Opening returns [`Error::InvalidArgument`] for modes that [`Permissions::new`] excludes.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -253,10 +255,10 @@ impl Builder {
     /// most 1,024.
     ///
     /// Beyond this number the database closes the descriptors of unused files and opens the files
-    /// again on the next use; [`Stats::descriptors`] counts that. Reads of mapped segments need no
-    /// descriptor. The limit excludes a few descriptors for the lock and the door, one for each
-    /// thread in a file operation while all others are in use, and those of deleted files that a
-    /// snapshot or an iterator still reads.
+    /// again on the next use; [`DatabaseStats::descriptors`] counts that. Reads of mapped segments
+    /// need no descriptor. The limit excludes a few descriptors for the lock and the door, one for
+    /// each thread in a file operation while all others are in use, and those of deleted files that
+    /// a snapshot or an iterator still reads.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -267,7 +269,7 @@ impl Builder {
     /// ```
     #[must_use]
     pub fn open_files(mut self, descriptors: u32) -> Builder {
-        self.open_files = Some(descriptors);
+        self.max_open_files = Some(descriptors);
         self
     }
 
@@ -291,8 +293,8 @@ impl Builder {
     }
 
     /// Sets the target for the longest time that a buffered commit stays unsynced. Default: 100 ms.
-    /// A slow device may exceed it; [`Stats::unsynced_age`] shows the actual age. Opening returns
-    /// [`Error::Invalid`] for zero.
+    /// A slow device may exceed it; [`DatabaseStats::unsynced_age`] shows the actual age. Opening
+    /// returns [`Error::InvalidArgument`] for zero.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -312,10 +314,10 @@ impl Builder {
     /// Sets the number of threads that do background work at the same time: garbage collection and
     /// the engines' own steps (flushes, merges, spills). Default: half of the cores, from 1 to 8.
     /// Two further threads sync commits and prepare log segments. Threads beyond the first exist
-    /// only while there is work for them. Opening returns [`Error::Invalid`] for zero.
+    /// only while there is work for them. Opening returns [`Error::InvalidArgument`] for zero.
     ///
-    /// If background work falls behind, the database slows down writers; [`Stats::stalls`] counts
-    /// that. More threads help if cores are idle then.
+    /// If background work falls behind, the database slows down writers; [`DatabaseStats::stalls`]
+    /// counts that. More threads help if cores are idle then.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -334,19 +336,19 @@ impl Builder {
     ///
     /// The writer itself calls it after the wait, once per wait, and holds no lock. The callback
     /// may therefore use the database; its own waits are counted and not reported. A panic in the
-    /// callback is caught. [`Stats::stalls`] counts shorter waits too.
+    /// callback is caught. [`DatabaseStats::stalls`] counts shorter waits too.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
     /// let db = sheaf::Database::builder()
-    ///     .on_stall(|stall| eprintln!("{}: a writer waited {:?}", stall.kind.name(), stall.took))
+    ///     .on_stall(|stall| eprintln!("{}: waited {:?}", stall.kind.name(), stall.duration))
     ///     .open(dir.path())?;
     /// # db.close()?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[must_use]
-    pub fn on_stall(mut self, told: impl Fn(&Stall) + Send + Sync + 'static) -> Builder {
-        self.options.stalls.tell = Some(Arc::new(told));
+    pub fn on_stall(mut self, callback: impl Fn(&Stall) + Send + Sync + 'static) -> Builder {
+        self.options.stall_listener.callback = Some(Arc::new(callback));
         self
     }
 
@@ -364,7 +366,7 @@ impl Builder {
     /// ```
     #[must_use]
     pub fn stall_threshold(mut self, threshold: Duration) -> Builder {
-        self.options.stalls.threshold = threshold;
+        self.options.stall_listener.threshold = threshold;
         self
     }
 
@@ -374,7 +376,7 @@ impl Builder {
     /// not limit disk space: it controls the amount of superseded data in its journal and
     /// intervals.
     ///
-    /// Opening returns [`Error::Invalid`] for a value outside the range.
+    /// Opening returns [`Error::InvalidArgument`] for a value outside the range.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -385,7 +387,7 @@ impl Builder {
     /// ```
     #[must_use]
     pub fn space_limit(mut self, times: f64) -> Builder {
-        self.options.space_limit = times;
+        self.options.max_space_amplification = times;
         self
     }
 
@@ -395,15 +397,15 @@ impl Builder {
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
-    /// use sheaf::{Batching, Database};
+    /// use sheaf::{GroupCommitMode, Database};
     ///
-    /// let db = Database::builder().batching(Batching::Naive).open(dir.path())?;
+    /// let db = Database::builder().group_commit_mode(GroupCommitMode::Blocking).open(dir.path())?;
     /// # db.close()?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[must_use]
-    pub fn batching(mut self, batching: Batching) -> Builder {
-        self.options.batching = batching;
+    pub fn group_commit_mode(mut self, batching: GroupCommitMode) -> Builder {
+        self.options.group_commit_mode = batching;
         self
     }
 
@@ -486,12 +488,12 @@ impl Builder {
         self,
         from: impl AsRef<Path>,
         to: impl AsRef<Path>,
-        watcher: Option<&mut Watcher<'_>>,
+        on_progress: Option<&mut ProgressFn<'_>>,
     ) -> Result<BackupReport> {
         let permissions = self.options.permissions;
         let restored =
-            backup::restore(&self.bounded_disk(), from.as_ref(), to.as_ref(), permissions, watcher);
-        restored.map_err(|error| if self.is_real { identify(error) } else { error })
+            backup::restore(&self.limited_disk(), from.as_ref(), to.as_ref(), permissions, on_progress);
+        restored.map_err(|error| if self.is_real { add_lock_holder(error) } else { error })
     }
 
     /// Repairs a database like [`Database::repair`], with the memory budget and the permissions of
@@ -506,7 +508,7 @@ impl Builder {
     /// Database::open(&old)?.close()?;
     /// let options = RepairOptions::default();
     /// let report = Database::builder().memory(64 << 20).repair(&old, &new, options)?;
-    /// assert!(report.is_whole());
+    /// assert!(report.is_complete());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
@@ -520,15 +522,17 @@ impl Builder {
         options: RepairOptions<'_>,
     ) -> Result<RepairReport> {
         self.wait_for_writers(from.as_ref())?;
-        let (place, machine) = ((from.as_ref(), to.as_ref()), (self.bounded_disk(), self.clock));
+        let (place, machine) = ((from.as_ref(), to.as_ref()), (self.limited_disk(), self.clock));
         store::repair(place, &self.options, machine, &self.engines, options)
     }
 
     /// Returns the disk with the limit on descriptors. A simulated disk has no limit unless one is
     /// set.
-    fn bounded_disk(&self) -> Arc<dyn Disk> {
-        let limit = self.open_files.or_else(|| self.is_real.then(usual_open_files));
-        limit.and_then(|limit| self.disk.bounded(limit)).unwrap_or_else(|| Arc::clone(&self.disk))
+    fn limited_disk(&self) -> Arc<dyn Disk> {
+        let limit = self.max_open_files.or_else(|| self.is_real.then(usual_open_files));
+        limit
+            .and_then(|limit| self.disk.with_descriptor_limit(limit))
+            .unwrap_or_else(|| Arc::clone(&self.disk))
     }
 
     /// Opens the database in the directory `path`; creates it unless [`Builder::create`] forbids
@@ -544,17 +548,17 @@ impl Builder {
     ///
     /// # Errors
     ///
-    /// - [`Error::NotFound`] if there is no database and `create` is false.
+    /// - [`Error::DatabaseNotFound`] if there is no database and `create` is false.
     /// - [`Error::NotADatabase`] if the directory contains other files.
     /// - [`Error::Locked`] if the database is in use for longer than [`Builder::wait`], and a
     ///   reader cannot attach.
-    /// - [`Error::Format`] if this build does not support its format version.
+    /// - [`Error::UnsupportedVersion`] if this build does not support its format version.
     /// - [`Error::Corrupt`] if both slots of ROOT are damaged.
-    /// - [`Error::Invalid`] if an option is out of range.
+    /// - [`Error::InvalidArgument`] if an option is out of range.
     /// - [`Error::Io`], [`Error::NoSpace`] and [`Error::TooManyFiles`] from the operating system.
     pub fn open(self, path: impl AsRef<Path>) -> Result<Database> {
         let path = path.as_ref();
-        self.patiently(path, |waiting| self.open_once(path, waiting))
+        self.retry_while_locked(path, |waiting| self.open_once(path, waiting))
     }
 
     /// Opens the database in the directory `path`, or connects to the process that has it open.
@@ -562,11 +566,11 @@ impl Builder {
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
-    /// use sheaf::{Database, Reached};
+    /// use sheaf::{Database, OpenOutcome};
     ///
-    /// let newest = match Database::builder().reach(dir.path())? {
-    ///     Reached::Database(db) => db.stats().visible,
-    ///     Reached::Owner(mut owner) => owner.stats()?.visible,
+    /// let newest = match Database::builder().open_or_connect(dir.path())? {
+    ///     OpenOutcome::Database(db) => db.stats().visible_seq,
+    ///     OpenOutcome::Owner(mut owner) => owner.stats()?.visible_seq,
     /// };
     /// # assert_eq!(newest, 0);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -574,52 +578,52 @@ impl Builder {
     ///
     /// # Errors
     ///
-    /// Returns the errors of [`Builder::open`] and [`Owner::connect`].
-    pub fn reach(self, path: impl AsRef<Path>) -> Result<Reached> {
+    /// Returns the errors of [`Builder::open`] and [`AttachedOwner::connect`].
+    pub fn open_or_connect(self, path: impl AsRef<Path>) -> Result<OpenOutcome> {
         let path = path.as_ref();
-        self.patiently(path, |waiting| match Owner::connect(path)? {
-            Some(owner) => Ok(Reached::Owner(owner)),
-            None => self.open_once(path, waiting).map(Reached::Database),
+        self.retry_while_locked(path, |waiting| match AttachedOwner::connect(path)? {
+            Some(owner) => Ok(OpenOutcome::Owner(owner)),
+            None => self.open_once(path, waiting).map(OpenOutcome::Database),
         })
     }
 
     /// Repeats `attempt` until it succeeds, fails because of anything but another user of the
     /// database, or the time is up.
-    fn patiently<T>(&self, path: &Path, attempt: impl Fn(&Waiting) -> Result<T>) -> Result<T> {
-        let mut waiting = Waiting::new(path, self.options.read_only, self.wait);
+    fn retry_while_locked<T>(&self, path: &Path, attempt: impl Fn(&LockWait) -> Result<T>) -> Result<T> {
+        let mut waiting = LockWait::new(path, self.options.read_only, self.lock_timeout);
         loop {
             match attempt(&waiting) {
-                Err(error) if Waiting::is_for(&error) && waiting.again() => {}
-                Err(error) if self.is_real => return Err(identify(error)),
+                Err(error) if LockWait::is_retryable(&error) && waiting.wait_for_retry() => {}
+                Err(error) if self.is_real => return Err(add_lock_holder(error)),
                 answer => return answer,
             }
         }
     }
 
-    fn open_once(&self, path: &Path, waiting: &Waiting) -> Result<Database> {
+    fn open_once(&self, path: &Path, waiting: &LockWait) -> Result<Database> {
         let Builder { options, clock, engines, .. } = self;
-        let (disk, has_door) = (self.bounded_disk(), self.door && self.is_real);
-        let alone = || match waiting.gives_way() {
-            true => Err(Error::locked(path, None, InUse::Readers)),
+        let (disk, has_door) = (self.limited_disk(), self.ipc && self.is_real);
+        let alone = || match waiting.must_yield_to_writer() {
+            true => Err(Error::locked(path, None, LockConflict::Readers)),
             false => {
                 Store::open(path, options.clone(), Arc::clone(&disk), Arc::clone(clock), engines.clone())
             }
         };
         let store = match alone() {
             Err(Error::Locked { .. }) if options.read_only && has_door => {
-                open_beside(path, options, Arc::clone(&disk), clock, engines, alone)?
+                open_attached(path, options, Arc::clone(&disk), clock, engines, alone)?
             }
             opened => opened?,
         };
         let is_owner = !options.read_only && !options.inline;
-        let door = (has_door && is_owner).then(|| Door::open(&store).ok()).flatten();
-        Ok(Database { store: Handle::new(store, door) })
+        let door = (has_door && is_owner).then(|| IpcServer::open(&store).ok()).flatten();
+        Ok(Database { store: OpenDatabase::new(store, door) })
     }
 
     /// Waits until no process has the database in `path` open for writing.
     fn wait_for_writers(&self, path: &Path) -> Result<()> {
-        self.patiently(path, |_| match self.disk.lock(&path.join(LOCK), Share::Shared) {
-            Ok(Locked::Busy(pid)) => Err(Error::locked(path, pid, InUse::Owner)),
+        self.retry_while_locked(path, |_| match self.disk.lock(&path.join(LOCK), LockMode::Shared) {
+            Ok(LockOutcome::Busy(pid)) => Err(Error::locked(path, pid, LockConflict::Owner)),
             _ => Ok(()), // or an error that the repair itself runs into
         })
     }
@@ -630,9 +634,9 @@ impl Builder {
     ///
     /// Returns the errors of [`Builder::open`].
     #[doc(hidden)]
-    pub fn open_held(self, held: Held) -> Result<Database> {
-        let store = held.open(self.bounded_disk(), self.options, self.clock, self.engines)?;
-        Ok(Database { store: Handle::new(store, None) })
+    pub fn open_exported(self, snapshot: ExportedSnapshot) -> Result<Database> {
+        let store = snapshot.open(self.limited_disk(), self.options, self.clock, self.engines)?;
+        Ok(Database { store: OpenDatabase::new(store, None) })
     }
 }
 
@@ -643,7 +647,7 @@ impl Builder {
 /// batches and loaders are handles too.
 #[derive(Clone)]
 pub struct Database {
-    store: Arc<Handle>,
+    store: Arc<OpenDatabase>,
 }
 
 impl fmt::Debug for Database {
@@ -686,7 +690,7 @@ impl Database {
         Builder::default()
     }
 
-    pub(crate) fn handle(&self) -> &Arc<Handle> {
+    pub(crate) fn handle(&self) -> &Arc<OpenDatabase> {
         &self.store
     }
 
@@ -722,13 +726,13 @@ impl Database {
     /// # Errors
     ///
     /// - [`Error::EngineMismatch`] if it exists with another engine or another value of an option.
-    /// - [`Error::Invalid`] for an unknown engine or option, a value out of range, or a name of the
-    ///   wrong length.
+    /// - [`Error::InvalidArgument`] for an unknown engine or option, a value out of range, or a
+    ///   name of the wrong length.
     /// - [`Error::Closed`], and [`Error::Poisoned`] after a panic in a commit.
     /// - The [write errors](Keyspace#write-errors), if it must be created.
     pub fn keyspace(&self, name: &str, options: impl Into<KeyspaceOptions>) -> Result<Keyspace> {
-        let kept = self.store.keyspace(name, options.into().choice(), DEFAULT_ENGINE)?;
-        Ok(Keyspace::new(Arc::clone(&self.store), kept))
+        let state = self.store.keyspace(name, options.into().selection(), DEFAULT_ENGINE)?;
+        Ok(Keyspace::new(Arc::clone(&self.store), state))
     }
 
     /// Creates the keyspace `name` durably. If several threads call it at the same time, one of
@@ -750,8 +754,8 @@ impl Database {
     /// Returns [`Error::KeyspaceExists`] if there is a keyspace of this name, with any engine;
     /// otherwise the errors of [`Database::keyspace`].
     pub fn create_keyspace(&self, name: &str, options: impl Into<KeyspaceOptions>) -> Result<Keyspace> {
-        let kept = self.store.create_keyspace(name, options.into().choice(), DEFAULT_ENGINE)?;
-        Ok(Keyspace::new(Arc::clone(&self.store), kept))
+        let state = self.store.create_keyspace(name, options.into().selection(), DEFAULT_ENGINE)?;
+        Ok(Keyspace::new(Arc::clone(&self.store), state))
     }
 
     /// Opens the keyspace `name`; returns `None` if it does not exist.
@@ -759,9 +763,9 @@ impl Database {
     /// ```
     /// # let dir = tempfile::tempdir()?;
     /// # let db = sheaf::Database::open(dir.path())?;
-    /// assert!(db.existing_keyspace("users")?.is_none());
+    /// assert!(db.open_keyspace("users")?.is_none());
     /// db.create_keyspace("users", "flex")?;
-    /// assert!(db.existing_keyspace("users")?.is_some());
+    /// assert!(db.open_keyspace("users")?.is_some());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
@@ -769,9 +773,9 @@ impl Database {
     ///
     /// Returns [`Error::Closed`] after the database was closed, and [`Error::Poisoned`] after a
     /// panic in a commit.
-    pub fn existing_keyspace(&self, name: &str) -> Result<Option<Keyspace>> {
-        let kept = self.store.existing(name)?;
-        Ok(kept.map(|kept| Keyspace::new(Arc::clone(&self.store), kept)))
+    pub fn open_keyspace(&self, name: &str) -> Result<Option<Keyspace>> {
+        let state = self.store.find_keyspace(name)?;
+        Ok(state.map(|state| Keyspace::new(Arc::clone(&self.store), state)))
     }
 
     /// Returns the keyspaces with their engines and options, sorted by name.
@@ -889,7 +893,7 @@ impl Database {
     ///     ks.insert(index.to_be_bytes(), vec![1; 1000])?;
     /// }
     /// db.drop_keyspace("scratch")?;
-    /// db.settle()?;
+    /// db.quiesce()?;
     /// assert!(db.stats().logs.iter().map(|log| log.disk_bytes).sum::<u64>() < 1 << 20);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -899,8 +903,8 @@ impl Database {
     /// - [`Error::Busy`] if commits continued for a minute.
     /// - [`Error::Closed`], [`Error::Poisoned`].
     /// - The error that stops the background work, for example [`Error::NoSpace`].
-    pub fn settle(&self) -> Result<()> {
-        self.store.come_to_rest()
+    pub fn quiesce(&self) -> Result<()> {
+        self.store.quiesce()
     }
 
     /// Returns the number of the newest commit over all keyspaces; 0 before the first one. Each
@@ -930,13 +934,13 @@ impl Database {
     /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
     /// users.insert("ada", "lovelace")?;
     /// let stats = db.stats();
-    /// assert!(stats.visible >= 1 && stats.memory.total() <= stats.memory.budget);
+    /// assert!(stats.visible_seq >= 1 && stats.memory.total() <= stats.memory.budget);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[must_use]
-    pub fn stats(&self) -> Stats {
+    pub fn stats(&self) -> DatabaseStats {
         let mut stats = self.store.stats();
-        stats.door = self.store.has_door();
+        stats.has_ipc = self.store.has_ipc();
         stats
     }
 
@@ -954,8 +958,8 @@ impl Database {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[must_use]
-    pub fn overview(&self) -> Overview {
-        overview(self.store.store(), self.store.has_door())
+    pub fn overview(&self) -> DatabaseOverview {
+        overview(self.store.store(), self.store.has_ipc())
     }
 
     /// Reads all data, verifies every checksum, and calls `report` for each corruption. Reads and
@@ -1012,8 +1016,8 @@ impl Database {
     ///
     /// After an error the backup is removed.
     ///
-    /// - [`Error::Invalid`] if the directory is not empty or is inside the database, or if the base
-    ///   is a backup of another database.
+    /// - [`Error::InvalidArgument`] if the directory is not empty or is inside the database, or if
+    ///   the base is a backup of another database.
     /// - [`Error::NotABackup`] if the base is not a backup.
     /// - [`Error::NoSpace`] if the disk is full.
     /// - [`Error::Corrupt`] if a keyspace cannot be opened because of damage (drop or repair it
@@ -1048,7 +1052,7 @@ impl Database {
     ///
     /// - [`Error::NotABackup`] if `from` is not a complete backup.
     /// - [`Error::Corrupt`], with the file, if the backup is damaged.
-    /// - [`Error::Invalid`] if `to` is not empty.
+    /// - [`Error::InvalidArgument`] if `to` is not empty.
     /// - [`Error::NoSpace`] if the disk is full.
     pub fn restore(from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<BackupReport> {
         Database::builder().restore(from, to, None)
@@ -1058,9 +1062,10 @@ impl Database {
     /// directory `to` must be empty or is created. The damaged database is only read.
     ///
     /// A pair is *certain* if the intact parts of the damaged database prove that it is the newest
-    /// version of its key. All certain pairs are copied. [`RepairOptions::doubtful`] also copies
-    /// pairs with intact bytes that a damaged part may have superseded or removed. The report
-    /// counts the doubtful and the lost pairs; [`RepairOptions::told`] receives each of them.
+    /// version of its key. All certain pairs are copied. [`RepairOptions::keep_doubtful`] also
+    /// copies pairs with intact bytes that a damaged part may have superseded or removed. The
+    /// report counts the doubtful and the lost pairs; [`RepairOptions::on_finding`] receives each
+    /// of them.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -1074,7 +1079,8 @@ impl Database {
     ///
     /// let options = RepairOptions::default();
     /// let report = Database::repair(dir.join("my.db"), dir.join("new.db"), options)?;
-    /// assert!(report.is_whole() && report.damages.len() == 1, "the other slot of ROOT is intact");
+    /// assert!(report.is_complete(), "the other slot of ROOT is intact");
+    /// assert_eq!(report.damaged_files.len(), 1);
     /// assert_eq!(report.keyspaces[0].certain, 1);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -1083,10 +1089,10 @@ impl Database {
     ///
     /// After an error nothing stays in `to`.
     ///
-    /// - [`Error::NotFound`] or [`Error::NotADatabase`] if `from` contains no database.
+    /// - [`Error::DatabaseNotFound`] or [`Error::NotADatabase`] if `from` contains no database.
     /// - [`Error::Locked`] if a process has it open for writing.
-    /// - [`Error::Invalid`] if `to` is not empty, or is inside `from`.
-    /// - [`Error::Format`] if this build does not support its format version.
+    /// - [`Error::InvalidArgument`] if `to` is not empty, or is inside `from`.
+    /// - [`Error::UnsupportedVersion`] if this build does not support its format version.
     /// - [`Error::Cancelled`] if the watcher returned `Break`.
     /// - The errors of writing the new database, for example [`Error::NoSpace`].
     pub fn repair(
@@ -1114,16 +1120,16 @@ impl Database {
     ///
     /// Returns [`Error::Closed`], and the errors of a checkpoint.
     #[doc(hidden)]
-    pub fn held(&self) -> Result<Held> {
-        let (hold, items) = self.store.store().hold_beside()?;
-        Ok(Held::new(self.path(), items, hold))
+    pub fn export_snapshot(&self) -> Result<ExportedSnapshot> {
+        let (hold, items) = self.store.store().export_state()?;
+        Ok(ExportedSnapshot::new(self.path(), items, hold))
     }
 
     /// Releases at once the files that running backups pin, which spoils these backups. For tests
     /// of tests.
     #[doc(hidden)]
-    pub fn forget_stills(&self) {
-        self.store.forget_stills();
+    pub fn release_pinned_states(&self) {
+        self.store.unpin_all_states();
     }
 
     /// Makes all commits durable, writes a checkpoint so that the next opening is fast, and closes

@@ -4,12 +4,12 @@ use std::fmt;
 use std::ops::Bound;
 use std::sync::Arc;
 
-use sheaf_base::engine::{Bounds, Cursor, Want};
-use sheaf_base::load::{Call, Kind, Sample, Served};
+use sheaf_base::engine::{Bounds, Cursor, Projection};
 use sheaf_base::store::{OwnedCursor, View};
 use sheaf_base::types::Seq;
+use sheaf_base::workload::{CallKind, LatencyKind, SampleStart, SampledCall};
 
-use crate::scope::{Lease, Scope};
+use crate::scan_scope::{ScanScope, ScopedStore};
 use crate::{Error, Result, Value};
 
 /// Range of keys: every range type of std, and a pair of bounds. Callers use it through
@@ -106,53 +106,63 @@ pub(crate) fn prefix_bounds(prefix: &[u8]) -> Bounds {
 #[must_use = "an iterator reads nothing until it is advanced"]
 pub struct Iter {
     // The cursors end before the view that they read.
-    front: End,
-    back: End,
+    front: IterEnd,
+    back: IterEnd,
     /// Keeps the database open while the iterator exists.
-    scope: Arc<Scope>,
+    scope: Arc<ScanScope>,
     /// Registers the state that the iterator reads, unless the scope has a snapshot.
-    _view: Option<View<Lease>>,
+    _view: Option<View<ScopedStore>>,
     seq: Seq,
     bounds: Bounds,
-    want: Want,
-    done: bool,
+    projection: Projection,
+    is_done: bool,
     /// Set if the scan is sampled for the workload statistics; then `pairs` counts its items.
-    sample: Option<Sample>,
+    sample: Option<SampleStart>,
     pairs: u64,
 }
 
 /// State of one end: its cursor after the first use.
 #[derive(Default)]
-struct End {
+struct IterEnd {
     cursor: Option<OwnedCursor>,
-    moved: bool,
+    has_moved: bool,
     /// True if the last step found damage, so that the key of the cursor is not its position.
-    is_lost: bool,
+    is_position_lost: bool,
 }
 
 impl Iter {
     /// An iterator over the state of the snapshot of `scope`.
-    pub(crate) fn of_snapshot(scope: Arc<Scope>, seq: Seq, bounds: Bounds, want: Want) -> Result<Iter> {
-        Iter::new(scope, None, seq, bounds, want)
+    pub(crate) fn from_snapshot(
+        scope: Arc<ScanScope>,
+        seq: Seq,
+        bounds: Bounds,
+        projection: Projection,
+    ) -> Result<Iter> {
+        Iter::new(scope, None, seq, bounds, projection)
     }
 
     /// An iterator over the state of `view`.
-    pub(crate) fn of_view(scope: Arc<Scope>, view: View<Lease>, bounds: Bounds, want: Want) -> Result<Iter> {
+    pub(crate) fn from_view(
+        scope: Arc<ScanScope>,
+        view: View<ScopedStore>,
+        bounds: Bounds,
+        projection: Projection,
+    ) -> Result<Iter> {
         let seq = view.seq();
-        Iter::new(scope, Some(view), seq, bounds, want)
+        Iter::new(scope, Some(view), seq, bounds, projection)
     }
 
     fn new(
-        scope: Arc<Scope>,
-        view: Option<View<Lease>>,
+        scope: Arc<ScanScope>,
+        view: Option<View<ScopedStore>>,
         seq: Seq,
         bounds: Bounds,
-        want: Want,
+        projection: Projection,
     ) -> Result<Iter> {
         let sample = scope.handle.sample();
-        let engine = scope.kept.engine()?;
+        let engine = scope.keyspace.engine()?;
         if !bounds.is_all() && !engine.capabilities().ordered {
-            return Err(Error::Unsupported { engine: scope.kept.engine_name(), feature: "ranges" });
+            return Err(Error::Unsupported { engine: scope.keyspace.engine_name(), feature: "ranges" });
         }
         let done = bounds.is_empty();
         Ok(Iter {
@@ -160,23 +170,23 @@ impl Iter {
             _view: view,
             seq,
             bounds,
-            want,
-            front: End::default(),
-            back: End::default(),
-            done,
+            projection,
+            front: IterEnd::default(),
+            back: IterEnd::default(),
+            is_done: done,
             sample,
             pairs: 0,
         })
     }
 
-    fn open(&self, forward: bool) -> Result<OwnedCursor> {
-        let engine = self.scope.kept.engine()?;
+    fn open_cursor(&self, forward: bool) -> Result<OwnedCursor> {
+        let engine = self.scope.keyspace.engine()?;
         if !forward && !engine.capabilities().ordered {
-            let engine = self.scope.kept.engine_name();
+            let engine = self.scope.keyspace.engine_name();
             return Err(Error::Unsupported { engine, feature: "reverse iteration" });
         }
-        let scope: Arc<Scope> = Arc::clone(&self.scope);
-        OwnedCursor::open(scope, self.seq, self.bounds.clone(), self.want)
+        let scope: Arc<ScanScope> = Arc::clone(&self.scope);
+        OwnedCursor::open(scope, self.seq, self.bounds.clone(), self.projection)
     }
 
     /// Advances the iterator like `next`, but passes the pair to `read` without copying it. `read`
@@ -219,27 +229,28 @@ impl Iter {
         self.scope.handle.check_open()?;
         let end = if forward { &self.front } else { &self.back };
         if end.cursor.is_none() {
-            let cursor = Some(self.open(forward)?);
-            *(if forward { &mut self.front } else { &mut self.back }) = End { cursor, ..End::default() };
+            let cursor = Some(self.open_cursor(forward)?);
+            *(if forward { &mut self.front } else { &mut self.back }) =
+                IterEnd { cursor, ..IterEnd::default() };
         }
         let (mine, other) =
             if forward { (&mut self.front, &self.back) } else { (&mut self.back, &self.front) };
-        let Some(cursor) = mine.cursor.as_mut().filter(|_| !other.is_lost) else { return Ok(None) };
+        let Some(cursor) = mine.cursor.as_mut().filter(|_| !other.is_position_lost) else { return Ok(None) };
         let stepped = cursor.step(forward);
-        mine.is_lost = stepped.is_err();
+        mine.is_position_lost = stepped.is_err();
         let Some((key, value)) = stepped? else { return Ok(None) };
-        mine.moved = true;
-        if let Some(met) = other.cursor.as_ref().filter(|_| other.moved) {
+        mine.has_moved = true;
+        if let Some(met) = other.cursor.as_ref().filter(|_| other.has_moved) {
             let crossed = if forward { key >= met.key() } else { key <= met.key() };
             if crossed {
                 return Ok(None);
             }
         }
-        Ok(Some(read(key, if self.want == Want::Pairs { value } else { &[] })))
+        Ok(Some(read(key, if self.projection == Projection::Pairs { value } else { &[] })))
     }
 
     fn advance<R>(&mut self, forward: bool, read: impl FnOnce(&[u8], &[u8]) -> R) -> Option<Result<R>> {
-        if self.done {
+        if self.is_done {
             return None;
         }
         // A pair is returned directly: storing the outcome first would copy an enum of the size of
@@ -252,7 +263,7 @@ impl Iter {
                 Some(Ok(pair))
             }
             end => {
-                self.done = !self.goes_on(forward, &end);
+                self.is_done = !self.continues_after(forward, &end);
                 if self.sample.is_some() {
                     self.observe(forward);
                 }
@@ -263,9 +274,9 @@ impl Iter {
 
     /// Returns true if `end`, which is not a pair, is damage after which the iteration continues.
     #[cold]
-    fn goes_on<R>(&self, forward: bool, end: &Result<Option<R>>) -> bool {
+    fn continues_after<R>(&self, forward: bool, end: &Result<Option<R>>) -> bool {
         let (mine, other) = if forward { (&self.front, &self.back) } else { (&self.back, &self.front) };
-        mine.is_lost && !other.moved && end.as_ref().is_err_and(Error::is_corrupt)
+        mine.is_position_lost && !other.has_moved && end.as_ref().is_err_and(Error::is_corrupt)
     }
 
     /// Records the first step of a sampled scan with its kind and duration; later steps are
@@ -276,10 +287,15 @@ impl Iter {
         if self.pairs == 0
             && let Some(sample) = self.sample
         {
-            let kind = if forward { Kind::Scan } else { Kind::ScanReverse };
-            self.scope.handle.record(&self.scope.kept, sample, Some(Served::Scan), &Call::new(kind, &[]));
+            let kind = if forward { CallKind::Scan } else { CallKind::ScanReverse };
+            self.scope.handle.record_call(
+                &self.scope.keyspace,
+                sample,
+                Some(LatencyKind::Scan),
+                &SampledCall::new(kind, &[]),
+            );
         }
-        if self.done {
+        if self.is_done {
             self.end_sample();
         } else {
             self.pairs += 1;
@@ -288,16 +304,16 @@ impl Iter {
 
     fn end_sample(&mut self) {
         self.sample = None;
-        self.scope.kept.load().record_scan(self.pairs);
+        self.scope.keyspace.workload().record_scan(self.pairs);
     }
 }
 
 impl fmt::Debug for Iter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Iter")
-            .field("keyspace", &self.scope.kept.name())
+            .field("keyspace", &self.scope.keyspace.name())
             .field("seq", &self.seq.0)
-            .field("is_done", &self.done)
+            .field("is_done", &self.is_done)
             .finish_non_exhaustive()
     }
 }

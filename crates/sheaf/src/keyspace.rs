@@ -1,6 +1,6 @@
 //! # Keyspace: handle of one map from bytes to bytes
 
-mod swap;
+mod update;
 
 use std::fmt;
 use std::ops::RangeBounds;
@@ -8,25 +8,29 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
-use sheaf_base::engine::{Action, Bounds, Engine, Op, Want, Wanted};
-use sheaf_base::load::{Call, Kind, Sample, Served, is_due};
+use sheaf_base::blob_reader::StoredValue;
+use sheaf_base::engine::{Action, Bounds, Engine, EngineOp, HashedKey, Projection};
 use sheaf_base::options::EngineOptions;
-use sheaf_base::store::{Choice, Compacted, Kept, Outcome, Store, View, Write};
-use sheaf_base::sync::Spread;
+use sheaf_base::store::{
+    CommitOutcome, CommitWrite, CompactionReport, EngineChoice, KeyspaceState, Store, View,
+};
+use sheaf_base::sync::ShardedArc;
 use sheaf_base::types::Seq;
-use sheaf_base::value::Stored;
+use sheaf_base::workload::{CallKind, LatencyKind, SampleStart, SampledCall, is_sample_due};
 
-pub(crate) use self::swap::expect_now;
-use crate::handle::Handle;
+pub(crate) use self::update::read_expected;
 use crate::iter::{Iter, KeyRange, Keys, prefix_bounds};
-use crate::observe::{self, Acknowledged};
-use crate::scope::{Lease, Scope};
-use crate::{Capabilities, Commit, Durability, EngineStats, Error, Result, Value, ValueReader, ValueWriter};
+use crate::open_database::OpenDatabase;
+use crate::scan_scope::{ScanScope, ScopedStore};
+use crate::workload::{self, AckTime};
+use crate::{
+    Capabilities, CommitTicket, Durability, EngineStats, Error, Result, Value, ValueReader, ValueWriter,
+};
 
 /// Most keys that [`Keyspace::remove_range`] removes in one commit, and the bytes of keys after
 /// which it commits earlier.
-const REMOVE_CHUNK: usize = 1024;
-const REMOVE_BYTES: usize = 256 << 10;
+const REMOVE_BATCH_KEYS: usize = 1024;
+const REMOVE_BATCH_BYTES: usize = 256 << 10;
 
 /// Options of a keyspace at its creation: an engine, and options of the engine.
 ///
@@ -80,7 +84,7 @@ impl KeyspaceOptions {
     /// replacement; options that are not set have the default of the engine.
     ///
     /// Opening an existing keyspace with another value returns [`Error::EngineMismatch`]. An
-    /// unknown option or a value out of range is [`Error::Invalid`].
+    /// unknown option or a value out of range is [`Error::InvalidArgument`].
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -95,23 +99,23 @@ impl KeyspaceOptions {
         self
     }
 
-    pub(crate) fn choice(&self) -> Choice<'_> {
-        Choice { engine: self.engine.as_deref(), options: &self.options }
+    pub(crate) fn selection(&self) -> EngineChoice<'_> {
+        EngineChoice { engine: self.engine.as_deref(), options: &self.options }
     }
 }
 
-/// Tells whether a commit blocks on background work (`Any`) or returns [`Error::Busy`] (`None`).
+/// Tells whether a commit blocks on background work (`Block`) or returns [`Error::Busy`] (`None`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Patience {
-    Any,
-    None,
+pub(crate) enum WaitPolicy {
+    Block,
+    Fail,
 }
 
-impl Patience {
-    pub(crate) fn commit(self, store: &Store, writes: &mut [Write<'_>]) -> Result<Outcome> {
+impl WaitPolicy {
+    pub(crate) fn commit(self, store: &Store, writes: &mut [CommitWrite<'_>]) -> Result<CommitOutcome> {
         match self {
-            Patience::Any => store.commit(writes),
-            Patience::None => store.try_commit(writes),
+            WaitPolicy::Block => store.commit(writes),
+            WaitPolicy::Fail => store.try_commit(writes),
         }
     }
 }
@@ -138,11 +142,11 @@ impl Patience {
 ///
 /// Every read may return:
 ///
-/// - [`Error::NoKeyspace`] after the keyspace was dropped.
+/// - [`Error::KeyspaceNotFound`] after the keyspace was dropped.
 /// - [`Error::Closed`] after the database was closed, and in a forked child.
 /// - [`Error::Corrupt`] if the stored bytes are damaged. Other keys may still be readable.
 /// - [`Error::Io`] or [`Error::TooManyFiles`] if the operating system fails the read.
-/// - [`Error::OwnerGone`] if the handle is an attached reader and its owner closed the database.
+/// - [`Error::OwnerClosed`] if the handle is an attached reader and its owner closed the database.
 /// - [`Error::Poisoned`] after a panic in the middle of a commit.
 ///
 /// # Write errors
@@ -150,93 +154,101 @@ impl Patience {
 /// Every write may return the following errors, and the read errors if it must look up the old
 /// value. Nothing was written, unless a function says otherwise.
 ///
-/// - [`Error::NoKeyspace`], [`Error::Closed`] and [`Error::Poisoned`]. A failed sync poisons the
-///   database; the commit that waited for this sync may or may not survive.
+/// - [`Error::KeyspaceNotFound`], [`Error::Closed`] and [`Error::Poisoned`]. A failed sync poisons
+///   the database; the commit that waited for this sync may or may not survive.
 /// - [`Error::ReadOnly`] if the database was opened for reading only.
 /// - [`Error::TooLarge`] if the key, the value or the batch exceeds its limit.
-/// - [`Error::NoSpace`] or [`Error::FileLimit`] if a file cannot grow.
-/// - [`Error::OverBudget`] if the index of the engine would have to grow beyond the memory budget.
+/// - [`Error::NoSpace`] or [`Error::FileSizeLimit`] if a file cannot grow.
+/// - [`Error::MemoryBudgetExceeded`] if the index of the engine would have to grow beyond the
+///   memory budget.
 /// - [`Error::Io`] or [`Error::TooManyFiles`] from the operating system.
 ///
 /// If background work is behind, a write is throttled or waits; [`Keyspace::try_insert`] returns
 /// [`Error::Busy`] instead.
 #[derive(Clone)]
 pub struct Keyspace {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) inner: Arc<KeyspaceInner>,
 }
 
-pub(crate) struct Shared {
-    pub(crate) store: Arc<Handle>,
-    pub(crate) kept: ArcSwap<Kept>,
-    /// Keyspace of `kept` for scans, which count references. Gets read `kept`: one pointer less.
-    scopes: ArcSwap<Spread<Scope>>,
+pub(crate) struct KeyspaceInner {
+    pub(crate) store: Arc<OpenDatabase>,
+    pub(crate) state: ArcSwap<KeyspaceState>,
+    /// Keyspace of `state` for scans, which count references. Gets read `state`: one pointer less.
+    scopes: ArcSwap<ShardedArc<ScanScope>>,
 }
 
-fn scopes_of(handle: &Arc<Handle>, kept: &Arc<Kept>) -> Arc<Spread<Scope>> {
-    Arc::new(Spread::new(Scope { handle: Arc::clone(handle), kept: Arc::clone(kept), _view: None }))
+fn new_scopes(handle: &Arc<OpenDatabase>, state: &Arc<KeyspaceState>) -> Arc<ShardedArc<ScanScope>> {
+    Arc::new(ShardedArc::new(ScanScope {
+        handle: Arc::clone(handle),
+        keyspace: Arc::clone(state),
+        _view: None,
+    }))
 }
 
 impl fmt::Debug for Keyspace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kept = self.shared.kept.load();
+        let state = self.inner.state.load();
         f.debug_struct("Keyspace")
-            .field("name", &kept.name())
-            .field("engine", &kept.engine_name())
+            .field("name", &state.name())
+            .field("engine", &state.engine_name())
             .finish_non_exhaustive()
     }
 }
 
 impl Keyspace {
-    pub(crate) fn new(store: Arc<Handle>, kept: Arc<Kept>) -> Keyspace {
-        let scopes = ArcSwap::new(scopes_of(&store, &kept));
-        Keyspace { shared: Arc::new(Shared { store, kept: ArcSwap::new(kept), scopes }) }
+    pub(crate) fn new(store: Arc<OpenDatabase>, state: Arc<KeyspaceState>) -> Keyspace {
+        let scopes = ArcSwap::new(new_scopes(&store, &state));
+        Keyspace { inner: Arc::new(KeyspaceInner { store, state: ArcSwap::new(state), scopes }) }
     }
 
     #[inline]
-    fn store(&self) -> &Arc<Handle> {
-        &self.shared.store
+    fn store(&self) -> &Arc<OpenDatabase> {
+        &self.inner.store
     }
 
     #[inline]
-    pub(crate) fn handle(&self) -> &Arc<Handle> {
-        &self.shared.store
+    pub(crate) fn handle(&self) -> &Arc<OpenDatabase> {
+        &self.inner.store
     }
 
     /// Returns the current state of the keyspace: after a clear, a replacement or a conversion that
     /// is the successor.
-    pub(crate) fn kept(&self) -> Result<arc_swap::Guard<Arc<Kept>>> {
-        let kept = self.shared.kept.load();
-        if kept.is_gone() {
-            let successor = self.store().successor(&kept)?;
-            self.shared.scopes.store(scopes_of(self.store(), &successor));
-            self.shared.kept.store(successor);
-            return Ok(self.shared.kept.load());
+    pub(crate) fn state(&self) -> Result<arc_swap::Guard<Arc<KeyspaceState>>> {
+        let state = self.inner.state.load();
+        if state.is_dropped() {
+            let successor = self.store().successor(&state)?;
+            self.inner.scopes.store(new_scopes(self.store(), &successor));
+            self.inner.state.store(successor);
+            return Ok(self.inner.state.load());
         }
-        Ok(kept)
+        Ok(state)
     }
 
     /// Returns the present scope of scans.
-    fn scope(&self) -> Result<Arc<Scope>> {
-        let scope = self.shared.scopes.load().get();
-        if !scope.kept.is_gone() {
+    fn scope(&self) -> Result<Arc<ScanScope>> {
+        let scope = self.inner.scopes.load().get();
+        if !scope.keyspace.is_dropped() {
             return Ok(scope);
         }
         // Another thread may have replaced both, and this one both by what is newer.
-        let kept = arc_swap::Guard::into_inner(self.kept()?);
-        let scopes = scopes_of(self.store(), &kept);
+        let state = arc_swap::Guard::into_inner(self.state()?);
+        let scopes = new_scopes(self.store(), &state);
         let scope = scopes.get();
-        self.shared.scopes.store(scopes);
+        self.inner.scopes.store(scopes);
         Ok(scope)
     }
 
     /// Returns the result of `read`. If `read` fails or finds nothing while the keyspace is
     /// replaced, it is repeated on the successor, since the old state may be partly dropped.
-    fn look<R>(&self, mut read: impl FnMut(&Arc<Kept>) -> Result<Option<R>>) -> Result<Option<R>> {
+    fn read_current<R>(
+        &self,
+        mut read: impl FnMut(&Arc<KeyspaceState>) -> Result<Option<R>>,
+    ) -> Result<Option<R>> {
         loop {
-            let kept = self.kept()?;
-            match read(&kept) {
+            let state = self.state()?;
+            match read(&state) {
                 Ok(Some(found)) => return Ok(Some(found)),
-                _ if kept.is_gone() => {}
+                _ if state.is_dropped() => {}
                 other => return other,
             }
         }
@@ -253,7 +265,7 @@ impl Keyspace {
     /// ```
     #[must_use]
     pub fn name(&self) -> String {
-        self.shared.kept.load().name().to_owned()
+        self.inner.state.load().name().to_owned()
     }
 
     /// Returns the name of the engine; for a dropped keyspace, its last engine.
@@ -267,7 +279,7 @@ impl Keyspace {
     /// ```
     #[must_use]
     pub fn engine(&self) -> &'static str {
-        self.kept().map_or_else(|_| self.shared.kept.load().engine_name(), |kept| kept.engine_name())
+        self.state().map_or_else(|_| self.inner.state.load().engine_name(), |state| state.engine_name())
     }
 
     /// Returns the engine options that were set; for a dropped keyspace, its last ones. Options
@@ -283,7 +295,8 @@ impl Keyspace {
     /// ```
     #[must_use]
     pub fn options(&self) -> EngineOptions {
-        self.kept().map_or_else(|_| self.shared.kept.load().options().clone(), |kept| kept.options().clone())
+        self.state()
+            .map_or_else(|_| self.inner.state.load().options().clone(), |state| state.options().clone())
     }
 
     /// Returns the capabilities of the engine.
@@ -298,10 +311,10 @@ impl Keyspace {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::NoKeyspace`] and [`Error::Closed`], and the damage that makes the keyspace
-    /// unusable.
+    /// Returns [`Error::KeyspaceNotFound`] and [`Error::Closed`], and the damage that makes the
+    /// keyspace unusable.
     pub fn capabilities(&self) -> Result<Capabilities> {
-        Ok(self.kept()?.engine()?.capabilities())
+        Ok(self.state()?.engine()?.capabilities())
     }
 
     /// Returns the statistics of the engine. They include the number of keys and cost as much as
@@ -320,7 +333,7 @@ impl Keyspace {
     ///
     /// Returns the errors of [`Keyspace::capabilities`].
     pub fn stats(&self) -> Result<EngineStats> {
-        Ok(self.kept()?.engine()?.stats())
+        Ok(self.state()?.engine()?.stats())
     }
 
     /// Returns the disk space that the keyspace uses exclusively, in bytes: the files of its
@@ -328,9 +341,10 @@ impl Keyspace {
     /// since the last checkpoint.
     ///
     /// Shared files are not counted. They contain the records of `flat`, `flat-ordered`, `cedrus`
-    /// and `kreon` ([`Stats::logs`](crate::Stats)), values above 64 KiB
-    /// ([`Stats::staged`](crate::Stats)), and values of `delsm` above 8 KiB until background work
-    /// moves them to the files of the engine. Lists a directory: some microseconds per file.
+    /// and `kreon` ([`DatabaseStats::logs`](crate::DatabaseStats)), values above 64 KiB
+    /// ([`DatabaseStats::staged`](crate::DatabaseStats)), and values of `delsm` above 8 KiB until
+    /// background work moves them to the files of the engine. Lists a directory: some microseconds
+    /// per file.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;
@@ -339,7 +353,7 @@ impl Keyspace {
     /// for index in 0..100_u8 {
     ///     words.insert([index], [index; 1000])?;
     /// }
-    /// db.settle()?;
+    /// db.quiesce()?;
     /// assert!(words.disk_bytes()? >= 100_000);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -349,7 +363,7 @@ impl Keyspace {
     /// Returns the errors of [`Keyspace::capabilities`], and [`Error::Io`] if the directory cannot
     /// be listed.
     pub fn disk_bytes(&self) -> Result<u64> {
-        self.store().disk_bytes(&*self.kept()?)
+        self.store().disk_bytes(&*self.state()?)
     }
 
     /// Returns the event counters of the engine since the database was opened, by name. The names
@@ -370,7 +384,7 @@ impl Keyspace {
     ///
     /// Returns the errors of [`Keyspace::capabilities`].
     pub fn counters(&self) -> Result<Vec<(&'static str, u64)>> {
-        Ok(self.kept()?.engine()?.counters())
+        Ok(self.state()?.engine()?.counters())
     }
 
     /// Sets `key` to `value`, with the default durability of the database. Costs one record in the
@@ -389,7 +403,7 @@ impl Keyspace {
     ///
     /// Returns the [write errors](Keyspace#write-errors).
     pub fn insert(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
-        self.write(key.as_ref(), Action::Put(value.as_ref()), Patience::Any)
+        self.write(key.as_ref(), Action::Put(value.as_ref()), WaitPolicy::Block)
     }
 
     /// Removes `key`, with the default durability of the database. A missing key is no error.
@@ -409,7 +423,7 @@ impl Keyspace {
     ///
     /// Returns the [write errors](Keyspace#write-errors).
     pub fn remove(&self, key: impl AsRef<[u8]>) -> Result<()> {
-        self.write(key.as_ref(), Action::Remove, Patience::Any)
+        self.write(key.as_ref(), Action::Remove, WaitPolicy::Block)
     }
 
     /// Sets `key` to `value` like [`Keyspace::insert`], but never blocks on background work. Waits
@@ -422,7 +436,7 @@ impl Keyspace {
     /// use sheaf::Error;
     ///
     /// match users.try_insert("ada", "lovelace") {
-    ///     Err(Error::Busy { with }) => println!("try again later: {with}"),
+    ///     Err(Error::Busy { waiting_for }) => println!("try again later: {waiting_for}"),
     ///     other => other?,
     /// }
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -434,7 +448,7 @@ impl Keyspace {
     /// space, a segment or a conversion; nothing is written. Otherwise the [write
     /// errors](Keyspace#write-errors).
     pub fn try_insert(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
-        self.write(key.as_ref(), Action::Put(value.as_ref()), Patience::None)
+        self.write(key.as_ref(), Action::Put(value.as_ref()), WaitPolicy::Fail)
     }
 
     /// Removes `key` like [`Keyspace::remove`], but never blocks on background work.
@@ -454,7 +468,7 @@ impl Keyspace {
     /// Returns [`Error::Busy`] like [`Keyspace::try_insert`], and the [write
     /// errors](Keyspace#write-errors).
     pub fn try_remove(&self, key: impl AsRef<[u8]>) -> Result<()> {
-        self.write(key.as_ref(), Action::Remove, Patience::None)
+        self.write(key.as_ref(), Action::Remove, WaitPolicy::Fail)
     }
 
     /// Sets `key` to `value` without waiting for the device. On return the value is visible and
@@ -482,7 +496,7 @@ impl Keyspace {
         key: impl AsRef<[u8]>,
         value: impl AsRef<[u8]>,
         durability: Durability,
-    ) -> Result<Commit> {
+    ) -> Result<CommitTicket> {
         self.submit(key.as_ref(), Action::Put(value.as_ref()), durability)
     }
 
@@ -501,15 +515,15 @@ impl Keyspace {
     /// # Errors
     ///
     /// Returns the [write errors](Keyspace#write-errors).
-    pub fn submit_remove(&self, key: impl AsRef<[u8]>, durability: Durability) -> Result<Commit> {
+    pub fn submit_remove(&self, key: impl AsRef<[u8]>, durability: Durability) -> Result<CommitTicket> {
         self.submit(key.as_ref(), Action::Remove, durability)
     }
 
-    fn write(&self, key: &[u8], action: Action<'_>, patience: Patience) -> Result<()> {
-        if is_due() {
-            return self.write_sampled(key, action, patience);
+    fn write(&self, key: &[u8], action: Action<'_>, policy: WaitPolicy) -> Result<()> {
+        if is_sample_due() {
+            return self.write_sampled(key, action, policy);
         }
-        let (seq, _) = self.apply(key, action, patience)?;
+        let (seq, _) = self.apply(key, action, policy)?;
         self.store().acknowledge(seq, self.store().durability())
     }
 
@@ -517,44 +531,44 @@ impl Keyspace {
     /// so that the usual path stays short.
     #[cold]
     #[inline(never)]
-    fn write_sampled(&self, key: &[u8], action: Action<'_>, patience: Patience) -> Result<()> {
+    fn write_sampled(&self, key: &[u8], action: Action<'_>, policy: WaitPolicy) -> Result<()> {
         let (sample, durability) = (self.store().begin_sample(), self.store().durability());
-        let (seq, is_new) = self.apply(key, action, patience)?;
+        let (seq, is_new) = self.apply(key, action, policy)?;
         self.store().acknowledge(seq, durability)?;
-        self.observe_write(sample, (key, &action, is_new), (durability, Acknowledged::Now));
+        self.record_write(sample, (key, &action, is_new), (durability, AckTime::OnReturn));
         Ok(())
     }
 
-    fn submit(&self, key: &[u8], action: Action<'_>, durability: Durability) -> Result<Commit> {
+    fn submit(&self, key: &[u8], action: Action<'_>, durability: Durability) -> Result<CommitTicket> {
         let sample = self.store().sample();
-        let (seq, is_new) = self.apply(key, action, Patience::Any)?;
+        let (seq, is_new) = self.apply(key, action, WaitPolicy::Block)?;
         if let Some(sample) = sample {
-            self.observe_write(sample, (key, &action, is_new), (durability, Acknowledged::Later));
+            self.record_write(sample, (key, &action, is_new), (durability, AckTime::OnWait));
         }
-        Ok(Commit::new(Arc::clone(self.store()), seq, durability))
+        Ok(CommitTicket::new(Arc::clone(self.store()), seq, durability))
     }
 
     #[cold]
     #[inline(never)]
-    fn observe_write(
+    fn record_write(
         &self,
-        sample: Sample,
+        sample: SampleStart,
         what: (&[u8], &Action<'_>, bool),
-        how: (Durability, Acknowledged),
+        how: (Durability, AckTime),
     ) {
-        observe::write(self.store(), &self.shared.kept.load(), sample, what, how);
+        workload::record_write(self.store(), &self.inner.state.load(), sample, what, how);
     }
 
     /// Commits one operation. Also returns whether the key did not exist before, if the engine
     /// looks it up.
-    fn apply(&self, key: &[u8], action: Action<'_>, patience: Patience) -> Result<(Seq, bool)> {
+    fn apply(&self, key: &[u8], action: Action<'_>, policy: WaitPolicy) -> Result<(Seq, bool)> {
         loop {
-            let kept = self.kept()?;
-            let mut writes = [Write { kept: &kept, op: Op::new(key, action) }];
-            match patience.commit(self.store(), &mut writes) {
-                Ok(Outcome::Done(seq)) => return Ok((seq, writes[0].op.prior == Seq::ZERO)),
-                Ok(Outcome::Stale) => return Err(Error::Conflict),
-                Err(Error::NoKeyspace { .. }) => {} // cleared or dropped: `kept` decides
+            let state = self.state()?;
+            let mut writes = [CommitWrite { keyspace: &state, op: EngineOp::new(key, action) }];
+            match policy.commit(self.store(), &mut writes) {
+                Ok(CommitOutcome::Committed(seq)) => return Ok((seq, writes[0].op.prior == Seq::ZERO)),
+                Ok(CommitOutcome::Conflict) => return Err(Error::Conflict),
+                Err(Error::KeyspaceNotFound { .. }) => {} // cleared or dropped: `state` decides
                 Err(other) => return Err(other),
             }
         }
@@ -597,30 +611,30 @@ impl Keyspace {
     /// Returns the [read errors](Keyspace#read-errors).
     pub fn get_with<R>(&self, key: impl AsRef<[u8]>, read: impl FnOnce(&[u8]) -> R) -> Result<Option<R>> {
         let key = key.as_ref();
-        if is_due() { self.get_sampled(key, read) } else { self.get_plain(key, read) }
+        if is_sample_due() { self.get_sampled(key, read) } else { self.get_unsampled(key, read) }
     }
 
     #[inline]
-    fn get_plain<R>(&self, key: &[u8], read: impl FnOnce(&[u8]) -> R) -> Result<Option<R>> {
+    fn get_unsampled<R>(&self, key: &[u8], read: impl FnOnce(&[u8]) -> R) -> Result<Option<R>> {
         let mut read = Some(read);
-        self.look(|kept| {
-            // `read` is taken on the first value found, which ends the loop of `look`.
+        self.read_current(|state| {
+            // `read` is taken on the first value found, which ends the loop of `read_current`.
             let read = |value: &[u8]| read.take().map(|read| read(value));
-            Ok(get_at(self.store(), kept, Seq::LATEST, key, read)?.flatten())
+            Ok(get_at(self.store(), state, Seq::LATEST, key, read)?.flatten())
         })
     }
 
-    /// Does the same as [`Keyspace::get_plain`] and records it in the workload statistics. Kept
+    /// Does the same as [`Keyspace::get_unsampled`] and records it in the workload statistics. Kept
     /// apart so that the usual path stays short.
     #[cold]
     #[inline(never)]
     fn get_sampled<R>(&self, key: &[u8], read: impl FnOnce(&[u8]) -> R) -> Result<Option<R>> {
         let (sample, mut len) = (self.store().begin_sample(), None);
-        let found = self.get_plain(key, |value| {
+        let found = self.get_unsampled(key, |value| {
             len = Some(value.len());
             read(value)
         })?;
-        observe::read(self.store(), &self.shared.kept.load(), sample, key, len);
+        workload::record_read(self.store(), &self.inner.state.load(), sample, key, len);
         Ok(found)
     }
 
@@ -670,10 +684,10 @@ impl Keyspace {
     /// Returns the [read errors](Keyspace#read-errors).
     pub fn reader(&self, key: impl AsRef<[u8]>) -> Result<Option<ValueReader>> {
         let (sample, key) = (self.store().sample(), key.as_ref());
-        let reader = self.look(|kept| ValueReader::open(self.store(), kept, Seq::LATEST, key))?;
+        let reader = self.read_current(|state| ValueReader::open(self.store(), state, Seq::LATEST, key))?;
         if let Some(sample) = sample {
             let len = reader.as_ref().map(ValueReader::len);
-            observe::stream_read(self.store(), &self.shared.kept.load(), sample, key, len);
+            workload::record_stream_read(self.store(), &self.inner.state.load(), sample, key, len);
         }
         Ok(reader)
     }
@@ -712,20 +726,20 @@ impl Keyspace {
     /// # let db = sheaf::Database::open(dir.path())?;
     /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
     /// users.insert("ada", "lovelace")?;
-    /// assert!(users.path("ada")?.is_none(), "small values are part of larger files");
+    /// assert!(users.blob_path("ada")?.is_none(), "small values are part of larger files");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
     ///
     /// Returns the [read errors](Keyspace#read-errors).
-    pub fn path(&self, key: impl AsRef<[u8]>) -> Result<Option<PathBuf>> {
+    pub fn blob_path(&self, key: impl AsRef<[u8]>) -> Result<Option<PathBuf>> {
         self.store().check_open()?;
-        self.look(|kept| {
+        self.read_current(|state| {
             let mut path = None;
-            kept.engine()?.look(Seq::LATEST, key.as_ref(), &mut |stored| {
-                if let Stored::File(file) = stored {
-                    path = file.own_path().map(|path| self.store().locate(path));
+            state.engine()?.get_stored(Seq::LATEST, key.as_ref(), &mut |stored| {
+                if let StoredValue::Blob(file) = stored {
+                    path = file.own_path().map(|path| self.store().real_path(path));
                 }
             })?;
             Ok(path)
@@ -750,15 +764,15 @@ impl Keyspace {
     pub fn contains_key(&self, key: impl AsRef<[u8]>) -> Result<bool> {
         let (sample, key) = (self.store().sample(), key.as_ref());
         self.store().check_open()?;
-        let found = self.look(|kept| {
-            let found = kept.engine()?.contains(Seq::LATEST, key)?;
+        let found = self.read_current(|state| {
+            let found = state.engine()?.contains(Seq::LATEST, key)?;
             if !found {
-                self.store().reveal_missing(kept, key)?;
+                self.store().wait_missing_visible(state, key)?;
             }
             Ok(found.then_some(()))
         })?;
         if let Some(sample) = sample {
-            self.observe(sample, Some(Served::Read), &Call::new(Kind::Contains, key));
+            self.record_call(sample, Some(LatencyKind::Read), &SampledCall::new(CallKind::Contains, key));
         }
         Ok(found.is_some())
     }
@@ -780,16 +794,22 @@ impl Keyspace {
     ///
     /// Returns the [read errors](Keyspace#read-errors), for the first key that cannot be read.
     pub fn multi_get<K: AsRef<[u8]>>(&self, keys: impl IntoIterator<Item = K>) -> Result<Vec<Option<Value>>> {
-        let kept = self.kept()?;
-        in_groups(&**kept.engine()?, keys, |key| {
+        let state = self.state()?;
+        get_in_groups(&**state.engine()?, keys, |key| {
             let sample = self.store().sample();
-            let value = match get_at(self.store(), &kept, Seq::LATEST, key, Value::new) {
+            let value = match get_at(self.store(), &state, Seq::LATEST, key, Value::new) {
                 Ok(Some(value)) => Some(value),
-                _ if kept.is_gone() => self.get(key)?,
+                _ if state.is_dropped() => self.get(key)?,
                 other => other?,
             };
             if let Some(sample) = sample {
-                observe::read(self.store(), &kept, sample, key, value.as_ref().map(|value| value.len()));
+                workload::record_read(
+                    self.store(),
+                    &state,
+                    sample,
+                    key,
+                    value.as_ref().map(|value| value.len()),
+                );
             }
             Ok(value)
         })
@@ -820,7 +840,7 @@ impl Keyspace {
     /// Returns [`Error::Unsupported`] if the engine is not ordered and the range is not `..`, and
     /// the [read errors](Keyspace#read-errors). Items of the iterator are `Result`s too.
     pub fn range<K: AsRef<[u8]>>(&self, range: impl KeyRange<K>) -> Result<Iter> {
-        self.iterate(range.bounds(), Want::Pairs)
+        self.iterate(range.bounds(), Projection::Pairs)
     }
 
     /// Returns an iterator over the pairs with keys that start with `prefix`, in key order. Needs
@@ -840,7 +860,7 @@ impl Keyspace {
     ///
     /// Returns the errors of [`Keyspace::range`].
     pub fn prefix(&self, prefix: impl AsRef<[u8]>) -> Result<Iter> {
-        self.iterate(prefix_bounds(prefix.as_ref()), Want::Pairs)
+        self.iterate(prefix_bounds(prefix.as_ref()), Projection::Pairs)
     }
 
     /// Returns an iterator over all pairs: in key order if the engine is ordered, otherwise each
@@ -859,7 +879,7 @@ impl Keyspace {
     ///
     /// Returns the [read errors](Keyspace#read-errors).
     pub fn iter(&self) -> Result<Iter> {
-        self.iterate(Bounds::all(), Want::Pairs)
+        self.iterate(Bounds::all(), Projection::Pairs)
     }
 
     /// Returns an iterator over all keys, in the order of [`Keyspace::iter`].
@@ -879,16 +899,16 @@ impl Keyspace {
     ///
     /// Returns the [read errors](Keyspace#read-errors).
     pub fn keys(&self) -> Result<Keys> {
-        Ok(Keys(self.iterate(Bounds::all(), Want::Keys)?))
+        Ok(Keys(self.iterate(Bounds::all(), Projection::Keys)?))
     }
 
-    fn iterate(&self, bounds: Bounds, want: Want) -> Result<Iter> {
+    fn iterate(&self, bounds: Bounds, projection: Projection) -> Result<Iter> {
         loop {
             let scope = self.scope()?;
-            let view = View::new(Lease(Arc::clone(&scope)))?;
+            let view = View::new(ScopedStore(Arc::clone(&scope)))?;
             // A clear between the two lines could return a keyspace that is older than the view.
-            if scope.kept.is_seen_by(view.seq()) {
-                return Iter::of_view(scope, view, bounds, want);
+            if scope.keyspace.is_visible_at(view.seq()) {
+                return Iter::from_view(scope, view, bounds, projection);
             }
         }
     }
@@ -911,7 +931,7 @@ impl Keyspace {
     /// Returns [`Error::Unsupported`] if the engine is not ordered, and the [read
     /// errors](Keyspace#read-errors).
     pub fn first(&self) -> Result<Option<(Value, Value)>> {
-        need_order(&*self.kept()?, "first")?;
+        require_ordered(&*self.state()?, "first")?;
         self.iter()?.next().transpose()
     }
 
@@ -933,7 +953,7 @@ impl Keyspace {
     /// Returns [`Error::Unsupported`] if the engine is not ordered, and the [read
     /// errors](Keyspace#read-errors).
     pub fn last(&self) -> Result<Option<(Value, Value)>> {
-        need_order(&*self.kept()?, "last")?;
+        require_ordered(&*self.state()?, "last")?;
         self.iter()?.next_back().transpose()
     }
 
@@ -953,16 +973,16 @@ impl Keyspace {
     ///
     /// Returns the [read errors](Keyspace#read-errors).
     pub fn len(&self) -> Result<u64> {
-        self.ask(|engine| engine.len())
+        self.query_engine(|engine| engine.len())
     }
 
     /// Returns what `question` returns of the present engine.
-    fn ask<T>(&self, question: impl Fn(&dyn Engine) -> Result<T>) -> Result<T> {
+    fn query_engine<T>(&self, query: impl Fn(&dyn Engine) -> Result<T>) -> Result<T> {
         loop {
-            let kept = self.kept()?;
+            let state = self.state()?;
             self.store().check_open()?;
-            let answer = kept.engine().and_then(|engine| question(&**engine));
-            if !kept.is_gone() {
+            let answer = state.engine().and_then(|engine| query(&**engine));
+            if !state.is_dropped() {
                 return answer;
             }
         }
@@ -983,7 +1003,7 @@ impl Keyspace {
     ///
     /// Returns the [read errors](Keyspace#read-errors).
     pub fn is_empty(&self) -> Result<bool> {
-        self.ask(|engine| engine.is_empty())
+        self.query_engine(|engine| engine.is_empty())
     }
 
     /// Removes all pairs atomically and durably. The cost does not depend on the number of keys.
@@ -1004,13 +1024,13 @@ impl Keyspace {
     /// Returns the [write errors](Keyspace#write-errors).
     pub fn clear(&self) -> Result<()> {
         loop {
-            let kept = self.kept()?;
-            match self.store().clear_keyspace(&kept) {
+            let state = self.state()?;
+            match self.store().clear_keyspace(&state) {
                 Ok(successor) => {
-                    self.shared.kept.store(successor);
+                    self.inner.state.store(successor);
                     return Ok(());
                 }
-                Err(Error::NoKeyspace { .. }) => {} // cleared or dropped: `kept` decides
+                Err(Error::KeyspaceNotFound { .. }) => {} // cleared or dropped: `state` decides
                 Err(other) => return Err(other),
             }
         }
@@ -1037,12 +1057,12 @@ impl Keyspace {
     /// Returns the errors of [`Keyspace::range`] and the [write errors](Keyspace#write-errors).
     /// Commits before the error stay.
     pub fn remove_range<K: AsRef<[u8]>>(&self, range: impl KeyRange<K>) -> Result<u64> {
-        let mut keys = Keys(self.iterate(range.bounds(), Want::Keys)?);
+        let mut keys = Keys(self.iterate(range.bounds(), Projection::Keys)?);
         let mut count = 0;
         loop {
             let (mut chunk, mut bytes) = (Vec::new(), 0);
-            while chunk.len() < REMOVE_CHUNK
-                && bytes < REMOVE_BYTES
+            while chunk.len() < REMOVE_BATCH_KEYS
+                && bytes < REMOVE_BATCH_BYTES
                 && let Some(key) = keys.next().transpose()?
             {
                 bytes += key.len();
@@ -1078,7 +1098,7 @@ impl Keyspace {
     /// for index in (0..1000_u32).rev() {
     ///     words.insert(index.to_be_bytes(), "a word")?;
     /// }
-    /// assert_eq!(words.compact()?.moved, 1000, "written from the last key to the first");
+    /// assert_eq!(words.compact()?.rewritten_pairs, 1000, "written in descending order");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
@@ -1086,11 +1106,11 @@ impl Keyspace {
     ///
     /// Returns [`Error::NoSpace`], [`Error::ReadOnly`], [`Error::Closed`], [`Error::Poisoned`], and
     /// I/O errors. After an error all pairs are intact, and a part of the work is done.
-    pub fn compact(&self) -> Result<Compacted> {
+    pub fn compact(&self) -> Result<CompactionReport> {
         loop {
-            let kept = self.kept()?;
-            match self.store().store().compact(&kept) {
-                Err(Error::NoKeyspace { .. }) => {} // replaced or dropped: `kept` decides
+            let state = self.state()?;
+            match self.store().store().compact(&state) {
+                Err(Error::KeyspaceNotFound { .. }) => {} // replaced or dropped: `state` decides
                 other => return other,
             }
         }
@@ -1098,7 +1118,7 @@ impl Keyspace {
 }
 
 /// Reads many keys in groups with overlapping memory accesses.
-pub(crate) fn in_groups<K: AsRef<[u8]>>(
+pub(crate) fn get_in_groups<K: AsRef<[u8]>>(
     engine: &dyn Engine,
     keys: impl IntoIterator<Item = K>,
     mut get: impl FnMut(&[u8]) -> Result<Option<Value>>,
@@ -1106,8 +1126,9 @@ pub(crate) fn in_groups<K: AsRef<[u8]>>(
     let keys: Vec<K> = keys.into_iter().collect();
     let mut values = Vec::with_capacity(keys.len());
     for group in keys.chunks(32) {
-        let wanted: Vec<Wanted<'_>> = group.iter().map(|key| engine.wanted(key.as_ref())).collect();
-        engine.prefetch(&wanted, true);
+        let hashed_keys: Vec<HashedKey<'_>> =
+            group.iter().map(|key| engine.hashed_key(key.as_ref())).collect();
+        engine.prefetch(&hashed_keys, true);
         for key in group {
             values.push(get(key.as_ref())?);
         }
@@ -1115,18 +1136,18 @@ pub(crate) fn in_groups<K: AsRef<[u8]>>(
     Ok(values)
 }
 
-/// Returns [`Error::Unsupported`] unless the engine of `kept` is ordered.
-pub(crate) fn need_order(kept: &Kept, feature: &'static str) -> Result<()> {
-    match kept.engine()?.capabilities().ordered {
+/// Returns [`Error::Unsupported`] unless the engine of `state` is ordered.
+pub(crate) fn require_ordered(state: &KeyspaceState, feature: &'static str) -> Result<()> {
+    match state.engine()?.capabilities().ordered {
         true => Ok(()),
-        false => Err(Error::Unsupported { engine: kept.engine_name(), feature }),
+        false => Err(Error::Unsupported { engine: state.engine_name(), feature }),
     }
 }
 
 /// Reads one key as of commit `at`.
 pub(crate) fn get_at<R>(
     store: &Store,
-    kept: &Kept,
+    state: &KeyspaceState,
     at: Seq,
     key: &[u8],
     read: impl FnOnce(&[u8]) -> R,
@@ -1134,13 +1155,13 @@ pub(crate) fn get_at<R>(
     store.check_open()?;
     let mut read = Some(read);
     let mut result = None;
-    let found = kept.engine()?.get(at, key, &mut |value| {
+    let found = state.engine()?.get(at, key, &mut |value| {
         if let Some(read) = read.take() {
             result = Some(read(value));
         }
     })?;
     if !found && at == Seq::LATEST {
-        store.reveal_missing(kept, key)?;
+        store.wait_missing_visible(state, key)?;
     }
     Ok(result)
 }

@@ -34,44 +34,45 @@
 
 pub mod advise;
 mod batch;
+mod bulk_load;
 mod convert;
 mod database;
-mod door;
-mod handle;
+mod ipc;
 mod iter;
 mod keyspace;
-mod load;
+mod lock_wait;
 #[cfg(feature = "metrics")]
 pub mod metrics;
-mod observe;
-mod scope;
+mod open_database;
+mod scan_scope;
 mod snapshot;
-mod stream;
 mod value;
-mod waiting;
+mod value_stream;
+mod workload;
 
-pub use batch::{Batch, Commit};
+pub use batch::{Batch, CommitTicket};
+pub use bulk_load::{BulkLoadOptions, BulkLoader};
 #[doc(hidden)]
-pub use convert::Conversion;
-pub use database::{Builder, DEFAULT_ENGINE, Database, Reached, engine_options, engines};
+pub use convert::RunningConversion;
+pub use database::{Builder, DEFAULT_ENGINE, Database, OpenOutcome, engine_options, engines};
+pub use ipc::{AttachedOwner, DatabaseOverview, KeyspaceOverview};
 #[doc(hidden)]
-pub use door::{Held, feed as feed_door};
-pub use door::{KeyspaceOverview, Overview, Owner};
+pub use ipc::{ExportedSnapshot, decode_and_reencode as fuzz_ipc_message};
 pub use iter::{Iter, KeyRange, Keys};
 pub use keyspace::{Keyspace, KeyspaceOptions};
-pub use load::{LoadOptions, Loader};
 pub use sheaf_base::disk::{DescriptorStats, Permissions};
 pub use sheaf_base::engine::{Capabilities, EngineStats};
-pub use sheaf_base::error::{Damage, Error, InUse, Result};
-pub use sheaf_base::load::{Latency, LoadStats, Skewness, Spread};
-pub use sheaf_base::options::{EngineOptions, OptionSpec, Values};
+pub use sheaf_base::error::{Damage, Error, LockConflict, Result};
+pub use sheaf_base::options::{EngineOptions, OptionDomain, OptionSpec};
 pub use sheaf_base::store::{
-    BackupOptions, BackupPace, BackupPhase, BackupProgress, BackupReport, Batching, CacheStats, Compacted,
-    ConversionPhase, ConversionProgress, Converted, Estimate, Fate, Harm, KeyGap, KeyspaceInfo,
-    KeyspaceRepair, Loaded, LogStats, LostRecords, MemoryStats, OpeningStats, RepairFinding, RepairOptions,
-    RepairProgress, RepairReport, StagedStats, Stall, StallKind, StallStats, Stats, VerifyReport, Watcher,
+    BackupOptions, BackupPhase, BackupProgress, BackupRate, BackupReport, BlobStats, BulkLoadReport,
+    CacheStats, CompactionReport, ConversionEstimate, ConversionPhase, ConversionProgress, ConversionReport,
+    DamagedFile, DatabaseStats, GroupCommitMode, KeyspaceInfo, KeyspaceRepair, LogStats, LostRecords,
+    MemoryStats, OpeningStats, ProgressFn, RepairFinding, RepairOptions, RepairOutcome, RepairProgress,
+    RepairReport, Stall, StallKind, StallStats, UnreadableRange, VerifyReport,
 };
 pub use sheaf_base::types::{Durability, KeyspaceId, MAX_BATCH, MAX_KEY, MAX_VALUE};
-pub use snapshot::{KeyspaceSnapshot, Named, Snapshot};
-pub use stream::{ValueReader, ValueWriter};
+pub use sheaf_base::workload::{Latency, LengthStats, Skewness, WorkloadStats};
+pub use snapshot::{KeyspaceSelector, KeyspaceSnapshot, Snapshot};
 pub use value::Value;
+pub use value_stream::{ValueReader, ValueWriter};

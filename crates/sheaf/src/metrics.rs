@@ -14,7 +14,7 @@
 //! | `sheaf_stalled_microseconds` | counter | `kind` | total time of the waits |
 //! | `sheaf_longest_stall_seconds` | gauge | `kind` | longest wait |
 //! | `sheaf_views` | gauge | | live snapshots and iterators |
-//! | `sheaf_oldest_view` | gauge | | commits since the oldest snapshot; 0 without any |
+//! | `sheaf_oldest_view_seq` | gauge | | commits since the oldest snapshot; 0 without any |
 //! | `sheaf_held_bytes` | gauge | | disk space that backups and attached readers pin |
 //! | `sheaf_checkpoints`, `sheaf_checkpoint_bytes` | counter | | checkpoints; bytes written |
 //! | `sheaf_staged_bytes` | counter | | bytes of values written to blob files |
@@ -31,7 +31,7 @@
 
 use metrics::{counter, gauge};
 
-use crate::{Database, LogStats, StallStats, Stats};
+use crate::{Database, DatabaseStats, LogStats, StallStats};
 
 /// Passes the present statistics of `db` to the installed recorder. Does nothing without a
 /// recorder.
@@ -44,9 +44,9 @@ use crate::{Database, LogStats, StallStats, Stats};
 /// ```
 pub fn publish(db: &Database) {
     let (stats, path) = (db.stats(), db.path().display().to_string());
-    of_commits(&stats, &path);
-    of_memory(&stats, &path);
-    stats.stalls.iter().for_each(|stall| of_stall(stall, &path));
+    publish_commits(&stats, &path);
+    publish_memory(&stats, &path);
+    stats.stalls.iter().for_each(|stall| publish_stall(stall, &path));
     stats.logs.iter().for_each(|log| of_log(log, &path));
 }
 
@@ -55,24 +55,24 @@ fn real(number: u64) -> f64 {
     number as f64
 }
 
-fn of_commits(stats: &Stats, path: &str) {
+fn publish_commits(stats: &DatabaseStats, path: &str) {
     let database = || path.to_owned();
-    counter!("sheaf_commits", "database" => database()).absolute(stats.visible);
-    counter!("sheaf_commits_durable", "database" => database()).absolute(stats.durable);
+    counter!("sheaf_commits", "database" => database()).absolute(stats.visible_seq);
+    counter!("sheaf_commits_durable", "database" => database()).absolute(stats.durable_seq);
     gauge!("sheaf_unsynced_age_seconds", "database" => database()).set(stats.unsynced_age.as_secs_f64());
     counter!("sheaf_sync_rounds", "database" => database()).absolute(stats.sync_rounds);
     counter!("sheaf_sync_waits", "database" => database()).absolute(stats.sync_waits);
     gauge!("sheaf_views", "database" => database()).set(real(stats.views));
-    let oldest = stats.oldest_view.map_or(0, |oldest| stats.visible.saturating_sub(oldest));
-    gauge!("sheaf_oldest_view", "database" => database()).set(real(oldest));
-    gauge!("sheaf_held_bytes", "database" => database()).set(real(stats.held_bytes));
+    let oldest = stats.oldest_view_seq.map_or(0, |oldest| stats.visible_seq.saturating_sub(oldest));
+    gauge!("sheaf_oldest_view_seq", "database" => database()).set(real(oldest));
+    gauge!("sheaf_held_bytes", "database" => database()).set(real(stats.pinned_bytes));
     counter!("sheaf_checkpoints", "database" => database()).absolute(stats.checkpoints);
     counter!("sheaf_checkpoint_bytes", "database" => database()).absolute(stats.checkpoint_bytes);
-    counter!("sheaf_staged_bytes", "database" => database()).absolute(stats.staged_bytes);
+    counter!("sheaf_staged_bytes", "database" => database()).absolute(stats.blob_bytes_written);
     gauge!("sheaf_poisoned", "database" => database()).set(f64::from(u8::from(stats.poisoned.is_some())));
 }
 
-fn of_memory(stats: &Stats, path: &str) {
+fn publish_memory(stats: &DatabaseStats, path: &str) {
     let (memory, database) = (&stats.memory, || path.to_owned());
     gauge!("sheaf_memory_budget_bytes", "database" => database()).set(real(memory.budget));
     let parts = [
@@ -90,7 +90,7 @@ fn of_memory(stats: &Stats, path: &str) {
     }
 }
 
-fn of_stall(stall: &StallStats, path: &str) {
+fn publish_stall(stall: &StallStats, path: &str) {
     let (kind, database) = (stall.kind.name(), || path.to_owned());
     counter!("sheaf_stalls", "database" => database(), "kind" => kind).absolute(stall.count);
     let total = u64::try_from(stall.total.as_micros()).unwrap_or(u64::MAX);
@@ -104,8 +104,11 @@ fn of_log(log: &LogStats, path: &str) {
     gauge!("sheaf_log_disk_bytes", "database" => database(), "log" => name).set(real(log.disk_bytes));
     gauge!("sheaf_log_live_bytes", "database" => database(), "log" => name).set(real(log.live_bytes));
     gauge!("sheaf_log_segments", "database" => database(), "log" => name).set(real(log.segments));
-    gauge!("sheaf_log_damaged_segments", "database" => database(), "log" => name).set(real(log.damaged));
-    counter!("sheaf_log_appended_bytes", "database" => database(), "log" => name).absolute(log.appended);
-    counter!("sheaf_log_moved_bytes", "database" => database(), "log" => name).absolute(log.moved);
-    counter!("sheaf_log_freed_segments", "database" => database(), "log" => name).absolute(log.freed);
+    gauge!("sheaf_log_damaged_segments", "database" => database(), "log" => name)
+        .set(real(log.damaged_segments));
+    counter!("sheaf_log_appended_bytes", "database" => database(), "log" => name)
+        .absolute(log.appended_bytes);
+    counter!("sheaf_log_moved_bytes", "database" => database(), "log" => name).absolute(log.relocated_bytes);
+    counter!("sheaf_log_freed_segments", "database" => database(), "log" => name)
+        .absolute(log.freed_segments);
 }

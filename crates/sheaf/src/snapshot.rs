@@ -5,24 +5,24 @@ use std::fmt;
 use std::ops::RangeBounds;
 use std::sync::Arc;
 
-use sheaf_base::engine::{Bounds, Want};
-use sheaf_base::store::{Shown, View};
-use sheaf_base::sync::Spread;
+use sheaf_base::engine::{Bounds, Projection};
+use sheaf_base::store::{View, ViewKeyspaces};
+use sheaf_base::sync::ShardedArc;
 use sheaf_base::types::Seq;
 
-use crate::handle::Handle;
 use crate::iter::{Iter, KeyRange, Keys, prefix_bounds};
-use crate::keyspace::{get_at, in_groups, need_order};
-use crate::observe;
-use crate::scope::Scope;
+use crate::keyspace::{get_at, get_in_groups, require_ordered};
+use crate::open_database::OpenDatabase;
+use crate::scan_scope::ScanScope;
+use crate::workload;
 use crate::{Error, Keyspace, Result, Value, ValueReader};
 
 /// A consistent, read-only view of all keyspaces as of one commit. Clones are cheap.
 ///
 /// A snapshot blocks neither reads nor writes. It pins the versions that it shows: memory and disk
 /// space of data that is overwritten later are reclaimed after the snapshot is dropped.
-/// [`crate::Stats::views`] and [`crate::Stats::oldest_view`] show live snapshots. Keyspaces that
-/// are created later are not in the snapshot; dropped ones stay readable.
+/// [`crate::DatabaseStats::views`] and [`crate::DatabaseStats::oldest_view_seq`] show live
+/// snapshots. Keyspaces that are created later are not in the snapshot; dropped ones stay readable.
 ///
 /// ```
 /// # let dir = tempfile::tempdir()?;
@@ -36,9 +36,9 @@ use crate::{Error, Keyspace, Result, Value, ValueReader};
 /// ```
 #[derive(Clone)]
 pub struct Snapshot {
-    handle: Arc<Handle>,
+    handle: Arc<OpenDatabase>,
     view: Arc<View>,
-    shown: Shown,
+    shown: ViewKeyspaces,
 }
 
 /// Selects a keyspace of a [`Snapshot`]: a name, or a [`Keyspace`] handle.
@@ -47,23 +47,23 @@ pub struct Snapshot {
 /// # let dir = tempfile::tempdir()?;
 /// # let db = sheaf::Database::open(dir.path())?;
 /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
-/// use sheaf::Named;
+/// use sheaf::KeyspaceSelector;
 ///
 /// assert_eq!((&users).keyspace_name(), (&"users").keyspace_name());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub trait Named {
+pub trait KeyspaceSelector {
     /// Returns the name of the keyspace.
     fn keyspace_name(&self) -> Cow<'_, str>;
 }
 
-impl<T: AsRef<str> + ?Sized> Named for &T {
+impl<T: AsRef<str> + ?Sized> KeyspaceSelector for &T {
     fn keyspace_name(&self) -> Cow<'_, str> {
         (*self).as_ref().into()
     }
 }
 
-impl Named for &Keyspace {
+impl KeyspaceSelector for &Keyspace {
     fn keyspace_name(&self) -> Cow<'_, str> {
         self.name().into()
     }
@@ -78,14 +78,14 @@ impl fmt::Debug for Snapshot {
 impl fmt::Debug for KeyspaceSnapshot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("KeyspaceSnapshot")
-            .field("name", &self.scope().kept.name())
+            .field("name", &self.scope().keyspace.name())
             .field("seq", &self.seq.0)
             .finish_non_exhaustive()
     }
 }
 
 impl Snapshot {
-    pub(crate) fn new(handle: &Arc<Handle>) -> Result<Snapshot> {
+    pub(crate) fn new(handle: &Arc<OpenDatabase>) -> Result<Snapshot> {
         let (view, shown) = handle.store().snapshot()?;
         Ok(Snapshot { handle: Arc::clone(handle), view: Arc::new(view), shown })
     }
@@ -117,7 +117,7 @@ impl Snapshot {
     /// ```
     #[must_use]
     pub fn keyspaces(&self) -> Vec<String> {
-        self.shown.keyspaces().map(|kept| kept.name().to_owned()).collect()
+        self.shown.keyspaces().map(|state| state.name().to_owned()).collect()
     }
 
     /// Returns the keyspace of the snapshot with this name, or with the name of this handle.
@@ -136,15 +136,15 @@ impl Snapshot {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::NoKeyspace`] if the keyspace was created after the snapshot or dropped
-    /// before it.
-    pub fn keyspace(&self, keyspace: impl Named) -> Result<KeyspaceSnapshot> {
+    /// Returns [`Error::KeyspaceNotFound`] if the keyspace was created after the snapshot or
+    /// dropped before it.
+    pub fn keyspace(&self, keyspace: impl KeyspaceSelector) -> Result<KeyspaceSnapshot> {
         let name = keyspace.keyspace_name();
-        let kept = self.shown.keyspace(&name);
-        let kept = kept.ok_or_else(|| Error::NoKeyspace { name: name.to_string() })?;
+        let state = self.shown.keyspace(&name);
+        let state = state.ok_or_else(|| Error::KeyspaceNotFound { name: name.to_string() })?;
         let (handle, view) = (Arc::clone(&self.handle), Some(Arc::clone(&self.view)));
-        let scope = Scope { handle, kept: Arc::clone(kept), _view: view };
-        Ok(KeyspaceSnapshot { scopes: Arc::new(Spread::new(scope)), seq: self.view.seq() })
+        let scope = ScanScope { handle, keyspace: Arc::clone(state), _view: view };
+        Ok(KeyspaceSnapshot { scopes: Arc::new(ShardedArc::new(scope)), seq: self.view.seq() })
     }
 }
 
@@ -162,12 +162,12 @@ impl Snapshot {
 /// ```
 #[derive(Clone)]
 pub struct KeyspaceSnapshot {
-    scopes: Arc<Spread<Scope>>,
+    scopes: Arc<ShardedArc<ScanScope>>,
     seq: Seq,
 }
 
 impl KeyspaceSnapshot {
-    fn scope(&self) -> &Scope {
+    fn scope(&self) -> &ScanScope {
         self.scopes.value()
     }
 
@@ -212,9 +212,9 @@ impl KeyspaceSnapshot {
             len = Some(value.len());
             read(value)
         };
-        let found = get_at(&self.scope().handle, &self.scope().kept, self.seq, key, read)?;
+        let found = get_at(&self.scope().handle, &self.scope().keyspace, self.seq, key, read)?;
         if let Some(sample) = sample {
-            observe::read(&self.scope().handle, &self.scope().kept, sample, key, len);
+            workload::record_read(&self.scope().handle, &self.scope().keyspace, sample, key, len);
         }
         Ok(found)
     }
@@ -255,7 +255,7 @@ impl KeyspaceSnapshot {
     ///
     /// Returns the [read errors](Keyspace#read-errors).
     pub fn reader(&self, key: impl AsRef<[u8]>) -> Result<Option<ValueReader>> {
-        ValueReader::open(&self.scope().handle, &self.scope().kept, self.seq, key.as_ref())
+        ValueReader::open(&self.scope().handle, &self.scope().keyspace, self.seq, key.as_ref())
     }
 
     /// Returns true if `key` exists.
@@ -293,7 +293,7 @@ impl KeyspaceSnapshot {
     ///
     /// Returns the [read errors](Keyspace#read-errors), for the first key that cannot be read.
     pub fn multi_get<K: AsRef<[u8]>>(&self, keys: impl IntoIterator<Item = K>) -> Result<Vec<Option<Value>>> {
-        in_groups(&**self.scope().kept.engine()?, keys, |key| self.get(key))
+        get_in_groups(&**self.scope().keyspace.engine()?, keys, |key| self.get(key))
     }
 
     /// Returns the pair with the lowest key, or `None` if there are no keys. Needs an ordered
@@ -314,7 +314,7 @@ impl KeyspaceSnapshot {
     /// Returns [`Error::Unsupported`] if the engine is not ordered, and the [read
     /// errors](Keyspace#read-errors).
     pub fn first(&self) -> Result<Option<(Value, Value)>> {
-        need_order(&self.scope().kept, "first")?;
+        require_ordered(&self.scope().keyspace, "first")?;
         self.iter()?.next().transpose()
     }
 
@@ -336,7 +336,7 @@ impl KeyspaceSnapshot {
     /// Returns [`Error::Unsupported`] if the engine is not ordered, and the [read
     /// errors](Keyspace#read-errors).
     pub fn last(&self) -> Result<Option<(Value, Value)>> {
-        need_order(&self.scope().kept, "last")?;
+        require_ordered(&self.scope().keyspace, "last")?;
         self.iter()?.next_back().transpose()
     }
 
@@ -357,7 +357,7 @@ impl KeyspaceSnapshot {
     /// Returns [`Error::Unsupported`] if the engine is not ordered and the range is not `..`, and
     /// the [read errors](Keyspace#read-errors).
     pub fn range<K: AsRef<[u8]>>(&self, range: impl KeyRange<K>) -> Result<Iter> {
-        self.iterate(range.bounds(), Want::Pairs)
+        self.iterate(range.bounds(), Projection::Pairs)
     }
 
     /// Returns an iterator over the pairs with keys that start with `prefix`, in key order. Needs
@@ -376,7 +376,7 @@ impl KeyspaceSnapshot {
     ///
     /// Returns the errors of [`KeyspaceSnapshot::range`].
     pub fn prefix(&self, prefix: impl AsRef<[u8]>) -> Result<Iter> {
-        self.iterate(prefix_bounds(prefix.as_ref()), Want::Pairs)
+        self.iterate(prefix_bounds(prefix.as_ref()), Projection::Pairs)
     }
 
     /// Returns an iterator over all pairs: in key order if the engine is ordered, otherwise each
@@ -395,7 +395,7 @@ impl KeyspaceSnapshot {
     ///
     /// Returns the [read errors](Keyspace#read-errors).
     pub fn iter(&self) -> Result<Iter> {
-        self.iterate(Bounds::all(), Want::Pairs)
+        self.iterate(Bounds::all(), Projection::Pairs)
     }
 
     /// Returns an iterator over all keys, in the order of [`KeyspaceSnapshot::iter`].
@@ -413,12 +413,12 @@ impl KeyspaceSnapshot {
     ///
     /// Returns the [read errors](Keyspace#read-errors).
     pub fn keys(&self) -> Result<Keys> {
-        Ok(Keys(self.iterate(Bounds::all(), Want::Keys)?))
+        Ok(Keys(self.iterate(Bounds::all(), Projection::Keys)?))
     }
 
-    fn iterate(&self, bounds: Bounds, want: Want) -> Result<Iter> {
+    fn iterate(&self, bounds: Bounds, projection: Projection) -> Result<Iter> {
         self.scope().handle.check_open()?;
-        Iter::of_snapshot(self.scopes.get(), self.seq, bounds, want)
+        Iter::from_snapshot(self.scopes.get(), self.seq, bounds, projection)
     }
 
     /// Returns the number of keys. Iterates over all of them.

@@ -12,7 +12,7 @@ use std::ops::Deref;
 use std::str::Utf8Error;
 use std::string::FromUtf8Error;
 
-const INLINE: usize = 30;
+const MAX_INLINE: usize = 30;
 
 /// Owned bytes: a key or a value. Dereferences to `[u8]`, is compared like `[u8]`, and converts
 /// from and to the usual byte and string types. Up to 30 bytes need no allocation.
@@ -26,11 +26,11 @@ const INLINE: usize = 30;
 /// assert_eq!(Vec::from(value), b"lovelace");
 /// ```
 #[derive(Clone)]
-pub struct Value(Repr);
+pub struct Value(ValueRepr);
 
 #[derive(Clone)]
-enum Repr {
-    Inline(u8, [u8; INLINE]),
+enum ValueRepr {
+    Inline(u8, [u8; MAX_INLINE]),
     Heap(Box<[u8]>),
 }
 
@@ -44,12 +44,12 @@ impl Value {
     #[inline]
     pub fn new(bytes: &[u8]) -> Value {
         match u8::try_from(bytes.len()) {
-            Ok(len) if bytes.len() <= INLINE => {
-                let mut inline = [0; INLINE];
+            Ok(len) if bytes.len() <= MAX_INLINE => {
+                let mut inline = [0; MAX_INLINE];
                 inline[..bytes.len()].copy_from_slice(bytes);
-                Value(Repr::Inline(len, inline))
+                Value(ValueRepr::Inline(len, inline))
             }
-            _ => Value(Repr::Heap(bytes.into())),
+            _ => Value(ValueRepr::Heap(bytes.into())),
         }
     }
 }
@@ -59,8 +59,8 @@ impl Deref for Value {
 
     fn deref(&self) -> &[u8] {
         match &self.0 {
-            Repr::Inline(len, bytes) => &bytes[..usize::from(*len)],
-            Repr::Heap(bytes) => bytes,
+            ValueRepr::Inline(len, bytes) => &bytes[..usize::from(*len)],
+            ValueRepr::Heap(bytes) => bytes,
         }
     }
 }
@@ -68,15 +68,19 @@ impl Deref for Value {
 impl From<Value> for Vec<u8> {
     fn from(value: Value) -> Vec<u8> {
         match value.0 {
-            Repr::Inline(len, bytes) => bytes[..usize::from(len)].to_vec(),
-            Repr::Heap(bytes) => bytes.into_vec(),
+            ValueRepr::Inline(len, bytes) => bytes[..usize::from(len)].to_vec(),
+            ValueRepr::Heap(bytes) => bytes.into_vec(),
         }
     }
 }
 
 impl From<Vec<u8>> for Value {
     fn from(bytes: Vec<u8>) -> Value {
-        if bytes.len() <= INLINE { Value::new(&bytes) } else { Value(Repr::Heap(bytes.into_boxed_slice())) }
+        if bytes.len() <= MAX_INLINE {
+            Value::new(&bytes)
+        } else {
+            Value(ValueRepr::Heap(bytes.into_boxed_slice()))
+        }
     }
 }
 

@@ -1,4 +1,5 @@
-//! The door of a process that has no descriptor left. The limit is the whole process's, so this is a program of its own.
+//! The door of a process that has no descriptor left. The limit is the whole process's, so this is
+//! a program of its own.
 
 #![expect(clippy::unwrap_used, reason = "a test's own steps work")]
 #![allow(clippy::disallowed_methods, reason = "a test makes its directory itself")]
@@ -9,7 +10,7 @@ use std::time::Duration;
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use sheaf::{Database, Owner};
+use sheaf::{AttachedOwner, Database};
 
 /// Descriptors that are there stay; below the limit none is made.
 fn limit(descriptors: u64) {
@@ -18,7 +19,7 @@ fn limit(descriptors: u64) {
 }
 
 /// What is open on the null device.
-fn nulls() -> Vec<u32> {
+fn open_nulls() -> Vec<u32> {
     let is_null = |fd: &u32| {
         std::fs::read_link(format!("/proc/self/fd/{fd}")).is_ok_and(|to| to.as_os_str() == "/dev/null")
     };
@@ -26,13 +27,13 @@ fn nulls() -> Vec<u32> {
 }
 
 #[test]
-fn a_door_outlives_the_want_of_descriptors() {
+fn the_ipc_server_survives_a_shortage_of_descriptors() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("db");
     let before = getrlimit(Resource::Nofile).current.unwrap();
-    let others = nulls();
+    let others = open_nulls();
     let db = Database::open(&path).unwrap();
-    drop(Owner::connect(&path).unwrap().unwrap()); // so the door is waiting
+    drop(AttachedOwner::connect(&path).unwrap().unwrap()); // so the door is waiting
     let socket = || {
         let flags = SocketFlags::CLOEXEC;
         rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap()
@@ -40,23 +41,24 @@ fn a_door_outlives_the_want_of_descriptors() {
     let [first, second] = [socket(), socket()];
     let door = SocketAddrUnix::new(path.join("door")).unwrap();
     let files = 1; // the spare descriptor of the database's files
-    assert!(nulls().len() > others.len() + files, "the door keeps a descriptor");
+    assert!(open_nulls().len() > others.len() + files, "the door keeps a descriptor");
     limit(3);
-    // This one gets the descriptor that the door had for it. For the next there is none, and so the one that was kept goes.
+    // This one gets the descriptor that the door had for it. For the next there is none, and so the
+    // one that was kept goes.
     rustix::net::connect(&first, &door).unwrap();
-    while nulls().len() > others.len() + files {
+    while open_nulls().len() > others.len() + files {
         std::thread::yield_now();
     }
     rustix::net::connect(&second, &door).unwrap();
     let second = UnixStream::from(second);
     second.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
     assert!((&second).read_exact(&mut [0; 16]).is_err(), "nobody hears it");
-    assert!(db.stats().door, "and the door is there still");
+    assert!(db.stats().has_ipc, "and the door is there still");
     limit(before);
     second.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
     let mut hello = [0; 16];
     (&second).read_exact(&mut hello).unwrap();
     assert!(hello.starts_with(b"SHEAFDOR"));
-    Owner::connect(&path).unwrap().unwrap().persist().unwrap();
+    AttachedOwner::connect(&path).unwrap().unwrap().persist().unwrap();
     db.close().unwrap();
 }

@@ -8,8 +8,8 @@ use std::path::Path;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sheaf::{BackupOptions, Database};
 
-/// MiB that each engine is given (24), and keyspaces that are made (100), unless `SHEAF_FEW_MIB` and `SHEAF_FEW_KEYSPACES`
-/// say otherwise.
+/// MiB that each engine is given (24), and keyspaces that are made (100), unless `SHEAF_FEW_MIB`
+/// and `SHEAF_FEW_KEYSPACES` say otherwise.
 fn mib() -> u32 {
     chosen("SHEAF_FEW_MIB", 24)
 }
@@ -86,7 +86,7 @@ fn keyspaces(dir: &Path, most: usize) {
     println!("{count} keyspaces: {} descriptors, {mapped} mappings", in_use());
     let reader = Database::builder().read_only(true).open(&path).unwrap();
     for number in 0..count {
-        let keyspace = reader.existing_keyspace(&format!("k{number}")).unwrap().unwrap();
+        let keyspace = reader.open_keyspace(&format!("k{number}")).unwrap().unwrap();
         assert_eq!(keyspace.get("7").unwrap().as_deref(), Some(&value(7)[..]));
     }
     assert!(in_use() <= most + 64, "{}", in_use()); // both are in this process

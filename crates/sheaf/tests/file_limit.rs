@@ -1,4 +1,5 @@
-//! A process that may not make large files. The limit is the whole process's, so this is a program of its own.
+//! A process that may not make large files. The limit is the whole process's, so this is a program
+//! of its own.
 
 #![expect(clippy::unwrap_used, reason = "a test's own steps work")]
 
@@ -11,7 +12,7 @@ fn limit(bytes: Option<u64>) {
 }
 
 #[test]
-fn beyond_the_limit_of_file_sizes_writes_are_refused_and_reads_go_on() {
+fn writes_beyond_the_file_size_limit_fail_and_reads_continue() {
     let dir = tempfile::tempdir().unwrap();
     for engine in sheaf::engines() {
         let path = dir.path().join(engine);
@@ -28,7 +29,10 @@ fn beyond_the_limit_of_file_sizes_writes_are_refused_and_reads_go_on() {
             assert!(count < 1 << 20, "{engine}: nothing is refused");
         };
         let text = refused.to_string();
-        assert!(matches!(refused, Error::FileLimit { limit, .. } if limit == 64 << 10), "{engine}: {text}");
+        assert!(
+            matches!(refused, Error::FileSizeLimit { limit, .. } if limit == 64 << 10),
+            "{engine}: {text}"
+        );
         assert!(text.contains("ulimit -f") && refused.is_no_space(), "{text}");
         assert_eq!(db.stats().poisoned, None, "{engine}");
         assert_eq!(keyspace.get("first").unwrap().as_deref(), Some(&b"value"[..]));

@@ -2,17 +2,17 @@
 
 use sheaf::{Database, Durability, KeyspaceOptions};
 
-struct Dir(std::path::PathBuf);
+struct FirstStepsDir(std::path::PathBuf);
 
-impl Dir {
-    fn new(name: &str) -> Dir {
+impl FirstStepsDir {
+    fn new(name: &str) -> FirstStepsDir {
         let dir = std::env::temp_dir().join(format!("sheaf-{name}-{}", std::process::id()));
         std::fs::remove_dir_all(&dir).ok();
-        Dir(dir)
+        FirstStepsDir(dir)
     }
 }
 
-impl Drop for Dir {
+impl Drop for FirstStepsDir {
     fn drop(&mut self) {
         std::fs::remove_dir_all(&self.0).ok();
     }
@@ -23,8 +23,8 @@ fn key(n: u32) -> Vec<u8> {
 }
 
 #[test]
-fn what_was_written_is_there_after_a_reopen() {
-    let dir = Dir::new("reopen");
+fn written_pairs_survive_a_reopen() {
+    let dir = FirstStepsDir::new("reopen");
     {
         let db = Database::open(&dir.0).unwrap();
         let ks = db.keyspace("default", KeyspaceOptions::default()).unwrap();
@@ -39,7 +39,7 @@ fn what_was_written_is_there_after_a_reopen() {
     }
     for round in 0..2 {
         let db = Database::open(&dir.0).unwrap();
-        let ks = db.existing_keyspace("default").unwrap().unwrap();
+        let ks = db.open_keyspace("default").unwrap().unwrap();
         for n in 0..20_000 {
             let want = (n % 3 != 0).then(|| vec![(n % 251) as u8; 100]);
             assert_eq!(ks.get(key(n)).unwrap().map(Vec::from), want, "key {n}, round {round}");
@@ -52,8 +52,8 @@ fn what_was_written_is_there_after_a_reopen() {
 }
 
 #[test]
-fn updates_far_beyond_the_limit_are_cleaned_up_after() {
-    let dir = Dir::new("clean");
+fn gc_reclaims_updates_far_beyond_the_space_limit() {
+    let dir = FirstStepsDir::new("clean");
     let db = Database::open(&dir.0).unwrap();
     let ks = db.keyspace("default", KeyspaceOptions::default().engine("flat")).unwrap();
     for round in 0..40u32 {
@@ -63,19 +63,19 @@ fn updates_far_beyond_the_limit_are_cleaned_up_after() {
     }
     let stats = db.stats();
     let log = stats.logs.iter().find(|l| l.name == "flat").unwrap();
-    assert!(log.freed > 0 && log.disk_bytes < 8 * log.live_bytes, "{log:?}");
+    assert!(log.freed_segments > 0 && log.disk_bytes < 8 * log.live_bytes, "{log:?}");
     for n in 0..10_000 {
         assert!(ks.get(key(n)).unwrap().unwrap().starts_with(b"39 "));
     }
     drop((ks, db));
     let db = Database::open(&dir.0).unwrap();
-    let ks = db.existing_keyspace("default").unwrap().unwrap();
+    let ks = db.open_keyspace("default").unwrap().unwrap();
     assert!((0..10_000).all(|n| ks.get(key(n)).unwrap().unwrap().starts_with(b"39 ")));
 }
 
 #[test]
-fn a_snapshot_stays_what_it_was() {
-    let dir = Dir::new("snapshot");
+fn a_snapshot_does_not_change() {
+    let dir = FirstStepsDir::new("snapshot");
     let db = Database::open(&dir.0).unwrap();
     let ks = db.keyspace("a", KeyspaceOptions::default()).unwrap();
     (0..1000).for_each(|n| ks.insert(key(n), "old").unwrap());
@@ -92,8 +92,8 @@ fn a_snapshot_stays_what_it_was() {
 }
 
 #[test]
-fn synced_batches_over_keyspaces_come_back_whole() {
-    let dir = Dir::new("batch");
+fn synced_batches_over_keyspaces_are_atomic_after_a_reopen() {
+    let dir = FirstStepsDir::new("batch");
     {
         let db = Database::open(&dir.0).unwrap();
         let (a, b) = (
@@ -112,7 +112,7 @@ fn synced_batches_over_keyspaces_come_back_whole() {
 }
 
 #[test]
-fn the_example_in_the_readme_is_the_one_that_compiles() {
+fn the_readme_example_equals_the_compiled_one() {
     let readme = include_str!("../../../README.md");
     let example = readme.split("```rust\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
     let docs: String = include_str!("../src/lib.rs")

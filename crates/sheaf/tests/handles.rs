@@ -14,7 +14,7 @@ fn fresh() -> (tempfile::TempDir, Database) {
 }
 
 #[test]
-fn every_handle_can_be_printed_and_says_what_it_is_of() {
+fn debug_output_of_every_handle_names_its_object() {
     let (_dir, db) = fresh();
     let users = db.keyspace("users", "flat-ordered").unwrap();
     users.insert("ada", "lovelace").unwrap();
@@ -35,7 +35,7 @@ fn every_handle_can_be_printed_and_says_what_it_is_of() {
     // `unwrap_err` needs it.
     assert!(matches!(db.keyspace("users", "flex").unwrap_err(), Error::EngineMismatch { .. }));
     db.drop_keyspace("users").unwrap();
-    assert!(matches!(users.iter().unwrap_err(), Error::NoKeyspace { .. }));
+    assert!(matches!(users.iter().unwrap_err(), Error::KeyspaceNotFound { .. }));
     assert!(shown(&users).contains("\"users\""), "of a dropped one, what it was");
 }
 
@@ -60,7 +60,7 @@ fn bounds_of_borrowed_slices_are_inferred() {
 }
 
 #[test]
-fn a_keyspace_of_a_snapshot_takes_a_handle_and_has_first_last_and_many() {
+fn a_keyspace_snapshot_supports_handles_first_last_and_multi_get() {
     let (_dir, db) = fresh();
     for engine in sheaf::engines() {
         let name = format!("of {engine}");
@@ -88,7 +88,7 @@ fn a_keyspace_of_a_snapshot_takes_a_handle_and_has_first_last_and_many() {
     }
     let snapshot = db.snapshot().unwrap();
     let later = db.keyspace("later", KeyspaceOptions::default()).unwrap();
-    assert!(matches!(snapshot.keyspace(&later), Err(Error::NoKeyspace { .. })));
+    assert!(matches!(snapshot.keyspace(&later), Err(Error::KeyspaceNotFound { .. })));
 }
 
 #[test]
@@ -97,12 +97,12 @@ fn a_batch_is_cleared_and_appended_and_has_a_limit() {
     let users = db.keyspace("users", KeyspaceOptions::default()).unwrap();
     let (mut one, mut two) = (db.batch(), db.batch());
     one.insert(&users, "ada", "1").insert(&users, "alan", "1");
-    two.insert(&users, "ada", "2").expect(&users, "ada", None);
+    two.insert(&users, "ada", "2").expect_value(&users, "ada", None);
     one.append(&mut two);
     assert!(two.is_empty() && one.len() == 3);
     one.commit().unwrap();
     assert_eq!(users.get("ada").unwrap().unwrap(), "2", "what was appended is behind the rest");
-    two.insert(&users, "ada", "3").expect(&users, "ada", None);
+    two.insert(&users, "ada", "3").expect_value(&users, "ada", None);
     two.clear();
     assert!(two.is_empty());
     two.insert(&users, "ada", "4");
@@ -115,7 +115,7 @@ fn a_batch_is_cleared_and_appended_and_has_a_limit() {
         large.insert(&users, key.to_be_bytes(), &value);
     }
     match large.commit() {
-        Err(Error::TooLarge { what: "batch", max, .. }) => assert_eq!(max, MAX_BATCH as u64),
+        Err(Error::TooLarge { object: "batch", max, .. }) => assert_eq!(max, MAX_BATCH as u64),
         other => panic!("{other:?}"),
     }
     assert_eq!(users.len().unwrap(), 2);
@@ -133,14 +133,14 @@ fn a_keyspace_is_created_once() {
     let again = db.create_keyspace("users", KeyspaceOptions::default());
     assert!(matches!(again.unwrap_err(), Error::KeyspaceExists { name } if name == "users"));
     assert_eq!(db.keyspace("users", KeyspaceOptions::default()).unwrap().engine(), "flat");
-    assert!(matches!(db.create_keyspace("other", "abacus"), Err(Error::Invalid { .. })));
-    assert!(matches!(db.create_keyspace("", "flex"), Err(Error::Invalid { .. })));
+    assert!(matches!(db.create_keyspace("other", "abacus"), Err(Error::InvalidArgument { .. })));
+    assert!(matches!(db.create_keyspace("", "flex"), Err(Error::InvalidArgument { .. })));
     db.drop_keyspace("users").unwrap();
     db.create_keyspace("users", "flex").unwrap();
 }
 
 #[test]
-fn an_error_becomes_an_io_error_of_a_fitting_kind_and_comes_back() {
+fn an_error_survives_conversion_to_io_error_and_back() {
     fn read(db: &Database) -> io::Result<Value> {
         let users = db.create_keyspace("users", "flex")?;
         users.get("ada")?.ok_or_else(|| io::ErrorKind::NotFound.into())
@@ -165,16 +165,16 @@ fn an_error_becomes_an_io_error_of_a_fitting_kind_and_comes_back() {
 fn a_long_value_is_loaded_as_a_stream() {
     let (_dir, db) = fresh();
     for engine in ["flex", "delsm", "flat"] {
-        let options = sheaf::LoadOptions::default().engine(engine);
+        let options = sheaf::BulkLoadOptions::default().engine(engine);
         let mut loader = db.bulk_load(engine, options).unwrap();
         let length = 5 << 20;
         let mut value = io::Read::take(io::repeat(7), length);
         assert_eq!(loader.push_reader("b", &mut value).unwrap(), length);
         assert_eq!(loader.push_reader("c", &mut &b"short"[..]).unwrap(), 5);
         let below = loader.push_reader("a", &mut io::empty());
-        assert!(matches!(below, Err(Error::Invalid { what: "key", .. })), "{below:?}");
+        assert!(matches!(below, Err(Error::InvalidArgument { argument: "key", .. })), "{below:?}");
         assert_eq!(loader.finish().unwrap().pairs, 2);
-        let keyspace = db.existing_keyspace(engine).unwrap().unwrap();
+        let keyspace = db.open_keyspace(engine).unwrap().unwrap();
         assert!(
             keyspace.get("b").unwrap().unwrap().iter().eq(vec![7; usize::try_from(length).unwrap()].iter())
         );
@@ -186,7 +186,7 @@ fn a_long_value_is_loaded_as_a_stream() {
                 Err(io::ErrorKind::BrokenPipe.into())
             }
         }
-        let options = sheaf::LoadOptions::default().replace(true);
+        let options = sheaf::BulkLoadOptions::default().replace(true);
         let mut loader = db.bulk_load(engine, options).unwrap();
         assert!(matches!(loader.push_reader("a", &mut Broken), Err(Error::Io { op: "read", .. })));
         assert!(loader.finish().is_err(), "half a value is none");

@@ -108,7 +108,7 @@ impl Recorder for Last {
 }
 
 #[test]
-fn a_database_tells_what_it_does_and_publishes_its_figures() {
+fn spans_events_and_metrics_are_published() {
     let dir = std::env::temp_dir().join(format!("sheaf-operators-{}", std::process::id()));
     std::fs::remove_dir_all(&dir).ok();
     let (told, last) = (Told::default(), Last::default());

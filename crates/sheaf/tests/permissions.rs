@@ -1,4 +1,5 @@
-//! Modes of files and directories on the real disk: of databases, of copies of them, and of the lock.
+//! Modes of files and directories on the real disk: of databases, of copies of them, and of the
+//! lock.
 
 #![expect(clippy::unwrap_used, reason = "a test's own steps work")]
 #![allow(clippy::disallowed_methods, reason = "a test looks at files from outside")]
@@ -10,14 +11,14 @@ use std::path::{Path, PathBuf};
 
 use sheaf::{BackupOptions, Database, Error, KeyspaceOptions, Permissions, RepairOptions};
 
-struct Dir(PathBuf);
+struct PermissionsDir(PathBuf);
 
-impl Dir {
-    fn new(name: &str) -> Dir {
+impl PermissionsDir {
+    fn new(name: &str) -> PermissionsDir {
         let dir = std::env::temp_dir().join(format!("sheaf-modes-{name}-{}", std::process::id()));
         fs::remove_dir_all(&dir).ok();
         fs::create_dir_all(&dir).unwrap();
-        Dir(dir)
+        PermissionsDir(dir)
     }
 
     fn at(&self, name: &str) -> PathBuf {
@@ -25,7 +26,7 @@ impl Dir {
     }
 }
 
-impl Drop for Dir {
+impl Drop for PermissionsDir {
     fn drop(&mut self) {
         fs::remove_dir_all(&self.0).ok();
     }
@@ -84,8 +85,8 @@ fn chmod(dir: &Path, directories: u32, files: u32) {
 }
 
 #[test]
-fn a_new_database_is_its_owners_alone() {
-    let dir = Dir::new("new");
+fn a_new_database_is_accessible_to_its_owner_only() {
+    let dir = PermissionsDir::new("new");
     let db = Database::open(dir.at("above/db")).unwrap();
     fill(&db);
     assert_eq!(modes(&dir.at("above")), only(0o700, 0o600), "open, with its door");
@@ -100,8 +101,8 @@ fn a_new_database_is_its_owners_alone() {
 }
 
 #[test]
-fn chosen_modes_stay_over_openings_and_go_along_with_copies() {
-    let dir = Dir::new("chosen");
+fn requested_modes_survive_reopening_and_copying() {
+    let dir = PermissionsDir::new("chosen");
     let (db, backup) = (dir.at("db"), dir.at("backup"));
     let open = Database::builder().permissions(Permissions::GROUP).open(&db).unwrap();
     fill(&open);
@@ -125,8 +126,8 @@ fn chosen_modes_stay_over_openings_and_go_along_with_copies() {
 }
 
 #[test]
-fn a_copy_is_for_nobody_who_could_not_read_its_source() {
-    let dir = Dir::new("copies");
+fn a_copy_grants_no_access_that_its_source_denied() {
+    let dir = PermissionsDir::new("copies");
     let (db, base) = (dir.at("db"), dir.at("base"));
     let open = Database::open(&db).unwrap();
     fill(&open);
@@ -153,18 +154,21 @@ fn a_copy_is_for_nobody_who_could_not_read_its_source() {
 }
 
 #[test]
-fn modes_without_sense_create_nothing() {
-    let dir = Dir::new("bad");
+fn invalid_modes_create_nothing() {
+    let dir = PermissionsDir::new("bad");
     for bad in [Permissions::of_files(0o400), Permissions::new(0o600, 0o600), Permissions::of_files(0o777)] {
         let refused = Database::builder().permissions(bad).open(dir.at("db")).map(drop);
-        assert!(matches!(refused, Err(Error::Invalid { what: "permissions", .. })), "{refused:?}");
+        assert!(
+            matches!(refused, Err(Error::InvalidArgument { argument: "permissions", .. })),
+            "{refused:?}"
+        );
     }
     assert!(!dir.at("db").exists());
 }
 
 #[test]
-fn a_lock_that_is_a_link_or_missing_is_an_error_that_says_so() {
-    let dir = Dir::new("lock");
+fn a_lock_file_that_is_a_link_or_missing_is_an_error() {
+    let dir = PermissionsDir::new("lock");
     let db = dir.at("db");
     fill(&Database::open(&db).unwrap());
     let lock = db.join("LOCK");

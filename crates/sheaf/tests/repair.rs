@@ -23,7 +23,7 @@ fn a_cancelled_repair_leaves_nothing_while_background_threads_work() {
             left -= 1;
             if left < 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         };
-        let options = RepairOptions::default().watched(&mut watcher);
+        let options = RepairOptions::default().on_progress(&mut watcher);
         match Database::builder().repair(&from, &to, options) {
             Err(Error::Cancelled) => assert!(!to.exists(), "after {calls} calls"),
             done => {

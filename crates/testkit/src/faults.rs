@@ -1,55 +1,58 @@
 //! # Faults: the n-th call fails, for every n
 //!
-//! A workload runs again and again, and each time another disk call fails: that one alone, or all of its
-//! kind from then on, or everything from then on, as if the device had gone. Each failure must reach the caller
-//! as an error of the right kind; what was refused must not be there; reads answer right or with an error; a
-//! poisoned database takes no write until it is reopened. Then every handle is dropped and the database
-//! opened without faults, once as the killed process's successor and twice after a power cut, and must
-//! keep its promise: take a commit, close, open again and be the same.
+//! A workload runs again and again, and each time another disk call fails: that one alone, or all
+//! of its kind from then on, or everything from then on, as if the device had gone. Each failure
+//! must reach the caller as an error of the right kind; what was refused must not be there; reads
+//! answer right or with an error; a poisoned database takes no write until it is reopened. Then
+//! every handle is dropped and the database opened without faults, once as the killed process's
+//! successor and twice after a power cut, and must keep its promise: take a commit, close, open
+//! again and be the same.
 //!
 //! ## What it cannot see
 //!
-//! A power cut after a failed directory sync and a reopening in the same boot: the kernel shows names that
-//! the platter lacks, and no call saves them. Two different failures in one run; failures of mapped memory;
-//! interleavings of threads. Short and interrupted transfers as such: the real disk goes on with them (its own
-//! tests), and fails as `Nothing` or `Torn` does here when it gets no further.
+//! A power cut after a failed directory sync and a reopening in the same boot: the kernel shows
+//! names that the platter lacks, and no call saves them. Two different failures in one run;
+//! failures of mapped memory; interleavings of threads. Short and interrupted transfers as such:
+//! the real disk goes on with them (its own tests), and fails as `None` or `Torn` does here when it
+//! gets no further.
 
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use sheaf::Error;
-use sheaf_base::disk::sim::{AfterFailedSync, Class, Failure, Fault, FaultPlan, Keep, SimDisk};
+use sheaf_base::disk::sim::{AfterFailedSync, CallClass, Fault, FaultKind, FaultPlan, KeepChoice, SimDisk};
 use sheaf_base::sync::Mutex;
 
-use crate::crash::check::{Claim, End, check};
-use crate::crash::history::{History, State};
-use crate::crash::run::Run;
-use crate::crash::workload::{Random, Shape, Step, generate, show};
-use crate::crash::world::World;
-use crate::stage::Subject;
-use crate::tap::Lie;
+use crate::crash::check::{AfterRecovery, ExpectedPrefix, check};
+use crate::crash::history::{CommitHistory, ExpectedState};
+use crate::crash::machine::TestMachine;
+use crate::crash::run::WorkloadRun;
+use crate::crash::workload::{CrashStep, TestRandom, WorkloadShape, format_steps, generate};
+use crate::fixture::TestSubject;
+use crate::recording_disk::DiskDefect;
+use crate::supervise::run_supervised;
 use crate::totals::{self, Budget, Stopwatch, Totals};
-use crate::trial::trial;
 
-/// The kinds of failures: EIO, ENOSPC, EDQUOT, EMFILE, EINTR, EAGAIN, a short transfer, none at all.
-pub const KINDS: [Failure; 8] = [
-    Failure::Io,
-    Failure::NoSpace,
-    Failure::Quota,
-    Failure::TooManyOpen,
-    Failure::Interrupted,
-    Failure::Again,
-    Failure::Torn { sectors: 1 },
-    Failure::Nothing,
+/// The kinds of failures: EIO, ENOSPC, EDQUOT, EMFILE, EINTR, EAGAIN, a short transfer, none at
+/// all.
+pub const FAILURES: [FaultKind; 8] = [
+    FaultKind::Io,
+    FaultKind::NoSpace,
+    FaultKind::Quota,
+    FaultKind::TooManyOpen,
+    FaultKind::Interrupted,
+    FaultKind::Again,
+    FaultKind::Torn { sectors: 1 },
+    FaultKind::NoProgress,
 ];
 
 /// A run ends after so many openings in a row that failed.
-const PATIENCE: u32 = 12;
+const MAX_FAILED_OPENS: u32 = 12;
 
 /// How much fails after the first failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reach {
+pub enum FaultReach {
     /// Nothing.
     Once,
     /// Every call of its kind.
@@ -58,53 +61,53 @@ pub enum Reach {
     All,
 }
 
-impl Reach {
-    const ALL: [Reach; 3] = [Reach::Once, Reach::Kind, Reach::All];
+impl FaultReach {
+    const ALL: [FaultReach; 3] = [FaultReach::Once, FaultReach::Kind, FaultReach::All];
 }
 
 /// A fault in a workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Case {
+pub struct FaultCase {
     /// Which kind of call fails first.
-    pub class: Class,
+    pub class: CallClass,
     /// Which call of the run that is, from 1.
     pub nth: u64,
     /// Which of its kind.
     pub nth_of_kind: u64,
     /// What fails after it.
-    pub reach: Reach,
+    pub reach: FaultReach,
     /// How.
-    pub failure: Failure,
+    pub failure: FaultKind,
     /// What reads see after a failed sync.
-    pub after: AfterFailedSync,
+    pub read_after_failed_sync: AfterFailedSync,
 }
 
-impl Case {
+impl FaultCase {
     fn fault(&self) -> Fault {
         let of_kind = Fault::new(self.class, self.failure).nth(self.nth_of_kind);
         match self.reach {
-            Reach::Once => of_kind,
-            Reach::Kind => of_kind.forever(),
-            Reach::All => Fault::new(Class::Any, self.failure).nth(self.nth).forever(),
+            FaultReach::Once => of_kind,
+            FaultReach::Kind => of_kind.forever(),
+            FaultReach::All => Fault::new(CallClass::Any, self.failure).nth(self.nth).forever(),
         }
     }
 
     /// Whether a call of `class` can have failed.
-    fn can_fail(&self, class: Class) -> bool {
-        self.reach == Reach::All || self.class == class
+    fn can_fail(&self, class: CallClass) -> bool {
+        self.reach == FaultReach::All || self.class == class
     }
 }
 
-impl fmt::Display for Case {
+impl fmt::Display for FaultCase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Case { class, nth, reach, failure, after, .. } = self;
+        let FaultCase { class, nth, reach, failure, read_after_failed_sync: after, .. } = self;
         write!(f, "call {nth} ({class:?}) fails as {failure:?}, {reach:?}, {after:?}")
     }
 }
 
 /// What was tried.
 #[derive(Clone, Debug, Default)]
-pub struct Report {
+pub struct FaultReport {
     /// Calls of the workload without faults.
     pub calls: u64,
     /// Runs in which a fault struck.
@@ -112,20 +115,20 @@ pub struct Report {
     /// Those that ended poisoned.
     pub poisoned: u64,
     /// Those in which nobody but background work noticed.
-    pub unnoticed: u64,
+    pub background_only: u64,
     /// Seconds it took.
     pub seconds: f64,
     /// What went wrong, the first few.
-    pub failures: Vec<totals::Failure>,
+    pub failures: Vec<totals::HarnessFailure>,
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for FaultReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Report { calls, runs, poisoned, unnoticed, seconds, failures } = self;
+        let FaultReport { calls, runs, poisoned, background_only, seconds, failures } = self;
         let rate = *runs as f64 / seconds.max(1e-9);
         write!(
             f,
-            "{calls} calls, {runs} faults struck ({poisoned} poisoned, {unnoticed} noticed by no caller), \
+            "{calls} calls, {runs} faults struck ({poisoned} poisoned, {background_only} noticed by no caller), \
              {} wrong, {seconds:.1} s, {rate:.0}/s",
             failures.len()
         )
@@ -134,33 +137,34 @@ impl fmt::Display for Report {
 
 /// What a case came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Struck {
+pub struct FaultOutcome {
     /// A caller got an error.
-    pub noticed: bool,
+    pub is_reported: bool,
     /// Writes were refused after it.
-    pub poisoned: bool,
+    pub is_poisoned: bool,
 }
 
-/// The workload of a seed, of so many operations; every second one asks for much background work, every third one compacts. An opening
-/// makes a hundred calls: one in a hundred steps is enough of them.
+/// The workload of a seed, of so many operations; every second one asks for much background work,
+/// every third one compacts. An opening makes a hundred calls: one in a hundred steps is enough of
+/// them.
 #[must_use]
-pub fn workload(seed: u64, steps: usize) -> Vec<Step> {
+pub fn workload(seed: u64, steps: usize) -> Vec<CrashStep> {
     let busy = seed.is_multiple_of(2);
     let compacts = seed.is_multiple_of(3);
     let moves = false;
-    let shape = Shape {
+    let shape = WorkloadShape {
         steps: 2 * steps,
-        busy,
-        drops: true,
-        compacts,
-        moves,
+        has_background_work: busy,
+        has_drops: true,
+        has_compactions: compacts,
+        has_loads_and_conversions: moves,
         large: 1_100,
         len: 100,
-        ..Shape::default()
+        ..WorkloadShape::default()
     };
     let mut due = 0;
-    let fits = |(number, step): &(usize, Step)| {
-        let opens = matches!(step, Step::Reopen | Step::Abandon);
+    let fits = |(number, step): &(usize, CrashStep)| {
+        let opens = matches!(step, CrashStep::Reopen | CrashStep::DropHandles);
         let is_early = opens && *number < due;
         if opens && !is_early {
             due = number + 100;
@@ -170,10 +174,11 @@ pub fn workload(seed: u64, steps: usize) -> Vec<Step> {
     generate(seed, &shape).into_iter().enumerate().filter(fits).map(|(_, step)| step).take(steps).collect()
 }
 
-/// Fails the calls of random workloads of 300 operations in every way. The budget's `cases` are workloads;
-/// each gets its part of the seconds, and if they do not suffice a fair sample of its faults is tried.
+/// Fails the calls of random workloads of 300 operations in every way. The budget's `cases` are
+/// workloads; each gets its part of the seconds, and if they do not suffice a fair sample of its
+/// faults is tried.
 #[must_use]
-pub fn run(subject: &Subject, seed: u64, budget: Budget) -> Totals {
+pub fn run(subject: &TestSubject, seed: u64, budget: Budget) -> Totals {
     let watch = Stopwatch::start();
     let mut totals = Totals::new("error plans", subject.name);
     let each = if budget.cases == u64::MAX { f64::INFINITY } else { budget.seconds / budget.cases as f64 };
@@ -194,58 +199,71 @@ pub fn run(subject: &Subject, seed: u64, budget: Budget) -> Totals {
 
 /// Fails every call of the workload of `seed` in every way; stops when the seconds are spent.
 #[must_use]
-pub fn every_call(subject: &Subject, seed: u64, steps: usize, budget: Budget) -> Report {
+pub fn every_call(subject: &TestSubject, seed: u64, steps: usize, budget: Budget) -> FaultReport {
     every_nth_call(subject, seed, steps, 1, budget)
 }
 
 /// As [`every_call`], of the calls each `nth` only.
 #[must_use]
-pub fn every_nth_call(subject: &Subject, seed: u64, steps: usize, nth: u64, budget: Budget) -> Report {
+pub fn every_nth_call(
+    subject: &TestSubject,
+    seed: u64,
+    steps: usize,
+    nth: u64,
+    budget: Budget,
+) -> FaultReport {
     let workload = workload(seed, steps);
-    let wanted = |case: &Case| case.nth.is_multiple_of(nth);
-    every_case(subject, &workload, wanted, Lie::None, |case| line(subject, seed, steps, case), budget)
+    let wanted = |case: &FaultCase| case.nth.is_multiple_of(nth);
+    every_case(
+        subject,
+        &workload,
+        wanted,
+        DiskDefect::None,
+        |case| replay_line(subject, seed, steps, case),
+        budget,
+    )
 }
 
-/// As [`every_call`] with a workload of one's own, the faults that `wanted` chooses and a disk that lies;
-/// `replay` says how one is run again.
+/// As [`every_call`] with a workload of one's own, the faults that `wanted` chooses and a disk that
+/// lies; `replay` says how one is run again.
 #[must_use]
 pub fn every_case(
-    subject: &Subject,
-    workload: &[Step],
-    wanted: impl Fn(&Case) -> bool,
-    lie: Lie,
-    replay: impl Fn(&Case) -> String + Sync,
+    subject: &TestSubject,
+    workload: &[CrashStep],
+    wanted: impl Fn(&FaultCase) -> bool,
+    defect: DiskDefect,
+    replay: impl Fn(&FaultCase) -> String + Sync,
     budget: Budget,
-) -> Report {
+) -> FaultReport {
     let watch = Stopwatch::start();
     let mut cases = match cases(subject, workload) {
         Ok(cases) => cases,
-        Err(what) => {
-            let failures = vec![totals::Failure { replay: show(workload), what }];
-            return Report { failures, ..Report::default() };
+        Err(message) => {
+            let failures = vec![totals::HarnessFailure { replay: format_steps(workload), message }];
+            return FaultReport { failures, ..FaultReport::default() };
         }
     };
     cases.retain(wanted);
     let calls = cases.iter().map(|case| case.nth).max().unwrap_or_default();
-    let report = Mutex::new(Report { calls, ..Report::default() });
+    let report = Mutex::new(FaultReport { calls, ..FaultReport::default() });
     let (next, is_over) = (AtomicUsize::new(0), AtomicBool::new(false));
     let work = || {
         while let Some(case) = cases.get(next.fetch_add(1, Ordering::Relaxed)) {
             if is_over.load(Ordering::Relaxed) || watch.seconds() > budget.seconds {
                 return;
             }
-            let result = trial(replay(case), || run_case(subject, workload, *case, lie, false));
+            let result = run_supervised(replay(case), || run_case(subject, workload, *case, defect, false));
             let mut report = report.lock();
             report.runs += u64::from(!matches!(result, Ok(None)));
             match result {
                 Ok(None) => {}
-                Ok(Some(Struck { noticed, poisoned })) => {
+                Ok(Some(FaultOutcome { is_reported: noticed, is_poisoned: poisoned })) => {
                     report.poisoned += u64::from(poisoned);
-                    report.unnoticed += u64::from(!noticed);
+                    report.background_only += u64::from(!noticed);
                 }
                 Err(what) => {
                     let what = format!("{case}: {what}");
-                    report.failures.push(totals::Failure { replay: replay(case), what });
+                    report.failures.push(totals::HarnessFailure { replay: replay(case), message: what });
                     is_over.store(report.failures.len() >= 5, Ordering::Relaxed);
                 }
             }
@@ -260,8 +278,8 @@ pub fn every_case(
     report
 }
 
-fn line(subject: &Subject, seed: u64, steps: usize, case: &Case) -> String {
-    let kind = KINDS.iter().position(|kind| *kind == case.failure).unwrap_or_default();
+fn replay_line(subject: &TestSubject, seed: u64, steps: usize, case: &FaultCase) -> String {
+    let kind = FAILURES.iter().position(|kind| *kind == case.failure).unwrap_or_default();
     format!(
         "SHEAF_FAULT='{} {seed} {steps} {} {kind} {:?}' cargo test -p sheaf-testkit --test suites faults::replay_a_fault \
          -- --ignored --nocapture",
@@ -275,75 +293,85 @@ pub fn replay(line: &str) -> Result<(), String> {
     let [engine, seed, steps, nth, kind, reach] = words[..] else {
         return Err("a line is engine, seed, steps, call, kind, reach".into());
     };
-    let subject = Subject::named(engine).ok_or("no such engine")?;
+    let subject = TestSubject::by_name(engine).ok_or("no such engine")?;
     let number = |word: &str| word.parse::<u64>().map_err(|e| format!("{word:?}: {e}"));
     let steps = usize::try_from(number(steps)?).map_err(|e| e.to_string())?;
     let workload = workload(number(seed)?, steps);
-    let kind = usize::try_from(number(kind)?).ok().and_then(|kind| KINDS.get(kind)).ok_or("no such kind")?;
+    let kind =
+        usize::try_from(number(kind)?).ok().and_then(|kind| FAILURES.get(kind)).ok_or("no such kind")?;
     let nth = number(nth)?;
     let cases = cases(&subject, &workload)?;
     let is_it =
-        |case: &&Case| case.nth == nth && case.failure == *kind && format!("{:?}", case.reach) == reach;
+        |case: &&FaultCase| case.nth == nth && case.failure == *kind && format!("{:?}", case.reach) == reach;
     let case = cases.iter().find(is_it).ok_or("no such case")?;
     println!("{case}");
-    run_case(&subject, &workload, *case, Lie::None, true).map(|struck| println!("{struck:?}"))
+    run_case(&subject, &workload, *case, DiskDefect::None, true).map(|struck| println!("{struck:?}"))
 }
 
 /// Every call of a workload, in every way of failing.
-fn cases(subject: &Subject, workload: &[Step]) -> Result<Vec<Case>, String> {
-    let world = World::of(subject, SimDisk::new());
-    world.sim.log_classes(true);
-    let mut run = Run::new(world.clone());
-    run.all(workload).map_err(|e| format!("without any fault: {e}"))?;
-    run.abandon();
+fn cases(subject: &TestSubject, workload: &[CrashStep]) -> Result<Vec<FaultCase>, String> {
+    let machine = TestMachine::for_subject(subject, SimDisk::new());
+    machine.sim.log_classes(true);
+    let mut run = WorkloadRun::new(machine.clone());
+    run.run_steps(workload).map_err(|e| format!("without any fault: {e}"))?;
+    run.drop_handles();
     let mut counts: HashMap<String, u64> = HashMap::new();
     let mut cases = Vec::new();
-    for (nth, class) in (1..).zip(world.sim.class_log()) {
+    for (nth, class) in (1..).zip(machine.sim.class_log()) {
         let nth_of_kind = counts.entry(format!("{class:?}")).or_default();
         *nth_of_kind += 1;
         let after = if nth % 2 == 0 { AfterFailedSync::ShowsOld } else { AfterFailedSync::ShowsNew };
-        for failure in KINDS {
-            let case = |reach| Case { class, nth, nth_of_kind: *nth_of_kind, reach, failure, after };
-            let reaches = Reach::ALL.into_iter().filter(|reach| differs(class, failure, *reach));
+        for failure in FAILURES {
+            let case = |reach| FaultCase {
+                class,
+                nth,
+                nth_of_kind: *nth_of_kind,
+                reach,
+                failure,
+                read_after_failed_sync: after,
+            };
+            let reaches = FaultReach::ALL.into_iter().filter(|reach| is_distinct(class, failure, *reach));
             cases.extend(reaches.map(case));
         }
     }
-    Random::new(cases.len() as u64).shuffle(&mut cases);
+    TestRandom::new(cases.len() as u64).shuffle(&mut cases);
     Ok(cases)
 }
 
-/// Whether a failure of this kind and reach is another than those tried anyway: where nothing is transferred
-/// no transfer is short, and a device that is gone answers EIO.
-fn differs(class: Class, failure: Failure, reach: Reach) -> bool {
+/// Whether a failure of this kind and reach is another than those tried anyway: where nothing is
+/// transferred no transfer is short, and a device that is gone answers EIO.
+fn is_distinct(class: CallClass, failure: FaultKind, reach: FaultReach) -> bool {
     let can_transfer = match failure {
-        Failure::Torn { .. } => class == Class::Write,
-        Failure::Nothing => matches!(class, Class::Read | Class::Write),
+        FaultKind::Torn { .. } => class == CallClass::Write,
+        FaultKind::NoProgress => matches!(class, CallClass::Read | CallClass::Write),
         _ => true,
     };
-    can_transfer && (reach != Reach::All || failure == Failure::Io)
+    can_transfer && (reach != FaultReach::All || failure == FaultKind::Io)
 }
 
-/// Runs `steps` under one fault and checks everything. `None` if the run ended before the fault's turn.
+/// Runs `steps` under one fault and checks everything. `None` if the run ended before the fault's
+/// turn.
 pub fn run_case(
-    subject: &Subject,
-    steps: &[Step],
-    case: Case,
-    lie: Lie,
+    subject: &TestSubject,
+    steps: &[CrashStep],
+    case: FaultCase,
+    defect: DiskDefect,
     tells_story: bool,
-) -> Result<Option<Struck>, String> {
-    let world = World::of(subject, SimDisk::new());
-    world.sim.set_after_failed_sync(case.after);
-    world.tap.set_fuse(3_000_000);
-    world.tap.set_lie(lie);
-    world.sim.set_faults(case.fault());
-    let mut run = Run::new(world.clone());
-    let mut watch = Watch { case, poisoned: false, noticed: false, shaken: false };
+) -> Result<Option<FaultOutcome>, String> {
+    let machine = TestMachine::for_subject(subject, SimDisk::new());
+    machine.sim.set_after_failed_sync(case.read_after_failed_sync);
+    machine.recording_disk.set_call_limit(3_000_000);
+    machine.recording_disk.set_defect(defect);
+    machine.sim.set_faults(case.fault());
+    let mut run = WorkloadRun::new(machine.clone());
+    let mut watch = FaultTracker { case, is_poisoned: false, is_reported: false, reopen_failed: false };
     let mut refused = 0;
     for (number, step) in steps.iter().enumerate() {
-        // What a process finds that opens the database after a failed sync is for `afterwards` to say.
-        if watch.poisoned && matches!(step, Step::Reopen | Step::Abandon) {
+        // What a process finds that opens the database after a failed sync is for `check_recovered`
+        // to say.
+        if watch.is_poisoned && matches!(step, CrashStep::Reopen | CrashStep::DropHandles) {
             let db = run.db().map_err(|e| e.to_string())?;
-            run.abandon();
+            run.drop_handles();
             match db.close() {
                 Err(Error::Poisoned { .. }) => break,
                 other => return Err(format!("closing a poisoned database answers {other:?}")),
@@ -351,74 +379,91 @@ pub fn run_case(
         }
         watch.step(&mut run, number, step).map_err(|what| format!("step {number} ({step}): {what}"))?;
         if tells_story {
-            let stats = run.opened().map(|db| db.stats());
+            let stats = run.open_db().map(|db| db.stats());
             println!(
                 "{number} {step}: injected {}, {:?}, {:?}",
-                world.sim.injected(),
+                machine.sim.injected(),
                 run.history.lock().marks,
-                stats.map(|s| (s.visible, s.durable, s.poisoned))
+                stats.map(|s| (s.visible_seq, s.durable_seq, s.poisoned))
             );
         }
-        refused = if run.opened().is_none() { refused + 1 } else { 0 };
-        if refused == PATIENCE || (watch.poisoned && refused > 0) {
+        refused = if run.open_db().is_none() { refused + 1 } else { 0 };
+        if refused == MAX_FAILED_OPENS || (watch.is_poisoned && refused > 0) {
             break;
         }
     }
-    let before = world.sim.injected();
-    run.abandon();
+    let before = machine.sim.injected();
+    run.drop_handles();
     // Dropping the last handle syncs, and nobody is left to be told that it failed.
-    watch.poisoned |= world.sim.injected() > before;
-    if world.sim.injected() == 0 {
+    watch.is_poisoned |= machine.sim.injected() > before;
+    if machine.sim.injected() == 0 {
         return Ok(None); // the hash key of a database is drawn anew, and with it a call more or less at the end
     }
     let history = run.history.lock().clone();
-    world.sim.set_faults(FaultPlan::default());
-    afterwards(&world, &history, watch)?;
-    Ok(Some(Struck { noticed: watch.noticed, poisoned: watch.poisoned }))
+    machine.sim.set_faults(FaultPlan::default());
+    check_recovered(&machine, &history, watch)?;
+    Ok(Some(FaultOutcome { is_reported: watch.is_reported, is_poisoned: watch.is_poisoned }))
 }
 
 /// The promises after it all, without faults.
-fn afterwards(world: &World, history: &History, watch: Watch) -> Result<(), String> {
+fn check_recovered(
+    machine: &TestMachine,
+    history: &CommitHistory,
+    watch: FaultTracker,
+) -> Result<(), String> {
     let (marks, case) = (history.marks, watch.case);
-    let claim = |from| Claim { history, from, durable: marks.durable, to: marks.issued, seq: marks.seq };
+    let expected = |from| ExpectedPrefix {
+        history,
+        min_commits: from,
+        min_after_power_cut: marks.durable,
+        max_commits: marks.issued,
+        seen_seq: marks.seq,
+    };
     // Only a failed sync may have taken what was acknowledged out of the kernel's cache.
-    let can_shake = case.can_fail(Class::Sync) || case.can_fail(Class::SyncDir);
-    let is_cache_whole = !(can_shake && (watch.poisoned || watch.shaken));
+    let can_shake = case.can_fail(CallClass::Sync) || case.can_fail(CallClass::SyncDir);
+    let is_cache_whole = !(can_shake && (watch.is_poisoned || watch.reopen_failed));
     let from = if is_cache_whole { marks.acked } else { marks.durable };
-    // A name that a failed directory sync dropped cannot be saved by a later one: only the bytes can.
-    let end = if case.can_fail(Class::SyncDir) { End::Close } else { End::Cut };
-    check(&world.killed(), claim(from), end, None).map_err(|what| format!("reopened: {what}"))?;
-    for keep in [Keep::None, Keep::Seeded { seed: case.nth, percent: 50 }] {
-        check(&world.cut(&keep), claim(marks.durable), End::of(case.nth), None)
-            .map_err(|what| format!("power cut, kept {keep:?}: {what}"))?;
+    // A name that a failed directory sync dropped cannot be saved by a later one: only the bytes
+    // can.
+    let end = if case.can_fail(CallClass::SyncDir) { AfterRecovery::Close } else { AfterRecovery::PowerCut };
+    check(&machine.after_kill(), expected(from), end, None).map_err(|what| format!("reopened: {what}"))?;
+    for keep in [KeepChoice::None, KeepChoice::Seeded { seed: case.nth, percent: 50 }] {
+        check(
+            &machine.after_power_cut(&keep),
+            expected(marks.durable),
+            AfterRecovery::from_number(case.nth),
+            None,
+        )
+        .map_err(|what| format!("power cut, kept {keep:?}: {what}"))?;
     }
     Ok(())
 }
 
 /// What is known while the faults strike.
 #[derive(Clone, Copy)]
-struct Watch {
-    case: Case,
-    poisoned: bool,
-    noticed: bool,
-    /// A call failed at the end of one life or the beginning of the next, where nobody can be poisoned.
-    shaken: bool,
+struct FaultTracker {
+    case: FaultCase,
+    is_poisoned: bool,
+    is_reported: bool,
+    /// A call failed at the end of one life or the beginning of the next, where nobody can be
+    /// poisoned.
+    reopen_failed: bool,
 }
 
-impl Watch {
-    fn step(&mut self, run: &mut Run, number: usize, step: &Step) -> Result<(), String> {
-        let was_poisoned = self.poisoned;
+impl FaultTracker {
+    fn step(&mut self, run: &mut WorkloadRun, number: usize, step: &CrashStep) -> Result<(), String> {
+        let was_poisoned = self.is_poisoned;
         let before = run.history.lock().marks;
-        let injected = run.world.sim.injected();
-        let opens = run.opened().is_none() || matches!(step, Step::Reopen | Step::Abandon);
-        let result = run.step(number, step);
-        self.shaken |= opens && run.world.sim.injected() > injected;
+        let injected = run.machine.sim.injected();
+        let opens = run.open_db().is_none() || matches!(step, CrashStep::Reopen | CrashStep::DropHandles);
+        let result = run.run_step(number, step);
+        self.reopen_failed |= opens && run.machine.sim.injected() > injected;
         let marks = run.history.lock().marks;
         if was_poisoned {
             // Commits issued after the poison never were; the one in doubt, below them, stays.
             let mut history = run.history.lock();
             while history.marks.issued > before.issued {
-                history.withdraw();
+                history.remove_last();
             }
             // A keyspace whose drop is in doubt may still be there: making it "again" is no commit.
             history.marks = before;
@@ -426,81 +471,89 @@ impl Watch {
             return match result {
                 Ok(()) if is_write => Err("a poisoned database took a write".into()),
                 Ok(()) => Ok(()),
-                // A drop in doubt is visible: its keyspace is gone until a reopening brings it back.
-                Err(Error::Poisoned { .. } | Error::NoKeyspace { .. }) => Ok(()),
+                // A drop in doubt is visible: its keyspace is gone until a reopening brings it
+                // back.
+                Err(Error::Poisoned { .. } | Error::KeyspaceNotFound { .. }) => Ok(()),
                 Err(e) => Err(format!("a poisoned database answers {e:?}")),
             };
         }
         let Err(error) = result else { return Ok(()) };
-        self.noticed = true;
-        self.is_right_kind(&error)?;
-        self.settle(run, &error);
-        self.read(run)
+        self.is_reported = true;
+        self.check_error_kind(&error)?;
+        self.record_failure(run, &error);
+        self.check_reads(run)
     }
 
     /// An injected failure may show as itself or as poison, and as nothing else.
-    fn is_right_kind(&self, error: &Error) -> Result<(), String> {
+    fn check_error_kind(&self, error: &Error) -> Result<(), String> {
         let fits = match error {
             Error::Poisoned { .. } => true,
             Error::Io { source, .. } => {
-                let is_full = matches!(self.case.failure, Failure::NoSpace | Failure::Quota);
-                self.is_own(source) && (!is_full || error.is_failed_sync())
+                let is_full = matches!(self.case.failure, FaultKind::NoSpace | FaultKind::Quota);
+                self.is_injected(source) && (!is_full || error.is_failed_sync())
             }
-            Error::NoSpace { .. } => matches!(self.case.failure, Failure::NoSpace | Failure::Quota),
+            Error::NoSpace { .. } => matches!(self.case.failure, FaultKind::NoSpace | FaultKind::Quota),
             // A read that ends early says that the file does.
-            Error::Corrupt { .. } => self.case.failure == Failure::Nothing && self.case.can_fail(Class::Read),
+            Error::Corrupt { .. } => {
+                self.case.failure == FaultKind::NoProgress && self.case.can_fail(CallClass::Read)
+            }
             _ => false,
         };
         if fits { Ok(()) } else { Err(format!("the caller gets {error:?}")) }
     }
 
-    fn is_own(&self, source: &std::io::Error) -> bool {
+    fn is_injected(&self, source: &std::io::Error) -> bool {
         use std::io::ErrorKind;
         let expected = match self.case.failure {
-            Failure::TooManyOpen => libc::EMFILE,
-            Failure::Interrupted => libc::EINTR,
-            Failure::Again => libc::EAGAIN,
+            FaultKind::TooManyOpen => libc::EMFILE,
+            FaultKind::Interrupted => libc::EINTR,
+            FaultKind::Again => libc::EAGAIN,
             // Of a sync: everywhere else it is `NoSpace`.
-            Failure::NoSpace => libc::ENOSPC,
-            Failure::Quota => libc::EDQUOT,
-            Failure::Nothing if matches!(source.kind(), ErrorKind::UnexpectedEof | ErrorKind::WriteZero) => {
+            FaultKind::NoSpace => libc::ENOSPC,
+            FaultKind::Quota => libc::EDQUOT,
+            FaultKind::NoProgress
+                if matches!(source.kind(), ErrorKind::UnexpectedEof | ErrorKind::WriteZero) =>
+            {
                 return true;
             }
-            Failure::Io | Failure::Torn { .. } | Failure::Nothing | Failure::Panic => libc::EIO,
+            FaultKind::Io | FaultKind::Torn { .. } | FaultKind::NoProgress | FaultKind::Panic => libc::EIO,
         };
         source.raw_os_error() == Some(expected)
     }
 
     /// What the failed call leaves: a refused commit never was; one that poisoned is in doubt.
-    fn settle(&mut self, run: &mut Run, error: &Error) {
+    fn record_failure(&mut self, run: &mut WorkloadRun, error: &Error) {
         let says_poisoned = matches!(error, Error::Poisoned { .. });
-        let is_poisoned = says_poisoned || run.opened().is_some_and(|db| db.stats().poisoned.is_some());
-        self.poisoned = is_poisoned;
+        let is_poisoned = says_poisoned || run.open_db().is_some_and(|db| db.stats().poisoned.is_some());
+        self.is_poisoned = is_poisoned;
         let mut history = run.history.lock();
         while !is_poisoned && history.marks.issued > history.marks.acked {
-            history.withdraw();
+            history.remove_last();
         }
     }
 
     /// Reads are right or errors.
-    fn read(&self, run: &Run) -> Result<(), String> {
-        let Some(db) = run.opened() else {
+    fn check_reads(&self, run: &WorkloadRun) -> Result<(), String> {
+        let Some(db) = run.open_db() else {
             return Ok(());
         };
-        match State::read(db) {
+        match ExpectedState::read(db) {
             Ok(state) => {
                 let history = run.history.lock();
                 let (from, to) = (history.marks.acked, history.marks.issued);
-                match history.find(state.print(), from, to) {
+                match history.find_prefix(state.fingerprint(), from, to) {
                     Some(_) => Ok(()),
                     None => Err(format!("after the error, {}", history.explain(&state, from, to))),
                 }
             }
-            // The kernel took back what it had, as btrfs does: what is checked is then rightly refused.
-            Err(Error::Corrupt { .. }) if self.poisoned && self.case.after == AfterFailedSync::ShowsOld => {
+            // The kernel took back what it had, as btrfs does: what is checked is then rightly
+            // refused.
+            Err(Error::Corrupt { .. })
+                if self.is_poisoned && self.case.read_after_failed_sync == AfterFailedSync::ShowsOld =>
+            {
                 Ok(())
             }
-            Err(error) => self.is_right_kind(&error).map_err(|what| format!("reading: {what}")),
+            Err(error) => self.check_error_kind(&error).map_err(|what| format!("reading: {what}")),
         }
     }
 }
@@ -517,12 +570,12 @@ macro_rules! fault_suite {
             fn every_call_fails_in_every_way_and_nothing_promised_is_lost() {
                 let subject = $subject;
                 // Most calls are those of the store, which are the same for each engine: of the
-                // many of `flat` every fifth one fails. Engines with files of their own make several
-                // times as many in an operation, and a case costs as much again. Campaigns fail
-                // every call of 300 operations.
+                // many of `flat` every fifth one fails. Engines with files of their own make
+                // several times as many in an operation, and a case costs as much again. Campaigns
+                // fail every call of 300 operations.
                 let (operations, nth) = match subject.engine {
                     "flat" => (300, 5),
-                    $crate::ledger::NAME => (100, 2),
+                    $crate::reference_engine::NAME => (100, 2),
                     _ => (100, 3),
                 };
                 let budget = Budget::seconds(f64::INFINITY);

@@ -1,8 +1,8 @@
 //! # Fuzz: decoders and whole databases fed with bytes nobody wrote
 //!
 //! The targets are functions of bytes; whoever finds the bytes may be libFuzzer (`fuzz/`, guided by
-//! coverage, a crate of its own outside the workspace) or [`run`], a loop of mutations in plain Rust that
-//! needs nothing and runs in CI.
+//! coverage, a crate of its own outside the workspace) or [`run`], a loop of mutations in plain
+//! Rust that needs nothing and runs in CI.
 //!
 //! ```text
 //!  record    a log's record, and back               root      a slot of ROOT behind its checksum
@@ -11,7 +11,8 @@
 //!  door      what is said through the door, both ways
 //! ```
 //!
-//! Behind a right checksum any answer is fair; a panic, a loop without end, or memory beyond bounds is not.
+//! Behind a right checksum any answer is fair; a panic, a loop without end, or memory beyond bounds
+//! is not.
 
 #![allow(clippy::cast_possible_truncation)] // numbers here are small by construction
 
@@ -19,52 +20,55 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use sheaf_base::disk::sim::SimDisk;
-use sheaf_base::disk::{Disk, How};
+use sheaf_base::disk::{Disk, OpenMode};
 use sheaf_base::record::Record;
-use sheaf_base::root::Slots;
-use sheaf_base::segment::{Scan, Segment};
+use sheaf_base::root::RootSlots;
+use sheaf_base::segment::{Segment, SegmentScan};
 use sheaf_base::types::{LogId, SegmentId, Seq, StoreId};
 
 use crate::alloc::measure;
-use crate::corrupt::Fixture;
-use crate::crash::history::NAMES;
-use crate::crash::workload::{Random, Shape, generate, parse};
-use crate::crash::world::World;
-use crate::reseal::reseal;
-use crate::stage::Subject;
-use crate::totals::{Budget, Failure, Stopwatch, Toil, Totals};
-use crate::trial::trial;
+use crate::checksums::fix_checksums;
+use crate::corruption::StoredDatabase;
+use crate::crash::history::KEYSPACE_NAMES;
+use crate::crash::machine::TestMachine;
+use crate::crash::workload::{TestRandom, WorkloadShape, generate, parse_steps};
+use crate::fixture::TestSubject;
+use crate::supervise::run_supervised;
+use crate::totals::{Budget, HarnessFailure, Stopwatch, ThreadCpuTimer, Totals};
 
 /// No opening and reading of a small database takes this many disk calls.
-const FUSE: u64 = 100_000;
+const CALL_LIMIT: u64 = 100_000;
 /// Memory that a case may hold.
-const MEMORY: usize = 24 << 20;
+const MAX_MEMORY: usize = 24 << 20;
 /// Seconds a case may take.
-const SLOW: f64 = 2.0;
+const MAX_CASE_SECONDS: f64 = 2.0;
 /// Most bytes of an input that [`run`] makes.
-const LONGEST: usize = 4096;
+const MAX_INPUT: usize = 4096;
 
 /// Inputs that earlier finds or formats gave, by target: replayed before anything else.
-const CORPUS: [(Target, &[u8]); 13] = [
-    (Target::Record, b"\x01\x01\x01\x01kv"),
-    (Target::Record, b"\x02\x05\x03key"),
-    (Target::Record, b"\x03\x01\x01\xff\xff\xff\xff\x0fk\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"),
-    (Target::Record, b"\x01\xff\xff\xff\xff\xff\x01"),
-    (Target::Record, b"\x01\x00\xff\xff\xff\xff\x0f\xff\xff\xff\xff\x0f"),
-    (Target::Root, b"SHEAFROT\x02\x00\x00\x00\xff\xff\xff\xff"),
-    (Target::Segment, b"SHEAFSEG\x02\x00\x00\x00\x01\x00\x00\x00"),
-    (Target::Door, b"\x02\x04\x00\x00\x00/a/b\x01\x02\x00\x00\x00/c\x01"),
-    (Target::Door, b"\x0f\x01\x00\x00\x00\x01\x01\x00\x00\x00a\xff\xff\xff\xff\xff\xff\xff\xff"),
-    (Target::Database, b"\x00\x00\x0c\x00\xff\x0d\x00\xff\x0e\x00\xff"),
-    (Target::Database, b"\x04\x00\x04\x02\xff\x05\x02\xff\x06\x02\xff"),
-    (Target::Database, b"\x07\x00\x30\x00\x01\x31\x00\x01"),
-    (Target::Database, b"\x01\x62\x40\x4c"), // a bound of numbers beyond what a frame can hold
+const CORPUS: [(FuzzTarget, &[u8]); 13] = [
+    (FuzzTarget::Record, b"\x01\x01\x01\x01kv"),
+    (FuzzTarget::Record, b"\x02\x05\x03key"),
+    (
+        FuzzTarget::Record,
+        b"\x03\x01\x01\xff\xff\xff\xff\x0fk\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00",
+    ),
+    (FuzzTarget::Record, b"\x01\xff\xff\xff\xff\xff\x01"),
+    (FuzzTarget::Record, b"\x01\x00\xff\xff\xff\xff\x0f\xff\xff\xff\xff\x0f"),
+    (FuzzTarget::Root, b"SHEAFROT\x02\x00\x00\x00\xff\xff\xff\xff"),
+    (FuzzTarget::Segment, b"SHEAFSEG\x02\x00\x00\x00\x01\x00\x00\x00"),
+    (FuzzTarget::Door, b"\x02\x04\x00\x00\x00/a/b\x01\x02\x00\x00\x00/c\x01"),
+    (FuzzTarget::Door, b"\x0f\x01\x00\x00\x00\x01\x01\x00\x00\x00a\xff\xff\xff\xff\xff\xff\xff\xff"),
+    (FuzzTarget::Database, b"\x00\x00\x0c\x00\xff\x0d\x00\xff\x0e\x00\xff"),
+    (FuzzTarget::Database, b"\x04\x00\x04\x02\xff\x05\x02\xff\x06\x02\xff"),
+    (FuzzTarget::Database, b"\x07\x00\x30\x00\x01\x31\x00\x01"),
+    (FuzzTarget::Database, b"\x01\x62\x40\x4c"), // a bound of numbers beyond what a frame can hold
 ];
 
 /// What is fed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)] // see the module
-pub enum Target {
+pub enum FuzzTarget {
     Record,
     Root,
     Segment,
@@ -72,44 +76,47 @@ pub enum Target {
     Database,
 }
 
-impl Target {
+impl FuzzTarget {
     /// All of them.
-    pub const ALL: [Target; 5] =
-        [Target::Record, Target::Root, Target::Segment, Target::Door, Target::Database];
+    pub const ALL: [FuzzTarget; 5] =
+        [FuzzTarget::Record, FuzzTarget::Root, FuzzTarget::Segment, FuzzTarget::Door, FuzzTarget::Database];
 }
 
 /// What the targets need beside their input.
-pub struct Ground {
-    fixture: Fixture,
+pub struct FuzzContext {
+    stored_db: StoredDatabase,
     files: Vec<(PathBuf, Vec<u8>)>,
 }
 
-impl Ground {
+impl FuzzContext {
     /// A small database of the engine.
     #[must_use]
-    pub fn new(subject: &Subject) -> Ground {
+    pub fn new(subject: &TestSubject) -> FuzzContext {
         let mut steps =
-            parse("0.2=30 1.2=50 2.2=40 0.3=200 2.3=1500 persist work reopen").unwrap_or_default();
-        steps.extend(generate(6, &Shape { steps: 25, busy: true, ..Shape::default() }));
-        let fixture = Fixture::closed_of(subject, &steps);
-        let read = |path: PathBuf| fixture.sim.read_file(&path).ok().map(|bytes| (path, bytes));
-        let files = fixture.files().into_iter().filter_map(|(path, _)| read(path)).collect();
-        Ground { fixture, files }
+            parse_steps("0.2=30 1.2=50 2.2=40 0.3=200 2.3=1500 persist work reopen").unwrap_or_default();
+        steps.extend(generate(
+            6,
+            &WorkloadShape { steps: 25, has_background_work: true, ..WorkloadShape::default() },
+        ));
+        let stored_db = StoredDatabase::closed_with(subject, &steps);
+        let read = |path: PathBuf| stored_db.sim.read_file(&path).ok().map(|bytes| (path, bytes));
+        let files = stored_db.files().into_iter().filter_map(|(path, _)| read(path)).collect();
+        FuzzContext { stored_db, files }
     }
 
     /// Feeds a target.
-    pub fn feed(&self, target: Target, input: &[u8]) {
+    pub fn run_input(&self, target: FuzzTarget, input: &[u8]) {
         match target {
-            Target::Record => record(input),
-            Target::Root => root(input),
-            Target::Segment => segment(input),
-            Target::Door => sheaf::feed_door(input),
-            Target::Database => self.database(input),
+            FuzzTarget::Record => fuzz_record(input),
+            FuzzTarget::Root => fuzz_root(input),
+            FuzzTarget::Segment => fuzz_segment(input),
+            FuzzTarget::Door => sheaf::fuzz_ipc_message(input),
+            FuzzTarget::Database => self.fuzz_database(input),
         }
     }
 
     /// The first byte chooses a file; each three after it a place and what to do there.
-    fn database(&self, input: &[u8]) {
+    fn fuzz_database(&self, input: &[u8]) {
         let Some((file, edits)) = input.split_first() else { return };
         let (path, bytes) = &self.files[usize::from(*file) % self.files.len()];
         let mut bytes = bytes.clone();
@@ -120,13 +127,13 @@ impl Ground {
                 *byte = edit[2];
             }
         }
-        reseal(&mut bytes);
-        let world = World::of(&self.fixture.subject, self.fixture.sim.kill());
-        world.sim.put_file(path, &bytes).expect("the disk has room");
-        world.tap.set_fuse(FUSE);
-        if let Ok(db) = world.open() {
-            for name in NAMES {
-                let Ok(Some(keyspace)) = db.existing_keyspace(name) else { continue };
+        fix_checksums(&mut bytes);
+        let machine = TestMachine::for_subject(&self.stored_db.subject, self.stored_db.sim.kill());
+        machine.sim.put_file(path, &bytes).expect("the disk has room");
+        machine.recording_disk.set_call_limit(CALL_LIMIT);
+        if let Ok(db) = machine.open() {
+            for name in KEYSPACE_NAMES {
+                let Ok(Some(keyspace)) = db.open_keyspace(name) else { continue };
                 let Ok(pairs) = keyspace.iter() else { continue };
                 for (key, _) in pairs.map_while(Result::ok).take(100) {
                     let _ = keyspace.get(&key);
@@ -135,16 +142,16 @@ impl Ground {
                 let _ = keyspace.remove("key2");
             }
             let _ = db.verify(drop);
-            let _ = world.work(&db);
+            let _ = machine.run_background(&db);
             let _ = db.close();
         }
-        if let Ok(db) = world.open() {
+        if let Ok(db) = machine.open() {
             let _ = db.verify(drop);
         }
     }
 }
 
-fn record(input: &[u8]) {
+fn fuzz_record(input: &[u8]) {
     if let Ok(record) = Record::decode(input) {
         let mut again = Vec::new();
         record.encode(&mut again);
@@ -161,32 +168,33 @@ fn disk_with(path: &str, bytes: &[u8]) -> SimDisk {
     disk
 }
 
-fn root(input: &[u8]) {
+fn fuzz_root(input: &[u8]) {
     let mut bytes = input.to_vec();
-    reseal(&mut bytes);
+    fix_checksums(&mut bytes);
     let disk = disk_with("/db/ROOT.0", &bytes);
-    let slots = Slots::new(Arc::new(disk), Path::new("/db"));
+    let slots = RootSlots::new(Arc::new(disk), Path::new("/db"));
     let _ = slots.read();
     slots.check(&mut drop);
 }
 
-fn segment(input: &[u8]) {
+fn fuzz_segment(input: &[u8]) {
     let mut bytes = input.to_vec();
-    reseal(&mut bytes);
+    fix_checksums(&mut bytes);
     let disk = disk_with("/log/0000000000000001.seg", &bytes);
     let mut store = [0; 16];
     store.copy_from_slice(&[input, &[0; 32]].concat()[16..32]);
     let store = StoreId(u128::from_le_bytes(store));
     for log in LogId::ALL {
-        let Ok(segment) = Segment::open(&disk, Path::new("/log"), SegmentId(1), store, log, How::Read) else {
+        let Ok(segment) = Segment::open(&disk, Path::new("/log"), SegmentId(1), store, log, OpenMode::Read)
+        else {
             continue;
         };
-        let mut scan = Scan::new(&segment, 0, bytes.len() as u64);
+        let mut scan = SegmentScan::new(&segment, 0, bytes.len() as u64);
         loop {
             for scanned in scan.by_ref() {
                 let _ = (
-                    scanned.frame.water(),
-                    scanned.frame.sealed_to(),
+                    scanned.frame.watermark(),
+                    scanned.frame.successor(),
                     Record::decode(scanned.frame.payload()),
                 );
             }
@@ -199,43 +207,44 @@ fn segment(input: &[u8]) {
 
 /// Makes inputs out of inputs.
 struct Mutator {
-    random: Random,
-    pool: Vec<(Target, Vec<u8>)>,
+    random: TestRandom,
+    pool: Vec<(FuzzTarget, Vec<u8>)>,
 }
 
 impl Mutator {
-    fn new(ground: &Ground, seed: u64) -> Mutator {
-        let mut pool: Vec<(Target, Vec<u8>)> = CORPUS.iter().map(|(t, bytes)| (*t, bytes.to_vec())).collect();
-        for (_, bytes) in &ground.files {
+    fn new(context: &FuzzContext, seed: u64) -> Mutator {
+        let mut pool: Vec<(FuzzTarget, Vec<u8>)> =
+            CORPUS.iter().map(|(t, bytes)| (*t, bytes.to_vec())).collect();
+        for (_, bytes) in &context.files {
             let written = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
-            let start = bytes[..written.min(LONGEST)].to_vec();
+            let start = bytes[..written.min(MAX_INPUT)].to_vec();
             match bytes.get(..8) {
-                Some(b"SHEAFROT") => pool.push((Target::Root, start)),
+                Some(b"SHEAFROT") => pool.push((FuzzTarget::Root, start)),
                 Some(b"SHEAFSEG") => {
                     let mut first = start;
                     first[32..40].copy_from_slice(&1u64.to_le_bytes()); // the number that the target opens
-                    pool.push((Target::Segment, first));
+                    pool.push((FuzzTarget::Segment, first));
                 }
                 _ => {}
             }
         }
-        Mutator { random: Random::new(seed), pool }
+        Mutator { random: TestRandom::new(seed), pool }
     }
 
-    fn next(&mut self) -> (Target, Vec<u8>) {
+    fn next(&mut self) -> (FuzzTarget, Vec<u8>) {
         let target = match self.random.below(18) {
-            0..6 => Target::Record,
-            6..9 => Target::Root,
-            9..12 => Target::Segment,
-            12..14 => Target::Door,
-            _ => Target::Database,
+            0..6 => FuzzTarget::Record,
+            6..9 => FuzzTarget::Root,
+            9..12 => FuzzTarget::Segment,
+            12..14 => FuzzTarget::Door,
+            _ => FuzzTarget::Database,
         };
         let mine: Vec<usize> = (0..self.pool.len()).filter(|at| self.pool[*at].0 == target).collect();
         let mut bytes = self.pool[mine[self.random.below(mine.len() as u64) as usize]].1.clone();
         for _ in 0..=self.random.below(6) {
             self.mutate(&mut bytes);
         }
-        bytes.truncate(LONGEST);
+        bytes.truncate(MAX_INPUT);
         (target, bytes)
     }
 
@@ -265,46 +274,46 @@ impl Mutator {
 }
 
 /// One input. What is wrong, if anything.
-fn case(ground: &Ground, target: Target, input: &[u8], line: &str) -> Result<(), String> {
-    let watch = Toil::start();
+fn case(context: &FuzzContext, target: FuzzTarget, input: &[u8], line: &str) -> Result<(), String> {
+    let watch = ThreadCpuTimer::start();
     let (fed, peak) = measure(|| {
-        trial(line, || {
-            ground.feed(target, input);
+        run_supervised(line, || {
+            context.run_input(target, input);
             Ok(())
         })
     });
     fed?;
-    if watch.seconds() > SLOW {
+    if watch.seconds() > MAX_CASE_SECONDS {
         return Err(format!("it takes {:.1} s", watch.seconds()));
     }
-    if peak.held > MEMORY {
+    if peak.peak_bytes > MAX_MEMORY {
         return Err(format!("it asks for {peak:?}"));
     }
     Ok(())
 }
 
-fn replay_line(subject: &Subject, target: Target, input: &[u8]) -> String {
+fn replay_line(subject: &TestSubject, target: FuzzTarget, input: &[u8]) -> String {
     let hex: String = input.iter().map(|byte| format!("{byte:02x}")).collect();
     format!(
-        "SHEAF_FUZZ='{} {target:?} {hex}' cargo test -p sheaf-testkit --test suites -- --ignored --nocapture fuzz::a_line_again",
+        "SHEAF_FUZZ='{} {target:?} {hex}' cargo test -p sheaf-testkit --test suites -- --ignored --nocapture fuzz::replay_line",
         subject.name
     )
 }
 
 /// Replays the corpus, then mutates, until the budget is spent.
 #[must_use]
-pub fn run(subject: &Subject, seed: u64, budget: Budget) -> Totals {
+pub fn run(subject: &TestSubject, seed: u64, budget: Budget) -> Totals {
     let watch = Stopwatch::start();
-    let ground = Ground::new(subject);
-    let mut mutator = Mutator::new(&ground, seed);
+    let context = FuzzContext::new(subject);
+    let mut mutator = Mutator::new(&context, seed);
     let mut totals = Totals::new("fuzz", subject.name);
     let mut corpus = CORPUS.iter().map(|(target, bytes)| (*target, bytes.to_vec()));
     while totals.cases < budget.cases && watch.seconds() < budget.seconds && totals.failures.len() < 5 {
         let (target, input) = corpus.next().unwrap_or_else(|| mutator.next());
         totals.cases += 1;
         let replay = replay_line(subject, target, &input);
-        if let Err(what) = case(&ground, target, &input, &replay) {
-            totals.failures.push(Failure { replay, what });
+        if let Err(what) = case(&context, target, &input, &replay) {
+            totals.failures.push(HarnessFailure { replay, message: what });
         }
     }
     totals.distinct = totals.cases;
@@ -322,14 +331,14 @@ pub fn replay(line: &str) -> Result<(), String> {
     let [engine, target, hex] = words.as_slice() else {
         return Err(format!("{line:?} is not ENGINE TARGET HEX"));
     };
-    let subject = Subject::named(engine).ok_or_else(|| format!("no engine {engine}"))?;
-    let target = Target::ALL.into_iter().find(|t| format!("{t:?}") == *target).ok_or("no such target")?;
+    let subject = TestSubject::by_name(engine).ok_or_else(|| format!("no engine {engine}"))?;
+    let target = FuzzTarget::ALL.into_iter().find(|t| format!("{t:?}") == *target).ok_or("no such target")?;
     let digits: Vec<u8> = hex.bytes().collect();
     let byte =
         |pair: &[u8]| std::str::from_utf8(pair).ok().and_then(|text| u8::from_str_radix(text, 16).ok());
     let input: Option<Vec<u8>> = digits.chunks(2).map(byte).collect();
-    let ground = Ground::new(&subject);
-    ground.feed(target, &input.ok_or("no bytes")?);
+    let context = FuzzContext::new(&subject);
+    context.run_input(target, &input.ok_or("no bytes")?);
     Ok(())
 }
 
@@ -339,7 +348,7 @@ macro_rules! fuzz_suite {
     ($module:ident, $subject:expr) => {
         mod $module {
             #[test]
-            fn bytes_nobody_wrote_are_errors_and_nothing_worse() {
+            fn arbitrary_bytes_cause_errors_only() {
                 $crate::fuzz::run(&$subject, 1, $crate::totals::Budget::cases(20_000)).must_hold(20_000);
             }
         }

@@ -1,10 +1,11 @@
 //! # Kill: a process that dies in mid-write, on the real disk
 //!
-//! The running program starts itself again as a child that writes as fast as it can from 16 threads,
-//! over keyspaces of two engines (or of all), alone and in batches, buffered and synced, and says on a pipe after every
-//! acknowledged commit how far it is. It dies by SIGKILL. The parent opens the database itself and
-//! checks: the lock is free and then held, each thread's commits are there as a prefix, no acknowledged one
-//! is missing, every batch is whole. Then it closes or just lets go, and the next child takes over.
+//! The running program starts itself again as a child that writes as fast as it can from 16
+//! threads, over keyspaces of two engines (or of all), alone and in batches, buffered and synced,
+//! and says on a pipe after every acknowledged commit how far it is. It dies by SIGKILL. The parent
+//! opens the database itself and checks: the lock is free and then held, each thread's commits are
+//! there as a prefix, no acknowledged one is missing, every batch is whole. Then it closes or just
+//! lets go, and the next child takes over.
 //!
 //! ## When it dies
 //!
@@ -18,12 +19,13 @@
 //!  sync       before the n-th sync of a log, between write and acknowledgement
 //! ```
 //!
-//! Several victims live side by side, each in its own directory: most of a life is waiting for syncs.
+//! Several victims live side by side, each in its own directory: most of a life is waiting for
+//! syncs.
 //!
 //! ## What it cannot see
 //!
-//! Anything a power cut would lose: the kernel survives. The order between commits of different threads.
-//! Which of the moments a race needs: it is hit or not.
+//! Anything a power cut would lose: the kernel survives. The order between commits of different
+//! threads. Which of the moments a race needs: it is hit or not.
 
 #![allow(clippy::cast_possible_truncation)] // numbers here are small by construction
 #![expect(clippy::disallowed_methods, reason = "real processes, real time, real files")]
@@ -43,42 +45,42 @@ use sheaf::{Builder, Database, Durability, Error, Keyspace};
 use sheaf_base::disk::real::RealDisk;
 use sheaf_base::sync::Mutex;
 
-use crate::crash::history::NAMES;
-use crate::crash::workload::{Random, value_bytes};
-use crate::stage::Subject;
-use crate::tap::{Class, Lie, Tap};
-use crate::totals::{Budget, Failure, Totals};
+use crate::crash::history::KEYSPACE_NAMES;
+use crate::crash::workload::{TestRandom, value_bytes};
+use crate::fixture::TestSubject;
+use crate::recording_disk::{DiskCallKind, DiskDefect, RecordingDisk};
+use crate::totals::{Budget, HarnessFailure, Totals};
 
-const DIR: &str = "SHEAF_KILL_DIR";
-const ENGINE: &str = "SHEAF_KILL_ENGINE";
-const SEED: &str = "SHEAF_KILL_SEED";
-const TINY: &str = "SHEAF_KILL_TINY";
-const DEATH: &str = "SHEAF_KILL_DEATH";
-const LIE: &str = "SHEAF_KILL_LIE";
+const DIR_VAR: &str = "SHEAF_KILL_DIR";
+const ENGINE_VAR: &str = "SHEAF_KILL_ENGINE";
+const SEED_VAR: &str = "SHEAF_KILL_SEED";
+const TINY_VAR: &str = "SHEAF_KILL_TINY";
+const KILL_PLAN_VAR: &str = "SHEAF_KILL_DEATH";
+const DEFECT_VAR: &str = "SHEAF_KILL_LIE";
 const THREADS: u8 = 16;
 /// Mark: the child has opened the database.
-const OPENED: u8 = 0xff;
+const OPENED_MARK: u8 = 0xff;
 /// A mark is a thread and how many of its commits were acknowledged.
-const MARK: usize = 5;
+const MARK_BYTES: usize = 5;
 /// A child that did not come to the moment it was to die at is killed after so long.
-const PATIENCE: Duration = Duration::from_millis(250);
+const KILL_TIMEOUT: Duration = Duration::from_millis(250);
 /// One that is to die at a moment few have come to, as on a slow file system, is given so much.
-const LONG_PATIENCE: Duration = Duration::from_secs(3);
+const LONG_KILL_TIMEOUT: Duration = Duration::from_secs(3);
 /// How many is few.
-const FEW: u64 = 3;
+const RARE_KILLS: u64 = 3;
 /// Lives in one directory before the next one is begun.
-const LIVES: u64 = 25;
+const RUNS_PER_DIR: u64 = 25;
 
 /// A keyspace, a key, and its new value.
-type Change = (usize, Vec<u8>, Option<Vec<u8>>);
+type KeyChange = (usize, Vec<u8>, Option<Vec<u8>>);
 
 /// What one thread's keys hold: by keyspace and key.
-type Pairs = BTreeMap<(usize, Vec<u8>), Vec<u8>>;
+type ThreadPairs = BTreeMap<(usize, Vec<u8>), Vec<u8>>;
 
 /// At which moment a life ends. See the module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[allow(missing_docs)]
-pub enum Moment {
+pub enum KillPoint {
     Timer,
     Opening,
     Writing,
@@ -88,136 +90,143 @@ pub enum Moment {
     Sync,
 }
 
-impl Moment {
-    const ALL: [Moment; 7] = [
-        Moment::Timer,
-        Moment::Opening,
-        Moment::Writing,
-        Moment::Image,
-        Moment::Cleaning,
-        Moment::Root,
-        Moment::Sync,
+impl KillPoint {
+    const ALL: [KillPoint; 7] = [
+        KillPoint::Timer,
+        KillPoint::Opening,
+        KillPoint::Writing,
+        KillPoint::Image,
+        KillPoint::Cleaning,
+        KillPoint::Root,
+        KillPoint::Sync,
     ];
 
     /// Whether a disk call counts towards the moment.
-    fn counts(self, class: Class, path: &Path) -> bool {
+    fn matches_call(self, class: DiskCallKind, path: &Path) -> bool {
         let is = |part: &str| path.to_string_lossy().contains(part);
         match self {
-            Moment::Timer => false,
-            Moment::Opening | Moment::Writing => true,
-            Moment::Image => is("/images"),
-            Moment::Cleaning => class == Class::Remove && is(".seg"),
-            Moment::Root => is("ROOT."),
-            Moment::Sync => class == Class::Sync && is(".seg"),
+            KillPoint::Timer => false,
+            KillPoint::Opening | KillPoint::Writing => true,
+            KillPoint::Image => is("/images"),
+            KillPoint::Cleaning => class == DiskCallKind::Remove && is(".seg"),
+            KillPoint::Root => is("ROOT."),
+            KillPoint::Sync => class == DiskCallKind::Sync && is(".seg"),
         }
     }
 
     /// How many such calls a life has, at most: drawn.
-    fn draw(self, random: &mut Random) -> u64 {
+    fn max_calls(self, random: &mut TestRandom) -> u64 {
         match self {
-            Moment::Timer => 0,
-            Moment::Opening => 1 + random.below(90),
-            Moment::Writing => 90 + random.below(1500),
-            Moment::Image | Moment::Root => 1 + random.below(16),
-            Moment::Cleaning => 1 + random.below(6),
-            Moment::Sync => 1 + random.below(40),
+            KillPoint::Timer => 0,
+            KillPoint::Opening => 1 + random.below(90),
+            KillPoint::Writing => 90 + random.below(1500),
+            KillPoint::Image | KillPoint::Root => 1 + random.below(16),
+            KillPoint::Cleaning => 1 + random.below(6),
+            KillPoint::Sync => 1 + random.below(40),
         }
     }
 }
 
 /// When a life ends: the moment, and the how-manieth call (of the timer: microseconds).
 #[derive(Clone, Copy, Debug)]
-struct Death {
-    moment: Moment,
+struct KillPlan {
+    kill_point: KillPoint,
     count: u64,
 }
 
-impl Death {
-    fn draw(random: &mut Random) -> Death {
-        let moment = Moment::ALL[random.below(Moment::ALL.len() as u64) as usize];
+impl KillPlan {
+    fn draw(random: &mut TestRandom) -> KillPlan {
+        let moment = KillPoint::ALL[random.below(KillPoint::ALL.len() as u64) as usize];
         let count = match moment {
-            Moment::Timer if random.once_in(3) => random.below(9_000),
-            Moment::Timer => random.below(40_000),
-            other => other.draw(random),
+            KillPoint::Timer if random.one_in(3) => random.below(9_000),
+            KillPoint::Timer => random.below(40_000),
+            other => other.max_calls(random),
         };
-        Death { moment, count }
+        KillPlan { kill_point: moment, count }
     }
 
-    fn parse(text: &str) -> Option<Death> {
+    fn parse(text: &str) -> Option<KillPlan> {
         let (name, count) = text.split_once(' ')?;
-        let moment = Moment::ALL.into_iter().find(|moment| format!("{moment:?}") == name)?;
-        Some(Death { moment, count: count.parse().ok()? })
+        let moment = KillPoint::ALL.into_iter().find(|moment| format!("{moment:?}") == name)?;
+        Some(KillPlan { kill_point: moment, count: count.parse().ok()? })
     }
 }
 
-impl fmt::Display for Death {
+impl fmt::Display for KillPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?} {}", self.moment, self.count)
+        write!(f, "{:?} {}", self.kill_point, self.count)
     }
 }
 
-/// How a child is started: this program again, with these arguments. It must call [`be_the_child`].
+/// How a child is started: this program again, with these arguments. It must call [`child_main`].
 #[derive(Clone, Debug)]
-pub struct Starter {
+pub struct ChildLauncher {
     arguments: Vec<String>,
-    lies: bool,
+    has_defect: bool,
 }
 
-impl Starter {
-    /// A program that calls [`be_the_child`] first of all.
+impl ChildLauncher {
+    /// A program that calls [`child_main`] first of all.
     #[must_use]
-    pub fn program() -> Starter {
-        Starter { arguments: Vec::new(), lies: false }
+    pub fn program() -> ChildLauncher {
+        ChildLauncher { arguments: Vec::new(), has_defect: false }
     }
 
     /// A test executable, whose test of this name (with its crate and modules) calls it.
     #[must_use]
-    pub fn test(path: &str) -> Starter {
+    pub fn test(path: &str) -> ChildLauncher {
         let name = path.split_once("::").map_or(path, |(_, name)| name);
         let arguments = [name, "--exact", "--nocapture", "--test-threads=1"];
-        Starter { arguments: arguments.map(str::to_owned).to_vec(), lies: false }
+        ChildLauncher { arguments: arguments.map(str::to_owned).to_vec(), has_defect: false }
     }
 
-    /// The children's disk keeps each write to a log back until the next one: what the loop must notice.
+    /// The children's disk keeps each write to a log back until the next one: what the loop must
+    /// notice.
     #[must_use]
-    pub fn lying(self) -> Starter {
-        Starter { lies: true, ..self }
+    pub fn with_defect(self) -> ChildLauncher {
+        ChildLauncher { has_defect: true, ..self }
     }
 }
 
 /// What the loop did.
 #[derive(Clone, Debug, Default)]
-pub struct Report {
+pub struct KillReport {
     /// Processes killed.
     pub kills: u64,
     /// Those that had not opened the database yet.
-    pub during_open: u64,
+    pub before_open: u64,
     /// Those that came to their moment, by moment; the others were killed when patience ended.
-    pub by_moment: BTreeMap<Moment, u64>,
+    pub by_kill_point: BTreeMap<KillPoint, u64>,
     /// Commits acknowledged before the kills.
     pub commits: u64,
     /// Seconds it took.
     pub seconds: f64,
     /// What went wrong.
-    pub failures: Vec<Failure>,
+    pub failures: Vec<HarnessFailure>,
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for KillReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let rate = self.kills as f64 / self.seconds.max(1e-9);
-        let Report { kills, during_open, by_moment, commits, seconds, .. } = self;
+        let KillReport { kills, before_open, by_kill_point, commits, seconds, .. } = self;
         write!(
             f,
-            "{kills} kills ({during_open} while opening; {by_moment:?}), {commits} commits, {seconds:.1} s, \
+            "{kills} kills ({before_open} while opening; {by_kill_point:?}), {commits} commits, {seconds:.1} s, \
              {rate:.0} kills/s"
         )
     }
 }
 
-/// Kills children until the budget is spent, `budget.workers` side by side, in fresh directories under
-/// `scratch`. The directory of a failure is left there.
+/// Kills children until the budget is spent, `budget.workers` side by side, in fresh directories
+/// under `scratch`. The directory of a failure is left there.
 #[must_use]
-pub fn run(subject: &Subject, scratch: &Path, starter: &Starter, seed: u64, budget: Budget) -> Totals {
+pub fn run(
+    subject: &TestSubject,
+    scratch: &Path,
+    starter: &ChildLauncher,
+    seed: u64,
+    budget: Budget,
+) -> Totals {
     let report = kill_loop(subject, scratch, starter, seed, budget);
     println!("kill -9 on {}: {report}", subject.name);
     Totals {
@@ -231,8 +240,14 @@ pub fn run(subject: &Subject, scratch: &Path, starter: &Starter, seed: u64, budg
 
 /// As [`run`], with what the kills hit.
 #[must_use]
-pub fn kill_loop(subject: &Subject, scratch: &Path, starter: &Starter, seed: u64, budget: Budget) -> Report {
-    let ground = Ground {
+pub fn kill_loop(
+    subject: &TestSubject,
+    scratch: &Path,
+    starter: &ChildLauncher,
+    seed: u64,
+    budget: Budget,
+) -> KillReport {
+    let context = KillContext {
         subject,
         scratch,
         starter,
@@ -243,47 +258,48 @@ pub fn kill_loop(subject: &Subject, scratch: &Path, starter: &Starter, seed: u64
     };
     std::thread::scope(|scope| {
         for worker in 0..budget.workers as u64 {
-            let ground = &ground;
-            scope.spawn(move || ground.work(Random::new(seed ^ worker << 32)));
+            let context = &context;
+            scope.spawn(move || context.run_worker(TestRandom::new(seed ^ worker << 32)));
         }
     });
-    let mut report = ground.report.into_inner();
-    report.seconds = ground.started.elapsed().as_secs_f64();
+    let mut report = context.report.into_inner();
+    report.seconds = context.started.elapsed().as_secs_f64();
     report
 }
 
 /// What the workers share.
-struct Ground<'a> {
-    subject: &'a Subject,
+struct KillContext<'a> {
+    subject: &'a TestSubject,
     scratch: &'a Path,
-    starter: &'a Starter,
+    starter: &'a ChildLauncher,
     budget: Budget,
     started: Instant,
     kills: AtomicU64,
-    report: Mutex<Report>,
+    report: Mutex<KillReport>,
 }
 
-impl Ground<'_> {
+impl KillContext<'_> {
     fn is_over(&self) -> bool {
         self.started.elapsed().as_secs_f64() > self.budget.seconds || !self.report.lock().failures.is_empty()
     }
 
-    fn work(&self, mut random: Random) {
+    fn run_worker(&self, mut random: TestRandom) {
         while !self.is_over() {
             static DIRECTORIES: AtomicU64 = AtomicU64::new(0);
             let number = DIRECTORIES.fetch_add(1, Ordering::Relaxed);
             let dir = self.scratch.join(format!("kill-{}-{number}", std::process::id()));
-            let is_tiny = !random.once_in(4);
-            let mut victim = Victim { ground: self, dir: dir.clone(), is_tiny, model: Default::default() };
-            for _ in 0..LIVES {
+            let is_tiny = !random.one_in(4);
+            let mut victim =
+                KillWorker { context: self, dir: dir.clone(), is_tiny, model: Default::default() };
+            for _ in 0..RUNS_PER_DIR {
                 if self.is_over() || self.kills.fetch_add(1, Ordering::Relaxed) >= self.budget.cases {
                     let _ = std::fs::remove_dir_all(&dir);
                     return;
                 }
-                let (life, death) = (random.next(), Death::draw(&mut random));
-                if let Err(what) = victim.live_and_die(life, death) {
-                    let replay = victim.replay(life, death);
-                    self.report.lock().failures.push(Failure { replay, what });
+                let (life, death) = (random.next(), KillPlan::draw(&mut random));
+                if let Err(what) = victim.run_and_kill_child(life, death) {
+                    let replay = victim.replay_line(life, death);
+                    self.report.lock().failures.push(HarnessFailure { replay, message: what });
                     return;
                 }
             }
@@ -293,34 +309,42 @@ impl Ground<'_> {
     }
 }
 
-struct Victim<'a> {
-    ground: &'a Ground<'a>,
+struct KillWorker<'a> {
+    context: &'a KillContext<'a>,
     dir: PathBuf,
     is_tiny: bool,
-    model: [Pairs; THREADS as usize],
+    model: [ThreadPairs; THREADS as usize],
 }
 
-impl Victim<'_> {
-    fn replay(&self, life: u64, death: Death) -> String {
-        let engine = self.ground.subject.name;
+impl KillWorker<'_> {
+    fn replay_line(&self, life: u64, death: KillPlan) -> String {
+        let engine = self.context.subject.name;
         format!(
-            "{ENGINE}={engine} {DIR}={} {SEED}={life} {TINY}={} {DEATH}='{death}' (the directory is as it was left)",
+            "{ENGINE_VAR}={engine} {DIR_VAR}={} {SEED_VAR}={life} {TINY_VAR}={} {KILL_PLAN_VAR}='{death}' (the directory is as it was left)",
             self.dir.display(),
             self.is_tiny
         )
     }
 
-    fn live_and_die(&mut self, life: u64, death: Death) -> Result<(), String> {
-        let mut child = self.start(life, death)?;
+    fn run_and_kill_child(&mut self, life: u64, death: KillPlan) -> Result<(), String> {
+        let mut child = self.start_child(life, death)?;
         let mut pipe = child.stderr.take().ok_or("stderr is not piped")?;
-        let delay = match death.moment {
-            Moment::Timer => Duration::from_micros(death.count),
-            moment if self.ground.report.lock().by_moment.get(&moment).is_none_or(|hits| *hits < FEW) => {
-                LONG_PATIENCE
+        let delay = match death.kill_point {
+            KillPoint::Timer => Duration::from_micros(death.count),
+            moment
+                if self
+                    .context
+                    .report
+                    .lock()
+                    .by_kill_point
+                    .get(&moment)
+                    .is_none_or(|hits| *hits < RARE_KILLS) =>
+            {
+                LONG_KILL_TIMEOUT
             }
-            _ => PATIENCE,
+            _ => KILL_TIMEOUT,
         };
-        let mut is_in_time = death.moment == Moment::Timer;
+        let mut is_in_time = death.kill_point == KillPoint::Timer;
         let told = std::thread::scope(|scope| -> std::io::Result<Vec<u8>> {
             let (ended, end) = mpsc::channel::<()>();
             let reader = scope.spawn(move || {
@@ -335,41 +359,45 @@ impl Victim<'_> {
         });
         let told = told.map_err(|e| e.to_string())?;
         let status = child.wait().map_err(|e| e.to_string())?;
-        let marks = marks(&told).filter(|_| status.signal() == Some(libc::SIGKILL));
+        let marks = parse_marks(&told).filter(|_| status.signal() == Some(libc::SIGKILL));
         let (has_opened, acked) = marks
             .ok_or_else(|| format!("the child ended with {status}: {}", String::from_utf8_lossy(&told)))?;
-        let mut report = self.ground.report.lock();
+        let mut report = self.context.report.lock();
         report.kills += 1;
-        report.during_open += u64::from(!has_opened);
-        *report.by_moment.entry(death.moment).or_default() += u64::from(is_in_time);
+        report.before_open += u64::from(!has_opened);
+        *report.by_kill_point.entry(death.kill_point).or_default() += u64::from(is_in_time);
         report.commits += acked.iter().map(|k| u64::from(*k)).sum::<u64>();
         drop(report);
-        self.inspect(life, acked).map_err(|what| format!("{what}; acknowledged {acked:?}, killed by {death}"))
+        self.check_after_kill(life, acked)
+            .map_err(|what| format!("{what}; acknowledged {acked:?}, killed by {death}"))
     }
 
-    fn start(&self, life: u64, death: Death) -> Result<Child, String> {
+    fn start_child(&self, life: u64, death: KillPlan) -> Result<Child, String> {
         // Not by its path: a build may replace the file while a campaign runs.
         let mut command = Command::new("/proc/self/exe");
-        command.args(&self.ground.starter.arguments);
-        command.env(ENGINE, self.ground.subject.name).env(DIR, &self.dir).env(SEED, life.to_string());
-        command.env(TINY, self.is_tiny.to_string()).env(DEATH, death.to_string());
-        if self.ground.starter.lies {
-            command.env(LIE, "1");
+        command.args(&self.context.starter.arguments);
+        command
+            .env(ENGINE_VAR, self.context.subject.name)
+            .env(DIR_VAR, &self.dir)
+            .env(SEED_VAR, life.to_string());
+        command.env(TINY_VAR, self.is_tiny.to_string()).env(KILL_PLAN_VAR, death.to_string());
+        if self.context.starter.has_defect {
+            command.env(DEFECT_VAR, "1");
         }
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         command.spawn().map_err(|e| e.to_string())
     }
 
     /// Opens what the dead child left.
-    fn inspect(&mut self, life: u64, acked: [u32; THREADS as usize]) -> Result<(), String> {
-        let open = || builder(self.ground.subject, self.is_tiny).open(&self.dir);
+    fn check_after_kill(&mut self, life: u64, acked: [u32; THREADS as usize]) -> Result<(), String> {
+        let open = || builder(self.context.subject, self.is_tiny).open(&self.dir);
         let db = open().map_err(|e| format!("it does not open after the kill: {e}"))?;
         match open() {
             Err(Error::Locked { pid: Some(pid), .. }) if pid == std::process::id() => {}
             other => return Err(format!("opened twice, the answer is {:?}", other.map(drop))),
         }
         let found = read(&db)?;
-        let spaces = engines(self.ground.subject).len();
+        let spaces = engines(self.context.subject).len();
         for thread in 0..THREADS {
             let number = usize::from(thread);
             let model = &mut self.model[number];
@@ -394,7 +422,7 @@ impl Victim<'_> {
             verified.map_err(|e| format!("it cannot be verified: {e}"))?;
             damage.map_or(Ok(()), |error| Err(format!("verification says: {error}")))?;
         }
-        let alpha = keyspace(&db, self.ground.subject, 0).map_err(|e| e.to_string())?;
+        let alpha = keyspace(&db, self.context.subject, 0).map_err(|e| e.to_string())?;
         alpha.insert("the parent", life.to_le_bytes()).map_err(|e| format!("it takes no commit: {e}"))?;
         drop(alpha);
         if life.is_multiple_of(2) {
@@ -404,30 +432,30 @@ impl Victim<'_> {
     }
 }
 
-fn builder(subject: &Subject, is_tiny: bool) -> Builder {
+fn builder(subject: &TestSubject, is_tiny: bool) -> Builder {
     subject.factories.iter().cloned().fold(Database::builder(), Builder::engine).tiny(is_tiny)
 }
 
 /// The engines of the keyspaces that are written to: those of a crash workload, each once.
-fn engines(subject: &Subject) -> Vec<&'static str> {
+fn engines(subject: &TestSubject) -> Vec<&'static str> {
     let mut engines = subject.engines();
     engines.dedup();
     engines
 }
 
-fn keyspace(db: &Database, subject: &Subject, space: usize) -> sheaf::Result<Keyspace> {
-    db.keyspace(NAMES[space], subject.options_of(engines(subject)[space]))
+fn keyspace(db: &Database, subject: &TestSubject, space: usize) -> sheaf::Result<Keyspace> {
+    db.keyspace(KEYSPACE_NAMES[space], subject.options_of(engines(subject)[space]))
 }
 
 /// Whether the child had opened the database, and how many commits of each thread it acknowledged.
 /// `None` if it said anything else.
-fn marks(told: &[u8]) -> Option<(bool, [u32; THREADS as usize])> {
+fn parse_marks(told: &[u8]) -> Option<(bool, [u32; THREADS as usize])> {
     let mut acked = [0; THREADS as usize];
     let mut has_opened = false;
-    for mark in told.as_chunks::<MARK>().0 {
+    for mark in told.as_chunks::<MARK_BYTES>().0 {
         let count = u32::from_le_bytes([mark[1], mark[2], mark[3], mark[4]]);
         match mark[0] {
-            OPENED if count == 0 => has_opened = true,
+            OPENED_MARK if count == 0 => has_opened = true,
             thread if thread < THREADS => acked[usize::from(thread)] = count,
             _ => return None,
         }
@@ -436,10 +464,10 @@ fn marks(told: &[u8]) -> Option<(bool, [u32; THREADS as usize])> {
 }
 
 /// The threads' pairs in the database.
-fn read(db: &Database) -> Result<[Pairs; THREADS as usize], String> {
-    let mut found: [Pairs; THREADS as usize] = Default::default();
-    for (space, name) in NAMES.iter().enumerate() {
-        let Some(keyspace) = db.existing_keyspace(name).map_err(|e| e.to_string())? else {
+fn read(db: &Database) -> Result<[ThreadPairs; THREADS as usize], String> {
+    let mut found: [ThreadPairs; THREADS as usize] = Default::default();
+    for (space, name) in KEYSPACE_NAMES.iter().enumerate() {
+        let Some(keyspace) = db.open_keyspace(name).map_err(|e| e.to_string())? else {
             continue;
         };
         for pair in keyspace.iter().map_err(|e| e.to_string())? {
@@ -452,7 +480,7 @@ fn read(db: &Database) -> Result<[Pairs; THREADS as usize], String> {
     Ok(found)
 }
 
-fn difference(found: &Pairs, model: &Pairs) -> String {
+fn difference(found: &ThreadPairs, model: &ThreadPairs) -> String {
     let keys: std::collections::BTreeSet<_> = found.keys().chain(model.keys()).collect();
     let show = |value: Option<&Vec<u8>>| {
         let shown = value.map(|v| {
@@ -468,26 +496,26 @@ fn difference(found: &Pairs, model: &Pairs) -> String {
 }
 
 /// The changes of a thread's commit number `k` in the life `life`, and whether it is synced.
-fn changes(spaces: usize, thread: u8, life: u64, k: u32) -> (Vec<Change>, bool) {
-    let mut random = Random::new(life ^ u64::from(k) << 8 ^ u64::from(thread));
-    let count = if random.once_in(3) { 2 + random.below(5) } else { 1 };
+fn commit_changes(spaces: usize, thread: u8, life: u64, k: u32) -> (Vec<KeyChange>, bool) {
+    let mut random = TestRandom::new(life ^ u64::from(k) << 8 ^ u64::from(thread));
+    let count = if random.one_in(3) { 2 + random.below(5) } else { 1 };
     let mut changes: BTreeMap<(usize, Vec<u8>), Option<Vec<u8>>> = BTreeMap::new();
     for write in 0..count {
         let key = vec![thread, b'k', random.below(200) as u8];
-        let len = if random.once_in(200) { 30_000 } else { random.below(300) as u32 };
-        let value = (!random.once_in(5)).then(|| {
+        let len = if random.one_in(200) { 30_000 } else { random.below(300) as u32 };
+        let value = (!random.one_in(5)).then(|| {
             let mut value = life.to_le_bytes().to_vec();
             value.extend(value_bytes(k as usize, write as usize, len));
             value
         });
-        changes.insert((random.index(spaces), key), value);
+        changes.insert((random.index_below(spaces), key), value);
     }
     let list = changes.into_iter().map(|((space, key), value)| (space, key, value)).collect();
-    (list, random.once_in(12))
+    (list, random.one_in(12))
 }
 
-fn apply(model: &mut Pairs, spaces: usize, thread: u8, life: u64, k: u32) {
-    for (space, key, value) in changes(spaces, thread, life, k).0 {
+fn apply(model: &mut ThreadPairs, spaces: usize, thread: u8, life: u64, k: u32) {
+    for (space, key, value) in commit_changes(spaces, thread, life, k).0 {
         match value {
             Some(value) => model.insert((space, key), value),
             None => model.remove(&(space, key)),
@@ -500,27 +528,28 @@ fn apply(model: &mut Pairs, spaces: usize, thread: u8, life: u64, k: u32) {
 /// # Panics
 ///
 /// If the database refuses anything.
-pub fn be_the_child() {
-    let Some(dir) = std::env::var_os(DIR) else {
+pub fn child_main() {
+    let Some(dir) = std::env::var_os(DIR_VAR) else {
         return;
     };
     let text = |name| std::env::var(name).unwrap_or_default();
-    let life: u64 = text(SEED).parse().expect("the parent sets a seed");
-    let subject = Subject::named(&text(ENGINE)).expect("the parent names an engine");
-    let death = Death::parse(&text(DEATH)).expect("the parent sets a death");
-    let disk = Arc::new(doomed(death));
-    let db = builder(&subject, text(TINY) == "true").disk(disk).open(PathBuf::from(dir)).expect("it opens");
+    let life: u64 = text(SEED_VAR).parse().expect("the parent sets a seed");
+    let subject = TestSubject::by_name(&text(ENGINE_VAR)).expect("the parent names an engine");
+    let death = KillPlan::parse(&text(KILL_PLAN_VAR)).expect("the parent sets a death");
+    let disk = Arc::new(self_killing_disk(death));
+    let db =
+        builder(&subject, text(TINY_VAR) == "true").disk(disk).open(PathBuf::from(dir)).expect("it opens");
     let spaces: Vec<_> = (0..engines(&subject).len())
         .map(|space| keyspace(&db, &subject, space).expect("a keyspace"))
         .collect();
-    tell(OPENED, 0);
+    send_mark(OPENED_MARK, 0);
     std::thread::scope(|scope| {
         for thread in 0..THREADS {
             let (db, spaces) = (&db, &spaces);
             scope.spawn(move || {
                 for k in 0.. {
                     write(db, spaces, thread, life, k).expect("it takes every write");
-                    tell(thread, k + 1);
+                    send_mark(thread, k + 1);
                 }
             });
         }
@@ -528,14 +557,14 @@ pub fn be_the_child() {
 }
 
 /// The real disk, before whose so-manieth call of a kind the process dies.
-fn doomed(death: Death) -> Tap {
-    let tap = Tap::new(Arc::new(RealDisk::default()));
-    if std::env::var_os(LIE).is_some() {
-        tap.set_lie(Lie::WriteOneLate(".seg"));
+fn self_killing_disk(death: KillPlan) -> RecordingDisk {
+    let recording_disk = RecordingDisk::new(Arc::new(RealDisk::default()));
+    if std::env::var_os(DEFECT_VAR).is_some() {
+        recording_disk.set_defect(DiskDefect::DelayedWrite(".seg"));
     }
     let mut left = death.count;
-    tap.watch(move |class, path| {
-        if !death.moment.counts(class, path) {
+    recording_disk.set_observer(move |class, path| {
+        if !death.kill_point.matches_call(class, path) {
             return;
         }
         left -= 1;
@@ -545,11 +574,11 @@ fn doomed(death: Death) -> Tap {
             unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
         }
     });
-    tap
+    recording_disk
 }
 
 fn write(db: &Database, spaces: &[Keyspace], thread: u8, life: u64, k: u32) -> sheaf::Result<()> {
-    let (changes, is_synced) = changes(spaces.len(), thread, life, k);
+    let (changes, is_synced) = commit_changes(spaces.len(), thread, life, k);
     if let ([(space, key, value)], false) = (&changes[..], is_synced) {
         return match value {
             Some(value) => spaces[*space].insert(key, value),
@@ -568,8 +597,8 @@ fn write(db: &Database, spaces: &[Keyspace], thread: u8, life: u64, k: u32) -> s
 }
 
 /// One mark to the parent, in one write: it arrives whole or not at all.
-fn tell(thread: u8, count: u32) {
-    let mut mark = [thread; MARK];
+fn send_mark(thread: u8, count: u32) {
+    let mut mark = [thread; MARK_BYTES];
     mark[1..].copy_from_slice(&count.to_le_bytes());
     std::io::stderr().write_all(&mark).expect("the parent listens");
 }
@@ -580,7 +609,7 @@ macro_rules! kill_suite {
     ($module:ident, $subject:expr) => {
         mod $module {
             use super::*;
-            use $crate::kill::{Starter, be_the_child, kill_loop};
+            use $crate::kill::{ChildLauncher, child_main, kill_loop};
             use $crate::totals::Budget;
 
             /// A campaign kills some thousand times.
@@ -588,21 +617,21 @@ macro_rules! kill_suite {
 
             #[test]
             fn child_of_the_kill_loop() {
-                be_the_child();
+                child_main();
             }
 
             #[test]
-            fn killed_processes_lose_nothing_acknowledged_and_leave_the_lock() {
-                let scratch = $crate::stage::scratch(env!("CARGO_TARGET_TMPDIR"));
+            fn killed_processes_keep_acknowledged_commits_and_release_the_lock() {
+                let scratch = $crate::fixture::scratch_dir(env!("CARGO_TARGET_TMPDIR"));
                 let child = concat!(module_path!(), "::child_of_the_kill_loop");
                 let budget = Budget::cases(KILLS).workers(4);
-                let report = kill_loop(&$subject, &scratch, &Starter::test(child), 1, budget);
+                let report = kill_loop(&$subject, &scratch, &ChildLauncher::test(child), 1, budget);
                 println!("{}: {report}", stringify!($module));
                 assert!(report.failures.is_empty(), "{report}\n{:?}", report.failures);
                 assert_eq!(report.kills, KILLS, "{report}");
-                assert!(report.during_open > 0, "no kill while opening: {report}");
+                assert!(report.before_open > 0, "no kill while opening: {report}");
                 assert!(
-                    report.by_moment.values().all(|kills| *kills > 0),
+                    report.by_kill_point.values().all(|kills| *kills > 0),
                     "a moment was never hit: {report}"
                 );
                 assert!(report.commits > 0, "nothing was written: {report}");

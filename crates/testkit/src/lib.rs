@@ -4,7 +4,7 @@
 //!
 //! ## A new engine
 //!
-//! Two lines, both in [`stage`]: its [`stage::Subject`] in `Subject::all`, which campaigns, replay lines and the tests
+//! Two lines, both in [`fixture`]: its [`fixture::TestSubject`] in `Subject::all`, which campaigns, replay lines and the tests
 //! that compare engines go through, and one in `every_engine!`, which writes the tests of every suite for it:
 //!
 //! | suite | what CI runs for an engine |
@@ -16,10 +16,10 @@
 //! | `fault_suite` | calls of a workload of 50 to 300 operations, in every way: all of them, of `flat` each fifth, of the ledger each second |
 //! | `corruption_suite` | 70,000 damages in six states of its life |
 //! | `repair_suite` | repairs of damaged databases, each compared with what there was |
-//! | `linear_suite` | 100,000 operations of real threads, with cuts |
+//! | `linearizability_suite` | 100,000 operations of real threads, with cuts |
 //! | `fuzz_suite` | 20,000 inputs behind right checksums |
 //! | `backup_suite` | backups in the midst of random lives, cut, failing, damaged |
-//! | `beside_suite` | states read beside their owner, who goes on, closes, or fails |
+//! | `attach_suite` | states read beside their owner, who goes on, closes, or fails |
 //!
 //! One whose options were chosen goes into `Subject::geometries` and into the list of `tests/geometries.rs`: all suites, at a small part
 //! of these lengths.
@@ -29,23 +29,23 @@
 //! parts of its own brings scenarios of its own. The seeded bugs prove the harnesses, not the engines: once is enough.
 
 pub mod alloc;
+pub mod attach;
 pub mod backups;
-pub mod beside;
+pub mod checksums;
 pub mod conformance;
-pub mod corrupt;
+pub mod conversion;
+pub mod corruption;
 pub mod crash;
+pub mod crashable_disk;
 pub mod faults;
+pub mod fixture;
 pub mod fuzz;
 pub mod kill;
-pub mod ledger;
 pub mod limits;
-pub mod linear;
+pub mod linearizability;
 pub mod model;
-pub mod mortal;
-pub mod moving;
+pub mod recording_disk;
+pub mod reference_engine;
 pub mod repairs;
-pub mod reseal;
-pub mod stage;
-pub mod tap;
+pub mod supervise;
 pub mod totals;
-pub mod trial;

@@ -1,7 +1,8 @@
 //! # Limits: a small file system that is really full
 //!
-//! Mounting needs root, and a kernel that lets us; without, these tests say so and end. What they cannot see: a disk that
-//! somebody else fills, which the simulated one shows (`conformance/fullness.rs`).
+//! Mounting needs root, and a kernel that lets us; without, these tests say so and end. What they
+//! cannot see: a disk that somebody else fills, which the simulated one shows
+//! (`conformance/full_disk.rs`).
 
 #![expect(clippy::unwrap_used, reason = "a test's own steps work")]
 #![expect(clippy::disallowed_methods, reason = "makes a place to mount on")]
@@ -13,20 +14,20 @@ use sheaf::{Database, Error, Keyspace};
 use sheaf_base::disk::Disk;
 use sheaf_base::disk::real::RealDisk;
 
-use crate::stage::{Subject, others_have_let_go};
+use crate::fixture::{TestSubject, wait_epoch_garbage_freed};
 
 /// A small file system of its own, unmounted and gone at the end.
-struct Mount {
+struct TestMount {
     dir: PathBuf,
 }
 
-impl Mount {
+impl TestMount {
     /// `None`, with a message, where we may not mount.
-    fn new(parent: &str, name: &str, mount: impl Fn(&Path) -> Result<(), String>) -> Option<Mount> {
+    fn new(parent: &str, name: &str, mount: impl Fn(&Path) -> Result<(), String>) -> Option<TestMount> {
         let dir = PathBuf::from(parent).join(format!("{name}-{}", std::process::id()));
         std::fs::create_dir_all(dir.join("at")).unwrap();
         match mount(&dir) {
-            Ok(()) => Some(Mount { dir }),
+            Ok(()) => Some(TestMount { dir }),
             Err(why) => {
                 println!("skipped: {name} cannot be mounted here: {why}");
                 let _ = run("umount", &["-l".as_ref(), dir.join("at").as_os_str()]); // as far as it got
@@ -41,7 +42,7 @@ impl Mount {
     }
 }
 
-impl Drop for Mount {
+impl Drop for TestMount {
     fn drop(&mut self) {
         if run("umount", &["-l".as_ref(), self.dir.join("at").as_os_str()]).is_ok() {
             let _ = std::fs::remove_dir_all(&self.dir);
@@ -65,16 +66,16 @@ pub fn tmpfs(dir: &Path) -> Result<(), String> {
 
 /// On a file, 32 MiB.
 pub fn ext4(dir: &Path) -> Result<(), String> {
-    on_file(dir, "32M", "mkfs.ext4", &["-q", "-F"])
+    mount_image_file(dir, "32M", "mkfs.ext4", &["-q", "-F"])
 }
 
 /// On a file of 320 MiB, less than which is refused, with 32 MiB to spare.
 pub fn xfs(dir: &Path) -> Result<(), String> {
-    on_file(dir, "320M", "mkfs.xfs", &["-q", "-f"])?;
-    leave_room(dir, 32)
+    mount_image_file(dir, "320M", "mkfs.xfs", &["-q", "-f"])?;
+    fill_except(dir, 32)
 }
 
-fn on_file(dir: &Path, size: &str, mkfs: &str, options: &[&str]) -> Result<(), String> {
+fn mount_image_file(dir: &Path, size: &str, mkfs: &str, options: &[&str]) -> Result<(), String> {
     let (image, at) = (dir.join("image"), dir.join("at"));
     run("truncate", &["-s".as_ref(), size.as_ref(), image.as_os_str()])?;
     let options: Vec<_> = options.iter().map(AsRef::as_ref).chain([image.as_os_str()]).collect();
@@ -83,7 +84,7 @@ fn on_file(dir: &Path, size: &str, mkfs: &str, options: &[&str]) -> Result<(), S
 }
 
 /// Takes all but so many MiB of what is mounted.
-fn leave_room(dir: &Path, mib: u64) -> Result<(), String> {
+fn fill_except(dir: &Path, mib: u64) -> Result<(), String> {
     let at = dir.join("at");
     let free = RealDisk::default().free_space(&at).map_err(|e| e.to_string())?;
     let taken = free.saturating_sub(mib << 20).to_string();
@@ -91,9 +92,10 @@ fn leave_room(dir: &Path, mib: u64) -> Result<(), String> {
 }
 
 /// Opens the database at `path`.
-pub fn open(path: &Path, subject: &Subject) -> (Database, Keyspace) {
+pub fn open(path: &Path, subject: &TestSubject) -> (Database, Keyspace) {
     let builder = subject.factories.iter().cloned().fold(Database::builder(), sheaf::Builder::engine);
-    // In the journal, room comes back with a checkpoint, which is due after 128 MiB in normal geometry.
+    // In the journal, room comes back with a checkpoint, which is due after 128 MiB in normal
+    // geometry.
     let tiny = subject.engine == "ledger";
     let db = builder.inline(true).tiny(tiny).open(path).unwrap();
     let keyspace = db.keyspace("k", subject.options()).unwrap();
@@ -106,8 +108,8 @@ pub fn value(number: u32) -> Vec<u8> {
     number.to_le_bytes().repeat(500 + number as usize % 500)
 }
 
-/// Puts keys from `from` on until the disk is full, and stays so after background work; answers the first one that was
-/// refused.
+/// Puts keys from `from` on until the disk is full, and stays so after background work; answers the
+/// first one that was refused.
 fn fill(db: &Database, keyspace: &Keyspace, from: u32) -> u32 {
     for number in from..from + 50_000 {
         let insert = || match keyspace.insert(number.to_le_bytes(), value(number)) {
@@ -116,21 +118,21 @@ fn fill(db: &Database, keyspace: &Keyspace, from: u32) -> u32 {
             Err(other) => panic!("key {number} on a filling disk: {other}"),
         };
         let again = || {
-            settle(db);
+            run_background(db);
             insert()
         };
         if !insert() && !(0..3).any(|_| again()) {
             return number;
         }
         if number.is_multiple_of(64) {
-            settle(db);
+            run_background(db);
         }
     }
     panic!("the disk never fills");
 }
 
-/// Removes what `number` was given. The room for it may be what a reader of any database of the process, of another test,
-/// still sees: so a refusal counts only if it stays.
+/// Removes what `number` was given. The room for it may be what a reader of any database of the
+/// process, of another test, still sees: so a refusal counts only if it stays.
 fn remove(db: &Database, keyspace: &Keyspace, number: u32) {
     let mut again = 0..3;
     while let Err(error) = keyspace.remove(number.to_le_bytes()) {
@@ -138,23 +140,23 @@ fn remove(db: &Database, keyspace: &Keyspace, number: u32) {
             matches!(error, Error::NoSpace { .. }) && again.next().is_some(),
             "removing {number}: {error}"
         );
-        settle(db);
+        run_background(db);
     }
 }
 
 /// Background work until there is none, or no room for it.
-fn settle(db: &Database) {
+fn run_background(db: &Database) {
     for _ in 0..200 {
         match db.pump() {
             Ok(true) => {}
-            Ok(false) | Err(Error::NoSpace { .. }) => return others_have_let_go(),
+            Ok(false) | Err(Error::NoSpace { .. }) => return wait_epoch_garbage_freed(),
             Err(other) => panic!("background work: {other}"),
         }
     }
 }
 
 /// That `numbers` are there.
-pub fn holds(keyspace: &Keyspace, numbers: impl Iterator<Item = u32>) {
+pub fn assert_readable(keyspace: &Keyspace, numbers: impl Iterator<Item = u32>) {
     for number in numbers {
         let got = keyspace.get(number.to_le_bytes()).unwrap();
         assert_eq!(got.as_deref(), Some(&value(number)[..]), "key {number}");
@@ -162,33 +164,33 @@ pub fn holds(keyspace: &Keyspace, numbers: impl Iterator<Item = u32>) {
 }
 
 /// Fills a file system that `make` mounts below `parent`, reopens, removes, and fills again.
-pub fn run_full(subject: &Subject, parent: &str, name: &str, make: fn(&Path) -> Result<(), String>) {
-    let Some(mount) = Mount::new(parent, &format!("{name}-{}", subject.name), make) else { return };
+pub fn run_full(subject: &TestSubject, parent: &str, name: &str, make: fn(&Path) -> Result<(), String>) {
+    let Some(mount) = TestMount::new(parent, &format!("{name}-{}", subject.name), make) else { return };
     let (db, keyspace) = open(&mount.path(), subject);
     let full = fill(&db, &keyspace, 0);
     assert!(full > 100, "full after {full} keys");
-    holds(&keyspace, 0..full);
+    assert_readable(&keyspace, 0..full);
     drop(keyspace);
     match db.close() {
         Ok(()) | Err(Error::NoSpace { .. }) => {}
         Err(other) => panic!("closing on a full disk: {other}"),
     }
     let (db, keyspace) = open(&mount.path(), subject); // it opens while full
-    holds(&keyspace, 0..full);
+    assert_readable(&keyspace, 0..full);
     for number in 0..full * 3 / 4 {
         remove(&db, &keyspace, number);
         if number.is_multiple_of(16) {
-            settle(&db); // background work makes room for more removals
+            run_background(&db); // background work makes room for more removals
         }
     }
     for _ in 0..20 {
-        settle(&db);
+        run_background(&db);
     }
     let again = fill(&db, &keyspace, 1_000_000) - 1_000_000; // and goes on without being reopened
     println!("{}: full after {full} keys, room for {again} after removing {}", subject.name, full * 3 / 4);
     assert!(again > full / 8, "after removing {} keys there is room for {again}", full * 3 / 4);
-    holds(&keyspace, full * 3 / 4..full);
-    holds(&keyspace, 1_000_000..1_000_000 + again);
+    assert_readable(&keyspace, full * 3 / 4..full);
+    assert_readable(&keyspace, 1_000_000..1_000_000 + again);
     let mut damage = None;
     db.verify(|error| damage = Some(error)).unwrap();
     assert!(damage.is_none(), "{damage:?}");
@@ -200,19 +202,19 @@ macro_rules! limits_suite {
     ($module:ident, $subject:expr) => {
         mod $module {
             #[test]
-            fn a_full_tmpfs_refuses_and_goes_on_when_there_is_room() {
+            fn a_full_tmpfs_refuses_writes_until_space_is_freed() {
                 let parent = env!("CARGO_TARGET_TMPDIR");
                 $crate::limits::run_full(&$subject, parent, "tmpfs", $crate::limits::tmpfs);
             }
 
             #[test]
-            fn a_full_ext4_refuses_and_goes_on_when_there_is_room() {
+            fn a_full_ext4_refuses_writes_until_space_is_freed() {
                 let parent = env!("CARGO_TARGET_TMPDIR");
                 $crate::limits::run_full(&$subject, parent, "ext4", $crate::limits::ext4);
             }
 
             #[test]
-            fn a_full_xfs_refuses_and_goes_on_when_there_is_room() {
+            fn a_full_xfs_refuses_writes_until_space_is_freed() {
                 let parent = env!("CARGO_TARGET_TMPDIR");
                 $crate::limits::run_full(&$subject, parent, "xfs", $crate::limits::xfs);
             }

@@ -40,11 +40,11 @@ impl Budget {
 
 /// One thing that went wrong.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Failure {
+pub struct HarnessFailure {
     /// What runs it again: a line for a shell.
     pub replay: String,
     /// What is wrong.
-    pub what: String,
+    pub message: String,
 }
 
 /// What a run came to.
@@ -61,7 +61,7 @@ pub struct Totals {
     /// Seconds it took.
     pub seconds: f64,
     /// What went wrong, the first few.
-    pub failures: Vec<Failure>,
+    pub failures: Vec<HarnessFailure>,
 }
 
 impl Totals {
@@ -71,8 +71,8 @@ impl Totals {
         Totals { harness: harness.into(), engine: engine.into(), ..Totals::default() }
     }
 
-    /// Adds the figures of another part of the same run. `seconds` is the longer of the two if the parts
-    /// ran side by side, which is the caller's to know: here they add up.
+    /// Adds the figures of another part of the same run. `seconds` is the longer of the two if the
+    /// parts ran side by side, which is the caller's to know: here they add up.
     pub fn add(&mut self, other: Totals) {
         self.cases += other.cases;
         self.distinct += other.distinct;
@@ -82,7 +82,7 @@ impl Totals {
 
     /// Cases a second.
     #[must_use]
-    pub fn rate(&self) -> f64 {
+    pub fn cases_per_second(&self) -> f64 {
         self.cases as f64 / self.seconds.max(1e-9)
     }
 
@@ -90,7 +90,8 @@ impl Totals {
     ///
     /// # Panics
     ///
-    /// If something went wrong, with every replay line, or if fewer than `at_least` cases were tried.
+    /// If something went wrong, with every replay line, or if fewer than `at_least` cases were
+    /// tried.
     pub fn must_hold(&self, at_least: u64) {
         println!("{self}");
         let failures = self.failures.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n");
@@ -99,16 +100,16 @@ impl Totals {
     }
 }
 
-impl fmt::Display for Failure {
+impl fmt::Display for HarnessFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}\n  replay: {}", self.what, self.replay)
+        write!(f, "{}\n  replay: {}", self.message, self.replay)
     }
 }
 
 impl fmt::Display for Totals {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Totals { harness, engine, cases, distinct, seconds, failures } = self;
-        let rate = self.rate();
+        let rate = self.cases_per_second();
         write!(
             f,
             "{harness} {engine}: {cases} cases ({distinct} different), {} wrong, {seconds:.1} s, {rate:.0}/s",
@@ -135,21 +136,22 @@ impl Stopwatch {
     }
 }
 
-/// Seconds that this thread has worked since it was made: what a machine with other things to do does not lengthen.
+/// Seconds that this thread has worked since it was made: what a machine with other things to do
+/// does not lengthen.
 #[derive(Clone, Copy, Debug)]
-pub struct Toil(f64);
+pub struct ThreadCpuTimer(f64);
 
-impl Toil {
+impl ThreadCpuTimer {
     /// Starts now.
     #[must_use]
-    pub fn start() -> Toil {
-        Toil(Toil::now())
+    pub fn start() -> ThreadCpuTimer {
+        ThreadCpuTimer(ThreadCpuTimer::now())
     }
 
     /// Seconds so far.
     #[must_use]
     pub fn seconds(&self) -> f64 {
-        Toil::now() - self.0
+        ThreadCpuTimer::now() - self.0
     }
 
     fn now() -> f64 {

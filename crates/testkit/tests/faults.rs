@@ -1,29 +1,30 @@
 //! Every disk call of a workload fails, in every way: nobody is misled, nothing promised is lost.
 
-use sheaf_base::disk::sim::{Class, Failure};
-use sheaf_testkit::faults::{Reach, every_case, workload};
-use sheaf_testkit::stage::Subject;
-use sheaf_testkit::tap::Lie;
+use sheaf_base::disk::sim::{CallClass, FaultKind};
+use sheaf_testkit::faults::{FaultReach, every_case, workload};
+use sheaf_testkit::fixture::TestSubject;
+use sheaf_testkit::recording_disk::DiskDefect;
 use sheaf_testkit::totals::Budget;
 
 sheaf_testkit::every_engine!(fault_suite);
 
-/// The cleaner's first write into a segment of survivors fails. The segment ends empty; ROOT lists it sealed, and a
-/// power cut may take all that there is of it: no more than an empty segment's loss.
+/// The cleaner's first write into a segment of survivors fails. The segment ends empty; ROOT lists
+/// it sealed, and a power cut may take all that there is of it: no more than an empty segment's
+/// loss.
 #[test]
 fn a_segment_of_survivors_that_stayed_empty_is_no_damage_after_a_power_cut() {
     // The end of the workload that found it: the cleaner is at work there.
     let steps = workload(1_795_273_775, 300);
     let report = every_case(
-        &Subject::flat(),
+        &TestSubject::flat(),
         &steps,
         |case| {
             case.nth > 1900
-                && case.class == Class::Write
-                && case.failure == Failure::Io
-                && case.reach == Reach::Once
+                && case.class == CallClass::Write
+                && case.failure == FaultKind::Io
+                && case.reach == FaultReach::Once
         },
-        Lie::None,
+        DiskDefect::None,
         |case| case.to_string(),
         Budget::seconds(f64::INFINITY),
     );

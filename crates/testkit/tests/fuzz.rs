@@ -7,6 +7,6 @@ sheaf_testkit::every_engine!(fuzz_suite);
 /// `SHEAF_FUZZ='flat Database 0012ff'`: the line a failure prints.
 #[test]
 #[ignore = "replays one line"]
-fn a_line_again() {
+fn replay_line() {
     replay(&std::env::var("SHEAF_FUZZ").expect("SHEAF_FUZZ says what to replay")).unwrap();
 }

@@ -1,8 +1,9 @@
 //! Every interleaving a scheduler thinks of: commits, sync rounds, views, cleaning, closing, and
 //! what reads without a lock.
 //!
-//! Built with `--cfg shuttle` only; `cargo xtask ci` does. `SHEAF_SCHEDULES=100000` explores longer,
-//! `SHEAF_SEED` elsewhere. A failure prints its schedule; `SHEAF_SCHEDULE=... cargo test ... NAME` replays it.
+//! Built with `--cfg shuttle` only; `cargo xtask ci` does. `SHEAF_SCHEDULES=100000` explores
+//! longer, `SHEAF_SEED` elsewhere. A failure prints its schedule;
+//! `SHEAF_SCHEDULE=... cargo test ... NAME` replays it.
 
 #![cfg(shuttle)]
 
@@ -33,13 +34,13 @@ use sheaf_base::clock::{Clock, ManualClock};
 use sheaf_base::disk::sim::SimDisk;
 use sheaf_base::sync::explore;
 use sheaf_base::sync::thread::JoinHandle;
-use sheaf_testkit::ledger::LedgerFactory;
+use sheaf_testkit::reference_engine::ReferenceEngineFactory;
 
 /// A clock that goes on whenever somebody looks at it: who waits for a time waits for a few looks.
 #[derive(Debug, Default)]
-struct Hasty(ManualClock);
+struct AutoAdvancingClock(ManualClock);
 
-impl Clock for Hasty {
+impl Clock for AutoAdvancingClock {
     fn now(&self) -> Duration {
         self.0.advance(Duration::from_micros(5));
         self.0.now()
@@ -52,16 +53,16 @@ impl Clock for Hasty {
 
 /// A machine of the model.
 #[derive(Clone, Default)]
-struct World {
+struct ModelMachine {
     disk: SimDisk,
-    clock: Arc<Hasty>,
+    clock: Arc<AutoAdvancingClock>,
 }
 
-impl World {
+impl ModelMachine {
     fn builder(&self) -> Builder {
-        let clock: Arc<Hasty> = Arc::clone(&self.clock);
+        let clock: Arc<AutoAdvancingClock> = Arc::clone(&self.clock);
         Database::builder()
-            .engine(Arc::new(LedgerFactory::default()))
+            .engine(Arc::new(ReferenceEngineFactory::default()))
             .disk(Arc::new(self.disk.clone()))
             .clock(clock)
             .tiny(true)
@@ -74,14 +75,15 @@ impl World {
     }
 }
 
-fn space(db: &Database, name: &str, engine: &str) -> Keyspace {
+fn open_keyspace(db: &Database, name: &str, engine: &str) -> Keyspace {
     db.keyspace(name, KeyspaceOptions::default().engine(engine)).expect("the keyspace opens")
 }
 
 /// All engines.
 const ENGINES: [&str; 7] = ["flat", "flat-ordered", "flex", "cedrus", "kreon", "delsm", "ledger"];
 
-/// The scenario on every engine, or on `SHEAF_ENGINE`; `flat` has all the schedules, the others a tenth of them each.
+/// The scenario on every engine, or on `SHEAF_ENGINE`; `flat` has all the schedules, the others a
+/// tenth of them each.
 fn on_every_engine(schedules: u64, scenario: fn(&str)) {
     let only = std::env::var("SHEAF_ENGINE").ok();
     for engine in ENGINES.into_iter().filter(|engine| only.as_deref().is_none_or(|only| only == *engine)) {

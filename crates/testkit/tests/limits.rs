@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use sheaf::{Database, Error};
-use sheaf_testkit::limits::{holds, open, value};
-use sheaf_testkit::stage::Subject;
+use sheaf_testkit::fixture::TestSubject;
+use sheaf_testkit::limits::{assert_readable, open, value};
 
 sheaf_testkit::every_engine!(limits_suite);
 
@@ -27,7 +27,7 @@ fn set_limit(descriptors: u64) {
 fn child_with_few_descriptors() {
     let Some(dir) = std::env::var_os(CHILD) else { return };
     let dir = PathBuf::from(dir);
-    let (db, keyspace) = open(&dir, &Subject::flat());
+    let (db, keyspace) = open(&dir, &TestSubject::flat());
     (0..100u32).for_each(|number| keyspace.insert(number.to_le_bytes(), value(number)).unwrap());
     drop(keyspace);
     db.close().unwrap();
@@ -43,8 +43,8 @@ fn child_with_few_descriptors() {
         }
     }
     assert!(refused > 1, "only {refused} openings were refused");
-    let (db, keyspace) = open(&dir, &Subject::flat());
-    holds(&keyspace, 0..100);
+    let (db, keyspace) = open(&dir, &TestSubject::flat());
+    assert_readable(&keyspace, 0..100);
     set_limit(3);
     let mut written = 100u32;
     let ended = loop {
@@ -55,16 +55,16 @@ fn child_with_few_descriptors() {
         assert!(written < 100_000, "no new file is ever needed");
     };
     assert!(matches!(&ended, Error::TooManyFiles { limit: Some(3), .. }), "{ended}");
-    holds(&keyspace, 0..written);
+    assert_readable(&keyspace, 0..written);
     set_limit(1024);
     keyspace.insert(written.to_le_bytes(), value(written)).unwrap();
     drop((keyspace, db));
-    let (_db, keyspace) = open(&dir, &Subject::flat());
-    holds(&keyspace, 0..=written);
+    let (_db, keyspace) = open(&dir, &TestSubject::flat());
+    assert_readable(&keyspace, 0..=written);
 }
 
 #[test]
-fn without_a_descriptor_it_refuses_and_goes_on_when_there_is_one() {
+fn without_descriptors_calls_fail_and_recover_later() {
     let dir = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("limits-{}", std::process::id()));
     let mut child = Command::new(std::env::current_exe().unwrap());
     child.args(["limits::child_with_few_descriptors", "--exact", "--nocapture"]).env(CHILD, &dir);

@@ -1,12 +1,13 @@
-//! One budget over all engines: what is accounted for stays within it, caches use it, and go where they help.
+//! One budget over all engines: what is accounted for stays within it, caches use it, and go where
+//! they help.
 
 #![expect(clippy::unwrap_used, reason = "a test's own steps work")]
 
 use sheaf::{Database, Keyspace, KeyspaceOptions};
-use sheaf_testkit::crash::workload::Random;
-use sheaf_testkit::stage::{Place, Setting, Stage, Subject};
+use sheaf_testkit::crash::workload::TestRandom;
+use sheaf_testkit::fixture::{DiskKind, Fixture, TestSetting, TestSubject};
 
-const NORMAL: Setting = Setting::new(Place::Simulated, false, true);
+const NORMAL: TestSetting = TestSetting::new(DiskKind::Simulated, false, true);
 const BUDGET: u64 = 4 << 20;
 /// Names and engines.
 const KEYSPACES: [(&str, &str); 7] = [
@@ -22,31 +23,31 @@ const ORDERED: usize = 1;
 const FLEX: usize = 2;
 const ANOTHER: usize = 6;
 /// Operations between two steps of the background, which has no thread here.
-const STRIDE: u64 = 50;
+const OPS_PER_TICK: u64 = 50;
 
-struct Case {
-    stage: Stage,
+struct MemoryCase {
+    fixture: Fixture,
     db: Database,
     keyspaces: Vec<(Keyspace, u64)>,
-    random: Random,
+    random: TestRandom,
 }
 
-impl Case {
-    fn new() -> Case {
-        let stage = Stage::new(&Subject::flex(), NORMAL);
-        let db = stage.builder().memory(BUDGET).open(stage.path()).unwrap();
+impl MemoryCase {
+    fn new() -> MemoryCase {
+        let fixture = Fixture::new(&TestSubject::flex(), NORMAL);
+        let db = fixture.builder().memory(BUDGET).open(fixture.path()).unwrap();
         let open = |(name, engine): &(&str, &str)| {
             let pairs = if engine.starts_with("flat") { 4_000 } else { 12_000 };
             (db.keyspace(name, KeyspaceOptions::default().engine(engine)).unwrap(), pairs)
         };
         let keyspaces = KEYSPACES.iter().map(open).collect();
-        Case { stage, db, keyspaces, random: Random::new(0) }
+        MemoryCase { fixture, db, keyspaces, random: TestRandom::new(0) }
     }
 
     /// Some operations, then what is due; the budget holds.
-    fn stride(&mut self, mut operate: impl FnMut(&mut Case)) {
-        (0..STRIDE).for_each(|_| operate(self));
-        self.stage.advance(std::time::Duration::from_millis(20));
+    fn run_and_tick(&mut self, mut operate: impl FnMut(&mut MemoryCase)) {
+        (0..OPS_PER_TICK).for_each(|_| operate(self));
+        self.fixture.advance(std::time::Duration::from_millis(20));
         for _ in 0..20 {
             if !self.db.pump().unwrap() {
                 break;
@@ -61,9 +62,9 @@ impl Case {
     fn fill(&mut self) {
         for number in 0..self.keyspaces.len() {
             let (keyspace, pairs) = self.keyspaces[number].clone();
-            for first in (0..pairs).step_by(usize::try_from(STRIDE).unwrap()) {
+            for first in (0..pairs).step_by(usize::try_from(OPS_PER_TICK).unwrap()) {
                 let mut index = first;
-                self.stride(|_| {
+                self.run_and_tick(|_| {
                     keyspace.insert(index.to_be_bytes(), [7; 200]).unwrap();
                     index += 1;
                 });
@@ -74,7 +75,7 @@ impl Case {
     fn gets_from(&mut self, number: usize, strides: u64) {
         let (keyspace, pairs) = self.keyspaces[number].clone();
         for _ in 0..strides {
-            self.stride(|case| {
+            self.run_and_tick(|case| {
                 let index = case.random.below(pairs);
                 assert!(keyspace.contains_key(index.to_be_bytes()).unwrap());
                 assert!(keyspace.get(index.to_be_bytes()).unwrap().is_some());
@@ -95,12 +96,12 @@ impl Case {
 
 #[test]
 fn the_budget_holds_in_every_mix_and_is_used() {
-    let mut case = Case::new();
+    let mut case = MemoryCase::new();
     case.fill();
     for snapshots in [false, true] {
         let snapshot = snapshots.then(|| case.db.snapshot().unwrap());
         for _ in 0..200 {
-            case.stride(|case| {
+            case.run_and_tick(|case| {
                 let number = usize::try_from(case.random.below(7)).unwrap();
                 let (keyspace, pairs) = case.keyspaces[number].clone();
                 let index = case.random.below(pairs);
@@ -130,8 +131,8 @@ fn the_budget_holds_in_every_mix_and_is_used() {
 }
 
 #[test]
-fn memory_goes_where_it_is_used() {
-    let mut case = Case::new();
+fn cache_memory_follows_the_load() {
+    let mut case = MemoryCase::new();
     case.fill();
     for (used, idle) in [(FLEX, ANOTHER), (ANOTHER, FLEX), (FLEX, ANOTHER)] {
         case.gets_from(used, 200);
@@ -141,14 +142,15 @@ fn memory_goes_where_it_is_used() {
 }
 
 #[test]
-fn an_index_that_must_be_in_memory_takes_it_from_the_caches() {
-    let mut case = Case::new();
+fn a_resident_index_shrinks_the_caches() {
+    let mut case = MemoryCase::new();
     case.fill();
     case.gets_from(FLEX, 200);
     let before = case.db.stats().memory;
     assert!(before.cache > BUDGET / 3, "{before:?}");
     let keyspace = case.keyspaces[ORDERED].0.clone();
-    // Without a step of the background: commits have the caches give way themselves, before more is taken than there is.
+    // Without a step of the background: commits have the caches give way themselves, before more is
+    // taken than there is.
     let mut index = 1u64 << 40;
     let mut memory = before;
     while memory.index < BUDGET / 8 * 7 {
@@ -161,8 +163,8 @@ fn an_index_that_must_be_in_memory_takes_it_from_the_caches() {
 }
 
 #[test]
-fn what_memtables_take_caches_give_before_it_is_more_than_there_is() {
-    let mut case = Case::new();
+fn caches_shrink_before_memtables_exceed_the_budget() {
+    let mut case = MemoryCase::new();
     case.fill();
     case.gets_from(FLEX, 200);
     let before = case.db.stats().memory;

@@ -1,56 +1,56 @@
 //! Engines agree with a sorted map, whatever is done to them in whatever order.
 
-use sheaf_testkit::ledger::Flaw;
-use sheaf_testkit::model::Case;
-use sheaf_testkit::stage::{Place, Setting, Subject};
+use sheaf_testkit::fixture::{DiskKind, TestSetting, TestSubject};
+use sheaf_testkit::model::ModelCase;
+use sheaf_testkit::reference_engine::EngineFlaw;
 
-const TINY: Setting = Setting::new(Place::Simulated, true, true);
-const NORMAL: Setting = Setting::new(Place::Simulated, false, true);
+const TINY: TestSetting = TestSetting::new(DiskKind::Simulated, true, true);
+const NORMAL: TestSetting = TestSetting::new(DiskKind::Simulated, false, true);
 
-fn case(engine: &'static str, setting: Setting, seed: u64, steps: usize) -> Case {
-    Case { engine, flaw: None, setting, seed, steps }
+fn case(engine: &'static str, setting: TestSetting, seed: u64, steps: usize) -> ModelCase {
+    ModelCase { engine, flaw: None, setting, seed, steps }
 }
 
-const SIMULATED: &[Setting] = &[TINY, TINY, TINY, NORMAL];
+const SIMULATED: &[TestSetting] = &[TINY, TINY, TINY, NORMAL];
 
 sheaf_testkit::every_engine!(model_suite);
 
 #[test]
 fn flat_plain_agrees_with_a_map_on_the_simulated_disk() {
     let budget = sheaf_testkit::totals::Budget::cases(100_000).workers(2);
-    sheaf_testkit::model::run(&Subject::flat_plain(), 0, budget).must_hold(100_000);
+    sheaf_testkit::model::run(&TestSubject::flat_plain(), 0, budget).must_hold(100_000);
 }
 
 #[test]
 fn engines_and_geometries_agree_on_the_same_trace() {
     for seed in 1000..1006 {
-        case("flat", TINY, seed, 1500).agree().unwrap();
-        case("flex", TINY, seed, 1500).agree().unwrap();
-        case("cedrus", TINY, seed, 1500).agree().unwrap();
-        case("kreon", TINY, seed, 1500).agree().unwrap();
-        case("delsm", TINY, seed, 1500).agree().unwrap();
+        case("flat", TINY, seed, 1500).check_all_engines().unwrap();
+        case("flex", TINY, seed, 1500).check_all_engines().unwrap();
+        case("cedrus", TINY, seed, 1500).check_all_engines().unwrap();
+        case("kreon", TINY, seed, 1500).check_all_engines().unwrap();
+        case("delsm", TINY, seed, 1500).check_all_engines().unwrap();
     }
 }
 
 #[test]
-fn a_seed_decides_everything() {
-    for subject in Subject::all() {
+fn a_seed_determines_the_run() {
+    for subject in TestSubject::all() {
         let case = case(subject.name, TINY, 77, 1500);
         assert_eq!(case.must_hold(), case.must_hold());
-        let again: Case = case.to_string().parse().unwrap();
+        let again: ModelCase = case.to_string().parse().unwrap();
         assert_eq!(again.to_string(), case.to_string());
     }
 }
 
-/// A harness without a catch is decoration: each flaw must be found within the budget of the test above,
-/// and shrunk to a sequence that a person can read.
+/// A harness without a catch is decoration: each flaw must be found within the budget of the test
+/// above, and shrunk to a sequence that a person can read.
 #[test]
 fn every_flaw_of_the_reference_engine_is_found_and_shrunk() {
     let mut report = Vec::new();
-    for flaw in Flaw::ALL {
+    for flaw in EngineFlaw::ALL {
         let found = (0..60).zip(SIMULATED.iter().cycle()).find_map(|(seed, setting)| {
-            let case = Case {
-                engine: sheaf_testkit::ledger::NAME,
+            let case = ModelCase {
+                engine: sheaf_testkit::reference_engine::NAME,
                 flaw: Some(flaw),
                 setting: *setting,
                 seed,
@@ -63,7 +63,7 @@ fn every_flaw_of_the_reference_engine_is_found_and_shrunk() {
     }
     for (flaw, found) in report {
         let (seed, (steps, failure)) = found.unwrap_or_else(|| panic!("{flaw:?} is not found"));
-        println!("{flaw:?}: seed {seed}, {} steps: {}", steps.len(), failure.why);
+        println!("{flaw:?}: seed {seed}, {} steps: {}", steps.len(), failure.reason);
         assert!(steps.len() <= 20, "{flaw:?} takes {} steps: {steps:#?}", steps.len());
     }
 }
@@ -73,7 +73,7 @@ fn every_flaw_of_the_reference_engine_is_found_and_shrunk() {
 #[ignore = "replays one line"]
 fn replay() {
     let line = std::env::var("SHEAF_MODEL").expect("SHEAF_MODEL says what to replay");
-    let case = line.parse::<Case>().unwrap();
+    let case = line.parse::<ModelCase>().unwrap();
     case.must_hold();
-    case.agree().unwrap();
+    case.check_all_engines().unwrap();
 }

@@ -1,8 +1,9 @@
 //! The 24 scenarios that broke weaker commit protocols, each as a test of the real database.
 //!
-//! They broke earlier drafts of the commit path one by one. Where a scenario's exact crash can be made on
-//! the simulated disk it is, in every variant of what the power cut keeps; where this design cannot
-//! arrive there at all, the nearest observable property is tested and the test says so.
+//! They broke earlier drafts of the commit path one by one. Where a scenario's exact crash can be
+//! made on the simulated disk it is, in every variant of what the power cut keeps; where this
+//! design cannot arrive there at all, the nearest observable property is tested and the test says
+//! so.
 
 mod background;
 mod damage;
@@ -13,10 +14,11 @@ mod space;
 mod tails;
 
 use sheaf::{Database, Durability, Keyspace, KeyspaceOptions};
-use sheaf_testkit::crash::explore::{Plan, Report, explore};
-use sheaf_testkit::crash::workload::{Step, parse};
+use sheaf_testkit::crash::explore::{ExplorePlan, ExploreReport, explore};
+use sheaf_testkit::crash::workload::{CrashStep, parse_steps};
 
-/// The keyspace `name`, on the engine whose log is its data: there a scenario's damage is damage to a pair.
+/// The keyspace `name`, on the engine whose log is its data: there a scenario's damage is damage to
+/// a pair.
 pub(crate) fn keyspace(db: &Database, name: &str) -> Keyspace {
     db.keyspace(name, KeyspaceOptions::default().engine("flat")).expect("a keyspace")
 }
@@ -34,12 +36,12 @@ pub(crate) fn text(keyspace: &Keyspace, key: &str) -> Option<String> {
 }
 
 /// Steps written by hand.
-pub(crate) fn steps(line: &str) -> Vec<Step> {
-    parse(line).expect("written by hand")
+pub(crate) fn steps(line: &str) -> Vec<CrashStep> {
+    parse_steps(line).expect("written by hand")
 }
 
 /// Every power cut at every moment of `steps`, and many second ones, must be survived.
-pub(crate) fn survives(steps: &[Step], plan: &Plan) -> Report {
+pub(crate) fn survives(steps: &[CrashStep], plan: &ExplorePlan) -> ExploreReport {
     let report = explore(steps, plan);
     if let Some(failure) = &report.failure {
         panic!("{failure}");

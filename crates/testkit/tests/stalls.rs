@@ -1,4 +1,5 @@
-//! What writers wait for is counted and told: once, outside of all locks, and whatever comes of it stays there.
+//! What writers wait for is counted and told: once, outside of all locks, and whatever comes of it
+//! stays there.
 
 #![expect(clippy::unwrap_used, reason = "a test's own steps work")]
 
@@ -8,45 +9,45 @@ use std::time::Duration;
 
 use sheaf::{Database, Durability, Stall, StallKind};
 use sheaf_base::sync::epoch;
-use sheaf_testkit::stage::{Place, Setting, Stage, Subject};
-use sheaf_testkit::tap::Tap;
+use sheaf_testkit::fixture::{DiskKind, Fixture, TestSetting, TestSubject};
+use sheaf_testkit::recording_disk::RecordingDisk;
 
-const TINY: Setting = Setting::new(Place::Simulated, true, true);
+const TINY: TestSetting = TestSetting::new(DiskKind::Simulated, true, true);
 
-fn stage() -> Stage {
-    Stage::new(&Subject::flex(), TINY)
+fn fixture() -> Fixture {
+    Fixture::new(&TestSubject::flex(), TINY)
 }
 
-fn counted(db: &Database, kind: StallKind) -> u64 {
+fn stall_count(db: &Database, kind: StallKind) -> u64 {
     db.stats().stalls.iter().find(|stall| stall.kind == kind).unwrap().count
 }
 
 #[test]
-fn a_writer_that_makes_its_segments_is_told_of_each_wait() {
-    let stage = stage();
+fn a_writer_that_creates_segments_reports_each_stall() {
+    let fixture = fixture();
     let told: Arc<Mutex<Vec<Stall>>> = Arc::default();
     let sink = Arc::clone(&told);
     let tell = move |stall: &Stall| sink.lock().unwrap().push(stall.clone());
-    let builder = stage.builder().stall_threshold(Duration::ZERO).on_stall(tell);
-    let db = builder.open(stage.path()).unwrap();
-    let ks = stage.keyspace(&db, "people");
+    let builder = fixture.builder().stall_threshold(Duration::ZERO).on_stall(tell);
+    let db = builder.open(fixture.path()).unwrap();
+    let ks = fixture.keyspace(&db, "people");
     told.lock().unwrap().clear();
-    let before = counted(&db, StallKind::Segment);
+    let before = stall_count(&db, StallKind::Preallocation);
     for index in 0..200u32 {
         ks.insert(index.to_be_bytes(), [7; 100]).unwrap();
     }
     let told = told.lock().unwrap();
-    let waits = counted(&db, StallKind::Segment) - before;
+    let waits = stall_count(&db, StallKind::Preallocation) - before;
     assert!(waits > 2, "nothing is made ready unless somebody needs it");
-    let segments: Vec<&Stall> = told.iter().filter(|stall| stall.kind == StallKind::Segment).collect();
+    let segments: Vec<&Stall> = told.iter().filter(|stall| stall.kind == StallKind::Preallocation).collect();
     assert_eq!(segments.len() as u64, waits, "told as often as counted");
     let of_people = |stall: &&&Stall| stall.keyspace.as_deref() == Some("people");
     assert!(segments.iter().filter(of_people).count() > 2, "{told:?}");
 }
 
 #[test]
-fn whoever_is_told_may_write_and_may_panic() {
-    let stage = stage();
+fn a_stall_callback_may_write_and_may_panic() {
+    let fixture = fixture();
     let (place, calls): (Arc<OnceLock<sheaf::Keyspace>>, Arc<Mutex<u32>>) = Default::default();
     let (seen, count) = (Arc::clone(&place), Arc::clone(&calls));
     let tell = move |stall: &Stall| {
@@ -63,47 +64,49 @@ fn whoever_is_told_may_write_and_may_panic() {
             .unwrap();
         panic!("this is what it does: expected in the output");
     };
-    let builder = stage.builder().stall_threshold(Duration::ZERO).on_stall(tell);
-    let db = builder.open(stage.path()).unwrap();
-    let ks = stage.keyspace(&db, "k");
+    let builder = fixture.builder().stall_threshold(Duration::ZERO).on_stall(tell);
+    let db = builder.open(fixture.path()).unwrap();
+    let ks = fixture.keyspace(&db, "k");
     place.set(ks.clone()).ok().unwrap();
-    let before = counted(&db, StallKind::Sync);
+    let before = stall_count(&db, StallKind::Sync);
     ks.submit_insert("key", "value", Durability::Sync).unwrap().wait().unwrap();
     db.persist().unwrap();
     let calls = *calls.lock().unwrap();
     assert!(calls >= 1);
     assert_eq!(ks.len().unwrap(), 1 + u64::from(calls), "what it wrote is there");
-    assert!(counted(&db, StallKind::Sync) > before + 1, "its own waits are counted, and not told");
+    assert!(stall_count(&db, StallKind::Sync) > before + 1, "its own waits are counted, and not told");
     assert_eq!(db.stats().poisoned, None);
     drop(place); // the keyspace in it holds the database, as the closure does
     db.close().unwrap();
 }
 
 #[test]
-fn a_used_up_budget_shows_as_waits_for_memory() {
-    let stage = stage();
-    let db = stage.builder().memory(1 << 19).open(stage.path()).unwrap();
-    let ks = stage.keyspace(&db, "k");
+fn an_exhausted_budget_is_reported_as_memory_stalls() {
+    let fixture = fixture();
+    let db = fixture.builder().memory(1 << 19).open(fixture.path()).unwrap();
+    let ks = fixture.keyspace(&db, "k");
     let refused = (0..200_000u32).find_map(|index| ks.insert(index.to_be_bytes(), [7; 8]).err());
-    assert!(matches!(refused, Some(sheaf::Error::OverBudget { .. })), "{refused:?}");
+    assert!(matches!(refused, Some(sheaf::Error::MemoryBudgetExceeded { .. })), "{refused:?}");
     let stats = db.stats();
     let memory = stats.stalls.iter().find(|stall| stall.kind == StallKind::Memory).unwrap();
     assert!(memory.count > 0 && memory.longest <= memory.total, "{memory:?}");
 }
 
-/// A guard keeps whatever anybody lets go meanwhile, so none is held over a write or a sync of background work. (`flex` and `kreon`
-/// hold one for a step, which is bounded.)
+/// A guard keeps whatever anybody lets go meanwhile, so none is held over a write or a sync of
+/// background work. (`flex` and `kreon` hold one for a step, which is bounded.)
 #[test]
-fn background_work_writes_without_a_guard() {
-    for subject in [Subject::flat(), Subject::flat_ordered(), Subject::cedrus(), Subject::delsm()] {
-        let stage = Stage::new(&subject, TINY);
-        let tap = Tap::new(Arc::clone(stage.disk()));
-        let db = stage.builder_on(Arc::new(tap.clone())).open(stage.path()).unwrap();
-        let keyspace = stage.keyspace(&db, "k");
+fn background_writes_hold_no_epoch_guard() {
+    for subject in
+        [TestSubject::flat(), TestSubject::flat_ordered(), TestSubject::cedrus(), TestSubject::delsm()]
+    {
+        let fixture = Fixture::new(&subject, TINY);
+        let recording_disk = RecordingDisk::new(Arc::clone(fixture.disk()));
+        let db = fixture.builder_on(Arc::new(recording_disk.clone())).open(fixture.path()).unwrap();
+        let keyspace = fixture.keyspace(&db, "k");
         let at_work = Arc::new(AtomicBool::new(false));
         let calls: Arc<Mutex<Vec<(String, bool)>>> = Arc::default();
         let (works, seen) = (Arc::clone(&at_work), Arc::clone(&calls));
-        tap.watch(move |class, path| {
+        recording_disk.set_observer(move |class, path| {
             if works.load(Ordering::Relaxed) {
                 seen.lock().unwrap().push((format!("{class:?} {}", path.display()), epoch::is_pinned()));
             }
@@ -116,7 +119,7 @@ fn background_work_writes_without_a_guard() {
                 _ => keyspace.insert(key, [n.to_be_bytes()[3]; 90]).unwrap(),
             }
             if n % 16 == 0 {
-                stage.advance(Duration::from_millis(10));
+                fixture.advance(Duration::from_millis(10));
                 at_work.store(true, Ordering::Relaxed);
                 db.pump().unwrap();
                 at_work.store(false, Ordering::Relaxed);

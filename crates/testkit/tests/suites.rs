@@ -1,35 +1,36 @@
 //! Every suite, in one program: the long ones share the cores with those that wait for the disk.
 
-mod across;
+mod attach;
+mod background_retry;
 mod backups;
-mod batching;
-mod beside;
+mod blob_reclaim;
+mod blobs;
 mod conformance;
+mod conversion;
 mod corruption;
 mod crash;
-mod damaged;
-mod failing;
+mod engine_file_damage;
 mod faults;
-mod files;
 mod fuzz;
 mod geometries;
+mod group_commit_modes;
+mod index_rebuild;
 mod kill;
 mod limits;
-mod linear;
-mod many;
+mod linearizability;
+mod many_keyspaces;
 mod memory;
 mod model;
-mod moving;
+mod multi_keyspace;
 mod openings;
-mod probes;
-mod process;
-mod removed;
+mod process_memory;
+mod removed_ranges;
 mod repairs;
-mod rest;
 mod scenarios;
 mod seeded_bugs;
 mod stalls;
 
 /// Counts what a case takes, for the harnesses that limit it.
 #[global_allocator]
-static COUNTING: sheaf_testkit::alloc::Counting = sheaf_testkit::alloc::Counting(std::alloc::System);
+static COUNTING: sheaf_testkit::alloc::CountingAllocator =
+    sheaf_testkit::alloc::CountingAllocator(std::alloc::System);

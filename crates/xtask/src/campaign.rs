@@ -1,36 +1,39 @@
 //! # Campaigns: the harnesses for as long as wanted, and their totals in the ledger
 //!
-//! Harnesses and engines take turns, each turn with a new seed, so that a campaign that is stopped has looked
-//! everywhere. Every pair of them is one line of the ledger's last table, written anew after each of its turns: what
-//! was not written down was not run, and a campaign that is killed has lost one turn.
+//! Harnesses and engines take turns, each turn with a new seed, so that a campaign that is stopped
+//! has looked everywhere. Every pair of them is one line of the ledger's last table, written anew
+//! after each of its turns: what was not written down was not run, and a campaign that is killed
+//! has lost one turn.
 //!
-//! The program is built once and copied: the tree may change while it runs. Several campaigns may run side by side.
+//! The program is built once and copied: the tree may change while it runs. Several campaigns may
+//! run side by side.
 
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use crate::ledger::{Line, Sum, today};
-use crate::shell::{cargo, output, root, step, target};
+use crate::ledger::{LedgerLine, TurnTotals, today};
+use crate::shell::{cargo, output, project_root, step, target};
 
 /// Harnesses that the campaign program of testkit runs.
-const INSIDE: [&str; 10] =
+const TESTKIT_HARNESSES: [&str; 10] =
     ["crash", "short", "loaded", "kill", "errors", "model", "corrupt", "repair", "linearizable", "fuzz"];
 /// Those of them that are asked for by name: a turn is a slice of 64, which is brought to its end.
-const SLICED: [&str; 2] = ["short", "loaded"];
+const SLICED_HARNESSES: [&str; 2] = ["short", "loaded"];
 /// Harnesses that are builds of their own, and for all engines at once.
-const OUTSIDE: [&str; 3] = ["interleavings", "sanitizers", "crowded"];
+const EXTERNAL_HARNESSES: [&str; 3] = ["interleavings", "sanitizers", "crowded"];
 /// Longest turn of a harness in seconds, where a turn can be cut short.
-const TURN: u64 = 60;
+const TURN_SECONDS: u64 = 60;
 /// What the thread sanitizer reports and is none, with reasons.
-const KNOWN_TO_BE_NONE: &str = "crates/xtask/sanitizers/thread.supp";
+const THREAD_SANITIZER_SUPPRESSIONS: &str = "crates/xtask/sanitizers/thread.supp";
 /// Fewest cases that a turn is asked for.
-const LEAST: u64 = 10_000;
-/// From one turn's seed to the next one's: odd, so that all residues of a power of two have their turn.
-const STRIDE: u64 = 1_000_003;
+const MIN_CASES: u64 = 10_000;
+/// From one turn's seed to the next one's: odd, so that all residues of a power of two have their
+/// turn.
+const SEED_STRIDE: u64 = 1_000_003;
 
-struct Wish {
+struct CampaignOptions {
     seconds: u64,
     cases: u64,
     turns: u64,
@@ -40,13 +43,17 @@ struct Wish {
     workers: String,
 }
 
-fn parse(words: &[String]) -> Result<Wish, String> {
+fn parse(words: &[String]) -> Result<CampaignOptions, String> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |d| d.as_secs());
-    let mut wish = Wish {
+    let mut wish = CampaignOptions {
         seconds: u64::MAX,
         cases: u64::MAX,
         turns: u64::MAX,
-        only: INSIDE.iter().filter(|name| !SLICED.contains(name)).map(ToString::to_string).collect(),
+        only: TESTKIT_HARNESSES
+            .iter()
+            .filter(|name| !SLICED_HARNESSES.contains(name))
+            .map(ToString::to_string)
+            .collect(),
         engines: Vec::new(),
         seed: now,
         workers: "1".to_owned(),
@@ -69,7 +76,9 @@ fn parse(words: &[String]) -> Result<Wish, String> {
     if wish.seconds.min(wish.cases).min(wish.turns) == u64::MAX {
         wish.seconds = 600;
     }
-    let known = |name: &String| INSIDE.contains(&name.as_str()) || OUTSIDE.contains(&name.as_str());
+    let known = |name: &String| {
+        TESTKIT_HARNESSES.contains(&name.as_str()) || EXTERNAL_HARNESSES.contains(&name.as_str())
+    };
     match wish.only.iter().find(|name| !known(name)) {
         Some(name) => Err(format!("there is no harness {name}")),
         None => Ok(wish),
@@ -79,37 +88,44 @@ fn parse(words: &[String]) -> Result<Wish, String> {
 /// Runs the campaign that the words describe.
 pub(crate) fn run(words: &[String]) -> Result<(), String> {
     let mut wish = parse(words)?;
-    let program = Program::build()?;
+    let program = CampaignProgram::build()?;
     if wish.engines.is_empty() {
         wish.engines = program.engines()?;
     }
     let (day, commit) = today();
-    let is_inside = |harness: &str| INSIDE.contains(&harness);
-    let mut lines: Vec<Line> = Vec::new();
+    let is_inside = |harness: &str| TESTKIT_HARNESSES.contains(&harness);
+    let mut lines: Vec<LedgerLine> = Vec::new();
     for harness in &wish.only {
         let all = ["all".to_owned()];
         for engine in if is_inside(harness) { &wish.engines[..] } else { &all } {
-            lines.push(Line::new(&day, &commit, harness, engine, wish.seed + lines.len() as u64, STRIDE));
+            lines.push(LedgerLine::new(
+                &day,
+                &commit,
+                harness,
+                engine,
+                wish.seed + lines.len() as u64,
+                SEED_STRIDE,
+            ));
         }
     }
     let began = Instant::now();
-    let share = (wish.seconds / lines.len().max(1) as u64).clamp(1, TURN);
-    let is_due = |line: &Line| line.sum.cases < wish.cases && line.turns < wish.turns;
+    let share = (wish.seconds / lines.len().max(1) as u64).clamp(1, TURN_SECONDS);
+    let is_due = |line: &LedgerLine| line.sum.cases < wish.cases && line.turns < wish.turns;
     while lines.iter().any(is_due) && began.elapsed().as_secs() < wish.seconds {
         for line in lines.iter_mut().filter(|line| is_due(line)) {
             let left = wish.seconds.saturating_sub(began.elapsed().as_secs());
             if left == 0 {
                 break;
             }
-            let seed = line.seed + line.turns * STRIDE;
+            let seed = line.seed + line.turns * SEED_STRIDE;
             let sum = match line.harness.as_str() {
                 "interleavings" => interleavings(seed)?,
                 "sanitizers" => sanitizers()?,
-                "crowded" => crowded()?,
-                _ => program.turn(line, seed, share.min(left), wish.cases, &wish.workers)?,
+                "crowded" => oversubscribed()?,
+                _ => program.run_turn(line, seed, share.min(left), wish.cases, &wish.workers)?,
             };
             line.add(&sum);
-            line.write_down()?;
+            line.update_file()?;
             if sum.cases == 0 {
                 return Err(format!("{} {} did nothing", line.harness, line.engine));
             }
@@ -133,16 +149,16 @@ pub(crate) fn run(words: &[String]) -> Result<(), String> {
 }
 
 /// A copy of testkit's campaign program.
-struct Program(PathBuf);
+struct CampaignProgram(PathBuf);
 
-impl Program {
-    fn build() -> Result<Program, String> {
+impl CampaignProgram {
+    fn build() -> Result<CampaignProgram, String> {
         let program = ["-p", "sheaf-testkit", "--bin", "campaign", "--features", "campaign"];
         step(cargo(&[&["build", "--locked", "--profile", "campaign"], &program[..]].concat()))?;
         let built = target("campaign").join("campaign");
         let copy = built.with_file_name(format!("campaign-{}", std::process::id()));
         fs::copy(&built, &copy).map_err(|e| format!("{}: {e}", built.display()))?;
-        Ok(Program(copy))
+        Ok(CampaignProgram(copy))
     }
 
     /// The engines it knows.
@@ -153,18 +169,26 @@ impl Program {
         Ok(said.split_whitespace().map(str::to_owned).collect())
     }
 
-    /// One turn. A turn of the error plans is a workload and one of the short workloads a slice: neither is cut short.
-    fn turn(&self, line: &Line, seed: u64, seconds: u64, goal: u64, workers: &str) -> Result<Sum, String> {
+    /// One turn. A turn of the error plans is a workload and one of the short workloads a slice:
+    /// neither is cut short.
+    fn run_turn(
+        &self,
+        line: &LedgerLine,
+        seed: u64,
+        seconds: u64,
+        goal: u64,
+        workers: &str,
+    ) -> Result<TurnTotals, String> {
         let (seconds, cases) = match line.harness.as_str() {
             "errors" => ("inf".to_owned(), 1),
-            sliced if SLICED.contains(&sliced) => ("inf".to_owned(), u64::MAX),
+            sliced if SLICED_HARNESSES.contains(&sliced) => ("inf".to_owned(), u64::MAX),
             // A harness shares its cases out among what it has: a turn of a few would come to none.
-            _ => (seconds.to_string(), goal.saturating_sub(line.sum.cases).max(LEAST)),
+            _ => (seconds.to_string(), goal.saturating_sub(line.sum.cases).max(MIN_CASES)),
         };
         let mut command = Command::new(&self.0);
         command.args([&line.harness, &line.engine, &seed.to_string(), &seconds, &cases.to_string(), workers]);
         let (_, said) = output(command)?;
-        let mut sum = Sum::default();
+        let mut sum = TurnTotals::default();
         for line in said.lines() {
             match line.strip_prefix("TOTALS ") {
                 Some(figures) => {
@@ -172,7 +196,7 @@ impl Program {
                     if let [cases, failures, seconds] = figures[..] {
                         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // counts
                         let (cases, failures) = (cases as u64, failures as u64);
-                        sum = Sum { cases, failures, seconds };
+                        sum = TurnTotals { cases, failures, seconds };
                     }
                 }
                 None => println!("{line}"),
@@ -185,26 +209,26 @@ impl Program {
     }
 }
 
-impl Drop for Program {
+impl Drop for CampaignProgram {
     fn drop(&mut self) {
         let _ = fs::remove_file(&self.0);
     }
 }
 
 /// 20,000 schedules of each scenario; the unit is the schedule.
-fn interleavings(seed: u64) -> Result<Sum, String> {
+fn interleavings(seed: u64) -> Result<TurnTotals, String> {
     const SCHEDULES: u64 = 20_000;
     let began = Instant::now();
     let mut command = crate::shell::interleavings(&["--", "--nocapture"]);
     command.env("SHEAF_SCHEDULES", SCHEDULES.to_string()).env("SHEAF_SEED", seed.to_string());
     let (well, said) = output(command)?;
     let cases = said.lines().filter_map(|line| line.strip_suffix(" schedules")?.parse::<u64>().ok()).sum();
-    Ok(Sum { cases, failures: u64::from(!well), seconds: began.elapsed().as_secs_f64() })
+    Ok(TurnTotals { cases, failures: u64::from(!well), seconds: began.elapsed().as_secs_f64() })
 }
 
-/// What every engine must do, with many times as many threads as the machine has cores: threads lose theirs at places where
-/// they hardly ever do otherwise. The unit is the test.
-fn crowded() -> Result<Sum, String> {
+/// What every engine must do, with many times as many threads as the machine has cores: threads
+/// lose theirs at places where they hardly ever do otherwise. The unit is the test.
+fn oversubscribed() -> Result<TurnTotals, String> {
     const AT_A_TIME: &str = "24";
     let began = Instant::now();
     let words = ["test", "--locked", "-p", "sheaf-testkit", "--test", "suites", "conformance", "--"];
@@ -216,17 +240,21 @@ fn crowded() -> Result<Sum, String> {
         print!("{said}");
     }
     let failures = failed as u64;
-    Ok(Sum { cases: (well + failed) as u64, failures, seconds: began.elapsed().as_secs_f64() })
+    Ok(TurnTotals { cases: (well + failed) as u64, failures, seconds: began.elapsed().as_secs_f64() })
 }
 
-/// Histories of real threads under the thread sanitizer, then histories and damage under the address sanitizer. A report
-/// that is not explained in [`KNOWN_TO_BE_NONE`] is a failure. Blocks of caches and cells of memtables, which otherwise are pieces of
-/// larger memory of our own (`base::memory::pieces`), are the allocator's here, or what becomes of them would not be seen.
-/// Both are unstable flags of the compiler, so this is no part of CI. The unit is the test program.
-fn sanitizers() -> Result<Sum, String> {
+/// Histories of real threads under the thread sanitizer, then histories and damage under the
+/// address sanitizer. A report that is not explained in [`THREAD_SANITIZER_SUPPRESSIONS`] is a
+/// failure. Blocks of caches and cells of memtables, which otherwise are pieces of larger memory of
+/// our own (`base::memory::pieces`), are the allocator's here, or what becomes of them would not be
+/// seen. Both are unstable flags of the compiler, so this is no part of CI. The unit is the test
+/// program.
+fn sanitizers() -> Result<TurnTotals, String> {
     let began = Instant::now();
-    let mut sum = Sum::default();
-    for (kind, tests) in [("thread", &["linear::"][..]), ("address", &["linear::", "corruption::"])] {
+    let mut sum = TurnTotals::default();
+    for (kind, tests) in
+        [("thread", &["linearizability::"][..]), ("address", &["linearizability::", "corruption::"])]
+    {
         for test in tests {
             let host = "x86_64-unknown-linux-gnu";
             let mut command =
@@ -237,7 +265,10 @@ fn sanitizers() -> Result<Sum, String> {
                 .env("RUSTC_BOOTSTRAP", "1")
                 .env("RUSTFLAGS", flags)
                 .env("CARGO_TARGET_DIR", target(kind))
-                .env("TSAN_OPTIONS", format!("suppressions={}", root().join(KNOWN_TO_BE_NONE).display()));
+                .env(
+                    "TSAN_OPTIONS",
+                    format!("suppressions={}", project_root().join(THREAD_SANITIZER_SUPPRESSIONS).display()),
+                );
             let (well, said) = output(command)?;
             print!("{said}");
             sum.cases += 1;

@@ -7,14 +7,16 @@ use crate::field;
 use crate::prose;
 use crate::shell::{self, cargo, interleavings};
 
-/// A step. Its builds are made once: what they would keep for the next ones costs time, and makes the programs slower.
+/// A step. Its builds are made once: what they would keep for the next ones costs time, and makes
+/// the programs slower.
 fn step(mut command: Command) -> Result<(), String> {
     command.env("CARGO_INCREMENTAL", "0");
     shell::step(command)
 }
 
-/// Tests that are built with less optimisation: nothing else uses what is built for them, and they run for less time than that takes.
-fn hasty(mut command: Command, level: &str) -> Command {
+/// Tests that are built with less optimisation: nothing else uses what is built for them, and they
+/// run for less time than that takes.
+fn with_opt_level(mut command: Command, level: &str) -> Command {
     command.env("CARGO_PROFILE_TEST_OPT_LEVEL", level).env("CARGO_PROFILE_TEST_DEBUG", "0");
     command
 }
@@ -31,14 +33,15 @@ pub(crate) fn run() -> Result<(), String> {
     doc.env("RUSTDOCFLAGS", "-D warnings");
     step(doc)?;
     step(cargo(&["test", "--locked"]))?; // the test command of the README
-    // What is optional, and the bench, with neither a C compiler nor a library: built together, since what both stand on is the same.
+    // What is optional, and the bench, with neither a C compiler nor a library: built together,
+    // since what both stand on is the same.
     let optional = ["-p", "sheaf", "--features", "sheaf/tracing,sheaf/metrics"];
     step(cargo(
         &[&["clippy", "--locked"], &optional[..], &["--all-targets", "--", "-D", "warnings"]].concat(),
     ))?;
     let bench = ["-p", "sheaf-bench", "--no-default-features", "--lib", "--bins", "--test", "operators"];
-    step(hasty(cargo(&[&["test", "--locked"], &optional[..], &bench[..]].concat()), "0"))?;
-    step(hasty(interleavings(&["interleavings"]), "1"))?;
+    step(with_opt_level(cargo(&[&["test", "--locked"], &optional[..], &bench[..]].concat()), "0"))?;
+    step(with_opt_level(interleavings(&["interleavings"]), "1"))?;
     let scenarios = interleavings(&[
         "--",
         "closing",
@@ -51,7 +54,7 @@ pub(crate) fn run() -> Result<(), String> {
         "waiting",
         "writing",
     ]);
-    step(hasty(scenarios, "1"))?;
+    step(with_opt_level(scenarios, "1"))?;
     step(cargo(&["run", "--locked", "--release", "--", "demo"]))?; // the first command of the README
     step(cargo(&["build", "--locked", "--release", "-p", "sheaf-field"]))?;
     step(field::suite(&["--form".to_owned(), "short".to_owned()]))?;

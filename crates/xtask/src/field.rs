@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use crate::shell::{cargo, root, step, target};
+use crate::shell::{cargo, project_root, step, target};
 
 /// Builds with the release profile; `words` are arguments of `sheaf-field`.
 ///
@@ -18,6 +18,6 @@ pub(crate) fn field(words: &[String]) -> Result<(), String> {
 pub(crate) fn suite(words: &[String]) -> Command {
     let mut command = Command::new(target("release").join("sheaf-field"));
     command.arg("--sheaf").arg(target("release").join("sheaf"));
-    command.arg("--dir").arg(target("field")).args(words).current_dir(root());
+    command.arg("--dir").arg(target("field")).args(words).current_dir(project_root());
     command
 }

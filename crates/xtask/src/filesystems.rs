@@ -1,7 +1,7 @@
 //! # The suites on other file systems
 //!
-//! Makes XFS and Btrfs on files, mounts them, and runs the suites with their databases there. Takes root, loop devices, `mkfs.xfs`
-//! (xfsprogs) and `mkfs.btrfs` (btrfs-progs).
+//! Makes XFS and Btrfs on files, mounts them, and runs the suites with their databases there. Takes
+//! root, loop devices, `mkfs.xfs` (xfsprogs) and `mkfs.btrfs` (btrfs-progs).
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,32 +11,32 @@ use crate::shell::{cargo, step, target};
 /// Where the suites put what they write on a real disk.
 const SCRATCH: &str = "SHEAF_SCRATCH";
 /// Bytes of an image, which is sparse.
-const IMAGE: &str = "3G";
+const IMAGE_BYTES: &str = "3G";
 
 /// A file system in a file, unmounted and gone at the end.
-struct Mount {
+struct ImageMount {
     dir: PathBuf,
 }
 
-impl Mount {
-    fn new(parent: &Path, kind: &str) -> Result<Mount, String> {
-        let mount = Mount { dir: parent.join(format!("{kind}-{}", std::process::id())) };
-        let (image, at) = (mount.dir.join("image"), mount.at());
+impl ImageMount {
+    fn new(parent: &Path, kind: &str) -> Result<ImageMount, String> {
+        let mount = ImageMount { dir: parent.join(format!("{kind}-{}", std::process::id())) };
+        let (image, at) = (mount.dir.join("image"), mount.mount_point());
         std::fs::create_dir_all(&at).map_err(|e| format!("{}: {e}", at.display()))?;
-        run(Command::new("truncate").args(["-s", IMAGE]).arg(&image))?;
+        run(Command::new("truncate").args(["-s", IMAGE_BYTES]).arg(&image))?;
         run(Command::new(format!("mkfs.{kind}")).args(["-q", "-f"]).arg(&image))?;
         run(Command::new("mount").args(["-o", "loop"]).arg(&image).arg(&at))?;
         Ok(mount)
     }
 
-    fn at(&self) -> PathBuf {
+    fn mount_point(&self) -> PathBuf {
         self.dir.join("at")
     }
 }
 
-impl Drop for Mount {
+impl Drop for ImageMount {
     fn drop(&mut self) {
-        let _ = run(Command::new("umount").arg("-l").arg(self.at())); // it may not have got as far
+        let _ = run(Command::new("umount").arg("-l").arg(self.mount_point())); // it may not have got as far
         let _ = std::fs::remove_dir_all(&self.dir);
     }
 }
@@ -52,9 +52,9 @@ pub(crate) fn filesystems(filters: &[String]) -> Result<(), String> {
     std::fs::create_dir_all(&parent).map_err(|e| format!("{}: {e}", parent.display()))?;
     let filters = if filters.is_empty() { &["delsm".to_owned()][..] } else { filters };
     for kind in ["xfs", "btrfs"] {
-        let mount = Mount::new(&parent, kind)?;
+        let mount = ImageMount::new(&parent, kind)?;
         let mut test = cargo(&["test", "--locked", "-p", "sheaf-testkit", "--test", "suites", "--"]);
-        test.args(filters).env("TMPDIR", mount.at()).env(SCRATCH, mount.at());
+        test.args(filters).env("TMPDIR", mount.mount_point()).env(SCRATCH, mount.mount_point());
         println!("\n== on {kind}");
         step(test)?;
     }

@@ -1,51 +1,58 @@
 //! # Lines of docs/reliability/LEDGER.md
 //!
-//! A campaign's line is found again by how it begins (day, commit, harness, engine, first seed) and replaced. A lock on
-//! the file lets several campaigns write side by side.
+//! A campaign's line is found again by how it begins (day, commit, harness, engine, first seed) and
+//! replaced. A lock on the file lets several campaigns write side by side.
 
 use std::fs;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::process::Command;
 
-use crate::shell::root;
+use crate::shell::project_root;
 
-const LEDGER: &str = "docs/reliability/LEDGER.md";
+const LEDGER_FILE: &str = "docs/reliability/LEDGER.md";
 
 /// What a turn, or all turns of one line, came to.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Sum {
+pub(crate) struct TurnTotals {
     pub(crate) cases: u64,
     pub(crate) seconds: f64,
     pub(crate) failures: u64,
 }
 
 /// One harness on one engine.
-pub(crate) struct Line {
+pub(crate) struct LedgerLine {
     pub(crate) harness: String,
     pub(crate) engine: String,
     /// The first turn's; each next one is `stride` further.
     pub(crate) seed: u64,
     pub(crate) turns: u64,
-    pub(crate) sum: Sum,
+    pub(crate) sum: TurnTotals,
     stride: u64,
     begin: String,
 }
 
-impl Line {
-    pub(crate) fn new(day: &str, commit: &str, harness: &str, engine: &str, seed: u64, stride: u64) -> Line {
-        Line {
+impl LedgerLine {
+    pub(crate) fn new(
+        day: &str,
+        commit: &str,
+        harness: &str,
+        engine: &str,
+        seed: u64,
+        stride: u64,
+    ) -> LedgerLine {
+        LedgerLine {
             harness: harness.to_owned(),
             engine: engine.to_owned(),
             seed,
             turns: 0,
-            sum: Sum::default(),
+            sum: TurnTotals::default(),
             stride,
             begin: format!("| {day} | {commit} | {harness} | {engine} | {seed} "),
         }
     }
 
     /// A turn is over.
-    pub(crate) fn add(&mut self, turn: &Sum) {
+    pub(crate) fn add(&mut self, turn: &TurnTotals) {
         self.turns += 1;
         self.sum.cases += turn.cases;
         self.sum.seconds += turn.seconds;
@@ -53,7 +60,7 @@ impl Line {
     }
 
     fn text(&self) -> String {
-        let Sum { cases, seconds, failures } = &self.sum;
+        let TurnTotals { cases, seconds, failures } = &self.sum;
         let turns = match self.turns {
             1 => String::new(),
             turns => format!("+ {} k, k < {turns} ", self.stride),
@@ -62,12 +69,13 @@ impl Line {
     }
 
     /// Puts it into the ledger, in the place of what it said before.
-    pub(crate) fn write_down(&self) -> Result<(), String> {
-        self.try_write_down().map_err(|e| format!("{LEDGER}: {e}"))
+    pub(crate) fn update_file(&self) -> Result<(), String> {
+        self.try_update_file().map_err(|e| format!("{LEDGER_FILE}: {e}"))
     }
 
-    fn try_write_down(&self) -> std::io::Result<()> {
-        let mut file = fs::OpenOptions::new().read(true).write(true).open(root().join(LEDGER))?;
+    fn try_update_file(&self) -> std::io::Result<()> {
+        let mut file =
+            fs::OpenOptions::new().read(true).write(true).open(project_root().join(LEDGER_FILE))?;
         file.lock()?;
         let mut text = String::new();
         file.read_to_string(&mut text)?;
@@ -86,7 +94,7 @@ impl Line {
 /// The day and the commit, with a + if the tree is not quite that.
 pub(crate) fn today() -> (String, String) {
     let said = |program: &str, words: &[&str]| {
-        let output = Command::new(program).args(words).current_dir(root()).output();
+        let output = Command::new(program).args(words).current_dir(project_root()).output();
         output.map(|o| String::from_utf8_lossy(&o.stdout).trim().to_owned()).unwrap_or_default()
     };
     let is_clean = said("git", &["status", "--porcelain", "--", ".", ":!docs"]).is_empty();

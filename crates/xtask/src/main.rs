@@ -1,6 +1,7 @@
 //! # xtask: `cargo xtask ci`, `campaign`, `field`, `filesystems`, `seeded`
 //!
-//! The one place that says what is run: `.ci/run` is a wrapper. No dependencies, so that it is there at once.
+//! The one place that says what is run: `.ci/run` is a wrapper. No dependencies, so that it is
+//! there at once.
 
 #![allow(clippy::disallowed_methods)] // a tool of the house: files, processes and time are its work
 

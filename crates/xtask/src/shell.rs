@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use std::time::Instant;
 
 /// The root of the project.
-pub(crate) fn root() -> PathBuf {
+pub(crate) fn project_root() -> PathBuf {
     let here = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
     here.ancestors().nth(2).map_or(here.clone(), PathBuf::from)
 }
@@ -13,13 +13,14 @@ pub(crate) fn root() -> PathBuf {
 /// `cargo` with these arguments, at the root.
 pub(crate) fn cargo(arguments: &[&str]) -> Command {
     let mut command = Command::new(std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned()));
-    command.args(arguments).current_dir(root());
+    command.args(arguments).current_dir(project_root());
     command
 }
 
 /// Where the builds of another kind go: beside the usual one, so that neither undoes the other.
 pub(crate) fn target(kind: &str) -> PathBuf {
-    let base = std::env::var("CARGO_TARGET_DIR").map_or_else(|_| root().join("target"), PathBuf::from);
+    let base =
+        std::env::var("CARGO_TARGET_DIR").map_or_else(|_| project_root().join("target"), PathBuf::from);
     base.join(kind)
 }
 
@@ -32,7 +33,7 @@ fn shuttle(arguments: &[&str]) -> Command {
 
 /// The models of interleavings, wherever they stand; `rest` says which of them, and how.
 pub(crate) fn interleavings(rest: &[&str]) -> Command {
-    const HOMES: [&str; 9] = [
+    const MODEL_PACKAGES: [&str; 9] = [
         "sheaf-base",
         "sheaf-flat",
         "sheaf-cedrus",
@@ -44,7 +45,7 @@ pub(crate) fn interleavings(rest: &[&str]) -> Command {
         "sheaf-testkit",
     ];
     let mut words = vec!["test", "--locked"];
-    words.extend(HOMES.iter().flat_map(|home| ["-p", home]));
+    words.extend(MODEL_PACKAGES.iter().flat_map(|home| ["-p", home]));
     words.extend(["--lib", "--test", "interleavings"]);
     words.extend(rest);
     shuttle(&words)

@@ -1,91 +1,91 @@
 //! # Manifest: BACKUP, which says what a backup consists of
 //!
-//! docs/format/backup.md has every byte. It is written and read as a stream, since a database may have millions of files; nothing in it
-//! is believed before all of it has been summed.
+//! docs/format/backup.md has every byte. It is written and read as a stream, since a database may
+//! have millions of files; nothing in it is believed before all of it has been summed.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::codec::{Reader, Writer};
-use crate::disk::held::is_below;
-use crate::disk::{Disk, File, How};
+use crate::codec::{FieldReader, FieldWriter};
+use crate::disk::exported::is_inside;
+use crate::disk::{Disk, File, OpenMode};
+use crate::double_slot::DoubleSlotState;
 use crate::error::{Damage, Error, IoContext, Result};
 use crate::frame::{u32_at, u64_at};
-use crate::pair::State;
 use crate::root::{FORMAT, Root};
 
 /// The file's name.
-pub const NAME: &str = "BACKUP";
+pub const MANIFEST_FILE: &str = "BACKUP";
 /// Its name until the backup is finished.
-pub(crate) const UNBORN: &str = "BACKUP.new";
+pub(crate) const MANIFEST_TEMP_FILE: &str = "BACKUP.new";
 
 const MAGIC: &[u8; 8] = b"SHEAFBAK";
 /// Magic, format, length of ROOT.
-const HEAD: usize = 16;
+const HEAD_BYTES: usize = 16;
 /// Entries, files, bytes, checksum.
-const FOOT: usize = 28;
+const FOOT_BYTES: usize = 28;
 /// Bytes gathered before they are written, or read at a time.
-const CHUNK: usize = 64 << 10;
+const BUFFER_BYTES: usize = 64 << 10;
 /// Longest entry: two names and the rest.
-const LONGEST: usize = 2 * 4096 + 64;
+const MAX_ENTRY_BYTES: usize = 2 * 4096 + 64;
 
 const DIRECTORY: u8 = 1;
 const FILE: u8 = 2;
-const FIXED: u8 = 4;
+const IMMUTABLE: u8 = 4;
 
 /// Something that a backup has.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Entry {
+pub(super) enum ManifestEntry {
     /// A directory of the database.
     Directory(PathBuf),
     /// A file.
-    File(Stored),
+    File(ManifestFile),
 }
 
 /// A file of a backup.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Stored {
+pub(super) struct ManifestFile {
     /// Its name, below the backup's directory.
     pub(super) name: PathBuf,
     /// The file of the database that has its bytes, ...
-    pub(super) target: PathBuf,
+    pub(super) database_name: PathBuf,
     /// ... where in it, ...
-    pub(super) at: u64,
+    pub(super) offset: u64,
     /// ... and how long that is at least.
-    pub(super) whole: u64,
+    pub(super) min_len: u64,
     /// How many bytes, and what they sum to.
     pub(super) len: u64,
-    pub(super) sum: u32,
+    pub(super) checksum: u32,
     /// The name means these bytes for ever.
-    pub(super) is_fixed: bool,
+    pub(super) is_immutable: bool,
 }
 
-impl Entry {
-    fn encode(&self, w: &mut Writer) {
-        let text = |w: &mut Writer, path: &Path| w.bytes(path.to_str().unwrap_or_default().as_bytes());
+impl ManifestEntry {
+    fn encode(&self, w: &mut FieldWriter) {
+        let text = |w: &mut FieldWriter, path: &Path| w.bytes(path.to_str().unwrap_or_default().as_bytes());
         match self {
-            Entry::Directory(name) => {
+            ManifestEntry::Directory(name) => {
                 w.u8(DIRECTORY);
                 text(w, name);
             }
-            Entry::File(file) => {
-                w.u8(FILE | if file.is_fixed { FIXED } else { 0 });
+            ManifestEntry::File(file) => {
+                w.u8(FILE | if file.is_immutable { IMMUTABLE } else { 0 });
                 text(w, &file.name);
-                text(w, if file.target == file.name { Path::new("") } else { &file.target });
-                w.u64(file.at);
-                w.u64(file.whole);
+                text(w, if file.database_name == file.name { Path::new("") } else { &file.database_name });
+                w.u64(file.offset);
+                w.u64(file.min_len);
                 w.u64(file.len);
-                w.u32(file.sum);
+                w.u32(file.checksum);
             }
         }
     }
 
-    fn decode(r: &mut Reader<'_>) -> Result<Entry, Damage> {
-        let path = |r: &mut Reader<'_>| {
+    fn decode(r: &mut FieldReader<'_>) -> Result<ManifestEntry, Damage> {
+        let path = |r: &mut FieldReader<'_>| {
             let bytes = r.bytes()?;
             let bad = || Damage::BadField { field: "name", value: bytes.len() as u64 };
             let name = std::str::from_utf8(bytes).map_err(|_| bad())?;
-            if name.is_empty() || is_below(Path::new(name)) { Ok(PathBuf::from(name)) } else { Err(bad()) }
+            if name.is_empty() || is_inside(Path::new(name)) { Ok(PathBuf::from(name)) } else { Err(bad()) }
         };
         let kind = r.u8()?;
         let name = path(r)?;
@@ -93,15 +93,23 @@ impl Entry {
             return Err(Damage::BadField { field: "name", value: 0 });
         }
         match kind {
-            DIRECTORY => Ok(Entry::Directory(name)),
-            _ if kind & !FIXED == FILE => {
+            DIRECTORY => Ok(ManifestEntry::Directory(name)),
+            _ if kind & !IMMUTABLE == FILE => {
                 let target = path(r)?;
                 let target = if target.as_os_str().is_empty() { name.clone() } else { target };
                 let (at, whole, len, sum) = (r.u64()?, r.u64()?, r.u64()?, r.u32()?);
                 if at.checked_add(len).is_none() {
                     return Err(Damage::BadField { field: "offset", value: at });
                 }
-                Ok(Entry::File(Stored { name, target, at, whole, len, sum, is_fixed: kind & FIXED != 0 }))
+                Ok(ManifestEntry::File(ManifestFile {
+                    name,
+                    database_name: target,
+                    offset: at,
+                    min_len: whole,
+                    len,
+                    checksum: sum,
+                    is_immutable: kind & IMMUTABLE != 0,
+                }))
             }
             _ => Err(Damage::BadField { field: "kind", value: u64::from(kind) }),
         }
@@ -112,9 +120,9 @@ impl Entry {
 pub(super) struct ManifestWriter {
     path: PathBuf,
     file: Arc<dyn File>,
-    chunk: Writer,
-    at: u64,
-    sum: u32,
+    chunk: FieldWriter,
+    offset: u64,
+    checksum: u32,
     entries: u64,
     files: u64,
     bytes: u64,
@@ -123,30 +131,30 @@ pub(super) struct ManifestWriter {
 impl ManifestWriter {
     /// Begins it in `file`, which was made in `dir`, with what ROOT is to say.
     pub(super) fn new(file: Arc<dyn File>, dir: &Path, root: &Root) -> ManifestWriter {
-        let path = dir.join(UNBORN);
+        let path = dir.join(MANIFEST_TEMP_FILE);
         let body = root.encode();
-        let mut chunk = Writer::default();
+        let mut chunk = FieldWriter::default();
         chunk.0.extend_from_slice(MAGIC);
         chunk.u32(root.version()); // it has its body
         chunk.bytes(&body);
-        ManifestWriter { path, file, chunk, at: 0, sum: 0, entries: 0, files: 0, bytes: 0 }
+        ManifestWriter { path, file, chunk, offset: 0, checksum: 0, entries: 0, files: 0, bytes: 0 }
     }
 
     /// One more.
-    pub(super) fn add(&mut self, entry: &Entry) -> Result<()> {
+    pub(super) fn add(&mut self, entry: &ManifestEntry) -> Result<()> {
         entry.encode(&mut self.chunk);
         self.entries += 1;
-        if let Entry::File(file) = entry {
+        if let ManifestEntry::File(file) = entry {
             self.files += 1;
             self.bytes += file.len;
         }
-        if self.chunk.0.len() >= CHUNK { self.flush() } else { Ok(()) }
+        if self.chunk.0.len() >= BUFFER_BYTES { self.flush() } else { Ok(()) }
     }
 
     fn flush(&mut self) -> Result<()> {
-        self.file.write_at(self.at, &self.chunk.0).during("write", &self.path)?;
-        self.sum = crc32c::crc32c_append(self.sum, &self.chunk.0);
-        self.at += self.chunk.0.len() as u64;
+        self.file.write_at(self.offset, &self.chunk.0).during("write", &self.path)?;
+        self.checksum = crc32c::crc32c_append(self.checksum, &self.chunk.0);
+        self.offset += self.chunk.0.len() as u64;
         self.chunk.0.clear();
         Ok(())
     }
@@ -157,7 +165,7 @@ impl ManifestWriter {
         self.chunk.u64(self.files);
         self.chunk.u64(self.bytes);
         self.flush()?;
-        let sum = self.sum;
+        let sum = self.checksum;
         self.chunk.u32(sum);
         self.flush()?;
         self.file.sync().during("sync", &self.path)
@@ -180,126 +188,126 @@ pub(super) struct Manifest {
 impl Manifest {
     /// That of the backup in `dir`.
     pub(super) fn open(disk: &dyn Disk, dir: &Path) -> Result<Manifest> {
-        let why = |why: &str| Error::NotABackup { path: dir.to_path_buf(), why: why.to_owned() };
-        match disk.open(&dir.join(NAME), How::Read) {
+        let why = |why: &str| Error::NotABackup { path: dir.to_path_buf(), reason: why.to_owned() };
+        match disk.open(&dir.join(MANIFEST_FILE), OpenMode::Read) {
             Err(e)
                 if matches!(e.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory) =>
             {
-                match disk.open(&dir.join(UNBORN), How::Read) {
+                match disk.open(&dir.join(MANIFEST_TEMP_FILE), OpenMode::Read) {
                     Ok(_) => Err(why(
                         "it is an unfinished backup; if no backup is running, remove it and make a new one",
                     )),
                     Err(_) => Err(why("there is no file BACKUP in it")),
                 }
             }
-            file => Manifest::read(file.during("open", &dir.join(NAME))?, dir.join(NAME)),
+            file => Manifest::read(file.during("open", &dir.join(MANIFEST_FILE))?, dir.join(MANIFEST_FILE)),
         }
     }
 
     /// That of a backup that is nearly finished.
-    pub(super) fn unborn(disk: &dyn Disk, dir: &Path) -> Result<Manifest> {
-        let path = dir.join(UNBORN);
-        Manifest::read(disk.open(&path, How::Read).during("open", &path)?, path)
+    pub(super) fn open_unfinished(disk: &dyn Disk, dir: &Path) -> Result<Manifest> {
+        let path = dir.join(MANIFEST_TEMP_FILE);
+        Manifest::read(disk.open(&path, OpenMode::Read).during("open", &path)?, path)
     }
 
     fn read(file: Arc<dyn File>, path: PathBuf) -> Result<Manifest> {
         let len = file.len().during("measure", &path)?;
-        let least = (HEAD + FOOT) as u64;
+        let least = (HEAD_BYTES + FOOT_BYTES) as u64;
         if len < least {
-            return Err(Error::corrupt(&path, 0, Damage::Short { got: len, expected: least }));
+            return Err(Error::corrupt(&path, 0, Damage::Truncated { got: len, expected: least }));
         }
-        let mut input = Input::new(&*file, &path, 0, len - 4);
-        while input.fill(CHUNK)? {
-            input.take(input.rest().len());
+        let mut input = ManifestInput::new(&*file, &path, 0, len - 4);
+        while input.read_more(BUFFER_BYTES)? {
+            input.consume(input.rest().len());
         }
-        let mut foot = [0; FOOT];
-        file.read_at(len - FOOT as u64, &mut foot).during("read", &path)?;
-        let (expected, got) = (u32_at(&foot, FOOT - 4), input.sum);
+        let mut foot = [0; FOOT_BYTES];
+        file.read_at(len - FOOT_BYTES as u64, &mut foot).during("read", &path)?;
+        let (expected, got) = (u32_at(&foot, FOOT_BYTES - 4), input.checksum);
         if expected != got {
             return Err(Error::corrupt(&path, len - 4, Damage::BadChecksum { expected, got }));
         }
-        let mut head = [0; HEAD];
+        let mut head = [0; HEAD_BYTES];
         file.read_at(0, &mut head).during("read", &path)?;
         if &head[..8] != MAGIC {
             return Err(Error::corrupt(&path, 0, Damage::BadMagic));
         }
         let found = u32_at(&head, 8);
-        if !(FORMAT..=Root::NEWEST).contains(&found) {
-            return Err(Error::Format { path, found, supported: Root::NEWEST });
+        if !(FORMAT..=Root::NEWEST_VERSION).contains(&found) {
+            return Err(Error::UnsupportedVersion { path, found, supported: Root::NEWEST_VERSION });
         }
-        let (from, to) = (HEAD as u64 + u64::from(u32_at(&head, 12)), len - FOOT as u64);
+        let (from, to) = (HEAD_BYTES as u64 + u64::from(u32_at(&head, 12)), len - FOOT_BYTES as u64);
         if from > to {
             return Err(Error::corrupt(&path, 12, Damage::BadLength { got: from, max: to }));
         }
-        let mut body = vec![0; usize::try_from(from).unwrap_or(usize::MAX) - HEAD];
-        file.read_at(HEAD as u64, &mut body).during("read", &path)?;
-        let root = Root::decode(&body).map_err(|what| Error::corrupt(&path, HEAD as u64, what))?;
+        let mut body = vec![0; usize::try_from(from).unwrap_or(usize::MAX) - HEAD_BYTES];
+        file.read_at(HEAD_BYTES as u64, &mut body).during("read", &path)?;
+        let root = Root::decode(&body).map_err(|what| Error::corrupt(&path, HEAD_BYTES as u64, what))?;
         let [entries, files, bytes] = [0, 8, 16].map(|at| u64_at(&foot, at));
         Ok(Manifest { path, file, root, from, to, entries, files, bytes })
     }
 
     /// Hands all entries to `each`, in order.
-    pub(super) fn each(&self, mut each: impl FnMut(Entry) -> Result<()>) -> Result<()> {
-        let mut input = Input::new(&*self.file, &self.path, self.from, self.to);
+    pub(super) fn for_each(&self, mut each: impl FnMut(ManifestEntry) -> Result<()>) -> Result<()> {
+        let mut input = ManifestInput::new(&*self.file, &self.path, self.from, self.to);
         for _ in 0..self.entries {
-            while input.rest().len() < LONGEST && input.fill(CHUNK)? {}
-            let mut r = Reader::new(input.rest());
-            let entry =
-                Entry::decode(&mut r).map_err(|what| Error::corrupt(&self.path, input.place(), what))?;
+            while input.rest().len() < MAX_ENTRY_BYTES && input.read_more(BUFFER_BYTES)? {}
+            let mut r = FieldReader::new(input.rest());
+            let entry = ManifestEntry::decode(&mut r)
+                .map_err(|what| Error::corrupt(&self.path, input.position(), what))?;
             let taken = input.rest().len() - r.rest().len();
-            input.take(taken);
+            input.consume(taken);
             each(entry)?;
         }
         match input.rest().len() {
-            0 if input.at == self.to => Ok(()),
+            0 if input.offset == self.to => Ok(()),
             left => {
                 let what = Damage::BadField { field: "entries", value: left as u64 };
-                Err(Error::corrupt(&self.path, input.place(), what))
+                Err(Error::corrupt(&self.path, input.position(), what))
             }
         }
     }
 }
 
 /// Reads a file from front to back.
-struct Input<'a> {
+struct ManifestInput<'a> {
     file: &'a dyn File,
     path: &'a Path,
-    at: u64,
+    offset: u64,
     end: u64,
     buffer: Vec<u8>,
-    taken: usize,
-    sum: u32,
+    consumed: usize,
+    checksum: u32,
 }
 
-impl<'a> Input<'a> {
-    fn new(file: &'a dyn File, path: &'a Path, at: u64, end: u64) -> Input<'a> {
-        Input { file, path, at, end, buffer: Vec::new(), taken: 0, sum: 0 }
+impl<'a> ManifestInput<'a> {
+    fn new(file: &'a dyn File, path: &'a Path, at: u64, end: u64) -> ManifestInput<'a> {
+        ManifestInput { file, path, offset: at, end, buffer: Vec::new(), consumed: 0, checksum: 0 }
     }
 
     /// Reads at most so many more bytes. False at the end.
-    fn fill(&mut self, most: usize) -> Result<bool> {
-        let len = usize::try_from(self.end - self.at).map_or(most, |left| left.min(most));
-        self.buffer.drain(..self.taken);
-        self.taken = 0;
+    fn read_more(&mut self, most: usize) -> Result<bool> {
+        let len = usize::try_from(self.end - self.offset).map_or(most, |left| left.min(most));
+        self.buffer.drain(..self.consumed);
+        self.consumed = 0;
         let from = self.buffer.len();
         self.buffer.resize(from + len, 0);
-        self.file.read_at(self.at, &mut self.buffer[from..]).during("read", self.path)?;
-        self.sum = crc32c::crc32c_append(self.sum, &self.buffer[from..]);
-        self.at += len as u64;
+        self.file.read_at(self.offset, &mut self.buffer[from..]).during("read", self.path)?;
+        self.checksum = crc32c::crc32c_append(self.checksum, &self.buffer[from..]);
+        self.offset += len as u64;
         Ok(len > 0)
     }
 
     fn rest(&self) -> &[u8] {
-        &self.buffer[self.taken..]
+        &self.buffer[self.consumed..]
     }
 
-    fn take(&mut self, len: usize) {
-        self.taken += len;
+    fn consume(&mut self, len: usize) {
+        self.consumed += len;
     }
 
     /// Where the rest begins in the file.
-    fn place(&self) -> u64 {
-        self.at - self.rest().len() as u64
+    fn position(&self) -> u64 {
+        self.offset - self.rest().len() as u64
     }
 }
 
@@ -315,7 +323,7 @@ mod tests {
             store: StoreId(7),
             hash_key: 8,
             incarnation: Incarnation(3),
-            clean: false,
+            is_clean: false,
             floor: Seq(99),
             first_seq: Seq(50),
             seq_bound: Seq(200),
@@ -328,28 +336,28 @@ mod tests {
         }
     }
 
-    fn entries() -> Vec<Entry> {
+    fn entries() -> Vec<ManifestEntry> {
         let file = |number: u64| {
             let name = PathBuf::from(format!("own/00000001/part-{number}"));
             let target =
                 if number.is_multiple_of(2) { name.clone() } else { PathBuf::from("own/00000001/whole") };
-            Entry::File(Stored {
+            ManifestEntry::File(ManifestFile {
                 name,
-                target,
-                at: 8 * number,
-                whole: 1 << 40,
+                database_name: target,
+                offset: 8 * number,
+                min_len: 1 << 40,
                 len: number,
-                sum: 5,
-                is_fixed: number > 9,
+                checksum: 5,
+                is_immutable: number > 9,
             })
         };
         // More than is read at a time.
-        [Entry::Directory("own/00000001".into())].into_iter().chain((0..3000).map(file)).collect()
+        [ManifestEntry::Directory("own/00000001".into())].into_iter().chain((0..3000).map(file)).collect()
     }
 
-    fn written(entries: &[Entry]) -> SimDisk {
+    fn written(entries: &[ManifestEntry]) -> SimDisk {
         let disk = SimDisk::new();
-        let file = disk.open(&Path::new("/").join(UNBORN), How::Create).unwrap();
+        let file = disk.open(&Path::new("/").join(MANIFEST_TEMP_FILE), OpenMode::Create).unwrap();
         let mut writer = ManifestWriter::new(file, Path::new("/"), &root());
         entries.iter().for_each(|entry| writer.add(entry).unwrap());
         writer.finish().unwrap();
@@ -357,12 +365,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_comes_back() {
+    fn a_written_manifest_is_read_back() {
         let disk = written(&entries());
-        let manifest = Manifest::unborn(&disk, Path::new("/")).unwrap();
+        let manifest = Manifest::open_unfinished(&disk, Path::new("/")).unwrap();
         let mut found = Vec::new();
         manifest
-            .each(|entry| {
+            .for_each(|entry| {
                 found.push(entry);
                 Ok(())
             })
@@ -373,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn no_other_bytes_are_believed() {
+    fn changed_bytes_are_damage() {
         let few = &entries()[..4];
         let disk = written(few);
         let path = Path::new("/BACKUP.new");
@@ -381,21 +389,21 @@ mod tests {
         for at in 0..bytes.len() as u64 {
             let byte = bytes[usize::try_from(at).unwrap()];
             disk.overwrite(path, at, &[byte ^ 4]).unwrap();
-            assert!(Manifest::unborn(&disk, Path::new("/")).is_err(), "byte {at}");
+            assert!(Manifest::open_unfinished(&disk, Path::new("/")).is_err(), "byte {at}");
             disk.overwrite(path, at, &[byte]).unwrap();
         }
         for len in (0..bytes.len() as u64).rev() {
             disk.truncate_file(path, len).unwrap();
-            assert!(Manifest::unborn(&disk, Path::new("/")).is_err(), "{len} bytes");
+            assert!(Manifest::open_unfinished(&disk, Path::new("/")).is_err(), "{len} bytes");
         }
     }
 
     #[test]
-    fn no_name_leads_out_of_the_directory() {
+    fn names_outside_the_directory_are_damage() {
         for name in ["..", "a/../../b", "/etc/passwd", ".", ""] {
-            let disk = written(&[Entry::Directory(name.into())]);
-            let manifest = Manifest::unborn(&disk, Path::new("/")).unwrap();
-            let read = manifest.each(|_| Ok(()));
+            let disk = written(&[ManifestEntry::Directory(name.into())]);
+            let manifest = Manifest::open_unfinished(&disk, Path::new("/")).unwrap();
+            let read = manifest.for_each(|_| Ok(()));
             assert!(matches!(read, Err(Error::Corrupt { .. })), "{name:?}: {read:?}");
         }
     }

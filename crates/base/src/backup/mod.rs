@@ -18,44 +18,50 @@
 //!
 //! ## Invariants
 //!
-//! 1. BACKUP gets its name last, when everything else is on the device and was read back. So half a backup is none.
-//! 2. A backup has no ROOT: nothing opens it, and nothing changes it. BACKUP has what ROOT is to say.
-//! 3. No file of a backup is ever written again, so that a later backup may have it under a second name.
-//! 4. ROOT of a restored database comes last. Its incarnation is far from the original's, which tells the two apart: both go on with the same
-//!    names and numbers, so that neither's backups are a base for the other.
+//! 1. BACKUP gets its name last, when everything else is on the device and was read back. So half a
+//!    backup is none.
+//! 2. A backup has no ROOT: nothing opens it, and nothing changes it. BACKUP has what ROOT is to
+//!    say.
+//! 3. No file of a backup is ever written again, so that a later backup may have it under a second
+//!    name.
+//! 4. ROOT of a restored database comes last. Its incarnation is far from the original's, which
+//!    tells the two apart: both go on with the same names and numbers, so that neither's backups
+//!    are a base for the other.
 //!
 //! ## Crash
 //!
-//! What a crash leaves of a backup or a restoration is refused by everything that opens databases or backups; it is removed by hand.
-//! Any other failure removes what was written.
+//! What a crash leaves of a backup or a restoration is refused by everything that opens databases
+//! or backups; it is removed by hand. Any other failure removes what was written.
 //!
 //! ## Costs
 //!
-//! Each byte is read and written once, and read once more to verify; a mebibyte of memory. What is linked is read, not written. Beside commits a ninth
-//! to two thirds of its time is rest, unless another pace is asked for (`pace`).
+//! Each byte is read and written once, and read once more to verify; a mebibyte of memory. What is
+//! linked is read, not written. Beside commits a ninth to two thirds of its time is rest, unless
+//! another pace is asked for (`pace`).
 
 mod copy;
 mod manifest;
+mod output_tree;
 mod pace;
 mod restore;
-mod tree;
 
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 
 use crate::error::{Error, Result};
-use pace::Pace;
+use pace::BackupPacer;
 
 pub(crate) use copy::back_up;
-pub use manifest::NAME;
-pub(crate) use manifest::UNBORN;
-pub use pace::BackupPace;
+pub use manifest::MANIFEST_FILE;
+pub(crate) use manifest::MANIFEST_TEMP_FILE;
+pub use pace::BackupRate;
 pub use restore::restore;
 
-/// Incarnations of a database and of one restored from its backups are at least so far apart: more than openings there will be.
-const APART: u64 = 1 << 24;
+/// Incarnations of a database and of one restored from its backups are at least so far apart: more
+/// than openings there will be.
+const MIN_INCARNATION_DISTANCE: u64 = 1 << 24;
 /// Bytes handled at a time.
-const PIECE: usize = 1 << 20;
+const COPY_CHUNK: usize = 1 << 20;
 
 /// Phase of a backup or a restore.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,25 +87,25 @@ pub struct BackupProgress {
 
 /// Progress callback. It is called after each piece of at most 1 MiB, and from time to time during
 /// a pause; `Break` cancels the operation.
-pub type Watcher<'a> = dyn FnMut(BackupProgress) -> ControlFlow<()> + 'a;
+pub type ProgressFn<'a> = dyn FnMut(BackupProgress) -> ControlFlow<()> + 'a;
 
 /// Options of a backup.
 pub struct BackupOptions<'a> {
     base: Option<PathBuf>,
     verify: bool,
-    pace: BackupPace,
-    watcher: Option<&'a mut Watcher<'a>>,
+    rate: BackupRate,
+    progress: Option<&'a mut ProgressFn<'a>>,
 }
 
 impl Default for BackupOptions<'_> {
     fn default() -> Self {
-        BackupOptions { base: None, verify: true, pace: BackupPace::default(), watcher: None }
+        BackupOptions { base: None, verify: true, rate: BackupRate::default(), progress: None }
     }
 }
 
 impl std::fmt::Debug for BackupOptions<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let BackupOptions { base, verify, pace, .. } = self;
+        let BackupOptions { base, verify, rate: pace, .. } = self;
         write!(f, "BackupOptions {{ base: {base:?}, verify: {verify}, pace: {pace:?} }}")
     }
 }
@@ -120,19 +126,19 @@ impl<'a> BackupOptions<'a> {
         self
     }
 
-    /// Sets the share of the machine that the backup uses. Default: [`BackupPace::GiveWay`], which
-    /// gives precedence to commits.
+    /// Sets the share of the machine that the backup uses. Default: [`BackupRate::YieldToCommits`],
+    /// which gives precedence to commits.
     #[must_use]
-    pub fn pace(mut self, pace: BackupPace) -> Self {
-        self.pace = pace;
+    pub fn rate(mut self, pace: BackupRate) -> Self {
+        self.rate = pace;
         self
     }
 
     /// Sets the progress callback. If it returns `Break`, the backup is removed and the call
     /// returns [`Error::Cancelled`].
     #[must_use]
-    pub fn watched(mut self, watcher: &'a mut Watcher<'a>) -> Self {
-        self.watcher = Some(watcher);
+    pub fn on_progress(mut self, watcher: &'a mut ProgressFn<'a>) -> Self {
+        self.progress = Some(watcher);
         self
     }
 }
@@ -146,45 +152,45 @@ pub struct BackupReport {
     /// Number of files.
     pub files: u64,
     /// Bytes of the copied files.
-    pub copied: u64,
+    pub copied_bytes: u64,
     /// Bytes of the files that are linked to the base.
-    pub linked: u64,
+    pub linked_bytes: u64,
 }
 
 /// Counts what is done, tells the watcher, and rests.
-struct Meter<'a> {
+struct ProgressMeter<'a> {
     phase: BackupPhase,
     done: u64,
     total: u64,
-    watcher: Option<&'a mut Watcher<'a>>,
-    pace: Option<Pace>,
+    watcher: Option<&'a mut ProgressFn<'a>>,
+    pace: Option<BackupPacer>,
 }
 
-impl<'a> Meter<'a> {
-    fn new(watcher: Option<&'a mut Watcher<'a>>, pace: Option<Pace>) -> Meter<'a> {
-        Meter { phase: BackupPhase::Copying, done: 0, total: 0, watcher, pace }
+impl<'a> ProgressMeter<'a> {
+    fn new(watcher: Option<&'a mut ProgressFn<'a>>, pace: Option<BackupPacer>) -> ProgressMeter<'a> {
+        ProgressMeter { phase: BackupPhase::Copying, done: 0, total: 0, watcher, pace }
     }
 
     fn begin(&mut self, phase: BackupPhase, total: u64) -> Result<()> {
         (self.phase, self.done, self.total) = (phase, 0, total);
-        self.tick(0)
+        self.add_bytes(0)
     }
 
-    fn tick(&mut self, bytes: u64) -> Result<()> {
+    fn add_bytes(&mut self, bytes: u64) -> Result<()> {
         self.done += bytes;
         self.total = self.total.max(self.done);
         let progress = BackupProgress { phase: self.phase, done: self.done, total: self.total };
-        let Meter { watcher, pace, .. } = self;
+        let ProgressMeter { watcher, pace, .. } = self;
         let mut tell = || match watcher.as_mut().map(|watcher| watcher(progress)) {
             Some(ControlFlow::Break(())) => Err(Error::Cancelled),
             _ => Ok(()),
         };
         tell()?;
-        pace.as_mut().map_or(Ok(()), |pace| pace.rest(bytes, tell))
+        pace.as_mut().map_or(Ok(()), |pace| pace.pause(bytes, tell))
     }
 }
 
 /// True if a file of that name makes a directory a backup, finished or not.
-pub(crate) fn is_part(name: &str) -> bool {
-    name == NAME || name == manifest::UNBORN
+pub(crate) fn is_backup_file(name: &str) -> bool {
+    name == MANIFEST_FILE || name == manifest::MANIFEST_TEMP_FILE
 }

@@ -1,6 +1,8 @@
-//! Slots under a scheduler: values are staged, removed and read at once, in as few slots as there can be.
+//! Slots under a scheduler: values are staged, removed and read at once, in as few slots as there
+//! can be.
 //!
-//! Built with `--cfg shuttle` only. The knobs are those of `crate::sync::explore`. What it cannot see: weak memory.
+//! Built with `--cfg shuttle` only. The knobs are those of `crate::sync::explore`. What it cannot
+//! see: weak memory.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -8,7 +10,7 @@ use std::sync::Arc;
 
 use super::{BlobRef, Blobs};
 use crate::disk::Disk;
-use crate::disk::sim::{Class, Failure, Fault, SimDisk};
+use crate::disk::sim::{CallClass, Fault, FaultKind, SimDisk};
 use crate::sync::{explore, thread};
 use crate::types::StoreId;
 
@@ -22,44 +24,45 @@ fn blobs() -> Arc<Blobs> {
 fn blobs_on(disk: &SimDisk) -> Arc<Blobs> {
     disk.create_dir(Path::new("/db")).unwrap();
     let blobs = Blobs::new(Arc::new(disk.clone()), PathBuf::from("/db"), 1, StoreId::default(), true);
-    blobs.settle(&HashSet::new(), false).unwrap();
+    blobs.finish_recovery(&HashSet::new(), false).unwrap();
     blobs
 }
 
 fn put(blobs: &Arc<Blobs>, byte: u8) -> BlobRef {
-    let staged = blobs.stage(&[byte; LEN]).unwrap().expect("it fits a slot");
+    let staged = blobs.try_write_slot(&[byte; LEN]).unwrap().expect("it fits a slot");
     let blob = staged.blob;
-    drop(staged.keep());
+    drop(staged.commit());
     blob
 }
 
 /// A value that was found is what it was, however late it is read, or it is gone.
 fn read(blobs: &Blobs, blob: &BlobRef, byte: u8) {
-    if let Some(value) = blobs.find(blob).unwrap() {
+    if let Some(value) = blobs.open(blob).unwrap() {
         thread::yield_now();
         assert_eq!(value.read(|bytes| bytes == [byte; LEN]).unwrap(), true);
     }
 }
 
-/// Who gives up a value has let go of what a close waits for: the scheduler refuses whoever takes it twice.
+/// Who gives up a value has let go of what a close waits for: the scheduler refuses whoever takes
+/// it twice.
 #[test]
-fn a_value_that_could_not_be_written_is_given_up() {
+fn a_failed_blob_write_releases_its_slot() {
     explore(100, || {
         let disk = SimDisk::new();
         let blobs = blobs_on(&disk);
         put(&blobs, 1);
-        disk.set_faults(Fault::new(Class::Write, Failure::NoSpace));
+        disk.set_faults(Fault::new(CallClass::Write, FaultKind::NoSpace));
         let closing = {
             let blobs = Arc::clone(&blobs);
             thread::spawn(move || blobs.close())
         };
-        assert!(blobs.stage(&[2; LEN]).is_err());
+        assert!(blobs.try_write_slot(&[2; LEN]).is_err());
         closing.join().unwrap();
     });
 }
 
 #[test]
-fn an_open_value_stays_what_it_was() {
+fn an_open_blob_does_not_change() {
     explore(1000, || {
         let blobs = blobs();
         let old = put(&blobs, 1);
@@ -85,6 +88,6 @@ fn an_open_value_stays_what_it_was() {
         for (blob, byte) in [(other, 3), (newest, 4)] {
             assert_eq!(blobs.read(&blob).unwrap(), Some(vec![byte; LEN]));
         }
-        assert!(blobs.find(&old).unwrap().is_none());
+        assert!(blobs.open(&old).unwrap().is_none());
     });
 }

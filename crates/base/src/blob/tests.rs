@@ -1,7 +1,7 @@
 //! Staged values: files, slots, names, what goes and what stays.
 
 use super::*;
-use crate::disk::sim::{Class, Failure, Fault, FaultPlan, Keep, SimDisk};
+use crate::disk::sim::{CallClass, Fault, FaultKind, FaultPlan, KeepChoice, SimDisk};
 
 fn blobs(disk: &SimDisk) -> Arc<Blobs> {
     Blobs::new(Arc::new(disk.clone()), PathBuf::from("/db"), 1, StoreId::default(), true)
@@ -14,13 +14,13 @@ fn settled(disk: &SimDisk, live: &[BlobRef]) -> Arc<Blobs> {
         .into_iter()
         .filter_map(|(path, _)| u64::from_str_radix(path.file_stem()?.to_str()?, 16).ok());
     blobs.next.store(numbers.max().unwrap_or(0) + 1000, Ordering::Relaxed); // as ROOT would say
-    blobs.settle(&live.iter().map(|blob| blob.id).collect(), false).unwrap();
+    blobs.finish_recovery(&live.iter().map(|blob| blob.id).collect(), false).unwrap();
     blobs
 }
 
 fn put(blobs: &Arc<Blobs>, value: &[u8]) -> BlobRef {
-    let staged = blobs.stage(value).unwrap().expect("it fits a slot");
-    let (blob, mut unsynced) = (staged.blob, Unsynced::default());
+    let staged = blobs.try_write_slot(value).unwrap().expect("it fits a slot");
+    let (blob, mut unsynced) = (staged.blob, UnsyncedBlobs::default());
     unsynced.add(staged);
     blobs.sync(&unsynced).unwrap();
     blob
@@ -41,12 +41,12 @@ fn disk() -> SimDisk {
 fn a_directory_in_which_files_are_slow_gets_no_more_of_them() {
     let disk = disk();
     let blobs = Blobs::new(Arc::new(disk.clone()), PathBuf::from("/db"), 1, StoreId::default(), false);
-    let mut made: Vec<Staged> = Vec::new();
+    let mut made: Vec<UncommittedBlob> = Vec::new();
     let mut make = |count: usize, micros: u64| {
         for _ in 0..count {
-            let staged = blobs.begin().unwrap();
+            let staged = blobs.create_blob_file().unwrap();
             assert!(made.last().is_none_or(|before| before.blob.id < staged.blob.id), "numbers only go up");
-            blobs.note_made(staged.blob.id, Duration::from_micros(micros));
+            blobs.record_create_time(staged.blob.id, Duration::from_micros(micros));
             made.push(staged);
         }
         made.last().map(|staged| staged.blob.id)
@@ -89,28 +89,28 @@ fn numbers_of_slots_never_repeat_over_lives() {
 }
 
 #[test]
-fn figures_tell_what_is_taken_what_is_free_and_what_has_a_file() {
+fn stats_count_used_and_free_slots_and_files() {
     let disk = disk();
     let blobs = settled(&disk, &[]);
-    assert_eq!(blobs.stats(), StagedStats::default());
+    assert_eq!(blobs.stats(), BlobStats::default());
     let live: Vec<BlobRef> = (0..4).map(|n| put(&blobs, &vec![n; 9000])).collect();
-    let mut staged = blobs.begin().unwrap();
+    let mut staged = blobs.create_blob_file().unwrap();
     staged.append(&[9; 99]).unwrap();
     let file = staged.blob;
-    drop(staged.keep());
-    drop(blobs.begin().unwrap());
-    let slot = blobs.layout.slot_bytes(Place::of(live[0].id).unwrap().class);
-    let all = StagedStats { chunks: 4, slots: 4, used_bytes: 4 * slot, free_bytes: 0, files: 1 };
+    drop(staged.commit());
+    drop(blobs.create_blob_file().unwrap());
+    let slot = blobs.layout.slot_bytes(SlotLocation::from_id(live[0].id).unwrap().class);
+    let all = BlobStats { chunks: 4, slots: 4, used_bytes: 4 * slot, free_bytes: 0, files: 1 };
     assert_eq!(blobs.stats(), all);
     blobs.remove(live[3].id).unwrap();
-    let less = StagedStats { slots: 3, used_bytes: 3 * slot, free_bytes: slot, ..all };
+    let less = BlobStats { slots: 3, used_bytes: 3 * slot, free_bytes: slot, ..all };
     assert_eq!(blobs.stats(), less);
     blobs.trim(true);
-    assert_eq!(blobs.stats(), StagedStats { chunks: 3, free_bytes: 0, ..less });
+    assert_eq!(blobs.stats(), BlobStats { chunks: 3, free_bytes: 0, ..less });
     blobs.sync_all_names(&[file]).unwrap();
     // A reader knows them too.
     let reader = self::blobs(&disk);
-    reader.found(&live[..3].iter().chain([&file]).map(|blob| blob.id).collect(), false);
+    reader.mark_used(&live[..3].iter().chain([&file]).map(|blob| blob.id).collect(), false);
     assert_eq!(reader.stats(), blobs.stats());
     for _ in 0..2 {
         blobs.remove(file.id).unwrap();
@@ -123,36 +123,39 @@ fn an_open_value_outlives_its_removal() {
     let disk = disk();
     let blobs = settled(&disk, &[]);
     let old = put(&blobs, &[1; 9000]);
-    let open = blobs.find(&old).unwrap().unwrap();
+    let open = blobs.open(&old).unwrap().unwrap();
     blobs.remove(old.id).unwrap();
     blobs.trim(true);
-    assert!(blobs.find(&old).unwrap().is_none());
+    assert!(blobs.open(&old).unwrap().is_none());
     let new = put(&blobs, &[2; 9000]);
     assert_eq!(open.read(<[u8]>::to_vec).unwrap(), [1; 9000]);
     drop(open);
     let again = put(&blobs, &[3; 9000]);
-    assert_eq!(Place::of(again.id).map(|p| (p.chunk, p.slot)), Place::of(old.id).map(|p| (p.chunk, p.slot)));
-    assert!(blobs.find(&old).unwrap().is_none());
+    assert_eq!(
+        SlotLocation::from_id(again.id).map(|p| (p.chunk, p.slot)),
+        SlotLocation::from_id(old.id).map(|p| (p.chunk, p.slot))
+    );
+    assert!(blobs.open(&old).unwrap().is_none());
     assert_eq!(blobs.read(&new).unwrap(), Some(vec![2; 9000]));
 }
 
 #[test]
-fn what_recovery_writes_again_outlives_a_power_cut() {
+fn blobs_rewritten_by_recovery_survive_a_power_cut() {
     let disk = disk();
     let first = settled(&disk, &[]);
-    let staged = first.stage(&[5; 3000]).unwrap().unwrap();
+    let staged = first.try_write_slot(&[5; 3000]).unwrap().unwrap();
     let blob = staged.blob;
-    drop(staged.keep()); // never synced
+    drop(staged.commit()); // never synced
     let disk = disk.kill();
     let second = blobs(&disk);
     second.rewrite(&blob).unwrap();
     second.sync_all_names(&[blob]).unwrap();
-    let disk = disk.power_cut(&Keep::None);
+    let disk = disk.power_cut(&KeepChoice::None);
     let third = settled(&disk, &[blob]);
     assert_eq!(third.read(&blob).unwrap(), Some(vec![5; 3000]));
     third.verify(&mut |error| panic!("{error}"));
     third.remove(blob.id).unwrap();
-    let again = Place::of(put(&third, &[6; 3000]).id).unwrap();
+    let again = SlotLocation::from_id(put(&third, &[6; 3000]).id).unwrap();
     assert_eq!((again.slot, again.generation), (0, 2));
 }
 
@@ -161,13 +164,13 @@ fn a_damaged_head_is_found_and_its_values_are_read() {
     let disk = disk();
     let blob = put(&settled(&disk, &[]), &[5; 3000]);
     let path = settled(&disk, &[blob]).path(blob.id);
-    disk.open(&path, How::Write).unwrap().write_at(13, b"x").unwrap();
+    disk.open(&path, OpenMode::ReadWrite).unwrap().write_at(13, b"x").unwrap();
     let blobs = settled(&disk, &[blob]);
     let mut found = Vec::new();
     assert_eq!(blobs.verify(&mut |error| found.push(error)), [path]);
     assert_eq!(found.len(), 1);
     let other = put(&blobs, &[6; 3000]);
-    assert_ne!(Place::of(other.id).unwrap().chunk, Place::of(blob.id).unwrap().chunk);
+    assert_ne!(SlotLocation::from_id(other.id).unwrap().chunk, SlotLocation::from_id(blob.id).unwrap().chunk);
     assert_eq!(blobs.read(&blob).unwrap(), Some(vec![5; 3000]));
     blobs.remove(blob.id).unwrap();
     blobs.trim(true);
@@ -175,16 +178,16 @@ fn a_damaged_head_is_found_and_its_values_are_read() {
 }
 
 #[test]
-fn what_a_power_cut_left_behind_a_value_is_no_part_of_it() {
+fn bytes_after_the_value_are_ignored_after_a_power_cut() {
     let disk: Arc<dyn Disk> = Arc::new(SimDisk::new());
     disk.create_dir(Path::new("/db")).unwrap();
     let blobs = Blobs::new(Arc::clone(&disk), PathBuf::from("/db"), 1, StoreId::default(), true);
-    let mut staged = blobs.begin().unwrap();
+    let mut staged = blobs.create_blob_file().unwrap();
     staged.append(&[7; 300]).unwrap();
     staged.append(&[7; 600]).unwrap();
     let blob = staged.blob;
-    drop(staged.keep());
-    let file = disk.open(&blobs.path(blob.id), How::Write).unwrap();
+    drop(staged.commit());
+    let file = disk.open(&blobs.path(blob.id), OpenMode::ReadWrite).unwrap();
     file.set_len(1536).unwrap();
     assert_eq!(blobs.read(&blob).unwrap(), Some(vec![7; 900]));
     blobs.rewrite(&blob).unwrap();
@@ -194,37 +197,37 @@ fn what_a_power_cut_left_behind_a_value_is_no_part_of_it() {
 }
 
 #[test]
-fn files_that_are_left_go_some_at_a_time_and_slots_at_once() {
+fn pending_removals_delete_files_in_steps_and_free_slots_at_once() {
     let disk = disk();
     let blobs = settled(&disk, &[]);
     let slot = put(&blobs, &[1; 9000]);
     let mut files = Vec::new();
     for _ in 0..9 {
-        let staged = blobs.begin().unwrap();
+        let staged = blobs.create_blob_file().unwrap();
         files.push(staged.blob);
-        drop(staged.keep());
+        drop(staged.commit());
     }
-    blobs.leave(slot.id);
+    blobs.remove_later(slot.id);
     assert_eq!(blobs.stats().slots, 0);
-    files.iter().for_each(|file| blobs.leave(file.id));
+    files.iter().for_each(|file| blobs.remove_later(file.id));
     assert_eq!(blobs.stats().files, 9, "nothing was removed yet");
     for left in [5, 1, 0] {
-        assert!(blobs.remove_left(4));
+        assert!(blobs.remove_pending(4));
         assert_eq!(blobs.stats().files, left);
-        assert!(files.iter().filter(|file| blobs.find(file).unwrap().is_some()).count() as u64 == left);
+        assert!(files.iter().filter(|file| blobs.open(file).unwrap().is_some()).count() as u64 == left);
     }
-    assert!(!blobs.remove_left(4), "there is none");
+    assert!(!blobs.remove_pending(4), "there is none");
 }
 
 #[test]
-fn a_chunk_whose_head_cannot_be_read_keeps_nobody_from_staging() {
+fn an_unreadable_chunk_head_does_not_block_new_blobs() {
     let disk = disk();
     let live = {
         let blobs = settled(&disk, &[]);
         [1, 2].map(|byte| put(&blobs, &[byte; 3000]))
     };
     let blobs = settled(&disk, &live[..1]);
-    disk.set_faults(Fault::new(Class::Read, Failure::Io).on(".chunk"));
+    disk.set_faults(Fault::new(CallClass::Read, FaultKind::Io).on(".chunk"));
     let new = put(&blobs, &[3; 3000]);
     disk.set_faults(FaultPlan::default());
     assert_eq!(files(&disk), 2, "it is in a chunk of its own");

@@ -1,7 +1,7 @@
 //! # Descriptor cache: a bound on the open files of one database
 //!
 //! [`Descriptors`] opens files, closes the descriptors of idle ones, and opens them again when they
-//! are used. A [`Handle`] is one open file, with or without a descriptor at the moment.
+//! are used. A [`FileHandle`] is one open file, with or without a descriptor at the moment.
 //!
 //! ## Picture
 //!
@@ -14,7 +14,7 @@
 //! ## Invariants
 //!
 //! 1. A descriptor is closed only if no call uses it and no write through it is unsynced: Linux
-//!    reports a failed writeback only to descriptors that were open then ([`Handle::try_close`]).
+//!    reports a failed writeback only to descriptors that were open then ([`FileHandle::try_close`]).
 //! 2. After a failed early sync every later sync of this disk fails, so the database is poisoned.
 //!    The descriptor of a failed sync is neither synced again nor closed while its file is open.
 //! 3. A handle is opened again only as the file that it was: same device, same inode.
@@ -44,39 +44,39 @@ use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-pub(super) use self::handle::{Handle, Held, Marks, Pin};
-use self::handle::{NONE, OPEN, Owner};
-use self::names::Names;
-use super::{DescriptorStats, How};
+pub(super) use self::handle::{DescriptorPin, FileHandle, OwnedHandle, SyncMarks};
+use self::handle::{HandleOwner, NONE, OPEN};
+use self::names::FileNames;
+use super::{DescriptorStats, OpenMode};
 use crate::error::Error;
 use crate::fork::ForkGuard;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard};
 
 /// The least bound on descriptors: fewer would be opened and closed all the time.
-pub(super) const LEAST: u32 = 16;
+pub(super) const MIN_DESCRIPTORS: u32 = 16;
 /// Early syncs for one descriptor, should writers dirty each file again.
-const EARLY_SYNCS: u32 = 8;
+const EARLY_SYNCS_PER_OPEN: u32 = 8;
 
 /// Device and inode of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Identity {
+pub(super) struct FileIdentity {
     pub(super) device: u64,
     pub(super) inode: u64,
 }
 
 /// A file that was opened just now.
 #[derive(Debug)]
-pub(super) struct Opened {
+pub(super) struct OpenedFd {
     pub(super) fd: RawFd,
-    pub(super) identity: Identity,
+    pub(super) identity: FileIdentity,
     pub(super) len: u64,
 }
 
 /// The calls that make, sync and end descriptors: the system's, or a simulated disk's.
 pub(super) trait Backend: fmt::Debug + Send + Sync {
     /// Opens a regular file that is there.
-    fn open(&self, path: &Path, how: How) -> io::Result<Opened>;
+    fn open(&self, path: &Path, open_mode: OpenMode) -> io::Result<OpenedFd>;
     /// Makes the data and the length of a file durable.
     fn sync(&self, fd: RawFd) -> io::Result<()>;
     /// Ends a descriptor.
@@ -106,39 +106,39 @@ pub(super) struct Descriptors {
     /// Descriptors of handles beside their first one.
     extra: AtomicU32,
     /// The first early sync that failed (I2).
-    lost: OnceLock<(PathBuf, i32)>,
+    failed_sync: OnceLock<(PathBuf, i32)>,
     fork: ForkGuard,
-    inner: Mutex<Inner>,
+    inner: Mutex<DescriptorsInner>,
 }
 
 #[derive(Debug, Default)]
-struct Inner {
+struct DescriptorsInner {
     next: u64,
     /// Every handle, by number.
-    handles: BTreeMap<u64, Arc<Handle>>,
+    handles: BTreeMap<u64, Arc<FileHandle>>,
     /// Those with a descriptor.
-    open: BTreeMap<u64, Arc<Handle>>,
+    open: BTreeMap<u64, Arc<FileHandle>>,
     /// Being opened outside of the lock.
     opening: usize,
     /// The handle that was looked at last.
-    hand: u64,
-    names: Names,
+    clock_hand: u64,
+    names: FileNames,
     spare: Option<RawFd>,
 }
 
-type Guard<'a> = MutexGuard<'a, Inner>;
+type DescriptorsGuard<'a> = MutexGuard<'a, DescriptorsInner>;
 
 impl Descriptors {
-    /// A cache of at most `limit` descriptors, but at least [`LEAST`].
+    /// A cache of at most `limit` descriptors, but at least [`MIN_DESCRIPTORS`].
     pub(super) fn new(backend: Box<dyn Backend>, limit: u32, origin: PathBuf) -> Arc<Descriptors> {
-        let inner = Inner { spare: backend.spare(), ..Inner::default() };
+        let inner = DescriptorsInner { spare: backend.spare(), ..DescriptorsInner::default() };
         Arc::new(Descriptors {
             backend,
-            limit: limit.max(LEAST),
+            limit: limit.max(MIN_DESCRIPTORS),
             origin,
             reopened: AtomicU64::new(0),
             extra: AtomicU32::new(0),
-            lost: OnceLock::new(),
+            failed_sync: OnceLock::new(),
             fork: ForkGuard::new(),
             inner: Mutex::new(inner),
         })
@@ -154,7 +154,7 @@ impl Descriptors {
         }
     }
 
-    fn used(&self, inner: &Inner) -> usize {
+    fn used(&self, inner: &DescriptorsInner) -> usize {
         let extra = usize::try_from(self.extra.load(Ordering::Relaxed)).unwrap_or(0);
         inner.open.len() + inner.opening + extra + usize::from(inner.spare.is_some())
     }
@@ -163,15 +163,15 @@ impl Descriptors {
     pub(super) fn open(
         self: &Arc<Self>,
         path: &Path,
-        how: How,
-        call: impl Fn() -> io::Result<Opened>,
-    ) -> io::Result<(Held, u64)> {
-        let mut inner = self.make_room(self.inner.lock());
+        open_mode: OpenMode,
+        call: impl Fn() -> io::Result<OpenedFd>,
+    ) -> io::Result<(OwnedHandle, u64)> {
+        let mut inner = self.evict_to_limit(self.inner.lock());
         // Making a file may wait for the file system: other files go on meanwhile.
-        let opened = if how == How::Create {
+        let opened = if open_mode == OpenMode::Create {
             inner.opening += 1;
             drop(inner);
-            let opened = self.with_room(&call);
+            let opened = self.retry_after_eviction(&call);
             inner = self.inner.lock();
             inner.opening -= 1;
             opened?
@@ -182,25 +182,25 @@ impl Descriptors {
         };
         let id = inner.next;
         inner.next += 1;
-        let how = if how == How::Read { How::Read } else { How::Write };
-        let owner = Some(Owner { cache: Arc::clone(self), id, how });
-        let handle = Arc::new(Handle::new(opened.fd, opened.identity, owner));
-        inner.names.opened(id, opened.identity, path);
+        let open_mode = if open_mode == OpenMode::Read { OpenMode::Read } else { OpenMode::ReadWrite };
+        let owner = Some(HandleOwner { cache: Arc::clone(self), id, open_mode });
+        let handle = Arc::new(FileHandle::new(opened.fd, opened.identity, owner));
+        inner.names.add_handle(id, opened.identity, path);
         inner.handles.insert(id, Arc::clone(&handle));
         inner.open.insert(id, Arc::clone(&handle));
         if inner.spare.is_none() {
             inner.spare = self.backend.spare();
         }
-        Ok((Held(handle), opened.len))
+        Ok((OwnedHandle(handle), opened.len))
     }
 
     /// Makes a call that needs a descriptor for as long as it takes. Where there is none, idle ones
     /// are closed and the call is repeated.
-    pub(super) fn with_room<T>(&self, mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    pub(super) fn retry_after_eviction<T>(&self, mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
         loop {
             match call() {
                 Err(refusal) if is_exhausted(&refusal) => {
-                    let (_, freed) = self.free_any(self.inner.lock());
+                    let (_, freed) = self.close_any_idle(self.inner.lock());
                     if !freed {
                         return Err(self.describe(&refusal));
                     }
@@ -210,16 +210,16 @@ impl Descriptors {
         }
     }
 
-    /// As [`Descriptors::with_room`], for an open under the lock.
+    /// As [`Descriptors::retry_after_eviction`], for an open under the lock.
     fn open_within<'a>(
         &'a self,
-        mut inner: Guard<'a>,
-        call: impl Fn() -> io::Result<Opened>,
-    ) -> (Guard<'a>, io::Result<Opened>) {
+        mut inner: DescriptorsGuard<'a>,
+        call: impl Fn() -> io::Result<OpenedFd>,
+    ) -> (DescriptorsGuard<'a>, io::Result<OpenedFd>) {
         loop {
             match call() {
                 Err(refusal) if is_exhausted(&refusal) => {
-                    let (guard, freed) = self.free_any(inner);
+                    let (guard, freed) = self.close_any_idle(inner);
                     inner = guard;
                     if !freed {
                         return (inner, Err(self.describe(&refusal)));
@@ -240,9 +240,9 @@ impl Descriptors {
     }
 
     /// Closes idle descriptors until one more may be opened, as far as there are any (I5).
-    fn make_room<'a>(&'a self, mut inner: Guard<'a>) -> Guard<'a> {
+    fn evict_to_limit<'a>(&'a self, mut inner: DescriptorsGuard<'a>) -> DescriptorsGuard<'a> {
         while self.used(&inner) >= self.limit as usize {
-            let (guard, freed) = self.free_one(inner);
+            let (guard, freed) = self.close_one_idle(inner);
             inner = guard;
             if !freed {
                 break;
@@ -252,8 +252,8 @@ impl Descriptors {
     }
 
     /// Closes one idle descriptor, or the spare one. False if there is none.
-    fn free_any<'a>(&'a self, inner: Guard<'a>) -> (Guard<'a>, bool) {
-        let (mut inner, freed) = self.free_one(inner);
+    fn close_any_idle<'a>(&'a self, inner: DescriptorsGuard<'a>) -> (DescriptorsGuard<'a>, bool) {
+        let (mut inner, freed) = self.close_one_idle(inner);
         match (freed, inner.spare.take()) {
             (true, spare) => inner.spare = spare,
             (false, Some(spare)) => self.backend.close(spare),
@@ -264,12 +264,12 @@ impl Descriptors {
 
     /// Closes one idle descriptor. If all of them are dirty, one is synced before; the lock is free
     /// meanwhile.
-    fn free_one<'a>(&'a self, mut inner: Guard<'a>) -> (Guard<'a>, bool) {
-        for _ in 0..EARLY_SYNCS {
+    fn close_one_idle<'a>(&'a self, mut inner: DescriptorsGuard<'a>) -> (DescriptorsGuard<'a>, bool) {
+        for _ in 0..EARLY_SYNCS_PER_OPEN {
             let dirty = match self.sweep(&mut inner) {
-                Swept::Closed => return (inner, true),
-                Swept::Dirty(handle) => handle,
-                Swept::None => break,
+                SweepOutcome::Closed => return (inner, true),
+                SweepOutcome::Dirty(handle) => handle,
+                SweepOutcome::None => break,
             };
             let Some(pin) = dirty.try_pin() else { continue };
             drop(inner);
@@ -277,7 +277,7 @@ impl Descriptors {
             drop(pin);
             inner = self.inner.lock();
             if dirty.is_orphan.load(Ordering::Relaxed) {
-                self.end(&dirty);
+                self.close_handle(&dirty);
             }
         }
         (inner, false)
@@ -285,14 +285,14 @@ impl Descriptors {
 
     /// Passes the hand over the open files, at most twice: the first idle, clean file that was not
     /// used since the hand passed it last is closed.
-    fn sweep(&self, inner: &mut Inner) -> Swept {
+    fn sweep(&self, inner: &mut DescriptorsInner) -> SweepOutcome {
         let mut dirty = None;
         for _ in 0..2 * inner.open.len() {
-            let after = (Bound::Excluded(inner.hand), Bound::Unbounded);
+            let after = (Bound::Excluded(inner.clock_hand), Bound::Unbounded);
             let next = inner.open.range(after).next().or_else(|| inner.open.iter().next());
             let Some((id, handle)) = next.map(|(id, handle)| (*id, Arc::clone(handle))) else { break };
-            inner.hand = id;
-            let stays = handle.is_kept.load(Ordering::Relaxed) || handle.takes_stores();
+            inner.clock_hand = id;
+            let stays = handle.is_never_closed.load(Ordering::Relaxed) || handle.takes_stores();
             if stays || handle.was_used.swap(false, Ordering::Relaxed) {
                 continue;
             }
@@ -300,14 +300,14 @@ impl Descriptors {
                 dirty = dirty.or(Some(handle));
             } else if self.evict(&handle) {
                 inner.open.remove(&id);
-                return Swept::Closed;
+                return SweepOutcome::Closed;
             }
         }
-        dirty.map_or(Swept::None, Swept::Dirty)
+        dirty.map_or(SweepOutcome::None, SweepOutcome::Dirty)
     }
 
     /// Closes a handle's descriptor if it is idle and clean.
-    fn evict(&self, handle: &Handle) -> bool {
+    fn evict(&self, handle: &FileHandle) -> bool {
         let Some((fd, direct)) = handle.try_close() else { return false };
         self.backend.before_eviction(fd);
         self.backend.close(fd);
@@ -323,34 +323,34 @@ impl Descriptors {
     }
 
     /// Syncs a dirty file so that its descriptor can be closed.
-    fn sync_early(&self, handle: &Handle, pin: &Pin<'_>) {
+    fn sync_early(&self, handle: &FileHandle, pin: &DescriptorPin<'_>) {
         let marks = handle.marks();
         match self.backend.sync(pin.fd()) {
-            Ok(()) => handle.synced(marks),
+            Ok(()) => handle.note_sync(marks),
             Err(error) => {
-                handle.fail();
+                handle.note_failed_sync();
                 let path = self.inner.lock().names.any(handle.identity).unwrap_or_default();
-                let _ = self.lost.set((path, error.raw_os_error().unwrap_or(libc::EIO)));
+                let _ = self.failed_sync.set((path, error.raw_os_error().unwrap_or(libc::EIO)));
             }
         }
     }
 
     /// An error after an early sync failed (I2).
     pub(super) fn check_syncs(&self) -> io::Result<()> {
-        match self.lost.get() {
+        match self.failed_sync.get() {
             None => Ok(()),
             Some((_, code)) => Err(io::Error::from_raw_os_error(*code)),
         }
     }
 
     /// Opens a handle again and pins it.
-    fn reopen(&self, handle: &Handle, id: u64, how: How) -> io::Result<()> {
+    fn reopen(&self, handle: &FileHandle, id: u64, open_mode: OpenMode) -> io::Result<()> {
         let mut inner = self.inner.lock();
         if !handle.is_open() {
-            inner = self.make_room(inner);
+            inner = self.evict_to_limit(inner);
         }
         if !handle.is_open() {
-            inner = self.open_again(inner, handle, id, how)?;
+            inner = self.open_again(inner, handle, id, open_mode)?;
         }
         handle.state.fetch_add(1, Ordering::Acquire); // open, and it stays so under the lock
         drop(inner);
@@ -360,15 +360,15 @@ impl Descriptors {
     /// Opens a closed handle at one of its names (I3).
     fn open_again<'a>(
         &'a self,
-        mut inner: Guard<'a>,
-        handle: &Handle,
+        mut inner: DescriptorsGuard<'a>,
+        handle: &FileHandle,
         id: u64,
-        how: How,
-    ) -> io::Result<Guard<'a>> {
+        open_mode: OpenMode,
+    ) -> io::Result<DescriptorsGuard<'a>> {
         let mut failure = io::Error::new(io::ErrorKind::NotFound, "the file was removed");
         for name in inner.names.all(handle.identity) {
             let path = self.origin.join(&name);
-            let (guard, opened) = self.open_within(inner, || self.backend.open(&path, how));
+            let (guard, opened) = self.open_within(inner, || self.backend.open(&path, open_mode));
             inner = guard;
             if handle.is_open() {
                 if let Ok(opened) = opened {
@@ -397,27 +397,32 @@ impl Descriptors {
     }
 
     /// A name is about to be removed, or replaced: files without another one are still read (I4).
-    pub(super) fn removing(&self, path: &Path) -> io::Result<()> {
+    pub(super) fn before_remove(&self, path: &Path) -> io::Result<()> {
         self.forget_name(self.inner.lock(), path).map(drop)
     }
 
-    fn forget_name<'a>(&'a self, mut inner: Guard<'a>, path: &Path) -> io::Result<Guard<'a>> {
+    fn forget_name<'a>(
+        &'a self,
+        mut inner: DescriptorsGuard<'a>,
+        path: &Path,
+    ) -> io::Result<DescriptorsGuard<'a>> {
         for id in inner.names.only_named(path) {
             let Some(handle) = inner.handles.get(&id).map(Arc::clone) else { continue };
             if handle.is_mapped() {
                 continue;
             }
             if !handle.is_open() {
-                let how = handle.owner.as_ref().map_or(How::Read, |owner| owner.how);
-                inner = self.open_again(inner, &handle, id, how)?;
+                let open_mode = handle.owner.as_ref().map_or(OpenMode::Read, |owner| owner.open_mode);
+                inner = self.open_again(inner, &handle, id, open_mode)?;
             }
-            handle.is_kept.store(true, Ordering::Relaxed);
+            handle.is_never_closed.store(true, Ordering::Relaxed);
         }
-        inner.names.removed(path);
+        inner.names.remove_path(path);
         Ok(inner)
     }
 
-    /// Renames by `call`; open files, and those in a directory that is renamed, are known by the new name.
+    /// Renames by `call`; open files, and those in a directory that is renamed, are known by the
+    /// new name.
     pub(super) fn rename(
         &self,
         from: &Path,
@@ -425,21 +430,21 @@ impl Descriptors {
         call: impl FnOnce() -> io::Result<()>,
     ) -> io::Result<()> {
         let mut inner = self.inner.lock();
-        if !inner.names.are_one(from, to) {
+        if !inner.names.is_same_file(from, to) {
             inner = self.forget_name(inner, to)?;
         }
         call()?;
-        inner.names.renamed(from, to);
+        inner.names.rename_path(from, to);
         Ok(())
     }
 
     /// The file at `from` has a second name.
-    pub(super) fn linked(&self, from: &Path, to: &Path) {
-        self.inner.lock().names.linked(from, to);
+    pub(super) fn note_link(&self, from: &Path, to: &Path) {
+        self.inner.lock().names.add_link(from, to);
     }
 
     /// What is unsynced now, for a sync of the whole volume.
-    pub(super) fn all_marks(&self) -> Vec<(Arc<Handle>, Marks)> {
+    pub(super) fn all_marks(&self) -> Vec<(Arc<FileHandle>, SyncMarks)> {
         let inner = self.inner.lock();
         let open = inner.open.values().filter(|handle| handle.is_dirty());
         open.map(|handle| (Arc::clone(handle), handle.marks())).collect()
@@ -447,19 +452,19 @@ impl Descriptors {
 
     /// The file of a handle is dropped. If the handle is being synced early, its descriptor is
     /// closed after that.
-    fn release(&self, handle: &Handle, id: u64) {
+    fn release(&self, handle: &FileHandle, id: u64) {
         if !self.fork.is_child() {
             let mut inner = self.inner.lock(); // a child would wait for a thread that it does not have
             inner.handles.remove(&id);
             inner.open.remove(&id);
-            inner.names.closed(id, handle.identity);
+            inner.names.remove_handle(id, handle.identity);
             handle.is_orphan.store(true, Ordering::Relaxed);
         }
-        self.end(handle);
+        self.close_handle(handle);
     }
 
     /// Closes the descriptors of a handle without a file, unless it is pinned.
-    fn end(&self, handle: &Handle) {
+    fn close_handle(&self, handle: &FileHandle) {
         if handle.state.compare_exchange(OPEN, 0, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
             self.backend.close(handle.fd.swap(NONE, Ordering::Relaxed));
             self.close_extra(handle.direct.swap(NONE, Ordering::Relaxed));
@@ -479,9 +484,9 @@ impl Drop for Descriptors {
 }
 
 /// The outcome of [`Descriptors::sweep`].
-enum Swept {
+enum SweepOutcome {
     Closed,
-    Dirty(Arc<Handle>),
+    Dirty(Arc<FileHandle>),
     None,
 }
 

@@ -9,13 +9,16 @@
 //!    child that lives on with its copy does not keep a closed database locked; a child never does,
 //!    which would release the parent's. While a child has not closed its copy, the lock outlives
 //!    a parent that dies without closing.
-//! 2. The lock file of a database is never removed: who locks a removed file excludes nobody. Whoever got the
-//!    lock of a file that lost its name meanwhile, as that of a directory that became no database, tries again with the one that has it.
+//! 2. The lock file of a database is never removed: who locks a removed file excludes nobody.
+//!    Whoever got the lock of a file that lost its name meanwhile, as that of a directory that
+//!    became no database, tries again with the one that has it.
 //! 3. The process id in the file is for people. It is written after the lock is taken and never
 //!    cleared, so it means something only while an exclusive owner holds the lock.
-//! 4. Behind it stands a number that no other taking of the lock has, written before the owner does anything else:
-//!    whoever finds the file as it was knows that nobody else became the owner since.
-//! 5. The lock file is a regular file, no link to one, and has no other mode than asked for: who may not read it cannot hold it.
+//! 4. Behind it stands a number that no other taking of the lock has, written before the owner does
+//!    anything else: whoever finds the file as it was knows that nobody else became the owner
+//!    since.
+//! 5. The lock file is a regular file, no link to one, and has no other mode than asked for: who
+//!    may not read it cannot hold it.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -24,16 +27,17 @@ use std::path::Path;
 use rustix::fs::{FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
-use super::real::{open_fd_mode, repeat, write_whole};
-use super::{Locked, Share};
+use super::real::{open_fd_mode, retry_interrupted, write_whole};
+use super::{LockMode, LockOutcome};
 use crate::fork::ForkGuard;
 use crate::types::random_bits;
 
 /// How often to chase a lock file that is replaced under our hands.
 const ATTEMPTS: usize = 16;
 
-/// Takes the lock at `path` if it is free. A file that is created for it has the mode `mode`. See [`super::Disk::lock`].
-pub(super) fn lock(path: &Path, share: Share, mode: u32) -> io::Result<Locked> {
+/// Takes the lock at `path` if it is free. A file that is created for it has the mode `mode`. See
+/// [`super::Disk::lock`].
+pub(super) fn lock(path: &Path, share: LockMode, mode: u32) -> io::Result<LockOutcome> {
     for _ in 0..ATTEMPTS {
         if let Some(answer) = try_lock(path, share, mode)? {
             return Ok(answer);
@@ -44,27 +48,27 @@ pub(super) fn lock(path: &Path, share: Share, mode: u32) -> io::Result<Locked> {
 
 /// The lock, held until its owner drops this or the descriptor is closed everywhere (invariant 1).
 #[derive(Debug)]
-pub(super) struct LockGuard {
+pub(super) struct FileLockGuard {
     fd: OwnedFd,
     fork: ForkGuard,
 }
 
-impl LockGuard {
+impl FileLockGuard {
     /// Takes the lock of an open file or directory if it is free.
-    pub(super) fn take(fd: OwnedFd, share: Share) -> rustix::io::Result<LockGuard> {
-        repeat(|| rustix::fs::flock(&fd, without_waiting(share)))?;
-        Ok(LockGuard { fd, fork: ForkGuard::new() })
+    pub(super) fn take(fd: OwnedFd, share: LockMode) -> rustix::io::Result<FileLockGuard> {
+        retry_interrupted(|| rustix::fs::flock(&fd, without_waiting(share)))?;
+        Ok(FileLockGuard { fd, fork: ForkGuard::new() })
     }
 }
 
-fn without_waiting(share: Share) -> FlockOperation {
+fn without_waiting(share: LockMode) -> FlockOperation {
     match share {
-        Share::Shared => FlockOperation::NonBlockingLockShared,
-        Share::Exclusive => FlockOperation::NonBlockingLockExclusive,
+        LockMode::Shared => FlockOperation::NonBlockingLockShared,
+        LockMode::Exclusive => FlockOperation::NonBlockingLockExclusive,
     }
 }
 
-impl Drop for LockGuard {
+impl Drop for FileLockGuard {
     fn drop(&mut self) {
         if !self.fork.is_child() {
             // If it fails the lock ends with the descriptor.
@@ -74,10 +78,10 @@ impl Drop for LockGuard {
 }
 
 /// One attempt; `None` if the file was removed or replaced while we took its lock.
-fn try_lock(path: &Path, share: Share, mode: u32) -> io::Result<Option<Locked>> {
+fn try_lock(path: &Path, share: LockMode, mode: u32) -> io::Result<Option<LockOutcome>> {
     let flags = match share {
-        Share::Shared => OFlags::RDONLY,
-        Share::Exclusive => OFlags::RDWR | OFlags::CREATE,
+        LockMode::Shared => OFlags::RDONLY,
+        LockMode::Exclusive => OFlags::RDWR | OFlags::CREATE,
     };
     let fd = match open_fd_mode(path, flags | OFlags::NONBLOCK | OFlags::NOFOLLOW, mode) {
         Err(e) if e.raw_os_error() == Some(Errno::LOOP.raw_os_error()) => {
@@ -88,16 +92,16 @@ fn try_lock(path: &Path, share: Share, mode: u32) -> io::Result<Option<Locked>> 
     if FileType::from_raw_mode(rustix::fs::fstat(&fd)?.st_mode) != FileType::RegularFile {
         return Err(is_no_file("not a regular file"));
     }
-    match repeat(|| rustix::fs::flock(&fd, without_waiting(share))) {
+    match retry_interrupted(|| rustix::fs::flock(&fd, without_waiting(share))) {
         Ok(()) if !is_at(&fd, path)? => Ok(None),
         Ok(()) => {
-            if share == Share::Exclusive {
-                narrow(&fd, mode);
-                leave_pid(&fd);
+            if share == LockMode::Exclusive {
+                restrict_mode(&fd, mode);
+                write_pid(&fd);
             }
-            Ok(Some(Locked::Held(Box::new(LockGuard { fd, fork: ForkGuard::new() }))))
+            Ok(Some(LockOutcome::Acquired(Box::new(FileLockGuard { fd, fork: ForkGuard::new() }))))
         }
-        Err(Errno::WOULDBLOCK) => Ok(Some(Locked::Busy(owner(&fd, share)))),
+        Err(Errno::WOULDBLOCK) => Ok(Some(LockOutcome::Busy(read_owner_pid(&fd, share)))),
         Err(refusal) => Err(refusal.into()),
     }
 }
@@ -106,8 +110,9 @@ fn is_no_file(what: &str) -> io::Error {
     io::Error::other(format!("it is {what}, and may refer to a file of another program; remove it"))
 }
 
-/// Takes permissions away from the lock file that are not in `mode`. Refused, it keeps them: the lock is held all the same.
-fn narrow(fd: &OwnedFd, mode: u32) {
+/// Takes permissions away from the lock file that are not in `mode`. Refused, it keeps them: the
+/// lock is held all the same.
+fn restrict_mode(fd: &OwnedFd, mode: u32) {
     if let Ok(seen) = rustix::fs::fstat(fd)
         && seen.st_mode & 0o777 & !mode != 0
     {
@@ -125,9 +130,9 @@ fn is_at(fd: &OwnedFd, path: &Path) -> io::Result<bool> {
     }
 }
 
-/// Writes our process id for people and error messages, and a number (I4). On a full disk there may be none: the lock
-/// holds all the same.
-fn leave_pid(fd: &OwnedFd) {
+/// Writes our process id for people and error messages, and a number (I4). On a full disk there may
+/// be none: the lock holds all the same.
+fn write_pid(fd: &OwnedFd) {
     let text = format!("{}\n{:032x}\n", std::process::id(), random_bits());
     let put = |bytes: &[u8], at| rustix::io::pwrite(fd, bytes, at);
     if write_whole(0, text.as_bytes(), put).is_ok() {
@@ -137,9 +142,9 @@ fn leave_pid(fd: &OwnedFd) {
 
 /// The process id in the lock file, if an exclusive owner keeps us out. Readers leave none, and
 /// what an earlier writer left is not theirs.
-fn owner(fd: &OwnedFd, asked: Share) -> Option<u32> {
+fn read_owner_pid(fd: &OwnedFd, asked: LockMode) -> Option<u32> {
     let held_by_readers =
-        asked == Share::Exclusive && rustix::fs::flock(fd, FlockOperation::NonBlockingLockShared).is_ok();
+        asked == LockMode::Exclusive && rustix::fs::flock(fd, FlockOperation::NonBlockingLockShared).is_ok();
     if held_by_readers {
         return None; // The lock we just got ends with `fd`.
     }
@@ -157,56 +162,56 @@ mod tests {
     use std::os::unix::fs::{PermissionsExt, symlink};
 
     use crate::disk::real::open_fd;
-    use crate::disk::scratch::Scratch;
+    use crate::disk::scratch::ScratchDir;
     use crate::fork::FORKING;
 
-    fn lock(path: &Path, share: Share) -> io::Result<Locked> {
+    fn lock(path: &Path, share: LockMode) -> io::Result<LockOutcome> {
         super::lock(path, share, 0o600)
     }
 
-    fn pid_if_busy(answer: Locked) -> Option<Option<u32>> {
+    fn pid_if_busy(answer: LockOutcome) -> Option<Option<u32>> {
         match answer {
-            Locked::Held(_) => None,
-            Locked::Busy(pid) => Some(pid),
+            LockOutcome::Acquired(_) => None,
+            LockOutcome::Busy(pid) => Some(pid),
         }
     }
 
     #[test]
     fn exclusive_lock_keeps_all_out_and_names_its_owner() {
         let _alone = FORKING.lock();
-        let scratch = Scratch::new();
+        let scratch = ScratchDir::new();
         let path = scratch.path("LOCK");
-        let missing = lock(&path, Share::Shared).map(drop).unwrap_err();
+        let missing = lock(&path, LockMode::Shared).map(drop).unwrap_err();
         assert_eq!(missing.kind(), io::ErrorKind::NotFound);
-        let held = lock(&path, Share::Exclusive).unwrap();
-        assert!(matches!(held, Locked::Held(_)));
+        let held = lock(&path, LockMode::Exclusive).unwrap();
+        assert!(matches!(held, LockOutcome::Acquired(_)));
         let us = Some(Some(std::process::id()));
-        assert_eq!(pid_if_busy(lock(&path, Share::Exclusive).unwrap()), us);
-        assert_eq!(pid_if_busy(lock(&path, Share::Shared).unwrap()), us);
+        assert_eq!(pid_if_busy(lock(&path, LockMode::Exclusive).unwrap()), us);
+        assert_eq!(pid_if_busy(lock(&path, LockMode::Shared).unwrap()), us);
         drop(held);
         assert!(path.exists());
-        let again = lock(&path, Share::Exclusive).unwrap();
-        assert!(matches!(again, Locked::Held(_)));
+        let again = lock(&path, LockMode::Exclusive).unwrap();
+        assert!(matches!(again, LockOutcome::Acquired(_)));
     }
 
     #[test]
     fn readers_share_and_keep_writers_out() {
         let _alone = FORKING.lock();
-        let scratch = Scratch::new();
+        let scratch = ScratchDir::new();
         let path = scratch.path("LOCK");
-        drop(lock(&path, Share::Exclusive).unwrap());
-        let one = lock(&path, Share::Shared).unwrap();
-        let two = lock(&path, Share::Shared).unwrap();
-        assert_eq!(pid_if_busy(lock(&path, Share::Exclusive).unwrap()), Some(None));
+        drop(lock(&path, LockMode::Exclusive).unwrap());
+        let one = lock(&path, LockMode::Shared).unwrap();
+        let two = lock(&path, LockMode::Shared).unwrap();
+        assert_eq!(pid_if_busy(lock(&path, LockMode::Exclusive).unwrap()), Some(None));
         drop(one);
-        assert_eq!(pid_if_busy(lock(&path, Share::Exclusive).unwrap()), Some(None));
+        assert_eq!(pid_if_busy(lock(&path, LockMode::Exclusive).unwrap()), Some(None));
         drop(two);
-        assert_eq!(pid_if_busy(lock(&path, Share::Exclusive).unwrap()), None);
+        assert_eq!(pid_if_busy(lock(&path, LockMode::Exclusive).unwrap()), None);
     }
 
     #[test]
     fn removed_lock_file_is_noticed_before_the_lock_counts() {
-        let scratch = Scratch::new();
+        let scratch = ScratchDir::new();
         let path = scratch.path("LOCK");
         let fd = open_fd(&path, OFlags::RDWR | OFlags::CREATE).unwrap();
         assert!(is_at(&fd, &path).unwrap());
@@ -218,12 +223,12 @@ mod tests {
 
     #[test]
     fn a_link_in_place_of_the_lock_file_is_refused_and_its_target_left_alone() {
-        let scratch = Scratch::new();
+        let scratch = ScratchDir::new();
         let (target, link, lost) = (scratch.path("target"), scratch.path("LOCK"), scratch.path("lost"));
         std::fs::write(&target, b"somebody's").unwrap();
         symlink(&target, &link).unwrap();
         symlink(scratch.path("none"), &lost).unwrap();
-        for share in [Share::Exclusive, Share::Shared] {
+        for share in [LockMode::Exclusive, LockMode::Shared] {
             for path in [&link, &lost] {
                 let refused = lock(path, share).map(drop).unwrap_err();
                 assert!(refused.to_string().contains("it is a symbolic link"), "{refused}");
@@ -231,22 +236,22 @@ mod tests {
         }
         assert_eq!(std::fs::read(&target).unwrap(), b"somebody's");
         assert!(!scratch.path("none").exists());
-        let refused = lock(&scratch.0, Share::Shared).map(drop).unwrap_err();
+        let refused = lock(&scratch.0, LockMode::Shared).map(drop).unwrap_err();
         assert!(refused.to_string().contains("not a regular file"), "{refused}");
     }
 
     #[test]
     fn the_lock_file_is_for_its_owner_and_becomes_so() {
         let _alone = FORKING.lock();
-        let scratch = Scratch::new();
+        let scratch = ScratchDir::new();
         let path = scratch.path("LOCK");
         let mode = || std::fs::metadata(&path).unwrap().permissions().mode() & 0o777;
-        drop(lock(&path, Share::Exclusive).unwrap());
+        drop(lock(&path, LockMode::Exclusive).unwrap());
         assert_eq!(mode(), 0o600);
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
-        drop(lock(&path, Share::Shared).unwrap());
+        drop(lock(&path, LockMode::Shared).unwrap());
         assert_eq!(mode(), 0o644, "a reader changes nothing");
-        drop(lock(&path, Share::Exclusive).unwrap());
+        drop(lock(&path, LockMode::Exclusive).unwrap());
         assert_eq!(mode(), 0o600);
     }
 }

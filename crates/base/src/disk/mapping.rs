@@ -6,21 +6,21 @@
 //! ## Invariants
 //!
 //! 1. `region` is a shared mapping of `span` bytes (`len` rounded up to pages) which lives from
-//!    [`Mapping::new`] to the drop, except in a forked child, where it does not exist.
+//!    [`FileMapping::new`] to the drop, except in a forked child, where it does not exist.
 //! 2. No access leaves `[0, len)`, and none happens unless the registration is sound: after a
 //!    fault ([`super::sigbus`]) or in a forked child everything answers "not mapped".
-//! 3. Rust stores into the mapping at one place, [`Mapping::store`]. Several threads may do so at
-//!    once, each to bytes of its own: the caller vouches for that, and the caller of
-//!    [`Mapping::slice`] that no slice is out over them. Hence no store races with any Rust access.
-//!    The kernel's writes (`pwrite` on the same file) are not Rust accesses; slices exclude them
-//!    likewise.
+//! 3. Rust stores into the mapping at one place, [`FileMapping::store`]. Several threads may do so
+//!    at once, each to bytes of its own: the caller vouches for that, and the caller of
+//!    [`FileMapping::slice`] that no slice is out over them. Hence no store races with any Rust
+//!    access. The kernel's writes (`pwrite` on the same file) are not Rust accesses; slices exclude
+//!    them likewise.
 //! 4. `resident` is a hint. A store to a page that is not resident after all (the kernel wrote it
 //!    back or reclaimed it) faults it in, which costs time, or hits SIGBUS, which `store` notices.
 //!
 //! ## Threads
 //!
-//! `&Mapping` may be used from all threads. `resident` is one word, so readers never see half a
-//! range; `ends` makes a `sync` that overlaps a [`Mapping::populate`] win.
+//! `&FileMapping` may be used from all threads. `resident` is one word, so readers never see half a
+//! range; `ends` makes a `sync` that overlaps a [`FileMapping::populate`] win.
 
 use std::io;
 use std::ops::Range;
@@ -31,46 +31,46 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
-use super::descriptors::Handle;
-use super::sigbus::Registration;
+use super::descriptors::FileHandle;
+use super::sigbus::MappingRegistration;
 use crate::fork::ForkGuard;
 
 /// Pages that the system is asked about at a time.
-const LOOK: usize = 1024;
+const MINCORE_PAGES: usize = 1024;
 
-/// What became of a [`Mapping::store`].
+/// What became of a [`FileMapping::store`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stored {
+pub(super) enum StoreOutcome {
     /// The bytes are in the file's page cache.
-    Yes,
+    Stored,
     /// Nothing was stored: not resident, or the file takes no stores. Write them instead.
-    No,
+    NotResident,
     /// The mapping broke: the bytes may be lost.
     Lost,
 }
 
 /// `[0, len)` of a file, mapped.
 #[derive(Debug)]
-pub(super) struct Mapping {
+pub(super) struct FileMapping {
     /// Dropped before `region`, which is unmapped then: fields drop in this order.
-    registration: Registration,
-    region: Region,
+    registration: MappingRegistration,
+    region: MappedRegion,
     len: usize,
     page_size: u64,
     is_writable: bool,
     /// The resident pages, packed: first in the upper half, end in the lower. 0 is none.
     resident: AtomicU64,
     /// How often residency was ended.
-    ends: AtomicU64,
+    residency_epoch: AtomicU64,
     /// Pages were made resident at some time: what lies behind the end of the data may be dirty.
     was_populated: AtomicBool,
-    /// Bytes below were synced by [`Mapping::settle`] before.
-    settled: AtomicU64,
+    /// Bytes below were synced by [`FileMapping::sync_below`] before.
+    synced_below: AtomicU64,
 }
 
 /// The addresses of a mapping, unmapped on drop.
 #[derive(Debug)]
-struct Region {
+struct MappedRegion {
     base: NonNull<u8>,
     span: usize,
     owner: ForkGuard,
@@ -78,15 +78,15 @@ struct Region {
 
 // SAFETY:
 // * `base` is an address of a mapping that belongs to the process, not to a thread.
-unsafe impl Send for Region {}
+unsafe impl Send for MappedRegion {}
 // SAFETY:
-// * `&Region` gives no access but through `Mapping`, free of races by invariant 3.
-unsafe impl Sync for Region {}
+// * `&MappedRegion` gives no access but through `FileMapping`, free of races by invariant 3.
+unsafe impl Sync for MappedRegion {}
 
-impl Mapping {
+impl FileMapping {
     /// Maps `[0, len)` of `fd`, which must be at least that long. Fails if `len` is 0, if the
     /// system refuses, or if there are too many mappings already.
-    pub(super) fn new(fd: BorrowedFd<'_>, len: u64, is_writable: bool) -> io::Result<Mapping> {
+    pub(super) fn new(fd: BorrowedFd<'_>, len: u64, is_writable: bool) -> io::Result<FileMapping> {
         let page_size = rustix::param::page_size();
         let len = usize::try_from(len).map_err(io::Error::other)?;
         let span = len
@@ -97,20 +97,20 @@ impl Mapping {
             true => ProtFlags::READ | ProtFlags::WRITE,
             false => ProtFlags::READ,
         };
-        let region = Region::new(fd, span, protection)?;
+        let region = MappedRegion::new(fd, span, protection)?;
         // A failure leaves the child an extra mapping which nothing in it uses (invariant 2).
         let _ = region.advise(0..span, Advice::LinuxDontFork);
-        let registration = Registration::new(region.base.addr().get(), span);
-        Ok(Mapping {
+        let registration = MappingRegistration::new(region.base.addr().get(), span);
+        Ok(FileMapping {
             registration: registration.ok_or(io::ErrorKind::QuotaExceeded)?,
             region,
             len,
             page_size: page_size as u64,
             is_writable,
             resident: AtomicU64::new(0),
-            ends: AtomicU64::new(0),
+            residency_epoch: AtomicU64::new(0),
             was_populated: AtomicBool::new(false),
-            settled: AtomicU64::new(0),
+            synced_below: AtomicU64::new(0),
         })
     }
 
@@ -130,13 +130,14 @@ impl Mapping {
     }
 
     /// Fills `buf` from `offset`. False outside, or when the mapping broke: then `buf` is in doubt.
-    pub(super) fn load(&self, offset: u64, buf: &mut [u8]) -> bool {
+    pub(super) fn read(&self, offset: u64, buf: &mut [u8]) -> bool {
         let Some(start) = self.start_of(offset, buf.len()) else { return false };
         // SAFETY:
-        // * `start` is in bounds for `buf.len()` and mapped; `buf` is memory of ours, not in the mapping.
+        // * `start` is in bounds for `buf.len()` and mapped; `buf` is memory of ours, not in the
+        //   mapping.
         // * No thread stores there: the caller of `read_at` excludes writes to what it reads.
         unsafe { ptr::copy_nonoverlapping(start.cast_const(), buf.as_mut_ptr(), buf.len()) };
-        self.registration.is_sound_after_stores()
+        self.registration.is_intact_after_stores()
     }
 
     /// Bytes mapped.
@@ -182,13 +183,13 @@ impl Mapping {
     /// # Safety
     ///
     /// * No other thread stores to the range or reads it during the call.
-    /// * [`Handle::end_stores`] is not called before the answer.
-    pub(super) unsafe fn store(&self, offset: u64, bytes: &[u8], handle: &Handle) -> Stored {
+    /// * [`FileHandle::end_stores`] is not called before the answer.
+    pub(super) unsafe fn store(&self, offset: u64, bytes: &[u8], handle: &FileHandle) -> StoreOutcome {
         if !handle.takes_stores() || !self.is_resident(offset, bytes.len()) {
-            return Stored::No;
+            return StoreOutcome::NotResident;
         }
         let Some(target) = self.start_of(offset, bytes.len()) else {
-            return Stored::No;
+            return StoreOutcome::NotResident;
         };
         // SAFETY:
         // * `target` is in bounds for `bytes.len()` and mapped for writing: only writable
@@ -196,20 +197,20 @@ impl Mapping {
         // * No other access: the caller's promise; a slice over these bytes would break that of
         //   its own caller (invariant 3). `bytes` is therefore not in here either.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), target, bytes.len()) };
-        match self.registration.is_sound_after_stores() {
-            true => Stored::Yes,
-            false => Stored::Lost,
+        match self.registration.is_intact_after_stores() {
+            true => StoreOutcome::Stored,
+            false => StoreOutcome::Lost,
         }
     }
 
     /// True if `[from, to)` can be made resident: inside of a writable, sound mapping.
     pub(super) fn can_populate(&self, from: u64, to: u64) -> bool {
-        self.is_writable && from < to && to <= self.len as u64 && self.registration.is_sound()
+        self.is_writable && from < to && to <= self.len as u64 && self.registration.is_intact()
     }
 
-    /// The mark to pass to [`Mapping::populate`], taken before the range is written.
-    pub(super) fn ends(&self) -> u64 {
-        self.ends.load(Ordering::SeqCst)
+    /// The mark to pass to [`FileMapping::populate`], taken before the range is written.
+    pub(super) fn residency_epoch(&self) -> u64 {
+        self.residency_epoch.load(Ordering::SeqCst)
     }
 
     /// Makes the whole pages of `[from, to)` resident for stores and remembers them, joined with
@@ -234,7 +235,7 @@ impl Mapping {
             false => first_page,
         };
         self.resident.store(pack(first_page..end_page), Ordering::SeqCst);
-        if self.ends() != ends {
+        if self.residency_epoch() != ends {
             self.resident.store(0, Ordering::SeqCst);
         }
     }
@@ -248,12 +249,12 @@ impl Mapping {
         };
         let is_inside =
             u64::from(pages.start) * self.page_size <= offset && end <= u64::from(pages.end) * self.page_size;
-        is_inside && len > 0 && self.registration.is_sound()
+        is_inside && len > 0 && self.registration.is_intact()
     }
 
     /// Forgets what is resident: a sync is about to write-protect it.
     pub(super) fn end_residency(&self) {
-        self.ends.fetch_add(1, Ordering::SeqCst);
+        self.residency_epoch.fetch_add(1, Ordering::SeqCst);
         self.resident.store(0, Ordering::SeqCst);
     }
 
@@ -264,15 +265,16 @@ impl Mapping {
 
     /// Takes the pages that hold bytes below `end` out of what may be stored to, lets `sync` make
     /// the bytes from the first one that was not settled before durable, and maps the pages for
-    /// reading again that memory still has. The write-back of a page that is mapped for writing interrupts
-    /// every core that has it mapped; one that is not mapped costs nothing, so the pages go first, together.
-    pub(super) fn settle(&self, end: u64, sync: impl FnOnce(u64) -> io::Result<()>) -> io::Result<()> {
+    /// reading again that memory still has. The write-back of a page that is mapped for writing
+    /// interrupts every core that has it mapped; one that is not mapped costs nothing, so the pages
+    /// go first, together.
+    pub(super) fn sync_below(&self, end: u64, sync: impl FnOnce(u64) -> io::Result<()>) -> io::Result<()> {
         let end_page = end.div_ceil(self.page_size);
         let old = unpack(self.resident.load(Ordering::SeqCst));
         let first = old.start.max(u32::try_from(end_page).unwrap_or(u32::MAX));
         let left = if first < old.end { pack(first..old.end) } else { 0 };
         self.resident.store(left, Ordering::SeqCst);
-        let from = self.settled.load(Ordering::SeqCst);
+        let from = self.synced_below.load(Ordering::SeqCst);
         let pages = from / self.page_size..end_page.min(self.len as u64 / self.page_size);
         let bytes = (pages.start < pages.end).then(|| self.bytes_of(pages.start)..self.bytes_of(pages.end));
         if let Some(bytes) = bytes.clone() {
@@ -280,28 +282,30 @@ impl Mapping {
             let _ = self.region.advise(bytes, Advice::LinuxDontNeed);
         }
         sync(from)?;
-        self.settled.store(end - end % self.page_size, Ordering::SeqCst);
+        self.synced_below.store(end - end % self.page_size, Ordering::SeqCst);
         if let Some(bytes) = bytes {
             self.map_cached(bytes);
         }
         Ok(())
     }
 
-    /// Takes the pages of `[offset, offset + len)` out of what is mapped: who reads one has it mapped again.
-    pub(super) fn forget(&self, offset: u64, len: u64) {
+    /// Takes the pages of `[offset, offset + len)` out of what is mapped: who reads one has it
+    /// mapped again.
+    pub(super) fn unmap_pages(&self, offset: u64, len: u64) {
         self.end_residency();
         let page = |at: u64| self.bytes_of((at / self.page_size).min(self.len as u64 / self.page_size));
         // Refused advice costs time only.
         let _ = self.region.advise(page(offset)..page(offset.saturating_add(len)), Advice::LinuxDontNeed);
     }
 
-    /// Maps those of the pages for reading that are in the page cache. Where memory is short many have gone as soon as they
-    /// were written: each would be read from the device again, one by one, while everybody waits for the sync.
+    /// Maps those of the pages for reading that are in the page cache. Where memory is short many
+    /// have gone as soon as they were written: each would be read from the device again, one by
+    /// one, while everybody waits for the sync.
     fn map_cached(&self, bytes: Range<usize>) {
         let page = usize::try_from(self.page_size).unwrap_or(usize::MAX);
-        for start in bytes.clone().step_by(LOOK * page) {
-            let end = bytes.end.min(start + LOOK * page);
-            let cached = self.region.cached::<LOOK>(start..end);
+        for start in bytes.clone().step_by(MINCORE_PAGES * page) {
+            let end = bytes.end.min(start + MINCORE_PAGES * page);
+            let cached = self.region.cached::<MINCORE_PAGES>(start..end);
             let mut at = start;
             for run in cached[..(end - start).div_ceil(page)].chunk_by(|a, b| a == b) {
                 let next = end.min(at + run.len() * page);
@@ -319,7 +323,7 @@ impl Mapping {
     fn start_of(&self, offset: u64, len: usize) -> Option<*mut u8> {
         let offset = usize::try_from(offset).ok()?;
         let end = offset.checked_add(len)?;
-        if end > self.len || !self.registration.is_sound() {
+        if end > self.len || !self.registration.is_intact() {
             return None;
         }
         // SAFETY:
@@ -347,15 +351,15 @@ pub(super) fn is_synchronous(fd: BorrowedFd<'_>) -> bool {
     true
 }
 
-impl Region {
-    fn new(fd: BorrowedFd<'_>, span: usize, protection: ProtFlags) -> io::Result<Region> {
+impl MappedRegion {
+    fn new(fd: BorrowedFd<'_>, span: usize, protection: ProtFlags) -> io::Result<MappedRegion> {
         let anywhere = ptr::null_mut();
         // SAFETY:
         // * The kernel chooses the address, so no existing memory is touched.
         let base = unsafe { mmap(anywhere, span, protection, MapFlags::SHARED, fd, 0) }?;
         let base = NonNull::new(base.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
         let owner = ForkGuard::new();
-        Ok(Region { base, span, owner })
+        Ok(MappedRegion { base, span, owner })
     }
 
     /// Which pages of `bytes`, at most `N`, are in the page cache. None if the system does not say.
@@ -367,7 +371,8 @@ impl Region {
         // * `bytes.start < span`: inside of the mapping (invariant 1).
         let start = unsafe { self.base.as_ptr().add(bytes.start) };
         // SAFETY:
-        // * The range is ours. One byte is written for each of its pages, for which there is room: asserted above.
+        // * The range is ours. One byte is written for each of its pages, for which there is room:
+        //   asserted above.
         let answer = unsafe { libc::mincore(start.cast(), bytes.end - bytes.start, said.as_mut_ptr()) };
         said.map(|byte| answer == 0 && byte & 1 == 1)
     }
@@ -378,14 +383,14 @@ impl Region {
         // * `bytes.start < span`: inside of the mapping (invariant 1).
         let start = unsafe { self.base.as_ptr().add(bytes.start) };
         // SAFETY:
-        // * The range is ours, and no advice in use (populate, do not fork, no readahead, drop the page table's entries
-        //   of a shared file mapping) changes its bytes.
+        // * The range is ours, and no advice in use (populate, do not fork, no readahead, drop the
+        //   page table's entries of a shared file mapping) changes its bytes.
         unsafe { madvise(start.cast(), bytes.end - bytes.start, advice) }?;
         Ok(())
     }
 }
 
-impl Drop for Region {
+impl Drop for MappedRegion {
     fn drop(&mut self) {
         if self.owner.is_child() {
             return; // The addresses may be somebody else's in this process.
@@ -418,13 +423,13 @@ mod tests {
     #[allow(clippy::disallowed_methods, reason = "tests of the door stand outside of it")]
     fn what_left_memory_in_a_sync_is_not_read_again_and_the_rest_is_mapped() {
         const PAGES: u64 = 3000;
-        let scratch = crate::disk::scratch::Scratch::new();
+        let scratch = crate::disk::scratch::ScratchDir::new();
         drop(scratch.file("a", usize::try_from(PAGES * 4096).unwrap()));
         let file = std::fs::File::options().read(true).write(true).open(scratch.path("a")).unwrap();
-        let mapping = Mapping::new(file.as_fd(), PAGES * 4096, true).unwrap();
+        let mapping = FileMapping::new(file.as_fd(), PAGES * 4096, true).unwrap();
         mapping.expect_scattered();
         let cached = || mapping.region.cached::<3000>(0..mapping.region.span);
-        mapping.populate(0, PAGES * 4096, mapping.ends());
+        mapping.populate(0, PAGES * 4096, mapping.residency_epoch());
         let mut before = cached();
         assert!(before.iter().all(|is| *is));
         let sync = |_| {
@@ -436,7 +441,7 @@ mod tests {
             before = cached();
             Ok(())
         };
-        mapping.settle(PAGES * 4096, sync).unwrap();
+        mapping.sync_below(PAGES * 4096, sync).unwrap();
         assert_eq!(cached(), before);
         assert!(before[600..900].iter().all(|is| *is));
     }

@@ -1,8 +1,8 @@
 //! # Disk: the only door to the operating system
 //!
-//! A dozen calls on names ([`Disk`]) and a handful on bytes ([`File`]). [`real::RealDisk`] is Linux;
-//! [`sim::SimDisk`] keeps page cache and platter apart, so that power cuts, killed processes,
-//! failed syncs and full disks can be had at will. No other module may use `std::fs`.
+//! A dozen calls on names ([`Disk`]) and a handful on bytes ([`File`]). [`real::RealDisk`] is
+//! Linux; [`sim::SimDisk`] keeps page cache and platter apart, so that power cuts, killed
+//! processes, failed syncs and full disks can be had at will. No other module may use `std::fs`.
 //!
 //! ## Invariants
 //!
@@ -17,14 +17,14 @@
 //!
 //! Everything is `Send + Sync`. Overlapping writes are the caller's to exclude.
 
-#[cfg(test)]
-mod agree;
+mod bounded;
 mod descriptors;
+pub mod exported;
 mod flock;
-pub mod held;
-pub mod holder;
-mod limited;
+pub mod lock_holder;
 mod mapping;
+#[cfg(test)]
+mod parity;
 mod permissions;
 pub mod real;
 #[cfg(test)]
@@ -49,18 +49,18 @@ pub const SECTOR_BYTES: usize = 512;
 
 /// How to open a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum How {
+pub enum OpenMode {
     /// Existing, for reading.
     Read,
     /// Existing, for reading and writing.
-    Write,
+    ReadWrite,
     /// New (an existing one is an error), for reading and writing.
     Create,
 }
 
 /// A name in a directory.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Entry {
+pub struct DirEntry {
     /// The last part of the path.
     pub name: String,
     /// Whether it is a directory.
@@ -69,7 +69,7 @@ pub struct Entry {
 
 /// Whether others may hold the lock too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Share {
+pub enum LockMode {
     /// Readers together.
     Shared,
     /// One writer alone.
@@ -77,9 +77,9 @@ pub enum Share {
 }
 
 /// The answer to a request for the lock.
-pub enum Locked {
+pub enum LockOutcome {
     /// Held until the guard is dropped.
-    Held(Box<dyn fmt::Debug + Send + Sync>),
+    Acquired(Box<dyn fmt::Debug + Send + Sync>),
     /// Somebody else has it; the process id of an exclusive owner where known.
     Busy(Option<u32>),
 }
@@ -97,16 +97,17 @@ pub struct DescriptorStats {
     pub reopened: u64,
 }
 
-/// The least bound on descriptors that [`Disk::bounded`] takes; a smaller one means this.
-pub const LEAST_OPEN_FILES: u32 = descriptors::LEAST;
+/// The least bound on descriptors that [`Disk::with_descriptor_limit`] takes; a smaller one means
+/// this.
+pub const MIN_OPEN_FILES: u32 = descriptors::MIN_DESCRIPTORS;
 
 /// Names: files, directories, the lock.
 pub trait Disk: fmt::Debug + Send + Sync {
     /// Opens the file at `path`. The name of a created file is durable after `sync_dir` of its
     /// directory.
-    fn open(&self, path: &Path, how: How) -> io::Result<Arc<dyn File>>;
+    fn open(&self, path: &Path, open_mode: OpenMode) -> io::Result<Arc<dyn File>>;
     /// The entries of a directory, sorted by name. Non-UTF-8 names are an error.
-    fn list(&self, dir: &Path) -> io::Result<Vec<Entry>>;
+    fn list(&self, dir: &Path) -> io::Result<Vec<DirEntry>>;
     /// Makes one directory; its parent must exist, it must not (`AlreadyExists`).
     fn create_dir(&self, dir: &Path) -> io::Result<()>;
     /// Removes a file's name. Open files stay readable.
@@ -122,35 +123,39 @@ pub trait Disk: fmt::Debug + Send + Sync {
     /// Takes the lock of the file at `path`, creating the file if need be (a shared lock on a
     /// missing file is `NotFound`). An exclusive owner's process id is left in the file. Never
     /// waits.
-    fn lock(&self, path: &Path, share: Share) -> io::Result<Locked>;
+    fn lock(&self, path: &Path, share: LockMode) -> io::Result<LockOutcome>;
     /// Bytes a writer may still use on the file system of `path`.
     fn free_space(&self, path: &Path) -> io::Result<u64>;
-    /// How many files may still be made on the file system of `path`, and how many there can be. None where nothing but room
-    /// limits them.
+    /// How many files may still be made on the file system of `path`, and how many there can be.
+    /// None where nothing but room limits them.
     fn free_files(&self, path: &Path) -> io::Result<Option<(u64, u64)>> {
         let _ = path;
         Ok(None)
     }
 
-    /// Returns whether nothing can be written to the file system of `path`. False where nobody knows.
+    /// Returns whether nothing can be written to the file system of `path`. False where nobody
+    /// knows.
     fn is_read_only(&self, path: &Path) -> bool {
         let _ = path;
         false
     }
 
-    /// Returns this disk, for files and directories of the modes `permissions` from now on. None where there are no modes.
-    fn permitting(&self, permissions: Permissions) -> Option<Arc<dyn Disk>> {
+    /// Returns this disk, for files and directories of the modes `permissions` from now on. None
+    /// where there are no modes.
+    fn with_permissions(&self, permissions: Permissions) -> Option<Arc<dyn Disk>> {
         let _ = permissions;
         None
     }
 
-    /// Returns the permission bits of what is at `path`. None if nothing is there, or where there are no modes.
+    /// Returns the permission bits of what is at `path`. None if nothing is there, or where there
+    /// are no modes.
     fn mode(&self, path: &Path) -> Option<u32> {
         let _ = path;
         None
     }
 
-    /// Bytes that the files below `dir` take: their blocks, where these are counted, or their lengths.
+    /// Bytes that the files below `dir` take: their blocks, where these are counted, or their
+    /// lengths.
     ///
     /// # Errors
     ///
@@ -158,32 +163,39 @@ pub trait Disk: fmt::Debug + Send + Sync {
     fn disk_bytes(&self, dir: &Path) -> io::Result<u64> {
         self.list(dir)?.into_iter().try_fold(0, |all, entry| {
             let path = dir.join(&entry.name);
-            let bytes =
-                if entry.is_dir { self.disk_bytes(&path)? } else { self.open(&path, How::Read)?.len()? };
+            let bytes = if entry.is_dir {
+                self.disk_bytes(&path)?
+            } else {
+                self.open(&path, OpenMode::Read)?.len()?
+            };
             Ok(all + bytes)
         })
     }
 
-    /// Where the file at `path` is for others: what is shown under one name may stand under another.
-    fn locate(&self, path: &Path) -> PathBuf {
+    /// Where the file at `path` is for others: what is shown under one name may stand under
+    /// another.
+    fn real_path(&self, path: &Path) -> PathBuf {
         path.to_path_buf()
     }
 
-    /// The volume that `dir` is on, to make everything on it durable at once. Errors of writes since this call show at
-    /// its sync. `Unsupported` where that cannot be had, or not with its errors.
+    /// The volume that `dir` is on, to make everything on it durable at once. Errors of writes
+    /// since this call show at its sync. `Unsupported` where that cannot be had, or not with its
+    /// errors.
     fn volume(&self, dir: &Path) -> io::Result<Arc<dyn Volume>> {
         let _ = dir;
         Err(io::ErrorKind::Unsupported.into())
     }
-    /// A hint: directories made in `dir` from now on are to lie far from each other. (ext4 looks at every inode of a
-    /// directory's group that was freed a moment ago before it takes one: creating files is fifteen times slower
-    /// after many were removed, but for directories that land elsewhere.)
-    fn spread(&self, dir: &Path) {
+    /// A hint: directories made in `dir` from now on are to lie far from each other. (ext4 looks at
+    /// every inode of a directory's group that was freed a moment ago before it takes one: creating
+    /// files is fifteen times slower after many were removed, but for directories that land
+    /// elsewhere.)
+    fn spread_dirs(&self, dir: &Path) {
         let _ = dir;
     }
-    /// The same disk with at most about `limit` descriptors for its files, at least [`LEAST_OPEN_FILES`]: those of
-    /// idle files are closed, and opened again when they are used. None where a bound means nothing.
-    fn bounded(&self, limit: u32) -> Option<Arc<dyn Disk>> {
+    /// The same disk with at most about `limit` descriptors for its files, at least
+    /// [`MIN_OPEN_FILES`]: those of idle files are closed, and opened again when they are used.
+    /// None where a bound means nothing.
+    fn with_descriptor_limit(&self, limit: u32) -> Option<Arc<dyn Disk>> {
         let _ = limit;
         None
     }
@@ -191,8 +203,8 @@ pub trait Disk: fmt::Debug + Send + Sync {
     fn descriptors(&self) -> Option<DescriptorStats> {
         None
     }
-    /// What the calling thread has taken of the processor so far, to compare what operations cost. None where they are not to be
-    /// compared.
+    /// What the calling thread has taken of the processor so far, to compare what operations cost.
+    /// None where they are not to be compared.
     fn cpu_time(&self) -> Option<Duration> {
         None
     }
@@ -200,13 +212,14 @@ pub trait Disk: fmt::Debug + Send + Sync {
 
 /// A file system.
 pub trait Volume: fmt::Debug + Send + Sync {
-    /// Makes all files, written through whatever handle, and all names durable. As final as [`File::sync`].
+    /// Makes all files, written through whatever handle, and all names durable. As final as
+    /// [`File::sync`].
     fn sync(&self) -> io::Result<()>;
 }
 
-/// Fills `bytes` from `offset`. `Some`: the file ends before, and that is its length, which may be damage; a read that failed
-/// is an error, and none.
-pub fn fill(file: &dyn File, offset: u64, bytes: &mut [u8]) -> io::Result<Option<u64>> {
+/// Fills `bytes` from `offset`. `Some`: the file ends before, and that is its length, which may be
+/// damage; a read that failed is an error, and none.
+pub fn read_up_to_end(file: &dyn File, offset: u64, bytes: &mut [u8]) -> io::Result<Option<u64>> {
     match file.read_at(offset, bytes) {
         Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => {
             let len = file.len()?;
@@ -221,11 +234,15 @@ static ZEROS: [u8; 256 << 10] = [0; 256 << 10];
 
 /// Writes zeros to `[from, to)`, so many at a time that they take no memory to speak of.
 pub(crate) fn write_zeros(file: &dyn File, from: u64, to: u64) -> io::Result<()> {
-    each_of_zeros(from, to, |at, zeros| file.write_at(at, zeros))
+    for_each_zero_chunk(from, to, |at, zeros| file.write_at(at, zeros))
 }
 
 /// Calls `write` for pieces of zeros that fill `[from, to)`.
-fn each_of_zeros(from: u64, to: u64, mut write: impl FnMut(u64, &[u8]) -> io::Result<()>) -> io::Result<()> {
+fn for_each_zero_chunk(
+    from: u64,
+    to: u64,
+    mut write: impl FnMut(u64, &[u8]) -> io::Result<()>,
+) -> io::Result<()> {
     let mut at = from;
     while at < to {
         let count = usize::try_from(to - at).map_or(ZEROS.len(), |left| left.min(ZEROS.len()));
@@ -235,20 +252,23 @@ fn each_of_zeros(from: u64, to: u64, mut write: impl FnMut(u64, &[u8]) -> io::Re
     Ok(())
 }
 
-/// Makes the length of `file` count as changed, so that the next sync saves it: a failed sync may have
-/// dropped a length that the kernel goes on showing. Takes no blocks and leaves the length as it is.
-pub fn renew_len(file: &dyn File) -> io::Result<()> {
-    set_len_anew(file, file.len()?)
+/// Makes the length of `file` count as changed, so that the next sync saves it: a failed sync may
+/// have dropped a length that the kernel goes on showing. Takes no blocks and leaves the length as
+/// it is.
+pub fn mark_len_dirty(file: &dyn File) -> io::Result<()> {
+    set_len_dirty(file, file.len()?)
 }
 
-/// Sets the length of `file` so that it counts as changed, also if it was the same: see [`renew_len`].
-pub fn set_len_anew(file: &dyn File, len: u64) -> io::Result<()> {
+/// Sets the length of `file` so that it counts as changed, also if it was the same: see
+/// [`mark_len_dirty`].
+pub fn set_len_dirty(file: &dyn File, len: u64) -> io::Result<()> {
     file.set_len(len.next_multiple_of(SECTOR) + SECTOR)?;
     file.set_len(len)
 }
 
-/// Makes the directory and its missing parents, durably. What is there already may be there in the kernel
-/// only, left by a creation that was killed: the names up to the root are synced as far as we may.
+/// Makes the directory and its missing parents, durably. What is there already may be there in the
+/// kernel only, left by a creation that was killed: the names up to the root are synced as far as
+/// we may.
 pub fn create_dirs(disk: &dyn Disk, path: &Path) -> Result<()> {
     match disk.create_dir(path) {
         Ok(()) => {}
@@ -292,7 +312,8 @@ pub fn remove_tree(disk: &dyn Disk, dir: &Path) -> Result<()> {
     disk.remove_dir(dir).during("remove", dir)
 }
 
-/// What a direct write takes, in bytes: a multiple of it, from a multiple of it in memory, to one in the file.
+/// What a direct write takes, in bytes: a multiple of it, from a multiple of it in memory, to one
+/// in the file.
 pub const PAGE: usize = 4096;
 
 /// Bytes: an open file.
@@ -301,14 +322,15 @@ pub trait File: fmt::Debug + Send + Sync {
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()>;
     /// Writes all of `bytes` at `offset`, growing the file if need be. In the kernel on return.
     fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()>;
-    /// As [`File::write_at`], and whole pages ([`PAGE`]) go past the page cache where that can be: for what nobody reads soon, in a file
-    /// without a mapping. Not durable by that.
+    /// As [`File::write_at`], and whole pages ([`PAGE`]) go past the page cache where that can be:
+    /// for what nobody reads soon, in a file without a mapping. Not durable by that.
     fn write_direct(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         self.write_at(offset, bytes)
     }
     /// Length in bytes.
     fn len(&self) -> io::Result<u64>;
-    /// Length in bytes when it was opened, or now. Where the opening has seen it, that takes no call of the system.
+    /// Length in bytes when it was opened, or now. Where the opening has seen it, that takes no
+    /// call of the system.
     fn opened_len(&self) -> io::Result<u64> {
         self.len()
     }
@@ -321,31 +343,32 @@ pub trait File: fmt::Debug + Send + Sync {
     /// Gives `[0, len)` blocks and at least that length; new bytes read as zeros. Later writes in
     /// that range cannot run out of space.
     fn allocate(&self, len: u64) -> io::Result<()>;
-    /// Whether a file that has blocks from its start on only has them for `[0, len)`, so that allocating that takes no
-    /// room. False where nobody knows.
+    /// Whether a file that has blocks from its start on only has them for `[0, len)`, so that
+    /// allocating that takes no room. False where nobody knows.
     fn has_blocks(&self, len: u64) -> io::Result<bool> {
         let _ = len;
         Ok(false)
     }
-    /// Gives blocks of `[offset, offset + len)` back, which is within the file, where that can be had: it reads as zeros, and
-    /// the length stays.
-    fn punch(&self, offset: u64, len: u64) -> io::Result<()> {
+    /// Gives blocks of `[offset, offset + len)` back, which is within the file, where that can be
+    /// had: it reads as zeros, and the length stays.
+    fn punch_hole(&self, offset: u64, len: u64) -> io::Result<()> {
         let _ = (offset, len);
         Err(io::ErrorKind::Unsupported.into())
     }
-    /// A hint: this and other files are about to be synced. What was written goes on its way, so that they share the time
-    /// on the device, and what the file system has to write of its own.
+    /// A hint: this and other files are about to be synced. What was written goes on its way, so
+    /// that they share the time on the device, and what the file system has to write of its own.
     fn start_sync(&self) {}
-    /// A hint: what memory has of `[offset, offset + len)`, and the device too, will not be asked for again soon; or is to be
-    /// asked of the device.
-    fn forget(&self, offset: u64, len: u64) {
+    /// A hint: what memory has of `[offset, offset + len)`, and the device too, will not be asked
+    /// for again soon; or is to be asked of the device.
+    fn drop_cached(&self, offset: u64, len: u64) {
         let _ = (offset, len);
     }
     /// Makes data and length durable. See invariant 2.
     fn sync(&self) -> io::Result<()>;
 
-    /// As [`File::sync`] for the bytes below `end`, all of them written, of which the last eight are not
-    /// written while this runs. What was prepared behind may stay unsynced, and stays resident.
+    /// As [`File::sync`] for the bytes below `end`, all of them written, of which the last eight
+    /// are not written while this runs. What was prepared behind may stay unsynced, and stays
+    /// resident.
     fn sync_to(&self, end: u64) -> io::Result<()> {
         let _ = end;
         self.sync()
@@ -367,19 +390,21 @@ pub trait File: fmt::Debug + Send + Sync {
         let _ = (offset, len);
         None
     }
-    /// Asks for `lines` of the cache, from the mapped byte at `offset` on, to be loaded soon. A hint without
-    /// effect elsewhere.
+    /// Asks for `lines` of the cache, from the mapped byte at `offset` on, to be loaded soon. A
+    /// hint without effect elsewhere.
     fn prefetch(&self, offset: u64, lines: usize) {
         let _ = (offset, lines);
     }
-    /// The mapped bytes will be read here and there: a page that is missing brings no neighbours along. A hint.
-    fn expect_scattered(&self) {}
-    /// `[offset, offset + len)` will be read soon: what of it is not in memory is read by one call, side by side. A hint; it
-    /// waits for nothing.
+    /// The mapped bytes will be read here and there: a page that is missing brings no neighbours
+    /// along. A hint.
+    fn advise_random(&self) {}
+    /// `[offset, offset + len)` will be read soon: what of it is not in memory is read by one call,
+    /// side by side. A hint; it waits for nothing.
     fn will_need(&self, offset: u64, len: u64) {
         let _ = (offset, len);
     }
-    /// Whether the byte at `offset` is in memory, so that reading it would not wait for the device. True where nobody knows.
+    /// Whether the byte at `offset` is in memory, so that reading it would not wait for the device.
+    /// True where nobody knows.
     fn is_cached(&self, offset: u64) -> bool {
         let _ = offset;
         true

@@ -1,13 +1,15 @@
 //! # Permissions: modes of the files and directories that a database creates
 //!
-//! A database belongs to the user who creates it: files 0600, directories 0700. Other modes are chosen once, at its creation. Later
-//! openings find them again in the mode of ROOT, so that a database stays as wide as it was made.
+//! A database belongs to the user who creates it: files 0600, directories 0700. Other modes are
+//! chosen once, at its creation. Later openings find them again in the mode of ROOT, so that a
+//! database stays as wide as it was made.
 //!
 //! ## Invariants
 //!
 //! 1. The umask of the process applies to every mode.
-//! 2. A copy (backup, restored or repaired database) is for no one for whom its source is not: a class of users without search
-//!    permission for the source's directory gets nothing, and no class gets more than the source's files give it.
+//! 2. A copy (backup, restored or repaired database) is for no one for whom its source is not: a
+//!    class of users without search permission for the source's directory gets nothing, and no
+//!    class gets more than the source's files give it.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -42,8 +44,9 @@ impl Permissions {
     /// also hold it and so exclude writers.
     pub const GROUP: Permissions = Permissions { files: 0o640, directories: 0o750 };
 
-    /// Returns modes for files and directories. Opening a database returns [`Error::Invalid`] for
-    /// modes that lack 0600 and 0700, or that have bits beyond 0666 and 0777.
+    /// Returns modes for files and directories. Opening a database returns
+    /// [`Error::InvalidArgument`] for modes that lack 0600 and 0700, or that have bits beyond 0666
+    /// and 0777.
     #[must_use]
     pub const fn new(files: u32, directories: u32) -> Permissions {
         Permissions { files, directories }
@@ -72,7 +75,8 @@ impl Permissions {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Invalid`] for modes that keep the owner out, or that have other bits than those for reading, writing and search.
+    /// Returns [`Error::InvalidArgument`] for modes that keep the owner out, or that have other
+    /// bits than those for reading, writing and search.
     pub(crate) fn check(self) -> Result<()> {
         let is_sound = self.files & !0o666 == 0
             && self.directories & !0o777 == 0
@@ -86,10 +90,11 @@ impl Permissions {
              directories the bits 700 and no others than 777",
             self.files, self.directories
         );
-        Err(Error::Invalid { what: "permissions", why })
+        Err(Error::InvalidArgument { argument: "permissions", reason: why })
     }
 
-    /// The modes of a copy of files of mode `files` that stand in a directory of mode `directory` (I2).
+    /// The modes of a copy of files of mode `files` that stand in a directory of mode `directory`
+    /// (I2).
     fn within(files: u32, directory: u32) -> Permissions {
         let mut permissions = Permissions::OWNER;
         for class in [3, 0] {
@@ -103,7 +108,8 @@ impl Permissions {
         permissions
     }
 
-    /// The modes for a copy of what is in `dir`, as the first of `names` that is there has them; none where nothing says.
+    /// The modes for a copy of what is in `dir`, as the first of `names` that is there has them;
+    /// none where nothing says.
     pub(crate) fn of_copy(disk: &dyn Disk, dir: &Path, names: &[&str]) -> Option<Permissions> {
         let directory = disk.mode(dir)?;
         let files = names.iter().find_map(|name| disk.mode(&dir.join(name)))?;
@@ -117,7 +123,7 @@ impl Permissions {
 
     /// `disk`, for files and directories of these modes.
     pub(crate) fn on(self, disk: Arc<dyn Disk>) -> Arc<dyn Disk> {
-        disk.permitting(self).unwrap_or(disk)
+        disk.with_permissions(self).unwrap_or(disk)
     }
 }
 
@@ -126,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_copy_is_for_no_one_for_whom_its_source_is_not() {
+    fn a_copy_is_not_more_permissive_than_its_source() {
         let copy = |files, directory| {
             let copy = Permissions::within(files, directory);
             (copy.files(), copy.directories())
@@ -150,7 +156,10 @@ mod tests {
         let files = [0, 0o400, 0o700, 0o2600].map(Permissions::of_files);
         for bad in files.into_iter().chain([Permissions::new(0o600, 0o600), Permissions::new(0o600, 0o1700)])
         {
-            assert!(matches!(bad.check(), Err(Error::Invalid { what: "permissions", .. })), "{bad:?}");
+            assert!(
+                matches!(bad.check(), Err(Error::InvalidArgument { argument: "permissions", .. })),
+                "{bad:?}"
+            );
         }
     }
 }

@@ -6,7 +6,8 @@
 //! ## Invariants
 //!
 //! 1. Transfers are whole: interrupted calls go on, short ones too, and a transfer that makes no
-//!    progress is an error, never a loop. A sync, or a write that syncs, is called once: not even EINTR repeats it.
+//!    progress is an error, never a loop. A sync, or a write that syncs, is called once: not even
+//!    EINTR repeats it.
 //! 2. Bytes are stored through a mapping only where they were written by `write_at` before
 //!    (blocks exist) and populated (no fault); else they are written.
 //! 3. Each call on a file has its descriptor pinned (`super::descriptors`). What was written is
@@ -16,8 +17,9 @@
 //!
 //! ## Costs
 //!
-//! `open` 2 system calls, `read_at`, `write_at`, `sync` 1, `mapped`, `opened_len` and a resident `append_at` 0, `map` 2 (and a
-//! third, if the file was shorter when it was opened), `expect_scattered` 1, `sync_dir` 3.
+//! `open` 2 system calls, `read_at`, `write_at`, `sync` 1, `mapped`, `opened_len` and a resident
+//! `append_at` 0, `map` 2 (and a third, if the file was shorter when it was opened),
+//! `expect_scattered` 1, `sync_dir` 3.
 
 use std::fmt;
 use std::io;
@@ -31,15 +33,18 @@ use std::time::Duration;
 use rustix::fs::{AtFlags, Dir, FallocateFlags, FileType, Mode, OFlags, StatVfsMountFlags};
 use rustix::io::{Errno, ReadWriteFlags};
 
-use super::descriptors::{Handle, Held, Identity, Opened, Pin};
-use super::limited::LimitedDisk;
-use super::mapping::{Mapping, Stored};
-use super::{Disk, Entry, File, How, Locked, PAGE, Permissions, Share, Volume, flock, sigbus, write_zeros};
+use super::bounded::BoundedDisk;
+use super::descriptors::{DescriptorPin, FileHandle, FileIdentity, OpenedFd, OwnedHandle};
+use super::mapping::{FileMapping, StoreOutcome};
+use super::{
+    DirEntry, Disk, File, LockMode, LockOutcome, OpenMode, PAGE, Permissions, Volume, flock, sigbus,
+    write_zeros,
+};
 use crate::clock;
 use crate::error::Error;
 
 /// So many bytes of growth share a look at the limit of file sizes.
-const GROWTH: u64 = 1 << 20;
+const LIMIT_CHECK_STEP: u64 = 1 << 20;
 
 /// The machine's file systems. Paths are those of the process.
 #[derive(Clone, Copy, Debug, Default)]
@@ -57,8 +62,8 @@ impl RealDisk {
     }
 }
 
-/// Whether files in `dir` are persistent memory: whether one, nameless and gone afterwards, can be mapped with
-/// `MAP_SYNC`.
+/// Whether files in `dir` are persistent memory: whether one, nameless and gone afterwards, can be
+/// mapped with `MAP_SYNC`.
 pub fn maps_synchronously(dir: &Path) -> io::Result<bool> {
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
     let fd = rustix::fs::open(dir, flags, Mode::RUSR | Mode::WUSR)?;
@@ -66,20 +71,20 @@ pub fn maps_synchronously(dir: &Path) -> io::Result<bool> {
     Ok(super::mapping::is_synchronous(fd.as_fd()))
 }
 
-/// A quarter of the descriptors that the process may have, from [`super::LEAST_OPEN_FILES`] to 1,024.
+/// A quarter of the descriptors that the process may have, from [`super::MIN_OPEN_FILES`] to 1,024.
 #[must_use]
 pub fn usual_open_files() -> u32 {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
     let share = limit.and_then(|limit| u32::try_from(limit / 4).ok()).unwrap_or(u32::MAX);
-    share.clamp(super::LEAST_OPEN_FILES, 1024)
+    share.clamp(super::MIN_OPEN_FILES, 1024)
 }
 
 /// Opens a regular file; one that is created has the mode of `permissions`.
-pub(super) fn open_file(path: &Path, how: How, permissions: Permissions) -> io::Result<Opened> {
-    let flags = match how {
-        How::Read => OFlags::RDONLY,
-        How::Write => OFlags::RDWR,
-        How::Create => OFlags::RDWR | OFlags::CREATE | OFlags::EXCL,
+pub(super) fn open_file(path: &Path, open_mode: OpenMode, permissions: Permissions) -> io::Result<OpenedFd> {
+    let flags = match open_mode {
+        OpenMode::Read => OFlags::RDONLY,
+        OpenMode::ReadWrite => OFlags::RDWR,
+        OpenMode::Create => OFlags::RDWR | OFlags::CREATE | OFlags::EXCL,
     };
     // NONBLOCK: opening a named pipe must not wait. It means nothing for files.
     let fd = open_fd_mode(path, flags | OFlags::NONBLOCK, permissions.files())?;
@@ -88,8 +93,8 @@ pub(super) fn open_file(path: &Path, how: How, permissions: Permissions) -> io::
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
     }
     let len = u64::try_from(seen.st_size).map_err(io::Error::other)?;
-    let identity = Identity { device: seen.st_dev, inode: seen.st_ino };
-    Ok(Opened { fd: fd.into_raw_fd(), identity, len })
+    let identity = FileIdentity { device: seen.st_dev, inode: seen.st_ino };
+    Ok(OpenedFd { fd: fd.into_raw_fd(), identity, len })
 }
 
 /// Ends a descriptor of [`open_file`], or another one that is the caller's alone.
@@ -108,29 +113,34 @@ pub(super) fn sync(fd: RawFd) -> io::Result<()> {
 }
 
 /// An open file as a [`File`].
-pub(super) fn file_of(path: &Path, how: How, handle: Held, opened_len: u64) -> Arc<dyn File> {
+pub(super) fn file_of(
+    path: &Path,
+    open_mode: OpenMode,
+    handle: OwnedHandle,
+    opened_len: u64,
+) -> Arc<dyn File> {
     Arc::new(RealFile {
         handle,
         path: path.to_path_buf(),
         opened_len,
         least_len: AtomicU64::new(opened_len),
         allowed_len: AtomicU64::new(0),
-        is_writable: how != How::Read,
+        is_writable: open_mode != OpenMode::Read,
         mapping: OnceLock::new(),
     })
 }
 
 impl Disk for RealDisk {
-    fn open(&self, path: &Path, how: How) -> io::Result<Arc<dyn File>> {
-        let opened = open_file(path, how, self.permissions)?;
-        Ok(file_of(path, how, Handle::unbounded(&opened), opened.len))
+    fn open(&self, path: &Path, open_mode: OpenMode) -> io::Result<Arc<dyn File>> {
+        let opened = open_file(path, open_mode, self.permissions)?;
+        Ok(file_of(path, open_mode, FileHandle::unbounded(&opened), opened.len))
     }
 
-    fn bounded(&self, limit: u32) -> Option<Arc<dyn Disk>> {
-        Some(Arc::new(LimitedDisk::new(limit, *self)))
+    fn with_descriptor_limit(&self, limit: u32) -> Option<Arc<dyn Disk>> {
+        Some(Arc::new(BoundedDisk::new(limit, *self)))
     }
 
-    fn list(&self, dir: &Path) -> io::Result<Vec<Entry>> {
+    fn list(&self, dir: &Path) -> io::Result<Vec<DirEntry>> {
         let fd = open_fd(dir, OFlags::RDONLY | OFlags::DIRECTORY)?;
         let mut entries = Vec::new();
         for found in Dir::read_from(&fd)? {
@@ -140,7 +150,7 @@ impl Disk for RealDisk {
             if name != "." && name != ".." {
                 let is_dir = is_dir(&fd, name, found.file_type())?;
                 let name = name.to_owned();
-                entries.push(Entry { name, is_dir });
+                entries.push(DirEntry { name, is_dir });
             }
         }
         entries.sort();
@@ -172,7 +182,7 @@ impl Disk for RealDisk {
         Ok(rustix::fs::fsync(&fd)?)
     }
 
-    fn lock(&self, path: &Path, share: Share) -> io::Result<Locked> {
+    fn lock(&self, path: &Path, share: LockMode) -> io::Result<LockOutcome> {
         flock::lock(path, share, self.permissions.files())
     }
 
@@ -190,7 +200,7 @@ impl Disk for RealDisk {
         rustix::fs::statvfs(path).is_ok_and(|volume| volume.f_flag.contains(StatVfsMountFlags::RDONLY))
     }
 
-    fn permitting(&self, permissions: Permissions) -> Option<Arc<dyn Disk>> {
+    fn with_permissions(&self, permissions: Permissions) -> Option<Arc<dyn Disk>> {
         Some(Arc::new(RealDisk { permissions }))
     }
 
@@ -216,7 +226,7 @@ impl Disk for RealDisk {
         Ok(Arc::new(RealVolume { dir: open_fd(dir, OFlags::RDONLY | OFlags::DIRECTORY)? }))
     }
 
-    fn spread(&self, dir: &Path) {
+    fn spread_dirs(&self, dir: &Path) {
         // `chattr +T`; other file systems refuse, and need it not.
         if let Ok(fd) = open_fd(dir, OFlags::RDONLY | OFlags::DIRECTORY)
             && let Ok(flags) = rustix::fs::ioctl_getflags(&fd)
@@ -257,11 +267,11 @@ pub(super) fn open_fd(path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
 /// As [`open_fd`]; a file that is created has the mode `mode`, less the umask.
 pub(super) fn open_fd_mode(path: &Path, flags: OFlags, mode: u32) -> io::Result<OwnedFd> {
     let mode = Mode::from_raw_mode(mode);
-    Ok(repeat(|| rustix::fs::open(path, flags | OFlags::CLOEXEC, mode))?)
+    Ok(retry_interrupted(|| rustix::fs::open(path, flags | OFlags::CLOEXEC, mode))?)
 }
 
 /// Calls until it is not interrupted.
-pub(super) fn repeat<T>(mut call: impl FnMut() -> rustix::io::Result<T>) -> rustix::io::Result<T> {
+pub(super) fn retry_interrupted<T>(mut call: impl FnMut() -> rustix::io::Result<T>) -> rustix::io::Result<T> {
     loop {
         match call() {
             Err(Errno::INTR) => {}
@@ -284,7 +294,7 @@ fn is_dir(dir: &OwnedFd, name: &str, kind: FileType) -> io::Result<bool> {
 
 /// An open file.
 struct RealFile {
-    handle: Held,
+    handle: OwnedHandle,
     path: PathBuf,
     opened_len: u64,
     /// It was as long when it was opened, and we have not made it shorter since.
@@ -292,7 +302,7 @@ struct RealFile {
     /// The limit of file sizes allows this.
     allowed_len: AtomicU64,
     is_writable: bool,
-    mapping: OnceLock<Mapping>,
+    mapping: OnceLock<FileMapping>,
 }
 
 impl fmt::Debug for RealFile {
@@ -312,7 +322,7 @@ impl File for RealFile {
     }
 
     fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        self.change(offset + bytes.len() as u64, |pin| {
+        self.write_change(offset + bytes.len() as u64, |pin| {
             write_whole(offset, bytes, |bytes, at| rustix::io::pwrite(fd_of(pin), bytes, at))
         })
     }
@@ -324,7 +334,7 @@ impl File for RealFile {
             return self.write_at(offset, bytes);
         }
         let end = offset + pages.len() as u64;
-        let written = self.change(end, |pin| {
+        let written = self.write_change(end, |pin| {
             let Some(fd) = pin.direct(open_direct) else { return Err(io::ErrorKind::InvalidInput.into()) };
             // SAFETY:
             // * The pin keeps both descriptors of the handle open.
@@ -355,12 +365,12 @@ impl File for RealFile {
     fn set_len(&self, len: u64) -> io::Result<()> {
         self.least_len.fetch_min(len, Ordering::Relaxed);
         if self.allowed_len.load(Ordering::Relaxed) < len && self.len()? < len {
-            self.allow(len)?;
+            self.check_file_limit(len)?;
         }
         let pin = self.handle.pin()?;
         self.note_len(len);
-        let answer = repeat(|| rustix::fs::ftruncate(fd_of(&pin), len));
-        self.handle.wrote(0);
+        let answer = retry_interrupted(|| rustix::fs::ftruncate(fd_of(&pin), len));
+        self.handle.note_write(0);
         Ok(answer?)
     }
 
@@ -376,23 +386,24 @@ impl File for RealFile {
             return Ok(());
         }
         if self.allowed_len.load(Ordering::Relaxed) < len && self.len()? < len {
-            self.allow(len)?;
+            self.check_file_limit(len)?;
         }
         let pin = self.handle.pin()?;
         self.note_len(len);
-        let answer = repeat(|| rustix::fs::fallocate(fd_of(&pin), FallocateFlags::empty(), 0, len));
-        self.handle.wrote(0);
+        let answer =
+            retry_interrupted(|| rustix::fs::fallocate(fd_of(&pin), FallocateFlags::empty(), 0, len));
+        self.handle.note_write(0);
         match answer {
             Err(Errno::OPNOTSUPP) => write_zeros(self, self.len()?, len),
             answer => Ok(answer?),
         }
     }
 
-    fn punch(&self, offset: u64, len: u64) -> io::Result<()> {
+    fn punch_hole(&self, offset: u64, len: u64) -> io::Result<()> {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         let pin = self.handle.pin()?;
-        let answer = repeat(|| rustix::fs::fallocate(fd_of(&pin), flags, offset, len));
-        self.handle.wrote(0);
+        let answer = retry_interrupted(|| rustix::fs::fallocate(fd_of(&pin), flags, offset, len));
+        self.handle.note_write(0);
         Ok(answer?)
     }
 
@@ -404,9 +415,9 @@ impl File for RealFile {
         }
     }
 
-    fn forget(&self, offset: u64, len: u64) {
+    fn drop_cached(&self, offset: u64, len: u64) {
         if let Some(mapping) = self.mapping.get() {
-            mapping.forget(offset, len);
+            mapping.unmap_pages(offset, len);
         }
         if let Ok(pin) = self.handle.pin() {
             // A refused hint costs time only.
@@ -416,7 +427,7 @@ impl File for RealFile {
     }
 
     fn sync(&self) -> io::Result<()> {
-        self.sync_by(Handle::synced, |pin| {
+        self.sync_by(FileHandle::note_sync, |pin| {
             if let Some(mapping) = self.mapping.get() {
                 mapping.end_residency();
             }
@@ -427,8 +438,8 @@ impl File for RealFile {
     fn sync_to(&self, end: u64) -> io::Result<()> {
         match self.mapping.get().filter(|mapping| mapping.was_populated()) {
             Some(mapping) => self.sync_by(
-                |handle, marks| handle.synced_to(end, marks),
-                |pin| mapping.settle(end, |from| sync_range(fd_of(pin), from, end)),
+                |handle, marks| handle.note_sync_to(end, marks),
+                |pin| mapping.sync_below(end, |from| sync_range(fd_of(pin), from, end)),
             ),
             None => self.sync(),
         }
@@ -441,7 +452,7 @@ impl File for RealFile {
             return;
         }
         let Ok(pin) = self.handle.pin() else { return };
-        if let Ok(mapping) = Mapping::new(fd_of(&pin), len, self.is_writable) {
+        if let Ok(mapping) = FileMapping::new(fd_of(&pin), len, self.is_writable) {
             // If another thread was faster, its mapping stays and ours goes.
             let _ = self.mapping.set(mapping);
             let is_whole = self.len().is_ok_and(|have| have <= len);
@@ -464,7 +475,7 @@ impl File for RealFile {
         }
     }
 
-    fn expect_scattered(&self) {
+    fn advise_random(&self) {
         if let Some(mapping) = self.mapping.get() {
             mapping.expect_scattered();
         }
@@ -497,16 +508,16 @@ impl File for RealFile {
 
     fn append_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         let mapping = self.mapping.get();
-        let stored = mapping.map_or(Stored::No, |mapping| {
+        let stored = mapping.map_or(StoreOutcome::NotResident, |mapping| {
             // SAFETY:
             // * The caller of `append_at` gives each thread bytes of its own, which no thread reads
             //   yet, and calls `end_stores` when all have returned.
             unsafe { mapping.store(offset, bytes, &self.handle) }
         });
         match stored {
-            Stored::Yes => Ok(()),
-            Stored::No => self.write_at(offset, bytes),
-            Stored::Lost => Err(Errno::IO.into()),
+            StoreOutcome::Stored => Ok(()),
+            StoreOutcome::NotResident => self.write_at(offset, bytes),
+            StoreOutcome::Lost => Err(Errno::IO.into()),
         }
     }
 
@@ -527,9 +538,12 @@ impl File for RealFile {
         let Some(mapping) = self.mapping.get() else {
             return;
         };
-        let ends = mapping.ends();
+        let ends = mapping.residency_epoch();
         // No data: a sync up to the end of that leaves them as they are.
-        if mapping.can_populate(from, to) && self.allow(to).is_ok() && self.write_unmarked_zeros(from, to) {
+        if mapping.can_populate(from, to)
+            && self.check_file_limit(to).is_ok()
+            && self.write_unmarked_zeros(from, to)
+        {
             mapping.populate(from, to, ends);
         }
     }
@@ -542,21 +556,26 @@ impl File for RealFile {
 }
 
 impl RealFile {
-    /// Makes a change that ends at `end`, which is unsynced from then on, also if it failed half-way.
-    fn change(&self, end: u64, call: impl FnOnce(&Pin<'_>) -> io::Result<()>) -> io::Result<()> {
-        self.allow(end)?;
+    /// Makes a change that ends at `end`, which is unsynced from then on, also if it failed
+    /// half-way.
+    fn write_change(
+        &self,
+        end: u64,
+        call: impl FnOnce(&DescriptorPin<'_>) -> io::Result<()>,
+    ) -> io::Result<()> {
+        self.check_file_limit(end)?;
         let pin = self.handle.pin()?;
         self.note_len(end);
         let answer = call(&pin);
-        self.handle.wrote(end);
+        self.handle.note_write(end);
         answer
     }
 
     /// Makes the file durable by `call`; `done` notes what that covered.
     fn sync_by(
         &self,
-        done: impl FnOnce(&Handle, super::descriptors::Marks),
-        call: impl FnOnce(&Pin<'_>) -> io::Result<()>,
+        done: impl FnOnce(&FileHandle, super::descriptors::SyncMarks),
+        call: impl FnOnce(&DescriptorPin<'_>) -> io::Result<()>,
     ) -> io::Result<()> {
         // A descriptor is closed only when everything written through it is durable (descriptors
         // I1). The file may have lost its name since, so it could not be opened again.
@@ -565,13 +584,13 @@ impl RealFile {
         let answer = self.handle.check_syncs().and_then(|()| call(&pin));
         match answer {
             Ok(()) => done(&self.handle, marks),
-            Err(_) => self.handle.fail(),
+            Err(_) => self.handle.note_failed_sync(),
         }
         answer
     }
 
     /// An error if the process may not write a file as long as that (I4).
-    fn allow(&self, end: u64) -> io::Result<()> {
+    fn check_file_limit(&self, end: u64) -> io::Result<()> {
         if end <= self.allowed_len.load(Ordering::Relaxed) {
             return Ok(());
         }
@@ -579,9 +598,9 @@ impl RealFile {
         let limit = limit.unwrap_or(u64::MAX);
         if end > limit {
             let path = self.path.clone();
-            return Err(io::Error::other(Error::FileLimit { path, size: end, limit }));
+            return Err(io::Error::other(Error::FileSizeLimit { path, size: end, limit }));
         }
-        self.allowed_len.fetch_max(limit.min(end.next_multiple_of(GROWTH)), Ordering::Relaxed);
+        self.allowed_len.fetch_max(limit.min(end.next_multiple_of(LIMIT_CHECK_STEP)), Ordering::Relaxed);
         Ok(())
     }
 
@@ -594,13 +613,13 @@ impl RealFile {
 
     /// Reads from a mapping of the whole file.
     fn load(&self, offset: u64, buf: &mut [u8]) -> bool {
-        self.handle.is_mapped() && self.mapping.get().is_some_and(|mapping| mapping.load(offset, buf))
+        self.handle.is_mapped() && self.mapping.get().is_some_and(|mapping| mapping.read(offset, buf))
     }
 
     /// Writes zeros that need no sync. False if that failed.
     fn write_unmarked_zeros(&self, from: u64, to: u64) -> bool {
         let Ok(pin) = self.handle.pin() else { return false };
-        super::each_of_zeros(from, to, |at, zeros| {
+        super::for_each_zero_chunk(from, to, |at, zeros| {
             write_whole(at, zeros, |bytes, at| rustix::io::pwrite(fd_of(&pin), bytes, at))
         })
         .is_ok()
@@ -608,7 +627,7 @@ impl RealFile {
 }
 
 /// The descriptor of a pin.
-fn fd_of<'p>(pin: &'p Pin<'_>) -> BorrowedFd<'p> {
+fn fd_of<'p>(pin: &'p DescriptorPin<'_>) -> BorrowedFd<'p> {
     // SAFETY:
     // * It is open as long as the pin lives (descriptors I1).
     unsafe { BorrowedFd::borrow_raw(pin.fd()) }
@@ -649,7 +668,7 @@ fn read_whole(
     mut read: impl FnMut(&mut [u8], u64) -> rustix::io::Result<usize>,
 ) -> io::Result<()> {
     while !buf.is_empty() {
-        let count = repeat(|| read(buf, offset))?;
+        let count = retry_interrupted(|| read(buf, offset))?;
         if count == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
@@ -666,7 +685,7 @@ pub(super) fn write_whole(
     mut write: impl FnMut(&[u8], u64) -> rustix::io::Result<usize>,
 ) -> io::Result<()> {
     while !bytes.is_empty() {
-        let count = repeat(|| write(bytes, offset))?;
+        let count = retry_interrupted(|| write(bytes, offset))?;
         if count == 0 {
             return Err(io::ErrorKind::WriteZero.into());
         }
@@ -676,7 +695,8 @@ pub(super) fn write_whole(
     Ok(())
 }
 
-/// Writes `bytes` at `offset` by one call of `write`, which syncs: whatever comes of it, it is not called again (I1).
+/// Writes `bytes` at `offset` by one call of `write`, which syncs: whatever comes of it, it is not
+/// called again (I1).
 fn write_synced(
     offset: u64,
     bytes: &[u8],

@@ -7,19 +7,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::real::RealDisk;
-use super::{Disk, File, How};
+use super::{Disk, File, OpenMode};
 
 /// A directory of its own, removed at the end.
-pub(crate) struct Scratch(pub(crate) PathBuf);
+pub(crate) struct ScratchDir(pub(crate) PathBuf);
 
-impl Scratch {
-    pub(crate) fn new() -> Scratch {
+impl ScratchDir {
+    pub(crate) fn new() -> ScratchDir {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let name = format!("sheaf-disk-{}-{number}", std::process::id());
         let dir = std::env::temp_dir().join(name);
         std::fs::create_dir(&dir).unwrap();
-        Scratch(dir)
+        ScratchDir(dir)
     }
 
     pub(super) fn path(&self, name: &str) -> PathBuf {
@@ -27,13 +27,13 @@ impl Scratch {
     }
 
     pub(super) fn file(&self, name: &str, len: usize) -> Arc<dyn File> {
-        let file = RealDisk::default().open(&self.path(name), How::Create).unwrap();
+        let file = RealDisk::default().open(&self.path(name), OpenMode::Create).unwrap();
         file.write_at(0, &vec![7; len]).unwrap();
         file
     }
 }
 
-impl Drop for Scratch {
+impl Drop for ScratchDir {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }

@@ -18,10 +18,10 @@
 //! 1. A slot is free (`start` = 0), being filled (1) or published. `end` and `state` are
 //!    written before `start` is published and stay until the mapping is about to be unmapped.
 //! 2. A published slot's address range is one mapping of ours: nobody else's memory is ever
-//!    replaced. [`Registration`] is dropped before the range is unmapped.
+//!    replaced. [`MappingRegistration`] is dropped before the range is unmapped.
 //! 3. `state` is 0 while the mapping is sound. It counts faults, and has [`FORKED`] set in a
 //!    forked child, where the mapping does not exist (MADV_DONTFORK). It never returns to 0: a
-//!    mapping that is not [`Registration::is_sound`] is not used again.
+//!    mapping that is not [`MappingRegistration::is_intact`] is not used again.
 //!
 //! ## Why this is sound
 //!
@@ -36,7 +36,7 @@
 //!   for memory safety on bytes it read twice. Ours parses them with bounds checks only.
 //! * A *store* that hits the zero page succeeds and is lost. Hence stores go only to pages that
 //!   were written and made resident (invariant 3 of [`super`]), and the one who stores asks
-//!   `is_sound` afterwards. `state` is added to *before* the page is replaced, so whoever
+//!   `is_intact` afterwards. `state` is added to *before* the page is replaced, so whoever
 //!   stores into the replacement, on whatever thread, is bound to see it.
 //!
 //! ## Threads
@@ -59,7 +59,7 @@ const FORKED: u32 = 1 << 31;
 /// Faults counted in `state` at most, so that the count never runs into [`FORKED`].
 const FAULT_LIMIT: u32 = 1 << 30;
 
-static SLOTS: [Slot; SLOT_COUNT] = [const { Slot::new() }; SLOT_COUNT];
+static SLOTS: [MappingSlot; SLOT_COUNT] = [const { MappingSlot::new() }; SLOT_COUNT];
 /// Slots from here on were never used.
 static SLOTS_USED: AtomicUsize = AtomicUsize::new(0);
 /// Where to look for a free slot first.
@@ -67,16 +67,16 @@ static FREE_HINT: AtomicUsize = AtomicUsize::new(0);
 /// Faults handled in the life of the process.
 static FAULTS: AtomicU64 = AtomicU64::new(0);
 /// What was there before us; set before the handler is installed.
-static PREVIOUS: OnceLock<Previous> = OnceLock::new();
+static PREVIOUS: OnceLock<PreviousHandler> = OnceLock::new();
 
 #[derive(Debug)]
-struct Slot {
+struct MappingSlot {
     start: AtomicUsize,
     end: AtomicUsize,
     state: AtomicU32,
 }
 
-struct Previous {
+struct PreviousHandler {
     action: libc::sigaction,
     page_size: usize,
 }
@@ -88,15 +88,15 @@ pub(super) fn faults() -> u64 {
 
 /// A mapping's place in the registry, freed on drop: drop it *before* unmapping.
 #[derive(Debug)]
-pub(super) struct Registration {
-    slot: &'static Slot,
+pub(super) struct MappingRegistration {
+    slot: &'static MappingSlot,
     index: usize,
 }
 
-impl Registration {
-    /// Registers the mapped range `[start, start + span)`, installing the handler at the first call.
-    /// `None` if all slots are taken or the handler cannot be installed.
-    pub(super) fn new(start: usize, span: usize) -> Option<Registration> {
+impl MappingRegistration {
+    /// Registers the mapped range `[start, start + span)`, installing the handler at the first
+    /// call. `None` if all slots are taken or the handler cannot be installed.
+    pub(super) fn new(start: usize, span: usize) -> Option<MappingRegistration> {
         assert!(start > RESERVED && span > 0, "an empty mapping");
         if !is_installed() {
             return None;
@@ -108,32 +108,32 @@ impl Registration {
         SLOTS_USED.fetch_max(index + 1, Ordering::SeqCst);
         let slot = &SLOTS[index];
         slot.publish(start, start + span);
-        Some(Registration { slot, index })
+        Some(MappingRegistration { slot, index })
     }
 
     /// True while no page of the mapping was replaced and the mapping belongs to this process.
     #[inline]
-    pub(super) fn is_sound(&self) -> bool {
+    pub(super) fn is_intact(&self) -> bool {
         self.slot.state.load(Ordering::Relaxed) == 0
     }
 
-    /// As [`Registration::is_sound`], ordered after every store before it.
-    pub(super) fn is_sound_after_stores(&self) -> bool {
+    /// As [`MappingRegistration::is_intact`], ordered after every store before it.
+    pub(super) fn is_intact_after_stores(&self) -> bool {
         fence(Ordering::SeqCst);
         self.slot.state.load(Ordering::SeqCst) == 0
     }
 }
 
-impl Drop for Registration {
+impl Drop for MappingRegistration {
     fn drop(&mut self) {
         self.slot.start.store(FREE, Ordering::SeqCst);
         FREE_HINT.store(self.index, Ordering::Relaxed);
     }
 }
 
-impl Slot {
-    const fn new() -> Slot {
-        Slot { start: AtomicUsize::new(FREE), end: AtomicUsize::new(0), state: AtomicU32::new(0) }
+impl MappingSlot {
+    const fn new() -> MappingSlot {
+        MappingSlot { start: AtomicUsize::new(FREE), end: AtomicUsize::new(0), state: AtomicU32::new(0) }
     }
 
     fn reserve(&self) -> bool {
@@ -182,7 +182,7 @@ fn install() -> bool {
     }
     let page_size = rustix::param::page_size();
     // Only `install` sets it, once.
-    let _ = PREVIOUS.set(Previous { action, page_size });
+    let _ = PREVIOUS.set(PreviousHandler { action, page_size });
     // SAFETY:
     // * `entered_child` lives as long as the program and only touches atomics.
     if unsafe { libc::pthread_atfork(None, None, Some(entered_child)) } != 0 {
@@ -247,11 +247,11 @@ fn replace_page(address: usize, page_size: usize) -> bool {
     };
     FAULTS.fetch_add(1, Ordering::SeqCst);
     let page = address & !(page_size - 1);
-    put_zeros(page, page_size) || put_zeros(start, end - start)
+    map_zeros(page, page_size) || map_zeros(start, end - start)
 }
 
 /// Maps private zeros over `[start, start + span)`, which lies in a mapping of ours.
-fn put_zeros(start: usize, span: usize) -> bool {
+fn map_zeros(start: usize, span: usize) -> bool {
     // SAFETY:
     // * `__errno_location` has no conditions; the place it names lives as long as the thread.
     let errno = unsafe { libc::__errno_location() };
@@ -280,7 +280,7 @@ fn put_zeros(start: usize, span: usize) -> bool {
 
 /// Does what would have happened without us.
 fn pass_on(
-    previous: &Previous,
+    previous: &PreviousHandler,
     signal: i32,
     info: *mut libc::siginfo_t,
     context: *mut libc::c_void,
@@ -289,7 +289,7 @@ fn pass_on(
     match previous.action.sa_sigaction {
         libc::SIG_IGN if !is_access => {}
         // The kernel kills for an access it cannot resolve, also if the signal is ignored.
-        libc::SIG_DFL | libc::SIG_IGN => die(signal, is_access),
+        libc::SIG_DFL | libc::SIG_IGN => reraise(signal, is_access),
         handler if previous.action.sa_flags & libc::SA_SIGINFO != 0 => {
             // SAFETY:
             // * Installed by somebody with SA_SIGINFO, so it has this signature.
@@ -307,7 +307,7 @@ fn pass_on(
 }
 
 /// Restores the default action: the access repeats and kills; a sent signal is sent again.
-fn die(signal: i32, is_access: bool) {
+fn reraise(signal: i32, is_access: bool) {
     // SAFETY:
     // * As in `install`: all zeros is SIG_DFL without flags.
     let action: libc::sigaction = unsafe { mem::zeroed() };
@@ -327,21 +327,21 @@ mod tests {
 
     #[test]
     fn slots_are_reused_and_lookup_respects_bounds() {
-        let first = Registration::new(0x7000_0000_0000, 4096).expect("a free slot");
+        let first = MappingRegistration::new(0x7000_0000_0000, 4096).expect("a free slot");
         let slot = first.slot;
-        assert!(first.is_sound());
+        assert!(first.is_intact());
         assert!(slot.range_around(0x7000_0000_0000).is_some());
         assert!(slot.range_around(0x7000_0000_0fff).is_some());
         assert!(slot.range_around(0x7000_0000_1000).is_none());
         slot.count_fault();
-        assert!(!first.is_sound());
+        assert!(!first.is_intact());
         drop(first);
         assert!(slot.range_around(0x7000_0000_0000).is_none());
     }
 
     #[test]
     fn fault_count_never_reaches_the_fork_bit() {
-        let slot = Slot::new();
+        let slot = MappingSlot::new();
         slot.state.store(FAULT_LIMIT, Ordering::Relaxed);
         slot.count_fault();
         assert_eq!(slot.state.load(Ordering::Relaxed), FAULT_LIMIT);

@@ -20,16 +20,17 @@
 //! 1. `sync` of a file makes its data and length durable, `sync_dir` the names in one directory;
 //!    nothing else makes anything durable. A file's name is not its directory's content's business:
 //!    new directories need a `sync_dir` of their parent.
-//! 2. A power cut keeps any subset of what is pending: each sector (newest version), each length the
-//!    file passed through, each name change, independently. Grown space reads as zeros. A rename is
-//!    kept or lost whole.
+//! 2. A power cut keeps any subset of what is pending: each sector (newest version), each length
+//!    the file passed through, each name change, independently. Grown space reads as zeros. A
+//!    rename is kept or lost whole.
 //! 3. In paranoid mode also: older versions of a sector, sectors torn at any byte, lengths at any
 //!    sector, garbage in grown space, renames between directories seen half-way.
 //! 4. A failed sync fixes each pending thing at random: on the platter, or dropped. Either way the
 //!    kernel takes it for clean: the cache goes on showing it ([`AfterFailedSync`]), and later
 //!    syncs succeed without saving it, until it is written again.
-//! 5. With [`Disk::bounded`] files share a descriptor cache as on the real disk. A descriptor that is
-//!    closed before its file with an unsynced write panics; a file without descriptor and name is gone.
+//! 5. With [`Disk::with_descriptor_limit`] files share a descriptor cache as on the real disk. A
+//!    descriptor that is closed before its file with an unsynced write panics; a file without
+//!    descriptor and name is gone.
 //! 6. Space is counted in blocks of 4 KiB. Reserved or written blocks can always be written again.
 //!    A write that runs out of space has written what fitted.
 //!
@@ -49,21 +50,21 @@
 //!
 //! ```
 //! use std::path::Path;
-//! use sheaf_base::disk::{Disk, How, sim::{Keep, SimDisk}};
+//! use sheaf_base::disk::{Disk, OpenMode, sim::{KeepChoice, SimDisk}};
 //!
 //! # fn main() -> std::io::Result<()> {
 //! let disk = SimDisk::new();
 //! let path = Path::new("/data");
-//! let file = disk.open(path, How::Create)?;
+//! let file = disk.open(path, OpenMode::Create)?;
 //! disk.sync_dir(Path::new("/"))?;
 //! file.write_at(0, b"lost?")?;
 //! for keep in disk.pending().keeps(10, 16, 0) {
 //!     let image = disk.power_cut(&keep);
-//!     let len = image.open(path, How::Read)?.len()?;
+//!     let len = image.open(path, OpenMode::Read)?.len()?;
 //!     assert!(len == 0 || len == 5);
 //! }
 //! file.sync()?;
-//! assert_eq!(disk.power_cut(&Keep::None).read_file(path)?, b"lost?");
+//! assert_eq!(disk.power_cut(&KeepChoice::None).read_file(path)?, b"lost?");
 //! # Ok(())
 //! # }
 //! ```
@@ -87,14 +88,14 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use self::content::{BLOCK, Content};
-pub use self::cut::{Choice, Keep, Pending, Unit, What};
-pub use self::fault::{Class, Failure, Fault, FaultPlan, Repeat};
-use self::handle::{Descriptor, LockGuard, SimBackend, SimFile, SimVolume};
-use self::volume::{Ino, Volume};
+use self::content::{BLOCK, FileContent};
+pub use self::cut::{KeepChoice, KeepFn, PendingUnit, PendingUnits, UnitKind};
+pub use self::fault::{CallClass, Fault, FaultKind, FaultPlan, FaultRepeat};
+use self::handle::{SimBackend, SimDescriptor, SimFile, SimLockGuard, SimVolume};
+use self::volume::{Ino, VolumeState};
+use super::bounded::BoundedVolume;
 use super::descriptors::{Backend, Descriptors};
-use super::limited::LimitedVolume;
-use super::{DescriptorStats, Disk, Entry, File, How, Locked, SECTOR, Share};
+use super::{DescriptorStats, DirEntry, Disk, File, LockMode, LockOutcome, OpenMode, SECTOR};
 
 /// The process id that simulated locks name as their owner.
 pub const OWNER_PID: u32 = 4242;
@@ -112,30 +113,30 @@ pub enum AfterFailedSync {
 /// A disk in memory. See the [module](self).
 #[derive(Clone)]
 pub struct SimDisk {
-    shared: Arc<Shared>,
+    shared: Arc<SimShared>,
     /// The cache of descriptors, if they are bounded.
     bound: Option<Arc<Descriptors>>,
 }
 
 /// Called after each operation.
-pub type Hook = dyn Fn(&SimDisk) + Send + Sync;
+pub type OpHook = dyn Fn(&SimDisk) + Send + Sync;
 
-struct Shared {
-    machine: Mutex<Machine>,
-    hook: Mutex<Option<Arc<Hook>>>,
+struct SimShared {
+    machine: Mutex<SimMachine>,
+    hook: Mutex<Option<Arc<OpHook>>>,
 }
 
 /// The volume and what does not outlive the process that uses it.
-struct Machine {
-    volume: Volume,
+struct SimMachine {
+    volume: VolumeState,
     faults: FaultPlan,
     injected: u64,
     log: Option<Vec<String>>,
-    classes: Option<Vec<Class>>,
+    classes: Option<Vec<CallClass>>,
     locks: BTreeMap<Ino, Holders>,
     zeroes_ahead: bool,
     /// Descriptors of bounded files, and how many there can be.
-    descriptors: BTreeMap<RawFd, Descriptor>,
+    descriptors: BTreeMap<RawFd, SimDescriptor>,
     most_descriptors: usize,
 }
 
@@ -169,11 +170,11 @@ impl SimDisk {
     /// As [`SimDisk::new`]; `seed` fixes what failed syncs drop.
     #[must_use]
     pub fn with_seed(seed: u64) -> SimDisk {
-        SimDisk::booted(Volume::new(seed))
+        SimDisk::from_volume(VolumeState::new(seed))
     }
 
-    fn booted(volume: Volume) -> SimDisk {
-        let machine = Machine {
+    fn from_volume(volume: VolumeState) -> SimDisk {
+        let machine = SimMachine {
             volume,
             faults: FaultPlan::default(),
             injected: 0,
@@ -185,7 +186,7 @@ impl SimDisk {
             most_descriptors: usize::MAX,
         };
         let (machine, hook) = (Mutex::new(machine), Mutex::new(None));
-        SimDisk { shared: Arc::new(Shared { machine, hook }), bound: None }
+        SimDisk { shared: Arc::new(SimShared { machine, hook }), bound: None }
     }
 
     /// Another disk in the same state: what is in the cache, on the platter and pending, the count
@@ -193,7 +194,7 @@ impl SimDisk {
     #[must_use]
     pub fn fork(&self) -> SimDisk {
         let volume = self.shared.machine.lock().volume.clone();
-        SimDisk::booted(volume.with_all_closed())
+        SimDisk::from_volume(volume.with_all_closed())
     }
 
     /// The disk as the next process finds it after this one was killed: everything that was
@@ -206,19 +207,20 @@ impl SimDisk {
     /// The disk after the power went: the platter, with what `keep` chooses of the pending units.
     /// Its count of operations starts at 0. This disk is not changed.
     #[must_use]
-    pub fn power_cut(&self, keep: &Keep) -> SimDisk {
+    pub fn power_cut(&self, keep: &KeepChoice) -> SimDisk {
         self.power_cut_of(&self.pending(), keep)
     }
 
-    /// As [`SimDisk::power_cut`], for many cuts at one moment: `pending` is what [`SimDisk::pending`] says then.
+    /// As [`SimDisk::power_cut`], for many cuts at one moment: `pending` is what
+    /// [`SimDisk::pending`] says then.
     #[must_use]
-    pub fn power_cut_of(&self, pending: &Pending, keep: &Keep) -> SimDisk {
-        SimDisk::booted(self.shared.machine.lock().volume.after_power_cut(pending, keep))
+    pub fn power_cut_of(&self, pending: &PendingUnits, keep: &KeepChoice) -> SimDisk {
+        SimDisk::from_volume(self.shared.machine.lock().volume.after_power_cut(pending, keep))
     }
 
     /// What a power cut could lose now.
     #[must_use]
-    pub fn pending(&self) -> Pending {
+    pub fn pending(&self) -> PendingUnits {
         self.shared.machine.lock().volume.pending()
     }
 
@@ -239,20 +241,21 @@ impl SimDisk {
         self.shared.machine.lock().log.clone().unwrap_or_default()
     }
 
-    /// Starts (or stops and forgets) the list of the kinds of calls: those that a [`Fault`] can strike.
+    /// Starts (or stops and forgets) the list of the kinds of calls: those that a [`Fault`] can
+    /// strike.
     pub fn log_classes(&self, on: bool) {
         self.shared.machine.lock().classes = on.then(Vec::new);
     }
 
     /// The kinds of calls since [`SimDisk::log_classes`].
     #[must_use]
-    pub fn class_log(&self) -> Vec<Class> {
+    pub fn class_log(&self) -> Vec<CallClass> {
         self.shared.machine.lock().classes.clone().unwrap_or_default()
     }
 
-    /// Calls `hook` after each operation, on the thread that made it, before it returns. The hook may
-    /// fork and cut the disk, but must not operate on it.
-    pub fn set_hook(&self, hook: Option<Arc<Hook>>) {
+    /// Calls `hook` after each operation, on the thread that made it, before it returns. The hook
+    /// may fork and cut the disk, but must not operate on it.
+    pub fn set_hook(&self, hook: Option<Arc<OpHook>>) {
         *self.shared.hook.lock() = hook;
     }
 
@@ -281,7 +284,8 @@ impl SimDisk {
         self.shared.machine.lock().volume.capacity = bytes / BLOCK;
     }
 
-    /// Limits the descriptors of bounded files, as a process is limited: beyond, an open is refused with EMFILE.
+    /// Limits the descriptors of bounded files, as a process is limited: beyond, an open is refused
+    /// with EMFILE.
     pub fn set_descriptors(&self, most: usize) {
         self.shared.machine.lock().most_descriptors = most;
     }
@@ -324,7 +328,7 @@ impl SimDisk {
 
     /// Creates or replaces a file, durably. Its directory must exist.
     pub fn put_file(&self, path: &Path, bytes: &[u8]) -> io::Result<()> {
-        let mut content = Content::default();
+        let mut content = FileContent::default();
         content.write(0, bytes);
         self.shared.machine.lock().volume.put(path, content)
     }
@@ -355,8 +359,8 @@ impl SimDisk {
 }
 
 /// A call to be made: what faults and log see of it.
-struct Call<'a> {
-    class: Class,
+struct SimCall<'a> {
+    class: CallClass,
     path: &'a Path,
     /// False for calls that change nothing.
     is_op: bool,
@@ -366,9 +370,9 @@ impl SimDisk {
     /// Makes a call that a fault simply refuses.
     fn call<T>(
         &self,
-        call: Call<'_>,
+        call: SimCall<'_>,
         what: impl FnOnce() -> String,
-        body: impl FnOnce(&mut Machine) -> io::Result<T>,
+        body: impl FnOnce(&mut SimMachine) -> io::Result<T>,
     ) -> io::Result<T> {
         let class = call.class;
         self.call_with_failure(call, what, |machine, failure| match failure {
@@ -380,13 +384,13 @@ impl SimDisk {
     /// Makes a call whose `body` decides what a failure does.
     fn call_with_failure<T>(
         &self,
-        call: Call<'_>,
+        call: SimCall<'_>,
         what: impl FnOnce() -> String,
-        body: impl FnOnce(&mut Machine, Option<Failure>) -> io::Result<T>,
+        body: impl FnOnce(&mut SimMachine, Option<FaultKind>) -> io::Result<T>,
     ) -> io::Result<T> {
         let mut machine = self.shared.machine.lock();
         let failure = machine.begin(&call, what);
-        if failure == Some(Failure::Panic) {
+        if failure == Some(FaultKind::Panic) {
             drop(machine);
             panic!("injected panic in {:?} of {}", call.class, call.path.display());
         }
@@ -407,16 +411,16 @@ impl SimDisk {
     }
 
     /// Opens a file: its node is kept until it is closed as often as it was opened.
-    fn open_node(&self, path: &Path, how: How) -> io::Result<Ino> {
-        let is_op = how == How::Create;
-        let class = if is_op { Class::Create } else { Class::Open };
+    fn open_node(&self, path: &Path, open_mode: OpenMode) -> io::Result<Ino> {
+        let is_op = open_mode == OpenMode::Create;
+        let class = if is_op { CallClass::Create } else { CallClass::Open };
         self.call(
-            Call { class, path, is_op },
+            SimCall { class, path, is_op },
             || "create".into(),
             |machine| {
-                let ino = match how {
-                    How::Create => machine.volume.create(path, false)?,
-                    How::Read | How::Write => machine.volume.file_at(path)?,
+                let ino = match open_mode {
+                    OpenMode::Create => machine.volume.create(path, false)?,
+                    OpenMode::Read | OpenMode::ReadWrite => machine.volume.file_at(path)?,
                 };
                 machine.volume.opened(ino);
                 Ok(ino)
@@ -425,9 +429,9 @@ impl SimDisk {
     }
 }
 
-impl Machine {
+impl SimMachine {
     /// Counts and logs a call, and asks the plan for a fault.
-    fn begin(&mut self, call: &Call<'_>, what: impl FnOnce() -> String) -> Option<Failure> {
+    fn begin(&mut self, call: &SimCall<'_>, what: impl FnOnce() -> String) -> Option<FaultKind> {
         if let Some(classes) = &mut self.classes {
             classes.push(call.class);
         }
@@ -445,9 +449,9 @@ impl Machine {
     }
 
     /// The file to lock; an exclusive lock makes it.
-    fn lock_file(&mut self, path: &Path, share: Share) -> io::Result<Ino> {
+    fn lock_file(&mut self, path: &Path, share: LockMode) -> io::Result<Ino> {
         match self.volume.file_at(path) {
-            Err(missing) if missing.kind() == io::ErrorKind::NotFound && share == Share::Exclusive => {
+            Err(missing) if missing.kind() == io::ErrorKind::NotFound && share == LockMode::Exclusive => {
                 self.volume.create(path, false)
             }
             answer => answer,
@@ -466,19 +470,26 @@ impl Machine {
 }
 
 impl Disk for SimDisk {
-    fn open(&self, path: &Path, how: How) -> io::Result<Arc<dyn File>> {
+    fn open(&self, path: &Path, open_mode: OpenMode) -> io::Result<Arc<dyn File>> {
         let (ino, handle) = match &self.bound {
-            None => (self.open_node(path, how)?, None),
+            None => (self.open_node(path, open_mode)?, None),
             Some(bound) => {
-                let (handle, _) = bound.open(path, how, || SimBackend(self.unbounded()).open(path, how))?;
+                let (handle, _) =
+                    bound.open(path, open_mode, || SimBackend(self.unbounded()).open(path, open_mode))?;
                 (Ino(handle.inode()), Some(handle))
             }
         };
         let disk = self.unbounded();
-        Ok(Arc::new(SimFile { disk, ino, path: path.into(), is_writable: how != How::Read, handle }))
+        Ok(Arc::new(SimFile {
+            disk,
+            ino,
+            path: path.into(),
+            is_writable: open_mode != OpenMode::Read,
+            handle,
+        }))
     }
 
-    fn bounded(&self, limit: u32) -> Option<Arc<dyn Disk>> {
+    fn with_descriptor_limit(&self, limit: u32) -> Option<Arc<dyn Disk>> {
         let bound = Descriptors::new(Box::new(SimBackend(self.unbounded())), limit, PathBuf::new());
         Some(Arc::new(SimDisk { shared: Arc::clone(&self.shared), bound: Some(bound) }))
     }
@@ -487,29 +498,29 @@ impl Disk for SimDisk {
         self.bound.as_ref().map(|bound| bound.stats())
     }
 
-    fn list(&self, dir: &Path) -> io::Result<Vec<Entry>> {
-        let call = Call { class: Class::List, path: dir, is_op: false };
+    fn list(&self, dir: &Path) -> io::Result<Vec<DirEntry>> {
+        let call = SimCall { class: CallClass::List, path: dir, is_op: false };
         self.call(call, String::new, |machine| machine.volume.list(dir))
     }
 
     fn create_dir(&self, dir: &Path) -> io::Result<()> {
-        let call = Call { class: Class::Create, path: dir, is_op: true };
+        let call = SimCall { class: CallClass::Create, path: dir, is_op: true };
         self.call(call, || "create directory".into(), |machine| machine.volume.create(dir, true).map(drop))
     }
 
     fn remove(&self, path: &Path) -> io::Result<()> {
-        self.bound.as_ref().map_or(Ok(()), |bound| bound.removing(path))?;
-        let call = Call { class: Class::Remove, path, is_op: true };
+        self.bound.as_ref().map_or(Ok(()), |bound| bound.before_remove(path))?;
+        let call = SimCall { class: CallClass::Remove, path, is_op: true };
         self.call(call, || "remove".into(), |machine| machine.volume.remove(path, false))
     }
 
     fn remove_dir(&self, dir: &Path) -> io::Result<()> {
-        let call = Call { class: Class::Remove, path: dir, is_op: true };
+        let call = SimCall { class: CallClass::Remove, path: dir, is_op: true };
         self.call(call, || "remove directory".into(), |machine| machine.volume.remove(dir, true))
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        let call = Call { class: Class::Rename, path: from, is_op: true };
+        let call = SimCall { class: CallClass::Rename, path: from, is_op: true };
         let what = || format!("rename to {}", to.display());
         let rename = || self.call(call, what, |machine| machine.volume.rename(from, to));
         match &self.bound {
@@ -519,48 +530,48 @@ impl Disk for SimDisk {
     }
 
     fn link(&self, from: &Path, to: &Path) -> io::Result<()> {
-        let call = Call { class: Class::Create, path: to, is_op: true };
+        let call = SimCall { class: CallClass::Create, path: to, is_op: true };
         let what = || format!("link to {}", from.display());
         self.call(call, what, |machine| machine.volume.link(from, to))?;
         if let Some(bound) = &self.bound {
-            bound.linked(from, to);
+            bound.note_link(from, to);
         }
         Ok(())
     }
 
     fn sync_dir(&self, dir: &Path) -> io::Result<()> {
         self.bound.as_ref().map_or(Ok(()), |bound| bound.check_syncs())?;
-        let call = Call { class: Class::SyncDir, path: dir, is_op: true };
+        let call = SimCall { class: CallClass::SyncDir, path: dir, is_op: true };
         self.call_with_failure(
             call,
             || "sync directory".into(),
             |machine, failure| {
                 machine.volume.sync_dir(dir, failure.is_some())?;
-                failure.map_or(Ok(()), |failure| Err(failure.to_error(Class::SyncDir)))
+                failure.map_or(Ok(()), |failure| Err(failure.to_error(CallClass::SyncDir)))
             },
         )
     }
 
-    fn lock(&self, path: &Path, share: Share) -> io::Result<Locked> {
+    fn lock(&self, path: &Path, share: LockMode) -> io::Result<LockOutcome> {
         let is_new = self.shared.machine.lock().volume.file_at(path).is_err();
-        let is_op = is_new && share == Share::Exclusive;
-        let call = Call { class: Class::Lock, path, is_op };
+        let is_op = is_new && share == LockMode::Exclusive;
+        let call = SimCall { class: CallClass::Lock, path, is_op };
         self.call(
             call,
             || "create for locking".into(),
             |machine| {
                 let ino = machine.lock_file(path, share)?;
                 let holders = match (machine.locks.get(&ino), share) {
-                    (Some(Holders::Writer), _) => return Ok(Locked::Busy(Some(OWNER_PID))),
-                    (Some(Holders::Readers(_)), Share::Exclusive) => return Ok(Locked::Busy(None)),
-                    (Some(Holders::Readers(count)), Share::Shared) => Holders::Readers(count + 1),
-                    (None, Share::Shared) => Holders::Readers(1),
-                    (None, Share::Exclusive) => Holders::Writer,
+                    (Some(Holders::Writer), _) => return Ok(LockOutcome::Busy(Some(OWNER_PID))),
+                    (Some(Holders::Readers(_)), LockMode::Exclusive) => return Ok(LockOutcome::Busy(None)),
+                    (Some(Holders::Readers(count)), LockMode::Shared) => Holders::Readers(count + 1),
+                    (None, LockMode::Shared) => Holders::Readers(1),
+                    (None, LockMode::Exclusive) => Holders::Writer,
                 };
                 machine.locks.insert(ino, holders);
                 machine.volume.opened(ino);
                 let disk = self.clone();
-                Ok(Locked::Held(Box::new(LockGuard { disk, ino })))
+                Ok(LockOutcome::Acquired(Box::new(SimLockGuard { disk, ino })))
             },
         )
     }
@@ -579,7 +590,7 @@ impl Disk for SimDisk {
         let disk = self.unbounded();
         let volume: Arc<dyn super::Volume> = Arc::new(SimVolume { disk, path: dir.into() });
         Ok(match &self.bound {
-            Some(bound) => Arc::new(LimitedVolume { beneath: volume, descriptors: Arc::clone(bound) }),
+            Some(bound) => Arc::new(BoundedVolume { beneath: volume, descriptors: Arc::clone(bound) }),
             None => volume,
         })
     }

@@ -1,12 +1,14 @@
 //! # Mapped: large memory straight from the system, and straight back
 //!
-//! An allocator keeps what is freed, in case it is wanted again: for seconds, for as long as the thread that freed it has nothing to
-//! do, or for ever. What is large and goes at once, such as a memtable's, would so be in memory twice: under the budget as the next
-//! one, and beside it as what the allocator kept of the last one. This goes back when it is dropped.
+//! An allocator keeps what is freed, in case it is wanted again: for seconds, for as long as the
+//! thread that freed it has nothing to do, or for ever. What is large and goes at once, such as a
+//! memtable's, would so be in memory twice: under the budget as the next one, and beside it as what
+//! the allocator kept of the last one. This goes back when it is dropped.
 //!
 //! ## Costs
 //!
-//! Two system calls, four if the first place is not aligned; and a fault and a page of zeros for each page that is touched.
+//! Two system calls, four if the first place is not aligned; and a fault and a page of zeros for
+//! each page that is touched.
 
 use std::alloc::{Layout, handle_alloc_error};
 use std::ffi::c_void;
@@ -16,26 +18,28 @@ use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
 use super::{HUGE_PAGE, prefer_huge_pages};
 
-/// Memory of zeros that takes nothing until it is written. Gives no access: its owner knows what is where.
+/// Memory of zeros that takes nothing until it is written. Gives no access: its owner knows what is
+/// where.
 #[derive(Debug)]
-pub struct Mapped {
+pub struct MappedMemory {
     start: NonNull<u8>,
     len: usize,
 }
 
 // SAFETY:
 // * Memory of the process; this keeps it mapped and gives no access.
-unsafe impl Send for Mapped {}
+unsafe impl Send for MappedMemory {}
 // SAFETY:
-// * As above: `&Mapped` gives no access.
-unsafe impl Sync for Mapped {}
+// * As above: `&MappedMemory` gives no access.
+unsafe impl Sync for MappedMemory {}
 
-impl Mapped {
-    /// `len` bytes at a multiple of `align`, both of whole pages, `align` a power of two. From the size of a huge page on backed by
-    /// such, if the system has some to give. The process ends if there is no memory, as for a box.
+impl MappedMemory {
+    /// `len` bytes at a multiple of `align`, both of whole pages, `align` a power of two. From the
+    /// size of a huge page on backed by such, if the system has some to give. The process ends if
+    /// there is no memory, as for a box.
     #[must_use]
-    pub fn new(len: usize, align: usize) -> Mapped {
-        let mapped = Mapped::plain(len, align);
+    pub fn new(len: usize, align: usize) -> MappedMemory {
+        let mapped = MappedMemory::with_base_pages(len, align);
         if len >= HUGE_PAGE && align >= HUGE_PAGE {
             prefer_huge_pages(mapped.start, len);
         }
@@ -44,7 +48,7 @@ impl Mapped {
 
     /// The same, on usual pages unless the system gives huge ones unasked.
     #[must_use]
-    pub fn plain(len: usize, align: usize) -> Mapped {
+    pub fn with_base_pages(len: usize, align: usize) -> MappedMemory {
         let page = rustix::param::page_size();
         assert!(len > 0 && len.is_multiple_of(page) && align.is_power_of_two(), "whole pages");
         // Neighbours of the same size lie one below the other: mostly the first place is good.
@@ -55,7 +59,7 @@ impl Mapped {
             unsafe { unmap(start, len) };
             start = map_aligned(len, align);
         }
-        Mapped { start, len }
+        MappedMemory { start, len }
     }
 
     /// Where it begins.
@@ -74,14 +78,15 @@ impl Mapped {
     ///
     /// # Safety
     ///
-    /// `start` is of [`Mapped::into_start`], once, of memory of `len` bytes; nobody touches what lies there once this is dropped.
+    /// `start` is of [`MappedMemory::into_start`], once, of memory of `len` bytes; nobody touches
+    /// what lies there once this is dropped.
     #[must_use]
-    pub unsafe fn from_start(start: NonNull<u8>, len: usize) -> Mapped {
-        Mapped { start, len }
+    pub unsafe fn from_start(start: NonNull<u8>, len: usize) -> MappedMemory {
+        MappedMemory { start, len }
     }
 }
 
-impl Drop for Mapped {
+impl Drop for MappedMemory {
     fn drop(&mut self) {
         // SAFETY:
         // * Mapped in `new`, these bytes, and owned.
@@ -106,7 +111,8 @@ fn map_aligned(len: usize, align: usize) -> NonNull<u8> {
     let start = map(len + align);
     let before = start.addr().get().next_multiple_of(align) - start.addr().get();
     // SAFETY:
-    // * `before <= align`, so all is in the new mapping, which nobody knows; what is unmapped is before or behind what stays.
+    // * `before <= align`, so all is in the new mapping, which nobody knows; what is unmapped is
+    //   before or behind what stays.
     unsafe {
         let aligned = start.add(before);
         unmap(start, before);
@@ -125,7 +131,7 @@ unsafe fn unmap(start: NonNull<u8>, len: usize) {
         // A refusal (too many mappings) leaves it mapped; what it holds is given back at least.
         unsafe {
             if munmap(start.as_ptr().cast::<c_void>(), len).is_err() {
-                let _ = super::release(start, len);
+                let _ = super::release_pages(start, len);
             }
         }
     }
@@ -141,7 +147,7 @@ mod tests {
         for (len, align) in
             [(page, page), (3 * page, 64 * page), (HUGE_PAGE, HUGE_PAGE), (2 * HUGE_PAGE, HUGE_PAGE)]
         {
-            let mapped = Mapped::new(len, align);
+            let mapped = MappedMemory::new(len, align);
             assert!(mapped.start().addr().get().is_multiple_of(align));
             let start = mapped.into_start();
             // SAFETY:
@@ -149,7 +155,7 @@ mod tests {
             unsafe {
                 assert_eq!((*start.as_ptr(), *start.add(len - 1).as_ptr()), (0, 0));
                 start.as_ptr().write_bytes(7, len);
-                drop(Mapped::from_start(start, len));
+                drop(MappedMemory::from_start(start, len));
             }
         }
     }

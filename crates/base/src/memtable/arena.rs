@@ -1,7 +1,7 @@
 //! # Arena: memory of a memtable, by number
 //!
-//! Chunks of doubling size, so that nothing ever moves and a place is 32 bits wide. Everything in it goes at once,
-//! with the memtable: what is not small straight back to the system.
+//! Chunks of doubling size, so that nothing ever moves and a place is 32 bits wide. Everything in
+//! it goes at once, with the memtable: what is not small straight back to the system.
 //!
 //! ## Picture
 //!
@@ -23,7 +23,7 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::{self, NonNull};
 
-use crate::memory::{HUGE_PAGE, Mapped};
+use crate::memory::{HUGE_PAGE, MappedMemory};
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
@@ -36,14 +36,14 @@ const CHUNKS: usize = 25;
 /// Chunks of so many bytes and more are the system's.
 const LARGE: usize = 64 << 10;
 /// Bytes of a block, at most, ...
-const MOST_BLOCK: u64 = 4 << 10;
+const MAX_BLOCK_BYTES: u64 = 4 << 10;
 /// ... as a part of all bytes that are allocated, ...
 const BLOCK_SHARE: u64 = 64;
 /// ... and as a multiple of the first bytes that are taken from it.
 const BLOCK_TIMES: u64 = 4;
 
 /// A place: units from the start. Never 0.
-pub type Place = u32;
+pub type ArenaOffset = u32;
 
 /// The low half of a word.
 #[inline]
@@ -59,10 +59,10 @@ pub fn high(word: u64) -> u32 {
 
 #[derive(Debug)]
 /// See the module.
-pub struct Arena {
+pub struct MemtableArena {
     chunks: [AtomicPtr<u8>; CHUNKS],
     /// The next free unit, counted with `FIRST` added.
-    next: Next,
+    next: NextUnit,
     /// Held by the thread that adds a chunk.
     adding: Mutex<()>,
 }
@@ -70,18 +70,18 @@ pub struct Arena {
 /// The only word of an arena that threads often write, on a cache line of its own.
 #[derive(Debug)]
 #[repr(align(64))]
-struct Next(AtomicU64);
+struct NextUnit(AtomicU64);
 
 /// Free units of an arena from which one thread, as a rule, takes small places. Threads that
 /// share a block are correct and slower.
 #[derive(Debug, Default)]
-pub struct Block {
+pub struct ArenaBlock {
     /// The first unit in the low half, the end in the high half. Zero without any.
     free: AtomicU64,
 }
 
-impl Block {
-    fn take(&self, units: u64) -> Option<Place> {
+impl ArenaBlock {
+    fn take(&self, units: u64) -> Option<ArenaOffset> {
         let mut seen = self.free.load(Ordering::Acquire);
         loop {
             let (at, end) = (low(seen), high(seen));
@@ -104,9 +104,9 @@ impl Block {
     }
 }
 
-impl Default for Arena {
-    fn default() -> Arena {
-        Arena::new()
+impl Default for MemtableArena {
+    fn default() -> MemtableArena {
+        MemtableArena::new()
     }
 }
 
@@ -137,19 +137,19 @@ fn layout(size: usize) -> Layout {
     Layout::from_size_align(size, 64).expect("a chunk is below 2^35 bytes and its alignment a power of two")
 }
 
-impl Arena {
+impl MemtableArena {
     /// An empty one.
     #[must_use]
-    pub fn new() -> Arena {
-        Arena {
+    pub fn new() -> MemtableArena {
+        MemtableArena {
             chunks: [const { AtomicPtr::new(ptr::null_mut()) }; CHUNKS],
-            next: Next(AtomicU64::new(FIRST + 8)), // place 0 is nobody's
+            next: NextUnit(AtomicU64::new(FIRST + 8)), // place 0 is nobody's
             adding: Mutex::new(()),
         }
     }
 
     /// Returns a new place of `bytes`, all zeros, aligned to a cache line if `line`.
-    pub fn alloc(&self, bytes: usize, line: bool) -> Place {
+    pub fn alloc(&self, bytes: usize, line: bool) -> ArenaOffset {
         let units = bytes.div_ceil(UNIT) as u64;
         let mut seen = self.next.0.load(Ordering::Relaxed);
         let at = loop {
@@ -164,18 +164,18 @@ impl Arena {
         if self.chunks[chunk].load(Ordering::Acquire).is_null() {
             self.add(chunk);
         }
-        Place::try_from(at - FIRST).expect("below 2^32 units")
+        ArenaOffset::try_from(at - FIRST).expect("below 2^32 units")
     }
 
     /// Returns a new place of `bytes`, all zeros, in `block` if that pays, and how many bytes the
     /// arena gave away for it: none if the block had room.
-    pub fn alloc_in(&self, block: &Block, bytes: usize) -> (Place, u64) {
+    pub fn alloc_in(&self, block: &ArenaBlock, bytes: usize) -> (ArenaOffset, u64) {
         let units = bytes.div_ceil(UNIT).max(1) as u64;
         if let Some(place) = block.take(units) {
             return (place, 0);
         }
         let used = (self.next.0.load(Ordering::Relaxed) - FIRST) * UNIT as u64;
-        let bytes_of_block = (used / BLOCK_SHARE).min(MOST_BLOCK);
+        let bytes_of_block = (used / BLOCK_SHARE).min(MAX_BLOCK_BYTES);
         if bytes_of_block < BLOCK_TIMES * units * UNIT as u64 {
             return (self.alloc(bytes, false), units * UNIT as u64);
         }
@@ -193,7 +193,7 @@ impl Arena {
         }
         let size = size_of_chunk(chunk);
         let start = if size >= LARGE {
-            Mapped::new(size, if size >= HUGE_PAGE { HUGE_PAGE } else { LARGE }).into_start()
+            MappedMemory::new(size, if size >= HUGE_PAGE { HUGE_PAGE } else { LARGE }).into_start()
         } else {
             // SAFETY:
             // * The size is not zero.
@@ -203,8 +203,9 @@ impl Arena {
         self.chunks[chunk].store(start.as_ptr(), Ordering::Release);
     }
 
-    /// Bytes that memory holds for places to come: the rest of a huge page, which is there as a whole once it is touched.
-    pub fn ahead(&self) -> u64 {
+    /// Bytes that memory holds for places to come: the rest of a huge page, which is there as a
+    /// whole once it is touched.
+    pub fn bytes_ahead(&self) -> u64 {
         let at = self.next.0.load(Ordering::Relaxed);
         let chunk = chunk_of(at);
         if size_of_chunk(chunk) < HUGE_PAGE {
@@ -216,7 +217,7 @@ impl Arena {
 
     /// The memory of a place that was given out.
     #[inline]
-    pub fn at(&self, place: Place) -> *mut u8 {
+    pub fn at(&self, place: ArenaOffset) -> *mut u8 {
         let number = u64::from(place) + FIRST;
         let chunk = chunk_of(number);
         let offset = usize::try_from(number - (FIRST << chunk)).unwrap_or(usize::MAX) * UNIT;
@@ -224,7 +225,7 @@ impl Arena {
     }
 }
 
-impl Drop for Arena {
+impl Drop for MemtableArena {
     fn drop(&mut self) {
         for (number, chunk) in self.chunks.iter().enumerate() {
             let (size, start) = (size_of_chunk(number), NonNull::new(chunk.load(Ordering::Relaxed)));
@@ -232,7 +233,7 @@ impl Drop for Arena {
                 Some(start) if size >= LARGE => {
                     // SAFETY:
                     // * Mapped in `add`, as large; freed once: `&mut self`.
-                    drop(unsafe { Mapped::from_start(start, size) });
+                    drop(unsafe { MappedMemory::from_start(start, size) });
                 }
                 Some(start) => {
                     // SAFETY:
@@ -251,11 +252,11 @@ mod tests {
 
     #[test]
     fn the_rest_of_a_huge_page_is_held() {
-        let arena = Arena::new();
+        let arena = MemtableArena::new();
         let mut last = 0;
         for held in 1..=5 << 10 {
             arena.alloc(1 << 10, false);
-            let ahead = arena.ahead();
+            let ahead = arena.bytes_ahead();
             assert!(ahead < HUGE_PAGE as u64 && (ahead == 0 || held > 1 << 10));
             assert!(ahead + (1 << 10) == last || ahead == 0 || last < 1 << 10);
             last = ahead;
@@ -265,9 +266,9 @@ mod tests {
 
     #[test]
     fn places_of_several_threads_are_apart_and_zeros() {
-        let arena = Arena::new();
+        let arena = MemtableArena::new();
         let fill = |thread: u8| {
-            let (block, mut ends) = (Block::default(), Vec::new());
+            let (block, mut ends) = (ArenaBlock::default(), Vec::new());
             for bytes in [24, 40, 700, 1, 56, 5000, 9].iter().cycle().take(3000) {
                 let place = arena.alloc_in(&block, *bytes).0;
                 // SAFETY:
@@ -302,7 +303,7 @@ mod tests {
 
     #[test]
     fn a_block_that_two_threads_share_gives_each_unit_once() {
-        let (arena, block) = (Arena::new(), Block::default());
+        let (arena, block) = (MemtableArena::new(), ArenaBlock::default());
         arena.alloc(1 << 20, false);
         let take = || (0..20_000).map(|_| arena.alloc_in(&block, 16).0).collect::<Vec<_>>();
         let mut all = std::thread::scope(|scope| {
@@ -315,7 +316,7 @@ mod tests {
 
     #[test]
     fn places_are_apart_and_aligned() {
-        let arena = Arena::new();
+        let arena = MemtableArena::new();
         let mut ends = Vec::new();
         for (round, bytes) in [24, 4096, 70_000, 1, 832, 9].iter().cycle().take(60).enumerate() {
             let place = arena.alloc(*bytes, round % 2 == 0);

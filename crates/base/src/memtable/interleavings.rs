@@ -1,13 +1,14 @@
 //! The memtable under a scheduler: writers of different keys (that is the contract), and
 //! readers that take no lock.
 //!
-//! Built with `--cfg shuttle` only. The knobs are those of `crate::sync::explore`. What it cannot see: weak memory.
+//! Built with `--cfg shuttle` only. The knobs are those of `crate::sync::explore`. What it cannot
+//! see: weak memory.
 
 use std::ops::Bound;
 use std::sync::Arc;
 
-use super::prefix::Prefix;
-use super::{Memtable, Memtables, Version, Word};
+use super::prefix::KeyPrefix;
+use super::{Memtable, MemtableVersion, Memtables, VersionWord};
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Published, epoch, explore, thread};
 use crate::types::Seq;
@@ -23,8 +24,8 @@ fn hash(n: u64) -> u64 {
     n % 3
 }
 
-fn version(seq: u64) -> Version {
-    Version { word: Word(seq), seq: Seq(seq) }
+fn version(seq: u64) -> MemtableVersion {
+    MemtableVersion { word: VersionWord(seq), seq: Seq(seq) }
 }
 
 fn add(memtable: &Memtable, n: u64) {
@@ -32,7 +33,7 @@ fn add(memtable: &Memtable, n: u64) {
 }
 
 fn filled(count: u64) -> Arc<Memtable> {
-    let memtable = Memtable::new(1, Prefix::default(), true);
+    let memtable = Memtable::new(1, KeyPrefix::default(), true);
     (0..count).for_each(|n| add(&memtable, n));
     Arc::new(memtable)
 }
@@ -50,7 +51,7 @@ fn look(memtable: &Memtable) {
         if is_up {
             memtable.ascend(Bound::Unbounded, usize::MAX, guard, &mut places);
         } else {
-            memtable.fall(Bound::Unbounded, usize::MAX, guard, &mut places);
+            memtable.descend(Bound::Unbounded, usize::MAX, guard, &mut places);
             places.reverse();
         }
         let keys: Vec<&[u8]> = places.iter().map(|place| memtable.entry(*place).key()).collect();
@@ -75,17 +76,17 @@ fn grow(from: u64, to: u64) {
 }
 
 #[test]
-fn what_was_added_is_found_beside_the_split_of_the_only_leaf() {
+fn added_keys_are_found_during_the_split_of_the_only_leaf() {
     explore(1000, || grow(3, 6));
 }
 
 #[test]
-fn what_was_added_is_found_beside_the_growth_of_the_root() {
+fn added_keys_are_found_during_the_growth_of_the_root() {
     explore(500, || grow(11, 15));
 }
 
 #[test]
-fn what_was_added_is_found_beside_heads_that_are_cut_anew() {
+fn added_keys_are_found_during_a_rebuild() {
     explore(500, || grow(15, 18));
 }
 
@@ -111,7 +112,7 @@ fn grow_by_two(from: u64, each: u64) {
         if is_up {
             memtable.ascend(Bound::Unbounded, usize::MAX, guard, &mut places);
         } else {
-            memtable.fall(Bound::Unbounded, usize::MAX, guard, &mut places);
+            memtable.descend(Bound::Unbounded, usize::MAX, guard, &mut places);
             places.reverse();
         }
         let keys: Vec<&[u8]> = places.iter().map(|place| memtable.entry(*place).key()).collect();
@@ -132,17 +133,17 @@ fn grow_by_two(from: u64, each: u64) {
 }
 
 #[test]
-fn what_two_writers_add_is_found_beside_the_split_of_the_only_leaf() {
+fn keys_of_two_writers_are_found_during_the_split_of_the_only_leaf() {
     explore(2000, || grow_by_two(3, 2));
 }
 
 #[test]
-fn what_two_writers_add_is_found_beside_the_growth_of_the_root() {
+fn keys_of_two_writers_are_found_during_the_growth_of_the_root() {
     explore(1000, || grow_by_two(10, 3));
 }
 
 #[test]
-fn what_two_writers_add_is_found_beside_heads_that_are_cut_anew() {
+fn keys_of_two_writers_are_found_during_a_rebuild() {
     explore(1000, || grow_by_two(14, 2));
 }
 
@@ -172,12 +173,12 @@ fn a_view_sees_its_version_beside_newer_ones() {
             last = newest.word.bits();
         }
         writer.join().expect("it replaces");
-        assert_eq!(entry.at(Seq(4)).map(|version| version.word), Some(Word(1)));
+        assert_eq!(entry.at(Seq(4)).map(|version| version.word), Some(VersionWord(1)));
     });
 }
 
 #[test]
-fn a_memtable_in_which_something_is_found_is_not_empty() {
+fn a_memtable_with_a_found_key_is_not_empty() {
     explore(500, || {
         let memtable = filled(0);
         let writer = {
@@ -194,9 +195,9 @@ fn a_memtable_in_which_something_is_found_is_not_empty() {
 }
 
 #[test]
-fn what_is_frozen_is_found_beside_those_who_freeze_and_add() {
+fn frozen_keys_are_found_while_others_freeze_and_add() {
     explore(500, || {
-        let first = Memtables::new(Memtable::new(1, Prefix::default(), true));
+        let first = Memtables::new(Memtable::new(1, KeyPrefix::default(), true));
         add(&first.active, 0);
         let present = Arc::new(Published::new(first));
         let writer = {

@@ -1,7 +1,8 @@
 //! # Memtable: what the journal has and an engine's files have not
 //!
-//! Keys in memory (`table.rs`), values where the journal has them: a record's word says where its key's newest entry stands.
-//! For engines of the journal that move what was committed to files of their own.
+//! Keys in memory (`table.rs`), values where the journal has them: a record's word says where its
+//! key's newest entry stands. For engines of the journal that move what was committed to files of
+//! their own.
 //!
 //! ## Picture
 //!
@@ -15,8 +16,9 @@
 //!
 //! 1. Those of `table.rs`; a link leads to the version before.
 //! 2. A version that a view needs is in the chain before the word says something newer.
-//! 3. A frame's address is good while the memtable is part of the current state: the journal before a checkpoint
-//!    goes after the state has changed, and segments go after the readers of that moment.
+//! 3. A frame's address is good while the memtable is part of the current state: the journal before
+//!    a checkpoint goes after the state has changed, and segments go after the readers of that
+//!    moment.
 //!
 //! ## Threads
 //!
@@ -25,14 +27,14 @@
 //! different keys come in any order.
 
 pub mod arena;
-pub mod gaps;
+pub mod deferred_sort;
 #[cfg(all(test, shuttle))]
 mod interleavings;
-pub mod load;
-mod moment;
+mod memtables;
 mod op;
-pub mod order;
 pub mod prefix;
+pub mod removed_ranges;
+pub mod sorted_keys;
 pub mod table;
 #[cfg(test)]
 mod tests;
@@ -41,16 +43,16 @@ mod word;
 use std::ops::Bound;
 use std::ptr;
 
-pub use self::arena::{Place, high, low};
-pub use self::moment::{Layer, Memtables};
-use self::order::Keys;
-use self::prefix::Prefix;
-use self::table::Table;
-use self::word::{OWNED, kind_of};
-pub use self::word::{Word, blob_bytes, blob_of};
+pub use self::arena::{ArenaOffset, high, low};
+pub use self::memtables::{MemtableLayer, Memtables};
+use self::prefix::KeyPrefix;
+use self::sorted_keys::KeySource;
+use self::table::KeyTable;
+use self::word::{COPIED, kind_of};
+pub use self::word::{VersionWord, decode_blob_ref, encode_blob_ref};
+use crate::engine_context::EngineContext;
 use crate::error::Result;
-use crate::ground::Ground;
-use crate::record::{Content, Record};
+use crate::record::{Record, RecordContent};
 use crate::segment::{Address, Frame};
 use crate::sync::atomic::Ordering;
 use crate::sync::epoch::Guard;
@@ -62,22 +64,22 @@ const HEAD: usize = 24;
 
 /// A record of a memtable.
 #[derive(Clone, Copy)]
-pub struct Entry<'m> {
+pub struct MemtableEntry<'m> {
     memtable: &'m Memtable,
     /// Where it is.
-    pub place: Place,
+    pub place: ArenaOffset,
 }
 
 /// One version of a key.
 #[derive(Clone, Copy, Debug)]
-pub struct Version {
+pub struct MemtableVersion {
     /// What it is.
-    pub word: Word,
+    pub word: VersionWord,
     /// Its commit.
     pub seq: Seq,
 }
 
-impl<'m> Entry<'m> {
+impl<'m> MemtableEntry<'m> {
     /// Its key.
     #[must_use]
     pub fn key(&self) -> &'m [u8] {
@@ -86,12 +88,12 @@ impl<'m> Entry<'m> {
 
     /// The newest version.
     #[inline]
-    pub fn newest(&self) -> Version {
+    pub fn newest(&self) -> MemtableVersion {
         self.memtable.version(self.place)
     }
 
     /// All versions, the newest first. A version may come twice.
-    pub fn versions(&self) -> impl Iterator<Item = Version> + 'm {
+    pub fn versions(&self) -> impl Iterator<Item = MemtableVersion> + 'm {
         let newest = self.newest(); // before the chain (I2)
         let memtable = self.memtable;
         let mut next = memtable.table.link(self.place).load(Ordering::Acquire);
@@ -105,7 +107,7 @@ impl<'m> Entry<'m> {
 
     /// The version that a view at `at` shows.
     #[inline]
-    pub fn at(&self, at: Seq) -> Option<Version> {
+    pub fn at(&self, at: Seq) -> Option<MemtableVersion> {
         if at == Seq::LATEST {
             return Some(self.newest());
         }
@@ -118,20 +120,21 @@ impl<'m> Entry<'m> {
 pub struct Memtable {
     /// Tells one from the next.
     pub number: u32,
-    table: Table<4>,
+    table: KeyTable<4>,
 }
 
 impl Memtable {
-    /// An empty one. `number` tells it from others of the keyspace; `prefix` is what its keys are thought to share.
+    /// An empty one. `number` tells it from others of the keyspace; `prefix` is what its keys are
+    /// thought to share.
     #[must_use]
-    pub fn new(number: u32, prefix: Prefix, tiny: bool) -> Memtable {
-        Memtable { number, table: Table::new(prefix, tiny) }
+    pub fn new(number: u32, prefix: KeyPrefix, tiny: bool) -> Memtable {
+        Memtable { number, table: KeyTable::new(prefix, tiny) }
     }
 
     #[inline]
-    fn version(&self, place: Place) -> Version {
+    fn version(&self, place: ArenaOffset) -> MemtableVersion {
         let (word, seq) = self.table.get(place);
-        Version { word: Word(word), seq }
+        MemtableVersion { word: VersionWord(word), seq }
     }
 
     /// Returns the number of keys, removed ones included. Reads the counts of all threads.
@@ -165,8 +168,8 @@ impl Memtable {
     }
 
     /// Makes `change` of it, and counts the memory that takes.
-    pub fn counted<T>(&self, ground: &Ground, change: impl FnOnce() -> T) -> T {
-        self.table.counted(&ground.memory, change)
+    pub fn with_accounting<T>(&self, context: &EngineContext, change: impl FnOnce() -> T) -> T {
+        self.table.with_accounting(&context.memory, change)
     }
 
     /// The newest commit in it.
@@ -175,7 +178,7 @@ impl Memtable {
     }
 
     /// What the heads of its keys leave out.
-    pub fn prefix(&self, guard: &Guard) -> Prefix {
+    pub fn prefix(&self, guard: &Guard) -> KeyPrefix {
         self.table.prefix(guard)
     }
 
@@ -187,13 +190,13 @@ impl Memtable {
 
     /// The record of `key`.
     #[inline]
-    pub fn find(&self, hash: u64, key: &[u8], guard: &Guard) -> Option<Entry<'_>> {
+    pub fn find(&self, hash: u64, key: &[u8], guard: &Guard) -> Option<MemtableEntry<'_>> {
         self.table.find(hash, key, guard).map(|place| self.entry(place))
     }
 
     /// The record at a place that came from here.
-    pub fn entry(&self, place: Place) -> Entry<'_> {
-        Entry { memtable: self, place }
+    pub fn entry(&self, place: ArenaOffset) -> MemtableEntry<'_> {
+        MemtableEntry { memtable: self, place }
     }
 
     /// Hints that `hash` is about to be looked up.
@@ -201,7 +204,8 @@ impl Memtable {
         self.table.prefetch(hash, guard);
     }
 
-    /// Hints that the record of `hash`, if there is one, is about to be looked at; some time after [`Memtable::prefetch`].
+    /// Hints that the record of `hash`, if there is one, is about to be looked at; some time after
+    /// [`Memtable::prefetch`].
     #[inline]
     pub fn prefetch_found(&self, hash: u64, guard: &Guard) {
         self.table.prefetch_found(hash, guard);
@@ -213,13 +217,13 @@ impl Memtable {
     }
 
     /// Adds a record for a key that has none. One thread at a time for each key.
-    pub fn add(&self, hash: u64, key: &[u8], version: Version, guard: &Guard) {
+    pub fn add(&self, hash: u64, key: &[u8], version: MemtableVersion, guard: &Guard) {
         self.table.add(hash, key, version.word.0, version.seq, guard);
     }
 
     /// Gives a record a newer version. One thread at a time for each key. If a view needs the
     /// version before, it is kept; if not, false.
-    pub fn replace(&self, place: Place, version: Version, views: &Views) -> bool {
+    pub fn replace(&self, place: ArenaOffset, version: MemtableVersion, views: &Views) -> bool {
         let old = self.version(place);
         let is_kept = views.needs(old.seq, version.seq);
         if is_kept {
@@ -231,8 +235,8 @@ impl Memtable {
         is_kept
     }
 
-    fn older(&self, version: Version, next: Place) -> Place {
-        let (place, _) = self.table.make(&[], version.word.0, version.seq);
+    fn older(&self, version: MemtableVersion, next: ArenaOffset) -> ArenaOffset {
+        let (place, _) = self.table.make_record(&[], version.word.0, version.seq);
         self.table.link(place).store(next, Ordering::Relaxed);
         place
     }
@@ -243,12 +247,12 @@ impl Memtable {
     #[allow(clippy::too_many_arguments)] // of the key three: where it is, its hash, its bytes
     pub fn put(
         &self,
-        place: Place,
+        place: ArenaOffset,
         hash: u64,
         key: &[u8],
-        version: Version,
+        version: MemtableVersion,
         views: &Views,
-        ground: &Ground,
+        context: &EngineContext,
         guard: &Guard,
     ) -> bool {
         let (is_kept, is_more) = match place {
@@ -259,37 +263,38 @@ impl Memtable {
             }
         };
         if is_more {
-            self.table.account(&ground.memory);
+            self.table.update_accounting(&context.memory);
         }
         is_kept
     }
 
-    /// As [`Memtable::put`] while nobody reads, at an opening: new keys wait to be put into order, as far as the budget goes, until
-    /// all are there and [`Memtable::settle`] is called. One writer.
-    pub fn load(
+    /// As [`Memtable::put`] while nobody reads, at an opening: new keys wait to be put into order,
+    /// as far as the budget goes, until all are there and [`Memtable::finish_sort`] is called. One
+    /// writer.
+    pub fn put_unsorted(
         &self,
-        place: Place,
+        place: ArenaOffset,
         hash: u64,
         key: &[u8],
-        version: Version,
-        ground: &Ground,
+        version: MemtableVersion,
+        context: &EngineContext,
         guard: &Guard,
     ) {
-        self.table.load(place, hash, key, (version.word.0, version.seq), &ground.memory, guard);
+        self.table.put_unsorted(place, hash, key, (version.word.0, version.seq), &context.memory, guard);
     }
 
     /// Sorts one of `parts` parts of the keys that wait. Parts may be sorted side by side.
-    pub fn sort_share(&self, part: usize, parts: usize) {
-        self.table.sort_share(part, parts);
+    pub fn sort_part(&self, part: usize, parts: usize) {
+        self.table.sort_part(part, parts);
     }
 
     /// Puts the keys that wait into order, all parts of which are sorted.
-    pub fn settle(&self, ground: &Ground, guard: &Guard) {
-        self.table.counted(&ground.memory, || self.table.settle(guard));
+    pub fn finish_sort(&self, context: &EngineContext, guard: &Guard) {
+        self.table.with_accounting(&context.memory, || self.table.finish_sort(guard));
     }
 
     /// Puts versions behind those that a record has. One writer.
-    pub fn append_older(&self, place: Place, versions: &[Version]) {
+    pub fn append_older(&self, place: ArenaOffset, versions: &[MemtableVersion]) {
         let mut last = place;
         loop {
             let next = self.table.link(last).load(Ordering::Relaxed);
@@ -306,17 +311,17 @@ impl Memtable {
     }
 
     /// Keeps a copy of `content`.
-    pub fn own(&self, content: &Content<'_>) -> Word {
+    pub fn copy_content(&self, content: &RecordContent<'_>) -> VersionWord {
         let staged;
         let bytes = match content {
-            Content::Put(value) => *value,
-            Content::Staged(blob) => {
-                staged = blob_bytes(blob);
+            RecordContent::Put(value) => *value,
+            RecordContent::Blob(blob) => {
+                staged = encode_blob_ref(blob);
                 &staged[..]
             }
-            Content::Remove => &[],
+            RecordContent::Remove => &[],
         };
-        let (place, _) = self.table.take(8 + bytes.len());
+        let (place, _) = self.table.allocate(8 + bytes.len());
         let start = self.table.arena.at(place);
         // SAFETY:
         // * The place was given out just now with room for so much, and nobody else knows it.
@@ -324,63 +329,64 @@ impl Memtable {
             start.cast::<u64>().write(bytes.len() as u64);
             ptr::copy_nonoverlapping(bytes.as_ptr(), start.add(8), bytes.len());
         }
-        Word(u64::from(place) | OWNED | kind_of(content))
+        VersionWord(u64::from(place) | COPIED | kind_of(content))
     }
 
     /// Calls `with` with what a version says.
     #[inline]
     pub fn content<R>(
         &self,
-        word: Word,
-        ground: &Ground,
+        word: VersionWord,
+        context: &EngineContext,
         guard: &Guard,
-        with: impl FnOnce(Content<'_>) -> Result<R>,
+        with: impl FnOnce(RecordContent<'_>) -> Result<R>,
     ) -> Result<R> {
-        if word.is_tomb() {
-            return with(Content::Remove);
+        if word.is_tombstone() {
+            return with(RecordContent::Remove);
         }
-        if word.0 & OWNED != 0 {
+        if word.0 & COPIED != 0 {
             let start = self.table.arena.at(low(word.0));
             // SAFETY:
-            // * Written by `own` before the word was published: a length and so many bytes, which never change.
+            // * Written by `own` before the word was published: a length and so many bytes, which
+            //   never change.
             let bytes = unsafe {
                 let len = start.cast::<u64>().read();
                 std::slice::from_raw_parts(start.add(8), usize::try_from(len).unwrap_or(0))
             };
-            return with(if word.is_staged() {
-                Content::Staged(blob_of(bytes))
+            return with(if word.is_blob() {
+                RecordContent::Blob(decode_blob_ref(bytes))
             } else {
-                Content::Put(bytes)
+                RecordContent::Put(bytes)
             });
         }
         let address = Address::from_bits(word.0);
-        let frame: Frame<'_> = ground.segments.frame(address, guard)?;
+        let frame: Frame<'_> = context.segments.frame(address, guard)?;
         match Record::decode(frame.payload()) {
             Ok(record) => with(record.content),
-            Err(what) => Err(ground.segments.damaged(address, what, guard)),
+            Err(what) => Err(context.segments.damage_error(address, what, guard)),
         }
     }
 
     /// Hints that a version is about to be read.
-    pub fn prefetch_frame(&self, word: Word, ground: &Ground, guard: &Guard) {
+    pub fn prefetch_frame(&self, word: VersionWord, context: &EngineContext, guard: &Guard) {
         if let Some(address) = word.address() {
-            ground.segments.prefetch_entry(address, guard);
+            context.segments.prefetch_entry(address, guard);
         }
     }
 
     /// Brings the beginning of a record into the processor's cache, soon.
     #[inline]
-    pub fn prefetch_record(&self, place: Place) {
+    pub fn prefetch_record(&self, place: ArenaOffset) {
         self.table.prefetch_record(place);
     }
 
     /// Appends to `out` the records from `low` on, until there are `limit`.
-    pub fn ascend(&self, low: Bound<&[u8]>, limit: usize, guard: &Guard, out: &mut Vec<Place>) {
+    pub fn ascend(&self, low: Bound<&[u8]>, limit: usize, guard: &Guard, out: &mut Vec<ArenaOffset>) {
         self.table.ascend(low, limit, guard, out);
     }
 
     /// Appends to `out` the records from `high` down, until there are `limit`.
-    pub fn fall(&self, high: Bound<&[u8]>, limit: usize, guard: &Guard, out: &mut Vec<Place>) {
-        self.table.fall(high, limit, guard, out);
+    pub fn descend(&self, high: Bound<&[u8]>, limit: usize, guard: &Guard, out: &mut Vec<ArenaOffset>) {
+        self.table.descend(high, limit, guard, out);
     }
 }

@@ -3,15 +3,15 @@
 //! `prepare` takes notes. `is_current` and `apply` read them with the stripe of the key held: other
 //! keys of the memtable may change at any time.
 
-use super::arena::{Place, high, low};
-use super::{Memtable, Word};
-use crate::engine::{Action, Need, Op};
+use super::arena::{ArenaOffset, high, low};
+use super::{Memtable, VersionWord};
+use crate::engine::{Action, EngineOp, Preparation};
+use crate::engine_context::EngineContext;
 use crate::error::{Error, Result};
-use crate::ground::Ground;
-use crate::record::Content;
+use crate::record::RecordContent;
 use crate::sync::epoch::Guard;
 use crate::types::Seq;
-use crate::views::{Pins, Views};
+use crate::views::{PinnedVersions, Views};
 
 // The words of an operation's note.
 const HASH: usize = 0;
@@ -25,79 +25,89 @@ const LEN: usize = 3;
 const BLOB: usize = 4;
 
 impl Memtable {
-    /// `Engine::prepare` of an engine whose newest memtable this is: what the commit of `op` needs. `is_over` says whether a key
-    /// that is new here is beyond the budget, and whether a checkpoint would change that, `prior` looks for its newest version everywhere.
+    /// `Engine::prepare` of an engine whose newest memtable this is: what the commit of `op` needs.
+    /// `is_over` says whether a key that is new here is beyond the budget, and whether a checkpoint
+    /// would change that, `prior` looks for its newest version everywhere.
     pub fn prepare(
         &self,
-        op: &mut Op<'_>,
+        op: &mut EngineOp<'_>,
         hash: u64,
-        (ground, guard): (&Ground, &Guard),
-        pins: &Pins,
-        (is_over, passes): (impl FnOnce(&Op<'_>) -> bool, impl FnOnce() -> bool),
+        (context, guard): (&EngineContext, &Guard),
+        pins: &PinnedVersions,
+        (is_over, passes): (impl FnOnce(&EngineOp<'_>) -> bool, impl FnOnce() -> bool),
         prior: impl Fn(&[u8]) -> Result<Seq>,
-    ) -> Result<Need> {
-        let is_there = self.note(op, hash, ground, guard)?;
+    ) -> Result<Preparation> {
+        let is_there = self.note(op, hash, context, guard)?;
         op.prior = Seq::ZERO;
         match op.action {
-            Action::Put(_) | Action::Staged(_) => {
-                // A key that is new to the memtable is refused beyond the budget if it is new altogether.
+            Action::Put(_) | Action::Blob(_) => {
+                // A key that is new to the memtable is refused beyond the budget if it is new
+                // altogether.
                 let is_over = !is_there && is_over(op);
                 if is_over && op.may_wait && passes() {
-                    return Err(Error::OverBudget { budget: ground.memory.budget() });
+                    return Err(Error::MemoryBudgetExceeded { budget: context.memory.budget() });
                 }
                 if is_over || (!is_there && pins.has_views()) {
                     op.prior = prior(op.key)?;
                 }
                 if is_over && op.prior == Seq::ZERO {
-                    return Err(Error::OverBudget { budget: ground.memory.budget() });
+                    return Err(Error::MemoryBudgetExceeded { budget: context.memory.budget() });
                 }
-                Ok(Need::Record)
+                Ok(Preparation::Record)
             }
             Action::Expect => {
                 op.prior = prior(op.key)?;
-                Ok(Need::Nothing)
+                Ok(Preparation::NoChange)
             }
             Action::Remove => match prior(op.key)? {
-                Seq::ZERO => Ok(Need::Nothing),
+                Seq::ZERO => Ok(Preparation::NoChange),
                 prior => {
                     op.prior = prior;
-                    Ok(Need::Record)
+                    Ok(Preparation::Record)
                 }
             },
         }
     }
 
-    /// Tells `pins` of the version that `op` supersedes by commit `seq`, if a view needs it. Before the memtable changes.
-    pub fn note_superseded(&self, op: &Op<'_>, seq: Seq, views: &Views, pins: &Pins) {
-        pins.learn(views);
+    /// Tells `pins` of the version that `op` supersedes by commit `seq`, if a view needs it. Before
+    /// the memtable changes.
+    pub fn note_superseded(&self, op: &EngineOp<'_>, seq: Seq, views: &Views, pins: &PinnedVersions) {
+        pins.update(views);
         if !views.is_empty() {
             let record = Memtable::record_of(op);
             let born = if record == 0 { op.prior } else { self.entry(record).newest().seq };
-            pins.superseded(born, seq, views);
+            pins.note_superseded(born, seq, views);
         }
     }
 
-    /// Writes down in `op` what it found here, for [`Memtable::is_current`] and `apply`. True if the key has a record.
-    pub fn note(&self, op: &mut Op<'_>, hash: u64, ground: &Ground, guard: &Guard) -> Result<bool> {
+    /// Writes down in `op` what it found here, for [`Memtable::is_current`] and `apply`. True if
+    /// the key has a record.
+    pub fn note(
+        &self,
+        op: &mut EngineOp<'_>,
+        hash: u64,
+        context: &EngineContext,
+        guard: &Guard,
+    ) -> Result<bool> {
         let len = self.stripe_len(hash); // before the look
         let entry = self.find(hash, op.key, guard);
         let word = entry.as_ref().map(|entry| entry.newest().word);
         op.note[HASH] = hash;
         op.note[RECORD] =
             u64::from(self.number) << 32 | u64::from(entry.as_ref().map_or(0, |entry| entry.place));
-        op.note[WORD] = word.map_or(0, Word::bits);
+        op.note[WORD] = word.map_or(0, VersionWord::bits);
         op.note[LEN] = u64::from(len);
         op.note[BLOB] = 0;
-        if let Some(word) = word.filter(|word| word.is_staged()) {
-            op.note[BLOB] = self.content(word, ground, guard, |content| {
-                Ok(if let Content::Staged(blob) = content { blob.id + 1 } else { 0 })
+        if let Some(word) = word.filter(|word| word.is_blob()) {
+            op.note[BLOB] = self.content(word, context, guard, |content| {
+                Ok(if let RecordContent::Blob(blob) = content { blob.id + 1 } else { 0 })
             })?;
         }
         Ok(entry.is_some())
     }
 
     /// Whether this is the memtable that `op` was noted in, and what it found there still holds.
-    pub fn is_current(&self, op: &Op<'_>, guard: &Guard) -> bool {
+    pub fn is_current(&self, op: &EngineOp<'_>, guard: &Guard) -> bool {
         let (number, record) = (high(op.note[RECORD]), low(op.note[RECORD]));
         if self.number != number {
             return false;
@@ -109,25 +119,25 @@ impl Memtable {
                 || self.find(hash, op.key, guard).is_none();
         }
         let word = self.entry(record).newest().word;
-        let is_blind = matches!(op.action, Action::Put(_) | Action::Staged(_));
-        word.bits() == op.note[WORD] || (is_blind && op.note[BLOB] == 0 && !word.is_staged())
+        let is_blind = matches!(op.action, Action::Put(_) | Action::Blob(_));
+        word.bits() == op.note[WORD] || (is_blind && op.note[BLOB] == 0 && !word.is_blob())
     }
 
     /// The record that `op` found; 0 for none.
     #[must_use]
-    pub fn record_of(op: &Op<'_>) -> Place {
+    pub fn record_of(op: &EngineOp<'_>) -> ArenaOffset {
         low(op.note[RECORD])
     }
 
     /// The hash that `op` was noted with.
     #[must_use]
-    pub fn hash_of(op: &Op<'_>) -> u64 {
+    pub fn hash_of(op: &EngineOp<'_>) -> u64 {
         op.note[HASH]
     }
 
     /// The staged value that `op` replaces.
     #[must_use]
-    pub fn replaced_blob(op: &Op<'_>) -> Option<u64> {
+    pub fn replaced_blob(op: &EngineOp<'_>) -> Option<u64> {
         op.note[BLOB].checked_sub(1)
     }
 }

@@ -1,13 +1,14 @@
 //! # Prefix: what keys have in common, and heads that order them
 //!
-//! Keys of one keyspace tend to start alike. A *head* is the eight bytes behind what they share, as a number: it
-//! orders keys as their bytes do, and only ties need the bytes themselves.
+//! Keys of one keyspace tend to start alike. A *head* is the eight bytes behind what they share, as
+//! a number: it orders keys as their bytes do, and only ties need the bytes themselves.
 //!
 //! ## Invariants
 //!
-//! 1. Heads are monotonic: `a <= b` implies `head(a) <= head(b)`, for any keys and any prefix. What does not start
-//!    with the prefix has the lowest or the highest head.
-//! 2. A separator whose bytes are the prefix and at most eight more is in its number: see [`Sep`].
+//! 1. Heads are monotonic: `a <= b` implies `head(a) <= head(b)`, for any keys and any prefix. What
+//!    does not start with the prefix has the lowest or the highest head.
+//! 2. A separator whose bytes are the prefix and at most eight more is in its number: see
+//!    [`Separator`].
 
 use std::cmp::Ordering;
 
@@ -15,13 +16,13 @@ use crate::keys::{self, HEAD};
 
 /// What keys share.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Prefix(Box<[u8]>);
+pub struct KeyPrefix(Box<[u8]>);
 
-impl Prefix {
+impl KeyPrefix {
     /// The prefix `bytes`.
     #[must_use]
-    pub fn new(bytes: &[u8]) -> Prefix {
-        Prefix(bytes.into())
+    pub fn new(bytes: &[u8]) -> KeyPrefix {
+        KeyPrefix(bytes.into())
     }
 
     /// Its bytes.
@@ -37,7 +38,8 @@ impl Prefix {
         self.0.len()
     }
 
-    /// The eight bytes behind the prefix, zeros where there are fewer; `None` for a key that does not start with it.
+    /// The eight bytes behind the prefix, zeros where there are fewer; `None` for a key that does
+    /// not start with it.
     #[inline]
     fn raw(&self, key: &[u8]) -> Option<u64> {
         Some(keys::head(key.strip_prefix(&*self.0)?))
@@ -59,37 +61,37 @@ impl Prefix {
     }
 }
 
-/// A key that separates two intervals, in two words: its head, and its length behind the prefix or, if that does
-/// not say it all, the place of its bytes.
+/// A key that separates two intervals, in two words: its head, and its length behind the prefix or,
+/// if that does not say it all, the place of its bytes.
 #[derive(Clone, Copy, Debug)]
-pub struct Sep {
+pub struct Separator {
     head: u64,
     /// At most eight: the length. Else a pointer to bytes that outlive it.
     rest: *const Box<[u8]>,
 }
 
 // SAFETY:
-// * What `rest` points at is never written while a `Sep` with it can be reached (`slots.rs` I2), and bytes may be
-//   read from any thread.
-unsafe impl Send for Sep {}
+// * What `rest` points at is never written while a `Separator` with it can be reached (`slots.rs`
+//   I2), and bytes may be read from any thread.
+unsafe impl Send for Separator {}
 // SAFETY:
 // * As above.
-unsafe impl Sync for Sep {}
+unsafe impl Sync for Separator {}
 
-impl Sep {
+impl Separator {
     /// Before all keys.
-    pub const LOWEST: Sep = Sep { head: 0, rest: std::ptr::null() };
+    pub const LOWEST: Separator = Separator { head: 0, rest: std::ptr::null() };
 
     /// The separator `bytes`; `None` if they do not fit into two words.
-    pub fn inline(prefix: &Prefix, bytes: &[u8]) -> Option<Sep> {
+    pub fn inline(prefix: &KeyPrefix, bytes: &[u8]) -> Option<Separator> {
         if bytes.is_empty() {
-            return Some(Sep::LOWEST);
+            return Some(Separator::LOWEST);
         }
         let raw = prefix.raw(bytes)?;
         let len = bytes.len() - prefix.len();
         // At the limits heads of several keys fall together.
         (len <= HEAD && (2..=u64::MAX - 2).contains(&raw))
-            .then(|| Sep { head: raw, rest: std::ptr::without_provenance(len) })
+            .then(|| Separator { head: raw, rest: std::ptr::without_provenance(len) })
     }
 
     /// The separator whose bytes are at `bytes`.
@@ -97,15 +99,15 @@ impl Sep {
     /// # Safety
     ///
     /// * The bytes stay as they are while the result, or a copy of it, is used.
-    pub unsafe fn outside(prefix: &Prefix, bytes: *const Box<[u8]>) -> Sep {
+    pub unsafe fn out_of_line(prefix: &KeyPrefix, bytes: *const Box<[u8]>) -> Separator {
         // SAFETY:
         // * The caller's promise.
-        Sep { head: prefix.head(unsafe { &*bytes }), rest: bytes }
+        Separator { head: prefix.head(unsafe { &*bytes }), rest: bytes }
     }
 
     fn long(&self) -> Option<&[u8]> {
         // SAFETY:
-        // * Not a length, so made by `outside`, whose caller promised that the bytes stay.
+        // * Not a length, so made by `out_of_line`, whose caller promised that the bytes stay.
         (self.rest.addr() > HEAD).then(|| unsafe { &**self.rest })
     }
 
@@ -120,7 +122,7 @@ impl Sep {
     }
 
     /// Appends its bytes to `out`.
-    pub fn write(&self, prefix: &Prefix, out: &mut Vec<u8>) {
+    pub fn write(&self, prefix: &KeyPrefix, out: &mut Vec<u8>) {
         if let Some(long) = self.long() {
             out.extend_from_slice(long);
         } else if !self.is_lowest() {
@@ -131,15 +133,16 @@ impl Sep {
     }
 
     /// Its bytes.
-    pub fn bytes(&self, prefix: &Prefix) -> Vec<u8> {
+    pub fn bytes(&self, prefix: &KeyPrefix) -> Vec<u8> {
         let mut bytes = Vec::new();
         self.write(prefix, &mut bytes);
         bytes
     }
 
-    /// How it compares to `key`, whose head is `head`, under the same prefix. The lowest is below all keys.
+    /// How it compares to `key`, whose head is `head`, under the same prefix. The lowest is below
+    /// all keys.
     #[inline]
-    pub fn cmp(&self, head: u64, key: &[u8], prefix: &Prefix) -> Ordering {
+    pub fn cmp(&self, head: u64, key: &[u8], prefix: &KeyPrefix) -> Ordering {
         match self.head.cmp(&head) {
             Ordering::Equal => self.cmp_tied(key, prefix),
             other => other,
@@ -147,15 +150,15 @@ impl Sep {
     }
 
     #[cold]
-    fn cmp_tied(&self, key: &[u8], prefix: &Prefix) -> Ordering {
+    fn cmp_tied(&self, key: &[u8], prefix: &KeyPrefix) -> Ordering {
         if let Some(long) = self.long() {
             return long.cmp(key);
         }
         if self.is_lowest() {
             return Ordering::Less;
         }
-        // The head is not at a limit, so the key starts with the prefix and agrees in what follows, zeros
-        // where either ends: the shorter one is lower.
+        // The head is not at a limit, so the key starts with the prefix and agrees in what follows,
+        // zeros where either ends: the shorter one is lower.
         self.rest.addr().cmp(&(key.len() - prefix.len()))
     }
 }
@@ -185,13 +188,13 @@ mod tests {
     #[test]
     fn heads_and_separators_order_as_bytes_do() {
         for prefix in [&b""[..], b"ab", b"user", b"v\xff"] {
-            let prefix = Prefix::new(prefix);
+            let prefix = KeyPrefix::new(prefix);
             for a in samples() {
                 let boxed: Box<Box<[u8]>> = Box::new(a.clone().into());
                 // SAFETY:
                 // * The box outlives the separator.
-                let sep = Sep::inline(&prefix, &a)
-                    .unwrap_or_else(|| unsafe { Sep::outside(&prefix, &raw const *boxed) });
+                let sep = Separator::inline(&prefix, &a)
+                    .unwrap_or_else(|| unsafe { Separator::out_of_line(&prefix, &raw const *boxed) });
                 assert_eq!(sep.bytes(&prefix), a);
                 for b in samples() {
                     if a <= b {

@@ -5,19 +5,20 @@ use crate::memory::HUGE_PAGE;
 use crate::sync::epoch;
 use std::collections::BTreeMap;
 
-fn keys(memtable: &Memtable, places: &[Place]) -> Vec<Vec<u8>> {
+fn keys(memtable: &Memtable, places: &[ArenaOffset]) -> Vec<Vec<u8>> {
     places.iter().map(|place| memtable.table.key(*place).to_vec()).collect()
 }
 
 fn settle(memtable: &Memtable, parts: usize, guard: &Guard) {
     let before = memtable.bytes();
-    (0..parts).for_each(|part| memtable.sort_share(part, parts));
-    memtable.table.settle(guard);
+    (0..parts).for_each(|part| memtable.sort_part(part, parts));
+    memtable.table.finish_sort(guard);
     assert!(memtable.bytes() < before + before / 2 + HUGE_PAGE as u64);
-    memtable.table.settle(guard); // nothing waits any more
+    memtable.table.finish_sort(guard); // nothing waits any more
 }
 
-/// Once put in one by one; and once the first thousands loaded, sorted in some parts, of which `most` may wait.
+/// Once put in one by one; and once the first thousands loaded, sorted in some parts, of which
+/// `most` may wait.
 fn check(tiny: bool, keys_of: impl Iterator<Item = Vec<u8>> + Clone) {
     check_loaded(tiny, 0, (1, u64::MAX), keys_of.clone());
     check_loaded(tiny, u64::MAX, (4, u64::MAX), keys_of.clone());
@@ -31,12 +32,12 @@ fn check_loaded(
     (parts, most): (usize, u64),
     keys_of: impl Iterator<Item = Vec<u8>>,
 ) {
-    let memtable = Memtable::new(1, Prefix::default(), tiny);
+    let memtable = Memtable::new(1, KeyPrefix::default(), tiny);
     let guard = &epoch::pin();
     let mut expected = BTreeMap::new();
     let hash = |key: &[u8]| u64::from(crc32c::crc32c(key)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     for (number, key) in (1..).zip(keys_of) {
-        let version = Version { word: Word(number), seq: Seq(number) };
+        let version = MemtableVersion { word: VersionWord(number), seq: Seq(number) };
         if number == loaded {
             settle(&memtable, parts, guard);
         }
@@ -62,7 +63,7 @@ fn check_loaded(
     memtable.ascend(Bound::Unbounded, usize::MAX, guard, &mut places);
     assert_eq!(keys(&memtable, &places), all);
     places.clear();
-    memtable.fall(Bound::Unbounded, usize::MAX, guard, &mut places);
+    memtable.descend(Bound::Unbounded, usize::MAX, guard, &mut places);
     assert_eq!(keys(&memtable, &places), all.iter().rev().cloned().collect::<Vec<_>>());
     for key in all.iter().step_by(all.len() / 50 + 1) {
         for bound in [Bound::Included(&key[..]), Bound::Excluded(&key[..])] {
@@ -75,7 +76,7 @@ fn check_loaded(
                     range.take(limit).map(|(k, _)| k.clone()).collect::<Vec<_>>()
                 );
                 places.clear();
-                memtable.fall(bound, limit, guard, &mut places);
+                memtable.descend(bound, limit, guard, &mut places);
                 let range = expected.range::<[u8], _>((Bound::Unbounded, bound)).rev();
                 assert_eq!(
                     keys(&memtable, &places),
@@ -87,7 +88,7 @@ fn check_loaded(
 }
 
 #[test]
-fn it_holds_what_it_was_given_in_order() {
+fn a_memtable_returns_all_keys_in_order() {
     let random = |i: u64| i.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     for tiny in [true, false] {
         check(tiny, (0..5000).map(|i| format!("user{:016x}", random(i)).into_bytes()));
@@ -103,9 +104,9 @@ fn it_holds_what_it_was_given_in_order() {
 
 #[test]
 fn versions_that_views_need_stay() {
-    let memtable = Memtable::new(1, Prefix::default(), true);
+    let memtable = Memtable::new(1, KeyPrefix::default(), true);
     let guard = &epoch::pin();
-    let version = |seq| Version { word: Word(seq), seq: Seq(seq) };
+    let version = |seq| MemtableVersion { word: VersionWord(seq), seq: Seq(seq) };
     let mut views = Views::default();
     memtable.add(7, b"k", version(3), guard);
     let entry = memtable.find(7, b"k", guard).expect("it was added");
@@ -124,8 +125,8 @@ fn versions_that_views_need_stay() {
 fn check_threads(tiny: bool, each: u64) {
     use std::sync::atomic::{AtomicU64, Ordering};
     const THREADS: usize = 4;
-    let ground = &ground();
-    let memtable = &Memtable::new(1, Prefix::default(), tiny);
+    let context = &context();
+    let memtable = &Memtable::new(1, KeyPrefix::default(), tiny);
     let key = |thread: u64, i: u64| {
         let i = if thread.is_multiple_of(2) { i.wrapping_mul(0x9e37_79b9_7f4a_7c15) } else { i };
         format!("user{thread}{i:016x}").into_bytes()
@@ -139,12 +140,12 @@ fn check_threads(tiny: bool, each: u64) {
         for i in 0..each {
             let guard = &epoch::pin();
             let key = key(thread, i);
-            let version = Version { word: Word(seq(thread, i).0), seq: seq(thread, i) };
-            memtable.put(0, ground.hash(&key), &key, version, &views, ground, guard);
+            let version = MemtableVersion { word: VersionWord(seq(thread, i).0), seq: seq(thread, i) };
+            memtable.put(0, context.hash(&key), &key, version, &views, context, guard);
             if i % 3 == 0 {
-                let place = memtable.find(ground.hash(&key), &key, guard).expect("it was added").place;
-                let version = Version { word: Word(version.seq.0 + (1 << 40)), ..version };
-                memtable.put(place, ground.hash(&key), &key, version, &views, ground, guard);
+                let place = memtable.find(context.hash(&key), &key, guard).expect("it was added").place;
+                let version = MemtableVersion { word: VersionWord(version.seq.0 + (1 << 40)), ..version };
+                memtable.put(place, context.hash(&key), &key, version, &views, context, guard);
             }
             done.store(i + 1, Ordering::Release);
         }
@@ -158,7 +159,7 @@ fn check_threads(tiny: bool, each: u64) {
             if is_up {
                 memtable.ascend(Bound::Unbounded, usize::MAX, guard, &mut places);
             } else {
-                memtable.fall(Bound::Unbounded, usize::MAX, guard, &mut places);
+                memtable.descend(Bound::Unbounded, usize::MAX, guard, &mut places);
                 places.reverse();
             }
             let walked = keys(memtable, &places);
@@ -167,7 +168,7 @@ fn check_threads(tiny: bool, each: u64) {
                 for i in (0..there).step_by(97).chain(there.checked_sub(1)) {
                     let key = key(thread, i);
                     assert!(walked.binary_search(&key).is_ok(), "a key is not in order");
-                    let entry = memtable.find(ground.hash(&key), &key, guard).expect("it was added");
+                    let entry = memtable.find(context.hash(&key), &key, guard).expect("it was added");
                     assert_eq!(entry.newest().seq, seq(thread, i));
                 }
             }
@@ -182,10 +183,10 @@ fn check_threads(tiny: bool, each: u64) {
     });
     let keys = THREADS as u64 * each;
     assert_eq!((memtable.count(), memtable.newest()), (keys, Seq(keys)));
-    memtable.table.account(&ground.memory);
-    assert_eq!(ground.memory.total(), memtable.bytes());
-    moment::Layer::gone(memtable, &ground.memory);
-    assert_eq!(ground.memory.total(), 0);
+    memtable.table.update_accounting(&context.memory);
+    assert_eq!(context.memory.total(), memtable.bytes());
+    memtables::MemtableLayer::uncount_memory(memtable, &context.memory);
+    assert_eq!(context.memory.total(), 0);
 }
 
 #[test]
@@ -196,23 +197,23 @@ fn threads_add_and_change_different_keys_beside_readers() {
 
 #[test]
 fn an_operation_is_current_beside_other_keys_of_its_stripe() {
-    use crate::engine::{Action, Op};
-    let (ground, guard) = (&ground(), &epoch::pin());
-    let memtable = Memtable::new(1, Prefix::default(), true);
-    let version = Version { word: Word(7), seq: Seq(7) };
-    let mut op = Op::new(b"b", Action::Put(b""));
-    assert!(!memtable.note(&mut op, 1, ground, guard).expect("nothing is read"));
+    use crate::engine::{Action, EngineOp};
+    let (context, guard) = (&context(), &epoch::pin());
+    let memtable = Memtable::new(1, KeyPrefix::default(), true);
+    let version = MemtableVersion { word: VersionWord(7), seq: Seq(7) };
+    let mut op = EngineOp::new(b"b", Action::Put(b""));
+    assert!(!memtable.note(&mut op, 1, context, guard).expect("nothing is read"));
     memtable.add(1, b"a", version, guard);
     assert!(memtable.is_current(&op, guard), "another key of the stripe came");
     memtable.add(1, b"b", version, guard);
     assert!(!memtable.is_current(&op, guard), "the key itself came");
 }
 
-fn ground() -> Ground {
+fn context() -> EngineContext {
     use crate::blob::Blobs;
     use crate::disk::Disk;
     use crate::disk::sim::SimDisk;
     let (disk, dir) = (std::sync::Arc::new(SimDisk::new()), std::path::PathBuf::from("/blobs"));
     disk.create_dir(&dir).expect("it is made");
-    Ground::new(Blobs::new(disk, dir, 1, crate::types::StoreId(1), true), 1 << 30, 7, true)
+    EngineContext::new(Blobs::new(disk, dir, 1, crate::types::StoreId(1), true), 1 << 30, 7, true)
 }

@@ -1,8 +1,8 @@
 //! # Address: where an entry stands, in 40 bits
 //!
-//! FlatStore's entries point by 40 bits (§3.2); so do ours: 16 bits name a slot of the segment table,
-//! 24 bits an 8-byte unit in the segment. Addresses live in memory only; on disk a slot is written as
-//! the number of its segment.
+//! FlatStore's entries point by 40 bits (§3.2); so do ours: 16 bits name a slot of the segment
+//! table, 24 bits an 8-byte unit in the segment. Addresses live in memory only; on disk a slot is
+//! written as the number of its segment.
 
 use crate::frame::ALIGN;
 

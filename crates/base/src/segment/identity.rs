@@ -5,7 +5,7 @@
 use std::path::Path;
 
 use super::{DATA_START, MAX_CAPACITY};
-use crate::codec::{COUNTED, Reader, Writer};
+use crate::codec::{COUNT_LIMIT, FieldReader, FieldWriter};
 use crate::disk::SECTOR_BYTES;
 use crate::error::{Damage, Error, Result};
 use crate::frame::u32_at;
@@ -14,13 +14,13 @@ use crate::types::{Incarnation, LogId, SegmentId, StoreId};
 
 const MAGIC: &[u8; 8] = b"SHEAFSEG";
 /// Where a header says the capacity.
-pub(super) const CAPACITY: u64 = 48;
+pub(super) const CAPACITY_OFFSET: u64 = 48;
 /// Bytes of a header that its checksum covers.
-pub(super) const SUMMED: usize = 56;
+pub(super) const CHECKSUMMED_BYTES: usize = 56;
 
 /// Who a segment is: the part of its header that salts the checksums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Identity {
+pub struct SegmentIdentity {
     /// The database.
     pub store: StoreId,
     /// The log.
@@ -35,9 +35,9 @@ pub struct Identity {
     pub capacity: u64,
 }
 
-impl Identity {
+impl SegmentIdentity {
     pub(super) fn encode(&self) -> [u8; SECTOR_BYTES] {
-        let mut w = Writer::default();
+        let mut w = FieldWriter::default();
         w.0.extend_from_slice(MAGIC);
         w.u32(FORMAT);
         w.u8(self.log as u8);
@@ -55,25 +55,27 @@ impl Identity {
         sector
     }
 
-    pub(super) fn decode(path: &Path, sector: &[u8; SECTOR_BYTES]) -> Result<Identity> {
+    pub(super) fn decode(path: &Path, sector: &[u8; SECTOR_BYTES]) -> Result<SegmentIdentity> {
         let damaged = |what| Error::corrupt(path, 0, what);
         if &sector[..8] != MAGIC {
             return Err(damaged(Damage::BadMagic));
         }
-        let (expected, got) = (u32_at(sector, SUMMED), crc32c::crc32c(&sector[..SUMMED]));
+        let (expected, got) =
+            (u32_at(sector, CHECKSUMMED_BYTES), crc32c::crc32c(&sector[..CHECKSUMMED_BYTES]));
         if expected != got {
             return Err(damaged(Damage::BadChecksum { expected, got }));
         }
-        if let Some(at) = sector[SUMMED + 4..].iter().position(|b| *b != 0) {
-            let field = Damage::BadField { field: "padding", value: u64::from(sector[SUMMED + 4 + at]) };
-            return Err(Error::corrupt(path, (SUMMED + 4 + at) as u64, field));
+        if let Some(at) = sector[CHECKSUMMED_BYTES + 4..].iter().position(|b| *b != 0) {
+            let field =
+                Damage::BadField { field: "padding", value: u64::from(sector[CHECKSUMMED_BYTES + 4 + at]) };
+            return Err(Error::corrupt(path, (CHECKSUMMED_BYTES + 4 + at) as u64, field));
         }
         let found = u32_at(sector, 8);
         if found != FORMAT {
-            return Err(Error::Format { path: path.to_path_buf(), found, supported: FORMAT });
+            return Err(Error::UnsupportedVersion { path: path.to_path_buf(), found, supported: FORMAT });
         }
-        let mut r = Reader::new(&sector[12..SUMMED]);
-        let mut fields = || -> Result<Identity, Damage> {
+        let mut r = FieldReader::new(&sector[12..CHECKSUMMED_BYTES]);
+        let mut fields = || -> Result<SegmentIdentity, Damage> {
             let number = r.u8()?;
             let log =
                 LogId::from_u8(number).ok_or(Damage::BadField { field: "log", value: u64::from(number) })?;
@@ -86,7 +88,7 @@ impl Identity {
             if !(DATA_START..=MAX_CAPACITY).contains(&capacity) {
                 return Err(Damage::BadField { field: "capacity", value: capacity });
             }
-            Ok(Identity { store, log, id, stream, incarnation, capacity })
+            Ok(SegmentIdentity { store, log, id, stream, incarnation, capacity })
         };
         fields().map_err(damaged)
     }
@@ -98,11 +100,12 @@ pub fn file_name(id: SegmentId) -> String {
     format!("{:016x}.seg", id.0)
 }
 
-/// The number in a segment's file name. One that no segment can have makes it a name of somebody else's.
+/// The number in a segment's file name. One that no segment can have makes it a name of somebody
+/// else's.
 #[must_use]
 pub fn number_of(name: &str) -> Option<SegmentId> {
     let digits = name.strip_suffix(".seg").filter(|n| n.len() == 16)?;
-    u64::from_str_radix(digits, 16).ok().filter(|number| *number < COUNTED).map(SegmentId)
+    u64::from_str_radix(digits, 16).ok().filter(|number| *number < COUNT_LIMIT).map(SegmentId)
 }
 
 #[cfg(test)]
@@ -110,28 +113,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_with_a_number_that_no_segment_has_is_not_ours() {
-        assert_eq!(number_of(&file_name(SegmentId(COUNTED - 1))), Some(SegmentId(COUNTED - 1)));
+    fn a_file_name_with_an_impossible_id_is_ignored() {
+        assert_eq!(number_of(&file_name(SegmentId(COUNT_LIMIT - 1))), Some(SegmentId(COUNT_LIMIT - 1)));
         for name in ["ffffffffffffffff.seg", "4000000000000000.seg", "1.seg", "0000000000000001.sg"] {
             assert_eq!(number_of(name), None, "{name}");
         }
     }
 
     #[test]
-    fn a_header_with_a_number_that_leaves_none_after_it_is_damage() {
-        let identity = Identity {
+    fn a_header_with_the_largest_id_is_damage() {
+        let identity = SegmentIdentity {
             store: StoreId(1),
-            log: LogId::Flat,
+            log: LogId::ValueLog,
             id: SegmentId(1),
             stream: 0,
             incarnation: Incarnation(1),
             capacity: MAX_CAPACITY,
         };
-        let decoded = |identity: Identity| Identity::decode(Path::new("x"), &identity.encode());
+        let decoded = |identity: SegmentIdentity| SegmentIdentity::decode(Path::new("x"), &identity.encode());
         assert!(decoded(identity).is_ok());
-        for number in [COUNTED, u64::MAX] {
-            assert!(decoded(Identity { id: SegmentId(number), ..identity }).is_err());
-            assert!(decoded(Identity { incarnation: Incarnation(number), ..identity }).is_err());
+        for number in [COUNT_LIMIT, u64::MAX] {
+            assert!(decoded(SegmentIdentity { id: SegmentId(number), ..identity }).is_err());
+            assert!(decoded(SegmentIdentity { incarnation: Incarnation(number), ..identity }).is_err());
         }
     }
 }

@@ -1,8 +1,9 @@
 //! # Segments: the files a log is made of
 //!
-//! A log is a row of segments. Stream 0 is the order: commits, copied in parallel to reserved places. Further
-//! streams (store logs only) hold survivors of cleaning, grouped by age. A segment is written from
-//! front to back once, sealed, read, emptied by the cleaner and freed; its number is never used again.
+//! A log is a row of segments. Stream 0 is the order: commits, copied in parallel to reserved
+//! places. Further streams (store logs only) hold survivors of cleaning, grouped by age. A segment
+//! is written from front to back once, sealed, read, emptied by the cleaner and freed; its number
+//! is never used again.
 //!
 //! ## Picture
 //!
@@ -13,36 +14,36 @@
 //!
 //! ## Invariants
 //!
-//! 1. Bytes below `end` are never written again while the process lives (recovery rewrites identical
-//!    bytes before anybody reads), so they may be borrowed from a mapping.
-//! 2. All bytes below `end` are in the kernel when it is published. Frames behind it may be complete, in
-//!    any order: the address of such a frame is known only after it was copied, and only its own bytes
-//!    are borrowed.
+//! 1. Bytes below `end` are never written again while the process lives (recovery rewrites
+//!    identical bytes before anybody reads), so they may be borrowed from a mapping.
+//! 2. All bytes below `end` are in the kernel when it is published. Frames behind it may be
+//!    complete, in any order: the address of such a frame is known only after it was copied, and
+//!    only its own bytes are borrowed.
 //! 3. An [`Address`] is valid while the epoch guard lives under which it was loaded from an index:
 //!    a slot is cleared, and its segment unmapped, only after all older guards are gone.
 
 mod address;
 mod identity;
+mod prefetch;
 mod read;
 mod scan;
-mod slots;
-mod spot;
+mod table;
 
 pub use address::{Address, SLOT_COUNT};
-pub use identity::{Identity, file_name, number_of};
+pub use identity::{SegmentIdentity, file_name, number_of};
+pub use prefetch::PrefetchedEntry;
 pub use read::Frame;
-pub use scan::{Scan, Scanned, Stop, find_water};
-pub use slots::Segments;
-pub use spot::Spot;
+pub use scan::{ScanEnd, ScannedFrame, SegmentScan, find_watermark};
+pub use table::SegmentTable;
 
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::disk::{Disk, File, How, SECTOR, SECTOR_BYTES};
+use crate::disk::{Disk, File, OpenMode, SECTOR, SECTOR_BYTES};
 use crate::error::{Damage, Error, IoContext, Result};
-use crate::frame::Seed;
-use crate::root::SegmentEntry;
+use crate::frame::ChecksumSeed;
+use crate::root::RootSegment;
 use crate::sync::Counter;
 use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::types::{Incarnation, LogId, SegmentId, Seq, StoreId};
@@ -60,11 +61,12 @@ const USUAL_LINES: u32 = 3;
 /// ... and at most: behind them the processor sees the pattern.
 const MOST_LINES: u64 = 8;
 
-/// Maps a segment. Entries are read here and there: with neighbours brought along, as a device's setting may want it, each one that
-/// memory does not hold cost megabytes. Who reads a segment from front to back asks for it ([`Scan`]).
+/// Maps a segment. Entries are read here and there: with neighbours brought along, as a device's
+/// setting may want it, each one that memory does not hold cost megabytes. Who reads a segment from
+/// front to back asks for it ([`Scan`]).
 fn map(file: &dyn File, len: u64) {
     file.map(len);
-    file.expect_scattered();
+    file.advise_random();
 }
 
 /// Bytes that are counted at every commit that adds an entry to the segment, or replaces one, on a
@@ -72,33 +74,33 @@ fn map(file: &dyn File, len: u64) {
 /// stay in all caches.
 #[derive(Debug, Default)]
 #[repr(align(64))]
-struct Counts {
+struct SegmentCounts {
     live: Counter,
-    tombs: Counter,
+    tombstones: Counter,
     frames: Counter,
 }
 
 /// One segment.
 #[derive(Debug)]
 pub struct Segment {
-    identity: Identity,
+    identity: SegmentIdentity,
     path: PathBuf,
     file: Arc<dyn File>,
-    seed: Seed,
+    seed: ChecksumSeed,
     slot: AtomicU32,
     end: AtomicU64,
     /// Bytes the device has.
     synced: AtomicU64,
     /// The device has the file's name.
-    named: AtomicBool,
+    is_named: AtomicBool,
     /// A durable ROOT lists it.
-    listed: AtomicBool,
+    is_in_root: AtomicBool,
     sealed: AtomicBool,
     damaged: AtomicBool,
-    counts: Counts,
+    counts: SegmentCounts,
     first_seq: AtomicU64,
     last_seq: AtomicU64,
-    hot: AtomicBool,
+    is_hot: AtomicBool,
     /// The log's clock (bytes ever appended) when the segment was sealed: its age.
     sealed_at: AtomicU64,
     /// Lines of the cache that a usual frame reaches over.
@@ -106,8 +108,8 @@ pub struct Segment {
 }
 
 impl Segment {
-    fn new(identity: Identity, path: PathBuf, file: Arc<dyn File>) -> Segment {
-        let seed = Seed::new(identity.store, identity.log, identity.id, identity.incarnation);
+    fn new(identity: SegmentIdentity, path: PathBuf, file: Arc<dyn File>) -> Segment {
+        let seed = ChecksumSeed::new(identity.store, identity.log, identity.id, identity.incarnation);
         Segment {
             identity,
             path,
@@ -116,24 +118,24 @@ impl Segment {
             slot: AtomicU32::new(u32::MAX),
             end: AtomicU64::new(DATA_START),
             synced: AtomicU64::new(DATA_START),
-            named: AtomicBool::new(false),
-            listed: AtomicBool::new(false),
+            is_named: AtomicBool::new(false),
+            is_in_root: AtomicBool::new(false),
             sealed: AtomicBool::new(false),
             damaged: AtomicBool::new(false),
-            counts: Counts::default(),
+            counts: SegmentCounts::default(),
             first_seq: AtomicU64::new(u64::MAX),
             last_seq: AtomicU64::new(0),
-            hot: AtomicBool::new(false),
+            is_hot: AtomicBool::new(false),
             sealed_at: AtomicU64::new(0),
             lines: AtomicU32::new(USUAL_LINES),
         }
     }
 
     /// Makes the file of a new segment with all its blocks. Name and header are not durable yet.
-    pub fn create(disk: &dyn Disk, dir: &Path, identity: Identity) -> Result<Segment> {
+    pub fn create(disk: &dyn Disk, dir: &Path, identity: SegmentIdentity) -> Result<Segment> {
         debug_assert!(identity.capacity <= MAX_CAPACITY);
         let path = dir.join(file_name(identity.id));
-        let file = disk.open(&path, How::Create).during("create", &path)?;
+        let file = disk.open(&path, OpenMode::Create).during("create", &path)?;
         let made = file.allocate(identity.capacity).and_then(|()| file.write_at(0, &identity.encode()));
         if let Err(e) = made {
             let _ = disk.remove(&path); // what is left over is swept at the next open
@@ -150,22 +152,22 @@ impl Segment {
         id: SegmentId,
         store: StoreId,
         log: LogId,
-        how: How,
+        open_mode: OpenMode,
     ) -> Result<Segment> {
         let path = dir.join(file_name(id));
-        let file = match disk.open(&path, how) {
+        let file = match disk.open(&path, open_mode) {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
-                return Err(Error::corrupt(&path, 0, Damage::Short { got: 0, expected: DATA_START }));
+                return Err(Error::corrupt(&path, 0, Damage::Truncated { got: 0, expected: DATA_START }));
             }
             other => other.during("open", &path)?,
         };
         let len = file.opened_len().during("measure", &path)?;
         if len < DATA_START {
-            return Err(Error::corrupt(&path, 0, Damage::Short { got: len, expected: DATA_START }));
+            return Err(Error::corrupt(&path, 0, Damage::Truncated { got: len, expected: DATA_START }));
         }
         let mut sector = [0; SECTOR_BYTES];
         file.read_at(0, &mut sector).during("read", &path)?;
-        let identity = Identity::decode(&path, &sector)?;
+        let identity = SegmentIdentity::decode(&path, &sector)?;
         for (field, expected, got) in [
             ("store", store.0, identity.store.0),
             ("segment", u128::from(id.0), u128::from(identity.id.0)),
@@ -184,30 +186,31 @@ impl Segment {
     /// # Errors
     ///
     /// Returns [`Error::Corrupt`] if the header is damaged, and [`Error::Io`] if it cannot be read.
-    pub fn identify(disk: &dyn Disk, path: &Path) -> Result<Identity> {
-        let file = disk.open(path, How::Read).during("open", path)?;
+    pub fn identify(disk: &dyn Disk, path: &Path) -> Result<SegmentIdentity> {
+        let file = disk.open(path, OpenMode::Read).during("open", path)?;
         let mut sector = [0; SECTOR_BYTES];
-        match crate::disk::fill(&*file, 0, &mut sector).during("read", path)? {
-            Some(got) => Err(Error::corrupt(path, 0, Damage::Short { got, expected: DATA_START })),
-            None => Identity::decode(path, &sector),
+        match crate::disk::read_up_to_end(&*file, 0, &mut sector).during("read", path)? {
+            Some(got) => Err(Error::corrupt(path, 0, Damage::Truncated { got, expected: DATA_START })),
+            None => SegmentIdentity::decode(path, &sector),
         }
     }
 
-    /// Bytes that a segment with a damaged header may have held: as the header says, if that can be, or as many as the file has.
-    pub(crate) fn claimed_capacity(disk: &dyn Disk, dir: &Path, id: SegmentId) -> u64 {
-        let Ok(file) = disk.open(&dir.join(file_name(id)), How::Read) else { return DATA_START };
+    /// Bytes that a segment with a damaged header may have held: as the header says, if that can
+    /// be, or as many as the file has.
+    pub(crate) fn capacity_from_header(disk: &dyn Disk, dir: &Path, id: SegmentId) -> u64 {
+        let Ok(file) = disk.open(&dir.join(file_name(id)), OpenMode::Read) else { return DATA_START };
         let mut field = [0; 8];
-        let said = file.read_at(identity::CAPACITY, &mut field).map(|()| u64::from_le_bytes(field));
+        let said = file.read_at(identity::CAPACITY_OFFSET, &mut field).map(|()| u64::from_le_bytes(field));
         let can_be = |capacity: &u64| (DATA_START + 1..=MAX_CAPACITY).contains(capacity);
         let len = file.len().unwrap_or(0).clamp(DATA_START, MAX_CAPACITY);
         said.ok().filter(can_be).unwrap_or(len)
     }
 
-    /// The segment of which others say that it is `identity`, whatever its header says, to see what can still be read of it. A file
-    /// that cannot be opened is one without bytes.
-    pub(crate) fn open_as(disk: &dyn Disk, dir: &Path, identity: Identity) -> Segment {
+    /// The segment of which others say that it is `identity`, whatever its header says, to see what
+    /// can still be read of it. A file that cannot be opened is one without bytes.
+    pub(crate) fn open_as(disk: &dyn Disk, dir: &Path, identity: SegmentIdentity) -> Segment {
         let path = dir.join(file_name(identity.id));
-        let file = disk.open(&path, How::Read).unwrap_or_else(|_| Arc::new(NoBytes));
+        let file = disk.open(&path, OpenMode::Read).unwrap_or_else(|_| Arc::new(MissingFile));
         match file.len() {
             Ok(len) if len >= DATA_START => map(&*file, len),
             _ => {}
@@ -215,22 +218,25 @@ impl Segment {
         Segment::new(identity, path, file)
     }
 
-    /// Returns whether the file was surely never written behind its header: the header is there, damaged or not, and everything else
-    /// is zero. The valid header of another segment says nothing: the file was replaced.
-    pub(crate) fn is_bare(&self) -> bool {
+    /// Returns whether the file was surely never written behind its header: the header is there,
+    /// damaged or not, and everything else is zero. The valid header of another segment says
+    /// nothing: the file was replaced.
+    pub(crate) fn is_never_written(&self) -> bool {
         let mut sector = [0; SECTOR_BYTES];
         if self.file.read_at(0, &mut sector).is_err() {
             return false;
         }
-        let Identity { store, log, id, .. } = self.identity;
-        if Identity::decode(&self.path, &sector)
+        let SegmentIdentity { store, log, id, .. } = self.identity;
+        if SegmentIdentity::decode(&self.path, &sector)
             .is_ok_and(|found| (found.store, found.log, found.id) != (store, log, id))
         {
             return false;
         }
-        let like = sector.iter().zip(self.identity.encode()).take(identity::SUMMED);
+        let like = sector.iter().zip(self.identity.encode()).take(identity::CHECKSUMMED_BYTES);
         let same = like.filter(|(got, made)| *got == made && *got != &0).count();
-        let least = self.identity.encode()[..identity::SUMMED].iter().filter(|byte| **byte != 0).count() / 2;
+        let least =
+            self.identity.encode()[..identity::CHECKSUMMED_BYTES].iter().filter(|byte| **byte != 0).count()
+                / 2;
         same >= least && self.is_zero_from(DATA_START).unwrap_or(false)
     }
 
@@ -247,40 +253,52 @@ impl Segment {
         Ok(true)
     }
 
-    /// The same empty file with the header of another incarnation: whatever frames stand in it are void.
+    /// The same empty file with the header of another incarnation: whatever frames stand in it are
+    /// void.
     pub fn restamp(&self, disk: &dyn Disk, dir: &Path, incarnation: Incarnation) -> Result<Segment> {
-        let identity = Identity { incarnation, stream: 0, ..self.identity };
+        let identity = SegmentIdentity { incarnation, stream: 0, ..self.identity };
         self.file.write_at(0, &identity.encode()).during("write", &self.path)?;
         self.file.allocate(identity.capacity).during("allocate", &self.path)?;
-        crate::disk::renew_len(&*self.file).during("extend", &self.path)?;
-        Segment::open(disk, dir, identity.id, identity.store, identity.log, How::Write)
+        crate::disk::mark_len_dirty(&*self.file).during("extend", &self.path)?;
+        Segment::open(disk, dir, identity.id, identity.store, identity.log, OpenMode::ReadWrite)
     }
 
-    /// Undoes a [`Segment::restamp`] that a crash tore: if each byte of the header is that of `old` or of
-    /// the same segment in `incarnation`, it becomes `old` again. False, and nothing done, if not.
+    /// Undoes a [`Segment::restamp`] that a crash tore: if each byte of the header is that of `old`
+    /// or of the same segment in `incarnation`, it becomes `old` again. False, and nothing done, if
+    /// not.
     ///
     /// # Errors
     ///
     /// Returns [`Error::Io`] if the file cannot be read or written.
-    pub fn mend(disk: &dyn Disk, dir: &Path, old: Identity, incarnation: Incarnation) -> Result<bool> {
-        let is_torn = Segment::is_torn(disk, dir, old, incarnation)?;
+    pub fn repair_header(
+        disk: &dyn Disk,
+        dir: &Path,
+        old: SegmentIdentity,
+        incarnation: Incarnation,
+    ) -> Result<bool> {
+        let is_torn = Segment::is_header_torn(disk, dir, old, incarnation)?;
         if is_torn {
             let path = dir.join(file_name(old.id));
-            let file = disk.open(&path, How::Write).during("open", &path)?;
+            let file = disk.open(&path, OpenMode::ReadWrite).during("open", &path)?;
             file.write_at(0, &old.encode()).during("write", &path)?;
         }
         Ok(is_torn)
     }
 
-    /// Returns whether the header is one that a crash in [`Segment::restamp`] tore: each byte is that of `old` or of the same
-    /// segment in `incarnation`.
+    /// Returns whether the header is one that a crash in [`Segment::restamp`] tore: each byte is
+    /// that of `old` or of the same segment in `incarnation`.
     ///
     /// # Errors
     ///
     /// Returns [`Error::Io`] if the file is there and cannot be read.
-    pub fn is_torn(disk: &dyn Disk, dir: &Path, old: Identity, incarnation: Incarnation) -> Result<bool> {
+    pub fn is_header_torn(
+        disk: &dyn Disk,
+        dir: &Path,
+        old: SegmentIdentity,
+        incarnation: Incarnation,
+    ) -> Result<bool> {
         let path = dir.join(file_name(old.id));
-        let file = match disk.open(&path, How::Read) {
+        let file = match disk.open(&path, OpenMode::Read) {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(false),
             other => other.during("open", &path)?,
         };
@@ -289,7 +307,7 @@ impl Segment {
             return Ok(false);
         }
         file.read_at(0, &mut sector).during("read", &path)?;
-        let (was, becomes) = (old.encode(), Identity { incarnation, stream: 0, ..old }.encode());
+        let (was, becomes) = (old.encode(), SegmentIdentity { incarnation, stream: 0, ..old }.encode());
         Ok(sector.iter().zip(was.iter().zip(&becomes)).all(|(got, (a, b))| got == a || got == b))
     }
 
@@ -300,7 +318,7 @@ impl Segment {
     }
     /// Who it is.
     #[must_use]
-    pub fn identity(&self) -> &Identity {
+    pub fn identity(&self) -> &SegmentIdentity {
         &self.identity
     }
     /// Its file.
@@ -315,7 +333,7 @@ impl Segment {
     }
     /// Its checksum seed.
     #[must_use]
-    pub fn seed(&self) -> Seed {
+    pub fn seed(&self) -> ChecksumSeed {
         self.seed
     }
     /// Its slot, once it has one.
@@ -328,7 +346,8 @@ impl Segment {
     pub fn end(&self) -> u64 {
         self.end.load(Ordering::Acquire)
     }
-    /// What the header of the next frame says if that stands at `offset`: how far behind the last one.
+    /// What the header of the next frame says if that stands at `offset`: how far behind the last
+    /// one.
     #[must_use]
     pub fn gap(&self, offset: u64) -> u8 {
         u8::try_from(offset.saturating_sub(self.end()) / crate::frame::ALIGN).unwrap_or(u8::MAX)
@@ -341,8 +360,8 @@ impl Segment {
         let end = self.end();
         if offset < end { end } else { self.limit_behind(offset, end) }
     }
-    /// As [`Segment::limit_at`] of a frame behind the published end. If the file cannot be read, the
-    /// caller's own read reports that: the limit is then the end of the segment.
+    /// As [`Segment::limit_at`] of a frame behind the published end. If the file cannot be read,
+    /// the caller's own read reports that: the limit is then the end of the segment.
     fn limit_behind(&self, offset: u64, end: u64) -> u64 {
         let capacity = self.identity.capacity;
         match self.header_at(offset) {
@@ -377,20 +396,20 @@ impl Segment {
     /// Whether its name has been synced.
     #[must_use]
     pub fn is_named(&self) -> bool {
-        self.named.load(Ordering::Relaxed)
+        self.is_named.load(Ordering::Relaxed)
     }
     /// The directory was synced after it was made.
     pub fn mark_named(&self) {
-        self.named.store(true, Ordering::Relaxed);
+        self.is_named.store(true, Ordering::Relaxed);
     }
     /// Returns whether a ROOT that lists it was durable.
     #[must_use]
-    pub fn is_listed(&self) -> bool {
-        self.listed.load(Ordering::Relaxed)
+    pub fn is_in_root(&self) -> bool {
+        self.is_in_root.load(Ordering::Relaxed)
     }
     /// Notes that a durable ROOT lists it.
-    pub fn mark_listed(&self) {
-        self.listed.store(true, Ordering::Relaxed);
+    pub fn mark_in_root(&self) {
+        self.is_in_root.store(true, Ordering::Relaxed);
     }
     /// Bytes of a frame on the mean.
     #[must_use]
@@ -430,12 +449,12 @@ impl Segment {
         self.damaged.store(true, Ordering::Relaxed);
     }
     /// Counts `span` bytes as live (or, negative, as dead).
-    pub fn account(&self, span: i64) {
+    pub fn add_live(&self, span: i64) {
         self.counts.live.add(span);
     }
-    /// Asks for what [`Segment::account`] changes, which another core may have.
+    /// Asks for what [`Segment::add_live`] changes, which another core may have.
     #[inline]
-    pub fn will_account(&self) {
+    pub fn prefetch_counts(&self) {
         self.counts.live.prefetch();
     }
     /// Bytes of entries that something points to.
@@ -444,13 +463,13 @@ impl Segment {
         self.counts.live.count()
     }
     /// Counts the bytes of a tombstone.
-    pub fn account_tomb(&self, span: u64) {
-        self.counts.tombs.add(i64::try_from(span).unwrap_or(0));
+    pub fn add_tombstone(&self, span: u64) {
+        self.counts.tombstones.add(i64::try_from(span).unwrap_or(0));
     }
     /// Bytes of tombstones.
     #[must_use]
-    pub fn tombs(&self) -> u64 {
-        self.counts.tombs.count()
+    pub fn tombstone_bytes(&self) -> u64 {
+        self.counts.tombstones.count()
     }
     /// Counts `count` frames, of which one is of commit `seq`.
     pub fn note_frames(&self, count: u32, seq: Seq) {
@@ -474,12 +493,12 @@ impl Segment {
     }
     /// It holds (or not) commits that replaced what was written lately.
     pub fn set_hot(&self, hot: bool) {
-        self.hot.store(hot, Ordering::Relaxed);
+        self.is_hot.store(hot, Ordering::Relaxed);
     }
     /// Whether it holds commits that replaced what was written lately.
     #[must_use]
     pub fn is_hot(&self) -> bool {
-        self.hot.load(Ordering::Relaxed)
+        self.is_hot.load(Ordering::Relaxed)
     }
     /// Returns the number of frames in it.
     #[must_use]
@@ -492,16 +511,17 @@ impl Segment {
         Seq(self.last_seq.load(Ordering::Relaxed))
     }
 
-    /// What ROOT says of it, with `end` as the accepted bytes, or those known durable if more may follow.
+    /// What ROOT says of it, with `end` as the accepted bytes, or those known durable if more may
+    /// follow.
     #[must_use]
-    pub fn entry(&self, end: u64, sealed: bool) -> SegmentEntry {
-        SegmentEntry {
+    pub fn entry(&self, end: u64, sealed: bool) -> RootSegment {
+        RootSegment {
             id: self.identity.id,
             stream: self.identity.stream,
             incarnation: self.identity.incarnation,
             capacity: self.identity.capacity,
             end,
-            sealed,
+            is_sealed: sealed,
             last_seq: self.last_seq(),
             frames: self.frames(),
         }
@@ -510,9 +530,9 @@ impl Segment {
 
 /// What stands for a file that is not there.
 #[derive(Debug)]
-struct NoBytes;
+struct MissingFile;
 
-impl File for NoBytes {
+impl File for MissingFile {
     fn read_at(&self, _offset: u64, buf: &mut [u8]) -> io::Result<()> {
         if buf.is_empty() { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
     }

@@ -1,24 +1,25 @@
 //! # Reading a segment's frames: from a mapping where there is one, else from the file
 //!
-//! Every frame is looked at within the bytes that the caller vouches for; whether its checksum is looked at too is the caller's choice.
+//! Every frame is looked at within the bytes that the caller vouches for; whether its checksum is
+//! looked at too is the caller's choice.
 
 use std::borrow::Cow;
 use std::io;
 
 use super::{LINE, Segment};
 use crate::error::{Damage, Error, IoContext, Result};
-use crate::frame::{HEADER, Header, Kind, WATER, u64_at};
+use crate::frame::{FrameHeader, FrameKind, HEADER, WATERMARK, u64_at};
 use crate::sync::atomic::Ordering;
 use crate::types::{SegmentId, Seq};
 
 /// What a first read of an unmapped frame fetches, in the hope that it is all.
-pub(super) const GUESS: usize = 512;
+pub(super) const FIRST_READ: usize = 512;
 
 /// A checked frame.
 #[derive(Debug)]
 pub struct Frame<'a> {
     /// Its header.
-    pub header: Header,
+    pub header: FrameHeader,
     bytes: Cow<'a, [u8]>,
 }
 
@@ -31,14 +32,14 @@ impl Frame<'_> {
 
     /// The durable watermark it carries.
     #[must_use]
-    pub fn water(&self) -> Option<Seq> {
-        (self.header.flags & WATER != 0).then(|| Seq(u64_at(&self.bytes, HEADER)))
+    pub fn watermark(&self) -> Option<Seq> {
+        (self.header.flags & WATERMARK != 0).then(|| Seq(u64_at(&self.bytes, HEADER)))
     }
 
     /// Of a seal: the segment where the log goes on.
     #[must_use]
-    pub fn sealed_to(&self) -> Option<SegmentId> {
-        let is_seal = self.header.kind == Kind::Seal && self.header.len == 8;
+    pub fn successor(&self) -> Option<SegmentId> {
+        let is_seal = self.header.kind == FrameKind::Seal && self.header.len == 8;
         is_seal.then(|| SegmentId(u64_at(&self.bytes, HEADER)))
     }
 
@@ -70,7 +71,7 @@ impl Segment {
     }
 
     /// Returns the header of the frame at `offset`, unchecked, if there can be one.
-    pub(super) fn header_at(&self, offset: u64) -> io::Result<Option<Header>> {
+    pub(super) fn header_at(&self, offset: u64) -> io::Result<Option<FrameHeader>> {
         let mut head = [0; HEADER];
         // SAFETY:
         // * The caller has the address of the frame, so its bytes were written before and stay
@@ -79,29 +80,31 @@ impl Segment {
             Some(bytes) => head.copy_from_slice(bytes),
             None => self.file.read_at(offset, &mut head)?,
         }
-        Ok(Header::decode(&head))
+        Ok(FrameHeader::decode(&head))
     }
 
-    /// All bytes up to `limit`, if they are mapped, for [`Segment::whole_frame`].
-    pub(super) fn window(&self, limit: u64) -> Option<&[u8]> {
-        // SAFETY: as in `frame_unchecked`: callers pass a `limit` that is a published end or, at recovery and verification,
-        // the end of accepted bytes nobody writes (I1).
+    /// All bytes up to `limit`, if they are mapped, for [`Segment::mapped_frame`].
+    pub(super) fn mapped_bytes(&self, limit: u64) -> Option<&[u8]> {
+        // SAFETY: as in `frame_unchecked`: callers pass a `limit` that is a published end or, at
+        // recovery and verification, the end of accepted bytes nobody writes (I1).
         usize::try_from(limit).ok().and_then(|limit| unsafe { self.file.mapped(0, limit) })
     }
 
-    /// The frame at `offset` and what its body sums to, if it stands in `window` without a flaw. Else [`Segment::frame`] says
-    /// what is wrong, after a look at the file, as a mapping may have broken meanwhile.
+    /// The frame at `offset` and what its body sums to, if it stands in `window` without a flaw.
+    /// Else [`Segment::frame`] says what is wrong, after a look at the file, as a mapping may have
+    /// broken meanwhile.
     #[inline]
-    pub(super) fn whole_frame<'w>(&self, offset: u64, window: &'w [u8]) -> Option<(Frame<'w>, u32)> {
-        let (header, bytes, sum) = self.flawless(offset, window.get(usize::try_from(offset).ok()?..)?)?;
+    pub(super) fn mapped_frame<'w>(&self, offset: u64, window: &'w [u8]) -> Option<(Frame<'w>, u32)> {
+        let (header, bytes, sum) = self.verified(offset, window.get(usize::try_from(offset).ok()?..)?)?;
         Some((Frame { header, bytes: Cow::Borrowed(bytes) }, sum))
     }
 
-    /// Of the frame at `offset`, where `bytes` begin: its header, all of it, and what its body sums to, if it has no flaw.
+    /// Of the frame at `offset`, where `bytes` begin: its header, all of it, and what its body sums
+    /// to, if it has no flaw.
     #[inline]
-    pub(super) fn flawless<'w>(&self, offset: u64, bytes: &'w [u8]) -> Option<(Header, &'w [u8], u32)> {
-        let header = Header::decode(bytes.first_chunk()?)?;
-        let has_water = header.flags & WATER == 0 || header.len >= 8;
+    pub(super) fn verified<'w>(&self, offset: u64, bytes: &'w [u8]) -> Option<(FrameHeader, &'w [u8], u32)> {
+        let header = FrameHeader::decode(bytes.first_chunk()?)?;
+        let has_water = header.flags & WATERMARK == 0 || header.len >= 8;
         if header.span() > bytes.len() as u64 || !has_water {
             return None;
         }
@@ -110,8 +113,8 @@ impl Segment {
         Some((header, bytes, sum))
     }
 
-    /// The frame at `offset` within its bounds, its checksum not looked at: for a caller that compares the
-    /// key and returns nothing else from it.
+    /// The frame at `offset` within its bounds, its checksum not looked at: for a caller that
+    /// compares the key and returns nothing else from it.
     pub fn frame_unchecked(&self, offset: u64, limit: u64) -> Result<Frame<'_>> {
         let damaged = |what| Error::corrupt(&self.path, offset, what);
         let room = limit.saturating_sub(offset);
@@ -130,7 +133,7 @@ impl Segment {
         };
         let mut head = [0; HEADER];
         head.copy_from_slice(&bytes[..HEADER]);
-        let Some(header) = Header::decode(&head) else {
+        let Some(header) = FrameHeader::decode(&head) else {
             return Err(damaged(Damage::BadField { field: "frame kind", value: u64::from(head[7] & 0xf) }));
         };
         let whole = HEADER + header.len;
@@ -141,7 +144,7 @@ impl Segment {
         if bytes.len() < whole {
             bytes = Cow::Owned(self.read(offset, whole, whole as u64)?);
         }
-        if header.flags & WATER != 0 && header.len < 8 {
+        if header.flags & WATERMARK != 0 && header.len < 8 {
             return Err(damaged(Damage::BadLength { got: header.len as u64, max: 8 }));
         }
         Ok(Frame { header, bytes })
@@ -151,9 +154,9 @@ impl Segment {
     fn read(&self, offset: u64, len: usize, room: u64) -> Result<Vec<u8>> {
         let size = self.file.len().during("measure", &self.path)?;
         let have = size.saturating_sub(offset).min(room);
-        let want = len.max(GUESS.min(usize::try_from(have).unwrap_or(usize::MAX)));
+        let want = len.max(FIRST_READ.min(usize::try_from(have).unwrap_or(usize::MAX)));
         if have < len as u64 {
-            let what = Damage::Short { got: size, expected: offset + len as u64 };
+            let what = Damage::Truncated { got: size, expected: offset + len as u64 };
             return Err(Error::corrupt(&self.path, offset, what));
         }
         let mut buffer = vec![0; want];

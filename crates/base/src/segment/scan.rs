@@ -1,21 +1,22 @@
 //! # Scan: walking the frames of a segment
 //!
-//! Yields valid frames in order and stops at the first place that is none. After a frame that ends a
-//! commit, the next one may stand at the next sector instead (frame I2). What stands behind a stop is
-//! never replayed; [`find_water`] looks there for one thing only: proof that more had been durable.
+//! Yields valid frames in order and stops at the first place that is none. After a frame that ends
+//! a commit, the next one may stand at the next sector instead (frame I2). What stands behind a
+//! stop is never replayed; [`find_watermark`] looks there for one thing only: proof that more had
+//! been durable.
 
 use super::{DATA_START, Frame, Segment};
 use crate::disk::SECTOR;
 use crate::error::{Error, IoContext, Result};
-use crate::frame::{ALIGN, ALIGN_BYTES, HEADER, Header, Kind, WATER, body_sum};
+use crate::frame::{ALIGN, ALIGN_BYTES, FrameHeader, FrameKind, HEADER, WATERMARK, body_sum};
 use crate::types::Seq;
 
 /// Bytes that are asked for at a time, and how far ahead at least.
-const AHEAD: u64 = 1 << 20;
+const READ_AHEAD: u64 = 1 << 20;
 
 /// A frame and its place.
 #[derive(Debug)]
-pub struct Scanned<'a> {
+pub struct ScannedFrame<'a> {
     /// Where it starts.
     pub offset: u64,
     /// The frame.
@@ -24,17 +25,17 @@ pub struct Scanned<'a> {
     sum: u32,
 }
 
-impl Scanned<'_> {
+impl ScannedFrame<'_> {
     /// What its payload sums to.
     #[must_use]
     pub fn payload_sum(&self) -> u32 {
-        if self.frame.header.flags & WATER == 0 { self.sum } else { body_sum(self.frame.payload()) }
+        if self.frame.header.flags & WATERMARK == 0 { self.sum } else { body_sum(self.frame.payload()) }
     }
 }
 
 /// Why a scan ended.
 #[derive(Debug)]
-pub enum Stop {
+pub enum ScanEnd {
     /// At a seal, or at the limit.
     Sealed(u64),
     /// At a place that holds no valid frame: the tail, or damage.
@@ -43,27 +44,28 @@ pub enum Stop {
 
 /// Iterator over the frames of a segment.
 #[derive(Debug)]
-pub struct Scan<'a> {
+pub struct SegmentScan<'a> {
     segment: &'a Segment,
-    /// All of it up to the limit, where it is mapped: what is whole there needs no look at the file.
+    /// All of it up to the limit, where it is mapped: what is whole there needs no look at the
+    /// file.
     window: Option<&'a [u8]>,
     at: u64,
     /// Bytes below were asked for.
-    asked: u64,
+    requested: u64,
     limit: u64,
     may_skip: bool,
-    stop: Option<Stop>,
+    stop: Option<ScanEnd>,
 }
 
-impl<'a> Scan<'a> {
+impl<'a> SegmentScan<'a> {
     /// Frames from `from` (a frame's start, or 0 for all) up to `limit`.
     #[must_use]
-    pub fn new(segment: &'a Segment, from: u64, limit: u64) -> Scan<'a> {
-        Scan {
+    pub fn new(segment: &'a Segment, from: u64, limit: u64) -> SegmentScan<'a> {
+        SegmentScan {
             segment,
-            window: segment.window(limit),
+            window: segment.mapped_bytes(limit),
             at: from.max(DATA_START),
-            asked: from,
+            requested: from,
             limit,
             may_skip: true,
             stop: None,
@@ -72,27 +74,31 @@ impl<'a> Scan<'a> {
 
     /// Why it ended, after it did.
     #[must_use]
-    pub fn stop(self) -> Stop {
-        self.stop.unwrap_or(Stop::Sealed(self.at))
+    pub fn stop(self) -> ScanEnd {
+        self.stop.unwrap_or(ScanEnd::Sealed(self.at))
     }
 
     /// What was wrong where it stopped, once.
     pub fn take_error(&mut self) -> Option<Error> {
         match &mut self.stop {
-            Some(Stop::Torn(at, error)) => {
-                let taken = Error::Invalid { what: "frame", why: format!("reported already, at {at}") };
+            Some(ScanEnd::Torn(at, error)) => {
+                let taken = Error::InvalidArgument {
+                    argument: "frame",
+                    reason: format!("reported already, at {at}"),
+                };
                 Some(std::mem::replace(error, taken))
             }
             _ => None,
         }
     }
 
-    /// After a stop at a bad place: goes on at the next frame that starts a commit, if there is one. For
-    /// verification, and to say where damage is; what stands behind a bad place is never replayed.
+    /// After a stop at a bad place: goes on at the next frame that starts a commit, if there is
+    /// one. For verification, and to say where damage is; what stands behind a bad place is never
+    /// replayed.
     pub fn resume(&mut self, newest: Seq) -> bool {
-        let Some(Stop::Torn(at, _)) = &self.stop else { return false };
+        let Some(ScanEnd::Torn(at, _)) = &self.stop else { return false };
         let from = at + ALIGN;
-        let is_start = |header: &Header| header.seq <= newest && header.is_first();
+        let is_start = |header: &FrameHeader| header.seq <= newest && header.is_first();
         // What cannot be read now is reported when somebody reads it.
         let Ok(Some((offset, _))) = find_frame(self.segment, from, self.limit, is_start) else {
             return false;
@@ -102,29 +108,29 @@ impl<'a> Scan<'a> {
     }
 
     /// Asks for what comes next before it is reached: pages of a segment bring no neighbours along.
-    fn ask_ahead(&mut self) {
-        if self.asked < self.limit && self.at + AHEAD > self.asked {
-            let len = (2 * AHEAD).min(self.limit - self.asked);
-            self.segment.file().will_need(self.asked, len);
-            self.asked += len;
+    fn request_ahead(&mut self) {
+        if self.requested < self.limit && self.at + READ_AHEAD > self.requested {
+            let len = (2 * READ_AHEAD).min(self.limit - self.requested);
+            self.segment.file().will_need(self.requested, len);
+            self.requested += len;
         }
     }
 
     /// The frame at `offset`, checked.
-    fn frame(&self, offset: u64) -> Result<Scanned<'a>> {
-        let whole = self.window.and_then(|window| self.segment.whole_frame(offset, window));
+    fn frame(&self, offset: u64) -> Result<ScannedFrame<'a>> {
+        let whole = self.window.and_then(|window| self.segment.mapped_frame(offset, window));
         let (frame, sum) = match whole {
             Some(found) => found,
             None => self.segment.frame_and_sum(offset, self.limit)?,
         };
-        Ok(Scanned { offset, frame, sum })
+        Ok(ScannedFrame { offset, frame, sum })
     }
 
-    fn step(&mut self) -> Result<Option<Scanned<'a>>, Box<(u64, Error)>> {
+    fn step(&mut self) -> Result<Option<ScannedFrame<'a>>, Box<(u64, Error)>> {
         if self.at + HEADER as u64 > self.limit {
             return Ok(None);
         }
-        self.ask_ahead();
+        self.request_ahead();
         match self.frame(self.at) {
             Ok(scanned) => Ok(Some(scanned)),
             Err(first) => {
@@ -147,10 +153,10 @@ impl<'a> Scan<'a> {
     }
 }
 
-impl<'a> Iterator for Scan<'a> {
-    type Item = Scanned<'a>;
+impl<'a> Iterator for SegmentScan<'a> {
+    type Item = ScannedFrame<'a>;
 
-    fn next(&mut self) -> Option<Scanned<'a>> {
+    fn next(&mut self) -> Option<ScannedFrame<'a>> {
         if self.stop.is_some() {
             return None;
         }
@@ -159,18 +165,18 @@ impl<'a> Iterator for Scan<'a> {
                 let header = scanned.frame.header;
                 self.at = scanned.offset + header.span();
                 self.may_skip = header.is_last();
-                if header.kind == Kind::Seal {
-                    self.stop = Some(Stop::Sealed(self.at));
+                if header.kind == FrameKind::Seal {
+                    self.stop = Some(ScanEnd::Sealed(self.at));
                 }
                 Some(scanned)
             }
             Ok(None) => {
-                self.stop = Some(Stop::Sealed(self.at));
+                self.stop = Some(ScanEnd::Sealed(self.at));
                 None
             }
             Err(torn) => {
                 let (offset, error) = *torn;
-                self.stop = Some(Stop::Torn(offset, error));
+                self.stop = Some(ScanEnd::Torn(offset, error));
                 None
             }
         }
@@ -178,9 +184,9 @@ impl<'a> Iterator for Scan<'a> {
 }
 
 /// The highest watermark in any valid frame of `segment` at or after `from`. Only numbers in
-/// `plausible` are looked at closely, which keeps this linear on garbage. Bytes that cannot be read are an
-/// error: they might have been the proof.
-pub fn find_water(
+/// `plausible` are looked at closely, which keeps this linear on garbage. Bytes that cannot be read
+/// are an error: they might have been the proof.
+pub fn find_watermark(
     segment: &Segment,
     from: u64,
     limit: u64,
@@ -188,9 +194,9 @@ pub fn find_water(
 ) -> Result<Option<Seq>> {
     let mut best = None;
     let mut at = from;
-    let carries = |header: &Header| plausible.contains(&header.seq) && header.flags & WATER != 0;
+    let carries = |header: &FrameHeader| plausible.contains(&header.seq) && header.flags & WATERMARK != 0;
     while let Some((offset, frame)) = find_frame(segment, at, limit, carries)? {
-        best = best.max(frame.water());
+        best = best.max(frame.watermark());
         at = offset + ALIGN;
     }
     Ok(best)
@@ -201,7 +207,7 @@ fn find_frame<'s>(
     segment: &'s Segment,
     from: u64,
     limit: u64,
-    wanted: impl Fn(&Header) -> bool,
+    wanted: impl Fn(&FrameHeader) -> bool,
 ) -> Result<Option<(u64, Frame<'s>)>> {
     const CHUNK: u64 = 64 << 10;
     let mut at = from.next_multiple_of(ALIGN);
@@ -214,7 +220,7 @@ fn find_frame<'s>(
             let mut head = [0; HEADER];
             head.copy_from_slice(&chunk[start..start + HEADER]);
             let offset = at + start as u64;
-            if Header::decode(&head).is_some_and(|header| wanted(&header)) {
+            if FrameHeader::decode(&head).is_some_and(|header| wanted(&header)) {
                 match segment.frame(offset, limit) {
                     Ok(frame) => return Ok(Some((offset, frame))),
                     Err(refusal) if !refusal.is_corrupt() => return Err(refusal),

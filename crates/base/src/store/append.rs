@@ -10,21 +10,21 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::Store;
-use super::encoded::{Encoded, Run};
-use super::order::Order;
-use super::tail::{HOT, MARK, Tail, log_of, tail_of};
+use super::commit::CommitState;
+use super::encode::{EncodedCommit, FrameRun};
+use super::tail::{CONTROL_FRAME_BYTES, HOT_TAIL, Tail, log_of, tail_of};
 use crate::error::Result;
-use crate::frame::{FIRST, HEADER, Header, Kind, LAST, WATER, body_sum};
+use crate::frame::{FIRST, FrameHeader, FrameKind, HEADER, LAST, WATERMARK, body_sum};
 use crate::segment::{Address, DATA_START, Segment};
 use crate::sync::atomic::Ordering;
 use crate::types::Seq;
-use crate::window::{Closed, Shape};
+use crate::window::{ClosedWindow, TailSet};
 
 /// Full segments that are checked for stores at each roll: commits in more of them are rare.
-const ENDED_LATELY: usize = 16;
+const MAX_CHECKED_SEGMENTS: usize = 16;
 
 /// Frames of one run that stand behind each other in one segment.
-pub(super) struct Chunk<S> {
+pub(super) struct FrameChunk<S> {
     pub(super) segment: S,
     pub(super) offset: u64,
     /// Gap before the first one.
@@ -36,32 +36,36 @@ pub(super) struct Chunk<S> {
 }
 
 /// The places of a commit that crosses into other segments.
-pub(super) type Chunks = SmallVec<[Chunk<Arc<Segment>>; 2]>;
+pub(super) type FrameChunks = SmallVec<[FrameChunk<Arc<Segment>>; 2]>;
 
 impl Store {
     /// Takes a seq, and places for the encoded runs, of a closed window: continues in further
     /// segments where that is needed. Returns the places, and whether a log went on. Any failure
     /// poisons.
-    pub(super) fn place_across(
+    pub(super) fn reserve_across(
         &self,
-        order: &mut Order,
-        closed: &mut Closed<'_>,
-        encoded: &Encoded,
-    ) -> Result<(Seq, Chunks, bool)> {
-        let (mut rolled, mut chunks) = (false, Chunks::new());
+        order: &mut CommitState,
+        closed: &mut ClosedWindow<'_>,
+        encoded: &EncodedCommit,
+    ) -> Result<(Seq, FrameChunks, bool)> {
+        let (mut rolled, mut chunks) = (false, FrameChunks::new());
         for (part, run) in encoded.runs.iter().copied().enumerate() {
             let log = self.log(run.log);
-            let tail = tail_of(run.log, encoded.hot);
+            let tail = tail_of(run.log, encoded.is_hot);
             // Set by rounds, taken under the order lock only; set later, it is for the next commit.
-            if log.water_due.load(Ordering::Relaxed) && log.water_due.swap(false, Ordering::Relaxed) {
-                rolled |= self.append_note(order, closed, tail)?;
+            if log.is_watermark_due.load(Ordering::Relaxed)
+                && log.is_watermark_due.swap(false, Ordering::Relaxed)
+            {
+                rolled |= self.append_watermark(order, closed, tail)?;
             }
             let mut from = run.first;
             while from < run.end {
                 let offset = closed.word.offset(tail);
                 let to = match &order.tails[tail] {
-                    tail if from == run.first && run.bytes <= tail.room(offset) => run.end,
-                    tail => from + tail.fitting(offset, encoded.bodies(Run { first: from, ..run })),
+                    tail if from == run.first && run.bytes <= tail.room_after(offset) => run.end,
+                    tail => {
+                        from + tail.fitting_frames(offset, encoded.bodies(FrameRun { first: from, ..run }))
+                    }
                 };
                 let Some(segment) = order.tails[tail].segment.as_ref().filter(|_| to > from) else {
                     self.roll(order, closed, tail)?;
@@ -70,13 +74,13 @@ impl Store {
                 };
                 let (segment, gap) = (Arc::clone(segment), order.tails[tail].gap_at(offset));
                 let part = u8::try_from(part).unwrap_or(u8::MAX);
-                chunks.push(Chunk { segment, offset, gap, part, from, to });
-                closed.word.set_offset(tail, offset + encoded.spans(from, to));
+                chunks.push(FrameChunk { segment, offset, gap, part, from, to });
+                closed.word.set_offset(tail, offset + encoded.frame_bytes(from, to));
                 from = to;
             }
         }
         if rolled {
-            order.publish_shape(closed);
+            order.publish_tail_set(closed);
         }
         Ok((closed.word.take_seq(), chunks, rolled))
     }
@@ -85,21 +89,21 @@ impl Store {
     /// address and the span of each.
     pub(super) fn copy_chunk(
         seq: Seq,
-        encoded: &mut Encoded,
-        chunk: &Chunk<&Segment>,
+        encoded: &mut EncodedCommit,
+        chunk: &FrameChunk<&Segment>,
         placed: &mut impl FnMut(usize, Address, u32),
     ) -> std::io::Result<()> {
-        let Chunk { segment, from, to, .. } = *chunk;
+        let FrameChunk { segment, from, to, .. } = *chunk;
         let run = encoded.runs[usize::from(chunk.part)];
         let parts = u8::try_from(encoded.runs.len()).unwrap_or(u8::MAX);
-        let base = encoded.pieces[from].start;
+        let base = encoded.frames[from].start;
         let mut end = base;
         for index in from..to {
-            let piece = encoded.pieces[index];
-            let header = Header {
+            let piece = encoded.frames[index];
+            let header = FrameHeader {
                 check: 0,
                 len: piece.body,
-                kind: Kind::Commit,
+                kind: FrameKind::Commit,
                 flags: if index == run.first { FIRST } else { 0 }
                     | if index + 1 == run.end { LAST } else { 0 },
                 seq,
@@ -108,7 +112,7 @@ impl Store {
                 gap: if index == from { chunk.gap } else { 0 },
             };
             let offset = chunk.offset + (piece.start - base) as u64;
-            segment.seed().seal(offset, &header, piece.sum, &mut encoded.bytes[piece.start..]);
+            segment.seed().write_header(offset, &header, piece.checksum, &mut encoded.bytes[piece.start..]);
             let span = header.span();
             end = piece.start + usize::try_from(span).unwrap_or(0);
             let address = Address::new(segment.slot(), offset);
@@ -120,33 +124,33 @@ impl Store {
     }
 
     /// Appends a note of the durable watermark. True if the log went on to its next segment.
-    pub(crate) fn append_note(
+    pub(crate) fn append_watermark(
         &self,
-        order: &mut Order,
-        closed: &mut Closed<'_>,
+        order: &mut CommitState,
+        closed: &mut ClosedWindow<'_>,
         tail: usize,
     ) -> Result<bool> {
         let mut rolled = false;
         let offset = closed.word.offset(tail);
-        if order.tails[tail].segment.is_none() || order.tails[tail].room(offset) < MARK {
-            if order.ready[log_of(tail).index()].is_empty() {
+        if order.tails[tail].segment.is_none() || order.tails[tail].room_after(offset) < CONTROL_FRAME_BYTES {
+            if order.preallocated[log_of(tail).index()].is_empty() {
                 return Ok(false); // a note is a help to recovery, not a promise
             }
             self.roll(order, closed, tail)?;
             rolled = true;
         }
         let body = self.durable().0.to_le_bytes();
-        self.append_mark(&order.tails[tail], closed, tail, (Kind::Note, WATER, body))?;
+        self.append_control_frame(&order.tails[tail], closed, tail, (FrameKind::Watermark, WATERMARK, body))?;
         Ok(rolled)
     }
 
     /// Appends a frame that is no operation.
-    fn append_mark(
+    fn append_control_frame(
         &self,
         tail: &Tail,
-        closed: &mut Closed<'_>,
+        closed: &mut ClosedWindow<'_>,
         index: usize,
-        (kind, flags, body): (Kind, u8, [u8; 8]),
+        (kind, flags, body): (FrameKind, u8, [u8; 8]),
     ) -> Result<()> {
         let Some(segment) = tail.segment.as_ref() else { return Ok(()) };
         let offset = closed.word.offset(index);
@@ -154,32 +158,32 @@ impl Store {
         bytes[HEADER..].copy_from_slice(&body);
         let flags = FIRST | LAST | flags;
         let (seq, gap) = (self.visible(), tail.gap_at(offset));
-        let header = Header { check: 0, len: body.len(), kind, flags, seq, part: 0, parts: 0, gap };
-        segment.seed().seal(offset, &header, body_sum(&body), &mut bytes);
+        let header = FrameHeader { check: 0, len: body.len(), kind, flags, seq, part: 0, parts: 0, gap };
+        segment.seed().write_header(offset, &header, body_sum(&body), &mut bytes);
         if segment.file().append_at(offset, &bytes).is_err() {
-            closed.end();
+            closed.close_for_good();
             return Err(self.poison("append"));
         }
-        closed.word.set_offset(index, offset + MARK);
+        closed.word.set_offset(index, offset + CONTROL_FRAME_BYTES);
         Ok(())
     }
 
     /// Seals the present segment, naming the next ready one, and goes on there.
-    fn roll(&self, order: &mut Order, closed: &mut Closed<'_>, tail: usize) -> Result<()> {
+    fn roll(&self, order: &mut CommitState, closed: &mut ClosedWindow<'_>, tail: usize) -> Result<()> {
         let log = self.log(log_of(tail));
-        let Some(next) = order.ready[log.id.index()].pop_front() else {
-            closed.end();
+        let Some(next) = order.preallocated[log.id.index()].pop_front() else {
+            closed.close_for_good();
             return Err(self.poison("log rotation"));
         };
         let capacity = |full: &Segment| full.identity().capacity;
         let is_open = order.tails[tail].segment.as_deref().map(capacity);
-        if is_open.is_some_and(|capacity| closed.word.offset(tail) + MARK <= capacity) {
-            let seal = (Kind::Seal, 0, next.id().0.to_le_bytes());
-            self.append_mark(&order.tails[tail], closed, tail, seal)?;
+        if is_open.is_some_and(|capacity| closed.word.offset(tail) + CONTROL_FRAME_BYTES <= capacity) {
+            let seal = (FrameKind::Seal, 0, next.id().0.to_le_bytes());
+            self.append_control_frame(&order.tails[tail], closed, tail, seal)?;
         }
         let here = &mut order.tails[tail];
         // Full segments with stores under way keep their descriptors, so there must be few.
-        let (visible, latest) = (self.visible(), here.unsynced.iter().rev().take(ENDED_LATELY));
+        let (visible, latest) = (self.visible(), here.unsynced.iter().rev().take(MAX_CHECKED_SEGMENTS));
         for (end, segment) in latest.filter(|(_, segment)| segment.last_seq() <= visible) {
             segment.file().end_stores(*end);
         }
@@ -187,21 +191,21 @@ impl Store {
             // The commit that is being placed may have its first frames in it.
             full.note_seq(closed.word.next());
             full.seal(log.appended());
-            self.sealed.fetch_add(1, Ordering::Relaxed);
+            self.sealed_since_root.fetch_add(1, Ordering::Relaxed);
             here.unsynced.push((here.end_at(closed.word.offset(tail)), full));
         }
-        next.set_hot(tail == HOT);
+        next.set_hot(tail == HOT_TAIL);
         next.note_seq(closed.word.next());
         next.file().begin_stores();
-        (here.segment, here.start, here.gap, here.dirty) = (Some(next), DATA_START, 0, true);
+        (here.segment, here.start, here.gap, here.has_unsynced) = (Some(next), DATA_START, 0, true);
         closed.word.set_offset(tail, DATA_START);
         Ok(())
     }
 }
 
-impl Order {
+impl CommitState {
     /// Has the window reserve in the present tails.
-    pub(super) fn publish_shape(&self, closed: &mut Closed<'_>) {
-        closed.set_shape(Shape::new(self.tails.each_ref().map(Tail::open)));
+    pub(super) fn publish_tail_set(&self, closed: &mut ClosedWindow<'_>) {
+        closed.set_tail_set(TailSet::new(self.tails.each_ref().map(Tail::open_tail)));
     }
 }

@@ -5,53 +5,53 @@ use std::sync::Arc;
 
 use crossbeam_utils::CachePadded;
 
-use super::background::Signals;
-use super::catalogue::Catalogue;
-use super::idle::Pace;
-use super::log::Log;
-use super::order::Order;
-use super::ready::PATIENCE;
+use super::catalog::Catalog;
+use super::commit::CommitState;
+use super::idle::MaintenanceMode;
+use super::log::LogState;
+use super::preallocate::FULL_DISK_READER_WAIT;
 use super::recover::Recovery;
-use super::rooting::{Maintenance, SurvivorTails};
-use super::sketch::is_sketch;
-use super::{Geometry, OpeningStats, Options, SPEED_MEMORY, Store, image};
+use super::root_writer::{RootState, SurvivorTails};
+use super::threads::ThreadSignals;
+use super::workload::is_workload_file;
+use super::{COMMIT_RATE_SECONDS, OpeningStats, Store, StoreGeometry, StoreOptions, image};
 use crate::backup;
 use crate::blob::Blobs;
 use crate::clock::Clock;
-use crate::disk::{Disk, Locked, Permissions, Share, create_dirs};
+use crate::commit_rate::{CommitRate, CommitSampler};
+use crate::disk::{Disk, LockMode, LockOutcome, Permissions, create_dirs};
 use crate::engine::EngineFactory;
-use crate::error::{Error, InUse, IoContext, Result};
+use crate::engine_context::{ENGINE_DIR, EngineContext, EngineDir};
+use crate::error::{Error, IoContext, LockConflict, Result};
 use crate::fork::ForkGuard;
-use crate::ground::{Ground, Home, OWN};
-use crate::root::{Root, Slots};
-use crate::speed::{Looks, Speed};
+use crate::output_dir::{UNFINISHED, check_finished};
+use crate::root::{Root, RootSlots};
 use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use crate::sync::{Mutex, RwLock, epoch};
-use crate::target::{UNFINISHED, check_finished};
 use crate::types::{Incarnation, KeyspaceId, LogId, SegmentId, Seq, StoreId, random_bits};
 use crate::views::ViewSlots;
-use crate::window::{Stripes, Window};
+use crate::window::{CommitWindow, Stripes};
 use crate::{event, span};
 
 /// Passes of cleaning before an orderly end.
-const CLOSING_PASSES: usize = 4;
+const CLOSE_GC_PASSES: usize = 4;
 
 /// With so many keyspaces the end makes images only if they take less than what they spare the next
 /// opening.
-const MANY: u64 = 64;
+const MANY_KEYSPACES: u64 = 64;
 /// Bytes of disk that an image takes at least.
-const IMAGE: u64 = 4096;
+const MIN_IMAGE_DISK_BYTES: u64 = 4096;
 
 /// The file that is locked.
 pub const LOCK: &str = "LOCK";
 /// The socket of whoever has the database open, and its name until it may be used.
-pub const DOOR: [&str; 2] = ["door", "door.new"];
-const BLOBS: &str = "blob";
+pub const IPC_SOCKET_NAMES: [&str; 2] = ["door", "door.new"];
+const BLOB_DIR: &str = "blob";
 
 /// What stands in the directory.
-enum There {
+enum DirContent {
     /// Nothing, or what a creation left that was cut short.
-    Nothing,
+    Empty,
     /// A database.
     Database,
 }
@@ -60,7 +60,7 @@ impl Store {
     /// Opens or creates the database in `path`.
     pub fn open(
         path: &Path,
-        options: Options,
+        options: StoreOptions,
         disk: Arc<dyn Disk>,
         clock: Arc<dyn Clock>,
         factories: Vec<Arc<dyn EngineFactory>>,
@@ -68,44 +68,51 @@ impl Store {
         check_options(&options)?;
         let _span = span!(INFO, "open", path = path.display().to_string());
         let began = clock.now();
-        let there = look(&*disk, path, options.is_filled)?;
-        if matches!(there, There::Nothing) && (!options.create || options.read_only) {
-            return Err(Error::NotFound { path: path.to_path_buf() });
+        let there = inspect_dir(&*disk, path, options.is_repair_output)?;
+        if matches!(there, DirContent::Empty) && (!options.create || options.read_only) {
+            return Err(Error::DatabaseNotFound { path: path.to_path_buf() });
         }
-        let disk = options.permissions.or_else(|| made_with(&*disk, path)).unwrap_or_default().on(disk);
-        if matches!(there, There::Nothing) {
+        let disk =
+            options.permissions.or_else(|| existing_permissions(&*disk, path)).unwrap_or_default().on(disk);
+        if matches!(there, DirContent::Empty) {
             create_dirs(&*disk, path)?;
         }
         let lock = take_lock(&*disk, path, options.read_only)?;
-        let slots = Slots::new(Arc::clone(&disk), path);
+        let slots = RootSlots::new(Arc::clone(&disk), path);
         let root = match slots.read()? {
             Some(root) => root,
             None if options.read_only || !options.create => {
-                return Err(Error::NotFound { path: path.to_path_buf() });
+                return Err(Error::DatabaseNotFound { path: path.to_path_buf() });
             }
-            None => create(&*disk, path, &slots)?,
+            None => create_database(&*disk, path, &slots)?,
         };
-        let mut store = Store::blank(path, options, disk, clock, factories, &root);
-        *store.lock.get_mut() = Some(lock);
-        let (frames_scanned, records_replayed, bytes_cut) = store.bring_up(&root).inspect_err(|_| {
+        let mut store = Store::new_unopened(path, options, disk, clock, factories, &root);
+        *store.file_lock.get_mut() = Some(lock);
+        let (frames_scanned, records_replayed, bytes_cut) = store.recover(&root).inspect_err(|_| {
             // What knows only a part of the database must not end it in order.
-            store.flags.closed.store(true, Ordering::Release);
+            store.flags.is_closed.store(true, Ordering::Release);
         })?;
         store.opening = OpeningStats {
-            clean: root.clean,
-            took: store.clock.now().saturating_sub(began),
+            is_clean: root.is_clean,
+            duration: store.clock.now().saturating_sub(began),
             frames_scanned,
             records_replayed,
-            bytes_cut,
+            discarded_bytes: bytes_cut,
         };
-        store.tell_opening();
+        store.trace_opening();
         let store = Arc::new(store);
-        store.start()?;
+        store.start_threads()?;
         Ok(store)
     }
 
-    fn tell_opening(&self) {
-        let OpeningStats { clean, took, frames_scanned, records_replayed, bytes_cut } = self.opening;
+    fn trace_opening(&self) {
+        let OpeningStats {
+            is_clean: clean,
+            duration: took,
+            frames_scanned,
+            records_replayed,
+            discarded_bytes: bytes_cut,
+        } = self.opening;
         if bytes_cut > 0 {
             event!(INFO, "commits that a crash left incomplete were cut off", bytes = bytes_cut);
         }
@@ -120,129 +127,134 @@ impl Store {
     }
 
     /// Takes over what the last life left, and makes sure of it before anything is served.
-    fn bring_up(&mut self, root: &Root) -> Result<(u64, u64, u64)> {
+    fn recover(&mut self, root: &Root) -> Result<(u64, u64, u64)> {
         let recovered = Recovery::new(self, root).run()?;
         let found = (recovered.frames, recovered.records, recovered.bytes_cut);
         let leftovers = recovered.leftovers.clone();
-        self.settle(root, recovered);
-        self.recall_loads();
+        self.apply_recovery(root, recovered);
+        self.restore_workloads();
         if self.options.read_only {
-            let (live, is_whole) = self.staged();
-            self.ground.blobs.found(&live, !is_whole);
+            let (live, is_whole) = self.referenced_blobs();
+            self.context.blobs.mark_used(&live, !is_whole);
         } else {
-            // Both slots, before anything is served: the one that was read may speak of an orderly close
-            // or of frames that were cut off.
-            self.slots.settle(root)?;
+            // Both slots, before anything is served: the one that was read may speak of an orderly
+            // close or of frames that were cut off.
+            self.root_slots.rewrite_durably(root)?;
             let mut m = self.maintenance.lock();
             self.write_root(&mut m, false)?;
             self.write_root(&mut m, false)?;
             drop(m);
-            self.sweep(root, &leftovers)?;
+            self.remove_orphans(root, &leftovers)?;
         }
         Ok(found)
     }
 
-    pub(super) fn blank(
+    pub(super) fn new_unopened(
         path: &Path,
-        options: Options,
+        options: StoreOptions,
         disk: Arc<dyn Disk>,
         clock: Arc<dyn Clock>,
         factories: Vec<Arc<dyn EngineFactory>>,
         root: &Root,
     ) -> Store {
         let blobs =
-            Blobs::new(Arc::clone(&disk), path.join(BLOBS), root.blob_bound, root.store, options.tiny);
-        let ground = Ground::new(blobs, options.memory, root.hash_key, options.tiny)
-            .with_space_limit(options.space_limit)
-            .with_home(Home::new(Arc::clone(&disk), path, options.read_only), options.inline);
-        let progress = Arc::clone(&ground.progress);
+            Blobs::new(Arc::clone(&disk), path.join(BLOB_DIR), root.blob_bound, root.store, options.tiny);
+        let context = EngineContext::new(blobs, options.memory_budget, root.hash_key, options.tiny)
+            .with_space_limit(options.max_space_amplification)
+            .with_engine_dir(EngineDir::new(Arc::clone(&disk), path, options.read_only), options.inline);
+        let progress = Arc::clone(&context.commit_progress);
         Store {
             dir: path.to_path_buf(),
-            geometry: Geometry::new(options.tiny),
-            slots: Slots::new(Arc::clone(&disk), path),
+            geometry: StoreGeometry::new(options.tiny),
+            root_slots: RootSlots::new(Arc::clone(&disk), path),
             disk,
             clock,
             factories,
             id: root.store,
             hash_key: root.hash_key,
             incarnation: Incarnation(root.incarnation.0 + 1),
-            ground: Arc::new(ground),
-            logs: LogId::ALL.map(|log| Log::new(log, path)),
-            catalogue: Catalogue::default(),
-            order: CachePadded::new(Mutex::new(Order::default())),
-            window: Window::new(),
+            context: Arc::new(context),
+            logs: LogId::ALL.map(|log| LogState::new(log, path)),
+            catalog: Catalog::default(),
+            commit_state: CachePadded::new(Mutex::new(CommitState::default())),
+            window: CommitWindow::new(),
             seq_bound: CachePadded::default(),
             stripes: Stripes::default(),
-            progress,
+            commit_progress: progress,
             flags: CachePadded::default(),
             view_slots: ViewSlots::default(),
             durable: AtomicU64::new(0),
             unsynced_since: AtomicU64::new(0),
             syncing_since: AtomicU64::new(0),
-            certain: AtomicU64::new(0),
-            at_work: RwLock::new(()),
-            round: super::round::Round::default(),
-            maintenance: Mutex::new(Maintenance::default()),
-            making: Mutex::new(0),
+            floor_seq: AtomicU64::new(0),
+            engine_steps_lock: RwLock::new(()),
+            sync_round: super::group_commit::SyncRound::default(),
+            maintenance: Mutex::new(RootState::default()),
+            next_segment: Mutex::new(0),
             blob_bound: AtomicU64::new(0),
-            sealed: AtomicU64::new(0),
-            dying_bytes: AtomicU64::new(0),
-            held_bytes: AtomicU64::new(0),
-            stills: AtomicU64::new(0),
-            full: AtomicBool::new(false),
-            files_are_scarce: AtomicBool::new(false),
-            balanced: AtomicU64::new(0),
-            quiet: Mutex::default(),
-            keeping: Mutex::new(()),
-            speed: Mutex::new((Looks::default(), Speed::of(SPEED_MEMORY))),
-            trimmed: AtomicU64::new(0),
+            sealed_since_root: AtomicU64::new(0),
+            pending_free_bytes: AtomicU64::new(0),
+            pinned_bytes: AtomicU64::new(0),
+            pinned_states: AtomicU64::new(0),
+            is_disk_full: AtomicBool::new(false),
+            is_low_on_inodes: AtomicBool::new(false),
+            balanced_at_ns: AtomicU64::new(0),
+            idle_state: Mutex::default(),
+            pass_lock: Mutex::new(()),
+            commit_rate: Mutex::new((
+                CommitSampler::default(),
+                CommitRate::over_seconds(COMMIT_RATE_SECONDS),
+            )),
+            min_fragmentation: AtomicU64::new(0),
             lifespan: AtomicU64::new(u64::MAX),
-            signals: Arc::new(Signals::default()),
-            counters: super::Counters::default(),
-            sketches: super::sketch::Sketches::default(),
-            closing: Mutex::new(()),
-            poison: Mutex::new(None),
+            signals: Arc::new(ThreadSignals::default()),
+            counters: super::StoreCounters::default(),
+            workload_saver: super::workload::WorkloadSaver::default(),
+            close_lock: Mutex::new(()),
+            poison_op: Mutex::new(None),
             fork: ForkGuard::new(),
             opening: OpeningStats::default(),
-            lock: Mutex::new(None),
-            workers: Mutex::new(Vec::new()),
-            helping: AtomicUsize::new(0),
+            file_lock: Mutex::new(None),
+            threads: Mutex::new(Vec::new()),
+            helper_count: AtomicUsize::new(0),
             options,
         }
     }
 
-    /// Makes everything durable, checkpoints, records the orderly end and closes. Every handle answers
-    /// `Closed` from then on, also if an error is returned (what was acknowledged is then recovered).
+    /// Makes everything durable, checkpoints, records the orderly end and closes. Every handle
+    /// answers `Closed` from then on, also if an error is returned (what was acknowledged is then
+    /// recovered).
     pub fn close(&self) -> Result<()> {
-        let _closing = self.closing.lock(); // a second call waits for the first, and finds it closed
+        let _closing = self.close_lock.lock(); // a second call waits for the first, and finds it closed
         self.check_open()?;
-        self.stop();
+        self.stop_threads();
         let ended = if self.options.read_only {
             Ok(())
-        } else if self.flags.poisoned.load(Ordering::Acquire) {
+        } else if self.flags.is_poisoned.load(Ordering::Acquire) {
             Err(self.poison_error()) // not everything is durable, and nobody may believe it
         } else {
-            self.end_in_order().inspect(|()| self.save_loads())
+            self.close_cleanly().inspect(|()| self.save_workloads())
         };
-        self.flags.closed.store(true, Ordering::Release);
+        self.flags.is_closed.store(true, Ordering::Release);
         // Whoever wrote under one of them is done, and whoever comes later sees that it is closed.
         drop(self.maintenance.lock());
-        drop(self.making.lock());
-        drop(self.stripes.alone());
-        drop(self.at_work.write());
+        drop(self.next_segment.lock());
+        drop(self.stripes.lock_exclusive());
+        drop(self.engine_steps_lock.write());
         let engines = self.close_engines();
-        self.ground.blobs.close();
-        // What engines let go of may hold on to the files, in the bag of a thread that does nothing more.
-        epoch::settle(PATIENCE);
-        self.lock.lock().take();
+        self.context.blobs.close();
+        // What engines let go of may hold on to the files, in the bag of a thread that does nothing
+        // more.
+        epoch::wait_for_guards(FULL_DISK_READER_WAIT);
+        self.file_lock.lock().take();
         ended.and(engines)
     }
 
     /// Closes the engines' own files.
     fn close_engines(&self) -> Result<()> {
         let mut ended = Ok(());
-        for kept in self.catalogue.all() {
-            if let Ok(engine) = kept.engine() {
+        for keyspace in self.catalog.all() {
+            if let Ok(engine) = keyspace.engine() {
                 ended = ended.and(engine.close());
             }
         }
@@ -250,26 +262,26 @@ impl Store {
     }
 
     /// A few passes of cleaning, so that the space of short lives comes back too.
-    fn clean_for_close(&self) -> Result<()> {
-        for _ in 0..CLOSING_PASSES {
-            match self.clean(Pace::Busy).any() {
+    fn gc_for_close(&self) -> Result<()> {
+        for _ in 0..CLOSE_GC_PASSES {
+            match self.gc(MaintenanceMode::Busy).progress_or_error() {
                 Ok(true) => {}
-                Ok(false) | Err(Error::NoSpace { .. } | Error::FileLimit { .. }) => break,
+                Ok(false) | Err(Error::NoSpace { .. } | Error::FileSizeLimit { .. }) => break,
                 Err(error) => return Err(error),
             }
         }
-        let _ = self.shrink_ready(); // as far as there is room
+        let _ = self.shrink_preallocated(); // as far as there is room
         let nothing_waits = {
             let mut m = self.maintenance.lock();
-            !self.bury(&mut m) && !m.waits_for_root()
+            !self.retire_unreferenced(&mut m) && !m.is_root_write_due()
         };
         if !nothing_waits {
-            self.let_go_now()?;
+            self.free_retired_now()?;
         }
-        self.ground.blobs.trim(true);
+        self.context.blobs.trim(true);
         // Cleaning may have taken from the reserve, which the next life needs if the disk is full.
-        match self.top_up() {
-            Ok(_) | Err(Error::NoSpace { .. } | Error::FileLimit { .. }) => Ok(()),
+        match self.preallocate() {
+            Ok(_) | Err(Error::NoSpace { .. } | Error::FileSizeLimit { .. }) => Ok(()),
             Err(error) => Err(error),
         }
     }
@@ -277,34 +289,35 @@ impl Store {
     /// Whether an orderly end checkpoints `log`. Without, the next opening replays what was
     /// appended, as after a crash: less than it would read of the images of many small keyspaces,
     /// each of which takes some syncs.
-    fn ends_with_checkpoint(&self, log: &Log) -> bool {
+    fn is_close_checkpoint_due(&self, log: &LogState) -> bool {
         let appended = log.since_checkpoint();
-        let keyspaces = self.kepts_of(log).len() as u64;
+        let keyspaces = self.keyspaces_of(log).len() as u64;
         let is_pending = self.maintenance.lock().pending[log.id.index()].is_some();
-        appended > 0 && (is_pending || keyspaces < MANY || appended > keyspaces * IMAGE)
+        appended > 0
+            && (is_pending || keyspaces < MANY_KEYSPACES || appended > keyspaces * MIN_IMAGE_DISK_BYTES)
     }
 
-    fn end_in_order(&self) -> Result<()> {
+    fn close_cleanly(&self) -> Result<()> {
         for log in self.logs.iter().filter(|_| self.options.checkpoints) {
-            if self.ends_with_checkpoint(log) {
+            if self.is_close_checkpoint_due(log) {
                 match self.checkpoint(log) {
-                    Ok(_) | Err(Error::NoSpace { .. } | Error::FileLimit { .. }) => {} // opening will replay instead
+                    Ok(_) | Err(Error::NoSpace { .. } | Error::FileSizeLimit { .. }) => {} // opening will replay instead
                     Err(error) => return Err(error),
                 }
             }
         }
-        self.clean_for_close()?;
+        self.gc_for_close()?;
         let mut m = self.maintenance.lock();
         self.sync_survivors(&mut m)?;
-        m.survivors.iter_mut().flatten().for_each(SurvivorTails::seal);
-        self.flags.closed.store(true, Ordering::Release); // no commit after this lock: what follows is the end
-        drop(self.stripes.alone());
+        m.survivors.iter_mut().flatten().for_each(SurvivorTails::end_streams);
+        self.flags.is_closed.store(true, Ordering::Release); // no commit after this lock: what follows is the end
+        drop(self.stripes.lock_exclusive());
         let next = self.window.word().next();
         self.sync_for_close()?;
         m.seq_bound = next; // above the newest commit, and above what earlier crashes may have taken
         // `blob_bound` stays: a writer that finds out too late may still stage a value, below it.
         self.write_root(&mut m, true)?;
-        self.ground.blobs.remove_left(usize::MAX);
+        self.context.blobs.remove_pending(usize::MAX);
         Ok(())
     }
 }
@@ -314,32 +327,38 @@ impl Drop for Store {
         if self.fork.is_child() {
             return; // threads, locks and files belong to the parent
         }
-        if !self.flags.closed.load(Ordering::Acquire) {
+        if !self.flags.is_closed.load(Ordering::Acquire) {
             let _ = self.close(); // nobody is left to be told; recovery makes up for it
         }
     }
 }
 
-pub(super) fn check_options(options: &Options) -> Result<()> {
-    if !(1.1..=10.0).contains(&options.space_limit) {
-        let why = format!("{}; must be 1.1 to 10", options.space_limit);
-        return Err(Error::Invalid { what: "space limit", why });
+pub(super) fn check_options(options: &StoreOptions) -> Result<()> {
+    if !(1.1..=10.0).contains(&options.max_space_amplification) {
+        let why = format!("{}; must be 1.1 to 10", options.max_space_amplification);
+        return Err(Error::InvalidArgument { argument: "space limit", reason: why });
     }
     if let Some(permissions) = options.permissions {
         permissions.check()?;
     }
     if options.background_threads == 0 {
-        return Err(Error::Invalid { what: "background threads", why: "must be at least 1".to_owned() });
+        return Err(Error::InvalidArgument {
+            argument: "background threads",
+            reason: "must be at least 1".to_owned(),
+        });
     }
     if options.sync_interval.is_zero() {
-        return Err(Error::Invalid { what: "sync interval", why: "must not be zero".to_owned() });
+        return Err(Error::InvalidArgument {
+            argument: "sync interval",
+            reason: "must not be zero".to_owned(),
+        });
     }
     Ok(())
 }
 
 /// The modes that the database in `path` was made with; none if there is none.
-fn made_with(disk: &dyn Disk, path: &Path) -> Option<Permissions> {
-    Slots::NAMES.iter().find_map(|slot| Permissions::of_made(disk, &path.join(slot)))
+fn existing_permissions(disk: &dyn Disk, path: &Path) -> Option<Permissions> {
+    RootSlots::NAMES.iter().find_map(|slot| Permissions::of_made(disk, &path.join(slot)))
 }
 
 /// Takes the lock: shared by readers, or for a writer alone.
@@ -348,16 +367,16 @@ fn take_lock(
     path: &Path,
     is_reader: bool,
 ) -> Result<Box<dyn std::fmt::Debug + Send + Sync>> {
-    let (lock, share) = (path.join(LOCK), if is_reader { Share::Shared } else { Share::Exclusive });
+    let (lock, share) = (path.join(LOCK), if is_reader { LockMode::Shared } else { LockMode::Exclusive });
     match disk.lock(&lock, share) {
-        Ok(Locked::Held(lock)) => Ok(lock),
-        Ok(Locked::Busy(pid)) => Err(Error::locked(
+        Ok(LockOutcome::Acquired(lock)) => Ok(lock),
+        Ok(LockOutcome::Busy(pid)) => Err(Error::locked(
             path,
             pid,
             match (is_reader, pid) {
-                (true, _) => InUse::NoDoor,
-                (false, Some(_)) => InUse::Owner,
-                (false, None) => InUse::Readers,
+                (true, _) => LockConflict::NoIpc,
+                (false, Some(_)) => LockConflict::Owner,
+                (false, None) => LockConflict::Readers,
             },
         )),
         // No writer can come.
@@ -372,26 +391,29 @@ fn take_lock(
     }
 }
 
-/// Looks without touching anything. A database that appears meanwhile, made by another process, counts.
-fn look(disk: &dyn Disk, path: &Path, is_filled: bool) -> Result<There> {
-    match look_once(disk, path, is_filled) {
-        Err(Error::NotADatabase { .. }) if made_now(disk, path) => look_once(disk, path, is_filled),
+/// Looks without touching anything. A database that appears meanwhile, made by another process,
+/// counts.
+fn inspect_dir(disk: &dyn Disk, path: &Path, is_filled: bool) -> Result<DirContent> {
+    match inspect_dir_once(disk, path, is_filled) {
+        Err(Error::NotADatabase { .. }) if is_created_now(disk, path) => {
+            inspect_dir_once(disk, path, is_filled)
+        }
         answer => answer,
     }
 }
 
 /// Whether `path` has a slot of ROOT by now.
-fn made_now(disk: &dyn Disk, path: &Path) -> bool {
-    disk.list(path).is_ok_and(|entries| entries.iter().any(|entry| Slots::is_slot(&entry.name)))
+fn is_created_now(disk: &dyn Disk, path: &Path) -> bool {
+    disk.list(path).is_ok_and(|entries| entries.iter().any(|entry| RootSlots::is_slot(&entry.name)))
 }
 
-fn look_once(disk: &dyn Disk, path: &Path, is_filled: bool) -> Result<There> {
+fn inspect_dir_once(disk: &dyn Disk, path: &Path, is_filled: bool) -> Result<DirContent> {
     let entries = match disk.list(path) {
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(There::Nothing),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(DirContent::Empty),
         Err(e) if e.kind() == std::io::ErrorKind::NotADirectory => {
             return Err(Error::NotADatabase {
                 path: path.to_path_buf(),
-                why: "it is not a directory".to_owned(),
+                reason: "it is not a directory".to_owned(),
             });
         }
         other => other.during("list", path)?,
@@ -399,20 +421,20 @@ fn look_once(disk: &dyn Disk, path: &Path, is_filled: bool) -> Result<There> {
     if !is_filled {
         check_finished(disk, path, &entries)?;
     }
-    if entries.iter().any(|e| Slots::is_slot(&e.name)) {
-        return Ok(There::Database);
+    if entries.iter().any(|e| RootSlots::is_slot(&e.name)) {
+        return Ok(DirContent::Database);
     }
-    if entries.iter().any(|e| backup::is_part(&e.name)) {
+    if entries.iter().any(|e| backup::is_backup_file(&e.name)) {
         let why = "it is a backup; `sheaf restore` makes a database of it in another directory".to_owned();
-        return Err(Error::NotADatabase { path: path.to_path_buf(), why });
+        return Err(Error::NotADatabase { path: path.to_path_buf(), reason: why });
     }
-    if let Some(foreign) = entries.iter().find(|e| !is_unborn_part(&e.name)) {
-        let remedy = match entries.iter().any(|e| is_filled_part(&e.name)) {
+    if let Some(foreign) = entries.iter().find(|e| !is_creation_file(&e.name)) {
+        let remedy = match entries.iter().any(|e| is_database_only_file(&e.name)) {
             true => "if it was a database, `sheaf repair` salvages it",
             false => "name a new or empty directory",
         };
         let why = format!("it has no ROOT file but contains {:?}; {remedy}", foreign.name);
-        return Err(Error::NotADatabase { path: path.to_path_buf(), why });
+        return Err(Error::NotADatabase { path: path.to_path_buf(), reason: why });
     }
     for entry in entries.iter().filter(|e| e.is_dir) {
         let dir = path.join(&entry.name);
@@ -421,41 +443,42 @@ fn look_once(disk: &dyn Disk, path: &Path, is_filled: bool) -> Result<There> {
                 "its ROOT files are missing, but {:?} contains data; if it was a database, `sheaf repair` salvages it",
                 entry.name
             );
-            return Err(Error::NotADatabase { path: path.to_path_buf(), why });
+            return Err(Error::NotADatabase { path: path.to_path_buf(), reason: why });
         }
     }
-    Ok(There::Nothing)
+    Ok(DirContent::Empty)
 }
 
 /// Whether only a database has something of that name, once it is filled.
-fn is_filled_part(name: &str) -> bool {
-    name == OWN || directories().any(|dir| dir == name)
+fn is_database_only_file(name: &str) -> bool {
+    name == ENGINE_DIR || directories().any(|dir| dir == name)
 }
 
 /// Whether a database that is being made has something of that name.
-fn is_unborn_part(name: &str) -> bool {
+fn is_creation_file(name: &str) -> bool {
     name == LOCK
         || name == UNFINISHED
-        || DOOR.contains(&name)
-        || Slots::is_unborn_slot(name)
+        || IPC_SOCKET_NAMES.contains(&name)
+        || RootSlots::is_temp_slot(name)
         || directories().any(|dir| dir == name)
 }
 
 /// Whether a database consists of something of that name, among others.
-pub(crate) fn is_part(name: &str) -> bool {
-    is_unborn_part(name) || Slots::is_slot(name) || name == OWN || is_sketch(name)
+pub(crate) fn is_database_file(name: &str) -> bool {
+    is_creation_file(name) || RootSlots::is_slot(name) || name == ENGINE_DIR || is_workload_file(name)
 }
 
 pub(crate) fn directories() -> impl Iterator<Item = &'static str> {
-    LogId::ALL.into_iter().map(LogId::directory).chain([image::DIRECTORY, BLOBS])
+    LogId::ALL.into_iter().map(LogId::directory).chain([image::IMAGE_DIR, BLOB_DIR])
 }
 
 /// Makes a new database: directories, then both slots.
-fn create(disk: &dyn Disk, path: &Path, slots: &Slots) -> Result<Root> {
+fn create_database(disk: &dyn Disk, path: &Path, slots: &RootSlots) -> Result<Root> {
     for name in directories() {
         let dir = path.join(name);
         match disk.create_dir(&dir) {
-            // Left empty by an attempt that failed, maybe at the sync of its name, which no later sync saves.
+            // Left empty by an attempt that failed, maybe at the sync of its name, which no later
+            // sync saves.
             Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {
                 disk.remove_dir(&dir).during("remove", &dir)?;
                 disk.create_dir(&dir).during("create", &dir)?;
@@ -469,7 +492,7 @@ fn create(disk: &dyn Disk, path: &Path, slots: &Slots) -> Result<Root> {
         store: StoreId(random_bits()),
         hash_key: random_bits(),
         incarnation: Incarnation(0),
-        clean: true,
+        is_clean: true,
         floor: Seq::ZERO,
         first_seq: Seq(1),
         seq_bound: Seq(1),

@@ -27,29 +27,29 @@
 //! ## Costs
 //!
 //! Device: what the target needs for its pairs. Memory: a commit, the watch's notes, and keys where they must be sorted. The hold:
-//! [`FEW`] keys and one sync.
+//! [`LAST_PASS_KEYS`] keys and one sync.
 
 use std::sync::Arc;
 
-use super::copy::{Chase, Gather, Gathered, Source, Walk};
-use super::fill::Filling;
-use super::watch::{Limits, Touched};
-use super::{Choice, Kept, Store, View};
-use crate::engine::Want;
+use super::change_tracker::{ChangedKeys, TrackerLimits};
+use super::copy::{ChangedCopy, CopySource, FullCopy, SortedCopy, SortedCopyStep};
+use super::ingest::IngestWriter;
+use super::{EngineChoice, KeyspaceState, Store, View};
+use crate::cache_arbiter::proportion;
+use crate::engine::Projection;
 use crate::error::{Error, IoContext, Result};
-use crate::memory::Part;
-use crate::shares::proportion;
+use crate::memory::MemoryPart;
 
 /// Keys that are left to the last pass, at most.
-const FEW: usize = 64;
+const LAST_PASS_KEYS: usize = 64;
 /// From this pass on writers are slowed down to less than what is copied.
-const PATIENT_PASSES: u32 = 3;
+const UNTHROTTLED_PASSES: u32 = 3;
 /// After so many passes the rest is copied while commits wait, however much it is.
-const MOST_PASSES: u32 = 64;
+const MAX_PASSES: u32 = 64;
 /// Pairs of a step.
-const STEP: usize = 1024;
+const PAIRS_PER_STEP: usize = 1024;
 /// Pairs whose mean says how large the rest is.
-const SAMPLE: u64 = 1000;
+const SAMPLED_PAIRS: u64 = 1000;
 
 /// Phase of a conversion.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -73,7 +73,7 @@ pub struct ConversionProgress {
     /// Pairs at the start.
     pub pairs: u64,
     /// Pairs copied; a pair that was changed during the copy counts each time.
-    pub copied: u64,
+    pub copied_pairs: u64,
     /// Bytes of their keys and values.
     pub bytes: u64,
     /// Passes over the changed pairs.
@@ -83,25 +83,25 @@ pub struct ConversionProgress {
 /// Result of a conversion. All zero if the keyspace already had the engine and options.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Converted {
+pub struct ConversionReport {
     /// Pairs copied; a pair that was changed during the copy counts each time.
-    pub copied: u64,
+    pub copied_pairs: u64,
     /// Bytes of their keys and values.
     pub bytes: u64,
     /// Passes over the changed pairs.
     pub passes: u32,
     /// True if the pairs that existed at the start were written directly to the files of the
     /// engine, without the log.
-    pub direct: bool,
+    pub is_direct: bool,
 }
 
 /// What comes next.
-enum State {
-    Walking(Walk),
-    Gathering(Gather),
-    Chasing(Chase),
+enum ConversionState {
+    Copying(FullCopy),
+    Sorting(SortedCopy),
+    CatchingUp(ChangedCopy),
     /// A pass is over.
-    Between,
+    PassDone,
     Done,
     /// A step ended with an error: nothing is known to be whole any more.
     Failed,
@@ -110,39 +110,39 @@ enum State {
 /// A conversion on its way. Dropped before its end, it leaves the keyspace as it is.
 pub struct Conversion {
     // Cursors go before the view.
-    state: State,
-    filling: Option<Filling>,
+    state: ConversionState,
+    writer: Option<IngestWriter>,
     view: View,
-    watching: Watching,
+    tracking: ChangeTracking,
     progress: ConversionProgress,
     is_direct: bool,
 }
 
 /// The watch of a keyspace, which ends with this.
-struct Watching {
+struct ChangeTracking {
     store: Arc<Store>,
-    source: Arc<Kept>,
+    source: Arc<KeyspaceState>,
     memory: u64,
 }
 
-impl Watching {
+impl ChangeTracking {
     /// Notes, and `more`, are what memory is taken for.
-    fn account(&mut self, more: u64) {
-        let now = self.source.watch.memory() + more;
-        let memory = &self.store.ground.memory;
-        memory.take(Part::Buffers, now.saturating_sub(self.memory));
-        memory.give(Part::Buffers, self.memory.saturating_sub(now));
+    fn account_memory(&mut self, more: u64) {
+        let now = self.source.change_tracker.memory() + more;
+        let memory = &self.store.context.memory;
+        memory.take(MemoryPart::Buffers, now.saturating_sub(self.memory));
+        memory.give_back(MemoryPart::Buffers, self.memory.saturating_sub(now));
         self.memory = now;
     }
 }
 
-impl Drop for Watching {
+impl Drop for ChangeTracking {
     fn drop(&mut self) {
         if self.store.fork.is_child() {
             return; // as in `View`
         }
-        self.source.watch.end();
-        self.account(0);
+        self.source.change_tracker.stop();
+        self.account_memory(0);
     }
 }
 
@@ -150,35 +150,35 @@ impl Store {
     /// Begins to convert `source`, which has its name, to what `choice` says. None if it is that.
     pub fn begin_conversion(
         self: &Arc<Store>,
-        source: &Arc<Kept>,
-        choice: Choice<'_>,
+        source: &Arc<KeyspaceState>,
+        choice: EngineChoice<'_>,
     ) -> Result<Option<Conversion>> {
-        let (engine, options) = choice.completed(Some(source), source.engine_name());
-        let specs = self.fit_factory(engine, &options)?.options();
+        let (engine, options) = choice.resolve(Some(source), source.engine_name());
+        let specs = self.factory_with_options(engine, &options)?.options();
         if engine == source.engine_name() && source.options().conflict(&options, specs).is_none() {
             return Ok(None);
         }
         crate::event!(INFO, "a conversion begins", keyspace = source.name(), engine = engine);
         self.check_writable()?;
         let pairs = source.engine()?.len()?;
-        self.check_room(source)?;
-        let budget = self.ground.memory.budget();
-        let limits = Limits::new(self.options.tiny, budget);
-        let (view, is_first) = self.view_with(|| source.watch.begin(limits))?;
+        self.check_disk_space(source)?;
+        let budget = self.context.memory.budget();
+        let limits = TrackerLimits::new(self.options.tiny, budget);
+        let (view, is_first) = self.view_with(|| source.change_tracker.start(limits))?;
         if !is_first {
             let why = format!("{:?} is already being converted", source.name());
-            return Err(Error::Invalid { what: "conversion", why });
+            return Err(Error::InvalidArgument { argument: "conversion", reason: why });
         }
-        let watching = Watching { store: Arc::clone(self), source: Arc::clone(source), memory: 0 };
-        let filling = Filling::new(self.begin_making(source.name(), engine, &options)?, true)?;
-        let from = Source { kept: source, at: view.seq() };
+        let tracking = ChangeTracking { store: Arc::clone(self), source: Arc::clone(source), memory: 0 };
+        let writer = IngestWriter::new(self.begin_unpublished(source.name(), engine, &options)?, true)?;
+        let from = CopySource { keyspace: source, at: view.seq() };
         let is_ordered = source.engine()?.capabilities().ordered;
-        let state = match is_ordered || !filling.is_ordered() {
-            true => State::Walking(Walk::new(&from)?),
-            false => State::Gathering(Gather::new(&from, self.options.tiny, budget)?),
+        let state = match is_ordered || !writer.needs_key_order() {
+            true => ConversionState::Copying(FullCopy::new(&from)?),
+            false => ConversionState::Sorting(SortedCopy::new(&from, self.options.tiny, budget)?),
         };
         let progress = ConversionProgress { pairs, ..ConversionProgress::default() };
-        Ok(Some(Conversion { state, filling: Some(filling), view, watching, progress, is_direct: false }))
+        Ok(Some(Conversion { state, writer: Some(writer), view, tracking, progress, is_direct: false }))
     }
 }
 
@@ -189,144 +189,150 @@ impl Conversion {
         self.progress
     }
 
-    /// A bounded step, but for the last one, which switches. False once that is done. After an error it can only be dropped: further
-    /// steps are refused.
+    /// A bounded step, but for the last one, which switches. False once that is done. After an
+    /// error it can only be dropped: further steps are refused.
     pub fn step(&mut self) -> Result<bool> {
         let stepped = self.advance();
         if stepped.is_err() {
-            self.state = State::Failed;
+            self.state = ConversionState::Failed;
         }
         stepped
     }
 
     fn advance(&mut self) -> Result<bool> {
-        self.watching.store.check_writable()?;
-        if self.watching.source.is_gone() {
-            return Err(Error::NoKeyspace { name: self.watching.source.name().to_owned() });
+        self.tracking.store.check_writable()?;
+        if self.tracking.source.is_dropped() {
+            return Err(Error::KeyspaceNotFound { name: self.tracking.source.name().to_owned() });
         }
-        self.watching.account(if let State::Gathering(gather) = &self.state { gather.memory() } else { 0 });
+        self.tracking.account_memory(if let ConversionState::Sorting(gather) = &self.state {
+            gather.memory()
+        } else {
+            0
+        });
         match self.state {
-            State::Walking(_) | State::Gathering(_) => self.copy().map(|()| true),
-            State::Chasing(_) => self.chase().map(|()| true),
-            State::Between => self.go_on(),
-            State::Done => Ok(false),
-            State::Failed => Err(Error::Invalid {
-                what: "conversion",
-                why: "an earlier step failed; start the conversion again".to_owned(),
+            ConversionState::Copying(_) | ConversionState::Sorting(_) => self.copy().map(|()| true),
+            ConversionState::CatchingUp(_) => self.copy_changed().map(|()| true),
+            ConversionState::PassDone => self.next_pass(),
+            ConversionState::Done => Ok(false),
+            ConversionState::Failed => Err(Error::InvalidArgument {
+                argument: "conversion",
+                reason: "an earlier step failed; start the conversion again".to_owned(),
             }),
         }
     }
 
     /// What it did.
     #[must_use]
-    pub fn converted(&self) -> Converted {
-        let ConversionProgress { copied, bytes, passes, .. } = self.progress;
-        Converted { copied, bytes, passes, direct: self.is_direct }
+    pub fn report(&self) -> ConversionReport {
+        let ConversionProgress { copied_pairs: copied, bytes, passes, .. } = self.progress;
+        ConversionReport { copied_pairs: copied, bytes, passes, is_direct: self.is_direct }
     }
 
     fn step_size(&self) -> usize {
-        if self.watching.store.options.tiny { 7 } else { STEP }
+        if self.tracking.store.options.tiny { 7 } else { PAIRS_PER_STEP }
     }
 
     /// A step of copying what there was.
     fn copy(&mut self) -> Result<()> {
         let (count, progress) = (self.step_size(), &mut self.progress);
-        let source = Source { kept: &self.watching.source, at: self.view.seq() };
-        let Some(filling) = &mut self.filling else { return Ok(()) };
+        let source = CopySource { keyspace: &self.tracking.source, at: self.view.seq() };
+        let Some(writer) = &mut self.writer else { return Ok(()) };
         let more = match &mut self.state {
-            State::Walking(walk) => walk.step(&source, count, filling, progress)?,
-            State::Gathering(gather) => match gather.step(&source, count, filling, progress)? {
-                Gathered::TooMany => return self.copy_unsorted(),
-                gathered => gathered == Gathered::More,
+            ConversionState::Copying(walk) => walk.step(&source, count, writer, progress)?,
+            ConversionState::Sorting(gather) => match gather.step(&source, count, writer, progress)? {
+                SortedCopyStep::TooMany => return self.copy_unsorted(),
+                gathered => gathered == SortedCopyStep::More,
             },
             _ => false,
         };
         if !more {
-            filling.end_order()?;
-            self.is_direct = filling.is_direct();
+            writer.end_key_order()?;
+            self.is_direct = writer.is_direct();
             progress.phase = ConversionPhase::CatchingUp;
-            self.state = State::Between;
+            self.state = ConversionState::PassDone;
         }
         Ok(())
     }
 
     /// There are too many keys to sort: all is begun again, in the source's order.
     fn copy_unsorted(&mut self) -> Result<()> {
-        let store = &self.watching.store;
-        let source = Source { kept: &self.watching.source, at: self.view.seq() };
-        self.state = State::Walking(Walk::new(&source)?);
-        let Some(given_up) = self.filling.take() else { return Ok(()) };
-        let target = Arc::clone(given_up.kept());
+        let store = &self.tracking.store;
+        let source = CopySource { keyspace: &self.tracking.source, at: self.view.seq() };
+        self.state = ConversionState::Copying(FullCopy::new(&source)?);
+        let Some(given_up) = self.writer.take() else { return Ok(()) };
+        let target = Arc::clone(given_up.keyspace());
         drop(given_up);
-        let making = store.begin_making(target.name(), target.engine_name(), target.options())?;
-        self.filling = Some(Filling::new(making, false)?);
+        let making = store.begin_unpublished(target.name(), target.engine_name(), target.options())?;
+        self.writer = Some(IngestWriter::new(making, false)?);
         Ok(())
     }
 
     /// A step of copying what was changed.
-    fn chase(&mut self) -> Result<()> {
+    fn copy_changed(&mut self) -> Result<()> {
         let count = self.step_size();
-        let State::Chasing(chase) = &mut self.state else { return Ok(()) };
-        let Some(filling) = &mut self.filling else { return Ok(()) };
-        let (at, target) = (self.view.seq(), Arc::clone(filling.kept()));
-        let source = Source { kept: &self.watching.source, at };
-        let target = Source { kept: &target, at };
-        if !chase.step(&source, &target, count, filling, &mut self.progress)? {
-            filling.flush()?;
-            self.state = State::Between;
+        let ConversionState::CatchingUp(chase) = &mut self.state else { return Ok(()) };
+        let Some(writer) = &mut self.writer else { return Ok(()) };
+        let (at, target) = (self.view.seq(), Arc::clone(writer.keyspace()));
+        let source = CopySource { keyspace: &self.tracking.source, at };
+        let target = CopySource { keyspace: &target, at };
+        if !chase.step(&source, &target, count, writer, &mut self.progress)? {
+            writer.flush()?;
+            self.state = ConversionState::PassDone;
         }
         Ok(())
     }
 
     /// A pass is over: the next one, or the last.
-    fn go_on(&mut self) -> Result<bool> {
-        let (store, source) = (&self.watching.store, &self.watching.source);
-        let few = if store.options.tiny { 2 } else { FEW };
-        let left = source.watch.count();
-        if left.is_some_and(|left| left <= few) || self.progress.passes >= MOST_PASSES {
+    fn next_pass(&mut self) -> Result<bool> {
+        let (store, source) = (&self.tracking.store, &self.tracking.source);
+        let few = if store.options.tiny { 2 } else { LAST_PASS_KEYS };
+        let left = source.change_tracker.count();
+        if left.is_some_and(|left| left <= few) || self.progress.passes >= MAX_PASSES {
             self.switch()?;
             return Ok(false);
         }
-        if self.progress.passes >= PATIENT_PASSES && !store.options.inline {
-            source.watch.slow_down((left.unwrap_or(usize::MAX) / 2).clamp(few, STEP));
+        if self.progress.passes >= UNTHROTTLED_PASSES && !store.options.inline {
+            source
+                .change_tracker
+                .set_delay_above((left.unwrap_or(usize::MAX) / 2).clamp(few, PAIRS_PER_STEP));
         }
-        let (view, touched) = store.view_with(|| source.watch.take())?;
+        let (view, touched) = store.view_with(|| source.change_tracker.take())?;
         self.begin_pass(touched, view)?;
         Ok(true)
     }
 
-    fn begin_pass(&mut self, touched: Touched, view: View) -> Result<()> {
+    fn begin_pass(&mut self, touched: ChangedKeys, view: View) -> Result<()> {
         self.progress.passes += 1;
         self.view = view;
-        let source = Source { kept: &self.watching.source, at: self.view.seq() };
-        self.state = State::Chasing(match touched {
-            Touched::Keys(keys) => Chase::Keys(keys.into_iter()),
-            Touched::Marks(marks) => Chase::Marked(marks, source.cursor(Want::Keys)?, false),
+        let source = CopySource { keyspace: &self.tracking.source, at: self.view.seq() };
+        self.state = ConversionState::CatchingUp(match touched {
+            ChangedKeys::Keys(keys) => ChangedCopy::Keys(keys.into_iter()),
+            ChangedKeys::Marks(marks) => ChangedCopy::Marked(marks, source.cursor(Projection::Keys)?, false),
         });
         Ok(())
     }
 
     /// The last pass, and the switch.
     fn switch(&mut self) -> Result<()> {
-        let (store, source) = (Arc::clone(&self.watching.store), Arc::clone(&self.watching.source));
-        let _changing = store.catalogue.changing();
-        if source.is_gone() {
-            return Err(Error::NoKeyspace { name: source.name().to_owned() });
+        let (store, source) = (Arc::clone(&self.tracking.store), Arc::clone(&self.tracking.source));
+        let _changing = store.catalog.lock_changes();
+        if source.is_dropped() {
+            return Err(Error::KeyspaceNotFound { name: source.name().to_owned() });
         }
-        let _held = store.hold(&source); // I2
-        let (view, touched) = store.view_with(|| source.watch.take())?;
+        let _held = store.block_commits(&source); // I2
+        let (view, touched) = store.view_with(|| source.change_tracker.take())?;
         self.begin_pass(touched, view)?;
-        while matches!(self.state, State::Chasing(_)) {
-            self.chase()?;
+        while matches!(self.state, ConversionState::CatchingUp(_)) {
+            self.copy_changed()?;
         }
-        if let Some(filling) = self.filling.take() {
-            filling.publish(Some(&source))?;
+        if let Some(writer) = self.writer.take() {
+            writer.publish(Some(&source))?;
         }
-        (self.progress.phase, self.state) = (ConversionPhase::Done, State::Done);
+        (self.progress.phase, self.state) = (ConversionPhase::Done, ConversionState::Done);
         crate::event!(
             INFO,
             "a conversion is done",
-            pairs = self.progress.copied,
+            pairs = self.progress.copied_pairs,
             passes = self.progress.passes
         );
         Ok(())
@@ -336,44 +342,50 @@ impl Conversion {
 /// Estimated cost of a conversion.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Estimate {
+pub struct ConversionEstimate {
     /// Pairs in the keyspace.
     pub pairs: u64,
     /// Bytes of their keys and values, extrapolated from the first thousand pairs.
-    pub data: u64,
+    pub data_bytes: u64,
     /// Additional disk space at the peak, in bytes. The space of the old engine is freed
     /// afterwards.
-    pub bytes: u64,
+    pub required_bytes: u64,
     /// Free disk space in bytes.
-    pub free: u64,
+    pub free_bytes: u64,
 }
 
 impl Store {
     /// What converting `source` will take. Changes nothing.
-    pub fn estimate(self: &Arc<Store>, source: &Arc<Kept>) -> Result<Estimate> {
-        let (pairs, data) = self.measure(source)?;
+    pub fn estimate_conversion(self: &Arc<Store>, source: &Arc<KeyspaceState>) -> Result<ConversionEstimate> {
+        let (pairs, data) = self.measure_pairs(source)?;
         let free = self.disk.free_space(&self.dir).during("measure", &self.dir)?;
-        Ok(Estimate { pairs, data, bytes: data + data / 4 + 64 * pairs, free })
+        Ok(ConversionEstimate {
+            pairs,
+            data_bytes: data,
+            required_bytes: data + data / 4 + 64 * pairs,
+            free_bytes: free,
+        })
     }
 
     /// Refuses a conversion that would fill the disk.
-    fn check_room(self: &Arc<Store>, source: &Arc<Kept>) -> Result<()> {
-        let Estimate { bytes, free, .. } = self.estimate(source)?;
-        if free < bytes.saturating_add(self.counted_on().unwrap_or(0)) {
+    fn check_disk_space(self: &Arc<Store>, source: &Arc<KeyspaceState>) -> Result<()> {
+        let ConversionEstimate { required_bytes: bytes, free_bytes: free, .. } =
+            self.estimate_conversion(source)?;
+        if free < bytes.saturating_add(self.engines_disk_reserve().unwrap_or(0)) {
             return Err(Error::NoSpace { path: self.dir.clone() });
         }
         Ok(())
     }
 
     /// Pairs of `source`, and about how many bytes they have.
-    fn measure(self: &Arc<Store>, source: &Arc<Kept>) -> Result<(u64, u64)> {
+    fn measure_pairs(self: &Arc<Store>, source: &Arc<KeyspaceState>) -> Result<(u64, u64)> {
         let view = self.view()?;
-        let from = Source { kept: source, at: view.seq() };
+        let from = CopySource { keyspace: source, at: view.seq() };
         let pairs = source.engine()?.len()?;
-        let (mut cursor, mut seen, mut bytes) = (from.cursor(Want::Keys)?, 0, 0);
-        while seen < SAMPLE && cursor.next()? {
+        let (mut cursor, mut seen, mut bytes) = (from.cursor(Projection::Keys)?, 0, 0);
+        while seen < SAMPLED_PAIRS && cursor.next()? {
             seen += 1;
-            bytes += cursor.key().len() as u64 + from.len_of(cursor.key())?;
+            bytes += cursor.key().len() as u64 + from.value_len(cursor.key())?;
         }
         Ok((pairs, proportion(bytes, pairs, seen)))
     }

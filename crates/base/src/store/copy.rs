@@ -13,89 +13,95 @@
 
 use std::sync::Arc;
 
-use super::fill::Filling;
-use super::watch::Marks;
-use super::{ConversionProgress, Kept, OwnedCursor};
-use crate::engine::{Bounds, Cursor, Want};
+use super::change_tracker::HashMarks;
+use super::ingest::IngestWriter;
+use super::{ConversionProgress, KeyspaceState, OwnedCursor};
+use crate::blob_reader::{OpenBlob, StoredValue};
+use crate::engine::{Bounds, Cursor, Projection};
 use crate::error::Result;
 use crate::types::Seq;
-use crate::value::{Stored, ValueFile};
 
 /// Bytes that a gathered key takes beside itself, about.
-const ENTRY: usize = 32;
+const ENTRY_OVERHEAD: usize = 32;
 /// Keys may take this part of the budget ...
-const GATHER_SHARE: u64 = 8;
-/// ... so often. Keyspaces with more go by commits in whatever order: walking again costs more than a journal then.
-const MOST_GATHERINGS: usize = 4;
+const SORT_BUDGET_DIVISOR: u64 = 8;
+/// ... so often. Keyspaces with more go by commits in whatever order: walking again costs more than
+/// a journal then.
+const MAX_SORT_PASSES: usize = 4;
 
 /// A keyspace at a view, which somebody keeps.
-pub(super) struct Source<'a> {
-    pub(super) kept: &'a Arc<Kept>,
+pub(super) struct CopySource<'a> {
+    pub(super) keyspace: &'a Arc<KeyspaceState>,
     pub(super) at: Seq,
 }
 
-impl Source<'_> {
-    pub(super) fn cursor(&self, want: Want) -> Result<Box<dyn Cursor>> {
-        Ok(Box::new(OwnedCursor::open(Arc::<Kept>::clone(self.kept), self.at, Bounds::all(), want)?))
+impl CopySource<'_> {
+    pub(super) fn cursor(&self, projection: Projection) -> Result<Box<dyn Cursor>> {
+        Ok(Box::new(OwnedCursor::open(
+            Arc::<KeyspaceState>::clone(self.keyspace),
+            self.at,
+            Bounds::all(),
+            projection,
+        )?))
     }
 
     /// Whether a walk may meet values that memory should not have to hold.
-    fn has_large(&self) -> Result<bool> {
-        let engine = self.kept.engine()?;
+    fn may_have_blobs(&self) -> Result<bool> {
+        let engine = self.keyspace.engine()?;
         let mut staged = Vec::new();
         engine.blobs(&mut staged)?;
-        Ok(engine.adopts_files() || !staged.is_empty())
+        Ok(engine.takes_blob_files() || !staged.is_empty())
     }
 
     /// Bytes of the value of `key`.
-    pub(super) fn len_of(&self, key: &[u8]) -> Result<u64> {
+    pub(super) fn value_len(&self, key: &[u8]) -> Result<u64> {
         let mut len = 0;
-        self.kept.engine()?.look(self.at, key, &mut |stored| {
+        self.keyspace.engine()?.get_stored(self.at, key, &mut |stored| {
             len = match stored {
-                Stored::Bytes(found) => found.len() as u64,
-                Stored::File(found) => found.len(),
+                StoredValue::Bytes(found) => found.len() as u64,
+                StoredValue::Blob(found) => found.len(),
             };
         })?;
         Ok(len)
     }
 
     /// Gives `key` the value that it has here. False if it has none.
-    fn copy(&self, key: &[u8], to: &mut Filling, done: &mut ConversionProgress) -> Result<bool> {
-        let (mut bytes, mut file): (Option<Vec<u8>>, Option<ValueFile>) = (None, None);
-        self.kept.engine()?.look(self.at, key, &mut |stored| match stored {
-            Stored::Bytes(found) => bytes = Some(found.to_vec()),
-            Stored::File(found) => file = Some(found),
+    fn copy(&self, key: &[u8], to: &mut IngestWriter, done: &mut ConversionProgress) -> Result<bool> {
+        let (mut bytes, mut file): (Option<Vec<u8>>, Option<OpenBlob>) = (None, None);
+        self.keyspace.engine()?.get_stored(self.at, key, &mut |stored| match stored {
+            StoredValue::Bytes(found) => bytes = Some(found.to_vec()),
+            StoredValue::Blob(found) => file = Some(found),
         })?;
         let (len, stored) = match (&bytes, file) {
-            (_, Some(file)) => (file.len(), Stored::File(file)),
-            (Some(bytes), None) => (bytes.len() as u64, Stored::Bytes(bytes)),
+            (_, Some(file)) => (file.len(), StoredValue::Blob(file)),
+            (Some(bytes), None) => (bytes.len() as u64, StoredValue::Bytes(bytes)),
             (None, None) => return Ok(false),
         };
         to.put_stored(key, stored)?;
-        done.copied += 1;
+        done.copied_pairs += 1;
         done.bytes += key.len() as u64 + len;
         Ok(true)
     }
 }
 
 /// All pairs.
-pub(super) struct Walk {
+pub(super) struct FullCopy {
     cursor: Box<dyn Cursor>,
-    want: Want,
+    projection: Projection,
 }
 
-impl Walk {
-    pub(super) fn new(source: &Source<'_>) -> Result<Walk> {
-        let want = if source.has_large()? { Want::Keys } else { Want::Pairs };
-        Ok(Walk { cursor: source.cursor(want)?, want })
+impl FullCopy {
+    pub(super) fn new(source: &CopySource<'_>) -> Result<FullCopy> {
+        let projection = if source.may_have_blobs()? { Projection::Keys } else { Projection::Pairs };
+        Ok(FullCopy { cursor: source.cursor(projection)?, projection })
     }
 
     /// The next `count`. False at the end.
     pub(super) fn step(
         &mut self,
-        source: &Source<'_>,
+        source: &CopySource<'_>,
         count: usize,
-        to: &mut Filling,
+        to: &mut IngestWriter,
         done: &mut ConversionProgress,
     ) -> Result<bool> {
         for _ in 0..count {
@@ -103,14 +109,14 @@ impl Walk {
                 return Ok(false);
             }
             let key = self.cursor.key();
-            match self.want {
-                Want::Pairs => {
+            match self.projection {
+                Projection::Pairs => {
                     let value = self.cursor.value();
                     to.put(key, value)?;
-                    done.copied += 1;
+                    done.copied_pairs += 1;
                     done.bytes += (key.len() + value.len()) as u64;
                 }
-                Want::Keys => drop(source.copy(key, to, done)?),
+                Projection::Keys => drop(source.copy(key, to, done)?),
             }
         }
         Ok(true)
@@ -118,15 +124,15 @@ impl Walk {
 }
 
 /// All pairs, sorted on the way.
-pub(super) struct Gather {
+pub(super) struct SortedCopy {
     cursor: Box<dyn Cursor>,
     /// The last key of the gathering before.
-    above: Option<Box<[u8]>>,
+    lower_bound: Option<Box<[u8]>>,
     keys: Vec<Box<[u8]>>,
     bytes: usize,
     limit: usize,
     /// The lowest key that was left out: what is not below it comes next time.
-    below: Option<Box<[u8]>>,
+    upper_bound: Option<Box<[u8]>>,
     /// Keys of all gatherings together, in bytes.
     total: usize,
     /// A walk is over: what is left of what it gathered, in order.
@@ -135,7 +141,7 @@ pub(super) struct Gather {
 
 /// How a step of a gathering ended.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Gathered {
+pub(super) enum SortedCopyStep {
     /// There is more.
     More,
     /// All was copied.
@@ -144,20 +150,20 @@ pub(super) enum Gathered {
     TooMany,
 }
 
-impl Gather {
-    pub(super) fn new(source: &Source<'_>, tiny: bool, budget: u64) -> Result<Gather> {
+impl SortedCopy {
+    pub(super) fn new(source: &CopySource<'_>, tiny: bool, budget: u64) -> Result<SortedCopy> {
         let limit = match tiny {
-            true => 60 * ENTRY,
-            false => usize::try_from(budget / GATHER_SHARE).unwrap_or(usize::MAX),
+            true => 60 * ENTRY_OVERHEAD,
+            false => usize::try_from(budget / SORT_BUDGET_DIVISOR).unwrap_or(usize::MAX),
         };
-        let cursor = source.cursor(Want::Keys)?;
-        Ok(Gather {
+        let cursor = source.cursor(Projection::Keys)?;
+        Ok(SortedCopy {
             cursor,
-            above: None,
+            lower_bound: None,
             keys: Vec::new(),
             bytes: 0,
             limit,
-            below: None,
+            upper_bound: None,
             total: 0,
             sorted: None,
         })
@@ -171,111 +177,116 @@ impl Gather {
     /// Looks at the next `count` keys, or copies as many of what was gathered.
     pub(super) fn step(
         &mut self,
-        source: &Source<'_>,
+        source: &CopySource<'_>,
         count: usize,
-        to: &mut Filling,
+        to: &mut IngestWriter,
         done: &mut ConversionProgress,
-    ) -> Result<Gathered> {
+    ) -> Result<SortedCopyStep> {
         if let Some(sorted) = &mut self.sorted {
             for key in sorted.by_ref().take(count) {
                 source.copy(&key, to, done)?;
-                self.above = Some(key);
+                self.lower_bound = Some(key);
             }
-            return if sorted.as_slice().is_empty() { self.go_on(source) } else { Ok(Gathered::More) };
+            return if sorted.as_slice().is_empty() {
+                self.next_pass(source)
+            } else {
+                Ok(SortedCopyStep::More)
+            };
         }
         for _ in 0..count {
             if !self.cursor.next()? {
-                return Ok(self.end_walk());
+                return Ok(self.finish_scan());
             }
             let key = self.cursor.key();
-            self.total += key.len() + ENTRY;
-            let is_wanted = self.above.as_deref().is_none_or(|above| key > above)
-                && self.below.as_deref().is_none_or(|below| key < below);
+            self.total += key.len() + ENTRY_OVERHEAD;
+            let is_wanted = self.lower_bound.as_deref().is_none_or(|above| key > above)
+                && self.upper_bound.as_deref().is_none_or(|below| key < below);
             if is_wanted {
-                self.bytes += key.len() + ENTRY;
+                self.bytes += key.len() + ENTRY_OVERHEAD;
                 self.keys.push(key.into());
                 if self.bytes > self.limit {
-                    self.cut();
+                    self.keep_lower_half();
                 }
             }
         }
-        Ok(Gathered::More)
+        Ok(SortedCopyStep::More)
     }
 
     /// Keeps the lower half, if there are two.
-    fn cut(&mut self) {
+    fn keep_lower_half(&mut self) {
         let half = self.keys.len() / 2;
         if half > 0 {
             self.keys.select_nth_unstable(half);
-            self.below = Some(self.keys.swap_remove(half));
+            self.upper_bound = Some(self.keys.swap_remove(half));
             self.keys.truncate(half);
         }
-        self.bytes = self.keys.iter().map(|key| key.len() + ENTRY).sum();
+        self.bytes = self.keys.iter().map(|key| key.len() + ENTRY_OVERHEAD).sum();
     }
 
     /// All keys were seen: what was gathered is put into order.
-    fn end_walk(&mut self) -> Gathered {
-        if self.above.is_none() && self.total / 2 > MOST_GATHERINGS * self.limit {
-            return Gathered::TooMany;
+    fn finish_scan(&mut self) -> SortedCopyStep {
+        if self.lower_bound.is_none() && self.total / 2 > MAX_SORT_PASSES * self.limit {
+            return SortedCopyStep::TooMany;
         }
         self.keys.sort_unstable();
         self.sorted = Some(std::mem::take(&mut self.keys).into_iter());
-        Gathered::More
+        SortedCopyStep::More
     }
 
     /// All that was gathered is copied: the next walk, if something was left out.
-    fn go_on(&mut self, source: &Source<'_>) -> Result<Gathered> {
-        if self.below.take().is_none() {
-            return Ok(Gathered::All);
+    fn next_pass(&mut self, source: &CopySource<'_>) -> Result<SortedCopyStep> {
+        if self.upper_bound.take().is_none() {
+            return Ok(SortedCopyStep::All);
         }
         (self.sorted, self.bytes) = (None, 0);
-        self.cursor = source.cursor(Want::Keys)?;
-        Ok(Gathered::More)
+        self.cursor = source.cursor(Projection::Keys)?;
+        Ok(SortedCopyStep::More)
     }
 }
 
 /// What was changed since the last copy.
-pub(super) enum Chase {
+pub(super) enum ChangedCopy {
     /// These keys.
     Keys(std::collections::hash_set::IntoIter<Box<[u8]>>),
     /// Keys of the source that are marked; then those of the target.
-    Marked(Marks, Box<dyn Cursor>, bool),
+    Marked(HashMarks, Box<dyn Cursor>, bool),
 }
 
-impl Chase {
-    /// The next `count` keys. False at the end. `target` is what is being filled, at a view that has all that was copied before.
+impl ChangedCopy {
+    /// The next `count` keys. False at the end. `target` is what is being filled, at a view that
+    /// has all that was copied before.
     pub(super) fn step(
         &mut self,
-        source: &Source<'_>,
-        target: &Source<'_>,
+        source: &CopySource<'_>,
+        target: &CopySource<'_>,
         count: usize,
-        to: &mut Filling,
+        to: &mut IngestWriter,
         done: &mut ConversionProgress,
     ) -> Result<bool> {
         for _ in 0..count {
             match self {
-                Chase::Keys(keys) => {
+                ChangedCopy::Keys(keys) => {
                     let Some(key) = keys.next() else { return Ok(false) };
                     if !source.copy(&key, to, done)? {
                         to.remove(&key)?;
                     }
                 }
-                Chase::Marked(marks, cursor, is_target) => {
+                ChangedCopy::Marked(marks, cursor, is_target) => {
                     if !cursor.next()? {
                         if *is_target {
                             return Ok(false);
                         }
                         to.flush()?; // a key may be met again
-                        (*cursor, *is_target) = (target.cursor(Want::Keys)?, true);
+                        (*cursor, *is_target) = (target.cursor(Projection::Keys)?, true);
                         continue;
                     }
                     let key = cursor.key();
-                    if !marks.has(key) {
+                    if !marks.contains(key) {
                         continue;
                     }
                     let is_there = match is_target {
                         false => source.copy(key, to, done)?,
-                        true => source.kept.engine()?.contains(source.at, key)?,
+                        true => source.keyspace.engine()?.contains(source.at, key)?,
                     };
                     if !is_there {
                         to.remove(key)?;

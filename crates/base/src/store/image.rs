@@ -14,14 +14,15 @@
 //!
 //! ## Costs
 //!
-//! Reading: two calls a chunk, of 64 KiB; an image of up to 4 KiB, such as that of a keyspace with next to nothing, is read by one.
+//! Reading: two calls a chunk, of 64 KiB; an image of up to 4 KiB, such as that of a keyspace with
+//! next to nothing, is read by one.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::codec::{COUNTED, Reader, Writer};
-use crate::disk::{Disk, File, How};
+use crate::codec::{COUNT_LIMIT, FieldReader, FieldWriter};
+use crate::disk::{Disk, File, OpenMode};
 use crate::engine::{ImageSink, ImageSource};
 use crate::error::{Damage, Error, IoContext, Result};
 use crate::frame::{u32_at, u64_at};
@@ -29,13 +30,13 @@ use crate::root::FORMAT;
 use crate::segment::SLOT_COUNT;
 use crate::types::{KeyspaceId, SegmentId, Seq, StoreId};
 
-pub(crate) const DIRECTORY: &str = "images";
+pub(crate) const IMAGE_DIR: &str = "images";
 const MAGIC: &[u8; 8] = b"SHEAFIMG";
-const HEAD: usize = 44;
-const CHUNK: usize = 64 << 10;
-const CHUNK_HEAD: u64 = 8;
+const HEAD_BYTES: usize = 44;
+const CHUNK_BYTES: usize = 64 << 10;
+const CHUNK_HEAD_BYTES: u64 = 8;
 /// A file of up to so many bytes is read at once.
-const SMALL: u64 = 4 << 10;
+const SMALL_IMAGE_BYTES: u64 = 4 << 10;
 
 /// The name of an image.
 pub(crate) fn file_name(id: KeyspaceId, number: u64) -> String {
@@ -45,11 +46,11 @@ pub(crate) fn file_name(id: KeyspaceId, number: u64) -> String {
 /// The number in the name of an image of keyspace `id`.
 pub(super) fn number_of(name: &str, id: KeyspaceId) -> Option<u64> {
     let digits = name.strip_prefix(&format!("{:08x}-", id.0))?.strip_suffix(".img")?;
-    u64::from_str_radix(digits, 16).ok().filter(|number| *number < COUNTED)
+    u64::from_str_radix(digits, 16).ok().filter(|number| *number < COUNT_LIMIT)
 }
 
-fn head(store: StoreId, id: KeyspaceId, number: u64) -> [u8; HEAD] {
-    let mut w = Writer::default();
+fn head(store: StoreId, id: KeyspaceId, number: u64) -> [u8; HEAD_BYTES] {
+    let mut w = FieldWriter::default();
     w.0.extend_from_slice(MAGIC);
     w.u32(FORMAT);
     w.u32(id.0);
@@ -57,22 +58,22 @@ fn head(store: StoreId, id: KeyspaceId, number: u64) -> [u8; HEAD] {
     w.u128(store.0);
     let sum = crc32c::crc32c(&w.0);
     w.u32(sum);
-    let mut head = [0; HEAD];
+    let mut head = [0; HEAD_BYTES];
     head.copy_from_slice(&w.0);
     head
 }
 
 /// Checks magic number and checksum of a head.
-fn check_own(head: &[u8; HEAD]) -> Result<(), Damage> {
+fn check_head_checksum(head: &[u8; HEAD_BYTES]) -> Result<(), Damage> {
     if &head[..8] != MAGIC {
         return Err(Damage::BadMagic);
     }
-    let (expected, got) = (u32_at(head, HEAD - 4), crc32c::crc32c(&head[..HEAD - 4]));
+    let (expected, got) = (u32_at(head, HEAD_BYTES - 4), crc32c::crc32c(&head[..HEAD_BYTES - 4]));
     if expected == got { Ok(()) } else { Err(Damage::BadChecksum { expected, got }) }
 }
 
-fn chunk_sum(number: u64, index: u64, bytes: &[u8]) -> u32 {
-    let mut w = Writer::default();
+fn chunk_checksum(number: u64, index: u64, bytes: &[u8]) -> u32 {
+    let mut w = FieldWriter::default();
     w.u64(number);
     w.u64(index);
     w.u64(bytes.len() as u64);
@@ -86,12 +87,13 @@ pub struct ImageWriter {
     file: Arc<dyn File>,
     number: u64,
     index: u64,
-    at: u64,
+    offset: u64,
     chunk: Vec<u8>,
 }
 
 impl ImageWriter {
-    /// Starts the image `number` of keyspace `id` at `path`; `slots` says which segment each slot holds.
+    /// Starts the image `number` of keyspace `id` at `path`; `slots` says which segment each slot
+    /// holds.
     pub fn create(
         disk: &dyn Disk,
         path: PathBuf,
@@ -100,11 +102,17 @@ impl ImageWriter {
         number: u64,
         slots: &[(u32, SegmentId)],
     ) -> Result<ImageWriter> {
-        let file = disk.open(&path, How::Create).during("create", &path)?;
+        let file = disk.open(&path, OpenMode::Create).during("create", &path)?;
         file.write_at(0, &head(store, id, number)).during("write", &path)?;
-        let mut writer =
-            ImageWriter { path, file, number, index: 0, at: HEAD as u64, chunk: Vec::with_capacity(CHUNK) };
-        let mut w = Writer::default();
+        let mut writer = ImageWriter {
+            path,
+            file,
+            number,
+            index: 0,
+            offset: HEAD_BYTES as u64,
+            chunk: Vec::with_capacity(CHUNK_BYTES),
+        };
+        let mut w = FieldWriter::default();
         w.list(slots, |w, (slot, segment)| {
             w.u32(*slot);
             w.u64(segment.0);
@@ -115,12 +123,12 @@ impl ImageWriter {
     }
 
     fn flush(&mut self) -> Result<()> {
-        let mut w = Writer::default();
+        let mut w = FieldWriter::default();
         w.u32(u32::try_from(self.chunk.len()).unwrap_or(u32::MAX));
-        w.u32(chunk_sum(self.number, self.index, &self.chunk));
+        w.u32(chunk_checksum(self.number, self.index, &self.chunk));
         w.0.extend_from_slice(&self.chunk);
-        self.file.write_at(self.at, &w.0).during("write", &self.path)?;
-        self.at += w.0.len() as u64;
+        self.file.write_at(self.offset, &w.0).during("write", &self.path)?;
+        self.offset += w.0.len() as u64;
         self.index += 1;
         self.chunk.clear();
         Ok(())
@@ -133,16 +141,16 @@ impl ImageWriter {
         }
         self.flush()?;
         self.file.sync().during("sync", &self.path)?;
-        Ok(self.at)
+        Ok(self.offset)
     }
 }
 
 impl ImageSink for ImageWriter {
     fn put(&mut self, mut bytes: &[u8]) -> Result<()> {
         while !bytes.is_empty() {
-            let (now, later) = bytes.split_at(bytes.len().min(CHUNK - self.chunk.len()));
+            let (now, later) = bytes.split_at(bytes.len().min(CHUNK_BYTES - self.chunk.len()));
             self.chunk.extend_from_slice(now);
-            if self.chunk.len() == CHUNK {
+            if self.chunk.len() == CHUNK_BYTES {
                 self.flush()?;
             }
             bytes = later;
@@ -158,14 +166,14 @@ pub struct ImageReader {
     file: Arc<dyn File>,
     number: u64,
     index: u64,
-    at: u64,
+    offset: u64,
     len: u64,
     /// All of a small file.
-    whole: Vec<u8>,
+    small_file: Vec<u8>,
     chunk: Vec<u8>,
-    taken: usize,
+    consumed: usize,
     /// By the slot of then: the slot of now.
-    slots: Vec<Option<u32>>,
+    slot_map: Vec<Option<u32>>,
     /// The last commit that counts.
     newest: Seq,
 }
@@ -181,15 +189,15 @@ impl ImageReader {
         slot_now: impl Fn(SegmentId) -> Option<u32>,
     ) -> Result<ImageReader> {
         let mut reader = ImageReader::start(disk, path, store, id, number)?;
-        for (then, id) in reader.table()? {
+        for (then, id) in reader.slot_table()? {
             let index = usize::try_from(then).unwrap_or(usize::MAX);
             if index >= SLOT_COUNT {
-                return Err(reader.nonsense("slot", u64::from(then)));
+                return Err(reader.invalid_field("slot", u64::from(then)));
             }
-            if index >= reader.slots.len() {
-                reader.slots.resize(index + 1, None);
+            if index >= reader.slot_map.len() {
+                reader.slot_map.resize(index + 1, None);
             }
-            reader.slots[index] = slot_now(id);
+            reader.slot_map[index] = slot_now(id);
         }
         Ok(reader)
     }
@@ -201,15 +209,19 @@ impl ImageReader {
         id: KeyspaceId,
         number: u64,
     ) -> Result<ImageReader> {
-        let file = match disk.open(&path, How::Read) {
+        let file = match disk.open(&path, OpenMode::Read) {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
-                return Err(Error::corrupt(&path, 0, Damage::Short { got: 0, expected: HEAD as u64 }));
+                return Err(Error::corrupt(
+                    &path,
+                    0,
+                    Damage::Truncated { got: 0, expected: HEAD_BYTES as u64 },
+                ));
             }
             other => other.during("open", &path)?,
         };
         let len = file.opened_len().during("measure", &path)?;
         let mut whole = Vec::new();
-        if len <= SMALL {
+        if len <= SMALL_IMAGE_BYTES {
             whole.resize(usize::try_from(len).unwrap_or(0), 0);
             file.read_at(0, &mut whole).during("read", &path)?;
         }
@@ -218,12 +230,12 @@ impl ImageReader {
             file,
             number,
             index: 0,
-            at: HEAD as u64,
+            offset: HEAD_BYTES as u64,
             len,
-            whole,
+            small_file: whole,
             chunk: Vec::new(),
-            taken: 0,
-            slots: Vec::new(),
+            consumed: 0,
+            slot_map: Vec::new(),
             newest: Seq::LATEST,
         };
         reader.check_head(&head(store, id, number))?;
@@ -236,34 +248,34 @@ impl ImageReader {
     ///
     /// Returns [`Error::Corrupt`] if the head is damaged, and [`Error::Io`] if it cannot be read.
     pub fn identify(disk: &dyn Disk, path: &Path) -> Result<StoreId> {
-        let file = disk.open(path, How::Read).during("open", path)?;
-        let mut got = [0; HEAD];
-        if let Some(len) = crate::disk::fill(&*file, 0, &mut got).during("read", path)? {
-            return Err(Error::corrupt(path, 0, Damage::Short { got: len, expected: HEAD as u64 }));
+        let file = disk.open(path, OpenMode::Read).during("open", path)?;
+        let mut got = [0; HEAD_BYTES];
+        if let Some(len) = crate::disk::read_up_to_end(&*file, 0, &mut got).during("read", path)? {
+            return Err(Error::corrupt(path, 0, Damage::Truncated { got: len, expected: HEAD_BYTES as u64 }));
         }
-        check_own(&got).map_err(|what| Error::corrupt(path, 0, what))?;
+        check_head_checksum(&got).map_err(|what| Error::corrupt(path, 0, what))?;
         let mut store = [0; 16];
         store.copy_from_slice(&got[24..40]);
         Ok(StoreId(u128::from_le_bytes(store)))
     }
 
     /// The first chunk: slots, and the segments in them.
-    fn table(&mut self) -> Result<Vec<(u32, SegmentId)>> {
+    fn slot_table(&mut self) -> Result<Vec<(u32, SegmentId)>> {
         self.next_chunk()?;
         let table = std::mem::take(&mut self.chunk);
-        let slots = Reader::new(&table).list(|r| Ok((r.u32()?, SegmentId(r.u64()?))));
-        slots.map_err(|what| Error::corrupt(&self.path, HEAD as u64, what))
+        let slots = FieldReader::new(&table).list(|r| Ok((r.u32()?, SegmentId(r.u64()?))));
+        slots.map_err(|what| Error::corrupt(&self.path, HEAD_BYTES as u64, what))
     }
 
     /// Commits beyond `newest` do not count, and no image holds any.
     #[must_use]
-    pub fn up_to(self, newest: Seq) -> ImageReader {
+    pub fn with_newest(self, newest: Seq) -> ImageReader {
         ImageReader { newest, ..self }
     }
 
     /// Reads what lies within the file.
     fn read_at(&self, at: u64, bytes: &mut [u8]) -> Result<()> {
-        let there = usize::try_from(at).ok().and_then(|at| self.whole.get(at..at + bytes.len()));
+        let there = usize::try_from(at).ok().and_then(|at| self.small_file.get(at..at + bytes.len()));
         match there {
             Some(there) => bytes.copy_from_slice(there),
             None => self.file.read_at(at, bytes).during("read", &self.path)?,
@@ -271,19 +283,23 @@ impl ImageReader {
         Ok(())
     }
 
-    fn check_head(&self, expected: &[u8; HEAD]) -> Result<()> {
+    fn check_head(&self, expected: &[u8; HEAD_BYTES]) -> Result<()> {
         let damaged = |offset, what| Err(Error::corrupt(&self.path, offset, what));
-        if self.len < HEAD as u64 {
-            return damaged(0, Damage::Short { got: self.len, expected: HEAD as u64 });
+        if self.len < HEAD_BYTES as u64 {
+            return damaged(0, Damage::Truncated { got: self.len, expected: HEAD_BYTES as u64 });
         }
-        let mut got = [0; HEAD];
+        let mut got = [0; HEAD_BYTES];
         self.read_at(0, &mut got)?;
         if got == *expected {
             return Ok(());
         }
-        check_own(&got).or_else(|what| damaged(0, what))?;
+        check_head_checksum(&got).or_else(|what| damaged(0, what))?;
         if u32_at(&got, 8) != FORMAT {
-            return Err(Error::Format { path: self.path.clone(), found: u32_at(&got, 8), supported: FORMAT });
+            return Err(Error::UnsupportedVersion {
+                path: self.path.clone(),
+                found: u32_at(&got, 8),
+                supported: FORMAT,
+            });
         }
         let what = Damage::Foreign {
             field: "image",
@@ -297,35 +313,39 @@ impl ImageReader {
     fn next_chunk(&mut self) -> Result<()> {
         let damaged = |at, what| Err(Error::corrupt(&self.path, at, what));
         let mut head = [0; 8];
-        if self.at + CHUNK_HEAD > self.len {
-            return damaged(self.at, Damage::Short { got: self.len, expected: self.at + CHUNK_HEAD });
+        if self.offset + CHUNK_HEAD_BYTES > self.len {
+            return damaged(
+                self.offset,
+                Damage::Truncated { got: self.len, expected: self.offset + CHUNK_HEAD_BYTES },
+            );
         }
-        self.read_at(self.at, &mut head)?;
+        self.read_at(self.offset, &mut head)?;
         let (len, expected) = (u32_at(&head, 0) as usize, u32_at(&head, 4));
-        let room = self.len - self.at - CHUNK_HEAD;
+        let room = self.len - self.offset - CHUNK_HEAD_BYTES;
         if len as u64 > room {
-            return damaged(self.at, Damage::BadLength { got: len as u64, max: room });
+            return damaged(self.offset, Damage::BadLength { got: len as u64, max: room });
         }
         let mut chunk = std::mem::take(&mut self.chunk);
         chunk.resize(len, 0);
-        self.read_at(self.at + CHUNK_HEAD, &mut chunk)?;
+        self.read_at(self.offset + CHUNK_HEAD_BYTES, &mut chunk)?;
         self.chunk = chunk;
-        let got = chunk_sum(self.number, self.index, &self.chunk);
+        let got = chunk_checksum(self.number, self.index, &self.chunk);
         if got != expected {
-            return damaged(self.at, Damage::BadChecksum { expected, got });
+            return damaged(self.offset, Damage::BadChecksum { expected, got });
         }
-        self.at += CHUNK_HEAD + len as u64;
+        self.offset += CHUNK_HEAD_BYTES + len as u64;
         self.index += 1;
-        self.taken = 0;
+        self.consumed = 0;
         Ok(())
     }
 
-    /// Reads the rest for its checksums; its size in bytes. `step` is told of the bytes that were read, and its error ends it.
-    pub fn drain(mut self, step: &mut dyn FnMut(u64) -> Result<()>) -> Result<u64> {
+    /// Reads the rest for its checksums; its size in bytes. `step` is told of the bytes that were
+    /// read, and its error ends it.
+    pub fn verify_rest(mut self, step: &mut dyn FnMut(u64) -> Result<()>) -> Result<u64> {
         loop {
             self.next_chunk()?;
             if self.chunk.is_empty() {
-                return Ok(self.at);
+                return Ok(self.offset);
             }
             step(self.chunk.len() as u64)?;
         }
@@ -333,12 +353,14 @@ impl ImageReader {
 
     /// Everything was taken and the file ends properly; its size in bytes.
     pub fn finish(mut self) -> Result<u64> {
-        if self.taken < self.chunk.len() {
-            return Err(self.nonsense("trailing bytes", (self.chunk.len() - self.taken) as u64));
+        if self.consumed < self.chunk.len() {
+            return Err(self.invalid_field("trailing bytes", (self.chunk.len() - self.consumed) as u64));
         }
         self.next_chunk()?;
-        if !self.chunk.is_empty() || self.at != self.len {
-            return Err(self.nonsense("trailing bytes", self.len - self.at + self.chunk.len() as u64));
+        if !self.chunk.is_empty() || self.offset != self.len {
+            return Err(
+                self.invalid_field("trailing bytes", self.len - self.offset + self.chunk.len() as u64)
+            );
         }
         Ok(self.len)
     }
@@ -351,14 +373,14 @@ impl ImageReader {
 }
 
 /// Which slot each segment of the log had when the image was made.
-pub(super) fn slots_then(
+pub(super) fn slots_at_image(
     disk: &dyn Disk,
     path: PathBuf,
     store: StoreId,
     id: KeyspaceId,
     number: u64,
 ) -> Result<HashMap<SegmentId, u32>> {
-    let table = ImageReader::start(disk, path, store, id, number)?.table()?;
+    let table = ImageReader::start(disk, path, store, id, number)?.slot_table()?;
     Ok(table.into_iter().map(|(slot, segment)| (segment, slot)).collect())
 }
 
@@ -366,31 +388,31 @@ impl ImageSource for ImageReader {
     fn fill(&mut self, bytes: &mut [u8]) -> Result<()> {
         let mut filled = 0;
         while filled < bytes.len() {
-            if self.taken == self.chunk.len() {
+            if self.consumed == self.chunk.len() {
                 self.next_chunk()?;
                 if self.chunk.is_empty() {
-                    return Err(self.nonsense("image length", self.at));
+                    return Err(self.invalid_field("image length", self.offset));
                 }
             }
-            let now = (bytes.len() - filled).min(self.chunk.len() - self.taken);
-            bytes[filled..filled + now].copy_from_slice(&self.chunk[self.taken..self.taken + now]);
+            let now = (bytes.len() - filled).min(self.chunk.len() - self.consumed);
+            bytes[filled..filled + now].copy_from_slice(&self.chunk[self.consumed..self.consumed + now]);
             filled += now;
-            self.taken += now;
+            self.consumed += now;
         }
         Ok(())
     }
 
-    fn nonsense(&self, field: &'static str, value: u64) -> Error {
-        Error::corrupt(self.path(), self.at, Damage::BadField { field, value })
+    fn invalid_field(&self, field: &'static str, value: u64) -> Error {
+        Error::corrupt(self.path(), self.offset, Damage::BadField { field, value })
     }
 
     fn slot_of(&self, slot: u32) -> Option<u32> {
-        self.slots.get(usize::try_from(slot).ok()?).copied().flatten()
+        self.slot_map.get(usize::try_from(slot).ok()?).copied().flatten()
     }
 
     fn seq(&self, stored: u64) -> Result<Seq> {
         if Seq(stored) > self.newest {
-            return Err(self.nonsense("sequence number", stored));
+            return Err(self.invalid_field("sequence number", stored));
         }
         Ok(Seq(stored))
     }

@@ -6,20 +6,20 @@ use std::sync::Arc;
 
 use crossbeam_utils::CachePadded;
 
-use super::report::LogStats;
+use super::stats::LogStats;
 use crate::error::{Damage, Error};
-use crate::root::LogEntry;
+use crate::root::RootLog;
 use crate::segment::Segment;
 use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use crate::sync::{Mutex, PLACES, place};
+use crate::sync::{Mutex, THREAD_SHARDS, thread_shard};
 use crate::types::{LogId, SegmentId};
 
 /// How many of the last commits their mean is of.
-const MEAN_OF: u64 = 16;
+const MEAN_COMMITS: u64 = 16;
 
 /// Counters of the commits of some threads.
 #[derive(Debug, Default)]
-struct Share {
+struct LogCounters {
     bytes: AtomicU64,
     operations: AtomicU64,
     removals: AtomicU64,
@@ -27,43 +27,43 @@ struct Share {
 
 /// One log.
 #[derive(Debug)]
-pub(crate) struct Log {
+pub(crate) struct LogState {
     pub(crate) id: LogId,
     pub(crate) dir: PathBuf,
     /// All segments something may point to or that await their turn, by number.
     pub(crate) segments: Mutex<BTreeMap<SegmentId, Arc<Segment>>>,
     /// Bytes and operations appended by commits since opening, each thread's on a cache line of its
     /// own.
-    shares: Box<[CachePadded<Share>]>,
+    counters: Box<[CachePadded<LogCounters>]>,
     /// Mean bytes of the last commits' frames in it.
     pub(crate) commit_bytes: AtomicU64,
     /// Bytes appended by the cleaner since opening.
-    pub(crate) moved: AtomicU64,
-    pub(crate) freed: AtomicU64,
+    pub(crate) relocated_bytes: AtomicU64,
+    pub(crate) freed_segments: AtomicU64,
     /// The next commit's first frame is preceded by a note of the durable watermark.
-    pub(crate) water_due: AtomicBool,
+    pub(crate) is_watermark_due: AtomicBool,
     /// Bytes appended and moved, operations and removals up to the last checkpoint; modulo 2^64,
     /// since an opening begins with the records that it has replayed.
     saved_bytes: AtomicU64,
     saved_operations: AtomicU64,
     saved_removals: AtomicU64,
     /// Bytes appended since then to keyspaces that were dropped and that nobody reads any more.
-    pub(crate) dropped: AtomicU64,
+    pub(crate) dropped_bytes: AtomicU64,
     /// Those of them that the checkpoint that is under way is for.
-    pub(crate) moving: AtomicU64,
+    pub(crate) checkpointing_bytes: AtomicU64,
     /// Size of the last checkpoint's images.
     pub(crate) image_bytes: AtomicU64,
     /// The cleaner found that tombstones newer than the checkpoint hold up space.
-    pub(crate) tombs_in_the_way: AtomicBool,
+    pub(crate) tombstones_block_gc: AtomicBool,
     /// Number of commits that wait for room in it. While there are any, ready segments stay.
     pub(crate) waiting_commits: AtomicU32,
     /// Damage below the durable mark: the log is kept as it is, and ROOT repeats this entry.
-    pub(crate) frozen: Mutex<Option<LogEntry>>,
+    pub(crate) frozen: Mutex<Option<RootLog>>,
 }
 
 /// What was appended to a log since its last checkpoint.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Unsaved {
+pub(crate) struct UncheckpointedCounts {
     pub(crate) bytes: u64,
     pub(crate) operations: u64,
     pub(crate) removals: u64,
@@ -72,39 +72,39 @@ pub(crate) struct Unsaved {
 }
 
 /// Keeps the ready segments of a log while it lives: a commit waits for them.
-pub(crate) struct RoomWanted<'a>(&'a Log);
+pub(crate) struct RoomWaiter<'a>(&'a LogState);
 
-impl Drop for RoomWanted<'_> {
+impl Drop for RoomWaiter<'_> {
     fn drop(&mut self) {
         self.0.waiting_commits.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-impl Log {
+impl LogState {
     /// Counts a commit that waits for room, until the result is dropped. Called before the commit
     /// makes a segment: a thread that removes ready segments takes the order lock afterwards.
-    pub(crate) fn want_room(&self) -> RoomWanted<'_> {
+    pub(crate) fn add_room_waiter(&self) -> RoomWaiter<'_> {
         self.waiting_commits.fetch_add(1, Ordering::Relaxed);
-        RoomWanted(self)
+        RoomWaiter(self)
     }
 
-    pub(crate) fn new(id: LogId, root: &Path) -> Log {
-        Log {
+    pub(crate) fn new(id: LogId, root: &Path) -> LogState {
+        LogState {
             id,
             dir: root.join(id.directory()),
             segments: Mutex::default(),
-            shares: (0..PLACES).map(|_| CachePadded::default()).collect(),
+            counters: (0..THREAD_SHARDS).map(|_| CachePadded::default()).collect(),
             commit_bytes: AtomicU64::new(0),
-            moved: AtomicU64::new(0),
-            freed: AtomicU64::new(0),
-            water_due: AtomicBool::new(false),
+            relocated_bytes: AtomicU64::new(0),
+            freed_segments: AtomicU64::new(0),
+            is_watermark_due: AtomicBool::new(false),
             saved_bytes: AtomicU64::new(0),
             saved_operations: AtomicU64::new(0),
             saved_removals: AtomicU64::new(0),
-            dropped: AtomicU64::new(0),
-            moving: AtomicU64::new(0),
+            dropped_bytes: AtomicU64::new(0),
+            checkpointing_bytes: AtomicU64::new(0),
             image_bytes: AtomicU64::new(0),
-            tombs_in_the_way: AtomicBool::new(false),
+            tombstones_block_gc: AtomicBool::new(false),
             waiting_commits: AtomicU32::new(0),
             frozen: Mutex::default(),
         }
@@ -127,7 +127,7 @@ impl Log {
     /// Returns the bytes that it takes without the room that is prepared for later commits: full
     /// segments, and the others as far as they are written. `ends` are the ends of the open
     /// segments of commits.
-    pub(crate) fn filled(&self, ends: &[(Arc<Segment>, u64)]) -> u64 {
+    pub(crate) fn filled_bytes(&self, ends: &[(Arc<Segment>, u64)]) -> u64 {
         let end = |s: &Arc<Segment>| ends.iter().find(|(open, _)| Arc::ptr_eq(open, s)).map(|(_, end)| *end);
         let filled = |s: &Arc<Segment>| match s.is_sealed() {
             true => s.identity().capacity,
@@ -139,9 +139,9 @@ impl Log {
     /// Counts the bytes of a commit.
     #[inline]
     pub(crate) fn note_appended(&self, bytes: u64) {
-        self.shares[place()].bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.counters[thread_shard()].bytes.fetch_add(bytes, Ordering::Relaxed);
         let mean = self.commit_bytes.load(Ordering::Relaxed);
-        let next = mean - mean / MEAN_OF + bytes / MEAN_OF;
+        let next = mean - mean / MEAN_COMMITS + bytes / MEAN_COMMITS;
         if next != mean {
             self.commit_bytes.store(next, Ordering::Relaxed); // a line that all committers read
         }
@@ -150,15 +150,15 @@ impl Log {
     /// Counts the operations of a commit, and the removals among them.
     #[inline]
     pub(crate) fn note_operations(&self, operations: u64, removals: u64) {
-        let share = &self.shares[place()];
+        let share = &self.counters[thread_shard()];
         share.operations.fetch_add(operations, Ordering::Relaxed);
         if removals > 0 {
             share.removals.fetch_add(removals, Ordering::Relaxed);
         }
     }
 
-    fn sum(&self, part: impl Fn(&Share) -> &AtomicU64) -> u64 {
-        self.shares.iter().map(|share| part(share).load(Ordering::Relaxed)).sum()
+    fn sum(&self, part: impl Fn(&LogCounters) -> &AtomicU64) -> u64 {
+        self.counters.iter().map(|share| part(share).load(Ordering::Relaxed)).sum()
     }
 
     /// Returns the bytes appended by commits since opening: the log's clock, by which the ages of
@@ -169,54 +169,54 @@ impl Log {
 
     /// Returns the bytes appended, by commits and the cleaner, since the last checkpoint.
     pub(crate) fn since_checkpoint(&self) -> u64 {
-        let all = self.appended() + self.moved.load(Ordering::Relaxed);
+        let all = self.appended() + self.relocated_bytes.load(Ordering::Relaxed);
         all.wrapping_sub(self.saved_bytes.load(Ordering::Relaxed))
     }
 
     /// Begins with `bytes` that an earlier process has appended since the last checkpoint.
-    pub(crate) fn begin_with(&self, bytes: u64) {
+    pub(crate) fn set_replayed_bytes(&self, bytes: u64) {
         self.saved_bytes.store(0u64.wrapping_sub(bytes), Ordering::Relaxed);
     }
 
     /// What was appended since the last checkpoint.
-    pub(crate) fn unsaved(&self) -> Unsaved {
+    pub(crate) fn uncheckpointed(&self) -> UncheckpointedCounts {
         let since = |sum: u64, saved: &AtomicU64| sum.wrapping_sub(saved.load(Ordering::Relaxed));
-        Unsaved {
+        UncheckpointedCounts {
             bytes: self.since_checkpoint(),
             operations: since(self.sum(|share| &share.operations), &self.saved_operations),
             removals: since(self.sum(|share| &share.removals), &self.saved_removals),
-            dropped: self.dropped.load(Ordering::Relaxed),
+            dropped: self.dropped_bytes.load(Ordering::Relaxed),
         }
     }
 
     /// A checkpoint that began when it was `unsaved` is complete.
-    pub(crate) fn saved(&self, unsaved: Unsaved) {
+    pub(crate) fn note_checkpoint(&self, unsaved: UncheckpointedCounts) {
         self.saved_bytes.fetch_add(unsaved.bytes, Ordering::Relaxed);
         self.saved_operations.fetch_add(unsaved.operations, Ordering::Relaxed);
         self.saved_removals.fetch_add(unsaved.removals, Ordering::Relaxed);
         // A keyspace that was dropped meanwhile was counted with what the checkpoint has saved.
         let left = self.since_checkpoint();
         let less = |dropped: u64| Some(dropped.saturating_sub(unsaved.dropped).min(left));
-        let _ = self.dropped.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+        let _ = self.dropped_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
     }
 
-    pub(crate) fn note_moved(&self, bytes: u64) {
-        self.moved.fetch_add(bytes, Ordering::Relaxed);
+    pub(crate) fn note_relocated_bytes(&self, bytes: u64) {
+        self.relocated_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
     pub(crate) fn stats(&self) -> LogStats {
         let mut stats = LogStats {
             name: self.id.directory(),
-            appended: self.appended(),
-            moved: self.moved.load(Ordering::Relaxed),
-            freed: self.freed.load(Ordering::Relaxed),
+            appended_bytes: self.appended(),
+            relocated_bytes: self.relocated_bytes.load(Ordering::Relaxed),
+            freed_segments: self.freed_segments.load(Ordering::Relaxed),
             ..LogStats::default()
         };
         for segment in self.segments.lock().values() {
             stats.segments += 1;
             stats.disk_bytes += segment.identity().capacity;
             stats.live_bytes += segment.live();
-            stats.damaged += u64::from(segment.is_damaged());
+            stats.damaged_segments += u64::from(segment.is_damaged());
         }
         stats
     }

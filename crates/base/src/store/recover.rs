@@ -11,51 +11,54 @@
 //!
 //! `survey` says what counts.
 //!
-//! * What is accepted may stand in the page cache only (a failed sync before, same boot): it is written
-//!   again, the same bytes to the same places, and synced before anything relies on it. This needs no new
-//!   blocks, and a crash meanwhile changes nothing (commit.md R10, scenario 10; decisions/0004).
-//! * Frames above the cut stay where they are, beyond the accepted end that ROOT records for the segment;
-//!   empty segments get a new incarnation in their header, which voids what may stand in them.
+//! * What is accepted may stand in the page cache only (a failed sync before, same boot): it is
+//!   written again, the same bytes to the same places, and synced before anything relies on it.
+//!   This needs no new blocks, and a crash meanwhile changes nothing (commit.md R10, scenario 10;
+//!   decisions/0004).
+//! * Frames above the cut stay where they are, beyond the accepted end that ROOT records for the
+//!   segment; empty segments get a new incarnation in their header, which voids what may stand in
+//!   them.
 //!
 //! ## Threads
 //!
-//! One thread until the flat log is replayed (`load`), but that many segments are opened side by side; nobody else knows the store yet.
+//! One thread until the flat log is replayed (`load`), but that many segments are opened side by
+//! side; nobody else knows the store yet.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::convert::Infallible;
 use std::sync::Arc;
 
-use super::catalogue::{Catalogue, Map, decode_entry};
-use super::clean::STREAMS;
+use super::catalog::{Catalog, KeyspaceMap, decode_entry};
+use super::gc::SURVIVOR_STREAMS;
 use super::image;
-use super::kept::Broken;
-use super::load::load;
-use super::salvage::gaps;
-use super::tail::{HOT, Tail, tail_of};
-use super::{Kept, Store};
+use super::keyspace_state::FileDamage;
+use super::repair::damaged_ranges;
+use super::replay::restore_and_replay;
+use super::tail::{HOT_TAIL, Tail, tail_of};
+use super::{KeyspaceState, Store};
 use crate::blob::BlobRef;
-use crate::disk::How;
+use crate::disk::OpenMode;
 use crate::error::{Damage, Error, IoContext, Result};
-use crate::frame::Kind;
+use crate::frame::FrameKind;
+use crate::parallel::{map_parallel, opening_threads};
 use crate::record::Record;
-use crate::root::{CheckpointRef, KeyspaceEntry, LogEntry, Root, SegmentEntry};
-use crate::segment::{self, DATA_START, Scan, Segment, Stop};
+use crate::root::{CatalogEntry, CheckpointRef, Root, RootLog, RootSegment};
+use crate::segment::{self, DATA_START, ScanEnd, Segment, SegmentScan};
 use crate::span;
 use crate::sync::atomic::Ordering;
 use crate::types::{KeyspaceId, LogId, SegmentId, Seq};
-use crate::window::{TAILS, Word};
-use crate::work::{each_side_by_side, opening_threads};
+use crate::window::{TAILS, WindowWord};
 
 /// Bytes rewritten at a time.
-const REWRITE: usize = 1 << 20;
+const REWRITE_BYTES: usize = 1 << 20;
 /// Segments of which one thread opens all.
-const FEW: usize = 128;
+const FEW_SEGMENTS: usize = 128;
 
 /// A segment on its way into service.
-pub(super) struct Found {
+pub(super) struct FoundSegment {
     pub(super) segment: Segment,
     /// What ROOT says of it; `None` if it is newer than ROOT.
-    pub(super) entry: Option<SegmentEntry>,
+    pub(super) root_entry: Option<RootSegment>,
     /// Where what stands before each commit's run ends, in order.
     pub(super) runs: Vec<(u64, Seq)>,
     /// The end of what may count.
@@ -64,9 +67,9 @@ pub(super) struct Found {
     pub(super) last_seq: Seq,
 }
 
-impl Found {
+impl FoundSegment {
     pub(super) fn is_sealed(&self) -> bool {
-        self.entry.is_some_and(|e| e.sealed)
+        self.root_entry.is_some_and(|e| e.is_sealed)
     }
 }
 
@@ -74,13 +77,15 @@ impl Found {
 pub(super) struct Recovery<'a> {
     pub(super) store: &'a Store,
     pub(super) root: &'a Root,
-    pub(super) logs: Vec<Vec<Found>>,
-    pub(super) broken: Vec<Option<Broken>>,
+    pub(super) logs: Vec<Vec<FoundSegment>>,
+    pub(super) damaged_logs: Vec<Option<FileDamage>>,
     pub(super) leftovers: Vec<std::path::PathBuf>,
-    /// Segments whose damaged header may never have been written, and whether nothing stands there at all.
-    pub(super) suspects: Vec<(Broken, bool)>,
-    /// Segments that were used and cannot be opened: ROOT goes on to list them, so that nothing removes what a repair may need.
-    pub(super) lost: Vec<(LogId, SegmentEntry)>,
+    /// Segments whose damaged header may never have been written, and whether nothing stands there
+    /// at all.
+    pub(super) suspect_headers: Vec<(FileDamage, bool)>,
+    /// Segments that were used and cannot be opened: ROOT goes on to list them, so that nothing
+    /// removes what a repair may need.
+    pub(super) unreadable_segments: Vec<(LogId, RootSegment)>,
     pub(super) accepted_blobs: Vec<BlobRef>,
     pub(super) cut: Seq,
     pub(super) frames: u64,
@@ -89,7 +94,7 @@ pub(super) struct Recovery<'a> {
 }
 
 /// What an opening found out that outlives it.
-pub(super) struct Recovered {
+pub(super) struct RecoveryResult {
     pub(super) cut: Seq,
     pub(super) records: u64,
     pub(super) frames: u64,
@@ -97,8 +102,8 @@ pub(super) struct Recovered {
     pub(super) next_segment: u64,
     pub(super) replayed_bytes: [u64; LogId::ALL.len()],
     pub(super) image_bytes: [u64; LogId::ALL.len()],
-    pub(super) catalogue: Catalogue,
-    pub(super) logs: Vec<(Vec<Arc<Segment>>, Option<LogEntry>)>,
+    pub(super) catalog: Catalog,
+    pub(super) logs: Vec<(Vec<Arc<Segment>>, Option<RootLog>)>,
     pub(super) leftovers: Vec<std::path::PathBuf>,
 }
 
@@ -108,10 +113,10 @@ impl<'a> Recovery<'a> {
             store,
             root,
             logs: Vec::new(),
-            broken: Vec::new(),
+            damaged_logs: Vec::new(),
             leftovers: Vec::new(),
-            suspects: Vec::new(),
-            lost: Vec::new(),
+            suspect_headers: Vec::new(),
+            unreadable_segments: Vec::new(),
             accepted_blobs: Vec::new(),
             cut: root.floor,
             frames: 0,
@@ -121,41 +126,42 @@ impl<'a> Recovery<'a> {
     }
 
     /// Everything up to serving, except what is written.
-    pub(super) fn run(mut self) -> Result<Recovered> {
+    pub(super) fn run(mut self) -> Result<RecoveryResult> {
         for log in LogId::ALL {
-            let broken = self.root.logs[log.index()].broken;
-            let (found, damage) = self.find(log)?;
+            let broken = self.root.logs[log.index()].is_broken;
+            let (found, damage) = self.find_segments(log)?;
             self.logs.push(found);
-            self.broken.push(match (broken, damage) {
+            self.damaged_logs.push(match (broken, damage) {
                 (_, Some(damage)) => Some(damage),
-                (true, None) => Some(self.frozen(log)),
+                (true, None) => Some(self.frozen_damage(log)),
                 (false, None) => None,
             });
         }
-        if !self.root.clean {
+        if !self.root.is_clean {
             let _span = span!(INFO, "survey");
-            self.survey()?;
+            self.scan_tails()?;
         }
-        if let Some(broken) = &self.broken[LogId::Journal.index()] {
-            return Err(broken.error()); // the catalogue is not known
+        if let Some(broken) = &self.damaged_logs[LogId::Journal.index()] {
+            return Err(broken.to_error()); // the catalogue is not known
         }
-        let (map, next_keyspace) = self.catalogue()?;
-        if !self.store.options.read_only && !self.root.clean {
+        let (map, next_keyspace) = self.read_catalog()?;
+        if !self.store.options.read_only && !self.root.is_clean {
             let _span = span!(INFO, "rewrite the tail");
-            self.rewrite()?;
+            self.rewrite_tail()?;
         }
-        let admitted = self.admit(false)?;
+        let admitted = self.assign_slots(false)?;
         let _span = span!(INFO, "load and replay", cut = self.cut.0);
-        let loaded = load(self.store, self.root, &mut self.broken, map, &admitted, self.cut)?;
-        let logs = self.entries(admitted);
+        let loaded =
+            restore_and_replay(self.store, self.root, &mut self.damaged_logs, map, &admitted, self.cut)?;
+        let logs = self.log_entries(admitted);
         // What stands beside damage may be needed to repair it.
         let frozen = |path: &std::path::PathBuf| {
-            LogId::ALL
-                .into_iter()
-                .any(|log| self.broken[log.index()].is_some() && path.starts_with(&self.store.log(log).dir))
+            LogId::ALL.into_iter().any(|log| {
+                self.damaged_logs[log.index()].is_some() && path.starts_with(&self.store.log(log).dir)
+            })
         };
         self.leftovers.retain(|path| !frozen(path));
-        Ok(Recovered {
+        Ok(RecoveryResult {
             cut: self.cut,
             records: loaded.records,
             frames: self.frames + loaded.frames,
@@ -163,68 +169,76 @@ impl<'a> Recovery<'a> {
             next_segment: self.next_segment,
             replayed_bytes: loaded.replayed_bytes,
             image_bytes: loaded.image_bytes,
-            catalogue: Catalogue::new(loaded.map, next_keyspace, self.root.has_options),
+            catalog: Catalog::new(loaded.map, next_keyspace, self.root.has_options),
             logs,
             leftovers: self.leftovers,
         })
     }
 
-    fn frozen(&self, log: LogId) -> Broken {
+    fn frozen_damage(&self, log: LogId) -> FileDamage {
         let what = Damage::MissingCommits { first_missing: self.root.floor.0, durable: self.root.floor.0 };
-        Broken { path: self.store.log(log).dir.clone(), offset: 0, what }
+        FileDamage { path: self.store.log(log).dir.clone(), offset: 0, what }
     }
 
     /// What the header of a segment says that ROOT lists.
-    pub(super) fn identity(&self, log: LogId, entry: &SegmentEntry) -> segment::Identity {
-        let SegmentEntry { id, stream, incarnation, capacity, .. } = *entry;
-        segment::Identity { store: self.store.id, log, id, stream, incarnation, capacity }
+    pub(super) fn identity(&self, log: LogId, entry: &RootSegment) -> segment::SegmentIdentity {
+        let RootSegment { id, stream, incarnation, capacity, .. } = *entry;
+        segment::SegmentIdentity { store: self.store.id, log, id, stream, incarnation, capacity }
     }
 
     /// Opens the segments of `log`: those of ROOT, and newer ones.
-    fn find(&mut self, log: LogId) -> Result<(Vec<Found>, Option<Broken>)> {
+    fn find_segments(&mut self, log: LogId) -> Result<(Vec<FoundSegment>, Option<FileDamage>)> {
         let store = self.store;
         let dir = &store.log(log).dir;
-        let entries: BTreeMap<SegmentId, SegmentEntry> =
+        let entries: BTreeMap<SegmentId, RootSegment> =
             self.root.logs[log.index()].segments.iter().map(|s| (s.id, *s)).collect();
         let mut names: Vec<SegmentId> = entries.keys().copied().collect();
         for entry in store.disk.list(dir).during("list", dir)? {
             let Some(id) = segment::number_of(&entry.name) else { continue };
-            if id >= self.root.next_segment && !self.root.clean {
+            if id >= self.root.next_segment && !self.root.is_clean {
                 names.push(id);
             } else if !entries.contains_key(&id) {
                 self.leftovers.push(dir.join(&entry.name));
             }
         }
-        let how = if store.options.read_only { How::Read } else { How::Write };
+        let open_mode = if store.options.read_only { OpenMode::Read } else { OpenMode::ReadWrite };
         let (mut found, mut damage) = (Vec::new(), None);
         // Six calls of the system each.
-        let threads = if store.options.inline { 1 } else { opening_threads().min(names.len() / FEW) };
-        let open = |number: usize| Segment::open(&*store.disk, dir, names[number], store.id, log, how);
-        let Ok(all) = each_side_by_side(threads, names.len(), |number| Ok::<_, Infallible>(open(number)));
+        let threads =
+            if store.options.inline { 1 } else { opening_threads().min(names.len() / FEW_SEGMENTS) };
+        let open = |number: usize| Segment::open(&*store.disk, dir, names[number], store.id, log, open_mode);
+        let Ok(all) = map_parallel(threads, names.len(), |number| Ok::<_, Infallible>(open(number)));
         for (id, mut opened) in names.into_iter().zip(all) {
             self.next_segment = self.next_segment.max(id.0 + 1);
             let entry = entries.get(&id).copied();
             if opened.as_ref().is_err_and(Error::is_corrupt)
-                && entry.is_none_or(|entry| !entry.sealed)
-                && let Some(old) = self.mend(log, id, entry.as_ref(), how)?
+                && entry.is_none_or(|entry| !entry.is_sealed)
+                && let Some(old) = self.repair_header(log, id, entry.as_ref(), open_mode)?
             {
-                opened = match how {
-                    How::Read => Ok(Segment::open_as(&*store.disk, dir, old)),
-                    _ => Segment::open(&*store.disk, dir, id, store.id, log, how),
+                opened = match open_mode {
+                    OpenMode::Read => Ok(Segment::open_as(&*store.disk, dir, old)),
+                    _ => Segment::open(&*store.disk, dir, id, store.id, log, open_mode),
                 };
             }
             match opened {
                 Ok(segment) => {
                     let end = entry.map_or(DATA_START, |e| e.end);
                     let (frames, last_seq) = entry.map_or((0, Seq::ZERO), |e| (e.frames, e.last_seq));
-                    found.push(Found { segment, entry, runs: Vec::new(), end, frames, last_seq });
+                    found.push(FoundSegment {
+                        segment,
+                        root_entry: entry,
+                        runs: Vec::new(),
+                        end,
+                        frames,
+                        last_seq,
+                    });
                 }
-                Err(e) if e.is_corrupt() && self.is_unused(log, id, entry.as_ref()) => {
+                Err(e) if e.is_corrupt() && self.is_never_used(log, id, entry.as_ref()) => {
                     self.leftovers.push(dir.join(segment::file_name(id)));
-                    self.suspects.push((Broken::from_error(e)?, self.is_blank(log, id)));
+                    self.suspect_headers.push((FileDamage::from_error(e)?, self.is_blank(log, id)));
                 }
                 Err(e) => {
-                    damage = Some(Broken::from_error(e)?);
+                    damage = Some(FileDamage::from_error(e)?);
                     if entry.is_none() {
                         self.keep_listed(log, id);
                     }
@@ -234,19 +248,20 @@ impl<'a> Recovery<'a> {
         Ok((found, damage))
     }
 
-    /// Undoes a restamp of a segment that a crash tore; who only reads takes it as it was. What the header said before, if so.
-    fn mend(
+    /// Undoes a restamp of a segment that a crash tore; who only reads takes it as it was. What the
+    /// header said before, if so.
+    fn repair_header(
         &self,
         log: LogId,
         id: SegmentId,
-        entry: Option<&SegmentEntry>,
-        how: How,
-    ) -> Result<Option<segment::Identity>> {
+        entry: Option<&RootSegment>,
+        open_mode: OpenMode,
+    ) -> Result<Option<segment::SegmentIdentity>> {
         let (disk, dir, next) = (&*self.store.disk, &self.store.log(log).dir, self.store.incarnation);
         for old in self.identities(log, id, entry) {
-            let is_torn = match how {
-                How::Read => Segment::is_torn(disk, dir, old, next)?,
-                _ => Segment::mend(disk, dir, old, next)?,
+            let is_torn = match open_mode {
+                OpenMode::Read => Segment::is_header_torn(disk, dir, old, next)?,
+                _ => Segment::repair_header(disk, dir, old, next)?,
             };
             if is_torn {
                 return Ok(Some(old));
@@ -255,53 +270,62 @@ impl<'a> Recovery<'a> {
         Ok(None)
     }
 
-    /// What the header of a segment may say: as ROOT has it, or as the life that wrote ROOT made it.
-    fn identities(&self, log: LogId, id: SegmentId, entry: Option<&SegmentEntry>) -> Vec<segment::Identity> {
+    /// What the header of a segment may say: as ROOT has it, or as the life that wrote ROOT made
+    /// it.
+    fn identities(
+        &self,
+        log: LogId,
+        id: SegmentId,
+        entry: Option<&RootSegment>,
+    ) -> Vec<segment::SegmentIdentity> {
         if let Some(entry) = entry {
             return vec![self.identity(log, entry)];
         }
-        let newer = self.newer_entry(log, id);
-        (0..STREAMS).map(|stream| self.identity(log, &SegmentEntry { stream, ..newer })).collect()
+        let newer = self.assumed_entry(log, id);
+        (0..SURVIVOR_STREAMS).map(|stream| self.identity(log, &RootSegment { stream, ..newer })).collect()
     }
 
     /// What ROOT would say of a segment that was made after it.
-    pub(super) fn newer_entry(&self, log: LogId, id: SegmentId) -> SegmentEntry {
-        SegmentEntry {
+    pub(super) fn assumed_entry(&self, log: LogId, id: SegmentId) -> RootSegment {
+        RootSegment {
             id,
             stream: 0,
             incarnation: self.root.incarnation,
-            capacity: Segment::claimed_capacity(&*self.store.disk, &self.store.log(log).dir, id),
+            capacity: Segment::capacity_from_header(&*self.store.disk, &self.store.log(log).dir, id),
             end: DATA_START,
-            sealed: false,
+            is_sealed: false,
             last_seq: Seq::ZERO,
             frames: 0,
         }
     }
 
-    /// Why nothing can be read of a segment that ROOT or a seal names; `None` if something can, or nothing was ever written there.
-    pub(super) fn is_gone(&self, log: LogId, id: SegmentId) -> Option<Error> {
+    /// Why nothing can be read of a segment that ROOT or a seal names; `None` if something can, or
+    /// nothing was ever written there.
+    pub(super) fn unreadable_error(&self, log: LogId, id: SegmentId) -> Option<Error> {
         let (disk, dir) = (&*self.store.disk, &self.store.log(log).dir);
-        let error = Segment::open(disk, dir, id, self.store.id, log, How::Read).err()?;
+        let error = Segment::open(disk, dir, id, self.store.id, log, OpenMode::Read).err()?;
         let entry = self.root.logs[log.index()].segments.iter().find(|entry| entry.id == id);
-        let is_unused = error.is_corrupt() && self.is_unused(log, id, entry);
-        let identity = self.identity(log, &entry.copied().unwrap_or_else(|| self.newer_entry(log, id)));
+        let is_unused = error.is_corrupt() && self.is_never_used(log, id, entry);
+        let identity = self.identity(log, &entry.copied().unwrap_or_else(|| self.assumed_entry(log, id)));
         let segment = Segment::open_as(disk, dir, identity);
-        let is_unused = is_unused && (entry.is_some() || segment.is_bare());
-        (!is_unused && !gaps::has_frame(&segment)).then_some(error)
+        let is_unused = is_unused && (entry.is_some() || segment.is_never_written());
+        (!is_unused && !damaged_ranges::has_frame(&segment)).then_some(error)
     }
 
     /// ROOT goes on to list a damaged segment that it did not list yet.
     pub(super) fn keep_listed(&mut self, log: LogId, id: SegmentId) {
-        self.lost.push((log, self.newer_entry(log, id)));
+        self.unreadable_segments.push((log, self.assumed_entry(log, id)));
     }
 
-    /// Whether a segment without a valid header was never written to. Its name and header were durable before ROOT listed it, and
-    /// before a frame went into it (protocol, `naming`): if it is gone, or its header is blank, it may be one that a crash left half
-    /// made only if ROOT does not list it. (Whether a seal names it is seen in the survey.)
-    fn is_unused(&self, log: LogId, id: SegmentId, entry: Option<&SegmentEntry>) -> bool {
-        // Of survivors one may be sealed as empty as it was made, if the write of the first of them failed.
+    /// Whether a segment without a valid header was never written to. Its name and header were
+    /// durable before ROOT listed it, and before a frame went into it (protocol, `naming`): if it
+    /// is gone, or its header is blank, it may be one that a crash left half made only if ROOT does
+    /// not list it. (Whether a seal names it is seen in the survey.)
+    fn is_never_used(&self, log: LogId, id: SegmentId, entry: Option<&RootSegment>) -> bool {
+        // Of survivors one may be sealed as empty as it was made, if the write of the first of them
+        // failed.
         if let Some(entry) = entry
-            && (self.root.clean || entry.sealed)
+            && (self.root.is_clean || entry.is_sealed)
         {
             return entry.end <= DATA_START;
         }
@@ -310,28 +334,32 @@ impl<'a> Recovery<'a> {
         // The stream matters to no checksum of a frame.
         let segment = identities.first().map(|identity| Segment::open_as(disk, dir, *identity));
         segment.is_some_and(|segment| match entry {
-            Some(entry) => entry.end <= DATA_START && segment.is_bare(),
-            None => !gaps::has_frame(&segment),
+            Some(entry) => entry.end <= DATA_START && segment.is_never_written(),
+            None => !damaged_ranges::has_frame(&segment),
         })
     }
 
-    /// The keyspaces at the cut, and the next one's number: those of ROOT, and what was done to them after its floor.
-    fn catalogue(&mut self) -> Result<(Map, KeyspaceId)> {
-        let mut entries: BTreeMap<String, KeyspaceEntry> =
+    /// The keyspaces at the cut, and the next one's number: those of ROOT, and what was done to
+    /// them after its floor.
+    fn read_catalog(&mut self) -> Result<(KeyspaceMap, KeyspaceId)> {
+        let mut entries: BTreeMap<String, CatalogEntry> =
             self.root.keyspaces.iter().map(|k| (k.name.clone(), k.clone())).collect();
         let mut next = self.root.next_keyspace;
-        if !self.root.clean {
-            let is_known = |found: &&Found| found.is_sealed() && found.last_seq <= self.root.floor;
+        if !self.root.is_clean {
+            let is_known = |found: &&FoundSegment| found.is_sealed() && found.last_seq <= self.root.floor;
             for found in self.logs[LogId::Journal.index()].iter().filter(|found| !is_known(found)) {
-                let mut scan = Scan::new(&found.segment, 0, found.end);
+                let mut scan = SegmentScan::new(&found.segment, 0, found.end);
                 for scanned in scan.by_ref() {
                     let header = scanned.frame.header;
-                    if header.kind != Kind::Commit || header.seq <= self.root.floor || header.seq > self.cut {
+                    if header.kind != FrameKind::Commit
+                        || header.seq <= self.root.floor
+                        || header.seq > self.cut
+                    {
                         continue;
                     }
                     let damaged = |what| Error::corrupt(found.segment.path(), scanned.offset, what);
                     let record = Record::decode(scanned.frame.payload()).map_err(damaged)?;
-                    if record.keyspace != KeyspaceId::CATALOGUE {
+                    if record.keyspace != KeyspaceId::CATALOG {
                         continue;
                     }
                     let (name, entry) = decode_entry(&record).map_err(damaged)?;
@@ -343,42 +371,44 @@ impl<'a> Recovery<'a> {
                         None => drop(entries.remove(&name)),
                     }
                 }
-                if let Stop::Torn(_, error) = scan.stop() {
+                if let ScanEnd::Torn(_, error) = scan.stop() {
                     return Err(error); // the survey read all of it
                 }
             }
         }
-        let mut map = Map::new();
+        let mut map = KeyspaceMap::new();
         for (name, entry) in entries {
             let Some(factory) = self.store.factory(&entry.engine) else {
                 let why =
                     format!("this build has no engine {:?}, which keyspace {name:?} needs", entry.engine);
-                return Err(Error::Invalid { what: "engine", why });
+                return Err(Error::InvalidArgument { argument: "engine", reason: why });
             };
             entry.options.check(&entry.engine, factory.options())?;
-            let engine = factory.create(entry.id, &entry.options, &self.store.ground);
-            let kept = Kept::new(entry.id, &name, engine, entry.options, Seq::ZERO);
-            map.insert(name, Arc::new(kept));
+            let engine = factory.create(entry.id, &entry.options, &self.store.context);
+            let keyspace = KeyspaceState::new(entry.id, &name, engine, entry.options, Seq::ZERO);
+            map.insert(name, Arc::new(keyspace));
         }
         Ok((map, next))
     }
 
-    /// Writes what was accepted again where it stands, so that the next sync covers it; voids the rest.
-    fn rewrite(&mut self) -> Result<()> {
+    /// Writes what was accepted again where it stands, so that the next sync covers it; voids the
+    /// rest.
+    fn rewrite_tail(&mut self) -> Result<()> {
         for (log, founds) in self.logs.iter_mut().enumerate() {
-            if self.broken[log].is_some() {
+            if self.damaged_logs[log].is_some() {
                 continue;
             }
             for found in founds.iter_mut().filter(|f| !f.is_sealed()) {
                 if found.end > DATA_START {
-                    // All of it: what ROOT calls durable may share its last sector's page with what is not.
-                    rewrite(&found.segment, found.end)?;
+                    // All of it: what ROOT calls durable may share its last sector's page with what
+                    // is not.
+                    rewrite_segment(&found.segment, found.end)?;
                 } else {
                     let path = found.segment.path().to_path_buf();
                     let dir = &self.store.logs[log].dir;
                     found.segment = found.segment.restamp(&*self.store.disk, dir, self.store.incarnation)?;
                     found.segment.file().sync().during("sync", &path)?;
-                    found.entry = None;
+                    found.root_entry = None;
                 }
             }
             self.store
@@ -387,19 +417,20 @@ impl<'a> Recovery<'a> {
                 .during("sync directory", &self.store.logs[log].dir)?;
         }
         for blob in &self.accepted_blobs {
-            self.store.ground.blobs.rewrite(blob)?;
+            self.store.context.blobs.rewrite(blob)?;
         }
-        self.store.ground.blobs.sync_all_names(&self.accepted_blobs)
+        self.store.context.blobs.sync_all_names(&self.accepted_blobs)
     }
 
-    /// The slots that segments of the flat log had at the checkpoint: engines may have written addresses down by them.
-    /// Every image of a log has all of them. `may_miss`: one that cannot be read is passed over, whatever the reason.
-    fn slots_then(&self, may_miss: bool) -> Result<HashMap<SegmentId, u32>> {
-        let checkpoint = &self.root.logs[LogId::Flat.index()].checkpoint;
+    /// The slots that segments of the flat log had at the checkpoint: engines may have written
+    /// addresses down by them. Every image of a log has all of them. `may_be_missing`: one that
+    /// cannot be read is passed over, whatever the reason.
+    fn slots_at_checkpoint(&self, may_be_missing: bool) -> Result<HashMap<SegmentId, u32>> {
+        let checkpoint = &self.root.logs[LogId::ValueLog.index()].checkpoint;
         for id in &checkpoint.keyspaces {
             let path = self.store.image_path(*id, checkpoint.number);
-            match image::slots_then(&*self.store.disk, path, self.store.id, *id, checkpoint.number) {
-                Err(error) if may_miss || error.is_corrupt() => {} // its keyspace stays closed
+            match image::slots_at_image(&*self.store.disk, path, self.store.id, *id, checkpoint.number) {
+                Err(error) if may_be_missing || error.is_corrupt() => {} // its keyspace stays closed
                 other => return other,
             }
         }
@@ -407,20 +438,20 @@ impl<'a> Recovery<'a> {
     }
 
     /// Puts the segments into slots.
-    pub(super) fn admit(&mut self, may_miss: bool) -> Result<Vec<Vec<Arc<Segment>>>> {
-        let clean = self.root.clean;
-        let then = self.slots_then(may_miss)?;
+    pub(super) fn assign_slots(&mut self, may_be_missing: bool) -> Result<Vec<Vec<Arc<Segment>>>> {
+        let clean = self.root.is_clean;
+        let then = self.slots_at_checkpoint(may_be_missing)?;
         let mut all = Vec::new();
         for founds in std::mem::take(&mut self.logs) {
             let mut segments = Vec::new();
             for found in founds {
-                let Found { segment, end, frames, last_seq, entry, .. } = found;
+                let FoundSegment { segment, end, frames, last_seq, root_entry: entry, .. } = found;
                 segment.publish(end.max(DATA_START));
                 segment.mark_synced(end); // by the orderly end, or rewritten just now
                 segment.note_frames(frames, last_seq);
                 let empty = end <= DATA_START;
                 // After a clean close the tail goes on; after anything else only empty segments do.
-                if entry.is_some_and(|e| e.sealed) || !(clean || empty) {
+                if entry.is_some_and(|e| e.is_sealed) || !(clean || empty) {
                     segment.seal(0);
                 }
                 segments.push(Arc::new(segment));
@@ -429,7 +460,7 @@ impl<'a> Recovery<'a> {
             all.push(segments);
         }
         let flat: Vec<Arc<Segment>> = all.iter().flatten().cloned().collect();
-        if let (false, Some(last)) = (self.store.ground.segments.admit_all(&flat, &then), flat.last()) {
+        if let (false, Some(last)) = (self.store.context.segments.add_all(&flat, &then), flat.last()) {
             let got = crate::segment::SLOT_COUNT as u64 + 1;
             let what = Damage::BadLength { got, max: got - 1 };
             return Err(Error::corrupt(last.path(), 0, what));
@@ -438,16 +469,18 @@ impl<'a> Recovery<'a> {
     }
 
     /// The logs' segments; of a broken log also what ROOT has to repeat.
-    fn entries(&self, admitted: Vec<Vec<Arc<Segment>>>) -> Vec<(Vec<Arc<Segment>>, Option<LogEntry>)> {
+    fn log_entries(&self, admitted: Vec<Vec<Arc<Segment>>>) -> Vec<(Vec<Arc<Segment>>, Option<RootLog>)> {
         let of_log = |(log, segments): (usize, Vec<Arc<Segment>>)| {
             let before = &self.root.logs[log];
-            let frozen = self.broken[log].is_some().then(|| {
+            let frozen = self.damaged_logs[log].is_some().then(|| {
                 let listed: HashSet<SegmentId> = before.segments.iter().map(|s| s.id).collect();
-                let mut entry = LogEntry { broken: true, ..before.clone() };
+                let mut entry = RootLog { is_broken: true, ..before.clone() };
                 let newer = segments.iter().filter(|s| !listed.contains(&s.id()));
                 entry.segments.extend(newer.map(|s| s.entry(DATA_START, false)));
-                let lost =
-                    self.lost.iter().filter(|(of, entry)| of.index() == log && !listed.contains(&entry.id));
+                let lost = self
+                    .unreadable_segments
+                    .iter()
+                    .filter(|(of, entry)| of.index() == log && !listed.contains(&entry.id));
                 entry.segments.extend(lost.map(|(_, entry)| *entry));
                 entry.segments.sort_by_key(|s| s.id);
                 entry
@@ -458,9 +491,9 @@ impl<'a> Recovery<'a> {
     }
 }
 
-/// The checkpoint to go on with. Where it stood behind notes that were lost with all else in their segment, that
-/// segment begins anew, and so does replay in it.
-fn checkpoint_of(entry: &LogEntry, segments: &[Arc<Segment>]) -> CheckpointRef {
+/// The checkpoint to go on with. Where it stood behind notes that were lost with all else in their
+/// segment, that segment begins anew, and so does replay in it.
+fn checkpoint_of(entry: &RootLog, segments: &[Arc<Segment>]) -> CheckpointRef {
     let mut checkpoint = entry.checkpoint.clone();
     let is_empty = |id| segments.iter().any(|s| s.id() == id && s.end() <= DATA_START);
     for position in checkpoint.open.iter_mut().filter(|position| is_empty(position.segment)) {
@@ -470,23 +503,23 @@ fn checkpoint_of(entry: &LogEntry, segments: &[Arc<Segment>]) -> CheckpointRef {
 }
 
 /// Writes what stands in a segment again, the same bytes to the same places, and syncs it.
-fn rewrite(segment: &Segment, end: u64) -> Result<()> {
+fn rewrite_segment(segment: &Segment, end: u64) -> Result<()> {
     let (file, path) = (segment.file(), segment.path());
-    let mut buffer = vec![0; REWRITE];
+    let mut buffer = vec![0; REWRITE_BYTES];
     let mut at = 0;
     while at < end {
-        let len = usize::try_from(end - at).unwrap_or(REWRITE).min(REWRITE);
+        let len = usize::try_from(end - at).unwrap_or(REWRITE_BYTES).min(REWRITE_BYTES);
         file.read_at(at, &mut buffer[..len]).during("read", path)?;
         file.write_at(at, &buffer[..len]).during("write", path)?;
         at += len as u64;
     }
-    crate::disk::renew_len(&**file).during("extend", path)?;
+    crate::disk::mark_len_dirty(&**file).during("extend", path)?;
     file.sync().during("sync", path)
 }
 
 impl Store {
     /// Removes what no ROOT names: files of a crash, orphans among the staged values.
-    pub(super) fn sweep(&self, root: &Root, leftovers: &[std::path::PathBuf]) -> Result<()> {
+    pub(super) fn remove_orphans(&self, root: &Root, leftovers: &[std::path::PathBuf]) -> Result<()> {
         for path in leftovers {
             match self.disk.remove(path) {
                 Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
@@ -500,40 +533,40 @@ impl Store {
                 log.checkpoint.keyspaces.iter().map(|id| image::file_name(*id, log.checkpoint.number))
             })
             .collect();
-        let images = self.dir.join(image::DIRECTORY);
+        let images = self.dir.join(image::IMAGE_DIR);
         for entry in self.disk.list(&images).during("list", &images)? {
             if !named.contains(&entry.name) {
                 let path = images.join(&entry.name);
                 self.disk.remove(&path).during("remove", &path)?;
             }
         }
-        let kepts = self.catalogue.map();
-        if let Some(home) = &self.ground.home {
-            home.sweep(|id| kepts.values().any(|kept| kept.id() == id))?;
+        let keyspaces = self.catalog.map();
+        if let Some(engine_dir) = &self.context.engine_dir {
+            engine_dir.sweep(|id| keyspaces.values().any(|keyspace| keyspace.id() == id))?;
         }
-        let (live, is_whole) = self.staged();
-        self.ground.blobs.settle(&live, !is_whole)
+        let (live, is_whole) = self.referenced_blobs();
+        self.context.blobs.finish_recovery(&live, !is_whole)
     }
 
-    /// The staged values that engines name, and whether that is all of them: of a keyspace that is damaged, or cannot be read just now,
-    /// an orphan cannot be told from a value.
-    pub(super) fn staged(&self) -> (HashSet<u64>, bool) {
+    /// The staged values that engines name, and whether that is all of them: of a keyspace that is
+    /// damaged, or cannot be read just now, an orphan cannot be told from a value.
+    pub(super) fn referenced_blobs(&self) -> (HashSet<u64>, bool) {
         let (mut live, mut is_whole) = (Vec::new(), true);
-        for kept in self.catalogue.map().values() {
-            is_whole &= kept.engine().is_ok_and(|engine| engine.blobs(&mut live).is_ok());
+        for keyspace in self.catalog.map().values() {
+            is_whole &= keyspace.engine().is_ok_and(|engine| engine.blobs(&mut live).is_ok());
         }
         (live.into_iter().collect(), is_whole)
     }
 
     /// Takes over what recovery found.
-    pub(super) fn settle(&mut self, root: &Root, recovered: Recovered) {
+    pub(super) fn apply_recovery(&mut self, root: &Root, recovered: RecoveryResult) {
         let next = root.seq_bound.max(recovered.cut.next());
-        self.progress.begin(recovered.cut, next);
+        self.commit_progress.begin(recovered.cut, next);
         self.durable.store(recovered.cut.0, Ordering::Relaxed);
-        self.catalogue = recovered.catalogue;
-        *self.making.get_mut() = recovered.next_segment;
-        let blob_bound = self.fresh_blob_bound();
-        let order = self.order.get_mut();
+        self.catalog = recovered.catalog;
+        *self.next_segment.get_mut() = recovered.next_segment;
+        let blob_bound = self.next_blob_bound();
+        let order = self.commit_state.get_mut();
         *self.seq_bound.get_mut() = next.0 + self.geometry.seq_chunk;
         let mut offsets = [0; TAILS];
         let m = self.maintenance.get_mut();
@@ -551,12 +584,12 @@ impl Store {
                     .find(|t| order.tails[*t].segment.is_none());
                 match free {
                     _ if segment.end() <= DATA_START => {
-                        order.ready[log.id.index()].push_back(Arc::clone(segment))
+                        order.preallocated[log.id.index()].push_back(Arc::clone(segment))
                     }
                     Some(tail) => {
-                        segment.set_hot(tail == HOT);
+                        segment.set_hot(tail == HOT_TAIL);
                         segment.file().begin_stores();
-                        order.tails[tail] = Tail::at(Arc::clone(segment), segment.end());
+                        order.tails[tail] = Tail::in_segment(Arc::clone(segment), segment.end());
                         offsets[tail] = order.tails[tail].close_sector(segment.end());
                     }
                     None => segment.seal(0),
@@ -564,14 +597,14 @@ impl Store {
             }
             m.checkpoints[log.id.index()] = checkpoint_of(entry, &segments);
             // Until it is known what the other slot names: nothing.
-            log.begin_with(recovered.replayed_bytes[log.id.index()]);
+            log.set_replayed_bytes(recovered.replayed_bytes[log.id.index()]);
             log.image_bytes.store(recovered.image_bytes[log.id.index()], Ordering::Relaxed);
             *log.segments.get_mut() = segments.into_iter().map(|s| (s.id(), s)).collect();
             *log.frozen.get_mut() = frozen;
         }
-        let order = self.order.get_mut();
+        let order = self.commit_state.get_mut();
         let mut closed = self.window.close();
-        closed.word = Word::new(next, offsets);
-        order.publish_shape(&mut closed);
+        closed.word = WindowWord::new(next, offsets);
+        order.publish_tail_set(&mut closed);
     }
 }

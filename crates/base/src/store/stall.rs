@@ -1,19 +1,20 @@
 //! # Stalls: writers that were made to wait, for what, and how long
 //!
-//! A writer that has to wait for anything but other commits does so through [`Store::waiting`], which counts the wait, or, for a
-//! commit that may not wait, answers [`Error::Busy`] in its place. What a commit waited for is collected beside it and told to the
+//! A writer that has to wait for anything but other commits does so through
+//! [`Store::wait_recorded`], which counts the wait, or, for a commit that may not wait, answers
+//! [`Error::Busy`] in its place. What a commit waited for is collected beside it and told to the
 //! application once the commit is over.
 //!
 //! ## Invariants
 //!
-//! 1. Whoever is told holds no lock of ours and no guard: it may write to the database. What it waits for itself is counted and not
-//!    told, so that telling comes to an end.
+//! 1. Whoever is told holds no lock of ours and no guard: it may write to the database. What it
+//!    waits for itself is counted and not told, so that telling comes to an end.
 //! 2. A wait is counted once and told at most once. A panic in whoever is told ends there.
 //!
 //! ## Costs
 //!
-//! Nothing for a commit that does not wait. One that does looks at the clock twice. Waits for a sync round are what durability
-//! costs, and count from the threshold on only.
+//! Nothing for a commit that does not wait. One that does looks at the clock twice. Waits for a
+//! sync round are what durability costs, and count from the threshold on only.
 
 use std::cell::Cell;
 use std::fmt;
@@ -23,7 +24,7 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
-use super::{Kept, Store};
+use super::{KeyspaceState, Store};
 use crate::error::{Error, Result};
 use crate::event;
 use crate::sync::atomic::{AtomicU64, Ordering};
@@ -33,13 +34,13 @@ use crate::sync::atomic::{AtomicU64, Ordering};
 #[non_exhaustive]
 pub enum StallKind {
     /// Garbage collection or a checkpoint is behind, so that writers are throttled.
-    Brake,
+    Throttle,
     /// The memory budget is exhausted until a checkpoint frees memory.
     Memory,
     /// The disk is full until a checkpoint or garbage collection frees space.
-    Space,
+    DiskSpace,
     /// No preallocated log segment, or no reserved commit number, was available.
-    Segment,
+    Preallocation,
     /// A conversion is behind, or is changing the engine.
     Conversion,
     /// A sync took longer than the threshold.
@@ -49,10 +50,10 @@ pub enum StallKind {
 impl StallKind {
     /// All kinds.
     pub const ALL: [StallKind; 6] = [
-        StallKind::Brake,
+        StallKind::Throttle,
         StallKind::Memory,
-        StallKind::Space,
-        StallKind::Segment,
+        StallKind::DiskSpace,
+        StallKind::Preallocation,
         StallKind::Conversion,
         StallKind::Sync,
     ];
@@ -61,10 +62,10 @@ impl StallKind {
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
-            StallKind::Brake => "brake",
+            StallKind::Throttle => "brake",
             StallKind::Memory => "memory",
-            StallKind::Space => "space",
-            StallKind::Segment => "segment",
+            StallKind::DiskSpace => "space",
+            StallKind::Preallocation => "segment",
             StallKind::Conversion => "conversion",
             StallKind::Sync => "sync",
         }
@@ -80,7 +81,7 @@ pub struct Stall {
     /// The keyspace written to, if it was exactly one.
     pub keyspace: Option<String>,
     /// Duration of the wait.
-    pub took: Duration,
+    pub duration: Duration,
 }
 
 /// Waits of one kind since the opening.
@@ -98,36 +99,36 @@ pub struct StallStats {
 }
 
 /// What is called with a stall.
-pub type Tell = dyn Fn(&Stall) + Send + Sync;
+pub type StallCallback = dyn Fn(&Stall) + Send + Sync;
 
 /// Whom to tell of stalls, and of which.
 #[derive(Clone)]
-pub struct StallWatch {
+pub struct StallListener {
     /// It is told of waits from this length on.
     pub threshold: Duration,
     /// Who.
-    pub tell: Option<Arc<Tell>>,
+    pub callback: Option<Arc<StallCallback>>,
 }
 
-impl Default for StallWatch {
-    fn default() -> StallWatch {
-        StallWatch { threshold: Duration::from_millis(10), tell: None }
+impl Default for StallListener {
+    fn default() -> StallListener {
+        StallListener { threshold: Duration::from_millis(10), callback: None }
     }
 }
 
-impl fmt::Debug for StallWatch {
+impl fmt::Debug for StallListener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let told = self.tell.as_ref().map(|_| "told");
+        let told = self.callback.as_ref().map(|_| "told");
         f.debug_struct("StallWatch").field("threshold", &self.threshold).field("tell", &told).finish()
     }
 }
 
 /// Counters by kind.
 #[derive(Debug, Default)]
-pub(crate) struct StallCounters([OfKind; StallKind::ALL.len()]);
+pub(crate) struct StallCounters([KindCounters; StallKind::ALL.len()]);
 
 #[derive(Debug, Default)]
-struct OfKind {
+struct KindCounters {
     count: AtomicU64,
     total: AtomicU64,
     longest: AtomicU64,
@@ -154,24 +155,24 @@ impl StallCounters {
 }
 
 /// A wait, with the keyspace it was for.
-type Wait = (StallKind, Option<Arc<Kept>>, Duration);
+type WriterWait = (StallKind, Option<Arc<KeyspaceState>>, Duration);
 
 /// Whether a commit may wait, and what it waited for.
 #[derive(Debug)]
-pub(crate) struct Waits {
+pub(crate) struct CommitWaits {
     may_wait: bool,
-    told: SmallVec<[Wait; 1]>,
+    recorded: SmallVec<[WriterWait; 1]>,
 }
 
-impl Waits {
+impl CommitWaits {
     /// Of a commit that waits for what it needs.
-    pub(crate) fn patient() -> Waits {
-        Waits { may_wait: true, told: SmallVec::new() }
+    pub(crate) fn blocking() -> CommitWaits {
+        CommitWaits { may_wait: true, recorded: SmallVec::new() }
     }
 
     /// Of one that is given up instead.
-    pub(crate) fn impatient() -> Waits {
-        Waits { may_wait: false, told: SmallVec::new() }
+    pub(crate) fn non_blocking() -> CommitWaits {
+        CommitWaits { may_wait: false, recorded: SmallVec::new() }
     }
 
     pub(crate) fn may_wait(&self) -> bool {
@@ -181,67 +182,72 @@ impl Waits {
 
 crate::sync::thread_local! {
     /// This thread is inside of whoever is told.
-    static TELLING: Cell<bool> = const { Cell::new(false) };
+    static IS_IN_CALLBACK: Cell<bool> = const { Cell::new(false) };
 }
 
 impl Store {
-    /// Calls `wait`, which waits for `kind` on behalf of a commit to `kept`, unless that may not wait.
-    pub(super) fn waiting<R>(
+    /// Calls `wait`, which waits for `kind` on behalf of a commit to `kept`, unless that may not
+    /// wait.
+    pub(super) fn wait_recorded<R>(
         &self,
-        waits: &mut Waits,
+        waits: &mut CommitWaits,
         kind: StallKind,
-        kept: Option<&Arc<Kept>>,
+        keyspace: Option<&Arc<KeyspaceState>>,
         wait: impl FnOnce() -> Result<R>,
     ) -> Result<R> {
         if !waits.may_wait {
-            return Err(Error::Busy { with: kind.name() });
+            return Err(Error::Busy { waiting_for: kind.name() });
         }
         let began = self.clock.now();
         let answer = wait();
         let took = self.clock.now().saturating_sub(began);
         self.counters.stalls.note(kind, took);
-        if let Some(kept) = kept {
-            kept.load().record_stall(took);
+        if let Some(keyspace) = keyspace {
+            keyspace.workload().record_stall(took);
         }
-        let watch = &self.options.stalls;
-        if (watch.tell.is_some() || cfg!(feature = "tracing")) && took >= watch.threshold {
-            waits.told.push((kind, kept.cloned(), took));
+        let watch = &self.options.stall_listener;
+        if (watch.callback.is_some() || cfg!(feature = "tracing")) && took >= watch.threshold {
+            waits.recorded.push((kind, keyspace.cloned(), took));
         }
         answer
     }
 
     /// Calls `wait`, which waits for a sync round. The caller holds no lock and no guard.
-    pub(super) fn waiting_for_sync<R>(&self, wait: impl FnOnce() -> R) -> R {
+    pub(super) fn wait_for_sync<R>(&self, wait: impl FnOnce() -> R) -> R {
         let began = self.clock.now();
         let answer = wait();
         let took = self.clock.now().saturating_sub(began);
-        if took >= self.options.stalls.threshold {
+        if took >= self.options.stall_listener.threshold {
             self.counters.stalls.note(StallKind::Sync, took);
-            self.tell(&Stall { kind: StallKind::Sync, keyspace: None, took });
+            self.report_stall(&Stall { kind: StallKind::Sync, keyspace: None, duration: took });
         }
         answer
     }
 
     /// Tells of what a commit waited for, which is over. The caller holds no lock and no guard.
-    pub(super) fn tell_waits(&self, waits: Waits) {
-        for (kind, kept, took) in waits.told {
-            self.tell(&Stall { kind, keyspace: kept.map(|kept| kept.name().to_owned()), took });
+    pub(super) fn report_waits(&self, waits: CommitWaits) {
+        for (kind, keyspace, took) in waits.recorded {
+            self.report_stall(&Stall {
+                kind,
+                keyspace: keyspace.map(|keyspace| keyspace.name().to_owned()),
+                duration: took,
+            });
         }
     }
 
-    fn tell(&self, stall: &Stall) {
+    fn report_stall(&self, stall: &Stall) {
         event!(
             WARN,
             "a writer had to wait",
             kind = stall.kind.name(),
             keyspace = stall.keyspace.as_deref().unwrap_or_default(),
-            seconds = stall.took.as_secs_f64()
+            seconds = stall.duration.as_secs_f64()
         );
-        let Some(tell) = &self.options.stalls.tell else { return };
-        if TELLING.with(|telling| telling.replace(true)) {
+        let Some(tell) = &self.options.stall_listener.callback else { return };
+        if IS_IN_CALLBACK.with(|telling| telling.replace(true)) {
             return;
         }
         let _ = catch_unwind(AssertUnwindSafe(|| tell(stall))); // reported by the panic's hook (I2)
-        TELLING.with(|telling| telling.set(false));
+        IS_IN_CALLBACK.with(|telling| telling.set(false));
     }
 }

@@ -24,23 +24,23 @@ use crate::disk::SECTOR;
 use crate::frame::{ALIGN, span};
 use crate::segment::{DATA_START, Segment};
 use crate::types::LogId;
-use crate::window::{Open, TAILS};
+use crate::window::{OpenTail, TAILS};
 
 /// The flat log's second tail.
-pub(crate) const HOT: usize = TAILS - 1;
+pub(crate) const HOT_TAIL: usize = TAILS - 1;
 /// Bytes of a note or a seal.
-pub(crate) const MARK: u64 = 24;
+pub(crate) const CONTROL_FRAME_BYTES: u64 = 24;
 /// Bytes at the end of a segment that only its seal goes to.
 pub(crate) const SEAL_ROOM: u64 = SECTOR;
 
 /// The tail of `log` for commits that are `hot` or not.
 pub(crate) fn tail_of(log: LogId, hot: bool) -> usize {
-    if hot && log == LogId::Flat { HOT } else { log.index() }
+    if hot && log == LogId::ValueLog { HOT_TAIL } else { log.index() }
 }
 
 /// The log of a tail.
 pub(crate) fn log_of(tail: usize) -> LogId {
-    LogId::ALL.get(tail).copied().unwrap_or(LogId::Flat)
+    LogId::ALL.get(tail).copied().unwrap_or(LogId::ValueLog)
 }
 
 /// The end of a log.
@@ -55,7 +55,7 @@ pub(crate) struct Tail {
     /// Full segments with bytes the device does not have, and their ends.
     pub(crate) unsynced: Vec<(u64, Arc<Segment>)>,
     /// The present segment has bytes before `start` that the device does not have.
-    pub(crate) dirty: bool,
+    pub(crate) has_unsynced: bool,
 }
 
 /// Bytes for frames in an empty segment.
@@ -70,19 +70,19 @@ fn limit_of(segment: &Segment) -> u64 {
 
 impl Tail {
     /// Makes a tail in `segment` with its next frame at `start`.
-    pub(crate) fn at(segment: Arc<Segment>, start: u64) -> Tail {
+    pub(crate) fn in_segment(segment: Arc<Segment>, start: u64) -> Tail {
         Tail { segment: Some(segment), start, ..Tail::default() }
     }
 
     /// Returns the tail as the window sees it.
-    pub(crate) fn open(&self) -> Option<Open> {
+    pub(crate) fn open_tail(&self) -> Option<OpenTail> {
         let segment = Arc::clone(self.segment.as_ref()?);
-        Some(Open { limit: limit_of(&segment), segment, start: self.start, gap: self.gap })
+        Some(OpenTail { limit: limit_of(&segment), segment, start: self.start, gap: self.gap })
     }
 
     /// Whether the present segment, filled up to `offset`, has bytes that the device does not have.
     pub(crate) fn is_dirty(&self, offset: u64) -> bool {
-        self.dirty || (self.segment.is_some() && offset != self.start)
+        self.has_unsynced || (self.segment.is_some() && offset != self.start)
     }
 
     /// Returns the gap before a frame at `offset`, as its header states it.
@@ -96,14 +96,14 @@ impl Tail {
     }
 
     /// Bytes for frames behind `offset` in the present segment.
-    pub(crate) fn room(&self, offset: u64) -> u64 {
+    pub(crate) fn room_after(&self, offset: u64) -> u64 {
         self.segment.as_ref().map_or(0, |segment| limit_of(segment).saturating_sub(offset))
     }
 
     /// Returns how many of the frames with these bodies, in order, fit behind `offset` into the
     /// present segment.
-    pub(crate) fn fitting(&self, offset: u64, bodies: impl Iterator<Item = usize>) -> usize {
-        let mut room = self.room(offset);
+    pub(crate) fn fitting_frames(&self, offset: u64, bodies: impl Iterator<Item = usize>) -> usize {
+        let mut room = self.room_after(offset);
         bodies
             .take_while(|body| {
                 let fits = span(*body) <= room;
@@ -115,19 +115,19 @@ impl Tail {
 
     /// Returns whether frames with these bodies fit, with a note before them, behind `offset` into
     /// the present segment and the `ready` ones but `reserve` of them.
-    pub(crate) fn takes(
+    pub(crate) fn has_room_for(
         &self,
         offset: u64,
         mut bodies: impl Iterator<Item = usize>,
         ready: &VecDeque<Arc<Segment>>,
         reserve: usize,
     ) -> bool {
-        let mut room = self.room(offset).saturating_sub(MARK);
+        let mut room = self.room_after(offset).saturating_sub(CONTROL_FRAME_BYTES);
         let mut ready = ready.iter().take(ready.len().saturating_sub(reserve));
         bodies.all(|body| {
             while span(body) > room {
                 match ready.next() {
-                    Some(next) => room = empty_room(next).saturating_sub(MARK),
+                    Some(next) => room = empty_room(next).saturating_sub(CONTROL_FRAME_BYTES),
                     None => return false,
                 }
             }

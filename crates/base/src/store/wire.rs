@@ -7,71 +7,86 @@ use std::num::NonZeroU64;
 use std::time::Duration;
 
 use super::{
-    BackupPace, BackupPhase, BackupProgress, BackupReport, CacheStats, Compacted, ConversionPhase,
-    ConversionProgress, Converted, Estimate, KeyspaceInfo, LogStats, MemoryStats, OpeningStats, StagedStats,
-    StallKind, StallStats, Stats, VerifyReport,
+    BackupPhase, BackupProgress, BackupRate, BackupReport, BlobStats, CacheStats, CompactionReport,
+    ConversionEstimate, ConversionPhase, ConversionProgress, ConversionReport, DatabaseStats, KeyspaceInfo,
+    LogStats, MemoryStats, OpeningStats, StallKind, StallStats, VerifyReport,
 };
-use crate::codec::{Reader, Writer};
+use crate::codec::{FieldReader, FieldWriter};
 use crate::disk::DescriptorStats;
 use crate::error::Damage;
-use crate::fault::{ReadTexts, Texts};
 use crate::options::EngineOptions;
 use crate::types::KeyspaceId;
+use crate::wire_error::{ReadWire, WriteWire};
 
-fn time(w: &mut Writer, time: Duration) {
+fn put_duration(w: &mut FieldWriter, time: Duration) {
     w.u64(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
 }
 
 /// Encodes all but the caches, which have messages of their own: there may be as many as keyspaces.
-pub fn encode_stats(stats: &Stats, w: &mut Writer) {
-    let Stats {
-        visible,
-        durable,
+pub fn encode_stats(stats: &DatabaseStats, w: &mut FieldWriter) {
+    let DatabaseStats {
+        visible_seq: visible,
+        durable_seq: durable,
         unsynced_age,
         sync_rounds,
         sync_waits,
         views,
-        oldest_view,
-        stills,
-        held_bytes,
-        brakes,
+        oldest_view_seq: oldest_view,
+        pinned_states: stills,
+        pinned_bytes: held_bytes,
+        throttles: brakes,
         stalls,
         checkpoints,
         checkpoint_bytes,
-        staged_bytes,
-        staged,
+        blob_bytes_written: staged_bytes,
+        blobs: staged,
         poisoned,
         memory,
         caches: _,
         logs,
         opening,
         descriptors,
-        door,
+        has_ipc: door,
     } = stats;
     w.u64s([visible, durable, sync_rounds, sync_waits, views, stills]);
     w.u64s([held_bytes, brakes, checkpoints, checkpoint_bytes, staged_bytes]);
-    time(w, *unsynced_age);
-    w.option(*oldest_view, Writer::u64);
-    let StagedStats { chunks, slots, used_bytes, free_bytes, files } = staged;
+    put_duration(w, *unsynced_age);
+    w.option(*oldest_view, FieldWriter::u64);
+    let BlobStats { chunks, slots, used_bytes, free_bytes, files } = staged;
     w.u64s([chunks, slots, used_bytes, free_bytes, files]);
     w.list(stalls, |w, stall| {
         let StallStats { kind, count, total, longest } = stall;
         w.text(kind.name());
         w.u64(*count);
-        time(w, *total);
-        time(w, *longest);
+        put_duration(w, *total);
+        put_duration(w, *longest);
     });
     w.option(*poisoned, |w, op| w.text(op));
     let MemoryStats { budget, index, versions, buffers, cache } = memory;
     w.u64s([budget, index, versions, buffers, cache]);
     w.list(logs, |w, log| {
-        let LogStats { name, segments, disk_bytes, live_bytes, appended, moved, freed, damaged } = log;
+        let LogStats {
+            name,
+            segments,
+            disk_bytes,
+            live_bytes,
+            appended_bytes: appended,
+            relocated_bytes: moved,
+            freed_segments: freed,
+            damaged_segments: damaged,
+        } = log;
         w.text(name);
         w.u64s([segments, disk_bytes, live_bytes, appended, moved, freed, damaged]);
     });
-    let OpeningStats { clean, took, frames_scanned, records_replayed, bytes_cut } = opening;
+    let OpeningStats {
+        is_clean: clean,
+        duration: took,
+        frames_scanned,
+        records_replayed,
+        discarded_bytes: bytes_cut,
+    } = opening;
     w.flag(*clean);
-    time(w, *took);
+    put_duration(w, *took);
     w.u64s([frames_scanned, records_replayed, bytes_cut]);
     w.flag(*door);
     let DescriptorStats { limit, in_use, reopened } = descriptors;
@@ -83,22 +98,22 @@ pub fn encode_stats(stats: &Stats, w: &mut Writer) {
 /// # Errors
 ///
 /// Returns the damage of the bytes.
-pub fn decode_stats(r: &mut Reader<'_>) -> Result<Stats, Damage> {
-    Ok(Stats {
-        visible: r.u64()?,
-        durable: r.u64()?,
+pub fn decode_stats(r: &mut FieldReader<'_>) -> Result<DatabaseStats, Damage> {
+    Ok(DatabaseStats {
+        visible_seq: r.u64()?,
+        durable_seq: r.u64()?,
         sync_rounds: r.u64()?,
         sync_waits: r.u64()?,
         views: r.u64()?,
-        stills: r.u64()?,
-        held_bytes: r.u64()?,
-        brakes: r.u64()?,
+        pinned_states: r.u64()?,
+        pinned_bytes: r.u64()?,
+        throttles: r.u64()?,
         checkpoints: r.u64()?,
         checkpoint_bytes: r.u64()?,
-        staged_bytes: r.u64()?,
+        blob_bytes_written: r.u64()?,
         unsynced_age: Duration::from_nanos(r.u64()?),
-        oldest_view: r.option(Reader::u64)?,
-        staged: StagedStats {
+        oldest_view_seq: r.option(FieldReader::u64)?,
+        blobs: BlobStats {
             chunks: r.u64()?,
             slots: r.u64()?,
             used_bytes: r.u64()?,
@@ -121,20 +136,20 @@ pub fn decode_stats(r: &mut Reader<'_>) -> Result<Stats, Damage> {
                 segments: r.u64()?,
                 disk_bytes: r.u64()?,
                 live_bytes: r.u64()?,
-                appended: r.u64()?,
-                moved: r.u64()?,
-                freed: r.u64()?,
-                damaged: r.u64()?,
+                appended_bytes: r.u64()?,
+                relocated_bytes: r.u64()?,
+                freed_segments: r.u64()?,
+                damaged_segments: r.u64()?,
             })
         })?,
         opening: OpeningStats {
-            clean: r.flag()?,
-            took: Duration::from_nanos(r.u64()?),
+            is_clean: r.flag()?,
+            duration: Duration::from_nanos(r.u64()?),
             frames_scanned: r.u64()?,
             records_replayed: r.u64()?,
-            bytes_cut: r.u64()?,
+            discarded_bytes: r.u64()?,
         },
-        door: r.flag()?,
+        has_ipc: r.flag()?,
         descriptors: DescriptorStats {
             limit: u32::try_from(r.u64()?).unwrap_or(u32::MAX),
             in_use: u32::try_from(r.u64()?).unwrap_or(u32::MAX),
@@ -144,7 +159,7 @@ pub fn decode_stats(r: &mut Reader<'_>) -> Result<Stats, Damage> {
 }
 
 /// Returns `None` for a kind that this build does not know.
-fn decode_stall(r: &mut Reader<'_>) -> Result<Option<StallStats>, Damage> {
+fn decode_stall(r: &mut FieldReader<'_>) -> Result<Option<StallStats>, Damage> {
     let name = r.text()?;
     let (count, total, longest) = (r.u64()?, Duration::from_nanos(r.u64()?), Duration::from_nanos(r.u64()?));
     let kind = StallKind::ALL.into_iter().find(|kind| kind.name() == name);
@@ -152,11 +167,11 @@ fn decode_stall(r: &mut Reader<'_>) -> Result<Option<StallStats>, Damage> {
 }
 
 /// Encodes a cache.
-pub fn encode_cache(w: &mut Writer, cache: &CacheStats) {
-    let CacheStats { keyspace, bytes, share } = cache;
-    w.option(keyspace.as_deref(), Writer::text);
+pub fn encode_cache(w: &mut FieldWriter, cache: &CacheStats) {
+    let CacheStats { keyspace, bytes, limit_bytes: share } = cache;
+    w.option(keyspace.as_deref(), FieldWriter::text);
     w.u64(*bytes);
-    w.option(*share, Writer::u64);
+    w.option(*share, FieldWriter::u64);
 }
 
 /// Decodes a cache.
@@ -164,12 +179,16 @@ pub fn encode_cache(w: &mut Writer, cache: &CacheStats) {
 /// # Errors
 ///
 /// Returns the damage of the bytes.
-pub fn decode_cache(r: &mut Reader<'_>) -> Result<CacheStats, Damage> {
-    Ok(CacheStats { keyspace: r.option(|r| r.text())?, bytes: r.u64()?, share: r.option(Reader::u64)? })
+pub fn decode_cache(r: &mut FieldReader<'_>) -> Result<CacheStats, Damage> {
+    Ok(CacheStats {
+        keyspace: r.option(|r| r.text())?,
+        bytes: r.u64()?,
+        limit_bytes: r.option(FieldReader::u64)?,
+    })
 }
 
 /// Encodes the options of a keyspace, or those requested.
-pub fn encode_options(options: &EngineOptions, w: &mut Writer) {
+pub fn encode_options(options: &EngineOptions, w: &mut FieldWriter) {
     let options: Vec<(&str, u64)> = options.iter().collect();
     w.list(&options, |w, (name, value)| {
         w.text(name);
@@ -182,7 +201,7 @@ pub fn encode_options(options: &EngineOptions, w: &mut Writer) {
 /// # Errors
 ///
 /// Returns the damage of the bytes.
-pub fn decode_options(r: &mut Reader<'_>) -> Result<EngineOptions, Damage> {
+pub fn decode_options(r: &mut FieldReader<'_>) -> Result<EngineOptions, Damage> {
     let mut options = EngineOptions::default();
     for (name, value) in r.list(|r| Ok((r.text()?, r.u64()?)))? {
         options.set(&name, value);
@@ -191,7 +210,7 @@ pub fn decode_options(r: &mut Reader<'_>) -> Result<EngineOptions, Damage> {
 }
 
 /// Encodes a keyspace of a list.
-pub fn encode_info(info: &KeyspaceInfo, w: &mut Writer) {
+pub fn encode_keyspace_info(info: &KeyspaceInfo, w: &mut FieldWriter) {
     let KeyspaceInfo { name, id, engine, options, damage } = info;
     w.text(name);
     w.u32(id.0);
@@ -205,7 +224,7 @@ pub fn encode_info(info: &KeyspaceInfo, w: &mut Writer) {
 /// # Errors
 ///
 /// Returns the damage of the bytes.
-pub fn decode_info(r: &mut Reader<'_>) -> Result<KeyspaceInfo, Damage> {
+pub fn decode_keyspace_info(r: &mut FieldReader<'_>) -> Result<KeyspaceInfo, Damage> {
     Ok(KeyspaceInfo {
         name: r.text()?,
         id: KeyspaceId(r.u32()?),
@@ -216,11 +235,11 @@ pub fn decode_info(r: &mut Reader<'_>) -> Result<KeyspaceInfo, Damage> {
 }
 
 /// Encodes the pace of a backup: bytes per second, with 0 and the largest number for the others.
-pub fn encode_pace(pace: BackupPace, w: &mut Writer) {
+pub fn encode_pace(pace: BackupRate, w: &mut FieldWriter) {
     w.u64(match pace {
-        BackupPace::GiveWay => 0,
-        BackupPace::AtMost(rate) => rate.get(),
-        BackupPace::Full => u64::MAX,
+        BackupRate::YieldToCommits => 0,
+        BackupRate::BytesPerSecond(rate) => rate.get(),
+        BackupRate::Unlimited => u64::MAX,
     });
 }
 
@@ -229,15 +248,15 @@ pub fn encode_pace(pace: BackupPace, w: &mut Writer) {
 /// # Errors
 ///
 /// Returns the damage of the bytes.
-pub fn decode_pace(r: &mut Reader<'_>) -> Result<BackupPace, Damage> {
+pub fn decode_pace(r: &mut FieldReader<'_>) -> Result<BackupRate, Damage> {
     Ok(match r.u64()? {
-        u64::MAX => BackupPace::Full,
-        rate => NonZeroU64::new(rate).map_or(BackupPace::GiveWay, BackupPace::AtMost),
+        u64::MAX => BackupRate::Unlimited,
+        rate => NonZeroU64::new(rate).map_or(BackupRate::YieldToCommits, BackupRate::BytesPerSecond),
     })
 }
 
 /// Encodes the progress of a backup.
-pub fn encode_backup_progress(progress: &BackupProgress, w: &mut Writer) {
+pub fn encode_backup_progress(progress: &BackupProgress, w: &mut FieldWriter) {
     let BackupProgress { phase, done, total } = progress;
     w.flag(*phase == BackupPhase::Verifying);
     w.u64s([done, total]);
@@ -248,14 +267,14 @@ pub fn encode_backup_progress(progress: &BackupProgress, w: &mut Writer) {
 /// # Errors
 ///
 /// Returns the damage of the bytes.
-pub fn decode_backup_progress(r: &mut Reader<'_>) -> Result<BackupProgress, Damage> {
+pub fn decode_backup_progress(r: &mut FieldReader<'_>) -> Result<BackupProgress, Damage> {
     let phase = if r.flag()? { BackupPhase::Verifying } else { BackupPhase::Copying };
     Ok(BackupProgress { phase, done: r.u64()?, total: r.u64()? })
 }
 
 /// Encodes the result of a backup.
-pub fn encode_backup(report: &BackupReport, w: &mut Writer) {
-    let BackupReport { seq, files, copied, linked } = report;
+pub fn encode_backup_report(report: &BackupReport, w: &mut FieldWriter) {
+    let BackupReport { seq, files, copied_bytes: copied, linked_bytes: linked } = report;
     w.u64s([seq, files, copied, linked]);
 }
 
@@ -264,13 +283,13 @@ pub fn encode_backup(report: &BackupReport, w: &mut Writer) {
 /// # Errors
 ///
 /// Returns the damage of the bytes.
-pub fn decode_backup(r: &mut Reader<'_>) -> Result<BackupReport, Damage> {
-    Ok(BackupReport { seq: r.u64()?, files: r.u64()?, copied: r.u64()?, linked: r.u64()? })
+pub fn decode_backup_report(r: &mut FieldReader<'_>) -> Result<BackupReport, Damage> {
+    Ok(BackupReport { seq: r.u64()?, files: r.u64()?, copied_bytes: r.u64()?, linked_bytes: r.u64()? })
 }
 
 /// Encodes the progress of a conversion.
-pub fn encode_conversion(progress: &ConversionProgress, w: &mut Writer) {
-    let ConversionProgress { phase, pairs, copied, bytes, passes } = progress;
+pub fn encode_conversion_progress(progress: &ConversionProgress, w: &mut FieldWriter) {
+    let ConversionProgress { phase, pairs, copied_pairs: copied, bytes, passes } = progress;
     w.u8(match phase {
         ConversionPhase::Copying => 0,
         ConversionPhase::CatchingUp => 1,
@@ -285,7 +304,7 @@ pub fn encode_conversion(progress: &ConversionProgress, w: &mut Writer) {
 /// # Errors
 ///
 /// Returns the damage of the bytes.
-pub fn decode_conversion(r: &mut Reader<'_>) -> Result<ConversionProgress, Damage> {
+pub fn decode_conversion_progress(r: &mut FieldReader<'_>) -> Result<ConversionProgress, Damage> {
     Ok(ConversionProgress {
         phase: match r.u8()? {
             0 => ConversionPhase::Copying,
@@ -294,15 +313,15 @@ pub fn decode_conversion(r: &mut Reader<'_>) -> Result<ConversionProgress, Damag
             other => return Err(Damage::BadField { field: "phase", value: u64::from(other) }),
         },
         pairs: r.u64()?,
-        copied: r.u64()?,
+        copied_pairs: r.u64()?,
         bytes: r.u64()?,
         passes: r.u32()?,
     })
 }
 
 /// Encodes the result of a conversion.
-pub fn encode_converted(done: &Converted, w: &mut Writer) {
-    let Converted { copied, bytes, passes, direct } = done;
+pub fn encode_conversion_report(done: &ConversionReport, w: &mut FieldWriter) {
+    let ConversionReport { copied_pairs: copied, bytes, passes, is_direct: direct } = done;
     w.u64s([copied, bytes]);
     w.u32(*passes);
     w.flag(*direct);
@@ -313,13 +332,13 @@ pub fn encode_converted(done: &Converted, w: &mut Writer) {
 /// # Errors
 ///
 /// Returns the damage of the bytes.
-pub fn decode_converted(r: &mut Reader<'_>) -> Result<Converted, Damage> {
-    Ok(Converted { copied: r.u64()?, bytes: r.u64()?, passes: r.u32()?, direct: r.flag()? })
+pub fn decode_conversion_report(r: &mut FieldReader<'_>) -> Result<ConversionReport, Damage> {
+    Ok(ConversionReport { copied_pairs: r.u64()?, bytes: r.u64()?, passes: r.u32()?, is_direct: r.flag()? })
 }
 
 /// Encodes the estimate of a conversion.
-pub fn encode_estimate(estimate: &Estimate, w: &mut Writer) {
-    let Estimate { pairs, data, bytes, free } = estimate;
+pub fn encode_estimate(estimate: &ConversionEstimate, w: &mut FieldWriter) {
+    let ConversionEstimate { pairs, data_bytes: data, required_bytes: bytes, free_bytes: free } = estimate;
     w.u64s([pairs, data, bytes, free]);
 }
 
@@ -328,13 +347,18 @@ pub fn encode_estimate(estimate: &Estimate, w: &mut Writer) {
 /// # Errors
 ///
 /// Returns the damage of the bytes.
-pub fn decode_estimate(r: &mut Reader<'_>) -> Result<Estimate, Damage> {
-    Ok(Estimate { pairs: r.u64()?, data: r.u64()?, bytes: r.u64()?, free: r.u64()? })
+pub fn decode_estimate(r: &mut FieldReader<'_>) -> Result<ConversionEstimate, Damage> {
+    Ok(ConversionEstimate {
+        pairs: r.u64()?,
+        data_bytes: r.u64()?,
+        required_bytes: r.u64()?,
+        free_bytes: r.u64()?,
+    })
 }
 
 /// Encodes the progress or the result of a compaction.
-pub fn encode_compacted(done: &Compacted, w: &mut Writer) {
-    let Compacted { moved, bytes, left } = done;
+pub fn encode_compaction_report(done: &CompactionReport, w: &mut FieldWriter) {
+    let CompactionReport { rewritten_pairs: moved, rewritten_bytes: bytes, skipped_pairs: left } = done;
     w.u64s([moved, bytes, left]);
 }
 
@@ -343,12 +367,12 @@ pub fn encode_compacted(done: &Compacted, w: &mut Writer) {
 /// # Errors
 ///
 /// Returns the damage of the bytes.
-pub fn decode_compacted(r: &mut Reader<'_>) -> Result<Compacted, Damage> {
-    Ok(Compacted { moved: r.u64()?, bytes: r.u64()?, left: r.u64()? })
+pub fn decode_compaction_report(r: &mut FieldReader<'_>) -> Result<CompactionReport, Damage> {
+    Ok(CompactionReport { rewritten_pairs: r.u64()?, rewritten_bytes: r.u64()?, skipped_pairs: r.u64()? })
 }
 
 /// Encodes all but the files of a verification, which have messages of their own.
-pub fn encode_verified(report: &VerifyReport, w: &mut Writer) {
+pub fn encode_verify_report(report: &VerifyReport, w: &mut FieldWriter) {
     let VerifyReport { pairs, frames, bytes, findings, files: _ } = report;
     w.u64s([pairs, frames, bytes, findings]);
 }
@@ -358,7 +382,7 @@ pub fn encode_verified(report: &VerifyReport, w: &mut Writer) {
 /// # Errors
 ///
 /// Returns the damage of the bytes.
-pub fn decode_verified(r: &mut Reader<'_>) -> Result<VerifyReport, Damage> {
+pub fn decode_verify_report(r: &mut FieldReader<'_>) -> Result<VerifyReport, Damage> {
     let (pairs, frames, bytes, findings) = (r.u64()?, r.u64()?, r.u64()?, r.u64()?);
     Ok(VerifyReport { pairs, frames, bytes, findings, files: Vec::new() })
 }
@@ -367,74 +391,88 @@ pub fn decode_verified(r: &mut Reader<'_>) -> Result<VerifyReport, Damage> {
 mod tests {
     use super::*;
 
-    fn again<T>(
-        encode: impl FnOnce(&mut Writer),
-        decode: impl FnOnce(&mut Reader<'_>) -> Result<T, Damage>,
+    fn round_trip<T>(
+        encode: impl FnOnce(&mut FieldWriter),
+        decode: impl FnOnce(&mut FieldReader<'_>) -> Result<T, Damage>,
     ) -> T {
-        let mut w = Writer::default();
+        let mut w = FieldWriter::default();
         encode(&mut w);
-        let mut r = Reader::new(&w.0);
+        let mut r = FieldReader::new(&w.0);
         let decoded = decode(&mut r).unwrap();
         r.finish().unwrap();
         decoded
     }
 
-    fn sample() -> Stats {
+    fn sample() -> DatabaseStats {
         let log = LogStats { name: "journal", segments: 1, disk_bytes: 2, ..LogStats::default() };
-        Stats {
-            visible: 77,
+        DatabaseStats {
+            visible_seq: 77,
             unsynced_age: Duration::from_nanos(5),
-            oldest_view: Some(4),
+            oldest_view_seq: Some(4),
             stalls: vec![StallStats {
-                kind: StallKind::Brake,
+                kind: StallKind::Throttle,
                 count: 3,
                 total: Duration::from_nanos(9),
                 longest: Duration::from_nanos(4),
             }],
             poisoned: Some("sync"),
             memory: MemoryStats { budget: 6, index: 4, versions: 2, buffers: 1, cache: 3 },
-            logs: vec![log.clone(), LogStats { name: "flat", damaged: 3, ..log }],
-            door: true,
+            logs: vec![log.clone(), LogStats { name: "flat", damaged_segments: 3, ..log }],
+            has_ipc: true,
             descriptors: DescriptorStats { limit: 64, in_use: 9, reopened: 3 },
-            ..Stats::default()
+            ..DatabaseStats::default()
         }
     }
 
     #[test]
     fn statistics_survive_encoding() {
         let stats = sample();
-        assert_eq!(again(|w| encode_stats(&stats, w), decode_stats), stats);
-        let cache = CacheStats { keyspace: Some("k".into()), bytes: 2, share: Some(3) };
-        assert_eq!(again(|w| encode_cache(w, &cache), decode_cache), cache);
+        assert_eq!(round_trip(|w| encode_stats(&stats, w), decode_stats), stats);
+        let cache = CacheStats { keyspace: Some("k".into()), bytes: 2, limit_bytes: Some(3) };
+        assert_eq!(round_trip(|w| encode_cache(w, &cache), decode_cache), cache);
         let mut options = EngineOptions::default();
         options.set("branching", 64);
         let (name, damage) = ("k".into(), Some("bad".into()));
         let info = KeyspaceInfo { name, id: KeyspaceId(7), engine: "flex", options, damage };
-        assert_eq!(again(|w| encode_info(&info, w), decode_info), info);
+        assert_eq!(round_trip(|w| encode_keyspace_info(&info, w), decode_keyspace_info), info);
     }
 
     #[test]
     fn progress_and_results_survive_encoding() {
-        for pace in [BackupPace::Full, BackupPace::GiveWay, BackupPace::AtMost(NonZeroU64::MIN)] {
-            assert_eq!(again(|w| encode_pace(pace, w), decode_pace), pace);
+        for pace in
+            [BackupRate::Unlimited, BackupRate::YieldToCommits, BackupRate::BytesPerSecond(NonZeroU64::MIN)]
+        {
+            assert_eq!(round_trip(|w| encode_pace(pace, w), decode_pace), pace);
         }
         for phase in [BackupPhase::Copying, BackupPhase::Verifying] {
             let progress = BackupProgress { phase, done: 1, total: 2 };
-            assert_eq!(again(|w| encode_backup_progress(&progress, w), decode_backup_progress), progress);
+            assert_eq!(
+                round_trip(|w| encode_backup_progress(&progress, w), decode_backup_progress),
+                progress
+            );
         }
-        let backup = BackupReport { seq: 1, files: 2, copied: 3, linked: 4 };
-        assert_eq!(again(|w| encode_backup(&backup, w), decode_backup), backup);
+        let backup = BackupReport { seq: 1, files: 2, copied_bytes: 3, linked_bytes: 4 };
+        assert_eq!(round_trip(|w| encode_backup_report(&backup, w), decode_backup_report), backup);
         for phase in [ConversionPhase::Copying, ConversionPhase::CatchingUp, ConversionPhase::Done] {
-            let progress = ConversionProgress { phase, pairs: 1, copied: 2, bytes: 3, passes: 4 };
-            assert_eq!(again(|w| encode_conversion(&progress, w), decode_conversion), progress);
+            let progress = ConversionProgress { phase, pairs: 1, copied_pairs: 2, bytes: 3, passes: 4 };
+            assert_eq!(
+                round_trip(|w| encode_conversion_progress(&progress, w), decode_conversion_progress),
+                progress
+            );
         }
-        let converted = Converted { copied: 1, bytes: 2, passes: 3, direct: true };
-        assert_eq!(again(|w| encode_converted(&converted, w), decode_converted), converted);
-        let estimate = Estimate { pairs: 1, data: 2, bytes: 3, free: 4 };
-        assert_eq!(again(|w| encode_estimate(&estimate, w), decode_estimate), estimate);
-        let compacted = Compacted { moved: 1, bytes: 2, left: 3 };
-        assert_eq!(again(|w| encode_compacted(&compacted, w), decode_compacted), compacted);
+        let converted = ConversionReport { copied_pairs: 1, bytes: 2, passes: 3, is_direct: true };
+        assert_eq!(
+            round_trip(|w| encode_conversion_report(&converted, w), decode_conversion_report),
+            converted
+        );
+        let estimate = ConversionEstimate { pairs: 1, data_bytes: 2, required_bytes: 3, free_bytes: 4 };
+        assert_eq!(round_trip(|w| encode_estimate(&estimate, w), decode_estimate), estimate);
+        let compacted = CompactionReport { rewritten_pairs: 1, rewritten_bytes: 2, skipped_pairs: 3 };
+        assert_eq!(
+            round_trip(|w| encode_compaction_report(&compacted, w), decode_compaction_report),
+            compacted
+        );
         let verified = VerifyReport { pairs: 1, frames: 2, bytes: 3, findings: 4, files: Vec::new() };
-        assert_eq!(again(|w| encode_verified(&verified, w), decode_verified), verified);
+        assert_eq!(round_trip(|w| encode_verify_report(&verified, w), decode_verify_report), verified);
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   word        while no two threads add at the same time
-//!   word + lane + lane + ...    afterwards, for good: a lane for each place of threads (spread.rs)
+//!   word + lane + lane + ...    later: a lane for each thread slot (sharded_arc.rs)
 //! ```
 //!
 //! A counter takes few bytes until threads collide at its word. From then on a thread adds to a
@@ -16,7 +16,7 @@
 use std::sync::OnceLock;
 
 use super::atomic::{AtomicI64, Ordering, fence};
-use super::spread::{PLACES, place};
+use super::sharded_arc::{THREAD_SHARDS, thread_shard};
 
 /// Additions to the word that may fail, in one call, before the counter gets lanes.
 const COLLISIONS: usize = 2;
@@ -24,13 +24,13 @@ const COLLISIONS: usize = 2;
 /// A part of the sum, on a cache line of its own.
 #[derive(Debug, Default)]
 #[repr(align(64))]
-struct Lane(AtomicI64);
+struct CounterLane(AtomicI64);
 
 /// See the module. Additions wrap around, and so does the sum.
 #[derive(Debug, Default)]
 pub struct Counter {
     word: AtomicI64,
-    lanes: OnceLock<Box<[Lane]>>,
+    lanes: OnceLock<Box<[CounterLane]>>,
 }
 
 impl Counter {
@@ -53,12 +53,12 @@ impl Counter {
                 Err(other) => before = other,
             }
         }
-        add_to(self.spread(), amount);
+        add_to(self.spread_lanes(), amount);
     }
 
     #[cold]
-    fn spread(&self) -> &[Lane] {
-        self.lanes.get_or_init(|| (0..PLACES).map(|_| Lane::default()).collect())
+    fn spread_lanes(&self) -> &[CounterLane] {
+        self.lanes.get_or_init(|| (0..THREAD_SHARDS).map(|_| CounterLane::default()).collect())
     }
 
     /// Returns the sum. With additions under way it has some of them, in no particular order.
@@ -89,8 +89,8 @@ impl Counter {
     }
 }
 
-fn add_to(lanes: &[Lane], amount: i64) {
-    lanes[place()].0.fetch_add(amount, Ordering::SeqCst);
+fn add_to(lanes: &[CounterLane], amount: i64) {
+    lanes[thread_shard()].0.fetch_add(amount, Ordering::SeqCst);
 }
 
 #[cfg(test)]
@@ -108,7 +108,7 @@ mod tests {
                         counter.add(number);
                         counter.add(-number + thread);
                         if number == 100 {
-                            counter.spread();
+                            counter.spread_lanes();
                         }
                     }
                 });

@@ -2,8 +2,8 @@
 //!
 //! In a usual build these are parking_lot (which thread sanitizers understand), std's atomics and
 //! threads, and crossbeam's epochs, by their own names: the seam costs nothing. Built with
-//! `--cfg shuttle` they are those of `model`, whose every step a scheduler decides, so that tests explore
-//! the interleavings of commits, the sync rounds and everything that takes no lock.
+//! `--cfg shuttle` they are those of `model`, whose every step a scheduler decides, so that tests
+//! explore the interleavings of commits, the sync rounds and everything that takes no lock.
 //!
 //! `Arc` is std's in both: no code depends on how its counts interleave.
 
@@ -11,7 +11,7 @@ mod counter;
 #[cfg(shuttle)]
 mod model;
 mod published;
-mod spread;
+mod sharded_arc;
 mod wait;
 
 #[cfg(not(shuttle))]
@@ -31,11 +31,12 @@ mod real {
         use std::sync::Arc;
         use std::time::Duration;
 
-        /// Bytes that a thread defers the freeing of before [`relieve`] does something.
-        const MOST_WAITING: usize = 128 << 10;
+        /// Bytes that a thread defers the freeing of before [`free_deferred`] does something.
+        const MAX_DEFERRED: usize = 128 << 10;
 
-        /// Bytes that wait for guards, of the whole process, as far as [`relieve`] came to them.
-        static LATE: AtomicU64 = AtomicU64::new(0);
+        /// Bytes that wait for guards, of the whole process, as far as [`free_deferred`] came to
+        /// them.
+        static DEFERRED_BYTES: AtomicU64 = AtomicU64::new(0);
 
         thread_local! {
             static WAITING: Cell<usize> = const { Cell::new(0) };
@@ -46,29 +47,32 @@ mod real {
             let _ = WAITING.try_with(|waiting| waiting.set(waiting.get().saturating_add(bytes))); // none in a thread that ends
         }
 
-        /// Has what waits be freed, as far as no guard keeps it, once this thread has deferred much since the last time. By themselves
-        /// epochs move on after a number of calls, however large what they deferred is: some MiB a thread. The caller holds no
-        /// lock that anything deferred takes.
-        pub fn relieve(guard: &Guard) {
+        /// Has what waits be freed, as far as no guard keeps it, once this thread has deferred much
+        /// since the last time. By themselves epochs move on after a number of calls, however large
+        /// what they deferred is: some MiB a thread. The caller holds no lock that anything
+        /// deferred takes.
+        pub fn free_deferred(guard: &Guard) {
             let take_much =
-                |waiting: &Cell<usize>| if waiting.get() > MOST_WAITING { waiting.take() as u64 } else { 0 };
+                |waiting: &Cell<usize>| if waiting.get() > MAX_DEFERRED { waiting.take() as u64 } else { 0 };
             let bytes = WAITING.try_with(take_much).unwrap_or(0);
             if bytes > 0 {
-                LATE.fetch_add(bytes, Ordering::Relaxed);
-                guard.defer(move || LATE.fetch_sub(bytes, Ordering::Relaxed)); // behind what it counts
+                DEFERRED_BYTES.fetch_add(bytes, Ordering::Relaxed);
+                guard.defer(move || DEFERRED_BYTES.fetch_sub(bytes, Ordering::Relaxed)); // behind what it counts
                 guard.flush();
             }
         }
 
-        /// Bytes that were deferred and are not freed yet, about: those that wait behind a guard that somebody has held for a while.
+        /// Bytes that were deferred and are not freed yet, about: those that wait behind a guard
+        /// that somebody has held for a while.
         #[must_use]
-        pub fn waiting() -> u64 {
-            LATE.load(Ordering::Relaxed)
+        pub fn deferred_bytes() -> u64 {
+            DEFERRED_BYTES.load(Ordering::Relaxed)
         }
 
-        /// Waits until every guard of this moment is gone and what was deferred before ran or is running, at most for `limit`.
-        /// False if that was too short. The caller holds no guard. There is nothing to sleep on: it gives its turn away.
-        pub fn settle(limit: Duration) -> bool {
+        /// Waits until every guard of this moment is gone and what was deferred before ran or is
+        /// running, at most for `limit`. False if that was too short. The caller holds no guard.
+        /// There is nothing to sleep on: it gives its turn away.
+        pub fn wait_for_guards(limit: Duration) -> bool {
             let is_over = Arc::new(AtomicBool::new(false));
             let over = Arc::clone(&is_over);
             pin().defer(move || over.store(true, Ordering::Release));
@@ -89,11 +93,11 @@ mod real {
     /// An atomic of 16 bytes.
     #[derive(Debug)]
     #[repr(transparent)]
-    pub(crate) struct Wide(portable_atomic::AtomicU128);
+    pub(crate) struct AtomicWide(portable_atomic::AtomicU128);
 
-    impl Wide {
-        pub(crate) const fn new(value: u128) -> Wide {
-            Wide(portable_atomic::AtomicU128::new(value))
+    impl AtomicWide {
+        pub(crate) const fn new(value: u128) -> AtomicWide {
+            AtomicWide(portable_atomic::AtomicU128::new(value))
         }
 
         #[inline]
@@ -136,7 +140,8 @@ use model as imp;
 #[cfg(not(shuttle))]
 use real as imp;
 
-/// Atomics as they are in memory that nobody made field by field: no larger than their value, and valid as zeros.
+/// Atomics as they are in memory that nobody made field by field: no larger than their value, and
+/// valid as zeros.
 pub use imp::bare;
 pub(crate) use imp::thread_local;
 pub use imp::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard, atomic, epoch, thread};
@@ -145,7 +150,7 @@ pub use imp::{explore, step};
 
 pub use self::counter::Counter;
 pub use self::published::Published;
-pub(crate) use self::spread::place;
-pub use self::spread::{PLACES, Spread};
+pub(crate) use self::sharded_arc::thread_shard;
+pub use self::sharded_arc::{ShardedArc, THREAD_SHARDS};
 pub use self::wait::{WaitTree, WaitWord, WaitWords};
-pub(crate) use imp::Wide;
+pub(crate) use imp::AtomicWide;

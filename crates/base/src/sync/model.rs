@@ -1,12 +1,13 @@
 //! # The seam under a scheduler that decides every step
 //!
-//! Shuttle's locks, atomics and threads with the interface of the real ones. Epochs are the strictest
-//! that the contract allows: what is deferred runs at the very moment the last guard that was pinned
-//! before it goes, so a pointer that outlives its guard is dead at once.
+//! Shuttle's locks, atomics and threads with the interface of the real ones. Epochs are the
+//! strictest that the contract allows: what is deferred runs at the very moment the last guard that
+//! was pinned before it goes, so a pointer that outlives its guard is dead at once.
 //!
 //! ## What it cannot see
 //!
-//! Weak memory: every execution is sequentially consistent. Arguments about orderings stay arguments.
+//! Weak memory: every execution is sequentially consistent. Arguments about orderings stay
+//! arguments.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -25,8 +26,9 @@ pub(crate) use shuttle::thread_local;
 /// Preemptions that the directed half of the schedules has at most.
 const DEPTH: usize = 3;
 
-/// Runs `scenario` under as many schedules as asked, `SHEAF_SCHEDULES` before `schedules`: half of them random, half with few
-/// preemptions, from `SHEAF_SEED` on. A failure prints its schedule; with that in `SHEAF_SCHEDULE` it alone is run.
+/// Runs `scenario` under as many schedules as asked, `SHEAF_SCHEDULES` before `schedules`: half of
+/// them random, half with few preemptions, from `SHEAF_SEED` on. A failure prints its schedule;
+/// with that in `SHEAF_SCHEDULE` it alone is run.
 pub fn explore(schedules: u64, scenario: impl Fn() + Clone + Send + Sync + 'static) {
     let setting =
         |name: &str, default| std::env::var(name).map_or(default, |text| text.parse().expect("a number"));
@@ -46,7 +48,8 @@ pub fn explore(schedules: u64, scenario: impl Fn() + Clone + Send + Sync + 'stat
     println!("{done} schedules");
 }
 
-/// Others may run here, or not. (A yield would be an offer, which the scheduler with few preemptions always takes.)
+/// Others may run here, or not. (A yield would be an offer, which the scheduler with few
+/// preemptions always takes.)
 pub fn step() {
     atomic::AtomicBool::new(false).load(atomic::Ordering::SeqCst);
 }
@@ -171,8 +174,8 @@ impl Condvar {
         guard.inner = Some(self.0.wait(inner).unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// As parking_lot's. Time does not pass here: the wait ends at once, which is one of the things that
-    /// may happen.
+    /// As parking_lot's. Time does not pass here: the wait ends at once, which is one of the things
+    /// that may happen.
     pub fn wait_for<T>(&self, guard: &mut MutexGuard<'_, T>, _: Duration) {
         guard.inner = None;
         thread::yield_now(); // others run, as they would
@@ -230,11 +233,11 @@ impl<T> fmt::Debug for RwLock<T> {
 
 /// An atomic of 16 bytes. Others may run before each access.
 #[derive(Debug)]
-pub(crate) struct Wide(std::sync::Mutex<u128>);
+pub(crate) struct AtomicWide(std::sync::Mutex<u128>);
 
-impl Wide {
-    pub(crate) const fn new(value: u128) -> Wide {
-        Wide(std::sync::Mutex::new(value))
+impl AtomicWide {
+    pub(crate) const fn new(value: u128) -> AtomicWide {
+        AtomicWide(std::sync::Mutex::new(value))
     }
 
     fn access<T>(&self, access: impl FnOnce(&mut u128) -> T) -> T {
@@ -287,21 +290,21 @@ impl Futex {
 pub mod epoch {
     use super::{BTreeSet, RefCell, fmt};
 
-    type Deferred = (BTreeSet<u64>, Box<dyn FnOnce()>);
+    type DeferredCall = (BTreeSet<u64>, Box<dyn FnOnce()>);
 
     /// Turns that are given away before a guard counts as held.
     const TURNS: usize = 8;
 
     #[derive(Default)]
-    struct Pins {
+    struct EpochPins {
         next: u64,
         live: BTreeSet<u64>,
-        deferred: Vec<Deferred>,
+        deferred: Vec<DeferredCall>,
     }
 
     // One model runs in one thread of the system, whatever threads it plays.
     std::thread_local! {
-        static PINS: RefCell<Pins> = RefCell::default();
+        static PINS: RefCell<EpochPins> = RefCell::default();
     }
 
     /// Keeps what is deferred from now on.
@@ -322,16 +325,17 @@ pub mod epoch {
     pub fn note_deferred(_bytes: usize) {}
 
     /// As above.
-    pub fn relieve(_guard: &Guard) {}
+    pub fn free_deferred(_guard: &Guard) {}
 
     /// As above: nothing waits for long.
     #[must_use]
-    pub fn waiting() -> u64 {
+    pub fn deferred_bytes() -> u64 {
         0
     }
 
-    /// Gives others turns until every guard of this moment is gone, or there were as many as nobody needs.
-    pub fn settle(_limit: std::time::Duration) -> bool {
+    /// Gives others turns until every guard of this moment is gone, or there were as many as nobody
+    /// needs.
+    pub fn wait_for_guards(_limit: std::time::Duration) -> bool {
         let present = PINS.with_borrow(|pins| pins.live.clone());
         (0..TURNS).any(|_| {
             shuttle::thread::yield_now();

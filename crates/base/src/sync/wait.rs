@@ -11,7 +11,7 @@ use crossbeam_utils::CachePadded;
 
 use super::atomic::{AtomicU32, Ordering};
 use super::imp::Futex;
-use super::place;
+use super::thread_shard;
 
 /// A counter that threads sleep on until it moves: one futex that wakes its sleepers
 /// together, without a system call if there are none.
@@ -69,16 +69,16 @@ impl WaitWord {
     }
 
     /// Moves the count to `to`, if it is lower, and wakes all threads.
-    fn advance_to(&self, to: u32) -> Moved {
+    fn advance_to(&self, to: u32) -> AdvanceOutcome {
         let is_lower = |count: u32| (count.wrapping_sub(to).cast_signed() < 0).then_some(to);
         if self.count.fetch_update(Ordering::SeqCst, Ordering::SeqCst, is_lower).is_err() {
-            return Moved::Already;
+            return AdvanceOutcome::Unchanged;
         }
         if self.sleepers.load(Ordering::SeqCst) == 0 {
-            return Moved::WithoutSleepers;
+            return AdvanceOutcome::WithoutSleepers;
         }
         self.futex.wake(&self.count);
-        Moved::AndWoken
+        AdvanceOutcome::Woken
     }
 }
 
@@ -144,7 +144,7 @@ impl WaitTree {
 
     /// Sleeps while the count is `seen`. May return early.
     pub fn wait(&self, seen: u32) {
-        let at = place() % NODES;
+        let at = thread_shard() % NODES;
         let node = &self.nodes[at];
         let count = node.load();
         // A node that has not reached `seen` yet is about to be woken for it.
@@ -162,7 +162,7 @@ impl WaitTree {
 
     fn wake_at(&self, at: usize, count: u32) {
         let Some(node) = self.nodes.get(at) else { return };
-        if node.advance_to(count) == Moved::WithoutSleepers {
+        if node.advance_to(count) == AdvanceOutcome::WithoutSleepers {
             self.wake_below(at, count); // (I2)
         }
     }
@@ -175,10 +175,10 @@ impl WaitTree {
 
 /// Effect of [`WaitWord::advance_to`].
 #[derive(PartialEq, Eq)]
-enum Moved {
-    Already,
+enum AdvanceOutcome {
+    Unchanged,
     WithoutSleepers,
-    AndWoken,
+    Woken,
 }
 
 #[cfg(test)]

@@ -9,26 +9,26 @@ use super::ViewSlots;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Mutex, explore, thread};
 use crate::types::Seq;
-use crate::window::Progress;
+use crate::window::CommitProgress;
 
 /// The commit that wrote the newest version of a key, and the lives of the older versions that are
 /// kept.
-type Versions = Mutex<(Seq, Vec<(Seq, Seq)>)>;
+type VersionLives = Mutex<(Seq, Vec<(Seq, Seq)>)>;
 
 /// Two keys, of which each is written by one thread.
-struct World {
+struct ViewsWorld {
     slots: ViewSlots,
-    progress: Progress,
+    progress: CommitProgress,
     /// The last seq that a commit has reserved.
     reserved: AtomicU64,
-    keys: [Versions; 2],
+    keys: [VersionLives; 2],
 }
 
-impl World {
-    fn new() -> World {
-        World {
+impl ViewsWorld {
+    fn new() -> ViewsWorld {
+        ViewsWorld {
             slots: ViewSlots::default(),
-            progress: Progress::begun(),
+            progress: CommitProgress::started(),
             reserved: AtomicU64::default(),
             keys: Default::default(),
         }
@@ -84,8 +84,8 @@ impl World {
 #[test]
 fn a_view_finds_its_versions_while_commits_run_and_versions_are_freed() {
     explore(20_000, || {
-        let world = Arc::new(World::new());
-        let beside = |work: fn(&World)| {
+        let world = Arc::new(ViewsWorld::new());
+        let beside = |work: fn(&ViewsWorld)| {
             let world = Arc::clone(&world);
             thread::spawn(move || work(&world))
         };
@@ -93,7 +93,7 @@ fn a_view_finds_its_versions_while_commits_run_and_versions_are_freed() {
             beside(|world| (0..2).for_each(|_| world.commit(0))),
             beside(|world| (0..2).for_each(|_| world.commit(1))),
             beside(|world| (0..2).for_each(|_| world.trim())),
-            beside(World::look),
+            beside(ViewsWorld::look),
         ];
         world.look();
         threads.into_iter().for_each(|thread| thread.join().expect("it ends"));

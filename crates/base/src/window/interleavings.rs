@@ -6,10 +6,10 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use super::{Open, Progress, Reserve, Shape, Stripes, Window};
+use super::{CommitProgress, CommitWindow, OpenTail, ReserveDecision, Stripes, TailSet};
 use crate::disk::Disk;
 use crate::disk::sim::SimDisk;
-use crate::segment::{DATA_START, Identity, Segment};
+use crate::segment::{DATA_START, Segment, SegmentIdentity};
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Mutex, epoch, explore, thread};
 use crate::types::{Incarnation, LogId, SegmentId, Seq, StoreId};
@@ -23,14 +23,14 @@ fn run<const N: usize>(works: [Box<dyn FnOnce() + Send>; N]) {
 #[test]
 fn each_commit_becomes_visible_and_every_wait_ends() {
     explore(20_000, || {
-        let world = Arc::new((Window::new(), Progress::begun()));
+        let world = Arc::new((CommitWindow::new(), CommitProgress::started()));
         let commits = |count: usize| -> Box<dyn FnOnce() + Send> {
             let world = Arc::clone(&world);
             Box::new(move || {
                 let (window, progress) = &*world;
                 for _ in 0..count {
                     let guard = epoch::pin();
-                    let seq = window.reserve(&guard, |_, word| Reserve::Yes(word.take_seq()));
+                    let seq = window.reserve(&guard, |_, word| ReserveDecision::Yes(word.take_seq()));
                     let seq = seq.expect("nobody closes it").0;
                     drop(guard);
                     assert!(progress.visible() < seq, "it is not complete");
@@ -48,14 +48,14 @@ fn each_commit_becomes_visible_and_every_wait_ends() {
 #[test]
 fn a_place_of_the_ring_is_used_again_when_its_commit_is_visible() {
     explore(20_000, || {
-        let world = Arc::new((Window::new(), Progress::default()));
+        let world = Arc::new((CommitWindow::new(), CommitProgress::default()));
         let commits = || -> Box<dyn FnOnce() + Send> {
             let world = Arc::clone(&world);
             Box::new(move || {
                 let (window, progress) = &*world;
                 for _ in 0..3 {
                     let guard = epoch::pin();
-                    let seq = window.reserve(&guard, |_, word| Reserve::Yes(word.take_seq()));
+                    let seq = window.reserve(&guard, |_, word| ReserveDecision::Yes(word.take_seq()));
                     let seq = seq.expect("the window stays open").0;
                     drop(guard);
                     assert!(progress.visible() < seq, "it is not complete");
@@ -71,7 +71,7 @@ fn a_place_of_the_ring_is_used_again_when_its_commit_is_visible() {
 #[test]
 fn a_failed_commit_ends_every_wait_for_later_ones() {
     explore(20_000, || {
-        let progress = Arc::new(Progress::begun());
+        let progress = Arc::new(CommitProgress::started());
         let commit = |seq: Seq, fails: bool| -> Box<dyn FnOnce() + Send> {
             let progress = Arc::clone(&progress);
             Box::new(move || {
@@ -90,14 +90,14 @@ fn a_failed_commit_ends_every_wait_for_later_ones() {
 #[test]
 fn a_closed_window_gives_each_seq_once() {
     explore(20_000, || {
-        let world = Arc::new((Window::new(), Mutex::new(()), Mutex::new(Vec::new())));
+        let world = Arc::new((CommitWindow::new(), Mutex::new(()), Mutex::new(Vec::new())));
         let reserves = || -> Box<dyn FnOnce() + Send> {
             let world = Arc::clone(&world);
             Box::new(move || {
                 let (window, order, taken) = &*world;
                 for _ in 0..2 {
                     let guard = epoch::pin();
-                    let seq = match window.reserve(&guard, |_, word| Reserve::Yes(word.take_seq())) {
+                    let seq = match window.reserve(&guard, |_, word| ReserveDecision::Yes(word.take_seq())) {
                         Some((seq, _)) => seq,
                         None => {
                             let _order = order.lock();
@@ -117,7 +117,7 @@ fn a_closed_window_gives_each_seq_once() {
                 thread::yield_now();
                 world.2.lock().push(closed.word.take_seq());
                 assert_eq!(before.next(), world.0.word().next(), "nobody reserved");
-                closed.set_shape(Shape::default());
+                closed.set_tail_set(TailSet::default());
             })
         };
         run([reserves(), reserves(), changes]);
@@ -132,7 +132,7 @@ fn the_end_of_a_segment_is_never_that_of_another_segment() {
     const ROLLS: u64 = 2;
     let segments: Vec<Arc<Segment>> = (0..=ROLLS).map(segment).collect();
     explore(20_000, move || {
-        let window = Arc::new(Window::new());
+        let window = Arc::new(CommitWindow::new());
         roll(&window, &segments[0]);
         let rolls: Box<dyn FnOnce() + Send> = {
             let (window, segments) = (Arc::clone(&window), segments.clone());
@@ -141,7 +141,7 @@ fn the_end_of_a_segment_is_never_that_of_another_segment() {
         let looks = || -> Box<dyn FnOnce() + Send> {
             let window = Arc::clone(&window);
             Box::new(move || {
-                for (segment, at) in (0..2).flat_map(|_| window.ends().1) {
+                for (segment, at) in (0..2).flat_map(|_| window.tail_ends().1) {
                     assert_eq!(at, end(&segment), "segment {}", segment.id());
                 }
             })
@@ -156,11 +156,15 @@ fn end(segment: &Segment) -> u64 {
 }
 
 /// Has the window reserve behind the end of this segment.
-fn roll(window: &Window, segment: &Arc<Segment>) {
+fn roll(window: &CommitWindow, segment: &Arc<Segment>) {
     let (segment, limit) = (Arc::clone(segment), segment.identity().capacity);
     let mut closed = window.close();
     closed.word.set_offset(0, end(&segment));
-    closed.set_shape(Shape::new([Some(Open { segment, limit, start: DATA_START, gap: 0 }), None, None]));
+    closed.set_tail_set(TailSet::new([
+        Some(OpenTail { segment, limit, start: DATA_START, gap: 0 }),
+        None,
+        None,
+    ]));
 }
 
 #[test]
@@ -168,7 +172,7 @@ fn a_reservation_is_in_the_segment_of_its_offset() {
     const ROLLS: u64 = 2;
     let segments: Vec<Arc<Segment>> = (0..=ROLLS).map(segment).collect();
     explore(20_000, move || {
-        let window = Arc::new(Window::new());
+        let window = Arc::new(CommitWindow::new());
         roll(&window, &segments[0]);
         let rolls: Box<dyn FnOnce() + Send> = {
             let (window, segments) = (Arc::clone(&window), segments.clone());
@@ -181,7 +185,7 @@ fn a_reservation_is_in_the_segment_of_its_offset() {
                     let guard = epoch::pin();
                     let reserved = window.reserve(&guard, |_, word| {
                         word.take_seq();
-                        Reserve::Yes(word.offset(0))
+                        ReserveDecision::Yes(word.offset(0))
                     });
                     let Some((offset, shape)) = reserved else { continue }; // it is closed
                     let open = shape.tails[0].as_ref().expect("there is a segment");
@@ -197,14 +201,14 @@ fn a_reservation_is_in_the_segment_of_its_offset() {
 fn segment(id: u64) -> Arc<Segment> {
     let (disk, dir) = (SimDisk::new(), Path::new("/flat"));
     disk.create_dir(dir).expect("an empty disk");
-    let (store, log, incarnation) = (StoreId(1), LogId::Flat, Incarnation(1));
+    let (store, log, incarnation) = (StoreId(1), LogId::ValueLog, Incarnation(1));
     let (id, stream, capacity) = (SegmentId(id), 0, 2 * DATA_START);
-    let identity = Identity { store, log, id, stream, incarnation, capacity };
+    let identity = SegmentIdentity { store, log, id, stream, incarnation, capacity };
     Arc::new(Segment::create(&disk, dir, identity).expect("an empty directory"))
 }
 
 #[test]
-fn stripes_exclude_and_nobody_waits_for_ever() {
+fn stripes_exclude_and_every_wait_ends() {
     explore(20_000, || {
         let world = Arc::new((Stripes::default(), [AtomicU64::new(0), AtomicU64::new(0)]));
         let enter = |world: &(Stripes, [AtomicU64; 2]), keys: &[usize]| {
@@ -219,14 +223,14 @@ fn stripes_exclude_and_nobody_waits_for_ever() {
         let commit = |stripes: &'static [u16], keys: &'static [usize]| -> Box<dyn FnOnce() + Send> {
             let world = Arc::clone(&world);
             Box::new(move || {
-                let _held = world.0.hold(stripes);
+                let _held = world.0.lock(stripes);
                 enter(&world, keys);
             })
         };
         let alone: Box<dyn FnOnce() + Send> = {
             let world = Arc::clone(&world);
             Box::new(move || {
-                let _alone = world.0.alone();
+                let _alone = world.0.lock_exclusive();
                 enter(&world, &[0, 1]);
             })
         };

@@ -16,7 +16,7 @@
 //!
 //! ## Invariants
 //!
-//! 1. Only the holder of the order lock changes the `Shape`. It also changes the word, except for
+//! 1. Only the holder of the order lock changes the `TailSet`. It also changes the word, except for
 //!    reservations within the open segments. A reservation by another thread succeeds only if the
 //!    word is the one that was read with the present shape.
 //! 2. `visible` is below every seq that is reserved and not complete.
@@ -29,8 +29,8 @@ mod interleavings;
 mod progress;
 mod stripes;
 
-pub use self::progress::Progress;
-pub use self::stripes::{Alone, HeldStripes, StripeList, Stripes, stripe_of};
+pub use self::progress::CommitProgress;
+pub use self::stripes::{ExclusiveGuard, StripeList, Stripes, StripesGuard, stripe_of};
 
 use std::sync::Arc;
 
@@ -39,7 +39,7 @@ use crossbeam_utils::CachePadded;
 use crate::segment::Segment;
 use crate::sync::atomic::Ordering;
 use crate::sync::epoch::{self, Guard};
-use crate::sync::{self, Published, Wide};
+use crate::sync::{self, AtomicWide, Published};
 use crate::types::{LogId, Seq};
 
 /// Number of tails: one for each log, and a second one of the flat log.
@@ -63,12 +63,12 @@ const fn offset_shift(tail: usize) -> u32 {
 
 /// The next seq, and the place of the next frame in each tail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Word(u128);
+pub struct WindowWord(u128);
 
-impl Word {
+impl WindowWord {
     /// Makes an open word.
-    pub(crate) fn new(next: Seq, offsets: [u64; TAILS]) -> Word {
-        let mut word = Word(u128::from(next.0) << SEQ_SHIFT);
+    pub(crate) fn new(next: Seq, offsets: [u64; TAILS]) -> WindowWord {
+        let mut word = WindowWord(u128::from(next.0) << SEQ_SHIFT);
         for (tail, offset) in offsets.into_iter().enumerate() {
             word.set_offset(tail, offset);
         }
@@ -110,7 +110,7 @@ impl Word {
     }
 
     /// Gives the last seq back: its commit failed and no commit has a later seq.
-    pub(crate) fn give_back_seq(&mut self) {
+    pub(crate) fn return_seq(&mut self) {
         self.0 -= 1 << SEQ_SHIFT;
     }
 
@@ -129,16 +129,16 @@ impl Word {
         self.0 & CLOSED != 0
     }
 
-    fn with_next_generation(self) -> Word {
+    fn with_next_generation(self) -> WindowWord {
         let next = (self.generation() + 1) % (1 << GENERATION_BITS);
         let cleared = self.0 & !(((1 << GENERATION_BITS) - 1) << GENERATION_SHIFT);
-        Word(cleared | u128::from(next) << GENERATION_SHIFT)
+        WindowWord(cleared | u128::from(next) << GENERATION_SHIFT)
     }
 }
 
 /// The open segment of a tail.
 #[derive(Clone, Debug)]
-pub(crate) struct Open {
+pub(crate) struct OpenTail {
     pub(crate) segment: Arc<Segment>,
     /// Frames end here at the latest.
     pub(crate) limit: u64,
@@ -148,7 +148,7 @@ pub(crate) struct Open {
     pub(crate) gap: u8,
 }
 
-impl Open {
+impl OpenTail {
     /// Returns the gap before a frame at `offset`, as its header states it.
     pub(crate) fn gap_at(&self, offset: u64) -> u8 {
         if offset == self.start { self.gap } else { 0 }
@@ -160,41 +160,41 @@ impl Open {
     }
 }
 
-/// The segments that a [`Word`] speaks of.
+/// The segments that a [`WindowWord`] speaks of.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Shape {
-    pub(crate) tails: [Option<Open>; TAILS],
+pub(crate) struct TailSet {
+    pub(crate) tails: [Option<OpenTail>; TAILS],
     /// Generation of the words that speak of it.
     generation: u64,
 }
 
-impl Shape {
+impl TailSet {
     /// Makes the shape of these open segments.
-    pub(crate) fn new(tails: [Option<Open>; TAILS]) -> Shape {
-        Shape { tails, generation: 0 }
+    pub(crate) fn new(tails: [Option<OpenTail>; TAILS]) -> TailSet {
+        TailSet { tails, generation: 0 }
     }
 }
 
 /// Where commits reserve.
 #[derive(Debug)]
-pub(crate) struct Window {
-    word: CachePadded<Wide>,
-    shape: CachePadded<Published<Shape>>,
+pub(crate) struct CommitWindow {
+    word: CachePadded<AtomicWide>,
+    tail_set: CachePadded<Published<TailSet>>,
 }
 
-impl Window {
+impl CommitWindow {
     /// Makes a window without open segments.
-    pub(crate) fn new() -> Window {
-        Window {
-            word: CachePadded::new(Wide::new(Word::new(Seq(1), [0; TAILS]).0)),
-            shape: CachePadded::new(Published::new(Shape::default())),
+    pub(crate) fn new() -> CommitWindow {
+        CommitWindow {
+            word: CachePadded::new(AtomicWide::new(WindowWord::new(Seq(1), [0; TAILS]).0)),
+            tail_set: CachePadded::new(Published::new(TailSet::default())),
         }
     }
 
     /// Returns the present word. It may change at once, unless it is closed.
     #[inline]
-    pub(crate) fn word(&self) -> Word {
-        Word(self.word.load(Ordering::SeqCst))
+    pub(crate) fn word(&self) -> WindowWord {
+        WindowWord(self.word.load(Ordering::SeqCst))
     }
 
     /// Returns the last seq that is reserved.
@@ -205,15 +205,15 @@ impl Window {
 
     /// Returns the last seq that is reserved, and the open segments with the ends of their last
     /// frames.
-    pub(crate) fn ends(&self) -> (Seq, Vec<(Arc<Segment>, u64)>) {
+    pub(crate) fn tail_ends(&self) -> (Seq, Vec<(Arc<Segment>, u64)>) {
         let guard = epoch::pin();
         loop {
-            let (shape, word) = (self.shape.load(&guard), self.word());
+            let (shape, word) = (self.tail_set.load(&guard), self.word());
             // A new shape is there before its word.
             if word.generation() != shape.generation {
                 sync::thread::yield_now();
-            } else if std::ptr::eq(shape, self.shape.load(&guard)) {
-                let end = |(tail, open): (usize, &Option<Open>)| {
+            } else if std::ptr::eq(shape, self.tail_set.load(&guard)) {
+                let end = |(tail, open): (usize, &Option<OpenTail>)| {
                     let open = open.as_ref()?;
                     Some((Arc::clone(&open.segment), open.end_at(word.offset(tail))))
                 };
@@ -228,13 +228,13 @@ impl Window {
     pub(crate) fn reserve<'g, T>(
         &'g self,
         guard: &'g Guard,
-        mut change: impl FnMut(&'g Shape, &mut Word) -> Reserve<T>,
-    ) -> Option<(T, &'g Shape)> {
+        mut change: impl FnMut(&'g TailSet, &mut WindowWord) -> ReserveDecision<T>,
+    ) -> Option<(T, &'g TailSet)> {
         loop {
-            let shape = self.shape.load(guard);
+            let shape = self.tail_set.load(guard);
             let before = self.word();
             // With the guard held an equal pointer means that the shape was the same all the time.
-            if !std::ptr::eq(shape, self.shape.load(guard)) {
+            if !std::ptr::eq(shape, self.tail_set.load(guard)) {
                 continue;
             }
             if before.is_closed() {
@@ -242,8 +242,8 @@ impl Window {
             }
             let mut after = before;
             match change(shape, &mut after) {
-                Reserve::No(answer) => return Some((answer, shape)),
-                Reserve::Yes(answer) => {
+                ReserveDecision::No(answer) => return Some((answer, shape)),
+                ReserveDecision::Yes(answer) => {
                     if self.word.exchange(before.0, after.0).is_ok() {
                         return Some((answer, shape));
                     }
@@ -255,56 +255,61 @@ impl Window {
 
     /// Closes the word, so that the caller alone reserves and may replace the shape. The caller
     /// holds the order lock.
-    pub(crate) fn close(&self) -> Closed<'_> {
+    pub(crate) fn close(&self) -> ClosedWindow<'_> {
         let mut before = self.word();
         while !before.is_closed() {
             match self.word.exchange(before.0, before.0 | CLOSED) {
                 Ok(()) => break,
-                Err(now) => before = Word(now),
+                Err(now) => before = WindowWord(now),
             }
         }
-        Closed { window: self, word: Word(before.0 & !CLOSED), ends: before.is_closed(), shape: None }
+        ClosedWindow {
+            window: self,
+            word: WindowWord(before.0 & !CLOSED),
+            stays_closed: before.is_closed(),
+            tail_set: None,
+        }
     }
 }
 
 /// Whether a reservation is made.
-pub(crate) enum Reserve<T> {
+pub(crate) enum ReserveDecision<T> {
     Yes(T),
     No(T),
 }
 
 /// The closed word of a window. Drop opens the window again with `word` and `shape`.
-pub(crate) struct Closed<'a> {
-    window: &'a Window,
+pub(crate) struct ClosedWindow<'a> {
+    window: &'a CommitWindow,
     /// The word as it will be.
-    pub(crate) word: Word,
+    pub(crate) word: WindowWord,
     /// True if the window stays closed.
-    ends: bool,
+    stays_closed: bool,
     /// The shape that belongs to it, if that has changed.
-    shape: Option<Shape>,
+    tail_set: Option<TailSet>,
 }
 
-impl Closed<'_> {
+impl ClosedWindow<'_> {
     /// Sets the shape that belongs to the word.
-    pub(crate) fn set_shape(&mut self, shape: Shape) {
-        self.shape = Some(shape);
+    pub(crate) fn set_tail_set(&mut self, shape: TailSet) {
+        self.tail_set = Some(shape);
     }
 
     /// Keeps the word closed for good.
-    pub(crate) fn end(&mut self) {
-        self.ends = true;
+    pub(crate) fn close_for_good(&mut self) {
+        self.stays_closed = true;
     }
 }
 
-impl Drop for Closed<'_> {
+impl Drop for ClosedWindow<'_> {
     fn drop(&mut self) {
-        if let Some(mut shape) = self.shape.take() {
+        if let Some(mut shape) = self.tail_set.take() {
             let guard = epoch::pin();
             self.word = self.word.with_next_generation();
             shape.generation = self.word.generation();
-            self.window.shape.replace(&guard, |_| shape);
+            self.window.tail_set.replace(&guard, |_| shape);
         }
-        let closed = if self.ends { CLOSED } else { 0 };
+        let closed = if self.stays_closed { CLOSED } else { 0 };
         self.window.word.store(self.word.0 | closed, Ordering::SeqCst);
     }
 }
@@ -317,28 +322,28 @@ mod tests {
     #[test]
     fn a_word_holds_the_largest_seq_and_offsets() {
         let (seq, most) = (Seq((1 << SEQ_BITS) - 1), MAX_CAPACITY);
-        let mut word = Word::new(seq, [most, 8, 0]);
+        let mut word = WindowWord::new(seq, [most, 8, 0]);
         assert_eq!((word.next(), [0, 1, 2].map(|tail| word.offset(tail))), (seq, [most, 8, 0]));
         word.set_offset(1, most);
         word.set_offset(0, 16);
         assert_eq!((word.next(), [0, 1, 2].map(|tail| word.offset(tail))), (seq, [16, most, 0]));
-        let mut word = Word::new(Seq(7), [8, 16, 24]).with_next_generation();
+        let mut word = WindowWord::new(Seq(7), [8, 16, 24]).with_next_generation();
         assert_eq!((word.take_seq(), word.next(), word.offset(2)), (Seq(7), Seq(8), 24));
-        assert!(!word.is_closed() && word != Word::new(Seq(8), [8, 16, 24]));
+        assert!(!word.is_closed() && word != WindowWord::new(Seq(8), [8, 16, 24]));
     }
 
     #[test]
     fn a_closed_window_takes_no_reservation_until_it_is_open_again() {
-        let (window, guard) = (Window::new(), epoch::pin());
-        let take = |_: &Shape, word: &mut Word| Reserve::Yes(word.take_seq());
+        let (window, guard) = (CommitWindow::new(), epoch::pin());
+        let take = |_: &TailSet, word: &mut WindowWord| ReserveDecision::Yes(word.take_seq());
         assert_eq!(window.reserve(&guard, take).map(|(seq, _)| seq), Some(Seq(1)));
         let mut closed = window.close();
         assert!(window.reserve(&guard, take).is_none());
         assert_eq!(closed.word.take_seq(), Seq(2));
-        closed.set_shape(Shape::default());
+        closed.set_tail_set(TailSet::default());
         drop(closed);
         assert_eq!(window.reserve(&guard, take).map(|(seq, _)| seq), Some(Seq(3)));
-        window.close().end();
+        window.close().close_for_good();
         assert!(window.reserve(&guard, take).is_none());
         drop(window.close());
         assert!(window.reserve(&guard, take).is_none(), "it stays closed");

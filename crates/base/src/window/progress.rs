@@ -36,27 +36,27 @@ const YIELDS: u32 = if cfg!(shuttle) { 1 } else { 8 };
 
 /// Progress of the commits. See the module.
 #[derive(Debug)]
-pub struct Progress {
+pub struct CommitProgress {
     visible: CachePadded<AtomicU64>,
     /// The first seq of this process. Readers see all before it: they are recovered, or were never
     /// given out. `u64::MAX` until commits begin: an engine that a repair reads has none.
     first: CachePadded<AtomicU64>,
     complete: Box<[AtomicU64]>,
     /// Waited on until a seq is visible.
-    moved: WaitWords,
+    waiters: WaitWords,
     /// The first commit that failed; `u64::MAX` if none did.
     failed: CachePadded<AtomicU64>,
     /// The operation that failed.
     reason: OnceLock<&'static str>,
 }
 
-impl Default for Progress {
-    fn default() -> Progress {
-        Progress {
+impl Default for CommitProgress {
+    fn default() -> CommitProgress {
+        CommitProgress {
             visible: CachePadded::default(),
             first: CachePadded::new(AtomicU64::new(u64::MAX)),
             complete: (0..PLACES).map(|_| AtomicU64::new(0)).collect(),
-            moved: WaitWords::default(),
+            waiters: WaitWords::default(),
             failed: CachePadded::new(AtomicU64::new(u64::MAX)),
             reason: OnceLock::new(),
         }
@@ -73,7 +73,7 @@ fn place(seq: u64) -> usize {
     place
 }
 
-impl Progress {
+impl CommitProgress {
     /// Returns the newest commit that all readers see.
     #[inline]
     #[must_use]
@@ -90,20 +90,20 @@ impl Progress {
 
     /// Returns the progress of a first process.
     #[cfg(test)]
-    pub(crate) fn begun() -> Progress {
-        let progress = Progress::default();
+    pub(crate) fn started() -> CommitProgress {
+        let progress = CommitProgress::default();
         progress.begin(Seq::ZERO, Seq(1));
         progress
     }
 
     /// Returns whether all readers see commit `seq` if `visible` is the newest one that they see.
     #[inline]
-    pub fn is_seen(&self, seq: Seq, visible: Seq) -> bool {
+    pub fn is_visible(&self, seq: Seq, visible: Seq) -> bool {
         seq <= visible || seq.0 < self.first.load(Ordering::Relaxed)
     }
 
     /// Returns the last commit up to `reserved`, which may be a seq that was never given out.
-    pub fn last_given(&self, reserved: Seq) -> Seq {
+    pub fn last_assigned(&self, reserved: Seq) -> Seq {
         if reserved.0 < self.first.load(Ordering::Relaxed) { self.visible() } else { reserved }
     }
 
@@ -117,7 +117,7 @@ impl Progress {
         let is_next = seq.0 > self.first.load(Ordering::Relaxed)
             && self.visible.compare_exchange(seq.0 - 1, seq.0, Ordering::SeqCst, Ordering::Relaxed).is_ok();
         if is_next {
-            self.moved.of(seq.0).wake();
+            self.waiters.of(seq.0).wake();
         } else {
             self.wait(Seq(seq.0.saturating_sub(PLACES as u64)))?; // (I2)
             self.complete[place(seq.0)].store(seq.0, Ordering::SeqCst);
@@ -141,7 +141,7 @@ impl Progress {
             }
             // If another thread was faster, there may be more.
             if self.visible.compare_exchange(visible, end, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
-                self.moved.wake(begin + 1, end);
+                self.waiters.wake(begin + 1, end);
             }
         }
     }
@@ -153,18 +153,18 @@ impl Progress {
     /// Returns [`Error::Poisoned`] if the commit, or one before it, failed.
     #[inline]
     pub fn wait(&self, seq: Seq) -> Result<()> {
-        if self.is_seen(seq, self.visible()) { Ok(()) } else { self.wait_long(seq) }
+        if self.is_visible(seq, self.visible()) { Ok(()) } else { self.wait_long(seq) }
     }
 
     #[cold]
     fn wait_long(&self, seq: Seq) -> Result<()> {
-        let (mut looks, word) = (0, self.moved.of(seq.0));
+        let (mut looks, word) = (0, self.waiters.of(seq.0));
         loop {
             let moved = word.load();
             if self.visible() >= seq {
                 return Ok(());
             }
-            if self.is_lost(seq) {
+            if self.is_failed(seq) {
                 return Err(self.error());
             }
             if looks < SPINS {
@@ -172,7 +172,7 @@ impl Progress {
             } else if looks < SPINS + YIELDS {
                 sync::thread::yield_now();
             } else {
-                let is_over = || self.visible() >= seq || self.is_lost(seq);
+                let is_over = || self.visible() >= seq || self.is_failed(seq);
                 word.sleep_unless(moved, is_over);
             }
             looks += 1;
@@ -183,11 +183,11 @@ impl Progress {
     pub fn fail(&self, seq: Seq, reason: &'static str) {
         self.reason.get_or_init(|| reason);
         self.failed.fetch_min(seq.0, Ordering::SeqCst);
-        self.moved.wake_all();
+        self.waiters.wake_all();
     }
 
     /// True if commit `seq` can never become visible, since it or one before it failed.
-    pub fn is_lost(&self, seq: Seq) -> bool {
+    pub fn is_failed(&self, seq: Seq) -> bool {
         self.failed.load(Ordering::SeqCst) <= seq.0
     }
 
@@ -202,7 +202,7 @@ mod tests {
 
     #[test]
     fn visible_is_the_end_of_the_dense_prefix() {
-        let progress = Progress::default();
+        let progress = CommitProgress::default();
         progress.begin(Seq(40), Seq(41));
         for (complete, visible) in [(42, 40), (44, 40), (41, 42), (43, 44), (45, 45)] {
             progress.complete(Seq(complete)).unwrap();
@@ -212,15 +212,15 @@ mod tests {
 
     #[test]
     fn readers_see_everything_until_commits_begin() {
-        let progress = Progress::default();
+        let progress = CommitProgress::default();
         progress.wait(Seq(7)).unwrap();
         progress.begin(Seq(0), Seq(1));
-        assert!(!progress.is_seen(Seq(1), progress.visible()));
+        assert!(!progress.is_visible(Seq(1), progress.visible()));
     }
 
     #[test]
     fn seqs_between_two_processes_are_skipped() {
-        let progress = Progress::default();
+        let progress = CommitProgress::default();
         progress.begin(Seq(40), Seq(100));
         progress.wait(Seq(99)).unwrap();
         progress.complete(Seq(101)).unwrap();
@@ -239,7 +239,7 @@ mod tests {
 
     #[test]
     fn a_failed_commit_ends_the_waits_for_it_and_for_later_ones() {
-        let progress = Progress::begun();
+        let progress = CommitProgress::started();
         progress.complete(Seq(3)).unwrap();
         std::thread::scope(|scope| {
             let waits = scope.spawn(|| progress.wait(Seq(3)));
@@ -256,7 +256,7 @@ mod tests {
     fn many_threads_complete_in_any_order_and_all_becomes_visible() {
         const THREADS: u64 = 4;
         const EACH: u64 = 20_000;
-        let (progress, next) = (Progress::begun(), AtomicU64::new(1));
+        let (progress, next) = (CommitProgress::started(), AtomicU64::new(1));
         std::thread::scope(|scope| {
             for _ in 0..THREADS {
                 scope.spawn(|| {

@@ -16,8 +16,9 @@
 //!
 //! 1. A commit takes each stripe once, in ascending order, so no two commits wait for each other.
 //!    It waits for nothing but earlier seqs while it holds them.
-//! 2. A commit takes its stripes and then reads the gate; [`Stripes::alone`] closes the gate and
-//!    then reads the stripes. Both are sequentially consistent, so one of the two sees the other.
+//! 2. A commit takes its stripes and then reads the gate; [`Stripes::lock_exclusive`] closes the
+//!    gate and then reads the stripes. Both are sequentially consistent, so one of the two sees the
+//!    other.
 //! 3. The last seq of a stripe is stored before the commit changes an index. So a reader that does
 //!    not find a key learns from its stripe which commit may have removed it.
 
@@ -32,7 +33,7 @@ use crate::types::{KeyspaceId, Seq};
 /// Number of stripes.
 const STRIPES: u16 = if cfg!(shuttle) { 4 } else { 4096 };
 /// A commit with more stripes than this commits alone.
-const MOST: usize = if cfg!(shuttle) { 2 } else { 128 };
+const MAX_STRIPES: usize = if cfg!(shuttle) { 2 } else { 128 };
 /// Looks at a stripe before a waiting thread yields.
 const SPINS: u32 = if cfg!(shuttle) { 0 } else { 200 };
 /// Times that it yields before it sleeps.
@@ -47,12 +48,12 @@ pub struct Stripes {
     /// True while a thread is, or is about to be, alone.
     is_closed: CachePadded<AtomicBool>,
     /// The last seq of a commit that was alone.
-    last_alone: CachePadded<AtomicU64>,
+    last_exclusive: CachePadded<AtomicU64>,
     /// Waited on until a stripe is released.
     released: WaitWords,
     /// Waited on until the gate opens.
     opened: CachePadded<WaitWord>,
-    alone: Mutex<()>,
+    exclusive_lock: Mutex<()>,
 }
 
 impl Default for Stripes {
@@ -60,10 +61,10 @@ impl Default for Stripes {
         Stripes {
             words: (0..STRIPES).map(|_| AtomicU64::new(0)).collect(),
             is_closed: CachePadded::default(),
-            last_alone: CachePadded::default(),
+            last_exclusive: CachePadded::default(),
             released: WaitWords::default(),
             opened: CachePadded::default(),
-            alone: Mutex::new(()),
+            exclusive_lock: Mutex::new(()),
         }
     }
 }
@@ -101,13 +102,13 @@ fn wait_on(word: &WaitWord, is_over: impl Fn() -> bool) {
 impl Stripes {
     /// Takes the stripes in `list`.
     #[inline]
-    pub fn hold<'s>(&'s self, list: &'s [u16]) -> HeldStripes<'s> {
-        if list.len() > MOST {
-            return HeldStripes { stripes: self, list: &[], alone: Some(self.alone()) };
+    pub fn lock<'s>(&'s self, list: &'s [u16]) -> StripesGuard<'s> {
+        if list.len() > MAX_STRIPES {
+            return StripesGuard { stripes: self, list: &[], alone: Some(self.lock_exclusive()) };
         }
         loop {
             list.iter().for_each(|stripe| self.take(*stripe));
-            let held = HeldStripes { stripes: self, list, alone: None };
+            let held = StripesGuard { stripes: self, list, alone: None };
             if !self.is_closed.load(Ordering::SeqCst) {
                 return held;
             }
@@ -141,10 +142,10 @@ impl Stripes {
 
     /// Waits until no commit holds a stripe, and keeps all from taking one while the answer lives.
     /// All commits before it are complete. The caller holds neither stripes nor the order lock.
-    pub fn alone(&self) -> Alone<'_> {
-        let one = self.alone.lock();
+    pub fn lock_exclusive(&self) -> ExclusiveGuard<'_> {
+        let one = self.exclusive_lock.lock();
         self.is_closed.store(true, Ordering::SeqCst);
-        let alone = Alone { stripes: self, _one: one };
+        let alone = ExclusiveGuard { stripes: self, _one: one };
         (0..STRIPES).for_each(|stripe| self.wait_released(stripe));
         alone
     }
@@ -152,19 +153,19 @@ impl Stripes {
     /// Returns the last commit that may have changed a key of this stripe.
     #[inline]
     pub fn last(&self, stripe: u16) -> Seq {
-        let alone = self.last_alone.load(Ordering::SeqCst);
+        let alone = self.last_exclusive.load(Ordering::SeqCst);
         Seq((self.words[usize::from(stripe)].load(Ordering::SeqCst) >> 1).max(alone))
     }
 }
 
 /// Stripes that a commit holds.
-pub struct HeldStripes<'s> {
+pub struct StripesGuard<'s> {
     stripes: &'s Stripes,
     list: &'s [u16],
-    alone: Option<Alone<'s>>,
+    alone: Option<ExclusiveGuard<'s>>,
 }
 
-impl HeldStripes<'_> {
+impl StripesGuard<'_> {
     /// Stores that commit `seq` is about to change keys of these stripes.
     #[inline]
     pub fn set_last(&self, seq: Seq) {
@@ -178,7 +179,7 @@ impl HeldStripes<'_> {
 
     /// Returns the last commit that may have changed a key of these stripes.
     pub fn last(&self) -> Seq {
-        let alone = Seq(self.stripes.last_alone.load(Ordering::SeqCst));
+        let alone = Seq(self.stripes.last_exclusive.load(Ordering::SeqCst));
         match self.alone {
             Some(_) => {
                 let words = self.stripes.words.iter().map(|word| Seq(word.load(Ordering::SeqCst) >> 1));
@@ -189,7 +190,7 @@ impl HeldStripes<'_> {
     }
 }
 
-impl Drop for HeldStripes<'_> {
+impl Drop for StripesGuard<'_> {
     #[inline]
     fn drop(&mut self) {
         for stripe in self.list {
@@ -201,19 +202,19 @@ impl Drop for HeldStripes<'_> {
 }
 
 /// No commit is under way while this lives.
-pub struct Alone<'s> {
+pub struct ExclusiveGuard<'s> {
     stripes: &'s Stripes,
     _one: MutexGuard<'s, ()>,
 }
 
-impl Alone<'_> {
+impl ExclusiveGuard<'_> {
     /// Stores that commit `seq` is about to change any keys.
     pub fn set_last(&self, seq: Seq) {
-        self.stripes.last_alone.store(seq.0, Ordering::SeqCst);
+        self.stripes.last_exclusive.store(seq.0, Ordering::SeqCst);
     }
 }
 
-impl Drop for Alone<'_> {
+impl Drop for ExclusiveGuard<'_> {
     fn drop(&mut self) {
         self.stripes.is_closed.store(false, Ordering::SeqCst);
         self.stripes.opened.wake();
@@ -230,35 +231,35 @@ mod tests {
     #[test]
     fn a_stripe_tells_the_last_commit_that_held_it() {
         let stripes = Stripes::default();
-        let held = stripes.hold(&[1, 3]);
+        let held = stripes.lock(&[1, 3]);
         held.set_last(Seq(7));
         assert_eq!([1, 2, 3].map(|stripe| stripes.last(stripe)), [Seq(7), Seq(0), Seq(7)]);
         assert_eq!(held.last(), Seq(7));
         drop(held);
-        let all: StripeList = (0..=u16::try_from(MOST).unwrap()).collect();
-        let held = stripes.hold(&all);
+        let all: StripeList = (0..=u16::try_from(MAX_STRIPES).unwrap()).collect();
+        let held = stripes.lock(&all);
         held.set_last(Seq(9));
         drop(held);
         assert_eq!([1, 2].map(|stripe| stripes.last(stripe)), [Seq(9); 2]);
     }
 
     #[test]
-    fn a_thread_alone_waits_for_commits_and_keeps_them_out() {
+    fn an_exclusive_thread_waits_for_commits_and_excludes_them() {
         const WHILE: Duration = Duration::from_millis(20);
         let (stripes, (done, ended)) = (&Stripes::default(), mpsc::channel());
         std::thread::scope(|scope| {
-            let held = stripes.hold(&[5]);
+            let held = stripes.lock(&[5]);
             let tell = done.clone();
             scope.spawn(move || {
-                drop(stripes.alone());
+                drop(stripes.lock_exclusive());
                 tell.send("alone").unwrap();
             });
             assert!(ended.recv_timeout(WHILE).is_err(), "a commit is under way");
             drop(held);
             assert_eq!(ended.recv(), Ok("alone"));
-            let alone = stripes.alone();
+            let alone = stripes.lock_exclusive();
             scope.spawn(move || {
-                drop(stripes.hold(&[5]));
+                drop(stripes.lock(&[5]));
                 done.send("held").unwrap();
             });
             assert!(ended.recv_timeout(WHILE).is_err(), "a thread is alone");
@@ -276,12 +277,12 @@ mod tests {
                 scope.spawn(move || {
                     for round in 0..5_000u16 {
                         let list: StripeList = SmallVec::from_slice(&[0, 1 + thread, 9 + round % 3]);
-                        let held = stripes.hold(&list);
+                        let held = stripes.lock(&list);
                         assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
                         inside.fetch_sub(1, Ordering::SeqCst);
                         drop(held);
                         if round % 500 == 0 {
-                            let alone = stripes.alone();
+                            let alone = stripes.lock_exclusive();
                             assert_eq!(inside.load(Ordering::SeqCst), 0);
                             drop(alone);
                         }

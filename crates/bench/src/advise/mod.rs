@@ -1,49 +1,52 @@
 //! # Advise: is what `sheaf advise` says true?
 //!
-//! *Judging* (`sheaf-bench advise`): loads that no cost was measured with (`tables/advise.toml`) run on every engine, in turns, slice by slice. Each
-//! engine's sketch of its own run is what is asked for advice. The advice is right if the engine it names was the fastest, or within 5 % of it, or if
-//! the fastest cannot be told from it: it was ahead in too many of the turns for chance to be ruled out (a sign test, at one in twenty).
+//! *Judging* (`sheaf-bench advise`): loads that no cost was measured with (`tables/advise.toml`)
+//! run on every engine, in turns, slice by slice. Each engine's sketch of its own run is what is
+//! asked for advice. The advice is right if the engine it names was the fastest, or within 5 % of
+//! it, or if the fastest cannot be told from it: it was ahead in too many of the turns for chance
+//! to be ruled out (a sign test, at one in twenty).
 //!
-//! *Measuring* (`sheaf-bench advise --measure`, module `costs`): the costs that the advice goes by, as lines of
-//! `crates/sheaf/src/advise/costs.tsv`.
+//! *Measuring* (`sheaf-bench advise --measure`, module `costs`): the costs that the advice goes by,
+//! as lines of `crates/sheaf/src/advise/costs.tsv`.
 //!
-//! For both, databases are of some age first: what came in has its place, and what memory can hold is there. Right after a fill a
-//! memtable may have all of it, which flatters.
+//! For both, databases are of some age first: what came in has its place, and what memory can hold
+//! is there. Right after a fill a memtable may have all of it, which flatters.
 
 mod costs;
 
 use std::time::Duration;
 
-use ::sheaf::Spread;
-use ::sheaf::advise::{Advice, Question, Sureness, advise};
+use ::sheaf::LengthStats;
+use ::sheaf::advise::{Advice, AdviceRequest, Confidence, advise};
 use serde::Deserialize;
-use sheaf_replay::{Mix, Shares, Subject};
+use sheaf_replay::{OperationShares, ReplayDatabase, WorkloadMix};
 
 use crate::Result;
 use crate::args;
-use crate::measure::settle;
-use crate::place::Place;
+use crate::measure::wait_until_idle;
+use crate::run_dir::RunDir;
 
 const TABLE: &str = include_str!("../../tables/advise.toml");
 /// Disk that all databases of a load may take.
-const NEED: u64 = 6 << 30;
+const DISK_BYTES: u64 = 6 << 30;
 /// Length of a turn.
 const SLICE: Duration = Duration::from_millis(250);
 /// The longest wait for the background.
-const REST: Duration = Duration::from_secs(20);
+const MAX_QUIESCE: Duration = Duration::from_secs(20);
 /// The advice is right within this of the fastest.
-const RIGHT: f64 = 0.95;
-/// ... or if an engine as fast as the fastest would be ahead of it in so few turns more often than this.
-const CHANCE: f64 = 0.05;
+const ADVICE_TOLERANCE: f64 = 0.95;
+/// ... or if an engine as fast as the fastest would be ahead of it in so few turns more often than
+/// this.
+const SIGNIFICANCE: f64 = 0.05;
 
 #[derive(Deserialize)]
-struct Table {
-    mix: Vec<Row>,
+struct MixTable {
+    mix: Vec<MixRow>,
 }
 
 #[derive(Deserialize)]
 #[serde(default, deny_unknown_fields)]
-struct Row {
+struct MixRow {
     name: String,
     about: String,
     pairs: u64,
@@ -67,9 +70,9 @@ struct Row {
     memory: u64,
 }
 
-impl Default for Row {
-    fn default() -> Row {
-        Row {
+impl Default for MixRow {
+    fn default() -> MixRow {
+        MixRow {
             name: String::new(),
             about: String::new(),
             pairs: 100_000,
@@ -95,14 +98,14 @@ impl Default for Row {
     }
 }
 
-impl Row {
-    fn mix(&self) -> Mix {
+impl MixRow {
+    fn mix(&self) -> WorkloadMix {
         let p99 = self.value_p99.unwrap_or(self.value);
-        Mix {
+        WorkloadMix {
             pairs: self.pairs,
             key_bytes: self.key,
-            value_bytes: Spread { mean: self.value as f64, p50: self.value, p99 },
-            shares: Shares {
+            value_bytes: LengthStats { mean: self.value as f64, p50: self.value, p99 },
+            shares: OperationShares {
                 get: self.get,
                 miss: self.miss,
                 contains: self.contains,
@@ -115,26 +118,26 @@ impl Row {
             },
             zipf: self.zipf,
             scan_pairs: self.scan_pairs,
-            sequential: self.sequential,
-            durable: self.durable,
-            batch: self.batch,
+            is_sequential: self.sequential,
+            durable_share: self.durable,
+            batch_size: self.batch,
         }
     }
 }
 
 /// Nobody stops it but a signal, which ends the process.
-fn never() -> bool {
+fn never_stop() -> bool {
     false
 }
 
 /// Judges, or measures.
-pub(crate) fn run(options: &args::Advise) -> Result<()> {
-    let place = Place::new(&options.dir.path, NEED)?;
-    if options.measure { costs::measure(options, &place) } else { judge(options, &place) }
+pub(crate) fn run(options: &args::AdviseArgs) -> Result<()> {
+    let place = RunDir::new(&options.dir.path, DISK_BYTES)?;
+    if options.measure { costs::measure(options, &place) } else { check_advice(options, &place) }
 }
 
-fn judge(options: &args::Advise, place: &Place) -> Result<()> {
-    let table: Table = toml::from_str(TABLE)?;
+fn check_advice(options: &args::AdviseArgs, place: &RunDir) -> Result<()> {
+    let table: MixTable = toml::from_str(TABLE)?;
     let mixes =
         table.mix.iter().filter(|row| options.only().is_empty() || options.only().contains(&row.name));
     let (mut right, mut all) = (0, 0);
@@ -144,22 +147,22 @@ fn judge(options: &args::Advise, place: &Place) -> Result<()> {
     println!("|---|---|---|---|---|");
     for row in mixes {
         all += 1;
-        right += u32::from(judge_one(options, place, row)?);
+        right += u32::from(check_mix(options, place, row)?);
     }
     println!("\n{right} of {all} advised engines were the fastest, or within 5 % of it");
     Ok(())
 }
 
 /// An engine that is judged by.
-struct Judge {
+struct EngineRun {
     engine: &'static str,
-    subject: Subject,
+    subject: ReplayDatabase,
     /// Operations a second, turn by turn.
     turns: Vec<f64>,
 }
 
 /// What it found: its speed, that of each turn, and what the sketch of its run says.
-struct Found {
+struct EngineResult {
     engine: &'static str,
     speed: f64,
     turns: Vec<f64>,
@@ -167,37 +170,38 @@ struct Found {
 }
 
 /// A load on every engine that can have it.
-fn judge_one(options: &args::Advise, place: &Place, row: &Row) -> Result<bool> {
+fn check_mix(options: &args::AdviseArgs, place: &RunDir, row: &MixRow) -> Result<bool> {
     let mix = row.mix();
     let memory = row.memory << 20;
     let mut judges = Vec::new();
     for engine in candidates(&mix) {
         let dir = place.fresh(&format!("{}-{engine}", row.name))?;
-        match Subject::new(&dir, engine, &mix, memory, &never) {
-            Ok(Some(subject)) => judges.push(Judge { engine, subject, turns: Vec::new() }),
+        match ReplayDatabase::new(&dir, engine, &mix, memory, &never_stop) {
+            Ok(Some(subject)) => judges.push(EngineRun { engine, subject, turns: Vec::new() }),
             Ok(None) => {}
             Err(error) => eprintln!("{}: {engine} cannot store it: {error}", row.name),
         }
     }
-    of_age(judges.iter().map(|judge| &judge.subject))?;
-    in_turns(&row.name, &mut judges, options.phase());
+    age_stores(judges.iter().map(|judge| &judge.subject))?;
+    run_in_turns(&row.name, &mut judges, options.phase());
     let mut all = Vec::new();
-    for Judge { engine, subject, turns } in judges {
-        let (load, keys) = (subject.keyspace().load()?, subject.keyspace().len()?);
-        let advice = advise(&Question { load: &load, keys, memory });
-        all.push(Found { engine, speed: subject.outcome().per_second(), turns, advice });
+    for EngineRun { engine, subject, turns } in judges {
+        let (load, keys) = (subject.keyspace().workload()?, subject.keyspace().len()?);
+        let advice = advise(&AdviceRequest { workload: &load, key_count: keys, memory_budget: memory });
+        all.push(EngineResult { engine, speed: subject.outcome().per_second(), turns, advice });
         subject.close()?;
         place.clear(&format!("{}-{engine}", row.name))?;
     }
     Ok(report(row, all))
 }
 
-/// Prints a line; true if the advice was right, whichever engine had been asked: the worst of them counts.
-fn report(row: &Row, mut all: Vec<Found>) -> bool {
+/// Prints a line; true if the advice was right, whichever engine had been asked: the worst of them
+/// counts.
+fn report(row: &MixRow, mut all: Vec<EngineResult>) -> bool {
     all.sort_by(|a, b| b.speed.total_cmp(&a.speed));
     let Some(fastest) = all.first() else { return false };
-    let speeds: Vec<String> = all.iter().map(speeds).collect();
-    let asked = all.iter().filter(|found| found.advice.sureness != Sureness::No);
+    let speeds: Vec<String> = all.iter().map(describe_speed).collect();
+    let asked = all.iter().filter(|found| found.advice.confidence != Confidence::TooFewSamples);
     let advised = asked.filter_map(|found| {
         let best = found.advice.candidates.first()?;
         Some((all.iter().find(|other| other.engine == best.engine)?, 1e6 / best.ns))
@@ -214,10 +218,10 @@ fn report(row: &Row, mut all: Vec<Found>) -> bool {
     };
     let part = advised.speed / fastest.speed;
     let ahead = advised.turns.iter().zip(&fastest.turns).filter(|(own, other)| own > other).count();
-    let is_tie = chance_of_at_most(ahead, fastest.turns.len()) > CHANCE;
-    let is_right = part >= RIGHT || is_tie;
+    let is_tie = binomial_at_most(ahead, fastest.turns.len()) > SIGNIFICANCE;
+    let is_right = part >= ADVICE_TOLERANCE || is_tie;
     let mark = match is_right {
-        true if part >= RIGHT => "right",
+        true if part >= ADVICE_TOLERANCE => "right",
         true => "right: not distinguishable",
         false => "**wrong**",
     };
@@ -234,7 +238,7 @@ fn report(row: &Row, mut all: Vec<Found>) -> bool {
 }
 
 /// How often a coin that is thrown `throws` times shows heads at most `heads` times.
-fn chance_of_at_most(heads: usize, throws: usize) -> f64 {
+fn binomial_at_most(heads: usize, throws: usize) -> f64 {
     let mut ways = 1.0; // to have so many heads
     let mut sum = 0.0;
     for count in 0..=heads.min(throws) {
@@ -245,34 +249,35 @@ fn chance_of_at_most(heads: usize, throws: usize) -> f64 {
 }
 
 /// An engine's speed, and what its own sketch let expect of it.
-fn speeds(found: &Found) -> String {
+fn describe_speed(found: &EngineResult) -> String {
     let own = found.advice.candidates.iter().find(|candidate| candidate.engine == found.engine);
     let predicted = own.map_or("none".to_owned(), |candidate| format!("{:.1}", 1e6 / candidate.ns));
     format!("{} {:.1} ({predicted})", found.engine, found.speed / 1e3)
 }
 
 /// The engines that a mix can be given to.
-fn candidates(mix: &Mix) -> Vec<&'static str> {
+fn candidates(mix: &WorkloadMix) -> Vec<&'static str> {
     let unordered = |engine: &str| matches!(engine, "flat" | "cedrus");
-    ::sheaf::engines().into_iter().filter(|engine| !(mix.scans() && unordered(engine))).collect()
+    ::sheaf::engines().into_iter().filter(|engine| !(mix.has_scans() && unordered(engine))).collect()
 }
 
 /// Subjects of some age, whose sketches have not seen how they came by it.
-fn of_age<'s>(mut subjects: impl Iterator<Item = &'s Subject>) -> Result<()> {
-    settle(REST);
+fn age_stores<'s>(mut subjects: impl Iterator<Item = &'s ReplayDatabase>) -> Result<()> {
+    wait_until_idle(MAX_QUIESCE);
     subjects.try_for_each(|subject| {
-        subject.warm(&never)?;
-        Ok(subject.keyspace().forget_load()?)
+        subject.warm_up(&never_stop)?;
+        Ok(subject.keyspace().reset_workload()?)
     })
 }
 
-/// Gives each the load for so long, in turns. The first turn of each is not counted. Who refuses the load is out.
-fn in_turns(name: &str, judges: &mut Vec<Judge>, lasting: Duration) {
+/// Gives each the load for so long, in turns. The first turn of each is not counted. Who refuses
+/// the load is out.
+fn run_in_turns(name: &str, judges: &mut Vec<EngineRun>, lasting: Duration) {
     let turns = (lasting.as_millis() / SLICE.as_millis()).max(1);
     for turn in 0..=turns {
-        judges.retain_mut(|Judge { engine, subject, turns }| {
-            let (operations, took) = (subject.outcome().operations, subject.outcome().took);
-            if let Err(error) = subject.run(SLICE, &never) {
+        judges.retain_mut(|EngineRun { engine, subject, turns }| {
+            let (operations, took) = (subject.outcome().operations, subject.outcome().duration);
+            if let Err(error) = subject.run(SLICE, &never_stop) {
                 eprintln!("{name}: {engine} failed: {error}");
                 return false;
             }
@@ -280,7 +285,9 @@ fn in_turns(name: &str, judges: &mut Vec<Judge>, lasting: Duration) {
                 subject.reset();
             } else {
                 let now = subject.outcome();
-                turns.push((now.operations - operations) as f64 / (now.took - took).as_secs_f64().max(1e-9));
+                turns.push(
+                    (now.operations - operations) as f64 / (now.duration - took).as_secs_f64().max(1e-9),
+                );
             }
             true
         });
@@ -293,8 +300,8 @@ mod tests {
 
     #[test]
     fn a_coin_shows_heads_half_of_the_time() {
-        assert_eq!(chance_of_at_most(0, 1), 0.5);
-        assert_eq!(chance_of_at_most(8, 8), 1.0);
-        assert_eq!(chance_of_at_most(1, 8), 9.0 / 256.0);
+        assert_eq!(binomial_at_most(0, 1), 0.5);
+        assert_eq!(binomial_at_most(8, 8), 1.0);
+        assert_eq!(binomial_at_most(1, 8), 9.0 / 256.0);
     }
 }

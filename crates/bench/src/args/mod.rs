@@ -10,17 +10,18 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::figures::Group;
-use crate::paper::Paper as Experiments;
-use crate::plan::Options;
-use crate::spec::{self, Load};
-use crate::subjects::{MEMORY, Subject};
-use crate::values::Part;
+use crate::figures::FigureGroup;
+use crate::paper::PaperSpec as Experiments;
+use crate::plan::RunOptions;
+use crate::subjects::{BenchSubject, MEMORY};
+use crate::values::ValueMeasurement;
+use crate::workload::{self, Workload};
 
 use values::{
-    Every, List, at_least, factor, gigabytes, listed, mebibytes, megabytes, numbers, pairs, pairs_list,
+    ArgList, SyncInterval, at_least, factor, gigabytes, mebibytes, megabytes, name_list, numbers, pairs,
+    pairs_list,
 };
-use values::{engine, groups, ours, parts, peers, seconds, some_of_ours, store, stores, sync_every};
+use values::{engine, groups, own_engine, own_engines, parts, peers, seconds, store, stores, sync_every};
 
 /// Default number of pairs of a run.
 const PAIRS: u64 = 5_000_000;
@@ -45,31 +46,31 @@ pub(crate) enum Command {
     /// Rerun the experiments of a paper: published figures, own figures, a verdict on each claim
     Paper(PaperArgs),
     /// Make the report of stored runs; for two runs also their agreement
-    Report(Report),
+    Report(ReportCommand),
     /// List workloads, stores with their settings, and papers
     List,
     /// Measure all required figures and print them with their verdicts
-    Figures(Figures),
+    Figures(FiguresArgs),
     /// Compare ways in which writers share syncs: none, vertical, naive, pipelined
-    Batching(Batching),
+    Batching(BatchingArgs),
     /// Measure large values: fills, device bytes, gets, keys only, refills, tail latency
-    Values(Values),
+    Values(ValuesArgs),
     /// Measure one large value as a stream, compared with a plain file, and its memory
-    Stream(Stream),
+    Stream(StreamArgs),
     /// Measure the trie of `cedrus` by its options: bytes per key, path, slots; or its speed
-    CedrusShape(Shapes),
+    CedrusShape(ShapesArgs),
     /// Measure accounted and real memory of all engines under one budget
-    Memory(Memory),
+    Memory(MemoryArgs),
     /// Test if the engine that `sheaf advise` names is the fastest, with ten held-out workloads
-    Advise(Advise),
+    Advise(AdviseArgs),
     /// Measure opening by replay of the whole log, and from a checkpoint
-    Recovery(Recovery),
+    Recovery(RecoveryArgs),
     /// Measure backups relative to the device, and updates during backups
-    Backup(Backup),
+    Backup(BackupArgs),
     /// Measure batches and snapshots over keyspaces of all engines, and many keyspaces
-    Across(Across),
+    Across(AcrossArgs),
     /// Run one workload in this process, for profilers; fills the database first
-    Run(Box<Run>),
+    Run(Box<RunArgs>),
     /// Run the process of a store; `compare` starts it
     #[command(hide = true)]
     Host,
@@ -82,7 +83,7 @@ pub(crate) fn parse() -> Command {
 
 /// Where databases go.
 #[derive(Args, Clone, Debug)]
-pub(crate) struct Dir {
+pub(crate) struct DirArgs {
     /// Directory of the databases; emptied at the end
     #[arg(long = "dir", default_value = "target/bench")]
     pub(crate) path: PathBuf,
@@ -90,10 +91,10 @@ pub(crate) struct Dir {
 
 /// What comparisons and papers have in common.
 #[derive(Args, Clone, Debug)]
-struct Common {
+struct CommonArgs {
     /// Engines and peers, see `list` [default: all engines, all peers built in except variants]
     #[arg(long, value_parser = stores)]
-    stores: Option<List<Subject>>,
+    stores: Option<ArgList<BenchSubject>>,
     /// Finish in about 3 minutes: only the main workloads, fewer pairs, phases of 0.4 s
     #[arg(long)]
     quick: bool,
@@ -105,34 +106,34 @@ struct Common {
     seconds: Option<Duration>,
     /// Milliseconds between syncs of peers that do not sync themselves; 0: never
     #[arg(long, value_parser = sync_every, default_value = "100")]
-    sync_ms: Every,
+    sync_ms: SyncInterval,
     #[command(flatten)]
-    dir: Dir,
+    dir: DirArgs,
     /// Directory of the report: new, empty, or with an earlier report
     #[arg(long, default_value = "target/bench-report")]
     out: PathBuf,
 }
 
-impl Common {
+impl CommonArgs {
     /// The options, with so many rounds if it is to be quick.
-    fn options(&self, quick_rounds: u64) -> Options {
-        let usual = || Subject::ours().into_iter().chain(Subject::main_peers()).collect();
+    fn options(&self, quick_rounds: u64) -> RunOptions {
+        let usual = || BenchSubject::own_engines().into_iter().chain(BenchSubject::main_peers()).collect();
         let (rounds, seconds, settle) = if self.quick { (quick_rounds, 0.4, 5) } else { (3, 4.0, 60) };
-        Options {
+        RunOptions {
             subjects: self.stores.clone().unwrap_or_else(usual),
             rounds: self.rounds.unwrap_or(rounds),
             seconds: self.seconds.map_or(seconds, |time| time.as_secs_f64()),
             sync_every: self.sync_ms,
-            settle: Duration::from_secs(settle),
+            max_quiesce: Duration::from_secs(settle),
             dir: self.dir.path.clone(),
             out: self.out.clone(),
-            command: without_places(&std::env::args().skip(1).collect::<Vec<_>>()),
+            command: without_paths(&std::env::args().skip(1).collect::<Vec<_>>()),
         }
     }
 }
 
 /// The line for the report: where files went says nothing about the figures.
-fn without_places(arguments: &[String]) -> String {
+fn without_paths(arguments: &[String]) -> String {
     let is_place = |argument: &String| argument == "--dir" || argument == "--out";
     let kept = arguments.iter().enumerate().filter(|(place, argument)| {
         !is_place(argument)
@@ -144,38 +145,39 @@ fn without_places(arguments: &[String]) -> String {
 /// Options of `compare`, as they are typed.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct CompareArgs {
-    /// Workloads, groups of them, or names with data and cap (NAME@DATA:CAP); see `list` [default: all]
-    #[arg(long, value_parser = listed)]
-    only: Option<List<String>>,
+    /// Workloads, groups of them, or names with data and cap (NAME@DATA:CAP); see `list` [default:
+    /// all]
+    #[arg(long, value_parser = name_list)]
+    only: Option<ArgList<String>>,
     /// Pairs; several numbers show scaling [default: 1m, or 200k with --quick]
     #[arg(long, value_parser = pairs_list)]
-    pairs: Option<List<u64>>,
+    pairs: Option<ArgList<u64>>,
     /// Threads, instead of those of the workload; several numbers show scaling
     #[arg(long, value_parser = numbers)]
-    threads: Option<List<u64>>,
+    threads: Option<ArgList<u64>>,
     #[command(flatten)]
-    common: Common,
+    common: CommonArgs,
 }
 
 /// A comparison.
 #[derive(Clone, Debug)]
-pub(crate) struct Compare {
-    pub(crate) loads: Vec<Load>,
+pub(crate) struct Comparison {
+    pub(crate) workloads: Vec<Workload>,
     pub(crate) pairs: Vec<u64>,
     pub(crate) threads: Vec<u64>,
-    pub(crate) options: Options,
+    pub(crate) options: RunOptions,
 }
 
 impl CompareArgs {
     /// What they come to.
-    pub(crate) fn comparison(&self) -> crate::Result<Compare> {
+    pub(crate) fn comparison(&self) -> crate::Result<Comparison> {
         let quick = self.common.quick;
         let loads = match &self.only {
-            Some(names) => spec::select(&names.iter().map(String::as_str).collect::<Vec<_>>())?,
-            None => spec::all()?.into_iter().filter(|load| load.quick || !quick).collect(),
+            Some(names) => workload::select(&names.iter().map(String::as_str).collect::<Vec<_>>())?,
+            None => workload::all()?.into_iter().filter(|load| load.quick || !quick).collect(),
         };
-        Ok(Compare {
-            loads,
+        Ok(Comparison {
+            workloads: loads,
             pairs: self.pairs.clone().unwrap_or_else(|| vec![if quick { 200_000 } else { 1_000_000 }]),
             threads: self.threads.clone().unwrap_or_default(),
             options: self.common.options(2),
@@ -184,36 +186,38 @@ impl CompareArgs {
 }
 
 /// Workloads of `scale`: each kind of access once.
-const SCALED: [&str; 8] =
+const SCALE_WORKLOADS: [&str; 8] =
     ["fill-random", "update-zipf", "update-uniform", "ycsb-a", "ycsb-b", "get-uniform", "scan-50", "durable"];
-/// Threads of durable puts, which wait for the device and not for a core, as multiples of the cores.
-const WAITING: [u64; 2] = [2, 8];
+/// Threads of durable puts, which wait for the device and not for a core, as multiples of the
+/// cores.
+const DURABLE_THREADS_PER_CORE: [u64; 2] = [2, 8];
 
 /// Options of `scale`, as they are typed.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct ScaleArgs {
-    /// Workloads, as for `compare` [default: fill-random, update-zipf, update-uniform, ycsb-a, ycsb-b, get-uniform,
-    /// scan-50, durable]
-    #[arg(long, value_parser = listed)]
-    only: Option<List<String>>,
+    /// Workloads, as for `compare` [default: fill-random, update-zipf, update-uniform, ycsb-a,
+    /// ycsb-b, get-uniform, scan-50, durable]
+    #[arg(long, value_parser = name_list)]
+    only: Option<ArgList<String>>,
     /// Pairs [default: 2m, or 200k with --quick]
     #[arg(long, value_parser = pairs)]
     pairs: Option<u64>,
-    /// Threads [default: the powers of two up to the number of cores; for durable puts also 2 and 8 times that number]
+    /// Threads [default: the powers of two up to the number of cores; for durable puts also 2 and 8
+    /// times that number]
     #[arg(long, value_parser = numbers)]
-    threads: Option<List<u64>>,
+    threads: Option<ArgList<u64>>,
     #[command(flatten)]
-    common: Common,
+    common: CommonArgs,
 }
 
 impl ScaleArgs {
     /// The comparison that they stand for, on a machine with so many cores.
-    pub(crate) fn comparison(&self, cores: u64) -> crate::Result<Compare> {
+    pub(crate) fn comparison(&self, cores: u64) -> crate::Result<Comparison> {
         let names = match &self.only {
             Some(names) => names.iter().map(String::as_str).collect(),
-            None => SCALED.to_vec(),
+            None => SCALE_WORKLOADS.to_vec(),
         };
-        let mut loads = spec::select(&names)?;
+        let mut loads = workload::select(&names)?;
         for load in &mut loads {
             load.unsynced = false;
             load.threads = match &self.threads {
@@ -223,14 +227,14 @@ impl ScaleArgs {
         }
         let quick = if self.common.quick { 200_000 } else { 2_000_000 };
         let pairs = vec![self.pairs.unwrap_or(quick)];
-        Ok(Compare { loads, pairs, threads: Vec::new(), options: self.common.options(2) })
+        Ok(Comparison { workloads: loads, pairs, threads: Vec::new(), options: self.common.options(2) })
     }
 }
 
 /// Powers of two up to `cores`, and that number; more for threads that wait for the device.
 fn scale(cores: u64, wait: bool) -> Vec<u64> {
     let powers = (0..u64::BITS).map(|power| 1 << power).take_while(|threads| *threads < cores);
-    let more = WAITING.iter().filter(|_| wait).map(|times| times * cores);
+    let more = DURABLE_THREADS_PER_CORE.iter().filter(|_| wait).map(|times| times * cores);
     powers.chain([cores]).chain(more).collect()
 }
 
@@ -243,23 +247,23 @@ pub(crate) struct PaperArgs {
     #[arg(long, value_parser = factor)]
     scale: Option<f64>,
     #[command(flatten)]
-    common: Common,
+    common: CommonArgs,
 }
 
 /// Experiments to run again.
 #[derive(Clone, Debug)]
-pub(crate) struct Paper {
+pub(crate) struct PaperRun {
     pub(crate) papers: Vec<Experiments>,
     pub(crate) scale: f64,
     /// Stores were named: no stand-ins are added.
     pub(crate) only_stores: bool,
-    pub(crate) options: Options,
+    pub(crate) options: RunOptions,
 }
 
 impl PaperArgs {
     /// What they come to.
-    pub(crate) fn paper(&self) -> crate::Result<Paper> {
-        Ok(Paper {
+    pub(crate) fn paper(&self) -> crate::Result<PaperRun> {
+        Ok(PaperRun {
             papers: crate::paper::select(&self.name)?,
             scale: self.scale.unwrap_or(if self.common.quick { 0.02 } else { 1.0 }),
             only_stores: self.common.stores.is_some(),
@@ -270,7 +274,7 @@ impl PaperArgs {
 
 /// Options of `report`.
 #[derive(Args, Clone, Debug)]
-pub(crate) struct Report {
+pub(crate) struct ReportCommand {
     /// results.jsonl of runs
     #[arg(required = true, value_name = "FILE")]
     pub(crate) files: Vec<PathBuf>,
@@ -284,20 +288,21 @@ pub(crate) struct Report {
 
 /// Options of `figures`.
 #[derive(Args, Clone, Debug)]
-pub(crate) struct Figures {
+pub(crate) struct FiguresArgs {
     /// Pairs of 27 + 127 bytes
     #[arg(long, value_parser = pairs, default_value_t = PAIRS)]
     pub(crate) pairs: u64,
     /// Peers, or none [default: lmdb,rocksdb,leveldb,fjall, if built in]
     #[arg(long, value_parser = peers)]
-    peers: Option<List<Subject>>,
+    peers: Option<ArgList<BenchSubject>>,
     /// Rounds; medians are printed
     #[arg(long, value_parser = at_least::<1>, default_value = "3")]
     pub(crate) rounds: u64,
-    /// fill-random, get-uniform, get-miss, get-zipf, update-zipf, cpu, memory, tail, open, device-bytes;
-    /// flat: durable, empty; flex: scan, scan-down, ycsb, read-tail; cedrus: mixes, churn [default: all]
+    /// fill-random, get-uniform, get-miss, get-zipf, update-zipf, cpu, memory, tail, open,
+    /// device-bytes; flat: durable, empty; flex: scan, scan-down, ycsb, read-tail; cedrus: mixes,
+    /// churn [default: all]
     #[arg(long, value_parser = groups)]
-    only: Option<List<Group>>,
+    only: Option<ArgList<FigureGroup>>,
     /// Length of a timed phase
     #[arg(long = "seconds", value_parser = seconds, default_value = "4")]
     pub(crate) phase: Duration,
@@ -306,9 +311,9 @@ pub(crate) struct Figures {
     pub(crate) tail: Duration,
     /// Milliseconds between syncs of peers; 0: never
     #[arg(long = "sync-ms", value_parser = sync_every, default_value = "100")]
-    pub(crate) sync_every: Every,
+    pub(crate) sync_every: SyncInterval,
     #[command(flatten)]
-    pub(crate) dir: Dir,
+    pub(crate) dir: DirArgs,
     /// Keep the databases in --dir, and open existing ones: for a run in parts
     #[arg(long)]
     pub(crate) keep: bool,
@@ -317,33 +322,33 @@ pub(crate) struct Figures {
     pub(crate) json: bool,
     /// Engine: flat, flex or cedrus
     #[arg(long, value_parser = engine, default_value = "flat")]
-    pub(crate) engine: Subject,
+    pub(crate) engine: BenchSubject,
 }
 
-impl Figures {
+impl FiguresArgs {
     /// The peers.
-    pub(crate) fn peers(&self) -> Vec<Subject> {
-        self.peers.clone().unwrap_or_else(Subject::usual_peers)
+    pub(crate) fn peers(&self) -> Vec<BenchSubject> {
+        self.peers.clone().unwrap_or_else(BenchSubject::usual_peers)
     }
 
     /// What is measured.
-    pub(crate) fn only(&self) -> Vec<Group> {
-        self.only.clone().unwrap_or_else(|| Group::ALL.to_vec())
+    pub(crate) fn only(&self) -> Vec<FigureGroup> {
+        self.only.clone().unwrap_or_else(|| FigureGroup::ALL.to_vec())
     }
 }
 
 /// Options of `batching`.
 #[derive(Args, Clone, Debug)]
-pub(crate) struct Batching {
+pub(crate) struct BatchingArgs {
     /// Engine of Sheaf
-    #[arg(long, value_parser = ours, default_value = "flat")]
-    pub(crate) subject: Subject,
+    #[arg(long, value_parser = own_engine, default_value = "flat")]
+    pub(crate) subject: BenchSubject,
     /// Writers
     #[arg(long, value_parser = numbers, default_value = "1,2,8,32")]
-    pub(crate) threads: List<u64>,
+    pub(crate) threads: ArgList<u64>,
     /// Commits in flight per writer
     #[arg(long, value_parser = numbers, default_value = "1,8")]
-    pub(crate) flight: List<u64>,
+    pub(crate) flight: ArgList<u64>,
     /// Rounds; medians are printed
     #[arg(long, value_parser = at_least::<1>, default_value = "3")]
     pub(crate) rounds: u64,
@@ -351,15 +356,15 @@ pub(crate) struct Batching {
     #[arg(long = "seconds", value_parser = seconds, default_value = "1")]
     pub(crate) phase: Duration,
     #[command(flatten)]
-    pub(crate) dir: Dir,
+    pub(crate) dir: DirArgs,
 }
 
 /// Options of `recovery`.
 #[derive(Args, Clone, Debug)]
-pub(crate) struct Recovery {
+pub(crate) struct RecoveryArgs {
     /// Engine of Sheaf
-    #[arg(long, value_parser = ours, default_value = "flat")]
-    pub(crate) subject: Subject,
+    #[arg(long, value_parser = own_engine, default_value = "flat")]
+    pub(crate) subject: BenchSubject,
     /// Pairs of 27 + 127 bytes
     #[arg(long, value_parser = pairs, default_value_t = PAIRS)]
     pub(crate) pairs: u64,
@@ -367,15 +372,15 @@ pub(crate) struct Recovery {
     #[arg(long, value_parser = at_least::<1>, default_value = "3")]
     pub(crate) rounds: u64,
     #[command(flatten)]
-    pub(crate) dir: Dir,
+    pub(crate) dir: DirArgs,
 }
 
 /// Options of `backup`.
 #[derive(Args, Clone, Debug)]
-pub(crate) struct Backup {
+pub(crate) struct BackupArgs {
     /// Engine of Sheaf
-    #[arg(long, value_parser = ours, default_value = "flat")]
-    pub(crate) subject: Subject,
+    #[arg(long, value_parser = own_engine, default_value = "flat")]
+    pub(crate) subject: BenchSubject,
     /// Pairs of 27 + 127 bytes
     #[arg(long, value_parser = pairs, default_value_t = PAIRS)]
     pub(crate) pairs: u64,
@@ -389,21 +394,21 @@ pub(crate) struct Backup {
     #[arg(long, value_parser = at_least::<1>, default_value = "3")]
     pub(crate) rounds: u64,
     #[command(flatten)]
-    pub(crate) dir: Dir,
+    pub(crate) dir: DirArgs,
 }
 
 /// Options of `values`.
 #[derive(Args, Clone, Debug)]
-pub(crate) struct Values {
+pub(crate) struct ValuesArgs {
     /// Engines and peers [default: delsm,leveldb,rocksdb, if built in]
     #[arg(long, value_parser = stores)]
-    stores: Option<List<Subject>>,
+    stores: Option<ArgList<BenchSubject>>,
     /// Bytes of a value
     #[arg(long, value_parser = numbers, default_value = "4096,16384,65536")]
-    pub(crate) sizes: List<u64>,
+    pub(crate) sizes: ArgList<u64>,
     /// fill, get, keys, refill, churn, tail [default: all but tail]
     #[arg(long, value_parser = parts)]
-    only: Option<List<Part>>,
+    only: Option<ArgList<ValueMeasurement>>,
     /// Megabytes of keys and values
     #[arg(long = "megabytes", value_parser = megabytes, default_value = "2000")]
     pub(crate) bytes: u64,
@@ -421,30 +426,31 @@ pub(crate) struct Values {
     pub(crate) rounds: u64,
     /// Milliseconds between syncs of peers; 0: never
     #[arg(long = "sync-ms", value_parser = sync_every, default_value = "100")]
-    pub(crate) sync_every: Every,
+    pub(crate) sync_every: SyncInterval,
     #[command(flatten)]
-    pub(crate) dir: Dir,
+    pub(crate) dir: DirArgs,
 }
 
-impl Values {
+impl ValuesArgs {
     /// The stores.
-    pub(crate) fn stores(&self) -> Vec<Subject> {
-        self.stores.clone().unwrap_or_else(Part::stores)
+    pub(crate) fn stores(&self) -> Vec<BenchSubject> {
+        self.stores.clone().unwrap_or_else(ValueMeasurement::stores)
     }
 
     /// What is measured.
-    pub(crate) fn only(&self) -> Vec<Part> {
-        let usual = || Part::ALL.into_iter().filter(|part| *part != Part::Tail).collect();
+    pub(crate) fn only(&self) -> Vec<ValueMeasurement> {
+        let usual =
+            || ValueMeasurement::ALL.into_iter().filter(|part| *part != ValueMeasurement::Tail).collect();
         self.only.clone().unwrap_or_else(usual)
     }
 }
 
 /// Options of `stream`.
 #[derive(Args, Clone, Debug)]
-pub(crate) struct Stream {
+pub(crate) struct StreamArgs {
     /// Engine of Sheaf
-    #[arg(long, value_parser = ours, default_value = "delsm")]
-    pub(crate) subject: Subject,
+    #[arg(long, value_parser = own_engine, default_value = "delsm")]
+    pub(crate) subject: BenchSubject,
     /// Megabytes of the value, below 4294
     #[arg(long = "megabytes", value_parser = gigabytes, default_value = "1074")]
     pub(crate) bytes: u64,
@@ -455,40 +461,40 @@ pub(crate) struct Stream {
     #[arg(long, value_parser = at_least::<1>, default_value = "3")]
     pub(crate) rounds: u64,
     #[command(flatten)]
-    pub(crate) dir: Dir,
+    pub(crate) dir: DirArgs,
 }
 
 /// Options of `cedrus-shape`.
 #[derive(Args, Clone, Debug)]
-pub(crate) struct Shapes {
+pub(crate) struct ShapesArgs {
     /// Children of a node
     #[arg(long, value_parser = numbers, default_value = "4,16,64,128,256")]
-    pub(crate) branching: List<u64>,
+    pub(crate) branching: ArgList<u64>,
     /// Entries of a list
     #[arg(long, value_parser = numbers, default_value = "1,4,16,32,64,128")]
-    pub(crate) sluggishness: List<u64>,
+    pub(crate) sluggishness: ArgList<u64>,
     /// Bits of a hash: of 8, 16, 24, 32
     #[arg(long, value_parser = numbers, default_value = "32")]
-    pub(crate) hash_bits: List<u64>,
+    pub(crate) hash_bits: ArgList<u64>,
     /// Keys
     #[arg(long, value_parser = pairs_list, default_value = "1m")]
-    pub(crate) pairs: List<u64>,
+    pub(crate) pairs: ArgList<u64>,
     /// MiB of memory budget of a keyspace
     #[arg(long, value_parser = numbers, default_value = "1024")]
-    pub(crate) memory: List<u64>,
+    pub(crate) memory: ArgList<u64>,
     /// Measure a keyspace instead of the trie: inserts of all pairs, then gets for this time
     #[arg(long = "seconds", value_parser = seconds)]
     pub(crate) phase: Option<Duration>,
     #[command(flatten)]
-    pub(crate) dir: Dir,
+    pub(crate) dir: DirArgs,
 }
 
 /// Options of `memory`.
 #[derive(Args, Clone, Debug)]
-pub(crate) struct Memory {
+pub(crate) struct MemoryArgs {
     /// Engines of Sheaf
-    #[arg(long, value_parser = some_of_ours, default_value = crate::memory::ENGINES)]
-    pub(crate) engines: List<Subject>,
+    #[arg(long, value_parser = own_engines, default_value = crate::memory::ENGINES)]
+    pub(crate) engines: ArgList<BenchSubject>,
     /// MiB of memory budget
     #[arg(long, value_parser = mebibytes, default_value = "64")]
     pub(crate) memory: u64,
@@ -496,16 +502,16 @@ pub(crate) struct Memory {
     #[arg(long = "seconds", value_parser = seconds, default_value = "4")]
     pub(crate) phase: Duration,
     #[command(flatten)]
-    pub(crate) dir: Dir,
+    pub(crate) dir: DirArgs,
 }
 
 /// Options of `advise`.
 #[derive(Args, Clone, Debug)]
-pub(crate) struct Advise {
+pub(crate) struct AdviseArgs {
     /// Workloads of crates/bench/tables/advise.toml [default: all]; with --measure kinds of costs,
     /// and memory, hot, beyond
-    #[arg(long, value_parser = listed)]
-    only: Option<List<String>>,
+    #[arg(long, value_parser = name_list)]
+    only: Option<ArgList<String>>,
     /// Instead, measure the costs behind the advice, as lines of crates/sheaf/src/advise/costs.tsv
     #[arg(long)]
     pub(crate) measure: bool,
@@ -513,10 +519,10 @@ pub(crate) struct Advise {
     #[arg(long = "seconds", value_parser = seconds)]
     phase: Option<Duration>,
     #[command(flatten)]
-    pub(crate) dir: Dir,
+    pub(crate) dir: DirArgs,
 }
 
-impl Advise {
+impl AdviseArgs {
     /// The loads; none for all.
     pub(crate) fn only(&self) -> &[String] {
         self.only.as_deref().unwrap_or_default()
@@ -530,7 +536,7 @@ impl Advise {
 
 /// Options of `across`.
 #[derive(Args, Clone, Debug)]
-pub(crate) struct Across {
+pub(crate) struct AcrossArgs {
     /// Keyspaces opened together
     #[arg(long, value_parser = at_least::<1>, default_value = "1000")]
     pub(crate) keyspaces: u64,
@@ -538,7 +544,7 @@ pub(crate) struct Across {
     #[arg(long, value_parser = at_least::<1>, default_value = "3")]
     pub(crate) rounds: u64,
     #[command(flatten)]
-    pub(crate) dir: Dir,
+    pub(crate) dir: DirArgs,
     /// Open this database and report the time; `across` starts itself with it
     #[arg(long, hide = true)]
     pub(crate) open: Option<PathBuf>,
@@ -546,13 +552,13 @@ pub(crate) struct Across {
 
 /// Options of `run`.
 #[derive(Args, Clone, Debug)]
-pub(crate) struct Run {
+pub(crate) struct RunArgs {
     /// Workload, see `list`
     #[arg(value_parser = values::workload, value_name = "WORKLOAD")]
-    pub(crate) load: Load,
+    pub(crate) workload: Workload,
     /// Engine of Sheaf, peer, or null
     #[arg(long, value_parser = store, default_value = "flat")]
-    pub(crate) subject: Subject,
+    pub(crate) subject: BenchSubject,
     /// Threads [default: those of the workload]
     #[arg(long, value_parser = at_least::<1>)]
     pub(crate) threads: Option<u64>,
@@ -564,9 +570,9 @@ pub(crate) struct Run {
     pub(crate) phase: Duration,
     /// Milliseconds between syncs of a peer; 0: never
     #[arg(long = "sync-ms", value_parser = sync_every, default_value = "100")]
-    pub(crate) sync_every: Every,
+    pub(crate) sync_every: SyncInterval,
     #[command(flatten)]
-    pub(crate) dir: Dir,
+    pub(crate) dir: DirArgs,
     /// Updates before the timed ones, as a multiple of the pairs [default: 2 for updates]
     #[arg(long, value_parser = at_least::<0>)]
     pub(crate) warm: Option<u64>,

@@ -32,17 +32,17 @@ fn scale_runs_each_workload_with_every_number_of_threads() {
     let scaled = options.comparison(12).unwrap();
     assert_eq!((scaled.pairs, scaled.options.rounds), (vec![100_000], 1));
     let threads = |name: &str| {
-        let load = scaled.loads.iter().find(|load| load.name == name);
+        let load = scaled.workloads.iter().find(|load| load.name == name);
         load.map(|load| load.threads.clone()).unwrap_or_default()
     };
     assert_eq!(threads("fill-random"), [1, 2, 4, 8, 12]);
     assert_eq!(threads("durable"), [1, 2, 4, 8, 12, 24, 96]);
-    assert_eq!(scaled.loads.len(), SCALED.len());
+    assert_eq!(scaled.workloads.len(), SCALE_WORKLOADS.len());
     let Ok(Command::Scale(options)) = line("scale --only scan-50 --threads 1,16 --quick") else {
         panic!("not a scaling")
     };
     let scaled = options.comparison(2).unwrap();
-    assert_eq!((scaled.pairs, &scaled.loads[0].threads), (vec![200_000], &vec![1, 16]));
+    assert_eq!((scaled.pairs, &scaled.workloads[0].threads), (vec![200_000], &vec![1, 16]));
 }
 
 #[test]
@@ -87,13 +87,13 @@ fn a_quick_comparison_is_small_and_can_still_be_changed() {
     };
     let compare = compare.comparison().unwrap();
     assert_eq!((compare.options.rounds, compare.pairs, compare.threads), (5, vec![200_000], vec![1, 2]));
-    assert_eq!(compare.options.subjects, [Subject::FLAT, Subject::NULL]);
-    assert!(compare.loads.iter().all(|load| load.quick) && compare.loads.len() > 8);
+    assert_eq!(compare.options.subjects, [BenchSubject::FLAT, BenchSubject::NULL]);
+    assert!(compare.workloads.iter().all(|load| load.quick) && compare.workloads.len() > 8);
 }
 
 #[test]
 fn a_report_does_not_say_where_files_went() {
     let line = "compare --quick --out /o --rounds 5 --stores flat,null --dir /d --threads 1,2";
     let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
-    assert_eq!(without_places(&words), "compare --quick --rounds 5 --stores flat,null --threads 1,2");
+    assert_eq!(without_paths(&words), "compare --quick --rounds 5 --stores flat,null --threads 1,2");
 }

@@ -5,15 +5,15 @@
 use std::time::Duration;
 
 use crate::Result;
-use crate::figures::Group;
-use crate::spec::{self, Load};
-use crate::subjects::Subject;
-use crate::values::Part;
+use crate::figures::FigureGroup;
+use crate::subjects::BenchSubject;
+use crate::values::ValueMeasurement;
+use crate::workload::{self, Workload};
 
 /// Several values in one argument.
-pub(super) type List<T> = Vec<T>;
+pub(super) type ArgList<T> = Vec<T>;
 /// How often, if ever.
-pub(super) type Every = Option<Duration>;
+pub(super) type SyncInterval = Option<Duration>;
 
 /// `200`, `200k`, `5m`, `5_000_000`.
 fn count(text: &str) -> Option<u64> {
@@ -34,11 +34,11 @@ pub(super) fn at_least<const LEAST: u64>(text: &str) -> Result<u64> {
     }
 }
 
-fn each<T>(text: &str, value: impl Fn(&str) -> Result<T>) -> Result<List<T>> {
+fn each<T>(text: &str, value: impl Fn(&str) -> Result<T>) -> Result<ArgList<T>> {
     text.split(',').map(value).collect()
 }
 
-pub(super) fn numbers(text: &str) -> Result<List<u64>> {
+pub(super) fn numbers(text: &str) -> Result<ArgList<u64>> {
     each(text, at_least::<1>)
 }
 
@@ -47,12 +47,12 @@ pub(super) fn pairs(text: &str) -> Result<u64> {
     if pairs > 1 << 32 { Err(format!("{text}: at most 2^32").into()) } else { Ok(pairs) }
 }
 
-pub(super) fn pairs_list(text: &str) -> Result<List<u64>> {
+pub(super) fn pairs_list(text: &str) -> Result<ArgList<u64>> {
     each(text, pairs)
 }
 
 /// Names, whatever they mean.
-pub(super) fn listed(text: &str) -> Result<List<String>> {
+pub(super) fn name_list(text: &str) -> Result<ArgList<String>> {
     each(text, |name| Ok(name.to_owned()))
 }
 
@@ -63,7 +63,7 @@ pub(super) fn seconds(text: &str) -> Result<Duration> {
     }
 }
 
-pub(super) fn sync_every(text: &str) -> Result<Every> {
+pub(super) fn sync_every(text: &str) -> Result<SyncInterval> {
     let ms = at_least::<0>(text)?;
     Ok((ms > 0).then(|| Duration::from_millis(ms)))
 }
@@ -91,32 +91,32 @@ pub(super) fn mebibytes(text: &str) -> Result<u64> {
     Ok(at_least::<16>(text)?.saturating_mul(1 << 20))
 }
 
-pub(super) fn workload(name: &str) -> Result<Load> {
-    spec::select(&[name])?.into_iter().next().ok_or_else(|| "no such workload".into())
+pub(super) fn workload(name: &str) -> Result<Workload> {
+    workload::select(&[name])?.into_iter().next().ok_or_else(|| "no such workload".into())
 }
 
-pub(super) fn store(name: &str) -> Result<Subject> {
-    Subject::parse(name)
+pub(super) fn store(name: &str) -> Result<BenchSubject> {
+    BenchSubject::parse(name)
 }
 
-pub(super) fn ours(name: &str) -> Result<Subject> {
-    let subject = Subject::parse(name)?;
-    if subject.is_peer() || subject == Subject::NULL {
+pub(super) fn own_engine(name: &str) -> Result<BenchSubject> {
+    let subject = BenchSubject::parse(name)?;
+    if subject.is_peer() || subject == BenchSubject::NULL {
         return Err(format!("{name} is not an engine of Sheaf").into());
     }
     Ok(subject)
 }
 
 /// An engine that figures were promised of.
-pub(super) fn engine(name: &str) -> Result<Subject> {
-    match Subject::parse(name)? {
-        engine @ (Subject::FLAT | Subject::FLEX | Subject::CEDRUS) => Ok(engine),
+pub(super) fn engine(name: &str) -> Result<BenchSubject> {
+    match BenchSubject::parse(name)? {
+        engine @ (BenchSubject::FLAT | BenchSubject::FLEX | BenchSubject::CEDRUS) => Ok(engine),
         other => Err(format!("{} has no figures; flat, flex and cedrus have", other.name()).into()),
     }
 }
 
 /// Each once, in the order given.
-fn once(subjects: List<Subject>) -> List<Subject> {
+fn deduplicate(subjects: ArgList<BenchSubject>) -> ArgList<BenchSubject> {
     let mut kept = Vec::new();
     for subject in subjects {
         if !kept.contains(&subject) {
@@ -126,32 +126,32 @@ fn once(subjects: List<Subject>) -> List<Subject> {
     kept
 }
 
-pub(super) fn stores(names: &str) -> Result<List<Subject>> {
-    each(names, store).map(once)
+pub(super) fn stores(names: &str) -> Result<ArgList<BenchSubject>> {
+    each(names, store).map(deduplicate)
 }
 
-pub(super) fn some_of_ours(names: &str) -> Result<List<Subject>> {
-    each(names, ours).map(once)
+pub(super) fn own_engines(names: &str) -> Result<ArgList<BenchSubject>> {
+    each(names, own_engine).map(deduplicate)
 }
 
 /// Peers by name; `none` for none.
-pub(super) fn peers(names: &str) -> Result<List<Subject>> {
+pub(super) fn peers(names: &str) -> Result<ArgList<BenchSubject>> {
     if names == "none" {
         return Ok(Vec::new());
     }
-    let peer = |name: &str| match Subject::parse(name)? {
+    let peer = |name: &str| match BenchSubject::parse(name)? {
         peer if peer.is_peer() => Ok(peer),
         _ => Err(format!("{name} is not a peer").into()),
     };
-    each(names, peer).map(once)
+    each(names, peer).map(deduplicate)
 }
 
-pub(super) fn groups(names: &str) -> Result<List<Group>> {
-    each(names, Group::parse)
+pub(super) fn groups(names: &str) -> Result<ArgList<FigureGroup>> {
+    each(names, FigureGroup::parse)
 }
 
-pub(super) fn parts(names: &str) -> Result<List<Part>> {
-    each(names, Part::parse)
+pub(super) fn parts(names: &str) -> Result<ArgList<ValueMeasurement>> {
+    each(names, ValueMeasurement::parse)
 }
 
 #[cfg(test)]

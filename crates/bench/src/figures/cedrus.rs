@@ -14,17 +14,17 @@
 
 use std::time::Instant;
 
+use super::peer_comparison::{self as side, OpenStoreList};
 use super::promises::cedrus as promises;
-use super::side_by_side::{self as side, Open};
-use super::{Bench, Group, SETTLE, THREADS, alone, loads};
+use super::{FigureGroup, FiguresRun, MAX_QUIESCE, THREADS, durable_and_open, workloads};
 use crate::Result;
-use crate::data::Data;
-use crate::drive::{Length, SYNC_INTERVAL};
-use crate::keys::{KeyMaker, Layout, PAIR, VALUE, Values, key};
-use crate::measure::{Written, disk_bytes, settle};
-use crate::stage::{Choice, Mix, Op, Stage};
-use crate::subjects::{Setting, Subject};
-use crate::table::number;
+use crate::data::DataSpec;
+use crate::drive::{PhaseLength, SYNC_INTERVAL};
+use crate::keys::{KeyLayout, KeyMaker, UDB_PAIR_BYTES, UDB_VALUE_BYTES, ValueGenerator, key};
+use crate::measure::{WrittenBytes, disk_bytes, wait_until_idle};
+use crate::phase_spec::{KeyChoice, OperationMix, PairOperation, PhaseSpec};
+use crate::promise_table::number;
+use crate::subjects::{BenchSubject, StoreSetting};
 
 const OPEN_CLOSED: &str = "open after a close (s)";
 
@@ -34,43 +34,51 @@ const MIXES: [(&str, &str); 3] = [
     ("90 % reads", "get 90, update 10"),
     ("50 % updates", "get 50, update 50"),
 ];
-/// Operations of the mix whose device bytes are measured, as a multiple of the pairs: half of them are updates.
-const MEASURED: u64 = 4;
-/// Pairs that a churn replaces, as a multiple of those there are, and what the log may take in it: the trie comes on top.
+/// Operations of the mix whose device bytes are measured, as a multiple of the pairs: half of them
+/// are updates.
+const MEASURED_OPERATIONS: u64 = 4;
+/// Pairs that a churn replaces, as a multiple of those there are, and what the log may take in it:
+/// the trie comes on top.
 const CHURN: u64 = 4;
 const CHURN_LIMIT: f64 = 1.25;
 /// Looks at the disk in a churn.
-const LOOKS: u64 = 200;
+const DISK_SAMPLES: u64 = 200;
 
 /// Everything that `cedrus` promises.
-pub(super) fn run(bench: &mut Bench<'_>) -> Result<()> {
+pub(super) fn run(bench: &mut FiguresRun<'_>) -> Result<()> {
     side_by_side(bench)?;
     open_after_close(bench)?;
-    alone::open_after_kill(bench, promises::OPEN_KILLED)?;
+    durable_and_open::open_after_kill(bench, promises::OPEN_KILLED)?;
     device_bytes(bench)?;
     churn(bench)
 }
 
-fn side_by_side(bench: &mut Bench<'_>) -> Result<()> {
-    let all =
-        [Group::FillRandom, Group::GetUniform, Group::GetMiss, Group::GetZipf, Group::Mixes, Group::Open];
-    let ours = [Group::Memory, Group::Tail];
-    let subjects = match (bench.wants_any(&all), bench.wants_any(&ours)) {
+fn side_by_side(bench: &mut FiguresRun<'_>) -> Result<()> {
+    let all = [
+        FigureGroup::FillRandom,
+        FigureGroup::GetUniform,
+        FigureGroup::GetMiss,
+        FigureGroup::GetZipf,
+        FigureGroup::Mixes,
+        FigureGroup::Open,
+    ];
+    let ours = [FigureGroup::Memory, FigureGroup::Tail];
+    let subjects = match (bench.any_selected(&all), bench.any_selected(&ours)) {
         (true, _) => bench.subjects(0),
         (false, true) => vec![bench.options.engine],
         (false, false) => return Ok(()),
     };
     let stores = side::fill(bench, &subjects)?;
     side::memory(bench, &stores, promises::MEMORY);
-    if bench.wants(Group::FillRandom) {
-        bench.ratio(promises::FILL_RANDOM, loads::FILL_RANDOM, &[Subject::ROCKSDB]);
+    if bench.is_selected(FigureGroup::FillRandom) {
+        bench.ratio(promises::FILL_RANDOM, workloads::FILL_RANDOM, &[BenchSubject::ROCKSDB]);
     }
-    let every: Vec<Subject> = Subject::peers().collect();
+    let every: Vec<BenchSubject> = BenchSubject::peers().collect();
     for (group, wanted, promise, peers) in [
-        (Group::GetUniform, loads::GET_UNIFORM, promises::GET_UNIFORM, &[Subject::LMDB][..]),
-        (Group::GetMiss, loads::GET_MISS, promises::GET_MISS, &every),
+        (FigureGroup::GetUniform, workloads::GET_UNIFORM, promises::GET_UNIFORM, &[BenchSubject::LMDB][..]),
+        (FigureGroup::GetMiss, workloads::GET_MISS, promises::GET_MISS, &every),
     ] {
-        if bench.wants(group) {
+        if bench.is_selected(group) {
             side::gets(bench, &stores, wanted)?;
             bench.ratio(promise, wanted.0, peers);
         }
@@ -80,56 +88,58 @@ fn side_by_side(bench: &mut Bench<'_>) -> Result<()> {
     stores.into_iter().try_for_each(|(_, store)| store.close())
 }
 
-fn mixes(bench: &mut Bench<'_>, stores: &Open) -> Result<()> {
-    if !bench.wants(Group::Mixes) {
+fn mixes(bench: &mut FiguresRun<'_>, stores: &OpenStoreList) -> Result<()> {
+    if !bench.is_selected(FigureGroup::Mixes) {
         return Ok(());
     }
     for (place, (row, mix)) in MIXES.into_iter().enumerate() {
-        side::mix(bench, stores, row, &Mix::parse(mix)?, Choice::Zipf)?;
-        bench.ratio(promises::MIXES_ROCKSDB[place], row, &[Subject::ROCKSDB]);
+        side::mix(bench, stores, row, &OperationMix::parse(mix)?, KeyChoice::Zipf)?;
+        bench.ratio(promises::MIXES_ROCKSDB[place], row, &[BenchSubject::ROCKSDB]);
         if let Some(promise) = promises::MIXES_LMDB.get(place) {
-            bench.ratio(*promise, row, &[Subject::LMDB]);
+            bench.ratio(*promise, row, &[BenchSubject::LMDB]);
         }
     }
     Ok(())
 }
 
-fn halves(bench: &Bench<'_>, length: Length) -> Result<Stage> {
-    let mix = Mix::parse(MIXES[2].1)?;
-    Ok(Stage::new(Data::udb(bench.options.pairs), mix, Choice::Zipf, THREADS, length))
+fn half_updates(bench: &FiguresRun<'_>, length: PhaseLength) -> Result<PhaseSpec> {
+    let mix = OperationMix::parse(MIXES[2].1)?;
+    Ok(PhaseSpec::new(DataSpec::udb(bench.options.pairs), mix, KeyChoice::Zipf, THREADS, length))
 }
 
 /// The updates of a mix, each one's latency.
-fn tail(bench: &mut Bench<'_>, stores: &Open) -> Result<()> {
-    let Some(store) = side::of_ours(stores).filter(|_| bench.wants(Group::Tail)) else { return Ok(()) };
+fn tail(bench: &mut FiguresRun<'_>, stores: &OpenStoreList) -> Result<()> {
+    let Some(store) = side::own_store(stores).filter(|_| bench.is_selected(FigureGroup::Tail)) else {
+        return Ok(());
+    };
     let promises = [promises::TAIL, promises::LONGEST];
-    side::Tail { promises, ..side::Tail::WRITES }.measure(bench, |bench, round| {
-        let stage = Stage {
+    side::TailLatency { promises, ..side::TailLatency::WRITES }.measure(bench, |bench, round| {
+        let phase_spec = PhaseSpec {
             seed: 700 + round,
             latencies: true,
-            timed: Some(Op::Update),
-            ..halves(bench, Length::Time(bench.options.tail))?
+            timed: Some(PairOperation::Update),
+            ..half_updates(bench, PhaseLength::Time(bench.options.tail))?
         };
-        Ok(stage.run(store)?.0)
+        Ok(phase_spec.run(store)?.0)
     })
 }
 
 /// Opens what was closed. The time ends with the first get.
-fn open_after_close(bench: &mut Bench<'_>) -> Result<()> {
-    if !bench.wants(Group::Open) {
+fn open_after_close(bench: &mut FiguresRun<'_>) -> Result<()> {
+    if !bench.is_selected(FigureGroup::Open) {
         return Ok(());
     }
     for round in 0..bench.options.rounds {
         for subject in bench.subjects(round) {
-            let dir = bench.place.path().join(subject.name());
+            let dir = bench.run_dir.path().join(subject.name());
             let began = Instant::now();
-            let store = subject.open(&dir, Setting::BUFFERED)?;
+            let store = subject.open(&dir, StoreSetting::BUFFERED)?;
             let found = store.session()?.get(&key(0))?;
             let seconds = began.elapsed().as_secs_f64();
             if found != Some(0) {
                 return Err(format!("{}: pair 0 is missing after a close: {found:?}", subject.name()).into());
             }
-            bench.note(OPEN_CLOSED, subject, round, seconds, "s");
+            bench.record_value(OPEN_CLOSED, subject, round, seconds, "s");
             store.close()?;
         }
     }
@@ -139,27 +149,30 @@ fn open_after_close(bench: &mut Bench<'_>) -> Result<()> {
 }
 
 /// What the device is given to write by a fill, and by a mix.
-fn device_bytes(bench: &mut Bench<'_>) -> Result<()> {
-    if !bench.wants(Group::DeviceBytes) {
+fn device_bytes(bench: &mut FiguresRun<'_>) -> Result<()> {
+    if !bench.is_selected(FigureGroup::DeviceBytes) {
         return Ok(());
     }
-    let dir = bench.place.fresh("space")?;
-    let store = bench.options.engine.open(&dir, Setting::BUFFERED)?;
+    let dir = bench.run_dir.fresh("space")?;
+    let store = bench.options.engine.open(&dir, StoreSetting::BUFFERED)?;
     let pairs = bench.options.pairs;
-    let before = Written::read(&dir)?;
-    let sample = loads::fill(&*store, pairs, None)?;
-    settle(SETTLE);
-    let written = Written::read(&dir)?.since(before);
-    let per_user = |written: Written, user: u64| written.verdict() as f64 / user as f64;
+    let before = WrittenBytes::read(&dir)?;
+    let sample = workloads::fill(&*store, pairs, None)?;
+    wait_until_idle(MAX_QUIESCE);
+    let written = WrittenBytes::read(&dir)?.since(before);
+    let per_user = |written: WrittenBytes, user: u64| written.device_or_process() as f64 / user as f64;
     let detail = format!("{} k/s", number(sample.rate() / 1e3));
-    bench.figure(promises::DEVICE_FILL, Some(per_user(written, pairs * PAIR)), detail);
+    bench.figure(promises::DEVICE_FILL, Some(per_user(written, pairs * UDB_PAIR_BYTES)), detail);
 
-    let before = Written::read(&dir)?;
-    let stage = Stage { final_sync: true, ..halves(bench, Length::Operations(pairs * MEASURED))? };
-    let (sample, _) = stage.run(&*store)?;
-    settle(SETTLE);
-    let written = Written::read(&dir)?.since(before);
-    let inner = store.inner().unwrap_or_default();
+    let before = WrittenBytes::read(&dir)?;
+    let phase_spec = PhaseSpec {
+        final_sync: true,
+        ..half_updates(bench, PhaseLength::Operations(pairs * MEASURED_OPERATIONS))?
+    };
+    let (sample, _) = phase_spec.run(&*store)?;
+    wait_until_idle(MAX_QUIESCE);
+    let written = WrittenBytes::read(&dir)?.since(before);
+    let inner = store.sheaf_figures().unwrap_or_default();
     let detail = format!(
         "{} k/s; disk at the end {} × live",
         number(sample.rate() / 1e3),
@@ -167,26 +180,29 @@ fn device_bytes(bench: &mut Bench<'_>) -> Result<()> {
     );
     bench.figure(promises::DEVICE_MIX, Some(per_user(written, sample.user_bytes)), detail);
     store.close()?;
-    bench.place.clear("space")
+    bench.run_dir.clear("space")
 }
 
 /// Pairs come and go, as many as there are several times over.
-fn churn(bench: &mut Bench<'_>) -> Result<()> {
-    if !bench.wants(Group::Churn) {
+fn churn(bench: &mut FiguresRun<'_>) -> Result<()> {
+    if !bench.is_selected(FigureGroup::Churn) {
         return Ok(());
     }
-    let dir = bench.place.fresh("churn")?;
-    let store = bench.options.engine.open(&dir, Setting { space_limit: CHURN_LIMIT, ..Setting::BUFFERED })?;
+    let dir = bench.run_dir.fresh("churn")?;
+    let store = bench
+        .options
+        .engine
+        .open(&dir, StoreSetting { space_limit: CHURN_LIMIT, ..StoreSetting::BUFFERED })?;
     let pairs = bench.options.pairs;
-    let inserts = loads::fill(&*store, pairs, Some(SYNC_INTERVAL))?.rate();
-    let (mut keys, mut values, mut most) = (KeyMaker::new(Layout::UDB), Values::new(), 0.0f64);
+    let inserts = workloads::fill(&*store, pairs, Some(SYNC_INTERVAL))?.rate();
+    let (mut keys, mut values, mut most) = (KeyMaker::new(KeyLayout::UDB), ValueGenerator::new(), 0.0f64);
     let mut session = store.session()?;
     let began = Instant::now();
     for index in 0..pairs * CHURN {
         session.remove(keys.make(index))?;
-        session.put(keys.make(index + pairs), values.make(index + pairs, 1, VALUE))?;
-        if index % (pairs * CHURN / LOOKS).max(1) == 0 {
-            let live = store.inner().unwrap_or_default().live_bytes;
+        session.put(keys.make(index + pairs), values.make(index + pairs, 1, UDB_VALUE_BYTES))?;
+        if index % (pairs * CHURN / DISK_SAMPLES).max(1) == 0 {
+            let live = store.sheaf_figures().unwrap_or_default().live_bytes;
             most = most.max(disk_bytes(&dir) as f64 / live.max(1) as f64);
         }
     }
@@ -198,7 +214,7 @@ fn churn(bench: &mut Bench<'_>) -> Result<()> {
         number(inserts / 1e3)
     );
     bench.figure(promises::CHURN, Some(rate / inserts), detail);
-    bench.figure(promises::CHURN_DISK, Some(most), format!("maximum of {LOOKS} samples"));
+    bench.figure(promises::CHURN_DISK, Some(most), format!("maximum of {DISK_SAMPLES} samples"));
     store.close()?;
-    bench.place.clear("churn")
+    bench.run_dir.clear("churn")
 }

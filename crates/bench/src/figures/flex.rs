@@ -17,62 +17,62 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use super::peer_comparison::{self as side, OpenStoreList};
 use super::promises::flex as promises;
-use super::side_by_side::{self as side, Open};
-use super::{Bench, Group, SETTLE, THREADS, alone, loads};
+use super::{FigureGroup, FiguresRun, MAX_QUIESCE, THREADS, durable_and_open, workloads};
 use crate::Result;
-use crate::drive::{Length, Phase};
-use crate::keys::PAIR;
-use crate::measure::{Written, disk_bytes, settle};
-use crate::stage::{Choice, Mix, Op, Stage};
-use crate::subjects::{Setting, Subject};
-use crate::table::number;
+use crate::drive::{DriveOptions, PhaseLength};
+use crate::keys::UDB_PAIR_BYTES;
+use crate::measure::{WrittenBytes, disk_bytes, wait_until_idle};
+use crate::phase_spec::{KeyChoice, OperationMix, PairOperation, PhaseSpec};
+use crate::promise_table::number;
+use crate::subjects::{BenchSubject, StoreSetting};
 
 /// Everything that `flex` promises.
-pub(super) fn run(bench: &mut Bench<'_>) -> Result<()> {
+pub(super) fn run(bench: &mut FiguresRun<'_>) -> Result<()> {
     side_by_side(bench)?;
-    alone::open_after_kill(bench, super::promises::OPEN)?;
+    durable_and_open::open_after_kill(bench, super::promises::OPEN)?;
     device_bytes(bench)
 }
 
-fn side_by_side(bench: &mut Bench<'_>) -> Result<()> {
+fn side_by_side(bench: &mut FiguresRun<'_>) -> Result<()> {
     let all = [
-        Group::FillRandom,
-        Group::GetUniform,
-        Group::GetMiss,
-        Group::GetZipf,
-        Group::Scan,
-        Group::ScanDown,
-        Group::UpdateZipf,
-        Group::Ycsb,
-        Group::Open,
+        FigureGroup::FillRandom,
+        FigureGroup::GetUniform,
+        FigureGroup::GetMiss,
+        FigureGroup::GetZipf,
+        FigureGroup::Scan,
+        FigureGroup::ScanDown,
+        FigureGroup::UpdateZipf,
+        FigureGroup::Ycsb,
+        FigureGroup::Open,
     ];
-    let ours = [Group::Cpu, Group::Memory, Group::ReadTail, Group::Tail];
-    let subjects = match (bench.wants_any(&all), bench.wants_any(&ours)) {
+    let ours = [FigureGroup::Cpu, FigureGroup::Memory, FigureGroup::ReadTail, FigureGroup::Tail];
+    let subjects = match (bench.any_selected(&all), bench.any_selected(&ours)) {
         (true, _) => bench.subjects(0),
         (false, true) => vec![bench.options.engine],
         (false, false) => return Ok(()),
     };
     let stores = side::fill(bench, &subjects)?;
     side::memory(bench, &stores, promises::MEMORY);
-    if bench.wants(Group::FillRandom) {
-        bench.ratio(promises::FILL_RANDOM, loads::FILL_RANDOM, &[Subject::ROCKSDB]);
+    if bench.is_selected(FigureGroup::FillRandom) {
+        bench.ratio(promises::FILL_RANDOM, workloads::FILL_RANDOM, &[BenchSubject::ROCKSDB]);
     }
     for (subject, store) in &stores {
-        loads::check(&**store, bench.options.pairs)
+        workloads::check(&**store, bench.options.pairs)
             .map_err(|error| format!("{}: {error}", subject.name()))?;
     }
     gets(bench, &stores)?;
     for (group, row, op, promise) in [
-        (Group::Scan, "scan-50", Op::Scan, promises::SCAN),
-        (Group::ScanDown, "scan-50-down", Op::ScanDown, promises::SCAN_DOWN),
+        (FigureGroup::Scan, "scan-50", PairOperation::Scan, promises::SCAN),
+        (FigureGroup::ScanDown, "scan-50-down", PairOperation::ScanDown, promises::SCAN_DOWN),
     ] {
-        if bench.wants(group) {
-            side::mix(bench, &stores, row, &Mix::only(op), Choice::Uniform)?;
-            bench.ratio(promise, row, &[Subject::LMDB]);
+        if bench.is_selected(group) {
+            side::mix(bench, &stores, row, &OperationMix::only(op), KeyChoice::Uniform)?;
+            bench.ratio(promise, row, &[BenchSubject::LMDB]);
         }
     }
-    if bench.wants(Group::UpdateZipf) {
+    if bench.is_selected(FigureGroup::UpdateZipf) {
         side::updates(bench, &stores, promises::UPDATE_ZIPF)?;
     }
     ycsb(bench, &stores)?;
@@ -85,14 +85,14 @@ fn side_by_side(bench: &mut Bench<'_>) -> Result<()> {
     Ok(())
 }
 
-fn gets(bench: &mut Bench<'_>, stores: &Open) -> Result<()> {
-    let every: Vec<Subject> = Subject::peers().collect();
+fn gets(bench: &mut FiguresRun<'_>, stores: &OpenStoreList) -> Result<()> {
+    let every: Vec<BenchSubject> = BenchSubject::peers().collect();
     for (group, wanted, promise, peers) in [
-        (Group::GetUniform, loads::GET_UNIFORM, promises::GET_UNIFORM, &[Subject::LMDB][..]),
-        (Group::GetZipf, loads::GET_ZIPF, promises::GET_ZIPF, &[Subject::LMDB]),
-        (Group::GetMiss, loads::GET_MISS, promises::GET_MISS, &every),
+        (FigureGroup::GetUniform, workloads::GET_UNIFORM, promises::GET_UNIFORM, &[BenchSubject::LMDB][..]),
+        (FigureGroup::GetZipf, workloads::GET_ZIPF, promises::GET_ZIPF, &[BenchSubject::LMDB]),
+        (FigureGroup::GetMiss, workloads::GET_MISS, promises::GET_MISS, &every),
     ] {
-        if bench.wants(group) {
+        if bench.is_selected(group) {
             side::gets(bench, stores, wanted)?;
             bench.ratio(promise, wanted.0, peers);
         }
@@ -101,24 +101,24 @@ fn gets(bench: &mut Bench<'_>, stores: &Open) -> Result<()> {
 }
 
 /// Name, mix, choice, and the place among the promises.
-const YCSB: [(&str, &str, Choice, usize); 6] = [
-    ("ycsb-a", "get 50, update 50", Choice::Zipf, 0),
-    ("ycsb-b", "get 95, update 5", Choice::Zipf, 1),
-    ("ycsb-c", "get", Choice::Zipf, 2),
-    ("ycsb-f", "get 50, read-modify-write 50", Choice::Zipf, 5),
-    ("ycsb-e", "scan 95, insert 5", Choice::Zipf, 4),
-    ("ycsb-d", "get 95, insert 5", Choice::Latest, 3),
+const YCSB: [(&str, &str, KeyChoice, usize); 6] = [
+    ("ycsb-a", "get 50, update 50", KeyChoice::Zipf, 0),
+    ("ycsb-b", "get 95, update 5", KeyChoice::Zipf, 1),
+    ("ycsb-c", "get", KeyChoice::Zipf, 2),
+    ("ycsb-f", "get 50, read-modify-write 50", KeyChoice::Zipf, 5),
+    ("ycsb-e", "scan 95, insert 5", KeyChoice::Zipf, 4),
+    ("ycsb-d", "get 95, insert 5", KeyChoice::Latest, 3),
 ];
 
-fn ycsb(bench: &mut Bench<'_>, stores: &Open) -> Result<()> {
-    if !bench.wants(Group::Ycsb) {
+fn ycsb(bench: &mut FiguresRun<'_>, stores: &OpenStoreList) -> Result<()> {
+    if !bench.is_selected(FigureGroup::Ycsb) {
         return Ok(());
     }
-    let peers: Vec<Subject> = Subject::peers().collect();
+    let peers: Vec<BenchSubject> = BenchSubject::peers().collect();
     let mut worst: Option<(f64, String)> = None;
     for (row, mix, choice, place) in YCSB {
-        side::mix(bench, stores, row, &Mix::parse(mix)?, choice)?;
-        bench.ratio(promises::YCSB[place], row, &[Subject::ROCKSDB]);
+        side::mix(bench, stores, row, &OperationMix::parse(mix)?, choice)?;
+        bench.ratio(promises::YCSB[place], row, &[BenchSubject::ROCKSDB]);
         let Some(best) = bench.results.ratio(row, &peers) else { continue };
         if worst.as_ref().is_none_or(|(least, _)| best.value < *least) {
             worst = Some((best.value, format!("{row}: {}", best.detail)));
@@ -130,65 +130,73 @@ fn ycsb(bench: &mut Bench<'_>, stores: &Open) -> Result<()> {
 }
 
 /// The reads of YCSB A, each one's latency.
-fn read_tail(bench: &mut Bench<'_>, stores: &Open) -> Result<()> {
-    let Some(store) = side::of_ours(stores).filter(|_| bench.wants(Group::ReadTail)) else { return Ok(()) };
-    let mix = Mix::parse("get 50, update 50")?;
+fn read_tail(bench: &mut FiguresRun<'_>, stores: &OpenStoreList) -> Result<()> {
+    let Some(store) = side::own_store(stores).filter(|_| bench.is_selected(FigureGroup::ReadTail)) else {
+        return Ok(());
+    };
+    let mix = OperationMix::parse("get 50, update 50")?;
     let promises = [promises::READ_TAIL, promises::READ_LONGEST];
-    side::Tail { name: "read-tail", promises, quantile: 0.999, unit: 1e3 }.measure(bench, |bench, round| {
-        let stage = Stage {
-            seed: 600 + round,
-            latencies: true,
-            timed: Some(Op::Get),
-            ..side::stage(bench, &mix, Choice::Zipf, bench.options.tail)
-        };
-        Ok(stage.run(store)?.0)
-    })
+    side::TailLatency { name: "read-tail", promises, quantile: 0.999, unit: 1e3 }.measure(
+        bench,
+        |bench, round| {
+            let phase_spec = PhaseSpec {
+                seed: 600 + round,
+                latencies: true,
+                timed: Some(PairOperation::Get),
+                ..side::phase_spec(bench, &mix, KeyChoice::Zipf, bench.options.tail)
+            };
+            Ok(phase_spec.run(store)?.0)
+        },
+    )
 }
 
 /// Updates of which device bytes and disk are measured, as a multiple of the pairs.
-const MEASURED: u64 = 5;
+const MEASURED_UPDATES: u64 = 5;
 
 /// What the device is given to write by a fill, and by updates; the disk taken meanwhile.
-fn device_bytes(bench: &mut Bench<'_>) -> Result<()> {
-    if !bench.wants(Group::DeviceBytes) {
+fn device_bytes(bench: &mut FiguresRun<'_>) -> Result<()> {
+    if !bench.is_selected(FigureGroup::DeviceBytes) {
         return Ok(());
     }
-    let dir = bench.place.fresh("space")?;
-    let store = bench.options.engine.open(&dir, Setting::BUFFERED)?;
+    let dir = bench.run_dir.fresh("space")?;
+    let store = bench.options.engine.open(&dir, StoreSetting::BUFFERED)?;
     let pairs = bench.options.pairs;
-    let ratio = |bytes: u64, user: u64| bytes as f64 / (user * PAIR) as f64;
-    let before = Written::read(&dir)?;
-    let sample = loads::fill(&*store, pairs, None)?;
-    settle(SETTLE);
-    let written = Written::read(&dir)?.since(before);
+    let ratio = |bytes: u64, user: u64| bytes as f64 / (user * UDB_PAIR_BYTES) as f64;
+    let before = WrittenBytes::read(&dir)?;
+    let sample = workloads::fill(&*store, pairs, None)?;
+    wait_until_idle(MAX_QUIESCE);
+    let written = WrittenBytes::read(&dir)?.since(before);
     let detail =
         format!("process {}; {} k/s", number(ratio(written.process, pairs)), number(sample.rate() / 1e3));
-    bench.figure(promises::DEVICE_FILL, Some(ratio(written.verdict(), pairs)), detail);
+    bench.figure(promises::DEVICE_FILL, Some(ratio(written.device_or_process(), pairs)), detail);
 
-    let (before, stop) = (Written::read(&dir)?, AtomicBool::new(false));
+    let (before, stop) = (WrittenBytes::read(&dir)?, AtomicBool::new(false));
     let (sample, disk) = std::thread::scope(|scope| {
-        let watcher = scope.spawn(|| most_disk(&dir, &stop));
-        let phase = Phase { final_sync: true, ..Phase::of(Length::Operations(pairs * MEASURED), None) };
-        let sample = loads::update_zipf(&*store, pairs, THREADS, 400, phase);
-        settle(SETTLE);
+        let watcher = scope.spawn(|| peak_disk_bytes(&dir, &stop));
+        let phase = DriveOptions {
+            final_sync: true,
+            ..DriveOptions::new(PhaseLength::Operations(pairs * MEASURED_UPDATES), None)
+        };
+        let sample = workloads::update_zipf(&*store, pairs, THREADS, 400, phase);
+        wait_until_idle(MAX_QUIESCE);
         stop.store(true, Ordering::Relaxed);
         (sample, watcher.join().unwrap_or_default())
     });
     let sample = sample?;
-    let written = Written::read(&dir)?.since(before);
-    let user = pairs * MEASURED;
+    let written = WrittenBytes::read(&dir)?.since(before);
+    let user = pairs * MEASURED_UPDATES;
     let detail =
         format!("process {}; {} k/s", number(ratio(written.process, user)), number(sample.rate() / 1e3));
-    bench.figure(promises::DEVICE_UPDATE, Some(ratio(written.verdict(), user)), detail);
+    bench.figure(promises::DEVICE_UPDATE, Some(ratio(written.device_or_process(), user)), detail);
     let detail =
         format!("maximum of 20 samples a second; {} at the end", number(ratio(disk_bytes(&dir), pairs)));
     bench.figure(promises::DISK, Some(ratio(disk, pairs)), detail);
     store.close()?;
-    bench.place.clear("space")
+    bench.run_dir.clear("space")
 }
 
 /// The most blocks of a directory, seen until told to stop.
-fn most_disk(dir: &Path, stop: &AtomicBool) -> u64 {
+fn peak_disk_bytes(dir: &Path, stop: &AtomicBool) -> u64 {
     let mut most = 0;
     while !stop.load(Ordering::Relaxed) {
         most = most.max(disk_bytes(dir));

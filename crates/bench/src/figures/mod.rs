@@ -13,45 +13,46 @@
 //!   empty
 //! ```
 //!
-//! That is for `flat`; what is different for `flex` and `cedrus` stands in their modules. With `--keep` databases stay, and the next run opens
-//! those it finds: so a long run can be done in pieces.
+//! That is for `flat`; what is different for `flex` and `cedrus` stands in their modules. With
+//! `--keep` databases stay, and the next run opens those it finds: so a long run can be done in
+//! pieces.
 //!
-//! The order of the stores is reversed in every other round. Between phases the process must have come
-//! to rest (compactions, cleaners), so that no store works in another's time.
+//! The order of the stores is reversed in every other round. Between phases the process must have
+//! come to rest (compactions, cleaners), so that no store works in another's time.
 
-mod alone;
 mod cedrus;
+mod durable_and_open;
 mod flex;
-mod loads;
+mod peer_comparison;
 mod promises;
 mod results;
-mod side_by_side;
+mod workloads;
 
-pub(crate) use side_by_side::percentiles;
+pub(crate) use peer_comparison::percentiles;
 
 use std::time::Duration;
 
 use serde_json::json;
 
-use crate::args::Figures;
-use crate::keys::PAIR;
-use crate::machine::Machine;
-use crate::place::Place;
-use crate::progress::say;
-use crate::subjects::Subject;
-use crate::table::{self, Row, number};
+use crate::args::FiguresArgs;
+use crate::keys::UDB_PAIR_BYTES;
+use crate::machine::MachineInfo;
+use crate::progress::print_status;
+use crate::promise_table::{self, PromiseRow, number};
+use crate::run_dir::RunDir;
+use crate::subjects::BenchSubject;
 use crate::{Result, measure};
 
-use results::Results;
+use results::FigureResults;
 
 /// Threads of everything that the issue states for 2.
 const THREADS: u64 = 2;
 /// How long background work may go on after a phase before the next one starts regardless.
-const SETTLE: Duration = Duration::from_secs(60);
+const MAX_QUIESCE: Duration = Duration::from_secs(60);
 
 /// Figures that are measured together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Group {
+pub(crate) enum FigureGroup {
     FillRandom,
     GetUniform,
     GetMiss,
@@ -72,77 +73,81 @@ pub(crate) enum Group {
     Empty,
 }
 
-impl Group {
-    pub(crate) const ALL: [Group; 18] = [
-        Group::FillRandom,
-        Group::GetUniform,
-        Group::GetMiss,
-        Group::GetZipf,
-        Group::Scan,
-        Group::ScanDown,
-        Group::UpdateZipf,
-        Group::Ycsb,
-        Group::Mixes,
-        Group::Cpu,
-        Group::Memory,
-        Group::ReadTail,
-        Group::Tail,
-        Group::Open,
-        Group::Durable,
-        Group::DeviceBytes,
-        Group::Churn,
-        Group::Empty,
+impl FigureGroup {
+    pub(crate) const ALL: [FigureGroup; 18] = [
+        FigureGroup::FillRandom,
+        FigureGroup::GetUniform,
+        FigureGroup::GetMiss,
+        FigureGroup::GetZipf,
+        FigureGroup::Scan,
+        FigureGroup::ScanDown,
+        FigureGroup::UpdateZipf,
+        FigureGroup::Ycsb,
+        FigureGroup::Mixes,
+        FigureGroup::Cpu,
+        FigureGroup::Memory,
+        FigureGroup::ReadTail,
+        FigureGroup::Tail,
+        FigureGroup::Open,
+        FigureGroup::Durable,
+        FigureGroup::DeviceBytes,
+        FigureGroup::Churn,
+        FigureGroup::Empty,
     ];
 
     fn name(self) -> &'static str {
         match self {
-            Group::FillRandom => "fill-random",
-            Group::GetUniform => "get-uniform",
-            Group::GetMiss => "get-miss",
-            Group::GetZipf => "get-zipf",
-            Group::Scan => "scan",
-            Group::ScanDown => "scan-down",
-            Group::UpdateZipf => "update-zipf",
-            Group::Ycsb => "ycsb",
-            Group::Mixes => "mixes",
-            Group::Cpu => "cpu",
-            Group::Memory => "memory",
-            Group::ReadTail => "read-tail",
-            Group::Tail => "tail",
-            Group::Open => "open",
-            Group::Durable => "durable",
-            Group::DeviceBytes => "device-bytes",
-            Group::Churn => "churn",
-            Group::Empty => "empty",
+            FigureGroup::FillRandom => "fill-random",
+            FigureGroup::GetUniform => "get-uniform",
+            FigureGroup::GetMiss => "get-miss",
+            FigureGroup::GetZipf => "get-zipf",
+            FigureGroup::Scan => "scan",
+            FigureGroup::ScanDown => "scan-down",
+            FigureGroup::UpdateZipf => "update-zipf",
+            FigureGroup::Ycsb => "ycsb",
+            FigureGroup::Mixes => "mixes",
+            FigureGroup::Cpu => "cpu",
+            FigureGroup::Memory => "memory",
+            FigureGroup::ReadTail => "read-tail",
+            FigureGroup::Tail => "tail",
+            FigureGroup::Open => "open",
+            FigureGroup::Durable => "durable",
+            FigureGroup::DeviceBytes => "device-bytes",
+            FigureGroup::Churn => "churn",
+            FigureGroup::Empty => "empty",
         }
     }
 
-    pub(crate) fn parse(name: &str) -> Result<Group> {
-        Group::ALL.into_iter().find(|group| group.name() == name).ok_or_else(|| {
-            format!("unknown group {name:?}; there are: {}", Group::ALL.map(Group::name).join(", ")).into()
+    pub(crate) fn parse(name: &str) -> Result<FigureGroup> {
+        FigureGroup::ALL.into_iter().find(|group| group.name() == name).ok_or_else(|| {
+            format!(
+                "unknown group {name:?}; there are: {}",
+                FigureGroup::ALL.map(FigureGroup::name).join(", ")
+            )
+            .into()
         })
     }
 }
 
 /// A run in progress.
-struct Bench<'a> {
-    options: &'a Figures,
-    place: Place,
-    results: Results,
-    rows: Vec<Row>,
+struct FiguresRun<'a> {
+    options: &'a FiguresArgs,
+    run_dir: RunDir,
+    results: FigureResults,
+    rows: Vec<PromiseRow>,
 }
 
-impl Bench<'_> {
-    fn wants(&self, group: Group) -> bool {
+impl FiguresRun<'_> {
+    fn is_selected(&self, group: FigureGroup) -> bool {
         self.options.only().contains(&group)
     }
 
-    fn wants_any(&self, groups: &[Group]) -> bool {
-        groups.iter().any(|group| self.wants(*group))
+    fn any_selected(&self, groups: &[FigureGroup]) -> bool {
+        groups.iter().any(|group| self.is_selected(*group))
     }
 
     /// Ours and the peers, in the order of this round.
-    fn subjects(&self, round: u64) -> Vec<Subject> {
+    fn subjects(&self, round: u64) -> Vec<BenchSubject> {
         let mut subjects = vec![self.options.engine];
         subjects.extend(self.options.peers());
         if round % 2 == 1 {
@@ -152,19 +157,24 @@ impl Bench<'_> {
     }
 
     /// Notes a value and says it.
-    fn note(&mut self, row: &'static str, subject: Subject, round: u64, value: f64, unit: &str) {
+    fn record_value(&mut self, row: &'static str, subject: BenchSubject, round: u64, value: f64, unit: &str) {
         let (round, rounds, name) = (round + 1, self.options.rounds, subject.name());
-        say(&format!("{row}, round {round}/{rounds}: {name} {} {unit}", number(value)));
+        print_status(&format!("{row}, round {round}/{rounds}: {name} {} {unit}", number(value)));
         self.results.add(row, subject, value);
     }
 
     /// The row of a figure without peers, and why it is what it is.
-    fn figure(&mut self, promise: table::Promise, value: Option<f64>, detail: impl Into<String>) {
+    fn figure(
+        &mut self,
+        promise: promise_table::PromisedFigure,
+        value: Option<f64>,
+        detail: impl Into<String>,
+    ) {
         self.rows.push(promise.measured(value, detail));
     }
 
     /// The row of a ratio to the best of `peers`.
-    fn ratio(&mut self, promise: table::Promise, row: &'static str, peers: &[Subject]) {
+    fn ratio(&mut self, promise: promise_table::PromisedFigure, row: &'static str, peers: &[BenchSubject]) {
         let row = match self.results.ratio(row, peers) {
             Some(ratio) => promise.measured(Some(ratio.value), ratio.detail),
             None => {
@@ -179,43 +189,47 @@ impl Bench<'_> {
     }
 }
 
-/// What the run may take on disk: three times the data for each store covers trees half full, a log at
-/// its bound, and a compaction's copy.
-fn need(options: &Figures) -> u64 {
-    (1 << 30) + options.pairs * PAIR * 3 * (1 + options.peers().len() as u64)
+/// What the run may take on disk: three times the data for each store covers trees half full, a log
+/// at its bound, and a compaction's copy.
+fn disk_bytes_needed(options: &FiguresArgs) -> u64 {
+    (1 << 30) + options.pairs * UDB_PAIR_BYTES * 3 * (1 + options.peers().len() as u64)
 }
 
 /// Measures and prints.
-pub(crate) fn run(options: &Figures) -> Result<()> {
+pub(crate) fn run(options: &FiguresArgs) -> Result<()> {
     let place = if options.keep {
-        Place::kept(&options.dir.path)?
+        RunDir::keeping(&options.dir.path)?
     } else {
-        Place::new(&options.dir.path, need(options))?
+        RunDir::new(&options.dir.path, disk_bytes_needed(options))?
     };
     let fate = if options.keep { "are kept" } else { "are removed at the end" };
-    say(&format!("databases go to {} and {fate}", place.path().display()));
-    let machine = Machine::probe(place.path())?;
+    print_status(&format!("databases go to {} and {fate}", place.path().display()));
+    let machine = MachineInfo::probe(place.path())?;
     for line in machine.markdown().lines() {
-        say(line);
+        print_status(line);
     }
     if machine.filesystem.starts_with("tmpfs") {
-        say(
+        print_status(
             "this is not a disk: figures of durable writes, device bytes and openings mean nothing; set --dir",
         );
     }
-    let mut bench = Bench { options, place, results: Results::new(options.engine), rows: Vec::new() };
-    if options.engine == Subject::FLEX {
+    let mut bench =
+        FiguresRun { options, run_dir: place, results: FigureResults::new(options.engine), rows: Vec::new() };
+    if options.engine == BenchSubject::FLEX {
         flex::run(&mut bench)?;
-    } else if options.engine == Subject::CEDRUS {
+    } else if options.engine == BenchSubject::CEDRUS {
         cedrus::run(&mut bench)?;
     } else {
-        side_by_side::run(&mut bench)?;
-        alone::open_after_kill(&mut bench, promises::OPEN)?;
-        alone::durable(&mut bench)?;
-        alone::device_bytes(&mut bench)?;
-        alone::empty(&mut bench)?;
+        peer_comparison::run(&mut bench)?;
+        durable_and_open::open_after_kill(&mut bench, promises::OPEN)?;
+        durable_and_open::durable(&mut bench)?;
+        durable_and_open::device_bytes(&mut bench)?;
+        durable_and_open::empty(&mut bench)?;
     }
-    say(&format!("done; at the end {} MiB were on disk", measure::disk_bytes(bench.place.path()) >> 20));
+    print_status(&format!(
+        "done; at the end {} MiB were on disk",
+        measure::disk_bytes(bench.run_dir.path()) >> 20
+    ));
     if options.json {
         println!("{:#}", report_json(&bench, &machine));
     } else {
@@ -224,7 +238,7 @@ pub(crate) fn run(options: &Figures) -> Result<()> {
     Ok(())
 }
 
-fn setting(options: &Figures) -> String {
+fn setting(options: &FiguresArgs) -> String {
     let synced = match options.sync_every {
         Some(every) => format!("every {} ms", every.as_millis()),
         None => "never (Sheaf: every 100 ms)".to_owned(),
@@ -237,23 +251,23 @@ fn setting(options: &Figures) -> String {
     )
 }
 
-fn report_markdown(bench: &Bench<'_>, machine: &Machine) -> String {
+fn report_markdown(bench: &FiguresRun<'_>, machine: &MachineInfo) -> String {
     format!(
         "{}Run: {}\n\n{}\nThousand operations per second (open: seconds); medians (lowest–highest round).\n\n{}",
         machine.markdown(),
         setting(bench.options),
-        table::figures(&bench.rows),
+        promise_table::figures(&bench.rows),
         bench.results.markdown(),
     )
 }
 
-fn report_json(bench: &Bench<'_>, machine: &Machine) -> serde_json::Value {
+fn report_json(bench: &FiguresRun<'_>, machine: &MachineInfo) -> serde_json::Value {
     json!({
         "machine": machine.json(),
         "pairs": bench.options.pairs,
         "rounds": bench.options.rounds,
         "setting": setting(bench.options),
-        "figures": bench.rows.iter().map(Row::json).collect::<Vec<_>>(),
+        "figures": bench.rows.iter().map(PromiseRow::json).collect::<Vec<_>>(),
         "stores": bench.results.json(),
     })
 }

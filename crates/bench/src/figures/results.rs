@@ -5,56 +5,57 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 
 use crate::measure::median;
-use crate::subjects::Subject;
-use crate::table::{self, number};
+use crate::promise_table::{self, number};
+use crate::subjects::BenchSubject;
 
-/// Thousand operations per second, or seconds, by row and store; one value a round, in the order of rounds.
-pub(super) struct Results {
+/// Thousand operations per second, or seconds, by row and store; one value a round, in the order of
+/// rounds.
+pub(super) struct FigureResults {
     /// The engine whose figures these are.
-    ours: Subject,
-    values: BTreeMap<(&'static str, Subject), Vec<f64>>,
+    ours: BenchSubject,
+    values: BTreeMap<(&'static str, BenchSubject), Vec<f64>>,
     /// The rows in the order of their first value.
     rows: Vec<&'static str>,
 }
 
 /// Ours against the best of some peers.
-pub(super) struct Ratio {
+pub(super) struct PeerRatio {
     /// The median over the rounds of ours / best.
     pub(super) value: f64,
     /// What it is made of, in words.
     pub(super) detail: String,
 }
 
-impl Results {
-    pub(super) fn new(ours: Subject) -> Results {
-        Results { ours, values: BTreeMap::new(), rows: Vec::new() }
+impl FigureResults {
+    pub(super) fn new(ours: BenchSubject) -> FigureResults {
+        FigureResults { ours, values: BTreeMap::new(), rows: Vec::new() }
     }
 
-    pub(super) fn add(&mut self, row: &'static str, subject: Subject, value: f64) {
+    pub(super) fn add(&mut self, row: &'static str, subject: BenchSubject, value: f64) {
         if !self.rows.contains(&row) {
             self.rows.push(row);
         }
         self.values.entry((row, subject)).or_default().push(value);
     }
 
-    pub(super) fn of(&self, row: &'static str, subject: Subject) -> &[f64] {
+    pub(super) fn rounds_of(&self, row: &'static str, subject: BenchSubject) -> &[f64] {
         self.values.get(&(row, subject)).map_or(&[], Vec::as_slice)
     }
 
-    pub(super) fn median(&self, row: &'static str, subject: Subject) -> Option<f64> {
-        median(self.of(row, subject))
+    pub(super) fn median(&self, row: &'static str, subject: BenchSubject) -> Option<f64> {
+        median(self.rounds_of(row, subject))
     }
 
     /// Ours over the best of `peers` in each round; the median of that. `None` if none of them ran.
-    pub(super) fn ratio(&self, row: &'static str, peers: &[Subject]) -> Option<Ratio> {
-        let ours = self.of(row, self.ours);
+    pub(super) fn ratio(&self, row: &'static str, peers: &[BenchSubject]) -> Option<PeerRatio> {
+        let ours = self.rounds_of(row, self.ours);
         let per_round: Vec<f64> = ours
             .iter()
             .enumerate()
             .filter_map(|(round, our)| {
                 let best = peers
                     .iter()
-                    .filter_map(|peer| self.of(row, *peer).get(round))
+                    .filter_map(|peer| self.rounds_of(row, *peer).get(round))
                     .copied()
                     .reduce(f64::max)?;
                 Some(our / best)
@@ -65,13 +66,13 @@ impl Results {
             .filter_map(|peer| Some((*peer, self.median(row, *peer)?)))
             .max_by(|a, b| a.1.total_cmp(&b.1))?;
         let detail = format!("{} k/s; {} {} k/s", number(median(ours)?), best.0.title(), number(best.1));
-        Some(Ratio { value: median(&per_round)?, detail })
+        Some(PeerRatio { value: median(&per_round)?, detail })
     }
 
     /// A table of medians, a row each, a column for each store, with the extremes behind them.
     pub(super) fn markdown(&self) -> String {
-        let every = [self.ours].into_iter().chain(Subject::peers()).chain([Subject::NULL]);
-        let subjects: Vec<Subject> =
+        let every = [self.ours].into_iter().chain(BenchSubject::peers()).chain([BenchSubject::NULL]);
+        let subjects: Vec<BenchSubject> =
             every.filter(|subject| self.values.keys().any(|(_, other)| other == subject)).collect();
         let head: Vec<String> =
             [String::new()].into_iter().chain(subjects.iter().map(|s| s.title())).collect();
@@ -82,11 +83,11 @@ impl Results {
                 [(*row).to_owned()].into_iter().chain(subjects.iter().map(|s| self.cell(row, *s))).collect()
             })
             .collect();
-        table::markdown(&head, &rows)
+        promise_table::markdown(&head, &rows)
     }
 
-    fn cell(&self, row: &'static str, subject: Subject) -> String {
-        let values = self.of(row, subject);
+    fn cell(&self, row: &'static str, subject: BenchSubject) -> String {
+        let values = self.rounds_of(row, subject);
         let Some(middle) = median(values) else { return "–".to_owned() };
         if values.len() == 1 {
             return number(middle);
@@ -115,17 +116,17 @@ mod tests {
 
     #[test]
     fn ratios_are_taken_within_rounds_against_the_best_of_the_round() {
-        let mut results = Results::new(Subject::FLAT);
+        let mut results = FigureResults::new(BenchSubject::FLAT);
         for (ours, lmdb, redb) in [(10.0, 5.0, 1.0), (30.0, 10.0, 5.0), (8.0, 1.0, 2.0)] {
-            results.add("get", Subject::FLAT, ours);
-            results.add("get", Subject::LMDB, lmdb);
-            results.add("get", Subject::LEVELDB, redb);
+            results.add("get", BenchSubject::FLAT, ours);
+            results.add("get", BenchSubject::LMDB, lmdb);
+            results.add("get", BenchSubject::LEVELDB, redb);
         }
-        let ratio = results.ratio("get", &[Subject::LMDB, Subject::LEVELDB]).unwrap();
+        let ratio = results.ratio("get", &[BenchSubject::LMDB, BenchSubject::LEVELDB]).unwrap();
         assert!((ratio.value - 3.0).abs() < 1e-9);
         assert_eq!(ratio.detail, "10 k/s; LMDB 5 k/s");
-        assert!(results.ratio("get", &[Subject::ROCKSDB]).is_none());
-        assert!(results.ratio("put", &[Subject::LMDB, Subject::LEVELDB]).is_none());
+        assert!(results.ratio("get", &[BenchSubject::ROCKSDB]).is_none());
+        assert!(results.ratio("put", &[BenchSubject::LMDB, BenchSubject::LEVELDB]).is_none());
         assert!(results.markdown().contains("10 (8–30)"));
     }
 }

@@ -5,16 +5,16 @@
 use std::fs;
 use std::path::Path;
 
-use super::{Metric, Row, Summary, markdown, pairs};
+use super::{ReportMetric, RunSummary, SummaryRow, markdown, pairs};
 use crate::Result;
-use crate::subjects::Subject;
-use crate::table::{self, number};
+use crate::promise_table::{self, number};
+use crate::subjects::BenchSubject;
 
 const BEGIN: &str = "<!-- generated: begin -->";
 const END: &str = "<!-- generated: end -->";
 
 /// Writes the tables of `summary` between the marks of `file`.
-pub(super) fn write(file: &Path, summary: &Summary) -> Result<()> {
+pub(super) fn write(file: &Path, summary: &RunSummary) -> Result<()> {
     let text = fs::read_to_string(file).map_err(|error| format!("{}: {error}", file.display()))?;
     let Some(text) = replaced(&text, &tables(summary)) else {
         return Err(format!("{}: no {BEGIN} before an {END}", file.display()).into());
@@ -28,7 +28,7 @@ fn replaced(text: &str, tables: &str) -> Option<String> {
     Some(format!("{before}{BEGIN}\n\n{tables}\n{END}{after}"))
 }
 
-fn tables(summary: &Summary) -> String {
+fn tables(summary: &RunSummary) -> String {
     let mut text = String::new();
     for (place, run) in summary.runs.iter().enumerate() {
         let said = place.checked_sub(1).map(|before| &summary.runs[before]);
@@ -48,7 +48,7 @@ fn tables(summary: &Summary) -> String {
     );
     for (metric, heading, meaning) in markdown::TABLES {
         let rows = summary.rows_with(metric);
-        if !rows.is_empty() && metric != Metric::DeviceRead {
+        if !rows.is_empty() && metric != ReportMetric::DeviceRead {
             text += &format!("\n{heading}. {meaning}\n\n{}", markdown::table(summary, &rows, metric));
         }
     }
@@ -56,13 +56,14 @@ fn tables(summary: &Summary) -> String {
 }
 
 /// Returns a table of the fastest engine of Sheaf, the fastest peer, and the ratio of their speeds.
-fn first(summary: &Summary) -> String {
+fn first(summary: &RunSummary) -> String {
     let head = ["workload", "pairs", "threads", "best of Sheaf", "best peer", "ratio"].map(str::to_owned);
     let body: Vec<Vec<String>> = summary
         .rows
         .iter()
         .map(|row| {
-            let (ours, peer) = (best(summary, row, Subject::is_ours), best(summary, row, Subject::is_peer));
+            let (ours, peer) =
+                (best(summary, row, BenchSubject::is_ours), best(summary, row, BenchSubject::is_peer));
             let ratio = match (&ours, &peer) {
                 (Some((_, ours)), Some((_, peer))) if row.is_opening() => number(peer / ours) + " ×",
                 (Some((_, ours)), Some((_, peer))) => number(ours / peer) + " ×",
@@ -76,13 +77,14 @@ fn first(summary: &Summary) -> String {
             lead.into_iter().chain([cell(ours), cell(peer), ratio]).collect()
         })
         .collect();
-    table::markdown(&head, &body)
+    promise_table::markdown(&head, &body)
 }
 
 /// Returns title and figure of the fastest store of that kind.
-fn best(summary: &Summary, row: &Row, kind: fn(Subject) -> bool) -> Option<(String, f64)> {
-    let stores = summary.stores.iter().filter(|store| Subject::known(&store.name).is_some_and(kind));
-    let figures = stores.filter_map(|store| Some((store, row.figure(&store.name, Metric::Speed)?.median)));
+fn best(summary: &RunSummary, row: &SummaryRow, kind: fn(BenchSubject) -> bool) -> Option<(String, f64)> {
+    let stores = summary.stores.iter().filter(|store| BenchSubject::by_name(&store.name).is_some_and(kind));
+    let figures =
+        stores.filter_map(|store| Some((store, row.figure(&store.name, ReportMetric::Speed)?.median)));
     let better = |a: &f64, b: &f64| if row.is_opening() { b.total_cmp(a) } else { a.total_cmp(b) };
     figures.max_by(|a, b| better(&a.1, &b.1)).map(|(store, value)| (store.title.clone(), value))
 }
@@ -103,7 +105,7 @@ mod tests {
 
     #[test]
     fn table_compares_sheaf_with_the_best_peer() {
-        let text = tables(&Summary::new(&[stored()]));
+        let text = tables(&RunSummary::new(&[stored()]));
         let line = text.lines().find(|line| line.starts_with("| get-uniform")).unwrap();
         assert!(line.contains("Sheaf flat") && line.contains("LMDB") && line.contains('×'), "{line}");
     }

@@ -1,48 +1,54 @@
 //! # HTML: one self-contained page with plots
 //!
-//! No script, no font and no picture from elsewhere: it can be mailed. Light or dark as the reader's
-//! system is.
+//! No script, no font and no picture from elsewhere: it can be mailed. Light or dark as the
+//! reader's system is.
 
 use std::fmt::Write;
 
 use pulldown_cmark::Parser;
 
-use super::plot::{Bar, Curve, Scale, bars, curves, escaped};
-use super::{Axis, Metric, Row, Summary, TOLERANCE, markdown, pairs, threads};
-use crate::subjects::Subject;
-use crate::table::number;
+use super::plot::{PlotBar, PlotCurve, PlotScale, bars, curves, escaped};
+use super::{ReportMetric, RunSummary, ScaleAxis, SummaryRow, TOLERANCE, markdown, pairs, threads};
+use crate::promise_table::number;
+use crate::subjects::BenchSubject;
 
 const STYLE: &str = include_str!("page.css");
 
 /// Where a section is found, and what it says.
-struct Section {
+struct HtmlSection {
     id: &'static str,
     heading: &'static str,
     body: String,
 }
 
 /// The page of `summary`; `lead`, Markdown, comes first.
-pub(super) fn page(summary: &Summary, lead: Option<&str>) -> String {
-    let sections: Vec<Section> = [
+pub(super) fn page(summary: &RunSummary, lead: Option<&str>) -> String {
+    let sections: Vec<HtmlSection> = [
         lead.map(papers),
         overview(summary),
         throughput(summary),
         latency(summary),
-        bars_of(summary, Metric::WriteAmplification, "writes"),
-        bars_of(summary, Metric::Cpu, "cpu"),
-        scaling(summary, Axis::Threads, Metric::Speed, "threads", "Scaling with threads"),
-        scaling(summary, Axis::Threads, Metric::Cpu, "threads-cpu", "CPU per operation by threads"),
-        scaling(summary, Axis::Pairs, Metric::Speed, "size", "Scaling with size"),
+        bars_of(summary, ReportMetric::WriteAmplification, "writes"),
+        bars_of(summary, ReportMetric::Cpu, "cpu"),
+        scaling(summary, ScaleAxis::Threads, ReportMetric::Speed, "threads", "Scaling with threads"),
+        scaling(
+            summary,
+            ScaleAxis::Threads,
+            ReportMetric::Cpu,
+            "threads-cpu",
+            "CPU per operation by threads",
+        ),
+        scaling(summary, ScaleAxis::Pairs, ReportMetric::Speed, "size", "Scaling with size"),
         over_time(summary),
-        bars_of(summary, Metric::Disk, "disk"),
-        bars_of(summary, Metric::Memory, "memory"),
+        bars_of(summary, ReportMetric::Disk, "disk"),
+        bars_of(summary, ReportMetric::Memory, "memory"),
         notes(summary),
     ]
     .into_iter()
     .flatten()
     .collect();
     let mut body = String::new();
-    for Section { id, heading, body: text } in &sections {
+    for HtmlSection { id, heading, body: text } in &sections {
         let _ = write!(body, r#"<section id="{id}"><h2>{heading}</h2>{text}</section>"#);
     }
     let links: String = sections
@@ -57,10 +63,10 @@ pub(super) fn page(summary: &Summary, lead: Option<&str>) -> String {
     )
 }
 
-fn head(summary: &Summary) -> String {
+fn head(summary: &RunSummary) -> String {
     let mut text = "<h1>Sheaf compared with its peers</h1>".to_owned();
     let sentence = escaped(&summary.agreement.sentence().replace("**", ""));
-    let class = if summary.agreement.apart.is_empty() { "soft" } else { "warn" };
+    let class = if summary.agreement.disagreeing.is_empty() { "soft" } else { "warn" };
     let _ = write!(text, r#"<p class="{class}">{sentence}</p>"#);
     for (place, run) in summary.runs.iter().enumerate() {
         let said = place.checked_sub(1).map(|before| &summary.runs[before]);
@@ -77,15 +83,15 @@ fn head(summary: &Summary) -> String {
 }
 
 /// Stores in the order of the run, the null store aside.
-fn stores(summary: &Summary) -> impl Iterator<Item = &crate::record::StoreNote> {
-    summary.stores.iter().filter(|store| store.name != Subject::NULL.name())
+fn stores(summary: &RunSummary) -> impl Iterator<Item = &crate::record::StoreNote> {
+    summary.stores.iter().filter(|store| store.name != BenchSubject::NULL.name())
 }
 
 fn is_ours(name: &str) -> bool {
-    Subject::known(name).is_some_and(Subject::is_ours)
+    BenchSubject::by_name(name).is_some_and(BenchSubject::is_ours)
 }
 
-fn legend(summary: &Summary) -> String {
+fn legend(summary: &RunSummary) -> String {
     let item = |store: &crate::record::StoreNote| {
         format!(
             r#"<li><i style="background:var(--s-{})"></i>{}</li>"#,
@@ -97,7 +103,7 @@ fn legend(summary: &Summary) -> String {
 }
 
 /// What the papers measured beside what was measured here, and each claim's fate.
-fn papers(markdown: &str) -> Section {
+fn papers(markdown: &str) -> HtmlSection {
     let mut body = String::new();
     pulldown_cmark::html::push_html(
         &mut body,
@@ -105,12 +111,12 @@ fn papers(markdown: &str) -> Section {
     );
     let body =
         body.replace("<table>", r#"<div class="scroll"><table>"#).replace("</table>", "</table></div>");
-    Section { id: "papers", heading: "The papers", body: format!(r#"<div class="papers">{body}</div>"#) }
+    HtmlSection { id: "papers", heading: "The papers", body: format!(r#"<div class="papers">{body}</div>"#) }
 }
 
 /// All speeds in one table.
-fn overview(summary: &Summary) -> Option<Section> {
-    let rows = summary.rows_with(Metric::Speed);
+fn overview(summary: &RunSummary) -> Option<HtmlSection> {
+    let rows = summary.rows_with(ReportMetric::Speed);
     let mut table = "<tr><th>workload</th><th>pairs</th><th>threads</th>".to_owned();
     for store in &summary.stores {
         let _ = write!(table, "<th>{}</th>", escaped(&store.title));
@@ -124,7 +130,7 @@ fn overview(summary: &Summary) -> Option<Section> {
             let _ = write!(table, "<td{class}>{}</td>", speed(row, &store.name));
         }
     }
-    Some(Section {
+    Some(HtmlSection {
         id: "overview",
         heading: "At a glance",
         body: format!(
@@ -133,8 +139,8 @@ fn overview(summary: &Summary) -> Option<Section> {
     })
 }
 
-fn speed(row: &Row, store: &str) -> String {
-    let Some(figure) = row.figure(store, Metric::Speed) else { return "–".to_owned() };
+fn speed(row: &SummaryRow, store: &str) -> String {
+    let Some(figure) = row.figure(store, ReportMetric::Speed) else { return "–".to_owned() };
     let unit = if row.is_opening() { " ms" } else { "" };
     if figure.spread() > TOLERANCE / 2.0 {
         format!("{}{unit} <small>±{:.0} %</small>", number(figure.median), figure.spread() * 100.0)
@@ -144,7 +150,7 @@ fn speed(row: &Row, store: &str) -> String {
 }
 
 /// A card: title, explanation, picture.
-fn card(row: &Row, about: &str, picture: &str) -> String {
+fn card(row: &SummaryRow, about: &str, picture: &str) -> String {
     format!(
         r#"<figure><h3>{} <span class="size">{} pairs, {}</span></h3><p>{}</p>{picture}</figure>"#,
         escaped(&row.workload),
@@ -158,17 +164,17 @@ fn grid(cards: &[String]) -> String {
     format!(r#"<div class="grid">{}</div>"#, cards.concat())
 }
 
-fn bars_of_row(summary: &Summary, row: &Row, metric: Metric, unit: &str) -> String {
-    let made: Vec<Bar> = stores(summary)
+fn bars_of_row(summary: &RunSummary, row: &SummaryRow, metric: ReportMetric, unit: &str) -> String {
+    let made: Vec<PlotBar> = stores(summary)
         .filter_map(|store| {
             let figure = row.figure(&store.name, metric)?;
-            Some(Bar {
+            Some(PlotBar {
                 title: store.title.clone(),
                 colour: store.name.clone(),
                 value: figure.median,
                 least: figure.least,
                 most: figure.most,
-                ghost: row.unsynced(&store.name, metric),
+                outline: row.unsynced(&store.name, metric),
                 is_ours: is_ours(&store.name),
             })
         })
@@ -176,19 +182,19 @@ fn bars_of_row(summary: &Summary, row: &Row, metric: Metric, unit: &str) -> Stri
     bars(&made, unit)
 }
 
-fn throughput(summary: &Summary) -> Option<Section> {
+fn throughput(summary: &RunSummary) -> Option<HtmlSection> {
     let cards: Vec<String> = summary
-        .rows_with(Metric::Speed)
+        .rows_with(ReportMetric::Speed)
         .into_iter()
         .map(|row| {
             let unit = if row.is_opening() { "ms" } else { "k/s" };
             let better =
                 if row.is_opening() { "milliseconds, shorter is better" } else { "thousand a second" };
             let about = format!("{}; {better}", row.about.trim_end_matches("; seconds"));
-            card(row, &about, &bars_of_row(summary, row, Metric::Speed, unit))
+            card(row, &about, &bars_of_row(summary, row, ReportMetric::Speed, unit))
         })
         .collect();
-    Some(Section {
+    Some(HtmlSection {
         id: "throughput",
         heading: "Throughput by engine",
         body: format!(
@@ -199,7 +205,7 @@ fn throughput(summary: &Summary) -> Option<Section> {
 }
 
 /// Bars of another figure for each row that has it.
-fn bars_of(summary: &Summary, metric: Metric, id: &'static str) -> Option<Section> {
+fn bars_of(summary: &RunSummary, metric: ReportMetric, id: &'static str) -> Option<HtmlSection> {
     let (_, heading, meaning) = markdown::TABLES.into_iter().find(|table| table.0 == metric)?;
     let rows = summary.rows_with(metric);
     if rows.is_empty() {
@@ -207,7 +213,7 @@ fn bars_of(summary: &Summary, metric: Metric, id: &'static str) -> Option<Sectio
     }
     let cards: Vec<String> =
         rows.iter().map(|row| card(row, &row.about, &bars_of_row(summary, row, metric, ""))).collect();
-    Some(Section { id, heading, body: format!("<p>{}</p>{}", escaped(meaning), grid(&cards)) })
+    Some(HtmlSection { id, heading, body: format!("<p>{}</p>{}", escaped(meaning), grid(&cards)) })
 }
 
 /// `0.1 µs`, `10 µs`, `1 ms`, `1 s`.
@@ -219,16 +225,16 @@ fn micros(value: f64) -> String {
     }
 }
 
-fn latency(summary: &Summary) -> Option<Section> {
+fn latency(summary: &RunSummary) -> Option<HtmlSection> {
     let ticks = ["50 %", "95 %", "99 %", "99.9 %", "99.99 %", "longest"].map(str::to_owned);
     let mut cards = Vec::new();
     for row in summary.rows.iter().filter(|row| !row.is_opening() && !row.is_whole_scan()) {
-        let made: Vec<Curve> = stores(summary)
+        let made: Vec<PlotCurve> = stores(summary)
             .filter_map(|store| {
                 let points = row.latency(&store.name)?;
                 let points =
                     points.iter().enumerate().map(|(place, point)| (place as f64, point.1.max(0.01)));
-                Some(Curve {
+                Some(PlotCurve {
                     title: store.title.clone(),
                     colour: store.name.clone(),
                     is_ours: is_ours(&store.name),
@@ -238,11 +244,11 @@ fn latency(summary: &Summary) -> Option<Section> {
             .collect();
         if !made.is_empty() {
             let picture =
-                curves(&ticks, "share of operations within this latency", Scale::Log, micros, &made);
+                curves(&ticks, "share of operations within this latency", PlotScale::Log, micros, &made);
             cards.push(card(row, &row.about, &picture));
         }
     }
-    (!cards.is_empty()).then(|| Section {
+    (!cards.is_empty()).then(|| HtmlSection {
         id: "latency",
         heading: "Latency",
         body: format!(
@@ -263,57 +269,58 @@ fn thousands(value: f64) -> String {
 }
 
 fn scaling(
-    summary: &Summary,
-    by: Axis,
-    metric: Metric,
+    summary: &RunSummary,
+    by: ScaleAxis,
+    metric: ReportMetric,
     id: &'static str,
     heading: &'static str,
-) -> Option<Section> {
+) -> Option<HtmlSection> {
     let (label, unit): (fn(f64) -> String, &str) = match metric {
-        Metric::Cpu => (micros, "CPU time of the whole process per operation; lower is better."),
+        ReportMetric::Cpu => (micros, "CPU time of the whole process per operation; lower is better."),
         _ => (thousands, "Operations per second."),
     };
     let cards: Vec<String> = summary
         .families(by)
         .iter()
         .map(|family| {
-            let tick =
-                |row: &&Row| if by == Axis::Pairs { pairs(row.pairs) } else { row.threads.to_string() };
+            let tick = |row: &&SummaryRow| {
+                if by == ScaleAxis::Pairs { pairs(row.pairs) } else { row.threads.to_string() }
+            };
             let ticks: Vec<String> = family.iter().map(tick).collect();
-            let made: Vec<Curve> = stores(summary)
+            let made: Vec<PlotCurve> = stores(summary)
                 .filter_map(|store| {
-                    let point = |(place, row): (usize, &&Row)| {
+                    let point = |(place, row): (usize, &&SummaryRow)| {
                         Some((place as f64, row.figure(&store.name, metric)?.median))
                     };
                     let points: Vec<_> = family.iter().enumerate().filter_map(point).collect();
                     let (title, colour) = (store.title.clone(), store.name.clone());
                     let is_ours = is_ours(&store.name);
-                    (!points.is_empty()).then_some(Curve { title, colour, is_ours, points })
+                    (!points.is_empty()).then_some(PlotCurve { title, colour, is_ours, points })
                 })
                 .collect();
             let fixed = match by {
-                Axis::Pairs => threads(family[0].threads),
-                Axis::Threads => format!("{} pairs", pairs(family[0].pairs)),
+                ScaleAxis::Pairs => threads(family[0].threads),
+                ScaleAxis::Threads => format!("{} pairs", pairs(family[0].pairs)),
             };
             format!(
                 r#"<figure><h3>{} <span class="size">{fixed}</span></h3><p>{}</p>{}</figure>"#,
                 escaped(&family[0].workload),
                 escaped(&family[0].about),
-                curves(&ticks, by.name(), Scale::Linear, label, &made)
+                curves(&ticks, by.name(), PlotScale::Linear, label, &made)
             )
         })
         .collect();
-    (!cards.is_empty()).then(|| Section {
+    (!cards.is_empty()).then(|| HtmlSection {
         id,
         heading,
         body: format!("<p>{unit}</p>{}{}", legend(summary), grid(&cards)),
     })
 }
 
-fn over_time(summary: &Summary) -> Option<Section> {
+fn over_time(summary: &RunSummary) -> Option<HtmlSection> {
     let mut cards = Vec::new();
     for row in &summary.rows {
-        let made: Vec<Curve> = stores(summary)
+        let made: Vec<PlotCurve> = stores(summary)
             .filter_map(|store| {
                 let record = row.rounds(&store.name, false).find(|r| r.outcome.timeline.len() > 2)?;
                 let seconds = &record.outcome.timeline;
@@ -324,23 +331,27 @@ fn over_time(summary: &Summary) -> Option<Section> {
                     .map(|(at, s)| (place(at), s.operations as f64 / 1e3))
                     .collect();
                 let (title, colour) = (store.title.clone(), store.name.clone());
-                Some(Curve { title, colour, is_ours: is_ours(&store.name), points })
+                Some(PlotCurve { title, colour, is_ours: is_ours(&store.name), points })
             })
             .collect();
         let length = row.rounds_of_all().map(|record| record.outcome.timeline.len()).max().unwrap_or(0);
         if !made.is_empty() {
             let ticks: Vec<String> = (0..5).map(|part| (length * part / 4).to_string()).collect();
-            cards.push(card(row, &row.about, &curves(&ticks, "seconds", Scale::Linear, thousands, &made)));
+            cards.push(card(
+                row,
+                &row.about,
+                &curves(&ticks, "seconds", PlotScale::Linear, thousands, &made),
+            ));
         }
     }
-    (!cards.is_empty()).then(|| Section {
+    (!cards.is_empty()).then(|| HtmlSection {
         id: "time",
         heading: "Over time",
         body: format!("<p>Operations in each second.</p>{}{}", legend(summary), grid(&cards)),
     })
 }
 
-fn notes(summary: &Summary) -> Option<Section> {
+fn notes(summary: &RunSummary) -> Option<HtmlSection> {
     let mut text = "<h3>Settings of the stores</h3><ul class=\"notes\">".to_owned();
     for store in &summary.stores {
         let _ = write!(text, "<li><b>{}</b>: {}</li>", escaped(&store.title), escaped(&store.setting));
@@ -359,15 +370,15 @@ fn notes(summary: &Summary) -> Option<Section> {
         }
         text += "</ul>";
     }
-    if !summary.agreement.apart.is_empty() {
+    if !summary.agreement.disagreeing.is_empty() {
         text += "<details><summary>Figures that differ by more than 10 %</summary><ul class=\"notes\">";
-        for (store, what, apart) in &summary.agreement.apart {
+        for (store, what, apart) in &summary.agreement.disagreeing {
             let _ =
                 write!(text, "<li>{}, {}: {:.0} % apart</li>", escaped(store), escaped(what), apart * 100.0);
         }
         text += "</ul></details>";
     }
-    Some(Section { id: "notes", heading: "Settings and missing figures", body: text })
+    Some(HtmlSection { id: "notes", heading: "Settings and missing figures", body: text })
 }
 
 #[cfg(test)]
@@ -377,7 +388,7 @@ mod tests {
 
     #[test]
     fn the_page_stands_alone_and_has_its_plots() {
-        let html = page(&Summary::new(&[stored()]), None);
+        let html = page(&RunSummary::new(&[stored()]), None);
         for part in
             ["At a glance", "Throughput by engine", "Latency", "Write amplification", "Scaling with size"]
         {
@@ -398,7 +409,7 @@ mod tests {
     #[test]
     fn a_papers_report_comes_first() {
         let lead = "## A paper\n\n| load | ours |\n|---|---|\n| get | 7 k/s |\n\n- **holds**: a < b\n";
-        let html = page(&Summary::new(&[stored()]), Some(lead));
+        let html = page(&RunSummary::new(&[stored()]), Some(lead));
         let papers = html.find(r#"<section id="papers">"#).unwrap();
         assert!(papers < html.find(r#"<section id="overview">"#).unwrap());
         for part in ["<h2>A paper</h2>", "<td>7 k/s</td>", "<strong>holds</strong>: a &lt; b"] {

@@ -1,40 +1,40 @@
 //! # Markdown: the report as tables
 
-use super::{Axis, Metric, Row, Summary, TOLERANCE, pairs};
-use crate::table::{markdown, number};
+use super::{ReportMetric, RunSummary, ScaleAxis, SummaryRow, TOLERANCE, pairs};
+use crate::promise_table::{markdown, number};
 
 /// Tables of one figure for each workload and store: the figure, its heading, its meaning.
-pub(super) const TABLES: [(Metric, &str, &str); 6] = [
+pub(super) const TABLES: [(ReportMetric, &str, &str); 6] = [
     (
-        Metric::Speed,
+        ReportMetric::Speed,
         "Throughput",
         "Thousand operations per second; milliseconds for openings. Bold: best of the row.",
     ),
     (
-        Metric::Cpu,
+        ReportMetric::Cpu,
         "CPU per operation",
         "CPU time of the whole process in microseconds, including background threads.",
     ),
     (
-        Metric::WriteAmplification,
+        ReportMetric::WriteAmplification,
         "Write amplification",
         "Bytes written to the device per byte of keys and values, counted until the store was idle and \
          the page cache was written back. Phases of a few seconds favour log-structured stores.",
     ),
     (
-        Metric::DeviceRead,
+        ReportMetric::DeviceRead,
         "Device reads",
         "Bytes read from the device per operation; 0 if all reads hit memory.",
     ),
-    (Metric::Disk, "Disk", "Disk blocks of the database divided by the bytes of keys and values."),
+    (ReportMetric::Disk, "Disk", "Disk blocks of the database divided by the bytes of keys and values."),
     (
-        Metric::Memory,
+        ReportMetric::Memory,
         "Memory",
         "Anonymous memory of the process in MiB: caches, memtables, indexes. Excludes the page cache.",
     ),
 ];
 
-pub(super) fn report(summary: &Summary) -> String {
+pub(super) fn report(summary: &RunSummary) -> String {
     let mut text = "# Sheaf compared with its peers\n\n".to_owned();
     for run in &summary.runs {
         text +=
@@ -58,7 +58,7 @@ pub(super) fn report(summary: &Summary) -> String {
     text
 }
 
-pub(super) fn table(summary: &Summary, rows: &[&Row], metric: Metric) -> String {
+pub(super) fn table(summary: &RunSummary, rows: &[&SummaryRow], metric: ReportMetric) -> String {
     let stores: Vec<&str> = summary
         .stores
         .iter()
@@ -75,7 +75,7 @@ pub(super) fn table(summary: &Summary, rows: &[&Row], metric: Metric) -> String 
         .iter()
         .map(|row| {
             let lead = [row.workload.clone(), pairs(row.pairs), row.threads.to_string()];
-            let best = if metric == Metric::Speed { row.best(&summary.stores) } else { None };
+            let best = if metric == ReportMetric::Speed { row.best(&summary.stores) } else { None };
             let cell = |store: &&str| cell(row, store, metric, best.as_deref() == Some(store));
             lead.into_iter().chain(stores.iter().map(cell)).collect()
         })
@@ -84,13 +84,13 @@ pub(super) fn table(summary: &Summary, rows: &[&Row], metric: Metric) -> String 
 }
 
 /// `**412** ±12 %, unsynced 480`.
-fn cell(row: &Row, store: &str, metric: Metric, is_best: bool) -> String {
+fn cell(row: &SummaryRow, store: &str, metric: ReportMetric, is_best: bool) -> String {
     let Some(figure) = row.figure(store, metric) else { return "–".to_owned() };
     let mut text = number(figure.median);
     if is_best {
         text = format!("**{text}**");
     }
-    if metric == Metric::Speed && figure.spread() > TOLERANCE / 2.0 {
+    if metric == ReportMetric::Speed && figure.spread() > TOLERANCE / 2.0 {
         text += &format!(" ±{:.0} %", figure.spread() * 100.0);
     }
     if let Some(unsynced) = row.unsynced(store, metric) {
@@ -100,8 +100,8 @@ fn cell(row: &Row, store: &str, metric: Metric, is_best: bool) -> String {
 }
 
 /// How throughput grows with the number of threads: `913 (6.9 ×)`.
-fn scaling(summary: &Summary) -> String {
-    let families = summary.families(Axis::Threads);
+fn scaling(summary: &RunSummary) -> String {
+    let families = summary.families(ScaleAxis::Threads);
     if families.is_empty() {
         return String::new();
     }
@@ -112,7 +112,8 @@ fn scaling(summary: &Summary) -> String {
         for row in &family {
             let lead = [row.workload.clone(), pairs(row.pairs), row.threads.to_string()];
             let cell = |store: &str| {
-                let speed = |row: &Row| row.figure(store, Metric::Speed).map(|figure| figure.median);
+                let speed =
+                    |row: &SummaryRow| row.figure(store, ReportMetric::Speed).map(|figure| figure.median);
                 match (speed(row), speed(family[0])) {
                     (Some(now), Some(first)) if row.threads != family[0].threads => {
                         format!("{} ({} ×)", number(now), number(now / first))
@@ -131,7 +132,7 @@ fn scaling(summary: &Summary) -> String {
     )
 }
 
-fn latencies(summary: &Summary) -> String {
+fn latencies(summary: &RunSummary) -> String {
     let head = ["workload", "threads", "store", "mean", "p50", "p95", "p99", "p99.9", "p99.99", "longest"]
         .map(str::to_owned);
     let mut body = Vec::new();
@@ -157,7 +158,7 @@ fn latencies(summary: &Summary) -> String {
 }
 
 /// Long runs by tenths of their time.
-fn timelines(summary: &Summary) -> String {
+fn timelines(summary: &RunSummary) -> String {
     let mut text = String::new();
     for row in &summary.rows {
         for store in &summary.stores {
@@ -187,8 +188,8 @@ fn timelines(summary: &Summary) -> String {
     if text.is_empty() { text } else { format!("\n## Over time\n\n{text}") }
 }
 
-fn absent(summary: &Summary) -> String {
-    if summary.absent.is_empty() && summary.agreement.apart.is_empty() {
+fn absent(summary: &RunSummary) -> String {
+    if summary.absent.is_empty() && summary.agreement.disagreeing.is_empty() {
         return String::new();
     }
     let mut text = String::new();
@@ -198,9 +199,9 @@ fn absent(summary: &Summary) -> String {
             text += &format!("- {}: {}: {}\n", absent.workload, absent.subject, absent.why);
         }
     }
-    if !summary.agreement.apart.is_empty() {
+    if !summary.agreement.disagreeing.is_empty() {
         text += "\n## Figures that differ by more than 10 %\n\n";
-        for (store, what, apart) in &summary.agreement.apart {
+        for (store, what, apart) in &summary.agreement.disagreeing {
             text += &format!("- {store}: {what}: {:.0} % apart\n", apart * 100.0);
         }
     }
@@ -214,7 +215,7 @@ mod tests {
 
     #[test]
     fn the_report_has_a_table_for_each_figure_and_names_what_is_missing() {
-        let text = report(&Summary::new(&[stored()]));
+        let text = report(&RunSummary::new(&[stored()]));
         for heading in ["## Throughput", "## Latency", "## Write amplification", "## Not measured"] {
             assert!(text.contains(heading), "{heading}");
         }
@@ -226,15 +227,15 @@ mod tests {
     fn throughput_by_threads_is_a_multiple_of_the_least_threads() {
         let mut lines = stored();
         for line in stored() {
-            if let crate::record::Line::Sample(mut record) = line {
+            if let crate::record::RecordLine::Sample(mut record) = line {
                 record.cell.threads *= 4;
                 record.outcome.seconds /= 3.0;
-                lines.push(crate::record::Line::Sample(record));
+                lines.push(crate::record::RecordLine::Sample(record));
             }
         }
-        let text = report(&Summary::new(&[lines]));
+        let text = report(&RunSummary::new(&[lines]));
         let table = text.split("## Scaling with threads").nth(1).expect("a table of threads");
         assert!(table.contains("(3 ×)"), "{table}");
-        assert!(!report(&Summary::new(&[stored()])).contains("Scaling with threads"));
+        assert!(!report(&RunSummary::new(&[stored()])).contains("Scaling with threads"));
     }
 }

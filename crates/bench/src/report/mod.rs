@@ -9,8 +9,8 @@
 //!              |-> guide       which engine for which load, for docs/engine-guide.md
 //! ```
 //!
-//! A figure is the median of its rounds. Where rounds differ by more than [`TOLERANCE`] their spread stands
-//! beside it.
+//! A figure is the median of its rounds. Where rounds differ by more than [`TOLERANCE`] their
+//! spread stands beside it.
 
 mod guide;
 mod html;
@@ -23,36 +23,36 @@ use std::path::Path;
 use crate::Result;
 use crate::args;
 use crate::measure::median;
-use crate::record::{self, Absent, Cell, Line, Record, Run, StoreNote};
-use crate::runner::{FILES, LINES};
-use crate::spec;
-use crate::subjects::Subject;
+use crate::record::{self, AbsentResult, CellKey, PhaseRecord, RecordLine, RunHeader, StoreNote};
+use crate::runner::{REPORT_FILES, RESULTS_FILE};
+use crate::subjects::BenchSubject;
+use crate::workload;
 
 /// Medians that differ by more are said to.
 pub(crate) const TOLERANCE: f64 = 0.1;
 
 /// What a report is made of.
-pub(crate) struct Summary {
-    pub(crate) runs: Vec<Run>,
+pub(crate) struct RunSummary {
+    pub(crate) runs: Vec<RunHeader>,
     pub(crate) stores: Vec<StoreNote>,
-    pub(crate) rows: Vec<Row>,
-    pub(crate) absent: Vec<Absent>,
-    pub(crate) agreement: Agreement,
+    pub(crate) rows: Vec<SummaryRow>,
+    pub(crate) absent: Vec<AbsentResult>,
+    pub(crate) agreement: RunAgreement,
 }
 
 /// One workload over so many pairs by so many threads.
-pub(crate) struct Row {
+pub(crate) struct SummaryRow {
     pub(crate) workload: String,
     pub(crate) group: String,
     pub(crate) about: String,
     pub(crate) pairs: u64,
     pub(crate) threads: u64,
-    records: Vec<Record>,
+    records: Vec<PhaseRecord>,
 }
 
 /// What can be asked of a cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Metric {
+pub(crate) enum ReportMetric {
     /// Thousand operations a second; of openings the milliseconds.
     Speed,
     /// CPU microseconds of the whole process per operation.
@@ -69,35 +69,35 @@ pub(crate) enum Metric {
     P99,
 }
 
-impl Metric {
-    pub(crate) fn of(self, record: &Record) -> Option<f64> {
+impl ReportMetric {
+    pub(crate) fn of(self, record: &PhaseRecord) -> Option<f64> {
         match self {
-            Metric::Speed if record.is_opening() => Some(record.outcome.seconds * 1e3),
+            ReportMetric::Speed if record.is_opening() => Some(record.outcome.seconds * 1e3),
             _ if record.is_opening() => None,
-            Metric::Speed => Some(record.rate() / 1e3),
-            Metric::Cpu => Some(record.cpu_micros()),
-            Metric::WriteAmplification => record.write_amplification(),
-            Metric::DeviceRead => {
+            ReportMetric::Speed => Some(record.rate() / 1e3),
+            ReportMetric::Cpu => Some(record.cpu_micros()),
+            ReportMetric::WriteAmplification => record.write_amplification(),
+            ReportMetric::DeviceRead => {
                 Some(record.outcome.device_read? as f64 / record.outcome.operations.max(1) as f64)
             }
-            Metric::Disk => Some(record.outcome.disk_bytes as f64 / record.data_bytes as f64),
-            Metric::Memory => Some(record.outcome.memory_bytes as f64 / f64::from(1 << 20)),
-            Metric::P99 => Some(record.outcome.latency.as_ref()?.p99),
+            ReportMetric::Disk => Some(record.outcome.disk_bytes as f64 / record.data_bytes as f64),
+            ReportMetric::Memory => Some(record.outcome.memory_bytes as f64 / f64::from(1 << 20)),
+            ReportMetric::P99 => Some(record.outcome.latency.as_ref()?.p99),
         }
     }
 }
 
 /// A median and the extremes behind it.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Figure {
+pub(crate) struct MedianFigure {
     pub(crate) median: f64,
     pub(crate) least: f64,
     pub(crate) most: f64,
 }
 
-impl Figure {
-    fn of(values: &[f64]) -> Option<Figure> {
-        Some(Figure {
+impl MedianFigure {
+    fn of(values: &[f64]) -> Option<MedianFigure> {
+        Some(MedianFigure {
             median: median(values)?,
             least: values.iter().copied().fold(f64::INFINITY, f64::min),
             most: values.iter().copied().fold(f64::NEG_INFINITY, f64::max),
@@ -110,23 +110,25 @@ impl Figure {
     }
 }
 
-impl Row {
-    fn is_of(&self, cell: &Cell) -> bool {
+impl SummaryRow {
+    fn is_of(&self, cell: &CellKey) -> bool {
         (&*self.workload, self.pairs, self.threads) == (&*cell.workload, cell.pairs, cell.threads)
     }
 
     /// The rounds of a store.
-    pub(crate) fn rounds(&self, store: &str, unsynced: bool) -> impl Iterator<Item = &Record> {
-        let is_it = move |cell: &Cell| cell.subject == store && cell.unsynced == unsynced;
+    pub(crate) fn rounds(&self, store: &str, unsynced: bool) -> impl Iterator<Item = &PhaseRecord> {
+        let is_it = move |cell: &CellKey| cell.subject == store && cell.unsynced == unsynced;
         self.records.iter().filter(move |record| is_it(&record.cell))
     }
 
-    pub(crate) fn figure(&self, store: &str, metric: Metric) -> Option<Figure> {
-        Figure::of(&self.rounds(store, false).filter_map(|record| metric.of(record)).collect::<Vec<_>>())
+    pub(crate) fn figure(&self, store: &str, metric: ReportMetric) -> Option<MedianFigure> {
+        MedianFigure::of(
+            &self.rounds(store, false).filter_map(|record| metric.of(record)).collect::<Vec<_>>(),
+        )
     }
 
     /// The figure of a peer that nobody synced.
-    pub(crate) fn unsynced(&self, store: &str, metric: Metric) -> Option<f64> {
+    pub(crate) fn unsynced(&self, store: &str, metric: ReportMetric) -> Option<f64> {
         median(&self.rounds(store, true).filter_map(|record| metric.of(record)).collect::<Vec<_>>())
     }
 
@@ -152,7 +154,7 @@ impl Row {
     }
 
     /// The rounds of all stores.
-    pub(crate) fn rounds_of_all(&self) -> impl Iterator<Item = &Record> {
+    pub(crate) fn rounds_of_all(&self) -> impl Iterator<Item = &PhaseRecord> {
         self.records.iter()
     }
 
@@ -160,8 +162,8 @@ impl Row {
     pub(crate) fn best(&self, stores: &[StoreNote]) -> Option<String> {
         let mut ranked: Vec<(f64, &str)> = stores
             .iter()
-            .filter(|store| store.name != Subject::NULL.name())
-            .filter_map(|store| Some((self.figure(&store.name, Metric::Speed)?.median, &*store.name)))
+            .filter(|store| store.name != BenchSubject::NULL.name())
+            .filter_map(|store| Some((self.figure(&store.name, ReportMetric::Speed)?.median, &*store.name)))
             .collect();
         ranked.sort_by(|a, b| if self.is_opening() { a.0.total_cmp(&b.0) } else { b.0.total_cmp(&a.0) });
         if ranked.len() > 1 { ranked.first().map(|best| best.1.to_owned()) } else { None }
@@ -169,18 +171,18 @@ impl Row {
 }
 
 /// How well medians of several runs, or rounds of one, agree.
-pub(crate) struct Agreement {
+pub(crate) struct RunAgreement {
     /// Cells that were compared.
-    pub(crate) of: usize,
+    pub(crate) cells: usize,
     /// Those that differ by more than [`TOLERANCE`]: store, workload, by how much.
-    pub(crate) apart: Vec<(String, String, f64)>,
+    pub(crate) disagreeing: Vec<(String, String, f64)>,
     /// Whether some were measured in more than one run.
     pub(crate) between_runs: bool,
 }
 
-impl Agreement {
-    fn between(rows: &[Row], runs: &[Vec<Line>]) -> Agreement {
-        let mut agreement = Agreement { of: 0, apart: Vec::new(), between_runs: false };
+impl RunAgreement {
+    fn between(rows: &[SummaryRow], runs: &[Vec<RecordLine>]) -> RunAgreement {
+        let mut agreement = RunAgreement { cells: 0, disagreeing: Vec::new(), between_runs: false };
         for row in rows {
             let mut stores: Vec<&str> = row.records.iter().map(|record| &*record.cell.subject).collect();
             stores.sort_unstable();
@@ -191,17 +193,17 @@ impl Agreement {
                 agreement.between_runs |= values.len() > 1;
                 if values.len() == 1 {
                     let rounds = row.rounds(store, false);
-                    values = rounds.filter_map(|record| Metric::Speed.of(record)).collect();
+                    values = rounds.filter_map(|record| ReportMetric::Speed.of(record)).collect();
                 }
-                let Some(figure) = Figure::of(&values).filter(|_| values.len() > 1) else { continue };
-                agreement.of += 1;
+                let Some(figure) = MedianFigure::of(&values).filter(|_| values.len() > 1) else { continue };
+                agreement.cells += 1;
                 let apart = (figure.most - figure.least) / figure.median;
                 if apart > TOLERANCE {
-                    agreement.apart.push((store.to_owned(), row.title(), apart));
+                    agreement.disagreeing.push((store.to_owned(), row.title(), apart));
                 }
             }
         }
-        agreement.apart.sort_by(|a, b| b.2.total_cmp(&a.2));
+        agreement.disagreeing.sort_by(|a, b| b.2.total_cmp(&a.2));
         agreement
     }
 
@@ -212,7 +214,7 @@ impl Agreement {
         } else {
             ("the rounds of this run", "measurements")
         };
-        let (of, apart) = (self.of, self.apart.len());
+        let (of, apart) = (self.cells, self.disagreeing.len());
         if of == 0 {
             return "One round of one run: the spread of these figures is unknown.".to_owned();
         }
@@ -223,20 +225,20 @@ impl Agreement {
     }
 }
 
-fn median_in(lines: &[Line], row: &Row, store: &str) -> Option<f64> {
+fn median_in(lines: &[RecordLine], row: &SummaryRow, store: &str) -> Option<f64> {
     let values: Vec<f64> = lines
         .iter()
         .filter_map(|line| match line {
-            Line::Sample(record) => Some(record),
+            RecordLine::Sample(record) => Some(record),
             _ => None,
         })
         .filter(|record| row.is_of(&record.cell) && record.cell.subject == store && !record.cell.unsynced)
-        .filter_map(|record| Metric::Speed.of(record))
+        .filter_map(|record| ReportMetric::Speed.of(record))
         .collect();
     median(&values)
 }
 
-impl Row {
+impl SummaryRow {
     /// Name, threads and pairs in prose.
     pub(crate) fn title(&self) -> String {
         format!("{}, {}", self.workload, threads(self.threads))
@@ -251,35 +253,35 @@ pub(crate) fn threads(count: u64) -> String {
 /// `200 k`, `1 M`, `1.5 M`.
 pub(crate) fn pairs(count: u64) -> String {
     match count {
-        1_000_000.. => format!("{} M", crate::table::number(count as f64 / 1e6)),
-        1_000.. => format!("{} k", crate::table::number(count as f64 / 1e3)),
+        1_000_000.. => format!("{} M", crate::promise_table::number(count as f64 / 1e6)),
+        1_000.. => format!("{} k", crate::promise_table::number(count as f64 / 1e3)),
         _ => count.to_string(),
     }
 }
 
-impl Summary {
+impl RunSummary {
     /// Of one run, or of several as if their rounds were of one.
-    pub(crate) fn new(runs: &[Vec<Line>]) -> Summary {
-        let mut summary = Summary {
+    pub(crate) fn new(runs: &[Vec<RecordLine>]) -> RunSummary {
+        let mut summary = RunSummary {
             runs: Vec::new(),
             stores: Vec::new(),
             rows: Vec::new(),
             absent: Vec::new(),
-            agreement: Agreement { of: 0, apart: Vec::new(), between_runs: false },
+            agreement: RunAgreement { cells: 0, disagreeing: Vec::new(), between_runs: false },
         };
         for line in runs.iter().flatten() {
             summary.add(line);
         }
-        let order = spec::all().unwrap_or_default();
-        let place = |row: &Row| order.iter().position(|load| load.name == row.workload);
+        let order = workload::all().unwrap_or_default();
+        let place = |row: &SummaryRow| order.iter().position(|load| load.name == row.workload);
         summary.rows.sort_by_key(|row| (place(row), row.pairs, row.threads));
-        summary.agreement = Agreement::between(&summary.rows, runs);
+        summary.agreement = RunAgreement::between(&summary.rows, runs);
         summary
     }
 
-    fn add(&mut self, line: &Line) {
+    fn add(&mut self, line: &RecordLine) {
         match line {
-            Line::Run(run) => {
+            RecordLine::Run(run) => {
                 for store in &run.stores {
                     if !self.stores.iter().any(|other| other.name == store.name) {
                         self.stores.push(store.clone());
@@ -287,13 +289,13 @@ impl Summary {
                 }
                 self.runs.push(run.clone());
             }
-            Line::Absent(absent) if !self.absent.contains(absent) => self.absent.push(absent.clone()),
-            Line::Absent(_) => {}
-            Line::Sample(record) => {
+            RecordLine::Absent(absent) if !self.absent.contains(absent) => self.absent.push(absent.clone()),
+            RecordLine::Absent(_) => {}
+            RecordLine::Sample(record) => {
                 if let Some(row) = self.rows.iter_mut().find(|row| row.is_of(&record.cell)) {
                     return row.records.push(record.clone());
                 }
-                self.rows.push(Row {
+                self.rows.push(SummaryRow {
                     workload: record.cell.workload.clone(),
                     group: record.group.clone(),
                     about: record.about.clone(),
@@ -306,16 +308,17 @@ impl Summary {
     }
 
     /// The rows in which some store has this figure.
-    pub(crate) fn rows_with(&self, metric: Metric) -> Vec<&Row> {
-        let has = |row: &&Row| self.stores.iter().any(|store| row.figure(&store.name, metric).is_some());
+    pub(crate) fn rows_with(&self, metric: ReportMetric) -> Vec<&SummaryRow> {
+        let has =
+            |row: &&SummaryRow| self.stores.iter().any(|store| row.figure(&store.name, metric).is_some());
         self.rows.iter().filter(has).collect()
     }
 
     /// Rows of one workload that differ in this alone, where there is more than one.
-    pub(crate) fn families(&self, by: Axis) -> Vec<Vec<&Row>> {
-        let mut families: Vec<Vec<&Row>> = Vec::new();
+    pub(crate) fn families(&self, by: ScaleAxis) -> Vec<Vec<&SummaryRow>> {
+        let mut families: Vec<Vec<&SummaryRow>> = Vec::new();
         for row in self.rows.iter().filter(|row| !row.is_opening()) {
-            let is_kin = |kin: &Row| kin.workload == row.workload && by.other(kin) == by.other(row);
+            let is_kin = |kin: &SummaryRow| kin.workload == row.workload && by.other(kin) == by.other(row);
             match families.iter_mut().find(|family| is_kin(family[0])) {
                 Some(family) => family.push(row),
                 None => families.push(vec![row]),
@@ -328,45 +331,45 @@ impl Summary {
 
 /// What a workload is scaled by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Axis {
+pub(crate) enum ScaleAxis {
     Pairs,
     Threads,
 }
 
-impl Axis {
+impl ScaleAxis {
     /// Returns the label of the axis.
     fn name(self) -> &'static str {
-        if self == Axis::Pairs { "pairs" } else { "threads" }
+        if self == ScaleAxis::Pairs { "pairs" } else { "threads" }
     }
 
     /// Where a row stands on the other one.
-    fn other(self, row: &Row) -> u64 {
-        if self == Axis::Pairs { row.threads } else { row.pairs }
+    fn other(self, row: &SummaryRow) -> u64 {
+        if self == ScaleAxis::Pairs { row.threads } else { row.pairs }
     }
 }
 
 /// Writes Markdown and HTML beside the lines, and prints the Markdown.
-pub(crate) fn write(out: &Path, runs: &[Vec<Line>]) -> Result<()> {
-    write_with(out, runs, None)
+pub(crate) fn write(out: &Path, runs: &[Vec<RecordLine>]) -> Result<()> {
+    write_with_intro(out, runs, None)
 }
 
 /// The same with a text of its own in front of the tables, which alone is printed.
-pub(crate) fn write_with(out: &Path, runs: &[Vec<Line>], lead: Option<&str>) -> Result<()> {
-    let summary = Summary::new(runs);
-    let [_, markdown_file, html_file] = FILES;
+pub(crate) fn write_with_intro(out: &Path, runs: &[Vec<RecordLine>], lead: Option<&str>) -> Result<()> {
+    let summary = RunSummary::new(runs);
+    let [_, markdown_file, html_file] = REPORT_FILES;
     let text = markdown::report(&summary);
     println!("{}", lead.unwrap_or(&text));
     fs::write(out.join(markdown_file), format!("{}{text}", lead.unwrap_or_default()))?;
     fs::write(out.join(html_file), html::page(&summary, lead))?;
-    eprintln!("written: {}, and {LINES} in the same directory", out.join(html_file).display());
+    eprintln!("written: {}, and {RESULTS_FILE} in the same directory", out.join(html_file).display());
     Ok(())
 }
 
 /// The report of stored runs.
-pub(crate) fn of_files(options: &args::Report) -> Result<()> {
+pub(crate) fn from_files(options: &args::ReportCommand) -> Result<()> {
     let runs = options.files.iter().map(|file| record::read(file)).collect::<Result<Vec<_>>>()?;
     if let Some(guide) = &options.guide {
-        guide::write(guide, &Summary::new(&runs))?;
+        guide::write(guide, &RunSummary::new(&runs))?;
     }
     fs::create_dir_all(&options.out)?;
     write(&options.out, &runs)
@@ -376,18 +379,18 @@ pub(crate) fn of_files(options: &args::Report) -> Result<()> {
 pub(crate) mod tests {
     use super::*;
 
-    pub(crate) fn stored() -> Vec<Line> {
+    pub(crate) fn stored() -> Vec<RecordLine> {
         record::tests::STORED.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 
     #[test]
     fn rounds_of_a_cell_come_together_and_rows_stand_in_the_order_of_the_table() {
-        let summary = Summary::new(&[stored()]);
+        let summary = RunSummary::new(&[stored()]);
         let names: Vec<&str> = summary.rows.iter().map(|row| &*row.workload).collect();
         let place = |name: &str| names.iter().position(|other| *other == name);
         assert!(place("fill-random") < place("get-uniform") && place("get-uniform") < place("update-zipf"));
         let row = summary.rows.iter().find(|row| row.workload == "get-uniform").unwrap();
-        let figure = row.figure("flat", Metric::Speed).unwrap();
+        let figure = row.figure("flat", ReportMetric::Speed).unwrap();
         assert!(figure.least < figure.median && figure.median < figure.most);
         assert_eq!(row.rounds("flat", false).count(), 2);
     }
@@ -395,27 +398,27 @@ pub(crate) mod tests {
     #[test]
     fn one_run_with_itself_agrees_and_with_a_faster_one_does_not() {
         let run = stored();
-        assert!(Summary::new(&[run.clone(), run.clone()]).agreement.apart.is_empty());
-        let faster: Vec<Line> = run
+        assert!(RunSummary::new(&[run.clone(), run.clone()]).agreement.disagreeing.is_empty());
+        let faster: Vec<RecordLine> = run
             .iter()
             .cloned()
             .map(|line| match line {
-                Line::Sample(mut record) => {
+                RecordLine::Sample(mut record) => {
                     record.outcome.seconds /= 1.3;
-                    Line::Sample(record)
+                    RecordLine::Sample(record)
                 }
                 other => other,
             })
             .collect();
-        let agreement = Summary::new(&[run, faster]).agreement;
-        assert_eq!((agreement.apart.len(), agreement.between_runs), (agreement.of, true));
+        let agreement = RunSummary::new(&[run, faster]).agreement;
+        assert_eq!((agreement.disagreeing.len(), agreement.between_runs), (agreement.cells, true));
         assert!(agreement.sentence().contains("do **not** agree"), "{}", agreement.sentence());
     }
 
     #[test]
     fn several_sizes_of_one_workload_are_a_family() {
-        let summary = Summary::new(&[stored()]);
-        let by_pairs = summary.families(Axis::Pairs);
+        let summary = RunSummary::new(&[stored()]);
+        let by_pairs = summary.families(ScaleAxis::Pairs);
         assert!(by_pairs.iter().any(|family| family[0].workload == "get-uniform" && family.len() == 2));
     }
 

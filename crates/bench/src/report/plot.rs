@@ -1,18 +1,18 @@
 //! # Plot: bars and curves as SVG text
 //!
-//! Small pictures to stand side by side in a page that brings the style: colours are CSS variables (`--s-NAME`
-//! of a store), so that one picture serves light and dark. Coordinates are units of a `viewBox` that is
-//! about as wide as the picture is shown in pixels.
+//! Small pictures to stand side by side in a page that brings the style: colours are CSS variables
+//! (`--s-NAME` of a store), so that one picture serves light and dark. Coordinates are units of a
+//! `viewBox` that is about as wide as the picture is shown in pixels.
 
 use std::fmt::Write;
 
-use crate::table::number;
+use crate::promise_table::number;
 
 /// Width of every picture.
 const WIDTH: f64 = 440.0;
 
 /// A horizontal bar.
-pub(super) struct Bar {
+pub(super) struct PlotBar {
     /// What it is for; the name of its colour.
     pub(super) title: String,
     pub(super) colour: String,
@@ -21,7 +21,7 @@ pub(super) struct Bar {
     pub(super) least: f64,
     pub(super) most: f64,
     /// A second figure, drawn as an outline.
-    pub(super) ghost: Option<f64>,
+    pub(super) outline: Option<f64>,
     /// Ours are set in bold.
     pub(super) is_ours: bool,
 }
@@ -32,11 +32,11 @@ pub(super) fn escaped(text: &str) -> String {
 }
 
 /// Bars beneath each other, with their values at their ends.
-pub(super) fn bars(bars: &[Bar], unit: &str) -> String {
+pub(super) fn bars(bars: &[PlotBar], unit: &str) -> String {
     const ROW: f64 = 24.0;
     const LEFT: f64 = 104.0;
     const RIGHT: f64 = 78.0;
-    let largest = bars.iter().map(|bar| bar.most.max(bar.ghost.unwrap_or(0.0))).fold(0.0, f64::max);
+    let largest = bars.iter().map(|bar| bar.most.max(bar.outline.unwrap_or(0.0))).fold(0.0, f64::max);
     let scale = (WIDTH - LEFT - RIGHT) / if largest > 0.0 { largest } else { 1.0 };
     let height = ROW * bars.len() as f64 + 4.0;
     let mut svg = open(height);
@@ -49,7 +49,7 @@ pub(super) fn bars(bars: &[Bar], unit: &str) -> String {
         if bar.most > bar.least {
             let _ = write!(tip, " ({} to {})", number(bar.least), number(bar.most));
         }
-        if let Some(ghost) = bar.ghost {
+        if let Some(ghost) = bar.outline {
             let _ = write!(tip, "; unsynced {}", number(ghost));
         }
         let _ = write!(svg, "<g><title>{tip}</title>");
@@ -65,7 +65,7 @@ pub(super) fn bars(bars: &[Bar], unit: &str) -> String {
             length.max(1.0)
         );
         let mut end = length;
-        if let Some(ghost) = bar.ghost.map(|ghost| ghost * scale) {
+        if let Some(ghost) = bar.outline.map(|ghost| ghost * scale) {
             let _ = write!(
                 svg,
                 r#"<rect class="ghost" x="{LEFT}" y="{:.1}" width="{:.1}" height="15" rx="2"/>"#,
@@ -96,7 +96,7 @@ pub(super) fn bars(bars: &[Bar], unit: &str) -> String {
 }
 
 /// A curve.
-pub(super) struct Curve {
+pub(super) struct PlotCurve {
     pub(super) title: String,
     pub(super) colour: String,
     pub(super) is_ours: bool,
@@ -106,7 +106,7 @@ pub(super) struct Curve {
 
 /// How values are placed upwards.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Scale {
+pub(super) enum PlotScale {
     /// From zero.
     Linear,
     /// By decades.
@@ -123,17 +123,17 @@ const END: f64 = WIDTH - 28.0;
 pub(super) fn curves(
     ticks: &[String],
     along: &str,
-    scale: Scale,
+    scale: PlotScale,
     value: fn(f64) -> String,
-    curves: &[Curve],
+    curves: &[PlotCurve],
 ) -> String {
     let values = || curves.iter().flat_map(|curve| curve.points.iter().map(|point| point.1));
     let lines = grid(scale, values().fold(f64::INFINITY, f64::min), values().fold(0.0, f64::max));
     let (low, high) = (lines.first().copied().unwrap_or(0.0), lines.last().copied().unwrap_or(1.0));
     let up = |value: f64| {
         let share = match scale {
-            Scale::Linear => (value - low) / (high - low),
-            Scale::Log => (value.max(low) / low).log10() / (high / low).log10(),
+            PlotScale::Linear => (value - low) / (high - low),
+            PlotScale::Log => (value.max(low) / low).log10() / (high / low).log10(),
         };
         TOP + (HEIGHT - TOP - BOTTOM) * (1.0 - share)
     };
@@ -195,9 +195,10 @@ fn open(height: f64) -> String {
     format!(r#"<svg viewBox="0 0 {WIDTH} {height}" role="img">"#)
 }
 
-/// The values of grid lines that hold everything between two values: decades, or about five round steps.
-fn grid(scale: Scale, least: f64, most: f64) -> Vec<f64> {
-    if scale == Scale::Log {
+/// The values of grid lines that hold everything between two values: decades, or about five round
+/// steps.
+fn grid(scale: PlotScale, least: f64, most: f64) -> Vec<f64> {
+    if scale == PlotScale::Log {
         let low = if least.is_finite() && least > 0.0 { least.log10().floor() } else { 0.0 };
         let high = most.max(1e-9).log10().ceil().max(low + 1.0);
         let mut lines = Vec::new();
@@ -224,9 +225,9 @@ fn grid(scale: Scale, least: f64, most: f64) -> Vec<f64> {
 mod tests {
     use super::*;
 
-    fn bar(value: f64, ghost: Option<f64>) -> Bar {
+    fn bar(value: f64, ghost: Option<f64>) -> PlotBar {
         let (title, colour) = ("A & B".to_owned(), "flat".to_owned());
-        Bar { title, colour, value, least: value * 0.9, most: value * 1.1, ghost, is_ours: true }
+        PlotBar { title, colour, value, least: value * 0.9, most: value * 1.1, outline: ghost, is_ours: true }
     }
 
     #[test]
@@ -242,18 +243,18 @@ mod tests {
 
     #[test]
     fn grids_hold_what_they_are_for() {
-        assert_eq!(grid(Scale::Log, 0.3, 450.0), [0.1, 1.0, 10.0, 100.0, 1000.0]);
-        assert_eq!(grid(Scale::Linear, 0.0, 430.0), [0.0, 100.0, 200.0, 300.0, 400.0, 500.0]);
-        assert_eq!(grid(Scale::Log, f64::INFINITY, 0.0).len(), 2);
-        assert_eq!(grid(Scale::Linear, 0.0, 0.0).first(), Some(&0.0));
+        assert_eq!(grid(PlotScale::Log, 0.3, 450.0), [0.1, 1.0, 10.0, 100.0, 1000.0]);
+        assert_eq!(grid(PlotScale::Linear, 0.0, 430.0), [0.0, 100.0, 200.0, 300.0, 400.0, 500.0]);
+        assert_eq!(grid(PlotScale::Log, f64::INFINITY, 0.0).len(), 2);
+        assert_eq!(grid(PlotScale::Linear, 0.0, 0.0).first(), Some(&0.0));
     }
 
     #[test]
     fn curves_stay_within_the_picture() {
         let points = vec![(0.0, 1.0), (1.0, 900.0), (2.0, 0.2)];
-        let curve = Curve { title: "x".to_owned(), colour: "lmdb".to_owned(), is_ours: false, points };
+        let curve = PlotCurve { title: "x".to_owned(), colour: "lmdb".to_owned(), is_ours: false, points };
         let ticks = ["a", "b", "c"].map(str::to_owned);
-        let svg = curves(&ticks, "quantile", Scale::Log, number, &[curve]);
+        let svg = curves(&ticks, "quantile", PlotScale::Log, number, &[curve]);
         for part in svg.split("cy=\"").skip(1) {
             let y: f64 = part.split('"').next().unwrap().parse().unwrap();
             assert!((0.0..=HEIGHT).contains(&y), "{y}");

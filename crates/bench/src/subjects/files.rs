@@ -1,34 +1,35 @@
 //! # Plain files: what the file system makes of the same values, with no store around it
 //!
-//! A value is a file, named by its key in hex, in one of 256 directories. No log, no checksum, no order; a put that a crash
-//! meets may leave half a value, so this is no store to use. It shows what a figure of `delsm` owes to the file system and to
-//! the machine: how fast files can be made, removed, and made again.
+//! A value is a file, named by its key in hex, in one of 256 directories. No log, no checksum, no
+//! order; a put that a crash meets may leave half a value, so this is no store to use. It shows
+//! what a figure of `delsm` owes to the file system and to the machine: how fast files can be made,
+//! removed, and made again.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 
-use super::{Session, Setting, Store, Way, look};
+use super::{BenchSession, BenchStore, ScanDirection, StoreSetting, read_value};
 use crate::Result;
 use crate::measure::write_back;
 
-pub(super) struct Files {
+pub(super) struct PlainFiles {
     root: PathBuf,
     durable: bool,
 }
 
-impl Files {
-    pub(super) fn open(dir: &Path, setting: Setting) -> Result<Files> {
+impl PlainFiles {
+    pub(super) fn open(dir: &Path, setting: StoreSetting) -> Result<PlainFiles> {
         for number in 0..=u8::MAX {
             fs::create_dir_all(dir.join(format!("{number:02x}")))?;
         }
-        Ok(Files { root: dir.to_owned(), durable: setting.durable })
+        Ok(PlainFiles { root: dir.to_owned(), durable: setting.durable })
     }
 }
 
-impl Store for Files {
-    fn session(&self) -> Result<Box<dyn Session + '_>> {
-        Ok(Box::new(Reading { files: self, value: Vec::new() }))
+impl BenchStore for PlainFiles {
+    fn session(&self) -> Result<Box<dyn BenchSession + '_>> {
+        Ok(Box::new(FilesSession { files: self, value: Vec::new() }))
     }
 
     fn sync(&self) -> Result<()> {
@@ -40,12 +41,12 @@ impl Store for Files {
     }
 }
 
-struct Reading<'a> {
-    files: &'a Files,
+struct FilesSession<'a> {
+    files: &'a PlainFiles,
     value: Vec<u8>,
 }
 
-impl Reading<'_> {
+impl FilesSession<'_> {
     /// Its directory and its name: by the last byte of the key, which differs most.
     fn path(&self, key: &[u8]) -> (PathBuf, PathBuf) {
         let dir = self.files.root.join(format!("{:02x}", key.last().copied().unwrap_or(0)));
@@ -54,7 +55,7 @@ impl Reading<'_> {
     }
 
     /// Makes a change to a directory durable, where that was asked for.
-    fn settle(&self, dir: &Path) -> Result<()> {
+    fn sync_dir_if_durable(&self, dir: &Path) -> Result<()> {
         if self.files.durable {
             File::open(dir)?.sync_all()?;
         }
@@ -62,7 +63,7 @@ impl Reading<'_> {
     }
 }
 
-impl Session for Reading<'_> {
+impl BenchSession for FilesSession<'_> {
     fn get(&mut self, key: &[u8]) -> Result<Option<u64>> {
         let mut file = match File::open(self.path(key).1) {
             Ok(file) => file,
@@ -71,7 +72,7 @@ impl Session for Reading<'_> {
         };
         self.value.clear();
         file.read_to_end(&mut self.value)?;
-        Ok(Some(look(&self.value)))
+        Ok(Some(read_value(&self.value)))
     }
 
     fn put(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
@@ -81,19 +82,19 @@ impl Session for Reading<'_> {
         if self.files.durable {
             file.sync_all()?;
         }
-        self.settle(&dir)
+        self.sync_dir_if_durable(&dir)
     }
 
     fn remove(&mut self, key: &[u8]) -> Result<()> {
         let (dir, path) = self.path(key);
         match fs::remove_file(path) {
             Err(error) if error.kind() != ErrorKind::NotFound => Err(error.into()),
-            _ => self.settle(&dir),
+            _ => self.sync_dir_if_durable(&dir),
         }
     }
 
     /// In no order: only a walk over everything has a meaning.
-    fn scan(&mut self, _: &[u8], limit: u64, _: Way) -> Result<u64> {
+    fn scan(&mut self, _: &[u8], limit: u64, _: ScanDirection) -> Result<u64> {
         let mut seen = 0;
         for dir in fs::read_dir(&self.files.root)? {
             for file in fs::read_dir(dir?.path())? {

@@ -1,13 +1,13 @@
 //! # fjall: log-structured merge tree in Rust, at defaults but cache and compression
 //!
-//! Buffered: its default, every insert handed to the kernel; `persist` every 100 ms. Durable: `persist`
-//! with `SyncData` after each insert.
+//! Buffered: its default, every insert handed to the kernel; `persist` every 100 ms. Durable:
+//! `persist` with `SyncData` after each insert.
 
 use std::path::Path;
 
 use ::fjall::{Database, Guard, Keyspace, KeyspaceCreateOptions, KvSeparationOptions, PersistMode};
 
-use super::{Session, Setting, Store, Way, look};
+use super::{BenchSession, BenchStore, ScanDirection, StoreSetting, read_value};
 use crate::Result;
 
 const SEPARATION_THRESHOLD: u32 = 512;
@@ -19,7 +19,7 @@ pub(super) struct Fjall {
 }
 
 impl Fjall {
-    pub(super) fn open(dir: &Path, setting: Setting, separated: bool) -> Result<Fjall> {
+    pub(super) fn open(dir: &Path, setting: StoreSetting, separated: bool) -> Result<Fjall> {
         // Built without its compression feature.
         let database = Database::builder(dir).cache_size(setting.memory).open()?;
         let separation =
@@ -34,8 +34,8 @@ impl Fjall {
     }
 }
 
-impl Store for Fjall {
-    fn session(&self) -> Result<Box<dyn Session + '_>> {
+impl BenchStore for Fjall {
+    fn session(&self) -> Result<Box<dyn BenchSession + '_>> {
         Ok(Box::new(FjallSession { fjall: self }))
     }
 
@@ -48,9 +48,9 @@ struct FjallSession<'a> {
     fjall: &'a Fjall,
 }
 
-impl Session for FjallSession<'_> {
+impl BenchSession for FjallSession<'_> {
     fn get(&mut self, key: &[u8]) -> Result<Option<u64>> {
-        Ok(self.fjall.keyspace.get(key)?.map(|value| look(&value)))
+        Ok(self.fjall.keyspace.get(key)?.map(|value| read_value(&value)))
     }
 
     fn put(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
@@ -63,19 +63,21 @@ impl Session for FjallSession<'_> {
         self.fjall.written()
     }
 
-    fn scan(&mut self, from: &[u8], limit: u64, way: Way) -> Result<u64> {
+    fn scan(&mut self, from: &[u8], limit: u64, way: ScanDirection) -> Result<u64> {
         let keyspace = &self.fjall.keyspace;
         let limit = usize::try_from(limit)?;
         let mut seen = 0;
         let mut note = |pair: Guard| -> Result<()> {
-            look(&pair.into_inner()?.1);
+            read_value(&pair.into_inner()?.1);
             seen += 1;
             Ok(())
         };
         match way {
-            Way::Up => keyspace.range(from..).take(limit).try_for_each(&mut note)?,
-            Way::Down if from.is_empty() => keyspace.iter().rev().take(limit).try_for_each(&mut note)?,
-            Way::Down => keyspace.range(..=from).rev().take(limit).try_for_each(&mut note)?,
+            ScanDirection::Up => keyspace.range(from..).take(limit).try_for_each(&mut note)?,
+            ScanDirection::Down if from.is_empty() => {
+                keyspace.iter().rev().take(limit).try_for_each(&mut note)?
+            }
+            ScanDirection::Down => keyspace.range(..=from).rev().take(limit).try_for_each(&mut note)?,
         }
         Ok(seen)
     }

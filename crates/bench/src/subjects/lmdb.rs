@@ -1,9 +1,10 @@
 //! # LMDB: memory map, one writer, read transactions kept per thread
 //!
-//! Buffered: `MDB_NOSYNC`, and `mdb_env_sync` every 100 ms. Durable: LMDB's default, a sync per commit.
-//! A read transaction serves a thousand gets before it is renewed, as LMDB's own benchmark and
-//! most users do; one renewal per get would cost LMDB some 15 %. Data beyond the memory that other stores get as a cache is read
-//! without readahead, as LMDB's documentation has it: with it a get reads 15 MB of the device.
+//! Buffered: `MDB_NOSYNC`, and `mdb_env_sync` every 100 ms. Durable: LMDB's default, a sync per
+//! commit. A read transaction serves a thousand gets before it is renewed, as LMDB's own benchmark
+//! and most users do; one renewal per get would cost LMDB some 15 %. Data beyond the memory that
+//! other stores get as a cache is read without readahead, as LMDB's documentation has it: with it a
+//! get reads 15 MB of the device.
 
 use std::ops::Bound;
 use std::path::Path;
@@ -11,11 +12,11 @@ use std::path::Path;
 use heed::types::Bytes;
 use heed::{Database, Env, EnvFlags, EnvOpenOptions, RoTxn, RwTxn, WithTls};
 
-use super::{Session, Setting, Store, TRANSACTION, Way, look};
+use super::{BenchSession, BenchStore, OPS_PER_TRANSACTION, ScanDirection, StoreSetting, read_value};
 use crate::Result;
 
 /// Address space, not disk: the file grows as pages are used.
-const MAP: usize = 128 << 30;
+const MAP_BYTES: usize = 128 << 30;
 
 pub(super) struct Lmdb {
     env: Env<WithTls>,
@@ -23,9 +24,9 @@ pub(super) struct Lmdb {
 }
 
 impl Lmdb {
-    pub(super) fn open(dir: &Path, setting: Setting) -> Result<Lmdb> {
+    pub(super) fn open(dir: &Path, setting: StoreSetting) -> Result<Lmdb> {
         let mut options = EnvOpenOptions::new();
-        options.map_size(MAP).max_readers(126);
+        options.map_size(MAP_BYTES).max_readers(126);
         if !setting.durable {
             // SAFETY: NO_SYNC risks the file in a power cut only; bench data is thrown away.
             unsafe { options.flags(EnvFlags::NO_SYNC) };
@@ -44,8 +45,8 @@ impl Lmdb {
     }
 }
 
-impl Store for Lmdb {
-    fn session(&self) -> Result<Box<dyn Session + '_>> {
+impl BenchStore for Lmdb {
+    fn session(&self) -> Result<Box<dyn BenchSession + '_>> {
         Ok(Box::new(LmdbSession { lmdb: self, reader: None, writer: None }))
     }
 
@@ -59,8 +60,8 @@ impl Store for Lmdb {
     }
 }
 
-/// Transactions with the number of operations they served. At most one is open: LMDB allows a thread
-/// no more.
+/// Transactions with the number of operations they served. At most one is open: LMDB allows a
+/// thread no more.
 struct LmdbSession<'a> {
     lmdb: &'a Lmdb,
     reader: Option<(RoTxn<'a, WithTls>, u32)>,
@@ -70,7 +71,7 @@ struct LmdbSession<'a> {
 impl<'a> LmdbSession<'a> {
     /// A read transaction that has served less than its share.
     fn reader(&mut self) -> Result<&RoTxn<'a, WithTls>> {
-        if self.reader.as_ref().is_none_or(|(_, served)| *served == TRANSACTION) {
+        if self.reader.as_ref().is_none_or(|(_, served)| *served == OPS_PER_TRANSACTION) {
             self.finish()?;
             self.reader = None;
             self.reader = Some((self.lmdb.env.read_txn()?, 0));
@@ -93,10 +94,10 @@ impl<'a> LmdbSession<'a> {
     }
 }
 
-impl Session for LmdbSession<'_> {
+impl BenchSession for LmdbSession<'_> {
     fn get(&mut self, key: &[u8]) -> Result<Option<u64>> {
         let pairs = self.lmdb.pairs;
-        Ok(pairs.get(self.reader()?, key)?.map(look))
+        Ok(pairs.get(self.reader()?, key)?.map(read_value))
     }
 
     fn put(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
@@ -107,24 +108,26 @@ impl Session for LmdbSession<'_> {
         self.commit(|pairs, txn| Ok(pairs.delete(txn, key).map(|_| ())?))
     }
 
-    fn scan(&mut self, from: &[u8], limit: u64, way: Way) -> Result<u64> {
+    fn scan(&mut self, from: &[u8], limit: u64, way: ScanDirection) -> Result<u64> {
         let pairs = self.lmdb.pairs;
         let txn = self.reader()?;
         let limit = usize::try_from(limit)?;
         let mut seen = 0;
         let mut note = |pair: heed::Result<(&[u8], &[u8])>| -> Result<()> {
-            look(pair?.1);
+            read_value(pair?.1);
             seen += 1;
             Ok(())
         };
         match way {
-            Way::Up if from.is_empty() => pairs.iter(txn)?.take(limit).try_for_each(&mut note)?,
-            Way::Up => pairs
+            ScanDirection::Up if from.is_empty() => pairs.iter(txn)?.take(limit).try_for_each(&mut note)?,
+            ScanDirection::Up => pairs
                 .range(txn, &(Bound::Included(from), Bound::Unbounded))?
                 .take(limit)
                 .try_for_each(&mut note)?,
-            Way::Down if from.is_empty() => pairs.rev_iter(txn)?.take(limit).try_for_each(&mut note)?,
-            Way::Down => pairs
+            ScanDirection::Down if from.is_empty() => {
+                pairs.rev_iter(txn)?.take(limit).try_for_each(&mut note)?
+            }
+            ScanDirection::Down => pairs
                 .rev_range(txn, &(Bound::Unbounded, Bound::Included(from)))?
                 .take(limit)
                 .try_for_each(&mut note)?,
@@ -140,7 +143,7 @@ impl Session for LmdbSession<'_> {
         let Some((txn, gathered)) = &mut self.writer else { return Err("no write transaction".into()) };
         self.lmdb.pairs.put(txn, key, value)?;
         *gathered += 1;
-        if *gathered == TRANSACTION { self.finish() } else { Ok(()) }
+        if *gathered == OPS_PER_TRANSACTION { self.finish() } else { Ok(()) }
     }
 
     fn finish(&mut self) -> Result<()> {

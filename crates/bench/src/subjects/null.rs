@@ -1,12 +1,12 @@
 //! # Null: the store that does nothing, to weigh the harness
 
-use super::{Session, Store, Way, look};
+use super::{BenchSession, BenchStore, ScanDirection, read_value};
 use crate::Result;
 
-pub(super) struct Null;
+pub(super) struct NullStore;
 
-impl Store for Null {
-    fn session(&self) -> Result<Box<dyn Session + '_>> {
+impl BenchStore for NullStore {
+    fn session(&self) -> Result<Box<dyn BenchSession + '_>> {
         Ok(Box::new(NullSession))
     }
 
@@ -25,14 +25,14 @@ impl Store for Null {
 
 struct NullSession;
 
-impl Session for NullSession {
+impl BenchSession for NullSession {
     fn get(&mut self, key: &[u8]) -> Result<Option<u64>> {
         std::hint::black_box(key);
         Ok(None)
     }
 
     fn put(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
-        std::hint::black_box((key, look(value)));
+        std::hint::black_box((key, read_value(value)));
         Ok(())
     }
 
@@ -41,7 +41,7 @@ impl Session for NullSession {
         Ok(())
     }
 
-    fn scan(&mut self, from: &[u8], limit: u64, way: Way) -> Result<u64> {
+    fn scan(&mut self, from: &[u8], limit: u64, way: ScanDirection) -> Result<u64> {
         std::hint::black_box((from, limit, way));
         Ok(0)
     }

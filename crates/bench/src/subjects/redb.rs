@@ -1,15 +1,15 @@
 //! # redb: copy-on-write B-tree in Rust
 //!
-//! Buffered: `Durability::None` (it does not survive a killed process: kinder to redb than to the others),
-//! and an empty immediate commit every 100 ms. Durable: `Durability::Immediate`. Read transactions serve a
-//! thousand gets, as for LMDB.
+//! Buffered: `Durability::None` (it does not survive a killed process: kinder to redb than to the
+//! others), and an empty immediate commit every 100 ms. Durable: `Durability::Immediate`. Read
+//! transactions serve a thousand gets, as for LMDB.
 
 use std::ops::Bound;
 use std::path::Path;
 
 use ::redb::{Database, Durability, ReadOnlyTable, ReadableDatabase, Table, TableDefinition};
 
-use super::{Session, Setting, Store, TRANSACTION, Way, look};
+use super::{BenchSession, BenchStore, OPS_PER_TRANSACTION, ScanDirection, StoreSetting, read_value};
 use crate::Result;
 
 const PAIRS: TableDefinition<&[u8], &[u8]> = TableDefinition::new("bench");
@@ -20,7 +20,7 @@ pub(super) struct Redb {
 }
 
 impl Redb {
-    pub(super) fn open(dir: &Path, setting: Setting) -> Result<Redb> {
+    pub(super) fn open(dir: &Path, setting: StoreSetting) -> Result<Redb> {
         let cache = usize::try_from(setting.memory)?;
         let database = Database::builder().set_cache_size(cache).create(dir.join("redb"))?;
         let redb = Redb {
@@ -43,8 +43,8 @@ impl Redb {
     }
 }
 
-impl Store for Redb {
-    fn session(&self) -> Result<Box<dyn Session + '_>> {
+impl BenchStore for Redb {
+    fn session(&self) -> Result<Box<dyn BenchSession + '_>> {
         Ok(Box::new(RedbSession { redb: self, reader: None, gathered: Vec::new() }))
     }
 
@@ -53,19 +53,19 @@ impl Store for Redb {
     }
 }
 
-type Pairs = ReadOnlyTable<&'static [u8], &'static [u8]>;
+type RedbTable = ReadOnlyTable<&'static [u8], &'static [u8]>;
 
 struct RedbSession<'a> {
     redb: &'a Redb,
     /// A table as one transaction sees it, and how many gets it served.
-    reader: Option<(Pairs, u32)>,
+    reader: Option<(RedbTable, u32)>,
     gathered: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
 impl RedbSession<'_> {
     /// The table in a read transaction that has served less than its share.
-    fn table(&mut self) -> Result<&Pairs> {
-        if self.reader.as_ref().is_none_or(|(_, served)| *served == TRANSACTION) {
+    fn table(&mut self) -> Result<&RedbTable> {
+        if self.reader.as_ref().is_none_or(|(_, served)| *served == OPS_PER_TRANSACTION) {
             self.reader = Some((self.redb.database.begin_read()?.open_table(PAIRS)?, 0));
         }
         let Some((table, served)) = &mut self.reader else { return Err("no read transaction".into()) };
@@ -84,9 +84,9 @@ impl RedbSession<'_> {
     }
 }
 
-impl Session for RedbSession<'_> {
+impl BenchSession for RedbSession<'_> {
     fn get(&mut self, key: &[u8]) -> Result<Option<u64>> {
-        Ok(self.table()?.get(key)?.map(|value| look(value.value())))
+        Ok(self.table()?.get(key)?.map(|value| read_value(value.value())))
     }
 
     fn put(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
@@ -97,17 +97,19 @@ impl Session for RedbSession<'_> {
         self.commit(|table| Ok(table.remove(key).map(|_| ())?))
     }
 
-    fn scan(&mut self, from: &[u8], limit: u64, way: Way) -> Result<u64> {
+    fn scan(&mut self, from: &[u8], limit: u64, way: ScanDirection) -> Result<u64> {
         let (low, high) = match way {
             _ if from.is_empty() => (Bound::Unbounded, Bound::Unbounded),
-            Way::Up => (Bound::Included(from), Bound::Unbounded),
-            Way::Down => (Bound::Unbounded, Bound::Included(from)),
+            ScanDirection::Up => (Bound::Included(from), Bound::Unbounded),
+            ScanDirection::Down => (Bound::Unbounded, Bound::Included(from)),
         };
         let mut pairs = self.table()?.range::<&[u8]>((low, high))?;
         let mut seen = 0;
         while seen < limit {
-            let Some(pair) = (if way == Way::Up { pairs.next() } else { pairs.next_back() }) else { break };
-            look(pair?.1.value());
+            let Some(pair) = (if way == ScanDirection::Up { pairs.next() } else { pairs.next_back() }) else {
+                break;
+            };
+            read_value(pair?.1.value());
             seen += 1;
         }
         Ok(seen)
@@ -115,7 +117,7 @@ impl Session for RedbSession<'_> {
 
     fn load(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
         self.gathered.push((key.to_vec(), value.to_vec()));
-        if self.gathered.len() == TRANSACTION as usize { self.finish() } else { Ok(()) }
+        if self.gathered.len() == OPS_PER_TRANSACTION as usize { self.finish() } else { Ok(()) }
     }
 
     fn finish(&mut self) -> Result<()> {

@@ -4,16 +4,16 @@ use std::path::Path;
 
 use ::sheaf::{Database, Durability, Error, Keyspace, KeyspaceOptions};
 
-use super::{Inner, Session, Setting, Store, Way, look};
+use super::{BenchSession, BenchStore, ScanDirection, SheafFigures, StoreSetting, read_value};
 use crate::Result;
 
-pub(super) struct Sheaf {
+pub(super) struct SheafStore {
     database: Database,
     keyspace: Keyspace,
 }
 
-impl Sheaf {
-    pub(super) fn open(dir: &Path, engine: &str, setting: Setting) -> Result<Sheaf> {
+impl SheafStore {
+    pub(super) fn open(dir: &Path, engine: &str, setting: StoreSetting) -> Result<SheafStore> {
         let durability = if setting.durable { Durability::Sync } else { Durability::Buffer };
         let database = Database::builder()
             .memory(setting.memory)
@@ -21,12 +21,12 @@ impl Sheaf {
             .durability(durability)
             .open(dir)?;
         let keyspace = database.keyspace("bench", KeyspaceOptions::default().engine(engine))?;
-        Ok(Sheaf { database, keyspace })
+        Ok(SheafStore { database, keyspace })
     }
 }
 
-impl Store for Sheaf {
-    fn session(&self) -> Result<Box<dyn Session + '_>> {
+impl BenchStore for SheafStore {
+    fn session(&self) -> Result<Box<dyn BenchSession + '_>> {
         Ok(Box::new(SheafSession { keyspace: &self.keyspace }))
     }
 
@@ -42,20 +42,20 @@ impl Store for Sheaf {
         self.keyspace.capabilities().is_ok_and(|capabilities| capabilities.ordered)
     }
 
-    fn inner(&self) -> Option<Inner> {
+    fn sheaf_figures(&self) -> Option<SheafFigures> {
         let stats = self.database.stats();
         // The log of the only keyspace: the other one has next to nothing.
         let log = stats.logs.iter().max_by_key(|log| log.disk_bytes).cloned().unwrap_or_default();
-        Some(Inner {
+        Some(SheafFigures {
             index_bytes: stats.memory.index,
             keys: self.keyspace.stats().map_or(0, |engine| engine.keys),
             live_bytes: log.live_bytes,
             log_bytes: log.disk_bytes,
-            appended: log.appended,
-            moved: log.moved,
+            appended: log.appended_bytes,
+            gc_bytes: log.relocated_bytes,
             checkpoint_bytes: stats.checkpoint_bytes,
-            freed: log.freed,
-            brakes: stats.brakes,
+            freed: log.freed_segments,
+            throttles: stats.throttles,
             replayed: stats.opening.records_replayed,
             scanned: stats.opening.frames_scanned,
             counters: self.keyspace.counters().unwrap_or_default(),
@@ -71,9 +71,9 @@ struct SheafSession<'a> {
     keyspace: &'a Keyspace,
 }
 
-impl Session for SheafSession<'_> {
+impl BenchSession for SheafSession<'_> {
     fn get(&mut self, key: &[u8]) -> Result<Option<u64>> {
-        Ok(self.keyspace.get_with(key, look)?)
+        Ok(self.keyspace.get_with(key, read_value)?)
     }
 
     fn put(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
@@ -84,18 +84,19 @@ impl Session for SheafSession<'_> {
         Ok(self.keyspace.remove(key)?)
     }
 
-    fn scan(&mut self, from: &[u8], limit: u64, way: Way) -> Result<u64> {
+    fn scan(&mut self, from: &[u8], limit: u64, way: ScanDirection) -> Result<u64> {
         let mut pairs = match way {
             _ if from.is_empty() => self.keyspace.iter()?,
-            Way::Up => self.keyspace.range(from..)?,
-            Way::Down => self.keyspace.range(..=from)?,
+            ScanDirection::Up => self.keyspace.range(from..)?,
+            ScanDirection::Down => self.keyspace.range(..=from)?,
         };
         let mut seen = 0;
         while seen < limit {
             let see = |_: &[u8], value: &[u8]| {
-                look(value);
+                read_value(value);
             };
-            let Some(pair) = (if way == Way::Up { pairs.next_with(see) } else { pairs.next_back_with(see) })
+            let Some(pair) =
+                (if way == ScanDirection::Up { pairs.next_with(see) } else { pairs.next_back_with(see) })
             else {
                 break;
             };
@@ -107,7 +108,7 @@ impl Session for SheafSession<'_> {
 
     fn compact(&mut self) -> Result<u64> {
         match self.keyspace.compact() {
-            Ok(done) => Ok((done.moved + done.left).max(1)),
+            Ok(done) => Ok((done.rewritten_pairs + done.skipped_pairs).max(1)),
             Err(Error::Unsupported { .. }) => Ok(1),
             Err(error) => Err(error.into()),
         }

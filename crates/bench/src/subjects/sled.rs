@@ -1,16 +1,16 @@
 //! # sled: B-link tree over a log in Rust
 //!
-//! Its own flusher is off: the bench flushes every 100 ms, as it syncs the others. A put may wait in sled's
-//! buffer and is then lost with the process: kinder to sled than to the others. Its flush ends in
-//! `sync_file_range`, which does not empty the device's cache; so that a sync means the same here as in the
-//! other stores, the bench syncs sled's file after it.
+//! Its own flusher is off: the bench flushes every 100 ms, as it syncs the others. A put may wait
+//! in sled's buffer and is then lost with the process: kinder to sled than to the others. Its flush
+//! ends in `sync_file_range`, which does not empty the device's cache; so that a sync means the
+//! same here as in the other stores, the bench syncs sled's file after it.
 
 use std::fs::File;
 use std::path::Path;
 
 use ::sled::{Config, Db};
 
-use super::{Session, Setting, Store, Way, look};
+use super::{BenchSession, BenchStore, ScanDirection, StoreSetting, read_value};
 use crate::Result;
 
 pub(super) struct Sled {
@@ -20,7 +20,7 @@ pub(super) struct Sled {
 }
 
 impl Sled {
-    pub(super) fn open(dir: &Path, setting: Setting) -> Result<Sled> {
+    pub(super) fn open(dir: &Path, setting: StoreSetting) -> Result<Sled> {
         let config = Config::new().path(dir).cache_capacity(setting.memory).flush_every_ms(None);
         let db = config.open()?;
         Ok(Sled { db, file: File::open(dir.join("db"))?, durable: setting.durable })
@@ -31,8 +31,8 @@ impl Sled {
     }
 }
 
-impl Store for Sled {
-    fn session(&self) -> Result<Box<dyn Session + '_>> {
+impl BenchStore for Sled {
+    fn session(&self) -> Result<Box<dyn BenchSession + '_>> {
         Ok(Box::new(SledSession { sled: self }))
     }
 
@@ -46,9 +46,9 @@ struct SledSession<'a> {
     sled: &'a Sled,
 }
 
-impl Session for SledSession<'_> {
+impl BenchSession for SledSession<'_> {
     fn get(&mut self, key: &[u8]) -> Result<Option<u64>> {
-        Ok(self.sled.db.get(key)?.map(|value| look(&value)))
+        Ok(self.sled.db.get(key)?.map(|value| read_value(&value)))
     }
 
     fn put(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
@@ -61,18 +61,20 @@ impl Session for SledSession<'_> {
         self.sled.written()
     }
 
-    fn scan(&mut self, from: &[u8], limit: u64, way: Way) -> Result<u64> {
+    fn scan(&mut self, from: &[u8], limit: u64, way: ScanDirection) -> Result<u64> {
         let limit = usize::try_from(limit)?;
         let mut seen = 0;
         let mut note = |pair: ::sled::Result<(::sled::IVec, ::sled::IVec)>| -> Result<()> {
-            look(&pair?.1);
+            read_value(&pair?.1);
             seen += 1;
             Ok(())
         };
         match way {
-            Way::Up => self.sled.db.range(from..).take(limit).try_for_each(&mut note)?,
-            Way::Down if from.is_empty() => self.sled.db.iter().rev().take(limit).try_for_each(&mut note)?,
-            Way::Down => self.sled.db.range(..=from).rev().take(limit).try_for_each(&mut note)?,
+            ScanDirection::Up => self.sled.db.range(from..).take(limit).try_for_each(&mut note)?,
+            ScanDirection::Down if from.is_empty() => {
+                self.sled.db.iter().rev().take(limit).try_for_each(&mut note)?
+            }
+            ScanDirection::Down => self.sled.db.range(..=from).rev().take(limit).try_for_each(&mut note)?,
         }
         Ok(seen)
     }

@@ -5,11 +5,11 @@ use std::path::Path;
 
 use sheaf::{Database, Keyspace, KeyspaceOptions};
 
-use super::page::Page;
+use super::page::DemoPage;
 use super::texts::Text;
 use crate::failure::Result;
-use crate::notation::{count, escape, many, size};
-use crate::output::{Watch, time};
+use crate::output::{Stopwatch, time};
+use crate::text_format::{count, escape, many, size};
 
 /// Number of random reads.
 const READS: usize = 50_000;
@@ -25,14 +25,14 @@ pub(crate) struct Library {
 
 impl Library {
     /// Opens a new database and loads `texts`.
-    pub(crate) fn load(page: &mut Page, database: &Path, texts: &[Text]) -> Result<Library> {
+    pub(crate) fn load(page: &mut DemoPage, database: &Path, texts: &[Text]) -> Result<Library> {
         let db = Database::open(database)?;
         let keyspace = |name| db.keyspace(name, KeyspaceOptions::default());
         let (files, lines, words) = (keyspace("files")?, keyspace("lines")?, keyspace("words")?);
         let library = Library { db, files, lines, words };
         page.step("load")?;
 
-        let watch = Watch::start();
+        let watch = Stopwatch::start();
         for text in texts {
             library.load_text(text)?;
         }
@@ -46,7 +46,7 @@ impl Library {
         )?;
 
         let index = index(texts);
-        let watch = Watch::start();
+        let watch = Stopwatch::start();
         library.load_index(&index)?;
         let took = watch.elapsed();
         page.line(&format!("{} words with their positions", count(index.len() as u64)), Some(took))?;
@@ -58,7 +58,7 @@ impl Library {
         let mut batch = self.db.batch();
         batch.insert(&self.files, &text.name, text.lines.len().to_string());
         for (number, line) in (1..).zip(&text.lines) {
-            batch.insert(&self.lines, place(text, number), line);
+            batch.insert(&self.lines, line_key(text, number), line);
         }
         Ok(batch.commit()?)
     }
@@ -76,26 +76,29 @@ impl Library {
     }
 
     /// Reads by line and by word, and scans all lines.
-    pub(crate) fn query(&self, page: &mut Page, texts: &[Text]) -> Result {
+    pub(crate) fn query(&self, page: &mut DemoPage, texts: &[Text]) -> Result {
         page.step("query")?;
         let text = longest(texts);
-        let key = place(text, 1);
-        let watch = Watch::start();
+        let key = line_key(text, 1);
+        let watch = Stopwatch::start();
         let line = self.lines.get(&key)?;
         let took = watch.elapsed();
-        page.line(&format!("get lines {key} = {}", shown(line.as_deref().unwrap_or_default())), Some(took))?;
+        page.line(
+            &format!("get lines {key} = {}", excerpt(line.as_deref().unwrap_or_default())),
+            Some(took),
+        )?;
         let as_loaded = line.as_deref() == text.lines.first().map(Vec::as_slice);
         page.verdict(as_loaded, "correct reads", "the value is the line that was loaded")?;
 
         let word = ["snapshot", "durable", "the"].into_iter().find(|word| self.has_word(word)).unwrap_or("a");
-        let watch = Watch::start();
+        let watch = Stopwatch::start();
         let places = self.words.get(word)?.unwrap_or_else(|| sheaf::Value::new(b""));
         let took = watch.elapsed();
         let number = places.split(|byte| *byte == b'\n').filter(|place| !place.is_empty()).count();
         page.line(&format!("get words {word} = {} positions", count(number as u64)), Some(took))?;
         self.read_at_random(page, texts)?;
 
-        let watch = Watch::start();
+        let watch = Stopwatch::start();
         let mut pairs = 0;
         for pair in self.lines.iter()? {
             pair?;
@@ -108,13 +111,15 @@ impl Library {
         matches!(self.words.contains_key(word), Ok(true))
     }
 
-    fn read_at_random(&self, page: &mut Page, texts: &[Text]) -> Result {
-        let keys: Vec<String> =
-            texts.iter().flat_map(|text| (1..=text.lines.len()).map(|number| place(text, number))).collect();
+    fn read_at_random(&self, page: &mut DemoPage, texts: &[Text]) -> Result {
+        let keys: Vec<String> = texts
+            .iter()
+            .flat_map(|text| (1..=text.lines.len()).map(|number| line_key(text, number)))
+            .collect();
         // Steps of the golden ratio visit the keys in an order that no cache can predict.
         let order: Vec<usize> =
             (0..READS).map(|i| i.wrapping_mul(0x9E37_79B9_7F4A_7C15) % keys.len()).collect();
-        let watch = Watch::start();
+        let watch = Stopwatch::start();
         let mut found = 0;
         for index in order {
             if self.lines.get_with(&keys[index], |_| ())?.is_some() {
@@ -123,21 +128,21 @@ impl Library {
         }
         let took = watch.elapsed();
         let each = took / u32::try_from(READS).unwrap_or(u32::MAX);
-        page.line(&format!("{} random gets, {} each", count(READS as u64), fine(each)), Some(took))?;
+        page.line(&format!("{} random gets, {} each", count(READS as u64), format_short(each)), Some(took))?;
         page.verdict(found == READS, "correct reads", "every get found its line")
     }
 
     /// Appends a line to the longest file while a snapshot exists.
-    pub(crate) fn batch_beside_snapshot(&self, page: &mut Page, texts: &[Text]) -> Result {
+    pub(crate) fn batch_during_snapshot(&self, page: &mut DemoPage, texts: &[Text]) -> Result {
         page.step("batch")?;
         let text = longest(texts);
         let (old, new) = (text.lines.len().to_string(), (text.lines.len() + 1).to_string());
-        let added = place(text, text.lines.len() + 1);
+        let added = line_key(text, text.lines.len() + 1);
         let snapshot = self.db.snapshot()?;
 
-        let watch = Watch::start();
+        let watch = Stopwatch::start();
         let mut batch = self.db.batch();
-        batch.expect(&self.files, &text.name, Some(old.as_bytes()));
+        batch.expect_value(&self.files, &text.name, Some(old.as_bytes()));
         batch.insert(&self.files, &text.name, &new).insert(&self.lines, &added, "one more line");
         batch.commit()?;
         let took = watch.elapsed();
@@ -160,7 +165,7 @@ impl Library {
 }
 
 /// Returns the key of a line.
-fn place(text: &Text, number: usize) -> String {
+fn line_key(text: &Text, number: usize) -> String {
     format!("{}:{number}", text.name)
 }
 
@@ -178,7 +183,7 @@ fn index(texts: &[Text]) -> BTreeMap<String, Vec<String>> {
                     continue;
                 }
                 let places = index.entry(word.to_lowercase()).or_default();
-                let place = place(text, number);
+                let place = line_key(text, number);
                 if places.last() != Some(&place) {
                     places.push(place);
                 }
@@ -189,7 +194,7 @@ fn index(texts: &[Text]) -> BTreeMap<String, Vec<String>> {
 }
 
 /// Returns the beginning of a line, escaped for a terminal.
-fn shown(line: &[u8]) -> String {
+fn excerpt(line: &[u8]) -> String {
     let mut text = String::new();
     escape(line, &mut text);
     match text.char_indices().nth(32) {
@@ -199,7 +204,7 @@ fn shown(line: &[u8]) -> String {
 }
 
 /// Like [`time`], with two decimal places below ten microseconds.
-fn fine(took: std::time::Duration) -> String {
+fn format_short(took: std::time::Duration) -> String {
     match took.as_nanos() {
         nanos @ 0..10_000 => format!("{}.{:02} µs", nanos / 1000, nanos % 1000 / 10),
         _ => time(took),

@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use library::Library;
-use page::Page;
+use page::DemoPage;
 use tempfile::TempDir;
 use texts::Text;
 
@@ -38,9 +38,9 @@ pub(crate) struct Demo {
 }
 
 pub(crate) fn run(args: &Demo) -> Result {
-    let (source, texts) = texts::gather(args.file.as_deref())?;
-    let ground = Ground::new(args.dir.as_deref())?;
-    let mut page = Page::new();
+    let (source, texts) = texts::collect_texts(args.file.as_deref())?;
+    let ground = DemoDir::new(args.dir.as_deref())?;
+    let mut page = DemoPage::new();
     page.title(&ground.database, &source)?;
     tour(&mut page, &ground.database, &texts)?;
     crash::show(&mut page, &ground.database)?;
@@ -48,32 +48,32 @@ pub(crate) fn run(args: &Demo) -> Result {
 }
 
 /// Runs the steps that need one process only.
-fn tour(page: &mut Page, database: &Path, texts: &[Text]) -> Result {
+fn tour(page: &mut DemoPage, database: &Path, texts: &[Text]) -> Result {
     let library = Library::load(page, database, texts)?;
     library.query(page, texts)?;
-    library.batch_beside_snapshot(page, texts)?;
+    library.batch_during_snapshot(page, texts)?;
     library.close()
 }
 
 /// Directory of the demo. A temporary directory is removed on drop.
-struct Ground {
+struct DemoDir {
     database: PathBuf,
     _temporary: Option<TempDir>,
 }
 
-impl Ground {
-    fn new(dir: Option<&Path>) -> Result<Ground> {
+impl DemoDir {
+    fn new(dir: Option<&Path>) -> Result<DemoDir> {
         if let Some(dir) = dir {
             if !is_new_or_empty(dir) {
                 return Err(Failure::Refused(format!("{} is not empty", dir.display())));
             }
-            return Ok(Ground { database: dir.to_path_buf(), _temporary: None });
+            return Ok(DemoDir { database: dir.to_path_buf(), _temporary: None });
         }
         let temporary = tempfile::Builder::new()
             .prefix("sheaf-demo-")
             .tempdir()
             .map_err(Failure::stream("create a directory in", std::env::temp_dir()))?;
-        Ok(Ground { database: temporary.path().join("db"), _temporary: Some(temporary) })
+        Ok(DemoDir { database: temporary.path().join("db"), _temporary: Some(temporary) })
     }
 }
 

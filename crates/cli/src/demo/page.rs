@@ -8,7 +8,7 @@ use anstream::AutoStream;
 use anstyle::Style;
 
 use crate::failure::{Failure, Result};
-use crate::output::{CAUTION, GOOD, HEADING, HINT, NAME, Watch, time};
+use crate::output::{CAUTION, GOOD, HEADING, HINT, NAME, Stopwatch, time};
 
 /// Column where the names of steps end and their lines begin.
 const MARGIN: usize = 10;
@@ -16,17 +16,17 @@ const MARGIN: usize = 10;
 const WIDTH: usize = 96;
 
 /// Prints steps, times and verdicts.
-pub(crate) struct Page {
+pub(crate) struct DemoPage {
     out: AutoStream<std::io::Stdout>,
-    watch: Watch,
+    watch: Stopwatch,
     /// Name of a step that has no line yet.
     step: &'static str,
-    broken: Vec<&'static str>,
+    failed_promises: Vec<&'static str>,
 }
 
-impl Page {
-    pub(crate) fn new() -> Page {
-        Page { out: anstream::stdout(), watch: Watch::start(), step: "", broken: Vec::new() }
+impl DemoPage {
+    pub(crate) fn new() -> DemoPage {
+        DemoPage { out: anstream::stdout(), watch: Stopwatch::start(), step: "", failed_promises: Vec::new() }
     }
 
     pub(crate) fn title(&mut self, database: &Path, source: &str) -> Result {
@@ -44,19 +44,19 @@ impl Page {
 
     /// Prints a line of a step, with the time that it took.
     pub(crate) fn line(&mut self, text: &str, took: Option<Duration>) -> Result {
-        self.mark(HINT, " ", text, took)
+        self.print_line(HINT, " ", text, took)
     }
 
     /// Prints a guarantee and whether it held.
     pub(crate) fn verdict(&mut self, holds: bool, promise: &'static str, found: &str) -> Result {
         if holds {
-            return self.mark(GOOD, "✓", found, None);
+            return self.print_line(GOOD, "✓", found, None);
         }
-        self.broken.push(promise);
-        self.mark(CAUTION, "✗", &format!("{found}: {promise} is broken"), None)
+        self.failed_promises.push(promise);
+        self.print_line(CAUTION, "✗", &format!("{found}: {promise} is broken"), None)
     }
 
-    fn mark(&mut self, style: Style, mark: &str, text: &str, took: Option<Duration>) -> Result {
+    fn print_line(&mut self, style: Style, mark: &str, text: &str, took: Option<Duration>) -> Result {
         let step = std::mem::take(&mut self.step);
         write!(self.out, "{NAME}{step:<MARGIN$}{NAME:#}{style}{mark}{style:#} {text}")?;
         if let Some(took) = took {
@@ -69,10 +69,10 @@ impl Page {
     /// Prints the total time, or fails with the guarantees that did not hold.
     pub(crate) fn end(mut self, left_in: Option<&Path>) -> Result {
         let took = time(self.watch.elapsed());
-        if !self.broken.is_empty() {
+        if !self.failed_promises.is_empty() {
             return Err(Failure::Refused(format!(
                 "the demo found broken guarantees: {}",
-                self.broken.join(", ")
+                self.failed_promises.join(", ")
             )));
         }
         let place = match left_in {

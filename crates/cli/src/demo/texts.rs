@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use crate::failure::{Failure, Result};
 
 /// Most bytes that are read, so that the demo ends within seconds.
-const MOST_BYTES: usize = 32 << 20;
+const MAX_TEXT_BYTES: usize = 32 << 20;
 
 /// Name and lines of a text.
 pub(crate) struct Text {
@@ -30,10 +30,10 @@ impl Text {
 
 /// Returns a description of the texts, and the texts: at least one, with at least one line.
 #[expect(clippy::disallowed_methods, reason = "the user's file, not the database's")]
-pub(crate) fn gather(file: Option<&Path>) -> Result<(String, Vec<Text>)> {
+pub(crate) fn collect_texts(file: Option<&Path>) -> Result<(String, Vec<Text>)> {
     if let Some(file) = file {
         let mut content = fs::read(file).map_err(Failure::stream("read", file))?;
-        content.truncate(MOST_BYTES);
+        content.truncate(MAX_TEXT_BYTES);
         let name = file.file_name().unwrap_or(file.as_os_str()).to_string_lossy();
         return Ok((file.display().to_string(), vec![Text::new(&name, &content)]));
     }
@@ -43,7 +43,7 @@ pub(crate) fn gather(file: Option<&Path>) -> Result<(String, Vec<Text>)> {
     {
         return Ok(("the source files of this checkout".to_owned(), texts));
     }
-    Ok(("a few source files of this program".to_owned(), own()))
+    Ok(("a few source files of this program".to_owned(), embedded_texts()))
 }
 
 /// Returns the checkout around the current directory.
@@ -55,14 +55,14 @@ fn checkout() -> Option<PathBuf> {
 #[expect(clippy::disallowed_methods, reason = "the checkout's sources, not the database's files")]
 fn sources_of(root: &Path) -> io::Result<Vec<Text>> {
     let mut files = Vec::new();
-    walk(root, &mut files)?;
+    find_sources(root, &mut files)?;
     files.sort();
     let mut texts = Vec::new();
     let mut bytes = 0;
     for file in files {
         let content = fs::read(&file)?;
         bytes += content.len();
-        if bytes > MOST_BYTES {
+        if bytes > MAX_TEXT_BYTES {
             break;
         }
         let name = file.strip_prefix(root).unwrap_or(&file).to_string_lossy();
@@ -73,14 +73,14 @@ fn sources_of(root: &Path) -> io::Result<Vec<Text>> {
 
 /// Finds Rust and Markdown files in `dir`, except hidden and built ones. Does not follow links.
 #[expect(clippy::disallowed_methods, reason = "the checkout's sources, not the database's files")]
-fn walk(dir: &Path, files: &mut Vec<PathBuf>) -> io::Result<()> {
+fn find_sources(dir: &Path, files: &mut Vec<PathBuf>) -> io::Result<()> {
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
         let name = entry.file_name();
         let name = name.to_string_lossy();
         let kind = entry.file_type()?;
         if kind.is_dir() && !name.starts_with('.') && name != "target" {
-            walk(&entry.path(), files)?;
+            find_sources(&entry.path(), files)?;
         } else if kind.is_file() && (name.ends_with(".rs") || name.ends_with(".md")) {
             files.push(entry.path());
         }
@@ -88,11 +88,11 @@ fn walk(dir: &Path, files: &mut Vec<PathBuf>) -> io::Result<()> {
     Ok(())
 }
 
-fn own() -> Vec<Text> {
+fn embedded_texts() -> Vec<Text> {
     [
         ("main.rs", include_str!("../main.rs")),
         ("args.rs", include_str!("../args.rs")),
-        ("notation.rs", include_str!("../notation.rs")),
+        ("text_format.rs", include_str!("../text_format.rs")),
         ("demo/mod.rs", include_str!("mod.rs")),
         ("demo/library.rs", include_str!("library.rs")),
         ("demo/texts.rs", include_str!("texts.rs")),
@@ -109,7 +109,7 @@ mod tests {
 
     #[test]
     fn there_is_a_text_without_a_checkout() {
-        assert!(own().iter().all(|text| text.lines.len() > 10));
+        assert!(embedded_texts().iter().all(|text| text.lines.len() > 10));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! # Writer: the process that is killed, and the check of its rows
 //!
 //! Commits batch after batch over two keyspaces and prints the number of each acknowledged batch on
-//! stdout. Batch `n` has [`ROWS`] rows in `left` and as many in `right`. The content of a row
+//! stdout. Batch `n` has [`BATCH_ROWS`] rows in `left` and as many in `right`. The content of a row
 //! follows from its number, so that a check can tell a complete batch from a partial one.
 
 use std::io::Write;
@@ -13,22 +13,22 @@ use crate::failure::Result;
 use crate::streams::Stdout;
 
 /// Rows of a batch in each of the two keyspaces.
-pub(crate) const ROWS: u64 = 32;
+pub(crate) const BATCH_ROWS: u64 = 32;
 /// Number of batches after which the writer ends if it is not killed.
-const MOST: u64 = 2_000_000;
+const MAX_BATCHES: u64 = 2_000_000;
 
 /// Names of the two keyspaces.
-pub(crate) const SIDES: [&str; 2] = ["left", "right"];
+pub(crate) const KEYSPACES: [&str; 2] = ["left", "right"];
 
 /// Writes until it is killed, or until the reader closes stdout.
 pub(crate) fn run(database: &Path) -> Result {
     let db = Database::builder().create(false).open(database)?;
     let sides = sides(&db)?;
     let mut out = Stdout::lock();
-    for number in 1..=MOST {
+    for number in 1..=MAX_BATCHES {
         let mut batch = db.batch();
         for side in &sides {
-            for row in 0..ROWS {
+            for row in 0..BATCH_ROWS {
                 batch.insert(side, key(number, row), value(number, row));
             }
         }
@@ -40,14 +40,14 @@ pub(crate) fn run(database: &Path) -> Result {
 
 /// Returns `left` and `right`; creates them if they do not exist.
 fn sides(db: &Database) -> Result<Vec<Keyspace>> {
-    SIDES.iter().map(|side| Ok(db.keyspace(side, KeyspaceOptions::default())?)).collect()
+    KEYSPACES.iter().map(|side| Ok(db.keyspace(side, KeyspaceOptions::default())?)).collect()
 }
 
 /// Returns the number of rows of batch `number` in `sides` that have the right value.
-pub(crate) fn rows_of(sides: &[Keyspace], number: u64) -> Result<u64> {
+pub(crate) fn count_rows(sides: &[Keyspace], number: u64) -> Result<u64> {
     let mut rows = 0;
     for side in sides {
-        for row in 0..ROWS {
+        for row in 0..BATCH_ROWS {
             let expected = value(number, row);
             if side.get_with(key(number, row), |found| found == expected)? == Some(true) {
                 rows += 1;

@@ -7,8 +7,9 @@
 //! ## Replay
 //!
 //! Works in a new directory in `--tmp` and removes it at the end, also after an interruption. Uses
-//! as many pairs as the keyspace has, but at most [`MOST_BYTES`] for each engine, and scales the
-//! memory budget with them. Ends early if the scratch databases take more disk space than `--disk`.
+//! as many pairs as the keyspace has, but at most [`MAX_PAIR_BYTES`] for each engine, and scales
+//! the memory budget with them. Ends early if the scratch databases take more disk space than
+//! `--disk`.
 
 use std::io::Write;
 use std::num::NonZeroU64;
@@ -18,23 +19,23 @@ use std::time::Duration;
 
 use clap::Args;
 use serde_json::{Value as Json, json};
-use sheaf::advise::{self, Candidate, Question, Sureness};
-use sheaf::{EngineStats, KeyspaceInfo, KeyspaceOverview, LoadStats};
-use sheaf_replay::{Mix, Outcome, Subject};
+use sheaf::advise::{self, AdviceRequest, Candidate, Confidence};
+use sheaf::{EngineStats, KeyspaceInfo, KeyspaceOverview, WorkloadStats};
+use sheaf_replay::{ReplayDatabase, ReplayOutcome, WorkloadMix};
 
-use crate::args::Place;
+use crate::args::DatabaseArgs;
 use crate::failure::{Failure, Result};
 use crate::interrupt::Interrupt;
-use crate::notation::parse_size;
-use crate::notation::{many, printable, size};
 use crate::output::{GOOD, HEADING, HINT, NAME, on_stdout, spinner, stdout};
-use crate::usage::{self, short};
+use crate::text_format::parse_size;
+use crate::text_format::{many, printable, size};
+use crate::workload::{self, short};
 
 /// Arguments of `advise`.
 #[derive(Debug, Args)]
 pub(crate) struct Advise {
     #[command(flatten)]
-    pub(crate) place: Place,
+    pub(crate) database_args: DatabaseArgs,
     /// Name of the keyspace [default: all keyspaces]
     #[arg(short, long, value_name = "NAME")]
     pub(crate) keyspace: Option<String>,
@@ -56,17 +57,17 @@ pub(crate) struct Advise {
 }
 
 /// Most bytes of pairs for each engine.
-const MOST_BYTES: u64 = 128 << 20;
+const MAX_PAIR_BYTES: u64 = 128 << 20;
 /// Length of a turn.
-const SLICE: Duration = Duration::from_millis(250);
+const TURN: Duration = Duration::from_millis(250);
 
 /// Keyspace with its workload statistics and the advice.
-struct Answer {
+struct KeyspaceAdvice {
     info: KeyspaceInfo,
-    load: LoadStats,
+    load: WorkloadStats,
     keys: u64,
     advice: advise::Advice,
-    replayed: Vec<(&'static str, Outcome)>,
+    replayed: Vec<(&'static str, ReplayOutcome)>,
 }
 
 pub(crate) fn run(args: &Advise) -> Result {
@@ -74,15 +75,17 @@ pub(crate) fn run(args: &Advise) -> Result {
         let is_named = args.keyspace.as_ref().is_none_or(|name| *name == keyspace.info.name);
         is_named && keyspace.info.damage.is_none()
     };
-    let all = args.place.overview()?.keyspaces.into_iter().filter(is_asked);
-    let mut answers: Vec<Answer> = all.map(|keyspace| answer(args, keyspace)).collect();
+    let all = args.database_args.overview()?.keyspaces.into_iter().filter(is_asked);
+    let mut answers: Vec<KeyspaceAdvice> = all.map(|keyspace| advise_keyspace(args, keyspace)).collect();
     if let Some(name) = &args.keyspace
         && answers.is_empty()
     {
-        return Err(Failure::Database(sheaf::Error::NoKeyspace { name: name.clone() }));
+        return Err(Failure::Database(sheaf::Error::KeyspaceNotFound { name: name.clone() }));
     }
     if args.replay {
-        for answer in answers.iter_mut().filter(|answer| answer.advice.sureness != Sureness::No) {
+        for answer in
+            answers.iter_mut().filter(|answer| answer.advice.confidence != Confidence::TooFewSamples)
+        {
             replay(args, answer)?;
         }
     }
@@ -95,19 +98,23 @@ pub(crate) fn run(args: &Advise) -> Result {
     Ok(out.flush()?)
 }
 
-fn answer(args: &Advise, keyspace: KeyspaceOverview) -> Answer {
-    let KeyspaceOverview { info, load, stats: EngineStats { keys, .. }, .. } = keyspace;
-    let advice = advise::advise(&Question { load: &load, keys, memory: args.place.memory });
-    Answer { info, load, keys, advice, replayed: Vec::new() }
+fn advise_keyspace(args: &Advise, keyspace: KeyspaceOverview) -> KeyspaceAdvice {
+    let KeyspaceOverview { info, workload: load, stats: EngineStats { keys, .. }, .. } = keyspace;
+    let advice = advise::advise(&AdviceRequest {
+        workload: &load,
+        key_count: keys,
+        memory_budget: args.database_args.memory,
+    });
+    KeyspaceAdvice { info, load, keys, advice, replayed: Vec::new() }
 }
 
 /// Runs the mix on each candidate, in turns.
-fn replay(args: &Advise, answer: &mut Answer) -> Result {
-    let whole = Mix::of(&answer.load, answer.keys.max(1));
-    let mix = whole.clone().within(MOST_BYTES);
+fn replay(args: &Advise, answer: &mut KeyspaceAdvice) -> Result {
+    let whole = WorkloadMix::from_workload(&answer.load, answer.keys.max(1));
+    let mix = whole.clone().limited_to_bytes(MAX_PAIR_BYTES);
     let part = mix.bytes().max(1) as f64 / whole.bytes().max(1) as f64;
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a part of the budget")]
-    let memory = ((args.place.memory as f64 * part) as u64).max(4 << 20);
+    let memory = ((args.database_args.memory as f64 * part) as u64).max(4 << 20);
     let tmp = args.tmp.clone().unwrap_or_else(std::env::temp_dir);
     let engines: Vec<&'static str> =
         answer.advice.candidates.iter().map(|candidate| candidate.engine).collect();
@@ -124,11 +131,12 @@ fn replay(args: &Advise, answer: &mut Answer) -> Result {
         if is_full() {
             break;
         }
-        if let Some(subject) = Subject::new(&scratch.path().join(engine), engine, &mix, memory, &stop)? {
+        if let Some(subject) = ReplayDatabase::new(&scratch.path().join(engine), engine, &mix, memory, &stop)?
+        {
             subjects.push((engine, subject));
         }
     }
-    in_turns(&mut subjects, Duration::from_secs(args.seconds.get()), &|| stop() || is_full())?;
+    run_in_turns(&mut subjects, Duration::from_secs(args.seconds.get()), &|| stop() || is_full())?;
     bar.finish_and_clear();
     for (engine, subject) in subjects {
         answer.replayed.push((engine, subject.outcome().clone()));
@@ -141,22 +149,22 @@ fn replay(args: &Advise, answer: &mut Answer) -> Result {
 }
 
 /// Runs the subjects in turns. Checks between turns whether to stop.
-fn in_turns(
-    subjects: &mut [(&'static str, Subject)],
+fn run_in_turns(
+    subjects: &mut [(&'static str, ReplayDatabase)],
     lasting: Duration,
     is_over: &dyn Fn() -> bool,
 ) -> Result {
     let never = || false;
     for (_, subject) in subjects.iter_mut() {
-        subject.run(SLICE, &never)?;
+        subject.run(TURN, &never)?;
         subject.reset();
     }
-    for _ in 0..(lasting.as_millis() / SLICE.as_millis()).max(1) {
+    for _ in 0..(lasting.as_millis() / TURN.as_millis()).max(1) {
         if is_over() {
             break;
         }
         for (_, subject) in subjects.iter_mut() {
-            subject.run(SLICE, &never)?;
+            subject.run(TURN, &never)?;
         }
     }
     Ok(())
@@ -174,42 +182,42 @@ fn disk_bytes(dir: &Path) -> u64 {
     entries.flatten().map(of).sum()
 }
 
-fn print(out: &mut impl Write, answer: &Answer) -> Result {
+fn print(out: &mut impl Write, answer: &KeyspaceAdvice) -> Result {
     let (heading, name, good, hint) = (on_stdout(HEADING), on_stdout(NAME), on_stdout(GOOD), on_stdout(HINT));
-    let Answer { info, load, keys, advice, replayed } = answer;
+    let KeyspaceAdvice { info, load, keys, advice, replayed } = answer;
     let label = printable(info.name.as_bytes());
     writeln!(out, "{heading}{label}{heading:#}  {}, {}", info.engine, many(*keys, "key"))?;
-    for line in usage::lines(load) {
+    for line in workload::lines(load) {
         writeln!(out, "  {hint}{line}{hint:#}")?;
     }
     writeln!(out, "  {good}{}{good:#}", verdict(answer))?;
-    if advice.sureness == Sureness::No {
+    if advice.confidence == Confidence::TooFewSamples {
         return Ok(());
     }
     for (rank, candidate) in advice.candidates.iter().enumerate() {
         let measured = replayed.iter().find(|(engine, _)| *engine == candidate.engine);
-        let measured = measured.map(|(_, outcome)| measured_as(outcome)).unwrap_or_default();
+        let measured = measured.map(|(_, outcome)| format_measured(outcome)).unwrap_or_default();
         let (engine, each) = (candidate.engine, nanoseconds(candidate.ns));
         writeln!(out, "  {}. {name}{engine:<12}{name:#} about {each} per operation{measured}", rank + 1)?;
         for reason in &candidate.reasons {
             writeln!(out, "       {reason}")?;
         }
-        for hurt in &candidate.hurts {
+        for hurt in &candidate.drawbacks {
             writeln!(out, "       but {hurt}")?;
         }
         if rank == 0 {
-            let (index, all) = (size(candidate.index), size(candidate.resident));
+            let (index, all) = (size(candidate.index_bytes), size(candidate.resident_bytes));
             writeln!(out, "       memory: index {index}; {all} would hold all data in use")?;
         }
     }
-    for (engine, why) in &advice.ruled_out {
+    for (engine, why) in &advice.excluded {
         writeln!(out, "  -  {name}{engine:<12}{name:#} {why}")?;
     }
     Ok(())
 }
 
 /// Returns the advice as a sentence.
-fn verdict(answer: &Answer) -> String {
+fn verdict(answer: &KeyspaceAdvice) -> String {
     let (engine, advice) = (answer.info.engine, &answer.advice);
     let Some(best) = advice.best() else {
         let seen = many(answer.load.samples, "operation");
@@ -217,12 +225,12 @@ fn verdict(answer: &Answer) -> String {
     };
     let stays = best.engine == engine;
     let is_as_good = |candidate: &Candidate| candidate.engine == engine && candidate.ns < best.ns * 1.1;
-    let sure = match advice.sureness {
-        Sureness::Little => ", but few operations were recorded so far",
-        Sureness::Outside => {
+    let sure = match advice.confidence {
+        Confidence::FewSamples => ", but few operations were recorded so far",
+        Confidence::Extrapolated => {
             "; this is a guess, as no costs were measured for such a workload: measure with --replay"
         }
-        Sureness::Close if answer.replayed.is_empty() => {
+        Confidence::CloseCandidates if answer.replayed.is_empty() => {
             "; the best candidates are close: measure with --replay"
         }
         _ => "",
@@ -236,9 +244,9 @@ fn verdict(answer: &Answer) -> String {
     }
 }
 
-fn measured_as(outcome: &Outcome) -> String {
+fn format_measured(outcome: &ReplayOutcome) -> String {
     let each = nanoseconds(1e9 / outcome.per_second().max(1e-9));
-    let (p50, p99) = (short(outcome.latency(0.5)), short(outcome.latency(0.99)));
+    let (p50, p99) = (short(outcome.latency_percentile(0.5)), short(outcome.latency_percentile(0.99)));
     format!("; measured {each} ({:.0} per second, p50 {p50}, p99 {p99})", outcome.per_second())
 }
 
@@ -246,56 +254,56 @@ fn nanoseconds(ns: f64) -> String {
     if ns < 1000.0 { format!("{ns:.0} ns") } else { short(Duration::from_secs_f64(ns / 1e9)) }
 }
 
-fn as_json(args: &Advise, answer: &Answer) -> Json {
-    let sureness = match answer.advice.sureness {
-        Sureness::No => "no",
-        Sureness::Little => "little",
-        Sureness::Close => "close",
-        Sureness::Outside => "outside",
-        Sureness::Good => "good",
+fn as_json(args: &Advise, answer: &KeyspaceAdvice) -> Json {
+    let sureness = match answer.advice.confidence {
+        Confidence::TooFewSamples => "no",
+        Confidence::FewSamples => "little",
+        Confidence::CloseCandidates => "close",
+        Confidence::Extrapolated => "outside",
+        Confidence::High => "good",
         _ => "unknown",
     };
     json!({
         "keyspace": answer.info.name,
         "engine": answer.info.engine,
         "keys": answer.keys,
-        "memory": args.place.memory,
-        "load": usage::as_json(&answer.load),
+        "memory": args.database_args.memory,
+        "load": workload::as_json(&answer.load),
         "sureness": sureness,
         "advised": answer.advice.best().map(|best| best.engine),
         "candidates": answer.advice.candidates.iter().map(|c| candidate_as_json(c, answer)).collect::<Vec<_>>(),
-        "ruled_out": answer.advice.ruled_out.iter()
+        "ruled_out": answer.advice.excluded.iter()
             .map(|(engine, why)| json!({ "engine": engine, "why": why }))
             .collect::<Vec<_>>(),
     })
 }
 
-fn candidate_as_json(candidate: &Candidate, answer: &Answer) -> Json {
+fn candidate_as_json(candidate: &Candidate, answer: &KeyspaceAdvice) -> Json {
     let parts = candidate.parts.iter();
     let parts: Vec<Json> =
-        parts.map(|part| json!({ "what": part.what, "share": part.share, "ns": part.ns })).collect();
+        parts.map(|part| json!({ "what": part.operation, "share": part.share, "ns": part.ns })).collect();
     let ns = |took: Duration| u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
     let replayed = answer.replayed.iter().find(|(engine, _)| *engine == candidate.engine);
     let replayed = replayed.map(|(_, outcome)| {
         json!({
             "operations": outcome.operations,
             "operations_per_second": outcome.per_second(),
-            "p50_ns": ns(outcome.latency(0.5)),
-            "p99_ns": ns(outcome.latency(0.99)),
-            "longest_ns": ns(outcome.latency(1.0)),
+            "p50_ns": ns(outcome.latency_percentile(0.5)),
+            "p99_ns": ns(outcome.latency_percentile(0.99)),
+            "longest_ns": ns(outcome.latency_percentile(1.0)),
         })
     });
     json!({
         "engine": candidate.engine,
         "ns": candidate.ns,
         "parts": parts,
-        "index_bytes": candidate.index,
-        "resident_bytes": candidate.resident,
-        "memory_hits": candidate.hits,
-        "device_bytes_per_byte": candidate.device,
-        "disk_bytes_per_live_byte": candidate.space,
+        "index_bytes": candidate.index_bytes,
+        "resident_bytes": candidate.resident_bytes,
+        "memory_hits": candidate.hit_rate,
+        "device_bytes_per_byte": candidate.write_amplification,
+        "disk_bytes_per_live_byte": candidate.space_amplification,
         "reasons": candidate.reasons,
-        "hurts": candidate.hurts,
+        "hurts": candidate.drawbacks,
         "replayed": replayed,
     })
 }

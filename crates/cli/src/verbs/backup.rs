@@ -8,19 +8,19 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use indicatif::ProgressBar;
 use serde_json::json;
-use sheaf::{BackupOptions, BackupPace, BackupPhase, BackupProgress, BackupReport, Database, Reached};
+use sheaf::{BackupOptions, BackupPhase, BackupProgress, BackupRate, BackupReport, Database, OpenOutcome};
 
-use crate::args::{Modes, Place};
+use crate::args::{CopyModeArgs, DatabaseArgs};
 use crate::failure::{Failure, Result};
 use crate::interrupt::Interrupt;
-use crate::notation::{many, parse_size, size};
-use crate::output::{Watch, byte_bar, stdout, time};
+use crate::output::{Stopwatch, byte_bar, stdout, time};
+use crate::text_format::{many, parse_size, size};
 
 /// Arguments of `backup`.
 #[derive(Debug, Args)]
 pub(crate) struct Backup {
     #[command(flatten)]
-    pub(crate) place: Place,
+    pub(crate) database_args: DatabaseArgs,
     /// Directory of the backup, which must be new or empty; its parent directory must exist
     #[arg(value_name = "BACKUP")]
     pub(crate) backup: PathBuf,
@@ -29,8 +29,8 @@ pub(crate) struct Backup {
     pub(crate) base: Option<PathBuf>,
     /// Bytes per second at most, such as 100MiB, or `full` [default: pauses while there are
     /// commits]
-    #[arg(long, value_name = "SIZE", value_parser = parse_pace)]
-    pub(crate) rate: Option<BackupPace>,
+    #[arg(long, value_name = "SIZE", value_parser = parse_rate)]
+    pub(crate) rate: Option<BackupRate>,
     /// Do not read back and compare the copy
     #[arg(long)]
     pub(crate) no_verify: bool,
@@ -49,36 +49,37 @@ pub(crate) struct Restore {
     #[arg(value_name = "DATABASE")]
     pub(crate) database: PathBuf,
     #[command(flatten)]
-    pub(crate) modes: Modes,
+    pub(crate) modes: CopyModeArgs,
     /// Print {"commit":..,"files":..,"copied":..,"linked":..}
     #[arg(long)]
     pub(crate) json: bool,
 }
 
 pub(crate) fn run(args: &Backup) -> Result {
-    let watch = Watch::start();
+    let watch = Stopwatch::start();
     let bar = byte_bar("copy", 0);
-    let done = copy(args, &bar);
+    let done = run_backup(args, &bar);
     bar.finish_and_clear();
     let done = done?;
     let mut out = stdout();
     if args.json {
         return report_json(&mut out, &done);
     }
-    let linked = if args.base.is_some() { format!(", {} linked", size(done.linked)) } else { String::new() };
+    let linked =
+        if args.base.is_some() { format!(", {} linked", size(done.linked_bytes)) } else { String::new() };
     let checked = if args.no_verify { "" } else { " and read back" };
-    let (files, copied) = (many(done.files, "file"), size(done.copied));
+    let (files, copied) = (many(done.files, "file"), size(done.copied_bytes));
     writeln!(out, "{files}: {copied} copied{linked}{checked} in {}", time(watch.elapsed()))?;
     Ok(out.flush()?)
 }
 
 /// Parses a rate or `full`.
-fn parse_pace(text: &str) -> std::result::Result<BackupPace, String> {
+fn parse_rate(text: &str) -> std::result::Result<BackupRate, String> {
     if text == "full" {
-        return Ok(BackupPace::Full);
+        return Ok(BackupRate::Unlimited);
     }
     let rate = parse_size(text).ok().and_then(NonZeroU64::new);
-    rate.map(BackupPace::AtMost).ok_or_else(|| "expected a size such as 100MiB, or full".to_owned())
+    rate.map(BackupRate::BytesPerSecond).ok_or_else(|| "expected a size such as 100MiB, or full".to_owned())
 }
 
 /// Fails if the parent directory of the backup does not exist: its file system may not be mounted.
@@ -94,37 +95,38 @@ fn check_parent(backup: &Path) -> Result {
 }
 
 /// Makes the backup in the process that has the database open, or in this process.
-fn copy(args: &Backup, bar: &ProgressBar) -> Result<BackupReport> {
+fn run_backup(args: &Backup, bar: &ProgressBar) -> Result<BackupReport> {
     check_parent(&args.backup)?;
     let interrupt = Interrupt::watch()?;
     let nothing = || "no partial backup remains".to_owned();
-    let mut watcher = |progress| show(bar, progress, &interrupt);
+    let mut watcher = |progress| update_bar(bar, progress, &interrupt);
     let pace = args.rate.unwrap_or_default();
-    let db = match args.place.reach()? {
-        Reached::Database(db) => db,
-        Reached::Owner(mut owner) => {
+    let db = match args.database_args.open_or_connect()? {
+        OpenOutcome::Database(db) => db,
+        OpenOutcome::Owner(mut owner) => {
             let done = owner.backup(&args.backup, args.base.as_deref(), !args.no_verify, pace, watcher);
-            return interrupt.verdict(done, nothing);
+            return interrupt.map_cancelled(done, nothing);
         }
     };
-    let options = BackupOptions::default().verify(!args.no_verify).pace(pace).watched(&mut watcher);
+    let options = BackupOptions::default().verify(!args.no_verify).rate(pace).on_progress(&mut watcher);
     let options = match &args.base {
         Some(base) => options.base(base),
         None => options,
     };
-    let done = interrupt.verdict(db.backup(&args.backup, options), nothing)?;
+    let done = interrupt.map_cancelled(db.backup(&args.backup, options), nothing)?;
     db.close()?;
     Ok(done)
 }
 
 pub(crate) fn restore(args: &Restore) -> Result {
-    let watch = Watch::start();
+    let watch = Stopwatch::start();
     let bar = byte_bar("restore", 0);
     let interrupt = Interrupt::watch()?;
-    let mut watcher = |progress| show(&bar, progress, &interrupt);
-    let done = args.modes.on(Database::builder()).restore(&args.backup, &args.database, Some(&mut watcher));
+    let mut watcher = |progress| update_bar(&bar, progress, &interrupt);
+    let done =
+        args.modes.apply(Database::builder()).restore(&args.backup, &args.database, Some(&mut watcher));
     bar.finish_and_clear();
-    let done = interrupt.verdict(done, || "no partial database remains".to_owned());
+    let done = interrupt.map_cancelled(done, || "no partial database remains".to_owned());
     let done = done.map_err(|failure| match failure {
         Failure::Database(error) if error.is_corrupt() => Failure::DamagedBackup(error),
         other => other,
@@ -133,23 +135,23 @@ pub(crate) fn restore(args: &Restore) -> Result {
     if args.json {
         return report_json(&mut out, &done);
     }
-    let (files, copied) = (many(done.files, "file"), size(done.copied));
+    let (files, copied) = (many(done.files, "file"), size(done.copied_bytes));
     writeln!(out, "{files}, {copied} checked and restored in {}", time(watch.elapsed()))?;
     Ok(out.flush()?)
 }
 
-fn show(bar: &ProgressBar, progress: BackupProgress, interrupt: &Interrupt) -> ControlFlow<()> {
+fn update_bar(bar: &ProgressBar, progress: BackupProgress, interrupt: &Interrupt) -> ControlFlow<()> {
     if progress.phase == BackupPhase::Verifying && progress.done == 0 {
         bar.set_message("verify");
         bar.reset();
     }
     bar.set_length(progress.total);
     bar.set_position(progress.done);
-    interrupt.flow()
+    interrupt.control_flow()
 }
 
 fn report_json(out: &mut impl Write, done: &BackupReport) -> Result {
-    let BackupReport { seq, files, copied, linked, .. } = done;
+    let BackupReport { seq, files, copied_bytes: copied, linked_bytes: linked, .. } = done;
     writeln!(out, "{}", json!({ "commit": seq, "files": files, "copied": copied, "linked": linked }))?;
     Ok(out.flush()?)
 }

@@ -7,21 +7,21 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use sheaf_client::{Batch, Client, Durability, Options};
-use sheaf_server::Address;
+use sheaf_client::{Client, ClientBatch, ClientOptions, Durability};
+use sheaf_server::ServerAddress;
 
 use crate::failure::{Failure, Result};
-use crate::notation::{self, escape, many, parse_count, size};
-use crate::output::{NAME, Watch, on_stdout, stdout, time};
-use crate::place::token_of;
+use crate::open::read_token;
+use crate::output::{NAME, Stopwatch, on_stdout, stdout, time};
 use crate::streams::input;
+use crate::text_format::{self, escape, many, parse_count, size};
 
 /// Arguments of `call`.
 #[derive(Debug, Args)]
 #[command(subcommand_value_name = "REQUEST", subcommand_help_heading = "Requests")]
 pub(crate) struct Call {
     /// Address of the server, as for `serve --flatrpc`
-    pub(crate) address: Address,
+    pub(crate) address: ServerAddress,
     /// Name of the keyspace
     #[arg(short, long, value_name = "NAME", default_value = "default")]
     pub(crate) keyspace: String,
@@ -35,7 +35,7 @@ pub(crate) struct Call {
 
 /// Durability of the commits of a server.
 #[derive(Debug, Args)]
-pub(crate) struct Durable {
+pub(crate) struct CallDurabilityArgs {
     /// Sync the commit to the device before the reply. Without it a commit survives a kill of the
     /// server, and a power cut after the next background sync; `call persist` waits for that sync
     #[arg(long)]
@@ -51,7 +51,7 @@ pub(crate) enum CallVerb {
         #[arg(short, long, value_name = "NAME")]
         engine: Option<String>,
         #[command(flatten)]
-        durable: Durable,
+        durable: CallDurabilityArgs,
         /// Key
         key: OsString,
         /// Value, or `-` to read it from stdin; key and value must fit into one message of the
@@ -66,7 +66,7 @@ pub(crate) enum CallVerb {
     /// Remove keys in one commit
     Del {
         #[command(flatten)]
-        durable: Durable,
+        durable: CallDurabilityArgs,
         /// Keys
         #[arg(required = true, value_name = "KEY")]
         keys: Vec<OsString>,
@@ -93,21 +93,21 @@ pub(crate) enum CallVerb {
 }
 
 pub(crate) fn run(args: &Call) -> Result {
-    let token = token_of(args.token_file.as_deref())?.unwrap_or_default();
-    let client = Client::connect(&args.address, &Options::default().token(token));
-    let mut client = client.map_err(|error| unconnected(args, error))?;
+    let token = read_token(args.token_file.as_deref())?.unwrap_or_default();
+    let client = Client::connect(&args.address, &ClientOptions::default().token(token));
+    let mut client = client.map_err(|error| connect_failure(args, error))?;
     let name = &args.keyspace;
     match &args.request {
         CallVerb::Put { engine, durable, key, value } => {
             // Read first: a value that cannot be read creates nothing.
             let value = value_of(value, client.max_message())?;
-            let keyspace = client.keyspace_of(name, engine.as_deref().unwrap_or_default())?;
-            let mut batch = Batch::default();
+            let keyspace = client.keyspace_with_engine(name, engine.as_deref().unwrap_or_default())?;
+            let mut batch = ClientBatch::default();
             batch.durability(durability(durable.durable)).insert(keyspace, key.as_bytes(), &value);
             client.commit(&batch)?;
         }
         CallVerb::Get { key } => {
-            let keyspace = client.existing_keyspace(name)?;
+            let keyspace = client.open_keyspace(name)?;
             let value = client.get(keyspace, key.as_bytes())?.ok_or_else(|| missing(key, name))?;
             let mut out = stdout();
             out.write_all(&value)?;
@@ -115,7 +115,7 @@ pub(crate) fn run(args: &Call) -> Result {
         }
         CallVerb::Del { durable, keys } => return del(&mut client, name, durability(durable.durable), keys),
         CallVerb::Scan { from, to, limit, reverse } => {
-            let keyspace = client.existing_keyspace(name)?;
+            let keyspace = client.open_keyspace(name)?;
             let low = from.as_ref().map_or(Bound::Unbounded, |key| Bound::Included(key.as_bytes()));
             let high = to.as_ref().map_or(Bound::Unbounded, |key| Bound::Excluded(key.as_bytes()));
             let snapshot = client.snapshot()?; // a range may take several requests
@@ -124,7 +124,7 @@ pub(crate) fn run(args: &Call) -> Result {
         }
         CallVerb::Persist => client.persist()?,
         CallVerb::Ping => {
-            let watch = Watch::start();
+            let watch = Stopwatch::start();
             client.ping()?;
             let mut out = stdout();
             let (took, workers) = (time(watch.elapsed()), many(client.workers() as u64, "worker"));
@@ -155,16 +155,16 @@ fn value_of(value: &OsString, max_message: usize) -> Result<Vec<u8>> {
 }
 
 /// Returns a failure to connect.
-fn unconnected(args: &Call, error: sheaf_client::Error) -> Failure {
+fn connect_failure(args: &Call, error: sheaf_client::ClientError) -> Failure {
     let address = &args.address;
     let why = match error {
-        sheaf_client::Error::Lost(why)
+        sheaf_client::ClientError::ConnectionLost(why)
             if matches!(why.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) =>
         {
             format!("{why}; is `sheaf serve` running with this address?")
         }
-        sheaf_client::Error::Lost(why) => why.to_string(),
-        denied @ sheaf_client::Error::Denied if args.token_file.is_none() => {
+        sheaf_client::ClientError::ConnectionLost(why) => why.to_string(),
+        denied @ sheaf_client::ClientError::Denied if args.token_file.is_none() => {
             format!("{denied}; --token-file FILE names the file with the token")
         }
         other => other.to_string(),
@@ -178,15 +178,15 @@ fn durability(durable: bool) -> Durability {
 
 fn missing(key: &OsString, keyspace: &str) -> Failure {
     let mut shown = String::new();
-    notation::escape(key.as_bytes(), &mut shown);
+    text_format::escape(key.as_bytes(), &mut shown);
     Failure::Missing(format!("there is no key {shown} in keyspace {keyspace}"))
 }
 
 /// Removes all keys, then fails if one of them did not exist.
 fn del(client: &mut Client, name: &str, durability: Durability, keys: &[OsString]) -> Result {
-    let keyspace = client.existing_keyspace(name)?;
+    let keyspace = client.open_keyspace(name)?;
     let mut absent = None;
-    let mut batch = Batch::default();
+    let mut batch = ClientBatch::default();
     batch.durability(durability);
     for key in keys {
         if client.get(keyspace, key.as_bytes())?.is_none() {

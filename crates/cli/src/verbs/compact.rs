@@ -5,38 +5,42 @@ use std::ops::ControlFlow;
 
 use clap::Args;
 use serde_json::json;
-use sheaf::{Compacted, Reached};
+use sheaf::{CompactionReport, OpenOutcome};
 
-use crate::args::Target;
+use crate::args::KeyspaceArgs;
 use crate::failure::Result;
-use crate::notation::{many, size};
-use crate::output::{Watch, spinner, stdout, time};
+use crate::output::{Stopwatch, spinner, stdout, time};
+use crate::text_format::{many, size};
 
 /// Arguments of `compact`.
 #[derive(Debug, Args)]
 pub(crate) struct Compact {
     #[command(flatten)]
-    pub(crate) target: Target,
+    pub(crate) target: KeyspaceArgs,
     /// Print {"moved":..,"bytes":..,"left":..}: pairs rewritten, their bytes, pairs left in place
     #[arg(long)]
     pub(crate) json: bool,
 }
 
 pub(crate) fn run(args: &Compact) -> Result {
-    let watch = Watch::start();
+    let watch = Stopwatch::start();
     let bar = spinner("compact");
-    let done = sort(&args.target);
+    let done = compact(&args.target);
     bar.finish_and_clear();
     let done = done?;
     let mut out = stdout();
     if args.json {
-        writeln!(out, "{}", json!({ "moved": done.moved, "bytes": done.bytes, "left": done.left }))?;
+        writeln!(
+            out,
+            "{}",
+            json!({ "moved": done.rewritten_pairs, "bytes": done.rewritten_bytes, "left": done.skipped_pairs })
+        )?;
     } else {
-        let (moved, left) = (many(done.moved, "pair"), many(done.left, "pair"));
+        let (moved, left) = (many(done.rewritten_pairs, "pair"), many(done.skipped_pairs, "pair"));
         writeln!(
             out,
             "{moved} rewritten ({}), {left} left in place, in {}",
-            size(done.bytes),
+            size(done.rewritten_bytes),
             time(watch.elapsed())
         )?;
     }
@@ -44,13 +48,13 @@ pub(crate) fn run(args: &Compact) -> Result {
 }
 
 /// Compacts in the process that has the database open, or in this process.
-fn sort(target: &Target) -> Result<Compacted> {
-    match target.reach()? {
-        (Reached::Owner(mut owner), _) => {
+fn compact(target: &KeyspaceArgs) -> Result<CompactionReport> {
+    match target.open_or_connect()? {
+        (OpenOutcome::Owner(mut owner), _) => {
             Ok(owner.compact(Some(&target.keyspace), |_| ControlFlow::Continue(()))?)
         }
-        (Reached::Database(db), keyspace) => {
-            let done = keyspace.map_or(Ok(Compacted::default()), |keyspace| keyspace.compact())?;
+        (OpenOutcome::Database(db), keyspace) => {
+            let done = keyspace.map_or(Ok(CompactionReport::default()), |keyspace| keyspace.compact())?;
             db.close()?;
             Ok(done)
         }

@@ -12,26 +12,27 @@ use clap::Args;
 use indicatif::ProgressBar;
 use serde_json::json;
 use sheaf::{
-    ConversionPhase, ConversionProgress, Converted, Error, Estimate, Keyspace, LoadOptions, Reached,
+    BulkLoadOptions, ConversionEstimate, ConversionPhase, ConversionProgress, ConversionReport, Error,
+    Keyspace, OpenOutcome,
 };
 
-use crate::args::{Chosen, Target};
-use crate::failure::{Failure, Result, rule};
+use crate::args::{EngineOptionArgs, KeyspaceArgs};
+use crate::failure::{Failure, Result, combine};
 use crate::interrupt::Interrupt;
-use crate::notation::{many, size};
-use crate::output::{Watch, pair_bar, stdout, time, written};
-use crate::place::check_engine;
+use crate::open::check_engine;
+use crate::output::{Stopwatch, device_bytes_written, pair_bar, stdout, time};
+use crate::text_format::{many, size};
 
 /// Arguments of `convert`.
 #[derive(Debug, Args)]
 pub(crate) struct Convert {
     #[command(flatten)]
-    pub(crate) target: Target,
+    pub(crate) target: KeyspaceArgs,
     /// Name of the new engine; may be the current one, to change its options
     #[arg(long, value_name = "ENGINE")]
     pub(crate) to: String,
     #[command(flatten)]
-    pub(crate) chosen: Chosen,
+    pub(crate) chosen: EngineOptionArgs,
     /// Print the space and time needed, and change nothing
     #[arg(long)]
     pub(crate) dry_run: bool,
@@ -52,89 +53,90 @@ pub(crate) fn run(args: &Convert) -> Result {
 }
 
 fn convert(args: &Convert) -> Result {
-    let watch = Watch::start();
+    let watch = Stopwatch::start();
     let bar = pair_bar("convert", 0);
-    let done = copy(args, &bar);
+    let done = run_conversion(args, &bar);
     bar.finish_and_clear();
-    let Done { from, converted: done, written } = done?;
+    let ConversionResult { from, converted: done, written } = done?;
     let (mut out, took) = (stdout(), watch.elapsed());
     if args.json {
-        let (pairs, bytes, seconds) = (done.copied, done.bytes, took.as_secs_f64());
+        let (pairs, bytes, seconds) = (done.copied_pairs, done.bytes, took.as_secs_f64());
         let all = json!({ "pairs": pairs, "bytes": bytes, "seconds": seconds, "written": written });
         writeln!(out, "{all}")?;
-    } else if done == Converted::default() {
+    } else if done == ConversionReport::default() {
         writeln!(out, "{} already has the engine {from} and these options", args.target.keyspace)?;
     } else {
-        let (pairs, bytes) = (many(done.copied, "pair"), size(done.bytes));
+        let (pairs, bytes) = (many(done.copied_pairs, "pair"), size(done.bytes));
         writeln!(out, "{pairs} ({bytes}) converted from {from} to {} in {}", args.to, time(took))?;
     }
     Ok(out.flush()?)
 }
 
 /// Result of a conversion.
-struct Done {
+struct ConversionResult {
     /// Engine before the conversion.
     from: &'static str,
-    converted: Converted,
+    converted: ConversionReport,
     /// Bytes written to devices, if this process did the conversion.
     written: Option<u64>,
 }
 
 /// Converts in the process that has the database open, or in this process.
-fn copy(args: &Convert, bar: &ProgressBar) -> Result<Done> {
-    let (name, to) = (&args.target.keyspace, args.chosen.of(Some(&args.to)));
+fn run_conversion(args: &Convert, bar: &ProgressBar) -> Result<ConversionResult> {
+    let (name, to) = (&args.target.keyspace, args.chosen.keyspace_options(Some(&args.to)));
     let interrupt = Interrupt::watch()?;
     let as_before = || "the keyspace is unchanged".to_owned();
     let show = |progress: &ConversionProgress| {
         if progress.phase == ConversionPhase::Copying {
             bar.set_length(progress.pairs);
-            bar.set_position(progress.copied);
+            bar.set_position(progress.copied_pairs);
         }
-        interrupt.flow()
+        interrupt.control_flow()
     };
-    let (db, keyspace) = match args.target.reach()? {
-        (Reached::Database(db), keyspace) => (db, keyspace),
-        (Reached::Owner(mut owner), _) => {
+    let (db, keyspace) = match args.target.open_or_connect()? {
+        (OpenOutcome::Database(db), keyspace) => (db, keyspace),
+        (OpenOutcome::Owner(mut owner), _) => {
             let keyspaces = owner.overview()?.keyspaces;
             let found = keyspaces.iter().find(|keyspace| keyspace.info.name == *name);
             let from = found.map_or("", |keyspace| keyspace.info.engine);
             let converted = owner.convert(name, to, show)?;
             let Some(converted) = converted else {
-                return interrupt.verdict(Err(Error::Cancelled), as_before);
+                return interrupt.map_cancelled(Err(Error::Cancelled), as_before);
             };
-            return Ok(Done { from, converted, written: None });
+            return Ok(ConversionResult { from, converted, written: None });
         }
     };
     let from = keyspace.as_ref().map_or("", Keyspace::engine);
     drop(keyspace);
     let converted = db.convert(name, to, show)?;
     db.close()?;
-    let Some(converted) = converted else { return interrupt.verdict(Err(Error::Cancelled), as_before) };
-    Ok(Done { from, converted, written: written() })
+    let Some(converted) = converted else { return interrupt.map_cancelled(Err(Error::Cancelled), as_before) };
+    Ok(ConversionResult { from, converted, written: device_bytes_written() })
 }
 
 fn estimate(args: &Convert) -> Result {
-    let (db, keyspace) = args.target.read()?;
+    let (db, keyspace) = args.target.open_read_only()?;
     let estimate = db.estimate_conversion(&args.target.keyspace)?;
     let seconds = measure(args, &keyspace, estimate.pairs)?;
-    let verdict = match estimate.free < estimate.bytes {
-        true => Err(Failure::Database(Error::NoSpace { path: args.target.place.database.clone() })),
+    let verdict = match estimate.free_bytes < estimate.required_bytes {
+        true => Err(Failure::Database(Error::NoSpace { path: args.target.database_args.database.clone() })),
         false => Ok(()),
     };
-    rule(verdict, tell(args, &estimate, keyspace.engine(), seconds))
+    combine(verdict, print_estimate(args, &estimate, keyspace.engine(), seconds))
 }
 
-fn tell(args: &Convert, estimate: &Estimate, from: &str, seconds: Option<f64>) -> Result {
+fn print_estimate(args: &Convert, estimate: &ConversionEstimate, from: &str, seconds: Option<f64>) -> Result {
     let mut out = stdout();
     if args.json {
-        let (pairs, bytes, needed, free) = (estimate.pairs, estimate.data, estimate.bytes, estimate.free);
+        let (pairs, bytes, needed, free) =
+            (estimate.pairs, estimate.data_bytes, estimate.required_bytes, estimate.free_bytes);
         let all =
             json!({ "pairs": pairs, "bytes": bytes, "needed": needed, "free": free, "seconds": seconds });
         writeln!(out, "{all}")?;
     } else {
-        let (pairs, bytes) = (many(estimate.pairs, "pair"), size(estimate.data));
+        let (pairs, bytes) = (many(estimate.pairs, "pair"), size(estimate.data_bytes));
         writeln!(out, "{pairs} (about {bytes}) to convert from {from} to {}", args.to)?;
-        let (needed, free) = (size(estimate.bytes), size(estimate.free));
+        let (needed, free) = (size(estimate.required_bytes), size(estimate.free_bytes));
         writeln!(out, "needs up to {needed} of disk space; {free} are free")?;
         if let Some(seconds) = seconds {
             writeln!(out, "takes about {}", time(std::time::Duration::from_secs_f64(seconds)))?;
@@ -146,11 +148,11 @@ fn tell(args: &Convert, estimate: &Estimate, from: &str, seconds: Option<f64>) -
 /// Returns the seconds that all `pairs` will take, or `None` if no scratch database can be created.
 fn measure(args: &Convert, keyspace: &Keyspace, pairs: u64) -> Result<Option<f64>> {
     let interrupt = Interrupt::watch()?;
-    let go_on = || interrupt.check(|| "nothing was changed".to_owned());
-    let watch = Watch::start();
+    let check_interrupt = || interrupt.check(|| "nothing was changed".to_owned());
+    let watch = Stopwatch::start();
     let (mut sample, mut bytes) = (Vec::new(), 0);
     for pair in keyspace.iter()?.take(SAMPLE) {
-        go_on()?;
+        check_interrupt()?;
         let (key, value) = pair?;
         bytes += key.len() + value.len();
         sample.push((key, value));
@@ -159,16 +161,16 @@ fn measure(args: &Convert, keyspace: &Keyspace, pairs: u64) -> Result<Option<f64
         }
     }
     sample.sort();
-    let scratch = Scratch::beside(args);
-    let Ok(db) = args.target.place.builder().open(&scratch.0) else {
+    let scratch = SampleDir::next_to_database(args);
+    let Ok(db) = args.target.database_args.builder().open(&scratch.0) else {
         return Ok(None);
     };
-    let options = LoadOptions::default().engine(&args.to);
+    let options = BulkLoadOptions::default().engine(&args.to);
     let chosen = &args.chosen.options;
     let options = chosen.iter().fold(options, |options, (name, value)| options.option(name, *value));
     let mut loader = db.bulk_load("sample", options)?;
     for (key, value) in &sample {
-        go_on()?;
+        check_interrupt()?;
         loader.push(key, value)?;
     }
     loader.finish()?;
@@ -180,19 +182,19 @@ fn measure(args: &Convert, keyspace: &Keyspace, pairs: u64) -> Result<Option<f64
 }
 
 /// Directory next to the database, removed on drop.
-struct Scratch(PathBuf);
+struct SampleDir(PathBuf);
 
-impl Scratch {
-    fn beside(args: &Convert) -> Scratch {
-        let database = &args.target.place.database;
+impl SampleDir {
+    fn next_to_database(args: &Convert) -> SampleDir {
+        let database = &args.target.database_args.database;
         // `.` has no file name.
         let database = std::path::absolute(database).unwrap_or_else(|_| database.clone());
         let name = database.file_name().unwrap_or_default().to_string_lossy();
-        Scratch(database.with_file_name(format!("{name}.sample-{}", std::process::id())))
+        SampleDir(database.with_file_name(format!("{name}.sample-{}", std::process::id())))
     }
 }
 
-impl Drop for Scratch {
+impl Drop for SampleDir {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }

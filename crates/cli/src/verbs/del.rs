@@ -5,17 +5,17 @@ use std::ffi::OsString;
 use clap::Args;
 use sheaf::Durability;
 
-use crate::args::{Durable, Target};
+use crate::args::{DurabilityArgs, KeyspaceArgs};
 use crate::failure::{Failure, Result};
-use crate::place::bytes_of;
+use crate::open::decode_argument;
 
 /// Arguments of `del`.
 #[derive(Debug, Args)]
 pub(crate) struct Del {
     #[command(flatten)]
-    pub(crate) target: Target,
+    pub(crate) target: KeyspaceArgs,
     #[command(flatten)]
-    pub(crate) durable: Durable,
+    pub(crate) durable: DurabilityArgs,
     /// Read each KEY as hexadecimal digits
     #[arg(long)]
     pub(crate) hex: bool,
@@ -25,8 +25,8 @@ pub(crate) struct Del {
 }
 
 pub(crate) fn run(args: &Del) -> Result {
-    let keys = args.keys.iter().map(|key| bytes_of(key, args.hex)).collect::<Result<Vec<_>>>()?;
-    let (db, keyspace) = args.target.write()?;
+    let keys = args.keys.iter().map(|key| decode_argument(key, args.hex)).collect::<Result<Vec<_>>>()?;
+    let (db, keyspace) = args.target.open_existing()?;
     let mut batch = db.batch();
     let mut missing = 0;
     for key in &keys {

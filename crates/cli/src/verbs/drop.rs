@@ -5,15 +5,15 @@ use std::io::{self, IsTerminal, Write};
 use clap::Args;
 use sheaf::Error;
 
-use crate::args::Place;
+use crate::args::DatabaseArgs;
 use crate::failure::{Failure, Result};
-use crate::notation::many;
+use crate::text_format::many;
 
 /// Arguments of `drop`.
 #[derive(Debug, Args)]
-pub(crate) struct Drop {
+pub(crate) struct DropArgs {
     #[command(flatten)]
-    pub(crate) place: Place,
+    pub(crate) database_args: DatabaseArgs,
     /// Name of the keyspace
     #[arg(value_name = "KEYSPACE")]
     pub(crate) name: String,
@@ -22,14 +22,14 @@ pub(crate) struct Drop {
     pub(crate) yes: bool,
 }
 
-pub(crate) fn run(args: &Drop) -> Result {
+pub(crate) fn run(args: &DropArgs) -> Result {
     if !args.yes && !io::stdin().is_terminal() {
         return Err(Failure::Usage("`drop` needs --yes if stdin is not a terminal".into()));
     }
-    let db = args.place.write()?;
-    let missing = || Failure::Database(Error::NoKeyspace { name: args.name.clone() });
+    let db = args.database_args.open_existing()?;
+    let missing = || Failure::Database(Error::KeyspaceNotFound { name: args.name.clone() });
     // A damaged keyspace can be dropped too: the size is only for the question.
-    let keys = match db.existing_keyspace(&args.name) {
+    let keys = match db.open_keyspace(&args.name) {
         Ok(None) => return Err(missing()),
         Ok(Some(keyspace)) => keyspace.len().ok(),
         Err(error) if error.is_corrupt() => None,

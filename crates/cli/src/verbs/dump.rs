@@ -12,17 +12,17 @@ use std::io::Write;
 use clap::Args;
 use indicatif::ProgressBar;
 
-use crate::args::Target;
+use crate::args::KeyspaceArgs;
+use crate::dump_reader::{DUMP_HEADER, last_line};
 use crate::failure::{Failure, Result};
-use crate::lines::{FIRST, last_line};
-use crate::notation::escape;
-use crate::output::{is_terminal, pair_bar, say, stdout};
+use crate::output::{is_terminal, pair_bar, print_message, stdout};
+use crate::text_format::escape;
 
 /// Arguments of `dump`.
 #[derive(Debug, Args)]
 pub(crate) struct Dump {
     #[command(flatten)]
-    pub(crate) target: Target,
+    pub(crate) target: KeyspaceArgs,
     /// Print pairs only, without the first and the last line, for tools that sort, cut or edit
     #[arg(long)]
     pub(crate) plain: bool,
@@ -32,19 +32,19 @@ pub(crate) struct Dump {
 }
 
 pub(crate) fn run(args: &Dump) -> Result {
-    let (_db, keyspace) = args.target.read()?;
+    let (_db, keyspace) = args.target.open_read_only()?;
     let count = match keyspace.len() {
         Err(error) if error.is_corrupt() && args.skip_damaged => 0,
         count => count?,
     };
     let bar = if is_terminal() { ProgressBar::hidden() } else { pair_bar("dump", count) };
     let mut pairs = keyspace.iter()?;
-    let mut page = Page { out: stdout(), lines: 0, sum: 0, last: String::new() };
+    let mut page = DumpWriter { out: stdout(), lines: 0, sum: 0, last: String::new() };
     if !args.plain {
-        writeln!(page.out, "{FIRST}")?;
+        writeln!(page.out, "{DUMP_HEADER}")?;
     }
     let mut damages = 0;
-    while let Some(written) = pairs.next_with(|key, value| page.pair(key, value)) {
+    while let Some(written) = pairs.next_with(|key, value| page.write_pair(key, value)) {
         match written {
             Err(error) if error.is_corrupt() && args.skip_damaged => {
                 damages += 1;
@@ -52,7 +52,7 @@ pub(crate) fn run(args: &Dump) -> Result {
                     0 => "before the first key".to_owned(),
                     _ => format!("after key {}", page.last),
                 };
-                say(format_args!("skipped {position}: {error}"));
+                print_message(format_args!("skipped {position}: {error}"));
             }
             written => written??,
         }
@@ -67,7 +67,7 @@ pub(crate) fn run(args: &Dump) -> Result {
 }
 
 /// Output of a dump.
-struct Page<W> {
+struct DumpWriter<W> {
     out: W,
     lines: u64,
     /// Checksum of all pair lines.
@@ -76,8 +76,8 @@ struct Page<W> {
     last: String,
 }
 
-impl<W: Write> Page<W> {
-    fn pair(&mut self, key: &[u8], value: &[u8]) -> std::io::Result<()> {
+impl<W: Write> DumpWriter<W> {
+    fn write_pair(&mut self, key: &[u8], value: &[u8]) -> std::io::Result<()> {
         self.last.clear();
         escape(key, &mut self.last);
         let end = self.last.len();

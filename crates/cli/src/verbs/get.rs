@@ -6,17 +6,17 @@ use std::io::{self, Read, Write};
 use clap::Args;
 use serde_json::json;
 
-use crate::args::Target;
+use crate::args::KeyspaceArgs;
 use crate::failure::{Failure, Result};
-use crate::notation::{self, hex, printable};
+use crate::open::decode_argument;
 use crate::output::{is_terminal, stdout};
-use crate::place::bytes_of;
+use crate::text_format::{self, hex, printable};
 
 /// Arguments of `get`.
 #[derive(Debug, Args)]
 pub(crate) struct Get {
     #[command(flatten)]
-    pub(crate) target: Target,
+    pub(crate) target: KeyspaceArgs,
     /// Read KEY as hexadecimal digits, and print the value as hexadecimal digits
     #[arg(long)]
     pub(crate) hex: bool,
@@ -31,11 +31,11 @@ pub(crate) struct Get {
 }
 
 pub(crate) fn run(args: &Get) -> Result {
-    let key = bytes_of(&args.key, args.hex)?;
-    let (_db, keyspace) = args.target.read()?;
+    let key = decode_argument(&args.key, args.hex)?;
+    let (_db, keyspace) = args.target.open_read_only()?;
     let Some(mut reader) = keyspace.reader(&key)? else {
         let mut shown = String::new();
-        notation::escape(&key, &mut shown);
+        text_format::escape(&key, &mut shown);
         return Err(Failure::Missing(format!(
             "there is no key {shown} in keyspace {}",
             args.target.keyspace
@@ -49,7 +49,7 @@ pub(crate) fn run(args: &Get) -> Result {
     let mut value = Vec::new();
     reader.read_to_end(&mut value)?;
     if args.json {
-        writeln!(out, "{}", json!({ "key": notation::json(&key), "value": notation::json(&value) }))?;
+        writeln!(out, "{}", json!({ "key": text_format::json(&key), "value": text_format::json(&value) }))?;
     } else if args.hex {
         writeln!(out, "{}", hex(&value))?;
     } else {

@@ -5,14 +5,14 @@ use std::io::Write;
 use serde_json::{Value as Json, json};
 use sheaf::{Database, KeyspaceInfo, KeyspaceOverview};
 
-use crate::args::Report;
+use crate::args::ReportArgs;
 use crate::failure::Result;
-use crate::notation::escape;
 use crate::output::{CAUTION, NAME, on_stdout, stdout};
-use crate::usage;
+use crate::text_format::escape;
+use crate::workload;
 
-pub(crate) fn run(args: &Report) -> Result {
-    let db = args.place.read()?;
+pub(crate) fn run(args: &ReportArgs) -> Result {
+    let db = args.database_args.open_read_only()?;
     let mut out = stdout();
     if args.json {
         let all = db.overview().keyspaces.iter().map(describe).collect();
@@ -41,12 +41,12 @@ fn keys(db: &Database, info: &KeyspaceInfo) -> Result<Option<u64>> {
     if info.damage.is_some() {
         return Ok(None);
     }
-    Ok(db.existing_keyspace(&info.name)?.map(|keyspace| keyspace.len()).transpose()?)
+    Ok(db.open_keyspace(&info.name)?.map(|keyspace| keyspace.len()).transpose()?)
 }
 
 /// Returns one keyspace as JSON.
 pub(crate) fn describe(keyspace: &KeyspaceOverview) -> Json {
-    let KeyspaceOverview { info, ordered, stats, counters, load, .. } = keyspace;
+    let KeyspaceOverview { info, ordered, stats, counters, workload: load, .. } = keyspace;
     let mut object =
         json!({ "name": info.name, "id": info.id.0, "engine": info.engine, "damage": info.damage });
     object["options"] = info.options.iter().map(|(name, value)| (name.to_owned(), json!(value))).collect();
@@ -57,7 +57,7 @@ pub(crate) fn describe(keyspace: &KeyspaceOverview) -> Json {
         object["pinned_versions"] = json!(stats.pinned_versions);
         object["counters"] =
             counters.iter().map(|(name, count)| ((*name).to_owned(), json!(count))).collect();
-        object["load"] = usage::as_json(load);
+        object["load"] = workload::as_json(load);
     }
     object
 }

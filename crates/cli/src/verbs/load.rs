@@ -14,25 +14,25 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use indicatif::ProgressBar;
 use serde_json::json;
-use sheaf::{Batch, Database, Durability, Error, Keyspace, LoadOptions, ValueWriter};
+use sheaf::{Batch, BulkLoadOptions, Database, Durability, Error, Keyspace, ValueWriter};
 
-use crate::args::{Creation, Durable, Target};
+use crate::args::{CreateArgs, DurabilityArgs, KeyspaceArgs};
+use crate::dump_reader::{DumpReader, InputPair, LineError};
 use crate::failure::{Failure, Result};
-use crate::interrupt::{Interrupt, Wakeable};
-use crate::lines::{Lines, Pair, Wrong};
-use crate::notation::many;
-use crate::output::{Watch, byte_bar, say, spinner, stdout, time, written};
+use crate::interrupt::{Interrupt, InterruptibleFile};
+use crate::output::{Stopwatch, byte_bar, device_bytes_written, print_message, spinner, stdout, time};
 use crate::streams;
+use crate::text_format::many;
 
 /// Arguments of `load`.
 #[derive(Debug, Args)]
-pub(crate) struct Load {
+pub(crate) struct LoadArgs {
     #[command(flatten)]
-    pub(crate) target: Target,
+    pub(crate) target: KeyspaceArgs,
     #[command(flatten)]
-    pub(crate) creation: Creation,
+    pub(crate) creation: CreateArgs,
     #[command(flatten)]
-    pub(crate) durable: Durable,
+    pub(crate) durable: DurabilityArgs,
     /// Read plain text: the key of each line is its number
     #[arg(long)]
     pub(crate) lines: bool,
@@ -55,13 +55,13 @@ const BATCH_PAIRS: usize = 1000;
 /// Bytes that complete a batch with fewer pairs: a batch is held in memory.
 const BATCH_BYTES: usize = 4 << 20;
 
-pub(crate) fn run(args: &Load) -> Result {
+pub(crate) fn run(args: &LoadArgs) -> Result {
     args.creation.check()?;
     let (file, bar) = open(&args.file)?;
     let interrupt = Interrupt::watch()?;
-    let input = Wakeable { file, interrupt: &interrupt };
+    let input = InterruptibleFile { file, interrupt: &interrupt };
     let input = Box::new(BufReader::with_capacity(1 << 16, input));
-    let mut lines = Lines::new(input, bar.clone(), args.lines);
+    let mut lines = DumpReader::new(input, bar.clone(), args.lines);
     // A directory fails here, before anything is created.
     let is_empty = lines.is_empty();
     let left = if args.replace { "nothing was replaced" } else { "nothing was loaded" };
@@ -73,9 +73,9 @@ pub(crate) fn run(args: &Load) -> Result {
     }
     let is_new = !args.has_database();
     let (db, sink) = sink(args)?;
-    let watch = Watch::start();
-    let mut loader = Loader { args, interrupt: &interrupt, is_new, sink, loaded: 0, bytes: 0 };
-    let result = loader.all(&mut lines).and_then(|()| loader.end(&lines));
+    let watch = Stopwatch::start();
+    let mut loader = PairLoader { args, interrupt: &interrupt, is_new, sink, loaded: 0, bytes: 0 };
+    let result = loader.load_all(&mut lines).and_then(|()| loader.end(&lines));
     bar.finish_and_clear();
     let (loaded, bytes) = (loader.loaded, loader.bytes);
     drop(loader);
@@ -85,7 +85,7 @@ pub(crate) fn run(args: &Load) -> Result {
     let took = watch.elapsed();
     if args.json {
         let mut out = stdout();
-        let (seconds, written) = (took.as_secs_f64(), written());
+        let (seconds, written) = (took.as_secs_f64(), device_bytes_written());
         writeln!(
             out,
             "{}",
@@ -94,21 +94,26 @@ pub(crate) fn run(args: &Load) -> Result {
         out.flush()?;
     }
     if io::stderr().is_terminal() {
-        say(format_args!("{} in {}", many(loaded, "pair"), time(took)));
+        print_message(format_args!("{} in {}", many(loaded, "pair"), time(took)));
     }
     Ok(())
 }
 
 /// Opens the database and returns the sink for the pairs.
-fn sink(args: &Load) -> Result<(Database, Sink)> {
+fn sink(args: &LoadArgs) -> Result<(Database, PairSink)> {
     if !args.sorted {
-        let (db, keyspace) = args.target.create(&args.creation)?;
-        let batches =
-            Batches { db: db.clone(), keyspace, durable: args.durable.durable, batch: db.batch(), bytes: 0 };
-        return Ok((db, Sink::Batches(batches)));
+        let (db, keyspace) = args.target.open_or_create(&args.creation)?;
+        let batches = BatchSink {
+            db: db.clone(),
+            keyspace,
+            durable: args.durable.durable,
+            batch: db.batch(),
+            bytes: 0,
+        };
+        return Ok((db, PairSink::Batches(batches)));
     }
-    let db = args.target.place.create(&args.creation.modes)?;
-    let options = LoadOptions::default().replace(args.replace);
+    let db = args.target.database_args.open_or_create(&args.creation.modes)?;
+    let options = BulkLoadOptions::default().replace(args.replace);
     let options = match &args.creation.engine {
         Some(engine) => options.engine(engine),
         None => options,
@@ -116,17 +121,17 @@ fn sink(args: &Load) -> Result<(Database, Sink)> {
     let chosen = &args.creation.chosen.options;
     let options = chosen.iter().fold(options, |options, (name, value)| options.option(name, *value));
     let loader = db.bulk_load(&args.target.keyspace, options).map_err(|error| match error {
-        Error::Invalid { what: "keyspace", .. } => {
+        Error::InvalidArgument { argument: "keyspace", .. } => {
             let name = &args.target.keyspace;
             let remedy = "--replace replaces its content, and a load without --sorted adds to it";
             Failure::Refused(format!("keyspace {name:?} is not empty: {remedy}"))
         }
         other => other.into(),
     })?;
-    Ok((db, Sink::Sorted(Some(loader))))
+    Ok((db, PairSink::Sorted(Some(loader))))
 }
 
-impl Load {
+impl LoadArgs {
     /// Returns the name of the input for messages.
     fn input(&self) -> String {
         if self.file.as_os_str() == "-" { "stdin".to_owned() } else { self.file.display().to_string() }
@@ -134,7 +139,7 @@ impl Load {
 
     /// Returns true if the directory has a slot of ROOT.
     fn has_database(&self) -> bool {
-        ["ROOT.0", "ROOT.1"].iter().any(|slot| self.target.place.database.join(slot).exists())
+        ["ROOT.0", "ROOT.1"].iter().any(|slot| self.target.database_args.database.join(slot).exists())
     }
 }
 
@@ -151,14 +156,14 @@ fn open(path: &Path) -> Result<(File, ProgressBar)> {
 }
 
 /// Destination of the pairs.
-enum Sink {
-    Batches(Batches),
+enum PairSink {
+    Batches(BatchSink),
     /// All at once, in the order of keys; `None` once it has ended.
-    Sorted(Option<sheaf::Loader>),
+    Sorted(Option<sheaf::BulkLoader>),
 }
 
 /// Batches of pairs, one commit each.
-struct Batches {
+struct BatchSink {
     db: Database,
     keyspace: Keyspace,
     durable: bool,
@@ -166,7 +171,7 @@ struct Batches {
     bytes: usize,
 }
 
-impl Batches {
+impl BatchSink {
     /// Commits the current batch and returns its number of pairs.
     fn flush(&mut self) -> sheaf::Result<u64> {
         let mut batch = std::mem::replace(&mut self.batch, self.db.batch());
@@ -183,7 +188,7 @@ impl Batches {
     }
 }
 
-impl Batches {
+impl BatchSink {
     /// Commits a pair with the value that `from` contains. Returns the bytes of the value.
     fn stream(&mut self, key: &[u8], from: &mut dyn io::Read) -> sheaf::Result<u64> {
         let mut writer: ValueWriter = self.keyspace.writer(key)?;
@@ -197,12 +202,12 @@ impl Batches {
     }
 }
 
-impl Sink {
+impl PairSink {
     /// Commits the rest after the last pair.
     fn end(&mut self, loaded: &mut u64) -> sheaf::Result<()> {
         match self {
-            Sink::Batches(batches) => *loaded += batches.flush()?,
-            Sink::Sorted(loader) => {
+            PairSink::Batches(batches) => *loaded += batches.flush()?,
+            PairSink::Sorted(loader) => {
                 if let Some(loader) = loader.take() {
                     *loaded = loader.finish()?.pairs;
                 }
@@ -212,21 +217,21 @@ impl Sink {
     }
 }
 
-struct Loader<'a> {
-    args: &'a Load,
+struct PairLoader<'a> {
+    args: &'a LoadArgs,
     interrupt: &'a Interrupt,
     /// The database was created by this load.
     is_new: bool,
-    sink: Sink,
+    sink: PairSink,
     /// Pairs committed.
     loaded: u64,
     /// Bytes of all keys and values so far.
     bytes: u64,
 }
 
-impl Loader<'_> {
-    fn all(&mut self, lines: &mut Lines<'_>) -> Result {
-        while let Some(pair) = lines.next().map_err(|wrong| self.wrong(lines.number(), wrong))? {
+impl PairLoader<'_> {
+    fn load_all(&mut self, lines: &mut DumpReader<'_>) -> Result {
+        while let Some(pair) = lines.next().map_err(|wrong| self.line_failure(lines.number(), wrong))? {
             self.bytes += (pair.key.len() + pair.value.len()) as u64;
             match pair.has_rest {
                 true => self.long_pair(pair, lines)?,
@@ -236,112 +241,112 @@ impl Loader<'_> {
         Ok(())
     }
 
-    fn pair(&mut self, Pair { key, value, .. }: &Pair, line: u64) -> Result {
+    fn pair(&mut self, InputPair { key, value, .. }: &InputPair, line: u64) -> Result {
         match &mut self.sink {
-            Sink::Batches(batches) => {
+            PairSink::Batches(batches) => {
                 batches.bytes += key.len() + value.len();
                 batches.batch.insert(&batches.keyspace, key, value);
                 if batches.batch.len() >= BATCH_PAIRS || batches.bytes >= BATCH_BYTES {
                     let flushed = batches.flush();
-                    self.loaded += flushed.map_err(|error| self.failed(error))?;
+                    self.loaded += flushed.map_err(|error| self.database_failure(error))?;
                 }
                 Ok(())
             }
-            Sink::Sorted(loader) => {
+            PairSink::Sorted(loader) => {
                 let pushed = loader.as_mut().map_or(Ok(()), |loader| loader.push(key, value));
-                pushed.map_err(|error| self.refused(line, error))
+                pushed.map_err(|error| self.pair_failure(line, error))
             }
         }
     }
 
     /// Writes a pair with a long value as a stream, so that memory need not hold the value.
-    fn long_pair(&mut self, pair: Pair, lines: &mut Lines<'_>) -> Result {
+    fn long_pair(&mut self, pair: InputPair, lines: &mut DumpReader<'_>) -> Result {
         let line = lines.number();
         let mut rest = lines.rest();
         let mut value = io::Read::chain(&pair.value[..], &mut rest);
         let mut streamed = 0;
         let done = match &mut self.sink {
-            Sink::Batches(batches) => {
+            PairSink::Batches(batches) => {
                 let flushed = batches.flush(); // keeps the order of the file
-                self.loaded += flushed.map_err(|error| self.failed(error))?;
-                let Sink::Batches(batches) = &mut self.sink else { return Ok(()) };
+                self.loaded += flushed.map_err(|error| self.database_failure(error))?;
+                let PairSink::Batches(batches) = &mut self.sink else { return Ok(()) };
                 batches.stream(&pair.key, &mut value).map(|bytes| {
                     self.loaded += 1;
                     streamed = bytes;
                 })
             }
-            Sink::Sorted(Some(loader)) => loader.push_reader(&pair.key, &mut value).map(|bytes| {
+            PairSink::Sorted(Some(loader)) => loader.push_reader(&pair.key, &mut value).map(|bytes| {
                 streamed = bytes;
             }),
-            Sink::Sorted(None) => Ok(()),
+            PairSink::Sorted(None) => Ok(()),
         };
-        let wrong = rest.wrong.take();
+        let wrong = rest.error.take();
         self.bytes += streamed.saturating_sub(pair.value.len() as u64);
         match (wrong, done) {
-            (Some(wrong), _) => Err(self.wrong(line, wrong)),
-            (None, done) => done.map_err(|error| self.refused(line, error)),
+            (Some(wrong), _) => Err(self.line_failure(line, wrong)),
+            (None, done) => done.map_err(|error| self.pair_failure(line, error)),
         }
     }
 
     /// Ends the load after the last pair of a complete input.
-    fn end(&mut self, lines: &Lines<'_>) -> Result {
+    fn end(&mut self, lines: &DumpReader<'_>) -> Result {
         let path = self.args.input();
-        if lines.is_cut() && self.args.replace {
+        if lines.lacks_final_newline() && self.args.replace {
             let why = format!(
                 "{path} ends without a newline, so its last line may be cut off: nothing was replaced; \
                  add a newline if the line is complete"
             );
             return Err(Failure::Refused(why));
         }
-        if lines.is_cut() {
-            say(format_args!(
+        if lines.lacks_final_newline() {
+            print_message(format_args!(
                 "sheaf: {path} ends without a newline: its last line was loaded, but may be cut off"
             ));
         }
-        self.interrupt.check(|| self.left())?;
-        self.sink.end(&mut self.loaded).map_err(|error| self.failed(error))
+        self.interrupt.check(|| self.describe_loaded())?;
+        self.sink.end(&mut self.loaded).map_err(|error| self.database_failure(error))
     }
 
     /// Returns the failure for an error of the database.
-    fn failed(&self, error: Error) -> Failure {
-        Failure::Load { error: Box::new(error), left: self.left() }
+    fn database_failure(&self, error: Error) -> Failure {
+        Failure::Load { error: Box::new(error), left: self.describe_loaded() }
     }
 
     /// Returns the failure for a pair that the database refused.
-    fn refused(&self, line: u64, error: Error) -> Failure {
+    fn pair_failure(&self, line: u64, error: Error) -> Failure {
         match error {
-            Error::Invalid { what: "key", .. } => {
+            Error::InvalidArgument { argument: "key", .. } => {
                 let why = "its key is not above the key of the line before; --sorted needs ascending keys \
                            (`LC_ALL=C sort`), or load without --sorted";
-                self.wrong(line, Wrong::Line(why.to_owned()))
+                self.line_failure(line, LineError::Line(why.to_owned()))
             }
-            error @ Error::TooLarge { .. } => self.wrong(line, Wrong::Line(error.to_string())),
-            other => self.failed(other),
+            error @ Error::TooLarge { .. } => self.line_failure(line, LineError::Line(error.to_string())),
+            other => self.database_failure(other),
         }
     }
 
-    fn wrong(&self, line: u64, wrong: Wrong) -> Failure {
-        if let Err(interrupted) = self.interrupt.check(|| self.left()) {
+    fn line_failure(&self, line: u64, wrong: LineError) -> Failure {
+        if let Err(interrupted) = self.interrupt.check(|| self.describe_loaded()) {
             return interrupted;
         }
-        let (input, left) = (self.args.input(), self.left());
+        let (input, left) = (self.args.input(), self.describe_loaded());
         Failure::Refused(match wrong {
-            Wrong::Read(source) => return Failure::Stream { op: "read", path: input.into(), source },
-            Wrong::Truncated(why) => format!("{input} is truncated: {why}; make the dump again; {left}"),
-            Wrong::Changed(why) => format!("{input} was changed: {why}; {left}"),
-            Wrong::Line(why) => format!("{input}, line {line}: {why}; {left}"),
+            LineError::Read(source) => return Failure::Stream { op: "read", path: input.into(), source },
+            LineError::Truncated(why) => format!("{input} is truncated: {why}; make the dump again; {left}"),
+            LineError::Changed(why) => format!("{input} was changed: {why}; {left}"),
+            LineError::Line(why) => format!("{input}, line {line}: {why}; {left}"),
         })
     }
 
     /// Describes the pairs of this load that are in the keyspace.
-    fn left(&self) -> String {
+    fn describe_loaded(&self) -> String {
         match self.sink {
-            Sink::Batches(_) if self.loaded > 0 => format!("loaded: {}", many(self.loaded, "pair")),
+            PairSink::Batches(_) if self.loaded > 0 => format!("loaded: {}", many(self.loaded, "pair")),
             _ if self.is_new => {
-                let database = self.args.target.place.database.display();
+                let database = self.args.target.database_args.database.display();
                 format!("nothing was loaded, and the new database {database} has no pairs")
             }
-            Sink::Sorted(_) if self.args.replace => "nothing was replaced".to_owned(),
+            PairSink::Sorted(_) if self.args.replace => "nothing was replaced".to_owned(),
             _ => "nothing was loaded".to_owned(),
         }
     }

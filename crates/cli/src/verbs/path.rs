@@ -6,17 +6,17 @@ use std::os::unix::ffi::OsStrExt;
 
 use clap::Args;
 
-use crate::args::Target;
+use crate::args::KeyspaceArgs;
 use crate::failure::{Failure, Result};
-use crate::notation;
+use crate::open::decode_argument;
 use crate::output::stdout;
-use crate::place::bytes_of;
+use crate::text_format;
 
 /// Arguments of `path`.
 #[derive(Debug, Args)]
-pub(crate) struct PathOf {
+pub(crate) struct PathArgs {
     #[command(flatten)]
-    pub(crate) target: Target,
+    pub(crate) target: KeyspaceArgs,
     /// Read KEY as hexadecimal digits
     #[arg(long)]
     pub(crate) hex: bool,
@@ -24,12 +24,12 @@ pub(crate) struct PathOf {
     pub(crate) key: OsString,
 }
 
-pub(crate) fn run(args: &PathOf) -> Result {
-    let key = bytes_of(&args.key, args.hex)?;
-    let (_db, keyspace) = args.target.read()?;
-    let Some(path) = keyspace.path(&key)? else {
+pub(crate) fn run(args: &PathArgs) -> Result {
+    let key = decode_argument(&args.key, args.hex)?;
+    let (_db, keyspace) = args.target.open_read_only()?;
+    let Some(path) = keyspace.blob_path(&key)? else {
         let mut shown = String::new();
-        notation::escape(&key, &mut shown);
+        text_format::escape(&key, &mut shown);
         let name = &args.target.keyspace;
         return Err(Failure::Missing(match keyspace.contains_key(&key)? {
             true => format!("the value of key {shown} in keyspace {name} has no file of its own"),

@@ -6,21 +6,21 @@ use std::io::{self, Read, Write};
 use clap::Args;
 use sheaf::Durability;
 
-use crate::args::{Creation, Durable, Target};
+use crate::args::{CreateArgs, DurabilityArgs, KeyspaceArgs};
 use crate::failure::{Failure, Result};
-use crate::notation;
-use crate::place::bytes_of;
+use crate::open::decode_argument;
 use crate::streams::input;
+use crate::text_format;
 
 /// Arguments of `put`.
 #[derive(Debug, Args)]
 pub(crate) struct Put {
     #[command(flatten)]
-    pub(crate) target: Target,
+    pub(crate) target: KeyspaceArgs,
     #[command(flatten)]
-    pub(crate) creation: Creation,
+    pub(crate) creation: CreateArgs,
     #[command(flatten)]
-    pub(crate) durable: Durable,
+    pub(crate) durable: DurabilityArgs,
     /// Read KEY and VALUE as hexadecimal digits
     #[arg(long)]
     pub(crate) hex: bool,
@@ -35,7 +35,7 @@ const CHUNK: usize = 1 << 16;
 
 pub(crate) fn run(args: &Put) -> Result {
     args.creation.check()?;
-    let key = bytes_of(&args.key, args.hex)?;
+    let key = decode_argument(&args.key, args.hex)?;
     // Read first: a value that cannot be read creates nothing.
     let (first, mut rest): (Vec<u8>, Box<dyn Read>) = match args.value.as_encoded_bytes() {
         b"-" if args.hex => (unhexed(read(&mut input()?)?)?, Box::new(io::empty())),
@@ -43,9 +43,9 @@ pub(crate) fn run(args: &Put) -> Result {
             let mut input = input()?;
             (read(&mut Read::by_ref(&mut input).take(CHUNK as u64))?, Box::new(input))
         }
-        _ => (bytes_of(&args.value, args.hex)?, Box::new(io::empty())),
+        _ => (decode_argument(&args.value, args.hex)?, Box::new(io::empty())),
     };
-    let (db, keyspace) = args.target.create(&args.creation)?;
+    let (db, keyspace) = args.target.open_or_create(&args.creation)?;
     let mut writer = keyspace.writer(key)?;
     writer.write_all(&first)?;
     let mut chunk = vec![0; CHUNK];
@@ -69,5 +69,5 @@ fn read(from: &mut dyn Read) -> Result<Vec<u8>> {
 }
 
 fn unhexed(digits: Vec<u8>) -> Result<Vec<u8>> {
-    notation::unhex(&digits).map_err(|why| Failure::Usage(format!("--hex: stdin {why}")))
+    text_format::unhex(&digits).map_err(|why| Failure::Usage(format!("--hex: stdin {why}")))
 }

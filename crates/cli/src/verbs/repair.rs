@@ -21,15 +21,16 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use serde_json::json;
 use sheaf::{
-    Database, Fate, Harm, KeyGap, KeyspaceRepair, LostRecords, RepairFinding, RepairOptions, RepairReport,
+    DamagedFile, Database, KeyspaceRepair, LostRecords, RepairFinding, RepairOptions, RepairOutcome,
+    RepairReport, UnreadableRange,
 };
 
-use crate::args::{Modes, Wait};
-use crate::failure::{Failure, Result, rule};
+use crate::args::{CopyModeArgs, WaitArgs};
+use crate::failure::{Failure, Result, combine};
 use crate::interrupt::Interrupt;
-use crate::notation::parse_size;
-use crate::notation::{self, escape, many};
-use crate::output::{Watch, byte_bar, stdout, time};
+use crate::output::{Stopwatch, byte_bar, stdout, time};
+use crate::text_format::parse_size;
+use crate::text_format::{self, escape, many};
 
 /// Arguments of `repair`.
 #[derive(Debug, Args)]
@@ -53,41 +54,44 @@ pub(crate) struct Repair {
     #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = parse_size)]
     pub(crate) memory: u64,
     #[command(flatten)]
-    pub(crate) wait: Wait,
+    pub(crate) wait: WaitArgs,
     #[command(flatten)]
-    pub(crate) modes: Modes,
+    pub(crate) modes: CopyModeArgs,
 }
 
 pub(crate) fn run(args: &Repair) -> Result {
-    let watch = Watch::start();
+    let watch = Stopwatch::start();
     let bar = byte_bar("repair", 0);
-    let mut report = Report::new(args)?;
+    let mut report = FindingWriter::new(args)?;
     let interrupt = Interrupt::watch()?;
     let mut watcher = |progress: sheaf::RepairProgress| {
         bar.set_length(progress.total);
         bar.set_position(progress.done);
-        interrupt.flow()
+        interrupt.control_flow()
     };
-    let mut listener = |finding: &RepairFinding<'_>| report.finding(finding);
-    let options =
-        RepairOptions::default().doubtful(args.keep_doubtful).watched(&mut watcher).told(&mut listener);
-    let done = args.modes.on(Database::builder()).memory(args.memory).wait(args.wait.time).repair(
+    let mut listener = |finding: &RepairFinding<'_>| report.write_finding(finding);
+    let options = RepairOptions::default()
+        .keep_doubtful(args.keep_doubtful)
+        .on_progress(&mut watcher)
+        .on_finding(&mut listener);
+    let done = args.modes.apply(Database::builder()).memory(args.memory).wait(args.wait.time).repair(
         &args.damaged,
         &args.new,
         options,
     );
     bar.finish_and_clear();
-    let done = interrupt.verdict(done, || "no partial database remains".to_owned())?;
-    done.keyspaces.iter().for_each(|keyspace| report.unnamed(keyspace));
-    report.damages(&done);
-    let verdict = if done.is_whole() { Ok(()) } else { Err(Failure::Lossy) };
+    let done = interrupt.map_cancelled(done, || "no partial database remains".to_owned())?;
+    done.keyspaces.iter().for_each(|keyspace| report.write_losses(keyspace));
+    report.write_damages(&done);
+    let verdict = if done.is_complete() { Ok(()) } else { Err(Failure::Lossy) };
     let listed = report.end();
     let told = summarize(args, &done, &watch);
-    rule(verdict, listed.and(told))
+    combine(verdict, listed.and(told))
 }
 
-/// Writer of the report, to a file or stdout. The first error stops it; [`Report::end`] returns it.
-struct Report<'a> {
+/// Writer of the report, to a file or stdout. The first error stops it; [`FindingWriter::end`]
+/// returns it.
+struct FindingWriter<'a> {
     out: Box<dyn Write>,
     path: Option<&'a Path>,
     is_json: bool,
@@ -95,9 +99,9 @@ struct Report<'a> {
     failed: Option<std::io::Error>,
 }
 
-impl<'a> Report<'a> {
+impl<'a> FindingWriter<'a> {
     #[expect(clippy::disallowed_methods, reason = "the user's own file")]
-    fn new(args: &'a Repair) -> Result<Report<'a>> {
+    fn new(args: &'a Repair) -> Result<FindingWriter<'a>> {
         let path = args.report.as_deref();
         let out: Box<dyn Write> = match path {
             Some(path) => {
@@ -105,10 +109,10 @@ impl<'a> Report<'a> {
             }
             None => Box::new(stdout()),
         };
-        Ok(Report { out, path, is_json: args.json, line: String::new(), failed: None })
+        Ok(FindingWriter { out, path, is_json: args.json, line: String::new(), failed: None })
     }
 
-    fn put(&mut self) {
+    fn write_line(&mut self) {
         self.line.push('\n');
         if self.failed.is_none() {
             self.failed = self.out.write_all(self.line.as_bytes()).err();
@@ -116,20 +120,20 @@ impl<'a> Report<'a> {
         self.line.clear();
     }
 
-    fn finding(&mut self, finding: &RepairFinding<'_>) {
-        let (kind, why, kept) = match finding.fate {
-            Fate::Doubtful { kept } => ("doubtful", None, Some(kept)),
-            Fate::Lost { why } => ("lost", Some(why.to_string()), None),
+    fn write_finding(&mut self, finding: &RepairFinding<'_>) {
+        let (kind, why, kept) = match finding.outcome {
+            RepairOutcome::Doubtful { is_copied: kept } => ("doubtful", None, Some(kept)),
+            RepairOutcome::Lost { error: why } => ("lost", Some(why.to_string()), None),
             _ => return,
         };
         let seq = finding.seq.map(|seq| seq.0);
         if self.is_json {
-            let (keyspace, key) = (finding.keyspace, notation::json(finding.key));
+            let (keyspace, key) = (finding.keyspace, text_format::json(finding.key));
             let object = json!({
                 "kind": kind, "keyspace": keyspace, "key": key, "commit": seq, "kept": kept, "why": why
             });
             self.line.push_str(&object.to_string());
-            return self.put();
+            return self.write_line();
         }
         self.line.push_str(kind);
         for field in [finding.keyspace.as_bytes(), finding.key] {
@@ -141,13 +145,13 @@ impl<'a> Report<'a> {
             self.line.push('\t');
             escape(field.as_bytes(), &mut self.line);
         }
-        self.put();
+        self.write_line();
     }
 
     /// Lists the losses of a keyspace that have no line of their own: by file, and by range of
     /// keys.
-    fn unnamed(&mut self, keyspace: &KeyspaceRepair) {
-        for LostRecords { path, pairs, why, .. } in &keyspace.lost_records {
+    fn write_losses(&mut self, keyspace: &KeyspaceRepair) {
+        for LostRecords { path, pairs, reason: why, .. } in &keyspace.lost_records {
             let path = path.display().to_string();
             if self.is_json {
                 let object = json!({
@@ -159,21 +163,21 @@ impl<'a> Report<'a> {
                     &["unnamed", &keyspace.name, &many(*pairs, "pair"), &path, why].map(str::as_bytes),
                 );
             }
-            self.put();
+            self.write_line();
         }
-        for KeyGap { after, before, why, .. } in &keyspace.gaps {
+        for UnreadableRange { after, before, reason: why, .. } in &keyspace.unreadable_ranges {
             let (after, before) = (after.as_deref(), before.as_deref());
             if self.is_json {
                 let object = json!({
-                    "kind": "gap", "keyspace": keyspace.name, "after": after.map(notation::json),
-                    "before": before.map(notation::json), "why": why
+                    "kind": "gap", "keyspace": keyspace.name, "after": after.map(text_format::json),
+                    "before": before.map(text_format::json), "why": why
                 });
                 self.line.push_str(&object.to_string());
             } else {
                 let (after, before) = (after.unwrap_or_default(), before.unwrap_or_default());
                 self.fields(&[b"gap", keyspace.name.as_bytes(), after, before, why.as_bytes()]);
             }
-            self.put();
+            self.write_line();
         }
     }
 
@@ -187,8 +191,8 @@ impl<'a> Report<'a> {
         }
     }
 
-    fn damages(&mut self, done: &RepairReport) {
-        for Harm { path, from, to, what, .. } in &done.damages {
+    fn write_damages(&mut self, done: &RepairReport) {
+        for DamagedFile { path, start: from, end: to, description: what, .. } in &done.damaged_files {
             let path = path.display().to_string();
             if self.is_json {
                 let object = json!({ "kind": "damage", "file": path, "from": from, "to": to, "what": what });
@@ -200,16 +204,16 @@ impl<'a> Report<'a> {
                 self.line.push_str(&format!("\t{from}-{to}\t"));
                 escape(what.as_bytes(), &mut self.line);
             }
-            self.put();
+            self.write_line();
         }
-        for (first, last) in &done.missing {
+        for (first, last) in &done.missing_commits {
             match self.is_json {
                 true => self
                     .line
                     .push_str(&json!({ "kind": "missing", "first": first, "last": last }).to_string()),
                 false => self.line.push_str(&format!("missing\tcommits {first} to {last}")),
             }
-            self.put();
+            self.write_line();
         }
     }
 
@@ -222,7 +226,7 @@ impl<'a> Report<'a> {
     }
 }
 
-fn summarize(args: &Repair, done: &RepairReport, watch: &Watch) -> Result {
+fn summarize(args: &Repair, done: &RepairReport, watch: &Stopwatch) -> Result {
     let mut out = stdout();
     for keyspace in &done.keyspaces {
         match args.json {
@@ -233,17 +237,17 @@ fn summarize(args: &Repair, done: &RepairReport, watch: &Watch) -> Result {
     let certain = done.keyspaces.iter().map(|keyspace| keyspace.certain).sum();
     if args.json {
         let object = json!({
-            "kind": "end", "whole": done.is_whole(), "commit": done.seq, "damages": done.damage_count,
-            "rootless": done.is_rootless, "catalogue doubtful": done.is_catalogue_doubtful,
+            "kind": "end", "whole": done.is_complete(), "commit": done.seq, "damages": done.damage_count,
+            "rootless": done.is_root_unreadable, "catalogue doubtful": done.is_catalog_doubtful,
             "incomplete": done.is_incomplete, "seconds": watch.elapsed().as_secs_f64()
         });
         writeln!(out, "{object}")?;
         return Ok(out.flush()?);
     }
-    if done.is_rootless {
+    if done.is_root_unreadable {
         writeln!(out, "neither ROOT.0 nor ROOT.1 can be read: no pair is certain")?;
     }
-    if done.is_catalogue_doubtful {
+    if done.is_catalog_doubtful {
         writeln!(out, "missing commits may have created, cleared or dropped keyspaces")?;
     }
     if done.is_incomplete {
@@ -255,9 +259,19 @@ fn summarize(args: &Repair, done: &RepairReport, watch: &Watch) -> Result {
 }
 
 fn keyspace_json(keyspace: &KeyspaceRepair) -> serde_json::Value {
-    let KeyspaceRepair { name, engine, certain, doubtful, lost, unnamed, and_more, unindexed, .. } = keyspace;
+    let KeyspaceRepair {
+        name,
+        engine,
+        certain,
+        doubtful,
+        lost,
+        lost_without_key: unnamed,
+        has_more_lost: and_more,
+        index_error: unindexed,
+        ..
+    } = keyspace;
     json!({
-        "kind": "keyspace", "name": name, "engine": engine, "whole": keyspace.is_whole(), "certain": certain,
+        "kind": "keyspace", "name": name, "engine": engine, "whole": keyspace.is_complete(), "certain": certain,
         "doubtful": doubtful, "lost": lost, "unnamed": unnamed, "more lost": and_more, "unindexed": unindexed
     })
 }
@@ -266,23 +280,23 @@ fn keyspace_text(keyspace: &KeyspaceRepair, kept: bool) -> String {
     let mut line = String::new();
     escape(keyspace.name.as_bytes(), &mut line);
     line.push_str(&format!("\t{}\t{} certain", keyspace.engine, keyspace.certain));
-    if keyspace.is_whole() {
+    if keyspace.is_complete() {
         line.push_str(", whole");
     }
     if keyspace.doubtful > 0 {
         let fate = if kept { "kept" } else { "left out" };
         line.push_str(&format!(", {} doubtful ({fate})", keyspace.doubtful));
     }
-    match (keyspace.lost, keyspace.and_more) {
+    match (keyspace.lost, keyspace.has_more_lost) {
         (0, false) => {}
         (0, true) => line.push_str(", an unknown number may be lost"),
         (lost, false) => line.push_str(&format!(", {lost} lost")),
         (lost, true) => line.push_str(&format!(", {lost} lost, possibly more")),
     }
-    if keyspace.unnamed > 0 {
-        line.push_str(&format!(", of which {} have unknown keys", keyspace.unnamed));
+    if keyspace.lost_without_key > 0 {
+        line.push_str(&format!(", of which {} have unknown keys", keyspace.lost_without_key));
     }
-    if let Some(why) = &keyspace.unindexed {
+    if let Some(why) = &keyspace.index_error {
         line.push_str(", without its index: ");
         escape(why.as_bytes(), &mut line);
     }

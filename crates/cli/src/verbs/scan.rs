@@ -8,17 +8,17 @@ use clap::Args;
 use serde_json::json;
 use sheaf::{Iter, Keyspace};
 
-use crate::args::Target;
+use crate::args::KeyspaceArgs;
 use crate::failure::Result;
-use crate::notation::{self, escape, hex, parse_count};
+use crate::open::decode_argument;
 use crate::output::{NAME, on_stdout, stdout};
-use crate::place::bytes_of;
+use crate::text_format::{self, escape, hex, parse_count};
 
 /// Arguments of `scan`.
 #[derive(Debug, Args)]
 pub(crate) struct Scan {
     #[command(flatten)]
-    pub(crate) target: Target,
+    pub(crate) target: KeyspaceArgs,
     /// First key of the range
     #[arg(long, value_name = "KEY")]
     pub(crate) from: Option<OsString>,
@@ -43,38 +43,38 @@ pub(crate) struct Scan {
 }
 
 pub(crate) fn run(args: &Scan) -> Result {
-    let limits = Limits::of(args)?;
-    let (_db, keyspace) = args.target.read()?;
+    let limits = ScanRange::of(args)?;
+    let (_db, keyspace) = args.target.open_read_only()?;
     let pairs = limits.pairs(&keyspace)?;
     let limit = args.limit.unwrap_or(usize::MAX);
     if args.reverse { print(pairs.rev().take(limit), args) } else { print(pairs.take(limit), args) }
 }
 
-enum Limits {
-    None,
+enum ScanRange {
+    All,
     Prefix(Vec<u8>),
     Range(Bound<Vec<u8>>, Bound<Vec<u8>>),
 }
 
-impl Limits {
-    fn of(args: &Scan) -> Result<Limits> {
+impl ScanRange {
+    fn of(args: &Scan) -> Result<ScanRange> {
         if let Some(prefix) = &args.prefix {
-            return Ok(Limits::Prefix(bytes_of(prefix, args.hex)?));
+            return Ok(ScanRange::Prefix(decode_argument(prefix, args.hex)?));
         }
-        let from = args.from.as_ref().map(|key| bytes_of(key, args.hex)).transpose()?;
-        let to = args.to.as_ref().map(|key| bytes_of(key, args.hex)).transpose()?;
+        let from = args.from.as_ref().map(|key| decode_argument(key, args.hex)).transpose()?;
+        let to = args.to.as_ref().map(|key| decode_argument(key, args.hex)).transpose()?;
         if from.is_none() && to.is_none() {
-            return Ok(Limits::None);
+            return Ok(ScanRange::All);
         }
         let low = from.map_or(Bound::Unbounded, Bound::Included);
-        Ok(Limits::Range(low, to.map_or(Bound::Unbounded, Bound::Excluded)))
+        Ok(ScanRange::Range(low, to.map_or(Bound::Unbounded, Bound::Excluded)))
     }
 
     fn pairs(self, keyspace: &Keyspace) -> sheaf::Result<Iter> {
         match self {
-            Limits::None => keyspace.iter(),
-            Limits::Prefix(prefix) => keyspace.prefix(prefix),
-            Limits::Range(low, high) => keyspace.range((low, high)),
+            ScanRange::All => keyspace.iter(),
+            ScanRange::Prefix(prefix) => keyspace.prefix(prefix),
+            ScanRange::Range(low, high) => keyspace.range((low, high)),
         }
     }
 }
@@ -86,7 +86,11 @@ fn print(pairs: impl Iterator<Item = sheaf::Result<(sheaf::Value, sheaf::Value)>
     for pair in pairs {
         let (key, value) = pair?;
         if args.json {
-            writeln!(out, "{}", json!({ "key": notation::json(&key), "value": notation::json(&value) }))?;
+            writeln!(
+                out,
+                "{}",
+                json!({ "key": text_format::json(&key), "value": text_format::json(&value) })
+            )?;
         } else if args.hex {
             writeln!(out, "{name}{}{name:#}\t{}", hex(&key), hex(&value))?;
         } else {

@@ -9,28 +9,28 @@ use std::time::Duration;
 
 use clap::Args;
 use sheaf::Database;
-use sheaf_server::Address;
-use sheaf_server::{Builder, Denied, Limits, rdma};
+use sheaf_server::ServerAddress;
+use sheaf_server::{DeniedClients, ServerBuilder, ServerLimits, rdma};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use crate::args::{NewModes, Place};
+use crate::args::{DatabaseArgs, NewDatabaseModeArgs};
 use crate::failure::{Failure, Result};
-use crate::notation::many;
-use crate::output::{CAUTION, HINT, say, stdout};
-use crate::place::token_of;
+use crate::open::read_token;
+use crate::output::{CAUTION, HINT, print_message, stdout};
+use crate::text_format::many;
 
 /// Arguments of `serve`.
 #[derive(Debug, Args)]
 pub(crate) struct Serve {
     /// Database.
     #[command(flatten)]
-    pub(crate) place: Place,
+    pub(crate) database_args: DatabaseArgs,
     #[command(flatten)]
-    pub(crate) modes: NewModes,
+    pub(crate) modes: NewDatabaseModeArgs,
     /// Address to listen at: a path, PORT or HOST:PORT
     #[arg(long, required = true, value_name = "ADDRESS")]
-    pub(crate) flatrpc: Vec<Address>,
+    pub(crate) flatrpc: Vec<ServerAddress>,
     /// File with a token in its first line, which clients over TCP must send
     #[arg(long, value_name = "FILE")]
     pub(crate) token_file: Option<PathBuf>,
@@ -60,7 +60,7 @@ pub(crate) struct Serve {
 }
 
 /// Largest number of background threads.
-const MOST_THREADS: usize = 64;
+const MAX_THREADS: usize = 64;
 
 /// Parses a number of workers.
 fn parse_workers(text: &str) -> Result<usize, String> {
@@ -71,8 +71,8 @@ fn parse_workers(text: &str) -> Result<usize, String> {
 
 /// Parses a number of threads.
 fn parse_threads(text: &str) -> Result<usize, String> {
-    let number = text.parse().ok().filter(|number| (1..=MOST_THREADS).contains(number));
-    number.ok_or_else(|| format!("expected a number from 1 to {MOST_THREADS}"))
+    let number = text.parse().ok().filter(|number| (1..=MAX_THREADS).contains(number));
+    number.ok_or_else(|| format!("expected a number from 1 to {MAX_THREADS}"))
 }
 
 /// Parses a number that must not be 0.
@@ -90,7 +90,7 @@ fn parse_space_limit(text: &str) -> Result<f64, String> {
 impl Serve {
     /// Opens the database; creates it if it does not exist.
     fn open(&self) -> Result<Database> {
-        let mut builder = self.modes.on(self.place.builder());
+        let mut builder = self.modes.apply(self.database_args.builder());
         if let Some(interval) = self.sync_interval {
             builder = builder.sync_interval(Duration::from_millis(interval.get()));
         }
@@ -100,19 +100,19 @@ impl Serve {
         if let Some(times) = self.space_limit {
             builder = builder.space_limit(times);
         }
-        Ok(builder.open(&self.place.database)?)
+        Ok(builder.open(&self.database_args.database)?)
     }
 }
 
 /// Prints that a client sent a wrong token.
-fn report(denied: &Denied) {
-    let Denied { peer, count } = denied;
-    say(format_args!("{CAUTION}sheaf:{CAUTION:#} {} from {peer}", many(*count, "wrong token")));
+fn report(denied: &DeniedClients) {
+    let DeniedClients { peer, count } = denied;
+    print_message(format_args!("{CAUTION}sheaf:{CAUTION:#} {} from {peer}", many(*count, "wrong token")));
 }
 
 /// Fails if TCP needs a token and there is none.
 fn check_token(args: &Serve, token: Option<&str>) -> Result {
-    let open = args.flatrpc.iter().find(|address| matches!(address, Address::Tcp(_)));
+    let open = args.flatrpc.iter().find(|address| matches!(address, ServerAddress::Tcp(_)));
     match open {
         Some(open) if token.is_none() && !args.insecure => {
             let peers = if open.is_local() { "by every user of this machine" } else { "from other machines" };
@@ -126,16 +126,16 @@ fn check_token(args: &Serve, token: Option<&str>) -> Result {
 }
 
 pub(crate) fn run(args: &Serve) -> Result {
-    let token = token_of(args.token_file.as_deref())?; // read first: a failure creates nothing
+    let token = read_token(args.token_file.as_deref())?; // read first: a failure creates nothing
     check_token(args, token.as_deref())?;
     let refused = |error: std::io::Error| Failure::Refused(error.to_string());
     let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(refused)?;
     let db = args.open()?;
-    let mut limits = Limits::default();
+    let mut limits = ServerLimits::default();
     limits.workers = args.workers.unwrap_or(limits.workers);
     limits.bind_workers = args.bind_workers;
-    limits.idle = args.idle_timeout.map(|seconds| Duration::from_secs(seconds.get()));
-    let mut builder = Builder::default().limits(limits).insecure(args.insecure).on_denied(report);
+    limits.idle_timeout = args.idle_timeout.map(|seconds| Duration::from_secs(seconds.get()));
+    let mut builder = ServerBuilder::default().limits(limits).insecure(args.insecure).on_denied(report);
     for address in &args.flatrpc {
         builder = builder.listen(address.clone());
     }
@@ -145,14 +145,14 @@ pub(crate) fn run(args: &Serve) -> Result {
     let server = builder.start(&db).map_err(refused)?;
     let mut out = stdout();
     for address in server.addresses() {
-        writeln!(out, "serving {} at {address}", args.place.database.display())?;
+        writeln!(out, "serving {} at {address}", args.database_args.database.display())?;
     }
     out.flush()?;
     drop(out);
     let cards = rdma::devices();
     if !cards.is_empty() {
         let cards = cards.join(", ");
-        say(format_args!("{HINT}RDMA cards ({cards}) are not supported and not used{HINT:#}"));
+        print_message(format_args!("{HINT}RDMA cards ({cards}) are not supported and not used{HINT:#}"));
     }
     let _ = signals.forever().next();
     server.close().map_err(refused)?;

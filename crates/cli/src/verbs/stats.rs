@@ -5,43 +5,48 @@ use std::path::Path;
 
 use serde_json::{Value as Json, json};
 use sheaf::{
-    CacheStats, DescriptorStats, KeyspaceOverview, LogStats, Overview, StagedStats, StallKind, StallStats,
-    Stats,
+    BlobStats, CacheStats, DatabaseOverview, DatabaseStats, DescriptorStats, KeyspaceOverview, LogStats,
+    StallKind, StallStats,
 };
 
-use crate::args::Report;
+use crate::args::ReportArgs;
 use crate::failure::Result;
-use crate::notation::{count, many, size};
 use crate::output::{HEADING, NAME, on_stdout, stdout, time};
-use crate::usage;
+use crate::text_format::{count, many, size};
 use crate::verbs::keyspaces::describe;
+use crate::workload;
 
-pub(crate) fn run(args: &Report) -> Result {
-    let all = args.place.overview()?;
+pub(crate) fn run(args: &ReportArgs) -> Result {
+    let all = args.database_args.overview()?;
     let mut out = stdout();
     if args.json {
         writeln!(out, "{}", as_json(&all))?;
     } else {
-        print(&mut out, &args.place.database, &all)?;
+        print(&mut out, &args.database_args.database, &all)?;
     }
     Ok(out.flush()?)
 }
 
-fn print(out: &mut impl Write, path: &Path, all: &Overview) -> Result {
+fn print(out: &mut impl Write, path: &Path, all: &DatabaseOverview) -> Result {
     let stats = &all.stats;
     let (heading, name) = (on_stdout(HEADING), on_stdout(NAME));
     writeln!(out, "{heading}{}{heading:#}", path.display())?;
-    let closed = if stats.opening.clean { "after a clean close" } else { "after an unclean end" };
+    let closed = if stats.opening.is_clean { "after a clean close" } else { "after an unclean end" };
     let opening = &stats.opening;
     writeln!(
         out,
         "  opened in {} {closed}: {} read, {} replayed, {} of unfinished commits discarded",
-        time(opening.took),
+        time(opening.duration),
         many(opening.frames_scanned, "frame"),
         many(opening.records_replayed, "record"),
-        size(opening.bytes_cut)
+        size(opening.discarded_bytes)
     )?;
-    writeln!(out, "  newest commit {}, durable up to {}", count(stats.visible), count(stats.durable))?;
+    writeln!(
+        out,
+        "  newest commit {}, durable up to {}",
+        count(stats.visible_seq),
+        count(stats.durable_seq)
+    )?;
     writeln!(
         out,
         "  memory {} of {} (index {}, versions {}, buffers {}, caches {})",
@@ -61,13 +66,13 @@ fn print(out: &mut impl Write, path: &Path, all: &Overview) -> Result {
             if reopened > 0 { format!(", {} files reopened", count(reopened)) } else { String::new() };
         writeln!(out, "  {in_use} of {limit} file descriptors in use{again}")?;
     }
-    if stats.stills > 0 {
-        let (states, held) = (many(stats.stills, "pinned state"), size(stats.held_bytes));
+    if stats.pinned_states > 0 {
+        let (states, held) = (many(stats.pinned_states, "pinned state"), size(stats.pinned_bytes));
         writeln!(out, "  {states} of backups and readers: {held} cannot be reclaimed")?;
     }
     print_stalls(out, stats)?;
     writeln!(out, "{heading}keyspaces{heading:#}")?;
-    for KeyspaceOverview { info, stats, load, .. } in &all.keyspaces {
+    for KeyspaceOverview { info, stats, workload: load, .. } in &all.keyspaces {
         let (label, engine) = (info.name.escape_debug().to_string(), info.engine);
         if let Some(damage) = &info.damage {
             writeln!(out, "  {name}{label:<20}{name:#} {engine:<8} damaged: {damage}")?;
@@ -79,7 +84,7 @@ fn print(out: &mut impl Write, path: &Path, all: &Overview) -> Result {
             write!(out, "   {option}={value}")?;
         }
         writeln!(out)?;
-        for line in usage::lines(load) {
+        for line in workload::lines(load) {
             writeln!(out, "    {line}")?;
         }
     }
@@ -88,9 +93,9 @@ fn print(out: &mut impl Write, path: &Path, all: &Overview) -> Result {
         let (segments, disk, live) =
             (many(log.segments, "segment"), size(log.disk_bytes), size(log.live_bytes));
         write!(out, "  {name}{:<20}{name:#} {segments:>16}  {disk:>8} on disk", log_name(log))?;
-        writeln!(out, "  {live:>8} live{}", if log.damaged > 0 { "  damaged" } else { "" })?;
+        writeln!(out, "  {live:>8} live{}", if log.damaged_segments > 0 { "  damaged" } else { "" })?;
     }
-    let StagedStats { chunks, slots, used_bytes, free_bytes, files, .. } = stats.staged;
+    let BlobStats { chunks, slots, used_bytes, free_bytes, files, .. } = stats.blobs;
     if chunks + files > 0 {
         writeln!(out, "{heading}large values outside the logs{heading:#}")?;
         write!(out, "  {} in {}", count(slots), many(chunks, "chunk"))?;
@@ -106,7 +111,7 @@ pub(crate) fn log_name(log: &LogStats) -> &'static str {
 }
 
 /// Prints the stalls of writers since the database was opened, if there were any.
-fn print_stalls(out: &mut impl Write, stats: &Stats) -> Result {
+fn print_stalls(out: &mut impl Write, stats: &DatabaseStats) -> Result {
     if stats.stalls.iter().any(|stall| stall.count > 0) {
         let heading = on_stdout(HEADING);
         writeln!(out, "{heading}stalls of writers{heading:#}")?;
@@ -126,42 +131,42 @@ fn print_stalls(out: &mut impl Write, stats: &Stats) -> Result {
 /// Returns the cause of a stall. The JSON has the name of the kind.
 fn cause(kind: StallKind) -> &'static str {
     match kind {
-        StallKind::Brake => "throttling",
-        StallKind::Space => "disk full",
-        StallKind::Segment => "preallocation",
+        StallKind::Throttle => "throttling",
+        StallKind::DiskSpace => "disk full",
+        StallKind::Preallocation => "preallocation",
         StallKind::Sync => "slow sync",
         other => other.name(),
     }
 }
 
 /// Returns all statistics as JSON.
-pub(crate) fn as_json(all: &Overview) -> Json {
+pub(crate) fn as_json(all: &DatabaseOverview) -> Json {
     let stats = &all.stats;
     let keyspaces: Vec<Json> = all.keyspaces.iter().map(describe).collect();
     json!({
-        "visible": stats.visible,
-        "durable": stats.durable,
+        "visible": stats.visible_seq,
+        "durable": stats.durable_seq,
         "unsynced_age_seconds": stats.unsynced_age.as_secs_f64(),
         "sync_rounds": stats.sync_rounds,
         "sync_waits": stats.sync_waits,
         "views": stats.views,
-        "oldest_view": stats.oldest_view,
-        "stills": stats.stills,
-        "held_bytes": stats.held_bytes,
-        "brakes": stats.brakes,
+        "oldest_view": stats.oldest_view_seq,
+        "stills": stats.pinned_states,
+        "held_bytes": stats.pinned_bytes,
+        "brakes": stats.throttles,
         "stalls": stats.stalls.iter().map(stall_as_json).collect::<Vec<_>>(),
         "checkpoints": stats.checkpoints,
         "checkpoint_bytes": stats.checkpoint_bytes,
-        "staged_bytes": stats.staged_bytes,
+        "staged_bytes": stats.blob_bytes_written,
         "staged": {
-            "chunks": stats.staged.chunks,
-            "slots": stats.staged.slots,
-            "used_bytes": stats.staged.used_bytes,
-            "free_bytes": stats.staged.free_bytes,
-            "files": stats.staged.files,
+            "chunks": stats.blobs.chunks,
+            "slots": stats.blobs.slots,
+            "used_bytes": stats.blobs.used_bytes,
+            "free_bytes": stats.blobs.free_bytes,
+            "files": stats.blobs.files,
         },
         "poisoned": stats.poisoned,
-        "door": stats.door,
+        "door": stats.has_ipc,
         "memory": {
             "budget": stats.memory.budget,
             "index": stats.memory.index,
@@ -177,11 +182,11 @@ pub(crate) fn as_json(all: &Overview) -> Json {
         },
         "caches": stats.caches.iter().map(cache_as_json).collect::<Vec<_>>(),
         "opening": {
-            "clean": stats.opening.clean,
-            "seconds": stats.opening.took.as_secs_f64(),
+            "clean": stats.opening.is_clean,
+            "seconds": stats.opening.duration.as_secs_f64(),
             "frames_scanned": stats.opening.frames_scanned,
             "records_replayed": stats.opening.records_replayed,
-            "bytes_cut": stats.opening.bytes_cut,
+            "bytes_cut": stats.opening.discarded_bytes,
         },
         "logs": stats.logs.iter().map(log_as_json).collect::<Vec<_>>(),
         "keyspaces": keyspaces,
@@ -189,7 +194,7 @@ pub(crate) fn as_json(all: &Overview) -> Json {
 }
 
 fn cache_as_json(cache: &CacheStats) -> Json {
-    json!({ "keyspace": cache.keyspace, "bytes": cache.bytes, "share": cache.share })
+    json!({ "keyspace": cache.keyspace, "bytes": cache.bytes, "share": cache.limit_bytes })
 }
 
 fn stall_as_json(stall: &StallStats) -> Json {
@@ -207,9 +212,9 @@ fn log_as_json(log: &LogStats) -> Json {
         "segments": log.segments,
         "disk_bytes": log.disk_bytes,
         "live_bytes": log.live_bytes,
-        "appended": log.appended,
-        "moved": log.moved,
-        "freed": log.freed,
-        "damaged": log.damaged,
+        "appended": log.appended_bytes,
+        "moved": log.relocated_bytes,
+        "freed": log.freed_segments,
+        "damaged": log.damaged_segments,
     })
 }

@@ -10,11 +10,11 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use clap::Args;
-use sheaf::{KeyspaceOverview, Latency, LogStats, Overview, Owner};
+use sheaf::{AttachedOwner, DatabaseOverview, KeyspaceOverview, Latency, LogStats};
 
 use crate::failure::{Failure, Result};
-use crate::notation::{count, many, size};
-use crate::output::{HEADING, NAME, Watch, on_stdout, stdout, time};
+use crate::output::{HEADING, NAME, Stopwatch, on_stdout, stdout, time};
+use crate::text_format::{count, many, size};
 use crate::verbs::stats::{as_json, log_name};
 
 /// Arguments of `top`.
@@ -40,35 +40,35 @@ const REST_OF_LINE: &str = "\x1b[K";
 const REST_OF_SCREEN: &str = "\x1b[J";
 
 pub(crate) fn run(args: &Top) -> Result {
-    let unowned = || {
+    let not_open = || {
         Failure::Refused(format!(
             "no process has {} open and allows others to attach; use `sheaf stats`",
             args.database.display()
         ))
     };
-    let mut owner = Owner::connect(&args.database)?.ok_or_else(unowned)?;
+    let mut owner = AttachedOwner::connect(&args.database)?.ok_or_else(not_open)?;
     let (_end, tick) = mpsc::channel::<()>();
-    let mut before: Option<Look> = None;
+    let mut before: Option<TopSample> = None;
     loop {
-        let watch = Watch::start();
+        let watch = Stopwatch::start();
         let all = owner.overview()?;
         let since = before.as_ref().map(|look| (&look.all, look.watch.elapsed()));
         show(args, &all, since)?;
         if args.once {
             return Ok(());
         }
-        before = Some(Look { all, watch });
+        before = Some(TopSample { all, watch });
         let _ = tick.recv_timeout(args.interval); // no sender: waits until the timeout
     }
 }
 
 /// Previous sample.
-struct Look {
-    all: Overview,
-    watch: Watch,
+struct TopSample {
+    all: DatabaseOverview,
+    watch: Stopwatch,
 }
 
-fn show(args: &Top, all: &Overview, since: Option<(&Overview, Duration)>) -> Result {
+fn show(args: &Top, all: &DatabaseOverview, since: Option<(&DatabaseOverview, Duration)>) -> Result {
     let mut out = stdout();
     if args.json {
         writeln!(out, "{}", as_json(all))?;
@@ -76,7 +76,7 @@ fn show(args: &Top, all: &Overview, since: Option<(&Overview, Duration)>) -> Res
     }
     let page = page(
         args,
-        &Pair {
+        &SamplePair {
             now: all,
             before: since.map(|(before, _)| before),
             seconds: since.map_or(0.0, |(_, took)| took.as_secs_f64()),
@@ -91,13 +91,13 @@ fn show(args: &Top, all: &Overview, since: Option<(&Overview, Duration)>) -> Res
 }
 
 /// Two samples of the same object.
-struct Pair<'a, T> {
+struct SamplePair<'a, T> {
     now: &'a T,
     before: Option<&'a T>,
     seconds: f64,
 }
 
-impl<T> Pair<'_, T> {
+impl<T> SamplePair<'_, T> {
     /// Returns the increase of a counter per second. `None` for the first sample, and if the
     /// counter decreased.
     fn rate(&self, counter: impl Fn(&T) -> u64) -> Option<u64> {
@@ -117,27 +117,31 @@ impl<T> Pair<'_, T> {
 }
 
 /// Column of a table: title, minimal width, and the text for a row.
-struct Column<T> {
+struct TableColumn<T> {
     title: &'static str,
     width: usize,
-    cell: fn(&Pair<'_, T>) -> String,
+    cell: fn(&SamplePair<'_, T>) -> String,
 }
 
-const fn column<T>(title: &'static str, width: usize, cell: fn(&Pair<'_, T>) -> String) -> Column<T> {
-    Column { title, width, cell }
+const fn column<T>(
+    title: &'static str,
+    width: usize,
+    cell: fn(&SamplePair<'_, T>) -> String,
+) -> TableColumn<T> {
+    TableColumn { title, width, cell }
 }
 
 /// Columns of the table of keyspaces. Rates of calls are estimated from one call in 64.
-const KEYSPACES: [Column<KeyspaceOverview>; 8] = [
+const KEYSPACES: [TableColumn<KeyspaceOverview>; 8] = [
     column("engine", 12, |row| row.now.info.engine.to_owned()),
     column("keys", 14, |row| match &row.now.info.damage {
         Some(_) => "damaged".to_owned(),
         None => count(row.now.stats.keys),
     }),
-    column("reads/s", 10, |row| row.per_second(|keyspace| keyspace.load.reads())),
-    column("writes/s", 10, |row| row.per_second(|keyspace| keyspace.load.writes())),
-    column("scans/s", 9, |row| row.per_second(|keyspace| keyspace.load.all_scans())),
-    column("read p99", 9, |row| match &row.now.load.reading {
+    column("reads/s", 10, |row| row.per_second(|keyspace| keyspace.workload.reads())),
+    column("writes/s", 10, |row| row.per_second(|keyspace| keyspace.workload.writes())),
+    column("scans/s", 9, |row| row.per_second(|keyspace| keyspace.workload.all_scans())),
+    column("read p99", 9, |row| match &row.now.workload.read_latency {
         Latency { samples: 0, .. } => "-".to_owned(),
         reading => time(reading.p99),
     }),
@@ -146,79 +150,84 @@ const KEYSPACES: [Column<KeyspaceOverview>; 8] = [
 ];
 
 /// Columns of the table of logs.
-const LOGS: [Column<LogStats>; 7] = [
+const LOGS: [TableColumn<LogStats>; 7] = [
     column("segments", 12, |row| count(row.now.segments)),
     column("on disk", 14, |row| size(row.now.disk_bytes)),
     column("live", 10, |row| size(row.now.live_bytes)),
-    column("appended/s", 12, |row| row.bytes_per_second(|log| log.appended)),
-    column("moved/s", 10, |row| row.bytes_per_second(|log| log.moved)),
+    column("appended/s", 12, |row| row.bytes_per_second(|log| log.appended_bytes)),
+    column("moved/s", 10, |row| row.bytes_per_second(|log| log.relocated_bytes)),
     column("amplified", 10, |row| amplification(row.now)),
-    column("damaged", 8, |row| count(row.now.damaged)),
+    column("damaged", 8, |row| count(row.now.damaged_segments)),
 ];
 
 /// Returns the bytes written per byte appended, since the database was opened.
 fn amplification(log: &LogStats) -> String {
-    if log.appended == 0 {
+    if log.appended_bytes == 0 {
         return "-".to_owned();
     }
     #[allow(clippy::cast_precision_loss)] // printed only
-    let times = (log.appended + log.moved) as f64 / log.appended as f64;
+    let times = (log.appended_bytes + log.relocated_bytes) as f64 / log.appended_bytes as f64;
     format!("{times:.2}")
 }
 
-fn table<T>(page: &mut String, title: &str, columns: &[Column<T>], rows: &[(String, Pair<'_, T>)]) {
+fn table<T>(
+    page: &mut String,
+    title: &str,
+    columns: &[TableColumn<T>],
+    rows: &[(String, SamplePair<'_, T>)],
+) {
     let (heading, style) = (on_stdout(HEADING), on_stdout(NAME));
     let _ = write!(page, "{heading}{title:<22}");
-    for Column { title, width, .. } in columns {
+    for TableColumn { title, width, .. } in columns {
         let _ = write!(page, " {title:>width$}");
     }
     let _ = writeln!(page, "{heading:#}");
     for (name, row) in rows {
         let _ = write!(page, "{style}{name:<22}{style:#}");
-        for Column { width, cell, .. } in columns {
+        for TableColumn { width, cell, .. } in columns {
             let _ = write!(page, " {:>width$}", cell(row));
         }
         page.push('\n');
     }
 }
 
-fn page(args: &Top, all: &Pair<'_, Overview>) -> String {
+fn page(args: &Top, all: &SamplePair<'_, DatabaseOverview>) -> String {
     let mut page = String::new();
     summary(&mut page, args, all);
     let before = |id: u32| all.before?.keyspaces.iter().find(|other| other.info.id.0 == id);
     let rows = all.now.keyspaces.iter().map(|now| {
-        let row = Pair { now, before: before(now.info.id.0), seconds: all.seconds };
+        let row = SamplePair { now, before: before(now.info.id.0), seconds: all.seconds };
         (now.info.name.escape_debug().to_string(), row)
     });
     table(&mut page, "keyspaces", &KEYSPACES, &rows.collect::<Vec<_>>());
     let before = |name: &str| all.before?.stats.logs.iter().find(|log| log.name == name);
-    let rows =
-        all.now.stats.logs.iter().map(|now| {
-            (log_name(now).to_owned(), Pair { now, before: before(now.name), seconds: all.seconds })
-        });
+    let rows = all.now.stats.logs.iter().map(|now| {
+        (log_name(now).to_owned(), SamplePair { now, before: before(now.name), seconds: all.seconds })
+    });
     table(&mut page, "logs", &LOGS, &rows.collect::<Vec<_>>());
     page.pop();
     page
 }
 
 /// Prints the statistics of the whole database.
-fn summary(page: &mut String, args: &Top, all: &Pair<'_, Overview>) {
+fn summary(page: &mut String, args: &Top, all: &SamplePair<'_, DatabaseOverview>) {
     let heading = on_stdout(HEADING);
     let stats = &all.now.stats;
     let _ = writeln!(page, "{heading}{}{heading:#}", args.database.display());
-    let commits = all.per_second(|all| all.stats.visible);
-    let (newest, unsynced) = (count(stats.visible), count(stats.visible.saturating_sub(stats.durable)));
+    let commits = all.per_second(|all| all.stats.visible_seq);
+    let (newest, unsynced) =
+        (count(stats.visible_seq), count(stats.visible_seq.saturating_sub(stats.durable_seq)));
     let _ = write!(page, "  commits {newest} ({commits}/s), {unsynced} unsynced");
     let _ = writeln!(page, " for {}", time(stats.unsynced_age));
     let (rounds, waits, brakes) = (
         all.per_second(|all| all.stats.sync_rounds),
         all.per_second(|all| all.stats.sync_waits),
-        all.per_second(|all| all.stats.brakes),
+        all.per_second(|all| all.stats.throttles),
     );
     let _ = writeln!(
         page,
         "  device syncs {rounds}/s for {waits} waiters/s, throttled writes {brakes}/s ({} in total)",
-        count(stats.brakes)
+        count(stats.throttles)
     );
     let memory = &stats.memory;
     let _ = writeln!(
@@ -235,8 +244,8 @@ fn summary(page: &mut String, args: &Top, all: &Pair<'_, Overview>) {
         page,
         "  snapshots and iterators {}; {} ({} cannot be reclaimed); {} ({} written)",
         count(stats.views),
-        many(stats.stills, "pinned state"),
-        size(stats.held_bytes),
+        many(stats.pinned_states, "pinned state"),
+        size(stats.pinned_bytes),
         many(stats.checkpoints, "checkpoint"),
         size(stats.checkpoint_bytes)
     );

@@ -11,15 +11,15 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use serde_json::json;
-use sheaf::{Database, Error, Keyspace, Owner, Reached, VerifyReport};
+use sheaf::{AttachedOwner, Database, Error, Keyspace, OpenOutcome, VerifyReport};
 
-use crate::args::Report;
-use crate::failure::{Failure, Result, rule};
-use crate::notation::{escape, many, size};
-use crate::output::{CAUTION, GOOD, NAME, Watch, on_stdout, spinner, stdout, time};
+use crate::args::ReportArgs;
+use crate::failure::{Failure, Result, combine};
+use crate::output::{CAUTION, GOOD, NAME, Stopwatch, on_stdout, spinner, stdout, time};
+use crate::text_format::{escape, many, size};
 
 /// Damaged place and the keyspaces that it affects.
-struct Finding {
+struct VerifyFinding {
     path: Option<PathBuf>,
     offset: Option<u64>,
     what: String,
@@ -27,7 +27,7 @@ struct Finding {
 }
 
 /// Directory of the files of engines, with a directory per keyspace, named by its number.
-const OWN: &str = "own";
+const ENGINE_FILES: &str = "own";
 /// Directory of the images of indexes. Their names start with the number of the keyspace.
 const IMAGES: &str = "images";
 
@@ -38,34 +38,36 @@ fn keyspace_of(database: &Path, path: &Path) -> Option<u32> {
     let parts: Vec<&str> = path.iter().filter_map(|part| part.to_str()).collect();
     let pairs = parts.windows(2).rev();
     let digits = pairs.filter_map(|pair| match *pair {
-        [OWN, number] if number.len() == 8 => Some(number),
+        [ENGINE_FILES, number] if number.len() == 8 => Some(number),
         [IMAGES, image] => image.split_once('-').map(|(number, _)| number),
         _ => None,
     });
     digits.filter_map(|digits| u32::from_str_radix(digits, 16).ok()).next()
 }
 
-impl Finding {
-    fn of(error: Error) -> Finding {
+impl VerifyFinding {
+    fn from_error(error: Error) -> VerifyFinding {
         match error {
-            Error::Corrupt { path, offset, what } => {
+            Error::Corrupt { path, offset, damage: what } => {
                 let (path, offset) = (Some(path), Some(offset));
-                Finding { path, offset, what: what.to_string(), keyspaces: Vec::new() }
+                VerifyFinding { path, offset, what: what.to_string(), keyspaces: Vec::new() }
             }
-            other => Finding { path: None, offset: None, what: other.to_string(), keyspaces: Vec::new() },
+            other => {
+                VerifyFinding { path: None, offset: None, what: other.to_string(), keyspaces: Vec::new() }
+            }
         }
     }
 }
 
-pub(crate) fn run(args: &Report) -> Result {
-    let watch = Watch::start();
+pub(crate) fn run(args: &ReportArgs) -> Result {
+    let watch = Stopwatch::start();
     let bar = spinner("verify");
-    let (report, findings) = match args.place.reach_to_read() {
-        Ok(Reached::Owner(owner)) => examine_from_outside(args, owner)?,
-        Ok(Reached::Database(db)) => examine(args, &db)?,
+    let (report, findings) = match args.database_args.open_or_connect_read_only() {
+        Ok(OpenOutcome::Owner(owner)) => verify_through_owner(args, owner)?,
+        Ok(OpenOutcome::Database(db)) => verify_local(args, &db)?,
         // Damage that prevents the opening of the database is a finding too.
         Err(Failure::Database(error)) if error.is_corrupt() => {
-            (VerifyReport::default(), vec![Finding::of(error)])
+            (VerifyReport::default(), vec![VerifyFinding::from_error(error)])
         }
         Err(failure) => return Err(failure),
     };
@@ -74,10 +76,15 @@ pub(crate) fn run(args: &Report) -> Result {
         0 => Ok(()),
         damages => Err(Failure::Damage(damages as u64)),
     };
-    rule(verdict, tell(args, &report, &findings, &watch))
+    combine(verdict, print_result(args, &report, &findings, &watch))
 }
 
-fn tell(args: &Report, report: &VerifyReport, findings: &[Finding], watch: &Watch) -> Result {
+fn print_result(
+    args: &ReportArgs,
+    report: &VerifyReport,
+    findings: &[VerifyFinding],
+    watch: &Stopwatch,
+) -> Result {
     let mut out = stdout();
     match args.json {
         true => print_json(&mut out, report, findings)?,
@@ -86,45 +93,48 @@ fn tell(args: &Report, report: &VerifyReport, findings: &[Finding], watch: &Watc
     Ok(out.flush()?)
 }
 
-fn examine(args: &Report, db: &Database) -> Result<(VerifyReport, Vec<Finding>)> {
-    let (mut findings, mut gone) = (Findings::default(), None);
+fn verify_local(args: &ReportArgs, db: &Database) -> Result<(VerifyReport, Vec<VerifyFinding>)> {
+    let (mut findings, mut gone) = (VerifyFindings::default(), None);
     let report = db.verify(|error| match error {
-        Error::OwnerGone { .. } => gone = Some(error), // no damage: the owner closed the database
+        Error::OwnerClosed { .. } => gone = Some(error), // no damage: the owner closed the database
         error => findings.add(error),
     })?;
     if let Some(gone) = gone {
         return Err(gone.into());
     }
-    let hit = || Ok((keyspaces_hit(db)?, names_of(db)));
-    Ok((report, findings.named(&args.place.database, hit)?))
+    let hit = || Ok((damage_by_keyspace(db)?, names_of(db)));
+    Ok((report, findings.with_keyspaces(&args.database_args.database, hit)?))
 }
 
 /// Verifies in the process that has the database open.
-fn examine_from_outside(args: &Report, mut owner: Owner) -> Result<(VerifyReport, Vec<Finding>)> {
-    let mut findings = Findings::default();
+fn verify_through_owner(
+    args: &ReportArgs,
+    mut owner: AttachedOwner,
+) -> Result<(VerifyReport, Vec<VerifyFinding>)> {
+    let mut findings = VerifyFindings::default();
     let report = owner.verify(|error| findings.add(error), |_| ControlFlow::Continue(()))?;
     let hit = || {
         let known = owner.overview().map(|overview| overview.keyspaces).unwrap_or_default();
         let names = known.into_iter().map(|known| (known.info.id.0, known.info.name)).collect();
-        match args.place.read() {
-            Ok(db) => Ok((keyspaces_hit(&db)?, names)),
+        match args.database_args.open_read_only() {
+            Ok(db) => Ok((damage_by_keyspace(&db)?, names)),
             // No state of a damaged keyspace can be pinned: only paths name the affected keyspaces.
             Err(_) => Ok((BTreeMap::new(), names)),
         }
     };
-    Ok((report, findings.named(&args.place.database, hit)?))
+    Ok((report, findings.with_keyspaces(&args.database_args.database, hit)?))
 }
 
 /// Findings without duplicates.
 #[derive(Default)]
-struct Findings {
-    found: Vec<Finding>,
+struct VerifyFindings {
+    found: Vec<VerifyFinding>,
     places: BTreeSet<(Option<PathBuf>, Option<u64>)>,
 }
 
-impl Findings {
+impl VerifyFindings {
     fn add(&mut self, error: Error) {
-        let finding = Finding::of(error);
+        let finding = VerifyFinding::from_error(error);
         // The walk over files and the walk over pairs may find the same place.
         if finding.path.is_none() || self.places.insert((finding.path.clone(), finding.offset)) {
             self.found.push(finding);
@@ -132,7 +142,11 @@ impl Findings {
     }
 
     /// Returns the findings with the keyspaces that they affect.
-    fn named(mut self, database: &Path, hit: impl FnOnce() -> Result<(Hits, Names)>) -> Result<Vec<Finding>> {
+    fn with_keyspaces(
+        mut self,
+        database: &Path,
+        hit: impl FnOnce() -> Result<(ReadDamages, Names)>,
+    ) -> Result<Vec<VerifyFinding>> {
         if self.found.is_empty() {
             return Ok(self.found);
         }
@@ -142,7 +156,7 @@ impl Findings {
                 finding.keyspaces = hit.remove(&(path.clone(), offset)).unwrap_or_default().keyspaces;
             }
         }
-        self.found.extend(hit.into_iter().map(|((path, offset), hit)| hit.beyond(path, offset)));
+        self.found.extend(hit.into_iter().map(|((path, offset), hit)| hit.into_finding(path, offset)));
         for finding in &mut self.found {
             let Some(path) = finding.path.as_ref().filter(|_| finding.keyspaces.is_empty()) else { continue };
             let name = keyspace_of(database, path).and_then(|number| names.get(&number));
@@ -153,7 +167,7 @@ impl Findings {
 }
 
 /// Damaged places that readers found, by file and offset.
-type Hits = BTreeMap<(PathBuf, u64), Hit>;
+type ReadDamages = BTreeMap<(PathBuf, u64), ReadDamage>;
 
 /// Names of keyspaces, by number.
 type Names = BTreeMap<u32, String>;
@@ -164,25 +178,25 @@ fn names_of(db: &Database) -> Names {
 
 /// Damaged place that a reader found.
 #[derive(Default)]
-struct Hit {
+struct ReadDamage {
     what: String,
     keyspaces: Vec<String>,
 }
 
-impl Hit {
+impl ReadDamage {
     /// Returns a finding that the verification did not report: it leaves a keyspace at its first
     /// damaged pair.
-    fn beyond(self, path: PathBuf, offset: u64) -> Finding {
-        Finding { path: Some(path), offset: Some(offset), what: self.what, keyspaces: self.keyspaces }
+    fn into_finding(self, path: PathBuf, offset: u64) -> VerifyFinding {
+        VerifyFinding { path: Some(path), offset: Some(offset), what: self.what, keyspaces: self.keyspaces }
     }
 }
 
 /// Returns the damaged places that reads of each keyspace find.
-fn keyspaces_hit(db: &Database) -> Result<Hits> {
-    let mut hit = Hits::new();
+fn damage_by_keyspace(db: &Database) -> Result<ReadDamages> {
+    let mut hit = ReadDamages::new();
     for info in db.keyspaces() {
         let mut note = |error: Error| match error {
-            Error::Corrupt { path, offset, what } => {
+            Error::Corrupt { path, offset, damage: what } => {
                 let hit = hit.entry((path, offset)).or_default();
                 hit.what = what.to_string();
                 if !hit.keyspaces.contains(&info.name) {
@@ -192,7 +206,7 @@ fn keyspaces_hit(db: &Database) -> Result<Hits> {
             }
             other => Err(other),
         };
-        match db.existing_keyspace(&info.name) {
+        match db.open_keyspace(&info.name) {
             Ok(Some(keyspace)) => read_all(&keyspace, &mut note)?,
             Ok(None) => {}
             Err(error) => note(error)?,
@@ -215,7 +229,12 @@ fn read_all(keyspace: &Keyspace, note: &mut impl FnMut(Error) -> sheaf::Result<(
     Ok(())
 }
 
-fn print(out: &mut impl Write, report: &VerifyReport, findings: &[Finding], watch: &Watch) -> Result {
+fn print(
+    out: &mut impl Write,
+    report: &VerifyReport,
+    findings: &[VerifyFinding],
+    watch: &Stopwatch,
+) -> Result {
     let (good, caution, name) = (on_stdout(GOOD), on_stdout(CAUTION), on_stdout(NAME));
     for finding in findings {
         write!(out, "{caution}damage{caution:#}")?;
@@ -242,7 +261,7 @@ fn print(out: &mut impl Write, report: &VerifyReport, findings: &[Finding], watc
     Ok(())
 }
 
-fn print_json(out: &mut impl Write, report: &VerifyReport, findings: &[Finding]) -> Result {
+fn print_json(out: &mut impl Write, report: &VerifyReport, findings: &[VerifyFinding]) -> Result {
     let findings: Vec<_> = findings
         .iter()
         .map(|finding| {
@@ -268,7 +287,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_path_of_an_own_file_names_its_keyspace() {
+    fn the_path_of_an_engine_file_gives_its_keyspace() {
         let of = |path: &str| keyspace_of(Path::new("own/00000009/db"), Path::new(path));
         assert_eq!(of("own/00000009/db/own/0000000a/HEAD.0"), Some(10));
         assert_eq!(of("own/00000009/db/own/00000002/data/00000000.area"), Some(2));

@@ -6,7 +6,7 @@ use crate::support::Sandbox;
 fn the_demo_holds_every_guarantee_and_leaves_no_file() {
     let sandbox = Sandbox::new();
     let output = sandbox.command(&["demo"]).env("TMPDIR", sandbox.path(".")).output().expect("it starts");
-    let text = crate::support::Ran(output).succeeds().stdout();
+    let text = crate::support::RunResult(output).succeeds().stdout();
     assert!(
         text.contains("All guarantees held") && text.contains("kill -9") && !text.contains('✗'),
         "{text}"
@@ -23,7 +23,7 @@ fn the_demo_loads_a_file_and_leaves_a_sound_database_in_its_directory() {
     sandbox.run(&["get", "here", "-k", "lines", "poem:3"]).succeeds().prints("upon");
     sandbox.run(&["get", "here", "-k", "lines", "poem:4"]).succeeds().prints("one more line");
     sandbox.run(&["verify", "here"]).succeeds();
-    sandbox.run(&["demo", "--dir", "here"]).exits(4).complains("not empty");
+    sandbox.run(&["demo", "--dir", "here"]).exits(4).mentions("not empty");
 }
 
 #[test]
@@ -31,5 +31,5 @@ fn the_demo_accepts_an_empty_file_and_refuses_a_missing_one() {
     let sandbox = Sandbox::new();
     sandbox.write("empty", b"");
     sandbox.run(&["demo", "empty"]).succeeds();
-    sandbox.run(&["demo", "nowhere"]).exits(4).complains("cannot read nowhere");
+    sandbox.run(&["demo", "nowhere"]).exits(4).mentions("cannot read nowhere");
 }

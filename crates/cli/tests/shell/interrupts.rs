@@ -6,7 +6,7 @@
 use std::io::Write;
 use std::process::{Child, Command, Stdio};
 
-use crate::support::{Ran, Sandbox};
+use crate::support::{RunResult, Sandbox};
 
 /// Sends a signal.
 fn signal(child: &Child, name: &str) {
@@ -32,7 +32,7 @@ fn start(sandbox: &Sandbox, args: &[&str]) -> Child {
 }
 
 /// Waits until the verb has made `name`. False if it ended before.
-fn has_made(sandbox: &Sandbox, child: &mut Child, name: &str) -> bool {
+fn wait_for_file(sandbox: &Sandbox, child: &mut Child, name: &str) -> bool {
     while !sandbox.path(name).exists() {
         if child.try_wait().expect("ours").is_some() {
             return false;
@@ -42,20 +42,20 @@ fn has_made(sandbox: &Sandbox, child: &mut Child, name: &str) -> bool {
     true
 }
 
-fn end(child: Child) -> Ran {
-    Ran(child.wait_with_output().expect("it ends"))
+fn end(child: Child) -> RunResult {
+    RunResult(child.wait_with_output().expect("it ends"))
 }
 
-const SLOW: [&str; 5] = ["backup", "db", "copy", "--rate", "256KiB"];
+const SLOW_BACKUP: [&str; 5] = ["backup", "db", "copy", "--rate", "256KiB"];
 
 #[test]
 fn an_interrupted_backup_leaves_nothing() {
     let sandbox = large();
     for (name, code) in [("INT", 130), ("TERM", 143), ("HUP", 129)] {
-        let mut child = start(&sandbox, &SLOW);
-        assert!(has_made(&sandbox, &mut child, "copy/BACKUP.new"), "it is slow");
+        let mut child = start(&sandbox, &SLOW_BACKUP);
+        assert!(wait_for_file(&sandbox, &mut child, "copy/BACKUP.new"), "it is slow");
         signal(&child, name);
-        end(child).exits(code).prints("").complains("interrupted; no partial backup remains");
+        end(child).exits(code).prints("").mentions("interrupted; no partial backup remains");
         assert!(!sandbox.path("copy").exists(), "{name}");
     }
     sandbox.run(&["backup", "db", "copy"]).succeeds();
@@ -71,10 +71,10 @@ fn a_signal_that_is_ignored_stays_ignored() {
             "trap '' HUP; exec env --default-signal=TERM \"$0\" \"$@\"",
             env!("CARGO_BIN_EXE_sheaf"),
         ])
-        .args(SLOW);
+        .args(SLOW_BACKUP);
     shell.current_dir(sandbox.path(".")).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = shell.spawn().expect("there is a shell");
-    assert!(has_made(&sandbox, &mut child, "copy/BACKUP.new"), "it is slow");
+    assert!(wait_for_file(&sandbox, &mut child, "copy/BACKUP.new"), "it is slow");
     signal(&child, "HUP");
     signal(&child, "TERM");
     end(child).exits(143);
@@ -83,14 +83,14 @@ fn a_signal_that_is_ignored_stays_ignored() {
 #[test]
 fn files_of_a_killed_backup_or_restore_are_named_with_the_remedy() {
     let sandbox = large();
-    let mut child = start(&sandbox, &SLOW);
-    assert!(has_made(&sandbox, &mut child, "copy/BACKUP.new"), "it is slow");
+    let mut child = start(&sandbox, &SLOW_BACKUP);
+    assert!(wait_for_file(&sandbox, &mut child, "copy/BACKUP.new"), "it is slow");
     child.kill().expect("ours");
     child.wait().expect("it ends");
     for args in [["backup", "db", "copy"], ["restore", "copy", "again"]] {
-        sandbox.run(&args).exits(4).complains("unfinished");
+        sandbox.run(&args).exits(4).mentions("unfinished");
     }
-    sandbox.run(&["backup", "db", "copy"]).exits(4).complains("remove copy");
+    sandbox.run(&["backup", "db", "copy"]).exits(4).mentions("remove copy");
     std::fs::remove_dir_all(sandbox.path("copy")).expect("it can be removed");
     sandbox.run(&["backup", "db", "copy"]).succeeds();
 
@@ -98,7 +98,7 @@ fn files_of_a_killed_backup_or_restore_are_named_with_the_remedy() {
     let mut is_killed = false;
     for _ in 0..20 {
         let mut child = start(&sandbox, &["restore", "copy", "again"]);
-        has_made(&sandbox, &mut child, "again/UNFINISHED");
+        wait_for_file(&sandbox, &mut child, "again/UNFINISHED");
         child.kill().ok();
         child.wait().expect("it ends");
         if sandbox.path("again/UNFINISHED").exists() {
@@ -111,10 +111,10 @@ fn files_of_a_killed_backup_or_restore_are_named_with_the_remedy() {
     sandbox
         .run(&["restore", "copy", "again"])
         .exits(4)
-        .complains("unfinished repair or restoration")
-        .complains("remove it");
+        .mentions("unfinished repair or restoration")
+        .mentions("remove it");
     for args in [&["put", "again", "k", "v"][..], &["get", "again", "k"]] {
-        sandbox.run(args).exits(4).complains("unfinished repair or restoration");
+        sandbox.run(args).exits(4).mentions("unfinished repair or restoration");
     }
     std::fs::remove_dir_all(sandbox.path("again")).expect("it can be removed");
     sandbox.run(&["restore", "copy", "again"]).succeeds();
@@ -127,11 +127,11 @@ fn an_interrupted_restore_leaves_nothing() {
     sandbox.run(&["backup", "db", "copy"]).succeeds();
     for _ in 0..20 {
         let mut child = start(&sandbox, &["restore", "copy", "again"]);
-        has_made(&sandbox, &mut child, "again/UNFINISHED");
+        wait_for_file(&sandbox, &mut child, "again/UNFINISHED");
         signal(&child, "INT");
         let ran = end(child);
         if ran.0.status.code() == Some(130) {
-            ran.complains("interrupted; no partial database remains");
+            ran.mentions("interrupted; no partial database remains");
             assert!(!sandbox.path("again").exists());
             return;
         }
@@ -159,7 +159,7 @@ fn a_load_that_waits_for_its_input_ends_with_the_signal() {
             std::thread::yield_now();
         }
         signal(&child, "INT");
-        end(child).exits(130).complains(left);
+        end(child).exits(130).mentions(left);
         drop(stdin);
         sandbox.run(&["get", "db", "a"]).succeeds().prints("old");
     }

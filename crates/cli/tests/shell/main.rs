@@ -6,9 +6,9 @@
 #![allow(clippy::disallowed_methods, reason = "tests look at files from outside and make their own")]
 
 mod demo;
-mod door;
 mod dumps;
 mod interrupts;
+mod ipc;
 mod mistakes;
 mod pipes;
 mod served;

@@ -19,7 +19,7 @@ const READERS: [&[&str]; 6] = [
 fn reading_creates_no_database() {
     let sandbox = Sandbox::new();
     for args in READERS {
-        sandbox.run(args).exits(4).prints("").complains("there is no database at db");
+        sandbox.run(args).exits(4).prints("").mentions("there is no database at db");
         assert!(!sandbox.path("db").exists(), "{args:?}");
     }
     sandbox.run(&["del", "db", "k"]).exits(4);
@@ -36,9 +36,9 @@ fn reading_creates_no_keyspace_and_changes_no_byte() {
         sandbox.run(args).exits(code);
     }
     for verb in ["scan", "dump"] {
-        sandbox.run(&[verb, "db", "--keyspace", "nowhere"]).exits(1).complains("there is no keyspace");
+        sandbox.run(&[verb, "db", "--keyspace", "nowhere"]).exits(1).mentions("there is no keyspace");
     }
-    sandbox.run(&["get", "db", "--keyspace", "nowhere", "k"]).exits(1).complains("there is no keyspace");
+    sandbox.run(&["get", "db", "--keyspace", "nowhere", "k"]).exits(1).mentions("there is no keyspace");
     assert!(sandbox.image("db") == before, "a reading verb changed a file");
     sandbox.run(&["del", "db", "--keyspace", "nowhere", "k"]).exits(1);
     sandbox.run(&["drop", "db", "nowhere", "--yes"]).exits(1);
@@ -48,7 +48,7 @@ fn reading_creates_no_keyspace_and_changes_no_byte() {
 #[test]
 fn a_missing_key_is_exit_code_1_and_its_name_is_escaped() {
     let sandbox = Sandbox::with(&[("a", "1")]);
-    sandbox.run(&["get", "db", "no\x1b[31mne"]).exits(1).prints("").complains("no\\x1b[31mne");
+    sandbox.run(&["get", "db", "no\x1b[31mne"]).exits(1).prints("").mentions("no\\x1b[31mne");
 }
 
 #[test]
@@ -85,10 +85,10 @@ fn a_wrong_command_line_is_exit_code_2() {
         assert!(!ran.stderr().is_empty(), "{args:?}");
     }
     assert!(sandbox.image(".") == before, "a wrong command line changed a file");
-    sandbox.run(&["get", "db", "-key"]).exits(2).complains("write `--` before it");
-    sandbox.run(&["get", "db", "-x"]).exits(2).complains("-- -x");
-    sandbox.run(&["get", "db", "--hex", "abc"]).exits(2).complains("odd number of digits (3)");
-    sandbox.run(&["scan", "db", "--limit", "x"]).exits(2).complains("expected a number");
+    sandbox.run(&["get", "db", "-key"]).exits(2).mentions("write `--` before it");
+    sandbox.run(&["get", "db", "-x"]).exits(2).mentions("-- -x");
+    sandbox.run(&["get", "db", "--hex", "abc"]).exits(2).mentions("odd number of digits (3)");
+    sandbox.run(&["scan", "db", "--limit", "x"]).exits(2).mentions("expected a number");
 }
 
 #[test]
@@ -100,8 +100,8 @@ fn a_foreign_directory_is_left_alone() {
     for args in READERS {
         sandbox.run(args).exits(4).prints("");
     }
-    let ran = sandbox.run(&["put", "db", "k", "v"]).exits(4).complains("not a Sheaf database");
-    ran.complains("name a new or empty directory");
+    let ran = sandbox.run(&["put", "db", "k", "v"]).exits(4).mentions("not a Sheaf database");
+    ran.mentions("name a new or empty directory");
     assert!(sandbox.image(".") == before);
 }
 
@@ -111,8 +111,8 @@ fn a_database_without_both_slots_of_root_is_salvaged_as_doubtful() {
     for slot in ["db/ROOT.0", "db/ROOT.1"] {
         std::fs::remove_file(sandbox.path(slot)).expect("it is there");
     }
-    sandbox.run(&["get", "db", "a"]).exits(4).complains("`sheaf repair` salvages it");
-    sandbox.run(&["put", "db", "a", "2"]).exits(4).complains("`sheaf repair` salvages it");
+    sandbox.run(&["get", "db", "a"]).exits(4).mentions("`sheaf repair` salvages it");
+    sandbox.run(&["put", "db", "a", "2"]).exits(4).mentions("`sheaf repair` salvages it");
     sandbox.run(&["repair", "db", "new", "--keep-doubtful"]).exits(3);
     sandbox.run(&["get", "new", "a"]).succeeds().prints("1");
 }
@@ -140,7 +140,7 @@ fn a_second_open_is_refused_with_the_owners_process_id() {
     let reader = sandbox.run(&["get", "db", "a"]); // at the same time
     owner.kill().expect("ours to kill");
     owner.wait().expect("it ends");
-    second.exits(4).complains("in use").complains(&owner.id().to_string());
+    second.exits(4).mentions("in use").mentions(&owner.id().to_string());
     reader.succeeds().prints("1");
     sandbox.run(&["get", "db", "a"]).succeeds().prints("1");
 }
@@ -149,9 +149,9 @@ fn a_second_open_is_refused_with_the_owners_process_id() {
 fn an_engine_is_remembered() {
     let sandbox = Sandbox::with(&[("a", "1")]);
     sandbox.run(&["put", "db", "--engine", "flex", "b", "2"]).succeeds();
-    sandbox.run(&["put", "db", "--engine", "abacus", "a", "2"]).exits(2).complains("no engine \"abacus\"");
-    sandbox.run(&["put", "db", "-k", "new", "--engine", "abacus", "a", "2"]).exits(2).complains("abacus");
-    sandbox.run(&["put", "db", "--engine", "flat", "a", "2"]).exits(4).complains("sheaf convert");
+    sandbox.run(&["put", "db", "--engine", "abacus", "a", "2"]).exits(2).mentions("no engine \"abacus\"");
+    sandbox.run(&["put", "db", "-k", "new", "--engine", "abacus", "a", "2"]).exits(2).mentions("abacus");
+    sandbox.run(&["put", "db", "--engine", "flat", "a", "2"]).exits(4).mentions("sheaf convert");
     sandbox.run(&["keyspaces", "db"]).succeeds().prints("default\tflex\t2\n");
     sandbox.run(&["get", "db", "a"]).succeeds().prints("1");
 }
@@ -163,12 +163,12 @@ fn a_key_that_is_too_long_changes_nothing() {
     sandbox.run(&["put", "db", &longest, "v"]).succeeds();
     sandbox.run(&["get", "db", &longest]).succeeds().prints("v");
     let longer = "k".repeat(65_536);
-    sandbox.run(&["put", "db", &longer, "v"]).exits(4).complains("too large: at most 65535");
+    sandbox.run(&["put", "db", &longer, "v"]).exits(4).mentions("too large: at most 65535");
     sandbox.run(&["get", "db", "a"]).succeeds().prints("1");
     sandbox.run(&["keyspaces", "db"]).succeeds().prints("default\tflex\t2\n");
     sandbox.run(&["put", "db", "-k", &"n".repeat(300), "k", "v"]).exits(2);
     sandbox.run(&["put", "db", "-k", "", "k", "v"]).exits(2);
-    sandbox.run(&["put", "db", "-k", "new", "--option", "colour=1", "a", "2"]).exits(2).complains("colour");
+    sandbox.run(&["put", "db", "-k", "new", "--option", "colour=1", "a", "2"]).exits(2).mentions("colour");
     sandbox.run(&["put", "db", "-k", "new", "--option", "interval-pairs=1", "a", "2"]).exits(2);
     sandbox.run(&["keyspaces", "db"]).succeeds().prints("default\tflex\t2\n");
 }
@@ -181,24 +181,24 @@ fn a_malformed_line_is_named_and_earlier_batches_stay() {
     sandbox
         .feed(&["load", "db", "-"], text.as_bytes())
         .exits(4)
-        .complains("line 1501")
-        .complains("1,000 pairs");
+        .mentions("line 1501")
+        .mentions("1,000 pairs");
     sandbox.run(&["keyspaces", "db"]).succeeds().prints("default\tflex\t1000\n");
     sandbox.run(&["get", "db", "after"]).exits(1);
     for (line, why) in [("a\tb\tc", "second TAB"), ("a\\q\tb", "\\q"), ("a\t\\x4", "\\x4"), ("", "no TAB")] {
         let text = format!("fine\tline\n{line}\n");
-        sandbox.feed(&["load", "db", "-"], text.as_bytes()).exits(4).complains("line 2").complains(why);
+        sandbox.feed(&["load", "db", "-"], text.as_bytes()).exits(4).mentions("line 2").mentions(why);
     }
     let long = format!("{}\tv\n", "k".repeat(65_536));
-    sandbox.feed(&["load", "db", "-"], long.as_bytes()).exits(4).complains("line 1").complains("too large");
+    sandbox.feed(&["load", "db", "-"], long.as_bytes()).exits(4).mentions("line 1").mentions("too large");
     sandbox.run(&["keyspaces", "db"]).succeeds().prints("default\tflex\t1000\n");
 }
 
 #[test]
 fn a_file_that_cannot_be_loaded_creates_nothing() {
     let sandbox = Sandbox::new();
-    sandbox.run(&["load", "db", "nowhere"]).exits(4).complains("cannot open nowhere");
-    sandbox.run(&["load", "db", "."]).exits(4).complains("cannot read .");
+    sandbox.run(&["load", "db", "nowhere"]).exits(4).mentions("cannot open nowhere");
+    sandbox.run(&["load", "db", "."]).exits(4).mentions("cannot read .");
     assert!(!sandbox.path("db").exists());
 }
 
@@ -214,7 +214,7 @@ fn damage_is_exit_code_3_and_named_by_file_offset_and_keyspace() {
     bytes[middle] ^= 0x40;
     sandbox.write(path.to_str().expect("UTF-8"), &bytes);
     let file = path.file_name().expect("a file").to_string_lossy().into_owned();
-    let ran = sandbox.run(&["verify", "db"]).exits(3).complains("damage");
+    let ran = sandbox.run(&["verify", "db"]).exits(3).mentions("damage");
     let text = ran.stdout();
     assert!(text.contains(&file) && text.contains("offset") && text.contains("keyspace users"), "{text}");
     let report = sandbox.run(&["verify", "db", "--json"]).exits(3).json();
@@ -233,7 +233,7 @@ fn an_empty_input_replaces_nothing() {
     sandbox
         .feed(&["load", "db", "--sorted", "--replace", "-"], b"")
         .exits(4)
-        .complains("nothing was replaced");
+        .mentions("nothing was replaced");
     sandbox.run(&["get", "db", "a"]).prints("1");
     sandbox.feed(&["load", "db", "--sorted", "--replace", "-"], b"b\t2\n").succeeds();
     sandbox.run(&["get", "db", "a"]).exits(1);
@@ -251,7 +251,7 @@ fn every_damaged_large_value_is_found() {
         sandbox.write(path.to_str().expect("UTF-8"), &bytes);
         damaged += 1;
     }
-    sandbox.run(&["get", "db", "two"]).exits(3).prints("").complains("is damaged");
+    sandbox.run(&["get", "db", "two"]).exits(3).prints("").mentions("is damaged");
     let report = sandbox.run(&["verify", "db", "--json"]).exits(3).json();
     assert_eq!(report["findings"].as_array().map(Vec::len), Some(damaged), "{report}");
 }
@@ -275,7 +275,7 @@ fn a_database_that_cannot_be_opened_because_of_damage_is_exit_code_3() {
     let report = sandbox.run(&["verify", "db", "--json"]).exits(3).json();
     assert!(report["findings"][0]["file"].as_str().is_some_and(|file| file.contains("ROOT")), "{report}");
     for args in [&["get", "db", "a"][..], &["put", "db", "a", "2"], &["stats", "db"]] {
-        sandbox.run(args).exits(3).prints("").complains("ROOT");
+        sandbox.run(args).exits(3).prints("").mentions("ROOT");
     }
     assert!(image() == before, "a damaged database was changed");
 }
@@ -289,31 +289,31 @@ fn written(bytes: &[u8]) -> usize {
 fn a_refused_backup_names_the_reason_and_leaves_no_file() {
     let sandbox = Sandbox::with(&[("a", "1")]);
     sandbox.run(&["backup", "db", "monday"]).succeeds();
-    sandbox.run(&["backup", "db", "monday"]).exits(4).complains("monday is not empty");
-    sandbox.run(&["backup", "db", "disk/monday"]).exits(4).complains("there is no directory");
+    sandbox.run(&["backup", "db", "monday"]).exits(4).mentions("monday is not empty");
+    sandbox.run(&["backup", "db", "disk/monday"]).exits(4).mentions("there is no directory");
     assert!(!sandbox.path("disk").exists());
-    sandbox.run(&["backup", "db", "db/inside"]).exits(4).complains("inside the database");
-    sandbox.run(&["backup", "nowhere", "tuesday"]).exits(4).complains("there is no database");
-    sandbox.run(&["backup", "db", "tuesday", "--base", "db"]).exits(4).complains("not a Sheaf backup");
+    sandbox.run(&["backup", "db", "db/inside"]).exits(4).mentions("inside the database");
+    sandbox.run(&["backup", "nowhere", "tuesday"]).exits(4).mentions("there is no database");
+    sandbox.run(&["backup", "db", "tuesday", "--base", "db"]).exits(4).mentions("not a Sheaf backup");
     for rate in ["0", "fast", "-1"] {
-        sandbox.run(&["backup", "db", "tuesday", &format!("--rate={rate}")]).exits(2).complains("--rate");
+        sandbox.run(&["backup", "db", "tuesday", &format!("--rate={rate}")]).exits(2).mentions("--rate");
     }
     sandbox.run(&["put", "other", "a", "1"]).succeeds();
     sandbox.run(&["backup", "other", "theirs"]).succeeds();
-    sandbox.run(&["backup", "db", "tuesday", "--base", "theirs"]).exits(4).complains("another database");
+    sandbox.run(&["backup", "db", "tuesday", "--base", "theirs"]).exits(4).mentions("another database");
     assert!(!sandbox.path("tuesday").exists());
     for verb in ["get", "put"] {
         let args = [&[verb, "monday", "a"][..], if verb == "put" { &["2"] } else { &[] }].concat();
-        sandbox.run(&args).exits(4).complains("sheaf restore");
+        sandbox.run(&args).exits(4).mentions("sheaf restore");
     }
-    sandbox.run(&["restore", "monday", "db"]).exits(4).complains("db is not empty");
-    sandbox.run(&["restore", "db", "again"]).exits(4).complains("there is no file BACKUP");
+    sandbox.run(&["restore", "monday", "db"]).exits(4).mentions("db is not empty");
+    sandbox.run(&["restore", "db", "again"]).exits(4).mentions("there is no file BACKUP");
     let backup = sandbox.image("monday");
     let (path, mut bytes) =
         backup.into_iter().find(|(path, _)| path.ends_with("BACKUP")).expect("a file BACKUP");
     bytes[40] ^= 1;
     std::fs::write(&path, &bytes).expect("it can be written");
-    let ran = sandbox.run(&["restore", "monday", "again"]).exits(3).complains("BACKUP is damaged");
+    let ran = sandbox.run(&["restore", "monday", "again"]).exits(3).mentions("BACKUP is damaged");
     assert!(ran.stderr().contains("restore another one") && !ran.stderr().contains("verify"));
     assert!(!sandbox.path("again").exists());
 }
@@ -322,14 +322,14 @@ fn a_refused_backup_names_the_reason_and_leaves_no_file() {
 fn a_repair_needs_a_database_and_an_empty_target() {
     let sandbox = Sandbox::with(&[("a", "1")]);
     sandbox.run(&["repair", "db"]).exits(2);
-    sandbox.run(&["repair", "nowhere", "new"]).exits(4).complains("there is no database at nowhere");
+    sandbox.run(&["repair", "nowhere", "new"]).exits(4).mentions("there is no database at nowhere");
     std::fs::create_dir(sandbox.path("empty")).unwrap();
-    sandbox.run(&["repair", "empty", "new"]).exits(4).complains("is not a Sheaf database");
+    sandbox.run(&["repair", "empty", "new"]).exits(4).mentions("is not a Sheaf database");
     sandbox.write("file", "x");
-    sandbox.run(&["repair", "file", "new"]).exits(4).complains("is not a Sheaf database");
-    sandbox.run(&["repair", "db", "db/new"]).exits(4).complains("is inside db");
+    sandbox.run(&["repair", "file", "new"]).exits(4).mentions("is not a Sheaf database");
+    sandbox.run(&["repair", "db", "db/new"]).exits(4).mentions("is inside db");
     std::fs::create_dir(sandbox.path("full")).unwrap();
     sandbox.write("full/file", "x");
-    sandbox.run(&["repair", "db", "full"]).exits(4).complains("is not empty");
+    sandbox.run(&["repair", "db", "full"]).exits(4).mentions("is not empty");
     assert!(!sandbox.path("new").exists() && !sandbox.path("db/new").exists());
 }

@@ -51,7 +51,7 @@ fn any_bytes_survive_dump_and_load() {
     assert_eq!(sandbox.run(&["dump", "two", "--keyspace", "copy"]).succeeds().lines(), first.lines());
 
     let db = sheaf::Database::builder().read_only(true).create(false).open(sandbox.path("two")).expect("it");
-    let keyspace = db.existing_keyspace("copy").expect("no error").expect("there");
+    let keyspace = db.open_keyspace("copy").expect("no error").expect("there");
     for (key, value) in hard_pairs() {
         assert_eq!(keyspace.get(&key).expect("no error").as_deref(), Some(&value[..]), "{key:?}");
     }

@@ -54,7 +54,7 @@ fn a_served_database_can_be_called_over_both_transports_and_is_complete_afterwar
     sandbox.run(&["put", "db", "a", "1", "--wait", "0"]).exits(4);
     served.end();
     sandbox.run(&["get", "db", "tab\there"]).succeeds().prints("x");
-    sandbox.run(&["call", "./sock", "ping"]).exits(4).complains("is `sheaf serve` running");
+    sandbox.run(&["call", "./sock", "ping"]).exits(4).mentions("is `sheaf serve` running");
 }
 
 #[test]
@@ -67,8 +67,8 @@ fn a_value_from_stdin_is_stored_up_to_the_size_of_a_message() {
     sandbox.run(&["call", "./sock", "get", "large"]).succeeds().prints(&value);
     put("empty", b"").succeeds();
     sandbox.run(&["call", "./sock", "get", "empty"]).succeeds().prints("");
-    put("larger", &vec![b'x'; 5 << 20]).exits(4).complains("at most 4.0 MiB");
-    put("just", &vec![b'x'; 4 << 20]).exits(4).complains("too large");
+    put("larger", &vec![b'x'; 5 << 20]).exits(4).mentions("at most 4.0 MiB");
+    put("just", &vec![b'x'; 4 << 20]).exits(4).mentions("too large");
     served.end();
     sandbox.run(&["keyspaces", "db"]).succeeds().prints("default\tflex\t2\n");
     sandbox.feed(&["put", "db", "larger", "-"], &vec![b'x'; 5 << 20]).succeeds();
@@ -76,8 +76,8 @@ fn a_value_from_stdin_is_stored_up_to_the_size_of_a_message() {
     let ran = sandbox
         .run(&["call", "./sock", "get", "larger"])
         .exits(4)
-        .complains("reply of 5242880 bytes is too large");
-    ran.complains("`sheaf get`");
+        .mentions("reply of 5242880 bytes is too large");
+    ran.mentions("`sheaf get`");
     assert_eq!(sandbox.run(&["get", "db", "larger"]).succeeds().stdout().len(), 5 << 20);
     served.end();
 }
@@ -92,7 +92,7 @@ fn a_server_takes_the_options_of_its_database() {
         ["--background-threads", "0", "from 1 to 64"],
         ["--workers", "0", "from 1 to 64"],
     ] {
-        sandbox.run(&["serve", "db", "--flatrpc", "./sock", option, wrong]).exits(2).complains(why);
+        sandbox.run(&["serve", "db", "--flatrpc", "./sock", option, wrong]).exits(2).mentions(why);
     }
     assert!(!sandbox.path("db").exists());
     let options = [
@@ -118,16 +118,15 @@ fn a_server_takes_the_options_of_its_database() {
 #[test]
 fn tcp_needs_a_token_and_checks_it() {
     let sandbox = Sandbox::new();
-    let ran =
-        sandbox.run(&["serve", "db", "--flatrpc", "0"]).exits(2).complains("every user of this machine");
-    ran.complains("--token-file FILE");
+    let ran = sandbox.run(&["serve", "db", "--flatrpc", "0"]).exits(2).mentions("every user of this machine");
+    ran.mentions("--token-file FILE");
     sandbox.run(&["serve", "db", "--flatrpc", "0.0.0.0:0"]).exits(2);
     assert!(!sandbox.path("db").exists(), "a refused server created a database");
     sandbox.write("token", "open sesame\n");
     sandbox.write("wrong", "open\n");
     let served = Served::start(&sandbox, &["--flatrpc", "0.0.0.0:0", "--token-file", "token"], 1);
     let at = served.addresses[0].replace("0.0.0.0", "127.0.0.1");
-    sandbox.run(&["call", &at, "ping"]).exits(4).complains("--token-file FILE");
+    sandbox.run(&["call", &at, "ping"]).exits(4).mentions("--token-file FILE");
     sandbox.run(&["call", &at, "--token-file", "wrong", "ping"]).exits(4);
     sandbox.run(&["call", &at, "--token-file", "token", "ping"]).succeeds();
     served.end();

@@ -2,7 +2,7 @@
 
 use std::process::{Command, Output, Stdio};
 
-use crate::support::{Ran, Sandbox};
+use crate::support::{RunResult, Sandbox};
 
 /// Runs `sheaf` with the arguments and redirections that a shell reads from `rest`.
 fn shell(sandbox: &Sandbox, rest: &str) -> Output {
@@ -16,11 +16,11 @@ fn shell(sandbox: &Sandbox, rest: &str) -> Output {
 fn a_closed_stdin_is_no_empty_value() {
     let sandbox = Sandbox::new();
     for rest in ["put db k - <&-", "put db k - 0> file", "put db --hex 00 - <&-", "load db - <&-"] {
-        Ran(shell(&sandbox, rest)).exits(4).complains("cannot read stdin");
+        RunResult(shell(&sandbox, rest)).exits(4).mentions("cannot read stdin");
         assert!(!sandbox.path("db").exists(), "{rest}");
     }
-    Ran(shell(&sandbox, "put db k - < /dev/null")).succeeds();
-    Ran(shell(&sandbox, "put db k value <&-")).succeeds();
+    RunResult(shell(&sandbox, "put db k - < /dev/null")).succeeds();
+    RunResult(shell(&sandbox, "put db k value <&-")).succeeds();
     sandbox.run(&["get", "db", "k"]).succeeds().prints("value");
 }
 
@@ -28,11 +28,13 @@ fn a_closed_stdin_is_no_empty_value() {
 fn a_closed_stdout_is_an_error_where_there_is_something_to_say() {
     let sandbox = Sandbox::with(&[("k", "v")]);
     for verb in ["get db k", "scan db", "dump db", "stats db", "keyspaces db", "get db k --json"] {
-        Ran(shell(&sandbox, &format!("{verb} >&-"))).exits(4).complains("cannot write to stdout");
-        Ran(shell(&sandbox, &format!("{verb} 1< /dev/null"))).exits(4).complains("cannot write to stdout");
-        Ran(shell(&sandbox, &format!("{verb} > /dev/null"))).succeeds();
+        RunResult(shell(&sandbox, &format!("{verb} >&-"))).exits(4).mentions("cannot write to stdout");
+        RunResult(shell(&sandbox, &format!("{verb} 1< /dev/null")))
+            .exits(4)
+            .mentions("cannot write to stdout");
+        RunResult(shell(&sandbox, &format!("{verb} > /dev/null"))).succeeds();
     }
-    Ran(shell(&sandbox, "put db k w >&-")).succeeds();
+    RunResult(shell(&sandbox, "put db k w >&-")).succeeds();
     sandbox.run(&["get", "db", "k"]).succeeds().prints("w");
 }
 

@@ -42,12 +42,12 @@ impl Sandbox {
     }
 
     /// Runs it to its end.
-    pub(crate) fn run<A: AsRef<OsStr>>(&self, args: &[A]) -> Ran {
-        Ran(self.command(args).output().expect("the program starts"))
+    pub(crate) fn run<A: AsRef<OsStr>>(&self, args: &[A]) -> RunResult {
+        RunResult(self.command(args).output().expect("the program starts"))
     }
 
     /// Runs it to its end with `input` on stdin.
-    pub(crate) fn feed<A: AsRef<OsStr>>(&self, args: &[A], input: &[u8]) -> Ran {
+    pub(crate) fn feed<A: AsRef<OsStr>>(&self, args: &[A], input: &[u8]) -> RunResult {
         let mut command = self.command(args);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().expect("the program starts");
@@ -58,7 +58,7 @@ impl Sandbox {
             .expect("a thread");
         let output = child.wait_with_output().expect("the program ends");
         feeder.join().expect("the feeder does not panic");
-        Ran(output)
+        RunResult(output)
     }
 
     /// Returns every file below `name` with its content, which a reading verb must not change.
@@ -82,11 +82,11 @@ fn collect(path: &Path, files: &mut Vec<(PathBuf, Vec<u8>)>) {
 }
 
 /// Result of a run.
-pub(crate) struct Ran(pub(crate) Output);
+pub(crate) struct RunResult(pub(crate) Output);
 
-impl Ran {
+impl RunResult {
     #[track_caller]
-    pub(crate) fn exits(self, code: i32) -> Ran {
+    pub(crate) fn exits(self, code: i32) -> RunResult {
         assert_eq!(
             self.0.status.code(),
             Some(code),
@@ -100,7 +100,7 @@ impl Ran {
 
     /// Exit code 0 and nothing on stderr.
     #[track_caller]
-    pub(crate) fn succeeds(self) -> Ran {
+    pub(crate) fn succeeds(self) -> RunResult {
         let ran = self.exits(0);
         assert_eq!(ran.stderr(), "");
         ran
@@ -108,7 +108,7 @@ impl Ran {
 
     /// On stdout is exactly this.
     #[track_caller]
-    pub(crate) fn prints(self, expected: impl AsRef<[u8]>) -> Ran {
+    pub(crate) fn prints(self, expected: impl AsRef<[u8]>) -> RunResult {
         let expected = expected.as_ref();
         assert_eq!(self.0.stdout, expected, "{:?} != {:?}", self.stdout(), String::from_utf8_lossy(expected));
         self
@@ -116,7 +116,7 @@ impl Ran {
 
     /// On stderr is, among other things, this.
     #[track_caller]
-    pub(crate) fn complains(self, of: &str) -> Ran {
+    pub(crate) fn mentions(self, of: &str) -> RunResult {
         assert!(self.stderr().contains(of), "{:?} does not mention {of:?}", self.stderr());
         self
     }

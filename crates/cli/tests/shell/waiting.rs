@@ -77,11 +77,11 @@ fn a_writer_waits_for_an_owner_and_then_names_it() {
     let server = Process::server(&sandbox);
     let in_use = format!("in use by process {} (sheaf)", server.id());
     let began = Instant::now();
-    sandbox.run(&["put", "db", "a", "2", "--wait", "0"]).exits(4).complains(&in_use).complains("--wait");
+    sandbox.run(&["put", "db", "a", "2", "--wait", "0"]).exits(4).mentions(&in_use).mentions("--wait");
     assert!(began.elapsed() < Duration::from_secs(4), "not the usual five seconds");
     let began = Instant::now();
     for verb in [&["put", "db", "a", "2"][..], &["del", "db", "a"], &["repair", "db", "new"]] {
-        sandbox.run(&[verb, &["--wait", "0.3"]].concat()).exits(4).complains(&in_use);
+        sandbox.run(&[verb, &["--wait", "0.3"]].concat()).exits(4).mentions(&in_use);
     }
     assert!(began.elapsed() >= Duration::from_millis(900));
     for wrong in ["-1", "soon", "nan"] {
@@ -101,7 +101,7 @@ fn a_writer_waits_for_readers_and_then_names_one() {
     sandbox.feed(&["load", "db", "--sorted", "-"], lines.as_bytes()).succeeds();
     let reader = Process::reader(&sandbox);
     let being_read = format!("being read by process {} (sheaf)", reader.id());
-    sandbox.run(&["put", "db", "a", "2", "--wait", "0.2"]).exits(4).complains(&being_read);
+    sandbox.run(&["put", "db", "a", "2", "--wait", "0.2"]).exits(4).mentions(&being_read);
     sandbox.run(&["get", "db", "key-000000", "--wait", "0"]).succeeds();
     let mut put = sandbox.command(&["put", "db", "a", "2", "--wait", "100"]).spawn().expect("it starts");
     // A new reader waits for the writer for a while, and then reads before it.

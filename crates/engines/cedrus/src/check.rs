@@ -1,21 +1,21 @@
 //! # Check: whether a trie is what it should be
 //!
-//! Walks all of it, which must be in memory: every invariant of trie.rs and heap.rs, line by line. For tests, after every
-//! kind of change.
+//! Walks all of it, which must be in memory: every invariant of trie.rs and heap.rs, line by line.
+//! For tests, after every kind of change.
 
 use std::collections::HashMap;
 
 use sheaf_base::sync::atomic::Ordering;
 use sheaf_base::sync::epoch;
 
-use crate::list::Entry;
+use crate::entry_list::TrieEntry;
 use crate::shape::HASH_BITS;
-use crate::trie::{EMPTY, NODE, Step, Trie, check_list, line_of, page_of};
+use crate::trie::{EMPTY_REF, NODE_FLAG, PathStep, Trie, check_list, line_of, page_of};
 
 /// What a walk found.
 #[derive(Debug, Default)]
-pub(crate) struct Survey {
-    pub(crate) entries: Vec<Entry>,
+pub(crate) struct TrieCheck {
+    pub(crate) entries: Vec<TrieEntry>,
     pub(crate) nodes: usize,
     pub(crate) lists: usize,
     /// Nodes on the way to every entry, added up.
@@ -25,7 +25,7 @@ pub(crate) struct Survey {
     used: HashMap<u32, u64>,
 }
 
-impl Survey {
+impl TrieCheck {
     fn mark(&mut self, reference: u32, lines: usize) {
         for line in line_of(reference)..line_of(reference) + lines {
             let used = self.used.entry(page_of(reference)).or_insert(1);
@@ -36,9 +36,9 @@ impl Survey {
 }
 
 /// Walks the trie; panics at what is wrong.
-pub(crate) fn survey(trie: &Trie) -> Survey {
-    let mut survey = Survey::default();
-    node(trie, Step::new(EMPTY, 0, trie.shape().root_bits, 0), 0, 1, &mut survey);
+pub(crate) fn check_trie(trie: &Trie) -> TrieCheck {
+    let mut survey = TrieCheck::default();
+    check_node(trie, PathStep::new(EMPTY_REF, 0, trie.shape().root_bits, 0), 0, 1, &mut survey);
     let guard = &epoch::pin();
     let heap = trie.heap();
     assert_eq!(survey.used.len() as u64, heap.page_count(), "pages");
@@ -54,7 +54,7 @@ pub(crate) fn survey(trie: &Trie) -> Survey {
     survey
 }
 
-fn node(trie: &Trie, step: Step, prefix: u32, level: usize, survey: &mut Survey) {
+fn check_node(trie: &Trie, step: PathStep, prefix: u32, level: usize, survey: &mut TrieCheck) {
     let guard = &epoch::pin();
     let mut digit = 0;
     let mut children = 0;
@@ -65,22 +65,22 @@ fn node(trie: &Trie, step: Step, prefix: u32, level: usize, survey: &mut Survey)
             end += 1;
         }
         let (first, _) = step.range(prefix, digit, 1);
-        if child & NODE != 0 {
+        if child & NODE_FLAG != 0 {
             assert_eq!(end, digit + 1, "a node has one digit");
             survey.mark(child, trie.shape().node_lines());
             survey.nodes += 1;
             let depth = step.depth + step.bits;
             assert!(depth < HASH_BITS);
-            node(
+            check_node(
                 trie,
-                Step::new(child, depth, trie.shape().digit_bits(depth), first),
+                PathStep::new(child, depth, trie.shape().digit_bits(depth), first),
                 first,
                 level + 1,
                 survey,
             );
             children += 1;
-        } else if child != EMPTY {
-            list(trie, &step, (digit, end - digit), child, first, level, survey);
+        } else if child != EMPTY_REF {
+            check_digit_list(trie, &step, (digit, end - digit), child, first, level, survey);
             children += 1;
         }
         digit = end;
@@ -89,24 +89,24 @@ fn node(trie: &Trie, step: Step, prefix: u32, level: usize, survey: &mut Survey)
     assert!(step.depth == 0 || children > 0, "a node has a child");
 }
 
-fn list(
+fn check_digit_list(
     trie: &Trie,
-    step: &Step,
+    step: &PathStep,
     run: (usize, usize),
     child: u32,
     hash: u32,
     level: usize,
-    survey: &mut Survey,
+    survey: &mut TrieCheck,
 ) {
     let guard = &epoch::pin();
     let first = trie.list(child, guard).expect("a list");
     check_list(step, run, &first, hash).expect("the list belongs here");
-    assert!(first.count > 0 && (first.is_link || first.count <= trie.shape().most));
+    assert!(first.count > 0 && (first.is_link || first.count <= trie.shape().max_list_entries));
     survey.mark(child, first.lines);
     survey.lists += 1;
     let before = survey.entries.len();
     survey.entries.extend(first.entries());
-    trie.chain(&first, guard, |reference, link| {
+    trie.for_each_link(&first, guard, |reference, link| {
         assert!(link.count > 0);
         survey.mark(reference, link.lines);
         survey.entries.extend(link.entries());

@@ -1,28 +1,29 @@
 //! # Cursor: the pairs of a keyspace at one view, in the order of their hashes
 //!
-//! Goes over the trie list by list: the newest entries of a list are read together, their loads overlapping, and kept in
-//! one buffer; then come the old versions of these hashes that the view needs. No guard outlives a piece.
+//! Goes over the trie list by list: the newest entries of a list are read together, their loads
+//! overlapping, and kept in one buffer; then come the old versions of these hashes that the view
+//! needs. No guard outlives a piece.
 //!
 //! ## Invariants
 //!
-//! 1. A piece is a range of hashes, and the next one begins where it ends: what lists do meanwhile neither hides nor
-//!    repeats a key, whose hash never changes.
-//! 2. The newest entries of a piece are read before its old versions: an entry stands among the versions before the trie
-//!    lets go of it (engine I2), so a key that changes meanwhile is seen here or there. What is seen in both places counts
-//!    once.
+//! 1. A piece is a range of hashes, and the next one begins where it ends: what lists do meanwhile
+//!    neither hides nor repeats a key, whose hash never changes.
+//! 2. The newest entries of a piece are read before its old versions: an entry stands among the
+//!    versions before the trie lets go of it (engine I2), so a key that changes meanwhile is seen
+//!    here or there. What is seen in both places counts once.
 //! 3. Staged values are read when the walk comes to them, one at a time.
 
 use std::ops::Bound;
 
-use sheaf_base::engine::{Cursor, Want};
+use sheaf_base::engine::{Cursor, Projection};
 use sheaf_base::error::{Error, Result};
-use sheaf_base::pairs::{Pairs, read_ahead};
+use sheaf_base::read_ahead::{PairBuffer, read_ahead};
 use sheaf_base::segment::Address;
 use sheaf_base::sync::epoch;
 use sheaf_base::types::Seq;
 
 use crate::engine::{CedrusEngine, NAME};
-use crate::list::Entry;
+use crate::entry_list::TrieEntry;
 
 /// A walk over a keyspace at one view.
 pub(crate) struct CedrusCursor<'e> {
@@ -30,14 +31,21 @@ pub(crate) struct CedrusCursor<'e> {
     at: Seq,
     /// Where the next piece begins; none at the end.
     from: Option<u32>,
-    heads: Vec<Entry>,
-    pairs: Pairs,
+    heads: Vec<TrieEntry>,
+    pairs: PairBuffer,
     failed: bool,
 }
 
 impl<'e> CedrusCursor<'e> {
-    pub(crate) fn new(engine: &'e CedrusEngine, at: Seq, want: Want) -> CedrusCursor<'e> {
-        CedrusCursor { engine, at, from: Some(0), heads: Vec::new(), pairs: Pairs::new(want), failed: false }
+    pub(crate) fn new(engine: &'e CedrusEngine, at: Seq, projection: Projection) -> CedrusCursor<'e> {
+        CedrusCursor {
+            engine,
+            at,
+            from: Some(0),
+            heads: Vec::new(),
+            pairs: PairBuffer::new(projection),
+            failed: false,
+        }
     }
 
     /// Reads the pairs of the next piece. False at the end.
@@ -48,7 +56,7 @@ impl<'e> CedrusCursor<'e> {
         let mut heads = std::mem::take(&mut self.heads);
         let piece = self.engine.visit(from, guard, &mut heads);
         if piece.is_err() {
-            self.from = self.engine.behind(from, guard);
+            self.from = self.engine.next_readable_hash(from, guard);
         }
         let read = piece.and_then(|last| self.read_all(&heads, guard).map(|()| last));
         self.heads = heads;
@@ -69,12 +77,12 @@ impl<'e> CedrusCursor<'e> {
     }
 
     /// Reads the newest entries of a piece, asking for those some way ahead.
-    fn read_all(&mut self, heads: &[Entry], guard: &epoch::Guard) -> Result<()> {
+    fn read_all(&mut self, heads: &[TrieEntry], guard: &epoch::Guard) -> Result<()> {
         let engine = self.engine;
-        let address = |entry: &Entry| Address::from_bits(entry.address);
+        let address = |entry: &TrieEntry| Address::from_bits(entry.address);
         read_ahead(
             heads,
-            (&engine.ground.segments, guard),
+            (&engine.context.segments, guard),
             |head| Some(address(head)),
             |head, entry| match entry {
                 Some((seq, record)) => {
@@ -102,7 +110,7 @@ impl<'e> CedrusCursor<'e> {
     }
 
     fn step(&mut self) -> Result<bool> {
-        while !self.pairs.advance(&self.engine.ground.blobs)? {
+        while !self.pairs.advance(&self.engine.context.blobs)? {
             if !self.fetch()? {
                 return Ok(false);
             }

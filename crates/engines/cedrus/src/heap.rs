@@ -1,106 +1,103 @@
-//! # Heap: which lines of which pages are used, and which pages a checkpoint has to write
+//! # Heap: the used lines of each page, and the pages that a checkpoint has to write
 //!
-//! The writers' side of the trie's space. Nodes and lists stand in runs of lines within a page, nodes in pages of their
-//! own; a run is taken where it fits best, from pages that are in memory, before there is a new page. So space that one
-//! size gives back serves the others, and there is no size class to fall off from. Where the holes are many and small, a
-//! page is pressed (trie).
-//!
-//! ## Picture
+//! The allocator of the trie's pages. Nodes and lists are in runs of lines within a page, nodes in
+//! pages of their own. A run is taken from the page in memory where it fits best, before there is
+//! a new page. Where the holes are many and small, a page is compacted (trie).
 //!
 //! ```text
 //!  page states:   clean ── first change ──> dirty ── freeze ──> frozen ── written ──> clean
 //!                                             ^                   | changed before it was written:
-//!                                             └── copy set aside ─┘ the copy is what is written
+//!                                             └── copy set aside ─┘ the copy is written
 //! ```
 //!
-//! A clean page is on disk as it is and may be evicted: a hand goes round and takes what nobody looked at since it came by the
-//! last time (CLOCK).
+//! A clean page may be evicted: CLOCK takes pages without a look-up since its last pass.
 //!
 //! ## Invariants
 //!
-//! 1. A page is changed only after [`Heap::touch`]: what a checkpoint froze is written as it was then.
-//! 2. A page with nothing in it is given back; its number is used again before a new one.
+//! 1. A page is changed only after [`PageHeap::make_writable`]: the frozen state is written.
+//! 2. A page without entries is given back; its number is used again before a new one.
 //! 3. A page that is evicted is neither dirty nor frozen, and its last write is done.
-//! 4. A page is open (page.rs) exactly if it is dirty and not frozen. So a writer that finds it open
-//!    need not touch it, and has its words until its change ends.
-//! 5. Used lines change under the lock. A line belongs to the writer that took it until it gives it back.
+//! 4. A page is writable (resident_pages.rs) exactly if it is dirty and not frozen. A writer that
+//!    finds it so has its words until its change ends.
+//! 5. Used lines change under the lock. A line belongs to the writer that took it.
 //!
 //! ## Threads
 //!
-//! One lock for all shards of the trie (trie.rs), held while lines or pages are taken, given back or
-//! touched, and while the words of one page are copied. Lines of several shards stand in one page, so
-//! that small keyspaces need no more pages. Each writer changes its own lines without the lock.
-//! [`Heap::freeze`] needs all writers stopped.
+//! One lock for all shards of the trie (shard.rs), held while lines or pages are taken, given back
+//! or made writable, and while a page is copied. One page has lines of several shards, so that
+//! small keyspaces need no more pages. Each writer changes its own lines without the lock.
+//! [`PageHeap::freeze`] needs all writers stopped.
 
 use std::collections::HashMap;
 
 use sheaf_base::sync::atomic::{AtomicU64, Ordering};
 use sheaf_base::sync::epoch::Guard;
 
-use crate::page::{MOST_PAGES, Pages};
-use crate::shape::Shape;
+use crate::resident_pages::{MAX_PAGES, ResidentPages};
+use crate::shape::TrieShape;
 
 /// Pages are pressed while more than this part of all lines is free.
-const SCATTERED: u64 = 16;
+const FRAGMENTED_DIVISOR: u64 = 16;
 /// Pages that are looked at for one to press.
-const LOOKS: usize = 16;
+const COMPACT_CANDIDATES: usize = 16;
 /// No page.
-const NONE: u32 = u32::MAX;
+const NO_PAGE: u32 = u32::MAX;
 
-/// What stands in a page.
+/// Content of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum PageKind {
     Lists,
     Nodes,
 }
 
 const KINDS: usize = 2;
 
-impl Kind {
+impl PageKind {
     /// The second word of a page's head.
     fn head(self, page: u32) -> u64 {
         (self as u64) << 32 | u64::from(page)
     }
 
-    /// What the head of page `page` says; none if it is another page's, or makes no sense.
-    pub(crate) fn of(head: u64, page: u32) -> Option<Kind> {
-        [Kind::Lists, Kind::Nodes].into_iter().find(|kind| kind.head(page) == head)
+    /// Returns the kind in the head of page `page`; `None` if the head belongs to another page or
+    /// is invalid.
+    pub(crate) fn of(head: u64, page: u32) -> Option<PageKind> {
+        [PageKind::Lists, PageKind::Nodes].into_iter().find(|kind| kind.head(page) == head)
     }
 }
 
 /// A page, and its place among those with the same longest free run, in a ring.
 #[derive(Clone, Copy, Debug)]
-struct Meta {
+struct PageMeta {
     is_used: bool,
     is_dirty: bool,
     is_frozen: bool,
     /// A checkpoint is about to write it as it is.
-    is_moving: bool,
-    /// What stands in it.
-    kind: Kind,
-    /// Its longest free run, as far as anybody asks; 0 if it is in no ring.
-    run: u8,
-    before: u32,
-    after: u32,
+    is_being_written: bool,
+    /// Content of the page.
+    kind: PageKind,
+    /// Longest free run, capped at the largest list; 0 if the page is in no ring.
+    longest_free_run: u8,
+    prev: u32,
+    next: u32,
     /// Its last eviction, if it did not come back since; 0 for none.
-    evicted: u64,
+    eviction_id: u64,
 }
 
-const UNUSED: Meta = Meta {
+const UNUSED: PageMeta = PageMeta {
     is_used: false,
     is_dirty: false,
     is_frozen: false,
-    is_moving: false,
-    kind: Kind::Lists,
-    run: 0,
-    before: NONE,
-    after: NONE,
-    evicted: 0,
+    is_being_written: false,
+    kind: PageKind::Lists,
+    longest_free_run: 0,
+    prev: NO_PAGE,
+    next: NO_PAGE,
+    eviction_id: 0,
 };
 
-/// What a checkpoint froze.
+/// State that a checkpoint froze.
 #[derive(Debug, Default)]
-pub(crate) struct Frozen {
+pub(crate) struct FrozenTrie {
     /// Pages to write, the next one last.
     pub(crate) pages: Vec<u32>,
     /// Pages that were changed since, as they were.
@@ -116,39 +113,39 @@ pub(crate) struct Frozen {
     pub(crate) counts: Vec<u64>,
 }
 
-impl Frozen {
-    /// What a trie without a page freezes.
-    pub(crate) fn nothing(root: Vec<(u32, u32)>) -> Frozen {
-        Frozen::new(root, 0, Vec::new())
+impl FrozenTrie {
+    /// Returns the frozen state of a trie without pages.
+    pub(crate) fn empty(root: Vec<(u32, u32)>) -> FrozenTrie {
+        FrozenTrie::new(root, 0, Vec::new())
     }
 
-    /// What a trie freezes, without its pages.
-    pub(crate) fn new(root: Vec<(u32, u32)>, entries: u64, counts: Vec<u64>) -> Frozen {
-        Frozen { root, entries, counts, ..Frozen::default() }
+    /// Returns the frozen state of a trie, without its pages.
+    pub(crate) fn new(root: Vec<(u32, u32)>, entries: u64, counts: Vec<u64>) -> FrozenTrie {
+        FrozenTrie { root, entries, counts, ..FrozenTrie::default() }
     }
 }
 
 /// See the module.
-pub(crate) struct Heap {
-    shape: Shape,
-    metas: Vec<Meta>,
-    unused: Vec<u32>,
+pub(crate) struct PageHeap {
+    shape: TrieShape,
+    metas: Vec<PageMeta>,
+    unused_pages: Vec<u32>,
     /// The first page of each ring, by kind and run.
-    rings: [Vec<u32>; KINDS],
+    free_run_lists: [Vec<u32>; KINDS],
     dirty: Vec<u32>,
-    freed: Vec<u32>,
+    freed_pages: Vec<u32>,
     /// The page that was last looked at for pressing.
-    hand: u32,
+    compact_hand: u32,
     /// The page that was last looked at for eviction.
-    clock: u32,
-    pub(crate) frozen: Option<Frozen>,
+    clock_hand: u32,
+    pub(crate) frozen: Option<FrozenTrie>,
     /// Pages in memory, and free lines in them.
     pub(crate) resident: u64,
     pub(crate) free_lines: u64,
 }
 
 /// Which lines a page has free: a bit each. The head is never free.
-fn free_of(words: &[AtomicU64], shape: &Shape) -> u64 {
+fn free_lines_of(words: &[AtomicU64], shape: &TrieShape) -> u64 {
     let all = u64::MAX >> (64 - shape.page_lines.min(64));
     !words[0].load(Ordering::Relaxed) & all & !1
 }
@@ -173,27 +170,27 @@ fn run_mask(line: usize, lines: usize) -> u64 {
     (u64::MAX >> (64 - lines)) << line
 }
 
-impl Heap {
-    pub(crate) fn new(shape: Shape) -> Heap {
-        Heap {
+impl PageHeap {
+    pub(crate) fn new(shape: TrieShape) -> PageHeap {
+        PageHeap {
             shape,
             metas: Vec::new(),
-            unused: Vec::new(),
-            rings: [(); KINDS].map(|()| vec![NONE; shape.largest() + 1]),
+            unused_pages: Vec::new(),
+            free_run_lists: [(); KINDS].map(|()| vec![NO_PAGE; shape.max_lines() + 1]),
             dirty: Vec::new(),
-            freed: Vec::new(),
-            hand: 0,
-            clock: 0,
+            freed_pages: Vec::new(),
+            compact_hand: 0,
+            clock_hand: 0,
             frozen: None,
             resident: 0,
             free_lines: 0,
         }
     }
 
-    /// Takes up pages that stand on disk, in an empty heap.
+    /// Adopts pages that are on disk, in an empty heap.
     pub(crate) fn restore(&mut self, is_used: impl Iterator<Item = bool>) {
-        self.metas = is_used.map(|is_used| Meta { is_used, ..UNUSED }).collect();
-        self.unused =
+        self.metas = is_used.map(|is_used| PageMeta { is_used, ..UNUSED }).collect();
+        self.unused_pages =
             (0..).zip(&self.metas).filter(|(_, meta)| !meta.is_used).map(|(page, _)| page).collect();
     }
 
@@ -203,47 +200,48 @@ impl Heap {
     }
 
     /// The number behind that of the last page there ever was.
-    pub(crate) fn highest(&self) -> u32 {
-        u32::try_from(self.metas.len()).unwrap_or(NONE)
+    pub(crate) fn end_page(&self) -> u32 {
+        u32::try_from(self.metas.len()).unwrap_or(NO_PAGE)
     }
 
     /// Pages there are, in memory or on disk.
     pub(crate) fn page_count(&self) -> u64 {
-        (self.metas.len() - self.unused.len()) as u64
+        (self.metas.len() - self.unused_pages.len()) as u64
     }
 
     // Rings.
 
     fn unlink(&mut self, page: u32) {
-        let Meta { run, before, after, kind, .. } = self.metas[page as usize];
+        let PageMeta { longest_free_run: run, prev: before, next: after, kind, .. } =
+            self.metas[page as usize];
         if run == 0 {
             return;
         }
         match before {
-            NONE => self.rings[kind as usize][usize::from(run)] = after,
-            before => self.metas[before as usize].after = after,
+            NO_PAGE => self.free_run_lists[kind as usize][usize::from(run)] = after,
+            before => self.metas[before as usize].next = after,
         }
-        if after != NONE {
-            self.metas[after as usize].before = before;
+        if after != NO_PAGE {
+            self.metas[after as usize].prev = before;
         }
         let meta = &mut self.metas[page as usize];
-        (meta.run, meta.before, meta.after) = (0, NONE, NONE);
+        (meta.longest_free_run, meta.prev, meta.next) = (0, NO_PAGE, NO_PAGE);
     }
 
     fn relink(&mut self, page: u32, free: u64) {
-        let run = longest_run(free, self.shape.largest());
+        let run = longest_run(free, self.shape.max_lines());
         let small = u8::try_from(run).unwrap_or(u8::MAX);
-        let Meta { run: was, kind, .. } = self.metas[page as usize];
+        let PageMeta { longest_free_run: was, kind, .. } = self.metas[page as usize];
         if was == small {
             return;
         }
         self.unlink(page);
         if run > 0 {
-            let first = std::mem::replace(&mut self.rings[kind as usize][run], page);
+            let first = std::mem::replace(&mut self.free_run_lists[kind as usize][run], page);
             let meta = &mut self.metas[page as usize];
-            (meta.run, meta.after) = (small, first);
-            if first != NONE {
-                self.metas[first as usize].before = page;
+            (meta.longest_free_run, meta.next) = (small, first);
+            if first != NO_PAGE {
+                self.metas[first as usize].prev = page;
             }
         }
     }
@@ -251,10 +249,10 @@ impl Heap {
     // Pages.
 
     /// A page that was on disk is in memory now.
-    pub(crate) fn arrived(&mut self, page: u32, kind: Kind, words: &[AtomicU64]) {
-        let free = free_of(words, &self.shape);
+    pub(crate) fn add_loaded(&mut self, page: u32, kind: PageKind, words: &[AtomicU64]) {
+        let free = free_lines_of(words, &self.shape);
         let meta = &mut self.metas[page as usize];
-        (meta.kind, meta.evicted) = (kind, 0);
+        (meta.kind, meta.eviction_id) = (kind, 0);
         self.resident += 1;
         self.free_lines += u64::from(free.count_ones());
         self.relink(page, free);
@@ -265,28 +263,28 @@ impl Heap {
         &mut self,
         most: usize,
         least: u64,
-        pages: &Pages,
+        pages: &ResidentPages,
         guard: &Guard,
         mut went: impl FnMut(u32),
     ) -> usize {
         let mut gone = 0;
-        // Once round to forget who looked at what, and once more to let it go.
+        // The first round clears the marks of recent use, the second one evicts.
         for _ in 0..2 * self.metas.len() {
             if gone == most || self.resident <= least {
                 break;
             }
-            self.clock = (self.clock + 1) % self.highest().max(1);
-            let page = self.clock;
+            self.clock_hand = (self.clock_hand + 1) % self.end_page().max(1);
+            let page = self.clock_hand;
             let meta = &self.metas[page as usize];
-            if !meta.is_used || meta.is_dirty || meta.is_frozen || meta.is_moving {
+            if !meta.is_used || meta.is_dirty || meta.is_frozen || meta.is_being_written {
                 continue;
             }
             let Some(words) = pages.peek(page, guard) else { continue };
             if let Some(number) = pages.evict(page, guard) {
                 self.unlink(page);
-                self.metas[page as usize].evicted = number;
+                self.metas[page as usize].eviction_id = number;
                 self.resident -= 1;
-                self.free_lines -= u64::from(free_of(words, &self.shape).count_ones());
+                self.free_lines -= u64::from(free_lines_of(words, &self.shape).count_ones());
                 gone += 1;
                 went(page);
             }
@@ -295,21 +293,21 @@ impl Heap {
     }
 
     /// Puts an evicted page in again that a guard still keeps. None if there is none such.
-    pub(crate) fn revive<'g>(
+    pub(crate) fn restore_evicted<'g>(
         &mut self,
         page: u32,
-        pages: &Pages,
+        pages: &ResidentPages,
         guard: &'g Guard,
     ) -> Option<&'g [AtomicU64]> {
         if let Some(words) = pages.get(page, guard) {
             return Some(words); // another thread was first
         }
-        let number = self.metas.get(page as usize).map_or(0, |meta| meta.evicted);
-        if number == 0 || !pages.revive(page, number) {
+        let number = self.metas.get(page as usize).map_or(0, |meta| meta.eviction_id);
+        if number == 0 || !pages.restore_evicted(page, number) {
             return None;
         }
         let words = pages.get(page, guard)?;
-        self.arrived(page, self.metas[page as usize].kind, words);
+        self.add_loaded(page, self.metas[page as usize].kind, words);
         Some(words)
     }
 
@@ -318,15 +316,15 @@ impl Heap {
         (self.dirty.len() + self.frozen.as_ref().map_or(0, |frozen| frozen.pages.len())) as u64
     }
 
-    /// Call before a page is changed (I1). Returns its words, which stay its words until the caller's change ends; none if
-    /// it is not in memory.
-    pub(crate) fn touch<'g>(
+    /// Call before a page is changed (I1). Returns its words, which stay its words until the
+    /// caller's change ends; none if it is not in memory.
+    pub(crate) fn make_writable<'g>(
         &mut self,
         page: u32,
-        pages: &Pages,
+        pages: &ResidentPages,
         guard: &'g Guard,
     ) -> Option<&'g [AtomicU64]> {
-        let words = self.revive(page, pages, guard)?;
+        let words = self.restore_evicted(page, pages, guard)?;
         let meta = self.metas.get_mut(page as usize).filter(|meta| meta.is_used)?;
         if meta.is_frozen {
             meta.is_frozen = false;
@@ -339,77 +337,79 @@ impl Heap {
             meta.is_dirty = true;
             self.dirty.push(page);
         }
-        pages.set_open(page, true);
+        pages.set_writable(page, true);
         Some(words)
     }
 
     /// A new page. None if there are as many as a reference reaches.
-    fn add_page(&mut self, kind: Kind, pages: &Pages) -> Option<u32> {
-        let page = match self.unused.pop() {
+    fn add_page(&mut self, kind: PageKind, pages: &ResidentPages) -> Option<u32> {
+        let page = match self.unused_pages.pop() {
             Some(page) => page,
             None => {
-                let page = u32::try_from(self.metas.len()).ok().filter(|page| *page < MOST_PAGES)?;
+                let page = u32::try_from(self.metas.len()).ok().filter(|page| *page < MAX_PAGES)?;
                 self.metas.push(UNUSED);
                 page
             }
         };
-        let fresh = pages.fresh();
+        let fresh = pages.new_page();
         for (word, value) in fresh.words().iter().zip([1, kind.head(page)]) {
             word.store(value, Ordering::Relaxed);
         }
         pages.put(page, fresh);
         let meta = &mut self.metas[page as usize];
-        (meta.is_used, meta.kind, meta.evicted) = (true, kind, 0);
+        (meta.is_used, meta.kind, meta.eviction_id) = (true, kind, 0);
         self.resident += 1;
         self.free_lines += self.shape.page_lines as u64 - 1;
         Some(page)
     }
 
     /// A page with such a run.
-    fn with_run(&self, kind: Kind, lines: usize) -> Option<u32> {
-        self.rings[kind as usize].iter().skip(lines).copied().find(|first| *first != NONE)
+    fn with_run(&self, kind: PageKind, lines: usize) -> Option<u32> {
+        self.free_run_lists[kind as usize].iter().skip(lines).copied().find(|first| *first != NO_PAGE)
     }
 
     /// Whether pages have many holes, and none is large enough for the largest list.
-    pub(crate) fn is_scattered(&self) -> bool {
-        self.free_lines * SCATTERED > self.resident * self.shape.page_lines as u64
-            && self.with_run(Kind::Lists, self.shape.largest()).is_none()
+    pub(crate) fn is_fragmented(&self) -> bool {
+        self.free_lines * FRAGMENTED_DIVISOR > self.resident * self.shape.page_lines as u64
+            && self.with_run(PageKind::Lists, self.shape.max_lines()).is_none()
     }
 
-    /// A page of lists whose holes would do together what none does alone: if there is no run for the largest list, and
-    /// much of all is free.
-    pub(crate) fn choose_to_press(&mut self, pages: &Pages, guard: &Guard) -> Option<u32> {
-        if !self.is_scattered() {
+    /// A page of lists whose holes would do together what none does alone: if there is no run for
+    /// the largest list, and much of all is free.
+    pub(crate) fn choose_page_to_compact(&mut self, pages: &ResidentPages, guard: &Guard) -> Option<u32> {
+        if !self.is_fragmented() {
             return None;
         }
-        for _ in 0..LOOKS {
-            self.hand = (self.hand + 1) % self.highest().max(1);
-            let meta = &self.metas[self.hand as usize];
-            if !meta.is_used || meta.kind != Kind::Lists {
+        for _ in 0..COMPACT_CANDIDATES {
+            self.compact_hand = (self.compact_hand + 1) % self.end_page().max(1);
+            let meta = &self.metas[self.compact_hand as usize];
+            if !meta.is_used || meta.kind != PageKind::Lists {
                 continue;
             }
-            let free = pages.peek(self.hand, guard).map_or(0, |words| free_of(words, &self.shape));
-            if free.count_ones() as usize > self.shape.largest() {
-                return Some(self.hand);
+            let free =
+                pages.peek(self.compact_hand, guard).map_or(0, |words| free_lines_of(words, &self.shape));
+            if free.count_ones() as usize > self.shape.max_lines() {
+                return Some(self.compact_hand);
             }
         }
         None
     }
 
-    /// A run of so many lines, which count as used: its page and its first line, and the words of the page.
-    pub(crate) fn take<'g>(
+    /// A run of so many lines, which count as used: its page and its first line, and the words of
+    /// the page.
+    pub(crate) fn allocate<'g>(
         &mut self,
-        kind: Kind,
+        kind: PageKind,
         lines: usize,
-        pages: &Pages,
+        pages: &ResidentPages,
         guard: &'g Guard,
     ) -> Option<((u32, usize), &'g [AtomicU64])> {
         let page = match self.with_run(kind, lines) {
             Some(page) => page,
             None => self.add_page(kind, pages)?,
         };
-        let words = self.touch(page, pages, guard)?;
-        let line = first_run(free_of(words, &self.shape), lines)?;
+        let words = self.make_writable(page, pages, guard)?;
+        let line = first_run(free_lines_of(words, &self.shape), lines)?;
         self.set_used(page, words, run_mask(line, lines), true);
         Some(((page, line), words))
     }
@@ -427,7 +427,7 @@ impl Heap {
             return false;
         }
         let more = run_mask(line + lines, to - lines);
-        let is_free = free_of(words, &self.shape) & more == more;
+        let is_free = free_lines_of(words, &self.shape) & more == more;
         if is_free {
             self.set_used(page, words, more, true);
         }
@@ -435,8 +435,15 @@ impl Heap {
     }
 
     /// Gives lines back.
-    pub(crate) fn give(&mut self, page: u32, line: usize, lines: usize, pages: &Pages, guard: &Guard) {
-        let Some(words) = self.touch(page, pages, guard) else { return };
+    pub(crate) fn free(
+        &mut self,
+        page: u32,
+        line: usize,
+        lines: usize,
+        pages: &ResidentPages,
+        guard: &Guard,
+    ) {
+        let Some(words) = self.make_writable(page, pages, guard) else { return };
         self.set_used(page, words, run_mask(line, lines), false);
         if words[0].load(Ordering::Relaxed) == 1 {
             self.unlink(page);
@@ -444,26 +451,27 @@ impl Heap {
             self.free_lines -= self.shape.page_lines as u64 - 1;
             let meta = &mut self.metas[page as usize];
             (meta.is_used, meta.is_dirty) = (false, false);
-            self.freed.push(page);
-            self.unused.push(page);
-            pages.take(page, guard);
+            self.freed_pages.push(page);
+            self.unused_pages.push(page);
+            pages.remove(page, guard);
         }
     }
 
-    /// Takes what a run needs to begin further in front in its page, if there is such a place. What it has itself counts as
-    /// free there. Its first line there, and the words of the page. The run keeps its lines.
-    pub(crate) fn take_before<'g>(
+    /// Takes what a run needs to begin further in front in its page, if there is such a place. What
+    /// it has itself counts as free there. Its first line there, and the words of the page. The run
+    /// keeps its lines.
+    pub(crate) fn allocate_before<'g>(
         &mut self,
         page: u32,
         line: usize,
         lines: usize,
-        pages: &Pages,
+        pages: &ResidentPages,
         guard: &'g Guard,
     ) -> Option<(usize, &'g [AtomicU64])> {
         let own = run_mask(line, lines);
-        let free = free_of(pages.peek(page, guard)?, &self.shape) | own;
+        let free = free_lines_of(pages.peek(page, guard)?, &self.shape) | own;
         let to = first_run(free, lines).filter(|first| *first < line)?;
-        let words = self.touch(page, pages, guard)?;
+        let words = self.make_writable(page, pages, guard)?;
         self.set_used(page, words, run_mask(to, lines) & !own, true);
         Some((to, words))
     }
@@ -478,13 +486,13 @@ impl Heap {
             words[0].store(used & !mask, Ordering::Relaxed);
             self.free_lines += lines;
         }
-        self.relink(page, free_of(words, &self.shape));
+        self.relink(page, free_lines_of(words, &self.shape));
     }
 
     // Checkpoints.
 
-    /// Freezes what is dirty, and adds it to `frozen`. No writer is in the midst of a change.
-    pub(crate) fn freeze(&mut self, frozen: Frozen, pages: &Pages) {
+    /// Freezes the dirty pages and adds them to `frozen`. No change may be under way.
+    pub(crate) fn freeze(&mut self, frozen: FrozenTrie, pages: &ResidentPages) {
         if self.frozen.is_some() {
             return;
         }
@@ -494,39 +502,39 @@ impl Heap {
             let meta = &mut self.metas[*page as usize];
             let counts = meta.is_used && meta.is_dirty;
             (meta.is_frozen, meta.is_dirty) = (meta.is_frozen || counts, false);
-            pages.set_open(*page, false);
+            pages.set_writable(*page, false);
             counts
         });
         dirty.sort_unstable_by(|a, b| b.cmp(a));
-        self.frozen = Some(Frozen {
+        self.frozen = Some(FrozenTrie {
             pages: dirty,
-            freed: std::mem::take(&mut self.freed),
-            page_count: u32::try_from(self.metas.len()).unwrap_or(NONE),
+            freed: std::mem::take(&mut self.freed_pages),
+            page_count: u32::try_from(self.metas.len()).unwrap_or(NO_PAGE),
             ..frozen
         });
     }
 
     /// A frozen page as it was then, to be written.
-    pub(crate) fn thaw(&mut self, page: u32, pages: &Pages, guard: &Guard) -> Option<Box<[u64]>> {
+    pub(crate) fn thaw(&mut self, page: u32, pages: &ResidentPages, guard: &Guard) -> Option<Box<[u64]>> {
         if let Some(copy) = self.frozen.as_mut()?.copies.remove(&page) {
             return Some(copy);
         }
         let words = pages.peek(page, guard)?;
         let meta = &mut self.metas[page as usize];
-        (meta.is_frozen, meta.is_moving) = (false, true);
+        (meta.is_frozen, meta.is_being_written) = (false, true);
         Some(words.iter().map(|word| word.load(Ordering::Relaxed)).collect())
     }
 
     /// A page is on disk as it is.
     #[cfg(test)]
-    pub(crate) fn clean(&mut self, page: u32) {
+    pub(crate) fn mark_clean(&mut self, page: u32) {
         self.metas[page as usize].is_frozen = false;
     }
 
     /// Pages that were thawed are on disk now.
-    pub(crate) fn written(&mut self, pages: &[u32]) {
+    pub(crate) fn mark_written(&mut self, pages: &[u32]) {
         for page in pages {
-            self.metas[*page as usize].is_moving = false;
+            self.metas[*page as usize].is_being_written = false;
         }
     }
 
@@ -552,43 +560,43 @@ mod tests {
     }
 
     /// As a trie that is frozen without a root.
-    fn nothing() -> Frozen {
-        Frozen::nothing(Vec::new())
+    fn nothing() -> FrozenTrie {
+        FrozenTrie::empty(Vec::new())
     }
 
     #[test]
-    fn lines_are_used_once_and_again_after_they_came_back() {
-        let (pages, mut heap) = (Pages::new(64), Heap::new(Shape::NORMAL));
+    fn freed_lines_are_reused() {
+        let (pages, mut heap) = (ResidentPages::new(64), PageHeap::new(TrieShape::NORMAL));
         let guard = &epoch::pin();
         let mut taken: Vec<(u32, usize, usize)> = Vec::new();
         for round in 0..2000usize {
             let lines = 1 + round % 5;
-            let ((page, line), _) = heap.take(Kind::Lists, lines, &pages, guard).unwrap();
+            let ((page, line), _) = heap.allocate(PageKind::Lists, lines, &pages, guard).unwrap();
             let overlaps = |(p, l, n): &(u32, usize, usize)| *p == page && line < l + n && *l < line + lines;
             assert!(line > 0 && line + lines <= 64 && !taken.iter().any(overlaps));
             taken.push((page, line, lines));
             if round % 3 == 2 {
                 let (page, line, lines) = taken.swap_remove(round * 7919 % taken.len());
-                heap.give(page, line, lines, &pages, guard);
+                heap.free(page, line, lines, &pages, guard);
             }
         }
         let used: usize = taken.iter().map(|(_, _, lines)| lines).sum();
         assert!(heap.resident * 63 < used as u64 * 11 / 10, "{} pages for {used} lines", heap.resident);
         for (page, line, lines) in taken {
-            heap.give(page, line, lines, &pages, guard);
+            heap.free(page, line, lines, &pages, guard);
         }
         assert_eq!((heap.resident, heap.free_lines, heap.page_count()), (0, 0, 0));
     }
 
     #[test]
-    fn what_is_frozen_is_written_as_it_was() {
-        let (pages, mut heap) = (Pages::new(64), Heap::new(Shape::NORMAL));
+    fn a_frozen_page_is_written_unchanged() {
+        let (pages, mut heap) = (ResidentPages::new(64), PageHeap::new(TrieShape::NORMAL));
         let guard = &epoch::pin();
-        let ((page, line), _) = heap.take(Kind::Lists, 1, &pages, guard).unwrap();
+        let ((page, line), _) = heap.allocate(PageKind::Lists, 1, &pages, guard).unwrap();
         heap.freeze(nothing(), &pages);
         let then = pages.get(page, guard).unwrap()[0].load(Ordering::Relaxed);
-        heap.give(page, line, 1, &pages, guard); // and with it the page
-        let ((again, _), _) = heap.take(Kind::Lists, 2, &pages, guard).unwrap();
+        heap.free(page, line, 1, &pages, guard); // and with it the page
+        let ((again, _), _) = heap.allocate(PageKind::Lists, 2, &pages, guard).unwrap();
         assert_eq!((again, heap.frozen.as_ref().unwrap().pages.clone()), (page, vec![page]));
         assert_eq!(heap.thaw(page, &pages, guard).unwrap()[0], then);
         heap.frozen = None;
@@ -598,41 +606,41 @@ mod tests {
     }
 
     #[test]
-    fn a_page_is_open_while_it_is_dirty_and_not_frozen() {
-        let (pages, mut heap) = (Pages::new(64), Heap::new(Shape::NORMAL));
+    fn a_page_is_writable_while_it_is_dirty_and_not_frozen() {
+        let (pages, mut heap) = (ResidentPages::new(64), PageHeap::new(TrieShape::NORMAL));
         let guard = &epoch::pin();
-        let ((page, line), _) = heap.take(Kind::Lists, 1, &pages, guard).unwrap();
-        let is_open = || pages.get_open(page, guard).is_some();
+        let ((page, line), _) = heap.allocate(PageKind::Lists, 1, &pages, guard).unwrap();
+        let is_open = || pages.get_writable(page, guard).is_some();
         assert!(is_open() && pages.get(page, guard).is_some());
         heap.freeze(nothing(), &pages);
         assert!(!is_open());
         heap.thaw(page, &pages, guard).unwrap();
         assert!(!is_open());
-        heap.touch(page, &pages, guard).unwrap();
+        heap.make_writable(page, &pages, guard).unwrap();
         assert!(is_open(), "it was changed while it was written");
-        heap.written(&[page]);
+        heap.mark_written(&[page]);
         heap.frozen = None;
         heap.freeze(nothing(), &pages);
-        heap.touch(page, &pages, guard).unwrap();
+        heap.make_writable(page, &pages, guard).unwrap();
         assert!(is_open() && heap.frozen.as_ref().unwrap().copies.contains_key(&page));
-        heap.give(page, line, 1, &pages, guard);
-        assert!(!is_open() && heap.touch(page, &pages, guard).is_none());
+        heap.free(page, line, 1, &pages, guard);
+        assert!(!is_open() && heap.make_writable(page, &pages, guard).is_none());
     }
 
     #[test]
-    fn a_run_moves_to_the_front_and_keeps_its_lines_until_it_gives_them() {
-        let (pages, mut heap) = (Pages::new(64), Heap::new(Shape::NORMAL));
+    fn a_moved_run_keeps_its_old_lines_until_they_are_freed() {
+        let (pages, mut heap) = (ResidentPages::new(64), PageHeap::new(TrieShape::NORMAL));
         let guard = &epoch::pin();
         let [first, run, last] =
-            [2, 3, 1].map(|lines| heap.take(Kind::Lists, lines, &pages, guard).unwrap().0);
+            [2, 3, 1].map(|lines| heap.allocate(PageKind::Lists, lines, &pages, guard).unwrap().0);
         assert_eq!([first.1, run.1, last.1], [1, 3, 6]);
-        heap.give(first.0, first.1, 2, &pages, guard);
-        let (to, words) = heap.take_before(run.0, run.1, 3, &pages, guard).unwrap();
+        heap.free(first.0, first.1, 2, &pages, guard);
+        let (to, words) = heap.allocate_before(run.0, run.1, 3, &pages, guard).unwrap();
         let used = || words[0].load(Ordering::Relaxed);
         assert_eq!((to, used()), (1, 0b111_1111));
-        heap.give(run.0, to + 3, 2, &pages, guard);
+        heap.free(run.0, to + 3, 2, &pages, guard);
         assert_eq!(used(), 0b100_1111);
-        assert!(heap.take_before(run.0, to, 3, &pages, guard).is_none());
+        assert!(heap.allocate_before(run.0, to, 3, &pages, guard).is_none());
         assert_eq!(heap.free_lines, 63 - 4);
     }
 }

@@ -8,8 +8,9 @@
 //!  staged values 8         | number 8, address of the record 5 ...
 //! ```
 //!
-//! Little-endian. Everything is as of the freeze, to the last word, but for the staged values, which replay settles.
-//! Addresses in pages are by slots of segments: the store gives segments their slots again (`ImageSource::slot_of`).
+//! Little-endian. Everything is as of the freeze, to the last word, but for the staged values,
+//! which replay settles. Addresses in pages are by slots of segments: the store gives segments
+//! their slots again (`ImageSource::slot_of`).
 
 use sheaf_base::engine::{ImageSink, ImageSource};
 use sheaf_base::error::Result;
@@ -17,27 +18,27 @@ use sheaf_base::segment::SLOT_COUNT;
 use sheaf_base::sync::epoch;
 
 use crate::engine::CedrusEngine;
-use crate::heap::Frozen;
-use crate::page::MOST_PAGES;
-use crate::shape::Shape;
-use crate::space::{FrozenTable, Place};
-use crate::trie::EMPTY;
+use crate::heap::FrozenTrie;
+use crate::resident_pages::MAX_PAGES;
+use crate::shape::TrieShape;
+use crate::trie::EMPTY_REF;
+use crate::trie_file::{FrozenTable, PageLocation};
 
-const LAYOUT: u8 = 2;
+const LAYOUT_VERSION: u8 = 2;
 
-fn shape_bytes(shape: &Shape) -> [u8; 6] {
+fn shape_bytes(shape: &TrieShape) -> [u8; 6] {
     let small = |n: usize| u8::try_from(n).unwrap_or(u8::MAX);
     [
-        LAYOUT,
+        LAYOUT_VERSION,
         small(shape.root_bits as usize),
         small(shape.node_bits as usize),
-        small(shape.most),
+        small(shape.max_list_entries),
         small(shape.page_lines),
         small(shape.hash_bits as usize),
     ]
 }
 
-fn count_of<T>(items: &[T]) -> [u8; 4] {
+fn encode_count<T>(items: &[T]) -> [u8; 4] {
     u32::try_from(items.len()).unwrap_or(u32::MAX).to_le_bytes()
 }
 
@@ -45,40 +46,40 @@ fn count_of<T>(items: &[T]) -> [u8; 4] {
 pub(crate) fn save(engine: &CedrusEngine, out: &mut dyn ImageSink) -> Result<()> {
     let (table, root, entries, counts) = {
         let heap = engine.trie.heap();
-        let none = Frozen::nothing(vec![(EMPTY, 1 << engine.trie.shape().root_bits)]);
+        let none = FrozenTrie::empty(vec![(EMPTY_REF, 1 << engine.trie.shape().root_bits)]);
         let frozen = heap.frozen.as_ref().unwrap_or(&none);
         debug_assert!(frozen.pages.is_empty(), "the store asks whether it is settled");
         (FrozenTable::of(frozen), frozen.root.clone(), frozen.entries, frozen.counts.clone())
     };
-    let table = engine.space.seal(&table)?;
+    let table = engine.trie_file.finish_checkpoint(&table)?;
     out.put(&shape_bytes(engine.trie.shape()))?;
     out.put(&entries.to_le_bytes())?;
-    out.put(&count_of(&root))?;
+    out.put(&encode_count(&root))?;
     for (reference, times) in root {
         out.put(&reference.to_le_bytes())?;
         out.put(&times.to_le_bytes())?;
     }
-    out.put(&count_of(&table))?;
+    out.put(&encode_count(&table))?;
     for place in table {
         out.put(&place.at.to_le_bytes())?;
         out.put(&place.crc.to_le_bytes())?;
     }
     let held: Vec<(u32, u64)> = (0..).zip(counts).filter(|(_, count)| *count > 0).collect();
-    out.put(&count_of(&held))?;
+    out.put(&encode_count(&held))?;
     for (slot, count) in held {
         out.put(&slot.to_le_bytes())?;
         out.put(&count.to_le_bytes())?;
     }
-    engine.accounts.save(out)
+    engine.accounting.save(out)
 }
 
-fn u32_of(image: &mut dyn ImageSource) -> Result<u32> {
+fn read_u32(image: &mut dyn ImageSource) -> Result<u32> {
     let mut bytes = [0; 4];
     image.fill(&mut bytes)?;
     Ok(u32::from_le_bytes(bytes))
 }
 
-fn u64_of(image: &mut dyn ImageSource) -> Result<u64> {
+fn read_u64(image: &mut dyn ImageSource) -> Result<u64> {
     let mut bytes = [0; 8];
     image.fill(&mut bytes)?;
     Ok(u64::from_le_bytes(bytes))
@@ -90,74 +91,74 @@ pub(crate) fn restore(engine: &CedrusEngine, image: &mut dyn ImageSource) -> Res
     let mut head = [0; 6];
     image.fill(&mut head)?;
     if let Some((got, _)) = head.iter().zip(shape_bytes(shape)).find(|(got, expected)| *got != expected) {
-        return Err(image.nonsense("layout", u64::from(*got)));
+        return Err(image.invalid_field("layout", u64::from(*got)));
     }
-    let entries = u64_of(image)?;
-    let root = root_of(image, 1u32 << shape.root_bits)?;
-    let pages = u32_of(image)?;
-    if pages > MOST_PAGES {
-        return Err(image.nonsense("pages", u64::from(pages)));
+    let entries = read_u64(image)?;
+    let root = read_root(image, 1u32 << shape.root_bits)?;
+    let pages = read_u32(image)?;
+    if pages > MAX_PAGES {
+        return Err(image.invalid_field("pages", u64::from(pages)));
     }
     let mut table = Vec::new();
     for _ in 0..pages {
-        table.push(Place { at: u32_of(image)?, crc: u32_of(image)? });
+        table.push(PageLocation { at: read_u32(image)?, crc: read_u32(image)? });
     }
     let mut places: Vec<u32> = table.iter().map(|place| place.at).filter(|at| *at > 0).collect();
     places.sort_unstable();
     if let Some(twice) = places.windows(2).find(|pair| pair[0] == pair[1]) {
-        return Err(image.nonsense("place", u64::from(twice[0])));
+        return Err(image.invalid_field("place", u64::from(twice[0])));
     }
-    let counts = counts_of(engine, image, entries)?;
-    engine.accounts.restore(image)?;
+    let counts = read_counts(engine, image, entries)?;
+    engine.accounting.restore(image)?;
     let is_used = table.iter().map(|place| place.at > 0);
     engine.trie.restore(is_used, &root, entries, &counts);
-    engine.space.restore(table)
+    engine.trie_file.restore(table)
 }
 
-fn root_of(image: &mut dyn ImageSource, len: u32) -> Result<Vec<(u32, u32)>> {
+fn read_root(image: &mut dyn ImageSource, len: u32) -> Result<Vec<(u32, u32)>> {
     let (mut root, mut digits) = (Vec::new(), 0);
-    for _ in 0..u32_of(image)? {
-        let (reference, times) = (u32_of(image)?, u32_of(image)?);
+    for _ in 0..read_u32(image)? {
+        let (reference, times) = (read_u32(image)?, read_u32(image)?);
         if times == 0 || times > len - digits {
-            return Err(image.nonsense("root run length", u64::from(times)));
+            return Err(image.invalid_field("root run length", u64::from(times)));
         }
         digits += times;
         root.push((reference, times));
     }
     if digits < len {
-        return Err(image.nonsense("root", u64::from(digits)));
+        return Err(image.invalid_field("root", u64::from(digits)));
     }
     Ok(root)
 }
 
 /// Entries in each slot's segment, which are accounted there by the mean frame of the segment.
-fn counts_of(engine: &CedrusEngine, image: &mut dyn ImageSource, entries: u64) -> Result<Vec<u64>> {
+fn read_counts(engine: &CedrusEngine, image: &mut dyn ImageSource, entries: u64) -> Result<Vec<u64>> {
     let guard = &epoch::pin();
     let mut counts: Vec<u64> = Vec::new();
     let mut all = 0u64;
-    for _ in 0..u32_of(image)? {
-        let (slot, count) = (u32_of(image)?, u64_of(image)?);
+    for _ in 0..read_u32(image)? {
+        let (slot, count) = (read_u32(image)?, read_u64(image)?);
         let index = slot as usize;
         all = all.saturating_add(count);
         if index >= SLOT_COUNT || index < counts.len() || all > entries {
-            return Err(image.nonsense("slot", u64::from(slot)));
+            return Err(image.invalid_field("slot", u64::from(slot)));
         }
         counts.resize(index + 1, 0);
         counts[index] = count;
         let Some(now) = image.slot_of(slot) else {
-            engine.owed.lose(slot); // what was there is replayed
+            engine.deferred_replay.mark_slot_gone(slot); // what was there is replayed
             continue;
         };
         if now != slot {
-            return Err(image.nonsense("segment slot", u64::from(now)));
+            return Err(image.invalid_field("segment slot", u64::from(now)));
         }
-        if let Some(segment) = engine.ground.segments.at(slot, guard) {
+        if let Some(segment) = engine.context.segments.at(slot, guard) {
             let bytes = count.saturating_mul(segment.mean_frame());
-            segment.account(i64::try_from(bytes).unwrap_or(i64::MAX));
+            segment.add_live(i64::try_from(bytes).unwrap_or(i64::MAX));
         }
     }
     if all != entries {
-        return Err(image.nonsense("entries", all));
+        return Err(image.invalid_field("entries", all));
     }
     Ok(counts)
 }

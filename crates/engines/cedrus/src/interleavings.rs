@@ -11,7 +11,7 @@ use sheaf_base::blob::Blobs;
 use sheaf_base::disk::Disk;
 use sheaf_base::disk::sim::SimDisk;
 use sheaf_base::engine::Engine;
-use sheaf_base::ground::{Ground, Home};
+use sheaf_base::engine_context::{EngineContext, EngineDir};
 use sheaf_base::options::EngineOptions;
 use sheaf_base::segment::Address;
 use sheaf_base::sync::atomic::Ordering;
@@ -20,13 +20,13 @@ use sheaf_base::types::{KeyspaceId, Seq, StoreId};
 use sheaf_base::views::Views;
 
 use crate::engine::CedrusEngine;
-use crate::heap::Frozen;
-use crate::list::Entry;
-use crate::page::Pages;
-use crate::paged::Paged;
-use crate::shape::{LINE_WORDS, Shape};
-use crate::space::FrozenTable;
+use crate::entry_list::TrieEntry;
+use crate::heap::FrozenTrie;
+use crate::paged_trie::PagedTrie;
+use crate::resident_pages::ResidentPages;
+use crate::shape::{LINE_WORDS, TrieShape};
 use crate::trie::Trie;
+use crate::trie_file::FrozenTable;
 
 /// Hashes that share their first bits: what is added splits the list, and a node comes below it.
 fn hash(n: u64) -> u32 {
@@ -39,27 +39,28 @@ fn place(n: u64) -> Address {
 }
 
 /// A trie with these hashes, at places by their numbers.
-fn trie(shape: Shape, hashes: impl Iterator<Item = u32>) -> Trie {
+fn trie(shape: TrieShape, hashes: impl Iterator<Item = u32>) -> Trie {
     let trie = Trie::new(shape);
     let guard = &epoch::pin();
-    let add = |(n, hash)| trie.insert(Entry::new(hash, place(n)), guard).expect("it is in memory");
+    let add = |(n, hash)| trie.insert(TrieEntry::new(hash, place(n)), guard).expect("it is in memory");
     (0..).zip(hashes).for_each(add);
     trie
 }
 
 fn filled(count: u64) -> Arc<Trie> {
-    Arc::new(trie(Shape::TINY, (0..count).map(hash)))
+    Arc::new(trie(TrieShape::TINY, (0..count).map(hash)))
 }
 
 fn holds(trie: &Trie, n: u64, address: Address) -> bool {
     trie.find(hash(n), &epoch::pin(), |_| {}).expect("it is in memory").contains(&address)
 }
 
-/// Adds some, takes others out, points one elsewhere: lists split, become one again, and give their lines back.
+/// Adds some, takes others out, points one elsewhere: lists split, become one again, and give their
+/// lines back.
 fn change(trie: &Trie, from: u64, to: u64) {
     let guard = &epoch::pin();
     for n in from..to {
-        trie.insert(Entry::new(hash(n), place(n)), guard).expect("it is in memory");
+        trie.insert(TrieEntry::new(hash(n), place(n)), guard).expect("it is in memory");
     }
     for n in from..to {
         assert_eq!(trie.remove(hash(n), place(n), guard), Ok(true));
@@ -68,7 +69,7 @@ fn change(trie: &Trie, from: u64, to: u64) {
 }
 
 #[test]
-fn what_stays_is_found_beside_splits_merges_and_moves() {
+fn unchanged_entries_are_found_during_splits_merges_and_relocations() {
     explore(2000, || {
         let trie = filled(3);
         let writer = {
@@ -85,7 +86,7 @@ fn what_stays_is_found_beside_splits_merges_and_moves() {
 }
 
 #[test]
-fn a_walk_beside_changes_yields_what_stays_once() {
+fn a_walk_during_changes_yields_unchanged_entries_once() {
     explore(2000, || {
         let trie = filled(3);
         let writer = {
@@ -116,7 +117,7 @@ fn two_writers_of_different_keys_lose_nothing() {
                 let guard = &epoch::pin();
                 let own = || (3..11).filter(|n| n % 2 == writer);
                 for n in own() {
-                    trie.insert(Entry::new(hash(n), place(n)), guard).expect("it is in memory");
+                    trie.insert(TrieEntry::new(hash(n), place(n)), guard).expect("it is in memory");
                     assert!(holds(&trie, n, place(n)));
                 }
                 let from = place(writer);
@@ -136,18 +137,18 @@ fn two_writers_of_different_keys_lose_nothing() {
 }
 
 /// None of it is in memory.
-fn paged() -> Arc<Paged> {
-    Arc::new(Paged::new(trie(Shape::TINY, (0..6).map(hash))))
+fn paged_trie() -> Arc<PagedTrie> {
+    Arc::new(PagedTrie::new(trie(TrieShape::TINY, (0..6).map(hash))))
 }
 
 #[test]
-fn what_was_looked_at_can_be_changed_beside_evictions() {
+fn a_visited_page_can_be_changed_during_evictions() {
     explore(2000, || {
-        let world = paged();
+        let world = paged_trie();
         let others = [(), ()].map(|()| {
             let world = Arc::clone(&world);
             thread::spawn(move || {
-                world.turn_over();
+                world.checkpoint_and_evict();
                 assert_eq!(world.find(hash(5), &epoch::pin())[..], [place(5)]);
             })
         });
@@ -160,15 +161,15 @@ fn what_was_looked_at_can_be_changed_beside_evictions() {
 }
 
 #[test]
-fn a_page_that_was_read_before_it_changed_does_not_come_back() {
+fn an_outdated_read_of_a_page_is_discarded() {
     explore(2000, || {
-        let world = paged();
+        let world = paged_trie();
         let reader = {
             let world = Arc::clone(&world);
             thread::spawn(move || drop(world.find(hash(0), &epoch::pin())))
         };
         world.replace(hash(0), place(0), place(50));
-        world.turn_over();
+        world.checkpoint_and_evict();
         reader.join().expect("it finds");
         assert_eq!(world.find(hash(0), &epoch::pin())[..], [place(50)]);
     });
@@ -179,13 +180,13 @@ fn other_hash(n: u64) -> u32 {
     hash(n) | 0x8000_0000
 }
 
-/// Writers of two shards take and give lines of the same pages, while a checkpoint copies the pages,
-/// evicts them, and readers bring them back.
+/// Writers of two shards take and give lines of the same pages, while a checkpoint copies the
+/// pages, evicts them, and readers bring them back.
 #[test]
-fn writers_of_two_shards_share_pages_that_come_and_go() {
+fn writers_of_two_shards_share_pages_during_evictions() {
     explore(2000, || {
         let hashes = (0..3).map(hash).chain((3..6).map(other_hash));
-        let world = Arc::new(Paged::new(trie(Shape::TINY, hashes)));
+        let world = Arc::new(PagedTrie::new(trie(TrieShape::TINY, hashes)));
         let writers = [(hash as fn(u64) -> u32, 0), (other_hash as fn(u64) -> u32, 3)].map(|(hash, from)| {
             let world = Arc::clone(&world);
             thread::spawn(move || {
@@ -196,7 +197,7 @@ fn writers_of_two_shards_share_pages_that_come_and_go() {
         });
         let mover = {
             let world = Arc::clone(&world);
-            thread::spawn(move || world.turn_over())
+            thread::spawn(move || world.checkpoint_and_evict())
         };
         assert_eq!(world.find(hash(2), &epoch::pin())[..], [place(2)]);
         assert_eq!(world.find(other_hash(5), &epoch::pin())[..], [place(5)]);
@@ -210,22 +211,22 @@ fn writers_of_two_shards_share_pages_that_come_and_go() {
             assert_eq!(world.find(other_hash(n + 3), guard).first().copied(), at);
         }
         assert_eq!(world.trie.len(), 8);
-        crate::check::survey(&world.trie);
+        crate::check::check_trie(&world.trie);
     });
 }
 
 /// Writers of two shards come to a list that an older version left in both.
 #[test]
-fn two_writers_divide_a_list_of_both_shards() {
+fn two_writers_split_a_list_of_both_shards() {
     explore(2000, || {
         let entries = [(0, hash(0)), (1, hash(1)), (2, other_hash(2))].map(|(n, hash)| (hash, place(n)));
-        let trie = Arc::new(Trie::without_shards(Shape::TINY, entries));
+        let trie = Arc::new(Trie::without_shards(TrieShape::TINY, entries));
         let writers = [(hash as fn(u64) -> u32, 0), (other_hash as fn(u64) -> u32, 2)].map(|(hash, n)| {
             let trie = Arc::clone(&trie);
             thread::spawn(move || {
                 let guard = &epoch::pin();
                 assert_eq!(trie.replace(hash(n), place(n), place(n + 50), guard), Ok(true));
-                trie.insert(Entry::new(hash(n + 10), place(n + 10)), guard).expect("it is in memory");
+                trie.insert(TrieEntry::new(hash(n + 10), place(n + 10)), guard).expect("it is in memory");
             })
         });
         assert!(holds(&trie, 1, place(1)));
@@ -235,21 +236,22 @@ fn two_writers_divide_a_list_of_both_shards() {
         for (n, at) in [(2, 52), (12, 12)] {
             assert_eq!(trie.find(other_hash(n), guard, |_| {}).expect("it is in memory")[..], [place(at)]);
         }
-        assert_eq!(crate::check::survey(&trie).entries.len(), 5);
+        assert_eq!(crate::check::check_trie(&trie).entries.len(), 5);
     });
 }
 
-/// Who found a page under a guard reads it whole while others take it out and give its memory back to the system.
+/// Who found a page under a guard reads it whole while others take it out and give its memory back
+/// to the system.
 #[test]
-fn memory_is_given_back_after_its_readers() {
+fn memory_is_released_after_its_readers() {
     const WORDS: usize = 512;
-    let put = |pages: &Pages, stamp| {
-        let fresh = pages.fresh();
+    let put = |pages: &ResidentPages, stamp| {
+        let fresh = pages.new_page();
         [0, WORDS - 1].into_iter().for_each(|word| fresh.words()[word].store(stamp, Ordering::Relaxed));
         pages.put(3, fresh);
     };
     explore(300, move || {
-        let pages = Arc::new(Pages::new(WORDS / LINE_WORDS));
+        let pages = Arc::new(ResidentPages::new(WORDS / LINE_WORDS));
         put(&pages, 1);
         let readers = [(), ()].map(|()| {
             let pages = Arc::clone(&pages);
@@ -277,33 +279,34 @@ fn engine() -> Arc<CedrusEngine> {
     disk.create_dir(dir).expect("it is made");
     disk.create_dir(&dir.join("blobs")).expect("it is made");
     let blobs = Blobs::new(Arc::clone(&disk), dir.join("blobs"), 1, StoreId(1), true);
-    let home = Home::new(disk, dir, false);
-    let ground = Ground::new(blobs, 1 << 22, 7, true).with_home(home, true);
-    Arc::new(CedrusEngine::new(Arc::new(ground), KeyspaceId(1), &EngineOptions::default()))
+    let engine_dir = EngineDir::new(disk, dir, false);
+    let context = EngineContext::new(blobs, 1 << 22, 7, true).with_engine_dir(engine_dir, true);
+    Arc::new(CedrusEngine::new(Arc::new(context), KeyspaceId(1), &EngineOptions::default()))
 }
 
-/// The store ends a checkpoint when the engine says that all is written; any thread may find that, also one that waits for room
-/// while the background is in the midst of a write.
+/// The store ends a checkpoint when the engine says that all is written; any thread may find that,
+/// also one that waits for room while the background is in the midst of a write.
 #[test]
-fn a_checkpoint_is_not_settled_while_somebody_writes() {
+fn a_checkpoint_is_not_flushed_while_a_thread_writes() {
     explore(500, || {
         let engine = engine();
         let guard = &epoch::pin();
-        (0..40).for_each(|n| engine.trie.insert(Entry::new(hash(n), place(n)), guard).expect("it is new"));
+        (0..40)
+            .for_each(|n| engine.trie.insert(TrieEntry::new(hash(n), place(n)), guard).expect("it is new"));
         engine.freeze();
         let movers = [(), ()].map(|()| {
             let engine = Arc::clone(&engine);
             thread::spawn(move || {
-                while engine.work(&Views::default(), Seq(1)).expect("it writes") {}
-                if engine.is_settled() {
+                while engine.maintain(&Views::default(), Seq(1)).expect("it writes") {}
+                if engine.is_flushed() {
                     let frozen =
-                        FrozenTable::of(engine.trie.heap().frozen.as_ref().unwrap_or(&Frozen::default()));
-                    let table = engine.space.seal(&frozen).expect("it is synced");
+                        FrozenTable::of(engine.trie.heap().frozen.as_ref().unwrap_or(&FrozenTrie::default()));
+                    let table = engine.trie_file.finish_checkpoint(&frozen).expect("it is synced");
                     assert!(table.len() > 1 && table.iter().all(|place| place.at > 0), "{table:?}");
                 }
             })
         });
         movers.into_iter().for_each(|mover| mover.join().expect("it moves"));
-        assert!(engine.is_settled());
+        assert!(engine.is_flushed());
     });
 }

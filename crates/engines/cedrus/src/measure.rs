@@ -1,28 +1,29 @@
 //! # Measuring tries without data
 //!
-//! Grows tries of random hashes and says how large they are, as the paper does for its Figure 4; and a model that says so of any
-//! number of keys. For the example `footprint`.
+//! Grows tries of random hashes and says how large they are, as the paper does for its Figure 4;
+//! and a model that says so of any number of keys. For the example `footprint`.
 
 use sheaf_base::segment::Address;
 use sheaf_base::sync::epoch;
 
-use crate::list::Entry;
-use crate::shape::{HASH_BITS, LINE, Shape};
+use crate::entry_list::TrieEntry;
+use crate::shape::{HASH_BITS, LINE_BYTES, TrieShape};
 use crate::trie::Trie;
 
 /// A trie of some size.
 #[derive(Clone, Copy, Debug)]
-pub struct Measured {
+pub struct TrieMeasurement {
     /// Bytes of its pages and its root, per key.
     pub bytes_per_key: f64,
     /// Nodes on the way to a key, the root among them, on average.
-    pub path: f64,
+    pub nodes_per_path: f64,
     /// How full lists are, as a part of the most that they may have.
-    pub lists: f64,
+    pub list_fill: f64,
     /// How full pages are.
-    pub fill: f64,
-    /// The part of the nodes' references, the root's among them, that lead somewhere: the paper's slot utilisation.
-    pub slots: f64,
+    pub page_fill: f64,
+    /// The part of the nodes' references, the root's among them, that lead somewhere: the paper's
+    /// slot utilisation.
+    pub reference_fill: f64,
 }
 
 fn mix(n: u64) -> u64 {
@@ -34,14 +35,14 @@ fn mix(n: u64) -> u64 {
 
 /// A trie that grows, measured at each of `sizes`, which ascend.
 #[must_use]
-pub fn grow(shape: Shape, sizes: &[u64]) -> Vec<(u64, Measured)> {
+pub fn measure_growth(shape: TrieShape, sizes: &[u64]) -> Vec<(u64, TrieMeasurement)> {
     let trie = Trie::new(shape);
     let mut from = 0;
     let mut all = Vec::new();
     for size in sizes {
         for n in from..*size {
             // No key, so no record: any address does.
-            let entry = Entry::new(shape.cut(mix(n)), Address::from_bits((n + 1) * 8));
+            let entry = TrieEntry::new(shape.truncate_hash(mix(n)), Address::from_bits((n + 1) * 8));
             let grown = trie.insert(entry, &epoch::pin());
             debug_assert!(grown.is_ok(), "all of it is in memory");
         }
@@ -52,13 +53,13 @@ pub fn grow(shape: Shape, sizes: &[u64]) -> Vec<(u64, Measured)> {
 }
 
 #[allow(clippy::cast_precision_loss)]
-fn measure(trie: &Trie) -> Measured {
+fn measure(trie: &Trie) -> TrieMeasurement {
     let (mut from, mut piece) = (0, Vec::new());
     let (mut lists, mut path) = (0u64, 0u64);
     let mut references = [0u64; 2];
     loop {
         let guard = &epoch::pin();
-        let Ok((last, level)) = trie.visit_at(from, guard, &mut piece) else { break };
+        let Ok((last, level)) = trie.visit_with_level(from, guard, &mut piece) else { break };
         lists += u64::from(!piece.is_empty());
         path += level as u64 * piece.len() as u64;
         let depth = (0..level).fold(0, |depth, _| depth + trie.shape().digit_bits(depth));
@@ -74,12 +75,12 @@ fn measure(trie: &Trie) -> Measured {
     let (of_root, of_node) =
         (f64::from(1u32 << trie.shape().root_bits), f64::from(1u32 << trie.shape().node_bits));
     let nodes = (empty + taken - of_root) / (of_node - 1.0);
-    Measured {
+    TrieMeasurement {
         bytes_per_key: trie.bytes() as f64 / keys,
-        path: path as f64 / keys,
-        lists: keys / lists.max(1) as f64 / trie.shape().most as f64,
-        fill: trie.fill(),
-        slots: (taken + nodes) / (empty + taken + nodes),
+        nodes_per_path: path as f64 / keys,
+        list_fill: keys / lists.max(1) as f64 / trie.shape().max_list_entries as f64,
+        page_fill: trie.fill_ratio(),
+        reference_fill: (taken + nodes) / (empty + taken + nodes),
     }
 }
 
@@ -93,39 +94,40 @@ pub fn poisson(mean: f64, k: usize) -> f64 {
 
 /// What the model says of a trie of some size.
 #[derive(Clone, Copy, Debug)]
-pub struct Modelled {
+pub struct TrieEstimate {
     /// As measured.
     pub bytes_per_key: f64,
     /// Nodes on the way to a key, the root among them.
-    pub path: f64,
+    pub nodes_per_path: f64,
     /// How full lists are.
-    pub lists: f64,
+    pub list_fill: f64,
     /// Records of other keys that a look-up of a missing key reads, which have all of its hash.
-    pub strangers: f64,
+    pub foreign_records: f64,
 }
 
-/// A trie of `keys` keys whose pages are full by `fill`, from probabilities and nothing else: a range of 2^-d of all hashes has
-/// a number of keys that is Poisson distributed; a list stands for a range if it has at most `most` keys and the range twice as
-/// large has more.
+/// A trie of `keys` keys whose pages are full by `fill`, from probabilities and nothing else: a
+/// range of 2^-d of all hashes has a number of keys that is Poisson distributed; a list stands for
+/// a range if it has at most `most` keys and the range twice as large has more.
 #[must_use]
 #[allow(clippy::cast_precision_loss)]
-pub fn model(shape: &Shape, keys: f64, fill: f64) -> Modelled {
+pub fn estimate(shape: &TrieShape, keys: f64, fill: f64) -> TrieEstimate {
     let (mut bytes, mut path, mut lists, mut in_lists) = (0.0, 0.0, 0.0, 0.0);
     let mut node_at = shape.root_bits;
     let mut level = 1.0;
     for bits in 0..=HASH_BITS {
         let ranges = 2f64.powf(f64::from(bits));
         let mean = keys / ranges;
-        if mean > 40.0 * shape.most as f64 || (bits > 0 && keys / ranges * 2.0 < 1e-6) {
+        if mean > 40.0 * shape.max_list_entries as f64 || (bits > 0 && keys / ranges * 2.0 < 1e-6) {
             continue;
         }
         if bits > shape.root_bits && bits > node_at {
             level += 1.0;
             node_at += shape.digit_bits(node_at);
         }
-        // A list of this range: it fits, and with the neighbour it does not (or there is nothing above).
+        // A list of this range: it fits, and with the neighbour it does not (or there is nothing
+        // above).
         let mut lines = 0.0;
-        for own in 1..=shape.most {
+        for own in 1..=shape.max_list_entries {
             let chance = poisson(mean, own);
             if chance < 1e-12 {
                 continue;
@@ -133,7 +135,7 @@ pub fn model(shape: &Shape, keys: f64, fill: f64) -> Modelled {
             let beside: f64 = if bits == 0 {
                 1.0
             } else {
-                1.0 - (0..=shape.most - own).map(|other| poisson(mean, other)).sum::<f64>()
+                1.0 - (0..=shape.max_list_entries - own).map(|other| poisson(mean, other)).sum::<f64>()
             };
             let there = ranges * chance * beside.max(0.0);
             lines += there * shape.list_lines(bits, own) as f64;
@@ -141,64 +143,66 @@ pub fn model(shape: &Shape, keys: f64, fill: f64) -> Modelled {
             in_lists += there * own as f64;
             path += there * own as f64 * level;
         }
-        bytes += lines * LINE as f64;
+        bytes += lines * LINE_BYTES as f64;
         // A node begins where a range has more than one list can have.
         let begins = bits == shape.root_bits
             || bits > shape.root_bits && (bits - shape.root_bits).is_multiple_of(shape.node_bits);
         if begins && bits < HASH_BITS {
-            let fits: f64 = (0..=shape.most).map(|k| poisson(mean, k)).sum();
-            bytes += ranges * (1.0 - fits).max(0.0) * (shape.node_lines() * LINE) as f64;
+            let fits: f64 = (0..=shape.max_list_entries).map(|k| poisson(mean, k)).sum();
+            bytes += ranges * (1.0 - fits).max(0.0) * (shape.node_lines() * LINE_BYTES) as f64;
         }
     }
     let root = f64::from(4u32 << shape.root_bits);
     let heads = shape.page_lines as f64 / (shape.page_lines as f64 - 1.0);
-    Modelled {
+    TrieEstimate {
         bytes_per_key: (bytes * heads / fill + root) / keys,
-        path: path / in_lists.max(1.0),
-        lists: in_lists / lists.max(1.0) / shape.most as f64,
-        strangers: keys / 2f64.powf(f64::from(shape.hash_bits)),
+        nodes_per_path: path / in_lists.max(1.0),
+        list_fill: in_lists / lists.max(1.0) / shape.max_list_entries as f64,
+        foreign_records: keys / 2f64.powf(f64::from(shape.hash_bits)),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::page::MOST_PAGES;
+    use crate::resident_pages::MAX_PAGES;
 
     #[test]
     fn the_model_is_near_real_tries() {
-        for (size, real) in grow(Shape::NORMAL, &[100_000, 180_000, 400_000, 1_000_000]) {
-            let model = model(&Shape::NORMAL, size as f64, real.fill);
+        for (size, real) in measure_growth(TrieShape::NORMAL, &[100_000, 180_000, 400_000, 1_000_000]) {
+            let model = estimate(&TrieShape::NORMAL, size as f64, real.page_fill);
             assert!(
                 (real.bytes_per_key / model.bytes_per_key - 1.0).abs() < 0.05,
                 "{size}: {real:?}, {model:?}"
             );
-            assert!((real.path - model.path).abs() < 0.1, "{size}: {real:?}, {model:?}");
+            assert!((real.nodes_per_path - model.nodes_per_path).abs() < 0.1, "{size}: {real:?}, {model:?}");
         }
     }
 
-    /// As far as references reach: 2^25 pages of 4 KiB. The last digit serves a few keys by then, and no list is a chain.
+    /// As far as references reach: 2^25 pages of 4 KiB. The last digit serves a few keys by then,
+    /// and no list is a chain.
     #[test]
     fn a_key_takes_few_bytes_up_to_ten_to_the_ten_keys() {
         let mut keys = 1e5;
         while keys <= 1.01e10 {
-            let model = model(&Shape::NORMAL, keys, 0.93);
+            let model = estimate(&TrieShape::NORMAL, keys, 0.93);
             assert!(model.bytes_per_key < 13.0, "{keys}: {model:?}");
-            assert!(model.bytes_per_key * keys < f64::from(MOST_PAGES) * 4096.0, "{keys}: {model:?}");
-            assert!(model.lists > 0.55 && model.path < 6.1, "{keys}: {model:?}");
+            assert!(model.bytes_per_key * keys < f64::from(MAX_PAGES) * 4096.0, "{keys}: {model:?}");
+            assert!(model.list_fill > 0.55 && model.nodes_per_path < 6.1, "{keys}: {model:?}");
             keys *= 10f64.powf(0.125);
         }
-        let at = |keys| model(&Shape::NORMAL, keys, 0.93).strangers;
+        let at = |keys| estimate(&TrieShape::NORMAL, keys, 0.93).foreign_records;
         assert!(at(1e8) < 0.03 && at(1e9) < 0.25 && at(1e10) < 2.4);
     }
 
-    /// Digits nearly used up, as they are at 10^9 and 10^10 keys, in a trie that is smaller by as many bits.
+    /// Digits nearly used up, as they are at 10^9 and 10^10 keys, in a trie that is smaller by as
+    /// many bits.
     #[test]
-    fn a_trie_whose_digits_are_nearly_used_up_is_sound() {
+    fn a_trie_with_few_unused_digits_stays_small() {
         for (bits, keys) in [(18, 60_000), (16, 152_000)] {
-            let shape = Shape { hash_bits: bits, ..Shape::NORMAL };
-            let (_, real) = grow(shape, &[keys])[0];
-            assert!(real.bytes_per_key < 13.0 && real.path < 2.1, "{bits} bits: {real:?}");
+            let shape = TrieShape { hash_bits: bits, ..TrieShape::NORMAL };
+            let (_, real) = measure_growth(shape, &[keys])[0];
+            assert!(real.bytes_per_key < 13.0 && real.nodes_per_path < 2.1, "{bits} bits: {real:?}");
         }
     }
 }

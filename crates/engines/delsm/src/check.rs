@@ -1,25 +1,26 @@
 //! # Check: reads everything that a keyspace has on disk
 //!
-//! Flushes, merges and moves go on meanwhile. A manifest that is not right is read again while none is written. A version is held: its lists and packs are open files that never change. Values move
+//! Flushes, merges and moves go on meanwhile. A manifest that is not right is read again while none
+//! is written. A version is held: its lists and packs are open files that never change. Values move
 //! on and go; one that is missing is looked for in the newest version, while nothing moves.
 
 use std::sync::Arc;
 
 use sheaf_base::blob::BlobRef;
+use sheaf_base::blob_reader::OpenBlob;
+use sheaf_base::double_slot::DoubleSlot;
 use sheaf_base::error::{Damage, Error, Result};
-use sheaf_base::pair::Pair;
-use sheaf_base::value::ValueFile;
 
 use crate::engine::DelsmEngine;
-use crate::list::{Item, What};
-use crate::manifest::Manifest;
-use crate::names;
-use crate::tree::{Shelf, Table, Version};
+use crate::file_names;
+use crate::list::{ListEntry, ValueRef};
+use crate::manifest::TableManifest;
+use crate::tree::{KeyspaceContext, Table, Version};
 
 /// The error for a pack that a list names and the manifest does not.
-pub(crate) fn no_such_pack(shelf: &Shelf, pack: u64) -> Error {
+pub(crate) fn missing_pack_error(keyspace: &KeyspaceContext, pack: u64) -> Error {
     Error::corrupt(
-        &shelf.path.join(names::pack_name(pack)),
+        &keyspace.path.join(file_names::pack_name(pack)),
         0,
         Damage::BadField { field: "pack", value: pack },
     )
@@ -39,9 +40,9 @@ impl DelsmEngine {
         for table in version.tables() {
             table.list.check_head().unwrap_or_else(&mut *report);
             for block in 0..table.list.block_count() {
-                let items = table.list.items(block).map_err(&mut *report).unwrap_or_default();
+                let items = table.list.entries_of_block(block).map_err(&mut *report).unwrap_or_default();
                 for item in items {
-                    step(read_for(&item))?;
+                    step(value_bytes_of(&item))?;
                     if let Err(error) = self.check_item(&version, table, &item) {
                         report(error);
                     }
@@ -52,46 +53,52 @@ impl DelsmEngine {
     }
 
     fn check_manifest(&self, report: &mut dyn FnMut(Error)) {
-        let Some(home) = self.shelf.ground.home.as_ref().filter(|_| self.work.lock().generation > 1) else {
+        let Some(engine_dir) =
+            self.keyspace.context.engine_dir.as_ref().filter(|_| self.work.lock().generation > 1)
+        else {
             return;
         };
-        let (pair, mut findings) = (Pair::new(Arc::clone(&home.disk), &self.shelf.path), Vec::new());
-        pair.check::<Manifest>(&mut |error| findings.push(error));
+        let (pair, mut findings) =
+            (DoubleSlot::new(Arc::clone(&engine_dir.disk), &self.keyspace.path), Vec::new());
+        pair.check::<TableManifest>(&mut |error| findings.push(error));
         if !findings.is_empty() {
             findings.clear();
             let _work = self.work.lock(); // a slot may have been written just then, and none is now
-            pair.check::<Manifest>(&mut |error| findings.push(error));
+            pair.check::<TableManifest>(&mut |error| findings.push(error));
         }
         findings.into_iter().for_each(report);
     }
 
-    fn check_item(&self, version: &Version, table: &Table, item: &Item) -> Result<()> {
-        match item.what {
-            What::Gone => Ok(()),
-            What::Packed { pack, offset, len, sum } => match version.packs.get(&pack) {
-                None => Err(no_such_pack(&self.shelf, pack)),
+    fn check_item(&self, version: &Version, table: &Table, item: &ListEntry) -> Result<()> {
+        match item.value {
+            ValueRef::Removed => Ok(()),
+            ValueRef::Packed { pack, offset, len, sum } => match version.packs.get(&pack) {
+                None => Err(missing_pack_error(&self.keyspace, pack)),
                 Some(pack) => pack.read(offset, len, sum, |_| ()),
             },
-            What::File { blob, home } => {
-                let file = match table.file(&item.key, &blob, home)? {
+            ValueRef::File { blob, location } => {
+                let file = match table.open_blob(&item.key, &blob, location)? {
                     Some(file) => Some(file),
-                    None => self.find_again(item, &blob)?,
+                    None => self.find_in_newest(item, &blob)?,
                 };
                 file.map_or(Ok(()), |file| file.check().map(drop))
             }
         }
     }
 
-    /// Where a value is that a version names and that is not there: it has moved on, or, if there is none, it went after something
-    /// superseded it.
-    fn find_again(&self, item: &Item, blob: &BlobRef) -> Result<Option<ValueFile>> {
+    /// Where a value is that a version names and that is not there: it has moved on, or, if there
+    /// is none, it went after something superseded it.
+    fn find_in_newest(&self, item: &ListEntry, blob: &BlobRef) -> Result<Option<OpenBlob>> {
         let _work = self.work.lock(); // no file moves meanwhile
-        let (version, hash) = (self.version(), self.shelf.hash(&item.key));
+        let (version, hash) = (self.version(), self.keyspace.hash(&item.key));
         for table in version.tables().filter(|table| table.overlaps(&item.key, &item.key)) {
             match table.list.find(hash, &item.key, item.seq)? {
-                Some((seq, What::File { blob: now, home })) if seq == item.seq && now.id == blob.id => {
-                    let file = table.file(&item.key, blob, home)?;
-                    return file.map_or_else(|| Err(table.missing(&item.key, blob)), |file| Ok(Some(file)));
+                Some((seq, ValueRef::File { blob: now, location }))
+                    if seq == item.seq && now.id == blob.id =>
+                {
+                    let file = table.open_blob(&item.key, blob, location)?;
+                    return file
+                        .map_or_else(|| Err(table.missing_error(&item.key, blob)), |file| Ok(Some(file)));
                 }
                 _ => {}
             }
@@ -101,10 +108,10 @@ impl DelsmEngine {
 }
 
 /// Bytes that are read to check what an item names.
-fn read_for(item: &Item) -> u64 {
-    match item.what {
-        What::Gone => 0,
-        What::Packed { len, .. } => u64::from(len),
-        What::File { blob, .. } => u64::from(blob.len),
+fn value_bytes_of(item: &ListEntry) -> u64 {
+    match item.value {
+        ValueRef::Removed => 0,
+        ValueRef::Packed { len, .. } => u64::from(len),
+        ValueRef::File { blob, .. } => u64::from(blob.len),
     }
 }

@@ -1,83 +1,86 @@
 //! # Cursor: ranges, in either direction
 //!
-//! Rows are gathered in batches: each from the state of its moment, merged over all lanes, keys and what they are. A view's
-//! versions are somewhere in every state while it is registered, so batches of different states fit together. Values in
-//! packs and files are read one by one when the cursor comes to them; a file that has moved on meanwhile is looked up anew.
+//! Rows are gathered in batches: each from the state of its moment, merged over all lanes, keys and
+//! what they are. A view's versions are somewhere in every state while it is registered, so batches
+//! of different states fit together. Values in packs and files are read one by one when the cursor
+//! comes to them; a file that has moved on meanwhile is looked up anew.
 //!
 //! ## Removed keys
 //!
-//! A batch begins behind the dead range (dead.rs) that its first key is in. One that passes many
-//! removed keys in a row where no range is known begins again at the first of them, watches puts,
-//! and notes what it passes. No batch passes more than [`MOST_DEAD`].
+//! A batch begins behind the dead range (removed_ranges.rs) that its first key is in. One that
+//! passes many removed keys in a row where no range is known begins again at the first of them,
+//! watches puts, and notes what it passes. No batch passes more than [`MAX_REMOVED`].
 
 use std::ops::{Bound, Range};
 use std::sync::Arc;
 
-use sheaf_base::engine::{Bounds, Cursor, Engine, Want};
+use sheaf_base::engine::{Bounds, Cursor, Engine, Projection};
 use sheaf_base::error::{Error, Result};
-use sheaf_base::keys::{borrowed, is_above, is_below};
-use sheaf_base::record::Content;
+use sheaf_base::keys::{borrow_bound, is_above, is_below};
+use sheaf_base::record::RecordContent;
 use sheaf_base::sync::atomic::Ordering;
 use sheaf_base::sync::epoch::{self, Guard};
 use sheaf_base::types::Seq;
 
-use crate::dead::{Watch, above};
 use crate::engine::DelsmEngine;
-use crate::lanes::{Blocked, Front, Lane, MemLane, Seen, TableLane, Taken, Way};
-use crate::list::What;
+use crate::list::ValueRef;
+use crate::merge_inputs::{
+    Direction, MemtableInput, MergeHeads, MergeInput, TableInput, TakenKey, UnreadableBlock, VisibleVersion,
+};
 use crate::pack::Pack;
-use crate::tree::{State, Table};
+use crate::removed_ranges::{PutWatch, successor};
+use crate::tree::{DelsmState, Table};
 
-/// Rows of the first batch; each later one has twice as many, up to [`MOST`], and of keys alone [`MOST_KEYS`]: where a batch ends each
-/// lane reads its block once more.
-const FIRST: usize = 16;
-const MOST: usize = 512;
-const MOST_KEYS: usize = 4096;
+/// Rows of the first batch; each later one has twice as many, up to [`MAX_ROWS`], and of keys alone
+/// [`MAX_KEY_ROWS`]: where a batch ends each lane reads its block once more.
+const FIRST_ROWS: usize = 16;
+const MAX_ROWS: usize = 512;
+const MAX_KEY_ROWS: usize = 4096;
 /// Removed keys that a batch passes before it ends.
-const MOST_DEAD: usize = 4096;
+const MAX_REMOVED: usize = 4096;
 /// A batch ends when its keys and values have so many bytes.
-const BYTES: usize = 1 << 20;
+const MAX_BATCH_BYTES: usize = 1 << 20;
 
 /// Where a row's value is.
-enum Value {
+enum RowValue {
     /// Here.
     Bytes(Vec<u8>),
     /// In a pack. It is read when the cursor comes to the row: `first` and `last` need one of the
     /// rows of their batch.
     Packed { pack: Arc<Pack>, offset: u64, len: u32, sum: u32 },
     /// In a table.
-    Table(Arc<Table>, What),
+    Table(Arc<Table>, ValueRef),
     /// Wherever a look-up finds it.
-    Elsewhere,
+    NeedsLookup,
     /// It cannot be read.
-    Broken(Error),
+    Unreadable(Error),
 }
 
 /// Rows, and where to go on.
-struct Batch {
+struct RowBatch {
     at: Seq,
     bounds: Bounds,
-    want: Want,
+    projection: Projection,
     /// Where the next one begins.
     from: Bound<Vec<u8>>,
     /// The keys of the rows, and where each ends.
     keys: Vec<u8>,
     ends: Vec<usize>,
     /// Their values, if they are wanted.
-    values: Vec<Value>,
+    values: Vec<RowValue>,
     limit: usize,
     /// Removed keys that were passed.
-    passed: u64,
+    removed_skipped: u64,
     /// The next one notes the dead ranges that it passes.
-    notes: bool,
+    records_ranges: bool,
     ended: bool,
     /// What cannot be read behind the rows; the next one begins behind it.
-    blocked: Option<Box<Blocked>>,
+    unreadable: Option<Box<UnreadableBlock>>,
 }
 
 /// Removed keys in a row.
-struct Run {
-    way: Way,
+struct RemovedRun {
+    direction: Direction,
     /// Upwards the lowest key that is in it; downwards the lowest that is above it, none for the
     /// end of all keys.
     edge: Option<Vec<u8>>,
@@ -86,49 +89,53 @@ struct Run {
     since: Seq,
 }
 
-impl Run {
+impl RemovedRun {
     /// One that begins where a batch does.
-    fn new(from: &Bound<Vec<u8>>, way: Way) -> Run {
-        let edge = match (from, way) {
-            (Bound::Unbounded, Way::Up) => Some(Vec::new()),
-            (Bound::Unbounded, Way::Down) => None,
-            (Bound::Included(key), Way::Up) | (Bound::Excluded(key), Way::Down) => Some(key.clone()),
-            (Bound::Excluded(key), Way::Up) | (Bound::Included(key), Way::Down) => Some(above(key)),
+    fn new(from: &Bound<Vec<u8>>, direction: Direction) -> RemovedRun {
+        let edge = match (from, direction) {
+            (Bound::Unbounded, Direction::Forward) => Some(Vec::new()),
+            (Bound::Unbounded, Direction::Backward) => None,
+            (Bound::Included(key), Direction::Forward) | (Bound::Excluded(key), Direction::Backward) => {
+                Some(key.clone())
+            }
+            (Bound::Excluded(key), Direction::Forward) | (Bound::Included(key), Direction::Backward) => {
+                Some(successor(key))
+            }
         };
-        Run { way, edge, count: 0, since: Seq::ZERO }
+        RemovedRun { direction, edge, count: 0, since: Seq::ZERO }
     }
 
     fn from(&self) -> Bound<Vec<u8>> {
-        match (&self.edge, self.way) {
+        match (&self.edge, self.direction) {
             (None, _) => Bound::Unbounded,
-            (Some(edge), Way::Up) => Bound::Included(edge.clone()),
-            (Some(edge), Way::Down) => Bound::Excluded(edge.clone()),
+            (Some(edge), Direction::Forward) => Bound::Included(edge.clone()),
+            (Some(edge), Direction::Backward) => Bound::Excluded(edge.clone()),
         }
     }
 
     /// The next one begins behind `key`.
-    fn begin_behind(&mut self, key: &[u8]) {
+    fn restart_after(&mut self, key: &[u8]) {
         let edge = self.edge.get_or_insert_default(); // its memory is used again
         edge.clear();
         edge.extend_from_slice(key);
-        if self.way == Way::Up {
+        if self.direction == Direction::Forward {
             edge.push(0); // see `above`
         }
         (self.count, self.since) = (0, Seq::ZERO);
     }
 
     /// Notes it, as it ends before `key`, or at the end of all keys; with `is_in`, behind `key`.
-    fn note(&self, watch: Option<&Watch<'_>>, least: usize, key: Option<&[u8]>, is_in: bool) {
+    fn record_range(&self, watch: Option<&PutWatch<'_>>, least: usize, key: Option<&[u8]>, is_in: bool) {
         let Some(watch) = watch.filter(|_| self.count >= least) else { return };
-        let behind = key.map(above);
-        match self.way {
-            Way::Up => {
+        let behind = key.map(successor);
+        match self.direction {
+            Direction::Forward => {
                 let high = if is_in { behind.as_deref() } else { key };
-                watch.add(self.edge.as_deref().unwrap_or_default(), high, self.since);
+                watch.record_range(self.edge.as_deref().unwrap_or_default(), high, self.since);
             }
-            Way::Down => {
+            Direction::Backward => {
                 let low = if is_in { key } else { behind.as_deref() };
-                watch.add(low.unwrap_or_default(), self.edge.as_deref(), self.since);
+                watch.record_range(low.unwrap_or_default(), self.edge.as_deref(), self.since);
             }
         }
     }
@@ -136,20 +143,33 @@ impl Run {
 
 /// How a batch ended.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum End {
+enum BatchEnd {
     /// With rows, or at the end of the range.
     Done,
     /// Where removed keys made it begin again, maybe elsewhere.
-    Again,
+    Restart,
 }
 
-impl Batch {
-    fn new(at: Seq, bounds: Bounds, want: Want, way: Way) -> Batch {
-        let from = if way == Way::Up { bounds.low.clone() } else { bounds.high.clone() };
+impl RowBatch {
+    fn new(at: Seq, bounds: Bounds, projection: Projection, direction: Direction) -> RowBatch {
+        let from = if direction == Direction::Forward { bounds.low.clone() } else { bounds.high.clone() };
         let ended = bounds.is_empty();
         let (keys, ends, values) = (Vec::new(), Vec::new(), Vec::new());
-        let (limit, passed, notes) = (FIRST, 0, false);
-        Batch { at, bounds, want, from, keys, ends, values, limit, passed, notes, ended, blocked: None }
+        let (limit, passed, notes) = (FIRST_ROWS, 0, false);
+        RowBatch {
+            at,
+            bounds,
+            projection,
+            from,
+            keys,
+            ends,
+            values,
+            limit,
+            removed_skipped: passed,
+            records_ranges: notes,
+            ended,
+            unreadable: None,
+        }
     }
 
     fn clear(&mut self) {
@@ -159,33 +179,36 @@ impl Batch {
     }
 
     /// The far end of the range.
-    fn end(&self, way: Way) -> &Bound<Vec<u8>> {
-        if way == Way::Up { &self.bounds.high } else { &self.bounds.low }
+    fn end(&self, direction: Direction) -> &Bound<Vec<u8>> {
+        if direction == Direction::Forward { &self.bounds.high } else { &self.bounds.low }
     }
 
     /// Gathers the next rows.
-    fn gather(&mut self, engine: &DelsmEngine, way: Way) -> Result<()> {
+    fn fetch(&mut self, engine: &DelsmEngine, direction: Direction) -> Result<()> {
         self.clear();
-        while self.pass(engine, way)? == End::Again && self.ends.is_empty() {}
-        let passed = std::mem::take(&mut self.passed);
+        while self.scan(engine, direction)? == BatchEnd::Restart && self.ends.is_empty() {}
+        let passed = std::mem::take(&mut self.removed_skipped);
         if passed > 0 {
-            engine.passed.fetch_add(passed, Ordering::Relaxed); // other scans write this line
+            engine.removed_keys_skipped.fetch_add(passed, Ordering::Relaxed); // other scans write this line
         }
-        self.limit = (self.limit * 2).min(if self.want == Want::Keys { MOST_KEYS } else { MOST });
+        self.limit =
+            (self.limit * 2).min(if self.projection == Projection::Keys { MAX_KEY_ROWS } else { MAX_ROWS });
         Ok(())
     }
 
     /// Goes behind the dead range that it would begin in. False if nothing is left then.
-    fn skip(&mut self, engine: &DelsmEngine, way: Way) -> bool {
-        let edge = Run::new(&self.from, way).edge;
-        match way {
-            Way::Up => match engine.dead.end_of(edge.as_deref().unwrap_or_default(), self.at) {
-                Some(None) => return false,
-                Some(Some(end)) => self.from = Bound::Included(end),
-                None => {}
-            },
-            Way::Down => {
-                let start = engine.dead.start_of(edge.as_deref(), self.at);
+    fn skip_removed_range(&mut self, engine: &DelsmEngine, direction: Direction) -> bool {
+        let edge = RemovedRun::new(&self.from, direction).edge;
+        match direction {
+            Direction::Forward => {
+                match engine.removed_ranges.end_of(edge.as_deref().unwrap_or_default(), self.at) {
+                    Some(None) => return false,
+                    Some(Some(end)) => self.from = Bound::Included(end),
+                    None => {}
+                }
+            }
+            Direction::Backward => {
+                let start = engine.removed_ranges.start_of(edge.as_deref(), self.at);
                 self.from = start
                     .map_or_else(|| std::mem::replace(&mut self.from, Bound::Unbounded), Bound::Excluded);
             }
@@ -194,85 +217,87 @@ impl Batch {
     }
 
     /// Adds rows from one state.
-    fn pass(&mut self, engine: &DelsmEngine, way: Way) -> Result<End> {
-        let watch = std::mem::take(&mut self.notes).then(|| engine.dead.watch());
-        let (guard, least) = (&epoch::pin(), engine.sizes.dead);
+    fn scan(&mut self, engine: &DelsmEngine, direction: Direction) -> Result<BatchEnd> {
+        let watch = std::mem::take(&mut self.records_ranges).then(|| engine.removed_ranges.watch_puts());
+        let (guard, least) = (&epoch::pin(), engine.sizes.min_removed_run);
         let state = engine.state(guard); // after the watch began
         self.ended = true;
-        if !self.skip(engine, way) {
-            return Ok(End::Done);
+        if !self.skip_removed_range(engine, direction) {
+            return Ok(BatchEnd::Done);
         }
-        let mut run = Run::new(&self.from, way);
-        let mut lanes = lanes_of(state, borrowed(&self.from), way, guard);
-        let mut front = front_of(&lanes, way);
+        let mut run = RemovedRun::new(&self.from, direction);
+        let mut merge_inputs = merge_inputs_of(state, borrow_bound(&self.from), direction, guard);
+        let mut merge_heads = merge_heads_of(&merge_inputs, direction);
         let (mut with, mut bytes, mut dead) = (Vec::new(), 0, 0);
-        while let Some(key) = front.first(|lane| lanes[lane].peek(), &mut with) {
-            if is_beyond(key, self.end(way), way) {
-                run.note(watch.as_ref(), least, Some(key), false);
-                return Ok(End::Done);
+        while let Some(key) = merge_heads.next_key(|merge_input| merge_inputs[merge_input].peek(), &mut with)
+        {
+            if is_beyond(key, self.end(direction), direction) {
+                run.record_range(watch.as_ref(), least, Some(key), false);
+                return Ok(BatchEnd::Done);
             }
             let start = self.keys.len();
             self.keys.extend_from_slice(key);
-            let (lane, taken) = match take_from(&mut lanes, &mut front, &with, self.at, guard) {
-                Ok(taken) => taken,
-                Err(blocked) => {
-                    self.keys.truncate(start); // nothing of the run is noted: it may end here
-                    self.from = blocked.behind.clone();
-                    (self.blocked, self.ended) = (Some(blocked), false);
-                    return Ok(End::Done);
-                }
-            };
-            let Some(seen) = taken.seen else {
-                let again = self.pass_dead(engine, &mut run, taken.died, watch.as_ref(), start);
-                (dead, self.passed) = (dead + 1, self.passed + 1);
-                if !again && dead >= MOST_DEAD {
-                    run.note(watch.as_ref(), least, Some(&self.keys[start..]), true);
-                    self.from = beyond(&self.keys[start..]);
-                    self.notes = watch.is_some();
+            let (merge_input, taken) =
+                match take_visible(&mut merge_inputs, &mut merge_heads, &with, self.at, guard) {
+                    Ok(taken) => taken,
+                    Err(blocked) => {
+                        self.keys.truncate(start); // nothing of the run is noted: it may end here
+                        self.from = blocked.resume_at.clone();
+                        (self.unreadable, self.ended) = (Some(blocked), false);
+                        return Ok(BatchEnd::Done);
+                    }
+                };
+            let Some(seen) = taken.visible else {
+                let again = self.skip_removed_key(engine, &mut run, taken.removal_seq, watch.as_ref(), start);
+                (dead, self.removed_skipped) = (dead + 1, self.removed_skipped + 1);
+                if !again && dead >= MAX_REMOVED {
+                    run.record_range(watch.as_ref(), least, Some(&self.keys[start..]), true);
+                    self.from = after_key(&self.keys[start..]);
+                    self.records_ranges = watch.is_some();
                 }
                 self.keys.truncate(start);
-                if again || dead >= MOST_DEAD {
+                if again || dead >= MAX_REMOVED {
                     self.ended = false;
-                    return Ok(End::Again);
+                    return Ok(BatchEnd::Restart);
                 }
                 continue;
             };
-            run.note(watch.as_ref(), least, Some(&self.keys[start..]), false);
-            run.begin_behind(&self.keys[start..]);
-            let value = match self.want {
-                Want::Keys => None,
-                Want::Pairs => {
-                    let value = value_of(engine, state, (&lanes[lane], seen), guard);
-                    Some(value.unwrap_or_else(Value::Broken))
+            run.record_range(watch.as_ref(), least, Some(&self.keys[start..]), false);
+            run.restart_after(&self.keys[start..]);
+            let value = match self.projection {
+                Projection::Keys => None,
+                Projection::Pairs => {
+                    let value = value_of(engine, state, (&merge_inputs[merge_input], seen), guard);
+                    Some(value.unwrap_or_else(RowValue::Unreadable))
                 }
             };
-            bytes += if let Some(Value::Bytes(value)) = &value { value.len() } else { 0 };
+            bytes += if let Some(RowValue::Bytes(value)) = &value { value.len() } else { 0 };
             self.ends.push(self.keys.len());
             self.values.extend(value);
-            if self.ends.len() >= self.limit || self.keys.len() + bytes >= BYTES {
-                self.from = beyond(&self.keys[start..]);
+            if self.ends.len() >= self.limit || self.keys.len() + bytes >= MAX_BATCH_BYTES {
+                self.from = after_key(&self.keys[start..]);
                 self.ended = false;
-                return Ok(End::Done);
+                return Ok(BatchEnd::Done);
             }
         }
-        run.note(watch.as_ref(), least, None, false);
-        Ok(End::Done)
+        run.record_range(watch.as_ref(), least, None, false);
+        Ok(BatchEnd::Done)
     }
 
     /// Passes the key at `start` of the keys, which is not in the view; `died` if it was removed
     /// and is in no later view. True if the batch is to begin again, from where is set.
-    fn pass_dead(
+    fn skip_removed_key(
         &mut self,
         engine: &DelsmEngine,
-        run: &mut Run,
+        run: &mut RemovedRun,
         died: Option<Seq>,
-        watch: Option<&Watch<'_>>,
+        watch: Option<&PutWatch<'_>>,
         start: usize,
     ) -> bool {
-        let (key, least) = (&self.keys[start..], engine.sizes.dead);
+        let (key, least) = (&self.keys[start..], engine.sizes.min_removed_run);
         let Some(died) = died else {
-            run.note(watch, least, Some(key), false);
-            run.begin_behind(key);
+            run.record_range(watch, least, Some(key), false);
+            run.restart_after(key);
             return false;
         };
         run.count += 1;
@@ -280,20 +305,20 @@ impl Batch {
         if !run.count.is_multiple_of(least) {
             return false;
         }
-        let is_known = match run.way {
-            Way::Up => engine.dead.end_of(&above(key), self.at).is_some(),
-            Way::Down => engine.dead.start_of(Some(key), self.at).is_some(),
+        let is_known = match run.direction {
+            Direction::Forward => engine.removed_ranges.end_of(&successor(key), self.at).is_some(),
+            Direction::Backward => engine.removed_ranges.start_of(Some(key), self.at).is_some(),
         };
         match (is_known, watch) {
             // Behind a known range; what is noted of this run makes the two one.
             (true, Some(_)) => {
-                run.note(watch, least, Some(key), true);
-                self.from = beyond(key);
+                run.record_range(watch, least, Some(key), true);
+                self.from = after_key(key);
             }
             (_, Some(_)) => return false,
             (_, None) => {
                 self.from = run.from();
-                self.notes = true;
+                self.records_ranges = true;
             }
         }
         true
@@ -301,33 +326,33 @@ impl Batch {
 }
 
 /// Where a walk goes on behind `key`.
-fn beyond(key: &[u8]) -> Bound<Vec<u8>> {
+fn after_key(key: &[u8]) -> Bound<Vec<u8>> {
     Bound::Excluded(key.to_vec())
 }
 
 /// The value of a row.
 fn value_of(
     engine: &DelsmEngine,
-    state: &State,
-    (lane, seen): (&Lane<'_>, Seen<'_>),
+    state: &DelsmState,
+    (merge_input, seen): (&MergeInput<'_>, VisibleVersion<'_>),
     guard: &Guard,
-) -> Result<Value> {
+) -> Result<RowValue> {
     match seen {
-        Seen::Table(_, What::Packed { pack, offset, len, sum }) => {
+        VisibleVersion::Table(_, ValueRef::Packed { pack, offset, len, sum }) => {
             let Some(pack) = state.version.packs.get(&pack) else {
-                return Err(crate::check::no_such_pack(&engine.shelf, pack));
+                return Err(crate::check::missing_pack_error(&engine.keyspace, pack));
             };
-            Ok(Value::Packed { pack: Arc::clone(pack), offset, len, sum })
+            Ok(RowValue::Packed { pack: Arc::clone(pack), offset, len, sum })
         }
-        Seen::Table(table, what) => Ok(match lane.table(table) {
-            Some(table) => Value::Table(Arc::clone(table), what),
-            None => Value::Elsewhere,
+        VisibleVersion::Table(table, what) => Ok(match merge_input.table(table) {
+            Some(table) => RowValue::Table(Arc::clone(table), what),
+            None => RowValue::NeedsLookup,
         }),
-        Seen::Memory(memtable, version) => {
-            memtable.content(version.word, &engine.shelf.ground, guard, |content| {
+        VisibleVersion::Memtable(memtable, version) => {
+            memtable.content(version.word, &engine.keyspace.context, guard, |content| {
                 Ok(match content {
-                    Content::Put(value) => Value::Bytes(value.to_vec()),
-                    _ => Value::Elsewhere,
+                    RecordContent::Put(value) => RowValue::Bytes(value.to_vec()),
+                    _ => RowValue::NeedsLookup,
                 })
             })
         }
@@ -337,7 +362,7 @@ fn value_of(
 /// Walks a range.
 pub(crate) struct DelsmCursor<'e> {
     engine: &'e DelsmEngine,
-    batch: Batch,
+    batch: RowBatch,
     /// The next row, and where the key of the present one stands.
     next: usize,
     key: Range<usize>,
@@ -346,13 +371,18 @@ pub(crate) struct DelsmCursor<'e> {
 }
 
 impl<'e> DelsmCursor<'e> {
-    pub(crate) fn new(engine: &'e DelsmEngine, at: Seq, bounds: Bounds, want: Want) -> DelsmCursor<'e> {
-        let batch = Batch::new(at, bounds, want, Way::Up);
+    pub(crate) fn new(
+        engine: &'e DelsmEngine,
+        at: Seq,
+        bounds: Bounds,
+        projection: Projection,
+    ) -> DelsmCursor<'e> {
+        let batch = RowBatch::new(at, bounds, projection, Direction::Forward);
         DelsmCursor { engine, batch, next: 0, key: 0..0, value: Vec::new(), started: false }
     }
 
-    fn advance(&mut self, way: Way) -> Result<bool> {
-        let answer = self.advance_once(way);
+    fn advance(&mut self, direction: Direction) -> Result<bool> {
+        let answer = self.advance_once(direction);
         // Damage ends nothing: it is that of the row, or the next batch begins behind it.
         let goes_on = answer.as_ref().map_or_else(Error::is_corrupt, |is_there| *is_there);
         if !goes_on {
@@ -362,29 +392,29 @@ impl<'e> DelsmCursor<'e> {
         answer
     }
 
-    fn advance_once(&mut self, way: Way) -> Result<bool> {
-        if !std::mem::replace(&mut self.started, true) && way == Way::Down {
+    fn advance_once(&mut self, direction: Direction) -> Result<bool> {
+        if !std::mem::replace(&mut self.started, true) && direction == Direction::Backward {
             self.batch.from = self.batch.bounds.high.clone();
         }
         loop {
             if self.next == self.batch.ends.len() {
-                if let Some(blocked) = self.batch.blocked.take() {
+                if let Some(blocked) = self.batch.unreadable.take() {
                     return Err(blocked.error);
                 }
                 if self.batch.ended {
                     return Ok(false);
                 }
                 (self.next, self.key) = (0, 0..0);
-                self.batch.gather(self.engine, way)?;
+                self.batch.fetch(self.engine, direction)?;
                 continue;
             }
             let row = self.next;
             self.next += 1;
             self.key = self.key.end..self.batch.ends[row];
-            if self.batch.want == Want::Keys {
+            if self.batch.projection == Projection::Keys {
                 return Ok(true);
             }
-            let value = std::mem::replace(&mut self.batch.values[row], Value::Elsewhere);
+            let value = std::mem::replace(&mut self.batch.values[row], RowValue::NeedsLookup);
             if self.take_value(value)? {
                 return Ok(true);
             }
@@ -392,13 +422,13 @@ impl<'e> DelsmCursor<'e> {
     }
 
     /// Reads a row's value. False if it is not there (any more: its view is gone).
-    fn take_value(&mut self, value: Value) -> Result<bool> {
+    fn take_value(&mut self, value: RowValue) -> Result<bool> {
         match value {
-            Value::Bytes(bytes) => {
+            RowValue::Bytes(bytes) => {
                 self.value = bytes;
                 return Ok(true);
             }
-            Value::Packed { pack, offset, len, sum } => {
+            RowValue::Packed { pack, offset, len, sum } => {
                 let value = &mut self.value;
                 pack.read(offset, len, sum, |bytes| {
                     value.clear();
@@ -406,8 +436,8 @@ impl<'e> DelsmCursor<'e> {
                 })?;
                 return Ok(true);
             }
-            Value::Table(table, What::File { blob, home }) => {
-                if let Some(file) = table.file(&self.batch.keys[self.key.clone()], &blob, home)? {
+            RowValue::Table(table, ValueRef::File { blob, location }) => {
+                if let Some(file) = table.open_blob(&self.batch.keys[self.key.clone()], &blob, location)? {
                     let value = &mut self.value;
                     file.read(|bytes| {
                         value.clear();
@@ -416,8 +446,8 @@ impl<'e> DelsmCursor<'e> {
                     return Ok(true);
                 }
             }
-            Value::Broken(error) => return Err(error),
-            Value::Table(..) | Value::Elsewhere => {}
+            RowValue::Unreadable(error) => return Err(error),
+            RowValue::Table(..) | RowValue::NeedsLookup => {}
         }
         let (value, key) = (&mut self.value, &self.batch.keys[self.key.clone()]);
         self.engine.get(self.batch.at, key, &mut |bytes| {
@@ -428,65 +458,74 @@ impl<'e> DelsmCursor<'e> {
 }
 
 /// All that a state consists of, the newest first.
-fn lanes_of<'s>(state: &'s State, from: Bound<&[u8]>, way: Way, guard: &Guard) -> Vec<Lane<'s>> {
-    let mut lanes: Vec<Lane<'s>> = Vec::new();
-    lanes.extend(state.memtables.iter().map(|m| Lane::Memory(MemLane::new(m, from, way, guard))));
+fn merge_inputs_of<'s>(
+    state: &'s DelsmState,
+    from: Bound<&[u8]>,
+    direction: Direction,
+    guard: &Guard,
+) -> Vec<MergeInput<'s>> {
+    let mut merge_inputs: Vec<MergeInput<'s>> = Vec::new();
+    merge_inputs.extend(
+        state.memtables.iter().map(|m| MergeInput::Memtable(MemtableInput::new(m, from, direction, guard))),
+    );
     for table in &state.version.levels[0] {
-        lanes.push(Lane::Tables(TableLane::new(vec![Arc::clone(table)], from, way)));
+        merge_inputs.push(MergeInput::Tables(TableInput::new(vec![Arc::clone(table)], from, direction)));
     }
     for level in state.version.levels[1..].iter().filter(|level| !level.is_empty()) {
-        lanes.push(Lane::Tables(TableLane::new(level.clone(), from, way)));
+        merge_inputs.push(MergeInput::Tables(TableInput::new(level.clone(), from, direction)));
     }
-    lanes
+    merge_inputs
 }
 
-fn front_of(lanes: &[Lane<'_>], way: Way) -> Front {
-    Front::new(lanes.iter().map(Lane::peek), way)
+fn merge_heads_of(merge_inputs: &[MergeInput<'_>], direction: Direction) -> MergeHeads {
+    MergeHeads::new(merge_inputs.iter().map(MergeInput::peek), direction)
 }
 
 /// What a view at `at` shows of the next key, which the lanes `with` have, and the lane that shows
 /// it; goes on to the next key. A removal shows nothing.
-fn take_from<'m>(
-    lanes: &mut [Lane<'m>],
-    front: &mut Front,
+fn take_visible<'m>(
+    merge_inputs: &mut [MergeInput<'m>],
+    merge_heads: &mut MergeHeads,
     with: &[usize],
     at: Seq,
     guard: &Guard,
-) -> Result<(usize, Taken<'m>), Box<Blocked>> {
+) -> Result<(usize, TakenKey<'m>), Box<UnreadableBlock>> {
     let (mut found, mut died) = (None, None);
-    for (index, lane) in with.iter().enumerate() {
-        let taken = lanes[*lane].take_at(at, guard)?;
-        front.renew(*lane, lanes[*lane].peek());
+    for (index, merge_input) in with.iter().enumerate() {
+        let taken = merge_inputs[*merge_input].take_at(at, guard)?;
+        merge_heads.update(*merge_input, merge_inputs[*merge_input].peek());
         if index == 0 {
-            died = taken.died; // the first lane has the newest versions
+            died = taken.removal_seq; // the first lane has the newest versions
         }
-        found = found.or(taken.seen.map(|seen| (*lane, seen)));
+        found = found.or(taken.visible.map(|seen| (*merge_input, seen)));
     }
-    let is_value = |seen: &Seen<'_>| match seen {
-        Seen::Memory(_, version) => !version.word.is_tomb(),
-        Seen::Table(_, what) => *what != What::Gone,
+    let is_value = |seen: &VisibleVersion<'_>| match seen {
+        VisibleVersion::Memtable(_, version) => !version.word.is_tombstone(),
+        VisibleVersion::Table(_, what) => *what != ValueRef::Removed,
     };
     Ok(match found {
-        Some((lane, seen)) if is_value(&seen) => (lane, Taken { seen: Some(seen), died }),
-        _ => (0, Taken { seen: None, died }),
+        Some((merge_input, seen)) if is_value(&seen) => {
+            (merge_input, TakenKey { visible: Some(seen), removal_seq: died })
+        }
+        _ => (0, TakenKey { visible: None, removal_seq: died }),
     })
 }
 
 /// Whether `key` is behind the far end.
-fn is_beyond(key: &[u8], end: &Bound<Vec<u8>>, way: Way) -> bool {
-    match way {
-        Way::Up => !is_below(key, borrowed(end)),
-        Way::Down => !is_above(key, borrowed(end)),
+fn is_beyond(key: &[u8], end: &Bound<Vec<u8>>, direction: Direction) -> bool {
+    match direction {
+        Direction::Forward => !is_below(key, borrow_bound(end)),
+        Direction::Backward => !is_above(key, borrow_bound(end)),
     }
 }
 
 impl Cursor for DelsmCursor<'_> {
     fn next(&mut self) -> Result<bool> {
-        self.advance(Way::Up)
+        self.advance(Direction::Forward)
     }
 
     fn prev(&mut self) -> Result<bool> {
-        self.advance(Way::Down)
+        self.advance(Direction::Backward)
     }
 
     fn key(&self) -> &[u8] {
@@ -501,11 +540,11 @@ impl Cursor for DelsmCursor<'_> {
 impl DelsmEngine {
     /// Live keys, up to `enough`. A guard is held for some thousand of them at a time.
     pub(crate) fn count_keys(&self, enough: u64) -> Result<u64> {
-        let mut batch = Batch::new(Seq::LATEST, Bounds::all(), Want::Keys, Way::Up);
+        let mut batch = RowBatch::new(Seq::LATEST, Bounds::all(), Projection::Keys, Direction::Forward);
         let mut count = 0;
         while !batch.ended && count < enough {
-            batch.gather(self, Way::Up)?;
-            if let Some(blocked) = batch.blocked.take() {
+            batch.fetch(self, Direction::Forward)?;
+            if let Some(blocked) = batch.unreadable.take() {
                 return Err(blocked.error);
             }
             count += batch.ends.len() as u64;
@@ -515,17 +554,17 @@ impl DelsmEngine {
 
     /// Notes the dead ranges on both sides of `key`, as far as a batch goes. Returns how many
     /// removed keys it passed. What cannot be read ends it: whoever needs it gets the error.
-    pub(crate) fn look_around(&self, key: &[u8]) -> u64 {
+    pub(crate) fn record_ranges_around(&self, key: &[u8]) -> u64 {
         let mut passed = 0;
-        for way in [Way::Down, Way::Up] {
-            let (low, high) = match way {
-                Way::Up => (Bound::Excluded(key.to_vec()), Bound::Unbounded),
-                Way::Down => (Bound::Unbounded, Bound::Excluded(key.to_vec())),
+        for direction in [Direction::Backward, Direction::Forward] {
+            let (low, high) = match direction {
+                Direction::Forward => (Bound::Excluded(key.to_vec()), Bound::Unbounded),
+                Direction::Backward => (Bound::Unbounded, Bound::Excluded(key.to_vec())),
             };
-            let mut batch = Batch::new(Seq::LATEST, Bounds { low, high }, Want::Keys, way);
-            (batch.notes, batch.limit) = (true, 1);
-            let _ = batch.pass(self, way);
-            passed += batch.passed;
+            let mut batch = RowBatch::new(Seq::LATEST, Bounds { low, high }, Projection::Keys, direction);
+            (batch.records_ranges, batch.limit) = (true, 1);
+            let _ = batch.scan(self, direction);
+            passed += batch.removed_skipped;
         }
         passed
     }

@@ -10,40 +10,40 @@
 use std::any::Any;
 use std::sync::Arc;
 
+use sheaf_base::backup_files::PinnedFiles;
 use sheaf_base::blob::BlobRef;
+use sheaf_base::blob_reader::StoredValue;
 use sheaf_base::engine::{
-    Action, Bounds, Capabilities, Cursor, Engine, EngineStats, ImageSink, ImageSource, Ingest, Need, Op,
-    Replay, Want, Wanted,
+    Action, Bounds, Capabilities, Cursor, Engine, EngineOp, EngineStats, HashedKey, ImageSink, ImageSource,
+    Ingest, Preparation, Projection, ReplayRecord,
 };
+use sheaf_base::engine_context::EngineContext;
 use sheaf_base::error::{Error, Result};
-use sheaf_base::ground::Ground;
-use sheaf_base::lull::Lull;
-use sheaf_base::memtable::prefix::Prefix;
-use sheaf_base::memtable::{Layer, Memtable, Memtables, Version as MemVersion, Word};
+use sheaf_base::idle::IdleDetector;
+use sheaf_base::memtable::prefix::KeyPrefix;
+use sheaf_base::memtable::{Memtable, MemtableLayer, MemtableVersion as MemVersion, Memtables, VersionWord};
 use sheaf_base::options::EngineOptions;
-use sheaf_base::own::OwnFiles;
-use sheaf_base::record::Content;
+use sheaf_base::record::RecordContent;
 use sheaf_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use sheaf_base::sync::epoch::{self, Guard};
 use sheaf_base::sync::{Mutex, Published};
 use sheaf_base::types::{KeyspaceId, LogId, Seq};
-use sheaf_base::value::Stored;
-use sheaf_base::views::{Pins, Views};
+use sheaf_base::views::{PinnedVersions, Views};
 
 use crate::cursor::DelsmCursor;
-use crate::dead::DeadRanges;
 use crate::ingest::DelsmIngest;
-use crate::list::What;
+use crate::list::ValueRef;
+use crate::maintenance::MaintenanceState;
+use crate::removed_ranges::RemovedRangeMap;
 use crate::sizes::Sizes;
-use crate::tree::{Shelf, State, Table, Version};
-use crate::work::Work;
+use crate::tree::{DelsmState, KeyspaceContext, Table, Version};
 
 /// The engine's name in the catalogue.
 pub(crate) const NAME: &str = "delsm";
 /// A memtable may take this part of the budget.
-const MEMTABLE_SHARE: u64 = 6;
+const MEMTABLE_BUDGET_DIVISOR: u64 = 6;
 /// Sum of a memtable: bytes that it will take in lists and packs, about.
-const LOGGED: usize = 0;
+const TABLE_BYTES_SUM: usize = 0;
 /// Sum of a memtable: bytes that its records waste in the journal; see [`DelsmEngine::note_waste`].
 const WASTE: usize = 1;
 /// Hundredths of the live data that the journal may waste before a memtable is moved.
@@ -52,90 +52,91 @@ const WASTE_SHARE: u64 = 50;
 /// from one and a half times that on.
 const PACE: u64 = 69;
 /// Bytes of a list's entry beside its key, at most, and its share of what stands in the foot.
-const LISTED: usize = 40;
+const LIST_ENTRY_OVERHEAD: usize = 40;
 /// Removals between two that look around themselves while that is worth it.
-const SOON: u64 = 4;
-/// With the budget used up, memtables that take this part of it are moved before anything is refused.
-const SWOLLEN_SHARE: u64 = 8;
+const RESCAN_REMOVALS: u64 = 4;
+/// With the budget used up, memtables that take this part of it are moved before anything is
+/// refused.
+const MEMORY_HIGH_DIVISOR: u64 = 8;
 
 /// A keyspace.
 pub(crate) struct DelsmEngine {
     pub(crate) id: KeyspaceId,
-    pub(crate) shelf: Arc<Shelf>,
+    pub(crate) keyspace: Arc<KeyspaceContext>,
     pub(crate) sizes: Sizes,
-    pub(crate) work: Mutex<Work>,
-    state: Published<State>,
+    pub(crate) work: Mutex<MaintenanceState>,
+    state: Published<DelsmState>,
     /// Staged values in the active memtable, about, and their bytes.
-    staged: [AtomicU64; 2],
+    memtable_blobs: [AtomicU64; 2],
     /// Bytes that the frozen memtable will take in lists and packs, about.
-    logged: AtomicU64,
+    frozen_table_bytes: AtomicU64,
     /// Bytes of all lists: a merge may have to write them once more.
-    listed: AtomicU64,
+    list_bytes: AtomicU64,
     /// Bytes that the frozen memtable wastes in the journal.
     wasted: AtomicU64,
-    /// Bytes of values that live in tables, about.
+    /// Bytes of blob_cache that live in tables, about.
     live: AtomicU64,
     /// Of the keys that were flushed last, so many of a hundred were in no table.
     pub(crate) fresh: AtomicU64,
     /// Versions that views pin.
-    pins: Pins,
+    pinned_versions: PinnedVersions,
     /// As the store sees it when it asks whether there should be a checkpoint.
-    lull: Lull,
+    idle_detector: IdleDetector,
     /// Stretches of removed keys that readers skip.
-    pub(crate) dead: DeadRanges,
+    pub(crate) removed_ranges: RemovedRangeMap,
     /// Removals since one looked around itself, and after how many the next one does.
-    removed: [AtomicU64; 2],
+    removal_scan_counters: [AtomicU64; 2],
     /// Removed keys that readers passed.
-    pub(crate) passed: AtomicU64,
+    pub(crate) removed_keys_skipped: AtomicU64,
     /// Views were released since somebody last looked.
-    pub(crate) released: AtomicBool,
+    pub(crate) has_released_views: AtomicBool,
     /// Staged values of tables that are not published yet: see `ingest.rs`.
-    pub(crate) ingested: Mutex<Vec<u64>>,
+    pub(crate) ingested_blobs: Mutex<Vec<u64>>,
 }
 
-/// What a look-up found.
-pub(crate) enum Found<'a> {
+/// Result of a look-up.
+pub(crate) enum LookupResult<'a> {
     /// In a memtable.
-    Memory(Content<'a>),
+    Memtable(RecordContent<'a>),
     /// In a table.
-    Table(&'a Arc<Table>, What),
+    Table(&'a Arc<Table>, ValueRef),
     /// It is removed, or was never there.
-    Nothing,
+    Absent,
 }
 
 impl DelsmEngine {
-    pub(crate) fn new(ground: Arc<Ground>, id: KeyspaceId, options: &EngineOptions) -> DelsmEngine {
-        let path = ground.dir_of(id);
-        let (tiny, sizes) = (ground.tiny, Sizes::chosen(options, ground.tiny));
-        let state = State {
-            memtables: Memtables::new(Memtable::new(1, Prefix::default(), tiny)),
+    pub(crate) fn new(context: Arc<EngineContext>, id: KeyspaceId, options: &EngineOptions) -> DelsmEngine {
+        let path = context.dir_of(id);
+        let (tiny, sizes) = (context.tiny, Sizes::from_options(options, context.tiny));
+        let state = DelsmState {
+            memtables: Memtables::new(Memtable::new(1, KeyPrefix::default(), tiny)),
             version: Arc::default(),
         };
         DelsmEngine {
             id,
-            shelf: Arc::new(Shelf::new(ground, id, path)),
+            keyspace: Arc::new(KeyspaceContext::new(context, id, path)),
             sizes,
             work: Mutex::default(),
             state: Published::new(state),
-            staged: Default::default(),
-            logged: Default::default(),
-            listed: AtomicU64::new(0),
+            memtable_blobs: Default::default(),
+            frozen_table_bytes: Default::default(),
+            list_bytes: AtomicU64::new(0),
             wasted: AtomicU64::new(0),
             live: AtomicU64::new(0),
             fresh: AtomicU64::new(100),
-            pins: Pins::default(),
-            lull: Lull::default(),
-            dead: DeadRanges::default(),
-            removed: [AtomicU64::new(0), AtomicU64::new(sizes.removals)],
-            passed: AtomicU64::new(0),
-            released: AtomicBool::new(false),
-            ingested: Mutex::default(),
+            pinned_versions: PinnedVersions::default(),
+            idle_detector: IdleDetector::default(),
+            removed_ranges: RemovedRangeMap::default(),
+            removal_scan_counters: [AtomicU64::new(0), AtomicU64::new(sizes.removals_per_scan)],
+            removed_keys_skipped: AtomicU64::new(0),
+            has_released_views: AtomicBool::new(false),
+            ingested_blobs: Mutex::default(),
         }
     }
 
     /// The present moment.
     #[inline]
-    pub(crate) fn state<'g>(&'g self, guard: &'g Guard) -> &'g State {
+    pub(crate) fn state<'g>(&'g self, guard: &'g Guard) -> &'g DelsmState {
         self.state.load(guard)
     }
 
@@ -151,75 +152,84 @@ impl DelsmEngine {
     pub(crate) fn publish_version(&self, version: Version, is_flushed: bool) {
         let guard = &epoch::pin();
         if let Some(frozen) = self.state(guard).memtables.frozen.as_ref().filter(|_| is_flushed) {
-            frozen.gone(&self.shelf.ground.memory);
-            self.logged.store(0, Ordering::Relaxed);
+            frozen.uncount_memory(&self.keyspace.context.memory);
+            self.frozen_table_bytes.store(0, Ordering::Relaxed);
             self.wasted.store(0, Ordering::Relaxed);
         }
         let listed = version.tables().map(|table| table.list.bytes()).sum();
-        self.listed.store(listed, Ordering::Relaxed);
+        self.list_bytes.store(listed, Ordering::Relaxed);
         self.live.store(version.largest_level(), Ordering::Relaxed);
-        self.state.replace(guard, |now| State {
-            memtables: now.memtables.left(is_flushed),
+        self.state.replace(guard, |now| DelsmState {
+            memtables: now.memtables.without_flushed(is_flushed),
             version: Arc::new(version),
         });
     }
 
-    /// Calls `with` with what `key` is at `at` in `state`. What a table says is to be understood by the same state: a later one may have
-    /// other tables, and an earlier one lacks the pack that is named.
+    /// Calls `with` with what `key` is at `at` in `state`. What a table says is to be understood by
+    /// the same state: a later one may have other tables, and an earlier one lacks the pack that is
+    /// named.
     #[inline]
     fn look_up<R>(
         &self,
-        state: &State,
+        state: &DelsmState,
         (at, key): (Seq, &[u8]),
         guard: &Guard,
-        with: impl FnOnce(Found<'_>) -> Result<R>,
+        with: impl FnOnce(LookupResult<'_>) -> Result<R>,
     ) -> Result<R> {
-        let hash = self.shelf.hash(key);
+        let hash = self.keyspace.hash(key);
         if let Some((memtable, version)) = state.memtables.find(hash, key, at, guard) {
             if at == Seq::LATEST {
-                self.shelf.ground.reveal(version.seq)?;
+                self.keyspace.context.wait_visible(version.seq)?;
             }
-            if version.word.is_tomb() {
-                return with(Found::Nothing);
+            if version.word.is_tombstone() {
+                return with(LookupResult::Absent);
             }
-            return memtable
-                .content(version.word, &self.shelf.ground, guard, |content| with(Found::Memory(content)));
+            return memtable.content(version.word, &self.keyspace.context, guard, |content| {
+                with(LookupResult::Memtable(content))
+            });
         }
         match state.version.find(hash, key, at)? {
-            None | Some((_, _, What::Gone)) => with(Found::Nothing),
-            Some((table, _, what)) => with(Found::Table(table, what)),
+            None | Some((_, _, ValueRef::Removed)) => with(LookupResult::Absent),
+            Some((table, _, what)) => with(LookupResult::Table(table, what)),
         }
     }
 
-    /// The number of the version of `key` that a view at `at` shows. No value is read for it, in a file, a pack or the journal: the
-    /// memtable's word or the key list says it. If `is_revealed`, the commit of an
-    /// entry of a memtable is revealed before the entry counts.
-    fn seen(&self, at: Seq, key: &[u8], is_revealed: bool, guard: &Guard) -> Result<Option<Seq>> {
-        let (state, hash) = (self.state(guard), self.shelf.hash(key));
+    /// The number of the version of `key` that a view at `at` shows. No value is read for it, in a
+    /// file, a pack or the journal: the memtable's word or the key list says it. If `is_revealed`,
+    /// the commit of an entry of a memtable is revealed before the entry counts.
+    fn visible_seq(&self, at: Seq, key: &[u8], is_revealed: bool, guard: &Guard) -> Result<Option<Seq>> {
+        let (state, hash) = (self.state(guard), self.keyspace.hash(key));
         if let Some((_, version)) = state.memtables.find(hash, key, at, guard) {
             if is_revealed {
-                self.shelf.ground.reveal(version.seq)?;
+                self.keyspace.context.wait_visible(version.seq)?;
             }
-            return Ok((!version.word.is_tomb()).then_some(version.seq));
+            return Ok((!version.word.is_tombstone()).then_some(version.seq));
         }
         let found = state.version.find(hash, key, at)?;
-        Ok(found.and_then(|(_, seq, what)| (what != What::Gone).then_some(seq)))
+        Ok(found.and_then(|(_, seq, what)| (what != ValueRef::Removed).then_some(seq)))
     }
 
-    /// Whether the record of `op` would be beyond the budget, with all that can give way gone, and with room for what
-    /// the memtables will take in the index.
-    fn is_over(&self, op: &Op<'_>, state: &State) -> bool {
-        let more = state.memtables.more_with(op, self.sizes.indexed);
-        let memory = &self.shelf.ground.memory;
-        self.shelf.ground.values.give_way(more, memory);
-        !memory.has_room_at_last(more)
+    /// Whether the record of `op` would be beyond the budget, with all that can give way gone, and
+    /// with room for what the memtables will take in the index.
+    fn is_over_budget(&self, op: &EngineOp<'_>, state: &DelsmState) -> bool {
+        let more = state.memtables.bytes_needed(op, self.sizes.index_bytes_per_key);
+        let memory = &self.keyspace.context.memory;
+        self.keyspace.context.blob_cache.evict_to_fit(more, memory);
+        !memory.has_room_without_caches(more)
     }
 
-    /// Hands what `key` is at `at` to `found`; with `from_cache`, bytes that were read from a file before in place of the file.
-    fn seek(&self, at: Seq, key: &[u8], from_cache: bool, found: &mut dyn FnMut(Stored<'_>)) -> Result<bool> {
-        let cached = |blob: &BlobRef, found: &mut dyn FnMut(Stored<'_>)| {
-            let bytes = if from_cache { self.shelf.ground.values.get(blob.id) } else { None };
-            bytes.inspect(|bytes| found(Stored::Bytes(bytes))).is_some()
+    /// Hands what `key` is at `at` to `found`; with `from_cache`, bytes that were read from a file
+    /// before in place of the file.
+    fn read_value(
+        &self,
+        at: Seq,
+        key: &[u8],
+        from_cache: bool,
+        found: &mut dyn FnMut(StoredValue<'_>),
+    ) -> Result<bool> {
+        let cached = |blob: &BlobRef, found: &mut dyn FnMut(StoredValue<'_>)| {
+            let bytes = if from_cache { self.keyspace.context.blob_cache.get(blob.id) } else { None };
+            bytes.inspect(|bytes| found(StoredValue::Bytes(bytes))).is_some()
         };
         let mut missed = None;
         loop {
@@ -227,37 +237,44 @@ impl DelsmEngine {
             let state = self.state(guard);
             // None: the file that was named is not there, and which it was.
             let answer = self.look_up(state, (at, key), guard, |what| match what {
-                Found::Nothing => Ok(Ok(false)),
-                Found::Memory(Content::Put(value)) => {
-                    found(Stored::Bytes(value));
+                LookupResult::Absent => Ok(Ok(false)),
+                LookupResult::Memtable(RecordContent::Put(value)) => {
+                    found(StoredValue::Bytes(value));
                     Ok(Ok(true))
                 }
-                Found::Memory(Content::Staged(blob)) if cached(&blob, found) => Ok(Ok(true)),
-                Found::Memory(Content::Staged(blob)) => match self.shelf.ground.blobs.find(&blob)? {
-                    Some(file) => {
-                        found(Stored::File(file));
-                        Ok(Ok(true))
+                LookupResult::Memtable(RecordContent::Blob(blob)) if cached(&blob, found) => Ok(Ok(true)),
+                LookupResult::Memtable(RecordContent::Blob(blob)) => {
+                    match self.keyspace.context.blobs.open(&blob)? {
+                        Some(file) => {
+                            found(StoredValue::Blob(file));
+                            Ok(Ok(true))
+                        }
+                        None => Ok(Err((0, blob.id, self.keyspace.context.blobs.missing_error(&blob)))),
                     }
-                    None => Ok(Err((0, blob.id, self.shelf.ground.blobs.missing(&blob)))),
-                },
-                Found::Memory(Content::Remove) | Found::Table(_, What::Gone) => Ok(Ok(false)),
-                Found::Table(_, What::Packed { pack, offset, len, sum }) => {
+                }
+                LookupResult::Memtable(RecordContent::Remove) | LookupResult::Table(_, ValueRef::Removed) => {
+                    Ok(Ok(false))
+                }
+                LookupResult::Table(_, ValueRef::Packed { pack, offset, len, sum }) => {
                     let Some(pack) = state.version.packs.get(&pack) else {
-                        return Err(crate::check::no_such_pack(&self.shelf, pack));
+                        return Err(crate::check::missing_pack_error(&self.keyspace, pack));
                     };
-                    pack.read(offset, len, sum, |value| found(Stored::Bytes(value)))?;
+                    pack.read(offset, len, sum, |value| found(StoredValue::Bytes(value)))?;
                     Ok(Ok(true))
                 }
-                Found::Table(_, What::File { blob, .. }) if cached(&blob, found) => Ok(Ok(true)),
-                Found::Table(table, What::File { blob, home }) => match table.file(key, &blob, home)? {
-                    Some(file) => {
-                        found(Stored::File(file));
-                        Ok(Ok(true))
+                LookupResult::Table(_, ValueRef::File { blob, .. }) if cached(&blob, found) => Ok(Ok(true)),
+                LookupResult::Table(table, ValueRef::File { blob, location }) => {
+                    match table.open_blob(key, &blob, location)? {
+                        Some(file) => {
+                            found(StoredValue::Blob(file));
+                            Ok(Ok(true))
+                        }
+                        None => Ok(Err((table.list.number() + 1, blob.id, table.missing_error(key, &blob)))),
                     }
-                    None => Ok(Err((table.list.number() + 1, blob.id, table.missing(key, &blob)))),
-                },
+                }
             })?;
-            // A file moves on, or goes after what named it was superseded: missed twice in one place, it is lost.
+            // A file moves on, or goes after what named it was superseded: missed twice in one
+            // place, it is lost.
             match answer {
                 Ok(is_there) => return Ok(is_there),
                 Err((place, id, error)) => {
@@ -271,26 +288,26 @@ impl DelsmEngine {
 
     /// Has the removal of `key` look around itself for a dead range now and then: soon again where
     /// it passed so many removed keys that removals there come in no order.
-    fn look_around_if_due(&self, key: &[u8]) {
-        let [removed, due] = &self.removed;
+    fn record_ranges_if_due(&self, key: &[u8]) {
+        let [removed, due] = &self.removal_scan_counters;
         if removed.load(Ordering::Relaxed) < due.load(Ordering::Relaxed) {
             return;
         }
         removed.store(0, Ordering::Relaxed);
-        let is_worth_it = self.look_around(key) >= 2 * self.sizes.dead as u64;
-        let later = (2 * due.load(Ordering::Relaxed)).min(self.sizes.removals);
-        due.store(if is_worth_it { SOON.min(later) } else { later }, Ordering::Relaxed);
+        let is_worth_it = self.record_ranges_around(key) >= 2 * self.sizes.min_removed_run as u64;
+        let later = (2 * due.load(Ordering::Relaxed)).min(self.sizes.removals_per_scan);
+        due.store(if is_worth_it { RESCAN_REMOVALS.min(later) } else { later }, Ordering::Relaxed);
     }
 
     /// What a record will take in a list, and its value in a pack; or that it is staged.
-    fn note_logged(&self, active: &Memtable, key: &[u8], content: &Content<'_>) {
-        if let Content::Staged(blob) = content {
-            self.staged[0].fetch_add(1, Ordering::Relaxed);
-            self.staged[1].fetch_add(u64::from(blob.len), Ordering::Relaxed);
+    fn count_table_bytes(&self, active: &Memtable, key: &[u8], content: &RecordContent<'_>) {
+        if let RecordContent::Blob(blob) = content {
+            self.memtable_blobs[0].fetch_add(1, Ordering::Relaxed);
+            self.memtable_blobs[1].fetch_add(u64::from(blob.len), Ordering::Relaxed);
         }
-        let packed = if let Content::Put(value) = content { value.len() } else { 0 };
-        let bytes = key.len() + packed + LISTED;
-        active.add_to_sum(LOGGED, bytes as u64);
+        let packed = if let RecordContent::Put(value) = content { value.len() } else { 0 };
+        let bytes = key.len() + packed + LIST_ENTRY_OVERHEAD;
+        active.add_to_sum(TABLE_BYTES_SUM, bytes as u64);
     }
 
     /// Notes the bytes of a record in the journal that a flush makes superfluous and that say
@@ -306,21 +323,22 @@ impl DelsmEngine {
         (self.live.load(Ordering::Relaxed) / 100 * WASTE_SHARE).max(self.sizes.least_waste)
     }
 
-    /// Values that stand among the staged ones: in memtables, or named by tables that are not settled.
-    pub(crate) fn staged_blobs(&self, out: &mut Vec<u64>) -> Result<()> {
+    /// Values that stand among the staged ones: in memtables, or named by tables that are not
+    /// settled.
+    pub(crate) fn list_blobs(&self, out: &mut Vec<u64>) -> Result<()> {
         let guard = &epoch::pin();
         let state = self.state(guard);
         for memtable in state.memtables.iter() {
             let mut places = Vec::new();
             memtable.ascend(std::ops::Bound::Unbounded, usize::MAX, guard, &mut places);
             for place in places {
-                for version in memtable.entry(place).versions().filter(|version| version.word.is_staged()) {
-                    out.extend(self.staged_id(memtable, version, guard)?);
+                for version in memtable.entry(place).versions().filter(|version| version.word.is_blob()) {
+                    out.extend(self.blob_id_of(memtable, version, guard)?);
                 }
             }
         }
-        for table in state.version.tables().filter(|table| !table.is_settled()) {
-            out.extend(crate::open::staged_of(table)?);
+        for table in state.version.tables().filter(|table| !table.is_linked()) {
+            out.extend(crate::recover::pending_blobs_of(table)?);
         }
         Ok(())
     }
@@ -343,64 +361,64 @@ impl Engine for DelsmEngine {
         self
     }
 
-    fn stages_above(&self) -> usize {
-        self.sizes.packed
+    fn blob_threshold(&self) -> usize {
+        self.sizes.max_packed_bytes
     }
 
-    fn adopts_files(&self) -> bool {
+    fn takes_blob_files(&self) -> bool {
         true
     }
 
-    fn prepare(&self, op: &mut Op<'_>) -> Result<Need> {
-        if matches!(op.action, Action::Remove) && op.ahead == 0 {
-            self.look_around_if_due(op.key);
+    fn prepare(&self, op: &mut EngineOp<'_>) -> Result<Preparation> {
+        if matches!(op.action, Action::Remove) && op.ops_before == 0 {
+            self.record_ranges_if_due(op.key);
         }
         let guard = &epoch::pin();
-        let hash = self.shelf.hash(op.key);
+        let hash = self.keyspace.hash(op.key);
         let state = self.state(guard);
         state.memtables.active.prepare(
             op,
             hash,
-            (&self.shelf.ground, guard),
-            &self.pins,
-            (|op: &Op<'_>| self.is_over(op, state), || self.is_swollen()),
-            |key| Ok(self.seen(Seq::LATEST, key, false, guard)?.unwrap_or(Seq::ZERO)),
+            (&self.keyspace.context, guard),
+            &self.pinned_versions,
+            (|op: &EngineOp<'_>| self.is_over_budget(op, state), || self.is_memory_high()),
+            |key| Ok(self.visible_seq(Seq::LATEST, key, false, guard)?.unwrap_or(Seq::ZERO)),
         )
     }
 
-    fn is_current(&self, op: &Op<'_>) -> bool {
+    fn is_current(&self, op: &EngineOp<'_>) -> bool {
         let guard = &epoch::pin();
         self.state(guard).memtables.active.is_current(op, guard)
     }
 
-    fn apply(&self, seq: Seq, op: &Op<'_>, views: &Views) {
+    fn apply(&self, seq: Seq, op: &EngineOp<'_>, views: &Views) {
         let Some(content) = op.action.content() else { return };
         let guard = &epoch::pin();
         let active = &self.state(guard).memtables.active;
-        let version = MemVersion { word: Word::of(&content, op.address), seq };
-        active.note_superseded(op, seq, views, &self.pins);
+        let version = MemVersion { word: VersionWord::of(&content, op.address), seq };
+        active.note_superseded(op, seq, views, &self.pinned_versions);
         let (record, hash) = (Memtable::record_of(op), Memtable::hash_of(op));
-        let is_kept = active.put(record, hash, op.key, version, views, &self.shelf.ground, guard);
-        self.note_logged(active, op.key, &content);
+        let is_kept = active.put(record, hash, op.key, version, views, &self.keyspace.context, guard);
+        self.count_table_bytes(active, op.key, &content);
         self.note_waste(active, op.span, record == 0);
         match content {
-            Content::Remove => drop(self.removed[0].fetch_add(1, Ordering::Relaxed)),
-            _ => self.dead.put(op.key),
+            RecordContent::Remove => drop(self.removal_scan_counters[0].fetch_add(1, Ordering::Relaxed)),
+            _ => self.removed_ranges.note_put(op.key),
         }
         if let Some(id) = Memtable::replaced_blob(op).filter(|_| !is_kept) {
-            self.shelf.ground.blob_died(seq, id);
+            self.keyspace.context.retire_blob(seq, id);
         }
     }
 
-    fn look(&self, at: Seq, key: &[u8], found: &mut dyn FnMut(Stored<'_>)) -> Result<bool> {
-        self.seek(at, key, false, found)
+    fn get_stored(&self, at: Seq, key: &[u8], found: &mut dyn FnMut(StoredValue<'_>)) -> Result<bool> {
+        self.read_value(at, key, false, found)
     }
 
     fn get(&self, at: Seq, key: &[u8], found: &mut dyn FnMut(&[u8])) -> Result<bool> {
         let mut file = None;
-        let is_there = self.seek(at, key, true, &mut |stored| match stored {
-            Stored::Bytes(bytes) => found(bytes),
-            Stored::File(value) => file = Some(value.cached(&self.shelf.ground)),
+        let is_there = self.read_value(at, key, true, &mut |stored| match stored {
+            StoredValue::Bytes(bytes) => found(bytes),
+            StoredValue::Blob(value) => file = Some(value.with_cache(&self.keyspace.context)),
         })?;
         if let Some(file) = file {
             file.read(found)?;
@@ -409,20 +427,20 @@ impl Engine for DelsmEngine {
     }
 
     fn contains(&self, at: Seq, key: &[u8]) -> Result<bool> {
-        Ok(self.seen(at, key, at == Seq::LATEST, &epoch::pin())?.is_some())
+        Ok(self.visible_seq(at, key, at == Seq::LATEST, &epoch::pin())?.is_some())
     }
 
-    fn prefetch(&self, keys: &[Wanted<'_>], _entries: bool) {
+    fn prefetch(&self, keys: &[HashedKey<'_>], _entries: bool) {
         let guard = &epoch::pin();
         let state = self.state(guard);
         for key in keys {
-            let hash = self.shelf.hash(key.key);
+            let hash = self.keyspace.hash(key.key);
             state.memtables.prefetch(hash, guard);
         }
     }
 
-    fn cursor<'e>(&'e self, at: Seq, bounds: Bounds, want: Want) -> Result<Box<dyn Cursor + 'e>> {
-        Ok(Box::new(DelsmCursor::new(self, at, bounds, want)))
+    fn cursor<'e>(&'e self, at: Seq, bounds: Bounds, projection: Projection) -> Result<Box<dyn Cursor + 'e>> {
+        Ok(Box::new(DelsmCursor::new(self, at, bounds, projection)))
     }
 
     fn len(&self) -> Result<u64> {
@@ -433,10 +451,11 @@ impl Engine for DelsmEngine {
         Ok(self.count_keys(1)? == 0)
     }
 
-    /// What views pinned goes when its memtable or table is next written, at rest at the latest; here it is counted.
+    /// What views pinned goes when its memtable or table is next written, at rest at the latest;
+    /// here it is counted.
     fn trim(&self, views: &Views, visible: Seq) {
-        self.released.store(true, Ordering::Relaxed);
-        self.pins.trim(views, visible);
+        self.has_released_views.store(true, Ordering::Relaxed);
+        self.pinned_versions.trim(views, visible);
     }
 
     fn freeze(&self) {
@@ -445,55 +464,58 @@ impl Engine for DelsmEngine {
         if !state.memtables.can_freeze() {
             return;
         }
-        self.staged.iter().for_each(|staged| staged.store(0, Ordering::Relaxed));
-        self.logged.store(state.memtables.active.sum(LOGGED), Ordering::Relaxed);
+        self.memtable_blobs.iter().for_each(|staged| staged.store(0, Ordering::Relaxed));
+        self.frozen_table_bytes.store(state.memtables.active.sum(TABLE_BYTES_SUM), Ordering::Relaxed);
         self.wasted.store(state.memtables.active.sum(WASTE), Ordering::Relaxed);
-        let tiny = self.shelf.ground.tiny;
+        let tiny = self.keyspace.context.tiny;
         self.state
-            .replace(guard, |now| State { memtables: now.memtables.freeze(tiny, guard), ..now.clone() });
+            .replace(guard, |now| DelsmState { memtables: now.memtables.freeze(tiny, guard), ..now.clone() });
     }
 
-    fn work(&self, views: &Views, certain: Seq) -> Result<bool> {
+    fn maintain(&self, views: &Views, certain: Seq) -> Result<bool> {
         self.step(views, certain)
     }
 
-    fn is_settled(&self) -> bool {
+    fn is_flushed(&self) -> bool {
         self.state(&epoch::pin()).memtables.frozen.is_none()
     }
 
-    /// Lists of what is in memory, the same once more with what they are merged with, and what stands with them.
-    fn room_to_settle(&self) -> Option<u64> {
-        let logged = self.logged();
-        let lists = logged + self.listed.load(Ordering::Relaxed);
-        Some(if lists == 0 { 0 } else { logged + 2 * lists + self.sizes.least_room })
+    /// Lists of what is in memory, the same once more with what they are merged with, and what
+    /// stands with them.
+    fn disk_reserve(&self) -> Option<u64> {
+        let logged = self.log_bytes_needed();
+        let lists = logged + self.list_bytes.load(Ordering::Relaxed);
+        Some(if lists == 0 { 0 } else { logged + 2 * lists + self.sizes.min_reserve_bytes })
     }
 
-    fn logged(&self) -> u64 {
-        self.logged.load(Ordering::Relaxed) + self.state(&epoch::pin()).memtables.active.sum(LOGGED)
+    fn log_bytes_needed(&self) -> u64 {
+        self.frozen_table_bytes.load(Ordering::Relaxed)
+            + self.state(&epoch::pin()).memtables.active.sum(TABLE_BYTES_SUM)
     }
 
     fn wants_checkpoint(&self) -> bool {
         let guard = &epoch::pin();
         let state = self.state(guard);
         let active = &state.memtables.active;
-        let rest = self.lull.look(active.newest());
-        let budget = self.shelf.ground.memory.budget();
-        // After 1, 2, 4, ... times so many looks: one at rest for hours is not looked through again and again.
-        let (looked, looks) = (rest.saturating_add(1), self.sizes.looks);
+        let rest = self.idle_detector.observe(active.newest());
+        let budget = self.keyspace.context.memory.budget();
+        // After 1, 2, 4, ... times so many looks: one at rest for hours is not looked through again
+        // and again.
+        let (looked, looks) = (rest.saturating_add(1), self.sizes.idle_samples);
         let is_turn = looked.is_multiple_of(looks) && (looked / looks).is_power_of_two();
-        self.staged[0].load(Ordering::Relaxed) >= self.sizes.files
-            || self.staged[1].load(Ordering::Relaxed) >= self.sizes.file_bytes
-            || active.bytes() > budget / MEMTABLE_SHARE
+        self.memtable_blobs[0].load(Ordering::Relaxed) >= self.sizes.max_memtable_files
+            || self.memtable_blobs[1].load(Ordering::Relaxed) >= self.sizes.max_memtable_file_bytes
+            || active.bytes() > budget / MEMTABLE_BUDGET_DIVISOR
             || active.sum(WASTE) > self.most_waste()
-            || (active.count() >= self.sizes.resting && rest >= looks)
-            || (!active.is_empty() && is_turn && self.hides_much(state, guard).unwrap_or(false))
+            || (active.count() >= self.sizes.min_idle_keys && rest >= looks)
+            || (!active.is_empty() && is_turn && self.is_superseding_much(state, guard).unwrap_or(false))
     }
 
-    /// Returns the waste of both memtables in hundredths of that which slows writers down. What
+    /// Returns the waste of both memtables in hundredths of that which slows writers down. ValueRef
     /// gathers while a memtable waits for a merge, and is moved, is not bounded by memory: a key
     /// that is overwritten takes no more of it.
-    fn pressure(&self) -> u64 {
-        if self.is_settled() {
+    fn pressure_percent(&self) -> u64 {
+        if self.is_flushed() {
             return 0;
         }
         let active = self.state(&epoch::pin()).memtables.active.sum(WASTE);
@@ -501,109 +523,109 @@ impl Engine for DelsmEngine {
         waste.saturating_mul(PACE) / self.most_waste().max(1)
     }
 
-    fn is_swollen(&self) -> bool {
+    fn is_memory_high(&self) -> bool {
         let guard = &epoch::pin();
-        self.state(guard).memtables.bytes() > self.shelf.ground.memory.budget() / SWOLLEN_SHARE
+        self.state(guard).memtables.bytes() > self.keyspace.context.memory.budget() / MEMORY_HIGH_DIVISOR
     }
 
     fn save(&self, out: &mut dyn ImageSink) -> Result<()> {
         self.save_image(out)
     }
 
-    fn still(self: Arc<Self>) -> Result<Option<Box<dyn OwnFiles>>> {
-        Ok(Some(Box::new(self.hold()?)))
+    fn pin_files(self: Arc<Self>) -> Result<Option<Box<dyn PinnedFiles>>> {
+        Ok(Some(Box::new(self.pin_tables()?)))
     }
 
     fn restore(&self, image: &mut dyn ImageSource) -> Result<()> {
         self.restore_image(image)
     }
 
-    fn restore_without(&self, damage: Option<Error>) -> Result<()> {
+    fn restore_without_image(&self, damage: Option<Error>) -> Result<()> {
         self.restore_files(Seq::ZERO, damage)
     }
 
-    fn restore_rest(&self, skipped: &mut dyn FnMut(Error)) -> Result<()> {
+    fn restore_partial(&self, skipped: &mut dyn FnMut(Error)) -> Result<()> {
         self.restore_readable(skipped)
     }
 
-    fn replay(&self, record: &Replay<'_>) -> Result<()> {
-        if record.seq <= self.work.lock().up_to {
+    fn replay(&self, record: &ReplayRecord<'_>) -> Result<()> {
+        if record.seq <= self.work.lock().flushed_seq {
             return Ok(());
         }
         let guard = &epoch::pin();
         let active = &self.state(guard).memtables.active;
-        let hash = self.shelf.hash(record.key);
+        let hash = self.keyspace.hash(record.key);
         let entry = active.find(hash, record.key, guard);
         if entry.as_ref().is_some_and(|entry| entry.newest().seq >= record.seq) {
             return Ok(());
         }
-        let version = MemVersion { word: Word::of(&record.content, record.address), seq: record.seq };
+        let version = MemVersion { word: VersionWord::of(&record.content, record.address), seq: record.seq };
         let place = entry.map_or(0, |entry| entry.place);
-        active.load(place, hash, record.key, version, &self.shelf.ground, guard);
-        self.note_logged(active, record.key, &record.content);
+        active.put_unsorted(place, hash, record.key, version, &self.keyspace.context, guard);
+        self.count_table_bytes(active, record.key, &record.content);
         self.note_waste(active, record.span, place == 0);
         Ok(())
     }
 
-    fn absorb(&self, part: usize, parts: usize) -> Result<()> {
-        self.state(&epoch::pin()).memtables.active.sort_share(part, parts);
+    fn finish_replay(&self, part: usize, parts: usize) -> Result<()> {
+        self.state(&epoch::pin()).memtables.active.sort_part(part, parts);
         Ok(())
     }
 
-    fn replayed(&self) {
+    fn replay_finished(&self) {
         let guard = &epoch::pin();
-        self.state(guard).memtables.active.settle(&self.shelf.ground, guard);
+        self.state(guard).memtables.active.finish_sort(&self.keyspace.context, guard);
     }
 
     fn blobs(&self, out: &mut Vec<u64>) -> Result<()> {
         // In this order: what leaves the state goes to what waits to be removed.
-        let named = self.staged_blobs(out);
-        out.extend(self.ingested.lock().iter().copied());
-        out.extend(self.work.lock().adopted());
+        let named = self.list_blobs(out);
+        out.extend(self.ingested_blobs.lock().iter().copied());
+        out.extend(self.work.lock().adopted_blobs());
         named
     }
 
     fn ingest(self: Arc<Self>, seq: Seq) -> Result<Option<Box<dyn Ingest>>> {
-        let has_home = self.shelf.ground.home.is_some();
-        Ok(has_home.then(|| Box::new(DelsmIngest::new(self, seq)) as Box<dyn Ingest>))
+        let has_engine_dir = self.keyspace.context.engine_dir.is_some();
+        Ok(has_engine_dir.then(|| Box::new(DelsmIngest::new(self, seq)) as Box<dyn Ingest>))
     }
 
     fn stats(&self) -> EngineStats {
         let guard = epoch::pin();
         let state = self.state(&guard);
         let memtables = state.memtables.bytes();
-        let lists: u64 = state.version.tables().map(|table| table.list.memory()).sum();
+        let lists: u64 = state.version.tables().map(|table| table.list.memory_bytes()).sum();
         drop(guard); // not held while all keys are counted
         EngineStats {
             keys: self.count_keys(u64::MAX).unwrap_or(0),
             index_bytes: memtables + lists,
-            pinned_versions: self.pins.count(),
+            pinned_versions: self.pinned_versions.count(),
         }
     }
 
     fn counters(&self) -> Vec<(&'static str, u64)> {
-        vec![("removed keys passed", self.passed.load(Ordering::Relaxed))]
+        vec![("removed keys passed", self.removed_keys_skipped.load(Ordering::Relaxed))]
     }
 
     fn verify(&self, report: &mut dyn FnMut(Error), step: &mut dyn FnMut(u64) -> Result<()>) -> Result<()> {
         self.check(report, step)
     }
 
-    fn retire(&self) {
+    fn drop_data(&self) {
         let mut work = self.work.lock();
         let guard = &epoch::pin();
-        self.state(guard).memtables.gone(&self.shelf.ground.memory);
-        self.pins.clear();
-        self.dead.clear();
-        *work = Work::default();
-        [&self.logged, &self.listed, &self.wasted, &self.live]
+        self.state(guard).memtables.uncount_memory(&self.keyspace.context.memory);
+        self.pinned_versions.clear();
+        self.removed_ranges.clear();
+        *work = MaintenanceState::default();
+        [&self.frozen_table_bytes, &self.list_bytes, &self.wasted, &self.live]
             .iter()
             .for_each(|bytes| bytes.store(0, Ordering::Relaxed));
-        let tiny = self.shelf.ground.tiny;
-        self.state.replace(guard, |now| State {
-            memtables: now.memtables.emptied(tiny, guard),
+        let tiny = self.keyspace.context.tiny;
+        self.state.replace(guard, |now| DelsmState {
+            memtables: now.memtables.cleared(tiny, guard),
             version: Arc::default(),
         });
-        self.shelf.ground.remove_dir_of(self.id);
+        self.keyspace.context.remove_dir_of(self.id);
     }
 }

@@ -1,15 +1,15 @@
 //! # Filter: which keys a key list may have
 //!
-//! A Bloom filter of ten bits a key and seven probes: one in a hundred keys that are not there passes. Probes come from one
-//! 64-bit hash by double hashing.
+//! A Bloom filter of ten bits a key and seven probes: one in a hundred keys that are not there
+//! passes. Probes come from one 64-bit hash by double hashing.
 
 /// Bits a key.
-const BITS: usize = 10;
+const BITS_PER_KEY: usize = 10;
 const PROBES: u32 = 7;
 
 /// The filter of keys with these hashes, as bytes.
 pub(crate) fn build(hashes: &[u64]) -> Vec<u8> {
-    let mut bits = vec![0u8; (hashes.len() * BITS).div_ceil(8).max(8)];
+    let mut bits = vec![0u8; (hashes.len() * BITS_PER_KEY).div_ceil(8).max(8)];
     for hash in hashes {
         for bit in probes(*hash, bits.len()) {
             bits[bit / 8] |= 1 << (bit % 8);
@@ -20,7 +20,7 @@ pub(crate) fn build(hashes: &[u64]) -> Vec<u8> {
 
 /// False if no key with this hash is there.
 #[inline]
-pub(crate) fn may_have(bits: &[u8], hash: u64) -> bool {
+pub(crate) fn may_contain(bits: &[u8], hash: u64) -> bool {
     bits.is_empty() || probes(hash, bits.len()).all(|bit| bits[bit / 8] & (1 << (bit % 8)) != 0)
 }
 
@@ -36,12 +36,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_has_what_it_was_given_and_little_else() {
+    fn a_filter_contains_its_keys_and_few_others() {
         let hash = |n: u64| n.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (n << 40);
         for count in [0, 1, 10, 10_000u64] {
             let bits = build(&(0..count).map(hash).collect::<Vec<_>>());
-            assert!((0..count).all(|n| may_have(&bits, hash(n))));
-            let wrong = (1 << 32..(1 << 32) + 10_000u64).filter(|n| may_have(&bits, hash(*n))).count();
+            assert!((0..count).all(|n| may_contain(&bits, hash(n))));
+            let wrong = (1 << 32..(1 << 32) + 10_000u64).filter(|n| may_contain(&bits, hash(*n))).count();
             assert!(wrong < 300, "{wrong} of 10,000 strangers pass a filter of {count}");
         }
     }

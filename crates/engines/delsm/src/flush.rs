@@ -1,37 +1,43 @@
 //! # Flush: a frozen memtable becomes tables of level 0
 //!
-//! Staged values are adopted where they are: the key list names them by number. They get readable names in a table's directory
-//! when a merge takes them down, or at rest; until then a table of level 0 is not settled, and a value that is superseded soon
-//! never moves. Small values are copied from the journal into one pack.
+//! Staged values are adopted where they are: the key list names them by number. They get readable
+//! names in a table's directory when a merge takes them down, or at rest; until then a table of
+//! level 0 is not settled, and a value that is superseded soon never moves. Small values are copied
+//! from the journal into one pack.
 
 use std::ops::Bound;
 use std::sync::Arc;
 
 use sheaf_base::error::Result;
-use sheaf_base::memtable::{Entry, Memtable, Version as MemVersion};
-use sheaf_base::record::Content;
+use sheaf_base::memtable::{Memtable, MemtableEntry, MemtableVersion as MemVersion};
+use sheaf_base::record::RecordContent;
 use sheaf_base::sync::epoch::{self, Guard};
 use sheaf_base::types::Seq;
 use sheaf_base::views::Views;
 
 use crate::engine::DelsmEngine;
-use crate::lanes::{MemLane, Way};
-use crate::list::{Home, Item, What};
+use crate::list::{BlobLocation, ListEntry, ValueRef};
+use crate::maintenance::{MaintenanceState, TableBuilder, TableOutputs};
+use crate::merge_inputs::{Direction, MemtableInput};
 use crate::pack::{Pack, PackWriter};
 use crate::tree::{Table, Version};
-use crate::work::{Made, Outputs, Work};
 
 impl DelsmEngine {
     /// Writes the frozen memtable, names it in the manifest and publishes it.
-    pub(crate) fn flush(&self, work: &mut Work, frozen: &Arc<Memtable>, views: &Views) -> Result<()> {
-        self.make_home(work)?;
-        let mut pack = PackWriter::new(&self.shelf.path, self.shelf.owner(), work.number());
+    pub(crate) fn flush(
+        &self,
+        work: &mut MaintenanceState,
+        frozen: &Arc<Memtable>,
+        views: &Views,
+    ) -> Result<()> {
+        self.create_keyspace_dir(work)?;
+        let mut pack = PackWriter::new(&self.keyspace.path, self.keyspace.owner(), work.next_number());
         let mut dead = Vec::new();
         let written = self.write_tables(work, frozen, views, &mut pack, &mut dead);
         let (tables, opened) = match written {
             Ok(written) => written,
             Err(error) => {
-                work.sweep_due = true; // what was written for it
+                work.is_sweep_due = true; // what was written for it
                 return Err(error);
             }
         };
@@ -40,65 +46,67 @@ impl DelsmEngine {
             version.packs.insert(pack.number, Arc::new(pack));
         }
         version.levels[0].splice(0..0, tables);
-        let up_to = work.up_to.max(frozen.newest());
-        if let Err(error) = self.write_manifest(work, &version, up_to) {
-            work.sweep_due = true; // what was written for it
+        let flushed_seq = work.flushed_seq.max(frozen.newest());
+        if let Err(error) = self.write_manifest(work, &version, flushed_seq) {
+            work.is_sweep_due = true; // what was written for it
             return Err(error);
         }
         self.publish_version(version, true);
-        work.is_cramped = false;
-        work.sweep_again();
+        work.is_space_short = false;
+        work.schedule_sweep();
         for (died, id) in dead {
-            self.shelf.ground.blob_died(died, id);
+            self.keyspace.context.retire_blob(died, id);
         }
         Ok(())
     }
 
-    /// What of the memtable anybody may still see, in tables and a pack that are durable. A guard is held for one key at a time.
+    /// What of the memtable anybody may still see, in tables and a pack that are durable. A guard
+    /// is held for one key at a time.
     fn write_tables(
         &self,
-        work: &mut Work,
+        work: &mut MaintenanceState,
         frozen: &Arc<Memtable>,
         views: &Views,
         pack: &mut PackWriter,
         dead: &mut Vec<(Seq, u64)>,
     ) -> Result<(Vec<Arc<Table>>, Option<Pack>)> {
         let (is_all, disk) = (self.version().is_empty(), self.disk()?);
-        let mut lane = MemLane::new(frozen, Bound::Unbounded, Way::Up, &epoch::pin());
-        let mut outputs = Outputs::default();
+        let mut merge_input = MemtableInput::new(frozen, Bound::Unbounded, Direction::Forward, &epoch::pin());
+        let mut outputs = TableOutputs::default();
         let mut kept = Vec::new();
         loop {
             let guard = epoch::pin();
-            let Some(entry) = lane.take(&guard) else { break };
-            self.keep_of(frozen, &entry, views, dead, &mut kept, &guard)?;
-            while is_all && kept.last().is_some_and(|version| version.word.is_tomb()) {
+            let Some(entry) = merge_input.take(&guard) else { break };
+            self.versions_to_keep(frozen, &entry, views, dead, &mut kept, &guard)?;
+            while is_all && kept.last().is_some_and(|version| version.word.is_tombstone()) {
                 kept.pop(); // a removal hides nothing where there is nothing below
             }
             let item = |version: MemVersion| {
-                let what = self.what_of(frozen, version, pack, &guard)?;
-                Ok(Item { key: entry.key().to_vec(), seq: version.seq, what })
+                let what = self.value_ref_of(frozen, version, pack, &guard)?;
+                Ok(ListEntry { key: entry.key().to_vec(), seq: version.seq, value: what })
             };
-            let items = kept.drain(..).map(item).collect::<Result<Vec<Item>>>()?;
+            let items = kept.drain(..).map(item).collect::<Result<Vec<ListEntry>>>()?;
             drop(guard);
             pack.write_if_full(disk)?;
-            let is_full = |made: &Made| made.writer.totals().entries >= 2 * self.sizes.table_entries;
-            if !items.is_empty() && outputs.open.as_ref().is_none_or(is_full) {
-                let made = Made::new(&self.shelf, work.number(), true, work.number());
-                self.begin_list(&mut outputs, made)?;
+            let is_full = |made: &TableBuilder| made.writer.totals().entries >= 2 * self.sizes.table_entries;
+            if !items.is_empty() && outputs.current.as_ref().is_none_or(is_full) {
+                let made = TableBuilder::new(&self.keyspace, work.next_number(), true, work.next_number());
+                self.start_table(&mut outputs, made)?;
             }
-            let Some(table) = &mut outputs.open else { continue };
-            let hash = self.shelf.hash(entry.key());
+            let Some(table) = &mut outputs.current else { continue };
+            let hash = self.keyspace.hash(entry.key());
             items.iter().for_each(|item| table.writer.add(hash, item));
         }
         let pack = pack.finish(disk)?;
-        Ok((self.end_lists(outputs)?, pack))
+        Ok((self.finish_tables(outputs)?, pack))
     }
 
-    /// Those versions of a key that anybody may still see, the newest first; values in files of others are dead.
-    fn keep_of(
+    /// Those versions of a key that anybody may still see, the newest first; values in files of
+    /// others are dead.
+    fn versions_to_keep(
         &self,
         frozen: &Memtable,
-        entry: &Entry<'_>,
+        entry: &MemtableEntry<'_>,
         views: &Views,
         dead: &mut Vec<(Seq, u64)>,
         kept: &mut Vec<MemVersion>,
@@ -109,8 +117,8 @@ impl DelsmEngine {
             match newer {
                 Some(newer) if newer <= version.seq => continue, // seen twice
                 Some(died) if !views.may_need(version.seq, died) => {
-                    if version.word.is_staged() {
-                        let id = self.staged_id(frozen, version, guard)?;
+                    if version.word.is_blob() {
+                        let id = self.blob_id_of(frozen, version, guard)?;
                         dead.extend(id.map(|id| (died, id)));
                     }
                 }
@@ -122,18 +130,18 @@ impl DelsmEngine {
     }
 
     /// How a table names a version; a small value is added to the pack.
-    fn what_of(
+    fn value_ref_of(
         &self,
         frozen: &Memtable,
         version: MemVersion,
         pack: &mut PackWriter,
         guard: &Guard,
-    ) -> Result<What> {
-        frozen.content(version.word, &self.shelf.ground, guard, |content| {
+    ) -> Result<ValueRef> {
+        frozen.content(version.word, &self.keyspace.context, guard, |content| {
             Ok(match content {
-                Content::Remove => What::Gone,
-                Content::Staged(blob) => What::File { blob, home: Home::Staged },
-                Content::Put(value) => What::Packed {
+                RecordContent::Remove => ValueRef::Removed,
+                RecordContent::Blob(blob) => ValueRef::File { blob, location: BlobLocation::BlobStore },
+                RecordContent::Put(value) => ValueRef::Packed {
                     pack: pack.number,
                     offset: pack.add(value),
                     len: u32::try_from(value.len()).unwrap_or(u32::MAX),
@@ -144,14 +152,14 @@ impl DelsmEngine {
     }
 
     /// The number of the staged value that a version is.
-    pub(crate) fn staged_id(
+    pub(crate) fn blob_id_of(
         &self,
         memtable: &Memtable,
         version: MemVersion,
         guard: &Guard,
     ) -> Result<Option<u64>> {
-        memtable.content(version.word, &self.shelf.ground, guard, |content| {
-            Ok(if let Content::Staged(blob) = content { Some(blob.id) } else { None })
+        memtable.content(version.word, &self.keyspace.context, guard, |content| {
+            Ok(if let RecordContent::Blob(blob) = content { Some(blob.id) } else { None })
         })
     }
 }

@@ -1,13 +1,15 @@
 //! # Ingest: the pairs that a keyspace begins with, in the order of their keys
 //!
-//! Tables that do not overlap, all in one level: the first that is not full with them. Small values go into a pack for each table,
-//! staged ones are named where they are, and get their names in the tables' directories afterwards, as after a flush.
+//! Tables that do not overlap, all in one level: the first that is not full with them. Small values
+//! go into a pack for each table, staged ones are named where they are, and get their names in the
+//! tables' directories afterwards, as after a flush.
 //!
 //! ## Invariants
 //!
-//! 1. Nobody else touches the keyspace meanwhile: it has no name, takes no commits, and no checkpoint knows it.
-//! 2. The manifest names the tables once all of them are durable, and says that all commits up to the one that the pairs are of
-//!    are in them.
+//! 1. Nobody else touches the keyspace meanwhile: it has no name, takes no commits, and no
+//!    checkpoint knows it.
+//! 2. The manifest names the tables once all of them are durable, and says that all commits up to
+//!    the one that the pairs are of are in them.
 //!
 //! ## Costs
 //!
@@ -17,21 +19,21 @@ use std::sync::Arc;
 
 use sheaf_base::engine::Ingest;
 use sheaf_base::error::Result;
-use sheaf_base::record::Content;
+use sheaf_base::record::RecordContent;
 use sheaf_base::types::Seq;
 
 use crate::engine::DelsmEngine;
-use crate::list::{Home, Item, What};
+use crate::file_moves::FileMoves;
+use crate::list::{BlobLocation, ListEntry, ValueRef};
+use crate::maintenance::{Job, TableBuilder, TableOutputs};
 use crate::manifest::LEVELS;
-use crate::moves::Moving;
-use crate::open::staged_garbage;
 use crate::pack::{Pack, PackWriter};
+use crate::recover::pending_blob_garbage;
 use crate::tree::{Table, Version};
-use crate::work::{Job, Made, Outputs};
 
 /// A table that is being filled.
-struct Open {
-    made: Made,
+struct OpenTable {
+    made: TableBuilder,
     pack: PackWriter,
     /// Bytes of the pack.
     packed: u64,
@@ -42,7 +44,7 @@ struct Open {
 pub(crate) struct DelsmIngest {
     engine: Arc<DelsmEngine>,
     seq: Seq,
-    open: Option<Open>,
+    open: Option<OpenTable>,
     tables: Vec<Arc<Table>>,
     packs: Vec<Arc<Pack>>,
 }
@@ -53,20 +55,25 @@ impl DelsmIngest {
     }
 
     /// A new table.
-    fn begin_table(&self) -> Result<Open> {
+    fn begin_table(&self) -> Result<OpenTable> {
         let mut work = self.engine.work.lock();
-        self.engine.make_home(&mut work)?;
-        let (dir, number, pack) = (work.number(), work.number(), work.number());
-        let shelf = &self.engine.shelf;
-        let made = Made::new(shelf, dir, true, number);
-        Ok(Open { made, pack: PackWriter::new(&shelf.path, shelf.owner(), pack), packed: 0, files: 0 })
+        self.engine.create_keyspace_dir(&mut work)?;
+        let (dir, number, pack) = (work.next_number(), work.next_number(), work.next_number());
+        let keyspace = &self.engine.keyspace;
+        let made = TableBuilder::new(keyspace, dir, true, number);
+        Ok(OpenTable {
+            made,
+            pack: PackWriter::new(&keyspace.path, keyspace.owner(), pack),
+            packed: 0,
+            files: 0,
+        })
     }
 
     /// Makes the table that is being filled durable.
     fn end_table(&mut self) -> Result<()> {
-        let Some(Open { made, mut pack, .. }) = self.open.take() else { return Ok(()) };
+        let Some(OpenTable { made, mut pack, .. }) = self.open.take() else { return Ok(()) };
         self.packs.extend(pack.finish(self.engine.disk()?)?.map(Arc::new));
-        self.tables.extend(self.engine.end_lists(Outputs::of(made))?);
+        self.tables.extend(self.engine.finish_tables(TableOutputs::with_table(made))?);
         Ok(())
     }
 
@@ -76,7 +83,7 @@ impl DelsmIngest {
         version.packs.extend(self.packs.iter().map(|pack| (pack.number, Arc::clone(pack))));
         for level in 1..LEVELS {
             version.levels[level] = self.tables.clone();
-            if level == LEVELS - 1 || !self.engine.is_over_full(&version, level) {
+            if level == LEVELS - 1 || !self.engine.is_over_limit(&version, level) {
                 break;
             }
             version.levels[level].clear();
@@ -86,31 +93,31 @@ impl DelsmIngest {
 }
 
 impl Ingest for DelsmIngest {
-    fn push(&mut self, key: &[u8], content: Content<'_>) -> Result<()> {
+    fn push(&mut self, key: &[u8], content: RecordContent<'_>) -> Result<()> {
         if self.open.is_none() {
             self.open = Some(self.begin_table()?);
         }
         let Some(open) = &mut self.open else { return Ok(()) };
         let what = match content {
-            Content::Put(value) => {
+            RecordContent::Put(value) => {
                 open.packed += value.len() as u64;
-                What::Packed {
+                ValueRef::Packed {
                     pack: open.pack.number,
                     offset: open.pack.add(value),
                     len: u32::try_from(value.len()).unwrap_or(u32::MAX),
                     sum: crc32c::crc32c(value),
                 }
             }
-            Content::Staged(blob) => {
+            RecordContent::Blob(blob) => {
                 open.files += 1;
-                self.engine.ingested.lock().push(blob.id);
-                What::File { blob, home: Home::Staged }
+                self.engine.ingested_blobs.lock().push(blob.id);
+                ValueRef::File { blob, location: BlobLocation::BlobStore }
             }
-            Content::Remove => return Ok(()), // nothing is there
+            RecordContent::Remove => return Ok(()), // nothing is there
         };
         open.pack.write_if_full(self.engine.disk()?)?;
-        let hash = self.engine.shelf.hash(key);
-        open.made.writer.add(hash, &Item { key: key.to_vec(), seq: self.seq, what });
+        let hash = self.engine.keyspace.hash(key);
+        open.made.writer.add(hash, &ListEntry { key: key.to_vec(), seq: self.seq, value: what });
         let sizes = &self.engine.sizes;
         let is_full = open.files >= sizes.table_files
             || open.packed >= sizes.table_bytes
@@ -124,13 +131,13 @@ impl Ingest for DelsmIngest {
         let mut work = self.engine.work.lock();
         self.engine.write_manifest(&mut work, &version, self.seq)?;
         let unsettled: Vec<Arc<Table>> =
-            version.tables().filter(|table| !table.is_settled()).cloned().collect();
+            version.tables().filter(|table| !table.is_linked()).cloned().collect();
         if !unsettled.is_empty() {
-            let after = staged_garbage(&unsettled)?;
-            work.job = Some(Job::Moving(Moving::new(unsettled, after)));
+            let after = pending_blob_garbage(&unsettled)?;
+            work.job = Some(Job::Moving(FileMoves::new(unsettled, after)));
         }
         self.engine.publish_version(version, false);
-        self.engine.ingested.lock().clear();
+        self.engine.ingested_blobs.lock().clear();
         Ok(())
     }
 }

@@ -1,8 +1,8 @@
 //! # delsm: DeLSM, each large value a plain file
 //!
-//! A log-structured merge tree whose tables are directories: each value above a few KiB is a file that holds the value and
-//! nothing else, and compaction moves directory entries instead of bytes (DeLSM, arXiv 2109.13142). See the crate's
-//! README for what differs from the paper and why.
+//! A log-structured merge tree whose tables are directories: each value above a few KiB is a file
+//! that holds the value and nothing else, and compaction moves directory entries instead of bytes
+//! (DeLSM, arXiv 2109.13142). See the crate's README for what differs from the paper and why.
 //!
 //! ## Picture
 //!
@@ -11,7 +11,7 @@
 //!         journal (base) ─> active memtable ──┴─ freeze ─> frozen ── flush ─> level 0 ── merge ─> level 1 ── ...
 //!
 //!  own/<keyspace>/KEYS.0 KEYS.1        manifest: which tables and packs there are             manifest.rs
-//!                 00000012/cat.jpg@2a  a table, and a value in it, under its key and its number       tree.rs names.rs
+//!                 00000012/cat.jpg@2a  a table, and a value in it, under its key and its number       tree.rs file_names.rs
 //!                 00000013.keys        its key list: all that is known of its values          list/ filter.rs
 //!                 00000014.pack        small values of several tables                         pack.rs
 //! ```
@@ -19,15 +19,18 @@
 //! ## Invariants
 //!
 //! 1. A value in a file of its own is written once. Moves change its name only.
-//! 2. A directory, list, pack or value has a number that is never used again. What a name means never changes.
-//! 3. Tables hold nothing that is not durable in the journal and below ROOT's floor (commit.md R12).
-//! 4. The manifest comes first, moves follow, removals come last (`work.rs`), so every crash leaves a state of which each value
-//!    is found where its list says, or in its table's directory.
+//! 2. A directory, list, pack or value has a number that is never used again. What a name means
+//!    never changes.
+//! 3. Tables hold nothing that is not durable in the journal and below ROOT's floor (commit.md
+//!    R12).
+//! 4. The manifest comes first, moves follow, removals come last (`maintenance.rs`), so every crash
+//!    leaves a state of which each value is found where its list says, or in its table's directory.
 //!
 //! ## Threads
 //!
-//! Commits write the active memtable, several at once. The store's background does one bounded step after the other.
-//! Readers pin the epoch, load one state and take no lock. They look up a moved file again.
+//! Commits write the active memtable, several at once. The store's background does one bounded step
+//! after the other. Readers pin the epoch, load one state and take no lock. They look up a moved
+//! file again.
 //!
 //! ## Costs
 //!
@@ -40,30 +43,30 @@
 
 mod check;
 mod cursor;
-mod dead;
 mod engine;
+mod file_moves;
+mod file_names;
 mod filter;
 mod flush;
+mod idle_compaction;
 mod ingest;
-mod lanes;
 mod list;
+mod maintenance;
 mod manifest;
 mod merge;
-mod moves;
-mod names;
-mod open;
+mod merge_inputs;
 mod pack;
+mod pinned_tables;
 mod recent;
-mod rest;
+mod recover;
+mod removed_ranges;
 mod sizes;
-mod still;
 mod tree;
-mod work;
 
 use std::sync::Arc;
 
 use sheaf_base::engine::{Engine, EngineFactory};
-use sheaf_base::ground::Ground;
+use sheaf_base::engine_context::EngineContext;
 use sheaf_base::options::{EngineOptions, OptionSpec};
 use sheaf_base::types::KeyspaceId;
 
@@ -80,7 +83,12 @@ impl EngineFactory for Delsm {
         &sizes::OPTIONS
     }
 
-    fn create(&self, id: KeyspaceId, options: &EngineOptions, ground: &Arc<Ground>) -> Arc<dyn Engine> {
-        Arc::new(engine::DelsmEngine::new(Arc::clone(ground), id, options))
+    fn create(
+        &self,
+        id: KeyspaceId,
+        options: &EngineOptions,
+        context: &Arc<EngineContext>,
+    ) -> Arc<dyn Engine> {
+        Arc::new(engine::DelsmEngine::new(Arc::clone(context), id, options))
     }
 }

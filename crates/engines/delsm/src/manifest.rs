@@ -9,19 +9,19 @@
 //!                                                              4 a key of it has several versions
 //! ```
 //!
-//! `up to`: all commits of the keyspace up to there are in tables, so that replay skips them. Tables of level 0 come the
-//! newest first, those of other levels in the order of their keys.
+//! `up to`: all commits of the keyspace up to there are in tables, so that replay skips them.
+//! Tables of level 0 come the newest first, those of other levels in the order of their keys.
 
-use sheaf_base::codec::{Reader, Writer};
+use sheaf_base::codec::{FieldReader, FieldWriter};
+use sheaf_base::double_slot::DoubleSlotState;
 use sheaf_base::error::Damage;
-use sheaf_base::pair::State;
 use sheaf_base::types::Seq;
 
 /// Levels there may be.
 pub(crate) const LEVELS: usize = 8;
-const SETTLED: u8 = 1;
-const LITTERED: u8 = 2;
-const LAYERED: u8 = 4;
+const FILES_LINKED: u8 = 1;
+const HAS_UNLISTED_FILES: u8 = 2;
+const HAS_OLD_VERSIONS: u8 = 4;
 
 /// A table, as the manifest names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,46 +29,52 @@ pub(crate) struct TableEntry {
     pub(crate) level: u8,
     pub(crate) dir: u64,
     pub(crate) list: u64,
-    pub(crate) marks: Marks,
+    pub(crate) flags: TableFlags,
 }
 
 /// What is known of a table beside its list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Marks {
+pub(crate) struct TableFlags {
     /// All its files are in its directory, durably.
-    pub(crate) settled: bool,
+    pub(crate) files_linked: bool,
     /// Its directory may hold files that the list does not name.
-    pub(crate) littered: bool,
+    pub(crate) has_unlisted_files: bool,
     /// A key of it has several versions.
-    pub(crate) layered: bool,
+    pub(crate) has_old_versions: bool,
 }
 
-impl Marks {
+impl TableFlags {
     fn bits(self) -> u8 {
         let bit = |is_set: bool, bit: u8| if is_set { bit } else { 0 };
-        bit(self.settled, SETTLED) | bit(self.littered, LITTERED) | bit(self.layered, LAYERED)
+        bit(self.files_linked, FILES_LINKED)
+            | bit(self.has_unlisted_files, HAS_UNLISTED_FILES)
+            | bit(self.has_old_versions, HAS_OLD_VERSIONS)
     }
 
-    fn of(bits: u8) -> Option<Marks> {
+    fn of(bits: u8) -> Option<TableFlags> {
         let has = |bit: u8| bits & bit != 0;
-        let marks = Marks { settled: has(SETTLED), littered: has(LITTERED), layered: has(LAYERED) };
+        let marks = TableFlags {
+            files_linked: has(FILES_LINKED),
+            has_unlisted_files: has(HAS_UNLISTED_FILES),
+            has_old_versions: has(HAS_OLD_VERSIONS),
+        };
         (marks.bits() == bits).then_some(marks)
     }
 }
 
 /// All of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Manifest {
+pub(crate) struct TableManifest {
     pub(crate) generation: u64,
     /// As in the head of a key list.
     pub(crate) owner: u64,
-    pub(crate) up_to: Seq,
-    pub(crate) next: u64,
+    pub(crate) flushed_seq: Seq,
+    pub(crate) next_number: u64,
     pub(crate) tables: Vec<TableEntry>,
     pub(crate) packs: Vec<u64>,
 }
 
-impl State for Manifest {
+impl DoubleSlotState for TableManifest {
     const STEM: &'static str = "KEYS";
     const MAGIC: &'static [u8; 8] = b"SHEAFLSM";
 
@@ -77,29 +83,29 @@ impl State for Manifest {
     }
 
     fn encode(&self) -> Vec<u8> {
-        let mut w = Writer::default();
+        let mut w = FieldWriter::default();
         w.u64(self.generation);
         w.u64(self.owner);
-        w.u64(self.up_to.0);
-        w.u64(self.next);
+        w.u64(self.flushed_seq.0);
+        w.u64(self.next_number);
         w.list(&self.tables, |w, table| {
             w.u8(table.level);
             w.u64(table.dir);
             w.u64(table.list);
-            w.u8(table.marks.bits());
+            w.u8(table.flags.bits());
         });
         w.list(&self.packs, |w, pack| w.u64(*pack));
         w.0
     }
 
-    fn decode(body: &[u8]) -> Result<Manifest, Damage> {
-        let mut r = Reader::new(body);
+    fn decode(body: &[u8]) -> Result<TableManifest, Damage> {
+        let mut r = FieldReader::new(body);
         let (generation, owner) = (r.counter("generation")?, r.u64()?);
-        let (up_to, next) = (Seq(r.counter("commit")?), r.counter("next number")?);
+        let (flushed_seq, next) = (Seq(r.counter("commit")?), r.counter("next number")?);
         let tables = r.list(|r| {
-            let (level, dir, list, marks) = (r.u8()?, r.u64()?, r.u64()?, Marks::of(r.u8()?));
+            let (level, dir, list, marks) = (r.u8()?, r.u64()?, r.u64()?, TableFlags::of(r.u8()?));
             match marks.filter(|_| usize::from(level) < LEVELS && dir < next && list < next) {
-                Some(marks) => Ok(TableEntry { level, dir, list, marks }),
+                Some(marks) => Ok(TableEntry { level, dir, list, flags: marks }),
                 None => Err(Damage::BadField { field: "table", value: dir }),
             }
         })?;
@@ -108,7 +114,7 @@ impl State for Manifest {
             pack => Err(Damage::BadField { field: "pack", value: pack }),
         })?;
         r.finish()?;
-        Ok(Manifest { generation, owner, up_to, next, tables, packs })
+        Ok(TableManifest { generation, owner, flushed_seq, next_number: next, tables, packs })
     }
 }
 
@@ -118,16 +124,21 @@ mod tests {
 
     #[test]
     fn a_number_that_was_never_given_is_damage() {
-        let marks = Marks { settled: true, littered: false, layered: false };
-        let entry = |dir, list| TableEntry { level: 1, dir, list, marks };
-        let good = Manifest { next: 8, tables: vec![entry(6, 7)], packs: vec![5, 7], ..Manifest::default() };
-        assert_eq!(Manifest::decode(&good.encode()).as_ref(), Ok(&good));
+        let marks = TableFlags { files_linked: true, has_unlisted_files: false, has_old_versions: false };
+        let entry = |dir, list| TableEntry { level: 1, dir, list, flags: marks };
+        let good = TableManifest {
+            next_number: 8,
+            tables: vec![entry(6, 7)],
+            packs: vec![5, 7],
+            ..TableManifest::default()
+        };
+        assert_eq!(TableManifest::decode(&good.encode()).as_ref(), Ok(&good));
         for tables in [vec![entry(8, 7)], vec![entry(6, 8)]] {
-            let bad = Manifest { tables, ..good.clone() };
-            assert!(Manifest::decode(&bad.encode()).is_err(), "{bad:?}");
+            let bad = TableManifest { tables, ..good.clone() };
+            assert!(TableManifest::decode(&bad.encode()).is_err(), "{bad:?}");
         }
-        let bad = Manifest { packs: vec![5, 8], ..good };
+        let bad = TableManifest { packs: vec![5, 8], ..good };
         let expected = Damage::BadField { field: "pack", value: 8 };
-        assert_eq!(Manifest::decode(&bad.encode()), Err(expected));
+        assert_eq!(TableManifest::decode(&bad.encode()), Err(expected));
     }
 }

@@ -1,8 +1,9 @@
 //! # Merge: tables of one level go down into those of the next
 //!
-//! Only key lists are read. Files of the upper tables are linked into the directories of the lower ones; those of a lower
-//! table stay where they are, unless it has grown too large and is split. (The paper moves both; here a value moves once
-//! a level.) Values in packs move by reference, but are copied to another pack where less than half of theirs is live.
+//! Only key lists are read. Files of the upper tables are linked into the directories of the lower
+//! ones; those of a lower table stay where they are, unless it has grown too large and is split.
+//! (The paper moves both; here a value moves once a level.) Values in packs move by reference, but
+//! are copied to another pack where less than half of theirs is live.
 //!
 //! ## Picture
 //!
@@ -25,15 +26,15 @@ use sheaf_base::sync::atomic::Ordering;
 use sheaf_base::views::Views;
 
 use crate::engine::DelsmEngine;
-use crate::lanes::{Front, TableLane, Way};
-use crate::list::{Home, Item, What};
+use crate::file_moves::FileMoves;
+use crate::file_names;
+use crate::list::{BlobLocation, ListEntry, ValueRef};
+use crate::maintenance::{Garbage, Job, MaintenanceState, TableBuilder, TableOutputs};
 use crate::manifest::LEVELS;
-use crate::moves::Moving;
-use crate::names;
-use crate::open::staged_garbage;
+use crate::merge_inputs::{Direction, MergeHeads, TableInput};
 use crate::pack::{Pack, PackWriter};
+use crate::recover::pending_blob_garbage;
 use crate::tree::{Table, Version};
-use crate::work::{Garbage, Job, Made, Outputs, Work};
 
 /// A merge under way.
 #[derive(Debug)]
@@ -52,63 +53,63 @@ pub(crate) struct Merge {
     /// Lower tables that stay as they are, by directory.
     untouched: HashSet<u64>,
     /// Packs to leave.
-    leaving: HashSet<u64>,
+    dropped_packs: HashSet<u64>,
     pack: Option<PackWriter>,
     /// Files of lower tables that are dead or move elsewhere: directory and name.
-    gone: Vec<(u64, String)>,
+    stale_files: Vec<(u64, String)>,
     /// Files of tables that were not settled, dead or moved.
-    staged: Vec<u64>,
+    stale_blobs: Vec<u64>,
 }
 
 /// A table's share of a part.
 #[derive(Clone, Copy, Debug, Default)]
-struct Load {
+struct TableSize {
     files: u64,
     entries: u64,
     bytes: u64,
 }
 
-impl Load {
-    fn add(&mut self, what: &What) {
+impl TableSize {
+    fn add(&mut self, what: &ValueRef) {
         self.entries += 1;
         match what {
-            What::File { .. } => self.files += 1,
-            What::Packed { len, .. } => self.bytes += u64::from(*len),
-            What::Gone => {}
+            ValueRef::File { .. } => self.files += 1,
+            ValueRef::Packed { len, .. } => self.bytes += u64::from(*len),
+            ValueRef::Removed => {}
         }
     }
 }
 
 impl DelsmEngine {
     /// Finds something to merge. False if there is nothing.
-    pub(crate) fn plan(&self, work: &mut Work, views: &Views) -> Result<bool> {
+    pub(crate) fn plan_merge(&self, work: &mut MaintenanceState, views: &Views) -> Result<bool> {
         let version = self.version();
         self.look_at_fresh(&version);
-        let level = (0..LEVELS - 1).find(|level| self.is_over_full(&version, *level));
+        let level = (0..LEVELS - 1).find(|level| self.is_over_limit(&version, *level));
         let merge = match level {
-            Some(level) => self.plan_down(work, &version, level, None),
-            None if work.is_cramped => None,
-            None => self.plan_rewrite(&version),
+            Some(level) => self.plan_push_down(work, &version, level, None),
+            None if work.is_space_short => None,
+            None => self.plan_pack_rewrite(&version),
         };
         match merge {
             Some(merge) => self.begin_merge(work, views, &version, merge).map(|()| true),
-            None => self.rest(work, views, &version),
+            None => self.compact_if_idle(work, views, &version),
         }
     }
 
     /// Begins a merge if level 0 has more than it may: flushes that follow each other would only
-    /// add tables and packs whose values are superseded. False if there is none to begin.
+    /// add tables and packs of superseded values. False if there is none to begin.
     ///
     /// # Errors
     ///
     /// Returns the error of the merge.
-    pub(crate) fn merge_before_flush(&self, work: &mut Work, views: &Views) -> Result<bool> {
+    pub(crate) fn merge_before_flush(&self, work: &mut MaintenanceState, views: &Views) -> Result<bool> {
         let version = self.version();
         self.look_at_fresh(&version);
-        if !self.is_over_full(&version, 0) || !self.has_room_to_copy(&version) {
+        if !self.is_over_limit(&version, 0) || !self.has_room_to_copy(&version) {
             return Ok(false);
         }
-        let Some(merge) = self.plan_down(work, &version, 0, None) else { return Ok(false) };
+        let Some(merge) = self.plan_push_down(work, &version, 0, None) else { return Ok(false) };
         self.begin_merge(work, views, &version, merge).map(|()| true)
     }
 
@@ -116,9 +117,9 @@ impl DelsmEngine {
     /// flush comes first, as it frees the journal.
     fn has_room_to_copy(&self, version: &Version) -> bool {
         let packs: u64 = version.packs.values().map(|pack| pack.len).sum();
-        let wanted = self.room_to_settle().unwrap_or(0).saturating_add(packs);
+        let wanted = self.disk_reserve().unwrap_or(0).saturating_add(packs);
         self.disk()
-            .and_then(|disk| disk.free_space(&self.shelf.path).during("measure", &self.shelf.path))
+            .and_then(|disk| disk.free_space(&self.keyspace.path).during("measure", &self.keyspace.path))
             .is_ok_and(|free| free >= wanted)
     }
 
@@ -126,27 +127,29 @@ impl DelsmEngine {
     /// memtable wastes depends on it.
     fn look_at_fresh(&self, version: &Version) {
         let Some(newest) = version.levels[0].first() else { return };
-        let hidden = version.hidden_by(newest).saturating_mul(100) / newest.list.totals().entries.max(1);
+        let hidden =
+            version.superseding_count(newest).saturating_mul(100) / newest.list.totals().entries.max(1);
         self.fresh.store(100 - hidden.min(100), Ordering::Relaxed);
     }
 
     /// The first part of `merge`, or all of it if tables only change their level.
     pub(crate) fn begin_merge(
         &self,
-        work: &mut Work,
+        work: &mut MaintenanceState,
         views: &Views,
         version: &Arc<Version>,
         merge: Merge,
     ) -> Result<()> {
-        if !merge.is_rewrite && merge.lower.is_empty() && self.goes_down_whole(&merge) {
-            return self.lower_level(work, version, merge);
+        if !merge.is_rewrite && merge.lower.is_empty() && self.is_trivial_move(&merge) {
+            return self.move_tables_down(work, version, merge);
         }
         work.job = Some(Job::Merging(Box::new(merge)));
-        self.merge_some(work, views)
+        self.merge_next(work, views)
     }
 
-    /// The upper tables may go down as they are: no two of them overlap, none is small, and no removal has become idle.
-    fn goes_down_whole(&self, merge: &Merge) -> bool {
+    /// The upper tables may go down as they are: no two of them overlap, none is small, and no
+    /// removal has become idle.
+    fn is_trivial_move(&self, merge: &Merge) -> bool {
         let mut sorted: Vec<&Arc<Table>> = merge.upper.iter().collect();
         sorted.sort_by(|a, b| a.list.first_key().cmp(b.list.first_key()));
         let is_apart = sorted.windows(2).all(|pair| pair[0].list.last_key() < pair[1].list.first_key());
@@ -161,9 +164,9 @@ impl DelsmEngine {
     }
 
     /// Whether a level has more than it may.
-    pub(crate) fn is_over_full(&self, version: &Version, level: usize) -> bool {
+    pub(crate) fn is_over_limit(&self, version: &Version, level: usize) -> bool {
         let load = |level: usize| {
-            let mut load = Load::default();
+            let mut load = TableSize::default();
             for table in &version.levels[level] {
                 let totals = table.list.totals();
                 load.files += totals.files + totals.removals / 16;
@@ -181,7 +184,7 @@ impl DelsmEngine {
         // To four that live one is dead, or may be: what a version above hides, and removals.
         let below: u64 = (level + 1..LEVELS).map(|level| load(level).entries).sum();
         let hides = if level == 0 {
-            let hides = |table: &Arc<Table>| version.hidden_by(table) + table.list.totals().removals;
+            let hides = |table: &Arc<Table>| version.superseding_count(table) + table.list.totals().removals;
             let hidden: u64 = version.levels[0].iter().map(hides).sum();
             hidden * 4 > (here.entries + below).saturating_sub(hidden)
         } else {
@@ -194,9 +197,9 @@ impl DelsmEngine {
     }
 
     /// All of level 0 goes down, or a table of a level: `chosen`, or the next one.
-    pub(crate) fn plan_down(
+    pub(crate) fn plan_push_down(
         &self,
-        work: &mut Work,
+        work: &mut MaintenanceState,
         version: &Version,
         level: usize,
         chosen: Option<&Arc<Table>>,
@@ -206,84 +209,90 @@ impl DelsmEngine {
         } else if let Some(table) = chosen {
             vec![Arc::clone(table)]
         } else {
-            work.taken.resize(LEVELS, Vec::new());
-            let after = |table: &&Arc<Table>| table.list.first_key() > work.taken[level].as_slice();
+            work.last_pushed_down.resize(LEVELS, Vec::new());
+            let after =
+                |table: &&Arc<Table>| table.list.first_key() > work.last_pushed_down[level].as_slice();
             let table = version.levels[level].iter().find(after).or(version.levels[level].first())?;
-            work.taken[level] = table.list.first_key().to_vec();
+            work.last_pushed_down[level] = table.list.first_key().to_vec();
             vec![Arc::clone(table)]
         };
         let low = upper.iter().map(|table| table.list.first_key()).min()?;
         let high = upper.iter().map(|table| table.list.last_key()).max()?;
         let lower = version.overlapping(level + 1, low, high);
         let is_bottom = (level + 2..LEVELS).all(|level| version.overlapping(level, low, high).is_empty());
-        let leaving = if work.is_cramped { HashSet::new() } else { self.poor_packs(version) };
+        let leaving = if work.is_space_short { HashSet::new() } else { self.sparse_packs(version) };
         Some(Merge::new(level + 1, upper, lower, is_bottom, leaving))
     }
 
     /// A table that names a pack of which less than half is live.
-    fn plan_rewrite(&self, version: &Version) -> Option<Merge> {
-        let live = version.live_of_packs();
+    fn plan_pack_rewrite(&self, version: &Version) -> Option<Merge> {
+        let live = version.live_pack_bytes();
         let is_half_dead = |pack: &Arc<Pack>| live.get(&pack.number).copied().unwrap_or(0) * 2 < pack.bytes();
         let half_dead: HashSet<u64> =
             version.packs.values().filter(|pack| is_half_dead(pack)).map(|pack| pack.number).collect();
-        self.plan_leaving(version, half_dead)
+        self.plan_rewrite_without(version, half_dead)
     }
 
     /// A table that names one of `packs` is written anew, without them.
-    pub(crate) fn plan_leaving(&self, version: &Version, packs: HashSet<u64>) -> Option<Merge> {
+    pub(crate) fn plan_rewrite_without(&self, version: &Version, packs: HashSet<u64>) -> Option<Merge> {
         let names_one =
             |table: &Arc<Table>| table.list.totals().packs.iter().any(|(pack, _)| packs.contains(pack));
         let levels = version.levels.iter().enumerate();
         let mut tables = levels.flat_map(|(level, tables)| tables.iter().map(move |table| (level, table)));
         let (level, table) = tables.find(|(_, table)| names_one(table))?;
-        let mut merge = self.rewrite(version, level, table);
-        merge.leaving.extend(self.poor_packs(version));
-        merge.leaving.extend(packs);
+        let mut merge = self.plan_table_rewrite(version, level, table);
+        merge.dropped_packs.extend(self.sparse_packs(version));
+        merge.dropped_packs.extend(packs);
         Some(merge)
     }
 
     /// A table is written anew where it is.
-    pub(crate) fn rewrite(&self, version: &Version, level: usize, table: &Arc<Table>) -> Merge {
-        let is_bottom = version.below(table).is_none_or(|below| version.is_bottom(table, below));
+    pub(crate) fn plan_table_rewrite(&self, version: &Version, level: usize, table: &Arc<Table>) -> Merge {
+        let is_bottom = version.tables_below(table).is_none_or(|below| version.is_bottom(table, below));
         let merge = Merge::new(level, Vec::new(), vec![Arc::clone(table)], is_bottom, HashSet::new());
         Merge { is_rewrite: true, ..merge }
     }
 
-    fn poor_packs(&self, version: &Version) -> HashSet<u64> {
-        let live = version.live_of_packs();
+    fn sparse_packs(&self, version: &Version) -> HashSet<u64> {
+        let live = version.live_pack_bytes();
         let is_poor = |pack: &&Arc<Pack>| {
-            pack.len < self.sizes.small_pack
+            pack.len < self.sizes.small_pack_bytes
                 || live.get(&pack.number).copied().unwrap_or(0) * 2 < pack.bytes()
         };
         version.packs.values().filter(is_poor).map(|pack| pack.number).collect()
     }
 
     /// Tables that overlap nothing below go down as they are.
-    fn lower_level(&self, work: &mut Work, version: &Arc<Version>, merge: Merge) -> Result<()> {
+    fn move_tables_down(
+        &self,
+        work: &mut MaintenanceState,
+        version: &Arc<Version>,
+        merge: Merge,
+    ) -> Result<()> {
         let mut next = Version::clone(version);
         for level in &mut next.levels {
             level.retain(|table| merge.upper.iter().all(|upper| !Arc::ptr_eq(table, upper)));
         }
         next.levels[merge.level].extend(merge.upper);
         next.levels[merge.level].sort_by(|a, b| a.list.first_key().cmp(b.list.first_key()));
-        let up_to = work.up_to;
-        self.write_manifest(work, &next, up_to)?;
-        let lowered = next.levels[merge.level].iter().filter(|table| !table.is_settled()).cloned().collect();
+        let flushed_seq = work.flushed_seq;
+        self.write_manifest(work, &next, flushed_seq)?;
+        let lowered = next.levels[merge.level].iter().filter(|table| !table.is_linked()).cloned().collect();
         self.publish_version(next, false);
-        self.settle(work, lowered)
+        self.start_linking(work, lowered)
     }
 
     /// Has the files of flushed tables moved into their directories.
-    pub(crate) fn settle(&self, work: &mut Work, tables: Vec<Arc<Table>>) -> Result<()> {
+    pub(crate) fn start_linking(&self, work: &mut MaintenanceState, tables: Vec<Arc<Table>>) -> Result<()> {
         if !tables.is_empty() {
-            let after = staged_garbage(&tables)?;
-            work.job = Some(Job::Moving(Moving::new(tables, after)));
+            let after = pending_blob_garbage(&tables)?;
+            work.job = Some(Job::Moving(FileMoves::new(tables, after)));
         }
         Ok(())
     }
 
     /// One part, or the end of the merge.
-    pub(crate) fn merge_some(&self, work: &mut Work, views: &Views) -> Result<()> {
+    pub(crate) fn merge_next(&self, work: &mut MaintenanceState, views: &Views) -> Result<()> {
         let Some(Job::Merging(mut merge)) = work.job.take() else { return Ok(()) };
         let answer = if merge.part < merge.lower.len().max(1) {
             self.merge_part(work, &mut merge, views)
@@ -297,15 +306,15 @@ impl DelsmEngine {
             Ok(()) => work.job = Some(Job::Merging(merge)),
             // It begins anew, once there is room: what it has written goes.
             Err(ref error) => {
-                work.sweep_due = true;
-                work.is_cramped = error.is_no_space();
+                work.is_sweep_due = true;
+                work.is_space_short = error.is_no_space();
                 work.is_stuck = true;
             }
         }
         answer
     }
 
-    fn merge_part(&self, work: &mut Work, merge: &mut Merge, views: &Views) -> Result<()> {
+    fn merge_part(&self, work: &mut MaintenanceState, merge: &mut Merge, views: &Views) -> Result<()> {
         let (part, last) = (merge.part, merge.lower.len().saturating_sub(1));
         let lower = merge.lower.get(part).cloned();
         let low = lower.as_ref().filter(|_| part > 0).map(|table| table.list.first_key().to_vec());
@@ -314,11 +323,11 @@ impl DelsmEngine {
         let from = low.as_deref().map_or(Bound::Unbounded, Bound::Included);
         let is_within = |key: &[u8]| high.as_deref().is_none_or(|high| key < high);
 
-        let mut load = Load::default();
+        let mut load = TableSize::default();
         for table in &merge.upper {
-            let mut lane = TableLane::new(vec![Arc::clone(table)], from, Way::Up);
-            while lane.peek().is_some_and(is_within) {
-                lane.take_group()?.1.iter().for_each(|item| load.add(&item.what));
+            let mut merge_input = TableInput::new(vec![Arc::clone(table)], from, Direction::Forward);
+            while merge_input.peek().is_some_and(is_within) {
+                merge_input.take_group()?.1.iter().for_each(|item| load.add(&item.value));
             }
         }
         merge.part += 1;
@@ -331,37 +340,42 @@ impl DelsmEngine {
             load.entries += totals.entries;
             load.bytes += totals.packed_bytes();
         }
-        let pieces = self.pieces(&load);
-        let share = Load {
+        let pieces = self.output_count(&load);
+        let share = TableSize {
             files: load.files / pieces + 1,
             entries: load.entries / pieces + 1,
             bytes: load.bytes / pieces + 1,
         };
-        let mut lanes = Vec::new();
+        let mut merge_inputs = Vec::new();
         for table in merge.upper.iter().chain(&lower) {
-            lanes.push(TableLane::new(vec![Arc::clone(table)], from, Way::Up));
+            merge_inputs.push(TableInput::new(vec![Arc::clone(table)], from, Direction::Forward));
         }
         let lower = lower.map(|table| table.dir);
-        let mut maker = Maker { outputs: Outputs::default(), piece: Load::default(), share, lower };
-        let mut front = Front::new(lanes.iter().map(TableLane::peek), Way::Up);
+        let mut part_outputs = PartOutputs {
+            outputs: TableOutputs::default(),
+            current_size: TableSize::default(),
+            target_size: share,
+            lower,
+        };
+        let mut merge_heads = MergeHeads::new(merge_inputs.iter().map(TableInput::peek), Direction::Forward);
         let mut with = Vec::new();
         loop {
-            let next = front.first(|lane| lanes[lane].peek(), &mut with);
+            let next = merge_heads.next_key(|merge_input| merge_inputs[merge_input].peek(), &mut with);
             let Some(key) = next.filter(|key| is_within(key)).map(<[u8]>::to_vec) else { break };
-            let mut versions: Vec<(Arc<Table>, Item)> = Vec::new();
-            for lane in &with {
-                let (table, items) = lanes[*lane].take_group()?;
-                front.renew(*lane, lanes[*lane].peek());
+            let mut versions: Vec<(Arc<Table>, ListEntry)> = Vec::new();
+            for merge_input in &with {
+                let (table, items) = merge_inputs[*merge_input].take_group()?;
+                merge_heads.update(*merge_input, merge_inputs[*merge_input].peek());
                 versions.extend(items.into_iter().map(|item| (Arc::clone(&table), item)));
             }
-            self.keep(work, merge, &mut maker, views, &key, versions)?;
+            self.add_versions(work, merge, &mut part_outputs, views, &key, versions)?;
         }
-        merge.outputs.extend(self.end_lists(maker.outputs)?);
+        merge.outputs.extend(self.finish_tables(part_outputs.outputs)?);
         Ok(())
     }
 
     /// Into how many tables so much goes.
-    fn pieces(&self, load: &Load) -> u64 {
+    fn output_count(&self, load: &TableSize) -> u64 {
         let times = |have: u64, share: u64| if have > share * 2 { have.div_ceil(share) } else { 1 };
         times(load.files, self.sizes.table_files)
             .max(times(load.entries, self.sizes.table_entries))
@@ -369,48 +383,50 @@ impl DelsmEngine {
     }
 
     /// Adds those versions of a key that anybody may still see.
-    fn keep(
+    fn add_versions(
         &self,
-        work: &mut Work,
+        work: &mut MaintenanceState,
         merge: &mut Merge,
-        maker: &mut Maker,
+        part_outputs: &mut PartOutputs,
         views: &Views,
         key: &[u8],
-        versions: Vec<(Arc<Table>, Item)>,
+        versions: Vec<(Arc<Table>, ListEntry)>,
     ) -> Result<()> {
-        let mut kept: Vec<(Arc<Table>, Item)> = Vec::new();
+        let mut kept: Vec<(Arc<Table>, ListEntry)> = Vec::new();
         let mut newer = None;
         for (table, item) in versions {
             let is_needed = newer.is_none_or(|newer| views.may_need(item.seq, newer));
             newer = Some(item.seq);
-            match (is_needed, item.what) {
+            match (is_needed, item.value) {
                 (true, _) => kept.push((table, item)),
-                (false, What::File { blob, .. }) => merge.note_gone(maker.lower, &table, key, &blob),
+                (false, ValueRef::File { blob, .. }) => {
+                    merge.note_stale(part_outputs.lower, &table, key, &blob)
+                }
                 (false, _) => {}
             }
         }
-        while merge.is_bottom && kept.last().is_some_and(|(_, item)| item.what == What::Gone) {
+        while merge.is_bottom && kept.last().is_some_and(|(_, item)| item.value == ValueRef::Removed) {
             kept.pop();
         }
         if kept.is_empty() {
             return Ok(());
         }
-        let hash = self.shelf.hash(key);
-        let dir = maker.table(self, work)?;
+        let hash = self.keyspace.hash(key);
+        let dir = part_outputs.dir_for_next_key(self, work)?;
         for (table, mut item) in kept {
-            maker.piece.add(&item.what);
-            match &mut item.what {
-                What::File { blob, home } => {
-                    *home = match table.is_settled() {
-                        false => Home::Staged,
-                        true if table.dir == dir => Home::Here,
-                        true => Home::Dir(table.dir),
+            part_outputs.current_size.add(&item.value);
+            match &mut item.value {
+                ValueRef::File { blob, location } => {
+                    *location = match table.is_linked() {
+                        false => BlobLocation::BlobStore,
+                        true if table.dir == dir => BlobLocation::OwnDir,
+                        true => BlobLocation::OtherDir(table.dir),
                     };
-                    if *home != Home::Here {
-                        merge.note_gone(maker.lower, &table, key, blob);
+                    if *location != BlobLocation::OwnDir {
+                        merge.note_stale(part_outputs.lower, &table, key, blob);
                     }
                 }
-                What::Packed { pack, offset, len, sum } if merge.leaving.contains(pack) => {
+                ValueRef::Packed { pack, offset, len, sum } if merge.dropped_packs.contains(pack) => {
                     if let Some(from) = self.version().packs.get(pack) {
                         let (to, disk) = (merge.pack_writer(self, work), self.disk()?);
                         *offset = from.read(*offset, *len, *sum, |value| to.add(value))?;
@@ -418,9 +434,9 @@ impl DelsmEngine {
                         to.write_if_full(disk)?;
                     }
                 }
-                What::Packed { .. } | What::Gone => {}
+                ValueRef::Packed { .. } | ValueRef::Removed => {}
             }
-            if let Some(made) = &mut maker.outputs.open {
+            if let Some(made) = &mut part_outputs.outputs.current {
                 made.writer.add(hash, &item);
             }
         }
@@ -428,7 +444,7 @@ impl DelsmEngine {
     }
 
     /// Names the outputs in the manifest, and publishes them.
-    fn end_merge(&self, work: &mut Work, merge: &mut Merge) -> Result<()> {
+    fn end_merge(&self, work: &mut MaintenanceState, merge: &mut Merge) -> Result<()> {
         let present = self.version();
         let mut next = Version::clone(&present);
         let is_input = |table: &Arc<Table>| {
@@ -443,7 +459,7 @@ impl DelsmEngine {
         if let Some(pack) = &mut merge.pack
             && let Some(pack) = pack.finish(self.disk()?)?
         {
-            let path = &self.shelf.path;
+            let path = &self.keyspace.path;
             self.disk()?.sync_dir(path).during("sync directory", path)?;
             next.packs.insert(pack.number, Arc::new(pack));
         }
@@ -452,69 +468,69 @@ impl DelsmEngine {
         if merge.level > 0 {
             next.levels[merge.level].sort_by(|a, b| a.list.first_key().cmp(b.list.first_key()));
         }
-        let live = next.live_of_packs();
+        let live = next.live_pack_bytes();
         let is_dead = |pack: &&u64| !live.contains_key(*pack);
         let mut after: Vec<Garbage> = next
             .packs
             .keys()
             .filter(is_dead)
-            .map(|pack| Garbage::File(self.shelf.path.join(names::pack_name(*pack))))
+            .map(|pack| Garbage::File(self.keyspace.path.join(file_names::pack_name(*pack))))
             .collect();
         next.packs.retain(|pack, _| live.contains_key(pack));
         let staying: HashSet<u64> = next.tables().map(|table| table.dir).collect();
         for table in present.tables().filter(|table| is_input(table)) {
-            after.push(Garbage::File(self.shelf.path.join(names::list_name(table.list.number()))));
+            after.push(Garbage::File(self.keyspace.path.join(file_names::list_name(table.list.number()))));
             if !staying.contains(&table.dir) {
-                after.push(Garbage::Tree(self.shelf.dir(table.dir), None));
+                after.push(Garbage::Directory(self.keyspace.dir(table.dir), None));
             }
         }
-        let gone = merge.gone.iter().filter(|(dir, _)| staying.contains(dir));
+        let gone = merge.stale_files.iter().filter(|(dir, _)| staying.contains(dir));
         after.extend(gone.map(|(dir, name)| Garbage::Value(*dir, name.clone())));
-        merge.staged.sort_unstable(); // as their inodes lie
-        after.extend(merge.staged.iter().map(|id| Garbage::Staged(*id)));
-        let up_to = work.up_to;
-        self.write_manifest(work, &next, up_to)?;
+        merge.stale_blobs.sort_unstable(); // as their inodes lie
+        after.extend(merge.stale_blobs.iter().map(|id| Garbage::Blob(*id)));
+        let flushed_seq = work.flushed_seq;
+        self.write_manifest(work, &next, flushed_seq)?;
         self.publish_version(next, false);
-        (work.is_cramped, work.is_stuck) = (false, false);
+        (work.is_space_short, work.is_stuck) = (false, false);
         let tables = std::mem::take(&mut merge.outputs);
-        work.job = Some(Job::Moving(Moving::new(tables, after)));
+        work.job = Some(Job::Moving(FileMoves::new(tables, after)));
         Ok(())
     }
 }
 
 /// Outputs of a part.
-struct Maker {
-    outputs: Outputs,
-    piece: Load,
-    share: Load,
+struct PartOutputs {
+    outputs: TableOutputs,
+    current_size: TableSize,
+    target_size: TableSize,
     /// The lower table's directory, which the first output keeps.
     lower: Option<u64>,
 }
 
-impl Maker {
+impl PartOutputs {
     /// The directory of the table that the next key goes to.
-    fn table(&mut self, engine: &DelsmEngine, work: &mut Work) -> Result<u64> {
-        let (piece, share) = (&self.piece, &self.share);
+    fn dir_for_next_key(&mut self, engine: &DelsmEngine, work: &mut MaintenanceState) -> Result<u64> {
+        let (piece, share) = (&self.current_size, &self.target_size);
         let is_full =
             piece.files >= share.files || piece.entries >= share.entries || piece.bytes >= share.bytes;
-        if let Some(made) = self.outputs.open.as_ref().filter(|_| !is_full) {
+        if let Some(made) = self.outputs.current.as_ref().filter(|_| !is_full) {
             return Ok(made.dir);
         }
-        self.piece = Load::default();
+        self.current_size = TableSize::default();
         let (dir, is_new) = match self.lower.filter(|_| self.outputs.is_empty()) {
             Some(dir) => (dir, false),
-            None => (work.number(), true),
+            None => (work.next_number(), true),
         };
-        let made = Made::new(&engine.shelf, dir, is_new, work.number());
-        engine.begin_list(&mut self.outputs, made)?;
+        let made = TableBuilder::new(&engine.keyspace, dir, is_new, work.next_number());
+        engine.start_table(&mut self.outputs, made)?;
         Ok(dir)
     }
 }
 
 impl Merge {
     /// Staged values that go when it is done.
-    pub(crate) fn staged(&self) -> &[u64] {
-        &self.staged
+    pub(crate) fn stale_blobs(&self) -> &[u64] {
+        &self.stale_blobs
     }
 
     fn new(
@@ -533,24 +549,26 @@ impl Merge {
             is_rewrite: false,
             outputs: Vec::new(),
             untouched: HashSet::new(),
-            leaving,
+            dropped_packs: leaving,
             pack: None,
-            gone: Vec::new(),
-            staged: Vec::new(),
+            stale_files: Vec::new(),
+            stale_blobs: Vec::new(),
         }
     }
 
-    /// The name that a file had in `table` goes, with its directory if that goes: the file has another by then, or is dead.
-    fn note_gone(&mut self, lower: Option<u64>, table: &Table, key: &[u8], blob: &BlobRef) {
-        if !table.is_settled() {
-            self.staged.push(blob.id);
+    /// The name that a file had in `table` goes, with its directory if that goes: the file has
+    /// another by then, or is dead.
+    fn note_stale(&mut self, lower: Option<u64>, table: &Table, key: &[u8], blob: &BlobRef) {
+        if !table.is_linked() {
+            self.stale_blobs.push(blob.id);
         } else if Some(table.dir) == lower {
-            self.gone.push((table.dir, names::value_name(key, blob.id)));
+            self.stale_files.push((table.dir, file_names::value_name(key, blob.id)));
         }
     }
 
-    fn pack_writer(&mut self, engine: &DelsmEngine, work: &mut Work) -> &mut PackWriter {
-        self.pack
-            .get_or_insert_with(|| PackWriter::new(&engine.shelf.path, engine.shelf.owner(), work.number()))
+    fn pack_writer(&mut self, engine: &DelsmEngine, work: &mut MaintenanceState) -> &mut PackWriter {
+        self.pack.get_or_insert_with(|| {
+            PackWriter::new(&engine.keyspace.path, engine.keyspace.owner(), work.next_number())
+        })
     }
 }

@@ -11,15 +11,15 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use sheaf_base::disk::{Disk, File, How};
+use sheaf_base::disk::{Disk, File, OpenMode};
 use sheaf_base::error::{Damage, Error, IoContext, Result};
 
-use crate::list::{HEAD, accept_head, check_head, head};
-use crate::names;
+use crate::file_names;
+use crate::list::{HEAD_BYTES, accept_head, check_head, encode_head};
 
 const MAGIC: &[u8; 8] = b"SHEAFPAK";
 /// Bytes gathered before they are written.
-const CHUNK: usize = 1 << 20;
+const WRITE_CHUNK_BYTES: usize = 1 << 20;
 
 /// A pack that is there.
 #[derive(Debug)]
@@ -34,18 +34,26 @@ pub(crate) struct Pack {
 impl Pack {
     /// Opens pack `number` in `dir`.
     pub(crate) fn open(disk: &dyn Disk, dir: &Path, owner: u64, number: u64) -> Result<Pack> {
-        let path = dir.join(names::pack_name(number));
-        let file = match disk.open(&path, How::Read) {
+        let path = dir.join(file_names::pack_name(number));
+        let file = match disk.open(&path, OpenMode::Read) {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
-                return Err(Error::corrupt(&path, 0, Damage::Short { got: 0, expected: HEAD as u64 }));
+                return Err(Error::corrupt(
+                    &path,
+                    0,
+                    Damage::Truncated { got: 0, expected: HEAD_BYTES as u64 },
+                ));
             }
             other => other.during("open", &path)?,
         };
         let len = file.len().during("measure", &path)?;
-        if len < HEAD as u64 {
-            return Err(Error::corrupt(&path, 0, Damage::Short { got: len, expected: HEAD as u64 }));
+        if len < HEAD_BYTES as u64 {
+            return Err(Error::corrupt(
+                &path,
+                0,
+                Damage::Truncated { got: len, expected: HEAD_BYTES as u64 },
+            ));
         }
-        let mut got = [0; HEAD];
+        let mut got = [0; HEAD_BYTES];
         file.read_at(0, &mut got).during("read", &path)?;
         accept_head(&path, &got, MAGIC, owner, number)?;
         file.map(len);
@@ -54,14 +62,14 @@ impl Pack {
 
     /// Checks the head, which no value is read by.
     pub(crate) fn check_head(&self) -> Result<()> {
-        let mut got = [0; HEAD];
+        let mut got = [0; HEAD_BYTES];
         self.file.read_at(0, &mut got).during("read", &self.path)?;
         check_head(&self.path, &got, MAGIC, self.owner, self.number)
     }
 
     /// Bytes of values that were written to it.
     pub(crate) fn bytes(&self) -> u64 {
-        self.len.saturating_sub(HEAD as u64)
+        self.len.saturating_sub(HEAD_BYTES as u64)
     }
 
     /// Calls `with` with the value at `offset`, checked.
@@ -87,7 +95,8 @@ impl Pack {
             }
         };
         // SAFETY:
-        // * A pack was written whole and synced before it was opened here, and is never written again.
+        // * A pack was written whole and synced before it was opened here, and is never written
+        //   again.
         if let Some(bytes) = unsafe { self.file.mapped(offset, len as usize) } {
             return checked(bytes);
         }
@@ -114,13 +123,13 @@ impl PackWriter {
     }
 
     fn path(&self) -> PathBuf {
-        self.dir.join(names::pack_name(self.number))
+        self.dir.join(file_names::pack_name(self.number))
     }
 
     /// Appends a value, in memory; where it stands.
     pub(crate) fn add(&mut self, value: &[u8]) -> u64 {
         if self.at == 0 && self.chunk.is_empty() {
-            self.chunk = head(MAGIC, self.owner, self.number);
+            self.chunk = encode_head(MAGIC, self.owner, self.number);
         }
         let offset = self.at + self.chunk.len() as u64;
         self.chunk.extend_from_slice(value);
@@ -129,7 +138,7 @@ impl PackWriter {
 
     /// Writes what was gathered if that is a chunk. The caller holds no guard.
     pub(crate) fn write_if_full(&mut self, disk: &dyn Disk) -> Result<()> {
-        if self.chunk.len() >= CHUNK { self.write(disk) } else { Ok(()) }
+        if self.chunk.len() >= WRITE_CHUNK_BYTES { self.write(disk) } else { Ok(()) }
     }
 
     /// Writes what was gathered.
@@ -140,7 +149,7 @@ impl PackWriter {
         let path = self.path();
         let file = match self.file.take() {
             Some(file) => file,
-            None => disk.open(&path, How::Create).during("create", &path)?,
+            None => disk.open(&path, OpenMode::Create).during("create", &path)?,
         };
         self.file.insert(file).write_at(self.at, &self.chunk).during("write", &path)?;
         self.at += self.chunk.len() as u64;

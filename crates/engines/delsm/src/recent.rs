@@ -5,8 +5,8 @@
 //!
 //! ## Invariants
 //!
-//! 1. A block is kept once two walks in a row began in it. Walks that begin at random keys keep
-//!    none. At most one block of a table is kept, of at most [`MOST`] bytes.
+//! 1. A block is kept once two walks in a row began in it. Walks that begin at random keys
+//!    keep none. At most one block of a table is kept, of at most [`MOST`] bytes.
 //! 2. The bytes of a kept block are taken from the budget until the block is replaced or dropped.
 //!
 //! ## Threads
@@ -16,11 +16,11 @@
 use std::sync::Arc;
 
 use sheaf_base::error::Result;
-use sheaf_base::memory::{Memory, Part};
+use sheaf_base::memory::{Memory, MemoryPart};
 use sheaf_base::sync::Mutex;
 use sheaf_base::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::list::{Entries, List};
+use crate::list::{BlockEntries, KeyList};
 
 /// Maximum bytes of a kept block. A block has more only if a key has very many versions.
 const MOST: u64 = 64 << 10;
@@ -28,9 +28,9 @@ const MOST: u64 = 64 << 10;
 /// See the module.
 #[derive(Debug, Default)]
 pub(crate) struct RecentBlock {
-    /// Block that the last walk began in, plus one.
+    /// ListBlock that the last walk began in, plus one.
     last: AtomicUsize,
-    kept: Mutex<Option<(usize, Arc<Entries>)>>,
+    kept: Mutex<Option<(usize, Arc<BlockEntries>)>>,
 }
 
 impl RecentBlock {
@@ -39,7 +39,7 @@ impl RecentBlock {
     /// # Errors
     ///
     /// Returns the error of reading the block.
-    pub(crate) fn entries(&self, list: &List, block: usize, memory: &Memory) -> Result<Arc<Entries>> {
+    pub(crate) fn entries(&self, list: &KeyList, block: usize, memory: &Memory) -> Result<Arc<BlockEntries>> {
         let is_again = self.last.load(Ordering::Relaxed) == block + 1;
         if is_again
             && let Some(kept) = self.kept.try_lock()
@@ -48,7 +48,7 @@ impl RecentBlock {
         {
             return Ok(Arc::clone(entries));
         }
-        let mut entries = Entries::default();
+        let mut entries = BlockEntries::default();
         list.read(block, &mut entries)?;
         let entries = Arc::new(entries);
         if is_again {
@@ -59,27 +59,27 @@ impl RecentBlock {
         Ok(entries)
     }
 
-    fn keep(&self, block: usize, entries: &Arc<Entries>, memory: &Memory) {
+    fn keep(&self, block: usize, entries: &Arc<BlockEntries>, memory: &Memory) {
         let bytes = entries.memory();
         let Some(mut kept) = self.kept.try_lock() else { return };
-        if bytes > MOST || !memory.has_room_at_last(bytes) {
+        if bytes > MOST || !memory.has_room_without_caches(bytes) {
             return;
         }
-        memory.take(Part::Index, bytes); // before it is there: `forget` gives it back
+        memory.take(MemoryPart::Index, bytes); // before it is there: `forget` gives it back
         let before = kept.replace((block, Arc::clone(entries)));
         drop(kept);
-        give(before, memory);
+        give_back(before, memory);
     }
 
     /// Drops the kept block.
     pub(crate) fn forget(&self, memory: &Memory) {
-        give(self.kept.lock().take(), memory);
+        give_back(self.kept.lock().take(), memory);
     }
 }
 
-fn give(kept: Option<(usize, Arc<Entries>)>, memory: &Memory) {
+fn give_back(kept: Option<(usize, Arc<BlockEntries>)>, memory: &Memory) {
     if let Some((_, entries)) = kept {
-        memory.give(Part::Index, entries.memory());
+        memory.give_back(MemoryPart::Index, entries.memory());
     }
 }
 
@@ -91,17 +91,17 @@ mod tests {
     use sheaf_base::types::Seq;
 
     use super::*;
-    use crate::list::{Item, ListWriter, What};
+    use crate::list::{KeyListWriter, ListEntry, ValueRef};
 
-    fn list() -> List {
-        let mut writer = ListWriter::new(1, 2, false);
+    fn list() -> KeyList {
+        let mut writer = KeyListWriter::new(1, 2, false);
         for number in 0..5_000_u64 {
             let key = number.to_be_bytes().to_vec();
-            writer.add(number, &Item { key, seq: Seq(1), what: What::Gone });
+            writer.add(number, &ListEntry { key, seq: Seq(1), value: ValueRef::Removed });
         }
         let disk = SimDisk::new();
         disk.put_file(Path::new("/keys"), &writer.finish()).unwrap();
-        List::open(&disk, "/keys".into(), 1, 2).unwrap()
+        KeyList::open(&disk, "/keys".into(), 1, 2).unwrap()
     }
 
     #[test]

@@ -1,31 +1,31 @@
 //! # Sizes: what is measured, what is chosen, and what is tiny in tests
 
-use sheaf_base::options::{EngineOptions, OptionSpec, Values};
+use sheaf_base::options::{EngineOptions, OptionDomain, OptionSpec};
 
 /// Which values get files.
 const FILE_BYTES: OptionSpec = OptionSpec {
     name: "file-bytes",
-    least: 256,
-    most: 64 << 10, // above, the store stages whatever the engine wants
-    values: Values::Any,
+    min: 256,
+    max: 64 << 10, // above, the store stages whatever the engine wants
+    domain: OptionDomain::Any,
     default: 8 << 10,
     help: "values larger than this many bytes are stored as plain files; smaller ones are packed",
 };
 /// How much level 0 has.
 const LEVEL_FILES: OptionSpec = OptionSpec {
     name: "level-files",
-    least: 100,
-    most: 1_000_000,
-    values: Values::Any,
+    min: 100,
+    max: 1_000_000,
+    domain: OptionDomain::Any,
     default: 128 << 10,
     help: "maximum value files in level 0, and 8 KiB of packed values for each; more: fewer, larger merges",
 };
 /// How much more each level has.
 const LEVEL_FACTOR: OptionSpec = OptionSpec {
     name: "level-factor",
-    least: 2,
-    most: 32,
-    values: Values::Any,
+    min: 2,
+    max: 32,
+    domain: OptionDomain::Any,
     default: 10,
     help: "ratio of the maximum size of a level to that of the level above",
 };
@@ -36,16 +36,18 @@ pub(crate) const OPTIONS: [OptionSpec; 3] = [FILE_BYTES, LEVEL_FILES, LEVEL_FACT
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sizes {
     /// Values of more bytes get files of their own; the rest is packed.
-    pub(crate) packed: usize,
-    /// A memtable with so many values in files is moved to a table, or with so many bytes of them: what they supersede waits for that.
-    pub(crate) files: u64,
-    pub(crate) file_bytes: u64,
+    pub(crate) max_packed_bytes: usize,
+    /// A memtable with so many values in files is moved to a table, or with so many bytes of them:
+    /// what they supersede waits for that.
+    pub(crate) max_memtable_files: u64,
+    pub(crate) max_memtable_file_bytes: u64,
     /// Waste of the journal that makes no memtable due.
     pub(crate) least_waste: u64,
     /// One that rests is moved from so many keys on ...
-    pub(crate) resting: u64,
-    /// ... once the store, which looks every 50 ms when it is idle, found it as it was so many times.
-    pub(crate) looks: u32,
+    pub(crate) min_idle_keys: u64,
+    /// ... once the store, which looks every 50 ms when it is idle, found it as it was so many
+    /// times.
+    pub(crate) idle_samples: u32,
     /// Files that level 0 may have; each level has `ratio` times those of the one above.
     pub(crate) level_files: u64,
     /// The same for bytes in packs.
@@ -58,33 +60,35 @@ pub(crate) struct Sizes {
     pub(crate) table_entries: u64,
     pub(crate) table_bytes: u64,
     /// Packs smaller than this are copied together when their tables are merged.
-    pub(crate) small_pack: u64,
+    pub(crate) small_pack_bytes: u64,
     /// Files that are put into the order in which they move.
-    pub(crate) moving: usize,
+    pub(crate) files_per_sort: usize,
     /// Files moved or removed in a step.
-    pub(crate) step: usize,
+    pub(crate) files_per_step: usize,
     /// Entries of lists that a survey looks at in a step.
-    pub(crate) surveyed: usize,
+    pub(crate) entries_per_survey: usize,
     /// Removed keys in a row that are worth a dead range.
-    pub(crate) dead: usize,
+    pub(crate) min_removed_run: usize,
     /// Removals after which the next one looks around itself for a dead range.
-    pub(crate) removals: u64,
+    pub(crate) removals_per_scan: u64,
     /// Garbage that is not worth a merge at rest.
-    pub(crate) least_garbage: u64,
+    pub(crate) min_garbage_bytes: u64,
     /// Bytes of memory that a key takes in a table's filter and index.
-    pub(crate) indexed: u64,
+    pub(crate) index_bytes_per_key: u64,
     /// Bytes of the disk that steps may take beside lists and packs: directories, the manifest.
-    pub(crate) least_room: u64,
+    pub(crate) min_reserve_bytes: u64,
 }
 
 impl Sizes {
     /// Those of a keyspace.
-    pub(crate) fn chosen(options: &EngineOptions, tiny: bool) -> Sizes {
+    pub(crate) fn from_options(options: &EngineOptions, tiny: bool) -> Sizes {
         let usual = Sizes::new(tiny);
         let of = |spec: &OptionSpec, usual: u64| options.get(spec.name).unwrap_or(usual);
         let level_files = of(&LEVEL_FILES, usual.level_files);
         Sizes {
-            packed: of(&FILE_BYTES, usual.packed as u64).try_into().unwrap_or(usual.packed),
+            max_packed_bytes: of(&FILE_BYTES, usual.max_packed_bytes as u64)
+                .try_into()
+                .unwrap_or(usual.max_packed_bytes),
             level_files,
             level_bytes: usual.level_bytes * level_files / usual.level_files,
             ratio: of(&LEVEL_FACTOR, usual.ratio),
@@ -95,12 +99,12 @@ impl Sizes {
     fn new(tiny: bool) -> Sizes {
         if tiny {
             Sizes {
-                packed: 256,
-                files: 6,
-                file_bytes: 1 << 20,
+                max_packed_bytes: 256,
+                max_memtable_files: 6,
+                max_memtable_file_bytes: 1 << 20,
                 least_waste: 8 << 10,
-                resting: 4,
-                looks: 3,
+                min_idle_keys: 4,
+                idle_samples: 3,
                 level_files: 8,
                 level_bytes: 2 << 10,
                 level_tables: 3,
@@ -108,24 +112,24 @@ impl Sizes {
                 table_files: 4,
                 table_entries: 8,
                 table_bytes: 1 << 10,
-                small_pack: 256,
-                moving: 8,
-                step: 3,
-                surveyed: 8,
-                dead: 2,
-                removals: 3,
-                least_garbage: 0,
-                indexed: 4,
-                least_room: 48 << 10,
+                small_pack_bytes: 256,
+                files_per_sort: 8,
+                files_per_step: 3,
+                entries_per_survey: 8,
+                min_removed_run: 2,
+                removals_per_scan: 3,
+                min_garbage_bytes: 0,
+                index_bytes_per_key: 4,
+                min_reserve_bytes: 48 << 10,
             }
         } else {
             Sizes {
-                packed: 8 << 10,
-                files: 32 << 10,
-                file_bytes: 512 << 20,
+                max_packed_bytes: 8 << 10,
+                max_memtable_files: 32 << 10,
+                max_memtable_file_bytes: 512 << 20,
                 least_waste: 32 << 20,
-                resting: 64,
-                looks: 8,
+                min_idle_keys: 64,
+                idle_samples: 8,
                 level_files: 128 << 10,
                 level_bytes: 1 << 30,
                 level_tables: 8,
@@ -133,15 +137,15 @@ impl Sizes {
                 table_files: 4 << 10,
                 table_entries: 64 << 10,
                 table_bytes: 64 << 20,
-                small_pack: 256 << 10,
-                moving: 32 << 10,
-                step: 256,
-                surveyed: 256,
-                dead: 32,
-                removals: 256,
-                least_garbage: 64 << 10,
-                indexed: 4,
-                least_room: 256 << 10,
+                small_pack_bytes: 256 << 10,
+                files_per_sort: 32 << 10,
+                files_per_step: 256,
+                entries_per_survey: 256,
+                min_removed_run: 32,
+                removals_per_scan: 256,
+                min_garbage_bytes: 64 << 10,
+                index_bytes_per_key: 4,
+                min_reserve_bytes: 256 << 10,
             }
         }
     }

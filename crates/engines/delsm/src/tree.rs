@@ -11,48 +11,50 @@
 //!
 //! ## Invariants
 //!
-//! 1. All versions of a key in a higher place (active, frozen, level 0 from the newest on, level 1, ...) are newer than
-//!    those in a lower one. So the first place that has a version visible at a view has the right one.
-//! 2. A version, once published, never changes; what it names stays until no state of that moment is read, but for
-//!    value files: those may move on, and whoever misses one looks again in the newest state (`engine.rs`).
+//! 1. All versions of a key in a higher place (active, frozen, level 0 from the newest on, level 1,
+//!    ...) are newer than those in a lower one. So the first place that has a version visible at a
+//!    view has the right one.
+//! 2. A version, once published, never changes; what it names stays until no state of that moment
+//!    is read, but for value files: those may move on, and whoever misses one looks again in the
+//!    newest state (`engine.rs`).
 
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
-use sheaf_base::blob::{BlobRef, open_value};
+use sheaf_base::blob::{BlobRef, open_blob_file};
+use sheaf_base::blob_reader::OpenBlob;
+use sheaf_base::engine_context::EngineContext;
 use sheaf_base::error::{Error, Result};
-use sheaf_base::ground::Ground;
-use sheaf_base::memory::Part;
+use sheaf_base::memory::MemoryPart;
 use sheaf_base::memtable::Memtables;
 use sheaf_base::sync::atomic::{AtomicBool, Ordering};
 use sheaf_base::types::{KeyspaceId, Seq};
-use sheaf_base::value::ValueFile;
 
-use crate::list::{Entries, Home, List, What};
-use crate::manifest::{LEVELS, Marks};
-use crate::names;
+use crate::file_names;
+use crate::list::{BlobLocation, BlockEntries, KeyList, ValueRef};
+use crate::manifest::{LEVELS, TableFlags};
 use crate::pack::Pack;
 use crate::recent::RecentBlock;
 
 /// What everything of a keyspace stands on.
 #[derive(Debug)]
-pub(crate) struct Shelf {
-    pub(crate) ground: Arc<Ground>,
+pub(crate) struct KeyspaceContext {
+    pub(crate) context: Arc<EngineContext>,
     id: KeyspaceId,
     /// The keyspace's directory.
     pub(crate) path: PathBuf,
 }
 
-impl Shelf {
-    pub(crate) fn new(ground: Arc<Ground>, id: KeyspaceId, path: PathBuf) -> Shelf {
-        Shelf { ground, id, path }
+impl KeyspaceContext {
+    pub(crate) fn new(context: Arc<EngineContext>, id: KeyspaceId, path: PathBuf) -> KeyspaceContext {
+        KeyspaceContext { context, id, path }
     }
 
     /// The keyed hash of a key.
     #[inline]
     pub(crate) fn hash(&self, key: &[u8]) -> u64 {
-        self.ground.hash(key)
+        self.context.hash(key)
     }
 
     /// Returns the mark that tells files of this keyspace from those of others and of other
@@ -62,13 +64,13 @@ impl Shelf {
     }
 
     pub(crate) fn dir(&self, number: u64) -> PathBuf {
-        self.path.join(names::dir_name(number))
+        self.path.join(file_names::dir_name(number))
     }
 
     /// Where the value `id` of `key` stands, if that is its home.
-    pub(crate) fn place(&self, home: u64, key: &[u8], id: u64) -> PathBuf {
-        let mut path = self.dir(home);
-        path.push(names::value_name(key, id));
+    pub(crate) fn value_path(&self, dir: u64, key: &[u8], id: u64) -> PathBuf {
+        let mut path = self.dir(dir);
+        path.push(file_names::value_name(key, id));
         path
     }
 }
@@ -77,26 +79,41 @@ impl Shelf {
 #[derive(Debug)]
 pub(crate) struct Table {
     pub(crate) dir: u64,
-    pub(crate) list: List,
+    pub(crate) list: KeyList,
     /// All its files are in its directory, durably.
-    pub(crate) settled: AtomicBool,
+    pub(crate) files_linked: AtomicBool,
     /// Its directory may hold files that the list does not name.
-    pub(crate) littered: AtomicBool,
+    pub(crate) has_unlisted_files: AtomicBool,
     /// A key of it has several versions.
-    pub(crate) is_layered: bool,
-    /// See [`Version::hidden_by`].
-    hides: OnceLock<u64>,
+    pub(crate) has_old_versions: bool,
+    /// See [`Version::superseding_count`].
+    superseding_count: OnceLock<u64>,
     recent: RecentBlock,
-    shelf: Arc<Shelf>,
+    keyspace: Arc<KeyspaceContext>,
 }
 
 impl Table {
-    pub(crate) fn new(shelf: &Arc<Shelf>, dir: u64, list: List, marks: Marks) -> Arc<Table> {
-        shelf.ground.memory.take(Part::Index, list.memory());
-        let Marks { settled, littered, layered: is_layered } = marks;
-        let (settled, littered) = (AtomicBool::new(settled), AtomicBool::new(littered));
-        let (hides, recent) = (OnceLock::new(), RecentBlock::default());
-        Arc::new(Table { dir, list, settled, littered, is_layered, hides, recent, shelf: Arc::clone(shelf) })
+    pub(crate) fn new(
+        keyspace: &Arc<KeyspaceContext>,
+        dir: u64,
+        list: KeyList,
+        flags: TableFlags,
+    ) -> Arc<Table> {
+        keyspace.context.memory.take(MemoryPart::Index, list.memory_bytes());
+        let TableFlags { files_linked, has_unlisted_files, has_old_versions } = flags;
+        let files_linked = AtomicBool::new(files_linked);
+        let has_unlisted_files = AtomicBool::new(has_unlisted_files);
+        let (superseding_count, recent) = (OnceLock::new(), RecentBlock::default());
+        Arc::new(Table {
+            dir,
+            list,
+            files_linked,
+            has_unlisted_files,
+            has_old_versions,
+            superseding_count,
+            recent,
+            keyspace: Arc::clone(keyspace),
+        })
     }
 
     /// Returns the entries of the block in which a walk begins.
@@ -104,12 +121,12 @@ impl Table {
     /// # Errors
     ///
     /// Returns the error of reading the block.
-    pub(crate) fn entries_to_begin(&self, block: usize) -> Result<Arc<Entries>> {
-        self.recent.entries(&self.list, block, &self.shelf.ground.memory)
+    pub(crate) fn entries_to_begin(&self, block: usize) -> Result<Arc<BlockEntries>> {
+        self.recent.entries(&self.list, block, &self.keyspace.context.memory)
     }
 
-    pub(crate) fn is_settled(&self) -> bool {
-        self.settled.load(Ordering::Acquire)
+    pub(crate) fn is_linked(&self) -> bool {
+        self.files_linked.load(Ordering::Acquire)
     }
 
     /// Whether a key from `low` to `high` may be in it.
@@ -118,48 +135,63 @@ impl Table {
     }
 
     /// Where a value that came from `home` would stand before the table was settled.
-    pub(crate) fn source(&self, key: &[u8], blob: &BlobRef, home: Home) -> Option<PathBuf> {
-        match home {
-            Home::Here => None,
-            Home::Staged => Some(self.shelf.ground.blobs.path(blob.id)),
-            Home::Dir(number) => Some(self.shelf.place(number, key, blob.id)),
+    pub(crate) fn path_before_linking(
+        &self,
+        key: &[u8],
+        blob: &BlobRef,
+        location: BlobLocation,
+    ) -> Option<PathBuf> {
+        match location {
+            BlobLocation::OwnDir => None,
+            BlobLocation::BlobStore => Some(self.keyspace.context.blobs.path(blob.id)),
+            BlobLocation::OtherDir(number) => Some(self.keyspace.value_path(number, key, blob.id)),
         }
     }
 
     /// Where a value stands once the table is settled.
-    pub(crate) fn target(&self, key: &[u8], blob: &BlobRef) -> PathBuf {
-        self.shelf.place(self.dir, key, blob.id)
+    pub(crate) fn linked_path(&self, key: &[u8], blob: &BlobRef) -> PathBuf {
+        self.keyspace.value_path(self.dir, key, blob.id)
     }
 
     /// The file that is a value. None if it is gone: moved on, or superseded.
-    pub(crate) fn file(&self, key: &[u8], blob: &BlobRef, home: Home) -> Result<Option<ValueFile>> {
-        let Some(ground) = &self.shelf.ground.home else { return Ok(None) };
+    pub(crate) fn open_blob(
+        &self,
+        key: &[u8],
+        blob: &BlobRef,
+        location: BlobLocation,
+    ) -> Result<Option<OpenBlob>> {
+        let Some(engine_dir) = &self.keyspace.context.engine_dir else { return Ok(None) };
         // At home first: it is taken away there only after it is here.
-        if let Some(source) = self.source(key, blob, home).filter(|_| !self.is_settled())
-            && let Some(file) = open_value(&*ground.disk, source, blob)?
+        if let Some(source) = self.path_before_linking(key, blob, location).filter(|_| !self.is_linked())
+            && let Some(file) = open_blob_file(&*engine_dir.disk, source, blob)?
         {
             return Ok(Some(file));
         }
-        open_value(&*ground.disk, self.target(key, blob), blob)
+        open_blob_file(&*engine_dir.disk, self.linked_path(key, blob), blob)
     }
 
     /// The error for a value that is nowhere.
-    pub(crate) fn missing(&self, key: &[u8], blob: &BlobRef) -> Error {
+    pub(crate) fn missing_error(&self, key: &[u8], blob: &BlobRef) -> Error {
         let expected = u64::from(blob.len);
-        Error::corrupt(&self.target(key, blob), 0, sheaf_base::error::Damage::Short { got: 0, expected })
+        Error::corrupt(
+            &self.linked_path(key, blob),
+            0,
+            sheaf_base::error::Damage::Truncated { got: 0, expected },
+        )
     }
 }
 
 impl Drop for Table {
     fn drop(&mut self) {
-        self.recent.forget(&self.shelf.ground.memory);
-        self.shelf.ground.memory.give(Part::Index, self.list.memory());
+        self.recent.forget(&self.keyspace.context.memory);
+        self.keyspace.context.memory.give_back(MemoryPart::Index, self.list.memory_bytes());
     }
 }
 
-/// Tables of level 0 from `newest` on, which is an index, and those of `level` and the levels below it.
+/// Tables of level 0 from `newest` on, which is an index, and those of `level` and the levels below
+/// it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Below {
+pub(crate) struct TablesBelow {
     newest: usize,
     level: usize,
 }
@@ -192,19 +224,20 @@ impl Version {
         self.levels[level].iter().filter(|table| table.overlaps(low, high)).cloned().collect()
     }
 
-    /// Where the tables begin that may have older versions of what `table` has. None if it is not there.
-    pub(crate) fn below(&self, table: &Arc<Table>) -> Option<Below> {
+    /// Where the tables begin that may have older versions of what `table` has. None if it is not
+    /// there.
+    pub(crate) fn tables_below(&self, table: &Arc<Table>) -> Option<TablesBelow> {
         let in_level = |tables: &Vec<Arc<Table>>| tables.iter().position(|other| Arc::ptr_eq(table, other));
         let (level, index) = (0..LEVELS).find_map(|level| Some((level, in_level(&self.levels[level])?)))?;
         Some(if level == 0 {
-            Below { newest: index + 1, level: 1 }
+            TablesBelow { newest: index + 1, level: 1 }
         } else {
-            Below { newest: usize::MAX, level: level + 1 }
+            TablesBelow { newest: usize::MAX, level: level + 1 }
         })
     }
 
     /// Whether there is nothing `below` that may have a key of `table`.
-    pub(crate) fn is_bottom(&self, table: &Table, below: Below) -> bool {
+    pub(crate) fn is_bottom(&self, table: &Table, below: TablesBelow) -> bool {
         let (low, high) = (table.list.first_key(), table.list.last_key());
         let beside = self.levels[0].iter().skip(below.newest);
         !beside.chain(self.levels[below.level..].iter().flatten()).any(|other| other.overlaps(low, high))
@@ -212,18 +245,23 @@ impl Version {
 
     /// The version of `key` that a view at `at` shows, and its table.
     #[inline]
-    pub(crate) fn find(&self, hash: u64, key: &[u8], at: Seq) -> Result<Option<(&Arc<Table>, Seq, What)>> {
-        self.find_below(Below { newest: 0, level: 1 }, hash, key, at)
+    pub(crate) fn find(
+        &self,
+        hash: u64,
+        key: &[u8],
+        at: Seq,
+    ) -> Result<Option<(&Arc<Table>, Seq, ValueRef)>> {
+        self.find_below(TablesBelow { newest: 0, level: 1 }, hash, key, at)
     }
 
     /// As [`Version::find`], in tables from `below` on.
     pub(crate) fn find_below(
         &self,
-        below: Below,
+        below: TablesBelow,
         hash: u64,
         key: &[u8],
         at: Seq,
-    ) -> Result<Option<(&Arc<Table>, Seq, What)>> {
+    ) -> Result<Option<(&Arc<Table>, Seq, ValueRef)>> {
         for table in self.levels[0].iter().skip(below.newest).filter(|table| table.overlaps(key, key)) {
             if let Some((seq, what)) = table.list.find(hash, key, at)? {
                 return Ok(Some((table, seq, what)));
@@ -240,29 +278,31 @@ impl Version {
         Ok(None)
     }
 
-    /// Versions in `table` of keys that tables below it may have as well, as their filters say when this is first asked for. All, if
-    /// that cannot be found out.
-    pub(crate) fn hidden_by(&self, table: &Arc<Table>) -> u64 {
-        *table.hides.get_or_init(|| self.count_hidden(table).unwrap_or(table.list.totals().entries))
+    /// Versions in `table` of keys that tables below it may have as well, as their filters say when
+    /// this is first asked for. All, if that cannot be found out.
+    pub(crate) fn superseding_count(&self, table: &Arc<Table>) -> u64 {
+        *table
+            .superseding_count
+            .get_or_init(|| self.count_superseding(table).unwrap_or(table.list.totals().entries))
     }
 
-    fn count_hidden(&self, table: &Arc<Table>) -> Result<u64> {
-        let Some(below) = self.below(table).filter(|below| !self.is_bottom(table, *below)) else {
+    fn count_superseding(&self, table: &Arc<Table>) -> Result<u64> {
+        let Some(below) = self.tables_below(table).filter(|below| !self.is_bottom(table, *below)) else {
             return Ok(0);
         };
-        let (mut hidden, mut entries) = (0, Entries::default());
+        let (mut hidden, mut entries) = (0, BlockEntries::default());
         for block in 0..table.list.block_count() {
             entries.clear();
             table.list.read(block, &mut entries)?;
             let keys = (0..entries.len()).map(|index| entries.key(index));
             hidden +=
-                keys.filter(|key| self.may_have_below(below, table.shelf.hash(key), key)).count() as u64;
+                keys.filter(|key| self.may_be_below(below, table.keyspace.hash(key), key)).count() as u64;
         }
         Ok(hidden)
     }
 
-    fn may_have_below(&self, below: Below, hash: u64, key: &[u8]) -> bool {
-        let is_there = |table: &Arc<Table>| table.overlaps(key, key) && table.list.may_have(hash);
+    fn may_be_below(&self, below: TablesBelow, hash: u64, key: &[u8]) -> bool {
+        let is_there = |table: &Arc<Table>| table.overlaps(key, key) && table.list.may_contain(hash);
         let in_level = |level: &Vec<Arc<Table>>| {
             level.get(level.partition_point(|table| table.list.last_key() < key)).is_some_and(is_there)
         };
@@ -271,7 +311,7 @@ impl Version {
     }
 
     /// Bytes that tables name of each pack.
-    pub(crate) fn live_of_packs(&self) -> HashMap<u64, u64> {
+    pub(crate) fn live_pack_bytes(&self) -> HashMap<u64, u64> {
         let mut live: HashMap<u64, u64> = HashMap::new();
         for (pack, bytes) in self.tables().flat_map(|table| &table.list.totals().packs) {
             *live.entry(*pack).or_default() += bytes;
@@ -282,7 +322,7 @@ impl Version {
 
 /// What readers see.
 #[derive(Clone, Debug)]
-pub(crate) struct State {
+pub(crate) struct DelsmState {
     pub(crate) memtables: Memtables,
     pub(crate) version: Arc<Version>,
 }

@@ -1,25 +1,25 @@
 //! # Cursor: the pairs of a keyspace at one view
 //!
-//! Goes over the index piece by piece, the first as long as scans have lately been: the newest entries of a piece are read
-//! together, their loads overlapping, and kept in one buffer; then come the old versions of the piece that the view needs. No
-//! guard outlives a piece.
+//! Goes over the index piece by piece, the first as long as scans have lately been: the newest
+//! entries of a piece are read together, their loads overlapping, and kept in one buffer; then come
+//! the old versions of the piece that the view needs. No guard outlives a piece.
 //!
 //! ## Invariants
 //!
-//! 1. The newest entries of a piece are read before its old versions: an entry stands among the versions before
-//!    the index lets go of it (engine I2), so a key that changes meanwhile is seen here or there. What is
-//!    seen in both places counts once.
+//! 1. The newest entries of a piece are read before its old versions: an entry stands among the
+//!    versions before the index lets go of it (engine I2), so a key that changes meanwhile is seen
+//!    here or there. What is seen in both places counts once.
 //! 2. Staged values are read when the walk comes to them, one at a time.
 
-use sheaf_base::engine::{Bounds, Cursor, Want};
+use sheaf_base::engine::{Bounds, Cursor, Projection};
 use sheaf_base::error::{Error, Result};
-use sheaf_base::pairs::{Pairs, read_ahead};
+use sheaf_base::read_ahead::{PairBuffer, read_ahead};
 use sheaf_base::segment::Address;
 use sheaf_base::sync::epoch;
 use sheaf_base::types::Seq;
 
 use crate::engine::FlatEngine;
-use crate::index::{Index, Walk, Way};
+use crate::index::{Index, ScanDirection, Walk};
 
 /// A walk over a keyspace at one view.
 pub(crate) struct FlatCursor<'e, I: Index> {
@@ -27,23 +27,28 @@ pub(crate) struct FlatCursor<'e, I: Index> {
     at: Seq,
     walk: I::Walk,
     heads: Vec<Address>,
-    pairs: Pairs,
+    pairs: PairBuffer,
     /// Pairs of earlier pieces that the walk went over.
-    passed: usize,
+    visited_pairs: usize,
     failed: bool,
 }
 
 impl<'e, I: Index> FlatCursor<'e, I> {
-    pub(crate) fn new(engine: &'e FlatEngine<I>, at: Seq, bounds: Bounds, want: Want) -> FlatCursor<'e, I> {
+    pub(crate) fn new(
+        engine: &'e FlatEngine<I>,
+        at: Seq,
+        bounds: Bounds,
+        projection: Projection,
+    ) -> FlatCursor<'e, I> {
         let mut walk = I::walk(bounds);
-        walk.expect(engine.reach.expected());
-        let pairs = Pairs::new(want);
-        FlatCursor { engine, at, walk, heads: Vec::new(), pairs, passed: 0, failed: false }
+        walk.hint_size(engine.scan_length.expected());
+        let pairs = PairBuffer::new(projection);
+        FlatCursor { engine, at, walk, heads: Vec::new(), pairs, visited_pairs: 0, failed: false }
     }
 
     /// Reads the pairs of the next piece. False at the end.
-    fn fetch(&mut self, way: Way) -> Result<bool> {
-        self.passed += self.pairs.passed();
+    fn fetch(&mut self, way: ScanDirection) -> Result<bool> {
+        self.visited_pairs += self.pairs.passed();
         self.pairs.clear();
         let guard = &epoch::pin();
         let mut heads = std::mem::take(&mut self.heads);
@@ -63,8 +68,8 @@ impl<'e, I: Index> FlatCursor<'e, I> {
             self.pairs.push_damage(read)?;
         }
         match way {
-            Way::Up => self.pairs.merge(newest, |a, b| a.cmp(b)),
-            Way::Down => self.pairs.merge(newest, |a, b| b.cmp(a)),
+            ScanDirection::Forward => self.pairs.merge(newest, |a, b| a.cmp(b)),
+            ScanDirection::Backward => self.pairs.merge(newest, |a, b| b.cmp(a)),
         }
         Ok(true)
     }
@@ -74,7 +79,7 @@ impl<'e, I: Index> FlatCursor<'e, I> {
         let (engine, pairs, at) = (self.engine, &mut self.pairs, self.at);
         read_ahead(
             heads,
-            (&engine.ground.segments, guard),
+            (&engine.context.segments, guard),
             |address| Some(*address),
             |address, entry| {
                 let is_first = pairs.is_empty();
@@ -87,7 +92,7 @@ impl<'e, I: Index> FlatCursor<'e, I> {
                     }
                 }
                 if is_first {
-                    pairs.expect(heads.len());
+                    pairs.reserve(heads.len());
                 }
                 Ok(())
             },
@@ -95,13 +100,13 @@ impl<'e, I: Index> FlatCursor<'e, I> {
     }
 
     #[inline]
-    fn advance(&mut self, way: Way) -> Result<bool> {
+    fn advance(&mut self, way: ScanDirection) -> Result<bool> {
         if self.failed {
             return Ok(false);
         }
-        match self.pairs.advance(&self.engine.ground.blobs) {
+        match self.pairs.advance(&self.engine.context.blobs) {
             Ok(true) => Ok(true),
-            Ok(false) => self.go_on(way),
+            Ok(false) => self.fetch_next_pair(way),
             Err(error) => Err(error),
         }
         .inspect_err(|error| self.failed = !error.is_corrupt()) // damage is in one entry: the next goes on
@@ -109,9 +114,9 @@ impl<'e, I: Index> FlatCursor<'e, I> {
 
     /// Fetches pieces until there is a pair, or no more of them.
     #[inline(never)]
-    fn go_on(&mut self, way: Way) -> Result<bool> {
+    fn fetch_next_pair(&mut self, way: ScanDirection) -> Result<bool> {
         while self.fetch(way)? {
-            if self.pairs.advance(&self.engine.ground.blobs)? {
+            if self.pairs.advance(&self.engine.context.blobs)? {
                 return Ok(true);
             }
         }
@@ -126,9 +131,9 @@ fn read<I: Index>(
     address: Address,
     guard: &epoch::Guard,
     newest: Seq,
-    pairs: &mut Pairs,
+    pairs: &mut PairBuffer,
 ) -> Result<()> {
-    let frame = engine.ground.segments.frame(address, guard)?;
+    let frame = engine.context.segments.frame(address, guard)?;
     if frame.header.seq <= newest {
         pairs.push(&engine.record(address, &frame, guard)?);
     }
@@ -137,20 +142,20 @@ fn read<I: Index>(
 
 impl<I: Index> Drop for FlatCursor<'_, I> {
     fn drop(&mut self) {
-        self.engine.reach.learn(self.passed + self.pairs.passed());
+        self.engine.scan_length.record(self.visited_pairs + self.pairs.passed());
     }
 }
 
 impl<I: Index> Cursor for FlatCursor<'_, I> {
     fn next(&mut self) -> Result<bool> {
-        self.advance(Way::Up)
+        self.advance(ScanDirection::Forward)
     }
 
     fn prev(&mut self) -> Result<bool> {
         if !I::ORDERED {
             return Err(Error::Unsupported { engine: I::NAME, feature: "reverse iteration" });
         }
-        self.advance(Way::Down)
+        self.advance(ScanDirection::Backward)
     }
 
     fn key(&self) -> &[u8] {

@@ -10,8 +10,8 @@
 //! ## Invariants
 //!
 //! 1. The index has exactly one word for each live key, at its newest entry.
-//! 2. An entry that a view needs is in `versions` before the index stops pointing at it; so a reader who
-//!    finds a newer entry than its view finds the old one there.
+//! 2. An entry that a view needs is in `versions` before the index stops pointing at it; so a
+//!    reader who finds a newer entry than its view finds the old one there.
 //! 3. `keys` has every key that the index has: it grows before the index has a new one, and shrinks
 //!    before the index loses one. So of the threads that remove the last keys, one finds it at
 //!    zero.
@@ -20,36 +20,36 @@
 //!
 //! ## Recovery
 //!
-//! Replay sees records of one key in any order: the highest number wins. Into an empty index they are gathered
-//! (`replay`); else each is replayed by itself, and removals are remembered until all were seen, since a
-//! moved copy of an older entry may come after them.
+//! Replay sees records of one key in any order: the highest number wins. Into an empty index they
+//! are gathered (`replay`); else each is replayed by itself, and removals are remembered until all
+//! were seen, since a moved copy of an older entry may come after them.
 
 use std::any::Any;
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use sheaf_base::blob_reader::StoredValue;
 use sheaf_base::engine::{
-    Action, Bounds, Capabilities, Cursor, Engine, EngineStats, Hold, ImageSink, ImageSource, Need, Op,
-    Replay, Want,
+    Action, Bounds, Capabilities, Cursor, Engine, EngineOp, EngineStats, ImageSink, ImageSource, Liveness,
+    Preparation, Projection, ReplayRecord,
 };
-use sheaf_base::entries::{self, Accounts, Entry, Print};
+use sheaf_base::engine_context::EngineContext;
 use sheaf_base::error::{Error, Result};
-use sheaf_base::ground::Ground;
-use sheaf_base::reach::Reach;
-use sheaf_base::record::{Content, Record};
+use sheaf_base::log_entries::{self, AddressSetHash, LiveAccounting, LoggedEntry};
+use sheaf_base::record::{Record, RecordContent};
+use sheaf_base::scan_length::ScanLength;
 use sheaf_base::segment::{Address, Frame};
 use sheaf_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use sheaf_base::sync::epoch::{self, Guard};
 use sheaf_base::sync::{Counter, Mutex};
 use sheaf_base::types::{LogId, Seq};
-use sheaf_base::value::Stored;
-use sheaf_base::versions::{Old, Versions};
+use sheaf_base::versions::{OldVersion, OldVersions};
 use sheaf_base::views::Views;
 use smallvec::SmallVec;
 
+use crate::bulk_build::BulkBuild;
 use crate::cursor::FlatCursor;
-use crate::index::{Index, Wanted};
-use crate::replay::Gather;
+use crate::index::{HashedKey, Index};
 
 /// A keyspace.
 ///
@@ -59,39 +59,40 @@ use crate::replay::Gather;
 /// one thread at a time changes the index and the versions at a key. A commit writes no cache line
 /// that all commits write, but for staged values.
 pub(crate) struct FlatEngine<I: Index> {
-    pub(crate) ground: Arc<Ground>,
+    pub(crate) context: Arc<EngineContext>,
     pub(crate) index: I,
-    pub(crate) versions: Versions<I::Place>,
+    pub(crate) versions: OldVersions<I::Place>,
     keys: Counter,
-    pub(crate) accounts: Accounts,
-    pub(crate) reach: Reach,
-    /// Removals seen by replay, until it ends; its threads change the index one at a time, under this lock.
+    pub(crate) accounting: LiveAccounting,
+    pub(crate) scan_length: ScanLength,
+    /// Removals seen by replay, until it ends; its threads change the index one at a time, under
+    /// this lock.
     removed: Mutex<HashMap<Vec<u8>, Seq>>,
-    gathered: I::Gathered,
+    bulk_build: I::BulkBuilder,
     /// Records were replayed by themselves.
-    by_itself: AtomicBool,
+    has_replayed_singly: AtomicBool,
     /// Keys of the parts made so far.
-    made: AtomicU64,
+    built_keys: AtomicU64,
 }
 
-type Entries<'g> = SmallVec<[Entry<'g>; 2]>;
+type Entries<'g> = SmallVec<[LoggedEntry<'g>; 2]>;
 
 /// An entry that is about to be replaced, and the staged value that it names.
-type Prior<'g> = (Entry<'g>, Option<u64>);
+type Prior<'g> = (LoggedEntry<'g>, Option<u64>);
 
 impl<I: Index> FlatEngine<I> {
-    pub(crate) fn new(ground: Arc<Ground>) -> FlatEngine<I> {
+    pub(crate) fn new(context: Arc<EngineContext>) -> FlatEngine<I> {
         FlatEngine {
-            index: I::new(Arc::clone(&ground)),
-            versions: Versions::new(Arc::clone(&ground)),
-            accounts: Accounts::new(Arc::clone(&ground)),
-            reach: Reach::default(),
-            ground,
+            index: I::new(Arc::clone(&context)),
+            versions: OldVersions::new(Arc::clone(&context)),
+            accounting: LiveAccounting::new(Arc::clone(&context)),
+            scan_length: ScanLength::default(),
+            context,
             keys: Counter::default(),
             removed: Mutex::default(),
-            gathered: I::Gathered::default(),
-            by_itself: AtomicBool::new(false),
-            made: AtomicU64::new(0),
+            bulk_build: I::BulkBuilder::default(),
+            has_replayed_singly: AtomicBool::new(false),
+            built_keys: AtomicU64::new(0),
         }
     }
 
@@ -101,9 +102,9 @@ impl<I: Index> FlatEngine<I> {
 
     /// The entry of `key` that the index points at.
     #[inline]
-    fn find<'g>(&self, wanted: Wanted<'_>, guard: &'g Guard) -> Result<Option<Entry<'g>>> {
+    fn find<'g>(&self, hashed_key: HashedKey<'_>, guard: &'g Guard) -> Result<Option<LoggedEntry<'g>>> {
         let mut found = Ok(None);
-        self.index.matches(wanted, guard, |address| match self.read(address, wanted.key, guard) {
+        self.index.matches(hashed_key, guard, |address| match self.read(address, hashed_key.key, guard) {
             Ok(None) => true,
             other => {
                 found = other;
@@ -115,33 +116,34 @@ impl<I: Index> FlatEngine<I> {
 
     /// The entry at `address` if it is of `key`.
     #[inline]
-    fn read<'g>(&self, address: Address, key: &[u8], guard: &'g Guard) -> Result<Option<Entry<'g>>> {
-        let frame = self.ground.segments.frame(address, guard)?;
+    fn read<'g>(&self, address: Address, key: &[u8], guard: &'g Guard) -> Result<Option<LoggedEntry<'g>>> {
+        let frame = self.context.segments.frame(address, guard)?;
         let is_key = self.record(address, &frame, guard)?.key == key;
-        Ok(is_key.then_some(Entry { address, frame }))
+        Ok(is_key.then_some(LoggedEntry { address, frame }))
     }
 
-    /// As [`FlatEngine::find`] for an entry that is about to be replaced: where the key's bytes are all
-    /// there, its checksum is not worth its time, since nothing of the entry is handed out. One that does
-    /// not match is verified before it counts as another key's. With the entry comes the staged value that it names; the
-    /// print is that of all entries it looked at.
+    /// As [`FlatEngine::find`] for an entry that is about to be replaced: where the key's bytes are
+    /// all there, its checksum is not worth its time, since nothing of the entry is handed out. One
+    /// that does not match is verified before it counts as another key's. With the entry comes the
+    /// staged value that it names; the print is that of all entries it looked at.
     fn find_to_replace<'g>(
         &self,
-        wanted: Wanted<'_>,
+        hashed_key: HashedKey<'_>,
         guard: &'g Guard,
-    ) -> Result<(Option<Prior<'g>>, Print)> {
+    ) -> Result<(Option<Prior<'g>>, AddressSetHash)> {
         let mut found = Ok(None);
-        let mut print = Print::default();
-        self.index.matches(wanted, guard, |address| {
+        let mut print = AddressSetHash::default();
+        self.index.matches(hashed_key, guard, |address| {
             print.add(address);
-            let read = self.ground.segments.frame_unchecked(address, guard).and_then(|(frame, segment)| {
-                let record = Record::decode(frame.payload()).ok().filter(|record| record.key == wanted.key);
-                let Some(staged) = record.map(|record| record.content.staged()) else {
+            let read = self.context.segments.frame_unchecked(address, guard).and_then(|(frame, segment)| {
+                let record =
+                    Record::decode(frame.payload()).ok().filter(|record| record.key == hashed_key.key);
+                let Some(blob_id) = record.map(|record| record.content.blob_id()) else {
                     segment.check(address.offset(), &frame)?;
                     return Ok(None);
                 };
-                segment.will_account();
-                Ok(Some((Entry { address, frame }, staged)))
+                segment.prefetch_counts();
+                Ok(Some((LoggedEntry { address, frame }, blob_id)))
             });
             match read {
                 Ok(None) => true,
@@ -161,17 +163,23 @@ impl<I: Index> FlatEngine<I> {
         frame: &'f Frame<'_>,
         guard: &Guard,
     ) -> Result<Record<'f>> {
-        Record::decode(frame.payload()).map_err(|what| self.ground.segments.damaged(address, what, guard))
+        Record::decode(frame.payload())
+            .map_err(|what| self.context.segments.damage_error(address, what, guard))
     }
 
     /// The entry of `key` that a view at `at` shows.
-    fn find_at<'g>(&self, at: Seq, wanted: Wanted<'_>, guard: &'g Guard) -> Result<Option<Entry<'g>>> {
-        let head = self.find(wanted, guard)?;
+    fn find_at<'g>(
+        &self,
+        at: Seq,
+        hashed_key: HashedKey<'_>,
+        guard: &'g Guard,
+    ) -> Result<Option<LoggedEntry<'g>>> {
+        let head = self.find(hashed_key, guard)?;
         if at == Seq::LATEST || head.as_ref().is_some_and(|entry| entry.seq() <= at) {
             return Ok(head);
         }
-        for address in self.versions.at(&self.index.place(wanted), at) {
-            if let Some(entry) = self.read(address, wanted.key, guard)? {
+        for address in self.versions.at(&self.index.place(hashed_key), at) {
+            if let Some(entry) = self.read(address, hashed_key.key, guard)? {
                 return Ok(Some(entry));
             }
         }
@@ -180,27 +188,32 @@ impl<I: Index> FlatEngine<I> {
 
     /// Waits until `entry`, found at `at`, may be shown.
     #[inline]
-    fn reveal(&self, at: Seq, entry: &Entry<'_>) -> Result<()> {
-        if at == Seq::LATEST { self.ground.reveal(entry.seq()) } else { Ok(()) }
+    fn wait_visible(&self, at: Seq, entry: &LoggedEntry<'_>) -> Result<()> {
+        if at == Seq::LATEST { self.context.wait_visible(entry.seq()) } else { Ok(()) }
     }
 
-    fn forget(&self, wanted: Wanted<'_>, old: Old, views: &Views, guard: &Guard) {
-        if views.needs(old.born, old.died) {
-            self.accounts.pin(&old);
-            self.versions.push(self.index.place(wanted), old);
+    fn retire_version(&self, hashed_key: HashedKey<'_>, old: OldVersion, views: &Views, guard: &Guard) {
+        if views.needs(old.begin_seq, old.end_seq) {
+            self.accounting.pin_blob(&old);
+            self.versions.push(self.index.place(hashed_key), old);
         } else {
-            self.accounts.bury(&old, guard);
+            self.accounting.free_version(&old, guard);
         }
     }
 
-    /// All entries of `key`, of which a replay may have found several, and the print of all it looked at.
-    fn entries_of<'g>(&self, wanted: Wanted<'_>, guard: &'g Guard) -> Result<(Entries<'g>, Print)> {
+    /// All entries of `key`, of which a replay may have found several, and the print of all it
+    /// looked at.
+    fn entries_of<'g>(
+        &self,
+        hashed_key: HashedKey<'_>,
+        guard: &'g Guard,
+    ) -> Result<(Entries<'g>, AddressSetHash)> {
         let mut same = Entries::new();
         let mut failed = None;
-        let mut print = Print::default();
-        self.index.matches(wanted, guard, |address| {
+        let mut print = AddressSetHash::default();
+        self.index.matches(hashed_key, guard, |address| {
             print.add(address);
-            match self.read(address, wanted.key, guard) {
+            match self.read(address, hashed_key.key, guard) {
                 Ok(entry) => same.extend(entry),
                 Err(error) => failed = Some(error),
             }
@@ -210,75 +223,78 @@ impl<I: Index> FlatEngine<I> {
     }
 
     /// Replays a record against `same`, the entries of its key: the highest number stays.
-    fn settle(
+    fn apply_replayed(
         &self,
-        record: &Replay<'_>,
-        wanted: Wanted<'_>,
-        same: &[Entry<'_>],
+        record: &ReplayRecord<'_>,
+        hashed_key: HashedKey<'_>,
+        same: &[LoggedEntry<'_>],
         guard: &Guard,
     ) -> Result<()> {
-        let is_put = !matches!(record.content, Content::Remove);
-        let newest = same.iter().map(Entry::seq).max();
+        let is_put = !matches!(record.content, RecordContent::Remove);
+        let newest = same.iter().map(LoggedEntry::seq).max();
         // Of two copies with the same number the one already there stays, one word of it.
         let wins = newest.is_none_or(|newest| newest < record.seq);
         let keep = if wins { None } else { same.iter().find(|e| Some(e.seq()) == newest).map(|e| e.address) };
         for entry in same.iter().filter(|entry| Some(entry.address) != keep) {
-            self.index.replace(wanted, entry.address, Address::NONE);
+            self.index.replace(hashed_key, entry.address, Address::NONE);
             self.keys.add(-1);
-            self.accounts.count(entry.address, -i64::try_from(entry.span()).unwrap_or(0), guard);
+            self.accounting.count_live(entry.address, -i64::try_from(entry.span()).unwrap_or(0), guard);
             let is_superseded = wins || Some(entry.seq()) != newest; // else it is a copy of what stays
             if is_superseded
-                && let Content::Staged(blob) = self.record(entry.address, &entry.frame, guard)?.content
+                && let RecordContent::Blob(blob) = self.record(entry.address, &entry.frame, guard)?.content
             {
-                self.accounts.unname(blob.id);
+                self.accounting.remove_blob(blob.id);
             }
         }
         if wins && is_put {
-            self.index.insert(wanted, record.address);
+            self.index.insert(hashed_key, record.address);
             self.keys.add(1);
-            self.accounts.count(record.address, i64::from(record.span), guard);
+            self.accounting.count_live(record.address, i64::from(record.span), guard);
         }
-        // Also what a copy that stays names: the image may have known its value by another copy, which is gone.
+        // Also what a copy that stays names: the image may have known its value by another copy,
+        // which is gone.
         if (wins || newest == Some(record.seq))
-            && let Content::Staged(blob) = record.content
+            && let RecordContent::Blob(blob) = record.content
         {
-            self.accounts.name(blob.id, keep.unwrap_or(record.address));
+            self.accounting.add_blob(blob.id, keep.unwrap_or(record.address));
         }
         Ok(())
     }
 
-    /// Whether records are gathered: into an empty index, before the first that was replayed by itself.
-    fn gathers(&self) -> bool {
-        !self.by_itself.load(Ordering::Acquire) && self.keys.count() == 0
+    /// Whether records are gathered: into an empty index, before the first that was replayed by
+    /// itself.
+    fn is_bulk_replay(&self) -> bool {
+        !self.has_replayed_singly.load(Ordering::Acquire) && self.keys.count() == 0
     }
 
     /// Replays a record by itself.
-    fn replay_one(&self, record: &Replay<'_>) -> Result<()> {
-        self.by_itself.store(true, Ordering::Release);
+    fn replay_one(&self, record: &ReplayRecord<'_>) -> Result<()> {
+        self.has_replayed_singly.store(true, Ordering::Release);
         let guard = &epoch::pin();
-        let wanted = self.wanted(record.key);
+        let hashed_key = self.hashed_key(record.key);
         loop {
-            // What costs time is looked up beside other threads; `removed` is what they take turns by.
-            let (same, print) = self.entries_of(wanted, guard)?;
+            // What costs time is looked up beside other threads; `removed` is what they take turns
+            // by.
+            let (same, print) = self.entries_of(hashed_key, guard)?;
             let mut removed = self.removed.lock();
-            if self.index.print(wanted, guard) != print {
+            if self.index.address_set_hash(hashed_key, guard) != print {
                 continue;
             }
             if removed.get(record.key).is_some_and(|seq| *seq > record.seq) {
                 return Ok(());
             }
-            if matches!(record.content, Content::Remove) {
+            if matches!(record.content, RecordContent::Remove) {
                 removed.insert(record.key.to_vec(), record.seq);
-                self.accounts.count_tomb(record.address, record.span, guard);
+                self.accounting.count_tombstone(record.address, record.span, guard);
             }
-            return self.settle(record, wanted, &same, guard);
+            return self.apply_replayed(record, hashed_key, &same, guard);
         }
     }
 }
 
 /// The key of `op`, with the hash that `prepare` noted.
-fn noted<'a>(op: &Op<'a>) -> Wanted<'a> {
-    Wanted { key: op.key, hash: entries::noted_hash(op) }
+fn noted_hashed_key<'a>(op: &EngineOp<'a>) -> HashedKey<'a> {
+    HashedKey { key: op.key, hash: log_entries::noted_hash(op) }
 }
 
 impl<I: Index> Engine for FlatEngine<I> {
@@ -291,7 +307,7 @@ impl<I: Index> Engine for FlatEngine<I> {
     }
 
     fn log(&self) -> LogId {
-        LogId::Flat
+        LogId::ValueLog
     }
 
     fn as_any(&self) -> &dyn Any {
@@ -299,52 +315,54 @@ impl<I: Index> Engine for FlatEngine<I> {
     }
 
     #[inline]
-    fn wanted<'k>(&self, key: &'k [u8]) -> Wanted<'k> {
-        Wanted { key, hash: self.index.hash(key) }
+    fn hashed_key<'k>(&self, key: &'k [u8]) -> HashedKey<'k> {
+        HashedKey { key, hash: self.index.hash(key) }
     }
 
-    fn hint(&self, wanted: Wanted<'_>) {
-        self.index.hint(wanted, &epoch::pin());
+    fn prefetch_index(&self, hashed_key: HashedKey<'_>) {
+        self.index.prefetch_if_cheap(hashed_key, &epoch::pin());
     }
 
-    fn prepare(&self, op: &mut Op<'_>) -> Result<Need> {
+    fn prepare(&self, op: &mut EngineOp<'_>) -> Result<Preparation> {
         let guard = &epoch::pin();
-        let wanted = match op.hash {
-            Some(hash) => Wanted { key: op.key, hash },
-            None => self.wanted(op.key),
+        let hashed_key = match op.hash {
+            Some(hash) => HashedKey { key: op.key, hash },
+            None => self.hashed_key(op.key),
         };
-        let (found, print) = self.find_to_replace(wanted, guard)?;
-        if let Some((entry, staged)) = found {
-            entries::note(op, wanted.hash, Some((&entry, staged)), print);
-            return Ok(Need::Record);
+        let (found, print) = self.find_to_replace(hashed_key, guard)?;
+        if let Some((entry, blob_id)) = found {
+            log_entries::note(op, hashed_key.hash, Some((&entry, blob_id)), print);
+            return Ok(Preparation::Record);
         }
-        entries::note(op, wanted.hash, None, print);
+        log_entries::note(op, hashed_key.hash, None, print);
         match op.action {
-            Action::Remove => Ok(Need::Nothing),
-            Action::Expect => Ok(Need::Record),
-            Action::Put(_) | Action::Staged(_) if !self.index.may_take(wanted, guard) => {
-                Err(Error::OverBudget { budget: self.ground.memory.budget() })
+            Action::Remove => Ok(Preparation::NoChange),
+            Action::Expect => Ok(Preparation::Record),
+            Action::Put(_) | Action::Blob(_) if !self.index.has_room_for_key(hashed_key, guard) => {
+                Err(Error::MemoryBudgetExceeded { budget: self.context.memory.budget() })
             }
-            Action::Put(_) | Action::Staged(_) => Ok(Need::Record),
+            Action::Put(_) | Action::Blob(_) => Ok(Preparation::Record),
         }
     }
 
-    fn is_current(&self, op: &Op<'_>) -> bool {
+    fn is_current(&self, op: &EngineOp<'_>) -> bool {
         let guard = &epoch::pin();
-        let wanted = noted(op);
-        match entries::noted_prior(op) {
-            Address::NONE => self.index.print(wanted, guard) == entries::noted_print(op),
-            prior => self.index.contains(wanted, prior, guard),
+        let hashed_key = noted_hashed_key(op);
+        match log_entries::noted_prior(op) {
+            Address::NONE => {
+                self.index.address_set_hash(hashed_key, guard) == log_entries::noted_set_hash(op)
+            }
+            prior => self.index.contains(hashed_key, prior, guard),
         }
     }
 
-    fn apply(&self, seq: Seq, op: &Op<'_>, views: &Views) {
+    fn apply(&self, seq: Seq, op: &EngineOp<'_>, views: &Views) {
         let guard = &epoch::pin();
-        let wanted = noted(op);
-        let prior = entries::replaced(op, seq);
+        let hashed_key = noted_hashed_key(op);
+        let prior = log_entries::replaced_version(op, seq);
         let is_put = !matches!(op.action, Action::Remove);
         if let Some(old) = prior {
-            self.forget(wanted, old, views, guard); // before the index changes (I2)
+            self.retire_version(hashed_key, old, views, guard); // before the index changes (I2)
         }
         let to = if is_put { op.address } else { Address::NONE };
         match (is_put, prior.is_some()) {
@@ -354,34 +372,34 @@ impl<I: Index> Engine for FlatEngine<I> {
         }
         match prior {
             Some(old) => {
-                let replaced = self.index.replace(wanted, old.address, to);
+                let replaced = self.index.replace(hashed_key, old.address, to);
                 debug_assert!(replaced, "is_current saw it, under the stripe that is still held");
             }
-            None => self.index.insert(wanted, to),
+            None => self.index.insert(hashed_key, to),
         }
         if is_put {
-            self.accounts.count(to, i64::from(op.span), guard);
-            if let Action::Staged(blob) = op.action {
-                self.accounts.name(blob.id, to);
+            self.accounting.count_live(to, i64::from(op.span), guard);
+            if let Action::Blob(blob) = op.action {
+                self.accounting.add_blob(blob.id, to);
             }
         } else {
-            if self.index.may_be_empty(wanted, guard) && self.keys.sum() == 0 {
-                self.index.emptied();
+            if self.index.may_be_empty(hashed_key, guard) && self.keys.sum() == 0 {
+                self.index.shrink_if_empty();
             }
-            self.accounts.count_tomb(op.address, op.span, guard);
+            self.accounting.count_tombstone(op.address, op.span, guard);
         }
     }
 
     #[inline]
-    fn look(&self, at: Seq, key: &[u8], found: &mut dyn FnMut(Stored<'_>)) -> Result<bool> {
-        let wanted = self.wanted(key);
+    fn get_stored(&self, at: Seq, key: &[u8], found: &mut dyn FnMut(StoredValue<'_>)) -> Result<bool> {
+        let hashed_key = self.hashed_key(key);
         let mut missing = None;
         loop {
             let guard = &epoch::pin();
-            let Some(entry) = self.find_at(at, wanted, guard)? else { return Ok(false) };
-            self.reveal(at, &entry)?;
+            let Some(entry) = self.find_at(at, hashed_key, guard)? else { return Ok(false) };
+            self.wait_visible(at, &entry)?;
             let record = self.record(entry.address, &entry.frame, guard)?;
-            if self.accounts.give(record.content, &mut missing, found)? {
+            if self.accounting.read_stored(record.content, &mut missing, found)? {
                 return Ok(true);
             }
         }
@@ -389,29 +407,29 @@ impl<I: Index> Engine for FlatEngine<I> {
 
     fn contains(&self, at: Seq, key: &[u8]) -> Result<bool> {
         let guard = &epoch::pin();
-        let found = self.find_at(at, self.wanted(key), guard)?;
-        found.map_or(Ok(false), |entry| self.reveal(at, &entry).map(|()| true))
+        let found = self.find_at(at, self.hashed_key(key), guard)?;
+        found.map_or(Ok(false), |entry| self.wait_visible(at, &entry).map(|()| true))
     }
 
-    fn prefetch(&self, keys: &[Wanted<'_>], entries: bool) {
+    fn prefetch(&self, keys: &[HashedKey<'_>], entries: bool) {
         let guard = &epoch::pin();
-        keys.iter().for_each(|wanted| self.index.prefetch(*wanted, guard));
+        keys.iter().for_each(|hashed_key| self.index.prefetch(*hashed_key, guard));
         if !entries {
             return;
         }
-        for wanted in keys {
-            self.index.matches(*wanted, guard, |address| {
-                self.ground.segments.prefetch(address, guard);
+        for hashed_key in keys {
+            self.index.matches(*hashed_key, guard, |address| {
+                self.context.segments.prefetch(address, guard);
                 false
             });
         }
     }
 
-    fn cursor<'e>(&'e self, at: Seq, bounds: Bounds, want: Want) -> Result<Box<dyn Cursor + 'e>> {
+    fn cursor<'e>(&'e self, at: Seq, bounds: Bounds, projection: Projection) -> Result<Box<dyn Cursor + 'e>> {
         if !I::ORDERED && !bounds.is_all() {
             return Err(Error::Unsupported { engine: I::NAME, feature: "ranges" });
         }
-        Ok(Box::new(FlatCursor::new(self, at, bounds, want)))
+        Ok(Box::new(FlatCursor::new(self, at, bounds, projection)))
     }
 
     fn len(&self) -> Result<u64> {
@@ -424,12 +442,12 @@ impl<I: Index> Engine for FlatEngine<I> {
         }
         let guard = &epoch::pin();
         for old in self.versions.trim(views, visible) {
-            self.accounts.bury(&old, guard);
+            self.accounting.free_version(&old, guard);
         }
     }
 
     fn freeze(&self) {
-        self.accounts.freeze();
+        self.accounting.freeze();
     }
 
     fn save(&self, out: &mut dyn ImageSink) -> Result<()> {
@@ -440,70 +458,74 @@ impl<I: Index> Engine for FlatEngine<I> {
         crate::image::restore(self, image)
     }
 
-    fn replay(&self, record: &Replay<'_>) -> Result<()> {
+    fn replay(&self, record: &ReplayRecord<'_>) -> Result<()> {
         self.replay_run(std::slice::from_ref(record))
     }
 
-    fn replay_run(&self, records: &[Replay<'_>]) -> Result<()> {
-        if self.gathers() {
-            return self.gathered.push(&self.index, records, &self.ground, &mut |one| self.replay_one(one));
+    fn replay_run(&self, records: &[ReplayRecord<'_>]) -> Result<()> {
+        if self.is_bulk_replay() {
+            return self
+                .bulk_build
+                .push(&self.index, records, &self.context, &mut |one| self.replay_one(one));
         }
-        let keys: SmallVec<[Wanted<'_>; 32]> = records.iter().map(|record| self.wanted(record.key)).collect();
+        let keys: SmallVec<[HashedKey<'_>; 32]> =
+            records.iter().map(|record| self.hashed_key(record.key)).collect();
         self.prefetch(&keys, true);
         records.iter().try_for_each(|record| self.replay_one(record))
     }
 
-    fn absorb(&self, part: usize, parts: usize) -> Result<()> {
-        if !self.gathers() {
-            let one = &mut |one: &Replay<'_>| self.replay_one(one);
-            return self.gathered.give_back((part, parts), &self.ground, one);
+    fn finish_replay(&self, part: usize, parts: usize) -> Result<()> {
+        if !self.is_bulk_replay() {
+            let one = &mut |one: &ReplayRecord<'_>| self.replay_one(one);
+            return self.bulk_build.replay_part((part, parts), &self.context, one);
         }
-        let tally = self.gathered.make(&self.index, (part, parts), &self.ground)?;
-        tally.book(&self.accounts, &self.ground);
-        self.made.fetch_add(tally.keys, Ordering::Relaxed);
+        let tally = self.bulk_build.build_part(&self.index, (part, parts), &self.context)?;
+        tally.add_to_accounting(&self.accounting, &self.context);
+        self.built_keys.fetch_add(tally.keys, Ordering::Relaxed);
         Ok(())
     }
 
-    fn replayed(&self) {
-        self.gathered.join(&self.index);
-        self.keys.add(i64::try_from(self.made.swap(0, Ordering::Relaxed)).unwrap_or(0));
-        self.by_itself.store(false, Ordering::Relaxed);
-        self.gathered.clear(&self.ground.memory);
+    fn replay_finished(&self) {
+        self.bulk_build.install_parts(&self.index);
+        self.keys.add(i64::try_from(self.built_keys.swap(0, Ordering::Relaxed)).unwrap_or(0));
+        self.has_replayed_singly.store(false, Ordering::Relaxed);
+        self.bulk_build.clear(&self.context.memory);
         *self.removed.lock() = HashMap::new();
     }
 
     fn blobs(&self, out: &mut Vec<u64>) -> Result<()> {
-        self.accounts.list(out);
+        self.accounting.list_blobs(out);
         Ok(())
     }
 
-    fn hold(&self, wanted: Wanted<'_>, address: Address) -> Result<Hold> {
+    fn liveness(&self, hashed_key: HashedKey<'_>, address: Address) -> Result<Liveness> {
         let guard = &epoch::pin();
-        Ok(if self.index.contains(wanted, address, guard) {
-            Hold::Head
-        } else if !self.versions.is_empty() && self.versions.contains(&self.index.place(wanted), address) {
-            Hold::Pinned
+        Ok(if self.index.contains(hashed_key, address, guard) {
+            Liveness::Newest
+        } else if !self.versions.is_empty() && self.versions.contains(&self.index.place(hashed_key), address)
+        {
+            Liveness::Pinned
         } else {
-            Hold::Dead
+            Liveness::Dead
         })
     }
 
     fn locate(&self, key: &[u8]) -> Result<Option<Address>> {
         let guard = &epoch::pin();
-        Ok(self.find(self.wanted(key), guard)?.map(|entry| entry.address))
+        Ok(self.find(self.hashed_key(key), guard)?.map(|entry| entry.address))
     }
 
-    fn ready(&self, wanted: Wanted<'_>) -> Result<()> {
-        self.index.hint(wanted, &epoch::pin());
+    fn prefetch_for_relocate(&self, hashed_key: HashedKey<'_>) -> Result<()> {
+        self.index.prefetch_if_cheap(hashed_key, &epoch::pin());
         Ok(())
     }
 
-    fn moved(&self, wanted: Wanted<'_>, from: Address, to: Address, staged: Option<u64>) -> bool {
-        if self.index.replace(wanted, from, to) {
-            self.accounts.follow(staged, to);
+    fn relocate(&self, hashed_key: HashedKey<'_>, from: Address, to: Address, blob_id: Option<u64>) -> bool {
+        if self.index.replace(hashed_key, from, to) {
+            self.accounting.move_blob(blob_id, to);
             return true;
         }
-        !self.versions.is_empty() && self.versions.replace(&self.index.place(wanted), from, to)
+        !self.versions.is_empty() && self.versions.replace(&self.index.place(hashed_key), from, to)
     }
 
     fn stats(&self) -> EngineStats {
@@ -518,14 +540,14 @@ impl<I: Index> Engine for FlatEngine<I> {
         Ok(()) // the store reads every frame, and every pair through a cursor: there is nothing else
     }
 
-    fn retire(&self) {
+    fn drop_data(&self) {
         let guard = &epoch::pin();
-        self.index.each(|address| {
-            if let Ok(frame) = self.ground.segments.frame(address, guard) {
-                self.accounts.count(address, -i64::try_from(frame.span()).unwrap_or(0), guard);
+        self.index.for_each(|address| {
+            if let Ok(frame) = self.context.segments.frame(address, guard) {
+                self.accounting.count_live(address, -i64::try_from(frame.span()).unwrap_or(0), guard);
             }
         });
-        self.accounts.forget(&self.versions, guard);
+        self.accounting.drop_versions(&self.versions, guard);
         self.index.clear();
         self.set_keys(0);
     }
@@ -534,14 +556,14 @@ impl<I: Index> Engine for FlatEngine<I> {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::hash::Hash;
+    use crate::hash::HashIndex;
     use sheaf_base::blob::Blobs;
     use sheaf_base::disk::sim::SimDisk;
 
     /// Services without a store.
-    pub(crate) fn ground(tiny: bool) -> Arc<Ground> {
+    pub(crate) fn context(tiny: bool) -> Arc<EngineContext> {
         let disk = Arc::new(SimDisk::new());
-        Arc::new(Ground::new(
+        Arc::new(EngineContext::new(
             Blobs::new(disk, "blob".into(), 1, sheaf_base::types::StoreId(1), tiny),
             1 << 30,
             7,
@@ -551,10 +573,10 @@ pub(crate) mod tests {
 
     #[test]
     fn an_empty_keyspace_holds_nothing() {
-        let engine = FlatEngine::<Hash>::new(ground(true));
+        let engine = FlatEngine::<HashIndex>::new(context(true));
         assert!(!engine.contains(Seq::LATEST, b"key").unwrap());
-        assert_eq!(engine.hold(engine.wanted(b"key"), Address::new(0, 512)).unwrap(), Hold::Dead);
-        let mut remove = Op::new(b"key", Action::Remove);
-        assert_eq!(engine.prepare(&mut remove).unwrap(), Need::Nothing);
+        assert_eq!(engine.liveness(engine.hashed_key(b"key"), Address::new(0, 512)).unwrap(), Liveness::Dead);
+        let mut remove = EngineOp::new(b"key", Action::Remove);
+        assert_eq!(engine.prepare(&mut remove).unwrap(), Preparation::NoChange);
     }
 }

@@ -4,28 +4,28 @@
 //!  the index's | staged values: count 8, number 8 and address of the record 5 ...
 //! ```
 //!
-//! Addresses are by slots of the time; the store's slot table translates. Images are fuzzy: what changed meanwhile
-//! is replayed, which settles it.
+//! Addresses are by slots of the time; the store's slot table translates. Images are fuzzy: what
+//! changed meanwhile is replayed, which settles it.
 
 use sheaf_base::engine::{ImageSink, ImageSource};
 use sheaf_base::error::Result;
 
 use crate::engine::FlatEngine;
-use crate::index::{Image, Index};
+use crate::index::{Index, IndexImage};
 
 /// Writes the image.
 pub(crate) fn save<I: Index>(engine: &FlatEngine<I>, out: &mut dyn ImageSink) -> Result<()> {
     engine.index.save(out)?;
-    engine.accounts.save(out)
+    engine.accounting.save(out)
 }
 
 /// Reads the image back.
 pub(crate) fn restore<I: Index>(engine: &FlatEngine<I>, source: &mut dyn ImageSource) -> Result<()> {
-    let mut image = Image::new(source);
+    let mut image = IndexImage::new(source);
     engine.index.load(&mut image)?;
     engine.set_keys(image.keys);
-    image.account(&engine.ground);
-    engine.accounts.restore(source)
+    image.account_live(&engine.context);
+    engine.accounting.restore(source)
 }
 
 #[cfg(test)]
@@ -35,59 +35,60 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::hash::Hash;
+    use crate::hash::HashIndex;
     use sheaf_base::blob::BlobRef;
     use sheaf_base::disk::Disk;
     use sheaf_base::disk::sim::SimDisk;
-    use sheaf_base::engine::{Action, Engine, Op, Replay};
+    use sheaf_base::engine::{Action, Engine, EngineOp, ReplayRecord};
     use sheaf_base::error::{Damage, Error};
-    use sheaf_base::frame::{FIRST, HEADER, Header, Kind, LAST, body_sum, span};
-    use sheaf_base::record::{Content, Record};
-    use sheaf_base::segment::{Address, DATA_START, Identity, Segment};
+    use sheaf_base::frame::{FIRST, FrameHeader, FrameKind, HEADER, LAST, body_sum, span};
+    use sheaf_base::record::{Record, RecordContent};
+    use sheaf_base::segment::{Address, DATA_START, Segment, SegmentIdentity};
     use sheaf_base::types::{Incarnation, KeyspaceId, LogId, SegmentId, Seq, StoreId};
     use sheaf_base::views::Views;
 
     /// Records of a log of two segments, of one key, and an engine beside them.
-    struct Log {
-        engine: FlatEngine<Hash>,
+    struct TestLog {
+        engine: FlatEngine<HashIndex>,
         segments: [Arc<Segment>; 2],
-        records: HashMap<Address, (Seq, Content<'static>, u32)>,
+        records: HashMap<Address, (Seq, RecordContent<'static>, u32)>,
     }
 
     const KEY: &[u8] = b"key";
 
-    fn large(number: u64) -> Content<'static> {
-        Content::Staged(BlobRef { id: number, len: 5000, sum: 0 })
+    fn blob_content(number: u64) -> RecordContent<'static> {
+        RecordContent::Blob(BlobRef { id: number, len: 5000, sum: 0 })
     }
 
-    impl Log {
-        fn new() -> Log {
-            let engine = FlatEngine::new(crate::engine::tests::ground(true));
+    impl TestLog {
+        fn new() -> TestLog {
+            let engine = FlatEngine::new(crate::engine::tests::context(true));
             let disk = SimDisk::new();
             disk.create_dir(Path::new("/log")).unwrap();
             let segments = [3, 4].map(|id| {
-                let (store, log, incarnation) = (StoreId(1), LogId::Flat, Incarnation(1));
+                let (store, log, incarnation) = (StoreId(1), LogId::ValueLog, Incarnation(1));
                 let id = SegmentId(id);
-                let identity = Identity { store, log, id, stream: 0, incarnation, capacity: 1 << 16 };
+                let identity = SegmentIdentity { store, log, id, stream: 0, incarnation, capacity: 1 << 16 };
                 let segment = Arc::new(Segment::create(&disk, Path::new("/log"), identity).unwrap());
                 segment.publish(DATA_START);
-                assert!(engine.ground.segments.admit(&segment).is_some());
+                assert!(engine.context.segments.add(&segment).is_some());
                 segment
             });
-            Log { engine, segments, records: HashMap::new() }
+            TestLog { engine, segments, records: HashMap::new() }
         }
 
         /// Appends a record to a segment.
-        fn write(&mut self, segment: usize, seq: u64, content: Content<'static>) -> Address {
+        fn write(&mut self, segment: usize, seq: u64, content: RecordContent<'static>) -> Address {
             let segment = &self.segments[segment];
             let mut body = Vec::new();
             Record { keyspace: KeyspaceId(1), key: KEY, content }.encode(&mut body);
-            let (kind, flags, seq) = (Kind::Commit, FIRST | LAST, Seq(seq));
-            let header = Header { check: 0, len: body.len(), kind, flags, seq, part: 0, parts: 1, gap: 0 };
+            let (kind, flags, seq) = (FrameKind::Commit, FIRST | LAST, Seq(seq));
+            let header =
+                FrameHeader { check: 0, len: body.len(), kind, flags, seq, part: 0, parts: 1, gap: 0 };
             let mut frame = vec![0; usize::try_from(span(body.len())).unwrap()];
             frame[HEADER..HEADER + body.len()].copy_from_slice(&body);
             let at = segment.end();
-            segment.seed().seal(at, &header, body_sum(&body), &mut frame);
+            segment.seed().write_header(at, &header, body_sum(&body), &mut frame);
             segment.file().write_at(at, &frame).unwrap();
             segment.publish(at + frame.len() as u64);
             let address = Address::new(segment.slot(), at);
@@ -99,30 +100,32 @@ mod tests {
         fn commit(&self, address: Address) {
             let (seq, content, span) = self.records[&address];
             let action = match content {
-                Content::Put(value) => Action::Put(value),
-                Content::Staged(blob) => Action::Staged(blob),
-                Content::Remove => Action::Remove,
+                RecordContent::Put(value) => Action::Put(value),
+                RecordContent::Blob(blob) => Action::Blob(blob),
+                RecordContent::Remove => Action::Remove,
             };
-            let mut op = Op { address, span, ..Op::new(KEY, action) };
+            let mut op = EngineOp { address, span, ..EngineOp::new(KEY, action) };
             self.engine.prepare(&mut op).unwrap();
             self.engine.apply(seq, &op, &Views::default());
         }
 
-        /// An engine that has taken up `image`, and replayed what stands at these places. `gone`: a segment is.
-        fn next_life(self, image: Vec<u8>, gone: Option<usize>, replayed: &[Address]) -> Log {
+        /// An engine that has taken up `image`, and replayed what stands at these places. `gone`: a
+        /// segment is.
+        fn reopen(self, image: Vec<u8>, gone: Option<usize>, replayed: &[Address]) -> TestLog {
             let gone = gone.map(|segment| self.segments[segment].slot()).into_iter().collect();
-            let engine = FlatEngine::new(Arc::clone(&self.engine.ground));
-            restore(&engine, &mut Source { image: image.into_iter().collect(), gone }).unwrap();
+            let engine = FlatEngine::new(Arc::clone(&self.engine.context));
+            restore(&engine, &mut TestSource { image: image.into_iter().collect(), removed_slots: gone })
+                .unwrap();
             for address in replayed.iter().copied() {
                 let (seq, content, span) = self.records[&address];
-                engine.replay(&Replay { seq, key: KEY, content, address, span }).unwrap();
+                engine.replay(&ReplayRecord { seq, key: KEY, content, address, span }).unwrap();
             }
-            engine.absorb(0, 1).unwrap();
-            engine.replayed();
-            Log { engine, ..self }
+            engine.finish_replay(0, 1).unwrap();
+            engine.replay_finished();
+            TestLog { engine, ..self }
         }
 
-        fn named(&self) -> Vec<u64> {
+        fn blob_ids(&self) -> Vec<u64> {
             let mut named = Vec::new();
             self.engine.blobs(&mut named).unwrap();
             named
@@ -130,107 +133,108 @@ mod tests {
     }
 
     /// An image, and who commits what once the index's part of it is written.
-    struct Sink<'a> {
+    struct TestSink<'a> {
         image: Vec<u8>,
-        meanwhile: Option<&'a dyn Fn()>,
+        on_index_saved: Option<&'a dyn Fn()>,
     }
 
-    impl ImageSink for Sink<'_> {
+    impl ImageSink for TestSink<'_> {
         fn put(&mut self, bytes: &[u8]) -> Result<()> {
             self.image.extend_from_slice(bytes);
             if bytes == [u8::MAX] {
-                self.meanwhile.take().into_iter().for_each(|commit| commit());
+                self.on_index_saved.take().into_iter().for_each(|commit| commit());
             }
             Ok(())
         }
     }
 
-    struct Source {
+    struct TestSource {
         image: std::collections::VecDeque<u8>,
-        gone: HashSet<u32>,
+        removed_slots: HashSet<u32>,
     }
 
-    impl ImageSource for Source {
+    impl ImageSource for TestSource {
         fn fill(&mut self, bytes: &mut [u8]) -> Result<()> {
             for byte in bytes {
-                *byte = self.image.pop_front().ok_or_else(|| self.nonsense("end", 0))?;
+                *byte = self.image.pop_front().ok_or_else(|| self.invalid_field("end", 0))?;
             }
             Ok(())
         }
-        fn nonsense(&self, field: &'static str, value: u64) -> Error {
+        fn invalid_field(&self, field: &'static str, value: u64) -> Error {
             Error::corrupt(Path::new("image"), 0, Damage::BadField { field, value })
         }
         fn slot_of(&self, slot: u32) -> Option<u32> {
-            (!self.gone.contains(&slot)).then_some(slot)
+            (!self.removed_slots.contains(&slot)).then_some(slot)
         }
         fn seq(&self, stored: u64) -> Result<Seq> {
             Ok(Seq(stored))
         }
     }
 
-    fn image_of(engine: &FlatEngine<Hash>, meanwhile: Option<&dyn Fn()>) -> Vec<u8> {
-        let mut sink = Sink { image: Vec::new(), meanwhile };
+    fn image_of(engine: &FlatEngine<HashIndex>, meanwhile: Option<&dyn Fn()>) -> Vec<u8> {
+        let mut sink = TestSink { image: Vec::new(), on_index_saved: meanwhile };
         save(engine, &mut sink).unwrap();
         sink.image
     }
 
     #[test]
-    fn a_value_goes_with_the_segment_of_its_record() {
-        let mut log = Log::new();
-        let first = log.write(0, 1, large(7));
+    fn a_blob_is_dropped_with_the_segment_of_its_record() {
+        let mut log = TestLog::new();
+        let first = log.write(0, 1, blob_content(7));
         log.commit(first);
         log.engine.freeze();
         let image = image_of(&log.engine, None);
-        let small = log.write(1, 2, Content::Put(b"small"));
-        let log = log.next_life(image.clone(), None, &[]);
-        assert_eq!(log.named(), [7]);
-        assert!(log.next_life(image, Some(0), &[small]).named().is_empty());
+        let small = log.write(1, 2, RecordContent::Put(b"small"));
+        let log = log.reopen(image.clone(), None, &[]);
+        assert_eq!(log.blob_ids(), [7]);
+        assert!(log.reopen(image, Some(0), &[small]).blob_ids().is_empty());
     }
 
     #[test]
-    fn a_value_is_named_where_its_record_was_moved_to() {
-        let mut log = Log::new();
-        let first = log.write(0, 1, large(7));
-        let copy = log.write(1, 1, large(7));
+    fn a_blob_follows_its_relocated_record() {
+        let mut log = TestLog::new();
+        let first = log.write(0, 1, blob_content(7));
+        let copy = log.write(1, 1, blob_content(7));
         log.commit(first);
-        assert!(log.engine.moved(log.engine.wanted(KEY), first, copy, Some(7)));
+        assert!(log.engine.relocate(log.engine.hashed_key(KEY), first, copy, Some(7)));
         log.engine.freeze();
         let image = image_of(&log.engine, None);
-        assert_eq!(log.next_life(image, Some(0), &[]).named(), [7]);
+        assert_eq!(log.reopen(image, Some(0), &[]).blob_ids(), [7]);
     }
 
     /// Replay meets the newer record first, and the older one is no news then.
     #[test]
-    fn a_value_put_while_an_image_is_written_is_not_in_it() {
-        let mut log = Log::new();
-        let [staged, small] = [log.write(0, 1, large(7)), log.write(0, 2, Content::Put(b"small"))];
+    fn a_blob_written_during_a_save_is_not_in_the_image() {
+        let mut log = TestLog::new();
+        let [staged, small] =
+            [log.write(0, 1, blob_content(7)), log.write(0, 2, RecordContent::Put(b"small"))];
         log.engine.freeze();
         let image = image_of(&log.engine, Some(&|| log.commit(staged)));
-        assert_eq!(log.named(), [7]);
-        let log = log.next_life(image.clone(), None, &[staged]);
-        assert_eq!(log.named(), [7]);
-        assert!(log.next_life(image, None, &[small, staged]).named().is_empty());
+        assert_eq!(log.blob_ids(), [7]);
+        let log = log.reopen(image.clone(), None, &[staged]);
+        assert_eq!(log.blob_ids(), [7]);
+        assert!(log.reopen(image, None, &[small, staged]).blob_ids().is_empty());
     }
 
     #[test]
-    fn a_value_stays_as_long_as_any_copy_of_its_record() {
-        let mut log = Log::new();
-        let before = log.write(0, 1, Content::Put(b"before"));
-        let first = log.write(0, 2, large(7));
-        let copy = log.write(1, 2, large(7));
+    fn a_blob_lives_as_long_as_any_copy_of_its_record() {
+        let mut log = TestLog::new();
+        let before = log.write(0, 1, RecordContent::Put(b"before"));
+        let first = log.write(0, 2, blob_content(7));
+        let copy = log.write(1, 2, blob_content(7));
         log.commit(first);
-        log.engine.accounts.name(7, copy); // as if it had been moved since the index was written
+        log.engine.accounting.add_blob(7, copy); // as if it had been moved since the index was written
         log.engine.freeze();
         let image = image_of(&log.engine, None);
         // The copy was copied, and its segment has gone; the first one stands where it stood.
-        let again = log.write(0, 2, large(7));
-        let log = log.next_life(image, Some(1), &[again, before]);
-        assert_eq!(log.named(), [7]);
+        let again = log.write(0, 2, blob_content(7));
+        let log = log.reopen(image, Some(1), &[again, before]);
+        assert_eq!(log.blob_ids(), [7]);
         // An image may have both.
-        log.engine.index.insert(log.engine.wanted(KEY), again);
+        log.engine.index.insert(log.engine.hashed_key(KEY), again);
         let (seq, content, span) = log.records[&before];
         log.engine.set_keys(2);
-        log.engine.replay(&Replay { seq, key: KEY, content, address: before, span }).unwrap();
-        assert_eq!((log.named(), log.engine.len().unwrap()), (vec![7], 1));
+        log.engine.replay(&ReplayRecord { seq, key: KEY, content, address: before, span }).unwrap();
+        assert_eq!((log.blob_ids(), log.engine.len().unwrap()), (vec![7], 1));
     }
 }

@@ -1,8 +1,8 @@
 //! # flat: FlatStore, a volatile index over a compact log
 //!
-//! The log is the store: an entry is written once, where commits go, and an index in memory says where
-//! each key's newest entry stands (FlatStore, ASPLOS'20, §3). This is FlatStore-H, with a hash index
-//! (§4.1). See the crate's README for what differs from the paper and why.
+//! The log is the store: an entry is written once, where commits go, and an index in memory says
+//! where each key's newest entry stands (FlatStore, ASPLOS'20, §3). This is FlatStore-H, with a
+//! hash index (§4.1). See the crate's README for what differs from the paper and why.
 //!
 //! ## Picture
 //!
@@ -22,10 +22,11 @@
 //!
 //! ## Files
 //!
-//! `engine` the contract; `index` what it asks of an index; `hash`, `ordered`, `plain` the indexes; `replay` what they gather of a
-//! log that is replayed as a whole; `cursor` iteration;
-//! `image` what a checkpoint holds. Old entries that views need are in `sheaf_base::versions`.
+//! `engine` the contract; `index` what it asks of an index; `hash`, `ordered`, `plain` the indexes;
+//! `replay` what they gather of a log that is replayed as a whole; `cursor` iteration; `image` what
+//! a checkpoint holds. Old entries that views need are in `sheaf_base::versions`.
 
+mod bulk_build;
 mod cursor;
 mod engine;
 mod hash;
@@ -33,16 +34,15 @@ mod image;
 mod index;
 mod ordered;
 #[cfg(all(test, not(shuttle)))]
-mod parallel;
+mod parallel_commits;
 mod plain;
 pub mod pmem;
-mod replay;
 
 use std::marker::PhantomData;
 use std::sync::Arc;
 
 use sheaf_base::engine::{Engine, EngineFactory};
-use sheaf_base::ground::Ground;
+use sheaf_base::engine_context::EngineContext;
 use sheaf_base::options::EngineOptions;
 use sheaf_base::types::KeyspaceId;
 
@@ -50,32 +50,32 @@ use engine::FlatEngine;
 use index::Index;
 
 /// Makes keyspaces with one index.
-struct Made<I>(PhantomData<fn() -> I>);
+struct FlatFactory<I>(PhantomData<fn() -> I>);
 
-impl<I: Index> EngineFactory for Made<I> {
+impl<I: Index> EngineFactory for FlatFactory<I> {
     fn name(&self) -> &'static str {
         I::NAME
     }
 
-    fn create(&self, _id: KeyspaceId, _: &EngineOptions, ground: &Arc<Ground>) -> Arc<dyn Engine> {
-        Arc::new(FlatEngine::<I>::new(Arc::clone(ground)))
+    fn create(&self, _id: KeyspaceId, _: &EngineOptions, context: &Arc<EngineContext>) -> Arc<dyn Engine> {
+        Arc::new(FlatEngine::<I>::new(Arc::clone(context)))
     }
 }
 
 /// FlatStore with a hash index: `flat`.
 #[must_use]
 pub fn hashed() -> Arc<dyn EngineFactory> {
-    Arc::new(Made::<hash::Hash>(PhantomData))
+    Arc::new(FlatFactory::<hash::HashIndex>(PhantomData))
 }
 
 /// FlatStore with an ordered index: `flat-ordered`.
 #[must_use]
 pub fn ordered() -> Arc<dyn EngineFactory> {
-    Arc::new(Made::<ordered::Ordered>(PhantomData))
+    Arc::new(FlatFactory::<ordered::OrderedIndex>(PhantomData))
 }
 
 /// FlatStore with the simplest index there is, for comparison: `flat-plain`.
 #[must_use]
 pub fn plain() -> Arc<dyn EngineFactory> {
-    Arc::new(Made::<plain::Plain>(PhantomData))
+    Arc::new(FlatFactory::<plain::PlainIndex>(PhantomData))
 }

@@ -1,102 +1,103 @@
 //! # The simplest index there is: a sorted map behind one lock
 //!
-//! For comparison: what `flat-ordered` does better than `flat-plain` is its index's merit, what both do alike is the log's.
+//! For comparison: what `flat-ordered` does better than `flat-plain` is its index's merit, what
+//! both do alike is the log's.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
 
 use sheaf_base::engine::{Bounds, ImageSink};
+use sheaf_base::engine_context::EngineContext;
 use sheaf_base::error::Result;
-use sheaf_base::ground::Ground;
-use sheaf_base::memory::Part;
+use sheaf_base::memory::MemoryPart;
 use sheaf_base::segment::Address;
 use sheaf_base::sync::RwLock;
 use sheaf_base::sync::atomic::{AtomicU64, Ordering};
 use sheaf_base::sync::epoch::Guard;
 
-use crate::index::{Image, Index, Span, Walk, Wanted, Way};
+use crate::index::{HashedKey, Index, IndexImage, PlaceRange, ScanDirection, Walk};
 use crate::ordered::image;
 
 /// Estimate of what a key takes beside its bytes: vector, address, allocation, the node's slack.
-const BYTES: u64 = 64;
+const KEY_OVERHEAD: u64 = 64;
 /// Entries of a step.
-const STEP: usize = 32;
+const STEP_ENTRIES: usize = 32;
 
 /// The map.
-pub(crate) struct Plain {
-    ground: Arc<Ground>,
+pub(crate) struct PlainIndex {
+    context: Arc<EngineContext>,
     map: RwLock<BTreeMap<Vec<u8>, Address>>,
     bytes: AtomicU64,
 }
 
-impl Plain {
+impl PlainIndex {
     fn grow(&self, key: &[u8]) {
-        let bytes = BYTES + key.len() as u64;
+        let bytes = KEY_OVERHEAD + key.len() as u64;
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
-        self.ground.memory.take(Part::Index, bytes);
+        self.context.memory.take(MemoryPart::Index, bytes);
     }
 
     fn shrink(&self, bytes: u64) {
         self.bytes.fetch_sub(bytes, Ordering::Relaxed);
-        self.ground.memory.give(Part::Index, bytes);
+        self.context.memory.give_back(MemoryPart::Index, bytes);
     }
 }
 
-impl Index for Plain {
+impl Index for PlainIndex {
     const NAME: &'static str = "flat-plain";
     const ORDERED: bool = true;
     type Place = Vec<u8>;
     type Walk = PlainWalk;
-    type Gathered = ();
+    type BulkBuilder = ();
 
-    fn new(ground: Arc<Ground>) -> Plain {
-        Plain { ground, map: RwLock::default(), bytes: AtomicU64::new(0) }
+    fn new(context: Arc<EngineContext>) -> PlainIndex {
+        PlainIndex { context, map: RwLock::default(), bytes: AtomicU64::new(0) }
     }
 
     fn hash(&self, _key: &[u8]) -> u64 {
         0
     }
 
-    fn place(&self, wanted: Wanted<'_>) -> Vec<u8> {
-        wanted.key.to_vec()
+    fn place(&self, hashed_key: HashedKey<'_>) -> Vec<u8> {
+        hashed_key.key.to_vec()
     }
 
-    fn matches(&self, wanted: Wanted<'_>, _guard: &Guard, mut each: impl FnMut(Address) -> bool) {
-        let found = self.map.read().get(wanted.key).copied();
+    fn matches(&self, hashed_key: HashedKey<'_>, _guard: &Guard, mut each: impl FnMut(Address) -> bool) {
+        let found = self.map.read().get(hashed_key.key).copied();
         found.map(&mut each);
     }
 
-    fn prefetch(&self, _wanted: Wanted<'_>, _guard: &Guard) {}
+    fn prefetch(&self, _wanted: HashedKey<'_>, _guard: &Guard) {}
 
-    fn may_take(&self, wanted: Wanted<'_>, _guard: &Guard) -> bool {
-        self.ground.memory.has_room(BYTES + wanted.key.len() as u64)
+    fn has_room_for_key(&self, hashed_key: HashedKey<'_>, _guard: &Guard) -> bool {
+        self.context.memory.has_room(KEY_OVERHEAD + hashed_key.key.len() as u64)
     }
 
-    fn insert(&self, wanted: Wanted<'_>, address: Address) {
-        if self.map.write().insert(wanted.key.to_vec(), address).is_none() {
-            self.grow(wanted.key);
+    fn insert(&self, hashed_key: HashedKey<'_>, address: Address) {
+        if self.map.write().insert(hashed_key.key.to_vec(), address).is_none() {
+            self.grow(hashed_key.key);
         }
     }
 
-    fn replace(&self, wanted: Wanted<'_>, from: Address, to: Address) -> bool {
+    fn replace(&self, hashed_key: HashedKey<'_>, from: Address, to: Address) -> bool {
         let mut map = self.map.write();
-        match map.get_mut(wanted.key) {
+        match map.get_mut(hashed_key.key) {
             Some(address) if *address == from => *address = to,
             _ => return false,
         }
         if to == Address::NONE {
-            map.remove(wanted.key);
-            self.shrink(BYTES + wanted.key.len() as u64);
+            map.remove(hashed_key.key);
+            self.shrink(KEY_OVERHEAD + hashed_key.key.len() as u64);
         }
         true
     }
 
     fn walk(bounds: Bounds) -> PlainWalk {
-        PlainWalk { done: bounds.is_empty(), left: bounds }
+        PlainWalk { is_done: bounds.is_empty(), remaining: bounds }
     }
 
-    fn each(&self, each: impl FnMut(Address)) {
+    fn for_each(&self, each: impl FnMut(Address)) {
         self.map.read().values().copied().for_each(each);
     }
 
@@ -110,22 +111,22 @@ impl Index for Plain {
     }
 
     fn save(&self, out: &mut dyn ImageSink) -> Result<()> {
-        let mut block = image::Block::default();
-        let mut walk = Plain::walk(Bounds::all());
-        while let Some((pairs, _)) = walk.pairs(self, Way::Up) {
+        let mut block = image::ImageBlock::default();
+        let mut walk = PlainIndex::walk(Bounds::all());
+        while let Some((pairs, _)) = walk.pairs(self, ScanDirection::Forward) {
             block.put(pairs.iter().map(|(key, address)| (&**key, *address)), out)?;
         }
-        block.end(out)
+        block.finish(out)
     }
 
-    fn load(&self, image: &mut Image<'_>) -> Result<()> {
+    fn load(&self, image: &mut IndexImage<'_>) -> Result<()> {
         image::load(image, &mut |key, address| {
-            self.insert(Wanted { key, hash: 0 }, address);
+            self.insert(HashedKey { key, hash: 0 }, address);
         })
     }
 }
 
-impl Drop for Plain {
+impl Drop for PlainIndex {
     fn drop(&mut self) {
         self.shrink(self.bytes());
     }
@@ -133,48 +134,52 @@ impl Drop for Plain {
 
 /// What is left of a range.
 pub(crate) struct PlainWalk {
-    left: Bounds,
-    done: bool,
+    remaining: Bounds,
+    is_done: bool,
 }
 
 impl PlainWalk {
     /// The pairs of the next step, and what they were looked for in.
     #[allow(clippy::type_complexity)]
-    fn pairs(&mut self, index: &Plain, way: Way) -> Option<(Vec<(Vec<u8>, Address)>, Span<Vec<u8>>)> {
-        if self.done {
+    fn pairs(
+        &mut self,
+        index: &PlainIndex,
+        way: ScanDirection,
+    ) -> Option<(Vec<(Vec<u8>, Address)>, PlaceRange<Vec<u8>>)> {
+        if self.is_done {
             return None;
         }
         let map = index.map.read();
-        let range = map.range((self.left.low.clone(), self.left.high.clone()));
+        let range = map.range((self.remaining.low.clone(), self.remaining.high.clone()));
         let own = |(key, address): (&Vec<u8>, &Address)| (key.clone(), *address);
         let pairs: Vec<_> = match way {
-            Way::Up => range.take(STEP).map(own).collect(),
-            Way::Down => range.rev().take(STEP).map(own).collect(),
+            ScanDirection::Forward => range.take(STEP_ENTRIES).map(own).collect(),
+            ScanDirection::Backward => range.rev().take(STEP_ENTRIES).map(own).collect(),
         };
-        let mut span = (self.left.low.clone(), self.left.high.clone());
+        let mut span = (self.remaining.low.clone(), self.remaining.high.clone());
         match pairs.last() {
-            Some((last, _)) if pairs.len() == STEP => {
+            Some((last, _)) if pairs.len() == STEP_ENTRIES => {
                 let (end, next) = (Bound::Included(last.clone()), Bound::Excluded(last.clone()));
                 match way {
-                    Way::Up => (span.1, self.left.low) = (end, next),
-                    Way::Down => (span.0, self.left.high) = (end, next),
+                    ScanDirection::Forward => (span.1, self.remaining.low) = (end, next),
+                    ScanDirection::Backward => (span.0, self.remaining.high) = (end, next),
                 }
-                self.done = self.left.is_empty();
+                self.is_done = self.remaining.is_empty();
             }
-            _ => self.done = true,
+            _ => self.is_done = true,
         }
         Some((pairs, span))
     }
 }
 
-impl Walk<Plain> for PlainWalk {
+impl Walk<PlainIndex> for PlainWalk {
     fn step(
         &mut self,
-        index: &Plain,
-        way: Way,
+        index: &PlainIndex,
+        way: ScanDirection,
         _guard: &Guard,
         heads: &mut Vec<Address>,
-    ) -> Option<Span<Vec<u8>>> {
+    ) -> Option<PlaceRange<Vec<u8>>> {
         let (pairs, span) = self.pairs(index, way)?;
         heads.extend(pairs.iter().map(|(_, address)| *address));
         Some(span)

@@ -1,8 +1,8 @@
 //! # Block: an interval in memory
 //!
-//! The bytes of an interval as they stand in the space, with a directory before them: fingerprints, then where each
-//! version stands, in the order of keys and falling numbers. One piece of memory: a look-up is the head with the
-//! fingerprints, then one pair.
+//! The bytes of an interval as they stand in the space, with a directory before them: fingerprints,
+//! then where each version stands, in the order of keys and falling numbers. One piece of memory: a
+//! look-up is the head with the fingerprints, then one pair.
 //!
 //! ## Picture
 //!
@@ -11,7 +11,8 @@
 //!                                                                        hidden 1 | where it stands 31
 //! ```
 //!
-//! A version is *hidden* if it is a removal, or a newer one of its key is there: a view that is newer than the block shows the others.
+//! A version is *hidden* if it is a removal, or a newer one of its key is there: a view that is
+//! newer than the block shows the others.
 //!
 //! ## Invariants
 //!
@@ -22,18 +23,18 @@ use std::ops::{Deref, Range};
 use std::ptr::NonNull;
 
 use sheaf_base::error::Damage;
-use sheaf_base::record::Content;
+use sheaf_base::record::RecordContent;
 use sheaf_base::sync::atomic::{AtomicUsize, Ordering, fence};
 use sheaf_base::types::Seq;
 
-use crate::prints::Prints;
-use crate::run::{self, Pair};
-use sheaf_base::memory::pieces;
+use crate::fingerprints::Fingerprints;
+use crate::run::{self, StoredPair};
+use sheaf_base::memory::block_alloc;
 use smallvec::SmallVec;
 
 /// The fingerprint of a hash.
 #[inline]
-pub(crate) fn print_of(hash: u64) -> u16 {
+pub(crate) fn fingerprint_of(hash: u64) -> u16 {
     u16::try_from(hash >> 32 & u64::from(u16::MAX)).unwrap_or(0)
 }
 
@@ -51,47 +52,49 @@ pub(crate) struct Block {
     newest: u64,
 }
 
-const HEAD: usize = size_of::<Block>();
+const HEADER_BYTES: usize = size_of::<Block>();
 
 /// Bytes before the runs of a block of so many versions.
-fn before_data(versions: usize) -> usize {
-    HEAD + (versions * 2).next_multiple_of(4) + versions * 4
+fn data_offset(versions: usize) -> usize {
+    HEADER_BYTES + (versions * 2).next_multiple_of(4) + versions * 4
 }
 
-fn size_with_share(bytes: usize) -> u64 {
-    let taken = pieces::taken(bytes);
+fn size_with_fragmentation(bytes: usize) -> u64 {
+    let taken = block_alloc::memory_bytes(bytes);
     taken + taken / 8
 }
 
 /// A version, and the fingerprint of its key.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Known<'a> {
-    pub(crate) print: u16,
-    pub(crate) pair: Pair<'a>,
+pub(crate) struct FingerprintedPair<'a> {
+    pub(crate) fingerprint: u16,
+    pub(crate) pair: StoredPair<'a>,
 }
 
 /// Fingerprints and places, in the order of keys and falling numbers.
 type Directory = SmallVec<[(u16, u32); 32]>;
 
-/// A pair's number; of a staged value the highest there is, since it takes a look elsewhere to show it.
-fn newest_of(pair: &Pair<'_>) -> u64 {
-    if matches!(pair.content, Content::Staged(_)) { u64::MAX } else { pair.seq.0 }
+/// A pair's number; of a staged value the highest there is, since it takes a look elsewhere to show
+/// it.
+fn newest_of(pair: &StoredPair<'_>) -> u64 {
+    if matches!(pair.content, RecordContent::Blob(_)) { u64::MAX } else { pair.seq.0 }
 }
 
 /// The versions of an interval, in the order of keys and falling numbers.
-pub(crate) struct Sorted<'a> {
+pub(crate) struct SortedVersions<'a> {
     /// Where each stands, and what it is.
-    pub(crate) found: Vec<(u32, Pair<'a>)>,
+    pub(crate) found: Vec<(u32, StoredPair<'a>)>,
     pub(crate) runs: u32,
     /// Keys whose newest version is no removal.
     pub(crate) live: usize,
 }
 
-impl Sorted<'_> {
+impl SortedVersions<'_> {
     /// What an interval's bytes say. Versions that came twice are one.
-    pub(crate) fn of(data: &[u8]) -> Result<Sorted<'_>, Damage> {
-        let mut found: Vec<(u32, Pair<'_>)> = Vec::with_capacity(16);
-        let runs = run::walk(data, |at, pair| found.push((u32::try_from(at).unwrap_or(u32::MAX), pair)))?;
+    pub(crate) fn of(data: &[u8]) -> Result<SortedVersions<'_>, Damage> {
+        let mut found: Vec<(u32, StoredPair<'_>)> = Vec::with_capacity(16);
+        let runs =
+            run::for_each_pair(data, |at, pair| found.push((u32::try_from(at).unwrap_or(u32::MAX), pair)))?;
         if runs > 1 {
             found.sort_by(|(_, a), (_, b)| a.key.cmp(b.key).then(b.seq.cmp(&a.seq)));
             found.dedup_by(|(_, a), (_, b)| a.key == b.key && a.seq == b.seq);
@@ -99,8 +102,8 @@ impl Sorted<'_> {
             return Err(Damage::BadField { field: "order of pairs", value: found.len() as u64 });
         }
         let is_newest = |at: usize| at == 0 || found[at - 1].1.key != found[at].1.key;
-        let live = (0..found.len()).filter(|at| is_newest(*at) && !found[*at].1.is_tomb()).count();
-        Ok(Sorted { found, runs, live })
+        let live = (0..found.len()).filter(|at| is_newest(*at) && !found[*at].1.is_tombstone()).count();
+        Ok(SortedVersions { found, runs, live })
     }
 }
 
@@ -124,70 +127,81 @@ impl std::fmt::Debug for Block {
 impl Block {
     /// The block of an interval's bytes. Versions that came twice are one.
     pub(crate) fn build(data: &[u8], hash: impl Fn(&[u8]) -> u64) -> Result<BlockRef, Damage> {
-        let found = Sorted::of(data)?.found;
-        let known = |pair: Pair<'_>| print_of(hash(pair.key));
-        Block::of(data, found.iter().map(|(at, pair)| (Known { print: known(*pair), pair: *pair }, *at)))
+        let found = SortedVersions::of(data)?.found;
+        let known = |pair: StoredPair<'_>| fingerprint_of(hash(pair.key));
+        Block::of(
+            data,
+            found
+                .iter()
+                .map(|(at, pair)| (FingerprintedPair { fingerprint: known(*pair), pair: *pair }, *at)),
+        )
     }
 
-    /// The block of bytes whose versions are known, in the order of keys and falling numbers, and where each stands.
+    /// The block of bytes whose versions are known, in the order of keys and falling numbers, and
+    /// where each stands.
     pub(crate) fn of<'a>(
         data: &[u8],
-        versions: impl Iterator<Item = (Known<'a>, u32)>,
+        versions: impl Iterator<Item = (FingerprintedPair<'a>, u32)>,
     ) -> Result<BlockRef, Damage> {
         let mut directory = Directory::new();
         let (mut newest, mut last) = (0, None);
-        for (Known { print, pair }, at) in versions {
-            let is_shown = last != Some(pair.key) && !pair.is_tomb();
+        for (FingerprintedPair { fingerprint, pair }, at) in versions {
+            let is_shown = last != Some(pair.key) && !pair.is_tombstone();
             newest = newest.max(newest_of(&pair));
             last = Some(pair.key);
-            directory.push((print, if is_shown { at } else { at | HIDDEN }));
+            directory.push((fingerprint, if is_shown { at } else { at | HIDDEN }));
         }
         Block::assemble([data, &[]], &directory, newest)
     }
 
-    /// This block with one more run behind the others: its bytes, and what is in it, in the order of keys and falling numbers,
-    /// with its places in the run. Nothing that was there before is decoded again but what the same keys had.
-    pub(crate) fn with(&self, run: &[u8], added: &[(Known<'_>, u32)]) -> Result<BlockRef, Damage> {
+    /// This block with one more run behind the others: its bytes, and what is in it, in the order
+    /// of keys and falling numbers, with its places in the run. Nothing that was there before is
+    /// decoded again but what the same keys had.
+    pub(crate) fn with_run(
+        &self,
+        run: &[u8],
+        added: &[(FingerprintedPair<'_>, u32)],
+    ) -> Result<BlockRef, Damage> {
         let base = self.data().len();
         let too_large = |_| Damage::BadLength { got: base as u64, max: u64::from(u32::MAX) };
         let base = u32::try_from(base).map_err(too_large)?;
         let mut directory = Directory::with_capacity(self.len() + added.len());
         let (mut newest, mut from) = (self.newest, 0);
         for versions in added.chunk_by(|(a, _), (b, _)| a.pair.key == b.pair.key) {
-            let Known { print, pair: first } = versions[0].0;
-            let found = self.slot_of(print, first.key);
+            let FingerprintedPair { fingerprint, pair: first } = versions[0].0;
+            let found = self.slot_of(fingerprint, first.key);
             let to = found.unwrap_or_else(|| self.seek(first.key, false));
             let end = found.map_or(to, |slot| self.end_of_key(slot));
-            directory.extend((from..to).map(|slot| self.place(slot)));
+            directory.extend((from..to).map(|slot| self.directory_entry(slot)));
             let before = found.map(|slot| self.pair(slot));
             from = to;
             let head = directory.len();
-            for (Known { pair, .. }, at) in versions {
+            for (FingerprintedPair { pair, .. }, at) in versions {
                 newest = newest.max(newest_of(pair));
                 while from < end && self.pair(from).seq > pair.seq {
-                    directory.push(self.place(from));
+                    directory.push(self.directory_entry(from));
                     from += 1;
                 }
                 // A version that came before is one with it.
                 if from == end || self.pair(from).seq != pair.seq {
-                    directory.push((print, base.saturating_add(*at)));
+                    directory.push((fingerprint, base.saturating_add(*at)));
                 }
             }
-            directory.extend((from..end).map(|slot| self.place(slot)));
+            directory.extend((from..end).map(|slot| self.directory_entry(slot)));
             from = end;
             directory[head..].iter_mut().for_each(|(_, place)| *place |= HIDDEN);
             let shown = before.filter(|before| before.seq >= first.seq).unwrap_or(first);
-            if !shown.is_tomb() {
+            if !shown.is_tombstone() {
                 directory[head].1 &= !HIDDEN;
             }
         }
-        directory.extend((from..self.len()).map(|slot| self.place(slot)));
+        directory.extend((from..self.len()).map(|slot| self.directory_entry(slot)));
         Block::assemble([self.data(), run], &directory, newest)
     }
 
     fn assemble(data: [&[u8]; 2], directory: &[(u16, u32)], newest: u64) -> Result<BlockRef, Damage> {
         let count = directory.len();
-        let before = before_data(count);
+        let before = data_offset(count);
         let size = before + data[0].len() + data[1].len();
         let too_large = Damage::BadLength { got: size as u64, max: u64::from(HIDDEN - 1) };
         let size = u32::try_from(size).ok().filter(|size| *size < HIDDEN).ok_or(too_large)?;
@@ -195,18 +209,19 @@ impl Block {
         let fits = |number: usize| u32::try_from(number).unwrap_or(u32::MAX); // both are less than the size
         let head =
             Block { references: AtomicUsize::new(1), size, count: fits(count), live: fits(live), newest };
-        const { assert!(align_of::<Block>() <= pieces::align_of_piece(0)) };
-        let piece = pieces::take(size as usize);
+        const { assert!(align_of::<Block>() <= block_alloc::block_align(0)) };
+        let piece = block_alloc::allocate(size as usize);
         let (block, start) = (piece.cast::<Block>(), piece.as_ptr());
         // SAFETY:
-        // * The piece has room for head, directory and data, in this order, and is aligned for the head; the
-        //   fingerprints behind it for two bytes, the places for four; nobody else knows it.
+        // * The piece has room for head, directory and data, in this order, and is aligned for the
+        //   head; the fingerprints behind it for two bytes, the places for four; nobody else knows
+        //   it.
         unsafe {
             block.as_ptr().write(head);
-            let prints = start.add(HEAD).cast::<u16>();
-            let places = start.add(HEAD + (count * 2).next_multiple_of(4)).cast::<u32>();
-            for (slot, (print, at)) in directory.iter().enumerate() {
-                prints.add(slot).write(*print);
+            let fingerprints = start.add(HEADER_BYTES).cast::<u16>();
+            let places = start.add(HEADER_BYTES + (count * 2).next_multiple_of(4)).cast::<u32>();
+            for (slot, (fingerprint, at)) in directory.iter().enumerate() {
+                fingerprints.add(slot).write(*fingerprint);
                 places.add(slot).write(*at);
             }
             let mut to = start.add(before);
@@ -222,16 +237,16 @@ impl Block {
         (&raw const *self).cast()
     }
 
-    /// Bytes of memory, and a share of what is free between blocks of all lengths: an eighth, as it is after many of them became longer
-    /// (5 to 25 hundredths were seen).
+    /// Bytes of memory, and a share of what is free between blocks of all lengths: an eighth, as it
+    /// is after many of them became longer (5 to 25 hundredths were seen).
     pub(crate) fn size(&self) -> u64 {
-        size_with_share(self.size as usize)
+        size_with_fragmentation(self.size as usize)
     }
 
     /// The size of a block of so many bytes of runs with so many versions.
     pub(crate) fn size_of(data: u64, versions: u32) -> u64 {
         let data = usize::try_from(data).unwrap_or(usize::MAX);
-        size_with_share(before_data(versions as usize).saturating_add(data))
+        size_with_fragmentation(data_offset(versions as usize).saturating_add(data))
     }
 
     /// Versions in it.
@@ -245,28 +260,29 @@ impl Block {
         self.live
     }
 
-    /// Whether a view at `at` shows exactly the versions that are not hidden, as they stand: none is newer, none a staged value.
+    /// Whether a view at `at` shows exactly the versions that are not hidden, as they stand: none
+    /// is newer, none a staged value.
     #[inline]
-    pub(crate) fn is_plain(&self, at: Seq) -> bool {
+    pub(crate) fn is_visible_as_stored(&self, at: Seq) -> bool {
         self.newest <= at.0 && self.newest < u64::MAX
     }
 
     /// Whether the version in `slot` is hidden.
     #[inline]
     pub(crate) fn is_hidden(&self, slot: usize) -> bool {
-        self.places()[slot] & HIDDEN != 0
+        self.offsets()[slot] & HIDDEN != 0
     }
 
     #[inline]
-    fn prints(&self) -> &[u16] {
+    fn fingerprints(&self) -> &[u16] {
         // SAFETY:
         // * Written by `build`: so many, right behind the head.
-        unsafe { std::slice::from_raw_parts(self.start().add(HEAD).cast(), self.len()) }
+        unsafe { std::slice::from_raw_parts(self.start().add(HEADER_BYTES).cast(), self.len()) }
     }
 
     #[inline]
-    fn places(&self) -> &[u32] {
-        let at = HEAD + (self.len() * 2).next_multiple_of(4);
+    fn offsets(&self) -> &[u32] {
+        let at = HEADER_BYTES + (self.len() * 2).next_multiple_of(4);
         // SAFETY:
         // * Written by `build`: so many, behind the fingerprints, aligned to four.
         unsafe { std::slice::from_raw_parts(self.start().add(at).cast(), self.len()) }
@@ -275,7 +291,7 @@ impl Block {
     /// The runs.
     #[inline]
     pub(crate) fn data(&self) -> &[u8] {
-        let at = before_data(self.len());
+        let at = data_offset(self.len());
         // SAFETY:
         // * Written by `build`: the rest of the piece.
         unsafe { std::slice::from_raw_parts(self.start().add(at), self.size as usize - at) }
@@ -283,8 +299,8 @@ impl Block {
 
     /// The version in `slot`.
     #[inline]
-    pub(crate) fn pair(&self, slot: usize) -> Pair<'_> {
-        match Pair::decode(self.data(), (self.places()[slot] & !HIDDEN) as usize) {
+    pub(crate) fn pair(&self, slot: usize) -> StoredPair<'_> {
+        match StoredPair::decode(self.data(), (self.offsets()[slot] & !HIDDEN) as usize) {
             Ok((pair, _)) => pair,
             Err(_) => unreachable!("decoded when the block was built (I2)"),
         }
@@ -293,31 +309,33 @@ impl Block {
     /// Key and value of the put in `slot`.
     #[inline]
     pub(crate) fn put(&self, slot: usize) -> (&[u8], &[u8]) {
-        match Pair::put(self.data(), (self.places()[slot] & !HIDDEN) as usize) {
+        match StoredPair::put(self.data(), (self.offsets()[slot] & !HIDDEN) as usize) {
             Some(put) => put,
             None => unreachable!("a put when the block was built (I2)"),
         }
     }
 
     /// The version in `slot`, and its fingerprint.
-    pub(crate) fn known(&self, slot: usize) -> Known<'_> {
-        Known { print: self.prints()[slot], pair: self.pair(slot) }
+    pub(crate) fn fingerprinted_pair(&self, slot: usize) -> FingerprintedPair<'_> {
+        FingerprintedPair { fingerprint: self.fingerprints()[slot], pair: self.pair(slot) }
     }
 
     /// What stays of it when it goes; `None` if it is too large for that.
-    pub(crate) fn to_prints(&self) -> Option<Prints> {
-        let places = self.places().iter().map(|place| place & !HIDDEN);
-        Prints::of(self.data(), self.prints().iter().copied().zip(places))
+    pub(crate) fn to_fingerprints(&self) -> Option<Fingerprints> {
+        let places = self.offsets().iter().map(|place| place & !HIDDEN);
+        Fingerprints::of(self.data(), self.fingerprints().iter().copied().zip(places))
     }
 
-    fn place(&self, slot: usize) -> (u16, u32) {
-        (self.prints()[slot], self.places()[slot])
+    fn directory_entry(&self, slot: usize) -> (u16, u32) {
+        (self.fingerprints()[slot], self.offsets()[slot])
     }
 
     /// The first slot of `key`.
-    fn slot_of(&self, print: u16, key: &[u8]) -> Option<usize> {
-        let mut prints = (0..).zip(self.prints());
-        prints.find(|(slot, mine)| **mine == print && self.pair(*slot).key == key).map(|(slot, _)| slot)
+    fn slot_of(&self, fingerprint: u16, key: &[u8]) -> Option<usize> {
+        let mut fingerprints = (0..).zip(self.fingerprints());
+        fingerprints
+            .find(|(slot, mine)| **mine == fingerprint && self.pair(*slot).key == key)
+            .map(|(slot, _)| slot)
     }
 
     /// Behind the versions of the key in `slot`.
@@ -328,9 +346,9 @@ impl Block {
 
     /// The version of `key` that a view at `at` shows.
     #[inline]
-    pub(crate) fn find(&self, print: u16, key: &[u8], at: Seq) -> Option<Pair<'_>> {
-        for (slot, mine) in self.prints().iter().enumerate() {
-            if *mine == print {
+    pub(crate) fn find(&self, fingerprint: u16, key: &[u8], at: Seq) -> Option<StoredPair<'_>> {
+        for (slot, mine) in self.fingerprints().iter().enumerate() {
+            if *mine == fingerprint {
                 let pair = self.pair(slot);
                 if pair.key == key && pair.seq <= at {
                     return Some(pair);
@@ -359,7 +377,8 @@ impl Block {
         low
     }
 
-    /// The slots of the versions of `key`, which are all within `slots`; if it has none, where they would stand.
+    /// The slots of the versions of `key`, which are all within `slots`; if it has none, where they
+    /// would stand.
     pub(crate) fn versions(&self, key: &[u8], slots: Range<usize>) -> Range<usize> {
         let end = slots.end;
         let first = self.seek_within(key, false, slots);
@@ -415,7 +434,7 @@ impl Drop for BlockRef {
             let size = self.size as usize;
             // SAFETY:
             // * Taken in `assemble`, as large; this was the last reference.
-            unsafe { pieces::give(self.0.cast(), size) }
+            unsafe { block_alloc::free(self.0.cast(), size) }
         }
     }
 }
@@ -430,21 +449,21 @@ mod tests {
 
     #[test]
     fn versions_are_found_as_views_show_them() {
-        let put = |key, seq, value| Pair { key, seq: Seq(seq), content: Content::Put(value) };
+        let put = |key, seq, value| StoredPair { key, seq: Seq(seq), content: RecordContent::Put(value) };
         let mut data = Vec::new();
         let first = [put(&b"a"[..], 1, &b"one"[..]), put(b"c", 2, b"two")];
         run::encode(true, first.into_iter(), &mut data, |_| {});
-        let gone = Pair { key: b"c", seq: Seq(9), content: Content::Remove };
+        let gone = StoredPair { key: b"c", seq: Seq(9), content: RecordContent::Remove };
         let second = [put(b"b", 7, b"seven"), gone, put(b"c", 2, b"two")];
         run::encode(false, second.into_iter(), &mut data, |_| {});
         let block = Block::build(&data, hash).expect("it is well formed");
         assert_eq!((block.len(), block.live()), (4, 2));
-        assert_eq!(Sorted::of(&data).map(|sorted| sorted.runs), Ok(2));
-        let find = |key: &[u8], at| block.find(print_of(hash(key)), key, at).map(|pair| pair.content);
-        assert_eq!(find(b"c", Seq::LATEST), Some(Content::Remove));
-        assert_eq!(find(b"c", Seq(8)), Some(Content::Put(b"two")));
+        assert_eq!(SortedVersions::of(&data).map(|sorted| sorted.runs), Ok(2));
+        let find = |key: &[u8], at| block.find(fingerprint_of(hash(key)), key, at).map(|pair| pair.content);
+        assert_eq!(find(b"c", Seq::LATEST), Some(RecordContent::Remove));
+        assert_eq!(find(b"c", Seq(8)), Some(RecordContent::Put(b"two")));
         assert_eq!(find(b"c", Seq(1)), None);
-        assert_eq!(find(b"b", Seq::LATEST), Some(Content::Put(b"seven")));
+        assert_eq!(find(b"b", Seq::LATEST), Some(RecordContent::Put(b"seven")));
         assert_eq!(find(b"d", Seq::LATEST), None);
         assert_eq!((block.seek(b"b", false), block.seek(b"b", true), block.seek(b"c", true)), (1, 2, 4));
         assert_eq!(
@@ -460,7 +479,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_more_makes_the_block_that_all_bytes_make() {
+    fn adding_a_run_equals_building_from_all_bytes() {
         let mut random = 1u64;
         let mut next = |below: u64| {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -470,36 +489,38 @@ mod tests {
             let mut data = Vec::new();
             let mut block: Option<BlockRef> = None;
             for number in 0..1 + next(4) {
-                // Few keys and numbers: some versions come twice, some are older than what is there.
+                // Few keys and numbers: some versions come twice, some are older than what is
+                // there.
                 let mut versions: Vec<(u64, u64)> = (0..next(8)).map(|_| (next(6), 1 + next(9))).collect();
                 versions.sort_unstable_by_key(|(key, seq)| (*key, std::cmp::Reverse(*seq)));
                 versions.dedup();
                 let keys: Vec<[u8; 8]> = versions.iter().map(|(key, _)| key.to_be_bytes()).collect();
                 let pairs = keys.iter().zip(&versions).map(|(key, (_, seq))| {
-                    let content = if seq % 3 == 0 { Content::Remove } else { Content::Put(&key[..]) };
-                    Pair { key, seq: Seq(*seq), content }
+                    let content =
+                        if seq % 3 == 0 { RecordContent::Remove } else { RecordContent::Put(&key[..]) };
+                    StoredPair { key, seq: Seq(*seq), content }
                 });
                 let (mut run, mut places) = (Vec::new(), Vec::new());
                 run::encode(number == 0, pairs.clone(), &mut run, |at| places.push(at));
                 let place = |at: usize| u32::try_from(at).expect("small");
-                let known = |pair: Pair<'_>| print_of(hash(pair.key));
-                let added: Vec<(Known<'_>, u32)> = pairs
-                    .map(|pair| Known { print: known(pair), pair })
+                let known = |pair: StoredPair<'_>| fingerprint_of(hash(pair.key));
+                let added: Vec<(FingerprintedPair<'_>, u32)> = pairs
+                    .map(|pair| FingerprintedPair { fingerprint: known(pair), pair })
                     .zip(places.into_iter().map(place))
                     .collect();
                 data.extend_from_slice(&run);
                 let grown = match block.take() {
                     None => Block::of(&run, added.into_iter()),
-                    Some(block) => block.with(&run, &added),
+                    Some(block) => block.with_run(&run, &added),
                 };
                 let (grown, built) = (grown.expect("small"), Block::build(&data, hash).expect("well formed"));
-                assert_eq!((grown.prints(), grown.places()), (built.prints(), built.places()));
+                assert_eq!((grown.fingerprints(), grown.offsets()), (built.fingerprints(), built.offsets()));
                 assert_eq!((grown.live, grown.newest, grown.data()), (built.live, built.newest, &data[..]));
                 for (key, at) in (0..7u64).flat_map(|key| (0..11).map(move |at| (key.to_be_bytes(), Seq(at))))
                 {
-                    let found = grown.find(print_of(hash(&key)), &key, at);
-                    let mut shown: Option<Pair<'_>> = None;
-                    let walked = run::walk(&data, |_, pair| {
+                    let found = grown.find(fingerprint_of(hash(&key)), &key, at);
+                    let mut shown: Option<StoredPair<'_>> = None;
+                    let walked = run::for_each_pair(&data, |_, pair| {
                         if pair.key == key && pair.seq <= at && shown.is_none_or(|shown| shown.seq < pair.seq)
                         {
                             shown = Some(pair);

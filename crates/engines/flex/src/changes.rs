@@ -1,61 +1,64 @@
 //! # Changes: what a step takes out of the frozen memtable, and what of it stays
 //!
-//! A batch has the next changes in the order of keys, their bytes in one buffer. Of each key the newest version goes into
-//! the space, and of those before it what a view needs; a removal under which nothing is left goes nowhere.
+//! A batch has the next changes in the order of keys, their bytes in one buffer. Of each key the
+//! newest version goes into the space, and of those before it what a view needs; a removal under
+//! which nothing is left goes nowhere.
 //!
 //! ## Costs
 //!
-//! Four lines for each key that are in no cache: its record, its frame, and where the active memtable would have it. They are asked
-//! for ahead, in turns over the whole batch, since each says where the next one is: that took a third of the committer's time before.
+//! Four lines for each key that are in no cache: its record, its frame, and where the active
+//! memtable would have it. They are asked for ahead, in turns over the whole batch, since each says
+//! where the next one is: that took a third of the committer's time before.
 
 use std::mem;
 use std::ops::{Bound, Range};
 
 use sheaf_base::error::Result;
-use sheaf_base::memtable::{Memtable, Place, Version, blob_bytes, blob_of};
-use sheaf_base::record::Content;
+use sheaf_base::memtable::{ArenaOffset, Memtable, MemtableVersion, decode_blob_ref, encode_blob_ref};
+use sheaf_base::record::RecordContent;
 use sheaf_base::sync::epoch::Guard;
 use sheaf_base::types::Seq;
 use sheaf_base::views::Views;
 use smallvec::SmallVec;
 
-use crate::block::{Block, Known, print_of};
+use crate::block::{Block, FingerprintedPair, fingerprint_of};
 use crate::engine::FlexEngine;
-use crate::hoard::Hoard;
-use crate::run::Pair;
-use crate::table::Plan;
+use crate::run::StoredPair;
+use crate::table::IntervalPlan;
+use crate::value_prefetch::ValuePrefetch;
 
 /// What a change is, its bytes in the batch's buffer.
 #[derive(Clone, Debug)]
-struct Item {
+struct ChangeItem {
     key: Range<usize>,
-    print: u16,
+    fingerprint: u16,
     seq: Seq,
-    kind: Kind,
+    kind: ChangeKind,
     value: Range<usize>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum ChangeKind {
     Put,
-    Staged,
-    Tomb,
+    Blob,
+    Tombstone,
 }
 
 /// Places of records that are asked for ahead.
-const AHEAD: usize = 8;
+const PREFETCH_RECORDS: usize = 8;
 
-/// Changes in the order of keys and falling numbers. Used again by the next step, so that its memory is.
+/// Changes in the order of keys and falling numbers. Used again by the next step, so that its
+/// memory is.
 #[derive(Debug, Default)]
-pub(crate) struct Batch {
+pub(crate) struct ChangeBatch {
     buffer: Vec<u8>,
-    items: Vec<Item>,
+    items: Vec<ChangeItem>,
     /// The records it comes from, and their hashes.
-    places: Vec<Place>,
+    places: Vec<ArenaOffset>,
     hashes: Vec<u64>,
 }
 
-impl Batch {
+impl ChangeBatch {
     /// Changes in it.
     pub(crate) fn len(&self) -> usize {
         self.items.len()
@@ -78,49 +81,49 @@ impl Batch {
         self.hashes.clear();
     }
 
-    fn push(&mut self, key: Range<usize>, print: u16, seq: Seq, content: &Content<'_>) {
+    fn push(&mut self, key: Range<usize>, fingerprint: u16, seq: Seq, content: &RecordContent<'_>) {
         let from = self.buffer.len();
         let kind = match content {
-            Content::Put(value) => {
+            RecordContent::Put(value) => {
                 self.buffer.extend_from_slice(value);
-                Kind::Put
+                ChangeKind::Put
             }
-            Content::Staged(blob) => {
-                self.buffer.extend_from_slice(&blob_bytes(blob));
-                Kind::Staged
+            RecordContent::Blob(blob) => {
+                self.buffer.extend_from_slice(&encode_blob_ref(blob));
+                ChangeKind::Blob
             }
-            Content::Remove => Kind::Tomb,
+            RecordContent::Remove => ChangeKind::Tombstone,
         };
-        self.items.push(Item { key, print, seq, kind, value: from..self.buffer.len() });
+        self.items.push(ChangeItem { key, fingerprint, seq, kind, value: from..self.buffer.len() });
     }
 
     pub(crate) fn key(&self, at: usize) -> &[u8] {
         &self.buffer[self.items[at].key.clone()]
     }
 
-    pub(crate) fn pair(&self, at: usize) -> Pair<'_> {
+    pub(crate) fn pair(&self, at: usize) -> StoredPair<'_> {
         let item = &self.items[at];
         let value = &self.buffer[item.value.clone()];
         let content = match item.kind {
-            Kind::Put => Content::Put(value),
-            Kind::Staged => Content::Staged(blob_of(value)),
-            Kind::Tomb => Content::Remove,
+            ChangeKind::Put => RecordContent::Put(value),
+            ChangeKind::Blob => RecordContent::Blob(decode_blob_ref(value)),
+            ChangeKind::Tombstone => RecordContent::Remove,
         };
-        Pair { key: &self.buffer[item.key.clone()], seq: item.seq, content }
+        StoredPair { key: &self.buffer[item.key.clone()], seq: item.seq, content }
     }
 
-    pub(crate) fn known(&self, at: usize) -> Known<'_> {
-        Known { print: self.items[at].print, pair: self.pair(at) }
+    pub(crate) fn fingerprinted_pair(&self, at: usize) -> FingerprintedPair<'_> {
+        FingerprintedPair { fingerprint: self.items[at].fingerprint, pair: self.pair(at) }
     }
 
-    pub(crate) fn pairs(&self, range: Range<usize>) -> impl Iterator<Item = Pair<'_>> + Clone {
+    pub(crate) fn pairs(&self, range: Range<usize>) -> impl Iterator<Item = StoredPair<'_>> + Clone {
         range.map(|at| self.pair(at))
     }
 }
 
 /// Where changes come from.
 #[derive(Clone, Copy)]
-pub(crate) struct Source<'a> {
+pub(crate) struct ChangeSource<'a> {
     pub(crate) frozen: &'a Memtable,
     pub(crate) active: &'a Memtable,
     pub(crate) views: &'a Views,
@@ -128,22 +131,22 @@ pub(crate) struct Source<'a> {
 }
 
 /// What a view would see of a superseded version, and what becomes of those nobody sees.
-pub(crate) struct Keeper<'a> {
+pub(crate) struct VersionFilter<'a> {
     pub(crate) views: &'a Views,
-    pub(crate) dead: &'a mut Vec<(Seq, u64)>,
+    pub(crate) dead_blobs: &'a mut Vec<(Seq, u64)>,
 }
 
-impl Keeper<'_> {
+impl VersionFilter<'_> {
     /// Appends to `out` what stays of a key's versions, which come with falling numbers.
-    fn keep<'p>(&mut self, versions: &[Known<'p>], out: &mut Vec<Known<'p>>) {
+    fn filter<'p>(&mut self, versions: &[FingerprintedPair<'p>], out: &mut Vec<FingerprintedPair<'p>>) {
         let start = out.len();
         let mut died = None;
         for version in versions {
-            let Pair { seq, content, .. } = version.pair;
+            let StoredPair { seq, content, .. } = version.pair;
             match died {
                 Some(died) if !self.views.may_need(seq, died) => {
-                    if let Content::Staged(blob) = content {
-                        self.dead.push((died, blob.id));
+                    if let RecordContent::Blob(blob) = content {
+                        self.dead_blobs.push((died, blob.id));
                     }
                 }
                 _ => out.push(*version),
@@ -151,77 +154,80 @@ impl Keeper<'_> {
             died = Some(seq);
         }
         // A removal hides nothing if nothing is left below it.
-        while out.len() > start && out.last().is_some_and(|last| last.pair.is_tomb()) {
+        while out.len() > start && out.last().is_some_and(|last| last.pair.is_tombstone()) {
             out.pop();
         }
     }
 }
 
 impl FlexEngine {
-    /// Makes `batch` the next changes of the frozen one of two memtables behind `after`; the last key, if there are more. What the
-    /// active one supersedes stays behind: when the checkpoint ends that is durable, and the journal has it.
-    pub(crate) fn gather(
+    /// Makes `batch` the next changes of the frozen one of two memtables behind `after`; the last
+    /// key, if there are more. What the active one supersedes stays behind: when the checkpoint
+    /// ends that is durable, and the journal has it.
+    pub(crate) fn collect_changes(
         &self,
-        source: &Source<'_>,
+        source: &ChangeSource<'_>,
         after: Option<&[u8]>,
         most: usize,
-        (batch, hoard): (&mut Batch, &mut Hoard),
-        plan: &mut Plan,
+        (batch, value_prefetch): (&mut ChangeBatch, &mut ValuePrefetch),
+        plan: &mut IntervalPlan,
     ) -> Result<Option<Vec<u8>>> {
-        let Source { frozen: memtable, active, guard, .. } = *source;
+        let ChangeSource { frozen: memtable, active, guard, .. } = *source;
         batch.clear();
         let low = after.map_or(Bound::Unbounded, Bound::Excluded);
         memtable.ascend(low, most, guard, &mut batch.places);
         let is_all = batch.places.len() < most;
-        hoard.look_ahead(memtable, &batch.places, &self.shelf.ground, guard);
+        value_prefetch.prefetch_if_uncached(memtable, &batch.places, &self.interval_cache.context, guard);
         let has_newer = !active.is_empty();
-        batch.places.iter().take(AHEAD).for_each(|place| memtable.prefetch_record(*place));
+        batch.places.iter().take(PREFETCH_RECORDS).for_each(|place| memtable.prefetch_record(*place));
         for (number, place) in batch.places.iter().enumerate() {
-            if let Some(later) = batch.places.get(number + AHEAD) {
+            if let Some(later) = batch.places.get(number + PREFETCH_RECORDS) {
                 memtable.prefetch_record(*later);
             }
             let entry = memtable.entry(*place);
-            memtable.prefetch_frame(entry.newest().word, &self.shelf.ground, guard);
-            let hash = self.shelf.hash(entry.key());
+            memtable.prefetch_frame(entry.newest().word, &self.interval_cache.context, guard);
+            let hash = self.interval_cache.hash(entry.key());
             if has_newer {
                 active.prefetch(hash, guard);
             }
             batch.hashes.push(hash);
         }
         let (places, hashes) = (mem::take(&mut batch.places), mem::take(&mut batch.hashes));
-        let moved = self.take_in(source, &places, &hashes, (batch, hoard), plan);
+        let moved = self.append_changes(source, &places, &hashes, (batch, value_prefetch), plan);
         let is_cut = matches!(moved, Ok(moved) if moved < places.len());
         let last = moved.map(|moved| places[..moved].last().filter(|_| is_cut || !is_all).copied());
         (batch.places, batch.hashes) = (places, hashes);
         Ok(last?.map(|place| memtable.entry(place).key().to_vec()))
     }
 
-    /// Appends the changes of records to `batch`, until there are enough bytes: of how many records.
-    fn take_in(
+    /// Appends the changes of records to `batch`, until there are enough bytes: of how many
+    /// records.
+    fn append_changes(
         &self,
-        source: &Source<'_>,
-        places: &[Place],
+        source: &ChangeSource<'_>,
+        places: &[ArenaOffset],
         hashes: &[u64],
-        (batch, hoard): (&mut Batch, &Hoard),
-        plan: &mut Plan,
+        (batch, value_prefetch): (&mut ChangeBatch, &ValuePrefetch),
+        plan: &mut IntervalPlan,
     ) -> Result<usize> {
-        let Source { frozen: memtable, active, views, guard } = *source;
+        let ChangeSource { frozen: memtable, active, views, guard } = *source;
         let has_newer = !active.is_empty();
         for (number, (place, hash)) in places.iter().zip(hashes).enumerate() {
             if number > 0 && batch.buffer.len() >= self.sizes.step_bytes {
                 return Ok(number);
             }
-            if let Some(later) = hashes.get(number + AHEAD).filter(|_| has_newer) {
+            if let Some(later) = hashes.get(number + PREFETCH_RECORDS).filter(|_| has_newer) {
                 active.prefetch_found(*later, guard);
             }
             let entry = memtable.entry(*place);
-            // The active memtable's newest version: those between it and ours, if there were any, died before.
+            // The active memtable's newest version: those between it and ours, if there were any,
+            // died before.
             let newer = if has_newer { active.find(*hash, entry.key(), guard) } else { None };
             let mut died = newer.map(|newer| newer.newest().seq);
             let needs = |born: Seq, died: Seq| views.may_need(born, died);
             let newest = entry.newest();
             if let Some(died) = died
-                && !newest.word.is_staged()
+                && !newest.word.is_blob()
                 && !needs(newest.seq, died)
                 && entry.versions().count() == 1
             {
@@ -231,23 +237,23 @@ impl FlexEngine {
             let from = batch.buffer.len();
             batch.buffer.extend_from_slice(entry.key());
             let key = from..batch.buffer.len();
-            for Version { word, seq } in entry.versions() {
+            for MemtableVersion { word, seq } in entry.versions() {
                 if died.is_some_and(|died| died <= seq) {
                     continue; // seen twice
                 }
-                let mut take = |content: Content<'_>| {
+                let mut take = |content: RecordContent<'_>| {
                     match (died, content) {
-                        (Some(died), Content::Staged(blob)) if !needs(seq, died) => {
-                            plan.dead.push((died, blob.id));
+                        (Some(died), RecordContent::Blob(blob)) if !needs(seq, died) => {
+                            plan.dead_blobs.push((died, blob.id));
                         }
                         (Some(died), _) if !needs(seq, died) => {}
-                        (_, content) => batch.push(key.clone(), print_of(*hash), seq, &content),
+                        (_, content) => batch.push(key.clone(), fingerprint_of(*hash), seq, &content),
                     }
                     Ok(())
                 };
-                match hoard.value(word) {
-                    Some(value) => take(Content::Put(value))?,
-                    None => memtable.content(word, &self.shelf.ground, guard, take)?,
+                match value_prefetch.value(word) {
+                    Some(value) => take(RecordContent::Put(value))?,
+                    None => memtable.content(word, &self.interval_cache.context, guard, take)?,
                 }
                 died = Some(seq);
             }
@@ -259,14 +265,17 @@ impl FlexEngine {
 /// The versions that stay of what stands in blocks, one behind the other, and what changes.
 pub(crate) fn merge<'p>(
     blocks: &[&'p Block],
-    changes: impl Iterator<Item = Known<'p>>,
-    keeper: &mut Keeper<'_>,
-) -> Vec<Known<'p>> {
+    changes: impl Iterator<Item = FingerprintedPair<'p>>,
+    keeper: &mut VersionFilter<'_>,
+) -> Vec<FingerprintedPair<'p>> {
     let stored = blocks.iter().map(|block| block.len()).sum::<usize>();
-    let mut old = blocks.iter().flat_map(|block| (0..block.len()).map(|slot| block.known(slot))).peekable();
+    let mut old = blocks
+        .iter()
+        .flat_map(|block| (0..block.len()).map(|slot| block.fingerprinted_pair(slot)))
+        .peekable();
     let mut new = changes.peekable();
     let mut out = Vec::with_capacity(stored + new.size_hint().0);
-    let mut versions: SmallVec<[Known<'p>; 4]> = SmallVec::new();
+    let mut versions: SmallVec<[FingerprintedPair<'p>; 4]> = SmallVec::new();
     loop {
         let key = match (old.peek(), new.peek()) {
             (None, None) => return out,
@@ -285,6 +294,6 @@ pub(crate) fn merge<'p>(
             versions.sort_by_key(|version| std::cmp::Reverse(version.pair.seq));
             versions.dedup_by_key(|version| version.pair.seq);
         }
-        keeper.keep(&versions, &mut out);
+        keeper.filter(&versions, &mut out);
     }
 }

@@ -1,145 +1,149 @@
 //! # Cursor: an interval at a time, merged with what the memtables have there
 //!
-//! A cursor holds no state between calls but a reference to one block and copies of what memtables had beside it. For the
-//! next interval it looks at the present state again, behind the key where it stood: versions that its view needs are in
-//! every state, wherever they have moved meanwhile.
+//! A cursor holds no state between calls but a reference to one block and copies of what memtables
+//! had beside it. For the next interval it looks at the present state again, behind the key where
+//! it stood: versions that its view needs are in every state, wherever they have moved meanwhile.
 //!
 //! ## Picture
 //!
 //! ```text
 //!   interval ──> no memtable has keys in it, nothing of its block is newer: its slots, but hidden ones, one by one      plain
-//!           └──> else: what the view shows of slots and memtables, picked at once                  batch.rs
+//!           └──> else: what the view shows of slots and memtables, picked at once                  merged_pairs.rs
 //! ```
 //!
 //! ## Costs
 //!
-//! A step within an interval decodes a pair where it stands; a new interval is a descent, unless the index is the same still,
-//! and one in each memtable that has keys. Pairs of the block are not copied. The block of the next interval is on its way to
-//! the processor's cache while this one is shown.
+//! A step within an interval decodes a pair where it stands; a new interval is a descent, unless
+//! the index is the same still, and one in each memtable that has keys. Pairs of the block are not
+//! copied. The block of the next interval is on its way to the processor's cache while this one is
+//! shown.
 
 use std::ops::{Bound, Range};
 use std::sync::Arc;
 
-use sheaf_base::engine::{Bounds, Cursor, Want};
+use sheaf_base::engine::{Bounds, Cursor, Projection};
 use sheaf_base::error::Result;
-use sheaf_base::keys::{borrowed, is_above, is_below};
+use sheaf_base::keys::{borrow_bound, is_above, is_below};
 use sheaf_base::memtable::Memtable;
-use sheaf_base::memtable::gaps::{Skip, Stretch};
+use sheaf_base::memtable::removed_ranges::{RemovedRange, SkipTarget};
 use sheaf_base::sync::epoch::{self, Guard};
 use sheaf_base::types::Seq;
-use sheaf_flexspace::tree::Entry as TreeEntry;
+use sheaf_flexspace::tree::TreeEntry;
 use smallvec::SmallVec;
 
-use crate::ahead::{Ahead, load_first};
-use crate::batch::{Batch, Item};
 use crate::block::{Block, BlockRef};
 use crate::engine::FlexEngine;
-use crate::index::{Index, Interval, State};
-use crate::lanes::{Lane, Source};
+use crate::index::{EngineState, Interval, SparseIndex};
+use crate::merge_inputs::{MergeInput, MergeSource};
+use crate::merged_pairs::{MergedItem, MergedPairs};
+use crate::read_ahead::{IntervalReadAhead, prefetch_first};
 
 /// A cursor over a keyspace at one view.
 pub(crate) struct FlexCursor<'e> {
     engine: &'e FlexEngine,
-    walk: Walk,
+    state: CursorState,
 }
 
 /// Where a cursor is.
-struct Walk {
+struct CursorState {
     at: Seq,
     bounds: Bounds,
-    want: Want,
+    projection: Projection,
     /// What is left: everything behind (before) it, unless it ended.
-    rest: Option<Bound<Vec<u8>>>,
+    remaining: Option<Bound<Vec<u8>>>,
     /// Room for a bound, to be used again.
     spare: Vec<u8>,
     block: Option<BlockRef>,
-    /// Slots of the block that are shown as they are, but hidden ones; then there is nothing in the batch.
-    plain: Range<u32>,
-    batch: Batch,
+    /// Slots of the block that are shown as they are, but hidden ones; then there is nothing in the
+    /// batch.
+    unmerged_slots: Range<u32>,
+    merged: MergedPairs,
     /// The pair it stands on.
-    now: Option<Item>,
+    current: Option<MergedItem>,
     /// The value of that, if it is a staged one.
-    staged: Option<Vec<u8>>,
+    blob_value: Option<Vec<u8>>,
     has_begun: bool,
-    ahead: Ahead,
-    lanes: SmallVec<[Lane; 2]>,
+    read_ahead: IntervalReadAhead,
+    inputs: SmallVec<[MergeInput; 2]>,
     /// Of the state that they were looked up in.
-    joined: u64,
+    unfreeze_count: u64,
     /// Intervals in which memtables had keys.
-    met: u64,
-    passed: Passed,
+    merged_intervals: u64,
+    skipped: SkippedKeys,
     /// Where it stopped since it had passed enough.
-    stopped: Option<Bound<Vec<u8>>>,
+    stopped_at: Option<Bound<Vec<u8>>>,
 }
 
 /// How the look into an interval ended.
-enum Cut {
+enum IntervalOutcome {
     /// All of it was looked at.
-    No,
+    Complete,
     /// The rest of it is looked at next, from this key on.
-    At(Vec<u8>),
+    ResumeAt(Vec<u8>),
     /// The walk goes on at this key, which may be far from there.
-    Skip(Vec<u8>),
+    SkipTo(Vec<u8>),
     /// There is nothing behind it either.
     End,
 }
 
 /// Gaps are asked after so many removed keys in a row.
-const ASK_AFTER: u64 = 16;
+const RANGE_CHECK_KEYS: u64 = 16;
 /// After so many a stretch is to be measured.
-const WANT_AFTER: u64 = 256;
+const RANGE_REQUEST_KEYS: u64 = 256;
 
 /// Removed keys since the last pair that was shown.
 #[derive(Debug, Default)]
-struct Passed {
+struct SkippedKeys {
     keys: u64,
     /// Of those, since gaps were asked.
-    unasked: u64,
-    has_wanted: bool,
+    unchecked: u64,
+    has_requested: bool,
     /// The walk stops after so many.
-    most: u64,
+    limit: u64,
 }
 
-impl Passed {
+impl SkippedKeys {
     fn restart(&mut self) {
-        (self.keys, self.unasked, self.has_wanted) = (0, 0, false);
+        (self.keys, self.unchecked, self.has_requested) = (0, 0, false);
     }
 
     /// Whether gaps are to be asked: not again before there were as many more.
     fn is_due(&mut self) -> bool {
-        let is_due = self.unasked >= ASK_AFTER;
+        let is_due = self.unchecked >= RANGE_CHECK_KEYS;
         if is_due {
-            self.unasked = 0;
+            self.unchecked = 0;
         }
         is_due
     }
 
-    fn is_over(&self) -> bool {
-        self.keys >= self.most
+    fn is_limit_reached(&self) -> bool {
+        self.keys >= self.limit
     }
 
     /// Whether the stretch has just turned out to be long.
     fn add(&mut self, count: u64) -> bool {
         self.keys += count;
-        self.unasked += count;
-        self.most == u64::MAX && self.keys >= WANT_AFTER && !std::mem::replace(&mut self.has_wanted, true)
+        self.unchecked += count;
+        self.limit == u64::MAX
+            && self.keys >= RANGE_REQUEST_KEYS
+            && !std::mem::replace(&mut self.has_requested, true)
     }
 }
 
 /// The memtables, with what is left of the lanes of those that were there before.
-fn sources<'s>(
-    lanes: &mut SmallVec<[Lane; 2]>,
-    state: &'s State,
+fn merge_sources<'s>(
+    inputs: &mut SmallVec<[MergeInput; 2]>,
+    state: &'s EngineState,
     forward: bool,
     from: Bound<&[u8]>,
     guard: &Guard,
-) -> SmallVec<[Source<'s>; 2]> {
+) -> SmallVec<[MergeSource<'s>; 2]> {
     let source =
-        |memtable: &'s Arc<Memtable>| match lanes.iter_mut().find(|lane| lane.number == memtable.number) {
-            Some(lane) => Source { memtable, lane: std::mem::take(lane) },
+        |memtable: &'s Arc<Memtable>| match inputs.iter_mut().find(|input| input.number == memtable.number) {
+            Some(input) => MergeSource { memtable, input: std::mem::take(input) },
             None => {
-                let lane = Lane { number: memtable.number, ..Lane::default() };
-                let mut source = Source { memtable, lane };
+                let input = MergeInput { number: memtable.number, ..MergeInput::default() };
+                let mut source = MergeSource { memtable, input };
                 source.fill(forward, from, guard);
                 source
             }
@@ -148,8 +152,8 @@ fn sources<'s>(
 }
 
 /// The next key of all sources.
-fn nearest<'s>(sources: &[Source<'s>], forward: bool) -> Option<&'s [u8]> {
-    let keys = sources.iter().filter_map(Source::key);
+fn next_key<'s>(sources: &[MergeSource<'s>], forward: bool) -> Option<&'s [u8]> {
+    let keys = sources.iter().filter_map(MergeSource::key);
     if forward { keys.min() } else { keys.max() }
 }
 
@@ -172,88 +176,99 @@ fn end_slot(block: &Block, high: Bound<&[u8]>) -> usize {
 }
 
 impl<'e> FlexCursor<'e> {
-    pub(crate) fn new(engine: &'e FlexEngine, at: Seq, bounds: Bounds, want: Want) -> FlexCursor<'e> {
-        FlexCursor { engine, walk: Walk::new(at, bounds, want, u64::MAX) }
+    pub(crate) fn new(engine: &'e FlexEngine, at: Seq, bounds: Bounds, want: Projection) -> FlexCursor<'e> {
+        FlexCursor { engine, state: CursorState::new(at, bounds, want, u64::MAX) }
     }
 }
 
-impl Walk {
+impl CursorState {
     /// A walk that ends after `most` removed keys in a row.
-    fn new(at: Seq, bounds: Bounds, want: Want, most: u64) -> Walk {
-        Walk {
+    fn new(at: Seq, bounds: Bounds, want: Projection, most: u64) -> CursorState {
+        CursorState {
             at,
             bounds,
-            want,
-            rest: None,
+            projection: want,
+            remaining: None,
             spare: Vec::new(),
             block: None,
-            plain: 0..0,
-            batch: Batch::new(at, want),
-            now: None,
-            staged: None,
+            unmerged_slots: 0..0,
+            merged: MergedPairs::new(at, want),
+            current: None,
+            blob_value: None,
             has_begun: false,
-            ahead: Ahead::default(),
-            lanes: SmallVec::new(),
-            joined: 0,
-            met: 0,
-            passed: Passed { most, ..Passed::default() },
-            stopped: None,
+            read_ahead: IntervalReadAhead::default(),
+            inputs: SmallVec::new(),
+            unfreeze_count: 0,
+            merged_intervals: 0,
+            skipped: SkippedKeys { limit: most, ..SkippedKeys::default() },
+            stopped_at: None,
         }
     }
 
-    /// The first key with a value from one end of the bounds on, or where the walk stopped before one; none if there is none. And how
-    /// many removed keys it passed.
-    fn find_end(mut self, engine: &FlexEngine, forward: bool) -> Result<(Option<Vec<u8>>, bool, u64)> {
+    /// The first key with a value from one end of the bounds on, or where the walk stopped before
+    /// one; none if there is none. And how many removed keys it passed.
+    fn find_first_live(mut self, engine: &FlexEngine, forward: bool) -> Result<(Option<Vec<u8>>, bool, u64)> {
         let is_there = self.step(engine, forward)?;
-        let stopped = match self.stopped.take() {
+        let stopped = match self.stopped_at.take() {
             Some(Bound::Included(key) | Bound::Excluded(key)) => Some(key),
             _ => None,
         };
         let has_stopped = stopped.is_some();
         let end = if is_there { Some(self.pair().0.to_vec()) } else { stopped };
-        Ok((end, has_stopped, self.passed.keys))
+        Ok((end, has_stopped, self.skipped.keys))
     }
 
-    /// Where the walk goes on behind a gap that `from` is in, if it has passed so many removed keys that it is worth a look.
-    fn skip(&mut self, engine: &FlexEngine, from: Bound<&[u8]>, forward: bool) -> Option<Cut> {
-        if !self.passed.is_due() {
+    /// Where the walk goes on behind a gap that `from` is in, if it has passed so many removed keys
+    /// that it is worth a look.
+    fn skip_removed_range(
+        &mut self,
+        engine: &FlexEngine,
+        from: Bound<&[u8]>,
+        forward: bool,
+    ) -> Option<IntervalOutcome> {
+        if !self.skipped.is_due() {
             return None;
         }
-        let skip = engine.gaps.skip(from, forward, self.at)?;
-        self.ahead.forget();
+        let skip = engine.removed_ranges.skip(from, forward, self.at)?;
+        self.read_ahead.clear();
         Some(match skip {
-            Skip::To(key) if forward && is_below(&key, borrowed(&self.bounds.high)) => Cut::Skip(key),
-            Skip::To(key) if !forward && is_above(&key, borrowed(&self.bounds.low)) => Cut::Skip(key),
-            _ => Cut::End,
+            SkipTarget::To(key) if forward && is_below(&key, borrow_bound(&self.bounds.high)) => {
+                IntervalOutcome::SkipTo(key)
+            }
+            SkipTarget::To(key) if !forward && is_above(&key, borrow_bound(&self.bounds.low)) => {
+                IntervalOutcome::SkipTo(key)
+            }
+            _ => IntervalOutcome::End,
         })
     }
 
-    /// The walk has passed `count` removed keys, the last of them `key`: long stretches are to be measured.
-    fn pass(&mut self, engine: &FlexEngine, count: u64, key: &[u8]) {
-        if self.passed.add(count) {
-            engine.gaps.want(key);
+    /// The walk has passed `count` removed keys, the last of them `key`: long stretches are to be
+    /// measured.
+    fn record_skipped(&mut self, engine: &FlexEngine, count: u64, key: &[u8]) {
+        if self.skipped.add(count) {
+            engine.removed_ranges.request_measurement(key);
         }
     }
     /// Fetches pairs until there are some. False at the end.
     #[inline(never)]
-    fn fetch(&mut self, engine: &FlexEngine, forward: bool) -> Result<bool> {
+    fn load_more(&mut self, engine: &FlexEngine, forward: bool) -> Result<bool> {
         if !std::mem::replace(&mut self.has_begun, true) {
             let from = if forward { &self.bounds.low } else { &self.bounds.high };
-            self.rest = (!self.bounds.is_empty()).then(|| from.clone());
+            self.remaining = (!self.bounds.is_empty()).then(|| from.clone());
         }
-        if self.now.take().is_some() {
-            self.passed.restart();
+        if self.current.take().is_some() {
+            self.skipped.restart();
         }
-        while self.batch.is_empty() && self.plain.is_empty() {
-            let Some(rest) = self.rest.take() else { return Ok(false) };
-            if self.passed.is_over() {
-                self.stopped = Some(rest);
+        while self.merged.is_empty() && self.unmerged_slots.is_empty() {
+            let Some(rest) = self.remaining.take() else { return Ok(false) };
+            if self.skipped.is_limit_reached() {
+                self.stopped_at = Some(rest);
                 return Ok(false);
             }
             let guard = &epoch::pin();
             let state = engine.state(guard);
             self.block = None;
-            self.rest = self.look(engine, &rest, forward, state, guard)?;
+            self.remaining = self.load_interval(engine, &rest, forward, state, guard)?;
             if let Bound::Included(room) | Bound::Excluded(room) = rest {
                 self.spare = room;
             }
@@ -261,20 +276,21 @@ impl Walk {
         Ok(true)
     }
 
-    /// Fetches what lies from a key to the end of its interval, in the way the walk goes; from where it goes on.
-    fn look(
+    /// Fetches what lies from a key to the end of its interval, in the way the walk goes; from
+    /// where it goes on.
+    fn load_interval(
         &mut self,
         engine: &FlexEngine,
         from: &Bound<Vec<u8>>,
         forward: bool,
-        state: &State,
+        state: &EngineState,
         guard: &Guard,
     ) -> Result<Option<Bound<Vec<u8>>>> {
-        let (index, from) = (&state.index, borrowed(from));
-        if let Some(cut) = self.skip(engine, from, forward) {
-            return Ok(self.go_on(cut, None));
+        let (index, from) = (&state.index, borrow_bound(from));
+        if let Some(cut) = self.skip_removed_range(engine, from, forward) {
+            return Ok(self.next_position(cut, None));
         }
-        let known = self.ahead.take(index);
+        let known = self.read_ahead.take(index);
         let is_known = known.is_some();
         let entry = known.or_else(|| match from {
             _ if !forward => index.find_last(from),
@@ -283,176 +299,191 @@ impl Walk {
         });
         if let Some(entry) = &entry {
             if !is_known {
-                load_first(engine, entry, guard);
+                prefetch_first(engine, entry, guard);
             }
-            self.ahead.refill(index, entry, forward);
+            self.read_ahead.refill(index, entry, forward);
             if is_known {
-                self.ahead.ask(engine, index, entry); // a walk that goes beyond its first interval
+                self.read_ahead.request_missing(engine, index, entry); // a walk that goes beyond its first interval
             }
         }
-        let rest = self.beyond(index, entry.as_ref(), forward);
-        if std::mem::replace(&mut self.joined, state.joined) != state.joined {
-            self.lanes.clear(); // older versions than theirs came
+        let rest = self.bound_after(index, entry.as_ref(), forward);
+        if std::mem::replace(&mut self.unfreeze_count, state.unfreeze_count) != state.unfreeze_count {
+            self.inputs.clear(); // older versions than theirs came
         }
-        let mut sources = sources(&mut self.lanes, state, forward, from, guard);
-        let held = entry.as_ref().map(|entry| index.block(entry, &engine.shelf, guard)).transpose();
+        let mut sources = merge_sources(&mut self.inputs, state, forward, from, guard);
+        let held = entry.as_ref().map(|entry| index.block(entry, &engine.interval_cache, guard)).transpose();
         let held = match held {
             Ok(held) => held,
             Err(error) => {
-                self.lose_way();
-                self.rest = rest; // the interval is damaged: the walk goes on behind it
+                self.clear_lookahead();
+                self.remaining = rest; // the interval is damaged: the walk goes on behind it
                 return Err(error);
             }
         };
         if rest.is_none() {
-            self.ahead.forget();
+            self.read_ahead.clear();
         }
-        self.ahead.load(engine, guard);
+        self.read_ahead.prefetch_next(engine, guard);
         let block = held.as_deref();
-        // All of an interval that is known lies behind where the walk stood, and before its end if the walk goes on there.
+        // All of an interval that is known lies behind where the walk stood, and before its end if
+        // the walk goes on there.
         let slots = match block {
             None => 0..0,
             Some(block) if forward => {
                 let start = if is_known { 0 } else { first_slot(block, from) };
-                start..if rest.is_some() { block.len() } else { end_slot(block, borrowed(&self.bounds.high)) }
+                start..if rest.is_some() {
+                    block.len()
+                } else {
+                    end_slot(block, borrow_bound(&self.bounds.high))
+                }
             }
             Some(block) => {
-                let start = if rest.is_some() { 0 } else { first_slot(block, borrowed(&self.bounds.low)) };
+                let start =
+                    if rest.is_some() { 0 } else { first_slot(block, borrow_bound(&self.bounds.low)) };
                 start..if is_known { block.len() } else { end_slot(block, from) }
             }
         };
-        let cut = match self.show(engine, &mut sources, (block, slots), rest.as_ref(), forward, guard) {
-            Ok(cut) => cut,
-            Err(error) => {
-                self.lose_way();
-                self.block = held.map(|held| held.keep()); // of what is in the batch
-                return Err(error);
-            }
-        };
-        self.lanes = sources.into_iter().map(|source| source.lane).collect();
+        let cut =
+            match self.merge_interval(engine, &mut sources, (block, slots), rest.as_ref(), forward, guard) {
+                Ok(cut) => cut,
+                Err(error) => {
+                    self.clear_lookahead();
+                    self.block = held.map(|held| held.keep()); // of what is in the batch
+                    return Err(error);
+                }
+            };
+        self.inputs = sources.into_iter().map(|source| source.input).collect();
         self.block = held.map(|held| held.keep());
-        Ok(self.go_on(cut, rest))
+        Ok(self.next_position(cut, rest))
     }
 
     /// Where the walk goes on after a look that ended by `cut`, or else at `rest`.
-    fn go_on(&mut self, cut: Cut, rest: Option<Bound<Vec<u8>>>) -> Option<Bound<Vec<u8>>> {
+    fn next_position(
+        &mut self,
+        cut: IntervalOutcome,
+        rest: Option<Bound<Vec<u8>>>,
+    ) -> Option<Bound<Vec<u8>>> {
         match cut {
-            Cut::No => rest,
-            Cut::At(key) => Some(Bound::Included(key)),
-            Cut::Skip(key) => {
-                self.lanes.clear(); // they are of the keys before
+            IntervalOutcome::Complete => rest,
+            IntervalOutcome::ResumeAt(key) => Some(Bound::Included(key)),
+            IntervalOutcome::SkipTo(key) => {
+                self.inputs.clear(); // they are of the keys before
                 Some(Bound::Included(key))
             }
-            Cut::End => None,
+            IntervalOutcome::End => None,
         }
     }
 
     /// Where the walk goes on behind an interval, or before it; `None` if its bounds end in it.
-    fn beyond(
+    fn bound_after(
         &mut self,
-        index: &Index,
+        index: &SparseIndex,
         entry: Option<&TreeEntry<Interval>>,
         forward: bool,
     ) -> Option<Bound<Vec<u8>>> {
-        let edge = if forward { self.ahead.next() } else { entry };
-        let sep = edge?.item.sep;
+        let edge = if forward { self.read_ahead.next() } else { entry };
+        let separator = edge?.item.separator;
         self.spare.clear();
-        sep.write(&index.prefix, &mut self.spare);
+        separator.write(&index.prefix, &mut self.spare);
         let is_within = match forward {
-            true => is_below(&self.spare, borrowed(&self.bounds.high)),
-            false => !self.spare.is_empty() && is_above(&self.spare, borrowed(&self.bounds.low)),
+            true => is_below(&self.spare, borrow_bound(&self.bounds.high)),
+            false => !self.spare.is_empty() && is_above(&self.spare, borrow_bound(&self.bounds.low)),
         };
         if !is_within {
             return None;
         }
-        let sep = std::mem::take(&mut self.spare);
-        Some(if forward { Bound::Included(sep) } else { Bound::Excluded(sep) })
+        let separator = std::mem::take(&mut self.spare);
+        Some(if forward { Bound::Included(separator) } else { Bound::Excluded(separator) })
     }
 
-    /// Shows what the view has in the block's slots and, up to the end of the interval, in the memtables. Where it was cut off.
-    fn show(
+    /// Shows what the view has in the block's slots and, up to the end of the interval, in the
+    /// memtables. Where it was cut off.
+    fn merge_interval(
         &mut self,
         engine: &FlexEngine,
-        sources: &mut [Source<'_>],
+        sources: &mut [MergeSource<'_>],
         (block, mut slots): (Option<&Block>, Range<usize>),
         rest: Option<&Bound<Vec<u8>>>,
         forward: bool,
         guard: &Guard,
-    ) -> Result<Cut> {
-        self.batch.clear();
-        let mut next = nearest(sources, forward).filter(|key| self.is_within(key, rest, forward));
+    ) -> Result<IntervalOutcome> {
+        self.merged.clear();
+        let mut next = next_key(sources, forward).filter(|key| self.is_within(key, rest, forward));
         if let Some(block) = block
             && next.is_none()
-            && block.is_plain(self.at)
+            && block.is_visible_as_stored(self.at)
         {
             if block.live() == 0 {
-                self.pass_slots(engine, block, slots);
-                return Ok(Cut::No);
+                self.record_skipped_slots(engine, block, slots);
+                return Ok(IntervalOutcome::Complete);
             }
             let slot = |slot: usize| u32::try_from(slot).unwrap_or(u32::MAX);
-            self.plain = slot(slots.start)..slot(slots.end);
-            return Ok(Cut::No);
+            self.unmerged_slots = slot(slots.start)..slot(slots.end);
+            return Ok(IntervalOutcome::Complete);
         }
-        self.met += u64::from(next.is_some());
+        self.merged_intervals += u64::from(next.is_some());
         while let Some(key) = next {
             let mut versions = 0..0;
             if let Some(block) = block {
                 versions = block.versions(key, slots.clone());
                 let passed = if forward { slots.start..versions.start } else { versions.end..slots.end };
-                self.batch.pick(block, passed, forward);
+                self.merged.take_slots(block, passed, forward);
                 slots = if forward { versions.end..slots.end } else { slots.start..versions.start };
             }
             // All before `key` is in the batch: the walk goes on with it.
-            if self.batch.is_full() || self.passed.is_over() {
-                self.ahead.forget();
-                return Ok(Cut::At(key.to_vec()));
+            if self.merged.is_full() || self.skipped.is_limit_reached() {
+                self.read_ahead.clear();
+                return Ok(IntervalOutcome::ResumeAt(key.to_vec()));
             }
-            if let Some(cut) = self.skip(engine, Bound::Included(key), forward) {
+            if let Some(cut) = self.skip_removed_range(engine, Bound::Included(key), forward) {
                 return Ok(cut);
             }
-            let shown = self.batch.len();
-            if let Err(error) = self.batch.take(engine, key, sources, (block, versions), forward, guard) {
-                self.rest = Some(Bound::Excluded(key.to_vec())); // one record is damaged
+            let shown = self.merged.len();
+            if let Err(error) = self.merged.take_key(engine, key, sources, (block, versions), forward, guard)
+            {
+                self.remaining = Some(Bound::Excluded(key.to_vec())); // one record is damaged
                 return Err(error);
             }
-            if self.batch.len() == shown {
-                self.pass(engine, 1, key);
+            if self.merged.len() == shown {
+                self.record_skipped(engine, 1, key);
             }
-            next = nearest(sources, forward).filter(|key| self.is_within(key, rest, forward));
+            next = next_key(sources, forward).filter(|key| self.is_within(key, rest, forward));
         }
         if let Some(block) = block {
-            self.batch.pick(block, slots.clone(), forward);
-            if self.batch.is_empty() {
-                self.pass_slots(engine, block, slots);
+            self.merged.take_slots(block, slots.clone(), forward);
+            if self.merged.is_empty() {
+                self.record_skipped_slots(engine, block, slots);
             }
         }
-        Ok(Cut::No)
+        Ok(IntervalOutcome::Complete)
     }
 
     /// Whether a key lies in the interval before `rest`, and within the bounds.
     fn is_within(&self, key: &[u8], rest: Option<&Bound<Vec<u8>>>, forward: bool) -> bool {
         match (rest, forward) {
-            (Some(Bound::Included(sep)), true) => key < &sep[..],
-            (Some(Bound::Excluded(sep)), false) => key >= &sep[..],
-            (_, true) => is_below(key, borrowed(&self.bounds.high)),
-            (_, false) => is_above(key, borrowed(&self.bounds.low)),
+            (Some(Bound::Included(separator)), true) => key < &separator[..],
+            (Some(Bound::Excluded(separator)), false) => key >= &separator[..],
+            (_, true) => is_below(key, borrow_bound(&self.bounds.high)),
+            (_, false) => is_above(key, borrow_bound(&self.bounds.low)),
         }
     }
 
     /// The walk has passed slots of a block that show nothing.
-    fn pass_slots(&mut self, engine: &FlexEngine, block: &Block, slots: Range<usize>) {
+    fn record_skipped_slots(&mut self, engine: &FlexEngine, block: &Block, slots: Range<usize>) {
         if !slots.is_empty() {
-            self.pass(engine, slots.len() as u64, block.pair(slots.start).key);
+            self.record_skipped(engine, slots.len() as u64, block.pair(slots.start).key);
         }
     }
 
     /// To the next slot that is shown as it is, if there is one.
     #[inline]
-    fn step_plain(&mut self, forward: bool) -> bool {
+    fn step_unmerged(&mut self, forward: bool) -> bool {
         let Some(block) = &self.block else { return false };
-        while let Some(slot) = if forward { self.plain.next() } else { self.plain.next_back() } {
+        while let Some(slot) =
+            if forward { self.unmerged_slots.next() } else { self.unmerged_slots.next_back() }
+        {
             if !block.is_hidden(slot as usize) {
-                self.now = Some(Item::Block(slot));
+                self.current = Some(MergedItem::Block(slot));
                 return true;
             }
         }
@@ -461,24 +492,24 @@ impl Walk {
 
     #[inline]
     fn step(&mut self, engine: &FlexEngine, forward: bool) -> Result<bool> {
-        if self.step_plain(forward) {
+        if self.step_unmerged(forward) {
             return Ok(true);
         }
-        self.step_on(engine, forward)
+        self.step_slow(engine, forward)
     }
 
     /// The same, beyond the slots that are shown as they are.
     #[inline(never)]
-    fn step_on(&mut self, engine: &FlexEngine, forward: bool) -> Result<bool> {
+    fn step_slow(&mut self, engine: &FlexEngine, forward: bool) -> Result<bool> {
         loop {
-            if self.step_plain(forward) {
+            if self.step_unmerged(forward) {
                 return Ok(true);
             }
-            if let Some(item) = self.batch.step() {
-                self.now = Some(item);
-                return self.read_staged(engine, item);
+            if let Some(item) = self.merged.step() {
+                self.current = Some(item);
+                return self.read_blob(engine, item);
             }
-            match self.fetch(engine, forward) {
+            match self.load_more(engine, forward) {
                 Ok(true) => {}
                 Err(damage) if damage.is_corrupt() => return Err(damage), // the next call goes on behind it
                 end => {
@@ -491,14 +522,14 @@ impl Walk {
 
     /// Reads the value if the item is a staged one.
     #[inline]
-    fn read_staged(&mut self, engine: &FlexEngine, item: Item) -> Result<bool> {
-        if let Item::Copy(_, value, end, true) = item
-            && self.want == Want::Pairs
+    fn read_blob(&mut self, engine: &FlexEngine, item: MergedItem) -> Result<bool> {
+        if let MergedItem::Copy(_, value, end, true) = item
+            && self.projection == Projection::Pairs
         {
-            match self.batch.read_staged(engine, value, end) {
-                Ok(bytes) => self.staged = Some(bytes),
+            match self.merged.read_blob(engine, value, end) {
+                Ok(bytes) => self.blob_value = Some(bytes),
                 Err(error) => {
-                    self.now = None;
+                    self.current = None;
                     if !error.is_corrupt() {
                         self.end();
                     }
@@ -510,28 +541,28 @@ impl Walk {
     }
 
     /// Forgets what was looked up for the interval that comes next.
-    fn lose_way(&mut self) {
-        self.lanes.clear();
-        self.ahead.forget();
+    fn clear_lookahead(&mut self) {
+        self.inputs.clear();
+        self.read_ahead.clear();
     }
 
     fn end(&mut self) {
-        self.rest = None;
-        self.now = None;
-        self.plain = 0..0;
-        self.batch.clear();
+        self.remaining = None;
+        self.current = None;
+        self.unmerged_slots = 0..0;
+        self.merged.clear();
     }
 
     /// The pair it stands on; of a staged value, if it was not asked for, its name.
     #[inline]
     fn pair(&self) -> (&[u8], &[u8]) {
-        match (self.now, &self.block) {
-            (Some(Item::Block(slot)), Some(block)) => block.put(slot as usize),
-            (Some(Item::Copy(from, value, end, is_staged)), _) => {
-                let key = self.batch.bytes(from, value);
-                match &self.staged {
+        match (self.current, &self.block) {
+            (Some(MergedItem::Block(slot)), Some(block)) => block.put(slot as usize),
+            (Some(MergedItem::Copy(from, value, end, is_staged)), _) => {
+                let key = self.merged.bytes(from, value);
+                match &self.blob_value {
                     Some(staged) if is_staged => (key, staged),
-                    _ => (key, self.batch.bytes(value, end)),
+                    _ => (key, self.merged.bytes(value, end)),
                 }
             }
             _ => (&[], &[]),
@@ -540,69 +571,70 @@ impl Walk {
 }
 
 impl FlexEngine {
-    /// Measures removed stretches, at most so many, each up to `most` removed keys in either direction.
-    pub(crate) fn measure_gaps(&self, stretches: usize, most: u64) {
+    /// Measures removed stretches, at most so many, each up to `most` removed keys in either
+    /// direction.
+    pub(crate) fn measure_removed_ranges(&self, stretches: usize, most: u64) {
         for _ in 0..stretches {
-            let Some(key) = self.gaps.take_wanted() else { return };
+            let Some(key) = self.removed_ranges.take_request() else { return };
             // Whoever reads what is damaged is told so.
-            let _ = self.gaps.measure(&key, || self.stretch_around(&key, most));
+            let _ = self.removed_ranges.measure(&key, || self.removed_range_around(&key, most));
         }
     }
 
     /// The first pair's key that a cursor shows, and how many removed ones it passes before.
     #[cfg(test)]
-    pub(crate) fn first_of(&self, bounds: Bounds, forward: bool) -> Result<(Option<Vec<u8>>, u64)> {
-        let (key, _, passed) =
-            Walk::new(Seq::LATEST, bounds, Want::Keys, u64::MAX).find_end(self, forward)?;
+    pub(crate) fn first_live_key(&self, bounds: Bounds, forward: bool) -> Result<(Option<Vec<u8>>, u64)> {
+        let (key, _, passed) = CursorState::new(Seq::LATEST, bounds, Projection::Keys, u64::MAX)
+            .find_first_live(self, forward)?;
         Ok((key, passed))
     }
 
     /// What surrounds a removed key; none if it has a value.
-    fn stretch_around(&self, key: &[u8], most: u64) -> Result<Option<Stretch>> {
+    fn removed_range_around(&self, key: &[u8], most: u64) -> Result<Option<RemovedRange>> {
         let above = Bounds { low: Bound::Included(key.to_vec()), high: Bound::Unbounded };
         let below = Bounds { low: Bound::Unbounded, high: Bound::Excluded(key.to_vec()) };
-        let walk = |bounds| Walk::new(Seq::LATEST, bounds, Want::Keys, most);
-        let (high, is_cut_above, above) = walk(above).find_end(self, true)?;
+        let walk = |bounds| CursorState::new(Seq::LATEST, bounds, Projection::Keys, most);
+        let (high, is_cut_above, above) = walk(above).find_first_live(self, true)?;
         if high.as_deref() == Some(key) {
             return Ok(None);
         }
-        let (low, is_cut_below, below) = walk(below).find_end(self, false)?;
+        let (low, is_cut_below, below) = walk(below).find_first_live(self, false)?;
         for (end, is_cut) in [(&high, is_cut_above), (&low, is_cut_below)] {
-            end.iter().filter(|_| is_cut).for_each(|end| self.gaps.want(end)); // the next one goes on there
+            end.iter().filter(|_| is_cut).for_each(|end| self.removed_ranges.request_measurement(end)); // the next one goes on there
         }
-        Ok(Some(Stretch { low, high, keys: above + below }))
+        Ok(Some(RemovedRange { low, high, keys: above + below }))
     }
 }
 
 impl Drop for FlexCursor<'_> {
     fn drop(&mut self) {
-        self.engine.toll.pay(self.walk.met);
+        self.engine.scan_cost.add_merged(self.state.merged_intervals);
     }
 }
 
 impl Cursor for FlexCursor<'_> {
     fn next(&mut self) -> Result<bool> {
-        self.walk.step(self.engine, true)
+        self.state.step(self.engine, true)
     }
 
     fn prev(&mut self) -> Result<bool> {
-        self.walk.step(self.engine, false)
+        self.state.step(self.engine, false)
     }
 
     fn key(&self) -> &[u8] {
-        self.walk.pair().0
+        self.state.pair().0
     }
 
     fn value(&self) -> &[u8] {
-        self.walk.pair().1
+        self.state.pair().1
     }
 
     fn pair(&self) -> (&[u8], &[u8]) {
-        self.walk.pair()
+        self.state.pair()
     }
 
     #[inline]
     fn step(&mut self, forward: bool) -> Result<Option<(&[u8], &[u8])>> {
-        Ok(self.walk.step(self.engine, forward)?.then(|| self.walk.pair()))
+        Ok(self.state.step(self.engine, forward)?.then(|| self.state.pair()))
     }
 }

@@ -2,334 +2,356 @@
 //!
 //! ## Threads
 //!
-//! Commits of different keys write the active memtable at once. The store holds the stripes of their
-//! keys. The committer (`work`, any thread) takes the table's lock. It and `freeze` replace the state as
-//! a whole. Readers pin the epoch and take no lock. Locks in order: the store's stripes, `table` (never
-//! waited for with a stripe but by `saved`, when the committer has nothing to do), that of `state`,
-//! `blobs`.
+//! Commits of different keys write the active memtable at once. The store holds the stripes of
+//! their keys. The committer (`work`, any thread) takes the table's lock. It and `freeze` replace
+//! the state as a whole. Readers pin the epoch and take no lock. Locks in order: the store's
+//! stripes, `table` (never waited for with a stripe but by `saved`, when the committer has nothing
+//! to do), that of `state`, `blobs`.
 
 use std::any::Any;
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use sheaf_base::backup_files::PinnedFiles;
+use sheaf_base::blob_reader::StoredValue;
+use sheaf_base::cache_arbiter::CacheShare;
 use sheaf_base::clock::{Clock, SystemClock};
 use sheaf_base::engine::{
-    Action, Bounds, Capabilities, Cursor, Engine, EngineStats, ImageSink, ImageSource, Ingest, Need, Op,
-    Replay, Want, Wanted,
+    Action, Bounds, Capabilities, Cursor, Engine, EngineOp, EngineStats, HashedKey, ImageSink, ImageSource,
+    Ingest, Preparation, Projection, ReplayRecord,
 };
+use sheaf_base::engine_context::EngineContext;
 use sheaf_base::error::{Error, Result};
-use sheaf_base::ground::Ground;
-use sheaf_base::lull::Lull;
-use sheaf_base::memory::Part;
+use sheaf_base::idle::IdleDetector;
+use sheaf_base::memory::MemoryPart;
 use sheaf_base::options::EngineOptions;
-use sheaf_base::own::OwnFiles;
-use sheaf_base::record::Content;
-use sheaf_base::shares::Account;
+use sheaf_base::record::RecordContent;
 use sheaf_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use sheaf_base::sync::epoch::{self, Guard};
 use sheaf_base::sync::{Mutex, Published};
 use sheaf_base::types::{KeyspaceId, LogId, Seq};
-use sheaf_base::value::Stored;
-use sheaf_base::views::{Pins, Views};
+use sheaf_base::views::{PinnedVersions, Views};
 use sheaf_flexspace::FlexSpace;
 
-use crate::block::print_of;
+use crate::block::fingerprint_of;
 use crate::cursor::FlexCursor;
-use crate::index::{Shelf, State};
+use crate::index::{EngineState, IntervalCache};
 use crate::ingest::FlexIngest;
+use crate::io_gauge::IoGauge;
+use crate::scan_cost::{FlushCost, ScanCost};
 use crate::sizes::Sizes;
-use crate::slots::Slots;
-use crate::table::Table;
-use crate::toll::{Move, Toll};
-use crate::wait::Wait;
-use crate::warm::Warmth;
-use sheaf_base::memtable::gaps::Gaps;
-use sheaf_base::memtable::prefix::Prefix;
-use sheaf_base::memtable::{Memtable, Memtables, Version, Word};
+use crate::slots::IntervalSlots;
+use crate::table::IntervalTable;
+use crate::warm_up::WarmUp;
+use sheaf_base::memtable::prefix::KeyPrefix;
+use sheaf_base::memtable::removed_ranges::RemovedRanges;
+use sheaf_base::memtable::{Memtable, MemtableVersion, Memtables, VersionWord};
 
 /// The engine's name in the catalogue.
 pub(crate) const NAME: &str = "flex";
-/// A memtable may take this part of the budget, and this one of what indexes and buffers leave of it.
+/// A memtable may take this part of the budget, and this one of what indexes and buffers leave of
+/// it.
 const MEMTABLE_SHARE: [u64; 2] = [6, 3];
 /// With the budget used up, memtables that take these parts are moved before anything is refused.
-const SWOLLEN_SHARE: [u64; 2] = [8, 4];
+const HIGH_MEMORY_SHARE: [u64; 2] = [8, 4];
 /// This part of the budget is too little to be moved for itself.
-const LEAST_SHARE: u64 = 64;
-/// A memtable is moved after so many bytes of the journal: the longer it gathers, the fewer times an interval is written
-/// for its changes (0.30 keys an update of a Zipf load after 1 M updates, 0.20 after 4 M), and the longer a replay.
-const ROTATION: u64 = 512 << 20;
-/// The pressure, in hundredths, of as much waste as makes a memtable due: at one and a half times that writers are slowed down.
-const PACE: u64 = 69;
-/// The same of as much memory as makes one due: all of it stays until the end of the move, and more than twice as much there may not be.
-const MEMORY_PACE: u64 = 103;
+const MIN_SHARE: u64 = 64;
+/// A memtable is moved after so many bytes of the journal: the longer it gathers, the fewer times
+/// an interval is written for its changes (0.30 keys an update of a Zipf load after 1 M updates,
+/// 0.20 after 4 M), and the longer a replay.
+const CHECKPOINT_LOG_BYTES: u64 = 512 << 20;
+/// The pressure, in hundredths, of as much waste as makes a memtable due: at one and a half times
+/// that writers are slowed down.
+const WASTE_PRESSURE: u64 = 69;
+/// The same of as much memory as makes one due: all of it stays until the end of the move, and more
+/// than twice as much there may not be.
+const MEMORY_PRESSURE: u64 = 103;
 /// Removed stretches that a step of the background measures, ...
-const GAPS_A_STEP: usize = 16;
+const RANGES_PER_STEP: usize = 16;
 /// ... and removed keys of each that it goes through in either direction; who removes does less.
-const MEASURED: u64 = 4096;
-const MEASURED_BESIDE: u64 = 256;
+const MAX_MEASURED_KEYS: u64 = 4096;
+const MAX_MEASURED_KEYS_ON_REMOVE: u64 = 256;
 /// Sum of a memtable: bytes that it has in the journal, ...
-const LOGGED: usize = 0;
+const SUM_LOGGED: usize = 0;
 /// ... and those of them that belong to the first record of a key in it.
-const FIRST: usize = 1;
+const SUM_FIRST_RECORDS: usize = 1;
 /// It is moved after so long without a commit; without a clock, after so many looks of the store.
-const REST: Duration = Duration::from_millis(400);
-const REST_LOOKS: u32 = 8;
+const IDLE_TIME: Duration = Duration::from_millis(400);
+const IDLE_CHECKS: u32 = 8;
 
 /// A keyspace.
 pub(crate) struct FlexEngine {
     pub(crate) id: KeyspaceId,
-    pub(crate) shelf: Shelf,
+    pub(crate) interval_cache: IntervalCache,
     pub(crate) sizes: Sizes,
-    pub(crate) table: Mutex<Table>,
+    pub(crate) table: Mutex<IntervalTable>,
     /// Staged values that anything names.
     pub(crate) blobs: Mutex<HashSet<u64>>,
     /// Versions that views pin.
-    pub(crate) pins: Pins,
+    pub(crate) pins: PinnedVersions,
     /// Removed stretches that walks skip.
-    pub(crate) gaps: Gaps,
+    pub(crate) removed_ranges: RemovedRanges,
     /// Intervals may hold much that no view needs any more; see `sweep.rs`.
     pub(crate) sweep_due: AtomicBool,
     /// Bytes that sweeps gained since the last image was saved, and the size of that image's index.
-    pub(crate) swept: AtomicU64,
+    pub(crate) swept_bytes: AtomicU64,
     pub(crate) image_bytes: AtomicU64,
-    pub(crate) state: Published<State>,
+    pub(crate) state: Published<EngineState>,
     /// What is frozen, if anything, is in the space, or stays in memory.
-    moved: AtomicBool,
+    frozen_flushed: AtomicBool,
     /// Bytes that the frozen memtable has in the journal.
-    logged: AtomicU64,
+    frozen_log_bytes: AtomicU64,
     /// The waste of the frozen one, how many keys it has, and how many of them are moved.
-    frozen: [AtomicU64; 3],
+    frozen_progress: [AtomicU64; 3],
     /// Of the keys that were moved last, so many of a hundred were new.
-    pub(crate) fresh: AtomicU64,
+    pub(crate) new_key_percent: AtomicU64,
     /// What walks lost over the active memtable's keys.
-    pub(crate) toll: Toll,
+    pub(crate) scan_cost: ScanCost,
     /// Bytes of the space that are not superseded, about.
-    pub(crate) live: AtomicU64,
+    pub(crate) live_bytes: AtomicU64,
     /// What the space needs of the disk to go on, and what of it it has.
-    room: [AtomicU64; 2],
-    /// As the store sees it when it asks whether there should be a checkpoint; and since when, in milliseconds.
-    lull: Lull,
-    since: AtomicU64,
+    disk_reserve: [AtomicU64; 2],
+    /// As the store sees it when it asks whether there should be a checkpoint; and since when, in
+    /// milliseconds.
+    idle_detector: IdleDetector,
+    idle_since_ms: AtomicU64,
 }
 
 /// What a look-up found.
-pub(crate) enum Found<'a> {
+pub(crate) enum LookupResult<'a> {
     /// The version, and its number.
-    Value(Content<'a>, Seq),
+    Value(RecordContent<'a>, Seq),
     /// It is removed, or was never there.
-    Nothing,
+    NotFound,
 }
 
 impl FlexEngine {
-    pub(crate) fn new(ground: Arc<Ground>, id: KeyspaceId, options: &EngineOptions) -> FlexEngine {
-        let mut table = Table::new();
-        let path = ground.dir_of(id);
-        let (tiny, sizes) = (ground.tiny, Sizes::chosen(options, ground.tiny, ground.space_limit));
-        let (slots, warmth, wait) = (Slots::new(ground.memory.budget()), Warmth::new(), Wait::default());
-        let shelf = Shelf { slots, ground, path, warmth, wait, spared: AtomicU64::new(0) };
-        let index = table.publish(&shelf, &epoch::pin());
-        let memtables = Memtables::new(Memtable::new(1, Prefix::default(), tiny));
-        let state = State { memtables, index, joined: 0 };
+    pub(crate) fn new(context: Arc<EngineContext>, id: KeyspaceId, options: &EngineOptions) -> FlexEngine {
+        let mut table = IntervalTable::new();
+        let path = context.dir_of(id);
+        let (tiny, sizes) = (context.tiny, Sizes::with_options(options, context.tiny, context.space_limit));
+        let (slots, warm_up, wait) =
+            (IntervalSlots::new(context.memory.budget()), WarmUp::new(), IoGauge::default());
+        let interval_cache =
+            IntervalCache { slots, context, path, warm_up, io_gauge: wait, single_reads: AtomicU64::new(0) };
+        let index = table.publish(&interval_cache, &epoch::pin());
+        let memtables = Memtables::new(Memtable::new(1, KeyPrefix::default(), tiny));
+        let state = EngineState { memtables, index, unfreeze_count: 0 };
         FlexEngine {
             id,
-            shelf,
+            interval_cache,
             sizes,
             table: Mutex::new(table),
             blobs: Mutex::default(),
-            pins: Pins::default(),
-            gaps: Gaps::default(),
+            pins: PinnedVersions::default(),
+            removed_ranges: RemovedRanges::default(),
             sweep_due: AtomicBool::new(false),
-            swept: AtomicU64::new(0),
+            swept_bytes: AtomicU64::new(0),
             image_bytes: AtomicU64::new(0),
             state: Published::new(state),
-            moved: AtomicBool::new(true),
-            logged: Default::default(),
-            frozen: Default::default(),
-            fresh: AtomicU64::new(0),
-            toll: Toll::default(),
-            live: AtomicU64::new(0),
-            room: Default::default(),
-            lull: Lull::default(),
-            since: AtomicU64::new(0),
+            frozen_flushed: AtomicBool::new(true),
+            frozen_log_bytes: Default::default(),
+            frozen_progress: Default::default(),
+            new_key_percent: AtomicU64::new(0),
+            scan_cost: ScanCost::default(),
+            live_bytes: AtomicU64::new(0),
+            disk_reserve: Default::default(),
+            idle_detector: IdleDetector::default(),
+            idle_since_ms: AtomicU64::new(0),
         }
     }
 
     /// The present moment.
     #[inline]
-    pub(crate) fn state<'g>(&'g self, guard: &'g Guard) -> &'g State {
+    pub(crate) fn state<'g>(&'g self, guard: &'g Guard) -> &'g EngineState {
         self.state.load(guard)
     }
 
-    pub(crate) fn is_moved(&self) -> bool {
-        self.moved.load(Ordering::Acquire)
+    pub(crate) fn is_frozen_flushed(&self) -> bool {
+        self.frozen_flushed.load(Ordering::Acquire)
     }
 
-    pub(crate) fn set_moved(&self) {
-        self.logged.store(0, Ordering::Relaxed);
-        self.moved.store(true, Ordering::Release);
+    pub(crate) fn mark_frozen_flushed(&self) {
+        self.frozen_log_bytes.store(0, Ordering::Relaxed);
+        self.frozen_flushed.store(true, Ordering::Release);
     }
 
     /// Bytes of the disk that moving all there is to move takes, beside those that the space has.
-    pub(crate) fn counted_on(&self) -> u64 {
-        let logged = self.logged();
-        let [needs, has] = self.room.each_ref().map(|bytes| bytes.load(Ordering::Relaxed));
-        if needs == 0 && logged <= self.sizes.small {
+    pub(crate) fn flush_disk_bytes(&self) -> u64 {
+        let logged = self.log_bytes_needed();
+        let [needs, has] = self.disk_reserve.each_ref().map(|bytes| bytes.load(Ordering::Relaxed));
+        if needs == 0 && logged <= self.sizes.max_in_memory_bytes {
             return 2 * logged; // an image
         }
         // Pairs take about as much in the space as in the journal, and checksums come on top.
-        needs.max(self.sizes.least_space).saturating_add(logged + logged / 16).saturating_sub(has)
+        needs.max(self.sizes.min_space).saturating_add(logged + logged / 16).saturating_sub(has)
     }
 
     /// Returns a sum of the active memtable.
-    fn sum(&self, sum: usize) -> u64 {
+    fn memtable_sum(&self, sum: usize) -> u64 {
         self.state(&epoch::pin()).memtables.active.sum(sum)
     }
 
     /// So many keys were moved, and so many bytes of keys and values.
-    pub(crate) fn note_moved(&self, keys: u64, bytes: u64) {
-        self.frozen[2].fetch_add(keys, Ordering::Relaxed);
+    pub(crate) fn record_flushed(&self, keys: u64, bytes: u64) {
+        self.frozen_progress[2].fetch_add(keys, Ordering::Relaxed);
         let less = |logged: u64| Some(logged.saturating_sub(bytes));
-        let _ = self.logged.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+        let _ = self.frozen_log_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
     }
 
     /// Writes down what the space needs of the disk.
-    pub(crate) fn note_room(&self, table: &Table) {
-        let (needs, has) = table.space.as_ref().map_or((0, 0), FlexSpace::room_to_go_on);
-        self.room[0].store(needs, Ordering::Relaxed);
-        self.room[1].store(has, Ordering::Relaxed);
+    pub(crate) fn record_disk_reserve(&self, table: &IntervalTable) {
+        let (needs, has) = table.space.as_ref().map_or((0, 0), FlexSpace::disk_reserve);
+        self.disk_reserve[0].store(needs, Ordering::Relaxed);
+        self.disk_reserve[1].store(has, Ordering::Relaxed);
     }
 
-    /// Bytes of the journal that say again what the space says, or what later ones say: what a bound on the disk has to
-    /// bound. Of a memtable that is being filled with new keys that is nothing.
-    fn waste(&self) -> u64 {
-        let logged = self.sum(LOGGED);
-        let first = self.sum(FIRST).min(logged);
-        let fresh =
-            if self.live.load(Ordering::Relaxed) == 0 { 100 } else { self.fresh.load(Ordering::Relaxed) };
+    /// Bytes of the journal that say again what the space says, or what later ones say: what a
+    /// bound on the disk has to bound. Of a memtable that is being filled with new keys that is
+    /// nothing.
+    fn wasted_log_bytes(&self) -> u64 {
+        let logged = self.memtable_sum(SUM_LOGGED);
+        let first = self.memtable_sum(SUM_FIRST_RECORDS).min(logged);
+        let fresh = if self.live_bytes.load(Ordering::Relaxed) == 0 {
+            100
+        } else {
+            self.new_key_percent.load(Ordering::Relaxed)
+        };
         logged - first / 100 * fresh.min(100)
     }
 
     /// What is not moved yet of so much of the frozen memtable.
-    fn left_of(&self, frozen: u64) -> u64 {
-        let [keys, moved] = [1, 2].map(|at| self.frozen[at].load(Ordering::Relaxed));
+    fn unflushed_part(&self, frozen: u64) -> u64 {
+        let [keys, moved] = [1, 2].map(|at| self.frozen_progress[at].load(Ordering::Relaxed));
         let left = u128::from(keys.saturating_sub(moved)) * u128::from(frozen);
         u64::try_from(left.checked_div(u128::from(keys)).unwrap_or(0)).unwrap_or(frozen)
     }
 
-    /// The waste after which a memtable is moved: with that of the one that is moved meanwhile, and with what is superseded in
-    /// the space, it is the limit of the disk that was asked for, about.
-    fn most_waste(&self) -> u64 {
-        let live = self.live.load(Ordering::Relaxed);
-        self.sizes.share_of(live, self.sizes.journal_share).max(self.sizes.least_waste)
+    /// The waste after which a memtable is moved: with that of the one that is moved meanwhile, and
+    /// with what is superseded in the space, it is the limit of the disk that was asked for, about.
+    fn max_waste(&self) -> u64 {
+        let live = self.live_bytes.load(Ordering::Relaxed);
+        self.sizes.percent_of(live, self.sizes.journal_waste_percent).max(self.sizes.min_waste)
     }
 
     /// Whether walks have lost more time over what the active memtable has than moving it takes.
-    fn is_in_the_way(&self, state: &State) -> bool {
-        self.toll.is_above(Move {
+    fn is_scan_cost_exceeded(&self, state: &EngineState) -> bool {
+        self.scan_cost.is_above(FlushCost {
             keys: state.memtables.active.count(),
-            fresh: self.fresh.load(Ordering::Relaxed),
-            logged: state.memtables.active.sum(LOGGED),
+            new_key_percent: self.new_key_percent.load(Ordering::Relaxed),
+            logged: state.memtables.active.sum(SUM_LOGGED),
             intervals: state.index.tree.entries(),
         })
     }
 
     /// Whether the active memtable is less than half full, and there is time for what can wait.
-    pub(crate) fn has_leisure(&self) -> bool {
-        let logged = self.sum(LOGGED);
-        logged < ROTATION / 2 && self.waste() < self.most_waste() / 2
+    pub(crate) fn is_below_half_full(&self) -> bool {
+        let logged = self.memtable_sum(SUM_LOGGED);
+        logged < CHECKPOINT_LOG_BYTES / 2 && self.wasted_log_bytes() < self.max_waste() / 2
     }
 
-    /// Whether there was no commit for a while, as seen by the store, which asks whenever it has done something, and every 50 ms.
-    fn is_at_rest(&self, newest: Seq) -> bool {
-        let looks = self.lull.look(newest);
-        if self.shelf.ground.inline {
-            return looks >= REST_LOOKS;
+    /// Whether there was no commit for a while, as seen by the store, which asks whenever it has
+    /// done something, and every 50 ms.
+    fn is_idle(&self, newest: Seq) -> bool {
+        let looks = self.idle_detector.observe(newest);
+        if self.interval_cache.context.inline {
+            return looks >= IDLE_CHECKS;
         }
         let now = u64::try_from(SystemClock.now().as_millis()).unwrap_or(u64::MAX);
         if looks == 0 {
-            self.since.store(now, Ordering::Relaxed);
+            self.idle_since_ms.store(now, Ordering::Relaxed);
         }
-        u128::from(now.saturating_sub(self.since.load(Ordering::Relaxed))) >= REST.as_millis()
+        u128::from(now.saturating_sub(self.idle_since_ms.load(Ordering::Relaxed))) >= IDLE_TIME.as_millis()
     }
 
     /// Whether the next image gives back more bytes that sweeps gained than it writes.
-    fn gains_by_image(&self) -> bool {
-        let swept = self.swept.load(Ordering::Relaxed);
+    fn is_image_profitable(&self) -> bool {
+        let swept = self.swept_bytes.load(Ordering::Relaxed);
         swept > 0 && swept >= self.image_bytes.load(Ordering::Relaxed)
     }
 
     /// Calls `with` with what `key` is at `at`. Reveals a commit before its entry is handed out.
     #[inline]
-    pub(crate) fn look_up<R>(
+    pub(crate) fn lookup<R>(
         &self,
         at: Seq,
         key: &[u8],
         guard: &Guard,
-        with: impl FnOnce(Found<'_>) -> Result<R>,
+        with: impl FnOnce(LookupResult<'_>) -> Result<R>,
     ) -> Result<R> {
-        self.look_for((at, key), at == Seq::LATEST, guard, with)
+        self.lookup_in_state((at, key), at == Seq::LATEST, guard, with)
     }
 
     #[inline]
-    fn look_for<R>(
+    fn lookup_in_state<R>(
         &self,
         (at, key): (Seq, &[u8]),
         is_revealed: bool,
         guard: &Guard,
-        with: impl FnOnce(Found<'_>) -> Result<R>,
+        with: impl FnOnce(LookupResult<'_>) -> Result<R>,
     ) -> Result<R> {
         let state = self.state(guard);
-        let hash = self.shelf.hash(key);
+        let hash = self.interval_cache.hash(key);
         if let Some((memtable, version)) = state.memtables.find(hash, key, at, guard) {
             if is_revealed {
-                self.shelf.ground.reveal(version.seq)?;
+                self.interval_cache.context.wait_visible(version.seq)?;
             }
-            if version.word.is_tomb() {
-                return with(Found::Nothing);
+            if version.word.is_tombstone() {
+                return with(LookupResult::NotFound);
             }
-            return memtable.content(version.word, &self.shelf.ground, guard, |content| {
-                with(Found::Value(content, version.seq))
+            return memtable.content(version.word, &self.interval_cache.context, guard, |content| {
+                with(LookupResult::Value(content, version.seq))
             });
         }
-        let Some(entry) = state.index.find(key) else { return with(Found::Nothing) };
-        state.index.look_into(&entry, &self.shelf, (print_of(hash), key, at), guard, |pair| match pair {
-            Some(pair) if !pair.is_tomb() => with(Found::Value(pair.content, pair.seq)),
-            _ => with(Found::Nothing),
-        })
+        let Some(entry) = state.index.find(key) else { return with(LookupResult::NotFound) };
+        state.index.find_in_interval(
+            &entry,
+            &self.interval_cache,
+            (fingerprint_of(hash), key, at),
+            guard,
+            |pair| match pair {
+                Some(pair) if !pair.is_tombstone() => with(LookupResult::Value(pair.content, pair.seq)),
+                _ => with(LookupResult::NotFound),
+            },
+        )
     }
 
     /// A part of the budget, or one of what indexes and buffers leave of it to memtables.
-    fn share(&self, [of_all, of_rest]: [u64; 2], state: &State) -> u64 {
-        let memory = &self.shelf.ground.memory;
+    fn memory_share(&self, [of_all, of_rest]: [u64; 2], state: &EngineState) -> u64 {
+        let memory = &self.interval_cache.context.memory;
         let memtables = state.memtables.bytes();
-        let others = memory.total().saturating_sub(memory.used(Part::Cache) + memtables);
+        let others = memory.total().saturating_sub(memory.used(MemoryPart::Cache) + memtables);
         let rest = memory.budget().saturating_sub(others);
-        (memory.budget() / of_all).min(rest / of_rest).max(memory.budget() / LEAST_SHARE)
+        (memory.budget() / of_all).min(rest / of_rest).max(memory.budget() / MIN_SHARE)
     }
 
     /// The number of the key's newest version; zero if there is none. It may not be visible yet.
-    fn prior(&self, key: &[u8], guard: &Guard) -> Result<Seq> {
-        self.look_for((Seq::LATEST, key), false, guard, |found| {
+    fn newest_seq(&self, key: &[u8], guard: &Guard) -> Result<Seq> {
+        self.lookup_in_state((Seq::LATEST, key), false, guard, |found| {
             Ok(match found {
-                Found::Value(_, seq) => seq,
-                Found::Nothing => Seq::ZERO,
+                LookupResult::Value(_, seq) => seq,
+                LookupResult::NotFound => Seq::ZERO,
             })
         })
     }
 
-    /// Whether the record of `op` would be beyond the budget, with all that can give way gone, and with room for what
-    /// the memtables will take in the index.
-    fn is_over(&self, op: &Op<'_>, state: &State) -> bool {
-        !self.shelf.ground.memory.has_room_at_last(state.memtables.more_with(op, self.sizes.indexed))
+    /// Whether the record of `op` would be beyond the budget, with all that can give way gone, and
+    /// with room for what the memtables will take in the index.
+    fn is_over_budget(&self, op: &EngineOp<'_>, state: &EngineState) -> bool {
+        !self
+            .interval_cache
+            .context
+            .memory
+            .has_room_without_caches(state.memtables.bytes_needed(op, self.sizes.index_bytes_per_pair))
     }
 }
 
 /// A record of so many bytes is in the journal, the first of its key in the memtable or not.
-fn note_logged(active: &Memtable, span: u32, is_first: bool) {
-    active.add_to_sum(LOGGED, u64::from(span));
+fn add_logged(active: &Memtable, span: u32, is_first: bool) {
+    active.add_to_sum(SUM_LOGGED, u64::from(span));
     if is_first {
-        active.add_to_sum(FIRST, u64::from(span));
+        active.add_to_sum(SUM_FIRST_RECORDS, u64::from(span));
     }
 }
 
@@ -350,66 +372,66 @@ impl Engine for FlexEngine {
         self
     }
 
-    fn prepare(&self, op: &mut Op<'_>) -> Result<Need> {
+    fn prepare(&self, op: &mut EngineOp<'_>) -> Result<Preparation> {
         if matches!(op.action, Action::Remove) {
-            self.measure_gaps(1, MEASURED_BESIDE);
+            self.measure_removed_ranges(1, MAX_MEASURED_KEYS_ON_REMOVE);
         }
         let guard = &epoch::pin();
-        let hash = self.shelf.hash(op.key);
+        let hash = self.interval_cache.hash(op.key);
         let state = self.state(guard);
         state.memtables.active.prepare(
             op,
             hash,
-            (&self.shelf.ground, guard),
+            (&self.interval_cache.context, guard),
             &self.pins,
-            (|op: &Op<'_>| self.is_over(op, state), || self.is_swollen()),
-            |key| self.prior(key, guard),
+            (|op: &EngineOp<'_>| self.is_over_budget(op, state), || self.is_memory_high()),
+            |key| self.newest_seq(key, guard),
         )
     }
 
-    fn is_current(&self, op: &Op<'_>) -> bool {
+    fn is_current(&self, op: &EngineOp<'_>) -> bool {
         let guard = &epoch::pin();
         self.state(guard).memtables.active.is_current(op, guard)
     }
 
-    fn apply(&self, seq: Seq, op: &Op<'_>, views: &Views) {
+    fn apply(&self, seq: Seq, op: &EngineOp<'_>, views: &Views) {
         let Some(content) = op.action.content() else { return };
         let guard = &epoch::pin();
         let active = &self.state(guard).memtables.active;
-        let version = Version { word: Word::of(&content, op.address), seq };
-        if let Content::Staged(blob) = content {
+        let version = MemtableVersion { word: VersionWord::of(&content, op.address), seq };
+        if let RecordContent::Blob(blob) = content {
             self.blobs.lock().insert(blob.id);
         }
         active.note_superseded(op, seq, views, &self.pins);
-        let is_tomb = matches!(content, Content::Remove);
+        let is_tomb = matches!(content, RecordContent::Remove);
         if is_tomb {
-            self.gaps.removed(seq, op.key);
+            self.removed_ranges.note_removal(seq, op.key);
         }
         let (record, hash) = (Memtable::record_of(op), Memtable::hash_of(op));
-        note_logged(active, op.span, record == 0);
-        let is_kept = active.put(record, hash, op.key, version, views, &self.shelf.ground, guard);
+        add_logged(active, op.span, record == 0);
+        let is_kept = active.put(record, hash, op.key, version, views, &self.interval_cache.context, guard);
         if !is_tomb {
-            self.gaps.put(op.key);
+            self.removed_ranges.put(op.key);
         }
         if let Some(id) = Memtable::replaced_blob(op).filter(|_| !is_kept) {
             self.blobs.lock().remove(&id);
-            self.shelf.ground.blob_died(seq, id);
+            self.interval_cache.context.retire_blob(seq, id);
         }
     }
 
     #[inline]
-    fn look(&self, at: Seq, key: &[u8], found: &mut dyn FnMut(Stored<'_>)) -> Result<bool> {
+    fn get_stored(&self, at: Seq, key: &[u8], found: &mut dyn FnMut(StoredValue<'_>)) -> Result<bool> {
         let mut missing = None;
         loop {
             let guard = &epoch::pin();
-            let staged = self.look_up(at, key, guard, |what| match what {
-                Found::Nothing => Ok(Some(None)),
-                Found::Value(Content::Put(value), _) => {
-                    found(Stored::Bytes(value));
+            let staged = self.lookup(at, key, guard, |what| match what {
+                LookupResult::NotFound => Ok(Some(None)),
+                LookupResult::Value(RecordContent::Put(value), _) => {
+                    found(StoredValue::Bytes(value));
                     Ok(None)
                 }
-                Found::Value(Content::Staged(blob), _) => Ok(Some(Some(blob))),
-                Found::Value(Content::Remove, _) => Ok(Some(None)),
+                LookupResult::Value(RecordContent::Blob(blob), _) => Ok(Some(Some(blob))),
+                LookupResult::Value(RecordContent::Remove, _) => Ok(Some(None)),
             })?;
             let blob = match staged {
                 None => return Ok(true),
@@ -417,7 +439,7 @@ impl Engine for FlexEngine {
                 Some(Some(blob)) => blob,
             };
             // A staged value goes after what named it was superseded: look again.
-            if self.shelf.ground.blobs.give(&blob, &mut missing, found)? {
+            if self.interval_cache.context.blobs.read_stored(&blob, &mut missing, found)? {
                 return Ok(true);
             }
         }
@@ -425,20 +447,20 @@ impl Engine for FlexEngine {
 
     fn contains(&self, at: Seq, key: &[u8]) -> Result<bool> {
         let guard = &epoch::pin();
-        self.look_up(at, key, guard, |found| Ok(matches!(found, Found::Value(..))))
+        self.lookup(at, key, guard, |found| Ok(matches!(found, LookupResult::Value(..))))
     }
 
-    fn prefetch(&self, keys: &[Wanted<'_>], _entries: bool) {
+    fn prefetch(&self, keys: &[HashedKey<'_>], _entries: bool) {
         let guard = &epoch::pin();
         let state = self.state(guard);
         for key in keys {
-            let hash = self.shelf.hash(key.key);
+            let hash = self.interval_cache.hash(key.key);
             state.memtables.prefetch(hash, guard);
         }
     }
 
-    fn cursor<'e>(&'e self, at: Seq, bounds: Bounds, want: Want) -> Result<Box<dyn Cursor + 'e>> {
-        Ok(Box::new(FlexCursor::new(self, at, bounds, want)))
+    fn cursor<'e>(&'e self, at: Seq, bounds: Bounds, projection: Projection) -> Result<Box<dyn Cursor + 'e>> {
+        Ok(Box::new(FlexCursor::new(self, at, bounds, projection)))
     }
 
     fn len(&self) -> Result<u64> {
@@ -449,7 +471,8 @@ impl Engine for FlexEngine {
         Ok(self.count_keys(1)? == 0)
     }
 
-    /// What views pinned goes when its interval is next rewritten, or its memtable moved; here it is counted.
+    /// What views pinned goes when its interval is next rewritten, or its memtable moved; here it
+    /// is counted.
     fn trim(&self, views: &Views, visible: Seq) {
         let pinned = self.pins.count();
         self.pins.trim(views, visible);
@@ -464,54 +487,58 @@ impl Engine for FlexEngine {
         if !state.memtables.can_freeze() {
             return;
         }
-        let about = [self.waste(), state.memtables.active.count(), 0];
-        self.frozen.iter().zip(about).for_each(|(known, now)| known.store(now, Ordering::Relaxed));
-        self.logged.fetch_add(state.memtables.active.sum(LOGGED), Ordering::Relaxed);
-        self.toll.restart();
-        self.moved.store(false, Ordering::Release);
-        let tiny = self.shelf.ground.tiny;
-        self.state
-            .replace(guard, |now| State { memtables: now.memtables.freeze(tiny, guard), ..now.clone() });
+        let about = [self.wasted_log_bytes(), state.memtables.active.count(), 0];
+        self.frozen_progress.iter().zip(about).for_each(|(known, now)| known.store(now, Ordering::Relaxed));
+        self.frozen_log_bytes.fetch_add(state.memtables.active.sum(SUM_LOGGED), Ordering::Relaxed);
+        self.scan_cost.restart();
+        self.frozen_flushed.store(false, Ordering::Release);
+        let tiny = self.interval_cache.context.tiny;
+        self.state.replace(guard, |now| EngineState {
+            memtables: now.memtables.freeze(tiny, guard),
+            ..now.clone()
+        });
     }
 
-    fn work(&self, views: &Views, certain: Seq) -> Result<bool> {
-        self.measure_gaps(GAPS_A_STEP, MEASURED);
-        self.step(views, certain)
+    fn maintain(&self, views: &Views, durable_seq: Seq) -> Result<bool> {
+        self.measure_removed_ranges(RANGES_PER_STEP, MAX_MEASURED_KEYS);
+        self.flush_step(views, durable_seq)
     }
 
-    fn tidy(&self, views: &Views, _certain: Seq) -> Result<bool> {
+    fn reclaim(&self, views: &Views, _durable_seq: Seq) -> Result<bool> {
         self.sweep(views)
     }
 
-    fn is_settled(&self) -> bool {
-        self.is_moved()
+    fn is_flushed(&self) -> bool {
+        self.is_frozen_flushed()
     }
 
     fn checkpoint_after(&self) -> u64 {
-        if self.shelf.ground.tiny { 0 } else { ROTATION }
+        if self.interval_cache.context.tiny { 0 } else { CHECKPOINT_LOG_BYTES }
     }
 
-    fn logged(&self) -> u64 {
-        self.logged.load(Ordering::Relaxed) + self.sum(LOGGED)
+    fn log_bytes_needed(&self) -> u64 {
+        self.frozen_log_bytes.load(Ordering::Relaxed) + self.memtable_sum(SUM_LOGGED)
     }
 
     fn wants_checkpoint(&self) -> bool {
         let guard = &epoch::pin();
         let state = self.state(guard);
         let active = &state.memtables.active;
-        let rests = self.is_at_rest(active.newest());
-        let is_worth_it = active.count() * 8 > self.sizes.small;
-        active.bytes() > self.share(MEMTABLE_SHARE, state)
-            || self.waste() > self.most_waste()
-            || (rests && self.gains_by_image())
-            || (is_worth_it && (rests || self.is_in_the_way(state)))
+        let rests = self.is_idle(active.newest());
+        let is_worth_it = active.count() * 8 > self.sizes.max_in_memory_bytes;
+        active.bytes() > self.memory_share(MEMTABLE_SHARE, state)
+            || self.wasted_log_bytes() > self.max_waste()
+            || (rests && self.is_image_profitable())
+            || (is_worth_it && (rests || self.is_scan_cost_exceeded(state)))
     }
 
-    /// What gathers while a memtable is moved may waste half a share at once, and beyond that as much as was moved of the other:
-    /// writers go at the pace of the move from its begin to its end. Half a share later they are slowed down as far as they can be. So it
-    /// is with the memory that the two take, of which nothing comes back before the end of the move: who has none left waits for that.
-    fn pressure(&self) -> u64 {
-        if self.is_moved() {
+    /// What gathers while a memtable is moved may waste half a share at once, and beyond that as
+    /// much as was moved of the other: writers go at the pace of the move from its begin to its
+    /// end. Half a share later they are slowed down as far as they can be. So it is with the memory
+    /// that the two take, of which nothing comes back before the end of the move: who has none left
+    /// waits for that.
+    fn pressure_percent(&self) -> u64 {
+        if self.is_frozen_flushed() {
             return 0;
         }
         let guard = &epoch::pin();
@@ -519,95 +546,101 @@ impl Engine for FlexEngine {
         let active = state.memtables.active.bytes();
         let frozen = state.memtables.bytes().saturating_sub(active);
         let of = |pace: u64, frozen: u64, active: u64, due: u64| {
-            let waits = self.left_of(frozen).saturating_add(active);
+            let waits = self.unflushed_part(frozen).saturating_add(active);
             waits.saturating_mul(pace).checked_div(due).unwrap_or(0)
         };
-        let waste = of(PACE, self.frozen[0].load(Ordering::Relaxed), self.waste(), self.most_waste());
-        waste.max(of(MEMORY_PACE, frozen, active, self.share(MEMTABLE_SHARE, state)))
+        let waste = of(
+            WASTE_PRESSURE,
+            self.frozen_progress[0].load(Ordering::Relaxed),
+            self.wasted_log_bytes(),
+            self.max_waste(),
+        );
+        waste.max(of(MEMORY_PRESSURE, frozen, active, self.memory_share(MEMTABLE_SHARE, state)))
     }
 
-    fn left_to_move(&self) -> u64 {
-        if self.is_moved() { 0 } else { self.left_of(100) }
+    fn flush_remaining_percent(&self) -> u64 {
+        if self.is_frozen_flushed() { 0 } else { self.unflushed_part(100) }
     }
 
-    fn room_to_settle(&self) -> Option<u64> {
-        Some(self.counted_on())
+    fn disk_reserve(&self) -> Option<u64> {
+        Some(self.flush_disk_bytes())
     }
 
-    fn cache(&self) -> Option<&Account> {
-        Some(&self.shelf.slots.account)
+    fn cache_share(&self) -> Option<&CacheShare> {
+        Some(&self.interval_cache.slots.cache_share)
     }
 
-    fn give_way(&self, bytes: u64) {
-        self.shelf.slots.give_way(bytes, &self.shelf.ground, &epoch::pin());
+    fn evict(&self, bytes: u64) {
+        self.interval_cache.slots.evict(bytes, &self.interval_cache.context, &epoch::pin());
     }
 
-    fn is_swollen(&self) -> bool {
+    fn is_memory_high(&self) -> bool {
         let guard = &epoch::pin();
         let state = self.state(guard);
-        state.memtables.bytes() > self.share(SWOLLEN_SHARE, state)
+        state.memtables.bytes() > self.memory_share(HIGH_MEMORY_SHARE, state)
     }
 
     fn save(&self, out: &mut dyn ImageSink) -> Result<()> {
         self.save_image(out)
     }
 
-    fn saved(&self) {
-        self.take_back_kept();
+    fn image_published(&self) {
+        self.unfreeze_retained();
     }
 
-    fn still(self: Arc<Self>) -> Result<Option<Box<dyn OwnFiles>>> {
+    fn pin_files(self: Arc<Self>) -> Result<Option<Box<dyn PinnedFiles>>> {
         let table = self.table.lock();
         let Some(space) = &table.space else { return Ok(None) };
-        Ok(Some(Box::new(space.still()?)))
+        Ok(Some(Box::new(space.pin_files()?)))
     }
 
     fn restore(&self, image: &mut dyn ImageSource) -> Result<()> {
         self.restore_image(image)
     }
 
-    fn restore_without(&self, damage: Option<Error>) -> Result<()> {
+    fn restore_without_image(&self, damage: Option<Error>) -> Result<()> {
         self.restore_from_space(damage)
     }
 
-    fn restore_rest(&self, skipped: &mut dyn FnMut(Error)) -> Result<()> {
-        self.restore_readable(skipped)
+    fn restore_partial(&self, skipped: &mut dyn FnMut(Error)) -> Result<()> {
+        self.restore_partial_space(skipped)
     }
 
-    fn replay(&self, record: &Replay<'_>) -> Result<()> {
+    fn replay(&self, record: &ReplayRecord<'_>) -> Result<()> {
         let guard = &epoch::pin();
         let active = &self.state(guard).memtables.active;
-        let hash = self.shelf.hash(record.key);
+        let hash = self.interval_cache.hash(record.key);
         let entry = active.find(hash, record.key, guard);
-        note_logged(active, record.span, entry.is_none());
+        add_logged(active, record.span, entry.is_none());
         if entry.as_ref().is_some_and(|entry| entry.newest().seq >= record.seq) {
             return Ok(());
         }
-        if let Some(word) = entry.as_ref().map(|entry| entry.newest().word).filter(|word| word.is_staged()) {
-            active.content(word, &self.shelf.ground, guard, |content| {
-                if let Content::Staged(blob) = content {
+        if let Some(word) = entry.as_ref().map(|entry| entry.newest().word).filter(|word| word.is_blob()) {
+            active.content(word, &self.interval_cache.context, guard, |content| {
+                if let RecordContent::Blob(blob) = content {
                     self.blobs.lock().remove(&blob.id);
                 }
                 Ok(())
             })?;
         }
-        if let Content::Staged(blob) = record.content {
+        if let RecordContent::Blob(blob) = record.content {
             self.blobs.lock().insert(blob.id);
         }
-        let version = Version { word: Word::of(&record.content, record.address), seq: record.seq };
+        let version =
+            MemtableVersion { word: VersionWord::of(&record.content, record.address), seq: record.seq };
         let place = entry.map_or(0, |entry| entry.place);
-        active.load(place, hash, record.key, version, &self.shelf.ground, guard);
+        active.put_unsorted(place, hash, record.key, version, &self.interval_cache.context, guard);
         Ok(())
     }
 
-    fn absorb(&self, part: usize, parts: usize) -> Result<()> {
-        self.state(&epoch::pin()).memtables.active.sort_share(part, parts);
+    fn finish_replay(&self, part: usize, parts: usize) -> Result<()> {
+        self.state(&epoch::pin()).memtables.active.sort_part(part, parts);
         Ok(())
     }
 
-    fn replayed(&self) {
+    fn replay_finished(&self) {
         let guard = &epoch::pin();
-        self.state(guard).memtables.active.settle(&self.shelf.ground, guard);
+        self.state(guard).memtables.active.finish_sort(&self.interval_cache.context, guard);
     }
 
     fn blobs(&self, out: &mut Vec<u64>) -> Result<()> {
@@ -616,7 +649,7 @@ impl Engine for FlexEngine {
     }
 
     fn ingest(self: Arc<Self>, seq: Seq) -> Result<Option<Box<dyn Ingest>>> {
-        let has_home = self.shelf.ground.home.is_some();
+        let has_home = self.interval_cache.context.engine_dir.is_some();
         Ok(has_home.then(|| Box::new(FlexIngest::new(self, seq)) as Box<dyn Ingest>))
     }
 
@@ -626,7 +659,7 @@ impl Engine for FlexEngine {
         drop(guard); // not held while all keys are counted
         EngineStats {
             keys: self.count_keys(u64::MAX).unwrap_or(0),
-            index_bytes: memtables + self.table.lock().index_bytes(&self.shelf),
+            index_bytes: memtables + self.table.lock().index_bytes(&self.interval_cache),
             pinned_versions: self.pins.count(),
         }
     }
@@ -637,8 +670,8 @@ impl Engine for FlexEngine {
         let stats = table.space.as_ref().map(FlexSpace::stats).unwrap_or_default();
         counters.push(("bytes of the space", stats.live_bytes));
         counters.push(("bytes collected", stats.moved_bytes));
-        counters.push(("intervals warmed", self.shelf.warmth.warmed()));
-        counters.push(("reads spared by prints", self.shelf.spared.load(Ordering::Relaxed)));
+        counters.push(("intervals warmed", self.interval_cache.warm_up.warmed()));
+        counters.push(("reads spared by prints", self.interval_cache.single_reads.load(Ordering::Relaxed)));
         counters
     }
 
@@ -647,25 +680,25 @@ impl Engine for FlexEngine {
         verification.map_or(Ok(()), |verification| verification.run(report, step))
     }
 
-    fn retire(&self) {
+    fn drop_data(&self) {
         let mut table = self.table.lock();
         let guard = &epoch::pin();
-        self.shelf.slots.clear(&self.shelf.ground, guard);
+        self.interval_cache.slots.clear(&self.interval_cache.context, guard);
         self.pins.clear();
-        self.gaps.clear();
-        self.state(guard).memtables.gone(&self.shelf.ground.memory);
+        self.removed_ranges.clear();
+        self.state(guard).memtables.uncount_memory(&self.interval_cache.context.memory);
         drop(table.space.take());
-        table.hoard.give_back(&self.shelf.ground);
-        table.forget();
-        let index = table.publish(&self.shelf, guard);
-        let tiny = self.shelf.ground.tiny;
-        self.state.replace(guard, |now| State {
-            memtables: now.memtables.emptied(tiny, guard),
+        table.value_prefetch.free_memory(&self.interval_cache.context);
+        table.reset();
+        let index = table.publish(&self.interval_cache, guard);
+        let tiny = self.interval_cache.context.tiny;
+        self.state.replace(guard, |now| EngineState {
+            memtables: now.memtables.cleared(tiny, guard),
             index,
             ..now.clone()
         });
-        self.set_moved();
-        self.shelf.ground.remove_dir_of(self.id);
+        self.mark_frozen_flushed();
+        self.interval_cache.context.remove_dir_of(self.id);
     }
 
     fn close(&self) -> Result<()> {

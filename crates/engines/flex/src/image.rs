@@ -7,66 +7,67 @@
 //!  pair      key length 2 | key | seq 8 | kind 1 | value length 4 | value           kinds as in runs
 //! ```
 //!
-//! Little-endian. The mark is the space's: with another one there, a crash has left the space further on than the image,
-//! and the index is read from the space instead. Pairs are those of a keyspace so small that it has no space.
+//! Little-endian. The mark is the space's: with another one there, a crash has left the space
+//! further on than the image, and the index is read from the space instead. Pairs are those of a
+//! keyspace so small that it has no space.
 
 use std::sync::Arc;
 
 use sheaf_base::engine::{ImageSink, ImageSource};
 use sheaf_base::error::{Error, Result};
-use sheaf_base::record::Content;
+use sheaf_base::record::RecordContent;
 use sheaf_base::sync::atomic::Ordering;
 use sheaf_base::sync::epoch::{self, Guard};
 use sheaf_base::types::{MAX_KEY, Seq};
 use sheaf_base::views::Views;
 
 use crate::engine::{FlexEngine, NAME};
-use crate::index::State;
-use crate::slots::Figures;
-use crate::table::Table;
-use sheaf_base::memtable::prefix::Prefix;
-use sheaf_base::memtable::{Layer, Memtable, Version, blob_bytes, blob_of};
+use crate::index::EngineState;
+use crate::slots::IntervalCounts;
+use crate::table::IntervalTable;
+use sheaf_base::memtable::prefix::KeyPrefix;
+use sheaf_base::memtable::{Memtable, MemtableLayer, MemtableVersion, decode_blob_ref, encode_blob_ref};
 
 const LAYOUT: u8 = 1;
 /// What is allocated before the bytes behind a length were seen.
-const CAREFUL: usize = 1 << 16;
+const MAX_UNVERIFIED_BYTES: usize = 1 << 16;
 
 /// What stays in memory of a frozen memtable.
 #[derive(Debug, Default)]
-pub(crate) struct Keep {
-    keys: Vec<Kept>,
+pub(crate) struct RetainedRecords {
+    keys: Vec<RetainedRecord>,
     /// Staged values of versions that go, and which commits superseded them.
-    dead: Vec<(Seq, u64)>,
+    dead_blobs: Vec<(Seq, u64)>,
 }
 
 /// A key, with those of its versions that somebody may see, the newest first.
 #[derive(Debug)]
-struct Kept {
+struct RetainedRecord {
     key: Vec<u8>,
-    versions: Vec<(Seq, Value)>,
+    versions: Vec<(Seq, RetainedValue)>,
 }
 
 #[derive(Clone, Debug)]
-enum Value {
+enum RetainedValue {
     Put(Vec<u8>),
-    Staged([u8; 16]),
-    Gone,
+    Blob([u8; 16]),
+    Removed,
 }
 
-impl Value {
-    fn of(content: &Content<'_>) -> Value {
+impl RetainedValue {
+    fn of(content: &RecordContent<'_>) -> RetainedValue {
         match content {
-            Content::Put(value) => Value::Put(value.to_vec()),
-            Content::Staged(blob) => Value::Staged(blob_bytes(blob)),
-            Content::Remove => Value::Gone,
+            RecordContent::Put(value) => RetainedValue::Put(value.to_vec()),
+            RecordContent::Blob(blob) => RetainedValue::Blob(encode_blob_ref(blob)),
+            RecordContent::Remove => RetainedValue::Removed,
         }
     }
 
-    fn content(&self) -> Content<'_> {
+    fn content(&self) -> RecordContent<'_> {
         match self {
-            Value::Put(value) => Content::Put(value),
-            Value::Staged(bytes) => Content::Staged(blob_of(bytes)),
-            Value::Gone => Content::Remove,
+            RetainedValue::Put(value) => RecordContent::Put(value),
+            RetainedValue::Blob(bytes) => RecordContent::Blob(decode_blob_ref(bytes)),
+            RetainedValue::Removed => RecordContent::Remove,
         }
     }
 }
@@ -75,30 +76,30 @@ impl FlexEngine {
     /// Writes the image. All that was frozen has been moved, or stays.
     pub(crate) fn save_image(&self, out: &mut dyn ImageSink) -> Result<()> {
         let mut table = self.table.lock();
-        self.swept.store(0, Ordering::Relaxed);
+        self.swept_bytes.store(0, Ordering::Relaxed);
         if let Some(space) = &table.space {
             space.sync()?; // without a guard: all that is let go meanwhile would wait for it
         }
         let guard = epoch::pin();
-        let keep = self.copy_of(self.state(&guard), &table.views, &guard)?;
+        let retained = self.copy_frozen(self.state(&guard), &table.views, &guard)?;
         drop(guard);
         out.put(&[LAYOUT])?;
         out.put(&table.mark.to_le_bytes())?;
         put_short(out, table.prefix.bytes())?;
         out.put(&table.tree.entries().to_le_bytes())?;
-        let (mut sep, mut written) = (Vec::new(), 0);
+        let (mut separator, mut written) = (Vec::new(), 0);
         table.tree.read(|tree| {
             tree.range(0).try_for_each(|entry| {
-                sep.clear();
-                entry.item.sep.write(&table.prefix, &mut sep);
-                put_short(out, &sep)?;
-                let figures = self.shelf.slots.get(entry.item.slot).figures();
+                separator.clear();
+                entry.item.separator.write(&table.prefix, &mut separator);
+                put_short(out, &separator)?;
+                let interval_counts = self.interval_cache.slots.get(entry.item.slot).interval_counts();
                 let mut bytes = [0; 20];
                 bytes[..8].copy_from_slice(&entry.len.to_le_bytes());
-                bytes[8..12].copy_from_slice(&figures.entries.to_le_bytes());
-                bytes[12..16].copy_from_slice(&figures.live.to_le_bytes());
-                bytes[16..].copy_from_slice(&figures.marked_runs().to_le_bytes());
-                written += (sep.len() + bytes.len()) as u64;
+                bytes[8..12].copy_from_slice(&interval_counts.entries.to_le_bytes());
+                bytes[12..16].copy_from_slice(&interval_counts.live.to_le_bytes());
+                bytes[16..].copy_from_slice(&interval_counts.encoded_runs().to_le_bytes());
+                written += (separator.len() + bytes.len()) as u64;
                 out.put(&bytes)
             })
         })?;
@@ -107,96 +108,111 @@ impl FlexEngine {
         for id in &table.blobs {
             out.put(&id.to_le_bytes())?;
         }
-        // Of a key that the active memtable has, too, that may be an older one: the journal brings what superseded it.
-        let newest = keep.keys.iter().filter_map(|kept| Some((&kept.key, kept.versions.first()?)));
-        let live: Vec<_> = newest.filter(|(_, (_, value))| !matches!(value, Value::Gone)).collect();
+        // Of a key that the active memtable has, too, that may be an older one: the journal brings
+        // what superseded it.
+        let newest = retained.keys.iter().filter_map(|kept| Some((&kept.key, kept.versions.first()?)));
+        let live: Vec<_> =
+            newest.filter(|(_, (_, value))| !matches!(value, RetainedValue::Removed)).collect();
         out.put(&(live.len() as u64).to_le_bytes())?;
         for (key, (seq, value)) in live {
             put_short(out, key)?;
             out.put(&seq.0.to_le_bytes())?;
             let (kind, bytes) = match value {
-                Value::Put(value) => (0, &value[..]),
-                Value::Staged(bytes) => (1, &bytes[..]),
-                Value::Gone => (2, &[][..]),
+                RetainedValue::Put(value) => (0, &value[..]),
+                RetainedValue::Blob(bytes) => (1, &bytes[..]),
+                RetainedValue::Removed => (2, &[][..]),
             };
             out.put(&[kind])?;
             out.put(&u32::try_from(bytes.len()).unwrap_or(u32::MAX).to_le_bytes())?;
             out.put(bytes)?;
         }
-        table.keep = keep;
+        table.retained = retained;
         Ok(())
     }
 
-    /// The pairs of the frozen memtable, if there is one, read while the journal has them; as when they are moved, without what is
-    /// superseded and no view needs.
-    fn copy_of(&self, state: &State, views: &Views, guard: &Guard) -> Result<Keep> {
-        let mut keep = Keep::default();
-        let Some(memtable) = &state.memtables.frozen else { return Ok(keep) };
+    /// The pairs of the frozen memtable, if there is one, read while the journal has them; as when
+    /// they are moved, without what is superseded and no view needs.
+    fn copy_frozen(&self, state: &EngineState, views: &Views, guard: &Guard) -> Result<RetainedRecords> {
+        let mut retained = RetainedRecords::default();
+        let Some(memtable) = &state.memtables.frozen else { return Ok(retained) };
         let mut places = Vec::new();
         memtable.ascend(std::ops::Bound::Unbounded, usize::MAX, guard, &mut places);
         for place in places {
             let entry = memtable.entry(place);
-            // The active memtable's newest version: those between it and ours, if there were any, died before.
-            let newer = state.memtables.active.find(self.shelf.hash(entry.key()), entry.key(), guard);
+            // The active memtable's newest version: those between it and ours, if there were any,
+            // died before.
+            let newer =
+                state.memtables.active.find(self.interval_cache.hash(entry.key()), entry.key(), guard);
             let mut died = newer.map(|newer| newer.newest().seq);
-            let mut versions: Vec<(Seq, Value)> = Vec::new();
-            for Version { word, seq } in entry.versions() {
+            let mut versions: Vec<(Seq, RetainedValue)> = Vec::new();
+            for MemtableVersion { word, seq } in entry.versions() {
                 if died.is_some_and(|died| died <= seq) {
                     continue; // seen twice
                 }
                 let needless = died.filter(|died| !views.may_need(seq, *died));
-                if needless.is_none() || word.is_staged() {
-                    memtable.content(word, &self.shelf.ground, guard, |content| {
+                if needless.is_none() || word.is_blob() {
+                    memtable.content(word, &self.interval_cache.context, guard, |content| {
                         match (needless, content) {
-                            (Some(died), Content::Staged(blob)) => keep.dead.push((died, blob.id)),
+                            (Some(died), RecordContent::Blob(blob)) => {
+                                retained.dead_blobs.push((died, blob.id))
+                            }
                             (Some(_), _) => {}
-                            (None, content) => versions.push((seq, Value::of(&content))),
+                            (None, content) => versions.push((seq, RetainedValue::of(&content))),
                         }
                         Ok(())
                     })?;
                 }
                 died = Some(seq);
             }
-            while versions.last().is_some_and(|(_, value)| matches!(value, Value::Gone)) {
+            while versions.last().is_some_and(|(_, value)| matches!(value, RetainedValue::Removed)) {
                 versions.pop(); // a removal hides nothing where there is nothing below
             }
             if !versions.is_empty() {
-                keep.keys.push(Kept { key: entry.key().to_vec(), versions });
+                retained.keys.push(RetainedRecord { key: entry.key().to_vec(), versions });
             }
         }
-        Ok(keep)
+        Ok(retained)
     }
 
     /// The image is durable: records that stay in memory move to the active memtable, with bytes of
     /// their own. No commit runs during the call.
-    pub(crate) fn take_back_kept(&self) {
+    pub(crate) fn unfreeze_retained(&self) {
         let guard = &epoch::pin();
         let state = self.state(guard);
         let Some(frozen) = &state.memtables.frozen else { return };
-        let keep = std::mem::take(&mut self.table.lock().keep);
-        for Kept { key, versions } in keep.keys {
-            self.add_owned(&state.memtables.active, &key, &versions, guard);
+        let retained = std::mem::take(&mut self.table.lock().retained);
+        for RetainedRecord { key, versions } in retained.keys {
+            self.insert_copied(&state.memtables.active, &key, &versions, guard);
         }
-        frozen.gone(&self.shelf.ground.memory);
-        self.state.replace(guard, |now| State {
-            memtables: now.memtables.left(true),
-            joined: now.joined + 1, // with all of it there: who has a lane from before looks again
+        frozen.uncount_memory(&self.interval_cache.context.memory);
+        self.state.replace(guard, |now| EngineState {
+            memtables: now.memtables.without_flushed(true),
+            unfreeze_count: now.unfreeze_count + 1, // with all of it there: who has a lane from before looks again
             ..now.clone()
         });
-        self.forget(&keep.dead);
+        self.retire_blobs(&retained.dead_blobs);
     }
 
-    fn add_owned(&self, memtable: &Memtable, key: &[u8], versions: &[(Seq, Value)], guard: &Guard) {
-        let hash = self.shelf.hash(key);
-        let own = |(seq, value): &(Seq, Value)| Version { word: memtable.own(&value.content()), seq: *seq };
-        memtable.counted(&self.shelf.ground, || {
+    fn insert_copied(
+        &self,
+        memtable: &Memtable,
+        key: &[u8],
+        versions: &[(Seq, RetainedValue)],
+        guard: &Guard,
+    ) {
+        let hash = self.interval_cache.hash(key);
+        let own = |(seq, value): &(Seq, RetainedValue)| MemtableVersion {
+            word: memtable.copy_content(&value.content()),
+            seq: *seq,
+        };
+        memtable.with_accounting(&self.interval_cache.context, || {
             if let Some(entry) = memtable.find(hash, key, guard) {
-                let older: Vec<Version> = versions.iter().map(own).collect();
+                let older: Vec<MemtableVersion> = versions.iter().map(own).collect();
                 memtable.append_older(entry.place, &older);
             } else if let Some(newest) = versions.first() {
                 memtable.add(hash, key, own(newest), guard);
                 if let Some(entry) = memtable.find(hash, key, guard) {
-                    let older: Vec<Version> = versions[1..].iter().map(own).collect();
+                    let older: Vec<MemtableVersion> = versions[1..].iter().map(own).collect();
                     memtable.append_older(entry.place, &older);
                 }
             }
@@ -207,41 +223,41 @@ impl FlexEngine {
     pub(crate) fn restore_image(&self, image: &mut dyn ImageSource) -> Result<()> {
         let mut table = self.table.lock();
         let guard = &epoch::pin();
-        table.open(&self.shelf.ground, self.id, false)?;
+        table.open(&self.interval_cache.context, self.id, false)?;
         let layout = take::<1>(image)?[0];
         if layout != LAYOUT {
-            return Err(image.nonsense("layout", u64::from(layout)));
+            return Err(image.invalid_field("layout", u64::from(layout)));
         }
         let mark = u64::from_le_bytes(take(image)?);
         let is_current = table.mark == mark;
-        table.least = mark;
+        table.min_mark = mark;
         if table.mark < mark {
-            return Err(image.nonsense("mark", mark));
+            return Err(image.invalid_field("mark", mark));
         }
-        table.prefix = Arc::new(Prefix::new(&take_short(image)?));
+        table.prefix = Arc::new(KeyPrefix::new(&take_short(image)?));
         let len = table.space.as_ref().map_or(0, |space| space.len());
         let intervals = u64::from_le_bytes(take(image)?);
         let mut last: Option<Vec<u8>> = None;
         for _ in 0..intervals {
-            let sep = take_short(image)?;
+            let separator = take_short(image)?;
             let bytes: [u8; 20] = take(image)?;
             let number = |at: usize| sheaf_base::frame::u32_at(&bytes, at);
             let piece = sheaf_base::frame::u64_at(&bytes, 0);
             if !is_current {
                 continue;
             }
-            let ascends = last.as_ref().map_or(sep.is_empty(), |last| *last < sep);
+            let ascends = last.as_ref().map_or(separator.is_empty(), |last| *last < separator);
             if !ascends || piece == 0 || piece > len - table.tree.len() {
-                return Err(image.nonsense("interval", piece));
+                return Err(image.invalid_field("interval", piece));
             }
-            let figures = Figures::of(number(8), number(12), number(16));
-            let item = table.new_interval(&sep, figures, &self.shelf);
+            let interval_counts = IntervalCounts::from_encoded(number(8), number(12), number(16));
+            let item = table.new_interval(&separator, interval_counts, &self.interval_cache);
             let at = table.tree.len();
             table.tree.insert(at, piece, item);
-            last = Some(sep);
+            last = Some(separator);
         }
         if is_current && table.tree.len() != len {
-            return Err(image.nonsense("length of the space", len));
+            return Err(image.invalid_field("length of the space", len));
         }
         let blobs = u64::from_le_bytes(take(image)?);
         for _ in 0..blobs {
@@ -257,57 +273,62 @@ impl FlexEngine {
             let len = u32::from_le_bytes(take(image)?);
             let value = take_bytes(image, len as usize)?;
             let value = match (kind, <[u8; 16]>::try_from(&value[..])) {
-                (0, _) => Value::Put(value),
-                (1, Ok(bytes)) => Value::Staged(bytes),
-                _ => return Err(image.nonsense("kind", u64::from(kind))),
+                (0, _) => RetainedValue::Put(value),
+                (1, Ok(bytes)) => RetainedValue::Blob(bytes),
+                _ => return Err(image.invalid_field("kind", u64::from(kind))),
             };
-            if let Content::Staged(blob) = value.content() {
+            if let RecordContent::Blob(blob) = value.content() {
                 self.blobs.lock().insert(blob.id);
             }
-            self.add_owned(&self.state(guard).memtables.active, &key, &[(seq, value)], guard);
+            self.insert_copied(&self.state(guard).memtables.active, &key, &[(seq, value)], guard);
         }
         if !is_current {
-            self.read_space(&mut table)?;
+            self.rebuild_index(&mut table)?;
         }
-        self.serve(&mut table, guard);
+        self.publish_restored(&mut table, guard);
         Ok(())
     }
 
-    /// Takes up what the space says, without an image. Fails with `damage`, if the image may have had what the space has
-    /// not.
+    /// Takes up what the space says, without an image. Fails with `damage`, if the image may have
+    /// had what the space has not.
     pub(crate) fn restore_from_space(&self, damage: Option<Error>) -> Result<()> {
         let mut table = self.table.lock();
         let guard = &epoch::pin();
-        table.forget(); // what a damaged image brought before it was found out
-        table.open(&self.shelf.ground, self.id, false)?;
-        if let Some(damage) = damage.filter(|_| !table.is_complete() || table.mark < table.least) {
+        table.reset(); // what a damaged image brought before it was found out
+        table.open(&self.interval_cache.context, self.id, false)?;
+        if let Some(damage) = damage.filter(|_| !table.has_flushed_memtable() || table.mark < table.min_mark)
+        {
             return Err(damage);
         }
-        self.read_space(&mut table)?;
-        self.serve(&mut table, guard);
+        self.rebuild_index(&mut table)?;
+        self.publish_restored(&mut table, guard);
         Ok(())
     }
 
     /// Takes up the readable part of a damaged space.
-    pub(crate) fn restore_readable(&self, skipped: &mut dyn FnMut(Error)) -> Result<()> {
+    pub(crate) fn restore_partial_space(&self, skipped: &mut dyn FnMut(Error)) -> Result<()> {
         let mut table = self.table.lock();
         let guard = &epoch::pin();
-        if !table.open_rest(&self.shelf.ground, self.id, skipped)? {
+        if !table.open_partial(&self.interval_cache.context, self.id, skipped)? {
             return Err(Error::Unsupported { engine: NAME, feature: "a repair without a space" });
         }
-        self.read_rest(&mut table, skipped)?;
-        self.serve(&mut table, guard);
+        self.rebuild_partial_index(&mut table, skipped)?;
+        self.publish_restored(&mut table, guard);
         Ok(())
     }
 
     /// What the table has is what there is: makes it known.
-    pub(crate) fn serve(&self, table: &mut Table, guard: &Guard) {
-        self.shelf.warmth.is_cold();
-        self.look_at_live(table);
+    pub(crate) fn publish_restored(&self, table: &mut IntervalTable, guard: &Guard) {
+        self.interval_cache.warm_up.restart();
+        self.update_live_stats(table);
         self.blobs.lock().extend(table.blobs.iter().copied());
-        let index = table.publish(&self.shelf, guard);
-        self.note_room(table);
-        self.state.replace(guard, |now| State { memtables: now.memtables.left(true), index, ..now.clone() });
+        let index = table.publish(&self.interval_cache, guard);
+        self.record_disk_reserve(table);
+        self.state.replace(guard, |now| EngineState {
+            memtables: now.memtables.without_flushed(true),
+            index,
+            ..now.clone()
+        });
     }
 }
 
@@ -334,7 +355,7 @@ fn take_bytes(image: &mut dyn ImageSource, len: usize) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     while bytes.len() < len {
         let from = bytes.len();
-        bytes.resize(len.min(from + CAREFUL), 0);
+        bytes.resize(len.min(from + MAX_UNVERIFIED_BYTES), 0);
         image.fill(&mut bytes[from..])?;
     }
     Ok(bytes)

@@ -1,8 +1,8 @@
 //! # Index: from keys to intervals
 //!
-//! The sparse index is the second shift tree beside the space's own (paper, section 5.1): an entry is an interval of the
-//! space, its length is the interval's, and its pivot the separator below all its keys. So an interval that grows moves all
-//! behind it by one number per level here as there.
+//! The sparse index is the second shift tree beside the space's own (paper, section 5.1): an entry
+//! is an interval of the space, its length is the interval's, and its pivot the separator below all
+//! its keys. So an interval that grows moves all behind it by one number per level here as there.
 //!
 //! ## States
 //!
@@ -13,101 +13,101 @@
 //!                 ── view of the space ─┘
 //! ```
 //!
-//! A reader pins the epoch and loads the state: one moment of everything. What is frozen stays in the state until all of
-//! it is in the space, so a key is found in one of them, or in both alike.
+//! A reader pins the epoch and loads the state: one moment of everything. What is frozen stays in
+//! the state until all of it is in the space, so a key is found in one of them, or in both alike.
 
 use std::cmp::Ordering;
 use std::ops::{Bound, Deref};
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use sheaf_base::engine_context::EngineContext;
 use sheaf_base::error::{Damage, Error, Result};
-use sheaf_base::ground::Ground;
-use sheaf_base::memory::pieces::Row;
+use sheaf_base::memory::block_alloc::BlockSlice;
 use sheaf_base::sync::atomic::{self, AtomicU64};
 use sheaf_base::sync::epoch::Guard;
 use sheaf_base::types::Seq;
-use sheaf_flexspace::View;
-use sheaf_flexspace::tree::{Content, Entry, Frozen};
+use sheaf_flexspace::SpaceView;
+use sheaf_flexspace::tree::{TreeEntry, TreeItem, TreeSnapshot};
 use smallvec::SmallVec;
 
-use crate::block::{Block, BlockRef, Sorted, print_of};
-use crate::kept::Look;
-use crate::prints::{Prints, Shown};
-use crate::run::Pair;
-use crate::slots::Slots;
-use crate::wait::Wait;
-use crate::warm::Warmth;
+use crate::block::{Block, BlockRef, SortedVersions, fingerprint_of};
+use crate::fingerprints::{Fingerprints, FingerprintsRef};
+use crate::io_gauge::IoGauge;
+use crate::run::StoredPair;
+use crate::slot_state::SlotView;
+use crate::slots::IntervalSlots;
+use crate::warm_up::WarmUp;
 use sheaf_base::memtable::Memtables;
-use sheaf_base::memtable::prefix::{Prefix, Sep};
+use sheaf_base::memtable::prefix::{KeyPrefix, Separator};
 
 /// An interval of the space.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Interval {
-    pub(crate) sep: Sep,
+    pub(crate) separator: Separator,
     pub(crate) slot: u32,
 }
 
 impl Interval {
-    pub(crate) const NONE: Interval = Interval { sep: Sep::LOWEST, slot: 0 };
+    pub(crate) const NONE: Interval = Interval { separator: Separator::LOWEST, slot: 0 };
 }
 
-impl Content for Interval {
-    type Pivot = Sep;
-    fn pivot(&self) -> Sep {
-        self.sep
+impl TreeItem for Interval {
+    type Pivot = Separator;
+    fn pivot(&self) -> Separator {
+        self.separator
     }
-    fn tail(self, _: u64) -> Interval {
+    fn suffix(self, _: u64) -> Interval {
         self // intervals are cut out whole, never split
     }
-    fn joins(&self, _: u64, _: &Interval) -> bool {
+    fn is_contiguous(&self, _: u64, _: &Interval) -> bool {
         false
     }
 }
 
 /// The sparse index as readers have it.
 #[derive(Debug)]
-pub(crate) struct Index {
+pub(crate) struct SparseIndex {
     /// Tells one from all others of the keyspace.
     pub(crate) number: u64,
-    pub(crate) prefix: Arc<Prefix>,
-    pub(crate) tree: Arc<Frozen<Interval>>,
-    pub(crate) view: Option<View>,
+    pub(crate) prefix: Arc<KeyPrefix>,
+    pub(crate) tree: Arc<TreeSnapshot<Interval>>,
+    pub(crate) view: Option<SpaceView>,
     /// Whoever has the index has this: the committer sees when nobody does.
     pub(crate) _token: Arc<()>,
 }
 
 /// One moment of a keyspace.
 #[derive(Clone, Debug)]
-pub(crate) struct State {
+pub(crate) struct EngineState {
     pub(crate) memtables: Memtables,
-    pub(crate) index: Arc<Index>,
-    /// How often the active memtable was given what had been frozen: then it has versions that are older than what was looked up in
-    /// it before.
-    pub(crate) joined: u64,
+    pub(crate) index: Arc<SparseIndex>,
+    /// How often the active memtable was given what had been frozen: then it has versions that are
+    /// older than what was looked up in it before.
+    pub(crate) unfreeze_count: u64,
 }
 
 /// A block that stays for as long as it is looked at.
-pub(crate) enum Held<'g> {
+pub(crate) enum BlockHandle<'g> {
     /// In its slot, or on its way out of there.
     Cached(&'g Block),
     /// Read just now.
-    Own(BlockRef),
+    Owned(BlockRef),
 }
 
-impl Deref for Held<'_> {
+impl Deref for BlockHandle<'_> {
     type Target = Block;
 
     #[inline]
     fn deref(&self) -> &Block {
         match self {
-            Held::Cached(block) => block,
-            Held::Own(block) => block,
+            BlockHandle::Cached(block) => block,
+            BlockHandle::Owned(block) => block,
         }
     }
 }
 
-impl Held<'_> {
+impl BlockHandle<'_> {
     /// A reference that outlives the guard.
     pub(crate) fn keep(&self) -> BlockRef {
         BlockRef::of(self)
@@ -115,11 +115,11 @@ impl Held<'_> {
 }
 
 /// An interval that was read just now.
-enum Read {
+enum IntervalRead {
     /// Its block has a place in memory.
     Block(BlockRef),
     /// It was not worth one.
-    Bytes(Row<u8>),
+    Bytes(BlockSlice<u8>),
 }
 
 /// The bytes of a pair that is read alone. A short pair is on the stack, so that a read need not
@@ -128,56 +128,56 @@ type PairBytes = SmallVec<[u8; 512]>;
 
 /// What a look by prints came to.
 #[expect(clippy::large_enum_variant, reason = "lives on the stack for one read")]
-enum Single {
+enum SingleRead {
     /// The view shows this pair: its bytes.
     Pair(PairBytes),
     /// It shows none.
-    Nothing,
+    NotFound,
     /// What stands there is not what was checked before, or cannot be looked at.
-    Unclear,
+    Undetermined,
 }
 
 /// What reading a block needs beside the index.
 #[derive(Debug)]
-pub(crate) struct Shelf {
-    pub(crate) slots: Slots,
-    pub(crate) ground: Arc<Ground>,
+pub(crate) struct IntervalCache {
+    pub(crate) slots: IntervalSlots,
+    pub(crate) context: Arc<EngineContext>,
     /// Where the space is, for errors.
     pub(crate) path: PathBuf,
-    pub(crate) warmth: Warmth,
-    pub(crate) wait: Wait,
+    pub(crate) warm_up: WarmUp,
+    pub(crate) io_gauge: IoGauge,
     /// Gets that read one pair, or none, of an interval that is not in memory.
-    pub(crate) spared: AtomicU64,
+    pub(crate) single_reads: AtomicU64,
 }
 
-impl Shelf {
+impl IntervalCache {
     /// The hash of a key, by the database's secret.
     #[inline]
     pub(crate) fn hash(&self, key: &[u8]) -> u64 {
-        self.ground.hash(key)
+        self.context.hash(key)
     }
 
     /// The block of an interval's bytes.
-    pub(crate) fn block_of(&self, data: &[u8]) -> Result<BlockRef, Damage> {
+    pub(crate) fn build_block(&self, data: &[u8]) -> Result<BlockRef, Damage> {
         Block::build(data, |key| self.hash(key))
     }
 }
 
-impl Index {
+impl SparseIndex {
     /// The interval that `key` belongs to.
     #[inline]
-    pub(crate) fn find(&self, key: &[u8]) -> Option<Entry<Interval>> {
+    pub(crate) fn find(&self, key: &[u8]) -> Option<TreeEntry<Interval>> {
         let (head, prefix) = (self.prefix.head(key), &*self.prefix);
-        self.tree.find(|sep| sep.cmp(head, key, prefix) != Ordering::Greater)
+        self.tree.find(|separator| separator.cmp(head, key, prefix) != Ordering::Greater)
     }
 
     /// The last interval that has keys at or before the upper bound, if any can be there.
-    pub(crate) fn find_last(&self, high: Bound<&[u8]>) -> Option<Entry<Interval>> {
+    pub(crate) fn find_last(&self, high: Bound<&[u8]>) -> Option<TreeEntry<Interval>> {
         match high {
             Bound::Included(key) => self.find(key),
             Bound::Excluded(key) => {
                 let (head, prefix) = (self.prefix.head(key), &*self.prefix);
-                self.tree.find(|sep| sep.cmp(head, key, prefix) == Ordering::Less)
+                self.tree.find(|separator| separator.cmp(head, key, prefix) == Ordering::Less)
             }
             Bound::Unbounded => self.tree.get(self.tree.len().checked_sub(1)?),
         }
@@ -185,94 +185,107 @@ impl Index {
 
     /// Whether `key` belongs to an interval before `entry`.
     #[inline]
-    pub(crate) fn is_before(&self, key: &[u8], entry: &Entry<Interval>) -> bool {
-        entry.item.sep.cmp(self.prefix.head(key), key, &self.prefix) == Ordering::Greater
+    pub(crate) fn is_before(&self, key: &[u8], entry: &TreeEntry<Interval>) -> bool {
+        entry.item.separator.cmp(self.prefix.head(key), key, &self.prefix) == Ordering::Greater
     }
 
     /// The interval behind `entry`.
-    pub(crate) fn next(&self, entry: &Entry<Interval>) -> Option<Entry<Interval>> {
+    pub(crate) fn next(&self, entry: &TreeEntry<Interval>) -> Option<TreeEntry<Interval>> {
         self.tree.get(entry.start + entry.len)
     }
 
     /// The interval before `entry`.
-    pub(crate) fn previous(&self, entry: &Entry<Interval>) -> Option<Entry<Interval>> {
+    pub(crate) fn previous(&self, entry: &TreeEntry<Interval>) -> Option<TreeEntry<Interval>> {
         self.tree.get(entry.start.checked_sub(1)?)
     }
 
     /// The separator's bytes of an interval.
-    pub(crate) fn sep(&self, interval: &Interval) -> Vec<u8> {
-        interval.sep.bytes(&self.prefix)
+    pub(crate) fn separator_bytes(&self, interval: &Interval) -> Vec<u8> {
+        interval.separator.bytes(&self.prefix)
     }
 
     /// The block of an interval.
     #[inline]
     pub(crate) fn block<'g>(
         &self,
-        entry: &Entry<Interval>,
-        shelf: &Shelf,
+        entry: &TreeEntry<Interval>,
+        interval_cache: &IntervalCache,
         guard: &'g Guard,
-    ) -> Result<Held<'g>> {
-        match shelf.slots.get(entry.item.slot).block(guard) {
-            Some(block) => Ok(Held::Cached(block)),
+    ) -> Result<BlockHandle<'g>> {
+        match interval_cache.slots.get(entry.item.slot).block(guard) {
+            Some(block) => Ok(BlockHandle::Cached(block)),
             None => {
-                shelf.warmth.note_miss();
-                self.load(entry, shelf, guard).map(Held::Own)
+                interval_cache.warm_up.record_miss();
+                self.load_block(entry, interval_cache, guard).map(BlockHandle::Owned)
             }
         }
     }
 
-    /// Calls `with` with what the view at `at` shows of `key` in its interval. Of one that is not in memory, and not worth another's place
-    /// there, only what its prints say is read; without prints all of it, and prints are left: no block is made of it.
+    /// Calls `with` with what the view at `at` shows of `key` in its interval. Of one that is not
+    /// in memory, and not worth another's place there, only what its prints say is read; without
+    /// prints all of it, and prints are left: no block is made of it.
     #[inline]
-    pub(crate) fn look_into<R>(
+    pub(crate) fn find_in_interval<R>(
         &self,
-        entry: &Entry<Interval>,
-        shelf: &Shelf,
-        (print, key, at): (u16, &[u8], Seq),
+        entry: &TreeEntry<Interval>,
+        interval_cache: &IntervalCache,
+        (fingerprint, key, at): (u16, &[u8], Seq),
         guard: &Guard,
-        with: impl FnOnce(Option<Pair<'_>>) -> Result<R>,
+        with: impl FnOnce(Option<StoredPair<'_>>) -> Result<R>,
     ) -> Result<R> {
-        match shelf.slots.get(entry.item.slot).look(guard) {
-            Look::Block(block) => with(block.find(print, key, at)),
-            missed => self.look_outside(entry, shelf, (print, key, at), (missed, guard), with),
+        match interval_cache.slots.get(entry.item.slot).view(guard) {
+            SlotView::Block(block) => with(block.find(fingerprint, key, at)),
+            missed => {
+                self.find_uncached(entry, interval_cache, (fingerprint, key, at), (missed, guard), with)
+            }
         }
     }
 
     #[cold]
-    fn look_outside<R>(
+    fn find_uncached<R>(
         &self,
-        entry: &Entry<Interval>,
-        shelf: &Shelf,
-        (print, key, at): (u16, &[u8], Seq),
-        (missed, guard): (Look<'_>, &Guard),
-        with: impl FnOnce(Option<Pair<'_>>) -> Result<R>,
+        entry: &TreeEntry<Interval>,
+        interval_cache: &IntervalCache,
+        (fingerprint, key, at): (u16, &[u8], Seq),
+        (missed, guard): (SlotView<'_>, &Guard),
+        with: impl FnOnce(Option<StoredPair<'_>>) -> Result<R>,
     ) -> Result<R> {
-        shelf.warmth.note_miss();
-        let is_wanted = shelf.slots.wants(entry.item.slot, entry.len, &shelf.ground);
-        if let Look::Prints(prints) = missed
+        interval_cache.warm_up.record_miss();
+        let is_wanted =
+            interval_cache.slots.should_admit(entry.item.slot, entry.len, &interval_cache.context);
+        if let SlotView::Fingerprints(fingerprints) = missed
             && !is_wanted
         {
-            let single = self.read_single(entry, shelf, (print, key, at), prints);
-            if !matches!(single, Single::Unclear) {
-                shelf.spared.fetch_add(1, atomic::Ordering::Relaxed);
+            let single = self.read_single(entry, interval_cache, (fingerprint, key, at), fingerprints);
+            if !matches!(single, SingleRead::Undetermined) {
+                interval_cache.single_reads.fetch_add(1, atomic::Ordering::Relaxed);
             }
             match single {
-                Single::Pair(bytes) => return with(Some(self.decoded(entry, &bytes, shelf)?)),
-                Single::Nothing => return with(None),
-                Single::Unclear => {}
+                SingleRead::Pair(bytes) => {
+                    return with(Some(self.decode_pair(entry, &bytes, interval_cache)?));
+                }
+                SingleRead::NotFound => return with(None),
+                SingleRead::Undetermined => {}
             }
         }
-        shelf.slots.expect_gets(entry.item.slot);
-        match self.read(entry, shelf, is_wanted, guard)? {
-            Read::Block(block) => with(block.find(print, key, at)),
-            Read::Bytes(data) => {
-                let found =
-                    Sorted::of(&data).map_err(|what| Error::corrupt(&shelf.path, entry.start, what))?.found;
-                if !shelf.slots.has_many_prints() {
-                    let printed =
-                        found.iter().map(|(stands, pair)| (print_of(shelf.hash(pair.key)), *stands));
-                    if let Some(prints) = Prints::of(&data, printed) {
-                        shelf.slots.offer_prints(entry.item.slot, prints, &shelf.ground, guard);
+        interval_cache.slots.mark_requested(entry.item.slot);
+        match self.read_interval(entry, interval_cache, is_wanted, guard)? {
+            IntervalRead::Block(block) => with(block.find(fingerprint, key, at)),
+            IntervalRead::Bytes(data) => {
+                let found = SortedVersions::of(&data)
+                    .map_err(|what| Error::corrupt(&interval_cache.path, entry.start, what))?
+                    .found;
+                if !interval_cache.slots.is_fingerprint_limit_reached() {
+                    let printed = found
+                        .iter()
+                        .map(|(stands, pair)| (fingerprint_of(interval_cache.hash(pair.key)), *stands));
+                    if let Some(fingerprints) = Fingerprints::of(&data, printed) {
+                        interval_cache.slots.insert_fingerprints(
+                            entry.item.slot,
+                            fingerprints,
+                            &interval_cache.context,
+                            guard,
+                        );
                     }
                 }
                 let mut versions = found.iter().map(|(_, pair)| *pair);
@@ -284,64 +297,90 @@ impl Index {
     /// Reads what of an interval may be the version of `key` that a view at `at` shows.
     fn read_single(
         &self,
-        entry: &Entry<Interval>,
-        shelf: &Shelf,
-        (print, key, at): (u16, &[u8], Seq),
-        prints: Shown<'_>,
-    ) -> Single {
-        let Some(view) = &self.view else { return Single::Unclear };
+        entry: &TreeEntry<Interval>,
+        interval_cache: &IntervalCache,
+        (fingerprint, key, at): (u16, &[u8], Seq),
+        fingerprints: FingerprintsRef<'_>,
+    ) -> SingleRead {
+        let Some(view) = &self.view else { return SingleRead::Undetermined };
         let mut newest: Option<(Seq, PairBytes)> = None;
-        for stand in prints.like(print, entry.len) {
-            let len = usize::try_from(stand.bytes.end - stand.bytes.start).unwrap_or(0);
+        for candidate in fingerprints.candidates(fingerprint, entry.len) {
+            let len = usize::try_from(candidate.bytes.end - candidate.bytes.start).unwrap_or(0);
             let mut bytes = PairBytes::from_elem(0, len);
-            let from = entry.start + stand.bytes.start;
-            let count = shelf.wait.around(|| {}, || view.peek(from, &mut bytes));
+            let from = entry.start + candidate.bytes.start;
+            let count = interval_cache.io_gauge.measure(|| {}, || view.peek(from, &mut bytes));
             bytes.truncate(count);
-            let Some(pair) = stand.pair(&bytes) else { return Single::Unclear };
+            let Some(pair) = candidate.pair(&bytes) else { return SingleRead::Undetermined };
             if pair.key == key && pair.seq <= at && newest.as_ref().is_none_or(|(seq, _)| *seq < pair.seq) {
                 newest = Some((pair.seq, bytes));
-                if prints.is_ordered() {
+                if fingerprints.is_ordered() {
                     break;
                 }
             }
         }
-        newest.map_or(Single::Nothing, |(_, bytes)| Single::Pair(bytes))
+        newest.map_or(SingleRead::NotFound, |(_, bytes)| SingleRead::Pair(bytes))
     }
 
-    fn decoded<'b>(&self, entry: &Entry<Interval>, bytes: &'b [u8], shelf: &Shelf) -> Result<Pair<'b>> {
-        let decoded = Pair::decode(bytes, 0);
-        decoded.map(|(pair, _)| pair).map_err(|what| Error::corrupt(&shelf.path, entry.start, what))
+    fn decode_pair<'b>(
+        &self,
+        entry: &TreeEntry<Interval>,
+        bytes: &'b [u8],
+        interval_cache: &IntervalCache,
+    ) -> Result<StoredPair<'b>> {
+        let decoded = StoredPair::decode(bytes, 0);
+        decoded.map(|(pair, _)| pair).map_err(|what| Error::corrupt(&interval_cache.path, entry.start, what))
     }
 
-    /// Reads the block of an interval from the space, and puts it into its slot if it is worth that.
+    /// Reads the block of an interval from the space, and puts it into its slot if it is worth
+    /// that.
     #[cold]
-    pub(crate) fn load(&self, entry: &Entry<Interval>, shelf: &Shelf, guard: &Guard) -> Result<BlockRef> {
-        let is_wanted = shelf.slots.wants(entry.item.slot, entry.len, &shelf.ground);
-        match self.read(entry, shelf, is_wanted, guard)? {
-            Read::Block(block) => Ok(block),
-            Read::Bytes(data) => self.built(entry, &data, shelf),
+    pub(crate) fn load_block(
+        &self,
+        entry: &TreeEntry<Interval>,
+        interval_cache: &IntervalCache,
+        guard: &Guard,
+    ) -> Result<BlockRef> {
+        let is_wanted =
+            interval_cache.slots.should_admit(entry.item.slot, entry.len, &interval_cache.context);
+        match self.read_interval(entry, interval_cache, is_wanted, guard)? {
+            IntervalRead::Block(block) => Ok(block),
+            IntervalRead::Bytes(data) => self.build_interval_block(entry, &data, interval_cache),
         }
     }
 
-    /// Reads an interval from the space. Its block is made, and put into its slot, if it `is_wanted` there.
+    /// Reads an interval from the space. Its block is made, and put into its slot, if it
+    /// `is_wanted` there.
     #[cold]
-    fn read(&self, entry: &Entry<Interval>, shelf: &Shelf, is_wanted: bool, guard: &Guard) -> Result<Read> {
-        let mut data = Row::new(usize::try_from(entry.len).unwrap_or(usize::MAX), || 0);
+    fn read_interval(
+        &self,
+        entry: &TreeEntry<Interval>,
+        interval_cache: &IntervalCache,
+        is_wanted: bool,
+        guard: &Guard,
+    ) -> Result<IntervalRead> {
+        let mut data = BlockSlice::new(usize::try_from(entry.len).unwrap_or(usize::MAX), || 0);
         if let Some(view) = &self.view {
             let ask = || view.will_need(entry.start, entry.len);
-            shelf.wait.around(ask, || view.read(entry.start, &mut data))?;
+            interval_cache.io_gauge.measure(ask, || view.read(entry.start, &mut data))?;
         }
         if !is_wanted {
-            return Ok(Read::Bytes(data));
+            return Ok(IntervalRead::Bytes(data));
         }
-        let block = self.built(entry, &data, shelf)?;
-        shelf.slots.offer(entry.item.slot, &block, &shelf.ground, guard);
-        Ok(Read::Block(block))
+        let block = self.build_interval_block(entry, &data, interval_cache)?;
+        interval_cache.slots.insert_block(entry.item.slot, &block, &interval_cache.context, guard);
+        Ok(IntervalRead::Block(block))
     }
 
-    fn built(&self, entry: &Entry<Interval>, data: &[u8], shelf: &Shelf) -> Result<BlockRef> {
-        let block = shelf.block_of(data).map_err(|what| Error::corrupt(&shelf.path, entry.start, what))?;
-        shelf.slots.get(entry.item.slot).learn_live(block.live());
+    fn build_interval_block(
+        &self,
+        entry: &TreeEntry<Interval>,
+        data: &[u8],
+        interval_cache: &IntervalCache,
+    ) -> Result<BlockRef> {
+        let block = interval_cache
+            .build_block(data)
+            .map_err(|what| Error::corrupt(&interval_cache.path, entry.start, what))?;
+        interval_cache.slots.get(entry.item.slot).set_live(block.live());
         Ok(block)
     }
 }

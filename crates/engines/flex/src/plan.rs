@@ -14,7 +14,7 @@
 //! Append is taken while it is at most half of what a rewrite costs, the interval has few runs, no more superseded versions than
 //! live ones (at the usual limit of space), and few of the changes are removals; else it is time to rewrite. While there is time, and reads come from memory, a
 //! neighbour that the next change would have rewritten is rewritten with it. Where staged values are named it is always: only a rewrite finds out which
-//! of them are superseded, and they are large. What a rewrite leaves small is merged with a neighbour. `Counts` says
+//! of them are superseded, and they are large. What a rewrite leaves small is merged with a neighbour. `FlushCounts` says
 //! how often each was taken.
 //!
 //! ## Costs
@@ -31,35 +31,35 @@
 use std::ops::Range;
 
 use sheaf_base::error::Result;
-use sheaf_base::keys::between;
-use sheaf_base::memtable::prefix::Sep;
-use sheaf_base::record::Content;
+use sheaf_base::keys::shortest_separator;
+use sheaf_base::memtable::prefix::Separator;
+use sheaf_base::record::RecordContent;
 use sheaf_base::sync::epoch::Guard;
 use sheaf_base::types::Seq;
 use sheaf_base::views::Views;
-use sheaf_flexspace::tree::Entry;
+use sheaf_flexspace::tree::TreeEntry;
 use smallvec::{SmallVec, smallvec};
 
-use crate::block::{Block, BlockRef, Known};
-use crate::changes::{Batch, Keeper, merge};
+use crate::block::{Block, BlockRef, FingerprintedPair};
+use crate::changes::{ChangeBatch, VersionFilter, merge};
 use crate::engine::FlexEngine;
-use crate::index::{Index, Interval};
-use crate::route::Route;
-use crate::run::{self, Pair, RUN_HEAD};
-use crate::slots::{Figures, UNKNOWN};
-use crate::table::{Change, Draft, Plan};
+use crate::index::{Interval, SparseIndex};
+use crate::interval_lookup::TouchedInterval;
+use crate::run::{self, MAX_RUN_HEADER, StoredPair};
+use crate::slots::{IntervalCounts, UNKNOWN_LIVE};
+use crate::table::{IntervalPlan, PlannedChange, PlannedInterval};
 
 /// What a step plans with.
-pub(crate) struct Planning<'a> {
-    pub(crate) index: &'a Index,
-    pub(crate) batch: &'a Batch,
+pub(crate) struct PlanInputs<'a> {
+    pub(crate) index: &'a SparseIndex,
+    pub(crate) batch: &'a ChangeBatch,
     pub(crate) views: &'a Views,
     pub(crate) guard: &'a Guard,
 }
 
-impl Planning<'_> {
+impl PlanInputs<'_> {
     /// The first change from `from` on that belongs to the interval `next` or one behind.
-    fn end_of(&self, from: usize, next: Option<&Entry<Interval>>) -> usize {
+    fn end_of(&self, from: usize, next: Option<&TreeEntry<Interval>>) -> usize {
         next.map_or(self.batch.len(), |next| {
             self.batch.end_before(from, |key| self.index.is_before(key, next))
         })
@@ -67,233 +67,263 @@ impl Planning<'_> {
 }
 
 /// Blocks that are asked for ahead.
-const AHEAD: usize = 4;
+const PREFETCH_BLOCKS: usize = 4;
 /// Intervals ahead that are asked of the device, if they will be read.
-const READ_AHEAD: usize = 32;
+const READ_AHEAD_INTERVALS: usize = 32;
 /// Most neighbours that one rewrite joins: emptied intervals always fit, and may be all there are.
-const MOST_JOINED: usize = 32;
+const MAX_MERGED: usize = 32;
 
 /// Neighbouring intervals that become one, and the changes of all of them.
-struct Stretch {
-    intervals: SmallVec<[Entry<Interval>; 2]>,
+struct IntervalGroup {
+    intervals: SmallVec<[TreeEntry<Interval>; 2]>,
     /// What stands in them; first that of an interval that is only planned, if there is `before`.
     blocks: SmallVec<[BlockRef; 2]>,
     changes: Range<usize>,
     /// Versions that stay, and their bytes.
-    stays: [usize; 2],
+    kept_sizes: [usize; 2],
     /// The separator of the last draft planned before, which is taken back into this.
-    before: Option<Option<Vec<u8>>>,
+    replaced_separator: Option<Option<Vec<u8>>>,
 }
 
-impl Stretch {
+impl IntervalGroup {
     /// The versions that stay, and which staged values go.
-    fn merge<'p>(&'p self, now: &'p Planning<'_>, dead: &mut Vec<(Seq, u64)>) -> Vec<Known<'p>> {
+    fn merge<'p>(
+        &'p self,
+        inputs: &'p PlanInputs<'_>,
+        dead: &mut Vec<(Seq, u64)>,
+    ) -> Vec<FingerprintedPair<'p>> {
         let blocks: SmallVec<[&Block; 2]> = self.blocks.iter().map(|block| &**block).collect();
-        let changes = self.changes.clone().map(|at| now.batch.known(at));
-        merge(&blocks, changes, &mut Keeper { views: now.views, dead })
+        let changes = self.changes.clone().map(|at| inputs.batch.fingerprinted_pair(at));
+        merge(&blocks, changes, &mut VersionFilter { views: inputs.views, dead_blobs: dead })
     }
 
-    /// Adds a neighbour behind the others, with the changes up to `end`. Only the neighbour's versions are gone through:
-    /// no key is in two intervals.
-    fn push(&mut self, now: &Planning<'_>, next: Entry<Interval>, block: BlockRef, end: usize) {
-        let changes = (self.changes.end..end).map(|at| now.batch.known(at));
+    /// Adds a neighbour behind the others, with the changes up to `end`. Only the neighbour's
+    /// versions are gone through: no key is in two intervals.
+    fn push(&mut self, inputs: &PlanInputs<'_>, next: TreeEntry<Interval>, block: BlockRef, end: usize) {
+        let changes = (self.changes.end..end).map(|at| inputs.batch.fingerprinted_pair(at));
         let dead = &mut Vec::new(); // counted when all is merged
-        let stays = sizes_of(&merge(&[&block], changes, &mut Keeper { views: now.views, dead }));
-        self.stays = [self.stays[0] + stays[0], self.stays[1] + stays[1]];
+        let stays = count_and_bytes(&merge(
+            &[&block],
+            changes,
+            &mut VersionFilter { views: inputs.views, dead_blobs: dead },
+        ));
+        self.kept_sizes = [self.kept_sizes[0] + stays[0], self.kept_sizes[1] + stays[1]];
         self.changes.end = end;
         self.blocks.push(block);
         self.intervals.push(next);
     }
 
-    /// The removal that an emptied stretch keeps at the start of the space, where some interval has to begin with the lowest
-    /// key: that of its lowest key.
-    fn placeholder<'p>(&'p self, now: &'p Planning<'_>) -> Option<Known<'p>> {
-        let stored = self.blocks.iter().find(|block| block.len() > 0).map(|block| block.known(0));
-        let changed = self.changes.clone().next().map(|at| now.batch.known(at));
-        let order = |known: &Known<'p>| (known.pair.key, std::cmp::Reverse(known.pair.seq));
+    /// The removal that an emptied stretch keeps at the start of the space, where some interval has
+    /// to begin with the lowest key: that of its lowest key.
+    fn placeholder<'p>(&'p self, inputs: &'p PlanInputs<'_>) -> Option<FingerprintedPair<'p>> {
+        let stored =
+            self.blocks.iter().find(|block| block.len() > 0).map(|block| block.fingerprinted_pair(0));
+        let changed = self.changes.clone().next().map(|at| inputs.batch.fingerprinted_pair(at));
+        let order = |known: &FingerprintedPair<'p>| (known.pair.key, std::cmp::Reverse(known.pair.seq));
         stored
             .into_iter()
             .chain(changed)
             .min_by(|a, b| order(a).cmp(&order(b)))
-            .filter(|known| known.pair.is_tomb())
+            .filter(|known| known.pair.is_tombstone())
     }
 
-    fn last(&self) -> &Entry<Interval> {
+    fn last(&self) -> &TreeEntry<Interval> {
         &self.intervals[self.intervals.len() - 1]
     }
 
     /// Versions that stand there.
-    fn stored(&self) -> usize {
+    fn stored_versions(&self) -> usize {
         self.blocks.iter().map(|block| block.len()).sum()
     }
 }
 
 impl FlexEngine {
     /// Plans the changes of a batch, the first ones of many; how many.
-    pub(crate) fn plan(&self, now: &Planning<'_>, plan: &mut Plan) -> Result<usize> {
-        let batch = now.batch;
-        let routes = now.routes();
-        let mut from = if routes.is_empty() { self.plan_new(now, 0..batch.len(), None, plan) } else { 0 };
-        routes.iter().for_each(|route| self.shelf.slots.prefetch(route.entry.item.slot));
-        let prefetch = |route: &Route| {
-            self.shelf.slots.get(route.entry.item.slot).prefetch(route.entry.len, now.guard);
+    pub(crate) fn plan(&self, inputs: &PlanInputs<'_>, plan: &mut IntervalPlan) -> Result<usize> {
+        let batch = inputs.batch;
+        let all_touched = inputs.touched_intervals();
+        let mut from =
+            if all_touched.is_empty() { self.plan_new(inputs, 0..batch.len(), None, plan) } else { 0 };
+        all_touched.iter().for_each(|touched| self.interval_cache.slots.prefetch(touched.entry.item.slot));
+        let prefetch = |touched: &TouchedInterval| {
+            self.interval_cache.slots.get(touched.entry.item.slot).prefetch(touched.entry.len, inputs.guard);
         };
-        routes.iter().take(AHEAD).for_each(prefetch);
-        let asks = self.shelf.wait.is_long();
+        all_touched.iter().take(PREFETCH_BLOCKS).for_each(prefetch);
+        let asks = self.interval_cache.io_gauge.is_device_bound();
         if asks {
-            routes.iter().take(READ_AHEAD).for_each(|route| self.ask(now, route, plan));
+            all_touched
+                .iter()
+                .take(READ_AHEAD_INTERVALS)
+                .for_each(|touched| self.request_read(inputs, touched, plan));
         }
-        for (number, Route { entry, next, changes }) in routes.iter().enumerate() {
-            routes.get(number + AHEAD).into_iter().for_each(prefetch);
-            if let Some(route) = routes.get(number + READ_AHEAD).filter(|_| asks) {
-                self.ask(now, route, plan);
+        for (number, TouchedInterval { entry, next, changes }) in all_touched.iter().enumerate() {
+            all_touched.get(number + PREFETCH_BLOCKS).into_iter().for_each(prefetch);
+            if let Some(touched) = all_touched.get(number + READ_AHEAD_INTERVALS).filter(|_| asks) {
+                self.request_read(inputs, touched, plan);
             }
             if changes.start < from {
                 continue; // merged with one before
             }
-            if plan.counts.bytes >= self.sizes.step_written || plan.looked >= self.sizes.step {
+            if plan.counts.bytes >= self.sizes.step_written || plan.examined >= self.sizes.step_changes {
                 break;
             }
-            from = self.plan_interval(now, changes.clone(), entry, plan)?;
+            from = self.plan_interval(inputs, changes.clone(), entry, plan)?;
             if let Some(next) = next {
-                from = self.tidy(now, from, next, plan)?;
+                from = self.plan_defragment(inputs, from, next, plan)?;
             }
         }
         for at in 0..from {
-            if let Content::Staged(blob) = batch.pair(at).content {
-                plan.named.push(blob.id);
+            if let RecordContent::Blob(blob) = batch.pair(at).content {
+                plan.new_blobs.push(blob.id);
             }
         }
         Ok(from)
     }
 
     /// Asks the device for what will be read to rewrite an interval.
-    fn ask(&self, now: &Planning<'_>, route: &Route, plan: &Plan) {
-        let Route { entry, changes, .. } = route;
-        if let Some(view) = &now.index.view
-            && !self.shelf.slots.get(entry.item.slot).is_cached()
-            && !plan.appends
-            && !self.appends(now, changes, entry, plan.is_tight)
+    fn request_read(&self, inputs: &PlanInputs<'_>, touched: &TouchedInterval, plan: &IntervalPlan) {
+        let TouchedInterval { entry, changes, .. } = touched;
+        if let Some(view) = &inputs.index.view
+            && !self.interval_cache.slots.get(entry.item.slot).is_cached()
+            && !plan.is_append_only
+            && !self.should_append(inputs, changes, entry, plan.is_disk_low)
         {
             view.will_need(entry.start, entry.len);
         }
     }
 
-    /// Plans new intervals: the first ones, or those behind `last` and its last key. The first change that is left.
+    /// Plans new intervals: the first ones, or those behind `last` and its last key. The first
+    /// change that is left.
     fn plan_new(
         &self,
-        now: &Planning<'_>,
+        inputs: &PlanInputs<'_>,
         changes: Range<usize>,
-        last: Option<(&Entry<Interval>, &[u8])>,
-        plan: &mut Plan,
+        last: Option<(&TreeEntry<Interval>, &[u8])>,
+        plan: &mut IntervalPlan,
     ) -> usize {
-        let keeper = &mut Keeper { views: now.views, dead: &mut plan.dead };
-        let merged = merge(&[], changes.clone().map(|at| now.batch.known(at)), keeper);
-        let drafts = self.cut(&merged, last.map(|(_, key)| key), &mut plan.bytes);
-        if !drafts.is_empty() {
-            plan.sample(0, u32::try_from(changes.len()).unwrap_or(u32::MAX), changes.len());
-            plan.counts.inserted += drafts.len() as u64;
-            plan.counts.bytes += bytes_of(&drafts);
+        let keeper = &mut VersionFilter { views: inputs.views, dead_blobs: &mut plan.dead_blobs };
+        let merged = merge(&[], changes.clone().map(|at| inputs.batch.fingerprinted_pair(at)), keeper);
+        let planned_intervals = self.split_into_intervals(&merged, last.map(|(_, key)| key), &mut plan.bytes);
+        if !planned_intervals.is_empty() {
+            plan.sample_new_keys(0, u32::try_from(changes.len()).unwrap_or(u32::MAX), changes.len());
+            plan.counts.inserted += planned_intervals.len() as u64;
+            plan.counts.bytes += bytes_of(&planned_intervals);
             let at = last.map_or(0, |(entry, _)| entry.start + entry.len);
-            let sep = last.map_or(Sep::LOWEST, |(entry, _)| entry.item.sep);
-            plan.changes.push(Change { at, len: 0, old: SmallVec::new(), sep, appends: false, drafts });
+            let separator = last.map_or(Separator::LOWEST, |(entry, _)| entry.item.separator);
+            plan.changes.push(PlannedChange {
+                at,
+                len: 0,
+                old_slots: SmallVec::new(),
+                separator,
+                is_append: false,
+                planned_intervals,
+            });
         }
         changes.end
     }
 
-    /// Plans what becomes of one interval, and maybe of its neighbours; the first change that is left.
+    /// Plans what becomes of one interval, and maybe of its neighbours; the first change that is
+    /// left.
     fn plan_interval(
         &self,
-        now: &Planning<'_>,
+        inputs: &PlanInputs<'_>,
         changes: Range<usize>,
-        entry: &Entry<Interval>,
-        plan: &mut Plan,
+        entry: &TreeEntry<Interval>,
+        plan: &mut IntervalPlan,
     ) -> Result<usize> {
-        if plan.appends {
-            return Ok(self.plan_append(now, changes, entry, plan));
+        if plan.is_append_only {
+            return Ok(self.plan_append(inputs, changes, entry, plan));
         }
-        if let Some(last) = self.is_behind(now, &changes, entry)? {
-            return Ok(self.plan_new(now, changes, Some((entry, &last)), plan));
+        if let Some(last) = self.append_point(inputs, &changes, entry)? {
+            return Ok(self.plan_new(inputs, changes, Some((entry, &last)), plan));
         }
-        if self.appends(now, &changes, entry, plan.is_tight) {
-            return Ok(self.plan_append(now, changes, entry, plan));
+        if self.should_append(inputs, &changes, entry, plan.is_disk_low) {
+            return Ok(self.plan_append(inputs, changes, entry, plan));
         }
-        match self.plan_rewrite(now, changes.clone(), entry, plan) {
+        match self.plan_rewrite(inputs, changes.clone(), entry, plan) {
             // What stands there cannot be read; what is new can still be kept behind it.
-            Err(error) if error.is_corrupt() => Ok(self.plan_append(now, changes, entry, plan)),
+            Err(error) if error.is_corrupt() => Ok(self.plan_append(inputs, changes, entry, plan)),
             other => other,
         }
     }
 
     /// The last key of the last interval, if that is nearly full and many changes lie behind it.
-    fn is_behind(
+    fn append_point(
         &self,
-        now: &Planning<'_>,
+        inputs: &PlanInputs<'_>,
         changes: &Range<usize>,
-        entry: &Entry<Interval>,
+        entry: &TreeEntry<Interval>,
     ) -> Result<Option<Vec<u8>>> {
-        let is_cached = self.shelf.slots.get(entry.item.slot).is_cached();
-        if changes.len() * 4 < self.sizes.pairs || !is_cached || now.index.next(entry).is_some() {
+        let is_cached = self.interval_cache.slots.get(entry.item.slot).is_cached();
+        if changes.len() * 4 < self.sizes.pairs || !is_cached || inputs.index.next(entry).is_some() {
             return Ok(None);
         }
-        let block = now.index.block(entry, &self.shelf, now.guard)?;
+        let block = inputs.index.block(entry, &self.interval_cache, inputs.guard)?;
         let last = block.len().checked_sub(1).map(|last| block.pair(last).key);
         let is_full = block.len() * 4 >= self.sizes.pairs * 3;
-        Ok(last.filter(|last| is_full && *last < now.batch.key(changes.start)).map(<[u8]>::to_vec))
+        Ok(last.filter(|last| is_full && *last < inputs.batch.key(changes.start)).map(<[u8]>::to_vec))
     }
 
-    /// Rewrites an interval that nothing changes, and that the next change would have rewritten, if there is time for it. The
-    /// first change that is left: that is `from`, or behind a neighbour that was merged with it.
-    fn tidy(
+    /// Rewrites an interval that nothing changes, and that the next change would have rewritten, if
+    /// there is time for it. The first change that is left: that is `from`, or behind a neighbour
+    /// that was merged with it.
+    fn plan_defragment(
         &self,
-        now: &Planning<'_>,
+        inputs: &PlanInputs<'_>,
         from: usize,
-        entry: &Entry<Interval>,
-        plan: &mut Plan,
+        entry: &TreeEntry<Interval>,
+        plan: &mut IntervalPlan,
     ) -> Result<usize> {
-        if !plan.has_leisure || !self.is_fragmented(self.shelf.slots.get(entry.item.slot).figures()) {
+        if !plan.may_defragment
+            || !self.is_fragmented(self.interval_cache.slots.get(entry.item.slot).interval_counts())
+        {
             return Ok(from);
         }
-        let is_untouched = now.end_of(from, now.index.next(entry).as_ref()) == from
+        let is_untouched = inputs.end_of(from, inputs.index.next(entry).as_ref()) == from
             && plan.changes.last().is_some_and(|last| last.at + last.len <= entry.start);
         if !is_untouched {
             return Ok(from);
         }
-        match self.plan_rewrite(now, from..from, entry, plan) {
+        match self.plan_rewrite(inputs, from..from, entry, plan) {
             Err(error) if error.is_corrupt() => Ok(from),
             planned => {
-                plan.counts.tidied += 1;
+                plan.counts.defragmented += 1;
                 planned
             }
         }
     }
 
     /// Whether an interval has as many runs, or as many versions that nobody reads, as it may have.
-    fn is_fragmented(&self, figures: Figures) -> bool {
-        let dead = if figures.live == UNKNOWN { 0 } else { figures.entries.saturating_sub(figures.live) };
-        figures.runs >= self.sizes.runs || u64::from(dead) * 100 >= u64::from(figures.live) * self.sizes.slack
+    fn is_fragmented(&self, interval_counts: IntervalCounts) -> bool {
+        let dead = if interval_counts.live == UNKNOWN_LIVE {
+            0
+        } else {
+            interval_counts.entries.saturating_sub(interval_counts.live)
+        };
+        interval_counts.runs >= self.sizes.runs
+            || u64::from(dead) * 100 >= u64::from(interval_counts.live) * self.sizes.max_dead_percent
     }
 
     /// Whether changes are appended to an interval and not merged with it: see the rule.
-    fn appends(
+    fn should_append(
         &self,
-        now: &Planning<'_>,
+        inputs: &PlanInputs<'_>,
         changes: &Range<usize>,
-        entry: &Entry<Interval>,
+        entry: &TreeEntry<Interval>,
         is_tight: bool,
     ) -> bool {
-        let figures = self.shelf.slots.get(entry.item.slot).figures();
-        let stored = figures.entries as usize;
-        let cost = RUN_HEAD + now.batch.pairs(changes.clone()).map(|pair| pair.len()).sum::<usize>();
-        let tombs = now.batch.pairs(changes.clone()).filter(Pair::is_tomb).count();
+        let interval_counts = self.interval_cache.slots.get(entry.item.slot).interval_counts();
+        let stored = interval_counts.entries as usize;
+        let cost = MAX_RUN_HEADER + inputs.batch.pairs(changes.clone()).map(|pair| pair.len()).sum::<usize>();
+        let tombs = inputs.batch.pairs(changes.clone()).filter(StoredPair::is_tombstone).count();
         let len = usize::try_from(entry.len).unwrap_or(usize::MAX / 2);
         // What is superseded there, and what would be if no change is of a new key.
-        let (live, slack) = (u64::from(figures.live), self.sizes.slack);
+        let (live, slack) = (u64::from(interval_counts.live), self.sizes.max_dead_percent);
         let dead = (stored + changes.len()) as u64 - live.min(stored as u64);
-        let is_within = figures.live == UNKNOWN || dead * 100 <= live * slack;
-        let may_append = !figures.is_staged
+        let is_within = interval_counts.live == UNKNOWN_LIVE || dead * 100 <= live * slack;
+        let may_append = !interval_counts.has_blobs
             && is_within
-            && figures.runs < self.sizes.runs
+            && interval_counts.runs < self.sizes.runs
             && stored + changes.len() <= 2 * self.sizes.pairs
             && len + cost <= 2 * self.sizes.bytes
             && tombs * 4 <= stored;
@@ -305,94 +335,104 @@ impl FlexEngine {
     /// Plans a run behind the others; the first change that is left.
     fn plan_append(
         &self,
-        now: &Planning<'_>,
+        inputs: &PlanInputs<'_>,
         changes: Range<usize>,
-        entry: &Entry<Interval>,
-        plan: &mut Plan,
+        entry: &TreeEntry<Interval>,
+        plan: &mut IntervalPlan,
     ) -> usize {
         let start = plan.bytes.len();
         let mut places: SmallVec<[u32; 16]> = SmallVec::new();
         let stands = |at: usize| places.push(u32::try_from(at).unwrap_or(u32::MAX));
-        run::encode(false, now.batch.pairs(changes.clone()), &mut plan.bytes, stands);
+        run::encode(false, inputs.batch.pairs(changes.clone()), &mut plan.bytes, stands);
         let data = start..plan.bytes.len();
-        let slot = self.shelf.slots.get(entry.item.slot);
-        let figures = slot.figures();
-        let known = || changes.clone().map(|at| now.batch.known(at)).zip(places.iter().copied());
-        let block = slot.block(now.guard).and_then(|block| {
-            let added: SmallVec<[(Known<'_>, u32); 16]> = known().collect();
-            block.with(&plan.bytes[data.clone()], &added).ok()
+        let slot = self.interval_cache.slots.get(entry.item.slot);
+        let interval_counts = slot.interval_counts();
+        let known =
+            || changes.clone().map(|at| inputs.batch.fingerprinted_pair(at)).zip(places.iter().copied());
+        let block = slot.block(inputs.guard).and_then(|block| {
+            let added: SmallVec<[(FingerprintedPair<'_>, u32); 16]> = known().collect();
+            block.with_run(&plan.bytes[data.clone()], &added).ok()
         });
-        let prints = slot.prints(now.guard).and_then(|prints| {
-            let added: SmallVec<[(u16, u32); 16]> = known().map(|(known, at)| (known.print, at)).collect();
-            prints.with(entry.len, &plan.bytes[data.clone()], added.into_iter())
+        let fingerprints = slot.fingerprints(inputs.guard).and_then(|fingerprints| {
+            let added: SmallVec<[(u16, u32); 16]> =
+                known().map(|(known, at)| (known.fingerprint, at)).collect();
+            fingerprints.with_run(entry.len, &plan.bytes[data.clone()], added.into_iter())
         });
         let added = u32::try_from(changes.len()).unwrap_or(u32::MAX);
-        let figures = Figures {
-            entries: figures.entries.saturating_add(added),
-            live: block.as_ref().map_or(UNKNOWN, |block| block.live()),
-            runs: figures.runs + 1,
-            is_staged: figures.is_staged || now.batch.pairs(changes.clone()).any(|pair| pair.is_staged()),
+        let interval_counts = IntervalCounts {
+            entries: interval_counts.entries.saturating_add(added),
+            live: block.as_ref().map_or(UNKNOWN_LIVE, |block| block.live()),
+            runs: interval_counts.runs + 1,
+            has_blobs: interval_counts.has_blobs
+                || inputs.batch.pairs(changes.clone()).any(|pair| pair.is_blob()),
         };
         plan.counts.appended += 1;
         plan.counts.bytes += data.len() as u64;
-        plan.sample(slot.figures().live, figures.live, changes.len());
-        plan.changes.push(Change {
+        plan.sample_new_keys(slot.interval_counts().live, interval_counts.live, changes.len());
+        plan.changes.push(PlannedChange {
             at: entry.start,
             len: entry.len,
-            old: smallvec![entry.item.slot],
-            sep: entry.item.sep,
-            appends: true,
-            drafts: smallvec![Draft { sep: None, data, figures, block, prints }],
+            old_slots: smallvec![entry.item.slot],
+            separator: entry.item.separator,
+            is_append: true,
+            planned_intervals: smallvec![PlannedInterval {
+                separator: None,
+                data,
+                interval_counts,
+                block,
+                fingerprints
+            }],
         });
         changes.end
     }
 
     /// Whether so many pairs of so many bytes, and those of `other`, are one interval.
-    fn fit(&self, pairs: usize, bytes: usize, other: &Entry<Interval>) -> bool {
-        let entries = self.shelf.slots.get(other.item.slot).figures().entries as usize;
+    fn fits_with(&self, pairs: usize, bytes: usize, other: &TreeEntry<Interval>) -> bool {
+        let entries = self.interval_cache.slots.get(other.item.slot).interval_counts().entries as usize;
         pairs + entries <= self.sizes.pairs && bytes as u64 + other.len <= self.sizes.bytes as u64
     }
 
-    /// Plans one interval's rewriting, and that of neighbours that fit; the first change that is left.
+    /// Plans one interval's rewriting, and that of neighbours that fit; the first change that is
+    /// left.
     pub(crate) fn plan_rewrite(
         &self,
-        now: &Planning<'_>,
+        inputs: &PlanInputs<'_>,
         changes: Range<usize>,
-        entry: &Entry<Interval>,
-        plan: &mut Plan,
+        entry: &TreeEntry<Interval>,
+        plan: &mut IntervalPlan,
     ) -> Result<usize> {
-        let block = now.index.block(entry, &self.shelf, now.guard)?.keep();
-        let mut stretch = Stretch {
+        let block = inputs.index.block(entry, &self.interval_cache, inputs.guard)?.keep();
+        let mut group = IntervalGroup {
             intervals: smallvec![*entry],
             blocks: smallvec![block],
             changes,
-            stays: [0; 2],
-            before: None,
+            kept_sizes: [0; 2],
+            replaced_separator: None,
         };
         let mut dead = Vec::new();
-        let merged = stretch.merge(now, &mut dead);
-        let stays = sizes_of(&merged);
-        plan.note_read(stretch.stored());
+        let merged = group.merge(inputs, &mut dead);
+        let stays = count_and_bytes(&merged);
+        plan.record_read(group.stored_versions());
         if !self.is_small(stays) {
-            let drafts = self.cut(&merged, None, &mut plan.bytes);
+            let planned_intervals = self.split_into_intervals(&merged, None, &mut plan.bytes);
             drop(merged);
-            plan.dead.extend(dead);
-            return Ok(plan.take(stretch, drafts));
+            plan.dead_blobs.extend(dead);
+            return Ok(plan.replace_group(group, planned_intervals));
         }
         drop(merged);
-        stretch.stays = stays;
-        self.grow(now, &mut stretch, plan)?;
-        plan.note_read(stretch.stored());
+        group.kept_sizes = stays;
+        self.add_neighbours(inputs, &mut group, plan)?;
+        plan.record_read(group.stored_versions());
         dead.clear();
-        let mut merged = stretch.merge(now, &mut dead);
-        let is_first = stretch.intervals[0].start == 0 && stretch.before.is_none();
-        if merged.is_empty() && is_first && now.index.next(stretch.last()).is_some() {
-            merged.extend(stretch.placeholder(now));
+        let mut merged = group.merge(inputs, &mut dead);
+        let is_first = group.intervals[0].start == 0 && group.replaced_separator.is_none();
+        if merged.is_empty() && is_first && inputs.index.next(group.last()).is_some() {
+            merged.extend(group.placeholder(inputs));
         }
-        let drafts = self.cut(&merged, None, &mut plan.bytes);
+        let planned_intervals = self.split_into_intervals(&merged, None, &mut plan.bytes);
         drop(merged);
-        plan.dead.extend(dead);
-        Ok(plan.take(stretch, drafts))
+        plan.dead_blobs.extend(dead);
+        Ok(plan.replace_group(group, planned_intervals))
     }
 
     /// Whether so many pairs and bytes are less than half an interval.
@@ -401,63 +441,82 @@ impl FlexEngine {
     }
 
     /// Adds neighbours to a small stretch while they fit: those behind it, then the one before.
-    fn grow(&self, now: &Planning<'_>, stretch: &mut Stretch, plan: &mut Plan) -> Result<()> {
-        while self.is_small(stretch.stays) && stretch.intervals.len() < MOST_JOINED {
-            let [pairs, bytes] = stretch.stays;
+    fn add_neighbours(
+        &self,
+        inputs: &PlanInputs<'_>,
+        group: &mut IntervalGroup,
+        plan: &mut IntervalPlan,
+    ) -> Result<()> {
+        while self.is_small(group.kept_sizes) && group.intervals.len() < MAX_MERGED {
+            let [pairs, bytes] = group.kept_sizes;
             // Nothing can be the first interval: that begins with the lowest key.
-            let must_grow = pairs == 0 && stretch.intervals[0].start == 0;
-            let fits = |next: &Entry<Interval>| must_grow || self.fit(pairs, bytes + RUN_HEAD, next);
-            let Some(next) = now.index.next(stretch.last()).filter(fits) else { break };
-            let end = now.end_of(stretch.changes.end, now.index.next(&next).as_ref());
-            let block = now.index.block(&next, &self.shelf, now.guard)?.keep();
-            plan.note_read(block.len());
-            stretch.push(now, next, block, end);
+            let must_grow = pairs == 0 && group.intervals[0].start == 0;
+            let fits =
+                |next: &TreeEntry<Interval>| must_grow || self.fits_with(pairs, bytes + MAX_RUN_HEADER, next);
+            let Some(next) = inputs.index.next(group.last()).filter(fits) else { break };
+            let end = inputs.end_of(group.changes.end, inputs.index.next(&next).as_ref());
+            let block = inputs.index.block(&next, &self.interval_cache, inputs.guard)?.keep();
+            plan.record_read(block.len());
+            group.push(inputs, next, block, end);
             plan.counts.merged += 1;
         }
-        if self.is_small(stretch.stays) {
-            self.look_back(now, stretch, plan)?;
+        if self.is_small(group.kept_sizes) {
+            self.merge_previous(inputs, group, plan)?;
         }
         Ok(())
     }
 
-    /// The last step of growing: what it takes out of the plan must not be lost to a block that cannot be read.
-    /// Merges the interval before a small stretch into it, if both together are one: that of the index, or, if it was planned
-    /// just before, the last draft of that.
-    fn look_back(&self, now: &Planning<'_>, stretch: &mut Stretch, plan: &mut Plan) -> Result<()> {
-        let bytes = stretch.stays[1];
-        let Some(previous) = now.index.previous(&stretch.intervals[0]) else { return Ok(()) };
-        let stored = stretch.stored();
+    /// The last step of growing: what it takes out of the plan must not be lost to a block that
+    /// cannot be read. Merges the interval before a small stretch into it, if both together are
+    /// one: that of the index, or, if it was planned just before, the last draft of that.
+    fn merge_previous(
+        &self,
+        inputs: &PlanInputs<'_>,
+        group: &mut IntervalGroup,
+        plan: &mut IntervalPlan,
+    ) -> Result<()> {
+        let bytes = group.kept_sizes[1];
+        let Some(previous) = inputs.index.previous(&group.intervals[0]) else { return Ok(()) };
+        let stored = group.stored_versions();
         let Some(change) = plan.changes.last_mut().filter(|change| change.at + change.len > previous.start)
         else {
-            if self.fit(stored, bytes + RUN_HEAD, &previous) {
-                stretch.blocks.insert(0, now.index.block(&previous, &self.shelf, now.guard)?.keep());
-                stretch.intervals.insert(0, previous);
+            if self.fits_with(stored, bytes + MAX_RUN_HEADER, &previous) {
+                group
+                    .blocks
+                    .insert(0, inputs.index.block(&previous, &self.interval_cache, inputs.guard)?.keep());
+                group.intervals.insert(0, previous);
                 plan.counts.merged += 1;
             }
             return Ok(());
         };
-        let fits = |draft: &Draft| {
-            draft.figures.entries as usize + stored <= self.sizes.pairs
-                && draft.data.len() + bytes + RUN_HEAD <= self.sizes.bytes
-                && draft.block.is_some()
+        let fits = |planned_interval: &PlannedInterval| {
+            planned_interval.interval_counts.entries as usize + stored <= self.sizes.pairs
+                && planned_interval.data.len() + bytes + MAX_RUN_HEADER <= self.sizes.bytes
+                && planned_interval.block.is_some()
         };
-        if !change.appends
-            && change.drafts.last().is_some_and(fits)
-            && let Some(Draft { sep, block: Some(block), .. }) = change.drafts.pop()
+        if !change.is_append
+            && change.planned_intervals.last().is_some_and(fits)
+            && let Some(PlannedInterval { separator, block: Some(block), .. }) =
+                change.planned_intervals.pop()
         {
-            stretch.blocks.insert(0, block);
-            stretch.before = Some(sep);
+            group.blocks.insert(0, block);
+            group.replaced_separator = Some(separator);
             plan.counts.merged += 1;
         }
         Ok(())
     }
 
-    /// Cuts sorted pairs into intervals of about the same size. `low` is the key before them all, if they begin
-    /// an interval of their own.
-    fn cut(&self, pairs: &[Known<'_>], low: Option<&[u8]>, bytes: &mut Vec<u8>) -> SmallVec<[Draft; 2]> {
+    /// Cuts sorted pairs into intervals of about the same size. `low` is the key before them all,
+    /// if they begin an interval of their own.
+    fn split_into_intervals(
+        &self,
+        pairs: &[FingerprintedPair<'_>],
+        low: Option<&[u8]>,
+        bytes: &mut Vec<u8>,
+    ) -> SmallVec<[PlannedInterval; 2]> {
         let parts = pairs.len().div_ceil(self.sizes.pairs).max(1);
         let each = pairs.len().div_ceil(parts).max(1);
-        let mut drafts = SmallVec::with_capacity(parts);
+        let mut planned_intervals = SmallVec::with_capacity(parts);
         let key = |at: usize| pairs[at].pair.key;
         let mut from = 0;
         while from < pairs.len() {
@@ -472,87 +531,104 @@ impl FlexEngine {
                 to += 1;
             }
             let before = if from > 0 { Some(key(from - 1)) } else { low };
-            let sep = before.map(|before| between(before, key(from)).to_vec());
-            drafts.push(draft(&pairs[from..to], sep, bytes));
+            let separator = before.map(|before| shortest_separator(before, key(from)).to_vec());
+            planned_intervals.push(encode_interval(&pairs[from..to], separator, bytes));
             from = to;
         }
-        drafts
+        planned_intervals
     }
 }
 
 /// An interval of sorted pairs; its bytes go behind `bytes`.
-fn draft(pairs: &[Known<'_>], sep: Option<Vec<u8>>, bytes: &mut Vec<u8>) -> Draft {
+fn encode_interval(
+    pairs: &[FingerprintedPair<'_>],
+    separator: Option<Vec<u8>>,
+    bytes: &mut Vec<u8>,
+) -> PlannedInterval {
     let start = bytes.len();
     let mut places: SmallVec<[u32; 32]> = SmallVec::new();
     let stands = |at: usize| places.push(u32::try_from(at).unwrap_or(u32::MAX));
     run::encode(true, pairs.iter().map(|known| known.pair), bytes, stands);
     let data = start..bytes.len();
     let block = Block::of(&bytes[data.clone()], pairs.iter().copied().zip(places)).ok();
-    let figures = Figures {
+    let interval_counts = IntervalCounts {
         entries: u32::try_from(pairs.len()).unwrap_or(u32::MAX),
-        live: block.as_ref().map_or(UNKNOWN, |block| block.live()),
+        live: block.as_ref().map_or(UNKNOWN_LIVE, |block| block.live()),
         runs: 1,
-        is_staged: pairs.iter().any(|known| known.pair.is_staged()),
+        has_blobs: pairs.iter().any(|known| known.pair.is_blob()),
     };
-    Draft { sep, data, figures, block, prints: None }
+    PlannedInterval { separator, data, interval_counts, block, fingerprints: None }
 }
 
-impl Plan {
+impl IntervalPlan {
     /// Of so many changes, live keys before and after are known, if they are.
-    fn sample(&mut self, before: u32, after: u32, changes: usize) {
-        if before != UNKNOWN && after != UNKNOWN {
-            self.sampled[0] += u64::from(after.saturating_sub(before));
-            self.sampled[1] += changes as u64;
+    fn sample_new_keys(&mut self, before: u32, after: u32, changes: usize) {
+        if before != UNKNOWN_LIVE && after != UNKNOWN_LIVE {
+            self.new_key_sample[0] += u64::from(after.saturating_sub(before));
+            self.new_key_sample[1] += changes as u64;
         }
     }
 
     /// So many versions were gone through, of one interval more.
-    fn note_read(&mut self, versions: usize) {
-        self.looked += 1;
-        self.counts.read += versions as u64;
+    fn record_read(&mut self, versions: usize) {
+        self.examined += 1;
+        self.counts.versions_read += versions as u64;
     }
 
     /// `drafts` take the place of a stretch; the first change that is left.
-    fn take(&mut self, stretch: Stretch, drafts: SmallVec<[Draft; 2]>) -> usize {
-        let before = stretch.blocks.iter().map(|block| block.live()).sum();
-        let after = drafts.iter().map(|draft| draft.figures.live).sum();
-        self.sample(before, after, stretch.changes.len());
-        self.rewrite(&stretch.intervals, stretch.before, drafts);
-        stretch.changes.end
+    fn replace_group(
+        &mut self,
+        group: IntervalGroup,
+        planned_intervals: SmallVec<[PlannedInterval; 2]>,
+    ) -> usize {
+        let before = group.blocks.iter().map(|block| block.live()).sum();
+        let after =
+            planned_intervals.iter().map(|planned_interval| planned_interval.interval_counts.live).sum();
+        self.sample_new_keys(before, after, group.changes.len());
+        self.rewrite(&group.intervals, group.replaced_separator, planned_intervals);
+        group.changes.end
     }
 
-    /// `drafts` take the place of `intervals`; and, if there is `before`, of the last draft planned, whose separator that is.
+    /// `drafts` take the place of `intervals`; and, if there is `before`, of the last draft
+    /// planned, whose separator that is.
     fn rewrite(
         &mut self,
-        intervals: &[Entry<Interval>],
+        intervals: &[TreeEntry<Interval>],
         before: Option<Option<Vec<u8>>>,
-        mut drafts: SmallVec<[Draft; 2]>,
+        mut planned_intervals: SmallVec<[PlannedInterval; 2]>,
     ) {
         self.counts.rewritten += 1;
-        self.counts.bytes += bytes_of(&drafts);
+        self.counts.bytes += bytes_of(&planned_intervals);
         let len = intervals.iter().map(|entry| entry.len).sum::<u64>();
         let old = intervals.iter().map(|entry| entry.item.slot);
-        if let Some(sep) = before
+        if let Some(separator) = before
             && let Some(change) = self.changes.last_mut()
         {
             change.len += len;
-            change.old.extend(old);
-            if let Some(first) = drafts.first_mut() {
-                first.sep = sep;
+            change.old_slots.extend(old);
+            if let Some(first) = planned_intervals.first_mut() {
+                first.separator = separator;
             }
-            change.drafts.extend(drafts);
+            change.planned_intervals.extend(planned_intervals);
             return;
         }
-        let (at, sep) = (intervals[0].start, intervals[0].item.sep);
-        self.changes.push(Change { at, len, old: old.collect(), sep, appends: false, drafts });
+        let (at, separator) = (intervals[0].start, intervals[0].item.separator);
+        self.changes.push(PlannedChange {
+            at,
+            len,
+            old_slots: old.collect(),
+            separator,
+            is_append: false,
+            planned_intervals,
+        });
     }
 }
 
 /// How many versions, and their bytes.
-fn sizes_of(merged: &[Known<'_>]) -> [usize; 2] {
+fn count_and_bytes(merged: &[FingerprintedPair<'_>]) -> [usize; 2] {
     [merged.len(), merged.iter().map(|known| known.pair.len()).sum()]
 }
 
-fn bytes_of(drafts: &[Draft]) -> u64 {
-    drafts.iter().map(|draft| draft.data.len() as u64).sum()
+fn bytes_of(planned_intervals: &[PlannedInterval]) -> u64 {
+    planned_intervals.iter().map(|planned_interval| planned_interval.data.len() as u64).sum()
 }

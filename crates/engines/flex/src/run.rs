@@ -1,7 +1,8 @@
 //! # Runs: how pairs stand in the space
 //!
-//! An interval is one or more *runs*, one behind the other: the first sorted, each later one what a commit
-//! added. Runs say how long they are and whether they begin an interval, so that a walk finds all intervals again.
+//! An interval is one or more *runs*, one behind the other: the first sorted, each later one what a
+//! commit added. Runs say how long they are and whether they begin an interval, so that a walk
+//! finds all intervals again.
 //!
 //! ## Picture
 //!
@@ -10,41 +11,42 @@
 //!  pair   key length: varint | value length * 4 + kind: varint | seq: varint | key | value
 //! ```
 //!
-//! A pair's kind is 0 for a value, 1 for a staged value's reference (16 bytes), 2 for a removal. Within a run pairs are
-//! sorted by key, and by falling number within a key. docs/format/flex.md is the specification.
+//! A pair's kind is 0 for a value, 1 for a staged value's reference (16 bytes), 2 for a removal.
+//! Within a run pairs are sorted by key, and by falling number within a key. docs/format/flex.md is
+//! the specification.
 
 use sheaf_base::codec::{put_varint, take_varint};
 use sheaf_base::error::Damage;
-use sheaf_base::record::Content;
+use sheaf_base::record::RecordContent;
 use sheaf_base::types::{MAX_KEY, Seq};
 
-use sheaf_base::memtable::{blob_bytes, blob_of};
+use sheaf_base::memtable::{decode_blob_ref, encode_blob_ref};
 
 /// A run that begins an interval.
-const BASE: u8 = 0xF1;
+const BASE_RUN: u8 = 0xF1;
 /// A run that goes on in one.
-const MORE: u8 = 0xF2;
-const PUT: u64 = 0;
-const STAGED: u64 = 1;
-const TOMB: u64 = 2;
+const APPENDED_RUN: u8 = 0xF2;
+const KIND_PUT: u64 = 0;
+const KIND_BLOB: u64 = 1;
+const KIND_TOMBSTONE: u64 = 2;
 /// Most bytes of a run before its pairs.
-pub(crate) const RUN_HEAD: usize = 11;
+pub(crate) const MAX_RUN_HEADER: usize = 11;
 
 /// A version of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Pair<'a> {
+pub(crate) struct StoredPair<'a> {
     pub(crate) key: &'a [u8],
     pub(crate) seq: Seq,
-    pub(crate) content: Content<'a>,
+    pub(crate) content: RecordContent<'a>,
 }
 
 fn varint_len(number: u64) -> usize {
     (64 - (number | 1).leading_zeros() as usize).div_ceil(7)
 }
 
-/// What stands before a put's key and value, if it fits into one word, as most do: the key is shorter than 128 bytes, the value
-/// shorter than 4 KiB, the number below 2^35.
-struct Head {
+/// What stands before a put's key and value, if it fits into one word, as most do: the key is
+/// shorter than 128 bytes, the value shorter than 4 KiB, the number below 2^35.
+struct PairHeader {
     /// The number as it stands there, seven bits a byte.
     number: u64,
     key_at: usize,
@@ -52,9 +54,9 @@ struct Head {
     end: usize,
 }
 
-impl Head {
+impl PairHeader {
     #[inline]
-    fn short(bytes: &[u8], at: usize) -> Option<Head> {
+    fn decode(bytes: &[u8], at: usize) -> Option<PairHeader> {
         const GOES_ON: u64 = 0x80;
         let word = u64::from_le_bytes(*bytes.get(at..)?.first_chunk()?);
         let (key_len, mut tail, mut taken) = (word & 0x7f, word >> 8 & 0x7f, 2_usize);
@@ -63,7 +65,7 @@ impl Head {
             taken = 3;
         }
         let is_long = word & GOES_ON != 0 || taken == 3 && word >> 16 & GOES_ON != 0;
-        if is_long || tail & 3 != PUT {
+        if is_long || tail & 3 != KIND_PUT {
             return None;
         }
         let number = word >> (taken * 8);
@@ -76,7 +78,7 @@ impl Head {
         let key_at = at + taken + (width / 8) as usize;
         let key_end = key_at + usize::try_from(key_len).ok()?;
         let end = key_end + usize::try_from(tail >> 2).ok()?;
-        Some(Head { number: number & u64::MAX >> (u64::BITS - width), key_at, key_end, end })
+        Some(PairHeader { number: number & u64::MAX >> (u64::BITS - width), key_at, key_end, end })
     }
 
     /// Key and value, if the bytes have them.
@@ -86,18 +88,18 @@ impl Head {
     }
 }
 
-impl<'a> Pair<'a> {
-    fn tail(&self) -> (u64, usize) {
+impl<'a> StoredPair<'a> {
+    fn kind_and_len(&self) -> (u64, usize) {
         match self.content {
-            Content::Put(value) => (PUT, value.len()),
-            Content::Staged(_) => (STAGED, 16),
-            Content::Remove => (TOMB, 0),
+            RecordContent::Put(value) => (KIND_PUT, value.len()),
+            RecordContent::Blob(_) => (KIND_BLOB, 16),
+            RecordContent::Remove => (KIND_TOMBSTONE, 0),
         }
     }
 
     /// Bytes it takes.
     pub(crate) fn len(&self) -> usize {
-        let (kind, len) = self.tail();
+        let (kind, len) = self.kind_and_len();
         varint_len(self.key.len() as u64)
             + varint_len((len as u64) << 2 | kind)
             + varint_len(self.seq.0)
@@ -105,60 +107,60 @@ impl<'a> Pair<'a> {
             + len
     }
 
-    pub(crate) fn is_staged(&self) -> bool {
-        matches!(self.content, Content::Staged(_))
+    pub(crate) fn is_blob(&self) -> bool {
+        matches!(self.content, RecordContent::Blob(_))
     }
 
-    pub(crate) fn is_tomb(&self) -> bool {
-        matches!(self.content, Content::Remove)
+    pub(crate) fn is_tombstone(&self) -> bool {
+        matches!(self.content, RecordContent::Remove)
     }
 
     /// Appends it to `out`.
     pub(crate) fn encode(&self, out: &mut Vec<u8>) {
-        let (kind, len) = self.tail();
+        let (kind, len) = self.kind_and_len();
         put_varint(out, self.key.len() as u64);
         put_varint(out, (len as u64) << 2 | kind);
         put_varint(out, self.seq.0);
         out.extend_from_slice(self.key);
         match self.content {
-            Content::Put(value) => out.extend_from_slice(value),
-            Content::Staged(blob) => out.extend_from_slice(&blob_bytes(&blob)),
-            Content::Remove => {}
+            RecordContent::Put(value) => out.extend_from_slice(value),
+            RecordContent::Blob(blob) => out.extend_from_slice(&encode_blob_ref(&blob)),
+            RecordContent::Remove => {}
         }
     }
 
     /// The pair at `at` of `bytes`, and where it ends.
     #[inline]
-    pub(crate) fn decode(bytes: &'a [u8], at: usize) -> Result<(Pair<'a>, usize), Damage> {
-        match Pair::decode_short(bytes, at) {
+    pub(crate) fn decode(bytes: &'a [u8], at: usize) -> Result<(StoredPair<'a>, usize), Damage> {
+        match StoredPair::decode_short(bytes, at) {
             Some(found) => Ok(found),
-            None => Pair::decode_any(bytes, at),
+            None => StoredPair::decode_any(bytes, at),
         }
     }
 
     /// The same from a head of one word.
     #[inline]
-    fn decode_short(bytes: &'a [u8], at: usize) -> Option<(Pair<'a>, usize)> {
-        let head = Head::short(bytes, at)?;
+    fn decode_short(bytes: &'a [u8], at: usize) -> Option<(StoredPair<'a>, usize)> {
+        let head = PairHeader::decode(bytes, at)?;
         let (key, value) = head.put(bytes)?;
         let seq = (0..6).fold(0, |seq, byte| seq | head.number >> byte & 0x7f << (7 * byte));
-        Some((Pair { key, seq: Seq(seq), content: Content::Put(value) }, head.end))
+        Some((StoredPair { key, seq: Seq(seq), content: RecordContent::Put(value) }, head.end))
     }
 
     /// Key and value of the put at `at` of `bytes`; `None` if it is something else, or damaged.
     #[inline]
     pub(crate) fn put(bytes: &'a [u8], at: usize) -> Option<(&'a [u8], &'a [u8])> {
-        if let Some(found) = Head::short(bytes, at).and_then(|head| head.put(bytes)) {
+        if let Some(found) = PairHeader::decode(bytes, at).and_then(|head| head.put(bytes)) {
             return Some(found);
         }
-        match Pair::decode_any(bytes, at) {
-            Ok((Pair { key, content: Content::Put(value), .. }, _)) => Some((key, value)),
+        match StoredPair::decode_any(bytes, at) {
+            Ok((StoredPair { key, content: RecordContent::Put(value), .. }, _)) => Some((key, value)),
             _ => None,
         }
     }
 
     #[inline(never)]
-    fn decode_any(bytes: &'a [u8], at: usize) -> Result<(Pair<'a>, usize), Damage> {
+    fn decode_any(bytes: &'a [u8], at: usize) -> Result<(StoredPair<'a>, usize), Damage> {
         let mut at = at;
         let key_len = take_varint(bytes, &mut at)?;
         let tail = take_varint(bytes, &mut at)?;
@@ -173,24 +175,24 @@ impl<'a> Pair<'a> {
         let end = key_end + usize::try_from(len).map_err(|_| too_long())?;
         let value = &bytes[key_end..end];
         let content = match kind {
-            PUT => Content::Put(value),
-            STAGED if len == 16 => Content::Staged(blob_of(value)),
-            TOMB if len == 0 => Content::Remove,
+            KIND_PUT => RecordContent::Put(value),
+            KIND_BLOB if len == 16 => RecordContent::Blob(decode_blob_ref(value)),
+            KIND_TOMBSTONE if len == 0 => RecordContent::Remove,
             _ => return Err(Damage::BadField { field: "pair kind", value: tail }),
         };
-        Ok((Pair { key: &bytes[at..key_end], seq, content }, end))
+        Ok((StoredPair { key: &bytes[at..key_end], seq, content }, end))
     }
 }
 
 /// Appends a run of `pairs` to `out`. Calls `each` with where in the run each of them stands.
 pub(crate) fn encode<'a>(
     begins: bool,
-    pairs: impl Iterator<Item = Pair<'a>> + Clone,
+    pairs: impl Iterator<Item = StoredPair<'a>> + Clone,
     out: &mut Vec<u8>,
     mut each: impl FnMut(usize),
 ) {
     let start = out.len();
-    out.push(if begins { BASE } else { MORE });
+    out.push(if begins { BASE_RUN } else { APPENDED_RUN });
     put_varint(out, pairs.clone().map(|pair| pair.len() as u64).sum());
     for pair in pairs {
         each(out.len() - start);
@@ -199,18 +201,19 @@ pub(crate) fn encode<'a>(
 }
 
 /// Appends an interval of one run, of which the encoded pairs are known.
-pub(crate) fn encode_whole(pairs: &[u8], out: &mut Vec<u8>) {
-    out.push(BASE);
+pub(crate) fn encode_single_run(pairs: &[u8], out: &mut Vec<u8>) {
+    out.push(BASE_RUN);
     put_varint(out, pairs.len() as u64);
     out.extend_from_slice(pairs);
 }
 
-/// A run's head: whether it begins an interval, how long the head is, and how many bytes of pairs follow.
-pub(crate) fn head(bytes: &[u8]) -> Result<(bool, usize, u64), Damage> {
+/// A run's head: whether it begins an interval, how long the head is, and how many bytes of pairs
+/// follow.
+pub(crate) fn decode_header(bytes: &[u8]) -> Result<(bool, usize, u64), Damage> {
     let mut at = 1;
     let begins = match bytes.first() {
-        Some(&BASE) => true,
-        Some(&MORE) => false,
+        Some(&BASE_RUN) => true,
+        Some(&APPENDED_RUN) => false,
         Some(other) => return Err(Damage::BadField { field: "run", value: u64::from(*other) }),
         None => return Err(Damage::BadLength { got: 0, max: 1 }),
     };
@@ -219,11 +222,14 @@ pub(crate) fn head(bytes: &[u8]) -> Result<(bool, usize, u64), Damage> {
 }
 
 /// Calls `each` with where each pair of an interval stands and what it is; the number of runs.
-pub(crate) fn walk<'a>(bytes: &'a [u8], mut each: impl FnMut(usize, Pair<'a>)) -> Result<u32, Damage> {
+pub(crate) fn for_each_pair<'a>(
+    bytes: &'a [u8],
+    mut each: impl FnMut(usize, StoredPair<'a>),
+) -> Result<u32, Damage> {
     let mut at = 0;
     let mut runs = 0;
     while at < bytes.len() {
-        let (begins, head, len) = head(&bytes[at..])?;
+        let (begins, head, len) = decode_header(&bytes[at..])?;
         let left = (bytes.len() - at - head) as u64;
         if begins != (at == 0) || len > left {
             return Err(Damage::BadLength { got: len, max: left });
@@ -231,7 +237,7 @@ pub(crate) fn walk<'a>(bytes: &'a [u8], mut each: impl FnMut(usize, Pair<'a>)) -
         at += head;
         let end = at + usize::try_from(len).unwrap_or(0);
         while at < end {
-            let (pair, next) = Pair::decode(&bytes[..end], at)?;
+            let (pair, next) = StoredPair::decode(&bytes[..end], at)?;
             each(at, pair);
             at = next;
         }
@@ -246,7 +252,7 @@ mod tests {
     use sheaf_base::blob::BlobRef;
 
     #[test]
-    fn a_head_of_one_word_says_what_it_says_byte_by_byte() {
+    fn a_short_header_decodes_like_a_general_one() {
         let lens = [0, 1, 31, 32, 127, 128, 300, 4095, 4096];
         let seqs = [0, 1, 127, 128, 1 << 14, (1 << 35) - 1, 1 << 35, 1 << 42, u64::MAX];
         let bytes = vec![7; 5000];
@@ -254,19 +260,20 @@ mod tests {
         for (key_len, len, seq) in
             lens.iter().flat_map(|key| lens.iter().flat_map(move |len| seqs.map(|seq| (*key, *len, seq))))
         {
-            let contents = [Content::Put(&bytes[..len]), Content::Remove];
-            for pair in contents.map(|content| Pair { key: &bytes[..key_len], seq: Seq(seq), content }) {
+            let contents = [RecordContent::Put(&bytes[..len]), RecordContent::Remove];
+            for pair in contents.map(|content| StoredPair { key: &bytes[..key_len], seq: Seq(seq), content })
+            {
                 let mut out = vec![0x80; 3];
                 pair.encode(&mut out);
                 for end in [out.len(), out.len() - 1, out.len().min(10), 3] {
-                    let any = Pair::decode_any(&out[..end], 3).ok();
-                    assert_eq!(Pair::decode(&out[..end], 3).ok(), any);
+                    let any = StoredPair::decode_any(&out[..end], 3).ok();
+                    assert_eq!(StoredPair::decode(&out[..end], 3).ok(), any);
                     let put = any.and_then(|(pair, _)| match pair.content {
-                        Content::Put(value) => Some((pair.key, value)),
+                        RecordContent::Put(value) => Some((pair.key, value)),
                         _ => None,
                     });
-                    assert_eq!(Pair::put(&out[..end], 3), put);
-                    if let Some(found) = Pair::decode_short(&out[..end], 3) {
+                    assert_eq!(StoredPair::put(&out[..end], 3), put);
+                    if let Some(found) = StoredPair::decode_short(&out[..end], 3) {
                         assert_eq!(Some(found), any);
                         short += 1;
                     }
@@ -277,33 +284,37 @@ mod tests {
     }
 
     #[test]
-    fn runs_come_back_and_no_prefix_of_them_does() {
+    fn runs_round_trip_and_prefixes_are_rejected() {
         let long = vec![7; 300];
         let pairs = [
-            Pair { key: b"", seq: Seq(1), content: Content::Put(b"") },
-            Pair { key: b"a", seq: Seq(u64::MAX), content: Content::Remove },
-            Pair { key: &long, seq: Seq(1 << 20), content: Content::Put(&long) },
-            Pair { key: b"z", seq: Seq(300), content: Content::Staged(BlobRef { id: 1, len: 2, sum: 3 }) },
+            StoredPair { key: b"", seq: Seq(1), content: RecordContent::Put(b"") },
+            StoredPair { key: b"a", seq: Seq(u64::MAX), content: RecordContent::Remove },
+            StoredPair { key: &long, seq: Seq(1 << 20), content: RecordContent::Put(&long) },
+            StoredPair {
+                key: b"z",
+                seq: Seq(300),
+                content: RecordContent::Blob(BlobRef { id: 1, len: 2, sum: 3 }),
+            },
         ];
         let mut bytes = Vec::new();
         let mut places = Vec::new();
         encode(true, pairs[1..].iter().copied(), &mut bytes, |at| places.push(at));
         let base = bytes.len();
         encode(false, pairs[..1].iter().copied(), &mut bytes, |at| places.push(base + at));
-        assert!(bytes.len() <= pairs.iter().map(Pair::len).sum::<usize>() + 2 * RUN_HEAD);
+        assert!(bytes.len() <= pairs.iter().map(StoredPair::len).sum::<usize>() + 2 * MAX_RUN_HEADER);
         let mut found = Vec::new();
         let mut stood = Vec::new();
         let mut see = |at, pair| {
             stood.push(at);
             found.push(pair);
         };
-        assert_eq!(walk(&bytes, &mut see), Ok(2));
+        assert_eq!(for_each_pair(&bytes, &mut see), Ok(2));
         assert_eq!((found, stood), (vec![pairs[1], pairs[2], pairs[3], pairs[0]], places));
         for len in 1..bytes.len() {
             let mut count = 0;
-            let end = walk(&bytes[..len], |_, _| count += 1);
+            let end = for_each_pair(&bytes[..len], |_, _| count += 1);
             assert!(end.is_err() || (end == Ok(1) && count == 3), "{len}");
         }
-        assert!(walk(&bytes[1..], |_, _| {}).is_err());
+        assert!(for_each_pair(&bytes[1..], |_, _| {}).is_err());
     }
 }

@@ -1,34 +1,37 @@
 //! # Sweep: intervals with much that no view needs any more are rewritten while the database is idle
 //!
-//! A view keeps superseded versions, and a rewrite drops them when it is gone. An interval that no change touches again would
-//! keep them for good: so a sweep follows a released view, and a memtable that was moved.
+//! A view keeps superseded versions, and a rewrite drops them when it is gone. An interval that no
+//! change touches again would keep them for good: so a sweep follows a released view, and a
+//! memtable that was moved.
 //!
 //! ## Costs
 //!
-//! A sweep looks at the figures of each interval once, some thousand in a step. It writes at most four bytes for each that it
-//! gains. The file system gets those bytes back after the next checkpoint, which is due when they
-//! outweigh the index in the image.
+//! A sweep looks at the figures of each interval once, some thousand in a step. It writes at most
+//! four bytes for each that it gains. The file system gets those bytes back after the next
+//! checkpoint, which is due when they outweigh the index in the image.
 
 use sheaf_base::error::{Error, Result};
 use sheaf_base::sync::atomic::Ordering;
 use sheaf_base::sync::epoch;
 use sheaf_base::views::Views;
 
-use crate::changes::Batch;
+use crate::changes::ChangeBatch;
 use crate::engine::FlexEngine;
-use crate::index::State;
-use crate::plan::Planning;
-use crate::slots::{Figures, UNKNOWN};
-use crate::table::{Plan, Table};
+use crate::index::EngineState;
+use crate::plan::PlanInputs;
+use crate::slots::{IntervalCounts, UNKNOWN_LIVE};
+use crate::table::{IntervalPlan, IntervalTable};
 
 /// Intervals whose figures a step looks at.
-const LOOKS: usize = 4096;
+const INTERVALS_PER_STEP: usize = 4096;
 
 /// Whether a rewrite gains a fifth of the interval, at least as far as is known.
-fn is_worth_it(figures: Figures) -> bool {
-    match figures.live {
-        UNKNOWN => figures.runs > 1,
-        live => figures.entries > live && u64::from(figures.entries - live) * 4 >= u64::from(live),
+fn has_enough_garbage(interval_counts: IntervalCounts) -> bool {
+    match interval_counts.live {
+        UNKNOWN_LIVE => interval_counts.runs > 1,
+        live => {
+            interval_counts.entries > live && u64::from(interval_counts.entries - live) * 4 >= u64::from(live)
+        }
     }
 }
 
@@ -40,17 +43,17 @@ impl FlexEngine {
             table.sweep = Some(Vec::new());
         }
         // With a view much may stay; it is swept when that goes.
-        if table.sweep.is_none() || table.space.is_none() || !views.is_empty() || !self.is_moved() {
+        if table.sweep.is_none() || table.space.is_none() || !views.is_empty() || !self.is_frozen_flushed() {
             return Ok(false);
         }
         // A rewrite fills up to two segments of the space at once; memtables come first.
-        if !self.shelf.ground.memory.has_room_at_last(2 * self.sizes.step_written) {
+        if !self.interval_cache.context.memory.has_room_without_caches(2 * self.sizes.step_written) {
             return Ok(false);
         }
         let Some(from) = table.sweep.take() else { return Ok(false) };
-        let mut most = self.sizes.step;
+        let mut most = self.sizes.step_changes;
         loop {
-            match self.sweep_some(&mut table, &from, most, views) {
+            match self.sweep_step(&mut table, &from, most, views) {
                 Err(Error::TooLarge { .. }) if most > 1 => most /= 2,
                 Err(Error::NoSpace { .. }) => return Ok(false), // the next one may find room
                 next => {
@@ -61,19 +64,20 @@ impl FlexEngine {
         }
     }
 
-    /// Rewrites intervals from the one of `from` on, with at most so many looks at blocks; where to go on.
-    fn sweep_some(
+    /// Rewrites intervals from the one of `from` on, with at most so many looks at blocks; where to
+    /// go on.
+    fn sweep_step(
         &self,
-        table: &mut Table,
+        table: &mut IntervalTable,
         from: &[u8],
         most: usize,
         views: &Views,
     ) -> Result<Option<Vec<u8>>> {
         let guard = &epoch::pin();
         let index = &self.state(guard).index;
-        let batch = &Batch::default();
-        let now = Planning { index, batch, views, guard };
-        let mut plan = Plan::default();
+        let batch = &ChangeBatch::default();
+        let now = PlanInputs { index, batch, views, guard };
+        let mut plan = IntervalPlan::default();
         let start = index.find(from).map_or(0, |entry| entry.start);
         let mut next = None;
         let mut gained = 0;
@@ -82,17 +86,20 @@ impl FlexEngine {
             if is_planned {
                 continue; // merged with one before
             }
-            if number >= LOOKS || plan.looked >= most || plan.counts.bytes >= self.sizes.step_written {
-                next = Some(index.sep(&entry.item));
+            if number >= INTERVALS_PER_STEP
+                || plan.examined >= most
+                || plan.counts.bytes >= self.sizes.step_written
+            {
+                next = Some(index.separator_bytes(&entry.item));
                 break;
             }
-            if is_worth_it(self.shelf.slots.get(entry.item.slot).figures()) {
+            if has_enough_garbage(self.interval_cache.slots.get(entry.item.slot).interval_counts()) {
                 let before = plan.counts.bytes;
                 match self.plan_rewrite(&now, 0..0, &entry, &mut plan) {
                     Err(error) if error.is_corrupt() => {} // whoever reads it is told so
                     planned => {
                         planned?;
-                        plan.counts.tidied += 1;
+                        plan.counts.defragmented += 1;
                         let replaced = plan.changes.last().map_or(0, |change| change.len);
                         gained += replaced.saturating_sub(plan.counts.bytes - before);
                     }
@@ -102,12 +109,12 @@ impl FlexEngine {
         if plan.changes.is_empty() {
             return Ok(next);
         }
-        table.commit(&plan, false, &self.shelf, guard)?;
-        self.forget(&plan.dead);
-        self.swept.fetch_add(gained, Ordering::Relaxed);
-        let index = table.publish(&self.shelf, guard);
-        self.note_room(table);
-        self.state.replace(guard, |now| State { index, ..now.clone() });
+        table.commit(&plan, false, &self.interval_cache, guard)?;
+        self.retire_blobs(&plan.dead_blobs);
+        self.swept_bytes.fetch_add(gained, Ordering::Relaxed);
+        let index = table.publish(&self.interval_cache, guard);
+        self.record_disk_reserve(table);
+        self.state.replace(guard, |now| EngineState { index, ..now.clone() });
         guard.flush();
         Ok(next)
     }

@@ -5,92 +5,92 @@ use std::sync::Arc;
 
 use sheaf_base::blob::{BlobRef, Blobs};
 use sheaf_base::disk::sim::SimDisk;
-use sheaf_base::engine::{Bounds, Engine, ImageSink, Want};
+use sheaf_base::engine::{Bounds, Engine, ImageSink, Projection};
+use sheaf_base::engine_context::{EngineContext, EngineDir};
 use sheaf_base::error::Result;
-use sheaf_base::ground::{Ground, Home};
-use sheaf_base::memtable::Version;
+use sheaf_base::memtable::MemtableVersion;
 use sheaf_base::options::EngineOptions;
-use sheaf_base::record::Content;
+use sheaf_base::record::RecordContent;
 use sheaf_base::sync::epoch;
 use sheaf_base::types::{KeyspaceId, Seq, StoreId};
 use sheaf_base::views::Views;
 
 use crate::engine::FlexEngine;
 
-mod gaps;
-mod prints;
+mod fingerprints;
+mod removed_ranges;
 
 /// An image that nobody reads.
-struct Unread;
+struct NullSink;
 
-impl ImageSink for Unread {
+impl ImageSink for NullSink {
     fn put(&mut self, _: &[u8]) -> Result<()> {
         Ok(())
     }
 }
 
 /// A keyspace, and who commits to it. Values stand in its memtables: there is no journal.
-struct Play {
+struct TestKeyspace {
     engine: Arc<FlexEngine>,
     views: Views,
     newest: Seq,
 }
 
-impl Play {
-    fn new() -> Play {
-        Play::on(None)
+impl TestKeyspace {
+    fn new() -> TestKeyspace {
+        TestKeyspace::with_dir(None)
     }
 
     /// With a place for a space, which takes what is more than an image has.
-    fn at_home() -> Play {
-        Play::on(Some(Home::new(Arc::new(SimDisk::new()), Path::new("/"), false)))
+    fn with_space() -> TestKeyspace {
+        TestKeyspace::with_dir(Some(EngineDir::new(Arc::new(SimDisk::new()), Path::new("/"), false)))
     }
 
-    fn on(home: Option<Home>) -> Play {
+    fn with_dir(engine_dir: Option<EngineDir>) -> TestKeyspace {
         let blobs = Blobs::new(Arc::new(SimDisk::new()), "blobs".into(), 1, StoreId(1), true);
-        let mut ground = Ground::new(blobs, 1 << 22, 7, true);
-        ground.home = home;
-        let ground = Arc::new(ground);
-        let engine = Arc::new(FlexEngine::new(ground, KeyspaceId(1), &EngineOptions::default()));
-        Play { engine, views: Views::default(), newest: Seq::ZERO }
+        let mut context = EngineContext::new(blobs, 1 << 22, 7, true);
+        context.engine_dir = engine_dir;
+        let context = Arc::new(context);
+        let engine = Arc::new(FlexEngine::new(context, KeyspaceId(1), &EngineOptions::default()));
+        TestKeyspace { engine, views: Views::default(), newest: Seq::ZERO }
     }
 
-    fn commit(&mut self, key: &[u8], content: Content<'_>) {
+    fn commit(&mut self, key: &[u8], content: RecordContent<'_>) {
         let engine = &self.engine;
         self.newest = Seq(self.newest.0 + 1);
-        if let Content::Staged(blob) = content {
+        if let RecordContent::Blob(blob) = content {
             engine.blobs.lock().insert(blob.id);
         }
         let guard = &epoch::pin();
         let active = &engine.state(guard).memtables.active;
-        let hash = engine.shelf.hash(key);
+        let hash = engine.interval_cache.hash(key);
         let place = active.find(hash, key, guard).map_or(0, |entry| entry.place);
-        let ground = &engine.shelf.ground;
-        let word = active.counted(ground, || active.own(&content));
-        if matches!(content, Content::Remove) {
-            engine.gaps.removed(self.newest, key);
+        let context = &engine.interval_cache.context;
+        let word = active.with_accounting(context, || active.copy_content(&content));
+        if matches!(content, RecordContent::Remove) {
+            engine.removed_ranges.note_removal(self.newest, key);
         }
-        active.put(place, hash, key, Version { word, seq: self.newest }, &self.views, ground, guard);
-        if !matches!(content, Content::Remove) {
-            engine.gaps.put(key);
+        active.put(place, hash, key, MemtableVersion { word, seq: self.newest }, &self.views, context, guard);
+        if !matches!(content, RecordContent::Remove) {
+            engine.removed_ranges.put(key);
         }
     }
 
     fn put(&mut self, key: &[u8]) {
-        self.commit(key, Content::Put(b""));
+        self.commit(key, RecordContent::Put(b""));
     }
 
     /// All that is frozen stays in memory, and the image is written.
     fn save(&self) {
-        while self.engine.step(&self.views.copy_as_of(self.newest), self.newest).unwrap() {}
-        assert!(self.engine.is_settled());
-        self.engine.save(&mut Unread).unwrap();
+        while self.engine.flush_step(&self.views.copy_as_of(self.newest), self.newest).unwrap() {}
+        assert!(self.engine.is_flushed());
+        self.engine.save(&mut NullSink).unwrap();
     }
 
     fn checkpoint(&self) {
         self.engine.freeze();
         self.save();
-        self.engine.saved();
+        self.engine.image_published();
     }
 
     fn shows(&self, at: Seq, key: &[u8]) -> bool {
@@ -103,36 +103,36 @@ impl Play {
         blobs
     }
 
-    fn dead_blobs(&self) -> Vec<u64> {
-        self.engine.shelf.ground.take_dead_blobs(self.newest)
+    fn retired_blobs(&self) -> Vec<u64> {
+        self.engine.interval_cache.context.take_retired_blobs(self.newest)
     }
 }
 
-fn blob(id: u64) -> Content<'static> {
-    Content::Staged(BlobRef { id, len: 1, sum: 0 })
+fn blob(id: u64) -> RecordContent<'static> {
+    RecordContent::Blob(BlobRef { id, len: 1, sum: 0 })
 }
 
-/// 80 keys are frozen, `late` comes behind or before them, and the checkpoint ends when a cursor has taken its first pairs: it shows
-/// all the same.
+/// 80 keys are frozen, `late` comes behind or before them, and the checkpoint ends when a cursor
+/// has taken its first pairs: it shows all the same.
 fn check_walk_beside_an_end(late: &[u8], forward: bool) {
-    let mut play = Play::new();
+    let mut keyspace = TestKeyspace::new();
     let mut keys: Vec<Vec<u8>> = (100..180).map(|number| format!("{number}").into_bytes()).collect();
-    keys.iter().for_each(|key| play.put(key));
-    play.engine.freeze();
-    play.put(late);
+    keys.iter().for_each(|key| keyspace.put(key));
+    keyspace.engine.freeze();
+    keyspace.put(late);
     keys.push(late.to_vec());
     keys.sort();
     if !forward {
         keys.reverse();
     }
-    let engine = Arc::clone(&play.engine);
-    let mut cursor = engine.cursor(play.newest, Bounds::all(), Want::Keys).unwrap();
+    let engine = Arc::clone(&keyspace.engine);
+    let mut cursor = engine.cursor(keyspace.newest, Bounds::all(), Projection::Keys).unwrap();
     let mut shown = Vec::new();
     while if forward { cursor.next() } else { cursor.prev() }.unwrap() {
         shown.push(cursor.key().to_vec());
         if shown.len() == 1 {
-            play.save();
-            play.engine.saved();
+            keyspace.save();
+            keyspace.engine.image_published();
         }
     }
     assert_eq!(shown.len(), 81);
@@ -140,79 +140,80 @@ fn check_walk_beside_an_end(late: &[u8], forward: bool) {
 }
 
 #[test]
-fn a_walk_misses_nothing_of_what_comes_back_to_memory_meanwhile() {
+fn a_forward_scan_sees_records_that_are_unfrozen_meanwhile() {
     check_walk_beside_an_end(b"000", true);
 }
 
 #[test]
-fn a_walk_downwards_misses_nothing_of_what_comes_back_to_memory_meanwhile() {
+fn a_backward_scan_sees_records_that_are_unfrozen_meanwhile() {
     check_walk_beside_an_end(b"zzz", false);
 }
 
 #[test]
-fn a_staged_value_that_was_superseded_goes_when_the_checkpoint_ends() {
-    let mut play = Play::new();
-    play.commit(b"key", blob(7));
-    play.engine.freeze();
-    play.put(b"key");
-    play.save();
-    assert_eq!(play.blobs(), [7], "nothing goes before the image is durable");
-    play.engine.saved();
-    assert_eq!((play.blobs(), play.dead_blobs()), (vec![], vec![7]));
-    assert!(play.shows(play.newest, b"key"));
+fn a_superseded_blob_is_retired_by_the_checkpoint() {
+    let mut keyspace = TestKeyspace::new();
+    keyspace.commit(b"key", blob(7));
+    keyspace.engine.freeze();
+    keyspace.put(b"key");
+    keyspace.save();
+    assert_eq!(keyspace.blobs(), [7], "nothing goes before the image is durable");
+    keyspace.engine.image_published();
+    assert_eq!((keyspace.blobs(), keyspace.retired_blobs()), (vec![], vec![7]));
+    assert!(keyspace.shows(keyspace.newest, b"key"));
 }
 
 #[test]
-fn a_staged_value_that_is_superseded_beside_the_image_goes_with_the_next_checkpoint() {
-    let mut play = Play::new();
-    play.commit(b"key", blob(7));
-    play.engine.freeze();
-    play.save();
-    play.commit(b"key", Content::Remove);
-    play.engine.saved();
-    assert_eq!((play.blobs(), play.dead_blobs()), (vec![7], vec![]));
-    play.checkpoint();
-    assert_eq!((play.blobs(), play.dead_blobs()), (vec![], vec![7]));
-    assert!(!play.shows(play.newest, b"key"));
+fn a_blob_superseded_during_the_image_is_retired_by_the_next_checkpoint() {
+    let mut keyspace = TestKeyspace::new();
+    keyspace.commit(b"key", blob(7));
+    keyspace.engine.freeze();
+    keyspace.save();
+    keyspace.commit(b"key", RecordContent::Remove);
+    keyspace.engine.image_published();
+    assert_eq!((keyspace.blobs(), keyspace.retired_blobs()), (vec![7], vec![]));
+    keyspace.checkpoint();
+    assert_eq!((keyspace.blobs(), keyspace.retired_blobs()), (vec![], vec![7]));
+    assert!(!keyspace.shows(keyspace.newest, b"key"));
 }
 
-/// The copy of the registry that a step is given may be older than the newest view, and than what superseded a version.
+/// The copy of the registry that a step is given may be older than the newest view, and than what
+/// superseded a version.
 #[test]
-fn what_a_view_shows_stays_in_memory_as_long_as_it() {
-    let mut play = Play::new();
-    play.commit(b"key", blob(7));
-    play.engine.freeze();
-    let before = play.views.copy_as_of(play.newest);
-    let at = play.newest;
-    play.views.register(at);
-    play.put(b"key");
-    assert!(!play.engine.step(&before, play.newest).unwrap());
-    play.engine.save(&mut Unread).unwrap();
-    play.engine.saved();
-    play.checkpoint();
-    assert!(play.shows(at, b"key"));
-    assert_eq!((play.blobs(), play.dead_blobs()), (vec![7], vec![]));
-    play.views.release(at);
-    play.checkpoint();
-    assert!(!play.shows(at, b"key"));
-    assert_eq!((play.blobs(), play.dead_blobs()), (vec![], vec![7]));
+fn versions_of_a_view_stay_in_memory_while_it_exists() {
+    let mut keyspace = TestKeyspace::new();
+    keyspace.commit(b"key", blob(7));
+    keyspace.engine.freeze();
+    let before = keyspace.views.copy_as_of(keyspace.newest);
+    let at = keyspace.newest;
+    keyspace.views.register(at);
+    keyspace.put(b"key");
+    assert!(!keyspace.engine.flush_step(&before, keyspace.newest).unwrap());
+    keyspace.engine.save(&mut NullSink).unwrap();
+    keyspace.engine.image_published();
+    keyspace.checkpoint();
+    assert!(keyspace.shows(at, b"key"));
+    assert_eq!((keyspace.blobs(), keyspace.retired_blobs()), (vec![7], vec![]));
+    keyspace.views.release(at);
+    keyspace.checkpoint();
+    assert!(!keyspace.shows(at, b"key"));
+    assert_eq!((keyspace.blobs(), keyspace.retired_blobs()), (vec![], vec![7]));
 }
 
 #[test]
-fn old_versions_go_as_fast_as_they_come() {
-    let mut play = Play::new();
+fn superseded_versions_are_freed_at_the_rate_of_updates() {
+    let mut keyspace = TestKeyspace::new();
     let mut bytes = 0;
     for round in 0..1000_u32 {
         let key = format!("{}", round % 10);
-        let at = play.newest;
-        play.views.register(at);
+        let at = keyspace.newest;
+        keyspace.views.register(at);
         match round % 30 {
-            0..20 => play.put(key.as_bytes()),
-            _ => play.commit(key.as_bytes(), Content::Remove),
+            0..20 => keyspace.put(key.as_bytes()),
+            _ => keyspace.commit(key.as_bytes(), RecordContent::Remove),
         }
-        play.views.release(at);
-        play.checkpoint();
-        let now = play.engine.stats().index_bytes;
+        keyspace.views.release(at);
+        keyspace.checkpoint();
+        let now = keyspace.engine.stats().index_bytes;
         if round == 100 {
             bytes = now;
         }
@@ -222,111 +223,115 @@ fn old_versions_go_as_fast_as_they_come() {
 
 /// Writers are slowed down by what is left: it goes down with every step, from all to nothing.
 #[test]
-fn what_is_left_to_move_follows_the_move() {
-    let mut play = Play::at_home();
-    (0..300).for_each(|n| play.put(format!("{n:04}").as_bytes()));
-    assert_eq!(play.engine.left_to_move(), 0, "nothing is frozen");
-    play.engine.freeze();
-    let (mut left, mut steps) = (play.engine.left_to_move(), 0);
+fn flush_remaining_decreases_during_the_flush() {
+    let mut keyspace = TestKeyspace::with_space();
+    (0..300).for_each(|n| keyspace.put(format!("{n:04}").as_bytes()));
+    assert_eq!(keyspace.engine.flush_remaining_percent(), 0, "nothing is frozen");
+    keyspace.engine.freeze();
+    let (mut left, mut steps) = (keyspace.engine.flush_remaining_percent(), 0);
     assert_eq!(left, 100);
-    while play.engine.step(&play.views.copy_as_of(play.newest), play.newest).unwrap() {
-        let now = play.engine.left_to_move();
+    while keyspace.engine.flush_step(&keyspace.views.copy_as_of(keyspace.newest), keyspace.newest).unwrap() {
+        let now = keyspace.engine.flush_remaining_percent();
         assert!(now < left && left - now < 5, "{left} and then {now}");
         (left, steps) = (now, steps + 1);
     }
     assert!(steps > 20 && left < 5, "{steps} steps, {left} left");
-    assert_eq!(play.engine.left_to_move(), 0);
+    assert_eq!(keyspace.engine.flush_remaining_percent(), 0);
 }
 
-/// Writers are slowed down by the memory that memtables take while one of them is moved, before there is none left: who finds
-/// none waits for the whole move.
+/// Writers are slowed down by the memory that memtables take while one of them is moved, before
+/// there is none left: who finds none waits for the whole move.
 #[test]
-fn the_pressure_is_of_the_memory_that_the_move_keeps() {
-    let mut play = Play::at_home();
-    let due = play.engine.shelf.ground.memory.budget() / 6;
-    let active = |play: &Play| play.engine.state(&epoch::pin()).memtables.active.bytes();
-    let fill = |play: &mut Play, to: u64| {
+fn pressure_includes_the_memory_of_the_flushing_memtable() {
+    let mut keyspace = TestKeyspace::with_space();
+    let due = keyspace.engine.interval_cache.context.memory.budget() / 6;
+    let active = |keyspace: &TestKeyspace| keyspace.engine.state(&epoch::pin()).memtables.active.bytes();
+    let fill = |keyspace: &mut TestKeyspace, to: u64| {
         let mut n = 0u32;
-        while active(play) < to {
-            play.put(&n.to_be_bytes());
+        while active(keyspace) < to {
+            keyspace.put(&n.to_be_bytes());
             n += 1;
         }
     };
-    fill(&mut play, due);
-    assert_eq!(play.engine.pressure(), 0, "nothing is moved");
-    play.engine.freeze();
-    let begin = play.engine.pressure();
+    fill(&mut keyspace, due);
+    assert_eq!(keyspace.engine.pressure_percent(), 0, "nothing is moved");
+    keyspace.engine.freeze();
+    let begin = keyspace.engine.pressure_percent();
     assert!(begin > 100, "{begin}");
-    while play.engine.left_to_move() > 20 {
-        play.engine.step(&play.views.copy_as_of(play.newest), play.newest).unwrap();
+    while keyspace.engine.flush_remaining_percent() > 20 {
+        keyspace.engine.flush_step(&keyspace.views.copy_as_of(keyspace.newest), keyspace.newest).unwrap();
     }
-    let late = play.engine.pressure();
+    let late = keyspace.engine.pressure_percent();
     assert!(late < begin / 2, "{begin}, {late}");
-    fill(&mut play, due);
-    assert!(play.engine.pressure() > late + 100, "what gathers meanwhile counts");
-    while play.engine.step(&play.views.copy_as_of(play.newest), play.newest).unwrap() {}
-    assert_eq!(play.engine.pressure(), 0);
+    fill(&mut keyspace, due);
+    assert!(keyspace.engine.pressure_percent() > late + 100, "what gathers meanwhile counts");
+    while keyspace.engine.flush_step(&keyspace.views.copy_as_of(keyspace.newest), keyspace.newest).unwrap() {}
+    assert_eq!(keyspace.engine.pressure_percent(), 0);
 }
 
-/// A view keeps what is removed, and then goes: intervals of pairs that are all dead. Whoever comes after goes through each of them a
-/// few times at most, however many there are, and no step through all.
+/// A view keeps what is removed, and then goes: intervals of pairs that are all dead. Whoever comes
+/// after goes through each of them a few times at most, however many there are, and no step through
+/// all.
 #[test]
-fn what_a_rewrite_goes_through_does_not_grow_with_the_dead_intervals() {
-    let mut play = Play::at_home();
+fn rewrite_work_does_not_grow_with_dead_intervals() {
+    let mut keyspace = TestKeyspace::with_space();
     let key = |n: u32| format!("{n:04}").into_bytes();
-    (0..1200).for_each(|n| play.put(&key(n)));
-    play.checkpoint();
-    play.views.register(play.newest);
-    (0..1200).for_each(|n| play.commit(&key(n), Content::Remove));
-    play.checkpoint();
-    play.views.release(Seq(1200));
-    let before = play.engine.table.lock().counts;
-    play.put(&key(0));
-    play.put(&key(700));
-    play.engine.freeze();
+    (0..1200).for_each(|n| keyspace.put(&key(n)));
+    keyspace.checkpoint();
+    keyspace.views.register(keyspace.newest);
+    (0..1200).for_each(|n| keyspace.commit(&key(n), RecordContent::Remove));
+    keyspace.checkpoint();
+    keyspace.views.release(Seq(1200));
+    let before = keyspace.engine.table.lock().counts;
+    keyspace.put(&key(0));
+    keyspace.put(&key(700));
+    keyspace.engine.freeze();
     let mut most = 0;
     loop {
-        let read = play.engine.table.lock().counts.read;
-        let more = play.engine.step(&play.views.copy_as_of(play.newest), play.newest).unwrap();
-        most = most.max(play.engine.table.lock().counts.read - read);
+        let read = keyspace.engine.table.lock().counts.versions_read;
+        let more =
+            keyspace.engine.flush_step(&keyspace.views.copy_as_of(keyspace.newest), keyspace.newest).unwrap();
+        most = most.max(keyspace.engine.table.lock().counts.versions_read - read);
         if !more {
             break;
         }
     }
     assert!(most < 1200, "{most} versions in a step");
-    let read = play.engine.table.lock().counts.read - before.read;
+    let read = keyspace.engine.table.lock().counts.versions_read - before.versions_read;
     assert!(read < 4 * 2400, "{read} versions were gone through");
-    assert_eq!(play.engine.count_keys(u64::MAX).unwrap(), 2);
-    assert!(play.shows(play.newest, &key(700)));
+    assert_eq!(keyspace.engine.count_keys(u64::MAX).unwrap(), 2);
+    assert!(keyspace.shows(keyspace.newest, &key(700)));
 }
 
-/// Versions that a view kept go when it is gone, though nothing touches their intervals again; the sweep then rests.
+/// Versions that a view kept go when it is gone, though nothing touches their intervals again; the
+/// sweep then rests.
 #[test]
-fn what_a_view_kept_is_swept_when_it_is_gone() {
-    let mut play = Play::at_home();
+fn versions_of_a_released_view_are_swept() {
+    let mut keyspace = TestKeyspace::with_space();
     let key = |n: u32| format!("{n:04}").into_bytes();
-    (0..400).for_each(|n| play.put(&key(n)));
-    play.checkpoint();
-    let at = play.newest;
-    play.views.register(at);
+    (0..400).for_each(|n| keyspace.put(&key(n)));
+    keyspace.checkpoint();
+    let at = keyspace.newest;
+    keyspace.views.register(at);
     for round in 0..5 {
-        (0..400).filter(|n| n % 5 == round).for_each(|n| play.put(&key(n)));
-        (0..400).filter(|n| n % 5 == round).for_each(|n| play.put(&key(n)));
-        play.checkpoint();
+        (0..400).filter(|n| n % 5 == round).for_each(|n| keyspace.put(&key(n)));
+        (0..400).filter(|n| n % 5 == round).for_each(|n| keyspace.put(&key(n)));
+        keyspace.checkpoint();
     }
-    (100..200).for_each(|n| play.commit(&key(n), Content::Remove));
-    play.checkpoint();
-    let len = |play: &Play| play.engine.table.lock().space.as_ref().unwrap().len();
-    let sweep = |play: &Play| play.engine.sweep(&play.views.copy_as_of(play.newest)).unwrap();
-    assert!(!sweep(&play), "the view is there");
-    let before = len(&play);
-    play.views.release(at);
+    (100..200).for_each(|n| keyspace.commit(&key(n), RecordContent::Remove));
+    keyspace.checkpoint();
+    let len = |keyspace: &TestKeyspace| keyspace.engine.table.lock().space.as_ref().unwrap().len();
+    let sweep =
+        |keyspace: &TestKeyspace| keyspace.engine.sweep(&keyspace.views.copy_as_of(keyspace.newest)).unwrap();
+    assert!(!sweep(&keyspace), "the view is there");
+    let before = len(&keyspace);
+    keyspace.views.release(at);
     let mut steps = 0;
-    while sweep(&play) {
+    while sweep(&keyspace) {
         steps += 1;
     }
-    assert!(steps > 3 && !sweep(&play), "{steps}");
-    assert!(len(&play) * 2 < before, "{before} and then {}", len(&play));
-    assert_eq!(play.engine.count_keys(u64::MAX).unwrap(), 300);
-    assert!(!play.shows(play.newest, &key(150)) && play.shows(play.newest, &key(250)));
+    assert!(steps > 3 && !sweep(&keyspace), "{steps}");
+    assert!(len(&keyspace) * 2 < before, "{before} and then {}", len(&keyspace));
+    assert_eq!(keyspace.engine.count_keys(u64::MAX).unwrap(), 300);
+    assert!(!keyspace.shows(keyspace.newest, &key(150)) && keyspace.shows(keyspace.newest, &key(250)));
 }

@@ -2,8 +2,8 @@
 //!
 //! A page's number leads straight to its frame: two loads, no lock, no system call, nothing shared is written but a mark once a
 //! round of the clock. The ideas are kmmap's and FastMap's: priorities by kind, clean pages evicted and dirty ones not, a page
-//! that was never written is never read. While there is room a missed leaf brings its neighbours ([`Cache::is_roomy`]). Of a leaf that
-//! look-ups asked for, and that has to go, its [`Prints`] stay.
+//! that was never written is never read. While there is room a missed leaf brings its neighbours ([`NodeCache::has_room_for_read_around`]). Of a leaf that
+//! look-ups asked for, and that has to go, its [`LeafFingerprints`] stay.
 //!
 //! ## Picture
 //!
@@ -16,7 +16,7 @@
 //!
 //! 1. A frame that is found under a guard stays until the guard goes: it is taken out first, and freed through the epoch.
 //! 2. Frames in the table are the pages that the present levels mean: whoever gives a page another content calls
-//!    [`Cache::put`] or [`Cache::forget`], and pages change their content only when no reader can mean the old one.
+//!    [`NodeCache::replace`] or [`NodeCache::remove`], and pages change their content only when no reader can mean the old one.
 //! 3. What is in the table was checked: its checksum against its parent's, its lengths by [`Node::parse`].
 //! 4. Inner nodes go only when no leaf is left to go, nor any prints; dirty pages never.
 //! 5. Prints come and go under the lock of the rings. They are made of a frame that was in the table until then, or that a reader read
@@ -30,37 +30,37 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use sheaf_base::ground::Ground;
+use sheaf_base::cache_arbiter::CacheShare;
+use sheaf_base::engine_context::EngineContext;
 use sheaf_base::memory::allocated;
-use sheaf_base::memory::pieces::{self, Piece};
-use sheaf_base::shares::Account;
+use sheaf_base::memory::block_alloc::{self, BlockBox};
 use sheaf_base::sync::Mutex;
 use sheaf_base::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
-use sheaf_base::sync::epoch::{Guard, relieve};
+use sheaf_base::sync::epoch::{Guard, free_deferred};
 
-use crate::node::{Node, Prints};
-use crate::space::PAGE;
-use crate::table::{Table, lent};
+use crate::level_file::PAGE;
+use crate::node::{LeafFingerprints, Node};
+use crate::page_table::{PageTable, borrow_until_unpin};
 
 /// Bytes of a frame in memory.
-const FRAME: u64 = pieces::taken(size_of::<Frame>());
+const FRAME_BYTES: u64 = block_alloc::memory_bytes(size_of::<CachedNode>());
 /// And beside it: in the rings.
-const BESIDE: u64 = 16;
-/// Prints have at most so many quarters of the cache. They answer look-ups for as many leaves as four times the memory would; scans and
-/// steps need the leaves.
-const PRINTED_QUARTERS: u64 = 3;
+const RING_ENTRY_BYTES: u64 = 16;
+/// Prints have at most so many quarters of the cache. They answer look-ups for as many leaves as
+/// four times the memory would; scans and steps need the leaves.
+const MAX_FINGERPRINT_QUARTERS: u64 = 3;
 
 /// Marks of a frame: it was used since the clock came by, ...
-const USED: u8 = 1;
+const REFERENCED: u8 = 1;
 /// ... and a look-up did.
-const ASKED: u8 = 2;
+const LOOKED_UP: u8 = 2;
 
-/// A node in memory. The bytes of one of a single page stand beside what the cache keeps of it: who finds a frame has the head
-/// of its node in the next line.
+/// A node in memory. The bytes of one of a single page stand beside what the cache keeps of it: who
+/// finds a frame has the head of its node in the next line.
 #[derive(Debug)]
 #[repr(C, align(64))]
-pub(crate) struct Frame {
-    /// [`USED`] | [`ASKED`].
+pub(crate) struct CachedNode {
+    /// [`REFERENCED`] | [`LOOKED_UP`].
     marks: AtomicU8,
     is_dirty: AtomicBool,
     is_leaf: bool,
@@ -70,22 +70,22 @@ pub(crate) struct Frame {
     short: [u8; PAGE],
 }
 
-impl Frame {
+impl CachedNode {
     /// A node that was parsed or made just now.
-    pub(crate) fn new(bytes: &[u8], is_leaf: bool, is_dirty: bool) -> Piece<Frame> {
+    pub(crate) fn new(bytes: &[u8], is_leaf: bool, is_dirty: bool) -> BlockBox<CachedNode> {
         let (marks, is_dirty) = (AtomicU8::new(0), AtomicBool::new(is_dirty));
         let long = if bytes.len() > PAGE { Box::from(bytes) } else { Box::default() };
         let len = u32::try_from(bytes.len()).unwrap_or(0);
-        let mut frame = Frame { marks, is_dirty, is_leaf, len, long, short: [0; PAGE] };
+        let mut frame = CachedNode { marks, is_dirty, is_leaf, len, long, short: [0; PAGE] };
         if let Some(short) = frame.short.get_mut(..bytes.len()) {
             short.copy_from_slice(bytes);
         }
-        Piece::new(frame)
+        BlockBox::new(frame)
     }
 
     #[inline]
     pub(crate) fn node(&self) -> Node<'_> {
-        Node::of(self.bytes())
+        Node::from_checked(self.bytes())
     }
 
     #[inline]
@@ -103,191 +103,199 @@ impl Frame {
     }
 
     /// It was read for a look-up.
-    pub(crate) fn asked(&self) {
-        self.mark(ASKED);
+    pub(crate) fn mark_looked_up(&self) {
+        self.mark(LOOKED_UP);
     }
 
     /// It is written.
-    pub(crate) fn clean(&self) {
+    pub(crate) fn mark_clean(&self) {
         self.is_dirty.store(false, Ordering::Release);
     }
 
     fn cost(&self) -> u64 {
-        FRAME + allocated(self.long.len() as u64) + BESIDE
+        FRAME_BYTES + allocated(self.long.len() as u64) + RING_ENTRY_BYTES
     }
 }
 
 /// Pages in the order in which the clock comes by: leaves, prints, inner nodes.
-type Rings = [VecDeque<u32>; 3];
-const LEAVES: usize = 0;
-const PRINTS: usize = 1;
-const INNER: usize = 2;
+type ClockRings = [VecDeque<u32>; 3];
+const LEAF_RING: usize = 0;
+const FINGERPRINT_RING: usize = 1;
+const INNER_RING: usize = 2;
 
 /// See the module.
 #[derive(Debug)]
-pub(crate) struct Cache {
-    ground: Arc<Ground>,
-    table: Table<Frame>,
-    prints: Table<Prints>,
-    rings: Mutex<Rings>,
-    account: Account,
+pub(crate) struct NodeCache {
+    context: Arc<EngineContext>,
+    table: PageTable<CachedNode>,
+    fingerprints: PageTable<LeafFingerprints>,
+    rings: Mutex<ClockRings>,
+    cache_share: CacheShare,
     /// Frames and prints.
-    items: AtomicU64,
+    item_count: AtomicU64,
     /// Bytes of prints.
-    printed: AtomicU64,
+    fingerprint_bytes: AtomicU64,
     /// The last leaf of which prints were wanted had some.
-    is_printable: AtomicBool,
-    loads: AtomicU64,
-    spared: AtomicU64,
+    has_last_leaf_fingerprints: AtomicBool,
+    pages_read: AtomicU64,
+    reads_saved: AtomicU64,
 }
 
-impl Cache {
-    pub(crate) fn new(ground: Arc<Ground>) -> Cache {
-        Cache {
-            table: Table::new(Arc::clone(&ground)),
-            prints: Table::new(Arc::clone(&ground)),
-            account: Account::new(ground.memory.budget()),
-            ground,
+impl NodeCache {
+    pub(crate) fn new(context: Arc<EngineContext>) -> NodeCache {
+        NodeCache {
+            table: PageTable::new(Arc::clone(&context)),
+            fingerprints: PageTable::new(Arc::clone(&context)),
+            cache_share: CacheShare::new(context.memory.budget()),
+            context,
             rings: Mutex::default(),
-            items: AtomicU64::new(0),
-            printed: AtomicU64::new(0),
-            is_printable: AtomicBool::new(true),
-            loads: AtomicU64::new(0),
-            spared: AtomicU64::new(0),
+            item_count: AtomicU64::new(0),
+            fingerprint_bytes: AtomicU64::new(0),
+            has_last_leaf_fingerprints: AtomicBool::new(true),
+            pages_read: AtomicU64::new(0),
+            reads_saved: AtomicU64::new(0),
         }
     }
 
     /// Bytes of its frames and prints, and of the tables.
     pub(crate) fn bytes(&self) -> u64 {
-        self.account.bytes() + self.table.bytes() + self.prints.bytes()
+        self.cache_share.bytes() + self.table.bytes() + self.fingerprints.bytes()
     }
 
     /// What its frames and prints take of the budget.
-    pub(crate) fn account(&self) -> &Account {
-        &self.account
+    pub(crate) fn cache_share(&self) -> &CacheShare {
+        &self.cache_share
     }
 
     /// Pages that were read since the opening.
-    pub(crate) fn loads(&self) -> u64 {
-        self.loads.load(Ordering::Relaxed)
+    pub(crate) fn pages_read(&self) -> u64 {
+        self.pages_read.load(Ordering::Relaxed)
     }
 
     /// Reads that prints spared since the opening.
-    pub(crate) fn spared(&self) -> u64 {
-        self.spared.load(Ordering::Relaxed)
+    pub(crate) fn reads_saved(&self) -> u64 {
+        self.reads_saved.load(Ordering::Relaxed)
     }
 
     /// A look-up was answered by prints.
-    pub(crate) fn spare(&self) {
-        self.spared.fetch_add(1, Ordering::Relaxed);
+    pub(crate) fn count_saved_read(&self) {
+        self.reads_saved.fetch_add(1, Ordering::Relaxed);
     }
 
     /// The frame of `page`, if it is here.
     #[inline]
-    pub(crate) fn get<'g>(&self, page: u32, guard: &'g Guard) -> Option<&'g Frame> {
+    pub(crate) fn get<'g>(&self, page: u32, guard: &'g Guard) -> Option<&'g CachedNode> {
         let frame = self.table.get(page, guard)?;
-        frame.mark(USED);
+        frame.mark(REFERENCED);
         Some(frame)
     }
 
-    /// As [`Cache::get`], for a look-up: if it is a leaf, its prints are to stay when it goes.
+    /// As [`NodeCache::get`], for a look-up: if it is a leaf, its prints are to stay when it goes.
     #[inline]
-    pub(crate) fn ask<'g>(&self, page: u32, guard: &'g Guard) -> Option<&'g Frame> {
+    pub(crate) fn get_for_lookup<'g>(&self, page: u32, guard: &'g Guard) -> Option<&'g CachedNode> {
         let frame = self.table.get(page, guard)?;
-        frame.mark(USED | ASKED);
+        frame.mark(REFERENCED | LOOKED_UP);
         Some(frame)
     }
 
     /// The prints of the leaf at `page`, if they are here.
-    pub(crate) fn prints<'g>(&self, page: u32, guard: &'g Guard) -> Option<&'g Prints> {
-        let prints = self.prints.get(page, guard)?;
-        prints.touch();
-        Some(prints)
+    pub(crate) fn fingerprints<'g>(&self, page: u32, guard: &'g Guard) -> Option<&'g LeafFingerprints> {
+        let fingerprints = self.fingerprints.get(page, guard)?;
+        fingerprints.mark_referenced();
+        Some(fingerprints)
     }
 
     /// Whether `page` is here, without a mark.
-    pub(crate) fn has(&self, page: u32) -> bool {
-        self.table.has(page)
+    pub(crate) fn contains(&self, page: u32) -> bool {
+        self.table.contains(page)
     }
 
     /// Whether prints are here of the leaf at `page`.
-    pub(crate) fn has_prints(&self, page: u32) -> bool {
-        self.prints.has(page)
+    pub(crate) fn has_fingerprints(&self, page: u32) -> bool {
+        self.fingerprints.contains(page)
     }
 
     /// Takes in a page that was read, unless there is no room; the frame to use.
-    pub(crate) fn take_in<'g>(&self, page: u32, frame: Piece<Frame>, guard: &'g Guard) -> &'g Frame {
-        self.loads.fetch_add(1, Ordering::Relaxed);
+    pub(crate) fn insert_read<'g>(
+        &self,
+        page: u32,
+        frame: BlockBox<CachedNode>,
+        guard: &'g Guard,
+    ) -> &'g CachedNode {
+        self.pages_read.fetch_add(1, Ordering::Relaxed);
         let cost = frame.cost();
         let is_leaf = frame.is_leaf;
-        self.account.missed(u64::from(page), cost);
-        if !self.clear_until(guard, || self.account.has_room(cost, &self.ground.memory)) {
-            self.account.went(u64::from(page), cost);
-            return lent(frame, guard);
+        self.cache_share.record_miss(u64::from(page), cost);
+        if !self.evict_until(guard, || self.cache_share.has_room(cost, &self.context.memory)) {
+            self.cache_share.record_eviction(u64::from(page), cost);
+            return borrow_until_unpin(frame, guard);
         }
-        self.count(cost);
+        self.account(cost);
         match self.table.add(page, frame, guard) {
             Ok(frame) => {
-                self.entered(page, is_leaf);
+                self.add_to_ring(page, is_leaf);
                 frame
             }
             Err(frame) => {
-                self.went(Some(&*frame)); // somebody else was faster
-                lent(frame, guard)
+                self.unaccount_node(Some(&*frame)); // somebody else was faster
+                borrow_until_unpin(frame, guard)
             }
         }
     }
 
     /// Whether leaves had to go, of which prints are left.
     #[inline]
-    pub(crate) fn is_short(&self) -> bool {
-        self.printed.load(Ordering::Relaxed) > 0
+    pub(crate) fn is_memory_short(&self) -> bool {
+        self.fingerprint_bytes.load(Ordering::Relaxed) > 0
     }
 
     /// Whether prints of so many leaves may come without others going for them.
-    pub(crate) fn wants_prints(&self, leaves: u32) -> bool {
+    pub(crate) fn has_room_for_fingerprints(&self, leaves: u32) -> bool {
         let coming = u64::from(leaves) * PAGE as u64 / 4;
-        self.is_printable.load(Ordering::Relaxed) && !self.has_many_prints(coming)
+        self.has_last_leaf_fingerprints.load(Ordering::Relaxed) && !self.is_fingerprint_share_exceeded(coming)
     }
 
-    /// Whether so many pages would fit without anything going for them, and as many again for others who read.
-    pub(crate) fn is_roomy(&self, pages: u32) -> bool {
-        self.account.has_room(2 * u64::from(pages) * (FRAME + BESIDE), &self.ground.memory)
+    /// Whether so many pages would fit without anything going for them, and as many again for
+    /// others who read.
+    pub(crate) fn has_room_for_read_around(&self, pages: u32) -> bool {
+        self.cache_share
+            .has_room(2 * u64::from(pages) * (FRAME_BYTES + RING_ENTRY_BYTES), &self.context.memory)
     }
 
-    /// Takes in a leaf that was read because it stands beside another, if there is room, or else its prints: nobody has missed it.
-    pub(crate) fn take_along(&self, page: u32, leaf: Piece<Frame>, guard: &Guard) {
+    /// Takes in a leaf that was read because it stands beside another, if there is room, or else
+    /// its prints: nobody has missed it.
+    pub(crate) fn insert_neighbor(&self, page: u32, leaf: BlockBox<CachedNode>, guard: &Guard) {
         let cost = leaf.cost();
-        if !self.account.has_room(cost, &self.ground.memory) {
-            if self.wants_prints(1)
-                && self.clear_until(guard, || self.account.has_room(cost / 4, &self.ground.memory))
+        if !self.cache_share.has_room(cost, &self.context.memory) {
+            if self.has_room_for_fingerprints(1)
+                && self.evict_until(guard, || self.cache_share.has_room(cost / 4, &self.context.memory))
             {
-                self.print(page, &leaf, &mut self.rings.lock()[PRINTS], guard);
+                self.add_fingerprints(page, &leaf, &mut self.rings.lock()[FINGERPRINT_RING], guard);
             }
             return;
         }
-        self.count(cost);
+        self.account(cost);
         match self.table.add(page, leaf, guard) {
-            Ok(_) => self.entered(page, true),
-            Err(_) => self.uncount(cost),
+            Ok(_) => self.add_to_ring(page, true),
+            Err(_) => self.unaccount(cost),
         }
     }
 
     /// Accounts for a frame before anybody can find it, and have it go.
-    fn count(&self, cost: u64) {
-        self.account.take(cost, &self.ground.memory);
-        self.items.fetch_add(1, Ordering::Relaxed);
+    fn account(&self, cost: u64) {
+        self.cache_share.take(cost, &self.context.memory);
+        self.item_count.fetch_add(1, Ordering::Relaxed);
     }
 
-    fn entered(&self, page: u32, is_leaf: bool) {
-        let ring = if is_leaf { LEAVES } else { INNER };
-        self.join(&mut self.rings.lock()[ring], page, |page| self.has(page));
+    fn add_to_ring(&self, page: u32, is_leaf: bool) {
+        let ring = if is_leaf { LEAF_RING } else { INNER_RING };
+        self.push_to_ring(&mut self.rings.lock()[ring], page, |page| self.contains(page));
     }
 
     /// `page` joins a ring, whose pages are those for which something `is_here`.
-    fn join(&self, ring: &mut VecDeque<u32>, page: u32, is_here: impl Fn(u32) -> bool) {
+    fn push_to_ring(&self, ring: &mut VecDeque<u32>, page: u32, is_here: impl Fn(u32) -> bool) {
         ring.push_back(page);
-        if ring.len() as u64 > 2 * self.items.load(Ordering::Relaxed) + 1024 {
+        if ring.len() as u64 > 2 * self.item_count.load(Ordering::Relaxed) + 1024 {
             // Pages that were forgotten, or are here twice.
             let mut pages: Vec<u32> = ring.drain(..).filter(|page| is_here(*page)).collect();
             pages.sort_unstable();
@@ -297,66 +305,66 @@ impl Cache {
     }
 
     /// Gives `page` a content that was just made.
-    pub(crate) fn put(&self, page: u32, frame: Piece<Frame>, guard: &Guard) {
+    pub(crate) fn replace(&self, page: u32, frame: BlockBox<CachedNode>, guard: &Guard) {
         let (cost, is_leaf) = (frame.cost(), frame.is_leaf);
-        self.count(cost);
-        let (before, is_there) = self.table.put(page, frame, guard);
-        self.went(before);
-        self.unprint(page, guard);
+        self.account(cost);
+        let (before, is_there) = self.table.replace(page, frame, guard);
+        self.unaccount_node(before);
+        self.remove_fingerprints(page, guard);
         if is_there {
-            self.entered(page, is_leaf);
+            self.add_to_ring(page, is_leaf);
         } else {
-            self.uncount(cost);
+            self.unaccount(cost);
         }
     }
 
     /// Forgets what `page` held.
-    pub(crate) fn forget(&self, page: u32, guard: &Guard) {
-        self.went(self.table.take(page, guard));
-        self.unprint(page, guard);
+    pub(crate) fn remove(&self, page: u32, guard: &Guard) {
+        self.unaccount_node(self.table.remove(page, guard));
+        self.remove_fingerprints(page, guard);
     }
 
     /// What `page` holds now, its prints are not of (I5).
-    fn unprint(&self, page: u32, guard: &Guard) {
+    fn remove_fingerprints(&self, page: u32, guard: &Guard) {
         let _rings = self.rings.lock();
-        self.faded(self.prints.take(page, guard));
+        self.unaccount_fingerprints(self.fingerprints.remove(page, guard));
     }
 
     /// Accounts for what is in the table no more.
-    fn went(&self, frame: Option<&Frame>) {
+    fn unaccount_node(&self, frame: Option<&CachedNode>) {
         if let Some(frame) = frame {
-            self.uncount(frame.cost());
+            self.unaccount(frame.cost());
         }
     }
 
     /// Accounts for prints that are in the table no more.
-    fn faded(&self, prints: Option<&Prints>) {
-        if let Some(prints) = prints {
-            let cost = prints.cost() + BESIDE;
-            self.printed.fetch_sub(cost, Ordering::Relaxed);
-            self.uncount(cost);
+    fn unaccount_fingerprints(&self, fingerprints: Option<&LeafFingerprints>) {
+        if let Some(fingerprints) = fingerprints {
+            let cost = fingerprints.cost() + RING_ENTRY_BYTES;
+            self.fingerprint_bytes.fetch_sub(cost, Ordering::Relaxed);
+            self.unaccount(cost);
         }
     }
 
-    fn uncount(&self, cost: u64) {
-        self.items.fetch_sub(1, Ordering::Relaxed);
-        self.account.give(cost, &self.ground.memory);
+    fn unaccount(&self, cost: u64) {
+        self.item_count.fetch_sub(1, Ordering::Relaxed);
+        self.cache_share.give_back(cost, &self.context.memory);
     }
 
     /// Lets clean pages go until `bytes` more fit into the budget. False if that cannot be had.
-    pub(crate) fn make_room(&self, bytes: u64, guard: &Guard) -> bool {
-        self.clear_until(guard, || self.ground.memory.has_room(bytes))
+    pub(crate) fn evict_until_room(&self, bytes: u64, guard: &Guard) -> bool {
+        self.evict_until(guard, || self.context.memory.has_room(bytes))
     }
 
     /// Lets about so many bytes of clean pages go.
-    pub(crate) fn give_way(&self, bytes: u64, guard: &Guard) {
-        let until = self.account.bytes().saturating_sub(bytes);
-        self.clear_until(guard, || self.account.bytes() <= until);
+    pub(crate) fn evict(&self, bytes: u64, guard: &Guard) {
+        let until = self.cache_share.bytes().saturating_sub(bytes);
+        self.evict_until(guard, || self.cache_share.bytes() <= until);
     }
 
     /// Lets clean pages go until it is `enough`. False if that cannot be had.
-    fn clear_until(&self, guard: &Guard, enough: impl Fn() -> bool) -> bool {
-        relieve(guard); // of what went before, and what was read and not taken in
+    fn evict_until(&self, guard: &Guard, enough: impl Fn() -> bool) -> bool {
+        free_deferred(guard); // of what went before, and what was read and not taken in
         if enough() {
             return true;
         }
@@ -365,18 +373,18 @@ impl Cache {
         let mut turns = rings.each_ref().map(|ring| 2 * ring.len());
         loop {
             let ring = match turns.map(|turns| turns > 0) {
-                [_, true, _] if self.has_many_prints(0) => PRINTS,
-                [true, ..] => LEAVES,
-                [_, true, _] => PRINTS,
-                [.., true] => INNER,
+                [_, true, _] if self.is_fingerprint_share_exceeded(0) => FINGERPRINT_RING,
+                [true, ..] => LEAF_RING,
+                [_, true, _] => FINGERPRINT_RING,
+                [.., true] => INNER_RING,
                 _ => return false,
             };
             turns[ring] -= 1;
             let Some(page) = rings[ring].pop_front() else { continue };
-            let stays = if ring == PRINTS {
-                self.pass_prints(page, guard)
+            let stays = if ring == FINGERPRINT_RING {
+                self.evict_fingerprints_unless_referenced(page, guard)
             } else {
-                self.pass(page, &mut rings, guard)
+                self.evict_unless_referenced(page, &mut rings, guard)
             };
             if stays {
                 rings[ring].push_back(page);
@@ -388,66 +396,67 @@ impl Cache {
     }
 
     /// Whether prints would have too much of the cache with so many bytes more.
-    fn has_many_prints(&self, coming: u64) -> bool {
-        self.printed.load(Ordering::Relaxed) + coming > self.account.bytes() / 4 * PRINTED_QUARTERS
+    fn is_fingerprint_share_exceeded(&self, coming: u64) -> bool {
+        self.fingerprint_bytes.load(Ordering::Relaxed) + coming
+            > self.cache_share.bytes() / 4 * MAX_FINGERPRINT_QUARTERS
     }
 
     /// The clock passes a page: whether it stays.
-    fn pass(&self, page: u32, rings: &mut Rings, guard: &Guard) -> bool {
+    fn evict_unless_referenced(&self, page: u32, rings: &mut ClockRings, guard: &Guard) -> bool {
         let Some(frame) = self.table.get(page, guard) else { return false };
         if frame.is_dirty.load(Ordering::Acquire)
-            || frame.marks.fetch_and(!USED, Ordering::Relaxed) & USED != 0
+            || frame.marks.fetch_and(!REFERENCED, Ordering::Relaxed) & REFERENCED != 0
         {
             return true;
         }
-        if self.table.take_this(page, frame, guard) {
-            self.account.went(u64::from(page), frame.cost());
-            self.went(Some(frame));
-            if frame.is_leaf && frame.marks.load(Ordering::Relaxed) & ASKED != 0 {
-                self.print(page, frame, &mut rings[PRINTS], guard);
+        if self.table.remove_if_same(page, frame, guard) {
+            self.cache_share.record_eviction(u64::from(page), frame.cost());
+            self.unaccount_node(Some(frame));
+            if frame.is_leaf && frame.marks.load(Ordering::Relaxed) & LOOKED_UP != 0 {
+                self.add_fingerprints(page, frame, &mut rings[FINGERPRINT_RING], guard);
             }
         }
         false
     }
 
     /// Leaves the prints of the leaf at `page` (I5).
-    fn print(&self, page: u32, leaf: &Frame, ring: &mut VecDeque<u32>, guard: &Guard) {
-        if self.prints.has(page) {
+    fn add_fingerprints(&self, page: u32, leaf: &CachedNode, ring: &mut VecDeque<u32>, guard: &Guard) {
+        if self.fingerprints.contains(page) {
             return;
         }
-        let prints = Prints::of(&leaf.node(), |key| self.ground.hash(key));
-        self.is_printable.store(prints.is_some(), Ordering::Relaxed);
-        let Some(prints) = prints else { return };
-        let cost = prints.cost() + BESIDE;
-        if self.prints.add(page, prints, guard).is_ok() {
-            self.count(cost);
-            self.printed.fetch_add(cost, Ordering::Relaxed);
-            self.join(ring, page, |page| self.prints.has(page));
+        let fingerprints = LeafFingerprints::of_leaf(&leaf.node(), |key| self.context.hash(key));
+        self.has_last_leaf_fingerprints.store(fingerprints.is_some(), Ordering::Relaxed);
+        let Some(fingerprints) = fingerprints else { return };
+        let cost = fingerprints.cost() + RING_ENTRY_BYTES;
+        if self.fingerprints.add(page, fingerprints, guard).is_ok() {
+            self.account(cost);
+            self.fingerprint_bytes.fetch_add(cost, Ordering::Relaxed);
+            self.push_to_ring(ring, page, |page| self.fingerprints.contains(page));
         }
     }
 
     /// The clock passes prints: whether they stay.
-    fn pass_prints(&self, page: u32, guard: &Guard) -> bool {
-        let Some(prints) = self.prints.get(page, guard) else { return false };
-        if prints.mark.swap(false, Ordering::Relaxed) {
+    fn evict_fingerprints_unless_referenced(&self, page: u32, guard: &Guard) -> bool {
+        let Some(fingerprints) = self.fingerprints.get(page, guard) else { return false };
+        if fingerprints.is_referenced.swap(false, Ordering::Relaxed) {
             return true;
         }
-        self.account.went(u64::from(page), prints.cost());
-        self.faded(self.prints.take(page, guard));
+        self.cache_share.record_eviction(u64::from(page), fingerprints.cost());
+        self.unaccount_fingerprints(self.fingerprints.remove(page, guard));
         false
     }
 
     /// Forgets everything.
     pub(crate) fn clear(&self, guard: &Guard) {
         let mut rings = self.rings.lock();
-        *rings = Rings::default();
-        self.table.clear(guard, |frame| self.went(Some(frame)));
-        self.prints.clear(guard, |prints| self.faded(Some(prints)));
+        *rings = ClockRings::default();
+        self.table.clear(guard, |frame| self.unaccount_node(Some(frame)));
+        self.fingerprints.clear(guard, |fingerprints| self.unaccount_fingerprints(Some(fingerprints)));
     }
 }
 
-impl Drop for Cache {
+impl Drop for NodeCache {
     fn drop(&mut self) {
-        self.account.give(self.account.bytes(), &self.ground.memory);
+        self.cache_share.give_back(self.cache_share.bytes(), &self.context.memory);
     }
 }

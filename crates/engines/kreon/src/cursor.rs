@@ -1,54 +1,59 @@
 //! # Cursor: the sources side by side, a batch at a time
 //!
-//! A cursor holds no state between calls but copies of the pairs it shows next. For the next batch it looks at the present state
-//! again, behind the key where it stood: versions that its view needs are in every state, wherever they have moved meanwhile.
+//! A cursor holds no state between calls but copies of the pairs it shows next. For the next batch
+//! it looks at the present state again, behind the key where it stood: versions that its view needs
+//! are in every state, wherever they have moved meanwhile.
 //!
-//! A batch that meets a few removed keys in a row ends there. The next one goes around what is known to be removed (`gaps.rs`), or
-//! goes over up to [`MANY`] keys and remembers what of them is removed.
+//! A batch that meets a few removed keys in a row ends there. The next one goes around what is
+//! known to be removed (`removed_ranges.rs`), or goes over up to [`MAX_SCANNED`] keys and remembers
+//! what of them is removed.
 //!
 //! ## Costs
 //!
-//! A batch is a descent in each source, and a record a pair; records are asked for some way ahead. A removed key costs some
-//! nanoseconds once, and nothing as long as it is in a gap.
+//! A batch is a descent in each source, and a record a pair; records are asked for some way ahead.
+//! A removed key costs some nanoseconds once, and nothing as long as it is in a gap.
 
 use std::ops::Bound;
 
-use sheaf_base::engine::{Bounds, Cursor, Want};
+use sheaf_base::engine::{Bounds, Cursor, Projection};
 use sheaf_base::error::{Error, Result};
-use sheaf_base::keys::{borrowed, is_above, is_below};
-use sheaf_base::pairs::{Pairs, read_ahead};
-use sheaf_base::record::{Content, Record};
+use sheaf_base::keys::{borrow_bound, is_above, is_below};
+use sheaf_base::read_ahead::{PairBuffer, read_ahead};
+use sheaf_base::record::{Record, RecordContent};
 use sheaf_base::segment::Address;
 use sheaf_base::sync::atomic::Ordering;
 use sheaf_base::sync::epoch::{self, Guard};
 use sheaf_base::types::{KeyspaceId, Seq};
 
 use crate::engine::KreonEngine;
-use crate::gaps::{Stretch, behind};
-use crate::lane::{LANE, Lane, Way, least, least_lane, take_damaged, take_key};
-use crate::look::Shown;
-use crate::tree::{Level, State, Unreadable};
+use crate::lookup::VisibleRecord;
+use crate::merge_input::{
+    Direction, INPUT_BATCH, MergeInput, advance_past, next_input, next_key, take_damaged,
+};
+use crate::removed_ranges::{RemovedRun, position_after};
+use crate::tree::{KreonState, Level, Unreadable};
 
 /// Pairs of the first batch: as many as scans have lately been, but at least so many, ...
-const LEAST_BATCH: usize = 2;
+const MIN_BATCH: usize = 2;
 /// ... of the second; from then on each is twice as large as the one before, ...
 const SECOND_BATCH: usize = 32;
 /// ... up to so many, ...
-const MOST_BATCH: usize = 128;
+const MAX_BATCH: usize = 128;
 /// ... or about so many bytes.
 const BATCH_BYTES: u64 = 256 << 10;
-/// Removed keys in a row after which a batch ends, to go around them or to remember them, and stretches of half as many are
-/// remembered; few in tiny geometry.
-const FEW: u64 = 32;
-const TINY_FEW: u64 = 4;
+/// Removed keys in a row after which a batch ends, to go around them or to remember them, and
+/// stretches of half as many are remembered; few in tiny geometry.
+const REMOVED_RUN: u64 = 32;
+const TINY_REMOVED_RUN: u64 = 4;
 /// Keys that a batch goes over: the guard is not for ever.
-const MANY: u64 = 64 * MOST_BATCH as u64;
+const MAX_SCANNED: u64 = 64 * MAX_BATCH as u64;
 
 /// Keys that a walk over all looks at under one guard.
-const WALK: usize = 4096;
+const COUNT_BATCH: usize = 4096;
 
-/// A pair that a batch shows: where its key stands in the batch's bytes, and where its value stands in them or its record.
-struct Item {
+/// A pair that a batch shows: where its key stands in the batch's bytes, and where its value stands
+/// in them or its record.
+struct BatchItem {
     key: (usize, usize),
     value: Option<(usize, usize)>,
     address: Address,
@@ -59,123 +64,135 @@ pub(crate) struct KreonCursor<'e> {
     engine: &'e KreonEngine,
     at: Seq,
     bounds: Bounds,
-    want: Want,
+    projection: Projection,
     /// What is left: everything behind (before) it, unless it ended.
-    rest: Option<Bound<Vec<u8>>>,
+    remaining: Option<Bound<Vec<u8>>>,
     has_begun: bool,
     batch: usize,
     /// Pairs of earlier batches that the walk went over.
-    passed: usize,
+    pairs_returned: usize,
     /// The last batch ended among removed keys.
     is_among_removed: bool,
-    pairs: Pairs,
+    pairs: PairBuffer,
     failed: bool,
 }
 
 /// What a batch comes to.
-struct Batch {
+struct ScanBatch {
     limit: usize,
     keys: Vec<u8>,
-    items: Vec<Item>,
+    items: Vec<BatchItem>,
     /// Bytes of the records that it shows.
     bytes: u64,
     /// Keys that it went over, and how many of the last of them are not shown.
-    seen: u64,
-    unseen: u64,
+    keys_scanned: u64,
+    hidden_in_row: u64,
     /// So many of these end it if it shows any, or nobody remembers them.
-    few: u64,
+    max_hidden_in_row: u64,
     /// The last key.
     last: Vec<u8>,
     /// Removed keys side by side, if somebody wants to remember them.
-    stretches: Option<Stretches>,
+    removed_runs: Option<RemovedRunCollector>,
     /// What cannot be read behind what it shows.
     damage: Option<Error>,
 }
 
-impl Batch {
+impl ScanBatch {
     /// Whether it goes no further, though there may be more to show.
-    fn is_over(&self) -> bool {
+    fn is_finished(&self) -> bool {
         self.items.len() >= self.limit
             || self.bytes >= BATCH_BYTES
-            || self.seen >= MANY
-            || self.unseen >= self.most_unseen()
-            || (self.unseen > 0 && self.stretches.as_ref().is_some_and(|all| all.is_known(&self.last)))
+            || self.keys_scanned >= MAX_SCANNED
+            || self.hidden_in_row >= self.max_hidden()
+            || (self.hidden_in_row > 0
+                && self.removed_runs.as_ref().is_some_and(|all| all.is_known(&self.last)))
     }
 
     /// Keys in a row that are not shown, at most: what is shown next may be all that is wanted.
-    fn most_unseen(&self) -> u64 {
-        if self.stretches.is_some() && self.items.is_empty() { MANY } else { self.few }
+    fn max_hidden(&self) -> u64 {
+        if self.removed_runs.is_some() && self.items.is_empty() {
+            MAX_SCANNED
+        } else {
+            self.max_hidden_in_row
+        }
     }
 }
 
 /// Stretches of removed keys that a batch goes over.
-struct Stretches {
-    way: Way,
+struct RemovedRunCollector {
+    direction: Direction,
     /// Where the present one begins, as the way goes: above it, or below.
     from: Option<Vec<u8>>,
     count: u64,
     since: Seq,
     /// Removed keys that make a stretch worth remembering.
-    least: u64,
-    /// Where the next one is that is known already: below what is there, as the way goes up, or above.
-    known: Option<Vec<u8>>,
+    min_count: u64,
+    /// Where the next one is that is known already: below what is there, as the way goes up, or
+    /// above.
+    next_known: Option<Vec<u8>>,
     /// The present one begins where one ends that is known.
-    is_behind_known: bool,
-    all: Vec<Stretch>,
+    starts_at_known_end: bool,
+    runs: Vec<RemovedRun>,
 }
 
-impl Stretches {
+impl RemovedRunCollector {
     /// Whether `key` lies in what is known already, or behind it.
     fn is_known(&self, key: &[u8]) -> bool {
-        let Some(known) = &self.known else { return false };
-        if self.way == Way::Up { key >= &known[..] } else { key < &known[..] }
+        let Some(known) = &self.next_known else { return false };
+        if self.direction == Direction::Forward { key >= &known[..] } else { key < &known[..] }
     }
 
     /// Some more keys are removed, the last of them by a commit up to `newest`.
-    fn removed(&mut self, count: u64, newest: Seq) {
+    fn add_removed(&mut self, count: u64, newest: Seq) {
         (self.count, self.since) = (self.count + count, self.since.max(newest));
     }
 
-    /// The present stretch ends before `key`, which may have a value, and the next one begins behind it.
-    fn ends_at(&mut self, key: &[u8]) {
-        let (end, next) = match self.way {
-            Way::Up => (key.to_vec(), behind(key)),
-            Way::Down => (behind(key), key.to_vec()),
+    /// The present stretch ends before `key`, which may have a value, and the next one begins
+    /// behind it.
+    fn end_run_at_key(&mut self, key: &[u8]) {
+        let (end, next) = match self.direction {
+            Direction::Forward => (key.to_vec(), position_after(key)),
+            Direction::Backward => (position_after(key), key.to_vec()),
         };
-        self.ends(Some(end));
+        self.end_run_at_position(Some(end));
         self.from = Some(next);
     }
 
     /// The present stretch ends at a position.
-    fn ends(&mut self, end: Option<Vec<u8>>) {
+    fn end_run_at_position(&mut self, end: Option<Vec<u8>>) {
         let from = self.from.take();
         let (count, since) = (std::mem::take(&mut self.count), std::mem::take(&mut self.since));
-        let is_known = end.as_ref().is_some_and(|end| match self.way {
-            Way::Up => self.is_known(end),
-            Way::Down => self.known.as_ref().is_some_and(|known| end <= known),
+        let is_known = end.as_ref().is_some_and(|end| match self.direction {
+            Direction::Forward => self.is_known(end),
+            Direction::Backward => self.next_known.as_ref().is_some_and(|known| end <= known),
         });
         // A few keys between two that are known make one of both.
-        let joins = std::mem::take(&mut self.is_behind_known) && is_known && count > 0;
-        if count >= self.least || joins {
-            let (low, high) = if self.way == Way::Up { (from, end) } else { (end, from) };
-            self.all.push(Stretch { low: low.unwrap_or_default(), high, since, count });
+        let joins = std::mem::take(&mut self.starts_at_known_end) && is_known && count > 0;
+        if count >= self.min_count || joins {
+            let (low, high) = if self.direction == Direction::Forward { (from, end) } else { (end, from) };
+            self.runs.push(RemovedRun { low: low.unwrap_or_default(), high, since, count });
         }
     }
 }
 
 impl<'e> KreonCursor<'e> {
-    pub(crate) fn new(engine: &'e KreonEngine, at: Seq, bounds: Bounds, want: Want) -> KreonCursor<'e> {
-        let pairs = Pairs::new(want);
-        let batch = engine.reach.expected().max(LEAST_BATCH);
+    pub(crate) fn new(
+        engine: &'e KreonEngine,
+        at: Seq,
+        bounds: Bounds,
+        projection: Projection,
+    ) -> KreonCursor<'e> {
+        let pairs = PairBuffer::new(projection);
+        let batch = engine.scan_length.expected().max(MIN_BATCH);
         KreonCursor {
             engine,
             at,
             bounds,
-            want,
-            rest: None,
+            projection,
+            remaining: None,
             has_begun: false,
             batch,
-            passed: 0,
+            pairs_returned: 0,
             is_among_removed: false,
             pairs,
             failed: false,
@@ -183,228 +200,260 @@ impl<'e> KreonCursor<'e> {
     }
 
     /// Fetches the next batch. False at the end.
-    fn fetch(&mut self, way: Way) -> Result<bool> {
+    fn fetch(&mut self, direction: Direction) -> Result<bool> {
         let is_first = !std::mem::replace(&mut self.has_begun, true);
         if is_first {
-            let from = if way == Way::Up { &self.bounds.low } else { &self.bounds.high };
-            self.rest = (!self.bounds.is_empty()).then(|| from.clone());
+            let from = if direction == Direction::Forward { &self.bounds.low } else { &self.bounds.high };
+            self.remaining = (!self.bounds.is_empty()).then(|| from.clone());
         }
-        self.passed += self.pairs.passed();
+        self.pairs_returned += self.pairs.passed();
         self.pairs.clear();
-        let Some(rest) = self.rest.take() else { return Ok(false) };
+        let Some(rest) = self.remaining.take() else { return Ok(false) };
         let engine = self.engine;
-        let (rest, is_around) = match self.around(way, &rest) {
+        let (rest, is_around) = match self.skip_removed_range(direction, &rest) {
             None => (rest, false),
             Some(Some(rest)) => (rest, true),
             Some(None) => return Ok(false), // nothing is there up to the end
         };
         let is_among_removed = std::mem::take(&mut self.is_among_removed);
-        let is_remembered = is_around || is_among_removed || (is_first && engine.gaps.is_eager());
-        let walk = is_remembered.then(|| engine.gaps.begin());
-        let few = if engine.ground.tiny { TINY_FEW } else { FEW };
-        let from = || position(way, &rest);
-        let stretches =
-            walk.map(|_| Stretches { is_behind_known: is_around, ..self.stretches(way, from(), few / 2) });
+        let is_remembered = is_around || is_among_removed || (is_first && engine.removed_ranges.take_eager());
+        let walk = is_remembered.then(|| engine.removed_ranges.begin_scan());
+        let few = if engine.context.tiny { TINY_REMOVED_RUN } else { REMOVED_RUN };
+        let from = || position(direction, &rest);
+        let removed_runs = walk.map(|_| RemovedRunCollector {
+            starts_at_known_end: is_around,
+            ..self.removed_runs(direction, from(), few / 2)
+        });
         let guard = &epoch::pin();
-        let collected = self.collect(engine, way, &rest, stretches, guard);
+        let collected = self.collect(engine, direction, &rest, removed_runs, guard);
         if let Some(number) = walk {
-            let stretches = collected.as_ref().ok().and_then(|batch| batch.stretches.as_ref());
-            engine.gaps.end(number, stretches.map(|all| self.known(all)).unwrap_or_default());
+            let removed_runs = collected.as_ref().ok().and_then(|batch| batch.removed_runs.as_ref());
+            engine
+                .removed_ranges
+                .end_scan(number, removed_runs.map(|all| self.with_floor_seq(all)).unwrap_or_default());
         }
         let batch = collected?;
-        self.is_among_removed = self.rest.is_some() && batch.unseen >= few;
+        self.is_among_removed = self.remaining.is_some() && batch.hidden_in_row >= few;
         if self.is_among_removed {
-            engine.gaps.be_eager();
+            engine.removed_ranges.set_eager();
         }
-        let passed = batch.seen - batch.items.len() as u64;
+        let passed = batch.keys_scanned - batch.items.len() as u64;
         if passed > 0 {
-            engine.passed.fetch_add(passed, Ordering::Relaxed); // other scans write this line
+            engine.removed_keys_skipped.fetch_add(passed, Ordering::Relaxed); // other scans write this line
         }
-        self.read(engine, &batch.keys, &batch.items, guard)?;
+        self.read_values(engine, &batch.keys, &batch.items, guard)?;
         batch.damage.map_or(Ok(()), |error| self.pairs.push_damage(Err(error)))?;
         Ok(true)
     }
 
-    fn stretches(&self, way: Way, from: Option<Vec<u8>>, least: u64) -> Stretches {
-        let known = match (way, &from) {
-            (Way::Up, from) => self.engine.gaps.next_above(from.as_deref().unwrap_or_default(), self.at),
-            (Way::Down, from) => self.engine.gaps.next_below(from, self.at),
+    fn removed_runs(&self, direction: Direction, from: Option<Vec<u8>>, least: u64) -> RemovedRunCollector {
+        let known = match (direction, &from) {
+            (Direction::Forward, from) => {
+                self.engine.removed_ranges.next_range_above(from.as_deref().unwrap_or_default(), self.at)
+            }
+            (Direction::Backward, from) => self.engine.removed_ranges.next_range_below(from, self.at),
         };
-        Stretches {
-            way,
+        RemovedRunCollector {
+            direction,
             from,
             count: 0,
             since: Seq::ZERO,
-            least,
-            known,
-            is_behind_known: false,
-            all: Vec::new(),
+            min_count: least,
+            next_known: known,
+            starts_at_known_end: false,
+            runs: Vec::new(),
         }
     }
 
-    /// Where to go on instead of at `rest`, if a gap begins there; nowhere if nothing is behind the gap.
-    fn around(&self, way: Way, rest: &Bound<Vec<u8>>) -> Option<Option<Bound<Vec<u8>>>> {
-        if !self.engine.gaps.is_any() {
+    /// Where to go on instead of at `rest`, if a gap begins there; nowhere if nothing is behind the
+    /// gap.
+    fn skip_removed_range(
+        &self,
+        direction: Direction,
+        rest: &Bound<Vec<u8>>,
+    ) -> Option<Option<Bound<Vec<u8>>>> {
+        if !self.engine.removed_ranges.is_active() {
             return None;
         }
-        let position = position(way, rest);
-        match way {
-            Way::Up => {
-                let high = self.engine.gaps.above(&position.unwrap_or_default(), self.at)?;
+        let position = position(direction, rest);
+        match direction {
+            Direction::Forward => {
+                let high = self.engine.removed_ranges.skip_forward(&position.unwrap_or_default(), self.at)?;
                 Some(high.map(Bound::Included))
             }
-            Way::Down => {
-                let low = self.engine.gaps.below(&position, self.at)?;
+            Direction::Backward => {
+                let low = self.engine.removed_ranges.skip_backward(&position, self.at)?;
                 Some((!low.is_empty()).then_some(Bound::Excluded(low)))
             }
         }
     }
 
-    /// Stretches, with the commit from which on no view sees anything there: versions may be kept of keys that are in no source
-    /// any more.
-    fn known(&self, stretches: &Stretches) -> Vec<Stretch> {
+    /// Stretches, with the commit from which on no view sees anything there: versions may be kept
+    /// of keys that are in no source any more.
+    fn with_floor_seq(&self, removed_runs: &RemovedRunCollector) -> Vec<RemovedRun> {
         let at = if self.at == Seq::LATEST { Seq::ZERO } else { self.at };
-        let floor = at.max(self.engine.versions.newest_died());
-        let with_floor = |stretch: &Stretch| Stretch { since: stretch.since.max(floor), ..stretch.clone() };
-        stretches.all.iter().map(with_floor).collect()
+        let floor = at.max(self.engine.versions.newest_end_seq());
+        let with_floor = |run: &RemovedRun| RemovedRun { since: run.since.max(floor), ..run.clone() };
+        removed_runs.runs.iter().map(with_floor).collect()
     }
 
     /// What the next batch shows, from `rest` on; what is left is behind it.
     fn collect(
         &mut self,
         engine: &KreonEngine,
-        way: Way,
+        direction: Direction,
         rest: &Bound<Vec<u8>>,
-        stretches: Option<Stretches>,
+        removed_runs: Option<RemovedRunCollector>,
         guard: &Guard,
-    ) -> Result<Batch> {
+    ) -> Result<ScanBatch> {
         let state = engine.state(guard);
-        let mut lanes = engine.lanes(state, way, borrowed(rest), Some(self.at), guard);
+        let mut merge_inputs =
+            engine.merge_inputs(state, direction, borrow_bound(rest), Some(self.at), guard);
         let limit = self.batch;
-        self.batch = (2 * limit).clamp(SECOND_BATCH, MOST_BATCH);
+        self.batch = (2 * limit).clamp(SECOND_BATCH, MAX_BATCH);
         let (keys, items, last) = (Vec::new(), Vec::new(), Vec::new());
-        let few = if engine.ground.tiny { TINY_FEW } else { FEW };
-        let mut batch =
-            Batch { limit, keys, items, bytes: 0, seen: 0, unseen: 0, few, last, stretches, damage: None };
+        let few = if engine.context.tiny { TINY_REMOVED_RUN } else { REMOVED_RUN };
+        let mut batch = ScanBatch {
+            limit,
+            keys,
+            items,
+            bytes: 0,
+            keys_scanned: 0,
+            hidden_in_row: 0,
+            max_hidden_in_row: few,
+            last,
+            removed_runs,
+            damage: None,
+        };
         let end = loop {
-            if lanes.iter().any(|lane| matches!(lane, Lane::Damaged(_))) {
-                batch.stretches = None; // what is behind the damage may be no removed key
-                if let Some(unreadable) = take_damaged(&mut lanes, way) {
-                    self.pass_damage(&mut batch, *unreadable, way);
+            if merge_inputs.iter().any(|merge_input| matches!(merge_input, MergeInput::Damaged(_))) {
+                batch.removed_runs = None; // what is behind the damage may be no removed key
+                if let Some(unreadable) = take_damaged(&mut merge_inputs, direction) {
+                    self.skip_damage(&mut batch, *unreadable, direction);
                     return Ok(batch);
                 }
             }
-            let Some(number) = least_lane(&lanes, way) else { break None };
-            if self.pass_removed(&mut batch, &mut lanes, number, way, guard) {
-                if batch.is_over() {
-                    self.rest = Some(Bound::Excluded(batch.last.clone()));
-                    break self.rest.as_ref();
+            let Some(number) = next_input(&merge_inputs, direction) else { break None };
+            if self.skip_removed(&mut batch, &mut merge_inputs, number, direction, guard) {
+                if batch.is_finished() {
+                    self.remaining = Some(Bound::Excluded(batch.last.clone()));
+                    break self.remaining.as_ref();
                 }
                 continue;
             }
-            let Some(key) = lanes[number].key().filter(|key| self.is_within(way, key)) else {
-                self.rest = lanes[number].key().map(|key| Bound::Included(key.to_vec()));
-                break self.rest.as_ref();
+            let Some(key) = merge_inputs[number].key().filter(|key| self.is_within(direction, key)) else {
+                self.remaining = merge_inputs[number].key().map(|key| Bound::Included(key.to_vec()));
+                break self.remaining.as_ref();
             };
             batch.last.clear();
             batch.last.extend_from_slice(key);
-            if let Err(error) = self.show(engine, &mut batch, &lanes, guard) {
-                self.rest = Some(Bound::Excluded(batch.last.clone())); // one record is damaged
-                (batch.stretches, batch.damage) = (None, Some(error));
+            if let Err(error) = self.add_visible(engine, &mut batch, &merge_inputs, guard) {
+                self.remaining = Some(Bound::Excluded(batch.last.clone())); // one record is damaged
+                (batch.removed_runs, batch.damage) = (None, Some(error));
                 return Ok(batch);
             }
-            for lane in lanes.iter_mut().filter(|lane| lane.key() == Some(&batch.last[..])) {
-                lane.advance(way, guard);
+            for merge_input in
+                merge_inputs.iter_mut().filter(|merge_input| merge_input.key() == Some(&batch.last[..]))
+            {
+                merge_input.advance(direction, guard);
             }
             // What the lane of versions has not looked up is behind its last.
-            let is_cut =
-                matches!(&lanes[0], Lane::Versions { items, next } if *next == LANE && items.len() == LANE);
-            if is_cut || batch.is_over() {
-                self.rest = Some(Bound::Excluded(batch.last.clone()));
-                break self.rest.as_ref();
+            let is_cut = matches!(&merge_inputs[0], MergeInput::Versions { items, next } if *next == INPUT_BATCH && items.len() == INPUT_BATCH);
+            if is_cut || batch.is_finished() {
+                self.remaining = Some(Bound::Excluded(batch.last.clone()));
+                break self.remaining.as_ref();
             }
         };
-        if let Some(stretches) = &mut batch.stretches {
-            let low_end = (way == Way::Down).then(Vec::new);
-            stretches.ends(end.map_or(low_end, |end| position(way, end)));
+        if let Some(removed_runs) = &mut batch.removed_runs {
+            let low_end = (direction == Direction::Backward).then(Vec::new);
+            removed_runs.end_run_at_position(end.map_or(low_end, |end| position(direction, end)));
         }
         if end.is_some_and(|end| matches!(end, Bound::Included(_))) {
-            self.rest = None; // beyond the bounds
+            self.remaining = None; // beyond the bounds
         }
         Ok(batch)
     }
 
     /// Goes on behind what cannot be read, which the batch reports if the range has a part of it.
-    fn pass_damage(&mut self, batch: &mut Batch, unreadable: Unreadable, way: Way) {
-        let is_in_range = match way {
-            Way::Up => is_below(&unreadable.low, borrowed(&self.bounds.high)),
-            Way::Down => {
-                unreadable.high.as_ref().is_none_or(|high| is_above(high, borrowed(&self.bounds.low)))
+    fn skip_damage(&mut self, batch: &mut ScanBatch, unreadable: Unreadable, direction: Direction) {
+        let is_in_range = match direction {
+            Direction::Forward => is_below(&unreadable.low, borrow_bound(&self.bounds.high)),
+            Direction::Backward => {
+                unreadable.high.as_ref().is_none_or(|high| is_above(high, borrow_bound(&self.bounds.low)))
             }
         };
         if is_in_range {
-            self.rest = unreadable.behind(way);
+            self.remaining = unreadable.resume_position(direction);
             batch.damage = Some(unreadable.error);
         }
     }
 
-    fn is_within(&self, way: Way, key: &[u8]) -> bool {
-        match way {
-            Way::Up => is_below(key, borrowed(&self.bounds.high)),
-            Way::Down => is_above(key, borrowed(&self.bounds.low)),
+    fn is_within(&self, direction: Direction, key: &[u8]) -> bool {
+        match direction {
+            Direction::Forward => is_below(key, borrow_bound(&self.bounds.high)),
+            Direction::Backward => is_above(key, borrow_bound(&self.bounds.low)),
         }
     }
 
     /// Passes removed keys that the lane `number` has alone; whether there were any.
-    fn pass_removed<'g>(
+    fn skip_removed<'g>(
         &self,
-        batch: &mut Batch,
-        lanes: &mut [Lane<'g>],
+        batch: &mut ScanBatch,
+        merge_inputs: &mut [MergeInput<'g>],
         number: usize,
-        way: Way,
+        direction: Direction,
         guard: &'g Guard,
     ) -> bool {
-        if !lanes[number].is_at_removed(self.at) {
+        if !merge_inputs[number].is_at_removal(self.at) {
             return false;
         }
-        let (before, rest) = lanes.split_at_mut(number);
-        let Some((lane, behind)) = rest.split_first_mut() else { return false };
-        let others = before.iter().chain(&*behind).filter_map(|lane| lane.key());
-        let other = if way == Way::Up { others.min() } else { others.max() };
-        let stretches = batch.stretches.as_ref();
+        let (before, rest) = merge_inputs.split_at_mut(number);
+        let Some((merge_input, behind)) = rest.split_first_mut() else { return false };
+        let others = before.iter().chain(&*behind).filter_map(|merge_input| merge_input.key());
+        let other = if direction == Direction::Forward { others.min() } else { others.max() };
+        let removed_runs = batch.removed_runs.as_ref();
         let is_alone = |key: &[u8]| {
-            let comes_first = match way {
-                Way::Up => other.is_none_or(|other| key < other),
-                Way::Down => other.is_none_or(|other| key > other),
+            let comes_first = match direction {
+                Direction::Forward => other.is_none_or(|other| key < other),
+                Direction::Backward => other.is_none_or(|other| key > other),
             };
-            comes_first && self.is_within(way, key) && !stretches.is_some_and(|all| all.is_known(key))
+            comes_first
+                && self.is_within(direction, key)
+                && !removed_runs.is_some_and(|all| all.is_known(key))
         };
-        let most = batch.most_unseen().saturating_sub(batch.unseen).max(1);
-        let passed = lane.pass_removed((way, self.at), most, is_alone, guard);
+        let most = batch.max_hidden().saturating_sub(batch.hidden_in_row).max(1);
+        let passed = merge_input.skip_removed((direction, self.at), most, is_alone, guard);
         if passed.count == 0 {
             return false;
         }
-        (batch.seen, batch.unseen) = (batch.seen + passed.count, batch.unseen + passed.count);
+        (batch.keys_scanned, batch.hidden_in_row) =
+            (batch.keys_scanned + passed.count, batch.hidden_in_row + passed.count);
         batch.last = passed.last;
-        batch.stretches.iter_mut().for_each(|all| all.removed(passed.count, passed.newest));
+        batch.removed_runs.iter_mut().for_each(|all| all.add_removed(passed.count, passed.newest));
         true
     }
 
     /// Adds what the view is shown of the batch's last key, the next one of the lanes, if anything.
-    fn show(&self, engine: &KreonEngine, batch: &mut Batch, lanes: &[Lane<'_>], guard: &Guard) -> Result<()> {
-        let shown = engine.shown(lanes, &batch.last, self.at, guard)?;
-        batch.seen += 1;
-        if let Some(stretches) = &mut batch.stretches {
-            match newest_removal(lanes, &batch.last).filter(|_| shown.is_none()) {
-                Some(seq) => stretches.removed(1, seq),
-                None => stretches.ends_at(&batch.last),
+    fn add_visible(
+        &self,
+        engine: &KreonEngine,
+        batch: &mut ScanBatch,
+        merge_inputs: &[MergeInput<'_>],
+        guard: &Guard,
+    ) -> Result<()> {
+        let shown = engine.visible_record(merge_inputs, &batch.last, self.at, guard)?;
+        batch.keys_scanned += 1;
+        if let Some(removed_runs) = &mut batch.removed_runs {
+            match newest_removal(merge_inputs, &batch.last).filter(|_| shown.is_none()) {
+                Some(seq) => removed_runs.add_removed(1, seq),
+                None => removed_runs.end_run_at_key(&batch.last),
             }
         }
-        let Some(Shown { address, span, value }) = shown else {
-            batch.unseen += 1;
+        let Some(VisibleRecord { address, span, value }) = shown else {
+            batch.hidden_in_row += 1;
             return Ok(());
         };
-        batch.unseen = 0;
+        batch.hidden_in_row = 0;
         let keys = &mut batch.keys;
         let key = (keys.len(), keys.len() + batch.last.len());
         keys.extend_from_slice(&batch.last);
@@ -412,24 +461,30 @@ impl<'e> KreonCursor<'e> {
             keys.extend_from_slice(value);
             (key.1, keys.len())
         });
-        batch.items.push(Item { key, value, address });
+        batch.items.push(BatchItem { key, value, address });
         batch.bytes += span;
         Ok(())
     }
 
-    fn read(&mut self, engine: &KreonEngine, keys: &[u8], items: &[Item], guard: &Guard) -> Result<()> {
-        let key_of = |item: &Item| &keys[item.key.0..item.key.1];
-        if self.want == Want::Keys {
+    fn read_values(
+        &mut self,
+        engine: &KreonEngine,
+        keys: &[u8],
+        items: &[BatchItem],
+        guard: &Guard,
+    ) -> Result<()> {
+        let key_of = |item: &BatchItem| &keys[item.key.0..item.key.1];
+        if self.projection == Projection::Keys {
             for item in items {
-                let (keyspace, content) = (KeyspaceId::CATALOGUE, Content::Put(&[]));
+                let (keyspace, content) = (KeyspaceId::CATALOG, RecordContent::Put(&[]));
                 self.pairs.push(&Record { keyspace, key: key_of(item), content });
             }
             return Ok(());
         }
-        let entry = |item: &Item| item.value.is_none().then_some(item.address);
-        read_ahead(items, (&engine.ground.segments, guard), entry, |item, found| {
+        let entry = |item: &BatchItem| item.value.is_none().then_some(item.address);
+        read_ahead(items, (&engine.context.segments, guard), entry, |item, found| {
             if let Some((from, to)) = item.value {
-                let (keyspace, content) = (KeyspaceId::CATALOGUE, Content::Put(&keys[from..to]));
+                let (keyspace, content) = (KeyspaceId::CATALOG, RecordContent::Put(&keys[from..to]));
                 self.pairs.push(&Record { keyspace, key: key_of(item), content });
                 return Ok(());
             }
@@ -438,22 +493,22 @@ impl<'e> KreonCursor<'e> {
                 return Ok(());
             }
             // One record is damaged: the others are shown.
-            let read = engine.frame(item.address, guard).and_then(|frame| {
-                self.pairs.push(&engine.record(item.address, &frame, key_of(item), guard)?);
+            let read = engine.read_frame(item.address, guard).and_then(|frame| {
+                self.pairs.push(&engine.decode_record(item.address, &frame, key_of(item), guard)?);
                 Ok(())
             });
             self.pairs.push_damage(read)
         })
     }
 
-    fn step(&mut self, way: Way) -> Result<bool> {
+    fn step(&mut self, direction: Direction) -> Result<bool> {
         if self.failed {
             return Ok(false);
         }
         let engine = self.engine;
         let mut go = || -> Result<bool> {
-            while !self.pairs.advance(&engine.ground.blobs)? {
-                if !self.fetch(way)? {
+            while !self.pairs.advance(&engine.context.blobs)? {
+                if !self.fetch(direction)? {
                     return Ok(false);
                 }
             }
@@ -466,34 +521,39 @@ impl<'e> KreonCursor<'e> {
 }
 
 /// The position of a cursor that goes on at `rest`.
-fn position(way: Way, rest: &Bound<Vec<u8>>) -> Option<Vec<u8>> {
-    match (way, rest) {
-        (Way::Up, Bound::Unbounded) => Some(Vec::new()),
-        (Way::Down, Bound::Unbounded) => None,
-        (Way::Up, Bound::Included(key)) | (Way::Down, Bound::Excluded(key)) => Some(key.clone()),
-        (Way::Up, Bound::Excluded(key)) | (Way::Down, Bound::Included(key)) => Some(behind(key)),
+fn position(direction: Direction, rest: &Bound<Vec<u8>>) -> Option<Vec<u8>> {
+    match (direction, rest) {
+        (Direction::Forward, Bound::Unbounded) => Some(Vec::new()),
+        (Direction::Backward, Bound::Unbounded) => None,
+        (Direction::Forward, Bound::Included(key)) | (Direction::Backward, Bound::Excluded(key)) => {
+            Some(key.clone())
+        }
+        (Direction::Forward, Bound::Excluded(key)) | (Direction::Backward, Bound::Included(key)) => {
+            Some(position_after(key))
+        }
     }
 }
 
-/// The commit that removed `key`, the next one of the lanes, if its newest version in them is a removal; zero if it is in no source.
-fn newest_removal(lanes: &[Lane<'_>], key: &[u8]) -> Option<Seq> {
-    let newest = lanes.iter().skip(1).find(|lane| lane.key() == Some(key));
-    newest.map_or(Some(Seq::ZERO), Lane::removal)
+/// The commit that removed `key`, the next one of the lanes, if its newest version in them is a
+/// removal; zero if it is in no source.
+fn newest_removal(merge_inputs: &[MergeInput<'_>], key: &[u8]) -> Option<Seq> {
+    let newest = merge_inputs.iter().skip(1).find(|merge_input| merge_input.key() == Some(key));
+    newest.map_or(Some(Seq::ZERO), MergeInput::removal_seq)
 }
 
 impl Drop for KreonCursor<'_> {
     fn drop(&mut self) {
-        self.engine.reach.learn(self.passed + self.pairs.passed());
+        self.engine.scan_length.record(self.pairs_returned + self.pairs.passed());
     }
 }
 
 impl Cursor for KreonCursor<'_> {
     fn next(&mut self) -> Result<bool> {
-        self.step(Way::Up)
+        self.step(Direction::Forward)
     }
 
     fn prev(&mut self) -> Result<bool> {
-        self.step(Way::Down)
+        self.step(Direction::Backward)
     }
 
     fn key(&self) -> &[u8] {
@@ -510,73 +570,93 @@ impl Cursor for KreonCursor<'_> {
 }
 
 impl KreonEngine {
-    /// Lanes over the sources: first the versions that a view at `at` shows, then the newest source, and so on.
-    fn lanes<'g>(
+    /// Lanes over the sources: first the versions that a view at `at` shows, then the newest
+    /// source, and so on.
+    fn merge_inputs<'g>(
         &'g self,
-        state: &'g State,
-        way: Way,
+        state: &'g KreonState,
+        direction: Direction,
         from: Bound<&[u8]>,
         at: Option<Seq>,
         guard: &'g Guard,
-    ) -> Vec<Lane<'g>> {
-        let mut lanes = Vec::new();
+    ) -> Vec<MergeInput<'g>> {
+        let mut merge_inputs = Vec::new();
         let from_owned = from.map(<[u8]>::to_vec);
         let items = match at.filter(|at| self.versions.may_show(*at)) {
-            Some(at) if way == Way::Up => self.versions.first(((from_owned), Bound::Unbounded), at, LANE),
-            Some(at) => self.versions.last((Bound::Unbounded, from_owned), at, LANE),
+            Some(at) if direction == Direction::Forward => {
+                self.versions.first(((from_owned), Bound::Unbounded), at, INPUT_BATCH)
+            }
+            Some(at) => self.versions.last((Bound::Unbounded, from_owned), at, INPUT_BATCH),
             None => Vec::new(),
         };
-        lanes.push(Lane::Versions { items, next: 0 });
-        lanes.extend(state.memtables.iter().map(|memtable| Lane::memtable(memtable, way, from, guard)));
+        merge_inputs.push(MergeInput::Versions { items, next: 0 });
+        merge_inputs.extend(
+            state.memtables.iter().map(|memtable| MergeInput::memtable(memtable, direction, from, guard)),
+        );
         for level in state.levels.iter().filter(|level| level.root.is_some()) {
-            lanes.push(Lane::level(&self.shelf, *level, way, from, guard));
+            merge_inputs.push(MergeInput::level(&self.level_store, *level, direction, from, guard));
         }
-        lanes
+        merge_inputs
     }
 
     /// What a view at `at` is shown of `key`, the next one of the lanes.
-    fn shown<'g>(&self, lanes: &[Lane<'g>], key: &[u8], at: Seq, guard: &Guard) -> Result<Option<Shown<'g>>> {
+    fn visible_record<'g>(
+        &self,
+        merge_inputs: &[MergeInput<'g>],
+        key: &[u8],
+        at: Seq,
+        guard: &Guard,
+    ) -> Result<Option<VisibleRecord<'g>>> {
         let mut version = None;
-        for (number, lane) in lanes.iter().enumerate().filter(|(_, lane)| lane.key() == Some(key)) {
-            match lane {
-                Lane::Versions { items, next } => version = items.get(*next).map(|(_, address)| *address),
-                Lane::Memtable { memtable, places, next, .. } => {
+        for (number, merge_input) in
+            merge_inputs.iter().enumerate().filter(|(_, merge_input)| merge_input.key() == Some(key))
+        {
+            match merge_input {
+                MergeInput::Versions { items, next } => {
+                    version = items.get(*next).map(|(_, address)| *address)
+                }
+                MergeInput::Memtable { memtable, places, next, .. } => {
                     let now = memtable.version(places[*next]);
                     if now.seq <= at && (number == 1 || version.is_none()) {
-                        return Ok(Shown::of(now));
+                        return Ok(VisibleRecord::from_memtable(now));
                     }
-                    // The active memtable may have let go of it since the lane of versions was looked up.
+                    // The active memtable may have let go of it since the lane of versions was
+                    // looked up.
                     if number == 1 && version.is_none() && !self.versions.is_empty() {
                         version = self.versions.at(&key.to_vec(), at).first().copied();
                     }
                 }
-                Lane::Damaged(_) => {}
-                Lane::Level { .. } => {
-                    if let (None, Some(seen)) = (version, lane.seen())
-                        && self.is_shown(&seen, at, guard)?
+                MergeInput::Damaged(_) => {}
+                MergeInput::Level { .. } => {
+                    if let (None, Some(seen)) = (version, merge_input.level_entry())
+                        && self.is_visible_at(&seen, at, guard)?
                     {
-                        return Ok(Shown::seen(&seen));
+                        return Ok(VisibleRecord::from_level(&seen));
                     }
                 }
             }
         }
-        Ok(version.and_then(Shown::old))
+        Ok(version.and_then(VisibleRecord::from_old_version))
     }
 
-    /// Goes over all keys that have a value, until `count` says stop. Some at a time: what goes out of the cache meanwhile is let go when no
-    /// guard of its moment is left, and may be as much as there is on disk.
+    /// Goes over all keys that have a value, until `count` says stop. Some at a time: what goes out
+    /// of the cache meanwhile is let go when no guard of its moment is left, and may be as much as
+    /// there is on disk.
     fn walk_keys(&self, mut count: impl FnMut(u64) -> bool) -> Result<()> {
         let mut from = Bound::Unbounded;
         loop {
             let guard = &epoch::pin();
-            let mut lanes = self.lanes(self.state(guard), Way::Up, borrowed(&from), None, guard);
-            let mut left = WALK;
+            let mut merge_inputs =
+                self.merge_inputs(self.state(guard), Direction::Forward, borrow_bound(&from), None, guard);
+            let mut left = COUNT_BATCH;
             from = loop {
-                if let Some(unreadable) = take_damaged(&mut lanes, Way::Up) {
+                if let Some(unreadable) = take_damaged(&mut merge_inputs, Direction::Forward) {
                     return Err(unreadable.error);
                 }
-                let Some(key) = least(&lanes, Way::Up).map(<[u8]>::to_vec) else { return Ok(()) };
-                if take_key(&mut lanes, &key, guard) && count(1) {
+                let Some(key) = next_key(&merge_inputs, Direction::Forward).map(<[u8]>::to_vec) else {
+                    return Ok(());
+                };
+                if advance_past(&mut merge_inputs, &key, guard) && count(1) {
                     return Ok(());
                 }
                 left -= 1;
@@ -587,8 +667,9 @@ impl KreonEngine {
         }
     }
 
-    /// Keys of the last level, if there is nothing in what lies above. It has no tombstones, and nothing else to say otherwise.
-    fn last_alone(&self, guard: &Guard) -> Option<u64> {
+    /// Keys of the last level, if there is nothing in what lies above. It has no tombstones, and
+    /// nothing else to say otherwise.
+    fn last_level_count(&self, guard: &Guard) -> Option<u64> {
         let state = self.state(guard);
         let mut others = state.levels.iter().rev().skip(1);
         let is_alone = state.memtables.filled().next().is_none() && others.all(|level| level.root.is_none());
@@ -597,7 +678,7 @@ impl KreonEngine {
 
     /// Returns the number of live keys, or `enough` if there are more.
     pub(crate) fn count_keys(&self, enough: u64) -> Result<u64> {
-        if let Some(count) = self.last_alone(&epoch::pin()) {
+        if let Some(count) = self.last_level_count(&epoch::pin()) {
             return Ok(count.min(enough));
         }
         let mut all = 0;

@@ -2,195 +2,214 @@
 //!
 //! ## The way of a put
 //!
-//! `prepare` looks at the active memtable and nothing else; what lower sources have of the key stays there, shadowed.
-//! Expectations and removals look the key up.
+//! `prepare` looks at the active memtable and nothing else; what lower sources have of the key
+//! stays there, shadowed. Expectations and removals look the key up.
 //!
 //! ## Recovery
 //!
-//! Replay goes into the active memtable, the highest number of a key wins, removals are records like others. An entry of the
-//! levels whose segment has gone since the image is shadowed then: it went because all it held was moved, superseded or removed
-//! after the image, and every one of these is a record that is replayed.
+//! Replay goes into the active memtable, the highest number of a key wins, removals are records
+//! like others. An entry of the levels whose segment has gone since the image is shadowed then: it
+//! went because all it held was moved, superseded or removed after the image, and every one of
+//! these is a record that is replayed.
 
 use std::any::Any;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
+use sheaf_base::backup_files::PinnedFiles;
+use sheaf_base::blob_reader::StoredValue;
+use sheaf_base::cache_arbiter::CacheShare;
 use sheaf_base::engine::{
-    Action, Bounds, Capabilities, Cursor, Engine, EngineStats, Hold, ImageSink, ImageSource, Need, Op,
-    Replay, Want, Wanted,
+    Action, Bounds, Capabilities, Cursor, Engine, EngineOp, EngineStats, HashedKey, ImageSink, ImageSource,
+    Liveness, Preparation, Projection, ReplayRecord,
 };
-use sheaf_base::entries::Accounts;
+use sheaf_base::engine_context::EngineContext;
 use sheaf_base::error::{Error, Result};
-use sheaf_base::ground::Ground;
-use sheaf_base::lull::Lull;
+use sheaf_base::idle::IdleDetector;
+use sheaf_base::log_entries::LiveAccounting;
 use sheaf_base::memtable::arena::{high, low};
-use sheaf_base::memtable::prefix::Prefix;
-use sheaf_base::memtable::{Layer, Memtables};
-use sheaf_base::own::OwnFiles;
-use sheaf_base::reach::Reach;
-use sheaf_base::record::Content;
+use sheaf_base::memtable::prefix::KeyPrefix;
+use sheaf_base::memtable::{MemtableLayer, Memtables};
+use sheaf_base::record::RecordContent;
+use sheaf_base::scan_length::ScanLength;
 use sheaf_base::segment::Address;
-use sheaf_base::shares::Account;
 use sheaf_base::sync::atomic::{AtomicU64, Ordering};
 use sheaf_base::sync::epoch::{self, Guard};
 use sheaf_base::sync::{Mutex, Published};
 use sheaf_base::types::{KeyspaceId, LogId, Seq};
-use sheaf_base::value::Stored;
-use sheaf_base::versions::{Old, Versions};
+use sheaf_base::versions::{OldVersion, OldVersions};
 use sheaf_base::views::Views;
 
 use crate::cursor::KreonCursor;
-use crate::gaps::Gaps;
-use crate::look::Candidates;
-use crate::memtable::{self, Memtable, Version, Word};
-use crate::named::Named;
-use crate::resting::Resting;
-use crate::spill::Spill;
-use crate::tree::{Shelf, State};
+use crate::image_keys::ImageKey;
+use crate::live_bitmap::LiveBitmap;
+use crate::lookup::RelocationCandidates;
+use crate::memtable::{self, KreonMemtable, KreonVersion, RecordWord};
+use crate::removed_ranges::RemovedRangeCache;
+use crate::spill::SpillState;
+use crate::tree::{KreonState, LevelStore};
 
 /// The engine's name in the catalogue.
 pub(crate) const NAME: &str = "kreon";
 /// The active memtable is frozen when it takes this part of the budget, in hundredths.
-const MEMTABLE_SHARE: u64 = 28;
-/// With the budget used up, memtables that take this part of it are moved before anything is refused.
-const SWOLLEN_SHARE: u64 = 8;
-/// A memtable is spilled after so many bytes of the log: the longer it gathers, the fewer times a leaf is written for its
-/// entries, and the longer a replay.
-const ROTATION: u64 = 1 << 30;
-/// With so many removals a memtable that rests is moved: a cursor that comes first goes over them all.
-const REMOVALS: u64 = 4096;
-/// As with so many bytes of records and values that it is thought to supersede: they are not free before both meet.
-const OWED: u64 = 1 << 20;
+const MEMTABLE_PERCENT: u64 = 28;
+/// With the budget used up, memtables that take this part of it are moved before anything is
+/// refused.
+const MEMORY_HIGH_DIVISOR: u64 = 8;
+/// A memtable is spilled after so many bytes of the log: the longer it gathers, the fewer times a
+/// leaf is written for its entries, and the longer a replay.
+const CHECKPOINT_LOG_BYTES: u64 = 1 << 30;
+/// With so many removals a memtable that rests is moved: a cursor that comes first goes over them
+/// all.
+const MIN_IDLE_REMOVALS: u64 = 4096;
+/// As with so many bytes of records and values that it is thought to supersede: they are not free
+/// before both meet.
+const MIN_IDLE_SUPERSEDED: u64 = 1 << 20;
 /// Of what a put brings, this part is thought to be what it supersedes: it does not look.
-const OWED_BY_PUT: u64 = 16;
-/// Times that the store, which looks every 50 ms when it is idle, finds a memtable as it was, before that is moved.
-pub(crate) const REST: u32 = 8;
+const PUT_SUPERSEDED_DIVISOR: u64 = 16;
+/// Times that the store, which looks every 50 ms when it is idle, finds a memtable as it was,
+/// before that is moved.
+pub(crate) const IDLE_SAMPLES: u32 = 8;
 /// What the cache leaves free of the budget for memtables to grow into.
-const HEADROOM: u64 = 256 << 10;
+const MEMTABLE_HEADROOM: u64 = 256 << 10;
 
 // The words of an operation's note.
-const HASH: usize = 0;
+const NOTE_HASH: usize = 0;
 /// Number of the active memtable, and the key's record there; 0 if there is none.
-const RECORD: usize = 1;
+const NOTE_RECORD: usize = 1;
 /// The record's number.
-const SEQ: usize = 2;
+const NOTE_SEQ: usize = 2;
 /// Without a record: how many records shared the key's stripe. With one: the record's word.
-const LEN_OR_WORD: usize = 3;
+const NOTE_LEN_OR_WORD: usize = 3;
 /// Of a removal: bytes of what it removes, as far as known.
-const REMOVED: usize = 4;
+const NOTE_REMOVED_BYTES: usize = 4;
 
 /// A keyspace.
 pub(crate) struct KreonEngine {
-    pub(crate) ground: Arc<Ground>,
-    pub(crate) shelf: Arc<Shelf>,
-    pub(crate) versions: Versions<Vec<u8>>,
-    pub(crate) accounts: Accounts,
-    pub(crate) spill: Mutex<Spill>,
-    pub(crate) named: Named,
-    pub(crate) gaps: Gaps,
-    pub(crate) reach: Reach,
-    pub(crate) candidates: Mutex<Candidates>,
+    pub(crate) context: Arc<EngineContext>,
+    pub(crate) level_store: Arc<LevelStore>,
+    pub(crate) versions: OldVersions<Vec<u8>>,
+    pub(crate) accounts: LiveAccounting,
+    pub(crate) spill: Mutex<SpillState>,
+    pub(crate) live_bitmap: LiveBitmap,
+    pub(crate) removed_ranges: RemovedRangeCache,
+    pub(crate) scan_length: ScanLength,
+    pub(crate) candidates: Mutex<RelocationCandidates>,
     /// Numbers of the staged values that records of memtables name, by the records' addresses.
-    pub(crate) staged: Mutex<HashMap<u64, u64>>,
-    /// The newest commit that superseded something while there were views; 0 if none may need it any more.
-    pub(crate) needed: AtomicU64,
+    pub(crate) blob_ids: Mutex<HashMap<u64, u64>>,
+    /// The newest commit that superseded something while there were views; 0 if none may need it
+    /// any more.
+    pub(crate) newest_superseding_seq: AtomicU64,
     /// The oldest and the newest view when that was, and the lock under which they change: commits
     /// come in any order, and a view that may need a version is missing only from older commits.
     pub(crate) oldest_view: AtomicU64,
     pub(crate) newest_view: AtomicU64,
-    learning: Mutex<Seq>,
-    /// Versions below that views pin, and that no spill has met: when they were superseded, by when they were born.
-    pins: Mutex<BTreeMap<Seq, Vec<Seq>>>,
-    pub(crate) state: Published<State>,
-    replaying: Mutex<()>,
-    /// What the last freeze left in the active memtable, for the image: see [`crate::resting`].
-    pub(crate) resting: Mutex<Vec<Resting>>,
-    pub(crate) most_resting: u64,
+    view_range_seq: Mutex<Seq>,
+    /// Versions below that views pin, and that no spill has met: when they were superseded, by when
+    /// they were born.
+    unspilled_pins: Mutex<BTreeMap<Seq, Vec<Seq>>>,
+    pub(crate) state: Published<KreonState>,
+    replay_lock: Mutex<()>,
+    /// What the last freeze left in the active memtable, for the image: see [`crate::image_keys`].
+    pub(crate) image_keys: Mutex<Vec<ImageKey>>,
+    pub(crate) max_image_keys: u64,
     /// Removed keys that cursors went over.
-    pub(crate) passed: AtomicU64,
+    pub(crate) removed_keys_skipped: AtomicU64,
     /// As the store sees it when it asks whether there should be a checkpoint.
-    pub(crate) lull: Lull,
+    pub(crate) idle_detector: IdleDetector,
 }
 
 impl KreonEngine {
-    pub(crate) fn new(ground: Arc<Ground>, id: KeyspaceId) -> KreonEngine {
-        let memtables = Memtables::new(Memtable::new(1, Prefix::default(), ground.tiny));
-        let state = State { memtables, levels: Arc::new([]) };
+    pub(crate) fn new(context: Arc<EngineContext>, id: KeyspaceId) -> KreonEngine {
+        let memtables = Memtables::new(KreonMemtable::new(1, KeyPrefix::default(), context.tiny));
+        let state = KreonState { memtables, levels: Arc::new([]) };
         KreonEngine {
-            shelf: Arc::new(Shelf::new(Arc::clone(&ground), id)),
-            versions: Versions::new(Arc::clone(&ground)),
-            accounts: Accounts::new(Arc::clone(&ground)),
+            level_store: Arc::new(LevelStore::new(Arc::clone(&context), id)),
+            versions: OldVersions::new(Arc::clone(&context)),
+            accounts: LiveAccounting::new(Arc::clone(&context)),
             spill: Mutex::default(),
-            named: Named::new(Arc::clone(&ground)),
-            gaps: Gaps::default(),
-            reach: Reach::default(),
+            live_bitmap: LiveBitmap::new(Arc::clone(&context)),
+            removed_ranges: RemovedRangeCache::default(),
+            scan_length: ScanLength::default(),
             candidates: Mutex::default(),
-            staged: Mutex::default(),
-            needed: AtomicU64::new(0),
+            blob_ids: Mutex::default(),
+            newest_superseding_seq: AtomicU64::new(0),
             oldest_view: AtomicU64::new(0),
             newest_view: AtomicU64::new(0),
-            learning: Mutex::new(Seq::ZERO),
-            pins: Mutex::default(),
+            view_range_seq: Mutex::new(Seq::ZERO),
+            unspilled_pins: Mutex::default(),
             state: Published::new(state),
-            replaying: Mutex::new(()),
-            resting: Mutex::default(),
-            most_resting: crate::resting::most(ground.tiny),
-            passed: AtomicU64::new(0),
-            lull: Lull::default(),
-            ground,
+            replay_lock: Mutex::new(()),
+            image_keys: Mutex::default(),
+            max_image_keys: crate::image_keys::max_keys(context.tiny),
+            removed_keys_skipped: AtomicU64::new(0),
+            idle_detector: IdleDetector::default(),
+            context,
         }
     }
 
     #[inline]
     pub(crate) fn hash(&self, key: &[u8]) -> u64 {
-        self.shelf.hash(key)
+        self.level_store.hash(key)
     }
 
     /// The present moment.
     #[inline]
-    pub(crate) fn state<'g>(&'g self, guard: &'g Guard) -> &'g State {
+    pub(crate) fn state<'g>(&'g self, guard: &'g Guard) -> &'g KreonState {
         self.state.load(guard)
     }
 
     /// Bytes at which a memtable is to be frozen.
     fn memtable_limit(&self) -> u64 {
-        self.ground.memory.budget() / 100 * MEMTABLE_SHARE
+        self.context.memory.budget() / 100 * MEMTABLE_PERCENT
     }
 
     /// Something is superseded by commit `died` while there are views, or not. The newest commit
     /// decides: a view that may need a version that any of them superseded is among its views.
-    fn learn_views(&self, views: &Views, died: Seq) {
+    fn record_view_range(&self, views: &Views, died: Seq) {
         if let (Some(oldest), Some(newest)) = (views.oldest(), views.newest()) {
-            let mut last = self.learning.lock();
+            let mut last = self.view_range_seq.lock();
             if died >= *last {
                 *last = died;
                 self.oldest_view.store(oldest.0, Ordering::Release);
                 self.newest_view.store(newest.0, Ordering::Release);
             }
-            self.needed.fetch_max(died.0, Ordering::AcqRel);
+            self.newest_superseding_seq.fetch_max(died.0, Ordering::AcqRel);
         }
     }
 
     /// Whether the record of `op` would be beyond the budget, with all that can give way gone.
-    fn is_over(&self, op: &Op<'_>, active: &Memtable) -> bool {
-        let more = Memtable::cost(op.key) * (u64::from(op.ahead) + 1) + active.bytes() / 16;
-        !self.ground.memory.has_room_at_last(more)
+    fn is_over_budget(&self, op: &EngineOp<'_>, active: &KreonMemtable) -> bool {
+        let more = KreonMemtable::key_cost(op.key) * (u64::from(op.ops_before) + 1) + active.bytes() / 16;
+        !self.context.memory.has_room_without_caches(more)
     }
 
     /// The version of a memtable's record, as one that commit `died` superseded.
-    pub(crate) fn old_of(&self, version: Version, died: Seq) -> Old {
-        let Version { word, seq: born } = version;
-        if word.is_tomb() {
-            return Old { address: Address::NONE, span: 0, born, died, blob: None };
+    pub(crate) fn old_version_of(&self, version: KreonVersion, died: Seq) -> OldVersion {
+        let KreonVersion { word, seq: born } = version;
+        if word.is_tombstone() {
+            return OldVersion {
+                address: Address::NONE,
+                span: 0,
+                begin_seq: born,
+                end_seq: died,
+                blob: None,
+            };
         }
         let address = word.address();
-        let blob = if word.is_staged() { self.staged.lock().remove(&address.bits()) } else { None };
-        Old { address, span: u32::try_from(word.span()).unwrap_or(u32::MAX), born, died, blob }
+        let blob = if word.is_blob() { self.blob_ids.lock().remove(&address.bits()) } else { None };
+        OldVersion {
+            address,
+            span: u32::try_from(word.span()).unwrap_or(u32::MAX),
+            begin_seq: born,
+            end_seq: died,
+            blob,
+        }
     }
 
     /// A version that was born then is among the versions now.
-    pub(crate) fn unpin(&self, born: Seq) {
-        let mut pins = self.pins.lock();
+    pub(crate) fn remove_pin(&self, born: Seq) {
+        let mut pins = self.unspilled_pins.lock();
         if let Some(dieds) = pins.get_mut(&born) {
             dieds.pop();
             if dieds.is_empty() {
@@ -199,27 +218,35 @@ impl KreonEngine {
         }
     }
 
-    fn superseded(&self, key: &[u8], version: Version, died: Seq, views: &Views, guard: &Guard) {
-        let old = self.old_of(version, died);
-        if views.needs(old.born, old.died) {
+    fn retain_or_free_superseded(
+        &self,
+        key: &[u8],
+        version: KreonVersion,
+        died: Seq,
+        views: &Views,
+        guard: &Guard,
+    ) {
+        let old = self.old_version_of(version, died);
+        if views.needs(old.begin_seq, old.end_seq) {
             self.versions.push(key.to_vec(), old);
-        } else if !version.word.is_tomb() {
-            self.accounts.bury(&old, guard);
+        } else if !version.word.is_tombstone() {
+            self.accounts.free_version(&old, guard);
         }
     }
 
     /// Records of replay win by their numbers.
-    fn replay_one(&self, record: &Replay<'_>, guard: &Guard) -> Result<()> {
+    fn replay_one(&self, record: &ReplayRecord<'_>, guard: &Guard) -> Result<()> {
         let hash = self.hash(record.key);
-        if matches!(record.content, Content::Remove) {
-            self.accounts.count_tomb(record.address, record.span, guard);
+        if matches!(record.content, RecordContent::Remove) {
+            self.accounts.count_tombstone(record.address, record.span, guard);
             self.state(guard).memtables.active.add_to_sum(memtable::REMOVALS, 1);
-            // The cleaner copies removals unasked, so that one may come that is older than what the levels have.
-            if self.is_old_news(hash, record.key, record.seq, guard)? {
+            // The cleaner copies removals unasked, so that one may come that is older than what the
+            // levels have.
+            if self.is_superseded(hash, record.key, record.seq, guard)? {
                 return Ok(());
             }
         }
-        let _one = self.replaying.lock();
+        let _one = self.replay_lock.lock();
         let active = &self.state(guard).memtables.active;
         let place = active.find(hash, record.key, guard);
         let old = place.map(|place| active.version(place));
@@ -228,34 +255,34 @@ impl KreonEngine {
         if old.is_some_and(|old| old.seq >= record.seq) {
             return Ok(());
         }
-        if let Some(old) = old.filter(|old| !old.word.is_tomb()) {
-            let old = self.old_of(old, record.seq);
-            self.accounts.count(old.address, -i64::from(old.span), guard);
+        if let Some(old) = old.filter(|old| !old.word.is_tombstone()) {
+            let old = self.old_version_of(old, record.seq);
+            self.accounts.count_live(old.address, -i64::from(old.span), guard);
             if let Some(blob) = old.blob {
-                self.accounts.unname(blob);
+                self.accounts.remove_blob(blob);
             }
         }
-        self.arrived(&record.content, record.address, record.span, guard);
-        let version = Version { word, seq: record.seq };
-        active.load(place.unwrap_or(0), hash, record.key, version, &self.ground.memory, guard);
+        self.account_record(&record.content, record.address, record.span, guard);
+        let version = KreonVersion { word, seq: record.seq };
+        active.put_unsorted(place.unwrap_or(0), hash, record.key, version, &self.context.memory, guard);
         Ok(())
     }
 
-    fn word_of(&self, content: &Content<'_>, address: Address, span: u32) -> Word {
+    fn word_of(&self, content: &RecordContent<'_>, address: Address, span: u32) -> RecordWord {
         match content {
-            Content::Remove => Word::tomb(),
-            other => Word::put(address, u64::from(span), matches!(other, Content::Staged(_))),
+            RecordContent::Remove => RecordWord::tombstone(),
+            other => RecordWord::put(address, u64::from(span), matches!(other, RecordContent::Blob(_))),
         }
     }
 
     /// A record is going to be pointed at.
-    fn arrived(&self, content: &Content<'_>, address: Address, span: u32, guard: &Guard) {
-        if let Content::Staged(blob) = content {
-            self.accounts.name(blob.id, address);
-            self.staged.lock().insert(address.bits(), blob.id);
+    fn account_record(&self, content: &RecordContent<'_>, address: Address, span: u32, guard: &Guard) {
+        if let RecordContent::Blob(blob) = content {
+            self.accounts.add_blob(blob.id, address);
+            self.blob_ids.lock().insert(address.bits(), blob.id);
         }
-        if !matches!(content, Content::Remove) {
-            self.accounts.count(address, i64::from(span), guard);
+        if !matches!(content, RecordContent::Remove) {
+            self.accounts.count_live(address, i64::from(span), guard);
         }
     }
 }
@@ -270,14 +297,14 @@ impl Engine for KreonEngine {
     }
 
     fn log(&self) -> LogId {
-        LogId::Flat
+        LogId::ValueLog
     }
 
     fn as_any(&self) -> &dyn Any {
         self
     }
 
-    fn prepare(&self, op: &mut Op<'_>) -> Result<Need> {
+    fn prepare(&self, op: &mut EngineOp<'_>) -> Result<Preparation> {
         let guard = &epoch::pin();
         let hash = self.hash(op.key);
         let active = &self.state(guard).memtables.active;
@@ -287,100 +314,110 @@ impl Engine for KreonEngine {
         let number = u64::from(active.number) << 32 | u64::from(place.unwrap_or(0));
         let (seq, word) = version.map_or((0, u64::from(len)), |v| (v.seq.0, v.word.bits()));
         op.note = [hash, number, seq, word, 0];
-        op.prior = version.filter(|version| !version.word.is_tomb()).map_or(Seq::ZERO, |version| version.seq);
+        op.prior =
+            version.filter(|version| !version.word.is_tombstone()).map_or(Seq::ZERO, |version| version.seq);
         match op.action {
-            Action::Put(_) | Action::Staged(_) => {
+            Action::Put(_) | Action::Blob(_) => {
                 if place.is_none() {
-                    self.shelf.cache.make_room(HEADROOM.min(self.ground.memory.budget() / 64), guard);
-                    if self.is_over(op, active) {
-                        return Err(Error::OverBudget { budget: self.ground.memory.budget() });
+                    self.level_store
+                        .cache
+                        .evict_until_room(MEMTABLE_HEADROOM.min(self.context.memory.budget() / 64), guard);
+                    if self.is_over_budget(op, active) {
+                        return Err(Error::MemoryBudgetExceeded { budget: self.context.memory.budget() });
                     }
-                    if self.needed.load(Ordering::Relaxed) != 0 {
-                        op.prior = self.newest(hash, op.key, guard)?; // for what is told of pinned versions
+                    if self.newest_superseding_seq.load(Ordering::Relaxed) != 0 {
+                        op.prior = self.newest_seq(hash, op.key, guard)?; // for what is told of pinned versions
                     }
                 }
-                Ok(Need::Record)
+                Ok(Preparation::Record)
             }
             Action::Expect => {
-                op.prior = self.newest(hash, op.key, guard)?;
-                Ok(Need::Nothing)
+                op.prior = self.newest_seq(hash, op.key, guard)?;
+                Ok(Preparation::NoChange)
             }
             Action::Remove => {
-                (op.prior, op.note[REMOVED]) = self.newest_with_bytes(hash, op.key, guard)?;
-                Ok(if op.prior == Seq::ZERO { Need::Nothing } else { Need::Record })
+                (op.prior, op.note[NOTE_REMOVED_BYTES]) = self.newest_seq_and_bytes(hash, op.key, guard)?;
+                Ok(if op.prior == Seq::ZERO { Preparation::NoChange } else { Preparation::Record })
             }
         }
     }
 
-    fn is_current(&self, op: &Op<'_>) -> bool {
+    fn is_current(&self, op: &EngineOp<'_>) -> bool {
         let guard = &epoch::pin();
         let active = &self.state(guard).memtables.active;
-        let (number, place) = (high(op.note[RECORD]), low(op.note[RECORD]));
+        let (number, place) = (high(op.note[NOTE_RECORD]), low(op.note[NOTE_RECORD]));
         if active.number != number {
             return false;
         }
         if place == 0 {
             // New records of the stripe may be those of other keys.
-            let hash = op.note[HASH];
-            return u64::from(active.stripe_len(hash)) == op.note[LEN_OR_WORD]
+            let hash = op.note[NOTE_HASH];
+            return u64::from(active.stripe_len(hash)) == op.note[NOTE_LEN_OR_WORD]
                 || active.find(hash, op.key, guard).is_none();
         }
         // A look during an `apply` may have seen the number of a version with the word of the one
         // before.
-        let Version { word, seq } = active.version(place);
-        matches!(op.action, Action::Put(_) | Action::Staged(_))
-            || (seq.0 == op.note[SEQ] && word.bits() == op.note[LEN_OR_WORD])
+        let KreonVersion { word, seq } = active.version(place);
+        matches!(op.action, Action::Put(_) | Action::Blob(_))
+            || (seq.0 == op.note[NOTE_SEQ] && word.bits() == op.note[NOTE_LEN_OR_WORD])
     }
 
-    fn apply(&self, seq: Seq, op: &Op<'_>, views: &Views) {
+    fn apply(&self, seq: Seq, op: &EngineOp<'_>, views: &Views) {
         let Some(content) = op.action.content() else { return };
         let guard = &epoch::pin();
         let active = &self.state(guard).memtables.active;
         let mut word = self.word_of(&content, op.address, op.span);
-        self.arrived(&content, op.address, op.span, guard);
-        if matches!(content, Content::Remove) {
-            self.accounts.count_tomb(op.address, op.span, guard);
+        self.account_record(&content, op.address, op.span, guard);
+        if matches!(content, RecordContent::Remove) {
+            self.accounts.count_tombstone(op.address, op.span, guard);
         }
-        self.learn_views(views, seq);
-        let place = low(op.note[RECORD]);
+        self.record_view_range(views, seq);
+        let place = low(op.note[NOTE_RECORD]);
         if place == 0 {
             if op.prior != Seq::ZERO && views.needs(op.prior, seq) {
-                self.pins.lock().entry(op.prior).or_default().push(seq);
+                self.unspilled_pins.lock().entry(op.prior).or_default().push(seq);
             }
         } else {
             let old = active.version(place);
-            self.superseded(op.key, old, seq, views, guard); // before the record changes (memtable I4)
-            word = word.below(old.word.is_below());
+            self.retain_or_free_superseded(op.key, old, seq, views, guard); // before the record changes (memtable I4)
+            word = word.with_lower_unaccounted(old.word.is_lower_unaccounted());
         }
-        active.put(place, op.note[HASH], op.key, Version { word, seq }, &self.ground.memory, guard);
+        active.put(
+            place,
+            op.note[NOTE_HASH],
+            op.key,
+            KreonVersion { word, seq },
+            &self.context.memory,
+            guard,
+        );
         let brought = match content {
-            Content::Remove => {
+            RecordContent::Remove => {
                 active.add_to_sum(memtable::REMOVALS, 1);
-                op.note[REMOVED]
+                op.note[NOTE_REMOVED_BYTES]
             }
-            Content::Staged(blob) => (u64::from(op.span) + u64::from(blob.len)) / OWED_BY_PUT,
-            Content::Put(_) => u64::from(op.span) / OWED_BY_PUT,
+            RecordContent::Blob(blob) => (u64::from(op.span) + u64::from(blob.len)) / PUT_SUPERSEDED_DIVISOR,
+            RecordContent::Put(_) => u64::from(op.span) / PUT_SUPERSEDED_DIVISOR,
         };
-        active.add_to_sum(memtable::OWED, brought);
-        if !matches!(content, Content::Remove) {
-            self.gaps.put(op.key);
+        active.add_to_sum(memtable::SUPERSEDED_BYTES, brought);
+        if !matches!(content, RecordContent::Remove) {
+            self.removed_ranges.note_put(op.key);
         }
     }
 
     #[inline]
-    fn look(&self, at: Seq, key: &[u8], found: &mut dyn FnMut(Stored<'_>)) -> Result<bool> {
+    fn get_stored(&self, at: Seq, key: &[u8], found: &mut dyn FnMut(StoredValue<'_>)) -> Result<bool> {
         let mut missing = None;
         loop {
             let guard = &epoch::pin();
             let Some(shown) = self.find_revealed(at, key, guard)? else { return Ok(false) };
             if let Some(value) = shown.value {
-                found(Stored::Bytes(value));
+                found(StoredValue::Bytes(value));
                 return Ok(true);
             }
-            self.shelf.may_need(shown.address, shown.span, guard);
-            let frame = self.frame(shown.address, guard)?;
-            let record = self.record(shown.address, &frame, key, guard)?;
-            if self.accounts.give(record.content, &mut missing, found)? {
+            self.level_store.prefetch_record_if_short(shown.address, shown.span, guard);
+            let frame = self.read_frame(shown.address, guard)?;
+            let record = self.decode_record(shown.address, &frame, key, guard)?;
+            if self.accounts.read_stored(record.content, &mut missing, found)? {
                 return Ok(true);
             }
         }
@@ -391,7 +428,7 @@ impl Engine for KreonEngine {
         Ok(self.find_revealed(at, key, guard)?.is_some())
     }
 
-    fn prefetch(&self, keys: &[Wanted<'_>], _entries: bool) {
+    fn prefetch(&self, keys: &[HashedKey<'_>], _entries: bool) {
         let guard = &epoch::pin();
         let state = self.state(guard);
         for key in keys {
@@ -400,8 +437,8 @@ impl Engine for KreonEngine {
         }
     }
 
-    fn cursor<'e>(&'e self, at: Seq, bounds: Bounds, want: Want) -> Result<Box<dyn Cursor + 'e>> {
-        Ok(Box::new(KreonCursor::new(self, at, bounds, want)))
+    fn cursor<'e>(&'e self, at: Seq, bounds: Bounds, projection: Projection) -> Result<Box<dyn Cursor + 'e>> {
+        Ok(Box::new(KreonCursor::new(self, at, bounds, projection)))
     }
 
     fn len(&self) -> Result<u64> {
@@ -413,15 +450,20 @@ impl Engine for KreonEngine {
     }
 
     fn trim(&self, views: &Views, visible: Seq) {
-        self.pins.lock().retain(|born, dieds| {
+        self.unspilled_pins.lock().retain(|born, dieds| {
             dieds.retain(|died| *died > visible || views.needs(*born, *died));
             !dieds.is_empty()
         });
         if views.is_empty() {
-            let needed = self.needed.load(Ordering::Acquire);
+            let needed = self.newest_superseding_seq.load(Ordering::Acquire);
             if needed <= visible.0 {
                 // Not if a commit has set it meanwhile.
-                let _ = self.needed.compare_exchange(needed, 0, Ordering::AcqRel, Ordering::Relaxed);
+                let _ = self.newest_superseding_seq.compare_exchange(
+                    needed,
+                    0,
+                    Ordering::AcqRel,
+                    Ordering::Relaxed,
+                );
             }
         }
         if self.versions.is_empty() {
@@ -429,7 +471,7 @@ impl Engine for KreonEngine {
         }
         let guard = &epoch::pin();
         for old in self.versions.trim(views, visible) {
-            self.accounts.bury(&old, guard);
+            self.accounts.free_version(&old, guard);
         }
     }
 
@@ -437,51 +479,51 @@ impl Engine for KreonEngine {
         self.accounts.freeze();
         let guard = &epoch::pin();
         let state = self.state(guard);
-        let resting = self.resting_of(state, guard);
+        let resting = self.image_keys_of(state, guard);
         let stays = resting.is_some();
-        *self.resting.lock() = resting.unwrap_or_default();
+        *self.image_keys.lock() = resting.unwrap_or_default();
         state.memtables.active.clear_sum(memtable::REMOVALS);
-        state.memtables.active.clear_sum(memtable::OWED);
+        state.memtables.active.clear_sum(memtable::SUPERSEDED_BYTES);
         if stays || !state.memtables.can_freeze() {
             return;
         }
-        let tiny = self.ground.tiny;
+        let tiny = self.context.tiny;
         self.state
-            .replace(guard, |now| State { memtables: now.memtables.freeze(tiny, guard), ..now.clone() });
+            .replace(guard, |now| KreonState { memtables: now.memtables.freeze(tiny, guard), ..now.clone() });
     }
 
-    fn work(&self, views: &Views, _certain: Seq) -> Result<bool> {
+    fn maintain(&self, views: &Views, _certain: Seq) -> Result<bool> {
         self.step(views)
     }
 
-    fn is_settled(&self) -> bool {
+    fn is_flushed(&self) -> bool {
         self.state(&epoch::pin()).memtables.frozen.is_none()
     }
 
     fn checkpoint_after(&self) -> u64 {
-        if self.ground.tiny { 0 } else { ROTATION }
+        if self.context.tiny { 0 } else { CHECKPOINT_LOG_BYTES }
     }
 
     /// Growth of the levels' file by two spills: one of the present memtables, and one of the
     /// removals that follow on a full disk. Only that second spill finds the values that were
     /// removed, because their entries are in the levels.
-    fn room_to_settle(&self) -> Option<u64> {
+    fn disk_reserve(&self) -> Option<u64> {
         let guard = &epoch::pin();
-        Some(self.shelf.space.growth(self.state(guard).memtables.bytes()))
+        Some(self.level_store.space.max_growth_bytes(self.state(guard).memtables.bytes()))
     }
 
     fn wants_checkpoint(&self) -> bool {
         let guard = &epoch::pin();
         let active = &self.state(guard).memtables.active;
-        let rests = self.lull.look(active.newest()) >= REST;
+        let rests = self.idle_detector.observe(active.newest()) >= IDLE_SAMPLES;
         let is_worth_it = active.bytes() * 8 > self.memtable_limit()
-            || active.sum(memtable::REMOVALS) >= REMOVALS
-            || active.sum(memtable::OWED) >= OWED
-            || self.shelf.space.is_much_waiting();
+            || active.sum(memtable::REMOVALS) >= MIN_IDLE_REMOVALS
+            || active.sum(memtable::SUPERSEDED_BYTES) >= MIN_IDLE_SUPERSEDED
+            || self.level_store.space.is_much_unreclaimed();
         active.bytes() > self.memtable_limit() || (is_worth_it && rests)
     }
 
-    fn pressure(&self) -> u64 {
+    fn pressure_percent(&self) -> u64 {
         let guard = &epoch::pin();
         let state = self.state(guard);
         match state.memtables.frozen {
@@ -490,72 +532,72 @@ impl Engine for KreonEngine {
         }
     }
 
-    fn cache(&self) -> Option<&Account> {
-        Some(self.shelf.cache.account())
+    fn cache_share(&self) -> Option<&CacheShare> {
+        Some(self.level_store.cache.cache_share())
     }
 
-    fn give_way(&self, bytes: u64) {
-        self.shelf.cache.give_way(bytes, &epoch::pin());
+    fn evict(&self, bytes: u64) {
+        self.level_store.cache.evict(bytes, &epoch::pin());
     }
 
-    fn is_swollen(&self) -> bool {
+    fn is_memory_high(&self) -> bool {
         let guard = &epoch::pin();
-        self.state(guard).memtables.bytes() > self.ground.memory.budget() / SWOLLEN_SHARE
+        self.state(guard).memtables.bytes() > self.context.memory.budget() / MEMORY_HIGH_DIVISOR
     }
 
     fn save(&self, out: &mut dyn ImageSink) -> Result<()> {
         crate::image::save(self, out)
     }
 
-    fn saved(&self) {
-        self.shelf.space.saved();
+    fn image_published(&self) {
+        self.level_store.space.image_published();
     }
 
-    fn outlived(&self) {
-        self.shelf.space.outlived(&epoch::pin());
+    fn image_superseded(&self) {
+        self.level_store.space.image_superseded(&epoch::pin());
     }
 
-    fn still(self: Arc<Self>) -> Result<Option<Box<dyn OwnFiles>>> {
-        self.shelf.space.still()
+    fn pin_files(self: Arc<Self>) -> Result<Option<Box<dyn PinnedFiles>>> {
+        self.level_store.space.pin_files()
     }
 
     fn restore(&self, image: &mut dyn ImageSource) -> Result<()> {
         crate::image::restore(self, image)
     }
 
-    fn replay(&self, record: &Replay<'_>) -> Result<()> {
+    fn replay(&self, record: &ReplayRecord<'_>) -> Result<()> {
         self.replay_one(record, &epoch::pin())
     }
 
-    fn absorb(&self, part: usize, parts: usize) -> Result<()> {
-        self.state(&epoch::pin()).memtables.active.sort_share(part, parts);
+    fn finish_replay(&self, part: usize, parts: usize) -> Result<()> {
+        self.state(&epoch::pin()).memtables.active.sort_part(part, parts);
         Ok(())
     }
 
-    fn replayed(&self) {
+    fn replay_finished(&self) {
         let guard = &epoch::pin();
-        self.state(guard).memtables.active.settle(&self.ground.memory, guard);
+        self.state(guard).memtables.active.finish_sort(&self.context.memory, guard);
     }
 
     fn blobs(&self, out: &mut Vec<u64>) -> Result<()> {
-        self.accounts.list(out);
+        self.accounts.list_blobs(out);
         Ok(())
     }
 
-    fn hold(&self, wanted: Wanted<'_>, address: Address) -> Result<Hold> {
-        self.hold_at(wanted.key, address, &epoch::pin())
+    fn liveness(&self, hashed_key: HashedKey<'_>, address: Address) -> Result<Liveness> {
+        self.liveness_at(hashed_key.key, address, &epoch::pin())
     }
 
-    fn is_newest(&self, wanted: Wanted<'_>, address: Address) -> Result<bool> {
-        self.is_first(wanted.key, address, &epoch::pin())
+    fn is_newest(&self, hashed_key: HashedKey<'_>, address: Address) -> Result<bool> {
+        self.is_newest_record(hashed_key.key, address, &epoch::pin())
     }
 
     fn locate(&self, key: &[u8]) -> Result<Option<Address>> {
         Ok(self.find_at(Seq::LATEST, key, &epoch::pin())?.map(|shown| shown.address))
     }
 
-    fn moved(&self, wanted: Wanted<'_>, from: Address, to: Address, _staged: Option<u64>) -> bool {
-        self.repoint(wanted.key, from, to, &epoch::pin())
+    fn relocate(&self, hashed_key: HashedKey<'_>, from: Address, to: Address, _staged: Option<u64>) -> bool {
+        self.repoint(hashed_key.key, from, to, &epoch::pin())
     }
 
     fn stats(&self) -> EngineStats {
@@ -564,24 +606,24 @@ impl Engine for KreonEngine {
         drop(guard); // not held while all keys are counted
         EngineStats {
             keys: self.count_keys(u64::MAX).unwrap_or(0),
-            index_bytes: memtables + self.shelf.cache.bytes(),
+            index_bytes: memtables + self.level_store.cache.bytes(),
             pinned_versions: self.versions.count()
-                + self.pins.lock().values().map(|dieds| dieds.len() as u64).sum::<u64>(),
+                + self.unspilled_pins.lock().values().map(|dieds| dieds.len() as u64).sum::<u64>(),
         }
     }
 
     fn counters(&self) -> Vec<(&'static str, u64)> {
-        let ways = self.spill.lock().ways;
+        let ways = self.spill.lock().spill_stats;
         vec![
             ("ranges spilled", ways.spills.0),
             ("leaves written by spills", ways.spills.1),
             ("ranges merged", ways.merges.0),
             ("leaves written by merges", ways.merges.1),
-            ("pages read", self.shelf.cache.loads()),
-            ("reads spared by filters", self.shelf.filters.spared()),
-            ("reads spared by prints", self.shelf.cache.spared()),
-            ("removed keys passed", self.passed.load(Ordering::Relaxed)),
-            ("look-ups spared by what the last level names", self.named.spared()),
+            ("pages read", self.level_store.cache.pages_read()),
+            ("reads spared by filters", self.level_store.filters.reads_saved()),
+            ("reads spared by prints", self.level_store.cache.reads_saved()),
+            ("removed keys passed", self.removed_keys_skipped.load(Ordering::Relaxed)),
+            ("look-ups spared by what the last level names", self.live_bitmap.lookups_saved()),
         ]
     }
 
@@ -589,18 +631,18 @@ impl Engine for KreonEngine {
         self.check(report, step)
     }
 
-    fn retire(&self) {
+    fn drop_data(&self) {
         self.drop_all();
     }
 
     fn close(&self) -> Result<()> {
-        self.shelf.space.close();
+        self.level_store.space.close();
         Ok(())
     }
 }
 
 impl Drop for KreonEngine {
     fn drop(&mut self) {
-        self.state(&epoch::pin()).memtables.gone(&self.ground.memory);
+        self.state(&epoch::pin()).memtables.uncount_memory(&self.context.memory);
     }
 }

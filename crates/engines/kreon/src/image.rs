@@ -10,7 +10,8 @@
 //!  keys that rest 4        | word 8, number 8, bytes of the key 4, key ...
 //! ```
 //!
-//! Little-endian. Of what rests: `resting.rs`. The levels are those of one moment at or after the checkpoint's position.
+//! Little-endian. Of what rests: `image_keys.rs`. The levels are those of one moment at or after
+//! the checkpoint's position.
 
 use sheaf_base::engine::{ImageSink, ImageSource};
 use sheaf_base::error::Result;
@@ -18,151 +19,151 @@ use sheaf_base::segment::{Address, SLOT_COUNT};
 use sheaf_base::sync::epoch;
 
 use crate::engine::KreonEngine;
-use crate::node::Ref;
-use crate::tree::{Level, Lives, MOST_HEIGHT};
+use crate::node::NodeRef;
+use crate::tree::{Level, MAX_HEIGHT, SlotIncarnations};
 
 const LAYOUT: u8 = 3;
-const MOST_LEVELS: u8 = 16;
+const MAX_LEVELS: u8 = 16;
 /// What fits into a stamp.
-const MOST_LIVES: u64 = 1 << 24;
+const MAX_INCARNATIONS: u64 = 1 << 24;
 
-pub(crate) fn count_of<T>(items: &[T]) -> [u8; 4] {
+pub(crate) fn encode_count<T>(items: &[T]) -> [u8; 4] {
     u32::try_from(items.len()).unwrap_or(u32::MAX).to_le_bytes()
 }
 
 pub(crate) fn save(engine: &KreonEngine, out: &mut dyn ImageSink) -> Result<()> {
-    engine.seal(out, |out, levels, end, used, counts| {
+    engine.write_image(out, |out, levels, end, used, counts| {
         out.put(&[LAYOUT])?;
-        out.put(&u32::try_from(engine.shelf.space.paged.page).unwrap_or(0).to_le_bytes())?;
+        out.put(&u32::try_from(engine.level_store.space.page_file.page).unwrap_or(0).to_le_bytes())?;
         out.put(&end.to_le_bytes())?;
         out.put(&[u8::try_from(levels.len()).unwrap_or(u8::MAX)])?;
         for level in levels {
             let (root, height) =
-                level.root.unwrap_or((Ref { page: 0, crc: 0, pages: 0, fill: 0, count: 0 }, 0));
+                level.root.unwrap_or((NodeRef { page: 0, crc: 0, pages: 0, fill: 0, count: 0 }, 0));
             out.put(&[u8::from(level.root.is_some()), height])?;
             out.put(&root.to_bytes())?;
         }
-        out.put(&count_of(used))?;
+        out.put(&encode_count(used))?;
         used.iter().try_for_each(|word| out.put(&word.to_le_bytes()))?;
-        out.put(&count_of(counts))?;
+        out.put(&encode_count(counts))?;
         for (slot, bytes) in counts {
             out.put(&slot.to_le_bytes())?;
             out.put(&bytes.to_le_bytes())?;
         }
         let pinned = engine.versions.blobs();
-        let frozen = engine.accounts.frozen().into_iter().map(|(blob, _)| blob);
+        let frozen = engine.accounts.image_blobs().into_iter().map(|(blob, _)| blob);
         let blobs: Vec<u64> = frozen.filter(|blob| !pinned.contains(blob)).collect();
         out.put(&(blobs.len() as u64).to_le_bytes())?;
         blobs.iter().try_for_each(|id| out.put(&id.to_le_bytes()))?;
-        let lives = engine.shelf.lives();
-        out.put(&lives.now.to_le_bytes())?;
-        out.put(&u32::try_from(lives.renewed.len()).unwrap_or(u32::MAX).to_le_bytes())?;
-        lives.renewed.iter().try_for_each(|(slot, life)| {
+        let lives = engine.level_store.incarnations();
+        out.put(&lives.current.to_le_bytes())?;
+        out.put(&u32::try_from(lives.reused_slots.len()).unwrap_or(u32::MAX).to_le_bytes())?;
+        lives.reused_slots.iter().try_for_each(|(slot, life)| {
             out.put(&slot.to_le_bytes())?;
             out.put(&life.to_le_bytes())
         })?;
-        crate::resting::save(&engine.resting.lock(), out)
+        crate::image_keys::save(&engine.image_keys.lock(), out)
     })
 }
 
-pub(crate) fn take<const N: usize>(image: &mut dyn ImageSource) -> Result<[u8; N]> {
+pub(crate) fn read_array<const N: usize>(image: &mut dyn ImageSource) -> Result<[u8; N]> {
     let mut bytes = [0; N];
     image.fill(&mut bytes)?;
     Ok(bytes)
 }
 
-pub(crate) fn u32_of(image: &mut dyn ImageSource) -> Result<u32> {
-    Ok(u32::from_le_bytes(take(image)?))
+pub(crate) fn read_u32(image: &mut dyn ImageSource) -> Result<u32> {
+    Ok(u32::from_le_bytes(read_array(image)?))
 }
 
-pub(crate) fn u64_of(image: &mut dyn ImageSource) -> Result<u64> {
-    Ok(u64::from_le_bytes(take(image)?))
+pub(crate) fn read_u64(image: &mut dyn ImageSource) -> Result<u64> {
+    Ok(u64::from_le_bytes(read_array(image)?))
 }
 
 /// Takes up an image, without its pages: these are read when they are needed.
 pub(crate) fn restore(engine: &KreonEngine, image: &mut dyn ImageSource) -> Result<()> {
-    let [layout] = take(image)?;
+    let [layout] = read_array(image)?;
     if layout != LAYOUT {
-        return Err(image.nonsense("layout", u64::from(layout)));
+        return Err(image.invalid_field("layout", u64::from(layout)));
     }
-    let page = u32_of(image)?;
-    if page as usize != engine.shelf.space.paged.page {
-        return Err(image.nonsense("bytes of a page", u64::from(page)));
+    let page = read_u32(image)?;
+    if page as usize != engine.level_store.space.page_file.page {
+        return Err(image.invalid_field("bytes of a page", u64::from(page)));
     }
-    let end = u32_of(image)?;
-    let [levels] = take(image)?;
-    if levels > MOST_LEVELS || end == 0 {
-        return Err(image.nonsense("levels", u64::from(levels)));
+    let end = read_u32(image)?;
+    let [levels] = read_array(image)?;
+    if levels > MAX_LEVELS || end == 0 {
+        return Err(image.invalid_field("levels", u64::from(levels)));
     }
-    let levels = (0..levels).map(|_| level_of(image, end)).collect::<Result<Vec<Level>>>()?;
-    let words = u32_of(image)?;
+    let levels = (0..levels).map(|_| read_level(image, end)).collect::<Result<Vec<Level>>>()?;
+    let words = read_u32(image)?;
     if u64::from(words) > u64::from(end).div_ceil(64) {
-        return Err(image.nonsense("words", u64::from(words)));
+        return Err(image.invalid_field("words", u64::from(words)));
     }
     let mut used = Vec::new();
     for _ in 0..words {
-        used.push(u64_of(image)?);
+        used.push(read_u64(image)?);
     }
     let mut counts: Vec<(u32, u64)> = Vec::new();
-    for _ in 0..u32_of(image)? {
-        let (slot, bytes) = (u32_of(image)?, u64_of(image)?);
+    for _ in 0..read_u32(image)? {
+        let (slot, bytes) = (read_u32(image)?, read_u64(image)?);
         if slot as usize >= SLOT_COUNT || counts.last().is_some_and(|(last, _)| *last >= slot) {
-            return Err(image.nonsense("slot", u64::from(slot)));
+            return Err(image.invalid_field("slot", u64::from(slot)));
         }
         let Some(now) = image.slot_of(slot) else {
             counts.push((slot, 0)); // its segment is gone, and replay brings what was there
             continue;
         };
         if now != slot {
-            return Err(image.nonsense("segment slot", u64::from(now)));
+            return Err(image.invalid_field("segment slot", u64::from(now)));
         }
         counts.push((slot, bytes));
     }
-    for _ in 0..u64_of(image)? {
-        let id = u64_of(image)?;
-        engine.accounts.name(id, Address::NONE); // its leaf says where
+    for _ in 0..read_u64(image)? {
+        let id = read_u64(image)?;
+        engine.accounts.add_blob(id, Address::NONE); // its leaf says where
     }
-    let lives = lives_of(engine, image)?;
-    let _ = engine.shelf.lives.set(lives); // an engine is restored once
-    engine.shelf.space.restore(end, used)?;
-    engine.take_up(levels, &counts);
-    crate::resting::restore(engine, image)
+    let lives = read_incarnations(engine, image)?;
+    let _ = engine.level_store.incarnations.set(lives); // an engine is restored once
+    engine.level_store.space.restore(end, used)?;
+    engine.restore_levels(levels, &counts);
+    crate::image_keys::restore(engine, image)
 }
 
 /// The life that begins, and the slots that leaves of earlier ones are not to be believed about.
-fn lives_of(engine: &KreonEngine, image: &mut dyn ImageSource) -> Result<Lives> {
-    let before = u64_of(image)?;
-    if before == 0 || before >= MOST_LIVES {
-        return Err(image.nonsense("life", before));
+fn read_incarnations(engine: &KreonEngine, image: &mut dyn ImageSource) -> Result<SlotIncarnations> {
+    let before = read_u64(image)?;
+    if before == 0 || before >= MAX_INCARNATIONS {
+        return Err(image.invalid_field("life", before));
     }
-    let mut lives = Lives { now: before + 1, ..Lives::default() };
-    for _ in 0..u32_of(image)? {
-        let (slot, life) = (u32_of(image)?, u64_of(image)?);
+    let mut lives = SlotIncarnations { current: before + 1, ..SlotIncarnations::default() };
+    for _ in 0..read_u32(image)? {
+        let (slot, life) = (read_u32(image)?, read_u64(image)?);
         if slot as usize >= SLOT_COUNT || life > before {
-            return Err(image.nonsense("renewed slot", u64::from(slot)));
+            return Err(image.invalid_field("renewed slot", u64::from(slot)));
         }
         if image.slot_of(slot) == Some(slot) {
-            lives.renewed.insert(slot, life);
+            lives.reused_slots.insert(slot, life);
         }
     }
-    let (segments, guard) = (&engine.ground.segments, &epoch::pin());
+    let (segments, guard) = (&engine.context.segments, &epoch::pin());
     for slot in 0..segments.used_slots() {
         if segments.at(slot, guard).is_some() && image.slot_of(slot) != Some(slot) {
-            lives.renewed.insert(slot, lives.now);
+            lives.reused_slots.insert(slot, lives.current);
         }
     }
     Ok(lives)
 }
 
-fn level_of(image: &mut dyn ImageSource, end: u32) -> Result<Level> {
-    let [is_there, height] = take(image)?;
-    let root = Ref::from_bytes(&take::<16>(image)?);
+fn read_level(image: &mut dyn ImageSource, end: u32) -> Result<Level> {
+    let [is_there, height] = read_array(image)?;
+    let root = NodeRef::from_bytes(&read_array::<16>(image)?);
     if is_there == 0 {
         return Ok(Level::default());
     }
     let is_within = root.page > 0 && root.page.checked_add(u32::from(root.pages)).is_some_and(|to| to <= end);
-    if height > MOST_HEIGHT || !is_within || root.pages == 0 {
-        return Err(image.nonsense("root", u64::from(root.page)));
+    if height > MAX_HEIGHT || !is_within || root.pages == 0 {
+        return Err(image.invalid_field("root", u64::from(root.page)));
     }
     Ok(Level { root: Some((root, height)) })
 }

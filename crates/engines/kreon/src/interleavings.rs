@@ -1,53 +1,54 @@
-//! The cache under a scheduler: readers who take no lock beside a page that gets another content, is evicted and comes back. And the cleaner's
-//! question beside a step.
+//! The cache under a scheduler: readers who take no lock beside a page that gets another content,
+//! is evicted and comes back. And the cleaner's question beside a step.
 //!
 //! Built with `--cfg shuttle` only. The knobs are those of `sheaf_base::sync::explore`.
 
 use std::sync::Arc;
 
-use sheaf_base::engine::{Engine, Hold};
-use sheaf_base::memory::pieces::Piece;
+use sheaf_base::engine::{Engine, Liveness};
+use sheaf_base::memory::block_alloc::BlockBox;
 use sheaf_base::segment::{Address, DATA_START};
 use sheaf_base::sync::{Mutex, epoch, explore, thread};
 use sheaf_base::types::Seq;
 use sheaf_base::views::Views;
 
-use crate::cache::Frame;
+use crate::cache::CachedNode;
 use crate::engine::KreonEngine;
-use crate::memtable::Word;
-use crate::node::{Entry, Pair, make};
-use crate::tests::{engine_with_segment, say, shelf, spill_all, write};
+use crate::memtable::RecordWord;
+use crate::node::{LeafEntry, LeafPair, build_node};
+use crate::tests::{engine_with_segment, level_store, set_version, spill_all, write};
 
-fn frame(number: u64) -> Piece<Frame> {
-    let entry = Entry::put(Address::from_bits(number), 64, 7, 0, 0);
-    let (bytes, _) = make(&[Pair { key: b"k", entry, newest: Seq(1), value: &[] }], 0, 1, Seq(1), 512);
-    Frame::new(&bytes, true, false)
+fn frame(number: u64) -> BlockBox<CachedNode> {
+    let entry = LeafEntry::put(Address::from_bits(number), 64, 7, 0, 0);
+    let (bytes, _) =
+        build_node(&[LeafPair { key: b"k", entry, max_seq: Seq(1), value: &[] }], 0, 1, Seq(1), 512);
+    CachedNode::new(&bytes, true, false)
 }
 
-fn number(frame: &Frame) -> u64 {
+fn number(frame: &CachedNode) -> u64 {
     frame.node().find(7, b"k").map_or(0, |slot| frame.node().entry(slot).address().bits())
 }
 
 #[test]
-fn what_is_found_is_whole_and_of_its_page() {
+fn a_cached_node_is_complete_and_belongs_to_its_page() {
     explore(2000, || {
-        let shelf = shelf(true);
-        shelf.cache.put(1, frame(10), &epoch::pin());
+        let level_store = level_store(true);
+        level_store.cache.replace(1, frame(10), &epoch::pin());
         let writer = {
-            let shelf = Arc::clone(&shelf);
+            let level_store = Arc::clone(&level_store);
             thread::spawn(move || {
                 let guard = &epoch::pin();
-                shelf.cache.put(1, frame(11), guard);
-                shelf.cache.forget(1, guard);
-                shelf.cache.make_room(u64::MAX, guard);
+                level_store.cache.replace(1, frame(11), guard);
+                level_store.cache.remove(1, guard);
+                level_store.cache.evict_until_room(u64::MAX, guard);
             })
         };
         let reader = {
-            let shelf = Arc::clone(&shelf);
+            let level_store = Arc::clone(&level_store);
             thread::spawn(move || {
                 let guard = &epoch::pin();
-                assert_eq!(number(shelf.cache.take_in(2, frame(20), guard)), 20);
-                if let Some(found) = shelf.cache.get(2, guard) {
+                assert_eq!(number(level_store.cache.insert_read(2, frame(20), guard)), 20);
+                if let Some(found) = level_store.cache.get(2, guard) {
                     assert_eq!(number(found), 20);
                 }
             })
@@ -55,47 +56,55 @@ fn what_is_found_is_whole_and_of_its_page() {
         let guard = &epoch::pin();
         let mut last = 10;
         for _ in 0..2 {
-            if let Some(found) = shelf.cache.get(1, guard) {
+            if let Some(found) = level_store.cache.get(1, guard) {
                 assert!(number(found) >= last && number(found) <= 11);
                 last = number(found);
             }
         }
-        assert_eq!(number(shelf.cache.take_in(2, frame(20), guard)), 20);
+        assert_eq!(number(level_store.cache.insert_read(2, frame(20), guard)), 20);
         writer.join().expect("it writes");
         reader.join().expect("it reads");
     });
 }
 
 #[test]
-fn prints_are_of_what_the_page_has() {
+fn fingerprints_match_the_content_of_the_page() {
     explore(2000, || {
-        let shelf = shelf(true);
-        shelf.cache.put(1, frame(10), &epoch::pin());
-        shelf.cache.ask(1, &epoch::pin());
+        let level_store = level_store(true);
+        level_store.cache.replace(1, frame(10), &epoch::pin());
+        level_store.cache.get_for_lookup(1, &epoch::pin());
         let writer = {
-            let shelf = Arc::clone(&shelf);
+            let level_store = Arc::clone(&level_store);
             thread::spawn(move || {
                 let guard = &epoch::pin();
-                shelf.cache.put(1, frame(11), guard);
+                level_store.cache.replace(1, frame(11), guard);
                 // Nobody looks anything up in this one.
-                assert!(!shelf.cache.has_prints(1), "prints of what was there before");
-                shelf.cache.forget(1, guard);
+                assert!(!level_store.cache.has_fingerprints(1), "prints of what was there before");
+                level_store.cache.remove(1, guard);
             })
         };
-        shelf.cache.give_way(1, &epoch::pin());
+        level_store.cache.evict(1, &epoch::pin());
         writer.join().expect("it writes");
-        assert!(!shelf.cache.has(1) && !shelf.cache.has_prints(1), "something of what was forgotten");
+        assert!(
+            !level_store.cache.contains(1) && !level_store.cache.has_fingerprints(1),
+            "something of what was forgotten"
+        );
     });
 }
 
 #[test]
-fn the_newest_is_the_newest_while_a_step_brings_it_into_the_last_level() {
+fn a_record_stays_newest_while_a_step_moves_it_into_the_last_level() {
     explore(1000, || {
         let (engine, segment) = engine_with_segment();
         let (old, new) = (DATA_START, DATA_START + 256);
         for (seq, offset) in [(1, old), (2, new)] {
             let len = write(&segment, offset, b"k", &[7; 200], seq);
-            say(&engine, b"k", Word::put(Address::new(segment.slot(), offset), len, false), seq);
+            set_version(
+                &engine,
+                b"k",
+                RecordWord::put(Address::new(segment.slot(), offset), len, false),
+                seq,
+            );
             match seq {
                 1 => spill_all(&engine),
                 _ => engine.freeze(),
@@ -106,7 +115,7 @@ fn the_newest_is_the_newest_while_a_step_brings_it_into_the_last_level() {
             let (engine, slot) = (Arc::clone(&engine), segment.slot());
             thread::spawn(move || {
                 let guard = &epoch::pin();
-                let is_newest = |offset| engine.is_first(b"k", Address::new(slot, offset), guard);
+                let is_newest = |offset| engine.is_newest_record(b"k", Address::new(slot, offset), guard);
                 assert!(!is_newest(old).expect("nothing is read"), "what was superseded");
                 assert!(is_newest(new).expect("nothing is read"), "what superseded it");
             })
@@ -117,13 +126,13 @@ fn the_newest_is_the_newest_while_a_step_brings_it_into_the_last_level() {
 }
 
 #[test]
-fn what_is_moved_is_not_put_over_what_came_and_went_down_meanwhile() {
+fn a_relocated_record_does_not_replace_a_newer_one_spilled_concurrently() {
     explore(5000, || {
         let (engine, segment) = engine_with_segment();
         let (old, new, copy) = (DATA_START, DATA_START + 256, DATA_START + 512);
         let put = |engine: &KreonEngine, seq, offset| {
             let len = write(&segment, offset, b"k", &[7; 200], seq);
-            say(engine, b"k", Word::put(Address::new(segment.slot(), offset), len, false), seq);
+            set_version(engine, b"k", RecordWord::put(Address::new(segment.slot(), offset), len, false), seq);
         };
         put(&engine, 1, old);
         spill_all(&engine);
@@ -132,7 +141,7 @@ fn what_is_moved_is_not_put_over_what_came_and_went_down_meanwhile() {
             let (engine, order, slot) = (Arc::clone(&engine), Arc::clone(&order), segment.slot());
             thread::spawn(move || {
                 let (guard, from, to) = (&epoch::pin(), Address::new(slot, old), Address::new(slot, copy));
-                if engine.hold_at(b"k", from, guard).expect("nothing is read") == Hold::Head {
+                if engine.liveness_at(b"k", from, guard).expect("nothing is read") == Liveness::Newest {
                     let _order = order.lock();
                     engine.repoint(b"k", from, to, guard);
                 }

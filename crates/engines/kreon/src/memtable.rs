@@ -1,7 +1,8 @@
 //! # Memtable: L0, a tree in memory over pointers into the log
 //!
-//! Keys in memory (`table` of base's memtables), values where the log has them: a record's word says where its key's newest entry
-//! stands. One memtable takes commits, one before it may be frozen and on its way into the levels.
+//! Keys in memory (`table` of base's memtables), values where the log has them: a record's word
+//! says where its key's newest entry stands. One memtable takes commits, one before it may be
+//! frozen and on its way into the levels.
 //!
 //! ```text
 //!  word:  flags 4 | span / 8: 20 | address 40
@@ -10,42 +11,43 @@
 //! ## Invariants
 //!
 //! 1. Those of the table.
-//! 2. What was superseded here and a view needs is among the versions before the word says something newer.
+//! 2. What was superseded here and a view needs is among the versions before the word says
+//!    something newer.
 
 use std::ops::Bound;
 
 use sheaf_base::memory::Memory;
-use sheaf_base::memtable::Layer;
-use sheaf_base::memtable::arena::Place;
-use sheaf_base::memtable::order::Keys;
-use sheaf_base::memtable::prefix::Prefix;
-use sheaf_base::memtable::table::Table;
+use sheaf_base::memtable::MemtableLayer;
+use sheaf_base::memtable::arena::ArenaOffset;
+use sheaf_base::memtable::prefix::KeyPrefix;
+use sheaf_base::memtable::sorted_keys::KeySource;
+use sheaf_base::memtable::table::KeyTable;
 use sheaf_base::segment::Address;
 use sheaf_base::sync::epoch::Guard;
 use sheaf_base::types::Seq;
 
 /// About what a key costs beside itself.
-const COST: usize = 20 + 8 + 16 + 18;
+const KEY_OVERHEAD: usize = 20 + 8 + 16 + 18;
 
-const TOMB: u64 = 1 << 62;
-const STAGED: u64 = 1 << 61;
-const BELOW: u64 = 1 << 60;
+const TOMBSTONE: u64 = 1 << 62;
+const HAS_BLOB: u64 = 1 << 61;
+const LOWER_UNACCOUNTED: u64 = 1 << 60;
 const SPAN_BITS: u32 = 20;
 
 /// What a record says of its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Word(u64);
+pub(crate) struct RecordWord(u64);
 
-impl Word {
-    pub(crate) fn put(address: Address, span: u64, is_staged: bool) -> Word {
+impl RecordWord {
+    pub(crate) fn put(address: Address, span: u64, is_blob: bool) -> RecordWord {
         let units = (span / 8).min((1 << SPAN_BITS) - 1);
-        Word(address.bits() | units << Address::BITS | if is_staged { STAGED } else { 0 })
+        RecordWord(address.bits() | units << Address::BITS | if is_blob { HAS_BLOB } else { 0 })
     }
 
     /// A word that an image has; none if it is not of a value in the log.
-    pub(crate) fn of_image(bits: u64) -> Option<Word> {
-        let word = Word(bits);
-        (bits & !(STAGED - 1) == 0 && !word.is_below()).then_some(word)
+    pub(crate) fn from_image(bits: u64) -> Option<RecordWord> {
+        let word = RecordWord(bits);
+        (bits & !(HAS_BLOB - 1) == 0 && !word.is_lower_unaccounted()).then_some(word)
     }
 
     /// The word as an image has it.
@@ -53,29 +55,29 @@ impl Word {
         self.0
     }
 
-    pub(crate) fn tomb() -> Word {
-        Word(TOMB)
+    pub(crate) fn tombstone() -> RecordWord {
+        RecordWord(TOMBSTONE)
     }
 
     /// The same; what the levels have of the key is not accounted as live any more, if `is`.
-    pub(crate) fn below(self, is: bool) -> Word {
-        Word(if is { self.0 | BELOW } else { self.0 })
+    pub(crate) fn with_lower_unaccounted(self, is: bool) -> RecordWord {
+        RecordWord(if is { self.0 | LOWER_UNACCOUNTED } else { self.0 })
     }
 
-    pub(crate) fn at(self, address: Address) -> Word {
-        Word(self.0 & !((1 << Address::BITS) - 1) | address.bits())
+    pub(crate) fn with_address(self, address: Address) -> RecordWord {
+        RecordWord(self.0 & !((1 << Address::BITS) - 1) | address.bits())
     }
 
-    pub(crate) fn is_tomb(self) -> bool {
-        self.0 & TOMB != 0
+    pub(crate) fn is_tombstone(self) -> bool {
+        self.0 & TOMBSTONE != 0
     }
 
-    pub(crate) fn is_staged(self) -> bool {
-        self.0 & STAGED != 0
+    pub(crate) fn is_blob(self) -> bool {
+        self.0 & HAS_BLOB != 0
     }
 
-    pub(crate) fn is_below(self) -> bool {
-        self.0 & BELOW != 0
+    pub(crate) fn is_lower_unaccounted(self) -> bool {
+        self.0 & LOWER_UNACCOUNTED != 0
     }
 
     pub(crate) fn address(self) -> Address {
@@ -86,34 +88,34 @@ impl Word {
         (self.0 >> Address::BITS & ((1 << SPAN_BITS) - 1)) * 8
     }
 
-    pub(crate) fn is_at(self, address: Address) -> bool {
-        !self.is_tomb() && self.address() == address
+    pub(crate) fn points_at(self, address: Address) -> bool {
+        !self.is_tombstone() && self.address() == address
     }
 }
 
 /// Sum of a memtable: removals that it took, ...
 pub(crate) const REMOVALS: usize = 0;
 /// ... and bytes that its records are thought to supersede.
-pub(crate) const OWED: usize = 1;
+pub(crate) const SUPERSEDED_BYTES: usize = 1;
 
 /// A version of a key.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Version {
-    pub(crate) word: Word,
+pub(crate) struct KreonVersion {
+    pub(crate) word: RecordWord,
     pub(crate) seq: Seq,
 }
 
 /// See the module.
 #[derive(Debug)]
-pub(crate) struct Memtable {
+pub(crate) struct KreonMemtable {
     /// Tells one from the next.
     pub(crate) number: u32,
-    table: Table<0>,
+    table: KeyTable<0>,
 }
 
-impl Layer for Memtable {
-    fn next(&self, tiny: bool, guard: &Guard) -> Memtable {
-        Memtable::new(self.number.wrapping_add(1), self.table.prefix(guard), tiny)
+impl MemtableLayer for KreonMemtable {
+    fn next(&self, tiny: bool, guard: &Guard) -> KreonMemtable {
+        KreonMemtable::new(self.number.wrapping_add(1), self.table.prefix(guard), tiny)
     }
 
     #[inline]
@@ -130,14 +132,14 @@ impl Layer for Memtable {
         self.table.prefetch(hash, guard);
     }
 
-    fn gone(&self, memory: &Memory) {
-        self.table.gone(memory);
+    fn uncount_memory(&self, memory: &Memory) {
+        self.table.uncount_memory(memory);
     }
 }
 
-impl Memtable {
-    pub(crate) fn new(number: u32, prefix: Prefix, tiny: bool) -> Memtable {
-        Memtable { number, table: Table::new(prefix, tiny) }
+impl KreonMemtable {
+    pub(crate) fn new(number: u32, prefix: KeyPrefix, tiny: bool) -> KreonMemtable {
+        KreonMemtable { number, table: KeyTable::new(prefix, tiny) }
     }
 
     /// The newest commit in it.
@@ -150,7 +152,8 @@ impl Memtable {
         self.table.count()
     }
 
-    /// Adds `more` to one of the sums, `REMOVALS` or `OWED`. Threads do not wait for each other.
+    /// Adds `more` to one of the sums, `REMOVALS` or `SUPERSEDED_BYTES`. Threads do not wait for
+    /// each other.
     #[inline]
     pub(crate) fn add_to_sum(&self, sum: usize, more: u64) {
         self.table.add_to_sum(sum, more);
@@ -167,8 +170,8 @@ impl Memtable {
     }
 
     /// What a new key costs in memory, about.
-    pub(crate) fn cost(key: &[u8]) -> u64 {
-        (COST + key.len()) as u64
+    pub(crate) fn key_cost(key: &[u8]) -> u64 {
+        (KEY_OVERHEAD + key.len()) as u64
     }
 
     /// How many records share `hash`'s part of the table: whoever loaded it finds as many there.
@@ -179,61 +182,61 @@ impl Memtable {
 
     /// The record of `key`.
     #[inline]
-    pub(crate) fn find(&self, hash: u64, key: &[u8], guard: &Guard) -> Option<Place> {
+    pub(crate) fn find(&self, hash: u64, key: &[u8], guard: &Guard) -> Option<ArenaOffset> {
         self.table.find(hash, key, guard)
     }
 
     /// The key of a record.
     #[inline]
-    pub(crate) fn key(&self, place: Place) -> &[u8] {
+    pub(crate) fn key(&self, place: ArenaOffset) -> &[u8] {
         self.table.key(place)
     }
 
     /// Brings a record into the processor's cache, soon.
     #[inline]
-    pub(crate) fn prefetch_record(&self, place: Place) {
+    pub(crate) fn prefetch_record(&self, place: ArenaOffset) {
         self.table.prefetch_record(place);
     }
 
     /// What the record at `place` says now.
     #[inline]
-    pub(crate) fn version(&self, place: Place) -> Version {
+    pub(crate) fn version(&self, place: ArenaOffset) -> KreonVersion {
         let (word, seq) = self.table.get(place);
-        Version { word: Word(word), seq }
+        KreonVersion { word: RecordWord(word), seq }
     }
 
-    /// As [`Memtable::put`] while no thread reads, at an opening: new keys wait for
-    /// [`Memtable::settle`].
-    pub(crate) fn load(
+    /// As [`KreonMemtable::put`] while no thread reads, at an opening: new keys wait for
+    /// [`KreonMemtable::finish_sort`].
+    pub(crate) fn put_unsorted(
         &self,
-        place: Place,
+        place: ArenaOffset,
         hash: u64,
         key: &[u8],
-        version: Version,
+        version: KreonVersion,
         memory: &Memory,
         guard: &Guard,
     ) {
-        self.table.load(place, hash, key, (version.word.0, version.seq), memory, guard);
+        self.table.put_unsorted(place, hash, key, (version.word.0, version.seq), memory, guard);
     }
 
     /// Sorts one of `parts` parts of the keys that wait. Parts may be sorted side by side.
-    pub(crate) fn sort_share(&self, part: usize, parts: usize) {
-        self.table.sort_share(part, parts);
+    pub(crate) fn sort_part(&self, part: usize, parts: usize) {
+        self.table.sort_part(part, parts);
     }
 
     /// Puts the keys that wait into order, all parts of which are sorted.
-    pub(crate) fn settle(&self, memory: &Memory, guard: &Guard) {
-        self.table.counted(memory, || self.table.settle(guard));
+    pub(crate) fn finish_sort(&self, memory: &Memory, guard: &Guard) {
+        self.table.with_accounting(memory, || self.table.finish_sort(guard));
     }
 
     /// Gives the record at `place` another version, or adds one for a key that has none (0), and
     /// counts the memory that this takes. One thread at a time for each key.
     pub(crate) fn put(
         &self,
-        place: Place,
+        place: ArenaOffset,
         hash: u64,
         key: &[u8],
-        version: Version,
+        version: KreonVersion,
         memory: &Memory,
         guard: &Guard,
     ) {
@@ -241,23 +244,29 @@ impl Memtable {
             return self.replace(place, version);
         }
         if self.table.add(hash, key, version.word.0, version.seq, guard) {
-            self.table.account(memory);
+            self.table.update_accounting(memory);
         }
     }
 
     /// Gives a record another version, or another place of the same one. One thread at a time for
     /// each key.
-    pub(crate) fn replace(&self, place: Place, version: Version) {
+    pub(crate) fn replace(&self, place: ArenaOffset, version: KreonVersion) {
         self.table.set(place, version.word.0, version.seq);
     }
 
     /// Appends to `out` the records from `low` on, until there are `limit`.
-    pub(crate) fn ascend(&self, low: Bound<&[u8]>, limit: usize, guard: &Guard, out: &mut Vec<Place>) {
+    pub(crate) fn ascend(&self, low: Bound<&[u8]>, limit: usize, guard: &Guard, out: &mut Vec<ArenaOffset>) {
         self.table.ascend(low, limit, guard, out);
     }
 
     /// Appends to `out` the records from `high` down, until there are `limit`.
-    pub(crate) fn fall(&self, high: Bound<&[u8]>, limit: usize, guard: &Guard, out: &mut Vec<Place>) {
-        self.table.fall(high, limit, guard, out);
+    pub(crate) fn descend(
+        &self,
+        high: Bound<&[u8]>,
+        limit: usize,
+        guard: &Guard,
+        out: &mut Vec<ArenaOffset>,
+    ) {
+        self.table.descend(high, limit, guard, out);
     }
 }

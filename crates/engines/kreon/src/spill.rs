@@ -1,14 +1,16 @@
 //! # Spill: what is frozen goes into the first level, what is too much there into the next
 //!
-//! One step at a time, each published whole: a batch of sorted entries goes into the leaves of a range, whose old ones are read
-//! ahead in the order of the file and whose new ones are written side by side. A level that has outgrown its share, or hides more of the
-//! last one than a [`HIDDEN`]th, gives a range of leaves to the level below, round and round.
+//! One step at a time, each published whole: a batch of sorted entries goes into the leaves of a
+//! range, whose old ones are read ahead in the order of the file and whose new ones are written
+//! side by side. A level that has outgrown its share, or hides more of the last one than a
+//! [`MAX_SHADOWED_DIVISOR`]th, gives a range of leaves to the level below, round and round.
 //!
 //! ## Accounts
 //!
-//! Each entry of a level that points at a record counts its bytes as live in the record's segment, until a newer entry of the
-//! key meets it here. An entry that is *below* one which was moved by the cleaner, or which took the place of such a one, is
-//! not accounted any more. An entry whose segment is gone went with the segment's account.
+//! Each entry of a level that points at a record counts its bytes as live in the record's segment,
+//! until a newer entry of the key meets it here. An entry that is *below* one which was moved by
+//! the cleaner, or which took the place of such a one, is not accounted any more. An entry whose
+//! segment is gone went with the segment's account.
 //!
 //! ## Crash
 //!
@@ -19,124 +21,128 @@ use std::ops::{Bound, Range};
 use std::sync::Arc;
 
 use sheaf_base::error::Result;
-use sheaf_base::memtable::{Layer, Place};
-use sheaf_base::record::{Content, Record};
+use sheaf_base::memtable::{ArenaOffset, MemtableLayer};
+use sheaf_base::record::{Record, RecordContent};
 use sheaf_base::segment::Address;
 use sheaf_base::sync::epoch::{self, Guard};
 use sheaf_base::types::Seq;
-use sheaf_base::versions::Old;
+use sheaf_base::versions::OldVersion;
 use sheaf_base::views::Views;
 
-use crate::cache::Frame;
-use crate::change::{Change, Gathered, Made, Meet, Ways};
-use crate::engine::{KreonEngine, REST};
-use crate::look::print_of;
-use crate::meeting::{Meeting, Sources};
-use crate::memtable::{Memtable, Version};
-use crate::node::{BELOW, Entry, INLINE, MOST_INLINE, Pair, Ref, STAGED};
-use crate::space::PAGE;
-use crate::tree::{Aim, Found, Level, Shelf, State, lowest};
+use crate::cache::CachedNode;
+use crate::engine::{IDLE_SAMPLES, KreonEngine};
+use crate::level_edit::{GatheredEntries, LevelEdit, MergeResolver, NewNode, SpillStats};
+use crate::level_file::PAGE;
+use crate::lookup::fingerprint_of;
+use crate::memtable::{KreonMemtable, KreonVersion};
+use crate::merge_accounting::{MergeAccounting, SourceSegments};
+use crate::node::{HAS_BLOB, INLINE, LOWER_UNACCOUNTED, LeafEntry, LeafPair, MAX_INLINE, NodeRef};
+use crate::tree::{KreonState, LeafPosition, Level, LevelStore, SeekTarget, last_nonempty_level};
 
 /// Entries of a step, at most.
 const STEP_ENTRIES: usize = 16 << 10;
 /// Leaves that a step changes, about.
 const STEP_LEAVES: usize = 256;
-/// Leaves that a step takes out of a level: the leaves that their keys belong to are about ten times as many.
+/// Leaves that a step takes out of a level: the leaves that their keys belong to are about ten
+/// times as many.
 const STEP_SOURCE_LEAVES: usize = 32;
-/// What a step has in its hands is in no account, and takes no more than this part of the budget, ...
-const STEP_SHARE: u64 = 32;
-/// ... with so many bytes for an entry, and for a leaf: as it was, as it is, and on the way to the file.
+/// What a step has in its hands is in no account, and takes no more than this part of the budget,
+/// ...
+const STEP_BUDGET_DIVISOR: u64 = 32;
+/// ... with so many bytes for an entry, and for a leaf: as it was, as it is, and on the way to the
+/// file.
 const ENTRY_BYTES: u64 = 192;
 const LEAF_BYTES: u64 = 3 * PAGE as u64;
 /// But these are worth a step.
-const LEAST_ENTRIES: usize = 2 << 10;
-const LEAST_LEAVES: usize = 32;
+const MIN_STEP_ENTRIES: usize = 2 << 10;
+const MIN_STEP_LEAVES: usize = 32;
 /// Entries that a step looks at, for each that the one before had leaves for.
-const LOOK: usize = 4;
+const LOOKAHEAD_FACTOR: usize = 4;
 /// The same in tiny geometry.
 const TINY_ENTRIES: usize = 24;
 const TINY_LEAVES: usize = 6;
 const TINY_SOURCE_LEAVES: usize = 2;
 /// How many times the keys of the level above a level may have, unless it is the last.
-const GROWTH: u64 = 10;
-const TINY_GROWTH: u64 = 4;
+const LEVEL_RATIO: u64 = 10;
+const TINY_LEVEL_RATIO: u64 = 4;
 /// Keys that the first level may have at least, and in tiny geometry exactly.
-const LEAST_LEVEL: u64 = 1 << 17;
-const TINY_LEVEL: u64 = 60;
+const MIN_LEVEL_KEYS: u64 = 1 << 17;
+const TINY_LEVEL_KEYS: u64 = 60;
 /// An upper level of which removals are this part gives: what they remove is to be met soon.
-const REMOVED: u64 = 4;
+const MAX_REMOVALS_DIVISOR: u64 = 4;
 /// While commits rest, one with so many of them gives.
-const REMOVALS: u64 = 4096;
+const MIN_IDLE_LEVEL_REMOVALS: u64 = 4096;
 /// An upper level may hide this part of the last one.
-const HIDDEN: u64 = 10;
+const MAX_SHADOWED_DIVISOR: u64 = 10;
 /// Keys of a step that the last level is asked for, to know how many it has, ...
-const SAMPLES: usize = 2;
+const SAMPLES_PER_STEP: usize = 2;
 /// ... of which so many count.
-const SAMPLED: u64 = 256;
+const SAMPLE_WINDOW: u64 = 256;
 /// Bytes of a record's frame beside key and value, at most.
-const RECORD: usize = 48;
+const RECORD_OVERHEAD: usize = 48;
 /// Records that are asked for ahead of the one whose value is copied.
-const AHEAD: usize = 8;
+const PREFETCHED_RECORDS: usize = 8;
 /// Bytes that a key takes in a memtable, about.
-const MEMTABLE_KEY: u64 = 90;
+const MEMTABLE_KEY_BYTES: u64 = 90;
 
 /// What spilling remembers from step to step.
 #[derive(Debug, Default)]
-pub(crate) struct Spill {
+pub(crate) struct SpillState {
     /// The memtable that is being spilled, and up to which key it is.
-    pub(crate) done: Option<(u32, Vec<u8>)>,
+    pub(crate) spilled_up_to: Option<(u32, Vec<u8>)>,
     /// Where each level goes on giving.
-    giving: Vec<Vec<u8>>,
+    push_down_from: Vec<Vec<u8>>,
     /// Inner nodes that are in memory only.
-    pub(crate) dirty: BTreeSet<u32>,
+    pub(crate) dirty_nodes: BTreeSet<u32>,
     /// Bytes that the levels' entries account for, by slot, and which segment is meant.
-    pub(crate) counts: HashMap<u32, (u64, i64)>,
-    pub(crate) ways: Ways,
-    hiding: Hiding,
+    pub(crate) live_bytes: HashMap<u32, (u64, i64)>,
+    pub(crate) spill_stats: SpillStats,
+    shadowing: ShadowSample,
     /// Removals that came into each level since the opening and are still there, at most.
     removals: Vec<u64>,
     /// Entries of the frozen memtable that the last step took; 0 if there was none.
-    took: usize,
+    last_step_entries: usize,
 }
 
-/// How many of the entries of upper levels hide one of the last level, which counts as live until both meet.
+/// How many of the entries of upper levels hide one of the last level, which counts as live until
+/// both meet.
 #[derive(Debug, Default)]
-struct Hiding {
-    asked: u64,
-    hiding: u64,
+struct ShadowSample {
+    sampled: u64,
+    shadowing: u64,
 }
 
-impl Hiding {
-    fn note(&mut self, is_hiding: bool) {
-        if self.asked == SAMPLED {
-            (self.asked, self.hiding) = (self.asked / 2, self.hiding / 2);
+impl ShadowSample {
+    fn record(&mut self, is_hiding: bool) {
+        if self.sampled == SAMPLE_WINDOW {
+            (self.sampled, self.shadowing) = (self.sampled / 2, self.shadowing / 2);
         }
-        (self.asked, self.hiding) = (self.asked + 1, self.hiding + u64::from(is_hiding));
+        (self.sampled, self.shadowing) = (self.sampled + 1, self.shadowing + u64::from(is_hiding));
     }
 
     /// Entries that an upper level may have.
-    fn most(&self, state: &State) -> u64 {
-        let last = state.lowest().map_or(0, |level| state.levels[level].count());
-        (last / HIDDEN * self.asked).checked_div(self.hiding).unwrap_or(u64::MAX)
+    fn max_upper_entries(&self, state: &KreonState) -> u64 {
+        let last = state.last_nonempty_level().map_or(0, |level| state.levels[level].count());
+        (last / MAX_SHADOWED_DIVISOR * self.sampled).checked_div(self.shadowing).unwrap_or(u64::MAX)
     }
 }
 
-impl Spill {
+impl SpillState {
     /// So many more removals are in `level`, or less.
-    fn removed(&mut self, level: usize, come: u64, go: u64) {
+    fn adjust_removals(&mut self, level: usize, come: u64, go: u64) {
         self.removals.resize(self.removals.len().max(level + 1), 0);
         self.removals[level] = (self.removals[level] + come).saturating_sub(go);
     }
 
     /// Whether `level`, of so many entries, has so many removals that it gives.
-    fn is_much_removed(&self, level: usize, count: u64, rests: bool) -> bool {
+    fn has_many_removals(&self, level: usize, count: u64, rests: bool) -> bool {
         let removals = self.removals.get(level).copied().unwrap_or(0).min(count);
-        removals * REMOVED > count || (rests && removals >= REMOVALS)
+        removals * MAX_REMOVALS_DIVISOR > count || (rests && removals >= MIN_IDLE_LEVEL_REMOVALS)
     }
 
-    pub(crate) fn count(&mut self, engine: &KreonEngine, slot: u32, bytes: i64, guard: &Guard) {
-        let Some(segment) = engine.ground.segments.at(slot, guard) else { return };
-        let count = self.counts.entry(slot).or_insert((segment.id().0, 0));
+    pub(crate) fn add_live_bytes(&mut self, engine: &KreonEngine, slot: u32, bytes: i64, guard: &Guard) {
+        let Some(segment) = engine.context.segments.at(slot, guard) else { return };
+        let count = self.live_bytes.entry(slot).or_insert((segment.id().0, 0));
         if count.0 != segment.id().0 {
             *count = (segment.id().0, 0);
         }
@@ -146,21 +152,21 @@ impl Spill {
 
 /// What goes down in one step.
 #[derive(Default)]
-struct Going<'k> {
+struct SpillBatch<'k> {
     /// Keys and entries, their commits, and where their values stand in `values`.
-    entries: Vec<(&'k [u8], Entry, Seq, Range<usize>)>,
+    entries: Vec<(&'k [u8], LeafEntry, Seq, Range<usize>)>,
     values: Vec<u8>,
     /// Addresses of records that name staged values.
-    staged: Vec<u64>,
+    blob_records: Vec<u64>,
 }
 
-impl Going<'_> {
-    fn pairs(&self) -> Vec<Pair<'_>> {
+impl SpillBatch<'_> {
+    fn pairs(&self) -> Vec<LeafPair<'_>> {
         let all = self.entries.iter();
-        all.map(|(key, entry, newest, value)| Pair {
+        all.map(|(key, entry, newest, value)| LeafPair {
             key,
             entry: *entry,
-            newest: *newest,
+            max_seq: *newest,
             value: &self.values[value.clone()],
         })
         .collect()
@@ -168,30 +174,30 @@ impl Going<'_> {
 }
 
 /// How many of `pairs` are removals.
-fn removals_of(pairs: &[Pair<'_>]) -> u64 {
-    pairs.iter().filter(|pair| pair.entry.is_tomb()).count() as u64
+fn count_removals(pairs: &[LeafPair<'_>]) -> u64 {
+    pairs.iter().filter(|pair| pair.entry.is_tombstone()).count() as u64
 }
 
 impl KreonEngine {
-    fn capacity(&self, level: usize) -> u64 {
-        let (least, growth) = match self.ground.tiny {
-            true => (TINY_LEVEL, TINY_GROWTH),
+    fn level_capacity(&self, level: usize) -> u64 {
+        let (least, growth) = match self.context.tiny {
+            true => (TINY_LEVEL_KEYS, TINY_LEVEL_RATIO),
             false => {
-                let memtable = self.ground.memory.budget() / 4 / MEMTABLE_KEY;
-                (LEAST_LEVEL.max(memtable * GROWTH), GROWTH)
+                let memtable = self.context.memory.budget() / 4 / MEMTABLE_KEY_BYTES;
+                (MIN_LEVEL_KEYS.max(memtable * LEVEL_RATIO), LEVEL_RATIO)
             }
         };
         least.saturating_mul(growth.saturating_pow(u32::try_from(level).unwrap_or(u32::MAX)))
     }
 
-    fn sizes(&self) -> (usize, usize, usize) {
-        match self.ground.tiny {
+    fn step_sizes(&self) -> (usize, usize, usize) {
+        match self.context.tiny {
             true => (TINY_ENTRIES, TINY_LEAVES, TINY_SOURCE_LEAVES),
             false => {
-                let share = self.ground.memory.budget() / STEP_SHARE;
+                let share = self.context.memory.budget() / STEP_BUDGET_DIVISOR;
                 let most = |bytes| usize::try_from(share / bytes).unwrap_or(usize::MAX);
-                let leaves = most(LEAF_BYTES).clamp(LEAST_LEAVES, STEP_LEAVES);
-                let entries = most(ENTRY_BYTES).clamp(LEAST_ENTRIES, STEP_ENTRIES);
+                let leaves = most(LEAF_BYTES).clamp(MIN_STEP_LEAVES, STEP_LEAVES);
+                let entries = most(ENTRY_BYTES).clamp(MIN_STEP_ENTRIES, STEP_ENTRIES);
                 (entries, leaves, leaves * STEP_SOURCE_LEAVES / STEP_LEAVES)
             }
         }
@@ -201,43 +207,48 @@ impl KreonEngine {
     pub(crate) fn step(&self, views: &Views) -> Result<bool> {
         let mut spill = self.spill.lock();
         let guard = &epoch::pin();
-        let is_clear = self.resolve_doubts(views, guard);
+        let is_clear = self.drop_unneeded_versions(views, guard);
         let state = self.state(guard);
-        let (_, most_leaves, _) = self.sizes();
-        let is_reading = self.read_names(state, most_leaves, guard);
+        let (_, most_leaves, _) = self.step_sizes();
+        let is_reading = self.scan_live_records(state, most_leaves, guard);
         if let Some(frozen) = &state.memtables.frozen {
             self.spill_frozen(&mut spill, state, &Arc::clone(frozen), views, guard)?;
             return Ok(true);
         }
-        let most = spill.hiding.most(state);
-        let rests = self.lull.looks() >= REST;
+        let most = spill.shadowing.max_upper_entries(state);
+        let rests = self.idle_detector.idle_count() >= IDLE_SAMPLES;
         let over = |(level, at): &(usize, &Level)| {
-            let is_upper = Some(*level) < state.lowest();
-            at.count() > self.capacity(*level)
+            let is_upper = Some(*level) < state.last_nonempty_level();
+            at.count() > self.level_capacity(*level)
                 || (is_upper && at.count() > most)
-                || (is_upper && spill.is_much_removed(*level, at.count(), rests))
+                || (is_upper && spill.has_many_removals(*level, at.count(), rests))
         };
         if let Some((level, _)) = state.levels.iter().enumerate().find(over) {
-            self.give(&mut spill, state, level, views, guard)?;
+            self.push_down(&mut spill, state, level, views, guard)?;
             return Ok(true);
         }
-        self.shelf.space.shrink();
+        self.level_store.space.truncate_free_tail();
         Ok(is_reading || !is_clear)
     }
 
     fn spill_frozen(
         &self,
-        spill: &mut Spill,
-        state: &State,
-        frozen: &Arc<Memtable>,
+        spill: &mut SpillState,
+        state: &KreonState,
+        frozen: &Arc<KreonMemtable>,
         views: &Views,
         guard: &Guard,
     ) -> Result<()> {
-        let (most, most_leaves, _) = self.sizes();
+        let (most, most_leaves, _) = self.step_sizes();
         // Where the leaves of a few entries are a step, there is no use in looking at more.
-        let most = if spill.took > 0 { most.min(LOOK * spill.took.max(most_leaves)) } else { most };
-        // It stays until the step is published: what went down before a step that failed must not come again.
-        let done = spill.done.as_ref().filter(|(number, _)| *number == frozen.number);
+        let most = if spill.last_step_entries > 0 {
+            most.min(LOOKAHEAD_FACTOR * spill.last_step_entries.max(most_leaves))
+        } else {
+            most
+        };
+        // It stays until the step is published: what went down before a step that failed must not
+        // come again.
+        let done = spill.spilled_up_to.as_ref().filter(|(number, _)| *number == frozen.number);
         let from = done.map(|(_, key)| key.clone());
         let mut places = Vec::new();
         let low = from.as_ref().map_or(Bound::Unbounded, |key| Bound::Excluded(&key[..]));
@@ -245,18 +256,24 @@ impl KreonEngine {
         let is_end = places.len() < most;
         let level = state.levels.first().copied().unwrap_or_default();
         let keys: Vec<&[u8]> = places.iter().map(|place| frozen.key(*place)).collect();
-        let (leaves, count) = self.targets(&level, &keys, most_leaves, guard)?;
-        spill.took = count;
-        self.sample(spill, state, &keys[..count], guard);
-        let mut meeting = self.meeting(views, state.levels.iter().skip(1), None, guard);
-        let going = self.going(frozen, (&places, &keys, count), &state.memtables.active, &mut meeting, guard);
+        let (leaves, count) = self.target_leaves(&level, &keys, most_leaves, guard)?;
+        spill.last_step_entries = count;
+        self.sample_shadowing(spill, state, &keys[..count], guard);
+        let mut merge_accounting = self.merge_accounting(views, state.levels.iter().skip(1), None, guard);
+        let going = self.collect_batch(
+            frozen,
+            (&places, &keys, count),
+            &state.memtables.active,
+            &mut merge_accounting,
+            guard,
+        );
         let pairs = going.pairs();
-        let (removals, is_last) = (removals_of(&pairs), meeting.is_last());
-        let stamp = self.shelf.stamp(guard);
-        let mut change = Change::new(&self.shelf, guard, stamp, &mut meeting);
+        let (removals, is_last) = (count_removals(&pairs), merge_accounting.is_last_level());
+        let stamp = self.level_store.stamp(guard);
+        let mut change = LevelEdit::new(&self.level_store, guard, stamp, &mut merge_accounting);
         let made = change.read_ahead(&leaves).and_then(|()| change.apply(&level, &pairs));
         let is_done = is_end && count == places.len();
-        let done = self.finish(
+        let done = self.publish_step(
             spill,
             &mut change,
             made.map(|level| vec![(0, level)]),
@@ -268,57 +285,65 @@ impl KreonEngine {
         if is_last {
             spill.removals.clear();
         } else {
-            spill.removed(0, removals, 0);
+            spill.adjust_removals(0, removals, 0);
         }
         if is_done {
-            spill.done = None;
-            self.gaps.age();
+            spill.spilled_up_to = None;
+            self.removed_ranges.drop_unused();
         } else if let Some(key) = keys.get(count.wrapping_sub(1)) {
-            spill.done = Some((frozen.number, key.to_vec()));
+            spill.spilled_up_to = Some((frozen.number, key.to_vec()));
         }
-        if !going.staged.is_empty() {
-            self.staged.lock().retain(|address, _| !going.staged.contains(address));
+        if !going.blob_records.is_empty() {
+            self.blob_ids.lock().retain(|address, _| !going.blob_records.contains(address));
         }
-        self.settle(spill, meeting, guard);
+        self.account_published(spill, merge_accounting, guard);
         Ok(())
     }
 
     /// Asks the last level for some of the keys that go into the first one.
-    fn sample(&self, spill: &mut Spill, state: &State, keys: &[&[u8]], guard: &Guard) {
-        let Some(level) = state.lowest().filter(|level| *level > 0) else { return };
-        for key in keys.iter().step_by((keys.len() / SAMPLES).max(1)).take(SAMPLES) {
-            if let Ok(seen) = self.shelf.find(&state.levels[level], self.hash(key), key, guard) {
-                spill.hiding.note(seen.is_some());
+    fn sample_shadowing(&self, spill: &mut SpillState, state: &KreonState, keys: &[&[u8]], guard: &Guard) {
+        let Some(level) = state.last_nonempty_level().filter(|level| *level > 0) else { return };
+        for key in keys.iter().step_by((keys.len() / SAMPLES_PER_STEP).max(1)).take(SAMPLES_PER_STEP) {
+            if let Ok(seen) = self.level_store.find(&state.levels[level], self.hash(key), key, guard) {
+                spill.shadowing.record(seen.is_some());
             }
         }
     }
 
     /// What goes down of the first `count` records of a frozen memtable.
-    fn going<'k>(
+    fn collect_batch<'k>(
         &self,
-        frozen: &Memtable,
-        (places, keys, count): (&[Place], &[&'k [u8]], usize),
-        active: &Memtable,
-        meeting: &mut Meeting<'_>,
+        frozen: &KreonMemtable,
+        (places, keys, count): (&[ArenaOffset], &[&'k [u8]], usize),
+        active: &KreonMemtable,
+        merge_accounting: &mut MergeAccounting<'_>,
         guard: &Guard,
-    ) -> Going<'k> {
-        let mut going = Going { entries: Vec::with_capacity(count), ..Going::default() };
+    ) -> SpillBatch<'k> {
+        let mut going = SpillBatch { entries: Vec::with_capacity(count), ..SpillBatch::default() };
         for (number, (place, key)) in places.iter().zip(keys).take(count).enumerate() {
-            if let Some((place, key)) = places.get(number + AHEAD).zip(keys.get(number + AHEAD)) {
-                self.ask_for_small(key, frozen.version(*place), guard);
+            if let Some((place, key)) =
+                places.get(number + PREFETCHED_RECORDS).zip(keys.get(number + PREFETCHED_RECORDS))
+            {
+                self.prefetch_inline_value(key, frozen.version(*place), guard);
             }
             let version = frozen.version(*place);
             let hash = self.hash(key);
             if let Some(newer) = active.find(hash, key, guard) {
                 // Not worth a place in a leaf: the active memtable has something newer.
-                self.skip(meeting, key, version, active.version(newer), &mut going.staged);
+                self.skip_superseded(
+                    merge_accounting,
+                    key,
+                    version,
+                    active.version(newer),
+                    &mut going.blob_records,
+                );
                 continue;
             }
-            let mut entry = self.entry_of(version, print_of(hash), &mut going.staged);
-            self.candidates.lock().superseded(key, version);
+            let mut entry = self.entry_of(version, fingerprint_of(hash), &mut going.blob_records);
+            self.candidates.lock().note_superseded(key, version);
             let start = going.values.len();
-            if self.add_small(key, version, guard, &mut going.values) {
-                entry = entry.with(entry.flags | INLINE);
+            if self.copy_inline_value(key, version, guard, &mut going.values) {
+                entry = entry.with_flags(entry.flags | INLINE);
             }
             going.entries.push((key, entry, version.seq, start..going.values.len()));
         }
@@ -326,57 +351,67 @@ impl KreonEngine {
     }
 
     /// A version of the frozen memtable that is superseded in the active one.
-    fn skip(
+    fn skip_superseded(
         &self,
-        meeting: &mut Meeting<'_>,
+        merge_accounting: &mut MergeAccounting<'_>,
         key: &[u8],
-        version: Version,
-        newer: Version,
+        version: KreonVersion,
+        newer: KreonVersion,
         staged: &mut Vec<u64>,
     ) {
         let (word, born, died) = (version.word, version.seq, newer.seq);
-        if newer.word.is_below() || born == died {
+        if newer.word.is_lower_unaccounted() || born == died {
             return; // it was moved: accounted then
         }
-        let blob = self.staged.lock().get(&word.address().bits()).copied().filter(|_| word.is_staged());
+        let blob = self.blob_ids.lock().get(&word.address().bits()).copied().filter(|_| word.is_blob());
         staged.extend(blob.map(|_| word.address().bits()));
-        let (address, span) = match word.is_tomb() {
+        let (address, span) = match word.is_tombstone() {
             true => (Address::NONE, 0),
             false => (word.address(), u32::try_from(word.span()).unwrap_or(u32::MAX)),
         };
-        let old = Old { address, span, born, died, blob };
-        // The newer one may have come after the copy of the registry was made, and a view of the moment between.
-        let may_need = |born, died| meeting.views.may_need(born, died);
+        let old = OldVersion { address, span, begin_seq: born, end_seq: died, blob };
+        // The newer one may have come after the copy of the registry was made, and a view of the
+        // moment between.
+        let may_need = |born, died| merge_accounting.views.may_need(born, died);
         let mut candidates = self.candidates.lock();
-        candidates.skipped(key, word);
-        if !self.keep_version(&mut candidates, key, old, may_need) && !word.is_tomb() {
-            meeting.dead.push((word.address(), word.span()));
-            meeting.blobs.extend(blob.map(|blob| (died, blob)));
+        candidates.note_skipped(key, word);
+        if !self.retain_if_needed(&mut candidates, key, old, may_need) && !word.is_tombstone() {
+            merge_accounting.dead_records.push((word.address(), word.span()));
+            merge_accounting.dead_blobs.extend(blob.map(|blob| (died, blob)));
         }
     }
 
     /// Whether the record of a version is so short that its value may be worth a copy in the leaf.
-    fn may_be_small(key: &[u8], version: Version) -> bool {
+    fn may_be_inline(key: &[u8], version: KreonVersion) -> bool {
         let word = version.word;
-        !word.is_tomb() && !word.is_staged() && word.span() <= (key.len() + MOST_INLINE + RECORD) as u64
+        !word.is_tombstone()
+            && !word.is_blob()
+            && word.span() <= (key.len() + MAX_INLINE + RECORD_OVERHEAD) as u64
     }
 
     /// A hint that the value is about to be copied.
-    fn ask_for_small(&self, key: &[u8], version: Version, guard: &Guard) {
-        if KreonEngine::may_be_small(key, version) {
-            self.ground.segments.prefetch_entry(version.word.address(), guard);
+    fn prefetch_inline_value(&self, key: &[u8], version: KreonVersion, guard: &Guard) {
+        if KreonEngine::may_be_inline(key, version) {
+            self.context.segments.prefetch_entry(version.word.address(), guard);
         }
     }
 
-    /// Adds a small value to `values`; whether it did. One that cannot be read stays where it is, and who asks for it is told.
-    fn add_small(&self, key: &[u8], version: Version, guard: &Guard, values: &mut Vec<u8>) -> bool {
-        if !KreonEngine::may_be_small(key, version) {
+    /// Adds a small value to `values`; whether it did. One that cannot be read stays where it is,
+    /// and who asks for it is told.
+    fn copy_inline_value(
+        &self,
+        key: &[u8],
+        version: KreonVersion,
+        guard: &Guard,
+        values: &mut Vec<u8>,
+    ) -> bool {
+        if !KreonEngine::may_be_inline(key, version) {
             return false;
         }
         let address = version.word.address();
-        let Ok(frame) = self.frame(address, guard) else { return false };
-        match self.record(address, &frame, key, guard) {
-            Ok(Record { content: Content::Put(value), .. }) if value.len() <= MOST_INLINE => {
+        let Ok(frame) = self.read_frame(address, guard) else { return false };
+        match self.decode_record(address, &frame, key, guard) {
+            Ok(Record { content: RecordContent::Put(value), .. }) if value.len() <= MAX_INLINE => {
                 values.extend_from_slice(value);
                 true
             }
@@ -384,33 +419,35 @@ impl KreonEngine {
         }
     }
 
-    fn entry_of(&self, version: Version, print: u8, staged: &mut Vec<u64>) -> Entry {
+    fn entry_of(&self, version: KreonVersion, print: u8, staged: &mut Vec<u64>) -> LeafEntry {
         let word = version.word;
-        let below = if word.is_below() { BELOW } else { 0 };
-        if word.is_tomb() {
-            return Entry::tomb(version.seq, print, below);
+        let below = if word.is_lower_unaccounted() { LOWER_UNACCOUNTED } else { 0 };
+        if word.is_tombstone() {
+            return LeafEntry::tombstone(version.seq, print, below);
         }
         let mut blob = 0;
         let mut flags = below;
-        if word.is_staged() {
-            flags |= STAGED;
-            blob = self.staged.lock().get(&word.address().bits()).copied().unwrap_or(u64::MAX);
+        if word.is_blob() {
+            flags |= HAS_BLOB;
+            blob = self.blob_ids.lock().get(&word.address().bits()).copied().unwrap_or(u64::MAX);
             staged.push(word.address().bits());
         }
-        Entry::put(word.address(), word.span(), print, flags, blob)
+        LeafEntry::put(word.address(), word.span(), print, flags, blob)
     }
 
-    /// The leaves that sorted `keys` belong to, as many as one step changes, and how many of the keys these take.
-    fn targets(
+    /// The leaves that sorted `keys` belong to, as many as one step changes, and how many of the
+    /// keys these take.
+    fn target_leaves(
         &self,
         level: &Level,
         keys: &[&[u8]],
         most: usize,
         guard: &Guard,
-    ) -> Result<(Vec<Ref>, usize)> {
+    ) -> Result<(Vec<NodeRef>, usize)> {
         let (mut leaves, mut count) = (Vec::new(), 0);
         while count < keys.len() && leaves.len() < most {
-            let Some(found) = self.shelf.locate(level, Aim::At(keys[count]), guard)? else {
+            let Some(found) = self.level_store.locate(level, SeekTarget::Containing(keys[count]), guard)?
+            else {
                 return Ok((leaves, keys.len()));
             };
             leaves.push(found.at);
@@ -423,10 +460,10 @@ impl KreonEngine {
     }
 
     /// Moves some leaves' worth of `level` to the next one.
-    fn give(
+    fn push_down(
         &self,
-        spill: &mut Spill,
-        state: &State,
+        spill: &mut SpillState,
+        state: &KreonState,
         level: usize,
         views: &Views,
         guard: &Guard,
@@ -442,68 +479,70 @@ impl KreonEngine {
                 let mut levels = now.levels.to_vec();
                 levels.resize(levels.len().max(level + 2), Level::default());
                 (levels[level], levels[level + 1]) = (Level::default(), whole);
-                now.with(levels, false)
+                now.with_levels(levels, false)
             });
             let removals = spill.removals.get(level).copied().unwrap_or(0);
-            spill.removed(level, 0, removals);
-            spill.removed(level + 1, removals, 0);
+            spill.adjust_removals(level, 0, removals);
+            spill.adjust_removals(level + 1, removals, 0);
             return Ok(());
         }
-        let (_, _, most) = self.sizes();
-        spill.giving.resize_with(spill.giving.len().max(level + 1), Vec::new);
-        let from = std::mem::take(&mut spill.giving[level]);
+        let (_, _, most) = self.step_sizes();
+        spill.push_down_from.resize_with(spill.push_down_from.len().max(level + 1), Vec::new);
+        let from = std::mem::take(&mut spill.push_down_from[level]);
         let (found, mut pairs_of, sources) = self.leaves_from(state, level, &from, most, guard)?;
         let (Some(first), Some(last)) = (found.first(), found.last()) else { return Ok(()) };
-        let mut meeting = self.meeting(views, state.levels.iter().skip(level + 2), Some(&sources), guard);
-        meeting.blobs = std::mem::take(&mut pairs_of.blobs);
-        let pairs: Vec<Pair<'_>> = pairs_of.items.iter().map(|old| pairs_of.pair(old)).collect();
-        let (removals, into_last) = (removals_of(&pairs), meeting.is_last());
+        let mut merge_accounting =
+            self.merge_accounting(views, state.levels.iter().skip(level + 2), Some(&sources), guard);
+        merge_accounting.dead_blobs = std::mem::take(&mut pairs_of.dead_blobs);
+        let pairs: Vec<LeafPair<'_>> = pairs_of.entries.iter().map(|old| pairs_of.pair(old)).collect();
+        let (removals, into_last) = (count_removals(&pairs), merge_accounting.is_last_level());
         let keys: Vec<&[u8]> = pairs.iter().map(|pair| pair.key).collect();
-        let (leaves, _) = self.targets(&below, &keys, usize::MAX, guard)?;
-        pairs.iter().for_each(|pair| meeting.count(&pair.entry, -1));
-        let stamp = self.shelf.stamp(guard);
-        let mut change = Change::new(&self.shelf, guard, stamp, &mut meeting);
+        let (leaves, _) = self.target_leaves(&below, &keys, usize::MAX, guard)?;
+        pairs.iter().for_each(|pair| merge_accounting.add_live(&pair.entry, -1));
+        let stamp = self.level_store.stamp(guard);
+        let mut change = LevelEdit::new(&self.level_store, guard, stamp, &mut merge_accounting);
         let made = change.read_ahead(&leaves).and_then(|()| {
             let into = change.apply(&below, &pairs)?;
-            let rest = change.cut_out(&state.levels[level], &first.low, last.high.as_deref())?;
+            let rest = change.remove_range(&state.levels[level], &first.low, last.high.as_deref())?;
             Ok(vec![(level, rest), (level + 1, into)])
         });
-        let done = self.finish(spill, &mut change, made, None, guard);
+        let done = self.publish_step(spill, &mut change, made, None, guard);
         drop(change);
         done?;
-        spill.giving[level] = last.high.clone().unwrap_or_default();
-        spill.removed(level, 0, removals);
+        spill.push_down_from[level] = last.high.clone().unwrap_or_default();
+        spill.adjust_removals(level, 0, removals);
         if !into_last {
-            spill.removed(level + 1, removals, 0);
+            spill.adjust_removals(level + 1, removals, 0);
         }
-        self.settle(spill, meeting, guard);
+        self.account_published(spill, merge_accounting, guard);
         Ok(())
     }
 
     /// Some leaves of a level side by side, what of them still counts, and where that stands.
     fn leaves_from<'g>(
         &self,
-        state: &State,
+        state: &KreonState,
         level: usize,
         from: &[u8],
         most: usize,
         guard: &'g Guard,
-    ) -> Result<(Vec<Found>, Gathered, Sources<'g>)> {
-        let (mut found, mut gathered, mut sources) = (Vec::new(), Gathered::default(), Sources::new());
+    ) -> Result<(Vec<LeafPosition>, GatheredEntries, SourceSegments<'g>)> {
+        let (mut found, mut gathered, mut sources) =
+            (Vec::new(), GatheredEntries::default(), SourceSegments::new());
         let (above, level) = (&state.levels[..level], &state.levels[level]);
-        let mut next = self.shelf.locate(level, Aim::At(from), guard)?;
+        let mut next = self.level_store.locate(level, SeekTarget::Containing(from), guard)?;
         while let Some(leaf) = next.take() {
-            let node = self.shelf.node(leaf.at, 0, guard)?.node();
+            let node = self.level_store.node(leaf.at, 0, guard)?.node();
             for slot in 0..node.len() {
                 let entry = node.entry(slot);
-                if !entry.is_tomb() {
+                if !entry.is_tombstone() {
                     let address = entry.address();
-                    let Some(there) = self.shelf.segment_of(address, node.stamp(), guard) else {
-                        if entry.is_staged() {
+                    let Some(there) = self.level_store.segment_of(address, node.stamp(), guard) else {
+                        if entry.is_blob() {
                             let mut key = Vec::new();
                             node.key(slot, &mut key);
-                            let died = self.died_above(state, above, &key, entry.blob, guard)?;
-                            gathered.blobs.extend(died.map(|died| (died, entry.blob)));
+                            let died = self.blob_end_seq(state, above, &key, entry.blob_id, guard)?;
+                            gathered.dead_blobs.extend(died.map(|died| (died, entry.blob_id)));
                         }
                         continue;
                     };
@@ -512,18 +551,18 @@ impl KreonEngine {
                 gathered.add(&node, slot);
             }
             if let Some(high) = leaf.high.as_ref().filter(|_| found.len() + 1 < most) {
-                next = self.shelf.locate(level, Aim::At(high), guard)?;
+                next = self.level_store.locate(level, SeekTarget::Containing(high), guard)?;
             }
             found.push(leaf);
         }
         Ok((found, gathered, sources))
     }
 
-    /// When a staged value of `key` died, whose record is gone from a level below `above`: none if something newer names it, as the
-    /// copy of the record does, or may do so. Nothing is frozen.
-    fn died_above(
+    /// When a staged value of `key` died, whose record is gone from a level below `above`: none if
+    /// something newer names it, as the copy of the record does, or may do so. Nothing is frozen.
+    fn blob_end_seq(
         &self,
-        state: &State,
+        state: &KreonState,
         above: &[Level],
         key: &[u8],
         blob: u64,
@@ -534,9 +573,9 @@ impl KreonEngine {
         for memtable in state.memtables.iter() {
             let Some(place) = memtable.find(hash, key, guard) else { continue };
             let version = memtable.version(place);
-            if version.word.is_staged() {
+            if version.word.is_blob() {
                 // One that is being moved or superseded just now has no number here.
-                let named = self.staged.lock().get(&version.word.address().bits()).copied();
+                let named = self.blob_ids.lock().get(&version.word.address().bits()).copied();
                 if named.is_none_or(|named| named == blob) {
                     return Ok(None);
                 }
@@ -544,51 +583,54 @@ impl KreonEngine {
             died = died.or(Some(version.seq));
         }
         for level in above {
-            let Some(seen) = self.shelf.find(level, hash, key, guard)? else { continue };
-            if seen.entry.is_staged() && seen.entry.blob == blob {
+            let Some(seen) = self.level_store.find(level, hash, key, guard)? else { continue };
+            if seen.entry.is_blob() && seen.entry.blob_id == blob {
                 return Ok(None);
             }
-            died = died.or(Some(seen.newest));
+            died = died.or(Some(seen.max_seq));
         }
         // After the memtables: what these let go of for a view is here before.
         Ok(died.filter(|_| !self.versions.names(&key.to_vec(), blob)))
     }
 
     /// Writes what a step has made and publishes it.
-    fn finish<M: Meet>(
+    fn publish_step<M: MergeResolver>(
         &self,
-        spill: &mut Spill,
-        change: &mut Change<'_, M>,
+        spill: &mut SpillState,
+        change: &mut LevelEdit<'_, M>,
         levels: Result<Vec<(usize, Level)>>,
-        spilled: Option<&Arc<Memtable>>,
+        spilled: Option<&Arc<KreonMemtable>>,
         guard: &Guard,
     ) -> Result<()> {
         let written = levels.and_then(|levels| {
-            let leaves = change.made.iter().filter(|made| made.level == 0);
-            self.shelf.space.write(leaves.map(|made| (made.at.page, &made.bytes[..])))?;
+            let leaves = change.new_nodes.iter().filter(|made| made.level == 0);
+            self.level_store.space.write(leaves.map(|made| (made.at.page, &made.bytes[..])))?;
             Ok(levels)
         });
         let levels = match written {
             Ok(levels) => levels,
             Err(error) => {
-                change.undo();
+                change.roll_back();
                 return Err(error);
             }
         };
-        change.done();
-        let is_hot = change.gone.iter().any(|(page, _)| self.shelf.cache.has(*page));
-        for Made { at, level, bytes, filter } in std::mem::take(&mut change.made) {
+        change.finish();
+        let is_hot = change.replaced_pages.iter().any(|(page, _)| self.level_store.cache.contains(*page));
+        for NewNode { at, level, bytes, filter } in std::mem::take(&mut change.new_nodes) {
             let is_inner = level > 0;
-            self.shelf.filters.renew(at.page, filter, guard);
+            self.level_store.filters.replace(at.page, filter, guard);
             if is_inner {
-                spill.dirty.insert(at.page);
+                spill.dirty_nodes.insert(at.page);
             }
             let has_room =
-                self.ground.memory.has_room(bytes.len() as u64 + (self.ground.memory.budget() >> 5));
-            if is_inner || has_room || (is_hot && self.shelf.cache.make_room(bytes.len() as u64, guard)) {
-                self.shelf.cache.put(at.page, Frame::new(&bytes, !is_inner, is_inner), guard);
+                self.context.memory.has_room(bytes.len() as u64 + (self.context.memory.budget() >> 5));
+            if is_inner
+                || has_room
+                || (is_hot && self.level_store.cache.evict_until_room(bytes.len() as u64, guard))
+            {
+                self.level_store.cache.replace(at.page, CachedNode::new(&bytes, !is_inner, is_inner), guard);
             } else {
-                self.shelf.cache.forget(at.page, guard);
+                self.level_store.cache.remove(at.page, guard);
             }
         }
         let before = self.state(guard);
@@ -597,39 +639,40 @@ impl KreonEngine {
             all.resize(all.len().max(number + 1), Level::default());
             all[number] = level;
         }
-        change.meet.publishes();
-        let after = lowest(&all);
-        if before.lowest().is_some_and(|before| Some(before) != after) {
-            self.named.reset(after.is_some());
+        change.resolver.before_publish();
+        let after = last_nonempty_level(&all);
+        if before.last_nonempty_level().is_some_and(|before| Some(before) != after) {
+            self.live_bitmap.reset(after.is_some());
         }
-        self.state.replace(guard, |now| now.with(all, spilled.is_some()));
+        self.state.replace(guard, |now| now.with_levels(all, spilled.is_some()));
         if let Some(spilled) = spilled {
-            spilled.gone(&self.ground.memory);
+            spilled.uncount_memory(&self.context.memory);
         }
-        let gone = std::mem::take(&mut change.gone);
+        let gone = std::mem::take(&mut change.replaced_pages);
         for (page, _) in &gone {
-            spill.dirty.remove(page);
+            spill.dirty_nodes.remove(page);
         }
-        self.shelf.replaced(&gone, guard);
-        let (ways, now) = (&mut spill.ways, change.ways);
+        self.level_store.free_replaced_nodes(&gone, guard);
+        let (ways, now) = (&mut spill.spill_stats, change.spill_stats);
         ways.spills = (ways.spills.0 + now.spills.0, ways.spills.1 + now.spills.1);
         ways.merges = (ways.merges.0 + now.merges.0, ways.merges.1 + now.merges.1);
         Ok(())
     }
 }
 
-impl Shelf {
-    /// Nodes are not part of the present levels any more. Readers of before may still look at them, some only in memory.
-    fn replaced(self: &Arc<Shelf>, gone: &[(u32, u32)], guard: &Guard) {
-        let free = self.space.replaced(gone);
-        let (shelf, gone) = (Arc::clone(self), gone.to_vec());
+impl LevelStore {
+    /// Nodes are not part of the present levels any more. Readers of before may still look at them,
+    /// some only in memory.
+    fn free_replaced_nodes(self: &Arc<LevelStore>, gone: &[(u32, u32)], guard: &Guard) {
+        let free = self.space.release_pages(gone);
+        let (level_store, gone) = (Arc::clone(self), gone.to_vec());
         guard.defer(move || {
             let guard = &epoch::pin();
             for (page, _) in &gone {
-                shelf.cache.forget(*page, guard);
-                shelf.filters.forget(*page, guard);
+                level_store.cache.remove(*page, guard);
+                level_store.filters.remove(*page, guard);
             }
-            shelf.space.give_back(&free);
+            level_store.space.free_pages(&free);
         });
         guard.flush();
     }

@@ -6,77 +6,82 @@ use std::sync::Arc;
 
 use sheaf_base::blob::Blobs;
 use sheaf_base::disk::Disk;
-use sheaf_base::disk::sim::{Class, Failure, Fault, FaultPlan, SimDisk};
-use sheaf_base::engine::{Engine, Hold};
+use sheaf_base::disk::sim::{CallClass, Fault, FaultKind, FaultPlan, SimDisk};
+use sheaf_base::engine::{Engine, Liveness};
+use sheaf_base::engine_context::{EngineContext, EngineDir};
 use sheaf_base::error::{Error, Result};
-use sheaf_base::frame::{FIRST, HEADER, Header, Kind, LAST, body_sum, span};
-use sheaf_base::ground::{Ground, Home};
-use sheaf_base::record::{Content, Record};
-use sheaf_base::segment::{Address, DATA_START, Identity, Segment};
+use sheaf_base::frame::{FIRST, FrameHeader, FrameKind, HEADER, LAST, body_sum, span};
+use sheaf_base::record::{Record, RecordContent};
+use sheaf_base::segment::{Address, DATA_START, Segment, SegmentIdentity};
 use sheaf_base::sync::atomic::Ordering;
 use sheaf_base::sync::epoch::{self, Guard};
 use sheaf_base::types::{Incarnation, KeyspaceId, LogId, SegmentId, Seq, StoreId};
 use sheaf_base::views::Views;
 
-use crate::cache::Frame;
-use crate::change::{Change, Made, Meet};
+use crate::cache::CachedNode;
 use crate::engine::KreonEngine;
-use crate::look::print_of;
-use crate::mapping::step_of;
-use crate::memtable::{Version, Word};
-use crate::named::Spot;
-use crate::node::{Entry, INLINE, MOST_INLINE, Pair};
-use crate::tree::{Aim, Level, Shelf};
+use crate::level_edit::{LevelEdit, MergeResolver, NewNode};
+use crate::live_bitmap::RecordLocation;
+use crate::lookup::fingerprint_of;
+use crate::mapping_bench::apply_keys;
+use crate::memtable::{KreonVersion, RecordWord};
+use crate::node::{INLINE, LeafEntry, LeafPair, MAX_INLINE};
+use crate::tree::{Level, LevelStore, SeekTarget};
 
 /// Newer entries win, and removals remove.
-pub(crate) struct Last;
+pub(crate) struct NewerWins;
 
-impl Meet for Last {
-    fn meet(&mut self, new: &Pair<'_>, _old: Option<(&Entry, u64, Seq)>) -> Result<Option<Entry>> {
-        Ok((!new.entry.is_tomb()).then_some(new.entry))
+impl MergeResolver for NewerWins {
+    fn resolve(
+        &mut self,
+        new: &LeafPair<'_>,
+        _old: Option<(&LeafEntry, u64, Seq)>,
+    ) -> Result<Option<LeafEntry>> {
+        Ok((!new.entry.is_tombstone()).then_some(new.entry))
     }
-    fn keep(&mut self, old: &Entry, _stamp: u64) -> Option<Entry> {
+    fn resolve_unmatched(&mut self, old: &LeafEntry, _stamp: u64) -> Option<LeafEntry> {
         Some(*old)
     }
-    fn is_last(&self) -> bool {
+    fn is_last_level(&self) -> bool {
         false
     }
 }
 
-pub(crate) fn shelf(tiny: bool) -> Arc<Shelf> {
-    shelf_on(Arc::new(SimDisk::new()), Path::new("/db"), 1 << 22, tiny)
+pub(crate) fn level_store(tiny: bool) -> Arc<LevelStore> {
+    level_store_on(Arc::new(SimDisk::new()), Path::new("/db"), 1 << 22, tiny)
 }
 
 /// The levels of an empty keyspace in a directory that is made for it.
-pub(crate) fn shelf_on(disk: Arc<dyn Disk>, dir: &Path, budget: u64, tiny: bool) -> Arc<Shelf> {
-    Arc::new(Shelf::new(ground_on(disk, dir, budget, tiny), KeyspaceId(1)))
+pub(crate) fn level_store_on(disk: Arc<dyn Disk>, dir: &Path, budget: u64, tiny: bool) -> Arc<LevelStore> {
+    Arc::new(LevelStore::new(context_on(disk, dir, budget, tiny), KeyspaceId(1)))
 }
 
-fn ground_on(disk: Arc<dyn Disk>, dir: &Path, budget: u64, tiny: bool) -> Arc<Ground> {
+fn context_on(disk: Arc<dyn Disk>, dir: &Path, budget: u64, tiny: bool) -> Arc<EngineContext> {
     disk.create_dir(dir).unwrap();
     disk.create_dir(&dir.join("blobs")).unwrap();
     let store = sheaf_base::types::StoreId(1);
     let blobs = Blobs::new(Arc::clone(&disk), dir.join("blobs"), 1, store, true);
-    let home = Home::new(disk, dir, false);
-    Arc::new(Ground::new(blobs, budget, 7, tiny).with_home(home, true))
+    let engine_dir = EngineDir::new(disk, dir, false);
+    Arc::new(EngineContext::new(blobs, budget, 7, tiny).with_engine_dir(engine_dir, true))
 }
 
 /// A keyspace that moves whatever it has, be it one key.
-fn engine_on(ground: Arc<Ground>) -> KreonEngine {
-    let mut engine = KreonEngine::new(ground, KeyspaceId(1));
-    engine.most_resting = 0;
+fn engine_on(context: Arc<EngineContext>) -> KreonEngine {
+    let mut engine = KreonEngine::new(context, KeyspaceId(1));
+    engine.max_image_keys = 0;
     engine
 }
 
-/// A spill keeps version 1 of a key, which commit 2 superseded after the copy of the registry that spilling was given was made.
-fn a_spill_in_doubt() -> (KreonEngine, Views) {
-    let engine = engine_on(ground_on(Arc::new(SimDisk::new()), Path::new("/db"), 1 << 22, true));
+/// A spill keeps version 1 of a key, which commit 2 superseded after the copy of the registry that
+/// spilling was given was made.
+fn spill_with_possible_view() -> (KreonEngine, Views) {
+    let engine = engine_on(context_on(Arc::new(SimDisk::new()), Path::new("/db"), 1 << 22, true));
     let guard = &epoch::pin();
     let (key, hash) = (b"k", engine.hash(b"k"));
     let write = |seq, offset| {
-        let word = Word::put(Address::new(1, offset), 64, false);
-        let version = Version { word, seq: Seq(seq) };
-        engine.state(guard).memtables.active.put(0, hash, key, version, &engine.ground.memory, guard);
+        let word = RecordWord::put(Address::new(1, offset), 64, false);
+        let version = KreonVersion { word, seq: Seq(seq) };
+        engine.state(guard).memtables.active.put(0, hash, key, version, &engine.context.memory, guard);
     };
     write(1, 64);
     engine.freeze();
@@ -89,7 +94,7 @@ fn a_spill_in_doubt() -> (KreonEngine, Views) {
 
 #[test]
 fn a_version_that_a_younger_view_may_need_is_kept_by_a_spill() {
-    let (engine, copy) = a_spill_in_doubt();
+    let (engine, copy) = spill_with_possible_view();
     assert!(engine.step(&copy).unwrap(), "who knows no better asks again");
     let mut views = Views::default();
     views.register(Seq(1));
@@ -98,76 +103,78 @@ fn a_version_that_a_younger_view_may_need_is_kept_by_a_spill() {
 }
 
 #[test]
-fn a_version_that_no_view_needed_after_all_goes_with_the_next_step() {
-    let (engine, _) = a_spill_in_doubt();
+fn a_version_that_no_view_needs_is_freed_by_the_next_step() {
+    let (engine, _) = spill_with_possible_view();
     assert!(!engine.step(&Views::default().copy_as_of(Seq(2))).unwrap());
     assert_eq!(engine.versions.count(), 0);
 }
 
-/// A step that fails leaves the spill where it was: what went down before must not come again, and pass for what supersedes it.
+/// A step that fails leaves the spill where it was: what went down before must not come again, and
+/// pass for what supersedes it.
 #[test]
-fn a_spill_that_fails_on_its_way_loses_no_value_that_went_down_before() {
+fn a_failed_spill_loses_no_value_spilled_before() {
     let disk = SimDisk::new();
-    let ground = ground_on(Arc::new(disk.clone()), Path::new("/db"), 1 << 22, true);
-    let engine = engine_on(ground);
+    let context = context_on(Arc::new(disk.clone()), Path::new("/db"), 1 << 22, true);
+    let engine = engine_on(context);
     let guard = &epoch::pin();
     let keys: Vec<Vec<u8>> = (0..100_u64).map(|number| number.to_be_bytes().to_vec()).collect();
     for (number, key) in (1..).zip(&keys) {
-        say_staged(&engine, key, Address::new(1, number * 64), 1000 + number, number);
+        set_blob_version(&engine, key, Address::new(1, number * 64), 1000 + number, number);
     }
     engine.freeze();
     let views = Views::default();
     assert!(engine.step(&views).unwrap());
-    disk.set_faults(Fault::new(Class::Write, Failure::NoSpace));
+    disk.set_faults(Fault::new(CallClass::Write, FaultKind::NoSpace));
     assert!(matches!(engine.step(&views), Err(Error::NoSpace { .. })));
     disk.set_faults(FaultPlan::default());
     for _ in 0..keys.len() {
         assert!(engine.state(guard).memtables.frozen.is_none() || engine.step(&views).unwrap());
     }
     assert!(engine.state(guard).memtables.frozen.is_none());
-    assert_eq!(engine.accounts.staged(), keys.len(), "values that are let go");
-    assert!(engine.staged.lock().is_empty());
+    assert_eq!(engine.accounts.blob_count(), keys.len(), "values that are let go");
+    assert!(engine.blob_ids.lock().is_empty());
 }
 
 /// An engine beside one segment of its log.
 pub(crate) fn engine_with_segment() -> (KreonEngine, Arc<Segment>) {
     let disk = SimDisk::new();
-    let ground = ground_on(Arc::new(disk.clone()), Path::new("/db"), 1 << 22, true);
-    let (store, log, incarnation) = (StoreId(1), LogId::Flat, Incarnation(1));
-    let identity = Identity { store, log, id: SegmentId(3), stream: 0, incarnation, capacity: 1 << 18 };
+    let context = context_on(Arc::new(disk.clone()), Path::new("/db"), 1 << 22, true);
+    let (store, log, incarnation) = (StoreId(1), LogId::ValueLog, Incarnation(1));
+    let identity =
+        SegmentIdentity { store, log, id: SegmentId(3), stream: 0, incarnation, capacity: 1 << 18 };
     let segment = Arc::new(Segment::create(&disk, Path::new("/db"), identity).unwrap());
-    assert_eq!(ground.segments.admit(&segment), Some(segment.slot()));
-    (engine_on(ground), segment)
+    assert_eq!(context.segments.add(&segment), Some(segment.slot()));
+    (engine_on(context), segment)
 }
 
 /// Writes a record at the end of a segment, which is `offset`; bytes of its frame.
 pub(crate) fn write(segment: &Segment, offset: u64, key: &[u8], value: &[u8], seq: u64) -> u64 {
-    let record = Record { keyspace: KeyspaceId(1), key, content: Content::Put(value) };
+    let record = Record { keyspace: KeyspaceId(1), key, content: RecordContent::Put(value) };
     let mut body = Vec::new();
     record.encode(&mut body);
-    let (kind, flags, seq) = (Kind::Commit, FIRST | LAST, Seq(seq));
-    let header = Header { check: 0, len: body.len(), kind, flags, seq, part: 0, parts: 1, gap: 0 };
+    let (kind, flags, seq) = (FrameKind::Commit, FIRST | LAST, Seq(seq));
+    let header = FrameHeader { check: 0, len: body.len(), kind, flags, seq, part: 0, parts: 1, gap: 0 };
     let mut frame = vec![0; usize::try_from(span(body.len())).unwrap()];
     frame[HEADER..HEADER + body.len()].copy_from_slice(&body);
-    segment.seed().seal(offset, &header, body_sum(&body), &mut frame);
+    segment.seed().write_header(offset, &header, body_sum(&body), &mut frame);
     segment.file().write_at(offset, &frame).unwrap();
     segment.publish(offset + frame.len() as u64);
     frame.len() as u64
 }
 
 /// The active memtable says that of a key.
-pub(crate) fn say(engine: &KreonEngine, key: &[u8], word: Word, seq: u64) {
+pub(crate) fn set_version(engine: &KreonEngine, key: &[u8], word: RecordWord, seq: u64) {
     let (guard, hash) = (&epoch::pin(), engine.hash(key));
     let active = &engine.state(guard).memtables.active;
     let place = active.find(hash, key, guard).unwrap_or(0);
-    active.put(place, hash, key, Version { word, seq: Seq(seq) }, &engine.ground.memory, guard);
+    active.put(place, hash, key, KreonVersion { word, seq: Seq(seq) }, &engine.context.memory, guard);
 }
 
 /// The active memtable has a key whose value is staged.
-fn say_staged(engine: &KreonEngine, key: &[u8], address: Address, blob: u64, seq: u64) {
-    engine.staged.lock().insert(address.bits(), blob);
-    engine.accounts.name(blob, address);
-    say(engine, key, Word::put(address, 64, true), seq);
+fn set_blob_version(engine: &KreonEngine, key: &[u8], address: Address, blob: u64, seq: u64) {
+    engine.blob_ids.lock().insert(address.bits(), blob);
+    engine.accounts.add_blob(blob, address);
+    set_version(engine, key, RecordWord::put(address, 64, true), seq);
 }
 
 /// Everything goes down as far as it does.
@@ -179,98 +186,98 @@ pub(crate) fn spill_all(engine: &KreonEngine) {
 
 /// Where version 1 is when the cleaner asks for it, and how far commit 5 has come when it is moved.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Overtaken {
+enum RelocationRace {
     InLevel,
     InFrozen,
     /// In a level, and a spill with commit 5 is on its way there.
     BySpill,
 }
 
-/// The cleaner has asked for version 1 of a key. Then commit 5 puts the key. What the engine says of the copy, with a view at 3 or
-/// without one, and what that view is shown then.
-fn overtaken(how: Overtaken, has_view: bool) -> (bool, Vec<Address>) {
+/// The cleaner has asked for version 1 of a key. Then commit 5 puts the key. What the engine says
+/// of the copy, with a view at 3 or without one, and what that view is shown then.
+fn relocate_during_put(how: RelocationRace, has_view: bool) -> (bool, Vec<Address>) {
     let (engine, segment) = engine_with_segment();
     let len = write(&segment, DATA_START, b"k", &[7; 100], 1);
     let from = Address::new(segment.slot(), DATA_START);
     let to = Address::new(9, DATA_START);
-    say(&engine, b"k", Word::put(from, len, false), 1);
+    set_version(&engine, b"k", RecordWord::put(from, len, false), 1);
     match how {
-        Overtaken::InFrozen => engine.freeze(),
+        RelocationRace::InFrozen => engine.freeze(),
         _ => spill_all(&engine),
     }
     let guard = &epoch::pin();
-    assert_eq!(engine.hold_at(b"k", from, guard).unwrap(), Hold::Head);
+    assert_eq!(engine.liveness_at(b"k", from, guard).unwrap(), Liveness::Newest);
     if has_view {
         // As a commit learns of it.
         engine.oldest_view.store(3, Ordering::Release);
         engine.newest_view.store(3, Ordering::Release);
-        engine.needed.store(5, Ordering::Release);
+        engine.newest_superseding_seq.store(5, Ordering::Release);
     }
-    let word = Word::put(Address::new(9, 4096), 128, false);
-    say(&engine, b"k", word, 5);
-    if how == Overtaken::BySpill {
+    let word = RecordWord::put(Address::new(9, 4096), 128, false);
+    set_version(&engine, b"k", word, 5);
+    if how == RelocationRace::BySpill {
         engine.freeze();
-        engine.candidates.lock().superseded(b"k", Version { word, seq: Seq(5) });
+        engine.candidates.lock().note_superseded(b"k", KreonVersion { word, seq: Seq(5) });
     }
     let is_held = engine.repoint(b"k", from, to, guard);
     (is_held, engine.versions.at(&b"k".to_vec(), Seq(3)))
 }
 
 #[test]
-fn a_version_superseded_while_it_is_moved_stays_for_a_view() {
-    for how in [Overtaken::InLevel, Overtaken::InFrozen, Overtaken::BySpill] {
-        assert_eq!(overtaken(how, true), (true, vec![Address::new(9, DATA_START)]), "{how:?}");
-        assert_eq!(overtaken(how, false), (false, vec![]), "{how:?}");
+fn a_version_superseded_during_relocation_is_retained_for_a_view() {
+    for how in [RelocationRace::InLevel, RelocationRace::InFrozen, RelocationRace::BySpill] {
+        assert_eq!(relocate_during_put(how, true), (true, vec![Address::new(9, DATA_START)]), "{how:?}");
+        assert_eq!(relocate_during_put(how, false), (false, vec![]), "{how:?}");
     }
 }
 
 /// Sorted keys of which no value is staged.
-fn say_plain(engine: &KreonEngine, slot: u32, first: u8, numbers: std::ops::Range<u64>) {
+fn set_plain_versions(engine: &KreonEngine, slot: u32, first: u8, numbers: std::ops::Range<u64>) {
     for number in numbers {
         let key = format!("{}{number:02}", char::from(first));
         let address = Address::new(slot, DATA_START + 64 * number);
-        say(engine, key.as_bytes(), Word::put(address, 64, false), 10 + number);
+        set_version(engine, key.as_bytes(), RecordWord::put(address, 64, false), 10 + number);
     }
 }
 
 #[test]
-fn a_staged_value_goes_though_its_leaf_was_written_anew_before_it_was_met() {
+fn a_blob_is_freed_although_its_leaf_was_rewritten_before_the_merge() {
     let (engine, segment) = engine_with_segment();
-    say_staged(&engine, b"z", Address::new(9, DATA_START), 7, 1); // in a segment that is gone
+    set_blob_version(&engine, b"z", Address::new(9, DATA_START), 7, 1); // in a segment that is gone
     spill_all(&engine);
-    say_plain(&engine, segment.slot(), b'a', 0..30);
-    say(&engine, b"z", Word::put(Address::new(segment.slot(), DATA_START), 64, false), 90);
+    set_plain_versions(&engine, segment.slot(), b'a', 0..30);
+    set_version(&engine, b"z", RecordWord::put(Address::new(segment.slot(), DATA_START), 64, false), 90);
     spill_all(&engine);
-    assert_eq!(engine.accounts.staged(), 0);
+    assert_eq!(engine.accounts.blob_count(), 0);
     assert_eq!(engine.count_keys(u64::MAX).unwrap(), 31);
 }
 
 #[test]
-fn a_staged_value_goes_with_a_leaf_that_is_given_to_the_next_level() {
+fn a_blob_is_freed_when_its_leaf_is_pushed_to_the_next_level() {
     let (engine, segment) = engine_with_segment();
-    say_plain(&engine, segment.slot(), b'b', 0..80);
+    set_plain_versions(&engine, segment.slot(), b'b', 0..80);
     spill_all(&engine); // too many for the first level
-    say_staged(&engine, b"a", Address::new(9, DATA_START), 7, 1);
-    say_plain(&engine, segment.slot(), b'c', 0..50);
+    set_blob_version(&engine, b"a", Address::new(9, DATA_START), 7, 1);
+    set_plain_versions(&engine, segment.slot(), b'c', 0..50);
     spill_all(&engine);
-    assert_eq!(engine.accounts.staged(), 1);
-    say_plain(&engine, segment.slot(), b'c', 50..80);
+    assert_eq!(engine.accounts.blob_count(), 1);
+    set_plain_versions(&engine, segment.slot(), b'c', 50..80);
     engine.freeze();
-    say(&engine, b"a", Word::put(Address::new(segment.slot(), DATA_START), 64, false), 200);
+    set_version(&engine, b"a", RecordWord::put(Address::new(segment.slot(), DATA_START), 64, false), 200);
     let views = Views::default().copy_as_of(Seq(1 << 20));
     while engine.step(&views).unwrap() {}
-    assert_eq!(engine.accounts.staged(), 0);
+    assert_eq!(engine.accounts.blob_count(), 0);
     assert_eq!(engine.count_keys(u64::MAX).unwrap(), 161);
 }
 
 #[test]
-fn a_keyspace_dropped_in_the_midst_of_its_spill_leaves_the_accounts_of_others() {
+fn dropping_a_keyspace_during_its_spill_keeps_accounting_of_others() {
     let (engine, segment) = engine_with_segment();
-    say_plain(&engine, segment.slot(), b'a', 0..100);
-    segment.account(64 * 100 + 10_000); // of which so much is another keyspace's
+    set_plain_versions(&engine, segment.slot(), b'a', 0..100);
+    segment.add_live(64 * 100 + 10_000); // of which so much is another keyspace's
     engine.freeze();
     assert!(engine.step(&Views::default().copy_as_of(Seq(1 << 20))).unwrap());
-    assert!(!engine.is_settled());
+    assert!(!engine.is_flushed());
     engine.drop_all();
     assert_eq!(segment.live(), 10_000);
 }
@@ -280,12 +287,17 @@ fn a_level_that_was_emptied_is_filled_without_removals() {
     let (engine, segment) = engine_with_segment();
     let remove = |first: char, count: u64| {
         for number in 0..count {
-            say(&engine, format!("{first}{number:02}").as_bytes(), Word::tomb(), 200 + number);
+            set_version(
+                &engine,
+                format!("{first}{number:02}").as_bytes(),
+                RecordWord::tombstone(),
+                200 + number,
+            );
         }
         spill_all(&engine);
     };
     let put = |first: u8, count: u64| {
-        say_plain(&engine, segment.slot(), first, 0..count);
+        set_plain_versions(&engine, segment.slot(), first, 0..count);
         spill_all(&engine);
     };
     put(b'b', 70);
@@ -300,15 +312,20 @@ fn a_level_that_was_emptied_is_filled_without_removals() {
 }
 
 /// A key whose record is in a segment, and where.
-type Written = (Vec<u8>, Address);
+type WrittenKey = (Vec<u8>, Address);
 
 /// Puts some keys, each with a record at the end of the segment.
-fn put_all(engine: &KreonEngine, segment: &Segment, numbers: std::ops::Range<u64>, seq: u64) -> Vec<Written> {
+fn put_all(
+    engine: &KreonEngine,
+    segment: &Segment,
+    numbers: std::ops::Range<u64>,
+    seq: u64,
+) -> Vec<WrittenKey> {
     let one = |number: u64| {
         let (key, offset) = (format!("k{number:04}").into_bytes(), segment.end());
         let address = Address::new(segment.slot(), offset);
         let len = write(segment, offset, &key, &[7; 40], seq + number);
-        say(engine, &key, Word::put(address, len, false), seq + number);
+        set_version(engine, &key, RecordWord::put(address, len, false), seq + number);
         (key, address)
     };
     let written = numbers.map(one).collect();
@@ -317,7 +334,7 @@ fn put_all(engine: &KreonEngine, segment: &Segment, numbers: std::ops::Range<u64
 }
 
 #[test]
-fn an_upper_level_hides_a_tenth_of_the_last_one_at_most() {
+fn an_upper_level_shadows_at_most_a_tenth_of_the_last_level() {
     let upper = |numbers: std::ops::Range<u64>| {
         let (engine, segment) = engine_with_segment();
         put_all(&engine, &segment, 0..200, 1);
@@ -331,26 +348,30 @@ fn an_upper_level_hides_a_tenth_of_the_last_one_at_most() {
 }
 
 /// What the mirror of the last level says of a record, and what that level does.
-fn named(engine: &KreonEngine, key: &[u8], spot: &Spot) -> (Option<bool>, bool) {
+fn bitmap_and_level_reference(
+    engine: &KreonEngine,
+    key: &[u8],
+    spot: &RecordLocation,
+) -> (Option<bool>, bool) {
     let guard = &epoch::pin();
     let state = engine.state(guard);
-    let found = state
-        .lowest()
-        .and_then(|level| engine.shelf.find(&state.levels[level], engine.hash(key), key, guard).unwrap());
-    (engine.named.names(spot), found.is_some_and(|seen| seen.entry.address() == spot.address()))
+    let found = state.last_nonempty_level().and_then(|level| {
+        engine.level_store.find(&state.levels[level], engine.hash(key), key, guard).unwrap()
+    });
+    (engine.live_bitmap.is_referenced(spot), found.is_some_and(|seen| seen.entry.address() == spot.address()))
 }
 
 #[test]
-fn what_the_last_level_points_at_is_known_without_it() {
+fn the_live_bitmap_matches_the_last_level() {
     let (engine, segment) = engine_with_segment();
-    let mut written: Vec<(Vec<u8>, Spot)> = Vec::new();
+    let mut written: Vec<(Vec<u8>, RecordLocation)> = Vec::new();
     let mut seq = 0;
     for round in 0..40_u64 {
         for number in (0..150).filter(|number| (number * 7 + round * round) % (3 + round % 5) == 0) {
             seq += 1;
             let key = format!("k{number:04}").into_bytes();
             if (number + round) % 11 == 0 || round == 30 {
-                say(&engine, &key, Word::tomb(), seq);
+                set_version(&engine, &key, RecordWord::tombstone(), seq);
                 continue;
             }
             // Shorter ones come later.
@@ -358,43 +379,46 @@ fn what_the_last_level_points_at_is_known_without_it() {
             let offset = segment.end();
             let len = write(&segment, offset, &key, &value, seq);
             let address = Address::new(segment.slot(), offset);
-            say(&engine, &key, Word::put(address, len, false), seq);
-            written.push((key, Spot::new(address, len, &segment)));
+            set_version(&engine, &key, RecordWord::put(address, len, false), seq);
+            written.push((key, RecordLocation::new(address, len, &segment)));
         }
         spill_all(&engine);
         if round % 9 == 8 {
-            engine.named.reset(true); // as after an opening
-            assert!(written.iter().all(|(key, spot)| named(&engine, key, spot).0.is_none()));
+            engine.live_bitmap.reset(true); // as after an opening
+            assert!(
+                written.iter().all(|(key, spot)| bitmap_and_level_reference(&engine, key, spot).0.is_none())
+            );
             spill_all(&engine); // goes over the level for who asked
         }
         for (key, spot) in &written {
-            let (known, is) = named(&engine, key, spot);
+            let (known, is) = bitmap_and_level_reference(&engine, key, spot);
             assert_eq!(known, Some(is), "round {round}, {}", String::from_utf8_lossy(key));
         }
     }
-    assert!(engine.state(&epoch::pin()).lowest() > Some(0), "levels above the last one");
-    let too_short = Spot::new(Address::new(segment.slot(), DATA_START), 8, &segment);
-    engine.named.change(&[], &[too_short], &epoch::pin());
-    assert!(written.iter().all(|(key, spot)| named(&engine, key, spot).0.is_none()));
-    assert!(engine.named.is_to_be_read().is_none(), "it is not gone over for ever");
+    assert!(engine.state(&epoch::pin()).last_nonempty_level() > Some(0), "levels above the last one");
+    let too_short = RecordLocation::new(Address::new(segment.slot(), DATA_START), 8, &segment);
+    engine.live_bitmap.update(&[], &[too_short], &epoch::pin());
+    assert!(written.iter().all(|(key, spot)| bitmap_and_level_reference(&engine, key, spot).0.is_none()));
+    assert!(engine.live_bitmap.resume_key().is_none(), "it is not gone over for ever");
 }
 
-/// The cleaner's question reads no leaf of the last level, and gets the answer that the leaf would give.
+/// The cleaner's question reads no leaf of the last level, and gets the answer that the leaf would
+/// give.
 #[test]
-fn the_cleaner_asks_no_leaf_of_the_last_level() {
+fn gc_reads_no_leaf_of_the_last_level() {
     let (engine, segment) = engine_with_segment();
     let before = put_all(&engine, &segment, 0..50, 1);
     let now = put_all(&engine, &segment, 25..50, 101);
     let guard = &epoch::pin();
     for (number, (key, address)) in before.iter().enumerate() {
-        let hold = if number < 25 { Hold::Head } else { Hold::Dead };
-        assert_eq!(engine.hold_at(key, *address, guard).unwrap(), hold);
+        let hold = if number < 25 { Liveness::Newest } else { Liveness::Dead };
+        assert_eq!(engine.liveness_at(key, *address, guard).unwrap(), hold);
     }
-    assert!(now.iter().all(|(key, at)| engine.is_first(key, *at, guard).unwrap()));
-    assert_eq!(engine.named.spared(), 75);
+    assert!(now.iter().all(|(key, at)| engine.is_newest_record(key, *at, guard).unwrap()));
+    assert_eq!(engine.live_bitmap.lookups_saved(), 75);
 }
 
-fn look_all_up(engine: &KreonEngine, written: &[Written]) {
+fn assert_all_found(engine: &KreonEngine, written: &[WrittenKey]) {
     let guard = &epoch::pin();
     for (key, address) in written {
         let found = engine.find_at(Seq::LATEST, key, guard).unwrap().map(|shown| shown.address);
@@ -403,72 +427,74 @@ fn look_all_up(engine: &KreonEngine, written: &[Written]) {
 }
 
 /// Has all leaves go out of memory, after look-ups for all of these keys.
-fn leave_prints(engine: &KreonEngine, written: &[Written]) {
-    look_all_up(engine, written);
-    let (guard, shelf) = (&epoch::pin(), &engine.shelf);
+fn evict_leaves(engine: &KreonEngine, written: &[WrittenKey]) {
+    assert_all_found(engine, written);
+    let (guard, level_store) = (&epoch::pin(), &engine.level_store);
     let is_leaf_there = || {
         let mut there = false;
         for level in &*engine.state(guard).levels {
-            let mut leaf = shelf.locate(level, Aim::First, guard).unwrap();
+            let mut leaf = level_store.locate(level, SeekTarget::First, guard).unwrap();
             while let Some(now) = leaf {
-                there |= shelf.cache.has(now.at.page);
-                leaf = now.high.and_then(|high| shelf.locate(level, Aim::At(&high), guard).unwrap());
+                there |= level_store.cache.contains(now.at.page);
+                leaf = now.high.and_then(|high| {
+                    level_store.locate(level, SeekTarget::Containing(&high), guard).unwrap()
+                });
             }
         }
         there
     };
     while is_leaf_there() {
-        shelf.cache.give_way(1, guard);
+        level_store.cache.evict(1, guard);
     }
 }
 
-fn engine_with_prints() -> (KreonEngine, Arc<Segment>, Vec<Written>) {
+fn engine_with_fingerprints() -> (KreonEngine, Arc<Segment>, Vec<WrittenKey>) {
     let (engine, segment) = engine_with_segment();
     segment.publish(DATA_START);
     let written = put_all(&engine, &segment, 0..150, 1);
-    leave_prints(&engine, &written);
+    evict_leaves(&engine, &written);
     (engine, segment, written)
 }
 
 #[test]
-fn look_ups_go_on_without_leaves_by_their_prints() {
-    let (engine, _, written) = engine_with_prints();
-    let (guard, cache) = (&epoch::pin(), &engine.shelf.cache);
-    let (loads, spared) = (cache.loads(), cache.spared());
-    look_all_up(&engine, &written);
+fn lookups_use_fingerprints_of_evicted_leaves() {
+    let (engine, _, written) = engine_with_fingerprints();
+    let (guard, cache) = (&epoch::pin(), &engine.level_store.cache);
+    let (loads, spared) = (cache.pages_read(), cache.reads_saved());
+    assert_all_found(&engine, &written);
     for (key, _) in &written {
         let missing = [&key[..], b"?"].concat();
         assert!(engine.find_at(Seq::LATEST, &missing, guard).unwrap().is_none());
     }
-    assert_eq!(cache.loads(), loads);
-    assert!(cache.spared() >= spared + 2 * written.len() as u64);
+    assert_eq!(cache.pages_read(), loads);
+    assert!(cache.reads_saved() >= spared + 2 * written.len() as u64);
 }
 
 /// What cannot be read of a record says nothing of whether the key is there.
 #[test]
-fn a_damaged_record_is_no_missing_key_where_only_prints_are_left() {
-    let (engine, segment, written) = engine_with_prints();
+fn a_damaged_record_is_not_a_missing_key_if_only_fingerprints_remain() {
+    let (engine, segment, written) = engine_with_fingerprints();
     let (key, address) = &written[70];
     let byte = address.offset() + HEADER as u64 + 8;
     segment.file().write_at(byte, &[0x5a; 16]).unwrap();
     let guard = &epoch::pin();
     assert_eq!(engine.find_at(Seq::LATEST, key, guard).unwrap().map(|shown| shown.address), Some(*address));
-    assert!(matches!(engine.look(Seq::LATEST, key, &mut |_| ()), Err(Error::Corrupt { .. })));
+    assert!(matches!(engine.get_stored(Seq::LATEST, key, &mut |_| ()), Err(Error::Corrupt { .. })));
 }
 
 #[test]
-fn prints_go_with_the_leaf_they_are_of() {
-    let (engine, segment, mut written) = engine_with_prints();
+fn fingerprints_are_removed_with_their_leaf() {
+    let (engine, segment, mut written) = engine_with_fingerprints();
     for round in 0..8 {
         let numbers = if round % 2 == 0 { 0..150 } else { 40..90 };
         for (key, address) in put_all(&engine, &segment, numbers, 1000 * (round + 1)) {
             let place = written.iter_mut().find(|(other, _)| *other == key).expect("it was written before");
             place.1 = address;
         }
-        leave_prints(&engine, &written);
-        look_all_up(&engine, &written);
+        evict_leaves(&engine, &written);
+        assert_all_found(&engine, &written);
     }
-    assert!(engine.shelf.cache.spared() > 0);
+    assert!(engine.level_store.cache.reads_saved() > 0);
 }
 
 fn next(x: &mut u64) -> u64 {
@@ -487,68 +513,78 @@ fn key_of(number: u64, range: u64) -> Vec<u8> {
 
 /// The value of which an entry with this number has a copy.
 fn value_of(number: u64) -> Option<&'static [u8]> {
-    const BYTES: [u8; MOST_INLINE] = [0xe1; MOST_INLINE];
-    let len = usize::try_from(number % (2 * MOST_INLINE as u64)).unwrap();
+    const BYTES: [u8; MAX_INLINE] = [0xe1; MAX_INLINE];
+    let len = usize::try_from(number % (2 * MAX_INLINE as u64)).unwrap();
     BYTES.get(..len)
 }
 
-fn step(shelf: &Shelf, level: &Level, pairs: &[Pair<'_>], cut: Option<(&[u8], Option<&[u8]>)>) -> Level {
+fn step(
+    level_store: &LevelStore,
+    level: &Level,
+    pairs: &[LeafPair<'_>],
+    cut: Option<(&[u8], Option<&[u8]>)>,
+) -> Level {
     let guard = &epoch::pin();
-    let mut meet = Last;
-    let mut change = Change::new(shelf, guard, 1 << 40, &mut meet);
+    let mut meet = NewerWins;
+    let mut change = LevelEdit::new(level_store, guard, 1 << 40, &mut meet);
     let after = match cut {
-        Some((from, to)) => change.cut_out(level, from, to).unwrap(),
+        Some((from, to)) => change.remove_range(level, from, to).unwrap(),
         None => change.apply(level, pairs).unwrap(),
     };
-    publish(shelf, change, |made| made.level > 0 || made.at.page.is_multiple_of(3), guard);
+    publish(level_store, change, |made| made.level > 0 || made.at.page.is_multiple_of(3), guard);
     after
 }
 
 /// What a step cost: pages that are not in use any more, and leaves written.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Cost {
+pub(crate) struct PageCost {
     pub(crate) read: u64,
     pub(crate) written: u64,
 }
 
-/// Takes a step up, at once, since nobody reads meanwhile. Nodes that `stays` does not hold for have to be read again.
+/// Takes a step up, at once, since nobody reads meanwhile. Nodes that `stays` does not hold for
+/// have to be read again.
 pub(crate) fn publish(
-    shelf: &Shelf,
-    mut change: Change<'_, Last>,
-    stays: impl Fn(&Made) -> bool,
+    level_store: &LevelStore,
+    mut change: LevelEdit<'_, NewerWins>,
+    stays: impl Fn(&NewNode) -> bool,
     guard: &Guard,
-) -> Cost {
-    change.done();
-    let made = std::mem::take(&mut change.made);
+) -> PageCost {
+    change.finish();
+    let made = std::mem::take(&mut change.new_nodes);
     let written = made.iter().filter(|made| made.level == 0).count() as u64;
-    shelf.space.write(made.iter().map(|made| (made.at.page, &made.bytes[..]))).unwrap();
+    level_store.space.write(made.iter().map(|made| (made.at.page, &made.bytes[..]))).unwrap();
     for made in made {
         if stays(&made) {
-            shelf.cache.put(made.at.page, Frame::new(&made.bytes, made.level == 0, false), guard);
+            level_store.cache.replace(
+                made.at.page,
+                CachedNode::new(&made.bytes, made.level == 0, false),
+                guard,
+            );
         }
-        shelf.filters.renew(made.at.page, made.filter, guard);
+        level_store.filters.replace(made.at.page, made.filter, guard);
     }
-    let gone = std::mem::take(&mut change.gone);
-    let free = shelf.space.replaced(&gone);
-    gone.iter().for_each(|(page, _)| shelf.cache.forget(*page, guard));
-    shelf.space.give_back(&free);
-    Cost { read: gone.len() as u64, written }
+    let gone = std::mem::take(&mut change.replaced_pages);
+    let free = level_store.space.release_pages(&gone);
+    gone.iter().for_each(|(page, _)| level_store.cache.remove(*page, guard));
+    level_store.space.free_pages(&free);
+    PageCost { read: gone.len() as u64, written }
 }
 
-fn check(shelf: &Shelf, level: &Level, expected: &BTreeMap<Vec<u8>, u64>, range: u64) {
+fn check(level_store: &LevelStore, level: &Level, expected: &BTreeMap<Vec<u8>, u64>, range: u64) {
     let guard = &epoch::pin();
     assert_eq!(level.count(), expected.len() as u64);
     for number in (0..range).step_by(3) {
         let key = key_of(number, range);
-        let found = shelf.find(level, shelf.hash(&key), &key, guard).unwrap();
+        let found = level_store.find(level, level_store.hash(&key), &key, guard).unwrap();
         assert_eq!(found.map(|seen| seen.entry.address().bits()), expected.get(&key).map(|n| n * 8));
         let value = found.and_then(|seen| seen.entry.is_inline().then_some(seen.value));
         assert_eq!(value, expected.get(&key).copied().and_then(value_of));
     }
     let mut all = Vec::new();
-    let mut leaf = shelf.locate(level, Aim::First, guard).unwrap();
+    let mut leaf = level_store.locate(level, SeekTarget::First, guard).unwrap();
     while let Some(now) = leaf.take() {
-        let node = shelf.node(now.at, 0, guard).unwrap().node();
+        let node = level_store.node(now.at, 0, guard).unwrap().node();
         for slot in 0..node.len() {
             let mut key = Vec::new();
             node.key(slot, &mut key);
@@ -556,16 +592,16 @@ fn check(shelf: &Shelf, level: &Level, expected: &BTreeMap<Vec<u8>, u64>, range:
             all.push(key);
         }
         if let Some(high) = &now.high {
-            let before = shelf.locate(level, Aim::Before(high), guard).unwrap().unwrap();
+            let before = level_store.locate(level, SeekTarget::LastBefore(high), guard).unwrap().unwrap();
             assert_eq!(before.at, now.at);
-            leaf = shelf.locate(level, Aim::At(high), guard).unwrap();
+            leaf = level_store.locate(level, SeekTarget::Containing(high), guard).unwrap();
         }
     }
     assert!(all.iter().eq(expected.keys()), "{} of {}", all.len(), expected.len());
 }
 
 fn play(tiny: bool, range: u64, rounds: u64, batch: u64) {
-    let shelf = shelf(tiny);
+    let level_store = level_store(tiny);
     let (mut level, mut expected) = (Level::default(), BTreeMap::new());
     let mut x = range;
     for round in 1..=rounds {
@@ -578,51 +614,56 @@ fn play(tiny: bool, range: u64, rounds: u64, batch: u64) {
         }
         let mut pairs = Vec::new();
         for (key, number) in &batch_of {
-            let is_tomb = removes && number % 5 > 0;
-            let print = print_of(shelf.hash(key));
+            let is_tombstone = removes && number % 5 > 0;
+            let print = fingerprint_of(level_store.hash(key));
             let value = value_of(*number);
             let flags = if value.is_some() { INLINE } else { 0 };
-            let entry = match is_tomb {
-                true => Entry::tomb(Seq(round), print, 0),
-                false => Entry::put(Address::from_bits(number * 8), 64, print, flags, 0),
+            let entry = match is_tombstone {
+                true => LeafEntry::tombstone(Seq(round), print, 0),
+                false => LeafEntry::put(Address::from_bits(number * 8), 64, print, flags, 0),
             };
-            let value = value.filter(|_| !is_tomb).unwrap_or_default();
-            match is_tomb {
+            let value = value.filter(|_| !is_tombstone).unwrap_or_default();
+            match is_tombstone {
                 true => drop(expected.remove(key)),
                 false => drop(expected.insert(key.clone(), *number)),
             }
-            pairs.push(Pair { key, entry, newest: Seq(round), value });
+            pairs.push(LeafPair { key, entry, max_seq: Seq(round), value });
         }
-        level = step(&shelf, &level, &pairs, None);
+        level = step(&level_store, &level, &pairs, None);
         if round % 7 == 0 {
             let guard = &epoch::pin();
-            let from = shelf.locate(&level, Aim::At(&key_of(next(&mut x), range)), guard).unwrap();
+            let from = level_store
+                .locate(&level, SeekTarget::Containing(&key_of(next(&mut x), range)), guard)
+                .unwrap();
             if let Some(from) = from {
-                let to = shelf.locate(&level, Aim::At(&key_of(next(&mut x), range)), guard).unwrap().unwrap();
+                let to = level_store
+                    .locate(&level, SeekTarget::Containing(&key_of(next(&mut x), range)), guard)
+                    .unwrap()
+                    .unwrap();
                 let (low, high) = (from.low, to.high);
                 if high.as_ref().is_none_or(|high| low < *high) {
-                    level = step(&shelf, &level, &[], Some((&low, high.as_deref())));
+                    level = step(&level_store, &level, &[], Some((&low, high.as_deref())));
                     expected.retain(|key, _| *key < low || high.as_ref().is_some_and(|high| key >= high));
                 }
             }
         }
-        check(&shelf, &level, &expected, range);
+        check(&level_store, &level, &expected, range);
     }
-    assert!(shelf.filters.spared() > 0, "no filter spared a read");
+    assert!(level_store.filters.reads_saved() > 0, "no filter spared a read");
     // Nothing is left behind.
-    level = step(&shelf, &level, &[], Some((&[], None)));
+    level = step(&level_store, &level, &[], Some((&[], None)));
     assert_eq!(level, Level::default());
-    let (all, free) = shelf.space.bytes();
-    assert_eq!(all - free, shelf.space.paged.page as u64, "only the head is used");
+    let (all, free) = level_store.space.bytes();
+    assert_eq!(all - free, level_store.space.page_file.page as u64, "only the head is used");
 }
 
 /// A level of so many keys, with nothing in memory.
-fn cold(keys: &[Vec<u8>], budget: u64) -> (Arc<Shelf>, Level) {
-    let shelf = shelf_on(Arc::new(SimDisk::new()), Path::new("/db"), budget, false);
+fn reopened_with_cold_cache(keys: &[Vec<u8>], budget: u64) -> (Arc<LevelStore>, Level) {
+    let level_store = level_store_on(Arc::new(SimDisk::new()), Path::new("/db"), budget, false);
     let numbered: Vec<(Vec<u8>, u64)> = keys.iter().cloned().zip(1..).collect();
-    let (level, _) = step_of(&shelf, &Level::default(), &numbered, None);
-    shelf.cache.clear(&epoch::pin());
-    (shelf, level)
+    let (level, _) = apply_keys(&level_store, &Level::default(), &numbered, None);
+    level_store.cache.clear(&epoch::pin());
+    (level_store, level)
 }
 
 fn sorted_keys(count: u64) -> Vec<Vec<u8>> {
@@ -630,52 +671,54 @@ fn sorted_keys(count: u64) -> Vec<Vec<u8>> {
 }
 
 /// Reads that finding all keys takes, every 101st of them at a time.
-fn reads_of_all(shelf: &Shelf, level: &Level, keys: &[Vec<u8>]) -> u64 {
-    let before = shelf.cache.loads();
+fn reads_of_all(level_store: &LevelStore, level: &Level, keys: &[Vec<u8>]) -> u64 {
+    let before = level_store.cache.pages_read();
     for first in 0..101 {
         for key in keys.iter().skip(first).step_by(101) {
             let guard = &epoch::pin();
-            assert!(shelf.find(level, shelf.hash(key), key, guard).unwrap().is_some());
+            assert!(level_store.find(level, level_store.hash(key), key, guard).unwrap().is_some());
         }
     }
-    shelf.cache.loads() - before
+    level_store.cache.pages_read() - before
 }
 
 #[test]
 fn a_cold_cache_with_room_is_filled_by_long_reads() {
     let keys = sorted_keys(20_000);
-    let (shelf, level) = cold(&keys, 64 << 20);
-    let reads = reads_of_all(&shelf, &level, &keys);
-    let leaves = shelf.space.bytes().0 / shelf.space.paged.page as u64;
+    let (level_store, level) = reopened_with_cold_cache(&keys, 64 << 20);
+    let reads = reads_of_all(&level_store, &level, &keys);
+    let leaves = level_store.space.bytes().0 / level_store.space.page_file.page as u64;
     assert!(leaves > 64 && reads < leaves / 4, "{reads} reads of {leaves} pages");
-    assert_eq!(reads_of_all(&shelf, &level, &keys), 0);
+    assert_eq!(reads_of_all(&level_store, &level, &keys), 0);
 }
 
 #[test]
-fn a_full_cache_lets_nothing_go_for_what_nobody_asked_for() {
+fn a_full_cache_evicts_nothing_for_read_around() {
     let keys = sorted_keys(20_000);
-    let (shelf, level) = cold(&keys, 256 << 10);
-    reads_of_all(&shelf, &level, &keys);
+    let (level_store, level) = reopened_with_cold_cache(&keys, 256 << 10);
+    reads_of_all(&level_store, &level, &keys);
     let guard = &epoch::pin();
-    let (reads, pages) = (shelf.cache.loads(), |shelf: &Shelf| shelf.cache.account().bytes() / 4096);
-    let full = pages(&shelf);
+    let (reads, pages) = (level_store.cache.pages_read(), |level_store: &LevelStore| {
+        level_store.cache.cache_share().bytes() / 4096
+    });
+    let full = pages(&level_store);
     for key in keys.iter().step_by(1000) {
-        shelf.find(&level, shelf.hash(key), key, guard).unwrap();
+        level_store.find(&level, level_store.hash(key), key, guard).unwrap();
     }
-    assert!(shelf.cache.loads() > reads);
-    assert!(pages(&shelf) <= full, "{full} pages before, now {}", pages(&shelf));
+    assert!(level_store.cache.pages_read() > reads);
+    assert!(pages(&level_store) <= full, "{full} pages before, now {}", pages(&level_store));
 }
 
 #[test]
-fn damage_beside_a_leaf_is_for_those_who_ask_for_it() {
+fn damage_in_a_neighboring_leaf_does_not_fail_other_lookups() {
     let keys = sorted_keys(20_000);
-    let (shelf, level) = cold(&keys, 64 << 20);
+    let (level_store, level) = reopened_with_cold_cache(&keys, 64 << 20);
     let guard = &epoch::pin();
-    let damaged = shelf.locate(&level, Aim::At(&keys[10_000]), guard).unwrap().unwrap();
-    shelf.space.write([(damaged.at.page, &[0x5a; 4096][..])].into_iter()).unwrap();
+    let damaged = level_store.locate(&level, SeekTarget::Containing(&keys[10_000]), guard).unwrap().unwrap();
+    level_store.space.write([(damaged.at.page, &[0x5a; 4096][..])].into_iter()).unwrap();
     let is_in = |key: &Vec<u8>| *key >= damaged.low && damaged.high.as_ref().is_none_or(|high| key < high);
     for key in &keys {
-        let found = shelf.find(&level, shelf.hash(key), key, guard);
+        let found = level_store.find(&level, level_store.hash(key), key, guard);
         assert_eq!(found.is_err(), is_in(key), "{}", String::from_utf8_lossy(key));
     }
 }

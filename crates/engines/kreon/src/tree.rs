@@ -1,59 +1,59 @@
 //! # Tree: one level, a full index, and the state of all that readers see
 //!
-//! A copy-on-write B+-tree: a root, and nodes that never change once it is published. Who has a root under a guard sees one
-//! moment of the level, whatever becomes of it.
+//! A copy-on-write B+-tree: a root, and nodes that never change once it is published. Who has a
+//! root under a guard sees one moment of the level, whatever becomes of it.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, OnceLock};
 
+use sheaf_base::engine_context::EngineContext;
 use sheaf_base::error::{Damage, Error, Result};
-use sheaf_base::ground::Ground;
-use sheaf_base::memory::pieces::Piece;
+use sheaf_base::memory::block_alloc::BlockBox;
 use sheaf_base::memtable::Memtables;
 use sheaf_base::record::Record;
 use sheaf_base::segment::{Address, Segment};
 use sheaf_base::sync::epoch::Guard;
 use sheaf_base::types::{KeyspaceId, Seq};
 
-use crate::cache::{Cache, Frame};
-use crate::filter::{Filter, Filters};
-use crate::look::print_of;
-use crate::memtable::Memtable;
-use crate::node::{Entry, Node, Ref};
-use crate::space::{PAGE, RUN_BYTES, Space};
+use crate::cache::{CachedNode, NodeCache};
+use crate::filter::{LeafFilter, LeafFilters};
+use crate::level_file::{LevelFile, MAX_IO_BYTES, PAGE};
+use crate::lookup::fingerprint_of;
+use crate::memtable::KreonMemtable;
+use crate::node::{LeafEntry, Node, NodeRef};
 
 /// A tree higher than this is damaged.
-pub(crate) const MOST_HEIGHT: u8 = 24;
+pub(crate) const MAX_HEIGHT: u8 = 24;
 
 /// Pages that are read at once while the cache has room for them, or for their prints.
-const AROUND: u32 = 32;
+const READ_AROUND_PAGES: u32 = 32;
 
 /// Pages between two that are wanted, which are read rather than skipped.
-const GAP: u32 = 4;
+const MAX_READ_GAP_PAGES: u32 = 4;
 
 /// Bits of a stamp that are a segment's number; those above are the life's.
-const ID_BITS: u32 = 40;
+const SEGMENT_ID_BITS: u32 = 40;
 
-/// Openings with levels: segments that an image does not know may get slots at an opening that others had before, though their
-/// numbers are lower than the stamps of leaves that mean those.
+/// Openings with levels: segments that an image does not know may get slots at an opening that
+/// others had before, though their numbers are lower than the stamps of leaves that mean those.
 #[derive(Debug)]
-pub(crate) struct Lives {
+pub(crate) struct SlotIncarnations {
     /// The present one; the first is 1.
-    pub(crate) now: u64,
+    pub(crate) current: u64,
     /// Slots that got another segment at an opening, and the life that began with it.
-    pub(crate) renewed: BTreeMap<u32, u64>,
+    pub(crate) reused_slots: BTreeMap<u32, u64>,
 }
 
-impl Default for Lives {
-    fn default() -> Lives {
-        Lives { now: 1, renewed: BTreeMap::new() }
+impl Default for SlotIncarnations {
+    fn default() -> SlotIncarnations {
+        SlotIncarnations { current: 1, reused_slots: BTreeMap::new() }
     }
 }
 
 /// A level: its root and the root's height, if there is any key. A leaf has height 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Level {
-    pub(crate) root: Option<(Ref, u8)>,
+    pub(crate) root: Option<(NodeRef, u8)>,
 }
 
 impl Level {
@@ -65,61 +65,61 @@ impl Level {
 
 /// A moment: everything a reader needs.
 #[derive(Clone)]
-pub(crate) struct State {
-    pub(crate) memtables: Memtables<Memtable>,
+pub(crate) struct KreonState {
+    pub(crate) memtables: Memtables<KreonMemtable>,
     pub(crate) levels: Arc<[Level]>,
 }
 
-impl State {
+impl KreonState {
     /// The next one, with other levels; if it `is_spilled`, they have what was frozen.
-    pub(crate) fn with(&self, levels: Vec<Level>, is_spilled: bool) -> State {
-        State { memtables: self.memtables.left(is_spilled), levels: levels.into() }
+    pub(crate) fn with_levels(&self, levels: Vec<Level>, is_spilled: bool) -> KreonState {
+        KreonState { memtables: self.memtables.without_flushed(is_spilled), levels: levels.into() }
     }
 
     /// The lowest level that has anything.
-    pub(crate) fn lowest(&self) -> Option<usize> {
-        lowest(&self.levels)
+    pub(crate) fn last_nonempty_level(&self) -> Option<usize> {
+        last_nonempty_level(&self.levels)
     }
 }
 
 /// The lowest of `levels` that has anything.
-pub(crate) fn lowest(levels: &[Level]) -> Option<usize> {
+pub(crate) fn last_nonempty_level(levels: &[Level]) -> Option<usize> {
     levels.iter().rposition(|level| level.root.is_some())
 }
 
 /// What a level says of a key.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Seen<'g> {
-    pub(crate) entry: Entry,
+pub(crate) struct LevelEntry<'g> {
+    pub(crate) entry: LeafEntry,
     pub(crate) stamp: u64,
     /// Its commit is not later.
-    pub(crate) newest: Seq,
+    pub(crate) max_seq: Seq,
     /// The value, if the entry has a copy of it.
     pub(crate) value: &'g [u8],
 }
 
-impl<'g> Seen<'g> {
+impl<'g> LevelEntry<'g> {
     #[inline]
-    pub(crate) fn at(node: &Node<'g>, slot: usize) -> Seen<'g> {
-        let (stamp, newest) = (node.stamp(), node.newest());
-        Seen { entry: node.entry(slot), stamp, newest, value: node.value(slot) }
+    pub(crate) fn from_slot(node: &Node<'g>, slot: usize) -> LevelEntry<'g> {
+        let (stamp, newest) = (node.stamp(), node.max_seq());
+        LevelEntry { entry: node.entry(slot), stamp, max_seq: newest, value: node.value(slot) }
     }
 }
 
 /// What is known of a key without the leaf that would have it.
-enum Known<'g> {
-    Nothing,
-    IsNot,
-    Is(Seen<'g>),
+enum LeafAnswer<'g> {
+    Unknown,
+    Absent,
+    Present(LevelEntry<'g>),
 }
 
 /// Which leaf of a level is meant.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Aim<'a> {
+pub(crate) enum SeekTarget<'a> {
     /// The one whose range has the key.
-    At(&'a [u8]),
+    Containing(&'a [u8]),
     /// The one that has the highest keys before this one.
-    Before(&'a [u8]),
+    LastBefore(&'a [u8]),
     First,
     Last,
 }
@@ -134,7 +134,7 @@ pub(crate) struct Unreadable {
 
 impl Unreadable {
     /// The node of `found`.
-    pub(crate) fn at(found: Found, error: Error) -> Box<Unreadable> {
+    pub(crate) fn from_position(found: LeafPosition, error: Error) -> Box<Unreadable> {
         Box::new(Unreadable { error, low: found.low, high: found.high })
     }
 }
@@ -147,8 +147,8 @@ impl From<Box<Unreadable>> for Error {
 
 /// A leaf's place in its level.
 #[derive(Clone, Debug)]
-pub(crate) struct Found {
-    pub(crate) at: Ref,
+pub(crate) struct LeafPosition {
+    pub(crate) at: NodeRef,
     /// Where it begins; nothing of the first one.
     pub(crate) low: Vec<u8>,
     /// Where the next one begins.
@@ -157,36 +157,36 @@ pub(crate) struct Found {
 
 /// What trees stand on.
 #[derive(Debug)]
-pub(crate) struct Shelf {
-    pub(crate) ground: Arc<Ground>,
-    pub(crate) cache: Cache,
-    pub(crate) filters: Filters,
-    pub(crate) space: Space,
-    pub(crate) lives: OnceLock<Lives>,
+pub(crate) struct LevelStore {
+    pub(crate) context: Arc<EngineContext>,
+    pub(crate) cache: NodeCache,
+    pub(crate) filters: LeafFilters,
+    pub(crate) space: LevelFile,
+    pub(crate) incarnations: OnceLock<SlotIncarnations>,
 }
 
-impl Shelf {
-    pub(crate) fn new(ground: Arc<Ground>, id: KeyspaceId) -> Shelf {
-        Shelf {
-            cache: Cache::new(Arc::clone(&ground)),
-            filters: Filters::new(Arc::clone(&ground)),
-            space: Space::new(Arc::clone(&ground), id),
-            lives: OnceLock::new(),
-            ground,
+impl LevelStore {
+    pub(crate) fn new(context: Arc<EngineContext>, id: KeyspaceId) -> LevelStore {
+        LevelStore {
+            cache: NodeCache::new(Arc::clone(&context)),
+            filters: LeafFilters::new(Arc::clone(&context)),
+            space: LevelFile::new(Arc::clone(&context), id),
+            incarnations: OnceLock::new(),
+            context,
         }
     }
 
     #[inline]
     pub(crate) fn hash(&self, key: &[u8]) -> u64 {
-        self.ground.hash(key)
+        self.context.hash(key)
     }
 
     /// The node at `at`, from memory or read.
     #[inline]
-    pub(crate) fn node<'g>(&self, at: Ref, level: u8, guard: &'g Guard) -> Result<&'g Frame> {
+    pub(crate) fn node<'g>(&self, at: NodeRef, level: u8, guard: &'g Guard) -> Result<&'g CachedNode> {
         match self.cache.get(at.page, guard) {
-            Some(frame) => self.of_level(frame, at, level),
-            None => Ok(self.cache.take_in(at.page, self.space.read(at, level)?, guard)),
+            Some(frame) => self.check_level(frame, at, level),
+            None => Ok(self.cache.insert_read(at.page, self.space.read(at, level)?, guard)),
         }
     }
 
@@ -198,62 +198,69 @@ impl Shelf {
         hash: u64,
         key: &[u8],
         guard: &'g Guard,
-    ) -> Result<Option<Seen<'g>>> {
+    ) -> Result<Option<LevelEntry<'g>>> {
         let Some((mut at, height)) = level.root else { return Ok(None) };
         let mut above = None;
         for height in (1..=height).rev() {
             let node = self.node(at, height, guard)?.node();
-            let slot = node.child_of(key);
+            let slot = node.child_containing(key);
             at = node.child(slot);
             above = Some((node, slot));
         }
-        let leaf = match self.cache.ask(at.page, guard) {
-            Some(frame) => self.of_level(frame, at, 0)?,
-            None => match self.without_leaf(at.page, hash, key, guard) {
-                Known::Is(seen) => return Ok(Some(seen)),
-                Known::IsNot => return Ok(None),
-                Known::Nothing => self.read_leaf(at, above, guard)?,
+        let leaf = match self.cache.get_for_lookup(at.page, guard) {
+            Some(frame) => self.check_level(frame, at, 0)?,
+            None => match self.answer_without_leaf(at.page, hash, key, guard) {
+                LeafAnswer::Present(seen) => return Ok(Some(seen)),
+                LeafAnswer::Absent => return Ok(None),
+                LeafAnswer::Unknown => self.read_leaf(at, above, guard)?,
             },
         };
         let node = leaf.node();
-        Ok(node.find(print_of(hash), key).map(|slot| Seen::at(&node, slot)))
+        Ok(node.find(fingerprint_of(hash), key).map(|slot| LevelEntry::from_slot(&node, slot)))
     }
 
-    /// What is known of a key in a leaf that is not in memory: its prints say where the record may stand, and the record says whether it
-    /// does; filters say what is not there.
+    /// What is known of a key in a leaf that is not in memory: its prints say where the record may
+    /// stand, and the record says whether it does; filters say what is not there.
     #[cold]
-    fn without_leaf<'g>(&self, page: u32, hash: u64, key: &[u8], guard: &'g Guard) -> Known<'g> {
-        if let Some(prints) = self.cache.prints(page, guard) {
-            for entry in prints.like(hash, print_of(hash)) {
-                let Some(entry) = entry else { return Known::Nothing };
-                let (stamp, newest) = (prints.stamp(), prints.newest());
-                match self.is_of(&entry, stamp, key, guard) {
+    fn answer_without_leaf<'g>(&self, page: u32, hash: u64, key: &[u8], guard: &'g Guard) -> LeafAnswer<'g> {
+        if let Some(fingerprints) = self.cache.fingerprints(page, guard) {
+            for entry in fingerprints.matches(hash, fingerprint_of(hash)) {
+                let Some(entry) = entry else { return LeafAnswer::Unknown };
+                let (stamp, newest) = (fingerprints.stamp(), fingerprints.max_seq());
+                match self.has_key(&entry, stamp, key, guard) {
                     Some(false) => {}
-                    None => return Known::Nothing,
+                    None => return LeafAnswer::Unknown,
                     Some(true) => {
-                        self.cache.spare();
-                        return Known::Is(Seen { entry, stamp, newest, value: &[] });
+                        self.cache.count_saved_read();
+                        return LeafAnswer::Present(LevelEntry { entry, stamp, max_seq: newest, value: &[] });
                     }
                 }
             }
-            self.cache.spare();
-            return Known::IsNot;
+            self.cache.count_saved_read();
+            return LeafAnswer::Absent;
         }
-        if self.filters.exclude(page, hash, guard) { Known::IsNot } else { Known::Nothing }
+        if self.filters.excludes(page, hash, guard) { LeafAnswer::Absent } else { LeafAnswer::Unknown }
     }
 
     /// Reads the leaves at `refs` that are not in memory into `loaded`, side by side ones together.
-    pub(crate) fn read_leaves(&self, refs: &[Ref], loaded: &mut HashMap<u32, Piece<Frame>>) -> Result<()> {
-        let mut wanted: Vec<Ref> = refs.iter().filter(|at| !self.cache.has(at.page)).copied().collect();
+    pub(crate) fn read_leaves(
+        &self,
+        refs: &[NodeRef],
+        loaded: &mut HashMap<u32, BlockBox<CachedNode>>,
+    ) -> Result<()> {
+        let mut wanted: Vec<NodeRef> =
+            refs.iter().filter(|at| !self.cache.contains(at.page)).copied().collect();
         wanted.sort_unstable_by_key(|at| at.page);
-        let page = self.space.paged.page;
-        let most = u32::try_from(RUN_BYTES / page).unwrap_or(1);
+        let page = self.space.page_file.page;
+        let most = u32::try_from(MAX_IO_BYTES / page).unwrap_or(1);
         let mut rest = &wanted[..];
         while let Some(first) = rest.first() {
             let mut end = first.page + u32::from(first.pages);
             let mut count = 1;
             for at in &rest[1..] {
-                if at.page > end.saturating_add(GAP) || at.page + u32::from(at.pages) > first.page + most {
+                if at.page > end.saturating_add(MAX_READ_GAP_PAGES)
+                    || at.page + u32::from(at.pages) > first.page + most
+                {
                     break;
                 }
                 end = end.max(at.page + u32::from(at.pages));
@@ -271,42 +278,46 @@ impl Shelf {
         Ok(())
     }
 
-    /// As [`will_need`], if memory is too short for all leaves: then it is for the records, too.
+    /// As [`prefetch_record`], if memory is too short for all leaves: then it is for the records,
+    /// too.
     #[inline]
-    pub(crate) fn may_need(&self, address: Address, span: u64, guard: &Guard) {
-        if self.cache.is_short()
-            && let Some(segment) = self.ground.segments.at(address.slot(), guard)
+    pub(crate) fn prefetch_record_if_short(&self, address: Address, span: u64, guard: &Guard) {
+        if self.cache.is_memory_short()
+            && let Some(segment) = self.context.segments.at(address.slot(), guard)
         {
-            will_need(segment, address, span);
+            prefetch_record(segment, address, span);
         }
     }
 
-    /// Whether an entry's record is of `key`. Not known if it cannot be read: who asks the leaf meets the damage, if it is that.
-    fn is_of(&self, entry: &Entry, stamp: u64, key: &[u8], guard: &Guard) -> Option<bool> {
+    /// Whether an entry's record is of `key`. Not known if it cannot be read: who asks the leaf
+    /// meets the damage, if it is that.
+    fn has_key(&self, entry: &LeafEntry, stamp: u64, key: &[u8], guard: &Guard) -> Option<bool> {
         let address = entry.address();
         let segment = self.segment_of(address, stamp, guard)?;
-        will_need(segment, address, entry.span());
+        prefetch_record(segment, address, entry.span());
         let frame = segment.frame(address.offset(), segment.limit_at(address.offset())).ok()?;
         Some(Record::decode(frame.payload()).ok()?.key == key)
     }
 
-    /// Reads a leaf, and makes its filter. While nothing has to go for them, the leaves that stand beside it in the file come with it,
-    /// and then their prints: a cold cache fills up by long reads, which take hardly longer than short ones. Their filters would take
-    /// longer.
+    /// Reads a leaf, and makes its filter. While nothing has to go for them, the leaves that stand
+    /// beside it in the file come with it, and then their prints: a cold cache fills up by long
+    /// reads, which take hardly longer than short ones. Their filters would take longer.
     #[cold]
     fn read_leaf<'g>(
         &self,
-        at: Ref,
+        at: NodeRef,
         above: Option<(Node<'_>, usize)>,
         guard: &'g Guard,
-    ) -> Result<&'g Frame> {
-        let len = |leaf: &Ref| usize::from(leaf.pages) * self.space.paged.page;
+    ) -> Result<&'g CachedNode> {
+        let len = |leaf: &NodeRef| usize::from(leaf.pages) * self.space.page_file.page;
         let mut leaves = match above {
-            Some((node, slot)) if self.cache.is_roomy(AROUND) => {
-                Shelf::beside(&node, slot, |page| !self.cache.has(page))
+            Some((node, slot)) if self.cache.has_room_for_read_around(READ_AROUND_PAGES) => {
+                LevelStore::adjacent_leaves(&node, slot, |page| !self.cache.contains(page))
             }
-            Some((node, slot)) if self.cache.wants_prints(AROUND) => {
-                Shelf::beside(&node, slot, |page| !self.cache.has(page) && !self.cache.has_prints(page))
+            Some((node, slot)) if self.cache.has_room_for_fingerprints(READ_AROUND_PAGES) => {
+                LevelStore::adjacent_leaves(&node, slot, |page| {
+                    !self.cache.contains(page) && !self.cache.has_fingerprints(page)
+                })
             }
             _ => vec![at],
         };
@@ -325,28 +336,29 @@ impl Shelf {
             if leaf.page == at.page {
                 own = from;
             } else if let Ok(frame) = self.space.frame(leaf, 0, its) {
-                self.cache.take_along(leaf.page, frame, guard); // damage is for those who ask for it
+                self.cache.insert_neighbor(leaf.page, frame, guard); // damage is for those who ask for it
             }
             from += its.len();
         }
         let frame = self.space.frame(at, 0, &bytes[own..own + len(&at)])?;
-        let frame = self.cache.take_in(at.page, frame, guard);
-        frame.asked();
+        let frame = self.cache.insert_read(at.page, frame, guard);
+        frame.mark_looked_up();
         if self.filters.get(at.page, guard).is_none() && self.filters.may_grow(true) {
             self.filters.add(at.page, self.filter_of(&frame.node()), guard);
         }
         Ok(frame)
     }
 
-    /// The leaves of `node` that follow each other in the file, are wanted, and have the one at `slot` among them: at most [`AROUND`]
-    /// pages.
-    fn beside(node: &Node<'_>, slot: usize, is_wanted: impl Fn(u32) -> bool) -> Vec<Ref> {
+    /// The leaves of `node` that follow each other in the file, are wanted, and have the one at
+    /// `slot` among them: at most [`READ_AROUND_PAGES`] pages.
+    fn adjacent_leaves(node: &Node<'_>, slot: usize, is_wanted: impl Fn(u32) -> bool) -> Vec<NodeRef> {
         let mut leaves = VecDeque::from([node.child(slot)]);
         let mut pages = u32::from(leaves[0].pages);
-        let end = |leaf: &Ref| leaf.page.wrapping_add(u32::from(leaf.pages));
+        let end = |leaf: &NodeRef| leaf.page.wrapping_add(u32::from(leaf.pages));
         let (mut low, mut high) = (slot, slot + 1);
         loop {
-            let fits = |leaf: &Ref| pages + u32::from(leaf.pages) <= AROUND && is_wanted(leaf.page);
+            let fits =
+                |leaf: &NodeRef| pages + u32::from(leaf.pages) <= READ_AROUND_PAGES && is_wanted(leaf.page);
             if let Some(next) = (high < node.len()).then(|| node.child(high))
                 && next.page == end(&leaves[leaves.len() - 1])
                 && fits(&next)
@@ -369,49 +381,55 @@ impl Shelf {
 
     /// A frame, if it is a node of this level.
     #[inline]
-    fn of_level<'g>(&self, frame: &'g Frame, at: Ref, level: u8) -> Result<&'g Frame> {
+    fn check_level<'g>(&self, frame: &'g CachedNode, at: NodeRef, level: u8) -> Result<&'g CachedNode> {
         if frame.bytes().get(1) == Some(&level) {
             return Ok(frame);
         }
         let what = Damage::BadField { field: "reference to a level", value: u64::from(level) };
-        Err(self.space.paged.damaged(at.page, what))
+        Err(self.space.page_file.damage_error(at.page, what))
     }
 
     #[cold]
-    fn filter_of(&self, node: &Node<'_>) -> Filter {
+    fn filter_of(&self, node: &Node<'_>) -> LeafFilter {
         let mut key = Vec::new();
         let hashes = (0..node.len()).map(|slot| {
             key.clear();
             node.key(slot, &mut key);
             self.hash(&key)
         });
-        Filter::of(node.len(), hashes)
+        LeafFilter::build(node.len(), hashes)
     }
 
     /// The leaf that is meant, not looked at.
-    pub(crate) fn locate(&self, level: &Level, aim: Aim<'_>, guard: &Guard) -> Result<Option<Found>> {
-        Ok(self.reach(level, aim, guard)?)
-    }
-
-    /// Like [`Shelf::locate`]; if a node on the way cannot be read, says which keys are below it.
-    pub(crate) fn reach(
+    pub(crate) fn locate(
         &self,
         level: &Level,
-        aim: Aim<'_>,
+        aim: SeekTarget<'_>,
         guard: &Guard,
-    ) -> Result<Option<Found>, Box<Unreadable>> {
+    ) -> Result<Option<LeafPosition>> {
+        Ok(self.try_locate(level, aim, guard)?)
+    }
+
+    /// Like [`LevelStore::locate`]; if a node on the way cannot be read, says which keys are below
+    /// it.
+    pub(crate) fn try_locate(
+        &self,
+        level: &Level,
+        aim: SeekTarget<'_>,
+        guard: &Guard,
+    ) -> Result<Option<LeafPosition>, Box<Unreadable>> {
         let Some((root, height)) = level.root else { return Ok(None) };
-        let mut found = Found { at: root, low: Vec::new(), high: None };
+        let mut found = LeafPosition { at: root, low: Vec::new(), high: None };
         for height in (1..=height).rev() {
             let node = match self.node(found.at, height, guard) {
                 Ok(node) => node.node(),
-                Err(error) => return Err(Unreadable::at(found, error)),
+                Err(error) => return Err(Unreadable::from_position(found, error)),
             };
             let slot = match aim {
-                Aim::At(key) => node.child_of(key),
-                Aim::Before(key) => node.child_before(key),
-                Aim::First => 0,
-                Aim::Last => node.len() - 1,
+                SeekTarget::Containing(key) => node.child_containing(key),
+                SeekTarget::LastBefore(key) => node.child_containing_before(key),
+                SeekTarget::First => 0,
+                SeekTarget::Last => node.len() - 1,
             };
             if slot > 0 {
                 found.low.clear();
@@ -428,20 +446,22 @@ impl Shelf {
     }
 
     /// The lives of the levels.
-    pub(crate) fn lives(&self) -> &Lives {
-        self.lives.get_or_init(Lives::default)
+    pub(crate) fn incarnations(&self) -> &SlotIncarnations {
+        self.incarnations.get_or_init(SlotIncarnations::default)
     }
 
     /// The stamp of a leaf that is written now.
     pub(crate) fn stamp(&self, guard: &Guard) -> u64 {
-        self.lives().now << ID_BITS | self.ground.segments.next_id(guard)
+        self.incarnations().current << SEGMENT_ID_BITS | self.context.segments.next_id(guard)
     }
 
-    /// The segment that an entry of a leaf with `stamp` points into; none if it is gone: the key has a newer entry elsewhere. What
-    /// has its slot now was made after the leaf, or got the slot at an opening after it.
+    /// The segment that an entry of a leaf with `stamp` points into; none if it is gone: the key
+    /// has a newer entry elsewhere. What has its slot now was made after the leaf, or got the slot
+    /// at an opening after it.
     ///
-    /// A dismissed segment may leave its slot at any time, also under a guard that is younger than its dismissal: who reads the
-    /// record afterwards reads it in the segment that this has found, and does not look into the slot again.
+    /// A dismissed segment may leave its slot at any time, also under a guard that is younger than
+    /// its dismissal: who reads the record afterwards reads it in the segment that this has found,
+    /// and does not look into the slot again.
     pub(crate) fn segment_of<'g>(
         &self,
         address: Address,
@@ -451,11 +471,11 @@ impl Shelf {
         if address == Address::NONE {
             return None;
         }
-        let (life, id) = (stamp >> ID_BITS, stamp & ((1 << ID_BITS) - 1));
+        let (life, id) = (stamp >> SEGMENT_ID_BITS, stamp & ((1 << SEGMENT_ID_BITS) - 1));
         let slot = address.slot();
-        let segment = self.ground.segments.at(slot, guard)?;
-        let is_another =
-            segment.id().0 >= id || self.lives().renewed.get(&slot).is_some_and(|since| life < *since);
+        let segment = self.context.segments.at(slot, guard)?;
+        let is_another = segment.id().0 >= id
+            || self.incarnations().reused_slots.get(&slot).is_some_and(|since| life < *since);
         (!is_another).then_some(segment)
     }
 
@@ -465,15 +485,16 @@ impl Shelf {
     }
 }
 
-/// The record at `address`, which is in `segment`, is going to be read from the device: if it lies on several of the system's pages,
-/// these are asked for side by side. Otherwise one would come after the other.
-fn will_need(segment: &Segment, address: Address, span: u64) {
+/// The record at `address`, which is in `segment`, is going to be read from the device: if it lies
+/// on several of the system's pages, these are asked for side by side. Otherwise one would come
+/// after the other.
+fn prefetch_record(segment: &Segment, address: Address, span: u64) {
     if address.offset() % PAGE as u64 + span > PAGE as u64 {
         segment.file().will_need(address.offset(), span);
     }
 }
 
 /// The number of the record at `address`, which is in `segment`.
-pub(crate) fn seq_in(segment: &Segment, address: Address) -> Result<Seq> {
+pub(crate) fn record_seq(segment: &Segment, address: Address) -> Result<Seq> {
     Ok(segment.frame_unchecked(address.offset(), segment.limit_at(address.offset()))?.header.seq)
 }

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use sheaf_flexspace::{FlexSpace, Options, Stats};
+use sheaf_flexspace::{FlexSpace, SpaceOptions, SpaceStats};
 
 use crate::{Outcome, Random};
 
@@ -11,7 +11,7 @@ use crate::{Outcome, Random};
 const RUNS: u64 = 3;
 
 /// What a run showed.
-struct Run {
+struct GcRun {
     speed: f64,
     /// In milliseconds.
     longest: f64,
@@ -21,7 +21,7 @@ struct Run {
     moved: f64,
 }
 
-fn overwrite(space: &FlexSpace, bytes: &[u8], seed: u64, time: Duration) -> Outcome<Run> {
+fn overwrite(space: &FlexSpace, bytes: &[u8], seed: u64, time: Duration) -> Outcome<GcRun> {
     let block = bytes.len() as u64;
     let blocks = space.len() / block;
     let (before, mut random, mut times) = (space.stats(), Random(seed), Vec::new());
@@ -34,8 +34,8 @@ fn overwrite(space: &FlexSpace, bytes: &[u8], seed: u64, time: Duration) -> Outc
     let seconds = begun.elapsed().as_secs_f64();
     times.sort_unstable_by(f64::total_cmp);
     let (count, after) = (times.len(), space.stats());
-    let grown = |figure: fn(&Stats) -> u64| (figure(&after) - figure(&before)) as f64;
-    Ok(Run {
+    let grown = |figure: fn(&SpaceStats) -> u64| (figure(&after) - figure(&before)) as f64;
+    Ok(GcRun {
         speed: (count as u64 * block) as f64 / seconds / 1e6,
         longest: times[count - 1],
         rare: times[count - 1 - count / 10_000],
@@ -44,7 +44,7 @@ fn overwrite(space: &FlexSpace, bytes: &[u8], seed: u64, time: Duration) -> Outc
     })
 }
 
-fn median(runs: &[Run], figure: fn(&Run) -> f64) -> f64 {
+fn median(runs: &[GcRun], figure: fn(&GcRun) -> f64) -> f64 {
     let mut figures: Vec<f64> = runs.iter().map(figure).collect();
     figures.sort_unstable_by(f64::total_cmp);
     figures[figures.len() / 2]
@@ -60,7 +60,7 @@ pub(crate) fn run(dir: &Path, o: &crate::Options) -> Outcome<()> {
         "| live | MB/s | longest stall, ms (of each run) | p99.99, ms | above 10 ms | moved for a byte written |"
     );
     println!("|---|---|---|---|---|---|");
-    let options = Options { limit: Some(limit), ..Options::default() };
+    let options = SpaceOptions { limit: Some(limit), ..SpaceOptions::default() };
     let space = FlexSpace::open(dir.join("full"), options)?;
     let bytes: Vec<u8> = (0..block).map(|n| (n * 31) as u8).collect();
     // 85 % of the limit, then as much as it takes: 30/32 of all but the reserve.
@@ -69,7 +69,7 @@ pub(crate) fn run(dir: &Path, o: &crate::Options) -> Outcome<()> {
             space.insert(space.len(), &bytes)?;
         }
         space.sync()?;
-        let runs: Vec<Run> =
+        let runs: Vec<GcRun> =
             (0..RUNS).map(|seed| overwrite(&space, &bytes, seed, time)).collect::<Outcome<_>>()?;
         let longest: Vec<String> = runs.iter().map(|run| format!("{:.1}", run.longest)).collect();
         println!(

@@ -1,41 +1,43 @@
 //! # FlexSpace beside a plain file
 //!
-//! `cargo run --release -p sheaf-flexspace --example flexspace -- [--dir DIR]... [--mib N] [--block BYTES] [--only PART]
-//! [--pattern insert|random|sequential] [--subject space|file] [--seconds N]`
+//! `cargo run --release -p sheaf-flexspace --example flexspace -- [--dir DIR]... [--mib N] [--block BYTES] [--only PART] [--pattern insert|random|sequential] [--subject space|file] [--seconds N]`
 //!
-//! Prints the FlexSpace paper's Table 2 for this machine: random insert, random and sequential write of N MiB
-//! (default 1024) in blocks (default 4096 bytes), each with a sync at the end, then reads of everything,
-//! sequential and random, cold and warm, by 1 to 8 threads. Give one `--dir` for each file system to
-//! compare with; the space is in the first. Files take inserts by `fallocate` where the file system can, for at most
-//! 20 seconds: each costs more the more there were, so that what is left out would lower their figure. PART is `compare` (all
-//! but what follows), `write` (the same without the reads), `turns`, `warm` or `collect`.
+//! Prints the FlexSpace paper's Table 2 for this machine: random insert, random and sequential
+//! write of N MiB (default 1024) in blocks (default 4096 bytes), each with a sync at the end, then
+//! reads of everything, sequential and random, cold and warm, by 1 to 8 threads. Give one `--dir`
+//! for each file system to compare with; the space is in the first. Files take inserts by
+//! `fallocate` where the file system can, for at most 20 seconds: each costs more the more there
+//! were, so that what is left out would lower their figure. PART is `compare` (all but what
+//! follows), `write` (the same without the reads), `turns`, `warm` or `collect`.
 //!
-//! XFS and Btrfs need no disk of their own: `truncate -s 4G x.img; mkfs.xfs x.img; mount -o loop x.img /mnt/x`, and
-//! `--dir /mnt/x` (their figures are those of a file within a file system then).
+//! XFS and Btrfs need no disk of their own:
+//! `truncate -s 4G x.img; mkfs.xfs x.img; mount -o loop x.img /mnt/x`, and `--dir /mnt/x` (their
+//! figures are those of a file within a file system then).
 //!
-//! `turns` writes N MiB at random and in order into new spaces, by turns, and `warm` reads a space and a file by turns, both in
-//! memory; they print medians, and the median of the pairs' ratios: one run of a second each says little where device and
-//! processors are shared.
+//! `turns` writes N MiB at random and in order into new spaces, by turns, and `warm` reads a space
+//! and a file by turns, both in memory; they print medians, and the median of the pairs' ratios:
+//! one run of a second each says little where device and processors are shared.
 //!
-//! `collect` overwrites blocks at random in a space that is 85 % full, and then in one that is filled to what
-//! it may hold, and prints the longest stall and what was moved for a byte: three runs each, of as many
-//! seconds as `--seconds` says.
+//! `collect` overwrites blocks at random in a space that is 85 % full, and then in one that is
+//! filled to what it may hold, and prints the longest stall and what was moved for a byte: three
+//! runs each, of as many seconds as `--seconds` says.
 //!
-//! What it cannot see: other programs; the device's own cache. Cold means: dropped from the page cache (by the
-//! kernel's `drop_caches` if we may, else by `posix_fadvise`), the space closed meanwhile.
+//! What it cannot see: other programs; the device's own cache. Cold means: dropped from the page
+//! cache (by the kernel's `drop_caches` if we may, else by `posix_fadvise`), the space closed
+//! meanwhile.
 
 #![allow(clippy::disallowed_methods, reason = "measuring needs the real clock, files and threads")]
 #![allow(clippy::cast_possible_truncation, reason = "sizes of a benchmark")]
 
+mod alternating;
 mod collect;
-mod subject;
-mod turns;
+mod target;
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use subject::{Flex, Plain, Subject, device_bytes};
+use target::{BenchTarget, FlexSpaceTarget, PlainFileTarget, device_bytes};
 
 /// What any step answers.
 type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
@@ -68,7 +70,7 @@ struct Options {
     block: u64,
     only: Option<String>,
     pattern: Option<String>,
-    subject: Option<String>,
+    target: Option<String>,
     seconds: u64,
 }
 
@@ -79,7 +81,7 @@ fn options() -> Outcome<Options> {
         block: 4096,
         only: None,
         pattern: None,
-        subject: None,
+        target: None,
         seconds: 20,
     };
     let mut args = std::env::args().skip(1);
@@ -91,7 +93,7 @@ fn options() -> Outcome<Options> {
             "--block" => options.block = value.parse()?,
             "--only" => options.only = Some(value),
             "--pattern" => options.pattern = Some(value),
-            "--subject" => options.subject = Some(value),
+            "--subject" => options.target = Some(value),
             "--seconds" => options.seconds = value.parse()?,
             _ => return Err(format!("no option {name}").into()),
         }
@@ -109,19 +111,19 @@ impl Options {
 }
 
 /// A directory for one run, gone with it.
-struct Place(PathBuf);
+struct RunDir(PathBuf);
 
-impl Place {
-    fn new(dir: &Path) -> Outcome<Place> {
+impl RunDir {
+    fn new(dir: &Path) -> Outcome<RunDir> {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let place = dir.join(format!("flexspace-figures-{}-{number}", std::process::id()));
         std::fs::create_dir_all(&place)?;
-        Ok(Place(place))
+        Ok(RunDir(place))
     }
 }
 
-impl Drop for Place {
+impl Drop for RunDir {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }
@@ -135,39 +137,39 @@ enum Pattern {
 }
 
 /// Seconds a file is given for its inserts.
-const PATIENCE: f64 = 20.0;
+const MAX_FILL_SECONDS: f64 = 20.0;
 
 /// Fills a new subject; MB/s, device bytes per byte, and what was written.
-fn fill(subject: &mut dyn Subject, pattern: Pattern, o: &Options) -> Outcome<(f64, f64, u64)> {
-    let is_limited = pattern == Pattern::Insert && !subject.inserts_cheaply();
+fn fill(target: &mut dyn BenchTarget, pattern: Pattern, o: &Options) -> Outcome<(f64, f64, u64)> {
+    let is_limited = pattern == Pattern::Insert && !target.inserts_cheaply();
     let blocks = o.bytes / o.block;
     let mut random = Random(7);
     let order = if pattern == Pattern::Random { random.shuffled(blocks) } else { Vec::new() };
     let bytes: Vec<u8> = (0..o.block).map(|n| (n * 31) as u8).collect();
-    subject.settle()?;
-    let before = device_bytes(subject.dir());
+    target.sync_file_system()?;
+    let before = device_bytes(target.dir());
     let begun = Instant::now();
     let mut done = 0;
     for n in 0..blocks {
         match pattern {
-            Pattern::Insert => subject.insert(random.below(n + 1) * o.block, &bytes)?,
-            Pattern::Random => subject.write(order[n as usize] * o.block, &bytes)?,
-            Pattern::Sequential => subject.write(n * o.block, &bytes)?,
+            Pattern::Insert => target.insert(random.below(n + 1) * o.block, &bytes)?,
+            Pattern::Random => target.write(order[n as usize] * o.block, &bytes)?,
+            Pattern::Sequential => target.write(n * o.block, &bytes)?,
         }
         done += o.block;
-        if is_limited && begun.elapsed().as_secs_f64() > PATIENCE {
+        if is_limited && begun.elapsed().as_secs_f64() > MAX_FILL_SECONDS {
             break;
         }
     }
-    subject.sync()?;
+    target.sync()?;
     let seconds = begun.elapsed().as_secs_f64();
-    subject.settle()?;
-    let device = device_bytes(subject.dir()).saturating_sub(before);
+    target.sync_file_system()?;
+    let device = device_bytes(target.dir()).saturating_sub(before);
     Ok((done as f64 / seconds / 1e6, device as f64 / done as f64, done))
 }
 
 /// Reads every block once with `threads` threads; MB/s.
-fn read(subject: &dyn Subject, blocks: u64, block: u64, is_random: bool, threads: u64) -> Outcome<f64> {
+fn read(target: &dyn BenchTarget, blocks: u64, block: u64, is_random: bool, threads: u64) -> Outcome<f64> {
     let orders: Vec<Vec<u64>> = (0..threads)
         .map(|thread| {
             let (from, to) = (blocks * thread / threads, blocks * (thread + 1) / threads);
@@ -185,7 +187,7 @@ fn read(subject: &dyn Subject, blocks: u64, block: u64, is_random: bool, threads
             .map(|order| {
                 scope.spawn(move || -> Outcome<()> {
                     let mut buffer = vec![0; block as usize];
-                    order.iter().try_for_each(|n| subject.read(n * block, &mut buffer))
+                    order.iter().try_for_each(|n| target.read(n * block, &mut buffer))
                 })
             })
             .collect();
@@ -194,18 +196,18 @@ fn read(subject: &dyn Subject, blocks: u64, block: u64, is_random: bool, threads
     Ok((blocks * block) as f64 / begun.elapsed().as_secs_f64() / 1e6)
 }
 
-fn subjects(o: &Options, pattern: Pattern) -> Outcome<Vec<(Place, Box<dyn Subject>)>> {
-    let has = |kind: &str| o.subject.as_ref().is_none_or(|subject| subject == kind);
+fn targets(o: &Options, pattern: Pattern) -> Outcome<Vec<(RunDir, Box<dyn BenchTarget>)>> {
+    let has = |kind: &str| o.target.as_ref().is_none_or(|target| target == kind);
     let mut all = Vec::new();
     if has("space") {
-        let place = Place::new(&o.dirs[0])?;
-        let flex: Box<dyn Subject> = Box::new(Flex::new(&place.0.join("space"))?);
+        let place = RunDir::new(&o.dirs[0])?;
+        let flex: Box<dyn BenchTarget> = Box::new(FlexSpaceTarget::new(&place.0.join("space"))?);
         all.push((place, flex));
     }
     for dir in o.dirs.iter().filter(|_| has("file")) {
-        let place = Place::new(dir)?;
+        let place = RunDir::new(dir)?;
         let name = format!("plain-{pattern:?}");
-        let plain: Box<dyn Subject> = Box::new(Plain::new(dir, &place.0.join(name))?);
+        let plain: Box<dyn BenchTarget> = Box::new(PlainFileTarget::new(dir, &place.0.join(name))?);
         all.push((place, plain));
     }
     Ok(all)
@@ -221,17 +223,17 @@ fn compare(o: &Options) -> Outcome<()> {
         if !o.has_pattern(pattern) {
             continue;
         }
-        for (_place, mut subject) in subjects(o, pattern)? {
-            let (speed, device, done) = match fill(&mut *subject, pattern, o) {
+        for (_place, mut target) in targets(o, pattern)? {
+            let (speed, device, done) = match fill(&mut *target, pattern, o) {
                 Ok(filled) => filled,
                 Err(refusal) => {
-                    println!("| {pattern:?} | {} | | cannot: {refusal} | | | | | |", subject.name());
+                    println!("| {pattern:?} | {} | | cannot: {refusal} | | | | | |", target.name());
                     continue;
                 }
             };
-            print!("| {pattern:?} | {} | {} | {speed:.0} | {device:.3} |", subject.name(), done >> 20);
+            print!("| {pattern:?} | {} | {} | {speed:.0} | {device:.3} |", target.name(), done >> 20);
             if o.only.as_deref() != Some("write") {
-                print!("{}", read_all(&mut *subject, done / o.block, o.block)?);
+                print!("{}", read_all(&mut *target, done / o.block, o.block)?);
             }
             println!();
         }
@@ -240,7 +242,7 @@ fn compare(o: &Options) -> Outcome<()> {
 }
 
 /// Reads everything in each way: the rest of the subject's row. What was read cold is warm then.
-fn read_all(subject: &mut dyn Subject, blocks: u64, block: u64) -> Outcome<String> {
+fn read_all(target: &mut dyn BenchTarget, blocks: u64, block: u64) -> Outcome<String> {
     let mut row = String::new();
     for is_random in [false, true] {
         let cold: &[u64] = &[1, 8];
@@ -249,9 +251,9 @@ fn read_all(subject: &mut dyn Subject, blocks: u64, block: u64) -> Outcome<Strin
             let mut speeds = Vec::new();
             for count in threads {
                 if is_cold {
-                    subject.cool()?;
+                    target.drop_page_cache()?;
                 }
-                speeds.push(format!("{:.0}", read(subject, blocks, block, is_random, *count)?));
+                speeds.push(format!("{:.0}", read(target, blocks, block, is_random, *count)?));
             }
             row += &format!(" {} |", speeds.join(", "));
         }
@@ -266,13 +268,13 @@ fn main() -> Outcome<()> {
         compare(&o)?;
     }
     if is_wanted("turns") {
-        turns::writes(&o)?;
+        alternating::writes(&o)?;
     }
     if is_wanted("warm") {
-        turns::warm_reads(&o)?;
+        alternating::warm_reads(&o)?;
     }
     if is_wanted("collect") {
-        let place = Place::new(&o.dirs[0])?;
+        let place = RunDir::new(&o.dirs[0])?;
         collect::run(&place.0, &o)?;
     }
     Ok(())

@@ -1,11 +1,13 @@
 //! # FlexTree beside the same tree without shifts and a sorted array
 //!
-//! `cargo run --release -p sheaf-flexspace --example flextree [-- SIZE...]` prints the FlexSpace paper's
-//! Table 1 at this machine's sizes (10^5, 10^6 and 10^7 entries unless sizes are given), and the bytes an
-//! entry takes. An insert without shifts costs O(N) and is cut off after two seconds.
+//! `cargo run --release -p sheaf-flexspace --example flextree [-- SIZE...]` prints the FlexSpace
+//! paper's Table 1 at this machine's sizes (10^5, 10^6 and 10^7 entries unless sizes are given),
+//! and the bytes an entry takes. An insert without shifts costs O(N) and is cut off after two
+//! seconds.
 //!
-//! What FlexTree and the tree without shifts have in common, lookups, ranges and appends, is measured by turns (`turns.rs`), in
-//! the thread's processor time: another program on the machine takes turns with both.
+//! What FlexTree and the tree without shifts have in common, lookups, ranges and appends, is
+//! measured by turns (`alternating.rs`), in the thread's processor time: another program on the
+//! machine takes turns with both.
 
 #![allow(clippy::disallowed_methods, reason = "measuring needs the real clock")]
 
@@ -13,19 +15,19 @@ use std::hint::black_box;
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
-use sheaf_flexspace::tree::{Content, ShiftTree};
+use sheaf_flexspace::tree::{ShiftTree, TreeItem};
 
 /// What an entry maps to: an address.
 #[derive(Clone, Copy, Debug)]
 struct Address(u64);
 
-impl Content for Address {
+impl TreeItem for Address {
     type Pivot = ();
     fn pivot(&self) {}
-    fn tail(self, at: u64) -> Address {
+    fn suffix(self, at: u64) -> Address {
         Address(self.0 + at)
     }
-    fn joins(&self, _: u64, _: &Address) -> bool {
+    fn is_contiguous(&self, _: u64, _: &Address) -> bool {
         false
     }
 }
@@ -35,7 +37,7 @@ const LEN: u64 = 4096;
 /// Entries of a range query.
 const RANGE: usize = 50;
 /// For inserts that cost O(N).
-const PATIENCE: Duration = Duration::from_secs(2);
+const MAX_INSERT_TIME: Duration = Duration::from_secs(2);
 
 /// A mixing of numbers (splitmix64), so that every run does the same.
 struct Random(u64);
@@ -65,12 +67,12 @@ trait Index {
     fn bytes(&self) -> u64;
 }
 
-struct Flex(ShiftTree<Address>);
+struct FlexTreeIndex(ShiftTree<Address>);
 
-impl Index for Flex {
+impl Index for FlexTreeIndex {
     const NAME: &'static str = "FlexTree";
-    fn new(_: u64) -> Flex {
-        Flex(ShiftTree::new(Address(0)))
+    fn new(_: u64) -> FlexTreeIndex {
+        FlexTreeIndex(ShiftTree::new(Address(0)))
     }
     fn len(&self) -> u64 {
         self.0.len()
@@ -98,21 +100,21 @@ impl Index for Flex {
 }
 
 /// The array: starts and addresses, sorted.
-struct Sorted {
+struct SortedArrayIndex {
     starts: Vec<u64>,
     addresses: Vec<u64>,
 }
 
-impl Sorted {
+impl SortedArrayIndex {
     fn find(&self, at: u64) -> usize {
         self.starts.partition_point(|start| *start <= at) - 1
     }
 }
 
-impl Index for Sorted {
+impl Index for SortedArrayIndex {
     const NAME: &'static str = "sorted array";
-    fn new(_: u64) -> Sorted {
-        Sorted { starts: Vec::new(), addresses: Vec::new() }
+    fn new(_: u64) -> SortedArrayIndex {
+        SortedArrayIndex { starts: Vec::new(), addresses: Vec::new() }
     }
     fn len(&self) -> u64 {
         self.starts.len() as u64 * LEN
@@ -140,8 +142,8 @@ impl Index for Sorted {
     }
 }
 
+mod alternating;
 mod plain;
-mod turns;
 
 /// Processor time of this thread.
 fn now() -> Duration {
@@ -188,7 +190,7 @@ fn ranges(index: &impl Index, seed: u64, count: u64) -> f64 {
 }
 
 /// Millions of operations a second.
-struct Row {
+struct ResultRow {
     insert: f64,
     append: f64,
     lookup: f64,
@@ -196,22 +198,23 @@ struct Row {
     bytes: f64,
 }
 
-impl Row {
+impl ResultRow {
     fn print(&self, size: u64, name: &str) {
-        let Row { insert, append, lookup, range, bytes } = self;
+        let ResultRow { insert, append, lookup, range, bytes } = self;
         println!(
             "| {size:>8} | {name:<24} | {insert:>7.3} | {append:>7.2} | {lookup:>7.2} | {range:>7.2} | {bytes:>5.1} |"
         );
     }
 }
 
-/// The array. Where not all inserts are done in time, lookups are in what appends made: it is the same.
-fn sorted(size: u64) -> Row {
-    let (insert, _) = insert::<Sorted>(size, PATIENCE);
-    let (append, index) = append::<Sorted>(size);
+/// The array. Where not all inserts are done in time, lookups are in what appends made: it is the
+/// same.
+fn sorted(size: u64) -> ResultRow {
+    let (insert, _) = insert::<SortedArrayIndex>(size, MAX_INSERT_TIME);
+    let (append, index) = append::<SortedArrayIndex>(size);
     let bytes = index.bytes() as f64 / size as f64;
     let (lookup, range) = (look_up(&index, 1, 1_000_000), ranges(&index, 2, 100_000));
-    Row { insert, append, lookup, range, bytes }
+    ResultRow { insert, append, lookup, range, bytes }
 }
 
 fn main() {
@@ -221,7 +224,7 @@ fn main() {
     println!("|  entries | index                    |  insert |  append |  lookup | 50-range | bytes |");
     println!("|---|---|---|---|---|---|---|");
     for size in sizes {
-        turns::print(size);
-        sorted(size).print(size, Sorted::NAME);
+        alternating::print(size);
+        sorted(size).print(size, SortedArrayIndex::NAME);
     }
 }

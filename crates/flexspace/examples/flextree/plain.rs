@@ -1,8 +1,8 @@
 //! # The same B+-tree without shifts
 //!
 //! Nodes, capacity and search are those of FlexTree; starts are absolute, so that an insert has to
-//! walk everything behind it (the paper's Figure 2a). Built by appends and inserts only. Its memory asks for huge pages, as
-//! FlexTree's does.
+//! walk everything behind it (the paper's Figure 2a). Built by appends and inserts only. Its memory
+//! asks for huge pages, as FlexTree's does.
 
 use std::ptr::NonNull;
 
@@ -57,7 +57,7 @@ impl Node {
     }
 }
 
-pub(crate) struct Plain {
+pub(crate) struct PlainTreeIndex {
     nodes: Vec<Node>,
     root: usize,
     height: usize,
@@ -68,7 +68,7 @@ fn index(number: u64) -> usize {
     usize::try_from(number).unwrap_or(usize::MAX)
 }
 
-impl Plain {
+impl PlainTreeIndex {
     fn add(&mut self, node: Node) -> u64 {
         self.nodes.push(node);
         self.nodes.len() as u64 - 1
@@ -135,9 +135,9 @@ impl Plain {
     }
 }
 
-impl Index for Plain {
+impl Index for PlainTreeIndex {
     const NAME: &'static str = "same tree without shifts";
-    fn new(size: u64) -> Plain {
+    fn new(size: u64) -> PlainTreeIndex {
         // Nodes are half full at least, but for the first ones.
         let mut nodes = Vec::<Node>::with_capacity(index(size) / (CAPACITY / 2 - 4) + CAPACITY);
         let start = nodes.as_mut_ptr_range().start.cast::<u8>();
@@ -146,7 +146,7 @@ impl Index for Plain {
             prefer_huge_pages(start, (nodes.capacity() * size_of::<Node>()).saturating_sub(skip));
         }
         nodes.push(Node::new());
-        Plain { nodes, root: 0, height: 1, len: 0 }
+        PlainTreeIndex { nodes, root: 0, height: 1, len: 0 }
     }
     fn len(&self) -> u64 {
         self.len

@@ -1,26 +1,29 @@
 //! # Change: what an operation does to nodes
 //!
-//! Down to a leaf, every node on the way owned (copied, if a version may reach it) and relieved where it is
-//! crowded: by a sibling that has room, else by a split; the leaf's entries replaced; the siblings behind shifted on the way
-//! back; nodes that became sparse merged. At most one node a level is read, and one or two written.
+//! Down to a leaf, every node on the way owned (copied, if a version may reach it) and relieved
+//! where it is crowded: by a sibling that has room, else by a split; the leaf's entries replaced;
+//! the siblings behind shifted on the way back; nodes that became sparse merged. At most one node a
+//! level is read, and one or two written.
 
-use super::node::{CROWDED, Inner, Leaf, MERGED, ROOMY, SPARSE, Spliced, search};
-use super::{Content, ShiftTree};
+use super::node::{
+    InnerNode, LeafNode, MAX_MERGED_COUNT, MAX_RECEIVER_COUNT, MIN_COUNT, SPLIT_COUNT, SpliceResult, search,
+};
+use super::{ShiftTree, TreeItem};
 
 /// Longest path: nodes have at least two children, most of them sixteen and more.
 const MAX_HEIGHT: usize = 16;
 
 /// A node on a path, and the child the path goes on to.
 #[derive(Clone, Copy, Debug, Default)]
-struct Step {
+struct PathStep {
     node: u32,
     slot: usize,
 }
 
 /// Where a descent came to.
 #[derive(Debug)]
-pub(super) struct Place {
-    path: [Step; MAX_HEIGHT],
+pub(super) struct LeafPath {
+    path: [PathStep; MAX_HEIGHT],
     depth: usize,
     pub(super) leaf: u32,
     /// The place looked for, and the leaf's length, relative to the leaf.
@@ -28,37 +31,37 @@ pub(super) struct Place {
     pub(super) leaf_len: u64,
 }
 
-impl Place {
-    fn steps(&self) -> &[Step] {
+impl LeafPath {
+    fn steps(&self) -> &[PathStep] {
         &self.path[..self.depth]
     }
 }
 
 /// Nodes, and the right to change them.
-impl<T: Content> ShiftTree<T> {
-    pub(super) fn leaf(&self, id: u32) -> &Leaf<T> {
+impl<T: TreeItem> ShiftTree<T> {
+    pub(super) fn leaf(&self, id: u32) -> &LeafNode<T> {
         // SAFETY:
         // * Ids come from the tree itself (A1), and `&self` keeps the writer away.
         unsafe { self.leaves.slab().get(id) }
     }
 
-    pub(super) fn inner(&self, id: u32) -> &Inner<T::Pivot> {
+    pub(super) fn inner(&self, id: u32) -> &InnerNode<T::Pivot> {
         // SAFETY:
         // * As for `leaf`.
         unsafe { self.inners.slab().get(id) }
     }
 
-    pub(super) fn leaf_mut(&mut self, id: u32) -> &mut Leaf<T> {
+    pub(super) fn leaf_mut(&mut self, id: u32) -> &mut LeafNode<T> {
         let stamp = self.stamp;
         // SAFETY:
-        // * Ids come from the tree itself (A1). A version reaches only older stamps than the tree's: the
-        //   assertion ends the process's thread before such a node is written (A2).
+        // * Ids come from the tree itself (A1). A version reaches only older stamps than the
+        //   tree's: the assertion ends the process's thread before such a node is written (A2).
         let leaf = unsafe { self.leaves.get_mut(id) };
         assert_eq!(leaf.stamp, stamp, "a published leaf is never changed");
         leaf
     }
 
-    fn inner_mut(&mut self, id: u32) -> &mut Inner<T::Pivot> {
+    fn inner_mut(&mut self, id: u32) -> &mut InnerNode<T::Pivot> {
         let stamp = self.stamp;
         // SAFETY:
         // * As for `leaf_mut`.
@@ -68,45 +71,45 @@ impl<T: Content> ShiftTree<T> {
     }
 
     /// A leaf that may be changed: itself, or a copy in its place.
-    fn own_leaf(&mut self, id: u32) -> u32 {
+    fn writable_leaf(&mut self, id: u32) -> u32 {
         if self.leaf(id).stamp == self.stamp {
             return id;
         }
-        let copy = Leaf { stamp: self.stamp, ..*self.leaf(id) };
-        self.drop_leaf(id);
+        let copy = LeafNode { stamp: self.stamp, ..*self.leaf(id) };
+        self.retire_leaf(id);
         self.leaves.alloc(copy)
     }
 
-    fn own_inner(&mut self, id: u32) -> u32 {
+    fn writable_inner(&mut self, id: u32) -> u32 {
         if self.inner(id).stamp == self.stamp {
             return id;
         }
-        let copy = Inner { stamp: self.stamp, ..*self.inner(id) };
-        self.drop_inner(id);
+        let copy = InnerNode { stamp: self.stamp, ..*self.inner(id) };
+        self.retire_inner(id);
         self.inners.alloc(copy)
     }
 
-    fn own(&mut self, id: u32, height: usize) -> u32 {
-        if height == 1 { self.own_leaf(id) } else { self.own_inner(id) }
+    fn writable_node(&mut self, id: u32, height: usize) -> u32 {
+        if height == 1 { self.writable_leaf(id) } else { self.writable_inner(id) }
     }
 
     /// The tree does not need this leaf any more; versions may.
-    fn drop_leaf(&mut self, id: u32) {
+    fn retire_leaf(&mut self, id: u32) {
         let is_old = self.leaf(id).stamp != self.stamp;
         match self.versions.back_mut() {
-            Some(newest) if is_old => newest.lists.leaves.push(id),
+            Some(newest) if is_old => newest.retired.leaves.push(id),
             // SAFETY:
             // * Made since the last publication: no version has it (A3), and the caller forgets it.
             _ => unsafe { self.leaves.free(id) },
         }
     }
 
-    fn drop_inner(&mut self, id: u32) {
+    fn retire_inner(&mut self, id: u32) {
         let is_old = self.inner(id).stamp != self.stamp;
         match self.versions.back_mut() {
-            Some(newest) if is_old => newest.lists.inners.push(id),
+            Some(newest) if is_old => newest.retired.inners.push(id),
             // SAFETY:
-            // * As for `drop_leaf`.
+            // * As for `retire_leaf`.
             _ => unsafe { self.inners.free(id) },
         }
     }
@@ -121,22 +124,29 @@ impl<T: Content> ShiftTree<T> {
 }
 
 /// Changes.
-impl<T: Content> ShiftTree<T> {
-    /// The leaf that holds `at` (the end belongs to the last one), all on the way owned and not crowded.
-    pub(super) fn descend(&mut self, at: u64) -> Place {
+impl<T: TreeItem> ShiftTree<T> {
+    /// The leaf that holds `at` (the end belongs to the last one), all on the way owned and not
+    /// crowded.
+    pub(super) fn descend(&mut self, at: u64) -> LeafPath {
         let is_end = at == self.root.len;
-        self.tail = None;
-        self.root.id = self.own(self.root.id, self.root.height);
-        if self.count(self.root.id, self.root.height) > CROWDED - 1 {
-            self.grow();
+        self.append_leaf = None;
+        self.root.id = self.writable_node(self.root.id, self.root.height);
+        if self.count(self.root.id, self.root.height) > SPLIT_COUNT - 1 {
+            self.add_root();
         }
-        let mut place =
-            Place { path: [Step::default(); MAX_HEIGHT], depth: 0, leaf: 0, at, leaf_len: self.root.len };
+        let mut place = LeafPath {
+            path: [PathStep::default(); MAX_HEIGHT],
+            depth: 0,
+            leaf: 0,
+            at,
+            leaf_len: self.root.len,
+        };
         let mut id = self.root.id;
         for height in (1..self.root.height).rev() {
-            let slot = self.enter(id, search(&self.inner(id).starts, place.at), height, is_end, place.at);
+            let slot =
+                self.prepare_child(id, search(&self.inner(id).starts, place.at), height, is_end, place.at);
             let node = self.inner(id);
-            place.path[place.depth] = Step { node: id, slot };
+            place.path[place.depth] = PathStep { node: id, slot };
             place.depth += 1;
             place.leaf_len = node.end(slot, place.leaf_len) - node.starts[slot];
             place.at -= node.starts[slot];
@@ -147,17 +157,17 @@ impl<T: Content> ShiftTree<T> {
     }
 
     /// Makes the child of `node` for `at` fit to be changed; its slot afterwards.
-    fn enter(&mut self, node: u32, slot: usize, height: usize, is_end: bool, at: u64) -> usize {
+    fn prepare_child(&mut self, node: u32, slot: usize, height: usize, is_end: bool, at: u64) -> usize {
         let child = self.inner(node).children[slot];
-        let owned = self.own(child, height);
+        let owned = self.writable_node(child, height);
         if owned != child {
             self.inner_mut(node).children[slot] = owned;
         }
         let count = self.count(owned, height);
-        if count < CROWDED {
+        if count < SPLIT_COUNT {
             return slot;
         }
-        if !is_end && let Some(slot) = self.level(node, slot, height, at) {
+        if !is_end && let Some(slot) = self.rebalance(node, slot, height, at) {
             return slot;
         }
         // What is appended comes after everything: full nodes stay behind.
@@ -168,17 +178,18 @@ impl<T: Content> ShiftTree<T> {
         if at >= start { slot + 1 } else { slot }
     }
 
-    /// Moves entries of the crowded child `slot` of `node` to a sibling with room, so that nodes are about four fifths full, not two
-    /// thirds; the slot for `at` afterwards. `None` if neither sibling has room.
-    fn level(&mut self, node: u32, slot: usize, height: usize, at: u64) -> Option<usize> {
+    /// Moves entries of the crowded child `slot` of `node` to a sibling with room, so that nodes
+    /// are about four fifths full, not two thirds; the slot for `at` afterwards. `None` if neither
+    /// sibling has room.
+    fn rebalance(&mut self, node: u32, slot: usize, height: usize, at: u64) -> Option<usize> {
         let inner = self.inner(node);
         let sibling = [Some(slot + 1), slot.checked_sub(1)].into_iter().flatten().find(|sibling| {
-            *sibling < inner.count && self.count(inner.children[*sibling], height) <= ROOMY
+            *sibling < inner.count && self.count(inner.children[*sibling], height) <= MAX_RECEIVER_COUNT
         })?;
         let (left, right) = (slot.min(sibling), slot.max(sibling));
         let starts = [inner.starts[left], inner.starts[right]];
         let children = [inner.children[left], inner.children[right]];
-        let [first, second] = children.map(|child| self.own(child, height));
+        let [first, second] = children.map(|child| self.writable_node(child, height));
         let before = self.count(first, height);
         let half = (before + self.count(second, height)) / 2;
         let apart = starts[1] - starts[0];
@@ -214,7 +225,8 @@ impl<T: Content> ShiftTree<T> {
         Some(if at >= start { right } else { left })
     }
 
-    /// Splits a node: by how much the right one starts behind the left one, the right one, and its pivot.
+    /// Splits a node: by how much the right one starts behind the left one, the right one, and its
+    /// pivot.
     fn split(&mut self, id: u32, height: usize, mid: usize) -> (u64, u32, T::Pivot) {
         if height == 1 {
             let (base, right) = self.leaf_mut(id).split_off(mid);
@@ -228,23 +240,24 @@ impl<T: Content> ShiftTree<T> {
     }
 
     /// A new root above the old one.
-    fn grow(&mut self) {
+    fn add_root(&mut self) {
         assert!(self.root.height < MAX_HEIGHT, "16^15 entries");
         let pivot = self.first_pivot(self.root.id, self.root.height);
-        self.root.id = self.inners.alloc(Inner::new(self.stamp, self.root.id, pivot));
+        self.root.id = self.inners.alloc(InnerNode::new(self.stamp, self.root.id, pivot));
         self.root.height += 1;
     }
 
     /// Changes a leaf, moves everything behind, and mends the path.
     pub(super) fn splice(
         &mut self,
-        place: &Place,
+        place: &LeafPath,
         cut: u64,
         new: Option<(u64, T)>,
         gone: &mut impl FnMut(u64, T),
     ) {
         let (at, len) = (place.at, place.leaf_len);
-        let Spliced { entries, is_first_new } = self.leaf_mut(place.leaf).splice(at, cut, len, new, gone);
+        let SpliceResult { entries, is_first_new } =
+            self.leaf_mut(place.leaf).splice(at, cut, len, new, gone);
         let delta = new.map_or(0, |(len, _)| len).wrapping_sub(cut);
         self.root.len = self.root.len.wrapping_add(delta);
         self.root.entries = self.root.entries.wrapping_add_signed(entries);
@@ -254,15 +267,15 @@ impl<T: Content> ShiftTree<T> {
             }
         }
         if is_first_new && self.leaf(place.leaf).count > 0 {
-            self.renew_pivots(place.steps(), self.leaf(place.leaf).items[0].pivot());
+            self.update_pivots(place.steps(), self.leaf(place.leaf).items[0].pivot());
         }
         if entries < 0 {
-            self.mend(place);
+            self.merge_sparse(place);
         }
     }
 
     /// The first entry below the end of `path` has this pivot now.
-    fn renew_pivots(&mut self, path: &[Step], pivot: T::Pivot) {
+    fn update_pivots(&mut self, path: &[PathStep], pivot: T::Pivot) {
         if size_of::<T::Pivot>() == 0 {
             return;
         }
@@ -274,23 +287,24 @@ impl<T: Content> ShiftTree<T> {
         }
     }
 
-    /// After a removal: empty nodes go, sparse ones merge, from the leaf up as far as it changes anything.
-    fn mend(&mut self, place: &Place) {
+    /// After a removal: empty nodes go, sparse ones merge, from the leaf up as far as it changes
+    /// anything.
+    fn merge_sparse(&mut self, place: &LeafPath) {
         for (depth, step) in place.steps().iter().enumerate().rev() {
             let height = self.root.height - depth - 1;
             let child = self.inner(step.node).children[step.slot];
             let count = self.count(child, height);
             if count == 0 {
                 self.inner_mut(step.node).remove(step.slot);
-                self.discard(child, height);
+                self.retire_node(child, height);
                 if step.slot == 0 && self.inner(step.node).count > 0 {
-                    self.renew_pivots(&place.path[..depth], self.inner(step.node).pivots[0]);
+                    self.update_pivots(&place.path[..depth], self.inner(step.node).pivots[0]);
                 }
-            } else if count >= SPARSE || !self.merge(step.node, step.slot, height) {
+            } else if count >= MIN_COUNT || !self.merge(step.node, step.slot, height) {
                 break;
             }
         }
-        self.shrink();
+        self.collapse_root();
     }
 
     /// Merges child `slot` with a sibling, if both are small enough. False if nothing changed.
@@ -299,14 +313,15 @@ impl<T: Content> ShiftTree<T> {
         let fits = |left: usize| {
             left + 1 < inner.count
                 && self.count(inner.children[left], height) + self.count(inner.children[left + 1], height)
-                    <= MERGED
+                    <= MAX_MERGED_COUNT
         };
         let Some(left) = [Some(slot), slot.checked_sub(1)].into_iter().flatten().find(|left| fits(*left))
         else {
             return false;
         };
         let base = inner.starts[left + 1] - inner.starts[left];
-        let (into, from) = (self.own(inner.children[left], height), self.inner(node).children[left + 1]);
+        let (into, from) =
+            (self.writable_node(inner.children[left], height), self.inner(node).children[left + 1]);
         self.inner_mut(node).children[left] = into;
         if height == 1 {
             let right = *self.leaf(from);
@@ -316,16 +331,16 @@ impl<T: Content> ShiftTree<T> {
             self.inner_mut(into).append(base, &right);
         }
         self.inner_mut(node).remove(left + 1);
-        self.discard(from, height);
+        self.retire_node(from, height);
         true
     }
 
-    fn discard(&mut self, id: u32, height: usize) {
-        if height == 1 { self.drop_leaf(id) } else { self.drop_inner(id) }
+    fn retire_node(&mut self, id: u32, height: usize) {
+        if height == 1 { self.retire_leaf(id) } else { self.retire_inner(id) }
     }
 
     /// Roots with one child, or none, go.
-    fn shrink(&mut self) {
+    fn collapse_root(&mut self) {
         while self.root.height > 1 && self.inner(self.root.id).count <= 1 {
             let old = self.root.id;
             let only = (self.inner(old).count == 1).then(|| self.inner(old).children[0]);
@@ -333,11 +348,11 @@ impl<T: Content> ShiftTree<T> {
                 Some(child) => {
                     self.root.id = child;
                     self.root.height -= 1;
-                    self.drop_inner(old);
+                    self.retire_inner(old);
                 }
                 None => {
-                    self.drop_inner(old);
-                    self.root.id = self.leaves.alloc(Leaf::new(self.stamp, self.filler));
+                    self.retire_inner(old);
+                    self.root.id = self.leaves.alloc(LeafNode::new(self.stamp, self.filler));
                     self.root.height = 1;
                 }
             }

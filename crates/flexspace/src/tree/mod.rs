@@ -1,9 +1,10 @@
 //! # FlexTree: an index of extents whose addresses shift in O(log N)
 //!
-//! An augmented B+-tree (FlexSpace paper, section 3) over entries that tile an address space from 0 to
-//! [`ShiftTree::len`] without gaps. Inserting or removing a range moves everything behind it by changing
-//! one number per sibling on one search path. It knows nothing of what it maps: entries are any
-//! [`Content`]; FlexSpace keeps extents and holes in it, a database can keep intervals of keys.
+//! An augmented B+-tree (FlexSpace paper, section 3) over entries that tile an address space from 0
+//! to [`ShiftTree::len`] without gaps. Inserting or removing a range moves everything behind it by
+//! changing one number per sibling on one search path. It knows nothing of what it maps: entries
+//! are any [`TreeItem`]; FlexSpace keeps extents and holes in it, a database can keep intervals of
+//! keys.
 //!
 //! ## Picture
 //!
@@ -16,74 +17,80 @@
 //!  insert 5 bytes at 43:  40 + 3 -> the second leaf's starts become 0 3 8 25, and 97 becomes 102
 //! ```
 //!
-//! The paper keeps pivots and shifts apart and rebases a leaf when its partial offsets grow too large.
-//! Here every node is rebased whenever it is made: its first start is 0, so that pivot and shift are the
-//! same 64-bit number, half of the inner nodes' bytes and of a shift's work are gone, and no partial
-//! offset ever outgrows its node.
+//! The paper keeps pivots and shifts apart and rebases a leaf when its partial offsets grow too
+//! large. Here every node is rebased whenever it is made: its first start is 0, so that pivot and
+//! shift are the same 64-bit number, half of the inner nodes' bytes and of a shift's work are gone,
+//! and no partial offset ever outgrows its node.
 //!
 //! ## Versions
 //!
-//! [`ShiftTree::publish`] freezes the present state for readers, who go on beside the writer. Nodes carry
-//! the stamp of the period in which they were made; a node of an earlier period is copied before it is
-//! changed, so a period pays for each node on its paths once. Without publications nothing is copied.
+//! [`ShiftTree::publish`] freezes the present state for readers, who go on beside the writer. Nodes
+//! carry the stamp of the period in which they were made; a node of an earlier period is copied
+//! before it is changed, so a period pays for each node on its paths once. Without publications
+//! nothing is copied.
 //!
 //! ## Invariants
 //!
-//! 1. Nodes: see `node.rs`, and `change.rs` for what keeps them. No leaf is empty unless it is the root.
-//! 2. Where a node of a search path is crowded it gives entries to a sibling, or is split, on the way down, so that a change never overflows; after a removal
-//!    sparse nodes merge with a sibling where that fits.
-//! 3. (A1) Every number in the root, and in the nodes below it, is of a node that is allocated and not freed.
+//! 1. Nodes: see `node.rs`, and `change.rs` for what keeps them. No leaf is empty unless it is the
+//!    root.
+//! 2. Where a node of a search path is crowded it gives entries to a sibling, or is split, on the
+//!    way down, so that a change never overflows; after a removal sparse nodes merge with a sibling
+//!    where that fits.
+//! 3. (A1) Every number in the root, and in the nodes below it, is of a node that is allocated and
+//!    not freed.
 //! 4. (A2) A node with an older stamp than the tree's is never written: versions may reach it.
-//! 5. (A3) A node is freed only when no version that can reach it is left: those from its stamp's period on to the one whose
-//!    list it is in. A version that is gone is one whose only owner is the tree's list. So a version that is held
-//!    keeps its own nodes and not those of the versions after it.
+//! 5. (A3) A node is freed only when no version that can reach it is left: those from its stamp's
+//!    period on to the one whose list it is in. A version that is gone is one whose only owner is
+//!    the tree's list. So a version that is held keeps its own nodes and not those of the versions
+//!    after it.
 //!
 //! ## Threads
 //!
-//! One writer (`&mut`). [`Frozen`] is `Send + Sync` and reads without locks.
+//! One writer (`&mut`). [`TreeSnapshot`] is `Send + Sync` and reads without locks.
 //!
 //! ## Costs
 //!
-//! N entries: log64(N) misses for a lookup; the same and half a node's moves for a change; 1.1 KiB copied per level
-//! after a publication. 17 bytes an entry in full nodes, about 22 after random inserts.
+//! N entries: log64(N) misses for a lookup; the same and half a node's moves for a change; 1.1 KiB
+//! copied per level after a publication. 17 bytes an entry in full nodes, about 22 after random
+//! inserts.
 
 mod arena;
 mod change;
-mod frozen;
 mod node;
 mod range;
+mod snapshot;
 mod versions;
 
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 
-use arena::Arena;
-pub use frozen::Frozen;
-use frozen::Slabs;
-use node::{Inner, Leaf};
-pub use range::Range;
-use versions::Version;
+use arena::NodeArena;
+use node::{InnerNode, LeafNode};
+pub use range::TreeRange;
+use snapshot::NodeSlabs;
+pub use snapshot::TreeSnapshot;
+use versions::TreeVersion;
 
 /// The longest address space, so that sums of two lengths never overflow.
 pub const MAX_LEN: u64 = 1 << 62;
 
 /// What a tree maps its address space to. The entry's length is the tree's business.
-pub trait Content: Copy + fmt::Debug + Send + Sync + 'static {
+pub trait TreeItem: Copy + fmt::Debug + Send + Sync + 'static {
     /// What inner nodes know of an entry, for [`ShiftTree::find`]; `()` if nothing.
     type Pivot: Copy + fmt::Debug + Send + Sync + 'static;
     /// The pivot of an entry.
     fn pivot(&self) -> Self::Pivot;
     /// What is mapped from `at` bytes behind the entry's start on.
     #[must_use]
-    fn tail(self, at: u64) -> Self;
+    fn suffix(self, at: u64) -> Self;
     /// Whether `next`, put behind `len` bytes of this entry, only goes on in it: they become one.
-    fn joins(&self, len: u64, next: &Self) -> bool;
+    fn is_contiguous(&self, len: u64, next: &Self) -> bool;
 }
 
 /// An entry: what the bytes from `start` to `start + len` are mapped to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Entry<T> {
+pub struct TreeEntry<T> {
     /// Its first byte.
     pub start: u64,
     /// Its length in bytes, at least 1.
@@ -93,7 +100,7 @@ pub struct Entry<T> {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Root {
+struct TreeRoot {
     id: u32,
     /// 1 if the root is a leaf.
     height: usize,
@@ -103,35 +110,35 @@ struct Root {
 
 /// The tree.
 #[derive(Debug)]
-pub struct ShiftTree<T: Content> {
-    leaves: Arena<Leaf<T>>,
-    inners: Arena<Inner<T::Pivot>>,
-    root: Root,
+pub struct ShiftTree<T: TreeItem> {
+    leaves: NodeArena<LeafNode<T>>,
+    inners: NodeArena<InnerNode<T::Pivot>>,
+    root: TreeRoot,
     stamp: u64,
-    versions: VecDeque<Version<T>>,
+    versions: VecDeque<TreeVersion<T>>,
     /// Which version [`ShiftTree::publish`] looked at last, apart from the oldest and the newest.
-    turn: usize,
+    next_reclaimed: usize,
     /// The last leaf and where it starts, if it may be appended to as it is.
-    tail: Option<(u32, u64)>,
+    append_leaf: Option<(u32, u64)>,
     /// An entry, to fill arrays with.
     filler: T,
 }
 
-impl<T: Content> ShiftTree<T> {
+impl<T: TreeItem> ShiftTree<T> {
     /// An empty address space. `filler` stands in arrays where nothing is.
     #[must_use]
     pub fn new(filler: T) -> ShiftTree<T> {
-        let mut leaves = Arena::new();
-        let id = leaves.alloc(Leaf::new(0, filler));
-        let root = Root { id, height: 1, len: 0, entries: 0 };
+        let mut leaves = NodeArena::new();
+        let id = leaves.alloc(LeafNode::new(0, filler));
+        let root = TreeRoot { id, height: 1, len: 0, entries: 0 };
         ShiftTree {
             leaves,
-            inners: Arena::new(),
+            inners: NodeArena::new(),
             root,
             stamp: 0,
             versions: VecDeque::new(),
-            turn: 0,
-            tail: None,
+            next_reclaimed: 0,
+            append_leaf: None,
             filler,
         }
     }
@@ -162,8 +169,8 @@ impl<T: Content> ShiftTree<T> {
 
     /// Bytes it holds, nodes for later use included.
     #[must_use]
-    pub fn held_bytes(&self) -> u64 {
-        self.leaves.held_bytes() + self.inners.held_bytes()
+    pub fn allocated_bytes(&self) -> u64 {
+        self.leaves.allocated_bytes() + self.inners.allocated_bytes()
     }
 
     /// Versions that are not gone yet, the newest included.
@@ -173,25 +180,26 @@ impl<T: Content> ShiftTree<T> {
     }
 
     /// The present state, for as long as it is not changed.
-    fn frozen(&self) -> Frozen<T> {
-        let slabs = Slabs { leaves: Arc::clone(self.leaves.slab()), inners: Arc::clone(self.inners.slab()) };
-        Frozen { slabs, root: self.root, mark: 0 }
+    fn snapshot(&self) -> TreeSnapshot<T> {
+        let slabs =
+            NodeSlabs { leaves: Arc::clone(self.leaves.slab()), inners: Arc::clone(self.inners.slab()) };
+        TreeSnapshot { slabs, root: self.root, version: 0 }
     }
 
     /// Reads the present state.
-    pub fn read<R>(&self, with: impl FnOnce(&Frozen<T>) -> R) -> R {
-        with(&self.frozen())
+    pub fn read<R>(&self, with: impl FnOnce(&TreeSnapshot<T>) -> R) -> R {
+        with(&self.snapshot())
     }
 
-    /// As [`Frozen::get`].
+    /// As [`TreeSnapshot::get`].
     #[must_use]
-    pub fn get(&self, at: u64) -> Option<Entry<T>> {
+    pub fn get(&self, at: u64) -> Option<TreeEntry<T>> {
         self.read(|now| now.get(at))
     }
 
-    /// As [`Frozen::find`].
+    /// As [`TreeSnapshot::find`].
     #[must_use]
-    pub fn find(&self, wanted: impl Fn(&T::Pivot) -> bool) -> Option<Entry<T>> {
+    pub fn find(&self, wanted: impl Fn(&T::Pivot) -> bool) -> Option<TreeEntry<T>> {
         self.read(|now| now.find(wanted))
     }
 
@@ -205,13 +213,13 @@ impl<T: Content> ShiftTree<T> {
         if at < self.root.len || !self.append(len, item) {
             let place = self.descend(at);
             self.splice(&place, 0, Some((len, item)), &mut |_, _| {});
-            self.tail = (at + len == self.root.len).then(|| (place.leaf, at - place.at));
+            self.append_leaf = (at + len == self.root.len).then(|| (place.leaf, at - place.at));
         }
     }
 
     /// Appends to the last leaf, if the last change was an append too: no other node changes then.
     fn append(&mut self, len: u64, item: T) -> bool {
-        let Some((id, start)) = self.tail else { return false };
+        let Some((id, start)) = self.append_leaf else { return false };
         let at = self.root.len - start;
         let is_new = self.leaf_mut(id).append_one(at, item);
         self.root.len += u64::from(is_new) * len;
@@ -219,8 +227,8 @@ impl<T: Content> ShiftTree<T> {
         is_new
     }
 
-    /// Removes `len` bytes at `at`; what was behind moves by `-len`. Each piece that goes is told to `gone`,
-    /// by length and item, in order.
+    /// Removes `len` bytes at `at`; what was behind moves by `-len`. Each piece that goes is told
+    /// to `gone`, by length and item, in order.
     ///
     /// # Panics
     ///
@@ -236,8 +244,8 @@ impl<T: Content> ShiftTree<T> {
         }
     }
 
-    /// Removes `len` bytes at `at` and inserts `new` bytes there, mapped to `item`: a collapse and an insertion, by one descent where
-    /// one leaf has all that goes.
+    /// Removes `len` bytes at `at` and inserts `new` bytes there, mapped to `item`: a collapse and
+    /// an insertion, by one descent where one leaf has all that goes.
     ///
     /// # Panics
     ///
@@ -255,7 +263,8 @@ impl<T: Content> ShiftTree<T> {
         self.insert(at, new, item);
     }
 
-    /// Maps the `len` bytes at `at` to `item` instead; nothing moves. As for [`ShiftTree::collapse`].
+    /// Maps the `len` bytes at `at` to `item` instead; nothing moves. As for
+    /// [`ShiftTree::collapse`].
     ///
     /// # Panics
     ///

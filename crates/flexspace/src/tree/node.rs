@@ -12,41 +12,41 @@
 //! ## Invariants
 //!
 //! 1. `starts[0] == 0`, `starts[..count]` ascends strictly, `starts[count..]` is `u64::MAX`.
-//! 2. An entry ends where the next one starts; the last one at the node's length, which only its parent
-//!    (or the tree) knows.
+//! 2. An entry ends where the next one starts; the last one at the node's length, which only its
+//!    parent (or the tree) knows.
 //!
 //! ## Costs
 //!
-//! A search looks at the first start of each cache line, then at one line: 14 comparisons, and all misses
-//! of the first step at once. (A binary search takes its misses one after the other.)
+//! A search looks at the first start of each cache line, then at one line: 14 comparisons, and all
+//! misses of the first step at once. (A binary search takes its misses one after the other.)
 
-use super::Content;
+use super::TreeItem;
 
 /// Entries of a node. Eight lines of eight starts.
 pub(super) const CAPACITY: usize = 64;
 /// A search path splits nodes with more: one change adds at most two entries; ...
-pub(super) const CROWDED: usize = CAPACITY - 2;
+pub(super) const SPLIT_COUNT: usize = CAPACITY - 2;
 /// ... if no sibling has at most so many, to which some can go.
-pub(super) const ROOMY: usize = CAPACITY * 3 / 4;
+pub(super) const MAX_RECEIVER_COUNT: usize = CAPACITY * 3 / 4;
 /// Nodes below this look for a sibling to merge with ...
-pub(super) const SPARSE: usize = CAPACITY / 4;
+pub(super) const MIN_COUNT: usize = CAPACITY / 4;
 /// ... if both together have at most so many.
-pub(super) const MERGED: usize = CAPACITY * 3 / 4;
+pub(super) const MAX_MERGED_COUNT: usize = CAPACITY * 3 / 4;
 /// Starts in a cache line.
-const LINE: usize = 8;
+const STARTS_PER_LINE: usize = 8;
 
 type Starts = [u64; CAPACITY];
 
 /// The last entry that starts at or before `at`.
 #[inline]
 pub(super) fn search(starts: &Starts, at: u64) -> usize {
-    let lines = starts.chunks_exact(LINE).skip(1).filter(|line| line[0] <= at).count();
-    let line = &starts[lines * LINE..lines * LINE + LINE];
-    lines * LINE + line[1..].iter().filter(|start| **start <= at).count()
+    let lines = starts.chunks_exact(STARTS_PER_LINE).skip(1).filter(|line| line[0] <= at).count();
+    let line = &starts[lines * STARTS_PER_LINE..lines * STARTS_PER_LINE + STARTS_PER_LINE];
+    lines * STARTS_PER_LINE + line[1..].iter().filter(|start| **start <= at).count()
 }
 
-/// Where entry `slot` ends in a node of length `len`. Without its count, which stands in a line that nothing else of a lookup
-/// needs: behind the last start there is a maximum (I1).
+/// Where entry `slot` ends in a node of length `len`. Without its count, which stands in a line
+/// that nothing else of a lookup needs: behind the last start there is a maximum (I1).
 #[inline]
 fn end(starts: &Starts, slot: usize, len: u64) -> u64 {
     starts.get(slot + 1).copied().filter(|next| *next != u64::MAX).unwrap_or(len)
@@ -62,7 +62,7 @@ fn shift(starts: &mut Starts, from: usize, to: usize, delta: u64) {
 
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))]
-pub(super) struct Leaf<T> {
+pub(super) struct LeafNode<T> {
     pub(super) starts: Starts,
     pub(super) items: [T; CAPACITY],
     pub(super) stamp: u64,
@@ -71,7 +71,7 @@ pub(super) struct Leaf<T> {
 
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))]
-pub(super) struct Inner<P> {
+pub(super) struct InnerNode<P> {
     pub(super) starts: Starts,
     pub(super) children: [u32; CAPACITY],
     pub(super) pivots: [P; CAPACITY],
@@ -81,7 +81,7 @@ pub(super) struct Inner<P> {
 
 /// What a change of a leaf did.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Spliced {
+pub(super) struct SpliceResult {
     /// Entries there are more (or, negative, fewer).
     pub(super) entries: i64,
     /// The first entry is another one.
@@ -89,15 +89,15 @@ pub(super) struct Spliced {
 }
 
 /// The entries that stand in place of those that were cut out: at most head, new, tail.
-struct Patch<T> {
+struct LeafPatch<T> {
     entries: [(u64, T); 3],
     count: usize,
 }
 
-impl<T: Content> Leaf<T> {
+impl<T: TreeItem> LeafNode<T> {
     /// A leaf of no entries; `filler` is never read.
-    pub(super) fn new(stamp: u64, filler: T) -> Leaf<T> {
-        Leaf { starts: [u64::MAX; CAPACITY], items: [filler; CAPACITY], stamp, count: 0 }
+    pub(super) fn new(stamp: u64, filler: T) -> LeafNode<T> {
+        LeafNode { starts: [u64::MAX; CAPACITY], items: [filler; CAPACITY], stamp, count: 0 }
     }
 
     /// Where entry `slot` ends in a leaf of length `len`.
@@ -106,8 +106,8 @@ impl<T: Content> Leaf<T> {
         end(&self.starts, slot, len)
     }
 
-    /// Cuts `cut` bytes out at `at` of a leaf of length `len` and puts `new` (length and item) there; each
-    /// piece that went is told to `gone`. Needs room for two more entries.
+    /// Cuts `cut` bytes out at `at` of a leaf of length `len` and puts `new` (length and item)
+    /// there; each piece that went is told to `gone`. Needs room for two more entries.
     pub(super) fn splice(
         &mut self,
         at: u64,
@@ -115,8 +115,8 @@ impl<T: Content> Leaf<T> {
         len: u64,
         new: Option<(u64, T)>,
         gone: &mut impl FnMut(u64, T),
-    ) -> Spliced {
-        debug_assert!(self.count <= CROWDED && at + cut <= len, "split on the way down");
+    ) -> SpliceResult {
+        debug_assert!(self.count <= SPLIT_COUNT && at + cut <= len, "split on the way down");
         let (from, to, patch) = self.patch(at, cut, len, new, gone);
         let delta = new.map_or(0, |(len, _)| len).wrapping_sub(cut);
         let count = self.count - (to - from) + patch.count;
@@ -131,14 +131,18 @@ impl<T: Content> Leaf<T> {
         }
         let entries = count as i64 - self.count as i64;
         self.count = count;
-        Spliced { entries, is_first_new: from == 0 }
+        SpliceResult { entries, is_first_new: from == 0 }
     }
 
-    /// Puts an entry of its own behind the last one. False, and nothing done, without room or if it would join.
+    /// Puts an entry of its own behind the last one. False, and nothing done, without room or if it
+    /// would join.
     #[inline]
     pub(super) fn append_one(&mut self, at: u64, item: T) -> bool {
         let count = self.count;
-        if count >= CROWDED || count == 0 || self.items[count - 1].joins(at - self.starts[count - 1], &item) {
+        if count >= SPLIT_COUNT
+            || count == 0
+            || self.items[count - 1].is_contiguous(at - self.starts[count - 1], &item)
+        {
             return false;
         }
         (self.starts[count], self.items[count]) = (at, item);
@@ -154,8 +158,8 @@ impl<T: Content> Leaf<T> {
         len: u64,
         new: Option<(u64, T)>,
         gone: &mut impl FnMut(u64, T),
-    ) -> (usize, usize, Patch<T>) {
-        let mut patch = Patch { entries: [(0, self.items[0]); 3], count: 0 };
+    ) -> (usize, usize, LeafPatch<T>) {
+        let mut patch = LeafPatch { entries: [(0, self.items[0]); 3], count: 0 };
         if self.count == 0 {
             if let Some((_, item)) = new {
                 patch.push(at, item);
@@ -175,36 +179,36 @@ impl<T: Content> Leaf<T> {
                 patch.push(start, self.items[to]);
             }
             if first < last {
-                gone(last - first, self.items[to].tail(first - start));
+                gone(last - first, self.items[to].suffix(first - start));
             }
             to += 1;
             if end > at + cut {
-                let tail = self.items[to - 1].tail(at + cut - start);
-                self.put_new(from, at, new, &mut patch);
-                patch.push_joined(at + new.map_or(0, |(len, _)| len), tail, self.before(from));
+                let tail = self.items[to - 1].suffix(at + cut - start);
+                self.push_new(from, at, new, &mut patch);
+                patch.push_joined(at + new.map_or(0, |(len, _)| len), tail, self.entry_before(from));
                 return (from, to, patch);
             }
         }
-        self.put_new(from, at, new, &mut patch);
+        self.push_new(from, at, new, &mut patch);
         (from, to, patch)
     }
 
     /// The entry before slot `from`.
-    fn before(&self, from: usize) -> Option<(u64, T)> {
+    fn entry_before(&self, from: usize) -> Option<(u64, T)> {
         let slot = from.checked_sub(1)?;
         Some((self.starts[slot], self.items[slot]))
     }
 
-    fn put_new(&self, from: usize, at: u64, new: Option<(u64, T)>, patch: &mut Patch<T>) {
+    fn push_new(&self, from: usize, at: u64, new: Option<(u64, T)>, patch: &mut LeafPatch<T>) {
         if let Some((_, item)) = new {
-            patch.push_joined(at, item, self.before(from));
+            patch.push_joined(at, item, self.entry_before(from));
         }
     }
 
     /// Moves the entries from `mid` on into a leaf of their own, rebased: it starts where they did.
-    pub(super) fn split_off(&mut self, mid: usize) -> (u64, Leaf<T>) {
+    pub(super) fn split_off(&mut self, mid: usize) -> (u64, LeafNode<T>) {
         let base = self.starts[mid];
-        let mut right = Leaf::new(self.stamp, self.items[0]);
+        let mut right = LeafNode::new(self.stamp, self.items[0]);
         right.count = self.count - mid;
         right.starts[..right.count].copy_from_slice(&self.starts[mid..self.count]);
         right.items[..right.count].copy_from_slice(&self.items[mid..self.count]);
@@ -215,7 +219,7 @@ impl<T: Content> Leaf<T> {
     }
 
     /// Takes the entries of the leaf that starts `base` behind this one.
-    pub(super) fn append(&mut self, base: u64, right: &Leaf<T>) {
+    pub(super) fn append(&mut self, base: u64, right: &LeafNode<T>) {
         let (old, count) = (self.count, self.count + right.count);
         self.starts[old..count].copy_from_slice(&right.starts[..right.count]);
         self.items[old..count].copy_from_slice(&right.items[..right.count]);
@@ -224,7 +228,7 @@ impl<T: Content> Leaf<T> {
     }
 }
 
-impl<T: Content> Patch<T> {
+impl<T: TreeItem> LeafPatch<T> {
     fn push(&mut self, start: u64, item: T) {
         self.entries[self.count] = (start, item);
         self.count += 1;
@@ -233,16 +237,16 @@ impl<T: Content> Patch<T> {
     /// Puts an entry, unless the one before (`outer`, if the patch is empty) goes on in it.
     fn push_joined(&mut self, start: u64, item: T, outer: Option<(u64, T)>) {
         let last = self.entries[..self.count].last().copied().or(outer);
-        if !last.is_some_and(|(begin, before)| before.joins(start - begin, &item)) {
+        if !last.is_some_and(|(begin, before)| before.is_contiguous(start - begin, &item)) {
             self.push(start, item);
         }
     }
 }
 
-impl<P: Copy> Inner<P> {
+impl<P: Copy> InnerNode<P> {
     /// A node with one child.
-    pub(super) fn new(stamp: u64, child: u32, pivot: P) -> Inner<P> {
-        let mut node = Inner {
+    pub(super) fn new(stamp: u64, child: u32, pivot: P) -> InnerNode<P> {
+        let mut node = InnerNode {
             starts: [u64::MAX; CAPACITY],
             children: [child; CAPACITY],
             pivots: [pivot; CAPACITY],
@@ -284,7 +288,7 @@ impl<P: Copy> Inner<P> {
         self.starts[self.count] = u64::MAX;
     }
 
-    pub(super) fn split_off(&mut self, mid: usize) -> (u64, Inner<P>) {
+    pub(super) fn split_off(&mut self, mid: usize) -> (u64, InnerNode<P>) {
         let base = self.starts[mid];
         let mut right = *self;
         right.count = self.count - mid;
@@ -298,7 +302,7 @@ impl<P: Copy> Inner<P> {
         (base, right)
     }
 
-    pub(super) fn append(&mut self, base: u64, right: &Inner<P>) {
+    pub(super) fn append(&mut self, base: u64, right: &InnerNode<P>) {
         let (old, count) = (self.count, self.count + right.count);
         self.starts[old..count].copy_from_slice(&right.starts[..right.count]);
         self.children[old..count].copy_from_slice(&right.children[..right.count]);

@@ -1,8 +1,9 @@
 //! # Explore: every moment at which the power may fail
 //!
-//! The disk is forked after each of its operations; each fork is cut off in several ways, opened and checked: it is the result
-//! of a prefix of the operations that contains all before the last sync, takes more, and keeps that through the next power
-//! cut. A sample of the images crashes again while it is recovering.
+//! The disk is forked after each of its operations; each fork is cut off in several ways, opened
+//! and checked: it is the result of a prefix of the operations that contains all before the last
+//! sync, takes more, and keeps that through the next power cut. A sample of the images crashes
+//! again while it is recovering.
 //!
 //! What it cannot see: interleavings of threads; bugs of size; a third crash.
 
@@ -11,23 +12,23 @@ use std::sync::Arc;
 use std::sync::Mutex;
 
 use sheaf_base::disk::Disk;
-use sheaf_base::disk::sim::{Keep, SimDisk};
+use sheaf_base::disk::sim::{KeepChoice, SimDisk};
 
-use super::liar::{Liar, Lie};
-use super::{Step, content, open, workload};
+use super::buggy_disk::{BuggyDisk, SeededBug};
+use super::{WorkloadStep, content, open, workload};
 
 /// How far the workload had come.
 #[derive(Clone, Copy, Debug)]
-struct Marks {
+struct ProgressMarks {
     /// States up to here were synced, or served after an opening.
     durable: usize,
     /// States up to here were begun.
     issued: usize,
 }
 
-struct Point {
+struct CrashPoint {
     image: SimDisk,
-    marks: Marks,
+    marks: ProgressMarks,
 }
 
 /// What was looked at.
@@ -35,40 +36,40 @@ struct Point {
 pub(crate) struct Totals {
     pub(crate) points: usize,
     pub(crate) images: usize,
-    pub(crate) second: usize,
+    pub(crate) recovery_images: usize,
 }
 
 /// Runs the steps on a disk that is forked after each of its operations; the states, and the forks.
-fn record(steps: &[Step], is_paranoid: bool, lie: Lie) -> (Vec<Vec<u8>>, Vec<Point>) {
-    let points: Arc<Mutex<Vec<Point>>> = Arc::default();
-    let marks = Arc::new(Mutex::new(Marks { durable: 0, issued: 0 }));
+fn record(steps: &[WorkloadStep], is_paranoid: bool, bug: SeededBug) -> (Vec<Vec<u8>>, Vec<CrashPoint>) {
+    let points: Arc<Mutex<Vec<CrashPoint>>> = Arc::default();
+    let marks = Arc::new(Mutex::new(ProgressMarks { durable: 0, issued: 0 }));
     let watch = |disk: &SimDisk| {
         disk.set_paranoid(is_paranoid);
         let (points, marks) = (Arc::clone(&points), Arc::clone(&marks));
         disk.set_hook(Some(Arc::new(move |disk: &SimDisk| {
             let marks = *marks.lock().expect("no test fails here");
-            points.lock().expect("no test fails here").push(Point { image: disk.fork(), marks });
+            points.lock().expect("no test fails here").push(CrashPoint { image: disk.fork(), marks });
         })));
     };
-    let lying = |disk: &SimDisk| -> Arc<dyn Disk> { Arc::new(Liar::new(disk.clone(), lie)) };
+    let lying = |disk: &SimDisk| -> Arc<dyn Disk> { Arc::new(BuggyDisk::new(disk.clone(), bug)) };
     let mut disk = SimDisk::new();
     watch(&disk);
     let mut space = open(lying(&disk)).expect("a new space");
     let mut states = vec![Vec::new()];
     for step in steps {
         let mut state = states.last().expect("never empty").clone();
-        let step = step.fit(state.len() as u64);
+        let step = step.clamp_to(state.len() as u64);
         step.apply(&mut state);
         if state != *states.last().expect("never empty") {
             states.push(state);
             marks.lock().expect("no test fails here").issued = states.len() - 1;
         }
         match step {
-            Step::Reopen => {
+            WorkloadStep::Reopen => {
                 space.close().expect("nothing fails here");
                 space = open(lying(&disk)).expect("it opens");
             }
-            Step::Kill => {
+            WorkloadStep::Kill => {
                 let killed = disk.kill();
                 disk.set_hook(None);
                 drop(space);
@@ -83,9 +84,12 @@ fn record(steps: &[Step], is_paranoid: bool, lie: Lie) -> (Vec<Vec<u8>>, Vec<Poi
             }
             ref other => other.run(&space).expect("nothing fails here"),
         }
-        if matches!(step, Step::Sync | Step::Reopen | Step::Kill | Step::Checkpoint) {
+        if matches!(
+            step,
+            WorkloadStep::Sync | WorkloadStep::Reopen | WorkloadStep::Kill | WorkloadStep::Checkpoint
+        ) {
             let last = states.len() - 1;
-            *marks.lock().expect("no test fails here") = Marks { durable: last, issued: last };
+            *marks.lock().expect("no test fails here") = ProgressMarks { durable: last, issued: last };
         }
     }
     disk.set_hook(None);
@@ -95,7 +99,12 @@ fn record(steps: &[Step], is_paranoid: bool, lie: Lie) -> (Vec<Vec<u8>>, Vec<Poi
 }
 
 /// Opens an image and checks everything; with `deep`, again at each moment of that.
-fn check(image: &SimDisk, states: &[Vec<u8>], marks: Marks, deep: Option<u64>) -> Result<usize, String> {
+fn check(
+    image: &SimDisk,
+    states: &[Vec<u8>],
+    marks: ProgressMarks,
+    deep: Option<u64>,
+) -> Result<usize, String> {
     let moments: Arc<Mutex<Vec<SimDisk>>> = Arc::default();
     if deep.is_some() {
         let moments = Arc::clone(&moments);
@@ -114,7 +123,7 @@ fn check(image: &SimDisk, states: &[Vec<u8>], marks: Marks, deep: Option<u64>) -
     space.insert(0, b"after the crash").map_err(|e| format!("it takes nothing: {e}"))?;
     space.sync().map_err(|e| format!("it does not sync: {e}"))?;
     now.splice(0..0, b"after the crash".iter().copied());
-    let next = image.power_cut(&Keep::None);
+    let next = image.power_cut(&KeepChoice::None);
     drop(space);
     for again in [next, image.fork()] {
         let space = open(Arc::new(again)).map_err(|e| format!("it does not open again: {e}"))?;
@@ -130,7 +139,8 @@ fn check(image: &SimDisk, states: &[Vec<u8>], marks: Marks, deep: Option<u64>) -
     }
     let mut opened = 1;
     if let Some(seed) = deep {
-        // Nothing was acknowledged during the opening: what it would have served is as good as what was there.
+        // Nothing was acknowledged during the opening: what it would have served is as good as what
+        // was there.
         let moments = std::mem::take(&mut *moments.lock().expect("no test fails here"));
         for (number, moment) in moments.iter().enumerate() {
             for keep in moment.pending().keeps(3, 3, seed ^ number as u64) {
@@ -148,15 +158,16 @@ pub(crate) fn explore(
     seed: u64,
     count: usize,
     is_paranoid: bool,
-    lie: Lie,
+    bug: SeededBug,
     totals: &mut Totals,
 ) -> Result<(), String> {
     let mut steps = workload(seed, count);
-    if lie != Lie::No {
-        // A kill ends a disk that lies in mid-lie: what it held back is lost, which no power cut is needed for.
-        steps.retain(|step| !matches!(step, Step::Kill));
+    if bug != SeededBug::None {
+        // A kill ends a disk that lies in mid-lie: what it held back is lost, which no power cut is
+        // needed for.
+        steps.retain(|step| !matches!(step, WorkloadStep::Kill));
     }
-    let (states, points) = record(&steps, is_paranoid, lie);
+    let (states, points) = record(&steps, is_paranoid, bug);
     let mut seen = HashSet::new();
     for (number, point) in points.iter().enumerate() {
         totals.points += 1;
@@ -174,7 +185,7 @@ pub(crate) fn explore(
                     "seed {seed} of {count} steps (paranoid: {is_paranoid}), after disk operation {number}, {what}: {error}"
                 )
             })?;
-            totals.second += opened - 1;
+            totals.recovery_images += opened - 1;
         }
     }
     Ok(())

@@ -3,18 +3,18 @@
 #![allow(dead_code, reason = "each test binary uses its part")]
 #![allow(clippy::cast_possible_truncation, reason = "numbers here are small by construction")]
 
+pub(crate) mod buggy_disk;
 pub(crate) mod explore;
-pub(crate) mod liar;
-pub(crate) mod watched;
+pub(crate) mod mapping_check_disk;
 
 use std::sync::Arc;
 
 use sheaf_base::disk::Disk;
 use sheaf_base::error::Result;
-use sheaf_flexspace::{FlexSpace, Options};
+use sheaf_flexspace::{FlexSpace, SpaceOptions};
 
 /// Where the space is.
-pub(crate) const PLACE: &str = "/space";
+pub(crate) const SPACE_DIR: &str = "/space";
 
 /// splitmix64.
 pub(crate) struct Random(pub(crate) u64);
@@ -34,7 +34,7 @@ impl Random {
 
 /// One operation of a workload.
 #[derive(Clone, Debug)]
-pub(crate) enum Step {
+pub(crate) enum WorkloadStep {
     Write(u64, Vec<u8>),
     Insert(u64, Vec<u8>),
     Hole(u64, u64),
@@ -52,7 +52,7 @@ pub(crate) enum Step {
 }
 
 /// Draws a workload; contents stay below some KiB.
-pub(crate) fn workload(seed: u64, count: usize) -> Vec<Step> {
+pub(crate) fn workload(seed: u64, count: usize) -> Vec<WorkloadStep> {
     let mut random = Random(seed);
     let mut len = 0u64;
     let mut steps = Vec::new();
@@ -65,21 +65,21 @@ pub(crate) fn workload(seed: u64, count: usize) -> Vec<Step> {
         let at = random.below(len + 1);
         let kind = if len > 9000 { 30 + random.below(12) } else { random.below(64) };
         let step = match kind {
-            0..=9 => Step::Write(random.below(len + 1 + len / 16), bytes(&mut random)),
-            10..=27 => Step::Insert(at, bytes(&mut random)),
-            28..=29 => Step::Hole(at, 1 + random.below(900)),
-            30..=41 => Step::Collapse(at, random.below(len - at + 1).min(2500)),
+            0..=9 => WorkloadStep::Write(random.below(len + 1 + len / 16), bytes(&mut random)),
+            10..=27 => WorkloadStep::Insert(at, bytes(&mut random)),
+            28..=29 => WorkloadStep::Hole(at, 1 + random.below(900)),
+            30..=41 => WorkloadStep::Collapse(at, random.below(len - at + 1).min(2500)),
             42..=46 => {
                 let cut = random.below(len - at + 1).min(300);
                 let to = random.below(len - cut + 1);
-                Step::Replace(at, cut, to, bytes(&mut random))
+                WorkloadStep::Replace(at, cut, to, bytes(&mut random))
             }
-            47..=48 => Step::Defrag(at, random.below(2000)),
-            49..=53 => Step::Sync,
-            54..=60 => Step::Pump,
-            61 => Step::Checkpoint,
-            62 => Step::Reopen,
-            _ => Step::Kill,
+            47..=48 => WorkloadStep::Defrag(at, random.below(2000)),
+            49..=53 => WorkloadStep::Sync,
+            54..=60 => WorkloadStep::Pump,
+            61 => WorkloadStep::Checkpoint,
+            62 => WorkloadStep::Reopen,
+            _ => WorkloadStep::Kill,
         };
         len = step.len_after(len);
         steps.push(step);
@@ -87,29 +87,29 @@ pub(crate) fn workload(seed: u64, count: usize) -> Vec<Step> {
     steps
 }
 
-impl Step {
+impl WorkloadStep {
     fn len_after(&self, len: u64) -> u64 {
         match self {
-            Step::Write(at, bytes) => len.max(at + bytes.len() as u64),
-            Step::Insert(_, bytes) => len + bytes.len() as u64,
-            Step::Hole(_, more) => len + more,
-            Step::Collapse(_, less) => len - less,
-            Step::Replace(_, cut, _, bytes) => len - cut + bytes.len() as u64,
+            WorkloadStep::Write(at, bytes) => len.max(at + bytes.len() as u64),
+            WorkloadStep::Insert(_, bytes) => len + bytes.len() as u64,
+            WorkloadStep::Hole(_, more) => len + more,
+            WorkloadStep::Collapse(_, less) => len - less,
+            WorkloadStep::Replace(_, cut, _, bytes) => len - cut + bytes.len() as u64,
             _ => len,
         }
     }
 
     /// The step, made to fit a space of `len` bytes: a kill may have taken what it was drawn for.
-    pub(crate) fn fit(&self, len: u64) -> Step {
+    pub(crate) fn clamp_to(&self, len: u64) -> WorkloadStep {
         let range = |at: u64, count: u64| (at.min(len), count.min(len - at.min(len)));
         match self.clone() {
-            Step::Write(at, bytes) => Step::Write(at.min(len + len / 16), bytes),
-            Step::Insert(at, bytes) => Step::Insert(at.min(len), bytes),
-            Step::Hole(at, more) => Step::Hole(at.min(len), more),
-            Step::Collapse(at, less) => Step::Collapse(range(at, less).0, range(at, less).1),
-            Step::Replace(at, cut, to, bytes) => {
+            WorkloadStep::Write(at, bytes) => WorkloadStep::Write(at.min(len + len / 16), bytes),
+            WorkloadStep::Insert(at, bytes) => WorkloadStep::Insert(at.min(len), bytes),
+            WorkloadStep::Hole(at, more) => WorkloadStep::Hole(at.min(len), more),
+            WorkloadStep::Collapse(at, less) => WorkloadStep::Collapse(range(at, less).0, range(at, less).1),
+            WorkloadStep::Replace(at, cut, to, bytes) => {
                 let (at, cut) = range(at, cut);
-                Step::Replace(at, cut, to.min(len - cut), bytes)
+                WorkloadStep::Replace(at, cut, to.min(len - cut), bytes)
             }
             other => other,
         }
@@ -118,23 +118,23 @@ impl Step {
     /// The same to a vector.
     pub(crate) fn apply(&self, model: &mut Vec<u8>) {
         match self {
-            Step::Write(at, bytes) => {
+            WorkloadStep::Write(at, bytes) => {
                 let (at, end) = (*at as usize, *at as usize + bytes.len());
                 model.resize(model.len().max(end), 0);
                 model[at..end].copy_from_slice(bytes);
             }
-            Step::Insert(at, bytes) => {
+            WorkloadStep::Insert(at, bytes) => {
                 let at = *at as usize;
                 model.splice(at..at, bytes.iter().copied());
             }
-            Step::Hole(at, len) => {
+            WorkloadStep::Hole(at, len) => {
                 let at = *at as usize;
                 model.splice(at..at, std::iter::repeat_n(0, *len as usize));
             }
-            Step::Collapse(at, len) => {
+            WorkloadStep::Collapse(at, len) => {
                 model.drain(*at as usize..(*at + *len) as usize);
             }
-            Step::Replace(at, cut, to, bytes) => {
+            WorkloadStep::Replace(at, cut, to, bytes) => {
                 model.drain(*at as usize..(*at + *cut) as usize);
                 let to = *to as usize;
                 model.splice(to..to, bytes.iter().copied());
@@ -146,27 +146,29 @@ impl Step {
     /// To a space; not for openings.
     pub(crate) fn run(&self, space: &FlexSpace) -> Result<()> {
         match self {
-            Step::Write(at, bytes) => space.write(*at, bytes),
-            Step::Insert(at, bytes) => space.insert(*at, bytes),
-            Step::Hole(at, len) => space.insert_hole(*at, *len),
-            Step::Collapse(at, len) => space.collapse(*at, *len),
-            Step::Replace(at, cut, to, bytes) => space.edit().collapse(*at, *cut).insert(*to, bytes).commit(),
-            Step::Defrag(at, len) => space.defrag(*at, *len),
-            Step::Sync => space.sync(),
-            Step::Pump => space.pump().map(drop),
-            Step::Checkpoint => space.checkpoint(),
-            Step::Reopen | Step::Kill => Ok(()),
+            WorkloadStep::Write(at, bytes) => space.write(*at, bytes),
+            WorkloadStep::Insert(at, bytes) => space.insert(*at, bytes),
+            WorkloadStep::Hole(at, len) => space.insert_hole(*at, *len),
+            WorkloadStep::Collapse(at, len) => space.collapse(*at, *len),
+            WorkloadStep::Replace(at, cut, to, bytes) => {
+                space.edit().collapse(*at, *cut).insert(*to, bytes).commit()
+            }
+            WorkloadStep::Defrag(at, len) => space.defrag(*at, *len),
+            WorkloadStep::Sync => space.sync(),
+            WorkloadStep::Pump => space.maintain().map(drop),
+            WorkloadStep::Checkpoint => space.checkpoint(),
+            WorkloadStep::Reopen | WorkloadStep::Kill => Ok(()),
         }
     }
 }
 
 /// Tiny, without threads.
-pub(crate) fn options() -> Options {
-    Options { tiny: true, inline: true, ..Options::default() }
+pub(crate) fn options() -> SpaceOptions {
+    SpaceOptions { tiny: true, inline: true, ..SpaceOptions::default() }
 }
 
 pub(crate) fn open(disk: Arc<dyn Disk>) -> Result<FlexSpace> {
-    FlexSpace::open_on(disk, PLACE, options())
+    FlexSpace::open_on(disk, SPACE_DIR, options())
 }
 
 /// All bytes.

@@ -1,4 +1,4 @@
-//! # Window: reserve, copy, publish (the next commit path)
+//! # Window: reserve, copy, publish
 //!
 //! Commits to two logs get their seqs and places in one step, are copied and applied in parallel,
 //! and are acknowledged in order. Rounds, segment switches, a reader, panics, a descheduled thread
@@ -22,22 +22,23 @@
 //!
 //! ## Crash
 //! Terminal here. A hole in the middle of a log is a state that a power cut leaves in `order` too;
-//! `order` with [`crate::order::Bounds::window`] above one explores recovery and crashes in it.
+//! `order` with [`crate::commit_order::OrderBounds::window`] above one explores recovery and
+//! crashes in it.
 
 mod recovery;
 mod steps;
 
-use crate::Rules;
-use crate::disk::{self, Crash, Fate, Page, Tears};
-use crate::explore::{Broken, Verdict, nothing_is_broken};
+use crate::ProtocolRules;
+use crate::disk::{self, CrashKind, CrashOutcomes, ModelPage, TornSectors};
+use crate::explore::{BrokenInvariant, CheckedState, no_broken_invariant};
 use stateright::{Model, Property};
 
 /// A seq. Commit number 0 of a list has seq 1.
-type Seq = u8;
+type WindowSeq = u8;
 
 /// How far an exploration goes.
 #[derive(Clone, Debug)]
-pub struct Bounds {
+pub struct WindowBounds {
     /// Commits over the whole run.
     pub commits: usize,
     /// Sets of logs that a commit may write to (bit 0 is X, bit 1 is Y).
@@ -45,7 +46,7 @@ pub struct Bounds {
     /// Frames that fit into a sector.
     pub sector_frames: u8,
     /// Effect of a power cut on a sector in flight.
-    pub tears: Tears,
+    pub tears: TornSectors,
     /// Rounds over the whole run.
     pub rounds: u8,
     /// Segment switches over the whole run.
@@ -55,60 +56,60 @@ pub struct Bounds {
     /// Commits that panic after their reservation.
     pub panics: u8,
     /// Whether a round waits for the last seq that was reserved when all sectors were closed.
-    pub waits_past_closing: bool,
+    pub waits_past_last_close: bool,
     /// Whether one commit may be descheduled for ever after its reservation.
-    pub sleeps: bool,
+    pub has_descheduled_thread: bool,
     /// The crash that ends a run.
-    pub crash: Crash,
+    pub crash: CrashKind,
 }
 
-impl Default for Bounds {
+impl Default for WindowBounds {
     fn default() -> Self {
         Self {
             commits: 2,
             parts: vec![1],
             sector_frames: 1,
-            tears: Tears::Mix,
+            tears: TornSectors::OldOrNewBytes,
             rounds: 0,
             switches: 0,
             reads: 0,
             panics: 0,
-            waits_past_closing: false,
-            sleeps: false,
-            crash: Crash::Kill,
+            waits_past_last_close: false,
+            has_descheduled_thread: false,
+            crash: CrashKind::Kill,
         }
     }
 }
 
 /// The model.
 #[derive(Clone, Debug)]
-pub struct Window {
+pub struct WindowModel {
     /// Which rules hold.
-    pub rules: Rules,
+    pub rules: ProtocolRules,
     /// How far to look.
-    pub bounds: Bounds,
+    pub bounds: WindowBounds,
 }
 
 /// One commit's bytes in one log.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq, PartialOrd, Ord)]
-struct Frame {
+struct WindowFrame {
     at: u8,
-    seq: Seq,
+    seq: WindowSeq,
     parts: u8,
     /// The durable mark when it was copied.
-    durable: Seq,
+    durable: WindowSeq,
 }
 
 /// Reserved bytes.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
-struct Place {
+struct WindowPlace {
     segment: usize,
     sector: usize,
     at: u8,
 }
 
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
-enum Phase {
+enum WindowPhase {
     /// Has its seq.
     Working,
     /// Copied and applied; waits for `visible`.
@@ -120,37 +121,37 @@ enum Phase {
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq)]
-struct Commit {
+struct WindowCommit {
     parts: u8,
-    places: [Option<Place>; 2],
+    places: [Option<WindowPlace>; 2],
     copied: u8,
     is_applied: bool,
-    phase: Phase,
+    phase: WindowPhase,
 }
 
 #[derive(Clone, Debug, Default, Hash, PartialEq, Eq)]
-struct Segment {
-    sectors: Vec<Page<Vec<Frame>>>,
+struct WindowSegment {
+    sectors: Vec<ModelPage<Vec<WindowFrame>>>,
     /// Frames reserved in the last sector.
     taken: u8,
     /// Rounds skip it.
-    is_done: bool,
+    is_synced_for_good: bool,
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq)]
-struct Log {
-    segments: Vec<Segment>,
+struct WindowLog {
+    segments: Vec<WindowSegment>,
     /// The next frame begins a sector.
     is_closed: bool,
 }
 
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
-struct Round {
-    target: Seq,
+struct WindowRound {
+    target: WindowSeq,
     /// The syncs wait until `visible` has reached this seq.
-    awaited: Seq,
+    awaited_seq: WindowSeq,
     /// The sectors of Y are not closed yet.
-    is_open: bool,
+    has_open_log: bool,
     synced: u8,
     /// Commits that were complete when its syncs began.
     complete: u32,
@@ -158,31 +159,31 @@ struct Round {
 
 /// Commits, logs, a round, a reader.
 #[derive(Clone, Debug, Hash, PartialEq, Eq)]
-pub struct State {
-    commits: Vec<Commit>,
-    logs: [Log; 2],
-    round: Option<Round>,
-    durable: Seq,
+pub struct WindowState {
+    commits: Vec<WindowCommit>,
+    logs: [WindowLog; 2],
+    round: Option<WindowRound>,
+    durable: WindowSeq,
     /// Commits with complete tickets: a set of bits.
     tickets: u32,
     /// The version for which the reader waits.
-    reader: Option<Seq>,
-    seen: Seq,
-    asleep: Option<usize>,
+    reader: Option<WindowSeq>,
+    seen: WindowSeq,
+    descheduled: Option<usize>,
     rounds: u8,
     switches: u8,
     reads: u8,
     is_down: bool,
-    broken: Option<Broken>,
+    broken_invariant: Option<BrokenInvariant>,
 }
 
 /// Steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Action {
+pub enum WindowAction {
     /// A commit over these logs gets its seq and its places.
     Reserve(u8),
     /// A commit gets its place in a log (only without the rules of W1).
-    Place(usize, usize),
+    ReservePlace(usize, usize),
     /// A frame is copied to its log.
     Copy(usize, usize),
     /// The index is changed.
@@ -194,11 +195,11 @@ pub enum Action {
     /// The thread of a commit panics.
     Panic(usize),
     /// The thread of a commit is descheduled for ever.
-    Sleep(usize),
+    Deschedule(usize),
     /// A round closes the sectors and takes S.
     Round,
     /// The round closes the sectors of Y (only without the rule that it closes all at once).
-    CloseRest,
+    CloseOtherLog,
     /// The round syncs a log.
     Sync(usize),
     /// The round ends with an error.
@@ -208,53 +209,53 @@ pub enum Action {
     /// A sealed segment (log, index) is synced, and rounds skip it from now on.
     SyncSealed(usize, usize),
     /// The reader meets the entry of a commit.
-    Look(usize),
+    ReadEntry(usize),
     /// The reader has waited.
-    Read,
+    FinishRead,
     /// The reader gets an error.
     RefuseRead,
     /// A crash; the number selects the content of the platter.
     Crash(usize),
 }
 
-impl State {
-    fn pages(&self) -> impl Iterator<Item = &dyn Fate> {
+impl WindowState {
+    fn pages(&self) -> impl Iterator<Item = &dyn CrashOutcomes> {
         let segments = self.logs.iter().flat_map(|log| &log.segments);
-        segments.flat_map(|segment| &segment.sectors).map(|page| -> &dyn Fate { page })
+        segments.flat_map(|segment| &segment.sectors).map(|page| -> &dyn CrashOutcomes { page })
     }
 
-    fn pages_mut(&mut self) -> impl Iterator<Item = &mut dyn Fate> {
+    fn pages_mut(&mut self) -> impl Iterator<Item = &mut dyn CrashOutcomes> {
         let segments = self.logs.iter_mut().flat_map(|log| &mut log.segments);
-        segments.flat_map(|segment| &mut segment.sectors).map(|page| -> &mut dyn Fate { page })
+        segments.flat_map(|segment| &mut segment.sectors).map(|page| -> &mut dyn CrashOutcomes { page })
     }
 
-    fn last(&self) -> Seq {
+    fn last(&self) -> WindowSeq {
         seq(self.commits.len()) - 1
     }
 
     fn is_poisoned(&self) -> bool {
-        self.commits.iter().any(|commit| commit.phase == Phase::Panicked)
+        self.commits.iter().any(|commit| commit.phase == WindowPhase::Panicked)
     }
 }
 
 /// The seq of the commit at an index.
-fn seq(index: usize) -> Seq {
-    Seq::try_from(index + 1).unwrap_or(Seq::MAX)
+fn seq(index: usize) -> WindowSeq {
+    WindowSeq::try_from(index + 1).unwrap_or(WindowSeq::MAX)
 }
 
-impl Verdict for State {
-    fn broken(&self) -> Option<Broken> {
-        self.broken
+impl CheckedState for WindowState {
+    fn broken_invariant(&self) -> Option<BrokenInvariant> {
+        self.broken_invariant
     }
 }
 
-impl Model for Window {
-    type State = State;
-    type Action = Action;
+impl Model for WindowModel {
+    type State = WindowState;
+    type Action = WindowAction;
 
-    fn init_states(&self) -> Vec<State> {
-        let log = || Log { segments: vec![Segment::default()], is_closed: false };
-        vec![State {
+    fn init_states(&self) -> Vec<WindowState> {
+        let log = || WindowLog { segments: vec![WindowSegment::default()], is_closed: false };
+        vec![WindowState {
             commits: Vec::new(),
             logs: [log(), log()],
             round: None,
@@ -262,34 +263,34 @@ impl Model for Window {
             tickets: 0,
             reader: None,
             seen: 0,
-            asleep: None,
+            descheduled: None,
             rounds: 0,
             switches: 0,
             reads: 0,
             is_down: false,
-            broken: None,
+            broken_invariant: None,
         }]
     }
 
-    fn actions(&self, state: &State, actions: &mut Vec<Action>) {
-        if state.is_down || state.broken.is_some() {
+    fn actions(&self, state: &WindowState, actions: &mut Vec<WindowAction>) {
+        if state.is_down || state.broken_invariant.is_some() {
             return;
         }
-        actions.extend((0..disk::ways(state.pages(), self.bounds.crash)).map(Action::Crash));
-        self.going_on(state, actions);
-        self.beginning(state, actions);
+        actions.extend((0..disk::outcome_count(state.pages(), self.bounds.crash)).map(WindowAction::Crash));
+        self.enabled_actions(state, actions);
+        self.starting_actions(state, actions);
     }
 
-    fn next_state(&self, state: &State, action: Action) -> Option<State> {
+    fn next_state(&self, state: &WindowState, action: WindowAction) -> Option<WindowState> {
         let mut next = state.clone();
         self.step(&mut next, action);
-        if !next.is_down && next.broken.is_none() && self.is_stuck(&next) {
-            next.broken = Some(Broken::Stuck);
+        if !next.is_down && next.broken_invariant.is_none() && self.is_deadlocked(&next) {
+            next.broken_invariant = Some(BrokenInvariant::Deadlock);
         }
         Some(next)
     }
 
     fn properties(&self) -> Vec<Property<Self>> {
-        nothing_is_broken()
+        no_broken_invariant()
     }
 }

@@ -3,13 +3,13 @@
 //! Reads as `order` does: in each segment the frames before the first hole count, and the order
 //! ends before the first seq that is not there with all its parts.
 
-use super::{Commit, Frame, Phase, Seq, State, seq};
-use crate::Rules;
-use crate::disk::Crash;
-use crate::explore::Broken;
+use super::{WindowCommit, WindowFrame, WindowPhase, WindowSeq, WindowState, seq};
+use crate::ProtocolRules;
+use crate::disk::CrashKind;
+use crate::explore::BrokenInvariant;
 
 /// Returns the frames of a log that recovery accepts, in the order of their places.
-fn scan(state: &State, log: usize) -> Vec<Frame> {
+fn scan(state: &WindowState, log: usize) -> Vec<WindowFrame> {
     let mut frames = Vec::new();
     for segment in &state.logs[log].segments {
         for sector in &segment.sectors {
@@ -26,9 +26,13 @@ fn scan(state: &State, log: usize) -> Vec<Frame> {
 }
 
 /// Compares the recovered prefix with the promises of the process that crashed.
-pub(super) fn judge(state: &State, crash: Crash, rules: &Rules) -> Option<Broken> {
+pub(super) fn check_recovery(
+    state: &WindowState,
+    crash: CrashKind,
+    rules: &ProtocolRules,
+) -> Option<BrokenInvariant> {
     let logs = [scan(state, 0), scan(state, 1)];
-    let is_whole = |&wanted: &Seq| {
+    let is_whole = |&wanted: &WindowSeq| {
         let part = |log: usize| logs[log].iter().find(|frame| frame.seq == wanted);
         let parts = [0, 1].into_iter().filter_map(|log| part(log).map(|frame| (log, frame.parts)));
         let (found, all) = parts.fold((0, 0), |(found, all), (log, parts)| (found | 1 << log, all | parts));
@@ -38,19 +42,19 @@ pub(super) fn judge(state: &State, crash: Crash, rules: &Rules) -> Option<Broken
     let sectors = state.logs.iter().flat_map(|log| &log.segments).flat_map(|segment| &segment.sectors);
     let known = sectors.filter_map(|sector| sector.read()).flatten().map(|frame| frame.durable).max();
     if known > Some(cut) {
-        return Some(Broken::FalseDamage);
+        return Some(BrokenInvariant::FalseDamage);
     }
-    let is_lost = |index: usize, commit: &Commit| match crash {
-        Crash::PowerCut => state.tickets & (1 << index) != 0,
-        Crash::Kill | Crash::ReadThrough => commit.phase == Phase::Acknowledged,
+    let is_lost = |index: usize, commit: &WindowCommit| match crash {
+        CrashKind::PowerCut => state.tickets & (1 << index) != 0,
+        CrashKind::Kill | CrashKind::ReadThrough => commit.phase == WindowPhase::Acknowledged,
     };
     if (state.commits.iter().enumerate()).any(|(index, commit)| seq(index) > cut && is_lost(index, commit)) {
-        return Some(Broken::Durable);
+        return Some(BrokenInvariant::Durable);
     }
-    if crash == Crash::Kill && state.seen > cut {
-        return Some(Broken::Read);
+    if crash == CrashKind::Kill && state.seen > cut {
+        return Some(BrokenInvariant::UnexplainedRead);
     }
     let mut replayed = logs.iter().flatten().map(|frame| frame.seq).filter(|&seq| seq <= cut);
     let kept = if rules.replay_compares_seqs { replayed.max() } else { replayed.next_back() };
-    (kept.unwrap_or(0) != cut).then_some(Broken::Index)
+    (kept.unwrap_or(0) != cut).then_some(BrokenInvariant::Index)
 }

@@ -4,9 +4,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use sheaf::Database;
-use sheaf_client::{Client, Durability, Error, Mode, Reply, Ticket};
+use sheaf_client::{Client, ClientError, Durability, Reply, ReplyMode, Ticket};
 
-use crate::support::{House, WAYS, limits, options};
+use crate::support::{ServedDatabase, TRANSPORTS, limits, options};
 
 /// Writes until the server ends, every `every`-th write durably. Returns the numbers of the writes
 /// that got a reply.
@@ -23,22 +23,22 @@ fn write_until_gone(mut client: Client, name: &str, every: u64, started: &Atomic
         let durability = if number.is_multiple_of(every) { Durability::Sync } else { Durability::Buffer };
         match client.submit(&keyspace.write(&key, Some(&key), durability)) {
             Ok(ticket) => tickets.push((ticket, number)),
-            Err(Error::Lost(_)) => break,
+            Err(ClientError::ConnectionLost(_)) => break,
             Err(other) => panic!("{other}"),
         }
         if number == 20 {
             started.store(true, Ordering::SeqCst);
         }
         if client.unanswered() >= 16 {
-            match client.next() {
+            match client.next_reply() {
                 Ok(Some((ticket, Ok(Reply::Done { .. })))) => note(&mut tickets, ticket),
-                Err(Error::Lost(_)) => break,
+                Err(ClientError::ConnectionLost(_)) => break,
                 other => panic!("{other:?}"),
             }
         }
     }
     // Replies that arrived before the end can still be taken.
-    while let Ok(Some((ticket, Ok(Reply::Done { .. })))) = client.next() {
+    while let Ok(Some((ticket, Ok(Reply::Done { .. })))) = client.next_reply() {
         note(&mut tickets, ticket);
     }
     answered
@@ -47,11 +47,11 @@ fn write_until_gone(mut client: Client, name: &str, every: u64, started: &Atomic
 #[test]
 fn a_server_that_closes_under_load_loses_no_acknowledged_write() {
     for workers in [1, 2] {
-        let House { dir, db, server } = House::new(limits(workers));
+        let ServedDatabase { dir, db, server } = ServedDatabase::new(limits(workers));
         let addresses = server.addresses().to_vec();
-        let started: Vec<AtomicBool> = WAYS.iter().map(|_| AtomicBool::new(false)).collect();
+        let started: Vec<AtomicBool> = TRANSPORTS.iter().map(|_| AtomicBool::new(false)).collect();
         let answered = std::thread::scope(|scope| {
-            let writers: Vec<_> = WAYS
+            let writers: Vec<_> = TRANSPORTS
                 .iter()
                 .enumerate()
                 .map(|(index, way)| {
@@ -68,7 +68,7 @@ fn a_server_that_closes_under_load_loses_no_acknowledged_write() {
         db.close().expect("an orderly end");
         let db = Database::open(dir.path().join("db")).expect("it opens");
         for (index, numbers) in answered.iter().enumerate() {
-            let keyspace = db.existing_keyspace(&format!("k{index}")).expect("open").expect("there");
+            let keyspace = db.open_keyspace(&format!("k{index}")).expect("open").expect("there");
             assert!(!numbers.is_empty());
             for number in numbers {
                 let key = number.to_be_bytes();
@@ -81,8 +81,8 @@ fn a_server_that_closes_under_load_loses_no_acknowledged_write() {
 #[test]
 fn a_closing_server_replies_to_every_durable_commit_that_it_made() {
     for round in 0..20 {
-        let House { dir: _dir, db, server } = House::new(limits(2));
-        let client = Client::connect(&server.addresses()[0], &options(Mode::Agent)).expect("a client");
+        let ServedDatabase { dir: _dir, db, server } = ServedDatabase::new(limits(2));
+        let client = Client::connect(&server.addresses()[0], &options(ReplyMode::Agent)).expect("a client");
         let started = AtomicBool::new(false);
         let mut answered = std::thread::scope(|scope| {
             let writer = scope.spawn(|| write_until_gone(client, "k", 1, &started));
@@ -91,7 +91,7 @@ fn a_closing_server_replies_to_every_durable_commit_that_it_made() {
             writer.join().expect("no panic")
         });
         answered.sort_unstable();
-        let keyspace = db.existing_keyspace("k").expect("open").expect("there");
+        let keyspace = db.open_keyspace("k").expect("open").expect("there");
         let number = |key: &[u8]| u64::from_be_bytes(key.try_into().expect("eight bytes"));
         let made: Vec<u64> =
             keyspace.iter().expect("a walk").map(|pair| number(&pair.expect("a pair").0)).collect();
@@ -101,22 +101,22 @@ fn a_closing_server_replies_to_every_durable_commit_that_it_made() {
 
 #[test]
 fn a_client_of_a_closed_server_gets_an_error_at_once() {
-    for way in WAYS {
-        let house = House::new(limits(2));
+    for way in TRANSPORTS {
+        let house = ServedDatabase::new(limits(2));
         let mut client = house.client(way);
         client.ping().expect("an answer");
         house.server.close().expect("an orderly end");
-        assert!(matches!(client.ping(), Err(Error::Lost(_))));
-        assert!(matches!(client.ping(), Err(Error::Lost(_))));
+        assert!(matches!(client.ping(), Err(ClientError::ConnectionLost(_))));
+        assert!(matches!(client.ping(), Err(ClientError::ConnectionLost(_))));
     }
 }
 
 #[test]
 fn a_request_to_a_closed_database_returns_closed() {
-    let house = House::new(limits(1));
-    let mut client = Client::connect(house.address(0), &options(WAYS[0].1)).expect("a client");
+    let house = ServedDatabase::new(limits(1));
+    let mut client = Client::connect(house.address(0), &options(TRANSPORTS[0].1)).expect("a client");
     let keyspace = client.keyspace("k").expect("a keyspace");
     house.db.clone().close().expect("an orderly end");
-    assert!(matches!(client.insert(keyspace, b"a", b"b"), Err(Error::Database(sheaf::Error::Closed))));
-    assert!(matches!(client.persist(), Err(Error::Database(sheaf::Error::Closed))));
+    assert!(matches!(client.insert(keyspace, b"a", b"b"), Err(ClientError::Database(sheaf::Error::Closed))));
+    assert!(matches!(client.persist(), Err(ClientError::Database(sheaf::Error::Closed))));
 }

@@ -12,11 +12,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use sheaf::Database;
-use sheaf_client::{Address, Batch, Client, Error, Keyspace, Mode, Reply};
-use sheaf_server::Builder;
-use sheaf_testkit::linear::{Did, Op, is_linearizable};
+use sheaf_client::{Client, ClientBatch, ClientError, ClientKeyspace, Reply, ReplyMode, ServerAddress};
+use sheaf_server::ServerBuilder;
+use sheaf_testkit::linearizability::{HistoryOp, OpResult, is_linearizable};
 
-use crate::support::{WAYS, limits, local, options};
+use crate::support::{TRANSPORTS, limits, local, options};
 
 const KEYS: u64 = 6;
 const KILLS: usize = 3;
@@ -29,12 +29,12 @@ fn now() -> u64 {
 
 /// Server process to be killed. Does nothing unless the test below starts it.
 #[test]
-fn a_server_to_be_killed() {
+fn helper_server_process() {
     let Ok(dir) = std::env::var("SHEAF_RPC_SERVER") else { return };
     let dir = Path::new(&dir);
     let db = Database::open(dir.join("db")).expect("a database");
-    let shared = Address::Shared(dir.join("sock"));
-    let server = Builder::default()
+    let shared = ServerAddress::SharedMemory(dir.join("sock"));
+    let server = ServerBuilder::default()
         .insecure(true)
         .limits(limits(2))
         .listen(shared)
@@ -47,15 +47,15 @@ fn a_server_to_be_killed() {
     std::process::exit(0);
 }
 
-struct Life {
+struct ServerProcess {
     child: Child,
-    addresses: [Address; 2],
+    addresses: [ServerAddress; 2],
 }
 
-impl Life {
-    fn start(dir: &Path) -> Life {
+impl ServerProcess {
+    fn start(dir: &Path) -> ServerProcess {
         let mut child = Command::new(std::env::current_exe().expect("this test"))
-            .args(["--exact", "histories::a_server_to_be_killed", "--nocapture"])
+            .args(["--exact", "histories::helper_server_process", "--nocapture"])
             .env("SHEAF_RPC_SERVER", dir)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -70,7 +70,7 @@ impl Life {
                 break address.trim().parse().expect("an address");
             }
         };
-        Life { child, addresses: [Address::Shared(dir.join("sock")), tcp] }
+        ServerProcess { child, addresses: [ServerAddress::SharedMemory(dir.join("sock")), tcp] }
     }
 
     fn kill(mut self) {
@@ -95,13 +95,13 @@ struct Actor {
     state: u64,
     next: u64,
     may_vanish: bool,
-    done: Vec<Known>,
+    done: Vec<RecordedOp>,
 }
 
 /// Operation, and whether it got a reply. Without a reply it ends with the life of its server.
 #[derive(Clone, Copy, Debug)]
-struct Known {
-    op: Op,
+struct RecordedOp {
+    op: HistoryOp,
     answered: bool,
 }
 
@@ -117,9 +117,9 @@ impl Actor {
         self.id << 32 | self.next
     }
 
-    fn note(&mut self, key: u64, did: Did, began: u64, answered: bool) {
+    fn note(&mut self, key: u64, did: OpResult, began: u64, answered: bool) {
         let ended = if answered { now() } else { u64::MAX };
-        self.done.push(Known { op: Op { key: (0, key), did, began, ended }, answered });
+        self.done.push(RecordedOp { op: HistoryOp { key: (0, key), result: did, began, ended }, answered });
     }
 
     /// Sends requests until the server or this client ends.
@@ -135,7 +135,7 @@ impl Actor {
             let gone = match self.below(10) {
                 0..4 => match client.get(keyspace, name) {
                     Ok(value) => {
-                        self.note(key, Did::Got(value.as_deref().map(number)), began, true);
+                        self.note(key, OpResult::Read(value.as_deref().map(number)), began, true);
                         None
                     }
                     Err(error) => Some(error),
@@ -143,44 +143,44 @@ impl Actor {
                 4..7 => {
                     let value = self.value();
                     let done = client.insert(keyspace, name, bytes(value));
-                    self.note(key, Did::Put(value), began, done.is_ok());
+                    self.note(key, OpResult::Written(value), began, done.is_ok());
                     done.err()
                 }
                 7 => {
                     let done = client.remove(keyspace, name);
-                    self.note(key, Did::Removed, began, done.is_ok());
+                    self.note(key, OpResult::Removed, began, done.is_ok());
                     done.err()
                 }
                 _ => self.swap(&mut client, keyspace, key),
             };
             match gone {
                 None => {}
-                Some(Error::Lost(_)) => return,
+                Some(ClientError::ConnectionLost(_)) => return,
                 Some(other) => panic!("{other}"),
             }
         }
     }
 
     /// Replaces a value by another if it has not changed since it was read.
-    fn swap(&mut self, client: &mut Client, keyspace: Keyspace, key: u64) -> Option<Error> {
+    fn swap(&mut self, client: &mut Client, keyspace: ClientKeyspace, key: u64) -> Option<ClientError> {
         let (name, began) = (key.to_le_bytes(), now());
         let old = match client.get(keyspace, name) {
             Ok(old) => old,
             Err(error) => return Some(error),
         };
         let expected = old.as_deref().map(number);
-        self.note(key, Did::Got(expected), began, true);
+        self.note(key, OpResult::Read(expected), began, true);
         let (new, began) = (self.value(), now());
         let value = bytes(new);
-        let mut batch = Batch::default();
-        batch.expect(keyspace, &name, old.as_deref()).insert(keyspace, &name, &value);
+        let mut batch = ClientBatch::default();
+        batch.expect_value(keyspace, &name, old.as_deref()).insert(keyspace, &name, &value);
         match client.commit(&batch) {
-            Ok(_) => self.note(key, Did::Swapped(expected, Some(new), true), began, true),
-            Err(Error::Database(sheaf::Error::Conflict)) => {
-                self.note(key, Did::Swapped(expected, Some(new), false), began, true);
+            Ok(_) => self.note(key, OpResult::Swapped(expected, Some(new), true), began, true),
+            Err(ClientError::Database(sheaf::Error::Conflict)) => {
+                self.note(key, OpResult::Swapped(expected, Some(new), false), began, true);
             }
             Err(error) => {
-                self.note(key, Did::Swapped(expected, Some(new), true), began, false);
+                self.note(key, OpResult::Swapped(expected, Some(new), true), began, false);
                 return Some(error);
             }
         }
@@ -188,23 +188,23 @@ impl Actor {
     }
 
     /// Ends the client with a request in flight.
-    fn vanish(&mut self, mut client: Client, keyspace: Keyspace) {
+    fn vanish(&mut self, mut client: Client, keyspace: ClientKeyspace) {
         let (key, value, began) = (self.below(KEYS), self.value(), now());
         let _ = client.submit(&keyspace.insert(&key.to_le_bytes(), &bytes(value)));
         let _ = client.flush();
-        self.note(key, Did::Put(value), began, false);
+        self.note(key, OpResult::Written(value), began, false);
     }
 }
 
 /// Returns true if one order explains the operations on one key. Operations without a reply
 /// happened or not.
-fn is_explained(ops: &[Known]) -> bool {
+fn is_explained(ops: &[RecordedOp]) -> bool {
     let open: Vec<usize> = (0..ops.len()).filter(|at| !ops[*at].answered).collect();
     assert!(open.len() <= 16, "kills are few");
     // Most operations without a reply did not happen: try that first.
     (0..1u32 << open.len()).any(|happened| {
         let is_in = |at: usize| open.iter().position(|o| *o == at).is_none_or(|bit| happened & 1 << bit != 0);
-        let mut kept: Vec<Op> = (0..ops.len()).filter(|at| is_in(*at)).map(|at| ops[at].op).collect();
+        let mut kept: Vec<HistoryOp> = (0..ops.len()).filter(|at| is_in(*at)).map(|at| ops[at].op).collect();
         is_linearizable(&mut kept, None)
     })
 }
@@ -215,11 +215,11 @@ fn histories_are_linearizable_through_kills_of_server_and_clients() {
     let mut actors: Vec<Actor> =
         (0..4).map(|id| Actor { id: id + 1, state: id, next: 0, may_vanish: true, done: vec![] }).collect();
     for kill in 0..KILLS {
-        let life = Life::start(dir.path());
+        let life = ServerProcess::start(dir.path());
         let addresses = life.addresses.clone();
         std::thread::scope(|scope| {
             for (index, actor) in actors.iter_mut().enumerate() {
-                let (address, mode) = (addresses[WAYS[index].0].clone(), WAYS[index].1);
+                let (address, mode) = (addresses[TRANSPORTS[index].0].clone(), TRANSPORTS[index].1);
                 scope.spawn(move || {
                     // Repeat until the server ends.
                     while let Ok(client) = Client::connect(&address, &options(mode)) {
@@ -236,22 +236,25 @@ fn histories_are_linearizable_through_kills_of_server_and_clients() {
             actor.done.iter_mut().for_each(|known| known.op.ended = known.op.ended.min(end));
         }
     }
-    let life = Life::start(dir.path());
-    let mut last = Client::connect(&life.addresses[0], &options(Mode::Agent)).expect("a client");
+    let life = ServerProcess::start(dir.path());
+    let mut last = Client::connect(&life.addresses[0], &options(ReplyMode::Agent)).expect("a client");
     let keyspace = last.keyspace("h").expect("a keyspace");
-    let mut ops: Vec<Known> = actors.into_iter().flat_map(|actor| actor.done).collect();
+    let mut ops: Vec<RecordedOp> = actors.into_iter().flat_map(|actor| actor.done).collect();
     for key in 0..KEYS {
         let began = now();
         let Reply::Value(value) = last.call(&keyspace.get(&key.to_le_bytes())).expect("a get") else {
             panic!("not a value")
         };
-        let did = Did::Got(value.as_deref().map(number));
-        ops.push(Known { op: Op { key: (0, key), did, began, ended: now() }, answered: true });
+        let did = OpResult::Read(value.as_deref().map(number));
+        ops.push(RecordedOp {
+            op: HistoryOp { key: (0, key), result: did, began, ended: now() },
+            answered: true,
+        });
     }
     life.kill();
     assert!(ops.len() > 200, "{} operations are no history", ops.len());
     for key in 0..KEYS {
-        let of_key: Vec<Known> = ops.iter().filter(|known| known.op.key.1 == key).copied().collect();
+        let of_key: Vec<RecordedOp> = ops.iter().filter(|known| known.op.key.1 == key).copied().collect();
         assert!(is_explained(&of_key), "no order explains key {key}: {of_key:#?}");
     }
 }

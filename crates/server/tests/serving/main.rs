@@ -9,5 +9,5 @@
 mod closing;
 mod histories;
 mod hostile;
+mod round_trips;
 mod support;
-mod trips;

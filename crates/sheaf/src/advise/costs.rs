@@ -13,11 +13,11 @@ use std::sync::OnceLock;
 pub const COSTS: &str = include_str!("costs.tsv");
 
 /// Smallest measured size of a value: smaller ones cost the same.
-const SMALL: f64 = 256.0;
+const MIN_MEASURED_BYTES: f64 = 256.0;
 
 /// Measured quantities.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum What {
+pub(super) enum CostKind {
     Get,
     Miss,
     Contains,
@@ -42,76 +42,76 @@ pub(super) enum What {
     HoldsIndex,
 }
 
-const NAMES: [(&str, What); 20] = [
-    ("get", What::Get),
-    ("miss", What::Miss),
-    ("contains", What::Contains),
-    ("tenth-overwrites", What::TenthOverwrites),
-    ("half-overwrites", What::HalfOverwrites),
-    ("half-new", What::HalfNew),
-    ("update", What::Update),
-    ("append", What::Append),
-    ("batch", What::Batch),
-    ("batch-new", What::BatchNew),
-    ("durable", What::Durable),
-    ("seek", What::Seek),
-    ("pair", What::Pair),
-    ("pair-back", What::PairBack),
-    ("device", What::Device),
-    ("space", What::Space),
-    ("index", What::Index),
-    ("index-key", What::IndexPerKeyByte),
-    ("ordered", What::Ordered),
-    ("holds-index", What::HoldsIndex),
+const NAMES: [(&str, CostKind); 20] = [
+    ("get", CostKind::Get),
+    ("miss", CostKind::Miss),
+    ("contains", CostKind::Contains),
+    ("tenth-overwrites", CostKind::TenthOverwrites),
+    ("half-overwrites", CostKind::HalfOverwrites),
+    ("half-new", CostKind::HalfNew),
+    ("update", CostKind::Update),
+    ("append", CostKind::Append),
+    ("batch", CostKind::Batch),
+    ("batch-new", CostKind::BatchNew),
+    ("durable", CostKind::Durable),
+    ("seek", CostKind::Seek),
+    ("pair", CostKind::Pair),
+    ("pair-back", CostKind::PairBack),
+    ("device", CostKind::Device),
+    ("space", CostKind::Space),
+    ("index", CostKind::Index),
+    ("index-key", CostKind::IndexPerKeyByte),
+    ("ordered", CostKind::Ordered),
+    ("holds-index", CostKind::HoldsIndex),
 ];
 
 /// Distribution of the keys in a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Used {
+pub(super) enum KeyLocality {
     /// Skewed: the processor's caches answer most reads, and overwrites hit recent writes.
     Hot,
     /// Uniform, and the budget holds all keys.
     Memory,
     /// Uniform, and the budget holds a sixteenth of the keys.
-    Beyond,
+    Disk,
 }
 
 #[derive(Debug)]
-struct Row {
+struct CostRow {
     engine: &'static str,
-    what: What,
+    kind: CostKind,
     bytes: f64,
-    used: Used,
+    locality: KeyLocality,
     value: f64,
 }
 
 /// The parsed table.
 #[derive(Debug)]
-pub(super) struct Costs(Vec<Row>);
+pub(super) struct CostTable(Vec<CostRow>);
 
 /// Returns the table.
-pub(super) fn costs() -> &'static Costs {
-    static TABLE: OnceLock<Costs> = OnceLock::new();
-    TABLE.get_or_init(|| Costs(COSTS.lines().filter_map(row).collect()))
+pub(super) fn cost_table() -> &'static CostTable {
+    static TABLE: OnceLock<CostTable> = OnceLock::new();
+    TABLE.get_or_init(|| CostTable(COSTS.lines().filter_map(row).collect()))
 }
 
 /// Parses a line of five columns and a source; returns `None` for a comment.
-fn row(line: &'static str) -> Option<Row> {
+fn row(line: &'static str) -> Option<CostRow> {
     let mut columns = line.split('\t');
     let mut next = || columns.next();
     let (engine, what) = (next()?, next()?);
     let what = NAMES.iter().find(|(name, _)| *name == what)?.1;
     let bytes = next()?.parse().ok()?;
     let used = match next()? {
-        "hot" => Used::Hot,
-        "memory" => Used::Memory,
-        _ => Used::Beyond,
+        "hot" => KeyLocality::Hot,
+        "memory" => KeyLocality::Memory,
+        _ => KeyLocality::Disk,
     };
     let value = next()?.parse().ok()?;
-    Some(Row { engine, what, bytes, used, value })
+    Some(CostRow { engine, kind: what, bytes, locality: used, value })
 }
 
-impl Costs {
+impl CostTable {
     /// Returns the engines in the order of the table.
     pub(super) fn engines(&self) -> Vec<&'static str> {
         let mut engines = Vec::new();
@@ -125,35 +125,37 @@ impl Costs {
 
     /// Returns true if gets with this distribution were measured within a factor of eight of this
     /// size.
-    pub(super) fn covers(&self, bytes: f64, used: Used) -> bool {
-        let gets = self.0.iter().filter(|row| row.what == What::Get && row.used == used);
-        let near = |row: &Row| bytes <= 8.0 * row.bytes && (row.bytes <= 8.0 * bytes || row.bytes <= SMALL);
+    pub(super) fn covers(&self, bytes: f64, used: KeyLocality) -> bool {
+        let gets = self.0.iter().filter(|row| row.kind == CostKind::Get && row.locality == used);
+        let near = |row: &CostRow| {
+            bytes <= 8.0 * row.bytes && (row.bytes <= 8.0 * bytes || row.bytes <= MIN_MEASURED_BYTES)
+        };
         gets.into_iter().any(near)
     }
 
     /// Returns the bytes of index per key, and per byte of a key.
     pub(super) fn index(&self, engine: &str) -> (f64, f64) {
-        let of = |what| self.ns(engine, what, 1.0, Used::Memory);
-        (of(What::Index), of(What::IndexPerKeyByte))
+        let of = |what| self.ns(engine, what, 1.0, KeyLocality::Memory);
+        (of(CostKind::Index), of(CostKind::IndexPerKeyByte))
     }
 
     pub(super) fn is_ordered(&self, engine: &str) -> bool {
-        self.ns(engine, What::Ordered, 1.0, Used::Memory) > 0.5
+        self.ns(engine, CostKind::Ordered, 1.0, KeyLocality::Memory) > 0.5
     }
 
     /// Returns true if the engine refuses new keys when its index fills the budget.
-    pub(super) fn must_hold_index(&self, engine: &str) -> bool {
-        self.ns(engine, What::HoldsIndex, 1.0, Used::Memory) > 0.5
+    pub(super) fn requires_index_in_memory(&self, engine: &str) -> bool {
+        self.ns(engine, CostKind::HoldsIndex, 1.0, KeyLocality::Memory) > 0.5
     }
 
     /// Returns the value of a line (usually nanoseconds) for values of `bytes`. If it was not
     /// measured beyond memory, or not with hot keys and such large values, the measurement within
     /// memory is used.
-    pub(super) fn ns(&self, engine: &str, what: What, bytes: f64, used: Used) -> f64 {
-        let of = |used: Used| {
+    pub(super) fn ns(&self, engine: &str, what: CostKind, bytes: f64, used: KeyLocality) -> f64 {
+        let of = |used: KeyLocality| {
             let rows = self.0.iter();
             let mut points: Vec<(f64, f64)> = rows
-                .filter(|row| row.engine == engine && row.what == what && row.used == used)
+                .filter(|row| row.engine == engine && row.kind == what && row.locality == used)
                 .map(|row| (row.bytes.max(1.0).ln(), row.value.max(1e-9).ln()))
                 .collect();
             points.sort_by(|a, b| a.0.total_cmp(&b.0));
@@ -161,17 +163,17 @@ impl Costs {
         };
         let mut points = of(used);
         let is_known = match used {
-            Used::Hot => points.last().is_some_and(|last| bytes.max(1.0).ln() <= last.0),
-            Used::Memory | Used::Beyond => !points.is_empty(),
+            KeyLocality::Hot => points.last().is_some_and(|last| bytes.max(1.0).ln() <= last.0),
+            KeyLocality::Memory | KeyLocality::Disk => !points.is_empty(),
         };
         if !is_known {
-            points = of(Used::Memory);
+            points = of(KeyLocality::Memory);
         }
         let at = bytes.max(1.0).ln();
         match &points[..] {
             [] => 0.0,
             [only] => only.1.exp(),
-            [.., last] if at >= last.0 && what == What::Device => last.1.exp(),
+            [.., last] if at >= last.0 && what == CostKind::Device => last.1.exp(),
             [first, ..] if at <= first.0 => first.1.exp(),
             all => {
                 let above = all.iter().position(|point| at <= point.0).unwrap_or(all.len() - 1);

@@ -1,50 +1,50 @@
-//! One turn of one harness: `campaign HARNESS ENGINE SEED SECONDS CASES WORKERS`; `campaign engines` lists them.
-//! `cargo xtask campaign` calls it.
+//! One turn of one harness: `campaign HARNESS ENGINE SEED_VAR SECONDS CASES WORKERS`;
+//! `campaign engines` lists them. `cargo xtask campaign` calls it.
 //!
 //! Prints what went wrong with the lines that replay it, then `TOTALS cases failures seconds`.
 
 use std::process::ExitCode;
 
-use sheaf_testkit::alloc::{Counting, Pool};
-use sheaf_testkit::crash::families::Family;
-use sheaf_testkit::kill::{Starter, be_the_child};
-use sheaf_testkit::stage::{ACROSS, Subject};
+use sheaf_testkit::alloc::{CountingAllocator, PoolAllocator};
+use sheaf_testkit::crash::families::WorkloadFamily;
+use sheaf_testkit::fixture::{ALL_ENGINES, TestSubject};
+use sheaf_testkit::kill::{ChildLauncher, child_main};
 use sheaf_testkit::totals::{Budget, Totals};
-use sheaf_testkit::{corrupt, crash, faults, fuzz, kill, linear, model, repairs};
+use sheaf_testkit::{corruption, crash, faults, fuzz, kill, linearizability, model, repairs};
 
 #[global_allocator]
-static COUNTING: Counting<Pool> = Counting(Pool);
+static COUNTING: CountingAllocator<PoolAllocator> = CountingAllocator(PoolAllocator);
 
 /// Victims of the kill loop a worker: most of a life is waiting for the disk.
 const VICTIMS: usize = 12;
 
-fn turn(harness: &str, subject: &Subject, seed: u64, budget: Budget) -> Option<Totals> {
-    if subject.engine == ACROSS && !matches!(harness, "crash" | "kill") {
+fn turn(harness: &str, subject: &TestSubject, seed: u64, budget: Budget) -> Option<Totals> {
+    if subject.engine == ALL_ENGINES && !matches!(harness, "crash" | "kill") {
         return None;
     }
     Some(match harness {
         "crash" => crash::families::run(subject, seed, budget),
-        "short" => crash::families::run_short(Family::Short, subject, seed, budget),
-        "loaded" => crash::families::run_short(Family::Loaded, subject, seed, budget),
+        "short" => crash::families::run_short(WorkloadFamily::Short, subject, seed, budget),
+        "loaded" => crash::families::run_short(WorkloadFamily::Loaded, subject, seed, budget),
         "kill" => {
             let budget = budget.workers(budget.workers * VICTIMS);
-            kill::run(subject, &std::env::temp_dir(), &Starter::program(), seed, budget)
+            kill::run(subject, &std::env::temp_dir(), &ChildLauncher::program(), seed, budget)
         }
         "errors" => faults::run(subject, seed, budget),
         "model" => model::run(subject, seed, budget),
-        "corrupt" => corrupt::sweep::run(subject, seed, budget),
+        "corrupt" => corruption::sweep::run(subject, seed, budget),
         "repair" => repairs::run(subject, seed, budget),
-        "linearizable" => linear::run(subject, seed, budget),
+        "linearizable" => linearizability::run(subject, seed, budget),
         "fuzz" => fuzz::run(subject, seed, budget),
         _ => return None,
     })
 }
 
 fn main() -> ExitCode {
-    be_the_child();
+    child_main();
     let words: Vec<String> = std::env::args().skip(1).collect();
     if words == ["engines"] {
-        let all = Subject::all().into_iter().chain(Subject::geometries());
+        let all = TestSubject::all().into_iter().chain(TestSubject::geometries());
         all.for_each(|subject| println!("{}", subject.name));
         return ExitCode::SUCCESS;
     }
@@ -52,7 +52,7 @@ fn main() -> ExitCode {
         eprintln!("campaign HARNESS ENGINE SEED SECONDS CASES WORKERS");
         return ExitCode::from(2);
     };
-    let subject = Subject::named(engine);
+    let subject = TestSubject::by_name(engine);
     let numbers = (seed.parse().ok(), seconds.parse().ok(), cases.parse().ok(), workers.parse().ok());
     let (Some(subject), (Some(seed), Some(seconds), Some(cases), Some(workers))) = (subject, numbers) else {
         eprintln!("what is {words:?}?");

@@ -1,12 +1,12 @@
 //! # Closing: the end of a handle, of a database, of a process
 
 use super::{get, key, refused, sorted};
-use crate::stage::Stage;
+use crate::fixture::Fixture;
 use sheaf::{Database, Error, Keyspace, KeyspaceOptions};
 
-pub fn every_verb_of_a_closed_handle_says_closed(stage: &Stage) {
-    let db = stage.open();
-    let ks = stage.keyspace(&db, "a");
+pub fn every_verb_of_a_closed_handle_says_closed(fixture: &Fixture) {
+    let db = fixture.open();
+    let ks = fixture.keyspace(&db, "a");
     for index in 0..10 {
         ks.insert(key(index), "v").unwrap();
     }
@@ -15,7 +15,7 @@ pub fn every_verb_of_a_closed_handle_says_closed(stage: &Stage) {
     let mut batch = db.batch();
     batch.insert(&ks, "k", "v");
     let mut expecting = db.batch();
-    expecting.expect(&ks, "k", Some(b"other"));
+    expecting.expect_value(&ks, "k", Some(b"other"));
     let handle = db.clone();
     db.close().unwrap();
 
@@ -38,14 +38,14 @@ pub fn every_verb_of_a_closed_handle_says_closed(stage: &Stage) {
     refused!(ks.remove_range::<&[u8]>(..), Error::Closed);
     refused!(ks.compact(), Error::Closed);
     refused!(ks.disk_bytes(), Error::Closed);
-    refused!(handle.settle(), Error::Closed);
-    if stage.subject.ordered {
+    refused!(handle.quiesce(), Error::Closed);
+    if fixture.subject.ordered {
         refused!(ks.first(), Error::Closed);
         refused!(ks.last(), Error::Closed);
     }
     refused!(handle.keyspace("a", KeyspaceOptions::default()), Error::Closed);
     refused!(handle.keyspace("new", KeyspaceOptions::default()), Error::Closed);
-    refused!(handle.existing_keyspace("a"), Error::Closed);
+    refused!(handle.open_keyspace("a"), Error::Closed);
     refused!(handle.drop_keyspace("a"), Error::Closed);
     refused!(handle.snapshot(), Error::Closed);
     refused!(handle.persist(), Error::Closed);
@@ -59,13 +59,13 @@ pub fn every_verb_of_a_closed_handle_says_closed(stage: &Stage) {
     // Nothing to be refused, nothing to go wrong.
     let _ = (handle.stats(), handle.keyspaces(), handle.path(), ks.name(), ks.engine(), snapshot.keyspaces());
     let _ = (handle.pump(), handle.close());
-    let db = stage.open();
-    assert_eq!(stage.keyspace(&db, "a").len().unwrap(), 10, "and nothing was changed");
+    let db = fixture.open();
+    assert_eq!(fixture.keyspace(&db, "a").len().unwrap(), 10, "and nothing was changed");
 }
 
-pub fn iterators_and_snapshots_say_closed_after_the_close(stage: &Stage) {
-    let db = stage.open();
-    let ks = stage.keyspace(&db, "a");
+pub fn iterators_and_snapshots_say_closed_after_the_close(fixture: &Fixture) {
+    let db = fixture.open();
+    let ks = fixture.keyspace(&db, "a");
     for index in 0..10 {
         ks.insert(key(index), "v").unwrap();
     }
@@ -75,37 +75,37 @@ pub fn iterators_and_snapshots_say_closed_after_the_close(stage: &Stage) {
     begun.next().unwrap().unwrap();
     db.close().unwrap();
     for _ in 0..2 {
-        let db = stage.open(); // another life does not revive them
+        let db = fixture.open(); // another life does not revive them
         refused!(begun.next().unwrap_or(Err(Error::Closed)), Error::Closed);
         refused!(fresh.next().unwrap_or(Err(Error::Closed)), Error::Closed);
         refused!(keys.next().unwrap_or(Err(Error::Closed)), Error::Closed);
         assert!(begun.next().is_none() && fresh.next().is_none() && keys.next().is_none());
-        assert_eq!(stage.keyspace(&db, "a").len().unwrap(), 10);
+        assert_eq!(fixture.keyspace(&db, "a").len().unwrap(), 10);
     }
     drop((snapshot, begun, fresh, keys));
 }
 
-pub fn dropping_the_last_handle_closes_in_order(stage: &Stage) {
-    let db = stage.open();
-    let ks = stage.keyspace(&db, "a");
+pub fn dropping_the_last_handle_closes_in_order(fixture: &Fixture) {
+    let db = fixture.open();
+    let ks = fixture.keyspace(&db, "a");
     ks.insert("k", "v").unwrap();
     drop(db);
     ks.insert("l", "v").unwrap(); // a keyspace is a handle too
     assert_eq!(get(&ks, "k").as_deref(), Some(&b"v"[..]));
     drop(ks);
-    let db = stage.open();
-    assert!(db.stats().opening.clean, "it was closed in order");
-    assert_eq!(sorted(&stage.keyspace(&db, "a")).len(), 2);
+    let db = fixture.open();
+    assert!(db.stats().opening.is_clean, "it was closed in order");
+    assert_eq!(sorted(&fixture.keyspace(&db, "a")).len(), 2);
 }
 
-pub fn a_forked_child_gets_closed_and_the_parent_goes_on(stage: &Stage) {
-    let db = stage.open();
-    let ks = stage.keyspace(&db, "a");
+pub fn a_forked_child_gets_closed_and_the_parent_goes_on(fixture: &Fixture) {
+    let db = fixture.open();
+    let ks = fixture.keyspace(&db, "a");
     ks.insert("k", "v").unwrap();
     let snapshot = db.snapshot().unwrap().keyspace("a").unwrap();
     let iter = ks.iter().unwrap();
-    // SAFETY: the child calls only what is below and leaves by `_exit`; an alarm ends it if a lock of
-    // a thread that does not exist in it should hold it up.
+    // SAFETY: the child calls only what is below and leaves by `_exit`; an alarm ends it if a lock
+    // of a thread that does not exist in it should hold it up.
     let child = unsafe { libc::fork() };
     assert!(child >= 0, "fork works");
     if child == 0 {
@@ -127,13 +127,13 @@ pub fn a_forked_child_gets_closed_and_the_parent_goes_on(stage: &Stage) {
     db.persist().unwrap();
     assert_eq!(iter.count(), 1);
     drop((snapshot, ks));
-    let db = stage.reopen(db);
-    assert_eq!(sorted(&stage.keyspace(&db, "a")).len(), 2);
+    let db = fixture.reopen(db);
+    assert_eq!(sorted(&fixture.keyspace(&db, "a")).len(), 2);
 }
 
-pub fn a_forked_child_does_not_keep_a_closed_database_locked(stage: &Stage) {
-    let db = stage.open();
-    stage.keyspace(&db, "a").insert("k", "v").unwrap();
+pub fn a_forked_child_does_not_keep_a_closed_database_locked(fixture: &Fixture) {
+    let db = fixture.open();
+    fixture.keyspace(&db, "a").insert("k", "v").unwrap();
     // SAFETY: the child calls nothing but `alarm` and `pause`, and dies of a signal.
     let child = unsafe { libc::fork() };
     assert!(child >= 0, "fork works");
@@ -146,7 +146,7 @@ pub fn a_forked_child_does_not_keep_a_closed_database_locked(stage: &Stage) {
         }
     }
     db.close().unwrap();
-    let reopened = stage.try_open().map(|db| stage.keyspace(&db, "a").len());
+    let reopened = fixture.try_open().map(|db| fixture.keyspace(&db, "a").len());
     let mut status = 0;
     // SAFETY: our own child, which was not waited for yet.
     unsafe { libc::kill(child, libc::SIGKILL) };

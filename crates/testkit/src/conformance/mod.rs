@@ -3,12 +3,12 @@
 //! One macro line gives an engine the whole suite:
 //!
 //! ```ignore
-//! sheaf_testkit::conformance!(flat, sheaf_testkit::stage::Subject::flat());
+//! sheaf_testkit::conformance!(flat, sheaf_testkit::fixture::Subject::flat());
 //! ```
 //!
 //! It becomes a module of `#[test]`s. Each is a promise by name, and runs on the disks, in the
-//! geometries and the ways of background work that its list names; a failure says on which. Where an
-//! engine cannot do a thing by its nature the suite wants exactly [`sheaf::Error::Unsupported`].
+//! geometries and the ways of background work that its list names; a failure says on which. Where
+//! an engine cannot do a thing by its nature the suite wants exactly [`sheaf::Error::Unsupported`].
 //!
 //! ## What it cannot see
 //!
@@ -19,62 +19,63 @@
 
 pub mod batches;
 pub mod closing;
-pub mod fullness;
+pub mod concurrency;
+pub mod full_disk;
 pub mod idle;
 pub mod keyspaces;
-pub mod lasting;
 pub mod opening;
+pub mod persistence;
 pub mod points;
 pub mod ranges;
 pub mod sizes;
 pub mod snapshots;
 pub mod streams;
-pub mod together;
-pub mod waits;
+pub mod try_writes;
 
 use sheaf::{Keyspace, Result, Value};
 
-use crate::stage::{Place, Setting, Stage, Subject};
+use crate::fixture::{DiskKind, Fixture, TestSetting, TestSubject};
 
-const SIM_TINY: Setting = Setting::new(Place::Simulated, true, true);
-const SIM_NORMAL: Setting = Setting::new(Place::Simulated, false, true);
-const SIM_THREADED: Setting = Setting::new(Place::Simulated, true, false);
-const REAL_INLINE: Setting = Setting::new(Place::Real, true, true);
-const REAL_TINY: Setting = Setting::new(Place::Real, true, false);
-const REAL_NORMAL: Setting = Setting::new(Place::Real, false, false);
+const SIM_TINY: TestSetting = TestSetting::new(DiskKind::Simulated, true, true);
+const SIM_NORMAL: TestSetting = TestSetting::new(DiskKind::Simulated, false, true);
+const SIM_THREADED: TestSetting = TestSetting::new(DiskKind::Simulated, true, false);
+const REAL_INLINE: TestSetting = TestSetting::new(DiskKind::Real, true, true);
+const REAL_TINY: TestSetting = TestSetting::new(DiskKind::Real, true, false);
+const REAL_NORMAL: TestSetting = TestSetting::new(DiskKind::Real, false, false);
 
 /// Both disks, both geometries, both ways of background work.
-pub const EVERYWHERE: &[Setting] = &[SIM_TINY, SIM_NORMAL, SIM_THREADED, REAL_INLINE, REAL_TINY, REAL_NORMAL];
+pub const EVERYWHERE: &[TestSetting] =
+    &[SIM_TINY, SIM_NORMAL, SIM_THREADED, REAL_INLINE, REAL_TINY, REAL_NORMAL];
 /// Where there are background threads.
-pub const THREADED: &[Setting] = &[SIM_THREADED, REAL_TINY, REAL_NORMAL];
+pub const THREADED: &[TestSetting] = &[SIM_THREADED, REAL_TINY, REAL_NORMAL];
 /// Where background work is done when asked, and little is much.
-pub const TINY_STEPPED: &[Setting] = &[SIM_TINY];
+pub const TINY_STEPPED: &[TestSetting] = &[SIM_TINY];
 /// Where the test says what happens when.
-pub const STEPPED: &[Setting] = &[SIM_TINY, SIM_NORMAL];
+pub const STEPPED: &[TestSetting] = &[SIM_TINY, SIM_NORMAL];
 /// Where background threads find something to do all the time.
-pub const TINY_THREADED: &[Setting] = &[SIM_THREADED, REAL_TINY];
+pub const TINY_THREADED: &[TestSetting] = &[SIM_THREADED, REAL_TINY];
 /// Where there are processes.
-pub const REAL: &[Setting] = &[REAL_INLINE, REAL_TINY, REAL_NORMAL];
+pub const REAL: &[TestSetting] = &[REAL_INLINE, REAL_TINY, REAL_NORMAL];
 
 /// Keeps `promise` in each of `settings`.
-pub fn run(subject: &Subject, name: &str, settings: &[Setting], promise: fn(&Stage)) {
+pub fn run_promise(subject: &TestSubject, name: &str, settings: &[TestSetting], promise: fn(&Fixture)) {
     // With options that were chosen, where it takes least.
-    let settings = if subject.chosen.is_empty() { settings } else { &settings[..1] };
+    let settings = if subject.chosen_options.is_empty() { settings } else { &settings[..1] };
     for setting in settings {
-        let _told = Told { what: format!("{name}: {} on {setting:?}", subject.name) };
-        promise(&Stage::new(subject, *setting));
+        let _told = FailureContext { context: format!("{name}: {} on {setting:?}", subject.name) };
+        promise(&Fixture::new(subject, *setting));
     }
 }
 
 /// Says where a failure was.
-struct Told {
-    what: String,
+struct FailureContext {
+    context: String,
 }
 
-impl Drop for Told {
+impl Drop for FailureContext {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("BROKEN PROMISE {}", self.what);
+            eprintln!("BROKEN PROMISE {}", self.context);
         }
     }
 }
@@ -91,11 +92,11 @@ macro_rules! conformance {
                 a_missing_key_has_no_value
                 an_overwrite_replaces_the_value
                 a_removed_key_is_gone_and_removing_it_again_is_fine
-                get_with_sees_the_bytes_and_returns_what_it_makes_of_them
+                get_with_passes_the_bytes_and_returns_the_closure_result
                 multi_get_answers_in_the_order_of_the_keys
                 update_sees_the_old_value_and_returns_the_new_one
-                update_runs_again_when_the_key_changed_under_it
-                compare_and_swap_changes_exactly_what_was_expected
+                update_retries_after_a_concurrent_change
+                compare_and_swap_succeeds_only_on_the_expected_value
                 any_bytes_are_a_key
                 len_counts_keys_and_not_writes
             }
@@ -108,22 +109,22 @@ macro_rules! conformance {
             }
             $crate::promises! { $subject, EVERYWHERE, streams:
                 ranges_of_a_value_are_its_bytes
-                what_is_written_as_a_stream_is_the_value
-                a_stream_that_is_not_committed_leaves_nothing
-                a_reader_keeps_its_value
+                a_streamed_value_reads_back
+                an_uncommitted_stream_leaves_no_file
+                a_value_reader_is_not_affected_by_overwrites
             }
             $crate::promises! { $subject, EVERYWHERE, ranges:
                 iteration_yields_every_pair_once
                 an_ordered_engine_iterates_in_the_order_of_bytes_both_ways
-                what_is_at_rest_is_walked_among_what_is_new
+                iteration_merges_flushed_and_new_pairs
                 ranges_honour_their_ends
                 prefixes_yield_their_families
                 first_and_last_are_the_ends
                 both_ends_of_an_iterator_meet
                 an_engine_refuses_exactly_what_its_capabilities_exclude
-                remove_range_removes_what_the_range_holds
+                remove_range_removes_exactly_the_range
                 clear_removes_everything
-                an_iterator_shows_the_moment_it_was_made
+                an_iterator_shows_the_snapshot_of_its_creation
                 a_compaction_changes_the_order_of_the_log_and_nothing_else
             }
             $crate::promises! { $subject, EVERYWHERE, batches:
@@ -141,34 +142,34 @@ macro_rules! conformance {
                 a_ticket_that_waited_survives_a_power_cut
             }
             $crate::promises! { $subject, EVERYWHERE, snapshots:
-                a_snapshot_repeats_what_it_showed
+                reads_of_a_snapshot_are_repeatable
                 a_snapshot_is_consistent_across_keyspaces
                 a_younger_keyspace_is_absent_in_a_snapshot
                 a_dropped_keyspace_stays_readable_in_a_snapshot
                 a_cleared_keyspace_stays_readable_in_a_snapshot
                 a_recreated_keyspace_does_not_mix_with_the_one_a_snapshot_shows
-                a_long_snapshot_outlives_many_updates_and_stops_none
-                snapshots_stack_and_go_in_any_order
+                a_long_snapshot_survives_updates_and_blocks_none
+                snapshots_can_be_dropped_in_any_order
                 iterators_outlive_the_handles_they_came_from
-                what_snapshots_pin_is_reported_and_released
+                pinned_bytes_are_reported_and_released
             }
             $crate::promises! { $subject, EVERYWHERE, keyspaces:
                 an_engine_is_remembered_and_another_refused
-                a_keyspace_without_an_engine_opens_as_what_it_is
+                a_keyspace_opens_with_its_stored_engine_if_none_is_given
                 an_unknown_engine_is_refused
                 an_option_that_the_engine_does_not_have_is_refused
                 values_beyond_the_range_of_an_option_are_refused
-                what_was_chosen_stays_through_every_life
-                what_was_chosen_stays_through_clearings_and_loads_and_not_through_drops
-                a_conversion_changes_what_was_chosen
-                what_was_chosen_is_in_a_backup
+                chosen_options_survive_every_reopen
+                chosen_options_survive_clears_and_loads_but_not_drops
+                a_conversion_changes_the_chosen_options
+                chosen_options_are_in_a_backup
                 names_are_any_text_of_1_to_255_bytes
                 keyspaces_are_listed_by_name_and_survive_reopening
                 keyspaces_do_not_see_each_other
-                a_dropped_keyspace_is_gone_and_its_handles_say_so
+                handles_of_a_dropped_keyspace_return_an_error
                 a_recreated_keyspace_is_empty_also_after_reopening
                 a_clear_is_seen_through_every_handle_and_after_reopening
-                a_missing_keyspace_is_not_created_by_looking
+                a_lookup_does_not_create_a_keyspace
                 many_keyspaces_live_side_by_side
             }
             $crate::promises! { $subject, EVERYWHERE, opening:
@@ -176,13 +177,13 @@ macro_rules! conformance {
                 a_second_open_is_refused_and_names_the_owner
                 a_closed_database_can_be_opened_at_once
                 a_foreign_directory_is_left_alone
-                one_damaged_root_slot_costs_nothing
-                two_damaged_root_slots_are_an_error_and_nothing_is_touched
+                one_damaged_root_slot_loses_no_data
+                two_damaged_root_slots_are_an_error_and_no_file_changes
                 a_newer_format_is_refused_and_left_alone
                 reading_only_changes_no_byte_and_refuses_writes
                 reading_only_of_a_killed_database_shows_everything_and_changes_nothing
                 several_readers_share_and_exclude_a_writer
-                an_engine_that_is_not_there_costs_nobody_their_data
+                an_unknown_engine_does_not_affect_other_keyspaces
             }
             $crate::promises! { $subject, EVERYWHERE, closing:
                 every_verb_of_a_closed_handle_says_closed
@@ -193,74 +194,74 @@ macro_rules! conformance {
                 a_forked_child_gets_closed_and_the_parent_goes_on
                 a_forked_child_does_not_keep_a_closed_database_locked
             }
-            $crate::promises! { $subject, EVERYWHERE, lasting:
-                everything_is_there_after_a_clean_close
-                everything_acknowledged_is_there_after_a_kill
-                every_kind_of_change_survives_ten_lives
+            $crate::promises! { $subject, EVERYWHERE, persistence:
+                all_data_survives_a_clean_close
+                all_acknowledged_data_survives_a_kill
+                every_kind_of_change_survives_ten_reopens
                 removed_keys_stay_removed_after_reopening
-                sequence_numbers_never_repeat_across_lives
-                what_was_persisted_survives_a_power_cut
+                sequence_numbers_never_repeat_across_reopens
+                persisted_data_survives_a_power_cut
                 a_sync_write_survives_a_power_cut
-                a_database_that_did_nothing_reopens_as_it_was
+                an_unused_database_reopens_unchanged
                 a_journal_is_bounded_by_checkpoints
-                superseded_large_values_give_their_space_back
-                large_values_that_a_snapshot_does_not_need_go_beside_it
-                large_values_that_only_a_snapshot_needs_go_with_it
-                large_values_superseded_since_a_checkpoint_go_after_a_kill
+                superseded_blobs_are_reclaimed
+                blobs_not_pinned_by_a_snapshot_are_freed
+                blobs_pinned_by_a_snapshot_are_freed_with_it
+                blobs_superseded_since_a_checkpoint_are_freed_after_a_kill
                 verify_finds_nothing_wrong_in_a_sound_database
             }
-            $crate::promises! { $subject, STEPPED, fullness:
-                a_full_disk_refuses_writes_and_nothing_else
+            $crate::promises! { $subject, STEPPED, full_disk:
+                a_full_disk_refuses_only_writes
                 a_full_disk_takes_writes_again_once_there_is_room
-                a_full_disk_lets_everything_be_removed
+                all_keys_can_be_removed_on_a_full_disk
                 a_full_disk_makes_room_by_removing
                 a_database_opens_on_a_full_disk
-                a_large_value_that_finds_no_room_leaves_nothing_behind
+                a_large_value_refused_for_space_leaves_no_file
             }
-            $crate::promises! { $subject, EVERYWHERE, fullness:
+            $crate::promises! { $subject, EVERYWHERE, full_disk:
                 an_empty_database_takes_at_most_a_mebibyte
                 beyond_the_budget_only_new_keys_are_refused
                 stats_are_plausible
             }
             $crate::promises! { $subject, STEPPED, idle:
-                dropped_keyspaces_give_their_space_back_in_a_pause
-                everything_removed_leaves_next_to_nothing_in_the_logs
+                dropped_keyspaces_are_reclaimed_while_idle
+                removing_everything_empties_the_logs
             }
             $crate::promises! { $subject, TINY_STEPPED, idle:
-                dropped_keyspaces_take_no_more_room_the_more_there_were
-                an_idle_database_comes_to_rest_and_writes_nothing
-                live_data_is_not_written_again_and_again_in_pauses
+                space_of_dropped_keyspaces_does_not_accumulate
+                an_idle_database_quiesces_and_stops_writing
+                live_data_is_not_rewritten_repeatedly_while_idle
                 many_removals_begin_a_checkpoint
             }
             $crate::promises! { $subject, EVERYWHERE, idle:
-                settle_returns_at_rest
+                quiesce_returns_when_no_work_is_left
                 seq_is_the_number_of_the_newest_commit
                 disk_bytes_are_those_of_files_and_of_the_journal
             }
             $crate::promises! { $subject, TINY_STEPPED, snapshots:
-                what_a_dropped_keyspace_had_pinned_is_no_live_data
+                pinned_data_of_a_dropped_keyspace_is_not_counted_live
             }
-            $crate::promises! { $subject, TINY_STEPPED, waits:
-                a_write_that_would_be_slowed_down_is_busy_and_leaves_nothing
+            $crate::promises! { $subject, TINY_STEPPED, try_writes:
+                a_throttled_try_write_returns_busy_and_writes_nothing
             }
-            $crate::promises! { $subject, EVERYWHERE, waits:
-                a_database_at_rest_is_never_busy
+            $crate::promises! { $subject, EVERYWHERE, try_writes:
+                an_idle_database_is_never_busy
             }
-            $crate::promises! { $subject, THREADED, together:
+            $crate::promises! { $subject, THREADED, concurrency:
                 concurrent_updates_are_all_counted
                 concurrent_swaps_are_all_counted
                 transfers_keep_their_sum_in_every_snapshot
-                a_reader_never_goes_back_in_time
+                reads_of_one_thread_are_monotonic
                 tickets_of_many_threads_become_durable_in_order
                 durable_writers_share_sync_rounds
-                iterators_stand_still_while_writers_do_not
-                writers_do_not_notice_a_clear
+                iterators_are_not_affected_by_concurrent_writes
+                writers_continue_during_a_clear
                 readers_and_writers_survive_a_drop
-                a_compaction_beside_writers_loses_nothing
+                compaction_during_writes_loses_no_data
             }
-            $crate::promises! { $subject, TINY_THREADED, together:
-                commits_and_checkpoints_go_on_while_a_verification_reads
-                a_verification_beside_writers_finds_nothing
+            $crate::promises! { $subject, TINY_THREADED, concurrency:
+                commits_and_checkpoints_continue_during_verification
+                verification_during_writes_finds_no_damage
             }
         }
     };
@@ -276,7 +277,7 @@ macro_rules! promises {
             fn $name() {
                 let name = concat!(stringify!($area), "::", stringify!($name));
                 let settings = $crate::conformance::$settings;
-                $crate::conformance::run(&$subject, name, settings, $crate::conformance::$area::$name);
+                $crate::conformance::run_promise(&$subject, name, settings, $crate::conformance::$area::$name);
             }
         )*
     };
@@ -294,7 +295,7 @@ macro_rules! refused {
 pub(crate) use refused;
 
 /// A pair as the assertions compare it.
-pub(crate) type Pair = (Vec<u8>, Vec<u8>);
+pub(crate) type KeyValue = (Vec<u8>, Vec<u8>);
 
 /// `len` bytes that depend on `seed` and on their place.
 #[must_use]
@@ -312,12 +313,12 @@ pub fn bytes(len: usize, seed: u64) -> Vec<u8> {
 }
 
 /// The pairs of an iterator.
-pub(crate) fn pairs(iter: impl Iterator<Item = Result<(Value, Value)>>) -> Vec<Pair> {
+pub(crate) fn pairs(iter: impl Iterator<Item = Result<(Value, Value)>>) -> Vec<KeyValue> {
     iter.map(|pair| pair.map(|(k, v)| (k.to_vec(), v.to_vec())).expect("the pair is readable")).collect()
 }
 
 /// The pairs of a keyspace, sorted.
-pub(crate) fn sorted(keyspace: &Keyspace) -> Vec<Pair> {
+pub(crate) fn sorted(keyspace: &Keyspace) -> Vec<KeyValue> {
     let mut all = pairs(keyspace.iter().expect("iteration begins"));
     all.sort();
     all
@@ -348,10 +349,10 @@ mod tests {
             include_str!("keyspaces.rs"),
             include_str!("opening.rs"),
             include_str!("closing.rs"),
-            include_str!("lasting.rs"),
-            include_str!("fullness.rs"),
-            include_str!("together.rs"),
-            include_str!("waits.rs"),
+            include_str!("persistence.rs"),
+            include_str!("full_disk.rs"),
+            include_str!("concurrency.rs"),
+            include_str!("try_writes.rs"),
         ];
         for name in areas.iter().flat_map(|area| area.split("\npub fn ").skip(1)) {
             let name = name.split('(').next().unwrap_or_default();

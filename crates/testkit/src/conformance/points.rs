@@ -1,21 +1,21 @@
 //! # Points: one key at a time
 
 use super::{bytes, get, key, refused};
-use crate::stage::Stage;
+use crate::fixture::Fixture;
 use sheaf::Error;
 
-pub fn an_inserted_value_is_read_back(stage: &Stage) {
-    let db = stage.open();
-    let ks = stage.keyspace(&db, "points");
+pub fn an_inserted_value_is_read_back(fixture: &Fixture) {
+    let db = fixture.open();
+    let ks = fixture.keyspace(&db, "points");
     ks.insert("ada", "lovelace").unwrap();
     assert_eq!(get(&ks, "ada").as_deref(), Some(&b"lovelace"[..]));
     assert!(ks.contains_key("ada").unwrap());
     assert!(!ks.is_empty().unwrap());
 }
 
-pub fn a_missing_key_has_no_value(stage: &Stage) {
-    let db = stage.open();
-    let ks = stage.keyspace(&db, "points");
+pub fn a_missing_key_has_no_value(fixture: &Fixture) {
+    let db = fixture.open();
+    let ks = fixture.keyspace(&db, "points");
     for neighbour in ["a", "ab", "abcd", "b"] {
         ks.insert(neighbour, "x").unwrap();
     }
@@ -26,9 +26,9 @@ pub fn a_missing_key_has_no_value(stage: &Stage) {
     }
 }
 
-pub fn an_overwrite_replaces_the_value(stage: &Stage) {
-    let db = stage.open();
-    let ks = stage.keyspace(&db, "points");
+pub fn an_overwrite_replaces_the_value(fixture: &Fixture) {
+    let db = fixture.open();
+    let ks = fixture.keyspace(&db, "points");
     for len in [0, 5, 200, 31, 30, 1, 0] {
         ks.insert("k", bytes(len, len as u64)).unwrap();
         assert_eq!(get(&ks, "k"), Some(bytes(len, len as u64)));
@@ -36,9 +36,9 @@ pub fn an_overwrite_replaces_the_value(stage: &Stage) {
     assert_eq!(ks.len().unwrap(), 1);
 }
 
-pub fn a_removed_key_is_gone_and_removing_it_again_is_fine(stage: &Stage) {
-    let db = stage.open();
-    let ks = stage.keyspace(&db, "points");
+pub fn a_removed_key_is_gone_and_removing_it_again_is_fine(fixture: &Fixture) {
+    let db = fixture.open();
+    let ks = fixture.keyspace(&db, "points");
     ks.remove("never there").unwrap();
     ks.insert("k", "v").unwrap();
     for _ in 0..2 {
@@ -51,10 +51,10 @@ pub fn a_removed_key_is_gone_and_removing_it_again_is_fine(stage: &Stage) {
     assert_eq!(get(&ks, "k").as_deref(), Some(&b"again"[..]));
 }
 
-pub fn get_with_sees_the_bytes_and_returns_what_it_makes_of_them(stage: &Stage) {
-    let db = stage.open();
-    let ks = stage.keyspace(&db, "points");
-    let large = stage.setting.stage_above() + 1;
+pub fn get_with_passes_the_bytes_and_returns_the_closure_result(fixture: &Fixture) {
+    let db = fixture.open();
+    let ks = fixture.keyspace(&db, "points");
+    let large = fixture.setting.blob_threshold() + 1;
     for len in [0, 30, 31, 500, large] {
         ks.insert("k", bytes(len, 7)).unwrap();
         let same = ks.get_with("k", |value| value == bytes(len, 7)).unwrap();
@@ -62,9 +62,9 @@ pub fn get_with_sees_the_bytes_and_returns_what_it_makes_of_them(stage: &Stage) 
     }
 }
 
-pub fn multi_get_answers_in_the_order_of_the_keys(stage: &Stage) {
-    let db = stage.open();
-    let ks = stage.keyspace(&db, "points");
+pub fn multi_get_answers_in_the_order_of_the_keys(fixture: &Fixture) {
+    let db = fixture.open();
+    let ks = fixture.keyspace(&db, "points");
     for index in (0..100).step_by(2) {
         ks.insert(key(index), key(index)).unwrap();
     }
@@ -78,9 +78,9 @@ pub fn multi_get_answers_in_the_order_of_the_keys(stage: &Stage) {
     assert!(ks.multi_get::<&[u8]>([]).unwrap().is_empty());
 }
 
-pub fn update_sees_the_old_value_and_returns_the_new_one(stage: &Stage) {
-    let db = stage.open();
-    let ks = stage.keyspace(&db, "points");
+pub fn update_sees_the_old_value_and_returns_the_new_one(fixture: &Fixture) {
+    let db = fixture.open();
+    let ks = fixture.keyspace(&db, "points");
     let made = ks.update("k", |old| old.is_none().then(|| b"made".to_vec())).unwrap();
     assert_eq!(made.as_deref(), Some(&b"made"[..]));
     let longer = ks.update("k", |old| old.map(|old| [old, b" longer"].concat())).unwrap();
@@ -92,9 +92,9 @@ pub fn update_sees_the_old_value_and_returns_the_new_one(stage: &Stage) {
     assert_eq!(ks.len().unwrap(), 0);
 }
 
-pub fn update_runs_again_when_the_key_changed_under_it(stage: &Stage) {
-    let db = stage.open();
-    let ks = stage.keyspace(&db, "points");
+pub fn update_retries_after_a_concurrent_change(fixture: &Fixture) {
+    let db = fixture.open();
+    let ks = fixture.keyspace(&db, "points");
     ks.insert("k", "1").unwrap();
     let mut seen = Vec::new();
     let new = ks.update("k", |old| {
@@ -127,9 +127,9 @@ pub fn update_runs_again_when_the_key_changed_under_it(stage: &Stage) {
     assert_eq!((runs, get(&ks, "k")), (2, None), "a removal is a change");
 }
 
-pub fn compare_and_swap_changes_exactly_what_was_expected(stage: &Stage) {
-    let db = stage.open();
-    let ks = stage.keyspace(&db, "points");
+pub fn compare_and_swap_succeeds_only_on_the_expected_value(fixture: &Fixture) {
+    let db = fixture.open();
+    let ks = fixture.keyspace(&db, "points");
     assert!(!ks.compare_and_swap("k", Some(b""), Some(b"x")).unwrap(), "absent is not empty");
     assert!(ks.compare_and_swap("k", None, Some(b"")).unwrap());
     assert!(!ks.compare_and_swap("k", None, Some(b"x")).unwrap(), "empty is not absent");
@@ -142,12 +142,12 @@ pub fn compare_and_swap_changes_exactly_what_was_expected(stage: &Stage) {
     assert_eq!(get(&ks, "k"), None);
     assert!(ks.compare_and_swap("k", None, None).unwrap(), "nothing expected, nothing to do");
     let long = vec![7; sheaf::MAX_KEY + 1];
-    refused!(ks.compare_and_swap(&long, None, Some(b"x")), Error::TooLarge { what: "key", .. });
+    refused!(ks.compare_and_swap(&long, None, Some(b"x")), Error::TooLarge { object: "key", .. });
 }
 
-pub fn any_bytes_are_a_key(stage: &Stage) {
-    let db = stage.open();
-    let ks = stage.keyspace(&db, "points");
+pub fn any_bytes_are_a_key(fixture: &Fixture) {
+    let db = fixture.open();
+    let ks = fixture.keyspace(&db, "points");
     let mut keys: Vec<Vec<u8>> = (0..=255).map(|byte| vec![byte]).collect();
     keys.extend([vec![], vec![0; 2], vec![0xff; 2], vec![0xff; 300], vec![0; 300], b"a\0".to_vec()]);
     keys.push("schlüssel".into());
@@ -166,9 +166,9 @@ pub fn any_bytes_are_a_key(stage: &Stage) {
     }
 }
 
-pub fn len_counts_keys_and_not_writes(stage: &Stage) {
-    let db = stage.open();
-    let ks = stage.keyspace(&db, "points");
+pub fn len_counts_keys_and_not_writes(fixture: &Fixture) {
+    let db = fixture.open();
+    let ks = fixture.keyspace(&db, "points");
     for round in 0..3 {
         for index in 0..50 {
             ks.insert(key(index), format!("{round}")).unwrap();

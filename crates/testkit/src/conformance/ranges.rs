@@ -2,14 +2,14 @@
 
 use std::ops::Bound;
 
-use super::{Pair, bytes, key, pairs, refused, sorted};
-use crate::stage::Stage;
+use super::{KeyValue, bytes, key, pairs, refused, sorted};
+use crate::fixture::Fixture;
 use sheaf::{Database, Error, Keyspace};
 
-fn filled(stage: &Stage, count: usize) -> (Database, Keyspace, Vec<Pair>) {
-    let db = stage.open();
-    let ks = stage.keyspace(&db, "ranges");
-    let mut all: Vec<Pair> =
+fn filled(fixture: &Fixture, count: usize) -> (Database, Keyspace, Vec<KeyValue>) {
+    let db = fixture.open();
+    let ks = fixture.keyspace(&db, "ranges");
+    let mut all: Vec<KeyValue> =
         (0..count).map(|index| (key(index).into_bytes(), bytes(index % 50, index as u64))).collect();
     for (index, extra) in [&b""[..], b"\0", b"\xff", b"\xff\xff", b"key", b"key-"].into_iter().enumerate() {
         all.push((extra.to_vec(), vec![b'v'; index]));
@@ -30,8 +30,8 @@ fn filled(stage: &Stage, count: usize) -> (Database, Keyspace, Vec<Pair>) {
     (db, ks, all)
 }
 
-pub fn iteration_yields_every_pair_once(stage: &Stage) {
-    let (_db, ks, all) = filled(stage, 300);
+pub fn iteration_yields_every_pair_once(fixture: &Fixture) {
+    let (_db, ks, all) = filled(fixture, 300);
     assert_eq!(sorted(&ks), all);
     let mut keys: Vec<Vec<u8>> = ks.keys().unwrap().map(|key| key.unwrap().to_vec()).collect();
     keys.sort();
@@ -47,11 +47,11 @@ pub fn iteration_yields_every_pair_once(stage: &Stage) {
     assert_eq!(of_snapshot, all);
 }
 
-pub fn an_ordered_engine_iterates_in_the_order_of_bytes_both_ways(stage: &Stage) {
-    if !stage.subject.ordered {
+pub fn an_ordered_engine_iterates_in_the_order_of_bytes_both_ways(fixture: &Fixture) {
+    if !fixture.subject.ordered {
         return;
     }
-    let (_db, ks, mut all) = filled(stage, 300);
+    let (_db, ks, mut all) = filled(fixture, 300);
     assert_eq!(pairs(ks.iter().unwrap()), all);
     assert!(ks.keys().unwrap().map(|key| key.unwrap().to_vec()).eq(all.iter().map(|(k, _)| k.clone())));
     all.reverse();
@@ -59,16 +59,17 @@ pub fn an_ordered_engine_iterates_in_the_order_of_bytes_both_ways(stage: &Stage)
     assert!(ks.keys().unwrap().rev().map(|key| key.unwrap().to_vec()).eq(all.iter().map(|(k, _)| k.clone())));
 }
 
-/// What is at rest stands between what was just written, at all places of the groups in which an engine may take either.
-pub fn what_is_at_rest_is_walked_among_what_is_new(stage: &Stage) {
-    if !stage.subject.ordered {
+/// What is at rest stands between what was just written, at all places of the groups in which an
+/// engine may take either.
+pub fn iteration_merges_flushed_and_new_pairs(fixture: &Fixture) {
+    if !fixture.subject.ordered {
         return;
     }
     for stride in [13, 16] {
         let name = format!("every {stride}");
         // What is at rest is not so small that an engine keeps it in memory.
         let value = |index: usize| bytes(if index.is_multiple_of(stride) { 600 } else { 8 }, index as u64);
-        let all: Vec<Pair> =
+        let all: Vec<KeyValue> =
             (0..2000).map(|index| (format!("{index:04}").into_bytes(), value(index))).collect();
         let write = |keyspace: &Keyspace, is_first: bool| {
             for (_, (key, value)) in
@@ -77,11 +78,11 @@ pub fn what_is_at_rest_is_walked_among_what_is_new(stage: &Stage) {
                 keyspace.insert(key, value).unwrap();
             }
         };
-        let db = stage.open();
-        write(&stage.keyspace(&db, &name), true);
+        let db = fixture.open();
+        write(&fixture.keyspace(&db, &name), true);
         db.close().unwrap();
-        let db = stage.open();
-        let ks = stage.keyspace(&db, &name);
+        let db = fixture.open();
+        let ks = fixture.keyspace(&db, &name);
         write(&ks, false);
         assert_eq!(ks.len().unwrap(), all.len() as u64);
         assert_eq!(pairs(ks.iter().unwrap()), all);
@@ -91,11 +92,11 @@ pub fn what_is_at_rest_is_walked_among_what_is_new(stage: &Stage) {
     }
 }
 
-pub fn ranges_honour_their_ends(stage: &Stage) {
-    if !stage.subject.ordered {
+pub fn ranges_honour_their_ends(fixture: &Fixture) {
+    if !fixture.subject.ordered {
         return;
     }
-    let (db, ks, all) = filled(stage, 40);
+    let (db, ks, all) = filled(fixture, 40);
     let snapshot = db.snapshot().unwrap().keyspace("ranges").unwrap();
     let ends: Vec<Vec<u8>> =
         [&b""[..], b"\0", b"key-00007", b"key-00007\0", b"key-00020", b"key-0003", b"\xff", b"\xff\xff\xff"]
@@ -121,7 +122,7 @@ pub fn ranges_honour_their_ends(stage: &Stage) {
                         Bound::Unbounded => true,
                     }
             };
-            let mut expected: Vec<Pair> = all.iter().filter(|(key, _)| within(key)).cloned().collect();
+            let mut expected: Vec<KeyValue> = all.iter().filter(|(key, _)| within(key)).cloned().collect();
             assert_eq!(pairs(ks.range(range.clone()).unwrap()), expected, "{range:?}");
             assert_eq!(pairs(snapshot.range(range.clone()).unwrap()), expected, "{range:?}");
             expected.reverse();
@@ -130,16 +131,16 @@ pub fn ranges_honour_their_ends(stage: &Stage) {
     }
 }
 
-pub fn prefixes_yield_their_families(stage: &Stage) {
-    if !stage.subject.ordered {
+pub fn prefixes_yield_their_families(fixture: &Fixture) {
+    if !fixture.subject.ordered {
         return;
     }
-    let (db, ks, all) = filled(stage, 130);
+    let (db, ks, all) = filled(fixture, 130);
     let snapshot = db.snapshot().unwrap().keyspace("ranges").unwrap();
     for prefix in
         [&b""[..], b"k", b"key", b"key-0001", b"key-00012", b"key-00012x", b"\xff", b"\xff\xff", b"\0", b"z"]
     {
-        let mut expected: Vec<Pair> =
+        let mut expected: Vec<KeyValue> =
             all.iter().filter(|(key, _)| key.starts_with(prefix)).cloned().collect();
         assert_eq!(pairs(ks.prefix(prefix).unwrap()), expected, "{prefix:?}");
         assert_eq!(pairs(snapshot.prefix(prefix).unwrap()), expected, "{prefix:?}");
@@ -148,12 +149,12 @@ pub fn prefixes_yield_their_families(stage: &Stage) {
     }
 }
 
-pub fn first_and_last_are_the_ends(stage: &Stage) {
-    if !stage.subject.ordered {
+pub fn first_and_last_are_the_ends(fixture: &Fixture) {
+    if !fixture.subject.ordered {
         return;
     }
-    let db = stage.open();
-    let ks = stage.keyspace(&db, "ranges");
+    let db = fixture.open();
+    let ks = fixture.keyspace(&db, "ranges");
     assert!(ks.first().unwrap().is_none() && ks.last().unwrap().is_none());
     let own =
         |pair: Option<(sheaf::Value, sheaf::Value)>| pair.map(|(key, value)| (key.to_vec(), value.to_vec()));
@@ -169,11 +170,11 @@ pub fn first_and_last_are_the_ends(stage: &Stage) {
     assert_eq!(own(ks.first().unwrap()), Some((vec![], vec![])), "the empty key is the lowest");
 }
 
-pub fn both_ends_of_an_iterator_meet(stage: &Stage) {
-    if !stage.subject.ordered {
+pub fn both_ends_of_an_iterator_meet(fixture: &Fixture) {
+    if !fixture.subject.ordered {
         return;
     }
-    let (_db, ks, all) = filled(stage, 30);
+    let (_db, ks, all) = filled(fixture, 30);
     for seed in 0..20u64 {
         let mut iter = ks.range("a"..).unwrap();
         let (mut front, mut back) = (Vec::new(), Vec::new());
@@ -189,17 +190,17 @@ pub fn both_ends_of_an_iterator_meet(stage: &Stage) {
         assert!(iter.next().is_none() && iter.next_back().is_none(), "what has ended stays so");
         back.reverse();
         front.extend(back);
-        let expected: Vec<Pair> = all.iter().filter(|(key, _)| key.as_slice() >= b"a").cloned().collect();
+        let expected: Vec<KeyValue> = all.iter().filter(|(key, _)| key.as_slice() >= b"a").cloned().collect();
         assert_eq!(front, expected, "seed {seed}");
     }
 }
 
-pub fn an_engine_refuses_exactly_what_its_capabilities_exclude(stage: &Stage) {
-    let (db, ks, all) = filled(stage, 10);
-    let engine = stage.subject.engine;
-    assert_eq!(ks.capabilities().unwrap().ordered, stage.subject.ordered);
+pub fn an_engine_refuses_exactly_what_its_capabilities_exclude(fixture: &Fixture) {
+    let (db, ks, all) = filled(fixture, 10);
+    let engine = fixture.subject.engine;
+    assert_eq!(ks.capabilities().unwrap().ordered, fixture.subject.ordered);
     assert_eq!(ks.engine(), engine);
-    if stage.subject.ordered {
+    if fixture.subject.ordered {
         return; // the other promises of this file are the proof
     }
     refused!(ks.range("a".."b"), Error::Unsupported { engine: e, .. } if e == engine);
@@ -220,9 +221,9 @@ pub fn an_engine_refuses_exactly_what_its_capabilities_exclude(stage: &Stage) {
     assert_eq!(snapshot.len().unwrap(), all.len() as u64);
 }
 
-pub fn remove_range_removes_what_the_range_holds(stage: &Stage) {
-    let (_db, ks, all) = filled(stage, 1500);
-    if stage.subject.ordered {
+pub fn remove_range_removes_exactly_the_range(fixture: &Fixture) {
+    let (_db, ks, all) = filled(fixture, 1500);
+    if fixture.subject.ordered {
         assert_eq!(ks.remove_range(key(100)..key(1400)).unwrap(), 1300);
         assert_eq!(ks.remove_range(key(100)..key(1400)).unwrap(), 0);
         assert_eq!(ks.remove_range(key(90)..key(5)).unwrap(), 0, "an inverted range holds nothing");
@@ -232,16 +233,16 @@ pub fn remove_range_removes_what_the_range_holds(stage: &Stage) {
     let left = ks.len().unwrap();
     assert_eq!(ks.remove_range::<&[u8]>(..).unwrap(), left);
     assert!(ks.is_empty().unwrap() && sorted(&ks).is_empty());
-    if stage.setting.tiny {
+    if fixture.setting.tiny {
         let long = |index: usize| key(index) + &"k".repeat(1100); // a thousand of them are more than a batch may have
         (0..1050).for_each(|index| ks.insert(long(index), "v").unwrap());
         assert_eq!(ks.remove_range::<&[u8]>(..).unwrap(), 1050);
     }
 }
 
-pub fn clear_removes_everything(stage: &Stage) {
-    let (_db, ks, _) = filled(stage, 200);
-    ks.insert("large", bytes(stage.setting.stage_above() + 1, 1)).unwrap();
+pub fn clear_removes_everything(fixture: &Fixture) {
+    let (_db, ks, _) = filled(fixture, 200);
+    ks.insert("large", bytes(fixture.setting.blob_threshold() + 1, 1)).unwrap();
     ks.clear().unwrap();
     assert!(ks.is_empty().unwrap() && sorted(&ks).is_empty());
     assert_eq!(ks.get(key(7)).unwrap(), None);
@@ -250,8 +251,8 @@ pub fn clear_removes_everything(stage: &Stage) {
     assert_eq!(sorted(&ks), [(key(7).into_bytes(), b"new".to_vec())]);
 }
 
-pub fn an_iterator_shows_the_moment_it_was_made(stage: &Stage) {
-    let (db, ks, all) = filled(stage, 100);
+pub fn an_iterator_shows_the_snapshot_of_its_creation(fixture: &Fixture) {
+    let (db, ks, all) = filled(fixture, 100);
     let (mut iter, mut keys) = (ks.iter().unwrap(), ks.keys().unwrap());
     let untouched = ks.iter().unwrap();
     let mut shown = pairs(iter.by_ref().take(10));
@@ -274,31 +275,39 @@ pub fn an_iterator_shows_the_moment_it_was_made(stage: &Stage) {
     assert_eq!(shown, all, "made before the changes, used after them");
 }
 
-pub fn a_compaction_changes_the_order_of_the_log_and_nothing_else(stage: &Stage) {
-    let (db, ks, mut all) = filled(stage, 400);
+pub fn a_compaction_changes_the_order_of_the_log_and_nothing_else(fixture: &Fixture) {
+    let (db, ks, mut all) = filled(fixture, 400);
     let snapshot = db.snapshot().unwrap().keyspace("ranges").unwrap();
     let shown = all.clone();
     for (index, (key, value)) in all.iter_mut().enumerate().step_by(7) {
-        let len = if index % 3 == 0 { stage.setting.stage_above() + 1 } else { index % 90 };
+        let len = if index % 3 == 0 { fixture.setting.blob_threshold() + 1 } else { index % 90 };
         *value = bytes(len, index as u64);
         ks.insert(&*key, &*value).unwrap();
     }
     ks.remove(&all.pop().unwrap().0).unwrap();
     let first = ks.compact().unwrap();
-    if stage.subject.is_sorted_by_compaction() {
-        assert_eq!(first.moved + first.left, all.len() as u64);
-        assert!(first.moved > all.len() as u64 / 2 && first.bytes > 30 * first.moved, "{first:?}");
+    if fixture.subject.is_sorted_by_compaction() {
+        assert_eq!(first.rewritten_pairs + first.skipped_pairs, all.len() as u64);
+        assert!(
+            first.rewritten_pairs > all.len() as u64 / 2
+                && first.rewritten_bytes > 30 * first.rewritten_pairs,
+            "{first:?}"
+        );
     } else {
-        assert_eq!((first.moved, first.bytes, first.left), (0, 0, 0), "there is no order to bring them into");
+        assert_eq!(
+            (first.rewritten_pairs, first.rewritten_bytes, first.skipped_pairs),
+            (0, 0, 0),
+            "there is no order to bring them into"
+        );
     }
     let second = ks.compact().unwrap();
-    assert!(second.moved <= first.moved / 2, "{first:?}, then {second:?}");
+    assert!(second.rewritten_pairs <= first.rewritten_pairs / 2, "{first:?}, then {second:?}");
     assert_eq!(sorted(&ks), all);
     let mut still_shown = pairs(snapshot.iter().unwrap());
     still_shown.sort();
     assert_eq!(still_shown, shown);
     drop((snapshot, ks));
-    let db = stage.crash(db);
-    assert_eq!(sorted(&stage.keyspace(&db, "ranges")), all);
+    let db = fixture.kill_and_reopen(db);
+    assert_eq!(sorted(&fixture.keyspace(&db, "ranges")), all);
     db.verify(|finding| panic!("{finding}")).unwrap();
 }

@@ -2,13 +2,13 @@
 
 use std::sync::{Arc, Mutex};
 
-use super::lasting::settle;
-use super::{Pair, bytes, get, key, pairs, refused, sorted};
-use crate::stage::Stage;
-use crate::tap::Tap;
+use super::persistence::run_background;
+use super::{KeyValue, bytes, get, key, pairs, refused, sorted};
+use crate::fixture::Fixture;
+use crate::recording_disk::RecordingDisk;
 use sheaf::{Error, KeyspaceSnapshot, Snapshot};
 
-fn shown(snapshot: &Snapshot, name: &str) -> Vec<Pair> {
+fn pairs_of(snapshot: &Snapshot, name: &str) -> Vec<KeyValue> {
     let keyspace = snapshot.keyspace(name).unwrap();
     let mut all = pairs(keyspace.iter().unwrap());
     all.sort();
@@ -21,10 +21,10 @@ fn shown(snapshot: &Snapshot, name: &str) -> Vec<Pair> {
     all
 }
 
-pub fn a_snapshot_repeats_what_it_showed(stage: &Stage) {
-    let db = stage.open();
-    let ks = stage.keyspace(&db, "a");
-    let large = bytes(stage.setting.stage_above() + 1, 1);
+pub fn reads_of_a_snapshot_are_repeatable(fixture: &Fixture) {
+    let db = fixture.open();
+    let ks = fixture.keyspace(&db, "a");
+    let large = bytes(fixture.setting.blob_threshold() + 1, 1);
     for index in 0..60 {
         ks.insert(key(index), if index % 10 == 0 { large.clone() } else { bytes(index, 2) }).unwrap();
     }
@@ -41,7 +41,7 @@ pub fn a_snapshot_repeats_what_it_showed(stage: &Stage) {
         }
         db.persist().unwrap();
         db.pump().unwrap();
-        assert_eq!(shown(&snapshot, "a"), expected, "round {round}");
+        assert_eq!(pairs_of(&snapshot, "a"), expected, "round {round}");
         let ks = snapshot.keyspace("a").unwrap();
         assert_eq!(ks.get(key(1003)).unwrap(), None);
         assert!(!ks.contains_key(key(1003)).unwrap());
@@ -50,9 +50,9 @@ pub fn a_snapshot_repeats_what_it_showed(stage: &Stage) {
     assert_ne!(sorted(&ks), expected);
 }
 
-pub fn a_snapshot_is_consistent_across_keyspaces(stage: &Stage) {
-    let db = stage.open();
-    let (ks, other) = (stage.keyspace(&db, "a"), stage.other(&db, "b"));
+pub fn a_snapshot_is_consistent_across_keyspaces(fixture: &Fixture) {
+    let db = fixture.open();
+    let (ks, other) = (fixture.keyspace(&db, "a"), fixture.other_keyspace(&db, "b"));
     let mut snapshots = Vec::new();
     for round in 0..30u64 {
         let mut batch = db.batch();
@@ -70,24 +70,24 @@ pub fn a_snapshot_is_consistent_across_keyspaces(stage: &Stage) {
     assert!(seqs.windows(2).all(|pair| pair[0] < pair[1]), "{seqs:?}");
 }
 
-pub fn a_younger_keyspace_is_absent_in_a_snapshot(stage: &Stage) {
-    let db = stage.open();
-    let _ks = stage.keyspace(&db, "old");
+pub fn a_younger_keyspace_is_absent_in_a_snapshot(fixture: &Fixture) {
+    let db = fixture.open();
+    let _ks = fixture.keyspace(&db, "old");
     let snapshot = db.snapshot().unwrap();
-    let young = stage.keyspace(&db, "young");
+    let young = fixture.keyspace(&db, "young");
     young.insert("k", "v").unwrap();
     assert_eq!(snapshot.keyspaces(), ["old"]);
-    refused!(snapshot.keyspace("young"), Error::NoKeyspace { name } if name == "young");
-    refused!(snapshot.keyspace("never"), Error::NoKeyspace { .. });
+    refused!(snapshot.keyspace("young"), Error::KeyspaceNotFound { name } if name == "young");
+    refused!(snapshot.keyspace("never"), Error::KeyspaceNotFound { .. });
     let later = db.snapshot().unwrap();
     assert_eq!(later.keyspaces(), ["old", "young"]);
     assert_eq!(later.keyspace("young").unwrap().len().unwrap(), 1);
 }
 
-pub fn a_dropped_keyspace_stays_readable_in_a_snapshot(stage: &Stage) {
-    let db = stage.open();
-    let ks = stage.keyspace(&db, "a");
-    let large = bytes(stage.setting.stage_above() + 1, 3);
+pub fn a_dropped_keyspace_stays_readable_in_a_snapshot(fixture: &Fixture) {
+    let db = fixture.open();
+    let ks = fixture.keyspace(&db, "a");
+    let large = bytes(fixture.setting.blob_threshold() + 1, 3);
     for index in 0..50 {
         ks.insert(key(index), "v").unwrap();
     }
@@ -97,32 +97,32 @@ pub fn a_dropped_keyspace_stays_readable_in_a_snapshot(stage: &Stage) {
     let iter = ks.iter().unwrap();
     assert!(db.drop_keyspace("a").unwrap());
     db.persist().unwrap();
-    let busy = stage.keyspace(&db, "busy");
+    let busy = fixture.keyspace(&db, "busy");
     for index in 0..300 {
         busy.insert(key(index % 20), bytes(100, index as u64)).unwrap();
         if index % 50 == 0 {
             db.pump().unwrap();
         }
     }
-    assert_eq!(shown(&snapshot, "a"), expected);
+    assert_eq!(pairs_of(&snapshot, "a"), expected);
     assert_eq!(snapshot.keyspaces(), ["a"]);
     let mut left = pairs(iter);
     left.sort();
     assert_eq!(left, expected, "an iterator is a snapshot");
-    refused!(ks.get("large"), Error::NoKeyspace { .. });
-    refused!(db.snapshot().unwrap().keyspace("a"), Error::NoKeyspace { .. });
+    refused!(ks.get("large"), Error::KeyspaceNotFound { .. });
+    refused!(db.snapshot().unwrap().keyspace("a"), Error::KeyspaceNotFound { .. });
     drop(snapshot);
-    while stage.setting.inline && db.pump().unwrap() {}
+    while fixture.setting.inline && db.pump().unwrap() {}
     assert_eq!(busy.len().unwrap(), 20);
 }
 
 /// The last view of a dropped keyspace ends in the midst of the pass that retires it.
-pub fn what_a_dropped_keyspace_had_pinned_is_no_live_data(stage: &Stage) {
-    let tap = Tap::new(Arc::clone(stage.disk()));
-    let db = stage.builder_on(Arc::new(tap.clone())).open(stage.path()).unwrap();
+pub fn pinned_data_of_a_dropped_keyspace_is_not_counted_live(fixture: &Fixture) {
+    let recording_disk = RecordingDisk::new(Arc::clone(fixture.disk()));
+    let db = fixture.builder_on(Arc::new(recording_disk.clone())).open(fixture.path()).unwrap();
     let live = || db.stats().logs.iter().map(|log| log.live_bytes).sum::<u64>();
-    let ks = stage.keyspace(&db, "a");
-    let busy = stage.keyspace(&db, "busy");
+    let ks = fixture.keyspace(&db, "a");
+    let busy = fixture.keyspace(&db, "busy");
     busy.insert("k", "v").unwrap();
     let before = live();
     for index in 0..20 {
@@ -135,7 +135,7 @@ pub fn what_a_dropped_keyspace_had_pinned_is_no_live_data(stage: &Stage) {
     drop(ks);
     assert!(db.drop_keyspace("a").unwrap());
     db.persist().unwrap();
-    tap.watch(move |_, path| {
+    recording_disk.set_observer(move |_, path| {
         if path.components().any(|part| part.as_os_str() == "images") {
             snapshot.lock().unwrap().take();
         }
@@ -144,14 +144,14 @@ pub fn what_a_dropped_keyspace_had_pinned_is_no_live_data(stage: &Stage) {
         busy.insert("k", bytes(100, index)).unwrap();
         db.pump().unwrap();
     }
-    tap.unwatch();
-    settle(stage, &db, || live() < before + 1000);
+    recording_disk.clear_observer();
+    run_background(fixture, &db, || live() < before + 1000);
     assert!(live() < before + 1000, "{} bytes live, {before} before", live());
 }
 
-pub fn a_cleared_keyspace_stays_readable_in_a_snapshot(stage: &Stage) {
-    let db = stage.open();
-    let ks = stage.keyspace(&db, "a");
+pub fn a_cleared_keyspace_stays_readable_in_a_snapshot(fixture: &Fixture) {
+    let db = fixture.open();
+    let ks = fixture.keyspace(&db, "a");
     for index in 0..50 {
         ks.insert(key(index), bytes(40, index as u64)).unwrap();
     }
@@ -161,32 +161,32 @@ pub fn a_cleared_keyspace_stays_readable_in_a_snapshot(stage: &Stage) {
     ks.insert(key(1), "after").unwrap();
     let second = db.snapshot().unwrap();
     ks.clear().unwrap();
-    assert_eq!(shown(&snapshot, "a"), expected);
-    assert_eq!(shown(&second, "a"), [(key(1).into_bytes(), b"after".to_vec())]);
+    assert_eq!(pairs_of(&snapshot, "a"), expected);
+    assert_eq!(pairs_of(&second, "a"), [(key(1).into_bytes(), b"after".to_vec())]);
     assert!(ks.is_empty().unwrap());
-    assert!(shown(&db.snapshot().unwrap(), "a").is_empty());
+    assert!(pairs_of(&db.snapshot().unwrap(), "a").is_empty());
     assert_eq!(db.snapshot().unwrap().keyspaces(), ["a"]);
 }
 
-pub fn a_recreated_keyspace_does_not_mix_with_the_one_a_snapshot_shows(stage: &Stage) {
-    let db = stage.open();
-    let ks = stage.keyspace(&db, "a");
+pub fn a_recreated_keyspace_does_not_mix_with_the_one_a_snapshot_shows(fixture: &Fixture) {
+    let db = fixture.open();
+    let ks = fixture.keyspace(&db, "a");
     ks.insert("k", "first life").unwrap();
     let first = db.snapshot().unwrap();
     db.drop_keyspace("a").unwrap();
     let between = db.snapshot().unwrap();
-    let again = stage.other(&db, "a"); // and of another engine
+    let again = fixture.other_keyspace(&db, "a"); // and of another engine
     again.insert("k", "second life").unwrap();
     let second = db.snapshot().unwrap();
-    assert_eq!(shown(&first, "a"), [(b"k".to_vec(), b"first life".to_vec())]);
-    refused!(between.keyspace("a"), Error::NoKeyspace { .. });
-    assert_eq!(shown(&second, "a"), [(b"k".to_vec(), b"second life".to_vec())]);
-    refused!(ks.insert("k", "x"), Error::NoKeyspace { .. });
+    assert_eq!(pairs_of(&first, "a"), [(b"k".to_vec(), b"first life".to_vec())]);
+    refused!(between.keyspace("a"), Error::KeyspaceNotFound { .. });
+    assert_eq!(pairs_of(&second, "a"), [(b"k".to_vec(), b"second life".to_vec())]);
+    refused!(ks.insert("k", "x"), Error::KeyspaceNotFound { .. });
 }
 
-pub fn a_long_snapshot_outlives_many_updates_and_stops_none(stage: &Stage) {
-    let db = stage.open();
-    let (ks, other) = (stage.keyspace(&db, "a"), stage.other(&db, "b"));
+pub fn a_long_snapshot_survives_updates_and_blocks_none(fixture: &Fixture) {
+    let db = fixture.open();
+    let (ks, other) = (fixture.keyspace(&db, "a"), fixture.other_keyspace(&db, "b"));
     for index in 0..20 {
         ks.insert(key(index), "start").unwrap();
         other.insert(key(index), "start").unwrap();
@@ -200,17 +200,17 @@ pub fn a_long_snapshot_outlives_many_updates_and_stops_none(stage: &Stage) {
             db.pump().unwrap();
         }
     }
-    assert_eq!((shown(&snapshot, "a"), shown(&snapshot, "b")), expected);
+    assert_eq!((pairs_of(&snapshot, "a"), pairs_of(&snapshot, "b")), expected);
     let pinned = || ks.stats().unwrap().pinned_versions;
-    settle(stage, &db, || pinned() == 20); // what was in doubt while the last were committed goes
+    run_background(fixture, &db, || pinned() == 20); // doubtful versions are freed
     assert_eq!(pinned(), 20, "one view pins one version a key");
     assert_eq!(get(&ks, key(19)), Some(bytes(60, 1999)));
 }
 
-pub fn snapshots_stack_and_go_in_any_order(stage: &Stage) {
-    let db = stage.open();
-    let ks = stage.keyspace(&db, "a");
-    let mut stack: Vec<(Snapshot, Vec<Pair>)> = Vec::new();
+pub fn snapshots_can_be_dropped_in_any_order(fixture: &Fixture) {
+    let db = fixture.open();
+    let ks = fixture.keyspace(&db, "a");
+    let mut stack: Vec<(Snapshot, Vec<KeyValue>)> = Vec::new();
     for round in 0..60usize {
         for index in 0..10 {
             if (round + index) % 7 == 0 {
@@ -226,15 +226,15 @@ pub fn snapshots_stack_and_go_in_any_order(stage: &Stage) {
         db.pump().unwrap();
         if round % 10 == 9 {
             for (snapshot, expected) in &stack {
-                assert_eq!(&shown(snapshot, "a"), expected, "at {} in round {round}", snapshot.seq());
+                assert_eq!(&pairs_of(snapshot, "a"), expected, "at {} in round {round}", snapshot.seq());
             }
         }
     }
 }
 
-pub fn iterators_outlive_the_handles_they_came_from(stage: &Stage) {
-    let db = stage.open();
-    let ks = stage.keyspace(&db, "a");
+pub fn iterators_outlive_the_handles_they_came_from(fixture: &Fixture) {
+    let db = fixture.open();
+    let ks = fixture.keyspace(&db, "a");
     for index in 0..30 {
         ks.insert(key(index), "v").unwrap();
     }
@@ -244,29 +244,31 @@ pub fn iterators_outlive_the_handles_they_came_from(stage: &Stage) {
     drop((ks, snapshot, of_snapshot, db));
     assert_eq!(pairs(iter).len(), 30);
     assert_eq!(keys.filter(|key| key.is_ok()).count(), 30);
-    let db = stage.open();
-    assert_eq!(sorted(&stage.keyspace(&db, "a")).len(), 30, "and the database closed behind them");
+    let db = fixture.open();
+    assert_eq!(sorted(&fixture.keyspace(&db, "a")).len(), 30, "and the database closed behind them");
 }
 
-pub fn what_snapshots_pin_is_reported_and_released(stage: &Stage) {
-    let db = stage.open();
-    let ks = stage.keyspace(&db, "a");
+pub fn pinned_bytes_are_reported_and_released(fixture: &Fixture) {
+    let db = fixture.open();
+    let ks = fixture.keyspace(&db, "a");
     ks.insert("k", "1").unwrap();
-    assert_eq!((db.stats().views, db.stats().oldest_view), (0, None));
+    assert_eq!((db.stats().views, db.stats().oldest_view_seq), (0, None));
     let (first, seq) = (db.snapshot().unwrap(), db.snapshot().unwrap().seq());
     let second = db.snapshot().unwrap();
-    assert_eq!((db.stats().views, db.stats().oldest_view), (2, Some(seq)));
+    assert_eq!((db.stats().views, db.stats().oldest_view_seq), (2, Some(seq)));
     assert_eq!(ks.stats().unwrap().pinned_versions, 0);
     ks.insert("k", "2").unwrap();
     ks.insert("k", "3").unwrap();
-    settle(stage, &db, || ks.stats().unwrap().pinned_versions == 1);
+    run_background(fixture, &db, || ks.stats().unwrap().pinned_versions == 1);
     assert_eq!(ks.stats().unwrap().pinned_versions, 1, "only what a view sees");
     let iter = ks.iter().unwrap();
     assert_eq!(db.stats().views, 3);
     drop((first, second));
-    assert_eq!(db.stats().oldest_view, Some(seq + 2));
+    assert_eq!(db.stats().oldest_view_seq, Some(seq + 2));
     drop(iter);
-    assert_eq!((db.stats().views, db.stats().oldest_view), (0, None));
-    settle(stage, &db, || ks.stats().unwrap().pinned_versions == 0 && db.stats().memory.versions == 0);
+    assert_eq!((db.stats().views, db.stats().oldest_view_seq), (0, None));
+    run_background(fixture, &db, || {
+        ks.stats().unwrap().pinned_versions == 0 && db.stats().memory.versions == 0
+    });
     assert_eq!((ks.stats().unwrap().pinned_versions, db.stats().memory.versions), (0, 0));
 }

@@ -5,12 +5,12 @@
 use std::io::{Read, Seek, SeekFrom, Write};
 
 use super::{bytes, get, refused};
-use crate::stage::Stage;
+use crate::fixture::Fixture;
 use sheaf::{Durability, Error, Keyspace, MAX_KEY};
 
 /// Sizes on both sides of all limits there are.
-fn sizes(stage: &Stage) -> [usize; 7] {
-    let limit = stage.setting.stage_above();
+fn sizes(fixture: &Fixture) -> [usize; 7] {
+    let limit = fixture.setting.blob_threshold();
     [0, 1, limit / 4 + 1, limit, limit + 1, 5 * limit + 3, (1 << 18) + 9]
 }
 
@@ -23,10 +23,10 @@ fn write(ks: &Keyspace, key: &str, value: &[u8], step: usize) {
     writer.commit().unwrap();
 }
 
-pub fn ranges_of_a_value_are_its_bytes(stage: &Stage) {
-    let db = stage.open();
-    let ks = stage.keyspace(&db, "streams");
-    for len in sizes(stage) {
+pub fn ranges_of_a_value_are_its_bytes(fixture: &Fixture) {
+    let db = fixture.open();
+    let ks = fixture.keyspace(&db, "streams");
+    for len in sizes(fixture) {
         let value = bytes(len, 3);
         ks.insert("k", &value).unwrap();
         let (end, half) = (len as u64, len as u64 / 2);
@@ -51,10 +51,10 @@ pub fn ranges_of_a_value_are_its_bytes(stage: &Stage) {
     assert!(ks.reader("none").unwrap().is_none());
 }
 
-pub fn what_is_written_as_a_stream_is_the_value(stage: &Stage) {
-    let db = stage.open();
-    let ks = stage.keyspace(&db, "streams");
-    for (index, len) in sizes(stage).into_iter().enumerate() {
+pub fn a_streamed_value_reads_back(fixture: &Fixture) {
+    let db = fixture.open();
+    let ks = fixture.keyspace(&db, "streams");
+    for (index, len) in sizes(fixture).into_iter().enumerate() {
         let value = bytes(len, 5);
         write(&ks, &index.to_string(), &value, 1 + len / 7);
         write(&ks, "again and again", &value, 1000);
@@ -62,53 +62,53 @@ pub fn what_is_written_as_a_stream_is_the_value(stage: &Stage) {
         assert!(get(&ks, "again and again").as_deref() == Some(&value[..]), "{len}");
     }
     drop(ks);
-    let db = stage.reopen(db);
-    let ks = stage.keyspace(&db, "streams");
-    for (index, len) in sizes(stage).into_iter().enumerate() {
+    let db = fixture.reopen(db);
+    let ks = fixture.keyspace(&db, "streams");
+    for (index, len) in sizes(fixture).into_iter().enumerate() {
         assert!(get(&ks, index.to_string()).unwrap() == bytes(len, 5));
     }
     db.verify(|finding| panic!("{finding}")).unwrap();
 }
 
-pub fn a_stream_that_is_not_committed_leaves_nothing(stage: &Stage) {
-    let db = stage.open();
-    let ks = stage.keyspace(&db, "streams");
+pub fn an_uncommitted_stream_leaves_no_file(fixture: &Fixture) {
+    let db = fixture.open();
+    let ks = fixture.keyspace(&db, "streams");
     ks.insert("k", "v").unwrap();
-    let value = bytes(9 * stage.setting.stage_above(), 1);
+    let value = bytes(9 * fixture.setting.blob_threshold(), 1);
     let mut writer = ks.writer("k").unwrap();
     writer.write_all(&value).unwrap();
     assert_eq!(get(&ks, "k").unwrap(), b"v", "nothing is there before the commit");
     drop(writer);
     let is_value = |path: &std::path::Path| path.extension().is_some_and(|extension| extension == "blob");
-    let large = || stage.tree().keys().filter(|path| is_value(path)).count();
+    let large = || fixture.read_tree().keys().filter(|path| is_value(path)).count();
     assert_eq!(large(), 0);
     let mut writer = ks.writer("k").unwrap();
     writer.write_all(&value).unwrap();
     ks.clear().unwrap();
     writer.submit(Durability::Sync).unwrap().wait().unwrap();
     assert!(get(&ks, "k").unwrap() == value, "a keyspace that was cleared goes on");
-    refused!(ks.writer(vec![0; MAX_KEY + 1]), Error::TooLarge { what: "key", .. });
+    refused!(ks.writer(vec![0; MAX_KEY + 1]), Error::TooLarge { object: "key", .. });
     let mut late = ks.writer("late").unwrap();
     late.write_all(&value).unwrap();
     db.drop_keyspace("streams").unwrap();
-    refused!(late.commit(), Error::NoKeyspace { .. });
+    refused!(late.commit(), Error::KeyspaceNotFound { .. });
     assert!(large() <= 1, "the one that was committed, until it is swept");
 }
 
-pub fn a_reader_keeps_its_value(stage: &Stage) {
-    let db = stage.open();
-    let ks = stage.keyspace(&db, "streams");
-    let old = bytes(5 * stage.setting.stage_above(), 1);
+pub fn a_value_reader_is_not_affected_by_overwrites(fixture: &Fixture) {
+    let db = fixture.open();
+    let ks = fixture.keyspace(&db, "streams");
+    let old = bytes(5 * fixture.setting.blob_threshold(), 1);
     ks.insert("k", &old).unwrap();
     let snapshot = db.snapshot().unwrap();
     let mut reader = ks.reader("k").unwrap().unwrap();
     for round in 0..60 {
-        ks.insert("k", bytes(5 * stage.setting.stage_above(), 2 + round)).unwrap();
+        ks.insert("k", bytes(5 * fixture.setting.blob_threshold(), 2 + round)).unwrap();
         ks.insert(round.to_string(), bytes(300, round)).unwrap();
     }
     ks.remove("k").unwrap();
     db.persist().unwrap();
-    while stage.setting.inline && db.pump().unwrap() {}
+    while fixture.setting.inline && db.pump().unwrap() {}
     let mut all = Vec::new();
     reader.read_to_end(&mut all).unwrap();
     assert!(all == old);

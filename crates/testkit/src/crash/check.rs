@@ -12,190 +12,204 @@
 use std::sync::Arc;
 
 use sheaf::{Database, Durability, KeyspaceOptions};
-use sheaf_base::disk::sim::{Keep, SimDisk};
+use sheaf_base::disk::sim::{KeepChoice, SimDisk};
 use sheaf_base::sync::Mutex;
 
-use super::history::{Change, History, Marks, NAMES, State};
-use super::world::World;
-use crate::trial::trial;
+use super::history::{CommitHistory, ExpectedState, HistoryChange, HistoryMarks, KEYSPACE_NAMES};
+use super::machine::TestMachine;
+use crate::supervise::run_supervised;
 
 /// No recovery in tiny geometry takes this many disk calls.
-const FUSE: u64 = 200_000;
+const CALL_LIMIT: u64 = 200_000;
 
 /// What a machine may hold: a prefix of `history` between two lengths.
 #[derive(Clone, Copy)]
-pub struct Claim<'a> {
+pub struct ExpectedPrefix<'a> {
     /// The commits.
-    pub history: &'a History,
+    pub history: &'a CommitHistory,
     /// At least so many of them.
-    pub from: usize,
+    pub min_commits: usize,
     /// At least so many of them if the power fails before it is served.
-    pub durable: usize,
+    pub min_after_power_cut: usize,
     /// At most so many.
-    pub to: usize,
+    pub max_commits: usize,
     /// Numbers up to here were seen.
-    pub seq: u64,
+    pub seen_seq: u64,
 }
 
 /// What a machine turned out to hold.
 #[derive(Clone, Copy, Debug)]
-pub struct Found {
+pub struct RecoveredState {
     /// The print of its state.
-    pub print: u64,
+    pub fingerprint: u64,
     /// The number of the first commit after.
-    pub seq: u64,
+    pub next_seq: u64,
 }
 
 /// A moment of the check at which the power may fail again.
-pub struct Moment {
+pub struct SecondCrashPoint {
     /// The disk at that moment.
     pub image: SimDisk,
     /// `None` while the database is opening; later how far the commits after the crash have come.
-    pub marks: Option<Marks>,
+    pub marks: Option<HistoryMarks>,
 }
 
 /// Forks taken during a check.
 #[derive(Default)]
-pub struct Probe {
+pub struct RecoveryRecording {
     /// The moments, in order.
-    pub moments: Vec<Moment>,
+    pub crash_points: Vec<SecondCrashPoint>,
     /// The state served after the first crash and the commit on top of it.
-    pub aftermath: Option<History>,
+    pub after_recovery: Option<CommitHistory>,
 }
 
 /// How the first life after the crash goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
+pub enum AfterRecovery {
     /// It is closed in order.
     Close,
     /// The power fails.
-    Cut,
-    /// Before the commit it is closed and opened once more, with nothing done; then the power fails.
-    Idle,
+    PowerCut,
+    /// Before the commit it is closed and opened once more, with nothing done; then the power
+    /// fails.
+    IdleReopen,
 }
 
-impl End {
+impl AfterRecovery {
     /// One that a number chooses.
     #[must_use]
-    pub fn of(number: u64) -> End {
-        [End::Close, End::Cut, End::Cut, End::Idle][(number >> 1 & 3) as usize]
+    pub fn from_number(number: u64) -> AfterRecovery {
+        [AfterRecovery::Close, AfterRecovery::PowerCut, AfterRecovery::PowerCut, AfterRecovery::IdleReopen]
+            [(number >> 1 & 3) as usize]
     }
 }
 
 /// Opens the database on `world` and checks everything.
-pub fn check(world: &World, claim: Claim<'_>, end: End, probe: Option<&mut Probe>) -> Result<Found, String> {
-    let shared: Arc<Mutex<Probe>> = Arc::default();
-    if probe.is_some() {
-        let (sim, shared) = (world.sim.clone(), Arc::clone(&shared));
-        world.tap.watch(move |_, _| {
+pub fn check(
+    machine: &TestMachine,
+    expected: ExpectedPrefix<'_>,
+    end: AfterRecovery,
+    recording: Option<&mut RecoveryRecording>,
+) -> Result<RecoveredState, String> {
+    let shared: Arc<Mutex<RecoveryRecording>> = Arc::default();
+    if recording.is_some() {
+        let (sim, shared) = (machine.sim.clone(), Arc::clone(&shared));
+        machine.recording_disk.set_observer(move |_, _| {
             let mut shared = shared.lock();
-            let marks = shared.aftermath.as_ref().map(|history| history.marks);
-            shared.moments.push(Moment { image: sim.fork(), marks });
+            let marks = shared.after_recovery.as_ref().map(|history| history.marks);
+            shared.crash_points.push(SecondCrashPoint { image: sim.fork(), marks });
         });
     }
-    world.tap.set_fuse(FUSE);
-    let found = trial("the check of a crash state", || {
-        let (found, state) = first_life(world, claim, &shared, end)?;
-        world.tap.unwatch();
-        let next = if end == End::Close { world.clone() } else { world.cut(&Keep::None) };
-        second_life(&next, &state, found.seq)?;
+    machine.recording_disk.set_call_limit(CALL_LIMIT);
+    let found = run_supervised("the check of a crash state", || {
+        let (found, state) = check_first_open(machine, expected, &shared, end)?;
+        machine.recording_disk.clear_observer();
+        let next = if end == AfterRecovery::Close {
+            machine.clone()
+        } else {
+            machine.after_power_cut(&KeepChoice::None)
+        };
+        check_second_open(&next, &state, found.next_seq)?;
         Ok(found)
     });
-    world.tap.unwatch();
-    if let Some(probe) = probe {
-        *probe = std::mem::take(&mut *shared.lock());
+    machine.recording_disk.clear_observer();
+    if let Some(recording) = recording {
+        *recording = std::mem::take(&mut *shared.lock());
     }
     found
 }
 
-fn first_life(
-    world: &World,
-    claim: Claim<'_>,
-    shared: &Mutex<Probe>,
-    end: End,
-) -> Result<(Found, State), String> {
-    let mut db = world.open().map_err(|e| format!("it does not open: {e}"))?;
-    let mut state = State::read(&db).map_err(|e| format!("it cannot be read: {e}"))?;
-    let print = state.print();
-    if claim.history.find(print, claim.from, claim.to).is_none() {
-        return Err(claim.history.explain(&state, claim.from, claim.to));
+fn check_first_open(
+    machine: &TestMachine,
+    expected: ExpectedPrefix<'_>,
+    shared: &Mutex<RecoveryRecording>,
+    end: AfterRecovery,
+) -> Result<(RecoveredState, ExpectedState), String> {
+    let mut db = machine.open().map_err(|e| format!("it does not open: {e}"))?;
+    let mut state = ExpectedState::read(&db).map_err(|e| format!("it cannot be read: {e}"))?;
+    let print = state.fingerprint();
+    if expected.history.find_prefix(print, expected.min_commits, expected.max_commits).is_none() {
+        return Err(expected.history.explain(&state, expected.min_commits, expected.max_commits));
     }
-    shared.lock().aftermath = Some(History::after(state.clone()));
-    if end == End::Idle {
+    shared.lock().after_recovery = Some(CommitHistory::starting_at(state.clone()));
+    if end == AfterRecovery::IdleReopen {
         db.close().map_err(|e| format!("it does not close: {e}"))?;
-        db = world.open().map_err(|e| format!("closed again, it does not open: {e}"))?;
+        db = machine.open().map_err(|e| format!("closed again, it does not open: {e}"))?;
     }
-    if state.spaces[0].is_none() {
-        note(shared, vec![Change::Create(0)], &mut state);
-        db.keyspace(NAMES[0], world.subject.options_of(world.subject.engines()[0]))
+    if state.keyspaces[0].is_none() {
+        record_commit(shared, vec![HistoryChange::Create(0)], &mut state);
+        db.keyspace(KEYSPACE_NAMES[0], machine.subject.options_of(machine.subject.engines()[0]))
             .map_err(|e| format!("no keyspace can be made: {e}"))?;
-        settle(shared);
+        record_durable(shared);
     }
     let changes = probe_commit(&state);
-    note(shared, changes.clone(), &mut state);
+    record_commit(shared, changes.clone(), &mut state);
     let seq = commit(&db, &changes).map_err(|e| format!("it takes no commit: {e}"))?;
-    settle(shared);
-    if seq <= claim.seq {
-        return Err(format!("commit number {seq} is used again: {} was seen before the crash", claim.seq));
+    record_durable(shared);
+    if seq <= expected.seen_seq {
+        return Err(format!(
+            "commit number {seq} is used again: {} was seen before the crash",
+            expected.seen_seq
+        ));
     }
-    if end == End::Close {
+    if end == AfterRecovery::Close {
         db.close().map_err(|e| format!("it does not close: {e}"))?;
     }
-    Ok((Found { print, seq }, state))
+    Ok((RecoveredState { fingerprint: print, next_seq: seq }, state))
 }
 
-fn second_life(world: &World, state: &State, seq: u64) -> Result<(), String> {
-    let db = world.open().map_err(|e| format!("it does not open a second time: {e}"))?;
-    let again = State::read(&db).map_err(|e| format!("it cannot be read a second time: {e}"))?;
+fn check_second_open(machine: &TestMachine, state: &ExpectedState, seq: u64) -> Result<(), String> {
+    let db = machine.open().map_err(|e| format!("it does not open a second time: {e}"))?;
+    let again = ExpectedState::read(&db).map_err(|e| format!("it cannot be read a second time: {e}"))?;
     if again != *state {
         return Err(format!("opened again it differs: {}", again.difference(state)));
     }
-    let visible = db.stats().visible;
+    let visible = db.stats().visible_seq;
     if visible < seq {
         return Err(format!("opened again it is at commit {visible}, before {seq}"));
     }
     Ok(())
 }
 
-fn note(shared: &Mutex<Probe>, changes: Vec<Change>, state: &mut State) {
+fn record_commit(shared: &Mutex<RecoveryRecording>, changes: Vec<HistoryChange>, state: &mut ExpectedState) {
     for change in &changes {
         state.apply(change);
     }
-    if let Some(history) = shared.lock().aftermath.as_mut() {
-        history.issue(changes);
+    if let Some(history) = shared.lock().after_recovery.as_mut() {
+        history.begin_commit(changes);
     }
 }
 
-fn settle(shared: &Mutex<Probe>) {
-    if let Some(history) = shared.lock().aftermath.as_mut() {
+fn record_durable(shared: &Mutex<RecoveryRecording>) {
+    if let Some(history) = shared.lock().after_recovery.as_mut() {
         history.acknowledge(true);
     }
 }
 
 /// A batch over all keyspaces there are: a key of its own and, in each, a key of the workload.
-fn probe_commit(state: &State) -> Vec<Change> {
-    let there = state.spaces.iter().enumerate().filter(|(_, pairs)| pairs.is_some());
+fn probe_commit(state: &ExpectedState) -> Vec<HistoryChange> {
+    let there = state.keyspaces.iter().enumerate().filter(|(_, pairs)| pairs.is_some());
     there
         .flat_map(|(space, _)| {
             [
-                Change::Put(space, b"after the crash".to_vec(), vec![space as u8; 20]),
-                Change::Put(space, b"key2".to_vec(), b"written after the crash".to_vec()),
-                Change::Remove(space, b"key3".to_vec()),
+                HistoryChange::Put(space, b"after the crash".to_vec(), vec![space as u8; 20]),
+                HistoryChange::Put(space, b"key2".to_vec(), b"written after the crash".to_vec()),
+                HistoryChange::Remove(space, b"key3".to_vec()),
             ]
         })
         .collect()
 }
 
-fn commit(db: &Database, changes: &[Change]) -> sheaf::Result<u64> {
+fn commit(db: &Database, changes: &[HistoryChange]) -> sheaf::Result<u64> {
     let mut batch = db.batch();
     batch.durability(Durability::Sync);
     for change in changes {
-        let (Change::Put(space, key, _) | Change::Remove(space, key)) = change else {
+        let (HistoryChange::Put(space, key, _) | HistoryChange::Remove(space, key)) = change else {
             continue;
         };
-        let keyspace = db.keyspace(NAMES[*space], KeyspaceOptions::default())?;
+        let keyspace = db.keyspace(KEYSPACE_NAMES[*space], KeyspaceOptions::default())?;
         match change {
-            Change::Put(_, _, value) => batch.insert(&keyspace, key, value),
+            HistoryChange::Put(_, _, value) => batch.insert(&keyspace, key, value),
             _ => batch.remove(&keyspace, key),
         };
     }

@@ -1,9 +1,10 @@
 //! # Explore: every state that a power cut may leave, at every moment of a workload
 //!
-//! The workload runs once; before each disk call that changes something the disk is forked. A fork's
-//! pending units (sectors, lengths, names) are what a power cut may keep or lose, each by itself: with
-//! few of them all subsets are tried, with many a fixed choice and some at random. Every image that is
-//! new is opened and checked ([`super::check`]); a sample of them crashes again while it is recovering.
+//! The workload runs once; before each disk call that changes something the disk is forked. A
+//! fork's pending units (sectors, lengths, names) are what a power cut may keep or lose, each by
+//! itself: with few of them all subsets are tried, with many a fixed choice and some at random.
+//! Every image that is new is opened and checked ([`super::check`]); a sample of them crashes again
+//! while it is recovering.
 //!
 //! ## Order
 //!
@@ -12,12 +13,13 @@
 //!  round 2   every moment, shuffled:  all other choices
 //! ```
 //!
-//! So a look that is cut short has seen every moment of the workload, and of the rest a fair sample.
+//! So a look that is cut short has seen every moment of the workload, and of the rest a fair
+//! sample.
 //!
 //! ## What it cannot see
 //!
-//! Interleavings of threads; bugs of size (geometry is tiny); what the simulated disk does not model;
-//! subsets that are not drawn when many units are pending; a third crash.
+//! Interleavings of threads; bugs of size (geometry is tiny); what the simulated disk does not
+//! model; subsets that are not drawn when many units are pending; a third crash.
 
 #![allow(clippy::cast_possible_truncation)] // numbers here are small by construction
 
@@ -26,110 +28,113 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use sheaf_base::disk::sim::{Keep, Pending, SimDisk};
+use sheaf_base::disk::sim::{KeepChoice, PendingUnits, SimDisk};
 use sheaf_base::sync::Mutex;
 
-use super::check::{Claim, End, Found, Moment, Probe, check};
-use super::history::{History, Marks};
-use super::replay::show_keep;
-use super::run::Run;
-use super::workload::{Random, Step, show};
-use super::world::World;
-use crate::stage::Subject;
-use crate::tap::Lie;
+use super::check::{
+    AfterRecovery, ExpectedPrefix, RecoveredState, RecoveryRecording, SecondCrashPoint, check,
+};
+use super::history::{CommitHistory, HistoryMarks};
+use super::machine::TestMachine;
+use super::replay::format_keep;
+use super::run::WorkloadRun;
+use super::workload::{CrashStep, TestRandom, format_steps};
+use crate::fixture::TestSubject;
+use crate::recording_disk::DiskDefect;
+use crate::supervise::run_supervised;
 use crate::totals::Stopwatch;
-use crate::trial::trial;
 
 /// How thoroughly to look, and at what.
 #[derive(Clone, Debug)]
-pub struct Plan {
+pub struct ExplorePlan {
     /// The engine under test.
-    pub subject: Subject,
+    pub subject: TestSubject,
     /// All subsets of up to so many pending units.
-    pub exhaustive: usize,
+    pub exhaustive_units: usize,
     /// So many random subsets of more.
-    pub random: u64,
+    pub random_subsets: u64,
     /// One in so many images crashes again during its recovery; 0 for none.
-    pub second: u64,
+    pub second_crash_rate: u64,
     /// So many subsets at each moment of such a recovery,
-    pub second_keeps: usize,
+    pub second_crash_subsets: usize,
     /// and so many in all of it, at moments drawn at random.
-    pub second_states: u64,
+    pub second_crash_states: u64,
     /// Also crash before the first commit, while the database is made: the same in every workload.
-    pub creation: bool,
+    pub includes_creation: bool,
     /// Crash from this step on only: earlier ones were looked at as the end of a shorter workload.
-    pub from_step: usize,
+    pub first_step: usize,
     /// What the disk lies about,
-    pub lie: Lie,
+    pub defect: DiskDefect,
     /// and what it lies about after the first crash.
-    pub later_lie: Lie,
+    pub later_defect: DiskDefect,
     /// Tear sectors at any byte, and so on: see [`SimDisk`].
-    pub paranoid: bool,
+    pub tears_sectors: bool,
     /// Stop looking after so many seconds,
-    pub seconds: f64,
+    pub max_seconds: f64,
     /// or so many states.
-    pub states: u64,
+    pub max_states: u64,
 }
 
-impl Default for Plan {
-    fn default() -> Plan {
-        Plan {
-            subject: Subject::flat(),
-            exhaustive: 8,
-            random: 16,
-            second: 300,
-            second_keeps: 8,
-            second_states: u64::MAX,
-            creation: false,
-            from_step: 0,
-            lie: Lie::None,
-            later_lie: Lie::None,
-            paranoid: false,
-            seconds: f64::INFINITY,
-            states: u64::MAX,
+impl Default for ExplorePlan {
+    fn default() -> ExplorePlan {
+        ExplorePlan {
+            subject: TestSubject::flat(),
+            exhaustive_units: 8,
+            random_subsets: 16,
+            second_crash_rate: 300,
+            second_crash_subsets: 8,
+            second_crash_states: u64::MAX,
+            includes_creation: false,
+            first_step: 0,
+            defect: DiskDefect::None,
+            later_defect: DiskDefect::None,
+            tears_sectors: false,
+            max_seconds: f64::INFINITY,
+            max_states: u64::MAX,
         }
     }
 }
 
 /// One crash that went wrong.
 #[derive(Clone, Debug)]
-pub struct Failure {
+pub struct CrashFailure {
     /// The engine, and the disk's manners if they were not the usual ones.
     pub setting: String,
     /// The workload.
-    pub steps: Vec<Step>,
+    pub steps: Vec<CrashStep>,
     /// Before which changing disk call of it.
-    pub point: usize,
+    pub crash_point: usize,
     /// Which pending units were kept; `None`: the process was killed.
-    pub keep: Option<Keep>,
+    pub kept_units: Option<KeepChoice>,
     /// The second crash, if it took one: moment, and what it kept.
-    pub second: Option<(usize, Keep)>,
+    pub second_crash: Option<(usize, KeepChoice)>,
     /// What is wrong.
-    pub what: String,
+    pub mismatch: String,
 }
 
-impl Failure {
+impl CrashFailure {
     /// What runs it again.
     #[must_use]
-    pub fn line(&self) -> String {
-        let keep = self.keep.as_ref().map_or("killed".into(), show_keep);
-        let mut line = format!("{}: {} @ {} {keep}", self.setting, show(&self.steps), self.point);
-        if let Some((moment, keep)) = &self.second {
-            line += &format!(" @ {moment} {}", show_keep(keep));
+    pub fn replay_line(&self) -> String {
+        let keep = self.kept_units.as_ref().map_or("killed".into(), format_keep);
+        let mut line =
+            format!("{}: {} @ {} {keep}", self.setting, format_steps(&self.steps), self.crash_point);
+        if let Some((moment, keep)) = &self.second_crash {
+            line += &format!(" @ {moment} {}", format_keep(keep));
         }
         line
     }
 }
 
-impl fmt::Display for Failure {
+impl fmt::Display for CrashFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}\n  replay: {}", self.what, super::replay::command(&self.line()))
+        write!(f, "{}\n  replay: {}", self.mismatch, super::replay::replay_command(&self.replay_line()))
     }
 }
 
 /// What was looked at.
 #[derive(Clone, Debug, Default)]
-pub struct Report {
+pub struct ExploreReport {
     /// Workloads run.
     pub workloads: u64,
     /// Moments at which power may have failed.
@@ -139,29 +144,29 @@ pub struct Report {
     /// Different disk images among them, each opened and checked.
     pub images: u64,
     /// Those of `images` that are left by a second crash.
-    pub second: u64,
+    pub second_images: u64,
     /// Seconds it took.
     pub seconds: f64,
     /// The first thing that went wrong.
-    pub failure: Option<Failure>,
+    pub failure: Option<CrashFailure>,
 }
 
-impl Report {
+impl ExploreReport {
     /// Adds the figures of another report.
-    pub fn add(&mut self, other: Report) {
+    pub fn add(&mut self, other: ExploreReport) {
         self.workloads += other.workloads;
         self.points += other.points;
         self.states += other.states;
         self.images += other.images;
-        self.second += other.second;
+        self.second_images += other.second_images;
         self.seconds += other.seconds;
         self.failure = self.failure.take().or(other.failure);
     }
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for ExploreReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Report { workloads, points, states, images, second, seconds, .. } = self;
+        let ExploreReport { workloads, points, states, images, second_images: second, seconds, .. } = self;
         let rate = *images as f64 / seconds.max(1e-9);
         write!(
             f,
@@ -172,113 +177,125 @@ impl fmt::Display for Report {
 }
 
 /// A moment of the workload at which the power may fail.
-pub struct Point {
+pub struct CrashPoint {
     /// The disk.
     pub image: SimDisk,
     /// What was promised.
-    pub marks: Marks,
+    pub marks: HistoryMarks,
     /// The step under way; at the end, how many there were.
     pub step: usize,
 }
 
 /// Runs `steps`, forking the disk before every changing call and at the end.
-pub fn record(steps: &[Step], plan: &Plan) -> (Vec<Point>, History, Result<(), String>) {
-    let world = World::of(&plan.subject, SimDisk::new());
-    world.sim.set_paranoid(plan.paranoid);
-    world.tap.set_lie(plan.lie);
-    let mut run = Run::new(world.clone());
-    let points: Arc<Mutex<Vec<Point>>> = Arc::default();
+pub fn record_points(
+    steps: &[CrashStep],
+    plan: &ExplorePlan,
+) -> (Vec<CrashPoint>, CommitHistory, Result<(), String>) {
+    let machine = TestMachine::for_subject(&plan.subject, SimDisk::new());
+    machine.sim.set_paranoid(plan.tears_sectors);
+    machine.recording_disk.set_defect(plan.defect);
+    let mut run = WorkloadRun::new(machine.clone());
+    let points: Arc<Mutex<Vec<CrashPoint>>> = Arc::default();
     let now: Arc<AtomicUsize> = Arc::default();
-    let (sim, history, out) = (world.sim.clone(), Arc::clone(&run.history), Arc::clone(&points));
-    let (step, from_step) = (Arc::clone(&now), plan.from_step);
-    world.tap.watch(move |_, _| {
+    let (sim, history, out) = (machine.sim.clone(), Arc::clone(&run.history), Arc::clone(&points));
+    let (step, from_step) = (Arc::clone(&now), plan.first_step);
+    machine.recording_disk.set_observer(move |_, _| {
         let (step, marks) = (step.load(Ordering::Relaxed), history.lock().marks);
         // A moment nobody will look at keeps its number and costs nothing.
         let image = if step >= from_step { sim.fork() } else { SimDisk::new() };
-        out.lock().push(Point { image, marks, step });
+        out.lock().push(CrashPoint { image, marks, step });
     });
-    let ran = trial(name_of(steps, plan), || {
+    let ran = run_supervised(replay_name(steps, plan), || {
         let fails = |e| format!("the workload fails: {e}");
         run.db().map_err(fails)?;
         for (number, step) in steps.iter().enumerate() {
             now.store(number, Ordering::Relaxed);
-            run.step(number, step).map_err(fails)?;
+            run.run_step(number, step).map_err(fails)?;
         }
         Ok(())
     });
-    world.tap.unwatch();
+    machine.recording_disk.clear_observer();
     let history = run.history.lock().clone();
     let mut points = std::mem::take(&mut *points.lock());
-    points.push(Point { image: world.sim.fork(), marks: history.marks, step: steps.len() });
+    points.push(CrashPoint { image: machine.sim.fork(), marks: history.marks, step: steps.len() });
     (points, history, ran)
 }
 
-fn name_of(steps: &[Step], plan: &Plan) -> String {
-    format!("{}: {}", super::replay::setting(plan), show(steps))
+fn replay_name(steps: &[CrashStep], plan: &ExplorePlan) -> String {
+    format!("{}: {}", super::replay::plan_name(plan), format_steps(steps))
 }
 
 /// Explores one workload until something goes wrong.
 #[must_use]
-pub fn explore(steps: &[Step], plan: &Plan) -> Report {
+pub fn explore(steps: &[CrashStep], plan: &ExplorePlan) -> ExploreReport {
     let watch = Stopwatch::start();
-    let (points, history, ran) = record(steps, plan);
+    let (points, history, ran) = record_points(steps, plan);
     let mut explorer = Explorer {
         plan,
         history: &history,
         seen: HashMap::new(),
-        random: Random::new(steps.len() as u64),
-        name: name_of(steps, plan),
-        report: Report { workloads: 1, points: points.len() as u64, ..Report::default() },
-        watch,
+        random: TestRandom::new(steps.len() as u64),
+        name: replay_name(steps, plan),
+        report: ExploreReport { workloads: 1, points: points.len() as u64, ..ExploreReport::default() },
+        stopwatch: watch,
     };
     let trouble = match ran {
-        Ok(()) => explorer.all(&points).err(),
-        Err(what) => Some(Trouble { point: points.len() - 1, keep: None, second: None, what }),
+        Ok(()) => explorer.explore_points(&points).err(),
+        Err(what) => Some(CrashMismatch { point: points.len() - 1, keep: None, second: None, what }),
     };
     let mut report = explorer.report;
     report.failure = trouble.map(|trouble| {
-        let Trouble { point, keep, second, what } = trouble;
-        Failure { setting: super::replay::setting(plan), steps: steps.to_vec(), point, keep, second, what }
+        let CrashMismatch { point, keep, second, what } = trouble;
+        CrashFailure {
+            setting: super::replay::plan_name(plan),
+            steps: steps.to_vec(),
+            crash_point: point,
+            kept_units: keep,
+            second_crash: second,
+            mismatch: what,
+        }
     });
     report.seconds = watch.seconds();
     report
 }
 
 /// A crash and what is wrong after it.
-struct Trouble {
+struct CrashMismatch {
     point: usize,
-    keep: Option<Keep>,
-    second: Option<(usize, Keep)>,
+    keep: Option<KeepChoice>,
+    second: Option<(usize, KeepChoice)>,
     what: String,
 }
 
 struct Explorer<'a> {
-    plan: &'a Plan,
-    history: &'a History,
-    seen: HashMap<u64, Found>,
-    random: Random,
-    report: Report,
-    watch: Stopwatch,
+    plan: &'a ExplorePlan,
+    history: &'a CommitHistory,
+    seen: HashMap<u64, RecoveredState>,
+    random: TestRandom,
+    report: ExploreReport,
+    stopwatch: Stopwatch,
     /// Of the plan and the workload, as a replay line begins.
     name: String,
 }
 
 impl Explorer<'_> {
-    fn all(&mut self, points: &[Point]) -> Result<(), Trouble> {
-        let is_due = |point: &Point| {
-            point.step >= self.plan.from_step && (point.marks.issued > 0 || self.plan.creation)
+    fn explore_points(&mut self, points: &[CrashPoint]) -> Result<(), CrashMismatch> {
+        let is_due = |point: &CrashPoint| {
+            point.step >= self.plan.first_step && (point.marks.issued > 0 || self.plan.includes_creation)
         };
         let mut due: Vec<usize> = (0..points.len()).filter(|number| is_due(&points[*number])).collect();
         for number in &due {
             let pending = points[*number].image.pending();
-            for keep in [None, Some(Keep::None), Some(Keep::All)] {
+            for keep in [None, Some(KeepChoice::None), Some(KeepChoice::All)] {
                 self.state(*number, &points[*number], &pending, keep)?;
             }
         }
         self.random.shuffle(&mut due);
         for number in due {
             let pending = points[number].image.pending();
-            for keep in pending.keeps(self.plan.exhaustive, self.plan.random, self.random.next()) {
+            for keep in
+                pending.keeps(self.plan.exhaustive_units, self.plan.random_subsets, self.random.next())
+            {
                 if self.is_over() {
                     return Ok(());
                 }
@@ -289,22 +306,22 @@ impl Explorer<'_> {
     }
 
     fn is_over(&self) -> bool {
-        self.report.states >= self.plan.states || self.watch.seconds() > self.plan.seconds
+        self.report.states >= self.plan.max_states || self.stopwatch.seconds() > self.plan.max_seconds
     }
 
     /// One choice at one moment. `None` is a killed process.
     fn state(
         &mut self,
         number: usize,
-        point: &Point,
-        pending: &Pending,
-        keep: Option<Keep>,
-    ) -> Result<(), Trouble> {
+        point: &CrashPoint,
+        pending: &PendingUnits,
+        keep: Option<KeepChoice>,
+    ) -> Result<(), CrashMismatch> {
         if self.is_over() {
             return Ok(());
         }
         self.report.states += 1;
-        self.try_state(number, point, pending, keep.as_ref()).map_err(|(second, what)| Trouble {
+        self.try_state(number, point, pending, keep.as_ref()).map_err(|(second, what)| CrashMismatch {
             point: number,
             keep,
             second,
@@ -315,89 +332,101 @@ impl Explorer<'_> {
     fn try_state(
         &mut self,
         number: usize,
-        point: &Point,
-        pending: &Pending,
-        keep: Option<&Keep>,
-    ) -> Result<(), (Option<(usize, Keep)>, String)> {
+        point: &CrashPoint,
+        pending: &PendingUnits,
+        keep: Option<&KeepChoice>,
+    ) -> Result<(), (Option<(usize, KeepChoice)>, String)> {
         let image = match keep {
             Some(keep) => point.image.power_cut_of(pending, keep),
             None => point.image.kill(),
         };
         let from = if keep.is_some() { point.marks.durable } else { point.marks.acked };
-        let claim = Claim {
+        let expected = ExpectedPrefix {
             history: self.history,
-            from,
-            durable: point.marks.durable,
-            to: point.marks.issued,
-            seq: point.marks.seq,
+            min_commits: from,
+            min_after_power_cut: point.marks.durable,
+            max_commits: point.marks.issued,
+            seen_seq: point.marks.seq,
         };
-        let print = print_of(&image, number, keep.is_none());
+        let print = image_fingerprint(&image, number, keep.is_none());
         if let Some(found) = self.seen.get(&print) {
-            return self.known(*found, claim).map_err(|what| (None, what));
+            return self.check_known_image(*found, expected).map_err(|what| (None, what));
         }
         self.report.images += 1;
-        let end = End::of(print);
-        let is_probed = self.plan.second > 0 && self.random.once_in(self.plan.second);
-        let mut probe = is_probed.then(Probe::default);
-        let world = World::of(&self.plan.subject, image);
-        world.tap.set_lie(self.plan.later_lie);
-        let name = format!("{} @ {number} {}", self.name, keep.map_or("killed".into(), show_keep));
-        let found = trial(name, || check(&world, claim, end, probe.as_mut())).map_err(|what| (None, what))?;
+        let end = AfterRecovery::from_number(print);
+        let is_probed = self.plan.second_crash_rate > 0 && self.random.one_in(self.plan.second_crash_rate);
+        let mut recording = is_probed.then(RecoveryRecording::default);
+        let machine = TestMachine::for_subject(&self.plan.subject, image);
+        machine.recording_disk.set_defect(self.plan.later_defect);
+        let name = format!("{} @ {number} {}", self.name, keep.map_or("killed".into(), format_keep));
+        let found = run_supervised(name, || check(&machine, expected, end, recording.as_mut()))
+            .map_err(|what| (None, what))?;
         self.seen.insert(print, found);
-        match probe {
-            Some(probe) => self
-                .second_crashes(&probe, claim)
+        match recording {
+            Some(recording) => self
+                .second_crashes(&recording, expected)
                 .map_err(|(number, keep, what)| (Some((number, keep)), what)),
             None => Ok(()),
         }
     }
 
     /// An image that was opened before, when less was promised.
-    fn known(&self, found: Found, claim: Claim<'_>) -> Result<(), String> {
-        if claim.history.find(found.print, claim.from, claim.to).is_none() {
-            let at = claim.history.find(found.print, 0, claim.history.prints.len() - 1);
+    fn check_known_image(&self, found: RecoveredState, expected: ExpectedPrefix<'_>) -> Result<(), String> {
+        if expected
+            .history
+            .find_prefix(found.fingerprint, expected.min_commits, expected.max_commits)
+            .is_none()
+        {
+            let at =
+                expected.history.find_prefix(found.fingerprint, 0, expected.history.fingerprints.len() - 1);
             return Err(format!(
                 "the state is the one after {at:?} commits, allowed are {} to {}",
-                claim.from, claim.to
+                expected.min_commits, expected.max_commits
             ));
         }
-        if found.seq <= claim.seq {
+        if found.next_seq <= expected.seen_seq {
             return Err(format!(
                 "commit number {} is used again: {} was seen before the crash",
-                found.seq, claim.seq
+                found.next_seq, expected.seen_seq
             ));
         }
         Ok(())
     }
 
-    fn second_crashes(&mut self, probe: &Probe, claim: Claim<'_>) -> Result<(), (usize, Keep, String)> {
+    fn second_crashes(
+        &mut self,
+        recording: &RecoveryRecording,
+        expected: ExpectedPrefix<'_>,
+    ) -> Result<(), (usize, KeepChoice, String)> {
         let mut seen = HashSet::new();
-        let last = self.report.states.saturating_add(self.plan.second_states);
-        let mut moments: Vec<(usize, &Moment)> = probe.moments.iter().enumerate().collect();
+        let last = self.report.states.saturating_add(self.plan.second_crash_states);
+        let mut moments: Vec<(usize, &SecondCrashPoint)> =
+            recording.crash_points.iter().enumerate().collect();
         self.random.shuffle(&mut moments);
         for (number, moment) in moments {
             let pending = moment.image.pending();
-            for keep in self.some_keeps(&pending) {
+            for keep in self.choose_subsets(&pending) {
                 if self.is_over() || self.report.states >= last {
                     return Ok(());
                 }
                 self.report.states += 1;
-                let world = World::of(&self.plan.subject, moment.image.power_cut_of(&pending, &keep));
+                let machine =
+                    TestMachine::for_subject(&self.plan.subject, moment.image.power_cut_of(&pending, &keep));
                 let promised = moment.marks.map(|marks| (marks.durable, marks.issued));
-                if !seen.insert((world.sim.hash(), promised)) {
+                if !seen.insert((machine.sim.hash(), promised)) {
                     continue;
                 }
                 self.report.images += 1;
-                self.report.second += 1;
-                second_crash(&world, probe, moment, claim).map_err(|what| (number, keep, what))?;
+                self.report.second_images += 1;
+                second_crash(&machine, recording, moment, expected).map_err(|what| (number, keep, what))?;
             }
         }
         Ok(())
     }
 
     /// Nothing, everything, and some choices in between.
-    fn some_keeps(&mut self, pending: &Pending) -> Vec<Keep> {
-        let wanted = self.plan.second_keeps;
+    fn choose_subsets(&mut self, pending: &PendingUnits) -> Vec<KeepChoice> {
+        let wanted = self.plan.second_crash_subsets;
         let mut keeps = pending.keeps(4, wanted as u64, self.random.next());
         let last = keeps.len() - 1;
         keeps.swap(1.min(last), last); // of all subsets the last is everything; else it is any
@@ -411,27 +440,41 @@ impl Explorer<'_> {
 }
 
 /// Checks the machine that a power cut at `moment` of a recovery left.
-fn second_crash(world: &World, probe: &Probe, moment: &Moment, claim: Claim<'_>) -> Result<(), String> {
-    let claim = second_claim(probe, moment, claim);
+fn second_crash(
+    machine: &TestMachine,
+    recording: &RecoveryRecording,
+    moment: &SecondCrashPoint,
+    expected: ExpectedPrefix<'_>,
+) -> Result<(), String> {
+    let expected = second_expected(recording, moment, expected);
     let phase = if moment.marks.is_some() { "after" } else { "in" };
-    check(world, claim, End::Cut, None)
+    check(machine, expected, AfterRecovery::PowerCut, None)
         .map_err(|what| format!("second crash, {phase} recovery: {what}"))
         .map(drop)
 }
 
-/// A fingerprint of a disk after a crash. What is pending after a kill is not in the bytes: it stands for itself.
+/// A fingerprint of a disk after a crash. What is pending after a kill is not in the bytes: it
+/// stands for itself.
 #[must_use]
-pub fn print_of(image: &SimDisk, point: usize, is_killed: bool) -> u64 {
-    if is_killed { Random::new(point as u64).next() } else { image.hash() }
+pub fn image_fingerprint(image: &SimDisk, point: usize, is_killed: bool) -> u64 {
+    if is_killed { TestRandom::new(point as u64).next() } else { image.hash() }
 }
 
 /// What may be left by a crash at `moment` of a recovery that began under `claim`.
 #[must_use]
-pub fn second_claim<'a>(probe: &'a Probe, moment: &Moment, claim: Claim<'a>) -> Claim<'a> {
-    match (&probe.aftermath, moment.marks) {
-        (Some(history), Some(marks)) => {
-            Claim { history, from: marks.durable, durable: marks.durable, to: marks.issued, seq: claim.seq }
-        }
-        _ => Claim { from: claim.durable, ..claim },
+pub fn second_expected<'a>(
+    recording: &'a RecoveryRecording,
+    moment: &SecondCrashPoint,
+    expected: ExpectedPrefix<'a>,
+) -> ExpectedPrefix<'a> {
+    match (&recording.after_recovery, moment.marks) {
+        (Some(history), Some(marks)) => ExpectedPrefix {
+            history,
+            min_commits: marks.durable,
+            min_after_power_cut: marks.durable,
+            max_commits: marks.issued,
+            seen_seq: expected.seen_seq,
+        },
+        _ => ExpectedPrefix { min_commits: expected.min_after_power_cut, ..expected },
     }
 }

@@ -7,8 +7,9 @@
 //!  creation  a database in the making
 //! ```
 //!
-//! A short workload is crashed during its last step only: its first steps are the whole of a shorter one,
-//! which was explored before. So all of them together are complete, and none is looked at twice.
+//! A short workload is crashed during its last step only: its first steps are the whole of a
+//! shorter one, which was explored before. So all of them together are complete, and none is looked
+//! at twice.
 
 #![allow(clippy::cast_possible_truncation)] // numbers here are small by construction
 
@@ -16,27 +17,28 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use sheaf_base::sync::Mutex;
 
-use super::explore::{Plan, Report, explore};
-use super::replay::{command, shrink};
-use super::workload::{Shape, Step, generate, parse};
-use crate::stage::Subject;
-use crate::totals::{Budget, Failure, Stopwatch, Totals};
+use super::explore::{ExplorePlan, ExploreReport, explore};
+use super::replay::{replay_command, shrink};
+use super::workload::{CrashStep, WorkloadShape, generate, parse_steps};
+use crate::fixture::TestSubject;
+use crate::totals::{Budget, HarnessFailure, Stopwatch, Totals};
 
 /// What every short workload is made of: two keys, two keyspaces, all that a caller can ask for.
-const ALPHABET: &str = "0.2=40 0.3=300 0.2- 0.3- 2.0=0 B[0.2=30,2.3=600,0.3=9] S[0.3=20,2.3=9] S[0.2-,1.2=1500] \
+const SHORT_STEPS: &str = "0.2=40 0.3=300 0.2- 0.3- 2.0=0 B[0.2=30,2.3=600,0.3=9] S[0.3=20,2.3=9] S[0.2-,1.2=1500] \
      persist tick work clear0 drop0 drop2 reopen abandon";
 
 /// How many short workloads there are: 16 + 16² + 16³.
-const SHORT: usize = 4368;
-/// Bytes of large values in a geometry where more than 1 KiB is large, and more than 16 KiB gets a file.
-const LARGE: u32 = 3_000;
+const SHORT_WORKLOADS: usize = 4368;
+/// Bytes of large values in a geometry where more than 1 KiB is large, and more than 16 KiB gets a
+/// file.
+const LARGE_VALUE_BYTES: u32 = 3_000;
 /// In how many slices the short workloads are explored.
-pub const SLICES: usize = 64;
+pub const SHORT_SLICES: usize = 64;
 
 /// A kind of workloads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)] // see the module
-pub enum Family {
+pub enum WorkloadFamily {
     Creation,
     Short,
     Loaded,
@@ -49,95 +51,138 @@ pub enum Family {
     Moving,
 }
 
-impl Family {
+impl WorkloadFamily {
     /// All of them.
-    pub const ALL: [Family; 10] = [
-        Family::Creation,
-        Family::Short,
-        Family::Loaded,
-        Family::Plain,
-        Family::Busy,
-        Family::Large,
-        Family::Drops,
-        Family::Torn,
-        Family::Sorted,
-        Family::Moving,
+    pub const ALL: [WorkloadFamily; 10] = [
+        WorkloadFamily::Creation,
+        WorkloadFamily::Short,
+        WorkloadFamily::Loaded,
+        WorkloadFamily::Plain,
+        WorkloadFamily::Busy,
+        WorkloadFamily::Large,
+        WorkloadFamily::Drops,
+        WorkloadFamily::Torn,
+        WorkloadFamily::Sorted,
+        WorkloadFamily::Moving,
     ];
 
     /// Its part of a budget, in percent.
-    fn share(self) -> u64 {
+    fn budget_percent(self) -> u64 {
         match self {
-            Family::Creation => 2,
-            Family::Short => 22,
-            Family::Loaded => 20,
-            Family::Busy | Family::Torn => 10,
-            Family::Plain | Family::Large | Family::Drops => 8,
-            Family::Sorted | Family::Moving => 6,
+            WorkloadFamily::Creation => 2,
+            WorkloadFamily::Short => 22,
+            WorkloadFamily::Loaded => 20,
+            WorkloadFamily::Busy | WorkloadFamily::Torn => 10,
+            WorkloadFamily::Plain | WorkloadFamily::Large | WorkloadFamily::Drops => 8,
+            WorkloadFamily::Sorted | WorkloadFamily::Moving => 6,
         }
     }
 
-    /// Over how many workloads a budget of cases is to be spread: of the short ones, those of two steps.
-    fn breadth(self) -> u64 {
+    /// Over how many workloads a budget of cases is to be spread: of the short ones, those of two
+    /// steps.
+    fn workload_count(self) -> u64 {
         match self {
-            Family::Creation => 1,
-            Family::Short | Family::Loaded => 272,
-            Family::Plain | Family::Busy | Family::Large | Family::Drops | Family::Torn | Family::Sorted => 8,
-            Family::Moving => 24,
+            WorkloadFamily::Creation => 1,
+            WorkloadFamily::Short | WorkloadFamily::Loaded => 272,
+            WorkloadFamily::Plain
+            | WorkloadFamily::Busy
+            | WorkloadFamily::Large
+            | WorkloadFamily::Drops
+            | WorkloadFamily::Torn
+            | WorkloadFamily::Sorted => 8,
+            WorkloadFamily::Moving => 24,
         }
     }
 
     fn is_short(self) -> bool {
-        matches!(self, Family::Short | Family::Loaded)
+        matches!(self, WorkloadFamily::Short | WorkloadFamily::Loaded)
     }
 
-    fn plan(self, subject: &Subject) -> Plan {
-        let plan = Plan { subject: subject.clone(), ..Plan::default() };
+    fn plan(self, subject: &TestSubject) -> ExplorePlan {
+        let plan = ExplorePlan { subject: subject.clone(), ..ExplorePlan::default() };
         match self {
-            Family::Creation => Plan { creation: true, second: 10, ..plan },
-            Family::Short | Family::Loaded => Plan { exhaustive: 10, second: 100, ..plan },
-            Family::Plain | Family::Busy | Family::Large | Family::Drops | Family::Sorted => plan,
-            Family::Moving => Plan { second: 10, ..plan },
-            Family::Torn => Plan { paranoid: true, exhaustive: 6, ..plan },
+            WorkloadFamily::Creation => {
+                ExplorePlan { includes_creation: true, second_crash_rate: 10, ..plan }
+            }
+            WorkloadFamily::Short | WorkloadFamily::Loaded => {
+                ExplorePlan { exhaustive_units: 10, second_crash_rate: 100, ..plan }
+            }
+            WorkloadFamily::Plain
+            | WorkloadFamily::Busy
+            | WorkloadFamily::Large
+            | WorkloadFamily::Drops
+            | WorkloadFamily::Sorted => plan,
+            WorkloadFamily::Moving => ExplorePlan { second_crash_rate: 10, ..plan },
+            WorkloadFamily::Torn => ExplorePlan { tears_sectors: true, exhaustive_units: 6, ..plan },
         }
     }
 
     /// The workloads, each with the step from which on it is crashed.
-    fn workloads(self, subject: &Subject, seed: u64) -> Box<dyn Iterator<Item = (Vec<Step>, usize)> + Send> {
+    fn workloads(
+        self,
+        subject: &TestSubject,
+        seed: u64,
+    ) -> Box<dyn Iterator<Item = (Vec<CrashStep>, usize)> + Send> {
         let shape = match self {
-            Family::Creation => {
-                let steps = parse("S[0.2=9]").expect("written by hand");
+            WorkloadFamily::Creation => {
+                let steps = parse_steps("S[0.2=9]").expect("written by hand");
                 return Box::new(std::iter::once((steps, 0)));
             }
-            Family::Short => return Box::new(short_workloads(Vec::new())),
-            Family::Loaded => return Box::new(short_workloads(prelude())),
-            Family::Plain => Shape::default(),
-            Family::Busy => Shape { steps: 80, keys: 5, busy: true, large: 1_900, ..Shape::default() },
-            Family::Large => Shape { large: LARGE, steps: 25, ..Shape::default() },
-            Family::Drops => Shape { steps: 30, drops: true, ..Shape::default() },
-            Family::Torn => Shape { steps: 40, busy: true, drops: true, large: 1_900, ..Shape::default() },
-            Family::Moving => Shape { steps: 12, busy: true, moves: true, large: 1_900, ..Shape::default() },
-            Family::Sorted => Shape { steps: 50, busy: true, compacts: true, ..Shape::default() },
+            WorkloadFamily::Short => return Box::new(short_workloads(Vec::new())),
+            WorkloadFamily::Loaded => return Box::new(short_workloads(prelude())),
+            WorkloadFamily::Plain => WorkloadShape::default(),
+            WorkloadFamily::Busy => WorkloadShape {
+                steps: 80,
+                keys: 5,
+                has_background_work: true,
+                large: 1_900,
+                ..WorkloadShape::default()
+            },
+            WorkloadFamily::Large => {
+                WorkloadShape { large: LARGE_VALUE_BYTES, steps: 25, ..WorkloadShape::default() }
+            }
+            WorkloadFamily::Drops => WorkloadShape { steps: 30, has_drops: true, ..WorkloadShape::default() },
+            WorkloadFamily::Torn => WorkloadShape {
+                steps: 40,
+                has_background_work: true,
+                has_drops: true,
+                large: 1_900,
+                ..WorkloadShape::default()
+            },
+            WorkloadFamily::Moving => WorkloadShape {
+                steps: 12,
+                has_background_work: true,
+                has_loads_and_conversions: true,
+                large: 1_900,
+                ..WorkloadShape::default()
+            },
+            WorkloadFamily::Sorted => WorkloadShape {
+                steps: 50,
+                has_background_work: true,
+                has_compactions: true,
+                ..WorkloadShape::default()
+            },
         };
-        let shape = Shape { spaces: subject.engines().len() as u64, ..shape };
+        let shape = WorkloadShape { spaces: subject.engines().len() as u64, ..shape };
         let first = seed.wrapping_add((self as u64) << 32);
         Box::new((0..).map(move |number| {
             // Some of the values that do not fit a chunk.
-            let is_huge = shape.large == LARGE && number % 4 == 3;
-            let shape = if is_huge { Shape { large: 6 * LARGE, ..shape } } else { shape };
+            let is_huge = shape.large == LARGE_VALUE_BYTES && number % 4 == 3;
+            let shape = if is_huge { WorkloadShape { large: 6 * LARGE_VALUE_BYTES, ..shape } } else { shape };
             (generate(first.wrapping_add(number), &shape), 0)
         }))
     }
 }
 
 /// Every workload of one, two and three steps after `prelude`.
-fn short_workloads(prelude: Vec<Step>) -> impl Iterator<Item = (Vec<Step>, usize)> {
-    let alphabet = parse(ALPHABET).expect("written by hand");
+fn short_workloads(prelude: Vec<CrashStep>) -> impl Iterator<Item = (Vec<CrashStep>, usize)> {
+    let alphabet = parse_steps(SHORT_STEPS).expect("written by hand");
     let count = alphabet.len();
     (1..=3u32).flat_map(move |len| {
         let (alphabet, prelude) = (alphabet.clone(), prelude.clone());
         (0..count.pow(len)).map(move |number| {
             let digit = |place: u32| alphabet[number / count.pow(place) % count].clone();
-            let steps: Vec<Step> = prelude.iter().cloned().chain((0..len).rev().map(digit)).collect();
+            let steps: Vec<CrashStep> = prelude.iter().cloned().chain((0..len).rev().map(digit)).collect();
             let last = steps.len() - 1;
             (steps, last)
         })
@@ -145,72 +190,83 @@ fn short_workloads(prelude: Vec<Step>) -> impl Iterator<Item = (Vec<Step>, usize
 }
 
 /// Overwrites that fill segments with what is dead, and a log long enough for a checkpoint.
-fn prelude() -> Vec<Step> {
+fn prelude() -> Vec<CrashStep> {
     let churn = "B[0.2=250,0.3=250,2.2=250] B[0.2=240,1.4=90,2.3=250] ".repeat(24);
-    parse(&format!("0.4=60 2.4=60 {churn} persist")).expect("written by hand")
+    parse_steps(&format!("0.4=60 2.4=60 {churn} persist")).expect("written by hand")
 }
 
 /// Explores all families, each for its part of the budget.
 #[must_use]
-pub fn run(subject: &Subject, seed: u64, budget: Budget) -> Totals {
+pub fn run(subject: &TestSubject, seed: u64, budget: Budget) -> Totals {
     let mut totals = Totals::new("crash states", subject.name);
-    for family in Family::ALL {
+    for family in WorkloadFamily::ALL {
         let part = Budget {
-            seconds: budget.seconds * family.share() as f64 / 100.0,
-            cases: budget.cases.saturating_mul(family.share()) / 100,
+            seconds: budget.seconds * family.budget_percent() as f64 / 100.0,
+            cases: budget.cases.saturating_mul(family.budget_percent()) / 100,
             ..budget
         };
-        // Turn after turn from another place on: there are more short workloads than one turn can look at.
-        let first = if family.is_short() { seed as usize % SLICES * SHORT / SLICES } else { 0 };
+        // Turn after turn from another place on: there are more short workloads than one turn can
+        // look at.
+        let first =
+            if family.is_short() { seed as usize % SHORT_SLICES * SHORT_WORKLOADS / SHORT_SLICES } else { 0 };
         totals.add(run_slice(family, (first, 1), subject, seed, part));
     }
     totals
 }
 
-/// Explores one slice of the short workloads of a `family`, [`Family::Short`] or [`Family::Loaded`], to its end: those that `seed`
-/// modulo [`SLICES`] names. All slices together are all of them.
+/// Explores one slice of the short workloads of a `family`, [`WorkloadFamily::Short`] or
+/// [`WorkloadFamily::Loaded`], to its end: those that `seed` modulo [`SHORT_SLICES`] names. All
+/// slices together are all of them.
 #[must_use]
-pub fn run_short(family: Family, subject: &Subject, seed: u64, budget: Budget) -> Totals {
+pub fn run_short(family: WorkloadFamily, subject: &TestSubject, seed: u64, budget: Budget) -> Totals {
     let budget = Budget { seconds: f64::INFINITY, cases: u64::MAX, ..budget };
-    run_slice(family, (seed as usize % SLICES, SLICES), subject, seed, budget)
+    run_slice(family, (seed as usize % SHORT_SLICES, SHORT_SLICES), subject, seed, budget)
 }
 
 /// Explores one family until the budget is spent, the family is through, or something goes wrong.
 #[must_use]
-pub fn run_family(family: Family, subject: &Subject, seed: u64, budget: Budget) -> Totals {
+pub fn run_family(family: WorkloadFamily, subject: &TestSubject, seed: u64, budget: Budget) -> Totals {
     run_slice(family, (0, 1), subject, seed, budget)
 }
 
-/// As [`run_family`], of the family's workloads only each `slice.1`-th from number `slice.0` on: a family
-/// of millions of states is explored slice by slice.
+/// As [`run_family`], of the family's workloads only each `slice.1`-th from number `slice.0` on: a
+/// family of millions of states is explored slice by slice.
 #[must_use]
 pub fn run_slice(
-    family: Family,
+    family: WorkloadFamily,
     slice: (usize, usize),
-    subject: &Subject,
+    subject: &TestSubject,
     seed: u64,
     budget: Budget,
 ) -> Totals {
-    let hunt = Hunt {
+    let hunt = FamilyRun {
         plan: family.plan(subject),
         workloads: Mutex::new(Box::new(family.workloads(subject, seed).skip(slice.0).step_by(slice.1))),
-        each: (budget.cases < u64::MAX).then(|| budget.cases.div_ceil(family.breadth())),
+        states_per_workload: (budget.cases < u64::MAX)
+            .then(|| budget.cases.div_ceil(family.workload_count())),
         budget,
-        watch: Stopwatch::start(),
+        stopwatch: Stopwatch::start(),
         spent: AtomicU64::new(0),
         total: Mutex::default(),
     };
     std::thread::scope(|scope| {
         for _ in 1..budget.workers {
-            scope.spawn(|| hunt.work());
+            scope.spawn(|| hunt.run_worker());
         }
-        hunt.work();
+        hunt.run_worker();
     });
-    let seconds = hunt.watch.seconds();
+    let seconds = hunt.stopwatch.seconds();
     let mut report = hunt.total.into_inner();
     let failures = report.failure.take().map(|found| {
-        let small = shrink(found, &Plan { second: hunt.plan.second.min(4), ..hunt.plan.clone() }, 20.0);
-        Failure { replay: command(&small.line()), what: format!("{family:?}: {}", small.what) }
+        let small = shrink(
+            found,
+            &ExplorePlan { second_crash_rate: hunt.plan.second_crash_rate.min(4), ..hunt.plan.clone() },
+            20.0,
+        );
+        HarnessFailure {
+            replay: replay_command(&small.replay_line()),
+            message: format!("{family:?}: {}", small.mismatch),
+        }
     });
     println!("{family:?} on {}: {report}", subject.name);
     Totals {
@@ -223,21 +279,21 @@ pub fn run_slice(
 }
 
 /// Workers over the same workloads.
-struct Hunt {
-    plan: Plan,
-    workloads: Mutex<Box<dyn Iterator<Item = (Vec<Step>, usize)> + Send>>,
+struct FamilyRun {
+    plan: ExplorePlan,
+    workloads: Mutex<Box<dyn Iterator<Item = (Vec<CrashStep>, usize)> + Send>>,
     /// States of one workload at most, if the budget counts them.
-    each: Option<u64>,
+    states_per_workload: Option<u64>,
     budget: Budget,
-    watch: Stopwatch,
+    stopwatch: Stopwatch,
     spent: AtomicU64,
-    total: Mutex<Report>,
+    total: Mutex<ExploreReport>,
 }
 
-impl Hunt {
-    fn work(&self) {
+impl FamilyRun {
+    fn run_worker(&self) {
         loop {
-            let seconds = self.budget.seconds - self.watch.seconds();
+            let seconds = self.budget.seconds - self.stopwatch.seconds();
             let states = self.budget.cases.saturating_sub(self.spent.load(Ordering::Relaxed));
             if seconds <= 0.0 || states == 0 || self.total.lock().failure.is_some() {
                 return;
@@ -245,9 +301,15 @@ impl Hunt {
             let Some((steps, from_step)) = self.workloads.lock().next() else {
                 return;
             };
-            let states = states.min(self.each.unwrap_or(u64::MAX));
-            let second_states = self.each.map_or(u64::MAX, |each| each.div_ceil(4));
-            let plan = Plan { from_step, seconds, states, second_states, ..self.plan.clone() };
+            let states = states.min(self.states_per_workload.unwrap_or(u64::MAX));
+            let second_states = self.states_per_workload.map_or(u64::MAX, |each| each.div_ceil(4));
+            let plan = ExplorePlan {
+                first_step: from_step,
+                max_seconds: seconds,
+                max_states: states,
+                second_crash_states: second_states,
+                ..self.plan.clone()
+            };
             let report = explore(&steps, &plan);
             self.spent.fetch_add(report.states, Ordering::Relaxed);
             self.total.lock().add(report);
@@ -261,64 +323,64 @@ macro_rules! crash_suite {
     ($module:ident, $subject:expr) => {
         mod $module {
             use super::*;
-            use $crate::crash::families::{Family, run_family};
+            use $crate::crash::families::{WorkloadFamily, run_family};
             use $crate::totals::Budget;
 
-            fn holds(family: Family, cases: u64, at_least: u64) {
+            fn holds(family: WorkloadFamily, cases: u64, at_least: u64) {
                 let subject = $subject;
-                let budget = Budget::cases(subject.in_ci(cases));
-                run_family(family, &subject, 1, budget).must_hold(subject.in_ci(at_least));
+                let budget = Budget::cases(subject.ci_cases(cases));
+                run_family(family, &subject, 1, budget).must_hold(subject.ci_cases(at_least));
             }
 
             #[test]
-            fn a_crash_while_a_database_is_made_leaves_one_or_none() {
-                holds(Family::Creation, 3_000, 1_000);
+            fn a_crash_during_creation_leaves_a_valid_database_or_none() {
+                holds(WorkloadFamily::Creation, 3_000, 1_000);
             }
 
             #[test]
             fn every_short_workload_survives_every_power_cut_also_in_recovery() {
-                holds(Family::Short, 16_000, 16_000);
+                holds(WorkloadFamily::Short, 16_000, 16_000);
             }
 
             #[test]
             fn cleaning_and_checkpoints_survive_every_power_cut() {
-                holds(Family::Loaded, 10_000, 10_000);
+                holds(WorkloadFamily::Loaded, 10_000, 10_000);
             }
 
             #[test]
             fn acknowledged_commits_survive_power_cuts_as_a_prefix() {
-                holds(Family::Plain, 6_000, 6_000);
+                holds(WorkloadFamily::Plain, 6_000, 6_000);
             }
 
             #[test]
             fn cleaning_and_checkpoints_lose_nothing_and_bring_nothing_back() {
-                holds(Family::Busy, 7_000, 7_000);
+                holds(WorkloadFamily::Busy, 7_000, 7_000);
             }
 
             #[test]
-            fn large_values_are_there_whole_or_not_at_all() {
-                holds(Family::Large, 6_000, 6_000);
+            fn large_values_are_complete_or_absent() {
+                holds(WorkloadFamily::Large, 6_000, 6_000);
             }
 
             #[test]
-            fn power_cuts_while_keyspaces_come_and_go_lose_nothing() {
-                holds(Family::Drops, 6_000, 6_000);
+            fn power_cuts_during_keyspace_creation_and_drop_lose_nothing() {
+                holds(WorkloadFamily::Drops, 6_000, 6_000);
             }
 
             #[test]
             fn torn_sectors_odd_lengths_and_garbage_are_no_commits() {
-                holds(Family::Torn, 7_000, 7_000);
+                holds(WorkloadFamily::Torn, 7_000, 7_000);
             }
 
             #[test]
             fn a_crash_in_a_load_or_a_conversion_leaves_the_old_keyspace_or_the_new_one() {
-                holds(Family::Moving, 6_000, 6_000);
+                holds(WorkloadFamily::Moving, 6_000, 6_000);
             }
 
             #[test]
             fn a_compacted_keyspace_survives_every_power_cut() {
                 let cases = if $subject.is_sorted_by_compaction() { 4_000 } else { 2_000 };
-                holds(Family::Sorted, cases, cases);
+                holds(WorkloadFamily::Sorted, cases, cases);
             }
         }
     };

@@ -1,7 +1,8 @@
 //! # History: what was committed, in order, and what each prefix of it looks like
 //!
-//! The model of the crash harnesses: keyspaces of a `BTreeMap` each, and one fingerprint (*print*) for
-//! the state after every commit, so that a state read back after a crash is looked up, not searched for.
+//! The model of the crash harnesses: keyspaces of a `BTreeMap` each, and one fingerprint (*print*)
+//! for the state after every commit, so that a state read back after a crash is looked up, not
+//! searched for.
 
 #![allow(clippy::cast_possible_truncation)] // numbers here are small by construction
 
@@ -12,11 +13,11 @@ use std::sync::Arc;
 use sheaf::{Database, Error};
 
 /// The keyspaces of a workload, by their number in it: three of one engine's, six of all together.
-pub const NAMES: [&str; 6] = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta"];
+pub const KEYSPACE_NAMES: [&str; 6] = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta"];
 
 /// One change of a commit.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Change {
+pub enum HistoryChange {
     /// A keyspace appears, empty.
     Create(usize),
     /// A keyspace goes.
@@ -30,33 +31,35 @@ pub enum Change {
 }
 
 /// The pairs of one keyspace.
-pub type Pairs = BTreeMap<Vec<u8>, Vec<u8>>;
+pub type KeyspacePairs = BTreeMap<Vec<u8>, Vec<u8>>;
 
 /// What a database holds.
 #[derive(Clone, Default, PartialEq, Eq)]
-pub struct State {
+pub struct ExpectedState {
     /// Its keyspaces; `None` if there is none of that number.
-    pub spaces: [Option<Arc<Pairs>>; NAMES.len()],
+    pub keyspaces: [Option<Arc<KeyspacePairs>>; KEYSPACE_NAMES.len()],
 }
 
-impl State {
+impl ExpectedState {
     /// Carries out one change. What its print grows by.
-    pub fn apply(&mut self, change: &Change) -> u64 {
-        let (Change::Create(space) | Change::Drop(space) | Change::Clear(space)) = change else {
+    pub fn apply(&mut self, change: &HistoryChange) -> u64 {
+        let (HistoryChange::Create(space) | HistoryChange::Drop(space) | HistoryChange::Clear(space)) =
+            change
+        else {
             return self.change_pair(change);
         };
-        let before = self.space_print(*space);
-        self.spaces[*space] = (!matches!(change, Change::Drop(_))).then(Arc::default);
-        self.space_print(*space).wrapping_sub(before)
+        let before = self.keyspace_fingerprint(*space);
+        self.keyspaces[*space] = (!matches!(change, HistoryChange::Drop(_))).then(Arc::default);
+        self.keyspace_fingerprint(*space).wrapping_sub(before)
     }
 
-    fn change_pair(&mut self, change: &Change) -> u64 {
+    fn change_pair(&mut self, change: &HistoryChange) -> u64 {
         let (space, key, value) = match change {
-            Change::Put(space, key, value) => (*space, key, Some(value)),
-            Change::Remove(space, key) => (*space, key, None),
+            HistoryChange::Put(space, key, value) => (*space, key, Some(value)),
+            HistoryChange::Remove(space, key) => (*space, key, None),
             _ => return 0,
         };
-        let Some(pairs) = &mut self.spaces[space] else {
+        let Some(pairs) = &mut self.keyspaces[space] else {
             return 0;
         };
         let pairs = Arc::make_mut(pairs);
@@ -64,33 +67,35 @@ impl State {
             Some(value) => pairs.insert(key.clone(), value.clone()),
             None => pairs.remove(key),
         };
-        let print = |value: Option<&Vec<u8>>| value.map_or(0, |value| pair_print(space, Some(key), value));
+        let print =
+            |value: Option<&Vec<u8>>| value.map_or(0, |value| pair_fingerprint(space, Some(key), value));
         print(value).wrapping_sub(print(before.as_ref()))
     }
 
     /// A fingerprint that differs between different states.
     #[must_use]
-    pub fn print(&self) -> u64 {
-        (0..NAMES.len()).fold(0, |print: u64, space| print.wrapping_add(self.space_print(space)))
+    pub fn fingerprint(&self) -> u64 {
+        (0..KEYSPACE_NAMES.len())
+            .fold(0, |print: u64, space| print.wrapping_add(self.keyspace_fingerprint(space)))
     }
 
-    fn space_print(&self, space: usize) -> u64 {
-        let Some(pairs) = &self.spaces[space] else {
+    fn keyspace_fingerprint(&self, space: usize) -> u64 {
+        let Some(pairs) = &self.keyspaces[space] else {
             return 0;
         };
-        pairs.iter().fold(pair_print(space, None, &[]), |print, (key, value)| {
-            print.wrapping_add(pair_print(space, Some(key), value))
+        pairs.iter().fold(pair_fingerprint(space, None, &[]), |print, (key, value)| {
+            print.wrapping_add(pair_fingerprint(space, Some(key), value))
         })
     }
 
     /// Reads the whole of `db`: every pair by iteration, and every one of them again by `get`.
-    pub fn read(db: &Database) -> Result<State, Error> {
-        let mut state = State::default();
-        for (space, name) in NAMES.iter().enumerate() {
-            let Some(keyspace) = db.existing_keyspace(name)? else {
+    pub fn read(db: &Database) -> Result<ExpectedState, Error> {
+        let mut state = ExpectedState::default();
+        for (space, name) in KEYSPACE_NAMES.iter().enumerate() {
+            let Some(keyspace) = db.open_keyspace(name)? else {
                 continue;
             };
-            let mut pairs = Pairs::new();
+            let mut pairs = KeyspacePairs::new();
             for pair in keyspace.iter()? {
                 let (key, value) = pair?;
                 let twice = pairs.insert(key.to_vec(), value.to_vec());
@@ -107,26 +112,26 @@ impl State {
             if keyspace.len()? != pairs.len() as u64 {
                 pairs.insert(b"(len)".to_vec(), keyspace.len()?.to_string().into_bytes());
             }
-            state.spaces[space] = Some(Arc::new(pairs));
+            state.keyspaces[space] = Some(Arc::new(pairs));
         }
         Ok(state)
     }
 
     /// The places where `self` is not `other`, for people.
     #[must_use]
-    pub fn difference(&self, other: &State) -> String {
+    pub fn difference(&self, other: &ExpectedState) -> String {
         let mut lines = Vec::new();
-        for (space, (mine, theirs)) in self.spaces.iter().zip(&other.spaces).enumerate() {
-            let name = NAMES[space];
+        for (space, (mine, theirs)) in self.keyspaces.iter().zip(&other.keyspaces).enumerate() {
+            let name = KEYSPACE_NAMES[space];
             match (mine, theirs) {
                 (Some(mine), Some(theirs)) => {
                     let keys: std::collections::BTreeSet<_> = mine.keys().chain(theirs.keys()).collect();
                     for key in keys.into_iter().filter(|k| mine.get(*k) != theirs.get(*k)) {
                         lines.push(format!(
                             "{name}/{}: {} instead of {}",
-                            short(key),
-                            mine.get(key).map_or("nothing".into(), |v| short(v)),
-                            theirs.get(key).map_or("nothing".into(), |v| short(v)),
+                            preview(key),
+                            mine.get(key).map_or("nothing".into(), |v| preview(v)),
+                            theirs.get(key).map_or("nothing".into(), |v| preview(v)),
                         ));
                     }
                 }
@@ -139,11 +144,11 @@ impl State {
     }
 
     /// How many pairs differ from `other`'s.
-    fn distance(&self, other: &State) -> usize {
-        let empty = Pairs::new();
-        self.spaces
+    fn difference_count(&self, other: &ExpectedState) -> usize {
+        let empty = KeyspacePairs::new();
+        self.keyspaces
             .iter()
-            .zip(&other.spaces)
+            .zip(&other.keyspaces)
             .map(|(a, b)| {
                 let missing = usize::from(a.is_some() != b.is_some()) * 3;
                 let (a, b) = (a.as_deref().unwrap_or(&empty), b.as_deref().unwrap_or(&empty));
@@ -155,13 +160,13 @@ impl State {
     }
 }
 
-impl fmt::Debug for State {
+impl fmt::Debug for ExpectedState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (space, pairs) in self.spaces.iter().enumerate() {
+        for (space, pairs) in self.keyspaces.iter().enumerate() {
             let Some(pairs) = pairs else { continue };
-            write!(f, "{}{{", NAMES[space])?;
+            write!(f, "{}{{", KEYSPACE_NAMES[space])?;
             for (key, value) in pairs.iter() {
-                write!(f, "{}={} ", short(key), short(value))?;
+                write!(f, "{}={} ", preview(key), preview(value))?;
             }
             write!(f, "}} ")?;
         }
@@ -170,21 +175,21 @@ impl fmt::Debug for State {
 }
 
 /// Bytes as text, the start of them.
-fn short(bytes: &[u8]) -> String {
+fn preview(bytes: &[u8]) -> String {
     let shown = &bytes[..bytes.len().min(24)];
     let more = if bytes.len() > 24 { format!("...({})", bytes.len()) } else { String::new() };
     format!("'{}{more}'", shown.escape_ascii())
 }
 
-fn pair_print(space: usize, key: Option<&Vec<u8>>, value: &[u8]) -> u64 {
+fn pair_fingerprint(space: usize, key: Option<&Vec<u8>>, value: &[u8]) -> u64 {
     let mut hash = Fnv::default();
-    hash.eat(&[space as u8, u8::from(key.is_some())]);
+    hash.update(&[space as u8, u8::from(key.is_some())]);
     if let Some(key) = key {
-        hash.eat(&(key.len() as u64).to_le_bytes());
-        hash.eat(key);
+        hash.update(&(key.len() as u64).to_le_bytes());
+        hash.update(key);
     }
-    hash.eat(value);
-    hash.done()
+    hash.update(value);
+    hash.finish()
 }
 
 /// A quick 64-bit hash, a word at a time.
@@ -199,22 +204,22 @@ impl Default for Fnv {
 
 impl Fnv {
     /// Takes in `bytes`.
-    pub(crate) fn eat(&mut self, bytes: &[u8]) {
+    pub(crate) fn update(&mut self, bytes: &[u8]) {
         let (words, rest) = bytes.as_chunks::<8>();
         for word in words {
-            self.word(u64::from_le_bytes(*word));
+            self.update_word(u64::from_le_bytes(*word));
         }
         let mut last = [0; 8];
         last[..rest.len()].copy_from_slice(rest);
-        self.word(u64::from_le_bytes(last) ^ (bytes.len() as u64) << 56);
+        self.update_word(u64::from_le_bytes(last) ^ (bytes.len() as u64) << 56);
     }
 
-    fn word(&mut self, word: u64) {
+    fn update_word(&mut self, word: u64) {
         self.0 = (self.0 ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
     }
 
     /// The hash.
-    pub(crate) fn done(&self) -> u64 {
+    pub(crate) fn finish(&self) -> u64 {
         let mixed = (self.0 ^ self.0 >> 32).wrapping_mul(0xd6e8_feb8_6659_fd93);
         mixed ^ mixed >> 29
     }
@@ -222,7 +227,7 @@ impl Fnv {
 
 /// How far a workload has come.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Marks {
+pub struct HistoryMarks {
     /// Commits begun.
     pub issued: usize,
     /// Commits whose call has returned.
@@ -235,36 +240,36 @@ pub struct Marks {
 
 /// The commits of a workload and the states between them.
 #[derive(Clone, Debug)]
-pub struct History {
+pub struct CommitHistory {
     /// The commits, in order.
-    pub commits: Vec<Vec<Change>>,
+    pub commits: Vec<Vec<HistoryChange>>,
     /// `states[k]` is the state after `k` commits.
-    pub states: Vec<State>,
+    pub states: Vec<ExpectedState>,
     /// Their prints.
-    pub prints: Vec<u64>,
+    pub fingerprints: Vec<u64>,
     /// How far it has come.
-    pub marks: Marks,
+    pub marks: HistoryMarks,
     /// How many commits there were when the newest one had this number.
-    numbers: BTreeMap<u64, usize>,
+    commits_by_seq: BTreeMap<u64, usize>,
 }
 
-impl Default for History {
-    fn default() -> History {
-        History::after(State::default())
+impl Default for CommitHistory {
+    fn default() -> CommitHistory {
+        CommitHistory::starting_at(ExpectedState::default())
     }
 }
 
-impl History {
+impl CommitHistory {
     /// A history that begins at `state`.
     #[must_use]
-    pub fn after(state: State) -> History {
-        let prints = vec![state.print()];
-        History {
+    pub fn starting_at(state: ExpectedState) -> CommitHistory {
+        let prints = vec![state.fingerprint()];
+        CommitHistory {
             commits: Vec::new(),
             states: vec![state],
-            prints,
-            marks: Marks::default(),
-            numbers: BTreeMap::new(),
+            fingerprints: prints,
+            marks: HistoryMarks::default(),
+            commits_by_seq: BTreeMap::new(),
         }
     }
 
@@ -274,22 +279,23 @@ impl History {
     ///
     /// Never: there is always the first one.
     #[must_use]
-    pub fn newest(&self) -> &State {
+    pub fn newest(&self) -> &ExpectedState {
         self.states.last().expect("a history has a first state")
     }
 
     /// A commit begins.
-    pub fn issue(&mut self, changes: Vec<Change>) {
+    pub fn begin_commit(&mut self, changes: Vec<HistoryChange>) {
         let mut state = self.newest().clone();
-        let last = self.prints.last().copied().unwrap_or_default();
+        let last = self.fingerprints.last().copied().unwrap_or_default();
         let print = changes.iter().fold(last, |print, change| print.wrapping_add(state.apply(change)));
-        self.prints.push(print);
+        self.fingerprints.push(print);
         self.states.push(state);
         self.commits.push(changes);
         self.marks.issued = self.commits.len();
     }
 
-    /// The newest commit's call has returned; with `durable`, it and all before it are on the device.
+    /// The newest commit's call has returned; with `durable`, it and all before it are on the
+    /// device.
     pub fn acknowledge(&mut self, durable: bool) {
         self.marks.acked = self.marks.issued;
         if durable {
@@ -298,25 +304,25 @@ impl History {
     }
 
     /// The newest commit was refused: it never was.
-    pub fn withdraw(&mut self) {
+    pub fn remove_last(&mut self) {
         self.commits.pop();
         self.states.pop();
-        self.prints.pop();
+        self.fingerprints.pop();
         self.marks.issued = self.commits.len();
     }
 
     /// Everything acknowledged is on the device.
-    pub fn persisted(&mut self) {
+    pub fn mark_all_durable(&mut self) {
         self.marks.durable = self.marks.acked;
     }
 
-    /// The database says: its newest commit has the number `visible`, those up to `durable` survive a
-    /// power cut. It is taken at its word.
-    pub fn claim(&mut self, visible: u64, durable: u64) {
+    /// The database says: its newest commit has the number `visible`, those up to `durable` survive
+    /// a power cut. It is taken at its word.
+    pub fn update_from_stats(&mut self, visible: u64, durable: u64) {
         self.marks.seq = self.marks.seq.max(visible);
         if self.marks.acked == self.marks.issued {
-            self.numbers.insert(visible, self.marks.acked);
-            if let Some((_, covered)) = self.numbers.range(..=durable).next_back() {
+            self.commits_by_seq.insert(visible, self.marks.acked);
+            if let Some((_, covered)) = self.commits_by_seq.range(..=durable).next_back() {
                 self.marks.durable = self.marks.durable.max(*covered);
             }
         }
@@ -324,18 +330,18 @@ impl History {
 
     /// The last prefix within `from..=to` that looks like `print`.
     #[must_use]
-    pub fn find(&self, print: u64, from: usize, to: usize) -> Option<usize> {
-        (from..=to).rev().find(|k| self.prints[*k] == print)
+    pub fn find_prefix(&self, print: u64, from: usize, to: usize) -> Option<usize> {
+        (from..=to).rev().find(|k| self.fingerprints[*k] == print)
     }
 
     /// Why `state` is none of the prefixes `from..=to`, in a sentence.
     #[must_use]
-    pub fn explain(&self, state: &State, from: usize, to: usize) -> String {
-        let print = state.print();
-        if let Some(k) = (0..self.prints.len()).find(|k| self.prints[*k] == print) {
+    pub fn explain(&self, state: &ExpectedState, from: usize, to: usize) -> String {
+        let print = state.fingerprint();
+        if let Some(k) = (0..self.fingerprints.len()).find(|k| self.fingerprints[*k] == print) {
             return format!("the state is the one after {k} commits, allowed are {from} to {to}");
         }
-        let nearest = (from..=to).min_by_key(|k| state.distance(&self.states[*k])).unwrap_or(from);
+        let nearest = (from..=to).min_by_key(|k| state.difference_count(&self.states[*k])).unwrap_or(from);
         let difference = state.difference(&self.states[nearest]);
         format!("the state is no prefix; nearest is {nearest} of {from}..={to}: {difference}")
     }

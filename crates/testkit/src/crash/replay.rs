@@ -5,143 +5,162 @@
 //!  keep: killed | none | all | mask:<hex> | only:<n> | but:<n> | prefix:<n> | seed:<hex>/<percent>
 //! ```
 
-use sheaf_base::disk::sim::{Keep, Pending};
+use sheaf_base::disk::sim::{KeepChoice, PendingUnits};
 
-use super::check::{Claim, End, Probe, check};
-use super::explore::{Failure, Plan, Point, explore, print_of, record, second_claim};
-use super::history::History;
-use super::workload::{Step, parse};
-use super::world::World;
-use crate::stage::Subject;
+use super::check::{AfterRecovery, ExpectedPrefix, RecoveryRecording, check};
+use super::explore::{
+    CrashFailure, CrashPoint, ExplorePlan, explore, image_fingerprint, record_points, second_expected,
+};
+use super::history::CommitHistory;
+use super::machine::TestMachine;
+use super::workload::{CrashStep, parse_steps};
+use crate::fixture::TestSubject;
 use crate::totals::Stopwatch;
 
 /// Marks a disk that tears sectors, in a line.
-const TORN: &str = " torn";
+const TORN_SUFFIX: &str = " torn";
 
 /// A choice of a power cut as a word.
 #[must_use]
-pub fn show_keep(keep: &Keep) -> String {
+pub fn format_keep(keep: &KeepChoice) -> String {
     match keep {
-        Keep::None => "none".into(),
-        Keep::All => "all".into(),
-        Keep::Mask(mask) => format!("mask:{mask:x}"),
-        Keep::Seeded { seed, percent } => format!("seed:{seed:x}/{percent}"),
-        Keep::Prefix(count) => format!("prefix:{count}"),
-        Keep::AllBut(index) => format!("but:{index}"),
-        Keep::Only(index) => format!("only:{index}"),
-        Keep::By(_) => "by".into(),
+        KeepChoice::None => "none".into(),
+        KeepChoice::All => "all".into(),
+        KeepChoice::Mask(mask) => format!("mask:{mask:x}"),
+        KeepChoice::Seeded { seed, percent } => format!("seed:{seed:x}/{percent}"),
+        KeepChoice::Prefix(count) => format!("prefix:{count}"),
+        KeepChoice::AllBut(index) => format!("but:{index}"),
+        KeepChoice::Only(index) => format!("only:{index}"),
+        KeepChoice::By(_) => "by".into(),
     }
 }
 
-/// The choice that [`show_keep`] wrote.
+/// The choice that [`format_keep`] wrote.
 #[must_use]
-pub fn parse_keep(word: &str) -> Option<Keep> {
+pub fn parse_keep(word: &str) -> Option<KeepChoice> {
     let (kind, number) = word.split_once(':').unwrap_or((word, ""));
     Some(match kind {
-        "none" => Keep::None,
-        "all" => Keep::All,
-        "mask" => Keep::Mask(u64::from_str_radix(number, 16).ok()?),
+        "none" => KeepChoice::None,
+        "all" => KeepChoice::All,
+        "mask" => KeepChoice::Mask(u64::from_str_radix(number, 16).ok()?),
         "seed" => {
             let (seed, percent) = number.split_once('/')?;
-            Keep::Seeded { seed: u64::from_str_radix(seed, 16).ok()?, percent: percent.parse().ok()? }
+            KeepChoice::Seeded { seed: u64::from_str_radix(seed, 16).ok()?, percent: percent.parse().ok()? }
         }
-        "prefix" => Keep::Prefix(number.parse().ok()?),
-        "but" => Keep::AllBut(number.parse().ok()?),
-        "only" => Keep::Only(number.parse().ok()?),
+        "prefix" => KeepChoice::Prefix(number.parse().ok()?),
+        "but" => KeepChoice::AllBut(number.parse().ok()?),
+        "only" => KeepChoice::Only(number.parse().ok()?),
         _ => return None,
     })
 }
 
 /// The name of a plan's engine, and of the disk's manners if they are not the usual ones.
 #[must_use]
-pub fn setting(plan: &Plan) -> String {
-    format!("{}{}", plan.subject.name, if plan.paranoid { TORN } else { "" })
+pub fn plan_name(plan: &ExplorePlan) -> String {
+    format!("{}{}", plan.subject.name, if plan.tears_sectors { TORN_SUFFIX } else { "" })
 }
 
 /// What to type to run a line again.
 #[must_use]
-pub fn command(line: &str) -> String {
+pub fn replay_command(line: &str) -> String {
     format!(
         "SHEAF_CRASH='{line}' cargo test -p sheaf-testkit --test suites crash::replay_a_line -- --ignored --nocapture"
     )
 }
 
 /// The plan that a line's setting stands for, and the rest of the line.
-fn plan_of(line: &str) -> Result<(Plan, &str), String> {
+fn parse_plan(line: &str) -> Result<(ExplorePlan, &str), String> {
     let (setting, rest) = line.split_once(':').ok_or("a line begins with an engine and a colon")?;
-    let paranoid = setting.ends_with(TORN);
-    let engine = setting.trim_end_matches(TORN).trim();
-    let subject = Subject::named(engine).ok_or(format!("{engine:?} is no engine"))?;
-    Ok((Plan { subject, paranoid, ..Plan::default() }, rest))
+    let paranoid = setting.ends_with(TORN_SUFFIX);
+    let engine = setting.trim_end_matches(TORN_SUFFIX).trim();
+    let subject = TestSubject::by_name(engine).ok_or(format!("{engine:?} is no engine"))?;
+    Ok((ExplorePlan { subject, tears_sectors: paranoid, ..ExplorePlan::default() }, rest))
 }
 
-/// Runs the crash of one replay line again: what it prints is the story, what it answers the verdict.
+/// Runs the crash of one replay line again: what it prints is the story, what it answers the
+/// verdict.
 pub fn replay(line: &str) -> Result<(), String> {
-    let (plan, line) = plan_of(line)?;
+    let (plan, line) = parse_plan(line)?;
     let mut parts = line.split('@').map(str::trim);
-    let steps = parts.next().and_then(parse).ok_or("no steps")?;
+    let steps = parts.next().and_then(parse_steps).ok_or("no steps")?;
     let Some(first) = parts.next() else {
         let report = explore(&steps, &plan);
         println!("{report}");
         return report.failure.map_or(Ok(()), |failure| Err(failure.to_string()));
     };
-    let (points, history, ran) = record(&steps, &plan);
+    let (points, history, ran) = record_points(&steps, &plan);
     ran?;
-    let (number, keep) = place(first)?;
+    let (number, keep) = parse_point(first)?;
     let point = points.get(number).ok_or("no such moment")?;
     println!("{} of {} moments; promised: {:?}", number, points.len(), point.marks);
-    println!("{}", point.image.pending().describe(keep.as_ref().unwrap_or(&Keep::All)));
-    let mut scene = Scene::set(&plan, &history, number, point);
+    println!("{}", point.image.pending().describe(keep.as_ref().unwrap_or(&KeepChoice::All)));
+    let mut scene = CrashReplay::new(&plan, &history, number, point);
     let result = scene.crash(keep.as_ref());
     let Some(second) = parts.next() else {
         return result;
     };
-    let (number, keep) = place(second)?;
+    let (number, keep) = parse_point(second)?;
     let keep = keep.ok_or("a second crash is a power cut")?;
-    let moment = scene.probe.moments.get(number).ok_or("no such moment of the recovery")?;
-    println!("second: {} of {} moments; {:?}", number, scene.probe.moments.len(), moment.marks);
+    let moment = scene.recording.crash_points.get(number).ok_or("no such moment of the recovery")?;
+    println!("second: {} of {} moments; {:?}", number, scene.recording.crash_points.len(), moment.marks);
     println!("{}", moment.image.pending().describe(&keep));
     scene.crash_again(number, &keep)
 }
 
 /// A moment of a workload, for trying one crash after the other.
-struct Scene<'a> {
-    plan: &'a Plan,
-    claim: Claim<'a>,
+struct CrashReplay<'a> {
+    plan: &'a ExplorePlan,
+    expected: ExpectedPrefix<'a>,
     number: usize,
-    point: &'a Point,
-    probe: Probe,
+    point: &'a CrashPoint,
+    recording: RecoveryRecording,
 }
 
-impl<'a> Scene<'a> {
-    fn set(plan: &'a Plan, history: &'a History, number: usize, point: &'a Point) -> Scene<'a> {
+impl<'a> CrashReplay<'a> {
+    fn new(
+        plan: &'a ExplorePlan,
+        history: &'a CommitHistory,
+        number: usize,
+        point: &'a CrashPoint,
+    ) -> CrashReplay<'a> {
         let marks = point.marks;
-        let claim =
-            Claim { history, from: marks.durable, durable: marks.durable, to: marks.issued, seq: marks.seq };
-        Scene { plan, claim, number, point, probe: Probe::default() }
+        let expected = ExpectedPrefix {
+            history,
+            min_commits: marks.durable,
+            min_after_power_cut: marks.durable,
+            max_commits: marks.issued,
+            seen_seq: marks.seq,
+        };
+        CrashReplay { plan, expected, number, point, recording: RecoveryRecording::default() }
     }
 
     /// The first crash, and what its recovery does.
-    fn crash(&mut self, keep: Option<&Keep>) -> Result<(), String> {
+    fn crash(&mut self, keep: Option<&KeepChoice>) -> Result<(), String> {
         let (image, from) = match keep {
             Some(keep) => (self.point.image.power_cut(keep), self.point.marks.durable),
             None => (self.point.image.kill(), self.point.marks.acked),
         };
-        self.claim.from = from;
-        let end = End::of(print_of(&image, self.number, keep.is_none()));
-        let world = World::of(&self.plan.subject, image);
-        check(&world, self.claim, end, Some(&mut self.probe)).map(drop)
+        self.expected.min_commits = from;
+        let end = AfterRecovery::from_number(image_fingerprint(&image, self.number, keep.is_none()));
+        let machine = TestMachine::for_subject(&self.plan.subject, image);
+        check(&machine, self.expected, end, Some(&mut self.recording)).map(drop)
     }
 
     /// A second crash, at a moment of the recovery from the first.
-    fn crash_again(&self, moment: usize, keep: &Keep) -> Result<(), String> {
-        let moment = self.probe.moments.get(moment).ok_or("no such moment of the recovery")?;
-        let claim = second_claim(&self.probe, moment, self.claim);
-        check(&World::of(&self.plan.subject, moment.image.power_cut(keep)), claim, End::Cut, None).map(drop)
+    fn crash_again(&self, moment: usize, keep: &KeepChoice) -> Result<(), String> {
+        let moment = self.recording.crash_points.get(moment).ok_or("no such moment of the recovery")?;
+        let expected = second_expected(&self.recording, moment, self.expected);
+        check(
+            &TestMachine::for_subject(&self.plan.subject, moment.image.power_cut(keep)),
+            expected,
+            AfterRecovery::PowerCut,
+            None,
+        )
+        .map(drop)
     }
 }
 
-fn place(text: &str) -> Result<(usize, Option<Keep>), String> {
+fn parse_point(text: &str) -> Result<(usize, Option<KeepChoice>), String> {
     let (number, keep) = text.split_once(' ').ok_or("a moment is a number and a choice")?;
     let number = number.parse().map_err(|_| "a moment is a number")?;
     match keep.trim() {
@@ -152,18 +171,18 @@ fn place(text: &str) -> Result<(usize, Option<Keep>), String> {
 
 /// The smallest workload found within `seconds` that still goes wrong (in any way).
 #[must_use]
-pub fn shrink(failure: Failure, plan: &Plan, seconds: f64) -> Failure {
+pub fn shrink(failure: CrashFailure, plan: &ExplorePlan, seconds: f64) -> CrashFailure {
     let watch = Stopwatch::start();
     let is_late = || watch.seconds() > seconds;
-    let limit = (seconds / 4.0).min(plan.seconds);
-    let plan = Plan { seconds: limit, states: u64::MAX, from_step: 0, ..plan.clone() };
+    let limit = (seconds / 4.0).min(plan.max_seconds);
+    let plan = ExplorePlan { max_seconds: limit, max_states: u64::MAX, first_step: 0, ..plan.clone() };
     let mut best = failure;
     let mut chunk = best.steps.len() / 2;
     while chunk > 0 && !is_late() {
         let mut from = 0;
         let mut shorter = false;
         while from < best.steps.len() && !is_late() {
-            let mut steps: Vec<Step> = best.steps.clone();
+            let mut steps: Vec<CrashStep> = best.steps.clone();
             steps.drain(from..(from + chunk).min(steps.len()));
             match explore(&steps, &plan).failure {
                 Some(found) => {
@@ -177,41 +196,41 @@ pub fn shrink(failure: Failure, plan: &Plan, seconds: f64) -> Failure {
             chunk /= 2;
         }
     }
-    lose_less(best, &plan)
+    minimize_loss(best, &plan)
 }
 
 /// The same failure with as little lost as possible: of what the last crash of it takes.
-fn lose_less(mut failure: Failure, plan: &Plan) -> Failure {
-    let (points, history, _) = record(&failure.steps, plan);
-    let Some(point) = points.get(failure.point) else {
+fn minimize_loss(mut failure: CrashFailure, plan: &ExplorePlan) -> CrashFailure {
+    let (points, history, _) = record_points(&failure.steps, plan);
+    let Some(point) = points.get(failure.crash_point) else {
         return failure;
     };
-    let mut scene = Scene::set(plan, &history, failure.point, point);
-    if let Some((moment, keep)) = failure.second.clone() {
-        let first = scene.crash(failure.keep.as_ref());
-        let pending = scene.probe.moments.get(moment).map(|m| m.image.pending());
+    let mut scene = CrashReplay::new(plan, &history, failure.crash_point, point);
+    if let Some((moment, keep)) = failure.second_crash.clone() {
+        let first = scene.crash(failure.kept_units.as_ref());
+        let pending = scene.recording.crash_points.get(moment).map(|m| m.image.pending());
         if let (Ok(()), Some(pending)) = (first, pending) {
             let kept = keep_more(&pending, &keep, |keep| scene.crash_again(moment, keep));
             if let Some((keep, what)) = kept {
-                (failure.second, failure.what) = (Some((moment, keep)), what);
+                (failure.second_crash, failure.mismatch) = (Some((moment, keep)), what);
             }
         }
-    } else if let Some(keep) = &failure.keep {
+    } else if let Some(keep) = &failure.kept_units {
         let kept = keep_more(&point.image.pending(), keep, |keep| scene.crash(Some(keep)));
         if let Some((keep, what)) = kept {
-            (failure.keep, failure.what) = (Some(keep), what);
+            (failure.kept_units, failure.mismatch) = (Some(keep), what);
         }
     }
     failure
 }
 
-/// The choice that keeps what `keep` keeps and whatever else leaves `crash` failing, one unit after the
-/// other. `None` if nothing can be added.
+/// The choice that keeps what `keep` keeps and whatever else leaves `crash` failing, one unit after
+/// the other. `None` if nothing can be added.
 fn keep_more(
-    pending: &Pending,
-    keep: &Keep,
-    mut crash: impl FnMut(&Keep) -> Result<(), String>,
-) -> Option<(Keep, String)> {
+    pending: &PendingUnits,
+    keep: &KeepChoice,
+    mut crash: impl FnMut(&KeepChoice) -> Result<(), String>,
+) -> Option<(KeepChoice, String)> {
     if pending.len() > 64 {
         return None;
     }
@@ -223,9 +242,9 @@ fn keep_more(
         if more == mask {
             continue;
         }
-        if let Err(what) = crash(&Keep::Mask(more)) {
+        if let Err(what) = crash(&KeepChoice::Mask(more)) {
             mask = more;
-            best = Some((Keep::Mask(more), what));
+            best = Some((KeepChoice::Mask(more), what));
         }
     }
     best
@@ -238,7 +257,7 @@ mod tests {
     #[test]
     fn every_choice_reads_back() {
         for word in ["none", "all", "mask:2f", "seed:ff/50", "prefix:3", "but:0", "only:70"] {
-            assert_eq!(show_keep(&parse_keep(word).unwrap()), word);
+            assert_eq!(format_keep(&parse_keep(word).unwrap()), word);
         }
     }
 }

@@ -6,17 +6,17 @@
 
 use std::fmt;
 
-use super::history::NAMES;
+use super::history::KEYSPACE_NAMES;
 
 /// A small deterministic generator (splitmix64).
 #[derive(Clone, Debug)]
-pub struct Random(u64);
+pub struct TestRandom(u64);
 
-impl Random {
+impl TestRandom {
     /// Numbers that depend on `seed` alone.
     #[must_use]
-    pub fn new(seed: u64) -> Random {
-        Random(seed)
+    pub fn new(seed: u64) -> TestRandom {
+        TestRandom(seed)
     }
 
     /// The next number.
@@ -35,42 +35,42 @@ impl Random {
     }
 
     /// A place in something of `bound` items.
-    pub fn index(&mut self, bound: usize) -> usize {
+    pub fn index_below(&mut self, bound: usize) -> usize {
         self.below(bound as u64) as usize
     }
 
     /// Puts `items` into any order.
     pub fn shuffle<T>(&mut self, items: &mut [T]) {
         for last in (1..items.len()).rev() {
-            items.swap(last, self.index(last + 1));
+            items.swap(last, self.index_below(last + 1));
         }
     }
 
     /// True once in `times`.
-    pub fn once_in(&mut self, times: u64) -> bool {
+    pub fn one_in(&mut self, times: u64) -> bool {
         self.below(times) == 0
     }
 }
 
 /// One write of a step: which keyspace, which key, how long a value (`None` removes).
-pub type Put = (u8, u8, Option<u32>);
+pub type PutSpec = (u8, u8, Option<u32>);
 
 /// What keyspaces are converted to.
-pub const ENGINES: [&str; 6] = ["flat", "flat-ordered", "flex", "cedrus", "kreon", "delsm"];
+pub const CONVERSION_ENGINES: [&str; 6] = ["flat", "flat-ordered", "flex", "cedrus", "kreon", "delsm"];
 
 /// One step.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum CrashStep {
     /// One operation with `Durability::Buffer`.
-    One(Put),
+    Put(PutSpec),
     /// Several as one commit; with `true` on the device on return.
-    Batch(Vec<Put>, bool),
+    Batch(Vec<PutSpec>, bool),
     /// `persist`.
     Persist,
     /// The clock passes the sync interval and one round of background work runs.
-    Tick,
+    SyncInterval,
     /// The clock goes far ahead and background work runs until there is none.
-    Work,
+    Background,
     /// A keyspace is emptied.
     Clear(u8),
     /// A keyspace is dropped; the next use makes it again.
@@ -79,85 +79,88 @@ pub enum Step {
     Compact(u8),
     /// A keyspace is replaced by a bulk load of so many pairs.
     Load(u8, u8),
-    /// A keyspace is converted to the engine of this number in [`ENGINES`], with a commit to it after each third step.
+    /// A keyspace is converted to the engine of this number in [`CONVERSION_ENGINES`], with a
+    /// commit to it after each third step.
     Convert(u8, u8),
     /// A clean close, and open again.
     Reopen,
     /// Every handle is dropped without a close: and open again.
-    Abandon,
+    DropHandles,
 }
 
-impl fmt::Display for Step {
+impl fmt::Display for CrashStep {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let put = |(space, key, len): &Put| match len {
+        let put = |(space, key, len): &PutSpec| match len {
             Some(len) => format!("{space}.{key}={len}"),
             None => format!("{space}.{key}-"),
         };
         match self {
-            Step::One(one) => write!(f, "{}", put(one)),
-            Step::Batch(puts, sync) => {
+            CrashStep::Put(one) => write!(f, "{}", put(one)),
+            CrashStep::Batch(puts, sync) => {
                 let puts: Vec<String> = puts.iter().map(put).collect();
                 write!(f, "{}[{}]", if *sync { "S" } else { "B" }, puts.join(","))
             }
-            Step::Persist => write!(f, "persist"),
-            Step::Tick => write!(f, "tick"),
-            Step::Work => write!(f, "work"),
-            Step::Clear(space) => write!(f, "clear{space}"),
-            Step::Drop(space) => write!(f, "drop{space}"),
-            Step::Compact(space) => write!(f, "compact{space}"),
-            Step::Load(space, count) => write!(f, "load{space}:{count}"),
-            Step::Convert(space, to) => write!(f, "convert{space}:{}", ENGINES[usize::from(*to)]),
-            Step::Reopen => write!(f, "reopen"),
-            Step::Abandon => write!(f, "abandon"),
+            CrashStep::Persist => write!(f, "persist"),
+            CrashStep::SyncInterval => write!(f, "tick"),
+            CrashStep::Background => write!(f, "work"),
+            CrashStep::Clear(space) => write!(f, "clear{space}"),
+            CrashStep::Drop(space) => write!(f, "drop{space}"),
+            CrashStep::Compact(space) => write!(f, "compact{space}"),
+            CrashStep::Load(space, count) => write!(f, "load{space}:{count}"),
+            CrashStep::Convert(space, to) => {
+                write!(f, "convert{space}:{}", CONVERSION_ENGINES[usize::from(*to)])
+            }
+            CrashStep::Reopen => write!(f, "reopen"),
+            CrashStep::DropHandles => write!(f, "abandon"),
         }
     }
 }
 
-/// Steps as one line that [`parse`] reads back.
+/// Steps as one line that [`parse_steps`] reads back.
 #[must_use]
-pub fn show(steps: &[Step]) -> String {
+pub fn format_steps(steps: &[CrashStep]) -> String {
     steps.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
 }
 
-/// The steps of a line written by [`show`]; `None` if it is none.
+/// The steps of a line written by [`format_steps`]; `None` if it is none.
 #[must_use]
-pub fn parse(line: &str) -> Option<Vec<Step>> {
+pub fn parse_steps(line: &str) -> Option<Vec<CrashStep>> {
     line.split_whitespace().map(parse_step).collect()
 }
 
-fn parse_step(word: &str) -> Option<Step> {
+fn parse_step(word: &str) -> Option<CrashStep> {
     Some(match word {
-        "persist" => Step::Persist,
-        "tick" => Step::Tick,
-        "work" => Step::Work,
-        "reopen" => Step::Reopen,
-        "abandon" => Step::Abandon,
+        "persist" => CrashStep::Persist,
+        "tick" => CrashStep::SyncInterval,
+        "work" => CrashStep::Background,
+        "reopen" => CrashStep::Reopen,
+        "abandon" => CrashStep::DropHandles,
         _ => {
             if let Some(space) = word.strip_prefix("clear") {
-                Step::Clear(space.parse().ok()?)
+                CrashStep::Clear(space.parse().ok()?)
             } else if let Some(space) = word.strip_prefix("drop") {
-                Step::Drop(space.parse().ok()?)
+                CrashStep::Drop(space.parse().ok()?)
             } else if let Some(space) = word.strip_prefix("compact") {
-                Step::Compact(space.parse().ok()?)
+                CrashStep::Compact(space.parse().ok()?)
             } else if let Some(rest) = word.strip_prefix("load") {
                 let (space, count) = rest.split_once(':')?;
-                Step::Load(space.parse().ok()?, count.parse().ok()?)
+                CrashStep::Load(space.parse().ok()?, count.parse().ok()?)
             } else if let Some(rest) = word.strip_prefix("convert") {
                 let (space, engine) = rest.split_once(':')?;
-                let to = ENGINES.iter().position(|name| *name == engine)?;
-                Step::Convert(space.parse().ok()?, to as u8)
+                let to = CONVERSION_ENGINES.iter().position(|name| *name == engine)?;
+                CrashStep::Convert(space.parse().ok()?, to as u8)
             } else if let Some(rest) = word.strip_suffix(']') {
                 let (kind, list) = rest.split_once('[')?;
                 let puts = list.split(',').map(parse_put).collect::<Option<Vec<_>>>()?;
-                Step::Batch(puts, kind == "S")
+                CrashStep::Batch(puts, kind == "S")
             } else {
-                Step::One(parse_put(word)?)
+                CrashStep::Put(parse_put(word)?)
             }
         }
     })
 }
 
-fn parse_put(word: &str) -> Option<Put> {
+fn parse_put(word: &str) -> Option<PutSpec> {
     let (place, len) = match word.strip_suffix('-') {
         Some(place) => (place, None),
         None => {
@@ -167,7 +170,7 @@ fn parse_put(word: &str) -> Option<Put> {
     };
     let (space, key) = place.split_once('.')?;
     let space: u8 = space.parse().ok()?;
-    (usize::from(space) < NAMES.len()).then_some(())?;
+    (usize::from(space) < KEYSPACE_NAMES.len()).then_some(())?;
     Some((space, key.parse().ok()?, len))
 }
 
@@ -190,7 +193,7 @@ pub fn value_bytes(step: usize, write: usize, len: u32) -> Vec<u8> {
 
 /// What a generated workload is made of.
 #[derive(Clone, Copy, Debug)]
-pub struct Shape {
+pub struct WorkloadShape {
     /// How many steps.
     pub steps: usize,
     /// How many keyspaces.
@@ -202,64 +205,67 @@ pub struct Shape {
     /// Length of the rare large ones; 0 for none.
     pub large: u32,
     /// Whether background work is asked for often (cleaning, checkpoints).
-    pub busy: bool,
+    pub has_background_work: bool,
     /// Whether keyspaces come and go.
-    pub drops: bool,
+    pub has_drops: bool,
     /// Whether they are compacted.
-    pub compacts: bool,
+    pub has_compactions: bool,
     /// Whether they are loaded in bulk and converted.
-    pub moves: bool,
+    pub has_loads_and_conversions: bool,
 }
 
-impl Default for Shape {
-    fn default() -> Shape {
-        Shape {
+impl Default for WorkloadShape {
+    fn default() -> WorkloadShape {
+        WorkloadShape {
             steps: 30,
             spaces: 3,
             keys: 8,
             len: 120,
             large: 700,
-            busy: false,
-            drops: false,
-            compacts: false,
-            moves: false,
+            has_background_work: false,
+            has_drops: false,
+            has_compactions: false,
+            has_loads_and_conversions: false,
         }
     }
 }
 
 /// The steps of `seed`.
 #[must_use]
-pub fn generate(seed: u64, shape: &Shape) -> Vec<Step> {
-    let mut random = Random::new(seed.wrapping_mul(0x2545_f491_4f6c_dd1d));
+pub fn generate(seed: u64, shape: &WorkloadShape) -> Vec<CrashStep> {
+    let mut random = TestRandom::new(seed.wrapping_mul(0x2545_f491_4f6c_dd1d));
     (0..shape.steps).map(|_| step(&mut random, shape)).collect()
 }
 
-fn step(random: &mut Random, shape: &Shape) -> Step {
-    let background = if shape.busy { 25 } else { 10 };
+fn step(random: &mut TestRandom, shape: &WorkloadShape) -> CrashStep {
+    let background = if shape.has_background_work { 25 } else { 10 };
     match random.below(100) {
-        n if n < background / 2 => Step::Tick,
-        n if n < background => Step::Work,
-        n if n < background + 6 => Step::Persist,
-        n if n < background + 9 => Step::Reopen,
-        n if n < background + 10 => Step::Abandon,
-        n if n < background + 13 && shape.drops => Step::Drop(random.below(shape.spaces) as u8),
-        n if n < background + 15 && shape.drops => Step::Clear(random.below(shape.spaces) as u8),
-        n if n < background + 20 && shape.compacts => Step::Compact(random.below(shape.spaces) as u8),
-        n if n < background + 24 && shape.moves => {
-            Step::Load(random.below(shape.spaces) as u8, random.below(40) as u8)
+        n if n < background / 2 => CrashStep::SyncInterval,
+        n if n < background => CrashStep::Background,
+        n if n < background + 6 => CrashStep::Persist,
+        n if n < background + 9 => CrashStep::Reopen,
+        n if n < background + 10 => CrashStep::DropHandles,
+        n if n < background + 13 && shape.has_drops => CrashStep::Drop(random.below(shape.spaces) as u8),
+        n if n < background + 15 && shape.has_drops => CrashStep::Clear(random.below(shape.spaces) as u8),
+        n if n < background + 20 && shape.has_compactions => {
+            CrashStep::Compact(random.below(shape.spaces) as u8)
         }
-        n if n < background + 32 && shape.moves => {
-            Step::Convert(random.below(shape.spaces) as u8, random.below(ENGINES.len() as u64) as u8)
+        n if n < background + 24 && shape.has_loads_and_conversions => {
+            CrashStep::Load(random.below(shape.spaces) as u8, random.below(40) as u8)
         }
-        n if n < 65 => Step::One(put(random, shape)),
+        n if n < background + 32 && shape.has_loads_and_conversions => CrashStep::Convert(
+            random.below(shape.spaces) as u8,
+            random.below(CONVERSION_ENGINES.len() as u64) as u8,
+        ),
+        n if n < 65 => CrashStep::Put(put(random, shape)),
         n => {
             let count = 1 + random.below(4);
-            Step::Batch((0..count).map(|_| put(random, shape)).collect(), n >= 82)
+            CrashStep::Batch((0..count).map(|_| put(random, shape)).collect(), n >= 82)
         }
     }
 }
 
-fn put(random: &mut Random, shape: &Shape) -> Put {
+fn put(random: &mut TestRandom, shape: &WorkloadShape) -> PutSpec {
     let key = random.below(shape.keys).min(random.below(shape.keys)) as u8;
     let len = match random.below(20) {
         0..4 => None,
@@ -277,13 +283,19 @@ mod tests {
     #[test]
     fn a_replay_line_reads_back() {
         for seed in 0..50 {
-            let spaces = [3, NAMES.len() as u64][seed as usize % 2];
-            let shape =
-                Shape { spaces, drops: true, busy: true, compacts: true, moves: true, ..Shape::default() };
+            let spaces = [3, KEYSPACE_NAMES.len() as u64][seed as usize % 2];
+            let shape = WorkloadShape {
+                spaces,
+                has_drops: true,
+                has_background_work: true,
+                has_compactions: true,
+                has_loads_and_conversions: true,
+                ..WorkloadShape::default()
+            };
             let steps = generate(seed, &shape);
-            assert_eq!(parse(&show(&steps)), Some(steps));
+            assert_eq!(parse_steps(&format_steps(&steps)), Some(steps));
         }
-        assert_eq!(parse("0.1=x"), None);
-        assert_eq!(parse("9.1=1"), None);
+        assert_eq!(parse_steps("0.1=x"), None);
+        assert_eq!(parse_steps("9.1=1"), None);
     }
 }

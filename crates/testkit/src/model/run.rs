@@ -4,21 +4,21 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use sheaf_base::sync::Mutex;
 
-use super::{Case, Failure, play, steps};
-use crate::stage::{Place, Setting, Subject};
+use super::{ModelCase, ModelFailure, execute, steps};
+use crate::fixture::{DiskKind, TestSetting, TestSubject};
 use crate::totals::{Budget, Stopwatch, Totals};
 
 /// Steps of a sequence.
 const STEPS: usize = 2000;
 /// Every so-manieth sequence is played on everything.
-const EVERYWHERE: u64 = 8;
+const ALL_ENGINES_INTERVAL: u64 = 8;
 
-const TINY: Setting = Setting::new(Place::Simulated, true, true);
-const NORMAL: Setting = Setting::new(Place::Simulated, false, true);
+const TINY: TestSetting = TestSetting::new(DiskKind::Simulated, true, true);
+const NORMAL: TestSetting = TestSetting::new(DiskKind::Simulated, false, true);
 
 /// Plays sequences until the budget, counted in operations, is spent.
 #[must_use]
-pub fn run(subject: &Subject, seed: u64, budget: Budget) -> Totals {
+pub fn run(subject: &TestSubject, seed: u64, budget: Budget) -> Totals {
     let watch = Stopwatch::start();
     let totals = Mutex::new(Totals::new("model", subject.name));
     let next = AtomicU64::new(0);
@@ -29,22 +29,22 @@ pub fn run(subject: &Subject, seed: u64, budget: Budget) -> Totals {
                 return;
             }
             let setting = if number % 4 == 3 { NORMAL } else { TINY };
-            let case = Case {
+            let case = ModelCase {
                 engine: subject.name,
                 flaw: None,
                 setting,
                 seed: seed.wrapping_add(number),
                 steps: STEPS,
             };
-            let (played, result) = match number % EVERYWHERE {
-                0 => (2 * Subject::all().len() as u64, agree(&case)),
+            let (played, result) = match number % ALL_ENGINES_INTERVAL {
+                0 => (2 * TestSubject::all().len() as u64, check_all_engines(&case)),
                 _ => (1, case.check().map(drop).map_err(|failure| case.report(&failure))),
             };
             let mut totals = totals.lock();
             totals.cases += played * STEPS as u64;
             totals.distinct += STEPS as u64;
             if let Err(what) = result {
-                totals.failures.push(crate::totals::Failure { replay: case.replay(), what });
+                totals.failures.push(crate::totals::HarnessFailure { replay: case.replay(), message: what });
             }
         }
     };
@@ -61,16 +61,16 @@ fn has_room(totals: &Totals, budget: Budget) -> bool {
     totals.cases < budget.cases && totals.failures.len() < 3
 }
 
-/// Plays one sequence, without what some engine cannot do, on all engines in two geometries: everything
-/// that was observed must be the same.
-pub(super) fn agree(case: &Case) -> Result<(), String> {
+/// Plays one sequence, without what some engine cannot do, on all engines in two geometries:
+/// everything that was observed must be the same.
+pub(super) fn check_all_engines(case: &ModelCase) -> Result<(), String> {
     let mut all = steps::generate(case.seed, case.steps, TINY);
-    all.retain(|step| !matches!(step, steps::Step::RemoveRange { .. }));
+    all.retain(|step| !matches!(step, steps::ModelStep::RemoveRange { .. }));
     let mut first = None;
-    for subject in Subject::all() {
+    for subject in TestSubject::all() {
         for setting in [TINY, NORMAL] {
-            let digest = play::play(&subject, setting, &all)
-                .map_err(|failure: Failure| format!("{subject:?} {setting:?}: {failure}"))?;
+            let digest = execute::execute(&subject, setting, &all)
+                .map_err(|failure: ModelFailure| format!("{subject:?} {setting:?}: {failure}"))?;
             let expected = *first.get_or_insert(digest);
             if digest != expected {
                 return Err(format!("{subject:?} {setting:?} observes {digest:x}, not {expected:x}"));
@@ -86,19 +86,19 @@ macro_rules! model_suite {
     ($module:ident, $subject:expr) => {
         mod $module {
             #[test]
-            fn random_operations_answer_as_a_map_does() {
-                let cases = $subject.in_ci(500_000);
+            fn random_operations_match_a_map() {
+                let cases = $subject.ci_cases(500_000);
                 let budget = $crate::totals::Budget::cases(cases).workers(2);
                 $crate::model::run(&$subject, 0, budget).must_hold(cases);
             }
 
             #[test]
-            fn so_they_do_on_the_real_disk() {
-                use $crate::stage::{Place, Setting};
+            fn random_operations_match_a_map_on_the_real_disk() {
+                use $crate::fixture::{DiskKind, TestSetting};
                 for seed in 0..4 {
-                    let setting = Setting::new(Place::Real, seed % 2 == 0, true);
+                    let setting = TestSetting::new(DiskKind::Real, seed % 2 == 0, true);
                     let engine = $subject.name;
-                    $crate::model::Case { engine, flaw: None, setting, seed, steps: 800 }.must_hold();
+                    $crate::model::ModelCase { engine, flaw: None, setting, seed, steps: 800 }.must_hold();
                 }
             }
         }

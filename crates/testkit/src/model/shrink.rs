@@ -1,16 +1,16 @@
 //! # Shrinking: fewer steps that still fail
 
-use super::{Failure, Step};
+use super::{ModelFailure, ModelStep};
 
 /// Most replays.
 const ATTEMPTS: usize = 600;
 
 /// Drops steps, in ever smaller groups, for as long as `fails` finds that the rest fails.
 pub(super) fn shrink(
-    mut steps: Vec<Step>,
-    mut failure: Failure,
-    mut fails: impl FnMut(&[Step]) -> Option<Failure>,
-) -> (Vec<Step>, Failure) {
+    mut steps: Vec<ModelStep>,
+    mut failure: ModelFailure,
+    mut fails: impl FnMut(&[ModelStep]) -> Option<ModelFailure>,
+) -> (Vec<ModelStep>, ModelFailure) {
     steps.truncate(failure.step + 1);
     let mut attempts = 0;
     let mut group = steps.len().div_ceil(2);
@@ -45,16 +45,20 @@ mod tests {
 
     #[test]
     fn only_the_steps_that_matter_are_left() {
-        let noise = || (0..300).map(|_| Step::Persist);
-        let steps: Vec<Step> =
-            noise().chain([Step::Crash]).chain(noise()).chain([Step::Reopen]).chain(noise()).collect();
-        let fails = |steps: &[Step]| {
-            let crash = steps.iter().position(|s| matches!(s, Step::Crash))?;
-            let reopen = steps[crash..].iter().position(|s| matches!(s, Step::Reopen))?;
-            Some(Failure { step: crash + reopen, why: String::new() })
+        let noise = || (0..300).map(|_| ModelStep::Persist);
+        let steps: Vec<ModelStep> = noise()
+            .chain([ModelStep::Crash])
+            .chain(noise())
+            .chain([ModelStep::Reopen])
+            .chain(noise())
+            .collect();
+        let fails = |steps: &[ModelStep]| {
+            let crash = steps.iter().position(|s| matches!(s, ModelStep::Crash))?;
+            let reopen = steps[crash..].iter().position(|s| matches!(s, ModelStep::Reopen))?;
+            Some(ModelFailure { step: crash + reopen, reason: String::new() })
         };
         let first = fails(&steps).unwrap();
         let (left, _) = shrink(steps, first, fails);
-        assert!(matches!(left.as_slice(), [Step::Crash, Step::Reopen]), "{left:?}");
+        assert!(matches!(left.as_slice(), [ModelStep::Crash, ModelStep::Reopen]), "{left:?}");
     }
 }

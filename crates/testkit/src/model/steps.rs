@@ -5,8 +5,8 @@
 
 use std::ops::Bound;
 
-use crate::crash::workload::Random;
-use crate::stage::Setting;
+use crate::crash::workload::TestRandom;
+use crate::fixture::TestSetting;
 
 /// Keyspaces: 0 and 2 of the engine under test, 1 of the other one.
 pub(super) const SPACES: u8 = 3;
@@ -15,52 +15,52 @@ pub(super) const KEYS: u16 = 120;
 
 /// A value: that many bytes, which depend on the second number.
 #[derive(Clone, Copy, Debug)]
-pub struct Val(pub usize, pub u32);
+pub struct ValueSpec(pub usize, pub u32);
 
-/// A range by its ends' numbers; see [`Ends::bounds`].
+/// A range by its ends' numbers; see [`RangeSpec::bounds`].
 #[derive(Clone, Copy, Debug)]
-pub struct Ends(pub u16, pub u16, pub u8);
+pub struct RangeSpec(pub u16, pub u16, pub u8);
 
 /// What another hand does to the key in the middle of an update.
 #[derive(Clone, Copy, Debug)]
-pub enum Meddle {
+pub enum ConcurrentChange {
     /// Nothing.
-    No,
+    None,
     /// Sets it.
-    Puts(Val),
+    Put(ValueSpec),
     /// Removes it.
-    Removes,
+    Remove,
 }
 
 /// One step. The first number is the keyspace, a second one the key, unless a field says otherwise.
 #[derive(Clone, Debug)]
 #[expect(missing_docs, reason = "named after the verbs they call")]
-pub enum Step {
-    Put(u8, u16, Val),
+pub enum ModelStep {
+    Put(u8, u16, ValueSpec),
     Remove(u8, u16),
-    Batch { ops: Vec<(u8, u16, Option<Val>)>, expects: Vec<(u8, u16, bool)>, sync: bool },
-    Swap { space: u8, key: u16, right: bool, new: Option<Val> },
-    Update { space: u8, key: u16, how: u8, meddle: Meddle },
+    Batch { ops: Vec<(u8, u16, Option<ValueSpec>)>, expects: Vec<(u8, u16, bool)>, sync: bool },
+    Swap { space: u8, key: u16, right: bool, new: Option<ValueSpec> },
+    Update { space: u8, key: u16, how: u8, concurrent: ConcurrentChange },
     Get(u8, u16),
     MultiGet(u8, Vec<u16>),
-    Scan { space: u8, ends: Ends, back: bool },
+    Scan { space: u8, ends: RangeSpec, back: bool },
     Prefix { space: u8, key: u16, len: usize },
     FirstAndLast(u8),
     Len(u8),
     SnapshotOpen,
     SnapshotGet { which: usize, space: u8, key: u16 },
-    SnapshotScan { which: usize, space: u8, ends: Ends, back: bool },
+    SnapshotScan { which: usize, space: u8, ends: RangeSpec, back: bool },
     SnapshotClose(usize),
-    IterOpen { space: u8, ends: Ends },
+    IterOpen { space: u8, ends: RangeSpec },
     IterStep { which: usize, count: usize, back: bool },
     IterClose(usize),
-    RemoveRange { space: u8, ends: Ends },
+    RemoveRange { space: u8, ends: RangeSpec },
     Clear(u8),
     Recreate(u8),
     Persist,
     Compact(u8),
-    Pump,
-    Advance(u64),
+    Background,
+    AdvanceClock(u64),
     Reopen,
     Crash,
     CompareAll,
@@ -83,13 +83,13 @@ pub(super) fn key_of(number: u16) -> Vec<u8> {
     }
 }
 
-impl Val {
+impl ValueSpec {
     pub(super) fn bytes(self) -> Vec<u8> {
         crate::conformance::bytes(self.0, u64::from(self.1))
     }
 }
 
-impl Ends {
+impl RangeSpec {
     /// The limits; kinds of ends by the bits of the third number. Inverted ones are ranges too.
     pub(super) fn bounds(self) -> (Bound<Vec<u8>>, Bound<Vec<u8>>) {
         let bound = |kind: u8, key: u16| match kind & 3 {
@@ -102,11 +102,11 @@ impl Ends {
 }
 
 /// Where the draws come from (splitmix64).
-struct Draw(Random);
+struct StepGenerator(TestRandom);
 
-impl Draw {
+impl StepGenerator {
     fn below(&mut self, bound: usize) -> usize {
-        self.0.index(bound)
+        self.0.index_below(bound)
     }
 
     fn one_in(&mut self, times: usize) -> bool {
@@ -127,93 +127,99 @@ impl Draw {
     }
 
     #[expect(clippy::cast_possible_truncation, reason = "any bits will do")]
-    fn value(&mut self, setting: Setting) -> Val {
-        let limit = setting.stage_above();
+    fn value(&mut self, setting: TestSetting) -> ValueSpec {
+        let limit = setting.blob_threshold();
         let large = if setting.tiny { 12 } else { 80 };
         let len = if self.one_in(large) {
             [limit - 1, limit, limit + 1, 2 * limit, 3 * limit][self.below(5)]
         } else {
             [0, 1, 30, 31, 100, self.below(60), self.below(400)][self.below(7)]
         };
-        Val(len, self.0.next() as u32)
+        ValueSpec(len, self.0.next() as u32)
     }
 
-    fn change(&mut self, setting: Setting) -> Option<Val> {
+    fn change(&mut self, setting: TestSetting) -> Option<ValueSpec> {
         if self.one_in(4) { None } else { Some(self.value(setting)) }
     }
 
     #[expect(clippy::cast_possible_truncation, reason = "any bits will do")]
-    fn ends(&mut self) -> Ends {
+    fn ends(&mut self) -> RangeSpec {
         let kinds = if self.one_in(3) { 0b1111 } else { self.0.next() as u8 };
-        Ends(self.key(), self.key(), kinds)
+        RangeSpec(self.key(), self.key(), kinds)
     }
 
-    fn batch(&mut self, setting: Setting) -> Step {
+    fn batch(&mut self, setting: TestSetting) -> ModelStep {
         let count = [1, 3, 10, 40][self.below(4)];
         let ops = (0..count).map(|_| (self.space(), self.key(), self.change(setting))).collect();
         let expects =
             (0..self.below(4).saturating_sub(1)).map(|_| (self.space(), self.key(), !self.one_in(3)));
-        Step::Batch { ops, expects: expects.collect(), sync: false }
+        ModelStep::Batch { ops, expects: expects.collect(), sync: false }
     }
 
-    fn step(&mut self, setting: Setting) -> Step {
+    fn step(&mut self, setting: TestSetting) -> ModelStep {
         match self.below(1000) {
-            0..=259 => Step::Put(self.space(), self.key(), self.value(setting)),
-            260..=359 => Step::Remove(self.space(), self.key()),
+            0..=259 => ModelStep::Put(self.space(), self.key(), self.value(setting)),
+            260..=359 => ModelStep::Remove(self.space(), self.key()),
             360..=439 => match self.batch(setting) {
-                Step::Batch { ops, expects, .. } => Step::Batch { ops, expects, sync: self.one_in(4) },
+                ModelStep::Batch { ops, expects, .. } => {
+                    ModelStep::Batch { ops, expects, sync: self.one_in(4) }
+                }
                 other => other,
             },
             440..=489 => {
                 let (space, key, right) = (self.space(), self.key(), !self.one_in(3));
-                Step::Swap { space, key, right, new: self.change(setting) }
+                ModelStep::Swap { space, key, right, new: self.change(setting) }
             }
             490..=539 => {
                 let meddle = match self.below(4) {
-                    0 => Meddle::Puts(self.value(setting)),
-                    1 => Meddle::Removes,
-                    _ => Meddle::No,
+                    0 => ConcurrentChange::Put(self.value(setting)),
+                    1 => ConcurrentChange::Remove,
+                    _ => ConcurrentChange::None,
                 };
                 #[expect(clippy::cast_possible_truncation, reason = "any bits will do")]
                 let how = self.0.next() as u8;
-                Step::Update { space: self.space(), key: self.key(), how, meddle }
+                ModelStep::Update { space: self.space(), key: self.key(), how, concurrent: meddle }
             }
-            540..=629 => Step::Get(self.space(), self.key()),
+            540..=629 => ModelStep::Get(self.space(), self.key()),
             630..=649 => {
                 let count = self.below(50);
-                Step::MultiGet(self.space(), (0..count).map(|_| self.key()).collect())
+                ModelStep::MultiGet(self.space(), (0..count).map(|_| self.key()).collect())
             }
-            650..=689 => Step::Scan { space: self.space(), ends: self.ends(), back: self.one_in(2) },
-            690..=699 => Step::Prefix { space: self.space(), key: self.key(), len: self.below(9) },
-            700..=709 => Step::FirstAndLast(self.space()),
-            710..=729 => Step::Len(self.space()),
-            730..=759 => Step::SnapshotOpen,
-            760..=799 => Step::SnapshotGet { which: self.below(8), space: self.space(), key: self.key() },
+            650..=689 => ModelStep::Scan { space: self.space(), ends: self.ends(), back: self.one_in(2) },
+            690..=699 => ModelStep::Prefix { space: self.space(), key: self.key(), len: self.below(9) },
+            700..=709 => ModelStep::FirstAndLast(self.space()),
+            710..=729 => ModelStep::Len(self.space()),
+            730..=759 => ModelStep::SnapshotOpen,
+            760..=799 => {
+                ModelStep::SnapshotGet { which: self.below(8), space: self.space(), key: self.key() }
+            }
             800..=819 => {
                 let (which, space) = (self.below(8), self.space());
-                Step::SnapshotScan { which, space, ends: self.ends(), back: self.one_in(2) }
+                ModelStep::SnapshotScan { which, space, ends: self.ends(), back: self.one_in(2) }
             }
-            820..=844 => Step::SnapshotClose(self.below(8)),
-            845..=864 => Step::IterOpen { space: self.space(), ends: self.ends() },
-            865..=914 => Step::IterStep { which: self.below(8), count: self.below(12), back: self.one_in(2) },
-            915..=924 => Step::IterClose(self.below(8)),
-            925..=927 => Step::RemoveRange { space: self.space(), ends: self.ends() },
-            928..=930 => Step::Clear(self.space()),
-            931..=933 => Step::Recreate(self.space()),
-            934..=943 => Step::Persist,
-            944..=945 => Step::Compact(self.space()),
-            946..=973 => Step::Pump,
-            974..=985 => Step::Advance(1 + self.0.next() % 200),
-            986..=989 => Step::Reopen,
-            990..=995 => Step::Crash,
-            _ => Step::CompareAll,
+            820..=844 => ModelStep::SnapshotClose(self.below(8)),
+            845..=864 => ModelStep::IterOpen { space: self.space(), ends: self.ends() },
+            865..=914 => {
+                ModelStep::IterStep { which: self.below(8), count: self.below(12), back: self.one_in(2) }
+            }
+            915..=924 => ModelStep::IterClose(self.below(8)),
+            925..=927 => ModelStep::RemoveRange { space: self.space(), ends: self.ends() },
+            928..=930 => ModelStep::Clear(self.space()),
+            931..=933 => ModelStep::Recreate(self.space()),
+            934..=943 => ModelStep::Persist,
+            944..=945 => ModelStep::Compact(self.space()),
+            946..=973 => ModelStep::Background,
+            974..=985 => ModelStep::AdvanceClock(1 + self.0.next() % 200),
+            986..=989 => ModelStep::Reopen,
+            990..=995 => ModelStep::Crash,
+            _ => ModelStep::CompareAll,
         }
     }
 }
 
 /// The sequence that `seed` makes.
 #[must_use]
-pub fn generate(seed: u64, count: usize, setting: Setting) -> Vec<Step> {
-    let mut draw = Draw(Random::new(seed));
+pub fn generate(seed: u64, count: usize, setting: TestSetting) -> Vec<ModelStep> {
+    let mut draw = StepGenerator(TestRandom::new(seed));
     (0..count).map(|_| draw.step(setting)).collect()
 }

@@ -4,12 +4,12 @@ use sheaf::Error;
 
 use super::*;
 
-/// Writers go on while the database closes and is opened again at once: what was acknowledged is there,
-/// and nothing of the old life reaches into the new one.
-fn reopening_beside_writers(engine: &str, writes: u32) {
-    let world = World::default();
-    let db = world.open();
-    let keyspace = space(&db, "a", engine);
+/// Writers go on while the database closes and is opened again at once: what was acknowledged is
+/// there, and nothing of the old life reaches into the new one.
+fn reopen_during_writes(engine: &str, writes: u32) {
+    let machine = ModelMachine::default();
+    let db = machine.open();
+    let keyspace = open_keyspace(&db, "a", engine);
     for n in 0..58 {
         keyspace.insert(format!("before{n}"), "x").expect("it inserts");
     }
@@ -28,14 +28,14 @@ fn reopening_beside_writers(engine: &str, writes: u32) {
         })
     };
     db.close().expect("it closes");
-    let db = world.open();
-    let again = space(&db, "a", engine);
+    let db = machine.open();
+    let again = open_keyspace(&db, "a", engine);
     for n in 0..4 {
         again.insert(format!("after{n}"), vec![b'w'; 1500]).expect("it inserts");
     }
     join([writer]);
     let check = |db: &Database| {
-        let again = space(db, "a", engine);
+        let again = open_keyspace(db, "a", engine);
         for n in 0..58 {
             assert!(again.contains_key(format!("before{n}")).expect("it reads"), "before{n}");
         }
@@ -45,24 +45,24 @@ fn reopening_beside_writers(engine: &str, writes: u32) {
     };
     check(&db);
     db.close().expect("it closes");
-    check(&world.open());
+    check(&machine.open());
 }
 
 #[test]
-fn an_end_beside_writers_leaves_the_next_life_alone() {
-    on_every_engine(300, |engine| reopening_beside_writers(engine, 12));
+fn a_close_during_writes_does_not_affect_the_next_open() {
+    on_every_engine(300, |engine| reopen_during_writes(engine, 12));
 }
 
 /// Two close at once: when either call returns, the database is closed and can be opened.
 fn two_closers(engine: &str) {
-    let world = World::default();
-    let db = world.open();
-    let keyspace = space(&db, "a", engine);
+    let machine = ModelMachine::default();
+    let db = machine.open();
+    let keyspace = open_keyspace(&db, "a", engine);
     for n in 0..30 {
         keyspace.insert(format!("{}", n % 3), vec![b'x'; 300]).expect("it inserts");
     }
     let (first, second) = (db.clone(), db);
-    let next = world.clone();
+    let next = machine.clone();
     let closer = spawn(move || match first.close() {
         Ok(()) | Err(Error::Closed) => {}
         Err(other) => panic!("{other}"),
@@ -72,26 +72,27 @@ fn two_closers(engine: &str) {
         Err(other) => panic!("{other}"),
     }
     let db = next.open();
-    assert!(space(&db, "a", engine).contains_key("2").expect("it reads"));
-    space(&db, "a", engine).insert("new", "life").expect("it inserts");
+    assert!(open_keyspace(&db, "a", engine).contains_key("2").expect("it reads"));
+    open_keyspace(&db, "a", engine).insert("new", "life").expect("it inserts");
     join([closer]);
     db.persist().expect("it persists");
     drop(db);
-    assert!(space(&next.open(), "a", engine).contains_key("new").expect("it reads"));
+    assert!(open_keyspace(&next.open(), "a", engine).contains_key("new").expect("it reads"));
 }
 
 #[test]
-fn when_a_close_returns_the_database_is_closed() {
+fn a_database_is_closed_when_any_close_returns() {
     on_every_engine(300, two_closers);
 }
 
-/// Upkeep is under way, in a thread that the database did not start (a committer that makes room does the same), while it closes and is
-/// opened again at once: nothing of it reaches into the next life. (Fails if the end does not wait for who is at work, or if who
-/// waited for a lock does not look again.)
-fn reopening_beside_upkeep(engine: &str) {
-    let world = World::default();
-    let db = world.open();
-    let keyspace = space(&db, "a", engine);
+/// Upkeep is under way, in a thread that the database did not start (a committer that makes room
+/// does the same), while it closes and is opened again at once: nothing of it reaches into the next
+/// life. (Fails if the end does not wait for who is at work, or if who waited for a lock does not
+/// look again.)
+fn reopen_during_maintenance(engine: &str) {
+    let machine = ModelMachine::default();
+    let db = machine.open();
+    let keyspace = open_keyspace(&db, "a", engine);
     for n in 0..40u8 {
         keyspace.insert([b'k', n % 7], vec![n; 500]).expect("it inserts");
     }
@@ -107,15 +108,15 @@ fn reopening_beside_upkeep(engine: &str) {
         })
     });
     db.close().expect("it closes");
-    let db = world.open();
-    let keyspace = space(&db, "a", engine);
+    let db = machine.open();
+    let keyspace = open_keyspace(&db, "a", engine);
     for n in 40..60u8 {
         keyspace.insert([b'k', n % 7], vec![n; 500]).expect("it inserts");
         db.pump().expect("it pumps");
     }
     join(upkeep);
     let check = |db: &Database| {
-        let keyspace = space(db, "a", engine);
+        let keyspace = open_keyspace(db, "a", engine);
         for n in 53..60u8 {
             let got = keyspace.get([b'k', n % 7]).expect("it reads").map(|value| value.to_vec());
             assert_eq!(got, Some(vec![n; 500]), "{engine}: key {}", n % 7);
@@ -123,10 +124,10 @@ fn reopening_beside_upkeep(engine: &str) {
     };
     check(&db);
     db.close().expect("it closes");
-    check(&world.open());
+    check(&machine.open());
 }
 
 #[test]
-fn an_end_beside_upkeep_leaves_the_next_life_alone() {
-    on_every_engine(300, reopening_beside_upkeep);
+fn a_close_during_maintenance_does_not_affect_the_next_open() {
+    on_every_engine(300, reopen_during_maintenance);
 }

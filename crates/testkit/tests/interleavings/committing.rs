@@ -4,26 +4,27 @@ use std::ops::ControlFlow;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use sheaf_base::disk::sim::{Class, Failure, Fault, Keep};
+use sheaf_base::disk::sim::{CallClass, Fault, FaultKind, KeepChoice};
 use sheaf_base::sync::thread::yield_now;
-use sheaf_testkit::tap::Tap;
+use sheaf_testkit::recording_disk::RecordingDisk;
 
 use super::*;
 
 /// Opens a database on a slow disk. One copy at a time takes long: its commit is in the window for
 /// many steps of other threads, as if its thread were descheduled (scenario W33). A sync returns
 /// long after the device has the bytes.
-fn open_on_a_slow_disk(world: &World) -> Database {
+fn open_on_a_slow_disk(machine: &ModelMachine) -> Database {
     const TURNS: usize = 40;
-    let (tap, is_slow) = (Tap::new(Arc::new(world.disk.clone())), AtomicBool::new(false));
-    tap.receive_appends(move |_| {
+    let (recording_disk, is_slow) =
+        (RecordingDisk::new(Arc::new(machine.disk.clone())), AtomicBool::new(false));
+    recording_disk.on_append(move |_| {
         if !is_slow.swap(true, Ordering::Relaxed) {
             (0..TURNS).for_each(|_| yield_now());
             is_slow.store(false, Ordering::Relaxed);
         }
     });
-    tap.receive_syncs(|_| (0..TURNS).for_each(|_| yield_now()));
-    world.builder().disk(Arc::new(tap)).open("/db").expect("it opens")
+    recording_disk.on_sync(|_| (0..TURNS).for_each(|_| yield_now()));
+    machine.builder().disk(Arc::new(recording_disk)).open("/db").expect("it opens")
 }
 
 /// Steps of a writer, and keys.
@@ -34,13 +35,13 @@ const READS: u8 = 30;
 /// Disks as a kill would leave them, each with the step that a thread has just learned. Steps only
 /// move forward, so in the next life an earlier step must not be there.
 #[derive(Clone)]
-struct Kills {
+struct KillImages {
     disk: SimDisk,
     all: Arc<Mutex<Vec<(u8, SimDisk)>>>,
 }
 
-impl Kills {
-    fn learn(&self, step: u8) {
+impl KillImages {
+    fn record_step(&self, step: u8) {
         self.all.lock().expect("one holder").push((step, self.disk.kill()));
     }
 
@@ -48,8 +49,8 @@ impl Kills {
         let mut all = std::mem::take(&mut *self.all.lock().expect("one holder"));
         all.dedup_by_key(|(step, disk)| (*step, disk.hash()));
         for (step, disk) in all {
-            let db = World { disk, ..World::default() }.open();
-            let after = step_of(&space(&db, "a", engine));
+            let db = ModelMachine { disk, ..ModelMachine::default() }.open();
+            let after = step_of(&open_keyspace(&db, "a", engine));
             assert!(after >= step, "{engine}: step {step} was seen, a kill made it {after}");
         }
     }
@@ -58,12 +59,12 @@ impl Kills {
 /// Scenarios W25 and W26: a writer makes steps by `change`, while a third thread leaves holes
 /// before these commits. A kill at the moment at which the writer or a reader learns of a step does
 /// not undo the step.
-fn learning_and_kills(engine: &str, change: fn(&Keyspace, u8), step_of: fn(&Keyspace) -> u8) {
-    let world = World::default();
-    let db = open_on_a_slow_disk(&world);
-    let keyspace = space(&db, "a", engine);
+fn observe_and_kill(engine: &str, change: fn(&Keyspace, u8), step_of: fn(&Keyspace) -> u8) {
+    let machine = ModelMachine::default();
+    let db = open_on_a_slow_disk(&machine);
+    let keyspace = open_keyspace(&db, "a", engine);
     (0..KEYS).for_each(|n| keyspace.insert([n], [0]).expect("it inserts"));
-    let kills = Kills { disk: world.disk.clone(), all: Arc::default() };
+    let kills = KillImages { disk: machine.disk.clone(), all: Arc::default() };
     let other = {
         let keyspace = keyspace.clone();
         spawn(move || (0..5).for_each(|n| keyspace.insert("other", [n]).expect("it inserts")))
@@ -73,7 +74,7 @@ fn learning_and_kills(engine: &str, change: fn(&Keyspace, u8), step_of: fn(&Keys
         spawn(move || {
             for step in 1..=KEYS {
                 change(&keyspace, step);
-                kills.learn(step);
+                kills.record_step(step);
             }
         })
     };
@@ -84,7 +85,7 @@ fn learning_and_kills(engine: &str, change: fn(&Keyspace, u8), step_of: fn(&Keys
             for _ in 0..READS {
                 let step = step_of(&keyspace);
                 if step > seen {
-                    kills.learn(step);
+                    kills.record_step(step);
                 }
                 seen = step;
             }
@@ -96,14 +97,14 @@ fn learning_and_kills(engine: &str, change: fn(&Keyspace, u8), step_of: fn(&Keys
 
 /// Fails if a commit or a read of a key that is found does not wait for `visible`.
 #[test]
-fn what_a_thread_committed_or_read_survives_a_kill() {
+fn committed_or_read_values_survive_a_kill() {
     fn change(keyspace: &Keyspace, step: u8) {
         keyspace.insert([0], [step]).expect("it inserts");
     }
     fn step_of(keyspace: &Keyspace) -> u8 {
         keyspace.get([0]).expect("it reads").expect("it is there")[0]
     }
-    on_every_engine(200, |engine| learning_and_kills(engine, change, step_of));
+    on_every_engine(200, |engine| observe_and_kill(engine, change, step_of));
 }
 
 /// Fails if a read of a missing key does not wait for the commit that may have removed the key.
@@ -117,25 +118,25 @@ fn a_key_that_a_thread_did_not_find_stays_missing_after_a_kill() {
         let is_missing = |n: &u8| !keyspace.contains_key([*n]).expect("it reads");
         (0..KEYS).find(|n| !is_missing(n)).unwrap_or(KEYS)
     }
-    on_every_engine(400, |engine| learning_and_kills(engine, change, step_of));
+    on_every_engine(400, |engine| observe_and_kill(engine, change, step_of));
 }
 
 /// Scenario W30: a commit that was acknowledged as durable survives a power cut while other commits
 /// are being copied. (Fails if a round does not wait until S is visible, or marks more than S
 /// as durable.)
 fn durable_commits_and_others(engine: &str) {
-    let world = World::default();
-    let db = open_on_a_slow_disk(&world);
-    let keyspace = space(&db, "a", engine);
+    let machine = ModelMachine::default();
+    let db = open_on_a_slow_disk(&machine);
+    let keyspace = open_keyspace(&db, "a", engine);
     let cuts: Arc<Mutex<Vec<(String, SimDisk)>>> = Arc::default();
     let durable = [0, 1].map(|writer| {
         let (db, keyspace, cuts) = (db.clone(), keyspace.clone(), Arc::clone(&cuts));
-        let disk = world.disk.clone();
+        let disk = machine.disk.clone();
         spawn(move || {
             for n in 0..2 {
                 let key = format!("{writer}.{n}");
                 insert_durably(&db, &keyspace, &key, "x");
-                cuts.lock().expect("one holder").push((key, disk.power_cut(&Keep::None)));
+                cuts.lock().expect("one holder").push((key, disk.power_cut(&KeepChoice::None)));
             }
         })
     });
@@ -145,14 +146,14 @@ fn durable_commits_and_others(engine: &str) {
     };
     join(durable.into_iter().chain([buffered]));
     for (key, disk) in std::mem::take(&mut *cuts.lock().expect("one holder")) {
-        let db = World { disk, ..World::default() }.open();
-        let is_there = space(&db, "a", engine).contains_key(&key).expect("it reads");
+        let db = ModelMachine { disk, ..ModelMachine::default() }.open();
+        let is_there = open_keyspace(&db, "a", engine).contains_key(&key).expect("it reads");
         assert!(is_there, "{engine}: {key} was durable");
     }
 }
 
 #[test]
-fn what_was_acknowledged_as_durable_survives_a_power_cut() {
+fn acknowledged_durable_commits_survive_a_power_cut() {
     on_every_engine(300, durable_commits_and_others);
 }
 
@@ -161,9 +162,9 @@ fn what_was_acknowledged_as_durable_survives_a_power_cut() {
 /// order, or takes one twice.)
 fn batches_in_opposite_orders(engine: &str) {
     const KEYS: usize = 4;
-    let world = World::default();
-    let db = world.open();
-    let keyspace = space(&db, "a", engine);
+    let machine = ModelMachine::default();
+    let db = machine.open();
+    let keyspace = open_keyspace(&db, "a", engine);
     let commit = |writer: u8, keys: fn(usize) -> Vec<usize>| {
         let (db, keyspace) = (db.clone(), keyspace.clone());
         spawn(move || {
@@ -190,9 +191,9 @@ fn batches_with_keys_in_opposite_orders_all_commit() {
 /// the checkpoint takes its position while a commit below it is being applied.)
 fn commits_during_a_checkpoint(engine: &str) {
     const KEYS: u8 = 6;
-    let world = World::default();
-    let db = open_on_a_slow_disk(&world);
-    let keyspace = space(&db, "a", engine);
+    let machine = ModelMachine::default();
+    let db = open_on_a_slow_disk(&machine);
+    let keyspace = open_keyspace(&db, "a", engine);
     // A checkpoint is due after these.
     (0..20).for_each(|n| keyspace.insert([b'f', n], vec![0; 1000]).expect("it inserts"));
     let writers = [0, 1].map(|writer| {
@@ -209,8 +210,8 @@ fn commits_during_a_checkpoint(engine: &str) {
     };
     join(writers.into_iter().chain([upkeep]));
     while db.pump().expect("it pumps") {} // until the journal is cut
-    let db = World { disk: world.disk.kill(), ..World::default() }.open();
-    let keyspace = space(&db, "a", engine);
+    let db = ModelMachine { disk: machine.disk.kill(), ..ModelMachine::default() }.open();
+    let keyspace = open_keyspace(&db, "a", engine);
     for n in 0..KEYS {
         let got = keyspace.get([b'k', n]).expect("it reads").map(|value| value.to_vec());
         assert_eq!(got, Some(vec![n; 100]), "{engine}: key {n}");
@@ -226,9 +227,9 @@ fn commits_during_a_checkpoint_survive_a_kill() {
 /// if it does not hold the stripe of the key.)
 fn overwrites_during_cleaning(engine: &str) {
     const KEYS: u32 = 12;
-    let world = World::default();
-    let db = open_on_a_slow_disk(&world);
-    let keyspace = space(&db, "a", engine);
+    let machine = ModelMachine::default();
+    let db = open_on_a_slow_disk(&machine);
+    let keyspace = open_keyspace(&db, "a", engine);
     // A key that stays and three that die in each segment.
     for n in 0..KEYS {
         keyspace.insert(format!("{n}"), vec![b'x'; 300]).expect("it inserts");
@@ -261,9 +262,9 @@ fn a_commit_supersedes_an_entry_that_garbage_collection_moves() {
 /// since. (Fails if it takes its view while a commit that it has noted is not visible.)
 fn commits_during_a_conversion(engine: &str) {
     const KEYS: u8 = 4;
-    let world = World::default();
-    let db = open_on_a_slow_disk(&world);
-    let keyspace = space(&db, "a", engine);
+    let machine = ModelMachine::default();
+    let db = open_on_a_slow_disk(&machine);
+    let keyspace = open_keyspace(&db, "a", engine);
     let writers = [0, 1].map(|writer| {
         let keyspace = keyspace.clone();
         spawn(move || (0..KEYS).for_each(|n| keyspace.insert([writer, n], [n]).expect("it inserts")))
@@ -287,9 +288,9 @@ fn a_conversion_keeps_commits_behind_a_hole() {
 /// A verification reads the logs up to ends that it publishes: all frames before them are copied.
 /// (Fails if it publishes an end before the commits below it are complete.)
 fn verification_during_commits(engine: &str) {
-    let world = World::default();
-    let db = open_on_a_slow_disk(&world);
-    let keyspace = space(&db, "a", engine);
+    let machine = ModelMachine::default();
+    let db = open_on_a_slow_disk(&machine);
+    let keyspace = open_keyspace(&db, "a", engine);
     keyspace.insert("first", "x").expect("it inserts"); // the log has a segment
     let writers = [0, 1].map(|writer| {
         let keyspace = keyspace.clone();
@@ -312,11 +313,11 @@ fn a_verification_during_commits_finds_no_damage() {
 /// thread waits for ever, and each acknowledged commit survives a kill. (Hangs if the failure does
 /// not end the waits for later commits.)
 fn a_failed_copy_and_other_commits(engine: &str, nth: u64) {
-    let world = World::default();
-    let db = open_on_a_slow_disk(&world);
-    let keyspace = space(&db, "a", engine);
+    let machine = ModelMachine::default();
+    let db = open_on_a_slow_disk(&machine);
+    let keyspace = open_keyspace(&db, "a", engine);
     keyspace.insert("first", "x").expect("it inserts"); // the log has a segment
-    world.disk.set_faults(Fault::new(Class::Write, Failure::Io).on(".seg").nth(nth));
+    machine.disk.set_faults(Fault::new(CallClass::Write, FaultKind::Io).on(".seg").nth(nth));
     let writers = [0, 1, 2].map(|writer| {
         let (keyspace, is_acknowledged) = (keyspace.clone(), Arc::new(AtomicBool::new(false)));
         let told = Arc::clone(&is_acknowledged);
@@ -331,9 +332,9 @@ fn a_failed_copy_and_other_commits(engine: &str, nth: u64) {
         join([thread]);
         is_acknowledged.load(Ordering::Relaxed)
     });
-    assert!(world.disk.injected() > 0 && told.contains(&false), "a commit failed");
-    let db = World { disk: world.disk.kill(), ..World::default() }.open();
-    let keyspace = space(&db, "a", engine);
+    assert!(machine.disk.injected() > 0 && told.contains(&false), "a commit failed");
+    let db = ModelMachine { disk: machine.disk.kill(), ..ModelMachine::default() }.open();
+    let keyspace = open_keyspace(&db, "a", engine);
     for (writer, is_acknowledged) in told.into_iter().enumerate() {
         let is_there = keyspace.contains_key(format!("{writer}")).expect("it reads");
         assert!(is_there || !is_acknowledged, "{engine}: {writer} was acknowledged");
@@ -341,7 +342,7 @@ fn a_failed_copy_and_other_commits(engine: &str, nth: u64) {
 }
 
 #[test]
-fn a_failed_copy_ends_every_commit_and_no_thread_waits_for_ever() {
+fn a_failed_copy_fails_later_commits_and_blocks_no_thread() {
     for nth in 1..3 {
         explore(400, move || a_failed_copy_and_other_commits("flat", nth));
         explore(60, move || a_failed_copy_and_other_commits("flex", nth));

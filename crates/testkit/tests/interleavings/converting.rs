@@ -4,11 +4,12 @@ use std::ops::ControlFlow;
 
 use super::*;
 
-/// Counts by `update`, and by batches that expect what they saw: each counts once, whatever engine it meets.
-fn counts_beside_a_conversion(engine: &str) {
-    let world = World::default();
-    let db = world.open();
-    let keyspace = space(&db, "a", engine);
+/// Counts by `update`, and by batches that expect what they saw: each counts once, whatever engine
+/// it meets.
+fn count_during_conversion(engine: &str) {
+    let machine = ModelMachine::default();
+    let db = machine.open();
+    let keyspace = open_keyspace(&db, "a", engine);
     for n in 0..6 {
         keyspace.insert(format!("stays{n}"), "here").expect("it inserts");
     }
@@ -28,7 +29,7 @@ fn counts_beside_a_conversion(engine: &str) {
                 loop {
                     let old = keyspace.get("count").expect("it reads");
                     let mut batch = db.batch();
-                    batch.expect(&keyspace, "count", old.as_deref());
+                    batch.expect_value(&keyspace, "count", old.as_deref());
                     batch.insert(&keyspace, "count", [number(old.as_deref()) + 1]);
                     batch.insert(&keyspace, format!("new{n}"), "too");
                     match batch.commit() {
@@ -62,12 +63,13 @@ fn counts_beside_a_conversion(engine: &str) {
 }
 
 #[test]
-fn a_conversion_beside_writers_loses_no_count() {
-    on_every_engine(200, counts_beside_a_conversion);
+fn a_conversion_during_writes_loses_no_update() {
+    on_every_engine(200, count_during_conversion);
 }
 
-/// A get that took the table from one state and the packs from the one before was found once in a thousand schedules.
+/// A get that took the table from one state and the packs from the one before was found once in a
+/// thousand schedules.
 #[test]
-fn a_conversion_of_packed_values_reads_tables_and_packs_of_one_moment() {
-    explore(4000, || counts_beside_a_conversion("delsm"));
+fn a_conversion_reads_tables_and_packs_of_one_state() {
+    explore(4000, || count_during_conversion("delsm"));
 }

@@ -5,10 +5,13 @@ use sheaf::BackupOptions;
 use super::*;
 
 /// What is written together is together in the copy, and what was acknowledged before it is there.
-fn a_backup_beside_writers_and_upkeep(engine: &str) {
-    let world = World::default();
-    let db = world.open();
-    let spaces = [space(&db, "a", engine), space(&db, "b", if engine == "flex" { "flat" } else { "flex" })];
+fn back_up_during_writes(engine: &str) {
+    let machine = ModelMachine::default();
+    let db = machine.open();
+    let spaces = [
+        open_keyspace(&db, "a", engine),
+        open_keyspace(&db, "b", if engine == "flex" { "flat" } else { "flex" }),
+    ];
     let write = move |db: &Database, spaces: &[Keyspace; 2], n: u32| {
         // Large enough that segments fill and are cleaned; some staged beside the log.
         let value = [&n.to_be_bytes()[..], &vec![b'v'; if n % 4 == 1 { 1500 } else { 300 }]].concat();
@@ -29,11 +32,10 @@ fn a_backup_beside_writers_and_upkeep(engine: &str) {
     };
     db.backup("/backup", BackupOptions::default()).expect("it is copied");
     join([writer, keeper]);
-    assert_eq!((db.stats().stills, db.stats().held_bytes), (0, 0));
-    world.builder().restore("/backup", "/again", None).expect("it is restored");
-    let again = world.builder().open("/again").expect("it opens");
-    let [a, b] =
-        ["a", "b"].map(|name| again.existing_keyspace(name).expect("it looks").expect("it is there"));
+    assert_eq!((db.stats().pinned_states, db.stats().pinned_bytes), (0, 0));
+    machine.builder().restore("/backup", "/again", None).expect("it is restored");
+    let again = machine.builder().open("/again").expect("it opens");
+    let [a, b] = ["a", "b"].map(|name| again.open_keyspace(name).expect("it looks").expect("it is there"));
     let mut newest = 0;
     for key in [*b"k\0", *b"k\x01", *b"k\x02"] {
         let [left, right] = [&a, &b].map(|space| space.get(key).expect("it reads").expect("it is there"));
@@ -44,6 +46,6 @@ fn a_backup_beside_writers_and_upkeep(engine: &str) {
 }
 
 #[test]
-fn a_backup_beside_writers_and_upkeep_is_one_moment() {
-    on_every_engine(200, a_backup_beside_writers_and_upkeep);
+fn a_backup_during_writes_and_maintenance_is_consistent() {
+    on_every_engine(200, back_up_during_writes);
 }

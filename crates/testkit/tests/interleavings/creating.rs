@@ -2,12 +2,13 @@
 
 use super::*;
 
-/// A keyspace is made, and filled, while a checkpoint begins that does not know of it: what was acknowledged is there, now and in
-/// the next life. (Fails if the checkpoint asks who there is before it takes its position.)
-fn creation_beside_a_checkpoint(engine: &str) {
-    let world = World::default();
-    let db = world.open();
-    let keyspace = space(&db, "a", engine);
+/// A keyspace is made, and filled, while a checkpoint begins that does not know of it: what was
+/// acknowledged is there, now and in the next life. (Fails if the checkpoint asks who there is
+/// before it takes its position.)
+fn create_during_checkpoint(engine: &str) {
+    let machine = ModelMachine::default();
+    let db = machine.open();
+    let keyspace = open_keyspace(&db, "a", engine);
     let upkeep = {
         let db = db.clone();
         spawn(move || {
@@ -19,16 +20,17 @@ fn creation_beside_a_checkpoint(engine: &str) {
     };
     const NEW: [&str; 3] = ["b", "c", "d"];
     for name in NEW {
-        space(&db, name, engine).insert("key", vec![b'v'; 200]).expect("it inserts");
+        open_keyspace(&db, name, engine).insert("key", vec![b'v'; 200]).expect("it inserts");
     }
     join([upkeep]);
     let check = |db: &Database| {
         for name in NEW {
-            let got = space(db, name, engine).get("key").expect("it reads").map(|value| value.to_vec());
+            let got =
+                open_keyspace(db, name, engine).get("key").expect("it reads").map(|value| value.to_vec());
             assert_eq!(got, Some(vec![b'v'; 200]), "{engine}: {name}");
         }
     };
-    let check_next = || check(&World { disk: world.disk.kill(), ..World::default() }.open());
+    let check_next = || check(&ModelMachine { disk: machine.disk.kill(), ..ModelMachine::default() }.open());
     check_next();
     while db.pump().expect("it pumps") {} // what is under way ends
     check(&db);
@@ -36,15 +38,16 @@ fn creation_beside_a_checkpoint(engine: &str) {
 }
 
 #[test]
-fn a_keyspace_that_is_made_beside_a_checkpoint_is_in_it_or_after_it() {
-    on_every_engine(600, creation_beside_a_checkpoint);
+fn a_keyspace_created_during_a_checkpoint_is_not_lost() {
+    on_every_engine(600, create_during_checkpoint);
 }
 
-/// A keyspace is dropped, and buried, while two threads move what a checkpoint has frozen of it and of another one.
-fn a_drop_beside_movers(engine: &str) {
-    let world = World::default();
-    let db = world.open();
-    let [kept, dropped] = ["kept", "dropped"].map(|name| space(&db, name, engine));
+/// A keyspace is dropped, and buried, while two threads move what a checkpoint has frozen of it and
+/// of another one.
+fn drop_during_flush(engine: &str) {
+    let machine = ModelMachine::default();
+    let db = machine.open();
+    let [kept, dropped] = ["kept", "dropped"].map(|name| open_keyspace(&db, name, engine));
     for n in 0..24u8 {
         kept.insert([b'k', n % 5], vec![n; 400]).expect("it inserts");
         dropped.insert([b'k', n], vec![n; 400]).expect("it inserts");
@@ -59,17 +62,19 @@ fn a_drop_beside_movers(engine: &str) {
     while db.pump().expect("it pumps") {}
     let check = |db: &Database| {
         for n in 19..24u8 {
-            let got =
-                space(db, "kept", engine).get([b'k', n % 5]).expect("it reads").map(|value| value.to_vec());
+            let got = open_keyspace(db, "kept", engine)
+                .get([b'k', n % 5])
+                .expect("it reads")
+                .map(|value| value.to_vec());
             assert_eq!(got, Some(vec![n; 400]), "{engine}: key {}", n % 5);
         }
-        assert!(db.existing_keyspace("dropped").expect("it looks").is_none());
+        assert!(db.open_keyspace("dropped").expect("it looks").is_none());
     };
     check(&db);
-    check(&World { disk: world.disk.kill(), ..World::default() }.open());
+    check(&ModelMachine { disk: machine.disk.kill(), ..ModelMachine::default() }.open());
 }
 
 #[test]
-fn a_keyspace_that_is_dropped_beside_movers_is_gone_and_nothing_else() {
-    on_every_engine(300, a_drop_beside_movers);
+fn dropping_a_keyspace_during_a_flush_affects_no_other() {
+    on_every_engine(300, drop_during_flush);
 }

@@ -1,16 +1,18 @@
-//! Opening: the flat log is replayed by several threads, and what was put off is taken in beside the first users.
+//! Opening: the flat log is replayed by several threads, and what was put off is taken in beside
+//! the first users.
 
 use std::collections::BTreeMap;
 
 use super::*;
 
-/// Versions and removals of two keys in several segments, which two threads take in turns: what was committed last is
-/// what is there. With the least `memory` each record is replayed by itself. (Fails if that does not look again, once it has its
-/// turn, whether the key is still what it looked up.)
+/// Versions and removals of two keys in several segments, which two threads take in turns: what was
+/// committed last is what is there. With the least `memory` each record is replayed by itself.
+/// (Fails if that does not look again, once it has its turn, whether the key is still what it
+/// looked up.)
 fn replay_by_several_threads(memory: u64) {
-    let world = World::default();
-    let db = world.open();
-    let keyspace = space(&db, "a", "flat");
+    let machine = ModelMachine::default();
+    let db = machine.open();
+    let keyspace = open_keyspace(&db, "a", "flat");
     for n in 0..16u32 {
         keyspace.insert(format!("{}", n % 2), vec![b'x'; 900]).expect("it inserts");
         if n % 3 == 0 {
@@ -18,33 +20,33 @@ fn replay_by_several_threads(memory: u64) {
         }
     }
     let states = |db: &Database| {
-        let keyspace = space(db, "a", "flat");
+        let keyspace = open_keyspace(db, "a", "flat");
         let state = ["0", "1"].map(|key| keyspace.contains_key(key).expect("it reads"));
         (state, keyspace.iter().expect("it begins").count(), keyspace.len().expect("it counts"))
     };
     let expected = states(&db);
     // Read-only: a store with background threads, without the threads.
-    let after = World { disk: world.disk.kill(), ..World::default() };
+    let after = ModelMachine { disk: machine.disk.kill(), ..ModelMachine::default() };
     let again = after.builder().memory(memory).inline(false).read_only(true).open("/db").expect("it opens");
     assert_eq!(states(&again), expected, "replayed in another order it is something else");
 }
 
 #[test]
-fn threads_that_replay_meet_at_the_same_keys() {
+fn parallel_replay_of_the_same_keys_is_correct() {
     explore(500, || replay_by_several_threads(1));
 }
 
 #[test]
-fn threads_that_gather_what_they_replay_miss_nothing() {
+fn parallel_replay_with_buffers_misses_nothing() {
     explore(100, || replay_by_several_threads(16 << 20));
 }
 
-/// A process is killed; in the next life the first who read, who update and the background come at once, and what they find is
-/// what was committed. So does the life after that one.
+/// A process is killed; in the next life the first who read, who update and the background come at
+/// once, and what they find is what was committed. So does the life after that one.
 fn first_users_after_a_kill(engine: &str) {
-    let world = World::default();
-    let db = world.open();
-    let keyspace = space(&db, "a", engine);
+    let machine = ModelMachine::default();
+    let db = machine.open();
+    let keyspace = open_keyspace(&db, "a", engine);
     let mut expected = BTreeMap::new();
     for n in 0..24u32 {
         let key = (n % 9).to_string();
@@ -56,9 +58,9 @@ fn first_users_after_a_kill(engine: &str) {
             expected.insert(key, n.to_string());
         }
     }
-    let after = World { disk: world.disk.kill(), ..World::default() };
+    let after = ModelMachine { disk: machine.disk.kill(), ..ModelMachine::default() };
     let again = after.open();
-    let keyspace = space(&again, "a", engine);
+    let keyspace = open_keyspace(&again, "a", engine);
     let updater = {
         let (keyspace, mut before) = (keyspace.clone(), expected.clone());
         spawn(move || {
@@ -82,18 +84,18 @@ fn first_users_after_a_kill(engine: &str) {
     join([updater, background]);
     expected.extend(["0", "1", "2"].map(|key| (key.to_owned(), "new".to_owned())));
     let check = |db: &Database| {
-        let keyspace = space(db, "a", engine);
+        let keyspace = open_keyspace(db, "a", engine);
         let shown = (0..9)
             .filter_map(|n| Some((n.to_string(), text(keyspace.get(n.to_string()).expect("it reads"))?)));
         assert_eq!(shown.collect::<BTreeMap<_, _>>(), expected);
         assert_eq!(keyspace.len().expect("it counts"), expected.len() as u64);
     };
     check(&again);
-    check(&World { disk: after.disk.kill(), ..World::default() }.open());
+    check(&ModelMachine { disk: after.disk.kill(), ..ModelMachine::default() }.open());
 }
 
 #[test]
-fn what_was_committed_is_there_for_the_first_users_after_a_kill() {
+fn commits_are_visible_to_the_first_operations_after_a_kill() {
     on_every_engine(100, first_users_after_a_kill);
     explore(200, || first_users_after_a_kill("cedrus"));
 }

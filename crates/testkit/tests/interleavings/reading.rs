@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use super::*;
 
 /// Walks the keyspace while it grows: what was there is yielded once, nothing twice.
-fn iteration_beside_growth(engine: &str) {
-    let world = World::default();
-    let db = world.open();
-    let keyspace = space(&db, "a", engine);
+fn iterate_during_growth(engine: &str) {
+    let machine = ModelMachine::default();
+    let db = machine.open();
+    let keyspace = open_keyspace(&db, "a", engine);
     for n in 0..20 {
         keyspace.insert(format!("old{n}"), "x").expect("it inserts");
     }
@@ -37,15 +37,15 @@ fn iteration_beside_growth(engine: &str) {
 }
 
 #[test]
-fn an_iteration_beside_splits_yields_every_pair_once() {
-    on_every_engine(600, iteration_beside_growth);
+fn an_iteration_during_splits_yields_every_pair_once() {
+    on_every_engine(600, iterate_during_growth);
 }
 
 /// A key that is always there is always found, whatever splits, is cleaned or rewritten beside it.
-fn gets_beside_cleaning(engine: &str) {
-    let world = World::default();
-    let db = world.open();
-    let keyspace = space(&db, "a", engine);
+fn get_during_gc(engine: &str) {
+    let machine = ModelMachine::default();
+    let db = machine.open();
+    let keyspace = open_keyspace(&db, "a", engine);
     keyspace.insert("stays", "here").expect("it inserts");
     for n in 0..120 {
         keyspace.insert(format!("{}", n % 5), vec![b'x'; 200]).expect("it inserts");
@@ -86,15 +86,15 @@ fn gets_beside_cleaning(engine: &str) {
 }
 
 #[test]
-fn gets_beside_cleaning_are_right() {
-    on_every_engine(150, gets_beside_cleaning);
+fn gets_during_gc_are_correct() {
+    on_every_engine(150, get_during_gc);
 }
 
 /// A snapshot that was taken before a drop shows the keyspace, also while the background buries it.
-fn views_beside_drops(engine: &str) {
-    let world = World::default();
-    let db = world.open();
-    let keyspace = space(&db, "a", engine);
+fn view_during_drop(engine: &str) {
+    let machine = ModelMachine::default();
+    let db = machine.open();
+    let keyspace = open_keyspace(&db, "a", engine);
     keyspace.insert("k", "v").expect("it inserts");
     let dropper = {
         let db = db.clone();
@@ -125,15 +125,15 @@ fn views_beside_drops(engine: &str) {
 }
 
 #[test]
-fn a_view_shows_a_dropped_keyspace_while_it_is_buried() {
-    on_every_engine(600, views_beside_drops);
+fn a_view_shows_a_dropped_keyspace_while_it_is_retired() {
+    on_every_engine(600, view_during_drop);
 }
 
 /// Old versions: a view repeats what it showed while its keys change, move and are trimmed.
-fn views_beside_updates(engine: &str) {
-    let world = World::default();
-    let db = world.open();
-    let keyspace = space(&db, "a", engine);
+fn view_during_updates(engine: &str) {
+    let machine = ModelMachine::default();
+    let db = machine.open();
+    let keyspace = open_keyspace(&db, "a", engine);
     for n in 0..6 {
         keyspace.insert(format!("{n}"), "old").expect("it inserts");
     }
@@ -177,18 +177,19 @@ fn views_beside_updates(engine: &str) {
 }
 
 #[test]
-fn a_view_repeats_what_it_showed() {
-    on_every_engine(300, views_beside_updates);
+fn view_reads_are_repeatable() {
+    on_every_engine(300, view_during_updates);
 }
 
-/// A view that is taken while what is committed is being moved, and before the next commit, shows what was there: a mover
-/// looks at a copy of the registry that does not know it, and is the older the longer he waited for the other one. (Fails if
-/// versions that came to their end after the copy was made are let go.)
-fn views_beside_moving(engine: &str) {
+/// A view that is taken while what is committed is being moved, and before the next commit, shows
+/// what was there: a mover looks at a copy of the registry that does not know it, and is the older
+/// the longer he waited for the other one. (Fails if versions that came to their end after the copy
+/// was made are let go.)
+fn view_during_flush(engine: &str) {
     const KEYS: u8 = 2;
-    let world = World::default();
-    let db = world.open();
-    let keyspace = space(&db, "a", engine);
+    let machine = ModelMachine::default();
+    let db = machine.open();
+    let keyspace = open_keyspace(&db, "a", engine);
     let write = move |round: u8| {
         let all = keyspace.clone();
         (0..KEYS).for_each(|n| all.insert([b'k', n], vec![round; 1000]).expect("it inserts"));
@@ -216,6 +217,6 @@ fn views_beside_moving(engine: &str) {
 }
 
 #[test]
-fn a_view_beside_the_mover_shows_what_was_there() {
-    on_every_engine(300, views_beside_moving);
+fn a_view_taken_during_a_flush_is_complete() {
+    on_every_engine(300, view_during_flush);
 }

@@ -2,14 +2,14 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use sheaf_base::disk::sim::{Class, Failure, Fault, Keep};
+use sheaf_base::disk::sim::{CallClass, Fault, FaultKind, KeepChoice};
 
 use super::*;
 
 fn durable_writers(engine: &str, writers: usize) {
-    let world = World::default();
-    let db = world.open();
-    let keyspace = space(&db, "a", engine);
+    let machine = ModelMachine::default();
+    let db = machine.open();
+    let keyspace = open_keyspace(&db, "a", engine);
     let threads: Vec<_> = (0..writers)
         .map(|writer| {
             let (db, keyspace) = (db.clone(), keyspace.clone());
@@ -21,7 +21,7 @@ fn durable_writers(engine: &str, writers: usize) {
         })
         .collect();
     join(threads);
-    assert!(db.stats().durable >= db.stats().visible);
+    assert!(db.stats().durable_seq >= db.stats().visible_seq);
 }
 
 #[test]
@@ -29,29 +29,29 @@ fn durable_writers_without_a_background_all_return() {
     on_every_engine(600, |engine| durable_writers(engine, 3));
 }
 
-fn naive_and_lonely_writers(batching: sheaf::Batching) {
-    let world = World::default();
-    let db = world.builder().batching(batching).open("/db").expect("it opens");
-    let keyspace = space(&db, "a", "flat");
+fn writers_of_mode(batching: sheaf::GroupCommitMode) {
+    let machine = ModelMachine::default();
+    let db = machine.builder().group_commit_mode(batching).open("/db").expect("it opens");
+    let keyspace = open_keyspace(&db, "a", "flat");
     let threads = (0..3).map(|writer| {
         let (db, keyspace) = (db.clone(), keyspace.clone());
         spawn(move || insert_durably(&db, &keyspace, &format!("{writer}"), "x"))
     });
     join(threads.collect::<Vec<_>>());
-    assert!(db.stats().durable >= db.stats().visible);
+    assert!(db.stats().durable_seq >= db.stats().visible_seq);
 }
 
 #[test]
-fn writers_that_share_syncs_in_other_ways_all_return() {
-    explore(200, || naive_and_lonely_writers(sheaf::Batching::None));
-    explore(200, || naive_and_lonely_writers(sheaf::Batching::Vertical));
-    explore(200, || naive_and_lonely_writers(sheaf::Batching::Naive));
+fn writers_return_in_other_group_commit_modes() {
+    explore(200, || writers_of_mode(sheaf::GroupCommitMode::SyncPerWait));
+    explore(200, || writers_of_mode(sheaf::GroupCommitMode::SyncPerThread));
+    explore(200, || writers_of_mode(sheaf::GroupCommitMode::Blocking));
 }
 
-fn durable_writers_beside_maintenance(engine: &str) {
-    let world = World::default();
-    let db = world.open();
-    let keyspace = space(&db, "a", engine);
+fn durable_writers_during_maintenance(engine: &str) {
+    let machine = ModelMachine::default();
+    let db = machine.open();
+    let keyspace = open_keyspace(&db, "a", engine);
     let writers: Vec<_> = (0..2)
         .map(|writer| {
             let (db, keyspace) = (db.clone(), keyspace.clone());
@@ -66,14 +66,14 @@ fn durable_writers_beside_maintenance(engine: &str) {
 }
 
 #[test]
-fn a_tick_that_ends_leaves_no_waiter_asleep() {
-    on_every_engine(600, durable_writers_beside_maintenance);
+fn a_finished_tick_wakes_every_waiter() {
+    on_every_engine(600, durable_writers_during_maintenance);
 }
 
-fn rounds_beside_bounds(engine: &str) {
-    let world = World::default();
-    let db = world.open();
-    let keyspace = space(&db, "a", engine);
+fn rounds_during_root_writes(engine: &str) {
+    let machine = ModelMachine::default();
+    let db = machine.open();
+    let keyspace = open_keyspace(&db, "a", engine);
     // Numbers are reserved 64 at a time: one of the writers writes ROOT, which holds rounds up.
     for n in 0..60 {
         keyspace.insert(format!("{n}"), "x").expect("it inserts");
@@ -92,15 +92,16 @@ fn rounds_beside_bounds(engine: &str) {
 }
 
 #[test]
-fn a_round_held_up_by_root_leaves_no_waiter_asleep() {
-    on_every_engine(400, rounds_beside_bounds);
+fn a_round_delayed_by_root_wakes_every_waiter() {
+    on_every_engine(400, rounds_during_root_writes);
 }
 
-/// Three writers again and again, so that leaders gather: some come in time, some do not, and nobody is left behind.
+/// Three writers again and again, so that leaders gather: some come in time, some do not, and
+/// nobody is left behind.
 fn gathering_leaders(engine: &str) {
-    let world = World::default();
-    let db = world.open();
-    let keyspace = space(&db, "a", engine);
+    let machine = ModelMachine::default();
+    let db = machine.open();
+    let keyspace = open_keyspace(&db, "a", engine);
     let writers: Vec<_> = (0..3)
         .map(|writer| {
             let (db, keyspace) = (db.clone(), keyspace.clone());
@@ -116,20 +117,21 @@ fn gathering_leaders(engine: &str) {
 }
 
 #[test]
-fn leaders_that_gather_leave_nobody_behind() {
+fn group_commit_leaders_wake_every_follower() {
     on_every_engine(600, gathering_leaders);
 }
 
-/// Writers who are held up because the log is over its limit, beside cleaning that lets them go and beside none.
-fn braked_writers(engine: &str) {
-    let world = World::default();
-    let db = world.open();
-    let keyspace = space(&db, "a", engine);
+/// Writers who are held up because the log is over its limit, beside cleaning that lets them go and
+/// beside none.
+fn throttled_writers(engine: &str) {
+    let machine = ModelMachine::default();
+    let db = machine.open();
+    let keyspace = open_keyspace(&db, "a", engine);
     for n in 0..400 {
         keyspace.insert(format!("{}", n % 5), vec![b'x'; 300]).expect("it inserts");
     }
     // Engines that move what was committed have a journal that gets shorter by itself.
-    assert!(engine != "flat" || db.stats().brakes > 0, "nobody was held up");
+    assert!(engine != "flat" || db.stats().throttles > 0, "nobody was held up");
     let writers: Vec<_> = (0..2)
         .map(|writer| {
             let keyspace = keyspace.clone();
@@ -149,21 +151,22 @@ fn braked_writers(engine: &str) {
 }
 
 #[test]
-fn writers_who_are_held_up_go_on() {
-    on_every_engine(150, braked_writers);
+fn throttled_writers_resume() {
+    on_every_engine(150, throttled_writers);
 }
 
-/// A sync fails while others wait for their turn to lead a round, or to write ROOT: nobody goes on as if it had not. What was
-/// acknowledged as durable survives a power cut, and the next life opens. (Fails if a round, or ROOT, does not look again once it has
-/// its turn: what the failed round took is in no list of what is unsynced any more.)
+/// A sync fails while others wait for their turn to lead a round, or to write ROOT: nobody goes on
+/// as if it had not. What was acknowledged as durable survives a power cut, and the next life
+/// opens. (Fails if a round, or ROOT, does not look again once it has its turn: what the failed
+/// round took is in no list of what is unsynced any more.)
 fn rounds_and_roots_beside_a_failed_sync(engine: &str, nth: u64) {
-    let world = World::default();
-    let db = world.open();
-    let keyspace = space(&db, "a", engine);
-    world.disk.set_faults(Fault::new(Class::Sync, Failure::Io).on(".seg").nth(nth));
+    let machine = ModelMachine::default();
+    let db = machine.open();
+    let keyspace = open_keyspace(&db, "a", engine);
+    machine.disk.set_faults(Fault::new(CallClass::Sync, FaultKind::Io).on(".seg").nth(nth));
     let writers: Vec<_> = (0..2u32)
         .map(|writer| {
-            let (db, keyspace, disk) = (db.clone(), keyspace.clone(), world.disk.clone());
+            let (db, keyspace, disk) = (db.clone(), keyspace.clone(), machine.disk.clone());
             let acknowledged = Arc::new(AtomicU32::new(0));
             let told = Arc::clone(&acknowledged);
             let thread = spawn(move || {
@@ -196,9 +199,9 @@ fn rounds_and_roots_beside_a_failed_sync(engine: &str, nth: u64) {
         .collect();
     join([upkeep]);
     let _ = db.pump();
-    let after = World { disk: world.disk.power_cut(&Keep::None), ..World::default() };
+    let after = ModelMachine { disk: machine.disk.power_cut(&KeepChoice::None), ..ModelMachine::default() };
     let db = after.open();
-    let keyspace = space(&db, "a", engine);
+    let keyspace = open_keyspace(&db, "a", engine);
     for (writer, count) in told {
         for n in 0..count {
             let key = format!("{writer}.{n}");
@@ -208,7 +211,7 @@ fn rounds_and_roots_beside_a_failed_sync(engine: &str, nth: u64) {
 }
 
 #[test]
-fn after_a_failed_sync_nobody_goes_on_as_if_it_had_not() {
+fn a_failed_sync_stops_every_waiting_thread() {
     for nth in [1, 2, 4] {
         let scenario = move |engine: &str| rounds_and_roots_beside_a_failed_sync(engine, nth);
         explore(200, move || scenario("flat"));

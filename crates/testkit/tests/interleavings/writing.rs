@@ -3,17 +3,17 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use sheaf_base::disk::sim::Keep;
-use sheaf_testkit::tap::{Class, Tap};
+use sheaf_base::disk::sim::KeepChoice;
+use sheaf_testkit::recording_disk::{DiskCallKind, RecordingDisk};
 
 use super::*;
 
-/// One thread puts a key and removes it, another swaps what it finds: a swap that was told "yes" may
-/// not bring a removed key back.
-fn swap_beside_removal(engine: &str) {
-    let world = World::default();
-    let db = world.open();
-    let keyspace = space(&db, "a", engine);
+/// One thread puts a key and removes it, another swaps what it finds: a swap that was told "yes"
+/// may not bring a removed key back.
+fn swap_during_removal(engine: &str) {
+    let machine = ModelMachine::default();
+    let db = machine.open();
+    let keyspace = open_keyspace(&db, "a", engine);
     let (mine, theirs) = (keyspace.clone(), keyspace.clone());
     let other = spawn(move || {
         mine.insert("k", "1").expect("it inserts");
@@ -31,14 +31,15 @@ fn swap_beside_removal(engine: &str) {
 
 #[test]
 fn a_swap_never_undoes_a_removal() {
-    on_every_engine(600, swap_beside_removal);
+    on_every_engine(600, swap_during_removal);
 }
 
-/// A key is absent, appears and goes again while a batch looks at it: what the batch expected is what was there.
-fn expectation_beside_removal(engine: &str) {
-    let world = World::default();
-    let db = world.open();
-    let keyspace = space(&db, "a", engine);
+/// A key is absent, appears and goes again while a batch looks at it: what the batch expected is
+/// what was there.
+fn expect_during_removal(engine: &str) {
+    let machine = ModelMachine::default();
+    let db = machine.open();
+    let keyspace = open_keyspace(&db, "a", engine);
     let mine = keyspace.clone();
     let other = spawn(move || {
         mine.insert("k", "1").expect("it inserts");
@@ -47,7 +48,7 @@ fn expectation_beside_removal(engine: &str) {
     let (db2, theirs) = (db.clone(), keyspace.clone());
     let batch = spawn(move || {
         let mut batch = db2.batch();
-        batch.insert(&theirs, "k", "2").expect(&theirs, "k", Some(b"1"));
+        batch.insert(&theirs, "k", "2").expect_value(&theirs, "k", Some(b"1"));
         match batch.commit() {
             Ok(()) | Err(sheaf::Error::Conflict) => {}
             Err(other) => panic!("{other}"),
@@ -58,14 +59,14 @@ fn expectation_beside_removal(engine: &str) {
 }
 
 #[test]
-fn a_batch_never_commits_on_what_went_meanwhile() {
-    on_every_engine(600, expectation_beside_removal);
+fn a_batch_never_commits_on_an_outdated_expectation() {
+    on_every_engine(600, expect_during_removal);
 }
 
 fn updates_all_count(engine: &str) {
-    let world = World::default();
-    let db = world.open();
-    let keyspace = space(&db, "a", engine);
+    let machine = ModelMachine::default();
+    let db = machine.open();
+    let keyspace = open_keyspace(&db, "a", engine);
     let add = |keyspace: &Keyspace| {
         let count = |old: Option<&[u8]>| old.map_or(0, |old| old[0]) + 1;
         keyspace.update("n", |old| Some(vec![count(old)])).expect("it updates");
@@ -85,13 +86,13 @@ fn updates_of_three_threads_all_count() {
     on_every_engine(400, updates_all_count);
 }
 
-/// An update sleeps over many rewrites of its key and the freeing of all they stood in: the place where it
-/// saw the key may hold the key again, with another value.
+/// An update sleeps over many rewrites of its key and the freeing of all they stood in: the place
+/// where it saw the key may hold the key again, with another value.
 fn update_over_reuse(engine: &str) {
     let aside = spawn(|| (0..3).for_each(|_| sheaf_base::sync::thread::yield_now()));
-    let world = World::default();
-    let db = world.open();
-    let keyspace = space(&db, "a", engine);
+    let machine = ModelMachine::default();
+    let db = machine.open();
+    let keyspace = open_keyspace(&db, "a", engine);
     keyspace.insert("k", "0").expect("it inserts");
     let (other, pumped) = (keyspace.clone(), db.clone());
     let mut runs = 0u32;
@@ -123,9 +124,9 @@ fn an_update_over_reused_segments_sees_the_change() {
 }
 
 fn batches_are_whole_in_views(engine: &str, other: &str) {
-    let world = World::default();
-    let db = world.open();
-    let (a, b) = (space(&db, "a", engine), space(&db, "b", other));
+    let machine = ModelMachine::default();
+    let db = machine.open();
+    let (a, b) = (open_keyspace(&db, "a", engine), open_keyspace(&db, "b", other));
     let writer = {
         let (db, a, b) = (db.clone(), a.clone(), b.clone());
         spawn(move || {
@@ -166,15 +167,15 @@ fn views_show_whole_batches_in_order() {
 
 /// What `take` makes of the disk before each sync of a log, from now on.
 fn before_syncs_of_logs(
-    tap: &Tap,
-    world: &World,
+    recording_disk: &RecordingDisk,
+    machine: &ModelMachine,
     take: fn(&SimDisk) -> Vec<SimDisk>,
 ) -> Arc<Mutex<Vec<SimDisk>>> {
     let cuts: Arc<Mutex<Vec<SimDisk>>> = Arc::default();
-    tap.watch({
-        let (disk, cuts) = (world.disk.clone(), Arc::clone(&cuts));
+    recording_disk.set_observer({
+        let (disk, cuts) = (machine.disk.clone(), Arc::clone(&cuts));
         move |class, path| {
-            if class == Class::Sync && path.to_string_lossy().ends_with(".seg") {
+            if class == DiskCallKind::Sync && path.to_string_lossy().ends_with(".seg") {
                 cuts.lock().expect("one holder").extend(take(&disk));
             }
         }
@@ -182,23 +183,25 @@ fn before_syncs_of_logs(
     cuts
 }
 
-/// Scenario 5, in the log. Keys whose values are on the device are overwritten, unsynced, beside the cleaner: the
-/// power fails before each sync of a log, and each still has a value. (Fails if the cleaner does not wait, before a victim
-/// leaves ROOT, until what superseded its entries is durable.)
-fn overwrites_beside_cleaning(engine: &str) {
+/// Scenario 5, in the log. Keys whose values are on the device are overwritten, unsynced, beside
+/// the cleaner: the power fails before each sync of a log, and each still has a value. (Fails if
+/// the cleaner does not wait, before a victim leaves ROOT, until what superseded its entries is
+/// durable.)
+fn overwrite_during_gc(engine: &str) {
     const KEYS: u32 = 40;
-    let world = World::default();
-    let tap = Tap::new(Arc::new(world.disk.clone()));
-    let db = world.builder().disk(Arc::new(tap.clone())).open("/db").expect("it opens");
-    let keyspace = space(&db, "a", engine);
+    let machine = ModelMachine::default();
+    let recording_disk = RecordingDisk::new(Arc::new(machine.disk.clone()));
+    let db = machine.builder().disk(Arc::new(recording_disk.clone())).open("/db").expect("it opens");
+    let keyspace = open_keyspace(&db, "a", engine);
     // A key that stays and three that die in each segment: whichever is cleaned, it holds a key.
     for n in 0..KEYS {
         keyspace.insert(format!("{n}"), vec![b'x'; 300]).expect("it inserts");
         (0..3).for_each(|_| keyspace.insert("dies", vec![b'x'; 900]).expect("it inserts"));
     }
-    assert!(engine != "flat" || db.stats().brakes > 0, "there is nothing to clean");
+    assert!(engine != "flat" || db.stats().throttles > 0, "there is nothing to clean");
     db.persist().expect("it persists");
-    let cuts = before_syncs_of_logs(&tap, &world, |disk| vec![disk.power_cut(&Keep::None)]);
+    let cuts =
+        before_syncs_of_logs(&recording_disk, &machine, |disk| vec![disk.power_cut(&KeepChoice::None)]);
     let maintenance = {
         let db = db.clone();
         spawn(move || (0..2).for_each(|_| _ = db.pump().expect("it pumps")))
@@ -210,13 +213,13 @@ fn overwrites_beside_cleaning(engine: &str) {
         })
     };
     join([maintenance, writer]);
-    tap.unwatch();
+    recording_disk.clear_observer();
     let mut cuts = std::mem::take(&mut *cuts.lock().expect("one holder"));
     cuts.dedup_by_key(|disk| disk.hash());
     for disk in cuts {
-        let after = World { disk, ..World::default() };
+        let after = ModelMachine { disk, ..ModelMachine::default() };
         let db = after.open();
-        let keyspace = space(&db, "a", engine);
+        let keyspace = open_keyspace(&db, "a", engine);
         for n in 0..KEYS {
             assert!(keyspace.contains_key(format!("{n}")).expect("it reads"), "key {n} is lost");
         }
@@ -224,22 +227,25 @@ fn overwrites_beside_cleaning(engine: &str) {
 }
 
 #[test]
-fn what_an_unsynced_write_replaced_survives_cleaning_and_a_power_cut() {
-    on_every_engine(300, overwrites_beside_cleaning);
+fn a_value_replaced_by_an_unsynced_write_survives_gc_and_a_power_cut() {
+    on_every_engine(300, overwrite_during_gc);
 }
 
-/// A compaction copies records beside a writer that replaces them, unsynced, one after the other; the power fails before each
-/// sync of a log, and at the end. Each key has a value, and the new ones are those of the first commits. (Fails if records of commits that are not
-/// durable are copied.)
-fn overwrites_beside_a_compaction(engine: &str) {
+/// A compaction copies records beside a writer that replaces them, unsynced, one after the other;
+/// the power fails before each sync of a log, and at the end. Each key has a value, and the new
+/// ones are those of the first commits. (Fails if records of commits that are not durable are
+/// copied.)
+fn overwrite_during_compaction(engine: &str) {
     const KEYS: u32 = 24;
-    let world = World::default();
-    let tap = Tap::new(Arc::new(world.disk.clone()));
-    let db = world.builder().disk(Arc::new(tap.clone())).open("/db").expect("it opens");
-    let keyspace = space(&db, "a", engine);
+    let machine = ModelMachine::default();
+    let recording_disk = RecordingDisk::new(Arc::new(machine.disk.clone()));
+    let db = machine.builder().disk(Arc::new(recording_disk.clone())).open("/db").expect("it opens");
+    let keyspace = open_keyspace(&db, "a", engine);
     let key = |n: u32| format!("{:02}", n * 7 % KEYS);
     (0..KEYS).for_each(|n| keyspace.insert(key(n), vec![b'x'; 200]).expect("it inserts"));
-    let cuts = before_syncs_of_logs(&tap, &world, |disk| vec![disk.power_cut(&Keep::None), disk.kill()]);
+    let cuts = before_syncs_of_logs(&recording_disk, &machine, |disk| {
+        vec![disk.power_cut(&KeepChoice::None), disk.kill()]
+    });
     let compaction = {
         let keyspace = keyspace.clone();
         spawn(move || _ = keyspace.compact().expect("it compacts"))
@@ -249,15 +255,15 @@ fn overwrites_beside_a_compaction(engine: &str) {
         spawn(move || (0..KEYS).for_each(|n| keyspace.insert(key(n), "y").expect("it inserts")))
     };
     join([compaction, writer]);
-    tap.unwatch();
-    cuts.lock().expect("one holder").push(world.disk.power_cut(&Keep::None));
+    recording_disk.clear_observer();
+    cuts.lock().expect("one holder").push(machine.disk.power_cut(&KeepChoice::None));
     (0..KEYS).for_each(|n| assert_eq!(keyspace.get(key(n)).expect("it reads").as_deref(), Some(&b"y"[..])));
     let mut cuts = std::mem::take(&mut *cuts.lock().expect("one holder"));
     cuts.dedup_by_key(|disk| disk.hash());
     for disk in cuts {
-        let after = World { disk, ..World::default() };
+        let after = ModelMachine { disk, ..ModelMachine::default() };
         let db = after.open();
-        let keyspace = space(&db, "a", engine);
+        let keyspace = open_keyspace(&db, "a", engine);
         let news = |keyspace: &Keyspace| -> Vec<bool> {
             let value = |n| keyspace.get(key(n)).expect("it reads");
             (0..KEYS).map(|n| value(n).is_some_and(|value| value[0] == b'y')).collect()
@@ -266,34 +272,36 @@ fn overwrites_beside_a_compaction(engine: &str) {
         assert!(shown.is_sorted_by(|a, b| a >= b), "not the first commits: {shown:?}");
         // What was cut is above no number of the next life.
         insert_durably(&db, &keyspace, "later", "z");
-        let later = World { disk: after.disk.kill(), ..World::default() };
-        assert_eq!(news(&space(&later.open(), "a", engine)), shown, "what was cut is back");
+        let later = ModelMachine { disk: after.disk.kill(), ..ModelMachine::default() };
+        assert_eq!(news(&open_keyspace(&later.open(), "a", engine)), shown, "what was cut is back");
     }
 }
 
 #[test]
-fn a_compaction_beside_unsynced_writes_survives_a_power_cut() {
+fn a_compaction_during_unsynced_writes_survives_a_power_cut() {
     for engine in ["flat-ordered", "kreon"] {
-        explore(60, move || overwrites_beside_a_compaction(engine)); // those that can be compacted
+        explore(60, move || overwrite_during_compaction(engine)); // those that can be compacted
     }
 }
 
-/// A batch fills segments that were only ready when ROOT was gathered: ROOT may not call them sealed, or a killed
-/// process's successor does not look into them. (Fails without the ready segments in `gather_root`.)
-fn batches_beside_root(engine: &str) {
-    let world = World::default();
-    let tap = Tap::new(Arc::new(world.disk.clone()));
-    let db = world.builder().disk(Arc::new(tap.clone())).open("/db").expect("it opens");
-    let keyspace = space(&db, "a", engine);
+/// A batch fills segments that were only ready when ROOT was gathered: ROOT may not call them
+/// sealed, or a killed process's successor does not look into them. (Fails without the ready
+/// segments in `build_root`.)
+fn batch_during_root_write(engine: &str) {
+    let machine = ModelMachine::default();
+    let recording_disk = RecordingDisk::new(Arc::new(machine.disk.clone()));
+    let db = machine.builder().disk(Arc::new(recording_disk.clone())).open("/db").expect("it opens");
+    let keyspace = open_keyspace(&db, "a", engine);
     keyspace.insert("staged", vec![0; 2000]).expect("it inserts");
     keyspace.insert("staged", "not any more").expect("it inserts"); // ROOT is due: a file waits to go
     db.persist().expect("it persists");
     let acknowledged = Arc::new(AtomicBool::new(false));
     let kills: Arc<Mutex<Vec<(bool, SimDisk)>>> = Arc::default();
-    tap.watch({
-        let (disk, acknowledged, kills) = (world.disk.clone(), Arc::clone(&acknowledged), Arc::clone(&kills));
+    recording_disk.set_observer({
+        let (disk, acknowledged, kills) =
+            (machine.disk.clone(), Arc::clone(&acknowledged), Arc::clone(&kills));
         move |class, path| {
-            if class == Class::Sync && path.to_string_lossy().contains("ROOT.") {
+            if class == DiskCallKind::Sync && path.to_string_lossy().contains("ROOT.") {
                 kills.lock().expect("one holder").push((acknowledged.load(Ordering::Relaxed), disk.kill()));
             }
         }
@@ -314,11 +322,11 @@ fn batches_beside_root(engine: &str) {
         })
     };
     join([maintenance, writer]);
-    tap.unwatch();
+    recording_disk.clear_observer();
     for (is_acknowledged, disk) in std::mem::take(&mut *kills.lock().expect("one holder")) {
-        let after = World { disk, ..World::default() };
+        let after = ModelMachine { disk, ..ModelMachine::default() };
         let db = after.open();
-        let keyspace = space(&db, "a", engine);
+        let keyspace = open_keyspace(&db, "a", engine);
         for n in 0..9 {
             let is_there = keyspace.contains_key(format!("{n}")).expect("it reads");
             assert!(is_there || !is_acknowledged, "key {n} of an acknowledged batch is lost");
@@ -327,6 +335,6 @@ fn batches_beside_root(engine: &str) {
 }
 
 #[test]
-fn a_kill_beside_the_writing_of_root_loses_no_batch() {
-    on_every_engine(1000, batches_beside_root);
+fn a_kill_during_a_root_write_loses_no_batch() {
+    on_every_engine(1000, batch_during_root_write);
 }

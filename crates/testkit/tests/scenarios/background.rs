@@ -8,33 +8,34 @@ use std::thread;
 use std::time::Duration;
 
 use sheaf::Error;
-use sheaf_base::disk::sim::{Class, Failure, Fault, FaultPlan};
-use sheaf_testkit::stage::{Place, Setting, Stage, Subject};
-use sheaf_testkit::tap::Tap;
+use sheaf_base::disk::sim::{CallClass, Fault, FaultKind, FaultPlan};
+use sheaf_testkit::fixture::{DiskKind, Fixture, TestSetting, TestSubject};
+use sheaf_testkit::recording_disk::RecordingDisk;
 
 /// The first keyspace's own files, and the second one's.
-const SICK: &str = "own/00000001";
-const WELL: &str = "own/00000002";
+const FAILING_FILES: &str = "own/00000001";
+const HEALTHY_FILES: &str = "own/00000002";
 
 /// Files below `part` of the database, with their bytes.
-fn files(stage: &Stage, part: &str) -> BTreeMap<PathBuf, Vec<u8>> {
-    let below = stage.path().join(part);
-    let files = stage.tree().into_iter().filter(|(path, _)| path.starts_with(&below));
+fn files(fixture: &Fixture, part: &str) -> BTreeMap<PathBuf, Vec<u8>> {
+    let below = fixture.path().join(part);
+    let files = fixture.read_tree().into_iter().filter(|(path, _)| path.starts_with(&below));
     files.filter_map(|(path, bytes)| Some((path, bytes?))).collect()
 }
 
-/// Scenario 19, the other half: a keyspace whose own files cannot be written takes its share of the journal, and nothing else. What its
-/// neighbour froze is moved, the other log has its checkpoint, and whoever asks for the work hears of the error.
+/// Scenario 19, the other half: a keyspace whose own files cannot be written takes its share of the
+/// journal, and nothing else. What its neighbour froze is moved, the other log has its checkpoint,
+/// and whoever asks for the work hears of the error.
 #[test]
-fn a_keyspace_whose_files_fail_holds_up_no_other() {
-    let stage = Stage::new(&Subject::flex(), Setting::new(Place::Simulated, true, true));
-    let db = stage.open();
-    let (sick, well) = (stage.keyspace(&db, "sick"), stage.keyspace(&db, "well"));
-    let flat = stage.other(&db, "flat");
+fn a_keyspace_with_failing_files_does_not_block_others() {
+    let fixture = Fixture::new(&TestSubject::flex(), TestSetting::new(DiskKind::Simulated, true, true));
+    let db = fixture.open();
+    let (sick, well) = (fixture.keyspace(&db, "sick"), fixture.keyspace(&db, "well"));
+    let flat = fixture.other_keyspace(&db, "flat");
     while db.pump().unwrap() {}
-    let sim = stage.simulated().unwrap();
-    let (before, checkpoints) = (files(&stage, WELL), db.stats().checkpoints);
-    sim.set_faults(Fault::new(Class::Any, Failure::Io).on(SICK).forever());
+    let sim = fixture.sim_disk().unwrap();
+    let (before, checkpoints) = (files(&fixture, HEALTHY_FILES), db.stats().checkpoints);
+    sim.set_faults(Fault::new(CallClass::Any, FaultKind::Io).on(FAILING_FILES).forever());
     let mut failed = None;
     for index in 0..2000_u32 {
         for keyspace in [&sick, &well, &flat] {
@@ -42,36 +43,36 @@ fn a_keyspace_whose_files_fail_holds_up_no_other() {
         }
         failed = db.pump().err().or(failed);
     }
-    let is_of_sick =
-        |error: &Error| matches!(error, Error::Io { path, .. } if path.to_string_lossy().contains(SICK));
+    let is_of_sick = |error: &Error| matches!(error, Error::Io { path, .. } if path.to_string_lossy().contains(FAILING_FILES));
     assert!(failed.as_ref().is_some_and(is_of_sick), "{failed:?}");
-    assert_ne!(files(&stage, WELL), before, "what the other one froze stays in memory");
+    assert_ne!(files(&fixture, HEALTHY_FILES), before, "what the other one froze stays in memory");
     assert!(db.stats().checkpoints > checkpoints, "the other log has no checkpoint");
 
     sim.set_faults(FaultPlan::default());
     while db.pump().unwrap() {}
     drop((sick, well, flat));
-    let db = stage.reopen(db);
-    assert_eq!(stage.keyspace(&db, "sick").len().unwrap(), 2000);
-    assert_eq!(stage.keyspace(&db, "well").len().unwrap(), 2000);
+    let db = fixture.reopen(db);
+    assert_eq!(fixture.keyspace(&db, "sick").len().unwrap(), 2000);
+    assert_eq!(fixture.keyspace(&db, "well").len().unwrap(), 2000);
 }
 
-/// The trie of one keyspace cannot be read, so that nobody knows which of its entries are live. What is cleaned is what others overwrite:
-/// the log stays within its bounds. Once the trie can be read again its segments go as well.
+/// The trie of one keyspace cannot be read, so that nobody knows which of its entries are live.
+/// What is cleaned is what others overwrite: the log stays within its bounds. Once the trie can be
+/// read again its segments go as well.
 #[test]
-fn a_victim_that_cannot_be_judged_is_left_for_another() {
-    let stage = Stage::new(&Subject::cedrus(), Setting::new(Place::Simulated, true, true));
-    let db = stage.open();
-    let (sick, well) = (stage.keyspace(&db, "sick"), super::keyspace(&db, "well"));
+fn a_gc_victim_of_unknown_liveness_is_skipped() {
+    let fixture = Fixture::new(&TestSubject::cedrus(), TestSetting::new(DiskKind::Simulated, true, true));
+    let db = fixture.open();
+    let (sick, well) = (fixture.keyspace(&db, "sick"), super::keyspace(&db, "well"));
     for index in (0..200_u32).chain(0..100) {
         sick.insert(index.to_be_bytes(), [7; 100]).unwrap();
     }
     drop((sick, well));
-    let db = stage.reopen(db); // its pages are not in memory now
+    let db = fixture.reopen(db); // its pages are not in memory now
     let well = super::keyspace(&db, "well");
     let flat = |db: &sheaf::Database| db.stats().logs.into_iter().find(|log| log.name == "flat").unwrap();
-    let (freed, sim) = (flat(&db).freed, stage.simulated().unwrap());
-    sim.set_faults(Fault::new(Class::Read, Failure::Io).on(SICK).forever());
+    let (freed, sim) = (flat(&db).freed_segments, fixture.sim_disk().unwrap());
+    sim.set_faults(Fault::new(CallClass::Read, FaultKind::Io).on(FAILING_FILES).forever());
     let (mut failed, mut most) = (None, 0);
     for round in 0..60_u8 {
         (0..100_u32).for_each(|index| well.insert(index.to_be_bytes(), [round; 100]).unwrap());
@@ -80,29 +81,29 @@ fn a_victim_that_cannot_be_judged_is_left_for_another() {
         most = most.max(flat(&db).disk_bytes);
     }
     assert!(failed.is_some(), "all could be judged: nothing is tested");
-    assert!(flat(&db).freed > freed + 10, "{:?}", flat(&db));
+    assert!(flat(&db).freed_segments > freed + 10, "{:?}", flat(&db));
     sim.set_faults(FaultPlan::default());
     while db.pump().unwrap() {}
     assert!(flat(&db).disk_bytes < most, "{most}: {:?}", flat(&db));
     db.verify(|finding| panic!("{finding}")).unwrap();
-    assert_eq!(stage.keyspace(&db, "sick").len().unwrap(), 200);
+    assert_eq!(fixture.keyspace(&db, "sick").len().unwrap(), 200);
 }
 
 /// Where threads that read different files meet.
 #[derive(Default)]
-struct Meeting {
+struct ReadRendezvous {
     /// The files that are being read, the waits so far, and whether two were read at the same time.
     state: Mutex<(BTreeSet<PathBuf>, u32, bool)>,
     changed: Condvar,
 }
 
-impl Meeting {
+impl ReadRendezvous {
     /// The longest that one reader waits for another, and how many do.
-    const PATIENCE: Duration = Duration::from_millis(200);
+    const MAX_WAIT: Duration = Duration::from_millis(200);
     const WAITS: u32 = 20;
 
     /// A thread is about to read `path`; it waits for another thread that reads another file.
-    fn attend(&self, path: &Path) {
+    fn wait_for_other_reader(&self, path: &Path) {
         let mut state = self.state.lock().expect("no reader panics");
         state.0.insert(path.to_owned());
         if state.0.len() > 1 {
@@ -113,7 +114,7 @@ impl Meeting {
             state.1 += 1;
             state = self
                 .changed
-                .wait_timeout_while(state, Self::PATIENCE, |(_, _, met)| !*met)
+                .wait_timeout_while(state, Self::MAX_WAIT, |(_, _, met)| !*met)
                 .expect("no reader panics")
                 .0;
         }
@@ -129,17 +130,17 @@ impl Meeting {
 
 /// Returns whether two background threads of a database with `threads` read files below `part` at
 /// the same time.
-fn reads_meet(subject: &Subject, part: &'static str, threads: usize) -> bool {
-    let stage = Stage::new(subject, Setting::new(Place::Simulated, true, false));
-    let tap = Tap::new(Arc::clone(stage.disk()));
-    let builder = stage.builder_on(Arc::new(tap.clone())).background_threads(threads);
-    let db = builder.open(stage.path()).expect("it opens");
-    let keyspaces = ["a", "b", "c"].map(|name| stage.keyspace(&db, name));
-    let (meeting, me) = (Arc::new(Meeting::default()), thread::current().id());
+fn reads_are_concurrent(subject: &TestSubject, part: &'static str, threads: usize) -> bool {
+    let fixture = Fixture::new(subject, TestSetting::new(DiskKind::Simulated, true, false));
+    let recording_disk = RecordingDisk::new(Arc::clone(fixture.disk()));
+    let builder = fixture.builder_on(Arc::new(recording_disk.clone())).background_threads(threads);
+    let db = builder.open(fixture.path()).expect("it opens");
+    let keyspaces = ["a", "b", "c"].map(|name| fixture.keyspace(&db, name));
+    let (meeting, me) = (Arc::new(ReadRendezvous::default()), thread::current().id());
     let host = Arc::clone(&meeting);
-    tap.receive(move |path| {
+    recording_disk.on_read(move |path| {
         if thread::current().id() != me && path.to_string_lossy().contains(part) {
-            host.attend(path);
+            host.wait_for_other_reader(path);
         }
     });
     for index in 0..20_000_u32 {
@@ -150,7 +151,7 @@ fn reads_meet(subject: &Subject, part: &'static str, threads: usize) -> bool {
             break;
         }
     }
-    tap.receive(|_| ());
+    recording_disk.on_read(|_| ());
     for keyspace in &keyspaces {
         assert_eq!(keyspace.len().expect("it is read"), 100);
     }
@@ -163,12 +164,12 @@ fn reads_meet(subject: &Subject, part: &'static str, threads: usize) -> bool {
 
 #[test]
 fn garbage_of_several_segments_is_collected_at_the_same_time() {
-    assert!(reads_meet(&Subject::flat(), "/flat/", 4));
-    assert!(!reads_meet(&Subject::flat(), "/flat/", 1));
+    assert!(reads_are_concurrent(&TestSubject::flat(), "/flat/", 4));
+    assert!(!reads_are_concurrent(&TestSubject::flat(), "/flat/", 1));
 }
 
 #[test]
 fn several_keyspaces_do_background_steps_at_the_same_time() {
-    assert!(reads_meet(&Subject::flex(), "/own/", 4));
-    assert!(!reads_meet(&Subject::flex(), "/own/", 1));
+    assert!(reads_are_concurrent(&TestSubject::flex(), "/own/", 4));
+    assert!(!reads_are_concurrent(&TestSubject::flex(), "/own/", 1));
 }

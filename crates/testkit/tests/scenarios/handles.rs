@@ -9,32 +9,32 @@ use sheaf::{Database, Error};
 use super::{keyspace, text};
 
 /// A directory of its own, gone at the end.
-struct Scratch(PathBuf);
+struct HandleTestDir(PathBuf);
 
-impl Scratch {
-    fn new(name: &str) -> Scratch {
+impl HandleTestDir {
+    fn new(name: &str) -> HandleTestDir {
         let dir = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&dir);
-        Scratch(dir)
+        HandleTestDir(dir)
     }
 }
 
-impl Drop for Scratch {
+impl Drop for HandleTestDir {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 
-/// Scenario 24. The child of a fork is told `Closed` and leaves the parent's database alone; the parent goes
-/// on, and so does its lock.
+/// Scenario 24. The child of a fork is told `Closed` and leaves the parent's database alone; the
+/// parent goes on, and so does its lock.
 #[test]
-fn a_forked_child_is_told_closed_and_harms_nothing() {
-    let scratch = Scratch::new("fork");
+fn a_forked_child_gets_closed_and_changes_nothing() {
+    let scratch = HandleTestDir::new("fork");
     let db = Database::open(&scratch.0).unwrap();
     let k = keyspace(&db, "k");
     k.insert("key", b"parent").unwrap();
-    // SAFETY: the child uses nothing another thread may have locked but what is under test, and exits
-    // without running destructors of the test harness.
+    // SAFETY: the child uses nothing another thread may have locked but what is under test, and
+    // exits without running destructors of the test harness.
     let pid = unsafe { libc::fork() };
     if pid == 0 {
         let closed = matches!(k.insert("key", b"child"), Err(Error::Closed))
@@ -64,7 +64,7 @@ fn a_forked_child_is_told_closed_and_harms_nothing() {
 /// Scenario 24. An iterator, a snapshot and a keyspace that outlive the database answer `Closed`.
 #[test]
 fn handles_that_outlive_the_database_answer_closed() {
-    let scratch = Scratch::new("outlive");
+    let scratch = HandleTestDir::new("outlive");
     let db = Database::open(&scratch.0).unwrap();
     let k = keyspace(&db, "k");
     for n in 0..100 {
@@ -86,7 +86,7 @@ fn handles_that_outlive_the_database_answer_closed() {
 /// A file cut under a mapping: an error of that keyspace, not a signal.
 #[test]
 fn a_log_cut_short_under_the_open_database_is_an_error_and_no_signal() {
-    let scratch = Scratch::new("sigbus");
+    let scratch = HandleTestDir::new("sigbus");
     let db = Database::open(&scratch.0).unwrap();
     let k = keyspace(&db, "k");
     for n in 0..2000u32 {

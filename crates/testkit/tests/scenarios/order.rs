@@ -4,45 +4,46 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use sheaf::{Database, Error};
-use sheaf_base::disk::sim::{Class, Failure, Fault, Keep, SimDisk};
-use sheaf_testkit::crash::explore::Plan;
-use sheaf_testkit::crash::world::{PLACE, World};
+use sheaf_base::disk::sim::{CallClass, Fault, FaultKind, KeepChoice, SimDisk};
+use sheaf_testkit::crash::explore::ExplorePlan;
+use sheaf_testkit::crash::machine::{DATABASE_DIR, TestMachine};
 
 use super::{keyspace, put_durably, steps, survives, text};
 
-/// Scenario 12. A keyspace dropped, made again, cleared: whole or gone after any cut, and no number is used
-/// twice.
+/// Scenario 12. A keyspace dropped, made again, cleared: whole or gone after any cut, and no number
+/// is used twice.
 #[test]
-fn a_dropped_keyspace_is_whole_or_gone_and_its_number_never_used_again() {
+fn a_dropped_keyspace_is_complete_or_absent_and_its_id_is_not_reused() {
     let steps = steps(
         "0.2=40 B[0.3=30,1.3=600] drop0 work 0.2=50 B[0.4=9,1.4=9] work clear1 1.2=30 drop1 work tick 1.5=10 work",
     );
-    let report = survives(&steps, &Plan { second: 100, seconds: 5.0, ..Plan::default() });
+    let report =
+        survives(&steps, &ExplorePlan { second_crash_rate: 100, max_seconds: 5.0, ..ExplorePlan::default() });
     assert!(report.images > 300, "{report}");
 
-    let world = World::new();
-    let db = world.open().unwrap();
+    let machine = TestMachine::new();
+    let db = machine.open().unwrap();
     let mut numbers = Vec::new();
     for _ in 0..5 {
         keyspace(&db, "again").insert("key", b"value").unwrap();
         numbers.push(db.keyspaces()[0].id);
         assert!(db.drop_keyspace("again").unwrap());
-        world.work(&db).unwrap();
+        machine.run_background(&db).unwrap();
     }
-    let next = world.cut(&Keep::None);
+    let next = machine.after_power_cut(&KeepChoice::None);
     let db = next.open().unwrap();
-    assert!(db.existing_keyspace("again").unwrap().is_none());
+    assert!(db.open_keyspace("again").unwrap().is_none());
     assert!(keyspace(&db, "again").is_empty().unwrap(), "an old pair shows in a new keyspace");
     numbers.push(db.keyspaces()[0].id);
     assert!(numbers.is_sorted_by(|a, b| a < b), "{numbers:?}");
 }
 
 fn threaded(sim: &SimDisk) -> Database {
-    Database::builder().disk(Arc::new(sim.clone())).tiny(true).open(PLACE).expect("it opens")
+    Database::builder().disk(Arc::new(sim.clone())).tiny(true).open(DATABASE_DIR).expect("it opens")
 }
 
-/// Scenario 13. Two swaps from one value never both succeed, and writes of one key apply in the order of
-/// their numbers, also after recovery.
+/// Scenario 13. Two swaps from one value never both succeed, and writes of one key apply in the
+/// order of their numbers, also after recovery.
 #[test]
 fn two_swaps_of_one_value_never_both_succeed() {
     let sim = SimDisk::new();
@@ -97,17 +98,17 @@ fn a_value_that_was_read_survives_a_kill() {
     });
 }
 
-/// Scenario 16. A write that fails when the commit has a number: poisoned, nothing after it, and a reopening
-/// finds a prefix. Here each write of a batch into the log fails in turn, also half-way.
+/// Scenario 16. A write that fails when the commit has a number: poisoned, nothing after it, and a
+/// reopening finds a prefix. Here each write of a batch into the log fails in turn, also half-way.
 #[test]
-fn a_write_that_fails_after_the_number_poisons() {
-    for failure in [Failure::Io, Failure::NoSpace, Failure::Torn { sectors: 1 }] {
-        let world = World::new();
-        let db = world.open().unwrap();
+fn a_write_that_fails_after_its_reservation_poisons() {
+    for failure in [FaultKind::Io, FaultKind::NoSpace, FaultKind::Torn { sectors: 1 }] {
+        let machine = TestMachine::new();
+        let db = machine.open().unwrap();
         let k = keyspace(&db, "k");
         put_durably(&db, &k, "before", b"1").unwrap();
         k.insert("buffered", b"1").unwrap();
-        world.sim.set_faults(Fault::new(Class::Write, failure).on(".seg"));
+        machine.sim.set_faults(Fault::new(CallClass::Write, failure).on(".seg"));
         let mut batch = db.batch();
         batch.insert(&k, "one", [1; 700]).insert(&k, "two", [2; 700]).insert(&k, "before", b"2");
         let answer = batch.commit();
@@ -117,8 +118,8 @@ fn a_write_that_fails_after_the_number_poisons() {
         assert!(db.stats().poisoned.is_some());
         assert_eq!(text(&k, "before").as_deref(), Some("1"), "a commit that was refused is visible");
         drop((k, db));
-        for world in world.cuts().chain([World::on(world.sim.kill())]) {
-            let db = world.open().unwrap();
+        for machine in machine.after_any_power_cut().chain([TestMachine::with_disk(machine.sim.kill())]) {
+            let db = machine.open().unwrap();
             let k = keyspace(&db, "k");
             let parts =
                 [text(&k, "before").unwrap() == "2", text(&k, "one").is_some(), text(&k, "two").is_some()];
@@ -128,12 +129,12 @@ fn a_write_that_fails_after_the_number_poisons() {
     }
 }
 
-/// Scenario 21. A snapshot stays what it was under updates, cleaning and checkpoints, and one taken while
-/// commits go on shows each of them whole.
+/// Scenario 21. A snapshot stays what it was under updates, cleaning and checkpoints, and one taken
+/// while commits go on shows each of them whole.
 #[test]
 fn a_snapshot_stays_exact_under_updates_and_cleaning() {
-    let world = World::new();
-    let db = world.open().unwrap();
+    let machine = TestMachine::new();
+    let db = machine.open().unwrap();
     let k = keyspace(&db, "k");
     for n in 0..10 {
         k.insert(format!("key{n}"), [n; 500]).unwrap();
@@ -148,13 +149,13 @@ fn a_snapshot_stays_exact_under_updates_and_cleaning() {
     for round in 0..60u8 {
         k.insert(format!("key{}", round % 10), [round; 900]).unwrap();
         k.remove(format!("key{}", (round + 3) % 10)).unwrap();
-        world.tick(&db).unwrap();
-        world.work(&db).unwrap();
+        machine.tick(&db).unwrap();
+        machine.run_background(&db).unwrap();
         assert!(state(&snapshot) == before, "round {round}");
     }
-    assert!(db.stats().logs.iter().any(|log| log.freed > 0), "nothing was cleaned");
+    assert!(db.stats().logs.iter().any(|log| log.freed_segments > 0), "nothing was cleaned");
     drop(snapshot);
-    world.work(&db).unwrap();
+    machine.run_background(&db).unwrap();
 
     let sim = SimDisk::new();
     let db = threaded(&sim);

@@ -3,25 +3,28 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use sheaf::{Durability, Error};
-use sheaf_testkit::ledger::Flaw;
-use sheaf_testkit::stage::{Place, Setting, Stage, Subject};
-use sheaf_testkit::trial::trial;
+use sheaf_testkit::fixture::{DiskKind, Fixture, TestSetting, TestSubject};
+use sheaf_testkit::reference_engine::EngineFlaw;
+use sheaf_testkit::supervise::run_supervised;
 
-/// The first key of a batch is applied, the second one's engine panics, the third and fourth never see it. Nobody may
-/// read the half, write behind it, or take its number; the next opening has the batch whole or not at all.
+/// The first key of a batch is applied, the second one's engine panics, the third and fourth never
+/// see it. Nobody may read the half, write behind it, or take its number; the next opening has the
+/// batch whole or not at all.
 #[test]
-fn a_panic_in_apply_poisons_and_leaves_no_half_commit() {
-    let mut stage =
-        Stage::new(&Subject::flawed(Flaw::PanicsInApply), Setting::new(Place::Simulated, true, true));
-    let db = stage.open();
-    let (ledger, flat) = (stage.keyspace(&db, "ledger"), stage.other(&db, "flat"));
+fn a_panic_in_apply_poisons_and_leaves_no_partial_commit() {
+    let mut fixture = Fixture::new(
+        &TestSubject::with_flaw(EngineFlaw::PanicsInApply),
+        TestSetting::new(DiskKind::Simulated, true, true),
+    );
+    let db = fixture.open();
+    let (ledger, flat) = (fixture.keyspace(&db, "ledger"), fixture.other_keyspace(&db, "flat"));
     ledger.insert("before", "there").unwrap();
     let view = db.snapshot().unwrap();
     let mut iter = ledger.iter().unwrap();
-    let seq = db.stats().visible;
-    let panicked = trial("a panic in apply", || {
+    let seq = db.stats().visible_seq;
+    let panicked = run_supervised("a panic in apply", || {
         let mut batch = db.batch();
-        batch.insert(&flat, "first", "1").insert(&ledger, Flaw::PANICS_AT, "2");
+        batch.insert(&flat, "first", "1").insert(&ledger, EngineFlaw::PANIC_KEY, "2");
         batch.insert(&ledger, "third", "3").insert(&flat, "fourth", "4").durability(Durability::Sync);
         Ok(batch.commit())
     });
@@ -43,28 +46,31 @@ fn a_panic_in_apply_poisons_and_leaves_no_half_commit() {
     let closed = catch_unwind(AssertUnwindSafe(|| db.close())).expect("closing does not panic");
     poisoned("closing", closed);
 
-    stage.subject = Subject::ledger();
-    let db = stage.open();
-    let (ledger, flat) = (stage.keyspace(&db, "ledger"), stage.other(&db, "flat"));
+    fixture.subject = TestSubject::reference();
+    let db = fixture.open();
+    let (ledger, flat) = (fixture.keyspace(&db, "ledger"), fixture.other_keyspace(&db, "flat"));
     let is_there = [
         flat.contains_key("first").unwrap(),
-        ledger.contains_key(Flaw::PANICS_AT).unwrap(),
+        ledger.contains_key(EngineFlaw::PANIC_KEY).unwrap(),
         ledger.contains_key("third").unwrap(),
         flat.contains_key("fourth").unwrap(),
     ];
     assert!(is_there == [true; 4] || is_there == [false; 4], "half a batch: {is_there:?}");
     assert!(ledger.contains_key("before").unwrap(), "what was acknowledged is lost");
     ledger.insert("after", "x").unwrap();
-    assert!(db.stats().visible > seq + u64::from(is_there[0]), "a number is used again");
+    assert!(db.stats().visible_seq > seq + u64::from(is_there[0]), "a number is used again");
 }
 
-/// The thread that would clean and checkpoint is gone: nobody may go on as if it were there. What is there stays readable.
+/// The thread that would clean and checkpoint is gone: nobody may go on as if it were there. What
+/// is there stays readable.
 #[test]
 fn a_panic_in_the_background_poisons() {
-    let mut stage =
-        Stage::new(&Subject::flawed(Flaw::PanicsInSave), Setting::new(Place::Simulated, true, false));
-    let db = stage.open();
-    let ledger = stage.keyspace(&db, "ledger");
+    let mut fixture = Fixture::new(
+        &TestSubject::with_flaw(EngineFlaw::PanicsInSave),
+        TestSetting::new(DiskKind::Simulated, true, false),
+    );
+    let db = fixture.open();
+    let ledger = fixture.keyspace(&db, "ledger");
     let mut there = 0_u32;
     let refused = loop {
         match ledger.insert(there.to_be_bytes(), [7; 100]) {
@@ -77,7 +83,7 @@ fn a_panic_in_the_background_poisons() {
     drop(ledger);
     assert!(matches!(db.close(), Err(Error::Poisoned { .. })));
 
-    stage.subject = Subject::ledger();
-    let db = stage.open();
-    assert_eq!(stage.keyspace(&db, "ledger").len().unwrap(), u64::from(there));
+    fixture.subject = TestSubject::reference();
+    let db = fixture.open();
+    assert_eq!(fixture.keyspace(&db, "ledger").len().unwrap(), u64::from(there));
 }

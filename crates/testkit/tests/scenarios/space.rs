@@ -4,42 +4,51 @@
 
 use std::collections::BTreeMap;
 
-use sheaf::{Error, Stats};
-use sheaf_base::disk::sim::{Class, Failure, Fault, FaultPlan, Keep};
-use sheaf_testkit::crash::explore::Plan;
-use sheaf_testkit::crash::run::Run;
-use sheaf_testkit::crash::workload::Step;
-use sheaf_testkit::crash::world::World;
+use sheaf::{DatabaseStats, Error};
+use sheaf_base::disk::sim::{CallClass, Fault, FaultKind, FaultPlan, KeepChoice};
+use sheaf_testkit::crash::explore::ExplorePlan;
+use sheaf_testkit::crash::machine::TestMachine;
+use sheaf_testkit::crash::run::WorkloadRun;
+use sheaf_testkit::crash::workload::CrashStep;
 
 use super::{keyspace, put_durably, steps, survives, text};
 
 /// Runs `steps` without crashes and answers the figures at the end: a scenario must really happen.
-fn figures(steps: &[Step]) -> Stats {
-    let mut run = Run::new(World::new());
-    run.all(steps).expect("no faults: it runs");
+fn run_and_stat(steps: &[CrashStep]) -> DatabaseStats {
+    let mut run = WorkloadRun::new(TestMachine::new());
+    run.run_steps(steps).expect("no faults: it runs");
     run.db().expect("it is open").stats()
 }
 
-fn freed(stats: &Stats) -> u64 {
-    stats.logs.iter().map(|log| log.freed).sum()
+fn freed(stats: &DatabaseStats) -> u64 {
+    stats.logs.iter().map(|log| log.freed_segments).sum()
 }
 
 /// Rounds of overwrites with background work between them, around a first and a last part.
-fn churn(first: &str, round: &str, rounds: usize, last: &str) -> Vec<Step> {
+fn churn(first: &str, round: &str, rounds: usize, last: &str) -> Vec<CrashStep> {
     steps(&format!("{first} {} {last}", vec![round; rounds].join(" ")))
 }
 
-/// Scenario 3. Commits synced since the last ROOT are moved, their segment goes: a cut in any call of that
-/// must not lose one of them.
+/// Scenario 3. Commits synced since the last ROOT are moved, their segment goes: a cut in any call
+/// of that must not lose one of them.
 #[test]
 fn synced_commits_survive_the_cleaning_of_their_segment() {
     let steps = churn("S[0.7=300,1.7=200]", "S[0.2=900,1.2=700] S[0.3=900] tick work", 12, "S[0.4=20]");
-    assert!(freed(&figures(&steps)) > 0, "nothing was cleaned: {:?}", figures(&steps).logs);
-    let report = survives(&steps, &Plan { second: 200, exhaustive: 6, seconds: 4.0, ..Plan::default() });
+    assert!(freed(&run_and_stat(&steps)) > 0, "nothing was cleaned: {:?}", run_and_stat(&steps).logs);
+    let report = survives(
+        &steps,
+        &ExplorePlan {
+            second_crash_rate: 200,
+            exhaustive_units: 6,
+            max_seconds: 4.0,
+            ..ExplorePlan::default()
+        },
+    );
     assert!(report.images > 300, "{report}");
 }
 
-/// Scenario 4. A key and its tombstone stand in different segments, both are cleaned: the key stays gone.
+/// Scenario 4. A key and its tombstone stand in different segments, both are cleaned: the key stays
+/// gone.
 #[test]
 fn a_removed_key_stays_gone_when_its_tombstone_is_cleaned() {
     let churned = churn(
@@ -48,38 +57,54 @@ fn a_removed_key_stays_gone_when_its_tombstone_is_cleaned() {
         14,
         "reopen work",
     );
-    let stats = figures(&churned);
-    assert!(freed(&figures(&churned[..churned.len() - 2])) > 3, "{stats:?}");
-    let report =
-        survives(&churned, &Plan { second: 300, exhaustive: 5, random: 8, seconds: 4.0, ..Plan::default() });
+    let stats = run_and_stat(&churned);
+    assert!(freed(&run_and_stat(&churned[..churned.len() - 2])) > 3, "{stats:?}");
+    let report = survives(
+        &churned,
+        &ExplorePlan {
+            second_crash_rate: 300,
+            exhaustive_units: 5,
+            random_subsets: 8,
+            max_seconds: 4.0,
+            ..ExplorePlan::default()
+        },
+    );
     assert!(report.images > 300, "{report}");
 }
 
-/// Scenario 5. An unsynced overwrite makes a synced value dead; its space must not go before the overwrite
-/// is durable.
+/// Scenario 5. An unsynced overwrite makes a synced value dead; its space must not go before the
+/// overwrite is durable.
 #[test]
 fn an_unsynced_overwrite_never_costs_the_synced_value() {
     let steps = churn("S[0.2=800,1.2=800]", "0.2=900 0.2=800 1.2=900 0.2=700 work", 10, "0.2=5");
-    assert!(freed(&figures(&steps)) > 0);
-    let report = survives(&steps, &Plan { second: 0, exhaustive: 6, seconds: 4.0, ..Plan::default() });
+    assert!(freed(&run_and_stat(&steps)) > 0);
+    let report = survives(
+        &steps,
+        &ExplorePlan {
+            second_crash_rate: 0,
+            exhaustive_units: 6,
+            max_seconds: 4.0,
+            ..ExplorePlan::default()
+        },
+    );
     assert!(report.images > 200, "{report}");
 }
 
-/// Scenario 7. No state reaches the disk before its commit: this design writes no page in place. Nearest
-/// property: a byte of a frame, once written, is never changed while the segment lives.
+/// Scenario 7. No state reaches the disk before its commit: this design writes no page in place.
+/// Nearest property: a byte of a frame, once written, is never changed while the segment lives.
 #[test]
 fn stored_frames_are_never_overwritten() {
     let churned = churn("S[0.7=300]", "S[0.2=900,1.2=700] 0.3=900 B[0.2-,1.3=9] tick work", 10, "S[0.4=20]");
-    let world = World::new();
-    let mut run = Run::new(world.clone());
+    let machine = TestMachine::new();
+    let mut run = WorkloadRun::new(machine.clone());
     let mut before: BTreeMap<std::path::PathBuf, Vec<u8>> = BTreeMap::new();
     run.db().unwrap();
     for (number, step) in churned.iter().enumerate() {
-        run.step(number, step).unwrap();
+        run.run_step(number, step).unwrap();
         let files =
-            world.sim.files().into_iter().filter(|(path, _)| path.extension().is_some_and(|e| e == "seg"));
+            machine.sim.files().into_iter().filter(|(path, _)| path.extension().is_some_and(|e| e == "seg"));
         let now: BTreeMap<std::path::PathBuf, Vec<u8>> =
-            files.map(|(path, _)| (path.clone(), world.sim.read_file(&path).unwrap())).collect();
+            files.map(|(path, _)| (path.clone(), machine.sim.read_file(&path).unwrap())).collect();
         for (path, old) in &before {
             let Some(new) = now.get(path) else { continue };
             let changed = old.iter().zip(new).position(|(old, new)| *old != 0 && old != new);
@@ -98,19 +123,27 @@ fn an_image_never_points_into_a_freed_segment() {
         14,
         "reopen 0.5=9",
     );
-    let stats = figures(&steps[..steps.len() - 2]);
+    let stats = run_and_stat(&steps[..steps.len() - 2]);
     assert!(freed(&stats) > 2 && stats.checkpoints > 1, "{stats:?}");
-    let report =
-        survives(&steps, &Plan { second: 300, exhaustive: 4, random: 6, seconds: 4.0, ..Plan::default() });
+    let report = survives(
+        &steps,
+        &ExplorePlan {
+            second_crash_rate: 300,
+            exhaustive_units: 4,
+            random_subsets: 6,
+            max_seconds: 4.0,
+            ..ExplorePlan::default()
+        },
+    );
     assert!(report.images > 300, "{report}");
 }
 
-/// Scenario 19. A keyspace written once and never again must not hold up the journal: its catalogue is
-/// churned a hundred times and stays small.
+/// Scenario 19. A keyspace written once and never again must not hold up the journal: its catalogue
+/// is churned a hundred times and stays small.
 #[test]
-fn one_idle_keyspace_does_not_hold_up_the_journal() {
-    let world = World::new();
-    let db = world.open().unwrap();
+fn one_idle_keyspace_does_not_pin_the_journal() {
+    let machine = TestMachine::new();
+    let db = machine.open().unwrap();
     let idle = keyspace(&db, "idle");
     idle.insert("yesterday", b"1").unwrap();
     let journal =
@@ -119,46 +152,46 @@ fn one_idle_keyspace_does_not_hold_up_the_journal() {
     for round in 0..300 {
         keyspace(&db, &format!("{}{round}", "passing ".repeat(20)));
         assert!(db.drop_keyspace(&format!("{}{round}", "passing ".repeat(20))).unwrap());
-        world.work(&db).unwrap();
+        machine.run_background(&db).unwrap();
         most = most.max(journal(&db));
     }
     assert!(most < 256 << 10, "the journal takes {most} bytes");
-    let appended = db.stats().logs.iter().find(|l| l.name == "journal").unwrap().appended;
+    let appended = db.stats().logs.iter().find(|l| l.name == "journal").unwrap().appended_bytes;
     assert!(appended > 100 << 10, "it was hardly written: {appended}");
     assert_eq!(text(&idle, "yesterday").as_deref(), Some("1"));
 }
 
-/// Scenario 19, the second half: checkpoints that keep failing cost space, not data, and when they work
-/// again the space comes back.
+/// Scenario 19, the second half: checkpoints that keep failing cost space, not data, and when they
+/// work again the space comes back.
 #[test]
 fn checkpoints_that_keep_failing_lose_nothing() {
-    let world = World::new();
-    let db = world.open().unwrap();
+    let machine = TestMachine::new();
+    let db = machine.open().unwrap();
     let k = keyspace(&db, "k");
-    world.sim.set_faults(Fault::new(Class::Create, Failure::Io).on("images").forever());
+    machine.sim.set_faults(Fault::new(CallClass::Create, FaultKind::Io).on("images").forever());
     let mut failed = 0;
     for round in 0..60u8 {
         put_durably(&db, &k, &format!("key{}", round % 7), &[round; 900]).unwrap();
-        world.clock.advance(std::time::Duration::from_secs(2));
+        machine.clock.advance(std::time::Duration::from_secs(2));
         failed += u32::from(db.pump().is_err());
     }
     assert!(failed > 0, "no checkpoint failed");
-    let killed = World::on(world.sim.kill());
+    let killed = TestMachine::with_disk(machine.sim.kill());
     assert_eq!(keyspace(&killed.open().unwrap(), "k").get("key3").unwrap().unwrap()[0], 59);
-    world.sim.set_faults(FaultPlan::default());
-    world.work(&db).unwrap();
+    machine.sim.set_faults(FaultPlan::default());
+    machine.run_background(&db).unwrap();
     assert!(db.stats().checkpoints > 0);
     assert_eq!(k.get("key3").unwrap().unwrap()[0], 59);
 }
 
-/// Scenario 20. The disk is full: opening needs nothing, reads and removals go on, and space that removals
-/// free is found again without reopening.
+/// Scenario 20. The disk is full: opening needs nothing, reads and removals go on, and space that
+/// removals free is found again without reopening.
 #[test]
 fn a_full_disk_can_be_opened_read_and_emptied() {
-    let world = World::new();
-    let db = world.open().unwrap();
+    let machine = TestMachine::new();
+    let db = machine.open().unwrap();
     let k = keyspace(&db, "k");
-    world.sim.set_capacity(320 << 10);
+    machine.sim.set_capacity(320 << 10);
     let mut written = Vec::new();
     let full = loop {
         let key = format!("key{:04}", written.len());
@@ -166,7 +199,7 @@ fn a_full_disk_can_be_opened_read_and_emptied() {
             Ok(()) => written.push(key),
             Err(e) => break e,
         }
-        let _ = world.tick(&db);
+        let _ = machine.tick(&db);
         assert!(written.len() < 2000, "the disk is never full");
     };
     assert!(matches!(full, Error::NoSpace { .. }), "{full:?}");
@@ -178,7 +211,7 @@ fn a_full_disk_can_be_opened_read_and_emptied() {
     };
     check(&k);
     drop((k, db));
-    let killed = World::on(world.sim.kill());
+    let killed = TestMachine::with_disk(machine.sim.kill());
     killed.sim.set_capacity(0); // not one new block
     let db = killed.open().unwrap();
     let k = keyspace(&db, "k");
@@ -196,48 +229,65 @@ fn a_full_disk_can_be_opened_read_and_emptied() {
     }
     k.insert("room again", [1; 800]).unwrap();
     put_durably(&db, &k, "and again", &[2; 800]).unwrap();
-    let after = killed.cut(&Keep::None);
+    let after = killed.after_power_cut(&KeepChoice::None);
     let k = keyspace(&after.open().unwrap(), "k");
     assert_eq!(k.get("room again").unwrap().unwrap()[0], 1);
     assert_eq!(k.len().unwrap() as usize, written.len() - written.len() * 3 / 4 + 2);
 }
 
-/// Found by the kill loop: survivors of cleaning stand in a segment whose number lies between those of two
-/// segments that a batch spans. The batch was taken for torn, and everything after it was lost.
+/// Found by the kill loop: survivors of cleaning stand in a segment whose number lies between those
+/// of two segments that a batch spans. The batch was taken for torn, and everything after it was
+/// lost.
 #[test]
 fn a_batch_that_spans_segments_around_survivors_is_whole() {
     let large: Vec<String> = (0..8).map(|n| format!("{}.{}=900", n % 2, n)).collect();
     let round = format!("S[0.2=900,1.2=700,0.3=900] 0.4=300 tick work B[{}] 1.4=20", large.join(","));
     let steps = churn("S[0.7=300]", &round, 12, "0.5=9");
-    assert!(freed(&figures(&steps)) > 0);
-    let report =
-        survives(&steps, &Plan { second: 200, exhaustive: 3, random: 4, seconds: 4.0, ..Plan::default() });
+    assert!(freed(&run_and_stat(&steps)) > 0);
+    let report = survives(
+        &steps,
+        &ExplorePlan {
+            second_crash_rate: 200,
+            exhaustive_units: 3,
+            random_subsets: 4,
+            max_seconds: 4.0,
+            ..ExplorePlan::default()
+        },
+    );
     assert!(report.images > 50, "{report}");
 }
 
-/// Scenario 22. A batch larger than a segment is whole or absent; one beyond the limit, and a value of
-/// 4 GiB, are refused before anything is written.
+/// Scenario 22. A batch larger than a segment is whole or absent; one beyond the limit, and a value
+/// of 4 GiB, are refused before anything is written.
 #[test]
 fn batches_beyond_a_segment_are_whole_and_beyond_the_limit_refused() {
     let large: Vec<String> = (0..30).map(|n| format!("{}.{}=900", n % 2, n)).collect();
     let steps = steps(&format!("S[0.2=10,1.2=10] B[{}] 0.2=30", large.join(",")));
-    let report = survives(&steps, &Plan { second: 50, exhaustive: 6, seconds: 4.0, ..Plan::default() });
+    let report = survives(
+        &steps,
+        &ExplorePlan {
+            second_crash_rate: 50,
+            exhaustive_units: 6,
+            max_seconds: 4.0,
+            ..ExplorePlan::default()
+        },
+    );
     assert!(report.images > 100, "{report}");
 
-    let world = World::new();
-    let db = world.open().unwrap();
+    let machine = TestMachine::new();
+    let db = machine.open().unwrap();
     let k = keyspace(&db, "k");
-    let ops = world.sim.ops();
+    let ops = machine.sim.ops();
     let mut batch = db.batch();
     for n in 0..4000u32 {
         batch.insert(&k, n.to_le_bytes(), [0; 1000]);
     }
-    assert!(matches!(batch.commit(), Err(Error::TooLarge { what: "batch", .. })));
-    assert!(matches!(k.insert([0; 65_536], b""), Err(Error::TooLarge { what: "key", .. })));
+    assert!(matches!(batch.commit(), Err(Error::TooLarge { object: "batch", .. })));
+    assert!(matches!(k.insert([0; 65_536], b""), Err(Error::TooLarge { object: "key", .. })));
     let huge = vec![0u8; 1 << 32]; // never touched: refused by its length
     assert!(matches!(
         k.insert("huge", &huge),
-        Err(Error::TooLarge { what: "value", got: 0x1_0000_0000, .. })
+        Err(Error::TooLarge { object: "value", got: 0x1_0000_0000, .. })
     ));
-    assert_eq!(world.sim.ops(), ops, "something was written");
+    assert_eq!(machine.sim.ops(), ops, "something was written");
 }

@@ -26,15 +26,15 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use crate::shell::root;
+use crate::shell::project_root;
 use ratchet::Ratchet;
-use rules::Counts;
+use rules::ProseCounts;
 
 /// Directories that hold no prose of the project.
 const SKIPPED: [&str; 4] = ["target", ".git", "samples", "corpus"];
 
 /// Counts of every file, by its path below the root.
-type Found = BTreeMap<String, Counts>;
+type FileCounts = BTreeMap<String, ProseCounts>;
 
 /// Checks the language of all files; `--update` records smaller counts, `--list PATH` shows the
 /// violations of the files whose path contains PATH.
@@ -45,10 +45,10 @@ type Found = BTreeMap<String, Counts>;
 pub(crate) fn prose(words: &[String]) -> Result<(), String> {
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     match words[..] {
-        [] => ratchet::compare(&found()?, &Ratchet::read()?),
-        ["--update"] => Ratchet::update(&found()?),
+        [] => ratchet::compare(&count_files()?, &Ratchet::read()?),
+        ["--update"] => Ratchet::update(&count_files()?),
         ["--list", part] => list(part),
-        ["--totals"] => found().map(|found| totals(&found)),
+        ["--totals"] => count_files().map(|found| totals(&found)),
         _ => Err("usage: cargo xtask prose [--update | --totals | --list PATH]".to_owned()),
     }
 }
@@ -57,7 +57,7 @@ pub(crate) fn prose(words: &[String]) -> Result<(), String> {
 /// below the root where there is no git.
 fn files() -> Result<Vec<String>, String> {
     let mut command = Command::new("git");
-    command.args(["ls-files", "--", "*.rs", "*.md"]).current_dir(root());
+    command.args(["ls-files", "--", "*.rs", "*.md"]).current_dir(project_root());
     let mut paths: Vec<String> = match command.output() {
         Ok(output) if output.status.success() => {
             let names = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -65,7 +65,7 @@ fn files() -> Result<Vec<String>, String> {
         }
         _ => {
             let mut paths = Vec::new();
-            gather(&root(), &root(), &mut paths)?;
+            collect_files(&project_root(), &project_root(), &mut paths)?;
             paths
         }
     };
@@ -75,10 +75,10 @@ fn files() -> Result<Vec<String>, String> {
 
 /// Whether the path is outside of the directories that hold no prose, and the file is there.
 fn is_prose(path: &str) -> bool {
-    !path.split('/').any(|part| SKIPPED.contains(&part)) && root().join(path).is_file()
+    !path.split('/').any(|part| SKIPPED.contains(&part)) && project_root().join(path).is_file()
 }
 
-fn gather(root: &Path, dir: &Path, paths: &mut Vec<String>) -> Result<(), String> {
+fn collect_files(root: &Path, dir: &Path, paths: &mut Vec<String>) -> Result<(), String> {
     let told = |e: std::io::Error| format!("{}: {e}", dir.display());
     for entry in fs::read_dir(dir).map_err(told)? {
         let entry = entry.map_err(told)?;
@@ -87,7 +87,7 @@ fn gather(root: &Path, dir: &Path, paths: &mut Vec<String>) -> Result<(), String
             continue;
         }
         if path.is_dir() {
-            gather(root, &path, paths)?;
+            collect_files(root, &path, paths)?;
         } else if path.extension().is_some_and(|end| end == "rs" || end == "md")
             && let Ok(below) = path.strip_prefix(root)
         {
@@ -97,10 +97,10 @@ fn gather(root: &Path, dir: &Path, paths: &mut Vec<String>) -> Result<(), String
     Ok(())
 }
 
-fn found() -> Result<Found, String> {
-    let mut found = Found::new();
+fn count_files() -> Result<FileCounts, String> {
+    let mut found = FileCounts::new();
     for path in files()? {
-        let text = fs::read_to_string(root().join(&path)).map_err(|e| format!("{path}: {e}"))?;
+        let text = fs::read_to_string(project_root().join(&path)).map_err(|e| format!("{path}: {e}"))?;
         let counts = rules::violations(&path, &text).counts();
         found.insert(path, counts);
     }
@@ -109,7 +109,7 @@ fn found() -> Result<Found, String> {
 
 fn list(part: &str) -> Result<(), String> {
     for path in files()?.iter().filter(|path| path.contains(part)) {
-        let text = fs::read_to_string(root().join(path)).map_err(|e| format!("{path}: {e}"))?;
+        let text = fs::read_to_string(project_root().join(path)).map_err(|e| format!("{path}: {e}"))?;
         for (line, told) in &rules::violations(path, &text).list {
             println!("{path}:{line}: {told}");
         }
@@ -118,12 +118,12 @@ fn list(part: &str) -> Result<(), String> {
 }
 
 /// Prints the counts of each crate and of the documents.
-fn totals(found: &Found) {
-    let mut areas: BTreeMap<String, Counts> = BTreeMap::new();
+fn totals(found: &FileCounts) {
+    let mut areas: BTreeMap<String, ProseCounts> = BTreeMap::new();
     for (path, counts) in found {
         areas.entry(ratchet::area(path)).or_default().add(counts);
     }
-    println!("{:<28} {}", "area", Counts::HEADINGS);
+    println!("{:<28} {}", "area", ProseCounts::HEADINGS);
     for (area, counts) in &areas {
         println!("{area:<28} {counts}");
     }

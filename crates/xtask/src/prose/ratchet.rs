@@ -7,9 +7,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::fs;
 
-use super::Found;
+use super::FileCounts;
 use super::rules::allowed;
-use crate::shell::root;
+use crate::shell::project_root;
 
 /// The file, below the root.
 const FILE: &str = "crates/xtask/prose.ratchet";
@@ -28,7 +28,7 @@ impl Ratchet {
     ///
     /// Returns a text if the file is missing or a line is not a path and five counts.
     pub(super) fn read() -> Result<Ratchet, String> {
-        let text = fs::read_to_string(root().join(FILE)).map_err(|e| format!("{FILE}: {e}"))?;
+        let text = fs::read_to_string(project_root().join(FILE)).map_err(|e| format!("{FILE}: {e}"))?;
         Ratchet::parse(&text)
     }
 
@@ -50,21 +50,21 @@ impl Ratchet {
     /// # Errors
     ///
     /// Returns a text that names the total that grew, or the failed write.
-    pub(super) fn update(found: &Found) -> Result<(), String> {
-        let path = root().join(FILE);
+    pub(super) fn update(found: &FileCounts) -> Result<(), String> {
+        let path = project_root().join(FILE);
         if path.exists() {
             shrinks(&Ratchet::read()?, found)?;
         }
         fs::write(&path, Ratchet::text(found)).map_err(|e| format!("{FILE}: {e}"))
     }
 
-    fn text(found: &Found) -> String {
+    fn text(found: &FileCounts) -> String {
         let mut text =
             format!("# Violations that may stay: path, {}. Counts only shrink.\n", RULES.join(", "));
         for (path, counts) in found {
-            let [dialect, others @ ..] = counts.broken;
+            let [dialect, others @ ..] = counts.by_rule;
             if dialect > allowed(counts.words) || others != [0; 4] {
-                let numbers = counts.broken.map(|count| count.to_string()).join("\t");
+                let numbers = counts.by_rule.map(|count| count.to_string()).join("\t");
                 let _ = writeln!(text, "{path}\t{numbers}");
             }
         }
@@ -82,7 +82,7 @@ pub(super) fn area(path: &str) -> String {
     }
 }
 
-fn shrinks(old: &Ratchet, found: &Found) -> Result<(), String> {
+fn shrinks(old: &Ratchet, found: &FileCounts) -> Result<(), String> {
     let mut totals: BTreeMap<String, ([usize; 5], [usize; 5])> = BTreeMap::new();
     let add = |sum: &mut [usize; 5], more: &[usize; 5]| {
         sum.iter_mut().zip(more).for_each(|(sum, more)| *sum += more);
@@ -91,7 +91,7 @@ fn shrinks(old: &Ratchet, found: &Found) -> Result<(), String> {
         add(&mut totals.entry(area(path)).or_default().0, counts);
     }
     for (path, counts) in found {
-        let mut broken = counts.broken;
+        let mut broken = counts.by_rule;
         if !old.0.contains_key(path) && broken[0] <= allowed(counts.words) {
             broken[0] = 0;
         }
@@ -112,7 +112,7 @@ fn shrinks(old: &Ratchet, found: &Found) -> Result<(), String> {
 /// # Errors
 ///
 /// Returns a text that names every count that grew, and every recorded count that is too large.
-pub(super) fn compare(found: &Found, old: &Ratchet) -> Result<(), String> {
+pub(super) fn compare(found: &FileCounts, old: &Ratchet) -> Result<(), String> {
     let mut told = String::new();
     let paths: BTreeSet<&String> = found.keys().chain(old.0.keys()).collect();
     let mut is_slack = false;
@@ -120,7 +120,7 @@ pub(super) fn compare(found: &Found, old: &Ratchet) -> Result<(), String> {
         let counts = found.get(path).copied().unwrap_or_default();
         let recorded = old.0.get(path).copied();
         let before = recorded.unwrap_or([allowed(counts.words), 0, 0, 0, 0]);
-        for ((rule, before), now) in RULES.iter().zip(before).zip(counts.broken) {
+        for ((rule, before), now) in RULES.iter().zip(before).zip(counts.by_rule) {
             if now > before {
                 let _ = writeln!(told, "{path}: {rule}: {now}, at most {before}");
             }
@@ -138,11 +138,11 @@ pub(super) fn compare(found: &Found, old: &Ratchet) -> Result<(), String> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::rules::Counts;
+    use super::super::rules::ProseCounts;
     use super::*;
 
-    fn found(path: &str, words: usize, broken: [usize; 5]) -> Found {
-        Found::from([(path.to_owned(), Counts { words, broken })])
+    fn found(path: &str, words: usize, broken: [usize; 5]) -> FileCounts {
+        FileCounts::from([(path.to_owned(), ProseCounts { words, by_rule: broken })])
     }
 
     #[test]

@@ -4,7 +4,7 @@
 
 use std::fmt;
 
-use super::source::{self, Comment, Kind, Source};
+use super::source::{self, Comment, CommentKind, SourceParts};
 
 /// Words of the project's old dialect. Other projects use 0 to 2.3 of them in 1,000 words.
 const DIALECT: [&str; 17] = [
@@ -42,33 +42,33 @@ const MESSAGE_WORDS: usize = 4;
 
 /// Kind of a violation; the order is that of the columns of the ratchet file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Rule {
-    Dialect,
-    Start,
-    Wide,
-    Errors,
-    Header,
+pub(super) enum ProseRule {
+    DialectWord,
+    DocStart,
+    WideLine,
+    MissingErrors,
+    LongHeader,
 }
 
 /// Violations of one file, by rule, and its words.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Counts {
+pub(super) struct ProseCounts {
     pub(super) words: usize,
-    pub(super) broken: [usize; 5],
+    pub(super) by_rule: [usize; 5],
 }
 
-impl Counts {
+impl ProseCounts {
     pub(super) const HEADINGS: &str = "  words  dialect /1000  start   wide errors header";
 
-    pub(super) fn add(&mut self, other: &Counts) {
+    pub(super) fn add(&mut self, other: &ProseCounts) {
         self.words += other.words;
-        self.broken.iter_mut().zip(other.broken).for_each(|(sum, more)| *sum += more);
+        self.by_rule.iter_mut().zip(other.by_rule).for_each(|(sum, more)| *sum += more);
     }
 }
 
-impl fmt::Display for Counts {
+impl fmt::Display for ProseCounts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [dialect, start, wide, errors, header] = self.broken;
+        let [dialect, start, wide, errors, header] = self.by_rule;
         let rate = dialect as f64 * 1000.0 / self.words.max(1) as f64;
         let words = self.words;
         write!(f, "{words:>7} {dialect:>8} {rate:>5.1} {start:>6} {wide:>6} {errors:>6} {header:>6}")
@@ -77,20 +77,20 @@ impl fmt::Display for Counts {
 
 /// Violations of one file with their lines.
 #[derive(Debug, Default)]
-pub(super) struct Violations {
+pub(super) struct FileViolations {
     words: usize,
-    rules: Vec<Rule>,
+    rules: Vec<ProseRule>,
     pub(super) list: Vec<(usize, String)>,
 }
 
-impl Violations {
-    pub(super) fn counts(&self) -> Counts {
+impl FileViolations {
+    pub(super) fn counts(&self) -> ProseCounts {
         let mut broken = [0; 5];
         self.rules.iter().for_each(|&rule| broken[rule as usize] += 1);
-        Counts { words: self.words, broken }
+        ProseCounts { words: self.words, by_rule: broken }
     }
 
-    fn add(&mut self, rule: Rule, line: usize, told: impl Into<String>) {
+    fn add(&mut self, rule: ProseRule, line: usize, told: impl Into<String>) {
         self.rules.push(rule);
         self.list.push((line, told.into()));
     }
@@ -108,7 +108,7 @@ impl Violations {
         let phrases = words.windows(3).filter(|three| PHRASES.iter().any(|known| known == three));
         let pairs = pairs.map(|pair| pair.join(" "));
         for found in singles.cloned().chain(pairs).chain(phrases.map(|three| three.join(" "))) {
-            self.add(Rule::Dialect, line, format!("dialect word: {found}"));
+            self.add(ProseRule::DialectWord, line, format!("dialect word: {found}"));
         }
     }
 }
@@ -119,8 +119,8 @@ pub(super) fn allowed(words: usize) -> usize {
 }
 
 /// Returns the violations of a file.
-pub(super) fn violations(path: &str, text: &str) -> Violations {
-    let mut violations = Violations::default();
+pub(super) fn violations(path: &str, text: &str) -> FileViolations {
+    let mut violations = FileViolations::default();
     if path.ends_with(".md") {
         markdown(text, &mut violations);
         return violations;
@@ -131,7 +131,7 @@ pub(super) fn violations(path: &str, text: &str) -> Violations {
         let width = text.lines().nth(comment.line - 1).map_or(0, |line| line.chars().count());
         if width > COLUMNS {
             let told = format!("comment line of {width} columns: at most {COLUMNS}");
-            violations.add(Rule::Wide, comment.line, told);
+            violations.add(ProseRule::WideLine, comment.line, told);
         }
     }
     for (line, string) in &source.strings {
@@ -150,7 +150,7 @@ fn prose_of(text: &str) -> &str {
     if text.trim_start().starts_with("```") { "" } else { text }
 }
 
-fn markdown(text: &str, violations: &mut Violations) {
+fn markdown(text: &str, violations: &mut FileViolations) {
     let mut is_code = false;
     for (number, line) in (1..).zip(text.lines()) {
         if line.trim_start().starts_with("```") {
@@ -162,18 +162,18 @@ fn markdown(text: &str, violations: &mut Violations) {
 }
 
 /// Doc comments that begin with a pronoun.
-fn starts(source: &Source, violations: &mut Violations) {
-    for (first, _) in blocks(source, Kind::Doc) {
+fn starts(source: &SourceParts, violations: &mut FileViolations) {
+    for (first, _) in blocks(source, CommentKind::Doc) {
         let text = first.text.trim();
         let word: String = text.chars().take_while(|c| c.is_alphanumeric()).collect();
         if STARTS.contains(&word.as_str()) || text.starts_with("The same") {
-            violations.add(Rule::Start, first.line, format!("doc comment starts with {text:.30}"));
+            violations.add(ProseRule::DocStart, first.line, format!("doc comment starts with {text:.30}"));
         }
     }
 }
 
 /// Blocks of consecutive comment lines of one kind: the first line and the lines.
-fn blocks(source: &Source, kind: Kind) -> Vec<(&Comment, Vec<&Comment>)> {
+fn blocks(source: &SourceParts, kind: CommentKind) -> Vec<(&Comment, Vec<&Comment>)> {
     let mut blocks: Vec<(&Comment, Vec<&Comment>)> = Vec::new();
     for comment in source.comments.iter().filter(|comment| comment.kind == kind) {
         match blocks.last_mut() {
@@ -184,9 +184,9 @@ fn blocks(source: &Source, kind: Kind) -> Vec<(&Comment, Vec<&Comment>)> {
     blocks
 }
 
-/// Public functions that return `Result` without a section `# Errors`.
-fn errors(source: &Source, violations: &mut Violations) {
-    let docs = blocks(source, Kind::Doc);
+/// Public functions that return `Result` without a section `# MissingErrors`.
+fn errors(source: &SourceParts, violations: &mut FileViolations) {
+    let docs = blocks(source, CommentKind::Doc);
     for (index, code) in source.code.iter().enumerate() {
         if !is_public_fn(code) || !returns_result(&source.code[index..]) {
             continue;
@@ -201,7 +201,7 @@ fn errors(source: &Source, violations: &mut Violations) {
             is_near(first, lines.len()) && lines.iter().any(|line| line.text.trim() == "# Errors")
         });
         if !has_section {
-            violations.add(Rule::Errors, index + 1, "public function without # Errors");
+            violations.add(ProseRule::MissingErrors, index + 1, "public function without # Errors");
         }
     }
 }
@@ -231,11 +231,11 @@ fn returns_result(code: &[String]) -> bool {
     })
 }
 
-fn header(source: &Source, violations: &mut Violations) {
-    for (first, lines) in blocks(source, Kind::Header) {
+fn header(source: &SourceParts, violations: &mut FileViolations) {
+    for (first, lines) in blocks(source, CommentKind::Header) {
         if lines.len() > HEADER_LINES {
             let told = format!("header of {} lines: at most {HEADER_LINES}", lines.len());
-            violations.add(Rule::Header, first.line, told);
+            violations.add(ProseRule::LongHeader, first.line, told);
         }
     }
 }
@@ -246,7 +246,7 @@ mod tests {
 
     /// Returns how often the sample breaks each rule.
     fn broken(path: &str, text: &str) -> [usize; 5] {
-        violations(path, text).counts().broken
+        violations(path, text).counts().by_rule
     }
 
     #[test]

@@ -4,7 +4,7 @@
 
 /// Kind of a comment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum CommentKind {
     /// `//` or `/* */`.
     Plain,
     /// `///` or `/** */`.
@@ -18,14 +18,14 @@ pub(super) enum Kind {
 pub(super) struct Comment {
     /// Number of the line, from 1.
     pub(super) line: usize,
-    pub(super) kind: Kind,
+    pub(super) kind: CommentKind,
     /// Text behind the slashes.
     pub(super) text: String,
 }
 
 /// Parts of a file.
 #[derive(Debug, Default)]
-pub(super) struct Source {
+pub(super) struct SourceParts {
     pub(super) comments: Vec<Comment>,
     /// Contents of string literals, with their lines.
     pub(super) strings: Vec<(usize, String)>,
@@ -34,15 +34,15 @@ pub(super) struct Source {
 }
 
 /// Position in a text.
-struct Lexer<'a> {
+struct SourceLexer<'a> {
     rest: &'a str,
     line: usize,
-    source: Source,
+    source: SourceParts,
 }
 
 /// Splits a Rust file into its parts.
-pub(super) fn read(text: &str) -> Source {
-    let mut lexer = Lexer { rest: text, line: 1, source: Source::default() };
+pub(super) fn read(text: &str) -> SourceParts {
+    let mut lexer = SourceLexer { rest: text, line: 1, source: SourceParts::default() };
     lexer.source.code = vec![String::new(); text.lines().count() + 1];
     while !lexer.rest.is_empty() {
         lexer.step();
@@ -50,7 +50,7 @@ pub(super) fn read(text: &str) -> Source {
     lexer.source
 }
 
-impl Lexer<'_> {
+impl SourceLexer<'_> {
     fn step(&mut self) {
         let rest = self.rest;
         if rest.starts_with("//") {
@@ -94,10 +94,10 @@ impl Lexer<'_> {
         let len = self.rest.find('\n').unwrap_or(self.rest.len());
         let (comment, rest) = self.rest.split_at(len);
         let kind = match comment.as_bytes() {
-            [b'/', b'/', b'!', ..] => Kind::Header,
-            [b'/', b'/', b'/', b'/', ..] => Kind::Plain,
-            [b'/', b'/', b'/', ..] => Kind::Doc,
-            _ => Kind::Plain,
+            [b'/', b'/', b'!', ..] => CommentKind::Header,
+            [b'/', b'/', b'/', b'/', ..] => CommentKind::Plain,
+            [b'/', b'/', b'/', ..] => CommentKind::Doc,
+            _ => CommentKind::Plain,
         };
         let text = comment.trim_start_matches(['/', '!']).to_owned();
         self.source.comments.push(Comment { line: self.line, kind, text });
@@ -116,9 +116,9 @@ impl Lexer<'_> {
             }
         }
         let kind = match bytes.get(2) {
-            Some(b'*') => Kind::Doc,
-            Some(b'!') => Kind::Header,
-            _ => Kind::Plain,
+            Some(b'*') => CommentKind::Doc,
+            Some(b'!') => CommentKind::Header,
+            _ => CommentKind::Plain,
         };
         for text in self.rest[..end].lines() {
             let text = text.trim_matches(['/', '*', '!']).to_owned();

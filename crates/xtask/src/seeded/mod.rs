@@ -28,15 +28,15 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use self::bugs::{BUGS, Bug, Effect, Test};
-use crate::shell::{self, root};
+use self::bugs::{BUGS, BugEffect, BugTest, SeededBug};
+use crate::shell::{self, project_root};
 
 /// The time limit of a test. A hang is the effect of some bugs.
-const LIMIT: Duration = Duration::from_secs(600);
+const TEST_TIMEOUT: Duration = Duration::from_secs(600);
 /// The time limit of a test that must hang, and takes less than a second without the bug.
-const HANG: Duration = Duration::from_secs(30);
+const HANG_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time between two looks at a running test.
-const PAUSE: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// `cargo xtask seeded`: runs the test of each bug of the table.
 ///
@@ -49,12 +49,12 @@ pub(crate) fn seeded(words: &[String]) -> Result<(), String> {
         bugs.iter().for_each(|bug| println!("{}\n    {}", bug.name, described(bug)));
         return Ok(());
     }
-    let bench = Bench::new()?;
-    let tests: BTreeSet<&Test> = bugs.iter().map(|bug| &bug.test).collect();
+    let bench = SeededTree::new()?;
+    let tests: BTreeSet<&BugTest> = bugs.iter().map(|bug| &bug.test).collect();
     for test in tests {
-        let (outcome, seconds) = bench.try_out(test, "without-a-bug", LIMIT)?;
+        let (outcome, seconds) = bench.build_and_run(test, "without-a-bug", TEST_TIMEOUT)?;
         match outcome {
-            Outcome::Passed => println!("passes without a bug: {}: {seconds}", test.show()),
+            TestOutcome::Passed => println!("passes without a bug: {}: {seconds}", test.show()),
             other => return Err(format!("without a bug, {}: {other:?}", test.show())),
         }
     }
@@ -69,8 +69,8 @@ pub(crate) fn seeded(words: &[String]) -> Result<(), String> {
 }
 
 /// Returns the bugs that the arguments name, and whether to list them only.
-fn chosen(words: &[String]) -> Result<(Vec<&'static Bug>, bool), String> {
-    let mut bugs: Vec<&Bug> = BUGS.iter().collect();
+fn chosen(words: &[String]) -> Result<(Vec<&'static SeededBug>, bool), String> {
+    let mut bugs: Vec<&SeededBug> = BUGS.iter().collect();
     let (mut is_list, mut words) = (false, words.iter().map(String::as_str));
     while let Some(word) = words.next() {
         match word {
@@ -90,13 +90,13 @@ fn chosen(words: &[String]) -> Result<(Vec<&'static Bug>, bool), String> {
     Ok((bugs, is_list))
 }
 
-fn described(bug: &Bug) -> String {
+fn described(bug: &SeededBug) -> String {
     format!("breaks {}, in {}, found by {}", bug.breaks, bug.file, bug.test.show())
 }
 
 /// How a test ended.
 #[derive(Debug, PartialEq, Eq)]
-enum Outcome {
+enum TestOutcome {
     Passed,
     Failed,
     /// The time limit ended it.
@@ -104,22 +104,23 @@ enum Outcome {
 }
 
 /// The copy of the tracked files, and where it is built.
-struct Bench {
+struct SeededTree {
     tree: PathBuf,
     target: PathBuf,
     logs: PathBuf,
 }
 
-impl Bench {
+impl SeededTree {
     /// Makes the copy, or brings it up to date.
-    fn new() -> Result<Bench, String> {
+    fn new() -> Result<SeededTree, String> {
         let base = shell::target("seeded");
-        let base = if base.is_absolute() { base } else { root().join(base) };
-        let bench = Bench { tree: base.join("tree"), target: base.join("target"), logs: base.join("logs") };
+        let base = if base.is_absolute() { base } else { project_root().join(base) };
+        let bench =
+            SeededTree { tree: base.join("tree"), target: base.join("target"), logs: base.join("logs") };
         fs::create_dir_all(&bench.logs).map_err(|e| format!("{}: {e}", bench.logs.display()))?;
         let tracked = tracked()?;
         for file in &tracked {
-            copy_changed(&root().join(file), &bench.tree.join(file))
+            copy_changed(&project_root().join(file), &bench.tree.join(file))
                 .map_err(|e| format!("{}: {e}", file.display()))?;
         }
         remove_others(&bench.tree, &bench.tree, &tracked.iter().map(PathBuf::as_path).collect())
@@ -128,19 +129,19 @@ impl Bench {
     }
 
     /// Applies a bug, runs its test and takes the bug back. Returns whether the test found it.
-    fn seed(&self, bug: &Bug) -> Result<bool, String> {
+    fn seed(&self, bug: &SeededBug) -> Result<bool, String> {
         let path = self.tree.join(bug.file);
         let in_file = |e: io::Error| format!("{}: {e}", path.display());
         let before = fs::read_to_string(&path).map_err(in_file)?;
         fs::write(&path, applied(bug, &before)?).map_err(in_file)?;
-        let limit = if bug.effect == Effect::Hang { HANG } else { LIMIT };
-        let tried = self.try_out(&bug.test, bug.name, limit);
+        let limit = if bug.effect == BugEffect::Hang { HANG_TIMEOUT } else { TEST_TIMEOUT };
+        let tried = self.build_and_run(&bug.test, bug.name, limit);
         fs::write(&path, before).map_err(in_file)?;
         let (outcome, seconds) = tried.map_err(|e| format!("{}: {e}", bug.name))?;
         let is_found = match outcome {
-            Outcome::Failed => true,
-            Outcome::Hung => bug.effect == Effect::Hang,
-            Outcome::Passed => false,
+            TestOutcome::Failed => true,
+            TestOutcome::Hung => bug.effect == BugEffect::Hang,
+            TestOutcome::Passed => false,
         };
         let verdict = if is_found { "found by" } else { "NOT FOUND by" };
         println!("{}: {verdict} {}: {outcome:?}, {seconds}", bug.name, bug.test.show());
@@ -148,7 +149,12 @@ impl Bench {
     }
 
     /// Builds and runs a test. Returns how it ended, and the seconds of the build and of the test.
-    fn try_out(&self, test: &Test, name: &str, limit: Duration) -> Result<(Outcome, String), String> {
+    fn build_and_run(
+        &self,
+        test: &BugTest,
+        name: &str,
+        limit: Duration,
+    ) -> Result<(TestOutcome, String), String> {
         let began = Instant::now();
         let program = self.build(test)?;
         let built = began.elapsed().as_secs();
@@ -159,7 +165,7 @@ impl Bench {
     }
 
     /// Builds the program of a test. A test that cannot be built proves nothing.
-    fn build(&self, test: &Test) -> Result<PathBuf, String> {
+    fn build(&self, test: &BugTest) -> Result<PathBuf, String> {
         let kind = if test.is_shuttle { "shuttle" } else { "usual" };
         // For most bugs the build takes longer than the test. Dependencies are built once.
         let fast = "profile.test.package.'*'.opt-level=2";
@@ -197,7 +203,7 @@ fn executable(line: &str) -> Option<&str> {
 }
 
 /// Runs the one test of a program, with its output to `log`.
-fn run(test: &Test, program: &Path, log: &Path, limit: Duration) -> Result<Outcome, String> {
+fn run(test: &BugTest, program: &Path, log: &Path, limit: Duration) -> Result<TestOutcome, String> {
     let in_log = |e: io::Error| format!("{}: {e}", log.display());
     let file = File::create(log).map_err(in_log)?;
     let mut command = Command::new(program);
@@ -211,7 +217,7 @@ fn run(test: &Test, program: &Path, log: &Path, limit: Duration) -> Result<Outco
     let status = loop {
         match child.try_wait().map_err(|e| format!("{}: {e}", program.display()))? {
             Some(status) => break Some(status),
-            None if began.elapsed() < limit => thread::sleep(PAUSE),
+            None if began.elapsed() < limit => thread::sleep(POLL_INTERVAL),
             None => {
                 child.kill().and_then(|()| child.wait()).map_err(|e| format!("{e}"))?;
                 break None;
@@ -223,16 +229,16 @@ fn run(test: &Test, program: &Path, log: &Path, limit: Duration) -> Result<Outco
         return Err(format!("there is not one test {}: see {}", test.name, log.display()));
     }
     match status {
-        None => Ok(Outcome::Hung),
-        Some(status) if status.success() => Ok(Outcome::Passed),
+        None => Ok(TestOutcome::Hung),
+        Some(status) if status.success() => Ok(TestOutcome::Passed),
         // A panic of a thread that panics already aborts, so the summary may be missing.
-        Some(_) if said.contains("panicked at") => Ok(Outcome::Failed),
+        Some(_) if said.contains("panicked at") => Ok(TestOutcome::Failed),
         Some(status) => Err(format!("{} ended with {status}: see {}", test.name, log.display())),
     }
 }
 
 /// Returns the text of a file with a bug in it.
-fn applied(bug: &Bug, before: &str) -> Result<String, String> {
+fn applied(bug: &SeededBug, before: &str) -> Result<String, String> {
     let mut text = before.to_owned();
     for edit in bug.edits {
         match before.matches(edit.find).count() {
@@ -248,13 +254,13 @@ fn applied(bug: &Bug, before: &str) -> Result<String, String> {
 /// Returns the tracked files, relative to the root.
 fn tracked() -> Result<Vec<PathBuf>, String> {
     let mut git = Command::new("git");
-    git.args(["ls-files", "-z"]).current_dir(root());
+    git.args(["ls-files", "-z"]).current_dir(project_root());
     let (is_done, said) = shell::output(git)?;
     if !is_done {
         return Err("git ls-files failed".to_owned());
     }
     let files = said.split('\0').filter(|name| !name.is_empty()).map(PathBuf::from);
-    Ok(files.filter(|file| root().join(file).is_file()).collect())
+    Ok(files.filter(|file| project_root().join(file).is_file()).collect())
 }
 
 /// Copies a file if its content differs.
@@ -287,7 +293,7 @@ mod tests {
     #[test]
     fn each_text_that_a_seeded_bug_replaces_occurs_once() {
         for bug in BUGS {
-            let text = fs::read_to_string(root().join(bug.file)).expect("the file exists");
+            let text = fs::read_to_string(project_root().join(bug.file)).expect("the file exists");
             let after = applied(bug, &text).expect("each text occurs once");
             assert!(!bug.edits.is_empty() && after != text, "{}", bug.name);
         }
@@ -305,7 +311,7 @@ mod tests {
         for bug in BUGS {
             let name = bug.test.name.rsplit("::").next().expect("a name");
             let home = bug.test.package.strip_prefix("sheaf-").unwrap_or("sheaf");
-            let homes = ["crates", "crates/engines"].map(|above| root().join(above).join(home));
+            let homes = ["crates", "crates/engines"].map(|above| project_root().join(above).join(home));
             let home = homes.iter().find(|home| home.is_dir()).expect("the package exists");
             assert!(mentions(home, &format!("fn {name}()")), "{}: no test {name}", bug.name);
         }

@@ -1,14 +1,15 @@
 //! Writes, stores, syncs and evictions of one file under a scheduler.
 //!
-//! Built with `--cfg shuttle` only. The knobs are those of `crate::sync::explore`. What it cannot see: weak memory.
+//! Built with `--cfg shuttle` only. The knobs are those of `crate::sync::explore`. What it cannot
+//! see: weak memory.
 
 use std::io;
 use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::{Backend, Descriptors, Held, Identity, LEAST, Opened};
-use crate::disk::How;
+use super::{Backend, Descriptors, FileIdentity, MIN_DESCRIPTORS, OpenedFd, OwnedHandle};
+use crate::disk::OpenMode;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{explore, thread};
 
@@ -24,14 +25,14 @@ struct One {
 struct Fake(Arc<One>);
 
 impl Fake {
-    fn opened(&self) -> io::Result<Opened> {
+    fn opened(&self) -> io::Result<OpenedFd> {
         self.0.open.fetch_add(1, Ordering::SeqCst);
-        Ok(Opened { fd: 7, identity: Identity { device: 0, inode: 1 }, len: 0 })
+        Ok(OpenedFd { fd: 7, identity: FileIdentity { device: 0, inode: 1 }, len: 0 })
     }
 }
 
 impl Backend for Fake {
-    fn open(&self, _: &Path, _: How) -> io::Result<Opened> {
+    fn open(&self, _: &Path, _: OpenMode) -> io::Result<OpenedFd> {
         self.opened()
     }
 
@@ -53,18 +54,18 @@ impl Backend for Fake {
     }
 }
 
-fn one() -> (Arc<One>, Arc<Descriptors>, Arc<Held>) {
+fn one() -> (Arc<One>, Arc<Descriptors>, Arc<OwnedHandle>) {
     let one = Arc::new(One::default());
-    let cache = Descriptors::new(Box::new(Fake(Arc::clone(&one))), LEAST, PathBuf::new());
+    let cache = Descriptors::new(Box::new(Fake(Arc::clone(&one))), MIN_DESCRIPTORS, PathBuf::new());
     let opener = Fake(Arc::clone(&one));
-    let (held, _) = cache.open(Path::new("a"), How::Create, || opener.opened()).unwrap();
+    let (held, _) = cache.open(Path::new("a"), OpenMode::Create, || opener.opened()).unwrap();
     (one, cache, Arc::new(held))
 }
 
 /// The file is evicted, again and again, while others use it.
 fn evict(cache: &Descriptors) {
     for _ in 0..3 {
-        drop(cache.free_one(cache.inner.lock()));
+        drop(cache.close_one_idle(cache.inner.lock()));
         thread::yield_now();
     }
 }
@@ -80,7 +81,7 @@ fn no_descriptor_is_closed_with_an_unsynced_write() {
                     let pin = file.pin().unwrap();
                     disk.written.fetch_add(1, Ordering::SeqCst);
                     thread::yield_now();
-                    file.wrote(8);
+                    file.note_write(8);
                     drop(pin);
                 }
             })
@@ -98,7 +99,7 @@ fn no_descriptor_is_closed_with_an_unsynced_write() {
                     let pin = file.pin().unwrap();
                     let marks = file.marks();
                     cache.backend.sync(pin.fd()).unwrap();
-                    file.synced(marks);
+                    file.note_sync(marks);
                 }
             })
         };
@@ -108,7 +109,7 @@ fn no_descriptor_is_closed_with_an_unsynced_write() {
                 let pin = file.pin().unwrap();
                 let marks = file.marks();
                 cache.backend.sync(pin.fd()).unwrap();
-                file.synced(marks);
+                file.note_sync(marks);
             })
         };
         evict(&cache);
@@ -123,7 +124,7 @@ fn a_file_that_is_dropped_while_it_is_synced_early_is_closed_once() {
         let (disk, cache, file) = one();
         let pin = file.pin().unwrap();
         disk.written.fetch_add(1, Ordering::SeqCst);
-        file.wrote(8);
+        file.note_write(8);
         drop(pin);
         let evictor = {
             let cache = Arc::clone(&cache);

@@ -1,41 +1,41 @@
 //! # Names of open files
 //!
-//! Which names an open file has: an index from names to files, and back. It knows the names by which
-//! files were opened, and what became of those since; a second name that a file had before it was
-//! opened is not known. A file that loses all known names counts as removed.
+//! Which names an open file has: an index from names to files, and back. It knows the names by
+//! which files were opened, and what became of those since; a second name that a file had before it
+//! was opened is not known. A file that loses all known names counts as removed.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::path::{Path, PathBuf};
 
-use super::Identity;
+use super::FileIdentity;
 
 /// The index. See the module.
 #[derive(Debug, Default)]
-pub(super) struct Names {
-    files: BTreeMap<Identity, Node>,
-    names: BTreeMap<PathBuf, Identity>,
+pub(super) struct FileNames {
+    files: BTreeMap<FileIdentity, OpenFileNames>,
+    names: BTreeMap<PathBuf, FileIdentity>,
 }
 
 /// An open file: its names, and the numbers of its handles.
 #[derive(Debug, Default)]
-struct Node {
+struct OpenFileNames {
     names: Vec<PathBuf>,
     handles: Vec<u64>,
 }
 
-impl Names {
+impl FileNames {
     /// Handle `id` was opened at `path`.
-    pub(super) fn opened(&mut self, id: u64, identity: Identity, path: &Path) {
+    pub(super) fn add_handle(&mut self, id: u64, identity: FileIdentity, path: &Path) {
         self.files.entry(identity).or_default().handles.push(id);
-        self.named(path, identity);
+        self.add_name(path, identity);
     }
 
     /// The file has this name, and no other file has it.
-    fn named(&mut self, path: &Path, identity: Identity) {
+    fn add_name(&mut self, path: &Path, identity: FileIdentity) {
         match self.names.insert(path.to_path_buf(), identity) {
             Some(old) if old == identity => return,
-            Some(old) => self.lose(path, old),
+            Some(old) => self.remove_name(path, old),
             None => {}
         }
         if let Some(node) = self.files.get_mut(&identity) {
@@ -43,14 +43,14 @@ impl Names {
         }
     }
 
-    fn lose(&mut self, path: &Path, identity: Identity) {
+    fn remove_name(&mut self, path: &Path, identity: FileIdentity) {
         if let Some(node) = self.files.get_mut(&identity) {
             node.names.retain(|name| name != path);
         }
     }
 
     /// Handle `id` ends.
-    pub(super) fn closed(&mut self, id: u64, identity: Identity) {
+    pub(super) fn remove_handle(&mut self, id: u64, identity: FileIdentity) {
         let Some(node) = self.files.get_mut(&identity) else { return };
         node.handles.retain(|handle| *handle != id);
         if node.handles.is_empty() {
@@ -62,12 +62,12 @@ impl Names {
     }
 
     /// The names of a file.
-    pub(super) fn all(&self, identity: Identity) -> Vec<PathBuf> {
+    pub(super) fn all(&self, identity: FileIdentity) -> Vec<PathBuf> {
         self.files.get(&identity).map(|node| node.names.clone()).unwrap_or_default()
     }
 
     /// One name of a file.
-    pub(super) fn any(&self, identity: Identity) -> Option<PathBuf> {
+    pub(super) fn any(&self, identity: FileIdentity) -> Option<PathBuf> {
         self.files.get(&identity)?.names.first().cloned()
     }
 
@@ -78,37 +78,37 @@ impl Names {
     }
 
     /// Whether both are names of one open file.
-    pub(super) fn are_one(&self, a: &Path, b: &Path) -> bool {
+    pub(super) fn is_same_file(&self, a: &Path, b: &Path) -> bool {
         self.names.get(a).is_some_and(|identity| self.names.get(b) == Some(identity))
     }
 
     /// The name is removed.
-    pub(super) fn removed(&mut self, path: &Path) {
+    pub(super) fn remove_path(&mut self, path: &Path) {
         if let Some(identity) = self.names.remove(path) {
-            self.lose(path, identity);
+            self.remove_name(path, identity);
         }
     }
 
     /// A file or a directory has another name.
-    pub(super) fn renamed(&mut self, from: &Path, to: &Path) {
-        if self.are_one(from, to) {
+    pub(super) fn rename_path(&mut self, from: &Path, to: &Path) {
+        if self.is_same_file(from, to) {
             return; // two names of one file both stay
         }
         let after = (Bound::Included(from.to_path_buf()), Bound::Unbounded);
         let below = self.names.range(after).take_while(|(name, _)| name.starts_with(from));
-        let moved: Vec<(PathBuf, Identity)> = below.map(|(name, file)| (name.clone(), *file)).collect();
+        let moved: Vec<(PathBuf, FileIdentity)> = below.map(|(name, file)| (name.clone(), *file)).collect();
         for (name, identity) in moved {
-            self.removed(&name);
+            self.remove_path(&name);
             let rest = name.strip_prefix(from).unwrap_or(Path::new(""));
             let target = if rest.as_os_str().is_empty() { to.to_path_buf() } else { to.join(rest) };
-            self.named(&target, identity);
+            self.add_name(&target, identity);
         }
     }
 
     /// The file at `from` has the name `to` as well.
-    pub(super) fn linked(&mut self, from: &Path, to: &Path) {
+    pub(super) fn add_link(&mut self, from: &Path, to: &Path) {
         if let Some(identity) = self.names.get(from).copied() {
-            self.named(to, identity);
+            self.add_name(to, identity);
         }
     }
 }

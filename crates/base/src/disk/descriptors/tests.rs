@@ -5,21 +5,21 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use super::LEAST;
+use super::MIN_DESCRIPTORS;
 use crate::disk::real::RealDisk;
-use crate::disk::scratch::Scratch;
-use crate::disk::sim::{Class, Failure, Fault, Keep, SimDisk};
-use crate::disk::{Disk, File, How, Permissions};
+use crate::disk::scratch::ScratchDir;
+use crate::disk::sim::{CallClass, Fault, FaultKind, KeepChoice, SimDisk};
+use crate::disk::{Disk, File, OpenMode, Permissions};
 
 const FILES: usize = 100;
 
 /// Both disks, bounded, with a directory on each.
 fn with_each_disk(test: impl Fn(&dyn Disk, &Path)) {
-    let scratch = Scratch::new();
-    test(&*RealDisk::default().bounded(LEAST).unwrap(), &scratch.0);
+    let scratch = ScratchDir::new();
+    test(&*RealDisk::default().with_descriptor_limit(MIN_DESCRIPTORS).unwrap(), &scratch.0);
     let sim = SimDisk::new();
     sim.create_dir(Path::new("/d")).unwrap();
-    test(&*sim.bounded(LEAST).unwrap(), Path::new("/d"));
+    test(&*sim.with_descriptor_limit(MIN_DESCRIPTORS).unwrap(), Path::new("/d"));
 }
 
 fn bytes(number: usize) -> [u8; 8] {
@@ -35,7 +35,7 @@ fn read(file: &dyn File) -> [u8; 8] {
 /// Files of which each has its number; synced, or not.
 fn files(disk: &dyn Disk, dir: &Path, synced: bool) -> Vec<Arc<dyn File>> {
     let made = (0..FILES).map(|number| {
-        let file = disk.open(&dir.join(number.to_string()), How::Create).unwrap();
+        let file = disk.open(&dir.join(number.to_string()), OpenMode::Create).unwrap();
         file.write_at(0, &bytes(number)).unwrap();
         if synced {
             file.sync().unwrap();
@@ -47,7 +47,7 @@ fn files(disk: &dyn Disk, dir: &Path, synced: bool) -> Vec<Arc<dyn File>> {
 
 fn is_within_bound(disk: &dyn Disk) {
     let stats = disk.descriptors().unwrap();
-    assert!(stats.in_use <= stats.limit && stats.limit == LEAST, "{stats:?}");
+    assert!(stats.in_use <= stats.limit && stats.limit == MIN_DESCRIPTORS, "{stats:?}");
 }
 
 /// Uses other files until whatever is idle has no descriptor.
@@ -70,7 +70,7 @@ fn any_number_of_files_takes_no_more_descriptors_than_the_bound() {
                 assert_eq!(file.len().unwrap(), 8);
             }
             is_within_bound(disk);
-            assert!(disk.descriptors().unwrap().reopened >= FILES as u64 - u64::from(LEAST));
+            assert!(disk.descriptors().unwrap().reopened >= FILES as u64 - u64::from(MIN_DESCRIPTORS));
             files.iter().for_each(|file| file.sync().unwrap());
             drop(files);
             assert!(disk.descriptors().unwrap().in_use <= 1, "the spare one");
@@ -79,26 +79,26 @@ fn any_number_of_files_takes_no_more_descriptors_than_the_bound() {
 }
 
 #[test]
-fn a_descriptor_is_closed_only_when_what_was_written_through_it_is_durable() {
+fn a_descriptor_is_closed_only_after_its_writes_are_durable() {
     let sim = SimDisk::new();
     sim.create_dir(Path::new("/d")).unwrap();
     sim.sync_dir(Path::new("/")).unwrap();
-    let disk = sim.bounded(LEAST).unwrap();
+    let disk = sim.with_descriptor_limit(MIN_DESCRIPTORS).unwrap();
     let files = files(&*disk, Path::new("/d"), false);
     disk.sync_dir(Path::new("/d")).unwrap();
-    let image = sim.power_cut(&Keep::None);
+    let image = sim.power_cut(&KeepChoice::None);
     let durable = (0..FILES).filter(|number| {
         image.read_file(&Path::new("/d").join(number.to_string())).is_ok_and(|is| is == bytes(*number))
     });
-    assert!(durable.count() >= files.len() - LEAST as usize);
+    assert!(durable.count() >= files.len() - MIN_DESCRIPTORS as usize);
 }
 
 #[test]
 fn after_a_failed_early_sync_every_sync_fails() {
     let sim = SimDisk::new();
     sim.create_dir(Path::new("/d")).unwrap();
-    let disk = sim.bounded(LEAST).unwrap();
-    sim.set_faults(Fault::new(Class::Sync, Failure::Io));
+    let disk = sim.with_descriptor_limit(MIN_DESCRIPTORS).unwrap();
+    sim.set_faults(Fault::new(CallClass::Sync, FaultKind::Io));
     let files = files(&*disk, Path::new("/d"), false);
     assert_eq!(sim.injected(), 1);
     assert!(files.iter().all(|file| file.sync().is_err()));
@@ -111,11 +111,11 @@ fn after_a_failed_early_sync_every_sync_fails() {
 fn a_sync_of_the_volume_lets_descriptors_be_closed_without_another_sync() {
     let sim = SimDisk::new();
     sim.create_dir(Path::new("/d")).unwrap();
-    let disk = sim.bounded(LEAST).unwrap();
+    let disk = sim.with_descriptor_limit(MIN_DESCRIPTORS).unwrap();
     let volume = disk.volume(Path::new("/d")).unwrap();
-    let some: Vec<_> = (0..LEAST)
+    let some: Vec<_> = (0..MIN_DESCRIPTORS)
         .map(|number| {
-            let file = disk.open(&Path::new("/d").join(format!("s{number}")), How::Create).unwrap();
+            let file = disk.open(&Path::new("/d").join(format!("s{number}")), OpenMode::Create).unwrap();
             file.write_at(0, b"x").unwrap();
             file
         })
@@ -123,7 +123,7 @@ fn a_sync_of_the_volume_lets_descriptors_be_closed_without_another_sync() {
     volume.sync().unwrap();
     sim.log_classes(true);
     drop(files(&*disk, Path::new("/d"), true));
-    assert_eq!(sim.class_log().iter().filter(|class| **class == Class::Sync).count(), FILES);
+    assert_eq!(sim.class_log().iter().filter(|class| **class == CallClass::Sync).count(), FILES);
     drop(some);
 }
 
@@ -131,7 +131,7 @@ fn a_sync_of_the_volume_lets_descriptors_be_closed_without_another_sync() {
 fn a_file_is_followed_by_its_names() {
     with_each_disk(|disk, dir| {
         let make = |name: &str| {
-            let file = disk.open(&dir.join(name), How::Create).unwrap();
+            let file = disk.open(&dir.join(name), OpenMode::Create).unwrap();
             file.write_at(0, &bytes(name.len())).unwrap();
             file.sync().unwrap();
             file
@@ -163,23 +163,27 @@ fn a_file_is_followed_by_its_names() {
 
 #[test]
 fn a_disk_keeps_its_bound_under_other_modes_and_its_modes_under_a_bound() {
-    let scratch = Scratch::new();
+    let scratch = ScratchDir::new();
     let real = RealDisk::default();
     let wide = Permissions::of_files(0o666);
-    let unbounded = real.permitting(wide).unwrap();
+    let unbounded = real.with_permissions(wide).unwrap();
     let made = |disk: &dyn Disk, name: &str| {
         let (file, dir) = (scratch.0.join(name), scratch.0.join(format!("{name}-dir")));
-        disk.open(&file, How::Create).unwrap();
+        disk.open(&file, OpenMode::Create).unwrap();
         disk.create_dir(&dir).unwrap();
         (disk.mode(&file).unwrap(), disk.mode(&dir).unwrap())
     };
     let expected = made(&*unbounded, "unbounded");
-    let bounded = real.bounded(LEAST).unwrap();
-    let permitted = bounded.permitting(wide).unwrap();
-    let disks = [&permitted, &unbounded.bounded(LEAST).unwrap(), &permitted.bounded(LEAST).unwrap()];
+    let bounded = real.with_descriptor_limit(MIN_DESCRIPTORS).unwrap();
+    let permitted = bounded.with_permissions(wide).unwrap();
+    let disks = [
+        &permitted,
+        &unbounded.with_descriptor_limit(MIN_DESCRIPTORS).unwrap(),
+        &permitted.with_descriptor_limit(MIN_DESCRIPTORS).unwrap(),
+    ];
     for (number, disk) in disks.into_iter().enumerate() {
         assert_eq!(made(&**disk, &format!("disk-{number}")), expected, "{number}");
-        assert_eq!(disk.descriptors().map(|stats| stats.limit), Some(LEAST), "{number}");
+        assert_eq!(disk.descriptors().map(|stats| stats.limit), Some(MIN_DESCRIPTORS), "{number}");
         assert_eq!(disk.is_read_only(&scratch.0), real.is_read_only(&scratch.0));
     }
     let _files = files(&*bounded, &scratch.0, true);
@@ -189,10 +193,10 @@ fn a_disk_keeps_its_bound_under_other_modes_and_its_modes_under_a_bound() {
 
 #[test]
 fn a_different_file_under_the_same_name_is_refused() {
-    let scratch = Scratch::new();
-    let disk = RealDisk::default().bounded(LEAST).unwrap();
+    let scratch = ScratchDir::new();
+    let disk = RealDisk::default().with_descriptor_limit(MIN_DESCRIPTORS).unwrap();
     let path = scratch.0.join("a");
-    let file = disk.open(&path, How::Create).unwrap();
+    let file = disk.open(&path, OpenMode::Create).unwrap();
     file.write_at(0, &bytes(1)).unwrap();
     file.sync().unwrap();
     crowd_out(&*disk, &scratch.0);
@@ -208,12 +212,12 @@ fn a_different_file_under_the_same_name_is_refused() {
 
 #[test]
 fn a_mapped_file_needs_no_descriptor_even_without_a_name() {
-    let scratch = Scratch::new();
-    let disk = RealDisk::default().bounded(LEAST).unwrap();
+    let scratch = ScratchDir::new();
+    let disk = RealDisk::default().with_descriptor_limit(MIN_DESCRIPTORS).unwrap();
     let mapped: Vec<_> = (0..FILES)
         .map(|number| {
             let path = scratch.0.join(format!("m{number}"));
-            let file = disk.open(&path, How::Create).unwrap();
+            let file = disk.open(&path, OpenMode::Create).unwrap();
             file.write_at(0, &bytes(number).repeat(1024)).unwrap();
             file.sync().unwrap();
             file.map(8192);
@@ -238,9 +242,9 @@ fn a_mapped_file_needs_no_descriptor_even_without_a_name() {
 
 #[test]
 fn a_store_into_the_mapping_is_synced_before_the_descriptor_goes() {
-    let scratch = Scratch::new();
-    let disk = RealDisk::default().bounded(LEAST).unwrap();
-    let file = disk.open(&scratch.0.join("log"), How::Create).unwrap();
+    let scratch = ScratchDir::new();
+    let disk = RealDisk::default().with_descriptor_limit(MIN_DESCRIPTORS).unwrap();
+    let file = disk.open(&scratch.0.join("log"), OpenMode::Create).unwrap();
     file.allocate(1 << 20).unwrap();
     file.sync().unwrap();
     file.map(1 << 20);
@@ -262,7 +266,7 @@ fn a_store_into_the_mapping_is_synced_before_the_descriptor_goes() {
 fn a_process_without_descriptors_closes_idle_ones() {
     let sim = SimDisk::new();
     sim.create_dir(Path::new("/d")).unwrap();
-    let disk = sim.bounded(1000).unwrap();
+    let disk = sim.with_descriptor_limit(1000).unwrap();
     sim.set_descriptors(3);
     for synced in [true, false] {
         let files = files(&*disk, Path::new("/d"), synced);
@@ -271,7 +275,7 @@ fn a_process_without_descriptors_closes_idle_ones() {
         (0..FILES).for_each(|number| disk.remove(&Path::new("/d").join(number.to_string())).unwrap());
     }
     sim.set_descriptors(0);
-    let none = disk.open(Path::new("/d/new"), How::Create).unwrap_err();
+    let none = disk.open(Path::new("/d/new"), OpenMode::Create).unwrap_err();
     let error = crate::error::Error::io("create", Path::new("/d/new"), none);
     assert!(error.to_string().contains("no file descriptor left for /d/new"), "{error}");
     assert!(!error.is_failed_sync());
@@ -279,8 +283,8 @@ fn a_process_without_descriptors_closes_idle_ones() {
 
 #[test]
 fn threads_use_more_files_than_there_are_descriptors() {
-    let scratch = Scratch::new();
-    let disk = RealDisk::default().bounded(LEAST).unwrap();
+    let scratch = ScratchDir::new();
+    let disk = RealDisk::default().with_descriptor_limit(MIN_DESCRIPTORS).unwrap();
     let files = files(&*disk, &scratch.0, false);
     std::thread::scope(|scope| {
         for thread in 0..4usize {
@@ -300,6 +304,6 @@ fn threads_use_more_files_than_there_are_descriptors() {
         }
     });
     let stats = disk.descriptors().unwrap();
-    assert!(stats.in_use <= LEAST + 4, "{stats:?}");
+    assert!(stats.in_use <= MIN_DESCRIPTORS + 4, "{stats:?}");
     assert!(stats.reopened > 0);
 }

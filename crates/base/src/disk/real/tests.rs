@@ -3,7 +3,7 @@
 #![allow(clippy::disallowed_methods, reason = "tests of the door stand outside of it")]
 
 use super::*;
-use crate::disk::scratch::Scratch;
+use crate::disk::scratch::ScratchDir;
 use crate::fork::FORKING;
 
 const PAGE: u64 = super::PAGE as u64;
@@ -14,7 +14,7 @@ fn kind<T>(answer: io::Result<T>) -> io::ErrorKind {
 
 #[test]
 fn bytes_come_back_and_short_files_say_so() {
-    let scratch = Scratch::new();
+    let scratch = ScratchDir::new();
     let file = scratch.file("a", 10);
     file.write_at(20, b"tail").unwrap();
     assert_eq!(file.len().unwrap(), 24);
@@ -33,13 +33,13 @@ fn bytes_come_back_and_short_files_say_so() {
 }
 
 #[test]
-fn what_was_written_is_in_memory_and_hints_change_nothing() {
-    let scratch = Scratch::new();
+fn written_bytes_are_cached_and_hints_change_no_data() {
+    let scratch = ScratchDir::new();
     let file = scratch.file("a", 1 << 20);
     file.write_at(0, &[7; 8192]).unwrap();
     assert!(file.is_cached(0) && file.is_cached(8191));
     file.map(1 << 20);
-    file.expect_scattered();
+    file.advise_random();
     file.will_need(0, 1 << 20);
     file.will_need(2 << 20, 1); // behind the end
     // SAFETY: written above, and nobody writes it again.
@@ -49,11 +49,12 @@ fn what_was_written_is_in_memory_and_hints_change_nothing() {
 
 #[test]
 fn direct_writes_are_writes() {
-    let scratch = Scratch::new();
+    let scratch = ScratchDir::new();
     let file = scratch.file("a", 0);
     let memory: Vec<u8> = (0..=250).cycle().take(5 * super::PAGE).collect();
     let even = memory.as_ptr().align_offset(super::PAGE);
-    // Whole pages; with a rest; from a place in memory, and to one in the file, that a device cannot take.
+    // Whole pages; with a rest; from a place in memory, and to one in the file, that a device
+    // cannot take.
     for (to, from, len) in
         [(0, even, 2 * PAGE), (PAGE, even, PAGE + 7), (8, even, PAGE), (PAGE, even + 1, PAGE)]
     {
@@ -64,26 +65,26 @@ fn direct_writes_are_writes() {
         assert!(got == bytes, "{len} bytes at {to}");
     }
     assert_eq!(file.len().unwrap(), 2 * PAGE + 7);
-    let reader = RealDisk::default().open(&scratch.path("a"), How::Read).unwrap();
+    let reader = RealDisk::default().open(&scratch.path("a"), OpenMode::Read).unwrap();
     assert!(reader.write_direct(0, &memory[even..][..super::PAGE]).is_err());
 }
 
 #[test]
-fn open_keeps_its_word() {
-    let scratch = Scratch::new();
+fn open_modes_create_and_refuse_as_documented() {
+    let scratch = ScratchDir::new();
     let path = scratch.path("a");
-    assert_eq!(kind(RealDisk::default().open(&path, How::Read)), io::ErrorKind::NotFound);
-    assert_eq!(kind(RealDisk::default().open(&path, How::Write)), io::ErrorKind::NotFound);
+    assert_eq!(kind(RealDisk::default().open(&path, OpenMode::Read)), io::ErrorKind::NotFound);
+    assert_eq!(kind(RealDisk::default().open(&path, OpenMode::ReadWrite)), io::ErrorKind::NotFound);
     drop(scratch.file("a", 1));
-    assert_eq!(kind(RealDisk::default().open(&path, How::Create)), io::ErrorKind::AlreadyExists);
-    let reader = RealDisk::default().open(&path, How::Read).unwrap();
+    assert_eq!(kind(RealDisk::default().open(&path, OpenMode::Create)), io::ErrorKind::AlreadyExists);
+    let reader = RealDisk::default().open(&path, OpenMode::Read).unwrap();
     assert!(reader.write_at(0, b"x").is_err());
-    assert_eq!(kind(RealDisk::default().open(&scratch.0, How::Read)), io::ErrorKind::InvalidInput);
+    assert_eq!(kind(RealDisk::default().open(&scratch.0, OpenMode::Read)), io::ErrorKind::InvalidInput);
 }
 
 #[test]
 fn names_are_listed_sorted_and_removed() {
-    let scratch = Scratch::new();
+    let scratch = ScratchDir::new();
     for name in ["b", "c", "a"] {
         drop(scratch.file(name, 1));
     }
@@ -105,7 +106,7 @@ fn names_are_listed_sorted_and_removed() {
 #[test]
 fn name_that_is_not_utf8_is_an_error() {
     use std::os::unix::ffi::OsStrExt;
-    let scratch = Scratch::new();
+    let scratch = ScratchDir::new();
     let name = std::ffi::OsStr::from_bytes(b"\xff");
     std::fs::write(scratch.0.join(name), b"").unwrap();
     assert_eq!(kind(RealDisk::default().list(&scratch.0)), io::ErrorKind::InvalidData);
@@ -127,9 +128,9 @@ fn take_page_at(address: usize) -> *const u8 {
 #[test]
 fn forked_child_that_drops_everything_leaves_the_parents_lock_and_mapping() {
     let _alone = FORKING.lock();
-    let scratch = Scratch::new();
+    let scratch = ScratchDir::new();
     let path = scratch.path("LOCK");
-    let held = RealDisk::default().lock(&path, Share::Exclusive).unwrap();
+    let held = RealDisk::default().lock(&path, LockMode::Exclusive).unwrap();
     let file = scratch.file("a", 4096);
     file.map(PAGE);
     // SAFETY:
@@ -159,8 +160,8 @@ fn forked_child_that_drops_everything_leaves_the_parents_lock_and_mapping() {
     // * `status` is a valid place for an int.
     unsafe { libc::waitpid(child, &raw mut status, 0) };
     assert_eq!(status, 0);
-    let again = RealDisk::default().lock(&path, Share::Exclusive).unwrap();
-    assert!(matches!(again, Locked::Busy(_)));
+    let again = RealDisk::default().lock(&path, LockMode::Exclusive).unwrap();
+    assert!(matches!(again, LockOutcome::Busy(_)));
     // SAFETY:
     // * Nobody writes the file.
     assert_eq!(unsafe { file.mapped(0, 4) }, Some(&[7; 4][..]));
@@ -169,7 +170,7 @@ fn forked_child_that_drops_everything_leaves_the_parents_lock_and_mapping() {
 
 #[test]
 fn mapped_bytes_are_the_files_and_stay_in_bounds() {
-    let scratch = Scratch::new();
+    let scratch = ScratchDir::new();
     let file = scratch.file("a", 10_000);
     // SAFETY:
     // * Nobody writes the range while the slice lives.
@@ -190,9 +191,9 @@ fn mapped_bytes_are_the_files_and_stay_in_bounds() {
 
 #[test]
 fn a_file_is_as_long_as_it_was_when_it_was_opened_unless_it_was_cut() {
-    let scratch = Scratch::new();
+    let scratch = ScratchDir::new();
     drop(scratch.file("a", 10_000));
-    let open = || RealDisk::default().open(&scratch.path("a"), How::Write).unwrap();
+    let open = || RealDisk::default().open(&scratch.path("a"), OpenMode::ReadWrite).unwrap();
     // SAFETY:
     // * Nobody writes the file.
     let is_mapped = |file: &Arc<dyn File>| unsafe { file.mapped(0, 1) }.is_some();
@@ -212,7 +213,7 @@ fn a_file_is_as_long_as_it_was_when_it_was_opened_unless_it_was_cut() {
 
 #[test]
 fn appends_through_the_mapping_are_the_files_bytes() {
-    let scratch = Scratch::new();
+    let scratch = ScratchDir::new();
     let file = scratch.file("a", 100);
     file.allocate(64 * 1024).unwrap();
     file.map(64 * 1024);
@@ -239,7 +240,7 @@ fn appends_through_the_mapping_are_the_files_bytes() {
 
 #[test]
 fn appends_of_two_threads_beside_syncs_all_arrive() {
-    let scratch = Scratch::new();
+    let scratch = ScratchDir::new();
     let file = scratch.file("a", 0);
     file.allocate(64 * PAGE).unwrap();
     file.map(64 * PAGE);
@@ -265,9 +266,9 @@ fn appends_of_two_threads_beside_syncs_all_arrive() {
 
 #[test]
 fn read_only_files_never_become_resident() {
-    let scratch = Scratch::new();
+    let scratch = ScratchDir::new();
     drop(scratch.file("a", 8192));
-    let file = RealDisk::default().open(&scratch.path("a"), How::Read).unwrap();
+    let file = RealDisk::default().open(&scratch.path("a"), OpenMode::Read).unwrap();
     file.map(8192);
     file.make_resident(0, 8192);
     assert!(!file.is_resident(0, 1));
@@ -276,7 +277,7 @@ fn read_only_files_never_become_resident() {
 
 #[test]
 fn file_cut_under_its_mapping_reads_as_zeros_without_a_crash() {
-    let scratch = Scratch::new();
+    let scratch = ScratchDir::new();
     let file = scratch.file("a", 8192);
     file.map(8192);
     let before = RealDisk::mapped_read_faults();
@@ -297,7 +298,7 @@ fn file_cut_under_its_mapping_reads_as_zeros_without_a_crash() {
 
 #[test]
 fn store_that_hits_a_replaced_page_is_an_error() {
-    let scratch = Scratch::new();
+    let scratch = ScratchDir::new();
     let file = scratch.file("a", 16 * 1024);
     file.map(16 * 1024);
     file.make_resident(0, 16 * 1024);
@@ -314,7 +315,7 @@ fn store_that_hits_a_replaced_page_is_an_error() {
 #[test]
 fn sigbus_elsewhere_still_kills() {
     let _alone = FORKING.lock();
-    let scratch = Scratch::new();
+    let scratch = ScratchDir::new();
     let ours = scratch.file("a", 4096);
     ours.map(PAGE); // Installs the handler.
     let path = scratch.path("b");
@@ -389,7 +390,7 @@ fn short_and_interrupted_transfers_go_on() {
 #[ignore = "a measurement"]
 fn measure_appends() {
     use crate::clock::{Clock, SystemClock};
-    let scratch = Scratch::new();
+    let scratch = ScratchDir::new();
     let file = scratch.file("a", 0);
     let len = 16 << 20;
     file.allocate(len).unwrap();

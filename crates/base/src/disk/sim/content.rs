@@ -26,31 +26,31 @@ pub(super) type Sector = [u8; SECTOR_BYTES];
 
 /// The bytes of a file, of which some have blocks.
 #[derive(Clone, Default)]
-pub(super) struct Content {
+pub(super) struct FileContent {
     len: u64,
-    blocks: Vec<Block>,
+    blocks: Vec<ContentBlock>,
     used: u64,
 }
 
 #[derive(Clone, Default)]
-enum Block {
+enum ContentBlock {
     /// Zeros without space on the disk.
     #[default]
     Hole,
     /// Zeros with space on the disk.
     Reserved,
-    Data(Arc<Bytes>),
+    Data(Arc<HashedBytes>),
 }
 
-struct Bytes {
+struct HashedBytes {
     bytes: [u8; BLOCK_BYTES],
     /// Hash of `bytes`, 0 if all are zero. Empty after a change.
     hash: OnceLock<u64>,
 }
 
-impl Clone for Bytes {
-    fn clone(&self) -> Bytes {
-        Bytes { bytes: self.bytes, hash: OnceLock::new() }
+impl Clone for HashedBytes {
+    fn clone(&self) -> HashedBytes {
+        HashedBytes { bytes: self.bytes, hash: OnceLock::new() }
     }
 }
 
@@ -59,7 +59,7 @@ pub(super) fn index(n: u64) -> usize {
     usize::try_from(n).expect("a simulated file fits memory")
 }
 
-impl Content {
+impl FileContent {
     pub(super) fn len(&self) -> u64 {
         self.len
     }
@@ -82,7 +82,7 @@ impl Content {
             let count = (BLOCK_BYTES - inside).min(buf.len() - done);
             let target = &mut buf[done..done + count];
             match self.blocks.get(block) {
-                Some(Block::Data(data)) => target.copy_from_slice(&data.bytes[inside..inside + count]),
+                Some(ContentBlock::Data(data)) => target.copy_from_slice(&data.bytes[inside..inside + count]),
                 _ => target.fill(0),
             }
             done += count;
@@ -115,7 +115,7 @@ impl Content {
     pub(super) fn set_len(&mut self, len: u64) {
         if len < self.len {
             let keep = index(len.div_ceil(BLOCK)).min(self.blocks.len());
-            let gone = self.blocks.drain(keep..).filter(Block::is_used).count();
+            let gone = self.blocks.drain(keep..).filter(ContentBlock::is_used).count();
             self.used -= gone as u64;
             self.len = len;
             self.clear_tail();
@@ -128,11 +128,11 @@ impl Content {
         assert!(to <= self.len);
         let count = index(to.div_ceil(BLOCK));
         if self.blocks.len() < count {
-            self.blocks.resize_with(count, Block::default);
+            self.blocks.resize_with(count, ContentBlock::default);
         }
         for block in &mut self.blocks[..count] {
-            if matches!(block, Block::Hole) {
-                *block = Block::Reserved;
+            if matches!(block, ContentBlock::Hole) {
+                *block = ContentBlock::Reserved;
                 self.used += 1;
             }
         }
@@ -141,14 +141,14 @@ impl Content {
     /// Blocks of the bytes `range` that have no space yet.
     pub(super) fn holes(&self, range: Range<u64>) -> impl Iterator<Item = u64> {
         let blocks = range.start / BLOCK..range.end.div_ceil(BLOCK);
-        blocks.filter(|&block| !self.blocks.get(index(block)).is_some_and(Block::is_used))
+        blocks.filter(|&block| !self.blocks.get(index(block)).is_some_and(ContentBlock::is_used))
     }
 
     /// The bytes of a sector, zeros beyond the end.
     pub(super) fn sector(&self, sector: u64) -> Sector {
         let mut bytes = [0; SECTOR_BYTES];
         let at = index(sector) * SECTOR_BYTES;
-        if let Some(Block::Data(data)) = self.blocks.get(at / BLOCK_BYTES) {
+        if let Some(ContentBlock::Data(data)) = self.blocks.get(at / BLOCK_BYTES) {
             let inside = at % BLOCK_BYTES;
             bytes.copy_from_slice(&data.bytes[inside..inside + SECTOR_BYTES]);
         }
@@ -165,13 +165,13 @@ impl Content {
     }
 
     /// Makes one block the same as in `from`, without copying. Lengths must be equal.
-    pub(super) fn share_block(&mut self, block: u64, from: &Content) {
+    pub(super) fn share_block(&mut self, block: u64, from: &FileContent) {
         assert_eq!(self.len, from.len);
         let Some(shared) = from.blocks.get(index(block)) else {
             return; // A hole in `from`, where dirty blocks are never holes.
         };
         if self.blocks.len() <= index(block) {
-            self.blocks.resize_with(index(block) + 1, Block::default);
+            self.blocks.resize_with(index(block) + 1, ContentBlock::default);
         }
         let place = &mut self.blocks[index(block)];
         self.used += u64::from(shared.is_used());
@@ -193,15 +193,15 @@ impl Content {
 
     fn block_mut(&mut self, block: usize) -> &mut [u8; BLOCK_BYTES] {
         if self.blocks.len() <= block {
-            self.blocks.resize_with(block + 1, Block::default);
+            self.blocks.resize_with(block + 1, ContentBlock::default);
         }
         let place = &mut self.blocks[block];
-        if !matches!(place, Block::Data(_)) {
+        if !matches!(place, ContentBlock::Data(_)) {
             self.used += u64::from(!place.is_used());
             let (bytes, hash) = ([0; BLOCK_BYTES], OnceLock::new());
-            *place = Block::Data(Arc::new(Bytes { bytes, hash }));
+            *place = ContentBlock::Data(Arc::new(HashedBytes { bytes, hash }));
         }
-        let Block::Data(data) = place else {
+        let ContentBlock::Data(data) = place else {
             unreachable!("made so just now");
         };
         let data = Arc::make_mut(data);
@@ -212,20 +212,20 @@ impl Content {
     /// Restores invariant 1 after a cut.
     fn clear_tail(&mut self) {
         let (block, inside) = (index(self.len) / BLOCK_BYTES, index(self.len) % BLOCK_BYTES);
-        if inside > 0 && matches!(self.blocks.get(block), Some(Block::Data(_))) {
+        if inside > 0 && matches!(self.blocks.get(block), Some(ContentBlock::Data(_))) {
             self.block_mut(block)[inside..].fill(0);
         }
     }
 }
 
-impl Block {
+impl ContentBlock {
     fn is_used(&self) -> bool {
-        !matches!(self, Block::Hole)
+        !matches!(self, ContentBlock::Hole)
     }
 
     fn hash(&self) -> u64 {
         match self {
-            Block::Data(data) => *data.hash.get_or_init(|| hash_of(&data.bytes)),
+            ContentBlock::Data(data) => *data.hash.get_or_init(|| hash_of(&data.bytes)),
             _ => 0,
         }
     }
@@ -244,7 +244,7 @@ fn hash_of(bytes: &[u8; BLOCK_BYTES]) -> u64 {
 mod tests {
     use super::*;
 
-    fn hash(content: &Content) -> u64 {
+    fn hash(content: &FileContent) -> u64 {
         let mut hasher = SipHasher13::new();
         content.hash_into(&mut hasher);
         hasher.finish()
@@ -252,7 +252,7 @@ mod tests {
 
     #[test]
     fn cut_and_grown_again_shows_zeros() {
-        let mut content = Content::default();
+        let mut content = FileContent::default();
         content.write(4000, &[9; 200]);
         assert_eq!((content.len(), content.used()), (4200, 2));
         content.set_len(4050);
@@ -266,7 +266,7 @@ mod tests {
 
     #[test]
     fn reserved_blocks_are_no_holes_and_stay_used_once() {
-        let mut content = Content::default();
+        let mut content = FileContent::default();
         content.set_len(10_000);
         assert_eq!(content.holes(0..10_000).count(), 3);
         content.reserve(5000);
@@ -280,7 +280,7 @@ mod tests {
 
     #[test]
     fn copies_are_independent_and_hashes_follow_the_bytes() {
-        let mut one = Content::default();
+        let mut one = FileContent::default();
         one.write(0, &[1; 5000]);
         let two = one.clone();
         let before = hash(&one);
@@ -293,7 +293,7 @@ mod tests {
 
     #[test]
     fn zeros_hash_like_holes() {
-        let (mut one, mut two) = (Content::default(), Content::default());
+        let (mut one, mut two) = (FileContent::default(), FileContent::default());
         one.write(0, &[0; 5000]);
         two.set_len(5000);
         assert_eq!(hash(&one), hash(&two));
@@ -301,7 +301,7 @@ mod tests {
 
     #[test]
     fn sector_is_put_up_to_the_end_only() {
-        let mut content = Content::default();
+        let mut content = FileContent::default();
         content.set_len(700);
         content.put_sector(1, &[5; 512]);
         content.put_sector(2, &[5; 512]);

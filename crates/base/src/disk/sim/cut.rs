@@ -1,7 +1,8 @@
 //! # Power cuts: what may be lost, and what is left
 //!
-//! Whatever was not synced is a list of [`Unit`]s: sectors, lengths, names. A power cut keeps any
-//! subset of them, which a [`Keep`] picks, and the result is a disk that has never known the rest.
+//! Whatever was not synced is a list of [`PendingUnit`]s: sectors, lengths, names. A power cut
+//! keeps any subset of them, which a [`KeepChoice`] picks, and the result is a disk that has never
+//! known the rest.
 //!
 //! ## Invariants
 //!
@@ -17,25 +18,25 @@ use std::fmt::{self, Write};
 use std::path::Path;
 use std::sync::Arc;
 
-use super::inode::{Piece, PieceKind};
-use super::random::{Random, mix};
-use super::volume::{Ino, NameChange, Node, Volume};
+use super::inode::{PendingPiece, PendingPieceKind};
+use super::random::{SimRandom, mix};
+use super::volume::{Ino, NameChange, SimNode, VolumeState};
 
 /// Something that a power cut keeps or loses whole (in paranoid mode it may also tear).
 #[derive(Clone, Debug)]
-pub struct Unit {
+pub struct PendingUnit {
     /// The operation it comes from.
     pub op: u64,
     /// The file or directory, by its name at the time.
     pub path: Arc<Path>,
     /// What would be kept.
-    pub what: What,
-    source: Source,
+    pub kind: UnitKind,
+    source: UnitSource,
 }
 
-/// What a [`Unit`] is.
+/// What a [`PendingUnit`] is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum What {
+pub enum UnitKind {
     /// A version of a 512-byte sector of a file.
     Sector {
         /// Its number from the file's start.
@@ -57,36 +58,36 @@ pub enum What {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Source {
-    Piece(Ino, Piece),
+enum UnitSource {
+    File(Ino, PendingPiece),
     /// An index into the volume's name changes.
-    Change(usize),
+    Name(usize),
 }
 
-impl fmt::Display for Unit {
+impl fmt::Display for PendingUnit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "#{} {}: ", self.op, self.path.display())?;
-        match &self.what {
-            What::Sector { index, is_newest: true } => write!(f, "sector {index}"),
-            What::Sector { index, is_newest: false } => write!(f, "sector {index} (older)"),
-            What::Length(len) => write!(f, "length {len}"),
-            What::Create => write!(f, "create"),
-            What::Remove => write!(f, "remove"),
-            What::Rename { to } => write!(f, "rename to {}", to.display()),
+        match &self.kind {
+            UnitKind::Sector { index, is_newest: true } => write!(f, "sector {index}"),
+            UnitKind::Sector { index, is_newest: false } => write!(f, "sector {index} (older)"),
+            UnitKind::Length(len) => write!(f, "length {len}"),
+            UnitKind::Create => write!(f, "create"),
+            UnitKind::Remove => write!(f, "remove"),
+            UnitKind::Rename { to } => write!(f, "rename to {}", to.display()),
         }
     }
 }
 
 /// All that a power cut could lose now, in the order of the operations.
 #[derive(Clone, Debug, Default)]
-pub struct Pending {
-    units: Vec<Unit>,
+pub struct PendingUnits {
+    units: Vec<PendingUnit>,
 }
 
-impl Pending {
-    /// The units; their positions are what [`Keep`] speaks of.
+impl PendingUnits {
+    /// The units; their positions are what [`KeepChoice`] speaks of.
     #[must_use]
-    pub fn units(&self) -> &[Unit] {
+    pub fn units(&self) -> &[PendingUnit] {
         &self.units
     }
 
@@ -104,7 +105,7 @@ impl Pending {
 
     /// One line per unit, with a mark for kept or lost: the story of a power cut.
     #[must_use]
-    pub fn describe(&self, keep: &Keep) -> String {
+    pub fn describe(&self, keep: &KeepChoice) -> String {
         let mut story = String::new();
         for (index, unit) in self.units.iter().enumerate() {
             let mark = if keep.keeps(index, unit) { '✓' } else { '✗' };
@@ -117,16 +118,16 @@ impl Pending {
     /// The subsets worth trying: all of them if there are at most `exhaustive` units (capped at
     /// 20), else none, all, each alone, all but each, every prefix, and `random` random ones.
     #[must_use]
-    pub fn keeps(&self, exhaustive: usize, random: u64, seed: u64) -> Vec<Keep> {
+    pub fn keeps(&self, exhaustive: usize, random: u64, seed: u64) -> Vec<KeepChoice> {
         let count = self.len();
         if count <= exhaustive.min(20) {
-            return (0..1 << count).map(Keep::Mask).collect();
+            return (0..1 << count).map(KeepChoice::Mask).collect();
         }
-        let mut keeps = vec![Keep::None, Keep::All];
-        keeps.extend((0..count).map(Keep::Only));
-        keeps.extend((0..count).map(Keep::AllBut));
-        keeps.extend((1..count).map(Keep::Prefix));
-        let drawn = |n| Keep::Seeded { seed: mix(seed ^ mix(n)), percent: 50 };
+        let mut keeps = vec![KeepChoice::None, KeepChoice::All];
+        keeps.extend((0..count).map(KeepChoice::Only));
+        keeps.extend((0..count).map(KeepChoice::AllBut));
+        keeps.extend((1..count).map(KeepChoice::Prefix));
+        let drawn = |n| KeepChoice::Seeded { seed: mix(seed ^ mix(n)), percent: 50 };
         keeps.extend((0..random).map(drawn));
         keeps
     }
@@ -134,7 +135,7 @@ impl Pending {
 
 /// Which units a power cut keeps.
 #[derive(Clone)]
-pub enum Keep {
+pub enum KeepChoice {
     /// Only what was durable.
     None,
     /// Everything, as if all had been synced.
@@ -155,110 +156,112 @@ pub enum Keep {
     /// One.
     Only(usize),
     /// As a function says of position and unit.
-    By(Arc<Choice>),
+    By(Arc<KeepFn>),
 }
 
-/// The function in a [`Keep::By`].
-pub type Choice = dyn Fn(usize, &Unit) -> bool + Send + Sync;
+/// The function in a [`KeepChoice::By`].
+pub type KeepFn = dyn Fn(usize, &PendingUnit) -> bool + Send + Sync;
 
-impl Keep {
-    /// [`Keep::By`] with its `Arc`.
-    pub fn by(choice: impl Fn(usize, &Unit) -> bool + Send + Sync + 'static) -> Keep {
-        Keep::By(Arc::new(choice))
+impl KeepChoice {
+    /// [`KeepChoice::By`] with its `Arc`.
+    pub fn by(choice: impl Fn(usize, &PendingUnit) -> bool + Send + Sync + 'static) -> KeepChoice {
+        KeepChoice::By(Arc::new(choice))
     }
 
     /// Whether the unit at this position is kept.
     #[must_use]
-    pub fn keeps(&self, index: usize, unit: &Unit) -> bool {
+    pub fn keeps(&self, index: usize, unit: &PendingUnit) -> bool {
         match self {
-            Keep::None => false,
-            Keep::All => true,
-            Keep::Mask(mask) => index < 64 && mask & (1 << index) != 0,
-            Keep::Seeded { seed, percent } => mix(seed ^ mix(index as u64 + 1)) % 100 < u64::from(*percent),
-            Keep::Prefix(count) => index < *count,
-            Keep::AllBut(lost) => index != *lost,
-            Keep::Only(kept) => index == *kept,
-            Keep::By(choice) => choice(index, unit),
+            KeepChoice::None => false,
+            KeepChoice::All => true,
+            KeepChoice::Mask(mask) => index < 64 && mask & (1 << index) != 0,
+            KeepChoice::Seeded { seed, percent } => {
+                mix(seed ^ mix(index as u64 + 1)) % 100 < u64::from(*percent)
+            }
+            KeepChoice::Prefix(count) => index < *count,
+            KeepChoice::AllBut(lost) => index != *lost,
+            KeepChoice::Only(kept) => index == *kept,
+            KeepChoice::By(choice) => choice(index, unit),
         }
     }
 
     /// Seed for what the choice of units leaves open.
     fn seed(&self) -> u64 {
         match self {
-            Keep::None | Keep::By(_) => 1,
-            Keep::All => 2,
-            Keep::Mask(mask) => mix(*mask),
-            Keep::Seeded { seed, .. } => mix(seed ^ 3),
-            Keep::Prefix(n) => mix(*n as u64 ^ (4 << 32)),
-            Keep::AllBut(n) => mix(*n as u64 ^ (5 << 32)),
-            Keep::Only(n) => mix(*n as u64 ^ (6 << 32)),
+            KeepChoice::None | KeepChoice::By(_) => 1,
+            KeepChoice::All => 2,
+            KeepChoice::Mask(mask) => mix(*mask),
+            KeepChoice::Seeded { seed, .. } => mix(seed ^ 3),
+            KeepChoice::Prefix(n) => mix(*n as u64 ^ (4 << 32)),
+            KeepChoice::AllBut(n) => mix(*n as u64 ^ (5 << 32)),
+            KeepChoice::Only(n) => mix(*n as u64 ^ (6 << 32)),
         }
     }
 }
 
-impl fmt::Debug for Keep {
+impl fmt::Debug for KeepChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Keep::None => write!(f, "None"),
-            Keep::All => write!(f, "All"),
-            Keep::Mask(mask) => write!(f, "Mask({mask:#x})"),
-            Keep::Seeded { seed, percent } => {
+            KeepChoice::None => write!(f, "None"),
+            KeepChoice::All => write!(f, "All"),
+            KeepChoice::Mask(mask) => write!(f, "Mask({mask:#x})"),
+            KeepChoice::Seeded { seed, percent } => {
                 write!(f, "Seeded {{ seed: {seed:#x}, percent: {percent} }}")
             }
-            Keep::Prefix(n) => write!(f, "Prefix({n})"),
-            Keep::AllBut(n) => write!(f, "AllBut({n})"),
-            Keep::Only(n) => write!(f, "Only({n})"),
-            Keep::By(_) => write!(f, "By(..)"),
+            KeepChoice::Prefix(n) => write!(f, "Prefix({n})"),
+            KeepChoice::AllBut(n) => write!(f, "AllBut({n})"),
+            KeepChoice::Only(n) => write!(f, "Only({n})"),
+            KeepChoice::By(_) => write!(f, "By(..)"),
         }
     }
 }
 
-impl Volume {
+impl VolumeState {
     /// What could be lost.
-    pub(super) fn pending(&self) -> Pending {
+    pub(super) fn pending(&self) -> PendingUnits {
         let mut units = Vec::new();
         for ino in self.nameable() {
-            let Node::File(file) = &self.nodes[&ino] else {
+            let SimNode::File(file) = &self.nodes[&ino] else {
                 continue;
             };
             for (op, piece) in file.pieces(self.is_paranoid) {
                 let what = match file.describe(piece) {
-                    PieceKind::Sector { index, is_newest } => What::Sector { index, is_newest },
-                    PieceKind::Length(len) => What::Length(len),
+                    PendingPieceKind::Sector { index, is_newest } => UnitKind::Sector { index, is_newest },
+                    PendingPieceKind::Length(len) => UnitKind::Length(len),
                 };
-                let (path, source) = (file.path.clone(), Source::Piece(ino, piece));
-                units.push(Unit { op, path, what, source });
+                let (path, source) = (file.path.clone(), UnitSource::File(ino, piece));
+                units.push(PendingUnit { op, path, kind: what, source });
             }
         }
         let changes = self.changes.iter().enumerate();
         units.extend(changes.map(|(index, change)| unit_of(index, change)));
         units.sort_by_key(|unit| unit.op);
-        Pending { units }
+        PendingUnits { units }
     }
 
     /// The volume after a power cut: the platter with the kept ones of the `pending` units.
-    pub(super) fn after_power_cut(&self, pending: &Pending, keep: &Keep) -> Volume {
+    pub(super) fn after_power_cut(&self, pending: &PendingUnits, keep: &KeepChoice) -> VolumeState {
         let units = pending.units.iter().enumerate();
         let units = units.filter(|(index, unit)| keep.keeps(*index, unit)).map(|(_, unit)| unit);
-        let mut wild = Random::new(keep.seed() ^ mix(self.op));
+        let mut wild = SimRandom::new(keep.seed() ^ mix(self.op));
         let mut after = self.clone();
         after.op = 0;
         after.random = wild.clone();
-        let mut kept: BTreeMap<Ino, Vec<Piece>> = BTreeMap::new();
+        let mut kept: BTreeMap<Ino, Vec<PendingPiece>> = BTreeMap::new();
         for unit in units {
             match unit.source {
-                Source::Piece(ino, piece) => kept.entry(ino).or_default().push(piece),
-                Source::Change(index) => {
+                UnitSource::File(ino, piece) => kept.entry(ino).or_default().push(piece),
+                UnitSource::Name(index) => {
                     let change = &self.changes[index];
-                    let (remove, add) = self.halves_kept(change, &mut wild);
+                    let (remove, add) = self.kept_halves(change, &mut wild);
                     after.make_durable(change, remove, add);
                 }
             }
         }
-        after.settle_names();
+        after.drop_pending_names();
         for (ino, node) in &mut after.nodes {
-            if let Node::File(file) = node
-                && !file.is_settled()
+            if let SimNode::File(file) = node
+                && !file.is_durable()
             {
                 let kept = kept.get(ino).map_or(&[][..], Vec::as_slice);
                 let wild = self.is_paranoid.then_some(&mut wild);
@@ -270,7 +273,7 @@ impl Volume {
     }
 
     /// A kept rename is kept whole; in paranoid mode one between directories may be seen half-way.
-    fn halves_kept(&self, change: &NameChange, wild: &mut Random) -> (bool, bool) {
+    fn kept_halves(&self, change: &NameChange, wild: &mut SimRandom) -> (bool, bool) {
         let is_across = match (&change.from, &change.to) {
             (Some(from), Some(to)) => from.dir != to.dir,
             _ => false,
@@ -282,12 +285,12 @@ impl Volume {
     }
 }
 
-fn unit_of(index: usize, change: &NameChange) -> Unit {
+fn unit_of(index: usize, change: &NameChange) -> PendingUnit {
     let what = match (&change.from, &change.new_path) {
-        (None, _) => What::Create,
-        (Some(_), None) => What::Remove,
-        (Some(_), Some(to)) => What::Rename { to: to.clone() },
+        (None, _) => UnitKind::Create,
+        (Some(_), None) => UnitKind::Remove,
+        (Some(_), Some(to)) => UnitKind::Rename { to: to.clone() },
     };
-    let (op, path, source) = (change.op, change.path.clone(), Source::Change(index));
-    Unit { op, path, what, source }
+    let (op, path, source) = (change.op, change.path.clone(), UnitSource::Name(index));
+    PendingUnit { op, path, kind: what, source }
 }

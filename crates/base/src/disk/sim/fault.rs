@@ -8,7 +8,7 @@ use std::path::Path;
 
 /// The kinds of calls a fault can choose from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Class {
+pub enum CallClass {
     /// `read_at`.
     Read,
     /// `write_at`, `append_at`.
@@ -39,7 +39,7 @@ pub enum Class {
 
 /// When a fault strikes, once its `nth` matching call has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Repeat {
+pub enum FaultRepeat {
     /// That call only.
     Once,
     /// That call and all after it.
@@ -50,7 +50,7 @@ pub enum Repeat {
 
 /// How the call fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Failure {
+pub enum FaultKind {
     /// EIO. Nothing happens, except that a `sync` or `sync_dir` fixes at random what it saved.
     Io,
     /// ENOSPC, likewise.
@@ -63,10 +63,10 @@ pub enum Failure {
     Interrupted,
     /// EAGAIN, likewise.
     Again,
-    /// A transfer that makes no progress: what [`super::super::real`] makes of calls that answer 0. As
-    /// [`Failure::Io`] elsewhere.
-    Nothing,
-    /// A write gets this many sectors into the cache, then EIO. As [`Failure::Io`] elsewhere.
+    /// A transfer that makes no progress: what [`super::super::real`] makes of calls that answer 0.
+    /// As [`FaultKind::Io`] elsewhere.
+    NoProgress,
+    /// A write gets this many sectors into the cache, then EIO. As [`FaultKind::Io`] elsewhere.
     Torn {
         /// Sectors written, counted from the one that holds the first byte.
         sectors: u64,
@@ -75,17 +75,17 @@ pub enum Failure {
     Panic,
 }
 
-impl Failure {
-    pub(super) fn to_error(self, class: Class) -> io::Error {
+impl FaultKind {
+    pub(super) fn to_error(self, class: CallClass) -> io::Error {
         io::Error::from_raw_os_error(match self {
-            Failure::NoSpace => libc::ENOSPC,
-            Failure::Quota => libc::EDQUOT,
-            Failure::TooManyOpen => libc::EMFILE,
-            Failure::Interrupted => libc::EINTR,
-            Failure::Again => libc::EAGAIN,
-            Failure::Nothing if class == Class::Read => return io::ErrorKind::UnexpectedEof.into(),
-            Failure::Nothing if class == Class::Write => return io::ErrorKind::WriteZero.into(),
-            Failure::Io | Failure::Torn { .. } | Failure::Nothing | Failure::Panic => libc::EIO,
+            FaultKind::NoSpace => libc::ENOSPC,
+            FaultKind::Quota => libc::EDQUOT,
+            FaultKind::TooManyOpen => libc::EMFILE,
+            FaultKind::Interrupted => libc::EINTR,
+            FaultKind::Again => libc::EAGAIN,
+            FaultKind::NoProgress if class == CallClass::Read => return io::ErrorKind::UnexpectedEof.into(),
+            FaultKind::NoProgress if class == CallClass::Write => return io::ErrorKind::WriteZero.into(),
+            FaultKind::Io | FaultKind::Torn { .. } | FaultKind::NoProgress | FaultKind::Panic => libc::EIO,
         })
     }
 }
@@ -93,18 +93,18 @@ impl Failure {
 /// One fault: the first matching call fails, once, unless said otherwise.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
-    class: Class,
+    class: CallClass,
     path: String,
     nth: u64,
-    repeat: Repeat,
-    failure: Failure,
+    repeat: FaultRepeat,
+    failure: FaultKind,
 }
 
 impl Fault {
     /// Fails the first call of `class` with `failure`, once.
     #[must_use]
-    pub fn new(class: Class, failure: Failure) -> Fault {
-        let (path, nth, repeat) = (String::new(), 1, Repeat::Once);
+    pub fn new(class: CallClass, failure: FaultKind) -> Fault {
+        let (path, nth, repeat) = (String::new(), 1, FaultRepeat::Once);
         Fault { class, path, nth, repeat, failure }
     }
 
@@ -124,7 +124,7 @@ impl Fault {
 
     /// Strikes again as `repeat` says.
     #[must_use]
-    pub fn repeat(mut self, repeat: Repeat) -> Fault {
+    pub fn repeat(mut self, repeat: FaultRepeat) -> Fault {
         self.repeat = repeat;
         self
     }
@@ -132,20 +132,20 @@ impl Fault {
     /// Strikes at each matching call from the `nth` on.
     #[must_use]
     pub fn forever(self) -> Fault {
-        self.repeat(Repeat::Forever)
+        self.repeat(FaultRepeat::Forever)
     }
 
-    fn matches(&self, class: Class, path: &str) -> bool {
-        (self.class == Class::Any || self.class == class) && path.contains(&self.path)
+    fn matches(&self, class: CallClass, path: &str) -> bool {
+        (self.class == CallClass::Any || self.class == class) && path.contains(&self.path)
     }
 
     /// Whether the `count`-th matching call fails.
     fn strikes_at(&self, count: u64) -> bool {
         match self.repeat {
             _ if count < self.nth => false,
-            Repeat::Once => count == self.nth,
-            Repeat::Forever => true,
-            Repeat::Every(period) => (count - self.nth).is_multiple_of(period.max(1)),
+            FaultRepeat::Once => count == self.nth,
+            FaultRepeat::Forever => true,
+            FaultRepeat::Every(period) => (count - self.nth).is_multiple_of(period.max(1)),
         }
     }
 }
@@ -165,7 +165,7 @@ impl FaultPlan {
     }
 
     /// Counts a call and says how it fails, if it does.
-    pub(super) fn strike(&mut self, class: Class, path: &Path) -> Option<Failure> {
+    pub(super) fn strike(&mut self, class: CallClass, path: &Path) -> Option<FaultKind> {
         if self.faults.is_empty() {
             return None;
         }
@@ -196,20 +196,20 @@ mod tests {
     fn strikes(fault: Fault) -> Vec<u64> {
         let mut plan = FaultPlan::from(fault);
         let path = Path::new("db/flat/1");
-        let fails = |_: &u64| plan.strike(Class::Write, path).is_some();
+        let fails = |_: &u64| plan.strike(CallClass::Write, path).is_some();
         (1..=8).filter(fails).collect()
     }
 
     #[test]
     fn faults_strike_when_they_should() {
-        let fault = Fault::new(Class::Write, Failure::Io);
+        let fault = Fault::new(CallClass::Write, FaultKind::Io);
         assert_eq!(strikes(fault.clone()), [1]);
         assert_eq!(strikes(fault.clone().nth(3)), [3]);
         assert_eq!(strikes(fault.clone().nth(6).forever()), [6, 7, 8]);
-        assert_eq!(strikes(fault.clone().nth(2).repeat(Repeat::Every(3))), [2, 5, 8]);
+        assert_eq!(strikes(fault.clone().nth(2).repeat(FaultRepeat::Every(3))), [2, 5, 8]);
         assert_eq!(strikes(fault.clone().on("flat/").nth(8)), [8]);
         assert_eq!(strikes(fault.on("journal/").forever()), []);
-        assert_eq!(strikes(Fault::new(Class::Sync, Failure::Io).forever()), []);
-        assert_eq!(strikes(Fault::new(Class::Any, Failure::Io)), [1]);
+        assert_eq!(strikes(Fault::new(CallClass::Sync, FaultKind::Io).forever()), []);
+        assert_eq!(strikes(Fault::new(CallClass::Any, FaultKind::Io)), [1]);
     }
 }

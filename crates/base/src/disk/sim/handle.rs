@@ -1,6 +1,7 @@
 //! # Handles: what a program has of a simulated disk
 //!
-//! An open file, a lock, the volume as a whole. Each call is counted, logged and failed by the machine as a plan says.
+//! An open file, a lock, the volume as a whole. Each call is counted, logged and failed by the
+//! machine as a plan says.
 
 use std::fmt;
 use std::io;
@@ -10,9 +11,9 @@ use std::sync::Arc;
 
 use super::content;
 use super::volume::Ino;
-use super::{Call, Class, Failure, Machine, SimDisk};
-use crate::disk::descriptors::{Backend, Held, Identity, Opened, Pin};
-use crate::disk::{File, How, SECTOR, Volume};
+use super::{CallClass, FaultKind, SimCall, SimDisk, SimMachine};
+use crate::disk::descriptors::{Backend, DescriptorPin, FileIdentity, OpenedFd, OwnedHandle};
+use crate::disk::{File, OpenMode, SECTOR, Volume};
 
 /// The simulated volume as a whole.
 pub(super) struct SimVolume {
@@ -28,7 +29,7 @@ impl fmt::Debug for SimVolume {
 
 impl Volume for SimVolume {
     fn sync(&self) -> io::Result<()> {
-        let call = Call { class: Class::Sync, path: &self.path, is_op: true };
+        let call = SimCall { class: CallClass::Sync, path: &self.path, is_op: true };
         self.disk.call_with_failure(
             call,
             || "sync everything".into(),
@@ -37,25 +38,25 @@ impl Volume for SimVolume {
                 if failure.is_none() {
                     machine.descriptors.values_mut().for_each(|descriptor| descriptor.is_dirty = false);
                 }
-                failure.map_or(Ok(()), |failure| Err(failure.to_error(Class::Sync)))
+                failure.map_or(Ok(()), |failure| Err(failure.to_error(CallClass::Sync)))
             },
         )
     }
 }
 
 /// A lock held on a simulated disk.
-pub(super) struct LockGuard {
+pub(super) struct SimLockGuard {
     pub(super) disk: SimDisk,
     pub(super) ino: Ino,
 }
 
-impl fmt::Debug for LockGuard {
+impl fmt::Debug for SimLockGuard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "LockGuard({:?})", self.ino)
     }
 }
 
-impl Drop for LockGuard {
+impl Drop for SimLockGuard {
     fn drop(&mut self) {
         self.disk.shared.machine.lock().unlock(self.ino);
     }
@@ -68,11 +69,11 @@ pub(super) struct SimFile {
     pub(super) path: Arc<Path>,
     pub(super) is_writable: bool,
     /// Where descriptors are bounded.
-    pub(super) handle: Option<Held>,
+    pub(super) handle: Option<OwnedHandle>,
 }
 
 /// A descriptor of a bounded file.
-pub(super) struct Descriptor {
+pub(super) struct SimDescriptor {
     ino: Ino,
     path: Arc<Path>,
     /// A write through it is unsynced.
@@ -89,20 +90,20 @@ impl fmt::Debug for SimBackend {
 }
 
 impl Backend for SimBackend {
-    fn open(&self, path: &Path, how: How) -> io::Result<Opened> {
+    fn open(&self, path: &Path, open_mode: OpenMode) -> io::Result<OpenedFd> {
         let ino = {
             let machine = self.0.shared.machine.lock();
             if machine.descriptors.len() >= machine.most_descriptors {
                 return Err(io::Error::from_raw_os_error(libc::EMFILE));
             }
             drop(machine);
-            self.0.open_node(path, how)?
+            self.0.open_node(path, open_mode)?
         };
         let mut machine = self.0.shared.machine.lock();
         let fd = (0..).find(|fd| !machine.descriptors.contains_key(fd)).unwrap_or(RawFd::MAX);
-        machine.descriptors.insert(fd, Descriptor { ino, path: path.into(), is_dirty: false });
+        machine.descriptors.insert(fd, SimDescriptor { ino, path: path.into(), is_dirty: false });
         let len = machine.volume.file(ino).cache().len();
-        Ok(Opened { fd, identity: Identity { device: 0, inode: ino.0 }, len })
+        Ok(OpenedFd { fd, identity: FileIdentity { device: 0, inode: ino.0 }, len })
     }
 
     fn sync(&self, fd: RawFd) -> io::Result<()> {
@@ -132,7 +133,7 @@ impl Backend for SimBackend {
 impl SimDisk {
     /// A sync of one file.
     fn sync_node(&self, ino: Ino, path: &Path) -> io::Result<()> {
-        let call = Call { class: Class::Sync, path, is_op: true };
+        let call = SimCall { class: CallClass::Sync, path, is_op: true };
         self.call_with_failure(
             call,
             || "sync".into(),
@@ -142,7 +143,7 @@ impl SimDisk {
                     let same = machine.descriptors.values_mut().filter(|descriptor| descriptor.ino == ino);
                     same.for_each(|descriptor| descriptor.is_dirty = false);
                 }
-                failure.map_or(Ok(()), |failure| Err(failure.to_error(Class::Sync)))
+                failure.map_or(Ok(()), |failure| Err(failure.to_error(CallClass::Sync)))
             },
         )
     }
@@ -163,16 +164,16 @@ impl Drop for SimFile {
 }
 
 impl SimFile {
-    fn pin(&self) -> io::Result<Option<Pin<'_>>> {
+    fn pin(&self) -> io::Result<Option<DescriptorPin<'_>>> {
         self.handle.as_ref().map(|handle| handle.pin()).transpose()
     }
 
     /// Makes a change that ends at `end`, and is unsynced from then on, also if it fails half-way.
     fn change(
         &self,
-        (class, end): (Class, u64),
+        (class, end): (CallClass, u64),
         what: impl FnOnce() -> String,
-        body: impl FnOnce(&mut Machine, Option<Failure>) -> io::Result<()>,
+        body: impl FnOnce(&mut SimMachine, Option<FaultKind>) -> io::Result<()>,
     ) -> io::Result<()> {
         self.writable()?;
         let pin = self.pin()?;
@@ -183,13 +184,13 @@ impl SimFile {
             body(machine, failure)
         });
         if let Some(handle) = &self.handle {
-            handle.wrote(end);
+            handle.note_write(end);
         }
         answer
     }
 
-    fn op(&self, class: Class) -> Call<'_> {
-        Call { class, path: &self.path, is_op: class != Class::Read }
+    fn op(&self, class: CallClass) -> SimCall<'_> {
+        SimCall { class, path: &self.path, is_op: class != CallClass::Read }
     }
 
     /// A file opened for reading refuses changes as the kernel does.
@@ -201,10 +202,10 @@ impl SimFile {
     }
 
     /// The part of `bytes` at `offset` that `failure` lets through.
-    fn let_through(offset: u64, bytes: &[u8], failure: Option<Failure>) -> &[u8] {
+    fn let_through(offset: u64, bytes: &[u8], failure: Option<FaultKind>) -> &[u8] {
         match failure {
             None => bytes,
-            Some(Failure::Torn { sectors }) => {
+            Some(FaultKind::Torn { sectors }) => {
                 let end = (offset / SECTOR).saturating_add(sectors).saturating_mul(SECTOR);
                 let count = usize::try_from(end.saturating_sub(offset)).unwrap_or(usize::MAX);
                 &bytes[..count.min(bytes.len())]
@@ -217,7 +218,7 @@ impl SimFile {
 impl File for SimFile {
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         let _pin = self.pin()?;
-        self.disk.call(self.op(Class::Read), String::new, |machine| {
+        self.disk.call(self.op(CallClass::Read), String::new, |machine| {
             match machine.volume.file(self.ino).cache().read(offset, buf) {
                 true => Ok(()),
                 false => Err(io::ErrorKind::UnexpectedEof.into()),
@@ -228,10 +229,10 @@ impl File for SimFile {
     fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         let what = || format!("write {} at {offset}", bytes.len());
         let end = offset.saturating_add(bytes.len() as u64);
-        self.change((Class::Write, end), what, |machine, failure| {
+        self.change((CallClass::Write, end), what, |machine, failure| {
             let bytes = SimFile::let_through(offset, bytes, failure);
             machine.volume.write(self.ino, offset, bytes)?;
-            failure.map_or(Ok(()), |failure| Err(failure.to_error(Class::Write)))
+            failure.map_or(Ok(()), |failure| Err(failure.to_error(CallClass::Write)))
         })
     }
 
@@ -243,8 +244,8 @@ impl File for SimFile {
 
     fn set_len(&self, len: u64) -> io::Result<()> {
         let what = || format!("set length {len}");
-        self.change((Class::SetLen, 0), what, |machine, failure| match failure {
-            Some(failure) => Err(failure.to_error(Class::SetLen)),
+        self.change((CallClass::SetLen, 0), what, |machine, failure| match failure {
+            Some(failure) => Err(failure.to_error(CallClass::SetLen)),
             None => {
                 machine.volume.set_len(self.ino, len);
                 Ok(())
@@ -254,14 +255,14 @@ impl File for SimFile {
 
     fn allocate(&self, len: u64) -> io::Result<()> {
         let what = || format!("allocate {len}");
-        self.change((Class::Allocate, 0), what, |machine, failure| match failure {
-            Some(failure) => Err(failure.to_error(Class::Allocate)),
+        self.change((CallClass::Allocate, 0), what, |machine, failure| match failure {
+            Some(failure) => Err(failure.to_error(CallClass::Allocate)),
             None => machine.volume.allocate(self.ino, len),
         })
     }
 
     /// Zeros are written, and the blocks stay.
-    fn punch(&self, offset: u64, len: u64) -> io::Result<()> {
+    fn punch_hole(&self, offset: u64, len: u64) -> io::Result<()> {
         self.write_at(offset, &vec![0; content::index(len)])
     }
 
@@ -276,8 +277,8 @@ impl File for SimFile {
         let marks = handle.marks();
         let answer = handle.check_syncs().and_then(|()| self.disk.sync_node(self.ino, &self.path));
         match answer {
-            Ok(()) => handle.synced(marks),
-            Err(_) => handle.fail(),
+            Ok(()) => handle.note_sync(marks),
+            Err(_) => handle.note_failed_sync(),
         }
         answer
     }

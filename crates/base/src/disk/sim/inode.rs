@@ -16,15 +16,15 @@
 //!    the power goes before that `set_len` gets there.
 //! 4. `lengths` lists the unsynced lengths in order, each with the shortest length the file had
 //!    since the last sync (`floor`): beyond it, old platter bytes are gone for good.
-//! 5. After a failed sync (`is_strayed`) the cache may show bytes the platter does not have and
-//!    nothing will save, until they are written again.
+//! 5. After a failed sync (`is_platter_outdated`) the cache may show bytes the platter does not
+//!    have and nothing will save, until they are written again.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::content::{BLOCK, Content, Sector};
-use super::random::Random;
+use super::content::{BLOCK, FileContent, Sector};
+use super::random::SimRandom;
 use super::{AfterFailedSync, SECTOR};
 
 /// A file, whatever its names.
@@ -32,18 +32,18 @@ use super::{AfterFailedSync, SECTOR};
 pub(super) struct Inode {
     /// The last name it got, for people.
     pub(super) path: Arc<Path>,
-    cache: Content,
-    platter: Content,
-    dirty: BTreeMap<u64, Dirty>,
+    cache: FileContent,
+    platter: FileContent,
+    dirty: BTreeMap<u64, DirtySector>,
     cut: Vec<CutSector>,
     lengths: Vec<LengthChange>,
     /// Unsynced reservation of `[0, reserved)`.
     reserved: u64,
-    is_strayed: bool,
+    is_platter_outdated: bool,
 }
 
 #[derive(Clone)]
-struct Dirty {
+struct DirtySector {
     op: u64,
     older: Vec<(u64, Arc<Sector>)>,
 }
@@ -65,7 +65,7 @@ struct LengthChange {
 
 /// One thing that a power cut may keep or lose, independently of all others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Piece {
+pub(super) enum PendingPiece {
     /// A version of a sector: an index into `older`, or its length for the newest.
     Sector { sector: u64, version: usize },
     /// An index into `cut`.
@@ -77,11 +77,11 @@ pub(super) enum Piece {
 impl Inode {
     /// A new, empty file.
     pub(super) fn new(path: Arc<Path>) -> Inode {
-        Inode::settled(path, Content::default())
+        Inode::durable(path, FileContent::default())
     }
 
     /// A file that is on the platter as it is.
-    pub(super) fn settled(path: Arc<Path>, content: Content) -> Inode {
+    pub(super) fn durable(path: Arc<Path>, content: FileContent) -> Inode {
         Inode {
             path,
             platter: content.clone(),
@@ -90,23 +90,23 @@ impl Inode {
             cut: Vec::new(),
             lengths: Vec::new(),
             reserved: 0,
-            is_strayed: false,
+            is_platter_outdated: false,
         }
     }
 
     /// What reads see.
-    pub(super) fn cache(&self) -> &Content {
+    pub(super) fn cache(&self) -> &FileContent {
         &self.cache
     }
 
     /// What survives for sure.
-    pub(super) fn platter(&self) -> &Content {
+    pub(super) fn platter(&self) -> &FileContent {
         &self.platter
     }
 
     /// True if a power cut changes nothing.
-    pub(super) fn is_settled(&self) -> bool {
-        !self.is_pending() && !self.is_strayed
+    pub(super) fn is_durable(&self) -> bool {
+        !self.is_pending() && !self.is_platter_outdated
     }
 
     fn is_pending(&self) -> bool {
@@ -114,7 +114,7 @@ impl Inode {
     }
 
     /// Changes cache and platter alike, past the model.
-    pub(super) fn edit(&mut self, change: impl Fn(&mut Content)) {
+    pub(super) fn edit(&mut self, change: impl Fn(&mut FileContent)) {
         change(&mut self.cache);
         change(&mut self.platter);
     }
@@ -163,7 +163,7 @@ impl Inode {
     /// Everything pending reaches the platter.
     pub(super) fn sync(&mut self) {
         self.sync_length();
-        if self.is_strayed {
+        if self.is_platter_outdated {
             for &sector in self.dirty.keys() {
                 self.platter.put_sector(sector, &self.cache.sector(sector));
             }
@@ -180,7 +180,7 @@ impl Inode {
 
     /// Each pending thing reaches the platter or is dropped; either way the kernel takes it for
     /// clean from now on.
-    pub(super) fn fail_sync(&mut self, random: &mut Random, after: AfterFailedSync) {
+    pub(super) fn fail_sync(&mut self, random: &mut SimRandom, after: AfterFailedSync) {
         if random.one_in(2) {
             self.sync_length();
         }
@@ -192,54 +192,58 @@ impl Inode {
             }
         }
         self.forget_pending();
-        self.is_strayed = true;
+        self.is_platter_outdated = true;
     }
 
     /// The pending things with the operations they come from. `is_paranoid` adds those that change
     /// nothing as long as grown space reads as zeros.
-    pub(super) fn pieces(&self, is_paranoid: bool) -> Vec<(u64, Piece)> {
+    pub(super) fn pieces(&self, is_paranoid: bool) -> Vec<(u64, PendingPiece)> {
         let mut pieces = Vec::new();
         for (&sector, dirty) in &self.dirty {
             let newest = dirty.older.len();
             let older = dirty.older.iter().map(|(op, _)| *op).enumerate();
             for (version, op) in older.chain([(newest, dirty.op)]) {
-                let piece = Piece::Sector { sector, version };
+                let piece = PendingPiece::Sector { sector, version };
                 if is_paranoid || self.makes_a_difference(sector, piece) {
                     pieces.push((op, piece));
                 }
             }
         }
         let cut = self.cut.iter().enumerate();
-        pieces.extend(cut.map(|(index, cut)| (cut.op, Piece::Cut(index))));
+        pieces.extend(cut.map(|(index, cut)| (cut.op, PendingPiece::Cut(index))));
         let lengths = self.lengths.iter().enumerate();
-        pieces.extend(lengths.map(|(index, change)| (change.op, Piece::Length(index))));
+        pieces.extend(lengths.map(|(index, change)| (change.op, PendingPiece::Length(index))));
         pieces
     }
 
     /// False if the platter has these bytes anyway, whatever length is kept.
-    fn makes_a_difference(&self, sector: u64, piece: Piece) -> bool {
+    fn makes_a_difference(&self, sector: u64, piece: PendingPiece) -> bool {
         let bytes = self.bytes_of(piece);
         let floor = self.lengths.last().map_or(u64::MAX, |last| last.floor);
         let is_stable = bytes == [0; 512] || (sector + 1) * SECTOR <= floor;
         !(is_stable && self.cut.is_empty() && bytes == self.platter.sector(sector))
     }
 
-    /// The sector a piece belongs to, and whether it holds the sector's newest bytes; or the length.
-    pub(super) fn describe(&self, piece: Piece) -> PieceKind {
+    /// The sector a piece belongs to, and whether it holds the sector's newest bytes; or the
+    /// length.
+    pub(super) fn describe(&self, piece: PendingPiece) -> PendingPieceKind {
         match piece {
-            Piece::Sector { sector, version } => {
-                PieceKind::Sector { index: sector, is_newest: version == self.dirty[&sector].older.len() }
+            PendingPiece::Sector { sector, version } => PendingPieceKind::Sector {
+                index: sector,
+                is_newest: version == self.dirty[&sector].older.len(),
+            },
+            PendingPiece::Cut(index) => {
+                PendingPieceKind::Sector { index: self.cut[index].sector, is_newest: false }
             }
-            Piece::Cut(index) => PieceKind::Sector { index: self.cut[index].sector, is_newest: false },
-            Piece::Length(index) => PieceKind::Length(self.lengths[index].len),
+            PendingPiece::Length(index) => PendingPieceKind::Length(self.lengths[index].len),
         }
     }
 
     /// What a power cut leaves if of all that is pending only `kept`, sorted by operation, got to
     /// the platter. With `wild`, sectors tear, lengths are anything, grown space holds garbage.
-    pub(super) fn after_power_cut(&self, kept: &[Piece], mut wild: Option<&mut Random>) -> Inode {
+    pub(super) fn after_power_cut(&self, kept: &[PendingPiece], mut wild: Option<&mut SimRandom>) -> Inode {
         let last_length = kept.iter().rev().find_map(|piece| match *piece {
-            Piece::Length(index) => Some(self.lengths[index]),
+            PendingPiece::Length(index) => Some(self.lengths[index]),
             _ => None,
         });
         let length =
@@ -249,7 +253,7 @@ impl Inode {
         let grown_from = content.len().div_ceil(SECTOR);
         content.set_len(self.final_length(length.len, wild.as_deref_mut()));
         if let Some(random) = wild.as_deref_mut() {
-            litter(&mut content, grown_from, random);
+            write_garbage(&mut content, grown_from, random);
         }
         for &piece in kept {
             if let Some(sector) = self.surviving_sector(piece, length.op) {
@@ -260,34 +264,34 @@ impl Inode {
         if last_length.is_some_and(|change| change.len >= self.reserved) {
             content.reserve(self.reserved.min(content.len()));
         }
-        Inode::settled(self.path.clone(), content)
+        Inode::durable(self.path.clone(), content)
     }
 
     /// The sector that `piece` writes, unless a length change up to `length_op` cut it away.
-    fn surviving_sector(&self, piece: Piece, length_op: u64) -> Option<u64> {
+    fn surviving_sector(&self, piece: PendingPiece, length_op: u64) -> Option<u64> {
         match piece {
-            Piece::Sector { sector, .. } => Some(sector),
-            Piece::Cut(index) => {
+            PendingPiece::Sector { sector, .. } => Some(sector),
+            PendingPiece::Cut(index) => {
                 let cut = &self.cut[index];
                 (cut.cut_op > length_op).then_some(cut.sector)
             }
-            Piece::Length(_) => None,
+            PendingPiece::Length(_) => None,
         }
     }
 
-    fn bytes_of(&self, piece: Piece) -> Sector {
+    fn bytes_of(&self, piece: PendingPiece) -> Sector {
         match piece {
-            Piece::Sector { sector, version } => match self.dirty[&sector].older.get(version) {
+            PendingPiece::Sector { sector, version } => match self.dirty[&sector].older.get(version) {
                 Some((_, bytes)) => **bytes,
                 None => self.cache.sector(sector),
             },
-            Piece::Cut(index) => *self.cut[index].bytes,
-            Piece::Length(_) => unreachable!("a length has no bytes"),
+            PendingPiece::Cut(index) => *self.cut[index].bytes,
+            PendingPiece::Length(_) => unreachable!("a length has no bytes"),
         }
     }
 
     /// `len`, or with `wild` half of the time any multiple of a sector that the file passed by.
-    fn final_length(&self, len: u64, wild: Option<&mut Random>) -> u64 {
+    fn final_length(&self, len: u64, wild: Option<&mut SimRandom>) -> u64 {
         let passed = self.lengths.iter().flat_map(|change| [change.len, change.floor]);
         let (Some(longest), Some(shortest)) = (passed.clone().max(), passed.min()) else {
             return len;
@@ -306,7 +310,7 @@ impl Inode {
     fn mark_dirty(&mut self, op: u64, sector: u64, is_paranoid: bool) {
         let Some(dirty) = self.dirty.get_mut(&sector) else {
             let older = Vec::new();
-            self.dirty.insert(sector, Dirty { op, older });
+            self.dirty.insert(sector, DirtySector { op, older });
             return;
         };
         if is_paranoid && dirty.op != op {
@@ -353,15 +357,15 @@ impl Inode {
     }
 }
 
-/// What a [`Piece`] is, for people.
+/// What a [`PendingPiece`] is, for people.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum PieceKind {
+pub(super) enum PendingPieceKind {
     Sector { index: u64, is_newest: bool },
     Length(u64),
 }
 
 /// Half of the time: garbage in the sectors from `first` on.
-fn litter(content: &mut Content, first: u64, random: &mut Random) {
+fn write_garbage(content: &mut FileContent, first: u64, random: &mut SimRandom) {
     let end = content.len().div_ceil(SECTOR);
     if first >= end || random.one_in(2) {
         return;
@@ -377,7 +381,7 @@ fn litter(content: &mut Content, first: u64, random: &mut Random) {
 
 /// `new`, or with `wild` once in four times a mixture of `new` and `old`, one on either side of a
 /// random byte.
-fn torn(new: Sector, old: Sector, wild: Option<&mut Random>) -> Sector {
+fn torn(new: Sector, old: Sector, wild: Option<&mut SimRandom>) -> Sector {
     let Some(random) = wild else {
         return new;
     };
@@ -399,7 +403,7 @@ mod tests {
     use super::*;
 
     /// One random operation on a file of up to 12 sectors; `true` if it was a sync.
-    fn step(file: &mut Inode, op: u64, random: &mut Random, is_paranoid: bool) -> bool {
+    fn step(file: &mut Inode, op: u64, random: &mut SimRandom, is_paranoid: bool) -> bool {
         let at = random.below(6000);
         let len = index(random.below(1500));
         // Few values, so that sectors often get the bytes they have.
@@ -410,22 +414,22 @@ mod tests {
             2 => file.sync(),
             _ => file.write(op, at, &vec![fill; len], is_paranoid),
         }
-        file.is_settled()
+        file.is_durable()
     }
 
-    fn in_order(mut pieces: Vec<(u64, Piece)>) -> Vec<Piece> {
+    fn in_order(mut pieces: Vec<(u64, PendingPiece)>) -> Vec<PendingPiece> {
         pieces.sort_by_key(|(op, _)| *op);
         pieces.into_iter().map(|(_, piece)| piece).collect()
     }
 
-    fn bytes_after(file: &Inode, kept: &[Piece]) -> Vec<u8> {
+    fn bytes_after(file: &Inode, kept: &[PendingPiece]) -> Vec<u8> {
         file.after_power_cut(kept, None).cache().to_vec()
     }
 
     #[test]
-    fn none_kept_is_the_last_sync_and_all_kept_is_the_cache() {
+    fn keeping_none_gives_the_last_sync_and_keeping_all_gives_the_cache() {
         for seed in 0..400 {
-            let random = &mut Random::new(seed);
+            let random = &mut SimRandom::new(seed);
             let is_paranoid = seed % 2 == 0;
             let mut file = Inode::new(Path::new("/a").into());
             let mut synced = Vec::new();
@@ -443,7 +447,7 @@ mod tests {
     #[test]
     fn pieces_left_out_make_no_difference() {
         for seed in 0..2000 {
-            let random = &mut Random::new(seed);
+            let random = &mut SimRandom::new(seed);
             let mut file = Inode::new(Path::new("/a").into());
             for op in 1..20 {
                 step(&mut file, op, random, false);
@@ -461,7 +465,7 @@ mod tests {
     #[test]
     fn after_a_failed_sync_each_sector_is_old_or_new_and_rewriting_heals() {
         for seed in 0..200 {
-            let random = &mut Random::new(seed);
+            let random = &mut SimRandom::new(seed);
             let mut file = Inode::new(Path::new("/a").into());
             file.write(1, 0, &[1; 4096], false);
             file.sync();

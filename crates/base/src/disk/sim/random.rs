@@ -5,11 +5,11 @@
 
 /// A generator; equal seeds give equal numbers.
 #[derive(Clone, Debug)]
-pub(super) struct Random(u64);
+pub(super) struct SimRandom(u64);
 
-impl Random {
-    pub(super) fn new(seed: u64) -> Random {
-        Random(seed)
+impl SimRandom {
+    pub(super) fn new(seed: u64) -> SimRandom {
+        SimRandom(seed)
     }
 
     pub(super) fn next(&mut self) -> u64 {

@@ -20,10 +20,10 @@ use std::sync::Arc;
 use siphasher::sip::SipHasher13;
 
 use super::AfterFailedSync;
-use super::content::{BLOCK, Content};
+use super::content::{BLOCK, FileContent};
 use super::inode::Inode;
-use super::random::Random;
-use crate::disk::Entry;
+use super::random::SimRandom;
+use crate::disk::DirEntry;
 
 /// The number of a file or directory, never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -33,8 +33,8 @@ const ROOT: Ino = Ino(0);
 
 /// Names and files.
 #[derive(Clone)]
-pub(super) struct Volume {
-    pub(super) nodes: BTreeMap<Ino, Node>,
+pub(super) struct VolumeState {
+    pub(super) nodes: BTreeMap<Ino, SimNode>,
     pub(super) changes: Vec<NameChange>,
     next_ino: u64,
     open: BTreeMap<Ino, u32>,
@@ -49,26 +49,26 @@ pub(super) struct Volume {
     pub(super) op: u64,
     pub(super) is_paranoid: bool,
     pub(super) after_failed_sync: AfterFailedSync,
-    pub(super) random: Random,
+    pub(super) random: SimRandom,
 }
 
 #[derive(Clone)]
-pub(super) enum Node {
+pub(super) enum SimNode {
     File(Arc<Inode>),
-    Dir(Arc<Dir>),
+    Dir(Arc<SimDir>),
 }
 
 #[derive(Clone, Default)]
-pub(super) struct Dir {
-    pub(super) names: Names,
-    pub(super) durable: Names,
+pub(super) struct SimDir {
+    pub(super) names: DirNames,
+    pub(super) durable: DirNames,
 }
 
-type Names = BTreeMap<String, Ino>;
+type DirNames = BTreeMap<String, Ino>;
 
 /// A place for a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct NameLocation {
     pub(super) dir: Ino,
     pub(super) name: String,
 }
@@ -79,18 +79,18 @@ pub(super) struct NameChange {
     pub(super) op: u64,
     pub(super) ino: Ino,
     /// Where the name goes away.
-    pub(super) from: Option<Place>,
+    pub(super) from: Option<NameLocation>,
     /// Where it appears.
-    pub(super) to: Option<Place>,
+    pub(super) to: Option<NameLocation>,
     /// The (old) name, and the new one of a rename, for people.
     pub(super) path: Arc<Path>,
     pub(super) new_path: Option<Arc<Path>>,
 }
 
-impl Volume {
-    pub(super) fn new(seed: u64) -> Volume {
-        Volume {
-            nodes: BTreeMap::from([(ROOT, Node::Dir(Arc::default()))]),
+impl VolumeState {
+    pub(super) fn new(seed: u64) -> VolumeState {
+        VolumeState {
+            nodes: BTreeMap::from([(ROOT, SimNode::Dir(Arc::default()))]),
             changes: Vec::new(),
             next_ino: 1,
             open: BTreeMap::new(),
@@ -101,14 +101,14 @@ impl Volume {
             op: 0,
             is_paranoid: false,
             after_failed_sync: AfterFailedSync::ShowsNew,
-            random: Random::new(seed),
+            random: SimRandom::new(seed),
         }
     }
 
     /// The same without any open file: those without a name are gone.
-    pub(super) fn with_all_closed(mut self) -> Volume {
+    pub(super) fn with_all_closed(mut self) -> VolumeState {
         for ino in std::mem::take(&mut self.open).into_keys() {
-            self.let_go(ino);
+            self.free_unreferenced(ino);
         }
         self
     }
@@ -116,7 +116,7 @@ impl Volume {
     // --- names -------------------------------------------------------------------------------
 
     pub(super) fn ino(&self, path: &Path) -> io::Result<Ino> {
-        let words = words(path)?;
+        let words = path_components(path)?;
         match words.clone().any(|word| word == "..") {
             true => self.walk_down(parts(path)?.into_iter()),
             false => self.walk_down(words),
@@ -134,22 +134,22 @@ impl Volume {
     pub(super) fn file_at(&self, path: &Path) -> io::Result<Ino> {
         let ino = self.ino(path)?;
         match self.nodes[&ino] {
-            Node::File(_) => Ok(ino),
-            Node::Dir(_) => Err(io::ErrorKind::IsADirectory.into()),
+            SimNode::File(_) => Ok(ino),
+            SimNode::Dir(_) => Err(io::ErrorKind::IsADirectory.into()),
         }
     }
 
-    pub(super) fn place(&self, path: &Path) -> io::Result<Place> {
+    pub(super) fn name_location(&self, path: &Path) -> io::Result<NameLocation> {
         let parts = parts(path)?;
         let (name, parents) = parts.split_last().ok_or(io::ErrorKind::InvalidInput)?;
         let dir = self.walk_down(parents.iter().copied())?;
         self.dir(dir)?;
         let name = (*name).to_owned();
-        Ok(Place { dir, name })
+        Ok(NameLocation { dir, name })
     }
 
     pub(super) fn create(&mut self, path: &Path, is_dir: bool) -> io::Result<Ino> {
-        let place = self.free_place(path)?;
+        let place = self.free_name_location(path)?;
         let ino = self.add_node(path, is_dir);
         self.change_names(ino, None, Some(place), path, None);
         Ok(ino)
@@ -157,17 +157,17 @@ impl Volume {
 
     pub(super) fn remove(&mut self, path: &Path, is_dir: bool) -> io::Result<()> {
         let ino = self.ino(path)?;
-        let place = self.place(path)?;
+        let place = self.name_location(path)?;
         match (&self.nodes[&ino], is_dir) {
-            (Node::File(_), false) => {}
-            (Node::Dir(dir), true) if dir.names.is_empty() => {}
-            (Node::Dir(_), true) => return Err(io::ErrorKind::DirectoryNotEmpty.into()),
-            (Node::Dir(_), false) => return Err(io::ErrorKind::IsADirectory.into()),
-            (Node::File(_), true) => return Err(io::ErrorKind::NotADirectory.into()),
+            (SimNode::File(_), false) => {}
+            (SimNode::Dir(dir), true) if dir.names.is_empty() => {}
+            (SimNode::Dir(_), true) => return Err(io::ErrorKind::DirectoryNotEmpty.into()),
+            (SimNode::Dir(_), false) => return Err(io::ErrorKind::IsADirectory.into()),
+            (SimNode::File(_), true) => return Err(io::ErrorKind::NotADirectory.into()),
         }
         self.change_names(ino, Some(place), None, path, None);
         let is_named = self.linked.contains(&ino) && self.has_name(ino, |dir| &dir.names);
-        if let (Node::File(file), false) = (&self.nodes[&ino], is_named || self.open.contains_key(&ino)) {
+        if let (SimNode::File(file), false) = (&self.nodes[&ino], is_named || self.open.contains_key(&ino)) {
             self.used -= file.cache().used();
         }
         Ok(())
@@ -175,8 +175,8 @@ impl Volume {
 
     pub(super) fn link(&mut self, from: &Path, to: &Path) -> io::Result<()> {
         let ino = self.ino(from)?;
-        let place = self.free_place(to)?;
-        if matches!(self.nodes[&ino], Node::Dir(_)) {
+        let place = self.free_name_location(to)?;
+        if matches!(self.nodes[&ino], SimNode::Dir(_)) {
             return Err(io::ErrorKind::PermissionDenied.into());
         }
         self.linked.insert(ino);
@@ -185,7 +185,7 @@ impl Volume {
     }
 
     pub(super) fn rename(&mut self, from: &Path, to: &Path) -> io::Result<()> {
-        let (old, new) = (self.place(from)?, self.place(to)?);
+        let (old, new) = (self.name_location(from)?, self.name_location(to)?);
         let ino = self.ino(from)?;
         let (old_parts, new_parts) = (parts(from)?, parts(to)?);
         if new_parts.len() > old_parts.len() && new_parts.starts_with(&old_parts) {
@@ -199,15 +199,15 @@ impl Volume {
         }
         if let Some(target) = self.dir(new.dir)?.names.get(&new.name) {
             match (&self.nodes[&ino], &self.nodes[target]) {
-                (Node::File(_), Node::File(_)) if *target == ino => return Ok(()), // two names of one file stay
-                (Node::File(_), Node::File(_)) => {}
-                (Node::Dir(_), Node::Dir(dir)) if dir.names.is_empty() => {}
-                (Node::Dir(_), Node::Dir(_)) => return Err(io::ErrorKind::DirectoryNotEmpty.into()),
-                (Node::File(_), _) => return Err(io::ErrorKind::IsADirectory.into()),
-                (Node::Dir(_), _) => return Err(io::ErrorKind::NotADirectory.into()),
+                (SimNode::File(_), SimNode::File(_)) if *target == ino => return Ok(()), // two names of one file stay
+                (SimNode::File(_), SimNode::File(_)) => {}
+                (SimNode::Dir(_), SimNode::Dir(dir)) if dir.names.is_empty() => {}
+                (SimNode::Dir(_), SimNode::Dir(_)) => return Err(io::ErrorKind::DirectoryNotEmpty.into()),
+                (SimNode::File(_), _) => return Err(io::ErrorKind::IsADirectory.into()),
+                (SimNode::Dir(_), _) => return Err(io::ErrorKind::NotADirectory.into()),
             }
         }
-        if let Some(Node::File(file)) = self.nodes.get_mut(&ino) {
+        if let Some(SimNode::File(file)) = self.nodes.get_mut(&ino) {
             Arc::make_mut(file).path = to.into();
         }
         self.change_names(ino, Some(old), Some(new), from, Some(to.into()));
@@ -236,17 +236,18 @@ impl Volume {
         Ok(())
     }
 
-    /// Makes all files and names durable; or, if it fails, a random part of them, and takes the rest for durable.
+    /// Makes all files and names durable; or, if it fails, a random part of them, and takes the
+    /// rest for durable.
     pub(super) fn sync_all(&mut self, fails: bool) {
         for change in std::mem::take(&mut self.changes) {
             if !fails || self.random.one_in(2) {
                 self.make_durable(&change, true, true);
             }
         }
-        let is_file = |(ino, node): (&Ino, &Node)| matches!(node, Node::File(_)).then_some(*ino);
+        let is_file = |(ino, node): (&Ino, &SimNode)| matches!(node, SimNode::File(_)).then_some(*ino);
         let files: Vec<Ino> = self.nodes.iter().filter_map(is_file).collect();
         for ino in files {
-            if !self.file(ino).is_settled() {
+            if !self.file(ino).is_durable() {
                 self.sync(ino, fails);
             }
         }
@@ -256,7 +257,7 @@ impl Volume {
     /// For each pending change, whether a sync of `dir` includes it: those in `dir`, and those that
     /// one of them builds on (a file that was renamed into `dir` must not reappear where it was).
     fn changes_synced_with(&self, dir: Ino) -> Vec<bool> {
-        let mut needed: Vec<&Place> = Vec::new();
+        let mut needed: Vec<&NameLocation> = Vec::new();
         let mut synced = vec![false; self.changes.len()];
         for (change, is_synced) in self.changes.iter().zip(&mut synced).rev() {
             let places = || change.from.iter().chain(&change.to);
@@ -282,18 +283,18 @@ impl Volume {
         }
     }
 
-    pub(super) fn list(&self, path: &Path) -> io::Result<Vec<Entry>> {
-        let entry = |(name, ino): (&String, &Ino)| Entry {
+    pub(super) fn list(&self, path: &Path) -> io::Result<Vec<DirEntry>> {
+        let entry = |(name, ino): (&String, &Ino)| DirEntry {
             name: name.clone(),
-            is_dir: matches!(self.nodes[ino], Node::Dir(_)),
+            is_dir: matches!(self.nodes[ino], SimNode::Dir(_)),
         };
         Ok(self.dir(self.ino(path)?)?.names.iter().map(entry).collect())
     }
 
-    fn free_place(&self, path: &Path) -> io::Result<Place> {
+    fn free_name_location(&self, path: &Path) -> io::Result<NameLocation> {
         let place = match self.ino(path) {
             Ok(_) => return Err(io::ErrorKind::AlreadyExists.into()),
-            Err(_) => self.place(path)?,
+            Err(_) => self.name_location(path)?,
         };
         Ok(place)
     }
@@ -302,8 +303,8 @@ impl Volume {
         let ino = Ino(self.next_ino);
         self.next_ino += 1;
         let node = match is_dir {
-            true => Node::Dir(Arc::default()),
-            false => Node::File(Arc::new(Inode::new(path.into()))),
+            true => SimNode::Dir(Arc::default()),
+            false => SimNode::File(Arc::new(Inode::new(path.into()))),
         };
         self.nodes.insert(ino, node);
         ino
@@ -312,8 +313,8 @@ impl Volume {
     fn change_names(
         &mut self,
         ino: Ino,
-        from: Option<Place>,
-        to: Option<Place>,
+        from: Option<NameLocation>,
+        to: Option<NameLocation>,
         path: &Path,
         new_path: Option<Arc<Path>>,
     ) {
@@ -327,16 +328,16 @@ impl Volume {
         self.changes.push(NameChange { op, ino, from, to, path, new_path });
     }
 
-    fn dir(&self, ino: Ino) -> io::Result<&Dir> {
+    fn dir(&self, ino: Ino) -> io::Result<&SimDir> {
         match &self.nodes[&ino] {
-            Node::Dir(dir) => Ok(dir),
-            Node::File(_) => Err(io::ErrorKind::NotADirectory.into()),
+            SimNode::Dir(dir) => Ok(dir),
+            SimNode::File(_) => Err(io::ErrorKind::NotADirectory.into()),
         }
     }
 
-    fn dir_mut(&mut self, ino: Ino) -> &mut Dir {
+    fn dir_mut(&mut self, ino: Ino) -> &mut SimDir {
         match self.nodes.get_mut(&ino) {
-            Some(Node::Dir(dir)) => Arc::make_mut(dir),
+            Some(SimNode::Dir(dir)) => Arc::make_mut(dir),
             _ => unreachable!("a place's directory lives as long as the place"),
         }
     }
@@ -345,8 +346,8 @@ impl Volume {
 
     pub(super) fn file(&self, ino: Ino) -> &Inode {
         match &self.nodes[&ino] {
-            Node::File(file) => file,
-            Node::Dir(_) => unreachable!("only files are opened"),
+            SimNode::File(file) => file,
+            SimNode::Dir(_) => unreachable!("only files are opened"),
         }
     }
 
@@ -359,12 +360,13 @@ impl Volume {
         *count -= 1;
         if *count == 0 {
             self.open.remove(&ino);
-            self.let_go(ino);
+            self.free_unreferenced(ino);
         }
     }
 
-    /// The file, which nobody has open any more, goes if nothing else keeps it (invariant 2), and so does its space.
-    fn let_go(&mut self, ino: Ino) {
+    /// The file, which nobody has open any more, goes if nothing else keeps it (invariant 2), and
+    /// so does its space.
+    fn free_unreferenced(&mut self, ino: Ino) {
         let is_found = self.ino(&self.file(ino).path).is_ok_and(|found| found == ino);
         if is_found || self.has_name(ino, |dir| &dir.names) {
             return;
@@ -376,10 +378,10 @@ impl Volume {
         }
     }
 
-    fn has_name(&self, ino: Ino, names: impl Fn(&Dir) -> &Names) -> bool {
+    fn has_name(&self, ino: Ino, names: impl Fn(&SimDir) -> &DirNames) -> bool {
         let dirs = self.nodes.values().filter_map(|node| match node {
-            Node::Dir(dir) => Some(dir),
-            Node::File(_) => None,
+            SimNode::Dir(dir) => Some(dir),
+            SimNode::File(_) => None,
         });
         dirs.flat_map(|dir| names(dir).values()).any(|found| *found == ino)
     }
@@ -421,7 +423,7 @@ impl Volume {
     }
 
     pub(super) fn sync(&mut self, ino: Ino, fails: bool) {
-        if self.file(ino).is_settled() && !fails {
+        if self.file(ino).is_durable() && !fails {
             return;
         }
         let (mut random, after) = (self.random.clone(), self.after_failed_sync);
@@ -438,7 +440,7 @@ impl Volume {
     }
 
     fn change_file(&mut self, ino: Ino, change: impl FnOnce(&mut Inode)) {
-        let Some(Node::File(file)) = self.nodes.get_mut(&ino) else {
+        let Some(SimNode::File(file)) = self.nodes.get_mut(&ino) else {
             unreachable!("only files are opened");
         };
         let before = file.cache().used();
@@ -453,14 +455,14 @@ impl Volume {
         let mut found = Vec::new();
         let mut dirs = vec![(PathBuf::from("/"), ROOT)];
         while let Some((path, ino)) = dirs.pop() {
-            let Node::Dir(dir) = &self.nodes[&ino] else {
+            let SimNode::Dir(dir) = &self.nodes[&ino] else {
                 continue;
             };
             let names = if durable { &dir.durable } else { &dir.names };
             for (name, &child) in names {
                 match &self.nodes[&child] {
-                    Node::File(file) => found.push((path.join(name), &**file)),
-                    Node::Dir(_) => dirs.push((path.join(name), child)),
+                    SimNode::File(file) => found.push((path.join(name), &**file)),
+                    SimNode::Dir(_) => dirs.push((path.join(name), child)),
                 }
             }
         }
@@ -473,15 +475,15 @@ impl Volume {
         let mut hasher = SipHasher13::new();
         let mut dirs = vec![ROOT];
         while let Some(ino) = dirs.pop() {
-            let Node::Dir(dir) = &self.nodes[&ino] else {
+            let SimNode::Dir(dir) = &self.nodes[&ino] else {
                 continue;
             };
             hasher.write_usize(dir.durable.len());
             for (name, child) in &dir.durable {
                 name.hash(&mut hasher);
                 match &self.nodes[child] {
-                    Node::File(file) => file.platter().hash_into(&mut hasher),
-                    Node::Dir(_) => dirs.push(*child),
+                    SimNode::File(file) => file.platter().hash_into(&mut hasher),
+                    SimNode::Dir(_) => dirs.push(*child),
                 }
             }
         }
@@ -489,18 +491,18 @@ impl Volume {
     }
 
     /// Changes a file in cache and on the platter.
-    pub(super) fn edit(&mut self, path: &Path, change: impl Fn(&mut Content)) -> io::Result<()> {
+    pub(super) fn edit(&mut self, path: &Path, change: impl Fn(&mut FileContent)) -> io::Result<()> {
         let ino = self.file_at(path)?;
         self.change_file(ino, |file| file.edit(change));
         Ok(())
     }
 
     /// Puts a file with `content` there, in cache and on the platter, replacing another.
-    pub(super) fn put(&mut self, path: &Path, content: Content) -> io::Result<()> {
-        let place = self.place(path)?;
+    pub(super) fn put(&mut self, path: &Path, content: FileContent) -> io::Result<()> {
+        let place = self.name_location(path)?;
         let ino = self.add_node(path, false);
-        let file = Inode::settled(path.into(), content);
-        self.nodes.insert(ino, Node::File(Arc::new(file)));
+        let file = Inode::durable(path.into(), content);
+        self.nodes.insert(ino, SimNode::File(Arc::new(file)));
         let dir = self.dir_mut(place.dir);
         dir.names.insert(place.name.clone(), ino);
         dir.durable.insert(place.name, ino);
@@ -511,7 +513,7 @@ impl Volume {
     /// Takes a file's name away, in cache and on the platter.
     pub(super) fn erase(&mut self, path: &Path) -> io::Result<()> {
         self.file_at(path)?;
-        let place = self.place(path)?;
+        let place = self.name_location(path)?;
         let dir = self.dir_mut(place.dir);
         dir.names.remove(&place.name);
         dir.durable.remove(&place.name);
@@ -522,10 +524,10 @@ impl Volume {
     // --- housekeeping ------------------------------------------------------------------------
 
     /// Every name becomes what is durable; nodes without a name go.
-    pub(super) fn settle_names(&mut self) {
+    pub(super) fn drop_pending_names(&mut self) {
         self.changes.clear();
         for node in self.nodes.values_mut() {
-            if let Node::Dir(dir) = node
+            if let SimNode::Dir(dir) = node
                 && dir.names != dir.durable
             {
                 let dir = Arc::make_mut(dir);
@@ -540,7 +542,7 @@ impl Volume {
     pub(super) fn nameable(&self) -> BTreeSet<Ino> {
         let mut found: BTreeSet<Ino> = self.changes.iter().map(|change| change.ino).collect();
         for node in self.nodes.values() {
-            if let Node::Dir(dir) = node {
+            if let SimNode::Dir(dir) = node {
                 found.extend(dir.durable.values());
             }
         }
@@ -558,7 +560,7 @@ impl Volume {
             ahead.push(change.ino);
         }
         while let Some(ino) = ahead.pop() {
-            if let (true, Node::Dir(dir)) = (reached.insert(ino), &self.nodes[&ino]) {
+            if let (true, SimNode::Dir(dir)) = (reached.insert(ino), &self.nodes[&ino]) {
                 ahead.extend(dir.names.values().chain(dir.durable.values()));
             }
         }
@@ -568,13 +570,13 @@ impl Volume {
     /// Restores invariant 3 after names or open files changed.
     pub(super) fn recount(&mut self) {
         let named = self.nodes.values().flat_map(|node| match node {
-            Node::Dir(dir) => dir.names.values().copied().collect(),
-            Node::File(_) => Vec::new(),
+            SimNode::Dir(dir) => dir.names.values().copied().collect(),
+            SimNode::File(_) => Vec::new(),
         });
         let alive: BTreeSet<Ino> = named.chain(self.open.keys().copied()).collect();
         let used = |ino: &Ino| match &self.nodes[ino] {
-            Node::File(file) => file.cache().used(),
-            Node::Dir(_) => 0,
+            SimNode::File(file) => file.cache().used(),
+            SimNode::Dir(_) => 0,
         };
         self.used = alive.iter().map(used).sum();
     }
@@ -583,7 +585,7 @@ impl Volume {
 /// The names along a path from the root. Absolute and relative paths are the same.
 fn parts(path: &Path) -> io::Result<Vec<&str>> {
     let mut parts = Vec::new();
-    for name in words(path)? {
+    for name in path_components(path)? {
         if name == ".." {
             parts.pop();
         } else {
@@ -593,8 +595,9 @@ fn parts(path: &Path) -> io::Result<Vec<&str>> {
     Ok(parts)
 }
 
-/// What stands between the slashes of a path. Every call looks a path up, so this does not allocate.
-fn words(path: &Path) -> io::Result<impl Iterator<Item = &str> + Clone> {
+/// What stands between the slashes of a path. Every call looks a path up, so this does not
+/// allocate.
+fn path_components(path: &Path) -> io::Result<impl Iterator<Item = &str> + Clone> {
     let text = path.to_str().ok_or(io::ErrorKind::InvalidInput)?;
     Ok(text.split('/').filter(|word| !word.is_empty() && *word != "."))
 }

@@ -1,13 +1,13 @@
 //! # Shards: parts of the hashes that writers change side by side
 //!
-//! The first bits of a hash say its shard. A shard has the lock of its writer and the version that its
-//! readers look at, on one cache line: a change writes that line and what it changes.
+//! The first bits of a hash say its shard. A shard has the lock of its writer and the version that
+//! its readers look at, on one cache line: a change writes that line and the lines of its entries.
 //!
 //! ## Picture
 //!
 //! ```text
-//!  root    [ 0 .. 63 | 64 .. 127 | ...       | 4032 .. 4095 ]      digits; no list or node is in two shards
-//!  shards  [    0    |     1     | ...       |      63      ]      version, entries, lock: tally of slots
+//!  root    [ 0 .. 63 | 64 .. 127 | ...       | 4032 .. 4095 ] digits; no list is in two shards
+//!  shards  [    0    |     1     | ...       |      63      ] version, entries, lock: tally
 //! ```
 //!
 //! ## Invariants
@@ -25,46 +25,51 @@ use sheaf_base::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 use sheaf_base::sync::{Mutex, MutexGuard};
 
 use super::HASH_BITS;
-use crate::slots::{Slots, Tally};
+use crate::entry_counts::{EntryCounts, EntryDeltas};
 
 /// Bits of a hash that say its shard, at most: a small root has as many references (root.rs).
-const MOST_BITS: u32 = 6;
+const MAX_SHARD_BITS: u32 = 6;
 
 /// A shard's line.
 #[derive(Debug, Default)]
 #[repr(align(64))]
-struct Shard {
+struct TrieShard {
     version: AtomicU32,
-    /// Entries that were counted in, less those that were counted out. Only the sum over all shards is a number of entries.
+    /// Entries that were counted in, less those that were counted out. Only the sum over all shards
+    /// is a number of entries.
     entries: AtomicI64,
-    tally: Mutex<Tally>,
+    deltas: Mutex<EntryDeltas>,
 }
 
 /// A shard's lock, held.
-pub(crate) type Held<'a> = MutexGuard<'a, Tally>;
+pub(crate) type ShardGuard<'a> = MutexGuard<'a, EntryDeltas>;
 
 /// See the module.
 #[derive(Debug)]
-pub(super) struct Shards {
+pub(super) struct TrieShards {
     bits: u32,
-    shards: [Shard; 1 << MOST_BITS],
-    slots: Slots,
+    shards: [TrieShard; 1 << MAX_SHARD_BITS],
+    slots: EntryCounts,
 }
 
-impl Shards {
+impl TrieShards {
     /// As many as there may be for a root with digits of so many bits: each has two digits or more.
-    pub(super) fn new(root_bits: u32) -> Shards {
-        Shards::with_bits(root_bits.saturating_sub(1).min(MOST_BITS))
+    pub(super) fn new(root_bits: u32) -> TrieShards {
+        TrieShards::with_bits(root_bits.saturating_sub(1).min(MAX_SHARD_BITS))
     }
 
-    fn with_bits(bits: u32) -> Shards {
-        Shards { bits, shards: std::array::from_fn(|_| Shard::default()), slots: Slots::default() }
+    fn with_bits(bits: u32) -> TrieShards {
+        TrieShards {
+            bits,
+            shards: std::array::from_fn(|_| TrieShard::default()),
+            slots: EntryCounts::default(),
+        }
     }
 
-    /// One shard, so that lists stand where versions without shards would put them.
+    /// One shard, so that lists are where versions without shards would put them.
     #[cfg(test)]
-    pub(super) fn one() -> Shards {
-        Shards::with_bits(0)
+    pub(super) fn single() -> TrieShards {
+        TrieShards::with_bits(0)
     }
 
     pub(super) fn bits(&self) -> u32 {
@@ -77,40 +82,41 @@ impl Shards {
 
     /// The shard of a hash.
     #[inline]
-    pub(super) fn of(&self, hash: u32) -> usize {
+    pub(super) fn shard_of(&self, hash: u32) -> usize {
         hash.checked_shr(HASH_BITS - self.bits).unwrap_or(0) as usize
     }
 
     /// The last hash of the shard of `hash`.
-    pub(super) fn end_of(&self, hash: u32) -> u32 {
+    pub(super) fn shard_end(&self, hash: u32) -> u32 {
         hash | u32::MAX >> self.bits
     }
 
     #[inline]
     pub(super) fn version(&self, hash: u32) -> &AtomicU32 {
-        &self.shards[self.of(hash)].version
+        &self.shards[self.shard_of(hash)].version
     }
 
     /// Makes the version of a shard odd or even, which it is not. The writer.
     #[inline]
-    pub(super) fn turn(&self, shard: usize, order: Ordering) {
+    pub(super) fn toggle_version(&self, shard: usize, order: Ordering) {
         let version = &self.shards[shard].version;
         version.store(version.load(Ordering::Relaxed).wrapping_add(1), order);
     }
 
     #[inline]
-    pub(super) fn lock(&self, shard: usize) -> Held<'_> {
-        self.shards[shard].tally.lock()
+    pub(super) fn lock(&self, shard: usize) -> ShardGuard<'_> {
+        self.shards[shard].deltas.lock()
     }
 
-    pub(super) fn lock_all(&self) -> Vec<Held<'_>> {
+    pub(super) fn lock_all(&self) -> Vec<ShardGuard<'_>> {
         (0..self.count()).map(|shard| self.lock(shard)).collect()
     }
 
     // Entries.
 
-    /// Counts an entry in or out, whose record is in the segment of `slot`. The writer of the shard.
-    pub(super) fn tell(&self, shard: usize, held: &mut Held<'_>, slot: u32, is_more: bool) {
+    /// Counts an entry in or out; its record is in the segment of `slot`. The writer of the
+    /// shard.
+    pub(super) fn count_entry(&self, shard: usize, held: &mut ShardGuard<'_>, slot: u32, is_more: bool) {
         let entries = &self.shards[shard].entries;
         let before = entries.load(Ordering::Relaxed);
         if is_more {
@@ -129,7 +135,7 @@ impl Shards {
     }
 
     /// Entries in each slot's segment. All locks are held.
-    pub(super) fn counts(&self, held: &mut [Held<'_>]) -> Vec<u64> {
+    pub(super) fn counts(&self, held: &mut [ShardGuard<'_>]) -> Vec<u64> {
         held.iter_mut().for_each(|tally| tally.flush(&self.slots));
         self.slots.counts()
     }
@@ -137,11 +143,11 @@ impl Shards {
     /// Sets both. `held` are all locks.
     pub(super) fn set_counts<'h, 's: 'h>(
         &self,
-        held: impl IntoIterator<Item = &'h mut Held<'s>>,
+        held: impl IntoIterator<Item = &'h mut ShardGuard<'s>>,
         entries: u64,
         counts: &[u64],
     ) {
-        held.into_iter().for_each(|tally| **tally = Tally::default());
+        held.into_iter().for_each(|tally| **tally = EntryDeltas::default());
         self.slots.set(counts);
         let mut entries = i64::try_from(entries).unwrap_or(i64::MAX);
         for shard in &self.shards {
@@ -156,18 +162,18 @@ mod tests {
 
     #[test]
     fn a_shard_takes_a_line() {
-        assert_eq!(size_of::<Shard>(), 64);
+        assert_eq!(size_of::<TrieShard>(), 64);
     }
 
     #[test]
     fn shards_tile_the_hashes() {
         for (root_bits, count) in [(1, 1), (2, 2), (7, 64), (12, 64)] {
-            let shards = Shards::new(root_bits);
+            let shards = TrieShards::new(root_bits);
             assert_eq!(shards.count(), count);
             let (mut from, mut shard) = (0, 0);
             loop {
-                let end = shards.end_of(from);
-                assert_eq!([shards.of(from), shards.of(end)], [shard, shard]);
+                let end = shards.shard_end(from);
+                assert_eq!([shards.shard_of(from), shards.shard_of(end)], [shard, shard]);
                 let Some(next) = end.checked_add(1) else { break };
                 (from, shard) = (next, shard + 1);
             }

@@ -1,14 +1,14 @@
-//! The trie beside a list of entries.
+//! The trie against a list of entries.
 
 use super::*;
-use crate::check::survey;
-use crate::paged::Paged;
+use crate::check::check_trie;
+use crate::paged_trie::PagedTrie;
 use sheaf_base::sync::epoch;
 
 /// Numbers that a seed decides.
-struct Dice(u64);
+struct TestRng(u64);
 
-impl Dice {
+impl TestRng {
     fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let z = (self.0 ^ self.0 >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -25,7 +25,7 @@ fn place(n: u64) -> Address {
     Address::from_bits((n + 1) * 64 % (1 << 34))
 }
 
-fn all(trie: &Trie) -> Vec<Entry> {
+fn all(trie: &Trie) -> Vec<TrieEntry> {
     let guard = &epoch::pin();
     let (mut from, mut all, mut piece) = (0, Vec::new(), Vec::new());
     loop {
@@ -41,11 +41,11 @@ fn all(trie: &Trie) -> Vec<Entry> {
     all
 }
 
-fn agree(trie: &Trie, model: &[Entry]) {
+fn check_against_model(trie: &Trie, model: &[TrieEntry]) {
     let guard = &epoch::pin();
     let mut model = model.to_vec();
     model.sort_unstable();
-    let mut seen = survey(trie).entries;
+    let mut seen = check_trie(trie).entries;
     seen.sort_unstable();
     assert!(seen == model && all(trie) == model);
     for same in model.chunk_by(|a, b| a.hash == b.hash) {
@@ -55,22 +55,22 @@ fn agree(trie: &Trie, model: &[Entry]) {
     }
 }
 
-const SHAPES: [Shape; 9] = [
-    Shape::TINY,
-    Shape::NORMAL,
-    Shape { node_bits: 7, most: 8, root_bits: 7, ..Shape::NORMAL },
-    Shape { node_bits: 8, most: 16, root_bits: 8, ..Shape::NORMAL },
-    Shape { hash_bits: 8, ..Shape::TINY },
-    Shape { hash_bits: 8, ..Shape::NORMAL },
-    Shape { node_bits: 2, most: 128, hash_bits: 24, ..Shape::NORMAL },
-    Shape { node_bits: 8, most: 1, hash_bits: 16, ..Shape::NORMAL },
-    Shape { node_bits: 2, most: 1, page_lines: 4, ..Shape::TINY },
+const SHAPES: [TrieShape; 9] = [
+    TrieShape::TINY,
+    TrieShape::NORMAL,
+    TrieShape { node_bits: 7, max_list_entries: 8, root_bits: 7, ..TrieShape::NORMAL },
+    TrieShape { node_bits: 8, max_list_entries: 16, root_bits: 8, ..TrieShape::NORMAL },
+    TrieShape { hash_bits: 8, ..TrieShape::TINY },
+    TrieShape { hash_bits: 8, ..TrieShape::NORMAL },
+    TrieShape { node_bits: 2, max_list_entries: 128, hash_bits: 24, ..TrieShape::NORMAL },
+    TrieShape { node_bits: 8, max_list_entries: 1, hash_bits: 16, ..TrieShape::NORMAL },
+    TrieShape { node_bits: 2, max_list_entries: 1, page_lines: 4, ..TrieShape::TINY },
 ];
 
 #[test]
-fn any_changes_leave_what_a_list_of_entries_would_have() {
+fn random_changes_agree_with_a_list_of_entries() {
     for (seed, shape) in (0u64..).zip(SHAPES.iter().cycle().take(27)) {
-        let (trie, mut dice, mut model) = (Trie::new(*shape), Dice(seed), Vec::<Entry>::new());
+        let (trie, mut dice, mut model) = (Trie::new(*shape), TestRng(seed), Vec::<TrieEntry>::new());
         let guard = &epoch::pin();
         let mut number = 0;
         for phase in 0..6 {
@@ -79,57 +79,59 @@ fn any_changes_leave_what_a_list_of_entries_would_have() {
             for _ in 0..600 {
                 if dice.below(100) < adds || model.is_empty() {
                     // Some hashes share many bits with one that is there, or all.
-                    let mut hash = shape.cut(dice.next());
+                    let mut hash = shape.truncate_hash(dice.next());
                     if dice.below(4) == 0 && !model.is_empty() {
                         let like = model[dice.below(model.len())].hash;
                         hash = like
                             ^ (hash.checked_shr(20 + u32::try_from(dice.below(13)).unwrap()).unwrap_or(0));
-                        hash = shape.cut(u64::from(hash) << 32);
+                        hash = shape.truncate_hash(u64::from(hash) << 32);
                     }
                     number += 1;
-                    let entry = Entry::new(hash, place(number));
+                    let entry = TrieEntry::new(hash, place(number));
                     trie.insert(entry, guard).unwrap();
                     model.push(entry);
                 } else if dice.below(4) == 0 {
                     let at = dice.below(model.len());
                     number += 1;
-                    let Entry { hash, address } = model[at];
+                    let TrieEntry { hash, address } = model[at];
                     let (from, to) = (Address::from_bits(address), place(number));
                     assert!(trie.replace(hash, from, to, guard).unwrap());
                     assert!(!trie.replace(hash, from, to, guard).unwrap());
                     model[at].address = to.bits();
                 } else {
-                    let Entry { hash, address } = model.swap_remove(dice.below(model.len()));
+                    let TrieEntry { hash, address } = model.swap_remove(dice.below(model.len()));
                     assert!(trie.remove(hash, Address::from_bits(address), guard).unwrap());
                     assert!(!trie.remove(hash, Address::from_bits(address), guard).unwrap());
                 }
             }
-            agree(&trie, &model);
+            check_against_model(&trie, &model);
         }
-        for Entry { hash, address } in model.drain(..) {
+        for TrieEntry { hash, address } in model.drain(..) {
             assert!(trie.remove(hash, Address::from_bits(address), guard).unwrap());
         }
-        agree(&trie, &[]);
+        check_against_model(&trie, &[]);
         assert_eq!((trie.heap().resident, trie.len()), (0, 0), "an empty trie has no page");
     }
 }
 
 #[test]
 fn equal_hashes_are_chained_without_limit() {
-    for shape in [Shape { hash_bits: 8, ..Shape::NORMAL }, Shape { hash_bits: 8, ..Shape::TINY }] {
+    for shape in
+        [TrieShape { hash_bits: 8, ..TrieShape::NORMAL }, TrieShape { hash_bits: 8, ..TrieShape::TINY }]
+    {
         let (trie, guard) = (Trie::new(shape), &epoch::pin());
         let mut model = Vec::new();
         for n in 0..20_000 {
-            let entry = Entry::new(shape.cut(Dice(n).next()), place(n));
+            let entry = TrieEntry::new(shape.truncate_hash(TestRng(n).next()), place(n));
             trie.insert(entry, guard).unwrap();
             model.push(entry);
         }
-        agree(&trie, &model);
-        assert!(survey(&trie).path <= 4 * 20_000, "no nodes below the last bit that differs");
+        check_against_model(&trie, &model);
+        assert!(check_trie(&trie).path <= 4 * 20_000, "no nodes below the last bit that differs");
         for entry in model.split_off(200) {
             assert!(trie.remove(entry.hash, Address::from_bits(entry.address), guard).unwrap());
         }
-        agree(&trie, &model);
+        check_against_model(&trie, &model);
     }
 }
 
@@ -141,29 +143,30 @@ fn churn_of_ten_times_the_entries_takes_no_more_space() {
 }
 
 fn churn(count: u64) {
-    let (trie, guard) = (Trie::new(Shape::NORMAL), &epoch::pin());
-    let hash = |n: u64| Shape::NORMAL.cut(Dice(n).next());
-    (0..count).for_each(|n| trie.insert(Entry::new(hash(n), place(n)), guard).unwrap());
+    let (trie, guard) = (Trie::new(TrieShape::NORMAL), &epoch::pin());
+    let hash = |n: u64| TrieShape::NORMAL.truncate_hash(TestRng(n).next());
+    (0..count).for_each(|n| trie.insert(TrieEntry::new(hash(n), place(n)), guard).unwrap());
     let before = trie.bytes();
     let mut live: Vec<u64> = (0..count).collect();
-    let mut dice = Dice(7);
+    let mut dice = TestRng(7);
     for n in count..11 * count {
         let at = dice.below(live.len());
         let gone = std::mem::replace(&mut live[at], n);
         assert!(trie.remove(hash(gone), place(gone), guard).unwrap());
-        trie.insert(Entry::new(hash(n), place(n)), guard).unwrap();
+        trie.insert(TrieEntry::new(hash(n), place(n)), guard).unwrap();
     }
-    let model: Vec<Entry> = live.iter().map(|n| Entry::new(hash(*n), place(*n))).collect();
-    agree(&trie, &model);
+    let model: Vec<TrieEntry> = live.iter().map(|n| TrieEntry::new(hash(*n), place(*n))).collect();
+    check_against_model(&trie, &model);
     assert!(trie.bytes() * 10 <= before * 11, "{} bytes, then {}", before, trie.bytes());
 }
 
 #[test]
 fn a_key_takes_few_bytes_at_every_size() {
-    let (trie, guard) = (Trie::new(Shape::NORMAL), &epoch::pin());
+    let (trie, guard) = (Trie::new(TrieShape::NORMAL), &epoch::pin());
     let (mut worst, mut step) = (0.0f64, 100_000u64);
     for n in 0..1_200_000 {
-        trie.insert(Entry::new(Shape::NORMAL.cut(Dice(n).next()), place(n)), guard).unwrap();
+        trie.insert(TrieEntry::new(TrieShape::NORMAL.truncate_hash(TestRng(n).next()), place(n)), guard)
+            .unwrap();
         if n == step {
             worst = worst.max(trie.bytes() as f64 / n as f64);
             step += step / 8;
@@ -174,10 +177,10 @@ fn a_key_takes_few_bytes_at_every_size() {
 
 #[test]
 fn a_change_reads_all_it_needs_before_it_writes() {
-    let shape = Shape::TINY;
+    let shape = TrieShape::TINY;
     let (trie, guard) = (Trie::new(shape), epoch::pin());
-    // A chain of many pages, and a hash beside it that has none.
-    let mut model: Vec<Entry> = (0..200).map(|n| Entry::new(0x4000_0000, place(n))).collect();
+    // A chain of many pages, and a hash next to it that has none.
+    let mut model: Vec<TrieEntry> = (0..200).map(|n| TrieEntry::new(0x4000_0000, place(n))).collect();
     model.iter().for_each(|entry| trie.insert(*entry, &guard).unwrap());
     trie.freeze();
     let pages = trie.heap().frozen.take().unwrap().pages;
@@ -185,44 +188,44 @@ fn a_change_reads_all_it_needs_before_it_writes() {
     for page in pages {
         let words = trie.pages().peek(page, &guard).unwrap();
         disk.insert(page, words.iter().map(|word| word.load(Ordering::Relaxed)).collect::<Vec<u64>>());
-        trie.heap().clean(page);
+        trie.heap().mark_clean(page);
     }
     assert_eq!(trie.evict(usize::MAX, 0, &guard, |_| {}), disk.len());
     drop(guard);
     while !trie.pages().is_limbo_empty() {
         epoch::pin().flush();
     }
-    let (another, guard) = (Entry::new(0x4000_0001, place(1000)), epoch::pin());
+    let (another, guard) = (TrieEntry::new(0x4000_0001, place(1000)), epoch::pin());
     let mut missed = 0;
     while let Err(trouble) = trie.find(another.hash, &guard, |_| {}) {
-        let Trouble::Absent(page) = trouble else { panic!("{trouble:?}") };
-        trie.arrive(page, &disk[&page], || true, &guard).unwrap();
+        let TrieError::NotResident(page) = trouble else { panic!("{trouble:?}") };
+        trie.add_loaded_page(page, &disk[&page], || true, &guard).unwrap();
         missed += 1;
     }
     assert!(missed == disk.len() && missed > 3, "what splits a chain off needs all of it");
     trie.insert(another, &guard).unwrap();
     model.push(another);
-    agree(&trie, &model);
+    check_against_model(&trie, &model);
 }
 
-/// Changes at random, beside a model.
-fn change_some(trie: &Trie, model: &mut Vec<Entry>, dice: &mut Dice, changes: usize) {
+/// Makes random changes, checked against a model.
+fn change_some(trie: &Trie, model: &mut Vec<TrieEntry>, dice: &mut TestRng, changes: usize) {
     let guard = &epoch::pin();
     for _ in 0..changes {
         let number = 1_000_000 + dice.next() % (1 << 26);
         let at = dice.below(model.len().max(1));
         match dice.below(3) {
             0 if !model.is_empty() => {
-                let Entry { hash, address } = model.swap_remove(at);
+                let TrieEntry { hash, address } = model.swap_remove(at);
                 assert_eq!(trie.remove(hash, Address::from_bits(address), guard), Ok(true));
             }
             1 if !model.is_empty() => {
-                let Entry { hash, address } = model[at];
+                let TrieEntry { hash, address } = model[at];
                 assert_eq!(trie.replace(hash, Address::from_bits(address), place(number), guard), Ok(true));
                 model[at].address = place(number).bits();
             }
             _ => {
-                let entry = Entry::new(trie.shape().cut(dice.next()), place(number));
+                let entry = TrieEntry::new(trie.shape().truncate_hash(dice.next()), place(number));
                 trie.insert(entry, guard).unwrap();
                 model.push(entry);
             }
@@ -231,24 +234,24 @@ fn change_some(trie: &Trie, model: &mut Vec<Entry>, dice: &mut Dice, changes: us
 }
 
 #[test]
-fn lists_that_serve_several_shards_are_read_and_divided() {
+fn lists_of_several_shards_are_read_and_split() {
     for shape in SHAPES {
         for (seed, count) in [1, 3, 20, 100, 300, 1500].into_iter().enumerate() {
-            let mut dice = Dice(seed as u64);
-            let mut model: Vec<Entry> =
-                (0..count).map(|n| Entry::new(shape.cut(dice.next()), place(n))).collect();
+            let mut dice = TestRng(seed as u64);
+            let mut model: Vec<TrieEntry> =
+                (0..count).map(|n| TrieEntry::new(shape.truncate_hash(dice.next()), place(n))).collect();
             let trie =
                 Trie::without_shards(shape, model.iter().map(|e| (e.hash, Address::from_bits(e.address))));
-            agree(&trie, &model);
+            check_against_model(&trie, &model);
             for _ in 0..5 {
                 change_some(&trie, &mut model, &mut dice, 20);
-                agree(&trie, &model);
+                check_against_model(&trie, &model);
             }
             let guard = &epoch::pin();
-            for Entry { hash, address } in model.drain(..) {
+            for TrieEntry { hash, address } in model.drain(..) {
                 assert_eq!(trie.remove(hash, Address::from_bits(address), guard), Ok(true));
             }
-            agree(&trie, &[]);
+            check_against_model(&trie, &[]);
             assert_eq!(trie.heap().resident, 0);
         }
     }
@@ -256,17 +259,17 @@ fn lists_that_serve_several_shards_are_read_and_divided() {
 
 /// A hash of a shard of a normal trie.
 fn hash_in(shard: u32, n: u64) -> u32 {
-    shard << 26 | Shape::NORMAL.cut(Dice(n).next()) >> 6
+    shard << 26 | TrieShape::NORMAL.truncate_hash(TestRng(n).next()) >> 6
 }
 
 #[test]
 fn a_writer_waits_for_its_own_shard_only() {
     const CHANGES: u64 = 5000;
-    let (trie, counts) = (&Trie::new(Shape::NORMAL), &[(); 3].map(|()| AtomicU64::new(0)));
+    let (trie, counts) = (&Trie::new(TrieShape::NORMAL), &[(); 3].map(|()| AtomicU64::new(0)));
     let write = |shard: u32| {
         let guard = &epoch::pin();
         for n in 0..CHANGES {
-            trie.insert(Entry::new(hash_in(shard, n), place(n)), guard).unwrap();
+            trie.insert(TrieEntry::new(hash_in(shard, n), place(n)), guard).unwrap();
             counts[shard as usize].fetch_add(1, Ordering::Relaxed);
         }
         for n in 0..CHANGES {
@@ -284,20 +287,20 @@ fn a_writer_waits_for_its_own_shard_only() {
         blocked.join().unwrap();
     });
     assert_eq!(done(), [CHANGES; 3]);
-    agree(trie, &[]);
+    check_against_model(trie, &[]);
 }
 
 /// Writers of four shards grow, change and shrink their parts of the trie side by side, while a
 /// checkpoint writes and evicts pages, and readers look for what stays.
 #[test]
-fn writers_of_several_shards_lose_nothing_beside_checkpoints_and_evictions() {
+fn parallel_writers_lose_nothing_during_checkpoints_and_evictions() {
     const STAY: u64 = 300;
-    for shape in [Shape::NORMAL, Shape::TINY] {
+    for shape in [TrieShape::NORMAL, TrieShape::TINY] {
         let trie = Trie::new(shape);
         for n in 0..STAY {
-            trie.insert(Entry::new(hash_in(63, n), place(n)), &epoch::pin()).unwrap();
+            trie.insert(TrieEntry::new(hash_in(63, n), place(n)), &epoch::pin()).unwrap();
         }
-        let (world, is_over) = (&Paged::new(trie), &AtomicBool::new(false));
+        let (world, is_over) = (&PagedTrie::new(trie), &AtomicBool::new(false));
         let own = |shard: u32, n: u64| (hash_in(shard, n), place(n + 1000 * u64::from(shard)));
         let write = |shard: u32| {
             for round in 0..3 {
@@ -314,7 +317,7 @@ fn writers_of_several_shards_lose_nothing_beside_checkpoints_and_evictions() {
             let writers = [0, 1, 40, 62].map(|shard| scope.spawn(move || write(shard)));
             scope.spawn(|| {
                 while !is_over.load(Ordering::Relaxed) {
-                    world.turn_over();
+                    world.checkpoint_and_evict();
                 }
             });
             scope.spawn(|| {
@@ -327,9 +330,9 @@ fn writers_of_several_shards_lose_nothing_beside_checkpoints_and_evictions() {
             writers.into_iter().for_each(|writer| writer.join().unwrap());
             is_over.store(true, Ordering::Relaxed);
         });
-        let mut model: Vec<Entry> = (0..STAY).map(|n| Entry::new(hash_in(63, n), place(n))).collect();
+        let mut model: Vec<TrieEntry> = (0..STAY).map(|n| TrieEntry::new(hash_in(63, n), place(n))).collect();
         let left = [0, 1, 40, 62].into_iter().flat_map(|shard| (0..400).map(move |n| own(shard, n)));
-        model.extend(left.map(|(hash, at)| Entry::new(hash, at)));
+        model.extend(left.map(|(hash, at)| TrieEntry::new(hash, at)));
         for entry in &model {
             assert!(world.find(entry.hash, &epoch::pin()).contains(&Address::from_bits(entry.address)));
         }
@@ -338,7 +341,7 @@ fn writers_of_several_shards_lose_nothing_beside_checkpoints_and_evictions() {
         }
         assert_eq!(world.trie.len(), model.len() as u64);
         world.load_all();
-        agree(&world.trie, &model);
+        check_against_model(&world.trie, &model);
     }
 }
 
@@ -346,11 +349,11 @@ fn writers_of_several_shards_lose_nothing_beside_checkpoints_and_evictions() {
 #[test]
 fn shards_cost_a_small_trie_a_page_at_most() {
     for count in [1, 10, 50, 100, 200, 300, 500, 700, 1000, 1500, 2000, 5000] {
-        let entries = || (0..count).map(|n| (Shape::NORMAL.cut(Dice(n).next()), place(n)));
-        let before = Trie::without_shards(Shape::NORMAL, entries());
-        let now = Trie::new(Shape::NORMAL);
-        entries().for_each(|(hash, at)| now.insert(Entry::new(hash, at), &epoch::pin()).unwrap());
+        let entries = || (0..count).map(|n| (TrieShape::NORMAL.truncate_hash(TestRng(n).next()), place(n)));
+        let before = Trie::without_shards(TrieShape::NORMAL, entries());
+        let now = Trie::new(TrieShape::NORMAL);
+        entries().for_each(|(hash, at)| now.insert(TrieEntry::new(hash, at), &epoch::pin()).unwrap());
         println!("{count} pairs: {} bytes without shards, {} with", before.bytes(), now.bytes());
-        assert!(now.bytes() <= before.bytes() + Shape::NORMAL.page_bytes() as u64, "{count} pairs");
+        assert!(now.bytes() <= before.bytes() + TrieShape::NORMAL.page_bytes() as u64, "{count} pairs");
     }
 }

@@ -3,30 +3,30 @@
 use std::ops::Range;
 
 use sheaf_base::blob::BlobRef;
-use sheaf_base::codec::Reader;
+use sheaf_base::codec::FieldReader;
 use sheaf_base::error::Damage;
 use sheaf_base::keys;
 use sheaf_base::types::{MAX_KEY, Seq};
 
-use super::{FILE, Home, Item, PACKED, REMOVED, What};
+use super::{BlobLocation, KIND_FILE, KIND_PACKED, KIND_REMOVED, ListEntry, ValueRef};
 
-fn take_u32(reader: &mut Reader<'_>, field: &'static str) -> Result<u32, Damage> {
+fn take_u32(reader: &mut FieldReader<'_>, field: &'static str) -> Result<u32, Damage> {
     let value = reader.varint()?;
     u32::try_from(value).map_err(|_| Damage::BadField { field, value })
 }
 
 /// An entry: how much of the key before it is in its key, the rest of that, and the version.
-struct Entry<'a> {
+struct EncodedEntry<'a> {
     shared: usize,
     rest: &'a [u8],
     seq: Seq,
-    what: What,
+    value: ValueRef,
 }
 
-impl<'a> Entry<'a> {
+impl<'a> EncodedEntry<'a> {
     /// The next one, after a key of `before` bytes.
     #[inline]
-    fn take(r: &mut Reader<'a>, before: usize) -> Result<Entry<'a>, Damage> {
+    fn take(r: &mut FieldReader<'a>, before: usize) -> Result<EncodedEntry<'a>, Damage> {
         let (shared, rest) = (r.varint()?, r.varint()?);
         let max = before as u64;
         if shared > max || shared.saturating_add(rest) > MAX_KEY as u64 {
@@ -35,40 +35,40 @@ impl<'a> Entry<'a> {
         let rest = r.take(usize::try_from(rest).unwrap_or(usize::MAX))?;
         let (kind, seq) = (r.u8()?, Seq(r.varint()?));
         let what = match kind {
-            FILE => {
+            KIND_FILE => {
                 let (id, len) = (r.varint()?, take_u32(r, "length")?);
                 let sum = r.u32()?;
-                let home = match r.varint()? {
-                    0 => Home::Here,
-                    1 => Home::Staged,
-                    number => Home::Dir(number - 2),
+                let location = match r.varint()? {
+                    0 => BlobLocation::OwnDir,
+                    1 => BlobLocation::BlobStore,
+                    number => BlobLocation::OtherDir(number - 2),
                 };
-                What::File { blob: BlobRef { id, len, sum }, home }
+                ValueRef::File { blob: BlobRef { id, len, sum }, location }
             }
-            PACKED => {
+            KIND_PACKED => {
                 let (pack, offset, len) = (r.varint()?, r.varint()?, take_u32(r, "length")?);
-                What::Packed { pack, offset, len, sum: r.u32()? }
+                ValueRef::Packed { pack, offset, len, sum: r.u32()? }
             }
-            REMOVED => What::Gone,
+            KIND_REMOVED => ValueRef::Removed,
             other => return Err(Damage::BadField { field: "kind", value: u64::from(other) }),
         };
-        Ok(Entry { shared: usize::try_from(shared).unwrap_or(0), rest, seq, what })
+        Ok(EncodedEntry { shared: usize::try_from(shared).unwrap_or(0), rest, seq, value: what })
     }
 }
 
-/// The newest version of `key` at or before `at` in a block. No key is put together: of the key before only its length is known, and
-/// how many of its first bytes are those of `key`.
-pub(super) fn find(bytes: &[u8], key: &[u8], at: Seq) -> Result<Option<(Seq, What)>, Damage> {
-    let mut reader = Reader::new(bytes);
+/// The newest version of `key` at or before `at` in a block. No key is put together: of the key
+/// before only its length is known, and how many of its first bytes are those of `key`.
+pub(super) fn find(bytes: &[u8], key: &[u8], at: Seq) -> Result<Option<(Seq, ValueRef)>, Damage> {
+    let mut reader = FieldReader::new(bytes);
     let (mut before, mut common) = (0, 0);
     while !reader.rest().is_empty() {
-        let Entry { shared, rest, seq, what } = Entry::take(&mut reader, before)?;
+        let EncodedEntry { shared, rest, seq, value: what } = EncodedEntry::take(&mut reader, before)?;
         before = shared + rest.len();
         if shared > common {
             continue; // it has the byte that put the one before it below `key`
         }
         let wanted = key.get(shared..).unwrap_or_default();
-        let same = keys::common(rest, wanted);
+        let same = keys::common_prefix_len(rest, wanted);
         common = shared + same;
         match rest[same..].first().cmp(&wanted[same..].first()) {
             std::cmp::Ordering::Less => {}
@@ -82,14 +82,14 @@ pub(super) fn find(bytes: &[u8], key: &[u8], at: Seq) -> Result<Option<(Seq, Wha
 
 /// The entries of a block, in memory that the next block uses again.
 #[derive(Debug, Default)]
-pub(crate) struct Entries {
+pub(crate) struct BlockEntries {
     /// Keys, one behind the other.
     keys: Vec<u8>,
     /// Where its key stands, and what it is. Versions of a key have the same place.
-    versions: Vec<(Range<usize>, Seq, What)>,
+    versions: Vec<(Range<usize>, Seq, ValueRef)>,
 }
 
-impl Entries {
+impl BlockEntries {
     pub(crate) fn clear(&mut self) {
         self.keys.clear();
         self.versions.clear();
@@ -107,7 +107,7 @@ impl Entries {
         &self.keys[self.versions[index].0.clone()]
     }
 
-    pub(crate) fn version(&self, index: usize) -> (Seq, What) {
+    pub(crate) fn version(&self, index: usize) -> (Seq, ValueRef) {
         let (_, seq, what) = &self.versions[index];
         (*seq, *what)
     }
@@ -117,14 +117,14 @@ impl Entries {
         self.versions[one].0 == self.versions[other].0
     }
 
-    pub(crate) fn item(&self, index: usize) -> Item {
+    pub(crate) fn item(&self, index: usize) -> ListEntry {
         let (seq, what) = self.version(index);
-        Item { key: self.key(index).to_vec(), seq, what }
+        ListEntry { key: self.key(index).to_vec(), seq, value: what }
     }
 
     /// Returns the bytes of memory that they take.
     pub(crate) fn memory(&self) -> u64 {
-        (self.keys.capacity() + self.versions.capacity() * size_of::<(Range<usize>, Seq, What)>()) as u64
+        (self.keys.capacity() + self.versions.capacity() * size_of::<(Range<usize>, Seq, ValueRef)>()) as u64
     }
 
     /// The first entry whose key is not below `key`; with `is_after`, above it.
@@ -138,10 +138,11 @@ impl Entries {
     /// Takes those of a block in place of what was there.
     pub(super) fn fill(&mut self, bytes: &[u8]) -> Result<(), Damage> {
         self.clear();
-        let mut reader = Reader::new(bytes);
+        let mut reader = FieldReader::new(bytes);
         let mut last = 0..0;
         while !reader.rest().is_empty() {
-            let Entry { shared, rest, seq, what } = Entry::take(&mut reader, last.len())?;
+            let EncodedEntry { shared, rest, seq, value: what } =
+                EncodedEntry::take(&mut reader, last.len())?;
             let start = self.keys.len();
             self.keys.extend_from_within(last.start..last.start + shared);
             self.keys.extend_from_slice(rest);

@@ -1,7 +1,8 @@
 //! # Key list: all that is known of an SST directory's values
 //!
-//! One file a directory, beside it: sorted keys with all their kept versions, and of each where its value stands and how it is
-//! checked. Scans, merges and removals read it and never a value, nor the directory.
+//! One file a directory, beside it: sorted keys with all their kept versions, and of each where its
+//! value stands and how it is checked. Scans, merges and removals read it and never a value, nor
+//! the directory.
 //!
 //! ## Picture
 //!
@@ -18,20 +19,22 @@
 //!    kind 2, removed
 //! ```
 //!
-//! The owner is the keyspace of this database: a keyed hash of its number. Numbers without a width are LEB128; keys in the foot have their length before them.
+//! The owner is the keyspace of this database: a keyed hash of its number. Numbers without a width
+//! are LEB128; keys in the foot have their length before them.
 //!
 //! ## Invariants
 //!
 //! 1. Keys ascend, versions of a key descend by number and stand in one block.
 //! 2. A list is written once, synced, and then named by the manifest. Its bytes never change.
-//! 3. A file is here if the table is settled, whatever its home says; before that it is at home, here, or both.
+//! 3. A file is here if the table is settled, whatever its home says; before that it is at home,
+//!    here, or both.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use sheaf_base::blob::BlobRef;
-use sheaf_base::codec::{COUNTED, Reader, Writer};
-use sheaf_base::disk::{Disk, File, How};
+use sheaf_base::codec::{COUNT_LIMIT, FieldReader, FieldWriter};
+use sheaf_base::disk::{Disk, File, OpenMode};
 use sheaf_base::error::{Damage, Error, IoContext, Result};
 use sheaf_base::frame::{u32_at, u64_at};
 use sheaf_base::root::FORMAT;
@@ -42,37 +45,37 @@ use crate::filter;
 mod block;
 mod write;
 
-pub(crate) use block::Entries;
-pub(crate) use write::ListWriter;
+pub(crate) use block::BlockEntries;
+pub(crate) use write::KeyListWriter;
 
 pub(crate) const MAGIC: &[u8; 8] = b"SHEAFKEY";
-pub(crate) const HEAD: usize = 32;
-const TAIL: usize = 20;
-const SUM: usize = 4;
-const FILE: u8 = 0;
-const PACKED: u8 = 1;
-const REMOVED: u8 = 2;
+pub(crate) const HEAD_BYTES: usize = 32;
+const TAIL_BYTES: usize = 20;
+const CHECKSUM_BYTES: usize = 4;
+const KIND_FILE: u8 = 0;
+const KIND_PACKED: u8 = 1;
+const KIND_REMOVED: u8 = 2;
 
 /// Where a value's file was when the list was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Home {
+pub(crate) enum BlobLocation {
     /// In the list's own directory.
-    Here,
+    OwnDir,
     /// Among the staged values.
-    Staged,
+    BlobStore,
     /// In another directory of the keyspace.
-    Dir(u64),
+    OtherDir(u64),
 }
 
 /// What a version of a key is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum What {
+pub(crate) enum ValueRef {
     /// A value in a file.
     File {
         /// Number, length, checksum.
         blob: BlobRef,
         /// Where it was.
-        home: Home,
+        location: BlobLocation,
     },
     /// A value in a pack.
     Packed {
@@ -86,20 +89,20 @@ pub(crate) enum What {
         sum: u32,
     },
     /// A removal.
-    Gone,
+    Removed,
 }
 
 /// A version of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Item {
+pub(crate) struct ListEntry {
     pub(crate) key: Vec<u8>,
     pub(crate) seq: Seq,
-    pub(crate) what: What,
+    pub(crate) value: ValueRef,
 }
 
 /// Sums over a list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Totals {
+pub(crate) struct ListTotals {
     pub(crate) entries: u64,
     pub(crate) files: u64,
     pub(crate) file_bytes: u64,
@@ -108,8 +111,9 @@ pub(crate) struct Totals {
     pub(crate) packs: Vec<(u64, u64)>,
 }
 
-impl Totals {
-    /// Whether entries in so many bytes can come to this: what plans add up and multiply is within bounds then.
+impl ListTotals {
+    /// Whether entries in so many bytes can come to this: what plans add up and multiply is within
+    /// bounds then.
     fn check(&self, bytes: u64) -> Result<(), Damage> {
         let of_values = self.entries.saturating_mul(u64::from(u32::MAX));
         let named = self.packs.iter().fold(self.file_bytes, |all, (_, bytes)| all.saturating_add(*bytes));
@@ -117,7 +121,7 @@ impl Totals {
             ("entries", self.entries, bytes),
             ("files", self.files, self.entries),
             ("removals", self.removals, self.entries),
-            ("value bytes", named, of_values.min(COUNTED)),
+            ("value bytes", named, of_values.min(COUNT_LIMIT)),
         ];
         match bounds.into_iter().find(|(_, value, most)| value > most) {
             Some((field, value, _)) => Err(Damage::BadField { field, value }),
@@ -125,20 +129,20 @@ impl Totals {
         }
     }
 
-    fn add(&mut self, what: &What) {
+    fn add(&mut self, what: &ValueRef) {
         self.entries += 1;
         match what {
-            What::File { blob, .. } => {
+            ValueRef::File { blob, .. } => {
                 self.files += 1;
                 self.file_bytes += u64::from(blob.len);
             }
-            What::Packed { pack, len, .. } => {
+            ValueRef::Packed { pack, len, .. } => {
                 match self.packs.iter_mut().find(|(number, _)| number == pack) {
                     Some((_, bytes)) => *bytes += u64::from(*len),
                     None => self.packs.push((*pack, u64::from(*len))),
                 }
             }
-            What::Gone => self.removals += 1,
+            ValueRef::Removed => self.removals += 1,
         }
     }
 
@@ -149,15 +153,15 @@ impl Totals {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Block {
+struct ListBlock {
     offset: u64,
     len: u32,
     first: Box<[u8]>,
 }
 
 /// The head of a file of the engine's own.
-pub(crate) fn head(magic: &[u8; 8], owner: u64, number: u64) -> Vec<u8> {
-    let mut w = Writer(magic.to_vec());
+pub(crate) fn encode_head(magic: &[u8; 8], owner: u64, number: u64) -> Vec<u8> {
+    let mut w = FieldWriter(magic.to_vec());
     w.u32(FORMAT);
     w.u64(owner);
     w.u64(number);
@@ -171,23 +175,27 @@ pub(crate) fn head(magic: &[u8; 8], owner: u64, number: u64) -> Vec<u8> {
 /// whole and says that the file is another is an error.
 pub(crate) fn accept_head(path: &Path, got: &[u8], magic: &[u8; 8], owner: u64, number: u64) -> Result<()> {
     match check_head(path, got, magic, owner, number) {
-        Err(Error::Corrupt { what: Damage::BadMagic | Damage::BadChecksum { .. }, .. }) => Ok(()),
+        Err(Error::Corrupt { damage: Damage::BadMagic | Damage::BadChecksum { .. }, .. }) => Ok(()),
         checked => checked,
     }
 }
 
 /// Checks the head of a file against what it should be.
 pub(crate) fn check_head(path: &Path, got: &[u8], magic: &[u8; 8], owner: u64, number: u64) -> Result<()> {
-    if got == head(magic, owner, number) {
+    if got == encode_head(magic, owner, number) {
         return Ok(());
     }
-    let sum = crc32c::crc32c(&got[..HEAD - SUM]);
+    let sum = crc32c::crc32c(&got[..HEAD_BYTES - CHECKSUM_BYTES]);
     let what = if &got[..8] != magic {
         Damage::BadMagic
-    } else if u32_at(got, HEAD - SUM) != sum {
-        Damage::BadChecksum { expected: u32_at(got, HEAD - SUM), got: sum }
+    } else if u32_at(got, HEAD_BYTES - CHECKSUM_BYTES) != sum {
+        Damage::BadChecksum { expected: u32_at(got, HEAD_BYTES - CHECKSUM_BYTES), got: sum }
     } else if u32_at(got, 8) != FORMAT {
-        return Err(Error::Format { path: path.to_path_buf(), found: u32_at(got, 8), supported: FORMAT });
+        return Err(Error::UnsupportedVersion {
+            path: path.to_path_buf(),
+            found: u32_at(got, 8),
+            supported: FORMAT,
+        });
     } else {
         let (expected, got) = (u128::from(number), u128::from(u64_at(got, 20)));
         Damage::Foreign { field: "file number", expected, got }
@@ -195,7 +203,7 @@ pub(crate) fn check_head(path: &Path, got: &[u8], magic: &[u8; 8], owner: u64, n
     Err(Error::corrupt(path, 0, what))
 }
 
-fn sum_of(number: u64, offset: u64, bytes: &[u8]) -> u32 {
+fn salted_checksum(number: u64, offset: u64, bytes: &[u8]) -> u32 {
     let mut salt = [0; 16];
     salt[..8].copy_from_slice(&number.to_le_bytes());
     salt[8..].copy_from_slice(&offset.to_le_bytes());
@@ -204,59 +212,65 @@ fn sum_of(number: u64, offset: u64, bytes: &[u8]) -> u32 {
 
 /// A list that is there.
 #[derive(Debug)]
-pub(crate) struct List {
+pub(crate) struct KeyList {
     path: PathBuf,
     file: Arc<dyn File>,
     owner: u64,
     number: u64,
-    blocks: Vec<Block>,
+    blocks: Vec<ListBlock>,
     last: Box<[u8]>,
     filter: Vec<u8>,
-    totals: Totals,
+    totals: ListTotals,
 }
 
-impl List {
+impl KeyList {
     /// Opens the list at `path` and reads its foot.
-    pub(crate) fn open(disk: &dyn Disk, path: PathBuf, owner: u64, number: u64) -> Result<List> {
+    pub(crate) fn open(disk: &dyn Disk, path: PathBuf, owner: u64, number: u64) -> Result<KeyList> {
         let damaged = |at, what| Error::corrupt(&path, at, what);
-        let file = match disk.open(&path, How::Read) {
+        let file = match disk.open(&path, OpenMode::Read) {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
-                return Err(damaged(0, Damage::Short { got: 0, expected: (HEAD + TAIL) as u64 }));
+                return Err(damaged(
+                    0,
+                    Damage::Truncated { got: 0, expected: (HEAD_BYTES + TAIL_BYTES) as u64 },
+                ));
             }
             other => other.during("open", &path)?,
         };
         let len = file.len().during("measure", &path)?;
-        if len < (HEAD + TAIL) as u64 {
-            return Err(damaged(0, Damage::Short { got: len, expected: (HEAD + TAIL) as u64 }));
+        if len < (HEAD_BYTES + TAIL_BYTES) as u64 {
+            return Err(damaged(
+                0,
+                Damage::Truncated { got: len, expected: (HEAD_BYTES + TAIL_BYTES) as u64 },
+            ));
         }
-        let mut got = [0; HEAD];
+        let mut got = [0; HEAD_BYTES];
         file.read_at(0, &mut got).during("read", &path)?;
         accept_head(&path, &got, MAGIC, owner, number)?;
-        let mut tail = [0; TAIL];
-        let tail_at = len - TAIL as u64;
+        let mut tail = [0; TAIL_BYTES];
+        let tail_at = len - TAIL_BYTES as u64;
         file.read_at(tail_at, &mut tail).during("read", &path)?;
         let (expected, got) = (u32_at(&tail, 16), crc32c::crc32c(&tail[..16]));
         if expected != got {
             return Err(damaged(tail_at, Damage::BadChecksum { expected, got }));
         }
         let (at, foot_len) = (u64_at(&tail, 0), u32_at(&tail, 8));
-        if at < HEAD as u64 || at.checked_add(u64::from(foot_len)) != Some(tail_at) {
+        if at < HEAD_BYTES as u64 || at.checked_add(u64::from(foot_len)) != Some(tail_at) {
             return Err(damaged(tail_at, Damage::BadLength { got: u64::from(foot_len), max: tail_at }));
         }
         let mut foot = vec![0; foot_len as usize];
         file.read_at(at, &mut foot).during("read", &path)?;
-        let (expected, got) = (u32_at(&tail, 12), sum_of(number, at, &foot));
+        let (expected, got) = (u32_at(&tail, 12), salted_checksum(number, at, &foot));
         if expected != got {
             return Err(damaged(at, Damage::BadChecksum { expected, got }));
         }
-        let mut list = List {
+        let mut list = KeyList {
             file: Arc::clone(&file),
             owner,
             number,
             blocks: Vec::new(),
             last: Box::default(),
             filter: Vec::new(),
-            totals: Totals::default(),
+            totals: ListTotals::default(),
             path: path.clone(),
         };
         list.read_foot(&foot, at).map_err(|what| damaged(at, what))?;
@@ -265,9 +279,9 @@ impl List {
     }
 
     fn read_foot(&mut self, foot: &[u8], end: u64) -> Result<(), Damage> {
-        let mut reader = Reader::new(foot);
+        let mut reader = FieldReader::new(foot);
         self.blocks =
-            reader.list(|r| Ok(Block { offset: r.u64()?, len: r.u32()?, first: r.bytes()?.into() }))?;
+            reader.list(|r| Ok(ListBlock { offset: r.u64()?, len: r.u32()?, first: r.bytes()?.into() }))?;
         self.last = reader.bytes()?.into();
         self.filter = reader.bytes()?.to_vec();
         let mut sums = [0; 4];
@@ -276,15 +290,15 @@ impl List {
         }
         let packs = reader.list(|r| Ok((r.u64()?, r.u64()?)))?;
         let [entries, files, file_bytes, removals] = sums;
-        self.totals = Totals { entries, files, file_bytes, removals, packs };
+        self.totals = ListTotals { entries, files, file_bytes, removals, packs };
         self.totals.check(end)?;
         reader.finish()?;
-        let mut at = HEAD as u64;
+        let mut at = HEAD_BYTES as u64;
         for block in &self.blocks {
             if block.offset != at {
                 return Err(Damage::BadField { field: "block", value: block.offset });
             }
-            at += u64::from(block.len) + SUM as u64;
+            at += u64::from(block.len) + CHECKSUM_BYTES as u64;
         }
         if at != end || !self.blocks.is_sorted_by(|a, b| a.first < b.first) || self.blocks.is_empty() {
             return Err(Damage::BadField { field: "blocks", value: at });
@@ -298,17 +312,17 @@ impl List {
 
     /// Checks the head, which nothing else is read by.
     pub(crate) fn check_head(&self) -> Result<()> {
-        let mut got = [0; HEAD];
+        let mut got = [0; HEAD_BYTES];
         self.file.read_at(0, &mut got).during("read", &self.path)?;
         check_head(&self.path, &got, MAGIC, self.owner, self.number)
     }
 
     /// Bytes of its blocks, about those of its file.
     pub(crate) fn bytes(&self) -> u64 {
-        self.blocks.last().map_or(0, |block| block.offset + u64::from(block.len)) + self.memory()
+        self.blocks.last().map_or(0, |block| block.offset + u64::from(block.len)) + self.memory_bytes()
     }
 
-    pub(crate) fn totals(&self) -> &Totals {
+    pub(crate) fn totals(&self) -> &ListTotals {
         &self.totals
     }
 
@@ -321,9 +335,9 @@ impl List {
     }
 
     /// Bytes of memory it takes.
-    pub(crate) fn memory(&self) -> u64 {
-        let blocks: usize = self.blocks.iter().map(|block| block.first.len() + size_of::<Block>()).sum();
-        (blocks + self.filter.len() + self.last.len() + size_of::<List>()) as u64
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        let blocks: usize = self.blocks.iter().map(|block| block.first.len() + size_of::<ListBlock>()).sum();
+        (blocks + self.filter.len() + self.last.len() + size_of::<KeyList>()) as u64
     }
 
     pub(crate) fn block_count(&self) -> usize {
@@ -331,7 +345,7 @@ impl List {
     }
 
     /// How many blocks have a first key that is before something.
-    pub(crate) fn blocks_that(&self, is_before: impl Fn(&[u8]) -> bool) -> usize {
+    pub(crate) fn count_blocks_where(&self, is_before: impl Fn(&[u8]) -> bool) -> usize {
         self.blocks.partition_point(|block| is_before(&block.first))
     }
 
@@ -341,24 +355,25 @@ impl List {
     }
 
     /// The block in which `key` would stand: the last one that starts at or below it.
-    pub(crate) fn block_of(&self, key: &[u8]) -> Option<usize> {
+    pub(crate) fn block_containing(&self, key: &[u8]) -> Option<usize> {
         self.blocks.partition_point(|block| *block.first <= *key).checked_sub(1)
     }
 
     /// Calls `with` with the checked entries of a block.
     fn with_block<R>(&self, index: usize, with: impl FnOnce(&[u8]) -> Result<R, Damage>) -> Result<R> {
         let block = &self.blocks[index];
-        let len = block.len as usize + SUM;
+        let len = block.len as usize + CHECKSUM_BYTES;
         let checked = |bytes: &[u8]| {
-            let (entries, sum) = bytes.split_at(bytes.len() - SUM);
-            let (expected, got) = (u32_at(sum, 0), sum_of(self.number, block.offset, entries));
+            let (entries, sum) = bytes.split_at(bytes.len() - CHECKSUM_BYTES);
+            let (expected, got) = (u32_at(sum, 0), salted_checksum(self.number, block.offset, entries));
             if expected != got {
                 return Err(Damage::BadChecksum { expected, got });
             }
             with(entries)
         };
         // SAFETY:
-        // * The file was written whole and synced before it was opened here, and is never written again (I2).
+        // * The file was written whole and synced before it was opened here, and is never written
+        //   again (I2).
         let mapped = unsafe { self.file.mapped(block.offset, len) };
         let answer = match mapped {
             Some(bytes) => checked(bytes),
@@ -373,27 +388,27 @@ impl List {
 
     /// Lets the filter go, since it was made of hashes with another secret: from now on every key
     /// may be there.
-    pub(crate) fn forget_hashes(&mut self) {
+    pub(crate) fn drop_filter(&mut self) {
         self.filter = Vec::new();
     }
 
     /// Whether it may have a key of this hash.
     #[inline]
-    pub(crate) fn may_have(&self, hash: u64) -> bool {
-        filter::may_have(&self.filter, hash)
+    pub(crate) fn may_contain(&self, hash: u64) -> bool {
+        filter::may_contain(&self.filter, hash)
     }
 
     /// The newest version of `key` at or before `at`.
-    pub(crate) fn find(&self, hash: u64, key: &[u8], at: Seq) -> Result<Option<(Seq, What)>> {
-        if !self.may_have(hash) {
+    pub(crate) fn find(&self, hash: u64, key: &[u8], at: Seq) -> Result<Option<(Seq, ValueRef)>> {
+        if !self.may_contain(hash) {
             return Ok(None);
         }
-        let Some(index) = self.block_of(key) else { return Ok(None) };
+        let Some(index) = self.block_containing(key) else { return Ok(None) };
         self.with_block(index, |bytes| block::find(bytes, key, at))
     }
 
     /// Reads the entries of a block.
-    pub(crate) fn read(&self, index: usize, into: &mut Entries) -> Result<()> {
+    pub(crate) fn read(&self, index: usize, into: &mut BlockEntries) -> Result<()> {
         self.with_block(index, |bytes| into.fill(bytes))
     }
 
@@ -403,8 +418,8 @@ impl List {
     }
 
     /// The entries of a block.
-    pub(crate) fn items(&self, index: usize) -> Result<Vec<Item>> {
-        let mut entries = Entries::default();
+    pub(crate) fn entries_of_block(&self, index: usize) -> Result<Vec<ListEntry>> {
+        let mut entries = BlockEntries::default();
         self.read(index, &mut entries)?;
         Ok((0..entries.len()).map(|index| entries.item(index)).collect())
     }
@@ -417,21 +432,21 @@ mod tests {
 
     const ID: u64 = 3;
 
-    fn items() -> Vec<Item> {
+    fn items() -> Vec<ListEntry> {
         let mut items = Vec::new();
         for n in 0..400u64 {
             let key = format!("user/{:04}", n * 3).into_bytes();
             let blob = BlobRef { id: n, len: 70_000, sum: 5 };
-            let homes = [Home::Here, Home::Staged, Home::Dir(n)];
-            items.push(Item {
+            let homes = [BlobLocation::OwnDir, BlobLocation::BlobStore, BlobLocation::OtherDir(n)];
+            items.push(ListEntry {
                 key: key.clone(),
                 seq: Seq(1000 + n),
-                what: What::File { blob, home: homes[usize::try_from(n % 3).unwrap()] },
+                value: ValueRef::File { blob, location: homes[usize::try_from(n % 3).unwrap()] },
             });
             if n % 5 == 0 {
-                items.push(Item { key: key.clone(), seq: Seq(500), what: What::Gone });
-                let packed = What::Packed { pack: 7, offset: n << 20, len: 9, sum: 1 };
-                items.push(Item { key, seq: Seq(3), what: packed });
+                items.push(ListEntry { key: key.clone(), seq: Seq(500), value: ValueRef::Removed });
+                let packed = ValueRef::Packed { pack: 7, offset: n << 20, len: 9, sum: 1 };
+                items.push(ListEntry { key, seq: Seq(3), value: packed });
             }
         }
         items
@@ -442,27 +457,27 @@ mod tests {
     }
 
     fn written(tiny: bool) -> Vec<u8> {
-        let mut writer = ListWriter::new(ID, 9, tiny);
+        let mut writer = KeyListWriter::new(ID, 9, tiny);
         items().iter().for_each(|item| writer.add(hash(&item.key), item));
         writer.finish()
     }
 
-    fn open(bytes: &[u8]) -> Result<List> {
+    fn open(bytes: &[u8]) -> Result<KeyList> {
         let disk = SimDisk::new();
         disk.put_file(Path::new("/keys"), bytes).unwrap();
-        List::open(&disk, "/keys".into(), ID, 9)
+        KeyList::open(&disk, "/keys".into(), ID, 9)
     }
 
     #[test]
-    fn a_list_has_what_was_written() {
+    fn a_list_contains_the_entries_written() {
         for tiny in [true, false] {
             let list = open(&written(tiny)).unwrap();
-            let all: Vec<Item> =
-                (0..list.block_count()).flat_map(|index| list.items(index).unwrap()).collect();
+            let all: Vec<ListEntry> =
+                (0..list.block_count()).flat_map(|index| list.entries_of_block(index).unwrap()).collect();
             assert_eq!(all, items());
             for item in &all {
                 let found = list.find(hash(&item.key), &item.key, item.seq).unwrap();
-                assert_eq!(found, Some((item.seq, item.what)));
+                assert_eq!(found, Some((item.seq, item.value)));
                 let mut absent = item.key.clone();
                 absent.push(b'x');
                 assert_eq!(list.find(hash(&absent), &absent, Seq::LATEST).unwrap(), None);
@@ -490,20 +505,23 @@ mod tests {
     #[test]
     fn a_block_is_searched_as_it_is_read() {
         for some in [2, 3, 5] {
-            let mut writer = ListWriter::new(ID, 9, false);
+            let mut writer = KeyListWriter::new(ID, 9, false);
             for (n, key) in words(5).into_iter().enumerate().filter(|(n, _)| n % some != 1) {
                 for seq in [7, 5, 2].into_iter().skip(n % 3) {
-                    writer.add(hash(&key), &Item { key: key.clone(), seq: Seq(seq), what: What::Gone });
+                    writer.add(
+                        hash(&key),
+                        &ListEntry { key: key.clone(), seq: Seq(seq), value: ValueRef::Removed },
+                    );
                 }
             }
             let list = open(&writer.finish()).unwrap();
-            let items: Vec<Item> =
-                (0..list.block_count()).flat_map(|index| list.items(index).unwrap()).collect();
+            let items: Vec<ListEntry> =
+                (0..list.block_count()).flat_map(|index| list.entries_of_block(index).unwrap()).collect();
             for (key, at) in words(6).iter().flat_map(|key| (1..9).map(move |at| (key, Seq(at)))) {
                 let wanted = items.iter().find(|item| item.key == *key && item.seq <= at);
                 let found = (0..list.block_count())
                     .find_map(|index| list.with_block(index, |bytes| block::find(bytes, key, at)).unwrap());
-                assert_eq!(found, wanted.map(|item| (item.seq, item.what)), "{key:?} at {at:?}");
+                assert_eq!(found, wanted.map(|item| (item.seq, item.value)), "{key:?} at {at:?}");
             }
         }
     }
@@ -512,7 +530,7 @@ mod tests {
     fn totals_that_no_entries_come_to_are_damage() {
         let right = || open(&written(true)).unwrap().totals().clone();
         assert!(right().check(1 << 20).is_ok());
-        let wrong: [fn(&mut Totals); 5] = [
+        let wrong: [fn(&mut ListTotals); 5] = [
             |totals| totals.entries = u64::MAX / 2,
             |totals| totals.files = totals.entries + 1,
             |totals| totals.removals = u64::MAX,
@@ -534,11 +552,11 @@ mod tests {
             bad[at] ^= 1 << (at % 8);
             let Ok(list) = open(&bad) else { continue };
             if list.check_head().is_err() {
-                assert!(at < HEAD);
+                assert!(at < HEAD_BYTES);
                 continue;
             }
-            let all: Result<Vec<Vec<Item>>> =
-                (0..list.block_count()).map(|index| list.items(index)).collect();
+            let all: Result<Vec<Vec<ListEntry>>> =
+                (0..list.block_count()).map(|index| list.entries_of_block(index)).collect();
             assert!(all.is_err(), "byte {at}");
         }
         for len in (0..bytes.len()).step_by(7) {

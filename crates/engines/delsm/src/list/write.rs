@@ -1,101 +1,108 @@
 //! # Writing a key list: in memory, then as a whole
 
-use sheaf_base::codec::{Writer, put_varint};
-use sheaf_base::keys::common;
+use sheaf_base::codec::{FieldWriter, put_varint};
+use sheaf_base::keys::common_prefix_len;
 
-use super::{Block, FILE, HEAD, Home, Item, MAGIC, PACKED, REMOVED, Totals, What, head, sum_of};
+use super::{
+    BlobLocation, HEAD_BYTES, KIND_FILE, KIND_PACKED, KIND_REMOVED, ListBlock, ListEntry, ListTotals, MAGIC,
+    ValueRef, encode_head, salted_checksum,
+};
 use crate::filter;
 
 /// Bytes of entries after which a block ends.
-const BLOCK: usize = 4096;
-const TINY_BLOCK: usize = 160;
+const BLOCK_BYTES: usize = 4096;
+const TINY_BLOCK_BYTES: usize = 160;
 
 /// A list being made, in memory: some dozens of bytes a key.
 #[derive(Debug)]
-pub(crate) struct ListWriter {
+pub(crate) struct KeyListWriter {
     number: u64,
     bytes: Vec<u8>,
     start: usize,
-    blocks: Vec<Block>,
+    blocks: Vec<ListBlock>,
     last: Vec<u8>,
     hashes: Vec<u64>,
-    totals: Totals,
-    is_layered: bool,
+    totals: ListTotals,
+    has_old_versions: bool,
     block_bytes: usize,
 }
 
-impl ListWriter {
-    pub(crate) fn new(owner: u64, number: u64, tiny: bool) -> ListWriter {
-        ListWriter {
+impl KeyListWriter {
+    pub(crate) fn new(owner: u64, number: u64, tiny: bool) -> KeyListWriter {
+        KeyListWriter {
             number,
-            bytes: head(MAGIC, owner, number),
-            start: HEAD,
+            bytes: encode_head(MAGIC, owner, number),
+            start: HEAD_BYTES,
             blocks: Vec::new(),
             last: Vec::new(),
             hashes: Vec::new(),
-            totals: Totals::default(),
-            is_layered: false,
-            block_bytes: if tiny { TINY_BLOCK } else { BLOCK },
+            totals: ListTotals::default(),
+            has_old_versions: false,
+            block_bytes: if tiny { TINY_BLOCK_BYTES } else { BLOCK_BYTES },
         }
     }
 
-    pub(crate) fn totals(&self) -> &Totals {
+    pub(crate) fn totals(&self) -> &ListTotals {
         &self.totals
     }
 
     /// A key has several versions.
-    pub(crate) fn is_layered(&self) -> bool {
-        self.is_layered
+    pub(crate) fn has_old_versions(&self) -> bool {
+        self.has_old_versions
     }
 
     /// Appends a version; keys ascend, versions of a key descend.
-    pub(crate) fn add(&mut self, hash: u64, item: &Item) {
+    pub(crate) fn add(&mut self, hash: u64, item: &ListEntry) {
         let is_new = self.totals.entries == 0 || self.last != item.key;
         debug_assert!(self.totals.entries == 0 || self.last <= item.key);
         if is_new && self.bytes.len() - self.start >= self.block_bytes {
             self.end_block();
         }
         if self.bytes.len() == self.start {
-            self.blocks.push(Block { offset: self.start as u64, len: 0, first: item.key.as_slice().into() });
+            self.blocks.push(ListBlock {
+                offset: self.start as u64,
+                len: 0,
+                first: item.key.as_slice().into(),
+            });
             self.last.clear();
         }
-        let shared = common(&self.last, &item.key);
+        let shared = common_prefix_len(&self.last, &item.key);
         put_varint(&mut self.bytes, shared as u64);
         put_varint(&mut self.bytes, (item.key.len() - shared) as u64);
         self.bytes.extend_from_slice(&item.key[shared..]);
-        let (kind, seq) = (kind_of(&item.what), item.seq.0);
+        let (kind, seq) = (kind_of(&item.value), item.seq.0);
         self.bytes.push(kind);
         put_varint(&mut self.bytes, seq);
-        match item.what {
-            What::File { blob, home } => {
+        match item.value {
+            ValueRef::File { blob, location } => {
                 put_varint(&mut self.bytes, blob.id);
                 put_varint(&mut self.bytes, u64::from(blob.len));
                 self.bytes.extend_from_slice(&blob.sum.to_le_bytes());
-                let home = match home {
-                    Home::Here => 0,
-                    Home::Staged => 1,
-                    Home::Dir(number) => number + 2,
+                let location = match location {
+                    BlobLocation::OwnDir => 0,
+                    BlobLocation::BlobStore => 1,
+                    BlobLocation::OtherDir(number) => number + 2,
                 };
-                put_varint(&mut self.bytes, home);
+                put_varint(&mut self.bytes, location);
             }
-            What::Packed { pack, offset, len, sum } => {
+            ValueRef::Packed { pack, offset, len, sum } => {
                 [pack, offset, u64::from(len)].iter().for_each(|n| put_varint(&mut self.bytes, *n));
                 self.bytes.extend_from_slice(&sum.to_le_bytes());
             }
-            What::Gone => {}
+            ValueRef::Removed => {}
         }
         match is_new {
             true => self.hashes.push(hash),
-            false => self.is_layered = true,
+            false => self.has_old_versions = true,
         }
         self.last.clone_from(&item.key);
-        self.totals.add(&item.what);
+        self.totals.add(&item.value);
     }
 
     fn end_block(&mut self) {
         if let Some(block) = self.blocks.last_mut().filter(|_| self.bytes.len() > self.start) {
             block.len = u32::try_from(self.bytes.len() - self.start).unwrap_or(u32::MAX);
-            let sum = sum_of(self.number, block.offset, &self.bytes[self.start..]);
+            let sum = salted_checksum(self.number, block.offset, &self.bytes[self.start..]);
             self.bytes.extend_from_slice(&sum.to_le_bytes());
             self.start = self.bytes.len();
         }
@@ -104,7 +111,7 @@ impl ListWriter {
     /// The whole file.
     pub(crate) fn finish(mut self) -> Vec<u8> {
         self.end_block();
-        let mut foot = Writer::default();
+        let mut foot = FieldWriter::default();
         foot.list(&self.blocks, |w, block| {
             w.u64(block.offset);
             w.u32(block.len);
@@ -121,10 +128,10 @@ impl ListWriter {
             w.u64(*bytes);
         });
         let at = self.bytes.len() as u64;
-        let mut tail = Writer::default();
+        let mut tail = FieldWriter::default();
         tail.u64(at);
         tail.u32(u32::try_from(foot.0.len()).unwrap_or(u32::MAX));
-        tail.u32(sum_of(self.number, at, &foot.0));
+        tail.u32(salted_checksum(self.number, at, &foot.0));
         let sum = crc32c::crc32c(&tail.0);
         tail.u32(sum);
         self.bytes.extend_from_slice(&foot.0);
@@ -133,10 +140,10 @@ impl ListWriter {
     }
 }
 
-fn kind_of(what: &What) -> u8 {
+fn kind_of(what: &ValueRef) -> u8 {
     match what {
-        What::File { .. } => FILE,
-        What::Packed { .. } => PACKED,
-        What::Gone => REMOVED,
+        ValueRef::File { .. } => KIND_FILE,
+        ValueRef::Packed { .. } => KIND_PACKED,
+        ValueRef::Removed => KIND_REMOVED,
     }
 }

@@ -10,16 +10,16 @@ use std::collections::BTreeMap;
 use sheaf_base::sync::{explore, thread};
 
 /// An index with `count` entries: a small table has 32 slots, the one that takes its place 64.
-fn filled(count: u64) -> Arc<Hash> {
-    let index = Hash::empty(crate::engine::tests::ground(true));
+fn filled(count: u64) -> Arc<HashIndex> {
+    let index = HashIndex::empty(crate::engine::tests::context(true));
     (0..count).for_each(|n| index.add(mix(n), place(n)));
     Arc::new(index)
 }
 
 /// How often a walk over all hash prefixes yields each entry.
-fn walk(index: &Hash) -> BTreeMap<u64, u32> {
+fn walk(index: &HashIndex) -> BTreeMap<u64, u32> {
     let mut seen = BTreeMap::new();
-    for unit in 0..index.units() {
+    for unit in 0..index.group_count() {
         let mut start = Some(0u64);
         while let Some(from) = start {
             let guard = &epoch::pin();
@@ -32,7 +32,7 @@ fn walk(index: &Hash) -> BTreeMap<u64, u32> {
     seen
 }
 
-fn walk_beside_growth(count: u64, more: u64) {
+fn check_walk_during_growth(count: u64, more: u64) {
     explore(2500, move || {
         let index = filled(count);
         let writer = {
@@ -47,19 +47,19 @@ fn walk_beside_growth(count: u64, more: u64) {
 }
 
 #[test]
-fn a_walk_beside_the_growth_of_a_small_table_yields_every_entry_once() {
-    walk_beside_growth(24, 10);
+fn a_walk_during_growth_of_a_small_table_yields_every_entry_once() {
+    check_walk_during_growth(24, 10);
 }
 
 #[test]
-fn a_walk_beside_splits_yields_every_entry_once() {
-    walk_beside_growth(52, 14);
+fn a_walk_during_splits_yields_every_entry_once() {
+    check_walk_during_growth(52, 14);
 }
 
 #[test]
-fn an_entry_that_comes_into_a_slot_is_not_taken_for_the_one_before() {
+fn a_new_entry_in_a_slot_is_not_mistaken_for_the_previous_one() {
     explore(2500, || {
-        let table = Arc::new(Table::small(table::BUCKETS));
+        let table = Arc::new(HashTable::small(table::BUCKETS));
         let (before, after) = (5, 5 + 128); // the same bucket of a small table
         assert!(table.insert(before, place(1)));
         let writer = {
@@ -71,7 +71,9 @@ fn an_entry_that_comes_into_a_slot_is_not_taken_for_the_one_before() {
         };
         let of_unit = |home: usize| {
             let mut seen = Vec::new();
-            table.visit(home / UNIT * UNIT, UNIT, &mut |address| seen.push(address));
+            table.visit(home / BUCKETS_PER_GROUP * BUCKETS_PER_GROUP, BUCKETS_PER_GROUP, &mut |address| {
+                seen.push(address)
+            });
             seen
         };
         assert!(of_unit(5).iter().all(|at| *at == place(1)));
@@ -82,16 +84,16 @@ fn an_entry_that_comes_into_a_slot_is_not_taken_for_the_one_before() {
 }
 
 #[test]
-fn what_stays_is_found_beside_growth_removals_and_moves() {
-    what_stays_is_found(26);
+fn unchanged_entries_are_found_during_growth_removals_and_relocations() {
+    check_unchanged_entries_are_found(26);
 }
 
 #[test]
-fn what_stays_is_found_beside_splits_removals_and_moves() {
-    what_stays_is_found(54);
+fn unchanged_entries_are_found_during_splits_removals_and_relocations() {
+    check_unchanged_entries_are_found(54);
 }
 
-fn what_stays_is_found(count: u64) {
+fn check_unchanged_entries_are_found(count: u64) {
     explore(2500, move || {
         let index = filled(count);
         let writer = {
@@ -113,7 +115,7 @@ fn what_stays_is_found(count: u64) {
                     assert!(index.contains(mix(n), place(n), guard), "{n}");
                     let moved = [place(1), place(100)];
                     let mut found = 0;
-                    index.matches_of(mix(1), guard, |address| {
+                    index.matches_hash(mix(1), guard, |address| {
                         found += usize::from(moved.contains(&address));
                         true
                     });
@@ -129,7 +131,7 @@ fn what_stays_is_found(count: u64) {
 #[test]
 fn chained_entries_are_found_while_the_chain_grows() {
     explore(1000, || {
-        let index = Arc::new(Hash::empty(crate::engine::tests::ground(true)));
+        let index = Arc::new(HashIndex::empty(crate::engine::tests::context(true)));
         (0..31).for_each(|n| index.add(mix(7), place(n)));
         let writer = {
             let index = Arc::clone(&index);
@@ -146,13 +148,13 @@ fn chained_entries_are_found_while_the_chain_grows() {
 }
 
 #[test]
-fn a_table_outlives_the_guards_that_saw_it() {
+fn a_table_is_not_freed_under_a_guard() {
     explore(1000, || {
         let index = filled(20);
         let retiring = {
             let index = Arc::clone(&index);
             // As when a dropped keyspace is buried.
-            thread::spawn(move || index.install(vec![Table::new(0, index.buckets, false)]))
+            thread::spawn(move || index.install(vec![HashTable::new(0, index.buckets, false)]))
         };
         let guard = &epoch::pin();
         let mut found = 0;
@@ -209,7 +211,7 @@ fn changes_of_two_writers_outlive_splits() {
 #[test]
 fn two_writers_of_one_chain_lose_nothing() {
     explore(1500, || {
-        let index = Arc::new(Hash::empty(crate::engine::tests::ground(true)));
+        let index = Arc::new(HashIndex::empty(crate::engine::tests::context(true)));
         (0..30).for_each(|n| index.add(mix(7), place(n)));
         let writers = [0, 1].map(|writer| {
             let index = Arc::clone(&index);
@@ -221,7 +223,7 @@ fn two_writers_of_one_chain_lose_nothing() {
         assert!(index.contains(mix(7), place(20), &epoch::pin()));
         writers.into_iter().for_each(|writer| writer.join().expect("it writes"));
         let mut seen = Vec::new();
-        index.matches_of(mix(7), &epoch::pin(), |address| {
+        index.matches_hash(mix(7), &epoch::pin(), |address| {
             seen.push(address.bits() / 64 - 1);
             true
         });
@@ -234,7 +236,7 @@ fn two_writers_of_one_chain_lose_nothing() {
 /// The last entries are removed by two threads while a third one adds an entry. The thread that
 /// finds the count at zero frees the tables, and the new entry stays.
 #[test]
-fn an_index_is_taken_back_by_the_last_removal_and_keeps_what_comes() {
+fn the_last_removal_shrinks_the_index_and_concurrent_inserts_survive() {
     explore(2500, || {
         let index = filled(80);
         assert!(index.directory(&epoch::pin()).depth > 0);
@@ -246,9 +248,9 @@ fn an_index_is_taken_back_by_the_last_removal_and_keeps_what_comes() {
             thread::spawn(move || {
                 keys.add(-1);
                 assert!(index.repoint(mix(n), place(n), Address::NONE));
-                let wanted = Wanted { key: &[], hash: mix(n) };
-                if index.may_be_empty(wanted, &epoch::pin()) && keys.sum() == 0 {
-                    index.emptied();
+                let hashed_key = HashedKey { key: &[], hash: mix(n) };
+                if index.may_be_empty(hashed_key, &epoch::pin()) && keys.sum() == 0 {
+                    index.shrink_if_empty();
                 }
             })
         });
@@ -259,8 +261,8 @@ fn an_index_is_taken_back_by_the_last_removal_and_keeps_what_comes() {
         assert_eq!(walk(&index), BTreeMap::from([(90, 1)]));
         keys.add(-1);
         assert!(index.repoint(mix(90), place(90), Address::NONE));
-        assert!(index.may_be_empty(Wanted { key: &[], hash: mix(90) }, &epoch::pin()) && keys.sum() == 0);
-        index.emptied();
+        assert!(index.may_be_empty(HashedKey { key: &[], hash: mix(90) }, &epoch::pin()) && keys.sum() == 0);
+        index.shrink_if_empty();
         assert_eq!(index.directory(&epoch::pin()).depth, 0);
     });
 }

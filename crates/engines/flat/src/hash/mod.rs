@@ -29,8 +29,8 @@
 //! 12.5 bytes a key on average. A look-up is two dependent loads, of which the directory is usually cached. An index of up to about a
 //! hundred keys takes 1.3 KiB.
 
-mod arena;
-mod gather;
+mod bucket_pool;
+mod bulk_build;
 mod image;
 #[cfg(all(test, shuttle))]
 mod interleavings;
@@ -43,54 +43,55 @@ use std::ops::Bound;
 use std::sync::Arc;
 
 use sheaf_base::engine::{Bounds, ImageSink};
+use sheaf_base::engine_context::EngineContext;
 use sheaf_base::error::Result;
-use sheaf_base::ground::Ground;
-use sheaf_base::memory::Part;
+use sheaf_base::memory::MemoryPart;
 use sheaf_base::segment::Address;
 use sheaf_base::sync::Mutex;
 use sheaf_base::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use sheaf_base::sync::epoch::{self, Guard};
 
-use crate::index::{Image, Index, Span, Walk, Wanted, Way};
+use crate::index::{HashedKey, Index, IndexImage, PlaceRange, ScanDirection, Walk};
 
-pub(crate) use table::{SLOTS, Table, Word};
+pub(crate) use table::{BucketWord, HashTable, SLOTS};
 
 /// Bits of the hash that a word keeps.
-pub(crate) const KEPT: u32 = 21;
+pub(crate) const TAG_BITS: u32 = 21;
 /// From this size on, in bytes, an index asks for huge pages.
-pub(crate) const LARGE: u64 = 4 << 20;
-/// Tables of an index that has at least two to this power of them stand on huge pages, where all are made at once.
-const LARGE_DEPTH: u32 = 8;
+pub(crate) const HUGE_PAGE_THRESHOLD: u64 = 4 << 20;
+/// Tables of an index that has at least two to this power of them stand on huge pages, where all
+/// are made at once.
+const HUGE_PAGE_DEPTH: u32 = 8;
 /// Home buckets that a cursor visits together.
-const UNIT: usize = 8;
+const BUCKETS_PER_GROUP: usize = 8;
 
 /// Tables in the order of their hashes; boxed, since readers hold their addresses.
 #[allow(clippy::vec_box)]
-pub(crate) type Tables = Vec<Box<Table>>;
+pub(crate) type HashTables = Vec<Box<HashTable>>;
 
 struct Directory {
     depth: u32,
-    tables: Box<[Slot]>,
+    tables: Box<[DirectorySlot]>,
 }
 
-/// Where a table is, and where its buckets are: a hint reads the latter and does not wait for the table. The two are stored one
-/// after the other, so nobody may follow it.
-struct Slot {
-    table: AtomicPtr<Table>,
+/// Where a table is, and where its buckets are: a hint reads the latter and does not wait for the
+/// table. The two are stored one after the other, so nobody may follow it.
+struct DirectorySlot {
+    table: AtomicPtr<HashTable>,
     buckets: AtomicPtr<u8>,
 }
 
-impl Slot {
+impl DirectorySlot {
     /// Of `table`, which is alive and has its buckets at `buckets`.
-    fn new(table: *mut Table, buckets: *mut u8) -> Slot {
-        Slot { table: AtomicPtr::new(table), buckets: AtomicPtr::new(buckets) }
+    fn new(table: *mut HashTable, buckets: *mut u8) -> DirectorySlot {
+        DirectorySlot { table: AtomicPtr::new(table), buckets: AtomicPtr::new(buckets) }
     }
 
-    fn load(&self) -> *mut Table {
+    fn load(&self) -> *mut HashTable {
         self.table.load(Ordering::Acquire)
     }
 
-    fn store(&self, table: *mut Table, buckets: *mut u8) {
+    fn store(&self, table: *mut HashTable, buckets: *mut u8) {
         self.buckets.store(buckets, Ordering::Relaxed);
         self.table.store(table, Ordering::Release);
     }
@@ -111,8 +112,8 @@ impl Directory {
 /// added to a small table, or to a chain, under its latch. A table that is replaced by an empty
 /// index is latched in the order of the hashes. Until a change is completed, a reader may see it,
 /// and then the state before.
-pub(crate) struct Hash {
-    ground: Arc<Ground>,
+pub(crate) struct HashIndex {
+    context: Arc<EngineContext>,
     /// From `Box::into_raw`; never null before the drop.
     directory: AtomicPtr<Directory>,
     buckets: usize,
@@ -121,38 +122,38 @@ pub(crate) struct Hash {
     bytes: AtomicU64,
 }
 
-impl Hash {
+impl HashIndex {
     /// An empty index.
-    fn empty(ground: Arc<Ground>) -> Hash {
-        let buckets = if ground.tiny { table::TINY_BUCKETS } else { table::BUCKETS };
-        let index = Hash {
-            ground,
+    fn empty(context: Arc<EngineContext>) -> HashIndex {
+        let buckets = if context.tiny { table::TINY_BUCKETS } else { table::BUCKETS };
+        let index = HashIndex {
+            context,
             directory: AtomicPtr::default(),
             buckets,
             writer: Mutex::new(()),
             bytes: AtomicU64::new(0),
         };
-        index.install(vec![Table::small(buckets)]);
+        index.install(vec![HashTable::small(buckets)]);
         index
     }
 
     /// Whether new tables should stand on huge pages.
     fn is_large(&self) -> bool {
-        self.bytes.load(Ordering::Relaxed) >= LARGE
+        self.bytes.load(Ordering::Relaxed) >= HUGE_PAGE_THRESHOLD
     }
 
-    fn account(&self, grown: u64, shrunk: u64) {
+    fn account_memory(&self, grown: u64, shrunk: u64) {
         self.bytes.fetch_add(grown.wrapping_sub(shrunk), Ordering::Relaxed);
-        self.ground.memory.take(Part::Index, grown);
-        self.ground.memory.give(Part::Index, shrunk);
+        self.context.memory.take(MemoryPart::Index, grown);
+        self.context.memory.give_back(MemoryPart::Index, shrunk);
     }
 
     /// Replaces everything by `tables`, which tile the hashes in order. No thread changes the index
     /// at the same time, or the caller has closed all tables.
-    pub(crate) fn install(&self, mut tables: Tables) {
+    pub(crate) fn install(&self, mut tables: HashTables) {
         let guard = epoch::pin();
         if let [only] = &mut tables[..]
-            && let Some(small) = only.shrunk(&guard)
+            && let Some(small) = only.shrunk_copy(&guard)
         {
             *only = small;
         }
@@ -163,13 +164,13 @@ impl Hash {
         for table in tables {
             let copies = 1usize << (depth - table.depth());
             bytes += table.chain_bytes();
-            let start = table.start();
+            let start = table.buckets_ptr();
             let pointer = Box::into_raw(table);
-            slots.extend((0..copies).map(|_| Slot::new(pointer, start)));
+            slots.extend((0..copies).map(|_| DirectorySlot::new(pointer, start)));
         }
         let new = Box::new(Directory { depth, tables: slots.into_boxed_slice() });
         let old = self.directory.swap(Box::into_raw(new), Ordering::AcqRel);
-        self.account(bytes, 0);
+        self.account_memory(bytes, 0);
         self.retire_all(old, &guard);
     }
 
@@ -190,7 +191,7 @@ impl Hash {
         }
         // SAFETY: unlinked by the swap; nobody else retires it.
         unsafe { retire_directory(old, guard) };
-        self.account(0, bytes);
+        self.account_memory(0, bytes);
     }
 
     fn directory<'g>(&self, _guard: &'g Guard) -> &'g Directory {
@@ -200,7 +201,7 @@ impl Hash {
 
     /// The table of `hash`.
     #[inline]
-    pub(crate) fn table<'g>(&self, hash: u64, guard: &'g Guard) -> &'g Table {
+    pub(crate) fn table<'g>(&self, hash: u64, guard: &'g Guard) -> &'g HashTable {
         let directory = self.directory(guard);
         // SAFETY: as for the directory: tables are retired through the epoch.
         unsafe { &*directory.tables[directory.slot(hash)].load() }
@@ -209,7 +210,7 @@ impl Hash {
     /// Calls `each` with the address of every entry whose kept bits are those of `hash`, until it
     /// returns false.
     #[inline]
-    fn matches_of(&self, hash: u64, guard: &Guard, mut each: impl FnMut(Address) -> bool) {
+    fn matches_hash(&self, hash: u64, guard: &Guard, mut each: impl FnMut(Address) -> bool) {
         let mut table = Some(self.table(hash, guard));
         while let Some(here) = table {
             if !here.matches(hash, &mut each) {
@@ -223,7 +224,7 @@ impl Hash {
     #[cfg(test)]
     fn contains(&self, hash: u64, address: Address, guard: &Guard) -> bool {
         let mut found = false;
-        self.matches_of(hash, guard, |at| {
+        self.matches_hash(hash, guard, |at| {
             found |= at == address;
             !found
         });
@@ -245,7 +246,7 @@ impl Hash {
             })
             .any(|here| here.replace(hash, from, to));
             // Not found after an exchange in an older table: this one was copied after it.
-            if !is_here || head.keeps_changes() {
+            if !is_here || head.confirm_change() {
                 return is_here || is_done;
             }
             is_done = true;
@@ -263,7 +264,7 @@ impl Hash {
                 return;
             }
             if !head.is_small() && head.insert(hash, address) {
-                if head.keeps_changes() {
+                if head.confirm_change() {
                     return;
                 }
                 was_put = true;
@@ -276,17 +277,17 @@ impl Hash {
     /// Adds an entry to a small table, or to one that had no room, or makes room. False if it has
     /// to be tried again.
     #[cold]
-    fn add_latched(&self, table: &Table, hash: u64, address: Address, guard: &Guard) -> bool {
+    fn add_latched(&self, table: &HashTable, hash: u64, address: Address, guard: &Guard) -> bool {
         let Some(_latch) = table.latch() else { return false };
         if table.insert(hash, address) {
             return true;
         }
         if table.is_small() {
             table.close();
-            table.grown().into_iter().for_each(|grown| self.replace_only(grown, guard));
+            table.grown_copy().into_iter().for_each(|grown| self.replace_single_table(grown, guard));
             return false;
         }
-        if table.depth() < KEPT && table.splits(table.depth()) {
+        if table.depth() < TAG_BITS && table.can_split_at(table.depth()) {
             self.split(table, hash, guard);
             return false;
         }
@@ -298,32 +299,32 @@ impl Hash {
             }
             last = next;
         }
-        self.account(Table::bytes(self.buckets), 0);
-        let next = Table::new(table.depth(), self.buckets, self.is_large());
+        self.account_memory(HashTable::bytes(self.buckets), 0);
+        let next = HashTable::new(table.depth(), self.buckets, self.is_large());
         let is_put = next.insert(hash, address);
         debug_assert!(is_put, "it is empty");
-        last.chain(next);
+        last.append_to_chain(next);
         true
     }
 
     /// Puts `grown` into the place of the only table, which was small. The caller holds its latch
     /// and has closed it.
-    fn replace_only(&self, grown: Box<Table>, guard: &Guard) {
+    fn replace_single_table(&self, grown: Box<HashTable>, guard: &Guard) {
         let _writer = self.writer.lock();
         let slot = &self.directory(guard).tables[0];
-        let (old, start) = (slot.load(), grown.start());
+        let (old, start) = (slot.load(), grown.buckets_ptr());
         // SAFETY: live until retired below.
-        self.account(grown.chain_bytes(), unsafe { &*old }.chain_bytes());
+        self.account_memory(grown.chain_bytes(), unsafe { &*old }.chain_bytes());
         slot.store(Box::into_raw(grown), start);
         // SAFETY: the directory of a small table has this slot only, and points elsewhere now.
         unsafe { retire_table(old, guard) };
     }
 
     /// Splits `table`, that of `hash`, in two. The caller holds its latch.
-    fn split(&self, table: &Table, hash: u64, guard: &Guard) {
+    fn split(&self, table: &HashTable, hash: u64, guard: &Guard) {
         table.close();
         let (low, high) = table.halves(self.is_large(), guard);
-        self.account(low.chain_bytes() + high.chain_bytes(), table.chain_bytes());
+        self.account_memory(low.chain_bytes() + high.chain_bytes(), table.chain_bytes());
         let _writer = self.writer.lock();
         let directory = self.directory(guard);
         let old = directory.tables[directory.slot(hash)].load();
@@ -331,46 +332,48 @@ impl Hash {
         let directory = if table.depth() == directory.depth { self.double(guard) } else { directory };
         let span = 1usize << (directory.depth - table.depth());
         let first = directory.slot(hash) & !(span - 1);
-        let starts = (low.start(), high.start());
+        let starts = (low.buckets_ptr(), high.buckets_ptr());
         let (low, high) = (Box::into_raw(low), Box::into_raw(high));
         let (slots_of_low, slots_of_high) = directory.tables[first..first + span].split_at(span / 2);
-        // The high half first: a walk that has seen the new low one goes on there, and would meet all of the old table again.
+        // The high half first: a walk that has seen the new low one goes on there, and would meet
+        // all of the old table again.
         slots_of_high.iter().for_each(|slot| slot.store(high, starts.1));
         slots_of_low.iter().for_each(|slot| slot.store(low, starts.0));
-        // SAFETY: no slot of the present directory points to it any more; older directories are reachable
-        // only under guards pinned before, which retirement waits for.
+        // SAFETY: no slot of the present directory points to it any more; older directories are
+        // reachable only under guards pinned before, which retirement waits for.
         unsafe { retire_table(old, guard) };
     }
 
     /// Publishes a directory of twice the size. The caller holds `writer`.
     fn double<'g>(&self, guard: &'g Guard) -> &'g Directory {
         let directory = self.directory(guard);
-        let copy = |slot: &Slot| Slot::new(slot.load(), slot.buckets.load(Ordering::Relaxed));
+        let copy =
+            |slot: &DirectorySlot| DirectorySlot::new(slot.load(), slot.buckets.load(Ordering::Relaxed));
         let tables = directory.tables.iter().flat_map(|slot| [copy(slot), copy(slot)]);
         let depth = directory.depth + 1;
         let new = Box::new(Directory { depth, tables: tables.collect() });
         let old = self.directory.swap(Box::into_raw(new), Ordering::AcqRel);
-        self.account(directory_bytes(depth), directory_bytes(depth - 1));
+        self.account_memory(directory_bytes(depth), directory_bytes(depth - 1));
         // SAFETY: unlinked by the swap; the tables now belong to the new directory.
         unsafe { retire_directory(old, guard) };
         self.directory(guard)
     }
 
     /// Units a cursor has to visit for every hash prefix.
-    pub(crate) fn units(&self) -> usize {
-        self.buckets.div_ceil(UNIT)
+    pub(crate) fn group_count(&self) -> usize {
+        self.buckets.div_ceil(BUCKETS_PER_GROUP)
     }
 
     /// The unit of a hash: which group of home buckets.
-    pub(crate) fn unit_of(&self, hash: u64) -> usize {
-        table::home(hash, self.buckets) / UNIT
+    pub(crate) fn group_of(&self, hash: u64) -> usize {
+        table::home(hash, self.buckets) / BUCKETS_PER_GROUP
     }
 
-    /// Calls `each` with every entry of `unit` in the table that holds hash prefix `start`. Returns the
-    /// first and the last hash of the table.
+    /// Calls `each` with every entry of `unit` in the table that holds hash prefix `start`. Returns
+    /// the first and the last hash of the table.
     pub(crate) fn visit(
         &self,
-        unit: usize,
+        group: usize,
         start: u64,
         guard: &Guard,
         mut each: impl FnMut(Address),
@@ -379,16 +382,16 @@ impl Hash {
         let (first, last) = range_of(start, head.depth());
         let mut table = Some(head);
         while let Some(here) = table {
-            here.visit(unit * UNIT, UNIT, &mut each);
+            here.visit(group * BUCKETS_PER_GROUP, BUCKETS_PER_GROUP, &mut each);
             table = here.next(guard);
         }
         (first, last)
     }
 
     /// Calls `each` with every table (chains in order) by hash prefix.
-    pub(crate) fn each_table<E>(
+    pub(crate) fn for_each_table<E>(
         &self,
-        mut each: impl FnMut(&Table, &Guard) -> Result<(), E>,
+        mut each: impl FnMut(&HashTable, &Guard) -> Result<(), E>,
     ) -> Result<(), E> {
         let mut start = 0;
         loop {
@@ -404,68 +407,68 @@ impl Hash {
     }
 }
 
-impl Index for Hash {
+impl Index for HashIndex {
     const NAME: &'static str = "flat";
     const ORDERED: bool = false;
     /// The unit, then the hash.
     type Place = (usize, u64);
-    type Walk = Units;
-    type Gathered = gather::Gathered;
+    type Walk = HashWalk;
+    type BulkBuilder = bulk_build::HashBulkBuilder;
 
-    fn new(ground: Arc<Ground>) -> Hash {
-        Hash::empty(ground)
+    fn new(context: Arc<EngineContext>) -> HashIndex {
+        HashIndex::empty(context)
     }
 
     fn hash(&self, key: &[u8]) -> u64 {
-        self.ground.hash(key)
+        self.context.hash(key)
     }
 
-    fn place(&self, wanted: Wanted<'_>) -> (usize, u64) {
-        (self.unit_of(wanted.hash), wanted.hash)
-    }
-
-    #[inline]
-    fn matches(&self, wanted: Wanted<'_>, guard: &Guard, each: impl FnMut(Address) -> bool) {
-        self.matches_of(wanted.hash, guard, each);
+    fn place(&self, hashed_key: HashedKey<'_>) -> (usize, u64) {
+        (self.group_of(hashed_key.hash), hashed_key.hash)
     }
 
     #[inline]
-    fn hint(&self, wanted: Wanted<'_>, guard: &Guard) {
+    fn matches(&self, hashed_key: HashedKey<'_>, guard: &Guard, each: impl FnMut(Address) -> bool) {
+        self.matches_hash(hashed_key.hash, guard, each);
+    }
+
+    #[inline]
+    fn prefetch_if_cheap(&self, hashed_key: HashedKey<'_>, guard: &Guard) {
         let directory = self.directory(guard);
-        let slot = &directory.tables[directory.slot(wanted.hash)];
-        let at = table::home(wanted.hash, self.buckets) * table::BUCKET;
+        let slot = &directory.tables[directory.slot(hashed_key.hash)];
+        let at = table::home(hashed_key.hash, self.buckets) * table::BUCKET_BYTES;
         sheaf_base::memory::prefetch(slot.table.load(Ordering::Relaxed).cast::<u8>().cast_const(), 1);
         sheaf_base::memory::prefetch(slot.buckets.load(Ordering::Relaxed).wrapping_add(at).cast_const(), 1);
     }
 
     #[inline]
-    fn prefetch(&self, wanted: Wanted<'_>, guard: &Guard) {
-        self.hint(wanted, guard);
+    fn prefetch(&self, hashed_key: HashedKey<'_>, guard: &Guard) {
+        self.prefetch_if_cheap(hashed_key, guard);
     }
 
-    fn may_take(&self, wanted: Wanted<'_>, guard: &Guard) -> bool {
+    fn has_room_for_key(&self, hashed_key: HashedKey<'_>, guard: &Guard) -> bool {
         // Two tables for one, and a directory of twice the size.
-        let growth = 2 * Table::bytes(self.buckets) + directory_bytes(self.directory(guard).depth + 1);
-        self.ground.memory.has_room(growth) || self.table(wanted.hash, guard).has_slot(wanted.hash)
+        let growth = 2 * HashTable::bytes(self.buckets) + directory_bytes(self.directory(guard).depth + 1);
+        self.context.memory.has_room(growth) || self.table(hashed_key.hash, guard).has_slot(hashed_key.hash)
     }
 
-    fn insert(&self, wanted: Wanted<'_>, address: Address) {
-        self.add(wanted.hash, address);
+    fn insert(&self, hashed_key: HashedKey<'_>, address: Address) {
+        self.add(hashed_key.hash, address);
     }
 
-    fn replace(&self, wanted: Wanted<'_>, from: Address, to: Address) -> bool {
-        self.repoint(wanted.hash, from, to)
+    fn replace(&self, hashed_key: HashedKey<'_>, from: Address, to: Address) -> bool {
+        self.repoint(hashed_key.hash, from, to)
     }
 
-    fn walk(_bounds: Bounds) -> Units {
-        Units::default()
+    fn walk(_bounds: Bounds) -> HashWalk {
+        HashWalk::default()
     }
 
-    fn each(&self, mut each: impl FnMut(Address)) {
-        let all = self.each_table::<Infallible>(|table, guard| {
+    fn for_each(&self, mut each: impl FnMut(Address)) {
+        let all = self.for_each_table::<Infallible>(|table, guard| {
             let mut here = Some(table);
             while let Some(table) = here {
-                let words = table.each_bucket::<Infallible>(|words, _| {
+                let words = table.for_each_bucket::<Infallible>(|words, _| {
                     let held = words.iter().map(|word| word.address()).filter(|at| *at != Address::NONE);
                     held.for_each(&mut each);
                     Ok(())
@@ -479,14 +482,14 @@ impl Index for Hash {
     }
 
     fn clear(&self) {
-        self.install(vec![Table::small(self.buckets)]);
+        self.install(vec![HashTable::small(self.buckets)]);
     }
 
-    fn may_be_empty(&self, wanted: Wanted<'_>, guard: &Guard) -> bool {
-        self.table(wanted.hash, guard).is_home_vacant(wanted.hash)
+    fn may_be_empty(&self, hashed_key: HashedKey<'_>, guard: &Guard) -> bool {
+        self.table(hashed_key.hash, guard).is_home_vacant(hashed_key.hash)
     }
 
-    fn emptied(&self) {
+    fn shrink_if_empty(&self) {
         let guard = &epoch::pin();
         if self.directory(guard).depth == 0 {
             return;
@@ -517,30 +520,31 @@ impl Index for Hash {
         image::save(self, out)
     }
 
-    fn load(&self, image: &mut Image<'_>) -> Result<()> {
+    fn load(&self, image: &mut IndexImage<'_>) -> Result<()> {
         image::load(self, image)
     }
 }
 
-/// A walk over all entries: by units of home buckets, and in each by all hash prefixes, so that splits on the way
-/// neither hide nor repeat a key: an entry's unit never changes, and within a unit tables only divide. Where all were removed on the way, one
-/// table takes the place of all: what it has is newer than the walk's view.
+/// A walk over all entries: by units of home buckets, and in each by all hash prefixes, so that
+/// splits on the way neither hide nor repeat a key: an entry's unit never changes, and within a
+/// unit tables only divide. Where all were removed on the way, one table takes the place of all:
+/// what it has is newer than the walk's view.
 #[derive(Default)]
-pub(crate) struct Units {
+pub(crate) struct HashWalk {
     unit: usize,
     start: u64,
 }
 
-impl Walk<Hash> for Units {
+impl Walk<HashIndex> for HashWalk {
     fn step(
         &mut self,
-        index: &Hash,
-        _way: Way,
+        index: &HashIndex,
+        _way: ScanDirection,
         guard: &Guard,
         heads: &mut Vec<Address>,
-    ) -> Option<Span<(usize, u64)>> {
+    ) -> Option<PlaceRange<(usize, u64)>> {
         let unit = self.unit;
-        if unit >= index.units() {
+        if unit >= index.group_count() {
             return None;
         }
         let (first, last) = index.visit(unit, self.start, guard, |address| heads.push(address));
@@ -554,7 +558,7 @@ impl Walk<Hash> for Units {
 }
 
 /// Returns whether the table or its chain has the entry of `hash` at `address`.
-fn has_entry(head: &Table, hash: u64, address: Address, guard: &Guard) -> bool {
+fn has_entry(head: &HashTable, hash: u64, address: Address, guard: &Guard) -> bool {
     let mut is_here = false;
     let mut table = Some(head);
     while let Some(here) = table.filter(|_| !is_here) {
@@ -574,7 +578,7 @@ fn range_of(hash: u64, depth: u32) -> (u64, u64) {
 }
 
 fn directory_bytes(depth: u32) -> u64 {
-    (size_of::<Slot>() as u64) << depth
+    (size_of::<DirectorySlot>() as u64) << depth
 }
 
 /// Frees `table` and its chain once all present guards are gone.
@@ -582,10 +586,10 @@ fn directory_bytes(depth: u32) -> u64 {
 /// # Safety
 ///
 /// * `table` came from `Box::into_raw`, is unlinked, and is retired once.
-unsafe fn retire_table(table: *mut Table, guard: &Guard) {
+unsafe fn retire_table(table: *mut HashTable, guard: &Guard) {
     let address = table as usize;
     // SAFETY: the caller's promise; the closure owns what it captures.
-    unsafe { guard.defer_unchecked(move || drop(Box::from_raw(address as *mut Table))) };
+    unsafe { guard.defer_unchecked(move || drop(Box::from_raw(address as *mut HashTable))) };
 }
 
 /// Frees `directory`, not its tables, once all present guards are gone.
@@ -599,7 +603,7 @@ unsafe fn retire_directory(directory: *mut Directory, guard: &Guard) {
     unsafe { guard.defer_unchecked(move || drop(Box::from_raw(address as *mut Directory))) };
 }
 
-impl Drop for Hash {
+impl Drop for HashIndex {
     fn drop(&mut self) {
         let guard = &epoch::pin();
         let old = self.directory.swap(std::ptr::null_mut(), Ordering::AcqRel);

@@ -1,8 +1,9 @@
 //! # One table of the index: buckets of a cache line
 //!
-//! An index begins with a *small* table, which is looked up in as any other is, but has few buckets: a keyspace with next to nothing
-//! takes next to nothing. When it is full a table of the usual size takes its place. Words do not say in which bucket of
-//! that an entry's home is; a small table notes it beside.
+//! An index begins with a *small* table, which is looked up in as any other is, but has few
+//! buckets: a keyspace with next to nothing takes next to nothing. When it is full a table of the
+//! usual size takes its place. Words do not say in which bucket of that an entry's home is; a small
+//! table notes it beside.
 //!
 //! ## Closing
 //!
@@ -17,31 +18,31 @@ use sheaf_base::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU64, Order
 use sheaf_base::sync::epoch::{self, Guard};
 use sheaf_base::sync::{Mutex, MutexGuard};
 
-use super::KEPT;
-use super::arena::Buckets;
+use super::TAG_BITS;
+use super::bucket_pool::Buckets;
 
 /// Words of a bucket.
 pub(crate) const SLOTS: usize = 8;
 /// Buckets an entry may stand in, from its home on.
-const PROBE: usize = 4;
+const PROBE_BUCKETS: usize = 4;
 /// Buckets of a table of the usual size.
 pub(crate) const BUCKETS: usize = 256;
 pub(crate) const TINY_BUCKETS: usize = 8;
 /// Buckets of a small one.
-const SMALL: usize = 16;
-const TINY_SMALL: usize = PROBE;
+const SMALL_BUCKETS: usize = 16;
+const TINY_SMALL_BUCKETS: usize = PROBE_BUCKETS;
 const OVERFLOW: u64 = 1 << Address::BITS;
 const STEP_SHIFT: u32 = Address::BITS + 1;
-const STEP: u64 = PROBE as u64 - 1;
-const TAG_SHIFT: u32 = 64 - KEPT;
+const STEP_MASK: u64 = PROBE_BUCKETS as u64 - 1;
+const TAG_SHIFT: u32 = 64 - TAG_BITS;
 
 /// One slot's content.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Word(pub(crate) u64);
+pub(crate) struct BucketWord(pub(crate) u64);
 
-impl Word {
-    fn new(hash: u64, address: Address) -> Word {
-        Word(hash >> TAG_SHIFT << TAG_SHIFT | address.bits())
+impl BucketWord {
+    fn new(hash: u64, address: Address) -> BucketWord {
+        BucketWord(hash >> TAG_SHIFT << TAG_SHIFT | address.bits())
     }
 
     /// Where the entry stands; `NONE` if the slot is empty.
@@ -51,24 +52,24 @@ impl Word {
 
     /// How many buckets past its home it stands.
     fn step(self) -> usize {
-        usize::try_from(self.0 >> STEP_SHIFT & STEP).unwrap_or(0)
+        usize::try_from(self.0 >> STEP_SHIFT & STEP_MASK).unwrap_or(0)
     }
 
-    fn with_step(self, step: usize) -> Word {
-        Word(self.0 & !(STEP << STEP_SHIFT) | (step as u64) << STEP_SHIFT)
+    fn with_step(self, step: usize) -> BucketWord {
+        BucketWord(self.0 & !(STEP_MASK << STEP_SHIFT) | (step as u64) << STEP_SHIFT)
     }
 
     /// The same entry elsewhere.
-    pub(crate) fn at(self, address: Address) -> Word {
-        Word(self.0 & !(OVERFLOW - 1) | address.bits())
+    pub(crate) fn with_address(self, address: Address) -> BucketWord {
+        BucketWord(self.0 & !(OVERFLOW - 1) | address.bits())
     }
 
     /// The bits of it in a slot with this overflow bit.
-    fn beside(self, flag: u64) -> u64 {
+    fn with_overflow(self, flag: u64) -> u64 {
         if self.address() == Address::NONE { flag } else { self.0 & !OVERFLOW | flag }
     }
 
-    fn is_of(self, hash: u64) -> bool {
+    fn has_tag_of(self, hash: u64) -> bool {
         (self.0 ^ hash) >> TAG_SHIFT == 0 && self.address() != Address::NONE
     }
 }
@@ -78,22 +79,22 @@ impl Word {
 pub(super) struct Bucket([AtomicU64; SLOTS]);
 
 impl Bucket {
-    fn word(&self, slot: usize) -> Word {
-        Word(self.0[slot].load(Ordering::Acquire))
+    fn word(&self, slot: usize) -> BucketWord {
+        BucketWord(self.0[slot].load(Ordering::Acquire))
     }
 
     /// Sets a slot of a table that no other thread sees.
-    fn set(&self, slot: usize, word: Word) {
+    fn set(&self, slot: usize, word: BucketWord) {
         let flag = self.0[slot].load(Ordering::Relaxed) & OVERFLOW;
-        self.0[slot].store(word.beside(flag), Ordering::Release);
+        self.0[slot].store(word.with_overflow(flag), Ordering::Release);
     }
 
     /// Puts `to` into a slot, as long as the entry at `from` is there. False if it is not.
-    fn exchange(&self, slot: usize, from: Address, to: Word) -> bool {
+    fn exchange(&self, slot: usize, from: Address, to: BucketWord) -> bool {
         let mut before = self.0[slot].load(Ordering::Relaxed);
         while Address::from_bits(before) == from {
             // Fails once more at most, and for the overflow bit only, unless another entry came.
-            let now = to.beside(before & OVERFLOW);
+            let now = to.with_overflow(before & OVERFLOW);
             match self.0[slot].compare_exchange(before, now, Ordering::SeqCst, Ordering::Relaxed) {
                 Ok(_) => return true,
                 Err(other) => before = other,
@@ -112,33 +113,33 @@ impl Bucket {
         self.0.iter().for_each(|word| word.store(0, Ordering::Relaxed));
     }
 
-    pub(super) fn overflowed(&self) -> bool {
+    pub(super) fn has_overflowed(&self) -> bool {
         self.0[SLOTS - 1].load(Ordering::Acquire) & OVERFLOW != 0
     }
 
     pub(super) fn mark_overflowed(&self) {
-        if !self.overflowed() {
+        if !self.has_overflowed() {
             self.0[SLOTS - 1].fetch_or(OVERFLOW, Ordering::AcqRel);
         }
     }
 }
 
 /// Bytes of a bucket.
-pub(crate) const BUCKET: usize = size_of::<Bucket>();
+pub(crate) const BUCKET_BYTES: usize = size_of::<Bucket>();
 
 /// The home bucket of `hash` among `buckets` (a power of two).
 pub(crate) fn home(hash: u64, buckets: usize) -> usize {
     usize::try_from(hash & (buckets as u64 - 1)).unwrap_or(0)
 }
 
-/// What a small table notes of each slot: the home that the entry there has in a table of `buckets` buckets. Stored before the
-/// entry's word, by one thread at a time.
-struct Homes {
+/// What a small table notes of each slot: the home that the entry there has in a table of `buckets`
+/// buckets. Stored before the entry's word, by one thread at a time.
+struct HomeBuckets {
     buckets: usize,
-    homes: [AtomicU8; SMALL * SLOTS],
+    homes: [AtomicU8; SMALL_BUCKETS * SLOTS],
 }
 
-impl Homes {
+impl HomeBuckets {
     fn get(&self, slot: usize) -> usize {
         usize::from(self.homes[slot].load(Ordering::Acquire)) & (self.buckets - 1)
     }
@@ -150,66 +151,66 @@ impl Homes {
 }
 
 /// A table, and the chain behind it.
-pub(crate) struct Table {
+pub(crate) struct HashTable {
     depth: u32,
     buckets: Buckets,
     is_large: bool,
-    next: AtomicPtr<Table>,
+    next: AtomicPtr<HashTable>,
     /// Held by the thread that replaces the table or extends its chain, and by the one that adds an
     /// entry to a small table. The head of a chain has it for all of it.
     latch: Mutex<()>,
     /// See the module. Written under the latch.
     is_closed: AtomicBool,
     /// Of a small one.
-    homes: Option<Box<Homes>>,
+    home_buckets: Option<Box<HomeBuckets>>,
 }
 
-impl Table {
+impl HashTable {
     /// An empty small table, of an index whose others have so many buckets.
-    pub(crate) fn small(buckets: usize) -> Box<Table> {
+    pub(crate) fn small(buckets: usize) -> Box<HashTable> {
         debug_assert!(buckets.is_power_of_two() && buckets <= 1 << u8::BITS);
-        let count = if buckets == TINY_BUCKETS { TINY_SMALL } else { SMALL };
-        let homes = Homes { buckets, homes: std::array::from_fn(|_| AtomicU8::new(0)) };
-        let mut table = Table::new(0, count, false);
-        table.homes = Some(Box::new(homes));
+        let count = if buckets == TINY_BUCKETS { TINY_SMALL_BUCKETS } else { SMALL_BUCKETS };
+        let homes = HomeBuckets { buckets, homes: std::array::from_fn(|_| AtomicU8::new(0)) };
+        let mut table = HashTable::new(0, count, false);
+        table.home_buckets = Some(Box::new(homes));
         table
     }
 
     /// What takes the place of a small table, with the same entries; none if it is not small.
-    pub(crate) fn grown(&self) -> Option<Box<Table>> {
-        let homes = self.homes.as_ref()?;
-        let grown = Table::new(self.depth, homes.buckets, false);
-        self.each_entry(|home, word| grown.put_in_chain(home, word));
+    pub(crate) fn grown_copy(&self) -> Option<Box<HashTable>> {
+        let homes = self.home_buckets.as_ref()?;
+        let grown = HashTable::new(self.depth, homes.buckets, false);
+        self.for_each_entry(|home, word| grown.put_in_chain(home, word));
         Some(grown)
     }
 
     /// A small table with the same entries, if this is the only one and has as few.
-    pub(crate) fn shrunk(&self, guard: &Guard) -> Option<Box<Table>> {
-        if self.depth > 0 || self.homes.is_some() || self.next(guard).is_some() {
+    pub(crate) fn shrunk_copy(&self, guard: &Guard) -> Option<Box<HashTable>> {
+        if self.depth > 0 || self.home_buckets.is_some() || self.next(guard).is_some() {
             return None;
         }
-        let (small, mut has_all) = (Table::small(self.buckets.len()), true);
-        self.each_entry(|home, word| has_all = has_all && small.put(home, word));
+        let (small, mut has_all) = (HashTable::small(self.buckets.len()), true);
+        self.for_each_entry(|home, word| has_all = has_all && small.put(home, word));
         has_all.then_some(small)
     }
 
     /// An empty table of an index that is large or not.
-    pub(crate) fn new(depth: u32, buckets: usize, is_large: bool) -> Box<Table> {
-        debug_assert!(buckets.is_power_of_two() && buckets >= PROBE);
-        Box::new(Table {
+    pub(crate) fn new(depth: u32, buckets: usize, is_large: bool) -> Box<HashTable> {
+        debug_assert!(buckets.is_power_of_two() && buckets >= PROBE_BUCKETS);
+        Box::new(HashTable {
             depth,
             buckets: Buckets::new(buckets, is_large),
             is_large,
             next: AtomicPtr::default(),
             latch: Mutex::new(()),
             is_closed: AtomicBool::new(false),
-            homes: None,
+            home_buckets: None,
         })
     }
 
     /// Whether it is a small one.
     pub(crate) fn is_small(&self) -> bool {
-        self.homes.is_some()
+        self.home_buckets.is_some()
     }
 
     /// Takes the latch. `None` if the table was replaced: the directory has another one.
@@ -225,14 +226,14 @@ impl Table {
         fence(Ordering::SeqCst); // before the words are read
     }
 
-    /// Takes [`Table::close`] back: the table stays. The caller holds the latch.
+    /// Takes [`HashTable::close`] back: the table stays. The caller holds the latch.
     pub(crate) fn open(&self) {
         self.is_closed.store(false, Ordering::SeqCst);
     }
 
     /// Whether a change that was made before this call is in the copies, if there are any. If not,
     /// this waits until they have replaced the table; the change has to be looked for there.
-    pub(crate) fn keeps_changes(&self) -> bool {
+    pub(crate) fn confirm_change(&self) -> bool {
         let is_open = !self.is_closed.load(Ordering::SeqCst);
         if !is_open {
             drop(self.latch.lock());
@@ -259,7 +260,7 @@ impl Table {
 
     /// Bytes of one table.
     pub(crate) fn bytes(buckets: usize) -> u64 {
-        (buckets * size_of::<Bucket>() + size_of::<Table>()) as u64
+        (buckets * size_of::<Bucket>() + size_of::<HashTable>()) as u64
     }
 
     /// Bytes of the table and its chain.
@@ -268,8 +269,8 @@ impl Table {
         let mut bytes = 0;
         let mut table = Some(self);
         while let Some(here) = table {
-            bytes += Table::bytes(here.buckets.len());
-            bytes += here.homes.as_ref().map_or(0, |_| size_of::<Homes>() as u64);
+            bytes += HashTable::bytes(here.buckets.len());
+            bytes += here.home_buckets.as_ref().map_or(0, |_| size_of::<HomeBuckets>() as u64);
             table = here.next(&guard);
         }
         bytes
@@ -281,14 +282,14 @@ impl Table {
     }
 
     /// The next table of its chain.
-    pub(crate) fn next<'g>(&self, _guard: &'g Guard) -> Option<&'g Table> {
+    pub(crate) fn next<'g>(&self, _guard: &'g Guard) -> Option<&'g HashTable> {
         // SAFETY: a chained table lives as long as the table it hangs on, which the guard keeps.
         unsafe { self.next.load(Ordering::Acquire).as_ref() }
     }
 
     /// Hangs `table` behind this one, which must be the last of its chain. The caller holds the
     /// latch of the first one, or no other thread sees the chain.
-    pub(crate) fn chain(&self, table: Box<Table>) {
+    pub(crate) fn append_to_chain(&self, table: Box<HashTable>) {
         let before = self.next.swap(Box::into_raw(table), Ordering::AcqRel);
         assert!(before.is_null(), "only the last table of a chain is extended");
     }
@@ -299,7 +300,7 @@ impl Table {
 
     fn probe_from(&self, home: usize) -> impl Iterator<Item = &Bucket> {
         let mask = self.buckets.len() - 1;
-        (0..PROBE).map(move |step| &self.buckets[(home + step) & mask])
+        (0..PROBE_BUCKETS).map(move |step| &self.buckets[(home + step) & mask])
     }
 
     /// Calls `each` with the entries of `hash`'s kept bits; false as soon as `each` says so.
@@ -308,11 +309,11 @@ impl Table {
         for bucket in self.probe(hash) {
             for slot in 0..SLOTS {
                 let word = bucket.word(slot);
-                if word.is_of(hash) && !each(word.address()) {
+                if word.has_tag_of(hash) && !each(word.address()) {
                     return false;
                 }
             }
-            if !bucket.overflowed() {
+            if !bucket.has_overflowed() {
                 break;
             }
         }
@@ -324,11 +325,11 @@ impl Table {
         for bucket in self.probe(hash) {
             for slot in 0..SLOTS {
                 let word = bucket.word(slot);
-                if word.is_of(hash) && word.address() == from {
-                    return bucket.exchange(slot, from, word.at(to));
+                if word.has_tag_of(hash) && word.address() == from {
+                    return bucket.exchange(slot, from, word.with_address(to));
                 }
             }
-            if !bucket.overflowed() {
+            if !bucket.has_overflowed() {
                 break;
             }
         }
@@ -343,16 +344,16 @@ impl Table {
     /// Puts an entry into the first free slot. False if there is none. The caller holds the latch
     /// if the table is small.
     pub(crate) fn insert(&self, hash: u64, address: Address) -> bool {
-        self.put(self.whole_home(hash), Word::new(hash, address))
+        self.put(self.full_size_home(hash), BucketWord::new(hash, address))
     }
 
     /// The home of `hash` in a table of the usual size. Its last bits are the home in a small one.
-    fn whole_home(&self, hash: u64) -> usize {
-        home(hash, self.homes.as_ref().map_or(self.buckets.len(), |homes| homes.buckets))
+    fn full_size_home(&self, hash: u64) -> usize {
+        home(hash, self.home_buckets.as_ref().map_or(self.buckets.len(), |homes| homes.buckets))
     }
 
     /// `home` is that of a table of the usual size.
-    fn put(&self, home: usize, word: Word) -> bool {
+    fn put(&self, home: usize, word: BucketWord) -> bool {
         let mask = self.buckets.len() - 1;
         for (step, bucket) in self.probe_from(home).enumerate() {
             // A slot that another thread takes first is passed.
@@ -360,7 +361,7 @@ impl Table {
                 if bucket.word(slot).address() != Address::NONE {
                     continue;
                 }
-                if let Some(homes) = &self.homes {
+                if let Some(homes) = &self.home_buckets {
                     homes.set(((home + step) & mask) * SLOTS + slot, home);
                 }
                 if bucket.exchange(slot, Address::NONE, word.with_step(step)) {
@@ -373,7 +374,7 @@ impl Table {
     }
 
     /// True if a split at `depth` separates any two entries.
-    pub(crate) fn splits(&self, depth: u32) -> bool {
+    pub(crate) fn can_split_at(&self, depth: u32) -> bool {
         let bit = 1u64 << (63 - depth);
         let mut words = self
             .buckets
@@ -385,12 +386,12 @@ impl Table {
     }
 
     /// The two tables this one becomes. Each entry finds its place from its home anew.
-    pub(crate) fn halves(&self, is_large: bool, guard: &Guard) -> (Box<Table>, Box<Table>) {
-        let halves = [(); 2].map(|()| Table::new(self.depth + 1, self.buckets.len(), is_large));
+    pub(crate) fn halves(&self, is_large: bool, guard: &Guard) -> (Box<HashTable>, Box<HashTable>) {
+        let halves = [(); 2].map(|()| HashTable::new(self.depth + 1, self.buckets.len(), is_large));
         let bit = 1u64 << (63 - self.depth);
         let mut table = Some(self);
         while let Some(here) = table {
-            here.each_entry(|home, word| halves[usize::from(word.0 & bit != 0)].put_in_chain(home, word));
+            here.for_each_entry(|home, word| halves[usize::from(word.0 & bit != 0)].put_in_chain(home, word));
             table = here.next(guard);
         }
         let [low, high] = halves;
@@ -399,16 +400,16 @@ impl Table {
 
     /// Puts an entry into the table or its chain.
     pub(super) fn insert_in_chain(&self, hash: u64, address: Address) {
-        self.put_in_chain(self.whole_home(hash), Word::new(hash, address));
+        self.put_in_chain(self.full_size_home(hash), BucketWord::new(hash, address));
     }
 
-    fn put_in_chain(&self, home: usize, word: Word) {
+    fn put_in_chain(&self, home: usize, word: BucketWord) {
         if self.put(home, word) {
             return;
         }
         let guard = &epoch::pin();
         if self.next(guard).is_none() {
-            self.chain(Table::new(self.depth, self.buckets.len(), self.is_large));
+            self.append_to_chain(HashTable::new(self.depth, self.buckets.len(), self.is_large));
         }
         if let Some(next) = self.next(guard) {
             next.put_in_chain(home, word);
@@ -416,14 +417,14 @@ impl Table {
     }
 
     /// The entry in a slot: its home in a table of the usual size, and its word.
-    fn entry(&self, number: usize, slot: usize) -> Option<(usize, Word)> {
+    fn entry(&self, number: usize, slot: usize) -> Option<(usize, BucketWord)> {
         let bucket = &self.buckets[number];
         loop {
             let word = bucket.word(slot);
             if word.address() == Address::NONE {
                 return None;
             }
-            let Some(homes) = &self.homes else {
+            let Some(homes) = &self.home_buckets else {
                 return Some(((number + self.buckets.len() - word.step()) & (self.buckets.len() - 1), word));
             };
             let home = homes.get(number * SLOTS + slot);
@@ -434,23 +435,25 @@ impl Table {
         }
     }
 
-    /// Calls `each` with the home bucket, in a table of the usual size, and the word of every entry.
-    fn each_entry(&self, mut each: impl FnMut(usize, Word)) {
+    /// Calls `each` with the home bucket, in a table of the usual size, and the word of every
+    /// entry.
+    fn for_each_entry(&self, mut each: impl FnMut(usize, BucketWord)) {
         let slots = (0..self.buckets.len()).flat_map(|number| (0..SLOTS).map(move |slot| (number, slot)));
         slots.filter_map(|(number, slot)| self.entry(number, slot)).for_each(|(home, word)| each(home, word));
     }
 
-    /// Calls `each` with every entry whose home, in a table of the usual size, is among the `count` buckets from `first`.
+    /// Calls `each` with every entry whose home, in a table of the usual size, is among the `count`
+    /// buckets from `first`.
     pub(crate) fn visit(&self, first: usize, count: usize, each: &mut impl FnMut(Address)) {
-        if self.homes.is_some() {
-            return self.each_entry(|home, word| {
+        if self.home_buckets.is_some() {
+            return self.for_each_entry(|home, word| {
                 if (first..first + count).contains(&home) {
                     each(word.address());
                 }
             });
         }
         let total = self.buckets.len();
-        let reach = (count + PROBE - 1).min(total);
+        let reach = (count + PROBE_BUCKETS - 1).min(total);
         for step in 0..reach {
             let bucket = &self.buckets[(first + step) & (total - 1)];
             for word in (0..SLOTS).map(|slot| bucket.word(slot)).filter(|w| w.address() != Address::NONE) {
@@ -463,17 +466,17 @@ impl Table {
     }
 
     /// The words of each bucket, with its overflow bit.
-    pub(crate) fn each_bucket<E>(
+    pub(crate) fn for_each_bucket<E>(
         &self,
-        mut each: impl FnMut([Word; SLOTS], bool) -> Result<(), E>,
+        mut each: impl FnMut([BucketWord; SLOTS], bool) -> Result<(), E>,
     ) -> Result<(), E> {
-        self.buckets
-            .iter()
-            .try_for_each(|bucket| each(std::array::from_fn(|slot| bucket.word(slot)), bucket.overflowed()))
+        self.buckets.iter().try_for_each(|bucket| {
+            each(std::array::from_fn(|slot| bucket.word(slot)), bucket.has_overflowed())
+        })
     }
 
     /// Sets a bucket of a table nobody else sees yet.
-    pub(crate) fn fill(&self, number: usize, words: [Word; SLOTS], overflowed: bool) {
+    pub(crate) fn set_bucket(&self, number: usize, words: [BucketWord; SLOTS], overflowed: bool) {
         let bucket = &self.buckets[number];
         for (slot, word) in words.into_iter().enumerate() {
             bucket.set(slot, word);
@@ -483,14 +486,15 @@ impl Table {
         }
     }
 
-    /// Where its buckets stand, for whoever asks for one to be loaded and looks at none. (A load that nothing waits for would
-    /// do as a hint, but stand in the processor's queue until it is there: some five of them fill that.)
-    pub(crate) fn start(&self) -> *mut u8 {
+    /// Where its buckets stand, for whoever asks for one to be loaded and looks at none. (A load
+    /// that nothing waits for would do as a hint, but stand in the processor's queue until it is
+    /// there: some five of them fill that.)
+    pub(crate) fn buckets_ptr(&self) -> *mut u8 {
         self.buckets.as_ptr().cast::<u8>().cast_mut()
     }
 }
 
-impl Drop for Table {
+impl Drop for HashTable {
     fn drop(&mut self) {
         let next = *self.next.get_mut();
         if !next.is_null() {

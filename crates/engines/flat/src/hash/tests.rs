@@ -3,8 +3,8 @@
 use super::*;
 use std::collections::HashMap;
 
-fn index(tiny: bool) -> Hash {
-    Hash::empty(crate::engine::tests::ground(tiny))
+fn index(tiny: bool) -> HashIndex {
+    HashIndex::empty(crate::engine::tests::context(tiny))
 }
 
 pub(crate) fn mix(n: u64) -> u64 {
@@ -47,20 +47,20 @@ fn equal_hashes_are_chained_without_limit() {
 }
 
 #[test]
-fn units_and_prefixes_visit_every_entry_once() {
+fn groups_and_prefixes_visit_every_entry_once() {
     let index = index(true);
     let guard = &epoch::pin();
     let hashes: HashMap<Address, u64> = (0..2000).map(|n| (place(n), mix(n))).collect();
     hashes.iter().for_each(|(address, hash)| index.add(*hash, *address));
     let mut seen = HashMap::new();
-    for unit in 0..index.units() {
+    for unit in 0..index.group_count() {
         let mut start = Some(0u64);
         while let Some(from) = start {
             let mut here = Vec::new();
             let (first, last) = index.visit(unit, from, guard, |address| here.push(address));
             for address in here {
                 let hash = hashes[&address];
-                assert!(index.unit_of(hash) == unit && (first..=last).contains(&hash));
+                assert!(index.group_of(hash) == unit && (first..=last).contains(&hash));
                 *seen.entry(address).or_insert(0) += 1;
             }
             start = last.checked_add(1);
@@ -70,8 +70,8 @@ fn units_and_prefixes_visit_every_entry_once() {
 }
 
 /// The entries of each unit.
-fn units_of(index: &Hash) -> Vec<Vec<Address>> {
-    let mut units = vec![Vec::new(); index.units()];
+fn entries_by_group(index: &HashIndex) -> Vec<Vec<Address>> {
+    let mut units = vec![Vec::new(); index.group_count()];
     for (unit, seen) in units.iter_mut().enumerate() {
         let mut start = Some(0u64);
         while let Some(from) = start {
@@ -84,35 +84,35 @@ fn units_of(index: &Hash) -> Vec<Vec<Address>> {
 }
 
 #[test]
-fn a_small_table_shows_what_the_one_in_its_place_shows_and_comes_back() {
+fn growing_and_shrinking_a_small_table_keeps_its_entries() {
     for tiny in [true, false] {
         let index = index(tiny);
         let empty = index.bytes();
         assert!(empty < 2048, "{empty} bytes");
         let (mut count, mut before) = (0, Vec::new());
         while index.bytes() == empty {
-            before = units_of(&index);
+            before = entries_by_group(&index);
             index.add(mix(count), place(count));
             count += 1;
         }
         assert!(count > if tiny { 16 } else { 64 }, "{count} keys");
         // Grown, with one entry more.
         assert!(index.repoint(mix(count - 1), place(count - 1), Address::NONE));
-        assert_eq!(units_of(&index), before);
+        assert_eq!(entries_by_group(&index), before);
         assert_eq!(before.iter().map(Vec::len).sum::<usize>() as u64, count - 1);
-        let grown = Table::new(0, index.buckets, false);
+        let grown = HashTable::new(0, index.buckets, false);
         (0..count / 2).for_each(|n| assert!(grown.insert(mix(n), place(n))));
         index.install(vec![grown]);
         assert_eq!(index.bytes(), empty, "what has few entries is small again");
         let guard = &epoch::pin();
         assert!((0..count).all(|n| index.contains(mix(n), place(n), guard) == (n < count / 2)));
-        let shown: usize = units_of(&index).iter().map(Vec::len).sum();
+        let shown: usize = entries_by_group(&index).iter().map(Vec::len).sum();
         assert_eq!(shown as u64, count / 2);
     }
 }
 
 #[test]
-fn memory_per_key_stays_within_what_the_readme_says() {
+fn memory_per_key_is_within_the_documented_bound() {
     let index = index(false);
     let mut worst = 0.0f64;
     for n in 0..400_000u64 {
@@ -125,7 +125,7 @@ fn memory_per_key_stays_within_what_the_readme_says() {
 }
 
 #[test]
-fn an_index_that_was_emptied_is_walked_as_fast_as_a_new_one() {
+fn walking_an_emptied_index_is_as_fast_as_a_new_one() {
     for tiny in [true, false] {
         let (index, new) = (index(tiny), index(tiny));
         let guard = &epoch::pin();
@@ -133,7 +133,7 @@ fn an_index_that_was_emptied_is_walked_as_fast_as_a_new_one() {
         (0..count).for_each(|n| index.add(mix(n), place(n)));
         assert!(index.bytes() > 2 * new.bytes());
         assert!((0..count).all(|n| index.repoint(mix(n), place(n), Address::NONE)));
-        index.emptied();
+        index.shrink_if_empty();
         assert_eq!(index.bytes(), new.bytes());
         index.add(mix(7), place(7));
         assert!(index.contains(mix(7), place(7), guard) && !index.contains(mix(8), place(8), guard));
@@ -184,7 +184,7 @@ fn threads_that_change_different_keys_lose_nothing() {
                 _ => Some(place(n)),
             };
             let mut found = Vec::new();
-            index.matches_of(mix(n), guard, |at| {
+            index.matches_hash(mix(n), guard, |at| {
                 found.extend([place(n), moved(n)].contains(&at).then_some(at));
                 true
             });

@@ -6,30 +6,31 @@
 //!  entry: bytes shared with the key before it in the block 2 | bytes more 2 | these | address 5
 //! ```
 //!
-//! Keys ascend through the whole image, which is what lets it be taken up without a comparison with what is there.
+//! Keys ascend through the whole image, which is what lets it be taken up without a comparison with
+//! what is there.
 
 use sheaf_base::engine::ImageSink;
 use sheaf_base::error::Result;
-use sheaf_base::keys::common;
+use sheaf_base::keys::common_prefix_len;
 use sheaf_base::segment::Address;
 use sheaf_base::types::MAX_KEY;
 
-use crate::index::Image;
+use crate::index::IndexImage;
 
 /// Bytes of an address.
-const ADDRESS: usize = 5;
+const ADDRESS_BYTES: usize = 5;
 /// Bytes of an entry beside those of its key.
-const ENTRY: usize = 4 + ADDRESS;
+const ENTRY_OVERHEAD: usize = 4 + ADDRESS_BYTES;
 /// No block is larger: a leaf full of the longest keys.
-const MOST_BYTES: usize = 256 * (MAX_KEY + ENTRY);
+const MAX_BLOCK_BYTES: usize = 256 * (MAX_KEY + ENTRY_OVERHEAD);
 
 /// Writes blocks.
 #[derive(Default)]
-pub(crate) struct Block {
+pub(crate) struct ImageBlock {
     bytes: Vec<u8>,
 }
 
-impl Block {
+impl ImageBlock {
     /// Writes `pairs`, which ascend, as a block.
     pub(crate) fn put<'k>(
         &mut self,
@@ -39,12 +40,12 @@ impl Block {
         self.bytes.clear();
         let mut last: &[u8] = &[];
         for (key, address) in pairs {
-            let shared = common(last, key);
+            let shared = common_prefix_len(last, key);
             for len in [shared, key.len() - shared] {
                 self.bytes.extend_from_slice(&u16::try_from(len).unwrap_or(u16::MAX).to_le_bytes());
             }
             self.bytes.extend_from_slice(&key[shared..]);
-            self.bytes.extend_from_slice(&address.bits().to_le_bytes()[..ADDRESS]);
+            self.bytes.extend_from_slice(&address.bits().to_le_bytes()[..ADDRESS_BYTES]);
             last = key;
         }
         if self.bytes.is_empty() {
@@ -55,13 +56,13 @@ impl Block {
     }
 
     /// Writes the end.
-    pub(crate) fn end(&mut self, out: &mut dyn ImageSink) -> Result<()> {
+    pub(crate) fn finish(&mut self, out: &mut dyn ImageSink) -> Result<()> {
         out.put(&0u32.to_le_bytes())
     }
 }
 
 /// Reads an image; `each` gets the keys whose entries are there still, in order.
-pub(crate) fn load(image: &mut Image<'_>, each: &mut dyn FnMut(&[u8], Address)) -> Result<()> {
+pub(crate) fn load(image: &mut IndexImage<'_>, each: &mut dyn FnMut(&[u8], Address)) -> Result<()> {
     let (mut bytes, mut key, mut before) = (Vec::new(), Vec::new(), Vec::new());
     let mut is_first = true;
     loop {
@@ -69,8 +70,8 @@ pub(crate) fn load(image: &mut Image<'_>, each: &mut dyn FnMut(&[u8], Address)) 
         if len == 0 {
             return Ok(());
         }
-        if len > MOST_BYTES {
-            return Err(image.nonsense("bytes of a block", len as u64));
+        if len > MAX_BLOCK_BYTES {
+            return Err(image.invalid_field("bytes of a block", len as u64));
         }
         bytes.clear();
         while bytes.len() < len {
@@ -82,39 +83,39 @@ pub(crate) fn load(image: &mut Image<'_>, each: &mut dyn FnMut(&[u8], Address)) 
         let mut rest = &bytes[..];
         key.clear();
         while !rest.is_empty() {
-            let entry = Entry::take(&mut rest, key.len());
-            let Some(entry) = entry else { return Err(image.nonsense("entry", rest.len() as u64)) };
+            let entry = ImageEntry::decode(&mut rest, key.len());
+            let Some(entry) = entry else { return Err(image.invalid_field("entry", rest.len() as u64)) };
             key.truncate(entry.shared);
-            key.extend_from_slice(entry.more);
+            key.extend_from_slice(entry.suffix);
             if key.len() > MAX_KEY || !is_first && key <= before {
-                return Err(image.nonsense("order", key.len() as u64));
+                return Err(image.invalid_field("order", key.len() as u64));
             }
             is_first = false;
             before.clone_from(&key);
-            if let Some(now) = image.entry(entry.address)? {
+            if let Some(now) = image.translate_address(entry.address)? {
                 each(&key, now);
             }
         }
     }
 }
 
-struct Entry<'b> {
+struct ImageEntry<'b> {
     shared: usize,
-    more: &'b [u8],
+    suffix: &'b [u8],
     address: Address,
 }
 
-impl<'b> Entry<'b> {
+impl<'b> ImageEntry<'b> {
     /// Takes an entry behind a key of `len` bytes off `rest`.
-    fn take(rest: &mut &'b [u8], len: usize) -> Option<Entry<'b>> {
+    fn decode(rest: &mut &'b [u8], len: usize) -> Option<ImageEntry<'b>> {
         let (head, tail) = rest.split_at_checked(4)?;
         let number = |at: usize| usize::from(u16::from_le_bytes([head[at], head[at + 1]]));
         let (more, tail) = tail.split_at_checked(number(2))?;
-        let (address, tail) = tail.split_at_checked(ADDRESS)?;
+        let (address, tail) = tail.split_at_checked(ADDRESS_BYTES)?;
         let mut bits = [0; 8];
-        bits[..ADDRESS].copy_from_slice(address);
+        bits[..ADDRESS_BYTES].copy_from_slice(address);
         *rest = tail;
         let shared = Some(number(0)).filter(|shared| *shared <= len)?;
-        Some(Entry { shared, more, address: Address::from_bits(u64::from_le_bytes(bits)) })
+        Some(ImageEntry { shared, suffix: more, address: Address::from_bits(u64::from_le_bytes(bits)) })
     }
 }

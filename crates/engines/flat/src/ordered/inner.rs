@@ -2,26 +2,27 @@
 //!
 //! ## Invariants
 //!
-//! 1. Separators never change; a node that needs others is replaced. A child is replaced in place only by one
-//!    with the same range of keys. So readers take no lock, and one that is in a node that was replaced comes to
-//!    leaves as they were when they were replaced.
+//! 1. Separators never change; a node that needs others is replaced. A child is replaced in place
+//!    only by one with the same range of keys. So readers take no lock, and one that is in a node
+//!    that was replaced comes to leaves as they were when they were replaced.
 //! 2. The keys of child i are not less than separator i - 1, and less than separator i.
-//! 3. Separators are the shortest keys that tell two neighbours apart, kept without what all of the node's have in
-//!    common, the prefix. That stands in the node's first line, so that a search does not wait for a line elsewhere.
+//! 3. Separators are the shortest keys that tell two neighbours apart, kept without what all of the
+//!    node's have in common, the prefix. That stands in the node's first line, so that a search
+//!    does not wait for a line elsewhere.
 
 use std::cmp::Ordering as Order;
 use std::ptr;
 
-use sheaf_base::keys::common;
+use sheaf_base::keys::common_prefix_len;
 use sheaf_base::memory::prefetch;
 use sheaf_base::sync::atomic::{AtomicPtr, Ordering};
 
+use super::key_encoding::{NodePrefix, SearchKey, append_key, suffix_words};
+use super::key_list::KeyList;
 use super::leaf::Leaf;
-use super::list::List;
-use super::text::{Prefix, Text, rest_words, spell};
 
 /// Most children of a node.
-pub(super) const CHILDREN: usize = 64;
+pub(super) const MAX_CHILDREN: usize = 64;
 
 /// A node's child: a leaf below level 1, else a node. Its level tells.
 pub(super) type Child = *mut Leaf;
@@ -29,47 +30,47 @@ pub(super) type Child = *mut Leaf;
 /// See the module.
 #[repr(C, align(64))]
 #[derive(Debug)]
-pub(super) struct Inner {
-    prefix: Prefix,
+pub(super) struct InnerNode {
+    prefix: NodePrefix,
     /// 1 above the leaves.
     level: u16,
     count: u16,
-    rests: Box<[u64]>,
-    heads: [u64; CHILDREN - 1],
-    words: [u64; CHILDREN - 1],
-    children: [AtomicPtr<Leaf>; CHILDREN],
+    suffixes: Box<[u64]>,
+    heads: [u64; MAX_CHILDREN - 1],
+    words: [u64; MAX_CHILDREN - 1],
+    children: [AtomicPtr<Leaf>; MAX_CHILDREN],
 }
 
 /// Lines of the cache that hold what a search reads first.
-const LINES: usize = 9;
+const PREFETCH_LINES: usize = 9;
 
-impl Inner {
+impl InnerNode {
     /// A node of `children`, with `separators[i]` before child i + 1.
-    pub(super) fn new(level: usize, separators: &List<()>, children: &[Child]) -> Box<Inner> {
-        debug_assert!(separators.len() + 1 == children.len() && children.len() <= CHILDREN);
+    pub(super) fn new(level: usize, separators: &KeyList<()>, children: &[Child]) -> Box<InnerNode> {
+        debug_assert!(separators.len() + 1 == children.len() && children.len() <= MAX_CHILDREN);
         let shared = match separators.len().checked_sub(1) {
-            Some(last) => &separators.key(0)[..common(separators.key(0), separators.key(last))],
+            Some(last) => &separators.key(0)[..common_prefix_len(separators.key(0), separators.key(last))],
             None => &[],
         };
         let prefix = shared.len();
-        let mut node = Box::new(Inner {
-            prefix: Prefix::new(shared),
+        let mut node = Box::new(InnerNode {
+            prefix: NodePrefix::new(shared),
             level: u16::try_from(level).unwrap_or(u16::MAX),
             count: u16::try_from(children.len()).unwrap_or(u16::MAX),
-            rests: Box::default(),
-            heads: [0; CHILDREN - 1],
-            words: [0; CHILDREN - 1],
+            suffixes: Box::default(),
+            heads: [0; MAX_CHILDREN - 1],
+            words: [0; MAX_CHILDREN - 1],
             children: std::array::from_fn(|_| AtomicPtr::new(ptr::null_mut())),
         });
-        let words: usize = separators.iter().map(|(key, ())| rest_words(key.len() - prefix)).sum();
+        let words: usize = separators.iter().map(|(key, ())| suffix_words(key.len() - prefix)).sum();
         let mut rests = Vec::with_capacity(words);
         for (index, (key, ())) in separators.iter().enumerate() {
-            let text = Text::new(key, prefix);
+            let text = SearchKey::new(key, prefix);
             node.heads[index] = text.head;
             node.words[index] = text.word(rests.len());
-            text.each_rest(|word| rests.push(word));
+            text.for_each_suffix_word(|word| rests.push(word));
         }
-        node.rests = rests.into_boxed_slice();
+        node.suffixes = rests.into_boxed_slice();
         for (place, child) in node.children.iter().zip(children) {
             place.store(*child, Ordering::Relaxed);
         }
@@ -78,8 +79,8 @@ impl Inner {
 
     /// Asks for what a search reads first to be loaded: else it would wait for line after line.
     #[inline]
-    pub(super) fn prefetch(node: *const Inner) {
-        prefetch(node.cast(), LINES);
+    pub(super) fn prefetch(node: *const InnerNode) {
+        prefetch(node.cast(), PREFETCH_LINES);
     }
 
     pub(super) fn level(&self) -> usize {
@@ -93,7 +94,7 @@ impl Inner {
 
     /// Bytes it takes.
     pub(super) fn bytes(&self) -> u64 {
-        (size_of::<Inner>() + self.prefix.bytes() + 8 * self.rests.len()) as u64
+        (size_of::<InnerNode>() + self.prefix.bytes() + 8 * self.suffixes.len()) as u64
     }
 
     /// Child `index`.
@@ -116,11 +117,11 @@ impl Inner {
             Order::Greater => return count,
             Order::Equal => {}
         }
-        let text = Text::new(key, self.prefix.len());
+        let text = SearchKey::new(key, self.prefix.len());
         let heads = &self.heads[..count];
         let mut index = heads.partition_point(|head| *head < text.head);
         while index < count && heads[index] == text.head {
-            match text.compare_rest(self.words[index], |at| self.rests[at]) {
+            match text.compare_suffix(self.words[index], |at| self.suffixes[at]) {
                 Order::Less => {}
                 Order::Equal if !before => {}
                 _ => break,
@@ -131,8 +132,8 @@ impl Inner {
     }
 
     /// Appends separator `index` to `out`.
-    pub(super) fn spell(&self, index: usize, out: &mut Vec<u8>) {
-        self.prefix.spell(out);
-        spell(self.heads[index], self.words[index], |at| self.rests[at], out);
+    pub(super) fn append_separator_to(&self, index: usize, out: &mut Vec<u8>) {
+        self.prefix.append_to(out);
+        append_key(self.heads[index], self.words[index], |at| self.suffixes[at], out);
     }
 }

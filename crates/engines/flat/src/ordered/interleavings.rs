@@ -4,7 +4,7 @@
 //! Built with `--cfg shuttle` only. The knobs are those of `sheaf_base::sync::explore`.
 
 use super::*;
-use crate::index::{Walk, Way};
+use crate::index::{ScanDirection, Walk};
 
 use sheaf_base::sync::{explore, thread};
 
@@ -18,22 +18,22 @@ fn place(n: u64) -> Address {
     Address::from_bits((n + 1) * 64)
 }
 
-fn filled(count: u64) -> Arc<Ordered> {
-    let index = Ordered::empty(crate::engine::tests::ground(true));
+fn filled(count: u64) -> Arc<OrderedIndex> {
+    let index = OrderedIndex::empty(crate::engine::tests::context(true));
     (0..count).for_each(|n| index.put(&key(n), place(n)));
     Arc::new(index)
 }
 
-fn find(index: &Ordered, n: u64) -> Option<Address> {
+fn find(index: &OrderedIndex, n: u64) -> Option<Address> {
     let guard = &epoch::pin();
     let key = key(n);
     let leaf = index.leaf_of(&key, guard);
-    leaf.find(&leaf.text(&key)).map(|slot| leaf.address(slot)).filter(|at| *at != Address::NONE)
+    leaf.find(&leaf.search_key(&key)).map(|slot| leaf.address(slot)).filter(|at| *at != Address::NONE)
 }
 
 /// All entries, in the order of a walk that may be interrupted between its steps.
-fn walk(index: &Ordered, way: Way) -> Vec<Address> {
-    let mut walk = Ordered::walk(Bounds::all());
+fn walk(index: &OrderedIndex, way: ScanDirection) -> Vec<Address> {
+    let mut walk = OrderedIndex::walk(Bounds::all());
     let (mut all, mut heads) = (Vec::new(), Vec::new());
     loop {
         let guard = &epoch::pin();
@@ -49,17 +49,17 @@ fn number(address: Address) -> u64 {
 }
 
 #[test]
-fn a_walk_beside_splits_yields_every_entry_once_and_in_order() {
+fn a_walk_during_splits_yields_every_entry_once_in_order() {
     explore(3000, || {
         let index = filled(20);
         let writer = {
             let index = Arc::clone(&index);
             thread::spawn(move || (20..30).for_each(|n| index.put(&key(n), place(n))))
         };
-        for way in [Way::Up, Way::Down] {
+        for way in [ScanDirection::Forward, ScanDirection::Backward] {
             let seen: Vec<u64> = walk(&index, way).into_iter().map(number).collect();
             let keys: Vec<Vec<u8>> = seen.iter().map(|n| key(*n)).collect();
-            let ordered = keys.windows(2).all(|pair| (pair[0] < pair[1]) == (way == Way::Up));
+            let ordered = keys.windows(2).all(|pair| (pair[0] < pair[1]) == (way == ScanDirection::Forward));
             assert!(ordered && (0..20).all(|n| seen.contains(&n)), "{way:?} {seen:?}");
         }
         writer.join().expect("it inserts");
@@ -67,7 +67,7 @@ fn a_walk_beside_splits_yields_every_entry_once_and_in_order() {
 }
 
 #[test]
-fn what_stays_is_found_beside_splits_joins_and_moves() {
+fn unchanged_entries_are_found_during_splits_joins_and_relocations() {
     explore(3000, || {
         let index = filled(24);
         let writer = {
@@ -90,7 +90,7 @@ fn what_stays_is_found_beside_splits_joins_and_moves() {
                     }
                     let moved = find(&index, 1).expect("it is always there");
                     assert!([place(1), place(100)].contains(&moved));
-                    let seen = walk(&index, Way::Up);
+                    let seen = walk(&index, ScanDirection::Forward);
                     let times = |at: &[Address]| seen.iter().filter(|a| at.contains(a)).count();
                     assert!([0, 2, 3].iter().all(|n| times(&[place(*n)]) == 1), "{seen:?}");
                     assert_eq!(times(&[place(1), place(100)]), 1, "a moved entry stands in one place");
@@ -104,7 +104,7 @@ fn what_stays_is_found_beside_splits_joins_and_moves() {
 }
 
 #[test]
-fn a_tree_outlives_the_guards_that_saw_it() {
+fn a_tree_is_not_freed_under_a_guard() {
     explore(1000, || {
         let index = filled(20);
         let retiring = {
@@ -112,7 +112,7 @@ fn a_tree_outlives_the_guards_that_saw_it() {
             // As when a dropped keyspace is buried.
             thread::spawn(move || index.clear())
         };
-        let seen = walk(&index, Way::Up);
+        let seen = walk(&index, ScanDirection::Forward);
         assert!(seen.len() <= 20);
         retiring.join().expect("it retires");
     });
@@ -141,7 +141,7 @@ fn writers_of_different_keys(count: u64, removed: u64, added: u64) {
         for n in [2, 3] {
             assert_eq!(find(&index, n), Some(place(n)));
         }
-        let seen: Vec<u64> = walk(&index, Way::Up).into_iter().map(number).collect();
+        let seen: Vec<u64> = walk(&index, ScanDirection::Forward).into_iter().map(number).collect();
         let times = |n: u64| seen.iter().filter(|other| **other == n).count();
         assert!((2..4).chain(4 + removed..count).all(|n| times(n) == 1), "{seen:?}");
         assert!([0, 1].iter().all(|n| times(*n) + times(100 + n) == 1), "{seen:?}");
@@ -151,7 +151,7 @@ fn writers_of_different_keys(count: u64, removed: u64, added: u64) {
         expected.extend([0, 1].map(|n| (key(n), 100 + n)));
         expected.extend((count..count + added).map(|n| (key(n), n + 200)));
         expected.sort_unstable();
-        let seen: Vec<u64> = walk(&index, Way::Up).into_iter().map(number).collect();
+        let seen: Vec<u64> = walk(&index, ScanDirection::Forward).into_iter().map(number).collect();
         assert_eq!(seen, expected.into_iter().map(|(_, n)| n).collect::<Vec<_>>());
     });
 }

@@ -9,13 +9,13 @@
 //!
 //! ## Invariants
 //!
-//! 1. A slot's head, and all of its word but the address, never change once `state` counts it. The address is
-//!    stored in one piece; `NONE` is a key that was removed, and may come back.
-//! 2. `state` says how many slots there are and how many of them are sorted; it only grows. New keys are put
-//!    behind; one that follows all others in order extends the sorted part. So readers need no lock, no
-//!    version and no second look.
-//! 3. A leaf's range of keys never changes; they all begin with its prefix, which is what the ends of the range
-//!    have in common. A leaf that is full is replaced by others.
+//! 1. A slot's head, and all of its word but the address, never change once `state` counts it. The
+//!    address is stored in one piece; `NONE` is a key that was removed, and may come back.
+//! 2. `state` says how many slots there are and how many of them are sorted; it only grows. New
+//!    keys are put behind; one that follows all others in order extends the sorted part. So readers
+//!    need no lock, no version and no second look.
+//! 3. A leaf's range of keys never changes; they all begin with its prefix, which is what the ends
+//!    of the range have in common. A leaf that is full is replaced by others.
 //! 4. Keys are added and removed under the leaf's latch. The address of a key that stays is
 //!    exchanged by the owner of the key without it. A leaf is *closed* under its latch before it is
 //!    copied into the ones that replace it, and stays latched until they have. A writer that
@@ -30,51 +30,54 @@ use sheaf_base::segment::Address;
 use sheaf_base::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
 use sheaf_base::sync::{Mutex, MutexGuard};
 
-use super::list::List;
-use super::place::Placed;
-use super::text::{OWN, Prefix, Text, is_long, place_of, rest_words, spell, with_place, words_of};
+use super::key_encoding::{
+    NODE_BITS_MASK, NodePrefix, SearchKey, append_key, has_suffix, suffix_pos, suffix_words, suffix_words_of,
+    with_suffix_pos,
+};
+use super::key_list::KeyList;
+use super::leaf_alloc::LeafBox;
 
 /// Slots of a leaf: with what is before them it takes 1024 bytes.
 pub(super) const SLOTS: usize = 60;
-const COUNT: u16 = 0xff;
+const COUNT_MASK: u16 = 0xff;
 const SORTED_SHIFT: u32 = 8;
 // The marks of a leaf.
 /// How many keys were removed.
-const DEAD: u8 = 0x3f;
+const REMOVED_MASK: u8 = 0x3f;
 const CLOSED: u8 = 0x40;
 /// The mark of a leaf in a chunk: see `place`.
 const IN_CHUNK: u8 = 0x80;
 
-const _: () = assert!(SLOTS <= DEAD as usize);
+const _: () = assert!(SLOTS <= REMOVED_MASK as usize);
 /// Lines of the cache that hold the head of a leaf and its first slots.
-const LINES: usize = 12;
+const PREFETCH_LINES: usize = 12;
 
 #[derive(Debug, Default)]
-struct Slot {
+struct LeafSlot {
     head: AtomicU64,
     word: AtomicU64,
 }
 
 /// How full leaves may be, and how many keys may wait unsorted.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Limits {
+pub(super) struct LeafLimits {
     pub(super) slots: usize,
-    pub(super) fresh: usize,
+    pub(super) max_unsorted: usize,
 }
 
 /// See the module.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub(super) struct Leaf {
-    state: AtomicU16,
+    slot_counts: AtomicU16,
     /// Written under the latch.
-    marks: AtomicU8,
+    flags: AtomicU8,
     latch: Mutex<()>,
     /// Words of rests in use. Written under the latch.
-    used: AtomicU32,
-    prefix: Prefix,
-    rests: Box<[AtomicU64]>,
-    slots: [Slot; SLOTS],
+    suffix_words_used: AtomicU32,
+    prefix: NodePrefix,
+    suffixes: Box<[AtomicU64]>,
+    slots: [LeafSlot; SLOTS],
 }
 
 #[cfg(not(shuttle))]
@@ -82,7 +85,7 @@ const _: () = assert!(size_of::<Leaf>() == 1024 || size_of::<usize>() != 8);
 
 /// All slots as they stand.
 #[allow(clippy::cast_possible_truncation)] // there are few
-const IN_ORDER: [u8; SLOTS] = {
+const IDENTITY_ORDER: [u8; SLOTS] = {
     let (mut slots, mut at) = ([0; SLOTS], 0);
     while at < SLOTS {
         slots[at] = at as u8;
@@ -92,84 +95,85 @@ const IN_ORDER: [u8; SLOTS] = {
 };
 
 /// The slots of a leaf in the order of their keys.
-pub(super) struct Sorted {
+pub(super) struct SortedSlots {
     slots: [u8; SLOTS],
     count: usize,
 }
 
-impl Sorted {
+impl SortedSlots {
     pub(super) fn slots(&self) -> &[u8] {
         &self.slots[..self.count]
     }
 }
 
 /// Words for the rests of keys to come: as many as the present ones take a key, and then some.
-fn room_for_rests(used: usize, keys: usize, fresh: usize) -> usize {
+fn suffix_headroom(used: usize, keys: usize, fresh: usize) -> usize {
     if used == 0 { 0 } else { (used.div_ceil(keys.max(1)) + 1) * fresh }
 }
 
 impl Leaf {
-    /// A leaf of the keys `from..to` of `list`, which begin with `prefix`; in a chunk if the index is `large`.
-    pub(super) fn of(
-        list: &List<Address>,
+    /// A leaf of the keys `from..to` of `list`, which begin with `prefix`; in a chunk if the index
+    /// is `large`.
+    pub(super) fn from_list(
+        list: &KeyList<Address>,
         (from, to): (usize, usize),
         prefix: &[u8],
-        limits: Limits,
+        limits: LeafLimits,
         large: bool,
-    ) -> Placed {
+    ) -> LeafBox {
         debug_assert!(to - from <= limits.slots);
-        let used: usize = (from..to).map(|i| rest_words(list.key(i).len() - prefix.len())).sum();
-        let room = used + room_for_rests(used, to - from, limits.fresh);
-        let leaf = Placed::new(Leaf::empty(Prefix::new(prefix), room, large));
+        let used: usize = (from..to).map(|i| suffix_words(list.key(i).len() - prefix.len())).sum();
+        let room = used + suffix_headroom(used, to - from, limits.max_unsorted);
+        let leaf = LeafBox::new(Leaf::empty(NodePrefix::new(prefix), room, large));
         for index in from..to {
-            leaf.put(index - from, Text::new(list.key(index), prefix.len()), list.item(index));
+            leaf.write_slot(index - from, SearchKey::new(list.key(index), prefix.len()), list.item(index));
         }
-        leaf.count_sorted(to - from);
+        leaf.set_sorted_count(to - from);
         leaf
     }
 
-    pub(super) fn empty(prefix: Prefix, rests: usize, large: bool) -> Leaf {
+    pub(super) fn empty(prefix: NodePrefix, rests: usize, large: bool) -> Leaf {
         Leaf {
-            state: AtomicU16::new(0),
-            marks: AtomicU8::new(if large { IN_CHUNK } else { 0 }),
+            slot_counts: AtomicU16::new(0),
+            flags: AtomicU8::new(if large { IN_CHUNK } else { 0 }),
             latch: Mutex::new(()),
-            used: AtomicU32::new(0),
+            suffix_words_used: AtomicU32::new(0),
             prefix,
-            rests: (0..rests).map(|_| AtomicU64::new(0)).collect(),
-            slots: std::array::from_fn(|_| Slot::default()),
+            suffixes: (0..rests).map(|_| AtomicU64::new(0)).collect(),
+            slots: std::array::from_fn(|_| LeafSlot::default()),
         }
     }
 
     /// Whether it lies in a chunk.
     pub(super) fn is_in_chunk(&self) -> bool {
-        self.marks.load(Ordering::Relaxed) & IN_CHUNK != 0
+        self.flags.load(Ordering::Relaxed) & IN_CHUNK != 0
     }
 
     /// Takes the latch. `None` if the leaf was replaced: the tree has another one.
     pub(super) fn latch(&self) -> Option<MutexGuard<'_, ()>> {
         let latch = self.latch.lock();
-        (self.marks.load(Ordering::Relaxed) & CLOSED == 0).then_some(latch)
+        (self.flags.load(Ordering::Relaxed) & CLOSED == 0).then_some(latch)
     }
 
     /// Takes the latch if no other thread has it. The leaf is in the tree, and the caller holds the
     /// lock of the tree.
     pub(super) fn try_latch(&self) -> Option<MutexGuard<'_, ()>> {
         let latch = self.latch.try_lock()?;
-        debug_assert!(self.marks.load(Ordering::Relaxed) & CLOSED == 0, "a closed leaf is latched");
+        debug_assert!(self.flags.load(Ordering::Relaxed) & CLOSED == 0, "a closed leaf is latched");
         Some(latch)
     }
 
     /// Announces that the leaf is about to be copied (I4). The caller holds the latch until the
     /// copies have replaced it.
     pub(super) fn close(&self) {
-        self.marks.store(self.marks.load(Ordering::Relaxed) | CLOSED, Ordering::SeqCst);
+        self.flags.store(self.flags.load(Ordering::Relaxed) | CLOSED, Ordering::SeqCst);
         fence(Ordering::SeqCst); // before the addresses are read
     }
 
     /// Whether an exchange that was made before this call is in the copies of the leaf, if there
     /// are any. If not, this waits until they have replaced the leaf.
-    pub(super) fn keeps_changes(&self) -> bool {
-        let is_open = self.marks.load(Ordering::SeqCst) & CLOSED == 0;
+    pub(super) fn confirm_change(&self) -> bool {
+        let is_open = self.flags.load(Ordering::SeqCst) & CLOSED == 0;
         if !is_open {
             drop(self.latch.lock());
         }
@@ -177,85 +181,91 @@ impl Leaf {
     }
 
     /// How many of its keys were removed.
-    fn dead(&self) -> u8 {
-        self.marks.load(Ordering::Relaxed) & DEAD
+    fn removed_count(&self) -> u8 {
+        self.flags.load(Ordering::Relaxed) & REMOVED_MASK
     }
 
-    fn count_sorted(&self, count: usize) {
+    fn set_sorted_count(&self, count: usize) {
         self.set_counts(count, count);
     }
 
     fn set_counts(&self, sorted: usize, count: usize) {
         debug_assert!(sorted <= count && count <= SLOTS);
         let byte = |count: usize| u16::from(u8::try_from(count).unwrap_or(u8::MAX));
-        self.state.store(byte(sorted) << SORTED_SHIFT | byte(count), Ordering::Release);
+        self.slot_counts.store(byte(sorted) << SORTED_SHIFT | byte(count), Ordering::Release);
     }
 
     /// The same range with the removed keys gone and `text` added, all of them sorted.
-    pub(super) fn renewed(&self, text: &Text<'_>, address: Address, limits: Limits, large: bool) -> Placed {
+    pub(super) fn rebuilt_with(
+        &self,
+        text: &SearchKey<'_>,
+        address: Address,
+        limits: LeafLimits,
+        large: bool,
+    ) -> LeafBox {
         let sorted = self.sorted();
         let words = |slot: u8| {
             let word = self.slots[usize::from(slot)].word.load(Ordering::Relaxed);
-            if is_long(word) { words_of(self.rest(place_of(word))) } else { 0 }
+            if has_suffix(word) { suffix_words_of(self.suffix_word(suffix_pos(word))) } else { 0 }
         };
-        let used = sorted.slots().iter().map(|slot| words(*slot)).sum::<usize>() + rest_words(text.len);
-        let room = room_for_rests(used, sorted.count + 1, limits.fresh);
-        let leaf = Placed::new(Leaf::empty(self.prefix.clone(), used + room, large));
+        let used = sorted.slots().iter().map(|slot| words(*slot)).sum::<usize>() + suffix_words(text.len);
+        let room = suffix_headroom(used, sorted.count + 1, limits.max_unsorted);
+        let leaf = LeafBox::new(Leaf::empty(self.prefix.clone(), used + room, large));
         let mut count = 0;
         let mut is_in = false;
         for slot in sorted.slots().iter().map(|slot| usize::from(*slot)) {
             if !is_in && self.compare(slot, text) == Order::Greater {
-                leaf.put(count, *text, address);
+                leaf.write_slot(count, *text, address);
                 (count, is_in) = (count + 1, true);
             }
             if self.address(slot) != Address::NONE {
-                leaf.copy(count, self, slot);
+                leaf.copy_slot(count, self, slot);
                 count += 1;
             }
         }
         if !is_in {
-            leaf.put(count, *text, address);
+            leaf.write_slot(count, *text, address);
             count += 1;
         }
-        leaf.count_sorted(count);
+        leaf.set_sorted_count(count);
         leaf
     }
 
-    fn rest(&self, at: usize) -> u64 {
+    fn suffix_word(&self, at: usize) -> u64 {
         // Within bounds by I1; a place is made with its words.
-        self.rests.get(at).map_or(0, |word| word.load(Ordering::Relaxed))
+        self.suffixes.get(at).map_or(0, |word| word.load(Ordering::Relaxed))
     }
 
-    fn take_rests(&self, words: usize) -> usize {
-        let place = self.used.load(Ordering::Relaxed);
-        self.used.store(place + u32::try_from(words).unwrap_or(u32::MAX), Ordering::Relaxed);
+    fn allocate_suffix(&self, words: usize) -> usize {
+        let place = self.suffix_words_used.load(Ordering::Relaxed);
+        self.suffix_words_used.store(place + u32::try_from(words).unwrap_or(u32::MAX), Ordering::Relaxed);
         place as usize
     }
 
     /// Fills a slot that `state` does not count yet.
-    fn put(&self, slot: usize, text: Text<'_>, address: Address) {
-        let place = self.take_rests(rest_words(text.len));
+    fn write_slot(&self, slot: usize, text: SearchKey<'_>, address: Address) {
+        let place = self.allocate_suffix(suffix_words(text.len));
         let mut at = place;
-        text.each_rest(|word| {
-            self.rests[at].store(word, Ordering::Relaxed);
+        text.for_each_suffix_word(|word| {
+            self.suffixes[at].store(word, Ordering::Relaxed);
             at += 1;
         });
         self.slots[slot].head.store(text.head, Ordering::Relaxed);
         self.slots[slot].word.store(text.word(place) | address.bits(), Ordering::Relaxed);
     }
 
-    /// As [`Leaf::put`], from a slot of a leaf with the same prefix.
-    fn copy(&self, slot: usize, from: &Leaf, other: usize) {
+    /// As [`Leaf::write_slot`], from a slot of a leaf with the same prefix.
+    fn copy_slot(&self, slot: usize, from: &Leaf, other: usize) {
         // A reader of the copy sees the record at an address that another thread has exchanged in.
         let mut word = from.slots[other].word.load(Ordering::Acquire);
-        if is_long(word) {
-            let at = place_of(word);
-            let count = words_of(from.rest(at));
-            let place = self.take_rests(count);
+        if has_suffix(word) {
+            let at = suffix_pos(word);
+            let count = suffix_words_of(from.suffix_word(at));
+            let place = self.allocate_suffix(count);
             for index in 0..count {
-                self.rests[place + index].store(from.rest(at + index), Ordering::Relaxed);
+                self.suffixes[place + index].store(from.suffix_word(at + index), Ordering::Relaxed);
             }
-            word = with_place(word, place);
+            word = with_suffix_pos(word, place);
         }
         self.slots[slot].head.store(from.slots[other].head.load(Ordering::Relaxed), Ordering::Relaxed);
         self.slots[slot].word.store(word, Ordering::Relaxed);
@@ -264,40 +274,40 @@ impl Leaf {
     /// Sorted slots, and all slots.
     #[inline]
     fn counts(&self) -> (usize, usize) {
-        let state = self.state.load(Ordering::Acquire);
-        (usize::from(state >> SORTED_SHIFT), usize::from(state & COUNT))
+        let slot_counts = self.slot_counts.load(Ordering::Acquire);
+        (usize::from(slot_counts >> SORTED_SHIFT), usize::from(slot_counts & COUNT_MASK))
     }
 
     /// Asks for its lines to be loaded.
     #[inline]
     pub(super) fn prefetch(leaf: *const Leaf) {
-        prefetch(leaf.cast(), LINES);
+        prefetch(leaf.cast(), PREFETCH_LINES);
     }
 
     /// `key`, which is in its range, behind the prefix.
     #[inline]
-    pub(super) fn text<'k>(&self, key: &'k [u8]) -> Text<'k> {
-        Text::new(key, self.prefix.len())
+    pub(super) fn search_key<'k>(&self, key: &'k [u8]) -> SearchKey<'k> {
+        SearchKey::new(key, self.prefix.len())
     }
 
     /// Keys it holds; about as many, without its latch.
-    pub(super) fn live(&self) -> usize {
-        self.counts().1.saturating_sub(usize::from(self.dead()))
+    pub(super) fn live_keys(&self) -> usize {
+        self.counts().1.saturating_sub(usize::from(self.removed_count()))
     }
 
     /// Whether some of its keys were removed.
     pub(super) fn has_removed(&self) -> bool {
-        self.dead() > 0
+        self.removed_count() > 0
     }
 
     /// Bytes it takes.
     pub(super) fn bytes(&self) -> u64 {
-        (size_of::<Leaf>() + self.prefix.bytes() + 8 * self.rests.len()) as u64
+        (size_of::<Leaf>() + self.prefix.bytes() + 8 * self.suffixes.len()) as u64
     }
 
     /// Words of rests it holds.
-    pub(super) fn rest_words(&self) -> usize {
-        self.used.load(Ordering::Relaxed) as usize
+    pub(super) fn suffix_words(&self) -> usize {
+        self.suffix_words_used.load(Ordering::Relaxed) as usize
     }
 
     /// True if every key came behind all others.
@@ -311,39 +321,40 @@ impl Leaf {
     }
 
     /// How the key in `slot` compares with `text`.
-    fn compare(&self, slot: usize, text: &Text<'_>) -> Order {
-        self.head(slot).cmp(&text.head).then_with(|| self.compare_rest(slot, text))
+    fn compare(&self, slot: usize, text: &SearchKey<'_>) -> Order {
+        self.head(slot).cmp(&text.head).then_with(|| self.compare_suffix(slot, text))
     }
 
-    fn compare_rest(&self, slot: usize, text: &Text<'_>) -> Order {
-        text.compare_rest(self.slots[slot].word.load(Ordering::Relaxed), |at| self.rest(at))
+    fn compare_suffix(&self, slot: usize, text: &SearchKey<'_>) -> Order {
+        text.compare_suffix(self.slots[slot].word.load(Ordering::Relaxed), |at| self.suffix_word(at))
     }
 
     /// The first of the sorted slots whose key is not less than `text`.
     #[inline]
-    fn lower(&self, sorted: usize, text: &Text<'_>) -> usize {
+    fn lower_bound(&self, sorted: usize, text: &SearchKey<'_>) -> usize {
         let mut low = first_where(0, sorted, |slot| self.head(slot) >= text.head);
-        if low < sorted && self.head(low) == text.head && self.compare_rest(low, text) == Order::Less {
+        if low < sorted && self.head(low) == text.head && self.compare_suffix(low, text) == Order::Less {
             let end = first_where(low, sorted, |slot| self.head(slot) > text.head);
-            low = first_where(low, end, |slot| self.compare_rest(slot, text) != Order::Less);
+            low = first_where(low, end, |slot| self.compare_suffix(slot, text) != Order::Less);
         }
         low
     }
 
     /// The slot of a key, removed or not.
     #[inline]
-    pub(super) fn find(&self, text: &Text<'_>) -> Option<usize> {
+    pub(super) fn find(&self, text: &SearchKey<'_>) -> Option<usize> {
         let (sorted, count) = self.counts();
-        let slot = self.lower(sorted, text);
+        let slot = self.lower_bound(sorted, text);
         let is_it =
-            |slot: &usize| self.head(*slot) == text.head && self.compare_rest(*slot, text) == Order::Equal;
+            |slot: &usize| self.head(*slot) == text.head && self.compare_suffix(*slot, text) == Order::Equal;
         Some(slot).filter(|slot| *slot < sorted && is_it(slot)).or_else(|| (sorted..count).find(is_it))
     }
 
-    /// The slot of a key, if it is there; if it is not, perhaps that of another one: where only one key has
-    /// this head, its rest, which stands elsewhere, is not looked at. Entries say whose they are.
+    /// The slot of a key, if it is there; if it is not, perhaps that of another one: where only one
+    /// key has this head, its rest, which stands elsewhere, is not looked at. Entries say whose
+    /// they are.
     #[inline]
-    pub(super) fn find_likely(&self, text: &Text<'_>) -> Option<usize> {
+    pub(super) fn find_likely(&self, text: &SearchKey<'_>) -> Option<usize> {
         let (sorted, count) = self.counts();
         let slot = first_where(0, sorted, |slot| self.head(slot) >= text.head);
         let has_head = |slot: usize| self.head(slot) == text.head;
@@ -354,11 +365,11 @@ impl Leaf {
             (false, Some(fresh)) if all.next().is_none() => fresh,
             _ => return self.find(text),
         };
-        text.has_length_of(self.slots[found].word.load(Ordering::Relaxed)).then_some(found)
+        text.has_len_of(self.slots[found].word.load(Ordering::Relaxed)).then_some(found)
     }
 
     /// The slot of the entry of a key at `address`.
-    pub(super) fn find_at(&self, text: &Text<'_>, address: Address) -> Option<usize> {
+    pub(super) fn find_at(&self, text: &SearchKey<'_>, address: Address) -> Option<usize> {
         let (sorted, count) = self.counts();
         let first = first_where(0, sorted, |slot| self.head(slot) >= text.head);
         let run = (first..sorted).take_while(|slot| self.head(*slot) == text.head);
@@ -375,7 +386,7 @@ impl Leaf {
     /// Exchanges the address of `slot`. The caller owns the key; neither address is none.
     pub(super) fn exchange(&self, slot: usize, address: Address) {
         let word = &self.slots[slot].word;
-        word.swap(word.load(Ordering::Relaxed) & !OWN | address.bits(), Ordering::SeqCst);
+        word.swap(word.load(Ordering::Relaxed) & !NODE_BITS_MASK | address.bits(), Ordering::SeqCst);
     }
 
     /// Points `slot` to `address`, of which one may be none. The caller owns the key and holds the
@@ -384,34 +395,34 @@ impl Leaf {
         let word = &self.slots[slot].word;
         let before = word.load(Ordering::Relaxed);
         let dead = i8::from(address == Address::NONE) - i8::from(Address::from_bits(before) == Address::NONE);
-        self.marks.store(self.marks.load(Ordering::Relaxed).wrapping_add_signed(dead), Ordering::Relaxed);
-        word.store(before & !OWN | address.bits(), Ordering::Release);
+        self.flags.store(self.flags.load(Ordering::Relaxed).wrapping_add_signed(dead), Ordering::Relaxed);
+        word.store(before & !NODE_BITS_MASK | address.bits(), Ordering::Release);
     }
 
     /// Whether a key of `len` bytes behind the prefix could be added as the leaf is.
-    fn has_room(&self, len: usize, limits: Limits) -> bool {
+    fn has_room(&self, len: usize, limits: LeafLimits) -> bool {
         let (sorted, count) = self.counts();
         count < limits.slots
-            && count - sorted < limits.fresh
-            && self.rest_words() + rest_words(len) <= self.rests.len()
+            && count - sorted < limits.max_unsorted
+            && self.suffix_words() + suffix_words(len) <= self.suffixes.len()
     }
 
     /// Adds a key that is not there. False if it needs a new leaf. The caller holds the latch.
-    pub(super) fn add(&self, text: &Text<'_>, address: Address, limits: Limits) -> bool {
+    pub(super) fn add(&self, text: &SearchKey<'_>, address: Address, limits: LeafLimits) -> bool {
         if !self.has_room(text.len, limits) {
             return false;
         }
         let (sorted, count) = self.counts();
         let follows = sorted == count && (count == 0 || self.compare(count - 1, text) == Order::Less);
-        self.put(count, *text, address);
+        self.write_slot(count, *text, address);
         self.set_counts(if follows { sorted + 1 } else { sorted }, count + 1);
         true
     }
 
     /// All its slots in the order of their keys.
-    pub(super) fn sorted(&self) -> Sorted {
+    pub(super) fn sorted(&self) -> SortedSlots {
         let (sorted, count) = self.counts();
-        let mut all = Sorted { slots: IN_ORDER, count: sorted };
+        let mut all = SortedSlots { slots: IDENTITY_ORDER, count: sorted };
         for slot in sorted..count {
             let head = self.head(slot);
             let mut at = all.slots().partition_point(|other| self.head(usize::from(*other)) < head);
@@ -431,44 +442,50 @@ impl Leaf {
     fn compare_slots(&self, a: usize, b: usize) -> Order {
         self.head(a).cmp(&self.head(b)).then_with(|| {
             let mut key = Vec::new();
-            self.spell_text(b, &mut key);
-            self.compare_rest(a, &Text::new(&key, 0))
+            self.append_unprefixed_key_to(b, &mut key);
+            self.compare_suffix(a, &SearchKey::new(&key, 0))
         })
     }
 
-    fn spell_text(&self, slot: usize, out: &mut Vec<u8>) {
-        spell(self.head(slot), self.slots[slot].word.load(Ordering::Relaxed), |at| self.rest(at), out);
+    fn append_unprefixed_key_to(&self, slot: usize, out: &mut Vec<u8>) {
+        append_key(
+            self.head(slot),
+            self.slots[slot].word.load(Ordering::Relaxed),
+            |at| self.suffix_word(at),
+            out,
+        );
     }
 
-    /// Asks for what [`Leaf::spell`] reads elsewhere to be loaded.
-    pub(super) fn prefetch_rest(&self, slot: usize) {
+    /// Asks for what [`Leaf::append_key_to`] reads elsewhere to be loaded.
+    pub(super) fn prefetch_suffix(&self, slot: usize) {
         let word = self.slots[slot].word.load(Ordering::Relaxed);
-        if is_long(word) {
-            prefetch(self.rests.as_ptr().wrapping_add(place_of(word)).cast(), 1);
+        if has_suffix(word) {
+            prefetch(self.suffixes.as_ptr().wrapping_add(suffix_pos(word)).cast(), 1);
         }
     }
 
     /// Appends the key of `slot` to `out`.
-    pub(super) fn spell(&self, slot: usize, out: &mut Vec<u8>) {
-        self.prefix.spell(out);
-        self.spell_text(slot, out);
+    pub(super) fn append_key_to(&self, slot: usize, out: &mut Vec<u8>) {
+        self.prefix.append_to(out);
+        self.append_unprefixed_key_to(slot, out);
     }
 
     /// Adds the keys it holds from `from` on to `list`, in order.
-    pub(super) fn list_from(&self, from: &[u8], list: &mut List<Address>) {
+    pub(super) fn list_from(&self, from: &[u8], list: &mut KeyList<Address>) {
         let sorted = self.sorted();
-        let first = self.below(&sorted, from, false);
+        let first = self.count_below(&sorted, from, false);
         for slot in sorted.slots()[first..].iter().map(|slot| usize::from(*slot)) {
             let address = self.address(slot);
             if address != Address::NONE {
-                list.push_with(address, |bytes| self.spell(slot, bytes));
+                list.push_with(address, |bytes| self.append_key_to(slot, bytes));
             }
         }
     }
 
-    /// All the keys it holds, with one more key, which it does not hold; where that stands in the list.
-    pub(super) fn list_with(&self, key: &[u8], address: Address, list: &mut List<Address>) -> usize {
-        let text = self.text(key);
+    /// All the keys it holds, with one more key, which it does not hold; where that stands in the
+    /// list.
+    pub(super) fn list_with(&self, key: &[u8], address: Address, list: &mut KeyList<Address>) -> usize {
+        let text = self.search_key(key);
         let mut place = None;
         for slot in self.sorted().slots().iter().map(|slot| usize::from(*slot)) {
             if place.is_none() && self.compare(slot, &text) == Order::Greater {
@@ -477,7 +494,7 @@ impl Leaf {
             }
             let at = self.address(slot);
             if at != Address::NONE {
-                list.push_with(at, |bytes| self.spell(slot, bytes));
+                list.push_with(at, |bytes| self.append_key_to(slot, bytes));
             }
         }
         place.unwrap_or_else(|| {
@@ -487,14 +504,14 @@ impl Leaf {
     }
 
     /// How many of `sorted` have keys less than `key`, or at most `key` if `or_equal`.
-    pub(super) fn below(&self, sorted: &Sorted, key: &[u8], or_equal: bool) -> usize {
+    pub(super) fn count_below(&self, sorted: &SortedSlots, key: &[u8], or_equal: bool) -> usize {
         // Not every limit of a walk lies in the leaf's range.
         match self.prefix.compare(key) {
             Order::Less => return 0,
             Order::Greater => return sorted.count,
             Order::Equal => {}
         }
-        let text = self.text(key);
+        let text = self.search_key(key);
         let at = sorted.slots().partition_point(|slot| self.head(usize::from(*slot)) < text.head);
         let rest = &sorted.slots()[at..];
         if rest.first().is_none_or(|slot| self.head(usize::from(*slot)) > text.head) {

@@ -6,10 +6,10 @@ use std::ops::Bound;
 use super::*;
 use sheaf_base::types::Seq;
 
-use crate::index::{Walk, Way};
+use crate::index::{ScanDirection, Walk};
 
-fn index(tiny: bool) -> Ordered {
-    Ordered::empty(crate::engine::tests::ground(tiny))
+fn index(tiny: bool) -> OrderedIndex {
+    OrderedIndex::empty(crate::engine::tests::context(tiny))
 }
 
 fn mix(n: u64) -> u64 {
@@ -22,13 +22,13 @@ fn place(n: u64) -> Address {
     Address::from_bits((n + 1) * 64)
 }
 
-fn find(index: &Ordered, key: &[u8]) -> Option<Address> {
+fn find(index: &OrderedIndex, key: &[u8]) -> Option<Address> {
     let guard = &epoch::pin();
     let leaf = index.leaf_of(key, guard);
-    let text = leaf.text(key);
+    let text = leaf.search_key(key);
     let found = leaf.find(&text).map(|slot| leaf.address(slot)).filter(|at| *at != Address::NONE);
     let mut likely = None;
-    index.matches(Wanted { key, hash: 0 }, guard, |address| {
+    index.matches(HashedKey { key, hash: 0 }, guard, |address| {
         likely = Some(address);
         true
     });
@@ -36,7 +36,8 @@ fn find(index: &Ordered, key: &[u8]) -> Option<Address> {
     found
 }
 
-/// Families of keys that make trouble: long common parts, ends at every length, zeros, one byte apart.
+/// Families of keys that make trouble: long common parts, ends at every length, zeros, one byte
+/// apart.
 fn keys(family: u64, n: u64) -> Vec<u8> {
     match family % 5 {
         0 => mix(n).to_be_bytes().to_vec(),
@@ -48,15 +49,15 @@ fn keys(family: u64, n: u64) -> Vec<u8> {
 }
 
 /// What a walk yields, with the pieces it looked at checked to follow each other.
-fn walked(index: &Ordered, bounds: &Bounds, way: Way) -> Vec<Address> {
+fn walked(index: &OrderedIndex, bounds: &Bounds, way: ScanDirection) -> Vec<Address> {
     let all = walked_with(index, bounds, way, 0);
     assert!(walked_with(index, bounds, way, 64) == all, "whatever is expected");
     all
 }
 
-fn walked_with(index: &Ordered, bounds: &Bounds, way: Way, expected: usize) -> Vec<Address> {
-    let mut walk = Ordered::walk(bounds.clone());
-    walk.expect(expected);
+fn walked_with(index: &OrderedIndex, bounds: &Bounds, way: ScanDirection, expected: usize) -> Vec<Address> {
+    let mut walk = OrderedIndex::walk(bounds.clone());
+    walk.hint_size(expected);
     let mut all = Vec::new();
     let mut heads = Vec::new();
     while let Some(span) = walk.step(index, way, &epoch::pin(), &mut heads) {
@@ -70,20 +71,20 @@ fn bounds_of(a: Bound<Vec<u8>>, b: Bound<Vec<u8>>) -> Bounds {
     Bounds { low: a, high: b }
 }
 
-fn agree(index: &Ordered, model: &BTreeMap<Vec<u8>, Address>) {
+fn check_against_model(index: &OrderedIndex, model: &BTreeMap<Vec<u8>, Address>) {
     for (key, address) in model {
         assert_eq!(find(index, key), Some(*address), "{key:?}");
     }
     let all: Vec<Address> = model.values().copied().collect();
-    assert_eq!(walked(index, &Bounds::all(), Way::Up), all);
-    let down = walked(index, &Bounds::all(), Way::Down);
+    assert_eq!(walked(index, &Bounds::all(), ScanDirection::Forward), all);
+    let down = walked(index, &Bounds::all(), ScanDirection::Backward);
     assert!(down.iter().eq(all.iter().rev()), "downwards");
     let mut listed = Vec::new();
-    index.each(|address| listed.push(address));
+    index.for_each(|address| listed.push(address));
     assert_eq!(listed, all);
 }
 
-fn some_ranges(index: &Ordered, model: &BTreeMap<Vec<u8>, Address>, seed: u64) {
+fn some_ranges(index: &OrderedIndex, model: &BTreeMap<Vec<u8>, Address>, seed: u64) {
     let keys: Vec<&Vec<u8>> = model.keys().collect();
     if keys.is_empty() {
         return;
@@ -105,13 +106,16 @@ fn some_ranges(index: &Ordered, model: &BTreeMap<Vec<u8>, Address>, seed: u64) {
             true => Vec::new(),
             false => model.range((bounds.low.clone(), bounds.high.clone())).map(|(_, at)| *at).collect(),
         };
-        assert_eq!(walked(index, &bounds, Way::Up), wanted, "{bounds:?}");
-        assert!(walked(index, &bounds, Way::Down).iter().eq(wanted.iter().rev()), "{bounds:?} down");
+        assert_eq!(walked(index, &bounds, ScanDirection::Forward), wanted, "{bounds:?}");
+        assert!(
+            walked(index, &bounds, ScanDirection::Backward).iter().eq(wanted.iter().rev()),
+            "{bounds:?} down"
+        );
     }
 }
 
 #[test]
-fn whatever_is_done_it_agrees_with_a_sorted_map() {
+fn random_changes_agree_with_a_sorted_map() {
     for tiny in [true, false] {
         for family in 0..6 {
             let index = index(tiny);
@@ -144,19 +148,19 @@ fn whatever_is_done_it_agrees_with_a_sorted_map() {
                     some_ranges(&index, &model, step);
                 }
             }
-            agree(&index, &model);
+            check_against_model(&index, &model);
             for (key, address) in std::mem::take(&mut model) {
                 assert!(index.repoint(&key, address, Address::NONE));
             }
-            agree(&index, &model);
-            let empty = Ordered::empty(crate::engine::tests::ground(tiny)).bytes();
+            check_against_model(&index, &model);
+            let empty = OrderedIndex::empty(crate::engine::tests::context(tiny)).bytes();
             assert!(index.bytes() < 8 * empty, "{} bytes of an empty tree keep {}", empty, index.bytes());
         }
     }
 }
 
 #[test]
-fn the_longest_keys_stand_beside_each_other() {
+fn keys_of_maximum_length_are_stored() {
     let index = index(false);
     let mut model = BTreeMap::new();
     for n in 0..40u64 {
@@ -166,11 +170,11 @@ fn the_longest_keys_stand_beside_each_other() {
         index.put(&key, place(n));
         model.insert(key, place(n));
     }
-    agree(&index, &model);
+    check_against_model(&index, &model);
 }
 
 #[test]
-fn an_image_brings_everything_back() {
+fn an_image_restores_every_entry() {
     struct Bytes(Vec<u8>, usize);
     impl ImageSink for Bytes {
         fn put(&mut self, bytes: &[u8]) -> Result<()> {
@@ -181,11 +185,11 @@ fn an_image_brings_everything_back() {
     impl sheaf_base::engine::ImageSource for Bytes {
         fn fill(&mut self, bytes: &mut [u8]) -> Result<()> {
             let end = self.1 + bytes.len();
-            bytes.copy_from_slice(self.0.get(self.1..end).ok_or(self.nonsense("end", 0))?);
+            bytes.copy_from_slice(self.0.get(self.1..end).ok_or(self.invalid_field("end", 0))?);
             self.1 = end;
             Ok(())
         }
-        fn nonsense(&self, field: &'static str, value: u64) -> sheaf_base::error::Error {
+        fn invalid_field(&self, field: &'static str, value: u64) -> sheaf_base::error::Error {
             let what = sheaf_base::error::Damage::BadField { field, value };
             sheaf_base::error::Error::corrupt(std::path::Path::new("image"), self.1 as u64, what)
         }
@@ -213,10 +217,10 @@ fn an_image_brings_everything_back() {
             before.save(&mut bytes).unwrap();
             model.retain(|_, address| address.slot() != 1);
             let after = index(tiny);
-            let mut image = Image::new(&mut bytes);
+            let mut image = IndexImage::new(&mut bytes);
             after.load(&mut image).unwrap();
             assert_eq!(image.keys, model.len() as u64);
-            agree(&after, &model);
+            check_against_model(&after, &model);
             // And goes on from there.
             for n in count..2 * count {
                 let key = keys(0, n);
@@ -227,7 +231,7 @@ fn an_image_brings_everything_back() {
             if count > 0 {
                 for cut in [0, bytes.0.len() / 2, bytes.0.len() - 1] {
                     let mut short = Bytes(bytes.0[..cut].to_vec(), 0);
-                    assert!(index(tiny).load(&mut Image::new(&mut short)).is_err(), "cut to {cut}");
+                    assert!(index(tiny).load(&mut IndexImage::new(&mut short)).is_err(), "cut to {cut}");
                 }
             }
         }
@@ -235,7 +239,7 @@ fn an_image_brings_everything_back() {
 }
 
 #[test]
-fn memory_per_key_stays_within_what_the_readme_says() {
+fn memory_per_key_is_within_the_documented_bound() {
     for (what, layout, most) in [("8 bytes", 0, 8 + 24), ("27 bytes", 1, 27 + 24)] {
         let index = index(false);
         let mut worst = 0.0f64;
@@ -280,15 +284,15 @@ fn threads_that_change_different_keys_lose_nothing() {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 while !is_over.load(Relaxed) {
-                    for way in [Way::Up, Way::Down] {
+                    for way in [ScanDirection::Forward, ScanDirection::Backward] {
                         let bounds = bounds_of(Bound::Included(b"stays".to_vec()), Bound::Unbounded);
                         let mut seen = walked_with(index, &bounds, way, 0);
-                        if way == Way::Down {
+                        if way == ScanDirection::Backward {
                             seen.reverse();
                         }
                         assert!(seen.iter().copied().eq((0..200).map(|n| stays(n).1)));
                     }
-                    walked_with(index, &Bounds::all(), Way::Up, 0);
+                    walked_with(index, &Bounds::all(), ScanDirection::Forward, 0);
                 }
             });
             let change = |thread: u64| {
@@ -313,6 +317,6 @@ fn threads_that_change_different_keys_lose_nothing() {
         });
         let mut model: BTreeMap<Vec<u8>, Address> = (0..200).map(stays).collect();
         model.extend((0..THREADS * count).filter(|n| n % 16 < 2).map(|n| (key(n), moved(n))));
-        agree(index, &model);
+        check_against_model(index, &model);
     }
 }

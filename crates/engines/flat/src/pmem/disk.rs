@@ -1,49 +1,51 @@
 //! # A disk whose files are persistent memory
 //!
-//! Names are kept by an ordinary disk, as a file system on such memory does (ext4 and XFS with DAX): creating,
-//! removing and syncing a directory go there, and so do lengths. Bytes live in [`Emulated`] lines.
+//! Names are kept by an ordinary disk, as a file system on such memory does (ext4 and XFS with
+//! DAX): creating, removing and syncing a directory go there, and so do lengths. Bytes live in
+//! [`EmulatedPmem`] lines.
 //!
 //! ## Invariants
 //!
-//! 1. `sync_to(end)` flushes the lines written since the last one and fences: once, whatever the number of commits.
-//! 2. A file's length and blocks are the file system's: what changed them is followed by one sync there, with the next sync
-//!    of the file.
+//! 1. `sync_to(end)` flushes the lines written since the last one and fences: once, whatever the
+//!    number of commits.
+//! 2. A file's length and blocks are the file system's: what changed them is followed by one sync
+//!    there, with the next sync of the file.
 
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use sheaf_base::disk::sim::{Keep, SimDisk};
-use sheaf_base::disk::{Disk, Entry, File, How, Locked, Share};
+use sheaf_base::disk::sim::{KeepChoice, SimDisk};
+use sheaf_base::disk::{DirEntry, Disk, File, LockMode, LockOutcome, OpenMode};
 use sheaf_base::sync::Mutex;
 use sheaf_base::sync::atomic::{AtomicBool, Ordering};
 
-use super::{Emulated, Fate, Lines, Told};
+use super::{EmulatedPmem, FlushCounts, PersistentMemory, UnfencedBytes};
 
 /// See the module.
 #[derive(Clone, Debug)]
 pub struct PmDisk {
-    names: SimDisk,
+    name_disk: SimDisk,
     files: Arc<Mutex<BTreeMap<PathBuf, Arc<PmFile>>>>,
 }
 
 impl PmDisk {
     /// The files of `names`, taken into memory.
     pub fn new(names: SimDisk) -> io::Result<PmDisk> {
-        let disk = PmDisk { names, files: Arc::default() };
-        for (path, _) in disk.names.files() {
-            let bytes = disk.names.read_file(&path)?;
-            let inner = disk.names.open(&path, How::Write)?;
-            disk.files.lock().insert(path, PmFile::new(inner, Emulated::holding(bytes)));
+        let disk = PmDisk { name_disk: names, files: Arc::default() };
+        for (path, _) in disk.name_disk.files() {
+            let bytes = disk.name_disk.read_file(&path)?;
+            let inner = disk.name_disk.open(&path, OpenMode::ReadWrite)?;
+            disk.files.lock().insert(path, PmFile::new(inner, EmulatedPmem::with_bytes(bytes)));
         }
         Ok(disk)
     }
 
-    /// The machine after the power went: names that were synced, and of each file's bytes what was fenced and what
-    /// `fate` leaves of the rest.
-    pub fn power_cut(&self, fate: Fate) -> io::Result<PmDisk> {
-        let names = self.names.power_cut(&Keep::None);
+    /// The machine after the power went: names that were synced, and of each file's bytes what was
+    /// fenced and what `fate` leaves of the rest.
+    pub fn power_cut(&self, fate: UnfencedBytes) -> io::Result<PmDisk> {
+        let names = self.name_disk.power_cut(&KeepChoice::None);
         let files = self.files.lock();
         for (path, len) in names.files() {
             if let Some(file) = files.get(&path) {
@@ -57,10 +59,10 @@ impl PmDisk {
 
     /// What all its files were told together.
     #[must_use]
-    pub fn told(&self) -> Told {
-        let mut all = Told::default();
+    pub fn told(&self) -> FlushCounts {
+        let mut all = FlushCounts::default();
         for file in self.files.lock().values() {
-            let told = file.lines.told();
+            let told = file.lines.flush_counts();
             all.lines += told.lines;
             all.fences += told.fences;
         }
@@ -73,29 +75,34 @@ impl PmDisk {
 struct PmFile {
     /// Its name's and its length's keeper.
     inner: Arc<dyn File>,
-    lines: Emulated,
+    lines: EmulatedPmem,
     /// Written since the last sync: from, to.
-    written: Mutex<Vec<(usize, usize)>>,
-    resized: AtomicBool,
+    unsynced_ranges: Mutex<Vec<(usize, usize)>>,
+    is_resized: AtomicBool,
 }
 
 impl PmFile {
-    fn new(inner: Arc<dyn File>, lines: Emulated) -> Arc<PmFile> {
-        Arc::new(PmFile { inner, lines, written: Mutex::default(), resized: AtomicBool::new(false) })
+    fn new(inner: Arc<dyn File>, lines: EmulatedPmem) -> Arc<PmFile> {
+        Arc::new(PmFile {
+            inner,
+            lines,
+            unsynced_ranges: Mutex::default(),
+            is_resized: AtomicBool::new(false),
+        })
     }
 
     fn resize(&self, len: u64) -> io::Result<()> {
         self.lines.resize(usize::try_from(len).map_err(io::Error::other)?);
-        self.resized.store(true, Ordering::Relaxed);
+        self.is_resized.store(true, Ordering::Relaxed);
         Ok(())
     }
 
     /// Flushes what was written below `end`, fences, and keeps the rest in mind.
     fn write_back(&self, end: usize) -> io::Result<()> {
-        if self.resized.swap(false, Ordering::Relaxed) {
+        if self.is_resized.swap(false, Ordering::Relaxed) {
             self.inner.sync()?;
         }
-        let mut written = self.written.lock();
+        let mut written = self.unsynced_ranges.lock();
         written.retain(|(from, to)| {
             if *from < end {
                 self.lines.flush(*from, to - from);
@@ -125,7 +132,7 @@ impl File for PmFile {
             self.resize(end as u64)?;
         }
         self.lines.store(at, bytes);
-        let mut written = self.written.lock();
+        let mut written = self.unsynced_ranges.lock();
         match written.last_mut() {
             Some((_, to)) if *to == at => *to = end,
             _ => written.push((at, end)),
@@ -157,11 +164,11 @@ impl File for PmFile {
 }
 
 impl Disk for PmDisk {
-    fn open(&self, path: &Path, how: How) -> io::Result<Arc<dyn File>> {
-        let inner = self.names.open(path, how)?;
+    fn open(&self, path: &Path, open_mode: OpenMode) -> io::Result<Arc<dyn File>> {
+        let inner = self.name_disk.open(path, open_mode)?;
         let mut files = self.files.lock();
-        if how == How::Create {
-            files.insert(path.to_path_buf(), PmFile::new(inner, Emulated::new(0)));
+        if open_mode == OpenMode::Create {
+            files.insert(path.to_path_buf(), PmFile::new(inner, EmulatedPmem::new(0)));
         }
         match files.get(path) {
             Some(file) => Ok(Arc::clone(file) as Arc<dyn File>),
@@ -169,26 +176,26 @@ impl Disk for PmDisk {
         }
     }
 
-    fn list(&self, dir: &Path) -> io::Result<Vec<Entry>> {
-        self.names.list(dir)
+    fn list(&self, dir: &Path) -> io::Result<Vec<DirEntry>> {
+        self.name_disk.list(dir)
     }
 
     fn create_dir(&self, dir: &Path) -> io::Result<()> {
-        self.names.create_dir(dir)
+        self.name_disk.create_dir(dir)
     }
 
     fn remove(&self, path: &Path) -> io::Result<()> {
-        self.names.remove(path)?;
+        self.name_disk.remove(path)?;
         self.files.lock().remove(path);
         Ok(())
     }
 
     fn remove_dir(&self, dir: &Path) -> io::Result<()> {
-        self.names.remove_dir(dir)
+        self.name_disk.remove_dir(dir)
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        self.names.rename(from, to)?;
+        self.name_disk.rename(from, to)?;
         let mut files = self.files.lock();
         if let Some(file) = files.remove(from) {
             files.insert(to.to_path_buf(), file);
@@ -197,7 +204,7 @@ impl Disk for PmDisk {
     }
 
     fn link(&self, from: &Path, to: &Path) -> io::Result<()> {
-        self.names.link(from, to)?;
+        self.name_disk.link(from, to)?;
         let mut files = self.files.lock();
         if let Some(file) = files.get(from).cloned() {
             files.insert(to.to_path_buf(), file);
@@ -206,14 +213,14 @@ impl Disk for PmDisk {
     }
 
     fn sync_dir(&self, dir: &Path) -> io::Result<()> {
-        self.names.sync_dir(dir)
+        self.name_disk.sync_dir(dir)
     }
 
-    fn lock(&self, path: &Path, share: Share) -> io::Result<Locked> {
-        self.names.lock(path, share)
+    fn lock(&self, path: &Path, share: LockMode) -> io::Result<LockOutcome> {
+        self.name_disk.lock(path, share)
     }
 
     fn free_space(&self, path: &Path) -> io::Result<u64> {
-        self.names.free_space(path)
+        self.name_disk.free_space(path)
     }
 }

@@ -1,18 +1,19 @@
 //! # Emulated persistent memory: loses what was not flushed and fenced
 //!
-//! Two copies of the bytes: what programs see, and what is durable. A flush takes a copy of a line on its way; the
-//! fence makes that durable. Whatever else differs between the two is at the power cut's mercy, eight bytes at a time:
-//! the processor may have evicted a line at any moment, in any state.
+//! Two copies of the bytes: what programs see, and what is durable. A flush takes a copy of a line
+//! on its way; the fence makes that durable. Whatever else differs between the two is at the power
+//! cut's mercy, eight bytes at a time: the processor may have evicted a line at any moment, in any
+//! state.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use sheaf_base::sync::Mutex;
 
-use super::{LINE, Lines, Told, lines};
+use super::{FlushCounts, LINE_BYTES, PersistentMemory, line_range};
 
 /// What becomes of bytes that were not made durable when the power goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fate {
+pub enum UnfencedBytes {
     /// All are lost.
     Lost,
     /// All were evicted in time.
@@ -22,65 +23,70 @@ pub enum Fate {
 }
 
 #[derive(Debug, Default)]
-struct Bytes {
-    seen: Vec<u8>,
+struct EmulatedBytes {
+    visible: Vec<u8>,
     durable: Vec<u8>,
     /// Lines that differ, or may.
     dirty: BTreeSet<usize>,
     /// Lines as they were when they were flushed, until the fence.
-    flushed: BTreeMap<usize, [u8; LINE]>,
-    told: Told,
+    flushed: BTreeMap<usize, [u8; LINE_BYTES]>,
+    told: FlushCounts,
 }
 
 /// See the module.
 #[derive(Debug)]
-pub struct Emulated(Mutex<Bytes>);
+pub struct EmulatedPmem(Mutex<EmulatedBytes>);
 
-impl Emulated {
+impl EmulatedPmem {
     /// `len` bytes of zeros, durable.
     #[must_use]
-    pub fn new(len: usize) -> Emulated {
-        let bytes = Bytes { seen: vec![0; len], durable: vec![0; len], ..Bytes::default() };
-        Emulated(Mutex::new(bytes))
+    pub fn new(len: usize) -> EmulatedPmem {
+        let bytes =
+            EmulatedBytes { visible: vec![0; len], durable: vec![0; len], ..EmulatedBytes::default() };
+        EmulatedPmem(Mutex::new(bytes))
     }
 
     /// Durable bytes.
     #[must_use]
-    pub fn holding(bytes: Vec<u8>) -> Emulated {
-        Emulated(Mutex::new(Bytes { durable: bytes.clone(), seen: bytes, ..Bytes::default() }))
+    pub fn with_bytes(bytes: Vec<u8>) -> EmulatedPmem {
+        EmulatedPmem(Mutex::new(EmulatedBytes {
+            durable: bytes.clone(),
+            visible: bytes,
+            ..EmulatedBytes::default()
+        }))
     }
 
     /// More zeros behind, or fewer bytes; durable at once, as a file system sees to.
     pub fn resize(&self, len: usize) {
         let mut bytes = self.0.lock();
-        bytes.seen.resize(len, 0);
+        bytes.visible.resize(len, 0);
         bytes.durable.resize(len, 0);
-        let end = len.div_ceil(LINE);
+        let end = len.div_ceil(LINE_BYTES);
         bytes.dirty.retain(|line| *line < end);
         bytes.flushed.retain(|line, _| *line < end);
     }
 
     /// What is there after the power went.
     #[must_use]
-    pub fn after_power_cut(&self, fate: Fate) -> Vec<u8> {
+    pub fn after_power_cut(&self, fate: UnfencedBytes) -> Vec<u8> {
         let bytes = self.0.lock();
         let mut left = bytes.durable.clone();
         let mut state = match fate {
-            Fate::Torn(seed) => seed | 1,
-            Fate::Lost | Fate::Kept => 1,
+            UnfencedBytes::Torn(seed) => seed | 1,
+            UnfencedBytes::Lost | UnfencedBytes::Kept => 1,
         };
         for line in &bytes.dirty {
-            let end = (line * LINE + LINE).min(left.len());
-            for at in (line * LINE..end).step_by(8) {
+            let end = (line * LINE_BYTES + LINE_BYTES).min(left.len());
+            for at in (line * LINE_BYTES..end).step_by(8) {
                 state = state.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(0x1405_7B7E_F767_814F);
                 let keep = match fate {
-                    Fate::Lost => false,
-                    Fate::Kept => true,
-                    Fate::Torn(_) => state >> 63 == 1,
+                    UnfencedBytes::Lost => false,
+                    UnfencedBytes::Kept => true,
+                    UnfencedBytes::Torn(_) => state >> 63 == 1,
                 };
                 if keep {
                     let word = at..(at + 8).min(end);
-                    left[word.clone()].copy_from_slice(&bytes.seen[word]);
+                    left[word.clone()].copy_from_slice(&bytes.visible[word]);
                 }
             }
         }
@@ -88,28 +94,28 @@ impl Emulated {
     }
 }
 
-impl Lines for Emulated {
+impl PersistentMemory for EmulatedPmem {
     fn len(&self) -> usize {
-        self.0.lock().seen.len()
+        self.0.lock().visible.len()
     }
 
     fn load(&self, at: usize, bytes: &mut [u8]) {
-        bytes.copy_from_slice(&self.0.lock().seen[at..at + bytes.len()]);
+        bytes.copy_from_slice(&self.0.lock().visible[at..at + bytes.len()]);
     }
 
     fn store(&self, at: usize, bytes: &[u8]) {
         let mut own = self.0.lock();
-        own.seen[at..at + bytes.len()].copy_from_slice(bytes);
-        own.dirty.extend(lines(at, bytes.len()));
+        own.visible[at..at + bytes.len()].copy_from_slice(bytes);
+        own.dirty.extend(line_range(at, bytes.len()));
     }
 
     fn flush(&self, at: usize, len: usize) {
         let mut own = self.0.lock();
-        for line in lines(at, len) {
+        for line in line_range(at, len) {
             own.told.lines += 1;
-            let mut copy = [0; LINE];
-            let end = (line * LINE + LINE).min(own.seen.len());
-            copy[..end - line * LINE].copy_from_slice(&own.seen[line * LINE..end]);
+            let mut copy = [0; LINE_BYTES];
+            let end = (line * LINE_BYTES + LINE_BYTES).min(own.visible.len());
+            copy[..end - line * LINE_BYTES].copy_from_slice(&own.visible[line * LINE_BYTES..end]);
             own.flushed.insert(line, copy);
         }
     }
@@ -119,16 +125,16 @@ impl Lines for Emulated {
         let flushed = std::mem::take(&mut own.flushed);
         own.told.fences += u64::from(!flushed.is_empty());
         for (line, copy) in flushed {
-            let end = (line * LINE + LINE).min(own.durable.len());
-            let range = line * LINE..end;
-            own.durable[range.clone()].copy_from_slice(&copy[..end - line * LINE]);
-            if own.durable[range.clone()] == own.seen[range] {
+            let end = (line * LINE_BYTES + LINE_BYTES).min(own.durable.len());
+            let range = line * LINE_BYTES..end;
+            own.durable[range.clone()].copy_from_slice(&copy[..end - line * LINE_BYTES]);
+            if own.durable[range.clone()] == own.visible[range] {
                 own.dirty.remove(&line);
             }
         }
     }
 
-    fn told(&self) -> Told {
+    fn flush_counts(&self) -> FlushCounts {
         self.0.lock().told
     }
 }

@@ -34,18 +34,18 @@ mod mapped;
 mod probe;
 
 pub use disk::PmDisk;
-pub use emulated::{Emulated, Fate};
-pub use mapped::{Flush, Mapped};
-pub use probe::{Domain, Found, probe};
+pub use emulated::{EmulatedPmem, UnfencedBytes};
+pub use mapped::{FlushInstruction, MappedPmem};
+pub use probe::{PersistenceDomain, PmemSupport, probe};
 
 use std::fmt;
 
 /// Bytes that are written back together.
-pub const LINE: usize = 64;
+pub const LINE_BYTES: usize = 64;
 
 /// What the medium was told, since it was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Told {
+pub struct FlushCounts {
     /// Lines written back.
     pub lines: u64,
     /// Fences that had something to wait for.
@@ -54,9 +54,9 @@ pub struct Told {
 
 /// Memory that outlives the power: bytes, and when they count.
 ///
-/// A store is visible at once, and durable when its line was flushed after it and a fence came after that. Before,
-/// each aligned eight bytes of it may be durable or not.
-pub trait Lines: fmt::Debug + Send + Sync {
+/// A store is visible at once, and durable when its line was flushed after it and a fence came
+/// after that. Before, each aligned eight bytes of it may be durable or not.
+pub trait PersistentMemory: fmt::Debug + Send + Sync {
     /// How many bytes there are.
     fn len(&self) -> usize;
     /// Whether there are none.
@@ -72,12 +72,12 @@ pub trait Lines: fmt::Debug + Send + Sync {
     /// Waits until what was flushed before is durable.
     fn fence(&self);
     /// What it was told so far.
-    fn told(&self) -> Told;
+    fn flush_counts(&self) -> FlushCounts;
 }
 
 /// The lines that hold `[at, at + len)`.
-fn lines(at: usize, len: usize) -> std::ops::Range<usize> {
-    at / LINE..(at + len).div_ceil(LINE)
+fn line_range(at: usize, len: usize) -> std::ops::Range<usize> {
+    at / LINE_BYTES..(at + len).div_ceil(LINE_BYTES)
 }
 
 #[cfg(test)]

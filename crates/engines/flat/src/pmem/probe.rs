@@ -1,17 +1,17 @@
 //! # Is there persistent memory?
 //!
-//! Only a mapping with `MAP_SYNC` proves that a file is such memory (mmap(2)); devices and the kernel's word on
-//! what survives a power cut are shown beside it.
+//! Only a mapping with `MAP_SYNC` proves that a file is such memory (mmap(2)); devices and the
+//! kernel's word on what survives a power cut are shown beside it.
 
 use std::path::{Path, PathBuf};
 
-use sheaf_base::disk::{Disk, How};
+use sheaf_base::disk::{Disk, OpenMode};
 
-use super::Flush;
+use super::FlushInstruction;
 
 /// How far a store has to get to outlive the power, by the kernel's word for a region.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Domain {
+pub enum PersistenceDomain {
     /// The processor's caches are saved too (eADR): no flush is needed.
     Caches,
     /// What has left the caches is saved: flush and fence.
@@ -22,18 +22,18 @@ pub enum Domain {
 
 /// What was found. Empty and `false`: there is none.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct PmemSupport {
     /// A file in the directory asked about can be mapped with `MAP_SYNC`.
     pub maps_synchronously: bool,
     /// Devices under /dev/dax.
     pub devices: Vec<PathBuf>,
     /// Regions of the kernel's non-volatile memory bus.
-    pub domains: Vec<(String, Domain)>,
+    pub domains: Vec<(String, PersistenceDomain)>,
     /// How this processor writes lines back.
-    pub flush: Option<Flush>,
+    pub flush: Option<FlushInstruction>,
 }
 
-impl Found {
+impl PmemSupport {
     /// Whether files in the directory are persistent memory, and the processor can write it back.
     #[must_use]
     pub fn is_usable(&self) -> bool {
@@ -45,7 +45,7 @@ const REGIONS: &str = "/sys/bus/nd/devices";
 
 /// Looks for persistent memory on this machine, and in `dir` of its file systems.
 #[must_use]
-pub fn probe(disk: &dyn Disk, dir: &Path) -> Found {
+pub fn probe(disk: &dyn Disk, dir: &Path) -> PmemSupport {
     let names = |dir: &str| {
         let entries = disk.list(Path::new(dir)).unwrap_or_default();
         entries.into_iter().map(|entry| entry.name).collect::<Vec<_>>()
@@ -54,27 +54,27 @@ pub fn probe(disk: &dyn Disk, dir: &Path) -> Found {
     let regions = names(REGIONS).into_iter().filter(|name| name.starts_with("region"));
     let domain = |region: String| {
         let path = Path::new(REGIONS).join(&region).join("persistence_domain");
-        Some((region, parse(&first_word(disk, &path)?)))
+        Some((region, parse_domain(&first_word(disk, &path)?)))
     };
-    Found {
+    PmemSupport {
         maps_synchronously: sheaf_base::disk::real::maps_synchronously(dir).unwrap_or(false),
         devices: devices.map(|name| Path::new("/dev").join(name)).collect(),
         domains: regions.filter_map(domain).collect(),
-        flush: Flush::best(),
+        flush: FlushInstruction::best(),
     }
 }
 
-fn parse(word: &str) -> Domain {
+fn parse_domain(word: &str) -> PersistenceDomain {
     match word {
-        "cpu_cache" => Domain::Caches,
-        "memory_controller" => Domain::Memory,
-        other => Domain::Other(other.to_owned()),
+        "cpu_cache" => PersistenceDomain::Caches,
+        "memory_controller" => PersistenceDomain::Memory,
+        other => PersistenceDomain::Other(other.to_owned()),
     }
 }
 
 /// A file of the kernel's says one word, and lies about its length.
 fn first_word(disk: &dyn Disk, path: &Path) -> Option<String> {
-    let file = disk.open(path, How::Read).ok()?;
+    let file = disk.open(path, OpenMode::Read).ok()?;
     let mut word = Vec::new();
     for at in 0..64 {
         let mut byte = [0];
@@ -91,9 +91,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_of_the_kernel_are_understood() {
-        assert_eq!(parse("cpu_cache"), Domain::Caches);
-        assert_eq!(parse("memory_controller"), Domain::Memory);
-        assert_eq!(parse("none"), Domain::Other("none".into()));
+    fn persistence_domains_are_parsed() {
+        assert_eq!(parse_domain("cpu_cache"), PersistenceDomain::Caches);
+        assert_eq!(parse_domain("memory_controller"), PersistenceDomain::Memory);
+        assert_eq!(parse_domain("none"), PersistenceDomain::Other("none".into()));
     }
 }

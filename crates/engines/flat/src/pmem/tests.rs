@@ -6,15 +6,15 @@ use std::sync::Arc;
 use super::*;
 use sheaf_base::clock::ManualClock;
 use sheaf_base::disk::sim::SimDisk;
-use sheaf_base::disk::{Disk, How};
-use sheaf_base::engine::{Action, Op};
+use sheaf_base::disk::{Disk, OpenMode};
+use sheaf_base::engine::{Action, EngineOp};
 use sheaf_base::options::EngineOptions;
-use sheaf_base::store::{Choice, Kept, Options, Outcome, Store, Write};
+use sheaf_base::store::{CommitOutcome, CommitWrite, EngineChoice, KeyspaceState, Store, StoreOptions};
 use sheaf_base::types::{Durability, Seq};
 
 #[test]
-fn what_was_not_flushed_and_fenced_is_at_the_power_cuts_mercy() {
-    let lines = Emulated::new(256);
+fn unfenced_stores_may_be_lost_kept_or_torn_by_a_power_cut() {
+    let lines = EmulatedPmem::new(256);
     lines.store(0, b"durable");
     lines.flush(0, 7);
     lines.fence();
@@ -24,38 +24,38 @@ fn what_was_not_flushed_and_fenced_is_at_the_power_cuts_mercy() {
     let mut seen = [0; 11];
     lines.load(128, &mut seen);
     assert_eq!(&seen, b"stored only");
-    let lost = lines.after_power_cut(Fate::Lost);
+    let lost = lines.after_power_cut(UnfencedBytes::Lost);
     assert_eq!((&lost[..7], &lost[64..]), (&b"durable"[..], &[0; 192][..]));
-    let kept = lines.after_power_cut(Fate::Kept);
+    let kept = lines.after_power_cut(UnfencedBytes::Kept);
     assert_eq!(&kept[128..139], b"stored only");
     // Some seed keeps some eight bytes of a line and not others.
     let is_torn = |seed| {
-        let torn = lines.after_power_cut(Fate::Torn(seed));
+        let torn = lines.after_power_cut(UnfencedBytes::Torn(seed));
         &torn[64..81] != b"flushed, no fence" && torn[64..81] != [0; 17]
     };
     assert!((0..64).any(is_torn));
-    assert_eq!(lines.told(), Told { lines: 2, fences: 1 });
+    assert_eq!(lines.flush_counts(), FlushCounts { lines: 2, fences: 1 });
 }
 
 #[test]
-fn a_store_after_the_flush_needs_another_one() {
-    let lines = Emulated::new(64);
+fn a_store_after_a_flush_needs_another_flush() {
+    let lines = EmulatedPmem::new(64);
     lines.store(0, &[1; 8]);
     lines.flush(0, 8);
     lines.store(8, &[2; 8]);
     lines.fence();
-    let left = lines.after_power_cut(Fate::Lost);
+    let left = lines.after_power_cut(UnfencedBytes::Lost);
     assert_eq!((&left[..8], &left[8..16]), (&[1; 8][..], &[0; 8][..]));
-    assert_eq!(lines.after_power_cut(Fate::Kept)[8..16], [2; 8]);
+    assert_eq!(lines.after_power_cut(UnfencedBytes::Kept)[8..16], [2; 8]);
 }
 
 #[test]
-fn the_machines_instructions_leave_memory_as_it_is() {
-    let Some(lines) = Mapped::new(1000) else {
+fn flush_instructions_do_not_change_memory() {
+    let Some(lines) = MappedPmem::new(1000) else {
         println!("skipped: this processor writes no lines back");
         return;
     };
-    println!("{:?}", Flush::best());
+    println!("{:?}", FlushInstruction::best());
     lines.store(60, b"over the end of a line");
     lines.flush(60, 22);
     lines.fence();
@@ -63,11 +63,11 @@ fn the_machines_instructions_leave_memory_as_it_is() {
     let mut bytes = [0; 22];
     lines.load(60, &mut bytes);
     assert_eq!(&bytes, b"over the end of a line");
-    assert_eq!((lines.len(), lines.told()), (1024, Told { lines: 2, fences: 1 }));
+    assert_eq!((lines.len(), lines.flush_counts()), (1024, FlushCounts { lines: 2, fences: 1 }));
 }
 
 #[test]
-fn a_machine_without_such_memory_is_told_from_one_with_it() {
+fn probing_finds_out_if_pmem_is_usable() {
     let found = probe(&sheaf_base::disk::real::RealDisk::default(), &std::env::temp_dir());
     println!("{found:?}");
     assert!(!found.is_usable() || found.maps_synchronously);
@@ -75,39 +75,42 @@ fn a_machine_without_such_memory_is_told_from_one_with_it() {
 }
 
 /// The store on the emulated medium.
-struct World {
+struct TestStore {
     disk: PmDisk,
     store: Arc<Store>,
-    kept: Arc<Kept>,
+    keyspace: Arc<KeyspaceState>,
 }
 
-impl World {
-    fn on(disk: PmDisk) -> World {
-        let options = Options { tiny: false, inline: true, ..Options::default() };
+impl TestStore {
+    fn on(disk: PmDisk) -> TestStore {
+        let options = StoreOptions { tiny: false, inline: true, ..StoreOptions::default() };
         let clock = Arc::new(ManualClock::new());
         let own: Arc<dyn Disk> = Arc::new(disk.clone());
         let engines = vec![crate::hashed(), crate::ordered()];
         let store = Store::open(Path::new("/db"), options, own, clock, engines).unwrap();
-        let choice = Choice { engine: Some("flat"), options: &EngineOptions::default() };
-        let kept = store.keyspace("k", choice, "flat").unwrap();
-        World { disk, store, kept }
+        let choice = EngineChoice { engine: Some("flat"), options: &EngineOptions::default() };
+        let keyspace = store.keyspace("k", choice, "flat").unwrap();
+        TestStore { disk, store, keyspace }
     }
 
-    fn new() -> World {
-        World::on(PmDisk::new(SimDisk::new()).unwrap())
+    fn new() -> TestStore {
+        TestStore::on(PmDisk::new(SimDisk::new()).unwrap())
     }
 
     fn put(&self, pairs: &[(Vec<u8>, Vec<u8>)]) -> Seq {
         let write =
             |(key, value): &'_ (Vec<u8>, Vec<u8>)| -> (Vec<u8>, Vec<u8>) { (key.clone(), value.clone()) };
         let owned: Vec<_> = pairs.iter().map(write).collect();
-        let mut writes: Vec<Write<'_>> = owned
+        let mut writes: Vec<CommitWrite<'_>> = owned
             .iter()
-            .map(|(key, value)| Write { kept: &self.kept, op: Op::new(key, Action::Put(value)) })
+            .map(|(key, value)| CommitWrite {
+                keyspace: &self.keyspace,
+                op: EngineOp::new(key, Action::Put(value)),
+            })
             .collect();
         match self.store.commit(&mut writes).unwrap() {
-            Outcome::Done(seq) => seq,
-            Outcome::Stale => panic!("nothing was expected"),
+            CommitOutcome::Committed(seq) => seq,
+            CommitOutcome::Conflict => panic!("nothing was expected"),
         }
     }
 
@@ -118,7 +121,7 @@ impl World {
 
     fn get(&self, key: &[u8]) -> Option<Vec<u8>> {
         let mut found = None;
-        let engine = self.kept.engine().unwrap();
+        let engine = self.keyspace.engine().unwrap();
         engine.get(Seq::LATEST, key, &mut |value| found = Some(value.to_vec())).unwrap();
         found
     }
@@ -133,7 +136,7 @@ fn pairs(from: usize, count: usize, bytes: usize) -> Vec<(Vec<u8>, Vec<u8>)> {
 }
 
 /// Pairs of write-back and fence that `work` takes, after some of it was done before.
-fn pairs_taken(world: &World, rounds: u64, mut work: impl FnMut(usize)) -> f64 {
+fn fences_per_round(world: &TestStore, rounds: u64, mut work: impl FnMut(usize)) -> f64 {
     work(0);
     let before = world.disk.told().fences;
     (1..=rounds).for_each(|round| work(usize::try_from(round).unwrap()));
@@ -141,28 +144,28 @@ fn pairs_taken(world: &World, rounds: u64, mut work: impl FnMut(usize)) -> f64 {
 }
 
 #[test]
-fn a_put_takes_one_pair_of_flush_and_fence_and_so_does_a_batch() {
-    let world = World::new();
-    let put = pairs_taken(&world, 100, |round| world.put_durably(&pairs(round, 1, 64)));
-    let batch = pairs_taken(&world, 100, |round| world.put_durably(&pairs(32 * round, 32, 64)));
+fn a_put_and_a_batch_take_one_flush_and_fence() {
+    let world = TestStore::new();
+    let put = fences_per_round(&world, 100, |round| world.put_durably(&pairs(round, 1, 64)));
+    let batch = fences_per_round(&world, 100, |round| world.put_durably(&pairs(32 * round, 32, 64)));
     println!("{put} for a put, {batch} for a batch of 32; the paper: 2 and 2");
     // Now and then a segment is full, and ROOT is written.
     assert!(put <= 1.2 && batch <= 1.2, "{put}, {batch}");
 }
 
 #[test]
-fn a_value_beside_the_log_takes_one_pair_more() {
-    let world = World::new();
+fn a_blob_takes_one_more_flush_and_fence() {
+    let world = TestStore::new();
     let large = 100_000;
-    let put = pairs_taken(&world, 20, |round| world.put_durably(&pairs(round, 1, large)));
-    let batch = pairs_taken(&world, 5, |round| world.put_durably(&pairs(8 * round, 8, large)));
+    let put = fences_per_round(&world, 20, |round| world.put_durably(&pairs(round, 1, large)));
+    let batch = fences_per_round(&world, 5, |round| world.put_durably(&pairs(8 * round, 8, large)));
     println!("{put} for a put by pointer, {batch} for a batch of 8; the paper: 3 and 10");
     assert!(put <= 3.0 && batch <= 10.0, "{put}, {batch}");
 }
 
 #[test]
 fn no_line_is_written_back_twice() {
-    let world = World::new();
+    let world = TestStore::new();
     world.put_durably(&pairs(0, 1, 8));
     let before = world.disk.told();
     for round in 1..=50 {
@@ -174,12 +177,19 @@ fn no_line_is_written_back_twice() {
 }
 
 #[test]
-fn what_was_acknowledged_survives_whatever_is_left_of_the_rest() {
-    for fate in [Fate::Lost, Fate::Kept, Fate::Torn(1), Fate::Torn(2), Fate::Torn(3), Fate::Torn(4)] {
+fn acknowledged_writes_survive_any_power_cut() {
+    for fate in [
+        UnfencedBytes::Lost,
+        UnfencedBytes::Kept,
+        UnfencedBytes::Torn(1),
+        UnfencedBytes::Torn(2),
+        UnfencedBytes::Torn(3),
+        UnfencedBytes::Torn(4),
+    ] {
         let mut disk = PmDisk::new(SimDisk::new()).unwrap();
         let mut durable = 0;
         for life in 0..4 {
-            let world = World::on(disk);
+            let world = TestStore::on(disk);
             for n in 0..durable {
                 assert_eq!(world.get(format!("key {n}").as_bytes()), Some(value(n, 64)), "{fate:?} {n}");
             }
@@ -195,16 +205,16 @@ fn what_was_acknowledged_survives_whatever_is_left_of_the_rest() {
 }
 
 #[test]
-fn files_outlive_the_power_as_files_do() {
+fn file_changes_survive_a_power_cut_after_sync() {
     let disk = PmDisk::new(SimDisk::new()).unwrap();
     let path = Path::new("/file");
-    let file = disk.open(path, How::Create).unwrap();
+    let file = disk.open(path, OpenMode::Create).unwrap();
     file.write_at(3, b"bytes").unwrap();
     file.sync().unwrap();
     disk.sync_dir(Path::new("/")).unwrap();
     file.write_at(3, b"later").unwrap();
-    let after = disk.power_cut(Fate::Lost).unwrap();
-    let file = after.open(path, How::Read).unwrap();
+    let after = disk.power_cut(UnfencedBytes::Lost).unwrap();
+    let file = after.open(path, OpenMode::Read).unwrap();
     let mut bytes = [0; 8];
     file.read_at(0, &mut bytes).unwrap();
     assert_eq!(&bytes, b"\0\0\0bytes");

@@ -1,8 +1,9 @@
 //! # Node: pages of a level's tree, as bytes
 //!
-//! A leaf has the keys of its range, each with the address of its record; an inner node has separators and references to
-//! children. What a node's keys share is stored once; of the rest of each, eight bytes stand in a column of *heads* that a
-//! search goes over, and what is longer behind it.
+//! A leaf has the keys of its range, each with the address of its record; an inner node has
+//! separators and references to children. What a node's keys share is stored once; of the rest of
+//! each, eight bytes stand in a column of *heads* that a search goes over, and what is longer
+//! behind it.
 //!
 //! ## Picture
 //!
@@ -12,16 +13,20 @@
 //!  inner:                       heads n x 8 | children n x 16 | tags n x 1 | ends n x 2 | rests ...
 //! ```
 //!
-//! Columns instead of entries: a point read looks at the fingerprints, three lines of the cache, and at one entry.
+//! Columns instead of entries: a point read looks at the fingerprints, three lines of the cache,
+//! and at one entry.
 //!
 //! ## Invariants
 //!
-//! 1. [`Node::parse`] checks every length once, so that nothing here goes out of bounds, whatever the bytes are.
-//! 2. Keys ascend. A node of more than one leaf entry, or more than two children, is one page; others take as many as a key needs.
-//! 3. The first child of an inner node has no separator of its own: it begins where the node begins.
+//! 1. [`Node::parse`] checks every length once, so that nothing here goes out of bounds, whatever
+//!    the bytes are.
+//! 2. Keys ascend. A node of more than one leaf entry, or more than two children, is one page;
+//!    others take as many as a key needs.
+//! 3. The first child of an inner node has no separator of its own: it begins where the node
+//!    begins.
 
-mod make;
-mod prints;
+mod build;
+mod fingerprints;
 #[cfg(test)]
 mod tests;
 
@@ -33,36 +38,37 @@ use sheaf_base::keys::{HEAD, head};
 use sheaf_base::segment::Address;
 use sheaf_base::types::Seq;
 
-pub(crate) use self::make::{Child, Pair, cut, make};
-pub(crate) use self::prints::Prints;
+pub(crate) use self::build::{Child, LeafPair, build_node, fit_items};
+pub(crate) use self::fingerprints::LeafFingerprints;
 
-const KIND: u8 = 0x4b;
+const NODE_KIND: u8 = 0x4b;
 pub(crate) const HEADER: usize = 24;
 /// Bytes of a leaf entry beside what of its key is behind the head.
-const LEAF_ENTRY: usize = 1 + 8 + PLACE + 1 + 2;
-const INNER_ENTRY: usize = 8 + REF + 1 + 2;
-const PLACE: usize = 7;
-const REF: usize = 16;
+const LEAF_ENTRY: usize = 1 + 8 + LOCATION_BYTES + 1 + 2;
+const INNER_ENTRY: usize = 8 + NODE_REF_BYTES + 1 + 2;
+const LOCATION_BYTES: usize = 7;
+const NODE_REF_BYTES: usize = 16;
 /// Bytes of a staged value's number, behind the rest of its key.
-const BLOB: usize = 8;
-/// Longest value of which a leaf has a copy, behind the rest of its key and with its length at the end: who finds the key has the
-/// value, and no record is read. What it costs are as many bytes of each entry; at 32 a leaf has a half more of them.
-pub(crate) const MOST_INLINE: usize = 32;
+const BLOB_ID_BYTES: usize = 8;
+/// Longest value of which a leaf has a copy, behind the rest of its key and with its length at the
+/// end: who finds the key has the value, and no record is read. What it costs are as many bytes of
+/// each entry; at 32 a leaf has a half more of them.
+pub(crate) const MAX_INLINE: usize = 32;
 
 /// Flag: the key is removed; in the entry's place stands the number of that commit.
-pub(crate) const TOMB: u8 = 0x10;
+pub(crate) const TOMBSTONE: u8 = 0x10;
 /// Flag: the record names a staged value.
-pub(crate) const STAGED: u8 = 0x20;
+pub(crate) const HAS_BLOB: u8 = 0x20;
 /// Flag: what lower levels have of the key is not accounted as live any more.
-pub(crate) const BELOW: u8 = 0x40;
+pub(crate) const LOWER_UNACCOUNTED: u8 = 0x40;
 /// Flag: the entry has a copy of the value.
 pub(crate) const INLINE: u8 = 0x80;
-const FLAGS: u8 = TOMB | STAGED | BELOW | INLINE;
-const LENGTH: u8 = 0x0f;
+const FLAGS_MASK: u8 = TOMBSTONE | HAS_BLOB | LOWER_UNACCOUNTED | INLINE;
+const LENGTH_MASK: u8 = 0x0f;
 
 /// Where a child is, and what is known of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Ref {
+pub(crate) struct NodeRef {
     /// Its first page.
     pub(crate) page: u32,
     /// The checksum of its bytes.
@@ -75,9 +81,9 @@ pub(crate) struct Ref {
     pub(crate) count: u32,
 }
 
-impl Ref {
-    pub(crate) fn to_bytes(self) -> [u8; REF] {
-        let mut bytes = [0; REF];
+impl NodeRef {
+    pub(crate) fn to_bytes(self) -> [u8; NODE_REF_BYTES] {
+        let mut bytes = [0; NODE_REF_BYTES];
         bytes[..4].copy_from_slice(&self.page.to_le_bytes());
         bytes[4..8].copy_from_slice(&self.crc.to_le_bytes());
         bytes[8..10].copy_from_slice(&self.pages.to_le_bytes());
@@ -86,10 +92,10 @@ impl Ref {
         bytes
     }
 
-    pub(crate) fn from_bytes(bytes: &[u8]) -> Ref {
+    pub(crate) fn from_bytes(bytes: &[u8]) -> NodeRef {
         let word = u32_at(bytes, 8);
         let low = |word: u32| u16::try_from(word & 0xffff).unwrap_or(0);
-        Ref {
+        NodeRef {
             page: u32_at(bytes, 0),
             crc: u32_at(bytes, 4),
             pages: low(word),
@@ -101,55 +107,60 @@ impl Ref {
 
 /// What a level says of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Entry {
-    /// [`TOMB`] | [`STAGED`] | [`BELOW`] | [`INLINE`].
+pub(crate) struct LeafEntry {
+    /// [`TOMBSTONE`] | [`HAS_BLOB`] | [`LOWER_UNACCOUNTED`] | [`INLINE`].
     pub(crate) flags: u8,
     /// A byte of the key's hash.
-    pub(crate) print: u8,
-    place: [u8; PLACE],
+    pub(crate) fingerprint: u8,
+    location: [u8; LOCATION_BYTES],
     /// The staged value's number, if it is one.
-    pub(crate) blob: u64,
+    pub(crate) blob_id: u64,
 }
 
-impl Entry {
-    pub(crate) fn put(address: Address, span: u64, print: u8, flags: u8, blob: u64) -> Entry {
+impl LeafEntry {
+    pub(crate) fn put(address: Address, span: u64, print: u8, flags: u8, blob: u64) -> LeafEntry {
         let units = u16::try_from(span / 8).unwrap_or(u16::MAX);
-        let mut place = [0; PLACE];
+        let mut place = [0; LOCATION_BYTES];
         place[..5].copy_from_slice(&address.bits().to_le_bytes()[..5]);
         place[5..].copy_from_slice(&units.to_le_bytes());
-        Entry { flags, print, place, blob }
+        LeafEntry { flags, fingerprint: print, location: place, blob_id: blob }
     }
 
-    pub(crate) fn tomb(seq: Seq, print: u8, flags: u8) -> Entry {
-        let mut place = [0; PLACE];
+    pub(crate) fn tombstone(seq: Seq, print: u8, flags: u8) -> LeafEntry {
+        let mut place = [0; LOCATION_BYTES];
         place[..6].copy_from_slice(&seq.0.to_le_bytes()[..6]);
-        Entry { flags: flags & BELOW | TOMB, print, place, blob: 0 }
+        LeafEntry {
+            flags: flags & LOWER_UNACCOUNTED | TOMBSTONE,
+            fingerprint: print,
+            location: place,
+            blob_id: 0,
+        }
     }
 
-    pub(crate) fn is_tomb(&self) -> bool {
-        self.flags & TOMB != 0
+    pub(crate) fn is_tombstone(&self) -> bool {
+        self.flags & TOMBSTONE != 0
     }
 
-    pub(crate) fn is_staged(&self) -> bool {
-        self.flags & STAGED != 0
+    pub(crate) fn is_blob(&self) -> bool {
+        self.flags & HAS_BLOB != 0
     }
 
     pub(crate) fn is_inline(&self) -> bool {
         self.flags & INLINE != 0
     }
 
-    pub(crate) fn with(self, flags: u8) -> Entry {
-        Entry { flags, ..self }
+    pub(crate) fn with_flags(self, flags: u8) -> LeafEntry {
+        LeafEntry { flags, ..self }
     }
 
     /// The same, with a record that is gone.
-    pub(crate) fn nowhere(&self) -> Entry {
-        Entry::put(Address::NONE, 0, self.print, self.flags, self.blob)
+    pub(crate) fn without_address(&self) -> LeafEntry {
+        LeafEntry::put(Address::NONE, 0, self.fingerprint, self.flags, self.blob_id)
     }
 
     fn word(&self) -> u64 {
         let mut word = [0; 8];
-        word[..PLACE].copy_from_slice(&self.place);
+        word[..LOCATION_BYTES].copy_from_slice(&self.location);
         u64::from_le_bytes(word)
     }
 
@@ -164,7 +175,7 @@ impl Entry {
     }
 
     /// Of a tombstone: its commit.
-    pub(crate) fn tomb_seq(&self) -> Seq {
+    pub(crate) fn tombstone_seq(&self) -> Seq {
         Seq(self.word())
     }
 }
@@ -187,11 +198,11 @@ pub(crate) struct Node<'a> {
 impl<'a> Node<'a> {
     /// Bytes that [`Node::parse`] has accepted before.
     #[inline]
-    pub(crate) fn of(bytes: &'a [u8]) -> Node<'a> {
-        let (count, prefix) = (short(bytes, 2), short(bytes, 4));
+    pub(crate) fn from_checked(bytes: &'a [u8]) -> Node<'a> {
+        let (count, prefix) = (u16_at(bytes, 2), u16_at(bytes, 4));
         let is_leaf = bytes[1] == 0;
-        let (prints, width) = if is_leaf { (count, PLACE) } else { (0, REF) };
-        let heads = HEADER + prefix + prints;
+        let (fingerprints, width) = if is_leaf { (count, LOCATION_BYTES) } else { (0, NODE_REF_BYTES) };
+        let heads = HEADER + prefix + fingerprints;
         let places = heads + count * HEAD;
         let tags = places + count * width;
         let ends = tags + count;
@@ -201,32 +212,32 @@ impl<'a> Node<'a> {
     /// Checks `bytes`, which should be a node of `level` (I1).
     pub(crate) fn parse(bytes: &'a [u8], level: u8) -> Result<Node<'a>, Damage> {
         let bad = |field, value: usize| Err(Damage::BadField { field, value: value as u64 });
-        if bytes.len() < HEADER || bytes[0] != KIND {
+        if bytes.len() < HEADER || bytes[0] != NODE_KIND {
             return bad("kind of a node", usize::from(bytes.first().copied().unwrap_or(0)));
         }
         if bytes[1] != level {
             return bad("level of a node", usize::from(bytes[1]));
         }
-        let node = Node::of(bytes);
+        let node = Node::from_checked(bytes);
         if node.count == 0 || node.rests > bytes.len() {
             return bad("count of a node", node.count);
         }
         let mut end = 0;
         for slot in 0..node.count {
-            let next = short(bytes, node.ends + 2 * slot);
+            let next = u16_at(bytes, node.ends + 2 * slot);
             if next < end || node.rests + next > bytes.len() {
                 return bad("end of an entry", next);
             }
             let tag = bytes[node.tags + slot];
-            let extra = match tag & (STAGED | INLINE | TOMB) {
-                0 | TOMB => 0,
-                STAGED => BLOB,
+            let extra = match tag & (HAS_BLOB | INLINE | TOMBSTONE) {
+                0 | TOMBSTONE => 0,
+                HAS_BLOB => BLOB_ID_BYTES,
                 INLINE if next > end => 1 + usize::from(bytes[node.rests + next - 1]),
                 _ => usize::MAX,
             };
             let rest = next - end;
-            let is_short = usize::from(tag & LENGTH) < HEAD && rest != extra;
-            if usize::from(tag & LENGTH) > HEAD || rest < extra || is_short {
+            let is_short = usize::from(tag & LENGTH_MASK) < HEAD && rest != extra;
+            if usize::from(tag & LENGTH_MASK) > HEAD || rest < extra || is_short {
                 return bad("tag of an entry", usize::from(tag));
             }
             if !node.is_leaf {
@@ -250,7 +261,7 @@ impl<'a> Node<'a> {
     }
 
     /// No entry is of a later commit.
-    pub(crate) fn newest(&self) -> Seq {
+    pub(crate) fn max_seq(&self) -> Seq {
         Seq(u64_at(self.bytes, 16))
     }
 
@@ -271,15 +282,16 @@ impl<'a> Node<'a> {
         self.bytes[self.tags + slot]
     }
 
-    /// What of the key is behind its head, and what is behind that: a staged value's number, or a value.
+    /// What of the key is behind its head, and what is behind that: a staged value's number, or a
+    /// value.
     #[inline]
     fn rest(&self, slot: usize) -> (&'a [u8], &'a [u8]) {
-        let start = if slot == 0 { 0 } else { short(self.bytes, self.ends + 2 * slot - 2) };
-        let end = short(self.bytes, self.ends + 2 * slot);
+        let start = if slot == 0 { 0 } else { u16_at(self.bytes, self.ends + 2 * slot - 2) };
+        let end = u16_at(self.bytes, self.ends + 2 * slot);
         let rest = &self.bytes[self.rests + start..self.rests + end];
-        match self.tag(slot) & (STAGED | INLINE) {
+        match self.tag(slot) & (HAS_BLOB | INLINE) {
             0 => (rest, &[]),
-            STAGED => rest.split_at(rest.len() - BLOB),
+            HAS_BLOB => rest.split_at(rest.len() - BLOB_ID_BYTES),
             _ => {
                 let (rest, len) = rest.split_at(rest.len() - 1);
                 rest.split_at(rest.len() - usize::from(len[0]))
@@ -294,7 +306,7 @@ impl<'a> Node<'a> {
             Ordering::Equal => {}
             other => return other,
         }
-        let len = usize::from(self.tag(slot) & LENGTH);
+        let len = usize::from(self.tag(slot) & LENGTH_MASK);
         if len < HEAD || suffix.len() < HEAD {
             return len.cmp(&suffix.len());
         }
@@ -305,7 +317,7 @@ impl<'a> Node<'a> {
     pub(crate) fn key(&self, slot: usize, out: &mut Vec<u8>) {
         out.extend_from_slice(self.prefix());
         let at = self.heads + slot * HEAD;
-        out.extend_from_slice(&self.bytes[at..at + usize::from(self.tag(slot) & LENGTH)]);
+        out.extend_from_slice(&self.bytes[at..at + usize::from(self.tag(slot) & LENGTH_MASK)]);
         out.extend_from_slice(self.rest(slot).0);
     }
 
@@ -332,17 +344,17 @@ impl<'a> Node<'a> {
     // Leaves.
 
     /// Entries with keys before `key`, or at it if `with`.
-    pub(crate) fn before(&self, key: &[u8], with: bool) -> usize {
+    pub(crate) fn count_before(&self, key: &[u8], with: bool) -> usize {
         self.position(0, key, with)
     }
 
-    pub(crate) fn entry(&self, slot: usize) -> Entry {
-        let mut place = [0; PLACE];
-        place.copy_from_slice(&self.bytes[self.places + slot * PLACE..][..PLACE]);
+    pub(crate) fn entry(&self, slot: usize) -> LeafEntry {
+        let mut place = [0; LOCATION_BYTES];
+        place.copy_from_slice(&self.bytes[self.places + slot * LOCATION_BYTES..][..LOCATION_BYTES]);
         let print = self.bytes[HEADER + self.prefix + slot];
-        let flags = self.tag(slot) & FLAGS;
-        let blob = if flags & STAGED == 0 { 0 } else { u64_at(self.rest(slot).1, 0) };
-        Entry { flags, print, place, blob }
+        let flags = self.tag(slot) & FLAGS_MASK;
+        let blob = if flags & HAS_BLOB == 0 { 0 } else { u64_at(self.rest(slot).1, 0) };
+        LeafEntry { flags, fingerprint: print, location: place, blob_id: blob }
     }
 
     /// The value of which the entry has a copy, if it has.
@@ -358,9 +370,9 @@ impl<'a> Node<'a> {
         const HIGH: u64 = 0x8080_8080_8080_8080;
         let suffix = key.strip_prefix(self.prefix())?;
         let head = head(suffix);
-        let prints = &self.bytes[HEADER + self.prefix..self.heads];
+        let fingerprints = &self.bytes[HEADER + self.prefix..self.heads];
         let wanted = LOW * u64::from(print);
-        let mut chunks = prints.chunks_exact(8);
+        let mut chunks = fingerprints.chunks_exact(8);
         let is_it = |slot: &usize| self.cmp(*slot, head, suffix) == Ordering::Equal;
         for (number, chunk) in chunks.by_ref().enumerate() {
             let differs = u64_at(chunk, 0) ^ wanted;
@@ -374,29 +386,29 @@ impl<'a> Node<'a> {
                 equal &= equal - 1;
             }
         }
-        let start = prints.len() / 8 * 8;
+        let start = fingerprints.len() / 8 * 8;
         let last = chunks.remainder().iter().zip(start..);
         last.filter(|(p, _)| **p == print).map(|(_, slot)| slot).find(is_it)
     }
 
     // Inner nodes.
 
-    pub(crate) fn child(&self, slot: usize) -> Ref {
-        Ref::from_bytes(&self.bytes[self.places + slot * REF..][..REF])
+    pub(crate) fn child(&self, slot: usize) -> NodeRef {
+        NodeRef::from_bytes(&self.bytes[self.places + slot * NODE_REF_BYTES..][..NODE_REF_BYTES])
     }
 
     /// The child whose range has `key`.
     #[inline]
-    pub(crate) fn child_of(&self, key: &[u8]) -> usize {
+    pub(crate) fn child_containing(&self, key: &[u8]) -> usize {
         self.position(1, key, true) - 1
     }
 
     /// The child that has the highest keys before `key`.
-    pub(crate) fn child_before(&self, key: &[u8]) -> usize {
+    pub(crate) fn child_containing_before(&self, key: &[u8]) -> usize {
         self.position(1, key, false) - 1
     }
 }
 
-fn short(bytes: &[u8], at: usize) -> usize {
+fn u16_at(bytes: &[u8], at: usize) -> usize {
     usize::from(u16::from_le_bytes([bytes[at], bytes[at + 1]]))
 }

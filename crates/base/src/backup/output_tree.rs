@@ -1,0 +1,222 @@
+//! # Tree: a new directory, filled file by file and made durable as a whole
+//!
+//! Where the volume can be synced as a whole it is, once; elsewhere each file and each directory.
+//! What is written goes on its way in the midst, so that the kernel does not gather gigabytes that
+//! other syncs would have to wait for.
+//!
+//! Long runs go past the page cache: nobody reads a backup soon, and what the database reads stays
+//! there.
+//!
+//! A block of zeros is not written: the copy of a file with holes has them too.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::{COPY_CHUNK, ProgressMeter};
+use crate::disk::{Disk, File, OpenMode, PAGE, Volume};
+use crate::error::{Damage, Error, IoContext, Result};
+use crate::output_dir::OutputDir;
+
+/// What is written goes on its way after so many bytes.
+const WRITEBACK_BYTES: u64 = 8 << 20;
+/// From this length on a run is written directly: each such write waits for the device.
+const MIN_DIRECT_BYTES: usize = 256 << 10;
+/// Zeros of this length, at a multiple of it, become a hole.
+const HOLE_BYTES: usize = 64 << 10;
+static ZEROS: [u8; HOLE_BYTES] = [0; HOLE_BYTES];
+
+/// A directory on its way. What was made in it goes if this is dropped before it is kept.
+pub(super) struct OutputTree<'a> {
+    disk: &'a dyn Disk,
+    root: PathBuf,
+    output_dir: OutputDir<'a>,
+    volume: Option<Arc<dyn Volume>>,
+    /// Those made, below the root.
+    dirs: BTreeSet<PathBuf>,
+    buffer: AlignedBuffer,
+}
+
+/// A piece of a file on its way, at a multiple of a page in memory.
+struct AlignedBuffer {
+    memory: Vec<u8>,
+    from: usize,
+}
+
+impl AlignedBuffer {
+    fn new() -> AlignedBuffer {
+        let memory = vec![0; COPY_CHUNK + PAGE];
+        let from = memory.as_ptr().align_offset(PAGE).min(PAGE);
+        AlignedBuffer { memory, from }
+    }
+
+    fn bytes(&mut self) -> &mut [u8] {
+        &mut self.memory[self.from..][..COPY_CHUNK]
+    }
+}
+
+/// Bytes of a file.
+pub(super) struct FileRange<'a> {
+    pub(super) file: &'a dyn File,
+    pub(super) path: &'a Path,
+    pub(super) offset: u64,
+    pub(super) len: u64,
+}
+
+impl<'a> OutputTree<'a> {
+    /// Begins to fill `target`.
+    pub(super) fn new(disk: &'a dyn Disk, target: OutputDir<'a>) -> OutputTree<'a> {
+        let root = target.dir().to_path_buf();
+        disk.spread_dirs(&root); // an older backup may have been removed a moment ago
+        let (volume, dirs, buffer) = (disk.volume(&root).ok(), BTreeSet::new(), AlignedBuffer::new());
+        OutputTree { disk, root, output_dir: target, volume, dirs, buffer }
+    }
+
+    /// The directory.
+    pub(super) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// All of it is there.
+    pub(super) fn finish(self) -> Result<()> {
+        self.output_dir.finish()
+    }
+
+    /// A file of that name was made just now.
+    pub(super) fn note_created(&mut self, name: &Path) {
+        self.output_dir.note_created(name);
+    }
+
+    /// What it has is a database's from now on.
+    pub(super) fn begin_database(&mut self) {
+        self.output_dir.begin_database();
+    }
+
+    /// Makes the directory `name` and those above it, if they are not there.
+    pub(super) fn create_dir(&mut self, name: &Path) -> Result<()> {
+        if name.as_os_str().is_empty() || self.dirs.contains(name) {
+            return Ok(());
+        }
+        if let Some(above) = name.parent() {
+            self.create_dir(above)?;
+        }
+        let path = self.root.join(name);
+        self.disk.create_dir(&path).during("create", &path)?;
+        self.output_dir.note_created(name);
+        self.dirs.insert(name.to_path_buf());
+        Ok(())
+    }
+
+    /// Where `name` is, with its directory made.
+    pub(super) fn create_parent(&mut self, name: &Path) -> Result<PathBuf> {
+        self.create_dir(name.parent().unwrap_or(Path::new("")))?;
+        Ok(self.root.join(name))
+    }
+
+    /// Copies `from` to `at` of `to`; what the bytes sum to.
+    pub(super) fn copy_range(
+        &mut self,
+        from: &FileRange<'_>,
+        to: &FileRange<'_>,
+        meter: &mut ProgressMeter<'_>,
+    ) -> Result<u32> {
+        let (mut sent, mut written) = (0, 0);
+        let sum = read_all(from, self.buffer.bytes(), |at, bytes| {
+            written = to.offset + at + write_data(to.file, to.offset + at, bytes).during("write", to.path)?;
+            if at + bytes.len() as u64 >= sent + WRITEBACK_BYTES {
+                sent = at + bytes.len() as u64;
+                to.file.start_sync();
+            }
+            meter.add_bytes(bytes.len() as u64)
+        })?;
+        if to.len > written && to.len > to.file.len().during("measure", to.path)? {
+            to.file.set_len(to.len).during("extend", to.path)?;
+        }
+        self.finish_file(to.file, to.path)?;
+        Ok(sum)
+    }
+
+    /// What a file's bytes sum to.
+    pub(super) fn checksum(&mut self, from: &FileRange<'_>, meter: &mut ProgressMeter<'_>) -> Result<u32> {
+        read_all(from, self.buffer.bytes(), |_, bytes| meter.add_bytes(bytes.len() as u64))
+    }
+
+    /// A file is written, in the kernel.
+    pub(super) fn finish_file(&self, file: &dyn File, path: &Path) -> Result<()> {
+        match &self.volume {
+            Some(_) => Ok(()),
+            None => file.sync().during("sync", path),
+        }
+    }
+
+    /// Makes everything durable.
+    pub(super) fn sync_all(&self) -> Result<()> {
+        if let Some(volume) = &self.volume {
+            return volume.sync().during("sync", &self.root);
+        }
+        let inside = self.dirs.iter().map(|dir| self.root.join(dir));
+        inside
+            .chain([self.root.clone()])
+            .try_for_each(|dir| self.disk.sync_dir(&dir).during("sync directory", &dir))
+    }
+}
+
+/// Writes `bytes` but for blocks of zeros; how many bytes reach to the end of the last block
+/// written.
+fn write_data(file: &dyn File, at: u64, bytes: &[u8]) -> std::io::Result<u64> {
+    let (mut from, mut written) = (0, 0);
+    while from < bytes.len() {
+        let is_hole = |at: usize| {
+            let block = &bytes[at..bytes.len().min(at + HOLE_BYTES)];
+            *block == ZEROS[..block.len()]
+        };
+        let mut to = from;
+        while to < bytes.len() && !is_hole(to) {
+            to = bytes.len().min(to + HOLE_BYTES);
+        }
+        if to > from {
+            let (at, bytes) = (at + from as u64, &bytes[from..to]);
+            if bytes.len() < MIN_DIRECT_BYTES {
+                file.write_at(at, bytes)?
+            } else {
+                file.write_direct(at, bytes)?
+            }
+            written = to as u64;
+        }
+        from = if to == from { from + HOLE_BYTES } else { to };
+    }
+    Ok(written)
+}
+
+/// Hands all bytes to `each`, piece by piece, with where they stand in the range; their sum.
+fn read_all(
+    from: &FileRange<'_>,
+    buffer: &mut [u8],
+    mut each: impl FnMut(u64, &[u8]) -> Result<()>,
+) -> Result<u32> {
+    let (mut at, mut sum) = (0, 0);
+    while at < from.len {
+        let len = usize::try_from(from.len - at).map_or(COPY_CHUNK, |left| left.min(COPY_CHUNK));
+        let bytes = &mut buffer[..len];
+        if let Some(got) =
+            crate::disk::read_up_to_end(from.file, from.offset + at, bytes).during("read", from.path)?
+        {
+            let expected = from.offset + from.len;
+            return Err(Error::corrupt(from.path, got, Damage::Truncated { got, expected }));
+        }
+        sum = crc32c::crc32c_append(sum, bytes);
+        each(at, bytes)?;
+        at += len as u64;
+    }
+    Ok(sum)
+}
+
+/// Opens a file that must be there.
+pub(super) fn open(disk: &dyn Disk, path: &Path) -> Result<Arc<dyn File>> {
+    match disk.open(path, OpenMode::Read) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+            Err(Error::corrupt(path, 0, Damage::Truncated { got: 0, expected: 1 }))
+        }
+        other => other.during("open", path),
+    }
+}

@@ -1,0 +1,513 @@
+//! # Slots: which of them are taken, and by what
+//!
+//! FlatStore's lazy-persist allocator (§4.2): what is taken is known in memory only, and found
+//! again from what the engines name. No I/O here, and no clock.
+//!
+//! ## The life of a slot
+//!
+//! ```text
+//!              take: the next generation                 release: nothing names it
+//!   free ------------------------------------> taken ------------------------------> free
+//!    | ^                                        | |  readers
+//!    | |   the last reader is done              | +-------------> leaving
+//!    | +----------------------------------------|--------------------+
+//!    |                                          | after the last generation, and where
+//!    +----> gone with its chunk                 | the stamp cannot be read
+//!                                               v
+//!                                            retired, until its chunk goes
+//! ```
+//!
+//! A value is *taken* from before its first byte is written until it is removed. Whoever stages one
+//! and drops it removes it at once: nobody could know its number. Of a committed one the store
+//! removes it when it would have removed a file: what superseded it is durable, neither slot of
+//! ROOT names it, and no view needs it. A reader that found it before *pins* it: the slot is not
+//! free until the last pin is gone, so that an open value stays what it was.
+//!
+//! ## Invariants
+//!
+//! 1. A slot is written only between `take` and the end of staging, by whoever took it; it is taken
+//!    only when it is free. So what a pinned, or a named, slot holds never changes.
+//! 2. A number is pinned only while its own value has the slot: chunk, class, slot and generation
+//!    must match. Any other answer is "gone".
+//! 3. In a chunk of an earlier life nothing is taken before its stamps are known: a number that may
+//!    stand in a record, dead or not, is never given again. (A recovery goes through dead records
+//!    in any order. One number in two of them would take the live value along with the dead one.)
+//! 4. A chunk goes only when all its slots are free or retired. It is out of the table before its
+//!    file is removed.
+//! 5. Where a keyspace is closed by damage nobody knows what it names: chunks of earlier lives are
+//!    *frozen*, nothing is taken in them and they stay.
+//!
+//! ## Which slot
+//!
+//! One of the chunk with the lowest number that has any, the lowest one there. So values gather in
+//! low chunks and the high ones become empty; and what is used again was often used lately and is
+//! in memory still. An empty chunk, and the blocks of a free slot beside taken ones, are given back
+//! when they were not needed for a while: see [`SlotAllocator::take_empty_chunks`] and
+//! [`SlotAllocator::take_excess_slots`].
+//!
+//! ## Threads
+//!
+//! One mutex around it, held for a tree's look-up, and over no I/O.
+//!
+//! ## Costs
+//!
+//! 16 bytes a slot and 150 a chunk; each change goes through the slots of one chunk.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::BlobStats;
+use super::slot_layout::{self, CLASSES, ChunkLayout, LAST_GENERATION, SlotLocation, slots};
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum SlotUse {
+    #[default]
+    Free,
+    Used,
+    /// Removed, and still read.
+    Removed,
+    Retired,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct BlobSlot {
+    /// Of the value that has it, or had it last.
+    generation: u16,
+    /// The newest that was ever given.
+    newest: u16,
+    state: SlotUse,
+    readers: u32,
+    /// It has no blocks, as far as is known.
+    is_punched: bool,
+}
+
+#[derive(Debug)]
+struct ChunkSlots {
+    class: u8,
+    slots: Box<[BlobSlot]>,
+    /// Slots that are taken or left.
+    taken: usize,
+    /// Slots that may be taken and have blocks.
+    with_blocks: usize,
+    /// Generations of free slots are known.
+    has_generations: bool,
+    is_frozen: bool,
+    /// Its name is durable.
+    is_name_synced: bool,
+}
+
+impl ChunkSlots {
+    /// One of which nothing is known, and in which nothing is taken.
+    fn of(class: u8, slot: BlobSlot) -> ChunkSlots {
+        let slots = vec![slot; usize::from(slots(class))].into();
+        ChunkSlots {
+            class,
+            slots,
+            taken: 0,
+            with_blocks: 0,
+            has_generations: false,
+            is_frozen: false,
+            is_name_synced: false,
+        }
+    }
+}
+
+/// What `take` found.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum SlotAllocation {
+    /// This one.
+    Slot(SlotLocation),
+    /// One in a chunk whose stamps must be read first.
+    NeedsRead(u64),
+    /// None: a chunk has to be made.
+    NoSlot,
+}
+
+/// All slots.
+#[derive(Debug, Default)]
+pub(super) struct SlotAllocator {
+    chunks: BTreeMap<u64, ChunkSlots>,
+    /// Chunks by class that have a slot to take.
+    open: [BTreeSet<u64>; CLASSES],
+    /// Empty ones among them, ...
+    empty: [BTreeSet<u64>; CLASSES],
+    /// ... and how many of these were not needed since the last look.
+    spare: [usize; CLASSES],
+    /// The same of slots: chunks that have free ones with blocks, how many there are, and how many
+    /// were not needed.
+    with_blocks: [BTreeSet<u64>; CLASSES],
+    slots_with_blocks: [usize; CLASSES],
+    spare_slots: [usize; CLASSES],
+}
+
+impl SlotAllocator {
+    /// Takes a slot of `class`.
+    pub(super) fn allocate(&mut self, class: u8) -> SlotAllocation {
+        let Some(number) = self.open[usize::from(class)].first().copied() else {
+            return SlotAllocation::NoSlot;
+        };
+        let Some(chunk) = self.chunks.get_mut(&number) else { return SlotAllocation::NoSlot };
+        if !chunk.has_generations {
+            return SlotAllocation::NeedsRead(number);
+        }
+        let free = chunk.slots.iter_mut().enumerate().find(|(_, slot)| slot.state == SlotUse::Free);
+        let Some((index, slot)) = free else { return SlotAllocation::NoSlot };
+        slot.state = SlotUse::Used;
+        slot.newest += 1; // a free one has not used its last
+        slot.generation = slot.newest;
+        let place = SlotLocation {
+            chunk: number,
+            class,
+            slot: u8::try_from(index).unwrap_or(u8::MAX),
+            generation: slot.generation,
+        };
+        slot.is_punched = false;
+        chunk.taken += 1;
+        self.reindex(number);
+        SlotAllocation::Slot(place)
+    }
+
+    /// A chunk was made, and its first slot is taken.
+    pub(super) fn add_chunk(&mut self, number: u64, class: u8) -> SlotLocation {
+        let mut chunk = ChunkSlots {
+            has_generations: true,
+            ..ChunkSlots::of(class, BlobSlot { is_punched: true, ..BlobSlot::default() })
+        };
+        chunk.slots[0] = BlobSlot { generation: 1, newest: 1, state: SlotUse::Used, ..BlobSlot::default() };
+        chunk.taken = 1;
+        self.chunks.insert(number, chunk);
+        self.reindex(number);
+        SlotLocation { chunk: number, class, slot: 0, generation: 1 }
+    }
+
+    /// The head of a chunk was read; None if it is damaged.
+    pub(super) fn set_generations(&mut self, number: u64, head: Option<&[u8]>) {
+        let Some(head) = head else { return self.freeze(number) };
+        let Some(chunk) = self.chunks.get_mut(&number).filter(|chunk| !chunk.has_generations) else { return };
+        chunk.has_generations = true;
+        for (index, slot) in (0..).zip(chunk.slots.iter_mut()) {
+            match slot_layout::generation_in(head, number, index) {
+                Some(generation) => slot.newest = slot.newest.max(generation),
+                None => slot.newest = LAST_GENERATION, // used no more
+            }
+            if slot.state == SlotUse::Free && slot.newest == LAST_GENERATION {
+                slot.state = SlotUse::Retired;
+            }
+        }
+        self.reindex(number);
+    }
+
+    /// Nothing more is taken in this chunk.
+    pub(super) fn freeze(&mut self, number: u64) {
+        if let Some(chunk) = self.chunks.get_mut(&number) {
+            chunk.is_frozen = true;
+        }
+        self.reindex(number);
+    }
+
+    /// A value that an engine names, in a chunk of an earlier life.
+    pub(super) fn mark_used(&mut self, place: SlotLocation, layout: ChunkLayout) {
+        if usize::from(place.class) >= CLASSES || layout.slot_bytes(place.class) == 0 {
+            return; // its record is damaged, whatever its checksum says
+        }
+        let of_before =
+            || ChunkSlots { is_name_synced: true, ..ChunkSlots::of(place.class, BlobSlot::default()) };
+        let chunk = self.chunks.entry(place.chunk).or_insert_with(of_before);
+        let slot = chunk.slots.get_mut(usize::from(place.slot));
+        let Some(slot) = slot.filter(|_| chunk.class == place.class) else {
+            chunk.is_frozen = true;
+            return;
+        };
+        if slot.state == SlotUse::Free {
+            slot.state = SlotUse::Used;
+            chunk.taken += 1;
+        }
+        slot.generation = slot.generation.max(place.generation);
+        slot.newest = slot.generation;
+    }
+
+    /// All were found. `frozen` if there may be others.
+    pub(super) fn finish_recovery(&mut self, frozen: bool) {
+        let numbers: Vec<u64> = self.chunks.keys().copied().collect();
+        for number in numbers {
+            if let Some(chunk) = self.chunks.get_mut(&number) {
+                chunk.is_frozen |= frozen;
+            }
+            self.reindex(number);
+        }
+    }
+
+    /// Whether there is such a chunk.
+    pub(super) fn contains(&self, number: u64) -> bool {
+        self.chunks.contains_key(&number)
+    }
+
+    /// Keeps the value at `place` from being written over. False if it is gone.
+    pub(super) fn pin(&mut self, place: SlotLocation) -> bool {
+        let slot = self.slot(place).filter(|slot| slot.state == SlotUse::Used);
+        slot.map(|slot| slot.readers += 1).is_some()
+    }
+
+    /// A reader is done.
+    pub(super) fn unpin(&mut self, place: SlotLocation) {
+        let Some(slot) = self.slot(place) else { return };
+        slot.readers -= 1;
+        if slot.readers == 0 && slot.state == SlotUse::Removed {
+            self.free(place);
+        }
+    }
+
+    /// Nothing names the value at `place` any more.
+    pub(super) fn release(&mut self, place: SlotLocation) {
+        match self.slot(place) {
+            Some(slot) if slot.state != SlotUse::Used => {}
+            Some(slot) if slot.readers > 0 => slot.state = SlotUse::Removed,
+            Some(_) => self.free(place),
+            None => {}
+        }
+    }
+
+    fn slot(&mut self, place: SlotLocation) -> Option<&mut BlobSlot> {
+        let chunk = self.chunks.get_mut(&place.chunk).filter(|chunk| chunk.class == place.class)?;
+        let slot = chunk.slots.get_mut(usize::from(place.slot))?;
+        Some(slot).filter(|slot| slot.generation == place.generation)
+    }
+
+    fn free(&mut self, place: SlotLocation) {
+        let Some(chunk) = self.chunks.get_mut(&place.chunk) else { return };
+        let slot = &mut chunk.slots[usize::from(place.slot)];
+        slot.state = if slot.newest == LAST_GENERATION { SlotUse::Retired } else { SlotUse::Free };
+        chunk.taken -= 1;
+        self.reindex(place.chunk);
+    }
+
+    /// Files a chunk under what it is now.
+    fn reindex(&mut self, number: u64) {
+        let Some(chunk) = self.chunks.get_mut(&number) else { return };
+        let class = usize::from(chunk.class);
+        let free = || chunk.slots.iter().filter(|slot| slot.state == SlotUse::Free && !chunk.is_frozen);
+        let (count, warm) = (free().count(), free().filter(|slot| !slot.is_punched).count());
+        self.slots_with_blocks[class] = self.slots_with_blocks[class] + warm - chunk.with_blocks;
+        chunk.with_blocks = warm;
+        let put = |set: &mut BTreeSet<u64>, is_in: bool| {
+            if is_in { set.insert(number) } else { set.remove(&number) }
+        };
+        put(&mut self.open[class], count > 0);
+        put(&mut self.with_blocks[class], warm > 0);
+        put(&mut self.empty[class], chunk.taken == 0 && !chunk.is_frozen);
+        self.spare[class] = self.spare[class].min(self.empty[class].len());
+        self.spare_slots[class] = self.spare_slots[class].min(self.slots_with_blocks[class]);
+    }
+
+    /// Takes free slots whose blocks are to be given back: half of those that were never needed
+    /// since the last look, if there are not more than `most`. Each is pinned, and ends with
+    /// [`SlotAllocator::mark_punched`].
+    pub(super) fn take_excess_slots(&mut self, most: usize) -> Vec<SlotLocation> {
+        let mut out = Vec::new();
+        for class in 0..CLASSES {
+            let mut count = self.spare_slots[class].div_ceil(2).min(most);
+            while count > 0
+                && let Some(number) = self.with_blocks[class].last().copied()
+                && let Some(chunk) = self.chunks.get_mut(&number)
+            {
+                for (index, slot) in (0..).zip(chunk.slots.iter_mut()) {
+                    if slot.state == SlotUse::Free && !slot.is_punched && count > 0 {
+                        (slot.state, slot.readers) = (SlotUse::Removed, 1);
+                        chunk.taken += 1;
+                        count -= 1;
+                        out.push(SlotLocation {
+                            chunk: number,
+                            class: chunk.class,
+                            slot: index,
+                            generation: slot.generation,
+                        });
+                    }
+                }
+                self.reindex(number);
+            }
+            self.spare_slots[class] = self.slots_with_blocks[class];
+        }
+        out
+    }
+
+    /// The slot has no blocks any more, and is free.
+    pub(super) fn mark_punched(&mut self, place: SlotLocation) {
+        self.unpin(place);
+        if let Some(slot) = self.slot(place).filter(|slot| slot.state == SlotUse::Free) {
+            slot.is_punched = true;
+        }
+        self.reindex(place.chunk);
+    }
+
+    /// Chunks to give back, which are out of the table: of the empty ones `all`, or half of those
+    /// that were never needed since the last look. What comes free comes in bursts, when ROOT was
+    /// written; what is empty until the next one is too much.
+    pub(super) fn take_empty_chunks(&mut self, all: bool) -> Vec<u64> {
+        let mut out = Vec::new();
+        for class in 0..CLASSES {
+            let count = if all { self.empty[class].len() } else { self.spare[class].div_ceil(2) };
+            for _ in 0..count {
+                let Some(number) = self.empty[class].last().copied() else { break };
+                self.remove_if_empty(number);
+                out.push(number);
+            }
+            self.spare[class] = self.empty[class].len();
+        }
+        out
+    }
+
+    /// Takes a chunk out of the table if it is empty.
+    pub(super) fn remove_if_empty(&mut self, number: u64) -> bool {
+        let Some(chunk) = self.chunks.get(&number).filter(|chunk| chunk.taken == 0 && !chunk.is_frozen)
+        else {
+            return false;
+        };
+        let (class, warm) = (usize::from(chunk.class), chunk.with_blocks);
+        for set in [&mut self.open[class], &mut self.with_blocks[class], &mut self.empty[class]] {
+            set.remove(&number);
+        }
+        self.chunks.remove(&number);
+        self.slots_with_blocks[class] -= warm;
+        self.spare_slots[class] = self.spare_slots[class].min(self.slots_with_blocks[class]);
+        self.spare[class] = self.spare[class].min(self.empty[class].len());
+        true
+    }
+
+    /// Whether the name of a chunk has to be synced.
+    pub(super) fn is_name_unsynced(&self, number: u64) -> bool {
+        self.chunks.get(&number).is_some_and(|chunk| !chunk.is_name_synced)
+    }
+
+    /// The name of a chunk is durable.
+    pub(super) fn mark_name_synced(&mut self, number: u64) {
+        if let Some(chunk) = self.chunks.get_mut(&number) {
+            chunk.is_name_synced = true;
+        }
+    }
+
+    /// Figures. Free bytes are those of slots that have blocks.
+    pub(super) fn stats(&self, layout: ChunkLayout) -> BlobStats {
+        let mut stats = BlobStats { chunks: self.chunks.len() as u64, ..BlobStats::default() };
+        for chunk in self.chunks.values() {
+            let bytes = layout.slot_bytes(chunk.class);
+            stats.slots += chunk.taken as u64;
+            stats.used_bytes += chunk.taken as u64 * bytes;
+            stats.free_bytes += chunk.with_blocks as u64 * bytes;
+        }
+        stats
+    }
+
+    /// The numbers of all chunks.
+    pub(super) fn numbers(&self) -> Vec<(u64, u8)> {
+        self.chunks.iter().map(|(number, chunk)| (*number, chunk.class)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CLASS: u8 = 13;
+
+    fn take(slots: &mut SlotAllocator) -> SlotLocation {
+        match slots.allocate(CLASS) {
+            SlotAllocation::Slot(place) => place,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_pinned_slot_is_not_reused() {
+        let mut slots = SlotAllocator::default();
+        let first = slots.add_chunk(7, CLASS);
+        assert!(slots.pin(first) && slots.pin(first));
+        slots.release(first);
+        assert!(!slots.pin(first), "it was removed");
+        let others: Vec<SlotLocation> = (1..4).map(|_| take(&mut slots)).collect();
+        assert_eq!(slots.allocate(CLASS), SlotAllocation::NoSlot);
+        slots.unpin(first);
+        assert_eq!(slots.allocate(CLASS), SlotAllocation::NoSlot);
+        slots.unpin(first);
+        let again = take(&mut slots);
+        assert_eq!(again, SlotLocation { generation: 2, ..first });
+        assert!(!slots.pin(first), "another value is there");
+        slots.release(first);
+        assert!(slots.pin(again), "the old number frees nothing");
+        assert_eq!(slots.take_empty_chunks(true), []);
+        slots.unpin(again);
+        others.into_iter().chain([again]).for_each(|place| slots.release(place));
+        assert_eq!(slots.take_empty_chunks(true), [7]);
+        assert_eq!(slots.allocate(CLASS), SlotAllocation::NoSlot);
+    }
+
+    #[test]
+    fn a_chunk_of_an_earlier_opening_is_used_after_its_generations_are_read() {
+        let mut slots = SlotAllocator::default();
+        let live = SlotLocation { chunk: 3, class: CLASS, slot: 1, generation: 5 };
+        slots.mark_used(live, ChunkLayout::new(false));
+        slots.finish_recovery(false);
+        assert!(slots.pin(live));
+        assert_eq!(slots.allocate(CLASS), SlotAllocation::NeedsRead(3));
+        let mut head = vec![0; slot_layout::HEAD];
+        for (slot, generation) in [(0, 9), (1, 4), (3, LAST_GENERATION)] {
+            head[slot_layout::stamp_at(slot)..][..8]
+                .copy_from_slice(&slot_layout::stamp(3, slot, generation));
+        }
+        slots.set_generations(3, Some(&head));
+        assert_eq!(take(&mut slots), SlotLocation { slot: 0, generation: 10, ..live });
+        assert_eq!(slots.allocate(CLASS), SlotAllocation::NoSlot, "one is damaged, one is used up");
+        slots.unpin(live);
+        slots.release(live);
+        assert_eq!(take(&mut slots), SlotLocation { generation: 6, ..live });
+    }
+
+    #[test]
+    fn a_frozen_chunk_is_not_reused() {
+        let mut slots = SlotAllocator::default();
+        let live = SlotLocation { chunk: 3, class: CLASS, slot: 1, generation: 5 };
+        slots.mark_used(live, ChunkLayout::new(false));
+        slots.finish_recovery(true);
+        assert_eq!(slots.allocate(CLASS), SlotAllocation::NoSlot);
+        slots.release(live);
+        assert_eq!(slots.take_empty_chunks(true), []);
+        assert!(slots.contains(3) && !slots.pin(live));
+    }
+
+    #[test]
+    fn unused_blocks_are_punched_after_a_while() {
+        let mut slots = SlotAllocator::default();
+        let places: Vec<SlotLocation> =
+            [slots.add_chunk(1, CLASS)].into_iter().chain((0..3).map(|_| take(&mut slots))).collect();
+        places[..3].iter().for_each(|place| slots.release(*place));
+        assert_eq!(slots.take_excess_slots(9), [], "they came free only now");
+        let out = slots.take_excess_slots(9);
+        assert_eq!(out, places[..2], "half");
+        assert_eq!(slots.take_empty_chunks(true), []);
+        assert_eq!(
+            take(&mut slots),
+            SlotLocation { generation: 2, ..places[2] },
+            "the others are being emptied"
+        );
+        assert_eq!(slots.allocate(CLASS), SlotAllocation::NoSlot);
+        out.iter().for_each(|place| slots.mark_punched(*place));
+        assert_eq!(slots.take_excess_slots(9), []);
+        assert_eq!(slots.take_excess_slots(9), [], "there is nothing in them any more");
+        assert_eq!(take(&mut slots), SlotLocation { generation: 2, ..places[0] });
+    }
+
+    #[test]
+    fn unused_empty_chunks_are_removed_after_a_while() {
+        let mut slots = SlotAllocator::default();
+        let places: Vec<SlotLocation> = (0..8).map(|number| slots.add_chunk(number, 16)).collect();
+        places.iter().for_each(|place| slots.release(*place));
+        assert_eq!(slots.take_empty_chunks(false), [], "they came empty only now");
+        let again: Vec<SlotLocation> = (0..5)
+            .map(|_| match slots.allocate(16) {
+                SlotAllocation::Slot(place) => place,
+                other => panic!("{other:?}"),
+            })
+            .collect();
+        again.iter().for_each(|place| slots.release(*place));
+        assert_eq!(slots.take_empty_chunks(false), [7, 6], "three were never needed");
+        assert_eq!(slots.take_empty_chunks(false).len(), 3);
+    }
+}

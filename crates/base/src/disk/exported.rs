@@ -1,0 +1,479 @@
+//! # Held: a state of a database, shown as a disk
+//!
+//! A reader beside the owner of a database reads a state that the owner holds (`store::hold`). This
+//! is that state as a [`Disk`]: it shows the names, lengths and bytes that a backup of the state
+//! would have, and nothing else. The bytes are read from where the owner keeps them; nothing is
+//! copied, and nothing can be changed.
+//!
+//! ## Picture
+//!
+//! ```text
+//!  name shown            made of
+//!  ROOT.0                bytes of the listing
+//!  journal/7.seg         journal/7.seg [0, end)            what the owner appends behind stays unseen
+//!  own/3/data/0          own/3/data/0  [a, b) [c, d) ..    in between: zeros
+//!  own/3/tree/9.img      images/held-..                    made by the owner for this reader
+//!  own/4/t-2/key         blob/../5.blob                    under another name for now
+//! ```
+//!
+//! ## Invariants
+//!
+//! 1. A read gives bytes of the state or an error. What is read counts only if the owner holds the
+//!    state *afterwards*: [`ExportLease`] is asked behind each read. So bytes that were let go and
+//!    written over in the meantime are never taken for the state's.
+//! 2. Nothing is mapped: a mapped byte could change between the look at it and the question.
+//! 3. No name of a listing leads out of the directory.
+//!
+//! ## Threads
+//!
+//! Any. The database's lock is the lease: whoever takes it keeps the state held until it is
+//! dropped, and it can be taken once.
+//!
+//! ## Costs
+//!
+//! Memory for the listing, about two hundred bytes a file. A read asks the lease, which may be a
+//! system call or two.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::io;
+use std::path::{Component, Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use super::{DirEntry, Disk, File, LockMode, LockOutcome, OpenMode};
+use crate::error::Error;
+
+/// That somebody holds a state. Dropped, it lets it go.
+pub trait ExportLease: fmt::Debug + Send + Sync {
+    /// Whether it is held still. Once it is not, it never is again.
+    fn is_held(&self) -> bool;
+}
+
+/// Where the bytes of a [`ExportedExtent`] are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ByteSource {
+    /// In a file of the directory, from an offset on.
+    File(PathBuf, u64),
+    /// Here.
+    Inline(Vec<u8>),
+}
+
+/// A part of a file that is shown.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExportedExtent {
+    /// The file, below the directory.
+    pub name: PathBuf,
+    /// How long it is at least.
+    pub file_len: u64,
+    /// Where in it.
+    pub offset: u64,
+    /// How many bytes.
+    pub len: u64,
+    /// Which ones.
+    pub bytes: ByteSource,
+}
+
+/// Something that is shown.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ExportedItem {
+    /// A directory, below the database's.
+    Directory(PathBuf),
+    /// A file, or a part of one.
+    Extent(ExportedExtent),
+}
+
+impl ExportedItem {
+    /// Whether its names stay in the directory, and its numbers are possible.
+    #[must_use]
+    pub fn is_valid(&self) -> bool {
+        match self {
+            ExportedItem::Directory(name) => is_inside(name),
+            ExportedItem::Extent(ExportedExtent { name, offset: at, len, bytes, .. }) => {
+                is_inside(name)
+                    && at.checked_add(*len).is_some()
+                    && match bytes {
+                        ByteSource::File(path, from) => is_inside(path) && from.checked_add(*len).is_some(),
+                        ByteSource::Inline(bytes) => bytes.len() as u64 == *len,
+                    }
+            }
+        }
+    }
+}
+
+/// Whether a name leads to a place below the directory and nowhere else.
+pub(crate) fn is_inside(name: &Path) -> bool {
+    let mut parts = name.components();
+    !name.as_os_str().is_empty() && parts.all(|part| matches!(part, Component::Normal(_)))
+}
+
+/// A file that is shown: its length, and its parts by where they are.
+#[derive(Debug, Default)]
+struct ExtentMap {
+    len: u64,
+    parts: BTreeMap<u64, (u64, ByteSource)>,
+}
+
+/// See the module.
+pub struct ExportedDisk {
+    base_disk: Arc<dyn Disk>,
+    dir: PathBuf,
+    dirs: BTreeSet<PathBuf>,
+    files: BTreeMap<PathBuf, Arc<ExtentMap>>,
+    /// Until it is taken, as the lock.
+    lease: Mutex<Option<Arc<dyn ExportLease>>>,
+    lease_alive: Weak<dyn ExportLease>,
+}
+
+impl fmt::Debug for ExportedDisk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "HeldDisk({}, {} files)", self.dir.display(), self.files.len())
+    }
+}
+
+impl ExportedDisk {
+    /// Shows `items` in `dir`; their bytes are on `beneath`. None if one of them is not sound.
+    #[must_use]
+    pub fn new(
+        beneath: Arc<dyn Disk>,
+        dir: &Path,
+        items: Vec<ExportedItem>,
+        lease: Arc<dyn ExportLease>,
+    ) -> Option<ExportedDisk> {
+        let mut dirs = BTreeSet::from([PathBuf::new()]);
+        let mut files: BTreeMap<PathBuf, ExtentMap> = BTreeMap::new();
+        for item in items {
+            if !item.is_valid() {
+                return None;
+            }
+            match item {
+                ExportedItem::Directory(name) => dirs.extend(name.ancestors().map(Path::to_path_buf)),
+                ExportedItem::Extent(ExportedExtent { name, file_len: whole, offset: at, len, bytes }) => {
+                    dirs.extend(name.ancestors().skip(1).map(Path::to_path_buf));
+                    let shown = files.entry(name).or_default();
+                    shown.len = shown.len.max(whole).max(at + len);
+                    if len > 0 {
+                        shown.parts.insert(at, (len, bytes));
+                    }
+                }
+            }
+        }
+        let files = files.into_iter().map(|(name, shown)| (name, Arc::new(shown))).collect();
+        let held = Arc::downgrade(&lease);
+        let lease = Mutex::new(Some(lease));
+        Some(ExportedDisk {
+            base_disk: beneath,
+            dir: dir.to_path_buf(),
+            dirs,
+            files,
+            lease,
+            lease_alive: held,
+        })
+    }
+
+    /// The name below the directory.
+    fn name<'p>(&self, path: &'p Path) -> io::Result<&'p Path> {
+        path.strip_prefix(&self.dir).map_err(|_| io::ErrorKind::NotFound.into())
+    }
+
+    fn check(&self) -> io::Result<()> {
+        check(&self.lease_alive, &self.dir)
+    }
+}
+
+/// An error once nobody holds the state.
+fn check(held: &Weak<dyn ExportLease>, dir: &Path) -> io::Result<()> {
+    match held.upgrade().is_some_and(|lease| lease.is_held()) {
+        true => Ok(()),
+        false => Err(io::Error::other(Error::OwnerClosed { path: dir.to_path_buf() })),
+    }
+}
+
+fn refused<T>() -> io::Result<T> {
+    Err(io::ErrorKind::ReadOnlyFilesystem.into())
+}
+
+impl Disk for ExportedDisk {
+    fn open(&self, path: &Path, open_mode: OpenMode) -> io::Result<Arc<dyn File>> {
+        let name = self.name(path)?;
+        if open_mode != OpenMode::Read {
+            return refused();
+        }
+        let shown = self.files.get(name).ok_or(io::ErrorKind::NotFound)?;
+        let mut sources: BTreeMap<PathBuf, Arc<dyn File>> = BTreeMap::new();
+        for (_, bytes) in shown.parts.values() {
+            let ByteSource::File(path, _) = bytes else { continue };
+            if sources.contains_key(path) {
+                continue;
+            }
+            match self.base_disk.open(&self.dir.join(path), OpenMode::Read) {
+                Ok(file) => drop(sources.insert(path.clone(), file)),
+                Err(error) => return Err(self.check().err().unwrap_or(error)), // gone with its owner
+            }
+        }
+        let (dir, held) = (self.dir.clone(), Weak::clone(&self.lease_alive));
+        Ok(Arc::new(ExportedFile { shown: Arc::clone(shown), sources, dir, held }))
+    }
+
+    fn list(&self, dir: &Path) -> io::Result<Vec<DirEntry>> {
+        let name = self.name(dir)?;
+        if !self.dirs.contains(name) {
+            let is_file = self.files.contains_key(name);
+            return Err(if is_file { io::ErrorKind::NotADirectory } else { io::ErrorKind::NotFound }.into());
+        }
+        let entry = |path: &Path, is_dir| {
+            let name = path.file_name().filter(|_| path.parent() == Some(name))?;
+            Some(DirEntry { name: name.to_str()?.to_owned(), is_dir })
+        };
+        let below = |path: &Path| path.starts_with(name);
+        let dirs = self.dirs.range(name.to_path_buf()..).take_while(|path| below(path));
+        let files = self.files.range(name.to_path_buf()..).take_while(|(path, _)| below(path));
+        let mut entries: Vec<DirEntry> = dirs.filter_map(|path| entry(path, true)).collect();
+        entries.extend(files.filter_map(|(path, _)| entry(path, false)));
+        entries.sort();
+        Ok(entries)
+    }
+
+    fn create_dir(&self, _: &Path) -> io::Result<()> {
+        refused()
+    }
+
+    fn remove(&self, _: &Path) -> io::Result<()> {
+        refused()
+    }
+
+    fn remove_dir(&self, _: &Path) -> io::Result<()> {
+        refused()
+    }
+
+    fn rename(&self, _: &Path, _: &Path) -> io::Result<()> {
+        refused()
+    }
+
+    fn link(&self, _: &Path, _: &Path) -> io::Result<()> {
+        refused()
+    }
+
+    fn sync_dir(&self, _: &Path) -> io::Result<()> {
+        refused()
+    }
+
+    fn lock(&self, path: &Path, share: LockMode) -> io::Result<LockOutcome> {
+        if share == LockMode::Exclusive {
+            return refused();
+        }
+        if self.name(path)?.parent() != Some(Path::new("")) {
+            return Ok(LockOutcome::Acquired(Box::new(()))); // of a part of the database, which is as still as the rest
+        }
+        let lease = self.lease.lock().unwrap_or_else(PoisonError::into_inner).take();
+        Ok(lease.map_or(LockOutcome::Busy(None), |lease| LockOutcome::Acquired(Box::new(lease))))
+    }
+
+    fn free_space(&self, path: &Path) -> io::Result<u64> {
+        self.base_disk.free_space(path)
+    }
+
+    fn free_files(&self, path: &Path) -> io::Result<Option<(u64, u64)>> {
+        self.base_disk.free_files(path)
+    }
+
+    fn descriptors(&self) -> Option<super::DescriptorStats> {
+        self.base_disk.descriptors()
+    }
+
+    fn is_read_only(&self, path: &Path) -> bool {
+        self.base_disk.is_read_only(path)
+    }
+
+    fn mode(&self, path: &Path) -> Option<u32> {
+        self.base_disk.mode(&self.real_path(path))
+    }
+
+    fn real_path(&self, path: &Path) -> PathBuf {
+        let shown = self.name(path).ok().and_then(|name| self.files.get(name));
+        match shown.and_then(|shown| shown.parts.get(&0)) {
+            Some((_, ByteSource::File(source, 0))) => self.dir.join(source),
+            _ => path.to_path_buf(),
+        }
+    }
+}
+
+/// A file of a state.
+#[derive(Debug)]
+struct ExportedFile {
+    shown: Arc<ExtentMap>,
+    sources: BTreeMap<PathBuf, Arc<dyn File>>,
+    dir: PathBuf,
+    held: Weak<dyn ExportLease>,
+}
+
+impl ExportedFile {
+    /// Fills `buf` from what is shown at `offset`.
+    fn fill(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        let end = offset.checked_add(buf.len() as u64).filter(|end| *end <= self.shown.len);
+        let end = end.ok_or(io::ErrorKind::UnexpectedEof)?;
+        let first = self.shown.parts.range(..=offset).next_back().map_or(offset, |(at, _)| *at);
+        buf.fill(0);
+        for (at, (len, bytes)) in self.shown.parts.range(first..end) {
+            let (from, to) = (offset.max(*at), end.min(at + len));
+            if from >= to {
+                continue;
+            }
+            let index = |place: u64, base: u64| usize::try_from(place - base).map_err(io::Error::other);
+            let into = &mut buf[index(from, offset)?..index(to, offset)?];
+            match bytes {
+                ByteSource::Inline(bytes) => into.copy_from_slice(&bytes[index(from, *at)?..index(to, *at)?]),
+                ByteSource::File(path, start) => {
+                    let source = self.sources.get(path).ok_or(io::ErrorKind::NotFound)?;
+                    source.read_at(start + (from - at), into)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl File for ExportedFile {
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        let read = self.fill(offset, buf);
+        check(&self.held, &self.dir)?; // I1: afterwards
+        read
+    }
+
+    fn write_at(&self, _: u64, _: &[u8]) -> io::Result<()> {
+        refused()
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.shown.len)
+    }
+
+    fn set_len(&self, _: u64) -> io::Result<()> {
+        refused()
+    }
+
+    fn allocate(&self, _: u64) -> io::Result<()> {
+        refused()
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        refused()
+    }
+
+    fn will_need(&self, offset: u64, len: u64) {
+        let end = offset.saturating_add(len);
+        let first = self.shown.parts.range(..=offset).next_back().map_or(offset, |(at, _)| *at);
+        for (at, (len, bytes)) in self.shown.parts.range(first..end.max(first)) {
+            let (from, to) = (offset.max(*at), end.min(at + len));
+            if let ByteSource::File(path, start) = bytes
+                && from < to
+                && let Some(source) = self.sources.get(path)
+            {
+                source.will_need(start + (from - at), to - from);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::super::sim::SimDisk;
+    use super::*;
+
+    #[derive(Debug)]
+    struct TestLease(Arc<AtomicBool>);
+
+    impl ExportLease for TestLease {
+        fn is_held(&self) -> bool {
+            self.0.load(Ordering::Relaxed)
+        }
+    }
+
+    fn piece(name: &str, whole: u64, at: u64, len: u64, bytes: ByteSource) -> ExportedItem {
+        ExportedItem::Extent(ExportedExtent { name: name.into(), file_len: whole, offset: at, len, bytes })
+    }
+
+    fn shown(items: Vec<ExportedItem>) -> (Option<ExportedDisk>, Arc<AtomicBool>) {
+        let disk = SimDisk::new();
+        disk.create_dir(Path::new("/db")).unwrap();
+        let file = disk.open(Path::new("/db/real"), OpenMode::Create).unwrap();
+        file.write_at(0, b"0123456789").unwrap();
+        let is_held = Arc::new(AtomicBool::new(true));
+        let lease = Arc::new(TestLease(Arc::clone(&is_held)));
+        (ExportedDisk::new(Arc::new(disk), Path::new("/db"), items, lease), is_held)
+    }
+
+    fn all(disk: &dyn Disk, path: &str) -> io::Result<Vec<u8>> {
+        let file = disk.open(Path::new(path), OpenMode::Read)?;
+        let mut bytes = vec![9; usize::try_from(file.len()?).unwrap()];
+        file.read_at(0, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    #[test]
+    fn the_disk_shows_exactly_the_listed_items() {
+        let real = |at| ByteSource::File("real".into(), at);
+        let (disk, is_held) = shown(vec![
+            ExportedItem::Directory("empty/deep".into()),
+            piece("a/parts", 9, 4, 2, real(7)),
+            piece("a/parts", 9, 1, 2, ByteSource::Inline(b"xy".to_vec())),
+            piece("a/short", 0, 0, 3, real(0)),
+            piece("nothing", 0, 0, 0, real(0)),
+        ]);
+        let disk = disk.unwrap();
+        let _lock = disk.lock(Path::new("/db/LOCK"), LockMode::Shared).unwrap();
+        assert!(matches!(disk.lock(Path::new("/db/LOCK"), LockMode::Shared).unwrap(), LockOutcome::Busy(_)));
+        assert_eq!(all(&disk, "/db/a/parts").unwrap(), b"\0xy\x0078\0\0\0");
+        assert_eq!(all(&disk, "/db/a/short").unwrap(), b"012");
+        assert_eq!(all(&disk, "/db/nothing").unwrap(), b"");
+        let names = |dir: &str| -> Vec<String> {
+            disk.list(Path::new(dir)).unwrap().into_iter().map(|entry| entry.name).collect()
+        };
+        assert_eq!(
+            (names("/db"), names("/db/a")),
+            (
+                vec!["a", "empty", "nothing"].into_iter().map(str::to_owned).collect(),
+                vec!["parts".to_owned(), "short".to_owned()]
+            )
+        );
+        assert!(names("/db/empty/deep").is_empty());
+        for missing in ["/db/real", "/db/a/part", "/db/a/parts/x", "/other"] {
+            assert_eq!(all(&disk, missing).unwrap_err().kind(), io::ErrorKind::NotFound, "{missing}");
+        }
+        let part = disk.open(Path::new("/db/a/parts"), OpenMode::Read).unwrap();
+        let mut two = [0; 2];
+        for (offset, expected) in [(0, b"\0x"), (2, b"y\0"), (3, b"\x007"), (5, b"8\0")] {
+            part.read_at(offset, &mut two).unwrap();
+            assert_eq!(&two, expected);
+        }
+        assert_eq!(part.read_at(8, &mut two).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+        assert!(
+            disk.open(Path::new("/db/new"), OpenMode::Create).is_err() && part.write_at(0, b"x").is_err()
+        );
+        is_held.store(false, Ordering::Relaxed);
+        let said = Error::io("read", Path::new("x"), part.read_at(0, &mut two).unwrap_err());
+        assert!(matches!(said, Error::OwnerClosed { .. }), "{said:?}");
+    }
+
+    #[test]
+    fn no_name_escapes_the_directory() {
+        for name in ["..", "/etc/passwd", "a/../b", ""] {
+            assert!(shown(vec![ExportedItem::Directory(name.into())]).0.is_none());
+            assert!(shown(vec![piece(name, 0, 0, 1, ByteSource::Inline(vec![1]))]).0.is_none());
+            assert!(shown(vec![piece("a", 0, 0, 1, ByteSource::File(name.into(), 0))]).0.is_none());
+        }
+        assert!(shown(vec![piece("a", 0, 0, 2, ByteSource::Inline(vec![1]))]).0.is_none());
+        assert!(shown(vec![piece("a", 0, u64::MAX, 2, ByteSource::File("b".into(), 0))]).0.is_none());
+    }
+
+    #[test]
+    fn without_the_lease_every_call_fails() {
+        let (disk, _) = shown(vec![piece("a", 0, 0, 1, ByteSource::Inline(vec![1]))]);
+        let disk = disk.unwrap();
+        let lock = disk.lock(Path::new("/db/LOCK"), LockMode::Shared).unwrap();
+        assert!(all(&disk, "/db/a").is_ok());
+        drop(lock);
+        assert!(all(&disk, "/db/a").is_err());
+    }
+}

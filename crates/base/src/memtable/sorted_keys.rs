@@ -1,0 +1,739 @@
+//! # Order: the keys of a memtable, sorted
+//!
+//! A B+-tree of heads and places of records. No key is ever removed: nodes only fill and split.
+//!
+//! ## Picture
+//!
+//! ```text
+//!  inner   version | count | head, record of separator | child     entry 0 has no separator: it is below all
+//!  leaf    version | count | head, record              |
+//! ```
+//!
+//! ## Invariants
+//!
+//! 1. A node's version is odd while a thread changes the node (a sequence lock). A reader that saw
+//!    the same even version before and after saw a state of the node.
+//! 2. A split changes parent and child while both are odd, and a new root is published before the
+//!    old one is even again. A reader checks a parent (the root: that it still is the root) after
+//!    it has the child's version: so it never looks for a key in a node that has given it away.
+//! 3. A record's place is published after it. Places in a node, also stale, are of records or 0.
+//! 4. A separator is the key of a record of the leaf that it leads to.
+//!
+//! ## Threads
+//!
+//! Any number of threads add and read. A thread that adds descends as a reader does, and makes odd
+//! only the leaf, or a full node and its parent, by a compare-exchange with the version it read: it
+//! never waits for a node while it has one. A thread that cuts heads anew is alone (`gate`).
+//!
+//! ## Costs
+//!
+//! A key: 12 bytes in leaves two thirds full; its insertion: a descent, the move of half a leaf.
+
+use std::ops::{Bound, Deref};
+
+use crate::keys::common_prefix_len;
+use crate::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering, fence};
+use crate::sync::epoch::Guard;
+use crate::sync::{RwLock, bare};
+
+use super::arena::{ArenaOffset, MemtableArena};
+use super::prefix::KeyPrefix;
+
+/// Entries of a node.
+const CAPACITY: usize = 64;
+/// The tree may be built anew when it has so many keys, for the prefix that they share, and
+/// then again at each power of four ...
+const FIRST_REBUILD: u64 = 16;
+/// ... up to here: a new memtable learns from the one before.
+const LAST_REBUILD: u64 = 1 << 16;
+/// Where keys seem to grow, so many bytes of what they share count as if they did not share them.
+const GROWTH: usize = 2;
+
+/// A leaf, or the part that an inner node has in common with one. Every field is an atomic.
+#[repr(C, align(64))]
+struct SortedNode {
+    /// Odd while a thread changes the node (I1). Takes a former value only if the node did not
+    /// change.
+    version: bare::AtomicU32,
+    count: bare::AtomicU32,
+    heads: [bare::AtomicU64; CAPACITY],
+    records: [bare::AtomicU32; CAPACITY],
+}
+
+/// A node that is no leaf.
+#[repr(C)]
+struct SortedInner {
+    node: SortedNode,
+    children: [bare::AtomicU32; CAPACITY],
+}
+
+impl Deref for SortedInner {
+    type Target = SortedNode;
+
+    #[inline]
+    fn deref(&self) -> &SortedNode {
+        &self.node
+    }
+}
+
+/// Where the keys of records are.
+pub trait KeySource {
+    /// The key of a record.
+    fn key(&self, record: ArenaOffset) -> &[u8];
+}
+
+/// One way of cutting heads, and the nodes that go with it.
+#[derive(Debug)]
+struct SortedTree {
+    prefix: KeyPrefix,
+    /// Node in the low half, height in the high one: 1 if it is a leaf.
+    root: AtomicU64,
+}
+
+/// The sorted keys.
+#[derive(Debug)]
+pub struct SortedKeys {
+    tree: AtomicPtr<SortedTree>,
+    /// Entries a node takes: fewer in tests.
+    capacity: usize,
+    /// The tree is never built anew any more: threads that add pass the gate by.
+    is_final: AtomicBool,
+    counts: RebuildCounts,
+}
+
+/// Fields that threads write until the tree is final, on a cache line of their own.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct RebuildCounts {
+    /// Held for writing by a thread that builds the tree anew.
+    gate: RwLock<()>,
+    /// Keys, and those that do not start with the prefix, until the tree is final.
+    keys: AtomicU64,
+    foreign: AtomicU64,
+    bytes: AtomicU64,
+}
+
+/// A leaf, and the version it must still have when it was read.
+struct SortedLeaf {
+    leaf: ArenaOffset,
+    version: u32,
+    /// The record whose key is the lowest of the next leaf; 0 if there is none.
+    fence: ArenaOffset,
+}
+
+/// A full node as a thread that adds came to it.
+struct FullNode {
+    /// The parent, its version, and the slot that leads to the node. None for the root.
+    above: Option<(ArenaOffset, u32, usize)>,
+    place: ArenaOffset,
+    version: u32,
+    height: u64,
+    /// No node of its height is behind it.
+    is_last: bool,
+}
+
+/// What a reader looks for: the last child at or before a key, or strictly before it.
+#[derive(Clone, Copy)]
+enum LeafTarget<'a> {
+    At(&'a [u8]),
+    Before(&'a [u8]),
+    First,
+    Last,
+}
+
+fn pack(node: ArenaOffset, height: u64) -> u64 {
+    height << 32 | u64::from(node)
+}
+
+fn unpack(root: u64) -> (ArenaOffset, u64) {
+    (ArenaOffset::try_from(root & u64::from(u32::MAX)).unwrap_or(0), root >> 32)
+}
+
+/// A node of the arena.
+#[inline]
+fn node(arena: &MemtableArena, place: ArenaOffset) -> &SortedNode {
+    // SAFETY:
+    // * Only places that `alloc` gave out for nodes get here.
+    // * All fields are atomics, and zeros are a valid node. An inner one begins as a leaf does.
+    unsafe { &*arena.at(place).cast::<SortedNode>() }
+}
+
+/// A node of the arena above leaves.
+#[inline]
+fn inner(arena: &MemtableArena, place: ArenaOffset) -> &SortedInner {
+    // SAFETY:
+    // * As in `node`; only places of nodes higher than 1 get here, which are made as inner ones.
+    unsafe { &*arena.at(place).cast::<SortedInner>() }
+}
+
+impl SortedNode {
+    /// The version, once nobody changes the node.
+    #[inline]
+    fn stable_version(&self) -> u32 {
+        loop {
+            let version = self.version.load(Ordering::Acquire);
+            if version.is_multiple_of(2) {
+                return version;
+            }
+            std::hint::spin_loop();
+            crate::sync::thread::yield_now();
+        }
+    }
+
+    /// Whether what was read since `version` counts.
+    #[inline]
+    fn is_unchanged(&self, version: u32) -> bool {
+        fence(Ordering::Acquire);
+        self.version.load(Ordering::Relaxed) == version
+    }
+
+    /// Makes the version odd if it still is `version`: then all reads since that one count, and the
+    /// caller alone may change the node.
+    #[inline]
+    fn lock(&self, version: u32) -> bool {
+        // Acquires the writes of the thread before.
+        let locked = self.version.compare_exchange(
+            version,
+            version.wrapping_add(1),
+            Ordering::Acquire,
+            Ordering::Relaxed,
+        );
+        // A reader that sees any of the changes sees the odd version, or a later one.
+        fence(Ordering::Release);
+        locked.is_ok()
+    }
+
+    /// Undoes [`SortedNode::lock`]. The node was changed.
+    #[inline]
+    fn unlock(&self, version: u32) {
+        self.version.store(version.wrapping_add(2), Ordering::Release);
+    }
+
+    /// Undoes [`SortedNode::lock`]. The node was not changed.
+    fn unlock_unchanged(&self, version: u32) {
+        self.version.store(version, Ordering::Release);
+    }
+
+    #[inline]
+    fn count(&self) -> usize {
+        (self.count.load(Ordering::Relaxed) as usize).min(CAPACITY)
+    }
+
+    fn set(&self, slot: usize, head: u64, record: ArenaOffset) {
+        self.heads[slot].store(head, Ordering::Relaxed);
+        self.records[slot].store(record, Ordering::Release); // (I3)
+    }
+
+    /// How many entries from `first` on lie before `key`, or at it if `with`; counted from 0.
+    #[inline]
+    fn position<K: KeySource>(
+        &self,
+        first: usize,
+        count: usize,
+        head: u64,
+        key: &[u8],
+        with: bool,
+        keys: &K,
+    ) -> usize {
+        let is_before = |slot: usize| {
+            let mine = self.heads[slot].load(Ordering::Relaxed);
+            if mine != head {
+                return mine < head;
+            }
+            let record = self.records[slot].load(Ordering::Acquire);
+            // 0 is what a reader sees of a node that changes; it will find out.
+            record != 0 && if with { keys.key(record) <= key } else { keys.key(record) < key }
+        };
+        let (mut low, mut high) = (first, count);
+        while low < high {
+            let middle = (low + high) / 2;
+            if is_before(middle) { low = middle + 1 } else { high = middle }
+        }
+        low
+    }
+}
+
+impl SortedKeys {
+    /// Without keys. Nodes are small if `tiny`.
+    #[must_use]
+    pub fn new(arena: &MemtableArena, prefix: KeyPrefix, tiny: bool) -> SortedKeys {
+        let root = arena.alloc(size_of::<SortedNode>(), true);
+        let tree = SortedTree { prefix, root: AtomicU64::new(pack(root, 1)) };
+        SortedKeys {
+            tree: AtomicPtr::new(Box::into_raw(Box::new(tree))),
+            capacity: if tiny { 4 } else { CAPACITY },
+            is_final: AtomicBool::new(false),
+            counts: RebuildCounts::default(),
+        }
+    }
+
+    #[inline]
+    fn tree<'g>(&self, _guard: &'g Guard) -> &'g SortedTree {
+        // SAFETY:
+        // * Made from a box; freed only after all guards of the moment when it was replaced, or
+        //   with `self`.
+        unsafe { &*self.tree.load(Ordering::Acquire) }
+    }
+
+    /// What heads leave out.
+    pub fn prefix(&self, guard: &Guard) -> KeyPrefix {
+        self.tree(guard).prefix.clone()
+    }
+
+    /// Bytes of its nodes but the first.
+    pub fn bytes(&self) -> u64 {
+        self.counts.bytes.load(Ordering::Relaxed)
+    }
+
+    fn new_node(&self, arena: &MemtableArena, is_leaf: bool) -> ArenaOffset {
+        let bytes = if is_leaf { size_of::<SortedNode>() } else { size_of::<SortedInner>() };
+        // In tests nodes are as large and hold less: they count as if they were small.
+        self.counts.bytes.fetch_add((bytes * self.capacity / CAPACITY) as u64, Ordering::Relaxed);
+        arena.alloc(bytes, true)
+    }
+
+    /// Adds a record of a key that is not there, and that no other thread adds. Returns whether the
+    /// tree has more nodes than before.
+    pub fn insert<K: KeySource>(
+        &self,
+        arena: &MemtableArena,
+        keys: &K,
+        record: ArenaOffset,
+        guard: &Guard,
+    ) -> bool {
+        if self.is_final.load(Ordering::Acquire) {
+            return self.insert_into(self.tree(guard), arena, keys, record);
+        }
+        let gate = self.counts.gate.read();
+        let tree = self.tree(guard);
+        let is_more = self.insert_into(tree, arena, keys, record);
+        if KeyPrefix::is_foreign(tree.prefix.head(keys.key(record))) {
+            self.counts.foreign.fetch_add(1, Ordering::Relaxed);
+        }
+        let count = self.counts.keys.fetch_add(1, Ordering::Relaxed) + 1;
+        drop(gate);
+        let is_turn = (FIRST_REBUILD..=LAST_REBUILD).contains(&count)
+            && count.is_power_of_two()
+            && count.ilog2().is_multiple_of(2);
+        if is_turn {
+            self.rebuild_if_due(arena, keys, guard);
+        }
+        is_more || is_turn
+    }
+
+    fn insert_into<K: KeySource>(
+        &self,
+        tree: &SortedTree,
+        arena: &MemtableArena,
+        keys: &K,
+        record: ArenaOffset,
+    ) -> bool {
+        let key = keys.key(record);
+        let head = tree.prefix.head(key);
+        let mut is_more = false;
+        'again: loop {
+            let root = tree.root.load(Ordering::Acquire);
+            let (mut place, mut height) = unpack(root);
+            let mut version = node(arena, place).stable_version();
+            if tree.root.load(Ordering::Acquire) != root {
+                continue;
+            }
+            let mut above = None;
+            let mut is_last = true;
+            loop {
+                let here = node(arena, place);
+                let count = here.count();
+                if count == self.capacity {
+                    let full = FullNode { above, place, version, height, is_last };
+                    is_more |= self.make_room(tree, arena, &full, (head, key), keys);
+                    continue 'again;
+                }
+                if height == 1 {
+                    break;
+                }
+                let parent = inner(arena, place);
+                let slot = parent.position(1, count, head, key, true, keys) - 1;
+                let child = parent.children[slot].load(Ordering::Acquire);
+                if !parent.is_unchanged(version) {
+                    continue 'again;
+                }
+                let below = node(arena, child).stable_version();
+                if !parent.is_unchanged(version) {
+                    continue 'again;
+                }
+                is_last &= slot + 1 == count;
+                above = Some((place, version, slot));
+                (place, version, height) = (child, below, height - 1);
+            }
+            let leaf = node(arena, place);
+            if !leaf.lock(version) {
+                continue;
+            }
+            let count = leaf.count();
+            let slot = leaf.position(0, count, head, key, false, keys);
+            for from in (slot..count).rev() {
+                leaf.set(
+                    from + 1,
+                    leaf.heads[from].load(Ordering::Relaxed),
+                    leaf.records[from].load(Ordering::Relaxed),
+                );
+            }
+            leaf.set(slot, head, record);
+            leaf.count.store(u32::try_from(count + 1).unwrap_or(0), Ordering::Relaxed);
+            leaf.unlock(version);
+            return is_more;
+        }
+    }
+
+    /// Splits a full node, unless it or its parent changed since they were read. Returns whether it
+    /// did; the caller starts again from the root either way.
+    fn make_room<K: KeySource>(
+        &self,
+        tree: &SortedTree,
+        arena: &MemtableArena,
+        full: &FullNode,
+        (head, key): (u64, &[u8]),
+        keys: &K,
+    ) -> bool {
+        let left = node(arena, full.place);
+        let Some((parent, version, slot)) = full.above else {
+            if !left.lock(full.version) {
+                return false;
+            }
+            // The root changes only while the present one is locked.
+            if tree.root.load(Ordering::Relaxed) != pack(full.place, full.height) {
+                left.unlock_unchanged(full.version);
+                return false;
+            }
+            let place = self.new_node(arena, false);
+            let root = inner(arena, place);
+            root.children[0].store(full.place, Ordering::Relaxed);
+            root.count.store(1, Ordering::Relaxed);
+            let middle = self.middle(left, full.is_last, head, key, keys);
+            self.split(arena, root, 0, full.height, middle);
+            // A thread that came by the old root looks whether it still is the root, and waits
+            // here (I2).
+            tree.root.store(pack(place, full.height + 1), Ordering::Release);
+            left.unlock(full.version);
+            return true;
+        };
+        let parent = inner(arena, parent);
+        if !parent.lock(version) {
+            return false;
+        }
+        if !left.lock(full.version) {
+            parent.unlock_unchanged(version);
+            return false;
+        }
+        let middle = self.middle(left, full.is_last, head, key, keys);
+        self.split(arena, parent, slot, full.height, middle);
+        left.unlock(full.version);
+        parent.unlock(version);
+        true
+    }
+
+    /// Where a full node is split: at its end if keys seem to ascend.
+    fn middle<K: KeySource>(
+        &self,
+        full: &SortedNode,
+        is_last: bool,
+        head: u64,
+        key: &[u8],
+        keys: &K,
+    ) -> usize {
+        let ascends = is_last && full.position(1, self.capacity, head, key, false, keys) == self.capacity;
+        if ascends { self.capacity - 1 } else { self.capacity / 2 }
+    }
+
+    /// Moves the entries from `middle` on of a child into a new one on its right. The caller alone
+    /// may change parent and child.
+    fn split(&self, arena: &MemtableArena, parent: &SortedInner, slot: usize, height: u64, middle: usize) {
+        let child = parent.children[slot].load(Ordering::Relaxed);
+        let place = self.new_node(arena, height == 1);
+        let (left, right) = (node(arena, child), node(arena, place));
+        let count = left.count();
+        for from in middle..count {
+            right.set(
+                from - middle,
+                left.heads[from].load(Ordering::Relaxed),
+                left.records[from].load(Ordering::Relaxed),
+            );
+            if height > 1 {
+                let grandchild = inner(arena, child).children[from].load(Ordering::Relaxed);
+                inner(arena, place).children[from - middle].store(grandchild, Ordering::Relaxed);
+            }
+        }
+        right.count.store(u32::try_from(count - middle).unwrap_or(0), Ordering::Relaxed);
+        let (head, record) =
+            (left.heads[middle].load(Ordering::Relaxed), left.records[middle].load(Ordering::Relaxed));
+        left.count.store(u32::try_from(middle).unwrap_or(0), Ordering::Relaxed);
+        let count = parent.count();
+        for from in (slot + 1..count).rev() {
+            parent.set(
+                from + 1,
+                parent.heads[from].load(Ordering::Relaxed),
+                parent.records[from].load(Ordering::Relaxed),
+            );
+            parent.children[from + 1].store(parent.children[from].load(Ordering::Relaxed), Ordering::Release);
+        }
+        parent.set(slot + 1, head, record);
+        parent.children[slot + 1].store(place, Ordering::Release);
+        parent.count.store(u32::try_from(count + 1).unwrap_or(0), Ordering::Relaxed);
+    }
+
+    /// Cuts heads anew, if the keys so far say so; for the last time, if there are many.
+    #[cold]
+    fn rebuild_if_due<K: KeySource>(&self, arena: &MemtableArena, keys: &K, guard: &Guard) {
+        let _alone = self.counts.gate.write();
+        if !self.is_final.load(Ordering::Relaxed) {
+            self.rebuild(arena, keys, guard);
+            self.note_final();
+        }
+    }
+
+    /// The caller holds the gate, or no other thread has the order.
+    fn note_final(&self) {
+        if self.counts.keys.load(Ordering::Relaxed) >= LAST_REBUILD {
+            self.is_final.store(true, Ordering::Release);
+        }
+    }
+
+    fn rebuild<K: KeySource>(&self, arena: &MemtableArena, keys: &K, guard: &Guard) {
+        let mut records = Vec::new();
+        self.ascend(arena, keys, Bound::Unbounded, usize::MAX, guard, &mut records);
+        let (Some(first), Some(last)) = (records.first(), records.last()) else { return };
+        let (first, last) = (keys.key(*first), keys.key(*last));
+        let shared = common_prefix_len(first, last);
+        let old = self.tree(guard);
+        let grows = self.counts.foreign.load(Ordering::Relaxed) * 8 > records.len() as u64;
+        if !grows && shared <= old.prefix.len() {
+            return;
+        }
+        let len = if grows { shared.saturating_sub(GROWTH) } else { shared };
+        let prefix = KeyPrefix::new(&first[..len]);
+        if prefix == old.prefix {
+            return;
+        }
+        let sorted: Vec<_> = records.iter().map(|record| (prefix.head(keys.key(*record)), *record)).collect();
+        self.build_tree(arena, prefix, &sorted, guard);
+    }
+
+    /// Takes up records that are sorted by heads of `prefix` and keys, into an empty order. No
+    /// thread adds during the call.
+    pub(super) fn build(
+        &self,
+        arena: &MemtableArena,
+        prefix: KeyPrefix,
+        sorted: &[(u64, ArenaOffset)],
+        guard: &Guard,
+    ) {
+        let _alone = self.counts.gate.write();
+        debug_assert_eq!(self.counts.keys.load(Ordering::Relaxed), 0);
+        self.build_tree(arena, prefix, sorted, guard);
+        self.counts.keys.store(sorted.len() as u64, Ordering::Relaxed);
+        self.note_final();
+    }
+
+    /// Makes a tree of sorted records and puts it in the place of the one there is.
+    fn build_tree(
+        &self,
+        arena: &MemtableArena,
+        prefix: KeyPrefix,
+        sorted: &[(u64, ArenaOffset)],
+        guard: &Guard,
+    ) {
+        let fill = (self.capacity * 3 / 4).max(2);
+        let mut level: Vec<(u64, ArenaOffset, ArenaOffset)> = Vec::with_capacity(sorted.len() / fill + 1);
+        for records in sorted.chunks(fill) {
+            let place = self.new_node(arena, true);
+            let leaf = node(arena, place);
+            records.iter().enumerate().for_each(|(slot, (head, record))| leaf.set(slot, *head, *record));
+            leaf.count.store(u32::try_from(records.len()).unwrap_or(0), Ordering::Relaxed);
+            level.push((records[0].0, records[0].1, place));
+        }
+        let mut height = 1;
+        while level.len() > 1 {
+            level = level.chunks(fill).map(|children| self.parent_of(arena, children)).collect();
+            height += 1;
+        }
+        let Some((_, _, root)) = level.first() else { return };
+        let foreign = sorted.iter().filter(|(head, _)| KeyPrefix::is_foreign(*head)).count() as u64;
+        self.counts.foreign.store(foreign, Ordering::Relaxed);
+        let tree = SortedTree { prefix, root: AtomicU64::new(pack(*root, height)) };
+        let old = self.tree.swap(Box::into_raw(Box::new(tree)), Ordering::AcqRel) as usize;
+        guard.defer(move || {
+            // SAFETY:
+            // * Made from a box, replaced just now; every guard that may have seen it is gone.
+            drop(unsafe { Box::from_raw(old as *mut SortedTree) });
+        });
+    }
+
+    /// A node above some children, each with the head and the record it begins with.
+    fn parent_of(
+        &self,
+        arena: &MemtableArena,
+        children: &[(u64, ArenaOffset, ArenaOffset)],
+    ) -> (u64, ArenaOffset, ArenaOffset) {
+        let place = self.new_node(arena, false);
+        let parent = inner(arena, place);
+        for (slot, (head, record, child)) in children.iter().enumerate() {
+            if slot > 0 {
+                parent.set(slot, *head, *record);
+            }
+            parent.children[slot].store(*child, Ordering::Release);
+        }
+        parent.count.store(u32::try_from(children.len()).unwrap_or(0), Ordering::Relaxed);
+        (children[0].0, children[0].1, place)
+    }
+
+    /// The leaf that holds what is aimed at, if anything does.
+    fn find_leaf<K: KeySource>(
+        &self,
+        tree: &SortedTree,
+        arena: &MemtableArena,
+        keys: &K,
+        aim: LeafTarget<'_>,
+    ) -> SortedLeaf {
+        let head = match aim {
+            LeafTarget::At(key) | LeafTarget::Before(key) => tree.prefix.head(key),
+            LeafTarget::First | LeafTarget::Last => 0,
+        };
+        'again: loop {
+            let root = tree.root.load(Ordering::Acquire);
+            let (mut place, mut height) = unpack(root);
+            let mut version = node(arena, place).stable_version();
+            if tree.root.load(Ordering::Acquire) != root {
+                continue;
+            }
+            let mut fence = 0;
+            while height > 1 {
+                let parent = inner(arena, place);
+                let count = parent.count();
+                let slot = match aim {
+                    LeafTarget::At(key) => parent.position(1, count, head, key, true, keys) - 1,
+                    LeafTarget::Before(key) => parent.position(1, count, head, key, false, keys) - 1,
+                    LeafTarget::First => 0,
+                    LeafTarget::Last => count.saturating_sub(1),
+                };
+                let child = parent.children[slot].load(Ordering::Acquire);
+                let next =
+                    if slot + 1 < count { parent.records[slot + 1].load(Ordering::Acquire) } else { 0 };
+                if !parent.is_unchanged(version) {
+                    continue 'again;
+                }
+                let below = node(arena, child).stable_version();
+                if !parent.is_unchanged(version) {
+                    continue 'again;
+                }
+                if next != 0 {
+                    fence = next;
+                }
+                (place, version, height) = (child, below, height - 1);
+            }
+            return SortedLeaf { leaf: place, version, fence };
+        }
+    }
+
+    /// Reads all of a leaf, and how many of its records are before what is looked for (or at it, if
+    /// `with`); `None` if it changed meanwhile. Heads decide where they can: a record is a cache
+    /// miss.
+    fn read<K: KeySource>(
+        tree: &SortedTree,
+        arena: &MemtableArena,
+        keys: &K,
+        found: &SortedLeaf,
+        (key, with): (Option<&[u8]>, bool),
+        out: &mut [ArenaOffset; CAPACITY],
+    ) -> Option<(usize, usize)> {
+        let leaf = node(arena, found.leaf);
+        let count = leaf.count();
+        let before = key.map(|key| leaf.position(0, count, tree.prefix.head(key), key, with, keys));
+        for (slot, out) in out.iter_mut().enumerate().take(count) {
+            *out = leaf.records[slot].load(Ordering::Acquire);
+        }
+        leaf.is_unchanged(found.version).then_some((count, before.unwrap_or(0)))
+    }
+
+    /// Appends to `out` the records from `low` on, in order, until there are `limit`.
+    pub fn ascend<K: KeySource>(
+        &self,
+        arena: &MemtableArena,
+        keys: &K,
+        low: Bound<&[u8]>,
+        limit: usize,
+        guard: &Guard,
+        out: &mut Vec<ArenaOffset>,
+    ) {
+        let tree = self.tree(guard);
+        let mut low = low;
+        let mut buffer = [0; CAPACITY];
+        while out.len() < limit {
+            let aim = match low {
+                Bound::Included(key) | Bound::Excluded(key) => LeafTarget::At(key),
+                Bound::Unbounded => LeafTarget::First,
+            };
+            let found = self.find_leaf(tree, arena, keys, aim);
+            let wanted = match low {
+                Bound::Included(key) => (Some(key), false),
+                Bound::Excluded(key) => (Some(key), true),
+                Bound::Unbounded => (None, false),
+            };
+            let Some((count, from)) = SortedKeys::read(tree, arena, keys, &found, wanted, &mut buffer) else {
+                continue;
+            };
+            let now = (count - from).min(limit - out.len());
+            out.extend_from_slice(&buffer[from..from + now]);
+            if found.fence == 0 {
+                return;
+            }
+            low = Bound::Included(keys.key(found.fence));
+        }
+    }
+
+    /// Appends to `out` the records from `high` down, in falling order, until there are `limit`.
+    pub fn descend<K: KeySource>(
+        &self,
+        arena: &MemtableArena,
+        keys: &K,
+        high: Bound<&[u8]>,
+        limit: usize,
+        guard: &Guard,
+        out: &mut Vec<ArenaOffset>,
+    ) {
+        let tree = self.tree(guard);
+        let mut high = high;
+        let mut buffer = [0; CAPACITY];
+        while out.len() < limit {
+            let aim = match high {
+                Bound::Included(key) => LeafTarget::At(key),
+                Bound::Excluded(key) => LeafTarget::Before(key),
+                Bound::Unbounded => LeafTarget::Last,
+            };
+            let found = self.find_leaf(tree, arena, keys, aim);
+            let wanted = match high {
+                Bound::Included(key) => (Some(key), true),
+                Bound::Excluded(key) => (Some(key), false),
+                Bound::Unbounded => (None, false),
+            };
+            let Some((count, before)) = SortedKeys::read(tree, arena, keys, &found, wanted, &mut buffer)
+            else {
+                continue;
+            };
+            let to = if wanted.0.is_some() { before } else { count };
+            if to == 0 {
+                return; // only the first leaf can have nothing (I4)
+            }
+            let now = to.min(limit - out.len());
+            out.extend(buffer[to - now..to].iter().rev());
+            high = Bound::Excluded(keys.key(buffer[to - now]));
+        }
+    }
+}
+
+impl Drop for SortedKeys {
+    fn drop(&mut self) {
+        // SAFETY:
+        // * Made from a box, and `&mut self`: nobody reads it.
+        drop(unsafe { Box::from_raw(self.tree.load(Ordering::Relaxed)) });
+    }
+}

@@ -1,0 +1,278 @@
+//! # Work: a background thread for what is not a store
+//!
+//! The store has threads of its own (`store/threads.rs`); a FlexSpace that is used alone has one of
+//! these. It calls its step again and again while there is something to do, else at every interval
+//! or when woken; dropping it waits for the step under way.
+
+use std::cell::Cell;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::clock::{Clock, SystemClock};
+use crate::error::{Error, Result};
+use crate::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use crate::sync::thread::{self, JoinHandle};
+use crate::sync::{Condvar, Mutex};
+
+/// How long background work keeps its processor. A thread that yields is charged for a whole slice
+/// of the scheduler, some 3 ms: one that did so after each step of 0.2 ms would get a tenth of its
+/// share beside a busy program.
+const YIELD_INTERVAL: Duration = Duration::from_millis(2);
+
+thread_local! {
+    /// When this thread last let others run.
+    static LAST_YIELD: Cell<Duration> = const { Cell::new(Duration::ZERO) };
+}
+
+/// Called often by background work: lets threads run that wait for this processor, if they may have
+/// waited for a while. Left to itself the scheduler looks for them at ticks of the clock, 4 ms
+/// apart where there are 250 a second.
+pub fn yield_if_due() {
+    if SystemClock.now().saturating_sub(LAST_YIELD.get()) >= YIELD_INTERVAL {
+        thread::yield_now();
+        LAST_YIELD.set(SystemClock.now());
+    }
+}
+
+#[derive(Debug, Default)]
+struct WakeSignal {
+    state: Mutex<WakeState>,
+    condvar: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct WakeState {
+    due: bool,
+    stop: bool,
+}
+
+/// Wakes a [`StepThread`]; a clone wakes the same one.
+#[derive(Clone, Debug, Default)]
+pub struct StepWaker(Arc<WakeSignal>);
+
+impl StepWaker {
+    /// There may be something to do.
+    pub fn wake(&self) {
+        self.0.state.lock().due = true;
+        self.0.condvar.notify_one();
+    }
+}
+
+/// A thread that does steps.
+#[derive(Debug)]
+pub struct StepThread {
+    waker: StepWaker,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl StepThread {
+    /// Starts a thread called `name`. `step` does a bounded piece of work, if there is any, and
+    /// says whether there is more.
+    #[allow(clippy::disallowed_methods)] // this is a seam for threads
+    pub fn start(
+        name: &str,
+        waker: StepWaker,
+        interval: Duration,
+        mut step: impl FnMut() -> bool + Send + 'static,
+    ) -> Result<StepThread> {
+        let signal = Arc::clone(&waker.0);
+        let body = move || {
+            loop {
+                {
+                    let mut state = signal.state.lock();
+                    if !state.due && !state.stop {
+                        signal.condvar.wait_for(&mut state, interval);
+                    }
+                    if state.stop {
+                        return;
+                    }
+                    state.due = false;
+                }
+                if step() {
+                    signal.state.lock().due = true;
+                    yield_if_due();
+                }
+            }
+        };
+        let thread = thread::Builder::new().name(name.to_owned()).spawn(body);
+        let thread =
+            thread.map_err(|source| Error::Io { op: "start a thread for", path: name.into(), source })?;
+        Ok(StepThread { waker, thread: Some(thread) })
+    }
+}
+
+impl Drop for StepThread {
+    fn drop(&mut self) {
+        self.waker.0.state.lock().stop = true;
+        self.waker.0.condvar.notify_one();
+        if let Some(thread) = self.thread.take()
+            && thread.thread().id() != thread::current().id()
+        {
+            let _ = thread.join(); // a panic there was reported by the runtime
+        }
+    }
+}
+
+/// None if the system has no thread to spare.
+#[cfg(not(shuttle))]
+#[allow(clippy::disallowed_methods)] // this is a seam for threads
+fn try_spawn<'s, T: Send + 's>(
+    scope: &'s thread::Scope<'s, '_>,
+    body: impl FnOnce() -> T + Send + 's,
+) -> Option<thread::ScopedJoinHandle<'s, T>> {
+    thread::Builder::new().spawn_scoped(scope, body).ok()
+}
+
+#[cfg(shuttle)]
+fn try_spawn<'s, T: Send + 's>(
+    scope: &'s thread::Scope<'s, '_>,
+    body: impl FnOnce() -> T + Send + 's,
+) -> Option<thread::ScopedJoinHandle<'s, T>> {
+    Some(scope.spawn(body))
+}
+
+/// Returns the number of parts into which an opening divides its work: the number of cores, from 4
+/// to
+/// 64. More parts than cores even out the load.
+#[must_use]
+pub fn opening_threads() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from).clamp(4, 64)
+}
+
+/// Returns the number of threads that do background work unless the caller sets one: half of the
+/// cores, from 1 to 8.
+#[must_use]
+pub fn background_threads() -> usize {
+    std::thread::available_parallelism().map_or(1, |cores| cores.get() / 2).clamp(1, 8)
+}
+
+/// Runs `first` on this thread and `second` on another one, or after it if the system has none to
+/// spare.
+pub(crate) fn join_both<A, B: Send>(first: impl FnOnce() -> A, second: impl Fn() -> B + Sync) -> (A, B) {
+    thread::scope(|scope| {
+        let other = try_spawn(scope, &second);
+        let first = first();
+        let second = match other {
+            Some(other) => other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+            None => second(),
+        };
+        (first, second)
+    })
+}
+
+/// Runs `body` on so many threads, this one among them, but no more than there are cores, or than
+/// the system has to spare; returns what they return. A panic in one of them is a panic here.
+pub fn run_parallel<T: Send>(threads: usize, body: impl Fn() -> T + Sync) -> Vec<T> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    run_threads(threads.min(cores), body)
+}
+
+/// As [`run_parallel`], whatever the number of cores: for threads that wait for a device.
+pub(crate) fn run_threads<T: Send>(threads: usize, body: impl Fn() -> T + Sync) -> Vec<T> {
+    if threads <= 1 {
+        return vec![body()];
+    }
+    thread::scope(|scope| {
+        let others: Vec<_> = (1..threads).map_while(|_| try_spawn(scope, &body)).collect();
+        let mut all = vec![body()];
+        for other in others {
+            all.push(other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        }
+        all
+    })
+}
+
+/// What `body` makes of each of `0..count`, in order, side by side; or the error that would have
+/// come first, had it been one after the other. After an error no more are begun.
+pub fn map_parallel<T: Send, E: Send>(
+    threads: usize,
+    count: usize,
+    body: impl Fn(usize) -> Result<T, E> + Sync,
+) -> Result<Vec<T>, E> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    map_threads(threads.min(cores), count, body)
+}
+
+/// As [`map_parallel`], whatever the number of cores: for calls that wait for a device.
+///
+/// # Errors
+///
+/// The error of the lowest index that failed.
+pub fn map_threads<T: Send, E: Send>(
+    threads: usize,
+    count: usize,
+    body: impl Fn(usize) -> Result<T, E> + Sync,
+) -> Result<Vec<T>, E> {
+    let (next, is_over) = (AtomicUsize::new(0), AtomicBool::new(false));
+    // Whatever is below the index of an error was begun before it, and is brought to its end.
+    let share = || {
+        let mut done = Vec::new();
+        while !is_over.load(Ordering::Relaxed) {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            if index >= count {
+                break;
+            }
+            let made = body(index);
+            is_over.fetch_or(made.is_err(), Ordering::Relaxed);
+            done.push((index, made));
+        }
+        done
+    };
+    let mut all: Vec<_> = run_threads(threads.min(count), share).into_iter().flatten().collect();
+    all.sort_by_key(|(index, _)| *index);
+    all.into_iter().map(|(_, made)| made).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::{Barrier, mpsc};
+
+    #[test]
+    fn parallel_results_are_in_order() {
+        for threads in [0, 1, 4] {
+            assert_eq!(map_parallel(threads, 100, Ok::<_, ()>), Ok((0..100).collect()));
+        }
+        assert_eq!(map_parallel(4, 0, Ok::<_, ()>), Ok(vec![]));
+    }
+
+    #[test]
+    fn the_error_of_the_lowest_index_is_returned() {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let (together, begun) = (Barrier::new(cores.min(2)), AtomicUsize::new(0));
+        let body = |index| {
+            begun.fetch_add(1, Ordering::Relaxed);
+            if index < 2 {
+                together.wait(); // both fail, whoever is first
+                return Err(index);
+            }
+            Ok(index)
+        };
+        assert_eq!(map_parallel(2, 1000, body), Err(0));
+        assert!(begun.into_inner() < 1000, "after an error no more are begun");
+    }
+
+    #[test]
+    fn a_panic_in_a_thread_propagates() {
+        let body = |index| if index == 3 { panic!("as it has to be") } else { Ok::<_, ()>(index) };
+        assert!(std::panic::catch_unwind(|| map_parallel(4, 10, body)).is_err());
+    }
+
+    #[test]
+    fn the_thread_steps_while_there_is_work_and_when_woken_and_ends_when_dropped() {
+        let (sender, steps) = mpsc::channel();
+        let waker = StepWaker::default();
+        waker.wake();
+        let mut left = 3;
+        let worker = StepThread::start("test", waker.clone(), Duration::from_secs(3600), move || {
+            left -= 1;
+            sender.send(left).is_ok() && left > 0
+        })
+        .unwrap();
+        assert_eq!(steps.iter().take(3).collect::<Vec<i32>>(), [2, 1, 0]);
+        waker.wake();
+        assert_eq!(steps.recv(), Ok(-1));
+        drop(worker);
+        assert!(steps.recv().is_err(), "the step went with the thread");
+    }
+}

@@ -1,0 +1,114 @@
+//! # Spot: an entry in memory, found at once and read later
+//!
+//! Who is about to read many entries finds all of them, asks the processor for their lines, and
+//! reads the first when the last was asked for. What the way from an address to a line of memory
+//! costs (the table, the segment, its mapping, the processor's own tables) is paid once, and for
+//! many side by side.
+//!
+//! ## Invariants
+//!
+//! 1. The bytes are those of the mapping from the entry on to the end that was published when it
+//!    was found, or to the end of the entry. They stay for as long as the guard does.
+//! 2. Only what is without a flaw is answered. Else the caller goes the usual way
+//!    ([`SegmentTable::frame`]), which says what is wrong, after a look at the file: there may be
+//!    no mapping, or a broken one.
+
+use super::{Address, Segment, SegmentTable};
+use crate::record::Record;
+use crate::sync::epoch::Guard;
+use crate::types::Seq;
+
+/// Where an entry stands in memory.
+#[derive(Clone, Copy, Debug)]
+pub struct PrefetchedEntry<'g> {
+    segment: &'g Segment,
+    offset: u64,
+    /// From the entry on.
+    bytes: &'g [u8],
+}
+
+impl SegmentTable {
+    /// The spot of the entry at `address`, and asks for as much as a usual entry takes to be loaded
+    /// soon. None if it is not mapped.
+    #[inline]
+    pub fn prefetch_located<'g>(&self, address: Address, guard: &'g Guard) -> Option<PrefetchedEntry<'g>> {
+        let (segment, offset) = (self.at(address.slot(), guard)?, address.offset());
+        let room = usize::try_from(segment.limit_at(offset).checked_sub(offset)?).ok()?;
+        // SAFETY:
+        // * Up to a published end, below which there are no writes, or to that of the frame (I1 and
+        //   I2 of the segment).
+        let bytes = unsafe { segment.file.mapped(offset, room) }?;
+        crate::memory::prefetch(bytes.as_ptr(), segment.lines());
+        Some(PrefetchedEntry { segment, offset, bytes })
+    }
+}
+
+impl<'g> PrefetchedEntry<'g> {
+    /// Lines of the cache that were asked for.
+    #[inline]
+    #[must_use]
+    pub fn lines(&self) -> usize {
+        self.segment.lines()
+    }
+
+    /// The number and the record of the entry, checked. None if anything is wrong with it.
+    #[inline]
+    #[must_use]
+    pub fn entry(&self) -> Option<(Seq, Record<'g>)> {
+        let (header, frame, _) = self.segment.verified(self.offset, self.bytes)?;
+        Some((header.seq, Record::decode(header.payload(frame)).ok()?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::super::{DATA_START, SegmentIdentity};
+    use super::*;
+    use crate::disk::real::RealDisk;
+    use crate::disk::scratch::ScratchDir;
+    use crate::frame::{FIRST, FrameHeader, FrameKind, HEADER, LAST, body_sum, span};
+    use crate::record::RecordContent;
+    use crate::sync::epoch;
+    use crate::types::{Incarnation, KeyspaceId, LogId, SegmentId, StoreId};
+
+    #[test]
+    fn only_published_valid_frames_are_entries() {
+        let scratch = ScratchDir::new();
+        let (store, log, incarnation) = (StoreId(1), LogId::ValueLog, Incarnation(1));
+        let identity =
+            SegmentIdentity { store, log, id: SegmentId(3), stream: 0, incarnation, capacity: 1 << 16 };
+        let segment = Arc::new(Segment::create(&RealDisk::default(), &scratch.0, identity).unwrap());
+        let record = Record { keyspace: KeyspaceId(1), key: b"key", content: RecordContent::Put(b"value") };
+        let mut body = Vec::new();
+        record.encode(&mut body);
+        let (kind, flags, seq) = (FrameKind::Commit, FIRST | LAST, Seq(7));
+        let header = FrameHeader { check: 0, len: body.len(), kind, flags, seq, part: 0, parts: 1, gap: 0 };
+        let mut frame = vec![0; usize::try_from(span(body.len())).unwrap()];
+        frame[HEADER..HEADER + body.len()].copy_from_slice(&body);
+        segment.seed().write_header(DATA_START, &header, body_sum(&body), &mut frame);
+        segment.file().write_at(DATA_START, &frame).unwrap();
+
+        let table = SegmentTable::with_slots(2);
+        let slot = table.add(&segment).unwrap();
+        let guard = &epoch::pin();
+        let entry =
+            |offset| table.prefetch_located(Address::new(slot, offset), guard).and_then(|spot| spot.entry());
+        assert_eq!(entry(DATA_START), Some((seq, record)), "complete behind the published end");
+        segment.publish(DATA_START + frame.len() as u64 - 8);
+        assert_eq!(entry(DATA_START), None, "not all of it");
+        segment.publish(DATA_START + frame.len() as u64);
+        assert_eq!(entry(DATA_START), Some((seq, record)));
+        assert_eq!(entry(DATA_START + 8), None, "another place");
+        assert_eq!(entry(DATA_START + 4096), None, "behind the end");
+        assert!(table.prefetch_located(Address::new(slot + 1, DATA_START), guard).is_none(), "no segment");
+        for at in 0..HEADER + body.len() {
+            let offset = DATA_START + at as u64;
+            segment.file().write_at(offset, &[frame[at] ^ 4]).unwrap();
+            assert_eq!(entry(DATA_START), None, "byte {at}");
+            segment.file().write_at(offset, &frame[at..=at]).unwrap();
+        }
+        assert_eq!(entry(DATA_START), Some((seq, record)));
+    }
+}

@@ -1,0 +1,157 @@
+//! # Bulk load: pairs in the order of their keys become a keyspace
+//!
+//! They go into a keyspace in the making (`making`), straight into the engine's files where it has
+//! some (`fill`). At the end that has its name, all at once; before it nothing is there.
+//!
+//! ## Crash
+//!
+//! The keyspace is what it was, or all that was loaded.
+
+use std::io;
+use std::sync::Arc;
+
+use super::ingest::IngestWriter;
+use super::unpublished::CommitBlock;
+use super::{EngineChoice, KeyspaceState, Store};
+use crate::error::{Error, Result};
+
+/// A bulk load on its way. Dropped, it leaves nothing.
+pub struct BulkLoad {
+    writer: IngestWriter,
+    is_replacing: bool,
+    last_key: Option<Vec<u8>>,
+    report: BulkLoadReport,
+    has_failed: bool,
+}
+
+/// Result of a bulk load.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct BulkLoadReport {
+    /// Number of pairs.
+    pub pairs: u64,
+    /// Bytes of their keys and values.
+    pub bytes: u64,
+    /// True if the pairs were written directly to the files of the engine, without the log.
+    pub is_direct: bool,
+}
+
+impl Store {
+    /// Begins a bulk load into `name`, of what `choice` says, and where it does not of what the
+    /// keyspace that is there is, or `default`. With `replaces` what is there goes, whatever its
+    /// engine; without, it must be empty.
+    pub fn begin_bulk_load(
+        self: &Arc<Store>,
+        name: &str,
+        choice: EngineChoice<'_>,
+        default: &str,
+        replaces: bool,
+    ) -> Result<BulkLoad> {
+        self.check_writable()?;
+        let before = self.find_keyspace(name)?;
+        if !replaces {
+            self.check_empty(before.as_deref(), choice)?;
+        }
+        let (engine, options) = choice.resolve(before.as_deref(), default);
+        let writer = IngestWriter::new(self.begin_unpublished(name, engine, &options)?, true)?;
+        Ok(BulkLoad {
+            writer,
+            is_replacing: replaces,
+            last_key: None,
+            report: BulkLoadReport::default(),
+            has_failed: false,
+        })
+    }
+
+    /// Whether a keyspace holds nothing that a load would take away.
+    fn check_empty(&self, before: Option<&KeyspaceState>, choice: EngineChoice<'_>) -> Result<()> {
+        let Some(before) = before else { return Ok(()) };
+        self.check_choice(before, choice)?;
+        if !before.engine()?.is_empty()? {
+            let why = format!("{:?} is not empty; clear it, or let the load replace it", before.name());
+            return Err(Error::InvalidArgument { argument: "keyspace", reason: why });
+        }
+        Ok(())
+    }
+}
+
+impl BulkLoad {
+    /// Takes the next pair. One whose key is not above the last one's, or that is too large, is
+    /// refused, and the load can go on with another; after any other error it can only be dropped.
+    pub fn push(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
+        self.check_next(key)?;
+        let put = self.writer.put(key, value);
+        self.has_failed = put.as_ref().is_err_and(|error| !matches!(error, Error::TooLarge { .. }));
+        put?;
+        self.count(key, value.len() as u64);
+        Ok(())
+    }
+
+    /// Takes the next pair, whose value is what `value` gives until its end, piece by piece.
+    /// Returns the bytes of the value. A key that is not above the last one's is refused as by
+    /// [`BulkLoad::push`]; after any other error the load can only be dropped.
+    pub fn push_reader(&mut self, key: &[u8], value: &mut dyn io::Read) -> Result<u64> {
+        self.check_next(key)?;
+        self.has_failed = true;
+        let bytes = self.writer.put_reader(key, value)?;
+        self.has_failed = false;
+        self.count(key, bytes);
+        Ok(bytes)
+    }
+
+    fn check_next(&self, key: &[u8]) -> Result<()> {
+        self.check_not_failed()?;
+        if self.last_key.as_deref().is_some_and(|last| key <= last) {
+            let is_same = self.last_key.as_deref() == Some(key);
+            let how = if is_same { "the same as" } else { "below" };
+            let why =
+                format!("the key of pair {} is {how} the key of the pair before", self.report.pairs + 1);
+            return Err(Error::InvalidArgument { argument: "key", reason: why });
+        }
+        Ok(())
+    }
+
+    fn count(&mut self, key: &[u8], value: u64) {
+        let last = self.last_key.get_or_insert_default();
+        last.clear();
+        last.extend_from_slice(key);
+        self.report.pairs += 1;
+        self.report.bytes += key.len() as u64 + value;
+    }
+
+    fn check_not_failed(&self) -> Result<()> {
+        match self.has_failed {
+            true => Err(Error::InvalidArgument {
+                argument: "load",
+                reason: "an earlier pair could not be written; start the load again".to_owned(),
+            }),
+            false => Ok(()),
+        }
+    }
+
+    /// What it took so far.
+    #[must_use]
+    pub fn progress(&self) -> BulkLoadReport {
+        self.report
+    }
+
+    /// Makes all of it the keyspace, durably.
+    pub fn finish(mut self) -> Result<BulkLoadReport> {
+        self.check_not_failed()?;
+        self.writer.end_key_order()?;
+        self.report.is_direct = self.writer.is_direct();
+        let store = Arc::clone(self.writer.store());
+        let _changing = store.catalog.lock_changes();
+        let before = store.find_keyspace(self.writer.keyspace().name())?;
+        let _held: Option<CommitBlock<'_>> = before.as_deref().map(|before| store.block_commits(before));
+        if !self.is_replacing {
+            // In full: what was made meanwhile with options is not to lose them.
+            let keyspace = self.writer.keyspace();
+            let options = keyspace.options().with_defaults(store.option_specs(keyspace.engine_name()));
+            let choice = EngineChoice { engine: Some(keyspace.engine_name()), options: &options };
+            store.check_empty(before.as_deref(), choice)?;
+        }
+        self.writer.publish(before.as_deref())?;
+        Ok(self.report)
+    }
+}

@@ -1,0 +1,138 @@
+//! # Encoded: a commit's frames, before it has a number
+//!
+//! Records are encoded and their bodies summed before the commit takes its stripes. Once it has a
+//! seq, a header is sealed in front of each. The buffer is the thread's, so that a single operation
+//! allocates nothing.
+
+use std::cell::RefCell;
+use std::mem;
+
+use super::commit::CommitWrite;
+use crate::engine::Preparation;
+use crate::frame::{ALIGN_BYTES, HEADER, body_sum, span};
+use crate::record::Record;
+use crate::types::LogId;
+
+/// A frame of the commit in the encode buffer.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct EncodedFrame {
+    pub(super) write: usize,
+    pub(super) start: usize,
+    pub(super) body: usize,
+    pub(super) checksum: u32,
+}
+
+/// The commit's frames for one log: a range of pieces.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FrameRun {
+    pub(super) log: LogId,
+    pub(super) first: usize,
+    pub(super) end: usize,
+    /// Bytes that its frames take.
+    pub(super) bytes: u64,
+}
+
+/// Everything encoded for a commit, before it has a number.
+#[derive(Debug, Default)]
+pub(super) struct EncodedCommit {
+    pub(super) bytes: Vec<u8>,
+    pub(super) frames: Vec<EncodedFrame>,
+    pub(super) runs: Vec<FrameRun>,
+    /// Of each operation.
+    pub(super) preparations: Vec<Preparation>,
+    /// True if everything that it replaces was written lately: see `tail`.
+    pub(super) is_hot: bool,
+}
+
+/// What one record needs to be encoded.
+pub(super) struct RecordToEncode<'a> {
+    pub(super) log: LogId,
+    pub(super) record: Record<'a>,
+    pub(super) write: usize,
+}
+
+crate::sync::thread_local! {
+    pub(super) static ENCODE_BUFFER: RefCell<EncodedCommit> = RefCell::new(EncodedCommit::default());
+}
+
+/// Buffers above this are given back after use.
+const MAX_KEPT_BUFFER: usize = 1 << 20;
+
+impl EncodedCommit {
+    /// Forgets the frames, not the needs.
+    pub(super) fn clear(&mut self) {
+        if self.bytes.capacity() > MAX_KEPT_BUFFER {
+            self.bytes = Vec::new();
+        }
+        self.bytes.clear();
+        self.frames.clear();
+        self.runs.clear();
+        self.is_hot = false;
+    }
+
+    /// Encodes `items`, which are grouped by log.
+    pub(super) fn encode<'a>(&mut self, items: impl Iterator<Item = RecordToEncode<'a>>) {
+        self.clear();
+        for item in items {
+            let start = self.bytes.len();
+            self.bytes.extend_from_slice(&[0; HEADER]);
+            item.record.encode(&mut self.bytes);
+            let body = self.bytes.len() - start - HEADER;
+            let sum = body_sum(&self.bytes[start + HEADER..]);
+            let bytes = span(body);
+            let end = start + usize::try_from(bytes).unwrap_or(usize::MAX);
+            self.bytes.extend_from_slice(&[0; ALIGN_BYTES][..end - self.bytes.len()]);
+            let index = self.frames.len();
+            self.frames.push(EncodedFrame { write: item.write, start, body, checksum: sum });
+            match self.runs.last_mut() {
+                Some(run) if run.log == item.log => (run.end, run.bytes) = (index + 1, run.bytes + bytes),
+                _ => self.runs.push(FrameRun { log: item.log, first: index, end: index + 1, bytes }),
+            }
+        }
+    }
+
+    pub(super) fn bodies(&self, run: FrameRun) -> impl Iterator<Item = usize> {
+        self.frames[run.first..run.end].iter().map(|p| p.body)
+    }
+
+    /// Returns the bytes that the frames of the pieces `from..to` take.
+    pub(super) fn frame_bytes(&self, from: usize, to: usize) -> u64 {
+        self.frames[from..to].iter().map(|piece| span(piece.body)).sum()
+    }
+
+    /// How large a segment should be made for the run: it takes the largest frame, and the whole
+    /// run if a usual segment can, so that a large batch does not need a hundred small ones.
+    pub(super) fn segment_bytes(&self, run: FrameRun, most: u64) -> u64 {
+        self.largest_frame(run).max(run.bytes.min(most))
+    }
+
+    pub(super) fn largest_frame(&self, run: FrameRun) -> u64 {
+        self.bodies(run).map(span).max().unwrap_or(0)
+    }
+}
+
+/// The record of a write, if it needs one.
+fn record_to_encode<'a>(
+    write: &CommitWrite<'a>,
+    index: usize,
+    need: Preparation,
+) -> Option<RecordToEncode<'a>> {
+    let content = write.op.action.content().filter(|_| need == Preparation::Record)?;
+    let record = Record { keyspace: write.keyspace.id(), key: write.op.key, content };
+    Some(RecordToEncode { log: write.keyspace.log(), record, write: index })
+}
+
+/// Encodes what the operations, of which each has its need in `encoded`, write.
+pub(super) fn encode_writes(writes: &[CommitWrite<'_>], encoded: &mut EncodedCommit) {
+    let needs = mem::take(&mut encoded.preparations);
+    let item = |(index, write)| record_to_encode(write, index, needs[index]);
+    let several = writes.windows(2).any(|pair| pair[0].keyspace.log() != pair[1].keyspace.log());
+    match several {
+        false => encoded.encode(writes.iter().enumerate().filter_map(item)),
+        true => encoded.encode([LogId::Journal, LogId::ValueLog].into_iter().flat_map(|log| {
+            let of_log = writes.iter().enumerate().filter(move |(_, write)| write.keyspace.log() == log);
+            of_log.filter_map(item)
+        })),
+    }
+    encoded.preparations = needs;
+}

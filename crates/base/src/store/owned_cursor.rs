@@ -1,0 +1,79 @@
+//! # Scan: a cursor and its owner
+//!
+//! A cursor borrows its engine: with many cores a reference count that all scans write would limit
+//! them. A caller that cannot borrow owns a count per thread ([`crate::sync::Spread`]).
+
+use std::sync::Arc;
+
+use self_cell::self_cell;
+
+use super::KeyspaceState;
+use crate::engine::{Bounds, Cursor, Projection};
+use crate::error::Result;
+use crate::types::Seq;
+
+/// Owner of a keyspace, shared or not.
+pub trait KeyspaceOwner: Send + Sync {
+    /// Returns the keyspace.
+    fn keyspace(&self) -> &KeyspaceState;
+}
+
+impl KeyspaceOwner for KeyspaceState {
+    fn keyspace(&self) -> &KeyspaceState {
+        self
+    }
+}
+
+type InnerCursor<'e> = Box<dyn Cursor + 'e>;
+
+self_cell! {
+    /// A cursor, and the owner of its keyspace.
+    pub struct OwnedCursor {
+        owner: Arc<dyn KeyspaceOwner>,
+        #[covariant]
+        dependent: InnerCursor,
+    }
+}
+
+impl OwnedCursor {
+    /// Opens the cursor that [`Engine::cursor`](crate::engine::Engine::cursor) returns.
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of that function, and
+    /// [`Error::Corrupt`](crate::error::Error::Corrupt) if the keyspace is unusable.
+    pub fn open(
+        owner: Arc<dyn KeyspaceOwner>,
+        at: Seq,
+        bounds: Bounds,
+        projection: Projection,
+    ) -> Result<OwnedCursor> {
+        OwnedCursor::try_new(owner, |owner| owner.keyspace().engine()?.cursor(at, bounds, projection))
+    }
+}
+
+impl Cursor for OwnedCursor {
+    fn next(&mut self) -> Result<bool> {
+        self.with_dependent_mut(|_, cursor| cursor.next())
+    }
+
+    fn prev(&mut self) -> Result<bool> {
+        self.with_dependent_mut(|_, cursor| cursor.prev())
+    }
+
+    fn key(&self) -> &[u8] {
+        self.borrow_dependent().key()
+    }
+
+    fn value(&self) -> &[u8] {
+        self.borrow_dependent().value()
+    }
+
+    fn pair(&self) -> (&[u8], &[u8]) {
+        self.borrow_dependent().pair()
+    }
+
+    fn step(&mut self, forward: bool) -> Result<Option<(&[u8], &[u8])>> {
+        self.with_dependent_mut(|_, cursor| cursor.step(forward))
+    }
+}

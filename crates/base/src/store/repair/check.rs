@@ -1,0 +1,62 @@
+//! # Check: the damage that a verification reports and that no pair needs
+//!
+//! A damaged slot of a pair of which the other one was used, a damaged image that its engine did
+//! without, a head of a chunk: none of them costs a pair, and the next damage may. So the report of
+//! a repair has all that [`Store::verify`] reports. Damage that its reading of logs and pairs met
+//! is there already.
+
+use super::open::{SourceDatabase, into_damage};
+use super::output::RepairOutput;
+use crate::error::{Error, Result};
+use crate::root::Root;
+use crate::store::Store;
+use crate::store::image::ImageReader;
+
+/// Reads images, heads of chunks, and all files of the engines that were brought up.
+pub(super) fn check_unread_files(
+    store: &Store,
+    root: &Root,
+    opened: &SourceDatabase,
+    out: &mut RepairOutput<'_, '_>,
+) -> Result<()> {
+    check_images(store, root, out)?;
+    for engine in opened.sources.iter().filter_map(|source| source.engine.as_ref()) {
+        // Straight into the list, which has a limit: an engine may report any number.
+        let mut damages = std::mem::take(&mut out.damages);
+        let verified = engine.verify(&mut |error| damages.note_error(&error), &mut |_| out.add_done(0));
+        out.damages = damages;
+        note_damage(out, verified)?;
+    }
+    let mut staged = Vec::new();
+    for engine in opened.sources.iter().filter_map(|source| source.engine.as_ref()) {
+        let _ = engine.blobs(&mut staged); // others are lost by key
+    }
+    store.context.blobs.mark_used(&staged.into_iter().collect(), true);
+    store.context.blobs.verify(&mut |error| out.damages.note_error(&error));
+    Ok(())
+}
+
+/// Reads the images that ROOT names.
+fn check_images(store: &Store, root: &Root, out: &mut RepairOutput<'_, '_>) -> Result<()> {
+    for checkpoint in root.logs.iter().map(|log| &log.checkpoint) {
+        for id in &checkpoint.keyspaces {
+            let path = store.image_path(*id, checkpoint.number);
+            let image = ImageReader::open(&*store.disk, path, store.id, *id, checkpoint.number, |_| None);
+            let drained = image.and_then(|image| image.verify_rest(&mut |_| out.add_done(0)));
+            note_damage(out, drained.map(drop))?;
+        }
+    }
+    Ok(())
+}
+
+/// Takes note of damage.
+fn note_damage(out: &mut RepairOutput<'_, '_>, result: Result<()>) -> Result<()> {
+    match result {
+        Err(error @ Error::Cancelled) => Err(error),
+        Err(error) => {
+            out.damages.note_error(&into_damage(error)?);
+            Ok(())
+        }
+        Ok(()) => Ok(()),
+    }
+}

@@ -1,0 +1,323 @@
+//! # Entries: the records of the logs, and what the engines say of them
+//!
+//! ```text
+//!   a frame whose checksum holds ── is it its key's newest? ── yes ──> the pair, certain but for doubts
+//!                                                          ── no ───> nothing: superseded
+//!                                   [damage] / no engine ─────────> gathered: of each key the newest counts, doubtful
+//! ```
+//!
+//! Of an engine of the flat log an entry of the index is a place in the log. So the log is read
+//! from front to back, and the index asked: a frame that is damaged costs its key and nothing else,
+//! and so does a damaged page of an index for what it has.
+//!
+//! ## Costs
+//!
+//! One pass over the log, and one more for each share of memory that the keys take which have to be
+//! gathered.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use super::damaged_ranges::{ScanPart, scan_past_damage};
+use super::open::{SourceDatabase, SourceKeyspace, into_damage};
+use super::output::{RepairOutput, SourceValue};
+use super::pair_walk::{WalkEvent, verify_keys};
+use super::report::{LostRecords, RepairOutcome};
+use crate::blob::BlobRef;
+use crate::engine::Engine;
+use crate::error::{Error, Result};
+use crate::frame::FrameKind;
+use crate::record::{Record, RecordContent};
+use crate::segment::{Address, DATA_START, Segment};
+use crate::store::Store;
+use crate::sync::epoch;
+use crate::types::{KeyspaceId, LogId, Seq};
+
+/// What a gathered key takes beside its bytes, about.
+const ENTRY_OVERHEAD: u64 = 96;
+/// Gathered keys take at most this part of the memory budget.
+const BUDGET_DIVISOR: u64 = 4;
+
+/// A record that was met.
+struct FoundRecord<'a> {
+    /// The place of its keyspace.
+    at: usize,
+    seq: Seq,
+    address: Address,
+    record: Record<'a>,
+}
+
+impl FoundRecord<'_> {
+    fn is_put(&self) -> bool {
+        !matches!(self.record.content, RecordContent::Remove)
+    }
+}
+
+/// What an index says of a record.
+enum IndexAnswer {
+    Newest,
+    Superseded,
+    /// It cannot say.
+    Unknown,
+}
+
+/// Reads the logs for keyspaces whose records say what there is.
+pub(super) struct LogRecords<'a> {
+    store: &'a Store,
+    opened: &'a SourceDatabase,
+    index_of_id: HashMap<KeyspaceId, usize>,
+    /// For each keyspace: newest entries met, whether they are pairs or lost.
+    newest: Vec<u64>,
+    /// Bytes that the keys of records take of which the index cannot say what they are.
+    unknown_bytes: Vec<u64>,
+}
+
+/// The newest record of a key, so far.
+type NewestRecords = HashMap<(usize, Box<[u8]>), (Seq, Option<Address>)>;
+
+impl<'a> LogRecords<'a> {
+    pub(super) fn new(store: &'a Store, opened: &'a SourceDatabase) -> LogRecords<'a> {
+        let sources = opened.sources.iter().enumerate();
+        // Those of the journal with an engine are walked.
+        let is_read =
+            |source: &SourceKeyspace| source.engine.is_none() || source.log == Some(LogId::ValueLog);
+        let by_id =
+            sources.filter(|(_, source)| is_read(source)).map(|(at, source)| (source.id, at)).collect();
+        let count = opened.sources.len();
+        LogRecords {
+            store,
+            opened,
+            index_of_id: by_id,
+            newest: vec![0; count],
+            unknown_bytes: vec![0; count],
+        }
+    }
+
+    /// Salvages what they have.
+    pub(super) fn copy_records(&mut self, out: &mut RepairOutput<'_, '_>) -> Result<()> {
+        let bytes: u64 = self.segments().map(|segment| segment.end()).sum();
+        out.add_total(bytes);
+        self.for_each_record(out, &mut |entries, out, entry| entries.process_record(out, entry))?;
+        self.count_lost(out)?;
+        let all: u64 = self.unknown_bytes.iter().sum();
+        if all == 0 {
+            return Ok(());
+        }
+        let passes = 1 + all / (self.store.options.memory_budget / BUDGET_DIVISOR).max(1);
+        out.add_total(bytes * passes);
+        for number in 0..passes {
+            let mut gathered = NewestRecords::new();
+            self.for_each_record(out, &mut |entries, _, entry| {
+                if u64::from(crc32c::crc32c(entry.record.key)) % passes == number
+                    && matches!(entries.ask_index(entry), IndexAnswer::Unknown)
+                {
+                    gather(&mut gathered, entry);
+                }
+                Ok(())
+            })?;
+            self.write_gathered(gathered, out)?;
+        }
+        Ok(())
+    }
+
+    fn segments(&self) -> impl Iterator<Item = &'a Arc<Segment>> + use<'a> {
+        let opened = self.opened;
+        opened.segments.iter().flatten()
+    }
+
+    /// Calls `each` with every record of theirs that counts.
+    fn for_each_record(
+        &mut self,
+        out: &mut RepairOutput<'_, '_>,
+        each: &mut dyn FnMut(&mut Self, &mut RepairOutput<'_, '_>, &FoundRecord<'_>) -> Result<()>,
+    ) -> Result<()> {
+        for segment in self.segments() {
+            let mut done = Ok(());
+            scan_past_damage(segment, DATA_START, segment.end(), false, &mut |part| {
+                let scanned = match part {
+                    ScanPart::Frame(scanned) => scanned,
+                    ScanPart::Damaged(hole) => {
+                        // Also one of the journal that no opening reads, and which costs nothing.
+                        out.damages.note(segment.path(), hole.from, Some(hole.to), &reason(&hole.error));
+                        return;
+                    }
+                };
+                let header = scanned.frame.header;
+                let counts = matches!(header.kind, FrameKind::Commit | FrameKind::Relocated)
+                    && header.seq <= self.opened.cut;
+                if done.is_err() || !counts {
+                    return;
+                }
+                let Ok(record) = Record::decode(scanned.frame.payload()) else { return };
+                let Some(at) = self.index_of_id.get(&record.keyspace).copied() else { return };
+                let address = Address::new(segment.slot(), scanned.offset);
+                done = each(self, out, &FoundRecord { at, seq: header.seq, address, record });
+                if done.is_ok() {
+                    done = out.add_done(header.span());
+                }
+            });
+            done?;
+        }
+        Ok(())
+    }
+
+    /// A record, met for the first time.
+    fn process_record(&mut self, out: &mut RepairOutput<'_, '_>, entry: &FoundRecord<'_>) -> Result<()> {
+        let (key, seq) = (entry.record.key, entry.seq);
+        match self.ask_index(entry) {
+            IndexAnswer::Superseded => Ok(()),
+            IndexAnswer::Unknown => {
+                self.unknown_bytes[entry.at] += key.len() as u64 + ENTRY_OVERHEAD;
+                Ok(())
+            }
+            IndexAnswer::Newest => {
+                self.newest[entry.at] += 1;
+                let source = &self.opened.sources[entry.at];
+                let is_doubtful = self.opened.is_doubtful(source, key, Some(seq));
+                self.put_pair(out, entry.at, (key, seq), &entry.record.content, is_doubtful)
+            }
+        }
+    }
+
+    fn ask_index(&self, entry: &FoundRecord<'_>) -> IndexAnswer {
+        let source = &self.opened.sources[entry.at];
+        let strays = self.opened.failed_keys.get(&source.id);
+        let is_stray = || strays.is_some_and(|strays| strays.contains(entry.record.key));
+        let Some(engine) = source.engine.as_ref().filter(|_| !is_stray()) else {
+            return IndexAnswer::Unknown;
+        };
+        match engine.is_newest(engine.hashed_key(entry.record.key), entry.address) {
+            Ok(is_newest) if is_newest && entry.is_put() => IndexAnswer::Newest,
+            Ok(_) => IndexAnswer::Superseded,
+            Err(_) => IndexAnswer::Unknown,
+        }
+    }
+
+    fn put_pair(
+        &self,
+        out: &mut RepairOutput<'_, '_>,
+        at: usize,
+        (key, seq): (&[u8], Seq),
+        content: &RecordContent<'_>,
+        is_doubtful: bool,
+    ) -> Result<()> {
+        match content {
+            RecordContent::Put(value) => {
+                out.put_pair(at, (key, Some(seq)), SourceValue::Bytes(value), is_doubtful)
+            }
+            RecordContent::Remove => Ok(()),
+            RecordContent::Blob(blob) => match self.open_blob(blob) {
+                Ok(value) => out.put_pair(at, (key, Some(seq)), value, is_doubtful),
+                Err(error) => out.add_lost(at, (key, Some(seq)), &into_damage(error)?),
+            },
+        }
+    }
+
+    fn open_blob(&self, blob: &BlobRef) -> Result<SourceValue<'static>> {
+        let blobs = &self.store.context.blobs;
+        blobs.open(blob)?.map(SourceValue::Blob).ok_or_else(|| blobs.missing_error(blob))
+    }
+
+    /// What the indexes have that no frame was met for is lost.
+    fn count_lost(&self, out: &mut RepairOutput<'_, '_>) -> Result<()> {
+        for (at, source) in self.opened.sources.iter().enumerate() {
+            let Some(engine) = source.engine.as_ref().filter(|_| source.log == Some(LogId::ValueLog)) else {
+                continue;
+            };
+            let repair = &mut out.repairs[at];
+            let known =
+                engine.len().map_or_else(|error| into_damage(error).map(|_| None), |len| Ok(Some(len)))?;
+            repair.has_more_lost |= known.is_none()
+                || self.unknown_bytes[at] > 0
+                || self.opened.failed_keys.contains_key(&source.id);
+            let unseen = known.unwrap_or(0).saturating_sub(self.newest[at]);
+            repair.lost += unseen;
+            repair.lost_without_key += unseen;
+            if unseen > 0 {
+                self.locate_lost(at, engine, out)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns whether the index has the newest value of `key`, and its record cannot be read:
+    /// indexes keep small values.
+    fn is_only_in_index(&self, at: usize, engine: &Arc<dyn Engine>, key: &[u8]) -> bool {
+        let strays = self.opened.failed_keys.get(&self.opened.sources[at].id);
+        let is_stray = strays.is_some_and(|strays| strays.contains(key));
+        let is_gone = |address| self.store.context.segments.frame(address, &epoch::pin()).is_err();
+        !is_stray && engine.locate(key).is_ok_and(|address| address.is_some_and(is_gone))
+    }
+
+    /// Takes, of what is counted as lost, the pairs that the index has itself, and tells the keys
+    /// of the others, or the keys around them and their files.
+    fn locate_lost(&self, at: usize, engine: &Arc<dyn Engine>, out: &mut RepairOutput<'_, '_>) -> Result<()> {
+        let dir = &self.store.log(LogId::ValueLog).dir;
+        let is_record = |error: &Error| matches!(error, Error::Corrupt { path, .. } if path.starts_with(dir));
+        let mut files: BTreeMap<PathBuf, LostRecords> = BTreeMap::new();
+        verify_keys(engine, &mut |met| {
+            match &met {
+                WalkEvent::Pair(key, value) if self.is_only_in_index(at, engine, key) => {
+                    let repair = &mut out.repairs[at];
+                    (repair.lost, repair.lost_without_key) =
+                        (repair.lost.saturating_sub(1), repair.lost_without_key.saturating_sub(1));
+                    let is_doubtful = self.opened.is_doubtful(&self.opened.sources[at], key, None);
+                    out.put_pair(at, (key, None), SourceValue::Bytes(value), is_doubtful)?;
+                }
+                WalkEvent::Lost(key, why) if is_record(why) => {
+                    out.repairs[at].lost_without_key = out.repairs[at].lost_without_key.saturating_sub(1);
+                    out.report_finding(at, key, None, RepairOutcome::Lost { error: why });
+                }
+                WalkEvent::Damaged(error @ Error::Corrupt { path, damage: what, .. }) if is_record(error) => {
+                    let (path, why) = (path.clone(), what.to_string());
+                    files.entry(path.clone()).or_insert(LostRecords { path, pairs: 0, reason: why }).pairs +=
+                        1;
+                }
+                WalkEvent::Unreadable(after, before, why) if engine.capabilities().ordered => {
+                    let is_more = out.repairs[at].has_more_lost;
+                    out.add_unreadable_range(at, (*after, *before), why);
+                    out.repairs[at].has_more_lost = is_more; // the index has counted all of them
+                }
+                _ => {}
+            }
+            out.add_done(0)
+        })?;
+        if out.repairs[at].lost_without_key > 0 {
+            out.repairs[at].lost_records = files.into_values().collect();
+        }
+        Ok(())
+    }
+
+    /// Hands over what was gathered, unless a pair of the key is there.
+    fn write_gathered(&mut self, gathered: NewestRecords, out: &mut RepairOutput<'_, '_>) -> Result<()> {
+        for ((at, key), (seq, address)) in gathered {
+            let Some(address) = address else { continue };
+            if out.contains(at, &key)? {
+                continue;
+            }
+            let guard = &epoch::pin();
+            let read = self.store.context.segments.frame(address, guard);
+            let Ok(frame) = read else { continue }; // it was read before: the device may have lost it since
+            let Ok(record) = Record::decode(frame.payload()) else { continue };
+            self.put_pair(out, at, (&key, seq), &record.content, true)?;
+        }
+        Ok(())
+    }
+}
+
+/// What is wrong with a hole's first bytes.
+fn reason(error: &Error) -> String {
+    match error {
+        Error::Corrupt { damage: what, .. } => what.to_string(),
+        other => other.to_string(),
+    }
+}
+
+fn gather(gathered: &mut NewestRecords, entry: &FoundRecord<'_>) {
+    let address = entry.is_put().then_some(entry.address);
+    let newest = gathered.entry((entry.at, entry.record.key.into())).or_insert((entry.seq, address));
+    if newest.0 < entry.seq {
+        *newest = (entry.seq, address);
+    }
+}

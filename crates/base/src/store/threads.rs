@@ -1,0 +1,464 @@
+//! # Background work: syncs, segments and maintenance, by threads or on request
+//!
+//! A database has three threads. The *ticker* syncs buffered commits at each interval. The *maker*
+//! makes segments ready when writers take one; between that it drops removed segments that no
+//! reader sees any more, and returns memory that caches have freed. The *keeper* collects garbage,
+//! makes checkpoints, has engines do their steps and removes files. Inline mode has no threads:
+//! [`Store::pump`] does one step of each, so that a seed determines everything.
+//!
+//! The keeper has [`HelperThreads`], as many as `StoreOptions::background_threads` allows. They
+//! collect the garbage of other segments and do the steps of other keyspaces; while garbage is
+//! collected, they do such steps as well.
+//!
+//! A step that fails, because of a full disk or an unwritable file of a keyspace, is tried again
+//! and delays no other step: each log and each keyspace has its turn ([`PassOutcome`]). A panic in
+//! a step poisons the database: without syncs or garbage collection it would fail later.
+//!
+//! If the store log exceeds its limit, writers are slowed down, by up to [`MAX_THROTTLE`] a commit,
+//! in proportion to the excess. Delays are added up until they are long enough for a sleep.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use crossbeam_utils::CachePadded;
+
+use super::idle::MaintenanceMode;
+use super::stall::{CommitWaits, StallKind};
+use super::{CommitWrite, Store};
+use crate::error::{Error, Result};
+use crate::parallel::join_both;
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::thread::JoinHandle;
+use crate::sync::{Condvar, Mutex};
+
+/// Longest delay of one commit.
+const MAX_THROTTLE: Duration = Duration::from_micros(40);
+/// Shortest sleep of a braked writer.
+const THROTTLE_SLEEP: Duration = Duration::from_micros(200);
+/// Brakes begin at this many hundredths of the space limit, and are full at
+/// [`THROTTLE_FULL_PERCENT`].
+const THROTTLE_FROM_PERCENT: u64 = 103;
+const THROTTLE_FULL_PERCENT: u64 = 140;
+/// The keeper looks around at least this often.
+const MAINTENANCE_INTERVAL: Duration = Duration::from_millis(50);
+/// Files of values that are removed between two looks at the rest of the maintenance.
+const REMOVALS_PER_PASS: usize = 256;
+/// ROOT is renewed after this many segments were sealed, so that openings have little to survey.
+const SEALED_PER_ROOT: u64 = 16;
+
+/// How the threads are told.
+#[derive(Debug, Default)]
+pub(crate) struct ThreadSignals {
+    is_stopping: AtomicBool,
+    is_work_due: Mutex<bool>,
+    maintenance_wake: Condvar,
+    preallocation_wake: Condvar,
+    sync_wake: Condvar,
+    throttle_ended: Condvar,
+    /// The end of the database ends rests.
+    pause_ended: Condvar,
+    /// Delay of each commit in nanoseconds.
+    throttle_ns: AtomicU64,
+    /// Delays not slept yet.
+    throttle_debt_ns: AtomicU64,
+    /// A commit that could not wait found the budget used up.
+    pub(super) is_memory_wanted: AtomicBool,
+    /// Views were released: engines may trim. Each view that ends reads it.
+    pub(crate) is_trim_due: CachePadded<AtomicBool>,
+}
+
+impl ThreadSignals {
+    /// There may be work for the keeper.
+    pub(crate) fn wake(&self) {
+        *self.is_work_due.lock() = true;
+        self.maintenance_wake.notify_one();
+        self.preallocation_wake.notify_one();
+    }
+}
+
+/// A thread of the background.
+#[derive(Debug)]
+pub(crate) struct BackgroundThread(JoinHandle<()>);
+
+#[allow(clippy::disallowed_methods)] // this is the seam for threads
+fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<BackgroundThread> {
+    let thread = crate::sync::thread::Builder::new().name(name.to_owned()).spawn(body);
+    thread.map(BackgroundThread).map_err(|source| Error::Io {
+        op: "start a thread for",
+        path: name.into(),
+        source,
+    })
+}
+
+/// What a look at everybody who may have work did. Who fails holds up nobody else: the first error
+/// is kept until all were looked at.
+#[derive(Debug, Default)]
+pub(super) struct PassOutcome {
+    has_progress: bool,
+    first_error: Option<Error>,
+}
+
+impl PassOutcome {
+    /// One of them did something, or nothing, or failed.
+    pub(super) fn add(&mut self, one: Result<bool>) {
+        match one {
+            Ok(did) => self.has_progress |= did,
+            Err(error) => self.first_error = self.first_error.take().or(Some(error)),
+        }
+    }
+
+    /// Others were looked at.
+    pub(super) fn merge(&mut self, others: PassOutcome) {
+        self.has_progress |= others.has_progress;
+        self.first_error = self.first_error.take().or(others.first_error);
+    }
+
+    /// Whether somebody failed.
+    pub(super) fn has_failed(&self) -> bool {
+        self.first_error.is_some()
+    }
+
+    /// Whether somebody did something; the error only if nobody did.
+    pub(super) fn progress_or_error(self) -> Result<bool> {
+        if self.has_progress { Ok(true) } else { self.into_result() }
+    }
+
+    /// Whether somebody did something, unless somebody failed.
+    pub(super) fn into_result(self) -> Result<bool> {
+        self.first_error.map_or(Ok(self.has_progress), Err)
+    }
+}
+
+impl From<Result<bool>> for PassOutcome {
+    fn from(one: Result<bool>) -> PassOutcome {
+        let mut outcome = PassOutcome::default();
+        outcome.add(one);
+        outcome
+    }
+}
+
+/// Stands for a step of background work: a panic in it, an engine's or ours, poisons.
+pub(super) struct PoisonOnPanic<'a>(pub(super) &'a Store);
+
+impl Drop for PoisonOnPanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            drop(self.0.poison("background work"));
+        }
+    }
+}
+
+/// Permission to have helpers: threads that end before the caller's step does.
+pub(super) struct HelperThreads<'a> {
+    store: &'a Store,
+    count: usize,
+}
+
+impl HelperThreads<'_> {
+    /// Returns the number of threads, the caller's included.
+    pub(super) fn threads(&self) -> usize {
+        self.count + 1
+    }
+}
+
+impl Drop for HelperThreads<'_> {
+    fn drop(&mut self) {
+        self.store.helper_count.fetch_sub(self.count, Ordering::Relaxed);
+    }
+}
+
+impl Store {
+    /// Returns how many threads do background steps at the same time.
+    pub(super) fn background_threads(&self) -> usize {
+        if self.options.inline && !cfg!(shuttle) { 1 } else { self.options.background_threads }
+    }
+
+    /// Takes as many helpers as there are idle, so that `threads` threads do a step at most.
+    pub(super) fn take_helpers(&self, threads: usize) -> HelperThreads<'_> {
+        let (most, wanted) = (self.background_threads() - 1, threads.saturating_sub(1));
+        let mut count = 0;
+        let take = |used: usize| {
+            count = wanted.min(most.saturating_sub(used));
+            Some(used + count)
+        };
+        let _ = self.helper_count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take);
+        HelperThreads { store: self, count }
+    }
+
+    /// Starts the threads.
+    pub(super) fn start_threads(self: &Arc<Store>) -> Result<()> {
+        if self.options.inline || self.options.read_only {
+            return Ok(());
+        }
+        let mut workers = self.threads.lock();
+        let (store, signals) = (Arc::downgrade(self), Arc::clone(&self.signals));
+        let interval = self.options.sync_interval;
+        workers.push(spawn("sheaf-ticker", move || run_sync_timer(&store, &signals, interval))?);
+        let (store, signals) = (Arc::downgrade(self), Arc::clone(&self.signals));
+        workers.push(spawn("sheaf-maker", move || run_preallocation(&store, &signals))?);
+        let (store, signals) = (Arc::downgrade(self), Arc::clone(&self.signals));
+        workers.push(spawn("sheaf-keeper", move || run_maintenance(&store, &signals))?);
+        Ok(())
+    }
+
+    /// Ends the threads. Not from one of them.
+    pub(super) fn stop_threads(&self) {
+        self.signals.is_stopping.store(true, Ordering::Release);
+        {
+            let mut due = self.signals.is_work_due.lock();
+            *due = true;
+            self.signals.maintenance_wake.notify_all();
+            self.signals.preallocation_wake.notify_all();
+            self.signals.sync_wake.notify_all();
+            self.signals.throttle_ended.notify_all();
+            self.signals.pause_ended.notify_all();
+        }
+        let me = crate::sync::thread::current().id();
+        for worker in std::mem::take(&mut *self.threads.lock()) {
+            if worker.0.thread().id() != me {
+                let _ = worker.0.join(); // a panic there was reported by the runtime
+            }
+        }
+    }
+
+    /// Whether there are no threads of the database's own.
+    pub(crate) fn is_inline(&self) -> bool {
+        self.options.inline
+    }
+
+    /// Does nothing for `time`. An error if the database ends: at once, though the end may take its
+    /// time.
+    pub(crate) fn pause(&self, time: Duration) -> Result<()> {
+        let mut due = self.signals.is_work_due.lock();
+        if !self.signals.is_stopping.load(Ordering::Acquire) {
+            self.signals.pause_ended.wait_for(&mut due, time);
+        }
+        drop(due);
+        if self.signals.is_stopping.load(Ordering::Acquire) {
+            return Err(Error::Closed);
+        }
+        self.check_open()
+    }
+
+    /// One step of everything that is due. True if there was anything.
+    pub fn pump(&self) -> Result<bool> {
+        self.check_writable()?;
+        let _step = PoisonOnPanic(self);
+        let ticked = self.sync_tick()?;
+        Ok(self.maintenance_pass(self.maintenance_mode()).into_result()? | ticked)
+    }
+
+    /// One step of maintenance. A step that fails does not hold up the others: on a full disk
+    /// nothing can be made ready, and it is cleaning that helps.
+    pub(super) fn maintenance_pass(&self, pace: MaintenanceMode) -> PassOutcome {
+        let _one = self.pass_lock.lock();
+        let mut outcome = PassOutcome::default();
+        outcome.add(Ok(self.trim_old_versions()));
+        outcome.add(self.preallocate());
+        if self.is_bound_near() {
+            outcome.add(self.extend_bounds().map(|()| true));
+        }
+        outcome.merge(self.gc_with_engine_steps(pace));
+        outcome.merge(self.checkpoint_if_due(pace));
+        if pace != MaintenanceMode::Busy {
+            outcome.merge(self.idle_step());
+        }
+        outcome.add(self.write_root_if_due());
+        outcome.add(Ok(self.context.blobs.remove_pending(REMOVALS_PER_PASS)));
+        if self.options.inline {
+            self.free_removed_segments();
+        }
+        self.context.blobs.trim(false);
+        self.save_workloads_if_due();
+        self.balance_caches();
+        self.set_throttle();
+        outcome
+    }
+
+    /// Cleans. A helper does steps of the engines at the same time, if the log exceeds its limit.
+    fn gc_with_engine_steps(&self, pace: MaintenanceMode) -> PassOutcome {
+        let helpers = self.take_helpers(if pace == MaintenanceMode::Busy && self.is_over_space_limit() {
+            2
+        } else {
+            1
+        });
+        if helpers.threads() == 1 {
+            return self.gc(pace);
+        }
+        let is_over = AtomicBool::new(false);
+        let clean = || {
+            let outcome = self.gc(pace);
+            is_over.store(true, Ordering::Relaxed);
+            outcome
+        };
+        let steps = || {
+            let (_step, mut outcome) = (PoisonOnPanic(self), PassOutcome::default());
+            loop {
+                let more = self.logs.iter().map(|log| self.maintain_engines(&self.keyspaces_of(log)));
+                let more = more.fold(PassOutcome::default(), |mut all, one| {
+                    all.merge(one);
+                    all
+                });
+                let ends = !more.has_progress || more.has_failed() || is_over.load(Ordering::Relaxed);
+                outcome.merge(more);
+                if ends {
+                    return outcome;
+                }
+            }
+        };
+        let (mut outcome, others) = join_both(clean, steps);
+        outcome.merge(others);
+        outcome
+    }
+
+    /// Drops the segments that nobody sees any more. Each takes milliseconds (pages are unmapped,
+    /// blocks freed): writers are not to wait for the next ready one meanwhile.
+    pub(super) fn free_removed_segments(&self) {
+        for segment in self.context.segments.take_unreferenced() {
+            drop(segment);
+            if !self.options.inline && self.check_writable().is_ok() {
+                let _ = self.preallocate(); // as in `preallocation_wake`
+            }
+        }
+    }
+
+    /// Writes ROOT if something waits for it.
+    fn write_root_if_due(&self) -> Result<bool> {
+        let mut m = self.maintenance.lock();
+        let buried = self.retire_unreferenced(&mut m);
+        let sealed = self.sealed_since_root.load(Ordering::Relaxed);
+        if !m.is_root_write_due() && sealed < SEALED_PER_ROOT {
+            return Ok(buried);
+        }
+        self.sealed_since_root.fetch_sub(sealed, Ordering::Relaxed);
+        self.write_root(&mut m, false)?;
+        Ok(true)
+    }
+
+    pub(super) fn set_throttle(&self) {
+        let over = self.space_pressure_percent().clamp(THROTTLE_FROM_PERCENT, THROTTLE_FULL_PERCENT)
+            - THROTTLE_FROM_PERCENT;
+        let most = u64::try_from(MAX_THROTTLE.as_nanos()).unwrap_or(u64::MAX);
+        self.signals
+            .throttle_ns
+            .store(most * over / (THROTTLE_FULL_PERCENT - THROTTLE_FROM_PERCENT), Ordering::Relaxed);
+        if over == 0 {
+            self.signals.throttle_ended.notify_all();
+        }
+    }
+
+    /// Lets other threads run before the caller, which cleans, unless it is behind.
+    pub(super) fn yield_to_commits(&self) {
+        if self.signals.throttle_ns.load(Ordering::Relaxed) == 0 {
+            crate::sync::thread::yield_now();
+        }
+    }
+
+    /// Slows a writer to `writes` down while background work is behind.
+    #[inline]
+    pub(super) fn throttle(&self, writes: &[CommitWrite<'_>], waits: &mut CommitWaits) -> Result<()> {
+        let delay = self.signals.throttle_ns.load(Ordering::Relaxed);
+        if delay == 0 {
+            return Ok(());
+        }
+        self.sleep_throttle_debt(delay, writes, waits)
+    }
+
+    #[cold]
+    fn sleep_throttle_debt(
+        &self,
+        delay: u64,
+        writes: &[CommitWrite<'_>],
+        waits: &mut CommitWaits,
+    ) -> Result<()> {
+        let keyspace = || writes.first().map(|write| write.keyspace);
+        if !waits.may_wait() {
+            return self.wait_recorded(waits, StallKind::Throttle, keyspace(), || Ok(()));
+        }
+        if self.options.inline && !cfg!(shuttle) {
+            return Ok(());
+        }
+        let shortest = u64::try_from(THROTTLE_SLEEP.as_nanos()).unwrap_or(u64::MAX);
+        self.signals.throttle_debt_ns.fetch_add(delay, Ordering::Relaxed);
+        let pay = |debt: u64| debt.checked_sub(shortest);
+        if self.signals.throttle_debt_ns.fetch_update(Ordering::Relaxed, Ordering::Relaxed, pay).is_err() {
+            return Ok(());
+        }
+        self.counters.throttles.fetch_add(1, Ordering::Relaxed);
+        self.wait_recorded(waits, StallKind::Throttle, keyspace(), || {
+            let mut due = self.signals.is_work_due.lock();
+            self.signals.throttle_ended.wait_for(&mut due, THROTTLE_SLEEP);
+            Ok(())
+        })
+    }
+}
+
+fn run_sync_timer(store: &Weak<Store>, signals: &ThreadSignals, interval: Duration) {
+    loop {
+        {
+            let mut due = signals.is_work_due.lock();
+            if !signals.is_stopping.load(Ordering::Acquire) {
+                signals.sync_wake.wait_for(&mut due, interval);
+            }
+        }
+        let Some(store) = store.upgrade().filter(|_| !signals.is_stopping.load(Ordering::Acquire)) else {
+            return;
+        };
+        let _step = PoisonOnPanic(&store);
+        // A failed sync has poisoned the store, which is how it is reported.
+        let _ = store.sync_tick();
+    }
+}
+
+fn run_preallocation(store: &Weak<Store>, signals: &ThreadSignals) {
+    loop {
+        {
+            let mut due = signals.is_work_due.lock();
+            if !signals.is_stopping.load(Ordering::Acquire) {
+                signals.preallocation_wake.wait_for(&mut due, MAINTENANCE_INTERVAL);
+            }
+        }
+        let Some(store) = store.upgrade().filter(|_| !signals.is_stopping.load(Ordering::Acquire)) else {
+            return;
+        };
+        let _step = PoisonOnPanic(&store);
+        if store.check_writable().is_ok() {
+            // Without room there is nothing to make; writers that need a segment get the error.
+            let _ = store.preallocate();
+        }
+        store.free_removed_segments();
+        store.trim_cache_memory(); // the keeper may be in a long step, and caches give way meanwhile
+    }
+}
+
+fn run_maintenance(store: &Weak<Store>, signals: &ThreadSignals) {
+    let mut has_failed = false;
+    loop {
+        {
+            let mut due = signals.is_work_due.lock();
+            if !*due && !signals.is_stopping.load(Ordering::Acquire) {
+                signals.maintenance_wake.wait_for(&mut due, MAINTENANCE_INTERVAL);
+            }
+            *due = false;
+        }
+        let Some(store) = store.upgrade().filter(|_| !signals.is_stopping.load(Ordering::Acquire)) else {
+            return;
+        };
+        let _step = PoisonOnPanic(&store);
+        if store.check_writable().is_err() {
+            continue;
+        }
+        // What cannot be done now (no space, say) is tried again; writers that need it get the
+        // error.
+        loop {
+            let outcome = store.maintenance_pass(store.maintenance_mode());
+            if let Some(error) = outcome.first_error.as_ref().filter(|_| !has_failed) {
+                crate::event!(WARN, "background work fails", error = error.to_string());
+            }
+            has_failed = outcome.has_failed();
+            if !outcome.has_progress || signals.is_stopping.load(Ordering::Acquire) {
+                break;
+            }
+        }
+    }
+}

@@ -1,0 +1,375 @@
+//! # Faults: the database's errors in messages
+//!
+//! For whoever talks to another process about a database: the door (docs/format/door.md) and
+//! FlatRPC.
+//!
+//! Each variant of [`Error`] travels with its fields and arrives as the same variant; a new variant
+//! gets a number here.
+//!
+//! Some fields are names that the program knows (`&'static str`). On arrival they are looked up in
+//! a table that grows by what it has not seen, up to 512 of them: whoever is at the other end
+//! cannot grow it further.
+
+use std::collections::HashSet;
+use std::ffi::OsStr;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use crate::codec::{FieldReader, FieldWriter};
+use crate::error::{Damage, Error, LockConflict};
+
+/// Names that can be learnt, and how long they may be.
+const MAX_INTERNED: usize = 512;
+const MAX_INTERNED_LEN: usize = 64;
+/// Bytes of a text that travel.
+const MAX_TEXT: usize = 8 << 10;
+
+/// What a message is made of, beside numbers.
+pub trait WriteWire {
+    /// A text; what is beyond 8 KiB of it stays behind.
+    fn text(&mut self, text: &str);
+    /// A path.
+    fn path(&mut self, path: &Path);
+    /// A yes or no, as a byte.
+    fn flag(&mut self, flag: bool);
+    /// Whether there is a value, and the value as `each` writes it.
+    fn option<T>(&mut self, value: Option<T>, each: impl FnOnce(&mut FieldWriter, T));
+}
+
+impl WriteWire for FieldWriter {
+    fn text(&mut self, text: &str) {
+        self.bytes(&text.as_bytes()[..text.floor_char_boundary(MAX_TEXT)]);
+    }
+
+    fn path(&mut self, path: &Path) {
+        self.bytes(path.as_os_str().as_bytes());
+    }
+
+    fn flag(&mut self, flag: bool) {
+        self.u8(u8::from(flag));
+    }
+
+    fn option<T>(&mut self, value: Option<T>, each: impl FnOnce(&mut FieldWriter, T)) {
+        self.flag(value.is_some());
+        if let Some(value) = value {
+            each(self, value);
+        }
+    }
+}
+
+/// The same on arrival.
+pub trait ReadWire<'a> {
+    /// A text; what is no UTF-8 is replaced.
+    fn text(&mut self) -> Result<String, Damage>;
+    /// A text that the program knows, or learns.
+    fn name(&mut self) -> Result<&'static str, Damage>;
+    /// A path.
+    fn path(&mut self) -> Result<PathBuf, Damage>;
+    /// A yes or no.
+    fn flag(&mut self) -> Result<bool, Damage>;
+    /// A value, if there is one.
+    fn option<T>(
+        &mut self,
+        each: impl FnOnce(&mut FieldReader<'a>) -> Result<T, Damage>,
+    ) -> Result<Option<T>, Damage>;
+}
+
+impl<'a> ReadWire<'a> for FieldReader<'a> {
+    fn text(&mut self) -> Result<String, Damage> {
+        Ok(String::from_utf8_lossy(self.bytes()?).into_owned())
+    }
+
+    fn name(&mut self) -> Result<&'static str, Damage> {
+        Ok(intern(&ReadWire::text(self)?))
+    }
+
+    fn path(&mut self) -> Result<PathBuf, Damage> {
+        Ok(OsStr::from_bytes(self.bytes()?).into())
+    }
+
+    fn flag(&mut self) -> Result<bool, Damage> {
+        match self.u8()? {
+            0 => Ok(false),
+            1 => Ok(true),
+            other => Err(Damage::BadField { field: "flag", value: u64::from(other) }),
+        }
+    }
+
+    fn option<T>(
+        &mut self,
+        each: impl FnOnce(&mut FieldReader<'a>) -> Result<T, Damage>,
+    ) -> Result<Option<T>, Damage> {
+        if self.flag()? { each(self).map(Some) } else { Ok(None) }
+    }
+}
+
+/// The same text for as long as the program lives.
+fn intern(text: &str) -> &'static str {
+    static NAMES: Mutex<Option<HashSet<&'static str>>> = Mutex::new(None);
+    let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
+    let names = names.get_or_insert_default();
+    if let Some(known) = names.get(text) {
+        return known;
+    }
+    if names.len() >= MAX_INTERNED || text.len() > MAX_INTERNED_LEN {
+        return "(unknown)";
+    }
+    let name: &'static str = Box::leak(text.into());
+    names.insert(name);
+    name
+}
+
+const IO: u8 = 0;
+const CORRUPT: u8 = 1;
+const NO_SPACE: u8 = 2;
+/// 3 was the same with fewer fields.
+const LOCKED: u8 = 21;
+const POISONED: u8 = 4;
+const TOO_LARGE: u8 = 5;
+const FORMAT: u8 = 6;
+const NOT_A_DATABASE: u8 = 7;
+const NOT_A_BACKUP: u8 = 8;
+const CANCELLED: u8 = 9;
+const NOT_FOUND: u8 = 10;
+const KEYSPACE_NOT_FOUND: u8 = 11;
+const ENGINE_MISMATCH: u8 = 12;
+const UNSUPPORTED: u8 = 13;
+const CONFLICT: u8 = 14;
+const OVER_BUDGET: u8 = 15;
+const READ_ONLY: u8 = 16;
+const CLOSED: u8 = 17;
+const INVALID: u8 = 18;
+const OWNER_CLOSED: u8 = 19;
+const BUSY: u8 = 20;
+const KEYSPACE_EXISTS: u8 = 23;
+const OWNER_UNRESPONSIVE: u8 = 22;
+const TOO_MANY_FILES: u8 = 24;
+const FILE_LIMIT: u8 = 25;
+
+/// Writes `error`.
+pub fn encode(error: &Error, w: &mut FieldWriter) {
+    let path_of = |w: &mut FieldWriter, kind: u8, path: &Path| {
+        w.u8(kind);
+        w.path(path);
+    };
+    match error {
+        Error::Io { op, path, source } => encode_io(op, path, source, w),
+        Error::Corrupt { path, offset, damage: what } => {
+            path_of(w, CORRUPT, path);
+            w.u64(*offset);
+            encode_damage(what, w);
+        }
+        Error::NoSpace { path } => path_of(w, NO_SPACE, path),
+        Error::Locked { path, pid, program, is_stopped, cause } => {
+            path_of(w, LOCKED, path);
+            encode_process(*pid, program.as_deref(), *is_stopped, w);
+            w.u8(match cause {
+                LockConflict::Owner => 0,
+                LockConflict::Readers => 1,
+                LockConflict::NoIpc => 2,
+                LockConflict::TooManyConnections => 3,
+            });
+        }
+        Error::OwnerUnresponsive { path, pid, program, is_stopped, waited } => {
+            path_of(w, OWNER_UNRESPONSIVE, path);
+            encode_process(*pid, program.as_deref(), *is_stopped, w);
+            w.u64(u64::try_from(waited.as_nanos()).unwrap_or(u64::MAX));
+        }
+        Error::Poisoned { op } => {
+            w.u8(POISONED);
+            w.text(op);
+        }
+        Error::TooLarge { object: what, got, max } => {
+            w.u8(TOO_LARGE);
+            w.text(what);
+            w.u64(*got);
+            w.u64(*max);
+        }
+        Error::UnsupportedVersion { path, found, supported } => {
+            path_of(w, FORMAT, path);
+            w.u32(*found);
+            w.u32(*supported);
+        }
+        Error::NotADatabase { path, reason: why } => {
+            path_of(w, NOT_A_DATABASE, path);
+            w.text(why);
+        }
+        Error::NotABackup { path, reason: why } => {
+            path_of(w, NOT_A_BACKUP, path);
+            w.text(why);
+        }
+        Error::Cancelled => w.u8(CANCELLED),
+        Error::DatabaseNotFound { path } => path_of(w, NOT_FOUND, path),
+        Error::KeyspaceNotFound { name } => {
+            w.u8(KEYSPACE_NOT_FOUND);
+            w.text(name);
+        }
+        Error::KeyspaceExists { name } => {
+            w.u8(KEYSPACE_EXISTS);
+            w.text(name);
+        }
+        Error::EngineMismatch { name, found, requested: asked } => {
+            w.u8(ENGINE_MISMATCH);
+            [name, found, asked].into_iter().for_each(|text| w.text(text));
+        }
+        Error::Unsupported { engine, feature } => {
+            w.u8(UNSUPPORTED);
+            w.text(engine);
+            w.text(feature);
+        }
+        Error::Conflict => w.u8(CONFLICT),
+        Error::MemoryBudgetExceeded { budget } => {
+            w.u8(OVER_BUDGET);
+            w.u64(*budget);
+        }
+        Error::Busy { waiting_for: with } => {
+            w.u8(BUSY);
+            w.text(with);
+        }
+        Error::ReadOnly => w.u8(READ_ONLY),
+        Error::Closed => w.u8(CLOSED),
+        Error::InvalidArgument { argument: what, reason: why } => {
+            w.u8(INVALID);
+            w.text(what);
+            w.text(why);
+        }
+        Error::OwnerClosed { path } => path_of(w, OWNER_CLOSED, path),
+        Error::TooManyFiles { path, limit } => {
+            path_of(w, TOO_MANY_FILES, path);
+            w.u64(limit.unwrap_or(0));
+        }
+        Error::FileSizeLimit { path, size, limit } => {
+            path_of(w, FILE_LIMIT, path);
+            w.u64(*size);
+            w.u64(*limit);
+        }
+    }
+}
+
+fn encode_process(pid: Option<u32>, program: Option<&str>, is_stopped: bool, w: &mut FieldWriter) {
+    w.u32(pid.unwrap_or(0));
+    w.option(program, FieldWriter::text);
+    w.flag(is_stopped);
+}
+
+fn decode_process(r: &mut FieldReader<'_>) -> Result<(Option<u32>, Option<String>, bool), Damage> {
+    let pid = r.u32()?;
+    Ok((Some(pid).filter(|pid| *pid != 0), r.option(ReadWire::text)?, r.flag()?))
+}
+
+fn encode_io(op: &str, path: &Path, source: &io::Error, w: &mut FieldWriter) {
+    w.u8(IO);
+    w.text(op);
+    w.path(path);
+    w.u32(source.raw_os_error().map_or(0, i32::cast_unsigned));
+    w.text(&source.to_string());
+}
+
+/// Reads what [`encode`] wrote, perhaps in a newer build.
+pub fn decode(r: &mut FieldReader<'_>) -> Result<Error, Damage> {
+    Ok(match r.u8()? {
+        IO => {
+            let (op, path, code, text) = (r.name()?, r.path()?, r.u32()?.cast_signed(), r.text()?);
+            let source = if code > 0 { io::Error::from_raw_os_error(code) } else { io::Error::other(text) };
+            Error::Io { op, path, source }
+        }
+        CORRUPT => Error::Corrupt { path: r.path()?, offset: r.u64()?, damage: decode_damage(r)? },
+        NO_SPACE => Error::NoSpace { path: r.path()? },
+        LOCKED => {
+            let (path, (pid, program, is_stopped)) = (r.path()?, decode_process(r)?);
+            let cause = r.u8()?;
+            let bad = || Damage::BadField { field: "cause", value: u64::from(cause) };
+            let cause = *LockConflict::ALL.get(usize::from(cause)).ok_or_else(bad)?;
+            Error::Locked { path, pid, program, is_stopped, cause }
+        }
+        OWNER_UNRESPONSIVE => {
+            let (path, (pid, program, is_stopped)) = (r.path()?, decode_process(r)?);
+            Error::OwnerUnresponsive {
+                path,
+                pid,
+                program,
+                is_stopped,
+                waited: Duration::from_nanos(r.u64()?),
+            }
+        }
+        POISONED => Error::Poisoned { op: r.name()? },
+        TOO_LARGE => Error::TooLarge { object: r.name()?, got: r.u64()?, max: r.u64()? },
+        FORMAT => Error::UnsupportedVersion { path: r.path()?, found: r.u32()?, supported: r.u32()? },
+        NOT_A_DATABASE => Error::NotADatabase { path: r.path()?, reason: r.text()? },
+        NOT_A_BACKUP => Error::NotABackup { path: r.path()?, reason: r.text()? },
+        CANCELLED => Error::Cancelled,
+        NOT_FOUND => Error::DatabaseNotFound { path: r.path()? },
+        KEYSPACE_NOT_FOUND => Error::KeyspaceNotFound { name: r.text()? },
+        KEYSPACE_EXISTS => Error::KeyspaceExists { name: r.text()? },
+        ENGINE_MISMATCH => Error::EngineMismatch { name: r.text()?, found: r.text()?, requested: r.text()? },
+        UNSUPPORTED => Error::Unsupported { engine: r.name()?, feature: r.name()? },
+        CONFLICT => Error::Conflict,
+        OVER_BUDGET => Error::MemoryBudgetExceeded { budget: r.u64()? },
+        BUSY => Error::Busy { waiting_for: r.name()? },
+        READ_ONLY => Error::ReadOnly,
+        CLOSED => Error::Closed,
+        INVALID => Error::InvalidArgument { argument: r.name()?, reason: r.text()? },
+        OWNER_CLOSED => Error::OwnerClosed { path: r.path()? },
+        TOO_MANY_FILES => {
+            Error::TooManyFiles { path: r.path()?, limit: Some(r.u64()?).filter(|limit| *limit != 0) }
+        }
+        FILE_LIMIT => Error::FileSizeLimit { path: r.path()?, size: r.u64()?, limit: r.u64()? },
+        other => return Err(Damage::BadField { field: "error", value: u64::from(other) }),
+    })
+}
+
+const BAD_CHECKSUM: u8 = 0;
+const BAD_LENGTH: u8 = 1;
+const BAD_MAGIC: u8 = 2;
+const BAD_FIELD: u8 = 3;
+const FOREIGN: u8 = 4;
+const MISSING_COMMITS: u8 = 5;
+const TRUNCATED: u8 = 6;
+
+fn encode_damage(damage: &Damage, w: &mut FieldWriter) {
+    let two = |w: &mut FieldWriter, kind: u8, one: u64, two: u64| {
+        w.u8(kind);
+        w.u64(one);
+        w.u64(two);
+    };
+    match damage {
+        Damage::BadChecksum { expected, got } => {
+            w.u8(BAD_CHECKSUM);
+            w.u32(*expected);
+            w.u32(*got);
+        }
+        Damage::BadLength { got, max } => two(w, BAD_LENGTH, *got, *max),
+        Damage::BadField { field, value } => {
+            w.u8(BAD_FIELD);
+            w.text(field);
+            w.u64(*value);
+        }
+        Damage::Foreign { field, expected, got } => {
+            w.u8(FOREIGN);
+            w.text(field);
+            w.u128(*expected);
+            w.u128(*got);
+        }
+        Damage::MissingCommits { first_missing, durable } => {
+            two(w, MISSING_COMMITS, *first_missing, *durable);
+        }
+        Damage::Truncated { got, expected } => two(w, TRUNCATED, *got, *expected),
+        Damage::BadMagic => w.u8(BAD_MAGIC),
+    }
+}
+
+fn decode_damage(r: &mut FieldReader<'_>) -> Result<Damage, Damage> {
+    Ok(match r.u8()? {
+        BAD_CHECKSUM => Damage::BadChecksum { expected: r.u32()?, got: r.u32()? },
+        BAD_LENGTH => Damage::BadLength { got: r.u64()?, max: r.u64()? },
+        BAD_MAGIC => Damage::BadMagic,
+        BAD_FIELD => Damage::BadField { field: r.name()?, value: r.u64()? },
+        FOREIGN => Damage::Foreign { field: r.name()?, expected: r.u128()?, got: r.u128()? },
+        MISSING_COMMITS => Damage::MissingCommits { first_missing: r.u64()?, durable: r.u64()? },
+        TRUNCATED => Damage::Truncated { got: r.u64()?, expected: r.u64()? },
+        other => return Err(Damage::BadField { field: "damage", value: u64::from(other) }),
+    })
+}

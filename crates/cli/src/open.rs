@@ -1,0 +1,178 @@
+//! # Places: open databases and keyspaces from arguments
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use sheaf::{Builder, Database, DatabaseOverview, Error, Keyspace, KeyspaceOptions, OpenOutcome};
+
+use crate::args::{
+    CopyModeArgs, CreateArgs, DatabaseArgs, EngineOptionArgs, KeyspaceArgs, NewDatabaseModeArgs, WaitArgs,
+};
+use crate::failure::{Failure, Result};
+use crate::output::{self, Stopwatch};
+use crate::text_format;
+
+impl DatabaseArgs {
+    /// Returns a builder with the options of the arguments.
+    pub(crate) fn builder(&self) -> Builder {
+        let builder = Database::builder().memory(self.memory).wait(self.wait.time);
+        self.open_files.into_iter().fold(builder, Builder::open_files)
+    }
+
+    fn reader(&self) -> Builder {
+        self.builder().create(false).read_only(true)
+    }
+
+    /// Connects to the process that has the database open. If there is none, opens the database for
+    /// writing; it must exist.
+    pub(crate) fn open_or_connect(&self) -> Result<OpenOutcome> {
+        Ok(self.builder().create(false).open_or_connect(&self.database)?)
+    }
+
+    /// Connects to the process that has the database open. If there is none, opens the database for
+    /// reading.
+    pub(crate) fn open_or_connect_read_only(&self) -> Result<OpenOutcome> {
+        Ok(self.reader().open_or_connect(&self.database)?)
+    }
+
+    /// Returns the statistics, from the process that has the database open if there is one.
+    pub(crate) fn overview(&self) -> Result<DatabaseOverview> {
+        match self.open_or_connect_read_only()? {
+            OpenOutcome::Owner(mut owner) => Ok(owner.overview()?),
+            OpenOutcome::Database(db) => Ok(db.overview()),
+        }
+    }
+
+    /// Opens the database for reading, also while another process has it open. Creates and changes
+    /// nothing.
+    pub(crate) fn open_read_only(&self) -> Result<Database> {
+        Ok(self.reader().open(&self.database)?)
+    }
+
+    /// Opens the database for writing. It must exist.
+    pub(crate) fn open_existing(&self) -> Result<Database> {
+        Ok(self.builder().create(false).open(&self.database)?)
+    }
+
+    /// Opens the database for writing; creates it if it does not exist.
+    pub(crate) fn open_or_create(&self, modes: &NewDatabaseModeArgs) -> Result<Database> {
+        Ok(modes.apply(self.builder()).open(&self.database)?)
+    }
+}
+
+impl NewDatabaseModeArgs {
+    /// Sets the mode on a builder that may create a database.
+    pub(crate) fn apply(&self, builder: Builder) -> Builder {
+        self.mode.into_iter().fold(builder, Builder::permissions)
+    }
+}
+
+impl CopyModeArgs {
+    /// Sets the mode on a builder that makes a copy.
+    pub(crate) fn apply(&self, builder: Builder) -> Builder {
+        self.mode.into_iter().fold(builder, Builder::permissions)
+    }
+}
+
+impl CreateArgs {
+    /// Fails if there is no engine of the requested name. Nothing has been created yet.
+    pub(crate) fn check(&self) -> Result {
+        self.engine.as_deref().map_or(Ok(()), check_engine)
+    }
+}
+
+/// Fails if there is no engine of this name.
+pub(crate) fn check_engine(name: &str) -> Result {
+    let known = sheaf::engines();
+    match known.contains(&name) {
+        true => Ok(()),
+        false => {
+            let known = known.join(", ");
+            Err(Failure::Usage(format!("there is no engine {name:?}; the engines are {known}")))
+        }
+    }
+}
+
+impl WaitArgs {
+    /// Runs a verb that reads. Runs it again if the owner closed the database during it, as long as
+    /// nothing was printed and the time is not over.
+    pub(crate) fn run_with_retry(&self, verb: impl Fn() -> Result) -> Result {
+        let watch = Stopwatch::start();
+        loop {
+            match verb() {
+                Err(Failure::Database(Error::OwnerClosed { .. }))
+                    if watch.elapsed() < self.time && output::discard_unwritten() => {}
+                done => return done,
+            }
+        }
+    }
+}
+
+impl KeyspaceArgs {
+    /// Opens the database and the keyspace for reading.
+    pub(crate) fn open_read_only(&self) -> Result<(Database, Keyspace)> {
+        let db = self.database_args.open_read_only()?;
+        let keyspace = self.existing_keyspace(&db)?;
+        Ok((db, keyspace))
+    }
+
+    /// Opens the database and the keyspace for writing. Both must exist.
+    pub(crate) fn open_existing(&self) -> Result<(Database, Keyspace)> {
+        let db = self.database_args.open_existing()?;
+        let keyspace = self.existing_keyspace(&db)?;
+        Ok((db, keyspace))
+    }
+
+    /// Connects to the process that has the database open. If there is none, opens the database and
+    /// the keyspace for writing; both must exist.
+    pub(crate) fn open_or_connect(&self) -> Result<(OpenOutcome, Option<Keyspace>)> {
+        let reached = self.database_args.open_or_connect()?;
+        let keyspace = match &reached {
+            OpenOutcome::Database(db) => Some(self.existing_keyspace(db)?),
+            OpenOutcome::Owner(_) => None,
+        };
+        Ok((reached, keyspace))
+    }
+
+    /// Opens the database and the keyspace for writing; creates them if they do not exist.
+    pub(crate) fn open_or_create(&self, creation: &CreateArgs) -> Result<(Database, Keyspace)> {
+        creation.check()?;
+        let db = self.database_args.open_or_create(&creation.modes)?;
+        let keyspace =
+            db.keyspace(&self.keyspace, creation.chosen.keyspace_options(creation.engine.as_deref()))?;
+        Ok((db, keyspace))
+    }
+
+    fn existing_keyspace(&self, db: &Database) -> Result<Keyspace> {
+        let missing = || Failure::Database(Error::KeyspaceNotFound { name: self.keyspace.clone() });
+        db.open_keyspace(&self.keyspace)?.ok_or_else(missing)
+    }
+}
+
+impl EngineOptionArgs {
+    /// Returns keyspace options with an engine and the options of the arguments.
+    pub(crate) fn keyspace_options(&self, engine: Option<&str>) -> KeyspaceOptions {
+        let asked = engine.map_or_else(KeyspaceOptions::default, KeyspaceOptions::from);
+        self.options.iter().fold(asked, |asked, (name, value)| asked.option(name, *value))
+    }
+}
+
+/// Returns the first line of a token file.
+pub(crate) fn read_token(file: Option<&Path>) -> Result<Option<String>> {
+    let Some(path) = file else { return Ok(None) };
+    let text = std::fs::read_to_string(path).map_err(Failure::stream("read", path))?;
+    match text.lines().next().map(str::trim) {
+        Some(token) if !token.is_empty() => Ok(Some(token.to_owned())),
+        _ => Err(Failure::Usage(format!("the first line of {} must contain a token", path.display()))),
+    }
+}
+
+/// Returns the bytes of an argument, taken literally or decoded from hexadecimal digits.
+pub(crate) fn decode_argument(argument: &OsStr, hex: bool) -> Result<Vec<u8>> {
+    let bytes = argument.as_bytes();
+    if !hex {
+        return Ok(bytes.to_vec());
+    }
+    text_format::unhex(bytes).map_err(|why| Failure::Usage(format!("--hex: argument {argument:?} {why}")))
+}

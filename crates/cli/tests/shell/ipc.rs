@@ -1,0 +1,106 @@
+//! # Verbs while another process has the database open
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Stdio};
+
+use crate::support::Sandbox;
+
+/// A process that has `db` open, and does nothing with it.
+struct Application(Child);
+
+impl Application {
+    fn start(sandbox: &Sandbox) -> Application {
+        let mut command = sandbox.command(&["serve", "db", "--flatrpc", "./sock"]);
+        let mut child = command.stdout(Stdio::piped()).spawn().expect("the program starts");
+        let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines();
+        lines.next().expect("an address").expect("readable"); // from here on it has the database
+        Application(child)
+    }
+
+    fn kill(mut self) {
+        self.0.kill().expect("ours to kill");
+        self.0.wait().expect("it ends");
+    }
+}
+
+fn sandbox() -> Sandbox {
+    let sandbox = Sandbox::with(&[("a", "1"), ("b", "2"), ("c", "3")]);
+    sandbox.run(&["put", "db", "-k", "sorted", "-e", "flat-ordered", "x", "y"]).succeeds();
+    sandbox
+}
+
+#[test]
+fn reading_and_maintenance_work_while_another_process_has_the_database() {
+    let sandbox = sandbox();
+    let application = Application::start(&sandbox);
+    let run = |args: &[&str]| sandbox.run(args).succeeds();
+    run(&["get", "db", "b"]).prints("2");
+    run(&["scan", "db", "--from", "b"]).prints("b\t2\nc\t3\n");
+    run(&["dump", "db", "--plain"]).prints("a\t1\nb\t2\nc\t3\n");
+    run(&["keyspaces", "db"]).prints("default\tflex\t3\nsorted\tflat-ordered\t1\n");
+    assert!(run(&["stats", "db"]).stdout().contains("3 keys"));
+    let stats = run(&["stats", "db", "--json"]).json();
+    assert_eq!((&stats["door"], &stats["keyspaces"][0]["keys"]), (&true.into(), &3.into()));
+    let sound = run(&["verify", "db", "--json"]).json();
+    assert_eq!((&sound["sound"], &sound["pairs"]), (&true.into(), &4.into()));
+    run(&["backup", "db", "one"]);
+    let second = run(&["backup", "db", "two", "--base", "one", "--json"]).json();
+    assert!(second["linked"].as_u64().is_some_and(|linked| linked > 0), "{second}");
+    assert!(run(&["convert", "db", "--to", "flat", "--dry-run"]).stdout().contains("3 pairs"));
+    assert!(run(&["convert", "db", "--to", "kreon"]).stdout().contains("from flex to kreon"));
+    assert!(run(&["convert", "db", "--to", "kreon"]).stdout().contains("already"));
+    assert!(run(&["compact", "db", "-k", "sorted"]).stdout().contains("1 pair"));
+    sandbox.run(&["compact", "db", "-k", "none"]).exits(1);
+    sandbox.run(&["backup", "db", "one"]).exits(4).mentions("not empty");
+    sandbox.run(&["put", "db", "a", "2", "--wait", "0.1"]).exits(4).mentions("in use");
+    let top = run(&["top", "db", "--once"]).stdout();
+    for part in ["memory", "default", "kreon", "reads/s", "journal", "appended/s", "pinned state"] {
+        assert!(top.contains(part), "{top}");
+    }
+    assert!(run(&["top", "db", "--once", "--json"]).json()["memory"]["budget"].is_u64());
+    application.kill();
+    sandbox.run(&["top", "db", "--once"]).exits(4).mentions("no process has db open");
+    run(&["restore", "two", "again"]);
+    run(&["get", "again", "a"]).prints("1");
+    run(&["get", "db", "a"]).prints("1");
+    run(&["put", "db", "a", "2"]);
+    assert!(!sandbox.path("db").join("door").exists());
+}
+
+/// The snapshot of a killed reader is released. If the owner is killed, its reader ends with an
+/// error, or with all data if it had read everything.
+#[test]
+fn reader_or_owner_may_be_killed() {
+    let sandbox = Sandbox::new();
+    let lines: String = (0..200_000).map(|n| format!("key-{n:06}\t{n:0100}\n")).collect();
+    sandbox.feed(&["load", "db", "--sorted", "-"], lines.as_bytes()).succeeds();
+    let application = Application::start(&sandbox);
+    // It fills a pipe without a reader, and waits.
+    let dump = || {
+        let mut reader = sandbox.command(&["dump", "db", "--plain"]);
+        let mut reader = reader.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
+        let mut out = BufReader::new(reader.stdout.take().expect("piped"));
+        let mut first = String::new();
+        out.read_line(&mut first).expect("a line");
+        assert!(lines.starts_with(&first));
+        (reader, out, first)
+    };
+    let stills = || sandbox.run(&["stats", "db", "--json"]).succeeds().json()["stills"].clone();
+    let (mut reader, out, _) = dump();
+    assert_eq!(stills(), 1);
+    reader.kill().expect("ours to kill");
+    reader.wait().expect("it ends");
+    drop(out);
+    while stills() != 0 {} // the owner learns it from the kernel
+
+    let (mut reader, mut out, mut text) = dump();
+    application.kill();
+    sandbox.run(&["put", "db", "key-100000", "other"]).succeeds(); // a new owner
+    std::io::Read::read_to_string(&mut out, &mut text).expect("text");
+    let ended = reader.wait().expect("it ends");
+    assert!(lines.starts_with(&text), "the output is a prefix of the snapshot");
+    assert_eq!(ended.code(), Some(if text.len() == lines.len() { 0 } else { 4 }));
+    let mut said = String::new();
+    std::io::Read::read_to_string(&mut reader.stderr.take().expect("piped"), &mut said).expect("text");
+    assert!(ended.success() || said.contains("has closed it or ended"), "{said}");
+}

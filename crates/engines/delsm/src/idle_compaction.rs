@@ -1,0 +1,261 @@
+//! # Rest: garbage that no merge meets
+//!
+//! A version that a table supersedes stays until a merge meets it, and a level that is not full is
+//! never merged. So when nothing else is to do, tables are surveyed for what goes with them, and
+//! merged while that is too much.
+//!
+//! ## Picture
+//!
+//! ```text
+//!  no commit for some looks ─> files of flushed tables get their names ─> survey, some keys a step
+//!                                  ┌────────────────────────────────────────┘
+//!                                  v
+//!      too much garbage? ── no ──> rest
+//!            │ yes                  dead: the table that supersedes most goes down, or is written anew
+//!            └─> a merge, and again holes: the tables that name the emptiest pack are written anew
+//! ```
+//!
+//! *Dead* is a version that a newer one supersedes and no view needs, and a removal, which hides
+//! nothing once its table is at the bottom. *Holes* are bytes of packs that no table names. Of each
+//! there is at most one byte to [`MAX_GARBAGE_DIVISOR`] live ones at rest, beyond
+//! [`Sizes::min_garbage_bytes`](crate::sizes::Sizes); and what a memtable at rest supersedes is at
+//! most one to [`MAX_SUPERSEDED_DIVISOR`].
+//!
+//! ## Invariants
+//!
+//! 1. What a survey counts as dead goes with merges of the surveyed table and nothing else: down,
+//!    until it meets it, or in place. A merge moves tables down or makes them smaller, so this
+//!    comes to an end.
+//! 2. A table is surveyed once, and again when views were released that may have needed what it
+//!    supersedes. What is below it may change meanwhile; that it supersedes something there does
+//!    not.
+//!
+//! ## Costs
+//!
+//! A survey looks up each key of a table in those below that overlap it; most tables overlap none
+//! and are not read. Garbage of an eighth is removed by writing lists of 45 bytes a key, but packed
+//! values by copying packs that have holes of an eighth.
+
+use std::collections::{HashMap, HashSet};
+use std::ops::Bound;
+use std::sync::Arc;
+
+use sheaf_base::error::Result;
+use sheaf_base::idle::IdleDetector;
+use sheaf_base::record::RecordContent;
+use sheaf_base::sync::atomic::Ordering;
+use sheaf_base::sync::epoch::{self, Guard};
+use sheaf_base::types::Seq;
+use sheaf_base::views::Views;
+
+use crate::engine::DelsmEngine;
+use crate::list::{ListEntry, ValueRef};
+use crate::maintenance::MaintenanceState;
+use crate::manifest::LEVELS;
+use crate::merge::Merge;
+use crate::tree::{DelsmState, Table, TablesBelow, Version};
+
+/// Live bytes to a dead one, and to one of a hole.
+const MAX_GARBAGE_DIVISOR: u64 = 8;
+/// Live bytes to one that a memtable supersedes.
+const MAX_SUPERSEDED_DIVISOR: u64 = 20;
+/// About what a list takes for an entry.
+const LIST_ENTRY_BYTES: u64 = 48;
+
+/// What goes with a table.
+#[derive(Clone, Copy, Debug, Default)]
+struct DeadBytes {
+    bytes: u64,
+    /// A view needs some of what it supersedes.
+    is_pinned: bool,
+}
+
+/// A table that is being surveyed.
+#[derive(Debug)]
+struct TableSurvey {
+    table: Arc<Table>,
+    block: usize,
+    found: DeadBytes,
+}
+
+/// What is known of garbage.
+#[derive(Debug, Default)]
+pub(crate) struct IdleCompaction {
+    /// As it is seen when there is nothing to do.
+    idle_detector: IdleDetector,
+    /// By number of list.
+    dead_by_list: HashMap<u64, DeadBytes>,
+    survey: Option<TableSurvey>,
+}
+
+impl DelsmEngine {
+    /// What is to do when nothing else is. False if there is nothing, or no rest.
+    pub(crate) fn compact_if_idle(
+        &self,
+        work: &mut MaintenanceState,
+        views: &Views,
+        version: &Arc<Version>,
+    ) -> Result<bool> {
+        let rest = &mut work.idle_compaction;
+        let looks = rest.idle_detector.observe(self.state(&epoch::pin()).memtables.active.newest());
+        if self.has_released_views.swap(false, Ordering::Relaxed) {
+            rest.dead_by_list.retain(|_, dead| !dead.is_pinned);
+        }
+        if looks < self.sizes.idle_samples {
+            return Ok(false);
+        }
+        let unsettled: Vec<Arc<Table>> = version.tables().filter(|t| !t.is_linked()).cloned().collect();
+        if !unsettled.is_empty() {
+            return self.start_linking(work, unsettled).map(|()| true);
+        }
+        if self.survey_tables(&mut work.idle_compaction, views, version)? {
+            return Ok(true);
+        }
+        match self.plan_garbage_merge(work, version) {
+            Some(merge) => self.begin_merge(work, views, version, merge).map(|()| true),
+            None => Ok(false),
+        }
+    }
+
+    /// Surveys some more. False if all is known.
+    fn survey_tables(&self, rest: &mut IdleCompaction, views: &Views, version: &Version) -> Result<bool> {
+        let is_there = |number: u64| version.tables().any(|table| table.list.number() == number);
+        let mut survey = match rest.survey.take().filter(|survey| is_there(survey.table.list.number())) {
+            Some(survey) => survey,
+            None => {
+                match version.tables().find(|table| !rest.dead_by_list.contains_key(&table.list.number())) {
+                    Some(table) => {
+                        TableSurvey { table: Arc::clone(table), block: 0, found: DeadBytes::default() }
+                    }
+                    None => return Ok(false),
+                }
+            }
+        };
+        let Some(below) = version.tables_below(&survey.table) else { return Ok(true) };
+        let is_bottom = version.is_bottom(&survey.table, below);
+        let blocks = survey.table.list.block_count();
+        if is_bottom && !survey.table.has_old_versions {
+            survey.found.bytes = survey.table.list.totals().removals * LIST_ENTRY_BYTES;
+            survey.block = blocks;
+        }
+        let mut seen = 0;
+        while survey.block < blocks && seen < self.sizes.entries_per_survey {
+            let items = survey.table.list.entries_of_block(survey.block)?;
+            for group in items.chunk_by(|a, b| a.key == b.key) {
+                let found = self.dead_bytes_of(group, (version, below), views)?;
+                survey.found.bytes += found.bytes;
+                survey.found.is_pinned |= found.is_pinned;
+            }
+            seen += items.len();
+            survey.block += 1;
+        }
+        if survey.block == blocks {
+            rest.dead_by_list.retain(|number, _| is_there(*number));
+            rest.dead_by_list.insert(survey.table.list.number(), survey.found);
+        } else {
+            rest.survey = Some(survey);
+        }
+        Ok(true)
+    }
+
+    /// What goes with the versions of a key in a table, the newest first: of themselves, and of
+    /// what the next table below has.
+    fn dead_bytes_of(
+        &self,
+        group: &[ListEntry],
+        (version, below): (&Version, TablesBelow),
+        views: &Views,
+    ) -> Result<DeadBytes> {
+        let mut dead = DeadBytes::default();
+        let Some(oldest) = group.last() else { return Ok(dead) };
+        let mut supersede = |born: Seq, died: Seq, what: &ValueRef| match views.may_need(born, died) {
+            true => dead.is_pinned = true,
+            false => dead.bytes += LIST_ENTRY_BYTES + value_bytes(what),
+        };
+        for pair in group.windows(2) {
+            supersede(pair[1].seq, pair[0].seq, &pair[1].value);
+        }
+        let hash = self.keyspace.hash(&oldest.key);
+        if let Some((_, seq, what)) = version.find_below(below, hash, &oldest.key, Seq::LATEST)? {
+            supersede(seq, oldest.seq, &what);
+        }
+        if oldest.value == ValueRef::Removed && !dead.is_pinned {
+            dead.bytes += LIST_ENTRY_BYTES;
+        }
+        Ok(dead)
+    }
+
+    /// A merge that frees most, if there is too much garbage.
+    fn plan_garbage_merge(&self, work: &mut MaintenanceState, version: &Version) -> Option<Merge> {
+        let known = &work.idle_compaction.dead_by_list;
+        let bytes_of = |table: &Arc<Table>| known.get(&table.list.number()).map_or(0, |dead| dead.bytes);
+        let dead: u64 = version.tables().map(bytes_of).sum();
+        let live = version.tables().map(referenced_bytes).sum::<u64>().saturating_sub(dead);
+        let too_much = live / MAX_GARBAGE_DIVISOR + self.sizes.min_garbage_bytes;
+        if dead > too_much {
+            let of_level = |level: usize| version.levels[level].iter().map(move |table| (level, table));
+            let (level, table) = (0..LEVELS).flat_map(of_level).max_by_key(|(_, table)| bytes_of(table))?;
+            let is_bottom = version.tables_below(table).is_none_or(|below| version.is_bottom(table, below));
+            return match is_bottom {
+                true => Some(self.plan_table_rewrite(version, level, table)),
+                false => self.plan_push_down(work, version, level, Some(table)),
+            };
+        }
+        if work.is_space_short {
+            return None; // copies take room first
+        }
+        let named = version.live_pack_bytes();
+        let named = |pack: u64| named.get(&pack).copied().unwrap_or(0);
+        let holes = |pack: u64, bytes: u64| bytes.saturating_sub(named(pack));
+        let all: u64 = version.packs.values().map(|pack| holes(pack.number, pack.bytes())).sum();
+        if all <= too_much {
+            return None;
+        }
+        let leaky = version
+            .packs
+            .values()
+            .filter(|p| holes(p.number, p.bytes()) * MAX_GARBAGE_DIVISOR > named(p.number));
+        let leaky: HashSet<u64> = leaky.map(|pack| pack.number).collect();
+        self.plan_rewrite_without(version, leaky)
+    }
+
+    /// Whether what a small memtable at rest supersedes, in tables and in itself, is too much.
+    pub(crate) fn is_superseding_much(&self, state: &DelsmState, guard: &Guard) -> Result<bool> {
+        let (active, version) = (&state.memtables.active, &state.version);
+        let (mut places, mut dead) = (Vec::new(), 0);
+        active.ascend(Bound::Unbounded, usize::MAX, guard, &mut places);
+        for place in places {
+            let entry = active.entry(place);
+            for older in entry.versions().skip(1) {
+                dead += active.content(older.word, &self.keyspace.context, guard, |content| {
+                    Ok(match content {
+                        RecordContent::Put(value) => value.len() as u64,
+                        RecordContent::Blob(blob) => u64::from(blob.len),
+                        RecordContent::Remove => 0,
+                    })
+                })?;
+            }
+            let key = entry.key();
+            if let Some((_, _, what)) = version.find(self.keyspace.hash(key), key, Seq::LATEST)? {
+                dead += value_bytes(&what);
+            }
+        }
+        let all: u64 = version.tables().map(referenced_bytes).sum();
+        Ok(dead > all / MAX_SUPERSEDED_DIVISOR + self.sizes.min_garbage_bytes)
+    }
+}
+
+/// Bytes of a value.
+fn value_bytes(what: &ValueRef) -> u64 {
+    match what {
+        ValueRef::File { blob, .. } => u64::from(blob.len),
+        ValueRef::Packed { len, .. } => u64::from(*len),
+        ValueRef::Removed => 0,
+    }
+}
+
+/// Bytes of what a table names, and of its list, about.
+fn referenced_bytes(table: &Arc<Table>) -> u64 {
+    let totals = table.list.totals();
+    totals.file_bytes + totals.packed_bytes() + totals.entries * LIST_ENTRY_BYTES
+}

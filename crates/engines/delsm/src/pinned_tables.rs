@@ -1,0 +1,177 @@
+//! # Still: a state of the keyspace, as files
+//!
+//! What a backup copies while flushes, merges and moves go on. Those give files names and write new
+//! ones; what they remove waits ([`MaintenanceState::pin_count`]). So everything that a version
+//! names stays where it is.
+//!
+//! ## Picture
+//!
+//! ```text
+//!  version ──> lists, packs            under their names, which are never used again
+//!          ──> values                  each in the directory of its table, from wherever it is now
+//!          ──> KEYS.0 KEYS.1           name these tables, all of them settled
+//! ```
+//!
+//! Where files cannot have two names a value moves by losing one, and nothing can be held: such a
+//! file system is refused.
+
+use std::collections::HashSet;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use sheaf_base::backup_files::{FileSource, PinnedFile, PinnedFiles};
+use sheaf_base::blob::BlobRef;
+use sheaf_base::disk::OpenMode;
+use sheaf_base::double_slot::{DoubleSlotState, slot_bytes, slot_name};
+use sheaf_base::error::{Error, IoContext, Result};
+
+use crate::engine::{DelsmEngine, NAME};
+use crate::file_names;
+use crate::list::{BlobLocation, ValueRef};
+use crate::maintenance::MaintenanceState;
+use crate::manifest::{TableFlags, TableManifest};
+use crate::recover::pending_blobs_of;
+use crate::tree::{Table, Version};
+
+/// A name that is tried and removed.
+const LINK_PROBE_NAME: &str = "KEYS.link";
+
+/// A state of the keyspace that stays.
+pub(crate) struct PinnedTables {
+    engine: Arc<DelsmEngine>,
+    version: Arc<Version>,
+    /// None if there is none yet: there is nothing but staged values, which are not to go.
+    manifest: Option<TableManifest>,
+    /// Staged values that its tables name.
+    pending_blobs: HashSet<u64>,
+}
+
+impl DelsmEngine {
+    pub(crate) fn pin_tables(self: Arc<Self>) -> Result<PinnedTables> {
+        let mut work = self.work.lock();
+        self.check_links(&work)?;
+        let version = self.version();
+        let mut staged = HashSet::new();
+        for table in version.tables().filter(|table| !table.is_linked()) {
+            staged.extend(pending_blobs_of(table)?);
+        }
+        let moved = |marks| TableFlags { files_linked: true, has_unlisted_files: false, ..marks };
+        let manifest =
+            work.manifest_slots.is_some().then(|| self.manifest_of(&work, &version, work.flushed_seq, moved));
+        work.pin_count += 1;
+        drop(work);
+        Ok(PinnedTables { engine: self, version, manifest, pending_blobs: staged })
+    }
+
+    /// An error if a file cannot have two names.
+    fn check_links(&self, work: &MaintenanceState) -> Result<()> {
+        let disk = self.disk()?;
+        let [slot, probe] = [slot_name::<TableManifest>(work.generation), LINK_PROBE_NAME.to_owned()]
+            .map(|n| self.keyspace.path.join(n));
+        match disk.link(&slot, &probe) {
+            Ok(()) => disk.remove(&probe).during("remove", &probe),
+            Err(e) if matches!(e.kind(), ErrorKind::AlreadyExists) => {
+                disk.remove(&probe).during("remove", &probe)
+            }
+            Err(e) if matches!(e.kind(), ErrorKind::NotFound) => Ok(()), // nothing was written yet
+            Err(e) if matches!(e.kind(), ErrorKind::PermissionDenied | ErrorKind::Unsupported) => {
+                Err(Error::Unsupported {
+                    engine: NAME,
+                    feature: "backups and attached readers on a file system without hard links",
+                })
+            }
+            Err(e) => Err(Error::io("link", &probe, e)),
+        }
+    }
+}
+
+impl PinnedTables {
+    /// Where a value is now.
+    fn current_path(
+        &self,
+        table: &Table,
+        key: &[u8],
+        blob: &BlobRef,
+        location: BlobLocation,
+    ) -> Result<PathBuf> {
+        let disk = self.engine.disk()?;
+        let Some(source) = table.path_before_linking(key, blob, location).filter(|_| !table.is_linked())
+        else {
+            return Ok(table.linked_path(key, blob));
+        };
+        match disk.open(&source, OpenMode::Read) {
+            Ok(_) => Ok(source),
+            Err(e) if e.kind() == ErrorKind::NotFound => Ok(table.linked_path(key, blob)),
+            Err(e) => Err(Error::io("open", &source, e)), // where it is cannot be said
+        }
+    }
+
+    /// A file that is written once.
+    fn immutable_file(&self, path: PathBuf, name: &Path, len: u64) -> PinnedFile<'static> {
+        let name = name.to_string_lossy().into_owned();
+        PinnedFile { name, part: None, is_fixed: true, source: FileSource::File { path, at: 0, len } }
+    }
+
+    fn for_each_of_table(
+        &self,
+        table: &Table,
+        each: &mut dyn FnMut(PinnedFile<'_>) -> Result<()>,
+    ) -> Result<()> {
+        each(PinnedFile::directory(file_names::dir_name(table.dir)))?;
+        let list = file_names::list_name(table.list.number());
+        each(self.immutable_file(
+            self.engine.keyspace.path.join(&list),
+            Path::new(&list),
+            table.list.file_len()?,
+        ))?;
+        for block in 0..table.list.block_count() {
+            for item in table.list.entries_of_block(block)? {
+                if let ValueRef::File { blob, location } = item.value {
+                    let name = Path::new(&file_names::dir_name(table.dir))
+                        .join(file_names::value_name(&item.key, blob.id));
+                    let place = self.current_path(table, &item.key, &blob, location)?;
+                    each(self.immutable_file(place, &name, u64::from(blob.len)))?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl PinnedFiles for PinnedTables {
+    fn bytes(&self) -> u64 {
+        let of_table = |table: &Arc<Table>| table.list.totals().file_bytes + table.list.bytes();
+        self.version.tables().map(of_table).sum::<u64>()
+            + self.version.packs.values().map(|pack| pack.len).sum::<u64>()
+    }
+
+    fn for_each(&self, each: &mut dyn FnMut(PinnedFile<'_>) -> Result<()>) -> Result<()> {
+        for pack in self.version.packs.values() {
+            let name = file_names::pack_name(pack.number);
+            each(self.immutable_file(self.engine.keyspace.path.join(&name), Path::new(&name), pack.len))?;
+        }
+        self.version.tables().try_for_each(|table| self.for_each_of_table(table, each))?;
+        for (manifest, more) in self.manifest.iter().flat_map(|manifest| [(manifest, 0), (manifest, 1)]) {
+            let generation = manifest.generation() + more;
+            let slot = slot_bytes(&TableManifest { generation, ..manifest.clone() });
+            let name = slot_name::<TableManifest>(generation);
+            each(PinnedFile { name, part: None, is_fixed: false, source: FileSource::Bytes(&slot) })?;
+        }
+        Ok(())
+    }
+
+    fn has_blob(&self, id: u64) -> bool {
+        self.pending_blobs.contains(&id)
+    }
+}
+
+impl Drop for PinnedTables {
+    fn drop(&mut self) {
+        let mut work = self.engine.work.lock();
+        work.pin_count = work.pin_count.saturating_sub(1);
+        if work.pin_count == 0 {
+            work.recheck_garbage();
+        }
+    }
+}

@@ -1,0 +1,335 @@
+//! # Dead ranges: stretches of removed keys that readers skip
+//!
+//! A removed key costs every reader that passes it until a merge lets it go. A reader that has
+//! passed many of them in a row notes the range here, and later readers go on behind it. Removals
+//! look around themselves now and then, so that a long range is known before the first reader
+//! comes. Nothing here is on disk: what is forgotten is found again.
+//!
+//! ## Picture
+//!
+//! ```text
+//!  keys     d d d d d d d L d d d L ...        d: removed, in whatever memtable or table; L: live
+//!  ranges  [low, high) since 41                a view at 41 or later has no key in it
+//!                 ^ a put of commit 57 cuts the range there
+//! ```
+//!
+//! ## Invariants
+//!
+//! 1. The newest version of every key in a range is a removal at or before `since`, or there is
+//!    none.
+//! 2. A put cuts all ranges before the commit is visible. One that comes while a reader looks cuts
+//!    what that will note: it either sees the watch, or its record is seen (both sides write,
+//!    fence, and read).
+//! 3. At most [`MAX_RANGES`] ranges of at most [`MAX_RANGE_KEY_BYTES`] bytes of keys each.
+//!
+//! ## Threads
+//!
+//! Any, several puts at once. The lock is held for a look-up in a small map, also with stripes of
+//! the store. A put takes it only if there is a range or a watch.
+
+use std::collections::BTreeMap;
+
+use sheaf_base::sync::Mutex;
+use sheaf_base::sync::atomic::{AtomicUsize, Ordering, fence};
+use sheaf_base::types::Seq;
+
+/// Ranges that are kept. When there are more, all are forgotten: readers note again what is in
+/// their way.
+const MAX_RANGES: usize = 1024;
+/// Bytes of the two ends of a range.
+const MAX_RANGE_KEY_BYTES: usize = 1024;
+
+/// What is known behind the low end of a range, which belongs to it.
+#[derive(Clone, Debug)]
+struct RemovedRangeTail {
+    /// The high end, which does not belong to it; none: all keys above.
+    high: Option<Vec<u8>>,
+    since: Seq,
+}
+
+/// The lowest and the highest key that was put since a watch began.
+type PutBounds = Option<(Vec<u8>, Vec<u8>)>;
+
+#[derive(Debug, Default)]
+struct RemovedRangeMapState {
+    /// By low end. No two of them touch or overlap.
+    ranges: BTreeMap<Vec<u8>, RemovedRangeTail>,
+    /// By number.
+    watches: Vec<(u64, PutBounds)>,
+    next: u64,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(crate) struct RemovedRangeMap {
+    /// Ranges and watches.
+    count: AtomicUsize,
+    inner: Mutex<RemovedRangeMapState>,
+}
+
+/// Returns the lowest key above `key`.
+pub(crate) fn successor(key: &[u8]) -> Vec<u8> {
+    [key, &[0]].concat()
+}
+
+/// Whether a range that ends at `high` has a key at or above `key`.
+fn extends_past(high: Option<&Vec<u8>>, key: &[u8]) -> bool {
+    high.is_none_or(|high| high.as_slice() > key)
+}
+
+impl RemovedRangeMapState {
+    /// The last range that begins at or below `key`.
+    fn at_or_below(&self, key: &[u8]) -> Option<(&Vec<u8>, &RemovedRangeTail)> {
+        self.ranges.range::<[u8], _>((std::ops::Bound::Unbounded, std::ops::Bound::Included(key))).next_back()
+    }
+
+    /// Takes `key` out of the range that has it.
+    fn remove_key(&mut self, key: &[u8]) {
+        let Some((low, range)) = self.at_or_below(key) else { return };
+        if !extends_past(range.high.as_ref(), key) {
+            return;
+        }
+        let (low, RemovedRangeTail { high, since }) = (low.clone(), range.clone());
+        self.ranges.remove(&low);
+        let above = successor(key);
+        if high.as_ref().is_none_or(|high| *high > above) {
+            self.ranges.insert(above, RemovedRangeTail { high, since });
+        }
+        if low.as_slice() < key {
+            self.ranges.insert(low, RemovedRangeTail { high: Some(key.to_vec()), since });
+        }
+    }
+
+    /// Adds a range, as one with those that it touches.
+    fn add(&mut self, mut low: Vec<u8>, mut high: Option<Vec<u8>>, mut since: Seq) {
+        loop {
+            // The last one that begins at or below the end of this one.
+            let last = match &high {
+                Some(high) => self.at_or_below(high),
+                None => self.ranges.last_key_value(),
+            };
+            let Some((other, range)) = last else { break };
+            if range.high.as_ref().is_some_and(|end| *end < low) {
+                break;
+            }
+            let (other, range) = (other.clone(), range.clone());
+            self.ranges.remove(&other);
+            high = match (high, range.high) {
+                (Some(one), Some(other)) => Some(one.max(other)),
+                _ => None,
+            };
+            (low, since) = (low.min(other), since.max(range.since));
+        }
+        if low.len() + high.as_ref().map_or(0, Vec::len) > MAX_RANGE_KEY_BYTES {
+            return;
+        }
+        if self.ranges.len() >= MAX_RANGES {
+            self.ranges.clear();
+        }
+        self.ranges.insert(low, RemovedRangeTail { high, since });
+    }
+}
+
+impl RemovedRangeMap {
+    fn is_empty(&self) -> bool {
+        self.count.load(Ordering::Relaxed) == 0
+    }
+
+    fn update_count(&self, inner: &RemovedRangeMapState) {
+        self.count.store(inner.ranges.len() + inner.watches.len(), Ordering::Relaxed);
+    }
+
+    /// Notes that `key` has a value from now on: after its record can be found, and before its
+    /// commit is visible.
+    #[inline]
+    pub(crate) fn note_put(&self, key: &[u8]) {
+        fence(Ordering::SeqCst); // (I2)
+        if !self.is_empty() {
+            self.note_put_locked(key);
+        }
+    }
+
+    fn note_put_locked(&self, key: &[u8]) {
+        let mut inner = self.inner.lock();
+        for (_, bounds) in &mut inner.watches {
+            match bounds {
+                None => *bounds = Some((key.to_vec(), key.to_vec())),
+                Some((lowest, _)) if key < lowest.as_slice() => *lowest = key.to_vec(),
+                Some((_, highest)) if key > highest.as_slice() => *highest = key.to_vec(),
+                Some(_) => {}
+            }
+        }
+        inner.remove_key(key);
+        self.update_count(&inner);
+    }
+
+    /// Returns the end of the range that has `key` for a view at `at`: the lowest key that may be
+    /// live. `Some(None)`: none above is.
+    pub(crate) fn end_of(&self, key: &[u8], at: Seq) -> Option<Option<Vec<u8>>> {
+        if self.is_empty() {
+            return None;
+        }
+        let inner = self.inner.lock();
+        let (_, range) = inner.at_or_below(key)?;
+        (range.since <= at && extends_past(range.high.as_ref(), key)).then(|| range.high.clone())
+    }
+
+    /// Returns the low end of the range that has the keys next below `key` (none: the highest keys)
+    /// for a view at `at`.
+    pub(crate) fn start_of(&self, key: Option<&[u8]>, at: Seq) -> Option<Vec<u8>> {
+        if self.is_empty() {
+            return None;
+        }
+        let inner = self.inner.lock();
+        let (low, range) = match key {
+            Some(key) => {
+                let below = (std::ops::Bound::Unbounded, std::ops::Bound::Excluded(key));
+                inner.ranges.range::<[u8], _>(below).next_back()?
+            }
+            None => inner.ranges.last_key_value()?,
+        };
+        let has_it = match (key, &range.high) {
+            (_, None) => true,
+            (None, Some(_)) => false,
+            (Some(key), Some(high)) => high.as_slice() >= key,
+        };
+        (has_it && range.since <= at).then(|| low.clone())
+    }
+
+    /// Watches puts from now on, for somebody who loads the state after this.
+    pub(crate) fn watch_puts(&self) -> PutWatch<'_> {
+        let mut inner = self.inner.lock();
+        let number = inner.next;
+        inner.next += 1;
+        inner.watches.push((number, None));
+        self.update_count(&inner);
+        drop(inner);
+        fence(Ordering::SeqCst); // (I2)
+        PutWatch { ranges: self, number }
+    }
+
+    /// Forgets everything.
+    pub(crate) fn clear(&self) {
+        let mut inner = self.inner.lock();
+        inner.ranges.clear();
+        self.update_count(&inner);
+    }
+
+    /// Ranges that are known.
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        self.inner.lock().ranges.len()
+    }
+}
+
+/// A look for removed keys that is under way.
+#[derive(Debug)]
+pub(crate) struct PutWatch<'a> {
+    ranges: &'a RemovedRangeMap,
+    number: u64,
+}
+
+impl PutWatch<'_> {
+    /// Notes that the keys from `low` on and below `high` were all dead when they were looked at,
+    /// by removals up to `since`. Leaves out what is around keys that were put meanwhile.
+    pub(crate) fn record_range(&self, low: &[u8], high: Option<&[u8]>, since: Seq) {
+        let mut inner = self.ranges.inner.lock();
+        let bounds = inner.watches.iter().find(|(number, _)| *number == self.number);
+        let (mut low, mut high) = (low.to_vec(), high.map(<[u8]>::to_vec));
+        if let Some((_, Some((lowest, highest)))) = bounds
+            && highest.as_slice() >= low.as_slice()
+            && extends_past(high.as_ref(), lowest)
+        {
+            if *lowest > low {
+                high = Some(lowest.clone());
+            } else {
+                low = successor(highest);
+            }
+        }
+        if high.as_ref().is_none_or(|high| *high > low) {
+            inner.add(low, high, since);
+        }
+        self.ranges.update_count(&inner);
+    }
+}
+
+impl Drop for PutWatch<'_> {
+    fn drop(&mut self) {
+        let mut inner = self.ranges.inner.lock();
+        inner.watches.retain(|(number, _)| *number != self.number);
+        self.ranges.update_count(&inner);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn add(ranges: &RemovedRangeMap, low: &str, high: &str, since: u64) {
+        let high = (!high.is_empty()).then_some(high.as_bytes());
+        ranges.watch_puts().record_range(low.as_bytes(), high, Seq(since));
+    }
+
+    fn end(ranges: &RemovedRangeMap, key: &str, at: u64) -> Option<String> {
+        let end = ranges.end_of(key.as_bytes(), Seq(at))?;
+        Some(end.map_or("end".to_owned(), |end| String::from_utf8(end).unwrap()))
+    }
+
+    fn start(ranges: &RemovedRangeMap, key: &str, at: u64) -> Option<String> {
+        let key = (!key.is_empty()).then_some(key.as_bytes());
+        ranges.start_of(key, Seq(at)).map(|low| String::from_utf8(low).unwrap())
+    }
+
+    #[test]
+    fn ranges_that_touch_are_one_and_a_view_from_before_sees_none() {
+        let ranges = RemovedRangeMap::default();
+        add(&ranges, "b", "d", 5);
+        add(&ranges, "f", "h", 7);
+        assert_eq!((end(&ranges, "c", 5), end(&ranges, "c", 4)), (Some("d".into()), None));
+        assert_eq!((end(&ranges, "d", 9), end(&ranges, "a", 9)), (None, None));
+        assert_eq!((start(&ranges, "d", 9), start(&ranges, "e", 9)), (Some("b".into()), None));
+        add(&ranges, "d", "f", 6);
+        assert_eq!((ranges.len(), end(&ranges, "b", 7), end(&ranges, "b", 6)), (1, Some("h".into()), None));
+        add(&ranges, "g", "", 8);
+        assert_eq!((end(&ranges, "z", 8), start(&ranges, "", 8)), (Some("end".into()), Some("b".into())));
+    }
+
+    #[test]
+    fn a_put_cuts_the_range_and_nothing_else() {
+        let ranges = RemovedRangeMap::default();
+        add(&ranges, "b", "m", 5);
+        ranges.note_put(b"f");
+        assert_eq!(end(&ranges, "b", 5), Some("f".into()));
+        assert_eq!((end(&ranges, "f", 5), end(&ranges, "f\0", 5)), (None, Some("m".into())));
+        ranges.note_put(b"m");
+        ranges.note_put(b"a");
+        assert_eq!(ranges.len(), 2);
+        ranges.note_put(b"b");
+        assert_eq!((end(&ranges, "b", 5), end(&ranges, "b\0", 5)), (None, Some("f".into())));
+    }
+
+    #[test]
+    fn a_key_put_during_a_watch_is_excluded_from_its_range() {
+        let ranges = RemovedRangeMap::default();
+        let watch = ranges.watch_puts();
+        ranges.note_put(b"f");
+        ranges.note_put(b"h");
+        watch.record_range(b"b", Some(b"m"), Seq(5));
+        assert_eq!((end(&ranges, "b", 5), end(&ranges, "g", 5)), (Some("f".into()), None));
+        watch.record_range(b"f", Some(b"z"), Seq(5));
+        assert_eq!((end(&ranges, "h", 5), end(&ranges, "i", 5)), (None, Some("z".into())));
+        watch.record_range(b"g", Some(b"h"), Seq(5));
+        assert_eq!((end(&ranges, "g", 5), end(&ranges, "h", 5)), (None, None));
+        drop(watch);
+        assert_eq!(ranges.inner.lock().watches.len(), 0);
+    }
+
+    #[test]
+    fn ranges_dropped_by_the_limit_are_recorded_again() {
+        let ranges = RemovedRangeMap::default();
+        for n in 0..=MAX_RANGES {
+            add(&ranges, &format!("{n:06}"), &format!("{n:06}x"), 1);
+        }
+        assert_eq!(ranges.len(), 1);
+    }
+}

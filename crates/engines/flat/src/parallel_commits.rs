@@ -1,0 +1,220 @@
+//! Commits of different keys by several threads at once, during look-ups, scans and moves: the
+//! engine as a whole under the contract of `sheaf_base::engine`, with every index.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use sheaf_base::disk::Disk;
+use sheaf_base::disk::sim::SimDisk;
+use sheaf_base::engine::{Action, Bounds, Engine, EngineOp, Preparation, Projection};
+use sheaf_base::frame::{FIRST, FrameHeader, FrameKind, HEADER, LAST, body_sum, span};
+use sheaf_base::log_entries;
+use sheaf_base::record::{Record, RecordContent};
+use sheaf_base::segment::{Address, DATA_START, Segment, SegmentIdentity};
+use sheaf_base::sync::epoch;
+use sheaf_base::types::{Incarnation, KeyspaceId, LogId, SegmentId, Seq, StoreId};
+use sheaf_base::views::Views;
+
+use crate::engine::FlatEngine;
+use crate::hash::HashIndex;
+use crate::index::Index;
+use crate::ordered::OrderedIndex;
+use crate::plain::PlainIndex;
+
+const THREADS: u64 = 4;
+const KEYS: u64 = 400;
+const ROUNDS: u64 = 10;
+
+/// A segment that one thread writes.
+struct TestSegment(Arc<Segment>);
+
+impl TestSegment {
+    fn new<I: Index>(engine: &FlatEngine<I>, disk: &SimDisk, id: u64) -> TestSegment {
+        let (store, log, incarnation) = (StoreId(1), LogId::ValueLog, Incarnation(1));
+        let identity =
+            SegmentIdentity { store, log, id: SegmentId(id), stream: 0, incarnation, capacity: 1 << 20 };
+        let segment = Arc::new(Segment::create(disk, Path::new("/log"), identity).expect("it is made"));
+        segment.publish(DATA_START);
+        engine.context.segments.add(&segment).expect("a slot");
+        TestSegment(segment)
+    }
+
+    /// Appends a record. Returns its address, and the bytes of its frame.
+    fn append(&self, seq: Seq, key: &[u8], content: RecordContent<'_>) -> (Address, u32) {
+        let TestSegment(segment) = self;
+        let mut body = Vec::new();
+        Record { keyspace: KeyspaceId(1), key, content }.encode(&mut body);
+        let (kind, flags) = (FrameKind::Commit, FIRST | LAST);
+        let header = FrameHeader { check: 0, len: body.len(), kind, flags, seq, part: 0, parts: 1, gap: 0 };
+        let mut frame = vec![0; usize::try_from(span(body.len())).expect("small")];
+        frame[HEADER..HEADER + body.len()].copy_from_slice(&body);
+        let at = segment.end();
+        segment.seed().write_header(at, &header, body_sum(&body), &mut frame);
+        segment.file().write_at(at, &frame).expect("it is written");
+        segment.publish(at + frame.len() as u64);
+        (Address::new(segment.slot(), at), u32::try_from(frame.len()).expect("small"))
+    }
+}
+
+fn key(n: u64) -> Vec<u8> {
+    format!("key-{:07}", n.wrapping_mul(7919) % 1_000_003).into_bytes()
+}
+
+/// One keyspace, its commits and one view of the state after the first commits.
+struct TestKeyspace<I: Index> {
+    engine: FlatEngine<I>,
+    seq: AtomicU64,
+    views: Views,
+}
+
+impl<I: Index> TestKeyspace<I> {
+    /// As the store commits, but for the stripes: each key has one thread.
+    fn commit(&self, tail: &TestSegment, key: &[u8], value: Option<&[u8]>) {
+        let _guard = epoch::pin();
+        let action = value.map_or(Action::Remove, Action::Put);
+        loop {
+            let mut op = EngineOp::new(key, action);
+            if self.engine.prepare(&mut op).expect("it is prepared") == Preparation::NoChange {
+                return;
+            }
+            if !self.engine.is_current(&op) {
+                continue;
+            }
+            let seq = Seq(self.seq.fetch_add(1, Ordering::SeqCst) + 1);
+            let content = value.map_or(RecordContent::Remove, RecordContent::Put);
+            (op.address, op.span) = tail.append(seq, key, content);
+            self.engine.apply(seq, &op, &self.views);
+            return;
+        }
+    }
+
+    /// As the cleaner moves the newest record of a key.
+    fn relocate(&self, tail: &TestSegment, key: &[u8]) {
+        let _guard = epoch::pin();
+        let mut op = EngineOp::new(key, Action::Expect);
+        self.engine.prepare(&mut op).expect("it is prepared");
+        let mut found = None;
+        self.engine.get(Seq::LATEST, key, &mut |value| found = Some(value.to_vec())).expect("it is read");
+        let Some(value) = found else { return };
+        let (to, _) = tail.append(op.prior, key, RecordContent::Put(&value));
+        assert!(self.engine.relocate(self.engine.hashed_key(key), log_entries::noted_prior(&op), to, None));
+    }
+
+    fn value(&self, at: Seq, key: &[u8]) -> Option<u64> {
+        let mut found = None;
+        let read = self.engine.get(at, key, &mut |value| {
+            found = Some(u64::from_le_bytes(value.try_into().expect("8 bytes")));
+        });
+        assert_eq!(read.expect("it is read"), found.is_some());
+        found
+    }
+
+    /// How many pairs a scan at `at` shows, none of them twice.
+    fn scan(&self, at: Seq) -> usize {
+        let mut cursor = self.engine.cursor(at, Bounds::all(), Projection::Keys).expect("a cursor");
+        let mut keys = Vec::new();
+        while cursor.next().expect("it is read") {
+            keys.push(cursor.key().to_vec());
+        }
+        let (count, is_ascending) = (keys.len(), keys.is_sorted());
+        assert!(is_ascending || !I::ORDERED);
+        keys.sort_unstable();
+        keys.dedup();
+        assert_eq!(keys.len(), count, "no key twice");
+        count
+    }
+}
+
+/// `with_view`: a view of the first state is kept, and must go on to show it.
+fn run<I: Index>(tiny: bool, with_view: bool) {
+    let disk = SimDisk::new();
+    disk.create_dir(Path::new("/log")).expect("it is made");
+    let engine = FlatEngine::<I>::new(crate::engine::tests::context(tiny));
+    let tails: Vec<TestSegment> = (0..=THREADS).map(|id| TestSegment::new(&engine, &disk, id + 3)).collect();
+    let mut world = TestKeyspace { engine, seq: AtomicU64::new(1), views: Views::default() };
+    (0..KEYS).for_each(|n| world.commit(&tails[0], &key(n), Some(&n.to_le_bytes())));
+    let first = Seq(world.seq.load(Ordering::SeqCst));
+    if with_view {
+        world.views.register(first);
+    }
+    let (world, is_over) = (&world, &AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            while with_view && !is_over.load(Ordering::Relaxed) {
+                for n in (0..KEYS).step_by(7) {
+                    assert_eq!(world.value(first, &key(n)), Some(n), "the view shows its state");
+                }
+                assert_eq!(world.scan(first), usize::try_from(KEYS).expect("small"));
+            }
+        });
+        let writers = tails[1..].iter().zip(0..).map(|(tail, thread)| {
+            scope.spawn(move || {
+                for round in 1..=ROUNDS {
+                    let own = (0..2 * KEYS).filter(|n| n % THREADS == thread);
+                    for n in own {
+                        let key = key(n);
+                        match (n + round) % 5 {
+                            0 => world.commit(tail, &key, None),
+                            3 => world.relocate(tail, &key), // put in the round before
+                            _ => {
+                                let value = n + round * 1_000_000;
+                                world.commit(tail, &key, Some(&value.to_le_bytes()));
+                                assert_eq!(world.value(Seq::LATEST, &key), Some(value));
+                            }
+                        }
+                    }
+                }
+            })
+        });
+        let writers: Vec<_> = writers.collect();
+        writers.into_iter().for_each(|writer| writer.join().expect("it writes"));
+        is_over.store(true, Ordering::Relaxed);
+    });
+    let last = |n: u64| {
+        let change = (1..=ROUNDS).rev().find(|round| (n + round) % 5 != 3).expect("one of five");
+        (!(n + change).is_multiple_of(5)).then_some(n + change * 1_000_000)
+    };
+    (0..2 * KEYS).for_each(|n| assert_eq!(world.value(Seq::LATEST, &key(n)), last(n), "{n}"));
+    let left = (0..2 * KEYS).filter(|n| last(*n).is_some()).count();
+    assert_eq!(world.engine.len().expect("a count"), left as u64);
+    assert_eq!(world.scan(Seq::LATEST), left);
+    // All threads remove all keys.
+    std::thread::scope(|scope| {
+        for (tail, thread) in tails[1..].iter().zip(0..) {
+            scope.spawn(move || {
+                let own = (0..2 * KEYS).filter(|n| n % THREADS == thread);
+                own.for_each(|n| world.commit(tail, &key(n), None));
+            });
+        }
+    });
+    assert_eq!((world.engine.len().expect("a count"), world.scan(Seq::LATEST)), (0, 0));
+    let new = FlatEngine::<I>::new(crate::engine::tests::context(tiny));
+    // One table of the usual size stays, as before; an ordered index keeps some leaves.
+    let slack = if I::NAME == HashIndex::NAME && tiny { 0 } else { 64 << 10 };
+    assert!(world.engine.stats().index_bytes <= new.stats().index_bytes + slack, "its space is back");
+    if with_view {
+        assert!(world.engine.stats().pinned_versions >= KEYS * 4 / 5);
+        world.engine.trim(&Views::default(), Seq(world.seq.load(Ordering::SeqCst)));
+    }
+    assert_eq!(world.engine.stats().pinned_versions, 0);
+}
+
+#[test]
+fn a_hash_index_takes_commits_of_several_threads() {
+    [true, false]
+        .into_iter()
+        .for_each(|tiny| [true, false].into_iter().for_each(|view| run::<HashIndex>(tiny, view)));
+}
+
+#[test]
+fn an_ordered_index_takes_commits_of_several_threads() {
+    [true, false]
+        .into_iter()
+        .for_each(|tiny| [true, false].into_iter().for_each(|view| run::<OrderedIndex>(tiny, view)));
+}
+
+#[test]
+fn a_plain_index_takes_commits_of_several_threads() {
+    run::<PlainIndex>(false, true);
+}

@@ -1,0 +1,233 @@
+//! # Commit: from the frozen memtable into the space, a step at a time
+//!
+//! A step takes the next few hundred changes in the order of keys, plans what becomes of each
+//! interval that they touch, and does it all as one edit of the space and one publication.
+//!
+//! ## Crash
+//!
+//! An edit is there whole or not at all. After a crash the journal brings all that was frozen back,
+//! and a step that was done before is done again: versions with the same key and number are one.
+
+use std::ops::Bound;
+use std::sync::Arc;
+
+use sheaf_base::error::{Error, Result};
+use sheaf_base::memtable::{Memtable, MemtableLayer};
+use sheaf_base::record::RecordContent;
+use sheaf_base::sync::atomic::Ordering;
+use sheaf_base::sync::epoch::{self, Guard};
+use sheaf_base::types::Seq;
+use sheaf_base::views::Views;
+
+use crate::changes::ChangeSource;
+use crate::engine::FlexEngine;
+use crate::index::EngineState;
+use crate::plan::PlanInputs;
+use crate::table::{IntervalPlan, IntervalTable};
+
+/// Steps of the space's upkeep for each of ours, while it has some.
+const MAINTENANCE_STEPS: usize = 8;
+/// Changes of a step on a full disk.
+const MIN_STEP_CHANGES: usize = 4;
+
+impl FlexEngine {
+    /// One step: of the frozen memtable if there is one and `certain` covers it, else of the
+    /// space's upkeep.
+    pub(crate) fn flush_step(&self, views: &Views, durable_seq: Seq) -> Result<bool> {
+        self.pins.update(views);
+        let mut table = self.table.lock();
+        let pinned = epoch::pin();
+        let guard = &pinned;
+        let state = self.state(guard);
+        let frozen = match &state.memtables.frozen {
+            Some(frozen) if !self.is_frozen_flushed() && frozen.newest() <= durable_seq => frozen,
+            _ => {
+                drop(pinned);
+                return self.idle_step(&mut table);
+            }
+        };
+        if table.must_wait_for_readers(&self.interval_cache, guard) {
+            sheaf_base::sync::thread::yield_now();
+            return Ok(true);
+        }
+        if table.space.is_none() && table.progress.is_none() && self.fits_in_memory(frozen, guard)? {
+            table.views = views.clone();
+            self.mark_frozen_flushed();
+            return Ok(false);
+        }
+        if table.space.is_none() {
+            table.open(&self.interval_cache.context, self.id, true)?;
+            table.prefix = Arc::new(frozen.prefix(guard));
+        }
+        let last = self.flush_some(&mut table, state, frozen, views, guard)?;
+        let is_done = last.is_none();
+        table.progress = last;
+        if is_done {
+            table.value_prefetch.clear();
+            self.sweep_due.store(true, Ordering::Relaxed);
+            table.update_prefix(&self.interval_cache, guard);
+            self.update_live_stats(&mut table);
+        }
+        let index = table.publish(&self.interval_cache, guard);
+        self.record_disk_reserve(&table);
+        self.state.replace(guard, |now| EngineState {
+            memtables: now.memtables.without_flushed(is_done),
+            index,
+            ..now.clone()
+        });
+        if is_done {
+            frozen.uncount_memory(&self.interval_cache.context.memory);
+            self.mark_frozen_flushed();
+        }
+        guard.flush();
+        drop(pinned);
+        if let Some(space) = &table.space {
+            // A step of its garbage collection looks at a small part of its index: several, so that
+            // garbage goes as fast as it comes.
+            for _ in 0..MAINTENANCE_STEPS {
+                if !space.maintain_busy()? {
+                    break;
+                }
+            }
+        }
+        Ok(!is_done)
+    }
+
+    /// A step of what is due when nothing is to be moved. The space's own is done without a guard
+    /// of ours: it reads and writes, and all that is let go meanwhile would wait.
+    fn idle_step(&self, table: &mut IntervalTable) -> Result<bool> {
+        let guard = epoch::pin();
+        self.interval_cache.slots.make_room(0, &self.interval_cache.context, &guard);
+        guard.flush(); // states that nobody reads any more hold nodes and slots
+        table.reclaim_versions(&self.interval_cache, &guard);
+        drop(guard);
+        let Some(space) = &table.space else { return Ok(false) };
+        // What is garbage there is room that the journal waits for.
+        let more = if self.is_disk_low() { space.reclaim() } else { space.maintain() };
+        let guard = &epoch::pin();
+        let view = self.state(guard).index.view.as_ref();
+        let is_behind = view.is_some_and(|view| view.operations() != space.operations());
+        if is_behind {
+            // Our own view would keep what garbage collection has emptied.
+            let index = table.publish(&self.interval_cache, guard);
+            self.state.replace(guard, |now| EngineState { index, ..now.clone() });
+        }
+        self.record_disk_reserve(table);
+        let more = more? || is_behind;
+        Ok(more || self.interval_cache.warm_up.step(self.state(guard), &self.interval_cache, guard)?)
+    }
+
+    /// Moves the next changes; the last key, if there are more. An edit that is too large for the
+    /// space's log is done in smaller ones, the smallest of which are single appends.
+    fn flush_some(
+        &self,
+        table: &mut IntervalTable,
+        state: &EngineState,
+        frozen: &Memtable,
+        views: &Views,
+        guard: &Guard,
+    ) -> Result<Option<Vec<u8>>> {
+        let (mut most, mut appends) = (self.sizes.step_changes, false);
+        let is_tight = self.is_disk_low();
+        let source = ChangeSource { frozen, active: &state.memtables.active, views, guard };
+        let (mut batch, mut bytes) = std::mem::take(&mut table.spare_buffers);
+        loop {
+            let mut plan = IntervalPlan {
+                is_append_only: appends,
+                is_disk_low: is_tight,
+                bytes,
+                ..IntervalPlan::default()
+            };
+            plan.bytes.clear();
+            plan.may_defragment =
+                !is_tight && self.is_below_half_full() && !self.interval_cache.io_gauge.is_device_bound();
+            let after = table.progress.as_deref();
+            let mut last = self.collect_changes(
+                &source,
+                after,
+                most,
+                (&mut batch, &mut table.value_prefetch),
+                &mut plan,
+            )?;
+            let now = PlanInputs { index: &state.index, batch: &batch, views, guard };
+            let planned = self.plan(&now, &mut plan)?;
+            if planned < batch.len() {
+                last = Some(batch.key(planned - 1).to_vec());
+            }
+            match table.commit(&plan, last.is_none(), &self.interval_cache, guard) {
+                Err(Error::TooLarge { .. }) if most > 1 => most /= 2,
+                Err(Error::TooLarge { .. }) if !appends => appends = true,
+                // On a full disk each rewrite gives back more than it takes, later; appends take
+                // the least.
+                Err(Error::NoSpace { .. } | Error::FileSizeLimit { .. }) if most > MIN_STEP_CHANGES => {
+                    most = MIN_STEP_CHANGES
+                }
+                Err(Error::NoSpace { .. } | Error::FileSizeLimit { .. }) if !appends => appends = true,
+                done => {
+                    done?;
+                    self.record_flushed(planned as u64, batch.bytes() as u64);
+                    self.retire_blobs(&plan.dead_blobs);
+                    if last.is_some() {
+                        table.spare_buffers = (batch, plan.bytes);
+                    }
+                    return Ok(last);
+                }
+            }
+            bytes = plan.bytes;
+        }
+    }
+
+    /// What of the space is not superseded, and how many of the moved keys were new: how long the
+    /// next memtable may become depends on it.
+    pub(crate) fn update_live_stats(&self, table: &mut IntervalTable) {
+        self.live_bytes.store(table.live_bytes(&self.interval_cache), Ordering::Relaxed);
+        let [fresh, changed] = std::mem::take(&mut table.new_key_sample);
+        self.new_key_percent.store((fresh * 100).checked_div(changed).unwrap_or(0), Ordering::Relaxed);
+    }
+
+    /// Whether the room on the disk that moving counts on is being used up: rewrites may take more
+    /// than what is moved.
+    fn is_disk_low(&self) -> bool {
+        let Some(engine_dir) = &self.interval_cache.context.engine_dir else { return false };
+        let spared = self.sizes.min_space / 5;
+        engine_dir
+            .disk
+            .free_space(&self.interval_cache.path)
+            .is_ok_and(|free| free.saturating_add(spared) < self.flush_disk_bytes())
+    }
+
+    /// Staged values that nothing names any more may go when what superseded them is durable.
+    pub(crate) fn retire_blobs(&self, dead: &[(Seq, u64)]) {
+        if dead.is_empty() {
+            return;
+        }
+        let mut blobs = self.blobs.lock();
+        for (died, id) in dead {
+            if blobs.remove(id) {
+                self.interval_cache.context.retire_blob(*died, *id);
+            }
+        }
+    }
+
+    /// Whether what is frozen is so little that it stays in memory and in images.
+    fn fits_in_memory(&self, frozen: &Memtable, guard: &Guard) -> Result<bool> {
+        if frozen.count() * 8 > self.sizes.max_in_memory_bytes {
+            return Ok(false);
+        }
+        let mut places = Vec::new();
+        frozen.ascend(Bound::Unbounded, usize::MAX, guard, &mut places);
+        let mut bytes = 0;
+        for place in places {
+            let entry = frozen.entry(place);
+            bytes += entry.key().len() as u64 + 8;
+            frozen.content(entry.newest().word, &self.interval_cache.context, guard, |content| {
+                bytes += if let RecordContent::Put(value) = content { value.len() as u64 } else { 16 };
+                Ok(())
+            })?;
+            if bytes > self.sizes.max_in_memory_bytes {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+}

@@ -1,0 +1,182 @@
+//! # Batch: the pairs of an interval that a walk shows, where it cannot show the block as it stands
+//!
+//! Memtables have keys of the interval, or versions of the block are newer than the view or stand
+//! elsewhere: then what the view shows is picked key by key. What a memtable has is copied, what
+//! the block has is named.
+
+use std::ops::Range;
+
+use sheaf_base::engine::Projection;
+use sheaf_base::error::Result;
+use sheaf_base::memtable::{decode_blob_ref, encode_blob_ref};
+use sheaf_base::record::RecordContent;
+use sheaf_base::sync::epoch::Guard;
+use sheaf_base::types::Seq;
+
+use crate::block::Block;
+use crate::engine::FlexEngine;
+use crate::merge_inputs::MergeSource;
+use crate::run::StoredPair;
+
+/// Most pairs of a batch if memtables have some of them, and bytes copied for them, about.
+const MAX_PAIRS: usize = 64;
+const MAX_COPIED_BYTES: usize = 256 << 10;
+
+/// Where a pair is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum MergedItem {
+    /// A slot of the block.
+    Block(u32),
+    /// In the copies: where the key starts, where the value, where it ends, and whether that is a
+    /// staged one's name.
+    Copy(u32, u32, u32, bool),
+}
+
+/// A slot of the block.
+fn block_item(slot: usize) -> MergedItem {
+    MergedItem::Block(u32::try_from(slot).unwrap_or(u32::MAX))
+}
+
+/// What a view shows of an interval.
+#[derive(Debug)]
+pub(crate) struct MergedPairs {
+    at: Seq,
+    projection: Projection,
+    copies: Vec<u8>,
+    items: Vec<MergedItem>,
+    next: usize,
+}
+
+impl MergedPairs {
+    pub(crate) fn new(at: Seq, projection: Projection) -> MergedPairs {
+        MergedPairs { at, projection, copies: Vec::new(), items: Vec::new(), next: 0 }
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.copies.clear();
+        self.items.clear();
+        self.next = 0;
+    }
+
+    /// Nothing is left to show.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.next == self.items.len()
+    }
+
+    /// Pairs that were taken.
+    pub(crate) fn len(&self) -> usize {
+        self.items.len()
+    }
+
+    /// No more is copied at a time.
+    pub(crate) fn is_full(&self) -> bool {
+        self.items.len() >= MAX_PAIRS || self.copies.len() > MAX_COPIED_BYTES
+    }
+
+    /// The next pair.
+    #[inline]
+    pub(crate) fn step(&mut self) -> Option<MergedItem> {
+        let item = *self.items.get(self.next)?;
+        self.next += 1;
+        Some(item)
+    }
+
+    /// Bytes that an item names.
+    #[inline]
+    pub(crate) fn bytes(&self, from: u32, to: u32) -> &[u8] {
+        &self.copies[from as usize..to as usize]
+    }
+
+    /// Takes what the view shows of some slots of the block, and of nothing else.
+    pub(crate) fn take_slots(&mut self, block: &Block, slots: Range<usize>, forward: bool) {
+        let first = self.items.len();
+        if block.is_visible_as_stored(self.at) {
+            self.items.extend(slots.filter(|slot| !block.is_hidden(*slot)).map(block_item));
+        } else {
+            let mut decided = None;
+            for slot in slots {
+                let pair = block.pair(slot);
+                if pair.seq <= self.at && decided != Some(pair.key) {
+                    decided = Some(pair.key);
+                    self.take_slot(slot, &pair);
+                }
+            }
+        }
+        if !forward {
+            self.items[first..].reverse();
+        }
+    }
+
+    /// Takes what the view shows of `key`: from the first source that has a version for it, else
+    /// from the block, which has its versions in `slots`. The sources that have it go on.
+    pub(crate) fn take_key(
+        &mut self,
+        engine: &FlexEngine,
+        key: &[u8],
+        sources: &mut [MergeSource<'_>],
+        (block, slots): (Option<&Block>, Range<usize>),
+        forward: bool,
+        guard: &Guard,
+    ) -> Result<()> {
+        let mut is_decided = false;
+        for source in sources.iter_mut().filter(|source| source.key() == Some(key)) {
+            let memtable = source.memtable;
+            let entry = memtable.entry(source.input.places[source.input.next]);
+            source.prefetch_ahead(engine, guard);
+            source.advance(forward, guard);
+            if is_decided {
+                continue;
+            }
+            let Some(version) = entry.at(self.at) else { continue };
+            is_decided = true;
+            if version.word.is_tombstone() {
+                continue;
+            }
+            memtable.content(version.word, &engine.interval_cache.context, guard, |content| {
+                self.copy(key, &content);
+                Ok(())
+            })?;
+        }
+        if let Some(block) = block.filter(|_| !is_decided) {
+            self.take_slots(block, slots, true);
+        }
+        Ok(())
+    }
+
+    /// A slot of the block, which the view shows, unless it is a removal.
+    fn take_slot(&mut self, slot: usize, pair: &StoredPair<'_>) {
+        match pair.content {
+            RecordContent::Put(_) => self.items.push(block_item(slot)),
+            RecordContent::Blob(_) => self.copy(pair.key, &pair.content),
+            RecordContent::Remove => {}
+        }
+    }
+
+    /// Copies a pair.
+    fn copy(&mut self, key: &[u8], content: &RecordContent<'_>) {
+        let at = |copies: &Vec<u8>| u32::try_from(copies.len()).unwrap_or(u32::MAX);
+        let from = at(&self.copies);
+        self.copies.extend_from_slice(key);
+        let value = at(&self.copies);
+        let is_staged = match content {
+            RecordContent::Put(bytes) if self.projection == Projection::Pairs => {
+                self.copies.extend_from_slice(bytes);
+                false
+            }
+            RecordContent::Blob(blob) => {
+                self.copies.extend_from_slice(&encode_blob_ref(blob));
+                true
+            }
+            _ => false,
+        };
+        self.items.push(MergedItem::Copy(from, value, at(&self.copies), is_staged));
+    }
+
+    /// The value of a staged item, whose name ends at `to`.
+    pub(crate) fn read_blob(&self, engine: &FlexEngine, from: u32, to: u32) -> Result<Vec<u8>> {
+        let blob = decode_blob_ref(self.bytes(from, to));
+        let blobs = &engine.interval_cache.context.blobs;
+        // It is pinned by the cursor's view: it cannot have gone in order.
+        blobs.read(&blob)?.ok_or_else(|| blobs.missing_error(&blob))
+    }
+}

@@ -1,0 +1,323 @@
+//! Intervals that memory has no room for, and what prints spare of reading them.
+
+use std::sync::{PoisonError, RwLock, RwLockReadGuard};
+use std::time::Duration;
+
+use sheaf_base::cache_arbiter::is_retire_queue_full;
+use sheaf_base::memory::MemoryPart;
+
+use super::*;
+use crate::slots::IntervalSlot;
+
+/// Keys, of some thousand intervals: more than a cache remembers that let them go.
+const KEYS: u32 = 6000;
+/// An interval has about so many.
+const KEYS_PER_INTERVAL: u32 = 3;
+/// What a cache may have that keeps most prints, and few blocks.
+const SMALL_CACHE: u64 = 180 << 10;
+
+fn key(n: u32) -> Vec<u8> {
+    format!("key-{n:04}").into_bytes()
+}
+
+fn value(n: u32, version: u32) -> Vec<u8> {
+    format!("the value of key {n} as of version {version}").into_bytes()
+}
+
+/// What waits for guards is one sum for all tests of the process: the one that makes it large is
+/// alone, the others share it.
+static DEFERRED_LOCK: RwLock<()> = RwLock::new(());
+
+/// A keyspace on a disk of its own, with all keys in its space.
+struct UncachedKeyspace {
+    keyspace: TestKeyspace,
+    disk: Arc<SimDisk>,
+    /// What nobody has, and is taken.
+    reserved: u64,
+    _shared: Option<RwLockReadGuard<'static, ()>>,
+}
+
+/// What `works` returns is so, if not at once: as long as another test's thread has no processor,
+/// and a guard, nothing goes and there is no place for prints.
+fn eventually<T: std::fmt::Debug>(mut works: impl FnMut() -> (bool, T)) {
+    let mut seen = Vec::new();
+    while seen.len() < 20 {
+        assert!(epoch::wait_for_guards(Duration::from_secs(60)));
+        let (is_so, observed) = works();
+        if is_so {
+            return;
+        }
+        seen.push(observed);
+    }
+    panic!("{seen:?}");
+}
+
+impl UncachedKeyspace {
+    fn new() -> UncachedKeyspace {
+        UncachedKeyspace::with(Some(DEFERRED_LOCK.read().unwrap_or_else(PoisonError::into_inner)))
+    }
+
+    fn with(shared: Option<RwLockReadGuard<'static, ()>>) -> UncachedKeyspace {
+        let disk = Arc::new(SimDisk::new());
+        let keyspace = TestKeyspace::with_dir(Some(EngineDir::new(disk.clone(), Path::new("/"), false)));
+        let mut uncached = UncachedKeyspace { keyspace, disk, reserved: 0, _shared: shared };
+        (0..KEYS).for_each(|n| uncached.keyspace.commit(&key(n), RecordContent::Put(&value(n, 0))));
+        uncached.keyspace.checkpoint();
+        assert!(uncached.keyspace.engine.state(&epoch::pin()).index.tree.entries() > 1000);
+        uncached.clear_cache();
+        uncached.shrink_cache();
+        uncached
+    }
+
+    /// The cache has room for little. What states held that are gone is counted until nobody can
+    /// look at them.
+    fn shrink_cache(&mut self) {
+        self.restore_cache();
+        assert!(epoch::wait_for_guards(Duration::from_secs(60)));
+        let memory = &self.keyspace.engine.interval_cache.context.memory;
+        self.reserved = memory.cache_limit() + memory.used(MemoryPart::Cache) - memory.total() - SMALL_CACHE;
+        memory.take(MemoryPart::Index, self.reserved);
+    }
+
+    /// Everything has all the room that there is.
+    fn restore_cache(&mut self) {
+        self.keyspace
+            .engine
+            .interval_cache
+            .context
+            .memory
+            .give_back(MemoryPart::Index, std::mem::take(&mut self.reserved));
+    }
+
+    /// Nothing of any interval is in memory.
+    fn clear_cache(&self) {
+        let interval_cache = &self.keyspace.engine.interval_cache;
+        interval_cache.slots.clear(&interval_cache.context, &epoch::pin());
+    }
+
+    fn get(&self, at: Seq, n: u32) -> Result<Option<Vec<u8>>> {
+        let mut found = None;
+        self.keyspace.engine.get(at, &key(n), &mut |value| found = Some(value.to_vec()))?;
+        Ok(found)
+    }
+
+    fn shows(&self, n: u32, version: u32) {
+        assert_eq!(self.get(self.keyspace.newest, n).unwrap(), Some(value(n, version)), "{n}");
+    }
+
+    /// Intervals of which there are prints.
+    fn fingerprinted_intervals(&self) -> usize {
+        let guard = &epoch::pin();
+        let tree = &self.keyspace.engine.state(guard).index.tree;
+        tree.range(0)
+            .filter(|entry| {
+                self.keyspace.engine.interval_cache.slots.get(entry.item.slot).fingerprints(guard).is_some()
+            })
+            .count()
+    }
+
+    /// Gets that were answered by prints while `with` ran.
+    fn gets_by_fingerprints(&self, with: impl FnOnce()) -> u64 {
+        let count = || {
+            self.keyspace.engine.interval_cache.single_reads.load(sheaf_base::sync::atomic::Ordering::Relaxed)
+        };
+        let before = count();
+        with();
+        count() - before
+    }
+
+    /// All keys, those of an interval far from each other.
+    fn all() -> impl Iterator<Item = u32> {
+        (0..KEYS_PER_INTERVAL).flat_map(|first| (first..KEYS).step_by(KEYS_PER_INTERVAL as usize))
+    }
+
+    fn show_all(&self) {
+        UncachedKeyspace::all().for_each(|n| self.shows(n, 0));
+    }
+
+    /// Of most intervals there are prints.
+    fn fingerprint_most(&self) {
+        eventually(|| {
+            self.show_all();
+            let printed = self.fingerprinted_intervals() as u64;
+            let all = self.keyspace.engine.state(&epoch::pin()).index.tree.entries();
+            (printed > all / 2, (printed, all))
+        });
+    }
+
+    /// A byte of the value of `n` is another one on the disk; false if none was found that is in
+    /// one piece.
+    fn damage(&self, n: u32) -> bool {
+        let (wanted, mut found) = (value(n, 0), false);
+        for (path, _) in
+            self.disk.files().iter().filter(|(path, _)| path.extension().is_some_and(|e| e == "area"))
+        {
+            let bytes = self.disk.read_file(path).unwrap();
+            for at in (0..bytes.len()).filter(|at| bytes[*at..].starts_with(&wanted)) {
+                self.disk.overwrite(path, at as u64 + 5, b"!").unwrap();
+                found = true;
+            }
+        }
+        found
+    }
+}
+
+#[test]
+fn an_interval_read_once_is_then_read_by_fingerprints() {
+    let uncached = UncachedKeyspace::new();
+    let absent = || {
+        for n in UncachedKeyspace::all() {
+            let absent = [&key(n)[..], b"."].concat();
+            assert!(!uncached.keyspace.engine.contains(uncached.keyspace.newest, &absent).unwrap());
+        }
+    };
+    // Of each interval the first get reads all, most of those after it one pair.
+    let most = u64::from(KEYS / 5 * 3);
+    eventually(|| {
+        uncached.clear_cache();
+        let first = uncached.gets_by_fingerprints(|| uncached.show_all());
+        let again = uncached.gets_by_fingerprints(|| uncached.show_all());
+        let missing = uncached.gets_by_fingerprints(absent);
+        (first > most / 2 && again > most && missing > most, (first, again, missing))
+    });
+}
+
+#[test]
+fn fingerprints_find_versions_appended_without_reading() {
+    let mut uncached = UncachedKeyspace::new();
+    uncached.show_all();
+    let before = uncached.keyspace.newest;
+    uncached.keyspace.views.register(before);
+    uncached.restore_cache(); // to memtables
+    for n in (0..KEYS).step_by(6) {
+        uncached.keyspace.commit(&key(n), RecordContent::Put(&value(n, 1)));
+    }
+    for n in (3..KEYS).step_by(6) {
+        uncached.keyspace.commit(&key(n), RecordContent::Remove);
+    }
+    uncached.keyspace.checkpoint();
+    uncached.shrink_cache();
+    let appended = uncached
+        .keyspace
+        .engine
+        .counters()
+        .iter()
+        .find(|(name, _)| *name == "intervals appended to")
+        .unwrap()
+        .1;
+    assert!(appended > 100, "{appended}");
+    let all = || {
+        for n in UncachedKeyspace::all() {
+            assert_eq!(uncached.get(before, n).unwrap(), Some(value(n, 0)), "{n}");
+        }
+        for n in UncachedKeyspace::all() {
+            match n % 6 {
+                0 => uncached.shows(n, 1),
+                3 => assert_eq!(uncached.get(uncached.keyspace.newest, n).unwrap(), None, "{n}"),
+                _ => uncached.shows(n, 0),
+            }
+        }
+    };
+    let most = u64::from(KEYS / 5 * 3 * 2);
+    eventually(|| {
+        let first = uncached.gets_by_fingerprints(all);
+        let again = uncached.gets_by_fingerprints(all);
+        (first > most / 2 && again > most, (first, again))
+    });
+}
+
+#[test]
+fn a_damaged_pair_is_reported_and_never_missing() {
+    let uncached = UncachedKeyspace::new();
+    uncached.fingerprint_most();
+    let hit: Vec<u32> = (0..KEYS).step_by(KEYS as usize / 50).filter(|n| uncached.damage(*n)).collect();
+    assert!(hit.len() > 20, "{}", hit.len());
+    // What stands beside it is there all the same, if its prints are.
+    let beside = uncached.gets_by_fingerprints(|| {
+        for n in hit.iter().copied() {
+            match uncached.get(uncached.keyspace.newest, n + 1) {
+                Err(error) => assert!(error.is_corrupt(), "{error}"),
+                Ok(found) => assert_eq!(found, Some(value(n + 1, 0)), "{n}"),
+            }
+        }
+    });
+    assert!(beside > 10, "{beside}");
+    let mut damaged = 0;
+    for n in hit.iter().copied() {
+        match uncached.get(uncached.keyspace.newest, n) {
+            Err(error) => {
+                assert!(error.is_corrupt(), "{error}");
+                damaged += 1;
+            }
+            Ok(found) => assert_eq!(found, Some(value(n, 0)), "{n} is in memory"),
+        }
+    }
+    assert!(damaged > 10, "{damaged}");
+    uncached.clear_cache();
+    assert!(
+        hit.iter().all(|n| uncached.get(uncached.keyspace.newest, *n).is_err_and(|error| error.is_corrupt()))
+    );
+}
+
+#[test]
+fn only_requested_blocks_leave_fingerprints() {
+    let uncached = UncachedKeyspace::new();
+    let (slots, context) =
+        (&uncached.keyspace.engine.interval_cache.slots, &uncached.keyspace.engine.interval_cache.context);
+    let give_way = |bytes: u64| slots.evict(bytes, context, &epoch::pin());
+    let mut walk =
+        uncached.keyspace.engine.cursor(uncached.keyspace.newest, Bounds::all(), Projection::Keys).unwrap();
+    while walk.next().unwrap() {}
+    let held = slots.cache_share.bytes();
+    give_way(held / 2);
+    assert!(held > 100 << 10 && slots.cache_share.bytes() <= held / 2);
+    assert_eq!(uncached.fingerprinted_intervals(), 0);
+    uncached.clear_cache();
+    let some = || (0..KEYS).step_by(KEYS as usize / 50).for_each(|n| uncached.shows(n, 0));
+    assert_eq!(uncached.gets_by_fingerprints(some), 0, "there is room for their blocks");
+    give_way(slots.cache_share.bytes() / 10 * 9);
+    assert!(uncached.fingerprinted_intervals() > 30, "{}", uncached.fingerprinted_intervals());
+}
+
+/// What went and waits for a guard is in memory, and in no account: as long as that is much nothing
+/// else goes for what was missed.
+#[test]
+fn nothing_is_evicted_while_the_retire_queue_is_full() {
+    let _alone = DEFERRED_LOCK.write().unwrap_or_else(PoisonError::into_inner);
+    let uncached = UncachedKeyspace::with(None);
+    uncached.show_all();
+    let (slots, context) =
+        (&uncached.keyspace.engine.interval_cache.slots, &uncached.keyspace.engine.interval_cache.context);
+    let cached = || {
+        let ids = 0..u32::try_from(slots.bytes() / size_of::<IntervalSlot>() as u64).unwrap();
+        ids.filter(|id| slots.get(*id).block(&epoch::pin()).is_some()).collect::<Vec<_>>()
+    };
+    let (some, guard) = (cached(), epoch::pin());
+    assert!(!some.is_empty());
+    epoch::note_deferred(4 << 20);
+    epoch::free_deferred(&guard);
+    assert!(is_retire_queue_full(&context.memory));
+    uncached.show_all();
+    assert_eq!(cached(), some);
+    drop(guard);
+    eventually(|| {
+        uncached.show_all();
+        (cached() != some, epoch::deferred_bytes()) // by luck at least
+    });
+}
+
+#[test]
+fn fingerprints_are_accounted_and_freed() {
+    let uncached = UncachedKeyspace::new();
+    uncached.show_all();
+    let (slots, context) =
+        (&uncached.keyspace.engine.interval_cache.slots, &uncached.keyspace.engine.interval_cache.context);
+    let held = slots.cache_share.bytes();
+    assert!(held > 0 && held == context.memory.used(MemoryPart::Cache));
+    (0..2).for_each(|_| slots.evict(held, context, &epoch::pin())); // of a block that goes prints stay once
+    assert_eq!((slots.cache_share.bytes(), context.memory.used(MemoryPart::Cache)), (0, 0));
+    assert!(!slots.is_fingerprint_limit_reached());
+    uncached.show_all();
+    uncached.clear_cache();
+    assert_eq!((slots.cache_share.bytes(), context.memory.used(MemoryPart::Cache)), (0, 0));
+}

@@ -1,0 +1,120 @@
+//! # Resting: a keyspace of a few keys has no file
+//!
+//! A checkpoint moves the memtable into the levels, which costs a file, its blocks and two syncs. A
+//! keyspace that has a few keys, and nothing in its levels, leaves them in its memtable, and its
+//! image names their records.
+//!
+//! ## Invariants
+//!
+//! 1. What rests is all that the keyspace has as of the freeze: no level and no frozen memtable has
+//!    anything, so removals need not be remembered.
+//! 2. None of the values is staged: an image says of these only that they are named.
+//!
+//! ## Crash
+//!
+//! As with entries of levels: a record whose segment has gone since was moved, superseded or
+//! removed after the freeze, and replay brings that.
+
+use std::ops::Bound;
+
+use sheaf_base::engine::{ImageSink, ImageSource};
+use sheaf_base::error::Result;
+use sheaf_base::segment::Address;
+use sheaf_base::sync::epoch::{self, Guard};
+use sheaf_base::types::{MAX_KEY, Seq};
+
+use crate::engine::KreonEngine;
+use crate::image::{encode_count, read_u32, read_u64};
+use crate::memtable::{KreonVersion, RecordWord};
+use crate::tree::KreonState;
+
+/// Keys that may rest, removed ones included; few in tiny geometry.
+const MAX_IMAGE_KEYS: u64 = 64;
+const TINY_MAX_IMAGE_KEYS: u64 = 3;
+/// Bytes of their keys.
+const MAX_IMAGE_KEY_BYTES: usize = 8 << 10;
+
+/// A key that rests, and the word and the number of its version.
+#[derive(Clone, Debug)]
+pub(crate) struct ImageKey {
+    key: Vec<u8>,
+    version: KreonVersion,
+}
+
+/// Keys that may rest in a keyspace of this geometry.
+pub(crate) fn max_keys(is_tiny: bool) -> u64 {
+    if is_tiny { TINY_MAX_IMAGE_KEYS } else { MAX_IMAGE_KEYS }
+}
+
+impl KreonEngine {
+    /// What rests, if the keyspace is so small that it does. No commit is under way.
+    pub(crate) fn image_keys_of(&self, state: &KreonState, guard: &Guard) -> Option<Vec<ImageKey>> {
+        let active = &state.memtables.active;
+        let is_all = state.memtables.frozen.is_none() && state.last_nonempty_level().is_none(); // (I1)
+        if !is_all || active.count() > self.max_image_keys {
+            return None;
+        }
+        let mut places = Vec::new();
+        active.ascend(Bound::Unbounded, usize::MAX, guard, &mut places);
+        let all = places.iter().map(|place| (active.key(*place), active.version(*place)));
+        let values = all.filter(|(_, version)| !version.word.is_tombstone());
+        let resting: Vec<ImageKey> =
+            values.map(|(key, version)| ImageKey { key: key.to_vec(), version }).collect();
+        let bytes: usize = resting.iter().map(|resting| resting.key.len()).sum();
+        let is_plain = |resting: &ImageKey| {
+            !resting.version.word.is_blob() && !resting.version.word.is_lower_unaccounted()
+        };
+        (bytes <= MAX_IMAGE_KEY_BYTES && resting.iter().all(is_plain)).then_some(resting) // (I2)
+    }
+}
+
+pub(crate) fn save(resting: &[ImageKey], out: &mut dyn ImageSink) -> Result<()> {
+    out.put(&encode_count(resting))?;
+    resting.iter().try_for_each(|ImageKey { key, version }| {
+        out.put(&version.word.bits().to_le_bytes())?;
+        out.put(&version.seq.0.to_le_bytes())?;
+        out.put(&u32::try_from(key.len()).unwrap_or(u32::MAX).to_le_bytes())?;
+        out.put(key)
+    })
+}
+
+/// Takes up what rested: replay comes next, and what it brings is newer.
+pub(crate) fn restore(engine: &KreonEngine, image: &mut dyn ImageSource) -> Result<()> {
+    let count = read_u32(image)?;
+    if u64::from(count) > MAX_IMAGE_KEYS {
+        return Err(image.invalid_field("resting keys", u64::from(count)));
+    }
+    let mut before: Option<Vec<u8>> = None;
+    for _ in 0..count {
+        let (bits, seq, len) = (read_u64(image)?, read_u64(image)?, read_u32(image)?);
+        let Some(word) = RecordWord::from_image(bits) else { return Err(image.invalid_field("word", bits)) };
+        let seq = image.seq(seq)?;
+        if len as usize > MAX_KEY {
+            return Err(image.invalid_field("bytes of a key", u64::from(len)));
+        }
+        let mut key = vec![0; len as usize];
+        image.fill(&mut key)?;
+        if before.as_ref().is_some_and(|before| *before >= key) {
+            return Err(image.invalid_field("order of keys", u64::from(len)));
+        }
+        restore_key(engine, image, (word, seq), &key);
+        before = Some(key);
+    }
+    Ok(())
+}
+
+fn restore_key(
+    engine: &KreonEngine,
+    image: &mut dyn ImageSource,
+    (word, seq): (RecordWord, Seq),
+    key: &[u8],
+) {
+    let Some(slot) = image.slot_of(word.address().slot()) else { return }; // replay brings it
+    let address = Address::new(slot, word.address().offset());
+    let guard = &epoch::pin();
+    let span = i64::try_from(word.span()).unwrap_or(0);
+    engine.accounts.count_live(address, span, guard);
+    let active = &engine.state(guard).memtables.active;
+    let version = KreonVersion { word: word.with_address(address), seq };
+    active.put_unsorted(0, engine.hash(key), key, version, &engine.context.memory, guard);
+}

@@ -1,0 +1,603 @@
+//! # Change: what one step makes of a level
+//!
+//! Sorted entries go into the leaves whose ranges they belong to (*spill*): these leaves and the
+//! nodes above them are made anew in free pages, everything else stays. Where that would leave many
+//! pages half empty, the whole range is packed anew (*merge*).
+//!
+//! ## The rule
+//!
+//! For the children of one node, from the first to the last that has entries coming, as many at a
+//! time as a merge may hold: a page written counts [`WRITE`], one read counts 1. A spill reads and
+//! writes the leaves that are touched, a merge reads all of them and writes full ones. The cheaper
+//! is taken.
+//!
+//! ## Invariants
+//!
+//! 1. Children's separators tile: the first child begins where its parent does.
+//! 2. Nothing is published, accounted or forgotten before all of the step has gone well.
+
+use std::collections::HashMap;
+
+use sheaf_base::error::Result;
+use sheaf_base::keys::shortest_separator;
+use sheaf_base::memory::block_alloc::BlockBox;
+use sheaf_base::sync::epoch::Guard;
+use sheaf_base::types::Seq;
+
+use crate::cache::CachedNode;
+use crate::filter::LeafFilter;
+use crate::node::{Child, LOWER_UNACCOUNTED, LeafEntry, LeafPair, Node, NodeRef, build_node, fit_items};
+use crate::tree::{Level, LevelStore, MAX_HEIGHT};
+
+/// What a page written costs, in pages read.
+const WRITE_COST: u64 = 2;
+/// Of a page, a packed leaf leaves this part free.
+const SLACK_DIVISOR: usize = 16;
+/// Pages taken at once: twice as many each time, up to so many. A first change of few entries needs
+/// few.
+const MAX_PAGE_POOL: usize = 64;
+/// Entries that a leaf has, about: what comes is a page for so many.
+const ENTRIES_PER_POOL_PAGE: usize = 64;
+/// What a merge has in its hands is in no account, and takes no more than this part of the budget,
+/// ...
+const MERGE_BUDGET_DIVISOR: u64 = 32;
+/// ... with so many bytes for a leaf, most of which are those of its entries one by one.
+const MERGED_LEAF_BYTES: u64 = 32 << 10;
+/// But so many leaves are worth a merge.
+const MIN_MERGED_LEAVES: usize = 16;
+
+/// A node that was made.
+pub(crate) struct NewNode {
+    pub(crate) at: NodeRef,
+    pub(crate) level: u8,
+    pub(crate) bytes: Vec<u8>,
+    /// Of a leaf, if there is room for one.
+    pub(crate) filter: Option<LeafFilter>,
+}
+
+/// Who decides what becomes of a key that both have.
+pub(crate) trait MergeResolver {
+    /// The level has `old` from a leaf with `stamp` and `newest`, and `new` comes. What stays, if
+    /// anything.
+    fn resolve(
+        &mut self,
+        new: &LeafPair<'_>,
+        old: Option<(&LeafEntry, u64, Seq)>,
+    ) -> Result<Option<LeafEntry>>;
+    /// The level has `old`, and nothing comes. What stays, if anything.
+    fn resolve_unmatched(&mut self, old: &LeafEntry, stamp: u64) -> Option<LeafEntry>;
+    /// Whether no level below has anything.
+    fn is_last_level(&self) -> bool;
+    /// The step is written, and published next.
+    fn before_publish(&mut self) {}
+}
+
+/// How many leaves were gone over in which way.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct SpillStats {
+    /// Ranges that were spilled into, and leaves written for them.
+    pub(crate) spills: (u64, u64),
+    /// Ranges that were merged, and leaves written for them.
+    pub(crate) merges: (u64, u64),
+}
+
+/// See the module.
+pub(crate) struct LevelEdit<'a, M> {
+    pub(crate) level_store: &'a LevelStore,
+    pub(crate) guard: &'a Guard,
+    pub(crate) stamp: u64,
+    pub(crate) resolver: &'a mut M,
+    /// Leaves read ahead.
+    pub(crate) prefetched_leaves: HashMap<u32, BlockBox<CachedNode>>,
+    pub(crate) new_nodes: Vec<NewNode>,
+    pub(crate) replaced_pages: Vec<(u32, u32)>,
+    pub(crate) spill_stats: SpillStats,
+    /// Whether leaves get filters.
+    has_filters: bool,
+    /// Leaves that are packed anew together, at most.
+    max_merged_leaves: usize,
+    /// Always merges, or never: to measure the rule.
+    #[cfg(test)]
+    pub(crate) forced_merge: Option<bool>,
+    page_pool: Vec<u32>,
+    /// Pages that are taken next.
+    pool_size: usize,
+    /// Everything taken, to be given back if the step fails.
+    allocated_pages: Vec<(u32, u32)>,
+}
+
+/// A range of the sources.
+type LeafPairs<'s, 'k> = &'s [LeafPair<'k>];
+
+impl<'a, M: MergeResolver> LevelEdit<'a, M> {
+    pub(crate) fn new(
+        level_store: &'a LevelStore,
+        guard: &'a Guard,
+        stamp: u64,
+        resolver: &'a mut M,
+    ) -> LevelEdit<'a, M> {
+        LevelEdit {
+            has_filters: level_store.filters.may_grow(resolver.is_last_level()),
+            max_merged_leaves: usize::try_from(
+                level_store.context.memory.budget() / MERGE_BUDGET_DIVISOR / MERGED_LEAF_BYTES,
+            )
+            .unwrap_or(usize::MAX)
+            .max(MIN_MERGED_LEAVES),
+            #[cfg(test)]
+            forced_merge: None,
+            level_store,
+            guard,
+            stamp,
+            resolver,
+            prefetched_leaves: HashMap::new(),
+            new_nodes: Vec::new(),
+            replaced_pages: Vec::new(),
+            spill_stats: SpillStats::default(),
+            page_pool: Vec::new(),
+            pool_size: 1,
+            allocated_pages: Vec::new(),
+        }
+    }
+
+    fn page(&self) -> usize {
+        self.level_store.space.page_file.page
+    }
+
+    /// Reads the leaves at `refs` that are not in memory.
+    pub(crate) fn read_ahead(&mut self, refs: &[NodeRef]) -> Result<()> {
+        self.level_store.read_leaves(refs, &mut self.prefetched_leaves)
+    }
+
+    /// A place for a node of so many pages.
+    fn allocate(&mut self, pages: u16) -> Result<u32> {
+        if pages > 1 {
+            let page = self.level_store.space.allocate(&[pages])?[0];
+            self.allocated_pages.push((page, u32::from(pages)));
+            return Ok(page);
+        }
+        if self.page_pool.is_empty() {
+            self.page_pool = self.level_store.space.allocate(&[1; MAX_PAGE_POOL][..self.pool_size])?;
+            self.pool_size = (2 * self.pool_size).min(MAX_PAGE_POOL);
+            self.allocated_pages.extend(self.page_pool.iter().map(|page| (*page, 1)));
+            self.page_pool.reverse();
+        }
+        Ok(self.page_pool.pop().unwrap_or(0))
+    }
+
+    fn add_node(
+        &mut self,
+        bytes: Vec<u8>,
+        used: usize,
+        level: u8,
+        count: u32,
+        filter: Option<LeafFilter>,
+    ) -> Result<NodeRef> {
+        let pages = u16::try_from(bytes.len() / self.page()).unwrap_or(u16::MAX);
+        let at = NodeRef {
+            page: self.allocate(pages)?,
+            crc: crc32c::crc32c(&bytes),
+            pages,
+            fill: u16::try_from(used).unwrap_or(u16::MAX),
+            count,
+        };
+        self.new_nodes.push(NewNode { at, level, bytes, filter });
+        Ok(at)
+    }
+
+    fn replace_node(&mut self, at: NodeRef) {
+        self.replaced_pages.push((at.page, u32::from(at.pages)));
+    }
+
+    // Leaves.
+
+    /// Makes leaves of `pairs`, the first of which begins at `low`. `filter` has the bits of them
+    /// all, if there is one.
+    fn pack_leaves(
+        &mut self,
+        pairs: LeafPairs<'_, '_>,
+        low: &[u8],
+        is_merge: bool,
+        filter: Option<&LeafFilter>,
+    ) -> Result<Vec<Child>> {
+        let most = self.page();
+        let target = match is_merge {
+            true => most - most / SLACK_DIVISOR,
+            false => {
+                let mut rest = pairs;
+                let (mut total, mut leaves) = (0, 0);
+                while !rest.is_empty() {
+                    let (count, size) = fit_items(rest, 0, most, most);
+                    (total, leaves) = (total + size.min(most), leaves + 1);
+                    rest = &rest[count..];
+                }
+                if leaves < 2 { most } else { total / leaves + most / SLACK_DIVISOR }
+            }
+        };
+        let mut children: Vec<Child> = Vec::new();
+        let mut rest = pairs;
+        while !rest.is_empty() {
+            let (count, _) = fit_items(rest, 0, target, most);
+            let (now, behind) = rest.split_at(count);
+            let newest = now.iter().map(|pair| pair.max_seq).max().unwrap_or(Seq::ZERO);
+            let (bytes, used) = build_node(now, 0, self.stamp, newest, most);
+            let made = || LeafFilter::build(count, now.iter().map(|pair| self.level_store.hash(pair.key)));
+            let filter = self.has_filters.then(|| filter.cloned().unwrap_or_else(made));
+            let child = self.add_node(bytes, used, 0, u32::try_from(count).unwrap_or(u32::MAX), filter)?;
+            let key = match pairs.len() - rest.len() {
+                0 => low.to_vec(),
+                first => shortest_separator(pairs[first - 1].key, now[0].key).to_vec(),
+            };
+            children.push(Child { key, child });
+            rest = behind;
+        }
+        let stats = if is_merge { &mut self.spill_stats.merges } else { &mut self.spill_stats.spills };
+        *stats = (stats.0 + 1, stats.1 + children.len() as u64);
+        Ok(children)
+    }
+
+    /// What becomes of some leaves side by side when `sources` come.
+    fn rewrite_leaves(
+        &mut self,
+        old: &[Child],
+        sources: LeafPairs<'_, '_>,
+        low: &[u8],
+        is_merge: bool,
+    ) -> Result<Vec<Child>> {
+        let mut olds = GatheredEntries::default();
+        for leaf in old {
+            let loaded = self.prefetched_leaves.remove(&leaf.child.page);
+            let node = match &loaded {
+                Some(frame) => frame.node(),
+                None => self.level_store.node(leaf.child, 0, self.guard)?.node(),
+            };
+            (0..node.len()).for_each(|slot| olds.add(&node, slot));
+            self.replace_node(leaf.child);
+        }
+        let mut pairs: Vec<LeafPair<'_>> = Vec::with_capacity(olds.entries.len() + sources.len());
+        let mut rest = &olds.entries[..];
+        for new in sources {
+            while let Some((old, behind)) = rest.split_first().filter(|(old, _)| olds.key(old) < new.key) {
+                self.retain_unmatched(&olds, old, &mut pairs);
+                rest = behind;
+            }
+            let met = rest.first().filter(|old| olds.key(old) == new.key);
+            rest = &rest[usize::from(met.is_some())..];
+            let old = met.map(|old| (&old.entry, old.stamp, old.newest));
+            if let Some(entry) = self.resolver.resolve(new, old)? {
+                pairs.push(LeafPair { entry, ..new.clone() });
+            }
+        }
+        rest.iter().for_each(|old| self.retain_unmatched(&olds, old, &mut pairs));
+        let filter = match old {
+            [leaf] if self.has_filters => self.extended_filter(leaf.child, sources),
+            _ => None,
+        };
+        self.pack_leaves(&pairs, low, is_merge, filter.as_ref())
+    }
+
+    /// A leaf's filter with the bits of what comes, if that is not too much for it.
+    fn extended_filter(&self, leaf: NodeRef, sources: LeafPairs<'_, '_>) -> Option<LeafFilter> {
+        let hashes = sources.iter().map(|pair| self.level_store.hash(pair.key));
+        self.level_store.filters.get(leaf.page, self.guard)?.extended(sources.len(), hashes)
+    }
+
+    fn retain_unmatched<'k>(
+        &mut self,
+        olds: &'k GatheredEntries,
+        old: &GatheredEntry,
+        out: &mut Vec<LeafPair<'k>>,
+    ) {
+        if let Some(entry) = self.resolver.resolve_unmatched(&old.entry, old.stamp) {
+            out.push(LeafPair { entry, ..olds.pair(old) });
+        }
+    }
+
+    /// Whether these leaves, to which so many bytes come each, are better packed anew.
+    fn is_merge_cheaper(&self, leaves: &[Child], coming: &[usize]) -> bool {
+        #[cfg(test)]
+        if let Some(merges) = self.forced_merge {
+            return merges;
+        }
+        let page = self.page();
+        let (mut spill, mut all) = (0, 0);
+        for (leaf, bytes) in leaves.iter().zip(coming) {
+            let after = usize::from(leaf.child.fill) + bytes;
+            all += after;
+            if *bytes > 0 {
+                spill += 1 + WRITE_COST * after.div_ceil(page) as u64;
+            }
+        }
+        let merge = leaves.len() as u64 + WRITE_COST * all.div_ceil(page - page / SLACK_DIVISOR) as u64;
+        merge < spill
+    }
+
+    // Inner nodes.
+
+    fn children(&self, at: NodeRef, level: u8, low: &[u8]) -> Result<Vec<Child>> {
+        let node = self.level_store.node(at, level, self.guard)?.node();
+        let child = |slot: usize| {
+            let mut key = Vec::new();
+            match slot {
+                0 => key.extend_from_slice(low),
+                _ => node.key(slot, &mut key),
+            }
+            Child { key, child: node.child(slot) }
+        };
+        Ok((0..node.len()).map(child).collect())
+    }
+
+    /// Makes nodes of `level` of `children`, which are one level below.
+    fn pack_inner(&mut self, children: &[Child], level: u8) -> Result<Vec<Child>> {
+        let most = self.page();
+        let mut nodes: Vec<Child> = Vec::new();
+        let mut rest = children;
+        while !rest.is_empty() {
+            let (mut count, size) = fit_items(rest, level, most, most);
+            if count < rest.len() && rest.len() < 2 * count && size <= most {
+                count = rest.len().div_ceil(2); // two that are alike
+            }
+            let (now, behind) = rest.split_at(count);
+            let (bytes, used) = build_node(now, level, 0, Seq::ZERO, most);
+            let below = now.iter().fold(0u32, |sum, child| sum.saturating_add(child.child.count));
+            let child = self.add_node(bytes, used, level, below, None)?;
+            nodes.push(Child { key: now[0].key.clone(), child });
+            rest = behind;
+        }
+        Ok(nodes)
+    }
+
+    /// The children that a node has after `sources` came.
+    fn edit_node(
+        &mut self,
+        at: NodeRef,
+        level: u8,
+        low: &[u8],
+        sources: LeafPairs<'_, '_>,
+    ) -> Result<Vec<Child>> {
+        let children = self.children(at, level, low)?;
+        self.replace_node(at);
+        let mut shares: Vec<LeafPairs<'_, '_>> = Vec::with_capacity(children.len());
+        let mut rest = sources;
+        for next in children.iter().skip(1) {
+            let (mine, behind) = rest.split_at(rest.partition_point(|pair| pair.key < &next.key[..]));
+            shares.push(mine);
+            rest = behind;
+        }
+        shares.push(rest);
+        let mut out = if level == 1 {
+            self.edit_leaves(&children, &shares)?
+        } else {
+            self.edit_inner(&children, &shares, level)?
+        };
+        if let Some(first) = out.first_mut() {
+            first.key = low.to_vec(); // (I1)
+        }
+        Ok(out)
+    }
+
+    fn edit_leaves(&mut self, children: &[Child], shares: &[LeafPairs<'_, '_>]) -> Result<Vec<Child>> {
+        let first = shares.iter().position(|share| !share.is_empty()).unwrap_or(0);
+        let last = shares.iter().rposition(|share| !share.is_empty()).unwrap_or(0);
+        let cost = |pair: &LeafPair<'_>| 19 + pair.key.len() / 4 + pair.value.len();
+        let bytes = |share: &LeafPairs<'_, '_>| share.iter().map(cost).sum::<usize>();
+        let mut out = children[..first].to_vec();
+        let ranges = children[first..=last]
+            .chunks(self.max_merged_leaves)
+            .zip(shares[first..=last].chunks(self.max_merged_leaves));
+        for (leaves, shares) in ranges {
+            let coming: Vec<usize> = shares.iter().map(bytes).collect();
+            if self.is_merge_cheaper(leaves, &coming) {
+                out.extend(self.merge_leaves(leaves, shares)?);
+                continue;
+            }
+            for (leaf, share) in leaves.iter().zip(shares) {
+                match share.is_empty() {
+                    true => out.push(leaf.clone()),
+                    false => out.extend(self.rewrite_leaves(
+                        std::slice::from_ref(leaf),
+                        share,
+                        &leaf.key,
+                        false,
+                    )?),
+                }
+            }
+        }
+        out.extend_from_slice(&children[last + 1..]);
+        Ok(out)
+    }
+
+    /// Packs leaves side by side anew, with what comes to each.
+    fn merge_leaves(&mut self, leaves: &[Child], shares: &[LeafPairs<'_, '_>]) -> Result<Vec<Child>> {
+        let all: Vec<LeafPair<'_>> = shares.iter().flat_map(|share| share.iter().cloned()).collect();
+        let unread: Vec<NodeRef> = leaves
+            .iter()
+            .map(|leaf| leaf.child)
+            .filter(|at| !self.prefetched_leaves.contains_key(&at.page))
+            .collect();
+        self.read_ahead(&unread)?;
+        self.rewrite_leaves(leaves, &all, &leaves[0].key, true)
+    }
+
+    fn edit_inner(
+        &mut self,
+        children: &[Child],
+        shares: &[LeafPairs<'_, '_>],
+        level: u8,
+    ) -> Result<Vec<Child>> {
+        let mut out = Vec::with_capacity(children.len());
+        // Of touched nodes side by side the children are divided anew.
+        let mut run: Vec<Child> = Vec::new();
+        for (child, share) in children.iter().zip(shares) {
+            if share.is_empty() {
+                let done = std::mem::take(&mut run);
+                out.extend(self.pack_inner(&done, level - 1)?);
+                out.push(child.clone());
+            } else {
+                run.extend(self.edit_node(child.child, level - 1, &child.key, share)?);
+            }
+        }
+        out.extend(self.pack_inner(&run, level - 1)?);
+        Ok(out)
+    }
+
+    /// The level after `sources` came.
+    pub(crate) fn apply(&mut self, level: &Level, sources: LeafPairs<'_, '_>) -> Result<Level> {
+        self.pool_size = (sources.len() / ENTRIES_PER_POOL_PAGE).clamp(1, MAX_PAGE_POOL);
+        let (list, height) = match level.root {
+            _ if sources.is_empty() => return Ok(*level),
+            None => (self.rewrite_leaves(&[], sources, &[], false)?, 0),
+            Some((root, 0)) => {
+                let leaf = Child { key: Vec::new(), child: root };
+                (self.rewrite_leaves(&[leaf], sources, &[], false)?, 0)
+            }
+            Some((root, height)) => (self.edit_node(root, height, &[], sources)?, height - 1),
+        };
+        self.build_root(list, height)
+    }
+
+    /// The root over nodes of `height`.
+    fn build_root(&mut self, mut list: Vec<Child>, mut height: u8) -> Result<Level> {
+        while list.len() > 1 && height < MAX_HEIGHT {
+            height += 1;
+            list = self.pack_inner(&list, height)?;
+        }
+        Ok(Level { root: list.first().map(|root| (root.child, height)) })
+    }
+
+    /// The level without the leaves in `[from, to)`, between which no leaf is divided.
+    pub(crate) fn remove_range(&mut self, level: &Level, from: &[u8], to: Option<&[u8]>) -> Result<Level> {
+        match level.root {
+            None => Ok(*level),
+            Some((root, _)) if from.is_empty() && to.is_none() => {
+                self.replace_subtree(root, level.root.map_or(0, |(_, height)| height))?;
+                Ok(Level::default())
+            }
+            Some((_, 0)) => Ok(*level),
+            Some((root, height)) => {
+                let list = self.remove_range_in_node(root, height, (&[], None), (from, to))?;
+                self.build_root(list, height - 1)
+            }
+        }
+    }
+
+    fn remove_range_in_node(
+        &mut self,
+        at: NodeRef,
+        level: u8,
+        (low, high): (&[u8], Option<&[u8]>),
+        (from, to): (&[u8], Option<&[u8]>),
+    ) -> Result<Vec<Child>> {
+        let children = self.children(at, level, low)?;
+        self.replace_node(at);
+        let mut out: Vec<Child> = Vec::new();
+        let mut run: Vec<Child> = Vec::new();
+        for (slot, child) in children.iter().enumerate() {
+            let end = children.get(slot + 1).map(|next| &next.key[..]).or(high);
+            let begins_within = &child.key[..] >= from && to.is_none_or(|to| &child.key[..] < to);
+            let ends_within = match (end, to) {
+                (_, None) => true,
+                (None, Some(_)) => false,
+                (Some(end), Some(to)) => end <= to,
+            };
+            let is_apart = to.is_some_and(|to| &child.key[..] >= to) || end.is_some_and(|end| end <= from);
+            if is_apart || (level == 1 && !(begins_within && ends_within)) {
+                let done = std::mem::take(&mut run);
+                out.extend(self.pack_inner(&done, level.saturating_sub(1))?);
+                out.push(child.clone());
+            } else if begins_within && ends_within {
+                self.replace_subtree(child.child, level - 1)?;
+            } else {
+                run.extend(self.remove_range_in_node(
+                    child.child,
+                    level - 1,
+                    (&child.key, end),
+                    (from, to),
+                )?);
+            }
+        }
+        out.extend(self.pack_inner(&run, level.saturating_sub(1))?);
+        if let Some(first) = out.first_mut() {
+            first.key = low.to_vec();
+        }
+        Ok(out)
+    }
+
+    /// All nodes from `at` down are gone.
+    fn replace_subtree(&mut self, at: NodeRef, level: u8) -> Result<()> {
+        if level > 0 {
+            for child in self.children(at, level, &[])? {
+                match level {
+                    1 => self.replace_node(child.child),
+                    _ => self.replace_subtree(child.child, level - 1)?,
+                }
+            }
+        }
+        self.replace_node(at);
+        Ok(())
+    }
+
+    /// The step is made: what was taken and not used goes back.
+    pub(crate) fn finish(&mut self) {
+        let unused: Vec<(u32, u32)> = self.page_pool.drain(..).map(|page| (page, 1)).collect();
+        self.level_store.space.cancel_allocation(&unused);
+    }
+
+    /// The step failed: nothing of it is left.
+    pub(crate) fn roll_back(&mut self) {
+        self.page_pool.clear();
+        self.level_store.space.cancel_allocation(&self.allocated_pages);
+    }
+}
+
+/// Entries taken out of leaves.
+#[derive(Default)]
+pub(crate) struct GatheredEntries {
+    /// Keys, each with its value behind it if the entry had a copy.
+    bytes: Vec<u8>,
+    pub(crate) entries: Vec<GatheredEntry>,
+    /// Staged values of entries that were left behind, and when these died.
+    pub(crate) dead_blobs: Vec<(Seq, u64)>,
+}
+
+/// One of them.
+pub(crate) struct GatheredEntry {
+    /// Where its key begins and ends, and its value ends.
+    at: [usize; 3],
+    pub(crate) entry: LeafEntry,
+    stamp: u64,
+    newest: Seq,
+}
+
+impl GatheredEntries {
+    pub(crate) fn add(&mut self, node: &Node<'_>, slot: usize) {
+        let start = self.bytes.len();
+        node.key(slot, &mut self.bytes);
+        let middle = self.bytes.len();
+        self.bytes.extend_from_slice(node.value(slot));
+        let at = [start, middle, self.bytes.len()];
+        self.entries.push(GatheredEntry {
+            at,
+            entry: node.entry(slot),
+            stamp: node.stamp(),
+            newest: node.max_seq(),
+        });
+    }
+
+    fn key(&self, old: &GatheredEntry) -> &[u8] {
+        &self.bytes[old.at[0]..old.at[1]]
+    }
+
+    pub(crate) fn pair(&self, old: &GatheredEntry) -> LeafPair<'_> {
+        let value = &self.bytes[old.at[1]..old.at[2]];
+        LeafPair { key: self.key(old), entry: old.entry, max_seq: old.newest, value }
+    }
+}
+
+/// What becomes of an entry's flags when it takes the place of `old`, or of none.
+pub(crate) fn merged_flags(new: u8, old: Option<u8>, is_last: bool) -> u8 {
+    match old {
+        _ if is_last => new & !LOWER_UNACCOUNTED,
+        Some(old) => new & !LOWER_UNACCOUNTED | old & LOWER_UNACCOUNTED,
+        None => new,
+    }
+}

@@ -1,0 +1,560 @@
+//! # Look: what the sources say of a key, and who holds a record
+//!
+//! ## Moving records
+//!
+//! The cleaner asks who holds a record, copies it, and has the key pointed at the copy with the
+//! key's stripe held, where nothing is read from the disk. So a yes is remembered as a *candidate*:
+//! the copy becomes a record of the active memtable that says the same as the level's entry and
+//! shadows it. A spill that brings something newer of the key takes the candidate away.
+//!
+//! ## Invariants
+//!
+//! 1. A candidate for a key is its newest version unless a memtable has a newer one: what a
+//!    memtable had and has no more was spilled, and that has taken the candidate away. It becomes
+//!    one while the memtable that was active when it was looked up still is: else something newer
+//!    could have come and been spilled in between.
+
+use std::collections::HashMap;
+
+use sheaf_base::engine::Liveness;
+use sheaf_base::error::{Damage, Error, Result};
+use sheaf_base::record::{Record, RecordContent};
+use sheaf_base::segment::{Address, Frame};
+use sheaf_base::sync::atomic::Ordering;
+use sheaf_base::sync::epoch::Guard;
+use sheaf_base::types::Seq;
+use sheaf_base::versions::OldVersion;
+use sheaf_base::views::Views;
+use smallvec::SmallVec;
+
+use crate::engine::KreonEngine;
+use crate::live_bitmap::RecordLocation;
+use crate::memtable::{KreonVersion, RecordWord};
+use crate::tree::{KreonState, Level, LevelEntry, record_seq};
+
+/// A staged value has at least about so many bytes.
+const BLOB_BYTES_ESTIMATE: u64 = 64 << 10;
+
+/// Records that are about to be moved.
+#[derive(Debug, Default)]
+pub(crate) struct RelocationCandidates {
+    /// The newest of their keys.
+    pub(crate) newest: HashMap<Vec<u8>, NewestRecord>,
+    /// Old versions that views may need, in the levels or a frozen memtable.
+    pub(crate) old_versions: HashMap<u64, OldVersion>,
+    /// Keys of versions that were kept because a view might need them, and when these died. Who
+    /// knows sees to them.
+    unconfirmed: Vec<(Vec<u8>, Seq)>,
+}
+
+impl RelocationCandidates {
+    /// A memtable's `word` for `key` goes no further, and who let go of it has seen to it.
+    pub(crate) fn note_skipped(&mut self, key: &[u8], word: RecordWord) {
+        if self.newest.get(key).is_some_and(|head| word.points_at(head.address)) {
+            self.newest.remove(key);
+        }
+    }
+
+    /// A memtable's `version` of `key` goes into the levels. What it supersedes there is the newest
+    /// no more: a view may need it, and the cleaner may be about to move it.
+    pub(crate) fn note_superseded(&mut self, key: &[u8], version: KreonVersion) {
+        if self.newest.is_empty()
+            || self.newest.get(key).is_none_or(|head| version.word.points_at(head.address))
+        {
+            return;
+        }
+        if let Some(head) = self.newest.remove(key) {
+            self.old_versions.insert(head.address.bits(), head.into_old_version(version.seq));
+        }
+    }
+}
+
+/// See [`RelocationCandidates`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NewestRecord {
+    pub(crate) address: Address,
+    span: u64,
+    seq: Seq,
+    blob: Option<u64>,
+    /// The memtable that had it, if one had: what supersedes it there sees to it.
+    memtable: Option<u32>,
+}
+
+impl NewestRecord {
+    /// The same, superseded by commit `died`.
+    fn into_old_version(self, died: Seq) -> OldVersion {
+        let span = u32::try_from(self.span).unwrap_or(u32::MAX);
+        OldVersion { address: self.address, span, begin_seq: self.seq, end_seq: died, blob: self.blob }
+    }
+}
+
+/// The byte of a hash that leaves keep.
+pub(crate) fn fingerprint_of(hash: u64) -> u8 {
+    hash.to_be_bytes()[3]
+}
+
+/// What a view is shown of a key that has a value.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct VisibleRecord<'g> {
+    pub(crate) address: Address,
+    /// Bytes of the record's frame, as far as known.
+    pub(crate) span: u64,
+    /// The value, where it was found together with the key.
+    pub(crate) value: Option<&'g [u8]>,
+}
+
+impl<'g> VisibleRecord<'g> {
+    /// A memtable's version; nothing of a removal.
+    #[inline]
+    pub(crate) fn from_memtable(version: KreonVersion) -> Option<VisibleRecord<'g>> {
+        let word = version.word;
+        (!word.is_tombstone()).then(|| VisibleRecord {
+            address: word.address(),
+            span: word.span(),
+            value: None,
+        })
+    }
+
+    /// What a level says; nothing of a removal.
+    #[inline]
+    pub(crate) fn from_level(seen: &LevelEntry<'g>) -> Option<VisibleRecord<'g>> {
+        let entry = &seen.entry;
+        let value = entry.is_inline().then_some(seen.value);
+        (!entry.is_tombstone()).then(|| VisibleRecord { address: entry.address(), span: entry.span(), value })
+    }
+
+    /// An old version, kept for views; nothing of a removal.
+    pub(crate) fn from_old_version(address: Address) -> Option<VisibleRecord<'g>> {
+        (address != Address::NONE).then_some(VisibleRecord { address, span: 0, value: None })
+    }
+}
+
+/// A version of a key in one of the sources.
+#[derive(Clone, Copy, Debug)]
+enum FoundVersion<'g> {
+    /// With the number of the memtable.
+    Memtable(KreonVersion, u32),
+    Level(LevelEntry<'g>),
+}
+
+impl<'g> FoundVersion<'g> {
+    fn visible_record(&self) -> Option<VisibleRecord<'g>> {
+        match self {
+            FoundVersion::Memtable(version, _) => VisibleRecord::from_memtable(*version),
+            FoundVersion::Level(seen) => VisibleRecord::from_level(seen),
+        }
+    }
+
+    /// Where the record stands; none of a removal.
+    fn address(&self) -> Option<Address> {
+        self.visible_record().map(|shown| shown.address)
+    }
+}
+
+impl KreonEngine {
+    /// The record at an address that a source has.
+    #[inline]
+    pub(crate) fn read_frame<'g>(&self, address: Address, guard: &'g Guard) -> Result<Frame<'g>> {
+        match self.context.segments.at(address.slot(), guard) {
+            Some(segment) => segment.frame(address.offset(), segment.limit_at(address.offset())),
+            None => Err(self.dangling_address_error(address)),
+        }
+    }
+
+    /// An address that leads nowhere.
+    pub(crate) fn dangling_address_error(&self, address: Address) -> Error {
+        let what = Damage::BadField { field: "address", value: address.bits() };
+        Error::corrupt(&self.level_store.space.page_file.path, 0, what)
+    }
+
+    /// The record in `frame`, which must be of `key`.
+    #[inline]
+    pub(crate) fn decode_record<'f>(
+        &self,
+        address: Address,
+        frame: &'f Frame<'_>,
+        key: &[u8],
+        guard: &Guard,
+    ) -> Result<Record<'f>> {
+        let damaged = |what| match self.context.segments.at(address.slot(), guard) {
+            Some(segment) => Error::corrupt(segment.path(), address.offset(), what),
+            None => self.dangling_address_error(address),
+        };
+        let record = Record::decode(frame.payload()).map_err(damaged)?;
+        if record.key == key { Ok(record) } else { Err(self.dangling_address_error(address)) }
+    }
+
+    /// The number of what a level says; none if it says nothing any more, as its segment is gone.
+    fn seq_of(&self, seen: &LevelEntry<'_>, guard: &Guard) -> Result<Option<Seq>> {
+        if seen.entry.is_tombstone() {
+            return Ok(Some(seen.entry.tombstone_seq()));
+        }
+        let address = seen.entry.address();
+        self.level_store
+            .segment_of(address, seen.stamp, guard)
+            .map(|segment| record_seq(segment, address))
+            .transpose()
+    }
+
+    /// The first source that has the key.
+    #[inline]
+    fn find_newest<'g>(
+        &self,
+        state: &KreonState,
+        hash: u64,
+        key: &[u8],
+        guard: &'g Guard,
+    ) -> Result<Option<FoundVersion<'g>>> {
+        self.find_newest_in(state, &state.levels, hash, key, guard)
+    }
+
+    /// The first source that has the key, of the memtables and these levels.
+    #[inline]
+    fn find_newest_in<'g>(
+        &self,
+        state: &KreonState,
+        levels: &[Level],
+        hash: u64,
+        key: &[u8],
+        guard: &'g Guard,
+    ) -> Result<Option<FoundVersion<'g>>> {
+        for memtable in state.memtables.iter() {
+            if let Some(place) = memtable.find(hash, key, guard) {
+                return Ok(Some(FoundVersion::Memtable(memtable.version(place), memtable.number)));
+            }
+        }
+        for level in levels {
+            if let Some(seen) = self.level_store.find(level, hash, key, guard)? {
+                return Ok(Some(FoundVersion::Level(seen)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Whether the levels have something of `key` that is not older than `seq`.
+    pub(crate) fn is_superseded(&self, hash: u64, key: &[u8], seq: Seq, guard: &Guard) -> Result<bool> {
+        for level in &*self.state(guard).levels {
+            let Some(seen) = self.level_store.find(level, hash, key, guard)? else { continue };
+            return Ok(self.seq_of(&seen, guard)?.is_some_and(|there| there >= seq));
+        }
+        Ok(false)
+    }
+
+    /// The number of the key's newest version; zero if it has no value.
+    pub(crate) fn newest_seq(&self, hash: u64, key: &[u8], guard: &Guard) -> Result<Seq> {
+        self.newest_seq_and_bytes(hash, key, guard).map(|(seq, _)| seq)
+    }
+
+    /// The same, and about how many bytes the version takes.
+    pub(crate) fn newest_seq_and_bytes(&self, hash: u64, key: &[u8], guard: &Guard) -> Result<(Seq, u64)> {
+        let source = self.find_newest(self.state(guard), hash, key, guard)?;
+        let bytes = |span: u64, is_blob: bool| if is_blob { BLOB_BYTES_ESTIMATE } else { span };
+        match source {
+            Some(FoundVersion::Memtable(version, _)) if !version.word.is_tombstone() => {
+                Ok((version.seq, bytes(version.word.span(), version.word.is_blob())))
+            }
+            Some(FoundVersion::Level(seen)) if !seen.entry.is_tombstone() => {
+                let seq = self
+                    .seq_of(&seen, guard)?
+                    .ok_or_else(|| self.dangling_address_error(seen.entry.address()))?;
+                Ok((seq, bytes(seen.entry.span(), seen.entry.is_blob())))
+            }
+            _ => Ok((Seq::ZERO, 0)),
+        }
+    }
+
+    /// As [`KreonEngine::find_at`] for a caller that hands it out: the newest state is revealed
+    /// before.
+    #[inline]
+    pub(crate) fn find_revealed<'g>(
+        &self,
+        at: Seq,
+        key: &[u8],
+        guard: &'g Guard,
+    ) -> Result<Option<VisibleRecord<'g>>> {
+        if at != Seq::LATEST {
+            return self.find_at(at, key, guard);
+        }
+        let source = self.find_newest(self.state(guard), self.hash(key), key, guard)?;
+        if let Some(FoundVersion::Memtable(version, _)) = &source {
+            self.context.wait_visible(version.seq)?;
+        }
+        Ok(source.and_then(|source| source.visible_record()))
+    }
+
+    /// What a view at `at` is shown of `key`.
+    #[inline]
+    pub(crate) fn find_at<'g>(
+        &self,
+        at: Seq,
+        key: &[u8],
+        guard: &'g Guard,
+    ) -> Result<Option<VisibleRecord<'g>>> {
+        let hash = self.hash(key);
+        let state = self.state(guard);
+        if at == Seq::LATEST {
+            return Ok(self.find_newest(state, hash, key, guard)?.and_then(|source| source.visible_record()));
+        }
+        let active =
+            state.memtables.active.find(hash, key, guard).map(|place| state.memtables.active.version(place));
+        if let Some(version) = active.filter(|version| version.seq <= at) {
+            return Ok(VisibleRecord::from_memtable(version));
+        }
+        // After the state was loaded, and before what it has: what it lets go of is here before.
+        if !self.versions.is_empty()
+            && let Some(address) = self.versions.at(&key.to_vec(), at).first()
+        {
+            return Ok(VisibleRecord::from_old_version(*address));
+        }
+        let frozen = state
+            .memtables
+            .frozen
+            .as_ref()
+            .and_then(|f| f.find(hash, key, guard).map(|place| f.version(place)));
+        if let Some(version) = frozen.filter(|version| version.seq <= at) {
+            return Ok(VisibleRecord::from_memtable(version));
+        }
+        for level in &*state.levels {
+            let Some(seen) = self.level_store.find(level, hash, key, guard)? else { continue };
+            if self.is_visible_at(&seen, at, guard)? {
+                return Ok(VisibleRecord::from_level(&seen));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Whether what a level says is not too new for a view at `at`.
+    pub(crate) fn is_visible_at(&self, seen: &LevelEntry<'_>, at: Seq, guard: &Guard) -> Result<bool> {
+        if seen.max_seq <= at {
+            return Ok(true);
+        }
+        Ok(self.seq_of(seen, guard)?.is_some_and(|seq| seq <= at))
+    }
+
+    /// Whether the record at `address` is the newest of its key, as a question and nothing else.
+    pub(crate) fn is_newest_record(&self, key: &[u8], address: Address, guard: &Guard) -> Result<bool> {
+        let first = self.newest_memtable_of(self.state(guard), self.hash(key), key, address, guard)?;
+        Ok(first.is_some())
+    }
+
+    /// Whether the record at `address` is the newest of its key, and then, in which memtable it is,
+    /// if in one. Of the last level no leaf is asked, if what it points at is known without.
+    fn newest_memtable_of(
+        &self,
+        state: &KreonState,
+        hash: u64,
+        key: &[u8],
+        address: Address,
+        guard: &Guard,
+    ) -> Result<Option<Option<u32>>> {
+        let upper = state.last_nonempty_level().unwrap_or(0);
+        let mut first = self.find_newest_in(state, &state.levels[..upper], hash, key, guard)?;
+        if first.is_none()
+            && let Some(last) = state.levels.get(upper)
+        {
+            let (frame, segment) = self.context.segments.frame_unchecked(address, guard)?;
+            let spot = RecordLocation::new(address, frame.span(), segment);
+            if let Some(is_named) = self.live_bitmap.is_referenced(&spot) {
+                debug_assert!(self.is_bitmap_consistent(hash, key, &spot, guard), "the mirror of a level");
+                return Ok(is_named.then_some(None));
+            }
+            first = self.level_store.find(last, hash, key, guard)?.map(FoundVersion::Level);
+        }
+        if first.as_ref().and_then(FoundVersion::address) != Some(address) {
+            return Ok(None);
+        }
+        let Some(FoundVersion::Memtable(_, number)) = first else { return Ok(Some(None)) };
+        Ok(Some(Some(number)))
+    }
+
+    /// Whether the last level does what the mirror says, as far as nobody is changing it, and it
+    /// can be read.
+    fn is_bitmap_consistent(&self, hash: u64, key: &[u8], spot: &RecordLocation, guard: &Guard) -> bool {
+        let Some(_spill) = self.spill.try_lock() else { return true };
+        let state = self.state(guard);
+        let Some(level) = state.last_nonempty_level() else { return true };
+        let Some(is_named) = self.live_bitmap.is_referenced_uncounted(spot) else { return true };
+        let Ok(seen) = self.level_store.find(&state.levels[level], hash, key, guard) else { return true };
+        let says = |seen: LevelEntry<'_>| {
+            let address = spot.address();
+            let there = self.level_store.segment_of(address, seen.stamp, guard);
+            seen.entry.address() == address && !seen.entry.is_tombstone() && there.is_some()
+        };
+        is_named == seen.is_some_and(says)
+    }
+
+    /// Whether the record at `address` is needed.
+    pub(crate) fn liveness_at(&self, key: &[u8], address: Address, guard: &Guard) -> Result<Liveness> {
+        let hash = self.hash(key);
+        let mut state = self.state(guard);
+        while let Some(memtable) = self.newest_memtable_of(state, hash, key, address, guard)? {
+            let head = NewestRecord { memtable, ..self.newest_record_at(address, guard)? };
+            let mut candidates = self.candidates.lock();
+            let now = self.state(guard);
+            if now.memtables.active.number == state.memtables.active.number {
+                // What came since the look is in that memtable (I1).
+                candidates.newest.insert(key.to_vec(), head);
+                return Ok(Liveness::Newest);
+            }
+            state = now; // it may be in a level by now
+        }
+        if !self.versions.is_empty() && self.versions.contains(&key.to_vec(), address) {
+            return Ok(Liveness::Pinned);
+        }
+        if self.newest_superseding_seq.load(Ordering::Acquire) == 0 {
+            return Ok(Liveness::Dead);
+        }
+        // A view may need it, and a lower source may have it.
+        let mut sources: SmallVec<[FoundVersion<'_>; 4]> = SmallVec::new();
+        for memtable in state.memtables.iter() {
+            let source = |place| FoundVersion::Memtable(memtable.version(place), memtable.number);
+            sources.extend(memtable.find(hash, key, guard).map(source));
+        }
+        for level in &*state.levels {
+            sources.extend(self.level_store.find(level, hash, key, guard)?.map(FoundVersion::Level));
+        }
+        let is_it = |source: &FoundVersion<'_>| match source {
+            FoundVersion::Level(seen) if self.level_store.is_dangling(address, seen.stamp, guard) => false,
+            other => other.address() == Some(address),
+        };
+        let Some(place) = sources.iter().position(is_it) else { return Ok(Liveness::Dead) };
+        let died = match sources.get(place.wrapping_sub(1)) {
+            Some(FoundVersion::Memtable(version, _)) => version.seq,
+            Some(FoundVersion::Level(seen)) => self.seq_of(seen, guard)?.unwrap_or(seen.max_seq),
+            None => return Ok(Liveness::Dead),
+        };
+        let head = self.newest_record_at(address, guard)?;
+        if !self.may_view_need(head.seq, died) {
+            return Ok(Liveness::Dead);
+        }
+        self.candidates.lock().old_versions.insert(address.bits(), head.into_old_version(died));
+        Ok(Liveness::Pinned)
+    }
+
+    fn newest_record_at(&self, address: Address, guard: &Guard) -> Result<NewestRecord> {
+        let (frame, segment) = self.context.segments.frame_unchecked(address, guard)?;
+        let record = Record::decode(frame.payload())
+            .map_err(|what| Error::corrupt(segment.path(), address.offset(), what))?;
+        let blob = if let RecordContent::Blob(blob) = record.content { Some(blob.id) } else { None };
+        Ok(NewestRecord { address, span: frame.span(), seq: frame.header.seq, blob, memtable: None })
+    }
+
+    /// Keeps `old` if a view may need it. When it died is when the next version was born, as far as
+    /// that is known: what is among the versions may have come between. The candidates are locked,
+    /// so that nobody else does the same.
+    pub(crate) fn retain_if_needed(
+        &self,
+        candidates: &mut RelocationCandidates,
+        key: &[u8],
+        old: OldVersion,
+        may_need: impl Fn(Seq, Seq) -> bool,
+    ) -> bool {
+        let place = key.to_vec();
+        let next = self.versions.next_begin_seq(&place, old.begin_seq).unwrap_or(old.end_seq);
+        let old = OldVersion { end_seq: old.end_seq.min(next), ..old };
+        if old.begin_seq >= old.end_seq || !may_need(old.begin_seq, old.end_seq) {
+            return false;
+        }
+        // A copy of it may be there already.
+        if self.versions.at(&place, old.begin_seq).is_empty() {
+            self.remove_pin(old.begin_seq);
+            candidates.unconfirmed.push((place.clone(), old.end_seq));
+            self.versions.push(place, old);
+        }
+        true
+    }
+
+    /// Lets go of versions that were kept in doubt and are needed by none of `views`. False if some
+    /// are younger than these.
+    pub(crate) fn drop_unneeded_versions(&self, views: &Views, guard: &Guard) -> bool {
+        let mut candidates = self.candidates.lock();
+        let known = |(_, died): &mut (Vec<u8>, Seq)| *died <= views.as_of();
+        for (key, _) in candidates.unconfirmed.extract_if(.., known) {
+            for old in self.versions.trim_at(&key, views, views.as_of()) {
+                self.accounts.free_version(&old, guard);
+            }
+        }
+        candidates.unconfirmed.is_empty()
+    }
+
+    /// Whether a view may need a version of such a life.
+    fn may_view_need(&self, born: Seq, died: Seq) -> bool {
+        let (oldest, newest) =
+            (self.oldest_view.load(Ordering::Acquire), self.newest_view.load(Ordering::Acquire));
+        self.newest_superseding_seq.load(Ordering::Acquire) != 0 && born.0 <= newest && oldest < died.0
+    }
+
+    /// With the stripe of the key held: the record at `from` was copied to `to`.
+    pub(crate) fn repoint(&self, key: &[u8], from: Address, to: Address, guard: &Guard) -> bool {
+        let mut candidates = self.candidates.lock();
+        // An old version of the key may be moved before its newest one.
+        let is_head = candidates.newest.get(key).is_some_and(|head| head.address == from);
+        let head = if is_head { candidates.newest.remove(key) } else { None };
+        let old = candidates.old_versions.remove(&from.bits());
+        let hash = self.hash(key);
+        let state = self.state(guard);
+        let found = |memtable: &crate::memtable::KreonMemtable| {
+            memtable.find(hash, key, guard).map(|place| (place, memtable.version(place)))
+        };
+        let active = found(&state.memtables.active);
+        if let Some((place, version)) = active.filter(|(_, version)| version.word.points_at(from)) {
+            self.move_blob_id(version.word.is_blob(), from, to);
+            state
+                .memtables
+                .active
+                .replace(place, KreonVersion { word: version.word.with_address(to), ..version });
+            return true;
+        }
+        let frozen = state.memtables.frozen.as_ref().and_then(|f| found(f));
+        let is_frozen = frozen.is_some_and(|(_, version)| version.word.points_at(from));
+        // What came first after it.
+        let newer = frozen.filter(|_| !is_frozen).or(active).map(|(_, version)| version.seq);
+        // A put does not look at what it supersedes below its memtable: a view may need that all
+        // the same.
+        let is_seen_to = |number| {
+            let is_in_frozen = state.memtables.frozen.as_ref().is_some_and(|frozen| frozen.number == number);
+            number == state.memtables.active.number || (is_in_frozen && !is_frozen)
+        };
+        let old = match (head, newer) {
+            (Some(head), None) => {
+                if let Some(blob) = head.blob {
+                    self.blob_ids.lock().insert(to.bits(), blob);
+                }
+                // What the sources below have is accounted by the cleaner.
+                let word = RecordWord::put(to, head.span, head.blob.is_some()).with_lower_unaccounted(true);
+                state.memtables.active.put(
+                    0,
+                    hash,
+                    key,
+                    KreonVersion { word, seq: head.seq },
+                    &self.context.memory,
+                    guard,
+                );
+                return true;
+            }
+            (Some(head), Some(died)) if !head.memtable.is_some_and(is_seen_to) => {
+                old.or(Some(head.into_old_version(died)))
+            }
+            _ => old,
+        };
+        if !self.versions.is_empty() && self.versions.replace(&key.to_vec(), from, to) {
+            return true;
+        }
+        match old {
+            Some(old) => {
+                let may_need = |born, died| self.may_view_need(born, died);
+                self.retain_if_needed(&mut candidates, key, OldVersion { address: to, ..old }, may_need)
+            }
+            None => false,
+        }
+    }
+
+    fn move_blob_id(&self, is_blob: bool, from: Address, to: Address) {
+        if is_blob {
+            let mut staged = self.blob_ids.lock();
+            if let Some(blob) = staged.remove(&from.bits()) {
+                staged.insert(to.bits(), blob);
+            }
+        }
+    }
+}

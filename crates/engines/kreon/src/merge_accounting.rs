@@ -1,0 +1,240 @@
+//! # Meeting: what comes into a level, side by side with what it has
+//!
+//! Whoever puts entries into leaves asks at each key what becomes of the old entry: it is dead, it
+//! is kept for a view, or it is not accounted any more (`spill.rs` says when). What that comes to
+//! is settled when the step has been published.
+
+use std::collections::HashMap;
+
+use sheaf_base::error::Result;
+use sheaf_base::segment::{Address, Segment};
+use sheaf_base::sync::epoch::Guard;
+use sheaf_base::types::Seq;
+use sheaf_base::versions::OldVersion;
+use sheaf_base::views::Views;
+
+use crate::engine::KreonEngine;
+use crate::level_edit::{MergeResolver, merged_flags};
+use crate::live_bitmap::RecordLocation;
+use crate::node::{HAS_BLOB, LOWER_UNACCOUNTED, LeafEntry, LeafPair};
+use crate::spill::SpillState;
+use crate::tree::{Level, record_seq};
+
+/// The segments that entries of leaves point into, by slots, as they were when the leaves were
+/// read.
+pub(crate) type SourceSegments<'g> = HashMap<u32, &'g Segment>;
+
+/// Puts keys side by side with what the level has.
+pub(crate) struct MergeAccounting<'a> {
+    engine: &'a KreonEngine,
+    pub(crate) views: &'a Views,
+    guard: &'a Guard,
+    is_last: bool,
+    /// Where what comes was found, by slots. `None`: it is from a memtable, and its numbers are
+    /// exact.
+    sources: Option<&'a SourceSegments<'a>>,
+    /// Bytes by slot that the levels account for more, or less.
+    live_bytes_delta: HashMap<u32, i64>,
+    /// What is dead once the step is published.
+    pub(crate) dead_records: Vec<(Address, u64)>,
+    pub(crate) dead_blobs: Vec<(Seq, u64)>,
+    /// Records that the last level points at no more, and those that it points at now.
+    unreferenced: Vec<RecordLocation>,
+    referenced: Vec<RecordLocation>,
+}
+
+impl MergeAccounting<'_> {
+    pub(crate) fn add_live(&mut self, entry: &LeafEntry, sign: i64) {
+        if !entry.is_tombstone() {
+            let span = i64::try_from(entry.span()).unwrap_or(0);
+            *self.live_bytes_delta.entry(entry.address().slot()).or_insert(0) += sign * span;
+        }
+    }
+
+    /// The number of what comes.
+    fn seq_of(&self, new: &LeafPair<'_>) -> Result<Seq> {
+        if new.entry.is_tombstone() {
+            return Ok(new.entry.tombstone_seq());
+        }
+        let Some(sources) = self.sources else { return Ok(new.max_seq) };
+        let address = new.entry.address();
+        match sources.get(&address.slot()) {
+            Some(segment) => record_seq(segment, address),
+            None => Err(self.engine.dangling_address_error(address)),
+        }
+    }
+
+    /// The last level is going to point at the record of `entry`.
+    fn reference_record(&mut self, entry: &LeafEntry) {
+        let address = entry.address();
+        let there = match self.sources {
+            Some(sources) => sources.get(&address.slot()).copied(),
+            None => self.engine.context.segments.at(address.slot(), self.guard),
+        };
+        self.referenced.extend(there.map(|segment| RecordLocation::new(address, entry.span(), segment)));
+    }
+
+    /// Whether both are one version, which was copied: the cleaner has accounted for the old place.
+    /// What comes may have lost that on its way down, with its segment: then it meets an older
+    /// version, which views may need.
+    fn is_relocated_copy(
+        &self,
+        new: &LeafPair<'_>,
+        old: &LeafEntry,
+        there: Option<&Segment>,
+    ) -> Result<bool> {
+        match there {
+            Some(there) if !new.entry.is_tombstone() => {
+                Ok(self.seq_of(new)? == record_seq(there, old.address())?)
+            }
+            _ => Ok(false),
+        }
+    }
+
+    /// Whether `old`, superseded by `new`, is kept for a view.
+    fn retain_for_views(
+        &mut self,
+        new: &LeafPair<'_>,
+        old: &LeafEntry,
+        there: Option<&Segment>,
+    ) -> Result<bool> {
+        // It died no later than the newest that comes with `new`.
+        if !self.views.may_need_before(new.max_seq) {
+            return Ok(false);
+        }
+        let died = self.seq_of(new)?;
+        if !self.views.may_need_before(died) {
+            return Ok(false);
+        }
+        let may_need = |born, died| self.views.may_need(born, died);
+        let born = match there {
+            Some(there) => record_seq(there, old.address())?,
+            None => old.tombstone_seq(),
+        };
+        let blob = (old.flags & HAS_BLOB != 0).then_some(old.blob_id);
+        let (address, span) = match old.is_tombstone() {
+            true => (Address::NONE, 0),
+            false => (old.address(), u32::try_from(old.span()).unwrap_or(u32::MAX)),
+        };
+        let old = OldVersion { address, span, begin_seq: born, end_seq: died, blob };
+        Ok(self.engine.retain_if_needed(&mut self.engine.candidates.lock(), new.key, old, may_need))
+    }
+}
+
+impl MergeResolver for MergeAccounting<'_> {
+    fn resolve(
+        &mut self,
+        new: &LeafPair<'_>,
+        old: Option<(&LeafEntry, u64, Seq)>,
+    ) -> Result<Option<LeafEntry>> {
+        let mut flags = new.entry.flags;
+        if let Some((old, stamp, _)) = old {
+            let is_below = new.entry.flags & LOWER_UNACCOUNTED != 0;
+            // Looked up once: it may leave its slot at any time. None of a removal, which is never
+            // gone.
+            let segment = || self.engine.level_store.segment_of(old.address(), stamp, self.guard);
+            let there = if old.is_tombstone() { None } else { segment() };
+            let is_gone = !old.is_tombstone() && there.is_none();
+            let is_itself = is_below && self.is_relocated_copy(new, old, there)?;
+            let is_kept = !is_gone && !is_itself && self.retain_for_views(new, old, there)?;
+            // After a crash the same version may come again, from where the cleaner had copied it
+            // to.
+            let is_lost = old.is_blob() && !(new.entry.is_blob() && new.entry.blob_id == old.blob_id);
+            // What a view needs of what is gone was copied, and is among the versions, which
+            // account for its value.
+            let names = || self.engine.versions.names(&new.key.to_vec(), old.blob_id);
+            if is_gone && !is_below && is_lost && !names() {
+                self.dead_blobs.push((new.max_seq, old.blob_id));
+            }
+            if let Some(there) = there.filter(|_| self.is_last) {
+                self.unreferenced.push(RecordLocation::new(old.address(), old.span(), there));
+            }
+            if !is_gone {
+                self.add_live(old, -1);
+                if !old.is_tombstone() && !is_itself && !is_kept {
+                    self.dead_records.push((old.address(), old.span()));
+                    if is_lost {
+                        self.dead_blobs.push((new.max_seq, old.blob_id));
+                    }
+                }
+            }
+            flags = merged_flags(flags, Some(old.flags), self.is_last);
+        } else {
+            flags = merged_flags(flags, None, self.is_last);
+        }
+        if new.entry.is_tombstone() && self.is_last {
+            return Ok(None);
+        }
+        self.add_live(&new.entry, 1);
+        if self.is_last {
+            self.reference_record(&new.entry);
+        }
+        Ok(Some(new.entry.with_flags(flags)))
+    }
+
+    fn resolve_unmatched(&mut self, old: &LeafEntry, stamp: u64) -> Option<LeafEntry> {
+        if old.is_tombstone() {
+            return (!self.is_last).then_some(*old);
+        }
+        match self.engine.level_store.is_dangling(old.address(), stamp, self.guard) {
+            false => Some(*old),
+            // Its value is for whoever meets it. The leaf gets another stamp, which would believe
+            // what has the slot now.
+            true if old.is_blob() => Some(old.without_address()),
+            true => None,
+        }
+    }
+
+    fn is_last_level(&self) -> bool {
+        self.is_last
+    }
+
+    fn before_publish(&mut self) {
+        self.engine.live_bitmap.update(&self.unreferenced, &self.referenced, self.guard);
+    }
+}
+
+impl KreonEngine {
+    /// For a step into the level above the `lower` ones. `sources`: what comes is from leaves; else
+    /// it is from a memtable.
+    pub(crate) fn merge_accounting<'a, 'l>(
+        &'a self,
+        views: &'a Views,
+        mut lower: impl Iterator<Item = &'l Level>,
+        sources: Option<&'a SourceSegments<'a>>,
+        guard: &'a Guard,
+    ) -> MergeAccounting<'a> {
+        MergeAccounting {
+            engine: self,
+            views,
+            guard,
+            is_last: lower.all(|level| level.root.is_none()),
+            sources,
+            live_bytes_delta: HashMap::new(),
+            dead_records: Vec::new(),
+            dead_blobs: Vec::new(),
+            unreferenced: Vec::new(),
+            referenced: Vec::new(),
+        }
+    }
+
+    /// Accounts for what a published step has superseded.
+    pub(crate) fn account_published(
+        &self,
+        spill: &mut SpillState,
+        merge_accounting: MergeAccounting<'_>,
+        guard: &Guard,
+    ) {
+        for (slot, bytes) in merge_accounting.live_bytes_delta {
+            spill.add_live_bytes(self, slot, bytes, guard);
+        }
+        for (address, span) in merge_accounting.dead_records {
+            self.accounts.count_live(address, -i64::try_from(span).unwrap_or(0), guard);
+        }
+        for (died, blob) in merge_accounting.dead_blobs {
+            if self.accounts.remove_blob(blob) {
+                self.context.retire_blob(died, blob);
+            }
+        }
+    }
+}

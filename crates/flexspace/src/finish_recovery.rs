@@ -1,0 +1,174 @@
+//! # Settle: what recovery found is made durable where it is
+//!
+//! What was accepted above the floor may have been in the page cache only: it is written again, the
+//! same bytes to the same places, and synced before the heads say that it counts. Nothing here
+//! needs a new block; a crash in between changes nothing that the next opening would see
+//! differently.
+
+use std::collections::HashSet;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use sheaf_base::disk::mark_len_dirty;
+use sheaf_base::double_slot::DoubleSlot;
+use sheaf_base::error::{Error, IoContext, Result};
+use sheaf_base::segment::DATA_START;
+use sheaf_base::sync::atomic::Ordering;
+
+use crate::data_file::{DATA_DIR, DataFile};
+use crate::extent::{BLOCK_HEADER, Extent, footprint};
+use crate::format::{self, LOG_DIR, LogSegmentRef, TREE_DIR};
+use crate::recover::{LogSegment, SpaceRecovery};
+use crate::tree::TreeSnapshot;
+
+impl SpaceRecovery<'_> {
+    /// Gives files that a creation cut short their length. One that lacks bytes of an extent was
+    /// cut by something else: it stays as it is, and reading says what is missing.
+    pub(crate) fn extend_files(&self) -> Result<()> {
+        for (number, data_file) in self.data_files.files.iter().enumerate() {
+            let Some(data_file) = data_file else { continue };
+            let found = data_file.file.len().during("measure", &data_file.path)?;
+            if found >= data_file.len || found >= self.used_end(number) {
+                data_file.extend(found)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Where the last extent in an area ends.
+    fn used_end(&self, number: usize) -> u64 {
+        let geometry = &self.data_files.geometry;
+        let ends = |tree: &TreeSnapshot<Extent>| {
+            let extents = tree.range(0).filter(|entry| !entry.item.is_hole());
+            let ends = extents.filter_map(|entry| {
+                let segment = self.data_files.segment_of(entry.item);
+                let start =
+                    self.data_files.segment_position(segment)?.start + entry.item.chunk() % geometry.segment;
+                let is_here =
+                    segment / geometry.segments_per_file == u32::try_from(number).unwrap_or(u32::MAX);
+                is_here.then(|| start + footprint(entry.item.skip() + entry.len, geometry.checksum_block))
+            });
+            ends.max().unwrap_or(0)
+        };
+        self.tree.read(ends)
+    }
+
+    /// Makes what was accepted above the floor durable where it is.
+    pub(crate) fn rewrite_durably(
+        &self,
+        log_segments: &[LogSegment],
+        extents: &[(u64, Extent)],
+    ) -> Result<()> {
+        let mut files: Vec<&Arc<DataFile>> = Vec::new();
+        for (len, extent) in extents {
+            let Some(position) = self.data_files.segment_position(self.data_files.segment_of(*extent)) else {
+                continue;
+            };
+            self.for_each_block(*len, *extent, |body, path, offset| {
+                let within = offset - position.start;
+                let mut piece = Vec::with_capacity(body.len() + 8);
+                piece.extend_from_slice(&position.seed.checksum(within, body).to_le_bytes());
+                piece.extend_from_slice(&u32::try_from(body.len()).unwrap_or(u32::MAX).to_le_bytes());
+                debug_assert_eq!(piece.len() as u64, BLOCK_HEADER);
+                piece.extend_from_slice(body);
+                position.data_file.file.write_at(offset, &piece).during("write", path)
+            })?;
+            if !files.iter().any(|file| Arc::ptr_eq(file, position.data_file)) {
+                files.push(position.data_file);
+            }
+        }
+        for data_file in files {
+            data_file.file.sync().during("sync", &data_file.path)?;
+        }
+        for log_segment in log_segments
+            .iter()
+            .filter(|log_segment| !log_segment.entry.is_final && log_segment.end > DATA_START)
+        {
+            let (file, path) = (log_segment.segment.file(), log_segment.segment.path());
+            let mut bytes = vec![0; usize::try_from(log_segment.end - DATA_START).unwrap_or(0)];
+            file.read_at(DATA_START, &mut bytes).during("read", path)?;
+            file.write_at(DATA_START, &bytes).during("write", path)?;
+            mark_len_dirty(&**file).during("extend", path)?;
+            file.sync().during("sync", path)?;
+        }
+        Ok(())
+    }
+
+    /// Leaves out areas behind all that were ever used, and behind as many places as there are
+    /// areas. New ones take the lowest place that is free, so these hold nothing, or are nobody's;
+    /// and what is counted by segment must not grow with a name. They go if they `may`.
+    pub(crate) fn drop_unused_files(&mut self, may: bool) {
+        let files = &mut self.data_files.files;
+        let is_used =
+            |data_file: &DataFile| data_file.serials.iter().any(|serial| serial.load(Ordering::Relaxed) > 0);
+        let used = files.iter().rposition(|data_file| data_file.as_deref().is_some_and(is_used));
+        let there = files.iter().flatten().count();
+        let kept = files.len().min(there.max(used.map_or(0, |last| last + 1)));
+        for data_file in files.drain(kept..).flatten().filter(|_| may) {
+            let _ = self.disk.remove(&data_file.path); // what stays is tried again the next time
+        }
+    }
+
+    /// Areas have durable names before anything is in them. One that holds nothing may have been
+    /// left by a creation that was cut short: where its name cannot be made durable it goes, since
+    /// no later sync would save it.
+    pub(crate) fn sync_names(&self) -> Result<()> {
+        let data = self.dir.join(DATA_DIR);
+        let Err(error) = self.disk.sync_dir(&data) else { return Ok(()) };
+        let per_file = self.data_files.geometry.segments_per_file;
+        let holding: HashSet<u32> = self.tree.read(|tree| {
+            let extents = tree.range(0).filter(|entry| !entry.item.is_hole());
+            extents.map(|entry| self.data_files.segment_of(entry.item) / per_file).collect()
+        });
+        for (number, data_file) in (0..).zip(&self.data_files.files) {
+            if let Some(data_file) = data_file.as_ref().filter(|_| !holding.contains(&number)) {
+                let _ = self.disk.remove(&data_file.path); // what stays is tried again the next time
+            }
+        }
+        Err(Error::io("sync directory", &data, error))
+    }
+
+    /// Both heads say what was found, and who writes now.
+    pub(crate) fn publish_recovered(
+        &mut self,
+        head_slots: &DoubleSlot,
+        log_segments: &[LogSegment],
+    ) -> Result<()> {
+        head_slots.rewrite_durably(&self.head)?;
+        self.head.incarnation += 1;
+        self.head.floor = self.seq;
+        let accepted = log_segments.iter().filter(|log_segment| log_segment.end > DATA_START);
+        self.head.newest.logs = accepted
+            .map(|log_segment| LogSegmentRef {
+                id: log_segment.entry.id,
+                end: log_segment.end,
+                is_final: true,
+            })
+            .collect();
+        for _ in 0..2 {
+            self.head.generation += 1;
+            head_slots.write(&self.head)?;
+        }
+        Ok(())
+    }
+
+    /// Removes files that the head does not name. What stays is swept the next time.
+    pub(crate) fn remove_unnamed_files(&self) {
+        let recovery_points = [&self.head.newest, &self.head.older];
+        let checkpoints =
+            recovery_points.map(|recovery_point| format::checkpoint_name(recovery_point.checkpoint));
+        let logs = recovery_points.into_iter().flat_map(|recovery_point| &recovery_point.logs);
+        let named: HashSet<PathBuf> = logs
+            .map(|log| PathBuf::from(LOG_DIR).join(sheaf_base::segment::file_name(log.id)))
+            .chain(checkpoints)
+            .collect();
+        for (dir, suffix) in [(LOG_DIR, ".seg"), (TREE_DIR, ".img")] {
+            for entry in self.disk.list(&self.dir.join(dir)).unwrap_or_default() {
+                let path = PathBuf::from(dir).join(&entry.name);
+                if entry.name.ends_with(suffix) && !named.contains(&path) {
+                    let _ = self.disk.remove(&self.dir.join(path));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,729 @@
+//! # Collect: garbage collection, a step at a time
+//!
+//! A *pass* chooses the emptiest segments and walks the whole index once. A *step* of it looks at
+//! some thousand entries, copies those in the chosen segments outside of the lock, and then, under
+//! the lock, remaps them as one operation, if they are still there. The part of the index that a
+//! step looks at is a range of addresses which edits may move meanwhile: the writer keeps it up to
+//! date.
+//!
+//! ## Progress
+//!
+//! An extent is at most 1/32 of a segment, and at most 30/32 of all segments but the reserve may
+//! live. So there is always a segment that is at most 15/16 full (paper, section 4.1), and emptying
+//! it gains more than what may be lost at a segment's end. The reserve, which users may not take,
+//! gives a pass room to copy to. Users that find no room do the steps themselves; before that, when
+//! little is left, each write waits a little (`throttle.rs`), so that nobody waits for long.
+//!
+//! ## At rest
+//!
+//! Under load, a small space may have as much garbage as live bytes. One second after the last
+//! operation, segments that are at least a quarter garbage are collected, until the garbage is a
+//! quarter of the live bytes and four segments. Such a pass writes at most three bytes for each
+//! byte that it gains, and ends with fewer segments in use, so an idle space soon writes nothing.
+//!
+//! ## Crash
+//!
+//! A step is an operation like others: remaps in one frame. What it copied from stays until that is
+//! durable (`maintenance.rs`).
+
+use sheaf_base::sync::atomic::Ordering;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use sheaf_base::clock::{Clock, SystemClock};
+use sheaf_base::error::{Error, Result};
+use sheaf_base::sync::MutexGuard;
+
+use crate::extent::{Extent, footprint};
+use crate::format::{ExtentRun, IndexRecord};
+use crate::placement::LentBuffer;
+use crate::shared::{SharedSpace, SpaceVersion};
+use crate::tree::{TreeEntry, TreeItem};
+use crate::writer::{SegmentState, SpaceWriter, WriteClass};
+
+/// Fewest and most segments that one pass empties.
+const MIN_VICTIMS: usize = 4;
+const MAX_VICTIMS: usize = 64;
+/// Half so many segments of garbage, beside a quarter of what lives, are left alone in a space
+/// without a limit.
+const GARBAGE_SLACK: u64 = 32;
+/// Segments of garbage, and a quarter of the live bytes, that stay in a space at rest.
+const IDLE_SLACK: u64 = 4;
+/// Fewest segments that a pass at rest must gain, so that it ends with fewer in use than before.
+const MIN_IDLE_GAIN: u64 = 2;
+/// This part of a space without a limit may wait to be released.
+const RELEASE_DIVISOR: u64 = 128;
+/// Bytes to copy for an entry to walk over: some 60 ns of work for some 15.
+const WALK_COST: u64 = 24;
+
+/// One of so many extents is looked for in memory, before all are asked of the device.
+const CACHE_PROBE_INTERVAL: usize = 4;
+
+/// A walk over the index.
+#[derive(Debug)]
+pub(crate) struct GcPass {
+    victims: Victims,
+    /// True if the space was at rest when the pass began. Then the pass continues to its end.
+    is_idle: bool,
+}
+
+/// Why segments are chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum GcReason {
+    /// Little is left, or much is garbage.
+    LowSpace,
+    /// There was no operation for a while.
+    Idle,
+}
+
+/// The chosen segments: looked up once for every entry of the index.
+#[derive(Debug)]
+struct Victims(Vec<bool>);
+
+impl Victims {
+    fn contains(&self, segment: u32) -> bool {
+        self.0.get(segment as usize).copied().unwrap_or(false)
+    }
+
+    fn is_empty(&self) -> bool {
+        !self.0.contains(&true)
+    }
+}
+
+/// What is worth copying, and from where to where it was found.
+struct FoundExtents {
+    version: Arc<SpaceVersion>,
+    entries: Vec<TreeEntry<Extent>>,
+    is_last: bool,
+}
+
+impl SpaceWriter {
+    /// Little is left, or much is garbage.
+    pub(crate) fn is_gc_due(&self) -> bool {
+        let g = &self.data_files.geometry;
+        if self.is_limited() {
+            return self.is_low_on_space();
+        }
+        self.has_more_garbage_than(u64::from(g.segments_per_file).min(GARBAGE_SLACK) / 2)
+    }
+
+    /// Whether a space at rest has more garbage than is left alone there.
+    fn is_idle_gc_due(&self) -> bool {
+        !self.is_limited() && self.has_more_garbage_than(IDLE_SLACK)
+    }
+
+    /// While this stays the same, a pass at rest that found nothing would find nothing again.
+    fn idle_pass_key(&self) -> (u64, Option<u64>) {
+        (self.seq, self.oldest.map(|(version, _)| version))
+    }
+
+    /// Whether the garbage is more than a quarter of the live bytes and this number of segments.
+    fn has_more_garbage_than(&self, segments: u64) -> bool {
+        let g = &self.data_files.geometry;
+        // What is dead waits for a sync, or for a reader: to collect more does not bring it back.
+        // Nor does it what is held.
+        let unused = (self.allocator.free.len() + self.allocator.without_blocks.len()) as u64
+            + self.dead_segments()
+            + self.pinned.segments;
+        let used = self.allocator.with_file.saturating_sub(unused) * g.segment;
+        let live = self.total_live.saturating_sub(self.pinned.live);
+        used > live + live / 4 + segments * g.segment
+    }
+
+    fn is_limited(&self) -> bool {
+        self.allocator.limit < u64::from(u32::MAX)
+    }
+
+    /// There is a limit, and little is left of it: each segment that comes back counts.
+    pub(crate) fn is_low_on_space(&self) -> bool {
+        self.is_limited() && self.writable_bytes(WriteClass::User) < 2 * self.throttle_threshold()
+    }
+
+    /// So many segments are worth the syncs of a release, which are the same for all of them:
+    /// `least`, and a small part of those there are.
+    pub(crate) fn min_release(&self, least: u64) -> u64 {
+        if self.is_limited() { least } else { least.max(self.allocator.with_file / RELEASE_DIVISOR) }
+    }
+
+    /// With room for less, users are slowed down; below twice as much, garbage is collected. That
+    /// is a quarter of what neither lives nor is kept back, and in a space with much room 1/13 of
+    /// the limit: collection begins when 85 % of it are used.
+    pub(crate) fn throttle_threshold(&self) -> u64 {
+        let g = &self.data_files.geometry;
+        let all = self.allocator.limit.saturating_sub(g.reserve).saturating_mul(g.segment);
+        (all.saturating_sub(self.total_live) / 4).min(all / 13)
+    }
+
+    /// The emptiest sealed segments whose live bytes fit into what the collector may take. Those
+    /// that the version `held` names would take room and give none.
+    fn victims(&self, held: Option<u64>, because: GcReason) -> Victims {
+        let g = &self.data_files.geometry;
+        let is_at_rest = because == GcReason::Idle;
+        let worth = if is_at_rest { g.segment / 4 * 3 } else { g.segment / 16 * 15 };
+        let mut sealed: Vec<(u64, u32)> = (0..)
+            .zip(&self.segments)
+            .filter(|(_, s)| {
+                s.state == SegmentState::Sealed && s.live > 0 && s.live <= worth && !s.is_damaged
+            })
+            .filter(|(_, s)| held.is_none_or(|mark| s.open_seq >= mark))
+            .map(|(number, segment)| (segment.live, number))
+            .collect();
+        sealed.sort_unstable();
+        // One segment is left out of the account, for extents that edits split meanwhile.
+        let spare = if self.available_to(WriteClass::Gc) > 1 { g.segment } else { 0 };
+        let mut room = self.gc_writable_bytes().saturating_sub(spare);
+        let mut victims = Victims(vec![false; self.segments.len()]);
+        // A pass walks the whole index: it copies so much that this is a small part of its work,
+        // and no more, so that segments are given back a few at a time.
+        let few = self.tree.entries().saturating_mul(WALK_COST) / g.segment;
+        let few = usize::try_from(few).unwrap_or(MAX_VICTIMS).clamp(MIN_VICTIMS, MAX_VICTIMS);
+        let few = if is_at_rest { MAX_VICTIMS } else { few };
+        let mut gain = 0;
+        for (live, number) in sealed.into_iter().take(few) {
+            if live > room {
+                break;
+            }
+            room -= live;
+            gain += g.segment - live;
+            victims.0[number as usize] = true;
+        }
+        if is_at_rest && gain < MIN_IDLE_GAIN * g.segment {
+            victims.0.clear();
+        }
+        victims
+    }
+}
+
+impl SharedSpace {
+    /// Takes a step if much is garbage or little is left; at rest, if some is garbage. Returns true
+    /// if it took one.
+    pub(crate) fn gc_if_due(&self) -> Result<bool> {
+        if self.writer.lock().is_gc_due() {
+            return self.gc_step();
+        }
+        let goes_on = self.gc_pass.lock().as_ref().is_some_and(|pass| pass.is_idle);
+        let is_due = goes_on || (self.is_long_idle() && self.writer.lock().is_idle_gc_due());
+        if is_due { self.gc_step_for(GcReason::Idle) } else { Ok(false) }
+    }
+
+    /// One step of a pass, a new one if there is none. False if no segment is worth it.
+    fn gc_step(&self) -> Result<bool> {
+        self.gc_step_for(GcReason::LowSpace)
+    }
+
+    fn gc_step_for(&self, because: GcReason) -> Result<bool> {
+        let mut gc_pass = self.gc_pass.lock();
+        if gc_pass.is_none() {
+            let mut w = self.writer.lock();
+            let read = w.tree.versions_in_use(self.checkpoint_version());
+            let held = w.find_long_pinned(&read, SystemClock.now());
+            if because == GcReason::Idle && w.last_idle_pass == Some(w.idle_pass_key()) {
+                return Ok(false);
+            }
+            let victims = w.victims(held, because);
+            if victims.is_empty() {
+                w.last_idle_pass = Some(w.idle_pass_key());
+                return Ok(false);
+            }
+            w.gc_range = Some((0, 0));
+            let data_files = Arc::clone(&w.data_files);
+            drop(w);
+            (0..)
+                .zip(&victims.0)
+                .filter(|(_, chosen)| **chosen)
+                .for_each(|(segment, _)| data_files.prefetch_segment(segment));
+            *gc_pass = Some(GcPass { victims, is_idle: because == GcReason::Idle });
+        }
+        let Some(pass) = gc_pass.as_mut() else { return Ok(false) };
+        let found = self.find_victim_extents(pass);
+        let moved = self.read_extents(pass, &found)?;
+        // While the version is held, no chunk that was found can give its place to another: what
+        // still has the same address is the same.
+        let (is_done, held) = (found.is_last, found.version);
+        let repointed = self.remap_copies(moved);
+        drop(held);
+        let is_full = matches!(repointed, Err(Error::NoSpace { .. } | Error::FileSizeLimit { .. }));
+        if is_done || is_full {
+            // Without room for all that was chosen, another choice is made when something was given
+            // back.
+            let mut w = self.writer.lock();
+            w.gc_range = None;
+            if is_full {
+                w.last_idle_pass = Some(w.idle_pass_key());
+            }
+            drop(w);
+            *gc_pass = None;
+        }
+        if is_full { Ok(false) } else { repointed.map(|()| true) }
+    }
+
+    /// Walks on through the index; the tracked range is then what was walked.
+    fn find_victim_extents(&self, pass: &GcPass) -> FoundExtents {
+        let g = &self.geometry;
+        let mut w = self.writer.lock();
+        let version = self.current.load_full();
+        let from = w.gc_range.map_or(0, |(_, to)| to);
+        let (mut entries, mut bytes, mut to, mut looked) = (Vec::new(), 0, from, 0);
+        for entry in version.tree.range(from) {
+            if looked == g.gc_step_entries || bytes >= g.gc_step_bytes {
+                break;
+            }
+            looked += 1;
+            to = entry.start + entry.len;
+            if !entry.item.is_hole() && pass.victims.contains(w.data_files.segment_of(entry.item)) {
+                bytes += entry.len;
+                entries.push(entry);
+            }
+        }
+        w.gc_range = Some((from, to));
+        let is_last = to >= version.tree.len();
+        FoundExtents { version, entries, is_last }
+    }
+
+    /// Reads what was found; a segment with a damaged piece is given up.
+    fn read_extents(
+        &self,
+        pass: &mut GcPass,
+        found: &FoundExtents,
+    ) -> Result<Vec<(TreeEntry<Extent>, Vec<u8>)>> {
+        let data_files = &found.version.data_files;
+        // The pass has asked for all of the segment; where memory is short that may be gone by now.
+        if found.entries.iter().step_by(CACHE_PROBE_INTERVAL).any(|entry| !data_files.is_cached(entry.item)) {
+            data_files.will_need(found.entries.iter().map(|entry| (entry.item, 0, entry.len)));
+        }
+        let mut copies = Vec::with_capacity(found.entries.len());
+        for entry in &found.entries {
+            let mut bytes = vec![0; usize::try_from(entry.len).unwrap_or(usize::MAX)];
+            match found.version.data_files.read(entry.item, 0, &mut bytes) {
+                Ok(()) => copies.push((*entry, bytes)),
+                Err(error) if error.is_corrupt() => {
+                    let segment = found.version.data_files.segment_of(entry.item);
+                    pass.victims.0[segment as usize] = false;
+                    self.writer.lock().segments[segment as usize].is_damaged = true;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(copies)
+    }
+
+    /// Writes one copy, mostly into a buffer that is lent, outside of the writer's lock.
+    fn write_copy(&self, mut bytes: &[u8], lent_buffer: &mut Option<LentBuffer>) -> Result<ExtentRun> {
+        let mut run = ExtentRun::new();
+        while !bytes.is_empty() {
+            if let Some((len, extent)) =
+                lent_buffer.as_mut().and_then(|lent_buffer| lent_buffer.write_extent(bytes, &self.geometry))
+            {
+                run.push((len, extent));
+                bytes = &bytes[usize::try_from(len).unwrap_or(usize::MAX)..];
+                continue;
+            }
+            let mut w = self.writer.lock();
+            if let Some(full) = lent_buffer.take() {
+                w.return_buffer(full);
+            }
+            if w.needs_buffer() {
+                drop(w);
+                self.allocate_buffer();
+                w = self.writer.lock();
+            }
+            if w.allocator.is_short_of_buffers() {
+                drop(w);
+                self.flush()?;
+                w = self.writer.lock();
+            }
+            if w.allocator.free.is_empty() && w.allocator.available_segments() > 0 {
+                let more = w.writable_now(WriteClass::Gc) + 1;
+                drop(w);
+                self.preallocate(WriteClass::Gc, more)?;
+                w = self.writer.lock();
+            }
+            *lent_buffer = w.lend_buffer()?;
+            if lent_buffer.is_none() {
+                run.extend(w.write_extents(WriteClass::Gc, bytes)?);
+                return Ok(run);
+            }
+        }
+        Ok(run)
+    }
+
+    /// Writes the copies and maps to them what is still mapped to the originals.
+    fn remap_copies(&self, copies: Vec<(TreeEntry<Extent>, Vec<u8>)>) -> Result<()> {
+        if copies.is_empty() {
+            return Ok(());
+        }
+        // An entry may have been split since, in parts: each part is a record.
+        let body = 64 + 64 * 2 * self.geometry.gc_step_entries.min(copies.len() * 4 + 16);
+        // Before anything is copied, which would be in vain if nothing can say where it is.
+        drop(self.lock_with_log_room(body)?);
+        let answer = self.write_and_remap(&copies, body);
+        self.writer.lock().finish_gc_segments();
+        answer
+    }
+
+    /// The writer's lock, with room in the log for a frame of `body`.
+    fn lock_with_log_room(&self, body: usize) -> Result<MutexGuard<'_, SpaceWriter>> {
+        loop {
+            let w = self.writer.lock();
+            self.check_writable()?;
+            if w.log.backlog() > self.geometry.log_backlog {
+                drop(w);
+                self.flush()?;
+            } else if !w.log.has_room(body) {
+                drop(w);
+                self.ensure_spare(crate::log::max_frame_bytes(body))?;
+            } else {
+                return Ok(w);
+            }
+        }
+    }
+
+    /// The work of [`Shared::remap_copies`], which leaves the segments that it filled to be
+    /// settled.
+    fn write_and_remap(&self, copies: &[(TreeEntry<Extent>, Vec<u8>)], body: usize) -> Result<()> {
+        let mut moved = CopiedRuns::new();
+        let (mut bytes, mut write_error, mut lent_buffer) = (0, None, None);
+        for (entry, copy) in copies {
+            match self.write_copy(copy, &mut lent_buffer) {
+                Ok(run) => moved.insert((entry.item.chunk(), entry.item.skip()), (entry.len, run)),
+                Err(error) => {
+                    write_error = Some(error);
+                    break; // what has a place is not copied in vain
+                }
+            };
+            bytes += footprint(entry.len, self.geometry.checksum_block);
+        }
+        if let Some(lent_buffer) = lent_buffer {
+            self.writer.lock().return_buffer(lent_buffer);
+        }
+        let mut w = self.lock_with_log_room(body)?; // others may have used it up
+        let Some((from, to)) = w.gc_range else { return Ok(()) };
+        let version = self.current.load_full();
+        let mut records = records_in_place(copies, &mut moved, &version);
+        if !moved.is_empty() {
+            // Others wait for the lock: the range is looked through only where something changed
+            // since the copying began.
+            let room = (body - 64).saturating_sub(records.iter().map(size_of_record).sum());
+            records.extend(records_moved(&moved, &version, (from, to), room));
+        }
+        drop(version);
+        self.counters.moved.fetch_add(bytes, Ordering::Relaxed);
+        if !records.is_empty() {
+            self.commit_records(&mut w, &records);
+        }
+        write_error.map_or(Ok(()), Err)
+    }
+
+    /// Makes room for `bytes` of a user, by collecting if need be.
+    pub(crate) fn make_room(&self, bytes: u64) -> Result<()> {
+        loop {
+            let dead = {
+                let w = self.writer.lock();
+                if w.writable_bytes(WriteClass::User) >= bytes {
+                    return Ok(());
+                }
+                w.dead_segments()
+            };
+            // A release costs a sync: it waits until it is worth it, or nothing else is left to do.
+            let is_worth_it = dead >= (self.geometry.reserve / 2).max(1);
+            if is_worth_it && self.release()? > 0 || self.gc_step()? || self.release()? > 0 {
+                continue;
+            }
+            // The background may have given back what this thread did not find.
+            if self.writer.lock().writable_bytes(WriteClass::User) < bytes {
+                return self.no_space();
+            }
+        }
+    }
+
+    /// The disk is full: gives segments back that nothing needs any more, which have blocks, and
+    /// empties others by collecting. True if there are more than before.
+    pub(crate) fn reclaim_segments(&self) -> Result<bool> {
+        loop {
+            if self.release()? > 0 {
+                return Ok(true);
+            }
+            if !self.gc_step()? {
+                return Ok(self.release()? > 0 || self.shorten_log()?);
+            }
+        }
+    }
+
+    /// After a user wrote `bytes`, with room for `left` more, which is less than `low`: the
+    /// background gets time, or, where there is none, some of its work is done here. The less is
+    /// left, the more.
+    pub(crate) fn throttle_write(&self, bytes: u64, left: u64, low: u64) {
+        if !self.options.inline {
+            return self.throttle.delay(bytes, left, low);
+        }
+        let scarcity = (16 * (low - left)).div_ceil(low);
+        let mut due = bytes.saturating_mul(scarcity).min(self.geometry.gc_step_bytes * 2);
+        while due > 0 {
+            let before = self.counters.moved.load(Ordering::Relaxed);
+            match self.gc_step() {
+                Ok(true) => {}
+                // What was to be done is done: trouble with the collection is the next writer's who
+                // needs it.
+                Ok(false) | Err(_) => break,
+            }
+            due = due.saturating_sub((self.counters.moved.load(Ordering::Relaxed) - before).max(4096));
+        }
+    }
+
+    /// Writes a range again, in pieces of one extent each.
+    pub(crate) fn defrag(&self, at: u64, len: u64) -> Result<()> {
+        let view = self.current.load_full();
+        let end = at.saturating_add(len).min(view.tree.len());
+        drop(view);
+        let mut from = at;
+        let mut buffer = Vec::new();
+        while from < end {
+            let version = self.current.load_full();
+            let Some(entry) = version.tree.get(from) else { break };
+            if entry.item.is_hole() {
+                from = entry.start + entry.len;
+                continue;
+            }
+            let run = version.tree.range(from).take_while(|e| !e.item.is_hole()).last();
+            let data_end = run.map_or(from, |last| last.start + last.len);
+            let to = end.min(data_end).min(from + self.geometry.max_extent);
+            let fragments = version.tree.range(from).take_while(|entry| entry.start < to).count();
+            if fragments > 1 {
+                buffer.resize(usize::try_from(to - from).unwrap_or(usize::MAX), 0);
+                version.read(from, &mut buffer)?;
+                let seq = version.tree.version();
+                drop(version);
+                if !self.rewrite(seq, from, &buffer)? {
+                    continue; // changed meanwhile: look again
+                }
+            }
+            from = to;
+        }
+        Ok(())
+    }
+
+    /// Writes `bytes`, read at operation `seq`, to where they are. False if there were other
+    /// operations since.
+    fn rewrite(&self, seq: u64, at: u64, bytes: &[u8]) -> Result<bool> {
+        self.commit_if(&[crate::writer::SpaceOp::Write { at, bytes }], |w| w.seq == seq)
+    }
+}
+
+/// Copies of chunks, by chunk and first byte: their length, and where they are.
+type CopiedRuns = BTreeMap<(u64, u64), (u64, ExtentRun)>;
+
+/// What a record takes in the log, at most.
+fn size_of_record(record: &IndexRecord) -> usize {
+    if let IndexRecord::Remap { run, .. } = record { 48 + 16 * run.len() } else { 48 }
+}
+
+/// Records for the entries that are where they were, which leave `moved`.
+fn records_in_place(
+    copies: &[(TreeEntry<Extent>, Vec<u8>)],
+    moved: &mut CopiedRuns,
+    version: &SpaceVersion,
+) -> Vec<IndexRecord> {
+    let mut records = Vec::with_capacity(copies.len());
+    for (entry, _) in copies {
+        if version.tree.get(entry.start) == Some(*entry)
+            && let Some((_, run)) = moved.remove(&(entry.item.chunk(), entry.item.skip()))
+        {
+            records.push(IndexRecord::Remap { at: entry.start, run });
+        }
+    }
+    records
+}
+
+/// Records for what is left of `moved` in a range of the index: edits may have split and shifted
+/// it. Of `room` bytes in the log; what does not fit, split into more parts than foreseen, the next
+/// pass finds.
+fn records_moved(
+    moved: &CopiedRuns,
+    version: &SpaceVersion,
+    (from, to): (u64, u64),
+    room: usize,
+) -> Vec<IndexRecord> {
+    let mut records = Vec::new();
+    let mut size = 0;
+    for entry in version.tree.range(from).take_while(|entry| entry.start < to) {
+        let key = (entry.item.chunk(), entry.item.skip());
+        let Some((before, (len, run))) = moved.range(..=key).next_back().filter(|_| !entry.item.is_hole())
+        else {
+            continue;
+        };
+        let skip = key.1 - before.1.min(key.1);
+        if before.0 == key.0 && skip + entry.len <= *len {
+            let record = IndexRecord::Remap { at: entry.start, run: sub_run(run, skip, entry.len) };
+            size += size_of_record(&record);
+            if size > room {
+                break;
+            }
+            records.push(record);
+        }
+    }
+    records
+}
+
+/// The part of a run from `skip` on, `len` bytes long.
+fn sub_run(run: &ExtentRun, mut skip: u64, mut left: u64) -> ExtentRun {
+    let mut part = ExtentRun::new();
+    for (len, extent) in run {
+        if skip >= *len {
+            skip -= len;
+            continue;
+        }
+        let now = (len - skip).min(left);
+        if now > 0 {
+            part.push((now, extent.suffix(skip)));
+        }
+        left -= now;
+        skip = 0;
+    }
+    part
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use sheaf_base::disk::sim::{CallClass, Fault, FaultKind, FaultPlan, FaultRepeat, SimDisk};
+
+    use super::*;
+    use crate::{FlexSpace, SpaceOptions};
+
+    /// The log's last segment has no room for what a step takes, and there is no other: however
+    /// often a step is tried, what is free stays free, and garbage is collected once there is room.
+    #[test]
+    fn steps_that_find_no_room_in_the_log_use_up_nothing() {
+        let disk = SimDisk::new();
+        let options = SpaceOptions { inline: true, tiny: true, ..SpaceOptions::default() };
+        let space = FlexSpace::open_on(Arc::new(disk.clone()), "/space", options).unwrap();
+        for n in 0..120u64 {
+            space.insert(n * 300, &[3; 300]).unwrap();
+        }
+        let shared = space.shared();
+        shared.preallocate(WriteClass::Gc, 60 << 10).unwrap();
+        disk.set_faults(
+            Fault::new(CallClass::Create, FaultKind::NoSpace).on("log").repeat(FaultRepeat::Forever),
+        );
+        // Every third is written again, until nothing fits into the log.
+        (0..).step_by(3).map(|n| n % 120 * 300).find(|at| space.write(*at, &[4; 300]).is_err()).unwrap();
+        shared.release().unwrap();
+        let left = |space: &FlexSpace| {
+            let w = space.shared().writer.lock();
+            (w.allocator.free.len() + w.allocator.without_blocks.len()) as u64 + w.dead_segments()
+        };
+        let (before, moved) = (left(&space), space.stats().moved_bytes);
+        assert!(before > 4 && !shared.writer.lock().victims(None, GcReason::LowSpace).is_empty(), "{before}");
+        for _ in 0..50 {
+            assert!(!shared.gc_step().unwrap());
+        }
+        assert_eq!(left(&space), before);
+        assert_eq!(space.stats().moved_bytes, moved, "nothing was mapped");
+        disk.set_faults(FaultPlan::default());
+        assert!(shared.gc_step().unwrap());
+        space.verify(|finding| panic!("{finding}")).unwrap();
+        space.close().unwrap();
+    }
+
+    /// What a view has held for long is not collected: it would take room and give none. What came
+    /// after it is, and what died meanwhile leaves the page cache, once.
+    #[test]
+    fn segments_of_a_long_pinned_view_are_not_collected() {
+        let options = SpaceOptions { inline: true, tiny: true, ..SpaceOptions::default() };
+        let space = FlexSpace::open_on(Arc::new(SimDisk::new()), "/space", options).unwrap();
+        space.insert(0, &[1; 90_000]).unwrap();
+        space.sync().unwrap();
+        let view = space.view();
+        space.write(0, &[2; 45_000]).unwrap();
+        let every_other = |from: u64| (from..from + 40_000).step_by(2000);
+        every_other(50_000).for_each(|at| space.write(at, &[3; 1000]).unwrap());
+        every_other(0).for_each(|at| space.write(at, &[3; 1000]).unwrap());
+        space.sync().unwrap();
+        let held = |at: u64| {
+            let mut w = space.shared().writer.lock();
+            let read = w.tree.versions_in_use(None);
+            let held = w.find_long_pinned(&read, Duration::from_millis(at));
+            (held, held.map_or(0, |mark| w.take_pinned_dead(mark, u64::MAX).len()))
+        };
+        assert_eq!(held(0), (None, 0), "seen for the first time");
+        assert_eq!(held(400), (None, 0));
+        let (mark, forgotten) = held(600);
+        assert!(mark.is_some() && forgotten > 3, "{mark:?}, {forgotten}");
+        assert_eq!(held(700), (mark, 0), "told already");
+        let w = space.shared().writer.lock();
+        let chosen = |held: Option<u64>| {
+            let victims = w.victims(held, GcReason::LowSpace);
+            let chosen = (0..).zip(&w.segments).filter(|(number, _)| victims.contains(*number));
+            chosen.map(|(_, segment)| Some(segment.open_seq) >= mark).collect::<Vec<_>>()
+        };
+        assert!(chosen(None).contains(&false), "{:?}", chosen(None));
+        assert!(chosen(mark).contains(&true) && !chosen(mark).contains(&false), "{:?}", chosen(mark));
+        drop(w);
+        drop(view);
+        assert_eq!(held(800), (None, 0), "nobody has it any more");
+    }
+
+    /// Nor is its garbage a reason to collect something else, which would be copied for the little
+    /// that is dead in it.
+    #[test]
+    fn pinned_garbage_does_not_trigger_gc() {
+        let options = SpaceOptions { inline: true, tiny: true, ..SpaceOptions::default() };
+        let space = FlexSpace::open_on(Arc::new(SimDisk::new()), "/space", options).unwrap();
+        [1, 1].iter().for_each(|byte| space.insert(0, &[*byte; 80_000]).unwrap());
+        let view = space.view();
+        let look = |at: u64| {
+            let mut w = space.shared().writer.lock();
+            let read = w.tree.versions_in_use(None);
+            let held = w.find_long_pinned(&read, Duration::from_millis(at));
+            (held.is_some(), w.pinned.segments > 3 && w.pinned.live > 0, w.is_gc_due())
+        };
+        let overwrite = |every: usize| {
+            (0..160_000).step_by(every).for_each(|at| space.write(at, &[2; 1400]).unwrap());
+        };
+        overwrite(2000);
+        space.sync().unwrap();
+        assert_eq!(look(0), (false, false, true), "more than half of what is there is dead");
+        assert_eq!(look(600), (true, true, false), "of what the view holds");
+        [4000, 6000, 10_000].into_iter().for_each(overwrite);
+        assert_eq!(look(700), (true, true, true), "and of what nobody holds");
+        drop(view);
+        assert!(!look(800).1);
+        space.close().unwrap();
+    }
+
+    /// A space that is smaller than the ordinary slack is collected at rest. Each pass leaves fewer
+    /// segments in use than before, and the passes end.
+    #[test]
+    fn an_idle_space_collects_garbage_below_the_normal_slack() {
+        let options = SpaceOptions { inline: true, ..SpaceOptions::default() };
+        let space = FlexSpace::open_on(Arc::new(SimDisk::new()), "/space", options).unwrap();
+        let (shared, mib) = (space.shared(), 1 << 20);
+        let segment = shared.geometry.segment;
+        let count = 16 * segment / mib;
+        (0..count).for_each(|n| space.insert(n * mib, &vec![1; 1 << 20]).unwrap());
+        // Half of each segment is written again, in pieces.
+        (0..2 * count).step_by(2).for_each(|n| space.write(n * mib / 2, &vec![2; 1 << 19]).unwrap());
+        space.sync().unwrap();
+        let used = || {
+            let w = shared.writer.lock();
+            let unused =
+                (w.allocator.free.len() + w.allocator.without_blocks.len()) as u64 + w.dead_segments();
+            (w.allocator.with_file - unused, w.is_gc_due(), w.is_idle_gc_due())
+        };
+        let (now, is_tight, is_loose) = used();
+        assert!(now >= 24 && !is_tight && is_loose, "{now} {is_tight} {is_loose}");
+        let (mut before, mut passes) = (used().0, 0);
+        while shared.gc_step_for(GcReason::Idle).unwrap() {
+            if shared.gc_pass.lock().is_none() {
+                shared.release().unwrap();
+                let now = used().0;
+                assert!(now < before, "{now} segments in use, {before} before");
+                (before, passes) = (now, passes + 1);
+            }
+        }
+        assert!((1..5).contains(&passes) && before <= 20, "{before} segments after {passes} passes");
+        space.verify(|finding| panic!("{finding}")).unwrap();
+        space.close().unwrap();
+    }
+}

@@ -1,0 +1,265 @@
+//! Upkeep beside views, and on a disk that has no room.
+
+use std::fmt;
+use std::io;
+use std::path::Path;
+
+use sheaf_base::disk::sim::{CallClass, Fault, FaultKind, FaultPlan, KeepChoice, SimDisk};
+use sheaf_base::disk::{DirEntry, Disk, File, LockMode, LockOutcome, OpenMode};
+use sheaf_base::sync::Mutex;
+
+use super::*;
+use crate::{FlexSpace, SpaceOptions};
+
+type Hook = Box<dyn FnOnce() + Send>;
+
+/// A disk on which something else is done while the name of a checkpoint is made durable, once.
+struct HookDisk {
+    disk: SimDisk,
+    hook: Mutex<Option<Hook>>,
+}
+
+impl fmt::Debug for HookDisk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Beside").finish_non_exhaustive()
+    }
+}
+
+impl Disk for HookDisk {
+    fn open(&self, path: &Path, open_mode: OpenMode) -> io::Result<Arc<dyn File>> {
+        self.disk.open(path, open_mode)
+    }
+    fn list(&self, dir: &Path) -> io::Result<Vec<DirEntry>> {
+        self.disk.list(dir)
+    }
+    fn create_dir(&self, dir: &Path) -> io::Result<()> {
+        self.disk.create_dir(dir)
+    }
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        self.disk.remove(path)
+    }
+    fn remove_dir(&self, dir: &Path) -> io::Result<()> {
+        self.disk.remove_dir(dir)
+    }
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.disk.rename(from, to)
+    }
+    fn link(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.disk.link(from, to)
+    }
+    fn sync_dir(&self, dir: &Path) -> io::Result<()> {
+        let deed = if dir.ends_with(TREE_DIR) { self.hook.lock().take() } else { None };
+        if let Some(deed) = deed {
+            deed();
+        }
+        self.disk.sync_dir(dir)
+    }
+    fn lock(&self, path: &Path, share: LockMode) -> io::Result<LockOutcome> {
+        self.disk.lock(path, share)
+    }
+    fn free_space(&self, path: &Path) -> io::Result<u64> {
+        self.disk.free_space(path)
+    }
+}
+
+fn open(disk: Arc<dyn Disk>) -> FlexSpace {
+    let options = SpaceOptions { inline: true, tiny: true, ..SpaceOptions::default() };
+    FlexSpace::open_on(disk, "/space", options).unwrap()
+}
+
+fn content(space: &FlexSpace) -> Vec<u8> {
+    let mut bytes = vec![0; usize::try_from(space.len()).unwrap()];
+    assert_eq!(space.read(0, &mut bytes).unwrap(), bytes.len());
+    bytes
+}
+
+/// The version that a checkpoint was written from is a reader's too: what it names is not written
+/// again while the checkpoint is made durable, when the index is not needed any more.
+#[test]
+fn a_view_stays_while_the_checkpoint_of_its_state_ends() {
+    let disk = Arc::new(HookDisk { disk: SimDisk::new(), hook: Mutex::new(None) });
+    let space = Arc::new(open(Arc::clone(&disk) as Arc<dyn Disk>));
+    space.insert(0, &[1; 9000]).unwrap();
+    let view = space.view();
+    let writer = Arc::clone(&space);
+    *disk.hook.lock() = Some(Box::new(move || {
+        for n in 2..12 {
+            writer.write(0, &[n; 9000]).unwrap();
+            writer.shared().release().unwrap();
+        }
+    }));
+    space.checkpoint().unwrap();
+    assert!(disk.hook.lock().is_none(), "it was done beside");
+    let mut bytes = vec![0; 9000];
+    view.read(0, &mut bytes).unwrap();
+    assert!(bytes.iter().all(|byte| *byte == 1), "the view changed");
+    drop(view);
+    assert!(space.shared().release().unwrap() > 0, "once it is gone its segments are free");
+}
+
+/// What died and is held by a reader is no reason to sync, nor to collect more: neither would bring
+/// it back.
+#[test]
+fn held_segments_cost_no_syncs() {
+    let space = open(Arc::new(SimDisk::new()));
+    space.insert(0, &[1; 90_000]).unwrap();
+    let view = space.view();
+    space.write(0, &[2; 90_000]).unwrap();
+    space.maintain().unwrap();
+    let before = space.stats();
+    assert!(before.dead_segments > 10, "{before:?}");
+    for n in 0..50 {
+        space.write(0, &[n; 10]).unwrap();
+        space.maintain_busy().unwrap();
+    }
+    let after = space.stats();
+    assert!(after.syncs - before.syncs <= 3, "{before:?} {after:?}");
+    assert_eq!(after.moved_bytes, before.moved_bytes);
+    drop(view);
+    assert!(space.shared().release().unwrap() >= before.dead_segments);
+}
+
+/// What is written after a view was taken, and overwritten, has its segments written again while
+/// the view is there.
+#[test]
+fn segments_written_after_a_view_are_reused() {
+    let space = open(Arc::new(SimDisk::new()));
+    space.insert(0, &[0; 90_000]).unwrap();
+    let view = space.view();
+    let mut used = Vec::new();
+    for n in 1..40 {
+        space.write(0, &[n; 90_000]).unwrap();
+        space.shared().release().unwrap();
+        let stats = space.stats();
+        used.push(stats.segments - stats.free_segments);
+    }
+    assert!(used[38] <= used[4], "it grows: {used:?}");
+    let mut bytes = vec![1; 90_000];
+    view.read(0, &mut bytes).unwrap();
+    assert!(bytes.iter().all(|byte| *byte == 0), "the view changed");
+}
+
+/// A space whose log is long beside its index, which changes no more, with a spare segment.
+fn space_with_long_log(disk: &SimDisk) -> FlexSpace {
+    let space = open(Arc::new(disk.clone()));
+    space.insert(0, &[1; 900]).unwrap();
+    space.checkpoint().unwrap();
+    for n in 0..=255 {
+        space.write(300, &[n; 100]).unwrap();
+    }
+    space.shared().ensure_spare(0).unwrap();
+    space
+}
+
+fn log_bytes(disk: &SimDisk) -> u64 {
+    let logs =
+        disk.files().into_iter().filter(|(path, _)| path.parent().is_some_and(|p| p.ends_with(LOG_DIR)));
+    logs.map(|(_, len)| len).sum()
+}
+
+#[test]
+fn two_checkpoints_shorten_a_long_log() {
+    let disk = SimDisk::new();
+    let space = space_with_long_log(&disk);
+    let (before, model) = (log_bytes(&disk), content(&space));
+    assert!(space.shared().shorten_log().unwrap());
+    assert!(log_bytes(&disk) < before / 2, "{before} bytes of log, then {}", log_bytes(&disk));
+    assert!(!space.shared().shorten_log().unwrap(), "it is short now");
+    // Each of the two has everything by itself.
+    let newest = disk.files().into_iter().filter(|(path, _)| path.extension().is_some_and(|e| e == "img"));
+    let (path, _) = newest.max().unwrap();
+    for damaged in [false, true] {
+        let after = disk.power_cut(&KeepChoice::None);
+        if damaged {
+            after.remove_file(&path).unwrap();
+        }
+        let again = open(Arc::new(after));
+        assert_eq!(content(&again), model);
+        again.insert(0, b"more").unwrap();
+        again.close().unwrap();
+    }
+    space.insert(0, b"more").unwrap();
+    space.close().unwrap();
+    assert_eq!(content(&open(Arc::new(disk.kill()))), [b"more", &model[..]].concat());
+}
+
+#[test]
+fn a_checkpoint_that_found_no_room_is_tried_again_once_there_is() {
+    let disk = SimDisk::new();
+    let space = space_with_long_log(&disk);
+    disk.set_faults(Fault::new(CallClass::Create, FaultKind::NoSpace).on(".img"));
+    assert!(!space.shared().shorten_log().unwrap());
+    assert_eq!(disk.injected(), 1);
+    disk.set_faults(FaultPlan::default());
+    space.shared().ensure_spare(0).unwrap();
+    let before = log_bytes(&disk);
+    assert!(space.shared().shorten_log().unwrap(), "the log is as long as it was");
+    assert!(log_bytes(&disk) < before / 2, "{before} bytes of log, then {}", log_bytes(&disk));
+}
+
+/// What only fails once the index is written leaves no file that no head names, and the log as long
+/// as it was.
+#[test]
+fn a_checkpoint_that_finds_no_room_at_its_end_leaves_no_file() {
+    let disk = SimDisk::new();
+    let space = space_with_long_log(&disk);
+    let (before, model) = (space.shared().writer.lock().log.bytes, content(&space));
+    disk.set_faults(Fault::new(CallClass::Write, FaultKind::NoSpace).on(".area"));
+    assert!(matches!(space.checkpoint(), Err(Error::NoSpace { .. })));
+    assert_eq!(disk.injected(), 1);
+    disk.set_faults(FaultPlan::default());
+    let named = space.shared().named_checkpoints().map(format::checkpoint_name);
+    for DirEntry { name, .. } in disk.list(&space.shared().dir.join(TREE_DIR)).unwrap() {
+        assert!(named.contains(&Path::new(TREE_DIR).join(&name)), "no head names {name}");
+    }
+    assert_eq!(space.shared().writer.lock().log.bytes, before);
+    space.checkpoint().unwrap();
+    assert_eq!(content(&open(Arc::new(disk.power_cut(&KeepChoice::None)))), model);
+}
+
+/// A checkpoint of a small index costs little, and the log before it takes space for nothing.
+#[test]
+fn the_log_of_a_small_index_stays_short() {
+    let options = SpaceOptions { inline: true, fine: true, ..SpaceOptions::default() };
+    let space = FlexSpace::open_on(Arc::new(SimDisk::new()), "/space", options).unwrap();
+    space.insert(0, &[1; 4096]).unwrap();
+    let mut longest = 0;
+    for n in 0..120_000_u64 {
+        space.write(n % 4000, &n.to_le_bytes()).unwrap();
+        if n % 64 == 0 {
+            space.maintain().unwrap();
+        }
+        longest = longest.max(space.shared().writer.lock().log.bytes);
+    }
+    assert!(space.stats().checkpoints > 0, "{longest} bytes of log and no checkpoint");
+    assert!(longest < 5 << 20, "{longest} bytes of log");
+    space.close().unwrap();
+}
+
+/// Segments that nothing lives in keep blocks for a few writes to come; the others give them back,
+/// and get new ones when they are written to again.
+#[test]
+fn idle_free_segments_return_their_blocks() {
+    let options = SpaceOptions { inline: true, tiny: true, ..SpaceOptions::default() };
+    let space = FlexSpace::open_on(Arc::new(SimDisk::new()), "/space", options).unwrap();
+    (0..800u64).for_each(|n| space.insert(n * 300, &[3; 300]).unwrap());
+    // A live pair in each area keeps its file.
+    (0..10u64).rev().for_each(|n| space.collapse(n * 80 * 300 + 300, 79 * 300).unwrap());
+    let shared = space.shared();
+    shared.release().unwrap();
+    let room = || {
+        let w = shared.writer.lock();
+        (w.allocator.free.len(), w.allocator.without_blocks.len())
+    };
+    let before = room();
+    assert!(before.0 > 8, "{before:?}");
+    while shared.punch_free_segments() {}
+    let after = room();
+    assert!(after.0 <= 4 && after.0 + after.1 == before.0 + before.1, "{before:?}, {after:?}");
+    (1..150u64).for_each(|n| space.insert(n * 300, &[4; 300]).unwrap());
+    let mut bytes = vec![0; 150 * 300];
+    assert_eq!(space.read(0, &mut bytes).unwrap(), bytes.len());
+    assert!(bytes[..300].iter().all(|byte| *byte == 3) && bytes[300..].iter().all(|byte| *byte == 4));
+    space.verify(|finding| panic!("{finding}")).unwrap();
+    space.close().unwrap();
+}

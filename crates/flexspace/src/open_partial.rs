@@ -1,0 +1,219 @@
+//! # Rest: a damaged space, as far as its files can be read
+//!
+//! For a repair, which only reads. Heads say which checkpoint and which log count; without them, or
+//! where those are damaged, the files say it themselves: each has the id of the space, and their
+//! numbers ascend.
+//!
+//! ```text
+//!   heads, or an id that most files have
+//!     -> all logs, in the order of their numbers -> the newest readable checkpoint -> replay
+//! ```
+//!
+//! ## Why the result is a state that the space had
+//!
+//! 1. A checkpoint is checked as a whole. The operations behind it are numbered densely: the first
+//!    that is missing ends the replay.
+//! 2. A log may end with operations that never counted, since a crash took a part of their data.
+//!    The next opening began a new log with the same numbers. So a log ends here where a later one
+//!    begins, and the replay before a log of which no frame can be read.
+//! 3. Every piece of data is summed with the space, its segment and that segment's use, which
+//!    checkpoint and log name. A piece that was overwritten since is damage, and never the
+//!    bytes of another state.
+//!
+//! Newer operations may be missing: all that is found may have been superseded.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use sheaf_base::disk::{Disk, OpenMode};
+use sheaf_base::double_slot::DoubleSlot;
+use sheaf_base::error::{Damage, Error, IoContext, Result};
+use sheaf_base::frame::FrameKind;
+use sheaf_base::segment::{DATA_START, Segment, SegmentScan, number_of};
+use sheaf_base::store::image::ImageReader;
+use sheaf_base::sync::atomic::Ordering;
+use sheaf_base::types::{LogId, SegmentId, StoreId};
+
+use crate::data_file::{DATA_DIR, DataFiles};
+use crate::extent::Extent;
+use crate::format::{
+    LOG_DIR, LogSegmentRef, RecoveryPoint, SpaceHead, TREE_DIR, checkpoint_name, checkpoint_number,
+};
+use crate::options::{GeometryKind, SpaceGeometry, SpaceOptions};
+use crate::recover::{LogSegment, SpaceRecovery, open_data_files};
+use crate::shared::SharedSpace;
+use crate::tree::ShiftTree;
+
+type SkippedFn<'s> = dyn FnMut(Error) + 's;
+
+/// Opens the readable part. Reports each file, or part of a log, that is left out to `skipped`.
+pub(crate) fn open(
+    disk: Arc<dyn Disk>,
+    dir: &Path,
+    options: SpaceOptions,
+    skipped: &mut SkippedFn<'_>,
+) -> Result<SharedSpace> {
+    let reading = Arc::clone(&disk);
+    let head_slots = DoubleSlot::new(Arc::clone(&disk), dir);
+    let head = match head_slots.read::<SpaceHead>() {
+        Ok(Some(head)) => head,
+        Ok(None) => synthesize_head(&*reading, dir, &options)?,
+        Err(error) if error.is_corrupt() => {
+            skipped(error);
+            synthesize_head(&*reading, dir, &options)?
+        }
+        Err(error) => return Err(error),
+    };
+    let geometry = SpaceGeometry::new(head.geometry_kind);
+    let files = open_data_files(&*reading, dir, OpenMode::Read, &geometry)?;
+    let data_files = DataFiles { space: head.space, geometry, dir: dir.join(DATA_DIR), files };
+    let tree = ShiftTree::new(Extent::HOLE);
+    let mut r = SpaceRecovery { disk: &*reading, dir, head, data_files, tree, seq: 0, mark: 0 };
+    let mut log_segments = r.open_all_logs(skipped)?;
+    let bytes = r.load_newest_readable(&log_segments, skipped)?;
+    let replayed = r.durable_seq(&log_segments).and_then(|known| r.replay(&mut log_segments, known));
+    match replayed {
+        Err(error) if error.is_corrupt() => skipped(error),
+        other => drop(other?),
+    }
+    r.drop_unused_files(false);
+    r.into_shared(disk, options, head_slots, &log_segments, (bytes, None))
+}
+
+fn list_numbers<T>(disk: &dyn Disk, dir: &Path, number: impl Fn(&str) -> Option<T>) -> Result<Vec<T>> {
+    let entries = disk.list(dir).during("list", dir)?;
+    Ok(entries.iter().filter_map(|entry| number(&entry.name)).collect())
+}
+
+/// A head for the files in `dir`, of the space that most of them are of. Grains are as the options
+/// say.
+fn synthesize_head(disk: &dyn Disk, dir: &Path, options: &SpaceOptions) -> Result<SpaceHead> {
+    let mut found: BTreeMap<u128, u64> = BTreeMap::new();
+    for id in list_numbers(disk, &dir.join(LOG_DIR), number_of)? {
+        let path = dir.join(LOG_DIR).join(sheaf_base::segment::file_name(id));
+        let of = Segment::identify(disk, &path).ok().filter(|of| of.id == id);
+        of.into_iter().for_each(|of| *found.entry(of.store.0).or_default() += 1);
+    }
+    for number in list_numbers(disk, &dir.join(TREE_DIR), checkpoint_number)? {
+        let of = ImageReader::identify(disk, &dir.join(checkpoint_name(number))).ok();
+        of.into_iter().for_each(|of| *found.entry(of.0).or_default() += 1);
+    }
+    let most = found.into_iter().max_by_key(|(_, count)| *count);
+    let nothing = || Error::corrupt(&dir.join("HEAD.0"), 0, Damage::Truncated { got: 0, expected: 1 });
+    let (space, _) = most.ok_or_else(nothing)?;
+    Ok(SpaceHead {
+        generation: 2,
+        space: StoreId(space),
+        incarnation: 0,
+        geometry_kind: GeometryKind::from_options(options),
+        floor: 0,
+        next_number: 0,
+        newest: RecoveryPoint::default(),
+        older: RecoveryPoint::default(),
+    })
+}
+
+/// The first operation of a log; none is above all.
+fn first_seq(log_segment: &LogSegment) -> u64 {
+    let mut scan = SegmentScan::new(&log_segment.segment, 0, log_segment.limit);
+    let first = scan.find(|scanned| scanned.frame.header.kind == FrameKind::Commit);
+    first.map_or(u64::MAX, |scanned| scanned.frame.header.seq.0)
+}
+
+impl SpaceRecovery<'_> {
+    /// Loads the newest checkpoint that can be read: its size. An error if there are some, and none
+    /// can be. One that a later life does not go on from, since its log begins below it, is a loss
+    /// of power's leftover.
+    fn load_newest_readable(
+        &mut self,
+        log_segments: &[LogSegment],
+        skipped: &mut SkippedFn<'_>,
+    ) -> Result<u64> {
+        let mut found = list_numbers(self.disk, &self.dir.join(TREE_DIR), checkpoint_number)?;
+        found.sort_unstable_by(|a, b| b.cmp(a));
+        let mut damage = None;
+        for number in found {
+            match self.load_image(number) {
+                Ok((seq, _))
+                    if log_segments.iter().any(|log_segment| {
+                        log_segment.entry.id.0 > number && first_seq(log_segment) <= seq
+                    }) =>
+                {
+                    self.tree = ShiftTree::new(Extent::HOLE);
+                    (self.seq, self.mark) = (0, 0);
+                    let data_files = self.data_files.files.iter().flatten();
+                    data_files
+                        .flat_map(|data_file| &data_file.serials)
+                        .for_each(|serial| serial.store(0, Ordering::Relaxed));
+                }
+                Ok((seq, bytes)) => {
+                    damage.into_iter().for_each(skipped);
+                    (self.head.newest.checkpoint, self.head.newest.seq) = (number, seq);
+                    self.head.older = RecoveryPoint::default();
+                    return Ok(bytes);
+                }
+                Err(error) if error.is_corrupt() => {
+                    if let Some(before) = damage.replace(error) {
+                        skipped(before);
+                    }
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        damage.map_or(Ok(0), Err)
+    }
+
+    /// Opens all logs of the space, in their order, each as far as it counts.
+    fn open_all_logs(&mut self, skipped: &mut SkippedFn<'_>) -> Result<Vec<LogSegment>> {
+        let dir = self.dir.join(LOG_DIR);
+        let mut found = list_numbers(self.disk, &dir, number_of)?;
+        found.sort_unstable();
+        let named = std::mem::take(&mut self.head.newest.logs);
+        let mut log_segments = Vec::new();
+        for id in found {
+            match self.open_log(&dir, id, named.iter().find(|entry| entry.id == id)) {
+                Ok(log_segment) => log_segments.push(log_segment),
+                Err(error) if error.is_corrupt() => skipped(error),
+                Err(error) => return Err(error),
+            }
+        }
+        // Where a log without a readable frame began is not known, and so not where the one before
+        // it ended.
+        let is_blank = |log_segment: &LogSegment| {
+            SegmentScan::new(&log_segment.segment, 0, log_segment.limit).next().is_none()
+        };
+        if let Some(blank) = log_segments.iter().position(is_blank) {
+            log_segments.truncate(blank);
+        }
+        let mut next = u64::MAX;
+        for log_segment in log_segments.iter_mut().rev() {
+            let scan = SegmentScan::new(&log_segment.segment, 0, log_segment.limit);
+            let commits = scan.filter(|scanned| scanned.frame.header.kind == FrameKind::Commit);
+            let mut first = next;
+            for scanned in commits {
+                let seq = scanned.frame.header.seq.0;
+                if seq >= next {
+                    log_segment.limit = scanned.offset; // a later life has the number
+                    break;
+                }
+                first = first.min(seq);
+            }
+            next = first;
+        }
+        self.head.newest.logs = log_segments.iter().map(|log_segment| log_segment.entry).collect();
+        Ok(log_segments)
+    }
+
+    fn open_log(&self, dir: &Path, id: SegmentId, named: Option<&LogSegmentRef>) -> Result<LogSegment> {
+        let segment = Segment::open(self.disk, dir, id, self.head.space, LogId::Journal, OpenMode::Read)?;
+        let len = segment.file().len().during("measure", segment.path())?.min(segment.identity().capacity);
+        let limit = named.filter(|entry| entry.is_final).map_or(len, |entry| entry.end.min(len));
+        Ok(LogSegment {
+            entry: LogSegmentRef { id, end: limit, is_final: false },
+            segment,
+            limit,
+            end: DATA_START,
+        })
+    }
+}

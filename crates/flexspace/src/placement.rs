@@ -1,0 +1,218 @@
+//! # Place: where the next bytes go
+//!
+//! Two cursors, the users' and garbage collection's, each filling a segment of its own from front
+//! to back, through a buffer while there are few of those, else straight into the file. Garbage
+//! collection's buffer is lent to it, to be filled outside of the writer's lock. Which segments
+//! there are: `segment_allocator.rs`.
+
+use sheaf_base::sync::atomic::Ordering;
+use std::sync::Arc;
+
+use sheaf_base::error::{IoContext, Result};
+
+use crate::buffer::{BufferWriter, SegmentBuffer};
+use crate::extent::{Extent, SegmentSeed, footprint, max_len_in};
+use crate::format::ExtentRun;
+use crate::options::SpaceGeometry;
+use crate::segment_allocator::{OpenSegment, UnflushedBuffer};
+use crate::shared::SharedSpace;
+use crate::writer::{SegmentState, SpaceWriter, WriteClass};
+
+/// A cursor's buffer, to fill outside of the writer's lock.
+#[derive(Debug)]
+pub(crate) struct LentBuffer {
+    buffer_writer: BufferWriter,
+    segment: u32,
+    end: u64,
+    seed: SegmentSeed,
+}
+
+impl SpaceWriter {
+    /// Nothing more goes into the segment that `who` fills.
+    pub(crate) fn seal_open_segment(&mut self, class: WriteClass) {
+        let Some(cursor) = self.allocator.open_segments[class as usize].take() else { return };
+        if !self.data_files.is_buffered(cursor.segment) {
+            self.data_files.slot(cursor.segment).inspect(|slot| slot.advance_stable_end(u64::MAX)); // else the flush that takes its buffer does
+        }
+        let segment = &mut self.segments[cursor.segment as usize];
+        segment.state = match class {
+            // What is not applied yet belongs to the operation after `seq`.
+            WriteClass::User if segment.live == 0 => SegmentState::Dead(self.seq + 1),
+            WriteClass::User => SegmentState::Sealed,
+            // Others' operations come between copying and remapping: nothing lives in it yet, and
+            // soon something will.
+            WriteClass::Gc => {
+                self.allocator.gc_filled.push(cursor.segment);
+                SegmentState::Sealed
+            }
+        };
+    }
+
+    /// The copies of a step are mapped, or given up: segments that nothing lives in are dead.
+    pub(crate) fn finish_gc_segments(&mut self) {
+        for segment in std::mem::take(&mut self.allocator.gc_filled) {
+            let segment = &mut self.segments[segment as usize];
+            if segment.live == 0 && segment.state == SegmentState::Sealed {
+                segment.state = SegmentState::Dead(self.seq);
+            }
+        }
+    }
+
+    /// Writes `bytes` into segments, in extents of at most the largest length.
+    pub(crate) fn write_extents(&mut self, class: WriteClass, mut bytes: &[u8]) -> Result<ExtentRun> {
+        let g = self.data_files.geometry;
+        let mut run = ExtentRun::new();
+        while !bytes.is_empty() {
+            let most = (bytes.len() as u64).min(g.max_extent);
+            let cursor = self.allocator.open_segments[class as usize].as_ref();
+            let room = cursor.map_or(0, |cursor| max_len_in(g.segment - cursor.end, g.checksum_block));
+            if room < most.min(g.checksum_block) {
+                self.seal_open_segment(class);
+                let segment = self.take_free_segment(class)?;
+                self.allocator.open_segments[class as usize] =
+                    Some(OpenSegment { segment, end: 0, buffer_writer: None, is_lent: false });
+                continue;
+            }
+            let (now, later) = bytes.split_at(usize::try_from(most.min(room)).unwrap_or(usize::MAX));
+            run.push((now.len() as u64, self.write_extent(class, now)?));
+            bytes = later;
+        }
+        Ok(run)
+    }
+
+    /// Writes one chunk behind the cursor, which has room for it.
+    fn write_extent(&mut self, class: WriteClass, bytes: &[u8]) -> Result<Extent> {
+        let g = self.data_files.geometry;
+        let (len, piece) =
+            (footprint(bytes.len() as u64, g.checksum_block), usize::try_from(g.checksum_block).unwrap_or(0));
+        let size = usize::try_from(len).unwrap_or(usize::MAX);
+        self.attach_buffer(class);
+        let cursor = self.allocator.open_segments[class as usize].as_mut().expect("`place` made one");
+        let (segment, at) = (cursor.segment, cursor.end);
+        let position = self.data_files.segment_position(segment).expect("an open segment has a file");
+        cursor.end += len;
+        match &mut cursor.buffer_writer {
+            Some(buffer_writer) => {
+                buffer_writer.append(size, |out| position.seed.encode(at, bytes, piece, out))
+            }
+            None => {
+                let out = &mut self.allocator.scratch;
+                out.resize(size, 0);
+                position.seed.encode(at, bytes, piece, out);
+                let written = position.data_file.file.write_at(position.start + at, out);
+                position.data_file.is_dirty.store(true, Ordering::Release);
+                written.during("write", &position.data_file.path)?;
+                let slot = &position.data_file.slots[(segment % g.segments_per_file) as usize];
+                if !slot.is_taken() {
+                    slot.advance_stable_end(at + len); // else bytes below are still on their way
+                }
+            }
+        }
+        self.unsynced_bytes += len;
+        Ok(Extent::new(u64::from(segment) * g.segment + at))
+    }
+
+    /// Garbage collection's buffer, with room for one piece at least; `None` if there is none. It
+    /// comes back by [`SpaceWriter::return_buffer`] before anything else is done with that cursor.
+    pub(crate) fn lend_buffer(&mut self) -> Result<Option<LentBuffer>> {
+        let g = self.data_files.geometry;
+        let class = WriteClass::Gc;
+        let cursor = self.allocator.open_segments[class as usize].as_ref();
+        if cursor.is_none_or(|cursor| max_len_in(g.segment - cursor.end, g.checksum_block) < g.checksum_block)
+        {
+            self.seal_open_segment(class);
+            let segment = self.take_free_segment(class)?;
+            self.allocator.open_segments[class as usize] =
+                Some(OpenSegment { segment, end: 0, buffer_writer: None, is_lent: false });
+        }
+        self.attach_buffer(class);
+        let Some(cursor) = &mut self.allocator.open_segments[class as usize] else { return Ok(None) };
+        let (segment, end) = (cursor.segment, cursor.end);
+        let (Some(buffer_writer), Some(position)) =
+            (cursor.buffer_writer.take(), self.data_files.segment_position(segment))
+        else {
+            return Ok(None);
+        };
+        cursor.is_lent = true;
+        Ok(Some(LentBuffer { buffer_writer, segment, end, seed: position.seed }))
+    }
+
+    /// What was lent is back.
+    pub(crate) fn return_buffer(&mut self, lent_buffer: LentBuffer) {
+        let cursor = self.allocator.open_segments[WriteClass::Gc as usize]
+            .as_mut()
+            .expect("it stays while its buffer is lent");
+        self.unsynced_bytes += lent_buffer.end - cursor.end;
+        (cursor.end, cursor.is_lent, cursor.buffer_writer) =
+            (lent_buffer.end, false, Some(lent_buffer.buffer_writer));
+    }
+
+    /// Whether [`Shared::allocate_buffer`] is to be called before more is written: memory is not
+    /// made under the lock.
+    pub(crate) fn needs_buffer(&self) -> bool {
+        self.allocator.needs_buffer()
+    }
+
+    /// Gives the cursor a buffer, if it has none and there may be one.
+    fn attach_buffer(&mut self, class: WriteClass) {
+        let g = self.data_files.geometry;
+        let Some(cursor) = &self.allocator.open_segments[class as usize] else { return };
+        let (segment, end) = (cursor.segment, cursor.end);
+        // One that was put down must be gone before another one takes its slot.
+        if cursor.buffer_writer.is_some() || self.data_files.is_buffered(segment) {
+            return;
+        }
+        let len = usize::try_from(g.segment).unwrap_or(usize::MAX);
+        let (Some(buffer_writer), Some(position)) =
+            (self.allocator.take_buffer_writer(len, end), self.data_files.segment_position(segment))
+        else {
+            return;
+        };
+        position.data_file.slots[(segment % g.segments_per_file) as usize].set(buffer_writer.buffer());
+        let (data_file, buffer) = (Arc::clone(position.data_file), Arc::clone(buffer_writer.buffer()));
+        self.allocator.unflushed.push(UnflushedBuffer {
+            segment,
+            data_file,
+            start: position.start,
+            buffer,
+            flushed: end,
+        });
+        if let Some(cursor) = &mut self.allocator.open_segments[class as usize] {
+            cursor.buffer_writer = Some(buffer_writer);
+        }
+    }
+}
+
+impl LentBuffer {
+    /// Writes the start of `bytes`, as one extent, as far as there is room; `None` if there is
+    /// none.
+    pub(crate) fn write_extent(&mut self, bytes: &[u8], g: &SpaceGeometry) -> Option<(u64, Extent)> {
+        let most = (bytes.len() as u64).min(g.max_extent);
+        let room = max_len_in(g.segment - self.end, g.checksum_block);
+        if room < most.min(g.checksum_block) {
+            return None;
+        }
+        let bytes = &bytes[..usize::try_from(most.min(room)).unwrap_or(usize::MAX)];
+        let (at, len) = (self.end, footprint(bytes.len() as u64, g.checksum_block));
+        let (size, piece) =
+            (usize::try_from(len).unwrap_or(usize::MAX), usize::try_from(g.checksum_block).unwrap_or(0));
+        self.buffer_writer.append(size, |out| self.seed.encode(at, bytes, piece, out));
+        self.end += len;
+        Some((bytes.len() as u64, Extent::new(u64::from(self.segment) * g.segment + at)))
+    }
+}
+
+impl SharedSpace {
+    /// Another buffer, for later use. Its memory is made and zeroed outside of the writer's lock.
+    pub(crate) fn allocate_buffer(&self) {
+        let len = usize::try_from(self.geometry.segment).unwrap_or(usize::MAX);
+        let buffer = SegmentBuffer::new(len, &self.options.memory);
+        self.writer.lock().allocator.idle_buffers.push(Arc::new(buffer));
+    }
+
+    /// Gives the memory of unused buffers back.
+    pub(crate) fn free_idle_buffers(&self) {
+        let idle = std::mem::take(&mut self.writer.lock().allocator.idle_buffers);
+        drop(idle); // not under the lock
+    }
+}

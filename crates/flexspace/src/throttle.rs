@@ -1,0 +1,171 @@
+//! # Pace: writers go as fast as garbage collection gives back, long before they would have to stop
+//!
+//! Segments become free in batches: a pass of garbage collection, a sync, two heads. A writer that
+//! runs at full speed until none is left would then stand still for a whole round. Instead, when
+//! little is left, a write takes its time:
+//!
+//! ```text
+//!  allowed   |                    .   from `low` on there is no bound
+//!  bytes / s |                   .
+//!            |                 .
+//!       rate |- - - - - - . '         half of `low` is left: as much as was given back lately
+//!            |          .
+//!            |   . . '                the less is left the slower, with the square of it
+//!            +------------|------|--  bytes left
+//!            0         low/2    low
+//! ```
+//!
+//! So what is left stays around half of `low`. While nothing comes back, because a sync takes
+//! longer than usual, it shrinks with 1 / time and not to nothing: writers go on, slower and
+//! slower. `rate` is what users could write in the last half second, measured from one giving back
+//! to the next, while collection was at work all the time. Waits are short and many; each write
+//! counts with the time that it took in any case.
+//!
+//! Without a background thread nobody waits: writers do the work themselves (`gc.rs`).
+
+use std::time::Duration;
+
+use sheaf_base::clock::{Clock, SystemClock};
+use sheaf_base::sync::{Condvar, Mutex};
+
+/// A wait shorter than this is put on the next writers' account.
+const MIN_WAIT: Duration = Duration::from_micros(300);
+/// No write waits longer, but for long ones: as much for every `MAX_WAIT_UNIT` of their bytes, up
+/// to `MAX_LONG_WAIT`. What a write owes beyond is forgiven. On a busy machine it takes some
+/// milliseconds more until the thread runs again.
+const MAX_WAIT: Duration = Duration::from_millis(2);
+const MAX_WAIT_UNIT: u64 = 16 << 10;
+const MAX_LONG_WAIT: Duration = Duration::from_millis(200);
+/// The time over which rates are averaged.
+const AVERAGING_WINDOW: Duration = Duration::from_millis(500);
+/// Before anything was measured, and at the slowest, `low` bytes are thought to be given back in so
+/// many seconds.
+const INITIAL_SECONDS: f64 = 0.2;
+const SLOWEST_SECONDS: f64 = 10.0;
+
+/// What there was when segments were given back.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SpaceLevel {
+    /// Bytes that users could write, and those that they had written.
+    pub(crate) left: u64,
+    pub(crate) written: u64,
+    /// With less left writers are slowed down; below twice as much garbage is collected.
+    pub(crate) low: u64,
+}
+
+#[derive(Debug, Default)]
+struct ThrottleState {
+    /// The last giving back, if collection went on at once.
+    last: Option<(Duration, SpaceLevel)>,
+    /// Bytes a second that were given back, once there was a measurement.
+    rate: Option<f64>,
+    /// When the next write may begin.
+    due: Duration,
+}
+
+/// Who waits, and for how long.
+#[derive(Debug, Default)]
+pub(crate) struct WriteThrottle {
+    state: Mutex<ThrottleState>,
+    segments_freed: Condvar,
+}
+
+/// Bytes a second that may be written with `left` of `low` bytes left and `rate` coming back.
+fn allowed_rate(rate: f64, left: u64, low: u64) -> f64 {
+    let share = left as f64 / low.max(1) as f64;
+    rate * if share < 0.5 { (2.0 * share).powi(2) } else { 0.5 / (1.0 - share).max(1e-9) }
+}
+
+impl ThrottleState {
+    fn measure(&mut self, now: Duration, level: SpaceLevel) {
+        let is_tight = level.left < 2 * level.low;
+        let last = std::mem::replace(&mut self.last, is_tight.then_some((now, level)));
+        let Some((then, before)) = last else { return };
+        let seconds = now.saturating_sub(then).as_secs_f64().max(1e-6);
+        let gained = (level.left + level.written).saturating_sub(before.left + before.written);
+        let (rate, sample) =
+            (self.rate.unwrap_or(level.low as f64 / INITIAL_SECONDS), gained as f64 / seconds);
+        let weight = seconds / (seconds + AVERAGING_WINDOW.as_secs_f64());
+        self.rate = Some(rate + (sample - rate) * weight);
+    }
+
+    /// After a write: how long it has to wait.
+    fn delay_after(&mut self, now: Duration, bytes: u64, left: u64, low: u64) -> Duration {
+        let least = low as f64 / SLOWEST_SECONDS;
+        let rate = self.rate.unwrap_or(low as f64 / INITIAL_SECONDS).max(least);
+        let seconds = bytes as f64 / allowed_rate(rate, left, low).max(1.0);
+        let most = MAX_WAIT
+            .saturating_mul(u32::try_from(1 + bytes / MAX_WAIT_UNIT).unwrap_or(u32::MAX))
+            .min(MAX_LONG_WAIT);
+        // What was not used up to now is not saved, but for what is too short to wait for.
+        let begun = self.due.max(now.saturating_sub(MIN_WAIT));
+        self.due = begun.min(now + most) + Duration::from_secs_f64(seconds.min(most.as_secs_f64()));
+        let wait = self.due.saturating_sub(now);
+        if wait < MIN_WAIT { Duration::ZERO } else { wait.min(most) }
+    }
+}
+
+impl WriteThrottle {
+    /// Segments were given back.
+    pub(crate) fn record_release(&self, level: SpaceLevel) {
+        self.state.lock().measure(SystemClock.now(), level);
+        self.segments_freed.notify_all();
+    }
+
+    /// After a write of `bytes`, with room for `left` more: waits as long as it should have taken.
+    pub(crate) fn delay(&self, bytes: u64, left: u64, low: u64) {
+        let mut state = self.state.lock();
+        let time = state.delay_after(SystemClock.now(), bytes, left, low);
+        if !time.is_zero() {
+            self.segments_freed.wait_for(&mut state, time);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LOW: u64 = 30 << 20;
+
+    fn level(left: u64, written: u64) -> SpaceLevel {
+        SpaceLevel { left, written, low: LOW }
+    }
+
+    #[test]
+    fn the_rate_is_the_space_gained_during_gc() {
+        let mut state = ThrottleState::default();
+        let mut written = 0;
+        for round in 0..100 {
+            written += 5 << 20;
+            state.measure(Duration::from_millis(50 * round), level(LOW / 2, written));
+        }
+        let rate = state.rate.expect("measured");
+        assert!((rate / f64::from(100 << 20) - 1.0).abs() < 0.05, "{rate}");
+        // A long time without collection says nothing of its speed.
+        state.measure(Duration::from_secs(10), level(3 * LOW, written));
+        let rate = state.rate;
+        state.measure(Duration::from_secs(1000), level(LOW, written + LOW));
+        assert_eq!(state.rate, rate);
+    }
+
+    #[test]
+    fn writers_follow_the_rate_and_waits_are_bounded() {
+        for (left, least, most) in [(LOW / 2, 0.9, 1.1), (LOW / 4, 0.22, 0.28), (LOW / 10 * 9, 4.5, 5.5)] {
+            for size in [4104, 1 << 20] {
+                let mut state = ThrottleState { rate: Some(100e6), ..ThrottleState::default() };
+                let (mut now, mut bytes) = (Duration::from_secs(1), 0.0);
+                while now < Duration::from_secs(2) {
+                    let wait = state.delay_after(now, size, left, LOW);
+                    assert!(size > MAX_WAIT_UNIT || wait <= MAX_WAIT);
+                    now += wait + Duration::from_micros(2);
+                    bytes += size as f64;
+                }
+                assert!((least..most).contains(&(bytes / 100e6)), "{left} left: {bytes} in a second");
+            }
+        }
+        let mut state = ThrottleState { rate: Some(0.0), ..ThrottleState::default() };
+        assert!(state.delay_after(Duration::from_secs(1), 1 << 30, 0, LOW) <= MAX_LONG_WAIT);
+        assert!(state.delay_after(Duration::from_secs(1), 4104, 0, 0) <= MAX_WAIT);
+    }
+}

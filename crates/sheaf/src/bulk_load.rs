@@ -1,0 +1,217 @@
+//! # Bulk load: sorted pairs as a new keyspace
+
+use std::fmt;
+use std::sync::Arc;
+
+use sheaf_base::store::BulkLoad;
+
+use crate::database::DEFAULT_ENGINE;
+use crate::open_database::OpenDatabase;
+use crate::{BulkLoadReport, Database, KeyspaceOptions, Result};
+
+/// Options of a bulk load.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// # let db = sheaf::Database::open(dir.path())?;
+/// let options = sheaf::BulkLoadOptions::default().engine("kreon").replace(true);
+/// db.bulk_load("words", options)?.finish()?;
+/// assert_eq!(db.open_keyspace("words")?.map(|words| words.engine()), Some("kreon"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct BulkLoadOptions {
+    keyspace_options: KeyspaceOptions,
+    replace: bool,
+}
+
+impl BulkLoadOptions {
+    /// Sets the engine of the keyspace. Without it, an existing keyspace keeps its engine and a new
+    /// one gets [`DEFAULT_ENGINE`](crate::DEFAULT_ENGINE).
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// let options = sheaf::BulkLoadOptions::default().engine("kreon");
+    /// db.bulk_load("words", options)?.finish()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn engine(mut self, name: &str) -> BulkLoadOptions {
+        self.keyspace_options = self.keyspace_options.engine(name);
+        self
+    }
+
+    /// Sets an option of the engine, like [`KeyspaceOptions::option`]. Options that are not set
+    /// come from the existing keyspace, if that has the same engine.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// let options = sheaf::BulkLoadOptions::default().engine("cedrus").option("branching", 64);
+    /// db.bulk_load("words", options)?.finish()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn option(mut self, name: &str, value: u64) -> BulkLoadOptions {
+        self.keyspace_options = self.keyspace_options.option(name, value);
+        self
+    }
+
+    /// Sets whether the load replaces an existing keyspace (default: no). A replacement discards
+    /// all its pairs, including those written during the load, and may change the engine. Without
+    /// it, the keyspace must not exist, or must be empty and have the same engine.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
+    /// users.insert("ada", "byron")?;
+    /// let mut loader = db.bulk_load("users", sheaf::BulkLoadOptions::default().replace(true))?;
+    /// loader.push("alan", "turing")?;
+    /// loader.finish()?;
+    /// assert_eq!(users.keys()?.collect::<sheaf::Result<Vec<_>>>()?, ["alan"]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn replace(mut self, replace: bool) -> BulkLoadOptions {
+        self.replace = replace;
+        self
+    }
+}
+
+/// A running bulk load. Nothing is visible before [`BulkLoader::finish`]; dropping the loader
+/// discards its pairs.
+#[must_use = "dropping a loader discards its pairs; `finish` publishes them"]
+pub struct BulkLoader {
+    loading: BulkLoad,
+    _handle: Arc<OpenDatabase>,
+}
+
+impl fmt::Debug for BulkLoader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Loader").field("so_far", &self.progress()).finish_non_exhaustive()
+    }
+}
+
+impl Database {
+    /// Begins a bulk load of the keyspace `name` with pairs in ascending key order.
+    ///
+    /// This is the fastest way to store sorted data: `flex` and `delsm` write it directly to their
+    /// own files, without the journal. The other engines write it to their log in large commits.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// let mut loader = db.bulk_load("words", sheaf::BulkLoadOptions::default())?;
+    /// for (key, value) in [("a", "1"), ("b", "2")] {
+    ///     loader.push(key, value)?;
+    /// }
+    /// assert!(loader.push("a", "3").is_err(), "not above the previous key");
+    /// assert!(db.open_keyspace("words")?.is_none(), "not visible before the end");
+    /// assert_eq!(loader.finish()?.pairs, 2);
+    /// assert!(db.open_keyspace("words")?.is_some());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// - [`Error::InvalidArgument`](crate::Error::InvalidArgument) if the keyspace is not empty and
+    ///   must not be replaced, and for an unknown engine or option.
+    /// - [`Error::EngineMismatch`](crate::Error::EngineMismatch) if it has another engine or other
+    ///   options and must not be replaced.
+    /// - The [write errors](crate::Keyspace#write-errors).
+    pub fn bulk_load(&self, name: &str, options: BulkLoadOptions) -> Result<BulkLoader> {
+        let store = self.handle().store();
+        let loading = store.begin_bulk_load(
+            name,
+            options.keyspace_options.selection(),
+            DEFAULT_ENGINE,
+            options.replace,
+        )?;
+        Ok(BulkLoader { loading, _handle: Arc::clone(self.handle()) })
+    }
+}
+
+impl BulkLoader {
+    /// Adds the next pair.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// let mut loader = db.bulk_load("words", sheaf::BulkLoadOptions::default())?;
+    /// loader.push("a", "1")?;
+    /// loader.push("b", "2")?;
+    /// loader.finish()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// - [`Error::InvalidArgument`](crate::Error::InvalidArgument), with the position of the pair,
+    ///   if the key is not above the previous one. The load can continue.
+    /// - [`Error::TooLarge`](crate::Error::TooLarge) if the pair exceeds a limit. The load can
+    ///   continue.
+    /// - The other [write errors](crate::Keyspace#write-errors). The loader must then be dropped.
+    pub fn push(&mut self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<()> {
+        self.loading.push(key.as_ref(), value.as_ref())
+    }
+
+    /// Adds the next pair with all bytes of `value` as its value, and returns their number. Keeps
+    /// only parts of the value in memory.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// let mut loader = db.bulk_load("files", sheaf::BulkLoadOptions::default())?;
+    /// let mut file = std::io::Cursor::new(vec![7; 100_000]); // or a `File`
+    /// assert_eq!(loader.push_reader("large", &mut file)?, 100_000);
+    /// loader.finish()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`BulkLoader::push`] for the key. After any other error, including a
+    /// failed read and a value beyond [`crate::MAX_VALUE`], the loader must be dropped.
+    pub fn push_reader(&mut self, key: impl AsRef<[u8]>, value: &mut dyn std::io::Read) -> Result<u64> {
+        self.loading.push_reader(key.as_ref(), value)
+    }
+
+    /// Returns the counts of the pairs added so far.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// let mut loader = db.bulk_load("words", sheaf::BulkLoadOptions::default())?;
+    /// loader.push("a", "1")?;
+    /// assert_eq!(loader.progress().pairs, 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn progress(&self) -> BulkLoadReport {
+        self.loading.progress()
+    }
+
+    /// Publishes the pairs as the keyspace, atomically and durably. Handles of a replaced keyspace
+    /// use the new pairs, snapshots still show the old ones. After a crash all pairs are present,
+    /// or none.
+    ///
+    /// ```
+    /// # let dir = tempfile::tempdir()?;
+    /// # let db = sheaf::Database::open(dir.path())?;
+    /// let mut loader = db.bulk_load("words", sheaf::BulkLoadOptions::default())?;
+    /// loader.push("a", "1")?;
+    /// loader.finish()?;
+    /// assert_eq!(db.open_keyspace("words")?.map(|words| words.len()).transpose()?, Some(1));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`Database::bulk_load`], for example if the keyspace was created
+    /// during the load. Nothing is published then.
+    pub fn finish(self) -> Result<BulkLoadReport> {
+        self.loading.finish()
+    }
+}

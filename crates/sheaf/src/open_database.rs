@@ -1,0 +1,68 @@
+//! # Handle: owner of an open database, shared by all public types
+
+use std::ops::Deref;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use sheaf_base::fork::ForkGuard;
+use sheaf_base::store::Store;
+
+use crate::Result;
+use crate::ipc::IpcServer;
+
+/// State shared by all handles of one open database. Background threads and the threads of the door
+/// hold the store and never this type, so that the database closes in the thread that drops the
+/// last handle.
+pub(crate) struct OpenDatabase {
+    store: Arc<Store>,
+    /// Present until the end, if the database has a door. A forked child leaves the door and its
+    /// lock to the parent.
+    ipc: RwLock<Option<IpcServer>>,
+    fork: ForkGuard,
+}
+
+impl OpenDatabase {
+    pub(crate) fn new(store: Arc<Store>, door: Option<IpcServer>) -> Arc<OpenDatabase> {
+        Arc::new(OpenDatabase { store, ipc: RwLock::new(door), fork: ForkGuard::new() })
+    }
+
+    pub(crate) fn store(&self) -> &Arc<Store> {
+        &self.store
+    }
+
+    pub(crate) fn has_ipc(&self) -> bool {
+        let is_open = |door: &Option<IpcServer>| door.as_ref().is_some_and(IpcServer::is_open);
+        // While the door ends, it is locked until the last connection thread has ended. That thread
+        // may be the caller, so the lock must not be awaited.
+        !self.fork.is_child() && self.ipc.try_read().is_ok_and(|door| is_open(&door))
+    }
+
+    /// Ends the requests of other processes, and closes the database.
+    pub(crate) fn close(&self) -> Result<()> {
+        self.close_ipc();
+        self.store.close()
+    }
+
+    /// Ends the door. A second caller waits for the first.
+    fn close_ipc(&self) {
+        if !self.fork.is_child() {
+            drop(self.ipc.write().unwrap_or_else(PoisonError::into_inner).take());
+        }
+    }
+}
+
+impl Deref for OpenDatabase {
+    type Target = Store;
+
+    #[inline]
+    fn deref(&self) -> &Store {
+        &self.store
+    }
+}
+
+impl Drop for OpenDatabase {
+    fn drop(&mut self) {
+        self.close_ipc();
+        // The database is closed already, or the error has no receiver: recovery handles it.
+        let _ = self.store.close();
+    }
+}

@@ -1,0 +1,459 @@
+//! The door on the real disk: what is asked through it, who may come in, how it ends; readers
+//! beside their owner.
+
+#![expect(clippy::unwrap_used, reason = "a test's own steps work")]
+#![allow(clippy::disallowed_methods, reason = "a test makes its directories and its clients itself")]
+
+use std::io::{Read, Write};
+use std::ops::ControlFlow;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use sheaf::{
+    AttachedOwner, BackupOptions, BackupRate, Database, DatabaseStats, Error, Keyspace, KeyspaceOptions,
+    LockConflict, OpenOutcome,
+};
+
+struct IpcDir(PathBuf);
+
+impl IpcDir {
+    fn new(name: &str) -> IpcDir {
+        let dir = std::env::temp_dir().join(format!("sheaf-door-{name}-{}", std::process::id()));
+        std::fs::remove_dir_all(&dir).ok();
+        std::fs::create_dir_all(&dir).unwrap();
+        IpcDir(dir)
+    }
+
+    fn db(&self) -> PathBuf {
+        self.0.join("db")
+    }
+}
+
+impl Drop for IpcDir {
+    fn drop(&mut self) {
+        std::fs::remove_dir_all(&self.0).ok();
+    }
+}
+
+const ENGINES: [&str; 6] = ["flat", "flat-ordered", "flex", "cedrus", "kreon", "delsm"];
+
+fn value(n: u32, round: u32) -> Vec<u8> {
+    let len = if n.is_multiple_of(97) { 100_000 } else { 40 + n as usize % 700 };
+    let mut value = format!("{n} {round} ").into_bytes();
+    value.resize(len, b'x');
+    value
+}
+
+fn fill(keyspace: &Keyspace, round: u32) {
+    (0..1000u32).for_each(|n| keyspace.insert(n.to_be_bytes(), value(n, round)).unwrap());
+}
+
+/// A database with a keyspace of each engine.
+fn full(path: &Path) -> (Database, Vec<Keyspace>) {
+    let db = Database::open(path).unwrap();
+    let keyspace = |engine: &&str| db.keyspace(engine, KeyspaceOptions::default().engine(engine)).unwrap();
+    let all: Vec<Keyspace> = ENGINES.iter().map(keyspace).collect();
+    all.iter().for_each(|keyspace| fill(keyspace, 0));
+    (db, all)
+}
+
+fn reader(path: &Path) -> sheaf::Result<Database> {
+    Database::builder().read_only(true).memory(1 << 20).open(path)
+}
+
+/// It has round `round` of every keyspace, or says that the owner is gone; how often it said so.
+fn check(db: &Database, round: u32) -> usize {
+    let mut gone = 0;
+    for engine in ENGINES {
+        let keyspace = db.open_keyspace(engine).unwrap().unwrap();
+        for n in 0..1000u32 {
+            match keyspace.get(n.to_be_bytes()) {
+                Ok(got) => assert!(got.as_deref() == Some(&value(n, round)[..]), "{engine} {n}"),
+                Err(Error::OwnerClosed { .. }) => gone += 1,
+                Err(other) => panic!("{engine} {n}: {other:?}"),
+            }
+        }
+    }
+    gone
+}
+
+fn continue_always<T>(_: &T) -> ControlFlow<()> {
+    ControlFlow::Continue(())
+}
+
+#[test]
+fn the_owner_replies_to_every_request() {
+    let dir = IpcDir::new("asked");
+    let (db, keyspaces) = full(&dir.db());
+    assert!(db.stats().has_ipc);
+    let mut owner = AttachedOwner::connect(dir.db()).unwrap().unwrap();
+    let (ours, theirs) = (db.overview(), owner.overview().unwrap());
+    assert_eq!(
+        (ours.stats.visible_seq, ours.stats.opening),
+        (theirs.stats.visible_seq, theirs.stats.opening)
+    );
+    let names =
+        |stats: &DatabaseStats| stats.caches.iter().map(|cache| cache.keyspace.clone()).collect::<Vec<_>>();
+    assert!(names(&ours.stats) == names(&theirs.stats) && names(&ours.stats).contains(&Some("kreon".into())));
+    assert_eq!(ours.stats.memory.is_exceeded(), theirs.stats.memory.is_exceeded());
+    assert!(theirs.stats.has_ipc && theirs.keyspaces.len() == ENGINES.len());
+    for (ours, theirs) in ours.keyspaces.iter().zip(&theirs.keyspaces) {
+        assert_eq!(
+            (&ours.info, ours.ordered, ours.stats.keys),
+            (&theirs.info, theirs.ordered, theirs.stats.keys)
+        );
+        assert_eq!(theirs.stats.keys, 1000);
+    }
+    owner.persist().unwrap();
+    assert!(db.stats().durable_seq >= theirs.stats.visible_seq);
+
+    let (mut ticks, mut findings) = (0, Vec::new());
+    let watch = |_: &sheaf::VerifyReport| {
+        ticks += 1;
+        ControlFlow::Continue(())
+    };
+    let report = owner.verify(|error| findings.push(error), watch).unwrap();
+    assert!(findings.is_empty() && ticks > 0 && report.pairs == 6000 && !report.files.is_empty());
+
+    let mut ticks = 0;
+    let watch = |_| {
+        ticks += 1;
+        ControlFlow::Continue(())
+    };
+    let backup = dir.0.join("backup");
+    let done = owner.backup(&backup, None, true, BackupRate::default(), watch).unwrap();
+    assert!(done.seq >= theirs.stats.visible_seq && ticks > 2);
+    assert!(!backup.join("door").exists());
+    let next = owner
+        .backup(dir.0.join("next"), Some(&backup), true, BackupRate::default(), |_| ControlFlow::Continue(()))
+        .unwrap();
+    assert!(next.linked_bytes > 0);
+    Database::restore(&backup, dir.0.join("again")).unwrap();
+    assert_eq!(check(&Database::open(dir.0.join("again")).unwrap(), 0), 0);
+
+    assert_eq!(owner.estimate_conversion("flat").unwrap().pairs, 1000);
+    let done = owner.convert("flat", "flex", continue_always).unwrap().unwrap();
+    assert!(done.copied_pairs >= 1000 && keyspaces[0].engine() == "flex");
+    // Told to end, it does, if it is not done by then.
+    let ended = owner.convert("flat", "cedrus", |_| ControlFlow::Break(())).unwrap();
+    assert_eq!(keyspaces[0].engine(), if ended.is_some() { "cedrus" } else { "flex" });
+
+    let mut owner = AttachedOwner::connect(dir.db()).unwrap().unwrap();
+    owner.compact(Some("flex"), continue_always).unwrap();
+    assert!(matches!(owner.compact(Some("none"), continue_always), Err(Error::KeyspaceNotFound { .. })));
+    let done = owner.compact(None, continue_always).unwrap();
+    assert_eq!(done.rewritten_pairs + done.skipped_pairs, 2000);
+    drop(keyspaces);
+    db.close().unwrap();
+    assert!(matches!(owner.persist(), Err(Error::OwnerClosed { .. })));
+    assert!(AttachedOwner::connect(dir.db()).unwrap().is_none() && !dir.db().join("door").exists());
+}
+
+#[test]
+fn an_operation_is_cancelled_when_its_client_disconnects() {
+    let dir = IpcDir::new("cancelled");
+    let (db, _all) = full(&dir.db());
+    let to = dir.0.join("backup");
+    // Told to end, it is over when the answer is there.
+    let mut owner = AttachedOwner::connect(dir.db()).unwrap().unwrap();
+    let refused = owner.backup(&to, None, true, BackupRate::default(), |_| ControlFlow::Break(()));
+    assert!(refused.is_ok() || matches!(refused, Err(Error::Cancelled)), "{refused:?}");
+    assert!(to.exists() == refused.is_ok() && db.stats().pinned_states == 0);
+    std::fs::remove_dir_all(&to).ok();
+    // Relative names are the client's, the rest is refused.
+    let mut owner = AttachedOwner::connect(dir.db()).unwrap().unwrap();
+    let inside =
+        owner.backup(dir.db().join("x"), None, true, BackupRate::default(), |_| ControlFlow::Continue(()));
+    assert!(matches!(inside, Err(Error::InvalidArgument { .. })), "{inside:?}");
+    // The database closes in the midst: the client learns it, and nothing is left.
+    let (begun, told) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| {
+            owner.backup(&to, None, true, BackupRate::default(), |_| {
+                let _ = begun.send(());
+                ControlFlow::Continue(())
+            })
+        });
+        told.recv().unwrap();
+        db.close().unwrap();
+        let ended = waiting.join().unwrap();
+        let done = ended.is_ok(); // it may have been as good as done
+        assert!(done || matches!(ended, Err(Error::OwnerClosed { .. } | Error::Cancelled)), "{ended:?}");
+        assert_eq!(to.exists(), done);
+    });
+    assert_eq!(check(&Database::open(dir.db()).unwrap(), 0), 0);
+}
+
+#[test]
+fn an_attached_reader_sees_one_snapshot_until_it_closes() {
+    let dir = IpcDir::new("beside");
+    let (db, all) = full(&dir.db());
+    let early = reader(&dir.db()).unwrap();
+    assert_eq!(db.stats().pinned_states, 1);
+    assert!(matches!(early.keyspace("new", KeyspaceOptions::default()), Err(Error::ReadOnly)));
+    let mut late = None;
+    for round in 1..4 {
+        all.iter().for_each(|keyspace| fill(keyspace, round));
+        if round == 2 {
+            late = Some(reader(&dir.db()).unwrap());
+        }
+    }
+    db.drop_keyspace("delsm").unwrap();
+    db.convert("cedrus", "flat", continue_always).unwrap();
+    let late = late.unwrap();
+    assert_eq!((check(&early, 0), check(&late, 2)), (0, 0));
+    assert_eq!(early.verify(|error| panic!("{error}")).unwrap().pairs, 6000);
+    let file = late.open_keyspace("delsm").unwrap().unwrap().blob_path(0u32.to_be_bytes()).unwrap().unwrap();
+    assert_eq!(std::fs::read(file).unwrap(), value(0, 2));
+    assert_eq!(db.stats().pinned_states, 2);
+    early.close().unwrap();
+    drop(late);
+    while db.stats().pinned_states > 0 {
+        std::thread::yield_now(); // the owner learns it from the kernel
+    }
+    let made = std::fs::read_dir(dir.db().join("images")).unwrap();
+    let made =
+        made.filter(|entry| entry.as_ref().unwrap().file_name().to_string_lossy().starts_with("held-"));
+    assert_eq!(made.count(), 0);
+    db.close().unwrap();
+}
+
+#[test]
+fn an_attached_reader_returns_owner_closed_and_never_wrong_data() {
+    let dir = IpcDir::new("gone");
+    let (db, all) = full(&dir.db());
+    let reader = reader(&dir.db()).unwrap();
+    drop(all);
+    db.close().unwrap(); // not held up
+    let db = Database::open(dir.db()).unwrap();
+    for round in 1..4 {
+        ENGINES.iter().for_each(|engine| fill(&db.open_keyspace(engine).unwrap().unwrap(), round));
+    }
+    assert!(check(&reader, 0) > 0);
+    let scanned = reader.open_keyspace("flex").unwrap().unwrap().iter();
+    let scanned = scanned.and_then(|pairs| pairs.collect::<sheaf::Result<Vec<_>>>());
+    assert!(matches!(scanned, Err(Error::OwnerClosed { .. })), "{:?}", scanned.map(|pairs| pairs.len()));
+}
+
+/// The kind of the message by which an owner says that it is at work.
+const HEARTBEAT: u8 = 17;
+
+#[test]
+fn a_stalled_connection_delays_neither_the_owner_nor_other_connections() {
+    let dir = IpcDir::new("guests");
+    let db = Database::open(dir.db()).unwrap();
+    let socket = dir.db().join("door");
+    assert_eq!(std::fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
+    // One that talks nonsense, or more than there can be, is shown out; the others are not harmed.
+    for nonsense in [
+        &b"GET / HTTP/1.1\r\n\r\n"[..],
+        b"SHEAFDOR\x09\0\0\0\0\0\0\0",
+        b"SHEAFDOR\x04\0\0\0\0\0\0\0\xff\xff\xff\xff",
+    ] {
+        let mut guest = UnixStream::connect(&socket).unwrap();
+        guest.write_all(nonsense).unwrap();
+        let mut said = Vec::new();
+        guest.read_to_end(&mut said).ok();
+        assert!(said.is_empty() || said.starts_with(b"SHEAFDOR\x04\0\0\0"));
+    }
+    let mut guest = UnixStream::connect(&socket).unwrap();
+    guest.write_all(b"SHEAFDOR\x04\0\0\0\0\0\0\0\x01\0\0\0\x63").unwrap();
+    guest.read_exact(&mut [0; 16]).unwrap();
+    let mut answer = || {
+        let (mut len, mut answer) = ([0; 4], Vec::new());
+        guest.read_exact(&mut len).unwrap();
+        answer.resize(u32::from_le_bytes(len) as usize, 0);
+        guest.read_exact(&mut answer).unwrap();
+        answer[0]
+    };
+    // Signs of life may come first.
+    let first = std::iter::repeat_with(&mut answer).find(|kind| *kind != HEARTBEAT);
+    assert_eq!(first, Some(0), "an unknown request gets an error");
+    let mut owner = AttachedOwner::connect(dir.db()).unwrap().unwrap();
+    owner.persist().unwrap();
+    let _idle = UnixStream::connect(&socket).unwrap();
+    db.close().unwrap();
+    assert!(matches!(owner.persist(), Err(Error::OwnerClosed { .. })));
+}
+
+#[test]
+fn idle_connections_are_evicted_for_new_ones() {
+    let dir = IpcDir::new("places");
+    let db = Database::open(dir.db()).unwrap();
+    let socket = dir.db().join("door");
+    // As many as one process may have: readers keep their places, silent ones do not.
+    let readers: Vec<Database> = (0..4).map(|_| reader(&dir.db()).unwrap()).collect();
+    let silent: Vec<UnixStream> = (0..60).map(|_| UnixStream::connect(&socket).unwrap()).collect();
+    let full = loop {
+        match AttachedOwner::connect(dir.db()) {
+            Ok(owner) => drop(owner.unwrap()), // a full door is an error, not `None`
+            Err(full) => break full,
+        }
+    };
+    assert!(
+        matches!(full, Error::Locked { cause: LockConflict::TooManyConnections, pid: Some(_), .. }),
+        "{full:?}"
+    );
+    assert!(full.to_string().contains("as many connections"), "{full}");
+    let wait = Duration::from_secs(20);
+    let late = Database::builder().read_only(true).wait(wait).open(dir.db()).unwrap(); // when one has been silent for long enough
+    assert_eq!(db.stats().pinned_states, 5);
+    readers
+        .iter()
+        .chain([&late])
+        .for_each(|reader| assert!(reader.verify(|error| panic!("{error}")).is_ok()));
+    // Nobody comes any more: they are shown out all the same.
+    for mut silent in silent {
+        let mut said = Vec::new();
+        silent.read_to_end(&mut said).ok();
+        assert!(said.len() == 16 || said.is_empty(), "a hello, or nothing");
+    }
+}
+
+/// A socket in place of an owner's, which says `hello` and nothing more.
+fn silent_owner(dir: &Path, hello: Option<&[u8]>) -> (UnixListener, Option<UnixStream>, sheaf::Result<()>) {
+    std::fs::create_dir(dir).unwrap();
+    std::fs::write(dir.join("LOCK"), format!("{}\n{:032x}\n", std::process::id(), 7)).unwrap();
+    let listener = UnixListener::bind(dir.join("door")).unwrap();
+    std::thread::scope(|scope| {
+        let asking = scope.spawn(|| AttachedOwner::connect(dir)?.unwrap().persist());
+        let guest = hello.map(|hello| {
+            let mut guest = listener.accept().unwrap().0;
+            guest.write_all(hello).unwrap();
+            guest
+        });
+        let said = asking.join().unwrap();
+        (listener.try_clone().unwrap(), guest, said)
+    })
+}
+
+#[test]
+fn an_unresponsive_owner_is_an_error_that_names_it() {
+    let dir = IpcDir::new("silent");
+    let hello = b"SHEAFDOR\x04\0\0\0\0\0\0\0";
+    // It takes nobody in; it says half a hello; it does not answer what it is asked.
+    let silences: [(&str, Option<&[u8]>); 3] =
+        [("deaf", None), ("half", Some(&hello[..9])), ("dumb", Some(&hello[..]))];
+    std::thread::scope(|scope| {
+        for (name, hello) in silences {
+            let dir = dir.0.join(name);
+            scope.spawn(move || {
+                let (_listener, _guest, said) = silent_owner(&dir, hello);
+                let Err(Error::OwnerUnresponsive { pid, program, is_stopped: false, .. }) = &said else {
+                    panic!("{name}: {said:?}");
+                };
+                assert!(*pid == Some(std::process::id()) && program.is_some());
+                assert!(said.unwrap_err().to_string().contains("has not answered for 5 s"));
+            });
+        }
+    });
+}
+
+#[test]
+fn readers_wait_for_an_owner_without_ipc_and_writers_for_any_lock() {
+    let dir = IpcDir::new("wait");
+    let db = Database::builder().ipc(false).open(dir.db()).unwrap();
+    db.keyspace("k", KeyspaceOptions::default()).unwrap().insert("a", "b").unwrap();
+    let waiting = |read_only| {
+        Database::builder().read_only(read_only).wait(Duration::from_secs(60)).open(dir.db()).unwrap()
+    };
+    std::thread::scope(|scope| {
+        let (reader, writer) = (scope.spawn(|| waiting(true)), scope.spawn(|| waiting(false)));
+        drop(db);
+        // One after the other, or beside each other: both get in.
+        let has_read = |db: Database| {
+            let value = db.open_keyspace("k").unwrap().unwrap().get("a");
+            matches!(&value, Ok(Some(value)) if **value == *b"b")
+                || matches!(value, Err(Error::OwnerClosed { .. }))
+        };
+        let reader = scope.spawn(move || has_read(reader.join().unwrap()));
+        assert!(has_read(writer.join().unwrap()));
+        assert!(reader.join().unwrap());
+    });
+    let held = Database::builder().ipc(false).open(dir.db()).unwrap();
+    for read_only in [true, false] {
+        let wait = Duration::from_millis(100);
+        let refused = Database::builder().read_only(read_only).wait(wait).open(dir.db()).map(drop);
+        let Err(Error::Locked { pid, program, cause, .. }) = &refused else { panic!("{refused:?}") };
+        assert_eq!(*cause, if read_only { LockConflict::NoIpc } else { LockConflict::Owner });
+        assert!(*pid == Some(std::process::id()) && program.is_some());
+    }
+    drop(held);
+    let held = reader(&dir.db()).unwrap();
+    let refused = Database::open(dir.db()).map(drop);
+    assert!(matches!(refused, Err(Error::Locked { cause: LockConflict::Readers, .. })), "{refused:?}");
+    drop(held);
+}
+
+#[test]
+fn open_or_connect_opens_the_database_or_connects_to_its_owner() {
+    let dir = IpcDir::new("reach");
+    assert!(matches!(
+        Database::builder().create(false).open_or_connect(dir.db()),
+        Err(Error::DatabaseNotFound { .. })
+    ));
+    let Ok(OpenOutcome::Database(db)) = Database::builder().open_or_connect(dir.db()) else {
+        panic!("nobody has it")
+    };
+    let Ok(OpenOutcome::Owner(mut owner)) = Database::builder().open_or_connect(dir.db()) else {
+        panic!("we have it")
+    };
+    owner.persist().unwrap();
+    db.close().unwrap();
+}
+
+#[test]
+fn an_owner_without_ipc_is_an_error_locked() {
+    let dir = IpcDir::new("none");
+    let db = Database::builder().ipc(false).open(dir.db()).unwrap();
+    assert!(!db.stats().has_ipc && !dir.db().join("door").exists());
+    let locked = reader(&dir.db()).map(drop).unwrap_err();
+    assert!(matches!(locked, Error::Locked { cause: LockConflict::NoIpc, pid: Some(_), .. }), "{locked:?}");
+    assert!(locked.to_string().contains("has no socket"), "{locked}");
+    let locked = Database::open(dir.db()).map(drop).unwrap_err();
+    assert!(
+        matches!(locked, Error::Locked { cause: LockConflict::Owner, .. })
+            && !locked.to_string().contains("no socket")
+    );
+    drop(db);
+    // What a crash leaves is no owner, and no obstacle.
+    drop(UnixListener::bind(dir.db().join("door")).unwrap());
+    std::fs::write(dir.db().join("door.new"), b"").unwrap();
+    assert!(AttachedOwner::connect(dir.db()).unwrap().is_none());
+    assert!(reader(&dir.db()).is_ok());
+    let db = Database::open(dir.db()).unwrap();
+    assert!(db.stats().has_ipc && AttachedOwner::connect(dir.db()).unwrap().is_some());
+    // A name that cannot be had: it opens all the same.
+    db.close().unwrap();
+    std::fs::create_dir(dir.db().join("door")).unwrap();
+    let db = Database::open(dir.db()).unwrap();
+    assert!(!db.stats().has_ipc);
+    db.backup(dir.0.join("backup"), BackupOptions::default()).unwrap();
+}
+
+#[test]
+fn a_database_path_may_exceed_the_socket_path_limit() {
+    let dir = IpcDir::new("long");
+    let deep = dir.0.join("d".repeat(120)).join("e".repeat(120));
+    let db = Database::open(&deep).unwrap();
+    db.keyspace("k", KeyspaceOptions::default()).unwrap().insert("a", "b").unwrap();
+    assert!(db.stats().has_ipc);
+    let beside = reader(&deep).unwrap();
+    assert_eq!(beside.open_keyspace("k").unwrap().unwrap().get("a").unwrap().unwrap(), b"b");
+}
+
+#[test]
+fn a_connection_does_not_keep_a_database_open() {
+    let dir = IpcDir::new("last");
+    let db = Database::open(dir.db()).unwrap();
+    let keyspace = db.keyspace("k", KeyspaceOptions::default()).unwrap();
+    let owner = AttachedOwner::connect(dir.db()).unwrap().unwrap();
+    let beside = reader(&dir.db()).unwrap();
+    drop(db);
+    assert!(matches!(Database::open(dir.db()), Err(Error::Locked { .. })), "a handle is there still");
+    drop(keyspace);
+    drop(Database::open(dir.db()).unwrap());
+    drop((owner, beside));
+}

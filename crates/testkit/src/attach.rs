@@ -1,0 +1,242 @@
+//! # Beside: states read while their owner goes on
+//!
+//! A seed makes a life, as for [`crate::backups`]. At some moment its state is held, as for a
+//! reader in another process; the life goes on: writes, cleaning, checkpoints, conversions,
+//! keyspaces dropped and made again. What is opened of the hold, at once or much later, is the
+//! state of its moment.
+//!
+//! ## Picture
+//!
+//! ```text
+//!  life ── step, step ──┬── step, step, checkpoints, conversions ──┬──────────┬── step ──> let go: space comes back
+//!                       ├ held, opened: maps of then, again and again ────────┤
+//!                       └ held ··································· opened: maps of then
+//! ```
+//!
+//! ## What it cannot see
+//!
+//! Sockets, processes and their ends: `crates/sheaf/tests/ipc.rs`, `crates/cli/tests/shell/ipc.rs`.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use sheaf::{Database, Error, ExportedSnapshot};
+use sheaf_base::disk::Disk;
+use sheaf_base::disk::sim::{CallClass, Fault, FaultKind, FaultPlan};
+
+use crate::backups::{CheckResult, KeyspaceMaps, RandomWorkload, compare, expect_ok};
+use crate::fixture::{DiskKind, Fixture, TestSetting, TestSubject};
+
+const TINY: TestSetting = TestSetting::new(DiskKind::Simulated, true, true);
+/// Steps before a hold, and beside it.
+const STEPS_PER_PHASE: usize = 150;
+
+fn attach(fixture: &Fixture, held: ExportedSnapshot) -> CheckResult<Database> {
+    expect_ok("open beside", fixture.builder_on(Arc::clone(fixture.disk())).open_exported(held))
+}
+
+/// The reader has exactly this, and nothing damaged.
+fn check_snapshot(reader: &Database, then: &KeyspaceMaps) -> CheckResult {
+    compare(reader, then).map_err(|why| format!("beside: {why}"))?;
+    let mut findings = Vec::new();
+    expect_ok("verify beside", reader.verify(|error| findings.push(error.to_string())))?;
+    if findings.is_empty() { Ok(()) } else { Err(format!("beside: {findings:?}")) }
+}
+
+/// Has another engine keep a keyspace, and its own again.
+fn convert_and_convert_back(db: &Database, away: &str) -> CheckResult {
+    let Some(info) = db.keyspaces().into_iter().next() else { return Ok(()) };
+    for engine in [away, info.engine] {
+        expect_ok("convert", db.convert(&info.name, engine, |_| ControlFlow::Continue(())))?;
+    }
+    Ok(())
+}
+
+/// Names of files that were made for readers.
+fn reader_files(fixture: &Fixture) -> Vec<String> {
+    let images = fixture.disk().list(&fixture.path().join("images")).unwrap_or_default();
+    images.into_iter().map(|entry| entry.name).filter(|name| name.starts_with("held-")).collect()
+}
+
+/// Nothing is held any more.
+fn check_all_released(fixture: &Fixture, db: &Database) -> CheckResult {
+    let stats = db.stats();
+    if (stats.pinned_states, stats.pinned_bytes) != (0, 0) {
+        return Err(format!(
+            "{} states and {} bytes are held still",
+            stats.pinned_states, stats.pinned_bytes
+        ));
+    }
+    let left = reader_files(fixture);
+    if left.is_empty() { Ok(()) } else { Err(format!("{left:?} are left")) }
+}
+
+/// Readers of two moments beside a life.
+pub fn snapshots_during_writes(subject: &TestSubject, engines: &[&'static str], seed: u64) -> CheckResult {
+    let fixture = Fixture::new(subject, TINY);
+    let mut life = RandomWorkload::new(&fixture, fixture.open(), engines, seed);
+    let away = if subject.engine == "flat" { "flex" } else { "flat" };
+    (0..STEPS_PER_PHASE).try_for_each(|_| life.step())?;
+    let (early, first) = (expect_ok("hold", life.db().export_snapshot())?, life.maps().clone());
+    let early = attach(&fixture, early)?;
+    check_snapshot(&early, &first)?;
+    expect_ok("hold", early.export_snapshot().map(drop)).err().ok_or("a reader can lend what it reads")?;
+    (0..STEPS_PER_PHASE / 3).try_for_each(|_| life.step())?;
+    let (late, second) = (expect_ok("hold", life.db().export_snapshot())?, life.maps().clone());
+    for _ in 0..3 {
+        (0..STEPS_PER_PHASE / 2).try_for_each(|_| life.step())?;
+        compare(&early, &first).map_err(|why| format!("beside: {why}"))?;
+    }
+    convert_and_convert_back(life.db(), away)?;
+    life.run_background()?;
+    if life.db().stats().pinned_states != 2 {
+        return Err(format!("{} states are held", life.db().stats().pinned_states));
+    }
+    let late = attach(&fixture, late)?;
+    check_snapshot(&late, &second)?;
+    check_snapshot(&early, &first)?;
+    if !matches!(early.keyspace("new", sheaf::KeyspaceOptions::default()), Err(Error::ReadOnly)) {
+        return Err("a reader can write".to_owned());
+    }
+    expect_ok("close of a reader", early.close())?;
+    check_snapshot(&late, &second)?;
+    drop(late);
+    life.run_background()?;
+    check_all_released(&fixture, life.db())?;
+    compare(life.db(), life.maps())?;
+    life.reopen_and_compare()
+}
+
+/// The owner closes, and another one comes: readers say so, and never anything wrong.
+pub fn owner_closes(subject: &TestSubject, seed: u64) -> CheckResult {
+    let fixture = Fixture::new(subject, TINY);
+    let engines = subject.engines();
+    let mut life = RandomWorkload::new(&fixture, fixture.open(), &engines, seed);
+    (0..STEPS_PER_PHASE).try_for_each(|_| life.step())?;
+    let (held, then) = (expect_ok("hold", life.db().export_snapshot())?, life.maps().clone());
+    let never_opened = expect_ok("hold", life.db().export_snapshot())?;
+    let reader = attach(&fixture, held)?;
+    let maps = life.close()?;
+    let mut life = RandomWorkload::resume(&fixture, fixture.open(), &engines, seed ^ 1, maps);
+    for _ in 0..3 {
+        (0..STEPS_PER_PHASE / 2).try_for_each(|_| life.step())?;
+        check_snapshot_or_closed(&reader, &then)?;
+    }
+    match fixture.builder_on(Arc::clone(fixture.disk())).open_exported(never_opened) {
+        Err(Error::OwnerClosed { .. }) => {}
+        other => return Err(format!("opened after the end: {:?}", other.map(drop))),
+    }
+    drop(reader);
+    check_all_released(&fixture, life.db())?;
+    life.reopen_and_compare()
+}
+
+/// Each pair is right, or cannot be had any more.
+fn check_snapshot_or_closed(reader: &Database, then: &KeyspaceMaps) -> CheckResult {
+    let gone = |what: &str, error: Error| match error {
+        Error::OwnerClosed { .. } => Ok(()),
+        other => Err(format!("{what} after the owner's end: {other:?}")),
+    };
+    for (name, map) in then {
+        let keyspace = expect_ok("keyspace", reader.open_keyspace(name))?.ok_or("no keyspace")?;
+        for (key, value) in map {
+            match keyspace.get(key) {
+                Ok(got) if got.as_deref() == Some(value) => {}
+                Ok(_) => return Err(format!("{name}: {} is wrong", key.escape_ascii())),
+                Err(error) => gone("get", error)?,
+            }
+        }
+        let pairs = keyspace.iter().map(|pairs| pairs.collect::<sheaf::Result<Vec<_>>>());
+        match pairs.and_then(|pairs| pairs) {
+            Ok(pairs) if pairs.len() == map.len() => {}
+            Ok(pairs) => return Err(format!("{name} has {} pairs", pairs.len())),
+            Err(error) => gone("iter", error)?,
+        }
+    }
+    Ok(())
+}
+
+/// Every so-manieth call of a hold fails: nothing of it is left.
+pub fn faults_during_attach(subject: &TestSubject, seed: u64, cases: u64) -> CheckResult {
+    let fixture = Fixture::new(subject, TINY);
+    let Some(sim) = fixture.sim_disk() else { return Ok(()) };
+    let mut life = RandomWorkload::new(&fixture, fixture.open(), &subject.engines(), seed);
+    (0..STEPS_PER_PHASE).try_for_each(|_| life.step())?;
+    let maps = life.close()?;
+    for case in 0..=cases {
+        let fork = Arc::new(sim.fork());
+        let disk: Arc<dyn Disk> = Arc::clone(&fork) as Arc<dyn Disk>;
+        let db = expect_ok("open", fixture.builder_on(Arc::clone(&disk)).open(fixture.path()))?;
+        let failure = [FaultKind::Io, FaultKind::NoSpace, FaultKind::TooManyOpen];
+        let failure = failure[usize::try_from(case % 3).unwrap_or(0)];
+        fork.set_faults(match case {
+            0 => FaultPlan::default(),
+            nth => FaultPlan::from(Fault::new(CallClass::Any, failure).nth(nth)),
+        });
+        let held = db.export_snapshot();
+        fork.set_faults(FaultPlan::default());
+        let what = format!("call {case} {failure:?}");
+        match held {
+            Ok(held) => {
+                let reader = fixture.builder_on(Arc::clone(&disk)).open_exported(held);
+                check_snapshot(&expect_ok("open beside", reader)?, &maps)
+                    .map_err(|why| format!("{what}: {why}"))?;
+            }
+            Err(error) if case == 0 => return Err(format!("hold answers {error}")),
+            Err(_) => {}
+        }
+        if db.stats().pinned_states != 0 {
+            return Err(format!("{what}: {} states are held still", db.stats().pinned_states));
+        }
+        if db.stats().poisoned.is_none() {
+            compare(&db, &maps).map_err(|why| format!("{what}: {why}"))?;
+        }
+    }
+    Ok(())
+}
+
+/// Whether it shows if the store lets go what is held.
+pub fn is_flaw_found(subject: &TestSubject, seed: u64) -> bool {
+    let fixture = Fixture::new(subject, TINY);
+    let mut life = RandomWorkload::new(&fixture, fixture.open(), &subject.engines(), seed);
+    let case = |life: &mut RandomWorkload<'_>| -> CheckResult {
+        (0..STEPS_PER_PHASE).try_for_each(|_| life.step())?;
+        let (held, then) = (expect_ok("hold", life.db().export_snapshot())?, life.maps().clone());
+        life.db().release_pinned_states();
+        (0..STEPS_PER_PHASE).try_for_each(|_| life.step())?;
+        life.run_background()?;
+        check_snapshot(&attach(&fixture, held)?, &then)
+    };
+    case(&mut life).is_err()
+}
+
+/// The tests of one engine: `attach_suite!(flat, Subject::flat())`.
+#[macro_export]
+macro_rules! attach_suite {
+    ($module:ident, $subject:expr) => {
+        mod $module {
+            use $crate::attach;
+
+            fn hold(case: $crate::backups::CheckResult, seed: u64) {
+                case.unwrap_or_else(|why| panic!("seed {seed}: {why}"));
+            }
+
+            #[test]
+            fn an_attached_reader_sees_one_snapshot() {
+                for seed in 0..4 {
+                    hold(attach::snapshots_during_writes(&$subject, &$subject.engines(), seed), seed);
+                }
+            }
+
+            #[test]
+            fn a_reader_reports_that_its_owner_closed() {
+                (0..3).for_each(|seed| hold(attach::owner_closes(&$subject, seed), seed));
+            }
+
+            #[test]
+            fn a_failed_attach_leaves_no_files() {
+                hold(attach::faults_during_attach(&$subject, 1, 30), 1);
+            }
+        }
+    };
+}

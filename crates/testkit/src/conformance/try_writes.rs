@@ -1,0 +1,96 @@
+//! # Waits: commits that would have to wait say so, and leave nothing
+
+use super::{bytes, get, key, refused};
+use crate::fixture::Fixture;
+use sheaf::{Database, Error, Keyspace};
+
+/// More rounds than it takes for background work to be far behind, or to catch up.
+const MAX_ROUNDS: usize = 100_000;
+
+/// Writes, without any background work, until a commit that may not wait is refused; how many
+/// writes that took.
+fn fill_backlog(ks: &Keyspace) -> usize {
+    let is_braked = |n: &usize| match ks.try_insert(key(n % 50), bytes(300, *n as u64)) {
+        Ok(()) => false,
+        Err(Error::Busy { waiting_for: "brake" }) => true,
+        Err(other) => panic!("{other}"),
+    };
+    (0..MAX_ROUNDS).find(is_braked).expect("background work that is not done is behind one day")
+}
+
+/// Lets the background catch up.
+fn drain_backlog(fixture: &Fixture, db: &Database, ks: &Keyspace) {
+    for _ in 0..MAX_ROUNDS {
+        fixture.advance(std::time::Duration::from_millis(50));
+        db.pump().unwrap();
+        match ks.try_remove("nobody") {
+            Ok(()) => return,
+            Err(error) => refused!(Err::<(), _>(error), Error::Busy { .. }),
+        }
+    }
+    panic!("busy for ever");
+}
+
+pub fn a_throttled_try_write_returns_busy_and_writes_nothing(fixture: &Fixture) {
+    let db = fixture.open();
+    let (ks, other) = (fixture.keyspace(&db, "a"), fixture.other_keyspace(&db, "b"));
+    let braked = fill_backlog(&ks);
+    let before =
+        (get(&ks, key(braked % 50)), db.stats().visible_seq, db.stats().blobs, fixture.read_tree().len());
+    let large = bytes(fixture.setting.blob_threshold() + 1, 1);
+    refused!(ks.try_insert("new", "x"), Error::Busy { .. });
+    refused!(ks.try_insert("large", &large), Error::Busy { .. });
+    refused!(ks.try_remove(key(0)), Error::Busy { .. });
+    let mut batch = db.batch();
+    batch.insert(&ks, "both", "x").insert(&other, "both", "x").insert(&ks, "large", &large);
+    refused!(batch.try_submit(), Error::Busy { .. });
+    refused!(batch.try_commit(), Error::Busy { .. });
+    assert_eq!(batch.len(), 3, "a refused batch is as it was");
+    let after =
+        (get(&ks, key(braked % 50)), db.stats().visible_seq, db.stats().blobs, fixture.read_tree().len());
+    assert_eq!(before, after);
+    for name in ["new", "large", "both"] {
+        assert_eq!(get(&ks, name), None);
+    }
+    ks.insert("patient", "x").unwrap(); // inline writers are not slowed down
+    drain_backlog(fixture, &db, &ks);
+    batch.try_commit().unwrap();
+    assert!(batch.is_empty(), "what was committed is gone from the batch");
+    assert_eq!((get(&ks, "large"), get(&other, "both")), (Some(large), Some(b"x".to_vec())));
+    drop((ks, other, batch));
+    let db = fixture.kill_and_reopen(db);
+    assert!(get(&fixture.keyspace(&db, "a"), "both").is_some());
+}
+
+/// Does what is due.
+fn run_background(db: &Database) {
+    while db.pump().unwrap() {}
+}
+
+pub fn an_idle_database_is_never_busy(fixture: &Fixture) {
+    let db = fixture.open();
+    let (ks, other) = (fixture.keyspace(&db, "a"), fixture.other_keyspace(&db, "b"));
+    ks.try_insert("first", "x").expect("not even if nothing is ready");
+    run_background(&db);
+    for index in 0..20 {
+        ks.try_insert(key(index), bytes(20, 1)).unwrap();
+    }
+    run_background(&db);
+    let large = bytes(fixture.setting.blob_threshold() + 1, 2);
+    ks.try_insert("large", &large).unwrap();
+    ks.try_remove(key(0)).unwrap();
+    let mut batch = db.batch();
+    batch.expect_value(&ks, key(1), Some(&bytes(20, 1))).remove(&ks, key(1)).insert(&other, "b", "x");
+    batch.try_commit().unwrap();
+    batch.expect_value(&ks, key(1), Some(b"another")).insert(&other, "c", "x");
+    refused!(batch.try_commit(), Error::Conflict);
+    run_background(&db);
+    // Larger than the segments that are kept ready: made by the commit itself.
+    let mut wide = db.batch();
+    for index in 0..40 {
+        wide.insert(&ks, format!("wide-{index}"), bytes(fixture.setting.blob_threshold(), index));
+    }
+    wide.try_commit().unwrap();
+    assert_eq!((get(&ks, "large"), get(&other, "c")), (Some(large), None));
+    assert_eq!(ks.len().unwrap(), 20 + 40);
+}

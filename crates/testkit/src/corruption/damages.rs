@@ -1,0 +1,221 @@
+//! # Damages: the lists of what is done to a fixture, and the fixtures
+
+#![allow(clippy::cast_possible_truncation)] // numbers here are small by construction
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use sheaf_base::disk::SECTOR;
+use sheaf_base::disk::sim::{KeepChoice, SimDisk};
+use sheaf_base::sync::Mutex;
+
+use super::{InjectedDamage, StoredDatabase};
+use crate::crash::machine::TestMachine;
+use crate::crash::run::WorkloadRun;
+use crate::crash::workload::{CrashStep, TestRandom};
+use crate::fixture::TestSubject;
+
+impl StoredDatabase {
+    /// A database after `steps`, closed in order.
+    ///
+    /// # Panics
+    ///
+    /// If the workload fails.
+    #[must_use]
+    pub fn closed(steps: &[CrashStep]) -> StoredDatabase {
+        StoredDatabase::closed_with(&TestSubject::flat(), steps)
+    }
+
+    /// As [`StoredDatabase::closed`], of any engine.
+    ///
+    /// # Panics
+    ///
+    /// If the workload fails.
+    #[must_use]
+    pub fn closed_with(subject: &TestSubject, steps: &[CrashStep]) -> StoredDatabase {
+        let mut run = WorkloadRun::new(TestMachine::for_subject(subject, SimDisk::new()));
+        run.run_steps(steps).expect("no faults: the workload runs");
+        let db = run.db().expect("it is open");
+        run.drop_handles();
+        db.close().expect("no faults: it closes");
+        let history = run.history.lock().clone();
+        let from = history.fingerprints.len() - 1;
+        StoredDatabase { sim: run.machine.sim.kill(), min_commits: from, history, subject: subject.clone() }
+    }
+
+    /// A database after `steps` whose process was killed.
+    ///
+    /// # Panics
+    ///
+    /// If the workload fails.
+    #[must_use]
+    pub fn killed(steps: &[CrashStep]) -> StoredDatabase {
+        StoredDatabase::killed_with(&TestSubject::flat(), steps)
+    }
+
+    /// As [`StoredDatabase::killed`], of any engine.
+    ///
+    /// # Panics
+    ///
+    /// If the workload fails.
+    #[must_use]
+    pub fn killed_with(subject: &TestSubject, steps: &[CrashStep]) -> StoredDatabase {
+        let mut run = WorkloadRun::new(TestMachine::for_subject(subject, SimDisk::new()));
+        run.run_steps(steps).expect("no faults: the workload runs");
+        let history = run.history.lock().clone();
+        let from = history.marks.durable;
+        StoredDatabase { sim: run.machine.sim.kill(), min_commits: from, history, subject: subject.clone() }
+    }
+
+    /// A database that lost its power after `steps` and `last`: of what was not synced, nothing is
+    /// left.
+    ///
+    /// # Panics
+    ///
+    /// If the workload fails.
+    #[must_use]
+    pub fn power_cut(subject: &TestSubject, steps: &[CrashStep], last: &[CrashStep]) -> StoredDatabase {
+        let mut run = WorkloadRun::new(TestMachine::for_subject(subject, SimDisk::new()));
+        run.run_steps(steps).expect("no faults: the workload runs");
+        // What the `last` steps sync is durable, but nothing durable says so: damage to it looks
+        // like a torn tail.
+        let from = run.history.lock().marks.durable;
+        for (number, step) in (steps.len()..).zip(last) {
+            run.run_step(number, step).expect("no faults: the workload runs");
+        }
+        let history = run.history.lock().clone();
+        let sim = run.machine.sim.power_cut(&KeepChoice::None);
+        StoredDatabase { sim, min_commits: from, history, subject: subject.clone() }
+    }
+
+    /// A database killed in the middle of the background work that follows `steps`: half of its
+    /// disk calls were made.
+    ///
+    /// # Panics
+    ///
+    /// If the workload fails.
+    #[must_use]
+    pub fn killed_during_background_work(subject: &TestSubject, steps: &[CrashStep]) -> StoredDatabase {
+        let mut run = WorkloadRun::new(TestMachine::for_subject(subject, SimDisk::new()));
+        run.run_steps(steps).expect("no faults: the workload runs");
+        let history = run.history.lock().clone();
+        let images: Arc<Mutex<Vec<SimDisk>>> = Arc::default();
+        let (seen, sim) = (Arc::clone(&images), run.machine.sim.clone());
+        run.machine.recording_disk.set_observer(move |_, _| seen.lock().push(sim.kill()));
+        run.run_step(steps.len(), &CrashStep::Background).expect("no faults: the work is done");
+        run.machine.recording_disk.clear_observer();
+        let images = std::mem::take(&mut *images.lock());
+        let sim = images.get(images.len() / 2).map_or_else(|| run.machine.sim.kill(), SimDisk::clone);
+        let from = history.marks.durable;
+        StoredDatabase { sim, min_commits: from, history, subject: subject.clone() }
+    }
+
+    pub(super) fn bytes(&self, path: &Path) -> Vec<u8> {
+        self.sim.read_file(path).expect("listed a moment ago")
+    }
+
+    /// One bit in every `stride`-th byte, from a place that `seed` chooses.
+    pub fn bit_flips(&self, stride: u64, seed: u64) -> impl Iterator<Item = InjectedDamage> {
+        let mut random = TestRandom::new(seed);
+        let files = self.files();
+        files.into_iter().flat_map(move |(path, len)| {
+            let start = random.below(stride);
+            let bits: Vec<u8> = (start..len)
+                .step_by(usize::try_from(stride).unwrap_or(1))
+                .map(|_| random.below(8) as u8)
+                .collect();
+            let offsets = (start..len).step_by(usize::try_from(stride).unwrap_or(1));
+            offsets
+                .zip(bits)
+                .map(move |(offset, bit)| InjectedDamage::Flip(path.clone(), offset, bit))
+                .collect::<Vec<_>>()
+        })
+    }
+
+    /// Every written sector zeroed, filled, replaced by its neighbour's and by a sector of another
+    /// file; with `older`, by what it held there.
+    #[must_use]
+    pub fn sector_damages(&self, older: Option<&StoredDatabase>) -> Vec<InjectedDamage> {
+        let mut damages = Vec::new();
+        let files: Vec<(PathBuf, Vec<u8>)> =
+            self.files().into_iter().map(|(path, _)| (path.clone(), self.bytes(&path))).collect();
+        for (number, (path, bytes)) in files.iter().enumerate() {
+            let sectors: Vec<&[u8]> = bytes.chunks(SECTOR as usize).collect();
+            let other = &files[(number + 1) % files.len()].1;
+            let before = older.and_then(|stored_db| stored_db.sim.read_file(path).ok());
+            for (index, sector) in sectors.iter().enumerate() {
+                let mut put = |bytes: Option<&[u8]>, what| {
+                    if let Some(bytes) = bytes.filter(|b| b.len() == sector.len() && b != sector) {
+                        damages.push(InjectedDamage::Write(
+                            path.clone(),
+                            index as u64 * SECTOR,
+                            bytes.to_vec(),
+                            what,
+                        ));
+                    }
+                };
+                let is_written = sector.iter().any(|byte| *byte != 0);
+                let part = |bytes: &[u8]| bytes.chunks(SECTOR as usize).nth(index).map(<[u8]>::to_vec);
+                if is_written {
+                    put(Some(&vec![0; sector.len()]), "sector zeroed");
+                    put(Some(&vec![0xff; sector.len()]), "sector filled");
+                    put(sectors.get(index + 1).copied(), "next sector copied over");
+                    put(part(other).as_deref(), "sector of another file copied over");
+                }
+                put(before.as_deref().and_then(part).as_deref(), "older sector");
+            }
+        }
+        damages
+    }
+
+    /// Every file cut at every `step` bytes, emptied, and longer by zeros.
+    #[must_use]
+    pub fn length_damages(&self, step: u64) -> Vec<InjectedDamage> {
+        let files = self.files().into_iter();
+        files
+            .flat_map(|(path, len)| {
+                let written =
+                    self.bytes(&path).iter().rposition(|b| *b != 0).map_or(0, |last| last as u64 + 1);
+                let cuts = (0..=written.min(len)).step_by(usize::try_from(step).unwrap_or(1));
+                let lens: Vec<u64> = cuts.chain([written.saturating_sub(1), len + 1, len + 5000]).collect();
+                lens.into_iter()
+                    .filter(move |new| *new != len)
+                    .map(move |new| InjectedDamage::Length(path.clone(), new))
+            })
+            .collect()
+    }
+
+    /// Every file missing, empty, doubled as every other file, as it was in `older`, and as its
+    /// like in `foreign`, another database.
+    #[must_use]
+    pub fn file_damages(&self, older: &StoredDatabase, foreign: &StoredDatabase) -> Vec<InjectedDamage> {
+        let mut damages = Vec::new();
+        for (path, _) in self.files() {
+            damages.push(InjectedDamage::Missing(path.clone()));
+            damages.push(InjectedDamage::File(path.clone(), Vec::new(), "empty"));
+            for (from, what) in [(older, "as it was"), (foreign, "another database's")] {
+                if let Ok(bytes) = from.sim.read_file(&path)
+                    && bytes != self.bytes(&path)
+                {
+                    damages.push(InjectedDamage::File(path.clone(), bytes, what));
+                }
+            }
+            for (other, _) in self.files() {
+                if other != path {
+                    damages.push(InjectedDamage::File(
+                        path.clone(),
+                        self.bytes(&other),
+                        "a copy of another file",
+                    ));
+                }
+            }
+            let stem = path.file_name().and_then(|name| name.to_str()).unwrap_or("x");
+            damages.push(InjectedDamage::File(
+                path.with_file_name(format!("{stem}.copy")),
+                self.bytes(&path),
+                "a file nobody knows",
+            ));
+        }
+        damages
+    }
+}

@@ -1,0 +1,342 @@
+//! # Ledger: the reference engine
+//!
+//! The smallest ordered engine that keeps every promise: all keys, and values up to the staging
+//! limit, in one sorted map under one lock; commits to the journal. It exists so that the contract,
+//! batches over two logs, ranges both ways, the bounding of the journal and its checkpoints have a
+//! user before the ordered engines do, and an oracle afterwards. It is written to be obviously
+//! right, not to be fast: [`EngineFlaw`] makes it obviously wrong, one way at a time, to prove that
+//! a harness sees.
+//!
+//! ## Picture
+//!
+//! ```text
+//!   map:   key -> [ version seq 5 "a" | version seq 9 (gone) | version seq 12 blob 7 ]     oldest first
+//!                   needed by a view    needed by a view       the newest, what LATEST reads
+//!   aged:  keys with more than one version, so that `trim` need not walk the map
+//! ```
+//!
+//! ## Invariants
+//!
+//! 1. A key's versions ascend by seq; all but the last are there because a view falls in their
+//!    life.
+//! 2. Views are only ever registered at the newest state, so a version that went because nobody
+//!    needed it leaves no gap that a later view could look into.
+//! 3. While records are replayed a removed key keeps its tombstone's seq, so that an older record
+//!    that comes later does not bring it back; [`Engine::replay_finished`] drops them.
+//! 4. No lock is held between two calls of a cursor, nor while a blob is read.
+//!
+//! ## Crash
+//!
+//! The image holds each key's newest version, key by key, while commits go on. It holds no
+//! tombstones: the journal is replayed from where the image was begun, whole and in order, so every
+//! removal the image may have missed or anticipated comes by again.
+//!
+//! ## Costs
+//!
+//! Memory: key + value + `table::ENTRY_COST` a key. A cursor's step is a look-up.
+
+mod cursor;
+mod flaw;
+mod image;
+mod table;
+
+pub use flaw::EngineFlaw;
+
+use std::any::Any;
+use std::sync::Arc;
+
+use sheaf_base::blob::BlobRef;
+use sheaf_base::blob_reader::StoredValue as Seen;
+use sheaf_base::engine::{
+    Action, Bounds, Capabilities, Cursor, Engine, EngineFactory, EngineOp, EngineStats, ImageSink,
+    ImageSource, Preparation, Projection, ReplayRecord,
+};
+use sheaf_base::engine_context::EngineContext;
+use sheaf_base::error::{Error, Result};
+use sheaf_base::memory::MemoryPart;
+use sheaf_base::options::EngineOptions;
+use sheaf_base::record::RecordContent;
+use sheaf_base::sync::RwLock;
+use sheaf_base::sync::atomic::{AtomicU64, Ordering};
+use sheaf_base::types::{KeyspaceId, LogId, Seq};
+use sheaf_base::views::Views;
+
+use table::{ReferenceTable, TableChange, TableVersion, VersionContent};
+
+/// The name in the catalogue.
+pub const NAME: &str = "ledger";
+
+/// Makes ledgers.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ReferenceEngineFactory {
+    flaw: Option<EngineFlaw>,
+}
+
+impl ReferenceEngineFactory {
+    /// Makes ledgers that are wrong in one way.
+    #[must_use]
+    pub fn flawed(flaw: EngineFlaw) -> ReferenceEngineFactory {
+        ReferenceEngineFactory { flaw: Some(flaw) }
+    }
+}
+
+impl EngineFactory for ReferenceEngineFactory {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn create(&self, _: KeyspaceId, _: &EngineOptions, context: &Arc<EngineContext>) -> Arc<dyn Engine> {
+        Arc::new(ReferenceEngine {
+            context: Arc::clone(context),
+            table: RwLock::default(),
+            log_bytes: Default::default(),
+            flaw: self.flaw,
+        })
+    }
+}
+
+/// One keyspace.
+#[derive(Debug)]
+pub struct ReferenceEngine {
+    context: Arc<EngineContext>,
+    table: RwLock<ReferenceTable>,
+    /// Bytes in the journal since the last checkpoint began, and between its begin and that of the
+    /// last complete one.
+    log_bytes: [AtomicU64; 2],
+    flaw: Option<EngineFlaw>,
+}
+
+impl ReferenceEngine {
+    fn has_flaw(&self, flaw: EngineFlaw) -> bool {
+        self.flaw == Some(flaw)
+    }
+
+    /// Accounts what a change of the table took or gave back.
+    fn account_change(&self, change: &TableChange) {
+        let memory = &self.context.memory;
+        for (part, (before, after)) in
+            [(MemoryPart::Index, change.index), (MemoryPart::Versions, change.versions)]
+        {
+            if after > before {
+                memory.take(part, after - before);
+            } else {
+                memory.give_back(part, before - after);
+            }
+        }
+    }
+
+    /// The bytes of what was found in the table, read without its lock. `None`: the blob is gone.
+    fn load_value(&self, stored: &VersionContent) -> Result<Option<Arc<[u8]>>> {
+        match stored {
+            VersionContent::Inline(value) => Ok(Some(Arc::clone(value))),
+            VersionContent::Blob(blob) => Ok(self.context.blobs.read(blob)?.map(Arc::from)),
+            VersionContent::Tombstone => Ok(None),
+        }
+    }
+
+    fn missing_blob_error(&self, blob: &BlobRef) -> Error {
+        self.context.blobs.missing_error(blob)
+    }
+}
+
+impl Engine for ReferenceEngine {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { ordered: true }
+    }
+
+    fn log(&self) -> LogId {
+        LogId::Journal
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+
+    fn prepare(&self, op: &mut EngineOp<'_>) -> Result<Preparation> {
+        let newest = self.table.read().live_version_seq(op.key);
+        op.prior = newest.unwrap_or(Seq::ZERO);
+        op.note[0] = op.prior.0;
+        if self.has_flaw(EngineFlaw::IgnoresConcurrentChanges) && matches!(op.action, Action::Expect) {
+            op.prior = Seq(1); // whatever comes in between, it is what was expected
+        }
+        let memory = &self.context.memory;
+        match op.action {
+            Action::Put(value) if newest.is_none() => {
+                let cost = table::ENTRY_COST + op.key.len() as u64 + value.len() as u64;
+                if !memory.has_room(cost) {
+                    return Err(Error::MemoryBudgetExceeded { budget: memory.budget() });
+                }
+                Ok(Preparation::Record)
+            }
+            Action::Blob(_) if newest.is_none() => {
+                if !memory.has_room(table::ENTRY_COST + op.key.len() as u64) {
+                    return Err(Error::MemoryBudgetExceeded { budget: memory.budget() });
+                }
+                Ok(Preparation::Record)
+            }
+            Action::Put(_) | Action::Blob(_) => Ok(Preparation::Record),
+            Action::Remove if newest.is_some() => Ok(Preparation::Record),
+            Action::Remove | Action::Expect => Ok(Preparation::NoChange),
+        }
+    }
+
+    fn is_current(&self, op: &EngineOp<'_>) -> bool {
+        let newest = self.table.read().live_version_seq(op.key).map_or(0, |seq| seq.0);
+        match op.action {
+            Action::Put(_) | Action::Blob(_) => true,
+            Action::Remove => (newest == 0) == (op.note[0] == 0),
+            Action::Expect => newest == op.note[0] || self.has_flaw(EngineFlaw::IgnoresConcurrentChanges),
+        }
+    }
+
+    fn apply(&self, seq: Seq, op: &EngineOp<'_>, views: &Views) {
+        let stored = match op.action {
+            Action::Put(value) => VersionContent::Inline(value.into()),
+            Action::Blob(blob) => VersionContent::Blob(blob),
+            Action::Remove => VersionContent::Tombstone,
+            Action::Expect => return,
+        };
+        assert!(
+            !(self.has_flaw(EngineFlaw::PanicsInApply) && op.key == EngineFlaw::PANIC_KEY),
+            "as it was told"
+        );
+        let keeps = !self.has_flaw(EngineFlaw::DropsPinned);
+        let change = self
+            .table
+            .write()
+            .push(op.key, TableVersion { seq, stored }, |born, died| keeps && views.needs(born, died));
+        self.account_change(&change);
+        self.log_bytes[0].fetch_add(u64::from(op.span), Ordering::Relaxed);
+        for (seq, blob) in change.retired_blobs {
+            self.context.retire_blob(seq, blob);
+        }
+    }
+
+    fn get_stored(&self, at: Seq, key: &[u8], found: &mut dyn FnMut(Seen<'_>)) -> Result<bool> {
+        let mut missing = None;
+        loop {
+            let Some((seq, stored)) = self.table.read().at(at, key) else { return Ok(false) };
+            if at == Seq::LATEST {
+                self.context.wait_visible(seq)?;
+            }
+            match &stored {
+                VersionContent::Inline(value) => found(Seen::Bytes(value)),
+                VersionContent::Blob(blob)
+                    if !self.context.blobs.read_stored(blob, &mut missing, found)? =>
+                {
+                    continue;
+                }
+                VersionContent::Blob(_) => {}
+                VersionContent::Tombstone => return Ok(false),
+            }
+            return Ok(true);
+        }
+    }
+
+    fn contains(&self, at: Seq, key: &[u8]) -> Result<bool> {
+        let found = self.table.read().at(at, key).map(|(seq, _)| seq);
+        if at == Seq::LATEST {
+            found.map_or(Ok(()), |seq| self.context.wait_visible(seq))?;
+        }
+        Ok(found.is_some())
+    }
+
+    fn cursor<'e>(&'e self, at: Seq, bounds: Bounds, projection: Projection) -> Result<Box<dyn Cursor + 'e>> {
+        Ok(Box::new(cursor::ReferenceCursor::new(self, at, bounds, projection)))
+    }
+
+    fn len(&self) -> Result<u64> {
+        let table = self.table.read();
+        Ok(if self.has_flaw(EngineFlaw::CountsTombstones) { table.entries() } else { table.live_keys() })
+    }
+
+    fn trim(&self, views: &Views, visible: Seq) {
+        // A view younger than the copy may need what was superseded after it.
+        let needs = |born, died| died > visible || views.needs(born, died);
+        let change = self.table.write().trim(needs);
+        self.account_change(&change);
+        for (seq, blob) in change.retired_blobs {
+            self.context.retire_blob(seq, blob);
+        }
+    }
+
+    fn freeze(&self) {
+        self.log_bytes[1].fetch_add(self.log_bytes[0].swap(0, Ordering::Relaxed), Ordering::Relaxed);
+    }
+
+    fn image_published(&self) {
+        self.log_bytes[1].store(0, Ordering::Relaxed);
+    }
+
+    fn log_bytes_needed(&self) -> u64 {
+        self.log_bytes.iter().map(|bytes| bytes.load(Ordering::Relaxed)).sum()
+    }
+
+    fn save(&self, out: &mut dyn ImageSink) -> Result<()> {
+        assert!(!self.has_flaw(EngineFlaw::PanicsInSave), "as it was told");
+        image::save(self, out)
+    }
+
+    fn restore(&self, source: &mut dyn ImageSource) -> Result<()> {
+        image::restore(self, source)
+    }
+
+    fn replay(&self, record: &ReplayRecord<'_>) -> Result<()> {
+        let stored = match record.content {
+            RecordContent::Put(value) => VersionContent::Inline(value.into()),
+            RecordContent::Blob(blob) => VersionContent::Blob(blob),
+            RecordContent::Remove if self.has_flaw(EngineFlaw::ForgetsRemovals) => return Ok(()),
+            RecordContent::Remove => VersionContent::Tombstone,
+        };
+        let version = TableVersion { seq: record.seq, stored };
+        let change = self.table.write().replay(record.key, version);
+        self.account_change(&change);
+        self.log_bytes[0].fetch_add(u64::from(record.span), Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn replay_finished(&self) {
+        let change = self.table.write().drop_tombstones();
+        self.account_change(&change);
+    }
+
+    fn blobs(&self, out: &mut Vec<u64>) -> Result<()> {
+        out.extend(self.table.read().blobs().map(|(_, blob)| blob.id));
+        Ok(())
+    }
+
+    fn stats(&self) -> EngineStats {
+        let table = self.table.read();
+        EngineStats {
+            keys: table.live_keys(),
+            index_bytes: table.index_bytes(),
+            pinned_versions: table.pinned_versions(),
+        }
+    }
+
+    fn verify(&self, report: &mut dyn FnMut(Error), step: &mut dyn FnMut(u64) -> Result<()>) -> Result<()> {
+        let blobs: Vec<(Vec<u8>, BlobRef)> =
+            self.table.read().blobs().map(|(key, blob)| (key.to_vec(), blob)).collect();
+        for (key, blob) in blobs {
+            step(u64::from(blob.len))?;
+            match self.context.blobs.read(&blob) {
+                Ok(Some(_)) => {}
+                Ok(None) if !self.table.read().references_blob(&key, blob.id) => {} // superseded meanwhile
+                Ok(None) => report(self.missing_blob_error(&blob)),
+                Err(e) if e.is_corrupt() => report(e),
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(())
+    }
+
+    fn drop_data(&self) {
+        // Its blobs are the store's business: it asked for them just before.
+        let change = self.table.write().clear();
+        self.account_change(&change);
+    }
+}

@@ -1,0 +1,337 @@
+//! # Table: the sorted map of a ledger and its versions
+//!
+//! Pure memory: no lock, no file, no view registry. Whoever changes it gets a [`TableChange`] that
+//! says what that did to memory and which blobs nobody names any more.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
+use std::sync::Arc;
+
+use sheaf_base::blob::BlobRef;
+use sheaf_base::types::Seq;
+
+/// What a key costs beside its bytes: two map nodes' share and the vector of versions.
+pub(super) const ENTRY_COST: u64 = 96;
+
+/// What a version says.
+#[derive(Clone, Debug)]
+pub(super) enum VersionContent {
+    /// The value.
+    Inline(Arc<[u8]>),
+    /// Where the value is.
+    Blob(BlobRef),
+    /// There is none from here on.
+    Tombstone,
+}
+
+/// One version of a key.
+#[derive(Clone, Debug)]
+pub(super) struct TableVersion {
+    pub(super) seq: Seq,
+    pub(super) stored: VersionContent,
+}
+
+impl TableVersion {
+    fn is_tombstone(&self) -> bool {
+        matches!(self.stored, VersionContent::Tombstone)
+    }
+
+    fn cost(&self) -> u64 {
+        match &self.stored {
+            VersionContent::Inline(value) => value.len() as u64,
+            VersionContent::Blob(_) | VersionContent::Tombstone => 0,
+        }
+    }
+}
+
+/// What a change of the table did: bytes before and after by part, and blobs that died of which
+/// seq.
+#[derive(Debug, Default)]
+pub(super) struct TableChange {
+    pub(super) index: (u64, u64),
+    pub(super) versions: (u64, u64),
+    pub(super) retired_blobs: Vec<(Seq, u64)>,
+}
+
+/// The map.
+#[derive(Debug, Default)]
+pub(super) struct ReferenceTable {
+    /// The newest commit applied in this life to each key.
+    applied: BTreeMap<Vec<u8>, Seq>,
+    map: BTreeMap<Vec<u8>, Vec<TableVersion>>,
+    /// Keys with more than one version.
+    multi_version_keys: BTreeSet<Vec<u8>>,
+    live_keys: u64,
+    pinned_versions: u64,
+    index_bytes: u64,
+    version_bytes: u64,
+}
+
+impl ReferenceTable {
+    pub(super) fn live_keys(&self) -> u64 {
+        self.live_keys
+    }
+
+    pub(super) fn entries(&self) -> u64 {
+        self.map.len() as u64
+    }
+
+    pub(super) fn pinned_versions(&self) -> u64 {
+        self.pinned_versions
+    }
+
+    pub(super) fn index_bytes(&self) -> u64 {
+        self.index_bytes
+    }
+
+    /// The seq of the key's newest version, unless that is a tombstone.
+    pub(super) fn live_version_seq(&self, key: &[u8]) -> Option<Seq> {
+        let newest = self.map.get(key)?.last()?;
+        (!newest.is_tombstone()).then_some(newest.seq)
+    }
+
+    /// What `key` has at `at`.
+    pub(super) fn at(&self, at: Seq, key: &[u8]) -> Option<(Seq, VersionContent)> {
+        visible(self.map.get(key)?, at)
+    }
+
+    /// The next key above `low` (below `high`, walking back) that has a value at `at`.
+    pub(super) fn seek(
+        &self,
+        low: Bound<&[u8]>,
+        high: Bound<&[u8]>,
+        at: Seq,
+        forward: bool,
+    ) -> Option<(Vec<u8>, VersionContent)> {
+        let mut range = self.map.range::<[u8], _>((low, high));
+        loop {
+            let (key, versions) = if forward { range.next() } else { range.next_back() }?;
+            if let Some((_, stored)) = visible(versions, at) {
+                return Some((key.clone(), stored));
+            }
+        }
+    }
+
+    /// Up to `limit` keys above `after` with their newest versions, tombstones left out.
+    pub(super) fn newest_versions_after(
+        &self,
+        after: Bound<&[u8]>,
+        limit: usize,
+    ) -> Vec<(Vec<u8>, TableVersion)> {
+        let range = self.map.range::<[u8], _>((after, Bound::Unbounded));
+        let newest = range.filter_map(|(key, versions)| Some((key, versions.last()?)));
+        newest
+            .filter(|(_, version)| !version.is_tombstone())
+            .take(limit)
+            .map(|(k, v)| (k.clone(), v.clone()))
+            .collect()
+    }
+
+    /// Every blob that a version names, pinned ones included.
+    pub(super) fn blobs(&self) -> impl Iterator<Item = (&[u8], BlobRef)> {
+        self.map.iter().flat_map(|(key, versions)| {
+            versions.iter().filter_map(move |v| match v.stored {
+                VersionContent::Blob(blob) => Some((key.as_slice(), blob)),
+                _ => None,
+            })
+        })
+    }
+
+    /// True if a version of `key` names the blob.
+    pub(super) fn references_blob(&self, key: &[u8], id: u64) -> bool {
+        let versions = self.map.get(key).map_or(&[][..], Vec::as_slice);
+        versions.iter().any(|v| matches!(v.stored, VersionContent::Blob(b) if b.id == id))
+    }
+
+    /// Adds the newest version of `key`; older ones stay as far as they are needed.
+    pub(super) fn push(
+        &mut self,
+        key: &[u8],
+        version: TableVersion,
+        needs: impl Fn(Seq, Seq) -> bool,
+    ) -> TableChange {
+        let before = self.applied.insert(key.to_vec(), version.seq);
+        assert!(before <= Some(version.seq), "applied out of order");
+        self.change(key, |versions, dead| {
+            // An image behind a right checksum may still speak of numbers that never were.
+            versions.retain(|v| v.seq < version.seq);
+            versions.push(version);
+            prune(versions, &needs, dead);
+        })
+    }
+
+    /// Takes a version up at opening unless a newer one is known. Keeps tombstones (I3).
+    pub(super) fn replay(&mut self, key: &[u8], version: TableVersion) -> TableChange {
+        self.change(key, |versions, _| {
+            if versions.last().is_none_or(|v| v.seq < version.seq) {
+                *versions = vec![version];
+            }
+        })
+    }
+
+    /// Opening is over: no older record can come any more.
+    pub(super) fn drop_tombstones(&mut self) -> TableChange {
+        let gone: Vec<Vec<u8>> = self
+            .map
+            .iter()
+            .filter(|(_, versions)| versions.iter().all(TableVersion::is_tombstone))
+            .map(|(key, _)| key.clone())
+            .collect();
+        self.change_all(gone, |versions, _| versions.clear())
+    }
+
+    /// Drops the versions that nobody needs any more.
+    pub(super) fn trim(&mut self, needs: impl Fn(Seq, Seq) -> bool) -> TableChange {
+        let aged = self.multi_version_keys.iter().cloned().collect();
+        self.change_all(aged, |versions, dead| prune(versions, &needs, dead))
+    }
+
+    /// Drops everything.
+    pub(super) fn clear(&mut self) -> TableChange {
+        let keys = self.map.keys().cloned().collect();
+        self.change_all(keys, |versions, _| versions.clear())
+    }
+
+    fn change_all(
+        &mut self,
+        keys: Vec<Vec<u8>>,
+        edit: impl Fn(&mut Vec<TableVersion>, &mut Vec<(Seq, u64)>),
+    ) -> TableChange {
+        let mut sum = TableChange {
+            index: (self.index_bytes, 0),
+            versions: (self.version_bytes, 0),
+            ..TableChange::default()
+        };
+        for key in keys {
+            sum.retired_blobs.extend(self.change(&key, &edit).retired_blobs);
+        }
+        sum.index.1 = self.index_bytes;
+        sum.versions.1 = self.version_bytes;
+        sum
+    }
+
+    /// The one place that edits a key's versions, so that the sums are right by construction.
+    fn change(
+        &mut self,
+        key: &[u8],
+        edit: impl FnOnce(&mut Vec<TableVersion>, &mut Vec<(Seq, u64)>),
+    ) -> TableChange {
+        let mut change = TableChange {
+            index: (self.index_bytes, 0),
+            versions: (self.version_bytes, 0),
+            ..TableChange::default()
+        };
+        let mut versions = self.map.remove(key).unwrap_or_default();
+        self.update_counts(key, &versions, false);
+        edit(&mut versions, &mut change.retired_blobs);
+        self.update_counts(key, &versions, true);
+        if versions.len() > 1 {
+            self.multi_version_keys.insert(key.to_vec());
+        } else {
+            self.multi_version_keys.remove(key);
+        }
+        if !versions.is_empty() {
+            self.map.insert(key.to_vec(), versions);
+        }
+        change.index.1 = self.index_bytes;
+        change.versions.1 = self.version_bytes;
+        change
+    }
+
+    fn update_counts(&mut self, key: &[u8], versions: &[TableVersion], add: bool) {
+        let Some((newest, older)) = versions.split_last() else {
+            return;
+        };
+        let index = ENTRY_COST + key.len() as u64 + newest.cost();
+        let pinned: u64 = older.iter().map(|v| v.cost() + ENTRY_COST).sum();
+        let live = u64::from(!newest.is_tombstone());
+        let sign = |total: &mut u64, by: u64| *total = if add { *total + by } else { *total - by };
+        sign(&mut self.index_bytes, index);
+        sign(&mut self.version_bytes, pinned);
+        sign(&mut self.live_keys, live);
+        sign(&mut self.pinned_versions, older.len() as u64);
+    }
+}
+
+/// What the versions of a key say at `at`.
+fn visible(versions: &[TableVersion], at: Seq) -> Option<(Seq, VersionContent)> {
+    let version = versions.iter().rev().find(|v| v.seq <= at)?;
+    (!version.is_tombstone()).then(|| (version.seq, version.stored.clone()))
+}
+
+/// Drops the versions no view falls into, then tombstones with nothing below them.
+fn prune(versions: &mut Vec<TableVersion>, needs: &impl Fn(Seq, Seq) -> bool, dead: &mut Vec<(Seq, u64)>) {
+    let deaths: Vec<Seq> = versions.iter().skip(1).map(|v| v.seq).collect();
+    let mut deaths = deaths.into_iter();
+    versions.retain(|version| {
+        let Some(died) = deaths.next() else {
+            return true; // the newest
+        };
+        let stays = needs(version.seq, died);
+        if let (false, VersionContent::Blob(blob)) = (stays, &version.stored) {
+            dead.push((died, blob.id));
+        }
+        stays
+    });
+    let useless = versions.iter().take_while(|v| v.is_tombstone()).count();
+    versions.drain(..useless);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn put(seq: u64) -> TableVersion {
+        TableVersion { seq: Seq(seq), stored: VersionContent::Inline(vec![1].into()) }
+    }
+
+    fn tombstone(seq: u64) -> TableVersion {
+        TableVersion { seq: Seq(seq), stored: VersionContent::Tombstone }
+    }
+
+    #[test]
+    fn versions_live_exactly_as_long_as_somebody_needs_them() {
+        let mut table = ReferenceTable::default();
+        let view_at_5 = |born: Seq, died: Seq| born <= Seq(5) && Seq(5) < died;
+        table.push(b"k", put(3), view_at_5);
+        table.push(b"k", tombstone(7), view_at_5);
+        table.push(b"k", put(9), view_at_5);
+        assert_eq!(table.at(Seq(5), b"k").map(|v| v.0), Some(Seq(3)));
+        assert_eq!(table.at(Seq::LATEST, b"k").map(|v| v.0), Some(Seq(9)));
+        assert!(table.at(Seq(2), b"k").is_none());
+        assert_eq!((table.live_keys(), table.pinned_versions()), (1, 1));
+        table.trim(|_, _| false);
+        assert_eq!((table.live_keys(), table.pinned_versions()), (1, 0));
+        let change = table.push(b"k", tombstone(10), |_, _| false);
+        assert_eq!((table.live_keys(), table.entries()), (0, 0));
+        assert_eq!(change.index.1, 0, "nothing is left to account for");
+    }
+
+    #[test]
+    fn replay_in_any_order_and_any_number_of_times_ends_the_same() {
+        for order in [[0, 1, 2], [2, 1, 0], [1, 2, 0], [2, 0, 1]] {
+            let mut table = ReferenceTable::default();
+            for _ in 0..2 {
+                for step in order {
+                    let versions = [put(4), put(6), tombstone(8)];
+                    table.replay(b"k", versions[step].clone());
+                }
+            }
+            table.drop_tombstones();
+            assert_eq!((table.live_keys(), table.entries()), (0, 0), "{order:?}");
+        }
+    }
+
+    #[test]
+    fn a_superseded_blob_dies_of_the_commit_that_superseded_it() {
+        let blob = BlobRef { id: 7, len: 1, sum: 0 };
+        let staged = TableVersion { seq: Seq(2), stored: VersionContent::Blob(blob) };
+        let mut table = ReferenceTable::default();
+        table.push(b"k", staged, |_, _| false);
+        let change = table.push(b"k", put(5), |_, _| true);
+        assert!(change.retired_blobs.is_empty(), "a view needs it");
+        assert!(table.references_blob(b"k", 7));
+        let change = table.trim(|_, _| false);
+        assert_eq!(change.retired_blobs, [(Seq(5), 7)]);
+    }
+}

@@ -1,0 +1,20 @@
+//! Histories of real threads: one order explains them.
+
+use sheaf_testkit::fixture::TestSubject;
+use sheaf_testkit::linearizability::run;
+use sheaf_testkit::totals::Budget;
+
+sheaf_testkit::every_engine!(linearizability_suite);
+
+/// `SHEAF_LINEAR='flat 17'`: the line a failure prints. Threads decide, so it runs the seed for a
+/// while.
+#[test]
+#[ignore = "replays one line"]
+fn replay() {
+    let line = std::env::var("SHEAF_LINEAR").expect("SHEAF_LINEAR says what to replay");
+    let (engine, seed) = line.split_once(' ').expect("ENGINE SEED");
+    let subject = TestSubject::by_name(engine).expect("a known engine");
+    for _ in 0..100 {
+        run(&subject, seed.parse().unwrap(), Budget::cases(1)).must_hold(1);
+    }
+}
