@@ -14,7 +14,7 @@
 //! | `sheaf_stalled_microseconds` | counter | `kind` | total time of the waits |
 //! | `sheaf_longest_stall_seconds` | gauge | `kind` | longest wait |
 //! | `sheaf_views` | gauge | | live snapshots and iterators |
-//! | `sheaf_oldest_view_seq` | gauge | | commits since the oldest snapshot; 0 without any |
+//! | `sheaf_oldest_view` | gauge | | commits since the oldest snapshot; 0 without any |
 //! | `sheaf_held_bytes` | gauge | | disk space that backups and attached readers pin |
 //! | `sheaf_checkpoints`, `sheaf_checkpoint_bytes` | counter | | checkpoints; bytes written |
 //! | `sheaf_staged_bytes` | counter | | bytes of values written to blob files |
@@ -64,7 +64,7 @@ fn publish_commits(stats: &DatabaseStats, path: &str) {
     counter!("sheaf_sync_waits", "database" => database()).absolute(stats.sync_waits);
     gauge!("sheaf_views", "database" => database()).set(real(stats.views));
     let oldest = stats.oldest_view_seq.map_or(0, |oldest| stats.visible_seq.saturating_sub(oldest));
-    gauge!("sheaf_oldest_view_seq", "database" => database()).set(real(oldest));
+    gauge!("sheaf_oldest_view", "database" => database()).set(real(oldest));
     gauge!("sheaf_held_bytes", "database" => database()).set(real(stats.pinned_bytes));
     counter!("sheaf_checkpoints", "database" => database()).absolute(stats.checkpoints);
     counter!("sheaf_checkpoint_bytes", "database" => database()).absolute(stats.checkpoint_bytes);
