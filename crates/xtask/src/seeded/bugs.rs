@@ -518,7 +518,7 @@ pub(super) const BUGS: &[SeededBug] = &[
         file: "crates/base/src/store/checkpoint.rs",
         edits: &[SourceEdit {
             find: "        let _alone = self.stripes.lock_exclusive();\n        let order = self.commit_state.lock();",
-            replace: "        let commit_state = self.commit_state.lock();",
+            replace: "        let order = self.commit_state.lock();",
         }],
         effect: BugEffect::Failure,
         test: database_test(Some("flex"), "committing::commits_during_a_checkpoint_survive_a_kill"),
