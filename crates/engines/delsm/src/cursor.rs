@@ -429,31 +429,28 @@ impl<'e> DelsmCursor<'e> {
                 return Ok(true);
             }
             RowValue::Packed { pack, offset, len, sum } => {
-                let value = &mut self.value;
-                pack.read(offset, len, sum, |bytes| {
-                    value.clear();
-                    value.extend_from_slice(bytes);
-                })?;
+                pack.read(offset, len, sum, replace(&mut self.value))?;
                 return Ok(true);
             }
             RowValue::Table(table, ValueRef::File { blob, location }) => {
                 if let Some(file) = table.open_blob(&self.batch.keys[self.key.clone()], &blob, location)? {
-                    let value = &mut self.value;
-                    file.read(|bytes| {
-                        value.clear();
-                        value.extend_from_slice(bytes);
-                    })?;
+                    file.read(replace(&mut self.value))?;
                     return Ok(true);
                 }
             }
             RowValue::Unreadable(error) => return Err(error),
             RowValue::Table(..) | RowValue::NeedsLookup => {}
         }
-        let (value, key) = (&mut self.value, &self.batch.keys[self.key.clone()]);
-        self.engine.get(self.batch.at, key, &mut |bytes| {
-            value.clear();
-            value.extend_from_slice(bytes);
-        })
+        let key = &self.batch.keys[self.key.clone()];
+        self.engine.get(self.batch.at, key, &mut replace(&mut self.value))
+    }
+}
+
+/// Returns a function that replaces the content of `value`.
+fn replace(value: &mut Vec<u8>) -> impl FnMut(&[u8]) {
+    |bytes| {
+        value.clear();
+        value.extend_from_slice(bytes);
     }
 }
 

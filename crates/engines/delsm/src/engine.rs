@@ -50,7 +50,7 @@ const WASTE: usize = 1;
 const WASTE_SHARE: u64 = 50;
 /// The pressure, in hundredths, of as much waste as makes a memtable due: writers are slowed down
 /// from one and a half times that on.
-const PACE: u64 = 69;
+const DUE_PRESSURE_PERCENT: u64 = 69;
 /// Bytes of a list's entry beside its key, at most, and its share of what stands in the foot.
 const LIST_ENTRY_OVERHEAD: usize = 40;
 /// Removals between two that look around themselves while that is worth it.
@@ -73,11 +73,11 @@ pub(crate) struct DelsmEngine {
     /// Bytes of all lists: a merge may have to write them once more.
     list_bytes: AtomicU64,
     /// Bytes that the frozen memtable wastes in the journal.
-    wasted: AtomicU64,
-    /// Bytes of blob_cache that live in tables, about.
-    live: AtomicU64,
+    wasted_bytes: AtomicU64,
+    /// Bytes of values that live in tables, about.
+    live_bytes: AtomicU64,
     /// Of the keys that were flushed last, so many of a hundred were in no table.
-    pub(crate) fresh: AtomicU64,
+    pub(crate) new_key_percent: AtomicU64,
     /// Versions that views pin.
     pinned_versions: PinnedVersions,
     /// As the store sees it when it asks whether there should be a checkpoint.
@@ -121,9 +121,9 @@ impl DelsmEngine {
             memtable_blobs: Default::default(),
             frozen_table_bytes: Default::default(),
             list_bytes: AtomicU64::new(0),
-            wasted: AtomicU64::new(0),
-            live: AtomicU64::new(0),
-            fresh: AtomicU64::new(100),
+            wasted_bytes: AtomicU64::new(0),
+            live_bytes: AtomicU64::new(0),
+            new_key_percent: AtomicU64::new(100),
             pinned_versions: PinnedVersions::default(),
             idle_detector: IdleDetector::default(),
             removed_ranges: RemovedRangeMap::default(),
@@ -154,11 +154,11 @@ impl DelsmEngine {
         if let Some(frozen) = self.state(guard).memtables.frozen.as_ref().filter(|_| is_flushed) {
             frozen.uncount_memory(&self.keyspace.context.memory);
             self.frozen_table_bytes.store(0, Ordering::Relaxed);
-            self.wasted.store(0, Ordering::Relaxed);
+            self.wasted_bytes.store(0, Ordering::Relaxed);
         }
         let listed = version.tables().map(|table| table.list.bytes()).sum();
         self.list_bytes.store(listed, Ordering::Relaxed);
-        self.live.store(version.largest_level(), Ordering::Relaxed);
+        self.live_bytes.store(version.largest_level(), Ordering::Relaxed);
         self.state.replace(guard, |now| DelsmState {
             memtables: now.memtables.without_flushed(is_flushed),
             version: Arc::new(version),
@@ -314,13 +314,13 @@ impl DelsmEngine {
     /// nothing that tables do not say: those of a key that the memtable has already, and of others
     /// the part that tables have.
     fn note_waste(&self, active: &Memtable, span: u32, is_first: bool) {
-        let fresh = if is_first { self.fresh.load(Ordering::Relaxed).min(100) } else { 0 };
+        let fresh = if is_first { self.new_key_percent.load(Ordering::Relaxed).min(100) } else { 0 };
         active.add_to_sum(WASTE, u64::from(span) * (100 - fresh) / 100);
     }
 
     /// Returns the waste of the journal that makes a memtable due.
     fn most_waste(&self) -> u64 {
-        (self.live.load(Ordering::Relaxed) / 100 * WASTE_SHARE).max(self.sizes.least_waste)
+        (self.live_bytes.load(Ordering::Relaxed) / 100 * WASTE_SHARE).max(self.sizes.least_waste)
     }
 
     /// Values that stand among the staged ones: in memtables, or named by tables that are not
@@ -466,7 +466,7 @@ impl Engine for DelsmEngine {
         }
         self.memtable_blobs.iter().for_each(|staged| staged.store(0, Ordering::Relaxed));
         self.frozen_table_bytes.store(state.memtables.active.sum(TABLE_BYTES_SUM), Ordering::Relaxed);
-        self.wasted.store(state.memtables.active.sum(WASTE), Ordering::Relaxed);
+        self.wasted_bytes.store(state.memtables.active.sum(WASTE), Ordering::Relaxed);
         let tiny = self.keyspace.context.tiny;
         self.state
             .replace(guard, |now| DelsmState { memtables: now.memtables.freeze(tiny, guard), ..now.clone() });
@@ -511,16 +511,16 @@ impl Engine for DelsmEngine {
             || (!active.is_empty() && is_turn && self.is_superseding_much(state, guard).unwrap_or(false))
     }
 
-    /// Returns the waste of both memtables in hundredths of that which slows writers down. ValueRef
-    /// gathers while a memtable waits for a merge, and is moved, is not bounded by memory: a key
-    /// that is overwritten takes no more of it.
+    /// Returns the waste of both memtables in hundredths of the waste that slows writers down.
+    /// Memory does not bound the journal while a memtable waits for a merge and is moved: a key
+    /// that is overwritten takes no more memory.
     fn pressure_percent(&self) -> u64 {
         if self.is_flushed() {
             return 0;
         }
         let active = self.state(&epoch::pin()).memtables.active.sum(WASTE);
-        let waste = self.wasted.load(Ordering::Relaxed).saturating_add(active);
-        waste.saturating_mul(PACE) / self.most_waste().max(1)
+        let waste = self.wasted_bytes.load(Ordering::Relaxed).saturating_add(active);
+        waste.saturating_mul(DUE_PRESSURE_PERCENT) / self.most_waste().max(1)
     }
 
     fn is_memory_high(&self) -> bool {
@@ -618,7 +618,7 @@ impl Engine for DelsmEngine {
         self.pinned_versions.clear();
         self.removed_ranges.clear();
         *work = MaintenanceState::default();
-        [&self.frozen_table_bytes, &self.list_bytes, &self.wasted, &self.live]
+        [&self.frozen_table_bytes, &self.list_bytes, &self.wasted_bytes, &self.live_bytes]
             .iter()
             .for_each(|bytes| bytes.store(0, Ordering::Relaxed));
         let tiny = self.keyspace.context.tiny;

@@ -206,8 +206,8 @@ impl DelsmEngine {
             return Err(Error::Poisoned { op });
         }
         let answer = self.step_locked(&mut work, views, certain);
-        if let Err(Error::Io { op, .. }) = &answer
-            && op.starts_with("sync")
+        if let Err(error @ Error::Io { op, .. }) = &answer
+            && error.is_failed_sync()
         {
             work.poisoned = Some(op);
             return Err(Error::Poisoned { op });
@@ -357,7 +357,7 @@ impl DelsmEngine {
         Ok(())
     }
 
-    /// Without garbage no directory is has_unlisted_files, but for those that could not be swept.
+    /// Without garbage no directory has unlisted files, but for those that could not be swept.
     fn note_clean(&self, work: &MaintenanceState) {
         if work.garbage.is_empty() && !work.is_sweep_missed {
             for table in self.version().tables() {

@@ -84,7 +84,7 @@ impl DelsmEngine {
     /// Finds something to merge. False if there is nothing.
     pub(crate) fn plan_merge(&self, work: &mut MaintenanceState, views: &Views) -> Result<bool> {
         let version = self.version();
-        self.look_at_fresh(&version);
+        self.update_new_key_percent(&version);
         let level = (0..LEVELS - 1).find(|level| self.is_over_limit(&version, *level));
         let merge = match level {
             Some(level) => self.plan_push_down(work, &version, level, None),
@@ -105,7 +105,7 @@ impl DelsmEngine {
     /// Returns the error of the merge.
     pub(crate) fn merge_before_flush(&self, work: &mut MaintenanceState, views: &Views) -> Result<bool> {
         let version = self.version();
-        self.look_at_fresh(&version);
+        self.update_new_key_percent(&version);
         if !self.is_over_limit(&version, 0) || !self.has_room_to_copy(&version) {
             return Ok(false);
         }
@@ -125,11 +125,11 @@ impl DelsmEngine {
 
     /// Notes how many keys of the newest table of level 0 are in no other: how much the next
     /// memtable wastes depends on it.
-    fn look_at_fresh(&self, version: &Version) {
+    fn update_new_key_percent(&self, version: &Version) {
         let Some(newest) = version.levels[0].first() else { return };
         let hidden =
             version.superseding_count(newest).saturating_mul(100) / newest.list.totals().entries.max(1);
-        self.fresh.store(100 - hidden.min(100), Ordering::Relaxed);
+        self.new_key_percent.store(100 - hidden.min(100), Ordering::Relaxed);
     }
 
     /// The first part of `merge`, or all of it if tables only change their level.
