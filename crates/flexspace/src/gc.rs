@@ -378,7 +378,7 @@ impl SharedSpace {
         }
     }
 
-    /// The work of [`Shared::remap_copies`], which leaves the segments that it filled to be
+    /// The work of [`SharedSpace::remap_copies`], which leaves the segments that it filled to be
     /// settled.
     fn write_and_remap(&self, copies: &[(TreeEntry<Extent>, Vec<u8>)], body: usize) -> Result<()> {
         let mut moved = CopiedRuns::new();

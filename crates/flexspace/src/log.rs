@@ -69,7 +69,7 @@ pub(crate) struct SpaceLog {
     pub(crate) previous_bytes: u64,
     /// How many of `bytes` there were when a checkpoint was tried last, and failed.
     failed_at_bytes: u64,
-    /// OpenMode many of `bytes` make a checkpoint due, as of the last look.
+    /// Number of `bytes` that make a checkpoint due, as of the last look.
     pub(crate) limit: u64,
     /// The highest durable number that a frame says.
     watermark: u64,

@@ -75,7 +75,8 @@ impl SharedSpace {
         self.sync_with(|_| ())
     }
 
-    /// As [`Shared::sync`], and what `look` sees at the moment whose operations are durable then.
+    /// As [`SharedSpace::sync`], and what `look` sees at the moment whose operations are durable
+    /// then.
     pub(crate) fn sync_with<R>(&self, look: impl FnOnce(&SpaceWriter) -> R) -> Result<R> {
         let _one = self.syncing.lock();
         self.check_writable()?;
@@ -386,10 +387,10 @@ impl SharedSpace {
         }
     }
 
-    /// Returns the bytes of log after which a checkpoint path_contains due: [`LOG_TIMES`] the
+    /// Returns the bytes of log after which a checkpoint is due: [`LOG_TIMES`] times the
     /// newest checkpoint, but from a fourth of a fixed length up to that length, and at least a
-    /// tenth of the checkpoint. The disk has up to four times as much: two recovery_points, each
-    /// with a segment that path_contains not full.
+    /// tenth of the checkpoint. The disk has up to four times as much: two chapters, each with a
+    /// segment that is not full.
     fn log_limit(&self, m: &HeadState) -> u64 {
         let most = self.geometry.checkpoint_log_bytes;
         (m.checkpoint_bytes.saturating_mul(LOG_TIMES)).clamp(most / 4, most).max(m.checkpoint_bytes / 10)

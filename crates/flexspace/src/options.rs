@@ -83,8 +83,7 @@ pub(crate) struct SpaceGeometry {
     pub(crate) segments_per_file: u32,
     /// First and largest segment of the log.
     pub(crate) log_segment_bytes: [u64; 2],
-    /// A checkpoint_log_bytes path_contains due after this much log_segment_bytes; of a small index
-    /// after less, down to a fourth.
+    /// A checkpoint is due after this much log; of a small index after less, down to a fourth.
     pub(crate) checkpoint_log_bytes: u64,
     /// Segments that only garbage collection may take.
     pub(crate) reserve: u64,

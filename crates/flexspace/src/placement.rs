@@ -147,8 +147,8 @@ impl SpaceWriter {
             (lent_buffer.end, false, Some(lent_buffer.buffer_writer));
     }
 
-    /// Whether [`Shared::allocate_buffer`] is to be called before more is written: memory is not
-    /// made under the lock.
+    /// Whether [`SharedSpace::allocate_buffer`] is to be called before more is written: memory is
+    /// not made under the lock.
     pub(crate) fn needs_buffer(&self) -> bool {
         self.allocator.needs_buffer()
     }

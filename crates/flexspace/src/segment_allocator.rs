@@ -226,7 +226,7 @@ impl SpaceWriter {
         open.saturating_sub(lost) + segments.saturating_mul(g.segment - lost)
     }
 
-    /// Bytes of footprint that `who` can write, now or after [`Shared::preallocate`].
+    /// Bytes of footprint that `who` can write, now or after [`SharedSpace::preallocate`].
     pub(crate) fn writable_bytes(&self, class: WriteClass) -> u64 {
         self.bytes_in(class, self.available_to(class))
     }

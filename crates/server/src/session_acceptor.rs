@@ -17,7 +17,7 @@
 //!
 //! Over a Unix socket the kernel reports the user of the other process, which must be the user of
 //! the server. Over TCP the token decides, if there is one; replies to wrong tokens are delayed
-//! ([`denials`](crate::denials)).
+//! ([`token_failures`](crate::token_failures)).
 
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;

@@ -9,8 +9,8 @@
 //! ```
 //!
 //! The timeout counts from the last change of the owner, so that a command in a queue waits as long
-//! as the queue moves, and at most [`TIMES`] times its timeout. A change shows in the number in
-//! `LOCK`.
+//! as the queue moves, and at most [`MAX_EXTENSION_FACTOR`] times its timeout. A change shows in
+//! the number in `LOCK`.
 //!
 //! The lock is polled. `flock` has no variant with a deadline, and no event reports its release
 //! everywhere: inotify reports the last close of a file, which a forked child delays, only on local

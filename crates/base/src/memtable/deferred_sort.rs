@@ -69,7 +69,7 @@ impl<const LINK: usize> KeyTable<LINK> {
         self.with_accounting(memory, || self.add_unordered(hash, key, (word, seq), most, guard));
     }
 
-    /// As [`Table::add`], but the key may wait for [`KeyTable::finish_sort`], at most `most` of
+    /// As [`KeyTable::add`], but the key may wait for [`KeyTable::finish_sort`], at most `most` of
     /// them. One writer.
     pub(super) fn add_unordered(
         &self,

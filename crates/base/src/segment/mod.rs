@@ -63,7 +63,7 @@ const MOST_LINES: u64 = 8;
 
 /// Maps a segment. Entries are read here and there: with neighbours brought along, as a device's
 /// setting may want it, each one that memory does not hold cost megabytes. Who reads a segment from
-/// front to back asks for it ([`Scan`]).
+/// front to back asks for it ([`SegmentScan`]).
 fn map(file: &dyn File, len: u64) {
     file.map(len);
     file.advise_random();

@@ -44,8 +44,8 @@ const FULL_DISK_SEGMENTS: u64 = 4;
 /// is moved.
 const DUE_PRESSURE_PERCENT: u64 = 80;
 /// Where keyspaces were dropped so many times
-/// [`StoreGeometry::gain_checkpoint_bytes`](super::Geometry) must be theirs, and half of what was
-/// appended: no more than that is moved.
+/// [`StoreGeometry::gain_checkpoint_bytes`](super::StoreGeometry) must be theirs, and half of what
+/// was appended: no more than that is moved.
 const MIN_DROPPED_GAINS: u64 = 2;
 /// Threads that save images of many keyspaces: each waits for the device most of the time.
 const MAX_IMAGE_THREADS: usize = 8;
@@ -373,7 +373,7 @@ impl Store {
         let views = self.current_views();
         // Some steps of a keyspace, as long as it has more to do, and whether that is so. An engine
         // that has just moved all that it froze continues in its next turn: a merge takes longer
-        // than the into_result of the checkpoint, which frees the journal.
+        // than the end of the checkpoint, which frees the journal.
         let steps = |keyspace: &Arc<KeyspaceState>, count: usize| {
             let mut outcome = PassOutcome::default();
             let Ok(engine) = keyspace.engine() else { return (outcome, false) };

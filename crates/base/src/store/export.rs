@@ -1,7 +1,7 @@
 //! # Hold: a state that stays, as a listing
 //!
 //! What a backup would copy, said instead of copied: names, lengths, and where the bytes are.
-//! Whoever has the listing and the lease opens it as a disk ([`crate::disk::held`]), beside the
+//! Whoever has the listing and the lease opens it as a disk ([`crate::disk::exported`]), beside the
 //! owner.
 //!
 //! What engines would make for a backup (the index of a FlexSpace) is made now, in a file among the

@@ -4,13 +4,13 @@
 //! journal where replay would take too long. While commits pause it also gives back what those
 //! limits leave: the journal's segments, store log segments that are half empty, ready segments
 //! that are too large by now, and what engines find
-//! ([`Engine::idle_step`](crate::engine::Engine::tidy)).
+//! ([`Engine::reclaim`](crate::engine::Engine::reclaim)).
 //!
 //! ## Invariants
 //!
 //! 1. An idle database comes to rest: each step gains at least as many bytes as it writes, and
 //!    begins only if the gain is worth it (`gain_checkpoint_bytes` and `min_gain_bytes` of
-//!    [`StoreGeometry`](super::Geometry)). At rest nothing is written.
+//!    [`StoreGeometry`](super::StoreGeometry)). At rest nothing is written.
 //! 2. What a step gains was superseded, removed, dropped, or prepared for commits that do not come.
 //!    So the device writes at most one byte more for each byte that users wrote, however often they
 //!    pause, and images of that size at most.

@@ -1,7 +1,7 @@
 //! # Scan: a cursor and its owner
 //!
 //! A cursor borrows its engine: with many cores a reference count that all scans write would limit
-//! them. A caller that cannot borrow owns a count per thread ([`crate::sync::Spread`]).
+//! them. A caller that cannot borrow owns a count per thread ([`crate::sync::ShardedArc`]).
 
 use std::sync::Arc;
 

@@ -44,7 +44,7 @@ struct TailScan {
 
 /// What was found of one segment so far.
 struct SegmentReading {
-    /// As in [`Found`](super::recover::Found).
+    /// As in [`FoundSegment`](super::recover::FoundSegment).
     runs: Vec<(u64, Seq)>,
     end: u64,
     frames: u32,

@@ -28,7 +28,7 @@ const MOST: u64 = 64 << 10;
 /// See the module.
 #[derive(Debug, Default)]
 pub(crate) struct RecentBlock {
-    /// ListBlock that the last walk began in, plus one.
+    /// Block that the last walk began in, plus one.
     last: AtomicUsize,
     kept: Mutex<Option<(usize, Arc<BlockEntries>)>>,
 }

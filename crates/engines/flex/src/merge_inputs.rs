@@ -22,7 +22,7 @@ const FRAMES_AHEAD: usize = 4;
 /// What a memtable has next. Records stay where they are, and what comes to be among them is
 /// younger than the view, or comes from the frozen memtable, which stays beside it until all of
 /// that is there: so a lane goes on from interval to interval, up to the state that is without the
-/// frozen one ([`EngineState::unfreeze_count`](crate::index::State)).
+/// frozen one ([`EngineState::unfreeze_count`](crate::index::EngineState)).
 #[derive(Debug, Default)]
 pub(crate) struct MergeInput {
     /// The memtable.

@@ -7,9 +7,9 @@
 //! ## The rule
 //!
 //! For the children of one node, from the first to the last that has entries coming, as many at a
-//! time as a merge may hold: a page written counts [`WRITE`], one read counts 1. A spill reads and
-//! writes the leaves that are touched, a merge reads all of them and writes full ones. The cheaper
-//! is taken.
+//! time as a merge may hold: a page written counts [`WRITE_COST`], one read counts 1. A spill reads
+//! and writes the leaves that are touched, a merge reads all of them and writes full ones. The
+//! cheaper is taken.
 //!
 //! ## Invariants
 //!

@@ -23,7 +23,7 @@
 //! 6. A guest that sends no hello within [`HELLO_TIMEOUT`], or does not read for
 //!    [`SEND_TIMEOUT`], is disconnected. At the connection limit, so is the longest idle one.
 //! 7. During a request the guest receives a message at least every [`HEARTBEAT_INTERVAL`].
-//! 8. An open door stays open: errors of `accept` are retried ([`sheaf_base::porter`]).
+//! 8. An open socket stays open: errors of `accept` are retried ([`sheaf_base::accept`]).
 //!
 //! Threads: one accepts and sends signs of life; at most [`MAX_CONNECTIONS`] serve. `shutdown` and
 //! `unpark` wake them. After a crash the stale socket refuses connections until the next owner.

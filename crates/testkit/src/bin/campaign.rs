@@ -1,4 +1,4 @@
-//! One turn of one harness: `campaign HARNESS ENGINE SEED_VAR SECONDS CASES WORKERS`;
+//! One turn of one harness: `campaign HARNESS ENGINE SEED SECONDS CASES WORKERS`;
 //! `campaign engines` lists them. `cargo xtask campaign` calls it.
 //!
 //! Prints what went wrong with the lines that replay it, then `TOTALS cases failures seconds`.

@@ -30,8 +30,8 @@
 //!
 //! 1. Nothing below the damaged directory is opened for writing, made or removed.
 //! 2. A keyspace that no damage concerns is whole, and the report says so:
-//!    [`KeyspaceRepair::is_whole`].
-//! 3. Every loss is in the report: by key, by number, or as [`KeyspaceRepair::and_more`]. What
+//!    [`KeyspaceRepair::is_complete`].
+//! 3. Every loss is in the report: by key, by number, or as [`KeyspaceRepair::has_more_lost`]. What
 //!    cannot be listed, and files that belong to no name, are losses nobody can count:
 //!    [`RepairReport::is_incomplete`], a keyspace `lost-N` without pairs.
 //! 4. The new directory is an ordinary database, or it is gone; after a crash it is one that nobody

@@ -1,8 +1,8 @@
 //! # What the hash index gathers: hashes, to be sorted
 //!
-//! See [`crate::replay`]. Records are spread over *bins* by the first bits of their hashes as they
-//! come. At the end each bin, which fits the second-level cache, is sorted by hash: records of one
-//! key stand together then, and so do the keys of a table.
+//! See [`crate::bulk_build`]. Records are spread over *bins* by the first bits of their hashes as
+//! they come. At the end each bin, which fits the second-level cache, is sorted by hash: records of
+//! one key stand together then, and so do the keys of a table.
 //!
 //! ```text
 //!  item:   hash 64 | address 40, what 2, span in units of 8 bytes 22

@@ -1,6 +1,6 @@
 //! # What the ordered index gathers: keys, to be sorted
 //!
-//! See [`crate::replay`]. An insert costs a way down and every so often a new leaf; a tree of
+//! See [`crate::bulk_build`]. An insert costs a way down and every so often a new leaf; a tree of
 //! sorted keys is made from its leaves up, by ranges of keys side by side.
 //!
 //! ## Invariants
