@@ -155,12 +155,16 @@ pub fn encode(error: &Error, w: &mut FieldWriter) {
         w.u8(kind);
         w.path(path);
     };
+    let texts = |w: &mut FieldWriter, kind: u8, texts: &[&str]| {
+        w.u8(kind);
+        texts.iter().for_each(|text| w.text(text));
+    };
     match error {
         Error::Io { op, path, source } => encode_io(op, path, source, w),
-        Error::Corrupt { path, offset, damage: what } => {
+        Error::Corrupt { path, offset, damage } => {
             path_of(w, CORRUPT, path);
             w.u64(*offset);
-            encode_damage(what, w);
+            encode_damage(damage, w);
         }
         Error::NoSpace { path } => path_of(w, NO_SPACE, path),
         Error::Locked { path, pid, program, is_stopped, cause } => {
@@ -178,13 +182,9 @@ pub fn encode(error: &Error, w: &mut FieldWriter) {
             encode_process(*pid, program.as_deref(), *is_stopped, w);
             w.u64(u64::try_from(waited.as_nanos()).unwrap_or(u64::MAX));
         }
-        Error::Poisoned { op } => {
-            w.u8(POISONED);
-            w.text(op);
-        }
-        Error::TooLarge { object: what, got, max } => {
-            w.u8(TOO_LARGE);
-            w.text(what);
+        Error::Poisoned { op } => texts(w, POISONED, &[op]),
+        Error::TooLarge { object, got, max } => {
+            texts(w, TOO_LARGE, &[object]);
             w.u64(*got);
             w.u64(*max);
         }
@@ -193,49 +193,31 @@ pub fn encode(error: &Error, w: &mut FieldWriter) {
             w.u32(*found);
             w.u32(*supported);
         }
-        Error::NotADatabase { path, reason: why } => {
+        Error::NotADatabase { path, reason } => {
             path_of(w, NOT_A_DATABASE, path);
-            w.text(why);
+            w.text(reason);
         }
-        Error::NotABackup { path, reason: why } => {
+        Error::NotABackup { path, reason } => {
             path_of(w, NOT_A_BACKUP, path);
-            w.text(why);
+            w.text(reason);
         }
         Error::Cancelled => w.u8(CANCELLED),
         Error::DatabaseNotFound { path } => path_of(w, NOT_FOUND, path),
-        Error::KeyspaceNotFound { name } => {
-            w.u8(KEYSPACE_NOT_FOUND);
-            w.text(name);
+        Error::KeyspaceNotFound { name } => texts(w, KEYSPACE_NOT_FOUND, &[name]),
+        Error::KeyspaceExists { name } => texts(w, KEYSPACE_EXISTS, &[name]),
+        Error::EngineMismatch { name, found, requested } => {
+            texts(w, ENGINE_MISMATCH, &[name, found, requested]);
         }
-        Error::KeyspaceExists { name } => {
-            w.u8(KEYSPACE_EXISTS);
-            w.text(name);
-        }
-        Error::EngineMismatch { name, found, requested: asked } => {
-            w.u8(ENGINE_MISMATCH);
-            [name, found, asked].into_iter().for_each(|text| w.text(text));
-        }
-        Error::Unsupported { engine, feature } => {
-            w.u8(UNSUPPORTED);
-            w.text(engine);
-            w.text(feature);
-        }
+        Error::Unsupported { engine, feature } => texts(w, UNSUPPORTED, &[engine, feature]),
         Error::Conflict => w.u8(CONFLICT),
         Error::MemoryBudgetExceeded { budget } => {
             w.u8(OVER_BUDGET);
             w.u64(*budget);
         }
-        Error::Busy { waiting_for: with } => {
-            w.u8(BUSY);
-            w.text(with);
-        }
+        Error::Busy { waiting_for } => texts(w, BUSY, &[waiting_for]),
         Error::ReadOnly => w.u8(READ_ONLY),
         Error::Closed => w.u8(CLOSED),
-        Error::InvalidArgument { argument: what, reason: why } => {
-            w.u8(INVALID);
-            w.text(what);
-            w.text(why);
-        }
+        Error::InvalidArgument { argument, reason } => texts(w, INVALID, &[argument, reason]),
         Error::OwnerClosed { path } => path_of(w, OWNER_CLOSED, path),
         Error::TooManyFiles { path, limit } => {
             path_of(w, TOO_MANY_FILES, path);
