@@ -1,5 +1,7 @@
 //! # Client: connection that sends requests and receives replies
 //!
+//! One type and its methods. Half of the lines are their docs and examples, so the file is long.
+//!
 //! ```text
 //!   submit ─> ring of the key's worker ─> .. server .. ─> ring of replies ─> done ─> wait, next
 //!                     (link)                                  (inbox)

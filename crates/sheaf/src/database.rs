@@ -1,4 +1,7 @@
 //! # Database: opening and closing, keyspaces, snapshots, backups
+//!
+//! One type and its methods. More than half of the lines are their docs and examples, so the file
+//! is long.
 
 use std::fmt;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,7 @@
 //! # Keyspace: handle of one map from bytes to bytes
+//!
+//! One type and its methods. More than half of the lines are their docs and examples, so the file
+//! is long.
 
 mod update;
 
