@@ -219,11 +219,16 @@ impl Drop for CampaignProgram {
 fn interleavings(seed: u64) -> Result<TurnTotals, String> {
     const SCHEDULES: u64 = 20_000;
     let began = Instant::now();
-    let mut command = crate::shell::interleavings(&["--", "--nocapture"]);
-    command.env("SHEAF_SCHEDULES", SCHEDULES.to_string()).env("SHEAF_SEED", seed.to_string());
-    let (well, said) = output(command)?;
-    let cases = said.lines().filter_map(|line| line.strip_suffix(" schedules")?.parse::<u64>().ok()).sum();
-    Ok(TurnTotals { cases, failures: u64::from(!well), seconds: began.elapsed().as_secs_f64() })
+    let mut sum = TurnTotals::default();
+    for mut command in crate::shell::interleavings(&["--nocapture"]) {
+        command.env("SHEAF_SCHEDULES", SCHEDULES.to_string()).env("SHEAF_SEED", seed.to_string());
+        let (well, said) = output(command)?;
+        let schedules = |line: &str| line.strip_suffix(" schedules")?.parse::<u64>().ok();
+        sum.cases += said.lines().filter_map(schedules).sum::<u64>();
+        sum.failures += u64::from(!well);
+    }
+    sum.seconds = began.elapsed().as_secs_f64();
+    Ok(sum)
 }
 
 /// What every engine must do, with many times as many threads as the machine has cores: threads

@@ -24,15 +24,17 @@ pub(crate) fn target(kind: &str) -> PathBuf {
     base.join(kind)
 }
 
-/// The same built for interleavings: see testkit's tests of that name.
+/// The same, built for interleaving tests.
 fn shuttle(arguments: &[&str]) -> Command {
     let mut command = cargo(arguments);
     command.env("RUSTFLAGS", "--cfg shuttle").env("CARGO_TARGET_DIR", target("shuttle"));
     command
 }
 
-/// The models of interleavings, wherever they stand; `rest` says which of them, and how.
-pub(crate) fn interleavings(rest: &[&str]) -> Command {
+/// The commands that run all interleaving tests, with these arguments for the test programs: first
+/// the tests in modules named `interleavings`, then the programs of that name. The other unit tests
+/// of the libraries cannot run with `--cfg shuttle`.
+pub(crate) fn interleavings(arguments: &[&str]) -> [Command; 2] {
     const MODEL_PACKAGES: [&str; 9] = [
         "sheaf-base",
         "sheaf-flat",
@@ -44,11 +46,13 @@ pub(crate) fn interleavings(rest: &[&str]) -> Command {
         "sheaf-server",
         "sheaf-testkit",
     ];
-    let mut words = vec!["test", "--locked"];
-    words.extend(MODEL_PACKAGES.iter().flat_map(|home| ["-p", home]));
-    words.extend(["--lib", "--test", "interleavings"]);
-    words.extend(rest);
-    shuttle(&words)
+    [&["--lib", "--", "interleavings::"][..], &["--test", "interleavings", "--"]].map(|selection| {
+        let mut words = vec!["test", "--locked"];
+        words.extend(MODEL_PACKAGES.iter().flat_map(|home| ["-p", home]));
+        words.extend(selection);
+        words.extend(arguments);
+        shuttle(&words)
+    })
 }
 
 /// Runs a step, with its time.
