@@ -7,6 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use hdrhistogram::Histogram;
 use rustix::time::{ClockId, clock_gettime};
 
 /// Bytes of a block in `st_blocks`.
@@ -64,27 +65,46 @@ pub(crate) fn timed<T>(work: impl FnOnce() -> T) -> (f64, T) {
     (began.elapsed().as_secs_f64() * 1e3, done)
 }
 
-/// Latencies in nanoseconds.
-#[derive(Debug, Default)]
-pub(crate) struct Latencies(Vec<u64>);
+/// Latencies in nanoseconds, with three digits. The memory is constant: a vector of all latencies
+/// has to be moved when it grows, and during the move other threads wait for the address space.
+#[derive(Debug)]
+pub(crate) struct Latencies(Histogram<u64>);
+
+impl Default for Latencies {
+    fn default() -> Latencies {
+        Latencies(Histogram::new(3).expect("three digits are valid"))
+    }
+}
 
 impl Latencies {
     pub(crate) fn add(&mut self, took: Duration) {
-        self.0.push(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
+        self.0 += u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
     }
 
-    pub(crate) fn extend(&mut self, other: Latencies) {
-        self.0.extend(other.0);
+    pub(crate) fn extend(&mut self, other: &Latencies) {
+        self.0 += &other.0;
     }
 
     /// Returns the quantile `share` (0 to 1) in microseconds; 0 without latencies.
-    pub(crate) fn quantile(&mut self, share: f64) -> f64 {
-        self.0.sort_unstable();
-        let last = self.0.len().saturating_sub(1);
-        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // 0 <= share <= 1
-        let index = (last as f64 * share).round() as usize;
-        self.0.get(index).map_or(0.0, |&ns| ns as f64 / 1e3)
+    pub(crate) fn quantile(&self, share: f64) -> f64 {
+        self.0.value_at_quantile(share) as f64 / 1e3
     }
+}
+
+/// Returns the time in which this thread was ready to run and waited for a processor, since its
+/// start; 0 if the kernel does not count it.
+pub(crate) fn queued_time() -> Duration {
+    let text = fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+    let field = text.split_whitespace().nth(1).and_then(|field| field.parse().ok());
+    Duration::from_nanos(field.unwrap_or(0))
+}
+
+/// Returns the time that the hypervisor of this virtual machine gave to others, all processors
+/// together, since the start of the machine; 0 on real hardware.
+pub(crate) fn stolen_time() -> Duration {
+    let text = fs::read_to_string("/proc/stat").unwrap_or_default();
+    let ticks: Option<u64> = text.split_whitespace().nth(8).and_then(|field| field.parse().ok());
+    Duration::from_millis(ticks.unwrap_or(0) * 1000 / rustix::param::clock_ticks_per_second())
 }
 
 /// Operations counted by equal periods, to compare the last period with the first.
@@ -128,9 +148,10 @@ mod tests {
     fn quantiles_are_of_sorted_latencies() {
         let mut latencies = Latencies::default();
         (1..=101).rev().for_each(|us| latencies.add(Duration::from_micros(us)));
-        assert_eq!(latencies.quantile(0.0), 1.0);
-        assert_eq!(latencies.quantile(0.5), 51.0);
-        assert_eq!(latencies.quantile(1.0), 101.0);
+        for (share, expected) in [(0.0, 1.0), (0.5, 51.0), (1.0, 101.0)] {
+            let quantile = latencies.quantile(share);
+            assert!((quantile - expected).abs() <= expected / 1000.0, "{quantile}, not {expected}");
+        }
     }
 
     #[test]

@@ -6,7 +6,7 @@ use super::SHORT_RUN_SLACK;
 use crate::CaseResult;
 use crate::case::{CaseContext, FieldCase};
 use crate::figure::FieldFigure;
-use crate::machine::Latencies;
+use crate::machine::{Latencies, queued_time, stolen_time};
 
 /// Bytes of a key and of a value.
 const KEY: usize = 27;
@@ -15,6 +15,29 @@ const VALUE: usize = 127;
 const READERS: u64 = 2;
 /// Engines whose index need not be in memory.
 const BEYOND_MEMORY: &[&str] = &["flex", "kreon", "delsm", "cedrus"];
+
+/// Gets after which a reader looks at its time in the scheduler.
+const SCHEDULE_PERIOD: u64 = 100;
+
+/// Shorter gets are not worth a look at the scheduler.
+const SHORT_GET: Duration = Duration::from_micros(100);
+
+/// Longest gets of a reader.
+#[derive(Clone, Copy, Default)]
+struct LongestGets {
+    /// By the clock.
+    elapsed: Duration,
+    /// The same, less the time in which the thread was ready and waited for a processor. Includes
+    /// all waits for other threads and for the device. The scheduler was read at most
+    /// [`SCHEDULE_PERIOD`] gets before, so waits of these gets are subtracted too.
+    unqueued: Duration,
+}
+
+impl LongestGets {
+    fn max(self, other: LongestGets) -> LongestGets {
+        LongestGets { elapsed: self.elapsed.max(other.elapsed), unqueued: self.unqueued.max(other.unqueued) }
+    }
+}
 
 pub(super) fn cases() -> Vec<FieldCase> {
     let short = &["flex"];
@@ -36,32 +59,51 @@ fn gets(context: &CaseContext) -> CaseResult {
     db.close()?;
     let (db, data) = context.open_data(mib)?;
     let length = Duration::from_secs(context.size(5, 60));
-    let read = |seed: u64| -> sheaf::Result<Latencies> {
+    let read = |seed: u64| -> sheaf::Result<(Latencies, LongestGets)> {
         let (mut random, mut latencies) = (fastrand::Rng::with_seed(seed), Latencies::default());
+        let (mut longest, mut before) = (LongestGets::default(), queued_time());
         let end = Instant::now() + length;
-        loop {
+        for number in 0_u64.. {
+            if number.is_multiple_of(SCHEDULE_PERIOD) {
+                before = queued_time();
+            }
             let began = Instant::now();
             if began >= end {
-                return Ok(latencies);
+                break;
             }
             let found = data.get(key(random.u64(..pairs)))?.is_some();
             assert!(found, "every key is there");
-            latencies.add(began.elapsed());
+            let took = began.elapsed();
+            latencies.add(took);
+            if took > SHORT_GET.max(longest.unqueued) {
+                let queued = queued_time().saturating_sub(before);
+                longest = longest.max(LongestGets { elapsed: took, unqueued: took.saturating_sub(queued) });
+            }
         }
+        Ok((latencies, longest))
     };
-    let mut all = Latencies::default();
+    let stolen_before = stolen_time();
+    let (mut all, mut longest) = (Latencies::default(), LongestGets::default());
     std::thread::scope(|scope| {
         let readers: Vec<_> = (0..READERS).map(|seed| scope.spawn(move || read(seed))).collect();
         for reader in readers {
-            all.extend(reader.join().expect("reading does not panic")?);
+            let (latencies, get) = reader.join().expect("reading does not panic")?;
+            all.extend(&latencies);
+            longest = longest.max(get);
         }
         Ok::<_, sheaf::Error>(())
     })?;
     FieldFigure::new("get: median", all.quantile(0.5), "us").report();
     FieldFigure::new("get: p99.9", all.quantile(0.999), "us").report();
-    let longest = all.quantile(1.0) / 1e3;
-    // The required value is that of the default engine.
-    let figure = FieldFigure::new("get: longest", longest, "ms").slack(4.0 * SHORT_RUN_SLACK);
+    let ms = |time: Duration| time.as_secs_f64() * 1e3;
+    FieldFigure::new("get: longest", ms(longest.elapsed), "ms").report();
+    let stolen = stolen_time().saturating_sub(stolen_before);
+    FieldFigure::new("time that the hypervisor gave to others", ms(stolen), "ms").report();
+    // The required value is that of the default engine. The scheduler may let a reader wait while
+    // other programs run, and the database cannot prevent that. A hypervisor may do the same; the
+    // kernel counts such a wait as running, so the figure holds on a quiet machine only.
+    let figure = FieldFigure::new("get: longest, less waits for a processor", ms(longest.unqueued), "ms");
+    let figure = figure.slack(4.0 * SHORT_RUN_SLACK);
     if context.engine == "flex" { figure.at_most(5.0) } else { figure }.report();
     drop(data);
     Ok(db.close()?)
