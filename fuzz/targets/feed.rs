@@ -1,5 +1,5 @@
-//! One program for libFuzzer, guided by coverage: `SHEAF_FUZZ_TARGET` chooses which of testkit's
-//! targets it feeds, `SHEAF_FUZZ_ENGINE` whose databases (those of `flat`).
+//! One program for libFuzzer, guided by coverage. `SHEAF_FUZZ_TARGET` selects the target of testkit
+//! that it runs, and `SHEAF_FUZZ_ENGINE` the engine of the databases (default: `flat`).
 #![no_main]
 
 use std::sync::OnceLock;
@@ -11,10 +11,10 @@ use sheaf_testkit::fixture::Subject;
 struct Shared(Ground, Target);
 
 // SAFETY:
-// * libFuzzer calls the target from one thread.
+// * libFuzzer calls the target from one thread, so the value is never shared.
 unsafe impl Sync for Shared {}
 // SAFETY:
-// * As above.
+// * libFuzzer calls the target from one thread, so the value never moves to another one.
 unsafe impl Send for Shared {}
 
 static SHARED: OnceLock<Shared> = OnceLock::new();

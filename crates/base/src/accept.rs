@@ -1,22 +1,21 @@
-//! # Porter: takes connections in, also where descriptors run out
+//! # Acceptor: accepts connections even when descriptors run out
 //!
-//! What an `accept` that failed asks for: most failures pass by themselves, and a socket that
-//! listens must outlive them. Without a descriptor left whoever waits cannot even be turned away,
-//! and stays in the listener, which stays readable: who polls it would spin. So one descriptor is
-//! kept for this.
+//! Most failures of `accept` are temporary, and a listener must survive them. Without a free
+//! descriptor a pending connection cannot even be rejected. It would stay in the queue, keep the
+//! listener readable, and make a polling thread spin. Therefore one descriptor is kept in reserve.
 //!
 //! ## Picture
 //!
 //! ```text
-//!  accept ─┬─> came
-//!          ├─> EMFILE: let go of the spare, accept, take the spare again ─┬─> there is one: came
-//!          │                                                             └─> there is none: whoever came is shown out
-//!          └─> EMFILE without a spare, ENOMEM, ...: later, after PAUSE
+//!  accept ─┬─> Connected
+//!          ├─> EMFILE: close the spare, accept, reopen the spare ─┬─> reopened: Connected
+//!          │                                                      └─> not: close the connection
+//!          └─> EMFILE without a spare, ENOMEM, ...: retry after RETRY_PAUSE
 //! ```
 //!
 //! ## Threads
 //!
-//! One porter a thread that accepts. It never waits but in the `accept` that it is given.
+//! One acceptor for each accepting thread. It waits only in the `accept` call that it is given.
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -24,39 +23,39 @@ use std::time::Duration;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::{Errno, Result};
 
-/// How long to leave a listener alone when nobody could be taken in: short for whoever waits there,
-/// and long enough to cost nothing.
+/// Pause before a listener is tried again after a failure: short for the waiting peer, and long
+/// enough to cost little.
 pub const RETRY_PAUSE: Duration = Duration::from_millis(50);
 
-/// What came of an attempt to take somebody in.
+/// Result of an attempt to accept a connection.
 #[derive(Debug)]
 pub enum Accepted {
-    /// Somebody came.
+    /// A new connection.
     Connected(OwnedFd),
-    /// Whoever it was is gone again: the next may be there.
+    /// The connection ended, or was closed for lack of a descriptor. Another one may be pending.
     PeerGone,
-    /// Nobody waits, at a listener that does not block.
+    /// No connection is pending at a non-blocking listener.
     NonePending,
-    /// Nobody can be taken in for now: look again after [`RETRY_PAUSE`].
+    /// No connection can be accepted at the moment: try again after [`RETRY_PAUSE`].
     RetryLater,
-    /// This is no listener, or not any more.
+    /// The descriptor is not a listener, or not any more.
     ListenerClosed,
 }
 
-/// Has a descriptor in reserve. See the module.
+/// Accepts connections, with a descriptor in reserve.
 #[derive(Debug, Default)]
 pub struct Acceptor {
     spare: Option<OwnedFd>,
 }
 
 impl Acceptor {
-    /// A porter with a descriptor in reserve, if there is one.
+    /// Creates an acceptor with a descriptor in reserve, if one is free.
     #[must_use]
     pub fn new() -> Acceptor {
         Acceptor { spare: spare().ok() }
     }
 
-    /// Takes in by `accept` who comes next.
+    /// Accepts the next connection by calling `accept`.
     pub fn accept(&mut self, accept: impl FnMut() -> Result<OwnedFd>) -> Accepted {
         self.accept_with_spare(accept, spare)
     }
@@ -67,7 +66,7 @@ impl Acceptor {
         mut spare: impl FnMut() -> Result<OwnedFd>,
     ) -> Accepted {
         if self.spare.is_none() {
-            self.spare = spare().ok(); // others may have let go of theirs
+            self.spare = spare().ok(); // another thread may have freed a descriptor
         }
         let came = match accept() {
             Err(Errno::MFILE | Errno::NFILE) if self.spare.take().is_some() => accept(),
@@ -75,7 +74,7 @@ impl Acceptor {
         };
         self.spare = spare().ok();
         match came {
-            // There is no descriptor to spare for it: its own becomes the spare.
+            // There is no spare descriptor left: that of the connection becomes the spare.
             Ok(socket) if self.spare.is_none() => {
                 drop(socket);
                 self.spare = spare().ok();
@@ -104,7 +103,7 @@ fn classify(answer: Result<OwnedFd>) -> Accepted {
 mod tests {
     use super::*;
 
-    /// Answers of a system call, one after the other.
+    /// Results of a system call, one after the other.
     fn answers(said: &[Option<Errno>]) -> impl FnMut() -> Result<OwnedFd> {
         let mut said = said.iter().copied();
         move || said.next().expect("not asked again").map_or_else(spare, Err)
@@ -131,16 +130,16 @@ mod tests {
     fn without_descriptors_a_pending_peer_is_closed_and_the_spare_is_reopened() {
         const NONE: Option<Errno> = Some(Errno::MFILE);
         let mut porter = Acceptor::new();
-        // The spare takes it in, and it leaves that to the spare.
+        // The spare accepts the connection, which is then closed to reopen the spare.
         let next = porter.accept_with_spare(answers(&[NONE, None]), answers(&[NONE, None]));
         assert!(matches!(next, Accepted::PeerGone) && porter.spare.is_some());
-        // By then there was one for it.
+        // This time a descriptor is free for the spare.
         let next = porter.accept_with_spare(answers(&[NONE, None]), answers(&[None]));
         assert!(matches!(next, Accepted::Connected(_)) && porter.spare.is_some());
-        // Nobody was there, and somebody else took the spare's place.
+        // No connection is pending, and another thread takes the descriptor of the spare.
         let next = porter.accept_with_spare(answers(&[NONE, Some(Errno::AGAIN)]), answers(&[NONE]));
         assert!(matches!(next, Accepted::NonePending) && porter.spare.is_none());
-        // Without it: later, as often as it takes.
+        // Without a spare: retry later, repeatedly.
         for _ in 0..3 {
             assert!(matches!(
                 porter.accept_with_spare(answers(&[NONE]), answers(&[NONE])),

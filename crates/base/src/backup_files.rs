@@ -1,95 +1,98 @@
-//! # Own: an engine's files as of one moment
+//! # Pinned engine files: an engine's files at one time
 //!
-//! What [`Engine::pin_files`](crate::engine::Engine::pin_files) gives a backup: the files of the
-//! keyspace's directory ([`crate::engine_context::EngineDir`]) that a recovery from this moment
-//! would read, and nothing else.
+//! [`Engine::pin_files`](crate::engine::Engine::pin_files) returns the files that a recovery from
+//! the current state would read. They are in the keyspace's directory
+//! ([`crate::engine_context::EngineDir`]). A backup copies them; an attached reader opens them.
 //!
 //! ## Invariants
 //!
-//! 1. What is handed out is a state that a killed process could have left at that moment. It holds
-//!    nothing that the store was not certain of then, and everything that the store's newest image
-//!    says it holds.
-//! 2. It can be read, and stays as it is, while the value lives. What else the engine writes
-//!    meanwhile goes elsewhere.
-//! 3. A name that is *fixed* means these bytes for ever, in whatever later moment of this keyspace
-//!    it is handed out again with the same length.
+//! 1. The files are a state that a killed process could have left at that time. They contain no
+//!    commit that was not durable then, and all data that the store's newest image requires.
+//! 2. The files can be read, and do not change, while the value exists. The engine writes new data
+//!    elsewhere.
+//! 3. A *fixed* name always has the same bytes. If two pinned states of this keyspace contain the
+//!    name with the same length, the content is equal.
 
 use std::path::PathBuf;
 
 use crate::disk::Disk;
 use crate::error::Result;
 
-/// Where the bytes of an [`PinnedFile`] are.
+/// Source of the bytes of a [`PinnedFile`].
 pub enum FileSource<'a> {
-    /// It is a directory, and need not be more.
+    /// An empty directory.
     Directory,
-    /// A file's bytes `[at, at + len)`.
+    /// The bytes `[at, at + len)` of a file.
     File {
-        /// Of which file.
+        /// Path of the file.
         path: PathBuf,
-        /// From where on.
+        /// Offset of the first byte.
         at: u64,
-        /// How many.
+        /// Number of bytes.
         len: u64,
     },
-    /// These.
+    /// Bytes in memory.
     Bytes(&'a [u8]),
-    /// They are written to the new file of that name, by whoever is called.
+    /// A function that writes the bytes to a new file with the given path.
     WrittenBy(&'a dyn Fn(&dyn Disk, PathBuf) -> Result<()>),
 }
 
-/// That a file is a part of another one.
+/// Position of a file that is a part of another one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FilePart {
-    /// Of which one, below the keyspace's directory.
+    /// Name of the whole file below the keyspace's directory.
     pub of: String,
-    /// Where in it.
+    /// Offset of the part in bytes.
     pub offset: u64,
-    /// How long that is at least.
+    /// Minimum length of the whole file in bytes.
     pub len: u64,
 }
 
 /// One file, or a part of one.
 pub struct PinnedFile<'a> {
-    /// Its name below the keyspace's directory, or the name that the part is kept under.
+    /// Name below the keyspace's directory, or the name under which the part is stored.
     pub name: String,
-    /// If it is a part.
+    /// Position in the whole file, if this is a part.
     pub part: Option<FilePart>,
-    /// The name is fixed (own I3).
+    /// True if the name is fixed (I3).
     pub is_fixed: bool,
-    /// Its bytes.
+    /// Source of the bytes.
     pub source: FileSource<'a>,
 }
 
 impl PinnedFile<'_> {
-    /// A directory.
+    /// Returns a directory.
     #[must_use]
     pub fn directory(name: impl Into<String>) -> PinnedFile<'static> {
         PinnedFile { name: name.into(), part: None, is_fixed: false, source: FileSource::Directory }
     }
 }
 
-/// The files of a keyspace as of one moment. Dropped, it lets go what it held.
+/// Pinned files of a keyspace. Dropping the value releases the pin.
 pub trait PinnedFiles: Send {
-    /// About how many bytes they have.
+    /// Returns the approximate size of the files in bytes.
     fn bytes(&self) -> u64;
-    /// Hands each of them to `each`.
+    /// Calls `each` for each file.
+    ///
+    /// # Errors
+    ///
+    /// Returns the first error of `each`, and the error of reading the list of files.
     fn for_each(&self, each: &mut dyn FnMut(PinnedFile<'_>) -> Result<()>) -> Result<()>;
-    /// Whether staged value `id` is among them: it need not be looked for among the others.
+    /// Returns true if blob `id` is among the files: a backup need not copy it separately.
     fn has_blob(&self, id: u64) -> bool {
         let _ = id;
         false
     }
 }
 
-/// One file, up to a length: for engines that never write again what an image names.
+/// One file up to a length, for engines that never overwrite data that an image refers to.
 #[derive(Debug)]
 pub struct FilePrefix {
-    /// Its name in the keyspace's directory.
+    /// Name in the keyspace's directory.
     pub name: String,
-    /// Where it is.
+    /// Path of the file.
     pub path: PathBuf,
-    /// How many bytes.
+    /// Number of bytes.
     pub len: u64,
 }
 

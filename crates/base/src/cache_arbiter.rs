@@ -1,30 +1,33 @@
-//! # Shares: which cache may have how much of the budget
+//! # Cache arbiter: division of memory between caches
 //!
-//! Indexes, memtables and pinned versions take what they need; caches have the rest. A cache fills up to its share, and lets its own
-//! go from there on. The shares follow what a little more would have spared each cache, which its ghosts tell: marks of what it let
-//! go lately.
+//! Caches share the memory that other parts do not need. A cache grows up to its share, and then
+//! evicts its own entries. The shares follow the reads that a slightly larger cache would have
+//! avoided. *Ghosts* estimate these: marks of recently evicted entries.
 //!
 //! ```text
-//!   evicted ──> ghosts <── missed: it is there still? then a larger cache would have had it: a gain
-//!
-//!   arbiter, a step at a time: the memory is full? the cache with the least gain a byte gives a step to the one with the most
+//!   evicted ──> ghosts <── missed: if its mark is present, a larger cache would gain
+//!   arbiter, in steps: if memory is full, the cache with the least gain per byte gives one step
+//!                      to the cache with the most
 //! ```
 //!
 //! ## Invariants
 //!
-//! 1. While the memory is full at most one cache may grow: what another gives up does not go to whoever is fastest.
-//! 2. A step is bounded (`STEP_DIVISOR`), and a cache keeps a floor of one step: an idle one is drained by steps, and one that is used again shows
-//!    so by its ghosts and gets them back.
-//! 3. Who could not give what it was to give keeps the share that says so, and is asked again each `RETRY_INTERVAL` steps only.
+//! 1. While the memory is full, at most one cache may grow. Memory that one cache gives up does not
+//!    go to the fastest one.
+//! 2. A step is bounded (`STEP_DIVISOR`), and a cache keeps at least one step. An idle cache
+//!    shrinks step by step. If it is used again, its ghosts show that and it regains its memory.
+//! 3. A cache that could not evict enough keeps its reduced share. It is chosen again only every
+//!    `RETRY_INTERVAL` steps.
 //!
 //! ## Threads
 //!
-//! Any. A hit touches nothing here; a miss or an eviction one word of the ghosts. Counters are relaxed: they are estimates.
+//! Any thread may call. A miss or an eviction accesses one ghost. Counters are relaxed estimates.
 //!
 //! ## Costs
 //!
-//! A cache that never let anything go: nothing. One that did: four bytes for each of twice as many things as it had when it first
-//! did, at least 1 KiB and at most 1/4096 of the budget; they are in no account.
+//! None before the first eviction. Afterwards 4 bytes for each ghost, which the budget does not
+//! count. There are twice as many ghosts as entries then, in at least 1 KiB and at most 1/4096 of
+//! the budget.
 
 use std::sync::OnceLock;
 
@@ -33,58 +36,58 @@ use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::sync::epoch;
 
-/// A step is this part of the budget.
+/// Size of a step as a fraction (1/n) of the budget.
 const STEP_DIVISOR: u64 = 64;
-/// Of so many steps one may be lost on a cache that cannot give way.
+/// One step of so many may be spent on a cache that cannot evict.
 const RETRY_INTERVAL: u32 = 8;
-/// Bytes of the budget for each ghost, at least.
+/// Minimum bytes of the budget for each ghost.
 const BYTES_PER_GHOST: u64 = 16 << 10;
-/// Least and most ghosts.
+/// Minimum and maximum number of ghosts.
 const MIN_GHOSTS: u64 = 256;
 const MAX_GHOSTS: u64 = 1 << 18;
-/// What one read costs beside its bytes, as bytes: a small read takes as long as so many more.
+/// Cost of a read in addition to its bytes, as bytes: a small read takes as long as so many more
+/// bytes.
 const READ_COST: u64 = 32 << 10;
-/// A cache gives only to one that would gain so many times as much.
+/// Minimum ratio of the gains of two caches for which one gives memory to the other.
 const MIN_GAIN_RATIO: u64 = 2;
 
-/// Of the budget this part may wait for guards after caches have let it go, ...
+/// Maximum bytes that may wait for guards after an eviction, as a fraction (1/n) of the budget.
 const MAX_DEFERRED_DIVISOR: u64 = 64;
-/// ... and so many bytes in any case: what threads have noticed is no less.
+/// Minimum for that limit: smaller amounts may not have been noticed by their threads yet.
 const MIN_DEFERRED: u64 = 1 << 20;
 
-/// Of `amount` what `part` has of `all`: rounded down, and the largest number at most. Of nothing
-/// all is one.
+/// Returns `amount * part / all`, rounded down and saturating. An `all` of 0 counts as 1.
 #[must_use]
 pub(crate) fn proportion(amount: u64, part: u64, all: u64) -> u64 {
     u64::try_from(u128::from(amount) * u128::from(part) / u128::from(all.max(1))).unwrap_or(u64::MAX)
 }
 
-/// Whether so much of what was let go is still there that nothing should go for what was missed: a
-/// guard that is held for long, such as that of a step of the background's or of a thread without a
-/// processor, keeps all of it, and it is in no account any more.
+/// Returns true if so much evicted memory is not freed yet that a cache should not evict for a
+/// miss. A guard that is held for long, such as by a maintenance step or a descheduled thread,
+/// keeps all of it. The budget does not count it any more.
 #[must_use]
 pub fn is_retire_queue_full(memory: &Memory) -> bool {
     epoch::deferred_bytes() > (memory.budget() / MAX_DEFERRED_DIVISOR).max(MIN_DEFERRED)
 }
 
-/// What one cache has, may have, and would gain.
+/// Memory, share and estimated gain of one cache.
 #[derive(Debug)]
 pub struct CacheShare {
     bytes: AtomicU64,
     share: AtomicU64,
-    /// Most ghosts.
+    /// Maximum number of ghosts.
     max_ghosts: u64,
-    /// By the hash of a thing: a mark of the one that went last. Made when the first goes.
+    /// Mark of the last evicted entry for each hash. Allocated at the first eviction.
     ghosts: OnceLock<Box<[AtomicU32]>>,
-    /// What misses on ghosts cost since the last step, and of the steps before, which fade.
+    /// Cost of the misses with a ghost since the last step, and of the previous steps with decay.
     missed_cost: AtomicU64,
     gain: AtomicU64,
-    /// Mean bytes of what went, times 16.
+    /// Mean size of evicted entries in bytes, times 16.
     size: AtomicU64,
 }
 
 impl CacheShare {
-    /// Of an empty cache of a database with so large a budget.
+    /// Returns the share of an empty cache. `budget` is the memory budget of the database.
     #[must_use]
     pub fn new(budget: u64) -> CacheShare {
         CacheShare {
@@ -98,49 +101,49 @@ impl CacheShare {
         }
     }
 
-    /// Bytes in the cache.
+    /// Returns the bytes in the cache.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Bytes it may have.
+    /// Returns the bytes that the cache may have.
     #[must_use]
     pub fn share(&self) -> u64 {
         self.share.load(Ordering::Relaxed)
     }
 
-    /// Whether the cache may take `bytes` more.
+    /// Returns true if the cache may take `bytes` more.
     #[inline]
     #[must_use]
     pub fn has_room(&self, bytes: u64, memory: &Memory) -> bool {
         self.bytes().saturating_add(bytes) <= self.share() && memory.has_cache_room(bytes)
     }
 
-    /// It takes `bytes`.
+    /// Adds `bytes` to the cache.
     pub fn take(&self, bytes: u64, memory: &Memory) {
         memory.take(MemoryPart::Cache, bytes);
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// It has `bytes` now.
+    /// Sets the size of the cache to `bytes`.
     pub fn set(&self, bytes: u64, memory: &Memory) {
         memory.update_held(MemoryPart::Cache, &self.bytes, bytes);
     }
 
-    /// It gives `bytes` back.
+    /// Removes `bytes` from the cache.
     pub fn give_back(&self, bytes: u64, memory: &Memory) {
         memory.give_back(MemoryPart::Cache, bytes);
         self.bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
 
-    /// Room for the ghosts of a cache that lets something of `bytes` go for the first time.
+    /// Allocates the ghosts of a cache at its first eviction, of an entry of `bytes`.
     fn ghosts(&self, bytes: u64) -> Box<[AtomicU32]> {
         let count = (2 * (self.bytes() / bytes.max(1))).clamp(MIN_GHOSTS, self.max_ghosts);
         (0..count).map(|_| AtomicU32::new(0)).collect()
     }
 
-    /// `thing`, of `bytes`, was let go, or not taken in, for want of room.
+    /// Records that `thing`, of `bytes`, was evicted, or not cached because there was no room.
     pub fn record_eviction(&self, thing: u64, bytes: u64) {
         let ghosts = self.ghosts.get_or_init(|| self.ghosts(bytes));
         let (place, mark) = ghost(thing, ghosts.len());
@@ -149,8 +152,8 @@ impl CacheShare {
         self.size.store(if size == 0 { 16 * bytes } else { size - size / 16 + bytes }, Ordering::Relaxed);
     }
 
-    /// `thing`, of `bytes`, had to be read. True if it went lately, so that a larger cache would
-    /// have had it.
+    /// Records that `thing`, of `bytes`, was not cached and had to be read. Returns true if it was
+    /// evicted recently: a larger cache would have had it.
     #[allow(clippy::must_use_candidate, reason = "most caches take in whatever they miss")]
     pub fn record_miss(&self, thing: u64, bytes: u64) -> bool {
         let Some(ghosts) = self.ghosts.get() else { return false };
@@ -163,8 +166,8 @@ impl CacheShare {
         is_ghost
     }
 
-    /// A step is over: what was gained in it counts, what was gained before counts less. What so
-    /// many bytes more would have spared, by the byte.
+    /// Ends a step: adds its gain to the decayed gain of previous steps. Returns the gain per byte
+    /// that a larger cache would have had.
     fn finish_step(&self) -> u64 {
         let gain = self.gain.load(Ordering::Relaxed);
         let gain = (gain - gain / 4).saturating_add(self.missed_cost.swap(0, Ordering::Relaxed));
@@ -175,31 +178,32 @@ impl CacheShare {
     }
 }
 
-/// Where a thing's ghost is among so many, and its mark.
+/// Returns the index of the ghost of a thing, and its mark. `count` is the number of ghosts.
 fn ghost(thing: u64, count: usize) -> (usize, u32) {
     let hash = thing.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let place = usize::try_from(hash >> 32).unwrap_or(0) % count;
     (place, u32::try_from(hash & u64::from(u32::MAX)).unwrap_or(0) | 1)
 }
 
-/// Sets shares.
+/// Sets the shares of caches.
 #[derive(Debug, Default)]
 pub struct CacheArbiter {
-    /// One step at a time.
+    /// Held during a step.
     stepping: Mutex<()>,
-    /// Steps in which some cache may have had to give way.
+    /// Number of steps in which a cache may have had to evict.
     steps: AtomicU32,
 }
 
 impl CacheArbiter {
-    /// One step. Which of `caches` should give way now, and by how many bytes.
+    /// Performs one step. Returns the index of the cache that must evict now, and the number of
+    /// bytes.
     #[must_use]
     pub fn step(&self, caches: &[&CacheShare], memory: &Memory) -> Option<(usize, u64)> {
         let _stepping = self.stepping.try_lock()?;
         let step = (memory.budget() / STEP_DIVISOR).max(1);
         let gains: Vec<u64> = caches.iter().map(|cache| cache.finish_step()).collect();
         if memory.has_cache_room(2 * step) {
-            // Nobody is short of anything.
+            // No cache needs more.
             for cache in caches {
                 let share = cache.share().saturating_add(step);
                 cache.share.store(if share > memory.budget() { u64::MAX } else { share }, Ordering::Relaxed);
@@ -207,7 +211,7 @@ impl CacheArbiter {
             return None;
         }
         let (to, most) = gains.iter().copied().enumerate().max_by_key(|(_, gain)| *gain)?;
-        // Whose last step is still to be taken has nothing that can go at the moment.
+        // A cache that has not completed its last step has nothing that it can evict at the moment.
         let is_stuck = |cache: &CacheShare| cache.bytes() > cache.share();
         let asks_again = self.steps.fetch_add(1, Ordering::Relaxed).is_multiple_of(RETRY_INTERVAL);
         let gives = |cache: &CacheShare| cache.bytes() > step && (asks_again || !is_stuck(cache));
@@ -215,12 +219,12 @@ impl CacheArbiter {
         let from = others.min_by_key(|(index, _)| gains[*index]).map(|(index, _)| index);
         let from = from.filter(|from| most > 0 && most / MIN_GAIN_RATIO >= gains[*from]);
         let Some(from) = from else {
-            return None; // as good as it gets, or nobody would gain
+            return None; // balanced, or no cache would gain
         };
         for (index, cache) in caches.iter().enumerate() {
             let share = match index {
                 _ if index == to => cache.bytes().saturating_add(2 * step),
-                // Others may have it give way at this moment.
+                // Other threads may evict from it at this moment.
                 _ if index == from => cache.bytes().saturating_sub(step),
                 _ if is_stuck(cache) => continue,
                 _ => cache.bytes().max(step),
@@ -239,7 +243,7 @@ mod tests {
 
     const UNIT: u64 = 4096;
 
-    /// A cache that lets go what was not used for longest.
+    /// A cache that evicts the least recently used entry.
     struct TestLru {
         account: CacheShare,
         used: HashMap<u64, u64>,
@@ -282,7 +286,7 @@ mod tests {
         }
     }
 
-    /// Rounds of looks, with a step of the arbiter after each.
+    /// Rounds of lookups, with a step of the arbiter after each.
     fn play(
         caches: &mut [TestLru],
         memory: &Memory,
@@ -307,7 +311,7 @@ mod tests {
         }
     }
 
-    /// Spread over `0..things`.
+    /// Returns numbers that are spread over `0..things`.
     fn spread(turn: u64, things: u64) -> u64 {
         (turn.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) % things
     }

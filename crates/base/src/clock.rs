@@ -1,8 +1,10 @@
-//! # Clock: the only place that reads the time
+//! # Clock: the only code that reads the time
 //!
-//! The database uses time for three things only: to pace background work ([`Clock::now`]), to stamp
-//! a file for people ([`Clock::unix_seconds`]), and to compare what files cost the processor. No
-//! correctness hangs on any.
+//! The database uses time for three purposes only, and its correctness depends on none of them:
+//!
+//! - to pace background work ([`Clock::now`]),
+//! - to stamp a file for people ([`Clock::unix_seconds`]),
+//! - to compare the processor time of operations.
 
 #![expect(clippy::disallowed_methods, reason = "this is the clock")]
 
@@ -13,13 +15,13 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// A source of time.
 pub trait Clock: Send + Sync + fmt::Debug {
-    /// Time since an arbitrary origin that is fixed for the process. Never goes back.
+    /// Returns the time since an arbitrary origin that is fixed for the process. Never decreases.
     fn now(&self) -> Duration;
-    /// Seconds since 1970, as far as the machine knows; `0` before that. May jump.
+    /// Returns the seconds since 1970 by the clock of the machine, `0` for earlier times. May jump.
     fn unix_seconds(&self) -> u64;
 }
 
-/// The machine's clock.
+/// The clock of the machine.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SystemClock;
 
@@ -34,26 +36,26 @@ impl Clock for SystemClock {
     }
 }
 
-/// What the calling thread has taken of the processor so far.
+/// Returns the processor time that the calling thread has used so far.
 pub(crate) fn cpu_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::try_from(time).unwrap_or_default()
 }
 
-/// A clock that stands still until it is told to go on. For tests.
+/// A clock that changes only when it is advanced. For tests.
 #[derive(Debug, Default)]
 pub struct ManualClock {
     nanoseconds: AtomicU64,
 }
 
 impl ManualClock {
-    /// At the origin, which is also the start of 1970.
+    /// Creates a clock at the origin, which is also the start of 1970.
     #[must_use]
     pub fn new() -> ManualClock {
         ManualClock::default()
     }
 
-    /// Lets `by` pass. Stops for good at 584 years.
+    /// Advances the clock. The largest time is 584 years.
     pub fn advance(&self, by: Duration) {
         let by = u64::try_from(by.as_nanos()).unwrap_or(u64::MAX);
         let add = |now: u64| Some(now.saturating_add(by));

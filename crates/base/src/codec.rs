@@ -1,16 +1,16 @@
-//! # Codec: little-endian fields, written and read back with bounds
+//! # Codec: little-endian fields, encoded and decoded with bounds checks
 //!
-//! For ROOT, checkpoints and file headers. Reading is of hostile bytes: every read is bounded, and
-//! a count is believed only as far as the bytes behind it go.
+//! Used for ROOT, checkpoints and file headers. Decoded bytes are not trusted: every read is
+//! bounded, and a count is limited by the number of remaining bytes.
 
 use crate::error::Damage;
 use crate::frame::{u32_at, u64_at};
 
-/// Whatever is counted (lives, files, generations) stays below: no database gets there, and one
-/// that began there would run out of numbers.
+/// Upper limit of counters (incarnations, files, generations). No database reaches it, and one that
+/// started there would run out of numbers.
 pub const COUNT_LIMIT: u64 = 1 << 62;
 
-/// Appends a number in base 128, seven bits a byte, the lowest first.
+/// Appends a number in base 128: seven bits per byte, lowest first.
 #[inline]
 pub fn put_varint(out: &mut Vec<u8>, mut number: u64) {
     while number >= 0x80 {
@@ -20,7 +20,12 @@ pub fn put_varint(out: &mut Vec<u8>, mut number: u64) {
     out.push(number.to_le_bytes()[0]);
 }
 
-/// The number in base 128 at `at`, which goes behind it.
+/// Decodes the number in base 128 at `at`, and advances `at` beyond it.
+///
+/// # Errors
+///
+/// Returns [`Damage::BadLength`] if the bytes end early, and [`Damage::BadField`] if the number has
+/// more than ten bytes.
 #[inline]
 pub fn take_varint(bytes: &[u8], at: &mut usize) -> Result<u64, Damage> {
     let short = |at: usize| Damage::BadLength { got: bytes.len() as u64, max: at as u64 + 1 };
@@ -41,37 +46,37 @@ pub fn take_varint(bytes: &[u8], at: &mut usize) -> Result<u64, Damage> {
     Err(Damage::BadField { field: "varint", value: number })
 }
 
-/// Appends fields to a buffer.
+/// Encoder that appends fields to a buffer.
 #[derive(Debug, Default)]
 pub struct FieldWriter(pub Vec<u8>);
 
 impl FieldWriter {
-    /// One byte.
+    /// Appends one byte.
     pub fn u8(&mut self, value: u8) {
         self.0.push(value);
     }
-    /// Four bytes.
+    /// Appends four bytes.
     pub fn u32(&mut self, value: u32) {
         self.0.extend_from_slice(&value.to_le_bytes());
     }
-    /// Eight bytes.
+    /// Appends eight bytes.
     pub fn u64(&mut self, value: u64) {
         self.0.extend_from_slice(&value.to_le_bytes());
     }
-    /// Writes numbers of eight bytes each.
+    /// Appends numbers of eight bytes each.
     pub fn u64s<const N: usize>(&mut self, values: [&u64; N]) {
         values.into_iter().for_each(|value| self.u64(*value));
     }
-    /// Sixteen bytes.
+    /// Appends sixteen bytes.
     pub fn u128(&mut self, value: u128) {
         self.0.extend_from_slice(&value.to_le_bytes());
     }
-    /// A length (4 bytes) and that many bytes.
+    /// Appends a length (4 bytes) and that many bytes.
     pub fn bytes(&mut self, value: &[u8]) {
         self.u32(u32::try_from(value.len()).unwrap_or(u32::MAX));
         self.0.extend_from_slice(value);
     }
-    /// A count (4 bytes) and each item.
+    /// Appends a count (4 bytes) and each item.
     pub fn list<T>(&mut self, items: &[T], mut each: impl FnMut(&mut FieldWriter, &T)) {
         self.u32(u32::try_from(items.len()).unwrap_or(u32::MAX));
         for item in items {
@@ -80,7 +85,7 @@ impl FieldWriter {
     }
 }
 
-/// Takes fields from bytes.
+/// Decoder of fields.
 #[derive(Debug)]
 pub struct FieldReader<'a> {
     bytes: &'a [u8],
@@ -88,12 +93,16 @@ pub struct FieldReader<'a> {
 }
 
 impl<'a> FieldReader<'a> {
-    /// Reads `bytes` from the start.
+    /// Creates a decoder at the start of `bytes`.
     #[must_use]
     pub fn new(bytes: &'a [u8]) -> FieldReader<'a> {
         FieldReader { bytes, at: 0 }
     }
-    /// The next `len` bytes.
+    /// Returns the next `len` bytes.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Damage::BadLength`] if fewer bytes remain.
     #[inline]
     pub fn take(&mut self, len: usize) -> Result<&'a [u8], Damage> {
         let left = self.bytes.len() - self.at;
@@ -103,45 +112,79 @@ impl<'a> FieldReader<'a> {
         self.at += len;
         Ok(&self.bytes[self.at - len..self.at])
     }
-    /// One byte.
+    /// Decodes one byte.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Damage::BadLength`] if no byte remains.
     #[inline]
     pub fn u8(&mut self) -> Result<u8, Damage> {
         Ok(self.take(1)?[0])
     }
-    /// Four bytes.
+    /// Decodes four bytes.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Damage::BadLength`] if fewer bytes remain.
     #[inline]
     pub fn u32(&mut self) -> Result<u32, Damage> {
         Ok(u32_at(self.take(4)?, 0))
     }
-    /// Eight bytes.
+    /// Decodes eight bytes.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Damage::BadLength`] if fewer bytes remain.
     #[inline]
     pub fn u64(&mut self) -> Result<u64, Damage> {
         Ok(u64_at(self.take(8)?, 0))
     }
-    /// Eight bytes that are counted on from: below [`COUNT_LIMIT`], or damage of `field`.
+    /// Decodes a counter of eight bytes, which must be below [`COUNT_LIMIT`].
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Damage::BadField`] with `field` if the counter is not below the limit, and
+    /// [`Damage::BadLength`] if fewer bytes remain.
     pub fn counter(&mut self, field: &'static str) -> Result<u64, Damage> {
         match self.u64()? {
             value if value < COUNT_LIMIT => Ok(value),
             value => Err(Damage::BadField { field, value }),
         }
     }
-    /// A number in base 128.
+    /// Decodes a number in base 128.
+    ///
+    /// # Errors
+    ///
+    /// Like [`take_varint`].
     #[inline]
     pub fn varint(&mut self) -> Result<u64, Damage> {
         take_varint(self.bytes, &mut self.at)
     }
-    /// Sixteen bytes.
+    /// Decodes sixteen bytes.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Damage::BadLength`] if fewer bytes remain.
     pub fn u128(&mut self) -> Result<u128, Damage> {
         let mut word = [0; 16];
         word.copy_from_slice(self.take(16)?);
         Ok(u128::from_le_bytes(word))
     }
-    /// Bytes after their length.
+    /// Decodes a length and that many bytes.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Damage::BadLength`] if fewer bytes remain.
     pub fn bytes(&mut self) -> Result<&'a [u8], Damage> {
         let len = self.u32()? as usize;
         self.take(len)
     }
-    /// Items after their count; an item takes at least one byte.
+    /// Decodes a count and that many items. An item must have at least one byte.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Damage::BadLength`] if the count exceeds the number of remaining bytes, and errors
+    /// of `each`.
     pub fn list<T>(
         &mut self,
         mut each: impl FnMut(&mut FieldReader<'a>) -> Result<T, Damage>,
@@ -153,13 +196,17 @@ impl<'a> FieldReader<'a> {
         }
         (0..count).map(|_| each(self)).collect()
     }
-    /// What was not read yet.
+    /// Returns the bytes that were not decoded yet.
     #[inline]
     #[must_use]
     pub fn rest(&self) -> &'a [u8] {
         &self.bytes[self.at..]
     }
-    /// An error unless everything was read.
+    /// Checks that all bytes were decoded.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Damage::BadLength`] if bytes remain.
     pub fn finish(&self) -> Result<(), Damage> {
         match self.bytes.len() - self.at {
             0 => Ok(()),

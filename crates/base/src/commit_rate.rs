@@ -1,28 +1,28 @@
-//! # Speed: how many commits a second there are, lately
+//! # Commit rate: recent number of commits per second
 
 use std::time::Duration;
 
 use crate::types::Seq;
 
-/// Before so many seconds were watched nothing is known.
+/// Shortest time in seconds after which a rate is known.
 const MIN_SECONDS: f64 = 0.02;
 
-/// Commits in some time, of which the latest counts most.
+/// Decaying average of the commits per second.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CommitRate {
-    /// About so many seconds.
+    /// Approximate length of the averaged time.
     window_seconds: f64,
     commits: f64,
     seconds: f64,
 }
 
 impl CommitRate {
-    /// Of about the last `memory` seconds of those that it is told of.
+    /// Creates a rate over about the last `memory` seconds.
     pub(crate) fn over_seconds(memory: f64) -> CommitRate {
         CommitRate { window_seconds: memory, commits: 0.0, seconds: 0.0 }
     }
 
-    /// So many more, in that time.
+    /// Adds `commits` commits that happened within `time`.
     pub(crate) fn add(&mut self, commits: u64, time: Duration) {
         self.commits += commits as f64;
         self.seconds += time.as_secs_f64();
@@ -32,28 +32,28 @@ impl CommitRate {
         }
     }
 
-    /// Commits a second, once that is known and there were any.
+    /// Returns the commits per second. `None` if the observed time is too short or had no commits.
     pub(crate) fn get(&self) -> Option<f64> {
         (self.seconds >= MIN_SECONDS && self.commits > 0.0).then(|| self.commits / self.seconds)
     }
 }
 
-/// What was committed from one look to the next.
+/// Sampler of the number of commits between two calls.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct CommitSampler {
-    /// The newest commit at the last look, and when that was.
+    /// The newest commit at the last sample, and the time of that sample.
     last: Option<(Seq, Duration)>,
 }
 
 impl CommitSampler {
-    /// How many commits there were since the last look, and in what time. None in none if this is
-    /// the first.
+    /// Returns the number of commits and the time since the last sample. Both are 0 for the first
+    /// sample.
     pub(crate) fn sample(&mut self, newest: Seq, now: Duration) -> (u64, Duration) {
         let (seen, since) = self.last.replace((newest, now)).unwrap_or((newest, now));
         (newest.0.saturating_sub(seen.0), now.saturating_sub(since))
     }
 
-    /// When that was.
+    /// Returns the time of the last sample.
     pub(crate) fn last_sample(&self) -> Duration {
         self.last.map_or(Duration::ZERO, |(_, since)| since)
     }

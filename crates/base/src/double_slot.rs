@@ -1,19 +1,22 @@
-//! # Pair: one state in two files, written in turn
+//! # Double slot: one state in two files, written alternately
 //!
-//! `STEM.0` and `STEM.1`, each with a generation and a checksum; the newest valid one counts. For
-//! what recovery starts from: ROOT of a database, the head of a FlexSpace.
+//! The files `STEM.0` and `STEM.1` have a generation and a checksum each; the newest valid one
+//! counts. Used for the starting points of recovery: ROOT of a database, and the head of a
+//! FlexSpace.
 //!
 //! ## Picture of a slot
 //!
 //! ```text
-//!  magic 8 | format version 4 | body length 4 | crc32c of all but itself 4 | body: generation 8, ...
+//!  magic 8 | format version 4 | body length 4 | crc32c of all other bytes 4 | body
+//!
+//!  body: generation 8, ...
 //! ```
 //!
 //! ## Invariants
 //!
-//! 1. A slot is overwritten only after the other one was synced, so a torn write costs nothing.
-//! 2. Slots are given blocks ahead, in doubling sizes, so that opening on a full disk can write
-//!    them.
+//! 1. A slot is overwritten only after the other one was synced, so a torn write loses no state.
+//! 2. Blocks of slots are allocated in advance, in doubling sizes. Opening on a full disk can
+//!    therefore write them.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -25,28 +28,33 @@ use crate::root::FORMAT;
 
 const HEAD: usize = 20;
 const FIRST_SIZE: u64 = 8192;
-/// What the name of a slot ends with until its content is durable.
+/// Suffix of the name of a slot until its content is durable.
 const TEMP_SUFFIX: &str = ".new";
-/// A slot larger than this is damage.
+/// Largest size of a slot in bytes. A larger file is damage.
 const MAX_SIZE: u64 = 1 << 30;
 
-/// What a pair holds.
+/// State that is stored in a double slot.
 pub trait DoubleSlotState: Sized {
-    /// What its slots' names start with.
+    /// First part of the names of the slots.
     const STEM: &'static str;
-    /// What its slots start with.
+    /// First bytes of a slot.
     const MAGIC: &'static [u8; 8];
-    /// The newest version of it that this build knows.
+    /// The newest version that this build can read.
     const NEWEST_VERSION: u32 = FORMAT;
-    /// The version that says what it holds: builds that know no newer one can read it.
+    /// Returns the version of the content. It is the oldest one that can represent the content, so
+    /// that older builds can read it if possible.
     fn version(&self) -> u32 {
         FORMAT
     }
-    /// Counts the writes.
+    /// Returns the number of the write.
     fn generation(&self) -> u64;
-    /// The body, generation first.
+    /// Encodes the body. It starts with the generation.
     fn encode(&self) -> Vec<u8>;
-    /// A body whose checksum holds.
+    /// Decodes a body with a valid checksum.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Damage`] if the body is not valid.
     fn decode(body: &[u8]) -> Result<Self, Damage>;
 }
 
@@ -54,13 +62,13 @@ fn is_full(error: &std::io::Error) -> bool {
     matches!(error.kind(), std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded)
 }
 
-/// Writes a slot's bytes, with room for twice as many, durably.
+/// Writes the bytes of a slot durably, and allocates space for twice as many.
 fn write_slot(file: &dyn File, path: &Path, bytes: &[u8]) -> Result<()> {
     let have = file.len().during("measure", path)?;
     let want = (2 * bytes.len() as u64).next_power_of_two().max(FIRST_SIZE);
     if have < want {
         match file.allocate(want) {
-            // What fits without the room to grow is written all the same: opening on a full disk
+            // Without space for growth, bytes that fit are written anyway: opening on a full disk
             // needs no new block.
             Err(e) if bytes.len() as u64 <= have && is_full(&e) => {}
             other => other.during("allocate", path)?,
@@ -74,7 +82,7 @@ fn slot_sum(slot: &[u8]) -> u32 {
     crc32c::crc32c_append(crc32c::crc32c(&slot[..16]), &slot[HEAD..])
 }
 
-/// What the slot of `state` holds.
+/// Returns the bytes of the slot of `state`.
 #[must_use]
 pub fn slot_bytes<S: DoubleSlotState>(state: &S) -> Vec<u8> {
     let body = state.encode();
@@ -89,19 +97,19 @@ pub fn slot_bytes<S: DoubleSlotState>(state: &S) -> Vec<u8> {
     bytes
 }
 
-/// The name of the slot of a generation.
+/// Returns the name of the slot of a generation.
 #[must_use]
 pub fn slot_name<S: DoubleSlotState>(generation: u64) -> String {
     format!("{}.{}", S::STEM, generation % 2)
 }
 
-/// True if `name` is a slot's.
+/// Returns whether `name` is that of a slot.
 #[must_use]
 pub fn is_slot<S: DoubleSlotState>(name: &str) -> bool {
     name.strip_prefix(S::STEM).is_some_and(|rest| matches!(rest, ".0" | ".1"))
 }
 
-/// True if `name` is a slot on its way to its name.
+/// Returns whether `name` is the temporary name of a new slot.
 #[must_use]
 pub fn is_temp_slot<S: DoubleSlotState>(name: &str) -> bool {
     name.strip_suffix(TEMP_SUFFIX).is_some_and(is_slot::<S>)
@@ -115,7 +123,7 @@ pub struct DoubleSlot {
 }
 
 impl DoubleSlot {
-    /// The slots in `dir`.
+    /// Returns the slots in `dir`.
     #[must_use]
     pub fn new(disk: Arc<dyn Disk>, dir: &Path) -> DoubleSlot {
         DoubleSlot { dir: dir.to_path_buf(), disk }
@@ -125,9 +133,14 @@ impl DoubleSlot {
         self.dir.join(slot_name::<S>(slot))
     }
 
-    /// Makes the slot that `state` was read from durable, name and all, the same bytes to the same
-    /// place: a crash may have left it in the page cache only, and the other slot is about to be
-    /// overwritten.
+    /// Makes the slot that `state` was read from durable, including its name, by writing the same
+    /// bytes again. A crash may have left the slot in the page cache only, and the other slot is
+    /// about to be overwritten.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Io`] or [`Error::NoSpace`] if the slot cannot be opened, written or synced,
+    /// and [`Error::Io`] if the directory cannot be synced.
     pub fn rewrite_durably<S: DoubleSlotState>(&self, state: &S) -> Result<()> {
         let path = self.path::<S>(state.generation() % 2);
         let file = self.disk.open(&path, OpenMode::ReadWrite).during("open", &path)?;
@@ -136,7 +149,12 @@ impl DoubleSlot {
         self.disk.sync_dir(&self.dir).during("sync directory", &self.dir)
     }
 
-    /// Writes `state` into the slot of its generation, durably.
+    /// Writes `state` to the slot of its generation, durably.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Io`] or [`Error::NoSpace`] if the slot cannot be created, written or
+    /// synced.
     pub fn write<S: DoubleSlotState>(&self, state: &S) -> Result<()> {
         let path = self.path::<S>(state.generation() % 2);
         let bytes = slot_bytes(state);
@@ -146,8 +164,8 @@ impl DoubleSlot {
         }
     }
 
-    /// Makes a slot that is not there. It gets its name when its content is durable, so that a slot
-    /// that a crash left half-made is never taken for a damaged one.
+    /// Creates a missing slot. It gets its name after its content is durable, so that recovery does
+    /// not mistake an incomplete slot for a damaged one.
     fn create_slot(&self, path: &Path, bytes: &[u8]) -> Result<()> {
         let mut unborn = path.as_os_str().to_owned();
         unborn.push(TEMP_SUFFIX);
@@ -156,17 +174,24 @@ impl DoubleSlot {
             Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
                 return Err(Error::io("remove", &unborn, e));
             }
-            _ => {} // what an earlier attempt left
+            _ => {} // a file left by an earlier attempt
         }
         let file = self.disk.open(&unborn, OpenMode::Create).during("create", &unborn)?;
         write_slot(&*file, &unborn, bytes)?;
         self.disk.rename(&unborn, path).during("rename", &unborn)?;
         self.disk.sync_dir(&self.dir).during("sync directory", &self.dir).inspect_err(|_| {
-            let _ = self.disk.remove(path); // the kernel may have dropped the name: the next attempt makes it anew
+            // The kernel may have dropped the name: the next attempt creates the slot again.
+            let _ = self.disk.remove(path);
         })
     }
 
-    /// The newest valid slot. `Ok(None)` if neither file exists.
+    /// Reads the newest valid slot. Returns `Ok(None)` if neither file exists.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Corrupt`] if no slot is valid, and one is damaged. Returns
+    /// [`Error::UnsupportedVersion`] if a slot has a newer format, and [`Error::Io`] if a slot
+    /// cannot be read.
     pub fn read<S: DoubleSlotState>(&self) -> Result<Option<S>> {
         let slots = [self.read_slot::<S>(0), self.read_slot::<S>(1)];
         let mut best: Option<S> = None;
@@ -187,7 +212,7 @@ impl DoubleSlot {
         }
     }
 
-    /// Reports each slot that cannot be read.
+    /// Reports each slot that cannot be read, or that is missing.
     pub fn check<S: DoubleSlotState>(&self, report: &mut impl FnMut(Error)) {
         for slot in [0, 1] {
             match self.read_slot::<S>(slot) {
@@ -227,7 +252,8 @@ impl DoubleSlot {
         if expected != got {
             return Err(damaged(16, Damage::BadChecksum { expected, got }));
         }
-        // Only now is the version believed: a flipped bit there is damage, not a newer format.
+        // The version is checked after the checksum: a flipped bit there is damage, not a newer
+        // format.
         let version = u32_at(&bytes, 8);
         if !(FORMAT..=S::NEWEST_VERSION).contains(&version) {
             return Err(Error::UnsupportedVersion { path, found: version, supported: S::NEWEST_VERSION });

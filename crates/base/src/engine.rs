@@ -1,15 +1,12 @@
 //! # Contract of an engine
 //!
 //! An engine stores the pairs of a keyspace, or an index of them. It receives operations, records
-//! and images. The store syncs the logs and runs the background work. An engine may have files of
+//! and images; the store syncs the logs and runs the background work. An engine may have files of
 //! its own below [`crate::engine_context::EngineDir`], which it syncs itself. It may read the
 //! clock, and run threads within a call. With `EngineContext::inline` its results must not depend
 //! on either.
 //!
-//! Everything that can fail happens in [`Engine::prepare`], before a commit has a number. A call
-//! between a commit's number and its end must not fail and must not wait for the disk.
-//!
-//! ## Life of a write
+//! ## Picture
 //!
 //! ```text
 //!   prepare (any thread, may fail)
@@ -18,32 +15,15 @@
 //!        +---------------------------+  (prepares again)
 //! ```
 //!
-//! The store holds the stripe of each key of a commit from `is_current` to the end of `apply`.
-//! Several commits do this at once, with different stripes. So an engine sees the applies of one
-//! key one at a time and in the order of their seqs. The applies of different keys run in parallel,
-//! in any order. `apply` runs after the bytes of its own commit are in the kernel. Bytes of an
-//! earlier commit may still be missing: a reader that finds an entry calls
-//! [`EngineContext::wait_visible`](crate::engine_context::EngineContext::wait_visible) before it
-//! hands out the value (decisions/0027).
+//! Everything that can fail happens in [`Engine::prepare`], before a commit has a number. A call
+//! between a commit's number and its end must not fail and must not wait for the disk.
 //!
-//! `freeze` and `saved` run *alone*: no commit is between `is_current` and the end of its `apply`.
+//! ## Threads
 //!
-//! ## Life of a checkpoint
-//!
-//! ```text
-//!   [alone: position, freeze] -> a sync round, ROOT -> work, step by step -> save -> ROOT
-//! ```
-//!
-//! An engine of the journal may keep its data in files of its own, below
-//! [`crate::engine_context::EngineDir`]. It writes there only what was frozen: that is durable in
-//! the journal and below ROOT's floor by then, so that no recovery ends before what the files hold
-//! (commit.md R12, scenario 8).
-//!
-//! ## Life of an opening
-//!
-//! `restore` from the last published image (else `restore_without_image`), `replay` of records
-//! (each at most once in ascending seq per key is *not* promised: an engine compares seqs;
-//! replaying a record twice changes nothing), `finish_replay`, `replayed`, then live.
+//! The store holds the stripe of each key of a commit from `is_current` to the end of `apply`. An
+//! engine sees the applies of one key one at a time, in the order of their seqs. The applies of
+//! different keys run in parallel, in any order. [`Engine::freeze`] and [`Engine::image_published`]
+//! run *alone*: no commit is between `is_current` and the end of its `apply`.
 
 use std::any::Any;
 use std::ops::Bound;
@@ -70,21 +50,23 @@ pub struct Capabilities {
     pub ordered: bool,
 }
 
-/// What an operation does to its key.
+/// Effect of an operation on its key.
 #[derive(Clone, Copy, Debug)]
 pub enum Action<'a> {
     /// Sets the value.
     Put(&'a [u8]),
-    /// Sets a value that was staged beside the log.
+    /// Sets a value that was written to a blob file before the commit.
     Blob(BlobRef),
     /// Removes the key.
     Remove,
-    /// Writes nothing; the commit fails as stale if the key changes between `prepare` and it.
+    /// Writes nothing. The commit fails as stale if the key changes between `prepare` and the
+    /// commit.
     Expect,
 }
 
 impl<'a> Action<'a> {
-    /// What its record says; none for an expectation, which has none.
+    /// Returns the content of the operation's record. Returns `None` for [`Action::Expect`], which
+    /// has no record.
     #[must_use]
     pub fn content(&self) -> Option<RecordContent<'a>> {
         match self {
@@ -96,45 +78,47 @@ impl<'a> Action<'a> {
     }
 }
 
-/// A key on its way into an engine's index, as [`Engine::hashed_key`] made it: hashed once, however
-/// often it is asked for.
+/// A key and its hash, as returned by [`Engine::hashed_key`]. A caller hashes a key once and passes
+/// the result to several lookups.
 #[derive(Clone, Copy, Debug)]
 pub struct HashedKey<'k> {
     /// The key.
     pub key: &'k [u8],
-    /// Its hash; zero for an engine that needs none.
+    /// Hash of the key. Zero for an engine that needs none.
     pub hash: u64,
 }
 
-/// One operation on its way into the log.
+/// One operation, from `prepare` to `apply`.
 #[derive(Clone, Copy, Debug)]
 pub struct EngineOp<'a> {
     /// The key.
     pub key: &'a [u8],
-    /// The key's hash, if it is known: the store sets it before `prepare`.
+    /// Hash of the key, if it is known. The store sets it before `prepare`.
     pub hash: Option<u64>,
-    /// What to do to it.
+    /// Effect on the key.
     pub action: Action<'a>,
-    /// Set by `prepare`: the number of the key's newest entry; zero if it has none. For
-    /// [`Action::Expect`] it says what is expected: the commit happens only if it is still this.
+    /// Seq of the key's newest entry, set by `prepare`; zero if there is none. For
+    /// [`Action::Expect`] this is the expected version: the commit happens only if it is still the
+    /// newest one.
     pub prior: Seq,
-    /// The engine's private words from `prepare` to `apply`.
+    /// Private words of the engine, carried from `prepare` to `apply`.
     pub note: [u64; 5],
-    /// Where the record came to stand; set before `apply`.
+    /// Log address of the record, set before `apply`.
     pub address: Address,
-    /// Bytes of its frame; set before `apply`.
+    /// Bytes of the record's frame, set before `apply`.
     pub span: u32,
-    /// Set before `prepare`: how many operations of the same commit are before it. What they take
-    /// is not taken yet.
+    /// Number of earlier operations of the same commit, set before `prepare`. The memory that these
+    /// operations need is not allocated yet.
     pub ops_before: u32,
-    /// Set before `prepare`: its commit would rather wait for a checkpoint than have a full engine
-    /// read from the device, to know whether the key is new. Refused as beyond the budget, it comes
-    /// again without this.
+    /// True if the commit may wait for a checkpoint, set before `prepare`. An engine over its
+    /// budget may then return [`Error::MemoryBudgetExceeded`] at once. Otherwise it must read from
+    /// the device to learn whether the key is new. The store repeats a refused operation with
+    /// `may_wait` cleared.
     pub may_wait: bool,
 }
 
 impl<'a> EngineOp<'a> {
-    /// An operation that nobody has looked at yet.
+    /// Returns an operation that is not prepared yet.
     #[must_use]
     pub fn new(key: &'a [u8], action: Action<'a>) -> EngineOp<'a> {
         EngineOp {
@@ -151,51 +135,52 @@ impl<'a> EngineOp<'a> {
     }
 }
 
-/// Whether an operation needs a record.
+/// Result of [`Engine::prepare`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Preparation {
-    /// It does.
+    /// The operation needs a record.
     Record,
-    /// It changes nothing: a removal of a key that is not there.
+    /// The operation needs no record: it removes a key that does not exist, or is an
+    /// [`Action::Expect`].
     NoChange,
 }
 
-/// One record read back from a log at opening.
+/// One record read back from a log by recovery.
 #[derive(Clone, Copy, Debug)]
 pub struct ReplayRecord<'a> {
-    /// Its commit.
+    /// Seq of the record's commit.
     pub seq: Seq,
     /// The key.
     pub key: &'a [u8],
-    /// What became of it.
+    /// Content of the record: a value, a reference to a blob, or a tombstone.
     pub content: RecordContent<'a>,
-    /// Where it stands.
+    /// Log address of the record.
     pub address: Address,
-    /// Bytes of its frame.
+    /// Bytes of the record's frame.
     pub span: u32,
 }
 
-/// What an engine knows about an entry that the cleaner asks about.
+/// Liveness of an entry of the log, as GC asks for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Liveness {
-    /// It is the key's newest version.
+    /// The entry is the newest version of its key.
     Newest,
-    /// It is an older version that a view needs.
+    /// The entry is an older version that a view needs.
     Pinned,
-    /// Nothing points to it.
+    /// The index does not refer to the entry.
     Dead,
 }
 
-/// Which part of a pair a cursor should fetch.
+/// Part of a pair that a cursor fetches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Projection {
-    /// The key only.
+    /// Only the key.
     Keys,
     /// Key and value.
     Pairs,
 }
 
-/// Limits of a range, as unsigned bytes.
+/// Limits of a range. Keys are compared as unsigned bytes.
 #[derive(Clone, Debug)]
 pub struct Bounds {
     /// Lower end.
@@ -205,19 +190,19 @@ pub struct Bounds {
 }
 
 impl Bounds {
-    /// Everything.
+    /// Returns the range of all keys.
     #[must_use]
     pub fn all() -> Bounds {
         Bounds { low: Bound::Unbounded, high: Bound::Unbounded }
     }
 
-    /// True without limits.
+    /// Returns true if the range has no limits.
     #[must_use]
     pub fn is_all(&self) -> bool {
         matches!((&self.low, &self.high), (Bound::Unbounded, Bound::Unbounded))
     }
 
-    /// True if no key can lie within.
+    /// Returns true if no key can be in the range.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         match (&self.low, &self.high) {
@@ -227,134 +212,201 @@ impl Bounds {
         }
     }
 
-    /// True if `key` lies within.
+    /// Returns true if `key` is in the range.
     #[must_use]
     pub fn contains(&self, key: &[u8]) -> bool {
         is_above(key, borrow_bound(&self.low)) && is_below(key, borrow_bound(&self.high))
     }
 }
 
-/// Walks the pairs of one keyspace at one view, in one direction per cursor: `next` from the low
-/// end or `prev` from the high end.
+/// Iterator over the pairs of one keyspace at one view. A cursor moves in one direction: `next`
+/// from the low end or `prev` from the high end.
 ///
-/// [`Error::Corrupt`] stands for a damaged stretch: an entry, or a range of keys that one damaged
-/// block decides. The next call goes on behind it. Each pair outside of damaged stretches is shown,
-/// once. A stretch is reported once, so a walk ends after finitely many errors. Where the end of a
-/// stretch is not known, and after any other error, every later call says that there is nothing.
+/// A damaged entry, or a range of keys that a damaged block covers, is reported once as
+/// [`Error::Corrupt`]. The next call continues behind it. Each pair outside of damaged ranges is
+/// returned exactly once, so a walk ends after finitely many errors. If the end of a damaged range
+/// is unknown, and after any other error, every later call reports the end.
 pub trait Cursor: Send {
-    /// Moves to the next pair; the first call to the first one. False at the end.
+    /// Moves to the next pair; the first call moves to the first pair. Returns false at the end.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Corrupt`] for damaged data, as the trait describes, and [`Error::Io`] if a
+    /// read fails.
     fn next(&mut self) -> Result<bool>;
-    /// Moves to the previous pair; the first call to the last one. False at the end.
+    /// Moves to the previous pair; the first call moves to the last pair. Returns false at the end.
+    ///
+    /// # Errors
+    ///
+    /// Same as [`Cursor::next`].
     fn prev(&mut self) -> Result<bool>;
-    /// The key of the present pair.
+    /// Returns the key of the current pair.
     fn key(&self) -> &[u8];
-    /// The value of the present pair.
+    /// Returns the value of the current pair.
     fn value(&self) -> &[u8];
-    /// Both.
+    /// Returns key and value of the current pair.
     fn pair(&self) -> (&[u8], &[u8]) {
         (self.key(), self.value())
     }
-    /// Moves on, upwards or downwards, and shows the pair where it stands then; `None` at the end.
+    /// Moves by one pair, upwards if `forward`, and returns that pair. Returns `None` at the end.
+    ///
+    /// # Errors
+    ///
+    /// Same as [`Cursor::next`].
     fn step(&mut self, forward: bool) -> Result<Option<(&[u8], &[u8])>> {
         let is_there = if forward { self.next()? } else { self.prev()? };
         Ok(if is_there { Some(self.pair()) } else { None })
     }
 }
 
-/// Takes the pairs that a keyspace begins with, past its log: see [`Engine::ingest`]. No commit
-/// goes to the keyspace meanwhile, and no checkpoint has it. Dropped before the end, it leaves what
-/// only [`Engine::drop_data`] is called for, or the next opening's sweep.
+/// Loader for the initial pairs of a keyspace, which bypass the log ([`Engine::ingest`]). During
+/// the load no commit writes to the keyspace and no checkpoint includes it. A loader that is
+/// dropped before `finish` leaves files behind. [`Engine::drop_data`] or the sweep of the next
+/// opening removes them.
 pub trait Ingest: Send {
-    /// Takes the next pair, whose key is above all before: a put, inline or staged and durable.
+    /// Adds the next pair: a put of inline bytes or of a durable blob. Keys must be strictly
+    /// ascending.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Io`] if a write fails, and the engine's error if memory or disk space runs
+    /// out.
     fn push(&mut self, key: &[u8], content: RecordContent<'_>) -> Result<()>;
-    /// That was all. On return everything is durable, is found without an image, and the engine
-    /// takes commits.
+    /// Ends the load. On return all pairs are durable, recovery finds them without an image, and
+    /// the engine accepts commits.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Io`] if a write or a sync fails.
     fn finish(self: Box<Self>) -> Result<()>;
 }
 
-/// Takes an engine's image, checksums and writes it.
+/// Writer of an engine's image. Computes the checksums.
 pub trait ImageSink {
     /// Appends bytes to the image.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Io`] if the write fails.
     fn put(&mut self, bytes: &[u8]) -> Result<()>;
 }
 
-/// Gives an engine's image back, already checked.
+/// Reader of an engine's image. The checksums are already verified.
 pub trait ImageSource {
-    /// Fills `bytes`; damage if the image ends before.
+    /// Fills `bytes` with the next bytes of the image.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Corrupt`] if the image ends before, and [`Error::Io`] if a read fails.
     fn fill(&mut self, bytes: &mut [u8]) -> Result<()>;
-    /// An error that says that the image makes no sense although its checksum holds.
+    /// Returns an error for a field with an invalid value below a valid checksum.
     fn invalid_field(&self, field: &'static str, value: u64) -> Error;
-    /// The present slot of the segment that had `slot` when the image was made, or `None` if it is
-    /// gone. Segments keep their slots from one life to the next, so that it is the same slot
-    /// wherever an engine has kept addresses in files of its own; and until all is replayed, the
-    /// slot of one that is gone stays empty.
+    /// Returns the slot of the segment that had `slot` when the image was made, or `None` if that
+    /// segment was freed. A segment keeps its slot across openings, so addresses in an engine's own
+    /// files remain valid. The slot of a freed segment stays empty until replay is complete.
     fn slot_of(&self, slot: u32) -> Option<u32>;
-    /// The commit number `stored` in the image; damage if no commit that counts has it.
+    /// Returns the seq `stored` in the image.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Corrupt`] if `stored` is above the last commit that recovery accepts.
     fn seq(&self, stored: u64) -> Result<Seq>;
 }
 
 /// Statistics of a keyspace that its engine provides.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct EngineStats {
-    /// Number of keys.
+    /// Number of live keys.
     pub keys: u64,
     /// Bytes of the index in memory.
     pub index_bytes: u64,
-    /// Old versions that snapshots and iterators pin.
+    /// Number of old versions that snapshots and iterators pin.
     pub pinned_versions: u64,
 }
 
-/// One keyspace of an engine.
+/// Engine instance of one keyspace.
+///
+/// A checkpoint is this sequence of calls and steps of the store:
+///
+/// ```text
+///   [alone: position, freeze] -> a sync round, ROOT -> maintain, step by step -> save -> ROOT
+/// ```
+///
+/// An opening calls [`Engine::restore`] with the last published image, or else
+/// [`Engine::restore_without_image`]. Then follow [`Engine::replay`] of records,
+/// [`Engine::finish_replay`] and [`Engine::replay_finished`].
 pub trait Engine: Send + Sync {
-    /// The engine's name, as in the catalogue.
+    /// Returns the name of the engine, as in the catalog.
     fn name(&self) -> &'static str;
-    /// What it can do.
+    /// Returns the features of the engine.
     fn capabilities(&self) -> Capabilities;
-    /// The log its commits go to.
+    /// Returns the log that receives the commits of the keyspace.
     fn log(&self) -> LogId;
-    /// For tools that know the engine.
+    /// Returns the concrete type, for tools that know the engine.
     fn as_any(&self) -> &dyn Any;
 
-    /// Values of more bytes than this are to be staged, if it wants that earlier than the store.
-    /// Always the same.
+    /// Returns the size in bytes above which a value must be a blob, if the engine's limit is below
+    /// the store's. The result must be constant.
     fn blob_threshold(&self) -> usize {
         usize::MAX
     }
-    /// Whether it makes staged files its own, so that each of its values needs one.
+    /// Returns whether the engine takes over blob files. Each of its blobs then needs a file of its
+    /// own.
     fn takes_blob_files(&self) -> bool {
         false
     }
 
-    /// `key`, with its hash if the engine looks it up by one: what the calls below are told.
+    /// Returns `key` with its hash, if the engine looks keys up by hash. Other calls take the
+    /// result.
     fn hashed_key<'k>(&self, key: &'k [u8]) -> HashedKey<'k> {
         HashedKey { key, hash: 0 }
     }
-    /// A hint that `wanted` is looked up after a moment's other work: asks for what that reads
-    /// first, and waits for nothing.
+    /// Prefetches the memory that a lookup of the key reads first. Must not wait.
     fn prefetch_index(&self, hashed_key: HashedKey<'_>) {
         let _ = hashed_key;
     }
-    /// Everything that can fail for `op`: limits, memory, reading what it replaces.
+    /// Does everything for `op` that can fail: checks limits, takes memory, reads the version that
+    /// the operation replaces. Any thread may call this.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::MemoryBudgetExceeded`] if the operation does not fit into the budget, and
+    /// [`Error::Io`] or [`Error::Corrupt`] if the replaced version cannot be read.
     fn prepare(&self, op: &mut EngineOp<'_>) -> Result<Preparation>;
     /// Returns whether the state that `prepare` saw still holds. The caller holds the stripe of the
-    /// key: commits to other keys run `is_current` and `apply` at the same time, none to this key.
-    /// Must not fail or wait for the disk. May return false without a reason, if that is rare: the
-    /// commit is prepared again.
+    /// key. Other commits may run `is_current` and `apply` at the same time, but only for other
+    /// keys. Must not fail or wait for the disk. May rarely return false without a reason: the
+    /// store then prepares the commit again.
     fn is_current(&self, op: &EngineOp<'_>) -> bool;
-    /// Applies `op` of commit `seq` to the index, after its record is in the kernel. The caller
-    /// holds the stripe of the key: other keys are applied at the same time, in any order, this key
-    /// in the order of its seqs. `views` was collected after `seq` was taken: a view that is
-    /// missing reads this commit.
+    /// Applies `op` of commit `seq` to the index, after the bytes of its own commit are in the
+    /// kernel. The caller holds the stripe of the key, so the applies of one key come in the order
+    /// of their seqs. Other keys are applied at the same time, in any order. `views` was collected
+    /// after `seq` was assigned: a view that is missing there reads this commit.
+    ///
+    /// Bytes of an earlier commit may still be missing. A reader that finds the new entry therefore
+    /// calls [`EngineContext::wait_visible`](crate::engine_context::EngineContext::wait_visible)
+    /// before it returns the value (decisions/0027).
     fn apply(&self, seq: Seq, op: &EngineOp<'_>, views: &Views);
 
-    /// Calls `found` with the value of `key` at `at`, whose view is registered (or is
-    /// [`Seq::LATEST`]): its bytes, or the file that is it, opened and not read. False if there is
-    /// none. `found` may run at most once. At [`Seq::LATEST`] it calls
+    /// Calls `found` with the value of `key` at `at`: its bytes, or the opened but unread blob.
+    /// Returns false if there is no value. `at` is a registered view or [`Seq::LATEST`]. `found`
+    /// may run at most once.
+    ///
+    /// At [`Seq::LATEST`] the engine must call
     /// [`EngineContext::wait_visible`](crate::engine_context::EngineContext::wait_visible) with the
-    /// seq of the entry before it calls `found` or returns true, and holds no lock then that
-    /// `apply` takes. (The store takes care of keys that are missing.)
+    /// seq of the entry before it calls `found` or returns true. During that call it must hold no
+    /// lock that `apply` takes. For a missing key the store does the waiting.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Io`] or [`Error::Corrupt`] if the entry cannot be read, and
+    /// [`Error::Poisoned`] if a commit that the reader waits for failed.
     fn get_stored(&self, at: Seq, key: &[u8], found: &mut dyn FnMut(StoredValue<'_>)) -> Result<bool>;
-    /// The same with the bytes, whatever they stand in.
+    /// Like [`Engine::get_stored`], but reads a blob and passes its bytes to `found`.
+    ///
+    /// # Errors
+    ///
+    /// Same as [`Engine::get_stored`]; also if the blob cannot be read.
     fn get(&self, at: Seq, key: &[u8], found: &mut dyn FnMut(&[u8])) -> Result<bool> {
         let mut file = None;
         let is_there = self.get_stored(at, key, &mut |stored| match stored {
@@ -366,242 +418,334 @@ pub trait Engine: Send + Sync {
         }
         Ok(is_there)
     }
-    /// True if `key` has a value at `at`.
+    /// Returns true if `key` has a value at `at`.
+    ///
+    /// # Errors
+    ///
+    /// Same as [`Engine::get`].
     fn contains(&self, at: Seq, key: &[u8]) -> Result<bool> {
         self.get(at, key, &mut |_| {})
     }
-    /// A hint that these keys are about to be looked up and, if `entries`, their entries read.
+    /// Prefetches the memory for lookups of `keys` and, if `entries` is true, their entries. Must
+    /// not wait for the device.
     fn prefetch(&self, keys: &[HashedKey<'_>], entries: bool) {
         let _ = (keys, entries);
     }
-    /// Returns a cursor over `bounds` at `at`, whose view the caller keeps registered while the
-    /// cursor lives. It must not touch what other cursors or writers write, such as the count of
-    /// references to the engine: scans would slow each other down.
+    /// Returns a cursor over `bounds` at `at`. The caller keeps the view registered while the
+    /// cursor lives. The cursor must not write memory that other cursors or writers write, such as
+    /// a reference count of the engine. Otherwise scans would slow each other down.
     ///
     /// # Errors
     ///
     /// Returns [`Error::Unsupported`] for bounds, if the engine is not ordered.
     fn cursor<'e>(&'e self, at: Seq, bounds: Bounds, projection: Projection) -> Result<Box<dyn Cursor + 'e>>;
-    /// Live keys at the newest state.
+    /// Returns the number of live keys in the newest state.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Io`] or [`Error::Corrupt`] if the engine must read to count and the read
+    /// fails.
     fn len(&self) -> Result<u64>;
-    /// True if there is no live key.
+    /// Returns true if there is no live key.
+    ///
+    /// # Errors
+    ///
+    /// Same as [`Engine::len`].
     fn is_empty(&self) -> Result<bool> {
         Ok(self.len()? == 0)
     }
 
-    /// Views went: versions superseded at or before `visible` that none of `views` needs may go.
-    /// `views` is a copy of the registry as of `visible`; later views cannot need such versions.
+    /// Tells the engine that views were released. It may free versions that were superseded at or
+    /// before `visible` and that none of `views` needs. `views` is a copy of the registry as of
+    /// `visible`; later views cannot need such versions.
     fn trim(&self, views: &Views, visible: Seq);
-    /// Alone: a checkpoint begins, and everything committed so far is to be in the image that ends
-    /// it. Short: an engine that moves data sets aside here what [`Engine::maintain`] then moves.
+    /// Starts a checkpoint, *alone*. The image that ends the checkpoint must contain everything
+    /// committed so far. Must be short: an engine with files of its own only sets aside the data
+    /// that [`Engine::maintain`] then moves.
     fn freeze(&self) {}
-    /// One bounded step of moving what was frozen to where it stays, or of what else is due.
-    /// Commits up to `certain` are durable, and ROOT says so: nothing above may be handed to the
-    /// kernel in another place than the log. `views` is a copy of the registry; what is superseded
-    /// while it works may be needed by views that it does not know ([`Views::may_need`]). Several
-    /// threads may call it at once. True if there is more to do.
+    /// Performs one bounded step of flushing frozen data, or of other work that is due. Returns
+    /// true if there is more to do. Several threads may call this at once.
+    ///
+    /// Commits up to `durable_seq` are durable and below ROOT's floor. The engine must not write
+    /// newer commits to any file but the log. Otherwise a recovery could end before the content of
+    /// the engine's files (commit.md R12, scenario 8). `views` is a copy of the registry. A view
+    /// that is registered during the step may need a version that is superseded during the step
+    /// ([`Views::may_need`]).
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Io`] or [`Error::Corrupt`] if a file cannot be read or written.
     fn maintain(&self, views: &Views, durable_seq: Seq) -> Result<bool> {
         let _ = (views, durable_seq);
         Ok(false)
     }
-    /// Performs one bounded step of maintenance that gains disk space, or speed of readers, and can
-    /// wait under load: called while the database is idle, and for a caller that asked for it
-    /// ([`Store::quiesce`](crate::store::Store::quiesce), a compaction). Arguments and threads as
-    /// for [`Engine::maintain`]. Returns true if another step would gain more.
+    /// Performs one bounded step of optional maintenance that frees disk space or speeds up
+    /// readers. The store calls this while the database is idle, and for a caller that asked for it
+    /// ([`Store::quiesce`](crate::store::Store::quiesce), a compaction). Arguments and threads are
+    /// as for [`Engine::maintain`]. Returns true if another step would gain more.
     ///
-    /// Must return false once little is left to gain, and go on doing so until commits or released
-    /// views change that: an idle database comes to rest. The bytes that its steps write must be
-    /// bounded by the bytes that they gain, times a constant. What views pin must be left alone.
+    /// Must return false once little is left to gain, and continue to do so until new commits or
+    /// released views change that. Otherwise an idle database would never come to rest. The bytes
+    /// written must be bounded by the bytes gained, times a constant. Versions pinned by views must
+    /// be left alone.
     ///
     /// # Errors
     ///
-    /// As [`Engine::maintain`].
+    /// Same as [`Engine::maintain`].
     fn reclaim(&self, views: &Views, durable_seq: Seq) -> Result<bool> {
         let _ = (views, durable_seq);
         Ok(false)
     }
-    /// Nothing that was replayed waits to be taken in: a checkpoint can begin. Until then
-    /// [`Engine::maintain`] takes it in, as far as damage lets it.
+    /// Returns true if all replayed records are in the index, so that a checkpoint can begin. While
+    /// it returns false, [`Engine::maintain`] inserts the rest, as far as damage permits.
     fn is_replay_finished(&self) -> bool {
         true
     }
-    /// What was frozen has been moved, and nobody is in the midst of it: the image can be saved.
+    /// Returns true if all frozen data is flushed and no thread is flushing, so that the image can
+    /// be saved.
     fn is_flushed(&self) -> bool {
         true
     }
-    /// Bytes of its log after which a checkpoint pays at the earliest, if it knows better than the
-    /// store.
+    /// Returns the number of log bytes below which a checkpoint is not worth its cost, if the
+    /// engine has a better estimate than the store.
     fn checkpoint_after(&self) -> u64 {
         0
     }
-    /// It wants a checkpoint, because what would be frozen takes too much memory, or has been at
-    /// rest for long.
+    /// Returns true if the engine needs a checkpoint. For example, the data to freeze uses too much
+    /// memory, was not written for a long time, or would take long to replay.
     fn wants_checkpoint(&self) -> bool {
         false
     }
-    /// Bytes of its log that only this keyspace needs. For an engine of the journal: its records
-    /// since the position of the newest complete checkpoint. For an engine of a store log: the
-    /// newest versions of its keys. Cheap; called for each keyspace when it is dropped, and for
-    /// figures.
+    /// Returns the bytes of the log that only this keyspace needs. For an engine of the journal:
+    /// its records since the position of the newest complete checkpoint. For an engine of a store
+    /// log: the newest versions of its keys. Must be cheap: the store calls it when a keyspace is
+    /// dropped, and for statistics.
     fn log_bytes_needed(&self) -> u64 {
         0
     }
-    /// How much of what it froze is not moved yet, in hundredths; all of it, where the engine
-    /// cannot say.
+    /// Returns the percentage of the frozen data that is not flushed yet. An engine that cannot
+    /// tell returns 100 until all of it is flushed.
     fn flush_remaining_percent(&self) -> u64 {
         if self.is_flushed() { 0 } else { 100 }
     }
-    /// How far what gathers in memory while a checkpoint moves what it froze is beyond its share,
-    /// in hundredths; 100 is at it. Beyond, writers are slowed down.
+    /// Returns the memory of commits since the freeze, as a percentage of its share. Above 100 the
+    /// store throttles writers.
     fn pressure_percent(&self) -> u64 {
         0
     }
-    /// Bytes of the disk that it counts on for moving what its log has to files of its own: nothing
-    /// else may take them. None if a checkpoint of it is an image and nothing else.
+    /// Returns the disk space in bytes that the engine needs to move the content of its log to its
+    /// own files. The store reserves this space. Returns `None` if a checkpoint of the engine
+    /// writes only an image.
     fn disk_reserve(&self) -> Option<u64> {
         None
     }
-    /// What its cache has of the budget, if it has one.
+    /// Returns the cache's share of the memory budget, if the engine has a cache.
     fn cache_share(&self) -> Option<&CacheShare> {
         None
     }
-    /// Lets about so many bytes of its cache go: what was not used for longest.
+    /// Evicts about `bytes` bytes of the cache, least recently used entries first.
     fn evict(&self, bytes: u64) {
         let _ = bytes;
     }
-    /// Much of the budget would come back with a checkpoint.
+    /// Returns true if a checkpoint would free a large part of the memory budget.
     fn is_memory_high(&self) -> bool {
         false
     }
-    /// Writes an image of at least everything up to the last commit before [`Engine::freeze`],
-    /// fuzzily: later commits may be in it or not. What it names elsewhere is durable on return.
-    fn save(&self, out: &mut dyn ImageSink) -> Result<()>;
-    /// Alone: the image is durable, and the records before the freeze are about to go.
-    fn image_published(&self) {}
-    /// Neither slot of ROOT names the image before the one that was saved last but this call any
-    /// more: called once after each [`Engine::image_published`], in their order, so that what only
-    /// older images name may be used again.
-    fn image_superseded(&self) {}
-    /// Its own files as of now, for a backup: they can be read, as they are, until what is returned
-    /// is dropped. None if it has none that counts. No checkpoint begins or ends meanwhile; work
-    /// may be under way. An engine that never writes again what an image names, and waits for
-    /// [`Engine::image_superseded`] before it does, need not hold anything: that is not called
-    /// while a state stays.
-    fn pin_files(self: Arc<Self>) -> Result<Option<Box<dyn PinnedFiles>>> {
-        Ok(None)
-    }
-    /// Takes up an image. Entries in segments that are gone are dropped: replay brings them.
-    fn restore(&self, image: &mut dyn ImageSource) -> Result<()>;
-    /// Takes up what there is without an image: none was made, or it is damaged, as `damage` says.
-    /// An engine whose data stands elsewhere finds it there; the others fail with the damage.
-    fn restore_without_image(&self, damage: Option<Error>) -> Result<()> {
-        damage.map_or(Ok(()), Err)
-    }
-    /// For a repair, which only reads: takes up what can be read of its own files, whatever image
-    /// there was and whatever is missing. What it answers from then on may have been superseded or
-    /// removed. An engine whose files make no sense in parts fails. Must call `skipped` with the
-    /// error of each file that may hold pairs and is left out: these are lost.
+    /// Writes an image of at least everything up to the last commit before [`Engine::freeze`]. The
+    /// image is fuzzy: it may contain later commits. All data that the image refers to must be
+    /// durable on return.
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Unsupported`], or the damage of what says which files there are.
+    /// Returns [`Error::Io`] if a write or a sync fails.
+    fn save(&self, out: &mut dyn ImageSink) -> Result<()>;
+    /// Tells the engine, *alone*, that the image is durable and that the records before the freeze
+    /// are about to be freed.
+    fn image_published(&self) {}
+    /// Tells the engine that neither slot of ROOT refers to the image before the last one any more.
+    /// The engine may then reuse space that only older images refer to. The store calls this once
+    /// after each [`Engine::image_published`], in the same order.
+    fn image_superseded(&self) {}
+    /// Pins the engine's own files in their current state, for a backup or an attached reader. They
+    /// must be readable, unchanged, until the result is dropped. Returns `None` if the engine has
+    /// no files that matter. No checkpoint begins or ends during the call; maintenance may run.
+    ///
+    /// The store does not call [`Engine::image_superseded`] while a state is pinned. An engine that
+    /// overwrites nothing that an image refers to before that call needs no pin of its own.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Io`] if a file cannot be opened.
+    fn pin_files(self: Arc<Self>) -> Result<Option<Box<dyn PinnedFiles>>> {
+        Ok(None)
+    }
+    /// Loads an image. Drops entries in segments that were freed: replay supplies them.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Corrupt`] if the image is invalid, and [`Error::Io`] if a read fails.
+    fn restore(&self, image: &mut dyn ImageSource) -> Result<()>;
+    /// Loads the keyspace without an image: none exists, or it is damaged, as `damage` says. An
+    /// engine that has its data in files of its own loads it from there.
+    ///
+    /// # Errors
+    ///
+    /// Returns `damage`, if the engine cannot load its data without the image.
+    fn restore_without_image(&self, damage: Option<Error>) -> Result<()> {
+        damage.map_or(Ok(()), Err)
+    }
+    /// Loads the readable part of the engine's own files for a repair, with any image or none, and
+    /// with files missing. Must not write. Versions that it finds may have been superseded or
+    /// removed. Must call `skipped` with the error of each file that is left out and may contain
+    /// pairs: these pairs are lost.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Unsupported`] if the engine has no files of its own, and [`Error::Corrupt`]
+    /// if the list of its files is damaged.
     fn restore_partial(&self, skipped: &mut dyn FnMut(Error)) -> Result<()> {
         let _ = skipped;
         Err(Error::Unsupported { engine: self.name(), feature: "partial recovery" })
     }
-    /// One record, at opening: of the journal in the order of the log, from one thread; of the flat
-    /// log in any order, from several.
+    /// Replays one record at opening. Records of the journal come in the order of the log, from one
+    /// thread. Records of a store log come in any order, from several threads. The seqs of one key
+    /// are not necessarily ascending, so the engine must compare them. Replaying a record twice
+    /// must change nothing.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::MemoryBudgetExceeded`] if the index does not fit into the budget, and the
+    /// error of a read that the engine needs.
     fn replay(&self, record: &ReplayRecord<'_>) -> Result<()>;
-    /// As [`Engine::replay`] for some records of one segment, whose look-ups may overlap.
+    /// Like [`Engine::replay`] for several records of one segment. The lookups may overlap.
+    ///
+    /// # Errors
+    ///
+    /// Same as [`Engine::replay`].
     fn replay_run(&self, records: &[ReplayRecord<'_>]) -> Result<()> {
         let keys: Vec<HashedKey<'_>> = records.iter().map(|record| self.hashed_key(record.key)).collect();
         self.prefetch(&keys, true);
         records.iter().try_for_each(|record| self.replay(record))
     }
-    /// All records were replayed, and the engine may take in what it has only gathered of them:
-    /// called by some threads side by side, each with a number below `parts` of its own. What can
-    /// wait until somebody needs it may wait longer ([`Engine::is_replay_finished`]).
+    /// Tells the engine that all records were replayed, so that it can insert the ones that it has
+    /// only collected. Several threads call this in parallel, each with its own `part` below
+    /// `parts`. The engine may leave work for later ([`Engine::is_replay_finished`]).
+    ///
+    /// # Errors
+    ///
+    /// Same as [`Engine::replay`].
     fn finish_replay(&self, part: usize, parts: usize) -> Result<()> {
         let _ = (part, parts);
         Ok(())
     }
-    /// Everything is taken in, but for what waits.
+    /// Tells the engine that every call of [`Engine::finish_replay`] has returned.
     fn replay_finished(&self) {}
-    /// Blobs that live entries name, added to `out`.
+    /// Appends to `out` the blobs that live entries refer to.
     ///
     /// # Errors
     ///
-    /// That of a read, where it takes any: then `out` may lack some, and nothing may be taken for
-    /// nobody's.
+    /// Returns the error of a failed read. `out` may then be incomplete, and the caller must not
+    /// treat any blob as unreferenced.
     fn blobs(&self, out: &mut Vec<u64>) -> Result<()>;
 
-    /// Whether the entry at `address` is still needed. Store logs only.
+    /// Returns whether the entry at `address` is still needed. Only for store logs.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Io`] or [`Error::Corrupt`] if the engine must read to decide and the read
+    /// fails.
     fn liveness(&self, hashed_key: HashedKey<'_>, address: Address) -> Result<Liveness> {
         let _ = (hashed_key, address);
         Ok(Liveness::Dead)
     }
-    /// Whether the entry at `address` is the key's newest version. Changes nothing. Store logs
-    /// only.
+    /// Returns whether the entry at `address` is the newest version of its key. Changes nothing.
+    /// Only for store logs.
+    ///
+    /// # Errors
+    ///
+    /// Same as [`Engine::liveness`].
     fn is_newest(&self, hashed_key: HashedKey<'_>, address: Address) -> Result<bool> {
         Ok(self.liveness(hashed_key, address)? == Liveness::Newest)
     }
-    /// Where the newest record of `key` stands. Store logs only.
+    /// Returns the address of the newest record of `key`. Only for store logs.
+    ///
+    /// # Errors
+    ///
+    /// Same as [`Engine::liveness`].
     fn locate(&self, key: &[u8]) -> Result<Option<Address>> {
         let _ = key;
         Ok(None)
     }
-    /// Before [`Engine::relocate`], under a guard that is kept until then: brings into memory what
-    /// that needs to find the key.
+    /// Reads from disk the part of the index that [`Engine::relocate`] needs to find the key. The
+    /// caller keeps its epoch guard until then.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Io`] or [`Error::Corrupt`] if the read fails.
     fn prefetch_for_relocate(&self, hashed_key: HashedKey<'_>) -> Result<()> {
         let _ = hashed_key;
         Ok(())
     }
-    /// The entry at `from`, which names the value `staged` if it names one, was copied to `to`.
-    /// False if it is no longer needed. The caller holds the stripe of the key, as for
-    /// [`Engine::apply`].
+    /// Repoints the index from the entry at `from` to its copy at `to`. `staged` is the blob that
+    /// the entry refers to, if any. Returns false if the entry is no longer needed. The caller
+    /// holds the stripe of the key, as for [`Engine::apply`].
     fn relocate(&self, hashed_key: HashedKey<'_>, from: Address, to: Address, staged: Option<u64>) -> bool {
         let _ = (hashed_key, from, to, staged);
         false
     }
 
-    /// The keyspace is empty, and nobody knows it yet: a way for pairs in the order of their keys
-    /// straight into files of the engine's own, past the log, as versions of commit `seq`. None
-    /// where commits are as good: the log is the data, or there is no place for files.
+    /// Returns a loader that writes pairs in key order directly to the engine's own files, without
+    /// the log, as versions of commit `seq`. The keyspace must be empty and not yet published.
+    /// Returns `None` if commits are as good: the log is the data, or there is no engine directory.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Io`] if a file cannot be created.
     fn ingest(self: Arc<Self>, seq: Seq) -> Result<Option<Box<dyn Ingest>>> {
         let _ = seq;
         Ok(None)
     }
 
-    /// Figures.
+    /// Returns statistics of the keyspace.
     fn stats(&self) -> EngineStats;
-    /// What it did since opening, each thing by its name: for people who want to see an engine at
-    /// work.
+    /// Returns counters of the engine's work since opening, each with its name, for diagnosis.
     fn counters(&self) -> Vec<(&'static str, u64)> {
         Vec::new()
     }
-    /// Reads everything it holds; each finding goes to `report`. Nobody waits for it: no lock that
-    /// commits, steps or figures take is held while a device is read or `report` called, and what
-    /// moved meanwhile is no finding. `step` is told now and then how many bytes were read since
-    /// the last time; its error ends the verification.
+    /// Reads all data of the engine and calls `report` for each finding. The engine calls `step`
+    /// regularly with the number of bytes read since the last call.
+    ///
+    /// No lock that commits, maintenance or statistics take may be held while a device is read or
+    /// `report` runs. Data that moves during the verification must not be reported as a finding.
+    ///
+    /// # Errors
+    ///
+    /// Returns the error of `step`, which ends the verification.
     fn verify(&self, report: &mut dyn FnMut(Error), step: &mut dyn FnMut(u64) -> Result<()>) -> Result<()>;
-    /// The keyspace was dropped and nobody reads it any more: give back memory and account its
-    /// entries as dead.
+    /// Frees the memory of a dropped keyspace and accounts its entries as dead. No reader uses the
+    /// keyspace any more.
     fn drop_data(&self);
-    /// The database closes: files of the engine's own are closed before its lock is given back.
+    /// Closes the engine's own files. The store calls this before it releases the lock of the
+    /// database.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Io`] if a final sync or a close fails.
     fn close(&self) -> Result<()> {
         Ok(())
     }
 }
 
-/// Makes the keyspaces of one kind.
+/// Constructor for the keyspaces of one engine.
 pub trait EngineFactory: Send + Sync {
-    /// The engine's name.
+    /// Returns the name of the engine.
     fn name(&self) -> &'static str;
-    /// What can be chosen of a keyspace at its creation.
+    /// Returns the options that can be set when a keyspace is created.
     fn options(&self) -> &'static [OptionSpec] {
         &[]
     }
-    /// A new or about to be restored keyspace, with values that its options allow.
+    /// Creates the engine instance of a new keyspace, or of one that is about to be restored.
+    /// `options` contains valid values only.
     fn create(
         &self,
         id: KeyspaceId,

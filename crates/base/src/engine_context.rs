@@ -1,7 +1,7 @@
-//! # Ground: what an engine may use
+//! # Engine context: the services that an engine uses
 //!
-//! Services of the base that engines read from. No syncs, no threads; a path only for the engine
-//! that keeps files of its own ([`EngineDir`]).
+//! Gives engines access to segments, blobs, memory and the hash of keys. Offers no syncs and no
+//! threads. Only an engine with files of its own gets a path ([`EngineDir`]).
 
 use std::hash::Hasher;
 use std::path::{Path, PathBuf};
@@ -20,17 +20,18 @@ use crate::sync::Mutex;
 use crate::types::{KeyspaceId, Seq};
 use crate::window::CommitProgress;
 
-/// Segments there can be at a time in tiny geometry, which is opened a million times.
+/// Maximum number of segments with tiny sizes. Small, because tests open such databases a million
+/// times.
 const TINY_SEGMENT_SLOTS: usize = 1 << 12;
 
-/// Where the directories of engines' own files are.
+/// Directory that contains the directories of the engines' own files.
 pub(crate) const ENGINE_DIR: &str = "own";
 
 fn file_name(id: KeyspaceId) -> String {
     format!("{:08x}", id.0)
 }
 
-/// What a directory has; `None` if there is no such directory.
+/// Lists a directory; `None` if there is no such directory.
 fn list(disk: &dyn Disk, dir: &Path) -> Result<Option<Vec<DirEntry>>> {
     match disk.list(dir) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
@@ -38,30 +39,31 @@ fn list(disk: &dyn Disk, dir: &Path) -> Result<Option<Vec<DirEntry>>> {
     }
 }
 
-/// A place for files of an engine's own: one directory a keyspace, which is made when it is needed.
+/// Directories for the engines' own files, one for each keyspace. An engine creates its directory
+/// when it needs it.
 #[derive(Debug)]
 pub struct EngineDir {
-    /// The disk it is on.
+    /// Disk that contains the directories.
     pub disk: Arc<dyn Disk>,
-    /// Nothing may be written.
+    /// True if the database is open read-only: the engine must not write.
     pub read_only: bool,
     dir: PathBuf,
 }
 
 impl EngineDir {
-    /// Below the database's directory.
+    /// Returns the engine directories below the directory of `database`.
     #[must_use]
     pub fn new(disk: Arc<dyn Disk>, database: &Path, read_only: bool) -> EngineDir {
         EngineDir { disk, read_only, dir: database.join(ENGINE_DIR) }
     }
 
-    /// The directory of a keyspace.
+    /// Returns the path of the directory of a keyspace.
     #[must_use]
     pub fn of(&self, id: KeyspaceId) -> PathBuf {
         self.dir.join(file_name(id))
     }
 
-    /// Its name below the database's directory.
+    /// Returns the path of a keyspace's directory relative to the database's directory.
     pub(crate) fn name_of(id: KeyspaceId) -> PathBuf {
         PathBuf::from(ENGINE_DIR).join(file_name(id))
     }
@@ -86,7 +88,7 @@ impl EngineDir {
         Ok(names.filter_map(|entry| u32::from_str_radix(&entry.name, 16).ok().map(KeyspaceId)).collect())
     }
 
-    /// Returns whether there is anything in the directory of the keyspace.
+    /// Returns whether the directory of the keyspace contains anything.
     ///
     /// # Errors
     ///
@@ -95,12 +97,20 @@ impl EngineDir {
         Ok(list(&*self.disk, &self.of(id))?.is_some_and(|entries| !entries.is_empty()))
     }
 
-    /// Removes the directory of a keyspace.
+    /// Removes the directory of a keyspace with its content.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Io`](crate::error::Error::Io) if the directory cannot be listed or removed.
     pub fn remove(&self, id: KeyspaceId) -> Result<()> {
         remove_tree(&*self.disk, &self.of(id))
     }
 
-    /// Removes the directories of keyspaces that are not there any more.
+    /// Removes the directories of keyspaces that no longer exist, as `is_there` reports.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Io`](crate::error::Error::Io) if a directory cannot be listed or removed.
     pub fn sweep(&self, is_there: impl Fn(KeyspaceId) -> bool) -> Result<()> {
         for entry in list(&*self.disk, &self.dir)?.unwrap_or_default() {
             let id = u32::from_str_radix(&entry.name, 16).map(KeyspaceId);
@@ -112,36 +122,37 @@ impl EngineDir {
     }
 }
 
-/// The services.
+/// Services of one open database.
 #[derive(Debug)]
 pub struct EngineContext {
-    /// From addresses to frames.
+    /// Table of the segments. It maps addresses to frames.
     pub segments: SegmentTable,
-    /// Values beside the logs.
+    /// Blobs of the database.
     pub blobs: Arc<Blobs>,
-    /// The budget.
+    /// Account of the memory budget.
     pub memory: Memory,
-    /// Values from files that were read lately.
+    /// Cache of recently read blobs.
     pub blob_cache: BlobCache,
-    /// Secret of the keyed hashes.
+    /// Secret key of the keyed hashes.
     hash_key: [u64; 2],
-    /// Directory and bucket sizes small enough that everything happens within 200 operations.
+    /// True if directories and buckets are so small that 200 operations reach every code path.
     pub tiny: bool,
-    /// Background work is done when asked for only.
+    /// True if background work runs only on request.
     pub inline: bool,
-    /// How many times the live data what engines keep may take on disk, as far as they can help it.
+    /// Space that an engine may use on disk, as a multiple of its live data. Engines try to stay
+    /// below it.
     pub space_limit: f64,
-    /// For files of engines' own; none where there is no database around.
+    /// Directories for the engines' own files. `None` for a context without a database.
     pub engine_dir: Option<EngineDir>,
-    /// Of the shares of caches.
+    /// Arbiter that divides the memory for caches.
     pub cache_arbiter: CacheArbiter,
-    /// The progress of the commits.
+    /// Progress of the commits: which ones are visible.
     pub(crate) commit_progress: Arc<CommitProgress>,
     retired_blobs: Mutex<Vec<(Seq, u64)>>,
 }
 
 impl EngineContext {
-    /// The services of one open database.
+    /// Returns the services of one open database.
     #[must_use]
     pub fn new(blobs: Arc<Blobs>, budget: u64, hash_key: u128, tiny: bool) -> EngineContext {
         let key = hash_key.to_le_bytes();
@@ -161,7 +172,8 @@ impl EngineContext {
         }
     }
 
-    /// The hash of a key, by the database's secret: SipHash-1-3. Formats rely on it.
+    /// Returns the SipHash-1-3 of a key, keyed with the secret of the database. The formats on disk
+    /// depend on this function.
     #[inline]
     #[must_use]
     pub fn hash(&self, key: &[u8]) -> u64 {
@@ -171,53 +183,55 @@ impl EngineContext {
         hasher.finish()
     }
 
-    /// Waits until all readers may see commit `seq`, of which an entry was found: until then a kill
-    /// of the process could remove it (decisions/0027, W4). Returns at once as a rule. The caller
-    /// holds no lock that [`Engine::apply`](crate::engine::Engine::apply) takes.
+    /// Waits until commit `seq` is visible. A reader that found an entry of `seq` calls this. Until
+    /// then a kill of the process could still remove the entry (decisions/0027, W4). Usually
+    /// returns at once. The caller must hold no lock that
+    /// [`Engine::apply`](crate::engine::Engine::apply) takes.
     ///
     /// # Errors
     ///
-    /// Returns [`Poisoned`](crate::error::Error::Poisoned) if the commit, or one before it, failed,
-    /// so that it never becomes visible.
+    /// Returns [`Poisoned`](crate::error::Error::Poisoned) if the commit, or an earlier one, failed
+    /// and therefore never becomes visible.
     #[inline]
     pub fn wait_visible(&self, seq: Seq) -> Result<()> {
         self.commit_progress.wait(seq)
     }
 
-    /// The same, with another limit of the disk that is taken.
+    /// Returns the context with another value of [`EngineContext::space_limit`].
     #[must_use]
     pub fn with_space_limit(mut self, times: f64) -> EngineContext {
         self.space_limit = times;
         self
     }
 
-    /// The same, with a place for files of engines' own.
+    /// Returns the context with directories for the engines' own files.
     #[must_use]
     pub fn with_engine_dir(mut self, engine_dir: EngineDir, inline: bool) -> EngineContext {
         (self.engine_dir, self.inline) = (Some(engine_dir), inline);
         self
     }
 
-    /// The directory of a keyspace; nowhere if there is no place for it.
+    /// Returns the directory of a keyspace. The path is empty if the context has no directories.
     #[must_use]
     pub fn dir_of(&self, id: KeyspaceId) -> PathBuf {
         self.engine_dir.as_ref().map_or_else(PathBuf::new, |engine_dir| engine_dir.of(id))
     }
 
-    /// The keyspace is durably dropped: its directory goes. What stays is swept at the next
-    /// opening.
+    /// Removes the directory of a keyspace that was durably dropped. Ignores errors: the next
+    /// opening removes the rest.
     pub fn remove_dir_of(&self, id: KeyspaceId) {
         if let Some(engine_dir) = self.engine_dir.as_ref().filter(|engine_dir| !engine_dir.read_only) {
             let _ = engine_dir.remove(id);
         }
     }
 
-    /// Blob `id` was superseded by commit `seq` and no view needs it: it goes when that is durable.
+    /// Registers blob `id` as superseded by commit `seq`. No view needs it. The store frees the
+    /// blob when `seq` is durable.
     pub fn retire_blob(&self, seq: Seq, id: u64) {
         self.retired_blobs.lock().push((seq, id));
     }
 
-    /// Blobs superseded at or before `durable`.
+    /// Removes and returns the registered blobs that were superseded at or before `durable`.
     pub fn take_retired_blobs(&self, durable: Seq) -> Vec<u64> {
         let mut dead = self.retired_blobs.lock();
         let mut gone = Vec::new();

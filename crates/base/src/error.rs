@@ -118,7 +118,7 @@ pub enum Error {
     /// that were acknowledged as durable are safe; a later one may be lost. Reopen the database to
     /// continue; a sync is never retried.
     ///
-    /// Reads continue, with one exception: after a panic in the middle of a commit (`op` is
+    /// Reads continue, with one exception. After a panic in the middle of a commit (`op` is
     /// "commit") they fail too, since they could see half of the commit. After a panic in a
     /// background thread `op` is "background work".
     #[error("the database refuses writes after a failed {op}; reopen it")]
@@ -186,7 +186,7 @@ pub enum Error {
         name: String,
     },
     /// The keyspace exists with another engine than the requested one, or with another value of an
-    /// option, which then follows the name of the engine (`cedrus branching=64`). Nothing was
+    /// option. The option then follows the name of the engine (`cedrus branching=64`). Nothing was
     /// changed.
     #[error("keyspace {name:?} has engine {found:?}, not {requested:?}")]
     EngineMismatch {
@@ -249,8 +249,8 @@ pub enum LockConflict {
     Owner,
     /// Processes have it open for reading, which excludes a writer.
     Readers,
-    /// A process has it open for writing, and a reader cannot attach: the process is opening or
-    /// closing the database, has no door, or belongs to another user.
+    /// A process has it open for writing, and a reader cannot attach. The process is opening or
+    /// closing the database, has no IPC socket, or belongs to another user.
     NoIpc,
     /// A process has it open for writing, and serves as many connections as it accepts.
     TooManyConnections,
@@ -432,8 +432,9 @@ impl Error {
         matches!(self, Error::Corrupt { .. })
     }
 
-    /// Returns true if there is no space for the write: the disk is full ([`Error::NoSpace`]), or a
-    /// file would exceed the limit of the process ([`Error::FileSizeLimit`]).
+    /// Returns true if there is no space for the write. Either the disk is full
+    /// ([`Error::NoSpace`]), or a file would exceed the limit of the process
+    /// ([`Error::FileSizeLimit`]).
     #[must_use]
     pub fn is_no_space(&self) -> bool {
         matches!(self, Error::NoSpace { .. } | Error::FileSizeLimit { .. })

@@ -1,26 +1,28 @@
-//! # Fork: knowing that one is the child
+//! # Fork detection
 //!
-//! A forked child inherits every handle of its parent, but none of the threads behind them, and
-//! shares the file descriptors. Whatever it did with them would damage the parent's database, so
-//! each handle holds a [`ForkGuard`] and refuses to work in a child.
+//! A forked child inherits every handle of its parent and shares its file descriptors, but has none
+//! of its threads. Any use of them could damage the database of the parent. Therefore each handle
+//! has a [`ForkGuard`] and refuses to work in a child.
 //!
 //! ## Invariants
 //!
-//! 1. [`generation`] is the same for the life of a process and differs between a process and each
-//!    process forked from it, at any depth: libc's child handler adds one before `fork` returns.
-//! 2. A child made without libc's `fork` (raw `clone`, `vfork`) is not noticed. `vfork` and
-//!    `posix_spawn` children only exec, so nothing of ours runs in them.
+//! 1. [`generation`] is constant for the life of a process. It differs between a process and each
+//!    process forked from it, at any depth: the child handler of libc increments it before `fork`
+//!    returns.
+//! 2. A child made without the `fork` of libc (raw `clone`, `vfork`) is not detected. Children of
+//!    `vfork` and `posix_spawn` only exec, so no code of this library runs in them.
 //!
 //! ## Costs
 //!
-//! [`ForkGuard::is_child`] is one relaxed load and a compare.
+//! [`ForkGuard::is_child`] is one relaxed load and a comparison.
 
 use std::sync::Once;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 static GENERATION: AtomicU64 = AtomicU64::new(0);
 
-/// How many forks lie between this process and the first one of its family that asked.
+/// Returns the number of forks between this process and the ancestor that called this function
+/// first.
 #[must_use]
 pub fn generation() -> u64 {
     static INSTALLED: Once = Once::new();
@@ -30,7 +32,7 @@ pub fn generation() -> u64 {
 
 fn install() {
     // SAFETY:
-    // * `after_fork_in_child` lives as long as the program and only adds to an atomic, which is
+    // * `after_fork_in_child` is a function of this program. It only adds to an atomic, which is
     //   allowed between fork and exec.
     let failed = unsafe { libc::pthread_atfork(None, None, Some(after_fork_in_child)) };
     assert_eq!(failed, 0, "no memory for a fork handler");
@@ -40,21 +42,21 @@ extern "C" fn after_fork_in_child() {
     GENERATION.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Remembers the process that made it.
+/// Record of the process that created it.
 #[derive(Clone, Copy, Debug)]
 pub struct ForkGuard {
     generation: u64,
 }
 
 impl ForkGuard {
-    /// A guard that belongs to the calling process.
+    /// Creates a guard that belongs to the calling process.
     #[must_use]
     #[expect(clippy::new_without_default, reason = "a default that asks the system surprises")]
     pub fn new() -> ForkGuard {
         ForkGuard { generation: generation() }
     }
 
-    /// True in a process that was forked since the guard was made.
+    /// Returns true in a process that was forked after the guard was created.
     #[inline]
     #[must_use]
     pub fn is_child(&self) -> bool {
@@ -62,7 +64,7 @@ impl ForkGuard {
     }
 }
 
-/// Held by tests that fork and by tests that would notice a child's copies of their descriptors.
+/// Lock for tests that fork, and for tests that fail if a child has copies of their descriptors.
 #[cfg(test)]
 pub(crate) static FORKING: parking_lot::Mutex<()> = parking_lot::Mutex::new(());
 
@@ -70,11 +72,12 @@ pub(crate) static FORKING: parking_lot::Mutex<()> = parking_lot::Mutex::new(());
 mod tests {
     use super::*;
 
-    /// Runs `code` in a forked child and answers what it returned. `code` may neither allocate
-    /// nor lock: another thread of the parent may have held the lock.
+    /// Runs `code` in a forked child and returns its result. `code` must neither allocate nor lock:
+    /// another thread of the parent may have held the lock.
     fn exit_code_of_child(code: impl Fn() -> i32) -> i32 {
         // SAFETY:
-        // * The child only runs `code`, which keeps to what is allowed after fork, and exits.
+        // * The child only runs `code`, which does only operations that are allowed after fork, and
+        //   exits.
         let pid = unsafe { libc::fork() };
         if pid == 0 {
             let code = code();

@@ -1,71 +1,71 @@
 //! # Frame: the unit of a log
 //!
-//! A commit's part in a log is a *run* of frames, one frame an operation; the first carries
-//! [`FIRST`], the last [`LAST`]. So an index may point at any single operation and have its bytes
-//! checked without the rest of the batch, and a run is whole exactly if a scan gets from its first
-//! frame to its last without a break.
+//! The part of a commit in a log is a *run* of frames, one frame per operation, from [`FIRST`] to
+//! [`LAST`]. An index may point at a single operation, and its checksum is verified without the
+//! rest of the batch. A run is complete if a scan gets from its first to its last frame.
 //!
 //! ## Picture
 //!
 //! ```text
 //!  0        4           8                 16
-//!  | check  | len:24    | seq:48          | water (8 bytes, if WATER) | payload ...  | pad to 8 |
+//!  | check  | len:24    | seq:48          | durable mark (8, if WATERMARK) | payload | pad to 8 |
 //!  | u32    | kind:4    | part:4 parts:4  |
 //!  |        | flags:4   | gap:8           |
 //! ```
 //!
-//! Little-endian. `gap` is the distance from the end of the frame before, in units of 8 bytes. `len` counts the water mark and the payload, not header and padding.
-//! `check = crc32c(seed, offset ‖ bytes 4..16 ‖ crc32c(body))` where `seed` sums store id, log id,
-//! segment number and incarnation. The body's sum is taken before the commit has a seq; then
-//! only 24 bytes are summed.
+//! Little-endian. `gap` is the distance from the end of the previous frame, in units of 8 bytes.
+//! `len` counts the durable mark and the payload, not the header and the padding. `check =
+//! crc32c(seed, offset ‖ bytes 4..16 ‖ crc32c(body))`, with the seed of [`ChecksumSeed`]. Only the
+//! last 24 bytes need a seq: the checksum of the body is computed before.
 //!
 //! ## Invariants
 //!
-//! 1. A frame is valid at one place only: offset, segment, incarnation, log and store are in its sum
-//!    and segment numbers are never reused. Stale bytes of a recycled file, a database stored as a
-//!    value, or a block written to the wrong place are not frames (commit.md R6, scenarios 1, 18).
-//! 2. Frames start on 8-byte bounds; after a sync the next one starts at the next sector, so that no
-//!    later write can tear what was acknowledged (scenario 11). Such a gap is only ever after a LAST, and the
-//!    frame behind it says how wide it is: a damaged frame is never taken for one.
-//! 3. `len` is checked against the segment's end before anything is read or allocated by it.
+//! 1. A frame is valid at one place only. Its checksum includes offset, segment, incarnation, log
+//!    and store, and segment numbers are never reused. Stale bytes of a recycled file, a database
+//!    stored as a value, or a misplaced block are not frames (commit.md R6, scenarios 1, 18).
+//! 2. Frames start at multiples of 8 bytes. After a sync the next frame starts at the next sector,
+//!    so that no later write can tear acknowledged bytes (scenario 11). Such a gap exists only
+//!    after a LAST frame. The next frame stores its width, so a damaged frame is never mistaken for
+//!    a gap.
+//! 3. `len` is checked against the end of the segment before bytes are read or allocated by it.
 
 use crate::error::Damage;
 use crate::types::{Incarnation, LogId, SegmentId, Seq, StoreId};
 
 /// Bytes of a frame header.
 pub const HEADER: usize = 16;
-/// Frames start on multiples of this.
+/// Alignment of frames in bytes.
 pub const ALIGN: u64 = 8;
-/// [`ALIGN`] as a length of memory.
+/// [`ALIGN`] as a `usize`.
 pub const ALIGN_BYTES: usize = 8;
 /// Longest body of a frame in bytes.
 pub const MAX_BODY: usize = (1 << 24) - 1;
 /// Highest sequence number the format holds.
 pub const MAX_SEQ: u64 = (1 << 48) - 1;
-/// A commit has a part in each log at most.
-#[allow(clippy::cast_possible_truncation)] // of a few logs
+/// Most parts of a commit: one in each log.
+#[allow(clippy::cast_possible_truncation)] // there are few logs
 const MAX_PARTS: u8 = LogId::ALL.len() as u8;
 
 /// Flag: the first frame of a commit's run.
 pub const FIRST: u8 = 1;
 /// Flag: the last frame of a commit's run.
 pub const LAST: u8 = 2;
-/// Flag: the body starts with the durable watermark (8 bytes).
+/// Flag: the body starts with the durable mark (8 bytes).
 pub const WATERMARK: u8 = 4;
 
-/// What a frame is.
+/// Kind of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum FrameKind {
-    /// Part of a commit: counts in the order.
+    /// Part of a commit in the order of the log.
     Commit = 1,
-    /// A live entry the cleaner copied, with its own seq: never counts in the order.
+    /// A live entry that GC copied. It keeps its seq and is not part of the order.
     Relocated = 2,
-    /// An old version copied because a view needs it: recovery ignores it.
+    /// An old version that GC copied because a view needs it. Recovery ignores it.
     Pinned = 3,
-    /// Carries a watermark and nothing else.
+    /// A note: a durable mark without an operation.
     Watermark = 4,
-    /// The proper end of a segment: its log goes on in the next one.
+    /// The end of a segment. The log continues in the next one.
     Seal = 5,
 }
 
@@ -82,48 +82,48 @@ impl FrameKind {
     }
 }
 
-/// A decoded header whose checksum was not looked at yet.
+/// A decoded header. The checksum is not verified yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FrameHeader {
-    /// Stored checksum.
+    /// The stored checksum.
     pub check: u32,
     /// Bytes of the body.
     pub len: usize,
-    /// What it is.
+    /// The kind of the frame.
     pub kind: FrameKind,
     /// [`FIRST`] | [`LAST`] | [`WATERMARK`].
     pub flags: u8,
-    /// The commit (of a moved entry: its original one).
+    /// The commit. A copied entry keeps the number of its original commit.
     pub seq: Seq,
-    /// Which part of the commit this log holds, from 0.
+    /// Index of the part of the commit in this log, from 0.
     pub part: u8,
-    /// In how many logs the commit has parts.
+    /// Number of logs that have a part of the commit.
     pub parts: u8,
-    /// Unused bytes before it, in units of [`ALIGN`].
+    /// Unused bytes before the frame, in units of [`ALIGN`].
     pub gap: u8,
 }
 
 impl FrameHeader {
-    /// True for the first frame of a run.
+    /// Returns whether this is the first frame of a run.
     #[must_use]
     pub fn is_first(&self) -> bool {
         self.flags & FIRST != 0
     }
 
-    /// True for the last frame of a run.
+    /// Returns whether this is the last frame of a run.
     #[must_use]
     pub fn is_last(&self) -> bool {
         self.flags & LAST != 0
     }
 
-    /// Bytes the frame takes in the log, padding included.
+    /// Returns the number of bytes of the frame in the log, padding included.
     #[must_use]
     pub fn span(&self) -> u64 {
         span(self.len)
     }
 
-    /// The payload of its frame, all of whose bytes the caller has: the body without the water
-    /// mark.
+    /// Returns the payload: the body without the durable mark. `frame` must contain the complete
+    /// frame.
     #[inline]
     #[must_use]
     pub fn payload<'f>(&self, frame: &'f [u8]) -> &'f [u8] {
@@ -131,9 +131,9 @@ impl FrameHeader {
         &frame[HEADER + skip..HEADER + self.len]
     }
 
-    /// What stands behind the checksum: two little-endian words.
+    /// Returns the header fields behind the checksum as two little-endian words.
     #[inline]
-    #[allow(clippy::cast_possible_truncation)] // of a length of 24 bits
+    #[allow(clippy::cast_possible_truncation)] // a length has 24 bits
     fn words(&self) -> (u32, u64) {
         debug_assert!(self.len <= MAX_BODY && self.seq.0 <= MAX_SEQ);
         let word = self.len as u32 | (self.kind as u32) << 24 | u32::from(self.flags) << 28;
@@ -142,7 +142,7 @@ impl FrameHeader {
         (word, order)
     }
 
-    /// Decodes a header; `None` if it cannot be one.
+    /// Decodes a header. Returns `None` if the bytes cannot be one.
     #[inline]
     #[must_use]
     pub fn decode(bytes: &[u8; HEADER]) -> Option<FrameHeader> {
@@ -166,19 +166,20 @@ impl FrameHeader {
     }
 }
 
-/// Bytes a frame with a body of `len` takes.
+/// Returns the number of bytes of a frame with a body of `len` bytes.
 #[inline]
 #[must_use]
 pub fn span(len: usize) -> u64 {
     ((HEADER + len) as u64).next_multiple_of(ALIGN)
 }
 
-/// Where a frame's checksum is seeded: everything about its place but the offset.
+/// Seed of the checksums of the frames of a segment: store id, log id, segment number and
+/// incarnation. It covers the place of a frame except its offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChecksumSeed(u32);
 
 impl ChecksumSeed {
-    /// The seed of one segment in one incarnation.
+    /// Returns the seed of a segment in an incarnation.
     #[must_use]
     pub fn new(store: StoreId, log: LogId, segment: SegmentId, incarnation: Incarnation) -> ChecksumSeed {
         let mut bytes = [0u8; 33];
@@ -189,7 +190,8 @@ impl ChecksumSeed {
         ChecksumSeed(crc32c::crc32c(&bytes))
     }
 
-    /// Of the offset, the words of the header without the sum, and the sum of the body.
+    /// Computes the checksum from the offset, the words of the header, and the checksum of the
+    /// body.
     #[inline]
     fn check(self, offset: u64, (word, order): (u32, u64), body: u32) -> u32 {
         let mut bytes = [0u8; 24];
@@ -200,7 +202,7 @@ impl ChecksumSeed {
         crc32c::crc32c_append(self.0, &bytes)
     }
 
-    /// Writes the header of a frame at `offset` whose body sums to `body` into `out`.
+    /// Writes the header of a frame at `offset` to `out`. `body` is the checksum of its body.
     #[inline]
     pub fn write_header(self, offset: u64, header: &FrameHeader, body: u32, out: &mut [u8]) {
         let (word, order) = header.words();
@@ -210,12 +212,20 @@ impl ChecksumSeed {
         out[8..HEADER].copy_from_slice(&order.to_le_bytes());
     }
 
-    /// Checks a frame's bytes (header and body) at `offset`.
+    /// Verifies the bytes of a frame (header and body) at `offset`.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Damage::BadChecksum`] if the checksum does not match.
     pub fn verify(self, offset: u64, header: &FrameHeader, frame: &[u8]) -> Result<(), Damage> {
         self.verify_and_sum(offset, header, frame).map(drop)
     }
 
-    /// As [`ChecksumSeed::verify`]; answers what the body sums to.
+    /// Like [`ChecksumSeed::verify`], and returns the checksum of the body.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Damage::BadChecksum`] if the checksum does not match.
     #[inline]
     pub fn verify_and_sum(self, offset: u64, header: &FrameHeader, frame: &[u8]) -> Result<u32, Damage> {
         let body = body_sum(&frame[HEADER..HEADER + header.len]);
@@ -224,14 +234,14 @@ impl ChecksumSeed {
     }
 }
 
-/// The part of a frame's checksum that does not depend on its place.
+/// Returns the part of the checksum of a frame that does not depend on its place.
 #[inline]
 #[must_use]
 pub fn body_sum(body: &[u8]) -> u32 {
     crc32c::crc32c(body)
 }
 
-/// The little-endian number at `at`; the caller has checked the bounds.
+/// Returns the little-endian number at `at`. The range must be in bounds.
 #[inline]
 #[must_use]
 pub fn u64_at(bytes: &[u8], at: usize) -> u64 {
@@ -240,7 +250,7 @@ pub fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(word)
 }
 
-/// The little-endian number at `at`; the caller has checked the bounds.
+/// Returns the little-endian number at `at`. The range must be in bounds.
 #[inline]
 #[must_use]
 pub fn u32_at(bytes: &[u8], at: usize) -> u32 {

@@ -1,18 +1,17 @@
-//! # Lull: whether commits have paused
+//! # Idle detector: pauses between commits
 //!
-//! Some work is better done while nothing else happens: to move a memtable that may never fill,
-//! say. The store asks an engine again and again whether there is anything to do, after everything
-//! it did and every 50 ms; that the newest commit is still the same is how an engine sees a lull,
-//! without a clock.
+//! Some work should run while there are no commits, for example moving a memtable that may never
+//! fill. The store asks an engine for background work after each step, and every 50 ms. If the
+//! newest commit is the same as at the last question, there was a pause. This needs no clock.
 //!
 //! ## Threads
 //!
-//! Any: counters that are right about often enough. One caller at a time counts right.
+//! Any thread may use it, but concurrent callers make the counts inexact.
 
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::types::Seq;
 
-/// The newest commit at the last look, and how often it was the same.
+/// The newest commit at the last observation, and the number of observations without a new one.
 #[derive(Debug, Default)]
 pub struct IdleDetector {
     newest: AtomicU64,
@@ -20,8 +19,8 @@ pub struct IdleDetector {
 }
 
 impl IdleDetector {
-    /// Looks. So many looks in a row, this one among them, found that the commit before was still
-    /// the newest: 0 if this one did not.
+    /// Records an observation. Returns the number of consecutive observations, including this one,
+    /// that found no new commit; 0 if this one found one.
     pub fn observe(&self, newest: Seq) -> u32 {
         let is_same = self.newest.swap(newest.0, Ordering::Relaxed) == newest.0;
         let looks = if is_same { self.idle_count.load(Ordering::Relaxed).saturating_add(1) } else { 0 };
@@ -29,8 +28,7 @@ impl IdleDetector {
         looks
     }
 
-    /// How many looks in a row found that the commit before was still the newest, as of the last
-    /// one.
+    /// Returns the number of consecutive observations without a new commit, as of the last one.
     pub fn idle_count(&self) -> u32 {
         self.idle_count.load(Ordering::Relaxed)
     }

@@ -1,15 +1,15 @@
-//! # Keys: what engines ask of the bytes of keys
+//! # Keys: operations on the bytes of keys
 //!
-//! How keys compare is the same in all of them: as strings of unsigned bytes. So heads, separators
-//! and bounds are too.
+//! All engines compare keys as strings of unsigned bytes. Hence heads, separators and bounds are
+//! common to them.
 
 use std::ops::Bound;
 
 /// Bytes of a head.
 pub const HEAD: usize = 8;
 
-/// The first eight bytes as a number, with zeros behind the end. Numbers compare as keys do, but
-/// where they agree.
+/// Returns the first eight bytes as a number, padded with zeros. Different heads compare like their
+/// keys. Keys with equal heads must be compared in full.
 #[inline]
 #[must_use]
 pub fn head(bytes: &[u8]) -> u64 {
@@ -23,14 +23,14 @@ pub fn head(bytes: &[u8]) -> u64 {
     }
 }
 
-/// Bytes that both begin with.
+/// Returns the length of the common prefix.
 #[inline]
 #[must_use]
 pub fn common_prefix_len(a: &[u8], b: &[u8]) -> usize {
     a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }
 
-/// The shortest key above `low` and not above `high`, which is above `low`.
+/// Returns the shortest key above `low` and not above `high`. `high` must be above `low`.
 #[inline]
 #[must_use]
 pub fn shortest_separator<'k>(low: &[u8], high: &'k [u8]) -> &'k [u8] {
@@ -38,14 +38,14 @@ pub fn shortest_separator<'k>(low: &[u8], high: &'k [u8]) -> &'k [u8] {
     &high[..high.len().min(common_prefix_len(low, high) + 1)]
 }
 
-/// A bound that somebody else keeps.
+/// Borrows the key of a bound.
 #[inline]
 #[must_use]
 pub fn borrow_bound(bound: &Bound<Vec<u8>>) -> Bound<&[u8]> {
     bound.as_ref().map(Vec::as_slice)
 }
 
-/// Whether `key` lies at or behind the lower bound.
+/// Returns whether `key` satisfies the lower bound.
 #[inline]
 #[must_use]
 pub fn is_above(key: &[u8], low: Bound<&[u8]>) -> bool {
@@ -56,7 +56,7 @@ pub fn is_above(key: &[u8], low: Bound<&[u8]>) -> bool {
     }
 }
 
-/// Whether `key` lies at or before the upper bound.
+/// Returns whether `key` satisfies the upper bound.
 #[inline]
 #[must_use]
 pub fn is_below(key: &[u8], high: Bound<&[u8]>) -> bool {

@@ -9,7 +9,7 @@
 //!
 //! ```text
 //!   facade (crate sheaf)          engines (flat, ...)
-//!        |  ops                        ^  prepare / is_current / apply / replay / moved
+//!        |  operations                 ^  prepare / is_current / apply / replay / moved
 //!        v                             |
 //!   store    window: seq + place, bytes, apply, complete  (store/, window/)
 //!        |

@@ -1,14 +1,14 @@
-//! # Entries of the flat log, for the engines whose data they are
+//! # Log entries: common code of the engines of a store log
 //!
-//! Such an engine keeps an index from keys to addresses and nothing else; what it notes of an
-//! operation, which bytes and staged values it counts as live, and how it hands a value out do not
-//! depend on the index.
+//! Such an engine only has an index from keys to addresses. This module has the parts that do not
+//! depend on the index: notes of operations, accounting of live bytes and blobs, and returning
+//! values.
 //!
 //! ## Threads
 //!
-//! Any, side by side: the caller has the stripe of the key that an entry is of. [`LiveAccounting`]
-//! has a lock of its own for the staged values. Counts of bytes are spread over cache lines if
-//! threads collide at them.
+//! Threads may call in parallel; the caller holds the stripe of the entry's key. [`LiveAccounting`]
+//! has its own lock for blobs. Counts of bytes are spread over cache lines if threads contend for
+//! them.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -25,56 +25,56 @@ use crate::types::Seq;
 use crate::versions::{IndexPlace, OldVersion, OldVersions};
 use crate::views::Views;
 
-// The words of an operation's note.
+// Indexes of the words of an operation's note.
 const HASH: usize = 0;
-/// Address of the entry it replaces; 0 for none.
+/// Address of the replaced entry; 0 for none.
 const PRIOR: usize = 1;
-/// Bytes of that entry's frame.
+/// Bytes of the frame of the replaced entry.
 const PRIOR_SPAN: usize = 2;
-/// Its staged value's number plus one; 0 for none.
+/// Id of the blob of the replaced entry plus one; 0 for none.
 const PRIOR_BLOB: usize = 3;
-/// The print of the entries that were looked at.
+/// Hash of the set of entries that `prepare` read.
 const VERSIONS_HASH: usize = 4;
 
 /// Bytes of an address in an image.
 const ADDRESS: usize = 5;
 
-/// What a look-up found.
+/// Entry that a lookup found.
 #[derive(Debug)]
 pub struct LoggedEntry<'g> {
-    /// Where it stands.
+    /// Log address of the entry.
     pub address: Address,
-    /// What stands there.
+    /// Frame of the entry.
     pub frame: Frame<'g>,
 }
 
 impl LoggedEntry<'_> {
-    /// Bytes of its frame.
+    /// Returns the bytes of the frame.
     #[must_use]
     pub fn span(&self) -> u64 {
         self.frame.span()
     }
 
-    /// Its commit.
+    /// Returns the seq of the entry's commit.
     #[must_use]
     pub fn seq(&self) -> Seq {
         self.frame.header.seq
     }
 }
 
-/// Stands for a set of entries.
+/// Hash of a set of addresses, independent of their order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AddressSetHash(u64);
 
 impl AddressSetHash {
-    /// Puts an entry into the set.
+    /// Adds an address to the set.
     #[inline]
     pub fn add(&mut self, address: Address) {
         let mixed = (address.bits() + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29) | 1;
         self.0 = self.0.wrapping_add(mixed);
     }
 
-    /// Stands for these.
+    /// Returns the hash of a set of addresses.
     #[must_use]
     pub fn of(addresses: &[Address]) -> AddressSetHash {
         let mut print = AddressSetHash::default();
@@ -83,8 +83,8 @@ impl AddressSetHash {
     }
 }
 
-/// Notes what `prepare` found out: the key's hash, the entry that `op` replaces and the staged
-/// value this names, the print of all entries that were looked at.
+/// Stores the findings of `prepare` in the note of `op`. These are the hash of the key, the
+/// replaced entry with its blob, and the hash of the set of entries that `prepare` read.
 #[inline]
 pub fn note(
     op: &mut EngineOp<'_>,
@@ -101,25 +101,25 @@ pub fn note(
     }
 }
 
-/// The hash that was noted.
+/// Returns the hash of the key in the note.
 #[must_use]
 pub fn noted_hash(op: &EngineOp<'_>) -> u64 {
     op.note[HASH]
 }
 
-/// The print that was noted.
+/// Returns the hash of the set of entries in the note.
 #[must_use]
 pub fn noted_set_hash(op: &EngineOp<'_>) -> AddressSetHash {
     AddressSetHash(op.note[VERSIONS_HASH])
 }
 
-/// Where the entry stands that `op` replaces, or [`Address::NONE`].
+/// Returns the address of the entry that `op` replaces, or [`Address::NONE`].
 #[must_use]
 pub fn noted_prior(op: &EngineOp<'_>) -> Address {
     Address::from_bits(op.note[PRIOR])
 }
 
-/// The entry that `op` replaces, superseded by commit `died`.
+/// Returns the entry that `op` replaces, superseded by commit `died`.
 #[must_use]
 pub fn replaced_version(op: &EngineOp<'_>, died: Seq) -> Option<OldVersion> {
     let address = noted_prior(op);
@@ -132,14 +132,14 @@ pub fn replaced_version(op: &EngineOp<'_>, died: Seq) -> Option<OldVersion> {
     })
 }
 
-/// A staged value that somebody needs.
+/// A blob that an entry or a view needs.
 #[derive(Clone, Copy, Debug)]
 struct BlobUse {
-    /// Where the record stands that names it.
+    /// Address of the record that refers to it.
     at: Address,
-    /// How many checkpoints had taken their position by then.
+    /// Number of checkpoints that had taken their position before the blob was added.
     since: u32,
-    /// The record is superseded, and a view needs it.
+    /// True if the record is superseded and a view needs it.
     is_pinned: bool,
 }
 
@@ -149,16 +149,17 @@ struct BlobUses {
     checkpoints: u32,
 }
 
-/// What of the log is live for one keyspace: bytes of segments, staged values.
+/// Accounting of the live data of one keyspace in the log: bytes of segments, and blobs.
 ///
-/// ## Staged values in an image
+/// ## Blobs in an image
 ///
-/// 1. An image has those that entries named at the checkpoint's position, and do so still. What was
-///    named later is replayed: were it in the image, and superseded later still, a replay that
-///    meets the newer record first would not know that it died.
-/// 2. With each goes the address of its record. Whoever takes up the image treats both as the
-///    index's own word there: if its segment is gone, so is the name, and a copy of the record that
-///    is replayed brings it back.
+/// 1. An image contains the blobs to which entries referred at the checkpoint's position, and still
+///    do. Blobs added later are replayed. They must not be in the image: if such a blob is
+///    superseded before the crash, a replay may meet the newer record first. It would then not
+///    notice that the blob is dead.
+/// 2. An image has the address of the record with each blob. An opening treats both like an entry
+///    of the index: if the segment was freed, it drops the reference. A copy of the record, which
+///    is replayed, restores it.
 #[derive(Debug)]
 pub struct LiveAccounting {
     context: Arc<EngineContext>,
@@ -166,25 +167,25 @@ pub struct LiveAccounting {
 }
 
 impl LiveAccounting {
-    /// Nothing yet.
+    /// Returns an empty accounting.
     #[must_use]
     pub fn new(context: Arc<EngineContext>) -> LiveAccounting {
         LiveAccounting { context, blob_uses: Mutex::default() }
     }
 
-    /// A live entry at `at` names the staged value `blob`.
+    /// Records that a live entry at `at` refers to `blob`.
     pub fn add_blob(&self, blob: u64, at: Address) {
         let mut named = self.blob_uses.lock();
         let fresh = BlobUse { at, since: named.checkpoints, is_pinned: false };
         named.by_number.entry(blob).or_insert(fresh).at = at;
     }
 
-    /// No entry names `blob` any more. False if none did.
+    /// Records that no entry refers to `blob` any more. Returns false if none did.
     pub fn remove_blob(&self, blob: u64) -> bool {
         self.blob_uses.lock().by_number.remove(&blob).is_some()
     }
 
-    /// The entry that names `blob` was copied to `to`.
+    /// Records that the entry that refers to `blob` was copied to `to`.
     pub fn move_blob(&self, blob: Option<u64>, to: Address) {
         let Some(blob) = blob else { return };
         if let Some(naming) = self.blob_uses.lock().by_number.get_mut(&blob) {
@@ -192,7 +193,7 @@ impl LiveAccounting {
         }
     }
 
-    /// `old` is superseded, and stays for a view: nobody else needs its staged value.
+    /// Records that `old` is superseded and kept for a view: only views need its blob.
     pub fn pin_blob(&self, old: &OldVersion) {
         let Some(blob) = old.blob else { return };
         if let Some(naming) = self.blob_uses.lock().by_number.get_mut(&blob) {
@@ -200,24 +201,24 @@ impl LiveAccounting {
         }
     }
 
-    /// How many staged values are named.
+    /// Returns the number of blobs.
     #[must_use]
     pub fn blob_count(&self) -> usize {
         self.blob_uses.lock().by_number.len()
     }
 
-    /// Adds the numbers of all staged values that are named to `out`.
+    /// Appends the ids of all blobs to `out`.
     pub fn list_blobs(&self, out: &mut Vec<u64>) {
         out.extend(self.blob_uses.lock().by_number.keys());
     }
 
-    /// Notes that a checkpoint takes its position. No commit is being applied.
+    /// Notes that a checkpoint takes its position. No commit is being applied during the call.
     pub fn freeze(&self) {
         self.blob_uses.lock().checkpoints += 1;
     }
 
-    /// The staged values that an image is to name, by number, and where the records stand that name
-    /// them. What only views need ends with them, and no opening has any.
+    /// Returns the blobs for an image, sorted by id, with the addresses of their records. Blobs
+    /// that only views need are left out: an opening has no views.
     pub fn image_blobs(&self) -> Vec<(u64, Address)> {
         let named = self.blob_uses.lock();
         let is_due = |naming: &BlobUse| !naming.is_pinned && naming.since < named.checkpoints;
@@ -227,7 +228,11 @@ impl LiveAccounting {
         frozen
     }
 
-    /// Writes [`LiveAccounting::image_blobs`] into an image.
+    /// Writes [`LiveAccounting::image_blobs`] to an image.
+    ///
+    /// # Errors
+    ///
+    /// Returns the error of the image's writer.
     pub fn save(&self, out: &mut dyn ImageSink) -> Result<()> {
         let frozen = self.image_blobs();
         out.put(&(frozen.len() as u64).to_le_bytes())?;
@@ -237,7 +242,12 @@ impl LiveAccounting {
         })
     }
 
-    /// Takes up what [`LiveAccounting::save`] wrote.
+    /// Loads the blobs that [`LiveAccounting::save`] wrote.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Corrupt`](crate::error::Error::Corrupt) if the blobs are not sorted or an
+    /// address is invalid, and the errors of reading the image.
     pub fn restore(&self, image: &mut dyn ImageSource) -> Result<()> {
         let mut count = [0; 8];
         image.fill(&mut count)?;
@@ -260,29 +270,30 @@ impl LiveAccounting {
         Ok(())
     }
 
-    /// Counts the entry at `address` as live, or (negative) as dead.
+    /// Adds `span` to the live bytes of the segment at `address`. A negative `span` counts dead
+    /// bytes.
     pub fn count_live(&self, address: Address, span: i64, guard: &Guard) {
         if let Some(segment) = self.context.segments.at(address.slot(), guard) {
             segment.add_live(span);
         }
     }
 
-    /// Counts the removal at `address`.
+    /// Counts the tombstone at `address`.
     pub fn count_tombstone(&self, address: Address, span: u32, guard: &Guard) {
         if let Some(segment) = self.context.segments.at(address.slot(), guard) {
             segment.add_tombstone(u64::from(span));
         }
     }
 
-    /// The keyspace is gone, and so is who needed its old versions. Their staged values go with all
-    /// others of it.
+    /// Removes the old versions of a dropped keyspace, which has no views any more. Their blobs are
+    /// freed together with the keyspace's other blobs.
     pub fn drop_versions<P: IndexPlace>(&self, versions: &OldVersions<P>, guard: &Guard) {
         for old in versions.trim(&Views::default(), Seq::LATEST) {
             self.count_live(old.address, -i64::from(old.span), guard);
         }
     }
 
-    /// Nobody needs `old` any more.
+    /// Frees `old`, which is not needed any more.
     pub fn free_version(&self, old: &OldVersion, guard: &Guard) {
         self.count_live(old.address, -i64::from(old.span), guard);
         if let Some(blob) = old.blob {
@@ -291,9 +302,13 @@ impl LiveAccounting {
         }
     }
 
-    /// Hands the value of a record to `found`. False if its staged value is gone, since the index
-    /// let go of it a moment ago: look again. One that is named twice, as `missing` remembers, is
-    /// lost.
+    /// Passes the value of a record to `found`. Returns false if its blob was just freed: the
+    /// caller must look up the key again. `missing` remembers the blob of the last failure.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Corrupt`](crate::error::Error::Corrupt) if the same blob is missing again,
+    /// and the errors of opening it.
     #[inline]
     pub fn read_stored(
         &self,

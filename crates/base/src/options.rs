@@ -1,8 +1,8 @@
-//! # Options: engine options that are chosen when a keyspace is created
+//! # Options: engine options that are set when a keyspace is created
 //!
 //! An engine lists its options ([`EngineFactory::options`](crate::engine::EngineFactory::options)).
-//! The creator of a keyspace sets some of them; the catalogue stores these values as long as the
-//! keyspace lives. An option that was not set has the default of the engine, also in keyspaces that
+//! The creator of a keyspace sets some of them. The catalog stores these values for the lifetime of
+//! the keyspace. An option that was not set has the default of the engine, also in keyspaces that
 //! are older than the option.
 //!
 //! ## Invariants
@@ -108,7 +108,7 @@ impl EngineOptions {
         self.0.iter().map(|(name, value)| (name.as_str(), *value))
     }
 
-    /// Returns these options, completed with `others`. If both set an option, these win.
+    /// Returns these options, completed with `others`. A value in `self` takes precedence.
     #[must_use]
     #[doc(hidden)]
     pub fn or(&self, others: &EngineOptions) -> EngineOptions {
@@ -148,8 +148,8 @@ impl EngineOptions {
         Ok(())
     }
 
-    /// Returns an option with a different value in `asked`. `specs` are the options of the engine
-    /// of `self`.
+    /// Returns an option that has a different value in `asked`. `specs` are the options of the
+    /// engine that `self` belongs to.
     #[must_use]
     #[doc(hidden)]
     pub fn conflict<'s>(&self, asked: &EngineOptions, specs: &'s [OptionSpec]) -> Option<&'s OptionSpec> {

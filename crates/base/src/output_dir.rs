@@ -1,30 +1,31 @@
-//! # Target: a directory that is to be filled with something new
+//! # Output directory: a new directory that a command fills
 //!
-//! Backups, restorations and repairs fill a directory that is not there, or is empty. Who fills it
-//! claims it first, by a *mark* that only one can have there: the lock of a database, or a file
-//! that only one can make. From then on, which may be hours, it is theirs; but others can put
-//! something there all the same, and that is never removed.
+//! Backups, restores and repairs fill a directory that does not exist or is empty. The command
+//! first claims it by a *marker* that only one process can create: the lock of a database, or a
+//! file. Filling may take hours. Other programs may still add files, which are never removed.
 //!
 //! ## Picture
 //!
 //! ```text
-//!  empty? ─> made, if it is not there ─> mark ─> still empty but for it? ─> UNFINISHED ─> filled ─> keep: UNFINISHED goes
-//!                                                       └────── any error: dropped ──┴─> what was made goes, the mark last
+//!  empty? ─> create it ─> marker ─> empty but for it? ─> UNFINISHED ─> filled ─> remove UNFINISHED
+//!                                           │                │
+//!                                           └─ error: drop ──┴─> remove created files, marker last
 //! ```
 //!
 //! ## Invariants
 //!
-//! 1. What is removed was made under the claim: by this process as it noted
-//!    ([`OutputDir::created`]); or it has a name of what a database consists of, after a database
-//!    was made there, and its lock is held while that goes.
-//! 2. The directory itself goes if it was made here and nothing is left in it.
+//! 1. Only files created under the claim are removed: those that this process recorded
+//!    ([`OutputDir::note_created`]). After a database was created there, files with the names of a
+//!    database are removed, too, while its lock is held.
+//! 2. The directory itself is removed if it was created here and is empty.
 //!
 //! ## Crash
 //!
-//! What a crash leaves is not empty, so that nobody claims it: it is removed by hand, and the error
-//! says so. A lock that nobody holds is in nobody's way. The file UNFINISHED is durable in a
-//! database's directory before anything else of it, and goes after everything else is durable: a
-//! database that has it is opened by nobody ([`check_finished`]), whatever else is there.
+//! After a crash the directory is not empty, so no command claims it. The user must remove it, and
+//! the error says so. A lock that no process holds is not an obstacle.
+//!
+//! UNFINISHED is durable before any other file of a database, and is removed after all of them are
+//! durable. A database with this file cannot be opened ([`check_finished`]).
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -36,10 +37,10 @@ use crate::disk::{DirEntry, Disk, File, LockMode, LockOutcome, OpenMode, create_
 use crate::error::{Error, IoContext, LockConflict, Result};
 use crate::store::{LOCK, is_database_file};
 
-/// The file that a database has while it is filled.
+/// Name of the file that a database has while it is being filled.
 pub(crate) const UNFINISHED: &str = "UNFINISHED";
 
-/// Refuses a database that a restoration or a repair has not filled to its end.
+/// Refuses a database that a restore or a repair has not completed.
 ///
 /// # Errors
 ///
@@ -56,28 +57,35 @@ pub(crate) fn check_finished(disk: &dyn Disk, dir: &Path, entries: &[DirEntry]) 
     Err(Error::NotADatabase { path: dir.to_path_buf(), reason: why })
 }
 
-/// A directory that is claimed. What was made in it goes if this is dropped before it is kept.
+/// A claimed directory. If it is dropped before [`OutputDir::finish`], the files created in it are
+/// removed.
 pub(crate) struct OutputDir<'a> {
     disk: &'a dyn Disk,
     dir: PathBuf,
-    /// It was there before, empty.
+    /// True if the directory existed before, empty.
     existed: bool,
     marker: &'static str,
     lock: Option<Box<dyn fmt::Debug + Send + Sync>>,
-    /// Names at its top that were made here.
+    /// Names of created files and directories at the top level.
     created: BTreeSet<String>,
-    /// What a database consists of was made here as well.
+    /// True if files of a database were created here, too.
     is_database: bool,
     is_finished: bool,
 }
 
 impl<'a> OutputDir<'a> {
-    /// Claims `dir` for a database, by its lock. One that was left there, and nobody holds, is no
-    /// obstacle.
+    /// Claims `dir` for a database, by its lock. An existing lock file that no process holds is not
+    /// an obstacle.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Locked`] if another process has the lock, [`Error::InvalidArgument`] or
+    /// [`Error::NotADatabase`] if `dir` is not empty, and [`Error::Io`] if a call of the system
+    /// fails.
     pub(crate) fn claim_for_database(disk: &'a dyn Disk, dir: &Path) -> Result<OutputDir<'a>> {
         let mut target = OutputDir::claim(disk, dir, LOCK, Some(LOCK))?;
         target.lock = Some(target.take_lock()?);
-        target.note_created(Path::new(LOCK)); // or taken over
+        target.note_created(Path::new(LOCK)); // created or taken over
         target.check_alone()?;
         let path = dir.join(UNFINISHED);
         disk.open(&path, OpenMode::Create).during("create", &path)?;
@@ -86,7 +94,12 @@ impl<'a> OutputDir<'a> {
         Ok(target)
     }
 
-    /// Claims `dir` by making the file `mark` in it.
+    /// Claims `dir` by creating the file `mark` in it.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::InvalidArgument`] or [`Error::NotADatabase`] if `dir` is not empty, and
+    /// [`Error::Io`] if a call of the system fails.
     pub(crate) fn claim_by_file(
         disk: &'a dyn Disk,
         dir: &Path,
@@ -95,7 +108,7 @@ impl<'a> OutputDir<'a> {
         let mut target = OutputDir::claim(disk, dir, mark, None)?;
         let path = dir.join(mark);
         let file = match disk.open(&path, OpenMode::Create) {
-            // Another one is being written there since a moment ago.
+            // Another process has just begun to fill the directory.
             Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {
                 return Err(not_empty_with_remedy(&disk.list(dir).unwrap_or_default(), dir));
             }
@@ -106,8 +119,8 @@ impl<'a> OutputDir<'a> {
         Ok((target, file))
     }
 
-    /// The directory, not marked yet. It is there, if it was, with nothing in it but maybe what is
-    /// `left` of somebody who is gone.
+    /// Returns the directory, not marked yet. If it exists, it is empty, except for a file `left`
+    /// of a process that has ended.
     fn claim(
         disk: &'a dyn Disk,
         dir: &Path,
@@ -142,31 +155,36 @@ impl<'a> OutputDir<'a> {
         }
     }
 
-    /// Looks once more, now that it is marked: somebody may have come and gone before.
+    /// Checks again that the directory is empty, now that it is marked: another process may have
+    /// used it before.
     fn check_alone(&self) -> Result<()> {
         let entries = self.disk.list(&self.dir).during("list", &self.dir)?;
         check_empty(&entries, &self.dir, Some(self.marker))
     }
 
-    /// The directory.
+    /// Returns the path of the directory.
     pub(crate) fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// `name`, or the directory at the top that it is in, was made here just now, and was not there
-    /// before.
+    /// Records that `name` was created just now and did not exist before. Only its first component
+    /// counts.
     pub(crate) fn note_created(&mut self, name: &Path) {
         if let Some(Component::Normal(top)) = name.components().next() {
             self.created.insert(top.to_string_lossy().into_owned());
         }
     }
 
-    /// From now on what a database consists of is made here, under its lock.
+    /// Records that files of a database are created from now on, under its lock.
     pub(crate) fn begin_database(&mut self) {
         self.is_database = true;
     }
 
-    /// Has `open` make a database of it, which takes the lock.
+    /// Calls `open`, which creates a database in the directory and takes its lock.
+    ///
+    /// # Errors
+    ///
+    /// Returns the error of `open`.
     pub(crate) fn open_database<T>(&mut self, open: impl FnOnce() -> Result<T>) -> Result<T> {
         self.lock = None;
         self.begin_database();
@@ -175,18 +193,18 @@ impl<'a> OutputDir<'a> {
                 error,
                 Error::Locked { .. } | Error::NotADatabase { .. } | Error::InvalidArgument { .. }
             ) {
-                self.is_finished = true; // somebody was faster: it is theirs
+                self.is_finished = true; // another process owns it now
                 let _ = self.disk.remove(&self.dir.join(UNFINISHED));
             }
         })
     }
 
-    /// All of it is there, and durable.
+    /// Marks the directory as complete. All files in it must be durable.
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Io`] if the mark of what is unfinished does not go. What was made goes
-    /// then.
+    /// Returns [`Error::Io`] if UNFINISHED cannot be removed durably. Then the created files are
+    /// removed.
     pub(crate) fn finish(mut self) -> Result<()> {
         if self.created.contains(UNFINISHED) {
             let path = self.dir.join(UNFINISHED);
@@ -197,10 +215,10 @@ impl<'a> OutputDir<'a> {
         Ok(())
     }
 
-    /// Removes what was made, as far as that can be done.
+    /// Removes the created files, as far as possible.
     fn remove_created(&mut self) {
         if self.is_database && self.lock.is_none() {
-            let Ok(lock) = self.take_lock() else { return }; // somebody has opened what there is
+            let Ok(lock) = self.take_lock() else { return }; // another process opened it
             self.lock = Some(lock);
         }
         let entries = self.disk.list(&self.dir).unwrap_or_default();
@@ -208,7 +226,7 @@ impl<'a> OutputDir<'a> {
             self.created.contains(&entry.name)
                 || (self.is_database && entry.name != self.marker && is_database_file(&entry.name))
         };
-        // What is left if this is cut short is unfinished still.
+        // Removed last: if the removal is interrupted, the rest is still marked as unfinished.
         let last = |entry: &&DirEntry| entry.name == self.marker || entry.name == UNFINISHED;
         let (mut marks, ours): (Vec<&DirEntry>, Vec<&DirEntry>) =
             entries.iter().filter(is_ours).partition(last);
@@ -221,7 +239,7 @@ impl<'a> OutputDir<'a> {
             };
         }
         if !self.existed {
-            let _ = self.disk.remove_dir(&self.dir); // unless somebody has put something there
+            let _ = self.disk.remove_dir(&self.dir); // fails if it is not empty
         }
     }
 }
@@ -234,7 +252,7 @@ impl Drop for OutputDir<'_> {
     }
 }
 
-/// An error if `dir` has other `entries` than `but`.
+/// Returns an error if `entries` contains other names than `but`.
 fn check_empty(entries: &[DirEntry], dir: &Path, but: Option<&str>) -> Result<()> {
     match entries.iter().all(|entry| Some(&*entry.name) == but) {
         true => Ok(()),
@@ -242,7 +260,7 @@ fn check_empty(entries: &[DirEntry], dir: &Path, but: Option<&str>) -> Result<()
     }
 }
 
-/// The error for a directory with `entries`: names an unfinished backup, and the remedy.
+/// Returns the error for a directory with `entries`. Names an unfinished backup, and the remedy.
 fn not_empty_with_remedy(entries: &[DirEntry], dir: &Path) -> Error {
     if !entries.iter().any(|entry| entry.name == MANIFEST_TEMP_FILE) {
         return not_empty_error(dir);
@@ -254,7 +272,7 @@ fn not_empty_with_remedy(entries: &[DirEntry], dir: &Path) -> Error {
     Error::InvalidArgument { argument: "target", reason: why }
 }
 
-/// The error for a directory that may not be filled.
+/// Returns the error for a directory that must not be filled.
 pub(crate) fn not_empty_error(dir: &Path) -> Error {
     Error::InvalidArgument { argument: "target", reason: format!("{} is not empty", dir.display()) }
 }
@@ -312,10 +330,10 @@ mod tests {
         assert!(matches!(OutputDir::claim_for_database(&disk, dir).err(), Some(Error::Locked { .. })));
         assert!(OutputDir::claim_by_file(&disk, dir, MARK).is_err());
         let filled = Some(vec![LOCK.to_owned(), UNFINISHED.to_owned()]);
-        assert_eq!(names(&disk, dir), filled, "what was refused leaves it alone");
+        assert_eq!(names(&disk, dir), filled, "a refused claim changes nothing");
         first.finish().expect("the mark goes");
         let second =
-            OutputDir::claim_for_database(&disk, dir).expect("a lock that nobody holds is no obstacle");
+            OutputDir::claim_for_database(&disk, dir).expect("a lock that no process holds is no obstacle");
         drop(second);
         assert_eq!(names(&disk, dir), Some(vec![]), "and goes");
     }

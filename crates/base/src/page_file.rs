@@ -1,13 +1,13 @@
-//! # Paged: a file of pages of an engine's own
+//! # Page file: a file of pages that belongs to an engine
 //!
-//! For engines that keep an index on disk, in the keyspace's directory below
-//! [`crate::engine_context::EngineDir`]. Which page holds what is theirs to know; here is what does
-//! not depend on it: the head, opening, making, and reads that tell damage from a device that
-//! fails.
+//! For engines that keep an index on disk, in the directory of the keyspace below
+//! [`crate::engine_context::EngineDir`]. The engine decides about the content of the pages. This
+//! module has the common part: the head, opening, creation, and reads that distinguish damage from
+//! a failing device.
 //!
 //! ```text
-//!  page 0: magic 8 | format 4 | bytes of a page 4 | keyspace 4 | crc32c of these 4 | 0 ...
-//!  page 1, 2 ...: the engine's
+//!  page 0: magic 8 | format 4 | page size 4 | keyspace 4 | crc32c of these 4 | 0 ...
+//!  page 1, 2 ...: content of the engine
 //! ```
 //!
 //! Little-endian.
@@ -23,17 +23,17 @@ use crate::error::{Damage, Error, IoContext, Result};
 use crate::frame::u32_at;
 use crate::types::KeyspaceId;
 
-/// Bytes of the head that are summed.
+/// Bytes of the head that its checksum covers.
 const CHECKSUMMED_BYTES: usize = 20;
 
-/// Where the file is, and what its head says.
+/// Location of the file, and the expected content of its head.
 #[derive(Debug)]
 pub struct PageFile {
-    /// The keyspace's directory.
+    /// Directory of the keyspace.
     pub dir: PathBuf,
-    /// The file.
+    /// Path of the file.
     pub path: PathBuf,
-    /// Bytes of a page.
+    /// Size of a page in bytes.
     pub page: usize,
     magic: &'static [u8; 8],
     format: u32,
@@ -42,7 +42,7 @@ pub struct PageFile {
 }
 
 impl PageFile {
-    /// The file `name` of keyspace `id`.
+    /// Describes the file `name` of keyspace `id`.
     #[must_use]
     pub fn new(
         context: Arc<EngineContext>,
@@ -55,13 +55,13 @@ impl PageFile {
         PageFile { path: dir.join(name), dir, page, magic, format, context, id }
     }
 
-    /// Where page `page` begins.
+    /// Returns the offset of page `page`.
     #[must_use]
     pub fn offset(&self, page: u32) -> u64 {
         u64::from(page) * self.page as u64
     }
 
-    /// The error for what stands on a page and cannot be.
+    /// Returns an error for damage on a page.
     #[must_use]
     pub fn damage_error(&self, page: u32, what: Damage) -> Error {
         Error::corrupt(&self.path, self.offset(page), what)
@@ -78,7 +78,13 @@ impl PageFile {
         w.0
     }
 
-    /// Whether `file` is this keyspace's, and of this format.
+    /// Checks that `file` belongs to this keyspace and has this format.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Corrupt`] if the head is damaged or that of another file, and
+    /// [`Error::UnsupportedVersion`] if it has another format. Returns [`Error::Io`] if the file
+    /// cannot be read.
     pub fn check_head(&self, file: &dyn File) -> Result<()> {
         let damaged = |what| Err(self.damage_error(0, what));
         let expected = self.head();
@@ -111,9 +117,15 @@ impl PageFile {
         damaged(Damage::Foreign { field: "keyspace", expected, got })
     }
 
-    /// The file of an image that has pages below `end`; none if it has no page. A head that is
-    /// damaged costs nothing, since pages are checked by what names them: [`PageFile::check_head`]
-    /// reports it. One that is whole and says that the file is another is an error.
+    /// Opens the file of an image that has pages below `end`. Returns `None` if the image has no
+    /// page. A damaged head is ignored, since the references to pages contain their checksums;
+    /// [`PageFile::check_head`] reports it. A valid head of another file is an error.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Corrupt`] if the file is missing, too short, or has the head of another
+    /// file. Returns [`Error::UnsupportedVersion`] if it has another format, and [`Error::Io`] if
+    /// it cannot be opened or read.
     pub fn open(&self, end: u32) -> Result<Option<Arc<dyn File>>> {
         let Some(engine_dir) = self.context.engine_dir.as_ref().filter(|_| end > 1) else { return Ok(None) };
         let open_mode = if engine_dir.read_only { OpenMode::Read } else { OpenMode::ReadWrite };
@@ -139,10 +151,10 @@ impl PageFile {
         Ok(Some(file))
     }
 
-    /// Makes the file of a keyspace whose image has no page. One that is there is of no use to
-    /// anybody: both slots of ROOT name that image, as the store is open. It may be of a life that
-    /// ended at a failed sync of the directory: then the kernel may have dropped its name, and
-    /// takes it for durable ever after. So it is made anew.
+    /// Creates the file of a keyspace with an image without pages. An existing file is not needed:
+    /// the store is open, so both slots of ROOT refer to that image. Its name may have been lost in
+    /// a failed sync of the directory by an earlier process, although the kernel treats the name as
+    /// durable. Therefore the file is removed and created again.
     fn create(&self) -> Result<Arc<dyn File>> {
         let Some(engine_dir) = &self.context.engine_dir else {
             return Err(Error::InvalidArgument {
@@ -162,7 +174,12 @@ impl PageFile {
         Ok(file)
     }
 
-    /// The file that is open, or else is made now.
+    /// Returns the open file, or creates it.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Io`] or [`Error::NoSpace`] if the file cannot be created or written, and
+    /// [`Error::InvalidArgument`] if the engine has no directory.
     pub fn open_or_create(&self, open: &mut Option<Arc<dyn File>>) -> Result<Arc<dyn File>> {
         if let Some(file) = open {
             return Ok(Arc::clone(file));
@@ -170,8 +187,13 @@ impl PageFile {
         Ok(Arc::clone(open.insert(self.create()?)))
     }
 
-    /// Makes what was written to the file durable, for the image that is to name it, and the file's
-    /// name, unless it `is_named`. The errors say which of the two `ops` failed.
+    /// Makes the content of the file durable, and its name unless it `is_named`. Must be called
+    /// before an image that refers to the content is written.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Poisoned`] with the first of `ops` if the sync of the file fails, and with
+    /// the second if that of the directory fails.
     pub fn sync(&self, file: &dyn File, is_named: bool, ops: [&'static str; 2]) -> Result<()> {
         if file.sync().is_err() {
             return Err(Error::Poisoned { op: ops[0] });
@@ -184,13 +206,17 @@ impl PageFile {
         }
     }
 
-    /// The keyspace is dropped.
+    /// Removes the directory of the keyspace after it was dropped.
     pub fn remove(&self) {
         self.context.remove_dir_of(self.id);
     }
 
-    /// The file up to its present length, for a backup. What an image names in it is not written
-    /// while that copies it; what is between may be torn, and is free.
+    /// Returns the file up to its present length, for a backup. Pages that an image refers to are
+    /// not written during the copy. Other pages may be torn, but they are free.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Io`] if the length cannot be read.
     pub fn pin_files(&self, file: Option<&dyn File>) -> Result<Option<Box<dyn PinnedFiles>>> {
         let Some(file) = file else { return Ok(None) };
         let name = self.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -198,8 +224,11 @@ impl PageFile {
         Ok(Some(Box::new(FilePrefix { name, path: self.path.clone(), len })))
     }
 
-    /// Reads from the start of a page on. An end of the file before is damage; a read that failed
-    /// is none.
+    /// Reads from the start of a page on.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Corrupt`] if the file is too short, and [`Error::Io`] if the read fails.
     pub fn read(&self, file: &dyn File, page: u32, bytes: &mut [u8]) -> Result<()> {
         let offset = self.offset(page);
         match read_up_to_end(file, offset, bytes).during("read", &self.path)? {

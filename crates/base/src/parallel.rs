@@ -1,8 +1,8 @@
-//! # Work: a background thread for what is not a store
+//! # Parallel work: a background thread outside of the store, and parallel loops
 //!
-//! The store has threads of its own (`store/threads.rs`); a FlexSpace that is used alone has one of
-//! these. It calls its step again and again while there is something to do, else at every interval
-//! or when woken; dropping it waits for the step under way.
+//! The store has its own threads (`store/threads.rs`). A FlexSpace that is used alone has a
+//! [`StepThread`]. It repeats its step while there is work, and otherwise at intervals or when it
+//! is woken. Dropping it waits for the current step.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -14,19 +14,19 @@ use crate::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use crate::sync::thread::{self, JoinHandle};
 use crate::sync::{Condvar, Mutex};
 
-/// How long background work keeps its processor. A thread that yields is charged for a whole slice
-/// of the scheduler, some 3 ms: one that did so after each step of 0.2 ms would get a tenth of its
-/// share beside a busy program.
+/// Time for which background work keeps its processor. A thread that yields is charged for a whole
+/// slice of the scheduler (about 3 ms). Yielding after each step, which takes a fraction of a
+/// millisecond, would cost it most of its share if other threads are busy.
 const YIELD_INTERVAL: Duration = Duration::from_millis(2);
 
 thread_local! {
-    /// When this thread last let others run.
+    /// Time when this thread last yielded.
     static LAST_YIELD: Cell<Duration> = const { Cell::new(Duration::ZERO) };
 }
 
-/// Called often by background work: lets threads run that wait for this processor, if they may have
-/// waited for a while. Left to itself the scheduler looks for them at ticks of the clock, 4 ms
-/// apart where there are 250 a second.
+/// Yields to threads that wait for this processor, if the last yield is long enough ago. Background
+/// work calls this often. The scheduler itself only checks at ticks of the clock, 4 ms apart at 250
+/// Hz.
 pub fn yield_if_due() {
     if SystemClock.now().saturating_sub(LAST_YIELD.get()) >= YIELD_INTERVAL {
         thread::yield_now();
@@ -46,19 +46,19 @@ struct WakeState {
     stop: bool,
 }
 
-/// Wakes a [`StepThread`]; a clone wakes the same one.
+/// Waker of a [`StepThread`]. A clone wakes the same thread.
 #[derive(Clone, Debug, Default)]
 pub struct StepWaker(Arc<WakeSignal>);
 
 impl StepWaker {
-    /// There may be something to do.
+    /// Tells the thread that there may be work.
     pub fn wake(&self) {
         self.0.state.lock().due = true;
         self.0.condvar.notify_one();
     }
 }
 
-/// A thread that does steps.
+/// A thread that performs steps.
 #[derive(Debug)]
 pub struct StepThread {
     waker: StepWaker,
@@ -66,9 +66,13 @@ pub struct StepThread {
 }
 
 impl StepThread {
-    /// Starts a thread called `name`. `step` does a bounded piece of work, if there is any, and
-    /// says whether there is more.
-    #[allow(clippy::disallowed_methods)] // this is a seam for threads
+    /// Starts a thread with the name `name`. `step` does a bounded part of the work, if there is
+    /// any, and returns whether there is more.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Io`] if the system cannot start a thread.
+    #[allow(clippy::disallowed_methods)] // threads start only in this module
     pub fn start(
         name: &str,
         waker: StepWaker,
@@ -108,14 +112,14 @@ impl Drop for StepThread {
         if let Some(thread) = self.thread.take()
             && thread.thread().id() != thread::current().id()
         {
-            let _ = thread.join(); // a panic there was reported by the runtime
+            let _ = thread.join(); // the runtime reported a panic there
         }
     }
 }
 
-/// None if the system has no thread to spare.
+/// Starts a thread. Returns `None` if the system cannot.
 #[cfg(not(shuttle))]
-#[allow(clippy::disallowed_methods)] // this is a seam for threads
+#[allow(clippy::disallowed_methods)] // threads start only in this module
 fn try_spawn<'s, T: Send + 's>(
     scope: &'s thread::Scope<'s, '_>,
     body: impl FnOnce() -> T + Send + 's,
@@ -131,9 +135,8 @@ fn try_spawn<'s, T: Send + 's>(
     Some(scope.spawn(body))
 }
 
-/// Returns the number of parts into which an opening divides its work: the number of cores, from 4
-/// to
-/// 64. More parts than cores even out the load.
+/// Returns the number of parts into which an opening divides its work: the number of cores, at
+/// least 4 and at most 64. More parts than cores even out the load.
 #[must_use]
 pub fn opening_threads() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from).clamp(4, 64)
@@ -146,8 +149,8 @@ pub fn background_threads() -> usize {
     std::thread::available_parallelism().map_or(1, |cores| cores.get() / 2).clamp(1, 8)
 }
 
-/// Runs `first` on this thread and `second` on another one, or after it if the system has none to
-/// spare.
+/// Runs `first` on this thread and `second` on another one. Runs `second` after `first` if the
+/// system cannot start a thread.
 pub(crate) fn join_both<A, B: Send>(first: impl FnOnce() -> A, second: impl Fn() -> B + Sync) -> (A, B) {
     thread::scope(|scope| {
         let other = try_spawn(scope, &second);
@@ -160,14 +163,15 @@ pub(crate) fn join_both<A, B: Send>(first: impl FnOnce() -> A, second: impl Fn()
     })
 }
 
-/// Runs `body` on so many threads, this one among them, but no more than there are cores, or than
-/// the system has to spare; returns what they return. A panic in one of them is a panic here.
+/// Runs `body` on up to `threads` threads, including this one, and returns their results. Uses at
+/// most as many threads as there are cores and as the system can start. Propagates a panic.
 pub fn run_parallel<T: Send>(threads: usize, body: impl Fn() -> T + Sync) -> Vec<T> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     run_threads(threads.min(cores), body)
 }
 
-/// As [`run_parallel`], whatever the number of cores: for threads that wait for a device.
+/// Like [`run_parallel`], but regardless of the number of cores: for threads that wait for a
+/// device.
 pub(crate) fn run_threads<T: Send>(threads: usize, body: impl Fn() -> T + Sync) -> Vec<T> {
     if threads <= 1 {
         return vec![body()];
@@ -182,8 +186,12 @@ pub(crate) fn run_threads<T: Send>(threads: usize, body: impl Fn() -> T + Sync) 
     })
 }
 
-/// What `body` makes of each of `0..count`, in order, side by side; or the error that would have
-/// come first, had it been one after the other. After an error no more are begun.
+/// Returns the results of `body` for `0..count`, in order, computed in parallel on up to `threads`
+/// threads and cores. Starts no more calls after an error.
+///
+/// # Errors
+///
+/// Returns the error of the lowest index that failed.
 pub fn map_parallel<T: Send, E: Send>(
     threads: usize,
     count: usize,
@@ -193,18 +201,18 @@ pub fn map_parallel<T: Send, E: Send>(
     map_threads(threads.min(cores), count, body)
 }
 
-/// As [`map_parallel`], whatever the number of cores: for calls that wait for a device.
+/// Like [`map_parallel`], but regardless of the number of cores: for calls that wait for a device.
 ///
 /// # Errors
 ///
-/// The error of the lowest index that failed.
+/// Returns the error of the lowest index that failed.
 pub fn map_threads<T: Send, E: Send>(
     threads: usize,
     count: usize,
     body: impl Fn(usize) -> Result<T, E> + Sync,
 ) -> Result<Vec<T>, E> {
     let (next, is_over) = (AtomicUsize::new(0), AtomicBool::new(false));
-    // Whatever is below the index of an error was begun before it, and is brought to its end.
+    // All calls with an index below that of an error started before it, and are completed.
     let share = || {
         let mut done = Vec::new();
         while !is_over.load(Ordering::Relaxed) {
@@ -243,7 +251,7 @@ mod tests {
         let body = |index| {
             begun.fetch_add(1, Ordering::Relaxed);
             if index < 2 {
-                together.wait(); // both fail, whoever is first
+                together.wait(); // both fail, in any order
                 return Err(index);
             }
             Ok(index)

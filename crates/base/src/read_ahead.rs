@@ -1,8 +1,7 @@
-//! # Pairs that a cursor has read ahead
+//! # Read-ahead: pairs that a cursor has read in advance
 //!
-//! For cursors that read a piece of a keyspace at once, whose entries lie here and there: their
-//! keys and values stand one after the other in one buffer. Staged values are read when the walk
-//! comes to them, one at a time.
+//! For cursors that read a batch of pairs with scattered entries. Keys and values are copied to one
+//! buffer. Blobs are read one at a time, when the cursor reaches them.
 
 use std::cell::Cell;
 use std::cmp::Ordering;
@@ -17,21 +16,22 @@ use crate::segment::{Address, PrefetchedEntry, SegmentTable};
 use crate::sync::epoch::Guard;
 use crate::types::Seq;
 
-/// Lines of the cache that are asked for together, while those of the group before are on their way
-/// or being read: half of what a processor loads at a time. It goes on past a prefetch when it
-/// knows the page, so that of entries asked for one right after the other it looks several pages up
-/// side by side; between two that are read it would wait for each.
+/// Number of cache lines that are prefetched together, while the previous group is arriving or
+/// being read. It is half of the lines that a processor loads at a time. A processor continues past
+/// a prefetch as soon as it knows the page. It therefore resolves several pages in parallel for
+/// entries that are prefetched one right after the other; between reads it would wait for each.
 const GROUP_LINES: usize = 12;
-/// Entries of a usual piece.
+/// Number of entries of a usual batch.
 const USUAL_BATCH: usize = 64;
-/// How many of a piece are looked for in memory: a system call each.
+/// Number of entries of a batch that are tested for being in memory. Each test is a system call.
 const CACHE_PROBES: usize = 2;
-/// For how many more pieces it holds that one had entries that were not in memory, ...
+/// Number of further batches for which the result "not in memory" is used.
 const ABSENT_BATCHES: u32 = 64;
-/// ... and that it had none: twice as many after each look that says the same, up to the last.
+/// Number of further batches for which the result "in memory" is used. It doubles with each equal
+/// result, up to the maximum.
 const PRESENT_BATCHES: u32 = 16;
 const MAX_PRESENT_BATCHES: u32 = 256;
-/// A buffer above this is given back with its piece.
+/// Maximum capacity in bytes of a buffer that is kept for the next batch.
 const MAX_KEPT_BUFFER: usize = 1 << 20;
 
 /// A pair in the buffer: the key, then the value.
@@ -43,33 +43,33 @@ struct BufferedPair {
     rest: OnVisit,
 }
 
-/// What the walk does when it comes to a pair.
+/// Action of the cursor when it reaches a pair.
 #[derive(Clone, Copy, Debug)]
 enum OnVisit {
-    /// Nothing: the value is in the buffer.
+    /// None: the value is in the buffer.
     Nothing,
-    /// Reads the value.
+    /// Read the blob.
     Blob(BlobRef),
-    /// Reports the damage of this index. The key is that of the pair before, if there is one.
+    /// Report the damage of this index. The key is that of the previous pair, if there is one.
     Damaged(usize),
 }
 
-/// The pairs of a piece, and the place of the walk among them.
+/// Pairs of a batch, and the position of the cursor in them.
 #[derive(Debug)]
 pub struct PairBuffer {
     projection: Projection,
     bytes: Vec<u8>,
     pairs: Vec<BufferedPair>,
-    /// The next pair's place in `pairs`; the present one is before it.
+    /// Index of the next pair in `pairs`. The current one is before it.
     next: usize,
-    /// The present pair's value, if it was staged.
+    /// Value of the current pair, if it is a blob.
     blob_value: Vec<u8>,
-    /// Damage of this piece; none where it was reported.
+    /// Damage of this batch; `None` after it was reported.
     damages: Vec<Option<Error>>,
 }
 
 impl PairBuffer {
-    /// None yet.
+    /// Returns an empty buffer.
     #[must_use]
     pub fn new(projection: Projection) -> PairBuffer {
         PairBuffer {
@@ -82,7 +82,7 @@ impl PairBuffer {
         }
     }
 
-    /// Begins a new piece.
+    /// Starts a new batch.
     pub fn clear(&mut self) {
         if self.bytes.capacity() > MAX_KEPT_BUFFER {
             self.bytes = Vec::new();
@@ -93,31 +93,31 @@ impl PairBuffer {
         self.next = 0;
     }
 
-    /// Pairs there are.
+    /// Returns the number of pairs.
     #[must_use]
     pub fn len(&self) -> usize {
         self.pairs.len()
     }
 
-    /// Pairs of this piece that the walk went over.
+    /// Returns the number of pairs of this batch that the cursor has passed.
     #[must_use]
     pub fn passed(&self) -> usize {
         self.next
     }
 
-    /// True if there is none.
+    /// Returns true if there is no pair.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.pairs.is_empty()
     }
 
-    /// There will be `count`, which are likely as long as what is there now.
+    /// Reserves memory for `count` pairs of about the present length.
     pub fn reserve(&mut self, count: usize) {
         self.pairs.reserve(count);
         self.bytes.reserve((self.bytes.len() * count).min(MAX_KEPT_BUFFER / 16));
     }
 
-    /// Adds a pair.
+    /// Appends a pair.
     pub fn push(&mut self, record: &Record<'_>) {
         let (value, rest) = match record.content {
             RecordContent::Put(value) if self.projection == Projection::Pairs => (value, OnVisit::Nothing),
@@ -133,12 +133,12 @@ impl PairBuffer {
         self.pairs.push(BufferedPair { start, key: record.key.len(), value: value.len(), rest });
     }
 
-    /// Adds the outcome of reading a pair: nothing more if it was read, and damage in its place,
-    /// which the walk reports when it comes to it. Any other error is returned.
+    /// Records the result of reading a pair. If the pair is damaged, appends the damage, which the
+    /// cursor reports when it reaches it.
     ///
     /// # Errors
     ///
-    /// The error, if it is no damage.
+    /// Returns the error if it is not [`Error::Corrupt`].
     #[inline]
     pub fn push_damage(&mut self, read: Result<()>) -> Result<()> {
         match read {
@@ -158,16 +158,15 @@ impl PairBuffer {
         self.pairs.push(BufferedPair { start, key, value: 0, rest });
     }
 
-    /// Brings what was added behind the first `newest` pairs into order with these; of a key in
-    /// both the first stays.
+    /// Sorts the pairs behind the first `newest` ones into these. Of two pairs with the same key
+    /// the first one remains.
     pub fn merge(&mut self, newest: usize, order: impl Fn(&[u8], &[u8]) -> Ordering) {
         if self.pairs.len() == newest {
             return;
         }
         let mut pairs = std::mem::take(&mut self.pairs);
         pairs.sort_by(|a, b| order(self.key_of(a), self.key_of(b)));
-        // In the place of damage there is no key: what is behind it is compared with the pair
-        // before it.
+        // An entry for damage has no key: the pair behind it is compared with the pair before it.
         let mut last: Option<BufferedPair> = None;
         pairs.retain(|pair| {
             let is_damage = matches!(pair.rest, OnVisit::Damaged(_));
@@ -180,12 +179,12 @@ impl PairBuffer {
         self.pairs = pairs;
     }
 
-    /// Goes on to the next pair. False if there is none in this piece. After damage the next call
-    /// goes on behind it.
+    /// Moves to the next pair. Returns false if the batch has none. After damage the next call
+    /// continues behind it.
     ///
     /// # Errors
     ///
-    /// Damage that stands in the place of the pair, or that of its value.
+    /// Returns the damage at this position, and the error of reading a blob.
     #[inline]
     pub fn advance(&mut self, blobs: &Blobs) -> Result<bool> {
         let Some(pair) = self.pairs.get(self.next) else { return Ok(false) };
@@ -207,25 +206,25 @@ impl PairBuffer {
     fn read_blob(&mut self, blob: &BlobRef, blobs: &Blobs) -> Result<()> {
         self.blob_value = match blobs.read(blob)? {
             Some(value) => value,
-            // This cursor's view pins it: it cannot have gone in order.
+            // The view of this cursor pins the blob, so it was not freed.
             None => return Err(blobs.missing_error(blob)),
         };
         Ok(())
     }
 
-    /// The key of the present pair.
+    /// Returns the key of the current pair.
     #[must_use]
     pub fn key(&self) -> &[u8] {
         self.pair().0
     }
 
-    /// The value of the present pair.
+    /// Returns the value of the current pair.
     #[must_use]
     pub fn value(&self) -> &[u8] {
         self.pair().1
     }
 
-    /// The present pair: its key and its value.
+    /// Returns key and value of the current pair.
     #[inline]
     #[must_use]
     pub fn pair(&self) -> (&[u8], &[u8]) {
@@ -243,10 +242,13 @@ impl PairBuffer {
     }
 }
 
-/// Hands `items` to `read` in their order, with the entries that they name if these are in memory
-/// without a flaw; those of the next items were asked for by then. Where memory does not hold them
-/// all are asked of the device first, side by side: one that answers in 100 µs answers many at a
-/// time.
+/// Calls `read` for each item in order, with its entry if that is in memory and valid. The entries
+/// of the following items are prefetched by then. If entries tend not to be in memory, requests all
+/// of them from the device first, so that it can read them in parallel.
+///
+/// # Errors
+///
+/// Returns the first error of `read`, and ends there.
 pub fn read_ahead<'g, T>(
     items: &[T],
     (segments, guard): (&SegmentTable, &'g Guard),
@@ -279,13 +281,13 @@ pub fn read_ahead<'g, T>(
     Ok(())
 }
 
-/// What a thread's last look said.
+/// Result of a thread's last test.
 #[derive(Clone, Copy, Debug)]
 struct CacheProbe {
     is_absent: bool,
-    /// For how many more pieces that holds.
+    /// Number of further batches for which it is used.
     left: u32,
-    /// For how many it was to hold if it said that they are present.
+    /// Number of batches for which it was used at first, if the entries were in memory.
     last: u32,
 }
 
@@ -293,8 +295,8 @@ crate::sync::thread_local! {
     static LAST_PROBE: Cell<CacheProbe> = const { Cell::new(CacheProbe { is_absent: false, left: 0, last: 0 }) };
 }
 
-/// Whether entries of this thread's pieces tend not to be in memory, as `look` says from time to
-/// time: it takes a microsecond.
+/// Returns whether entries of this thread's batches tend not to be in memory. Calls `look` only
+/// from time to time, since it makes system calls.
 fn is_usually_absent(look: impl FnOnce() -> bool) -> bool {
     let before = LAST_PROBE.with(Cell::get);
     let now = match before.left.checked_sub(1) {
@@ -325,7 +327,7 @@ mod tests {
         }
     }
 
-    /// What a walk over them shows: keys, and `!` in the place of damage.
+    /// Returns the keys that a cursor sees, and `!` for damage.
     fn shown(pairs: &mut PairBuffer, blobs: &Blobs) -> Vec<String> {
         let mut all = Vec::new();
         loop {

@@ -2,11 +2,11 @@
 //!
 //! ```text
 //!  op:1 | keyspace:varint | key length:varint | [value length:varint] | key | value
-//!  op 1 = put, 2 = remove, 3 = put of a staged value: value is blob id (8) and checksum (4)
+//!  op 1 = put, 2 = remove, 3 = put of a blob: value is blob id (8) and checksum (4)
 //! ```
 //!
-//! Varints are LEB128 of at most 5 bytes. All engines share the format; a log is readable without
-//! the engine that wrote it.
+//! Varints are LEB128 of at most 5 bytes. All engines share the format, so a log is readable
+//! without the engine that wrote it.
 
 use crate::blob::BlobRef;
 use crate::error::Damage;
@@ -16,24 +16,24 @@ use crate::types::{KeyspaceId, MAX_KEY};
 const PUT: u8 = 1;
 const REMOVE: u8 = 2;
 const PUT_BLOB: u8 = 3;
-/// Most bytes before the key: what it does, and three numbers.
+/// Most bytes before the key: the operation and three numbers.
 const MAX_HEAD: usize = 1 + 3 * 5;
-/// Bytes of a staged value's reference after the key.
+/// Bytes of the reference to a blob, after the key.
 const BLOB_REF_BYTES: usize = 12;
 
-/// What a record does to its key.
+/// Effect of a record on its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RecordContent<'a> {
-    /// The key has this value.
+    /// Sets the value of the key.
     Put(&'a [u8]),
-    /// The key has the value kept in this blob.
+    /// Sets the value of the key to the content of this blob.
     Blob(BlobRef),
-    /// The key is gone.
+    /// Removes the key.
     Remove,
 }
 
 impl RecordContent<'_> {
-    /// The number of the staged value it names.
+    /// Returns the number of the blob that the record refers to.
     #[must_use]
     pub fn blob_id(&self) -> Option<u64> {
         match self {
@@ -43,20 +43,20 @@ impl RecordContent<'_> {
     }
 }
 
-/// One decoded record; borrows the frame.
+/// One decoded record. It borrows the bytes of the frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record<'a> {
-    /// Whose key.
+    /// The keyspace of the key.
     pub keyspace: KeyspaceId,
     /// The key.
     pub key: &'a [u8],
-    /// What became of it.
+    /// The operation.
     pub content: RecordContent<'a>,
 }
 
 impl<'a> Record<'a> {
-    /// Appends the record to `out`. Lengths were checked against the limits before.
-    #[allow(clippy::cast_possible_truncation)] // limits are checked by the facade: MAX_KEY, MAX_VALUE
+    /// Appends the record to `out`. The caller has checked the lengths against the limits.
+    #[allow(clippy::cast_possible_truncation)] // the facade checks MAX_KEY and MAX_VALUE
     #[inline]
     pub fn encode(&self, out: &mut Vec<u8>) {
         let (op, value_len) = match self.content {
@@ -83,7 +83,12 @@ impl<'a> Record<'a> {
         }
     }
 
-    /// Decodes the body of a frame, all of it.
+    /// Decodes the body of a frame.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Damage::BadLength`] if the lengths do not add up to that of `body`, and
+    /// [`Damage::BadField`] if the operation or a varint is invalid.
     #[inline]
     pub fn decode(body: &'a [u8]) -> Result<Record<'a>, Damage> {
         let mut at = 1;

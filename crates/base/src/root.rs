@@ -1,16 +1,23 @@
-//! # ROOT: what recovery starts from
+//! # ROOT: the starting point of recovery
 //!
-//! A [`DoubleSlot`] of slots, `ROOT.0` and `ROOT.1`. ROOT names everything that is needed: the
-//! floor below which recovery asks no questions, the live segments of each log, the keyspaces as of
-//! the floor, the index checkpoints, and the bounds of numbers that may have been used. What
-//! neither slot names is free.
+//! A [`DoubleSlot`] with the slots `ROOT.0` and `ROOT.1`. ROOT lists everything that recovery
+//! needs:
+//!
+//! - the floor, up to which recovery expects every commit,
+//! - the live segments of each log,
+//! - the keyspaces as of the floor, and the index checkpoints,
+//! - the bounds of numbers that may have been used.
+//!
+//! A file that neither slot lists is free.
 //!
 //! ## Invariants
 //!
-//! 1. Those of a pair: a torn write costs nothing, and opening on a full disk can write them.
-//! 2. The floor never exceeds what is durable, and the catalogue in a slot is that of its floor.
-//! 3. Sequence numbers, segment, keyspace and blob numbers are handed out below the bounds recorded
-//!    here and start above them after an unclean close: none is ever used twice (commit.md R11).
+//! 1. Those of a [`DoubleSlot`]: a torn write loses no state, and opening on a full disk can write
+//!    the slots.
+//! 2. The floor never exceeds the durable commits, and the catalog in a slot is that of its floor.
+//! 3. Numbers of commits, segments, keyspaces and blobs are assigned below the bounds in ROOT.
+//!    After an unclean close they start above these bounds, so no number is used twice (commit.md
+//!    R11).
 
 use std::path::Path;
 use std::sync::Arc;
@@ -26,62 +33,63 @@ use crate::types::{Incarnation, KeyspaceId, LogId, SegmentId, Seq, StoreId};
 
 /// Version of every file format of this build.
 pub const FORMAT: u32 = 6;
-/// Version of ROOT, and of BACKUP, which has its body, once a keyspace was made with options.
+/// Version of ROOT, and of BACKUP with the same body, after a keyspace was created with options.
 pub const FORMAT_WITH_OPTIONS: u32 = 7;
 
-/// One keyspace of the catalogue.
+/// One keyspace of the catalog.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CatalogEntry {
-    /// Its number.
+    /// Number of the keyspace.
     pub id: KeyspaceId,
-    /// Its name.
+    /// Name of the keyspace.
     pub name: String,
-    /// The name of its engine.
+    /// Name of its engine.
     pub engine: String,
-    /// What was chosen of its options.
+    /// Options that were set at its creation.
     pub options: EngineOptions,
 }
 
 /// One live segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RootSegment {
-    /// Its number.
+    /// Number of the segment.
     pub id: SegmentId,
-    /// Which of the log's streams it belongs to: 0 is the order, others hold survivors.
+    /// Stream of the log: 0 has commits in order, higher numbers have survivors.
     pub stream: u8,
-    /// The opening that wrote it.
+    /// The incarnation that wrote the segment.
     pub incarnation: Incarnation,
-    /// Bytes it may hold.
+    /// Bytes that the segment may contain.
     pub capacity: u64,
-    /// Accepted bytes: all of them if `sealed`, else those known durable when ROOT was written.
+    /// Accepted bytes. If `is_sealed`, these are all bytes, else those known to be durable when
+    /// ROOT was written.
     pub end: u64,
-    /// Nothing may follow `end`.
+    /// Whether no frame may follow `end`.
     pub is_sealed: bool,
-    /// Highest sequence number in it.
+    /// Highest sequence number in the segment.
     pub last_seq: Seq,
-    /// Frames in it, for estimates.
+    /// Number of frames, for estimates.
     pub frames: u32,
 }
 
-/// Where a log stood: a stream's segment and the offset in it.
+/// Position in a stream of a log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogPosition {
     /// The segment.
     pub segment: SegmentId,
-    /// The offset in it.
+    /// Offset in the segment.
     pub offset: u64,
 }
 
-/// The published checkpoint of a log's keyspaces.
+/// The published checkpoint of the keyspaces of a log.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CheckpointRef {
-    /// Names its files.
+    /// Number in the names of its files.
     pub number: u64,
-    /// Everything up to here is in the images.
+    /// Newest commit that the images contain.
     pub seq: Seq,
-    /// Replay starts here in the segments that were open ...
+    /// Positions in the open segments where replay starts.
     pub open: Vec<LogPosition>,
-    /// ... and at the start of every segment from this number on.
+    /// Replay also reads every segment from this number on, from its start.
     pub next_segment: SegmentId,
     /// The keyspaces that have an image.
     pub keyspaces: Vec<KeyspaceId>,
@@ -90,42 +98,44 @@ pub struct CheckpointRef {
 /// One log.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RootLog {
-    /// Its live segments by number.
+    /// Live segments, by number.
     pub segments: Vec<RootSegment>,
-    /// Its keyspaces' checkpoint.
+    /// Checkpoint of the keyspaces of the log.
     pub checkpoint: CheckpointRef,
-    /// Commits below the durable mark are missing in it: its keyspaces cannot be used.
+    /// Whether commits below the durable mark are missing. Then the keyspaces of the log cannot be
+    /// used.
     pub is_broken: bool,
 }
 
-/// The state that a slot holds.
+/// The state stored in a slot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Root {
-    /// Counts the writes of ROOT.
+    /// Number of the write of ROOT.
     pub generation: u64,
     /// The database.
     pub store: StoreId,
     /// Secret of the keyed hashes.
     pub hash_key: u128,
-    /// The opening that wrote this.
+    /// The incarnation that wrote this state.
     pub incarnation: Incarnation,
-    /// Everything was closed in order; all of it is durable.
+    /// Whether the database was closed cleanly: everything is durable.
     pub is_clean: bool,
-    /// Recovery never questions what lies at or below.
+    /// Recovery expects every commit up to this one: a missing one is damage.
     pub floor: Seq,
-    /// The first number this incarnation hands out.
+    /// The first sequence number of this incarnation.
     pub first_seq: Seq,
-    /// No number at or above was handed out.
+    /// Upper bound: only lower sequence numbers were assigned.
     pub seq_bound: Seq,
-    /// No segment number at or above was handed out before this opening.
+    /// Upper bound: only lower segment numbers were assigned before this opening.
     pub next_segment: SegmentId,
-    /// The next keyspace's number.
+    /// Number of the next keyspace.
     pub next_keyspace: KeyspaceId,
-    /// No blob number at or above was handed out.
+    /// Upper bound: only lower blob numbers were assigned.
     pub blob_bound: u64,
     /// The keyspaces as of the floor.
     pub keyspaces: Vec<CatalogEntry>,
-    /// A keyspace was made with options: nobody who knows of none may open the database.
+    /// Whether a keyspace was ever created with options. Builds that do not know options must
+    /// refuse to open the database.
     pub has_options: bool,
     /// The logs, by [`LogId`].
     pub logs: [RootLog; LogId::ALL.len()],
@@ -188,7 +198,7 @@ impl Root {
         let incarnation = Incarnation(r.counter("incarnation")?);
         let clean = r.u8()? != 0;
         let [floor, first_seq, seq_bound] = [r.u64()?, r.u64()?, r.u64()?].map(Seq);
-        // No store gets there, and one that began there would run out of numbers.
+        // No database reaches this number, and one that started there would run out of numbers.
         if let Some(value) = [floor.0, first_seq.0, seq_bound.0].into_iter().find(|seq| *seq > MAX_SEQ / 2) {
             return Err(Damage::BadField { field: "sequence number", value });
         }
@@ -237,7 +247,8 @@ impl Root {
     }
 }
 
-/// What was chosen for one of the keyspaces that are left: they come in their order.
+/// Decodes the options of one of the remaining keyspaces. They are stored in the order of the
+/// keyspaces.
 fn decode_options<'k>(
     r: &mut FieldReader<'_>,
     rest: &mut impl Iterator<Item = &'k mut CatalogEntry>,
@@ -269,7 +280,7 @@ fn decode_segment(r: &mut FieldReader<'_>) -> Result<RootSegment, Damage> {
     }
 }
 
-/// The number of a keyspace. One that leaves none for those to come is damage.
+/// Decodes the number of a keyspace. A number that leaves too few for later keyspaces is damage.
 pub(crate) fn keyspace(r: &mut FieldReader<'_>) -> Result<KeyspaceId, Damage> {
     match r.u32()? {
         id if id <= u32::MAX / 2 => Ok(KeyspaceId(id)),
@@ -282,7 +293,7 @@ fn text(bytes: &[u8]) -> Result<String, Damage> {
         .map_err(|_| Damage::BadField { field: "name", value: bytes.len() as u64 })
 }
 
-/// The two slots on disk.
+/// The two slots of ROOT on disk.
 #[derive(Debug)]
 pub struct RootSlots(DoubleSlot);
 
@@ -310,41 +321,57 @@ impl RootSlots {
     /// Names of the slots.
     pub(crate) const NAMES: [&'static str; 2] = ["ROOT.0", "ROOT.1"];
 
-    /// The slots of the database in `dir`.
+    /// Returns the slots of the database in `dir`.
     #[must_use]
     pub fn new(disk: Arc<dyn Disk>, dir: &Path) -> RootSlots {
         RootSlots(DoubleSlot::new(disk, dir))
     }
 
-    /// True if `name` is a slot's.
+    /// Returns whether `name` is that of a slot.
     #[must_use]
     pub fn is_slot(name: &str) -> bool {
         double_slot::is_slot::<Root>(name)
     }
 
-    /// True if `name` is a slot on its way to its name.
+    /// Returns whether `name` is the temporary name of a new slot.
     #[must_use]
     pub fn is_temp_slot(name: &str) -> bool {
         double_slot::is_temp_slot::<Root>(name)
     }
 
-    /// Makes both slots of a new database.
+    /// Creates both slots of a new database.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Io`] or [`Error::NoSpace`] if a slot cannot be written or synced.
     pub fn create(&self, root: &Root) -> Result<()> {
         self.write(root)?;
         self.write(&Root { generation: root.generation + 1, ..root.clone() })
     }
 
-    /// As [`DoubleSlot::rewrite_durably`].
+    /// Rewrites the slot of `root`, see [`DoubleSlot::rewrite_durably`].
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Io`] or [`Error::NoSpace`] if the slot cannot be written or synced.
     pub fn rewrite_durably(&self, root: &Root) -> Result<()> {
         self.0.rewrite_durably(root)
     }
 
-    /// Writes `root` into the slot of its generation, durably.
+    /// Writes `root` to the slot of its generation, durably.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Io`] or [`Error::NoSpace`] if the slot cannot be written or synced.
     pub fn write(&self, root: &Root) -> Result<()> {
         self.0.write(root)
     }
 
-    /// The newest valid slot. `Ok(None)` if neither file exists.
+    /// Reads the newest valid slot. Returns `Ok(None)` if neither file exists.
+    ///
+    /// # Errors
+    ///
+    /// Like [`DoubleSlot::read`].
     pub fn read(&self) -> Result<Option<Root>> {
         self.0.read()
     }
@@ -403,7 +430,7 @@ mod tests {
             assert_eq!(double_slot::slot_bytes(root)[8..12], version.to_le_bytes());
             assert_eq!(&Root::decode(&root.encode()).unwrap(), root);
         }
-        // What stands before is what older builds wrote and read.
+        // The first part of the body is the format of older builds.
         let without = with_keyspaces(&[&[], &[], &[]]);
         assert!(chosen.encode().starts_with(&without.encode()));
     }

@@ -1,35 +1,37 @@
-//! # Reach: how many pairs scans go over
+//! # Scan length: expected number of pairs of a scan
 //!
-//! Nobody says how far a scan will go, and a cursor reads in pieces: what it reads and nobody asks
-//! for is lost, and each further piece is another way down the index, and begins with entries that
-//! nobody asked the processor for. Scans of one keyspace are much alike, so the first piece is as
-//! long as scans have lately been. One that ended earlier is believed at once, one that went
-//! further by degrees: where lengths vary, the short ones say what is read, and lose nothing.
+//! A cursor does not know the length of a scan in advance, and reads in chunks. Pairs that the scan
+//! does not reach are read in vain. Each further chunk needs another search in the index, and its
+//! first entries are not prefetched. Scans of one keyspace tend to have similar lengths, so the
+//! first chunk is as long as recent scans. A shorter scan lowers the estimate at once, and a longer
+//! one raises it gradually. With varying lengths the estimate follows the short scans, which read
+//! nothing in vain.
 
 use crate::sync::atomic::{AtomicUsize, Ordering};
 
-/// More than this is not expected of any.
+/// Upper limit of the expectation, in pairs.
 const MAX_EXPECTED: usize = 64;
-/// This part of what a scan went further than expected is added.
+/// Divisor of the excess of a longer scan that is added to the expectation.
 const GROWTH_DIVISOR: usize = 4;
 
-/// What is expected of the next scan.
+/// Expected length of the next scan.
 #[derive(Debug, Default)]
 pub struct ScanLength(AtomicUsize);
 
 impl ScanLength {
-    /// Pairs.
+    /// Returns the expected number of pairs.
     #[must_use]
     pub fn expected(&self) -> usize {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// One went over so many.
+    /// Records the number of pairs of a finished scan.
     pub fn record(&self, pairs: usize) {
         let (pairs, before) = (pairs.min(MAX_EXPECTED), self.expected());
         let now = if pairs < before { pairs } else { before + (pairs - before).div_ceil(GROWTH_DIVISOR) };
         if now != before {
-            self.0.store(now, Ordering::Relaxed); // a line that all scans read
+            // Avoids needless writes to a cache line that all scans read.
+            self.0.store(now, Ordering::Relaxed);
         }
     }
 }

@@ -1,23 +1,22 @@
-//! # Trace: spans and events for `tracing`, or nothing
+//! # Trace: spans and events for `tracing`
 //!
-//! What takes long or is rare says so by [`span!`](crate::span) and [`event!`](crate::event):
-//! openings, checkpoints, cleaning, sync rounds, backups, conversions, engines' own work; stalls,
-//! poisoning, damage. Never a read or a write that does not wait.
+//! Slow or rare operations are reported by [`span!`](crate::span) and [`event!`](crate::event):
+//! openings, checkpoints, GC, sync rounds, backups, conversions, background work of engines,
+//! stalls, poisoning and damage. Reads and writes that do not wait are never reported.
 //!
-//! With the feature `tracing` they are spans and events of that crate, with the target `sheaf`.
-//! Without it nothing is left of them but a check of their types, and the crate is not there.
+//! With the feature `tracing` these are spans and events of that crate, with the target `sheaf`.
+//! Without the feature, only a type check of their fields remains, and the crate is not linked.
 
 #[cfg(feature = "tracing")]
 #[doc(hidden)]
 pub use tracing;
 
-/// What [`span!`](crate::span) answers where there is no tracing: nothing happens when it goes.
+/// Result of [`span!`](crate::span) without the feature `tracing`. Dropping it has no effect.
 #[cfg(not(feature = "tracing"))]
 #[derive(Debug)]
 pub struct NoSpan;
 
-/// A span of the level and the name given, with fields, which is entered until the answer is
-/// dropped.
+/// Enters a span with the given level, name and fields. It ends when the result is dropped.
 #[cfg(feature = "tracing")]
 #[macro_export]
 macro_rules! span {
@@ -28,7 +27,7 @@ macro_rules! span {
     };
 }
 
-/// An event of the level and with the text given, with fields.
+/// Emits an event with the given level, text and fields.
 #[cfg(feature = "tracing")]
 #[macro_export]
 macro_rules! event {
@@ -39,7 +38,7 @@ macro_rules! event {
     };
 }
 
-/// A span of the level and the name given: nothing, without the feature `tracing`.
+/// Replaces the span by nothing, without the feature `tracing`.
 #[cfg(not(feature = "tracing"))]
 #[macro_export]
 macro_rules! span {
@@ -51,7 +50,7 @@ macro_rules! span {
     }};
 }
 
-/// An event of the level and with the text given: nothing, without the feature `tracing`.
+/// Replaces the event by nothing, without the feature `tracing`.
 #[cfg(not(feature = "tracing"))]
 #[macro_export]
 macro_rules! event {

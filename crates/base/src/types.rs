@@ -1,22 +1,23 @@
 //! # Stored numbers and small shared types
 //!
-//! A newtype for each number that is stored or crosses a module, so that a segment number can
-//! never be taken for a sequence number.
+//! Each number that is stored or passed between modules has a newtype. The compiler then rejects a
+//! segment number where a sequence number is expected.
 
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 
-/// Number of a commit. Dense within an incarnation, never reused. `0` is before every commit.
+/// Number of a commit. Numbers are dense within an incarnation and never reused. `0` precedes every
+/// commit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Seq(pub u64);
 
 impl Seq {
-    /// Before every commit.
+    /// The number before the first commit.
     pub const ZERO: Seq = Seq(0);
-    /// Reads at this number see the newest committed state.
+    /// Read position that sees the newest committed state.
     pub const LATEST: Seq = Seq(u64::MAX);
 
-    /// The number after this one.
+    /// Returns the number after this one.
     #[must_use]
     pub fn next(self) -> Seq {
         Seq(self.0 + 1)
@@ -29,7 +30,8 @@ impl fmt::Display for Seq {
     }
 }
 
-/// Number of a log segment. Monotonic within a database, never reused: it salts the checksums.
+/// Number of a log segment. Numbers increase and are never reused within a database, because they
+/// salt the checksums.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SegmentId(pub u64);
 
@@ -39,13 +41,13 @@ impl fmt::Display for SegmentId {
     }
 }
 
-/// Number of a keyspace, used in its file names. Never reused, even after a drop. `0` is the
-/// catalogue.
+/// Number of a keyspace, used in its file names. Numbers are never reused, even after a keyspace is
+/// dropped. `0` is the catalog.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct KeyspaceId(pub u32);
 
 impl KeyspaceId {
-    /// The catalogue of keyspaces itself.
+    /// The catalog of keyspaces.
     #[doc(hidden)]
     pub const CATALOG: KeyspaceId = KeyspaceId(0);
 }
@@ -56,30 +58,31 @@ impl fmt::Display for KeyspaceId {
     }
 }
 
-/// One opening of the database for writing. Part of every checksum's salt.
+/// Number of an opening of the database for writing. It is part of the salt of every checksum.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Incarnation(pub u64);
 
-/// Random identity of a database, drawn at creation. Part of every checksum's salt, so that a
-/// file of another database (or a database stored as a value) is never taken for ours.
+/// Random identity of a database, chosen at creation. It is part of the salt of every checksum: a
+/// file of another database, or a database stored as a value, is therefore never accepted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct StoreId(pub u128);
 
-/// Log of a database: all keyspaces share two logs.
+/// Log of a database. All keyspaces share two logs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum LogId {
-    /// Journal, freed from its start: catalogue commits, and records of `flex` and `delsm`.
+    /// Journal, freed from its start. It contains commits to the catalog and records of `flex` and
+    /// `delsm`.
     Journal = 0,
-    /// Store log of `flat`, `flat-ordered`, `cedrus` and `kreon`: its entries are the data.
+    /// Store log of `flat`, `flat-ordered`, `cedrus` and `kreon`. Its entries are the data.
     ValueLog = 1,
 }
 
 impl LogId {
-    /// All logs, in the order of their ids.
+    /// All logs, in the order of their numbers.
     pub const ALL: [LogId; 2] = [LogId::Journal, LogId::ValueLog];
 
-    /// The directory that holds the log's segments.
+    /// Returns the name of the directory that contains the segments of the log.
     #[must_use]
     pub fn directory(self) -> &'static str {
         match self {
@@ -88,29 +91,29 @@ impl LogId {
         }
     }
 
-    /// Position in [`LogId::ALL`].
+    /// Returns the position in [`LogId::ALL`].
     #[must_use]
     pub fn index(self) -> usize {
         self as usize
     }
 
-    /// The log with this number, if there is one.
+    /// Returns the log with this number, if there is one.
     #[must_use]
     pub fn from_u8(number: u8) -> Option<LogId> {
         LogId::ALL.into_iter().find(|log| *log as u8 == number)
     }
 }
 
-/// Failures that a commit survives after it was acknowledged.
+/// Failures that an acknowledged commit survives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Durability {
-    /// The death of the process. A background sync aims to write every commit to the device within
-    /// the sync interval (100 ms by default). A power failure may lose later commits, but never an
-    /// earlier commit without all later ones.
+    /// Crash of the process. A background thread aims to sync every commit within the sync interval
+    /// (100 ms by default). A power failure may lose the newest commits. If it loses a commit, it
+    /// loses all later commits too.
     #[default]
     Buffer,
-    /// A power failure: this commit and all earlier commits are on the device.
+    /// Power failure. The commit and all earlier commits are on the device when it is acknowledged.
     Sync,
 }
 
@@ -122,11 +125,11 @@ pub const MAX_VALUE: usize = u32::MAX as usize;
 /// files do not count.
 pub const MAX_BATCH: usize = 64 << 20;
 
-/// Returns 128 unpredictable bits: the hash keys of std come from the system.
+/// Returns 128 unpredictable bits. The operating system provides the hash keys of std.
 #[must_use]
 pub fn random_bits() -> u128 {
     if cfg!(shuttle) {
-        return 42; // a schedule replays: nothing else may be drawn
+        return 42; // the schedule must be reproducible
     }
     let word = || u128::from(RandomState::new().hash_one(std::process::id()));
     word() << 64 | word()

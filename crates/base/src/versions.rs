@@ -1,17 +1,17 @@
-//! # Old versions that views need
+//! # Old versions: superseded entries that views need
 //!
-//! For engines whose data is the flat log. Where a view is older than a key's newest entry, the
-//! entry it shows stands here, by the key's place in the index, so that a cursor finds the old
-//! versions of a piece together. At most one version a key and view: a version is kept only if a
-//! view falls into its life.
+//! For the engines of a store log. If a view is older than a key's newest entry, the entry that it
+//! sees is kept here, by the key's place in the index. A cursor therefore finds the old versions of
+//! a range together. There is at most one version for a key and view: a version is kept only if a
+//! view falls into its lifetime.
 //!
 //! ## Threads
 //!
-//! Commits of different keys push side by side, each before the index stops pointing at the old
-//! entry. So a reader that finds a newer entry than its view in the index, and then looks here,
-//! finds the old one: the count and the newest `died` that it asks first were raised before. A trim
-//! at the same time keeps all versions that were superseded after `visible`, and so those that are
-//! being pushed.
+//! Commits of different keys push in parallel, each before the index refers to the new entry. A
+//! reader that finds an entry newer than its view in the index, and then looks here, therefore
+//! finds the old one. The count and the newest `end_seq`, which it checks first, were raised
+//! before. A concurrent trim keeps all versions that were superseded after `visible`, and so the
+//! ones being pushed.
 
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Bound;
@@ -27,33 +27,34 @@ use crate::sync::{Mutex, RwLock};
 use crate::types::Seq;
 use crate::views::Views;
 
-/// A range of places.
+/// Range of index places.
 pub type PlaceRange<P> = (Bound<P>, Bound<P>);
 
 /// A superseded entry.
 #[derive(Clone, Copy, Debug)]
 pub struct OldVersion {
-    /// Where it stands.
+    /// Log address of the entry.
     pub address: Address,
     /// Bytes of its frame.
     pub span: u32,
-    /// Its commit.
+    /// Seq of the commit that wrote it.
     pub begin_seq: Seq,
-    /// The commit that superseded it.
+    /// Seq of the commit that superseded it.
     pub end_seq: Seq,
-    /// The staged value it names.
+    /// Blob that the entry refers to.
     pub blob: Option<u64>,
 }
 
-/// The versions at one place: hardly ever more than one.
+/// Versions at one place: rarely more than one.
 type VersionsAtPlace = SmallVec<[OldVersion; 1]>;
 
-/// Estimate of one version's memory, its place aside: nodes of the map are two thirds full.
+/// Estimated memory of one version in bytes, without its place: nodes of the map are two thirds
+/// full.
 const VERSION_BYTES: u64 = (8 + size_of::<VersionsAtPlace>() as u64) * 3 / 2;
 
-/// What versions are kept by.
+/// Place of a key in the index, as the key of the map of versions.
 pub trait IndexPlace: Ord + Send + Sync {
-    /// Bytes it has beside itself.
+    /// Returns the bytes that the place owns on the heap.
     fn bytes(&self) -> u64;
 }
 
@@ -75,23 +76,24 @@ impl IndexPlace for Vec<u8> {
     }
 }
 
-/// The versions of one keyspace.
+/// Old versions of one keyspace.
 #[derive(Debug)]
 pub struct OldVersions<P> {
     context: Arc<EngineContext>,
     map: RwLock<BTreeMap<P, VersionsAtPlace>>,
     count: AtomicU64,
     bytes: AtomicU64,
-    /// The newest commit that superseded any of those that came.
+    /// Newest commit that superseded any version pushed so far.
     newest_end_seq: AtomicU64,
-    /// Versions that came so far.
+    /// Number of versions pushed so far.
     pushed: AtomicU64,
-    /// At the last trim: how many had come, and the views that may have needed any.
+    /// State at the last trim: the number of pushed versions, and the views that may have needed
+    /// some.
     trimmed: Mutex<(u64, Vec<Seq>)>,
 }
 
 impl<P: IndexPlace> OldVersions<P> {
-    /// None yet.
+    /// Returns an empty set of versions.
     pub fn new(context: Arc<EngineContext>) -> OldVersions<P> {
         let zero = AtomicU64::default;
         OldVersions {
@@ -105,15 +107,15 @@ impl<P: IndexPlace> OldVersions<P> {
         }
     }
 
-    /// True if there is none.
+    /// Returns true if there are no versions.
     pub fn is_empty(&self) -> bool {
         self.count() == 0
     }
 
-    /// Keeps `old`.
+    /// Adds `old`.
     pub fn push(&self, place: P, old: OldVersion) {
         let bytes = VERSION_BYTES + place.bytes();
-        self.newest_end_seq.fetch_max(old.end_seq.0, Ordering::AcqRel); // before it is found
+        self.newest_end_seq.fetch_max(old.end_seq.0, Ordering::AcqRel); // before it can be found
         self.map.write().entry(place).or_default().push(old);
         self.count.fetch_add(1, Ordering::Release);
         self.pushed.fetch_add(1, Ordering::Release);
@@ -121,19 +123,20 @@ impl<P: IndexPlace> OldVersions<P> {
         self.context.memory.take(MemoryPart::Versions, bytes);
     }
 
-    /// The newest commit that superseded any of the versions that came so far.
+    /// Returns the newest commit that superseded any version pushed so far.
     #[inline]
     pub fn newest_end_seq(&self) -> Seq {
         Seq(self.newest_end_seq.load(Ordering::Acquire))
     }
 
-    /// Whether a view at `at` may be shown any of them: all are superseded to a newer one.
+    /// Returns true if a view at `at` may see any of the versions. A newer view sees newer entries.
     #[inline]
     pub fn may_show(&self, at: Seq) -> bool {
         !self.is_empty() && at < self.newest_end_seq()
     }
 
-    /// The versions at `place` that a view at `at` may show: several only if keys share the place.
+    /// Returns the versions at `place` that a view at `at` may see. More than one only if keys
+    /// share the place.
     pub fn at(&self, place: &P, at: Seq) -> Vec<Address> {
         if !self.may_show(at) {
             return Vec::new();
@@ -143,7 +146,7 @@ impl<P: IndexPlace> OldVersions<P> {
         olds.iter().filter(|o| o.begin_seq <= at && at < o.end_seq).map(|o| o.address).collect()
     }
 
-    /// The versions within `span` that a view at `at` shows, in the order of places.
+    /// Returns the versions in `span` that a view at `at` sees, in the order of places.
     pub fn range(&self, span: PlaceRange<P>, at: Seq) -> Vec<Address> {
         if !self.may_show(at) {
             return Vec::new();
@@ -153,8 +156,8 @@ impl<P: IndexPlace> OldVersions<P> {
         olds.filter(|o| o.begin_seq <= at && at < o.end_seq).map(|o| o.address).collect()
     }
 
-    /// The first versions within `span` that a view at `at` shows, in the order of places, at most
-    /// `limit`.
+    /// Returns the first versions in `span` that a view at `at` sees, at most `limit`, in the order
+    /// of places.
     pub fn first(&self, span: PlaceRange<P>, at: Seq, limit: usize) -> Vec<(P, Address)>
     where
         P: Clone,
@@ -170,7 +173,8 @@ impl<P: IndexPlace> OldVersions<P> {
             .collect()
     }
 
-    /// The last ones, from the last on.
+    /// Returns the last versions in `span` that a view at `at` sees, at most `limit`, in descending
+    /// order of places.
     pub fn last(&self, span: PlaceRange<P>, at: Seq, limit: usize) -> Vec<(P, Address)>
     where
         P: Clone,
@@ -186,23 +190,23 @@ impl<P: IndexPlace> OldVersions<P> {
             .collect()
     }
 
-    /// When the oldest of the versions at `place` was born that is younger than `born`.
+    /// Returns the smallest `begin_seq` above `born` of the versions at `place`.
     pub fn next_begin_seq(&self, place: &P, born: Seq) -> Option<Seq> {
         let map = self.map.read();
         map.get(place)?.iter().map(|old| old.begin_seq).filter(|other| *other > born).min()
     }
 
-    /// True if a version stands at `address`.
+    /// Returns true if there is a version with this address at `place`.
     pub fn contains(&self, place: &P, address: Address) -> bool {
         self.map.read().get(place).is_some_and(|olds| olds.iter().any(|o| o.address == address))
     }
 
-    /// True if a version names the staged value `blob`.
+    /// Returns true if a version at `place` refers to `blob`.
     pub fn names(&self, place: &P, blob: u64) -> bool {
         self.map.read().get(place).is_some_and(|olds| olds.iter().any(|o| o.blob == Some(blob)))
     }
 
-    /// Points the version at `from` to `to`.
+    /// Changes the address of the version at `from` to `to`. Returns whether there is one.
     pub fn replace(&self, place: &P, from: Address, to: Address) -> bool {
         let mut map = self.map.write();
         let olds = map.get_mut(place).into_iter().flatten();
@@ -214,13 +218,14 @@ impl<P: IndexPlace> OldVersions<P> {
         found
     }
 
-    /// Numbers of their staged values.
+    /// Returns the blobs that the versions refer to.
     pub fn blobs(&self) -> HashSet<u64> {
         self.map.read().values().flatten().filter_map(|old| old.blob).collect()
     }
 
-    /// Takes the versions that died up to `visible` and no view needs. Costs a look at all of them,
-    /// unless none came since the last time and the views that may need any are the same.
+    /// Removes and returns the versions that were superseded at or before `visible` and that no
+    /// view needs. Examines all versions, unless none was added since the last call and the same
+    /// views may need some.
     pub fn trim(&self, views: &Views, visible: Seq) -> Vec<OldVersion> {
         let mut gone = Vec::new();
         let came = self.pushed.load(Ordering::Acquire);
@@ -229,7 +234,7 @@ impl<P: IndexPlace> OldVersions<P> {
         if *trimmed == (came, needing.clone()) {
             return gone;
         }
-        // What died later is looked at again.
+        // Versions superseded after `visible` are examined again.
         let is_all = self.newest_end_seq() <= visible;
         *trimmed = (if is_all { came } else { u64::MAX }, needing);
         drop(trimmed);
@@ -240,7 +245,7 @@ impl<P: IndexPlace> OldVersions<P> {
         gone
     }
 
-    /// As [`OldVersions::trim`], of those at `place`.
+    /// Like [`OldVersions::trim`], but only for `place`.
     pub fn trim_at(&self, place: &P, views: &Views, visible: Seq) -> Vec<OldVersion> {
         let mut gone = Vec::new();
         let mut map = self.map.write();
@@ -277,7 +282,7 @@ impl<P: IndexPlace> OldVersions<P> {
     }
 }
 
-/// Whether no place can lie within, which a map refuses to be asked about.
+/// Returns true if the range cannot contain a place. A `BTreeMap` panics for such a range.
 fn is_empty_range<P: Ord>(span: &PlaceRange<P>) -> bool {
     match span {
         (Bound::Included(low), Bound::Included(high)) => low > high,
@@ -289,7 +294,7 @@ fn is_empty_range<P: Ord>(span: &PlaceRange<P>) -> bool {
 }
 
 impl<P> OldVersions<P> {
-    /// How many there are.
+    /// Returns the number of versions.
     pub fn count(&self) -> u64 {
         self.count.load(Ordering::Relaxed)
     }
@@ -350,7 +355,7 @@ mod tests {
         assert_eq!(trim(&versions, &[3, 9], 9), []);
         assert_eq!(trim(&versions, &[3], 9), [], "nothing has changed");
         push(&versions, 2, 8, 12);
-        assert_eq!(trim(&versions, &[3], 10), [], "it may be needed by who came after the look");
+        assert_eq!(trim(&versions, &[3], 10), [], "a view that registered later may need it");
         assert_eq!(trim(&versions, &[3], 12), [12]);
         push(&versions, 3, 2, 7);
         assert_eq!(trim(&versions, &[3, 6], 12), []);

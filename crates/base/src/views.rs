@@ -16,9 +16,9 @@
 //!
 //! ## Invariants
 //!
-//! 1. A commit that missed the slot of a view has at most the last reserved seq that the view reads
-//!    after it stored the slot, since all these accesses are sequentially consistent. The view
-//!    waits for that commit (model `views`, W10).
+//! 1. A view stores its slot and then reads the last reserved seq. A commit that missed the slot
+//!    has at most that seq, since all these accesses are sequentially consistent. The view waits
+//!    for that commit (model `views`, W10).
 //! 2. A view that is missing from a copy of the registry reads the state of the copy or a newer
 //!    state: `visible` is loaded before the slots.
 //!
@@ -42,19 +42,19 @@ use crate::sync::{self, Mutex};
 use crate::types::Seq;
 use crate::window::CommitProgress;
 
-/// Cache lines with slots. A thread looks for a free slot in its own line first.
+/// Number of cache lines with slots. A thread searches its own line first.
 const LINES: usize = sync::THREAD_SHARDS;
-/// Slots of a line.
+/// Number of slots of a line.
 const SLOTS: usize = 4;
-/// The value of a slot that no view uses.
+/// Value of a slot that no view uses.
 const FREE: u64 = 0;
 /// Bit of a slot: its view will read the state at the seq of the slot, or a newer state.
 const OR_NEWER: u64 = 1;
 
-/// Slots that one thread uses, as a rule.
+/// Slots that normally one thread uses.
 type SlotLine = CachePadded<[AtomicU64; SLOTS]>;
 
-/// Where a view is registered.
+/// Place where a view is registered.
 #[derive(Debug, PartialEq, Eq)]
 pub struct ViewSlot(Registered);
 
@@ -62,7 +62,7 @@ pub struct ViewSlot(Registered);
 enum Registered {
     /// A slot, by its number.
     Slot(u32),
-    /// The map: all slots were in use. The state that the view reads.
+    /// The map, because all slots were in use; with the state that the view reads.
     Map(Seq),
 }
 
@@ -70,9 +70,9 @@ enum Registered {
 #[derive(Debug, Default)]
 pub struct ViewSlots {
     lines: [SlotLine; LINES],
-    /// Lines that were used so far; the others need not be read. The number only grows.
+    /// Number of lines that were used so far; the others need not be read. The number only grows.
     used: AtomicUsize,
-    /// Number of views that are in `rest`, or about to be.
+    /// Number of views that are in `overflow`, or about to be.
     overflow_count: CachePadded<AtomicUsize>,
     overflow: Mutex<OverflowViews>,
 }
@@ -80,9 +80,9 @@ pub struct ViewSlots {
 /// Views without a slot.
 #[derive(Debug, Default)]
 struct OverflowViews {
-    /// The number of views by the state that they read.
+    /// Number of views by the state that they read.
     exact: Option<Arc<BTreeMap<Seq, usize>>>,
-    /// The number of views that are registering, by the oldest state that they may read.
+    /// Number of views that are registering, by the oldest state that they may read.
     or_newer: BTreeMap<Seq, usize>,
 }
 
@@ -117,14 +117,14 @@ fn encode(seq: Seq) -> u64 {
     (seq.0 + 1) << 1
 }
 
-/// Returns the seq in a slot that is not free.
+/// Returns the seq of a slot that is not free.
 fn decode(slot: u64) -> Seq {
     Seq((slot >> 1) - 1)
 }
 
 impl ViewSlots {
-    /// Registers a view of the newest state. Returns where it is registered, and the state.
-    /// `reserved` returns the last seq that any commit has reserved.
+    /// Registers a view of the newest state. Returns its place and the state. `reserved` returns
+    /// the last seq that any commit has reserved.
     ///
     /// # Errors
     ///
@@ -135,7 +135,8 @@ impl ViewSlots {
         if progress.is_visible(reserved(), visible) {
             return Ok((ViewSlot(Registered::Slot(slot)), visible));
         }
-        // That commit may have read the slots before. Later ones keep all versions for this view.
+        // That commit may have read the slots before this one was set. Later commits keep all
+        // versions for this view.
         self.at(slot).store(encode(visible) | OR_NEWER, Ordering::SeqCst);
         if let Err(failed) = progress.wait(reserved()) {
             self.at(slot).store(FREE, Ordering::Release);
@@ -171,8 +172,8 @@ impl ViewSlots {
         }
     }
 
-    /// Registers a view of the state at `seq`, which is the newest one. The caller keeps commits
-    /// from running during the call.
+    /// Registers a view of the state at `seq`, which is the newest one. The caller must prevent
+    /// commits during the call.
     pub fn register_exclusive(&self, seq: Seq) -> ViewSlot {
         ViewSlot(match self.claim(seq) {
             Some(slot) => Registered::Slot(slot),
@@ -236,16 +237,16 @@ impl ViewSlots {
     }
 }
 
-/// The views at one moment.
+/// Views that were registered at one time.
 #[derive(Clone, Debug, Default)]
 pub struct Views {
-    /// The states that views in slots read, unsorted.
+    /// States that views in slots read, unsorted.
     slots: SmallVec<[Seq; 8]>,
-    /// Views in slots will read this state or newer ones.
+    /// Oldest state that views may read that are being registered in slots.
     from: Option<Seq>,
-    /// The other views: the number of views by the state that they read. `None` without such views.
+    /// Number of the other views by the state that they read. `None` if there are none.
     overflow: Option<Arc<BTreeMap<Seq, usize>>>,
-    /// Views that register later read this state or a newer state.
+    /// Views that register later read this state or a newer one.
     as_of: Seq,
 }
 
@@ -269,14 +270,14 @@ impl Views {
         self.from = Some(self.from.map_or(seq, |from| from.min(seq)));
     }
 
-    /// Returns the states from `begin` to before `end` that views read, unsorted.
+    /// Returns the states that views read, from `begin` to before `end`, unsorted.
     fn between(&self, begin: Seq, end: Seq) -> impl Iterator<Item = Seq> {
         let slots = self.slots.iter().copied().filter(move |seq| begin <= *seq && *seq < end);
         let range = begin..end.max(begin);
         slots.chain(self.overflow.iter().flat_map(move |rest| rest.range(range.clone()).map(|(seq, _)| *seq)))
     }
 
-    /// True if a live view sees a version born at `born` and superseded at `died`.
+    /// Returns true if a view reads a version that exists from `born` to before `died`.
     #[must_use]
     pub fn needs(&self, born: Seq, died: Seq) -> bool {
         self.from.is_some_and(|from| from < died) || self.between(born, died).next().is_some()
@@ -298,8 +299,8 @@ impl Views {
         Views { as_of: visible, ..self.clone() }
     }
 
-    /// Returns the newest state when these views were collected. Views that register later read it
-    /// or a newer state.
+    /// Returns the newest state at the time when these views were collected. Views that register
+    /// later read it or a newer one.
     #[must_use]
     pub fn as_of(&self) -> Seq {
         self.as_of
@@ -312,7 +313,7 @@ impl Views {
         died > self.as_of || self.needs(born, died)
     }
 
-    /// Whether [`Views::may_need`] may say yes to any version that was superseded at `died`.
+    /// Returns true if [`Views::may_need`] can be true for a version that was superseded at `died`.
     #[must_use]
     pub fn may_need_before(&self, died: Seq) -> bool {
         died > self.as_of || self.oldest().is_some_and(|oldest| oldest < died)
@@ -353,9 +354,9 @@ impl Views {
 /// rewrites the block that contains them.
 #[derive(Debug, Default)]
 pub struct PinnedVersions {
-    /// When they were born and superseded.
+    /// Seqs at which the versions were born and superseded.
     lifetimes: Mutex<Vec<(Seq, Seq)>>,
-    /// There were views when somebody last looked.
+    /// True if there were views at the last update.
     has_views: AtomicBool,
 }
 
@@ -366,33 +367,34 @@ impl PinnedVersions {
         self.has_views.load(Ordering::Relaxed)
     }
 
-    /// There are `views` now.
+    /// Records whether there are views.
     pub fn update(&self, views: &Views) {
         let has_views = !views.is_empty();
         if self.has_views() != has_views {
-            self.has_views.store(has_views, Ordering::Relaxed); // a line that all committers read
+            self.has_views.store(has_views, Ordering::Relaxed); // all committers read this line
         }
     }
 
-    /// The version `born` was superseded by `died`.
+    /// Records that commit `died` superseded the version of commit `born`, if a view needs that
+    /// version.
     pub fn note_superseded(&self, born: Seq, died: Seq, views: &Views) {
         if born != Seq::ZERO && views.needs(born, died) {
             self.lifetimes.lock().push((born, died));
         }
     }
 
-    /// Forgets what no view needs any more.
+    /// Removes the versions that no view needs any more.
     pub fn trim(&self, views: &Views, visible: Seq) {
         self.update(views);
         self.lifetimes.lock().retain(|(born, died)| *died > visible || views.needs(*born, *died));
     }
 
-    /// How many there are.
+    /// Returns the number of pinned versions.
     pub fn count(&self) -> u64 {
         self.lifetimes.lock().len() as u64
     }
 
-    /// Forgets all.
+    /// Removes all versions.
     pub fn clear(&self) {
         *self.lifetimes.lock() = Vec::new();
     }

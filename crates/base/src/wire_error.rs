@@ -1,14 +1,13 @@
-//! # Faults: the database's errors in messages
+//! # Wire format of errors
 //!
-//! For whoever talks to another process about a database: the door (docs/format/door.md) and
-//! FlatRPC.
+//! For messages between processes: the IPC socket (docs/format/door.md) and FlatRPC.
 //!
-//! Each variant of [`Error`] travels with its fields and arrives as the same variant; a new variant
-//! gets a number here.
+//! Each variant of [`Error`] is encoded with its fields and decoded to the same variant. A new
+//! variant needs a number here.
 //!
-//! Some fields are names that the program knows (`&'static str`). On arrival they are looked up in
-//! a table that grows by what it has not seen, up to 512 of them: whoever is at the other end
-//! cannot grow it further.
+//! Some fields are static names (`&'static str`). The decoder looks them up in a table, to which it
+//! adds unknown names. The table has at most 512 names, so a peer cannot make it grow without
+//! bound.
 
 use std::collections::HashSet;
 use std::ffi::OsStr;
@@ -21,21 +20,21 @@ use std::time::Duration;
 use crate::codec::{FieldReader, FieldWriter};
 use crate::error::{Damage, Error, LockConflict};
 
-/// Names that can be learnt, and how long they may be.
+/// Maximum number of names in the table, and their maximum length.
 const MAX_INTERNED: usize = 512;
 const MAX_INTERNED_LEN: usize = 64;
-/// Bytes of a text that travel.
+/// Maximum number of bytes of a text in a message.
 const MAX_TEXT: usize = 8 << 10;
 
-/// What a message is made of, beside numbers.
+/// Encoders of the parts of a message other than numbers.
 pub trait WriteWire {
-    /// A text; what is beyond 8 KiB of it stays behind.
+    /// Writes a text. Truncates it to 8 KiB.
     fn text(&mut self, text: &str);
-    /// A path.
+    /// Writes a path.
     fn path(&mut self, path: &Path);
-    /// A yes or no, as a byte.
+    /// Writes a bool as one byte.
     fn flag(&mut self, flag: bool);
-    /// Whether there is a value, and the value as `each` writes it.
+    /// Writes whether there is a value, and the value with `each`.
     fn option<T>(&mut self, value: Option<T>, each: impl FnOnce(&mut FieldWriter, T));
 }
 
@@ -60,17 +59,37 @@ impl WriteWire for FieldWriter {
     }
 }
 
-/// The same on arrival.
+/// Decoders of the parts of a message other than numbers.
 pub trait ReadWire<'a> {
-    /// A text; what is no UTF-8 is replaced.
+    /// Reads a text. Replaces invalid UTF-8.
+    ///
+    /// # Errors
+    ///
+    /// Returns the damage if the message ends too early.
     fn text(&mut self) -> Result<String, Damage>;
-    /// A text that the program knows, or learns.
+    /// Reads a static name. Adds an unknown one to the table.
+    ///
+    /// # Errors
+    ///
+    /// Same as [`ReadWire::text`].
     fn name(&mut self) -> Result<&'static str, Damage>;
-    /// A path.
+    /// Reads a path.
+    ///
+    /// # Errors
+    ///
+    /// Same as [`ReadWire::text`].
     fn path(&mut self) -> Result<PathBuf, Damage>;
-    /// A yes or no.
+    /// Reads a bool.
+    ///
+    /// # Errors
+    ///
+    /// Returns the damage if the message ends too early, or if the byte is neither 0 nor 1.
     fn flag(&mut self) -> Result<bool, Damage>;
-    /// A value, if there is one.
+    /// Reads an optional value with `each`.
+    ///
+    /// # Errors
+    ///
+    /// Same as [`ReadWire::flag`], and the error of `each`.
     fn option<T>(
         &mut self,
         each: impl FnOnce(&mut FieldReader<'a>) -> Result<T, Damage>,
@@ -106,7 +125,7 @@ impl<'a> ReadWire<'a> for FieldReader<'a> {
     }
 }
 
-/// The same text for as long as the program lives.
+/// Returns the text as a static name: from the table, or added to it.
 fn intern(text: &str) -> &'static str {
     static NAMES: Mutex<Option<HashSet<&'static str>>> = Mutex::new(None);
     let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
@@ -125,7 +144,7 @@ fn intern(text: &str) -> &'static str {
 const IO: u8 = 0;
 const CORRUPT: u8 = 1;
 const NO_SPACE: u8 = 2;
-/// 3 was the same with fewer fields.
+/// Number 3 was an older format with fewer fields.
 const LOCKED: u8 = 21;
 const POISONED: u8 = 4;
 const TOO_LARGE: u8 = 5;
@@ -149,7 +168,7 @@ const OWNER_UNRESPONSIVE: u8 = 22;
 const TOO_MANY_FILES: u8 = 24;
 const FILE_LIMIT: u8 = 25;
 
-/// Writes `error`.
+/// Encodes `error`.
 pub fn encode(error: &Error, w: &mut FieldWriter) {
     let path_of = |w: &mut FieldWriter, kind: u8, path: &Path| {
         w.u8(kind);
@@ -250,7 +269,11 @@ fn encode_io(op: &str, path: &Path, source: &io::Error, w: &mut FieldWriter) {
     w.text(&source.to_string());
 }
 
-/// Reads what [`encode`] wrote, perhaps in a newer build.
+/// Decodes an error that [`encode`] wrote, possibly in a newer build.
+///
+/// # Errors
+///
+/// Returns the damage if the message ends too early, or if a number is unknown to this build.
 pub fn decode(r: &mut FieldReader<'_>) -> Result<Error, Damage> {
     Ok(match r.u8()? {
         IO => {

@@ -1,13 +1,15 @@
-//! # Backup: how fast it is beside the device, and what updates lose beside it
+//! # Backup: its speed relative to the device, and the updates during a backup
 //!
 //! ```text
-//!  fill ─> the same bytes written to a file and synced ─> a backup in peace ─> updates alone, then beside a backup ─> incremental
+//!  fill ─> the same bytes to a file, and sync ─> backup alone ─> updates alone
+//!       ─> updates during a backup ─> incremental backup
 //! ```
 //!
-//! Updates are Zipfian, of the pairs that were filled, and run for a phase before they are counted:
-//! cleaning costs nothing at first. Those beside a backup are counted from its begin to its end.
-//! Rates of backups are bytes copied (or, incremental, copied and compared) by the time that they
-//! took, syncs included, without the reading back.
+//! Updates choose among the filled pairs by a Zipf distribution. They run for a phase before they
+//! are counted, because GC has no work at first. Updates during a backup are counted from its begin
+//! to its end. The rate of a backup is the bytes copied, divided by its time. An incremental backup
+//! also counts the bytes compared. The time includes syncs and excludes the verification, unless
+//! the row names it.
 
 use std::fs::File;
 use std::io::Write;
@@ -25,12 +27,12 @@ use crate::progress::print_status;
 use crate::run_dir::RunDir;
 use crate::zipf::ZipfGenerator;
 
-/// Bytes that a pair takes on disk, with backups, at most.
+/// Upper bound on the bytes of a pair on disk, including its backups.
 const DISK_BYTES_PER_PAIR: u64 = 1500;
-/// Longest wait for the device to come to rest.
+/// Longest wait until the device is idle.
 const MAX_QUIESCE: Duration = Duration::from_secs(20);
 
-/// What one round came to: MB/s, and thousands of updates a second.
+/// Figures of one round: MB/s, and thousand updates per second.
 struct BackupRound {
     device_rate: f64,
     backup_rate: f64,
@@ -41,7 +43,7 @@ struct BackupRound {
     updates_during_backup: f64,
 }
 
-/// Measures and prints.
+/// Measures all rounds and prints a table.
 pub(crate) fn run(options: &args::BackupArgs) -> Result<()> {
     let place = RunDir::new(&options.dir.path, options.pairs * DISK_BYTES_PER_PAIR)?;
     let rounds = (0..options.rounds).map(|_| round(options, &place)).collect::<Result<Vec<_>>>()?;
@@ -89,7 +91,7 @@ fn round(options: &args::BackupArgs, place: &RunDir) -> Result<BackupRound> {
     wait_until_idle(MAX_QUIESCE);
     let updates = UpdateLoad { keyspace: &keyspace, pairs: options.pairs, threads: options.threads };
     let (alone, beside, busy) = updates.run_during(|done| {
-        std::thread::sleep(options.phase); // until the cleaner has as much to do as it is going to have
+        std::thread::sleep(options.phase); // until GC has reached its steady load
         let (began, before) = (Instant::now(), done.load(Ordering::Relaxed));
         std::thread::sleep(options.phase);
         let alone = per_second(done.load(Ordering::Relaxed) - before, began);
@@ -113,19 +115,19 @@ fn round(options: &args::BackupArgs, place: &RunDir) -> Result<BackupRound> {
     })
 }
 
-/// Thousands a second.
+/// Returns thousand operations per second.
 fn per_second(done: u64, began: Instant) -> f64 {
     done as f64 / began.elapsed().as_secs_f64() / 1e3
 }
 
-/// MB/s of `bytes` in the time that `work` takes.
+/// Returns the MB/s of `bytes` during the time of `work`.
 fn rate(bytes: u64, work: impl FnOnce() -> Result<()>) -> Result<f64> {
     let began = Instant::now();
     work()?;
     Ok(bytes as f64 / began.elapsed().as_secs_f64() / 1e6)
 }
 
-/// Writes so many bytes to a file, from front to back, and syncs it.
+/// Writes `bytes` bytes to a file from begin to end, syncs it, and removes it.
 fn write(path: &Path, bytes: u64) -> Result<()> {
     let mut random = BenchRandom::new(1);
     let piece: Vec<u8> = (0..1 << 17).flat_map(|_| random.next().to_le_bytes()).collect();
@@ -137,7 +139,8 @@ fn write(path: &Path, bytes: u64) -> Result<()> {
     Ok(std::fs::remove_file(path)?)
 }
 
-/// A backup: MB/s, and the share of its bytes that was linked. The one before of that name goes.
+/// Makes a backup. Returns its MB/s and the linked share of its bytes. Removes it unless it is
+/// `base`.
 fn copy(db: &Database, dir: &Path, name: &str, options: BackupOptions<'_>) -> Result<(f64, f64)> {
     let to = dir.join(name);
     let began = Instant::now();
@@ -149,7 +152,7 @@ fn copy(db: &Database, dir: &Path, name: &str, options: BackupOptions<'_>) -> Re
     Ok((all as f64 / took / 1e6, report.linked_bytes as f64 / all as f64))
 }
 
-/// Who updates.
+/// A load of updates to one keyspace.
 struct UpdateLoad<'a> {
     keyspace: &'a Keyspace,
     pairs: u64,
@@ -157,7 +160,7 @@ struct UpdateLoad<'a> {
 }
 
 impl UpdateLoad<'_> {
-    /// Updates as long as `work` takes, which is told how many there were.
+    /// Runs updates until `work` has returned. Gives `work` the counter of updates.
     fn run_during<R>(&self, work: impl FnOnce(&AtomicU64) -> Result<R>) -> Result<R> {
         let (stop, done) = (AtomicBool::new(false), AtomicU64::new(0));
         let (answer, ended) = std::thread::scope(|scope| {

@@ -1,14 +1,14 @@
-//! # Batching: FlatStore's ways to share syncs, side by side (§3.3, Fig. 11 and 12)
+//! # Batching: the ways to share syncs of FlatStore, compared (§3.3, Fig. 11 and 12)
 //!
-//! Each writer puts pairs of 8 + 8 bytes and has some commits in flight: it waits for its oldest
-//! one when they are as many as asked. Rounds go through all ways before the next one begins, in
-//! reversed order in every other round.
+//! Each writer puts pairs of 8 + 8 bytes and keeps several commits in flight. When their number
+//! reaches the requested one, it waits for the oldest. A round runs all modes before the next round
+//! begins, and every other round reverses their order.
 //!
 //! ```text
 //!   submit -> ... `flight` tickets ... -> wait for the oldest: that is its latency
 //! ```
 //!
-//! A batch is what one round of syncs made durable: commits over rounds.
+//! The size of a batch is the number of commits divided by the number of sync rounds.
 
 use std::collections::VecDeque;
 use std::sync::Barrier;
@@ -24,12 +24,12 @@ use crate::keys::permute;
 use crate::measure::median;
 use crate::run_dir::RunDir;
 
-/// Disk that a database may take.
+/// Disk space that a database may use.
 const DISK_BYTES: u64 = 8 << 30;
-/// Pairs there are.
+/// Number of different keys.
 const PAIRS: u64 = 1_000_000;
 
-/// What one phase came to.
+/// Figures of one phase.
 struct PhaseResult {
     per_second: f64,
     mean_us: f64,
@@ -37,15 +37,14 @@ struct PhaseResult {
     mean_batch: f64,
 }
 
-/// Measures and prints.
+/// Measures all modes and prints a table.
 pub(crate) fn run(options: &args::BatchingArgs) -> Result<()> {
     let place = RunDir::new(&options.dir.path, DISK_BYTES)?;
     println!(
         "| durability | writers | in flight | batching | commits/s | mean µs | p99 µs | commits a round |"
     );
     println!("|---|---|---|---|---|---|---|---|");
-    // Durable ones first: what buffered ones leave to write back and to discard would slow them
-    // down.
+    // Durable commits run first: write-back and discards of the buffered ones would slow them down.
     for durability in [Durability::Sync, Durability::Buffer] {
         for flight in &options.flight {
             for threads in &options.threads {
@@ -93,7 +92,7 @@ fn row(
     Ok(())
 }
 
-/// One phase of all writers.
+/// Runs one phase of all writers.
 fn phase(
     db: &Database,
     keyspace: &Keyspace,
@@ -138,7 +137,7 @@ fn phase(
     })
 }
 
-/// One writer: the latencies of its commits in nanoseconds.
+/// Runs one writer. Returns the latencies of its commits in nanoseconds.
 fn writer(
     db: &Database,
     keyspace: &Keyspace,

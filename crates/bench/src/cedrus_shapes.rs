@@ -1,12 +1,13 @@
-//! # Shapes: branching, sluggishness and hash length of `cedrus`, as in CedrusDB's Figures 4 and 9
+//! # Shapes of cedrus: branching, sluggishness and hash length, as in Figures 4 and 9 of CedrusDB
 //!
 //! ```text
-//!   the trie alone    grown of random hashes, no data: bytes a key, nodes on the way, slots, lists; beside the model
-//!   with --seconds    a keyspace with these options: inserts of all pairs, then gets of random ones, one thread
+//!   the trie alone   grown from random hashes without data: bytes per key, nodes on the path,
+//!                    slots, lists; compared with the model
+//!   --seconds        a keyspace with these options: inserts of all pairs, random gets, one thread
 //! ```
 //!
-//! The first needs no quiet machine. The second is one run a shape, in the order given: its
-//! differences count where they are large.
+//! The first mode does not depend on other load of the machine. The second one runs each shape
+//! once, in the given order: only large differences are significant.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -21,15 +22,15 @@ use crate::promise_table::{markdown, number};
 use crate::run_dir::RunDir;
 use crate::{Result, subjects};
 
-/// Pairs are as the paper has them.
+/// Lengths of key and value, as in the paper.
 const KEY: usize = 32;
 const VALUE: usize = 128;
-/// How full pages are, for the model before there is a trie.
+/// Share of a page that is used, for the model if no trie was grown.
 const PAGE_FILL: f64 = 0.93;
-/// The largest trie that is grown; of larger ones the model speaks alone.
+/// Largest trie that is grown. For larger ones only the model is printed.
 const MAX_TRIE_BYTES: f64 = 2e9;
 
-/// A shape as a user chooses it.
+/// A shape given by the options of a user.
 #[derive(Clone, Copy)]
 struct ChosenShape([(&'static str, u64); 3]);
 
@@ -45,7 +46,7 @@ impl ChosenShape {
     }
 }
 
-/// Measures and prints.
+/// Measures all shapes and prints a table.
 pub(crate) fn run(options: &args::ShapesArgs) -> Result<()> {
     let mut all = Vec::new();
     for branching in &options.branching {
@@ -151,7 +152,7 @@ fn throughput(options: &args::ShapesArgs, all: &[ChosenShape], phase: Duration) 
     Ok(())
 }
 
-/// Thousand inserts and gets a second, and bytes of index a key.
+/// Returns thousand inserts and gets per second, and bytes of the index per key.
 fn measure_shape(
     dir: &Path,
     chosen: ChosenShape,

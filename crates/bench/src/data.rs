@@ -1,7 +1,7 @@
-//! # Data: how many pairs, of which keys and which values
+//! # Data: the number of pairs, and the lengths of their keys and values
 //!
-//! Written in the workload table as `key = 27, value = "127"`; the forms of `value` are those of
-//! [`ValueSizes::parse`].
+//! The workload table writes them as `key = 27, value = "127"`. [`ValueSizes::parse`] defines the
+//! forms of `value`.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,7 +9,7 @@ use crate::Result;
 use crate::keys::{BenchRandom, KeyLayout, permute};
 use crate::zipf::ZipfGenerator;
 
-/// What a database is filled with.
+/// Content of a filled database.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct DataSpec {
     pub(crate) keys: KeyLayout,
@@ -18,44 +18,44 @@ pub(crate) struct DataSpec {
 }
 
 impl DataSpec {
-    /// Facebook's UDB.
+    /// Returns the data of Facebook's UDB.
     pub(crate) fn udb(pairs: u64) -> DataSpec {
         DataSpec { keys: KeyLayout::UDB, values: ValueSizes::Fixed(127), pairs }
     }
 
-    /// Mean bytes of a pair.
+    /// Returns the mean bytes of a pair.
     pub(crate) fn pair_bytes(&self) -> f64 {
         self.keys.len as f64 + self.values.mean()
     }
 
-    /// Bytes of all keys and values.
+    /// Returns the bytes of all keys and values.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "pairs times a positive mean")]
     pub(crate) fn bytes(&self) -> u64 {
         (self.pairs as f64 * self.pair_bytes()) as u64
     }
 }
 
-/// Lengths of values.
+/// Distribution of the lengths of values.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum ValueSizes {
-    /// All the same.
+    /// One length for all.
     Fixed(usize),
-    /// One of these, each as likely, drawn anew at each write.
+    /// One of these lengths with equal probability, drawn at each write.
     OneOf(Vec<usize>),
-    /// From the first to the second, Zipfian with the first most frequent, drawn anew at each
-    /// write.
+    /// A length from the first to the second, drawn at each write from a Zipf distribution. The
+    /// first one is the most frequent.
     Zipf(usize, usize),
-    /// Facebook's ETC: 40 % of the pairs 1–13 bytes, 55 % 14–300, 5 % 301–1024, fixed for each
-    /// pair.
+    /// Facebook's ETC: 40 % of the pairs have 1–13 bytes, 55 % 14–300, and 5 % 301–1024. The length
+    /// of a pair never changes.
     Etc,
 }
 
-/// Share of ETC's pairs that are tiny; tiny or small.
+/// Share of the pairs of ETC that are tiny, and share of those that are tiny or small.
 const ETC_TINY: f64 = 0.4;
 const ETC_SMALL: f64 = 0.95;
 
 impl ValueSizes {
-    /// `127`, `128|256|1024`, `128..256`, `etc`.
+    /// Parses `127`, `128|256|1024`, `128..256` or `etc`.
     pub(crate) fn parse(text: &str) -> Result<ValueSizes> {
         let number = |text: &str| {
             text.trim().parse::<usize>().map_err(|_| format!("value size {text:?} is not a number"))
@@ -88,7 +88,7 @@ impl ValueSizes {
         }
     }
 
-    /// Whether every value can hold the number of its pair.
+    /// Returns whether every value can contain the number of its pair.
     pub(crate) fn fit_pair_index(&self) -> bool {
         match self {
             ValueSizes::Fixed(size) | ValueSizes::Zipf(size, _) => *size >= 8,
@@ -98,7 +98,7 @@ impl ValueSizes {
     }
 }
 
-/// Draws lengths.
+/// Generator of lengths.
 pub(crate) struct SizeGenerator {
     sizes: ValueSizes,
     pairs: u64,
@@ -114,7 +114,7 @@ impl SizeGenerator {
         SizeGenerator { sizes: data.values.clone(), pairs: data.pairs, zipf }
     }
 
-    /// The length of the next value of pair `index`.
+    /// Returns the length of the next value of pair `index`.
     #[allow(clippy::cast_possible_truncation, reason = "sizes are small")]
     pub(crate) fn size(&self, index: u64, random: &mut BenchRandom) -> usize {
         match (&self.sizes, &self.zipf) {
@@ -134,7 +134,8 @@ impl SizeGenerator {
     }
 }
 
-/// Draws pairs as ETC's users do: tiny and small ones by Zipf's law, large ones uniformly.
+/// Chooses pairs as the users of ETC do: tiny and small ones by a Zipf distribution, large ones
+/// uniformly.
 #[derive(Clone)]
 pub(crate) struct EtcPicker {
     below: u64,

@@ -1,15 +1,15 @@
-//! # Drive: threads that repeat an operation until told to stop, and what that took
+//! # Drive: threads that repeat an operation until they are stopped, and its costs
 //!
 //! ## Threads
 //!
-//! Each worker makes its session in its own thread, waits at a barrier with the others and then
-//! repeats its step; the clock runs from the barrier until the last one has ended. A further thread
-//! syncs a store every 100 ms if the store does not do so by itself.
+//! Each worker opens its session in its own thread, waits at a barrier for the others, and then
+//! repeats its step. The clock runs from the barrier until the last worker has ended. Another
+//! thread syncs the store at the requested interval if the store does not sync itself.
 //!
 //! ## Costs
 //!
-//! A relaxed load and store, and two indirect calls per operation; with latencies, two readings of
-//! the time stamp counter and a histogram more (about 40 ns).
+//! An operation costs a relaxed load and store and two indirect calls. With latencies, it also
+//! costs two reads of the time stamp counter and an update of a histogram.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Barrier, OnceLock};
@@ -23,16 +23,17 @@ use crate::Result;
 use crate::measure::CpuTime;
 use crate::subjects::{BenchSession, BenchStore};
 
-/// How often a buffered store is synced, unless the options say otherwise.
+/// Interval of syncs of a buffered store, unless the options name another.
 pub(crate) const SYNC_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Reads the time stamp counter where that can be trusted. Calibrated once, at the first use.
+/// Returns a clock that reads the time stamp counter where that is reliable. It is calibrated once,
+/// at the first use.
 fn clock() -> &'static Clock {
     static CLOCK: OnceLock<Clock> = OnceLock::new();
     CLOCK.get_or_init(Clock::new)
 }
 
-/// When a worker ends.
+/// Condition that ends a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum PhaseLength {
     /// After this time.
@@ -41,73 +42,73 @@ pub(crate) enum PhaseLength {
     Operations(u64),
 }
 
-/// What one thread does again and again.
+/// Operation that one thread repeats.
 pub(crate) trait PhaseWorker: Send {
-    /// One operation. Answers what it counts for: 1, or the pairs of a whole scan.
+    /// Runs one operation. Returns its weight: 1, or the number of pairs of a whole scan.
     fn step(&mut self, session: &mut dyn BenchSession) -> Result<u64>;
-    /// After the last one, still within the measured time.
+    /// Runs after the last operation, still within the measured time.
     fn finish(&mut self, session: &mut dyn BenchSession) -> Result<()> {
         let _ = session;
         Ok(())
     }
-    /// Whether the latency of the last operation counts.
+    /// Returns whether the latency of the last operation is recorded.
     fn is_timed(&self) -> bool {
         true
     }
-    /// Bytes of keys and values that it wrote or removed.
+    /// Returns the bytes of keys and values that this worker wrote or removed.
     fn user_bytes(&self) -> u64 {
         0
     }
 }
 
-/// How to drive.
+/// Options of a phase.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DriveOptions {
-    /// When it ends.
+    /// Condition that ends the phase.
     pub(crate) length: PhaseLength,
     /// Whether each operation is timed.
     pub(crate) latencies: bool,
-    /// How often a store that does not sync by itself is synced.
+    /// Interval of syncs of a store that does not sync itself.
     pub(crate) sync_every: Option<Duration>,
     /// Whether the time includes a sync at the end.
     pub(crate) final_sync: bool,
-    /// Whether operations are counted second by second too.
+    /// Whether operations are also counted for each second.
     pub(crate) timeline: bool,
 }
 
 impl DriveOptions {
-    /// For this long, synced as usual, operations not timed.
+    /// Returns options for a phase without latencies, final sync or timeline.
     pub(crate) fn new(length: PhaseLength, sync_every: Option<Duration>) -> DriveOptions {
         DriveOptions { length, latencies: false, sync_every, final_sync: false, timeline: false }
     }
 }
 
-/// What it took.
+/// Costs of a phase.
 #[derive(Clone, Debug)]
 pub(crate) struct PhaseSample {
     /// Operations of all threads.
     pub(crate) operations: u64,
-    /// From the first operation to the end of the last.
+    /// Time from the first operation to the end of the last.
     pub(crate) elapsed: Duration,
-    /// CPU time of the whole process in that time: callers, background threads and the kernel's
-    /// part.
+    /// CPU time of the whole process in that time: callers, background threads, and the kernel on
+    /// their behalf.
     pub(crate) cpu: Duration,
     /// CPU time of the callers' threads alone.
     pub(crate) caller_cpu: Duration,
     /// Bytes of keys and values written or removed.
     pub(crate) user_bytes: u64,
-    /// Latencies in nanoseconds, if they were taken.
+    /// Latencies in nanoseconds, if they were recorded.
     pub(crate) latencies: Option<Histogram<u64>>,
-    /// Second by second, if that was asked for.
+    /// Figures for each second, if they were requested.
     pub(crate) timeline: Vec<TimelineSecond>,
 }
 
-/// One second of a phase.
+/// An interval of one second of a phase.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct TimelineSecond {
-    /// Operations in it.
+    /// Operations in this second.
     pub(crate) operations: u64,
-    /// Segments the store's cleaner freed in it, where it says so.
+    /// Segments that GC freed in this second, if the store reports them.
     pub(crate) freed: u64,
 }
 
@@ -140,7 +141,7 @@ struct ThreadSample {
     latencies: Option<Histogram<u64>>,
 }
 
-/// Runs one thread for each worker.
+/// Runs one thread for each worker, and returns the sum of their costs.
 pub(crate) fn drive<W: PhaseWorker>(
     store: &dyn BenchStore,
     phase: DriveOptions,
@@ -205,7 +206,7 @@ fn work<W: PhaseWorker>(
     stop: &AtomicBool,
 ) -> Result<ThreadSample> {
     let session = store.session();
-    start.wait(); // also after an error: the others wait for us
+    start.wait(); // a worker without a session waits too: the others need it
     let mut session = session?;
     let mut latencies =
         if phase.latencies { Some(Histogram::new_with_bounds(1, 60_000_000_000, 3)?) } else { None };
@@ -231,7 +232,7 @@ fn work<W: PhaseWorker>(
     Ok(ThreadSample { operations, user_bytes: worker.user_bytes(), cpu: cpu.since(), latencies })
 }
 
-/// Operations and freed segments of each whole second until the end.
+/// Records the operations and the freed segments of each whole second, until `stop` is set.
 fn record_timeline(
     store: &dyn BenchStore,
     tallies: &[PaddedCounter],
@@ -257,7 +258,7 @@ fn record_timeline(
 fn sync_regularly(store: &dyn BenchStore, interval: Duration, stop: &AtomicBool) {
     while !stop.load(Ordering::Relaxed) {
         let due = Instant::now() + interval;
-        // An error shows again in the workers or at the final sync.
+        // A worker or the final sync reports the same error.
         if store.sync().is_err() {
             return;
         }
@@ -267,7 +268,7 @@ fn sync_regularly(store: &dyn BenchStore, interval: Duration, stop: &AtomicBool)
     }
 }
 
-/// Sleeps, but wakes early if `over` says that there is nothing to wait for.
+/// Sleeps for `time`. Wakes early if `over` returns true.
 fn sleep_until_done(time: Duration, over: impl Fn() -> bool) {
     let end = Instant::now() + time;
     while Instant::now() < end && !over() {

@@ -1,14 +1,14 @@
-//! # Keys and values: made on the fly, never stored
+//! # Keys and values: computed from the number of a pair, never stored
 //!
 //! Pair `i` has the key `sheaf-bench` + 16 hexadecimal digits of `permute(i)`: 27 bytes, the mean
-//! of Facebook's UDB; other layouts have other lengths, or `i` itself in place of `permute(i)`.
-//! `mix` is a bijection, so ascending `i` gives distinct keys in random order, and an `i` beyond
+//! of Facebook's UDB. Other layouts have another length, or use `i` instead of `permute(i)`.
+//! [`permute`] is a bijection: ascending `i` give distinct keys in random order, and an `i` beyond
 //! all pairs gives a key that is certainly missing. A value begins with its `i`, so that each get
 //! can check that it got the right one.
 //!
 //! ## Costs
 //!
-//! A key and a value take about 10 ns each: 16 table look-ups and a copy from a pool of noise.
+//! A key and a value cost 16 table look-ups and a copy from a pool of random bytes.
 
 use serde::{Deserialize, Serialize};
 
@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) const UDB_KEY_BYTES: usize = 27;
 /// Bytes of a value, except in durable writes.
 pub(crate) const UDB_VALUE_BYTES: usize = 127;
-/// What a user counts for one pair.
+/// Bytes of a key and a value of the UDB layout.
 pub(crate) const UDB_PAIR_BYTES: u64 = (UDB_KEY_BYTES + UDB_VALUE_BYTES) as u64;
 
 const PREFIX: &[u8] = b"sheaf-bench";
@@ -33,7 +33,7 @@ const fn hex_pairs() -> [[u8; 2]; 256] {
     pairs
 }
 
-/// A permutation of the 64-bit numbers: the finaliser of SplitMix64. Each step can be undone.
+/// Permutes the 64-bit numbers with the finaliser of SplitMix64. Each step is reversible.
 pub(crate) fn permute(mut x: u64) -> u64 {
     x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -41,22 +41,22 @@ pub(crate) fn permute(mut x: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-/// How keys are made from the numbers of pairs.
+/// Rule that makes keys from the numbers of pairs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct KeyLayout {
-    /// Bytes of a key: 8 at least.
+    /// Bytes of a key: at least 8.
     pub(crate) len: usize,
-    /// Whether key order is the order of numbers; else it is random.
+    /// Whether key order is the order of the numbers. Otherwise key order is random.
     pub(crate) ordered: bool,
 }
 
 impl KeyLayout {
-    /// The mean of Facebook's UDB, in random order.
+    /// The mean length of Facebook's UDB, in random order.
     pub(crate) const UDB: KeyLayout = KeyLayout { len: UDB_KEY_BYTES, ordered: false };
 }
 
-/// Writes keys into a buffer of its own: 16 hexadecimal digits after a prefix, or (of less than 16
-/// bytes) the last 8 bytes big-endian.
+/// Generator of keys, with a buffer for one key. A key ends with 16 hexadecimal digits after a
+/// prefix. A key of less than 16 bytes ends with the 8 bytes of the number, big-endian.
 pub(crate) struct KeyMaker {
     layout: KeyLayout,
     key: Vec<u8>,
@@ -68,7 +68,7 @@ impl KeyMaker {
         KeyMaker { layout, key: PREFIX.iter().copied().cycle().take(layout.len).collect() }
     }
 
-    /// The key of pair `index`, until the next call.
+    /// Returns the key of pair `index`, which is valid until the next call.
     pub(crate) fn make(&mut self, index: u64) -> &[u8] {
         let number = if self.layout.ordered { index } else { permute(index) }.to_be_bytes();
         let len = self.key.len();
@@ -83,14 +83,14 @@ impl KeyMaker {
     }
 }
 
-/// The key of pair `index` in the UDB layout.
+/// Returns the key of pair `index` in the UDB layout.
 pub(crate) fn key(index: u64) -> [u8; UDB_KEY_BYTES] {
     let mut key = [0; UDB_KEY_BYTES];
     key.copy_from_slice(KeyMaker::new(KeyLayout::UDB).make(index));
     key
 }
 
-/// Random numbers: SplitMix64, seeded by thread and round, so that runs can be repeated.
+/// Random numbers of SplitMix64. The seed depends on thread and round, so that runs are repeatable.
 pub(crate) struct BenchRandom(u64);
 
 impl BenchRandom {
@@ -103,26 +103,26 @@ impl BenchRandom {
         permute(self.0)
     }
 
-    /// Uniform in `0..limit`, by the multiply-and-shift method; its bias of limit/2^64 is nothing
-    /// here.
+    /// Returns a uniform number in `0..limit` by multiplication and shift. The bias of limit/2^64
+    /// is negligible here.
     #[allow(clippy::cast_possible_truncation, reason = "the product shifted by 64 is below limit")]
     pub(crate) fn below(&mut self, limit: u64) -> u64 {
         ((u128::from(self.next()) * u128::from(limit)) >> 64) as u64
     }
 
-    /// Uniform in `[0, 1)` with 53 bits.
+    /// Returns a uniform number in `[0, 1)` with 53 bits.
     pub(crate) fn unit(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1u64 << 53) as f64
     }
 }
 
-/// Makes values: the index, then bytes that no compressor could shrink.
+/// Generator of values: the number of the pair, then incompressible bytes.
 pub(crate) struct ValueGenerator {
     pool: Vec<u8>,
     value: Vec<u8>,
 }
 
-/// How many different contents a value of one length can have.
+/// Number of different contents of a value of one length.
 const SALTS: usize = 4096;
 
 impl ValueGenerator {
@@ -130,7 +130,7 @@ impl ValueGenerator {
         ValueGenerator { pool: Vec::new(), value: Vec::new() }
     }
 
-    /// A value of `len` bytes for pair `index`; other bytes for each `salt`.
+    /// Returns a value of `len` bytes for pair `index`. Another `salt` gives other bytes.
     pub(crate) fn make(&mut self, index: u64, salt: u64, len: usize) -> &[u8] {
         if self.value.len() < len {
             let mut random = BenchRandom::new(1);
@@ -151,7 +151,7 @@ mod tests {
 
     use super::*;
 
-    /// Undoes `mix`, which proves that it is a permutation.
+    /// Inverts `permute`, which proves that it is a permutation.
     fn unpermute(mut x: u64) -> u64 {
         x = (x ^ (x >> 31) ^ (x >> 62)).wrapping_mul(0x3196_42b2_d24d_8ec3);
         x = (x ^ (x >> 27) ^ (x >> 54)).wrapping_mul(0x96de_1b17_3f11_9089);

@@ -1,7 +1,7 @@
-//! # Machine: what it is, and what it can do, so that figures can be judged
+//! # Machine: its properties and short probes of its speed
 //!
-//! The probes are short (about two seconds together); the device's syncs are probed again in each
-//! round of the durable writes, because ratios count within a round only.
+//! The probes take about two seconds together. The syncs of the device are probed again in each
+//! round of the durable writes, because ratios count only within a round.
 
 use std::fs;
 use std::io;
@@ -15,27 +15,27 @@ use serde_json::{Value, json};
 use crate::Result;
 use crate::keys::BenchRandom;
 
-/// Facts and probes.
+/// Properties of the machine, and results of the probes.
 pub(crate) struct MachineInfo {
     pub(crate) cores: usize,
     pub(crate) model: String,
     pub(crate) memory_gib: f64,
     pub(crate) kernel: String,
     pub(crate) filesystem: String,
-    /// A load that depends on the one before, over 512 MiB.
+    /// Time of a load that depends on the previous one, over 512 MiB.
     pub(crate) dependent_load_ns: f64,
-    /// One core copying 64 MiB.
+    /// Speed at which one core copies 64 MiB.
     pub(crate) copy_gb_per_s: f64,
-    /// The cheapest system call.
+    /// Time of the cheapest system call.
     pub(crate) system_call_ns: f64,
-    /// Reading 256 bytes from the page cache.
+    /// Time to read 256 bytes from the page cache.
     pub(crate) cached_read_ns: f64,
-    /// Durable overwrites of 512 bytes, one thread.
+    /// Rate of durable overwrites of 512 bytes by one thread.
     pub(crate) syncs_per_s: f64,
 }
 
 impl MachineInfo {
-    /// Looks and probes; files go to `dir`.
+    /// Reads the properties and runs the probes, with files in `dir`.
     pub(crate) fn probe(dir: &Path) -> Result<MachineInfo> {
         let cpu = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let memory = fs::read_to_string("/proc/meminfo").unwrap_or_default();
@@ -54,7 +54,7 @@ impl MachineInfo {
         })
     }
 
-    /// For people.
+    /// Returns a description for people.
     pub(crate) fn markdown(&self) -> String {
         format!(
             "Machine: {} cores ({}), {:.0} GiB, Linux {}, {}.\n\
@@ -73,7 +73,7 @@ impl MachineInfo {
         )
     }
 
-    /// For programs.
+    /// Returns the same figures as JSON.
     pub(crate) fn json(&self) -> Value {
         json!({
             "cores": self.cores,
@@ -90,19 +90,19 @@ impl MachineInfo {
     }
 }
 
-/// The value of `name: value`, as in /proc files.
+/// Returns the value of a line `name: value`, as in files of /proc.
 fn field(text: &str, name: &str) -> String {
     let line = text.lines().find(|line| line.starts_with(name)).unwrap_or_default();
     line.split_once(':').map_or("unknown", |(_, value)| value.trim()).to_owned()
 }
 
-/// Type and options of the file system of `dir`.
+/// Returns type and options of the file system of `dir`.
 fn filesystem(dir: &Path) -> String {
     let Ok(device) = fs::metadata(dir).map(|meta| meta.dev()) else { return "unknown".to_owned() };
     let number = format!("{}:{}", libc::major(device), libc::minor(device));
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     for line in mounts.lines() {
-        // 36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw,errors=continue
+        // Example: 36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw,errors=continue
         let Some((mount, kind)) = line.split_once(" - ") else { continue };
         if mount.split_whitespace().nth(2) == Some(&number) {
             let mut kind = kind.split_whitespace();
@@ -117,8 +117,8 @@ fn nanos_each(began: Instant, count: u32) -> f64 {
     began.elapsed().as_secs_f64() * 1e9 / f64::from(count)
 }
 
-/// A pointer chase: one cycle over all lines of 512 MiB (Sattolo's shuffle), followed a million
-/// steps.
+/// Returns the nanoseconds of a step of a pointer chase. The pointers form one cycle over all lines
+/// of 512 MiB (Sattolo's shuffle), and a million steps are measured.
 fn dependent_load() -> f64 {
     const LINES: u32 = (512 << 20) / 64;
     const STEPS: u32 = 1_000_000;
@@ -157,7 +157,8 @@ fn system_call() -> f64 {
     const TIMES: u32 = 500_000;
     let began = Instant::now();
     for _ in 0..TIMES {
-        // SAFETY: takes nothing, cannot fail; not cached by the C library as getpid once was.
+        // SAFETY: the call takes nothing and cannot fail. It is never cached, unlike getpid in old
+        // C libraries.
         unsafe { libc::getppid() };
     }
     nanos_each(began, TIMES)
@@ -180,8 +181,8 @@ fn cached_read(dir: &Path) -> Result<f64> {
     Ok(each)
 }
 
-/// Durable overwrites per second, one thread: `pwritev2` with `RWF_DSYNC` of 512 aligned bytes, one
-/// after the other, in a file that was preallocated and written before.
+/// Returns the durable overwrites per second of one thread: `pwritev2` with `RWF_DSYNC` of 512
+/// aligned bytes, one after the other. The file is allocated and written first.
 pub(crate) fn syncs(dir: &Path, time: Duration) -> Result<f64> {
     const BYTES: i64 = 8 << 20;
     let path = dir.join("probe-sync");
@@ -193,7 +194,8 @@ pub(crate) fn syncs(dir: &Path, time: Duration) -> Result<f64> {
     let (mut count, mut at) = (0u32, 0);
     let began = Instant::now();
     while began.elapsed() < time {
-        // SAFETY: one vector over a live array, which the kernel only reads; an open descriptor.
+        // SAFETY: the one vector refers to `sector`, which lives during the call and which the
+        // kernel only reads. `file` keeps the descriptor open.
         let written = unsafe { libc::pwritev2(file.as_raw_fd(), &vector, 1, at, libc::RWF_DSYNC) };
         if written != 512 {
             return Err(io::Error::last_os_error().into());

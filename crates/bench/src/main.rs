@@ -1,31 +1,31 @@
-//! # sheaf-bench: Sheaf beside its peers, on this machine, in one run
+//! # sheaf-bench: a comparison of Sheaf with its peers on one machine in one run
 //!
-//! `sheaf-bench compare` runs workloads over stores and makes a report of it; `paper` reruns what
-//! the papers measured; `figures` measures what the project has promised; `run` is a single run,
-//! for profilers. docs/bench.md says how to read them.
+//! `sheaf-bench compare` runs workloads over stores and writes a report. `paper` reruns the
+//! experiments of the papers. `figures` measures the figures that the project has promised. `run`
+//! is a single run, for profilers. docs/bench.md explains the reports.
 //!
 //! ## Picture
 //!
 //! ```text
 //!   tables/workloads.toml     tables/papers.toml
-//!        | spec                    | paper
+//!        | workload                | paper
 //!        v                         v
-//!      plan: which jobs, over how many pairs, by how many threads, in which order
-//!        | runner, progress, place
+//!      plan: the jobs, each with its pairs and threads, in the order of execution
+//!        | runner, progress, run_dir
 //!        v
-//!      host: each store in a process of its own, perhaps with a cap on its memory
-//!        | stage (which operations, which pairs) <- data, keys, zipf
-//!        | drive (threads, clock, stop)          -> measure (CPU, device bytes, disk)
+//!      store_process: each store in a process of its own, perhaps with a cap on its memory
+//!        | phase_spec (operations, choice of pairs) <- data, keys, zipf
+//!        | drive (threads, clock, stop)             -> measure (CPU, device bytes, disk)
 //!        | subjects/ (ours by name; LMDB, RocksDB, LevelDB, fjall, redb, sled; null)
 //!        v
-//!      record: JSON lines  ->  report/ (cells, Markdown, one HTML page with plots, the guide's tables)
-//!                          ->  paper (the paper's figure, ours, the peers', each claim's fate)
+//!      record: JSON lines  ->  report/ (cells, Markdown, HTML with plots, guide)
+//!                          ->  paper (published figure, ours, the peers', a verdict on each claim)
 //!
-//!      figures/: the promises; the same stages in one process, a table of verdicts
+//!      figures/: the promises; the same phases in one process, a table of verdicts
 //! ```
 //!
-//! What it cannot see: other programs on the machine. It says what the machine can do at the start
-//! and compares within a round only.
+//! The bench does not detect load from other programs on the machine. It probes the machine at the
+//! start, and compares results only within a round.
 
 #![allow(
     clippy::disallowed_methods,
@@ -72,11 +72,11 @@ use args::Command;
 use subjects::BenchSubject;
 
 #[cfg(feature = "jemalloc")]
-/// All stores, the C and C++ ones included, allocate through jemalloc: its symbols are unprefixed.
+/// Allocator of all stores, the C and C++ ones included: its symbols have no prefix.
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
-/// What any step answers. The text of an error is for a person; nothing branches on it.
+/// Result of every step of the bench. The text of an error is for a person: no code branches on it.
 pub(crate) type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 fn main() -> ExitCode {
@@ -112,14 +112,14 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs and reports.
+/// Runs a comparison and writes its report.
 fn compare(options: &args::Comparison) -> Result<()> {
     let jobs = plan::jobs(&options.workloads, &options.pairs, &options.threads, options.options.seconds);
     let lines = runner::run(&options.options, jobs)?;
     report::write(&options.options.out, &[lines])
 }
 
-/// What there is.
+/// Prints all workloads, stores and papers.
 fn list() -> Result<()> {
     let mut out = String::from("Workloads (group, name, what it does; * belongs to --quick):\n\n");
     for load in workload::all()? {
@@ -138,7 +138,7 @@ fn list() -> Result<()> {
         writeln!(out, "  {:<10} {}", paper.name, paper.title)?;
     }
     match std::io::stdout().write_all(out.as_bytes()) {
-        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()), // the reader has seen enough
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()), // as `head`
         done => Ok(done?),
     }
 }

@@ -1,9 +1,10 @@
-//! # Across: what it costs that one database has many keyspaces, of all engines
+//! # Across: costs of many keyspaces, of all engines, in one database
 //!
 //! ```text
-//!  durable      one key of one keyspace, and one key of a keyspace of each engine, in turns: one writer, each commit synced
-//!  snapshots    of a database with data in all engines: taken and dropped
-//!  many         keyspaces without a pair, made, closed, and opened by a process that does nothing else
+//!  durable      one writer with synced commits, in turns: one key of one keyspace,
+//!               and one key of a keyspace of each engine
+//!  snapshots    taken and dropped, in a database with data in all engines
+//!  many         empty keyspaces: created, closed, and opened by a process of their own
 //! ```
 
 use std::path::Path;
@@ -17,16 +18,16 @@ use crate::args;
 use crate::measure::{disk_bytes, median, memory_bytes};
 use crate::run_dir::RunDir;
 
-/// Bytes that a run takes at most.
+/// Bound on the disk space of a run.
 const MAX_DISK_BYTES: u64 = 4 << 30;
-/// Commits of a kind in a round.
+/// Commits of each kind in a round.
 const COMMITS: u64 = 400;
-/// Snapshots of a round.
+/// Snapshots in a round.
 const SNAPSHOTS: u32 = 20_000;
 /// Pairs in each engine's keyspace.
 const PAIRS: u64 = 20_000;
 
-/// Measures and prints.
+/// Measures and prints all figures.
 pub(crate) fn run(options: &args::AcrossArgs) -> Result<()> {
     if let Some(dir) = &options.open {
         return open_and_report(dir);
@@ -73,7 +74,8 @@ fn durable_and_snapshots(options: &args::AcrossArgs, place: &RunDir) -> Result<(
     Ok(db.close()?)
 }
 
-/// Median microseconds of a durable commit to one keyspace, and of one to all, in turns.
+/// Returns the median microseconds of a durable commit to one keyspace, and of one to all, in
+/// turns.
 fn median_durable_commits(db: &Database, spaces: &[Keyspace]) -> Result<(f64, f64)> {
     let mut took = [Vec::new(), Vec::new()];
     for (index, space) in (0..COMMITS).zip(spaces.iter().cycle()) {
@@ -92,7 +94,7 @@ fn median_durable_commits(db: &Database, spaces: &[Keyspace]) -> Result<(f64, f6
     Ok((one, all))
 }
 
-/// Makes the keyspaces, and has another process open them.
+/// Creates the keyspaces and measures another process that opens them.
 fn measure_many_keyspaces(options: &args::AcrossArgs, place: &RunDir, engine: &str) -> Result<()> {
     let dir = place.fresh("many")?;
     let db = Database::open(&dir)?;
@@ -116,7 +118,7 @@ fn measure_many_keyspaces(options: &args::AcrossArgs, place: &RunDir, engine: &s
     Ok(())
 }
 
-/// Milliseconds that the opening took, and bytes of memory after it.
+/// Returns the milliseconds of the opening, and the bytes of memory after it.
 fn open_in_child(dir: &Path) -> Result<[f64; 2]> {
     let mut command = Command::new(std::env::current_exe()?);
     let told = command.arg("across").arg("--open").arg(dir).stderr(Stdio::inherit()).output()?;
@@ -128,13 +130,13 @@ fn open_in_child(dir: &Path) -> Result<[f64; 2]> {
     }
 }
 
-/// The other process.
+/// Opens the database in the other process and prints time and memory.
 fn open_and_report(dir: &Path) -> Result<()> {
     let before = memory_bytes();
     let began = Instant::now();
     let db = Database::builder().create(false).open(dir)?;
     let took = began.elapsed();
-    // What threads of the store do after the opening is part of it.
+    // The memory includes the work of background threads after the opening.
     std::thread::sleep(Duration::from_millis(300));
     println!("{} {}", took.as_secs_f64() * 1e3, memory_bytes().saturating_sub(before));
     Ok(db.close()?)

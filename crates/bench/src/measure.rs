@@ -10,24 +10,24 @@ use std::time::{Duration, Instant};
 
 use crate::Result;
 
-/// A reading of the CPU clock (user + system).
+/// A reading of the CPU clock: user and system time.
 pub(crate) struct CpuTime {
     scope: libc::c_int,
     at: Duration,
 }
 
 impl CpuTime {
-    /// The whole process.
+    /// Reads the clock of the whole process.
     pub(crate) fn of_process() -> CpuTime {
         CpuTime { scope: libc::RUSAGE_SELF, at: used(libc::RUSAGE_SELF) }
     }
 
-    /// The calling thread.
+    /// Reads the clock of the calling thread.
     pub(crate) fn of_thread() -> CpuTime {
         CpuTime { scope: libc::RUSAGE_THREAD, at: used(libc::RUSAGE_THREAD) }
     }
 
-    /// CPU time used since the reading.
+    /// Returns the CPU time used since the reading.
     pub(crate) fn since(&self) -> Duration {
         used(self.scope).saturating_sub(self.at)
     }
@@ -35,7 +35,8 @@ impl CpuTime {
 
 fn used(who: libc::c_int) -> Duration {
     let mut usage = MaybeUninit::<libc::rusage>::zeroed();
-    // SAFETY: the pointer is to a rusage; the kernel fills it, and zeroes are valid if it does not.
+    // SAFETY: the pointer refers to a rusage. The kernel fills it; if the call fails, it is all
+    // zeroes, which is a valid rusage.
     let usage = unsafe {
         libc::getrusage(who, usage.as_mut_ptr());
         usage.assume_init()
@@ -46,12 +47,12 @@ fn used(who: libc::c_int) -> Duration {
     part(usage.ru_utime) + part(usage.ru_stime)
 }
 
-/// Looks in a row at which a process must be idle: Sheaf's engines begin to tidy up 400 ms after
-/// the last commit.
+/// Number of consecutive samples in which a process must be idle. They span more than 400 ms,
+/// because engines of Sheaf start background work 400 ms after the last commit.
 const IDLE_SAMPLES: u32 = 3;
 
-/// Waits until the process uses less than a twentieth of a core, and goes on to: compactions and
-/// cleaners are done.
+/// Waits at most `at_most` until the process uses less than a twentieth of a core for several
+/// samples: then compaction and GC are done.
 pub(crate) fn wait_until_idle(at_most: Duration) {
     let began = Instant::now();
     let mut idle = 0;
@@ -62,12 +63,12 @@ pub(crate) fn wait_until_idle(at_most: Duration) {
     }
 }
 
-/// Bytes the block device beneath a directory was given and asked for so far, by everybody.
+/// Total bytes that the block device beneath a directory has read and written, for all processes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DeviceCounters(Option<(u64, u64)>);
 
 impl DeviceCounters {
-    /// A reading; with `flush` after everything dirty on the file system was written back.
+    /// Reads the counters. With `flush`, first writes back all dirty data of the file system.
     pub(crate) fn read(dir: &Path, flush: bool) -> Result<DeviceCounters> {
         if flush {
             write_back(dir)?;
@@ -79,39 +80,39 @@ impl DeviceCounters {
         ))
     }
 
-    /// Bytes written since `before`, where there is such a device.
+    /// Returns the bytes written since `before`, or `None` if the device has no counters.
     pub(crate) fn written_since(self, before: &DeviceCounters) -> Option<u64> {
         Some(self.0?.1.saturating_sub(before.0?.1))
     }
 
-    /// Bytes read since `before`.
+    /// Returns the bytes read since `before`, or `None` if the device has no counters.
     pub(crate) fn read_since(self, before: &DeviceCounters) -> Option<u64> {
         Some(self.0?.0.saturating_sub(before.0?.0))
     }
 }
 
-/// Writes back everything dirty on the file system of `dir`.
+/// Writes back all dirty data of the file system of `dir`.
 pub(crate) fn write_back(dir: &Path) -> Result<()> {
     let handle = fs::File::open(dir)?;
-    // SAFETY: the descriptor is open.
+    // SAFETY: `handle` keeps the descriptor open during the call.
     if unsafe { libc::syncfs(handle.as_raw_fd()) } != 0 {
         return Err(io::Error::last_os_error().into());
     }
     Ok(())
 }
 
-/// Bytes written so far: by this process, and by the device (by everybody).
+/// Total bytes written: by this process, and by the device for all processes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WrittenBytes {
-    /// `write_bytes` of /proc/self/io: what the process made dirty or wrote directly. Without the
-    /// file system's own journal and metadata.
+    /// `write_bytes` of /proc/self/io: the bytes that the process dirtied or wrote directly.
+    /// Excludes the journal and the metadata of the file system.
     pub(crate) process: u64,
-    /// Sectors of /sys/dev/block/…/stat, if there is such a device.
+    /// Bytes from /sys/dev/block/…/stat, if the device has that file.
     pub(crate) device: Option<u64>,
 }
 
 impl WrittenBytes {
-    /// A reading, after everything dirty on the file system of `dir` was written back.
+    /// Reads the counters, after all dirty data of the file system of `dir` was written back.
     pub(crate) fn read(dir: &Path) -> Result<WrittenBytes> {
         write_back(dir)?;
         let io = fs::read_to_string("/proc/self/io")?;
@@ -126,7 +127,7 @@ impl WrittenBytes {
         })
     }
 
-    /// What was written since `before`.
+    /// Returns the bytes written since `before`.
     pub(crate) fn since(self, before: WrittenBytes) -> WrittenBytes {
         WrittenBytes {
             process: self.process.saturating_sub(before.process),
@@ -134,13 +135,14 @@ impl WrittenBytes {
         }
     }
 
-    /// The device's count if there is one, else the process's: what a verdict is about.
+    /// Returns the count of the device, which verdicts use, or that of the process without such a
+    /// device.
     pub(crate) fn device_or_process(self) -> u64 {
         self.device.unwrap_or(self.process)
     }
 }
 
-/// The statistics file of the block device beneath `dir`.
+/// Returns the statistics file of the block device beneath `dir`.
 fn device_stat(dir: &Path) -> Option<PathBuf> {
     let device = fs::metadata(dir).ok()?.dev();
     let (major, minor) = (libc::major(device), libc::minor(device));
@@ -148,7 +150,7 @@ fn device_stat(dir: &Path) -> Option<PathBuf> {
     path.exists().then_some(path)
 }
 
-/// Sectors read and written.
+/// Returns the sectors read and written.
 fn sectors(stat: &Path) -> Option<(u64, u64)> {
     // Documentation/block/stat.rst: the third and the seventh field.
     let text = fs::read_to_string(stat).ok()?;
@@ -156,7 +158,8 @@ fn sectors(stat: &Path) -> Option<(u64, u64)> {
     Some((field(2)?, field(6)?))
 }
 
-/// Bytes on disk beneath `dir`: allocated blocks. Files that vanish while we look count as nothing.
+/// Returns the allocated bytes on disk beneath `dir`. Ignores files that are deleted during the
+/// call.
 pub(crate) fn disk_bytes(dir: &Path) -> u64 {
     let Ok(entries) = fs::read_dir(dir) else { return 0 };
     entries
@@ -168,9 +171,8 @@ pub(crate) fn disk_bytes(dir: &Path) -> u64 {
         .sum()
 }
 
-/// Has the kernel forget what it keeps of the files beneath `dir`, which nobody has open: pages
-/// that one process brought in are charged to it for ever, and a cap on another would not count
-/// them.
+/// Drops the page cache of the files beneath `dir`, which must not be open. The kernel charges a
+/// cached page to the process that read it, so a cap on another process would not count it.
 pub(crate) fn drop_page_cache(dir: &Path) -> Result<()> {
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
@@ -179,8 +181,8 @@ pub(crate) fn drop_page_cache(dir: &Path) -> Result<()> {
             continue;
         }
         let file = fs::File::open(entry.path())?;
-        file.sync_all()?; // dirty pages would stay
-        // SAFETY: an open file's descriptor; the whole of it.
+        file.sync_all()?; // dirty pages are not dropped
+        // SAFETY: `file` keeps the descriptor open during the call, and the call takes no pointer.
         let code = unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
         if code != 0 {
             return Err(std::io::Error::from_raw_os_error(code).into());
@@ -189,14 +191,15 @@ pub(crate) fn drop_page_cache(dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Memory of this process that is backed by no file.
+/// Returns the memory of this process that is not backed by a file.
 pub(crate) fn memory_bytes() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let kib = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
     kib.and_then(|kib| kib.trim().trim_end_matches(" kB").parse::<u64>().ok()).unwrap_or(0) << 10
 }
 
-/// The middle of `values` (of two, the mean). `None` without any.
+/// Returns the median of `values`: the mean of the two middle ones if their number is even. Returns
+/// `None` if there are none.
 pub(crate) fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);

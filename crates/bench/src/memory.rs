@@ -1,18 +1,18 @@
-//! # Memory: what a database under load accounts for, and what the process really takes
+//! # Memory: the accounted memory of a database under load, and the memory of the process
 //!
-//! One database with a keyspace of each engine and one budget goes through mixes, one after the
-//! other. Beside them a watch looks at the parts that `DatabaseStats::memory` names, and at the
-//! memory of the process that no file backs, over what it was before the opening.
+//! One database with a keyspace of each engine and one budget runs through several mixes. A thread
+//! samples the parts of `DatabaseStats::memory`. It also samples the memory of the process that is
+//! not backed by a file, less its value before the opening.
 //!
 //! ```text
-//!   fill ── get ── update ── mixed ── scan ── with a snapshot ── large values ── one engine alone, each in turn
-//!            the fill is looked at from its begin; of the others, each for a while, the first half warms up
+//!   fill -- get -- update -- mixed -- scan -- with a snapshot -- large values -- each engine alone
+//!            the fill is sampled from its begin; the first half of the other mixes is not sampled
 //! ```
 //!
-//! The engines whose index must stand in memory (`flat`, `flat-ordered`) get so many keys that each
-//! takes some hundredths of the budget; the others get several times their share of it in data.
-//! What is outside of the database (the drivers' threads, the allocator's spare pages) is in the
-//! process's figure too.
+//! The index of `flat` and `flat-ordered` must fit in memory: their keyspaces get so many keys that
+//! it takes some hundredths of the budget. The other keyspaces get several times their share of the
+//! budget in data. The figure of the process includes memory outside of the database: that of the
+//! driving threads, and spare pages of the allocator.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -28,27 +28,27 @@ use crate::run_dir::RunDir;
 
 /// Bytes of a value.
 const VALUE: usize = 300;
-/// Bytes of a large one, and how many different ones each keyspace gets.
+/// Bytes of a large value, and number of large values of each keyspace.
 const LARGE_VALUE: usize = 100_000;
 const LARGE_KEYS: u64 = 200;
-/// How often the watch looks.
+/// Interval between two samples.
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(10);
 /// Pairs of a scan.
 const SCAN: usize = 50;
-/// Threads that drive.
+/// Number of threads that drive the load.
 const THREADS: u64 = 2;
 
-/// Whose keyspaces there are.
+/// Default engines: each gets a keyspace.
 pub(crate) const ENGINES: &str = "flat,flat-ordered,flex,cedrus,kreon,delsm";
 
-/// A keyspace and how many pairs it has.
+/// A keyspace and its number of pairs.
 struct KeyspaceLoad {
     keyspace: Keyspace,
     pairs: u64,
     is_ordered: bool,
 }
 
-/// What a driver does.
+/// Operations of a driving thread.
 #[derive(Clone, Copy)]
 enum MemoryMix {
     Fill,
@@ -61,7 +61,7 @@ enum MemoryMix {
     Alone(usize),
 }
 
-/// Looks of the watch at one mix.
+/// Sums and peaks of the samples during one mix.
 #[derive(Default)]
 struct MemorySamples {
     samples: u64,
@@ -84,7 +84,7 @@ impl MemorySamples {
     }
 }
 
-/// Measures and prints.
+/// Measures all mixes and prints a table.
 pub(crate) fn run(options: &args::MemoryArgs) -> Result<()> {
     let place = RunDir::new(&options.dir.path, 40 * options.memory)?;
     let dir = place.fresh("memory")?;
@@ -144,7 +144,7 @@ fn open_all(db: &Database, options: &args::MemoryArgs) -> Result<Vec<KeyspaceLoa
         let pairs = match engine {
             "flat" => budget / 300,
             "flat-ordered" => budget / 900,
-            _ => budget / 400, // three quarters of the budget, each
+            _ => budget / 400, // three quarters of the budget each
         };
         let is_ordered = keyspace.capabilities()?.ordered;
         Ok(KeyspaceLoad { keyspace, pairs, is_ordered })
@@ -152,7 +152,7 @@ fn open_all(db: &Database, options: &args::MemoryArgs) -> Result<Vec<KeyspaceLoa
     options.engines.iter().map(|engine| engine.name()).map(open).collect()
 }
 
-/// Does `work`, which says when it is half done, and makes a row of what is seen from then on.
+/// Runs `work`, which calls its argument when the samples shall begin. Returns a row of the table.
 fn measure_mix(
     db: &Database,
     name: &str,
@@ -194,7 +194,7 @@ fn measure_mix(
     Ok(row)
 }
 
-/// All drivers do the mix, for `time` if it is given.
+/// Runs the mix on all driving threads, for `time` unless it is a fill.
 fn drive(loads: &[KeyspaceLoad], mix: MemoryMix, time: Option<Duration>) -> Result<()> {
     let next = AtomicUsize::new(0);
     std::thread::scope(|scope| {

@@ -1,8 +1,9 @@
-//! # Cap: a bound on a process's memory, its page cache included
+//! # Memory control group: a bound on a process's memory, including its page cache
 //!
-//! A control group of version 2 or, where the memory controller is still there, of version 1; made
-//! beneath the one this process is in, removed when dropped. Where that is not permitted the
-//! workloads that need it are reported as not measured, with the reason.
+//! The control group has version 2 or, if the memory controller is still there, version 1. It is
+//! made below the group of this process, or below the parent of that group, and is removed when
+//! dropped. Without the permission to make it, the workloads with a cap are reported as not
+//! measured, with the reason.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,13 +11,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::Result;
 
-/// A control group with a limit.
+/// A control group with a limit on its memory.
 pub(crate) struct MemoryCgroup {
     dir: PathBuf,
 }
 
 impl MemoryCgroup {
-    /// A new group with a limit in bytes.
+    /// Creates a group with a limit in bytes.
     pub(crate) fn new(bytes: u64) -> Result<MemoryCgroup> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let own = fs::read_to_string("/proc/self/cgroup")?;
@@ -31,7 +32,7 @@ impl MemoryCgroup {
         Ok(cap)
     }
 
-    /// Puts a process into it.
+    /// Moves a process into the group.
     pub(crate) fn add_process(&self, pid: u32) -> Result<()> {
         Ok(fs::write(self.dir.join("cgroup.procs"), pid.to_string())?)
     }
@@ -39,11 +40,12 @@ impl MemoryCgroup {
 
 impl Drop for MemoryCgroup {
     fn drop(&mut self) {
-        let _ = fs::remove_dir(&self.dir); // only an empty group goes; another cannot be helped here
+        let _ = fs::remove_dir(&self.dir); // fails if processes are left
     }
 }
 
-/// The directory of our own group under the memory controller, and the file that holds a limit.
+/// Returns the directory of our own group under the memory controller, and the name of the file
+/// with a limit.
 fn memory_controller(own: &str, root: &Path) -> Option<(PathBuf, &'static str)> {
     for line in own.lines() {
         let mut parts = line.splitn(3, ':');
@@ -55,7 +57,8 @@ fn memory_controller(own: &str, root: &Path) -> Option<(PathBuf, &'static str)> 
         let has_memory = |dir: &Path| {
             fs::read_to_string(dir.join("cgroup.subtree_control")).is_ok_and(|text| text.contains("memory"))
         };
-        // A group with processes may have no children with controllers: its parent may.
+        // A version 2 group that contains processes cannot pass controllers to children: try its
+        // parent.
         if controllers.is_empty() {
             let dirs = [Some(dir.as_path()), dir.parent()];
             if let Some(dir) = dirs.into_iter().flatten().find(|dir| has_memory(dir)) {

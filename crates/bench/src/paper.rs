@@ -1,8 +1,9 @@
-//! # Paper: what five papers measured, rerun, and what becomes of their claims
+//! # Papers: the experiments of five papers, rerun, with a verdict on each claim
 //!
-//! `tables/papers.toml` names for each experiment the workloads that stand for it here, the figures
-//! as printed, and the claims as ratios of two measured cells. A claim *holds* from its bound on,
-//! *in part* from a lower one, and *does not hold* below that. Engines are found by name.
+//! For each experiment, `tables/papers.toml` names the workloads that reproduce it, the printed
+//! figures, and the claims as ratios of two measured cells. A claim *holds* from its bound on,
+//! holds *in part* from a lower bound on, and *does not hold* below that. Engines are found by
+//! name.
 
 use serde::Deserialize;
 
@@ -23,17 +24,17 @@ struct PaperTable {
     paper: Vec<PaperSpec>,
 }
 
-/// A paper.
+/// A paper with its experiments.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct PaperSpec {
     pub(crate) name: String,
     pub(crate) title: String,
-    /// Ours that is after it.
+    /// Engine of Sheaf that implements the paper.
     engine: String,
-    /// What they measured on.
+    /// Machine of the paper's measurements.
     machine: String,
-    /// Variants of peers that stand in for stores of the paper.
+    /// Variants of peers that replace stores of the paper.
     extra: Vec<String>,
     #[serde(default)]
     absent: Vec<AbsentStore>,
@@ -65,7 +66,7 @@ struct PaperExperiment {
     claim: Vec<PaperClaim>,
 }
 
-/// A figure as printed.
+/// A figure as the paper prints it.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct PublishedFigure {
@@ -91,7 +92,7 @@ fn default_factor() -> f64 {
     1.0
 }
 
-/// What of the two cells is compared.
+/// Metric of the two cells that a claim compares.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum ClaimMetric {
@@ -107,7 +108,7 @@ enum ClaimMetric {
 impl ClaimMetric {
     fn of(self, record: &PhaseRecord) -> Option<f64> {
         let metric = match self {
-            // Of openings, how many a second: more is better, as everywhere.
+            // For openings, the number per second: more is better, as for all speeds.
             ClaimMetric::Speed if record.is_opening() => return Some(1.0 / record.outcome.seconds),
             ClaimMetric::Speed => ReportMetric::Speed,
             ClaimMetric::Write => ReportMetric::WriteAmplification,
@@ -120,12 +121,12 @@ impl ClaimMetric {
     }
 }
 
-/// All papers.
+/// Returns all papers.
 pub(crate) fn all() -> Result<Vec<PaperSpec>> {
     Ok(toml::from_str::<PaperTable>(TABLE)?.paper)
 }
 
-/// The paper of that name, or `all`.
+/// Returns the paper of that name, or all papers for `all`.
 pub(crate) fn select(name: &str) -> Result<Vec<PaperSpec>> {
     let all = all()?;
     let known: Vec<String> = all.iter().map(|paper| paper.name.clone()).collect();
@@ -137,7 +138,7 @@ pub(crate) fn select(name: &str) -> Result<Vec<PaperSpec>> {
     Ok(chosen)
 }
 
-/// Reruns and prints.
+/// Reruns the experiments and writes the report.
 pub(crate) fn run(asked: &args::PaperRun) -> Result<()> {
     let mut options = asked.options.clone();
     let mut jobs: Vec<WorkloadJob> = Vec::new();
@@ -177,13 +178,13 @@ impl PaperExperiment {
             plan::jobs(&workload::select(&names)?, &[self.pairs.max(1)], &self.threads, options.seconds);
         for job in &mut jobs {
             job.data = job.workload.data.exactly(self.pairs as f64 * scale);
-            // A quick run is quick in its long phases too.
+            // The scale also shortens phases with a length of their own.
             job.seconds = job.workload.seconds.map_or(options.seconds, |seconds| (seconds * scale).max(2.0));
         }
         Ok(jobs)
     }
 
-    /// The rows of `summary` that belong to it.
+    /// Returns the rows of `summary` that belong to the experiment.
     fn rows<'a>(&self, summary: &'a RunSummary, scale: f64) -> Result<Vec<&'a SummaryRow>> {
         if self.loads.is_empty() {
             return Ok(Vec::new());
@@ -220,7 +221,8 @@ impl PaperExperiment {
         Ok(text)
     }
 
-    /// The paper's figures (marked as published), ours, the peers'.
+    /// Returns the table of the paper's figures (marked as published), ours, and those of the
+    /// peers.
     fn table(&self, paper: &PaperSpec, summary: &RunSummary, rows: &[&SummaryRow]) -> String {
         let has_run = |name: &str| rows.iter().any(|row| row.rounds(name, false).next().is_some());
         let mut stores: Vec<(String, String)> = summary
@@ -255,7 +257,7 @@ impl PaperExperiment {
         markdown(&head, &body)
     }
 
-    /// Speed, and what else the claims are about.
+    /// Returns the speed, and the other metrics that claims compare.
     fn cell(&self, row: &SummaryRow, store: &str) -> String {
         let Some(speed) = row.figure(store, ReportMetric::Speed) else { return "–".to_owned() };
         let unit = if row.is_opening() { "ms" } else { "k/s" };
@@ -277,7 +279,7 @@ impl PaperExperiment {
 }
 
 impl PaperClaim {
-    /// In words, the measured ratio with it.
+    /// Returns the verdict in words, with the measured ratio.
     fn verdict(&self, paper: &PaperSpec, summary: &RunSummary, rows: &[&SummaryRow]) -> String {
         let says = &self.says;
         let [left, right] = &self.ratio;
@@ -301,7 +303,7 @@ impl PaperClaim {
         }
     }
 
-    /// The value of `STORE:LOAD/THREADS`.
+    /// Returns the value of a cell `STORE:LOAD/THREADS`.
     fn value(
         &self,
         cell: &str,
@@ -335,7 +337,7 @@ impl PaperClaim {
     }
 }
 
-/// A load and its threads: `durable/8`. Caps have a slash of their own: `capped-get:1/2`.
+/// Splits a load and its threads, as in `durable/8`. A cap contains a slash too: `capped-get:1/2`.
 fn parse_load(load: &str) -> (&str, Option<u64>) {
     match load.rsplit_once('/') {
         Some((name, count)) if !name.ends_with(":1") => (name, count.parse().ok()),
@@ -343,7 +345,7 @@ fn parse_load(load: &str) -> (&str, Option<u64>) {
     }
 }
 
-/// Operations per second in the first or the last tenth of a long run.
+/// Returns the operations per second in the first or the last tenth of a long run.
 fn part_of_time(row: &SummaryRow, store: &str, early: bool) -> Option<f64> {
     let seconds =
         &row.rounds(store, false).find(|record| record.outcome.timeline.len() > 1)?.outcome.timeline;

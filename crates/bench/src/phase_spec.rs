@@ -1,13 +1,13 @@
-//! # Stage: one workload over one open store, complete and small enough to be sent to a child
+//! # Phase: one workload over one open store, in a form that can be sent to a child process
 //!
-//! Which operations in which shares, which pairs they are for, by how many threads, for how long.
-//! Every get checks on the way that it answers what it must. docs/bench.md says what the names
-//! mean; the tables combine them.
+//! The specification lists the operations with their shares, the choice of pairs, the threads and
+//! the length. Every get checks its result. docs/bench.md explains the names, and the tables
+//! combine them.
 //!
 //! ## Threads
 //!
-//! A thread has its own random numbers, its own part of a walk over all pairs, and shares with the
-//! others only the number of the next new pair.
+//! A thread has its own random numbers and its own part of a walk over all pairs. The threads share
+//! only the number of the next new pair.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -21,50 +21,50 @@ use crate::keys::{BenchRandom, KeyMaker, ValueGenerator};
 use crate::subjects::{BenchSession, BenchStore, ScanDirection};
 use crate::zipf::ZipfGenerator;
 
-/// What is done to a pair.
+/// Operation on a pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum PairOperation {
-    /// Reads it.
+    /// Reads the pair.
     Get,
-    /// Sets it, as a commit of its own.
+    /// Sets the pair, as a commit of its own.
     Update,
-    /// Sets it, perhaps together with others.
+    /// Sets the pair. The store may gather several sets in one transaction.
     Load,
-    /// Sets a pair that is not there yet.
+    /// Sets a pair that does not exist yet.
     Insert,
-    /// Reads it, then sets it.
+    /// Reads the pair, then sets it.
     ReadModifyWrite,
-    /// Removes it.
+    /// Removes the pair.
     Remove,
-    /// Reads it and those after it, `scan` together.
+    /// Reads `scan` pairs in ascending order, from the chosen one on.
     Scan,
-    /// Reads it and those before it.
+    /// Reads `scan` pairs in descending order, from the chosen one on.
     ScanDown,
-    /// Reads all pairs in order; counts for as many operations.
+    /// Reads all pairs in order. Counts as one operation per pair.
     ScanAll,
-    /// Has the store put its pairs into order; counts for as many operations as it says.
+    /// Tells the store to sort its pairs. Counts as many operations as the store reports.
     Compact,
 }
 
-/// Which pairs are wanted.
+/// Distribution of the chosen pairs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum KeyChoice {
-    /// One after the other; each thread has its part, and begins again at its end.
+    /// In order. Each thread has its part of the pairs, and starts again at its begin.
     Sequential,
-    /// The same in random order: each pair once before any comes twice.
+    /// Like `Sequential`, but in random order: each pair once before any pair comes twice.
     Permuted,
     Uniform,
-    /// YCSB's Zipfian, skew 0.99, hot pairs scattered.
+    /// Zipf distribution of YCSB: skew 0.99, with hot pairs scattered.
     Zipf,
-    /// The first three digits of the number Zipfian, the rest uniform.
+    /// Zipf distribution over the first three digits of the number, uniform within.
     Composite,
-    /// Zipfian by age, the newest most often.
+    /// Zipf distribution over the age: the newest pair is the most frequent.
     Latest,
-    /// None that is there.
+    /// Only pairs that do not exist.
     Missing,
-    /// Zipfian among the small ones, uniform among the large ones.
+    /// Zipf distribution over the pairs with small values, uniform over those with large ones.
     Etc,
 }
 
@@ -78,7 +78,7 @@ impl OperationMix {
         OperationMix(vec![(op, 100)])
     }
 
-    /// `get 95, update 5`; one operation may stand without a number and gets what is left.
+    /// Parses a mix such as `get 95, update 5`. One operation may have no number: it gets the rest.
     pub(crate) fn parse(text: &str) -> Result<OperationMix> {
         let mut parts = Vec::new();
         for part in text.split(',') {
@@ -106,7 +106,7 @@ impl OperationMix {
         self.0.iter().any(|(op, _)| wanted.contains(op))
     }
 
-    /// Whether anything is written.
+    /// Returns whether any operation writes.
     pub(crate) fn writes(&self) -> bool {
         self.has(&[
             PairOperation::Update,
@@ -118,41 +118,41 @@ impl OperationMix {
         ])
     }
 
-    /// Whether key order is needed.
+    /// Returns whether any operation needs key order.
     pub(crate) fn scans(&self) -> bool {
         self.has(&[PairOperation::Scan, PairOperation::ScanDown, PairOperation::ScanAll])
     }
 }
 
-/// A workload, complete.
+/// A complete specification of a phase.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct PhaseSpec {
     pub(crate) data: DataSpec,
     pub(crate) mix: OperationMix,
     pub(crate) choice: KeyChoice,
     pub(crate) threads: u64,
-    /// Operations are those of all threads together.
+    /// A number of operations counts all threads together.
     pub(crate) length: PhaseLength,
-    /// Pairs of a scan.
+    /// Number of pairs of a scan.
     pub(crate) scan: u64,
-    /// Runs with the same seed ask for the same pairs.
+    /// Seed of the random numbers. Runs with the same seed choose the same pairs.
     pub(crate) seed: u64,
-    /// How often a store that does not sync by itself is synced.
+    /// Interval of syncs of a store that does not sync itself.
     pub(crate) sync_every: Option<Duration>,
     /// Whether the time includes a sync at the end.
     pub(crate) final_sync: bool,
     pub(crate) latencies: bool,
-    /// The only operation whose latencies are taken, if it is one of many.
+    /// The only operation with recorded latencies, if the mix has several.
     pub(crate) timed: Option<PairOperation>,
     pub(crate) timeline: bool,
-    /// Whether all pairs are there: then each get of one must find it.
+    /// Whether the database has all pairs: then each get of one must find it.
     pub(crate) full: bool,
-    /// Pairs inserted beyond the data by stages before.
+    /// Number of pairs that earlier phases inserted in addition to the data.
     pub(crate) inserted: u64,
 }
 
 impl PhaseSpec {
-    /// Over a filled database, unsynced, untimed.
+    /// Returns a phase over a filled database, without syncs and latencies.
     pub(crate) fn new(
         data: DataSpec,
         mix: OperationMix,
@@ -178,7 +178,8 @@ impl PhaseSpec {
         }
     }
 
-    /// Drives it. Answers also how many pairs were inserted, those before included.
+    /// Runs the phase. Also returns the number of inserted pairs, including those of earlier
+    /// phases.
     pub(crate) fn run(&self, store: &dyn BenchStore) -> Result<(PhaseSample, u64)> {
         let tip = AtomicU64::new(self.data.pairs + self.inserted);
         let workers = (0..self.threads).map(|thread| PhaseThread::new(self, store, &tip, thread)).collect();
@@ -198,12 +199,13 @@ impl PhaseSpec {
     }
 }
 
-/// Numbers of pairs that are never there begin here.
+/// First number of the pairs that never exist.
 const FIRST_MISSING_PAIR: u64 = 1 << 40;
 
 /// Draws numbers of pairs.
 enum PairPicker {
-    /// The next, the part's first, the end of the part, and the permutation if the order is random.
+    /// A walk over one thread's part: the next pair, the first one, the end of the part, and a
+    /// permutation if the order is random.
     Walk {
         next: u64,
         from: u64,
@@ -218,7 +220,7 @@ enum PairPicker {
     Etc(EtcPicker),
 }
 
-/// Groups of pairs with the same first three digits.
+/// Number of groups of pairs with the same first three digits.
 const GROUPS: u64 = 1000;
 
 impl PairPicker {
@@ -241,7 +243,8 @@ impl PairPicker {
         }
     }
 
-    /// A pair of `0..pairs`, or for `Latest` of `0..inserted_count`.
+    /// Chooses a pair of `0..pairs`. `Latest` chooses one below `tip`, and `Missing` one that does
+    /// not exist.
     fn pick(&mut self, random: &mut BenchRandom, pairs: u64, tip: &AtomicU64) -> u64 {
         match self {
             PairPicker::Walk { next, from, to, order } => {
@@ -265,7 +268,7 @@ impl PairPicker {
     }
 }
 
-/// One thread of a stage.
+/// One thread of a phase.
 struct PhaseThread<'a> {
     phase_spec: &'a PhaseSpec,
     inserted_count: &'a AtomicU64,
@@ -274,7 +277,7 @@ struct PhaseThread<'a> {
     keys: KeyMaker,
     values: ValueGenerator,
     sizer: SizeGenerator,
-    /// Whether a get of a pair must find its number.
+    /// Whether the value of each pair that is read must contain the number of the pair.
     checks: bool,
     user_bytes: u64,
     is_timed: bool,
@@ -319,7 +322,7 @@ impl<'a> PhaseThread<'a> {
         let found = session.get(self.keys.make(index))?;
         let is_right = match found {
             _ if !self.checks => true,
-            // One just inserted may not be there yet: its number is given before it is put.
+            // A new pair may not exist yet: a thread takes its number before it puts the pair.
             None => index >= self.phase_spec.data.pairs,
             Some(found) => found == index,
         };
@@ -389,8 +392,8 @@ impl PhaseWorker for PhaseThread<'_> {
     }
 }
 
-/// Checks that all pairs are there, from two threads, and that as many others are not. Warms caches
-/// too.
+/// Gets all pairs from two threads and 1,000 missing ones, and returns an error if a result is
+/// wrong. Also warms caches.
 pub(crate) fn check(store: &dyn BenchStore, data: &DataSpec) -> Result<()> {
     let length = PhaseLength::Operations(data.pairs);
     PhaseSpec::new(data.clone(), OperationMix::only(PairOperation::Get), KeyChoice::Sequential, 2, length)
@@ -404,7 +407,7 @@ pub(crate) fn check(store: &dyn BenchStore, data: &DataSpec) -> Result<()> {
     Ok(())
 }
 
-/// How often each choice of `draws` was drawn, for tests of the tables.
+/// Returns how often each pair was chosen in `draws` draws, for tests of the tables.
 #[cfg(test)]
 fn drawn(phase_spec: &PhaseSpec, draws: u64) -> std::collections::BTreeMap<u64, u64> {
     let tip = AtomicU64::new(phase_spec.data.pairs);

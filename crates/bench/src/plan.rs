@@ -1,15 +1,15 @@
-//! # Plan: which workloads over how many pairs by how many threads, in which order
+//! # Plan: the jobs of a run, and the order of their execution
 //!
 //! ## Order
 //!
 //! ```text
-//!   shared   per kind of data: every store is filled once, then workload by workload, round by round,
+//!   shared   per kind of data: fill every store once; then workload by workload, round by round,
 //!            store by store over the same databases; openings last
-//!   fresh    round by round, store by store: an empty database for each phase
-//!   own      the same, filled and prepared first
+//!   single   round by round, store by store: an empty database for each phase, or a database of
+//!            its own that is filled and prepared first
 //! ```
 //!
-//! The order of the stores is reversed in every other round.
+//! Every other round takes the stores in reverse order.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -20,14 +20,14 @@ use crate::phase_spec::{OperationMix, PairOperation, PhaseSpec};
 use crate::subjects::{BenchSubject, MEMORY, StoreSetting};
 use crate::workload::{DataKind, InitialState, Workload};
 
-/// What every comparison can be told.
+/// Options that all comparisons share.
 #[derive(Clone, Debug)]
 pub(crate) struct RunOptions {
     pub(crate) subjects: Vec<BenchSubject>,
     pub(crate) rounds: u64,
     pub(crate) seconds: f64,
     pub(crate) sync_every: Option<Duration>,
-    /// How long a store may take to come to rest after it was written to.
+    /// Longest wait until a store is idle after writes.
     pub(crate) max_quiesce: Duration,
     pub(crate) dir: PathBuf,
     pub(crate) out: PathBuf,
@@ -42,15 +42,15 @@ pub(crate) struct WorkloadJob {
     pub(crate) threads: u64,
     /// Length of the phase, if it is timed.
     pub(crate) seconds: f64,
-    /// Peers alone, not synced every 100 ms; one round.
+    /// Whether only peers run, without a sync every 100 ms, and for one round.
     pub(crate) unsynced: bool,
 }
 
-/// All jobs, by how their databases come about.
+/// All jobs of a run, divided by the origin of their databases.
 #[derive(Debug, Default)]
 pub(crate) struct JobPlan {
     pub(crate) shared: Vec<SharedJobs>,
-    /// Those that begin with an empty database or one of their own.
+    /// Jobs that begin with an empty database or one of their own.
     pub(crate) single: Vec<WorkloadJob>,
 }
 
@@ -59,12 +59,14 @@ pub(crate) struct JobPlan {
 pub(crate) struct SharedJobs {
     pub(crate) kind: DataKind,
     pub(crate) data: DataSpec,
-    /// The job that fills, if it was asked for: then the fill is measured as its first round.
+    /// Job of the fill, if it was requested. Then the fill is measured, as the first round of that
+    /// job.
     pub(crate) fill: Option<WorkloadJob>,
     pub(crate) jobs: Vec<WorkloadJob>,
 }
 
-/// Jobs for `loads`, each over each number of pairs; `threads` in place of the table's, if any.
+/// Returns the jobs for `loads`, each over each number of pairs. If `threads` is not empty, it
+/// replaces the threads of the table, except where those are fixed.
 pub(crate) fn jobs(loads: &[Workload], pairs: &[u64], threads: &[u64], seconds: f64) -> Vec<WorkloadJob> {
     let mut jobs = Vec::new();
     for pairs in pairs {
@@ -120,7 +122,7 @@ impl JobPlan {
         plan
     }
 
-    /// Whether the first round of a job is the fill of databases that others share.
+    /// Returns whether the first round of a job is the fill of databases that other jobs share.
     pub(crate) fn is_shared_fill(&self, job: &WorkloadJob) -> bool {
         let fills = self.shared.iter().filter_map(|shared| shared.fill.as_ref());
         fills
@@ -128,7 +130,7 @@ impl JobPlan {
             .any(|fill| fill.data == job.data && fill.workload.name == job.workload.name && !job.unsynced)
     }
 
-    /// Seconds that it should take.
+    /// Returns the estimated seconds of the whole plan.
     pub(crate) fn estimate(&self, options: &RunOptions) -> f64 {
         let stores = options.subjects.len() as f64;
         let rounds = options.rounds as f64;
@@ -143,8 +145,8 @@ impl JobPlan {
         shared.chain(single).sum()
     }
 
-    /// Bytes of disk it may need at its peak: three times the data for each store at once covers
-    /// trees half full, a log at its bound and a compaction's copy.
+    /// Returns the bytes of disk needed at the peak. Three times the data of each store that is
+    /// open covers half-full trees, a log at its bound, and the copy of a compaction.
     pub(crate) fn disk_bytes_needed(&self, options: &RunOptions, memory: u64) -> u64 {
         let shared = self.shared.iter().map(|shared| {
             let at_once =
@@ -157,15 +159,15 @@ impl JobPlan {
 }
 
 impl SharedJobs {
-    /// Whether all stores may be open at once: their memory is at most their budget, and their
-    /// data.
+    /// Returns whether all stores may be open at once. A store needs its budget and its data in
+    /// memory, but never more than twice the data.
     pub(crate) fn fits(&self, stores: usize, memory: u64) -> bool {
         let each = (self.data.bytes() * 2).min(MEMORY + self.data.bytes()) + (256 << 20);
         each * stores as u64 <= memory / 10 * 7
     }
 }
 
-/// A guess: seconds until so many pairs are loaded, checked and settled.
+/// Returns a rough estimate of the seconds to load, check and settle the pairs.
 pub(crate) fn fill_estimate(data: &DataSpec) -> f64 {
     0.5 + data.pairs as f64 * (4e-6 + data.pair_bytes() * 1e-8)
 }
@@ -181,13 +183,14 @@ impl WorkloadJob {
         if self.unsynced { 1 } else { options.rounds }
     }
 
-    /// Operations, if their number ends it.
+    /// Number of operations, if it ends the job.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a multiple of a count")]
     fn operations(&self) -> Option<u64> {
         self.workload.length.map(|length| (self.data.pairs as f64 * length) as u64)
     }
 
-    /// Seconds of one phase over one store, its coming to rest included.
+    /// Returns the estimated seconds of one phase over one store, including the wait until it is
+    /// idle.
     pub(crate) fn estimate(&self) -> f64 {
         let phase = match self.operations() {
             Some(_) => fill_estimate(&self.data) * self.workload.length.unwrap_or(1.0),
@@ -197,7 +200,7 @@ impl WorkloadJob {
         phase + if self.workload.mix.writes() { 0.7 } else { 0.05 }
     }
 
-    /// How its store is opened.
+    /// Returns the settings that its store is opened with.
     pub(crate) fn setting(&self) -> StoreSetting {
         let memory = self.share_of_cap(self.workload.budget).map_or(MEMORY, |budget| budget.max(1 << 20));
         StoreSetting {
@@ -207,7 +210,7 @@ impl WorkloadJob {
         }
     }
 
-    /// The most memory its process may have.
+    /// Returns the bound on the memory of its process.
     pub(crate) fn cap_bytes(&self) -> Option<u64> {
         self.share_of_cap(1.0)
     }
@@ -217,7 +220,7 @@ impl WorkloadJob {
         self.workload.cap.map(|cap| (self.data.bytes() as f64 * cap * share) as u64)
     }
 
-    /// What a host is to run in this round.
+    /// Returns the phase that a store process runs in this round.
     pub(crate) fn phase_spec(&self, options: &RunOptions, round: u64) -> PhaseSpec {
         let length = match self.operations() {
             Some(operations) => PhaseLength::Operations(operations.max(1)),

@@ -1,7 +1,7 @@
-//! # Progress: on standard error, a bar with the time left at a terminal, lines elsewhere
+//! # Progress: a bar with the time left on a terminal, otherwise lines on standard error
 //!
-//! The time left is the share of the plan's estimate that is still to come, scaled by how long the
-//! part already done has taken.
+//! The time left is the estimate of the remaining work, multiplied by the ratio of real to
+//! estimated time of the work already done.
 
 use std::io::IsTerminal;
 use std::sync::OnceLock;
@@ -12,7 +12,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 static START: OnceLock<Instant> = OnceLock::new();
 static BAR: OnceLock<ProgressBar> = OnceLock::new();
 
-/// Says what is being done.
+/// Prints a line with the elapsed time.
 pub(crate) fn print_status(text: &str) {
     let seconds = START.get_or_init(Instant::now).elapsed().as_secs();
     let line = format!("[{:>3}:{:02}] {text}", seconds / 60, seconds % 60);
@@ -22,22 +22,22 @@ pub(crate) fn print_status(text: &str) {
     }
 }
 
-/// How far a plan is.
+/// Progress of a plan.
 pub(crate) struct PlanProgress {
     began: Instant,
-    /// Seconds the plan was estimated at, and those of what is done.
+    /// Estimated seconds of the whole plan, and of its finished parts.
     estimated: f64,
     done: f64,
 }
 
-/// The bar counts tenths of estimated seconds.
+/// Returns the ticks of the bar: tenths of estimated seconds.
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "seconds of a plan")]
 fn ticks(seconds: f64) -> u64 {
     (seconds.max(0.0) * 10.0) as u64
 }
 
 impl PlanProgress {
-    /// Of a plan that should take so many seconds.
+    /// Starts the progress of a plan with an estimate in seconds.
     pub(crate) fn new(estimated: f64) -> PlanProgress {
         if std::io::stderr().is_terminal() {
             let bar = BAR.get_or_init(|| ProgressBar::new(ticks(estimated)));
@@ -48,14 +48,14 @@ impl PlanProgress {
         PlanProgress { began: Instant::now(), estimated, done: 0.0 }
     }
 
-    /// This comes next.
+    /// Shows the part that starts now.
     pub(crate) fn next(&self, what: &str) {
         if let Some(bar) = BAR.get() {
             bar.set_message(format!("{} left  {what}", time(self.left())));
         }
     }
 
-    /// A part is done that was estimated at so many seconds; `outcome` came of it.
+    /// Records that a part with an estimate of `seconds` is finished, and prints `outcome`.
     pub(crate) fn done(&mut self, seconds: f64, outcome: &str) {
         self.done += seconds;
         match BAR.get() {
@@ -71,7 +71,7 @@ impl PlanProgress {
         }
     }
 
-    /// Nothing is left to do.
+    /// Removes the bar at the end of the plan.
     pub(crate) fn finish(&self) {
         if let Some(bar) = BAR.get() {
             bar.finish_and_clear();
@@ -84,12 +84,12 @@ impl PlanProgress {
 
     fn left(&self) -> f64 {
         let ahead = (self.estimated - self.done).max(0.0);
-        // Until a twentieth is done the estimate is the better guess.
+        // Until a twentieth is done, the estimate is more reliable than the measured speed.
         if self.share() < 0.05 { ahead } else { ahead * self.began.elapsed().as_secs_f64() / self.done }
     }
 }
 
-/// `1:02:03`, `2:03`.
+/// Formats a time as `1:02:03` or `2:03`.
 fn time(seconds: f64) -> String {
     let seconds = ticks(seconds) / 10;
     let (hours, minutes, seconds) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
@@ -112,7 +112,7 @@ mod tests {
     fn the_time_left_follows_what_was_really_taken() {
         let mut progress = PlanProgress { began: Instant::now(), estimated: 100.0, done: 0.0 };
         assert!((progress.left() - 100.0).abs() < 1e-9);
-        progress.done = 50.0; // in no time at all: the rest will take none either
+        progress.done = 50.0; // took no time, so that the rest has none left
         assert!(progress.left() < 1.0);
     }
 }

@@ -1,8 +1,8 @@
-//! # Table: what was promised, what was measured, whether it holds
+//! # Promise table: promised figures, measured figures, and verdicts
 
 use serde_json::{Value, json};
 
-/// Which side of a bound is the good one.
+/// Direction of a bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BoundKind {
     AtLeast,
@@ -12,27 +12,27 @@ pub(crate) enum BoundKind {
 /// A promised figure.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PromisedFigure {
-    /// What is measured.
+    /// Name of the figure.
     pub(crate) what: &'static str,
     pub(crate) bound: BoundKind,
-    /// What stands behind the number: `× LMDB`, `bytes`.
+    /// Unit after the number, such as `× LMDB` or `bytes`.
     pub(crate) unit: &'static str,
     pub(crate) must: f64,
     pub(crate) aim: Option<f64>,
 }
 
-/// A promise beside its measurement.
+/// A promise with its measurement.
 #[derive(Clone, Debug)]
 pub(crate) struct PromiseRow {
     pub(crate) promise: PromisedFigure,
-    /// `None` if there was nothing to compare with.
+    /// Measured figure, or `None` without a figure to compare with.
     pub(crate) measured: Option<f64>,
-    /// The figures behind the measured one.
+    /// Figures that the measured one is computed from.
     pub(crate) detail: String,
 }
 
 impl PromisedFigure {
-    /// The row of this promise.
+    /// Returns the row of this promise.
     pub(crate) fn measured(self, measured: Option<f64>, detail: impl Into<String>) -> PromiseRow {
         PromiseRow { promise: self, measured, detail: detail.into() }
     }
@@ -51,7 +51,7 @@ impl PromisedFigure {
 }
 
 impl PromiseRow {
-    /// In words.
+    /// Returns the verdict in words.
     pub(crate) fn verdict(&self) -> String {
         let Some(measured) = self.measured else { return "not measured".to_owned() };
         let promise = self.promise;
@@ -83,7 +83,7 @@ impl PromiseRow {
         ]
     }
 
-    /// For programs.
+    /// Returns the row as JSON.
     pub(crate) fn json(&self) -> Value {
         json!({
             "what": self.promise.what,
@@ -98,7 +98,7 @@ impl PromiseRow {
     }
 }
 
-/// Three significant digits, without trailing zeros.
+/// Formats a number with three significant digits, without trailing zeros.
 pub(crate) fn number(value: f64) -> String {
     if !value.is_finite() {
         return "∞".to_owned();
@@ -114,7 +114,7 @@ pub(crate) fn number(value: f64) -> String {
     if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }
 }
 
-/// A Markdown table whose columns are padded, so that it reads well as plain text too.
+/// Formats a Markdown table. Padded columns make it readable as plain text too.
 pub(crate) fn markdown(head: &[String], rows: &[Vec<String>]) -> String {
     let width = |column: usize| {
         let cells = rows.iter().map(Vec::as_slice).chain([head]).filter_map(|row| row.get(column));
@@ -134,7 +134,7 @@ pub(crate) fn markdown(head: &[String], rows: &[Vec<String>]) -> String {
     line(head) + &line(&rule) + &body
 }
 
-/// The table of figures, and beneath it what each is made of.
+/// Formats the table of figures, followed by the details of each figure.
 pub(crate) fn figures(rows: &[PromiseRow]) -> String {
     let head = ["figure", "must", "aim", "measured", "verdict"].map(str::to_owned);
     let cells: Vec<Vec<String>> = rows.iter().map(|row| row.cells().to_vec()).collect();

@@ -1,8 +1,8 @@
-//! # Record: what a run leaves behind, line by line
+//! # Record: the lines that a run writes
 //!
-//! A run writes JSON lines: one [`RunHeader`] that says what was asked of which machine, then a
-//! [`PhaseRecord`] for each measured phase and an [`AbsentResult`] for each that could not be.
-//! Reports are made from such files, at once or later, of one run or of several.
+//! A run writes JSON lines: one [`RunHeader`] that describes the command and the machine, then a
+//! [`PhaseRecord`] for each measured phase, and an [`AbsentResult`] for each phase that was not
+//! possible. Reports are made from such files, at once or later, of one run or of several.
 
 use std::path::Path;
 
@@ -21,7 +21,7 @@ pub(crate) enum RecordLine {
     Absent(AbsentResult),
 }
 
-/// What was asked, of what.
+/// Command, machine and settings of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct RunHeader {
     /// The arguments after the program's name.
@@ -29,11 +29,11 @@ pub(crate) struct RunHeader {
     pub(crate) version: String,
     /// Seconds since 1970.
     pub(crate) began: u64,
-    /// Facts and probes, for people.
+    /// Description of the machine and its probes, in prose.
     pub(crate) machine: String,
-    /// The same for programs.
+    /// The machine and its probes as JSON.
     pub(crate) probes: serde_json::Value,
-    /// Rounds, seconds, syncs, in words.
+    /// Rounds, seconds and syncs, in words.
     pub(crate) setting: String,
     pub(crate) stores: Vec<StoreNote>,
 }
@@ -46,14 +46,14 @@ pub(crate) struct StoreNote {
     pub(crate) setting: String,
 }
 
-/// What makes two records rounds of the same measurement.
+/// Identity of a measurement. Records with equal keys are rounds of the same measurement.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub(crate) struct CellKey {
     pub(crate) workload: String,
     pub(crate) subject: String,
     pub(crate) pairs: u64,
     pub(crate) threads: u64,
-    /// Not synced every 100 ms, where all others are.
+    /// Whether the store was not synced every 100 ms. All other measurements are.
     pub(crate) unsynced: bool,
 }
 
@@ -72,23 +72,23 @@ pub(crate) struct PhaseRecord {
     pub(crate) outcome: PhaseOutcome,
 }
 
-/// What a phase took.
+/// Costs and results of a phase.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct PhaseOutcome {
     pub(crate) operations: u64,
     pub(crate) seconds: f64,
-    /// CPU of the whole process, and of the callers' threads alone, in all.
+    /// Total CPU seconds of the whole process, and of the callers' threads alone.
     pub(crate) cpu_seconds: f64,
     pub(crate) caller_seconds: f64,
     pub(crate) latency: Option<LatencyPoints>,
     /// Bytes of keys and values written or removed.
     pub(crate) user_bytes: u64,
-    /// Bytes the device was given and asked for, until the store had settled.
+    /// Bytes that the device wrote and read until the store was idle.
     pub(crate) device_written: Option<u64>,
     pub(crate) device_read: Option<u64>,
-    /// Blocks of the database's directory afterwards.
+    /// Allocated bytes of the directory of the database after the phase.
     pub(crate) disk_bytes: u64,
-    /// Memory of the process that is backed by no file.
+    /// Memory of the process that is not backed by a file.
     pub(crate) memory_bytes: u64,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) timeline: Vec<TimelineSecond>,
@@ -106,7 +106,7 @@ pub(crate) struct LatencyPoints {
     pub(crate) longest: f64,
 }
 
-/// What could not be measured.
+/// A measurement that was not possible, with the reason.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct AbsentResult {
     pub(crate) workload: String,
@@ -115,7 +115,7 @@ pub(crate) struct AbsentResult {
 }
 
 impl LatencyPoints {
-    /// From nanoseconds.
+    /// Converts a histogram of nanoseconds.
     pub(crate) fn of(histogram: &Histogram<u64>) -> LatencyPoints {
         let at = |quantile: f64| histogram.value_at_quantile(quantile) as f64 / 1e3;
         LatencyPoints {
@@ -129,36 +129,36 @@ impl LatencyPoints {
         }
     }
 
-    /// The points of its curve: quantile and microseconds.
+    /// Returns the points of the latency curve: quantile and microseconds.
     pub(crate) fn points(&self) -> [(f64, f64); 5] {
         [(0.5, self.p50), (0.95, self.p95), (0.99, self.p99), (0.999, self.p999), (0.9999, self.p9999)]
     }
 }
 
 impl PhaseRecord {
-    /// Operations per second.
+    /// Returns the operations per second.
     pub(crate) fn rate(&self) -> f64 {
         self.outcome.operations as f64 / self.outcome.seconds
     }
 
-    /// CPU microseconds of the whole process per operation.
+    /// Returns the CPU microseconds of the whole process per operation.
     pub(crate) fn cpu_micros(&self) -> f64 {
         self.outcome.cpu_seconds * 1e6 / self.outcome.operations as f64
     }
 
-    /// Bytes the device was given for each byte of the user.
+    /// Returns the bytes that the device wrote for each byte of the user.
     pub(crate) fn write_amplification(&self) -> Option<f64> {
         let written = self.outcome.device_written? as f64;
         (self.outcome.user_bytes > 0).then(|| written / self.outcome.user_bytes as f64)
     }
 
-    /// Whether it is an opening, whose figure is the seconds.
+    /// Returns whether this is an opening: its figure is the seconds.
     pub(crate) fn is_opening(&self) -> bool {
         self.group == OPENINGS
     }
 }
 
-/// The group of workloads that measure how long opening takes.
+/// Group of the workloads that measure openings.
 pub(crate) const OPENINGS: &str = "open";
 
 /// Reads the lines of a file.
@@ -184,7 +184,7 @@ fn parse(text: &str) -> Result<Vec<RecordLine>> {
 pub(crate) mod tests {
     use super::*;
 
-    /// A stored run: two stores, two workloads, two sizes, two rounds.
+    /// A stored run with two stores, two workloads, two sizes and two rounds.
     pub(crate) const STORED: &str = include_str!("../testdata/run.jsonl");
 
     #[test]

@@ -1,8 +1,8 @@
 //! # Recovery: opening by replay of the whole log, and from a checkpoint (FlatStore §3.5)
 //!
-//! Fills a database that makes no checkpoints, closes it, and opens it again: every entry of the
-//! log is replayed into an empty index. Then one more time after a close that made a checkpoint.
-//! The page cache is warm.
+//! Fills a database that makes no checkpoints, closes it, and opens it: opening replays every entry
+//! of the log into an empty index. A close then makes a checkpoint, and the database is opened
+//! again. The page cache is warm.
 
 use ::sheaf::{Database, KeyspaceOptions};
 
@@ -12,10 +12,10 @@ use crate::keys::{KeyLayout, KeyMaker, UDB_VALUE_BYTES, ValueGenerator};
 use crate::measure::median;
 use crate::run_dir::RunDir;
 
-/// Bytes that a pair takes on disk, at most.
+/// Upper bound on the bytes of a pair on disk.
 const DISK_BYTES_PER_PAIR: u64 = 400;
 
-/// Measures and prints.
+/// Measures all rounds and prints a table.
 pub(crate) fn run(options: &args::RecoveryArgs) -> Result<()> {
     let place = RunDir::new(&options.dir.path, options.pairs * DISK_BYTES_PER_PAIR)?;
     let (mut replays, mut images) = (Vec::new(), Vec::new());

@@ -1,18 +1,18 @@
-//! # Place: the directory a run works in, bounded and removed at the end
+//! # Run directory: the directory of a run, bounded in size and removed at the end
 //!
 //! ## Invariants
 //!
-//! 1. A run touches nothing but a directory of its own, `sheaf-bench-PID`, within the one it was
-//!    given.
-//! 2. Before anything is written there is room for what the run will need; of the figures, that is
-//!    at most 20 GiB.
-//! 3. The directory goes at the end, after an error, and on SIGINT, SIGTERM and SIGHUP (not on
-//!    SIGKILL).
+//! 1. A run writes only within a directory of its own, `sheaf-bench-PID`, in the directory that the
+//!    options name. With `--keep`, the named directory itself is used and kept.
+//! 2. The free space covers the needs of the run before it writes anything. Runs with the default
+//! 2. Before a run without `--keep` writes anything, the free space covers its needs. Runs with the
+//!    default bound need at most 20 GiB.
+//!    on SIGKILL).
 //!
 //! ## Threads
 //!
-//! The signals are blocked in the first thread before any other starts, so that all inherit the
-//! mask; one thread waits for them.
+//! The first thread blocks the signals before any other thread starts, so that all threads inherit
+//! the mask. One thread waits for the signals.
 
 use std::ffi::CString;
 use std::fs;
@@ -24,32 +24,32 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::{Result, measure};
 
-/// No run of the figures takes more of the disk.
+/// Bound on the disk space of a run, except those of [`RunDir::in_empty_parent`].
 pub(crate) const MAX_DISK_BYTES: u64 = 20 << 30;
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
-/// Never returns once a signal came: the thread that got it cleans up and ends the process, and
-/// errors that the signal caused (a killed child) are nobody's business.
+/// Never returns after a signal: the thread that received it cleans up and ends the process. Errors
+/// that the signal caused, such as a killed child, must not be reported.
 pub(crate) fn block_if_interrupted() {
     while INTERRUPTED.load(Ordering::SeqCst) {
         std::thread::park();
     }
 }
 
-/// Marks a directory whose databases were kept.
+/// File that marks a directory with kept databases.
 const KEPT_MARKER: &str = "kept-by-sheaf-bench";
 
-/// A directory that is removed when this is dropped.
+/// Directory of a run. It is removed when this value is dropped, unless it is kept.
 pub(crate) struct RunDir {
     root: PathBuf,
-    /// Bytes it may take.
+    /// Bound on its bytes on disk.
     limit: u64,
     is_kept: bool,
 }
 
 impl RunDir {
-    /// Makes the directory within `parent` after checking that `need` bytes are there and allowed.
+    /// Creates the directory within `parent`, after a check that `need` bytes are free and allowed.
     pub(crate) fn new(parent: &Path, need: u64) -> Result<RunDir> {
         RunDir::within(parent, need, MAX_DISK_BYTES)
     }
@@ -82,7 +82,7 @@ impl RunDir {
         Ok(RunDir { root, limit, is_kept: false })
     }
 
-    /// As [`RunDir::new`], without the bound of 20 GiB, in a `parent` that is new or empty.
+    /// Like [`RunDir::new`], without the bound of 20 GiB, in a `parent` that is new or empty.
     pub(crate) fn in_empty_parent(parent: &Path, need: u64) -> Result<RunDir> {
         if fs::read_dir(parent).is_ok_and(|mut entries| entries.next().is_some()) {
             return Err(format!(
@@ -94,8 +94,8 @@ impl RunDir {
         RunDir::within(parent, need, u64::MAX)
     }
 
-    /// A directory that is to stay, for databases that an earlier run kept: new, empty, or marked
-    /// by us.
+    /// Opens a directory that is kept at the end, with the databases of earlier runs. It must be
+    /// new, empty, or marked as kept.
     pub(crate) fn keeping(root: &Path) -> Result<RunDir> {
         let mark = root.join(KEPT_MARKER);
         if fs::read_dir(root).is_ok_and(|mut entries| entries.next().is_some()) && !mark.exists() {
@@ -106,12 +106,12 @@ impl RunDir {
         Ok(RunDir { root: root.to_path_buf(), limit: u64::MAX, is_kept: true })
     }
 
-    /// Its path.
+    /// Returns the path of the directory.
     pub(crate) fn path(&self) -> &Path {
         &self.root
     }
 
-    /// An empty directory `name` in it: what was there is removed.
+    /// Returns an empty subdirectory `name`. Earlier content is removed.
     pub(crate) fn fresh(&self, name: &str) -> Result<PathBuf> {
         self.clear(name)?;
         let dir = self.root.join(name);
@@ -119,7 +119,8 @@ impl RunDir {
         Ok(dir)
     }
 
-    /// Removes directory `name` in it, if it is there; an error if the run has outgrown its bound.
+    /// Removes the subdirectory `name`, if it exists. Returns an error if the run has exceeded its
+    /// bound.
     pub(crate) fn clear(&self, name: &str) -> Result<()> {
         let used = measure::disk_bytes(&self.root);
         match fs::remove_dir_all(self.root.join(name)) {
@@ -136,7 +137,7 @@ impl RunDir {
 impl Drop for RunDir {
     fn drop(&mut self) {
         if !self.is_kept {
-            let _ = fs::remove_dir_all(&self.root); // nothing sensible to do about it here
+            let _ = fs::remove_dir_all(&self.root); // an error cannot be reported here
         }
     }
 }
@@ -148,7 +149,7 @@ fn gib(bytes: u64) -> f64 {
 fn free_bytes(dir: &Path) -> Result<u64> {
     let path = CString::new(dir.as_os_str().as_bytes())?;
     let mut stat = MaybeUninit::<libc::statvfs>::zeroed();
-    // SAFETY: a C string and a pointer to a statvfs, which zeroes are valid for.
+    // SAFETY: `path` is a C string and `stat` is a statvfs, for which zeroes are valid.
     let stat = unsafe {
         if libc::statvfs(path.as_ptr(), stat.as_mut_ptr()) != 0 {
             return Err(io::Error::last_os_error().into());
@@ -160,7 +161,7 @@ fn free_bytes(dir: &Path) -> Result<u64> {
 
 fn remove_on_signal(root: PathBuf) {
     let mut set = MaybeUninit::<libc::sigset_t>::zeroed();
-    // SAFETY: the set is initialised by sigemptyset before it is used.
+    // SAFETY: sigemptyset initialises the set before any other use.
     let set = unsafe {
         libc::sigemptyset(set.as_mut_ptr());
         for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
@@ -171,17 +172,18 @@ fn remove_on_signal(root: PathBuf) {
     };
     std::thread::spawn(move || {
         let mut signal = 0;
-        // SAFETY: an initialised set and a place for the number.
+        // SAFETY: the set is initialised, and `signal` is a place for the number.
         if unsafe { libc::sigwait(&set, &mut signal) } == 0 {
             INTERRUPTED.store(true, Ordering::SeqCst);
             crate::store_process::kill_all_children();
-            // Stores still write: what they make meanwhile goes in a further pass.
+            // A killed store may create files until it has ended: another pass removes them.
             for _ in 0..100 {
                 if fs::remove_dir_all(&root).is_ok() || !root.exists() {
                     break;
                 }
             }
-            // Whoever read this may be gone with the same Ctrl-C: the process ends all the same.
+            // The same Ctrl-C may have ended the reader of standard error. An error here must not
+            // stop the exit.
             let _ = writeln!(io::stderr(), "sheaf-bench: interrupted; {} was removed", root.display());
             std::process::exit(128 + signal);
         }

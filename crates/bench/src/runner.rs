@@ -1,7 +1,7 @@
-//! # Runner: a plan, carried out store by store, written down line by line
+//! # Runner: executes a plan, store by store, and records each result as a line
 //!
-//! What cannot be measured (no scans in a hashed engine, no cap on memory, a store that failed) is
-//! noted with its reason, and the run goes on.
+//! If a measurement is impossible (scans in a hashed engine, a cap on memory without permission, a
+//! store that failed), the runner records the reason and continues.
 
 use std::fs;
 use std::io::Write;
@@ -24,12 +24,12 @@ use crate::store_process::StoreProcess;
 use crate::subjects::{BenchSubject, StoreSetting};
 use crate::workload::{CloseMode, InitialState};
 
-/// The run's lines.
+/// File of the run's lines.
 pub(crate) const RESULTS_FILE: &str = "results.jsonl";
-/// The files a report consists of.
+/// Files of a report.
 pub(crate) const REPORT_FILES: [&str; 3] = [RESULTS_FILE, "report.md", "report.html"];
 
-/// Carries out the jobs and answers the run's lines, which are also in `options.out`.
+/// Runs the jobs. Returns the lines of the run, which are also in a file in `options.out`.
 pub(crate) fn run(options: &RunOptions, jobs: Vec<WorkloadJob>) -> Result<Vec<RecordLine>> {
     let plan = JobPlan::new(jobs);
     let memory = memory_bytes();
@@ -60,7 +60,7 @@ pub(crate) fn run(options: &RunOptions, jobs: Vec<WorkloadJob>) -> Result<Vec<Re
     Ok(runner.written)
 }
 
-/// Refuses a directory for the report that holds anything but an earlier report.
+/// Refuses a directory for the report that contains anything except an earlier report.
 fn accept_output(out: &Path) -> Result<()> {
     let Ok(entries) = fs::read_dir(out) else { return Ok(()) };
     for entry in entries {
@@ -118,7 +118,7 @@ struct PlanRunner<'a> {
     written: Vec<RecordLine>,
 }
 
-/// A store in its process, over a database that stays there.
+/// A store that is open in a process of its own, with a database that several jobs use.
 struct OpenStore {
     subject: BenchSubject,
     host: StoreProcess,
@@ -157,7 +157,7 @@ impl PlanRunner<'_> {
         self.write(RecordLine::Sample(record))
     }
 
-    /// Notes why something could not be measured, once; never returns if we were interrupted.
+    /// Records once why a measurement is absent. Never returns if a signal interrupted the run.
     fn record_absent(&mut self, workload: &str, subject: BenchSubject, why: &str) -> Result<()> {
         block_if_interrupted();
         let line = RecordLine::Absent(AbsentResult {
@@ -172,7 +172,7 @@ impl PlanRunner<'_> {
         self.write(line)
     }
 
-    /// Notes what came of a phase that was estimated at so many seconds.
+    /// Records the outcome of a phase, and adds `estimate` seconds to the progress.
     fn finish_phase(
         &mut self,
         job: &WorkloadJob,
@@ -203,7 +203,7 @@ impl PlanRunner<'_> {
         Ok(())
     }
 
-    /// All jobs over the same data, with these stores open at once.
+    /// Runs all jobs over the same data, with all of `subjects` open at once.
     fn run_shared(&mut self, shared: &SharedJobs, subjects: &[BenchSubject]) -> Result<()> {
         let mut stores = Vec::new();
         for subject in subjects {
@@ -262,7 +262,7 @@ impl PlanRunner<'_> {
         Ok(())
     }
 
-    /// A fresh database with all pairs. The fill is measured if that was asked for.
+    /// Creates a database with all pairs. Records the fill as a measurement if that was requested.
     fn fill_store(&mut self, shared: &SharedJobs, subject: BenchSubject) -> Result<OpenStore> {
         let dir = self.run_dir.fresh(subject.name())?;
         let mut host = StoreProcess::start(None)?;
@@ -279,7 +279,7 @@ impl PlanRunner<'_> {
         Ok(OpenStore { subject, host, is_ordered: opened.is_ordered })
     }
 
-    /// Ends the store's process in this way and opens its database in another.
+    /// Ends the store's process as `end` says, and opens its database in a new process.
     fn reopen_store(
         &self,
         open: &mut OpenStore,
@@ -302,7 +302,7 @@ impl PlanRunner<'_> {
         })
     }
 
-    /// A job whose databases nobody shares.
+    /// Runs a job with databases that no other job uses.
     fn run_single(&mut self, job: &WorkloadJob, first: u64) -> Result<()> {
         for round in first..job.rounds(self.options).max(first) {
             let mut subjects = self.options.subjects.clone();
@@ -324,7 +324,7 @@ impl PlanRunner<'_> {
         Ok(())
     }
 
-    /// One phase over a database made for it.
+    /// Runs one phase over a database created for it.
     fn run_alone(&self, job: &WorkloadJob, subject: BenchSubject, round: u64) -> Result<PhaseOutcome> {
         let dir = self.run_dir.fresh(subject.name())?;
         let cap = job.cap_bytes().map(MemoryCgroup::new).transpose()?;
@@ -352,8 +352,8 @@ impl PlanRunner<'_> {
         Ok(outcome)
     }
 
-    /// The phase in a process with a cap on its memory, which counts all of the data's pages that
-    /// it brings in.
+    /// Runs the phase in a process with a cap on its memory. The page cache is dropped first, so
+    /// that the cap counts every page of the data that the process reads.
     fn run_capped(
         &self,
         job: &WorkloadJob,
@@ -370,7 +370,7 @@ impl PlanRunner<'_> {
         Ok(outcome)
     }
 
-    /// Fills, ages, removes, compacts, as the job wants it.
+    /// Fills, ages, removes and compacts, as the job requires.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "shares of a count")]
     fn prepare(&self, job: &WorkloadJob, host: &mut StoreProcess) -> Result<()> {
         let share = |share: f64| PhaseLength::Operations((job.data.pairs as f64 * share) as u64);
@@ -392,7 +392,7 @@ impl PlanRunner<'_> {
     }
 }
 
-/// Loads all pairs, by one thread.
+/// Returns a phase in which one thread loads all pairs.
 fn fill(data: &DataSpec) -> PhaseSpec {
     let length = PhaseLength::Operations(data.pairs);
     let choice = if data.keys.ordered { KeyChoice::Sequential } else { KeyChoice::Permuted };
@@ -402,7 +402,7 @@ fn fill(data: &DataSpec) -> PhaseSpec {
     }
 }
 
-/// How long a killed writer wrote beyond its first second, by round.
+/// Returns the time between the first second of writes and the kill, by round.
 pub(crate) fn kill_delay(round: u64) -> Duration {
     Duration::from_millis(300 + 370 * (round % 4))
 }

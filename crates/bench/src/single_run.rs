@@ -1,4 +1,4 @@
-//! # Single: one workload over one store in this process, for profilers and for looking closer
+//! # Single run: one workload over one store in this process, for profilers and debugging
 
 use std::path::Path;
 use std::time::Duration;
@@ -15,10 +15,11 @@ use crate::subjects::{BenchStore, StoreSetting};
 use crate::workload::InitialState;
 use crate::{Result, data::DataSpec};
 
-/// Updates before the timed ones, as a multiple of the pairs: the log has wrapped by then.
+/// Updates before the timed ones, as a multiple of the pairs. This many make the log reuse its
+/// segments.
 const WARM_UPDATES: u64 = 2;
 
-/// Fills, warms, runs, prints.
+/// Fills and warms the store, runs the workload, and prints the results.
 pub(crate) fn run(options: &RunArgs) -> Result<()> {
     let (load, data) = (&options.workload, options.workload.data.of(options.pairs));
     if load.open.is_some() || load.cap.is_some() {
@@ -92,7 +93,7 @@ fn fill(options: &RunArgs, store: &dyn BenchStore, data: &DataSpec) -> Result<()
     Ok(())
 }
 
-/// What is to be done before the workload itself.
+/// Runs the phases that prepare the store for the workload: updates, removals, a compaction.
 fn warm(options: &RunArgs, store: &dyn BenchStore, data: &DataSpec) -> Result<()> {
     let load = &options.workload;
     let usual = if load.mix == OperationMix::only(PairOperation::Update) && load.length.is_none() {

@@ -1,25 +1,25 @@
-//! # Host: a store in a process of its own
+//! # Store process: one open store in a child process
 //!
-//! The bench starts itself again as `sheaf-bench host`; the child holds one open store and does
-//! what it is asked, a JSON line in, a JSON line out. So each store has its own memory to be
-//! measured and capped, its background threads are counted for it alone, and one that crashes or is
-//! killed takes nobody along.
+//! The bench starts itself again as `sheaf-bench host`. The child opens one store and executes
+//! requests: it reads a JSON line and writes a JSON line. The memory of each store can therefore be
+//! measured and capped, and CPU time counts only the threads of this store. A crash or kill of one
+//! store affects no other.
 //!
 //! ## Picture
 //!
 //! ```text
-//!   bench (parent)                 host (child)
-//!   Host::start ---- spawn ----->  waits, opens nothing
-//!   Cap::take(pid)                 (now capped)
-//!   Open, Run, Check, Close -----> store
-//!               <----- Answer ---
-//!   Host::kill  ---- SIGKILL --->  in mid-write
+//!   bench (parent)                            child
+//!   StoreProcess::start ------- spawn ----->  waits, opens nothing
+//!   MemoryCgroup::add_process(pid)            (now capped)
+//!   Open, Run, Check, Close --------------->  store
+//!               <------- HostReply ---------
+//!   kill_during_writes -------- SIGKILL --->  during writes
 //! ```
 //!
 //! ## Crash
 //!
-//! Children die with the parent (`PR_SET_PDEATHSIG`) and, before its directory is removed after a
-//! signal, by [`kill_all_children`].
+//! A child dies with the parent (`PR_SET_PDEATHSIG`). After a signal, [`kill_all_children`] kills
+//! the children before the directory of the run is removed.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -39,29 +39,29 @@ use crate::phase_spec::{self, KeyChoice, OperationMix, PairOperation, PhaseSpec}
 use crate::record::{LatencyPoints, PhaseOutcome};
 use crate::subjects::{BenchStore, BenchSubject, StoreSetting};
 
-/// What a host can be asked.
+/// Request of the parent to the child.
 #[derive(Debug, Serialize, Deserialize)]
 enum HostRequest {
-    /// Opens a store and gets one pair, if there is one to be got.
+    /// Opens a store. With `first`, gets its first pair.
     Open {
         subject: String,
         dir: PathBuf,
         setting: StoreSetting,
         first: Option<DataSpec>,
     },
-    /// Runs a stage; afterwards waits at most this long until the store has come to rest.
+    /// Runs a phase. Then waits at most `settle` until the store is idle.
     Run {
         phase_spec: Box<PhaseSpec>,
         settle: Duration,
     },
-    /// Gets every pair.
+    /// Gets every pair, and some missing ones.
     Check {
         data: DataSpec,
     },
     Close,
 }
 
-/// What it answers: one of them, by what it was asked.
+/// Reply to one request: an error, or the result of that request.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct HostReply {
     error: Option<String>,
@@ -69,28 +69,30 @@ struct HostReply {
     opened: Option<OpenResult>,
 }
 
-/// An open store.
+/// Result of opening a store.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct OpenResult {
-    /// Until the first get was answered.
+    /// Seconds until the first get returned.
     pub(crate) seconds: f64,
     pub(crate) is_ordered: bool,
     pub(crate) memory_bytes: u64,
 }
 
-/// Process ids of the children that run, for the thread that cleans up after a signal.
+/// Process ids of the running children, for the thread that handles signals.
 static CHILD_PIDS: Mutex<Vec<u32>> = Mutex::new(Vec::new());
 
 /// Kills all children.
 pub(crate) fn kill_all_children() {
     let running = CHILD_PIDS.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     for pid in running.iter().filter_map(|pid| i32::try_from(*pid).ok()) {
-        // SAFETY: a plain system call; the pid is of our own child, not yet waited for.
+        // SAFETY: the call takes no pointer, so that it cannot violate memory safety. The number is
+        // that of a child, which its `StoreProcess` removes from the list soon after it has waited
+        // for it.
         unsafe { libc::kill(pid, libc::SIGKILL) };
     }
 }
 
-/// The parent's end.
+/// Parent's handle of a child with a store.
 pub(crate) struct StoreProcess {
     child: Child,
     input: ChildStdin,
@@ -98,7 +100,7 @@ pub(crate) struct StoreProcess {
 }
 
 impl StoreProcess {
-    /// Starts a child, within `cap` if there is one.
+    /// Starts a child, in the control group `cap` if there is one.
     pub(crate) fn start(cap: Option<&MemoryCgroup>) -> Result<StoreProcess> {
         let mut child = Command::new(std::env::current_exe()?)
             .arg("host")
@@ -116,7 +118,7 @@ impl StoreProcess {
         Ok(host)
     }
 
-    /// Opens or creates a store. With `first` its first pair is got, and must be there.
+    /// Opens or creates a store. With `first`, the child gets the first pair, which must exist.
     pub(crate) fn open(
         &mut self,
         subject: BenchSubject,
@@ -129,24 +131,24 @@ impl StoreProcess {
         answer.opened.ok_or_else(|| "the host opened nothing".into())
     }
 
-    /// Runs a stage.
+    /// Runs a phase.
     pub(crate) fn run(&mut self, phase_spec: &PhaseSpec, settle: Duration) -> Result<PhaseOutcome> {
         let answer = self.request(&HostRequest::Run { phase_spec: Box::new(phase_spec.clone()), settle })?;
         answer.outcome.ok_or_else(|| "the host ran nothing".into())
     }
 
-    /// Gets every pair.
+    /// Gets every pair, and some missing ones.
     pub(crate) fn check(&mut self, data: &DataSpec) -> Result<()> {
         self.request(&HostRequest::Check { data: data.clone() }).map(|_| ())
     }
 
-    /// Closes the store in order and ends the child.
+    /// Closes the store without a kill, and ends the child.
     pub(crate) fn close(mut self) -> Result<()> {
         self.request(&HostRequest::Close).map(|_| ())
     }
 
-    /// Lets the child write by Zipf's law for ever and kills it in mid-write, `after` the first
-    /// second.
+    /// Makes the child write pairs of a Zipf distribution, and kills it `after` the first second
+    /// while it writes.
     pub(crate) fn kill_during_writes(mut self, data: &DataSpec, after: Duration) -> Result<()> {
         let write = |time| PhaseSpec {
             sync_every: Some(SYNC_INTERVAL),
@@ -165,7 +167,7 @@ impl StoreProcess {
         if self.child.try_wait()?.is_some() {
             return Err("the writer ended before it was killed".into());
         }
-        Ok(()) // `drop` kills
+        Ok(()) // `drop` kills the child
     }
 
     fn send_request(&mut self, ask: &HostRequest) -> Result<()> {
@@ -188,7 +190,7 @@ impl StoreProcess {
 
 impl Drop for StoreProcess {
     fn drop(&mut self) {
-        // An error says that it has ended already.
+        // An error means that the child has already ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
         let pid = self.child.id();
@@ -196,9 +198,10 @@ impl Drop for StoreProcess {
     }
 }
 
-/// The child: does what it is asked until it is told to close or its parent is gone.
+/// Executes requests in the child, until it must close or its parent has ended.
 pub(crate) fn serve() -> Result<()> {
-    // SAFETY: a plain system call: the child dies with its parent.
+    // SAFETY: the call takes no pointer; it makes the kernel kill this process when its parent
+    // ends.
     unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
     let mut guest = StoreServer::default();
     for line in std::io::stdin().lines() {
@@ -216,12 +219,12 @@ pub(crate) fn serve() -> Result<()> {
     Ok(())
 }
 
-/// What the child holds.
+/// State of the child.
 #[derive(Default)]
 struct StoreServer {
     store: Option<Box<dyn BenchStore>>,
     dir: PathBuf,
-    /// Pairs inserted beyond the data.
+    /// Number of inserted pairs in addition to the data.
     inserted: u64,
 }
 

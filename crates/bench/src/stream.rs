@@ -1,14 +1,14 @@
-//! # Stream: one large value, written and read piece by piece, beside a plain file
+//! # Stream: one large value, written and read in pieces, compared with a plain file
 //!
 //! ```text
-//!   a plain file:  write ── sync ── forget ── read          the device's speed, in the same round
-//!   a value:       write ── commit, durable ── close ── forget ── open ── read, checked
+//!   a plain file:  write ── sync ── drop cache ── read      the device's speed, in the same round
+//!   a value:       write ── durable commit ── close ── drop cache ── open ── read and compare
 //! ```
 //!
-//! What is written is no zeros and is compared when it comes back. "Forget" means that the kernel
-//! drops what it keeps of the files. A reader of a value goes through it once when it is opened, to
-//! check it, so that its second pass finds the page cache: both are in the time. Memory is what no
-//! file backs, at its highest while the value is written or read, over what it was before.
+//! The bytes are not zeros, and are compared when they are read. "Drop cache" removes the files
+//! from the page cache. A reader of a value reads it once when it is opened, to verify it. Its
+//! second pass finds the page cache, and the measured time includes both. Memory is the peak of the
+//! memory without a file behind it while the value is written or read, less its value before.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -27,11 +27,11 @@ use crate::run_dir::RunDir;
 
 /// Bytes of a call.
 const CHUNK_BYTES: usize = 1 << 20;
-/// How often memory is looked at.
+/// Interval between two samples of the memory.
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(5);
 const KEY: &str = "stream";
 
-/// What one round found: bytes per second, and bytes of memory.
+/// Figures of one round: bytes per second, and bytes of memory.
 struct StreamRound {
     plain_write: f64,
     plain_read: f64,
@@ -40,7 +40,7 @@ struct StreamRound {
     memory: f64,
 }
 
-/// Measures and prints.
+/// Measures all rounds and prints a table.
 pub(crate) fn run(options: &args::StreamArgs) -> Result<()> {
     let place = RunDir::new(&options.dir.path, options.bytes * 2)?;
     let rounds = (0..options.rounds).map(|_| round(options, &place)).collect::<Result<Vec<_>>>()?;
@@ -81,7 +81,7 @@ fn round(options: &args::StreamArgs, place: &RunDir) -> Result<StreamRound> {
     Ok(StreamRound { plain_write, plain_read, write, read, memory: most.saturating_sub(before) as f64 })
 }
 
-/// Speeds of writing and reading it as a value.
+/// Writes and reads the value. Returns both speeds.
 fn value(options: &args::StreamArgs, dir: &Path) -> Result<(f64, f64)> {
     let open = || Database::builder().memory(options.memory).open(dir);
     let db = open()?;
@@ -105,14 +105,14 @@ fn value(options: &args::StreamArgs, dir: &Path) -> Result<(f64, f64)> {
     Ok((written, read))
 }
 
-/// Bytes per second.
+/// Returns bytes per second.
 fn rate(bytes: u64, work: impl FnOnce() -> Result<()>) -> Result<f64> {
     let began = Instant::now();
     work()?;
     Ok(bytes as f64 / began.elapsed().as_secs_f64())
 }
 
-/// What `work` answers, and the most memory that was seen meanwhile.
+/// Returns the result of `work` and the peak of the memory during it.
 fn peak_memory<T>(work: impl FnOnce() -> Result<T>) -> Result<(T, u64)> {
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -131,13 +131,13 @@ fn peak_memory<T>(work: impl FnOnce() -> Result<T>) -> Result<(T, u64)> {
     })
 }
 
-/// The bytes that are written, again and again with another first word.
+/// Returns the bytes to write. They are repeated, each time with another first word.
 fn pattern() -> Vec<u8> {
     let mut random = BenchRandom::new(5);
     (0..CHUNK_BYTES / 8).flat_map(|_| random.below(u64::MAX).to_le_bytes()).collect()
 }
 
-/// Each piece of `bytes` bytes, with its number in it.
+/// Calls `each` with every piece of `bytes` bytes. A piece begins with its offset.
 fn for_each_chunk(bytes: u64, mut each: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
     let mut piece = pattern();
     for start in (0..bytes).step_by(CHUNK_BYTES) {
@@ -151,7 +151,7 @@ fn write(to: &mut impl Write, bytes: u64) -> Result<()> {
     for_each_chunk(bytes, |piece| Ok(to.write_all(piece)?))
 }
 
-/// Reads all of it; an error if it is something else.
+/// Reads `bytes` bytes. Returns an error if they differ from the written ones.
 fn compare(from: &mut impl Read, bytes: u64) -> Result<()> {
     let mut found = vec![0; CHUNK_BYTES];
     for_each_chunk(bytes, |piece| {

@@ -4,13 +4,13 @@
 //! in this process, one after the other within a round.
 //!
 //! ```text
-//!   fill ── settle ── device bytes ── get ── keys ── remove all ── refill at once          one database
-//!   fill, remove half, fill ── settle ── device bytes                                      churn, in a fresh one
-//!   fill ── update for a minute: each latency                                              tail, in a fresh one
+//!   fill -- settle -- device bytes -- get -- keys -- remove all -- refill at once   one database
+//!   fill, remove half, fill -- settle -- device bytes                    churn, in a fresh one
+//!   fill -- update for a minute: each latency                            tail, in a fresh one
 //! ```
 //!
-//! Device bytes are bytes written to the block device until the store is idle and the page cache is
-//! written back, divided by the bytes of keys and values that were put.
+//! Device bytes are the bytes written to the block device, divided by the bytes of keys and values
+//! that were put. They are counted until the store is idle and the page cache is written back.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -31,23 +31,23 @@ use crate::subjects::{BenchStore, BenchSubject, StoreSetting};
 const KEY: usize = 16;
 /// A database may take this multiple of its data while it is compacted.
 const MAX_SPACE_FACTOR: u64 = 5;
-/// What a store gets at most to come to rest.
+/// Longest wait until a store is idle.
 const MAX_QUIESCE: Duration = Duration::from_secs(60);
 
-/// What can be measured.
+/// Part of the measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ValueMeasurement {
-    /// Each pair once, in random order, by one thread.
+    /// Fill of each pair once, in random order, by one thread.
     Fill,
     /// Uniform gets by two threads.
     Get,
-    /// All keys, without values.
+    /// Scan of all keys, without values.
     Keys,
-    /// All removed, and filled again at once.
+    /// Removal of all pairs and an immediate fill.
     Refill,
-    /// Filled, half removed, filled.
+    /// Fill, removal of a half, and another fill.
     Churn,
-    /// Updates, each timed.
+    /// Updates with the latency of each.
     Tail,
 }
 
@@ -72,14 +72,14 @@ impl ValueMeasurement {
         }
     }
 
-    /// The part of that name.
+    /// Returns the part of that name.
     pub(crate) fn parse(name: &str) -> Result<ValueMeasurement> {
         let names = ValueMeasurement::ALL.map(ValueMeasurement::name).join(", ");
         let part = ValueMeasurement::ALL.into_iter().find(|part| part.name() == name);
         part.ok_or_else(|| format!("there is no part {name:?}; there are: {names}").into())
     }
 
-    /// The stores that are compared if nobody says which.
+    /// Returns the default stores, if the build includes them.
     pub(crate) fn stores() -> Vec<BenchSubject> {
         let known = ["delsm", "leveldb", "rocksdb"].into_iter().filter_map(BenchSubject::by_name);
         known.filter(|store| store.is_built_in()).collect()
@@ -103,7 +103,7 @@ const HEAD: [&str; 14] = [
     "tail: longest ms",
 ];
 
-/// Measures and prints.
+/// Measures all stores and prints a table.
 pub(crate) fn run(options: &args::ValuesArgs) -> Result<()> {
     let place = RunDir::new(&options.dir.path, (options.bytes * MAX_SPACE_FACTOR).min(MAX_DISK_BYTES))?;
     let mut rows = Vec::new();
@@ -160,7 +160,7 @@ fn measure_store(
     Ok(cells)
 }
 
-/// A latency in milliseconds.
+/// Returns a quantile of the latencies in milliseconds.
 fn quantile_ms(sample: &PhaseSample, quantile: f64) -> String {
     let latencies = sample.latencies.as_ref();
     latencies.map_or(String::new(), |latencies| number(latencies.value_at_quantile(quantile) as f64 / 1e6))
@@ -210,7 +210,7 @@ impl ValuesCase<'_> {
         ));
     }
 
-    /// Device bytes since `before` over user bytes.
+    /// Returns the device bytes since `before`, divided by the user bytes of `puts` fills.
     fn amplification(&self, dir: &Path, before: WrittenBytes, puts: f64) -> Result<String> {
         measure::wait_until_idle(MAX_QUIESCE);
         let written = WrittenBytes::read(dir)?.since(before).device_or_process();
@@ -259,7 +259,7 @@ impl ValuesCase<'_> {
         Ok(cells)
     }
 
-    /// Million keys a second; the second of two walks counts.
+    /// Returns million keys per second. A first scan warms up and is not counted.
     fn keys(&self, store: &dyn BenchStore) -> Result<String> {
         let mut session = store.session()?;
         session.keys()?;

@@ -1,8 +1,8 @@
-//! # Spec: the workload table, read and unfolded
+//! # Workloads: the workload table, parsed and expanded
 //!
-//! `tables/workloads.toml` names workloads in a few lines each (its head explains the fields). Here
-//! they become [`Load`]s: one for each kind of data, share in per cent and cap on memory. What a
-//! load becomes at run time (pairs, seconds, stores) is `plan`'s business.
+//! `tables/workloads.toml` describes each workload in a few lines; its head explains the fields.
+//! This module expands them to one [`Workload`] for each kind of data, share in per cent, and cap
+//! on memory. `plan` adds the properties of a run: pairs, seconds, stores.
 
 use std::collections::BTreeMap;
 
@@ -15,20 +15,20 @@ use crate::phase_spec::{KeyChoice, OperationMix};
 
 const TABLE: &str = include_str!("../tables/workloads.toml");
 
-/// What a database holds when a workload begins.
+/// Content of a database when a workload begins.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum InitialState {
-    /// Nothing.
+    /// No pairs.
     Empty,
-    /// All pairs; shared with other workloads, which leave them there.
+    /// All pairs; shared with other workloads, which do not remove them.
     #[default]
     Full,
-    /// All pairs, in a database of its own.
+    /// All pairs, in a database that no other workload uses.
     Own,
 }
 
-/// How the database ends whose opening is measured.
+/// End of the process before a measured opening.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum CloseMode {
@@ -39,9 +39,9 @@ pub(crate) enum CloseMode {
 /// One workload, for one kind of data and one cap.
 #[derive(Clone, Debug)]
 pub(crate) struct Workload {
-    /// As it is asked for and reported: `NAME@DATA:CAP`.
+    /// Name in options and reports: `NAME@DATA:CAP`.
     pub(crate) name: String,
-    /// As the table has it, before data and cap.
+    /// Name in the table, without data and cap.
     pub(crate) base: String,
     pub(crate) group: String,
     pub(crate) about: String,
@@ -49,7 +49,7 @@ pub(crate) struct Workload {
     pub(crate) start: InitialState,
     pub(crate) mix: OperationMix,
     pub(crate) choice: KeyChoice,
-    /// Operations as a multiple of the pairs; timed without.
+    /// Operations as a multiple of the pairs. Without it, the phase ends by time.
     pub(crate) length: Option<f64>,
     pub(crate) seconds: Option<f64>,
     pub(crate) threads: Vec<u64>,
@@ -59,7 +59,7 @@ pub(crate) struct Workload {
     pub(crate) compacted: bool,
     pub(crate) space_limit: Option<f64>,
     pub(crate) cap: Option<f64>,
-    /// What of the cap is the store's memory budget.
+    /// Share of the cap that is the memory budget of the store.
     pub(crate) budget: f64,
     pub(crate) open: Option<CloseMode>,
     pub(crate) unsynced: bool,
@@ -76,14 +76,14 @@ pub(crate) struct DataKind {
     share: f64,
 }
 
-/// Least pairs of any data: the generators want some.
+/// Smallest number of pairs of any data, as the generators need some.
 const MIN_PAIRS: u64 = 1000;
-/// A kind of data may have this many times the bytes of as many UDB pairs; beyond, it has fewer
-/// pairs.
+/// Bound on the bytes of a kind of data, as a multiple of the bytes of as many UDB pairs. A kind
+/// with larger pairs gets fewer of them.
 const MAX_DATA_FACTOR: f64 = 4.0;
 
 impl DataKind {
-    /// The data where `pairs` were asked for.
+    /// Returns the data for a run of `pairs` pairs.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share of a count")]
     pub(crate) fn of(&self, pairs: u64) -> DataSpec {
         let mut data = DataSpec { keys: self.keys, values: self.values.clone(), pairs };
@@ -92,7 +92,7 @@ impl DataKind {
         data
     }
 
-    /// The data of so many pairs times its share, however many bytes that is.
+    /// Returns the data for `pairs` times the share of this kind, without a bound on its bytes.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share of a count")]
     pub(crate) fn exactly(&self, pairs: f64) -> DataSpec {
         let pairs = ((pairs * self.share) as u64).max(MIN_PAIRS);
@@ -100,13 +100,13 @@ impl DataKind {
     }
 }
 
-/// All workloads of the table, in its order.
+/// Returns all workloads in the order of the table.
 pub(crate) fn all() -> Result<Vec<Workload>> {
     read(TABLE)
 }
 
-/// The workloads that `names` mean (of their own, of groups, of table rows, `PREFIX*`), in the
-/// order of the table; an error names those there are.
+/// Returns the workloads that match `names`, in the order of the table. A name is that of a
+/// workload, a group or a table row, or `PREFIX*`. An error lists the known names.
 pub(crate) fn select(names: &[&str]) -> Result<Vec<Workload>> {
     let all = all()?;
     let mut is_meant = vec![false; all.len()];
@@ -120,8 +120,9 @@ pub(crate) fn select(names: &[&str]) -> Result<Vec<Workload>> {
     Ok(all.iter().zip(is_meant).filter(|(_, is_meant)| *is_meant).map(|(load, _)| load.clone()).collect())
 }
 
-/// What one name means: all that begin so before a `*`; else the workload of that name, or a
-/// group's, or those of a row of the table.
+/// Returns the places of the workloads that match one name. With a `*` at the end, these are all
+/// with that prefix. Otherwise they are the workload of that name, else the group, else the
+/// workloads of that row of the table.
 fn matching(all: &[Workload], name: &str) -> Vec<usize> {
     let those = |is_it: &dyn Fn(&Workload) -> bool| -> Vec<usize> {
         all.iter().enumerate().filter(|(_, load)| is_it(load)).map(|(place, _)| place).collect()
@@ -171,7 +172,7 @@ fn default_share() -> f64 {
     1.0
 }
 
-/// A number, or the word `percent` for the share that is being unfolded.
+/// A number, or the word `percent`, which means the share that is being expanded.
 #[derive(Clone, Deserialize)]
 #[serde(untagged)]
 enum RowAmount {

@@ -1,17 +1,18 @@
-//! # Zipf: which pair is wanted, when few are wanted often
+//! # Zipf distribution: a choice of pairs that prefers few of them
 //!
-//! YCSB's generator (Gray and others, "Quickly generating billion-record synthetic databases",
-//! SIGMOD 1994) with skew 0.99: rank `r` is drawn with probability about `1 / (r+1)^0.99 / zeta`.
-//! Its power `1 / (1 - skew)` is exactly 100 here, hence nine multiplications and no call of `pow`.
+//! This is the generator of YCSB (Gray and others, "Quickly generating billion-record synthetic
+//! databases", SIGMOD 1994) with skew 0.99. Rank `r` has a probability of about `1 / (r+1)^0.99 /
+//! zeta`. The power `1 / (1 - skew)` of the formula is exactly 100 here, so nine multiplications
+//! replace a call of `pow`.
 //!
-//! Ranks are then scattered over the pairs by a multiplication modulo their number: pairs that are
-//! hot together were not written together, which would flatter any log.
+//! A multiplication modulo the number of pairs scatters the ranks over the pairs. Otherwise hot
+//! pairs would have been written next to each other, which would favour every log.
 
 use crate::keys::BenchRandom;
 
 const SKEW: f64 = 0.99;
 
-/// Draws pairs of `0..pairs`.
+/// Generator of pairs of `0..pairs`.
 #[derive(Clone)]
 pub(crate) struct ZipfGenerator {
     pairs: u64,
@@ -22,7 +23,8 @@ pub(crate) struct ZipfGenerator {
 }
 
 impl ZipfGenerator {
-    /// For `pairs` pairs: at least 2, at most 2^32 (so that the scattering cannot overflow).
+    /// Returns a generator for `pairs` pairs: at least 2, and at most 2^32, so that the scattering
+    /// cannot overflow.
     pub(crate) fn new(pairs: u64) -> ZipfGenerator {
         assert!((2..=1 << 32).contains(&pairs), "2 to 2^32 pairs");
         let zeta = zeta(pairs);
@@ -31,7 +33,7 @@ impl ZipfGenerator {
         ZipfGenerator { pairs, stride: stride(pairs), zeta, eta, two }
     }
 
-    /// A rank: 0 is the most frequent.
+    /// Returns a rank. Rank 0 is the most frequent.
     #[allow(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -50,12 +52,12 @@ impl ZipfGenerator {
         (rank as u64).min(self.pairs - 1)
     }
 
-    /// A pair.
+    /// Returns a pair.
     pub(crate) fn pair(&self, random: &mut BenchRandom) -> u64 {
         self.scatter(self.rank(random))
     }
 
-    /// The pair of a rank: a permutation.
+    /// Returns the pair of a rank. This is a permutation.
     pub(crate) fn scatter(&self, rank: u64) -> u64 {
         (rank * self.stride) % self.pairs
     }
@@ -68,8 +70,8 @@ fn hundredth_power(x: f64) -> f64 {
     x32 * x32 * x32 * x4
 }
 
-/// The sum of `1 / i^SKEW` for `i` of `1..=n`: exact up to ten thousand, then Euler and Maclaurin's
-/// integral (off by less than 10^-9 there).
+/// Returns the sum of `1 / i^SKEW` for `i` of `1..=n`. The sum is exact up to ten thousand. Beyond,
+/// the Euler-Maclaurin formula approximates it, with an error of less than 10^-9.
 fn zeta(n: u64) -> f64 {
     let exact = n.min(10_000);
     let sum: f64 = (1..=exact).map(|i| (i as f64).powf(-SKEW)).sum();
@@ -81,7 +83,7 @@ fn zeta(n: u64) -> f64 {
     sum + integral + (b.powf(-SKEW) - a.powf(-SKEW)) / 2.0
 }
 
-/// A step near the golden section that has no divisor in common with `pairs`.
+/// Returns a step near the golden section that has no common divisor with `pairs`.
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "below pairs")]
 fn stride(pairs: u64) -> u64 {
     let mut stride = ((pairs as f64 * 0.618_033_988_7) as u64).max(1);
@@ -119,7 +121,7 @@ mod tests {
             let ratio = f64::from(counts[rank as usize]) / expected(f64::from(rank));
             assert!((0.97..1.03).contains(&ratio), "rank {rank}: {ratio}");
         }
-        // Gray's formula is an approximation above rank 1; whole decades must come out right.
+        // Gray's formula is an approximation above rank 1: the test checks whole decades.
         for (from, to) in [(10u32, 100u32), (100, 1_000), (1_000, 10_000), (10_000, 100_000)] {
             let got: f64 = counts[from as usize..to as usize].iter().map(|c| f64::from(*c)).sum();
             let want: f64 = (from..to).map(|rank| expected(f64::from(rank))).sum();

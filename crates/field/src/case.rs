@@ -1,4 +1,4 @@
-//! # Cases: the list, and the context in which one runs
+//! # Cases: the list of cases, and the context of a running case
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -42,30 +42,30 @@ impl RunSize {
     }
 }
 
-/// Engines that keep keys in order.
+/// Engines with ordered keys.
 pub(crate) const ORDERED_ENGINES: &[&str] = &["flat-ordered", "flex", "kreon", "delsm"];
 /// All engines.
 pub(crate) const ALL_ENGINES: &[&str] = &["flat", "flat-ordered", "flex", "cedrus", "kreon", "delsm"];
-/// One run for all engines together.
+/// Name for one run with all engines together.
 pub(crate) const ALL_TOGETHER: &[&str] = &["all"];
 
-/// One load with its figures.
+/// Workload with its figures.
 pub(crate) struct FieldCase {
     pub(crate) name: &'static str,
-    /// Engines that the full form runs the case with.
+    /// Engines in the full form.
     pub(crate) engines: &'static [&'static str],
-    /// Engines that the short form runs the case with; empty if it leaves the case out.
+    /// Engines in the short form; empty if it omits the case.
     pub(crate) short: &'static [&'static str],
-    /// Longest run in seconds in the full form.
+    /// Maximum duration in seconds in the full form.
     pub(crate) deadline_s: u64,
     pub(crate) run: fn(&CaseContext) -> CaseResult,
 }
 
-/// Surroundings of one case.
+/// Context of one case.
 pub(crate) struct CaseContext {
     /// Engine under test, or `all`.
     pub(crate) engine: String,
-    /// Empty directory of the case; the runner removes it.
+    /// Directory of the case, initially empty. The runner removes it.
     pub(crate) dir: PathBuf,
     pub(crate) form: RunSize,
     /// The command `sheaf`.
@@ -82,12 +82,12 @@ impl CaseContext {
         }
     }
 
-    /// Directory of the database of the case.
+    /// Returns the directory of the case's database.
     pub(crate) fn db(&self) -> PathBuf {
         self.dir.join("db")
     }
 
-    /// Options of a keyspace of the engine under test.
+    /// Returns the options of a keyspace of the engine under test.
     pub(crate) fn options(&self) -> KeyspaceOptions {
         KeyspaceOptions::default().engine(&self.engine)
     }
@@ -105,7 +105,7 @@ impl CaseContext {
     }
 }
 
-/// Options of a database with a budget of `mib` MiB.
+/// Returns the options of a database with a budget of `mib` MiB.
 pub(crate) fn builder(mib: u64) -> Builder {
     Database::builder().memory(mib << 20)
 }

@@ -1,21 +1,21 @@
-//! # Figures: measured values with the values they must reach
+//! # Figures: measured values with their required values
 //!
-//! A case prints each figure as one line on stdout; the runner parses the lines. All other lines
-//! of a case are shown as they are.
+//! A case prints each figure as one line on stdout, and the runner parses the lines. The runner
+//! shows all other lines of a case unchanged.
 
 use std::fmt;
 
-/// First word of the line of a figure.
+/// First word of a line with a figure.
 const LINE_PREFIX: &str = "FIGURE";
 
-/// Condition that a value must meet.
+/// Required value.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Requirement {
     /// The value must not be larger.
     AtMost(f64),
     /// The value must not be smaller.
     AtLeast(f64),
-    /// The value is shown only.
+    /// The value is only shown.
     None,
 }
 
@@ -29,14 +29,15 @@ impl Requirement {
     }
 }
 
-/// A measured value.
+/// Measured value.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct FieldFigure {
     pub(crate) name: String,
     pub(crate) value: f64,
     pub(crate) unit: String,
     pub(crate) required: Requirement,
-    /// Factor by which the short form relaxes the condition: wall time on a shared machine.
+    /// Factor by which the short form relaxes the required value, because it measures wall time on
+    /// a shared machine.
     pub(crate) slack: f64,
 }
 
@@ -56,7 +57,8 @@ impl FieldFigure {
         self
     }
 
-    /// Relaxes the condition by `factor` in the short form, which runs beside other work.
+    /// Relaxes the required value by `factor` in the short form, which runs in parallel with other
+    /// work.
     pub(crate) fn slack(mut self, factor: f64) -> FieldFigure {
         self.slack = factor;
         self
@@ -73,7 +75,7 @@ impl FieldFigure {
         println!("{LINE_PREFIX}\t{name}\t{value}\t{unit}\t{kind}\t{bound}\t{slack}");
     }
 
-    /// Parses a line of a case; `None` if it is not the line of a figure.
+    /// Parses a line of a case. Returns `None` if it has no figure.
     pub(crate) fn parse(line: &str) -> Option<FieldFigure> {
         let parts: Vec<&str> = line.split('\t').collect();
         let [LINE_PREFIX, name, value, unit, kind, bound, slack] = parts[..] else { return None };
@@ -87,7 +89,7 @@ impl FieldFigure {
         Some(FieldFigure { name: name.to_owned(), value, unit: unit.to_owned(), required, slack })
     }
 
-    /// Whether the value meets its condition; `is_relaxed` applies the slack.
+    /// Returns whether the value meets its required value. `is_relaxed` applies the slack.
     pub(crate) fn is_met(&self, is_relaxed: bool) -> bool {
         let slack = if is_relaxed { self.slack } else { 1.0 };
         match self.required {

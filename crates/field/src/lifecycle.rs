@@ -1,7 +1,7 @@
-//! # Life cycle of a database: each state, read, repaired, converted, copied and moved
+//! # Life cycle of a database: each state is read, repaired, converted, copied and moved
 //!
-//! All steps use the command, as a user would. A *state* is a directory that is closed, killed,
-//! restored, repaired, converted, copied or moved; every state must answer every reading verb.
+//! All steps use the command, like a user. A *state* is a directory that was closed, killed,
+//! restored, repaired, converted, copied or moved. Every reading verb must work on every state.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use crate::case::{ALL_ENGINES, CaseContext, FieldCase};
 use crate::figure::FieldFigure;
 use crate::processes::HolderProcess;
 
-/// Pairs of the database: enough for several segments and intervals.
+/// Pairs of the database, enough for several segments and intervals.
 const PAIRS: u64 = 20_000;
 
 pub(crate) fn cases() -> Vec<FieldCase> {
@@ -20,7 +20,7 @@ pub(crate) fn cases() -> Vec<FieldCase> {
     vec![FieldCase { name: "life-cycle", engines: ALL_ENGINES, short, deadline_s: 600, run: lifecycle }]
 }
 
-/// Steps that were run, and those that failed.
+/// Counts of the steps that ran and that failed.
 struct LifeSteps<'a> {
     context: &'a CaseContext,
     run: u64,
@@ -28,7 +28,7 @@ struct LifeSteps<'a> {
 }
 
 impl LifeSteps<'_> {
-    /// Runs `sheaf VERB ...`; a failure is counted and shown.
+    /// Runs `sheaf VERB ...`. Counts and shows a failure.
     fn sheaf(&mut self, words: &[&str]) -> Option<Output> {
         self.run += 1;
         let mut command = Command::new(&self.context.sheaf);
@@ -127,7 +127,7 @@ fn report(steps: &LifeSteps<'_>) {
     FieldFigure::new("failed steps", steps.failed as f64, "").at_most(0.0).report();
 }
 
-/// Copies a directory with everything in it, as `cp -r` does; sockets are left out.
+/// Copies a directory with its content, like `cp -r`, but without sockets.
 fn copy(from: &Path, to: &Path) -> std::io::Result<()> {
     fs::create_dir(to)?;
     for entry in fs::read_dir(from)? {

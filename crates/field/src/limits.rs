@@ -18,7 +18,7 @@ use crate::processes::HolderProcess;
 
 /// Bytes of a value in the loads of this file.
 const VALUE: usize = 1_000;
-/// The user `nobody`, who owns no file of the suite.
+/// The user `nobody`, which owns no file of the suite.
 const NOBODY: u32 = 65_534;
 
 pub(crate) fn cases() -> Vec<FieldCase> {
@@ -72,7 +72,7 @@ fn report_descriptors(most: usize, soft: u64) {
     figure.at_most(soft as f64 / 2.0).report();
 }
 
-/// 100 keyspaces of all engines with a snapshot, an iterator, a backup and an attached reader.
+/// Uses 100 keyspaces of all engines with a snapshot, an iterator, a backup and an attached reader.
 fn mixed_load(context: &CaseContext) -> CaseResult {
     const SOFT: u64 = 256;
     limit(Resource::Nofile, SOFT)?;
@@ -117,7 +117,7 @@ fn mixed_load(context: &CaseContext) -> CaseResult {
     Ok(())
 }
 
-/// Loads five times the budget and reads it back.
+/// Loads five times the budget and reads all pairs.
 fn memory_budgets(context: &CaseContext) -> CaseResult {
     let budgets: &[u64] = if context.form == RunSize::Short { &[16] } else { &[16, 64] };
     for &mib in budgets {
@@ -138,7 +138,7 @@ fn memory_budgets(context: &CaseContext) -> CaseResult {
         }
         drop(data);
         db.close()?;
-        // Below 64 MiB the README promises twice the budget; the process itself takes the rest.
+        // Below 64 MiB the README guarantees twice the budget. The rest is for the process itself.
         let bound = (mib * 2 + 16) as f64;
         let figure =
             FieldFigure::new(format!("{mib} MiB: anonymous memory at most"), most as f64 / 1024.0, "MiB");
@@ -156,7 +156,7 @@ fn anonymous_kib() -> io::Result<u64> {
     number.ok_or_else(|| io::Error::other("no RssAnon in /proc/self/status"))
 }
 
-/// Loads and reads inside a memory cgroup of 256 MiB, page cache included.
+/// Loads and reads in a memory cgroup of 256 MiB, with the page cache.
 fn cgroup(context: &CaseContext) -> CaseResult {
     const MIB: u64 = 256;
     let Some(group) = enter_cgroup(MIB << 20) else {
@@ -184,7 +184,7 @@ fn in_cgroup(context: &CaseContext) -> CaseResult {
     Ok(())
 }
 
-/// Makes a memory cgroup and moves this process into it; `None` where that is not permitted.
+/// Creates a memory cgroup and moves this process into it. Returns `None` if that is not permitted.
 fn enter_cgroup(bytes: u64) -> Option<PathBuf> {
     let name = format!("sheaf-field-{}", std::process::id());
     let places = [
@@ -215,7 +215,7 @@ fn leave_cgroup(group: &Path) -> io::Result<()> {
     fs::remove_dir(group)
 }
 
-/// Writes under `RLIMIT_FSIZE` until an error; reads must go on, and all is there afterwards.
+/// Writes under `RLIMIT_FSIZE` until an error. Reads must still work, and no pair may be lost.
 fn file_size(context: &CaseContext) -> CaseResult {
     const LIMIT: u64 = 1 << 20;
     let (db, data) = context.open_data(64)?;
@@ -252,7 +252,7 @@ fn file_size(context: &CaseContext) -> CaseResult {
     Ok(db.close()?)
 }
 
-/// Modes of files under umask 022 and 077: the owner's only.
+/// Checks the modes of files under umask 022 and 077: only the owner may have access.
 fn umask(context: &CaseContext) -> CaseResult {
     for mask in [0o022, 0o077] {
         rustix::process::umask(rustix::fs::Mode::from_raw_mode(mask));
@@ -277,7 +277,7 @@ fn umask(context: &CaseContext) -> CaseResult {
     Ok(())
 }
 
-/// Counts files and directories below `path` that group or others may use.
+/// Counts the files and directories below `path` that group or others may access.
 fn group_or_other_accessible(path: &Path) -> io::Result<u64> {
     let meta = fs::symlink_metadata(path)?;
     let is_wide = meta.permissions().mode() & 0o077 != 0;
@@ -293,7 +293,7 @@ fn group_or_other_accessible(path: &Path) -> io::Result<u64> {
     Ok(count)
 }
 
-/// Another user can neither read the database nor hold its lock.
+/// Checks that another user can neither read the database nor hold its lock.
 fn other_user(context: &CaseContext) -> CaseResult {
     if !rustix::process::geteuid().is_root() {
         println!("other-user is left out: it needs root");

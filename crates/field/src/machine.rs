@@ -25,11 +25,11 @@ pub(crate) fn cpu_seconds() -> f64 {
 ///
 /// Returns the error of reading `/proc/self/fd`.
 pub(crate) fn descriptors() -> io::Result<usize> {
-    Ok(fs::read_dir("/proc/self/fd")?.count() - 1) // one is that of the listing
+    Ok(fs::read_dir("/proc/self/fd")?.count() - 1) // without the one of the listing
 }
 
-/// Returns the bytes that the files below `dir` take on disk. A file that has several names
-/// counts once; a file that is removed meanwhile does not count.
+/// Returns the disk space in bytes of the files below `dir`. A file with several names counts once.
+/// A file that is removed during the walk does not count.
 pub(crate) fn disk_bytes(dir: &Path) -> u64 {
     let (mut seen, mut total) = (HashSet::new(), 0);
     add_tree(dir, &mut seen, &mut total);
@@ -48,8 +48,8 @@ fn add_tree(path: &Path, seen: &mut HashSet<u64>, total: &mut u64) {
     }
 }
 
-/// Calls `is_reached` every 50 ms until it returns true or `limit` is over. Returns the time that
-/// passed.
+/// Calls `is_reached` every 50 ms until it returns true or `limit` has passed. Returns the elapsed
+/// time.
 pub(crate) fn wait_until(limit: Duration, mut is_reached: impl FnMut() -> bool) -> Duration {
     let began = Instant::now();
     while !is_reached() && began.elapsed() < limit {
@@ -58,7 +58,7 @@ pub(crate) fn wait_until(limit: Duration, mut is_reached: impl FnMut() -> bool) 
     began.elapsed()
 }
 
-/// Returns the milliseconds that `work` takes, and its result.
+/// Returns the milliseconds that `work` took, and its result.
 pub(crate) fn timed<T>(work: impl FnOnce() -> T) -> (f64, T) {
     let began = Instant::now();
     let done = work();
@@ -107,7 +107,7 @@ pub(crate) fn stolen_time() -> Duration {
     Duration::from_millis(ticks.unwrap_or(0) * 1000 / rustix::param::clock_ticks_per_second())
 }
 
-/// Operations counted by equal periods, to compare the last period with the first.
+/// Operation counts of equal periods, to compare the last period with the first.
 pub(crate) struct Periods {
     began: Instant,
     length: Duration,
@@ -121,7 +121,7 @@ impl Periods {
         Periods { began: Instant::now(), length: total / count, counts }
     }
 
-    /// Counts an operation at the present time. Returns false if the last period is over.
+    /// Counts an operation now. Returns false after the last period.
     pub(crate) fn count(&mut self) -> bool {
         let index = self.began.elapsed().as_nanos() / self.length.as_nanos().max(1);
         match usize::try_from(index).ok().and_then(|index| self.counts.get_mut(index)) {
@@ -131,7 +131,7 @@ impl Periods {
         true
     }
 
-    /// Returns the operations a second of each of `parts` equal parts. The number of periods must
+    /// Returns the operations per second of each of `parts` equal parts. The number of periods must
     /// be a multiple of `parts`.
     pub(crate) fn rates(&self, parts: usize) -> Vec<f64> {
         let periods = self.counts.len() / parts;

@@ -1,8 +1,9 @@
-//! # Field suite: loads of real programs, at real sizes, under usual limits
+//! # Field suite: workloads of real programs, at real sizes, under usual limits
 //!
 //! Runs each case on the real disk and compares its figures with required values. The suites of
-//! testkit use small sizes, a simulated disk and generous limits; this suite covers what they
-//! cannot see: growth over time, limits of a process, several processes on one database.
+//! testkit use small sizes, a simulated disk and generous limits. This suite covers effects that
+//! they cannot detect: growth over time, limits of a process, and several processes with one
+//! database.
 //!
 //! ## Picture
 //!
@@ -13,13 +14,14 @@
 //!
 //! ## Invariants
 //!
-//! 1. Each case runs in a process of its own: its limits, CPU time and descriptors are its own.
-//! 2. A case ends by its deadline, or its process group is killed and the case fails.
-//! 3. A case leaves no file and no process behind.
+//! 1. Each case runs in a process of its own, with its own limits, CPU time and descriptors.
+//! 2. A case that exceeds its deadline fails, and its process group is killed.
+//! 3. A case leaves no file and no process.
 //!
 //! ## Blind spots
 //!
-//! Power cuts and I/O errors (crates/testkit has those), more than two cores, other file systems.
+//! The suite does not cover power cuts and I/O errors (crates/testkit does), more than two cores,
+//! and other file systems.
 
 #![allow(clippy::disallowed_methods, reason = "a tool: files, processes and time are its work")]
 
@@ -37,7 +39,7 @@ use std::process::ExitCode;
 
 use case::{CaseContext, RunSize};
 
-/// Result of a case: an error ends the case and fails it.
+/// Result of a case. An error ends the case and fails it.
 type CaseResult = Result<(), Box<dyn std::error::Error>>;
 
 const HELP: &str = "\
@@ -117,7 +119,7 @@ fn run(mut arguments: Arguments) -> Result<(), String> {
         }
         return Ok(());
     }
-    // Cases run the command from other directories.
+    // Cases run the command in other directories.
     let absolute = arguments.sheaf.canonicalize();
     let refused = |e| format!("--sheaf {}: {e}", arguments.sheaf.display());
     arguments.sheaf = absolute.map_err(refused)?;

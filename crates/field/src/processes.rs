@@ -1,4 +1,4 @@
-//! # Several processes on one database: commands at the same time, owners that stop or die
+//! # Several processes with one database: parallel commands, owners that are stopped or killed
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -13,7 +13,7 @@ use crate::CaseResult;
 use crate::case::{ALL_TOGETHER, CaseContext, FieldCase};
 use crate::figure::FieldFigure;
 
-/// Longest time that a command may take while the owner is stopped, in seconds.
+/// Maximum seconds of a command while the owner is stopped.
 const STOPPED_LIMIT: f64 = 20.0;
 
 pub(crate) fn cases() -> Vec<FieldCase> {
@@ -30,7 +30,8 @@ pub(crate) fn cases() -> Vec<FieldCase> {
 pub(crate) struct HolderProcess(Child);
 
 impl HolderProcess {
-    /// Starts a process that does `what` (`open`, `attach`) and waits until it has done so.
+    /// Starts a process that performs the action `what` (`open`, `attach`), and waits until it is
+    /// complete.
     pub(crate) fn start(what: &str, dir: &Path, engine: &str) -> std::io::Result<HolderProcess> {
         let mut command = Command::new(std::env::current_exe()?);
         command.arg("writer").arg(what).arg(dir).arg(engine);
@@ -64,7 +65,7 @@ impl HolderProcess {
     }
 }
 
-/// Body of another process: opens a database and keeps it open until stdin is closed.
+/// Main function of the other process: opens a database and keeps it open until stdin is closed.
 pub(crate) fn hold_database(words: &[String]) -> CaseResult {
     let [what, dir, rest @ ..] = words else { return Err("writer needs a directory".into()) };
     let db = match what.as_str() {
@@ -88,7 +89,7 @@ fn sheaf(context: &CaseContext, words: &[&str]) -> Command {
     command
 }
 
-/// Runs a command to its end and shows what a failed one said.
+/// Runs a command to its end. Shows the stderr of a failed command.
 fn run_to_end(mut command: Command) -> std::io::Result<bool> {
     let output = command.output()?;
     if !output.status.success() {
@@ -101,7 +102,8 @@ fn put(context: &CaseContext, key: &str) -> Command {
     sheaf(context, &["put", "db", key, "value"])
 }
 
-/// 60 gets beside 60 puts, then 20 puts at once, then 20 readers and 20 writers at once.
+/// Runs 60 gets in parallel with 60 puts, then 20 puts at once, then 20 readers and 20 writers at
+/// once.
 fn run_concurrently(context: &CaseContext) -> CaseResult {
     let get = || sheaf(context, &["get", "db", "a"]);
     if !run_to_end(put(context, "a"))? {
@@ -144,7 +146,7 @@ fn run_concurrently(context: &CaseContext) -> CaseResult {
     Ok(())
 }
 
-/// Verbs while the owner does not run: each must end, and name the owner.
+/// Runs verbs while the owner is stopped. Each must end, and its error must name the owner.
 fn run_with_stopped_owner(context: &CaseContext) -> CaseResult {
     run_to_end(put(context, "a"))?;
     let owner = HolderProcess::start("open", &context.db(), "flex")?;
@@ -186,7 +188,7 @@ fn run_with_stopped_owner(context: &CaseContext) -> CaseResult {
     Ok(owner.kill()?)
 }
 
-/// Commands after the owner was killed.
+/// Runs commands after the owner was killed.
 fn run_after_kill(context: &CaseContext) -> CaseResult {
     run_to_end(put(context, "a"))?;
     let mut failed = 0;
@@ -254,7 +256,7 @@ fn remove(made: Option<PathBuf>) -> std::io::Result<()> {
 fn interrupt(mut command: Command, signal: Signal, after: Duration) -> std::io::Result<(ExitStatus, f64)> {
     let child = HolderProcess(command.stderr(Stdio::null()).spawn()?);
     std::thread::sleep(after);
-    let _ = child.signal(signal); // it may have ended
+    let _ = child.signal(signal); // the command may have ended
     let began = Instant::now();
     let mut child = child;
     let status = child.0.wait()?;

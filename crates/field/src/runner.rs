@@ -1,9 +1,9 @@
-//! # Runner: one process a case, and the table
+//! # Runner: runs one process for each case and prints the table
 //!
 //! ## Invariants
 //!
-//! 1. A case has its own process group; at its end every process of the group is killed.
-//! 2. The directory of a case is removed before the next case begins.
+//! 1. A case has its own process group. At its end the runner kills all processes of the group.
+//! 2. The runner removes the directory of a case before the next case.
 
 use std::collections::VecDeque;
 use std::fs;
@@ -20,7 +20,7 @@ use crate::Arguments;
 use crate::case::{self, FieldCase, RunSize};
 use crate::figure::FieldFigure;
 
-/// Lines of a failed case's stderr that are shown.
+/// Number of lines shown of a failed case's stderr.
 const SHOWN_LINES: usize = 8;
 
 /// Counts of a whole run.
@@ -112,12 +112,12 @@ fn start(arguments: &Arguments, case: &FieldCase, engine: &str, dir: &Path) -> s
     command.process_group(0).spawn()
 }
 
-/// Follows the case to its end, then ends its process group (I1).
+/// Follows the case to its end, then kills its process group (I1).
 fn finish(child: &mut Child, limit: Duration, tell: impl FnMut(&str)) -> Result<(), String> {
     let complaints = lines(child.stderr.take());
     let followed = follow(child, limit, tell);
     if let Some(group) = group(child) {
-        // The leader is not reaped yet, so the number still names this group.
+        // The leader is not reaped yet, so the number still identifies this group.
         let _ = kill_process_group(group, Signal::KILL);
     }
     let status = child.wait().map_err(|e| e.to_string())?;
@@ -136,7 +136,7 @@ fn finish(child: &mut Child, limit: Duration, tell: impl FnMut(&str)) -> Result<
     Err(format!("failed ({status})\n     {}", last.join("\n     ")))
 }
 
-/// Passes the lines of the case's stdout to `tell` until the case ends. Does not reap it.
+/// Passes the lines of the case's stdout to `tell` until the case ends. Does not reap its process.
 fn follow(child: &mut Child, limit: Duration, mut tell: impl FnMut(&str)) -> Result<(), String> {
     let began = Instant::now();
     let said = lines(child.stdout.take());
@@ -160,7 +160,7 @@ fn group(child: &Child) -> Option<Pid> {
     i32::try_from(child.id()).ok().and_then(Pid::from_raw)
 }
 
-/// Reads lines in a thread of their own, so that waiting for one can have a deadline.
+/// Reads lines in a thread, so that the caller can wait for a line with a deadline.
 fn lines(source: Option<impl Read + Send + 'static>) -> Receiver<String> {
     let (send, receive) = mpsc::channel();
     if let Some(source) = source {

@@ -1,21 +1,21 @@
-//! # Addresses: where a server listens
+//! # Addresses: endpoints on which a server listens
 
 use std::fmt;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// Where a server listens.
+/// Endpoint on which a server listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ServerAddress {
-    /// A Unix socket that hands over shared memory: processes of the same owner on this machine.
+    /// Unix socket that passes shared memory to processes of the same user on this machine.
     SharedMemory(PathBuf),
-    /// TCP.
+    /// TCP endpoint.
     Tcp(SocketAddr),
 }
 
 impl ServerAddress {
-    /// Whether only this machine can reach it.
+    /// Returns true if only processes of this machine can connect.
     #[must_use]
     pub fn is_local(&self) -> bool {
         match self {
@@ -28,8 +28,12 @@ impl ServerAddress {
 impl FromStr for ServerAddress {
     type Err = String;
 
-    /// `shm:PATH`, or anything with a slash in it, is a socket for shared memory; `tcp:HOST:PORT`
-    /// or `HOST:PORT` is TCP; `PORT` alone is TCP on loopback.
+    /// Parses an address. `shm:PATH`, or any text with a slash, is a socket for shared memory.
+    /// `tcp:HOST:PORT` and `HOST:PORT` are TCP. `PORT` alone is TCP on the loopback interface.
+    ///
+    /// # Errors
+    ///
+    /// Returns a message with the expected forms if `text` has none of them or the host is unknown.
     fn from_str(text: &str) -> Result<ServerAddress, String> {
         let tcp = text.strip_prefix("tcp:");
         match text.strip_prefix("shm:") {

@@ -1,102 +1,104 @@
-//! # Hello: the first bytes of a connection
+//! # Handshake: the first bytes of a connection
 //!
-//! The client says [`ClientHello`], the server answers [`HandshakeStatus::Accepted`] and, over a
-//! Unix socket, hands over the memory. Both have a fixed length, so that nothing is read by a
-//! length that somebody claims (but the token's, which is at most [`MAX_TOKEN_BYTES`]).
+//! The client sends [`ClientHello`]. The server answers with [`ServerHello`] and, over a Unix
+//! socket, passes the descriptors of the shared memory. Both messages have a fixed length. Only the
+//! token has a variable length, of at most [`MAX_TOKEN_BYTES`]. No read depends on an unchecked
+//! length.
 //!
 //! ```text
-//!   client                          server
-//!   Hello { open, mode, token } ->  version, token, room?
-//!                               <-  Welcome { session, secret, workers, agent, ring, window }  (+ descriptors)
+//!   client                               server
+//!   ClientHello { mode, token } ->       checks version, token, capacity
+//!           <- ServerHello { session, secret, workers, agent, ring, window } (+ descriptors)
 //!   all-to-all over TCP, for every other worker:
-//!   Hello { join, session, secret, worker } ->
-//!                               <-  Welcome
+//!   ClientHello { join: session, secret, worker } ->
+//!           <- ServerHello
 //! ```
 
 use crate::message::MalformedMessage;
 
-/// First bytes of both.
+/// First bytes of both messages.
 pub const MAGIC: [u8; 8] = *b"SHEAFRPC";
-/// The version of everything in docs/format/flatrpc.md. Another one is refused, and told ours.
+/// Version of everything in docs/format/flatrpc.md. The server rejects a client of another version
+/// and answers with its own version.
 pub const VERSION: u32 = 2;
-/// Bytes of either message, without the token.
+/// Bytes of either message without the token.
 pub const HELLO_BYTES: usize = 64;
-/// Longest token.
+/// Maximum length of a token in bytes.
 pub const MAX_TOKEN_BYTES: usize = 256;
 
-/// How responses come back.
+/// Path of the replies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ReplyMode {
-    /// Through one connection, to the agent: FlatRPC.
+    /// All replies arrive through one connection, to the agent: FlatRPC.
     #[default]
     Agent,
-    /// From every worker through a connection of its own: the baseline.
+    /// Every worker replies through a connection of its own: the baseline.
     AllToAll,
 }
 
-/// What a client opens a connection with.
+/// First message of a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientHello {
-    /// How responses come back.
+    /// Path of the replies.
     pub mode: ReplyMode,
-    /// One more connection of a session, in place of a new one.
+    /// Session that this connection joins; `None` opens a new session.
     pub join: Option<SessionJoin>,
-    /// What a server that is reachable from elsewhere wants to see.
+    /// Secret that a server with a token requires from clients over TCP.
     pub token: Vec<u8>,
 }
 
-/// The session that a connection joins.
+/// Session that a further connection joins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SessionJoin {
-    /// Its number.
+    /// Number of the session.
     pub session: u64,
-    /// What its client alone was told.
+    /// Secret of the session, which only its client received.
     pub secret: u128,
-    /// The worker at the other end.
+    /// Worker that serves the new connection.
     pub worker: u32,
 }
 
-/// Whether the server takes the client.
+/// Result of the handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum HandshakeStatus {
-    /// It does.
+    /// The server accepts the connection.
     Accepted = 0,
-    /// It has as many as it may have.
+    /// The server has no capacity for another session.
     Busy = 1,
-    /// Token, owner or secret are not right.
+    /// The token, the user or the session's secret is wrong.
     Denied = 2,
-    /// It speaks another version: the one in the answer.
+    /// The server has another version, which its answer contains.
     Version = 3,
-    /// What it got is no hello.
+    /// The received bytes are not a valid [`ClientHello`].
     Malformed = 4,
 }
 
-/// What the server answers.
+/// Answer of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServerHello {
-    /// The server's version.
+    /// Version of the server.
     pub version: u32,
-    /// Whether it takes the client; if not the rest is 0.
+    /// Result of the handshake. If it is not `Accepted`, all further fields are 0.
     pub status: HandshakeStatus,
-    /// How many workers there are, and so rings for requests.
+    /// Number of workers, and therefore of request rings.
     pub workers: u32,
-    /// Which of them is the agent.
+    /// Number of the worker that is the agent.
     pub agent: u32,
-    /// Words of each ring.
+    /// Size of each ring in words.
     pub ring_words: u32,
-    /// Most requests in flight.
+    /// Maximum number of requests in flight.
     pub window: u32,
-    /// Bytes of the longest message.
+    /// Maximum length of a message in bytes.
     pub max_message: u32,
-    /// The session's number and what lets further connections join it.
+    /// Number of the session. With `secret` it lets further connections join.
     pub session: u64,
-    /// See `session`.
+    /// Secret of the session; see `session`.
     pub secret: u128,
 }
 
 impl ServerHello {
-    /// A refusal.
+    /// Returns an answer that has only a status.
     #[must_use]
     pub fn refused(status: HandshakeStatus) -> ServerHello {
         ServerHello {
@@ -112,7 +114,7 @@ impl ServerHello {
         }
     }
 
-    /// Its bytes.
+    /// Encodes the answer.
     #[must_use]
     pub fn encode(&self) -> [u8; HELLO_BYTES] {
         let mut bytes = [0; HELLO_BYTES];
@@ -128,7 +130,11 @@ impl ServerHello {
         bytes
     }
 
-    /// What a server answered.
+    /// Decodes the answer of a server.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`MalformedMessage`] if the magic number or the status is unknown.
     pub fn decode(bytes: &[u8; HELLO_BYTES]) -> Result<ServerHello, MalformedMessage> {
         if bytes[..8] != MAGIC {
             return Err(MalformedMessage("not a Sheaf server"));
@@ -156,7 +162,7 @@ impl ServerHello {
 }
 
 impl ClientHello {
-    /// Its bytes.
+    /// Encodes the message. A token longer than [`MAX_TOKEN_BYTES`] is truncated.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = vec![0; HELLO_BYTES];
@@ -176,7 +182,12 @@ impl ClientHello {
         bytes
     }
 
-    /// The hello at the start of `bytes`. `Ok(None)`: it goes on. The status says why not.
+    /// Decodes the message in `bytes`. Returns `Ok(None)` if it is still incomplete.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`HandshakeStatus::Version`] for another version, and [`HandshakeStatus::Malformed`]
+    /// if the bytes cannot be the start of a valid message.
     pub fn decode(bytes: &[u8]) -> Result<Option<ClientHello>, HandshakeStatus> {
         let seen = bytes.len().min(MAGIC.len());
         if bytes[..seen] != MAGIC[..seen] {
@@ -203,10 +214,10 @@ impl ClientHello {
     }
 }
 
-/// Whether two secrets are the same, in a time that tells nothing about where they differ.
+/// Compares two secrets. The run time does not depend on the position of a difference.
 #[must_use]
 pub fn constant_time_eq(ours: &[u8], theirs: &[u8]) -> bool {
-    // As long for any two, so that not even a length shows.
+    // Always the same number of steps: not even the length affects the time.
     let byte = |bytes: &[u8], at: usize| bytes.get(at).copied().unwrap_or(0);
     let differ = (0..MAX_TOKEN_BYTES).fold(0, |differ, at| differ | (byte(ours, at) ^ byte(theirs, at)));
     std::hint::black_box(differ) == 0 && ours.len() == theirs.len() && ours.len() <= MAX_TOKEN_BYTES

@@ -1,7 +1,7 @@
-//! Rings and sleeping under a scheduler.
+//! Model tests of rings and sleeping under a scheduler.
 //!
-//! Built with `--cfg shuttle` only. The knobs are those of `sheaf_base::sync::explore`. What it
-//! cannot see: weak memory; the kernel's bells, which [`ModelNotifier`] stand for.
+//! Built with `--cfg shuttle` only; `sheaf_base::sync::explore` has the settings. Blind spots: weak
+//! memory order, and the notifiers of the kernel, which [`ModelNotifier`] replaces.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::memory::SharedMemory;
 use crate::ring::{InboxLayout, MIN_RING, RingReader, RingWriter};
 use crate::wake::{ModelNotifier, PeerWaker, SleepGuard};
 
-/// One side: its inbox, the word in the peer's inbox where it says that it sleeps, its bell.
+/// One side: its inbox, its sleep flag in the peer's inbox, and its notifier.
 struct RingPeer {
     inbox: Arc<SharedMemory>,
     peer: Arc<SharedMemory>,
@@ -22,7 +22,7 @@ struct RingPeer {
 }
 
 impl RingPeer {
-    /// Sleeps unless `is_awake`. Without the second look it is the mistake that is to be found.
+    /// Sleeps unless `is_awake`. With `rechecks` false it omits the second poll: the seeded bug.
     fn sleep(&self, rechecks: bool, mut is_awake: impl FnMut() -> bool) {
         if is_awake() {
             return;
@@ -56,8 +56,8 @@ fn pair() -> (RingPeer, RingPeer, InboxLayout) {
     (side(&a, &b, &a_bell, &b_bell), side(&b, &a, &b_bell, &a_bell), layout)
 }
 
-/// Messages of `len` bytes from one side to the other, each filled with its number: with long ones
-/// the writer has to wait for room, too.
+/// Sends messages of `len` bytes from one side to the other, each filled with its number. With long
+/// messages the writer must also wait for room.
 fn send_messages(count: u8, len: usize, looks_twice: bool) {
     let (mut writer, mut reader, layout) = pair();
     let writing = thread::spawn(move || {

@@ -1,38 +1,33 @@
-//! # FlatRPC: how a Sheaf database is reached from other processes
+//! # FlatRPC: the protocol between a Sheaf server and its clients
 //!
-//! What `sheaf-server` and `sheaf-client` have in common: messages, rings, links, the first bytes
-//! of a connection. After FlatStore (§4.3), whose RPC over RDMA has one idea: a client writes its
-//! request straight into the buffer of the worker that its key's hash selects, but has a connection
-//! to one worker only, its *agent*; the others hand the agent what is to be written back.
-//!
-//! ## Picture
+//! Contains the parts that `sheaf-server` and `sheaf-client` share. The design follows FlatStore
+//! (§4.3): a client writes a request directly into the buffer of the worker that the key's hash
+//! selects. Its replies arrive through one connection, to its *agent* worker. Other workers pass
+//! replies to the agent.
 //!
 //! ```text
 //!   client A            server
 //!   ┌──────────┐  write  ┌───────── worker 0 (A's agent) ──┐
 //!   │ ring ────┼────────>│ A's ring -> execute -> reply ───┼──┐
 //!   │ ring ────┼──┐      └──────────────^──────────────────┘  │ write
-//!   │          │  │                     │ verb command        │
 //!   │ replies <┼──┼─────────────────────┼─────────────────────┘
-//!   └──────────┘  │      ┌───────── worker 1 ──────────────┐
+//!   └──────────┘  │      ┌──────────────┴─ worker 1 ───────┐
 //!                 └─────>│ A's ring -> execute -> reply    │
 //!                        └─────────────────────────────────┘
 //! ```
 //!
-//! With [`handshake::ReplyMode::AllToAll`], the baseline, every worker writes its replies itself,
-//! into a ring of its own.
+//! [`handshake::ReplyMode::AllToAll`] is the baseline: each worker writes replies into a ring of
+//! its own.
 //!
-//! | module | what |
+//! | module | content |
 //! |---|---|
 //! | [`memory`] | words that a peer may write at any time |
 //! | [`ring`] | messages written into the peer's memory |
-//! | [`wake`] | sleeping without missing what comes meanwhile |
-//! | [`link`] | writes into the peer's memory: shared memory, TCP; RDMA is found out about |
-//! | [`message`] | what a client asks, what it is told; the database's errors as they are |
-//! | [`handshake`] | the first bytes of a connection |
-//! | [`spin`] | how long to look before sleeping |
+//! | [`wake`] | sleeping without lost wake-ups |
+//! | [`link`] | transports: shared memory and TCP |
+//! | [`message`] | requests, replies and database errors |
 //!
-//! docs/format/flatrpc.md has every byte, docs/decisions/0014 why it is so.
+//! docs/format/flatrpc.md specifies every byte; docs/decisions/0014 has the reasons.
 
 pub mod address;
 pub mod handshake;
@@ -45,11 +40,11 @@ pub mod ring;
 pub mod spin;
 pub mod wake;
 
-/// The worker that a request for `key` goes to. Any worker can do any request: this spreads the
-/// load, and sends the same key to the same worker, where nobody contends for it.
+/// Returns the worker for a request with `key`. Any worker can execute any request. The hash only
+/// spreads the load and sends equal keys to the same worker, which avoids contention on a key.
 #[must_use]
 pub fn worker_for_key(key: &[u8], workers: usize) -> usize {
-    // FNV-1a over words: a few multiplications, and nothing rests on its quality but the balance.
+    // FNV-1a over words: a few multiplications. Only the load balance depends on its quality.
     const PRIME: u64 = 0x0000_0100_0000_01b3;
     let (words, rest) = key.as_chunks::<8>();
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;

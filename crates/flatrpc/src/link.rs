@@ -1,21 +1,21 @@
-//! # Links: writes into the peer's memory
+//! # Links: transports that write into the peer's memory
 //!
-//! The primitive of every transport is one-sided: *put these words at this place of the peer's
-//! inbox*. The peer's processor is not asked. Everything above (rings, credits, sleeping) is made
-//! of such writes, so that a network card's RDMA write would fit behind the same trait: `write`
-//! posts a verb, `flush` rings the card, and waking the peer is a write with an immediate value.
+//! Each transport offers one one-sided operation: store words at a position of the peer's inbox.
+//! The peer's processor does not take part. Rings, credits and sleeping use only such writes. An
+//! RDMA transport would fit the same trait: `write` posts a verb, `flush` rings the doorbell of the
+//! card, and a wake-up is a write with an immediate value.
 //!
-//! | link | a write is | waking is |
+//! | link | write | wake-up |
 //! |---|---|---|
-//! | [`SharedLink`] | stores into memory that both have mapped | a ring of its bell, if it says that it sleeps |
-//! | [`TcpLink`] | a frame that the peer's socket reader applies ([`FrameApplier`]) | the frame |
-//! | RDMA | (not built: see [`rdma`]) | |
+//! | [`SharedLink`] | stores into memory that both processes map | notifies a sleeping peer |
+//! | [`TcpLink`] | a frame that the peer's reader applies ([`FrameApplier`]) | the frame |
+//! | RDMA | not implemented: see [`rdma`] | |
 //!
 //! ## Invariants
 //!
-//! 1. Writes arrive in the order they were made; a write is seen only after those before it.
-//! 2. What comes from a socket is checked against the inbox before it is applied: at worst a peer
-//!    spoils its own inbox.
+//! 1. The peer sees writes in the order in which they were made.
+//! 2. A frame from a socket is checked against the bounds of the inbox before it is applied. A
+//!    hostile peer can therefore corrupt only its own inbox.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -30,18 +30,31 @@ use crate::wake::{Notifier, PeerWaker};
 
 /// One end of a connection.
 pub trait PeerLink: Send {
-    /// Writes `bytes`, filled up to whole words, from word `at` of the peer's inbox on.
+    /// Writes `bytes`, padded to whole words, at word `at` of the peer's inbox.
+    ///
+    /// # Errors
+    ///
+    /// Returns `InvalidInput` if the position or the length does not fit into a frame.
     fn write(&mut self, at: usize, bytes: &[u8]) -> io::Result<()>;
 
-    /// A message for the peer's `reader` is complete: it may go on its way, if that is cheap.
+    /// Marks a message for the peer's `reader` as complete. The link may deliver it now if that is
+    /// cheap.
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`PeerLink::flush`].
     fn post(&mut self, reader: usize) -> io::Result<()>;
 
-    /// What was written and posted must be on its way. False: the rest waits until the peer takes
-    /// what it has.
+    /// Delivers all writes. Returns false if the socket is full: the rest stays buffered until the
+    /// peer has read.
+    ///
+    /// # Errors
+    ///
+    /// Returns the error of the socket.
     fn flush(&mut self) -> io::Result<bool>;
 }
 
-/// A link to a peer with whom memory is shared. One waker for each reader behind the inbox.
+/// Link to a peer over shared memory. It has one waker for each reader of the inbox.
 #[derive(Debug)]
 pub struct SharedLink<B = OwnedFd> {
     peer: Arc<SharedMemory>,
@@ -49,7 +62,7 @@ pub struct SharedLink<B = OwnedFd> {
 }
 
 impl<B> SharedLink<B> {
-    /// A link that writes `peer`'s inbox and wakes its readers.
+    /// Returns a link that writes to the inbox `peer` and wakes its readers.
     #[must_use]
     pub fn new(peer: Arc<SharedMemory>, wakes: Vec<PeerWaker<B>>) -> SharedLink<B> {
         SharedLink { peer, wakes }
@@ -75,12 +88,12 @@ impl<B: Notifier + Send> PeerLink for SharedLink<B> {
     }
 }
 
-/// Bytes of a frame before its words: place and count, 32 bits each.
+/// Bytes of a frame header: position and word count, 32 bits each.
 const FRAME_HEADER: usize = 8;
-/// Sent without being asked beyond this.
+/// Buffered bytes from which [`TcpLink::post`] sends without waiting for a flush.
 const SEND_THRESHOLD: usize = 32 << 10;
 
-/// A link over a stream socket that does not block.
+/// Link over a non-blocking stream socket.
 #[derive(Debug)]
 pub struct TcpLink {
     socket: Arc<OwnedFd>,
@@ -89,7 +102,7 @@ pub struct TcpLink {
 }
 
 impl TcpLink {
-    /// A link that sends on `socket`.
+    /// Returns a link that sends on `socket`.
     #[must_use]
     pub fn new(socket: Arc<OwnedFd>) -> TcpLink {
         TcpLink { socket, buffer: Vec::new(), sent: 0 }
@@ -133,34 +146,34 @@ impl PeerLink for TcpLink {
     }
 }
 
-/// What a look at a socket came to.
+/// Result of one read from a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ApplyOutcome {
-    /// The socket has no more for now.
+    /// The socket is empty for now.
     Drained,
-    /// There may be more: others first.
+    /// The socket may have more data. The caller should serve other connections first.
     More,
-    /// The peer has closed.
+    /// The peer has closed the connection.
     Closed,
 }
 
-/// Reads a socket and applies the frames in it to an inbox: what a network card does for RDMA.
+/// Reads frames from a socket and applies them to an inbox, as a network card does for RDMA.
 #[derive(Debug)]
 pub struct FrameApplier {
     socket: Arc<OwnedFd>,
     inbox: Arc<SharedMemory>,
     buffer: Box<[u8]>,
-    /// Bytes in the buffer.
+    /// Number of valid bytes in the buffer.
     filled: usize,
-    /// Where the words of the frame that is being read go, and how many are still to come.
+    /// Position of the next word of the current frame, and the number of words still missing.
     next_word: usize,
     words_left: usize,
-    /// Where the frame began.
+    /// Position of the first word of the current frame.
     frame_start: usize,
 }
 
 impl FrameApplier {
-    /// From `socket`, which does not block, into `inbox`.
+    /// Returns an applier of frames from `socket`, which must be non-blocking, to `inbox`.
     #[must_use]
     pub fn new(socket: Arc<OwnedFd>, inbox: Arc<SharedMemory>) -> FrameApplier {
         FrameApplier {
@@ -174,7 +187,12 @@ impl FrameApplier {
         }
     }
 
-    /// Reads once and applies what came. `wrote` hears the first word of every frame that is there.
+    /// Reads once from the socket and applies the received words. Calls `wrote` with the first word
+    /// of each complete frame.
+    ///
+    /// # Errors
+    ///
+    /// Returns the error of the socket, or `InvalidData` if a frame is empty or exceeds the inbox.
     pub fn apply(&mut self, wrote: &mut dyn FnMut(usize)) -> io::Result<ApplyOutcome> {
         let got = match rustix::net::recv(&*self.socket, &mut self.buffer[self.filled..], RecvFlags::empty())
         {
@@ -221,10 +239,10 @@ impl FrameApplier {
     }
 }
 
-/// RDMA: found out about, not used.
+/// RDMA: detection of devices only.
 pub mod rdma {
-    /// Names of the network cards that can do RDMA, as the kernel lists them. There is no link for
-    /// them: none could be run where this was written, and what was not run is not claimed to work.
+    /// Returns the names of the network cards with RDMA, as listed by the kernel. No link uses
+    /// them, because the project had no such hardware to test one.
     #[must_use]
     #[expect(clippy::disallowed_methods, reason = "the kernel's list of devices, not a file of a database")]
     pub fn devices() -> Vec<String> {

@@ -1,20 +1,23 @@
-//! # Memory: words that a peer may write at any time
+//! # Shared memory: words that a peer may write at any time
 //!
-//! A buffer that one side writes into and the other reads, at once and without a lock: mapped into
-//! both processes (shared memory), or kept in ours and written by whoever reads the peer's socket
-//! (TCP). Words of 64 bits, atomic each: what a hostile peer writes while we read is some value,
-//! never undefined behaviour.
+//! A buffer that one side writes while the other reads, without a lock. Over shared memory both
+//! processes map it. Over TCP it is private, and the thread that reads the socket writes it. Each
+//! word is an atomic of 64 bits. A hostile peer can therefore only produce arbitrary values, never
+//! undefined behaviour.
 //!
 //! ## Invariants
 //!
-//! 1. Words are read and written as relaxed atomics only; no reference into the bytes exists.
-//! 2. A mapped file cannot shrink while it is mapped: it is a memfd that is sealed against that, by
-//!    us when we made it, and checked when we got it. So no access ends in a signal.
-//! 3. Whoever reads copies a thing out before looking at it twice.
+//! 1. Words are accessed only as atomics. No plain reference into the bytes exists.
+//! 2. A mapped file cannot shrink while it is mapped: it is a memfd that is sealed against
+//!    shrinking. [`SharedMemory::create`] sets the seal and [`SharedMemory::map`] checks it. An
+//!    access therefore never raises a signal.
+//! 3. A reader copies data out before it inspects it more than once, because the peer may change
+//!    it.
 //!
 //! ## Threads
 //!
-//! Any. Order between words comes from [`SharedMemory::publish`] and [`SharedMemory::observe`].
+//! Any thread may access the words. [`SharedMemory::publish`] and [`SharedMemory::observe`] order
+//! them.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -24,7 +27,7 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 use sheaf_base::sync::atomic::{AtomicU64, Ordering, fence};
 
-/// What nobody needs a larger one for: 1 GiB.
+/// Maximum size in words (1 GiB): larger than any inbox in use.
 const MAX_WORDS: usize = 1 << 27;
 
 /// Words shared with a peer.
@@ -32,19 +35,19 @@ const MAX_WORDS: usize = 1 << 27;
 pub struct SharedMemory {
     words: NonNull<AtomicU64>,
     count: usize,
-    /// Backs `words` unless they are a mapping.
+    /// Owner of the memory behind `words`; `None` if that is a mapping.
     heap: Option<Box<[AtomicU64]>>,
 }
 
 // SAFETY:
-// * `words` points at atomics that live as long as `self`, and they are all that is ever accessed.
+// * `words` points to atomics that live as long as `self`. The type accesses no other memory.
 unsafe impl Send for SharedMemory {}
 // SAFETY:
-// * As above: atomics may be shared.
+// * As above. Atomics may be accessed by several threads at once.
 unsafe impl Sync for SharedMemory {}
 
 impl SharedMemory {
-    /// `count` zeroes of our own.
+    /// Returns `count` zeroed words of private memory.
     #[must_use]
     pub fn heap(count: usize) -> SharedMemory {
         let heap: Box<[AtomicU64]> = (0..count).map(|_| AtomicU64::new(0)).collect();
@@ -52,8 +55,12 @@ impl SharedMemory {
         SharedMemory { words, count, heap: Some(heap) }
     }
 
-    /// `count` zeroes in a file without a name that can be handed to another process. With
-    /// `read_only`, nobody but this mapping can ever write it.
+    /// Creates `count` zeroed words in an anonymous file that can be passed to another process.
+    /// With `read_only`, only the returned mapping can ever write them.
+    ///
+    /// # Errors
+    ///
+    /// Returns `InvalidInput` if `count` is 0 or too large, and the errors of the system calls.
     pub fn create(count: usize, read_only: bool) -> io::Result<(SharedMemory, OwnedFd)> {
         let file =
             rustix::fs::memfd_create("sheaf-flatrpc", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
@@ -67,7 +74,12 @@ impl SharedMemory {
         Ok((memory, file))
     }
 
-    /// Maps `count` words of a file that [`SharedMemory::create`] made in another process.
+    /// Maps `count` words of a file that [`SharedMemory::create`] created in another process.
+    ///
+    /// # Errors
+    ///
+    /// Returns `InvalidData` if the file is not sealed against shrinking or is too small. Returns
+    /// `InvalidInput` if `count` is 0 or too large, and the errors of the system calls.
     pub fn map(file: impl AsFd, count: usize, read_only: bool) -> io::Result<SharedMemory> {
         let sealed = rustix::fs::fcntl_get_seals(&file)?.contains(SealFlags::SHRINK);
         let held = u64::try_from(rustix::fs::fstat(&file)?.st_size).unwrap_or(0);
@@ -81,41 +93,47 @@ impl SharedMemory {
     fn map_file(file: impl AsFd, count: usize, prot: ProtFlags) -> io::Result<SharedMemory> {
         let bytes = byte_len(count)?;
         if size_of::<AtomicU64>() != 8 {
-            return Err(io::ErrorKind::Unsupported.into()); // a scheduler's atomics, of the heap alone
+            // Under a model checker the atomics have another size: only `heap` works.
+            return Err(io::ErrorKind::Unsupported.into());
         }
         // SAFETY:
-        // * A null hint: the kernel picks a range that nothing else uses.
+        // * The address hint is null: the kernel selects an unused range.
         let start =
             unsafe { rustix::mm::mmap(std::ptr::null_mut(), bytes, prot, MapFlags::SHARED, file, 0) }?;
         let words = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(SharedMemory { words, count, heap: None })
     }
 
-    /// How many words.
+    /// Returns the number of words.
     #[must_use]
     pub fn len(&self) -> usize {
         self.count
     }
 
-    /// Whether there are none.
+    /// Returns true if there are no words.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// The word at `at`. Panics beyond the end: places are ours or checked before.
+    /// Returns the word at `at`.
+    ///
+    /// # Panics
+    ///
+    /// Panics if `at` is out of bounds. Callers pass only positions that they computed or checked.
     #[inline]
     #[must_use]
     pub fn word(&self, at: usize) -> &AtomicU64 {
         assert!(at < self.count, "word {at} of {}", self.count);
         // SAFETY:
-        // * `at` is within the allocation or mapping, which lives as long as `self` (checked above;
-        //   I2).
-        // * Mappings start at a page, heaps at an `AtomicU64`: aligned. All bytes are initialized.
+        // * `at` was checked against `count` above. The allocation or mapping has `count` words and
+        //   lives as long as `self` (I2).
+        // * Mappings start at a page boundary and the heap is a slice of `AtomicU64`, so the
+        //   address is aligned. All bytes are initialized.
         unsafe { self.words.add(at).as_ref() }
     }
 
-    /// Writes `bytes` from word `at` on; the last word is filled up with zeroes.
+    /// Writes `bytes` at word `at`. The last word is padded with zeros.
     #[inline]
     pub fn store(&self, at: usize, bytes: &[u8]) {
         let words = self.words(at, bytes.len().div_ceil(8));
@@ -130,7 +148,7 @@ impl SharedMemory {
         }
     }
 
-    /// Copies words from `at` on into `bytes`, the last one in part.
+    /// Copies words from position `at` into `bytes`. The last word may be copied in part.
     #[inline]
     pub fn load(&self, at: usize, bytes: &mut [u8]) {
         let words = self.words(at, bytes.len().div_ceil(8));
@@ -148,18 +166,20 @@ impl SharedMemory {
     fn words(&self, at: usize, count: usize) -> &[AtomicU64] {
         assert!(at <= self.count && count <= self.count - at, "{count} words at {at} of {}", self.count);
         // SAFETY:
-        // * As in `word`, for `count` words that were checked to be within.
+        // * As in `word`. The check above covers all `count` words.
         unsafe { std::slice::from_raw_parts(self.words.as_ptr().add(at), count) }
     }
 
-    /// Stores `value` after everything this thread wrote before: who observes it sees that, too.
+    /// Stores `value` with release order: a thread that observes the value also sees all earlier
+    /// writes of this thread.
     #[inline]
     pub fn publish(&self, at: usize, value: u64) {
         fence(Ordering::Release);
         self.word(at).store(value, Ordering::Relaxed);
     }
 
-    /// The word at `at`, and with it all that was written before it was published.
+    /// Loads the word at `at` with acquire order. The caller also sees all writes before its
+    /// publication.
     #[inline]
     #[must_use]
     pub fn observe(&self, at: usize) -> u64 {
@@ -178,8 +198,7 @@ impl Drop for SharedMemory {
     fn drop(&mut self) {
         if self.heap.is_none() {
             // SAFETY:
-            // * The range was mapped by `map_file` with this length, and no reference outlives
-            //   `self`.
+            // * `map_file` mapped this range with this length. No reference outlives `self`.
             let unmapped = unsafe { rustix::mm::munmap(self.words.as_ptr().cast(), self.count * 8) };
             debug_assert!(unmapped.is_ok());
         }

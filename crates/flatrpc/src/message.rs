@@ -1,14 +1,14 @@
-//! # Messages: what a client asks, what it is told
+//! # Messages: requests and replies
 //!
-//! A message is the payload of one or more records of a ring: a number that the client chose, a
-//! kind, and the kind's fields. docs/format/flatrpc.md has every byte.
+//! A message is the payload of one or more records of a ring: a number chosen by the client, a
+//! kind, and the fields of the kind. docs/format/flatrpc.md specifies every byte.
 //!
 //! ## Invariants
 //!
-//! 1. Bytes from the peer are hostile. Decoding is total: any bytes give a message or
-//!    [`MalformedMessage`]; nothing is allocated by a count or a length that the bytes themselves
-//!    do not back; nothing may be left over.
-//! 2. What is encoded decodes to itself.
+//! 1. Bytes from the peer are hostile. Decoding is total: any bytes result in a message or in
+//!    [`MalformedMessage`]. No allocation exceeds the size that the received bytes justify. No
+//!    bytes may remain after the last field.
+//! 2. An encoded message decodes to an equal message.
 
 use std::ops::Bound;
 
@@ -16,127 +16,128 @@ use sheaf::{Durability, Error};
 use sheaf_base::codec::{FieldReader, FieldWriter};
 use sheaf_base::wire_error;
 
-/// Bytes that are no message.
+/// Error for bytes that are not a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not a message: {0}")]
 pub struct MalformedMessage(pub &'static str);
 
 type Result<T, E = MalformedMessage> = std::result::Result<T, E>;
 
-/// A change within a batch; `None` removes the key.
+/// Change within a batch, or an expectation. A value of `None` removes the key, or expects no
+/// value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pair<'a> {
-    /// The number of the keyspace.
+    /// Number of the keyspace.
     pub keyspace: u32,
-    /// The key.
+    /// Key.
     pub key: &'a [u8],
-    /// The value, or that there is none.
+    /// Value, or `None`.
     pub value: Option<&'a [u8]>,
 }
 
-/// A walk over a range of keys.
+/// Scan of a range of keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RangeRequest<'a> {
-    /// The number of the keyspace.
+    /// Number of the keyspace.
     pub keyspace: u32,
-    /// The snapshot to look at; 0 for now.
+    /// Snapshot to read; 0 for the newest state.
     pub snapshot: u32,
-    /// Where it starts and ends.
+    /// Lower bound of the range.
     pub low: Bound<&'a [u8]>,
-    /// See `low`.
+    /// Upper bound of the range.
     pub high: Bound<&'a [u8]>,
-    /// From the highest key down.
+    /// Scans from the highest key down.
     pub reverse: bool,
-    /// Most pairs to answer with.
+    /// Maximum number of pairs in the reply.
     pub limit: u32,
 }
 
-/// What a client asks.
+/// Request of a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Request<'a> {
-    /// An answer, please.
+    /// Requests an empty reply.
     Ping,
-    /// The number of a keyspace, which is created if an engine is named or asked by default.
+    /// Requests the number of a keyspace.
     Keyspace {
-        /// Its name.
+        /// Name of the keyspace.
         name: &'a str,
-        /// The engine for a new one; empty for the default.
+        /// Engine for a new keyspace; empty for the default.
         engine: &'a str,
-        /// Whether it may be created.
+        /// Creates the keyspace if it does not exist.
         create: bool,
     },
-    /// The value of a key.
+    /// Requests the value of a key.
     Get {
-        /// The number of the keyspace.
+        /// Number of the keyspace.
         keyspace: u32,
-        /// The snapshot to look at; 0 for now.
+        /// Snapshot to read; 0 for the newest state.
         snapshot: u32,
-        /// The key.
+        /// Key.
         key: &'a [u8],
     },
     /// Sets or removes a key.
     Write {
-        /// The key and its value.
+        /// Key and its value.
         pair: Pair<'a>,
-        /// When it is answered.
+        /// Durability before the reply.
         durability: Durability,
     },
-    /// Many changes as one commit, if the expectations hold.
+    /// Applies many changes as one commit if all expectations hold.
     Batch {
-        /// When it is answered.
+        /// Durability before the reply.
         durability: Durability,
-        /// Values that keys must have.
+        /// Values that the keys must have.
         expectations: Vec<Pair<'a>>,
-        /// The changes; the last on a key wins.
+        /// Changes. The last change of a key wins.
         changes: Vec<Pair<'a>>,
     },
-    /// The pairs of a range.
+    /// Requests the pairs of a range.
     Range(RangeRequest<'a>),
-    /// A snapshot, to be named in later requests.
+    /// Creates a snapshot for later requests.
     Snapshot,
-    /// The snapshot is not needed any more.
+    /// Releases a snapshot.
     Release {
-        /// Its number.
+        /// Number of the snapshot.
         snapshot: u32,
     },
-    /// Everything acknowledged is to be on the device.
+    /// Makes every acknowledged commit durable.
     Persist,
 }
 
-/// What a client is told.
+/// Reply to a client.
 #[derive(Debug)]
 pub enum Reply {
-    /// Done; a commit has this number, other requests 0.
+    /// Success.
     Done {
-        /// The commit's sequence number.
+        /// Sequence number of the commit; 0 for other requests.
         seq: u64,
     },
-    /// The value of a key, if it has one.
+    /// Value of a key, if it exists.
     Value(Option<Vec<u8>>),
-    /// Pairs of a range, in its order.
+    /// Pairs of a range in scan order.
     Pairs {
         /// Keys and values.
         pairs: Vec<(Vec<u8>, Vec<u8>)>,
-        /// There are more behind the last one.
+        /// True if the range continues after the last pair.
         more: bool,
     },
-    /// The number of a keyspace.
+    /// Number of a keyspace.
     Keyspace {
-        /// Its number, for this server's life.
+        /// Number of the keyspace. It is valid while the server runs.
         number: u32,
-        /// Whether it can do ranges.
+        /// True if the engine supports ranges.
         ordered: bool,
     },
-    /// A snapshot.
+    /// Snapshot.
     Snapshot {
-        /// Its number, for this connection.
+        /// Number of the snapshot. It is valid for this connection.
         number: u32,
-        /// The last commit it shows.
+        /// Sequence number of the last commit in the snapshot.
         seq: u64,
     },
-    /// Nothing was done: the server has too much to do, or the client too much of something open.
+    /// Nothing was done: the server is overloaded, or the client has too many open resources.
     Busy,
-    /// The database's answer is an error.
+    /// Error of the database.
     Failed(Error),
 }
 
@@ -160,11 +161,11 @@ const SNAPSHOT_REPLY: u8 = 5;
 const BUSY: u8 = 6;
 const FAILED: u8 = 7;
 
-/// Least bytes of a pair in a batch: keyspace, lengths.
+/// Minimum bytes of a pair in a batch: keyspace 4, flag 1, two lengths of 4.
 const MIN_PAIR_BYTES: usize = 13;
 
 impl Request<'_> {
-    /// Appends it to `out` under the number `id`.
+    /// Appends the request to `out` with the number `id`.
     pub fn encode(&self, id: u64, out: &mut Vec<u8>) {
         let mut out = MessageEncoder(out);
         out.u64(id);
@@ -217,7 +218,11 @@ impl Request<'_> {
 }
 
 impl<'a> Request<'a> {
-    /// The number and the request in `bytes`.
+    /// Decodes a request and its number.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`MalformedMessage`] if `bytes` is not exactly one request.
     pub fn decode(bytes: &'a [u8]) -> Result<(u64, Request<'a>)> {
         let mut from = MessageDecoder(bytes);
         let id = from.u64()?;
@@ -255,54 +260,54 @@ impl<'a> Request<'a> {
     }
 }
 
-/// Encodes an answer in place of a [`Reply`] that would own what it holds.
+/// Encoder of a reply that avoids the owned data of a [`Reply`].
 pub struct ReplyEncoder<'a>(MessageEncoder<'a>);
 
 impl<'a> ReplyEncoder<'a> {
-    /// An answer to request `id`, appended to `out`.
+    /// Starts the reply to request `id` at the end of `out`.
     pub fn new(id: u64, out: &'a mut Vec<u8>) -> ReplyEncoder<'a> {
         let mut out = MessageEncoder(out);
         out.u64(id);
         ReplyEncoder(out)
     }
 
-    /// See [`Reply::Done`].
+    /// Writes [`Reply::Done`].
     pub fn done(mut self, seq: u64) {
         self.0.u8(DONE);
         self.0.u64(seq);
     }
 
-    /// See [`Reply::Value`].
+    /// Writes [`Reply::Value`] with a value.
     pub fn value(mut self, value: &[u8]) {
         self.0.u8(VALUE);
         self.0.bytes(value);
     }
 
-    /// No value.
+    /// Writes [`Reply::Value`] without a value.
     pub fn missing(mut self) {
         self.0.u8(MISSING);
     }
 
-    /// See [`Reply::Keyspace`].
+    /// Writes [`Reply::Keyspace`].
     pub fn keyspace(mut self, number: u32, ordered: bool) {
         self.0.u8(KEYSPACE_REPLY);
         self.0.u32(number);
         self.0.u8(u8::from(ordered));
     }
 
-    /// See [`Reply::Snapshot`].
+    /// Writes [`Reply::Snapshot`].
     pub fn snapshot(mut self, number: u32, seq: u64) {
         self.0.u8(SNAPSHOT_REPLY);
         self.0.u32(number);
         self.0.u64(seq);
     }
 
-    /// See [`Reply::Busy`].
+    /// Writes [`Reply::Busy`].
     pub fn busy(mut self) {
         self.0.u8(BUSY);
     }
 
-    /// See [`Reply::Failed`].
+    /// Writes [`Reply::Failed`].
     pub fn failed(mut self, error: &Error) {
         self.0.u8(FAILED);
         let mut fields = FieldWriter(Vec::new());
@@ -310,7 +315,7 @@ impl<'a> ReplyEncoder<'a> {
         self.0.bytes(&fields.0);
     }
 
-    /// Pairs, one after the other.
+    /// Starts [`Reply::Pairs`]. The caller adds the pairs one by one.
     #[must_use]
     pub fn pairs(mut self) -> PairsEncoder<'a> {
         self.0.u8(PAIRS);
@@ -321,7 +326,7 @@ impl<'a> ReplyEncoder<'a> {
     }
 }
 
-/// Pairs of an answer that is being written.
+/// Encoder of the pairs of a reply.
 pub struct PairsEncoder<'a> {
     out: &'a mut Vec<u8>,
     head: usize,
@@ -329,19 +334,19 @@ pub struct PairsEncoder<'a> {
 }
 
 impl PairsEncoder<'_> {
-    /// Bytes that a pair takes.
+    /// Returns the encoded size of a pair in bytes.
     #[must_use]
     pub fn pair_size(key: &[u8], value: &[u8]) -> usize {
         8 + key.len() + value.len()
     }
 
-    /// Bytes of the whole message so far.
+    /// Returns the size of the whole message so far in bytes.
     #[must_use]
     pub fn message_bytes(&self) -> usize {
         self.out.len()
     }
 
-    /// One more.
+    /// Adds a pair.
     pub fn push(&mut self, key: &[u8], value: &[u8]) {
         let mut out = MessageEncoder(self.out);
         out.bytes(key);
@@ -349,13 +354,13 @@ impl PairsEncoder<'_> {
         self.count += 1;
     }
 
-    /// How many there are.
+    /// Returns the number of pairs so far.
     #[must_use]
     pub fn count(&self) -> u32 {
         self.count
     }
 
-    /// The end; `more` if the range goes on.
+    /// Completes the reply. `more` states that the range continues.
     pub fn finish(self, more: bool) {
         self.out[self.head] = u8::from(more);
         self.out[self.head + 1..self.head + 5].copy_from_slice(&self.count.to_le_bytes());
@@ -363,7 +368,11 @@ impl PairsEncoder<'_> {
 }
 
 impl Reply {
-    /// The number of the request, and the reply to it, in `bytes`.
+    /// Decodes a reply and the number of its request.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`MalformedMessage`] if `bytes` is not exactly one reply.
     pub fn decode(bytes: &[u8]) -> Result<(u64, Reply)> {
         let mut from = MessageDecoder(bytes);
         let id = from.u64()?;
@@ -391,7 +400,7 @@ impl Reply {
     }
 }
 
-/// Appends numbers and bytes.
+/// Encoder of numbers and byte strings.
 pub(crate) struct MessageEncoder<'a>(pub(crate) &'a mut Vec<u8>);
 
 impl MessageEncoder<'_> {
@@ -407,8 +416,8 @@ impl MessageEncoder<'_> {
         self.0.extend_from_slice(&number.to_le_bytes());
     }
 
-    /// Bytes behind their length. What is longer than a message can be is cut: the receiver refuses
-    /// it.
+    /// Appends the length and the bytes. The length saturates at `u32::MAX`; the receiver rejects
+    /// such a message because it exceeds the limit.
     pub(crate) fn bytes(&mut self, bytes: &[u8]) {
         self.u32(u32::try_from(bytes.len()).unwrap_or(u32::MAX));
         self.0.extend_from_slice(bytes);
@@ -449,7 +458,7 @@ fn decode_error(bytes: &[u8]) -> Result<Error, MalformedMessage> {
     error.map_err(|_| MalformedMessage("not an error"))
 }
 
-/// Reads numbers and bytes, as far as there are any.
+/// Decoder of numbers and byte strings. Fails at the end of the input.
 pub(crate) struct MessageDecoder<'a>(pub(crate) &'a [u8]);
 
 impl<'a> MessageDecoder<'a> {
@@ -490,7 +499,8 @@ impl<'a> MessageDecoder<'a> {
         }
     }
 
-    /// A count of things of at least `least` bytes each, which are there.
+    /// Reads a count of elements of at least `least` bytes each. Fails if the remaining bytes are
+    /// too few.
     fn count(&mut self, least: usize) -> Result<usize> {
         let count = usize::try_from(self.u32()?).map_err(|_| MalformedMessage("a count beyond memory"))?;
         if count > self.0.len() / least {

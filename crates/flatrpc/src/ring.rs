@@ -1,59 +1,51 @@
 //! # Rings: messages written into the peer's memory
 //!
-//! Each side of a connection has an *inbox*: memory that the peer writes and it reads. An inbox
-//! holds the rings that come in, and for each ring that goes out the *credit*: how far the peer has
-//! read it. So both directions need nothing but writes into the peer's memory, which is what RDMA
-//! calls one-sided.
+//! Each side of a connection has an *inbox*: memory that the peer writes and this side reads. The
+//! inbox contains the incoming rings and, for each outgoing ring, the *credit*: the position up to
+//! which the peer has read it. Both directions therefore need only one-sided writes, as RDMA
+//! provides them.
 //!
-//! ## Picture
+//! ## Picture (our inbox; the peer writes it)
 //!
 //! ```text
-//!   our inbox  (the peer writes)                          the peer's inbox  (we write)
-//!   ┌ tail of ring in 0 ┐ a cache line each               ┌ tail of ring in 0 ┐ <- Outgoing::push
-//!   │ ...               │                                 │ ...               │
-//!   │ head of ring out 0│ how far the peer read ours      │ head of ring out 0│ <- Incoming::credit
-//!   │ ...               │                                 │ ...               │
-//!   │ asleep            │ whether the peer waits          │ asleep            │
-//!   ├ ring in 0 ────────┤                                 ├ ring in 0 ────────┤
-//!   │ record record ..  │ -> Incoming::take               │ record record ..  │ <- Outgoing::push
-//!   └───────────────────┘                                 └───────────────────┘
-//!
-//!   record = header word (length, more) + payload, filled up to whole words; it may wrap around
+//!   ┌ tail of incoming ring 0 ┐ <- peer's RingWriter; a cache line for each word
+//!   │ head of outgoing ring 0 │ <- peer's RingCredit: how far the peer has read our ring
+//!   │ sleep flag              │ not 0: the peer sleeps
+//!   ├ incoming ring 0 ────────┤
+//!   │ record record ...       │ <- peer's RingWriter; -> our RingReader
+//!   └─────────────────────────┘
+//!   record = header word (length, continued) + payload, padded to whole words; it may wrap around
 //! ```
 //!
-//! A message that does not fit into a quarter of a ring goes as several records. Heads and tails
-//! count words from the start of the session and never wrap.
+//! A message longer than a quarter of a ring is split into several records. Heads and tails count
+//! words from the start of the session and never wrap.
 //!
 //! ## Invariants
 //!
-//! 1. One writer and one reader a ring. Each keeps its own position in its own memory; what the
-//!    peer says about its position is read once, and checked before it is used.
-//! 2. The tail moves past a record after the record is written, over whole records only.
-//! 3. A reader returns credit before a quarter of the ring is withheld, so a writer that waits for
-//!    room for a record (at most a quarter) is never left waiting.
-//!
-//! ## Costs
-//!
-//! A push is a copy and two stores; a take is a load, a copy; every eighth of a ring a store for
-//! the credit.
+//! 1. A ring has one writer and one reader. Each keeps its own position in private memory. It reads
+//!    the position reported by the peer once, and checks it before use.
+//! 2. The writer advances the tail after the record is written, and over whole records only.
+//! 3. A reader sends credit as soon as it has read an eighth of the ring since the last credit.
+//!    Once it has read everything, a writer that waits for room for a record (at most a quarter of
+//!    the ring) therefore gets it.
 
 use std::io;
 
 use crate::link::PeerLink;
 use crate::memory::SharedMemory;
 
-/// Words of a cache line: counters do not share one.
+/// Words of a cache line. Two counters never share one.
 const CACHE_LINE_WORDS: usize = 8;
-/// Smallest and largest ring, in words.
+/// Smallest size of a ring in words.
 pub const MIN_RING: u64 = 64;
-/// See [`MIN_RING`].
+/// Largest size of a ring in words.
 pub const MAX_RING: u64 = 1 << 22;
-/// Most rings of an inbox.
+/// Maximum number of rings in each direction.
 pub const MAX_RINGS: usize = 64;
-/// Bit of a record's header: the message goes on in the next record.
+/// Header bit of a record: the message continues in the next record.
 const CONTINUED: u64 = 1 << 32;
 
-/// The peer broke the rules of the rings; nothing it says can be believed any more.
+/// Violation of the ring protocol by the peer. The session must end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the peer broke the protocol: {0}")]
 pub struct ProtocolViolation(pub &'static str);
@@ -64,19 +56,20 @@ impl From<ProtocolViolation> for io::Error {
     }
 }
 
-/// Where things are in an inbox.
+/// Positions of the parts of an inbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InboxLayout {
-    /// Rings that come in.
+    /// Number of incoming rings.
     incoming: usize,
-    /// Rings that go out, whose credits come in.
+    /// Number of outgoing rings. The peer writes their credits into this inbox.
     outgoing: usize,
     /// Words of a ring: a power of two.
     ring: u64,
 }
 
 impl InboxLayout {
-    /// The layout for so many rings of `ring` words each; `None` beyond the limits.
+    /// Returns the layout for the given numbers of rings of `ring` words each, or `None` if a limit
+    /// is exceeded.
     #[must_use]
     pub fn new(incoming: usize, outgoing: usize, ring: u64) -> Option<InboxLayout> {
         let counts = 1..=MAX_RINGS;
@@ -85,19 +78,19 @@ impl InboxLayout {
         fits.then_some(InboxLayout { incoming, outgoing, ring })
     }
 
-    /// The layout of the peer's inbox.
+    /// Returns the layout of the peer's inbox.
     #[must_use]
     pub fn of_peer(self) -> InboxLayout {
         InboxLayout { incoming: self.outgoing, outgoing: self.incoming, ring: self.ring }
     }
 
-    /// Words of the inbox.
+    /// Returns the number of words of the inbox.
     #[must_use]
     pub fn words(self) -> usize {
         self.data(self.incoming)
     }
 
-    /// The ring whose tail the word at `at` is.
+    /// Returns the incoming ring that has its tail at word `at`, if any.
     #[must_use]
     pub fn ring_of_tail(self, at: usize) -> Option<usize> {
         (at.is_multiple_of(CACHE_LINE_WORDS) && at / CACHE_LINE_WORDS < self.incoming)
@@ -112,7 +105,7 @@ impl InboxLayout {
         (self.incoming + ring) * CACHE_LINE_WORDS
     }
 
-    /// Where the peer says that it waits for an event.
+    /// Returns the position of the word in which the peer announces that it sleeps.
     #[must_use]
     pub fn sleep_flag(self) -> usize {
         (self.incoming + self.outgoing) * CACHE_LINE_WORDS
@@ -124,7 +117,7 @@ impl InboxLayout {
     }
 }
 
-/// The end of a ring that writes.
+/// Writing end of a ring.
 #[derive(Debug)]
 pub struct RingWriter {
     tail_at: usize,
@@ -132,13 +125,13 @@ pub struct RingWriter {
     credit_at: usize,
     size: u64,
     tail: u64,
-    /// As far as the peer is known to have read.
+    /// Last known position up to which the peer has read.
     head: u64,
     record: Vec<u8>,
 }
 
 impl RingWriter {
-    /// The ring `index` that goes out, where `ours` is the layout of our inbox.
+    /// Returns the writer of outgoing ring `index`. `ours` is the layout of our own inbox.
     #[must_use]
     pub fn new(ours: InboxLayout, index: usize) -> RingWriter {
         assert!(index < ours.outgoing);
@@ -154,12 +147,12 @@ impl RingWriter {
         }
     }
 
-    /// Longest payload of one record.
+    /// Maximum payload of one record in bytes.
     fn max_payload(&self) -> usize {
         usize::try_from(self.size / 4 - 1).expect("rings are small") * 8
     }
 
-    /// Whether a record of `words` fits now, after another look at the credit if need be.
+    /// Returns true if a record of `words` fits now. Reads the credit again if necessary.
     fn has_room(&mut self, inbox: &SharedMemory, words: u64) -> Result<bool, ProtocolViolation> {
         if self.tail - self.head + words <= self.size {
             return Ok(true);
@@ -172,9 +165,14 @@ impl RingWriter {
         Ok(self.tail - self.head + words <= self.size)
     }
 
-    /// Writes as much of `message` from byte `from` on as there is room for, and returns how far it
-    /// came: the message is out once that is its length. `None`: there is no room for any of it
+    /// Writes as many bytes of `message` as fit, starting at byte `from`. Returns the position
+    /// reached: the message is complete once it equals the length. Returns `None` if nothing fits
     /// now.
+    ///
+    /// # Errors
+    ///
+    /// Returns a [`ProtocolViolation`] as `InvalidData` if the peer's credit is invalid, and the
+    /// errors of the link.
     pub fn write_message(
         &mut self,
         inbox: &SharedMemory,
@@ -225,13 +223,17 @@ impl RingWriter {
         Ok(())
     }
 
-    /// Whether there is room for any record.
+    /// Returns true if a record of any length fits.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`ProtocolViolation`] if the peer's credit is invalid.
     pub fn has_room_for_any_record(&mut self, inbox: &SharedMemory) -> Result<bool, ProtocolViolation> {
         self.has_room(inbox, self.size / 4)
     }
 }
 
-/// Word in the ring, and how many words are left to its end.
+/// Returns the word of a position in the ring, and the number of words from there to its end.
 fn ring_position(position: u64, size: u64) -> (usize, usize) {
     let first = position & (size - 1);
     (
@@ -240,7 +242,7 @@ fn ring_position(position: u64, size: u64) -> (usize, usize) {
     )
 }
 
-/// The end of a ring that reads.
+/// Reading end of a ring.
 #[derive(Debug)]
 pub struct RingReader {
     tail_at: usize,
@@ -248,12 +250,12 @@ pub struct RingReader {
     credit_at: usize,
     size: u64,
     head: u64,
-    /// As far as the peer is known to have written.
+    /// Last known position up to which the peer has written.
     tail: u64,
 }
 
 impl RingReader {
-    /// The ring `index` that comes in, where `ours` is the layout of our inbox.
+    /// Returns the reader of incoming ring `index`. `ours` is the layout of our own inbox.
     #[must_use]
     pub fn new(ours: InboxLayout, index: usize) -> RingReader {
         assert!(index < ours.incoming);
@@ -267,15 +269,21 @@ impl RingReader {
         }
     }
 
-    /// Whether there is something to take.
+    /// Returns true if there is a record to read.
     #[inline]
     #[must_use]
     pub fn has_record(&self, inbox: &SharedMemory) -> bool {
         self.tail != self.head || inbox.observe(self.tail_at) != self.head
     }
 
-    /// Appends the payload of the next record to `message`. `None`: there is none. True: the
-    /// message is whole; false: it goes on in the next record.
+    /// Appends the payload of the next record to `message`. Returns `None` if there is no record,
+    /// `Some(true)` if the message is complete, and `Some(false)` if it continues in the next
+    /// record.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`ProtocolViolation`] if the tail is beyond the ring, or if a record exceeds the
+    /// tail or a quarter of the ring.
     #[inline]
     pub fn read_record(
         &mut self,
@@ -310,20 +318,20 @@ impl RingReader {
         Ok(Some(header & CONTINUED == 0))
     }
 
-    /// How far it was read.
+    /// Returns the position up to which this side has read.
     #[must_use]
     pub fn head(&self) -> u64 {
         self.head
     }
 
-    /// Where the peer wants to hear how far.
+    /// Returns the credit of this ring, with nothing sent yet.
     #[must_use]
     pub fn credit(&self) -> RingCredit {
         RingCredit { at: self.credit_at, interval: self.size / 8, sent_head: 0 }
     }
 }
 
-/// What the peer was told about how far its ring was read.
+/// Last reported read position of a ring.
 #[derive(Debug)]
 pub struct RingCredit {
     at: usize,
@@ -332,13 +340,17 @@ pub struct RingCredit {
 }
 
 impl RingCredit {
-    /// Whether the peer should hear of `head`.
+    /// Returns true if the peer must be told the position `head`.
     #[must_use]
     pub fn is_due(&self, head: u64) -> bool {
         head - self.sent_head >= self.interval
     }
 
-    /// Tells the peer if it is due; whether it did.
+    /// Sends the position `head` to the peer if it is due. Returns true if it was sent.
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of the link.
     pub fn send_if_due(&mut self, link: &mut dyn PeerLink, head: u64) -> io::Result<bool> {
         if !self.is_due(head) {
             return Ok(false);

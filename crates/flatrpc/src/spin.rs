@@ -1,35 +1,34 @@
-//! # Spin: how long to look before sleeping
+//! # Spinning: how long to poll before sleeping
 //!
-//! A wake-up costs microseconds on both sides, a look nanoseconds: whoever expects something soon
-//! looks for a while. How long is learnt: a sleep that ended so soon that looking would have seen
-//! the end doubles the budget, a longer one halves it. (Learning from looks alone gets stuck: a
-//! budget too short for any answer never sees one. It made a sixth of the requests, in one run.)
-//! The processor is not offered to others between looks: two who wait for each other would then
-//! live on one processor by turns, and the kernel leaves them there; who has nothing to do soon
-//! sleeps.
+//! A wake-up costs microseconds on both sides, a poll nanoseconds. A thread that expects an event
+//! soon therefore polls for a while before it sleeps. The budget of polls adapts. If a sleep was so
+//! short that polling would have seen its end, the budget doubles; otherwise it halves. Only the
+//! duration of sleeps is used: a budget that is too short for any reply would never see a
+//! successful poll and never grow.
 //!
-//! Where there are more who look than processors, a look keeps somebody from the work that is
-//! waited for: then everybody looks for a moment only (with two workers on two processors 1.1 to
-//! 2.5 times the requests, at a fifth to all of the p99, over shared memory; over TCP no worse).
+//! The thread does not yield its processor between polls. Two threads that wait for each other and
+//! yield would take turns on one processor, and the kernel would not move either of them.
+//!
+//! If there are more polling threads than processors, a poll takes time from the thread that does
+//! the awaited work. In that case the budget is minimal.
 
 use std::time::{Duration, Instant};
 
-/// Bounds of the budget, in looks. The upper one is 50 to 100 µs of looking; a quarter of it was no
-/// better, as far as one noisy run can tell.
+/// Bounds of the budget in polls. A smaller upper bound gave no benefit.
 const MIN_BUDGET: u32 = 64;
 const MAX_BUDGET: u32 = 1 << 11;
-/// The upper one where there are more who look than processors.
+/// Upper bound if there are more polling threads than processors.
 const OVERSUBSCRIBED_BUDGET: u32 = MIN_BUDGET;
-/// A sleep that is shorter was not worth it: falling asleep and being woken takes a good part of
+/// Sleeps shorter than this were not worth it: sleep and wake-up themselves take a large part of
 /// it.
 const SHORT_SLEEP: Duration = Duration::from_micros(50);
 
-/// The budget of one waiter.
+/// Polling budget of one waiting thread.
 #[derive(Debug)]
 pub struct SpinWait {
     budget: u32,
     max_budget: u32,
-    /// When the last looking ended without success.
+    /// End of the last unsuccessful poll.
     spin_ended: Option<Instant>,
 }
 
@@ -45,7 +44,7 @@ fn now() -> Instant {
 }
 
 impl SpinWait {
-    /// For one of so many who may look at the same time.
+    /// Returns a budget for one of `pollers` threads that may poll at the same time.
     #[must_use]
     pub fn for_pollers(pollers: usize) -> SpinWait {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
@@ -53,7 +52,8 @@ impl SpinWait {
         SpinWait { budget: most, max_budget: most, spin_ended: None }
     }
 
-    /// Looks until `is_there` says so (true), or the budget is used up (false): then sleep.
+    /// Polls until `is_there` returns true. Returns false if the budget is exhausted: the caller
+    /// should then sleep.
     pub fn spin_until(&mut self, mut is_there: impl FnMut() -> bool) -> bool {
         for _ in 0..self.budget {
             if is_there() {
@@ -65,7 +65,7 @@ impl SpinWait {
         false
     }
 
-    /// The sleep after that is over.
+    /// Adapts the budget. The caller calls this after the sleep that follows an unsuccessful poll.
     pub fn after_sleep(&mut self) {
         let Some(since) = self.spin_ended.take() else { return };
         let is_short = now() - since < SHORT_SLEEP;

@@ -1,17 +1,17 @@
-//! # Wake: sleeping without missing what comes meanwhile
+//! # Wake-ups: sleeping without missing an event
 //!
 //! ```text
-//!   sleeper:  says that it sleeps ── fence ── looks once more ── sleeps if there is nothing
-//!   waker:    writes its news ────── fence ── looks who sleeps ── rings
+//!   sleeper:  sets its sleep flag ── fence ── polls once more ── sleeps if there is no event
+//!   waker:    writes its event ────── fence ── reads the flag ── notifies if it is set
 //! ```
 //!
-//! One of the two fences is first: then what was written before it is seen after the other. So the
-//! sleeper sees the news, or the waker sees the sleeper. A bell keeps a ring until somebody waits
-//! for it.
+//! One of the two fences is first. All writes before it are visible after the other fence. So
+//! either the sleeper sees the event, or the waker sees the flag. A notification persists until a
+//! sleeper consumes it.
 //!
 //! ## Costs
 //!
-//! A waker pays a fence and a load; a system call only if there is a sleeper.
+//! A waker executes a fence and a load. It makes a system call only if the peer sleeps.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -22,36 +22,44 @@ use sheaf_base::sync::atomic::{AtomicU64, Ordering, fence};
 
 use crate::memory::SharedMemory;
 
-/// What wakes a sleeper. A ring that nobody waits for is kept.
+/// Means to wake a sleeping thread. A notification persists until a sleeper consumes it.
 pub trait Notifier {
-    /// Rings it.
+    /// Wakes the sleeper.
     fn notify(&self);
 }
 
-/// An eventfd.
+/// Notifies through an eventfd.
 impl Notifier for OwnedFd {
     fn notify(&self) {
-        let _ = rustix::io::write(self, &1u64.to_le_bytes()); // a full counter has woken the sleeper already
+        // If the counter is full, earlier notifications have already woken the sleeper.
+        let _ = rustix::io::write(self, &1u64.to_le_bytes());
     }
 }
 
-/// A bell for a sleeper that is not trusted. Whether a write to an eventfd waits is up to each
-/// process that has it, and they can fill it; whether this sends without waiting is up to the
-/// sender alone.
+/// Notifier for an untrusted sleeper. Each process with an eventfd can make it blocking and can
+/// fill it. A write could then block. Only the sender decides whether `send` on a socket blocks.
 #[derive(Debug)]
 pub struct SocketNotifier(OwnedFd);
 
 impl SocketNotifier {
-    /// A rope, and what the sleeper waits for and reads.
+    /// Returns the notifier, and the descriptor on which the sleeper waits and reads.
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of the system calls.
     pub fn new() -> io::Result<(SocketNotifier, OwnedFd)> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (ours, theirs) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-        // As little as can be: a few rings, which one read takes.
+        // Minimal buffer: it holds a few notifications, which the sleeper consumes with one read.
         rustix::net::sockopt::set_socket_send_buffer_size(&ours, 0)?;
         Ok((SocketNotifier(ours), theirs))
     }
 
-    /// One more end of the same rope.
+    /// Returns another notifier for the same sleeper.
+    ///
+    /// # Errors
+    ///
+    /// Returns the error of duplicating the descriptor.
     pub fn try_clone(&self) -> io::Result<SocketNotifier> {
         self.0.try_clone().map(SocketNotifier)
     }
@@ -59,24 +67,24 @@ impl SocketNotifier {
 
 impl Notifier for SocketNotifier {
     fn notify(&self) {
-        // One that is full has woken the sleeper already; one without a sleeper has nobody to wake.
+        // A full buffer has already woken the sleeper. Without a sleeper there is nothing to wake.
         let _ = rustix::net::send(&self.0, &[1], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
     }
 }
 
-/// Who is to be woken, and how.
+/// Sleep flag and notifier of a peer.
 #[derive(Debug)]
 pub struct PeerWaker<B = OwnedFd> {
-    /// Where the sleeper says that it sleeps.
+    /// Memory with the sleep flag.
     pub sleep_flags: Arc<SharedMemory>,
-    /// Which word of it.
+    /// Word of the flag in that memory.
     pub flag: usize,
-    /// What wakes it.
+    /// Means to wake the peer.
     pub notifier: B,
 }
 
 impl<B: Notifier> PeerWaker<B> {
-    /// Wakes the sleeper if it says that it sleeps. What was written before is seen by it.
+    /// Wakes the peer if its sleep flag is set. The peer sees all earlier writes of this thread.
     #[inline]
     pub fn wake(&self) {
         fence(Ordering::SeqCst);
@@ -86,12 +94,12 @@ impl<B: Notifier> PeerWaker<B> {
     }
 }
 
-/// Says that somebody sleeps, as long as it lives.
+/// Guard that keeps a sleep flag set until it is dropped.
 #[derive(Debug)]
 pub struct SleepGuard<'a>(&'a AtomicU64);
 
 impl<'a> SleepGuard<'a> {
-    /// Says so in the word `at` of `board`. Look once more after this, and then wait for the bell.
+    /// Sets the flag in word `at` of `board`. The caller must poll once more and only then sleep.
     #[must_use]
     pub fn set(board: &'a SharedMemory, at: usize) -> SleepGuard<'a> {
         let word = board.word(at);
@@ -107,7 +115,7 @@ impl Drop for SleepGuard<'_> {
     }
 }
 
-/// A bell for models, which a scheduler sees.
+/// Notifier for models that the scheduler of the model checker controls.
 #[cfg(shuttle)]
 #[derive(Clone, Debug, Default)]
 pub struct ModelNotifier(Arc<(sheaf_base::sync::Mutex<bool>, sheaf_base::sync::Condvar)>);
@@ -122,7 +130,7 @@ impl Notifier for ModelNotifier {
 
 #[cfg(shuttle)]
 impl ModelNotifier {
-    /// Waits until it is rung, or was since it was last waited for.
+    /// Waits for a notification and consumes it.
     pub fn wait(&self) {
         let mut rung = self.0.0.lock();
         while !*rung {
@@ -131,7 +139,7 @@ impl ModelNotifier {
         *rung = false;
     }
 
-    /// Whether it was rung since it was last waited for or taken.
+    /// Consumes a notification. Returns true if there was one.
     pub fn take(&self) -> bool {
         std::mem::take(&mut *self.0.0.lock())
     }

@@ -1,5 +1,5 @@
-//! What is encoded decodes to itself, and any bytes decode to something or to an error: never a
-//! panic, never memory by an unchecked count.
+//! Tests of decoding. Encoded messages decode to equal values. Arbitrary bytes decode to a message
+//! or to an error, without a panic and without memory allocated by an unchecked count.
 
 use std::ops::Bound;
 use std::path::PathBuf;
@@ -40,7 +40,7 @@ fn bound(kind: u8, key: &[u8]) -> Bound<&[u8]> {
 fn assert_round_trip(id: u64, request: &Request<'_>) {
     let mut encoded = Vec::new();
     request.encode(id, &mut encoded);
-    let decoded = Request::decode(&encoded).expect("what was encoded decodes");
+    let decoded = Request::decode(&encoded).expect("an encoded request decodes");
     assert_eq!((id, request), (decoded.0, &decoded.1));
     for cut in 0..encoded.len() {
         assert!(Request::decode(&encoded[..cut]).is_err(), "cut at {cut}");

@@ -1,5 +1,6 @@
-//! Rings over both kinds of link: what goes in comes out, whatever its length; what a hostile peer
-//! does to its inbox is a violation or a message, never a panic.
+//! Tests of rings over both kinds of link. Messages of any length arrive unchanged. A hostile peer
+//! that writes arbitrary values to an inbox causes a violation or an invalid message, never a
+//! panic.
 
 #![allow(clippy::cast_possible_truncation, reason = "numbers are cut on purpose")]
 
@@ -17,7 +18,7 @@ use sheaf_flatrpc::ring::{InboxLayout, RingCredit, RingReader, RingWriter};
 
 const RING: u64 = 64;
 
-/// Both ends of one direction; credits go straight back.
+/// Both ends of one direction. Credits return directly to the sender.
 struct RingPair {
     sender: Arc<SharedMemory>,
     receiver: Arc<SharedMemory>,

@@ -1,26 +1,26 @@
-//! A file of sorted records that stays sorted: each record is inserted at its place, found again by
-//! bisection over the addresses, with no index beside the file.
+//! A file of sorted records that stays sorted. Each record is inserted at its position and found by
+//! bisection over the addresses, without an additional index.
 //!
 //! `cargo run -p sheaf-flexspace --example records`
 
 use sheaf_base::error::Result;
 use sheaf_flexspace::{FlexSpace, SpaceOptions, SpaceView};
 
-/// A record: the key's length, the value's length, key, value. Each is inserted in one go, so each
-/// extent starts with one: `read_extent` finds a record's start from any address.
+/// Encodes a record: key length, value length, key, value. Each record is inserted in one call, so
+/// it starts an extent. `read_extent` therefore finds the start of a record from any address.
 fn encode(key: &str, value: &str) -> Vec<u8> {
     let len = |text: &str| u8::try_from(text.len()).unwrap_or(u8::MAX);
     [&[len(key), len(value)], key.as_bytes(), value.as_bytes()].concat()
 }
 
-/// The record that holds the byte at `at`: where it starts and ends, and its key.
+/// Returns the record that contains the byte at `at`: start, end and key.
 fn record(view: &SpaceView, at: u64) -> Result<Option<(u64, u64, Vec<u8>)>> {
     let Some(extent) = view.read_extent(at, 2 + 255)? else { return Ok(None) };
     let key_len = usize::from(extent.bytes[0]);
     Ok(Some((extent.start, extent.start + extent.len, extent.bytes[2..2 + key_len].to_vec())))
 }
 
-/// Where the first record with a key of at least `key` starts.
+/// Returns the start of the first record with a key of at least `key`.
 fn place(view: &SpaceView, key: &[u8]) -> Result<u64> {
     let (mut low, mut high) = (0, view.len());
     while low < high {

@@ -1,5 +1,5 @@
-//! A text buffer: lines are inserted, replaced and removed in the middle, and a crash leaves a
-//! whole edit or none.
+//! A text buffer. Lines are inserted, replaced and removed in the middle. After a crash each edit
+//! is complete or absent.
 //!
 //! `cargo run -p sheaf-flexspace --example text`
 
@@ -8,7 +8,7 @@ use std::io::{Read, Seek, SeekFrom};
 use sheaf_base::error::Result;
 use sheaf_flexspace::{FlexSpace, SpaceOptions};
 
-/// Where `needle` starts.
+/// Returns the position of `needle`.
 fn find(space: &FlexSpace, needle: &str) -> Option<u64> {
     let mut text = String::new();
     space.view().reader().read_to_string(&mut text).ok()?;
@@ -24,12 +24,12 @@ fn main() -> Result<()> {
     let fox = find(&space, "fox").unwrap_or(0);
     space.insert(fox, b"brown ")?;
 
-    // A replacement by something longer is one operation: nobody ever sees half of it.
+    // A replacement by a longer text is one atomic operation.
     let dog = find(&space, "the dog").unwrap_or(0);
     let before = space.view();
     space.edit().collapse(dog, 7).insert(dog, b"the lazy dog").commit()?;
 
-    // A cursor inserts where it stands and moves on.
+    // A cursor inserts at its position and moves on.
     let mut cursor = space.cursor(0);
     cursor.seek(SeekFrom::Start(0)).unwrap_or(0);
     cursor.insert(b"# A fable\n")?;

@@ -1,23 +1,23 @@
-//! # Buffer: a segment's bytes on their way to the kernel
+//! # Buffer: a segment's bytes before they are flushed
 //!
-//! What is written goes into memory first: an operation then costs a copy and a sum, no system
-//! call, and never waits for the file system. A flush (`flush.rs`) hands the bytes over in large
-//! pieces. Until then readers find them here.
+//! A write copies its bytes to memory. It therefore makes no system call and never waits for the
+//! file system. A flush (`flush.rs`) writes the bytes to the kernel in large blocks. Until then
+//! readers find them here.
 //!
 //! ## Picture
 //!
 //! ```text
 //!  segment  0 ............ from ---------------- filled ................... end
-//!           in the kernel       readers see it          the filler's alone
+//!           in the kernel       visible to readers      only BufferWriter has access
 //! ```
 //!
 //! ## Invariants
 //!
-//! 1. Bytes of `[from, filled)` are written and never written again: `filled` only grows while the
-//!    buffer is shared.
-//! 2. There is one [`BufferWriter`] of a buffer at most, and it alone writes at and behind
-//!    `filled`.
-//! 3. A buffer gets another place (`from`, `filled` back) only while nobody else has it.
+//! 1. The bytes of `[from, filled)` are written and never written again: `filled` only grows while
+//!    the buffer is shared.
+//! 2. A buffer has at most one [`BufferWriter`], and only it writes at and behind `filled`.
+//! 3. A buffer is reused for another place (`from` and `filled` change) only while it has one
+//!    owner.
 
 use sheaf_base::sync::atomic::{AtomicU64, Ordering};
 use std::slice;
@@ -28,7 +28,7 @@ use sheaf_base::memory::{HUGE_PAGE, MappedMemory, Memory, MemoryPart};
 /// Memory for the bytes of a segment from `from` on.
 #[derive(Debug)]
 pub(crate) struct SegmentBuffer {
-    /// What is mapped of zeros, whole pages, and how much of it is used.
+    /// Zeroed mapping of whole pages. `len` bytes of it are used.
     mapped: MappedMemory,
     len: usize,
     from: u64,
@@ -37,7 +37,7 @@ pub(crate) struct SegmentBuffer {
 }
 
 impl SegmentBuffer {
-    /// Of `len` bytes, to be reused.
+    /// Allocates a buffer of `len` bytes that can be reused.
     pub(crate) fn new(len: usize, memory: &Arc<Memory>) -> SegmentBuffer {
         let page = sheaf_base::memory::page_size();
         let mapped =
@@ -46,22 +46,22 @@ impl SegmentBuffer {
         SegmentBuffer { mapped, len, from: 0, filled: AtomicU64::new(0), memory: Arc::clone(memory) }
     }
 
-    /// Bytes of the segment below are written.
+    /// Returns the end of the written bytes, as an offset in the segment.
     pub(crate) fn filled(&self) -> u64 {
         self.filled.load(Ordering::Acquire)
     }
 
-    /// The written bytes of the segment from `at` on; `None` if there are none here: before and
-    /// behind they are in the kernel.
+    /// Returns the written bytes of the segment from `at` on. Returns `None` if the buffer has
+    /// none: the bytes before `from` are in the kernel.
     #[inline]
     pub(crate) fn written_from(&self, at: u64) -> Option<&[u8]> {
         let skip = usize::try_from(at.checked_sub(self.from)?).ok()?;
         let len = usize::try_from(self.filled().checked_sub(at)?).ok().filter(|len| *len > 0)?;
         debug_assert!(skip + len <= self.len);
         // SAFETY:
-        // * `from <= at <= filled`, and `filled - from` bytes are mapped: in bounds.
-        // * Initialised (zeroed at first), and written no more (invariant 1); the load of `filled`
-        //   saw them.
+        // * `from <= at <= filled`, and `filled - from` bytes are mapped: the range is in bounds.
+        // * The bytes are initialized (the mapping is zeroed) and are not written any more (I1).
+        //   The acquire load of `filled` made them visible.
         Some(unsafe { slice::from_raw_parts(self.mapped.start().add(skip).as_ptr(), len) })
     }
 }
@@ -72,17 +72,18 @@ impl Drop for SegmentBuffer {
     }
 }
 
-/// The right to write into a buffer.
+/// Exclusive right to write into a buffer.
 #[derive(Debug)]
 pub(crate) struct BufferWriter(Arc<SegmentBuffer>);
 
 impl BufferWriter {
-    /// Of a new buffer of `len` bytes for a segment's bytes from `from` on.
+    /// Returns the writer of a new buffer of `len` bytes for a segment's bytes from `from` on.
     pub(crate) fn new(len: usize, from: u64, memory: &Arc<Memory>) -> BufferWriter {
         BufferWriter::reuse(Arc::new(SegmentBuffer::new(len, memory)), from).expect("a new one is ours alone")
     }
 
-    /// Of a buffer that nobody else has; `None` (and one less) if somebody does.
+    /// Returns the writer of a reused buffer. Returns `None` and drops the buffer if it has another
+    /// owner.
     pub(crate) fn reuse(mut buffer: Arc<SegmentBuffer>, from: u64) -> Option<BufferWriter> {
         let alone = Arc::get_mut(&mut buffer)?;
         alone.from = from;
@@ -90,24 +91,25 @@ impl BufferWriter {
         Some(BufferWriter(buffer))
     }
 
-    /// For readers and the flush.
+    /// Returns the buffer, for readers and the flush.
     pub(crate) fn buffer(&self) -> &Arc<SegmentBuffer> {
         &self.0
     }
 
-    /// Lets `with` write the next `len` bytes, all of them, and then shows them to readers.
+    /// Calls `with` to write the next `len` bytes, all of which it must fill. Then makes them
+    /// visible to readers.
     ///
     /// # Panics
     ///
-    /// If the segment has not so many bytes.
+    /// Panics if the segment has fewer bytes left.
     pub(crate) fn append(&mut self, len: usize, with: impl FnOnce(&mut [u8])) {
         let filled = self.0.filled.load(Ordering::Relaxed);
         let skip = usize::try_from(filled - self.0.from).unwrap_or(usize::MAX);
         assert!(len <= self.0.len - skip, "an extent is within its segment");
         // SAFETY:
-        // * In bounds: asserted. Initialised: zeroed at first.
-        // * Behind `filled` nobody reads (invariant 1), and nobody else writes (invariant 2, and
-        //   `&mut self`).
+        // * The range is in bounds (asserted above) and initialized (the mapping is zeroed).
+        // * Readers do not access bytes behind `filled` (I1). There is no other writer (I2, `&mut
+        //   self`).
         with(unsafe { slice::from_raw_parts_mut(self.0.mapped.start().add(skip).as_ptr(), len) });
         self.0.filled.store(filled + len as u64, Ordering::Release);
     }

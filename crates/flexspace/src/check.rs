@@ -1,9 +1,9 @@
-//! # Check: reads everything that a space has on disk
+//! # Check: verification of everything on disk
 //!
-//! Beside everything else. A head that is not right is read again under the lock of those who write
-//! it. The data is read as any reader reads it: a version is held, so that no segment that it names
-//! is written again, which takes space that long. A checkpoint may go while it is read; it is
-//! damaged only if a head still names it afterwards.
+//! Runs concurrently with all other work. If a head is invalid, it is read again under the lock of
+//! its writers. The data is read through a view, so its segments cannot be reused during the
+//! verification. A checkpoint may be deleted while it is read. It counts as damaged only if a head
+//! still names it afterwards.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::format::{self, SpaceHead};
 use crate::shared::SharedSpace;
 use crate::view::SpaceView;
 
-/// A verification that is to be made; see [`crate::FlexSpace::verification`].
+/// A pending verification; see [`crate::FlexSpace::verification`].
 #[derive(Debug)]
 pub struct Verification {
     shared: Arc<SharedSpace>,
@@ -28,13 +28,13 @@ impl Verification {
         Verification { shared, view }
     }
 
-    /// Reads both heads, both checkpoints, and every byte; damage goes to `report`. `step` is told
-    /// now and then how many bytes were read since the last time, and its error ends it. No lock is
-    /// held when either is called.
+    /// Reads both heads, both checkpoints, and every byte. Calls `report` with damage. Calls `step`
+    /// from time to time with the number of bytes read since the last call, and stops at its first
+    /// error. Holds no lock during these calls.
     ///
     /// # Errors
     ///
-    /// Those of `step`. None of damage.
+    /// Returns errors of `step`, and errors of reading other than damage. Damage is only reported.
     pub fn run(&self, report: &mut dyn FnMut(Error), step: &mut dyn FnMut(u64) -> Result<()>) -> Result<()> {
         self.shared.verify_heads(report);
         self.shared.report_repaired_damage(report);
@@ -50,15 +50,17 @@ impl SharedSpace {
             .check::<SpaceHead>(&mut |error| findings.push(error));
         if !findings.is_empty() {
             findings.clear();
-            let m = self.head_state.lock(); // one may have been written just then, and none is now
+            // A head may have been written at that moment. Under the lock none is.
+            let m = self.head_state.lock();
             if !m.is_write_pending {
-                m.head_slots.check::<SpaceHead>(&mut |error| findings.push(error)); // else it is torn for want of room, and written again
+                // Otherwise a write that found no space tore a slot, and it will be written again.
+                m.head_slots.check::<SpaceHead>(&mut |error| findings.push(error));
             }
         }
         findings.into_iter().for_each(report);
     }
 
-    /// Reports the checkpoint that this opening did without. One that may write has removed it.
+    /// Reports the damaged checkpoint that opening repaired. An opening for writing has deleted it.
     fn report_repaired_damage(&self, report: &mut dyn FnMut(Error)) {
         if let (true, Some(Error::Corrupt { path, offset, damage: what })) =
             (self.options.read_only, &self.repaired_damage)
@@ -67,7 +69,7 @@ impl SharedSpace {
         }
     }
 
-    /// Numbers of the checkpoints that heads name.
+    /// Returns the numbers of the checkpoints that heads name.
     pub(crate) fn named_checkpoints(&self) -> [u64; 2] {
         let m = self.head_state.lock();
         [m.head.newest.checkpoint, m.head.older.checkpoint]
@@ -81,7 +83,8 @@ impl SharedSpace {
         for number in self.named_checkpoints().into_iter().filter(|number| *number > 0) {
             match self.verify_checkpoint(number) {
                 Ok(bytes) => step(bytes)?,
-                Err(_) if !self.named_checkpoints().contains(&number) => {} // it went meanwhile
+                // Deleted while it was read.
+                Err(_) if !self.named_checkpoints().contains(&number) => {}
                 Err(error) if error.is_corrupt() => report(error),
                 Err(error) => return Err(error),
             }

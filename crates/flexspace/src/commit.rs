@@ -1,14 +1,13 @@
-//! # Commit: how an operation comes about
+//! # Commit: execution of an operation
 //!
 //! ```text
-//!   lock ── all there that it takes? ──no──> unlock, make it, look again
+//!   lock ── all resources available? ──no──> unlock, provide them, check again
 //!            │ yes
-//!            data to a buffer ── frame to the log ── tree ── version for readers ── unlock ── pace
+//!            data to a buffer ── frame to the log ── tree ── version ── unlock ── throttle
 //! ```
 //!
-//! What may take long (blocks, buffers, segments of the log, garbage collection) is made without
-//! the lock; under it nothing can fail any more but a `pwrite` without buffer, and that has changed
-//! nothing.
+//! Slow preparations (disk blocks, buffers, log segments, garbage collection) happen without the
+//! lock. Under the lock only a `pwrite` without a buffer can fail, and it has not changed anything.
 
 use sheaf_base::sync::atomic::Ordering;
 
@@ -20,49 +19,51 @@ use crate::segment_allocator::GC_FREE_SEGMENTS;
 use crate::shared::SharedSpace;
 use crate::writer::{SpaceOp, SpaceWriter, WriteClass};
 
-/// Others may take what was made: after so many rounds there is no space.
+/// Other threads may take the provided space. After this many rounds the operation fails with
+/// `NoSpace`.
 const MAX_ROUNDS: u32 = 64;
 
-/// What an operation takes, at most.
+/// Maximum resources that an operation needs.
 #[derive(Clone, Copy, Debug)]
 struct OpCost {
-    /// Footprint of its data.
+    /// Footprint of the data.
     bytes: u64,
-    /// Bytes of its frame in the log.
+    /// Bytes of the frame in the log.
     body: usize,
-    /// It gives back more than it takes.
+    /// The operation removes more bytes than it adds.
     is_net_release: bool,
 }
 
-/// What there is too little of.
+/// Resource that an operation lacks.
 #[derive(Clone, Copy, Debug)]
 enum MissingResource {
-    /// The budget: buffers can give way.
+    /// Memory budget; buffers can be released.
     Memory,
-    /// The log runs ahead of the kernel.
+    /// Too many log bytes wait for a flush.
     Flush,
-    /// Room in the log for a frame.
+    /// Space in the log for a frame.
     Log,
     /// Segments.
     Segments,
-    /// Segments with blocks; whether the disk was full before.
+    /// Segments with disk blocks. `was_full`: the disk was already known to be full.
     Blocks { was_full: bool },
     /// A buffer.
     Buffer,
 }
 
-/// Bytes that an operation removes.
+/// Returns the bytes that an operation removes.
 fn removed_bytes(ops: &[SpaceOp<'_>]) -> u64 {
     ops.iter().map(|op| if let SpaceOp::Collapse { len, .. } = op { *len } else { 0 }).sum()
 }
 
 impl SharedSpace {
-    /// Does `ops` as one operation.
+    /// Executes `ops` as one operation.
     pub(crate) fn commit(&self, ops: &[SpaceOp<'_>]) -> Result<()> {
         self.commit_if(ops, |_| true).map(drop)
     }
 
-    /// Does `ops` as one operation, if `still` holds at that point. Whether it did.
+    /// Executes `ops` as one operation if `is_valid` returns true under the lock. Returns its
+    /// result.
     pub(crate) fn commit_if(
         &self,
         ops: &[SpaceOp<'_>],
@@ -76,7 +77,7 @@ impl SharedSpace {
                 return Ok(false);
             }
             let (bytes, body) = w.check_ops(ops)?;
-            // Records of segments opened by operations that failed come on top.
+            // Open records of failed operations are logged with the next operation.
             let body = body + 16 * w.segments.len().min(64);
             let needs = OpCost { bytes, body, is_net_release: removed_bytes(ops) > bytes };
             if let Some(lack) = self.missing_resource(&w, needs)? {
@@ -95,7 +96,8 @@ impl SharedSpace {
         }
     }
 
-    /// What an operation has to wait for, if anything. An error if no waiting helps.
+    /// Returns the first resource that the operation lacks, if any. Returns an error if waiting
+    /// cannot help.
     fn missing_resource(
         &self,
         w: &SpaceWriter,
@@ -128,7 +130,7 @@ impl SharedSpace {
         })
     }
 
-    /// Makes more of it, outside of the writer's lock.
+    /// Provides more of the resource, without the writer's lock.
     fn provide(
         &self,
         lack: MissingResource,
@@ -145,7 +147,8 @@ impl SharedSpace {
                 if *rounds > MAX_ROUNDS { self.no_space() } else { Ok(()) }
             }
             MissingResource::Blocks { was_full } => match self.preallocate(WriteClass::User, bytes) {
-                Err(Error::NoSpace { .. } | Error::FileSizeLimit { .. }) if !was_full => Ok(()), // looks again: the disk is known to be full now
+                // The caller checks again: now the disk is known to be full.
+                Err(Error::NoSpace { .. } | Error::FileSizeLimit { .. }) if !was_full => Ok(()),
                 Err(Error::NoSpace { .. } | Error::FileSizeLimit { .. })
                     if *rounds < MAX_ROUNDS && self.reclaim_segments()? =>
                 {
@@ -161,8 +164,7 @@ impl SharedSpace {
         }
     }
 
-    /// After an operation of `bytes`: wakes who has work now, and takes the time that it should
-    /// have taken.
+    /// Wakes the background threads that have work, and delays the caller if space is low.
     fn wake_and_throttle(&self, w: MutexGuard<'_, SpaceWriter>, bytes: u64) {
         let (is_due, is_tight) = (self.is_maintenance_due(&w), w.is_gc_due());
         let (left, low) = (w.writable_bytes(WriteClass::User), w.throttle_threshold());

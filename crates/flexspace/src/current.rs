@@ -1,7 +1,6 @@
-//! # Current: the version that readers get, without a lock
+//! # Current version: the state that readers load without a lock
 //!
-//! Under the model of interleavings (`--cfg shuttle`) a switch of threads may come at each load and
-//! store.
+//! With `--cfg shuttle` the model checker may switch threads at each load and store.
 
 use std::sync::Arc;
 
@@ -9,11 +8,11 @@ use arc_swap::{ArcSwap, Guard};
 
 use crate::shared::SpaceVersion;
 
-/// The newest version.
+/// Newest version.
 #[derive(Debug)]
 pub(crate) struct CurrentVersion(ArcSwap<SpaceVersion>);
 
-/// Where others may run in between.
+/// Point at which the model checker may switch threads.
 #[inline]
 fn step() {
     #[cfg(shuttle)]
@@ -25,7 +24,7 @@ impl CurrentVersion {
         CurrentVersion(ArcSwap::from_pointee(version))
     }
 
-    /// To read from at once.
+    /// Returns the newest version for immediate use.
     #[inline]
     pub(crate) fn load(&self) -> Guard<Arc<SpaceVersion>> {
         step();
@@ -34,7 +33,7 @@ impl CurrentVersion {
         version
     }
 
-    /// To keep.
+    /// Returns the newest version to be kept.
     pub(crate) fn load_full(&self) -> Arc<SpaceVersion> {
         step();
         let version = self.0.load_full();
@@ -42,7 +41,7 @@ impl CurrentVersion {
         version
     }
 
-    /// Readers get `version` from now on.
+    /// Makes `version` the newest one.
     pub(crate) fn store(&self, version: SpaceVersion) {
         step();
         self.0.store(Arc::new(version));

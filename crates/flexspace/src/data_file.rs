@@ -1,25 +1,25 @@
-//! # Areas: the data files, and how bytes come out of them checked
+//! # Data files, and checked reads from them
 //!
-//! `data/<n:08x>.area` holds segments n × 64 to n × 64 + 63. An area has its full length from the
-//! start, so that it can be mapped once; blocks come segment by segment. One that is found shorter
-//! gets its length when it is clear that nothing is missing (a creation was cut short); else it
-//! stays as it is, and whoever reads behind its end is told so.
+//! `data/<n:08x>.area` holds segments n × 64 to n × 64 + 63 (256 in a fine space, 4 in a tiny
+//! one). A data file has its full length from the start, so that it is mapped once. Blocks are
+//! allocated segment by segment. Recovery extends a file that is too short if no referenced byte is
+//! missing: its creation was interrupted. Otherwise the file stays as it is, and reads behind its
+//! end return an error.
 //!
-//! Bytes that are not in the kernel yet are in the segment's buffer (`buffer.rs`); readers look
-//! there first.
+//! Bytes that are not in the kernel yet are in the buffer of their segment (`buffer.rs`). Readers
+//! search there first.
 //!
 //! ## Invariants
 //!
-//! 1. A piece that an extent of a published version names is written, and not written again while
-//!    that version lives: its segment is neither open below the piece nor free. It is in the
-//!    segment's buffer, or, below that or without one, in the kernel.
-//! 2. A segment's serial changes only while it is free.
-//! 3. Segments below `allocated` that are not `punched` have blocks: writing there does not run out
-//!    of space.
-//! 4. What lies below [`BufferSlot::stable_end`] in a segment that an extent of a published version
-//!    names is in the kernel, and nobody writes there while that version lives. Only there bytes
-//!    are looked at where they are mapped; a length that is damaged may reach further, and what it
-//!    names is copied out.
+//! 1. A checksum block that an extent of a published version references is written, and is not
+//!    written again while that version lives. Its segment is neither free nor open below the block.
+//!    The block is in the segment's buffer; below the buffer, or without one, it is in the kernel.
+//! 2. A segment's serial changes only while the segment is free.
+//! 3. Segments below `allocated` that are not `punched` have disk blocks. Writing there cannot fail
+//!    for lack of space.
+//! 4. The bytes below [`BufferSlot::stable_end`] of a segment referenced by a published version are
+//!    in the kernel and are not written while that version lives. Only these bytes are accessed in
+//!    the mapping. A damaged length may exceed them; such a block is copied out with a read.
 
 use sheaf_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::ops::Range;
@@ -38,15 +38,15 @@ use crate::extent::{BLOCK_HEADER, BLOCK_HEADER_BYTES, Extent, SegmentSeed, footp
 use crate::options::SpaceGeometry;
 use crate::tree::TreeEntry;
 
-/// Where they are.
+/// Directory of the data files.
 pub(crate) const DATA_DIR: &str = "data";
 
-/// Rows of extents, one behind the other in a file, that are followed side by side.
+/// Contiguous file ranges that are extended in parallel while extents are merged.
 const MAX_ROWS: usize = 8;
-/// Pages of a segment that are looked for in memory.
+/// Pages of a segment that are probed for presence in the page cache.
 const CACHE_PROBES: u64 = 8;
 
-/// Where readers find the buffer of a segment whose bytes are not all in the kernel.
+/// Buffer of a segment with bytes that are not all in the kernel, as readers find it.
 #[derive(Debug)]
 pub(crate) struct BufferSlot {
     is_taken: AtomicBool,
@@ -55,7 +55,7 @@ pub(crate) struct BufferSlot {
 }
 
 impl Default for BufferSlot {
-    /// Of a segment that nobody fills.
+    /// Returns the slot of a segment that is not open.
     fn default() -> BufferSlot {
         BufferSlot {
             is_taken: AtomicBool::default(),
@@ -66,30 +66,30 @@ impl Default for BufferSlot {
 }
 
 impl BufferSlot {
-    /// The segment is taken, to be filled from its start.
+    /// Resets the slot of a segment that was taken and will be filled from its start.
     pub(crate) fn reset(&self) {
         self.stable_end.store(0, Ordering::Release);
     }
 
-    /// The kernel has all bytes of the segment below `end`, and nobody writes there any more before
-    /// the segment is taken again.
+    /// Records that the kernel has all bytes of the segment below `end`, and that they are not
+    /// written again before the segment is taken again.
     pub(crate) fn advance_stable_end(&self, end: u64) {
         self.stable_end.fetch_max(end, Ordering::Release);
     }
 
-    /// Nobody writes below this place of the segment, as long as a version names something in it.
+    /// Returns the end of the bytes that are not written while a version references the segment.
     #[inline]
     fn stable_end(&self) -> u64 {
         self.stable_end.load(Ordering::Acquire)
     }
 
-    /// Before a version names a byte of it.
+    /// Sets the buffer. Must be called before a version references a byte of it.
     pub(crate) fn set(&self, buffer: &Arc<SegmentBuffer>) {
         self.buffer.store(Some(Arc::clone(buffer)));
         self.is_taken.store(true, Ordering::Release);
     }
 
-    /// After all of its bytes are in the kernel.
+    /// Removes the buffer. Must be called after all of its bytes are in the kernel.
     pub(crate) fn clear(&self) {
         self.is_taken.store(false, Ordering::Release);
         self.buffer.store(None);
@@ -110,21 +110,21 @@ impl BufferSlot {
 pub(crate) struct DataFile {
     pub(crate) path: PathBuf,
     pub(crate) file: Arc<dyn File>,
-    /// Its full length.
+    /// Full length in bytes.
     pub(crate) len: u64,
     pub(crate) serials: Box<[AtomicU64]>,
-    /// Each segment's buffer.
+    /// Buffer slot of each segment.
     pub(crate) slots: Box<[BufferSlot]>,
-    /// Bytes from the start that had blocks for certain, ...
+    /// Bytes from the start that have had disk blocks, ...
     pub(crate) allocated: AtomicU64,
-    /// ... but for segments that gave them back since.
+    /// ... except for segments that released them since.
     pub(crate) punched: Box<[AtomicBool]>,
-    /// Something was written that no sync has covered.
+    /// The file was written after its last sync.
     pub(crate) is_dirty: AtomicBool,
 }
 
 impl DataFile {
-    /// Opens the file as it is, and maps it if it has its full length.
+    /// Opens the file without changing it. Maps it if it has its full length.
     pub(crate) fn open(
         disk: &dyn Disk,
         dir: &Path,
@@ -151,30 +151,32 @@ impl DataFile {
         })
     }
 
-    /// Makes the file. It has no block yet.
+    /// Creates the file, without disk blocks.
     pub(crate) fn create(disk: &dyn Disk, dir: &Path, number: usize, g: &SpaceGeometry) -> Result<DataFile> {
         let data_file = DataFile::open(disk, dir, number, OpenMode::Create, g)?;
         match data_file.extend(0) {
             Ok(()) => Ok(data_file),
             Err(error) => {
-                let _ = disk.remove(&data_file.path); // else the next attempt finds its place taken
+                // Otherwise the next attempt would find the name in use.
+                let _ = disk.remove(&data_file.path);
                 Err(error)
             }
         }
     }
 
-    /// Gives the file its full length, of which there are `found` bytes.
+    /// Extends the file from `found` bytes to its full length.
     pub(crate) fn extend(&self, found: u64) -> Result<()> {
         if found < self.len {
             self.file.set_len(self.len).during("extend", &self.path)?;
             self.file.map(self.len);
             self.file.advise_random();
         }
-        // An earlier life may have left the length in the kernel only.
+        // An earlier process may have set the length only in the kernel, without a sync.
         mark_len_dirty(&*self.file).during("extend", &self.path)
     }
 
-    /// Copies what stands at `within` of a segment to `out`; false if it is not at hand.
+    /// Copies bytes at offset `within` of a segment to `out`, unchecked. Returns false if they are
+    /// not readable.
     fn peek(&self, index: usize, segment: u64, within: u64, out: &mut [u8]) -> bool {
         let (slot, len) = (&self.slots[index], out.len());
         let end = within + len as u64;
@@ -193,8 +195,8 @@ impl DataFile {
         }
         let offset = index as u64 * segment + within;
         // SAFETY:
-        // * All of it is settled: written before, and not written while the version lives that
-        //   names the extent (I4).
+        // * The range is below `stable_end`: it was written before, and is not written while a
+        //   version lives that references the extent (I4).
         match unsafe { self.file.mapped(offset, len) } {
             Some(bytes) => {
                 out.copy_from_slice(bytes);
@@ -204,7 +206,8 @@ impl DataFile {
         }
     }
 
-    /// Gives the bytes below `end` blocks. Not beside [`DataFile::punch`].
+    /// Allocates disk blocks for the bytes below `end`. Must not run concurrently with
+    /// [`DataFile::punch`].
     pub(crate) fn allocate(&self, end: u64) -> Result<()> {
         self.file.allocate(end).during("allocate", &self.path)?;
         let segment = self.len / self.punched.len() as u64;
@@ -214,7 +217,7 @@ impl DataFile {
         Ok(())
     }
 
-    /// Gives the blocks of one segment back, which nobody needs. False where that cannot be had.
+    /// Releases the disk blocks of a free segment to the file system. Returns false if that fails.
     pub(crate) fn punch(&self, index: usize) -> bool {
         let segment = self.len / self.punched.len() as u64;
         let is_punched = self.file.punch_hole(index as u64 * segment, segment).is_ok();
@@ -224,12 +227,12 @@ impl DataFile {
         is_punched
     }
 
-    /// Whether a segment has given its blocks back, and got no others.
+    /// Returns true if some segment has released its blocks and has not got new ones.
     pub(crate) fn is_punched(&self) -> bool {
         self.punched.iter().any(|punched| punched.load(Ordering::Acquire))
     }
 
-    /// Whether the segment `index`, which ends at `end`, has blocks for certain.
+    /// Returns true if segment `index`, which ends at `end`, certainly has disk blocks.
     pub(crate) fn has_blocks(&self, index: usize, end: u64) -> bool {
         self.allocated.load(Ordering::Acquire) >= end && !self.punched[index].load(Ordering::Acquire)
     }
@@ -244,20 +247,20 @@ pub(crate) fn number_of(name: &str) -> Option<usize> {
     usize::from_str_radix(digits, 16).ok()
 }
 
-/// All of them: what a version reads from.
+/// All data files, as a version references them.
 #[derive(Clone, Debug)]
 pub(crate) struct DataFiles {
     pub(crate) space: StoreId,
     pub(crate) geometry: SpaceGeometry,
-    /// Where the files are.
+    /// Directory of the files.
     pub(crate) dir: PathBuf,
     pub(crate) files: Vec<Option<Arc<DataFile>>>,
 }
 
-/// A segment's place.
+/// Location of a segment.
 pub(crate) struct SegmentPosition<'a> {
     pub(crate) data_file: &'a Arc<DataFile>,
-    /// Where the segment starts in the file.
+    /// Offset of the segment in its file.
     pub(crate) start: u64,
     pub(crate) seed: SegmentSeed,
 }
@@ -267,14 +270,14 @@ impl DataFiles {
         u32::try_from(extent.chunk() / self.geometry.segment).unwrap_or(u32::MAX)
     }
 
-    /// The numbers of an area's segments.
+    /// Returns the numbers of a data file's segments.
     pub(crate) fn segments_in(&self, data_file: usize) -> std::ops::Range<u32> {
         let per_file = self.geometry.segments_per_file;
         let first = u32::try_from(data_file).unwrap_or(u32::MAX).saturating_mul(per_file);
         first..first.saturating_add(per_file)
     }
 
-    /// The segment's file, and which of its segments it is; `None` if there is no such file.
+    /// Returns the segment's file and its index there, or `None` if the file does not exist.
     #[inline]
     fn file_of(&self, segment: u32) -> Option<(&Arc<DataFile>, usize)> {
         let (number, index) =
@@ -282,7 +285,7 @@ impl DataFiles {
         Some((self.files.get(number as usize)?.as_ref()?, index as usize))
     }
 
-    /// The segment's file, place and seed; `None` if there is no such file.
+    /// Returns the segment's file, offset and seed, or `None` if the file does not exist.
     pub(crate) fn segment_position(&self, segment: u32) -> Option<SegmentPosition<'_>> {
         let (data_file, index) = self.file_of(segment)?;
         let serial = data_file.serials[index].load(Ordering::Relaxed);
@@ -302,17 +305,17 @@ impl DataFiles {
         }
     }
 
-    /// What readers know of the segment, if it has a file.
+    /// Returns the buffer slot of the segment, if the segment has a file.
     pub(crate) fn slot(&self, segment: u32) -> Option<&BufferSlot> {
         self.file_of(segment).map(|(data_file, index)| &data_file.slots[index])
     }
 
-    /// Whether bytes of the segment are not in the kernel.
+    /// Returns true if some bytes of the segment are not in the kernel.
     pub(crate) fn is_buffered(&self, segment: u32) -> bool {
         self.file_of(segment).is_some_and(|(data_file, index)| data_file.slots[index].is_taken())
     }
 
-    /// Fills `buf` with the bytes of `extent` from its byte `from` on.
+    /// Fills `buf` with the bytes of `extent` from byte `from` on, after verifying their checksums.
     pub(crate) fn read(&self, extent: Extent, from: u64, mut buf: &mut [u8]) -> Result<()> {
         if extent.is_hole() {
             buf.fill(0);
@@ -340,8 +343,8 @@ impl DataFiles {
         Ok(())
     }
 
-    /// Fills `buf` with the bytes of `extent` from its byte `from` on as they stand, unchecked; how
-    /// many were at hand.
+    /// Copies bytes of `extent` from byte `from` on into `buf`, unchecked. Returns their number,
+    /// which is smaller if further bytes are not readable.
     pub(crate) fn peek(&self, extent: Extent, from: u64, buf: &mut [u8]) -> usize {
         let g = &self.geometry;
         let mut done = 0;
@@ -365,9 +368,8 @@ impl DataFiles {
         done
     }
 
-    /// Whether the bytes of one extent follow those of the other in a file: then the processor
-    /// reads ahead by itself, and asking it costs more than it gives (in-order reads 15 GB/s
-    /// without and 9 with).
+    /// Returns true if the extents are adjacent in a file. The processor then prefetches by itself,
+    /// and software prefetching only slows it down.
     #[inline]
     pub(crate) fn is_adjacent(&self, before: &TreeEntry<Extent>, after: &TreeEntry<Extent>) -> bool {
         let piece = self.geometry.checksum_block;
@@ -375,15 +377,14 @@ impl DataFiles {
         before.item.chunk() + footprint(before.item.skip() + before.len, piece) == after.item.chunk() + start
     }
 
-    /// Asks the processor for the first piece of `extent`, which is `len` bytes long, if it is in
-    /// the kernel.
+    /// Prefetches the first block of `extent`, which is `len` bytes long, if it is in the kernel.
     #[inline]
     pub(crate) fn prefetch(&self, extent: Extent, len: u64) {
         let piece = self.first_block(extent, len).unwrap_or_default();
         prefetch_block(piece.as_ptr(), piece.len());
     }
 
-    /// As [`DataFiles::prefetch`], but for the addresses of its pages only.
+    /// Like [`DataFiles::prefetch`], but loads only the addresses of the pages into the TLB.
     #[inline]
     pub(crate) fn prefetch_pages(&self, extent: Extent, len: u64) {
         if let Some([first, .., last]) = self.first_block(extent, len) {
@@ -392,8 +393,8 @@ impl DataFiles {
         }
     }
 
-    /// Where the first piece of `extent`, which is `len` bytes long, is mapped. Nothing is to be
-    /// read there: it was not checked.
+    /// Returns the mapped first block of `extent`, which is `len` bytes long. The caller must only
+    /// prefetch it, because it is unchecked.
     #[inline]
     fn first_block(&self, extent: Extent, len: u64) -> Option<&[u8]> {
         let g = &self.geometry;
@@ -412,16 +413,16 @@ impl DataFiles {
             return None;
         }
         // SAFETY:
-        // * All of it is settled: written before, and not written while the version lives that
-        //   names the extent (I4).
+        // * The range is below `stable_end`: it was written before, and is not written while a
+        //   version lives that references the extent (I4).
         unsafe {
             data_file.file.mapped(index as u64 * g.segment + within, usize::try_from(count).unwrap_or(0))
         }
     }
 
-    /// Where `len` bytes of `extent` from its byte `from` on are to be read from, if not from
-    /// memory anyway: the number of the file, and from the head of the first one's piece to the
-    /// last byte, since most are short, and what follows is another's page.
+    /// Returns the file and range of `len` bytes of `extent` from byte `from` on, or `None` if they
+    /// are in memory. The range starts at the header of the first block and ends at the last byte.
+    /// Most extents are short, and the next page belongs to another extent.
     fn file_range(&self, extent: Extent, from: u64, len: u64) -> Option<(u32, Range<u64>)> {
         let (g, segment) = (&self.geometry, self.segment_of(extent));
         if extent.is_hole() || self.is_buffered(segment) {
@@ -434,9 +435,9 @@ impl DataFiles {
         Some((segment / g.segments_per_file, start + from..start + to))
     }
 
-    /// Has parts of extents read from the device soon, if they are not in memory: each an extent,
-    /// its byte to begin with, and how many. Neighbours in a file are one call of the system, also
-    /// where others come between.
+    /// Requests parts of extents (extent, first byte, length) from the device if they are not in
+    /// memory. Adjacent ranges of a file need one system call, even if other ranges are between
+    /// them in `parts`.
     pub(crate) fn will_need(&self, parts: impl Iterator<Item = (Extent, u64, u64)>) {
         let places = parts.filter_map(|(extent, from, len)| self.file_range(extent, from, len));
         merge_ranges(places, page_size() as u64, |file, place| {
@@ -446,7 +447,7 @@ impl DataFiles {
         });
     }
 
-    /// Whether memory has the first byte of `extent`, as far as one can know.
+    /// Returns true if the first byte of `extent` is probably in memory.
     pub(crate) fn is_cached(&self, extent: Extent) -> bool {
         let segment = self.segment_of(extent);
         let within = extent.chunk() % self.geometry.segment;
@@ -456,8 +457,7 @@ impl DataFiles {
             })
     }
 
-    /// Has all of a segment read from the device soon, if some looks say that memory lacks a part
-    /// of it.
+    /// Requests a whole segment from the device if probes find that a part of it is not in memory.
     pub(crate) fn prefetch_segment(&self, segment: u32) {
         let len = self.geometry.segment;
         if let Some(SegmentPosition { data_file, start, .. }) =
@@ -468,20 +468,20 @@ impl DataFiles {
         }
     }
 
-    /// Gives the blocks of a free segment back. False where that cannot be had.
+    /// Releases the disk blocks of a free segment. Returns false if that fails.
     pub(crate) fn punch(&self, segment: u32) -> bool {
         self.file_of(segment).is_some_and(|(data_file, index)| data_file.punch(index))
     }
 
-    /// Says that nobody is going to read the segment soon.
+    /// Drops the segment from the page cache.
     pub(crate) fn drop_cached(&self, segment: u32) {
         if let Some(SegmentPosition { data_file, start, .. }) = self.segment_position(segment) {
             data_file.file.drop_cached(start, self.geometry.segment);
         }
     }
 
-    /// Calls `with` for piece `number` of the extent's chunk: its checked body, its file, and where
-    /// it stands there.
+    /// Calls `with` for block `number` of the extent's chunk, with its checked body, its file, and
+    /// its offset there.
     #[inline]
     pub(crate) fn with_block<R>(
         &self,
@@ -518,8 +518,8 @@ impl DataFiles {
     }
 }
 
-/// Calls `each` with the rows that `places` in files make up: what begins in one, or at most `gap`
-/// bytes behind it, belongs to it.
+/// Merges `places` in files into larger ranges and calls `each` with them. A range is merged into
+/// another one if it starts inside it or at most `gap` bytes behind it.
 fn merge_ranges(
     places: impl Iterator<Item = (u32, Range<u64>)>,
     gap: u64,
@@ -543,28 +543,28 @@ fn merge_ranges(
     rows.into_iter().for_each(|(file, row)| each(file, row));
 }
 
-/// The piece at `offset`, which takes at most `most` bytes, where it is mapped; `None` if it is
-/// not, or, as its length says, reaches beyond the first `settled` bytes.
+/// Returns the mapped block at `offset`, which has at most `most` bytes. Returns `None` if it is
+/// not mapped, or if its stored length exceeds the first `settled` bytes.
 #[inline]
 fn mapped_block(data_file: &DataFile, offset: u64, settled: u64, most: usize) -> Option<&[u8]> {
     if settled < BLOCK_HEADER {
         return None;
     }
     // SAFETY:
-    // * Settled, checked above: written before, and not written while the version lives that names
-    //   the piece (I4).
+    // * The header is below `stable_end` (checked above): it was written before, and is not written
+    //   while a version lives that references the block (I4).
     let head = unsafe { data_file.file.mapped(offset, BLOCK_HEADER_BYTES)? };
     let len = (BLOCK_HEADER_BYTES + u32_at(head, 4) as usize).min(most);
     if len as u64 > settled {
         return None;
     }
     // SAFETY:
-    // * Settled as well, checked above.
+    // * The whole block is below `stable_end` (checked above), as for the header.
     unsafe { data_file.file.mapped(offset, len) }
 }
 
-/// The body of the piece that `bytes` start with, and which takes at most `most`, if its sum is
-/// right.
+/// Returns the body of the block at the start of `bytes`, which has at most `most` bytes, if its
+/// checksum matches.
 #[inline]
 fn verify_block(bytes: &[u8], most: usize, within: u64, seed: SegmentSeed) -> Result<&[u8], Damage> {
     let Some((head, rest)) = bytes.split_at_checked(BLOCK_HEADER_BYTES) else {
@@ -580,14 +580,14 @@ fn verify_block(bytes: &[u8], most: usize, within: u64, seed: SegmentSeed) -> Re
     }
 }
 
-/// The piece at `offset`, which takes at most `len` bytes.
+/// Reads the block at `offset`, which has at most `len` bytes.
 fn read_block(data_file: &DataFile, offset: u64, len: usize) -> Result<Vec<u8>> {
     let mut bytes = vec![0; len];
     let Some(end) = read_up_to_end(&*data_file.file, offset, &mut bytes).during("read", &data_file.path)?
     else {
         return Ok(bytes);
     };
-    // The file was cut short: before the piece, or behind its start.
+    // The file was truncated before or inside the block.
     let short =
         |expected| Error::corrupt(&data_file.path, offset.min(end), Damage::Truncated { got: end, expected });
     let there = usize::try_from(end.saturating_sub(offset)).unwrap_or(usize::MAX);
@@ -614,7 +614,7 @@ mod tests {
         let runs =
             [(1, 0..50), (1, 900..950), (1, 55..90), (1, 950..970), (2, 90..95), (1, 80..85), (1, 101..110)];
         assert_eq!(asked(&runs), [(1, 0..90), (1, 900..970), (2, 90..95), (1, 101..110)]);
-        // More rows than are followed: the first goes, and begins anew.
+        // There are more ranges than are tracked: the oldest is issued and starts again.
         let many: Vec<_> =
             (0..2).flat_map(|n| (0..=8).map(move |file| (file, n * 10..n * 10 + 10))).collect();
         let rows = asked(&many);

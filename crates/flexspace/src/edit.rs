@@ -1,8 +1,7 @@
-//! # Edits and cursors: the two ways to change a space
+//! # Edits and cursors: two further ways to change a space
 //!
-//! An [`Edit`] gathers parts that are there together or not at all, in one frame of the log and one
-//! version for readers. A [`SpaceCursor`] is a place in the space that moves as it reads, writes
-//! and inserts.
+//! An [`Edit`] combines several parts into one atomic operation: one log frame and one version for
+//! readers. A [`SpaceCursor`] is a position that advances as it reads, writes and inserts.
 
 use std::io;
 
@@ -12,8 +11,8 @@ use crate::space::FlexSpace;
 use crate::view::{ExtentBytes, seek};
 use crate::writer::SpaceOp;
 
-/// An operation of several parts; see [`FlexSpace::edit`]. Each part sees what the ones before it
-/// did. Its bytes are borrowed until [`Edit::commit`].
+/// An operation of several parts; see [`FlexSpace::edit`]. Each part applies to the result of the
+/// parts before it. Borrows its bytes until [`Edit::commit`].
 #[derive(Debug)]
 #[must_use = "an edit does nothing until it is committed"]
 pub struct Edit<'a> {
@@ -31,43 +30,45 @@ impl<'a> Edit<'a> {
         self
     }
 
-    /// As [`FlexSpace::write`].
+    /// Adds a [`FlexSpace::write`].
     pub fn write(self, at: u64, bytes: &'a [u8]) -> Edit<'a> {
         self.with(SpaceOp::Write { at, bytes })
     }
 
-    /// As [`FlexSpace::insert`].
+    /// Adds a [`FlexSpace::insert`].
     pub fn insert(self, at: u64, bytes: &'a [u8]) -> Edit<'a> {
         self.with(SpaceOp::Insert { at, bytes })
     }
 
-    /// As [`FlexSpace::insert_hole`].
+    /// Adds a [`FlexSpace::insert_hole`].
     pub fn insert_hole(self, at: u64, len: u64) -> Edit<'a> {
         self.with(SpaceOp::InsertHole { at, len })
     }
 
-    /// As [`FlexSpace::collapse`].
+    /// Adds a [`FlexSpace::collapse`].
     pub fn collapse(self, at: u64, len: u64) -> Edit<'a> {
         self.with(SpaceOp::Collapse { at, len })
     }
 
-    /// Sets a number of the caller's that belongs to the state: what a crash leaves has the number
-    /// that its last operation left. A database keeps there how much of its log is in the space.
+    /// Sets the caller's number. It belongs to the state: after a crash [`FlexSpace::mark`] returns
+    /// the number of the last recovered operation. A database stores the position of its own log in
+    /// it.
     pub fn mark(self, mark: u64) -> Edit<'a> {
         self.with(SpaceOp::Mark(mark))
     }
 
-    /// Does it all.
+    /// Executes all parts as one operation.
     ///
     /// # Errors
     ///
-    /// As for [`FlexSpace::write`] and [`FlexSpace::insert`]; nothing was changed.
+    /// Returns the errors of [`FlexSpace::write`] and [`FlexSpace::insert`]. The content is then
+    /// unchanged.
     pub fn commit(self) -> Result<()> {
         self.space.shared().commit(&self.ops)
     }
 }
 
-/// A place in a space. Other changes of the space do not move it.
+/// A position in a space. Other changes of the space do not move it.
 #[derive(Debug)]
 pub struct SpaceCursor<'a> {
     space: &'a FlexSpace,
@@ -75,7 +76,7 @@ pub struct SpaceCursor<'a> {
 }
 
 impl FlexSpace {
-    /// A cursor at `at`.
+    /// Returns a cursor at `at`.
     #[must_use]
     pub fn cursor(&self, at: u64) -> SpaceCursor<'_> {
         SpaceCursor { space: self, at }
@@ -83,39 +84,39 @@ impl FlexSpace {
 }
 
 impl SpaceCursor<'_> {
-    /// Where it is.
+    /// Returns the position in bytes.
     #[must_use]
     pub fn position(&self) -> u64 {
         self.at
     }
 
-    /// Inserts `bytes` here and moves behind them.
+    /// Inserts `bytes` at the position and moves behind them.
     ///
     /// # Errors
     ///
-    /// As for [`FlexSpace::insert`].
+    /// Returns the errors of [`FlexSpace::insert`].
     pub fn insert(&mut self, bytes: &[u8]) -> Result<()> {
         self.space.insert(self.at, bytes)?;
         self.at += bytes.len() as u64;
         Ok(())
     }
 
-    /// Removes the `len` bytes behind it.
+    /// Removes the `len` bytes behind the position.
     ///
     /// # Errors
     ///
-    /// As for [`FlexSpace::collapse`].
+    /// Returns the errors of [`FlexSpace::collapse`].
     pub fn collapse(&mut self, len: u64) -> Result<()> {
         self.space.collapse(self.at, len)
     }
 
-    /// The extent that it is in, from that one's first byte on; see
-    /// [`crate::SpaceView::read_extent`]. Moves behind the extent, so that the next call answers
-    /// with the next one; stays where it is at the end.
+    /// Returns the extent that contains the position, from its first byte; see
+    /// [`crate::SpaceView::read_extent`]. Moves behind the extent, so that the next call returns
+    /// the next one. At the end of the space the position does not change.
     ///
     /// # Errors
     ///
-    /// As for [`FlexSpace::read`].
+    /// Returns the errors of [`FlexSpace::read`].
     pub fn read_extent(&mut self, max: usize) -> Result<Option<ExtentBytes>> {
         let extent = self.space.read_extent(self.at, max)?;
         if let Some(ExtentBytes { start, len, .. }) = &extent {
@@ -124,20 +125,20 @@ impl SpaceCursor<'_> {
         Ok(extent)
     }
 
-    /// Writes the `len` bytes behind it again, in as few extents as can be. Stays where it is.
+    /// Rewrites the `len` bytes behind the position into as few extents as possible. Does not move.
     ///
     /// # Errors
     ///
-    /// As for [`FlexSpace::defrag`].
+    /// Returns the errors of [`FlexSpace::defrag`].
     pub fn defrag(&mut self, len: u64) -> Result<()> {
         self.space.defrag(self.at, len)
     }
 
-    /// As [`FlexSpace::sync`]: of everything, whoever did it.
+    /// Makes all operations on the space durable, like [`FlexSpace::sync`].
     ///
     /// # Errors
     ///
-    /// As there.
+    /// Returns the errors of [`FlexSpace::sync`].
     pub fn sync(&self) -> Result<()> {
         self.space.sync()
     }
@@ -158,7 +159,7 @@ impl io::Write for SpaceCursor<'_> {
         Ok(buf.len())
     }
 
-    /// Does nothing: what was written can be read at once. See [`FlexSpace::sync`].
+    /// Does nothing: written bytes are readable at once. [`FlexSpace::sync`] makes them durable.
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }

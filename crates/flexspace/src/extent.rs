@@ -1,9 +1,9 @@
-//! # Extent: where a run of bytes stands, and how it is checked
+//! # Extents: location and checksums of bytes
 //!
-//! What is written in one go, up to the largest extent's length, is a *chunk*: a row of *pieces*,
-//! each with a checksum of its own. An extent names a chunk and how many of its bytes to skip, so
-//! that splitting an extent moves no byte and sums nothing anew, and reading 4 KiB of it checks 4
-//! KiB and not 128.
+//! The bytes of one write, up to the maximum extent length, are a *chunk*: a sequence of *blocks*,
+//! each with its own checksum. An extent names a chunk and the number of its bytes to skip.
+//! Splitting an extent therefore moves no bytes and computes no checksums, and reading 4 KiB of it
+//! verifies 4 KiB and not 128.
 //!
 //! ## Picture
 //!
@@ -14,17 +14,17 @@
 //!             crc32c(seed of the segment, offset in it ‖ len ‖ body)
 //! ```
 //!
-//! The seed holds the space's id, the segment's number and its *serial*, which is another one
-//! whenever the segment is used again, in any life of the space: bytes of an earlier use never
-//! pass.
+//! The seed consists of the space's id, the segment's number and its *serial*. The serial is new
+//! for each use of the segment, also after reopening the space. Bytes of an earlier use therefore
+//! fail the checksum.
 
 use sheaf_base::types::StoreId;
 
 use crate::tree::TreeItem;
 
-/// Bytes before each piece.
+/// Bytes of the header of each block.
 pub(crate) const BLOCK_HEADER: u64 = 8;
-/// [`BLOCK_HEADER`] as a length of memory.
+/// [`BLOCK_HEADER`] as a `usize`.
 pub(crate) const BLOCK_HEADER_BYTES: usize = 8;
 const ALIGN: u64 = 8;
 /// Bytes of a space's id.
@@ -32,10 +32,10 @@ const SPACE_BYTES: usize = size_of::<StoreId>();
 const SKIP_BITS: u32 = 17;
 const ADDRESS_BITS: u32 = 45;
 const HOLE: u64 = 1 << 63;
-/// Longest extent the format holds.
+/// Maximum length of an extent in the format.
 pub(crate) const MAX_EXTENT: u64 = 1 << SKIP_BITS;
 
-/// What a FlexSpace's tree maps to.
+/// Location of bytes: the item of a FlexSpace's tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Extent(u64);
 
@@ -43,33 +43,33 @@ impl Extent {
     /// A run of zeros that takes no space.
     pub(crate) const HOLE: Extent = Extent(HOLE);
 
-    /// The first byte of the chunk at `address`.
+    /// Returns the extent that starts with the first byte of the chunk at `address`.
     pub(crate) fn new(address: u64) -> Extent {
         debug_assert!(address.is_multiple_of(ALIGN) && address / ALIGN < 1 << ADDRESS_BITS);
         Extent(address / ALIGN)
     }
 
-    /// As stored.
+    /// Returns the stored form.
     pub(crate) fn bits(self) -> u64 {
         self.0
     }
 
-    /// From stored bits; `None` if they cannot be an extent.
+    /// Decodes the stored form; `None` if it is invalid.
     pub(crate) fn from_bits(bits: u64) -> Option<Extent> {
         (bits == HOLE || bits >> (SKIP_BITS + ADDRESS_BITS) == 0).then_some(Extent(bits))
     }
 
-    /// Whether it is a hole.
+    /// Returns true for a hole.
     pub(crate) fn is_hole(self) -> bool {
         self.0 == HOLE
     }
 
-    /// Where its chunk starts, in bytes from the start of all segments.
+    /// Returns the address of the chunk, in bytes from the start of segment 0.
     pub(crate) fn chunk(self) -> u64 {
         (self.0 & ((1 << ADDRESS_BITS) - 1)) * ALIGN
     }
 
-    /// Which byte of the chunk it starts with.
+    /// Returns the number of bytes of the chunk to skip.
     pub(crate) fn skip(self) -> u64 {
         self.0 >> ADDRESS_BITS & (MAX_EXTENT - 1)
     }
@@ -86,20 +86,20 @@ impl TreeItem for Extent {
     }
 }
 
-/// Bytes that `len` bytes take in a segment, in pieces of `piece`.
+/// Returns the bytes that `len` bytes take in a segment, in checksum blocks of `piece` bytes.
 #[inline]
 pub(crate) fn footprint(len: u64, piece: u64) -> u64 {
     (len + len.div_ceil(piece) * BLOCK_HEADER).next_multiple_of(ALIGN)
 }
 
-/// The most bytes whose footprint is at most `room`.
+/// Returns the maximum number of bytes with a footprint of at most `room`.
 pub(crate) fn max_len_in(room: u64, piece: u64) -> u64 {
     let room = room / ALIGN * ALIGN;
     let whole = room / (piece + BLOCK_HEADER);
     whole * piece + (room % (piece + BLOCK_HEADER)).saturating_sub(BLOCK_HEADER)
 }
 
-/// What salts the sums of one segment in one use.
+/// Seed of the checksums of one segment in one use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SegmentSeed(u32);
 
@@ -112,7 +112,7 @@ impl SegmentSeed {
         SegmentSeed(crc32c::crc32c(&what))
     }
 
-    /// The sum of the piece at `offset` of the segment.
+    /// Returns the checksum of the block at `offset` of the segment.
     pub(crate) fn checksum(self, offset: u64, body: &[u8]) -> u32 {
         let mut place = [0; 16];
         place[..8].copy_from_slice(&offset.to_le_bytes());
@@ -120,8 +120,8 @@ impl SegmentSeed {
         crc32c::crc32c_append(crc32c::crc32c_append(self.0, &place), body)
     }
 
-    /// Writes the chunk of `bytes`, to stand at `offset` of the segment, over `out`, which is as
-    /// long as its footprint.
+    /// Encodes `bytes` as a chunk for `offset` of the segment into `out`, which must be as long as
+    /// the footprint.
     pub(crate) fn encode(self, offset: u64, bytes: &[u8], piece: usize, out: &mut [u8]) {
         let mut at = 0;
         for body in bytes.chunks(piece) {

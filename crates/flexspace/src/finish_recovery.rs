@@ -1,9 +1,8 @@
-//! # Settle: what recovery found is made durable where it is
+//! # End of recovery: making the recovered state durable
 //!
-//! What was accepted above the floor may have been in the page cache only: it is written again, the
-//! same bytes to the same places, and synced before the heads say that it counts. Nothing here
-//! needs a new block; a crash in between changes nothing that the next opening would see
-//! differently.
+//! Accepted bytes above the floor may be in the page cache only. They are written again, unchanged
+//! and at the same offsets, and synced before the heads name them. This needs no new disk blocks. A
+//! crash in between does not change the result of the next opening.
 
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -22,8 +21,9 @@ use crate::recover::{LogSegment, SpaceRecovery};
 use crate::tree::TreeSnapshot;
 
 impl SpaceRecovery<'_> {
-    /// Gives files that a creation cut short their length. One that lacks bytes of an extent was
-    /// cut by something else: it stays as it is, and reading says what is missing.
+    /// Extends data files that an interrupted creation left too short. A file that lacks bytes of
+    /// an extent was truncated by something else: it is not changed, and reads report the missing
+    /// bytes.
     pub(crate) fn extend_files(&self) -> Result<()> {
         for (number, data_file) in self.data_files.files.iter().enumerate() {
             let Some(data_file) = data_file else { continue };
@@ -35,7 +35,7 @@ impl SpaceRecovery<'_> {
         Ok(())
     }
 
-    /// Where the last extent in an area ends.
+    /// Returns the end of the last extent in a data file.
     fn used_end(&self, number: usize) -> u64 {
         let geometry = &self.data_files.geometry;
         let ends = |tree: &TreeSnapshot<Extent>| {
@@ -53,7 +53,7 @@ impl SpaceRecovery<'_> {
         self.tree.read(ends)
     }
 
-    /// Makes what was accepted above the floor durable where it is.
+    /// Makes accepted bytes above the floor durable without moving them.
     pub(crate) fn rewrite_durably(
         &self,
         log_segments: &[LogSegment],
@@ -94,9 +94,10 @@ impl SpaceRecovery<'_> {
         Ok(())
     }
 
-    /// Leaves out areas behind all that were ever used, and behind as many places as there are
-    /// areas. New ones take the lowest place that is free, so these hold nothing, or are nobody's;
-    /// and what is counted by segment must not grow with a name. They go if they `may`.
+    /// Drops unused data files at the end of the list. New data files take the lowest free number.
+    /// A file behind the last one that was ever used, with a number of at least the count of files,
+    /// is therefore empty or foreign. Tables indexed by segment must not grow with such a number.
+    /// Deletes the files if `may`.
     pub(crate) fn drop_unused_files(&mut self, may: bool) {
         let files = &mut self.data_files.files;
         let is_used =
@@ -105,13 +106,14 @@ impl SpaceRecovery<'_> {
         let there = files.iter().flatten().count();
         let kept = files.len().min(there.max(used.map_or(0, |last| last + 1)));
         for data_file in files.drain(kept..).flatten().filter(|_| may) {
-            let _ = self.disk.remove(&data_file.path); // what stays is tried again the next time
+            // A remaining file is deleted by the next opening.
+            let _ = self.disk.remove(&data_file.path);
         }
     }
 
-    /// Areas have durable names before anything is in them. One that holds nothing may have been
-    /// left by a creation that was cut short: where its name cannot be made durable it goes, since
-    /// no later sync would save it.
+    /// Syncs the names of data files. A data file gets a durable name before its first data. An
+    /// empty file may be the result of an interrupted creation. If the sync fails, such files are
+    /// deleted, because no later sync would make their names durable.
     pub(crate) fn sync_names(&self) -> Result<()> {
         let data = self.dir.join(DATA_DIR);
         let Err(error) = self.disk.sync_dir(&data) else { return Ok(()) };
@@ -122,13 +124,14 @@ impl SpaceRecovery<'_> {
         });
         for (number, data_file) in (0..).zip(&self.data_files.files) {
             if let Some(data_file) = data_file.as_ref().filter(|_| !holding.contains(&number)) {
-                let _ = self.disk.remove(&data_file.path); // what stays is tried again the next time
+                // A remaining file is deleted by the next opening.
+                let _ = self.disk.remove(&data_file.path);
             }
         }
         Err(Error::io("sync directory", &data, error))
     }
 
-    /// Both heads say what was found, and who writes now.
+    /// Writes the recovered state and the new incarnation to both heads.
     pub(crate) fn publish_recovered(
         &mut self,
         head_slots: &DoubleSlot,
@@ -152,7 +155,7 @@ impl SpaceRecovery<'_> {
         Ok(())
     }
 
-    /// Removes files that the head does not name. What stays is swept the next time.
+    /// Deletes files that the head does not name. The next opening deletes files that remain.
     pub(crate) fn remove_unnamed_files(&self) {
         let recovery_points = [&self.head.newest, &self.head.older];
         let checkpoints =

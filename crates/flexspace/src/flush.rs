@@ -1,19 +1,19 @@
-//! # Flush: from memory to the kernel
+//! # Flush: writing from memory to the kernel
 //!
-//! Data and frames gather in memory (`buffer.rs`, `log.rs`); a flush writes what there is at one
-//! moment, outside of the writer's lock. So no operation waits for the file system, which may stop
-//! a write for as long as its journal commits.
+//! Data and frames gather in memory (`buffer.rs`, `log.rs`). A flush writes everything that is
+//! pending at one moment, without the writer's lock. No operation therefore waits for the file
+//! system, which may block a write until its journal has committed.
 //!
 //! ## Crash
 //!
-//! Data and frames may reach the disk in any order: a frame above the durable mark is believed only
-//! if its data is there. A killed process loses what was not flushed, and that is never something
-//! that was synced.
+//! Data and frames may reach the disk in any order: recovery accepts a frame above the durable mark
+//! only if its data is present. A killed process loses unflushed bytes, which were never synced.
 //!
-//! ## Failure
+//! ## Errors
 //!
-//! A write that fails loses nothing: the bytes stay where they are, and the next flush writes the
-//! same to the same places. Only a failed sync leaves the disk in doubt, and poisons.
+//! A failed write loses nothing: the bytes stay in memory, and the next flush writes the same bytes
+//! to the same offsets. Only a failed sync leaves the disk in an unknown state, and poisons the
+//! space.
 
 use sheaf_base::sync::atomic::Ordering;
 use std::sync::Arc;
@@ -27,10 +27,10 @@ use crate::log::LogWrite;
 use crate::shared::SharedSpace;
 use crate::writer::SpaceWriter;
 
-/// Bytes of one `pwrite`: a file's lock is held for no longer than that takes.
+/// Bytes of one `pwrite`. Limits the time for which it holds the lock of the file.
 const WRITE_STRIDE: usize = 512 << 10;
 
-/// Bytes `from..to` of a segment, for the kernel.
+/// Bytes `from..to` of a segment that must be written.
 #[derive(Debug)]
 struct FlushPart {
     segment: u32,
@@ -41,7 +41,7 @@ struct FlushPart {
     to: u64,
 }
 
-/// What was in memory only at one moment.
+/// Bytes that were only in memory at one moment.
 #[derive(Debug)]
 pub(crate) struct FlushPlan {
     data: Vec<FlushPart>,
@@ -49,8 +49,8 @@ pub(crate) struct FlushPlan {
 }
 
 impl SpaceWriter {
-    /// Everything that the kernel does not have. Buffers that it has all of are in it too: they may
-    /// be done.
+    /// Returns everything that is not in the kernel. Includes buffers without pending bytes, so
+    /// that the flush can release them.
     pub(crate) fn pending_writes(&mut self) -> FlushPlan {
         let part = |out: &crate::segment_allocator::UnflushedBuffer| FlushPart {
             segment: out.segment,
@@ -66,21 +66,21 @@ impl SpaceWriter {
         }
     }
 
-    /// Bytes that are in memory only.
+    /// Returns the number of bytes that are only in memory.
     pub(crate) fn backlog(&self) -> u64 {
         self.allocator.backlog() + self.log.backlog()
     }
 }
 
 impl SharedSpace {
-    /// Hands everything that was written before the call to the kernel.
+    /// Writes everything from before the call to the kernel.
     pub(crate) fn flush(&self) -> Result<()> {
         let _one = self.flushing.lock();
         let plan = self.writer.lock().pending_writes();
         self.write_out(plan)
     }
 
-    /// Carries a plan out. `flushing` is held since before the plan was made.
+    /// Writes a plan. The caller must have held `flushing` since before it made the plan.
     pub(crate) fn write_out(&self, plan: FlushPlan) -> Result<()> {
         for part in &plan.data {
             let written = write(part);
@@ -98,7 +98,7 @@ impl SharedSpace {
         let mut w = self.writer.lock();
         w.log.mark_flushed(plan.log.len());
         for FlushPart { segment, to, buffer, .. } in plan.data {
-            drop(buffer); // it may be used again at once
+            drop(buffer); // Allows reuse of the buffer at once.
             w.allocator.mark_flushed(segment, to, per_file);
         }
         Ok(())

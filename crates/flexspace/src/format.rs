@@ -1,6 +1,6 @@
-//! # Format: the head, the log's records, the checkpoint
+//! # Format of the head, the log records and the checkpoint
 //!
-//! docs/format/flexspace.md has the layouts; this module is the only one that knows them.
+//! docs/format/flexspace.md specifies the layouts. Only this module encodes and decodes them.
 
 use std::path::PathBuf;
 
@@ -14,46 +14,46 @@ use crate::extent::Extent;
 use crate::options::GeometryKind;
 use crate::tree::MAX_LEN;
 
-/// Where the log's segments are.
+/// Directory of the log segments.
 pub(crate) const LOG_DIR: &str = "log";
-/// Where checkpoints are.
+/// Directory of the checkpoints.
 pub(crate) const TREE_DIR: &str = "tree";
 
-/// One segment of the log.
+/// Reference to one log segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LogSegmentRef {
     pub(crate) id: SegmentId,
-    /// Nothing behind this counts, if `is_final`.
+    /// If `is_final`, frames after this offset do not count.
     pub(crate) end: u64,
     pub(crate) is_final: bool,
 }
 
-/// What recovery starts from.
+/// State from which recovery starts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SpaceHead {
     pub(crate) generation: u64,
     pub(crate) space: StoreId,
-    /// Counts the openings for writing.
+    /// Number of times the space was opened for writing.
     pub(crate) incarnation: u64,
     pub(crate) geometry_kind: GeometryKind,
-    /// Everything up to here is durable, its data included.
+    /// All operations up to this one are durable, including their data.
     pub(crate) floor: u64,
     /// No log segment or checkpoint has this number or a higher one.
     pub(crate) next_number: u64,
-    /// The checkpoint, and where the log goes on from it.
+    /// Newest checkpoint, and the log after it.
     pub(crate) newest: RecoveryPoint,
-    /// The one before, with the log up to the newest: what recovery falls back on if that is
-    /// damaged.
+    /// Previous checkpoint, and the log up to the newest one. Recovery uses it if the newest
+    /// checkpoint is damaged.
     pub(crate) older: RecoveryPoint,
 }
 
-/// A checkpoint and the log from there on.
+/// Checkpoint and the log after it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct RecoveryPoint {
-    /// The checkpoint's number, and the last operation in it; 0 if there is none.
+    /// Number of the checkpoint, 0 if there is none. `seq` is the last operation in it.
     pub(crate) checkpoint: u64,
     pub(crate) seq: u64,
-    /// In order.
+    /// Log segments in order.
     pub(crate) logs: Vec<LogSegmentRef>,
 }
 
@@ -127,27 +127,27 @@ pub(crate) fn checkpoint_name(number: u64) -> PathBuf {
     PathBuf::from(TREE_DIR).join(format!("{number:016x}.img"))
 }
 
-/// The number in the name of a checkpoint.
+/// Returns the number in the name of a checkpoint file.
 pub(crate) fn checkpoint_number(name: &str) -> Option<u64> {
     let digits = name.strip_suffix(".img").filter(|digits| digits.len() == 16)?;
     u64::from_str_radix(digits, 16).ok().filter(|number| *number < COUNT_LIMIT)
 }
 
-/// A run of extents, by length and place.
+/// Consecutive extents: length and location of each.
 pub(crate) type ExtentRun = Vec<(u64, Extent)>;
 
-/// A change of the index.
+/// Change of the index.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum IndexRecord {
-    /// Bytes came between.
+    /// Bytes are inserted at `at`.
     Insert { at: u64, run: ExtentRun },
-    /// Bytes are kept elsewhere now.
+    /// The bytes from `at` are now stored in these extents.
     Remap { at: u64, run: ExtentRun },
-    /// Bytes went.
+    /// Bytes are removed.
     Collapse { at: u64, len: u64 },
-    /// A segment is used (again) from now on.
+    /// The segment is used from here on, with a new serial.
     Open { segment: u32, serial: u64 },
-    /// The caller's number.
+    /// Caller's mark.
     Mark(u64),
 }
 
@@ -206,14 +206,14 @@ impl IndexRecord {
     }
 }
 
-/// The records of one operation.
+/// Encodes the records of one operation.
 pub(crate) fn encode(records: &[IndexRecord]) -> Vec<u8> {
     let mut w = FieldWriter::default();
     records.iter().for_each(|record| record.encode(&mut w));
     w.0
 }
 
-/// The records of a frame.
+/// Decodes the records of a frame.
 pub(crate) fn decode(mut body: &[u8]) -> Result<Vec<IndexRecord>, Damage> {
     let mut records = Vec::new();
     while !body.is_empty() {
@@ -224,7 +224,7 @@ pub(crate) fn decode(mut body: &[u8]) -> Result<Vec<IndexRecord>, Damage> {
     Ok(records)
 }
 
-/// What a checkpoint starts with.
+/// Header of a checkpoint.
 pub(crate) struct CheckpointHeader {
     pub(crate) seq: u64,
     pub(crate) mark: u64,
@@ -232,7 +232,7 @@ pub(crate) struct CheckpointHeader {
     pub(crate) serials: Vec<(u32, u64)>,
 }
 
-/// Writes the summary.
+/// Writes the header of a checkpoint.
 pub(crate) fn write_checkpoint_header(summary: &CheckpointHeader, out: &mut dyn ImageSink) -> Result<()> {
     let mut w = FieldWriter::default();
     w.u64(summary.seq);
@@ -246,7 +246,7 @@ pub(crate) fn write_checkpoint_header(summary: &CheckpointHeader, out: &mut dyn 
     out.put(&w.0)
 }
 
-/// Writes one entry.
+/// Writes one index entry.
 pub(crate) fn write_checkpoint_entry(len: u64, extent: Extent, out: &mut dyn ImageSink) -> Result<()> {
     let mut bytes = [0; 16];
     bytes[..8].copy_from_slice(&extent.bits().to_le_bytes());
@@ -254,8 +254,8 @@ pub(crate) fn write_checkpoint_entry(len: u64, extent: Extent, out: &mut dyn Ima
     out.put(&bytes)
 }
 
-/// Reads what [`write_checkpoint_header`] and [`write_checkpoint_entry`] wrote; the entries, in
-/// order, go to `each`.
+/// Reads the output of [`write_checkpoint_header`] and [`write_checkpoint_entry`]. Calls `each`
+/// with the entries in order.
 pub(crate) fn read_checkpoint(
     image: &mut dyn ImageSource,
     mut each: impl FnMut(u64, Extent),

@@ -1,30 +1,31 @@
-//! # Collect: garbage collection, a step at a time
+//! # Garbage collection in steps
 //!
-//! A *pass* chooses the emptiest segments and walks the whole index once. A *step* of it looks at
-//! some thousand entries, copies those in the chosen segments outside of the lock, and then, under
-//! the lock, remaps them as one operation, if they are still there. The part of the index that a
-//! step looks at is a range of addresses which edits may move meanwhile: the writer keeps it up to
-//! date.
+//! A *pass* selects the emptiest segments and walks the whole index once. A *step* of it examines
+//! some thousand entries and copies those in the selected segments without the lock. Under the lock
+//! it then remaps the entries that still exist, as one operation. Edits may shift the address range
+//! of a step; the writer updates it.
 //!
 //! ## Progress
 //!
-//! An extent is at most 1/32 of a segment, and at most 30/32 of all segments but the reserve may
-//! live. So there is always a segment that is at most 15/16 full (paper, section 4.1), and emptying
-//! it gains more than what may be lost at a segment's end. The reserve, which users may not take,
-//! gives a pass room to copy to. Users that find no room do the steps themselves; before that, when
-//! little is left, each write waits a little (`throttle.rs`), so that nobody waits for long.
+//! An extent has at most 1/32 of a segment, and at most 30/32 of all segments without the reserve
+//! may be live. So there is always a segment that is at most 15/16 full (paper, section 4.1).
+//! Emptying it gains more than the possible loss at a segment's end. The reserve, which users must
+//! not take, is the space that a pass copies to. Users that find no space execute steps themselves.
+//! Before that, when space is low, each write is delayed a little (`throttle.rs`), so that no write
+//! waits for long.
 //!
-//! ## At rest
+//! ## Idle spaces
 //!
 //! Under load, a small space may have as much garbage as live bytes. One second after the last
-//! operation, segments that are at least a quarter garbage are collected, until the garbage is a
-//! quarter of the live bytes and four segments. Such a pass writes at most three bytes for each
-//! byte that it gains, and ends with fewer segments in use, so an idle space soon writes nothing.
+//! operation, segments that are at least a quarter garbage are collected. This ends when the
+//! garbage is at most a quarter of the live bytes plus four segments. Such a pass writes at most
+//! three bytes for each byte that it gains, and ends with fewer segments in use. An idle space
+//! therefore soon writes nothing.
 //!
 //! ## Crash
 //!
-//! A step is an operation like others: remaps in one frame. What it copied from stays until that is
-//! durable (`maintenance.rs`).
+//! A step is one operation: remaps in one frame. The original bytes remain until it is durable
+//! (`maintenance.rs`).
 
 use sheaf_base::sync::atomic::Ordering;
 use std::collections::BTreeMap;
@@ -41,42 +42,44 @@ use crate::shared::{SharedSpace, SpaceVersion};
 use crate::tree::{TreeEntry, TreeItem};
 use crate::writer::{SegmentState, SpaceWriter, WriteClass};
 
-/// Fewest and most segments that one pass empties.
+/// Minimum and maximum number of segments that one pass empties.
 const MIN_VICTIMS: usize = 4;
 const MAX_VICTIMS: usize = 64;
-/// Half so many segments of garbage, beside a quarter of what lives, are left alone in a space
-/// without a limit.
+/// Twice the number of garbage segments that are tolerated in a space without a limit, in addition
+/// to a quarter of the live bytes.
 const GARBAGE_SLACK: u64 = 32;
-/// Segments of garbage, and a quarter of the live bytes, that stay in a space at rest.
+/// Number of garbage segments that are tolerated in an idle space, in addition to a quarter of the
+/// live bytes.
 const IDLE_SLACK: u64 = 4;
-/// Fewest segments that a pass at rest must gain, so that it ends with fewer in use than before.
+/// Minimum number of segments that an idle pass must gain, so that fewer are in use afterwards.
 const MIN_IDLE_GAIN: u64 = 2;
 /// This part of a space without a limit may wait to be released.
 const RELEASE_DIVISOR: u64 = 128;
-/// Bytes to copy for an entry to walk over: some 60 ns of work for some 15.
+/// Bytes of segments that a pass empties for each index entry that it walks over. The walk is then
+/// a small part of its work.
 const WALK_COST: u64 = 24;
 
-/// One of so many extents is looked for in memory, before all are asked of the device.
+/// One of this many extents is probed in the page cache before all are requested from the device.
 const CACHE_PROBE_INTERVAL: usize = 4;
 
 /// A walk over the index.
 #[derive(Debug)]
 pub(crate) struct GcPass {
     victims: Victims,
-    /// True if the space was at rest when the pass began. Then the pass continues to its end.
+    /// True if the space was idle when the pass began. Then the pass continues to its end.
     is_idle: bool,
 }
 
-/// Why segments are chosen.
+/// Reason for collection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum GcReason {
-    /// Little is left, or much is garbage.
+    /// Little space is left, or much is garbage.
     LowSpace,
     /// There was no operation for a while.
     Idle,
 }
 
-/// The chosen segments: looked up once for every entry of the index.
+/// Selected segments, as a table because it is searched for every entry of the index.
 #[derive(Debug)]
 struct Victims(Vec<bool>);
 
@@ -90,7 +93,7 @@ impl Victims {
     }
 }
 
-/// What is worth copying, and from where to where it was found.
+/// Entries of one step that are in selected segments, and the version in which they were found.
 struct FoundExtents {
     version: Arc<SpaceVersion>,
     entries: Vec<TreeEntry<Extent>>,
@@ -98,7 +101,7 @@ struct FoundExtents {
 }
 
 impl SpaceWriter {
-    /// Little is left, or much is garbage.
+    /// Returns true if little space is left or much is garbage.
     pub(crate) fn is_gc_due(&self) -> bool {
         let g = &self.data_files.geometry;
         if self.is_limited() {
@@ -107,21 +110,22 @@ impl SpaceWriter {
         self.has_more_garbage_than(u64::from(g.segments_per_file).min(GARBAGE_SLACK) / 2)
     }
 
-    /// Whether a space at rest has more garbage than is left alone there.
+    /// Returns true if an idle space has more garbage than is tolerated.
     fn is_idle_gc_due(&self) -> bool {
         !self.is_limited() && self.has_more_garbage_than(IDLE_SLACK)
     }
 
-    /// While this stays the same, a pass at rest that found nothing would find nothing again.
+    /// Returns a key. While it does not change, an idle pass that found nothing would find nothing
+    /// again.
     fn idle_pass_key(&self) -> (u64, Option<u64>) {
         (self.seq, self.oldest.map(|(version, _)| version))
     }
 
-    /// Whether the garbage is more than a quarter of the live bytes and this number of segments.
+    /// Returns true if garbage exceeds a quarter of the live bytes plus this number of segments.
     fn has_more_garbage_than(&self, segments: u64) -> bool {
         let g = &self.data_files.geometry;
-        // What is dead waits for a sync, or for a reader: to collect more does not bring it back.
-        // Nor does it what is held.
+        // Dead segments wait for a sync or a reader, and collecting more does not free them. The
+        // same applies to pinned segments.
         let unused = (self.allocator.free.len() + self.allocator.without_blocks.len()) as u64
             + self.dead_segments()
             + self.pinned.segments;
@@ -134,28 +138,31 @@ impl SpaceWriter {
         self.allocator.limit < u64::from(u32::MAX)
     }
 
-    /// There is a limit, and little is left of it: each segment that comes back counts.
+    /// Returns true if there is a limit and little space is left below it: every freed segment
+    /// counts.
     pub(crate) fn is_low_on_space(&self) -> bool {
         self.is_limited() && self.writable_bytes(WriteClass::User) < 2 * self.throttle_threshold()
     }
 
-    /// So many segments are worth the syncs of a release, which are the same for all of them:
-    /// `least`, and a small part of those there are.
+    /// Returns the number of dead segments for which a release is worth its syncs: `least`, or a
+    /// small part of all segments in a space without a limit.
     pub(crate) fn min_release(&self, least: u64) -> u64 {
         if self.is_limited() { least } else { least.max(self.allocator.with_file / RELEASE_DIVISOR) }
     }
 
-    /// With room for less, users are slowed down; below twice as much, garbage is collected. That
-    /// is a quarter of what neither lives nor is kept back, and in a space with much room 1/13 of
-    /// the limit: collection begins when 85 % of it are used.
+    /// Returns the threshold of writable bytes below which users are throttled. Below twice as
+    /// much, garbage is collected. The threshold is a quarter of the space that is neither live nor
+    /// reserved, and at most 1/13 of the limit. With much free space, collection then begins when
+    /// 85 % of the limit are used.
     pub(crate) fn throttle_threshold(&self) -> u64 {
         let g = &self.data_files.geometry;
         let all = self.allocator.limit.saturating_sub(g.reserve).saturating_mul(g.segment);
         (all.saturating_sub(self.total_live) / 4).min(all / 13)
     }
 
-    /// The emptiest sealed segments whose live bytes fit into what the collector may take. Those
-    /// that the version `held` names would take room and give none.
+    /// Selects the emptiest sealed segments with live bytes that fit into the space of the
+    /// collector. Excludes segments that the pinned version `held` references: they would take
+    /// space and free none.
     fn victims(&self, held: Option<u64>, because: GcReason) -> Victims {
         let g = &self.data_files.geometry;
         let is_at_rest = because == GcReason::Idle;
@@ -169,12 +176,12 @@ impl SpaceWriter {
             .map(|(number, segment)| (segment.live, number))
             .collect();
         sealed.sort_unstable();
-        // One segment is left out of the account, for extents that edits split meanwhile.
+        // One segment is kept in reserve for extents that edits split during the pass.
         let spare = if self.available_to(WriteClass::Gc) > 1 { g.segment } else { 0 };
         let mut room = self.gc_writable_bytes().saturating_sub(spare);
         let mut victims = Victims(vec![false; self.segments.len()]);
-        // A pass walks the whole index: it copies so much that this is a small part of its work,
-        // and no more, so that segments are given back a few at a time.
+        // A pass walks the whole index. It copies so much that the walk is a small part of its
+        // work. It copies no more than that, so that segments are freed a few at a time.
         let few = self.tree.entries().saturating_mul(WALK_COST) / g.segment;
         let few = usize::try_from(few).unwrap_or(MAX_VICTIMS).clamp(MIN_VICTIMS, MAX_VICTIMS);
         let few = if is_at_rest { MAX_VICTIMS } else { few };
@@ -195,8 +202,8 @@ impl SpaceWriter {
 }
 
 impl SharedSpace {
-    /// Takes a step if much is garbage or little is left; at rest, if some is garbage. Returns true
-    /// if it took one.
+    /// Executes a step if much is garbage or little space is left; in an idle space, if some is
+    /// garbage. Returns true if it did.
     pub(crate) fn gc_if_due(&self) -> Result<bool> {
         if self.writer.lock().is_gc_due() {
             return self.gc_step();
@@ -206,7 +213,8 @@ impl SharedSpace {
         if is_due { self.gc_step_for(GcReason::Idle) } else { Ok(false) }
     }
 
-    /// One step of a pass, a new one if there is none. False if no segment is worth it.
+    /// Executes one step of the current or a new pass. Returns false if no segment is worth
+    /// collecting.
     fn gc_step(&self) -> Result<bool> {
         self.gc_step_for(GcReason::LowSpace)
     }
@@ -237,15 +245,15 @@ impl SharedSpace {
         let Some(pass) = gc_pass.as_mut() else { return Ok(false) };
         let found = self.find_victim_extents(pass);
         let moved = self.read_extents(pass, &found)?;
-        // While the version is held, no chunk that was found can give its place to another: what
-        // still has the same address is the same.
+        // The found version is held until the remap. Its chunks therefore cannot be overwritten: an
+        // entry with an unchanged address has unchanged bytes.
         let (is_done, held) = (found.is_last, found.version);
         let repointed = self.remap_copies(moved);
         drop(held);
         let is_full = matches!(repointed, Err(Error::NoSpace { .. } | Error::FileSizeLimit { .. }));
         if is_done || is_full {
-            // Without room for all that was chosen, another choice is made when something was given
-            // back.
+            // There was not enough space for all selected segments. The next pass selects again
+            // after something was freed.
             let mut w = self.writer.lock();
             w.gc_range = None;
             if is_full {
@@ -257,7 +265,7 @@ impl SharedSpace {
         if is_full { Ok(false) } else { repointed.map(|()| true) }
     }
 
-    /// Walks on through the index; the tracked range is then what was walked.
+    /// Walks on through the index. Sets the tracked range to the part that was walked.
     fn find_victim_extents(&self, pass: &GcPass) -> FoundExtents {
         let g = &self.geometry;
         let mut w = self.writer.lock();
@@ -280,14 +288,15 @@ impl SharedSpace {
         FoundExtents { version, entries, is_last }
     }
 
-    /// Reads what was found; a segment with a damaged piece is given up.
+    /// Reads the found entries. Deselects a segment with a damaged block.
     fn read_extents(
         &self,
         pass: &mut GcPass,
         found: &FoundExtents,
     ) -> Result<Vec<(TreeEntry<Extent>, Vec<u8>)>> {
         let data_files = &found.version.data_files;
-        // The pass has asked for all of the segment; where memory is short that may be gone by now.
+        // The pass has requested whole segments. With little memory they may have been evicted
+        // since.
         if found.entries.iter().step_by(CACHE_PROBE_INTERVAL).any(|entry| !data_files.is_cached(entry.item)) {
             data_files.will_need(found.entries.iter().map(|entry| (entry.item, 0, entry.len)));
         }
@@ -307,7 +316,7 @@ impl SharedSpace {
         Ok(copies)
     }
 
-    /// Writes one copy, mostly into a buffer that is lent, outside of the writer's lock.
+    /// Writes one copy, usually into a borrowed buffer without the writer's lock.
     fn write_copy(&self, mut bytes: &[u8], lent_buffer: &mut Option<LentBuffer>) -> Result<ExtentRun> {
         let mut run = ExtentRun::new();
         while !bytes.is_empty() {
@@ -347,21 +356,21 @@ impl SharedSpace {
         Ok(run)
     }
 
-    /// Writes the copies and maps to them what is still mapped to the originals.
+    /// Writes the copies, and remaps the entries that still reference the originals.
     fn remap_copies(&self, copies: Vec<(TreeEntry<Extent>, Vec<u8>)>) -> Result<()> {
         if copies.is_empty() {
             return Ok(());
         }
-        // An entry may have been split since, in parts: each part is a record.
+        // An entry may have been split since; each part is a record.
         let body = 64 + 64 * 2 * self.geometry.gc_step_entries.min(copies.len() * 4 + 16);
-        // Before anything is copied, which would be in vain if nothing can say where it is.
+        // Reserves log space before copying, because copies without a log record are useless.
         drop(self.lock_with_log_room(body)?);
         let answer = self.write_and_remap(&copies, body);
         self.writer.lock().finish_gc_segments();
         answer
     }
 
-    /// The writer's lock, with room in the log for a frame of `body`.
+    /// Locks the writer, with space in the log for a frame of `body` bytes.
     fn lock_with_log_room(&self, body: usize) -> Result<MutexGuard<'_, SpaceWriter>> {
         loop {
             let w = self.writer.lock();
@@ -378,8 +387,8 @@ impl SharedSpace {
         }
     }
 
-    /// The work of [`SharedSpace::remap_copies`], which leaves the segments that it filled to be
-    /// settled.
+    /// Does the work of [`SharedSpace::remap_copies`]. The caller must then call
+    /// [`SpaceWriter::finish_gc_segments`].
     fn write_and_remap(&self, copies: &[(TreeEntry<Extent>, Vec<u8>)], body: usize) -> Result<()> {
         let mut moved = CopiedRuns::new();
         let (mut bytes, mut write_error, mut lent_buffer) = (0, None, None);
@@ -388,7 +397,8 @@ impl SharedSpace {
                 Ok(run) => moved.insert((entry.item.chunk(), entry.item.skip()), (entry.len, run)),
                 Err(error) => {
                     write_error = Some(error);
-                    break; // what has a place is not copied in vain
+                    // Earlier copies are still remapped.
+                    break;
                 }
             };
             bytes += footprint(entry.len, self.geometry.checksum_block);
@@ -396,12 +406,13 @@ impl SharedSpace {
         if let Some(lent_buffer) = lent_buffer {
             self.writer.lock().return_buffer(lent_buffer);
         }
-        let mut w = self.lock_with_log_room(body)?; // others may have used it up
+        // Other threads may have used the log space.
+        let mut w = self.lock_with_log_room(body)?;
         let Some((from, to)) = w.gc_range else { return Ok(()) };
         let version = self.current.load_full();
         let mut records = records_in_place(copies, &mut moved, &version);
         if !moved.is_empty() {
-            // Others wait for the lock: the range is looked through only where something changed
+            // Other threads wait for the lock. The range is searched only for entries that changed
             // since the copying began.
             let room = (body - 64).saturating_sub(records.iter().map(size_of_record).sum());
             records.extend(records_moved(&moved, &version, (from, to), room));
@@ -414,7 +425,7 @@ impl SharedSpace {
         write_error.map_or(Ok(()), Err)
     }
 
-    /// Makes room for `bytes` of a user, by collecting if need be.
+    /// Makes `bytes` writable for a user, by collecting if necessary.
     pub(crate) fn make_room(&self, bytes: u64) -> Result<()> {
         loop {
             let dead = {
@@ -424,20 +435,21 @@ impl SharedSpace {
                 }
                 w.dead_segments()
             };
-            // A release costs a sync: it waits until it is worth it, or nothing else is left to do.
+            // A release costs a sync. It waits until enough segments are dead or nothing else is
+            // possible.
             let is_worth_it = dead >= (self.geometry.reserve / 2).max(1);
             if is_worth_it && self.release()? > 0 || self.gc_step()? || self.release()? > 0 {
                 continue;
             }
-            // The background may have given back what this thread did not find.
+            // A background thread may have freed segments that this thread did not see.
             if self.writer.lock().writable_bytes(WriteClass::User) < bytes {
                 return self.no_space();
             }
         }
     }
 
-    /// The disk is full: gives segments back that nothing needs any more, which have blocks, and
-    /// empties others by collecting. True if there are more than before.
+    /// Frees unused segments with blocks on a full disk, and empties others by collecting. Returns
+    /// true if there are more free segments than before.
     pub(crate) fn reclaim_segments(&self) -> Result<bool> {
         loop {
             if self.release()? > 0 {
@@ -449,9 +461,9 @@ impl SharedSpace {
         }
     }
 
-    /// After a user wrote `bytes`, with room for `left` more, which is less than `low`: the
-    /// background gets time, or, where there is none, some of its work is done here. The less is
-    /// left, the more.
+    /// Throttles a user that wrote `bytes` and has `left` more bytes, less than `low`. With
+    /// background threads it sleeps; otherwise it executes some of their work. The less is left,
+    /// the more.
     pub(crate) fn throttle_write(&self, bytes: u64, left: u64, low: u64) {
         if !self.options.inline {
             return self.throttle.delay(bytes, left, low);
@@ -462,15 +474,14 @@ impl SharedSpace {
             let before = self.counters.moved.load(Ordering::Relaxed);
             match self.gc_step() {
                 Ok(true) => {}
-                // What was to be done is done: trouble with the collection is the next writer's who
-                // needs it.
+                // The write itself is done. The next writer that needs space reports the error.
                 Ok(false) | Err(_) => break,
             }
             due = due.saturating_sub((self.counters.moved.load(Ordering::Relaxed) - before).max(4096));
         }
     }
 
-    /// Writes a range again, in pieces of one extent each.
+    /// Rewrites a range, one extent at a time.
     pub(crate) fn defrag(&self, at: u64, len: u64) -> Result<()> {
         let view = self.current.load_full();
         let end = at.saturating_add(len).min(view.tree.len());
@@ -494,7 +505,7 @@ impl SharedSpace {
                 let seq = version.tree.version();
                 drop(version);
                 if !self.rewrite(seq, from, &buffer)? {
-                    continue; // changed meanwhile: look again
+                    continue; // The range was changed since: try again.
                 }
             }
             from = to;
@@ -502,22 +513,22 @@ impl SharedSpace {
         Ok(())
     }
 
-    /// Writes `bytes`, read at operation `seq`, to where they are. False if there were other
-    /// operations since.
+    /// Writes `bytes`, read at operation `seq`, to the same position. Returns false if there were
+    /// other operations since.
     fn rewrite(&self, seq: u64, at: u64, bytes: &[u8]) -> Result<bool> {
         self.commit_if(&[crate::writer::SpaceOp::Write { at, bytes }], |w| w.seq == seq)
     }
 }
 
-/// Copies of chunks, by chunk and first byte: their length, and where they are.
+/// Copies of extents, by chunk and skipped bytes: length and new location.
 type CopiedRuns = BTreeMap<(u64, u64), (u64, ExtentRun)>;
 
-/// What a record takes in the log, at most.
+/// Returns the maximum bytes of a record in the log.
 fn size_of_record(record: &IndexRecord) -> usize {
     if let IndexRecord::Remap { run, .. } = record { 48 + 16 * run.len() } else { 48 }
 }
 
-/// Records for the entries that are where they were, which leave `moved`.
+/// Returns records for entries that are unchanged, and removes these from `moved`.
 fn records_in_place(
     copies: &[(TreeEntry<Extent>, Vec<u8>)],
     moved: &mut CopiedRuns,
@@ -534,9 +545,9 @@ fn records_in_place(
     records
 }
 
-/// Records for what is left of `moved` in a range of the index: edits may have split and shifted
-/// it. Of `room` bytes in the log; what does not fit, split into more parts than foreseen, the next
-/// pass finds.
+/// Returns records for the remaining copies, by searching the range of the index. Edits may have
+/// split and shifted the entries. The records have at most `room` bytes. Entries that do not fit,
+/// because they were split into more parts than expected, are left to the next pass.
 fn records_moved(
     moved: &CopiedRuns,
     version: &SpaceVersion,
@@ -564,7 +575,7 @@ fn records_moved(
     records
 }
 
-/// The part of a run from `skip` on, `len` bytes long.
+/// Returns the part of a run from `skip` on, `len` bytes long.
 fn sub_run(run: &ExtentRun, mut skip: u64, mut left: u64) -> ExtentRun {
     let mut part = ExtentRun::new();
     for (len, extent) in run {
@@ -591,8 +602,8 @@ mod tests {
     use super::*;
     use crate::{FlexSpace, SpaceOptions};
 
-    /// The log's last segment has no room for what a step takes, and there is no other: however
-    /// often a step is tried, what is free stays free, and garbage is collected once there is room.
+    /// The log has no space for a step, and there is no spare. Repeated attempts must not use up
+    /// free segments. Collection works once there is space.
     #[test]
     fn steps_that_find_no_room_in_the_log_use_up_nothing() {
         let disk = SimDisk::new();
@@ -606,7 +617,7 @@ mod tests {
         disk.set_faults(
             Fault::new(CallClass::Create, FaultKind::NoSpace).on("log").repeat(FaultRepeat::Forever),
         );
-        // Every third is written again, until nothing fits into the log.
+        // Overwrites every third entry until the log is full.
         (0..).step_by(3).map(|n| n % 120 * 300).find(|at| space.write(*at, &[4; 300]).is_err()).unwrap();
         shared.release().unwrap();
         let left = |space: &FlexSpace| {
@@ -626,8 +637,8 @@ mod tests {
         space.close().unwrap();
     }
 
-    /// What a view has held for long is not collected: it would take room and give none. What came
-    /// after it is, and what died meanwhile leaves the page cache, once.
+    /// Segments that a view has pinned for long are not collected. Newer segments are, and pinned
+    /// dead segments leave the page cache once.
     #[test]
     fn segments_of_a_long_pinned_view_are_not_collected() {
         let options = SpaceOptions { inline: true, tiny: true, ..SpaceOptions::default() };
@@ -661,11 +672,11 @@ mod tests {
         assert!(chosen(mark).contains(&true) && !chosen(mark).contains(&false), "{:?}", chosen(mark));
         drop(w);
         drop(view);
-        assert_eq!(held(800), (None, 0), "nobody has it any more");
+        assert_eq!(held(800), (None, 0), "the view was released");
     }
 
-    /// Nor is its garbage a reason to collect something else, which would be copied for the little
-    /// that is dead in it.
+    /// Garbage in pinned segments does not trigger the collection of other segments with little
+    /// garbage.
     #[test]
     fn pinned_garbage_does_not_trigger_gc() {
         let options = SpaceOptions { inline: true, tiny: true, ..SpaceOptions::default() };
@@ -683,17 +694,17 @@ mod tests {
         };
         overwrite(2000);
         space.sync().unwrap();
-        assert_eq!(look(0), (false, false, true), "more than half of what is there is dead");
-        assert_eq!(look(600), (true, true, false), "of what the view holds");
+        assert_eq!(look(0), (false, false, true), "more than half of the space is dead");
+        assert_eq!(look(600), (true, true, false), "only pinned segments have garbage");
         [4000, 6000, 10_000].into_iter().for_each(overwrite);
-        assert_eq!(look(700), (true, true, true), "and of what nobody holds");
+        assert_eq!(look(700), (true, true, true), "other segments have garbage too");
         drop(view);
         assert!(!look(800).1);
         space.close().unwrap();
     }
 
-    /// A space that is smaller than the ordinary slack is collected at rest. Each pass leaves fewer
-    /// segments in use than before, and the passes end.
+    /// A space smaller than the normal slack is collected when idle. Each pass leaves fewer
+    /// segments in use, and the passes end.
     #[test]
     fn an_idle_space_collects_garbage_below_the_normal_slack() {
         let options = SpaceOptions { inline: true, ..SpaceOptions::default() };
@@ -702,7 +713,7 @@ mod tests {
         let segment = shared.geometry.segment;
         let count = 16 * segment / mib;
         (0..count).for_each(|n| space.insert(n * mib, &vec![1; 1 << 20]).unwrap());
-        // Half of each segment is written again, in pieces.
+        // Half of each segment is overwritten in parts.
         (0..2 * count).step_by(2).for_each(|n| space.write(n * mib / 2, &vec![2; 1 << 19]).unwrap());
         space.sync().unwrap();
         let used = || {

@@ -1,47 +1,33 @@
-//! # FlexTree and FlexSpace: a file whose bytes can be inserted and removed anywhere
+//! # FlexTree and FlexSpace: a file with insertion and removal at any position
 //!
-//! [`FlexSpace`] is a storage for one address space: `read`, `write`, and also `insert` and
-//! `collapse`, which move everything behind by any number of bytes in O(log N), without rewriting
-//! it (after the FlexSpace paper, EuroSys'22). [`tree::ShiftTree`] is the index under it, usable on
-//! its own.
-//!
-//! ## Picture
+//! [`FlexSpace`] stores one address space. Besides `read` and `write` it has `insert` and
+//! `collapse`. They shift all following bytes in O(log N), without rewriting them (FlexSpace paper,
+//! EuroSys'22). [`tree::ShiftTree`] is its index and can be used alone.
 //!
 //! ```text
-//!      edits (one at a time)                              reads (any number, no lock)
-//!        |  data, then log, then tree                       |
-//!        v                                                  v
-//!   writer ── publishes ──> version = tree nodes + buffers + data files ── checked bytes
-//!     |    \                    ^
-//!     |     └ log: one frame an operation      (log.rs)
-//!     v
-//!   buffers in memory       (placement.rs, buffer.rs)
-//!     |  flush.rs
-//!     v
-//!   segments of 4 MiB in data files, filled front to back   (data_file.rs, extent.rs)
-//!     ^
-//!   collect: live extents out of the emptiest segments, a step at a time   (gc.rs)
-//!   upkeep:  syncs, checkpoints, segments given back when nothing durable needs them (maintenance.rs)
-//!   held:    what a reader keeps for long is not collected                    (pinned.rs)
+//!     edits (one at a time): data, then log, then tree       reads (any number, no lock)
+//!       v                                                       v
+//!  writer ── publishes ──> version = tree nodes + buffers + data files ── checksum per block
+//!    |    └ log: one frame for each operation  (log.rs)
+//!    v
+//!  buffers in memory                         (placement.rs, buffer.rs)
+//!    | flush.rs
+//!    v
+//!  segments in data files, filled in order   (data_file.rs, extent.rs)
+//!    ^ gc.rs           copies live extents out of the emptiest segments
+//!    ^ maintenance.rs  syncs, checkpoints, frees segments
 //! ```
 //!
-//! ## Promises
+//! 1. After a crash the space has the result of a prefix of its operations, including all before
+//!    the last [`FlexSpace::sync`] that returned. Each operation, also an [`Edit`], is atomic.
+//! 2. A read returns the written bytes or an error: it verifies checksums ([`SpaceView::peek`] does
+//!    not).
+//! 3. Readers never wait for the writer, syncs or garbage collection. A [`SpaceView`] is immutable.
+//! 4. A failed sync poisons the space: until it is reopened, changes fail and reads work. On a full
+//!    disk, operations that add bytes fail; reads and removals work.
 //!
-//! 1. After a crash the space is the result of a prefix of its operations that contains all before
-//!    the last [`FlexSpace::sync`] that returned; each is there whole or not at all. An [`Edit`] is
-//!    one operation.
-//! 2. A read returns what was written or an error. Every byte is covered by a checksum, checked at
-//!    every read; [`SpaceView::peek`] alone is for who checks by itself.
-//! 3. Readers never wait for the writer, syncs, or garbage collection. A [`SpaceView`] stays as it
-//!    is.
-//! 4. A failed sync poisons: no change until it is opened again, reads go on. A full disk refuses
-//!    what adds bytes; reading and removing go on.
-//!
-//! ## Costs
-//!
-//! An operation: a copy and a sum of its bytes, 40 to 60 bytes of log, no call of the system, some
-//! microseconds. A read: a descent in memory, a sum and a copy out of a buffer or the page cache.
-//! Memory: the index, 17 to 23 bytes an extent; buffers, at most eight segments.
+//! An operation costs a copy, checksums, 40 to 60 bytes of log, and no system call. A read costs a
+//! tree descent, checksums and a copy. Memory: the index, and at most eight segment buffers.
 
 #![warn(missing_docs)]
 

@@ -1,24 +1,23 @@
-//! # Log: what happened to the index since the checkpoint
+//! # Log: changes of the index since the checkpoint
 //!
-//! A row of base segments under the space's own id; each operation is one frame, so that it counts
-//! whole or not at all. Frames gather in memory; the flush (`flush.rs`) hands them to the kernel. A
-//! segment's `end` runs ahead of that: it says what belongs there.
+//! A sequence of base segments under the id of the space. Each operation is one frame, and
+//! therefore atomic. Frames gather in memory, and the flush (`flush.rs`) writes them to the kernel.
+//! The `end` of a segment includes bytes that are not flushed yet.
 //!
 //! ## Picture
 //!
 //! ```text
-//!  log/0000000000000003.seg   | commit 41 | commit 42 + mark 40 | gap to the next sector | commit 43 | ... | seal |
-//!  log/0000000000000005.seg   (spare: made ahead, named by the head, empty)
+//!  log/0000000000000003.seg   | commit 41 | commit 42 + mark 40 | gap | commit 43 .. | seal |
+//!  log/0000000000000005.seg   (spare: created ahead, named by the head, empty)
 //! ```
 //!
 //! ## Invariants
 //!
-//! 1. Numbers are dense over the segments that the head lists, in its order.
-//! 2. After a sync the next frame starts at the next sector and says up to where everything is
-//!    durable.
-//! 3. The head names a segment before a frame goes into it.
-//! 4. What is in `unflushed` stays there until the kernel has it: a write that failed is done
-//!    again, the same bytes to the same place.
+//! 1. Operation numbers have no gaps over the segments that the head lists, in its order.
+//! 2. After a sync the next frame starts at the next sector and contains the durable mark.
+//! 3. The head names a segment before a frame is written to it.
+//! 4. Bytes in `unflushed` stay there until the kernel has them. A failed write is repeated with
+//!    the same bytes at the same offset.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -28,23 +27,23 @@ use sheaf_base::frame::{FIRST, FrameHeader, FrameKind, HEADER, LAST, WATERMARK, 
 use sheaf_base::segment::{DATA_START, Segment};
 use sheaf_base::types::{SegmentId, Seq};
 
-/// Frames leave the gathering buffer when there are so many bytes of them.
+/// Bytes of frames at which the gathering buffer is queued for the flush.
 const MAX_BUFFERED_BYTES: usize = 64 << 10;
 /// Bytes of a seal.
 const SEAL_BYTES: u64 = 24;
 
-/// The segment that frames go to.
+/// Segment to which frames are appended.
 #[derive(Debug)]
 pub(crate) struct LogTail {
     pub(crate) segment: Arc<Segment>,
-    /// Where the next byte goes.
+    /// Offset of the next frame.
     at: u64,
-    /// Frames that gather, and where they go.
+    /// Gathered frames, and their offset.
     buffer: Vec<u8>,
     buffer_at: u64,
 }
 
-/// Frames on their way to the kernel.
+/// Frames queued for the kernel.
 #[derive(Debug)]
 pub(crate) struct LogWrite {
     pub(crate) segment: Arc<Segment>,
@@ -52,49 +51,48 @@ pub(crate) struct LogWrite {
     pub(crate) bytes: Vec<u8>,
 }
 
-/// The writer's side of the log.
+/// The writer's part of the log.
 #[derive(Debug, Default)]
 pub(crate) struct SpaceLog {
     pub(crate) tail: Option<LogTail>,
-    /// Takes over when the tail is full.
+    /// Next segment, used when the tail is full.
     pub(crate) spare: Option<Arc<Segment>>,
-    /// Sealed and not synced since.
+    /// Sealed segments that are not synced yet.
     sealed: Vec<Arc<Segment>>,
-    /// Not in the kernel yet, in order.
+    /// Writes that are not in the kernel yet, in order.
     unflushed: VecDeque<Arc<LogWrite>>,
-    /// The sum of their lengths.
+    /// Total length of these writes.
     unflushed_bytes: u64,
-    /// Bytes since the checkpoint, and between the two before.
+    /// Bytes since the last checkpoint, and between the two checkpoints before.
     pub(crate) bytes: u64,
     pub(crate) previous_bytes: u64,
-    /// How many of `bytes` there were when a checkpoint was tried last, and failed.
+    /// Value of `bytes` when the last checkpoint failed.
     failed_at_bytes: u64,
-    /// Number of `bytes` that make a checkpoint due, as of the last look.
+    /// Value of `bytes` that makes a checkpoint due, as of the last check.
     pub(crate) limit: u64,
-    /// The highest durable number that a frame says.
+    /// Highest durable mark in a frame.
     watermark: u64,
 }
 
-/// Bytes that a frame of `body` needs at most, with mark, gap and seal.
+/// Returns the maximum bytes of a frame with `body` bytes, including mark, gap and seal.
 pub(crate) fn max_frame_bytes(body: usize) -> u64 {
     span(body + 8) + SECTOR + SEAL_BYTES
 }
 
 impl SpaceLog {
-    /// Whether a frame of `body` fits, in the tail or the spare.
+    /// Returns true if a frame of `body` bytes fits into the tail or the spare.
     pub(crate) fn has_room(&self, body: usize) -> bool {
         let fits = |segment: &Segment, at: u64| at + max_frame_bytes(body) <= segment.identity().capacity;
         self.tail.as_ref().is_some_and(|tail| fits(&tail.segment, tail.at))
             || self.spare.as_ref().is_some_and(|spare| fits(spare, DATA_START))
     }
 
-    /// Whether nothing is in the tail yet: a checkpoint needs no other segment for what comes after
-    /// it.
+    /// Returns true if the tail is empty. A checkpoint then needs no new segment for later frames.
     pub(crate) fn is_tail_empty(&self) -> bool {
         self.tail.as_ref().is_some_and(|tail| tail.at == DATA_START)
     }
 
-    /// A checkpoint begins: the bytes are counted anew. What it takes to
+    /// Resets the byte count for a checkpoint. Returns the counts for
     /// [`SpaceLog::undo_checkpoint`].
     pub(crate) fn start_checkpoint(&mut self) -> [u64; 2] {
         let before = [self.bytes, self.previous_bytes];
@@ -102,19 +100,19 @@ impl SpaceLog {
         before
     }
 
-    /// There is no checkpoint: the log is as long as it was, and what came since.
+    /// Restores the byte counts after a failed checkpoint, plus the bytes logged since.
     pub(crate) fn undo_checkpoint(&mut self, [bytes, pace]: [u64; 2]) {
         self.bytes += bytes;
         (self.previous_bytes, self.failed_at_bytes) = (pace, self.bytes);
     }
 
-    /// Whether the log is longer than `limit`, by which a checkpoint is due. One that failed costs
-    /// a segment of the log: before the next attempt a sixteenth of the limit is to come.
+    /// Returns true if the log exceeds `limit`. A failed checkpoint costs a log segment. Before the
+    /// next attempt the log must therefore grow by a sixteenth of the limit.
     pub(crate) fn is_checkpoint_due(&self, limit: u64) -> bool {
         self.bytes > limit && self.bytes - self.failed_at_bytes >= limit / 16
     }
 
-    /// Appends the frame of operation `seq`. Room was asked for before.
+    /// Appends the frame of operation `seq`. The caller has checked [`SpaceLog::has_room`].
     pub(crate) fn append(&mut self, seq: u64, durable: u64, records: &[u8]) {
         let is_full =
             |tail: &LogTail| tail.at + max_frame_bytes(records.len()) > tail.segment.identity().capacity;
@@ -136,7 +134,7 @@ impl SpaceLog {
         }
     }
 
-    /// What gathered in the tail is for the kernel now.
+    /// Queues the gathered frames of the tail for the kernel.
     fn queue_buffered(&mut self) {
         if let Some(chunk) = self.tail.as_mut().and_then(LogTail::take_buffered) {
             self.unflushed_bytes += chunk.bytes.len() as u64;
@@ -144,9 +142,8 @@ impl SpaceLog {
         }
     }
 
-    /// Writes down how far everything is durable, if no frame says so yet: until then damage to
-    /// what was synced last can pass for an operation that never was. True if there was something
-    /// to write.
+    /// Appends the durable mark if no frame contains it yet. Until then, damage to recently synced
+    /// data can look like an operation that never happened. Returns true if a mark was written.
     pub(crate) fn append_watermark(&mut self, durable: u64) -> bool {
         if durable <= self.watermark || self.tail.is_none() || !self.has_room(0) {
             return false;
@@ -164,7 +161,7 @@ impl SpaceLog {
         true
     }
 
-    /// Seals the tail, if there is one, and goes on in the spare, if there is one.
+    /// Seals the tail, if there is one, and continues in the spare, if there is one.
     pub(crate) fn rotate(&mut self) {
         let next = self.spare.take();
         if let Some(tail) = &mut self.tail {
@@ -181,24 +178,24 @@ impl SpaceLog {
         });
     }
 
-    /// Everything there is for the kernel; it stays here until [`SpaceLog::mark_flushed`].
+    /// Returns all bytes for the kernel. They stay queued until [`SpaceLog::mark_flushed`].
     pub(crate) fn pending_writes(&mut self) -> Vec<Arc<LogWrite>> {
         self.queue_buffered();
         self.unflushed.iter().cloned().collect()
     }
 
-    /// The kernel has the first `count` chunks.
+    /// Removes the first `count` writes from the queue: the kernel has them.
     pub(crate) fn mark_flushed(&mut self, count: usize) {
         self.unflushed_bytes -=
             self.unflushed.drain(..count).map(|chunk| chunk.bytes.len() as u64).sum::<u64>();
     }
 
-    /// Bytes that are not in the kernel yet.
+    /// Returns the number of bytes that are not in the kernel yet.
     pub(crate) fn backlog(&self) -> u64 {
         self.unflushed_bytes + self.tail.as_ref().map_or(0, |tail| tail.buffer.len() as u64)
     }
 
-    /// What a sync of everything so far has to sync, and up to where. The next frame starts at the
+    /// Returns the segments that a sync must cover, and their ends. The next frame starts at the
     /// next sector.
     pub(crate) fn prepare_sync(&mut self) -> Vec<(Arc<Segment>, u64)> {
         self.sealed.retain(|segment| segment.synced() < segment.end());
@@ -216,7 +213,7 @@ impl SpaceLog {
 }
 
 impl LogTail {
-    /// Encodes a frame; its bytes.
+    /// Encodes a frame. Returns its length.
     fn append_frame(&mut self, kind: FrameKind, flags: u8, seq: u64, body: &[u8]) -> u64 {
         let gap = if self.buffer.is_empty() { self.segment.gap(self.at) } else { 0 };
         let header =
@@ -231,7 +228,7 @@ impl LogTail {
         bytes
     }
 
-    /// What has gathered, if anything.
+    /// Returns the gathered frames, if any.
     fn take_buffered(&mut self) -> Option<Arc<LogWrite>> {
         if self.buffer.is_empty() {
             return None;

@@ -1,25 +1,27 @@
-//! # Upkeep: syncs, the log's spare segments, checkpoints, giving segments back
+//! # Maintenance: syncs, spare log segments, checkpoints, freeing of segments
 //!
-//! ## What is durable when
+//! ## Durability
 //!
 //! ```text
-//!  sync        data files ─┐
-//!              log file   ─┴─> durable = n          (a frame is believed at recovery if it is at or below a
-//!                                                     durable mark, or if all its data checks)
-//!  release     sync, floor = n into both heads ──> segments dead at or before n are free
-//!  checkpoint  log goes on in an empty segment; index as of n to a file; sync; both heads name the
-//!              file, the log's new segments, and what there was before ──> files older than that go
+//!  sync        data files, log ──> durable = n    (recovery accepts a frame at or below a durable
+//!                                                  mark, or with data that matches its checksums)
+//!  release     sync, floor = n into both heads ──> segments dead at or before n become free
+//!  checkpoint  the log continues in an empty segment; the index of n is written to a file; sync;
+//!              both heads name the file, the new log segments and the previous recovery point
+//!              ──> older files are deleted
 //! ```
 //!
-//! Data and log may become durable in any order: a frame whose data the power took is not believed.
-//! That is safe to find out only while the data may not have been overwritten since, hence the
-//! floor in *both* heads before a segment is used again: whichever head an opening finds, it does
-//! not question the frames that name the segment's former bytes.
+//! ## Crash
 //!
-//! A head that cannot be written (a file system that copies what is overwritten may be full, or a
-//! quota used up) is refused like anything else, and written by the next who needs it: into the
-//! same slot, so that the other one stays whole. Until both have what they are to have, nothing is
-//! free that was not, and no file goes. Only after a failed sync nobody knows what the slots have.
+//! Data and log may become durable in any order: recovery rejects a frame above the durable mark if
+//! its data is missing. That test is valid only while the data cannot have been overwritten since.
+//! Therefore *both* heads get the floor before a segment is reused. An opening that uses either
+//! head then accepts the frames that reference the segment's former bytes without that test.
+//!
+//! A head write may fail, for example on a full copy-on-write file system or at a quota. The next
+//! step that needs the heads retries it into the same slot, so that the other slot stays valid.
+//! Until both slots are written, no further segment is freed and no file is deleted. Only after a
+//! failed sync the content of the slots is unknown: the space is poisoned.
 
 #[cfg(test)]
 mod tests;
@@ -43,23 +45,23 @@ use crate::shared::{BACKGROUND_INTERVAL, HeadState, SharedSpace};
 use crate::throttle::SpaceLevel;
 use crate::writer::{SpaceWriter, WriteClass};
 
-/// After so long without an operation, blocks of free segments go back to the file system.
+/// Time without an operation after which blocks of free segments are released to the file system.
 const IDLE_TIME: Duration = Duration::from_secs(1);
-/// A checkpoint of a small index is due after so many times its size of log: it adds so
-/// small a part to what the log writes.
+/// For a small index a checkpoint is due once the log has this multiple of its size. The checkpoint
+/// is then a small part of the bytes written.
 const LOG_TIMES: u64 = 16;
 
-/// When a step of housekeeping is done.
+/// Expected load after a step of housekeeping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MaintenanceTiming {
     /// There may be no operation for a while.
     Idle,
-    /// The next one follows at once. What little gathered stays in memory: a page that the kernel
-    /// gets in two parts costs twice.
+    /// The next operation follows immediately. A few gathered bytes stay in memory, because a page
+    /// that is written in two parts costs twice.
     Busy,
 }
 
-/// Whether a checkpoint is written though the newest one has everything.
+/// Whether to write a checkpoint if nothing has changed since the newest one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum CheckpointPolicy {
     IfChanged,
@@ -75,8 +77,8 @@ impl SharedSpace {
         self.sync_with(|_| ())
     }
 
-    /// As [`SharedSpace::sync`], and what `look` sees at the moment whose operations are durable
-    /// then.
+    /// Like [`SharedSpace::sync`]. Also returns the result of `look`, called at the moment up to
+    /// which operations become durable.
     pub(crate) fn sync_with<R>(&self, look: impl FnOnce(&SpaceWriter) -> R) -> Result<R> {
         let _one = self.syncing.lock();
         self.check_writable()?;
@@ -104,7 +106,7 @@ impl SharedSpace {
             logs.into_iter().try_for_each(|(segment, end)| segment.sync(end))
         })();
         if matches!(synced, Err(Error::TooManyFiles { .. })) {
-            // No sync was lost: a file without a descriptor has nothing unsynced.
+            // A file that could not be opened has no unsynced data, so no sync was lost.
             return synced.map(|()| seen);
         }
         self.poison("sync", synced)?;
@@ -113,8 +115,7 @@ impl SharedSpace {
         Ok(seen)
     }
 
-    /// Hands everything in buffers to the kernel and gives their memory back. Those in use later
-    /// are new ones.
+    /// Flushes all buffers and frees their memory. Later writes use new buffers.
     pub(crate) fn release_buffers(&self) -> Result<()> {
         self.writer.lock().allocator.detach_buffers();
         self.flush()?;
@@ -122,8 +123,8 @@ impl SharedSpace {
         Ok(())
     }
 
-    /// Writes the head into both slots: whichever an opening finds knows what must be known. Then
-    /// goes what neither names.
+    /// Writes the head into both slots, so that opening gets the same facts from either. Then
+    /// deletes files that neither slot names.
     fn write_heads(&self, m: &mut HeadState) -> Result<()> {
         m.is_write_pending = true;
         for _ in 0..2 {
@@ -132,7 +133,8 @@ impl SharedSpace {
                 Ok(()) => {}
                 Err(error) if error.is_failed_sync() => return self.poison("sync of the head", Err(error)),
                 failed => {
-                    m.head.generation -= 1; // the slot that may be torn now is the next one again
+                    // The next attempt must write the same slot, which may be torn now.
+                    m.head.generation -= 1;
                     return failed;
                 }
             }
@@ -144,7 +146,7 @@ impl SharedSpace {
         Ok(())
     }
 
-    /// Makes a segment for the log to go on in, of at least `need` bytes for frames.
+    /// Creates a spare log segment with at least `need` bytes for frames, if there is none.
     pub(crate) fn ensure_spare(&self, need: u64) -> Result<()> {
         let mut m = self.head_state.lock();
         self.ensure_spare_locked(&mut m, need)
@@ -155,7 +157,8 @@ impl SharedSpace {
         let (has_spare, bytes) = {
             let w = self.writer.lock();
             let fits = |spare: &Arc<Segment>| spare.identity().capacity >= need + 512;
-            // Each as long as all before, so that few are made; after a checkpoint as before it.
+            // Each segment is as long as all before, so that few are created, also after a
+            // checkpoint.
             let bytes = w.log.bytes.max(w.log.previous_bytes).min(self.log_limit(m));
             (w.log.spare.as_ref().is_some_and(fits), bytes)
         };
@@ -170,8 +173,8 @@ impl SharedSpace {
         Ok(())
     }
 
-    /// Makes a segment for at least `need` bytes of frames, and usually for `bytes`, that the next
-    /// heads name.
+    /// Creates a log segment, which the next heads name. It has space for at least `need` bytes of
+    /// frames, and normally for `bytes`.
     fn create_log_segment(&self, m: &mut HeadState, need: u64, bytes: u64) -> Result<()> {
         let [least, most] = self.geometry.log_segment_bytes;
         let capacity = bytes.next_power_of_two().clamp(least, most).max((need + 1024).next_power_of_two());
@@ -186,7 +189,7 @@ impl SharedSpace {
             capacity,
         };
         let segment = match Segment::create(&*self.disk, &dir, identity) {
-            // On a full disk there may be room for a short one.
+            // A full disk may still have space for a short segment.
             Err(Error::NoSpace { .. } | Error::FileSizeLimit { .. })
                 if capacity > least && need + 1024 <= least =>
             {
@@ -199,7 +202,8 @@ impl SharedSpace {
         self.poison("sync", named)?;
         m.head.next_number += 1;
         let end = segment.end();
-        // A spare that was too small stays empty and goes with the next checkpoint.
+        // A spare that was too small stays empty and is named no longer. The next opening deletes
+        // its file.
         let replaced = self.writer.lock().log.spare.take();
         let unnamed = m.pending_spare.replace(Arc::new(segment));
         for small in replaced.into_iter().chain(unnamed) {
@@ -209,10 +213,10 @@ impl SharedSpace {
         Ok(())
     }
 
-    /// Frees the segments that died durably and that nobody reads any more. How many.
+    /// Frees segments that are durably dead and in use by no reader. Returns their number.
     pub(crate) fn release(&self) -> Result<u64> {
-        // Before the lock: a writer that needs a spare waits for that, and shall not wait for a
-        // sync.
+        // Syncs before it takes the lock. A writer that needs a spare waits for the lock and must
+        // not wait for a sync.
         self.sync()?;
         let mut m = self.head_state.lock();
         self.check_writable()?;
@@ -234,19 +238,20 @@ impl SharedSpace {
         Ok(released)
     }
 
-    /// The version that a checkpoint which is being written reads, for its index alone.
+    /// Returns the version from which a checkpoint is being written. It is in use for its index
+    /// only.
     pub(crate) fn checkpoint_version(&self) -> Option<u64> {
         Some(self.checkpoint_seq.load(Ordering::Acquire)).filter(|saved| *saved < u64::MAX)
     }
 
-    /// Both heads learn what is durable.
+    /// Writes the durable operation as the floor into both heads.
     fn raise_floor(&self, m: &mut HeadState) -> Result<()> {
         m.head.floor = self.durable.load(Ordering::Acquire);
         self.write_heads(m)
     }
 
-    /// Removes data files that nobody can write to any more. The writer's lock is not held: that
-    /// takes its time.
+    /// Deletes data files that no longer have usable segments. Deleting is slow, so the writer's
+    /// lock is not held.
     fn remove_data_files(&self, data_files: Vec<usize>) {
         for number in data_files {
             let path = self.dir.join(DATA_DIR).join(data_file::file_name(number));
@@ -254,20 +259,20 @@ impl SharedSpace {
             let mut w = self.writer.lock();
             match removed {
                 Ok(()) => w.remove_data_file(number),
-                // The file stays for now, full of free segments: nothing is lost either way.
+                // The file stays with free segments only. No data depends on it.
                 Err(_) => w.return_free_data_file(number),
             }
         }
     }
 
-    /// Writes the index to a file, so that the log before can go.
+    /// Writes the index to a file, so that the older log can be deleted.
     pub(crate) fn checkpoint(&self) -> Result<()> {
         let _one = self.checkpointing.lock();
         self.write_checkpoint(CheckpointPolicy::IfChanged)
     }
 
-    /// The steps of a checkpoint. Most of the time nothing else is locked: others sync, and give
-    /// segments back.
+    /// Writes a checkpoint. Holds no lock other than `checkpointing` most of the time, so that
+    /// syncs and releases can continue.
     fn write_checkpoint(&self, again: CheckpointPolicy) -> Result<()> {
         let (tree, mark, serials, keep, number, space, log) = {
             let mut m = self.head_state.lock();
@@ -285,12 +290,12 @@ impl SharedSpace {
                 w.log.rotate();
             }
             let log = w.log.start_checkpoint();
-            // Others may have used up the spare since: then the log goes on in a segment that is
-            // still to be named, or to be made.
+            // Other threads may have used the spare since. The log then continues in a segment that
+            // is not named yet or does not exist yet.
             let next = m.pending_spare.as_ref().map_or(SegmentId(m.head.next_number), |made| made.id());
             let keep = w.log.tail.as_ref().map_or(next, |tail| tail.segment.id());
             let version = self.current.load_full();
-            // Held for its index; what it maps to may be used again meanwhile.
+            // The version is held for its index. The segments that it references may be reused.
             self.checkpoint_seq.store(version.tree.version(), Ordering::Release);
             let number = m.head.next_number;
             m.head.next_number += 1;
@@ -308,8 +313,8 @@ impl SharedSpace {
             }
             image.finish()
         })();
-        // Both at once, for those who give segments back: a version that the checkpoint has no more
-        // and that is still said to be its own would be taken for nobody's, though a reader has it.
+        // Reset both at once under the lock. If `checkpoint_seq` still named the version after the
+        // checkpoint dropped it, a release would ignore readers that still hold it.
         let w = self.writer.lock();
         self.checkpoint_seq.store(u64::MAX, Ordering::Release);
         drop(tree);
@@ -325,7 +330,8 @@ impl SharedSpace {
             Ok(bytes) => bytes,
             Err(error) => {
                 self.writer.lock().log.undo_checkpoint(log);
-                let _ = self.disk.remove(&path); // no head names it; else it is swept at the next opening
+                // No head names the file. If the removal fails, the next opening deletes it.
+                let _ = self.disk.remove(&path);
                 return Err(error);
             }
         };
@@ -343,16 +349,16 @@ impl SharedSpace {
         Ok(())
     }
 
-    /// The disk is full: the log gives way to two checkpoints, behind which neither head names it,
-    /// if it is long beside them. True if it did, at least in part.
+    /// Shortens the log on a full disk if it is long relative to the index. Writes two checkpoints,
+    /// after which neither head names the log. Returns true if at least one succeeded.
     pub(crate) fn shorten_log(&self) -> Result<bool> {
         if !self.is_log_oversized()? || self.writer.lock().log.spare.is_none() {
             return Ok(false);
         }
         let _one = self.checkpointing.lock();
         let mut has_given_way = false;
-        // The first leaves the log to the checkpoint before it, should it be damaged itself; the
-        // second is what there is then.
+        // After the first checkpoint, the head still needs the log for the case that this
+        // checkpoint is damaged. The second checkpoint replaces that fallback.
         for _ in 0..2 {
             if !self.is_log_oversized()? {
                 break;
@@ -366,8 +372,8 @@ impl SharedSpace {
         Ok(has_given_way)
     }
 
-    /// Whether the log that the heads name is long beside the index, and there is room for that: an
-    /// attempt without would only cost a segment of the log.
+    /// Returns true if the named log is long relative to the index and the disk has space for a
+    /// checkpoint. An attempt without space would only use up a log segment.
     fn is_log_oversized(&self) -> Result<bool> {
         let free = self.disk.free_space(&self.dir).during("measure", &self.dir)?;
         let (m, w) = (self.head_state.lock(), self.writer.lock());
@@ -376,7 +382,7 @@ impl SharedSpace {
             && w.log.bytes + w.log.previous_bytes >= 2 * index.max(self.geometry.log_segment_bytes[0]))
     }
 
-    /// Removes files that neither head names. What stays is swept at the next opening.
+    /// Deletes files that neither head names. The next opening deletes files that remain.
     fn remove_recovery_point(&self, gone: &RecoveryPoint) {
         if gone.checkpoint > 0 {
             let _ = self.disk.remove(&self.dir.join(format::checkpoint_name(gone.checkpoint)));
@@ -387,22 +393,22 @@ impl SharedSpace {
         }
     }
 
-    /// Returns the bytes of log after which a checkpoint is due: [`LOG_TIMES`] times the
-    /// newest checkpoint, but from a fourth of a fixed length up to that length, and at least a
-    /// tenth of the checkpoint. The disk has up to four times as much: two chapters, each with a
-    /// segment that is not full.
+    /// Returns the bytes of log after which a checkpoint is due: [`LOG_TIMES`] times the size of
+    /// the newest checkpoint. The result is clamped to between a fourth of a fixed length and that
+    /// length, but is at least a tenth of the checkpoint. The disk has up to four times as much
+    /// log: two recovery points, each with a segment that is not full.
     fn log_limit(&self, m: &HeadState) -> u64 {
         let most = self.geometry.checkpoint_log_bytes;
         (m.checkpoint_bytes.saturating_mul(LOG_TIMES)).clamp(most / 4, most).max(m.checkpoint_bytes / 10)
     }
 
-    /// Whether the log is longer than its limit.
+    /// Returns true if the log exceeds its limit.
     fn is_log_long(&self, w: &mut SpaceWriter, m: &HeadState) -> bool {
         w.log.limit = self.log_limit(m);
         w.log.is_checkpoint_due(w.log.limit)
     }
 
-    /// A guess, made often: is there anything to do in the background?
+    /// Returns true if background work is probably due. Cheap, because each operation calls it.
     pub(crate) fn is_maintenance_due(&self, w: &SpaceWriter) -> bool {
         w.unsynced_bytes > self.geometry.max_unsynced
             || w.backlog() > self.geometry.backlog
@@ -410,7 +416,7 @@ impl SharedSpace {
             || w.log.spare.is_none()
     }
 
-    /// A step of everything, housekeeping and garbage collection.
+    /// Executes one step of housekeeping and of garbage collection.
     pub(crate) fn maintain(&self, when: MaintenanceTiming) -> Result<bool> {
         if self.options.read_only {
             return Ok(false);
@@ -419,7 +425,7 @@ impl SharedSpace {
         Ok(self.gc_if_due()? || kept)
     }
 
-    /// A step of housekeeping. True if there may be more.
+    /// Executes one step of housekeeping. Returns true if there may be more.
     pub(crate) fn housekeep(&self, when: MaintenanceTiming) -> Result<bool> {
         if self.options.read_only {
             return Ok(false);
@@ -432,7 +438,8 @@ impl SharedSpace {
             }
             if m.is_write_pending {
                 match self.write_heads(&mut m) {
-                    Err(Error::NoSpace { .. } | Error::FileSizeLimit { .. }) => {} // a full disk is the trouble of whoever needs them
+                    // On a full disk, the next step that needs the heads reports the error.
+                    Err(Error::NoSpace { .. } | Error::FileSizeLimit { .. }) => {}
                     other => other?,
                 }
             }
@@ -453,7 +460,8 @@ impl SharedSpace {
         if !has_spare {
             self.ensure_spare(0)?;
         }
-        let is_short = self.preallocate_ahead().unwrap_or(false); // a full disk is the writer's trouble who needs one
+        // On a full disk, the next writer that needs a segment reports the error.
+        let is_short = self.preallocate_ahead().unwrap_or(false);
         if is_unsynced {
             self.sync()?;
         } else if has_gathered {
@@ -479,14 +487,14 @@ impl SharedSpace {
         Ok(is_short || is_unsynced || released > 0 || has_spare)
     }
 
-    /// Whether there was no operation for [`IDLE_TIME`].
+    /// Returns true if there was no operation for [`IDLE_TIME`].
     pub(crate) fn is_long_idle(&self) -> bool {
         let m = self.head_state.lock();
         m.last_activity.0 == self.writer.lock().seq && elapsed_since(m.last_activity.1) >= IDLE_TIME
     }
 
-    /// Whether nothing was done for a while, or, if only the caller works, since the last
-    /// look.
+    /// Returns true if there was no operation for a while. Without background threads: if there was
+    /// none since the last call.
     fn is_idle(&self, m: &mut HeadState, seq: u64) -> bool {
         let now = SystemClock.now();
         if m.last_activity.0 != seq {
@@ -507,7 +515,8 @@ impl SharedSpace {
             let mut w = self.writer.lock();
             w.seal_open_segment(WriteClass::User);
             w.seal_open_segment(WriteClass::Gc);
-            w.log = SpaceLog::default(); // the checkpoint has everything, and nobody can change anything any more
+            // The checkpoint contains everything, and no further change is possible.
+            w.log = SpaceLog::default();
         }
         let logs = std::mem::take(&mut m.head.newest.logs);
         m.obsolete.push(RecoveryPoint { logs, ..RecoveryPoint::default() });

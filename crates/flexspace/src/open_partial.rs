@@ -1,26 +1,26 @@
-//! # Rest: a damaged space, as far as its files can be read
+//! # Partial opening: the readable part of a damaged space
 //!
-//! For a repair, which only reads. Heads say which checkpoint and which log count; without them, or
-//! where those are damaged, the files say it themselves: each has the id of the space, and their
-//! numbers ascend.
+//! For a repair, which only reads. The heads name the checkpoint and the log that count. Without
+//! heads, or if those files are damaged, the files themselves are used: each contains the id of the
+//! space, and their numbers ascend.
 //!
 //! ```text
-//!   heads, or an id that most files have
+//!   heads, or the id that most files contain
 //!     -> all logs, in the order of their numbers -> the newest readable checkpoint -> replay
 //! ```
 //!
-//! ## Why the result is a state that the space had
+//! ## Invariants (the result is a state that the space had)
 //!
-//! 1. A checkpoint is checked as a whole. The operations behind it are numbered densely: the first
-//!    that is missing ends the replay.
-//! 2. A log may end with operations that never counted, since a crash took a part of their data.
-//!    The next opening began a new log with the same numbers. So a log ends here where a later one
-//!    begins, and the replay before a log of which no frame can be read.
-//! 3. Every piece of data is summed with the space, its segment and that segment's use, which
-//!    checkpoint and log name. A piece that was overwritten since is damage, and never the
+//! 1. A checkpoint is verified as a whole. The operations after it have consecutive numbers: the
+//!    first missing one ends the replay.
+//! 2. A log may end with operations that never counted, because a crash lost a part of their data.
+//!    The next opening began a new log with the same numbers. A log therefore ends where a later
+//!    one begins. Replay ends before a log without a readable frame.
+//! 3. The checksum of each block includes the space, the segment and the segment's serial, which
+//!    checkpoint and log name. A block that was overwritten since is therefore damage, never the
 //!    bytes of another state.
 //!
-//! Newer operations may be missing: all that is found may have been superseded.
+//! Newer operations may be missing: all recovered data may have been superseded.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -47,7 +47,8 @@ use crate::tree::ShiftTree;
 
 type SkippedFn<'s> = dyn FnMut(Error) + 's;
 
-/// Opens the readable part. Reports each file, or part of a log, that is left out to `skipped`.
+/// Opens the readable part. Calls `skipped` with the error of each file, or part of a log, that is
+/// left out.
 pub(crate) fn open(
     disk: Arc<dyn Disk>,
     dir: &Path,
@@ -86,8 +87,8 @@ fn list_numbers<T>(disk: &dyn Disk, dir: &Path, number: impl Fn(&str) -> Option<
     Ok(entries.iter().filter_map(|entry| number(&entry.name)).collect())
 }
 
-/// A head for the files in `dir`, of the space that most of them are of. Grains are as the options
-/// say.
+/// Returns a head for the files in `dir`, with the space id that most of them contain. The sizes
+/// are those of the options.
 fn synthesize_head(disk: &dyn Disk, dir: &Path, options: &SpaceOptions) -> Result<SpaceHead> {
     let mut found: BTreeMap<u128, u64> = BTreeMap::new();
     for id in list_numbers(disk, &dir.join(LOG_DIR), number_of)? {
@@ -114,7 +115,7 @@ fn synthesize_head(disk: &dyn Disk, dir: &Path, options: &SpaceOptions) -> Resul
     })
 }
 
-/// The first operation of a log; none is above all.
+/// Returns the first operation of a log, or the maximum if there is none.
 fn first_seq(log_segment: &LogSegment) -> u64 {
     let mut scan = SegmentScan::new(&log_segment.segment, 0, log_segment.limit);
     let first = scan.find(|scanned| scanned.frame.header.kind == FrameKind::Commit);
@@ -122,9 +123,9 @@ fn first_seq(log_segment: &LogSegment) -> u64 {
 }
 
 impl SpaceRecovery<'_> {
-    /// Loads the newest checkpoint that can be read: its size. An error if there are some, and none
-    /// can be. One that a later life does not go on from, since its log begins below it, is a loss
-    /// of power's leftover.
+    /// Loads the newest readable checkpoint. Returns its size, or an error if checkpoints exist and
+    /// none can be read. Skips a checkpoint if a later log begins at or before its last operation.
+    /// Such a checkpoint is left from a power loss, and the space continued from an older state.
     fn load_newest_readable(
         &mut self,
         log_segments: &[LogSegment],
@@ -164,7 +165,7 @@ impl SpaceRecovery<'_> {
         damage.map_or(Ok(0), Err)
     }
 
-    /// Opens all logs of the space, in their order, each as far as it counts.
+    /// Opens all logs of the space in order, each up to the end of its valid part.
     fn open_all_logs(&mut self, skipped: &mut SkippedFn<'_>) -> Result<Vec<LogSegment>> {
         let dir = self.dir.join(LOG_DIR);
         let mut found = list_numbers(self.disk, &dir, number_of)?;
@@ -178,8 +179,8 @@ impl SpaceRecovery<'_> {
                 Err(error) => return Err(error),
             }
         }
-        // Where a log without a readable frame began is not known, and so not where the one before
-        // it ended.
+        // If a log has no readable frame, its first operation is unknown, and therefore also the
+        // end of the log before it.
         let is_blank = |log_segment: &LogSegment| {
             SegmentScan::new(&log_segment.segment, 0, log_segment.limit).next().is_none()
         };
@@ -194,7 +195,7 @@ impl SpaceRecovery<'_> {
             for scanned in commits {
                 let seq = scanned.frame.header.seq.0;
                 if seq >= next {
-                    log_segment.limit = scanned.offset; // a later life has the number
+                    log_segment.limit = scanned.offset; // A later log contains this operation.
                     break;
                 }
                 first = first.min(seq);

@@ -1,4 +1,4 @@
-//! # Options: the few numbers a user sets, and those that follow
+//! # Options and the sizes derived from them
 
 use std::sync::Arc;
 
@@ -6,28 +6,30 @@ use sheaf_base::memory::Memory;
 
 use crate::extent::MAX_EXTENT;
 
-/// How to open a FlexSpace.
+/// Options for opening a FlexSpace.
 #[derive(Clone, Debug)]
 pub struct SpaceOptions {
-    /// Make one if there is none. Default: yes.
+    /// Creates the space if it does not exist. Default: true.
     pub create: bool,
-    /// Most bytes of data files, holes and bookkeeping aside; at least a few dozen segments of 4
-    /// MiB. Without a limit the disk is it. Of a limit 15/16 can be used (see
+    /// Maximum size of the data files in bytes, without holes and metadata. `None`: only the disk
+    /// limits it. The limit is rounded down to segments (4 MiB, or 1 MiB with `fine`) and is at
+    /// least 24 of them. Of the limit, up to 15/16 can be live (see
     /// [`crate::SpaceStats::capacity`]).
     pub limit: Option<u64>,
-    /// Change nothing on disk: nothing can be written, and several may read at a time. Default: no.
+    /// Opens without changing anything on disk; several processes may do so at once. Default:
+    /// false.
     pub read_only: bool,
-    /// Where the index in memory is accounted (as [`sheaf_base::memory::MemoryPart::Index`]); with
-    /// the budget used up, bytes can be removed but not added.
+    /// Accounts the memory of the index (as [`sheaf_base::memory::MemoryPart::Index`]) and of
+    /// buffers. If the budget is used up, bytes can be removed but not added.
     pub memory: Arc<Memory>,
-    /// No thread: background work is done when [`crate::FlexSpace::maintain`] is called, and by
-    /// writers that need it.
+    /// Starts no threads. Background work is then done by [`crate::FlexSpace::maintain`], and by
+    /// writers that depend on it.
     pub inline: bool,
-    /// Segments of 1 MiB instead of 4, and extents of at most 32 KiB: a space that keeps short
-    /// runs, and is to get on with a small disk. Fixed when a space is made.
+    /// Uses segments of 1 MiB (not 4 MiB) and extents of at most 32 KiB, for short extents on a
+    /// small disk. Fixed when the space is created.
     pub fine: bool,
-    /// Sizes so small that everything happens within 200 operations. For tests; fixed when a space
-    /// is made.
+    /// Uses tiny sizes, so that every mechanism runs within 200 operations. For tests. Fixed when
+    /// the space is created.
     pub tiny: bool,
 }
 
@@ -45,7 +47,7 @@ impl Default for SpaceOptions {
     }
 }
 
-/// Which sizes a space has, as the head says it.
+/// Set of sizes of a space, as stored in the head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum GeometryKind {
     Standard = 0,
@@ -62,7 +64,7 @@ impl GeometryKind {
         }
     }
 
-    /// From a stored byte; `None` if it is no grain.
+    /// Decodes a stored byte; `None` if it is unknown.
     pub(crate) fn from_bits(bits: u8) -> Option<GeometryKind> {
         [GeometryKind::Standard, GeometryKind::Tiny, GeometryKind::Fine]
             .into_iter()
@@ -70,32 +72,32 @@ impl GeometryKind {
     }
 }
 
-/// Sizes in bytes, unless said.
+/// Sizes of a space, in bytes unless another unit is given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SpaceGeometry {
-    /// What garbage collection empties and reuses.
+    /// Unit that garbage collection empties and reuses.
     pub(crate) segment: u64,
-    /// What a checksum covers.
+    /// Bytes covered by one checksum.
     pub(crate) checksum_block: u64,
-    /// Longest extent: 1/32 of a segment (paper, section 4.1).
+    /// Maximum length of an extent: 1/32 of a segment (paper, section 4.1).
     pub(crate) max_extent: u64,
     /// Segments in a data file.
     pub(crate) segments_per_file: u32,
-    /// First and largest segment of the log.
+    /// Sizes of the smallest and the largest log segment.
     pub(crate) log_segment_bytes: [u64; 2],
-    /// A checkpoint is due after this much log; of a small index after less, down to a fourth.
+    /// Length of log after which a checkpoint is due. For a small index less, down to a fourth.
     pub(crate) checkpoint_log_bytes: u64,
-    /// Segments that only garbage collection may take.
+    /// Number of segments that only garbage collection may take.
     pub(crate) reserve: u64,
     /// Bytes that garbage collection moves in one step.
     pub(crate) gc_step_bytes: u64,
-    /// Entries that it looks at in one step.
+    /// Index entries that garbage collection examines in one step.
     pub(crate) gc_step_entries: usize,
-    /// Bytes in memory after which background work hands them to the kernel.
+    /// Bytes in memory after which background work flushes them.
     pub(crate) backlog: u64,
-    /// Bytes of log in memory after which writers do that themselves.
+    /// Bytes of log in memory after which writers flush themselves.
     pub(crate) log_backlog: u64,
-    /// Bytes written after which background work syncs, so that no sync has much to do.
+    /// Bytes written after which background work syncs. Keeps each sync short.
     pub(crate) max_unsynced: u64,
 }
 
@@ -134,7 +136,7 @@ impl SpaceGeometry {
         }
     }
 
-    /// Bytes of records that one frame may hold: half of the largest log segment.
+    /// Maximum bytes of records in one frame: half of the largest log segment.
     pub(crate) fn max_body(&self) -> usize {
         usize::try_from(self.log_segment_bytes[1] / 2).unwrap_or(usize::MAX)
     }

@@ -1,39 +1,41 @@
-//! # Held: what a reader keeps for long
+//! # Long-pinned versions
 //!
 //! ## Picture
 //!
 //! ```text
-//!  versions   H ·································· newest        segments   born before H, dead since: wait for H, leave the page cache
-//!             └ held for a while: a backup, a view                           born before H, living:    are not collected
-//!                                                                            born after H:             come and go as ever
+//!  versions   H ·························· newest
+//!             └ pinned for a while, by a backup or a view
+//!  segments   taken before H, dead since:  wait for H, and leave the page cache
+//!             taken before H, live:        are not collected
+//!             taken after H:               are collected as usual
 //! ```
 //!
-//! To collect what H names would take room and give none before H goes; until then more of it dies
-//! by itself. So its garbage is no reason to collect either: others would be emptied for it that
-//! have little. And pages of what only H reads are worth less than those that the growth of the
-//! space takes meanwhile.
+//! Collecting a segment that H references would take space and free none before H is released;
+//! until then more of it dies. Garbage in such segments also does not trigger collection, which
+//! would then empty other segments with little garbage. Pages that only H reads are worth less than
+//! the pages that the growing space needs.
 //!
-//! Only the oldest version counts, once it has been that for [`LONG_PIN`]: readers that come and go
-//! hold nothing up.
+//! Only the oldest version counts, after it has been the oldest for [`LONG_PIN`]. Short reads
+//! therefore have no effect.
 
 use std::time::Duration;
 
 use crate::writer::{SegmentMeta, SegmentState, SpaceWriter};
 
-/// A version that is the oldest for so long stays longer, as a rule.
+/// Time after which the oldest version is likely to remain pinned.
 const LONG_PIN: Duration = Duration::from_millis(500);
 
-/// Sealed segments that are not collected because a version is held.
+/// Sealed segments that are not collected because a version is pinned.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PinnedSegments {
     pub(crate) segments: u64,
-    /// Bytes that live in them.
+    /// Live bytes in these segments.
     pub(crate) live: u64,
 }
 
 impl SpaceWriter {
-    /// The oldest of the versions that are `read`, if somebody has held it for long and it is not
-    /// the newest. Notes what that keeps from being collected.
+    /// Returns the oldest of the versions in use (`read`) if it has been the oldest for long and is
+    /// not the newest. Updates [`SpaceWriter::pinned`].
     pub(crate) fn find_long_pinned(&mut self, read: &[u64], now: Duration) -> Option<u64> {
         let oldest = read.first().copied().filter(|_| read.len() > 1);
         if self.oldest.is_none_or(|(mark, _)| Some(mark) != oldest) {
@@ -45,7 +47,7 @@ impl SpaceWriter {
         held
     }
 
-    /// What a version that is held from `mark` on keeps from being collected.
+    /// Returns the segments that a version pinned at `mark` excludes from collection.
     fn pinned_by(&self, mark: u64) -> PinnedSegments {
         let is_kept = |s: &&SegmentMeta| s.state == SegmentState::Sealed && s.open_seq < mark;
         self.segments.iter().filter(is_kept).fold(PinnedSegments::default(), |all, segment| PinnedSegments {
@@ -54,8 +56,9 @@ impl SpaceWriter {
         })
     }
 
-    /// Segments that only version `held` and readers of its time need, each of them once. What died
-    /// after `durable` may not be on the device yet.
+    /// Returns segments that only version `held` and readers of the same age need, each segment
+    /// once. Segments that died after `durable` are excluded, because they may not be on the device
+    /// yet.
     pub(crate) fn take_pinned_dead(&mut self, held: u64, durable: u64) -> Vec<u32> {
         let mut taken = Vec::new();
         for (number, segment) in (0..).zip(self.segments.iter_mut()) {

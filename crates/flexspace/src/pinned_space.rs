@@ -1,18 +1,19 @@
-//! # Still: a state of a space, as files
+//! # Pinned space: a state of a space as files
 //!
-//! What a backup copies while edits, syncs and garbage collection go on. A version is held, as a
-//! reader's: so no segment that it names is written again. Its index, which the log has the changes
-//! of, is written down whole, as a checkpoint of its own; the log is left out.
+//! A backup copies these files while edits, syncs and garbage collection continue. It holds a
+//! version, like a reader, so that no segment that the version references is reused. The index is
+//! written as a checkpoint of its own. The log, which has only changes of the index, is not copied.
 //!
 //! ```text
-//!  version ──> tree/<number>.img    its index
-//!          ──> data/<area>, part by part: each segment that it names, up to the last byte of it    <area>.<segment>-<serial>
-//!          ──> HEAD.0 HEAD.1        name that checkpoint, and no log; everything is durable
+//!  version ──> tree/<number>.img    the index
+//!          ──> data/<area>          parts: each segment in use, up to its last byte in use;
+//!                                   named <area>.<segment>-<serial>
+//!          ──> HEAD.0 HEAD.1        name that checkpoint and no log; everything is durable
 //! ```
 //!
-//! A piece is copied whole, also if the version names a part of it: its sum covers all of it. A
-//! segment is filled from front to back, and empty before it gets another serial: number, serial
-//! and length say which bytes they are.
+//! A block is copied as a whole even if the version references only a part of it, because its
+//! checksum covers all of it. A segment is filled from front to back, and is empty before it gets a
+//! new serial. Number, serial and length therefore identify the bytes.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -30,7 +31,7 @@ use crate::extent::{BLOCK_HEADER, Extent, footprint};
 use crate::format::{self, CheckpointHeader, LOG_DIR, RecoveryPoint, SpaceHead, TREE_DIR};
 use crate::shared::{EXTENT_BYTES, SharedSpace, SpaceVersion};
 
-/// A state of a space that stays; see [`crate::FlexSpace::pin_files`].
+/// A pinned state of a space; see [`crate::FlexSpace::pin_files`].
 #[derive(Debug)]
 pub struct PinnedSpace {
     version: Arc<SpaceVersion>,
@@ -38,7 +39,7 @@ pub struct PinnedSpace {
     serials: Vec<(u32, u64)>,
 }
 
-/// The last byte of a segment that a version names: its end, and its piece.
+/// Last byte of a segment that a version references: its end offset and its block.
 #[derive(Clone, Copy, Debug)]
 struct SegmentEnd {
     end: u64,
@@ -63,8 +64,8 @@ impl SharedSpace {
 }
 
 impl PinnedSpace {
-    /// By segment: where the last byte that the version names ends, and the piece that it is in, of
-    /// which extent.
+    /// Returns for each segment the end of the last byte that the version references, with its
+    /// extent and block.
     fn segment_ends(&self) -> BTreeMap<u32, SegmentEnd> {
         let data_files = &self.version.data_files;
         let mut lasts = BTreeMap::new();
@@ -85,8 +86,8 @@ impl PinnedSpace {
         lasts
     }
 
-    /// Where the piece ends, of which a part may be named; a damaged one, as far as it can reach,
-    /// and false.
+    /// Returns the end of a block that may be referenced in part. For a damaged block, returns its
+    /// maximum end and false.
     fn end_offset(&self, last: &SegmentEnd) -> Result<(u64, bool)> {
         let geometry = &self.version.data_files.geometry;
         let start =
@@ -178,7 +179,7 @@ mod tests {
         SpaceOptions { inline: true, tiny: true, ..SpaceOptions::default() }
     }
 
-    /// Copies the files of a state to `to`, which is made.
+    /// Copies the files of a state to the new directory `to`.
     fn copy(pinned: &PinnedSpace, disk: &SimDisk, to: &Path) {
         disk.create_dir(to).unwrap();
         pinned
@@ -217,8 +218,8 @@ mod tests {
         bytes
     }
 
-    /// Copied after much was changed and collected, opened beside the original, it is the state of
-    /// then, and a space as any other.
+    /// A copy is made after many changes and collections. It opens next to the original, has the
+    /// pinned state, and is a normal space.
     #[test]
     fn a_copy_of_a_pinned_state_opens_with_its_content() {
         let disk = SimDisk::new();

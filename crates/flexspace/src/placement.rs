@@ -1,9 +1,9 @@
-//! # Place: where the next bytes go
+//! # Placement: location of new bytes
 //!
-//! Two cursors, the users' and garbage collection's, each filling a segment of its own from front
-//! to back, through a buffer while there are few of those, else straight into the file. Garbage
-//! collection's buffer is lent to it, to be filled outside of the writer's lock. Which segments
-//! there are: `segment_allocator.rs`.
+//! There are two open segments, one for users and one for garbage collection. Each is filled from
+//! front to back, through a buffer if fewer than the maximum are in use, otherwise directly in the
+//! file. Garbage collection borrows its buffer and fills it without the writer's lock.
+//! `segment_allocator.rs` selects the segments.
 
 use sheaf_base::sync::atomic::Ordering;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::segment_allocator::{OpenSegment, UnflushedBuffer};
 use crate::shared::SharedSpace;
 use crate::writer::{SegmentState, SpaceWriter, WriteClass};
 
-/// A cursor's buffer, to fill outside of the writer's lock.
+/// Buffer of an open segment, borrowed to be filled without the writer's lock.
 #[derive(Debug)]
 pub(crate) struct LentBuffer {
     buffer_writer: BufferWriter,
@@ -28,19 +28,20 @@ pub(crate) struct LentBuffer {
 }
 
 impl SpaceWriter {
-    /// Nothing more goes into the segment that `who` fills.
+    /// Seals the open segment of `class`.
     pub(crate) fn seal_open_segment(&mut self, class: WriteClass) {
         let Some(cursor) = self.allocator.open_segments[class as usize].take() else { return };
         if !self.data_files.is_buffered(cursor.segment) {
-            self.data_files.slot(cursor.segment).inspect(|slot| slot.advance_stable_end(u64::MAX)); // else the flush that takes its buffer does
+            // Otherwise the flush that releases the buffer does this.
+            self.data_files.slot(cursor.segment).inspect(|slot| slot.advance_stable_end(u64::MAX));
         }
         let segment = &mut self.segments[cursor.segment as usize];
         segment.state = match class {
-            // What is not applied yet belongs to the operation after `seq`.
+            // Its last bytes died in the operation that is being executed, after `seq`.
             WriteClass::User if segment.live == 0 => SegmentState::Dead(self.seq + 1),
             WriteClass::User => SegmentState::Sealed,
-            // Others' operations come between copying and remapping: nothing lives in it yet, and
-            // soon something will.
+            // Operations of users run between copying and remapping. The segment may have no live
+            // bytes yet and will get some.
             WriteClass::Gc => {
                 self.allocator.gc_filled.push(cursor.segment);
                 SegmentState::Sealed
@@ -48,7 +49,8 @@ impl SpaceWriter {
         };
     }
 
-    /// The copies of a step are mapped, or given up: segments that nothing lives in are dead.
+    /// Ends a step of garbage collection: its copies are remapped or abandoned. Filled segments
+    /// without live bytes are dead.
     pub(crate) fn finish_gc_segments(&mut self) {
         for segment in std::mem::take(&mut self.allocator.gc_filled) {
             let segment = &mut self.segments[segment as usize];
@@ -58,7 +60,7 @@ impl SpaceWriter {
         }
     }
 
-    /// Writes `bytes` into segments, in extents of at most the largest length.
+    /// Writes `bytes` into segments, in extents of at most the maximum length.
     pub(crate) fn write_extents(&mut self, class: WriteClass, mut bytes: &[u8]) -> Result<ExtentRun> {
         let g = self.data_files.geometry;
         let mut run = ExtentRun::new();
@@ -80,7 +82,7 @@ impl SpaceWriter {
         Ok(run)
     }
 
-    /// Writes one chunk behind the cursor, which has room for it.
+    /// Writes one chunk to the open segment, which must have space for it.
     fn write_extent(&mut self, class: WriteClass, bytes: &[u8]) -> Result<Extent> {
         let g = self.data_files.geometry;
         let (len, piece) =
@@ -104,7 +106,8 @@ impl SpaceWriter {
                 written.during("write", &position.data_file.path)?;
                 let slot = &position.data_file.slots[(segment % g.segments_per_file) as usize];
                 if !slot.is_taken() {
-                    slot.advance_stable_end(at + len); // else bytes below are still on their way
+                    // Otherwise bytes below are not flushed yet.
+                    slot.advance_stable_end(at + len);
                 }
             }
         }
@@ -112,8 +115,9 @@ impl SpaceWriter {
         Ok(Extent::new(u64::from(segment) * g.segment + at))
     }
 
-    /// Garbage collection's buffer, with room for one piece at least; `None` if there is none. It
-    /// comes back by [`SpaceWriter::return_buffer`] before anything else is done with that cursor.
+    /// Borrows the buffer of garbage collection, with space for at least one block. Returns `None`
+    /// if there is no buffer. The caller must return it with [`SpaceWriter::return_buffer`] before
+    /// any other use of that open segment.
     pub(crate) fn lend_buffer(&mut self) -> Result<Option<LentBuffer>> {
         let g = self.data_files.geometry;
         let class = WriteClass::Gc;
@@ -137,7 +141,7 @@ impl SpaceWriter {
         Ok(Some(LentBuffer { buffer_writer, segment, end, seed: position.seed }))
     }
 
-    /// What was lent is back.
+    /// Returns a borrowed buffer.
     pub(crate) fn return_buffer(&mut self, lent_buffer: LentBuffer) {
         let cursor = self.allocator.open_segments[WriteClass::Gc as usize]
             .as_mut()
@@ -147,18 +151,18 @@ impl SpaceWriter {
             (lent_buffer.end, false, Some(lent_buffer.buffer_writer));
     }
 
-    /// Whether [`SharedSpace::allocate_buffer`] is to be called before more is written: memory is
-    /// not made under the lock.
+    /// Returns true if the caller must call [`SharedSpace::allocate_buffer`] before it writes more.
+    /// Memory is not allocated under the lock.
     pub(crate) fn needs_buffer(&self) -> bool {
         self.allocator.needs_buffer()
     }
 
-    /// Gives the cursor a buffer, if it has none and there may be one.
+    /// Attaches a buffer to the open segment, if it has none and one is available.
     fn attach_buffer(&mut self, class: WriteClass) {
         let g = self.data_files.geometry;
         let Some(cursor) = &self.allocator.open_segments[class as usize] else { return };
         let (segment, end) = (cursor.segment, cursor.end);
-        // One that was put down must be gone before another one takes its slot.
+        // A detached buffer must be flushed and its slot cleared before another one uses the slot.
         if cursor.buffer_writer.is_some() || self.data_files.is_buffered(segment) {
             return;
         }
@@ -184,8 +188,8 @@ impl SpaceWriter {
 }
 
 impl LentBuffer {
-    /// Writes the start of `bytes`, as one extent, as far as there is room; `None` if there is
-    /// none.
+    /// Writes the start of `bytes` as one extent, as far as it fits. Returns `None` if nothing
+    /// fits.
     pub(crate) fn write_extent(&mut self, bytes: &[u8], g: &SpaceGeometry) -> Option<(u64, Extent)> {
         let most = (bytes.len() as u64).min(g.max_extent);
         let room = max_len_in(g.segment - self.end, g.checksum_block);
@@ -203,16 +207,16 @@ impl LentBuffer {
 }
 
 impl SharedSpace {
-    /// Another buffer, for later use. Its memory is made and zeroed outside of the writer's lock.
+    /// Allocates another idle buffer. Its memory is zeroed without the writer's lock.
     pub(crate) fn allocate_buffer(&self) {
         let len = usize::try_from(self.geometry.segment).unwrap_or(usize::MAX);
         let buffer = SegmentBuffer::new(len, &self.options.memory);
         self.writer.lock().allocator.idle_buffers.push(Arc::new(buffer));
     }
 
-    /// Gives the memory of unused buffers back.
+    /// Frees the memory of idle buffers.
     pub(crate) fn free_idle_buffers(&self) {
         let idle = std::mem::take(&mut self.writer.lock().allocator.idle_buffers);
-        drop(idle); // not under the lock
+        drop(idle); // Frees the memory without the lock.
     }
 }

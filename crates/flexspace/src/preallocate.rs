@@ -1,9 +1,9 @@
-//! # Ready: blocks and files for segments, ahead of those who write
+//! # Preallocation: files and disk blocks for segments, ahead of writers
 //!
-//! A segment can be written when it has blocks, so that nothing that is written to it runs out of
-//! space. Making them, and the files they are in, may take as long as the file system's journal
-//! takes to commit: never under the writer's lock, and by the background before anybody needs them.
-//! When the disk gives no more, `is_full` says so until something was made again.
+//! A segment is writable once it has disk blocks, so that writes to it cannot run out of space.
+//! Creating files and blocks may take as long as a journal commit of the file system. It therefore
+//! never happens under the writer's lock, and normally happens in the background before the segment
+//! is needed. If the disk is full, `is_full` is set until an allocation succeeds again.
 
 use std::sync::Arc;
 
@@ -13,14 +13,14 @@ use crate::data_file::{DATA_DIR, DataFile};
 use crate::shared::{EXTENT_BYTES, SharedSpace};
 use crate::writer::WriteClass;
 
-/// Most bytes of free segments that are made ready ahead; fewer in a small space.
+/// Maximum bytes of free segments with blocks to keep ready; fewer in a small space.
 const PREALLOCATED_BYTES: u64 = 64 << 20;
-/// Segments that give their blocks back in one step.
+/// Maximum number of segments that release their blocks in one step.
 const MAX_PUNCHED: usize = 16;
 
 impl SharedSpace {
-    /// Gives free segments blocks, and makes files for them, until `who` can write `bytes` or there
-    /// are no more. Outside of the writer's lock.
+    /// Allocates blocks for free segments, and creates files, until `class` can write `bytes` or
+    /// the limit is reached. Must be called without the writer's lock.
     pub(crate) fn preallocate(&self, class: WriteClass, bytes: u64) -> Result<()> {
         let _one = self.allocating.lock();
         let made = self.preallocate_until(class, bytes);
@@ -46,8 +46,8 @@ impl SharedSpace {
             match bare.and_then(|segment| files.segment_position(segment)) {
                 Some(position) => {
                     let end = position.start + g.segment;
-                    // Of an earlier life the blocks may be there; in this one, with holes between,
-                    // their number says nothing.
+                    // Blocks of an earlier process may exist. In this process holes may be between
+                    // blocks, and then their count is not conclusive.
                     if position.data_file.is_punched()
                         || !position
                             .data_file
@@ -59,7 +59,7 @@ impl SharedSpace {
                     }
                     position.data_file.allocate(end)?;
                 }
-                None if to_come == 0 => return Ok(()), // the caller looks again
+                None if to_come == 0 => return Ok(()), // The caller checks again.
                 None => {
                     let gap = files.files.iter().position(Option::is_none);
                     let number = gap.unwrap_or(files.files.len());
@@ -75,30 +75,32 @@ impl SharedSpace {
         }
     }
 
-    /// Refuses to take `bytes` of the disk if there is no room then for log and checkpoints, which
-    /// make room.
+    /// Fails if the disk, after an allocation of `bytes`, has no space for log and checkpoints.
+    /// These are needed to free space.
     fn check_maintenance_reserve(&self, bytes: u64) -> Result<()> {
         let free = self.disk.free_space(&self.dir).during("measure", &self.dir)?;
         if free < bytes.saturating_add(self.maintenance_bytes()) { self.no_space() } else { Ok(()) }
     }
 
-    /// What a checkpoint and the log behind it take.
+    /// Returns the bytes that a checkpoint and the log after it need.
     pub(crate) fn maintenance_bytes(&self) -> u64 {
         self.current.load().tree.entries() * EXTENT_BYTES + 2 * self.geometry.log_segment_bytes[0]
     }
 
-    /// Before anything is in it: what is durable in a file is lost with its name.
+    /// Syncs the name of a data file before its first data: without the name, synced data would be
+    /// lost.
     fn sync_name(&self, data_file: &DataFile) -> Result<()> {
         let dir = self.dir.join(DATA_DIR);
         self.disk.sync_dir(&dir).during("sync directory", &dir).inspect_err(|_| {
-            let _ = self.disk.remove(&data_file.path); // the kernel may have dropped the name: the next attempt makes it anew
+            // The kernel may have lost the name: the next attempt creates the file again.
+            let _ = self.disk.remove(&data_file.path);
         })
     }
 
-    /// Gives blocks of free segments back to the file system, some segments at a time, but for
-    /// those that are kept ahead. True if there may be more.
+    /// Releases blocks of surplus free segments to the file system, some segments at a time.
+    /// Returns true if there may be more.
     pub(crate) fn punch_free_segments(&self) -> bool {
-        let _one = self.allocating.lock(); // allocating goes over holes
+        let _one = self.allocating.lock(); // An allocation fills holes.
         let (spare, data_files) = {
             let mut w = self.writer.lock();
             let wanted = w.target_free_segments(PREALLOCATED_BYTES / self.geometry.segment);
@@ -110,8 +112,7 @@ impl SharedSpace {
         punched == MAX_PUNCHED
     }
 
-    /// Some free segments ahead of the writer, so that it need not wait for blocks. True if there
-    /// was something to do.
+    /// Prepares some free segments ahead of the writer. Returns true if there was work.
     pub(crate) fn preallocate_ahead(&self) -> Result<bool> {
         let g = &self.geometry;
         let bytes = {
@@ -122,8 +123,8 @@ impl SharedSpace {
             if missing == 0 || w.allocator.is_full || w.seq == 0 {
                 return Ok(false);
             }
-            // All of them at once: a fast writer uses up many while one round goes on. A segment's
-            // end is not used.
+            // Requests all of them at once, because a fast writer uses many during one round. The
+            // end of a segment stays unused.
             w.writable_now(WriteClass::Gc) + (missing - 1) * (g.segment - g.max_extent) + g.segment / 2
         };
         self.preallocate(WriteClass::Gc, bytes).map(|()| true)

@@ -1,17 +1,17 @@
-//! # Recover: from files to a served space
+//! # Recovery: from files to an open space
 //!
-//! 1. The newest valid head. The checkpoint it names, its log segments in order. If that checkpoint
-//!    is damaged: the one before it, whose log is kept until there is another one.
-//! 2. *Known* is the highest durable mark: the head's floor, or what any frame says. Operations
-//!    count in the order of their numbers up to the first that is not there; above *known* one is
-//!    not there either if a piece of its data is not what its checksum says. That is the **cut**. A
-//!    cut below *known* is damage and said so.
-//! 3. What was accepted above the floor (log and data) is written again, the same bytes to the same
-//!    places, and synced: it may have been in the page cache only. Both heads then say: everything
-//!    to the cut is durable, nothing behind it counts, a new incarnation writes.
+//! 1. Read the newest valid head, the checkpoint that it names, and its log segments in order. If
+//!    that checkpoint is damaged, read the previous one, which still has its log.
+//! 2. *Known* is the highest durable mark: the floor of the head, or a mark in any frame.
+//!    Operations are accepted in order up to the first missing one. Above *known*, an operation
+//!    also counts as missing if a block of its data fails its checksum. The last accepted operation
+//!    is the **cut**. A cut below *known* is reported as damage.
+//! 3. Accepted data and log above the floor may be in the page cache only. Write the same bytes to
+//!    the same offsets again, and sync them. Then write to both heads that all operations up to the
+//!    cut are durable, that nothing behind it counts, and that a new incarnation writes.
 //!
-//! Step 2 is in `replay.rs`, step 3 in `finish_recovery.rs`. A crash in here changes nothing that
-//! the next opening would see differently, and nothing here needs a new block.
+//! Step 2 is in `replay.rs`, step 3 in `finish_recovery.rs`. A crash during recovery does not
+//! change the result of the next opening. Recovery needs no new disk blocks.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -33,15 +33,15 @@ use crate::shared::{HeadState, SharedSpace};
 use crate::tree::ShiftTree;
 use crate::writer::SpaceWriter;
 
-/// Most areas there may be: what an extent's address can reach.
+/// Maximum number of data files, given by the address bits of an extent.
 const MAX_DATA_FILES: usize = 1 << 20;
 
-/// Makes the directory of a space.
+/// Creates the directory of a space.
 pub(crate) fn make_dir(disk: &dyn Disk, dir: &Path) -> Result<()> {
     create_dirs(disk, dir)
 }
 
-/// Makes a new space in a directory that has none.
+/// Creates a new space in a directory without one.
 fn create(disk: &dyn Disk, dir: &Path, head_slots: &DoubleSlot, options: &SpaceOptions) -> Result<SpaceHead> {
     for name in [DATA_DIR, LOG_DIR, TREE_DIR] {
         let path = dir.join(name);
@@ -49,13 +49,13 @@ fn create(disk: &dyn Disk, dir: &Path, head_slots: &DoubleSlot, options: &SpaceO
             if e.kind() != std::io::ErrorKind::AlreadyExists {
                 return Err(Error::io("create", &path, e));
             }
-            // Nothing is ever in there before a head is durable.
+            // The directories are empty until a head is durable.
             if !disk.list(&path).during("list", &path)?.is_empty() {
                 let what = Damage::Truncated { got: 0, expected: 1 };
                 return Err(Error::corrupt(&dir.join("HEAD.0"), 0, what));
             }
-            // A failed sync may have dropped the name, which the kernel goes on showing: no later
-            // one would save it.
+            // A failed sync may have lost the name although the kernel still shows it. Later syncs
+            // would not make it durable.
             disk.remove_dir(&path).during("remove", &path)?;
             disk.create_dir(&path).during("create", &path)?;
         }
@@ -77,7 +77,7 @@ fn create(disk: &dyn Disk, dir: &Path, head_slots: &DoubleSlot, options: &SpaceO
     Ok(head)
 }
 
-/// What has been recovered so far.
+/// State of a running recovery.
 pub(crate) struct SpaceRecovery<'a> {
     pub(crate) disk: &'a dyn Disk,
     pub(crate) dir: &'a Path,
@@ -88,19 +88,19 @@ pub(crate) struct SpaceRecovery<'a> {
     pub(crate) mark: u64,
 }
 
-/// A log segment on its way through recovery.
+/// Log segment during recovery.
 pub(crate) struct LogSegment {
     pub(crate) entry: LogSegmentRef,
     pub(crate) segment: Segment,
     pub(crate) limit: u64,
-    /// Where what is accepted ends.
+    /// End of the accepted frames.
     pub(crate) end: u64,
 }
 
 pub(crate) fn open(disk: Arc<dyn Disk>, dir: &Path, options: SpaceOptions) -> Result<SharedSpace> {
     let head_slots = DoubleSlot::new(Arc::clone(&disk), dir);
     let head = match head_slots.read::<SpaceHead>()? {
-        // Of the first generation there is a head only where a creation was cut short.
+        // A head of the first generation exists alone only if a creation was interrupted.
         Some(head) if head.generation > 1 => head,
         _ if options.create && !options.read_only => create(&*disk, dir, &head_slots, &options)?,
         _ => return Err(Error::DatabaseNotFound { path: dir.to_path_buf() }),
@@ -132,7 +132,7 @@ pub(crate) fn open(disk: Arc<dyn Disk>, dir: &Path, options: SpaceOptions) -> Re
 }
 
 impl SpaceRecovery<'_> {
-    /// The space as it was recovered.
+    /// Returns the recovered space.
     pub(crate) fn into_shared(
         self,
         disk: Arc<dyn Disk>,
@@ -186,8 +186,9 @@ pub(crate) fn open_data_files(
 }
 
 impl SpaceRecovery<'_> {
-    /// Loads the checkpoint. If it is damaged, the one before it, whose log goes up to the newest:
-    /// what was damaged is told, and not named any more. The checkpoint's size, and the damage.
+    /// Loads the newest checkpoint. If it is damaged, loads the previous one, with the log up to
+    /// the newest and after it, and no longer names the damaged one. Returns the checkpoint's size
+    /// and the damage.
     fn load_checkpoint(&mut self) -> Result<(u64, Option<Error>)> {
         let damage = match self.load_image(self.head.newest.checkpoint) {
             Ok((seq, bytes)) if seq == self.head.newest.seq => return Ok((bytes, None)),
@@ -206,7 +207,8 @@ impl SpaceRecovery<'_> {
         Ok((bytes, Some(damage)))
     }
 
-    /// Loads the checkpoint of this number (nothing, if it is 0): its last operation, and its size.
+    /// Loads the checkpoint with this number, or nothing if it is 0. Returns its last operation and
+    /// its size.
     pub(crate) fn load_image(&mut self, number: u64) -> Result<(u64, u64)> {
         if number == 0 {
             return Ok((0, 0));

@@ -1,8 +1,8 @@
-//! # Replay: the logged operations up to the cut
+//! # Replay: application of logged operations up to the cut
 //!
-//! Which frames count, and why: `recover.rs`. Everything read here is hostile until it is checked:
-//! records are done only if they can be true of the state before them, and above what is known to
-//! be durable only if their data is what its checksums say.
+//! `recover.rs` describes which frames count. All input is untrusted until it is checked. A record
+//! is applied only if it is possible in the state before it. Above the durable mark, also the
+//! checksums of its data must match.
 
 use std::path::Path;
 
@@ -16,16 +16,16 @@ use crate::format::{self, IndexRecord, LOG_DIR};
 use crate::recover::{LogSegment, SpaceRecovery};
 use crate::tree::MAX_LEN;
 
-/// Durable marks are looked for this far above what was read.
+/// Maximum distance above the read operations at which a durable mark is plausible.
 const MAX_SEQ_AHEAD: u64 = 1 << 40;
 
-/// An operation's records cannot be true of the state before it.
+/// Returns the damage of a record that is impossible in the state before it.
 pub(crate) fn bad_field(field: &'static str, value: u64) -> Damage {
     Damage::BadField { field, value }
 }
 
 impl SpaceRecovery<'_> {
-    /// The highest number that is known to be durable.
+    /// Returns the highest operation that is known to be durable.
     pub(crate) fn durable_seq(&self, log_segments: &[LogSegment]) -> Result<u64> {
         let mut known = self.head.floor.max(self.seq);
         let mut newest = known;
@@ -50,7 +50,7 @@ impl SpaceRecovery<'_> {
         Ok(known)
     }
 
-    /// Does the logged operations up to the cut; the extents whose data was found to be there.
+    /// Applies the logged operations up to the cut. Returns the extents with verified data.
     pub(crate) fn replay(
         &mut self,
         log_segments: &mut [LogSegment],
@@ -95,7 +95,7 @@ impl SpaceRecovery<'_> {
         }
     }
 
-    /// The extents that the records write, if all their data is there.
+    /// Returns the extents that the records write, if all their data is valid.
     fn verified_extents(&self, records: &[IndexRecord]) -> Result<Option<Vec<(u64, Extent)>>> {
         let mut extents = Vec::new();
         let before: Vec<(u32, u64)> = records
@@ -124,7 +124,8 @@ impl SpaceRecovery<'_> {
         Ok(Some(extents))
     }
 
-    /// Calls `each` for all pieces of an extent; damage if one is too short for it.
+    /// Calls `each` for all blocks of an extent. A block that is too short for the extent is
+    /// damage.
     pub(crate) fn for_each_block(
         &self,
         len: u64,
@@ -149,7 +150,7 @@ impl SpaceRecovery<'_> {
         Ok(())
     }
 
-    /// Does what a record says, if it can be true.
+    /// Applies a record if it is possible.
     fn apply(&mut self, record: &IndexRecord) -> Result<(), Damage> {
         let len = self.tree.len();
         let length = |run: &format::ExtentRun| {

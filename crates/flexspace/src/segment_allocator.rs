@@ -1,21 +1,21 @@
-//! # Room: which segments can be written
+//! # Segment allocator: segments that can be written
 //!
 //! ## Picture
 //!
 //! ```text
-//!  no file yet ──a file──> bare ──blocks──> free ──take──> a cursor's segment ... dead ──release──> free or bare
-//!                (preallocate.rs, outside of the writer's lock)  (placement.rs)             (writer.rs)
+//!  no file ──> without blocks ──> free ──take──> open ... dead ──release──> free / without blocks
+//!         (preallocate.rs, no writer's lock)  (placement.rs)  (writer.rs)
 //! ```
 //!
 //! ## Invariants
 //!
-//! 1. `free` segments have blocks, `bare` ones may not: a cursor takes free ones only, and nothing
-//!    written under the writer's lock runs out of space.
-//! 2. A segment that is free or bare has no buffer.
-//! 3. At most [`MAX_BUFFERS`] buffers are in use: each is a cursor's, or in `unflushed`, or both.
-//! 4. Users leave [`GC_FREE_SEGMENTS`] free segments with blocks to garbage collection, which can
-//!    so go on when the disk is full; there, what takes less than it gives back may have half of
-//!    them.
+//! 1. `free` segments have disk blocks; segments in `without_blocks` may have none. Only free
+//!    segments are opened, so that no write under the writer's lock runs out of space.
+//! 2. A segment in `free` or `without_blocks` has no buffer.
+//! 3. At most [`MAX_BUFFERS`] buffers are in use. Each belongs to an open segment or is in
+//!    `unflushed`, or both.
+//! 4. Users leave [`GC_FREE_SEGMENTS`] free segments with blocks to garbage collection, so that it
+//!    can run on a full disk. An operation that frees more than it takes may then use half of them.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -28,11 +28,12 @@ use crate::data_file::{DataFile, DataFiles};
 use crate::format::IndexRecord;
 use crate::writer::{SegmentMeta, SegmentState, SpaceWriter, WriteClass};
 
-/// Buffers of a segment's size in use at most: two that are filled, and what waits for the kernel.
+/// Maximum number of buffers in use: two that are filled, and others that wait for a flush.
 const MAX_BUFFERS: usize = 8;
-/// Garbage collection waits for a flush with so many in use: the others are the users'.
+/// Number of buffers in use at which garbage collection flushes first. The others are left to
+/// users.
 const GC_MAX_BUFFERS: usize = 4;
-/// Segments of the reserve that users never take, whatever garbage collection has borrowed.
+/// Segments of the reserve that users never take, regardless of the segments that GC has borrowed.
 const MIN_RESERVE: u64 = 4;
 /// Free segments with blocks that users leave to garbage collection.
 pub(crate) const GC_FREE_SEGMENTS: usize = 2;
@@ -41,50 +42,49 @@ pub(crate) const GC_FREE_SEGMENTS: usize = 2;
 #[derive(Debug)]
 pub(crate) struct OpenSegment {
     pub(crate) segment: u32,
-    /// Bytes taken.
+    /// Bytes used from the start of the segment.
     pub(crate) end: u64,
     pub(crate) buffer_writer: Option<BufferWriter>,
-    /// The filler is lent.
+    /// Garbage collection has borrowed the buffer.
     pub(crate) is_lent: bool,
 }
 
-/// A buffer whose bytes go to the kernel.
+/// A buffer with bytes for the kernel.
 #[derive(Debug)]
 pub(crate) struct UnflushedBuffer {
     pub(crate) segment: u32,
     pub(crate) data_file: Arc<DataFile>,
-    /// Where the segment starts in the area's file.
+    /// Offset of the segment in its data file.
     pub(crate) start: u64,
     pub(crate) buffer: Arc<SegmentBuffer>,
-    /// The kernel has the segment's bytes below.
+    /// The kernel has the bytes of the segment below this offset.
     pub(crate) flushed: u64,
 }
 
-/// Which segments can be written, and how far it has come.
+/// Sets of writable segments, open segments and buffers.
 #[derive(Debug)]
 pub(crate) struct SegmentAllocator {
-    /// Segments to write to.
+    /// Free segments with blocks.
     pub(crate) free: BTreeSet<u32>,
-    /// Free ones that may not have blocks.
+    /// Free segments that may have no blocks.
     pub(crate) without_blocks: BTreeSet<u32>,
-    /// Most segments there may be, and how many of them have a file.
+    /// Maximum number of segments, and the number of segments that have a file.
     pub(crate) limit: u64,
     pub(crate) with_file: u64,
     pub(crate) open_segments: [Option<OpenSegment>; 2],
-    /// What garbage collection has filled in the step under way.
+    /// Segments that garbage collection has filled in the current step.
     pub(crate) gc_filled: Vec<u32>,
-    /// Segments that garbage collection has taken more than were given back since: those that it
-    /// empties are to follow.
+    /// Segments that garbage collection has taken, minus segments freed since. Its victims will be
+    /// freed later.
     gc_borrowed: u64,
     pub(crate) unflushed: Vec<UnflushedBuffer>,
-    /// Buffers for later use.
+    /// Idle buffers.
     pub(crate) idle_buffers: Vec<Arc<SegmentBuffer>>,
-    /// The next segment's serial; its high half is the incarnation.
+    /// Serial of the next segment; the high half is the incarnation.
     next_serial: u64,
     pub(crate) scratch: Vec<u8>,
     memory: Arc<Memory>,
-    /// The last segment that was to get blocks got none: there is what has blocks, and nothing
-    /// else.
+    /// The last allocation of blocks failed. Only segments that already have blocks can be written.
     pub(crate) is_full: bool,
 }
 
@@ -107,7 +107,7 @@ impl SegmentAllocator {
         }
     }
 
-    /// A segment that nothing needs any more.
+    /// Adds an unused segment to the free ones.
     pub(crate) fn add_free(&mut self, segment: u32, data_files: &DataFiles) {
         let has_blocks = data_files.segment_position(segment).is_some_and(|position| {
             let index = (segment % data_files.geometry.segments_per_file) as usize;
@@ -116,13 +116,13 @@ impl SegmentAllocator {
         if has_blocks { &mut self.free } else { &mut self.without_blocks }.insert(segment);
     }
 
-    /// So many segments were given back. Those that are still to follow stay borrowed: what users
-    /// may take does not fall when a few come early.
+    /// Reduces the borrowed segments by the number of freed ones. The rest stays borrowed, so that
+    /// the space of users does not shrink when only a few are freed early.
     pub(crate) fn return_borrowed(&mut self, segments: u64) {
         self.gc_borrowed = self.gc_borrowed.saturating_sub(segments);
     }
 
-    /// Segments that can be written now or after some work, those of files to come included.
+    /// Returns the number of segments that can be written now, or after allocating files or blocks.
     pub(crate) fn available_segments(&self) -> u64 {
         (self.free.len() + self.without_blocks.len()) as u64 + (self.limit - self.with_file)
     }
@@ -132,12 +132,12 @@ impl SegmentAllocator {
         self.open_segments.iter().flatten().any(|cursor| cursor.segment == segment && is_open(cursor))
     }
 
-    /// A buffer for a segment's bytes from `from` on, if one may be used.
+    /// Returns a buffer for a segment's bytes from `from` on, if one may be used.
     pub(crate) fn take_buffer_writer(&mut self, len: usize, from: u64) -> Option<BufferWriter> {
         if self.unflushed.len() >= MAX_BUFFERS {
             return None;
         }
-        // Where memory is short the index goes first.
+        // With little memory the index has priority over buffers.
         if !self.memory.has_room(self.memory.budget() / 4) {
             self.idle_buffers.clear();
             return None;
@@ -150,13 +150,13 @@ impl SegmentAllocator {
         Some(BufferWriter::new(len, from, &self.memory))
     }
 
-    /// Whether garbage collection would leave users no buffer.
+    /// Returns true if garbage collection must flush before it uses another buffer.
     pub(crate) fn is_short_of_buffers(&self) -> bool {
         self.unflushed.len() >= GC_MAX_BUFFERS
     }
 
-    /// The kernel has the bytes of `segment` below `to`. A buffer that nothing will be added to is
-    /// done then.
+    /// Records that the kernel has the bytes of `segment` below `to`. Releases a buffer that is
+    /// flushed and will not get more bytes.
     pub(crate) fn mark_flushed(&mut self, segment: u32, to: u64, segments_per_file: u32) {
         let Some(index) = self.unflushed.iter().position(|out| out.segment == segment) else { return };
         let out = &mut self.unflushed[index];
@@ -165,7 +165,7 @@ impl SegmentAllocator {
         out.flushed = to;
         if !self.is_being_filled(segment) && self.unflushed[index].buffer.filled() == to {
             let out = self.unflushed.swap_remove(index);
-            // What a cursor wrote since its buffer was put down went straight to the kernel.
+            // After its buffer was detached, the open segment was written directly.
             let cursor = self.open_segments.iter().flatten().find(|cursor| cursor.segment == segment);
             out.data_file.slots[slot].advance_stable_end(cursor.map_or(u64::MAX, |cursor| cursor.end));
             out.data_file.slots[slot].clear();
@@ -173,35 +173,34 @@ impl SegmentAllocator {
         }
     }
 
-    /// Takes the cursors' buffers away, so that the next flush is their last. The next bytes get
-    /// others.
+    /// Detaches the buffers of the open segments, so that the next flush releases them. Later
+    /// writes get new buffers.
     pub(crate) fn detach_buffers(&mut self) {
         self.open_segments.iter_mut().flatten().for_each(|cursor| cursor.buffer_writer = None);
     }
 
-    /// Whether a cursor that comes to a new segment would have to wait for memory that may be
-    /// taken.
+    /// Returns true if a buffer may be used but none is idle.
     pub(crate) fn needs_buffer(&self) -> bool {
         self.idle_buffers.is_empty()
             && self.unflushed.len() < MAX_BUFFERS
             && self.memory.has_room(self.memory.budget() / 4)
     }
 
-    /// Whether there are buffers.
+    /// Returns true if there are buffers.
     pub(crate) fn has_buffers(&self) -> bool {
         self.unflushed.len() + self.idle_buffers.len() > 0
     }
 
-    /// Bytes that are in buffers only.
+    /// Returns the number of bytes that are only in buffers.
     pub(crate) fn backlog(&self) -> u64 {
         self.unflushed.iter().map(|out| out.buffer.filled() - out.flushed).sum()
     }
 }
 
 impl SpaceWriter {
-    /// Segments that can still be taken by `who`, those of files to come included. Users leave the
-    /// reserve to garbage collection; what it borrowed of that is not asked of them a second time,
-    /// so that a pass takes nothing from them.
+    /// Returns the number of segments that `class` may take, including those of future files. Users
+    /// leave the reserve to garbage collection. Segments that it borrowed count as part of the
+    /// reserve, so that a pass takes nothing from users.
     pub(crate) fn available_to(&self, class: WriteClass) -> u64 {
         let borrowed =
             self.allocator.gc_borrowed.min(self.data_files.geometry.reserve.saturating_sub(MIN_RESERVE));
@@ -209,34 +208,35 @@ impl SpaceWriter {
         self.allocator.available_segments().saturating_sub(reserve)
     }
 
-    /// Bytes of footprint that may live at most: 30/32 of all but the reserve (paper, section 4.1).
+    /// Returns the maximum footprint of live bytes: 30/32 of all segments without the reserve
+    /// (paper, section 4.1).
     pub(crate) fn capacity(&self) -> u64 {
         let segments = self.allocator.limit.saturating_sub(self.data_files.geometry.reserve);
         (segments.saturating_mul(self.data_files.geometry.segment) / 32).saturating_mul(30)
     }
 
-    /// Bytes of footprint that fit into the cursor's segment and `segments` more.
+    /// Returns the footprint that fits into the open segment of `class` and `segments` more.
     fn bytes_in(&self, class: WriteClass, segments: u64) -> u64 {
         let g = &self.data_files.geometry;
-        // A segment's last bytes stay empty if the next piece does not fit; an extent cut there
-        // takes more.
+        // The end of a segment stays unused if the next block does not fit. An extent that is cut
+        // there has a larger footprint.
         let lost = g.checksum_block + 32;
         let open =
             self.allocator.open_segments[class as usize].as_ref().map_or(0, |cursor| g.segment - cursor.end);
         open.saturating_sub(lost) + segments.saturating_mul(g.segment - lost)
     }
 
-    /// Bytes of footprint that `who` can write, now or after [`SharedSpace::preallocate`].
+    /// Returns the footprint that `class` can write, now or after [`SharedSpace::preallocate`](crate::shared::SharedSpace::preallocate).
     pub(crate) fn writable_bytes(&self, class: WriteClass) -> u64 {
         self.bytes_in(class, self.available_to(class))
     }
 
-    /// Bytes of footprint that `who` can write now.
+    /// Returns the footprint that `class` can write now.
     pub(crate) fn writable_now(&self, class: WriteClass) -> u64 {
         self.writable_now_keeping(class, if class == WriteClass::User { GC_FREE_SEGMENTS } else { 0 })
     }
 
-    /// The same, if so many segments are to be left.
+    /// Like [`SpaceWriter::writable_now`], if `kept` free segments must be left.
     pub(crate) fn writable_now_keeping(&self, class: WriteClass, kept: usize) -> u64 {
         self.bytes_in(
             class,
@@ -244,7 +244,7 @@ impl SpaceWriter {
         )
     }
 
-    /// Bytes that garbage collection can count on.
+    /// Returns the bytes that garbage collection can use.
     pub(crate) fn gc_writable_bytes(&self) -> u64 {
         if self.allocator.is_full {
             self.writable_now(WriteClass::Gc)
@@ -253,22 +253,23 @@ impl SpaceWriter {
         }
     }
 
-    /// Free segments with blocks that are kept ahead of those who write: a part of those in use.
+    /// Returns the number of free segments with blocks to keep ready. It is a part of the segments
+    /// in use, at most `most`, plus those of garbage collection.
     pub(crate) fn target_free_segments(&self, most: u64) -> u64 {
         let used = self.allocator.with_file
             - (self.allocator.free.len() + self.allocator.without_blocks.len()) as u64;
         (used / 4).min(most) + GC_FREE_SEGMENTS as u64
     }
 
-    /// Takes some of the last free segments with blocks, beyond so many: they are to give those
-    /// back.
+    /// Takes at most `most` of the last free segments, if there are more than `wanted`, to release
+    /// their blocks.
     pub(crate) fn take_surplus(&mut self, wanted: u64, most: usize) -> Vec<u32> {
         let spare = (self.allocator.free.len() as u64).saturating_sub(wanted);
         let count = usize::try_from(spare).unwrap_or(most).min(most);
         (0..count).filter_map(|_| self.allocator.free.pop_last()).collect()
     }
 
-    /// An area came or went.
+    /// Updates `with_file` after a data file was added or removed.
     pub(crate) fn count_with_file(&mut self) {
         let per_file = u64::from(self.data_files.geometry.segments_per_file);
         let files = (0..).zip(&self.data_files.files).filter(|(_, file)| file.is_some());
@@ -295,7 +296,7 @@ impl SpaceWriter {
         Ok(segment)
     }
 
-    /// A new area's segments. None of them has blocks.
+    /// Adds the segments of a new data file. They have no blocks yet.
     pub(crate) fn add_data_file(&mut self, number: usize, data_file: DataFile) {
         let per_file = self.data_files.geometry.segments_per_file;
         let data_files = Arc::make_mut(&mut self.data_files);
@@ -312,8 +313,8 @@ impl SpaceWriter {
             .extend((first..last).filter(|segment| u64::from(*segment) < self.allocator.limit));
     }
 
-    /// Areas that are all free, as long as many segments are left: nobody takes their segments any
-    /// more.
+    /// Returns data files with only free segments, as long as many other segments are free. Their
+    /// segments are not used any more.
     pub(crate) fn take_free_data_files(&mut self) -> Vec<usize> {
         let per_file = self.data_files.geometry.segments_per_file;
         let keep = u64::from(per_file) * 2 + self.data_files.geometry.reserve;
@@ -336,7 +337,7 @@ impl SpaceWriter {
         taken
     }
 
-    /// The area is there still.
+    /// Makes the segments of a data file usable again that could not be deleted.
     pub(crate) fn return_free_data_file(&mut self, number: usize) {
         let data_files = Arc::clone(&self.data_files);
         let limit = self.allocator.limit;

@@ -1,14 +1,15 @@
-//! # Shared: what users, the keeper and garbage collection have in common
+//! # Shared state of users, housekeeping and garbage collection
 //!
 //! ## Threads
 //!
-//! Any thread may call anything. Locks, in order: `gc_pass`, `checkpointing`, `maintenance`,
-//! `syncing`, `flushing`, `allocating`, `writer`. Readers take none: they load the current version.
-//! Under `writer` there is no call of the system but the data's `pwrite` when all buffers are in
-//! use. Two threads work in the background: one keeps house (`maintenance.rs`), one collects.
+//! Any thread may call anything. The order of locks is `gc_pass`, `checkpointing`, `head_state`,
+//! `syncing`, `flushing`, `allocating`, `writer`, `poison`. Readers take no lock: they load the
+//! current version. Under `writer` the only system call is the `pwrite` of data while all buffers
+//! are in use. Two background threads run: housekeeping (`maintenance.rs`) and garbage collection
+//! (`gc.rs`).
 //!
-//! Both let others run every 2 ms (`base::work`): with more threads than processors a writer that
-//! was asleep would else wait for the clock's next tick, or for three.
+//! Both threads yield regularly (`sheaf_base::parallel`). With more threads than processors a
+//! writer that slept would otherwise wait for one or more scheduler ticks.
 
 use sheaf_base::sync::atomic::{AtomicU64, Ordering};
 use std::path::PathBuf;
@@ -34,14 +35,15 @@ use crate::throttle::WriteThrottle;
 use crate::tree::TreeSnapshot;
 use crate::writer::SpaceWriter;
 
-/// What an extent takes in the index.
+/// Bytes assumed for an extent in the index and in a checkpoint. The index takes less unless many
+/// nodes are sparse.
 pub(crate) const EXTENT_BYTES: u64 = 26;
-/// How often a writer looks whether the lock is free before it sleeps: some 50 to 100 µs.
+/// Number of attempts to take the lock before a writer sleeps.
 const LOCK_SPINS: u32 = if cfg!(shuttle) { 0 } else { 2000 };
-/// Background work looks around at least this often.
+/// Maximum time between two rounds of a background thread.
 pub(crate) const BACKGROUND_INTERVAL: Duration = Duration::from_millis(50);
 
-/// A state of the space that readers may have.
+/// State of the space that readers use.
 #[derive(Debug)]
 pub(crate) struct SpaceVersion {
     pub(crate) tree: Arc<TreeSnapshot<Extent>>,
@@ -52,18 +54,19 @@ pub(crate) struct SpaceVersion {
 #[derive(Debug)]
 pub(crate) struct HeadState {
     pub(crate) head_slots: DoubleSlot,
-    /// As both slots are to have it.
+    /// Contents that both slots must get.
     pub(crate) head: SpaceHead,
-    /// They do not: writing failed. Nothing goes that one of them may name.
+    /// A slot does not have these contents yet, because a write failed. Files that one of the slots
+    /// may reference must not be deleted.
     pub(crate) is_write_pending: bool,
-    /// Chapters that go when they do.
+    /// Recovery points to delete once both slots are written.
     pub(crate) obsolete: Vec<RecoveryPoint>,
-    /// A segment for the log that is its spare when they do.
+    /// Log segment that becomes the spare once both slots are written.
     pub(crate) pending_spare: Option<Arc<Segment>>,
     /// Size of the last checkpoint in bytes.
     pub(crate) checkpoint_bytes: u64,
     pub(crate) is_closed: bool,
-    /// The last operation that housekeeping saw, and when it saw that first.
+    /// Last operation that housekeeping saw, and the time when it saw it first.
     pub(crate) last_activity: (u64, Duration),
 }
 
@@ -77,17 +80,17 @@ pub(crate) struct SharedSpace {
     pub(crate) current: CurrentVersion,
     pub(crate) gc_pass: Mutex<Option<GcPass>>,
     pub(crate) head_state: Mutex<HeadState>,
-    /// One checkpoint, sync, flush, maker of segments at a time.
+    /// At most one checkpoint, sync, flush, and allocation of segments runs at a time.
     pub(crate) checkpointing: Mutex<()>,
     pub(crate) syncing: Mutex<()>,
     pub(crate) flushing: Mutex<()>,
     pub(crate) allocating: Mutex<()>,
     pub(crate) writer: Mutex<SpaceWriter>,
-    /// The operation whose version a checkpoint is written from: set, and taken back with the
-    /// version, under the writer's lock.
+    /// Version from which a checkpoint is being written; `u64::MAX` if none. It is set, and reset
+    /// together with the release of the version, under the writer's lock.
     pub(crate) checkpoint_seq: AtomicU64,
     pub(crate) throttle: WriteThrottle,
-    /// What was damaged at opening and made again.
+    /// Damage that opening found and repaired.
     pub(crate) repaired_damage: Option<Error>,
     pub(crate) durable: AtomicU64,
     pub(crate) poison: Mutex<Option<&'static str>>,
@@ -107,7 +110,7 @@ pub(crate) struct SpaceCounters {
 }
 
 impl SharedSpace {
-    /// A space as its opening found it, with `tree` for readers.
+    /// Returns the state after recovery, with `tree` as the version for readers.
     pub(crate) fn new(
         disk: Arc<dyn Disk>,
         options: SpaceOptions,
@@ -153,9 +156,9 @@ impl SharedSpace {
         }
     }
 
-    /// The writer's lock, for those who have to be quick. Others hold it for some microseconds; a
-    /// thread that gave its processor up for that got it back a tick of the clock later, or three
-    /// (4 to 13 ms on two busy cores).
+    /// Locks the writer, for callers that must be quick. Other threads hold the lock for
+    /// microseconds. A thread that sleeps for it may get its processor back only after several
+    /// scheduler ticks.
     pub(crate) fn writer(&self) -> MutexGuard<'_, SpaceWriter> {
         for _ in 0..LOCK_SPINS {
             if let Some(w) = self.writer.try_lock() {
@@ -166,7 +169,7 @@ impl SharedSpace {
         self.writer.lock()
     }
 
-    /// From now on nothing is changed any more.
+    /// Poisons the space if `answer` is an error. No changes are possible afterwards.
     pub(crate) fn poison<T>(&self, op: &'static str, answer: Result<T>) -> Result<T> {
         if answer.is_err() {
             self.poison.lock().get_or_insert(op);
@@ -174,7 +177,7 @@ impl SharedSpace {
         answer
     }
 
-    /// Logs, applies and publishes records whose data is written.
+    /// Logs, applies and publishes records after their data was written.
     pub(crate) fn commit_records(&self, w: &mut SpaceWriter, records: &[IndexRecord]) {
         w.log(self.durable.load(Ordering::Acquire), records);
         w.apply(records);

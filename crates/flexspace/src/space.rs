@@ -1,7 +1,7 @@
-//! # FlexSpace: a file whose bytes can be inserted and removed anywhere
+//! # FlexSpace: the public API of a space
 //!
-//! What users call. What the calls share, and who locks what: `shared.rs`; how an operation comes
-//! about: `commit.rs`; what opening finds after a crash: `recover.rs`. See the crate's page for the
+//! `shared.rs` has the state that the calls share and the order of locks. `commit.rs` executes
+//! operations, and `recover.rs` opens a space after a crash. The crate documentation has the
 //! picture.
 
 use sheaf_base::sync::atomic::{AtomicU64, Ordering};
@@ -23,49 +23,49 @@ use crate::view::SpaceView;
 use crate::writer::{SpaceOp, WriteClass};
 use crate::{open_partial, recover};
 
-/// The file that holds the lock.
+/// Name of the lock file.
 const LOCK: &str = "LOCK";
 
-/// Figures of a space.
+/// Statistics of a space.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SpaceStats {
     /// Length in bytes, holes included.
     pub len: u64,
-    /// Extents and holes.
+    /// Number of extents and holes.
     pub extents: u64,
     /// Bytes of the index in memory.
     pub index_bytes: u64,
-    /// Versions that readers hold, the newest included.
+    /// Number of versions that readers hold, including the newest.
     pub versions: u64,
-    /// Operations so far, in all lives of the space; and how many of them are durable.
+    /// Number of operations since the space was created.
     pub operations: u64,
-    /// See `operations`.
+    /// Number of these operations that are durable.
     pub durable_operations: u64,
-    /// Bytes that live in data files, checksums included.
+    /// Live bytes in data files, including checksums.
     pub live_bytes: u64,
-    /// Most bytes that may live there; without a limit, a large number.
+    /// Maximum of `live_bytes`; a large number without a limit.
     pub capacity: u64,
-    /// Segments in the data files.
+    /// Number of segments in data files.
     pub segments: u64,
-    /// Segments that can be written.
+    /// Number of segments that can be written.
     pub free_segments: u64,
-    /// Bytes that can be written without more room on the disk.
+    /// Bytes that can be written without allocating disk blocks.
     pub preallocated_bytes: u64,
-    /// Segments that are empty and wait for a sync, or for readers, before they can be written.
+    /// Number of empty segments that still wait for a sync or for readers.
     pub dead_segments: u64,
-    /// Data bytes written by users since the opening, checksums included.
+    /// Data bytes written by users since the space was opened, including checksums.
     pub written_bytes: u64,
-    /// Data bytes moved by garbage collection since the opening.
+    /// Data bytes moved by garbage collection since the space was opened.
     pub moved_bytes: u64,
-    /// Segments given back since the opening.
+    /// Number of segments freed since the space was opened.
     pub freed_segments: u64,
-    /// Checkpoints since the opening.
+    /// Number of checkpoints since the space was opened.
     pub checkpoints: u64,
-    /// Syncs since the opening.
+    /// Number of syncs since the space was opened.
     pub syncs: u64,
 }
 
-/// An open FlexSpace. Dropping it closes it; errors of that are lost: prefer [`FlexSpace::close`].
+/// An open FlexSpace. Dropping it closes it and ignores errors; prefer [`FlexSpace::close`].
 ///
 /// ```
 /// use sheaf_flexspace::{FlexSpace, SpaceOptions};
@@ -87,16 +87,16 @@ pub struct SpaceStats {
 pub struct FlexSpace {
     shared: Arc<SharedSpace>,
     workers: Vec<StepThread>,
-    /// `None` for a reader of a space without a lock.
+    /// `None` for a reader of a space that has no lock file.
     _lock: Option<DirLock>,
 }
 
-/// A lock that is held.
+/// Lock held by this process.
 type DirLock = Box<dyn std::fmt::Debug + Send + Sync>;
 
-/// Locks a space. One that was restored or copied has no lock until somebody opens it for writing;
-/// a reader may not make one and reads without. A database's own lock keeps writers away from its
-/// spaces meanwhile.
+/// Locks a space. A restored or copied space has no lock file until it is opened for writing. A
+/// reader must not create one and reads without a lock. The lock of the database that contains the
+/// space keeps writers away in that case.
 fn lock(disk: &dyn Disk, dir: &Path, read_only: bool) -> Result<Option<DirLock>> {
     let share = if read_only { LockMode::Shared } else { LockMode::Exclusive };
     match disk.lock(&dir.join(LOCK), share) {
@@ -109,21 +109,22 @@ fn lock(disk: &dyn Disk, dir: &Path, read_only: bool) -> Result<Option<DirLock>>
 }
 
 impl FlexSpace {
-    /// Opens the space in the directory `dir` of the machine.
+    /// Opens the space in directory `dir` of the real disk.
     ///
     /// # Errors
     ///
-    /// `Locked` if it is open elsewhere, `NotFound` if there is none and `options.create` says no,
-    /// `Corrupt` if what must be there is not.
+    /// Returns `Locked` if the space is open elsewhere, and `DatabaseNotFound` if it does not exist
+    /// and must not be created. Returns `Corrupt` if required data is missing or damaged, and the
+    /// errors of reading and writing files.
     pub fn open(dir: impl AsRef<Path>, options: SpaceOptions) -> Result<FlexSpace> {
         FlexSpace::open_on(Arc::new(sheaf_base::disk::real::RealDisk::default()), dir, options)
     }
 
-    /// As [`FlexSpace::open`], on any disk.
+    /// Like [`FlexSpace::open`], on any disk.
     ///
     /// # Errors
     ///
-    /// As for [`FlexSpace::open`].
+    /// Returns the errors of [`FlexSpace::open`].
     pub fn open_on(disk: Arc<dyn Disk>, dir: impl AsRef<Path>, options: SpaceOptions) -> Result<FlexSpace> {
         let dir = dir.as_ref();
         if options.create && !options.read_only {
@@ -159,9 +160,9 @@ impl FlexSpace {
     }
 
     /// Opens the readable part of a damaged space, without writing: the head, checkpoint and log
-    /// that are left. Its bytes may have been superseded or removed by the missing operations.
-    /// Calls `skipped` with the error of each file, and of the part of the log, that is left out.
-    /// Without a head the grains are those of `options`.
+    /// that are left. The missing operations may have superseded or removed the bytes that it
+    /// contains. Calls `skipped` with the error of each file, and of the part of the log, that is
+    /// left out. Without a head the sizes are those of `options`.
     ///
     /// ```
     /// use sheaf_base::disk::{Disk, sim::SimDisk};
@@ -188,8 +189,8 @@ impl FlexSpace {
     ///
     /// # Errors
     ///
-    /// Returns `Corrupt` if no checkpoint, or nothing that says which space it is, can be read,
-    /// `InvalidArgument` if `options` are not read-only, and the errors of reading.
+    /// Returns `InvalidArgument` if `options` are not read-only, and `Corrupt` if no checkpoint can
+    /// be read or no file identifies the space. Returns `Locked` and the errors of reading.
     pub fn open_partial(
         disk: Arc<dyn Disk>,
         dir: impl AsRef<Path>,
@@ -206,77 +207,79 @@ impl FlexSpace {
         Ok(FlexSpace { shared, workers: Vec::new(), _lock: lock })
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     #[must_use]
     pub fn len(&self) -> u64 {
         self.shared.current.load().tree.len()
     }
 
-    /// True if it has no byte.
+    /// Returns true if the space contains no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The number last set by [`Edit::mark`]: at opening, that of the last operation that a crash
-    /// left.
+    /// Returns the number last set by [`Edit::mark`]. After opening, it is the mark of the last
+    /// recovered operation.
     #[must_use]
     pub fn mark(&self) -> u64 {
         self.shared.current.load().mark
     }
 
-    /// Operations so far, in all lives of the space, those of garbage collection included.
+    /// Returns the number of operations since the space was created, including those of garbage
+    /// collection.
     #[must_use]
     pub fn operations(&self) -> u64 {
         self.shared.current.load().tree.version()
     }
 
-    /// The state as of now, to read from for as long as it is held. What it alone needs takes space
-    /// that long.
+    /// Returns the current state for reading. While the view is held, the segments that only it
+    /// references cannot be reused.
     #[must_use]
     pub fn view(&self) -> SpaceView {
         SpaceView::new(self.shared.current.load_full())
     }
 
-    /// Fills `buf` from `at`; fewer bytes only at the end. How many.
+    /// Fills `buf` with the bytes from `at`. Returns the number of bytes, which is smaller than the
+    /// buffer only at the end of the space.
     ///
     /// # Errors
     ///
-    /// `Corrupt` if a byte is not what was written; `Io` if it cannot be read.
+    /// Returns `Corrupt` if a checksum does not match and `Io` if the bytes cannot be read.
     pub fn read(&self, at: u64, buf: &mut [u8]) -> Result<usize> {
         self.shared.current.load().read(at, buf)
     }
 
-    /// As [`SpaceView::read_extent`], of the state as of now.
+    /// Like [`SpaceView::read_extent`], on the current state.
     ///
     /// # Errors
     ///
-    /// As for [`FlexSpace::read`].
+    /// Returns the errors of [`FlexSpace::read`].
     pub fn read_extent(&self, at: u64, max: usize) -> Result<Option<crate::view::ExtentBytes>> {
         self.shared.current.load().read_extent(at, max)
     }
 
-    /// Starts an operation of several parts, which is there whole or not at all.
+    /// Starts an atomic operation of several parts.
     pub fn edit(&self) -> Edit<'_> {
         Edit::new(self)
     }
 
-    /// Replaces the bytes from `at` on by `bytes`, and goes on behind the end. Beyond the end it
-    /// leaves a hole, which reads as zeros and takes no space.
+    /// Overwrites the bytes from `at` with `bytes`, and appends the part beyond the end. If `at` is
+    /// beyond the end, the gap becomes a hole, which reads as zeros and takes no space.
     ///
     /// # Errors
     ///
-    /// Nothing was changed: `NoSpace`, `MemoryBudgetExceeded`, `TooLarge`, `Io`. `Poisoned` since a
-    /// failed sync.
+    /// Returns `NoSpace`, `FileSizeLimit`, `MemoryBudgetExceeded`, `TooLarge`, `ReadOnly` or `Io`,
+    /// and `Poisoned` after a failed sync. The content is unchanged in each case.
     pub fn write(&self, at: u64, bytes: &[u8]) -> Result<()> {
         self.shared.commit(&[SpaceOp::Write { at, bytes }])
     }
 
-    /// Inserts `bytes` at `at`; what was there and behind moves.
+    /// Inserts `bytes` at `at`. The bytes from `at` on move behind them.
     ///
     /// # Errors
     ///
-    /// As for [`FlexSpace::write`]; `InvalidArgument` if `at` is beyond the end.
+    /// Returns the errors of [`FlexSpace::write`], and `InvalidArgument` if `at` is beyond the end.
     pub fn insert(&self, at: u64, bytes: &[u8]) -> Result<()> {
         self.shared.commit(&[SpaceOp::Insert { at, bytes }])
     }
@@ -285,67 +288,71 @@ impl FlexSpace {
     ///
     /// # Errors
     ///
-    /// As for [`FlexSpace::insert`].
+    /// Returns the errors of [`FlexSpace::insert`].
     pub fn insert_hole(&self, at: u64, len: u64) -> Result<()> {
         self.shared.commit(&[SpaceOp::InsertHole { at, len }])
     }
 
-    /// Removes `len` bytes at `at`; what was behind moves to `at`.
+    /// Removes `len` bytes at `at`. The bytes behind them move to `at`. Takes no space in data
+    /// files.
     ///
     /// # Errors
     ///
-    /// As for [`FlexSpace::insert`], if the range is not within the space. Needs no room in the
-    /// data files.
+    /// Returns `InvalidArgument` if the range is not within the space, and the errors of
+    /// [`FlexSpace::write`].
     pub fn collapse(&self, at: u64, len: u64) -> Result<()> {
         self.shared.commit(&[SpaceOp::Collapse { at, len }])
     }
 
-    /// Writes the bytes of a range again, in as few extents as can be; holes stay holes. Content
-    /// does not change.
+    /// Rewrites a range into as few extents as possible. Holes stay holes. The content does not
+    /// change.
     ///
     /// # Errors
     ///
-    /// As for [`FlexSpace::write`]; damage in the range.
+    /// Returns the errors of [`FlexSpace::write`], and `Corrupt` if the range is damaged.
     pub fn defrag(&self, at: u64, len: u64) -> Result<()> {
         self.shared.defrag(at, len)
     }
 
-    /// Makes everything durable that was done before the call.
+    /// Makes all operations before the call durable.
     ///
     /// # Errors
     ///
-    /// `Poisoned` if it failed, now or before: the space refuses changes until it is opened again.
+    /// Returns the error of a failed sync. The space is then poisoned: changes return `Poisoned`
+    /// until it is reopened. Returns `Io` or `NoSpace` if buffered bytes cannot be written; that
+    /// does not poison, and the next sync tries again. Returns `TooManyFiles` or `ReadOnly`.
     pub fn sync(&self) -> Result<()> {
         self.shared.sync()
     }
 
-    /// One step of everything that is due in the background. True if there was anything.
+    /// Executes one step of each kind of background work that is due. Returns true if there may be
+    /// more.
     ///
     /// # Errors
     ///
-    /// What the step met.
+    /// Returns the errors of the step.
     pub fn maintain(&self) -> Result<bool> {
         self.shared.maintain(MaintenanceTiming::Idle)
     }
 
-    /// As [`FlexSpace::maintain`], for who goes on with the next operation at once: the kernel gets
-    /// what was written when it is worth a call of the system, and nothing is taken for the end of
-    /// the work.
+    /// Like [`FlexSpace::maintain`], for a caller that continues with the next operation
+    /// immediately. Flushes only if enough bytes have gathered, and does not treat the space as
+    /// idle.
     ///
     /// # Errors
     ///
-    /// As there.
+    /// Returns the errors of [`FlexSpace::maintain`].
     pub fn maintain_busy(&self) -> Result<bool> {
         self.shared.maintain(MaintenanceTiming::Busy)
     }
 
-    /// As [`FlexSpace::maintain`] where the disk is full: garbage is collected as long as any is,
-    /// and segments that nothing needs are given back at once. True if there are more to write to
-    /// than before.
+    /// Like [`FlexSpace::maintain`], for a full disk. Collects garbage as long as there is any, and
+    /// frees unused segments immediately. Returns true if more segments can be written than before.
     ///
     /// # Errors
     ///
-    /// As for [`FlexSpace::maintain`].
+    /// Returns the errors of [`FlexSpace::maintain`]. A lack of disk space while reclaiming returns
+    /// false.
     pub fn reclaim(&self) -> Result<bool> {
         self.shared.maintain(MaintenanceTiming::Idle)?;
         match self.shared.reclaim_segments() {
@@ -354,42 +361,44 @@ impl FlexSpace {
         }
     }
 
-    /// Writes a checkpoint: the next opening has no log to replay.
+    /// Writes a checkpoint, so that the next opening replays no log.
     ///
     /// # Errors
     ///
-    /// As for [`FlexSpace::sync`].
+    /// Returns the errors of [`FlexSpace::sync`] and of writing the checkpoint.
     pub fn checkpoint(&self) -> Result<()> {
         self.shared.checkpoint()
     }
 
-    /// The state as of now, durable, as files that can be copied and opened as a space: they stay
-    /// as they are for as long as it is held. What it alone needs takes space that long.
+    /// Syncs, and returns the current state as files that can be copied and opened as a space. The
+    /// files do not change while the result is held. Segments that only it references cannot be
+    /// reused.
     ///
     /// # Errors
     ///
-    /// As for [`FlexSpace::sync`].
+    /// Returns the errors of [`FlexSpace::sync`].
     pub fn pin_files(&self) -> Result<crate::PinnedSpace> {
         self.shared.pin_files()
     }
 
-    /// Figures.
+    /// Returns statistics.
     #[must_use]
     pub fn stats(&self) -> SpaceStats {
         self.shared.stats()
     }
 
-    /// Bytes of the index in memory; nodes that removals left free are room for extents to come,
-    /// and do not count.
+    /// Returns the bytes of the index in memory. Nodes that removals left free do not count: new
+    /// extents will use them.
     #[must_use]
     pub fn index_bytes(&self) -> u64 {
         let entries = self.shared.current.load().tree.entries();
         self.shared.accounted.load(Ordering::Relaxed).min(entries * EXTENT_BYTES)
     }
 
-    /// Bytes of the disk that going on takes in any case: what garbage collection copies to, of
-    /// 30/32 that may live (paper, section 4.1), and an index for the next checkpoint. And the
-    /// bytes that have blocks already.
+    /// Returns the disk space that continued operation requires, and the part of it that is
+    /// allocated. Garbage collection requires 1/15 of the live bytes to copy to, because at most
+    /// 30/32 of the segments may be live (paper, section 4.1). A checkpoint requires space for the
+    /// index.
     #[must_use]
     pub fn disk_reserve(&self) -> (u64, u64) {
         let (g, w) = (&self.shared.geometry, self.shared.writer.lock());
@@ -398,34 +407,34 @@ impl FlexSpace {
         (needs, w.writable_now(WriteClass::Gc))
     }
 
-    /// What was damaged at opening and could be made again: a checkpoint, from the one before it
-    /// and its log.
+    /// Returns the damage that opening found and repaired: a damaged checkpoint, which was rebuilt
+    /// from the previous one and its log.
     #[must_use]
     pub fn repaired_damage(&self) -> Option<&Error> {
         self.shared.repaired_damage.as_ref()
     }
 
-    /// Reads every byte there is, and both checkpoints; each damaged extent goes to `report`.
+    /// Reads all bytes and both checkpoints. Calls `report` with each damaged extent.
     ///
     /// # Errors
     ///
-    /// None of damage; that goes to `report`.
+    /// Returns errors of reading other than damage. Damage is only reported.
     pub fn verify(&self, mut report: impl FnMut(Error)) -> Result<()> {
         self.verification().run(&mut report, &mut |_| Ok(()))
     }
 
-    /// What [`FlexSpace::verify`] does, of the state as of now, for who cannot hold on to the space
-    /// meanwhile.
+    /// Returns the work of [`FlexSpace::verify`] on the current state as a separate object, which
+    /// does not borrow the space.
     #[must_use]
     pub fn verification(&self) -> Verification {
         Verification::new(Arc::clone(&self.shared), self.view())
     }
 
-    /// Syncs, writes a checkpoint, and marks the space as closed in order.
+    /// Syncs, writes a checkpoint, and marks the space as cleanly closed.
     ///
     /// # Errors
     ///
-    /// As for [`FlexSpace::sync`].
+    /// Returns the errors of [`FlexSpace::checkpoint`].
     pub fn close(mut self) -> Result<()> {
         self.workers.clear();
         self.shared.close()
@@ -439,7 +448,7 @@ impl FlexSpace {
 impl Drop for FlexSpace {
     fn drop(&mut self) {
         self.workers.clear();
-        let _ = self.shared.close(); // whoever wants to know calls `close`
+        let _ = self.shared.close(); // `close` reports errors; a drop cannot.
         let bytes = self.shared.accounted.swap(0, Ordering::Relaxed);
         self.shared.options.memory.give_back(MemoryPart::Index, bytes);
     }

@@ -1,76 +1,76 @@
-//! # Pace: writers go as fast as garbage collection gives back, long before they would have to stop
+//! # Throttle: writers slow down to the rate of garbage collection before they would block
 //!
-//! Segments become free in batches: a pass of garbage collection, a sync, two heads. A writer that
-//! runs at full speed until none is left would then stand still for a whole round. Instead, when
-//! little is left, a write takes its time:
+//! Segments are freed in batches: a pass of garbage collection, a sync, two heads. A writer at full
+//! speed that uses the last free segment would block for a whole batch. Therefore each write is
+//! delayed when little space is left:
 //!
 //! ```text
-//!  allowed   |                    .   from `low` on there is no bound
+//!  allowed   |                    .   no bound at `low`
 //!  bytes / s |                   .
 //!            |                 .
-//!       rate |- - - - - - . '         half of `low` is left: as much as was given back lately
+//!       rate |- - - - - - . '         half of `low` is left: the recently measured rate
 //!            |          .
-//!            |   . . '                the less is left the slower, with the square of it
+//!            |   . . '                below, the rate falls with the square of the bytes left
 //!            +------------|------|--  bytes left
 //!            0         low/2    low
 //! ```
 //!
-//! So what is left stays around half of `low`. While nothing comes back, because a sync takes
-//! longer than usual, it shrinks with 1 / time and not to nothing: writers go on, slower and
-//! slower. `rate` is what users could write in the last half second, measured from one giving back
-//! to the next, while collection was at work all the time. Waits are short and many; each write
-//! counts with the time that it took in any case.
+//! The bytes left stay near half of `low`. While nothing is freed, because a sync is slow, they
+//! shrink with 1 / time and never reach zero: writers continue, slower and slower. `rate` is the
+//! number of bytes per second that became writable for users in the last half second. It is
+//! measured between two releases, only while collection was active throughout. Delays are short and
+//! many. The time that a write took anyway is subtracted from its delay.
 //!
-//! Without a background thread nobody waits: writers do the work themselves (`gc.rs`).
+//! Without background threads there is no delay: writers do the work themselves (`gc.rs`).
 
 use std::time::Duration;
 
 use sheaf_base::clock::{Clock, SystemClock};
 use sheaf_base::sync::{Condvar, Mutex};
 
-/// A wait shorter than this is put on the next writers' account.
+/// A shorter delay is added to the following writes instead.
 const MIN_WAIT: Duration = Duration::from_micros(300);
-/// No write waits longer, but for long ones: as much for every `MAX_WAIT_UNIT` of their bytes, up
-/// to `MAX_LONG_WAIT`. What a write owes beyond is forgiven. On a busy machine it takes some
-/// milliseconds more until the thread runs again.
+/// Maximum delay of a write. A long write may be delayed by this much for each `MAX_WAIT_UNIT` of
+/// its bytes, up to `MAX_LONG_WAIT`. A larger delay is cut off, not deferred.
 const MAX_WAIT: Duration = Duration::from_millis(2);
 const MAX_WAIT_UNIT: u64 = 16 << 10;
 const MAX_LONG_WAIT: Duration = Duration::from_millis(200);
-/// The time over which rates are averaged.
+/// Time over which rates are averaged.
 const AVERAGING_WINDOW: Duration = Duration::from_millis(500);
-/// Before anything was measured, and at the slowest, `low` bytes are thought to be given back in so
-/// many seconds.
+/// Initial assumption, and lower bound, of the rate: `low` bytes are freed in this many seconds.
 const INITIAL_SECONDS: f64 = 0.2;
 const SLOWEST_SECONDS: f64 = 10.0;
 
-/// What there was when segments were given back.
+/// Space at the time when segments were freed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SpaceLevel {
-    /// Bytes that users could write, and those that they had written.
+    /// Bytes that users can write, and bytes that they have written so far.
     pub(crate) left: u64,
     pub(crate) written: u64,
-    /// With less left writers are slowed down; below twice as much garbage is collected.
+    /// Threshold of `left` below which writers are delayed. Below twice as much, garbage is
+    /// collected.
     pub(crate) low: u64,
 }
 
 #[derive(Debug, Default)]
 struct ThrottleState {
-    /// The last giving back, if collection went on at once.
+    /// The last release, if collection continued immediately.
     last: Option<(Duration, SpaceLevel)>,
-    /// Bytes a second that were given back, once there was a measurement.
+    /// Rate in bytes per second, once it was measured.
     rate: Option<f64>,
-    /// When the next write may begin.
+    /// Time at which the next write may begin.
     due: Duration,
 }
 
-/// Who waits, and for how long.
+/// Delays of writers.
 #[derive(Debug, Default)]
 pub(crate) struct WriteThrottle {
     state: Mutex<ThrottleState>,
     segments_freed: Condvar,
 }
 
-/// Bytes a second that may be written with `left` of `low` bytes left and `rate` coming back.
+/// Returns the bytes per second that may be written with `left` of `low` bytes left and a measured
+/// `rate`.
 fn allowed_rate(rate: f64, left: u64, low: u64) -> f64 {
     let share = left as f64 / low.max(1) as f64;
     rate * if share < 0.5 { (2.0 * share).powi(2) } else { 0.5 / (1.0 - share).max(1e-9) }
@@ -89,7 +89,7 @@ impl ThrottleState {
         self.rate = Some(rate + (sample - rate) * weight);
     }
 
-    /// After a write: how long it has to wait.
+    /// Returns the delay after a write.
     fn delay_after(&mut self, now: Duration, bytes: u64, left: u64, low: u64) -> Duration {
         let least = low as f64 / SLOWEST_SECONDS;
         let rate = self.rate.unwrap_or(low as f64 / INITIAL_SECONDS).max(least);
@@ -97,7 +97,7 @@ impl ThrottleState {
         let most = MAX_WAIT
             .saturating_mul(u32::try_from(1 + bytes / MAX_WAIT_UNIT).unwrap_or(u32::MAX))
             .min(MAX_LONG_WAIT);
-        // What was not used up to now is not saved, but for what is too short to wait for.
+        // Unused time up to now is not saved, except delays that were too short to sleep.
         let begun = self.due.max(now.saturating_sub(MIN_WAIT));
         self.due = begun.min(now + most) + Duration::from_secs_f64(seconds.min(most.as_secs_f64()));
         let wait = self.due.saturating_sub(now);
@@ -106,13 +106,14 @@ impl ThrottleState {
 }
 
 impl WriteThrottle {
-    /// Segments were given back.
+    /// Records that segments were freed, and wakes delayed writers.
     pub(crate) fn record_release(&self, level: SpaceLevel) {
         self.state.lock().measure(SystemClock.now(), level);
         self.segments_freed.notify_all();
     }
 
-    /// After a write of `bytes`, with room for `left` more: waits as long as it should have taken.
+    /// Delays the writer of `bytes`, with `left` more bytes writable. A release ends the delay
+    /// early.
     pub(crate) fn delay(&self, bytes: u64, left: u64, low: u64) {
         let mut state = self.state.lock();
         let time = state.delay_after(SystemClock.now(), bytes, left, low);
@@ -142,7 +143,7 @@ mod tests {
         }
         let rate = state.rate.expect("measured");
         assert!((rate / f64::from(100 << 20) - 1.0).abs() < 0.05, "{rate}");
-        // A long time without collection says nothing of its speed.
+        // A long time without collection says nothing about its speed.
         state.measure(Duration::from_secs(10), level(3 * LOW, written));
         let rate = state.rate;
         state.measure(Duration::from_secs(1000), level(LOW, written + LOW));

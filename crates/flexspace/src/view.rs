@@ -1,7 +1,7 @@
-//! # View: reading a state
+//! # Views: reading a state
 //!
-//! No lock and no wait: a version's nodes and the segments it names stay as they are while it is
-//! held.
+//! Readers take no lock and never wait. The nodes of a version, and the segments that it
+//! references, do not change while it is held.
 
 use std::cell::Cell;
 use std::io;
@@ -13,31 +13,31 @@ use crate::extent::{BLOCK_HEADER, Extent, footprint};
 use crate::shared::SpaceVersion;
 use crate::tree::{TreeEntry, TreeItem, TreeRange};
 
-/// Bytes that a verification asks for at a time.
+/// Bytes that a verification requests from the device at a time.
 const VERIFY_READ_AHEAD: u64 = 1 << 20;
-/// Entries whose pages are asked for at a time.
+/// Entries for which pages are prefetched at a time.
 const PREFETCH_ENTRIES: usize = 8;
 
-/// The bytes of an extent, from its first one.
+/// Bytes of an extent, from its first byte.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExtentBytes {
-    /// Where the extent starts in the space.
+    /// Start of the extent in the space.
     pub start: u64,
-    /// How long it is.
+    /// Length of the extent.
     pub len: u64,
-    /// Whether it is a hole.
+    /// True for a hole.
     pub is_hole: bool,
-    /// Its first bytes, as many as were asked for.
+    /// First bytes of the extent, up to the requested maximum.
     pub bytes: Vec<u8>,
 }
 
 thread_local! {
-    /// Where this thread's last read ended.
+    /// End of this thread's last read.
     static LAST_READ_END: Cell<u64> = const { Cell::new(u64::MAX) };
 }
 
-/// Whether a read of `count` bytes at `at` goes on where this thread's last one ended. Of whatever
-/// space: it only says what is worth loading ahead.
+/// Returns true if a read of `count` bytes at `at` continues this thread's last read. It may have
+/// been in another space: the result only guides prefetching.
 #[inline]
 fn is_sequential(at: u64, count: usize) -> bool {
     LAST_READ_END.replace(at + count as u64) == at
@@ -59,7 +59,7 @@ impl SpaceVersion {
             let skip = from - entry.start;
             let now = usize::try_from(entry.len - skip).unwrap_or(usize::MAX).min(rest.len());
             if !is_run && from == at {
-                // Its lines come together then, and not each when the sum comes to it.
+                // Prefetches all cache lines at once. Otherwise the checksum waits for each line.
                 self.data_files.prefetch(entry.item.suffix(skip), entry.len - skip);
             }
             if skip == 0 && (is_run || now < rest.len()) {
@@ -76,10 +76,10 @@ impl SpaceVersion {
         Ok(count)
     }
 
-    /// Asks the processor for what is read after `entry`: the entries that `behind` walks, up to
-    /// byte `end`. For the next one's lines; and, once for eight entries, for the pages of eight. A
-    /// page whose address the processor does not know keeps it waiting, even when it is only asked
-    /// ahead; side by side all take as long as one.
+    /// Prefetches the data that is read after `entry`. `behind` walks the following entries, up to
+    /// byte `end`. Prefetches the cache lines of the next entry and, once for eight entries, the
+    /// pages of eight. A TLB miss stalls the processor even in a prefetch. Several misses in a row
+    /// overlap.
     #[inline]
     fn prefetch(&self, entry: &TreeEntry<Extent>, behind: &TreeRange<'_, Extent>, end: u64) {
         let is_turn = behind.passed_entries() % PREFETCH_ENTRIES == 1;
@@ -95,7 +95,7 @@ impl SpaceVersion {
         self.data_files.prefetch(next.item, next.len);
     }
 
-    /// Has a range read from the device soon, all of its extents side by side.
+    /// Requests a range from the device, with all of its extents in parallel.
     pub(crate) fn will_need(&self, at: u64, len: u64) {
         let end = at.saturating_add(len);
         let entries = self.tree.range(at).take_while(|entry| entry.start < end);
@@ -119,7 +119,7 @@ impl SpaceVersion {
         Ok(Some(ExtentBytes { start, len, is_hole: item.is_hole(), bytes }))
     }
 
-    /// Reads an extent for its checksums.
+    /// Verifies the checksums of an extent.
     fn verify(&self, extent: Extent, len: u64) -> Result<()> {
         let piece = self.data_files.geometry.checksum_block;
         if extent.is_hole() {
@@ -143,68 +143,68 @@ impl SpaceView {
         SpaceView { version }
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     #[must_use]
     pub fn len(&self) -> u64 {
         self.version.tree.len()
     }
 
-    /// True if it has no byte.
+    /// Returns true if the state contains no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Operations that led to it, in all lives of the space.
+    /// Returns the number of operations up to this state since the space was created.
     #[must_use]
     pub fn operations(&self) -> u64 {
         self.version.tree.version()
     }
 
-    /// The number last set by [`crate::Edit::mark`].
+    /// Returns the number last set by [`crate::Edit::mark`].
     #[must_use]
     pub fn mark(&self) -> u64 {
         self.version.mark
     }
 
-    /// As [`crate::FlexSpace::read`].
+    /// Like [`crate::FlexSpace::read`], on this state.
     ///
     /// # Errors
     ///
-    /// As there.
+    /// Returns the errors of [`crate::FlexSpace::read`].
     pub fn read(&self, at: u64, buf: &mut [u8]) -> Result<usize> {
         self.version.read(at, buf)
     }
 
-    /// Bytes from `at` on as they stand, *not checked*: as many as fit into `buf` and their extent
-    /// has, or less where more is not at hand; how many. For whoever has a checksum of its own, and
-    /// reads in earnest when this is not what it should be: of the extent's other bytes none is
-    /// read.
+    /// Copies bytes from `at` into `buf` *without verifying them*. Returns the number of bytes. It
+    /// stops at the end of the extent, and earlier if the bytes are not readable without a checked
+    /// read. The caller must verify the bytes with a checksum of its own, and use a checked read if
+    /// that fails. Reads no other bytes of the extent.
     #[must_use]
     pub fn peek(&self, at: u64, buf: &mut [u8]) -> usize {
         self.version.peek(at, buf)
     }
 
-    /// Hints that a range will be read soon: what of it is not in memory is asked from the device
-    /// at once and side by side, and nothing waits for it. A call of the system for each row of
-    /// extents that stand one behind the other: worth it where bytes are missing.
+    /// Announces that a range will be read soon. Requests missing bytes from the device in parallel
+    /// and does not wait. Makes a system call for each contiguous part on disk, and is therefore
+    /// useful only if bytes are missing in memory.
     pub fn will_need(&self, at: u64, len: u64) {
         self.version.will_need(at, len);
     }
 
-    /// The extent that holds byte `at`: where it starts, how long it is, and up to `max` bytes from
-    /// its start. `None` from the end on. What was inserted or written in one go starts an extent,
-    /// so that a reader that lost its place finds one again.
+    /// Returns the extent that contains byte `at`: its start, its length, and up to `max` bytes
+    /// from its start. Returns `None` beyond the end. Bytes inserted or written in one call start
+    /// an extent, so a reader that lost its position finds a boundary again.
     ///
     /// # Errors
     ///
-    /// As for [`SpaceView::read`].
+    /// Returns the errors of [`SpaceView::read`].
     pub fn read_extent(&self, at: u64, max: usize) -> Result<Option<ExtentBytes>> {
         self.version.read_extent(at, max)
     }
 
-    /// Returns whether the bytes written in one go with the byte at `at` may go on in the next
-    /// extent: extents have a largest length, and end with their segment.
+    /// Returns true if the bytes that were written together with the byte at `at` may continue in
+    /// the next extent. Extents have a maximum length, and end with their segment.
     #[must_use]
     pub fn may_continue(&self, at: u64) -> bool {
         let g = &self.version.data_files.geometry;
@@ -216,23 +216,24 @@ impl SpaceView {
         })
     }
 
-    /// Extents and holes in the range.
+    /// Returns the number of extents and holes in the range.
     #[must_use]
     pub fn fragments(&self, at: u64, len: u64) -> usize {
         let end = at.saturating_add(len);
         self.version.tree.range(at).take_while(|entry| entry.start < end).count()
     }
 
-    /// Reads every byte; each damaged extent goes to `report`.
+    /// Reads every byte. Calls `report` with each damaged extent.
     ///
     /// # Errors
     ///
-    /// None of damage; that goes to `report`.
+    /// Returns errors of reading other than damage. Damage is only reported.
     pub fn verify(&self, mut report: impl FnMut(Error)) -> Result<()> {
         self.verify_steps(&mut report, &mut |_| Ok(()))
     }
 
-    /// The same; `step` is told of the bytes, and its error ends it.
+    /// Like [`SpaceView::verify`]. Calls `step` with the bytes of each extent, and stops at its
+    /// first error.
     pub(crate) fn verify_steps(
         &self,
         report: &mut dyn FnMut(Error),
@@ -256,14 +257,14 @@ impl SpaceView {
         Ok(())
     }
 
-    /// A cursor that reads from the start.
+    /// Returns a reader positioned at the start.
     #[must_use]
     pub fn reader(&self) -> ViewReader {
         ViewReader { view: self.clone(), at: 0 }
     }
 }
 
-/// Reads a view as a file is read.
+/// Reader of a view with the traits of a file.
 #[derive(Clone, Debug)]
 pub struct ViewReader {
     view: SpaceView,
@@ -285,7 +286,7 @@ impl io::Seek for ViewReader {
     }
 }
 
-/// Where a cursor at `at` in `len` bytes goes.
+/// Returns the new position of a cursor at `at` in a space of `len` bytes.
 pub(crate) fn seek(at: u64, len: u64, to: io::SeekFrom) -> io::Result<u64> {
     let place = match to {
         io::SeekFrom::Start(place) => Some(place),

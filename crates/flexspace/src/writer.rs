@@ -1,22 +1,25 @@
-//! # Writer: the one who changes a FlexSpace
+//! # Writer: all state that changes a FlexSpace
 //!
-//! Everything under one lock: the tree, which segments hold how much, where the next bytes go, the
-//! log. An operation writes its data first (which may fail and then has changed nothing), then
-//! logs, then changes the tree, then publishes.
+//! The state under one lock: the tree, the live bytes of segments, the open segments, the log. An
+//! operation first writes its data; if that fails, nothing has changed. Then it appends to the log,
+//! changes the tree, and publishes a version.
 //!
 //! ## States of a segment
 //!
 //! ```text
-//!  free ──take──> open ──full──> sealed ──last byte dies, operation n──> dead(n) ──┐
-//!   ^                                                                              │
-//!   └── n is durable, both heads say so, and no version before n is read any more ─┘
+//!  free ──take──> open ──full──> sealed ──last byte dead, operation n──> dead(n) ──┐
+//!   ^                                                                             │
+//!   └── n is durable in both heads, and no version before n is in use ────────────┘
 //! ```
 //!
 //! ## Invariants
 //!
-//! 1. `live` of a segment is the sum of its extents' footprints; `total_live` that of all.
-//! 2. A data byte is written before a record names it, and a record before a version shows it.
-//! 3. A segment gets a new serial when it is taken, and the frame that first names it says so.
+//! 1. `live` of a segment is the sum of the footprints of its extents; `total_live` is the sum over
+//!    all segments.
+//! 2. Data is written before a record references it. A record is logged before a version contains
+//!    it.
+//! 3. A segment gets a new serial when it is taken. The first frame that references the segment
+//!    contains the serial.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -33,12 +36,12 @@ use crate::pinned::PinnedSegments;
 use crate::segment_allocator::SegmentAllocator;
 use crate::tree::{MAX_LEN, ShiftTree, TreeEntry, TreeItem};
 
-/// Who wants room.
+/// Purpose of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WriteClass {
-    /// A user's operation.
+    /// Operation of a user.
     User,
-    /// Garbage collection: may use the reserve, and keeps to a segment of its own.
+    /// Garbage collection. It may use the reserve and fills an open segment of its own.
     Gc,
 }
 
@@ -47,7 +50,7 @@ pub(crate) enum SegmentState {
     Free,
     Open,
     Sealed,
-    /// Nothing lives in it since this operation.
+    /// No live bytes since this operation.
     Dead(u64),
 }
 
@@ -55,22 +58,23 @@ pub(crate) enum SegmentState {
 pub(crate) struct SegmentMeta {
     pub(crate) live: u64,
     pub(crate) state: SegmentState,
-    /// It was taken after this operation: no version up to there names it.
+    /// The segment was taken after this operation: no version up to it references the segment.
     pub(crate) open_seq: u64,
-    /// A piece of it is damaged: it is left as it is.
+    /// A block of the segment is damaged. The segment is neither collected nor reused.
     pub(crate) is_damaged: bool,
-    /// Only a version that is held for long names it, and memory was told.
+    /// Only a long-pinned version references the segment, and its pages were dropped from the page
+    /// cache.
     pub(crate) is_cache_dropped: bool,
 }
 
 impl SegmentMeta {
-    /// One of which nothing more is known.
+    /// Returns the metadata of a segment with no live bytes.
     pub(crate) fn new(state: SegmentState) -> SegmentMeta {
         SegmentMeta { live: 0, state, open_seq: 0, is_damaged: false, is_cache_dropped: false }
     }
 
-    /// Whether it died at or before `newest`, no version that is `read` names it, and it may be
-    /// written to again.
+    /// Returns true if the segment may be reused. It must have died at or before `newest`, and no
+    /// version in use (`read`, ascending) may reference it.
     fn is_reclaimable(self, newest: u64, read: &[u64]) -> bool {
         let SegmentState::Dead(died) = self.state else { return false };
         let next = read.partition_point(|mark| *mark <= self.open_seq);
@@ -78,7 +82,7 @@ impl SegmentMeta {
     }
 }
 
-/// What an operation does, before it has a place.
+/// Part of an operation, before its data has a location.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum SpaceOp<'a> {
     Insert { at: u64, bytes: &'a [u8] },
@@ -94,9 +98,9 @@ pub(crate) struct SpaceWriter {
     pub(crate) tree: ShiftTree<Extent>,
     pub(crate) data_files: Arc<DataFiles>,
     pub(crate) segments: Vec<SegmentMeta>,
-    /// The oldest version that is read, and since when it is that (`pinned.rs`).
+    /// Oldest version in use, and the time since when it is the oldest (`pinned.rs`).
     pub(crate) oldest: Option<(u64, Duration)>,
-    /// What that keeps from being collected, as of the last look.
+    /// Segments that this version excludes from collection, as of the last check.
     pub(crate) pinned: PinnedSegments,
     pub(crate) total_live: u64,
     pub(crate) allocator: SegmentAllocator,
@@ -104,17 +108,17 @@ pub(crate) struct SpaceWriter {
     pub(crate) log: SpaceLog,
     pub(crate) seq: u64,
     pub(crate) mark: u64,
-    /// The range that garbage collection looks at, kept up with the edits.
+    /// Address range of the current step of garbage collection. Edits shift it.
     pub(crate) gc_range: Option<(u64, u64)>,
-    /// The last operation and the oldest version when a pass at rest found nothing to gain or no
-    /// room.
+    /// Last operation and oldest version at the time when an idle pass found nothing to gain or no
+    /// space.
     pub(crate) last_idle_pass: Option<(u64, Option<u64>)>,
     /// Data bytes written since the last sync.
     pub(crate) unsynced_bytes: u64,
 }
 
-/// `from..to` after `cut` bytes at `at` became `new` bytes: it covers what is left of what it
-/// covered.
+/// Adjusts the range `from..to` after `cut` bytes at `at` were replaced by `new` bytes. It still
+/// covers the remaining bytes that it covered before.
 fn shift_range((from, to): (u64, u64), at: u64, cut: u64, new: u64) -> (u64, u64) {
     let low = match from {
         _ if from <= at => from,
@@ -129,7 +133,7 @@ fn shift_range((from, to): (u64, u64), at: u64, cut: u64, new: u64) -> (u64, u64
     (low, high.max(low))
 }
 
-/// What lives where.
+/// Live bytes of segments, borrowed separately from the tree.
 struct SegmentAccounting<'a> {
     segments: &'a mut [SegmentMeta],
     data_files: &'a DataFiles,
@@ -161,7 +165,7 @@ impl SegmentAccounting<'_> {
 }
 
 impl SpaceWriter {
-    #[allow(clippy::too_many_arguments)] // made in one place
+    #[allow(clippy::too_many_arguments)] // Has only one caller.
     pub(crate) fn new(
         dir: PathBuf,
         tree: ShiftTree<Extent>,
@@ -191,7 +195,7 @@ impl SpaceWriter {
         }
     }
 
-    /// Counts what lives where, at opening. An extent in a file that is not there is damage.
+    /// Computes the live bytes of each segment at opening. An extent in a missing file is damage.
     pub(crate) fn count_live(&mut self) -> Result<()> {
         let geometry = self.data_files.geometry;
         let per_file = geometry.segments_per_file as usize;
@@ -202,7 +206,8 @@ impl SpaceWriter {
             for entry in tree.range(0).filter(|entry| !entry.item.is_hole()) {
                 let segment = data_files.segment_of(entry.item);
                 if data_files.segment_position(segment).is_none() {
-                    return data_files.with_block(entry.item, 0, |_, _, _| Ok(0)); // says which file is missing
+                    // Returns the error with the name of the missing file.
+                    return data_files.with_block(entry.item, 0, |_, _, _| Ok(0));
                 }
                 let bytes = footprint(entry.len, geometry.checksum_block);
                 segments[segment as usize].live += bytes;
@@ -224,8 +229,8 @@ impl SpaceWriter {
         Ok(())
     }
 
-    /// Checks the operations' ranges one after the other; the footprint of what they write, and the
-    /// bytes of records they need at most.
+    /// Checks the ranges of the operations one after the other. Returns the footprint of their data
+    /// and the maximum bytes of their records.
     pub(crate) fn check_ops(&self, ops: &[SpaceOp<'_>]) -> Result<(u64, usize)> {
         let invalid = |why: String| Err(Error::InvalidArgument { argument: "range", reason: why });
         let g = &self.data_files.geometry;
@@ -272,7 +277,7 @@ impl SpaceWriter {
         Ok((bytes, body))
     }
 
-    /// Writes the operations' data; the records that make them so.
+    /// Writes the data of the operations. Returns their records.
     pub(crate) fn write(&mut self, ops: &[SpaceOp<'_>]) -> Result<Vec<IndexRecord>> {
         let mut len = self.tree.len();
         let mut records = Vec::with_capacity(ops.len());
@@ -324,7 +329,7 @@ impl SpaceWriter {
         self.unlogged.clear();
     }
 
-    /// The operation after `seq` is these records.
+    /// Applies the records of operation `seq` + 1.
     pub(crate) fn apply(&mut self, records: &[IndexRecord]) {
         self.seq += 1;
         let mut records = records.iter().peekable();
@@ -347,7 +352,7 @@ impl SpaceWriter {
                 IndexRecord::Collapse { at, len } => {
                     self.account_split(*at, at + len);
                     self.gc_range = self.gc_range.map(|range| shift_range(range, *at, *len, 0));
-                    // What goes and what comes in its place are one change of the tree.
+                    // A removal and the insertion that replaces it are one change of the tree.
                     let is_new = |next: &&IndexRecord| match next {
                         IndexRecord::Insert { at: to, run } => to == at && !run.is_empty(),
                         _ => false,
@@ -384,11 +389,11 @@ impl SpaceWriter {
         self.gc_range = self.gc_range.map(|range| shift_range(range, at, 0, to - at));
     }
 
-    /// Extents are about to be split at `from` and `to`: in pieces they take a little more.
+    /// Accounts for the split of extents at `from` and `to`: the parts may have a larger footprint.
     fn account_split(&mut self, from: u64, to: u64) {
         let is_whole = |e: TreeEntry<Extent>| e.start == from && (to == from || e.start + e.len == to);
         if self.tree.get(from).is_none_or(is_whole) {
-            return; // between two extents, or one and all of it
+            return; // The range is between two extents, or is exactly one extent.
         }
         let piece =
             |start: u64, end: u64, extent: Extent, base: u64| (end - start, extent.suffix(start - base));
@@ -417,14 +422,14 @@ impl SpaceWriter {
         self.tree_and_accounting().1.adjust(len, extent, sign);
     }
 
-    /// The tree, and the books of what lives where.
+    /// Borrows the tree and the accounting separately.
     fn tree_and_accounting(&mut self) -> (&mut ShiftTree<Extent>, SegmentAccounting<'_>) {
         let SpaceWriter { tree, segments, data_files, total_live, seq, .. } = self;
         (tree, SegmentAccounting { segments, data_files, total_live, seq: *seq })
     }
 
-    /// Dead segments whose death is at or before `floor` and that no reader needs become free; how
-    /// many. The version of `index_only` is read for its index alone.
+    /// Frees dead segments that died at or before `floor` and that no reader needs. Returns their
+    /// number. The version `index_only` is in use for its index only.
     pub(crate) fn release(&mut self, floor: u64, index_only: Option<u64>) -> u64 {
         let read = self.tree.versions_in_use(index_only);
         let newest = floor.min(self.newest_version(&read));
@@ -441,14 +446,14 @@ impl SpaceWriter {
         released
     }
 
-    /// The serials of all segments.
+    /// Returns the serials of all used segments.
     pub(crate) fn serials(&self) -> Vec<(u32, u64)> {
         let all = (0..u32::try_from(self.segments.len()).unwrap_or(u32::MAX))
             .map(|segment| (segment, self.data_files.serial(segment)));
         all.filter(|(_, serial)| *serial > 0).collect()
     }
 
-    /// The file of an area is gone.
+    /// Removes a deleted data file from the tables.
     pub(crate) fn remove_data_file(&mut self, number: usize) {
         let per_file = self.data_files.geometry.segments_per_file;
         let first = u32::try_from(number).unwrap_or(u32::MAX) * per_file;
@@ -459,18 +464,20 @@ impl SpaceWriter {
         self.count_with_file();
     }
 
-    /// The newest version: one that is published later may name what died since.
+    /// Returns the newest version in use. A version that is published later may still reference
+    /// segments that died after it.
     fn newest_version(&self, read: &[u64]) -> u64 {
         read.last().copied().unwrap_or(self.seq)
     }
 
-    /// Segments that a release would free, with these versions `read`.
+    /// Returns the number of segments that [`SpaceWriter::release`] would free with the versions
+    /// `read`.
     pub(crate) fn releasable(&self, read: &[u64]) -> u64 {
         let newest = self.newest_version(read);
         self.segments.iter().filter(|segment| segment.is_reclaimable(newest, read)).count() as u64
     }
 
-    /// Segments that wait to be freed.
+    /// Returns the number of segments that wait to be freed.
     pub(crate) fn dead_segments(&self) -> u64 {
         self.segments.iter().filter(|segment| matches!(segment.state, SegmentState::Dead(_))).count() as u64
     }
@@ -485,7 +492,7 @@ mod tests {
         assert_eq!(shift_range((10, 20), 5, 0, 3), (13, 23), "before");
         assert_eq!(shift_range((10, 20), 15, 0, 3), (10, 23), "within");
         assert_eq!(shift_range((10, 20), 20, 0, 3), (10, 20), "at the end");
-        assert_eq!(shift_range((10, 20), 10, 0, 3), (10, 23), "at the start: what was there is still in it");
+        assert_eq!(shift_range((10, 20), 10, 0, 3), (10, 23), "at the start: the old bytes are still in it");
         assert_eq!(shift_range((10, 20), 30, 4, 0), (10, 20), "behind");
         assert_eq!(shift_range((10, 20), 2, 4, 0), (6, 16), "before");
         assert_eq!(shift_range((10, 20), 8, 4, 0), (8, 16), "over the start");

@@ -1,6 +1,5 @@
-//! Every moment of a workload at which the power may fail or the process be killed, and what a
-//! power cut may keep. See `support/explore.rs`, and `seeded_bugs.rs` for the proof that it finds
-//! what it is for.
+//! Power cuts and kills after every disk operation of a workload, with different sets of surviving
+//! writes. `support/explore.rs` has the explorer, and `seeded_bugs.rs` proves that it finds bugs.
 
 mod support;
 

@@ -1,5 +1,5 @@
-//! Error plans and damage: every disk call fails once, for ever, or every third time, disks fill
-//! up, every byte is changed.
+//! Fault plans and damage: every disk call fails once, always, or every third time; disks fill up;
+//! every byte is changed.
 
 mod support;
 
@@ -13,17 +13,17 @@ use sheaf_base::error::Error;
 use sheaf_flexspace::{FlexSpace, SpaceOptions};
 use support::{SPACE_DIR, WorkloadStep, content, open, options, workload};
 
-/// What a workload under a fault came to.
+/// Result of a workload under a fault.
 struct RunOutcome {
-    /// States there were, all operations that were acknowledged included.
+    /// All states, including those of all acknowledged operations.
     states: Vec<Vec<u8>>,
-    /// The last one that was synced.
+    /// Index of the last synced state.
     durable: usize,
     failed: Option<Error>,
 }
 
-/// Runs steps until one fails; that one may have happened or not once the space is opened again,
-/// but not before.
+/// Runs steps until one fails. The failed step must have no effect before the space is reopened.
+/// Afterwards it may have happened or not.
 fn run(disk: &SimDisk, steps: &[WorkloadStep]) -> RunOutcome {
     let mut outcome = RunOutcome { states: vec![Vec::new()], durable: 0, failed: None };
     let mut space = match open(Arc::new(disk.clone())) {
@@ -59,7 +59,7 @@ fn run(disk: &SimDisk, steps: &[WorkloadStep]) -> RunOutcome {
     outcome
 }
 
-/// The space opens and holds one of the states since the last sync.
+/// Checks that the space opens and has one of the states since the last sync.
 fn check_recovered(disk: SimDisk, outcome: &RunOutcome, context: &str) {
     let space = open(Arc::new(disk)).unwrap_or_else(|e| panic!("{context}: it does not open: {e}"));
     let now = content(&space).unwrap_or_else(|e| panic!("{context}: it cannot be read: {e}"));
@@ -68,7 +68,7 @@ fn check_recovered(disk: SimDisk, outcome: &RunOutcome, context: &str) {
     space.close().unwrap_or_else(|e| panic!("{context}: it does not close: {e}"));
 }
 
-/// Runs the workload with each call of each class failing; how many faults struck.
+/// Runs the workload with each call of each class failing. Returns the number of faults.
 fn every_call_fails(repeat: FaultRepeat) -> u64 {
     let steps = workload(5, 60);
     let classes = [
@@ -120,8 +120,8 @@ fn calls_that_fail_now_and_then_lose_nothing_that_was_synced() {
     assert!(every_call_fails(FaultRepeat::Every(3)) > 250);
 }
 
-/// But for failed syncs, what failed once works when it is asked for again, without another
-/// opening.
+/// Except for syncs, a call that failed once succeeds when it is repeated, without reopening the
+/// space.
 #[test]
 fn a_space_continues_after_one_failed_call() {
     let steps = workload(5, 60);
@@ -158,8 +158,8 @@ fn a_space_continues_after_one_failed_call() {
     assert!(went_on > 60);
 }
 
-/// A creation that failed is made good by the next attempt, also where a failed sync has dropped
-/// names that the kernel goes on showing.
+/// A failed creation is repaired by the next attempt, also if a failed sync has lost names that the
+/// kernel still shows.
 #[test]
 fn a_creation_that_failed_once_is_made_whole_by_the_next() {
     for (class, after) in [
@@ -189,12 +189,12 @@ fn a_creation_that_failed_once_is_made_whole_by_the_next() {
     }
 }
 
-/// The same for the names of data files, whenever a sync of their directory fails: in operation, at
-/// an opening after a kill.
+/// Names of data files are also repaired whenever a sync of their directory fails: during
+/// operation, or at an opening after a kill.
 #[test]
 fn names_lost_by_a_failed_sync_are_recreated() {
     let mut struck = 0;
-    // What a failed sync drops is the disk's choice.
+    // The seed of the disk decides which names a failed sync loses.
     for (killed_after, seed) in [0, 1, 40].into_iter().flat_map(|n| (0..6).map(move |seed| (n, seed))) {
         for nth in 1.. {
             let disk = SimDisk::with_seed(seed);
@@ -218,7 +218,8 @@ fn names_lost_by_a_failed_sync_are_recreated() {
             let space = space.expect("nothing fails any more");
             if (0..60).any(|_| matches!(insert(&space), Err(Error::Poisoned { .. }))) {
                 struck += 1;
-                continue; // it says so, and relies on nothing
+                // The space is poisoned and makes no promise.
+                continue;
             }
             if disk.injected() == 0 {
                 break;
@@ -265,9 +266,9 @@ fn a_full_disk_refuses_added_bytes_and_recovers_when_space_returns() {
     assert_eq!(content(&again).expect("readable").len() as u64, len + 700);
 }
 
-/// As where a file system copies what is overwritten, or under a quota: what changes the heads is
-/// refused, whichever of the two finds no room, or breaks off in the midst; nothing that either of
-/// them needs goes, and all goes on once there is room.
+/// On a copy-on-write file system or under a quota a head write may find no space, or may fail in
+/// the middle. Operations that need the head then fail, whichever slot is affected. No file that
+/// either slot needs is deleted, and everything works again once there is space.
 #[test]
 fn an_unwritable_head_refuses_dependent_operations_and_recovers() {
     for (failure, nth) in
@@ -278,8 +279,8 @@ fn an_unwritable_head_refuses_dependent_operations_and_recovers() {
         let mut model: Vec<u8> = Vec::new();
         for round in 0..8u8 {
             let context = || format!("{failure:?} number {nth}, round {round}");
-            // Every second head, or all: the one that was written names files that the other does
-            // not.
+            // Either every second head write fails or all do. The slot that was written then names
+            // files that the other slot does not.
             let fault = Fault::new(CallClass::Write, failure).on("HEAD").nth(nth);
             disk.set_faults(fault.repeat(if nth == 1 {
                 FaultRepeat::Forever
@@ -341,10 +342,10 @@ fn a_failed_sync_poisons_and_reads_go_on() {
     assert!(matches!(space.close(), Err(Error::Poisoned { .. })));
     let served = content(&open(Arc::new(disk.clone())).expect("it opens")).expect("readable");
     let after = open(Arc::new(disk.power_cut(&KeepChoice::None))).expect("it opens");
-    assert_eq!(content(&after).expect("readable"), served, "what was served after the reopening stays");
+    assert_eq!(content(&after).expect("readable"), served, "the state served after reopening is durable");
 }
 
-/// A space with a checkpoint, a log behind it, dead and live segments; closed or not.
+/// Returns a space with a checkpoint, a log after it, and dead and live segments, closed or not.
 fn fixture(is_closed: bool) -> (SimDisk, Vec<u8>) {
     let disk = SimDisk::new();
     let space = open(Arc::new(disk.clone())).expect("a new space");
@@ -358,8 +359,8 @@ fn fixture(is_closed: bool) -> (SimDisk, Vec<u8>) {
         }
     }
     space.sync().expect("synced");
-    // Idle, it writes down how far everything is durable; what was synced just before may still
-    // vanish unsaid.
+    // An idle space writes the durable mark. Before that, damage to recently synced data may go
+    // unnoticed.
     while space.maintain().expect("nothing fails here") {}
     let image = disk.kill();
     if is_closed {
@@ -369,8 +370,8 @@ fn fixture(is_closed: bool) -> (SimDisk, Vec<u8>) {
     (image, model)
 }
 
-/// Opens a damaged image: what it answers is exact or an error that names a file in it. Whether it
-/// was exact.
+/// Opens a damaged image. Each result must be exact or an error that names a file of the space.
+/// Returns true if all results were exact.
 fn check_damaged(disk: &SimDisk, model: &[u8], context: &str) -> bool {
     let named = |error: &Error| {
         let path = match error {
@@ -464,8 +465,7 @@ fn bytes_of_a_segments_earlier_use_do_not_pass() {
     space.sync().expect("synced");
     let data_file = Path::new(SPACE_DIR).join("data/00000000.area");
     let old = disk.read_file(&data_file).expect("it is there");
-    // The segment is left, collected, freed and taken again, now for other bytes of the same
-    // length.
+    // The segment is emptied, freed and taken again for other bytes of the same length.
     for n in 0..200u8 {
         space.write(0, &[n | 2; 100]).expect("room");
         space.insert(100, &[n; 3000]).expect("room");
@@ -482,8 +482,8 @@ fn bytes_of_a_segments_earlier_use_do_not_pass() {
     }
 }
 
-/// Checkpoints are there twice, the older one with its log: whatever happens to one, the space
-/// opens whole.
+/// There are two checkpoints, and the older one still has its log. Any damage to one of them is
+/// repaired.
 #[test]
 fn a_damaged_checkpoint_is_rebuilt_from_the_previous_one() {
     for is_closed in [false, true] {
@@ -522,9 +522,9 @@ fn reader(disk: &SimDisk) -> FlexSpace {
     FlexSpace::open_on(Arc::new(disk.clone()), SPACE_DIR, options).expect("it can be read")
 }
 
-/// The content that is found without the heads after some lives, each of which ends with the loss
-/// of power, is a state that the space had. Mostly it is the last one: only heads say that
-/// operations and checkpoints which a loss of power left behind do not count.
+/// Opens spaces without heads after several processes, each of which ended with a power cut. The
+/// content must be a state that the space had. Usually it is the last one: only the heads show that
+/// operations and checkpoints which a power cut left do not count.
 #[test]
 fn without_heads_a_space_opens_in_a_former_state() {
     let mut same = 0;
@@ -548,7 +548,7 @@ fn without_heads_a_space_opens_in_a_former_state() {
             }
             let percent = [0, 30, 70, 95][usize::try_from(seed % 4).expect("small")];
             disk = disk.power_cut(&KeepChoice::Seeded { seed: seed + life, percent });
-            std::mem::forget(space); // it must not end in order
+            std::mem::forget(space); // The space must not be closed.
         }
         let before = content(&reader(&disk)).expect("readable");
         for slot in ["HEAD.0", "HEAD.1"] {
@@ -560,7 +560,8 @@ fn without_heads_a_space_opens_in_a_former_state() {
             .expect("it opens");
         let found = match content(&rest) {
             Ok(found) => found,
-            Err(error) if error.is_corrupt() => continue, // a checkpoint that no head had
+            // Caused by a checkpoint that no head named.
+            Err(error) if error.is_corrupt() => continue,
             Err(error) => panic!("seed {seed}: {error}"),
         };
         same += u64::from(found == before);

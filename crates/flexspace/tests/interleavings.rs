@@ -1,12 +1,11 @@
-//! Interleavings that a scheduler thinks of: readers beside the writer, flushes, syncs, checkpoints
-//! and garbage collection.
+//! Interleavings of readers with the writer, flushes, syncs, checkpoints and garbage collection
+//! under a scheduler.
 //!
-//! Built with `--cfg shuttle` only:
-//! `RUSTFLAGS='--cfg shuttle' cargo test -p sheaf-flexspace --test interleavings`. The knobs are
-//! those of `sheaf_base::sync::explore`.
+//! Built with `--cfg shuttle` only: `RUSTFLAGS='--cfg shuttle' cargo test -p sheaf-flexspace --test
+//! interleavings`. `sheaf_base::sync::explore` has the settings.
 //!
-//! What it cannot see: weak memory; what arc-swap does inside a load (a switch comes before and
-//! after).
+//! Blind spots: weak memory order, and the interior of a load by arc-swap (threads switch only
+//! before and after it).
 
 #![cfg(shuttle)]
 
@@ -23,7 +22,7 @@ fn open(disk: &SimDisk) -> FlexSpace {
     FlexSpace::open_on(Arc::new(disk.clone()), "/space", options).expect("it opens")
 }
 
-/// A space of blocks, each filled with one number.
+/// Returns a space of blocks, each filled with one number.
 fn filled(blocks: u64) -> (SimDisk, Arc<FlexSpace>) {
     let disk = SimDisk::new();
     let space = open(&disk);
@@ -37,7 +36,7 @@ fn filled(blocks: u64) -> (SimDisk, Arc<FlexSpace>) {
 mod reading {
     use super::*;
 
-    /// A view is read twice while everything goes on, and is the same; each block is whole.
+    /// Two reads of a view during other work are equal, and each block is complete.
     #[test]
     fn views_stay_as_they_are_beside_writes_flushes_and_collection() {
         explore(300, || {
@@ -80,8 +79,7 @@ mod reading {
         });
     }
 
-    /// Segments are emptied, given back and written again under a reader who loads a version for
-    /// each read.
+    /// Segments are emptied, freed and reused while a reader loads a new version for each read.
     #[test]
     fn segments_are_reused_only_without_readers() {
         explore(200, || {
@@ -108,8 +106,8 @@ mod reading {
 mod writing {
     use super::*;
 
-    /// What was done before a sync is there after the power went, whoever else wrote, synced or
-    /// made a checkpoint.
+    /// Operations before a sync survive a power cut, regardless of concurrent writes, syncs and
+    /// checkpoints.
     #[test]
     fn a_sync_covers_what_was_before_it_beside_other_syncs_and_checkpoints() {
         explore(200, || {

@@ -1,9 +1,10 @@
-//! The kill -9 loop, on the real disk: this program starts itself again as a child that changes a
-//! space as fast as it can and says on a pipe what it has synced; it dies by SIGKILL at any moment,
-//! while it opens too. Each state has its number as its mark, and follows from the seed: what the
-//! next life finds is checked byte for byte, and lives on.
+//! Kill -9 loop on the real disk. This program starts itself as a child, which changes a space at
+//! full speed and reports on a pipe each operation that it has synced. SIGKILL ends it at a random
+//! moment, possibly while it opens the space. Each state has its number as its mark and is a
+//! function of the seed. The next process checks the recovered state byte for byte and continues
+//! from it.
 //!
-//! What it cannot see: what a power cut would lose; the kernel survives.
+//! Blind spot: data that only a power cut loses, because the kernel survives.
 
 #![expect(clippy::disallowed_methods, reason = "real processes, real time, real files")]
 
@@ -20,16 +21,16 @@ use support::{Random, WorkloadStep};
 
 const DIR: &str = "SHEAF_FLEXSPACE_KILL_DIR";
 const TEST_TIME: Duration = Duration::from_secs(8);
-/// An opening takes no longer, whatever else the machine does.
+/// Maximum time of an opening, also on a loaded machine.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(60);
-/// Where contents stop growing.
+/// Length at which the content stops growing.
 const MAX_LEN: u64 = 60_000;
 
 fn options() -> SpaceOptions {
     SpaceOptions { tiny: true, limit: Some(256 << 10), ..SpaceOptions::default() }
 }
 
-/// Change `number`, of a space of `len` bytes: the same in every life.
+/// Returns change `number` of a space of `len` bytes. It is the same in every process.
 fn change(number: u64, len: u64) -> WorkloadStep {
     let mut random = Random(number);
     let at = random.below(len + 1);
@@ -46,7 +47,7 @@ fn change(number: u64, len: u64) -> WorkloadStep {
     }
 }
 
-/// Does `step` and sets the mark, in one.
+/// Executes `step` and sets the mark in one operation.
 fn apply_with_mark(space: &FlexSpace, number: u64, step: &WorkloadStep) {
     let edit = space.edit().mark(number);
     match step {
@@ -60,13 +61,14 @@ fn apply_with_mark(space: &FlexSpace, number: u64, step: &WorkloadStep) {
     .expect("there is room");
 }
 
-/// Not a test of its own: what the children run.
+/// Body of the child processes; as a test of its own it does nothing.
 #[test]
 fn be_the_child() {
     let Ok(dir) = std::env::var(DIR) else { return };
-    let space = FlexSpace::open(dir, options()).expect("what was killed opens");
+    let space = FlexSpace::open(dir, options()).expect("a killed space opens");
     let mut out = std::io::stderr();
-    out.write_all(&0u64.to_le_bytes()).expect("the parent listens"); // it is open
+    // The space is open.
+    out.write_all(&0u64.to_le_bytes()).expect("the parent listens");
     for number in space.mark() + 1.. {
         apply_with_mark(&space, number, &change(number, space.len()));
         if number % 97 == 0 {
@@ -76,8 +78,8 @@ fn be_the_child() {
     }
 }
 
-/// A child lives for `time` at most, from its start or from when it has opened the space; the last
-/// number that it synced.
+/// Runs a child for at most `time`, measured from its start or from the end of opening. Returns the
+/// last number that it synced.
 fn run_child(dir: &Path, time: Duration, is_from_opening: bool) -> u64 {
     let program = std::env::current_exe().expect("we run");
     let mut child = Command::new(program)
@@ -99,13 +101,15 @@ fn run_child(dir: &Path, time: Duration, is_from_opening: bool) -> u64 {
             }
             _ => Err(e),
         })?;
-        let _ = opened.send(()); // nobody waits if it is not to be from then on
+        // Fails if the parent does not wait for the opening.
+        let _ = opened.send(());
         pipe.read_to_end(&mut told).map(|_| told)
     });
     if is_from_opening {
         opening.recv_timeout(OPEN_TIMEOUT).expect("it opens");
     }
-    std::thread::sleep(time); // the child is to be killed at a moment that nobody chose
+    // Kill the child at a random moment.
+    std::thread::sleep(time);
     child.kill().expect("it was started here");
     let status = child.wait().expect("it was started here");
     let told = reader.join().expect("no panic").expect("readable");
@@ -139,9 +143,10 @@ fn a_killed_process_loses_nothing_that_it_synced() {
         opened += u32::from(told > 0);
         synced = synced.max(told);
         if !scratch.0.exists() || kills % 2 == 0 {
-            continue; // the next child opens what this one left, if it did anything
+            // The next child opens the state that this one left, if any.
+            continue;
         }
-        let space = FlexSpace::open(&scratch.0, options()).expect("what was killed opens");
+        let space = FlexSpace::open(&scratch.0, options()).expect("a killed space opens");
         let context = || format!("{} after {kills} kills", scratch.0.display());
         assert!(space.mark() >= synced.max(number), "{}: {} and not {synced}", context(), space.mark());
         while number < space.mark() {
@@ -152,7 +157,7 @@ fn a_killed_process_loses_nothing_that_it_synced() {
         if kills % 8 == 1 {
             space.verify(|finding| panic!("{}: {finding}", context())).expect("readable");
         }
-        drop(space); // which closes it in order; the children never do
+        drop(space); // This closes the space cleanly. The children never do.
     }
     println!("{kills} kills, {opened} after a sync, {number} changes");
     assert!(kills > 10 && number > 100);

@@ -1,4 +1,4 @@
-//! Seeded workloads against a vector, on the simulated and the real disk, with openings between.
+//! Seeded workloads compared with a vector, on the simulated and the real disk, with reopenings.
 
 #![allow(clippy::cast_possible_truncation, reason = "a byte of a number is all that is wanted")]
 
@@ -18,7 +18,7 @@ use sheaf_flexspace::{FlexSpace, SpaceOptions};
 use support::mapping_check_disk::MappingCheckDisk;
 use support::{Random, SPACE_DIR, WorkloadStep, content, open, options, workload};
 
-/// Runs a workload and compares after every step.
+/// Runs a workload and compares the space with the model after every step.
 fn compare_with_model(seed: u64, count: usize) {
     let mut disk = SimDisk::with_seed(seed);
     let mut space = open(Arc::new(disk.clone())).expect("a new space");
@@ -84,7 +84,7 @@ fn long_lives_collect_and_checkpoint() {
     compare_with_model(1000, 2500);
 }
 
-/// A directory of the machine, gone with the test.
+/// Directory on the real disk. It is deleted at the end of the test.
 struct SpaceTestDir(PathBuf);
 
 impl SpaceTestDir {
@@ -112,7 +112,7 @@ fn the_real_disk_and_normal_sizes_do_the_same() {
         for step in workload(77, 600) {
             if matches!(step, WorkloadStep::Reopen | WorkloadStep::Kill) {
                 space.close().expect("nothing fails here");
-                space = FlexSpace::open(&dir, options()).expect("what was closed opens");
+                space = FlexSpace::open(&dir, options()).expect("a closed space opens");
             } else {
                 step.run(&space).expect("nothing fails here");
             }
@@ -232,8 +232,8 @@ fn random_overwrites_at_the_limit_go_on_for_ever() {
     len -= 2000;
     let mut random = Random(1);
     for n in 0..20_000u64 {
-        // At random, and then all by turns, each time in another order: what was written together
-        // dies far apart, and no segment is much emptier than the others.
+        // Random blocks first, then all blocks in turn, in a new order for each round. Bytes that
+        // were written together then die far apart, and no segment is much emptier than others.
         let blocks = len / 500;
         let block = if n < 10_000 { random.below(blocks) } else { n * (31 + 2 * (n / blocks)) % blocks };
         let at = block * 500;
@@ -265,7 +265,8 @@ fn space_of_removed_bytes_goes_back() {
     let full = bytes(&disk);
     space.collapse(0, space.len() - 10).expect("within");
     while space.maintain().expect("nothing fails here") {}
-    space.write(0, &[0; 10]).expect("room"); // the log behind the last checkpoint goes with the next one that has something to say
+    // The log after the last checkpoint is deleted by the next checkpoint that has changes.
+    space.write(0, &[0; 10]).expect("room");
     space.checkpoint().expect("nothing fails here");
     assert!(bytes(&disk) < full / 8, "{} of {full}", bytes(&disk));
     assert_eq!(content(&space).expect("readable"), [0; 10]);
@@ -286,7 +287,7 @@ fn beyond_the_memory_budget_bytes_can_only_be_removed() {
     assert!(matches!(refused, Some(Error::MemoryBudgetExceeded { budget: 20_000 })), "{refused:?}");
     space.collapse(0, 2).expect("removing goes on");
     space.close().expect("closed");
-    assert_eq!(memory.total(), 0, "what was taken was given back");
+    assert_eq!(memory.total(), 0, "all memory was given back");
 }
 
 #[test]
@@ -294,7 +295,7 @@ fn readers_continue_during_writes_and_gc() {
     let scratch = SpaceTestDir::new("beside");
     let options = SpaceOptions { tiny: true, limit: Some(1 << 20), ..SpaceOptions::default() };
     let space = FlexSpace::open_on(Arc::new(RealDisk::default()), &scratch.0, options).expect("a new space");
-    // Blocks of 64 bytes, each filled with one number twice over: a torn read would show.
+    // Each block of 64 bytes is filled with one number. A torn read would show two numbers.
     for n in 0..4000u64 {
         space.insert(n * 64, &[n as u8; 64]).expect("room");
     }
@@ -329,8 +330,8 @@ fn readers_continue_during_writes_and_gc() {
     space.close().expect("closed");
 }
 
-/// A damaged length may say that a piece reaches into what is not written yet: there nobody looks
-/// at the mapping. What is written is looked at there, also in a segment that is being filled.
+/// A damaged length may claim that a block includes unwritten bytes. The mapping is not accessed
+/// there. Written bytes are accessed in the mapping, also in an open segment.
 #[test]
 fn mapped_bytes_are_read_only_after_they_were_written() {
     let scratch = SpaceTestDir::new("watched");
@@ -340,7 +341,7 @@ fn mapped_bytes_are_read_only_after_they_were_written() {
     for round in 0..6u8 {
         space.insert(space.len(), &[round; 100]).expect("room");
         space.sync().expect("synced");
-        // At rest buffers are put down.
+        // An idle space detaches its buffers.
         for _ in 0..4 {
             space.maintain().expect("at rest");
         }

@@ -1,5 +1,5 @@
-//! The explorer proves itself: on a disk that lies a correct space breaks its promises, and each
-//! such lie must be found within seconds. See `support/buggy_disk.rs` for what they stand for.
+//! Self-test of the crash explorer. On a buggy disk a correct space loses data, and the explorer
+//! must find each bug within seconds. `support/buggy_disk.rs` describes the bugs.
 
 mod support;
 
@@ -69,7 +69,7 @@ fn frames_written_after_their_sync_are_found() {
     must_find(SeededBug::WriteOneLate(".seg"));
 }
 
-/// Segments are used again while a head on disk still lets recovery question what was in them.
+/// Segments are reused while a head on disk still lets recovery doubt their former bytes.
 #[test]
 fn segments_freed_before_the_heads_are_written_are_found() {
     must_find(SeededBug::WriteOneLate("HEAD"));
@@ -77,5 +77,6 @@ fn segments_freed_before_the_heads_are_written_are_found() {
 
 #[test]
 fn an_unreported_short_write_is_found() {
-    must_find(SeededBug::ShortWrite(".seg")); // of data the space itself notices: it is read again
+    // For short writes of data, the space itself notices, because it reads them again.
+    must_find(SeededBug::ShortWrite(".seg"));
 }

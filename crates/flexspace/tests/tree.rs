@@ -1,12 +1,12 @@
-//! The tree against a flat array: every operation, versions held and dropped, offsets beyond 2^32
-//! and 2^48.
+//! The tree compared with a flat array: every operation, versions held and dropped, offsets beyond
+//! 2^32 and 2^48.
 
 use std::sync::Arc;
 
 use proptest::prelude::*;
 use sheaf_flexspace::tree::{ShiftTree, TreeEntry, TreeItem, TreeSnapshot};
 
-/// Bytes `skip..` of piece `id`; a hole has id 0 and joins with any other.
+/// Bytes from `skip` on of value `id`. A hole has id 0 and joins with any other hole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct TestItem {
     id: u64,
@@ -26,7 +26,7 @@ impl TreeItem for TestItem {
     }
 }
 
-/// The same as a flat list of runs, every operation in O(N).
+/// Model of the tree: a flat list of runs. Every operation is O(N).
 #[derive(Clone, Debug, Default, PartialEq)]
 struct FlatModel(Vec<(u64, TestItem)>);
 
@@ -35,7 +35,7 @@ impl FlatModel {
         self.0.iter().map(|(len, _)| len).sum()
     }
 
-    /// Makes a run start at `at`; its place in the list.
+    /// Splits runs so that one starts at `at`. Returns its index in the list.
     fn cut(&mut self, at: u64) -> usize {
         let mut start = 0;
         for index in 0..self.0.len() {
@@ -63,7 +63,7 @@ impl FlatModel {
         FlatModel(self.0.drain(from..to).collect())
     }
 
-    /// With runs joined that only go on: what two lists of one content have in common.
+    /// Returns the list with contiguous runs joined. Lists with equal content are then equal.
     fn joined(&self) -> FlatModel {
         let mut joined: Vec<(u64, TestItem)> = Vec::new();
         for (len, piece) in &self.0 {
@@ -107,12 +107,12 @@ fn op() -> impl Strategy<Value = TreeOp> {
     ]
 }
 
-/// The tree, the model, and the versions that are held with what they must show.
+/// The tree, the model, and the held versions with their expected content.
 struct TreeAndModel {
     tree: ShiftTree<TestItem>,
     flat: FlatModel,
     held: Vec<(Arc<TreeSnapshot<TestItem>>, FlatModel)>,
-    /// Lengths and offsets are multiples of this.
+    /// Unit of all lengths and offsets.
     unit: u64,
     next: u64,
 }
@@ -249,7 +249,7 @@ fn rebased_nodes_cross_2_to_the_32_and_2_to_the_48() {
     for border in [1u64 << 32, 1 << 48] {
         let mut pair = TreeAndModel::new(1);
         pair.insert(0, border - 5000, TestItem { id: 0, skip: 0 });
-        // Splits, and so rebases, happen on both sides of the border and on it.
+        // Splits, and therefore rebases, happen on both sides of the border and on it.
         for n in 0..10_000u64 {
             let piece = pair.piece();
             pair.insert(border - 5000 + n, 1, piece);
@@ -267,8 +267,8 @@ fn rebased_nodes_cross_2_to_the_32_and_2_to_the_48() {
     }
 }
 
-/// Crowded nodes give to their siblings before they are split: bytes an entry, of which a full node
-/// takes 25 here.
+/// A crowded node moves entries to its siblings before it is split. Measures the bytes of an entry;
+/// a full node takes 25 here.
 #[test]
 fn nodes_are_three_quarters_full_whatever_the_order() {
     let piece = |id: u64| TestItem { id: 1 + id, skip: 0 };
@@ -282,7 +282,7 @@ fn nodes_are_three_quarters_full_whatever_the_order() {
         let each = tree.bytes() as f64 / tree.entries() as f64;
         assert!(each < 25.0 / 0.74, "{each} bytes, {in_order} in order");
     }
-    // A few more here and there leave nodes that were full as full as they can be.
+    // A few more random inserts leave full nodes as full as possible.
     let mut tree = ShiftTree::new(piece(0));
     for n in 0..60_000 {
         tree.insert(n, 1, piece(n));
@@ -348,7 +348,7 @@ fn a_held_version_keeps_its_own_nodes_and_not_those_after_it() {
             assert_eq!(version.range(0).filter(|entry| entry.item.skip > n).count(), 0);
         }
     }
-    // At most every version held has all its nodes for itself: here some hundred of each.
+    // Every held version has at most all nodes for itself, here some hundred.
     assert!(tree.versions() < 60, "{} versions", tree.versions());
     assert!(tree.bytes() < once * 25, "{} after {once}", tree.bytes());
     assert!((0..).zip(held.range(0)).all(|(n, entry)| entry.item == TestItem { id: n + 1, skip: 0 }));
@@ -383,13 +383,12 @@ fn readers_of_a_version_go_on_beside_the_writer() {
                 tree.publish(n);
             }
         }
-        reader.join().expect("the reader found what was published");
+        reader.join().expect("the reader found the published state");
     });
     assert_eq!(tree.len(), 25_000);
 }
 
-/// A sparse index: entries are intervals of keys, found by key, and their offsets come from the
-/// tree.
+/// A sparse index: entries are intervals of keys, found by key. The tree computes their offsets.
 #[test]
 fn intervals_are_found_by_key_and_shift_with_their_bytes() {
     let mut tree = ShiftTree::new(TestItem { id: 0, skip: 0 });

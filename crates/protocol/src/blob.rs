@@ -1,85 +1,88 @@
-//! # Large payloads: staged without a number, named by the frame
+//! # Blobs: staged without a seq, named by a frame
 //!
-//! Each commit stages a payload into a slot of its own that holds an older, valid record (the slot
-//! was freed and is used again), then writes a frame that names it. A round syncs payloads and log
-//! in either order; W moves when both are done. A power cut keeps any subset. After a kill the page
-//! cache is there: recovery counts what it sees, settles it, raises F and serves; then the power
-//! goes.
+//! Each commit stages a payload into a freed slot that still has an older, valid record. Then it
+//! writes a frame that names the payload. A round syncs payloads and log in either order; W moves
+//! when both are synced. A power cut keeps any subset of the unsynced pages.
 //!
-//! ## Checked
-//! I3: what W covered is there, payload included. I6: a recovered payload is the one that was
-//! committed. I8: a payload that never got to the disk is not called damage.
+//! A kill keeps the page cache. Recovery accepts the frames and payloads that it reads, makes them
+//! durable, raises F and serves. Then the power may fail.
+//!
+//! ## Invariants
+//! - I3: commits up to W survive with their payloads.
+//! - I6: a recovered payload is the one that was committed.
+//! - I8: a payload that never reached the disk is not reported as damage.
 
 use crate::ProtocolRules;
 use crate::disk::{self, CrashKind, CrashOutcomes, ModelPage, TornSectors};
 use crate::explore::{BrokenInvariant, CheckedState, no_broken_invariant};
 use stateright::{Model, Property};
 
-/// The model.
+/// Model of blobs.
 #[derive(Clone, Debug)]
 pub struct BlobModel {
-    /// Which rules hold.
+    /// Active rules.
     pub rules: ProtocolRules,
     /// Commits, each with a payload.
     pub commits: usize,
 }
 
-/// A record in a slot: whose it is. Its own checksum is good; nobody is the older one.
+/// Commit that wrote the record in a slot; `None` is the older record. The record's own checksum is
+/// always valid.
 type SlotRecord = Option<usize>;
 
-/// A frame and the W that it carries.
+/// Commit of a frame, and the W that the frame contains.
 type BlobFrame = (usize, usize);
 
-/// Slots, log, process.
+/// Slots, log and process.
 #[derive(Clone, Debug, Hash, PartialEq, Eq)]
 pub struct BlobState {
     payloads: Vec<ModelPage<SlotRecord>>,
     log: Vec<ModelPage<BlobFrame>>,
     staged: usize,
-    /// What the round under way covers, and what of it is synced (payloads, log).
+    /// Sync round in progress: its target, and whether payloads and log are synced.
     round: Option<(usize, bool, bool)>,
     durable: usize,
-    /// What a recovery has raised F to.
+    /// F as raised by a recovery.
     floor: usize,
     process: BlobProcess,
     broken_invariant: Option<BrokenInvariant>,
 }
 
-/// Where the process is.
+/// State of the process.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 enum BlobProcess {
     Up,
     Poisoned,
-    /// Killed: the page cache is there.
+    /// Killed: the page cache survived.
     Killed,
     /// Recovered after a kill, and serving.
     Reopened,
-    /// Cut off.
+    /// Stopped by a power cut.
     PowerCut,
-    /// Recovered after a power cut: nothing more to see.
+    /// Recovered after a power cut, which ends a run.
     Finished,
 }
 
-/// What can happen.
+/// Steps of the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlobAction {
-    /// The next payload is staged.
+    /// Stages the next payload.
     Stage,
-    /// The next commit, its payload staged, is numbered and logged.
+    /// Assigns a seq to the next commit with a staged payload, and logs it.
     Commit,
-    /// A round starts.
+    /// Starts a round.
     Round,
-    /// It syncs the payloads.
+    /// Syncs the payloads for the round.
     SyncPayloads,
-    /// Which fails.
+    /// Fails the sync of the payloads.
     FailPayloads,
-    /// It syncs the log.
+    /// Syncs the log for the round.
     SyncLog,
-    /// The process is killed.
+    /// Kills the process. The number selects the clean pages that the kernel drops.
     Kill(usize),
-    /// The power goes.
+    /// Cuts the power. The number selects the content of the platter.
     PowerCut(usize),
-    /// Recovery.
+    /// Recovers.
     Recover,
 }
 
@@ -232,7 +235,7 @@ impl BlobModel {
     }
 }
 
-/// Writes the same bytes again, and syncs.
+/// Writes the same bytes again and syncs them.
 fn rewrite_and_sync<T: Clone + Ord>(pages: &mut [ModelPage<T>]) {
     pages.iter_mut().for_each(|page| {
         page.rewrite(TornSectors::OldOrNewBytes);

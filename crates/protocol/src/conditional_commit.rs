@@ -1,8 +1,11 @@
-//! # The commit lock: conditional commits, the order of applying, what a reader may see
+//! # Conditional commits, order of application and reads under the commit lock
 //!
-//! Committers on one key: two that compare and swap (they read the key's seq, and commit only if it
-//! is still that), one that puts blindly. A reader looks at any time. The process may be killed at
-//! any time; recovery is then the longest dense prefix of what the kernel has.
+//! Committers write to one key. Some compare and swap: they read the seq of the key and commit only
+//! if it has not changed. Others put unconditionally. A reader may read at any time, and a kill may
+//! come at any time. Recovery then finds the longest dense prefix of the logged commits.
+//!
+//! The store applies commits in parallel under the locks of keys (module `stripes`). This model
+//! shows which anomalies each relaxation of a single lock allows.
 //!
 //! ## Picture
 //! ```text
@@ -12,26 +15,27 @@
 //!   read --> lock: check, seq --> apply --> log --> unlock        apply_only_logged off
 //! ```
 //!
-//! ## Checked
-//! I4: what a reader saw is there after a kill, and a swap succeeds only on the commit right before
-//! it. I6: when all is applied, the key holds the highest seq.
+//! ## Invariants
+//! - I4: a kill never takes back a version that a reader saw. A swap succeeds only on the version
+//!   of the commit right before it.
+//! - I6: when all commits are applied, the key has the highest seq.
 
 use crate::ProtocolRules;
 use crate::explore::{BrokenInvariant, CheckedState, no_broken_invariant};
 use stateright::{Model, Property};
 
-/// The model.
+/// Model of conditional commits.
 #[derive(Clone, Debug)]
 pub struct ConditionalCommitModel {
-    /// Which rules hold.
+    /// Active rules.
     pub rules: ProtocolRules,
     /// Committers that compare and swap.
     pub swappers: usize,
-    /// Committers that put blindly.
+    /// Committers that put unconditionally.
     pub putters: usize,
 }
 
-/// Where a committer is.
+/// State of a committer.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 enum CommitterState {
     Idle,
@@ -40,33 +44,33 @@ enum CommitterState {
     Done,
 }
 
-/// All committers, the kernel, the key.
+/// Committers, kernel and key.
 #[derive(Clone, Debug, Hash, PartialEq, Eq)]
 pub struct ConditionalState {
     committers: Vec<CommitterState>,
     lock: Option<usize>,
     last: u8,
-    /// Which numbers the kernel has: a set of bits.
+    /// Set of logged seqs, as bits.
     logged: u32,
     applied: u8,
-    /// The highest number that a reader saw.
+    /// Highest seq that a reader saw.
     seen: u8,
     killed: bool,
     broken_invariant: Option<BrokenInvariant>,
 }
 
-/// What can happen.
+/// Steps of the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConditionalAction {
-    /// A committer looks at the key.
+    /// A committer reads the key.
     Read(usize),
-    /// It takes the lock and a number, or finds that its expectation failed.
+    /// A committer takes the lock and a seq, or finds that its expectation failed.
     TakeNumber(usize),
-    /// Its frame goes to the kernel.
+    /// A committer writes its frame to the kernel.
     Log(usize),
-    /// The key is changed.
+    /// A committer changes the key.
     Apply(usize),
-    /// Somebody reads the key.
+    /// A reader reads the key.
     ReadKey,
     /// The process is killed.
     Kill,

@@ -1,62 +1,65 @@
-//! # The disk: what the kernel shows and what the platter may hold
+//! # Simulated disk of the models
 //!
-//! A [`ModelPage`] is the unit that a power cut keeps or loses: a sector of a log, a slot of ROOT.
+//! Separates the page cache, which reads show, from the platter, the content after a power cut. A
+//! [`ModelPage`] is the unit that a power cut keeps or loses: a sector of a log or a slot of ROOT.
 //!
 //! ## Picture
 //! ```text
 //!            write            sync, ok              power cut
 //!   process ------> cache  ------------> platter  -----------> one of `platter_states`
 //!                     |      sync, failed            (old, new, or a torn mix: None)
-//!                     +----> clean, and on the platter or not: no later sync writes it,
-//!                            and the kernel may drop it and read the platter back (a reopen does)
+//!                     +----> clean, on the platter or not: no later sync writes it. The kernel
+//!                            may drop it and read the platter again, as a reopen does.
 //! ```
-//! The choice of what the platter holds is made as late as possible (at the cut), which covers
-//! every moment at which the kernel could have written by itself.
+//!
+//! A model chooses the content of the platter as late as possible, at the power cut. This covers
+//! every moment at which the kernel could have written a page by itself.
 
-/// What a power cut does to a sector that is being written at that moment.
+/// Effect of a power cut on a sector that is being written at that moment.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub enum TornSectors {
-    /// Old bytes, new bytes or a mix: bytes that are the same in both survive.
+    /// The sector has old bytes, new bytes or a mix. Bytes that are equal in both survive.
     OldOrNewBytes,
-    /// The sector may become unreadable, whatever it held (scenario 11 supposes this).
+    /// The sector may become unreadable, also if its old and new bytes agree. Scenario 11 assumes
+    /// such a disk.
     Garbage,
 }
 
-/// A sector or slot, in the page cache and on the platter.
+/// A sector or a slot of ROOT, in the page cache and on the platter.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ModelPage<T> {
     cached: Option<T>,
-    /// Everything that the platter may hold if the power goes now; sorted, never empty.
+    /// Possible contents of the platter after a power cut at this moment; sorted, never empty.
     platter_states: Vec<Option<T>>,
     dirty: bool,
 }
 
 impl<T: Clone + Ord> ModelPage<T> {
-    /// A page of zeros (or of anything that no checksum accepts).
+    /// Returns a page of zeros, or of other bytes that no checksum accepts.
     #[must_use]
     pub fn empty() -> Self {
         Self { cached: None, platter_states: vec![None], dirty: false }
     }
 
-    /// What a read shows.
+    /// Returns the content that a read shows.
     #[must_use]
     pub fn read(&self) -> Option<&T> {
         self.cached.as_ref()
     }
 
-    /// Whether the next sync writes this page.
+    /// Returns whether the next sync writes this page.
     #[must_use]
     pub fn is_dirty(&self) -> bool {
         self.dirty
     }
 
-    /// Whether a power cut can only leave what a read shows.
+    /// Returns whether a power cut always leaves the content that a read shows.
     #[must_use]
     pub fn is_on_platter(&self) -> bool {
         self.platter_states.len() == 1 && self.platter_states[0] == self.cached
     }
 
-    /// Writes `new`; `torn` says whether a power cut may leave neither old nor new.
+    /// Writes `new`. If `torn` is true, a power cut may leave neither the old nor the new content.
     pub fn write(&mut self, new: T, torn: bool) {
         let new = Some(new);
         self.add_platter_state(new.clone());
@@ -67,26 +70,26 @@ impl<T: Clone + Ord> ModelPage<T> {
         self.dirty = !self.is_on_platter();
     }
 
-    /// Writes the same bytes again, so that the next sync has to put them on the platter.
+    /// Writes the same bytes again, so that the next sync writes them to the platter.
     pub fn rewrite(&mut self, tears: TornSectors) {
         if let Some(same) = self.cached.clone() {
             self.write(same, tears == TornSectors::Garbage);
         }
     }
 
-    /// A sync that succeeds: what is dirty is on the platter. What is clean stays as it is.
+    /// Syncs the page successfully. A dirty page reaches the platter; a clean page does not change.
     pub fn sync(&mut self) {
         if self.dirty {
             self.set_platter(self.cached.clone());
         }
     }
 
-    /// A sync that fails: the page is clean now, on the platter or not.
+    /// Fails a sync: the page is clean afterwards, whether it reached the platter or not.
     pub fn fail_sync(&mut self) {
         self.dirty = false;
     }
 
-    /// The page rots: no checksum accepts it any more.
+    /// Damages the stored bytes, so that no checksum accepts the page.
     pub fn rot(&mut self) {
         self.set_platter(None);
     }
@@ -108,22 +111,22 @@ impl<T: Clone + Ord> ModelPage<T> {
     }
 }
 
-/// A page seen only by what a crash may do to it.
+/// Page of any content, reduced to the possible outcomes of a crash.
 pub trait CrashOutcomes {
-    /// In how many ways `crash` may end for this page.
+    /// Returns the number of possible outcomes of `crash` for this page.
     fn outcome_count(&self, crash: CrashKind) -> usize;
-    /// Ends it in one of them.
+    /// Applies the outcome `way` of `crash`.
     fn apply_crash(&mut self, crash: CrashKind, way: usize);
 }
 
-/// What happens to the page cache.
+/// Effect of a crash on the page cache.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub enum CrashKind {
-    /// The page cache is gone.
+    /// Drops the page cache.
     PowerCut,
-    /// The process is gone; the kernel may drop clean pages before they are read again.
+    /// Ends the process. The kernel may drop clean pages before they are read again.
     Kill,
-    /// Clean pages are dropped on purpose: what is read next comes from the platter.
+    /// Drops clean pages on purpose, so that the next reads come from the platter.
     ReadThrough,
 }
 
@@ -151,13 +154,13 @@ impl<T: Clone + Ord> CrashOutcomes for ModelPage<T> {
     }
 }
 
-/// In how many ways a crash may end for all pages together.
+/// Returns the number of possible outcomes of a crash for all pages together.
 #[must_use]
 pub fn outcome_count<'a>(pages: impl Iterator<Item = &'a dyn CrashOutcomes>, crash: CrashKind) -> usize {
     pages.map(|page| page.outcome_count(crash)).product()
 }
 
-/// Ends a crash in the way numbered `way` (a number in mixed radix, one digit a page).
+/// Applies the outcome `way` of a crash to all pages. `way` has mixed radix, one digit per page.
 pub fn apply_crash<'a>(
     pages: impl Iterator<Item = &'a mut dyn CrashOutcomes>,
     crash: CrashKind,

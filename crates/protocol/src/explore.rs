@@ -1,45 +1,46 @@
-//! # The exploration: run a model to its end and say what it found
+//! # Exploration of a model
 //!
-//! A thin layer over stateright's breadth-first checker. Every model keeps the verdict in its state
-//! (`broken`), set by the transition that saw an invariant fail; the one property of every model is
-//! that no reachable state is broken. Breadth first, so a counterexample is a shortest one; on
-//! one thread, so it is the same one every time (tests run side by side anyway).
+//! Runs stateright's breadth-first checker on a model until no state is left or one is broken.
+//! Every model has the same single property: no reachable state is broken. The transition that sees
+//! an invariant fail records it in the state.
+//!
+//! Breadth-first search yields a shortest counterexample. One thread makes it the same in every
+//! run; tests run in parallel with each other instead.
 
 use stateright::{Checker, HasDiscoveries, Model, Property};
 use std::fmt;
 
-/// The invariant that a counterexample breaks.
+/// Invariant that a counterexample breaks. The crate documentation lists I1 to I10.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub enum BrokenInvariant {
-    /// I1: a commit over several logs came back in part, or mixed with another.
+    /// I1: recovery found part of a commit over several logs, or mixed it with another commit.
     Atomic,
-    /// I2: what came back is not a prefix of the commit order.
+    /// I2: the recovered commits are not a prefix of the commit order.
     Prefix,
-    /// I3: a power cut took a Sync-acknowledged commit (or one before it), or a kill took an
-    /// acknowledged one.
+    /// I3: a power cut lost a commit at or below W, or a kill lost an acknowledged one.
     Durable,
-    /// I4: a value was read that a later kill took back, or that no order of commits explains.
+    /// I4: a kill took back a value that was read, or no commit order explains the read.
     UnexplainedRead,
-    /// I5: one number, two contents, both valid.
+    /// I5: one seq has two valid contents.
     DuplicateSeq,
-    /// I6: the index after recovery is not the map at the recovered prefix: a key came back, went
-    /// away or points at bytes that are not its own.
+    /// I6: after recovery the index differs from the map at the recovered prefix. A key reappeared,
+    /// was lost, or points to bytes of another version.
     Index,
-    /// I8: damage is reported and nothing rotted.
+    /// I8: recovery reports damage although nothing rotted.
     FalseDamage,
-    /// I9: something rotted that was known durable, and nothing is reported.
+    /// I9: data that was known to be durable rotted, and recovery does not report it.
     SilentRot,
-    /// I10: no thread can go on, and one of them has not finished.
+    /// I10: no thread can continue, and at least one has not finished.
     Deadlock,
 }
 
-/// A state that carries its own verdict.
+/// State that records a broken invariant.
 pub trait CheckedState {
-    /// The invariant this state breaks, if any.
+    /// Returns the invariant that this state breaks.
     fn broken_invariant(&self) -> Option<BrokenInvariant>;
 }
 
-/// The single property of every model.
+/// Returns the single property of every model.
 #[must_use]
 pub fn no_broken_invariant<M: Model>() -> Vec<Property<M>>
 where
@@ -48,29 +49,29 @@ where
     vec![Property::always("nothing is broken", |_, state: &M::State| state.broken_invariant().is_none())]
 }
 
-/// What an exploration found.
+/// Result of an exploration.
 #[derive(Clone, Debug)]
 pub struct Exploration {
-    /// Distinct states reached.
+    /// Number of distinct states reached.
     pub states: usize,
-    /// The longest of the shortest paths to a state.
+    /// Length of the longest shortest path to a state.
     pub depth: usize,
-    /// The invariant that fails, if one does.
+    /// Broken invariant, if one was found.
     pub broken_invariant: Option<BrokenInvariant>,
-    /// The shortest way there: one action a line.
+    /// Shortest path to the broken state, one action per line.
     pub path: Vec<String>,
 }
 
 impl Exploration {
-    /// Panics unless the model was explored to its end, nothing broke, and there was something to
-    /// explore.
+    /// Asserts that the exploration found no broken state. At least `at_least` states must exist,
+    /// so that the check is not vacuous.
     pub fn must_hold(&self, what: &str, at_least: usize) {
         println!("{what}: {} states, depth {}", self.states, self.depth);
         assert!(self.broken_invariant.is_none(), "{what}: {self}");
         assert!(self.states >= at_least, "{what}: only {} states: vacuous", self.states);
     }
 
-    /// Panics unless a counterexample was found and it breaks this invariant.
+    /// Asserts that the exploration found a counterexample that breaks this invariant.
     pub fn must_break(&self, what: BrokenInvariant) {
         println!("{self}");
         assert_eq!(self.broken_invariant, Some(what), "{self}");
@@ -84,7 +85,7 @@ impl fmt::Display for Exploration {
     }
 }
 
-/// Explores a model until nothing is left or the first broken state is found.
+/// Explores a model until no state is left or the first broken state is found.
 #[must_use]
 pub fn explore<M>(model: M) -> Exploration
 where

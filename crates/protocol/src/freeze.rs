@@ -1,53 +1,57 @@
-//! # Freezing: checkpoints, pinned states and published names (the next commit path)
+//! # Freezing: checkpoints, pinned states and published names
 //!
-//! One thread freezes: it takes a position P in the order, and a state that must be exactly the
-//! commits at or below P. Commits check their target (memtable, keyspace of a name), reserve, are
-//! copied and applied, and may panic. The frozen thing is one of three ([`FreezeKind`]).
+//! One thread takes a position P in the commit order, and a state that must contain exactly the
+//! commits at or below P. Commits check their target (memtable, or keyspace of a name), reserve,
+//! are copied and applied, and may panic. [`FreezeKind`] lists the three kinds of frozen state.
 //!
 //! ## Picture
 //! ```text
 //!   commit:  Check (note the target) --> Reserve --> Copy, Apply in any order --> complete
-//!   freeze:  Stop --> [no commit is checked or reserved] Take (P, state, next target) --> go on
+//!   freeze:  Stop --> [no commit is checked or reserved] Take (P, state, next target) --> resume
 //! ```
-//! In the store, Stop is one step: take all stripes, exclusively. A commit holds its stripes from
-//! `is_current` to its publication, so the holder of all of them finds an empty window.
+//! The store stops commits with `Stripes::lock_exclusive`, which waits for all stripes. A commit
+//! holds its stripes from `is_current` until it is complete, so the window is then empty.
 //!
 //! ## Invariants
-//! I6: a frozen memtable has exactly the commits up to P, and no commit is applied to it, or to a
-//! keyspace that has lost its name, later. I2: a pinned state has all frames up to P. I10: no
-//! thread waits for ever, even if a commit panics.
+//! - I6: a frozen memtable has exactly the commits up to P. Afterwards no commit is applied to it,
+//!   or to a keyspace that has lost its name.
+//! - I2: a pinned state has all frames up to P.
+//! - I10: no thread waits forever, even if a commit panics.
 //!
 //! ## Costs
-//! All commits wait for a freeze, and the freeze waits for the slowest commit in the window: a
-//! descheduled thread delays all of them (scenario 33). [`FreezeModel::targets_by_seq`] is the way
-//! out for checkpoints: P is taken in a reservation step, each commit selects its memtable by its
-//! seq when it is applied, and only the checkpoint waits until `visible` has reached P.
+//! All commits wait for a freeze, and the freeze waits for the slowest commit in the window. A
+//! descheduled thread therefore delays all of them (scenario W33). [`FreezeModel::targets_by_seq`]
+//! avoids this for checkpoints.
 
 use crate::ProtocolRules;
 use crate::explore::{BrokenInvariant, CheckedState, no_broken_invariant};
 use stateright::{Model, Property};
 
-/// The thing that is frozen.
+/// Kind of the frozen state.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub enum FreezeKind {
-    /// The active memtable, by a checkpoint.
+    /// Active memtable, frozen by a checkpoint.
     Memtable,
-    /// The logs up to a position, by a backup or an attached reader.
+    /// Logs up to a position, pinned by a backup or an attached reader.
     Pin,
-    /// The content of a name, by a conversion or bulk load that publishes another keyspace.
+    /// Content of a name. A conversion or bulk load publishes another keyspace under it.
     Name,
 }
 
-/// The model.
+/// Model of a freeze.
+///
+/// Only a published name must stop commits. A pinned state takes its position in a reservation step
+/// and waits until `visible` has reached it. A checkpoint can do the same with `targets_by_seq`.
 #[derive(Clone, Debug)]
 pub struct FreezeModel {
-    /// Which rules hold.
+    /// Active rules.
     pub rules: ProtocolRules,
-    /// The thing that is frozen.
+    /// Kind of the frozen state.
     pub kind: FreezeKind,
     /// Commits, one thread each.
     pub commits: usize,
-    /// Whether a commit selects its memtable by its seq when it is applied (no stop, no notes).
+    /// Whether a commit selects its memtable by its seq when it is applied. Then commits are not
+    /// stopped and note no target. P is taken in a reservation step, and only the checkpoint waits.
     pub targets_by_seq: bool,
     /// Commits that may panic in the window.
     pub panics: usize,
@@ -79,7 +83,7 @@ enum FreezeProgress {
     Refused,
 }
 
-/// Commits, contents, the freeze.
+/// Commits, contents and freeze.
 #[derive(Clone, Debug, Hash, PartialEq, Eq)]
 pub struct FreezeState {
     commits: Vec<FreezeCommit>,
@@ -93,24 +97,25 @@ pub struct FreezeState {
     broken_invariant: Option<BrokenInvariant>,
 }
 
-/// Steps.
+/// Steps of the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FreezeAction {
-    /// A commit asks `is_current` and notes its target.
+    /// A commit calls `is_current` and notes its target.
     Check(usize),
     /// A commit gets its seq.
     Reserve(usize),
     /// The frame of a commit is copied.
     Copy(usize),
-    /// The index is changed.
+    /// A commit is applied to its target.
     Apply(usize),
     /// The thread of a commit panics in the window.
     Panic(usize),
-    /// A commit returns an error before its reservation, since another one has poisoned.
+    /// A commit returns an error before its reservation, since another commit has poisoned the
+    /// database.
     Refuse(usize),
     /// The freeze begins.
     Stop,
-    /// The position and the state are taken, and commits go on.
+    /// The freeze takes the position and the state, and commits continue.
     Take,
     /// The freeze returns an error.
     RefuseFreeze,
@@ -182,7 +187,7 @@ impl FreezeModel {
                     actions.extend(wakes.then_some(FreezeAction::Refuse(who)));
                 }
                 FreezeCommit::Idle if !is_stopped => actions.push(FreezeAction::Check(who)),
-                // A stop that waits for checked commits lets them reserve.
+                // A stop that waits for checked commits allows them to reserve.
                 FreezeCommit::Checked { .. }
                     if !is_stopped || self.rules.freezing_waits_for_checked_commits =>
                 {
@@ -290,7 +295,7 @@ impl FreezeModel {
     }
 }
 
-/// The set of the seqs from 1 to `seq`.
+/// Returns the set of the seqs from 1 to `seq`.
 fn up_to(seq: u8) -> u32 {
     (1 << (seq + 1)) - 2
 }

@@ -1,27 +1,28 @@
 //! # In-place pages: no state above W is handed to the kernel
 //!
-//! An engine keeps one page in place. Commits go to a journal; now and then the engine writes the
-//! page, which then holds everything up to some commit. The kernel writes page and frames back in
-//! any order. After a power cut the page must not know a commit that the journal lost.
+//! An engine keeps one page in place and logs commits in a journal. At times it writes the page,
+//! which then contains all commits up to one. The kernel writes page and frames to the disk in any
+//! order.
 //!
-//! ## Checked
-//! I2: the page is at or below the cut (replay does the rest).
+//! ## Invariants
+//! - I2: after a power cut the page has no commit that the journal lost. Replay adds later commits.
+//! - I3: commits up to W survive.
 
 use crate::ProtocolRules;
 use crate::disk::{self, CrashKind, CrashOutcomes, ModelPage};
 use crate::explore::{BrokenInvariant, CheckedState, no_broken_invariant};
 use stateright::{Model, Property};
 
-/// The model.
+/// Model of an in-place page.
 #[derive(Clone, Debug)]
 pub struct InPlacePageModel {
-    /// Which rules hold.
+    /// Active rules.
     pub rules: ProtocolRules,
-    /// Commits.
+    /// Commits in the whole run.
     pub commits: usize,
 }
 
-/// Journal, page, process.
+/// Journal, page and process.
 #[derive(Clone, Debug, Hash, PartialEq, Eq)]
 pub struct InPlaceState {
     journal: Vec<ModelPage<()>>,
@@ -31,16 +32,16 @@ pub struct InPlaceState {
     broken_invariant: Option<BrokenInvariant>,
 }
 
-/// What can happen.
+/// Steps of the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InPlaceAction {
-    /// The next commit is logged and applied.
+    /// Logs and applies the next commit.
     Commit,
-    /// A sync round of the journal.
+    /// Syncs the journal.
     Sync,
-    /// The engine hands its page, with this commit as its last, to the kernel.
+    /// Writes the page with all commits up to this one to the kernel.
     WritePage(usize),
-    /// The power goes, and recovery looks.
+    /// Cuts the power, then recovers. The number selects the content of the platter.
     PowerCut(usize),
 }
 
@@ -93,7 +94,7 @@ impl Model for InPlacePageModel {
                 next.journal.iter_mut().for_each(ModelPage::sync);
                 next.durable = next.journal.len();
             }
-            // Torn pages are another matter (checksums, full page images): here it is whole.
+            // The write is not torn here. Checksums and full page images handle torn pages.
             InPlaceAction::WritePage(last) => next.page.write(last, false),
             InPlaceAction::PowerCut(way) => {
                 let journal = next.journal.iter_mut().map(|page| -> &mut dyn CrashOutcomes { page });

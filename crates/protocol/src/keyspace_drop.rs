@@ -1,33 +1,33 @@
-//! # Dropping a keyspace: the drop is a commit, the files go later
+//! # Drop of a keyspace: a commit, then the deletion of its files
 //!
-//! A keyspace with a log of its own (Z) and the journal. Commits before the drop have a part in
-//! each, or in one of them; the drop is a commit in the journal. Once F in ROOT is past the drop,
-//! recovery asks Z for nothing. `unlink` gets to the disk whenever the file system likes: at once,
-//! here.
+//! A keyspace has a log of its own (Z) in addition to the journal. Commits before the drop have a
+//! part in one or both logs. The drop is a commit in the journal. When F in ROOT has passed the
+//! drop, recovery no longer reads Z. The model lets an `unlink` reach the disk at once, which is
+//! the worst case.
 //!
-//! ## Checked
-//! I3 and I8: unlinking Z never takes away a part of a commit that recovery still counts.
+//! ## Invariants
+//! I3: the deletion of Z never removes a part of a commit that recovery still needs.
 
 use crate::ProtocolRules;
 use crate::disk::{self, CrashKind, CrashOutcomes, ModelPage};
 use crate::explore::{BrokenInvariant, CheckedState, no_broken_invariant};
 use stateright::{Model, Property};
 
-/// The model.
+/// Model of a drop.
 #[derive(Clone, Debug)]
 pub struct KeyspaceDropModel {
-    /// Which rules hold.
+    /// Active rules.
     pub rules: ProtocolRules,
-    /// Commits, the drop not counted.
+    /// Commits in addition to the drop.
     pub commits: usize,
-    /// Whether a slot of ROOT may rot while the other is whole.
+    /// Whether a slot of ROOT may rot while the other slot is valid.
     pub slot_rots: bool,
 }
 
-/// ROOT: its generation and F.
+/// Content of a ROOT slot: generation and F.
 type DropRoot = (u8, usize);
 
-/// One commit: in which logs, and its frames.
+/// Frames of one commit, one for each log that it writes to.
 #[derive(Clone, Debug, Hash, PartialEq, Eq)]
 struct DropCommit {
     journal: Option<ModelPage<()>>,
@@ -39,7 +39,7 @@ struct DropCommit {
 pub struct DropState {
     slots: [ModelPage<DropRoot>; 2],
     commits: Vec<DropCommit>,
-    /// The number of the drop.
+    /// Seq of the drop.
     drop: Option<usize>,
     is_unlinked: bool,
     generation: u8,
@@ -48,22 +48,23 @@ pub struct DropState {
     broken_invariant: Option<BrokenInvariant>,
 }
 
-/// What can happen.
+/// Steps of the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DropAction {
-    /// A commit to (the journal, Z).
+    /// Commits to the journal (first flag), to Z (second flag), or to both.
     Commit(bool, bool),
-    /// The keyspace is dropped.
+    /// Drops the keyspace.
     Drop,
-    /// A sync round.
+    /// Runs a sync round.
     Sync,
-    /// ROOT is written with F = W.
+    /// Writes ROOT with F = W.
     WriteRoot,
-    /// And synced.
+    /// Syncs ROOT.
     SyncRoot,
-    /// Z's files go.
+    /// Deletes the files of Z.
     Unlink,
-    /// The power goes; maybe this slot rots; recovery looks.
+    /// Cuts the power, damages a slot if one is given, then recovers. The number selects the
+    /// content of the platter.
     PowerCut(usize, Option<usize>),
 }
 
@@ -221,7 +222,8 @@ impl KeyspaceDropModel {
     }
 }
 
-/// Commits at or below F are not questioned; above it every part counts.
+/// Recovers and checks the result. The commits up to F are accepted without a check. Above F every
+/// part of a commit must exist.
 fn recover(state: &DropState) -> Option<BrokenInvariant> {
     let Some(&(_, floor)) = state.newest().and_then(|slot| state.slots[slot].read()) else {
         return Some(BrokenInvariant::Durable);
@@ -229,7 +231,7 @@ fn recover(state: &DropState) -> Option<BrokenInvariant> {
     let is_there = |page: &Option<ModelPage<()>>| page.as_ref().is_none_or(|page| page.read().is_some());
     let whole = |commit: &&DropCommit| is_there(&commit.journal) && is_there(&commit.engine_log);
     let cut = floor + state.commits[floor..].iter().take_while(whole).count();
-    // Below F the keyspace must still be whole, unless its drop is below F too.
+    // Z must exist unless the drop was accepted too.
     let needs_own = state.drop.is_none_or(|drop| drop > cut);
     if cut < state.durable || needs_own && state.is_unlinked {
         return Some(BrokenInvariant::Durable);

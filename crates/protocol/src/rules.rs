@@ -1,187 +1,240 @@
-//! # The rules: one switch each
+//! # Rules of the commit protocol
 //!
-//! All on is the protocol. A test switches one off and requires the counterexample.
+//! Has one switch for each rule. The protocol has all switches on. A test turns one off and
+//! requires a counterexample. "Found by the models" marks a rule that the first draft of the
+//! protocol lacked; `tests/model_findings.rs` and `tests/parallel_commit.rs` have its
+//! counterexample.
+//!
+//! Where two rules prevent the same scenario, each of them suffices within the explored bounds. The
+//! protocol keeps both as two lines of defense.
 
-/// How a reopen makes sure that what it accepted, and the ROOT it read, is on the platter and not
-/// only in the page cache (a kill, or a failed sync, may have left it there).
+/// Method by which a reopen makes the accepted tail and ROOT durable.
+///
+/// After a kill or a failed sync both may exist only in the page cache. Recovery does not copy the
+/// tail to new blocks: this method makes the tail durable where it is, and seals and void seqs
+/// exclude stale frames. A reopen therefore works on a full disk (decisions/0004).
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub enum ReopenMethod {
-    /// Write the same bytes in place again and sync. Sound if a sector caught in flight keeps the
-    /// bytes that do not change ([`crate::disk::TornSectors::OldOrNewBytes`]).
+    /// Writes the same bytes again at the same place and syncs them. Sound if a sector that is torn
+    /// during the write keeps the bytes that do not change
+    /// ([`crate::disk::TornSectors::OldOrNewBytes`]).
     Rewrite,
-    /// Sync the files, then read ROOT and the tails past the page cache. Sound either way.
+    /// Syncs the files, then reads ROOT and the tails past the page cache. Writes nothing. Sound
+    /// with both kinds of [`crate::disk::TornSectors`].
     ReadThrough,
 }
 
-/// The protocol, rule by rule.
+/// Switches of all rules.
 #[derive(Clone, Debug)]
 #[allow(clippy::struct_excessive_bools, reason = "a switchboard")]
 pub struct ProtocolRules {
-    /// How a reopen gets below the page cache.
+    /// Method that makes the accepted state durable at a reopen.
     pub reopen: ReopenMethod,
 
-    // The order of commits (module `order`).
-    /// R6, R10: after recovery new frames go to new segments of a new incarnation.
+    // Order of commits (module `commit_order`).
+    /// R6, R10: after recovery new frames are written to new segments of a new incarnation.
+    /// Prevents scenario 1, as does `numbers_start_above_the_bound`.
     pub fresh_segments: bool,
-    /// R11: after recovery numbers start above the reserved bound, and the hole is recorded.
+    /// R11: after recovery seqs start above the reserved bound, and ROOT records the hole.
     pub numbers_start_above_the_bound: bool,
-    /// R10: ROOT seals the old segments at the ends of what was accepted.
+    /// R10: ROOT seals the old segments at the end of their accepted frames. Prevents scenario 2,
+    /// as does `numbers_start_above_the_bound`.
     pub old_segments_are_sealed: bool,
     /// R6: after a sync the next frame starts at the next sector.
     pub fresh_sector_after_sync: bool,
-    /// Found here: a round takes S, and ends the sectors, under the commit lock.
+    /// Found by the models: a round takes S and ends the sectors under the commit lock. "After the
+    /// sync" is too late for the new sector. A frame that has its place before the sync and is
+    /// copied after it shares the acknowledged sector.
     pub rounds_start_under_the_lock: bool,
-    /// R10: what recovery accepted is written again (or read past the cache) before it counts.
+    /// R10: recovery makes the accepted tail durable with its [`ReopenMethod`] before it relies on
+    /// it.
     pub tail_is_synced: bool,
-    /// Found here: the newest ROOT is settled before the other slot is touched.
+    /// Found by the models: recovery makes the newest ROOT slot durable before it writes the other
+    /// slot. A kill between the write of ROOT and its sync leaves the newest slot in the page
+    /// cache. If the reopened process then wrote the other slot, one power cut could tear both.
     pub root_is_synced: bool,
-    /// R3: the frame is copied under the lock that gave the number.
+    /// R3: a commit copies its frame under the lock that assigned its seq.
     pub copy_under_lock: bool,
-    /// R5: a failure after a number exists poisons.
+    /// R5: a failure after the seq is assigned poisons the database.
     pub failure_after_seq_poisons: bool,
-    /// R8: a failed sync poisons.
+    /// R8: a failed sync poisons the database.
     pub failed_sync_poisons: bool,
-    /// R8: S is taken before the logs are synced.
+    /// R8: a round takes S before it syncs the logs.
     pub s_is_taken_before_the_syncs: bool,
     /// R8: a round syncs every dirty log before W moves.
     pub a_round_syncs_all_logs: bool,
     /// R1: F is W, not `visible`.
     pub floor_is_durable: bool,
-    /// R6: behind a bad frame the log is searched for W.
+    /// R6: recovery searches the log behind a bad frame for values of W.
     pub resync_searches_for_w: bool,
-    /// R10: what is still needed at or below F has to be there too.
+    /// R10: frames at or below F that are still needed must exist too.
     pub needed_frames_below_the_floor_are_checked: bool,
-    /// R10: an engine's checkpoint says what is known durable.
+    /// R10: the position of an engine's checkpoint counts as known durable.
     pub checkpoint_is_known_durable: bool,
     /// R1: a clean close writes F and seals the logs.
     pub clean_close_is_recorded: bool,
 
-    // Cleaning a store log (module `cleaning`).
-    /// R15: F covers the victim before it goes.
+    // GC of a store log (module `gc`).
+    /// R15: F covers the victim before the victim leaves ROOT.
     pub floor_covers_the_victim: bool,
-    /// R1: both ROOT slots are past what is freed.
+    /// R1: a file is freed only when neither ROOT slot needs it. The second slot guards only
+    /// against rot of a slot. In that case recovery must also write both slots
+    /// (`recovery_writes_both_slots`).
     pub both_slots_are_past_freed_files: bool,
-    /// R15: survivors are synced before the victim goes.
+    /// R15: survivors are synced before the victim leaves ROOT.
     pub survivors_are_synced: bool,
-    /// Found here: a checkpoint is published only when the survivors it points to are synced.
+    /// Found by the models: a checkpoint is published only when the survivors that it points to are
+    /// synced. W says nothing about survivors.
     pub checkpoint_waits_for_survivors: bool,
-    /// R13: dead is what a *durable* commit superseded.
+    /// R13: an entry is dead only if a *durable* commit superseded it.
     pub dead_means_durably_superseded: bool,
-    /// R15: a tombstone goes only when both slots' checkpoints start at or after it.
+    /// R15: a tombstone is dropped only when the checkpoints of both slots start at or after it.
     pub tombstones_wait_for_checkpoints: bool,
-    /// R15: at or after its start, and not its end (the scan may have read the key before).
+    /// R15: the start of the checkpoint decides, not its end. Its scan may have read the key before
+    /// the removal.
     pub tombstones_wait_for_the_start: bool,
-    /// Found here: a checkpoint does not start between judging a survivor live and copying it.
+    /// Found by the models: no checkpoint starts between the liveness check of a survivor and its
+    /// copy. The survivor could revive a deleted key. A batch of survivors counts as one pass.
     pub checkpoints_wait_for_judged_survivors: bool,
-    /// Found here: nor between copying it and re-pointing the index.
+    /// Found by the models: no checkpoint starts between the copy of a survivor and the repoint of
+    /// the index. The checkpoint could lose a live key.
     pub checkpoints_wait_for_copied_survivors: bool,
-    /// Of two frames with one key and one number (a commit and its survivor) the later one wins.
+    /// A commit and its survivor have the same key and seq. Replay keeps the later frame. Prevents
+    /// one case of scenario 9, as does `stale_image_entries_are_dropped`.
     pub ties_go_to_the_later_frame: bool,
-    /// Found here: recovery settles survivors too, though their numbers lie below F.
+    /// Found by the models: recovery syncs survivors too. Their seqs are at or below F, so "frames
+    /// above F" misses them.
     pub recovery_syncs_survivors: bool,
-    /// Found here: recovery writes ROOT to both slots before it serves (if one slot may rot).
+    /// Found by the models: recovery writes ROOT to both slots before it serves. Required if one
+    /// slot may rot.
     pub recovery_writes_both_slots: bool,
-    /// Replay starts where the checkpoint's scan started, not where it ended.
+    /// Replay starts at the position where the scan of the checkpoint started, not where it ended.
     pub replay_from_the_start: bool,
-    /// Image entries that point into segments no longer live are dropped.
+    /// Recovery drops image entries that point to segments that are no longer live.
     pub stale_image_entries_are_dropped: bool,
-    /// A checkpoint is published once W has reached its end.
+    /// A checkpoint is published only when W has reached its end.
     pub checkpoint_waits_for_w: bool,
-    /// Re-pointing compares: a key that moved on is left alone.
+    /// GC repoints an entry only if the index still has the entry that GC judged.
     pub repointing_compares: bool,
 
     // Small models.
-    /// R16: what a conditional commit expects is checked under the lock.
+    /// R16: the expectation of a conditional commit is checked under the lock.
     pub check_inside_lock: bool,
-    /// R7, R16: applying happens under the lock, in the order of the numbers.
+    /// R7, R16: commits are applied under the lock, in the order of their seqs.
     pub apply_inside_lock: bool,
-    /// R7: nothing is visible before it is logged.
+    /// R7: a commit is applied only after it is logged.
     pub apply_only_logged: bool,
-    /// R9: W waits for the staged payloads too.
+    /// R9: W waits for the staged values too. A round may sync values and log in either order.
     pub payload_before_w: bool,
-    /// R9: the frame carries the payload's checksum.
+    /// R9: the frame contains the checksum of its value.
     pub frame_names_payload: bool,
-    /// Found here: recovery settles the payloads that the accepted frames name.
+    /// Found by the models: recovery makes the values durable that accepted frames refer to. In
+    /// general, after an unclean stop nothing read from the page cache counts as durable until
+    /// recovery made it durable. This holds for every file: such data must not raise F and must not
+    /// let a file be freed.
     pub recovery_syncs_payloads: bool,
-    /// R12: no state above W is handed to the kernel in place.
+    /// R12: no page with a state above W is written in place.
     pub pages_stay_below_w: bool,
-    /// R1: files of a dropped keyspace go after F in ROOT has passed the drop.
+    /// R1: the files of a dropped keyspace are deleted only after F in ROOT has passed the drop.
     pub unlink_after_floor: bool,
-    /// R1: and in both slots.
+    /// R1: F has passed the drop in both slots.
     pub unlink_after_both_slots: bool,
 
-    // Segments that must be there (module `naming`).
-    /// Name and header of a segment are durable before ROOT or a seal names it.
+    // Segments that must exist (module `segment_naming`). Found by the models.
+    /// The file name and the header of a segment are durable before ROOT or a seal names the
+    /// segment. Otherwise a segment that was deleted, or has a damaged header, looks like one that
+    /// a power cut interrupted.
     pub named_segments_are_durable: bool,
-    /// ROOT lists a log's first segment before a frame goes into it: no seal names that one.
+    /// ROOT lists the first segment of a log before a frame is written to it, since no seal names
+    /// it.
     pub first_segment_is_listed: bool,
-    /// A full segment ends with a seal that names the next one: there is always room for it.
+    /// A full segment ends with a seal that names the next segment. Space for the seal is always
+    /// reserved.
     pub every_segment_ends_with_a_seal: bool,
-    /// A ready segment that the log gives up is deleted when no slot of ROOT lists it.
+    /// A released ready segment is deleted only when no slot of ROOT lists it. Otherwise a damaged
+    /// slot looks like a damaged database.
     pub released_segments_are_in_no_slot: bool,
 
-    // The next commit path (modules `window`, `stripes`, `views`, `freezing`).
+    // Parallel commits (modules `window`, `stripes`, `views`, `freeze`).
     /// W1: one step assigns the seq and the place in the log.
     pub reservation_is_one_step: bool,
     /// W1: a commit over several logs reserves all its places before any other reservation.
     pub several_logs_stop_reservations: bool,
     /// W3: a commit is acknowledged when `visible` has reached it, not when it is complete.
     pub acknowledged_when_visible: bool,
-    /// W4: a reader that meets a version above `visible` waits for it.
+    /// W4: a reader that finds a version above `visible` waits until `visible` reaches it.
     pub readers_wait_for_visible: bool,
-    /// Found here: a reader holds no latch that `apply` needs while it waits.
+    /// Found by the models: while a reader waits for `visible`, it holds no latch that `apply`
+    /// needs.
     pub readers_wait_without_latches: bool,
-    /// W5: a round starts with a step that makes the next frame begin a new sector.
+    /// W5: a round starts with a step after which the next frame begins a new sector.
     pub rounds_close_the_sector: bool,
-    /// Found here: the step closes the sectors of all logs, and takes S, at once.
+    /// Found by the models: that step closes the sectors of all logs and takes S at once, since a
+    /// commit over several logs reserves at once. The alternative closes them one by one, takes S
+    /// before the first, and waits longer ([`crate::window::WindowBounds::waits_past_last_close`]).
     pub rounds_close_all_logs_at_once: bool,
-    /// W5: S is the last seq reserved before that step, not `visible`.
+    /// W5: S is the last seq reserved before that step, not `visible`. A round to `visible` needs
+    /// no wait, but frames in the window may then share the sector of S. That is sound only with
+    /// [`crate::disk::TornSectors::OldOrNewBytes`].
     pub rounds_cover_reserved_seqs: bool,
-    /// Found here: S and `visible` are seqs of commits, never seqs that recovery skipped.
+    /// Found by the models: S and `visible` are seqs of commits, never seqs that recovery skipped.
+    /// After a recovery both equal the recovered prefix, not the seq before the first new one.
     pub marks_are_seqs_of_commits: bool,
-    /// W5: a round syncs when `visible` has reached S.
+    /// W5: a round syncs only after `visible` has reached S.
     pub rounds_wait_for_the_window: bool,
-    /// W5: a ticket completes when the durable mark has reached it.
+    /// W5: a ticket completes when W has reached it.
     pub tickets_follow_the_mark: bool,
-    /// W6: a sealed segment is synced for good when its reservations are complete.
+    /// W6: the final sync of a sealed segment comes after all frames reserved in it are copied.
     pub sealed_segments_wait_for_copies: bool,
     /// W9: `visible` never passes a commit that failed after its reservation.
     pub failures_stop_visible: bool,
-    /// W9: poison wakes all threads that wait, with an error.
+    /// W9: poison wakes all waiting threads with an error.
     pub poison_wakes_the_waiters: bool,
     /// W12: of two records of one key, replay keeps the one with the higher seq.
     pub replay_compares_seqs: bool,
     /// W2: a commit takes its stripes before `is_current`.
     pub stripes_precede_the_check: bool,
-    /// W2: a commit holds its stripes until it is complete.
+    /// W2: a commit holds its stripes until it is complete. It may release them before `visible`
+    /// reaches it.
     pub stripes_are_held_until_publication: bool,
     /// W2: a commit takes its stripes in ascending order.
     pub stripes_in_ascending_order: bool,
     /// W2: a commit takes each stripe once, also if several of its keys share it.
     pub each_stripe_once: bool,
-    /// W2: a batch with more stripes than the limit takes all of them.
+    /// W2: a batch with more stripes than the limit takes all stripes. The limit affects only the
+    /// cost.
     pub large_batches_take_all_stripes: bool,
-    /// W7: GC repoints an entry under the stripe of its key.
+    /// W7: GC repoints an entry under the stripe of its key. The stripe is not needed if `apply`
+    /// counts the entry dead that its exchange replaced
+    /// ([`crate::stripes::StripesModel::exchanges`]).
     pub repoints_take_the_stripe: bool,
-    /// Found here: a commit that waits for room in its log releases its stripes before.
+    /// Found by the models: a commit releases its stripes before it waits for space in its log. GC
+    /// needs stripes to free that space.
     pub log_space_is_awaited_without_stripes: bool,
-    /// Found here: a refused condition is reported when `visible` has reached its cause.
+    /// Found by the models: a refused condition is a read. The caller learns of it only when
+    /// `visible` has reached the commit that caused the refusal. This holds for every answer that
+    /// depends on the index, for example for a removal that found no key.
     pub refusals_wait_for_visible: bool,
     /// W4: the state S of a snapshot is not above `visible`.
     pub snapshots_are_at_visible: bool,
     /// W10: a view publishes its slot before it reads the last reserved seq.
     pub views_fence: bool,
-    /// W10: a view waits until `visible` has reached the last reserved seq that it read.
+    /// W10: a view waits until `visible` has reached the last reserved seq that it read. Redundant
+    /// if superseded versions are judged late ([`crate::views::ViewsModel::inspects_late`]).
     pub views_wait_for_reserved_seqs: bool,
     /// W10: a committer reserves its seq before it reads the slots.
     pub committers_fence: bool,
-    /// Found here: a slot without its final S keeps versions born after it as well.
+    /// Found by the models: a slot that is registering keeps every version, also one that is born
+    /// after its V. Only the final S decides which versions may be freed. V itself is redundant: a
+    /// mark "registering" without V would keep the same versions.
     pub registering_slots_keep_every_version: bool,
     /// W8: a checkpoint stops reservations until it has its position.
     pub freezing_stops_reservations: bool,
     /// W8: a checkpoint takes its position when all reserved commits are complete.
     pub freezing_drains_the_window: bool,
-    /// Found here: a stop of reservations waits for checked commits without a seq, too.
+    /// Found by the models: the stop also waits for commits that passed their check and have no seq
+    /// yet. Otherwise such a commit is applied to a closed memtable or keyspace. Taking all stripes
+    /// stops both kinds, and the window is empty as well.
     pub freezing_waits_for_checked_commits: bool,
     /// W11: a pinned state is taken when all reserved commits are complete.
     pub pins_drain_the_window: bool,
@@ -190,7 +243,7 @@ pub struct ProtocolRules {
 }
 
 impl ProtocolRules {
-    /// The protocol.
+    /// Returns the protocol: all rules are on.
     #[must_use]
     pub fn all() -> Self {
         Self {

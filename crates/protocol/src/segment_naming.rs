@@ -1,40 +1,45 @@
-//! # Naming: the segments that must be there
+//! # Names of segments: files that must exist
 //!
-//! A log is a row of segments. ROOT lists some; a segment that is full ends with a seal that names
-//! its successor. What ROOT or a seal names must be there, and a segment that is there but is named
-//! by neither was never used. So a segment that is deleted, or whose header rots, is reported, and
-//! a segment that a power cut left half made is not. A ready segment that the log gives up is
-//! deleted when neither slot of ROOT lists it: either slot may rot.
+//! ROOT lists some segments of a log. A full segment ends with a seal that names its successor. A
+//! named segment must exist. A segment that exists without being named was never used. Recovery
+//! therefore reports a deleted segment or a damaged header, and accepts a file that a power cut
+//! left incomplete.
+//!
+//! A log may release a ready segment. Its file is deleted when neither slot of ROOT lists it, since
+//! either slot may rot.
 //!
 //! ## Picture
 //! ```text
 //!   ROOT ──lists──> segment 0 | commit | seal ──names──> segment 1 | commit | seal ──names──> ...
 //! ```
 //!
-//! ## Checked
-//! I3, I8 and I9, for one log whose segments take one commit each.
+//! ## Invariants
+//! Checks I3, I8 and I9, for one log with one commit per segment.
+//!
+//! ## Simplifications
+//! The model has one log and one incarnation.
 
 use crate::ProtocolRules;
 use crate::disk::{self, CrashKind, CrashOutcomes, ModelPage};
 use crate::explore::{BrokenInvariant, CheckedState, no_broken_invariant};
 use stateright::{Model, Property};
 
-/// The model.
+/// Model of named segments.
 #[derive(Clone, Debug)]
 pub struct SegmentNamingModel {
-    /// Which rules hold.
+    /// Active rules.
     pub rules: ProtocolRules,
-    /// Segments, and commits.
+    /// Maximum number of segments, and of commits.
     pub segments: usize,
 }
 
-/// A file of the log: its name in the directory and its header, and what stands in it.
+/// File of the log: its name in the directory, its header and its content.
 #[derive(Clone, Debug, Hash, PartialEq, Eq)]
 struct NamedSegment {
     name: ModelPage<()>,
     header: ModelPage<()>,
     frame: ModelPage<()>,
-    /// Names the next segment.
+    /// Seal, which names the next segment.
     seal: ModelPage<()>,
 }
 
@@ -59,12 +64,12 @@ impl NamedSegment {
 /// Disk and process.
 #[derive(Clone, Debug, Hash, PartialEq, Eq)]
 pub struct NamingState {
-    /// The slots of ROOT: a generation, and how many segments it lists.
+    /// Slots of ROOT: a generation, and the number of listed segments.
     roots: [ModelPage<(u64, usize)>; 2],
     segments: Vec<NamedSegment>,
-    /// Segments that are in use or ready. The log has given up those after them.
+    /// Segments in use or ready. The log has released the segments after them.
     in_service: usize,
-    /// True after the log gave up a segment: it gives up one at most.
+    /// True after the log has released a segment. It releases at most one.
     has_released: bool,
     commits: usize,
     durable: usize,
@@ -72,37 +77,38 @@ pub struct NamingState {
     broken_invariant: Option<BrokenInvariant>,
 }
 
-/// What can happen.
+/// Steps of the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NamingAction {
-    /// A file is made, with its header.
+    /// Creates a file with its header.
     Create,
-    /// Name and header of every file are synced.
+    /// Syncs the name and the header of every file.
     SyncNames,
-    /// The older slot of ROOT is written with the segments in service.
+    /// Writes the segments in service to the older slot of ROOT.
     WriteRoot,
-    /// ROOT is synced.
+    /// Syncs ROOT.
     SyncRoot,
-    /// The log gives up its last ready segment.
+    /// Releases the last ready segment.
     Release,
-    /// The file of a segment that the log gave up is deleted.
+    /// Deletes the file of a released segment.
     Delete,
-    /// A commit goes to the next segment, behind a seal in the one before.
+    /// Writes a commit to the next segment, after a seal in the segment before.
     Commit,
-    /// A sync round.
+    /// Runs a sync round.
     Sync,
-    /// The power goes, or the process; then maybe a file is lost, or its header.
+    /// Crashes, then applies the damage if there is one. The number selects the outcome of the
+    /// crash.
     Crash(CrashKind, usize, Option<NamingRot>),
 }
 
-/// What rots.
+/// Damage of stored data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NamingRot {
-    /// A file is deleted.
+    /// Deletes a file.
     File(usize),
-    /// Its header is damaged.
+    /// Damages the header of a file.
     Header(usize),
-    /// A slot of ROOT is damaged.
+    /// Damages a slot of ROOT.
     Slot(usize),
 }
 
@@ -117,7 +123,7 @@ impl NamingState {
         roots.chain(self.segments.iter_mut().flat_map(NamedSegment::pages_mut))
     }
 
-    /// The slot with the newest readable generation.
+    /// Returns the slot with the newest readable generation.
     fn newest(&self) -> usize {
         usize::from(self.roots[1].read() > self.roots[0].read())
     }
@@ -215,12 +221,12 @@ impl Model for SegmentNamingModel {
 }
 
 impl SegmentNamingModel {
-    /// Whether what is named now is there after a power cut.
+    /// Returns whether these segments exist after a power cut, so that they may be named.
     fn may_name(&self, segments: &[NamedSegment]) -> bool {
         !self.rules.named_segments_are_durable || segments.iter().all(NamedSegment::is_durable)
     }
 
-    /// Whether no slot of ROOT lists the last segment.
+    /// Returns whether no slot of ROOT lists the last segment.
     fn may_delete(&self, state: &NamingState) -> bool {
         let last = state.segments.len() - 1;
         match self.rules.released_segments_are_in_no_slot {
@@ -303,16 +309,16 @@ fn sync_segment(segment: &mut NamedSegment) {
     segment.header.sync();
 }
 
-/// Recovers, and compares with what the world is owed.
+/// Recovers and compares the result with the commits that must survive.
 fn check_recovery(state: &NamingState, rot: Option<NamingRot>) -> Option<BrokenInvariant> {
     let segments = &state.segments;
     let is_sealed = |at: usize| segments[at].exists() && segments[at].seal.read().is_some();
     let is_named = |at: usize| at < state.listed() || at > 0 && is_sealed(at - 1);
     if (0..segments.len()).any(|at| is_named(at) && !segments[at].exists()) {
-        let is_false = matches!(rot, None | Some(NamingRot::Slot(_))); // the other slot is whole
+        let is_false = matches!(rot, None | Some(NamingRot::Slot(_))); // the other slot is valid
         return is_false.then_some(BrokenInvariant::FalseDamage);
     }
-    // Segments that are newer than ROOT are read as well.
+    // Recovery also reads segments that are newer than ROOT.
     let counts = |at: &usize| segments[*at].exists() && segments[*at].frame.read().is_some();
     let found = (0..segments.len()).take_while(counts).count();
     match rot {

@@ -1,27 +1,31 @@
 //! # Stripes: conditions, batches and GC under the locks of keys
 //!
 //! Each job is one thread: a batch of puts, a compare-and-swap, or GC of one entry. Key `k` has the
-//! stripe `k % stripes`. A thread may panic in the window, and room in the log may be short.
+//! stripe `k % stripes`. A thread may panic in the window, and log space may run out.
 //!
 //! ## Picture
 //! ```text
-//!   batch, swap:  [Look] --> Take, Take --> Check (is_current) --> Reserve --> Apply, Apply
-//!                    |            ^           |    |                 --> complete, no stripes
-//!                    |            +-- no room-+    +-- refused       --> [visible >= seq] Finish
-//!   GC:           Look (and copy the survivor) --> Take --> Repoint if the entry is still the one
+//!   batch, swap:  [ReadEntry] --> Take, Take --> Check (is_current) --> Reserve --> Apply, Apply
+//!                    |               ^             |    |            --> complete, no stripes
+//!                    |               +- no space --+    +-- refused  --> [visible >= seq] Finish
+//!   GC:           ReadEntry (and copy the survivor) --> Take --> Repoint if the entry is unchanged
 //! ```
-//! The copy of the frame is part of the last `Apply`: see `window`.
+//! The copy of the frame is part of the last `Apply`; `window` has it as a step.
 //!
 //! ## Invariants
-//! I4: a swap succeeds on the version that the order has right before it, and no caller learns of a
-//! commit above `visible`, neither by a read nor by a refusal. I6: when no commit is in the window,
-//! each key has its newest version; each address is counted dead at most once, and never while the
-//! index has it. I10: no thread waits for ever.
+//! - I4: a swap succeeds only on the version right before it in the commit order. No caller learns
+//!   of a commit above `visible`, neither by a read nor by a refusal.
+//! - I6: when no commit is in the window, each key has its newest version. Each address is counted
+//!   dead at most once, and never while the index has it.
+//! - I10: no thread waits forever.
 //!
 //! ## Threads
-//! Order of acquisition: stripes in ascending order, then the reservation. A holder of stripes
-//! waits for other stripes only. It does not wait for room: GC makes room, and needs a stripe for
-//! it.
+//! Order of acquisition: stripes in ascending order, then the reservation. A thread that holds
+//! stripes waits only for other stripes. It does not wait for log space, since GC needs a stripe to
+//! free space.
+//!
+//! ## Not modeled
+//! Fairness of the stripes.
 
 use crate::ProtocolRules;
 use crate::explore::{BrokenInvariant, CheckedState, no_broken_invariant};
@@ -34,24 +38,25 @@ pub enum StripeJob {
     Put(Vec<usize>),
     /// Puts a key if it still has the version that was read.
     Swap(usize),
-    /// Moves the entry of a key, which makes room for one commit.
+    /// Moves the entry of a key, which frees log space for one commit.
     Relocate(usize),
 }
 
-/// The model.
+/// Model of the stripes.
 #[derive(Clone, Debug)]
 pub struct StripesModel {
-    /// Which rules hold.
+    /// Active rules.
     pub rules: ProtocolRules,
     /// Jobs, one thread each.
     pub jobs: Vec<StripeJob>,
     /// Number of stripes.
     pub stripes: usize,
-    /// Stripes that a batch takes one by one; a batch with more takes all in one step.
+    /// Maximum number of stripes that a batch takes one by one. A batch with more takes all in one
+    /// step.
     pub limit: usize,
-    /// Commits for which the log has room.
+    /// Number of commits that fit into the log.
     pub log_space: u8,
-    /// Whether `apply` counts the entry dead that it replaced, not the one that it noted.
+    /// Whether `apply` counts the entry dead that it replaced, not the one that `is_current` noted.
     pub exchanges: bool,
     /// Commits that may panic in the window.
     pub panics: usize,
@@ -60,7 +65,7 @@ pub struct StripesModel {
 /// Keys of the model.
 const KEYS: usize = 3;
 
-/// An index entry: the seq of the version, and its address.
+/// Index entry: the seq of the version, and its address.
 #[derive(Clone, Copy, Debug, Default, Hash, PartialEq, Eq)]
 struct IndexEntry {
     seq: u8,
@@ -69,15 +74,15 @@ struct IndexEntry {
 
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 enum JobPhase {
-    /// A swap or GC has not read its key.
+    /// A swap or GC has not read its key yet.
     Idle,
     /// Takes stripes.
     TakingStripes,
-    /// Waits for room.
+    /// Waits for log space.
     WaitingForSpace,
     /// `is_current` has returned true.
     Checked,
-    /// In the window, with so many keys applied.
+    /// In the window; `applied` keys are applied.
     Reserved {
         seq: u8,
         applied: usize,
@@ -94,22 +99,22 @@ enum JobPhase {
 #[derive(Clone, Debug, Hash, PartialEq, Eq)]
 struct JobThread {
     phase: JobPhase,
-    /// The next stripe of its list.
+    /// Position in the list of needed stripes.
     next: usize,
-    /// Stripes held: a set of bits.
+    /// Held stripes: a set of bits.
     held_stripes: u8,
-    /// The version that a swap or GC read.
+    /// Version that a swap or GC read.
     seen: IndexEntry,
     /// Entries that `is_current` saw.
     noted: [IndexEntry; KEYS],
 }
 
-/// Threads, index, window.
+/// Threads, index and window.
 #[derive(Clone, Debug, Hash, PartialEq, Eq)]
 pub struct StripesState {
     threads: Vec<JobThread>,
     index: [IndexEntry; KEYS],
-    /// The newest seq that was reserved for each key.
+    /// Newest seq that was reserved for each key.
     newest: [u8; KEYS],
     last: u8,
     /// Complete commits: a set of bits.
@@ -126,25 +131,25 @@ pub struct StripesState {
 pub enum StripesAction {
     /// A swap or GC reads the entry of its key.
     ReadEntry(usize),
-    /// Takes the next stripe, or all.
+    /// Takes the next stripe, or all stripes.
     Take(usize),
-    /// Asks `is_current`, and is refused if a swap's version was superseded.
+    /// Calls `is_current`. A swap is refused if its version was superseded.
     Check(usize),
     /// Gets a seq and a place.
     Reserve(usize),
-    /// Finds no room, and releases its stripes.
+    /// Finds no log space and releases its stripes.
     FindNoSpace(usize),
-    /// Begins again, since there is room.
+    /// Starts again, since there is log space.
     Retry(usize),
-    /// Changes the index for one key; after the last the commit is complete.
+    /// Changes the index for one key. After the last key the commit is complete.
     Apply(usize),
-    /// GC compares and moves the entry.
+    /// Repoints the entry of GC if it is unchanged.
     Repoint(usize),
-    /// The call returns.
+    /// Returns from the call.
     Finish(usize),
-    /// The thread panics in the window.
+    /// Panics in the window.
     Panic(usize),
-    /// The call returns an error, since another commit has poisoned.
+    /// Returns an error from the call, since another commit has poisoned the database.
     Refuse(usize),
 }
 
@@ -247,7 +252,7 @@ impl StripesModel {
             let may_check = thread.next == wanted.len() || !self.rules.stripes_precede_the_check;
             match thread.phase {
                 JobPhase::Idle if collects => actions.push(StripesAction::ReadEntry(who)),
-                // The caller of a swap has read its key, and waited for `visible` (W4).
+                // The caller of a swap has read its key and waited for `visible` (W4).
                 JobPhase::Idle if state.index[self.keys(who)[0]].seq <= visible => {
                     actions.push(StripesAction::ReadEntry(who))
                 }
@@ -328,12 +333,12 @@ impl StripesModel {
                 if let JobPhase::Waiting { seq, .. } = state.threads[who].phase
                     && seq > visible(state)
                 {
-                    // A kill now takes back the cause of the refusal.
+                    // A kill now would take back the commit that caused the refusal.
                     state.broken_invariant = Some(BrokenInvariant::UnexplainedRead);
                 }
                 state.threads[who].phase = JobPhase::Done;
             }
-            // Keeps its stripes.
+            // The thread keeps its stripes.
             StripesAction::Panic(who) => state.threads[who].phase = JobPhase::Panicked,
             StripesAction::Refuse(who) => {
                 (state.threads[who].phase, state.threads[who].held_stripes) = (JobPhase::Done, 0)
@@ -370,7 +375,7 @@ impl StripesModel {
     fn apply(&self, state: &mut StripesState, who: usize) {
         let JobPhase::Reserved { seq, applied } = state.threads[who].phase else { return };
         let key = self.keys(who)[applied];
-        // Of a key that occurs twice in a batch only the last operation counts (R2).
+        // If a batch has a key twice, only its last operation counts (R2).
         if !self.keys(who)[..applied].contains(&key) {
             let replaced = if self.exchanges { state.index[key] } else { state.threads[who].noted[key] };
             count_dead(state, replaced.address);

@@ -1,7 +1,7 @@
-//! # Views: registration without a lock (the next commit path)
+//! # Views: registration without a lock
 //!
-//! Commits to two keys supersede versions while views register, read and end. The commits of one
-//! key follow each other, since they hold its stripe; those of two keys overlap.
+//! Commits to two keys supersede versions while views register, read and end. Commits to one key
+//! follow each other, since they hold its stripe. Commits to different keys overlap.
 //!
 //! ## Picture
 //! ```text
@@ -9,52 +9,56 @@
 //!               --> S = visible, slot = S, exact --> reads at S --> slot empty
 //!   committer:  Reserve --> Inspect the slots: keep the superseded version? --> Apply --> complete
 //! ```
-//! A version with the life `[born, died)` is kept for an exact slot if `born <= S < died`, and for
-//! a slot that is registering if `V < died`.
+//! A version has the life `[born, died)`. It is kept for an exact slot if `born <= S < died`, and
+//! for a slot that is registering if `V < died`.
+//!
+//! Sheaf has a shortcut that is not modeled: a slot is exact at once if no seq above V is reserved.
 //!
 //! ## Invariants
 //! I4: a view at S finds the newest version at or below S of each key, at any time.
 //!
 //! ## Memory order
-//! Without its fence a view's store to its slot stays in a store buffer for any time; without
-//! theirs committers read the slots before they reserve. Both pairs are `SeqCst` in the store: the
-//! read-modify-write of the reservation and the loads of the slots, the store of the slot and the
-//! load of the last reserved seq.
+//! Without its fence, the store of a view to its slot may stay in a store buffer for any time.
+//! Without their fence, committers read the slots before they reserve. Sheaf uses `SeqCst` for both
+//! pairs of accesses: the read-modify-write of the reservation and the loads of the slots; the
+//! store to the slot and the load of the last reserved seq.
 //!
-//! ## Another sound rule
-//! [`ViewsModel::inspects_late`]: every superseded version stays until `visible` has reached the
-//! commit that superseded it, and only then are the slots inspected. Then no view has to wait.
+//! ## Not modeled
+//! A full table of slots, and versions that are freed later than by the commit that superseded
+//! them. GC must inspect the slots after the reservation of that commit, too.
 
 use crate::ProtocolRules;
 use crate::explore::{BrokenInvariant, CheckedState, no_broken_invariant};
 use stateright::{Model, Property};
 
-/// The model.
+/// Model of views.
 #[derive(Clone, Debug)]
 pub struct ViewsModel {
-    /// Which rules hold.
+    /// Active rules.
     pub rules: ProtocolRules,
-    /// Commits over the whole run.
+    /// Commits in the whole run.
     pub commits: usize,
-    /// Views over the whole run; they use two slots in turn.
+    /// Views in the whole run. They share two slots.
     pub views: u8,
-    /// Whether versions are judged after `visible` has passed them, not before `apply`.
+    /// Whether a version is judged only after `visible` has reached the commit that superseded it.
+    /// Until then the version is kept. This is sound as well, and then no view has to wait.
     pub inspects_late: bool,
 }
 
 /// Keys, each with a stripe of its own.
 const KEYS: usize = 2;
-/// Slots.
+/// Number of slots.
 const SLOTS: usize = 2;
 
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 enum ViewCommitPhase {
-    /// Holds its stripe; the slots were inspected before the reservation (no fence).
+    /// Holds its stripe. It has inspected the slots before its reservation (only without the
+    /// fence).
     InspectedEarly,
     Reserved,
-    /// The slots were inspected.
+    /// Has inspected the slots.
     Inspected,
-    /// Complete; the superseded version was not judged yet (`inspects_late`).
+    /// Complete. The superseded version is not judged yet (`inspects_late`).
     Complete,
     /// Complete, and the slots were inspected (`inspects_late`).
     Judged,
@@ -65,12 +69,12 @@ enum ViewCommitPhase {
 struct ViewCommit {
     key: usize,
     phase: ViewCommitPhase,
-    /// Seq of the version that it supersedes.
+    /// Seq of the superseded version.
     superseded: u8,
     keeps: bool,
 }
 
-/// The content of a slot: reads at `state`, or (registering) at `state` or later.
+/// Content of a slot: its view reads at `state` if `is_exact`, otherwise at `state` or later.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 struct ViewSlotState {
     state: u8,
@@ -90,10 +94,10 @@ enum ViewPhase {
     Reading(u8),
 }
 
-/// Commits, versions, slots, views.
+/// Commits, versions, slots and views.
 #[derive(Clone, Debug, Hash, PartialEq, Eq)]
 pub struct ViewsState {
-    /// By seq; commits that have not reserved are in `early`.
+    /// Commits by seq. Commits that have not reserved are in `early`.
     commits: Vec<ViewCommit>,
     early: [Option<ViewCommit>; KEYS],
     /// Seqs of the versions of each key that a reader finds.
@@ -106,16 +110,16 @@ pub struct ViewsState {
     broken_invariant: Option<BrokenInvariant>,
 }
 
-/// Steps.
+/// Steps of the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ViewsAction {
-    /// A commit to this key inspects the slots before it reserves (no fence).
+    /// A commit to this key inspects the slots before it reserves (only without the fence).
     InspectEarly(usize),
     /// A commit to this key reserves its seq.
     Reserve(usize),
     /// A commit inspects the slots.
     Inspect(usize),
-    /// A commit changes the index and is complete; the superseded version is freed or kept.
+    /// A commit changes the index and is complete. The superseded version is freed or kept.
     Apply(usize),
     /// A commit frees the superseded version (`inspects_late`).
     Free(usize),
@@ -123,11 +127,11 @@ pub enum ViewsAction {
     Begin(usize),
     /// A view writes its slot.
     Publish(usize),
-    /// The store to the slot is seen by all (no fence).
+    /// All threads see the store to the slot (only without the fence).
     Flush(usize),
     /// A view reads the last reserved seq.
     ReadReserved(usize),
-    /// A view takes S, and makes its slot exact.
+    /// A view takes S and makes its slot exact.
     TakeState(usize),
     /// A view ends.
     Release(usize),
@@ -235,7 +239,7 @@ impl ViewsModel {
         }
     }
 
-    /// Whether a slot needs a version.
+    /// Returns whether a slot needs a version.
     fn needs(&self, slot: ViewSlotState, born: u8, died: u8) -> bool {
         let keeps_all = !slot.is_exact && self.rules.registering_slots_keep_every_version;
         slot.state < died && (keeps_all || born <= slot.state)
@@ -249,7 +253,7 @@ impl ViewsModel {
         match action {
             ViewsAction::InspectEarly(key) => {
                 let superseded = newest(&state.versions[key]);
-                // It will be above all seqs that are known now.
+                // The seq of the commit will be above all seqs that are known now.
                 let keeps = self.must_keep(state, superseded, u8::MAX);
                 state.early[key] =
                     Some(ViewCommit { key, phase: ViewCommitPhase::InspectedEarly, superseded, keeps });
@@ -299,7 +303,7 @@ impl ViewsModel {
                 let ViewPhase::Waiting(reserved) = state.views[slot] else { return };
                 let at = if self.rules.snapshots_are_at_visible { visible(state) } else { reserved };
                 state.views[slot] = ViewPhase::Reading(at);
-                // Behind the first store in the buffer, if that one is still there.
+                // If the first store is still in the buffer, this store follows it there.
                 match &mut state.buffers[slot] {
                     Some(buffered) => *buffered = ViewSlotState { state: at, is_exact: true },
                     None => state.slots[slot] = Some(ViewSlotState { state: at, is_exact: true }),
@@ -345,7 +349,7 @@ fn free(state: &mut ViewsState, index: usize) {
     }
 }
 
-/// Whether a view at a state finds another version of a key than the order has there.
+/// Returns whether a view at a state finds a version that differs from the commit order.
 fn reads_wrong_version(state: &ViewsState, at: u8) -> bool {
     (0..KEYS).any(|key| {
         let commits = state.commits.iter().enumerate().filter(|(_, commit)| commit.key == key);

@@ -1,6 +1,7 @@
-//! # What the models found: rules that neither commit.md nor its first strengthening had
+//! # Rules that the models found
 //!
-//! Each is on in `ProtocolRules::all()`; each test takes one away.
+//! The first drafts of commit.md lacked these rules. Each is on in `ProtocolRules::all()`. Each
+//! test turns one off and requires a counterexample.
 
 use sheaf_protocol::blob::BlobModel;
 use sheaf_protocol::commit_order::{self, CommitOrderModel};
@@ -25,8 +26,8 @@ fn small() -> commit_order::OrderBounds {
     commit_order::OrderBounds { commits: 2, kills: 1, power_cuts: 1, ..commit_order::OrderBounds::default() }
 }
 
-/// A kill between the write of ROOT and its sync leaves the newest ROOT in the page cache only. A
-/// reopen that goes on to write the other slot puts both in flight: one power cut tears both.
+/// A kill between the write of ROOT and its sync leaves the newest ROOT only in the page cache. A
+/// reopen that then writes the other slot makes both dirty: one power cut tears both.
 #[test]
 fn without_settling_root_one_power_cut_tears_both_slots() {
     let rules = ProtocolRules { root_is_synced: false, ..ProtocolRules::all() };
@@ -34,8 +35,8 @@ fn without_settling_root_one_power_cut_tears_both_slots() {
     explore(CommitOrderModel { rules, bounds }).must_break(BrokenInvariant::Durable);
 }
 
-/// Scenario 11 supposes a disk that may leave garbage where it was writing. On such a disk writing
-/// the tail in place again, byte for byte, is no better: it kills what was acknowledged.
+/// Scenario 11 assumes a disk that may leave garbage in the sector that it was writing. On such a
+/// disk a rewrite of the tail with the same bytes can also destroy acknowledged commits.
 #[test]
 fn rewriting_in_place_kills_acknowledged_frames_where_sectors_turn_to_garbage() {
     let bounds = commit_order::OrderBounds { tears: TornSectors::Garbage, ..small() };
@@ -47,8 +48,8 @@ fn rewriting_in_place_kills_acknowledged_frames_where_sectors_turn_to_garbage() 
     explore(CommitOrderModel { rules, bounds }).must_hold("reading through is sound there", 5_000);
 }
 
-/// The sector has to be left when the round *starts*, and no commit may have its place already: a
-/// frame that is placed before the sync and copied after it tears the sector that was acknowledged.
+/// The new sector must begin when the round *starts*, while no commit has its place already. A
+/// frame that is placed before the sync and copied after it tears the acknowledged sector.
 #[test]
 fn without_starting_rounds_under_the_lock_a_placed_frame_tears_an_acknowledged_sector() {
     let rules = ProtocolRules {
@@ -60,8 +61,9 @@ fn without_starting_rounds_under_the_lock_a_placed_frame_tears_an_acknowledged_s
     explore(CommitOrderModel { rules, bounds }).must_break(BrokenInvariant::Durable);
 }
 
-/// A survivor judged live before a delete, and copied after the checkpoint that lets the tombstone
-/// go, is found by replay and creates the key.
+/// GC judges a survivor live before a delete. It copies the survivor after the start of the
+/// checkpoint that allows the tombstone to be dropped. Replay finds the survivor and creates the
+/// key again.
 #[test]
 fn a_checkpoint_between_judging_and_copying_a_survivor_revives_a_deleted_key() {
     let rules = ProtocolRules { checkpoints_wait_for_judged_survivors: false, ..ProtocolRules::all() };
@@ -69,21 +71,22 @@ fn a_checkpoint_between_judging_and_copying_a_survivor_revives_a_deleted_key() {
     explore(GcModel { rules, bounds }).must_break(BrokenInvariant::Index);
 }
 
-/// A survivor copied before the checkpoint's start and re-pointed after its scan is in neither.
+/// GC copies a survivor before the start of the checkpoint and repoints after its scan. Neither the
+/// image nor replay finds it.
 #[test]
 fn a_checkpoint_between_copying_and_repointing_a_survivor_loses_the_key() {
     let rules = ProtocolRules { checkpoints_wait_for_copied_survivors: false, ..ProtocolRules::all() };
     explore(GcModel { rules, bounds: CLEANING }).must_break(BrokenInvariant::Index);
 }
 
-/// W says nothing about survivors: they are outside the order.
+/// W says nothing about survivors: they are outside the commit order.
 #[test]
 fn a_checkpoint_that_waits_for_w_only_points_to_a_survivor_that_was_never_synced() {
     let rules = ProtocolRules { checkpoint_waits_for_survivors: false, ..ProtocolRules::all() };
     explore(GcModel { rules, bounds: CLEANING }).must_break(BrokenInvariant::Index);
 }
 
-/// Survivors have numbers at or below F, and may be in the page cache only all the same.
+/// Survivors have seqs at or below F, and may still exist only in the page cache.
 #[test]
 fn a_recovery_that_syncs_only_frames_above_f_loses_unsynced_survivors() {
     let rules = ProtocolRules { recovery_syncs_survivors: false, ..ProtocolRules::all() };
@@ -91,16 +94,16 @@ fn a_recovery_that_syncs_only_frames_above_f_loses_unsynced_survivors() {
     explore(GcModel { rules, bounds }).must_break(BrokenInvariant::Index);
 }
 
-/// What an accepted frame names is in doubt with it: a reopen that settles the log alone raises F
-/// over a payload that only the page cache has.
+/// Accepted frames may exist only in the page cache, and so may their payloads. A reopen that syncs
+/// only the log raises F over a payload that a power cut removes.
 #[test]
 fn a_recovery_that_syncs_only_the_log_loses_served_payloads() {
     let rules = ProtocolRules { recovery_syncs_payloads: false, ..ProtocolRules::all() };
     explore(BlobModel { rules, commits: 2 }).must_break(BrokenInvariant::Durable);
 }
 
-/// Both slots past what is freed matters when the newer slot rots, and only then: a torn write
-/// never takes the newest durable slot.
+/// The rule about both slots matters only when the newer slot rots. A torn write never destroys the
+/// newest durable slot.
 #[test]
 fn both_slots_guard_against_a_rotten_slot_only() {
     let rules = ProtocolRules { both_slots_are_past_freed_files: false, ..ProtocolRules::all() };
@@ -110,8 +113,8 @@ fn both_slots_guard_against_a_rotten_slot_only() {
     explore(GcModel { rules, bounds }).must_break(BrokenInvariant::Durable);
 }
 
-/// If the older slot is to stand in for the newer one, recovery has to write both: the older does
-/// not know what was cut off, nor the new segments.
+/// The older slot can replace a rotten newer one only if recovery wrote both. Otherwise the older
+/// slot records neither the cut nor the new segments.
 #[test]
 fn a_recovery_that_writes_one_slot_cannot_bear_its_rot() {
     let rules = ProtocolRules { recovery_writes_both_slots: false, ..ProtocolRules::all() };
@@ -127,7 +130,7 @@ fn a_recovery_that_writes_one_slot_cannot_bear_its_rot() {
     explore(GcModel { rules, bounds }).must_break(BrokenInvariant::Prefix);
 }
 
-/// A power cut keeps the seal, and loses the name or the header of the segment that it names.
+/// A power cut keeps the seal and loses the name or the header of the segment that the seal names.
 #[test]
 fn without_settled_names_a_power_cut_looks_like_a_deleted_segment() {
     let rules = ProtocolRules { named_segments_are_durable: false, ..ProtocolRules::all() };
@@ -141,15 +144,15 @@ fn without_a_listed_first_segment_its_loss_is_silent() {
     explore(SegmentNamingModel { rules, segments: 2 }).must_break(BrokenInvariant::SilentRot);
 }
 
-/// A round that closes the last sector leaves no room for the seal.
+/// A round that closes the last sector leaves no space for the seal.
 #[test]
 fn without_room_for_a_seal_the_loss_of_the_next_segment_is_silent() {
     let rules = ProtocolRules { every_segment_ends_with_a_seal: false, ..ProtocolRules::all() };
     explore(SegmentNamingModel { rules, segments: 2 }).must_break(BrokenInvariant::SilentRot);
 }
 
-/// The log gives up a ready segment while it is idle. The newest slot of ROOT rots, and the other
-/// slot lists the deleted segment.
+/// An idle log releases a ready segment. The newest slot of ROOT rots, and the other slot lists the
+/// deleted segment.
 #[test]
 fn without_both_slots_past_a_released_segment_a_damaged_slot_looks_like_a_deleted_segment() {
     let rules = ProtocolRules { released_segments_are_in_no_slot: false, ..ProtocolRules::all() };

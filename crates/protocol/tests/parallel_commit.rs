@@ -1,8 +1,8 @@
-//! # Scenarios of the next commit path
+//! # Scenarios of parallel commits
 //!
-//! Scenarios 25 to 40 of the issue *Many cores*, called W25 to W40 here. With every rule on the
-//! models hold (first section); with one rule off its scenario appears. The last section shows the
-//! rules that the models added to W1 to W13, and the sound rules that would do instead.
+//! Scenarios W25 to W40 of commit.md. The first section has all rules on, and no invariant breaks.
+//! The second section turns one rule off, and its scenario appears. The last section covers the
+//! rules that the models added to W1 to W13, and sound alternatives to them.
 
 use sheaf_protocol::ProtocolRules;
 use sheaf_protocol::commit_order::{self, CommitOrderModel};
@@ -17,17 +17,17 @@ fn window(rules: ProtocolRules, bounds: window::WindowBounds) -> Exploration {
     explore(WindowModel { rules, bounds })
 }
 
-/// Two commits to X, a reader, a kill.
+/// Bounds of two commits to X, a reader and a kill.
 fn kill() -> window::WindowBounds {
     window::WindowBounds { reads: 1, ..window::WindowBounds::default() }
 }
 
-/// Two commits to X, a round, a power cut.
+/// Bounds of two commits to X, a round and a power cut.
 fn cut() -> window::WindowBounds {
     window::WindowBounds { crash: CrashKind::PowerCut, rounds: 1, ..window::WindowBounds::default() }
 }
 
-/// Sectors of two frames, on a disk where a sector in flight may turn to garbage.
+/// Bounds with sectors of two frames, on a disk that may leave garbage in a sector being written.
 fn shared() -> window::WindowBounds {
     window::WindowBounds { sector_frames: 2, tears: TornSectors::Garbage, ..cut() }
 }
@@ -67,7 +67,7 @@ fn order_window() -> commit_order::OrderBounds {
     }
 }
 
-// Every rule on.
+// All rules on.
 
 #[test]
 fn every_rule_on_holds_for_the_window_under_kills() {
@@ -85,7 +85,7 @@ fn every_rule_on_holds_for_the_window_under_power_cuts() {
     window(ProtocolRules::all(), sectors).must_hold("window, power cut, shared sectors", 11_000);
 }
 
-/// W12: recovery, and crashes in recovery, are those of `order`.
+/// W12: `commit_order` explores recovery and crashes in recovery.
 #[test]
 fn every_rule_on_holds_for_the_order_with_a_window() {
     let failures = commit_order::OrderBounds { failed_syncs: 1, late_failures: true, ..order_window() };
@@ -132,7 +132,7 @@ fn every_rule_on_holds_for_freezing() {
     }
 }
 
-/// By hand, after a change of a rule.
+/// Explores larger bounds.
 #[test]
 #[ignore = "minutes: by hand, after a change of a rule"]
 fn all_rules_hold_in_large_models() {
@@ -176,14 +176,14 @@ fn a_snapshot_above_visible_reads_two_versions_of_a_key() {
     explore(views(rules)).must_break(BrokenInvariant::UnexplainedRead);
 }
 
-/// W28: opposite order.
+/// W28: two batches take stripes in opposite order.
 #[test]
 fn without_an_order_of_stripes_two_batches_wait_for_each_other() {
     let rules = ProtocolRules { stripes_in_ascending_order: false, ..ProtocolRules::all() };
     explore(stripes(rules, &[put(&[0, 1]), put(&[1, 0])])).must_break(BrokenInvariant::Deadlock);
 }
 
-/// W28: a key, or a stripe, twice in a batch.
+/// W28: a batch has a key, or a stripe, twice.
 #[test]
 fn a_batch_that_takes_a_stripe_twice_waits_for_itself() {
     let rules = ProtocolRules { each_stripe_once: false, ..ProtocolRules::all() };
@@ -191,7 +191,7 @@ fn a_batch_that_takes_a_stripe_twice_waits_for_itself() {
     explore(stripes(rules, &[put(&[0, 2])])).must_break(BrokenInvariant::Deadlock);
 }
 
-/// W28: more stripes than the limit.
+/// W28: a batch has more stripes than the limit.
 #[test]
 fn a_large_batch_without_stripes_overtakes_a_swap() {
     let rules = ProtocolRules { large_batches_take_all_stripes: false, ..ProtocolRules::all() };
@@ -199,7 +199,7 @@ fn a_large_batch_without_stripes_overtakes_a_swap() {
     explore(StripesModel { limit: 1, ..model }).must_break(BrokenInvariant::UnexplainedRead);
 }
 
-/// W29: the check, then the stripe.
+/// W29: a swap checks before it takes the stripe.
 #[test]
 fn a_check_before_the_stripe_lets_two_swaps_pass_on_one_version() {
     let rules = ProtocolRules { stripes_precede_the_check: false, ..ProtocolRules::all() };
@@ -229,8 +229,8 @@ fn a_round_that_leaves_the_sector_open_lets_a_torn_write_take_an_acknowledged_fr
     window(rules, shared()).must_break(BrokenInvariant::Durable);
 }
 
-/// W30: S = `visible` needs no wait, and is sound where a torn sector keeps equal bytes. Elsewhere
-/// the frames of the window share the sector of S.
+/// W30: with S = `visible` a round needs no wait. That is sound if a torn sector keeps equal bytes.
+/// Otherwise frames in the window share the sector of S.
 #[test]
 fn a_round_to_visible_is_unsound_where_sectors_turn_to_garbage() {
     let rules = ProtocolRules { rounds_cover_reserved_seqs: false, ..ProtocolRules::all() };
@@ -239,7 +239,7 @@ fn a_round_to_visible_is_unsound_where_sectors_turn_to_garbage() {
     window(rules, shared()).must_break(BrokenInvariant::Durable);
 }
 
-/// W30: a sealed segment.
+/// W30: a sealed segment has a frame that is reserved and not copied.
 #[test]
 fn a_segment_sealed_with_a_hole_is_never_synced_again() {
     let rules = ProtocolRules { sealed_segments_wait_for_copies: false, ..ProtocolRules::all() };
@@ -253,7 +253,7 @@ fn gc_without_the_stripe_moves_an_entry_under_a_commit() {
     explore(stripes(rules, &[put(&[0]), StripeJob::Relocate(0)])).must_break(BrokenInvariant::Index);
 }
 
-/// W31: the comparison.
+/// W31: GC does not compare the entry.
 #[test]
 fn gc_without_the_comparison_overwrites_a_newer_version() {
     let rules = ProtocolRules { repointing_compares: false, ..ProtocolRules::all() };
@@ -267,21 +267,21 @@ fn a_checkpoint_that_does_not_drain_the_window_misses_a_commit() {
     explore(freezing(rules, FreezeKind::Memtable)).must_break(BrokenInvariant::Index);
 }
 
-/// W32: a commit above P is applied already.
+/// W32: a commit above P is already applied.
 #[test]
 fn a_checkpoint_that_does_not_stop_reservations_has_a_commit_too_many() {
     let rules = ProtocolRules { freezing_stops_reservations: false, ..ProtocolRules::all() };
     explore(freezing(rules, FreezeKind::Memtable)).must_break(BrokenInvariant::Index);
 }
 
-/// W33: the threads that wait are those that the header of `window` lists.
+/// W33: only the threads that the header of `window` lists have to wait.
 #[test]
 fn a_descheduled_thread_delays_only_later_acknowledgements_rounds_and_reads() {
     let bounds = window::WindowBounds { commits: 3, has_descheduled_thread: true, rounds: 1, ..kill() };
     window(ProtocolRules::all(), bounds).must_hold("window, a descheduled thread", 8_000);
 }
 
-/// W34: the failed commit is skipped.
+/// W34: `visible` passes the failed commit.
 #[test]
 fn a_failure_that_visible_passes_takes_later_acknowledged_commits() {
     let rules = ProtocolRules { failures_stop_visible: false, ..ProtocolRules::all() };
@@ -289,7 +289,7 @@ fn a_failure_that_visible_passes_takes_later_acknowledged_commits() {
         .must_break(BrokenInvariant::Durable);
 }
 
-/// W34: the waiters.
+/// W34: poison does not wake the waiting threads.
 #[test]
 fn without_a_wake_up_waiters_for_a_failed_commit_block_for_ever() {
     let rules = ProtocolRules { poison_wakes_the_waiters: false, ..ProtocolRules::all() };
@@ -300,42 +300,42 @@ fn without_a_wake_up_waiters_for_a_failed_commit_block_for_ever() {
     explore(FreezeModel { panics: 1, ..model }).must_break(BrokenInvariant::Deadlock);
 }
 
-/// W35: the view reads the last reserved seq before its slot is seen.
+/// W35: the view reads the last reserved seq before other threads see its slot.
 #[test]
 fn without_the_fence_of_a_view_a_version_that_it_needs_is_freed() {
     let rules = ProtocolRules { views_fence: false, ..ProtocolRules::all() };
     explore(views(rules)).must_break(BrokenInvariant::UnexplainedRead);
 }
 
-/// W35: the committer reads the slots before its seq is seen.
+/// W35: the committer reads the slots before other threads see its seq.
 #[test]
 fn without_the_fence_of_a_committer_a_version_that_a_view_needs_is_freed() {
     let rules = ProtocolRules { committers_fence: false, ..ProtocolRules::all() };
     explore(views(rules)).must_break(BrokenInvariant::UnexplainedRead);
 }
 
-/// W35: a commit in the window has inspected the slots before the view was there.
+/// W35: a commit in the window has inspected the slots before the view registered.
 #[test]
 fn a_view_that_does_not_wait_misses_a_version_that_a_reserved_commit_freed() {
     let rules = ProtocolRules { views_wait_for_reserved_seqs: false, ..ProtocolRules::all() };
     explore(views(rules)).must_break(BrokenInvariant::UnexplainedRead);
 }
 
-/// W36: places out of order in one log.
+/// W36: the places in one log are not in commit order.
 #[test]
 fn a_place_in_a_step_of_its_own_leaves_a_hole_before_an_acknowledged_commit() {
     let rules = ProtocolRules { reservation_is_one_step: false, ..ProtocolRules::all() };
     window(rules, kill()).must_break(BrokenInvariant::Durable);
 }
 
-/// W36: the same, in the second log of a commit.
+/// W36: the places in the second log of a commit are not in commit order.
 #[test]
 fn a_commit_over_two_logs_without_the_lock_leaves_a_hole_before_an_acknowledged_commit() {
     let rules = ProtocolRules { several_logs_stop_reservations: false, ..ProtocolRules::all() };
     window(rules, window::WindowBounds { parts: vec![2, 3], ..kill() }).must_break(BrokenInvariant::Durable);
 }
 
-/// W36: two records of a key in two logs.
+/// W36: two logs have a record of the same key.
 #[test]
 fn a_replay_that_does_not_compare_seqs_keeps_the_older_record() {
     let rules = ProtocolRules { replay_compares_seqs: false, ..ProtocolRules::all() };
@@ -356,7 +356,7 @@ fn a_keyspace_published_with_commits_in_the_window_misses_them() {
     explore(freezing(rules, FreezeKind::Name)).must_break(BrokenInvariant::Index);
 }
 
-// W39 (fork): see the header of the crate.
+// W39 (fork) has no test; the documentation of `WindowModel` explains it.
 
 /// W40.
 #[test]
@@ -366,17 +366,17 @@ fn a_ticket_that_does_not_wait_for_the_mark_is_lost_with_an_earlier_commit() {
     window(rules, bounds).must_break(BrokenInvariant::Durable);
 }
 
-// Found by the models.
+// Rules that the models found.
 
-/// A slot that is registering says nothing of the highest S: a version born after V may be the one.
+/// The S of a slot that is registering has no upper bound. A version born after V may be needed.
 #[test]
 fn a_registering_slot_needs_versions_that_are_born_after_it() {
     let rules = ProtocolRules { registering_slots_keep_every_version: false, ..ProtocolRules::all() };
     explore(views(rules)).must_break(BrokenInvariant::UnexplainedRead);
 }
 
-/// Versions that stay until `visible` has passed them make the wait of a view redundant. The fence
-/// stays.
+/// If versions stay until `visible` has passed them, a view need not wait. It still needs its
+/// fence.
 #[test]
 fn a_view_needs_no_wait_if_versions_are_inspected_after_visible_has_passed_them() {
     let rules = ProtocolRules { views_wait_for_reserved_seqs: false, ..ProtocolRules::all() };
@@ -387,7 +387,7 @@ fn a_view_needs_no_wait_if_versions_are_inspected_after_visible_has_passed_them(
         .must_break(BrokenInvariant::UnexplainedRead);
 }
 
-/// A commit that was checked before the stop and reserves after it applies to a closed target.
+/// A commit that is checked before the stop and reserves after it is applied to a closed target.
 #[test]
 fn a_stop_of_reservations_alone_lets_a_checked_commit_apply_to_a_closed_target() {
     let rules = ProtocolRules { freezing_waits_for_checked_commits: false, ..ProtocolRules::all() };
@@ -408,8 +408,8 @@ fn a_memtable_selected_by_seq_needs_no_stop() {
     explore(model).must_hold("freezing, memtables selected by seq", 12_000);
 }
 
-/// A pinned state needs its position in a reservation step, and the wait for `visible`; commits go
-/// on.
+/// A pinned state takes its position in a reservation step and waits for `visible`. Commits
+/// continue.
 #[test]
 fn a_pinned_state_needs_no_stop() {
     let rules = ProtocolRules {
@@ -421,7 +421,7 @@ fn a_pinned_state_needs_no_stop() {
     explore(model).must_hold("freezing, pins without a stop", 12_000);
 }
 
-/// A refusal tells the caller of the commit that caused it.
+/// A refusal reveals the commit that caused it.
 #[test]
 fn a_refusal_above_visible_reports_a_commit_that_a_kill_loses() {
     let rules = ProtocolRules { refusals_wait_for_visible: false, ..ProtocolRules::all() };
@@ -429,7 +429,7 @@ fn a_refusal_above_visible_reports_a_commit_that_a_kill_loses() {
         .must_break(BrokenInvariant::UnexplainedRead);
 }
 
-/// GC makes the room, and needs the stripe.
+/// GC needs the stripe to free log space.
 #[test]
 fn a_commit_that_waits_for_room_with_its_stripes_stops_gc() {
     let rules = ProtocolRules { log_space_is_awaited_without_stripes: false, ..ProtocolRules::all() };
@@ -437,7 +437,7 @@ fn a_commit_that_waits_for_room_with_its_stripes_stops_gc() {
     explore(StripesModel { log_space: 0, ..model }).must_break(BrokenInvariant::Deadlock);
 }
 
-/// GC needs no stripe if both sides exchange the entry and count dead the one that they replaced.
+/// GC needs no stripe if both sides exchange the entry and count the replaced one dead.
 #[test]
 fn gc_needs_no_stripe_if_apply_counts_the_entry_that_it_replaced() {
     let rules = ProtocolRules { repoints_take_the_stripe: false, ..ProtocolRules::all() };
@@ -446,8 +446,9 @@ fn gc_needs_no_stripe_if_apply_counts_the_entry_that_it_replaced() {
     explore(StripesModel { exchanges: true, ..model }).must_hold("stripes, exchanged entries", 4_000);
 }
 
-/// S is taken with X, a commit reserves a place after a frame below S in Y, and then Y is closed. A
-/// round that waits for the last seq reserved before the last closing needs no common step.
+/// The round takes S while it closes X. Then a commit reserves a place after a frame below S in Y,
+/// and only then the round closes Y. A common step is not needed if the round waits for the last
+/// seq that was reserved before the last closing.
 #[test]
 fn a_round_that_closes_logs_one_by_one_waits_past_the_last_closing() {
     let rules = ProtocolRules { rounds_close_all_logs_at_once: false, ..ProtocolRules::all() };
@@ -457,7 +458,7 @@ fn a_round_that_closes_logs_one_by_one_waits_past_the_last_closing() {
     window(rules, further).must_hold("window, logs closed one by one", 15_000);
 }
 
-/// The latch of the index stops the commit for which the reader waits.
+/// The latch of the index blocks the commit that the reader waits for.
 #[test]
 fn a_reader_that_waits_with_a_latch_stops_the_window() {
     let rules = ProtocolRules { readers_wait_without_latches: false, ..ProtocolRules::all() };

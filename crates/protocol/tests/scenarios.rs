@@ -1,7 +1,10 @@
-//! # With one rule off, the scenario appears
+//! # Scenarios of commit.md: each appears when its rule is off
 //!
-//! One test per scenario of commit.md (the number is in its comment). Where two rules guard the
-//! same scenario and either suffices, the test switches both off and shows that each alone holds.
+//! One test per scenario; its comment has the number. If either of two rules prevents a scenario,
+//! the test switches both off. It also shows that each rule suffices alone.
+//!
+//! The models do not cover scenarios 18 to 24. `crates/testkit/tests/scenarios` tests them on the
+//! real database, with all others.
 
 use sheaf_protocol::ProtocolRules;
 use sheaf_protocol::ReopenMethod;
@@ -32,12 +35,12 @@ fn gc(rules: ProtocolRules) -> Exploration {
     explore(GcModel { rules, bounds })
 }
 
-/// Two commits, one power cut.
+/// Bounds of two commits and one power cut.
 fn small() -> commit_order::OrderBounds {
     commit_order::OrderBounds { commits: 2, power_cuts: 1, ..commit_order::OrderBounds::default() }
 }
 
-/// Scenario 1. Numbers above the bound guard it too (the stale frame's number is void).
+/// Scenario 1. Seqs above the bound prevent it too, since the seq of the stale frame is void.
 #[test]
 fn without_fresh_segments_a_stale_frame_chains_into_the_new_log() {
     let bounds = commit_order::OrderBounds::default;
@@ -47,7 +50,7 @@ fn without_fresh_segments_a_stale_frame_chains_into_the_new_log() {
     order(neither, bounds()).must_break(BrokenInvariant::DuplicateSeq);
 }
 
-/// Scenario 2. Sealing guards it too (the stale frame lies behind an end).
+/// Scenario 2. Seals prevent it too, since the stale frame lies behind the end of its segment.
 #[test]
 fn without_a_bound_and_seals_one_log_holds_two_valid_frames_of_one_number() {
     let bounds = commit_order::OrderBounds::default;
@@ -66,7 +69,7 @@ fn without_a_floor_above_the_victim_a_power_cut_loses_relocated_entries() {
         .must_break(BrokenInvariant::Durable);
 }
 
-/// Scenario 3, its other half.
+/// Scenario 3, second half.
 #[test]
 fn without_synced_survivors_freeing_the_victim_loses_them() {
     gc(ProtocolRules { survivors_are_synced: false, ..ProtocolRules::all() })
@@ -80,7 +83,7 @@ fn without_the_tombstone_rule_a_deleted_key_lives() {
     gc(rules).must_break(BrokenInvariant::Index);
 }
 
-/// Scenario 4, finer: the checkpoint read the key before the delete and ended after it.
+/// Scenario 4. The checkpoint read the key before the delete and ended after it.
 #[test]
 fn a_tombstone_dropped_at_the_end_of_a_checkpoint_lets_the_image_revive_its_key() {
     let rules = ProtocolRules { tombstones_wait_for_the_start: false, ..ProtocolRules::all() };
@@ -111,7 +114,7 @@ fn without_the_payload_in_the_round_a_synced_frame_names_nothing() {
     explore(BlobModel { rules, commits: 2 }).must_break(BrokenInvariant::Durable);
 }
 
-/// Scenario 6: the slot holds an older valid record.
+/// Scenario 6: the slot has an older valid record.
 #[test]
 fn without_a_checksum_in_the_frame_an_older_record_is_taken_for_the_payload() {
     let rules = ProtocolRules { frame_names_payload: false, ..ProtocolRules::all() };
@@ -133,21 +136,21 @@ fn without_the_checkpoint_in_wrec_rot_passes_for_a_torn_tail() {
     order(rules, bounds).must_break(BrokenInvariant::Prefix);
 }
 
-/// Scenario 9: replay from where the scan ended.
+/// Scenario 9: replay starts at the end of the scan.
 #[test]
 fn without_replay_from_the_start_of_the_scan_the_image_points_into_freed_segments() {
     gc(ProtocolRules { replay_from_the_start: false, ..ProtocolRules::all() })
         .must_break(BrokenInvariant::Index);
 }
 
-/// Scenario 9: published too early.
+/// Scenario 9: the checkpoint is published too early.
 #[test]
 fn without_waiting_for_w_the_image_contains_lost_commits() {
     gc(ProtocolRules { checkpoint_waits_for_w: false, ..ProtocolRules::all() })
         .must_break(BrokenInvariant::Index);
 }
 
-/// Scenario 9: either the stale entry is dropped, or the survivor behind it wins the tie.
+/// Scenario 9: either recovery drops the stale entry, or the survivor behind it wins the tie.
 #[test]
 fn without_dropping_stale_entries_or_ties_the_image_hides_the_survivor() {
     let keeps = ProtocolRules { stale_image_entries_are_dropped: false, ..ProtocolRules::all() };
@@ -166,7 +169,7 @@ fn without_a_synced_tail_a_reopen_after_a_failed_sync_accepts_lost_commits() {
     order(rules, bounds).must_break(BrokenInvariant::FalseDamage);
 }
 
-/// Scenario 10, its first half.
+/// Scenario 10, first half.
 #[test]
 fn without_poison_a_failed_sync_acknowledges_lost_commits() {
     let rules = ProtocolRules { failed_sync_poisons: false, ..ProtocolRules::all() };
@@ -186,7 +189,7 @@ fn without_a_fresh_sector_after_a_sync_a_torn_write_kills_the_acknowledged_frame
     order(rules, bounds).must_break(BrokenInvariant::Durable);
 }
 
-/// Scenario 12: the unlink reaches the disk before the drop does.
+/// Scenario 12: the deletion of the files reaches the disk before the drop.
 #[test]
 fn without_f_past_the_drop_an_unlink_takes_a_live_keyspace() {
     let rules = ProtocolRules { unlink_after_floor: false, ..ProtocolRules::all() };
@@ -194,7 +197,7 @@ fn without_f_past_the_drop_an_unlink_takes_a_live_keyspace() {
     explore(model).must_break(BrokenInvariant::Durable);
 }
 
-/// Scenario 12: the dropped log held part 2 of an older commit, and the other slot needs it.
+/// Scenario 12: the dropped log had a part of an older commit, and the other slot still needs it.
 #[test]
 fn without_both_slots_past_the_drop_the_older_root_misses_a_part() {
     let rules = ProtocolRules { unlink_after_both_slots: false, ..ProtocolRules::all() };
@@ -202,7 +205,7 @@ fn without_both_slots_past_the_drop_the_older_root_misses_a_part() {
     explore(model).must_break(BrokenInvariant::Durable);
 }
 
-/// Scenario 13: two pass on one seq.
+/// Scenario 13: two swaps pass on one seq.
 #[test]
 fn without_the_check_under_the_lock_two_swaps_pass_on_one_seq() {
     let rules = ProtocolRules { check_inside_lock: false, ..ProtocolRules::all() };
@@ -210,7 +213,7 @@ fn without_the_check_under_the_lock_two_swaps_pass_on_one_seq() {
         .must_break(BrokenInvariant::UnexplainedRead);
 }
 
-/// Scenario 13: put@11 applied after delete@12.
+/// Scenario 13: the older of two puts is applied last.
 #[test]
 fn without_applying_under_the_lock_the_older_put_wins() {
     let rules = ProtocolRules { apply_inside_lock: false, ..ProtocolRules::all() };
@@ -249,7 +252,7 @@ fn without_a_recorded_close_the_rot_of_the_last_frame_is_silent() {
     order(rules, bounds).must_break(BrokenInvariant::SilentRot);
 }
 
-/// R6: what the search behind a bad frame is for.
+/// R6: the search behind a bad frame finds a W that proves the rot.
 #[test]
 fn without_the_search_for_w_rot_in_the_middle_is_silent() {
     let rules = ProtocolRules { resync_searches_for_w: false, ..ProtocolRules::all() };
@@ -264,14 +267,14 @@ fn without_checks_below_f_rot_of_a_needed_frame_is_silent() {
         .must_break(BrokenInvariant::SilentRot);
 }
 
-/// R8: S is what was visible before the syncs, not after.
+/// R8: S is the value of `visible` before the syncs, not after them.
 #[test]
 fn without_s_before_the_syncs_w_covers_unsynced_commits() {
     let rules = ProtocolRules { s_is_taken_before_the_syncs: false, ..ProtocolRules::all() };
     order(rules, small()).must_break(BrokenInvariant::Durable);
 }
 
-/// R8: a round is over when every log is synced.
+/// R8: a round ends when every log is synced.
 #[test]
 fn without_all_logs_in_the_round_half_a_commit_is_acknowledged() {
     let rules = ProtocolRules { a_round_syncs_all_logs: false, ..ProtocolRules::all() };
@@ -285,7 +288,7 @@ fn with_f_above_w_a_power_cut_looks_like_damage() {
     order(rules, commit_order::OrderBounds { roots: 1, ..small() }).must_break(BrokenInvariant::FalseDamage);
 }
 
-/// R15: the compare of the re-pointing.
+/// R15: GC compares the entry before it repoints.
 #[test]
 fn without_the_compare_a_survivor_overtakes_a_newer_commit() {
     gc(ProtocolRules { repointing_compares: false, ..ProtocolRules::all() })

@@ -1,23 +1,24 @@
-//! # sheaf-replay: a load like the one that was sketched, on scratch databases, engine beside engine
+//! # sheaf-replay: replay of a measured workload on scratch databases
 //!
-//! `sheaf advise` predicts; this measures. A [`WorkloadMix`] says what a load is made of, as a
-//! sketch does; a [`ReplayDatabase`] is a scratch database of one engine with that load's pairs in
-//! it; [`ReplayDatabase::run`] gives it the load for a while.
+//! `sheaf advise` estimates; `sheaf advise --replay` measures with this crate. A [`WorkloadMix`]
+//! describes a load by the statistics of a keyspace. A [`ReplayDatabase`] is a scratch database of
+//! one engine with the pairs of that load. [`ReplayDatabase::run`] applies the load for some time.
 //!
 //! ## Picture
 //!
 //! ```text
-//!   LoadStats ──> Mix ──> draw: which operation, which key, how many bytes ──> Subject (one engine) ──> Outcome
-//!                                                                              Subject (another)
-//!                                                                              ... in turns, slice by slice
+//!  WorkloadStats ─> WorkloadMix ─> random operations, keys, lengths ─> ReplayDatabase (one engine)
+//!                                                                      ReplayDatabase (another)
+//!                                                                      ... in turns
 //! ```
 //!
-//! What it cannot see: what a sketch does not have. Keys are drawn independently of each other and
-//! of the time; values are noise. One thread; other programs on the machine are in the figures.
+//! A replay only has the properties that the statistics describe. Keys are drawn independently of
+//! each other and of the time, and values are noise. One thread runs the load. Other programs on
+//! the machine influence the results.
 //!
 //! ## Threads
 //!
-//! A subject belongs to one. A run ends early when its `stop` says so.
+//! One thread uses a database at a time. A run ends early when its `stop` returns true.
 
 #![forbid(unsafe_code)]
 #![allow(

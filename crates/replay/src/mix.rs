@@ -1,61 +1,61 @@
-//! # Mix: what a load is made of
+//! # Mix: the operations, keys and values of a load
 
 use sheaf::{LengthStats, WorkloadStats};
 
-/// An operation.
+/// Operation of a load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReplayOperation {
-    /// Reads a key that is there.
+    /// Reads an existing key.
     Get,
-    /// Reads one that is not.
+    /// Reads a missing key.
     Miss,
-    /// Asks whether one is there.
+    /// Checks whether an existing key exists.
     Contains,
-    /// Sets a key that was not there.
+    /// Inserts a new key.
     New,
-    /// Sets one that was.
+    /// Overwrites an existing key.
     Overwrite,
-    /// Removes one; the next time it is chosen it is set.
+    /// Removes a key. It exists again when a later write selects it.
     Remove,
-    /// Reads, decides and writes.
+    /// Reads a value and writes another one in a closure.
     Update,
-    /// Goes over some pairs upwards.
+    /// Reads some pairs in ascending order.
     Scan,
-    /// Goes over some pairs downwards.
+    /// Reads some pairs in descending order.
     ScanReverse,
 }
 
-/// How often each is done, in any unit.
+/// Relative frequencies of the operations, in any unit.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct OperationShares {
-    /// Of [`ReplayOperation::Get`].
+    /// Frequency of [`ReplayOperation::Get`].
     pub get: f64,
-    /// Of [`ReplayOperation::Miss`].
+    /// Frequency of [`ReplayOperation::Miss`].
     pub miss: f64,
-    /// Of [`ReplayOperation::Contains`].
+    /// Frequency of [`ReplayOperation::Contains`].
     pub contains: f64,
-    /// Of [`ReplayOperation::New`].
+    /// Frequency of [`ReplayOperation::New`].
     pub new: f64,
-    /// Of [`ReplayOperation::Overwrite`].
+    /// Frequency of [`ReplayOperation::Overwrite`].
     pub overwrite: f64,
-    /// Of [`ReplayOperation::Remove`].
+    /// Frequency of [`ReplayOperation::Remove`].
     pub remove: f64,
-    /// Of [`ReplayOperation::Update`].
+    /// Frequency of [`ReplayOperation::Update`].
     pub update: f64,
-    /// Of [`ReplayOperation::Scan`].
+    /// Frequency of [`ReplayOperation::Scan`].
     pub scan: f64,
-    /// Of [`ReplayOperation::ScanReverse`].
+    /// Frequency of [`ReplayOperation::ScanReverse`].
     pub scan_reverse: f64,
 }
 
 impl OperationShares {
-    /// Whether any of them writes.
+    /// Returns whether the load writes.
     #[must_use]
     pub fn has_writes(&self) -> bool {
         self.new + self.overwrite + self.remove + self.update > 0.0
     }
 
-    /// Each operation and its share of all.
+    /// Returns the operations of the load, each with the cumulative share up to and including it.
     pub(crate) fn cumulative(&self) -> Vec<(f64, ReplayOperation)> {
         let all = [
             (self.get, ReplayOperation::Get),
@@ -77,31 +77,31 @@ impl OperationShares {
     }
 }
 
-/// A load.
+/// Description of a load.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WorkloadMix {
-    /// Pairs there are at the beginning.
+    /// Number of pairs at the start.
     pub pairs: u64,
-    /// Bytes of a key.
+    /// Length of keys in bytes.
     pub key_bytes: usize,
-    /// Bytes of values.
+    /// Lengths of values in bytes.
     pub value_bytes: LengthStats,
-    /// How often what is done.
+    /// Relative frequencies of the operations.
     pub shares: OperationShares,
-    /// The exponent of the Zipf distribution of keys; 0 is even.
+    /// Exponent of the Zipf distribution of keys; 0 is uniform.
     pub zipf: f64,
-    /// Pairs of a scan.
+    /// Number of pairs in a scan.
     pub scan_pairs: u64,
-    /// New keys are above all others, in place of anywhere.
+    /// True if new keys are above all others; false if they are at random places.
     pub is_sequential: bool,
-    /// The share of commits that wait for the device.
+    /// Share of commits that wait for the device.
     pub durable_share: f64,
-    /// Writes of one commit.
+    /// Number of writes in one commit.
     pub batch_size: u64,
 }
 
 impl WorkloadMix {
-    /// The load that a sketch shows, on `keys` keys.
+    /// Returns the load that the statistics describe, on `keys` keys.
     #[must_use]
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "means of lengths and counts")]
     pub fn from_workload(load: &WorkloadStats, keys: u64) -> WorkloadMix {
@@ -135,14 +135,14 @@ impl WorkloadMix {
         }
     }
 
-    /// Bytes of all pairs at the beginning.
+    /// Returns the bytes of all pairs at the start.
     #[must_use]
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bytes")]
     pub fn bytes(&self) -> u64 {
         (self.pairs as f64 * (self.key_bytes as f64 + self.value_bytes.mean)) as u64
     }
 
-    /// The same load on fewer pairs, so that they take at most so many bytes.
+    /// Reduces the number of pairs so that they take at most `bytes` bytes.
     #[must_use]
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a part of the pairs")]
     pub fn limited_to_bytes(mut self, bytes: u64) -> WorkloadMix {
@@ -153,7 +153,7 @@ impl WorkloadMix {
         self
     }
 
-    /// Whether it needs keys in order.
+    /// Returns whether the load needs an engine with ordered keys.
     #[must_use]
     pub fn has_scans(&self) -> bool {
         self.shares.scan + self.shares.scan_reverse > 0.0

@@ -1,45 +1,45 @@
-//! # Draws: numbers, ranks, lengths
+//! # Random numbers, ranks and lengths
 //!
-//! All from one seeded generator, so that every engine gets the same operations.
+//! All come from one seeded generator, so that every engine gets the same operations.
 
-/// A generator: splitmix64.
+/// Random number generator: splitmix64.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
 impl Random {
-    /// One that always draws the same.
+    /// Returns a generator. Generators with the same seed draw the same numbers.
     #[must_use]
     pub fn new(seed: u64) -> Random {
         Random(seed)
     }
 
-    /// 64 bits.
+    /// Returns 64 random bits.
     pub fn next_u64(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         mix64(self.0)
     }
 
-    /// At least 0, below 1.
+    /// Returns a random number of at least 0 and below 1.
     pub fn next_f64(&mut self) -> f64 {
         (self.next_u64() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// Below `bound`, which is not 0.
+    /// Returns a random number below `bound`, or 0 if `bound` is 0.
     pub fn below(&mut self, bound: u64) -> u64 {
         self.next_u64() % bound.max(1)
     }
 }
 
-/// A permutation of 64-bit numbers without order.
+/// Permutes the 64-bit numbers pseudorandomly.
 pub(crate) fn mix64(number: u64) -> u64 {
     let mixed = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     mixed ^ (mixed >> 31)
 }
 
-/// Ranks in proportion to `rank^-exponent`, by rejection-inversion (Hörmann and Derflinger,
-/// "Rejection-inversion to generate variates from monotone discrete distributions", 1996): no
-/// table, any exponent, seldom more than one attempt.
+/// Ranks with frequencies proportional to `rank^-exponent`, by rejection-inversion (Hörmann and
+/// Derflinger, "Rejection-inversion to generate variates from monotone discrete distributions",
+/// 1996). It needs no table, allows any exponent, and rarely needs more than one attempt.
 #[derive(Clone, Debug)]
 pub(crate) struct ZipfRanks {
     exponent: f64,
@@ -49,7 +49,7 @@ pub(crate) struct ZipfRanks {
 }
 
 impl ZipfRanks {
-    /// Ranks below `count`.
+    /// Returns a distribution of the ranks below `count`.
     pub(crate) fn new(exponent: f64, count: u64) -> ZipfRanks {
         let count = count.max(1) as f64;
         let mut zipf = ZipfRanks { exponent, count, first: 0.0, last: 0.0 };
@@ -58,7 +58,7 @@ impl ZipfRanks {
         zipf
     }
 
-    /// A rank from 0: the lower, the more often.
+    /// Returns a rank from 0. Lower ranks are more frequent.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "within 0 and the count")]
     pub(crate) fn rank(&self, random: &mut Random) -> u64 {
         if self.exponent <= 0.0 {
@@ -74,7 +74,7 @@ impl ZipfRanks {
         }
     }
 
-    /// The integral of `x^-exponent`.
+    /// Returns the integral of `x^-exponent`.
     fn area(&self, x: f64) -> f64 {
         let power = 1.0 - self.exponent;
         if power.abs() < 1e-9 { x.ln() } else { x.powf(power) / power }
@@ -86,7 +86,7 @@ impl ZipfRanks {
     }
 }
 
-/// Lengths around a mean, spread as a median and a 99th percentile say.
+/// Log-normal lengths with a given mean, and a spread from a median and a 99th percentile.
 #[derive(Clone, Debug)]
 pub(crate) struct LengthDistribution {
     mean: f64,
@@ -94,13 +94,14 @@ pub(crate) struct LengthDistribution {
 }
 
 impl LengthDistribution {
-    /// All the same if the two are within a factor of two: a sketch knows no better.
+    /// Returns a distribution. All lengths are equal if the percentiles are within a factor of two,
+    /// which is the resolution of the statistics.
     pub(crate) fn new(mean: f64, p50: u64, p99: u64) -> LengthDistribution {
         let ratio = p99.max(1) as f64 / p50.max(1) as f64;
         LengthDistribution { mean, sigma: if ratio > 2.0 { ratio.ln() / 2.326 } else { 0.0 } }
     }
 
-    /// One of them.
+    /// Returns a random length.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a length, and bounded")]
     pub(crate) fn sample(&self, random: &mut Random) -> usize {
         if self.sigma <= 0.0 {

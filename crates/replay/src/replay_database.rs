@@ -1,4 +1,4 @@
-//! # Subject: a scratch database of one engine, and a load on it
+//! # Replay database: a scratch database of one engine, and a load on it
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -8,37 +8,38 @@ use sheaf::{Database, Durability, Error, Keyspace, KeyspaceOptions, Result};
 use crate::mix::{ReplayOperation, WorkloadMix};
 use crate::random::{LengthDistribution, Random, ZipfRanks, mix64};
 
-/// Pairs of one commit while the pairs are loaded.
+/// Pairs of one commit during the initial load.
 const LOAD_BATCH_PAIRS: u64 = 200;
-/// Operations between two looks at the clock.
+/// Operations between two checks of the clock.
 const CLOCK_INTERVAL: u64 = 32;
-/// One operation in so many is timed.
+/// One in this number of operations is timed.
 const TIMED_INTERVAL: u64 = 8;
-/// New pairs a subject may get, in times of those it began with: the disk is not to fill.
+/// Maximum number of new pairs, as a multiple of the initial pairs, so that the disk does not fill
+/// up.
 const MAX_GROWTH: u64 = 2;
-/// Values are parts of so much noise.
+/// Length of the noise from which values are cut.
 const NOISE_BYTES: usize = 1 << 16;
 
-/// What came of a load so far.
+/// Result of a load so far.
 #[derive(Clone, Debug, Default)]
 pub struct ReplayOutcome {
-    /// Operations.
+    /// Number of operations.
     pub operations: u64,
-    /// Time they took.
+    /// Time that the operations took.
     pub duration: Duration,
-    /// Times of single operations, in nanoseconds.
+    /// Times of single operations in nanoseconds.
     latencies_ns: Vec<u64>,
 }
 
 impl ReplayOutcome {
-    /// Operations a second.
+    /// Returns the operations per second.
     #[must_use]
     pub fn per_second(&self) -> f64 {
         let seconds = self.duration.as_secs_f64();
         if seconds > 0.0 { self.operations as f64 / seconds } else { 0.0 }
     }
 
-    /// The time within which this part of the operations was done.
+    /// Returns the time within which the fraction `part` of the operations was complete.
     #[must_use]
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "an index")]
     pub fn latency_percentile(&self, part: f64) -> Duration {
@@ -51,7 +52,7 @@ impl ReplayOutcome {
     }
 }
 
-/// See the module.
+/// Scratch database of one engine with a load.
 pub struct ReplayDatabase {
     db: Database,
     keyspace: Keyspace,
@@ -61,7 +62,7 @@ pub struct ReplayDatabase {
     values: LengthDistribution,
     noise: Vec<u8>,
     random: Random,
-    /// Pairs so far: those numbers below it have a key.
+    /// Number of pairs so far. Each lower pair number has a key.
     pairs: u64,
     max_pairs: u64,
     pending: Option<(sheaf::Batch, u64)>,
@@ -69,8 +70,13 @@ pub struct ReplayDatabase {
 }
 
 impl ReplayDatabase {
-    /// A database in `dir`, which is new or empty, with the mix's pairs in it, durably. None if
-    /// `stop` said so.
+    /// Creates a database in `dir`, which must not exist or be empty, and inserts the pairs of the
+    /// mix durably. Returns `None` if `stop` returned true.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::InvalidArgument`] if there is no engine `engine`, and otherwise the error
+    /// of opening the database or of a commit.
     pub fn new(
         dir: &Path,
         engine: &str,
@@ -118,13 +124,18 @@ impl ReplayDatabase {
         batch.commit()
     }
 
-    /// What keeps the pairs.
+    /// Returns the keyspace with the pairs.
     #[must_use]
     pub fn keyspace(&self) -> &Keyspace {
         &self.keyspace
     }
 
-    /// Reads every pair once, so that what memory can hold is in it.
+    /// Reads every pair once, so that the caches contain as many as fit. Ends early if `stop`
+    /// returns true.
+    ///
+    /// # Errors
+    ///
+    /// Returns the error of a failed read.
     pub fn warm_up(&self, stop: &dyn Fn() -> bool) -> Result<()> {
         for pair in 0..self.pairs {
             if pair.is_multiple_of(1024) && stop() {
@@ -135,7 +146,7 @@ impl ReplayDatabase {
         Ok(())
     }
 
-    /// Goes on with another load on the same pairs.
+    /// Switches to the operations of another load. Pairs, keys and lengths of values stay.
     pub fn set_mix(&mut self, mix: &WorkloadMix) {
         self.cumulative_shares = mix.shares.cumulative();
         self.pending = None;
@@ -143,18 +154,22 @@ impl ReplayDatabase {
         self.mix = WorkloadMix { pairs, key_bytes, zipf, value_bytes: self.mix.value_bytes, ..mix.clone() };
     }
 
-    /// Forgets what came of it so far.
+    /// Discards the result so far.
     pub fn reset(&mut self) {
         self.outcome = ReplayOutcome::default();
     }
 
-    /// What came of it so far.
+    /// Returns the result so far.
     #[must_use]
     pub fn outcome(&self) -> &ReplayOutcome {
         &self.outcome
     }
 
-    /// Gives it the load for so long; or shorter, if `stop` says so.
+    /// Runs the load for `duration`. Ends early if `stop` returns true.
+    ///
+    /// # Errors
+    ///
+    /// Returns the error of the first operation that fails. A conflict of a commit is not an error.
     pub fn run(&mut self, duration: Duration, stop: &dyn Fn() -> bool) -> Result<()> {
         let began = Instant::now();
         let mut done = 0u64;
@@ -173,7 +188,7 @@ impl ReplayDatabase {
             }
             done += 1;
             if self.mix.durable_share > 0.0 && began.elapsed() >= duration {
-                break; // each may take a while
+                break; // such an operation may take long
             }
         }
         self.outcome.operations += done;
@@ -181,13 +196,17 @@ impl ReplayDatabase {
         Ok(())
     }
 
-    /// Closes the database. Its files stay.
+    /// Closes the database. Its files remain.
+    ///
+    /// # Errors
+    ///
+    /// Same as [`Database::close`].
     pub fn close(self) -> Result<()> {
         drop((self.keyspace, self.pending));
         self.db.close()
     }
 
-    /// The key of a pair.
+    /// Returns the key of a pair.
     fn key(&self, pair: u64) -> Vec<u8> {
         let name = if self.mix.is_sequential { pair } else { mix64(pair) };
         let (bytes, width) = (name.to_be_bytes(), self.mix.key_bytes);
@@ -196,11 +215,12 @@ impl ReplayDatabase {
             key.extend_from_slice(&bytes);
             return key;
         }
-        // Few bytes can name few pairs: the lowest of the number, which differ first.
+        // A short key contains the lowest bytes of the number, which differ first.
         bytes[bytes.len() - width..].to_vec()
     }
 
-    /// One that is there, the hot ones more often. Hot ones are not beside each other.
+    /// Returns the number of an existing pair, hot ones more often. The keys of hot pairs are not
+    /// adjacent.
     fn choose_pair(&mut self) -> u64 {
         let rank = self.zipf.rank(&mut self.random);
         if self.mix.is_sequential { mix64(rank) % self.pairs.max(1) } else { rank }
@@ -296,7 +316,7 @@ impl ReplayDatabase {
         })
     }
 
-    /// Adds to the commit under way, and ends it when it has as many as it should.
+    /// Adds a write to the pending commit, and commits it when the batch is full.
     fn commit(&mut self, add: impl FnOnce(&mut sheaf::Batch, &Keyspace)) -> Result<()> {
         let (mut batch, count) = self.pending.take().unwrap_or_else(|| (self.db.batch(), 0));
         add(&mut batch, &self.keyspace);

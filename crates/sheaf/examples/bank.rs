@@ -1,6 +1,6 @@
-//! Transfers between accounts: a batch whose expectations say what was read. If somebody else
-//! changed an account meanwhile, nothing is written, and the transfer is tried again with what is
-//! there now.
+//! Transfers between accounts: a batch has expectations with the values that were read. If another
+//! thread has changed an account since then, the commit writes nothing. The transfer is then tried
+//! again with the new values.
 //!
 //! `cargo run -p sheaf --example bank [DIR]`
 
@@ -20,7 +20,7 @@ fn amount_of(stored: &[u8]) -> u64 {
     stored.try_into().map_or(0, u64::from_be_bytes)
 }
 
-/// Moves `amount`, or says no if there is not so much. How often it had to look again.
+/// Moves `amount`, unless the account contains less. Returns the number of repeated tries.
 fn transfer(
     db: &Database,
     [accounts, journal]: [&Keyspace; 2],
@@ -36,7 +36,7 @@ fn transfer(
         batch
             .expect_value(accounts, from, Some(&source))
             .expect_value(accounts, to, Some(&target))
-            .expect_value(journal, id, None) // never twice, also if the caller asks again after a crash
+            .expect_value(journal, id, None) // once only, also if called again after a crash
             .insert(accounts, from, left.to_be_bytes())
             .insert(accounts, to, (amount_of(&target) + amount).to_be_bytes())
             .insert(journal, id, format!("{from} to {to}: {amount}"))
@@ -50,7 +50,7 @@ fn transfer(
     Ok(0)
 }
 
-/// All the money there is, at one moment.
+/// Returns the sum of all accounts at one moment.
 fn total(db: &Database) -> Result<u64> {
     let mut all = 0;
     for pair in db.snapshot()?.keyspace("accounts")?.iter()? {
@@ -59,7 +59,7 @@ fn total(db: &Database) -> Result<u64> {
     Ok(all)
 }
 
-/// Opens the accounts, and moves money between them from two threads. How much there is at the end.
+/// Opens the accounts, and moves money between them from two threads. Returns the final sum.
 fn run(dir: &Path) -> Result<u64> {
     let db = Database::open(dir)?;
     let accounts = db.keyspace("accounts", KeyspaceOptions::default().engine("flat"))?;

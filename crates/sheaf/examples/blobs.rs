@@ -1,5 +1,5 @@
-//! A cache of large objects, written and read as streams, with a limit on their bytes: who was not
-//! asked for longest goes first.
+//! A cache of large objects, written and read as streams, with a limit on their bytes. It evicts
+//! the least recently used object first.
 //!
 //! `cargo run -p sheaf --example blobs [DIR]`
 
@@ -8,17 +8,17 @@ use std::path::Path;
 
 use sheaf::{Database, Keyspace, KeyspaceOptions, Result};
 
-/// Bytes that the cache may hold.
+/// Limit on the bytes in the cache.
 const LIMIT: u64 = 8 << 20;
 const PIECE: usize = 64 << 10;
 
 struct Cache {
     db: Database,
-    /// Values above 8 KiB are files of their own.
+    /// Values above 8 KiB are separate files.
     objects: Keyspace,
-    /// Turn of the last use, then name: in order, so that the oldest stands first.
+    /// Turn of the last use and name, in order: the oldest is the first.
     turns: Keyspace,
-    /// Name to turn and bytes.
+    /// Name, with turn and bytes as the value.
     facts: Keyspace,
     turn: u64,
     bytes: u64,
@@ -49,7 +49,7 @@ impl Cache {
         Ok(Cache { db, objects, turns, facts, turn, bytes })
     }
 
-    /// Takes what `source` yields, piece by piece. Memory holds one of them.
+    /// Stores the bytes of `source` piece by piece. Memory contains one piece at a time.
     fn put(&mut self, name: &str, mut source: impl Read) -> Result<()> {
         let mut writer = self.objects.writer(name)?;
         let mut piece = vec![0; PIECE];
@@ -61,7 +61,7 @@ impl Cache {
             }
         }
         let len = writer.len();
-        writer.commit()?; // whole, or not at all
+        writer.commit()?; // the whole object or nothing
         self.note(name, Some(len))?;
         while self.bytes > LIMIT {
             self.evict()?;
@@ -69,7 +69,7 @@ impl Cache {
         Ok(())
     }
 
-    /// Writes down that an object was used, and how long it is if that is new.
+    /// Records a use of an object, and its length if it is new.
     fn note(&mut self, name: &str, len: Option<u64>) -> Result<()> {
         let before = self.facts.get(name)?.map(|stored| read_facts(&stored));
         let mut batch = self.db.batch();
@@ -86,7 +86,7 @@ impl Cache {
         Ok(())
     }
 
-    /// Removes what was not used for longest.
+    /// Removes the least recently used object.
     fn evict(&mut self) -> Result<()> {
         let Some((key, _)) = self.turns.first()? else { return Ok(()) };
         let name = &key[8..];
@@ -98,7 +98,7 @@ impl Cache {
         Ok(())
     }
 
-    /// The last `count` bytes of an object, without reading the others.
+    /// Returns the last `count` bytes of an object without reading the others.
     fn tail(&mut self, name: &str, count: i64) -> Result<Option<Vec<u8>>> {
         let Some(mut reader) = self.objects.reader(name)? else { return Ok(None) };
         let mut bytes = Vec::new();
@@ -109,13 +109,13 @@ impl Cache {
     }
 }
 
-/// An object of so many bytes, all of the same letter.
+/// Returns a source of `len` bytes of the same letter.
 fn object(len: u64, letter: u8) -> impl Read {
     io::repeat(letter).take(len)
 }
 
-/// Puts more than the limit; `first` is asked for all the time. What is there at the end, and how
-/// many bytes.
+/// Puts more than the limit, and uses `first` after each put. Returns the remaining objects and
+/// their bytes.
 fn run(dir: &Path) -> Result<(Vec<String>, u64)> {
     let mut cache = Cache::open(dir)?;
     cache.put("first", object(1 << 20, b'*'))?;

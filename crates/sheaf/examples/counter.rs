@@ -1,7 +1,6 @@
-//! Counters that many threads raise at once: `update` is atomic, and nothing is counted twice or
-//! lost.
+//! Counters that several threads increment: `update` is atomic, so no count is lost or doubled.
 //!
-//! `cargo run -p sheaf --example counter [DIR]`: the counts go on where they were.
+//! `cargo run -p sheaf --example counter [DIR]`: a second run continues with the stored counts.
 
 use std::path::Path;
 
@@ -11,15 +10,15 @@ const THREADS: u64 = 4;
 const VISITS: u32 = 1_000;
 const PAGES: [&str; 3] = ["/", "/about", "/contact"];
 
-/// A counter as it is stored. What is no counter counts from zero.
+/// Decodes a stored counter. A missing or invalid one counts from zero.
 fn count_of(stored: Option<&[u8]>) -> u64 {
     stored.and_then(|bytes| bytes.try_into().ok()).map_or(0, u64::from_be_bytes)
 }
 
-/// Counts visits to the pages, and says how many there have been ever.
+/// Counts visits to the pages. Returns the number of visits in all runs.
 fn run(dir: &Path) -> Result<u64> {
     let db = Database::open(dir)?;
-    // Looked up by whole keys only: no order is needed.
+    // Counters are read by whole keys only: no order is needed.
     let visits = db.keyspace("visits", KeyspaceOptions::default().engine("flat"))?;
     std::thread::scope(|scope| {
         let threads = (0..THREADS).map(|_| {
@@ -30,11 +29,11 @@ fn run(dir: &Path) -> Result<u64> {
                 Ok(())
             })
         });
-        // All of them are started before the first is waited for.
+        // All threads are started before the first one is joined.
         let threads: Vec<_> = threads.collect();
         threads.into_iter().try_for_each(|thread| thread.join().expect("a thread that does not panic"))
     })?;
-    db.persist()?; // a power cut does not take them either
+    db.persist()?; // makes them survive a power cut
     let mut all = 0;
     for page in PAGES {
         let count = count_of(visits.get(page)?.as_deref());

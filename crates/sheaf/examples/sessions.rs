@@ -1,5 +1,5 @@
-//! Sessions of a web site: looked up by their token at each request, renewed, and removed when they
-//! end. Two keyspaces of two engines change together: by token, and by the time of their end.
+//! Sessions of a web site: read by their token at each request, renewed, and removed at their end.
+//! A batch changes two keyspaces of two engines together: by token, and by the time of the end.
 //!
 //! `cargo run -p sheaf --example sessions [DIR]`
 
@@ -7,16 +7,16 @@ use std::path::Path;
 
 use sheaf::{Batch, Database, Error, Keyspace, KeyspaceOptions, Result};
 
-/// Seconds that a session lives after it was used.
+/// Seconds from the last use of a session to its end.
 const LIFE: u64 = 1_800;
-/// Sessions that are removed in one commit.
+/// Number of sessions that one commit removes.
 const AT_ONCE: usize = 500;
 
 struct Sessions {
     db: Database,
-    /// Token to end and user: whole keys only, no order.
+    /// Token, with end and user as the value: whole keys only, no order.
     by_token: Keyspace,
-    /// End and token to nothing: in order, so that those which have ended stand first.
+    /// End and token, without a value: in order, so that ended sessions are the first.
     by_end: Keyspace,
 }
 
@@ -24,7 +24,7 @@ fn end_key(end: u64, token: &[u8]) -> Vec<u8> {
     [&end.to_be_bytes(), token].concat()
 }
 
-/// When it ends, and whose it is.
+/// Decodes the end and the user of a session.
 fn read(stored: &[u8]) -> Option<(u64, &[u8])> {
     let (end, user) = stored.split_first_chunk()?;
     Some((u64::from_be_bytes(*end), user))
@@ -49,7 +49,7 @@ impl Sessions {
         batch.commit()
     }
 
-    /// Whose session it is, which lives on; `None` if it has ended.
+    /// Extends a session and returns its user, or `None` if it has ended.
     fn renew(&self, token: &[u8], now: u64) -> Result<Option<String>> {
         loop {
             let Some(stored) = self.by_token.get(token)? else { return Ok(None) };
@@ -60,13 +60,13 @@ impl Sessions {
                 .remove(&self.by_end, end_key(end, token));
             self.set(&mut batch, token, user, now + LIFE);
             match batch.commit() {
-                Err(Error::Conflict) => {} // another request of this session was faster
+                Err(Error::Conflict) => {} // another request of this session committed first
                 done => return done.map(|()| Some(String::from_utf8_lossy(user).into_owned())),
             }
         }
     }
 
-    /// Removes what has ended; how many.
+    /// Removes ended sessions and returns their number.
     fn sweep(&self, now: u64) -> Result<usize> {
         let mut removed = 0;
         loop {
@@ -84,13 +84,13 @@ impl Sessions {
     }
 }
 
-/// An hour of a site whose clock we are. How many sessions are left, by token and by end.
+/// Simulates an hour of a site. Returns the number of remaining sessions by token and by end.
 fn run(dir: &Path) -> Result<(u64, u64)> {
     let sessions = Sessions::open(dir)?;
     let (mut ended, mut renewed) = (0, 0);
     for now in (0..3_600u64).step_by(2) {
         sessions.log_in(format!("token-{now}").as_bytes(), &format!("user-{}", now % 97), now)?;
-        // Half of the users come back some minutes later.
+        // Half of the users return some minutes later.
         let before = now.saturating_sub(600) / 4 * 4;
         renewed += u64::from(sessions.renew(format!("token-{before}").as_bytes(), now)?.is_some());
         if now % 300 == 0 {

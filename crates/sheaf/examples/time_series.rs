@@ -1,4 +1,4 @@
-//! Measurements of sensors: written as they come, read by ranges of time, condensed to hours, and
+//! Measurements of sensors: written as they arrive, read by ranges of time, condensed to hours, and
 //! removed when they are old.
 //!
 //! `cargo run -p sheaf --example time_series [DIR]`
@@ -28,7 +28,7 @@ fn value_of(stored: &[u8]) -> f64 {
     stored.try_into().map_or(f64::NAN, f64::from_be_bytes)
 }
 
-/// Mean of what `sensor` measured in `[from, to)`.
+/// Returns the mean of the measurements of `sensor` in `[from, to)`.
 fn mean(series: &Keyspace, sensor: u32, from: u64, to: u64) -> Result<Option<f64>> {
     let (mut sum, mut count) = (0.0, 0u32);
     for pair in series.range(key(sensor, from)..key(sensor, to))? {
@@ -38,13 +38,14 @@ fn mean(series: &Keyspace, sensor: u32, from: u64, to: u64) -> Result<Option<f64
     Ok((count > 0).then(|| sum / f64::from(count)))
 }
 
-/// Two days of measurements. How many are left of them, and how many means of hours.
+/// Writes two days of measurements. Returns the number of remaining measurements and of hourly
+/// means.
 fn run(dir: &Path) -> Result<(u64, u64)> {
     let db = Database::open(dir)?;
     let minutes = db.keyspace("minutes", KeyspaceOptions::default().engine("flex"))?;
     let hours = db.keyspace("hours", KeyspaceOptions::default().engine("flex"))?;
     for minute in 0..MINUTES {
-        let mut batch = db.batch(); // all sensors of a minute, or none
+        let mut batch = db.batch(); // all sensors of a minute or none
         for sensor in 0..SENSORS {
             batch.insert(&minutes, key(sensor, minute), temperature(sensor, minute).to_be_bytes());
         }
@@ -56,9 +57,9 @@ fn run(dir: &Path) -> Result<(u64, u64)> {
                 hours.insert(key(sensor, hour), mean.to_be_bytes())?;
             }
         }
-        // A day is kept minute by minute.
+        // The measurements of the last day are kept.
         minutes.remove_range(key(sensor, 0)..key(sensor, MINUTES - 24 * HOUR))?;
-        // The newest, from behind.
+        // The newest measurement is read first.
         let mut newest = minutes.prefix(sensor.to_be_bytes())?.rev();
         if let Some((at, value)) = newest.next().transpose()? {
             let minute = at.last_chunk().map_or(0, |minute| u64::from_be_bytes(*minute));

@@ -115,8 +115,8 @@ impl Batch {
 
     /// Adds an expectation: the commit succeeds only if `key` has the value `value` at that moment
     /// (`None`: the key is missing). Otherwise the commit returns [`Error::Conflict`] and writes
-    /// nothing. An expectation is compared with the state before the batch, whatever the order of
-    /// the calls. A batch that has only expectations is checked, too.
+    /// nothing. An expectation is compared with the state before the batch, in any order of the
+    /// calls. A batch that has only expectations is checked, too.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;

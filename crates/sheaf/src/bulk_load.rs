@@ -27,7 +27,7 @@ pub struct BulkLoadOptions {
 
 impl BulkLoadOptions {
     /// Sets the engine of the keyspace. Without it, an existing keyspace keeps its engine and a new
-    /// one gets [`DEFAULT_ENGINE`](crate::DEFAULT_ENGINE).
+    /// one gets [`DEFAULT_ENGINE`].
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;

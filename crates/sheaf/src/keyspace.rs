@@ -233,7 +233,8 @@ impl Keyspace {
         if !scope.keyspace.is_dropped() {
             return Ok(scope);
         }
-        // Another thread may have replaced both, and this one both by what is newer.
+        // Several threads may replace the scopes at once. Each stores the scopes of a state that is
+        // newer than the dropped one.
         let state = arc_swap::Guard::into_inner(self.state()?);
         let scopes = new_scopes(self.store(), &state);
         let scope = scopes.get();
@@ -979,7 +980,8 @@ impl Keyspace {
         self.query_engine(|engine| engine.len())
     }
 
-    /// Returns what `question` returns of the present engine.
+    /// Returns the result of `query` for the present engine. Repeats it if the keyspace was
+    /// replaced.
     fn query_engine<T>(&self, query: impl Fn(&dyn Engine) -> Result<T>) -> Result<T> {
         loop {
             let state = self.state()?;
@@ -991,8 +993,8 @@ impl Keyspace {
         }
     }
 
-    /// Returns true if there are no keys. Reads at most one key that is present; removed keys whose
-    /// space is not reclaimed yet may be passed.
+    /// Returns true if there are no keys. Reads at most one existing key. May skip removed keys
+    /// with space that is not reclaimed yet.
     ///
     /// ```
     /// # let dir = tempfile::tempdir()?;

@@ -1,5 +1,5 @@
-//! The door of a process that has no descriptor left. The limit is the whole process's, so this is
-//! a program of its own.
+//! The IPC socket of a process that has no free descriptor. The limit applies to the whole process,
+//! so this test is a program of its own.
 
 #![expect(clippy::unwrap_used, reason = "a test's own steps work")]
 #![allow(clippy::disallowed_methods, reason = "a test makes its directory itself")]
@@ -12,13 +12,14 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sheaf::{AttachedOwner, Database};
 
-/// Descriptors that are there stay; below the limit none is made.
+/// Limits the number of descriptors. Open descriptors stay open, and no new one is opened below the
+/// limit.
 fn limit(descriptors: u64) {
     let now = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: Some(descriptors), maximum: now.maximum }).unwrap();
 }
 
-/// What is open on the null device.
+/// Returns the descriptors that are open on the null device.
 fn open_nulls() -> Vec<u32> {
     let is_null = |fd: &u32| {
         std::fs::read_link(format!("/proc/self/fd/{fd}")).is_ok_and(|to| to.as_os_str() == "/dev/null")
@@ -33,18 +34,18 @@ fn the_ipc_server_survives_a_shortage_of_descriptors() {
     let before = getrlimit(Resource::Nofile).current.unwrap();
     let others = open_nulls();
     let db = Database::open(&path).unwrap();
-    drop(AttachedOwner::connect(&path).unwrap().unwrap()); // so the door is waiting
+    drop(AttachedOwner::connect(&path).unwrap().unwrap()); // until the owner accepts connections
     let socket = || {
         let flags = SocketFlags::CLOEXEC;
         rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap()
     };
     let [first, second] = [socket(), socket()];
     let door = SocketAddrUnix::new(path.join("door")).unwrap();
-    let files = 1; // the spare descriptor of the database's files
+    let files = 1; // the spare descriptor of the database files
     assert!(open_nulls().len() > others.len() + files, "the door keeps a descriptor");
     limit(3);
-    // This one gets the descriptor that the door had for it. For the next there is none, and so the
-    // one that was kept goes.
+    // The first connection gets a free descriptor. None is left for the next one, so that the owner
+    // closes its spare descriptor for the IPC socket.
     rustix::net::connect(&first, &door).unwrap();
     while open_nulls().len() > others.len() + files {
         std::thread::yield_now();
@@ -52,8 +53,8 @@ fn the_ipc_server_survives_a_shortage_of_descriptors() {
     rustix::net::connect(&second, &door).unwrap();
     let second = UnixStream::from(second);
     second.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
-    assert!((&second).read_exact(&mut [0; 16]).is_err(), "nobody hears it");
-    assert!(db.stats().has_ipc, "and the door is there still");
+    assert!((&second).read_exact(&mut [0; 16]).is_err(), "the connection is not accepted");
+    assert!(db.stats().has_ipc, "the IPC socket is still open");
     limit(before);
     second.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
     let mut hello = [0; 16];

@@ -1,4 +1,5 @@
-//! Loads with few descriptors. The limit is the whole process's, so this is a program of its own.
+//! Loads with few descriptors. The limit applies to the whole process, so this test is a program of
+//! its own.
 
 #![expect(clippy::unwrap_used, reason = "a test's own steps work")]
 #![allow(clippy::disallowed_methods, reason = "a test looks at its process itself")]
@@ -8,8 +9,8 @@ use std::path::Path;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sheaf::{BackupOptions, Database};
 
-/// MiB that each engine is given (24), and keyspaces that are made (100), unless `SHEAF_FEW_MIB`
-/// and `SHEAF_FEW_KEYSPACES` say otherwise.
+/// Returns the MiB of data for each engine: 24, or `SHEAF_FEW_MIB`. `SHEAF_FEW_KEYSPACES` similarly
+/// sets the number of keyspaces.
 fn mib() -> u32 {
     chosen("SHEAF_FEW_MIB", 24)
 }
@@ -31,7 +32,7 @@ fn value(number: u32) -> Vec<u8> {
     number.to_le_bytes().repeat(250)
 }
 
-/// Single puts of 1,000 bytes, read back beside a snapshot and an iterator that were made half-way.
+/// Puts values of 1,000 bytes one by one, and reads them back. A snapshot made half-way stays open.
 fn load(dir: &Path, engine: &str, most: usize) {
     let path = dir.join(engine);
     let db = Database::open(&path).unwrap();
@@ -69,7 +70,7 @@ fn load(dir: &Path, engine: &str, most: usize) {
     std::fs::remove_dir_all(path).unwrap();
 }
 
-/// A hundred keyspaces, and a reader beside.
+/// Creates a hundred keyspaces and attaches a reader.
 fn keyspaces(dir: &Path, most: usize) {
     let path = dir.join("many");
     let db = Database::open(&path).unwrap();
@@ -89,7 +90,7 @@ fn keyspaces(dir: &Path, most: usize) {
         let keyspace = reader.open_keyspace(&format!("k{number}")).unwrap().unwrap();
         assert_eq!(keyspace.get("7").unwrap().as_deref(), Some(&value(7)[..]));
     }
-    assert!(in_use() <= most + 64, "{}", in_use()); // both are in this process
+    assert!(in_use() <= most + 64, "{}", in_use()); // owner and reader are in this process
     reader.close().unwrap();
     db.close().unwrap();
 }

@@ -1,5 +1,5 @@
-//! A process that may not make large files. The limit is the whole process's, so this is a program
-//! of its own.
+//! A process that must not write large files. The limit applies to the whole process, so this test
+//! is a program of its own.
 
 #![expect(clippy::unwrap_used, reason = "a test's own steps work")]
 

@@ -1,4 +1,4 @@
-//! The shortest stories a user can have, on the real disk. The suites proper are in sheaf-testkit.
+//! Shortest complete uses of a database, on the real disk. The large suites are in sheaf-testkit.
 
 use sheaf::{Database, Durability, KeyspaceOptions};
 
@@ -105,7 +105,7 @@ fn synced_batches_over_keyspaces_are_atomic_after_a_reopen() {
             batch.insert(&a, key(n), "1").insert(&b, key(n), "2").durability(Durability::Sync);
             batch.commit().unwrap();
         }
-        std::mem::forget(db.snapshot().unwrap()); // never dropped: nothing of the end runs
+        std::mem::forget(db.snapshot().unwrap()); // never dropped, so no destructor runs
         std::mem::forget((db, a, b));
     }
     assert!(matches!(Database::open(&dir.0), Err(sheaf::Error::Locked { .. })));

@@ -1,4 +1,4 @@
-//! # Small promises of the handles: what can be printed, compared, named and converted
+//! # Handles: their debug output, conversions and names
 
 #![expect(clippy::unwrap_used, reason = "a test's own steps work")]
 
@@ -32,11 +32,11 @@ fn debug_output_of_every_handle_names_its_object() {
     assert!(shown(&users.keys().unwrap()).contains("\"users\""));
     let commit = batch.submit().unwrap();
     assert!(shown(&commit).contains(&format!("seq: {}", commit.seq())));
-    // `unwrap_err` needs it.
+    // `unwrap_err` requires `Debug` of the handle.
     assert!(matches!(db.keyspace("users", "flex").unwrap_err(), Error::EngineMismatch { .. }));
     db.drop_keyspace("users").unwrap();
     assert!(matches!(users.iter().unwrap_err(), Error::KeyspaceNotFound { .. }));
-    assert!(shown(&users).contains("\"users\""), "of a dropped one, what it was");
+    assert!(shown(&users).contains("\"users\""), "a dropped keyspace shows its name");
 }
 
 #[test]
@@ -101,12 +101,12 @@ fn a_batch_is_cleared_and_appended_and_has_a_limit() {
     one.append(&mut two);
     assert!(two.is_empty() && one.len() == 3);
     one.commit().unwrap();
-    assert_eq!(users.get("ada").unwrap().unwrap(), "2", "what was appended is behind the rest");
+    assert_eq!(users.get("ada").unwrap().unwrap(), "2", "appended operations follow the others");
     two.insert(&users, "ada", "3").expect_value(&users, "ada", None);
     two.clear();
     assert!(two.is_empty());
     two.insert(&users, "ada", "4");
-    two.commit().unwrap(); // the expectation is gone, too
+    two.commit().unwrap(); // `clear` also removed the expectation
     assert_eq!(users.get("ada").unwrap().unwrap(), "4");
 
     let mut large = db.batch();

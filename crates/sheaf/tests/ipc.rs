@@ -1,5 +1,5 @@
-//! The door on the real disk: what is asked through it, who may come in, how it ends; readers
-//! beside their owner.
+//! The IPC socket on the real disk: requests, permissions, and the end of connections; attached
+//! readers with their owner.
 
 #![expect(clippy::unwrap_used, reason = "a test's own steps work")]
 #![allow(clippy::disallowed_methods, reason = "a test makes its directories and its clients itself")]
@@ -50,7 +50,7 @@ fn fill(keyspace: &Keyspace, round: u32) {
     (0..1000u32).for_each(|n| keyspace.insert(n.to_be_bytes(), value(n, round)).unwrap());
 }
 
-/// A database with a keyspace of each engine.
+/// Creates a database with a keyspace of each engine.
 fn full(path: &Path) -> (Database, Vec<Keyspace>) {
     let db = Database::open(path).unwrap();
     let keyspace = |engine: &&str| db.keyspace(engine, KeyspaceOptions::default().engine(engine)).unwrap();
@@ -63,7 +63,8 @@ fn reader(path: &Path) -> sheaf::Result<Database> {
     Database::builder().read_only(true).memory(1 << 20).open(path)
 }
 
-/// It has round `round` of every keyspace, or says that the owner is gone; how often it said so.
+/// Checks that every keyspace has round `round`, or returns `OwnerClosed`. Returns the number of
+/// such errors.
 fn check(db: &Database, round: u32) -> usize {
     let mut gone = 0;
     for engine in ENGINES {
@@ -136,7 +137,7 @@ fn the_owner_replies_to_every_request() {
     assert_eq!(owner.estimate_conversion("flat").unwrap().pairs, 1000);
     let done = owner.convert("flat", "flex", continue_always).unwrap().unwrap();
     assert!(done.copied_pairs >= 1000 && keyspaces[0].engine() == "flex");
-    // Told to end, it does, if it is not done by then.
+    // A cancelled conversion ends early, unless it is already complete.
     let ended = owner.convert("flat", "cedrus", |_| ControlFlow::Break(())).unwrap();
     assert_eq!(keyspaces[0].engine(), if ended.is_some() { "cedrus" } else { "flex" });
 
@@ -156,18 +157,19 @@ fn an_operation_is_cancelled_when_its_client_disconnects() {
     let dir = IpcDir::new("cancelled");
     let (db, _all) = full(&dir.db());
     let to = dir.0.join("backup");
-    // Told to end, it is over when the answer is there.
+    // After a cancellation, the operation has ended when the reply arrives.
     let mut owner = AttachedOwner::connect(dir.db()).unwrap().unwrap();
     let refused = owner.backup(&to, None, true, BackupRate::default(), |_| ControlFlow::Break(()));
     assert!(refused.is_ok() || matches!(refused, Err(Error::Cancelled)), "{refused:?}");
     assert!(to.exists() == refused.is_ok() && db.stats().pinned_states == 0);
     std::fs::remove_dir_all(&to).ok();
-    // Relative names are the client's, the rest is refused.
+    // A target inside of the database is refused.
     let mut owner = AttachedOwner::connect(dir.db()).unwrap().unwrap();
     let inside =
         owner.backup(dir.db().join("x"), None, true, BackupRate::default(), |_| ControlFlow::Continue(()));
     assert!(matches!(inside, Err(Error::InvalidArgument { .. })), "{inside:?}");
-    // The database closes in the midst: the client learns it, and nothing is left.
+    // The database closes during a backup: the client gets an error, and no incomplete backup
+    // remains.
     let (begun, told) = std::sync::mpsc::channel();
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| {
@@ -179,7 +181,7 @@ fn an_operation_is_cancelled_when_its_client_disconnects() {
         told.recv().unwrap();
         db.close().unwrap();
         let ended = waiting.join().unwrap();
-        let done = ended.is_ok(); // it may have been as good as done
+        let done = ended.is_ok(); // the backup may have been complete already
         assert!(done || matches!(ended, Err(Error::OwnerClosed { .. } | Error::Cancelled)), "{ended:?}");
         assert_eq!(to.exists(), done);
     });
@@ -211,7 +213,7 @@ fn an_attached_reader_sees_one_snapshot_until_it_closes() {
     early.close().unwrap();
     drop(late);
     while db.stats().pinned_states > 0 {
-        std::thread::yield_now(); // the owner learns it from the kernel
+        std::thread::yield_now(); // the owner waits for the kernel to report the close
     }
     let made = std::fs::read_dir(dir.db().join("images")).unwrap();
     let made =
@@ -226,7 +228,7 @@ fn an_attached_reader_returns_owner_closed_and_never_wrong_data() {
     let (db, all) = full(&dir.db());
     let reader = reader(&dir.db()).unwrap();
     drop(all);
-    db.close().unwrap(); // not held up
+    db.close().unwrap(); // does not wait for the reader
     let db = Database::open(dir.db()).unwrap();
     for round in 1..4 {
         ENGINES.iter().for_each(|engine| fill(&db.open_keyspace(engine).unwrap().unwrap(), round));
@@ -237,7 +239,7 @@ fn an_attached_reader_returns_owner_closed_and_never_wrong_data() {
     assert!(matches!(scanned, Err(Error::OwnerClosed { .. })), "{:?}", scanned.map(|pairs| pairs.len()));
 }
 
-/// The kind of the message by which an owner says that it is at work.
+/// Kind of the message that an owner sends while it works.
 const HEARTBEAT: u8 = 17;
 
 #[test]
@@ -246,7 +248,7 @@ fn a_stalled_connection_delays_neither_the_owner_nor_other_connections() {
     let db = Database::open(dir.db()).unwrap();
     let socket = dir.db().join("door");
     assert_eq!(std::fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
-    // One that talks nonsense, or more than there can be, is shown out; the others are not harmed.
+    // A connection with invalid or oversized data is closed, without harm to the others.
     for nonsense in [
         &b"GET / HTTP/1.1\r\n\r\n"[..],
         b"SHEAFDOR\x09\0\0\0\0\0\0\0",
@@ -268,7 +270,7 @@ fn a_stalled_connection_delays_neither_the_owner_nor_other_connections() {
         guest.read_exact(&mut answer).unwrap();
         answer[0]
     };
-    // Signs of life may come first.
+    // Heartbeats may precede the reply.
     let first = std::iter::repeat_with(&mut answer).find(|kind| *kind != HEARTBEAT);
     assert_eq!(first, Some(0), "an unknown request gets an error");
     let mut owner = AttachedOwner::connect(dir.db()).unwrap().unwrap();
@@ -283,12 +285,12 @@ fn idle_connections_are_evicted_for_new_ones() {
     let dir = IpcDir::new("places");
     let db = Database::open(dir.db()).unwrap();
     let socket = dir.db().join("door");
-    // As many as one process may have: readers keep their places, silent ones do not.
+    // Fill all connections of one process: readers keep theirs, idle ones can be evicted.
     let readers: Vec<Database> = (0..4).map(|_| reader(&dir.db()).unwrap()).collect();
     let silent: Vec<UnixStream> = (0..60).map(|_| UnixStream::connect(&socket).unwrap()).collect();
     let full = loop {
         match AttachedOwner::connect(dir.db()) {
-            Ok(owner) => drop(owner.unwrap()), // a full door is an error, not `None`
+            Ok(owner) => drop(owner.unwrap()), // at the limit it is an error, not `None`
             Err(full) => break full,
         }
     };
@@ -298,13 +300,13 @@ fn idle_connections_are_evicted_for_new_ones() {
     );
     assert!(full.to_string().contains("as many connections"), "{full}");
     let wait = Duration::from_secs(20);
-    let late = Database::builder().read_only(true).wait(wait).open(dir.db()).unwrap(); // when one has been silent for long enough
+    let late = Database::builder().read_only(true).wait(wait).open(dir.db()).unwrap(); // evicts one
     assert_eq!(db.stats().pinned_states, 5);
     readers
         .iter()
         .chain([&late])
         .for_each(|reader| assert!(reader.verify(|error| panic!("{error}")).is_ok()));
-    // Nobody comes any more: they are shown out all the same.
+    // Idle connections are also closed without new clients.
     for mut silent in silent {
         let mut said = Vec::new();
         silent.read_to_end(&mut said).ok();
@@ -312,7 +314,7 @@ fn idle_connections_are_evicted_for_new_ones() {
     }
 }
 
-/// A socket in place of an owner's, which says `hello` and nothing more.
+/// Plays an owner: a socket that sends `hello` and nothing more.
 fn silent_owner(dir: &Path, hello: Option<&[u8]>) -> (UnixListener, Option<UnixStream>, sheaf::Result<()>) {
     std::fs::create_dir(dir).unwrap();
     std::fs::write(dir.join("LOCK"), format!("{}\n{:032x}\n", std::process::id(), 7)).unwrap();
@@ -333,7 +335,7 @@ fn silent_owner(dir: &Path, hello: Option<&[u8]>) -> (UnixListener, Option<UnixS
 fn an_unresponsive_owner_is_an_error_that_names_it() {
     let dir = IpcDir::new("silent");
     let hello = b"SHEAFDOR\x04\0\0\0\0\0\0\0";
-    // It takes nobody in; it says half a hello; it does not answer what it is asked.
+    // It does not accept; it sends half a hello; it does not answer requests.
     let silences: [(&str, Option<&[u8]>); 3] =
         [("deaf", None), ("half", Some(&hello[..9])), ("dumb", Some(&hello[..]))];
     std::thread::scope(|scope| {
@@ -362,7 +364,7 @@ fn readers_wait_for_an_owner_without_ipc_and_writers_for_any_lock() {
     std::thread::scope(|scope| {
         let (reader, writer) = (scope.spawn(|| waiting(true)), scope.spawn(|| waiting(false)));
         drop(db);
-        // One after the other, or beside each other: both get in.
+        // Both open the database, one after the other or together.
         let has_read = |db: Database| {
             let value = db.open_keyspace("k").unwrap().unwrap().get("a");
             matches!(&value, Ok(Some(value)) if **value == *b"b")
@@ -418,14 +420,14 @@ fn an_owner_without_ipc_is_an_error_locked() {
             && !locked.to_string().contains("no socket")
     );
     drop(db);
-    // What a crash leaves is no owner, and no obstacle.
+    // Files that remain after a crash are no owner, and do not prevent opening.
     drop(UnixListener::bind(dir.db().join("door")).unwrap());
     std::fs::write(dir.db().join("door.new"), b"").unwrap();
     assert!(AttachedOwner::connect(dir.db()).unwrap().is_none());
     assert!(reader(&dir.db()).is_ok());
     let db = Database::open(dir.db()).unwrap();
     assert!(db.stats().has_ipc && AttachedOwner::connect(dir.db()).unwrap().is_some());
-    // A name that cannot be had: it opens all the same.
+    // If the socket cannot be created, the database still opens.
     db.close().unwrap();
     std::fs::create_dir(dir.db().join("door")).unwrap();
     let db = Database::open(dir.db()).unwrap();

@@ -1,4 +1,4 @@
-//! What the features `tracing` and `metrics` publish.
+//! Output of the features `tracing` and `metrics`.
 
 #![cfg(all(feature = "tracing", feature = "metrics"))]
 #![expect(clippy::unwrap_used, reason = "a test's own steps work")]
@@ -13,7 +13,7 @@ use sheaf::{Database, Durability, KeyspaceOptions};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Subscriber};
 
-/// Names of the spans and texts of the events it was told of.
+/// Names of the spans and texts of the events that were published.
 #[derive(Clone, Default)]
 struct Told(Arc<Mutex<BTreeSet<String>>>);
 
@@ -59,7 +59,7 @@ impl CounterFn for Cell {
         unreachable!("counters are set");
     }
 
-    #[allow(clippy::cast_precision_loss)] // small
+    #[allow(clippy::cast_precision_loss)] // the values are small
     fn absolute(&self, value: u64) {
         self.0.0.lock().unwrap().insert(self.1.clone(), value as f64);
     }

@@ -1,5 +1,4 @@
-//! Modes of files and directories on the real disk: of databases, of copies of them, and of the
-//! lock.
+//! Modes of files and directories on the real disk: of databases, of their copies, and of the lock.
 
 #![expect(clippy::unwrap_used, reason = "a test's own steps work")]
 #![allow(clippy::disallowed_methods, reason = "a test looks at files from outside")]
@@ -40,7 +39,7 @@ fn set_mode(path: &Path, mode: u32) {
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
 }
 
-/// Modes of all directories, `dir` too, and of all files.
+/// Returns the modes of all directories, including `dir`, and of all files.
 fn modes(dir: &Path) -> (BTreeSet<u32>, BTreeSet<u32>) {
     let (mut directories, mut files) = (BTreeSet::from([mode(dir)]), BTreeSet::new());
     for entry in fs::read_dir(dir).unwrap() {
@@ -60,7 +59,7 @@ fn only(directories: u32, files: u32) -> (BTreeSet<u32>, BTreeSet<u32>) {
     (BTreeSet::from([directories]), BTreeSet::from([files]))
 }
 
-/// Fills keyspaces of all engines, with values beside the log too.
+/// Fills keyspaces of all engines. Some values are large enough for blob files.
 fn fill(db: &Database) {
     for engine in sheaf::engines() {
         let keyspace = db.keyspace(engine, KeyspaceOptions::default().engine(engine)).unwrap();
@@ -72,7 +71,7 @@ fn fill(db: &Database) {
     db.persist().unwrap();
 }
 
-/// Gives everything in `dir` other modes.
+/// Changes the modes of all files and directories in `dir`.
 fn chmod(dir: &Path, directories: u32, files: u32) {
     for entry in fs::read_dir(dir).unwrap() {
         let path = entry.unwrap().path();
@@ -92,7 +91,7 @@ fn a_new_database_is_accessible_to_its_owner_only() {
     assert_eq!(modes(&dir.at("above")), only(0o700, 0o600), "open, with its door");
     db.close().unwrap();
     assert_eq!(modes(&dir.at("above")), only(0o700, 0o600), "closed");
-    // In a directory of the user's own the files are the owner's all the same.
+    // In a directory of the user, the files are nevertheless accessible only to the owner.
     fs::create_dir(dir.at("own")).unwrap();
     set_mode(&dir.at("own"), 0o755);
     fill(&Database::open(dir.at("own")).unwrap());
@@ -108,7 +107,7 @@ fn requested_modes_survive_reopening_and_copying() {
     fill(&open);
     open.close().unwrap();
     assert_eq!(modes(&db), only(0o750, 0o640));
-    let open = Database::open(&db).unwrap(); // without saying so again
+    let open = Database::open(&db).unwrap(); // keeps the modes without the option
     open.drop_keyspace("flex").unwrap();
     fill(&open);
     open.backup(&backup, BackupOptions::default()).unwrap();
@@ -133,14 +132,14 @@ fn a_copy_grants_no_access_that_its_source_denied() {
     fill(&open);
     open.backup(&base, BackupOptions::default()).unwrap();
     open.close().unwrap();
-    // As an older build made them, behind a closed door.
+    // An older build made such modes, inside of a directory that only the owner could open.
     chmod(&db, 0o755, 0o644);
     set_mode(&db, 0o700);
     chmod(&base, 0o755, 0o644);
     set_mode(&base, 0o700);
     for target in ["copy", "repaired", "restored"] {
         fs::create_dir(dir.at(target)).unwrap();
-        set_mode(&dir.at(target), 0o755); // where others could look
+        set_mode(&dir.at(target), 0o755); // other users could read it
     }
     let open = Database::open(&db).unwrap();
     open.backup(dir.at("copy"), BackupOptions::default().base(&base)).unwrap();
@@ -187,6 +186,6 @@ fn a_lock_file_that_is_a_link_or_missing_is_an_error() {
     fs::write(&lock, b"").unwrap();
     reader().unwrap();
     fs::remove_file(&lock).unwrap();
-    drop(Database::open(&db).unwrap()); // a writer makes it
+    drop(Database::open(&db).unwrap()); // a writer creates the lock file
     assert_eq!(mode(&lock), 0o600);
 }

@@ -1,4 +1,4 @@
-//! What a database leaves behind on disk and in the process.
+//! Files and mappings that remain after a database is closed or idle.
 
 use std::path::{Path, PathBuf};
 
@@ -19,14 +19,14 @@ impl Drop for TestDir {
     }
 }
 
-/// Mappings of this process that are of files below `dir`.
+/// Returns the number of mappings of files below `dir` in this process.
 #[allow(clippy::disallowed_methods, reason = "what the kernel says of this process")]
 fn mappings(dir: &Path) -> usize {
     let all = std::fs::read_to_string("/proc/self/maps").expect("the kernel says");
     all.lines().filter(|line| line.contains(&*dir.to_string_lossy())).count()
 }
 
-/// What engines keep in files of their own.
+/// Returns the files of the engines, in the directory `own`.
 #[allow(clippy::disallowed_methods, reason = "what is there")]
 fn engine_files(dir: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(dir.join("own")).into_iter().flatten();
@@ -83,8 +83,9 @@ fn a_kreon_keyspace_of_a_few_keys_survives_a_reopen_without_a_file() {
     }
 }
 
-/// Commits large batches to new databases while another thread keeps calling `settle`. The commit
-/// changes how large segments are made, and `settle` removes those that are too large for that.
+/// Commits large batches to new databases while another thread calls `settle` repeatedly. A large
+/// commit changes the size of new segments, and `settle` removes prepared segments that exceed the
+/// present size.
 #[test]
 fn a_large_batch_during_quiesce_ends_and_creates_few_segments() {
     const DATABASES: u32 = 10;

@@ -1,4 +1,4 @@
-//! Repairs with the background threads of real databases.
+//! Repairs while background threads of the database run.
 
 use std::ops::ControlFlow;
 

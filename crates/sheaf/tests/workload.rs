@@ -1,4 +1,5 @@
-//! What a keyspace is used for: seen, kept over closings, and never in the way.
+//! Workload statistics of keyspaces: they are recorded and kept over closes, and never cause an
+//! error.
 
 #![allow(clippy::unwrap_used, reason = "a test: whatever fails is to be seen")]
 
@@ -23,7 +24,7 @@ fn open(disk: &SimDisk) -> (Database, Keyspace) {
     (db, keyspace)
 }
 
-/// Some thousand operations of each kind; some are sampled.
+/// Runs some thousand operations of each kind. The statistics sample some of them.
 fn used(db: &Database, keyspace: &Keyspace) {
     for n in 0..4_000u32 {
         let key = (n % 100).to_be_bytes();
@@ -77,7 +78,7 @@ fn every_kind_of_operation_is_recorded() {
 
 #[test]
 fn new_keys_in_batches_are_recorded() {
-    // The engines that look for what they replace.
+    // These engines look up the old entry of each key that they put.
     for engine in ["flat", "flat-ordered", "cedrus"] {
         let disk = SimDisk::new();
         let db = builder(&disk).open(DIR).unwrap();
@@ -143,7 +144,7 @@ fn a_power_cut_during_close_leaves_the_old_or_the_new_statistics() {
     let cuts = Arc::new(std::sync::Mutex::new(Vec::new()));
     let (seen, after) = (Arc::clone(&cuts), std::sync::atomic::AtomicBool::new(false));
     disk.set_hook(Some(Arc::new(move |disk: &SimDisk| {
-        // While LOAD.new is there, and once after.
+        // Cuts the power while LOAD.new exists, and once afterwards.
         let is_there = disk.read_file(Path::new("/db/LOAD.new")).is_ok();
         if after.swap(is_there, std::sync::atomic::Ordering::Relaxed) || is_there {
             let some = (0..6).map(|seed| KeepChoice::Seeded { seed, percent: 50 });
@@ -228,16 +229,16 @@ fn statistics_follow_clear_replacement_conversion_and_drop() -> Result<()> {
     used(&db, &keyspace);
     let before = keyspace.workload()?;
     keyspace.clear()?;
-    assert_eq!(keyspace.workload()?.gets_found, before.gets_found, "a cleared one goes on");
+    assert_eq!(keyspace.workload()?.gets_found, before.gets_found, "clearing keeps the statistics");
     db.convert("used", "flat", |_| std::ops::ControlFlow::Continue(()))?;
     let after = keyspace.workload()?;
-    assert_eq!(after.gets_found, before.gets_found, "a converted one, too");
-    assert_eq!(after.read_latency.samples, 0, "without the other engine's latencies");
+    assert_eq!(after.gets_found, before.gets_found, "conversion keeps the statistics");
+    assert_eq!(after.read_latency.samples, 0, "but not the latencies of the old engine");
     db.drop_keyspace("used")?;
     assert_eq!(
         db.keyspace("used", KeyspaceOptions::default())?.workload()?.samples,
         0,
-        "another of the name"
+        "a new keyspace of the same name starts empty"
     );
     db.close()?;
     assert_eq!(open(&disk).1.workload()?.samples, 0);

@@ -1,29 +1,27 @@
-//! # Alloc: how much memory a piece of work asks for
+//! # Allocators that measure and speed up tests
 //!
-//! [`CountingAllocator`] is an allocator that counts for each thread what it holds and the largest
-//! piece it asked for. A test binary that makes it its global allocator can say how much a damaged
-//! length was believed; in one that does not, everything measures as nothing and [`is_counting`]
-//! says so.
+//! [`CountingAllocator`] counts, for each thread, the bytes it holds and its largest request. A
+//! test binary with it as global allocator can check that a damaged length causes no large
+//! allocation. In other binaries every measurement is zero, and [`is_counting`] returns false.
 //!
-//! [`PoolAllocator`] is for campaigns: databases that come and go by the thousand a second spend a
-//! fifth of their time in the system's allocator, which puts pieces together and takes them apart
-//! again. The pool never does. Tests have the system's, which notices more, and under which
-//! sanitizers see every piece.
+//! [`PoolAllocator`] is for campaigns, which open and close thousands of databases per second. The
+//! system's allocator spends much time on merging and splitting blocks; the pool does neither.
+//! Tests use the system's allocator: it detects more errors, and sanitizers see each block.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::ptr::null_mut;
 
-/// An allocator, counting.
+/// An allocator that counts the calls and forwards them.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CountingAllocator<A = System>(pub A);
 
-/// What a piece of work asked for, in bytes.
+/// Memory that a function requested, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryPeak {
-    /// Most that it held at a time.
+    /// Maximum held at a time.
     pub peak_bytes: usize,
-    /// The largest piece.
+    /// Largest single request.
     pub largest_bytes: usize,
 }
 
@@ -56,48 +54,52 @@ fn signed(size: usize) -> isize {
 }
 
 // SAFETY:
-// * Everything is passed on to another allocator; counting neither allocates nor unwinds.
+// * Every call is forwarded to another allocator. Counting neither allocates nor unwinds.
 unsafe impl<A: GlobalAlloc> GlobalAlloc for CountingAllocator<A> {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(signed(layout.size()));
-        // SAFETY: the caller's promise is the one that every allocator asks for.
+        // SAFETY:
+        // * The caller's guarantee is the one that every allocator requires.
         unsafe { self.0.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         count(signed(layout.size()));
-        // SAFETY: as above.
+        // SAFETY:
+        // * As in `alloc`.
         unsafe { self.0.alloc_zeroed(layout) }
     }
 
     unsafe fn dealloc(&self, start: *mut u8, layout: Layout) {
         count(-signed(layout.size()));
-        // SAFETY: as above.
+        // SAFETY:
+        // * As in `alloc`.
         unsafe { self.0.dealloc(start, layout) }
     }
 
     unsafe fn realloc(&self, start: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         count(signed(size));
         count(-signed(layout.size()));
-        // SAFETY: as above.
+        // SAFETY:
+        // * As in `alloc`.
         unsafe { self.0.realloc(start, layout, size) }
     }
 }
 
-/// Whether this program counts.
+/// Whether the global allocator of this program counts.
 #[must_use]
 pub fn is_counting() -> bool {
     drop(std::hint::black_box(Box::new(0u8)));
     COUNT.with(|cell| cell.get().has_counted)
 }
 
-/// Bytes that this thread asked for and nobody in it gave back.
+/// Returns the bytes that this thread allocated, minus the bytes that it freed.
 #[must_use]
 pub fn held_bytes() -> isize {
     COUNT.with(Cell::get).held_bytes
 }
 
-/// Runs `work` and says what it asked for in this thread.
+/// Runs `work` and returns its result and the memory that it requested in this thread.
 pub fn measure<R>(work: impl FnOnce() -> R) -> (R, MemoryPeak) {
     let start = COUNT.with(|cell| {
         let mut count = cell.get();
@@ -111,27 +113,27 @@ pub fn measure<R>(work: impl FnOnce() -> R) -> (R, MemoryPeak) {
     (result, MemoryPeak { peak_bytes: held, largest_bytes: end.largest_bytes })
 }
 
-/// Pieces of up to so many bytes come from the pool.
+/// Maximum size of blocks that come from the pool.
 const MAX_POOLED_SIZE: usize = 8192;
-/// Sizes are rounded up to a multiple of this, which is also how they are aligned.
+/// Granularity of block sizes, and alignment of all blocks.
 const SIZE_CLASS: usize = 16;
-/// What the pool takes from the system at a time.
+/// Bytes that the pool takes from the system at a time.
 const CHUNK: usize = 1 << 20;
 
-/// Small pieces from lists of free ones, by size; a list for each thread, and what a thread frees
-/// stays its own. What was taken from the system is never given back.
+/// An allocator with free lists of small blocks by size. Each thread has its own lists, and keeps
+/// the blocks that it frees. Chunks are never returned to the system.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PoolAllocator;
 
 struct FreeLists {
     free: [Cell<*mut u8>; MAX_POOLED_SIZE / SIZE_CLASS + 1],
-    /// The rest of the newest chunk.
+    /// Unused rest of the newest chunk.
     chunk_next: Cell<*mut u8>,
     chunk_bytes_left: Cell<usize>,
 }
 
 thread_local! {
-    // Without a destructor, so it can be used to the end of the thread; its lists are then lost.
+    // Without a destructor, so that it works until the end of the thread. The lists are then lost.
     static FREE_LISTS: FreeLists = const {
         FreeLists {
             free: [const { Cell::new(null_mut()) }; MAX_POOLED_SIZE / SIZE_CLASS + 1],
@@ -141,7 +143,7 @@ thread_local! {
     };
 }
 
-/// The list of pieces for `layout`, if it is pooled.
+/// Returns the index of the free list for `layout`, if the pool serves it.
 fn free_list_of(layout: Layout) -> Option<usize> {
     (layout.size() <= MAX_POOLED_SIZE && layout.align() <= SIZE_CLASS)
         .then(|| layout.size().div_ceil(SIZE_CLASS).max(1))
@@ -154,23 +156,24 @@ impl FreeLists {
             return self.allocate_from_chunk(list * SIZE_CLASS);
         }
         // SAFETY:
-        // * A free piece holds the next one in its first bytes: `free_block` wrote it.
+        // * The first bytes of a free block are the address of the next one: `free_block` wrote it.
         self.free[list].set(unsafe { *first.cast::<*mut u8>() });
         first
     }
 
     fn free_block(&self, list: usize, piece: *mut u8) {
         // SAFETY:
-        // * The piece has at least `SIZE_CLASS` bytes, is so aligned, and nobody uses it any more.
+        // * The block has at least `SIZE_CLASS` bytes and that alignment, and is no longer in use.
         unsafe { *piece.cast::<*mut u8>() = self.free[list].get() };
         self.free[list].set(piece);
     }
 
-    /// A piece that never was one.
+    /// Takes a new block from the chunk.
     fn allocate_from_chunk(&self, size: usize) -> *mut u8 {
         if self.chunk_bytes_left.get() < size {
             // SAFETY:
-            // * The layout is a constant, and valid.
+            // * The layout is a constant: its size is not zero, and its alignment is a power of
+            //   two.
             let chunk = unsafe { System.alloc(Layout::from_size_align_unchecked(CHUNK, SIZE_CLASS)) };
             if chunk.is_null() {
                 return chunk;
@@ -180,7 +183,7 @@ impl FreeLists {
         }
         let piece = self.chunk_next.get();
         // SAFETY:
-        // * `left` bytes follow, and `size` is not more.
+        // * `chunk_bytes_left` bytes follow, and `size` is not larger.
         self.chunk_next.set(unsafe { piece.add(size) });
         self.chunk_bytes_left.set(self.chunk_bytes_left.get() - size);
         piece
@@ -188,29 +191,31 @@ impl FreeLists {
 }
 
 // SAFETY:
-// * A piece is in a list, or carved, or in use, never two of them; it has the size of its list,
-//   which is not below the layout's, and an alignment of `SIZE_CLASS`: chunks and all sizes are
-//   multiples of it.
-// * The list follows from the layout alone, so a piece is given to a list of its size, whichever
-//   thread does it; handing the piece from thread to thread is the caller's synchronisation.
+// * A block is either in a list, or in the unused rest of a chunk, or in use. Its size is that of
+//   its list, which is not below the layout's. Its alignment is `SIZE_CLASS`, because chunks are
+//   aligned so and all sizes are multiples of it.
+// * The list depends on the layout only. A freed block therefore enters a list of its own size in
+//   whichever thread frees it. The caller synchronizes the transfer between threads.
 unsafe impl GlobalAlloc for PoolAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         match free_list_of(layout) {
             Some(list) => FREE_LISTS.with(|lists| lists.allocate(list)),
-            // SAFETY: the caller's promise.
+            // SAFETY:
+            // * The caller's guarantee.
             None => unsafe { System.alloc(layout) },
         }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         let Some(list) = free_list_of(layout) else {
-            // SAFETY: the caller's promise.
+            // SAFETY:
+            // * The caller's guarantee.
             return unsafe { System.alloc_zeroed(layout) };
         };
         let piece = FREE_LISTS.with(|lists| lists.allocate(list));
         if !piece.is_null() {
             // SAFETY:
-            // * The piece has that many bytes.
+            // * The block has at least `layout.size()` bytes.
             unsafe { piece.write_bytes(0, layout.size()) };
         }
         piece
@@ -219,22 +224,25 @@ unsafe impl GlobalAlloc for PoolAllocator {
     unsafe fn dealloc(&self, start: *mut u8, layout: Layout) {
         match free_list_of(layout) {
             Some(list) => FREE_LISTS.with(|lists| lists.free_block(list, start)),
-            // SAFETY: the caller's promise: it came from `System` then too.
+            // SAFETY:
+            // * The caller's guarantee. A block of this layout came from `System`.
             None => unsafe { System.dealloc(start, layout) },
         }
     }
 
     unsafe fn realloc(&self, start: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         // SAFETY:
-        // * The caller promises that `size`, rounded up to the alignment, fits.
+        // * The caller guarantees that `size`, rounded up to the alignment, does not overflow.
         let new = unsafe { Layout::from_size_align_unchecked(size, layout.align()) };
         match (free_list_of(layout), free_list_of(new)) {
             (Some(old), Some(list)) if old == list => start,
-            // SAFETY: the caller's promise: the piece came from `System`.
+            // SAFETY:
+            // * The caller's guarantee. The block came from `System`.
             (None, None) => unsafe { System.realloc(start, layout, size) },
             _ => {
                 // SAFETY:
-                // * `new` is valid; both pieces have the shorter size, and the old one is given up.
+                // * `new` is valid. Both blocks have at least the shorter size, and the old one is
+                //   not used again.
                 unsafe {
                     let piece = self.alloc(new);
                     if !piece.is_null() {
@@ -259,7 +267,7 @@ mod tests {
             let layout = Layout::from_size_align(1 + round * 37 % 9000, 1 << (round % 5)).expect("valid");
             let fill = u8::try_from(round % 251).expect("small");
             // SAFETY:
-            // * Every piece is written within its layout, and given back once, with it.
+            // * Every block is written within its layout, and freed once, with that layout.
             unsafe {
                 let piece = PoolAllocator.alloc(layout);
                 assert_eq!(piece.addr() % layout.align(), 0);
@@ -277,7 +285,8 @@ mod tests {
             }
         }
         for (piece, layout, fill) in pieces {
-            // SAFETY: as above.
+            // SAFETY:
+            // * As above.
             unsafe {
                 let kept = std::slice::from_raw_parts(piece, layout.size());
                 assert!(kept.iter().all(|byte| *byte == fill), "a piece was used twice");

@@ -1,21 +1,22 @@
-//! # Beside: states read while their owner goes on
+//! # Attach harness: readers of exported states while the owner continues
 //!
-//! A seed makes a life, as for [`crate::backups`]. At some moment its state is held, as for a
-//! reader in another process; the life goes on: writes, cleaning, checkpoints, conversions,
-//! keyspaces dropped and made again. What is opened of the hold, at once or much later, is the
-//! state of its moment.
+//! A seed generates a workload, as in [`crate::backups`]. At some point its state is exported, as
+//! for a reader in another process. The workload then continues with writes, GC, checkpoints,
+//! conversions and recreated keyspaces. A reader opened from the export, at once or much later,
+//! must see the exported state.
 //!
 //! ## Picture
 //!
 //! ```text
-//!  life ── step, step ──┬── step, step, checkpoints, conversions ──┬──────────┬── step ──> let go: space comes back
-//!                       ├ held, opened: maps of then, again and again ────────┤
-//!                       └ held ··································· opened: maps of then
+//!  workload ── steps ──┬── steps, checkpoints, conversions ──┬────────┬── steps ──> all released
+//!                      ├ exported, opened: compared again and again ──┤
+//!                      └ exported ·························· opened: compared
 //! ```
 //!
-//! ## What it cannot see
+//! ## Blind spots
 //!
-//! Sockets, processes and their ends: `crates/sheaf/tests/ipc.rs`, `crates/cli/tests/shell/ipc.rs`.
+//! Sockets, processes and their exits: see `crates/sheaf/tests/ipc.rs` and
+//! `crates/cli/tests/shell/ipc.rs`.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -28,14 +29,14 @@ use crate::backups::{CheckResult, KeyspaceMaps, RandomWorkload, compare, expect_
 use crate::fixture::{DiskKind, Fixture, TestSetting, TestSubject};
 
 const TINY: TestSetting = TestSetting::new(DiskKind::Simulated, true, true);
-/// Steps before a hold, and beside it.
+/// Steps before an export, and steps while readers are attached.
 const STEPS_PER_PHASE: usize = 150;
 
 fn attach(fixture: &Fixture, held: ExportedSnapshot) -> CheckResult<Database> {
     expect_ok("open beside", fixture.builder_on(Arc::clone(fixture.disk())).open_exported(held))
 }
 
-/// The reader has exactly this, and nothing damaged.
+/// Checks that the reader has exactly these pairs and finds no damage.
 fn check_snapshot(reader: &Database, then: &KeyspaceMaps) -> CheckResult {
     compare(reader, then).map_err(|why| format!("beside: {why}"))?;
     let mut findings = Vec::new();
@@ -43,7 +44,7 @@ fn check_snapshot(reader: &Database, then: &KeyspaceMaps) -> CheckResult {
     if findings.is_empty() { Ok(()) } else { Err(format!("beside: {findings:?}")) }
 }
 
-/// Has another engine keep a keyspace, and its own again.
+/// Converts a keyspace to another engine and back.
 fn convert_and_convert_back(db: &Database, away: &str) -> CheckResult {
     let Some(info) = db.keyspaces().into_iter().next() else { return Ok(()) };
     for engine in [away, info.engine] {
@@ -52,13 +53,13 @@ fn convert_and_convert_back(db: &Database, away: &str) -> CheckResult {
     Ok(())
 }
 
-/// Names of files that were made for readers.
+/// Returns the names of the files that exist for readers only.
 fn reader_files(fixture: &Fixture) -> Vec<String> {
     let images = fixture.disk().list(&fixture.path().join("images")).unwrap_or_default();
     images.into_iter().map(|entry| entry.name).filter(|name| name.starts_with("held-")).collect()
 }
 
-/// Nothing is held any more.
+/// Checks that no state is pinned any more.
 fn check_all_released(fixture: &Fixture, db: &Database) -> CheckResult {
     let stats = db.stats();
     if (stats.pinned_states, stats.pinned_bytes) != (0, 0) {
@@ -71,7 +72,11 @@ fn check_all_released(fixture: &Fixture, db: &Database) -> CheckResult {
     if left.is_empty() { Ok(()) } else { Err(format!("{left:?} are left")) }
 }
 
-/// Readers of two moments beside a life.
+/// Attaches two readers at different times to a running workload.
+///
+/// # Errors
+///
+/// Returns a description of the first violation.
 pub fn snapshots_during_writes(subject: &TestSubject, engines: &[&'static str], seed: u64) -> CheckResult {
     let fixture = Fixture::new(subject, TINY);
     let mut life = RandomWorkload::new(&fixture, fixture.open(), engines, seed);
@@ -107,7 +112,12 @@ pub fn snapshots_during_writes(subject: &TestSubject, engines: &[&'static str], 
     life.reopen_and_compare()
 }
 
-/// The owner closes, and another one comes: readers say so, and never anything wrong.
+/// Closes the owner, and opens the database again. Readers must return `OwnerClosed` or correct
+/// data.
+///
+/// # Errors
+///
+/// Returns a description of the first violation.
 pub fn owner_closes(subject: &TestSubject, seed: u64) -> CheckResult {
     let fixture = Fixture::new(subject, TINY);
     let engines = subject.engines();
@@ -131,7 +141,7 @@ pub fn owner_closes(subject: &TestSubject, seed: u64) -> CheckResult {
     life.reopen_and_compare()
 }
 
-/// Each pair is right, or cannot be had any more.
+/// Checks that each pair is correct, or its read returns `OwnerClosed`.
 fn check_snapshot_or_closed(reader: &Database, then: &KeyspaceMaps) -> CheckResult {
     let gone = |what: &str, error: Error| match error {
         Error::OwnerClosed { .. } => Ok(()),
@@ -156,7 +166,11 @@ fn check_snapshot_or_closed(reader: &Database, then: &KeyspaceMaps) -> CheckResu
     Ok(())
 }
 
-/// Every so-manieth call of a hold fails: nothing of it is left.
+/// Fails the n-th call of an export, for several n. A failed export must leave no pinned state.
+///
+/// # Errors
+///
+/// Returns a description of the first violation.
 pub fn faults_during_attach(subject: &TestSubject, seed: u64, cases: u64) -> CheckResult {
     let fixture = Fixture::new(subject, TINY);
     let Some(sim) = fixture.sim_disk() else { return Ok(()) };
@@ -195,7 +209,7 @@ pub fn faults_during_attach(subject: &TestSubject, seed: u64, cases: u64) -> Che
     Ok(())
 }
 
-/// Whether it shows if the store lets go what is held.
+/// Whether the checks detect a store that releases pinned states too early.
 pub fn is_flaw_found(subject: &TestSubject, seed: u64) -> bool {
     let fixture = Fixture::new(subject, TINY);
     let mut life = RandomWorkload::new(&fixture, fixture.open(), &subject.engines(), seed);
@@ -210,7 +224,7 @@ pub fn is_flaw_found(subject: &TestSubject, seed: u64) -> bool {
     case(&mut life).is_err()
 }
 
-/// The tests of one engine: `attach_suite!(flat, Subject::flat())`.
+/// Generates the attach tests for one engine: `attach_suite!(flat, TestSubject::flat())`.
 #[macro_export]
 macro_rules! attach_suite {
     ($module:ident, $subject:expr) => {

@@ -1,10 +1,10 @@
-//! # Reseal: checksums made right again over whatever bytes
+//! # Checksum repair: makes the checksums of mutated files valid
 //!
-//! So that a mutation reaches the parser behind the checksum. Written from docs/format alone, with
-//! none of the code it is to outwit: that a file resealed without a change is the same file is a
-//! test of both.
+//! With valid checksums a mutation reaches the parser behind them. This module is written from
+//! docs/format only, without the code under test. An intact file must stay the same, which tests
+//! both.
 
-/// Makes the checksums of a file right; one of an unknown kind stays as it is.
+/// Recomputes the checksums of a file. A file of an unknown kind is not changed.
 pub fn fix_checksums(bytes: &mut [u8]) {
     match bytes.get(..8) {
         Some(b"SHEAFROT") => root(bytes),
@@ -88,7 +88,7 @@ fn segment(bytes: &mut [u8]) {
         let (len, kind) = (u32_at(bytes, at + 4).unwrap_or(0) & 0x00ff_ffff, bytes[at + 7] & 0xf);
         let end = at + 16 + len;
         if !(1..=5).contains(&kind) || end > bytes.len() {
-            at = (at + 1).next_multiple_of(512); // a gap: frames go on at the next sector
+            at = (at + 1).next_multiple_of(512); // a gap: the next frame is at the next sector
             continue;
         }
         let mut summed = [0; 24];
@@ -127,7 +127,7 @@ mod tests {
             let mut bytes = stored_db.sim.read_file(&path).unwrap();
             let is_value = path.extension().is_some_and(|extension| extension == "blob");
             if bytes.len() < 44 || is_value {
-                continue; // what a value should be stands in its record
+                continue; // the checksum of a value is in its record
             }
             bytes[24] ^= 1;
             let damaged = bytes.clone();

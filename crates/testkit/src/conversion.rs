@@ -1,15 +1,14 @@
-//! # Moving: keyspaces that are loaded in bulk and change their engine, against a map
+//! # Conversion harness: bulk loads and conversions compared with a map
 //!
-//! A seed makes a keyspace of one engine, and converts it to another one while all kinds of writes
-//! go on between the steps. Each answer is compared with that of a `BTreeMap`, before, in between
-//! and afterwards, after a clean end and after a kill; snapshots that were taken before still show
-//! what there was. Now and then the conversion is given up, the keyspace is cleared, or the process
-//! killed in the midst.
+//! A seed creates a keyspace of one engine and converts it to another engine, with writes of all
+//! kinds between the steps. Each result is compared with that of a `BTreeMap`: before, during and
+//! after the conversion, after a close and after a kill. Snapshots taken before must still show the
+//! old state. Some conversions are cancelled, interrupted by a clear, or by a kill.
 //!
-//! ## What it cannot see
+//! ## Blind spots
 //!
-//! Two threads at once (`tests/conversion.rs` has some), power cuts and faults (the crash
-//! explorer's `Moving` family, the error plans).
+//! Two threads at once (`tests/conversion.rs` has some cases); power cuts and faults (the `Moving`
+//! family of the crash explorer, and the fault harness).
 
 use std::collections::BTreeMap;
 
@@ -19,20 +18,20 @@ use crate::conformance::bytes;
 use crate::crash::workload::TestRandom;
 use crate::fixture::{DiskKind, Fixture, TestSetting, TestSubject};
 
-/// One run, by what determines it.
+/// A run, identified by its parameters.
 #[derive(Clone, Copy, Debug)]
 pub struct ConversionCase {
-    /// The engine before.
+    /// Engine before the conversion.
     pub from: &'static str,
-    /// The engine after.
+    /// Engine after the conversion.
     pub to: &'static str,
-    /// What is drawn.
+    /// Seed of the writes.
     pub seed: u64,
-    /// Where and how.
+    /// Disk, geometry and threading.
     pub setting: TestSetting,
 }
 
-/// How a conversion ends.
+/// End of a conversion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ConversionEnd {
     Done,
@@ -49,21 +48,21 @@ struct ConversionRunner {
     random: TestRandom,
     db: Option<Database>,
     ks: Option<Keyspace>,
-    /// A keyspace that stays what it is.
+    /// A keyspace that is not converted.
     unconverted_keyspace: Option<Keyspace>,
     maps: [ExpectedPairs; 2],
     value: u64,
 }
 
-/// The names.
+/// Names of the two keyspaces.
 const KEYSPACE_NAMES: [&str; 2] = ["moving", "beside"];
 
 impl ConversionCase {
-    /// Plays it.
+    /// Executes the run.
     ///
     /// # Panics
     ///
-    /// If an answer is not the map's.
+    /// Panics if a result differs from the map.
     pub fn run(self) {
         let fixture = Fixture::new(&TestSubject::by_name(self.from).expect("an engine"), self.setting);
         let random = TestRandom::new(self.seed);
@@ -109,7 +108,7 @@ impl ConversionRunner {
         self.ks.as_ref().expect("it is open")
     }
 
-    /// Opens the database; keyspaces are what they are.
+    /// Opens the database and its keyspaces with their stored engines. Creates missing keyspaces.
     fn open(&mut self) {
         let db = self.fixture.open();
         let open = |name: &str, engine: &str| match db.open_keyspace(name).expect("it is open") {
@@ -121,7 +120,7 @@ impl ConversionRunner {
         self.db = Some(db);
     }
 
-    /// Ends this life, in order or not, and begins another.
+    /// Closes or kills the database, and opens it again.
     fn reopen(&mut self, in_order: bool) {
         (self.ks, self.unconverted_keyspace) = (None, None);
         let db = self.db.take().expect("it is open");
@@ -159,7 +158,7 @@ impl ConversionRunner {
         bytes(usize::try_from(len).expect("small"), self.value)
     }
 
-    /// Something to begin with: by writes, or a bulk load.
+    /// Fills the keyspace, by writes or by a bulk load.
     fn fill(&mut self) {
         if self.random.one_in(3) {
             let pairs: ExpectedPairs =
@@ -180,7 +179,7 @@ impl ConversionRunner {
         self.compare();
     }
 
-    /// One write of any kind, and a look at what it did.
+    /// Executes one write of any kind and checks its effect.
     fn write(&mut self) {
         let (key, value) = (self.key(), self.bytes());
         let (ks, beside) = (self.ks().clone(), self.unconverted_keyspace.clone().expect("it is open"));
@@ -208,7 +207,7 @@ impl ConversionRunner {
                 let mut batch = self.db().batch();
                 batch.insert(&ks, &key, &value).insert(&beside, &key, &value).remove(&ks, &other);
                 batch.expect_value(&ks, &key, self.maps[0].get(&key).map(|now| &now[..]));
-                batch.commit().expect("what is expected is there");
+                batch.commit().expect("the expected value is present");
                 self.maps[0].insert(key.clone(), value.clone());
                 self.maps[1].insert(key.clone(), value);
                 self.maps[0].remove(&other);
@@ -242,7 +241,7 @@ impl ConversionRunner {
                 break;
             }
             assert_eq!(self.ks().engine(), engine, "until the end");
-            // It must come to an end, however busy the keyspace is.
+            // The conversion must end even if the keyspace is busy; without writes it ends sooner.
             (0..if step < 400 { self.random.below(busy * 4 + 1) } else { 0 }).for_each(|_| self.write());
         }
         assert_eq!(self.ks().engine(), self.case.to);
@@ -287,7 +286,7 @@ impl ConversionRunner {
         self.compare();
     }
 
-    /// Everything, each way there is.
+    /// Compares the whole content, through each read call.
     fn compare(&mut self) {
         let both = [self.ks().clone(), self.unconverted_keyspace.clone().expect("it is open")];
         for (ks, map) in both.iter().zip(&self.maps) {
@@ -336,14 +335,14 @@ fn compare_snapshot(snapshot: &Snapshot, map: &ExpectedPairs) {
     assert!(pairs == *map, "the snapshot at {} lacks {lost:?} and has {added:?}", snapshot.seq());
 }
 
-/// Pairs that stand in the order of keys, as a load wants them.
+/// Returns pairs in key order, as a bulk load requires.
 #[must_use]
 pub fn sorted_pairs(count: u64) -> Vec<(Vec<u8>, Vec<u8>)> {
     let value = |n: u64| bytes(usize::try_from(n * 7 % 300).expect("small"), n);
     (0..count).map(|n| (format!("key{n:06}").into_bytes(), value(n))).collect()
 }
 
-/// A stage for this engine, tiny and without threads.
+/// Returns a fixture for this engine, tiny and without threads.
 #[must_use]
 pub fn fixture_of(engine: &str) -> Fixture {
     let setting = TestSetting::new(DiskKind::Simulated, true, true);

@@ -1,20 +1,20 @@
-//! # Corrupt: damage to every part of every file, and what is answered then
+//! # Corruption harness: damage to every part of every file
 //!
-//! A small database, closed in order or killed, is damaged in one place: a bit, a sector zeroed,
-//! replaced by another or by an older version of itself, a file cut, missing, doubled, or from
-//! another database. It is opened and read three ways: every key by `get`, all by iteration, which
-//! goes on behind damage, `verify`. Each answer must be exactly right or an error; damage must be
-//! reported with an existing path and an offset within it.
+//! A small database, closed or killed, is damaged in one place. A bit is flipped, a sector is
+//! zeroed or replaced by another or an older one, or a file is cut, missing, duplicated or from
+//! another database. Then the database is opened and read in three ways: every key by `get`, all
+//! pairs by iteration (which continues after damage), and `verify`. Each result must be exactly
+//! right or an error. Damage must be reported with an existing path and an offset within the file.
 //!
-//! After a kill, commits that were never synced may be missing from the end: nothing can tell a
-//! torn tail from a damaged one.
+//! After a kill, commits that were never synced may be missing at the end, because a torn tail
+//! cannot be distinguished from a damaged one.
 //!
-//! [`sweep`] goes through all of it, for any engine, in six states of its life. `SHEAF_ELSEWHERE=1`
-//! with `--nocapture` prints every damage whose error points into another 4 KiB.
+//! [`sweep`] tries all damages for any engine in six lifecycle states. `SHEAF_ELSEWHERE=1` with
+//! `--nocapture` prints every damage for which the error names another 4 KiB.
 //!
-//! ## What it cannot see
+//! ## Blind spots
 //!
-//! Damage that happens while the database is open; a checksum that matches by chance.
+//! Damage while the database is open; a checksum that matches by chance.
 
 pub mod damages;
 pub mod sweep;
@@ -33,49 +33,49 @@ use crate::crash::machine::TestMachine;
 use crate::fixture::TestSubject;
 use crate::supervise::run_supervised;
 
-/// No open and read of a small database takes this many disk calls.
+/// No opening and reading of a small database makes this many disk calls.
 const CALL_LIMIT: u64 = 100_000;
-/// No iterator over a small database, damaged or not, yields so many items.
+/// No iterator over a small database returns this many items, even if it is damaged.
 const MOST_ITEMS: usize = 10_000;
-/// How far behind the end of a file a reported offset may lie: one missing frame.
+/// Maximum distance of a reported offset from the end of the file: a missing frame.
 const OFFSET_TOLERANCE: u64 = 4096;
-/// How near to the damage an error should point.
+/// Maximum distance between the damage and the offset that an error reports.
 const LOCATION_TOLERANCE: u64 = 4096;
 
-/// A database at rest, and what it may hold.
+/// A database that is not open, and the states that it may have.
 pub struct StoredDatabase {
     /// The disk.
     pub sim: SimDisk,
-    /// What was committed.
+    /// Commits of the workload.
     pub history: CommitHistory,
-    /// The least number of commits that must be there.
+    /// Minimum number of commits that must be present.
     pub min_commits: usize,
-    /// Whose keyspaces it holds.
+    /// Engines of the keyspaces.
     pub subject: TestSubject,
 }
 
 impl StoredDatabase {
-    /// Its files below the database's directory.
+    /// Returns the files below the database's directory, with their lengths.
     #[must_use]
     pub fn files(&self) -> Vec<(PathBuf, u64)> {
         self.sim.files()
     }
 }
 
-/// What is done to it.
+/// A damage to one place.
 #[derive(Clone, Debug)]
 pub enum InjectedDamage {
-    /// A bit is flipped.
+    /// Flips a bit.
     Flip(PathBuf, u64, u8),
-    /// Bytes are replaced.
+    /// Replaces bytes.
     Write(PathBuf, u64, Vec<u8>, &'static str),
-    /// A file is cut or extended.
+    /// Truncates or extends a file.
     Length(PathBuf, u64),
-    /// A file is gone.
+    /// Removes a file.
     Missing(PathBuf),
-    /// A file is replaced by other bytes, or appears.
+    /// Replaces the bytes of a file, or creates it.
     File(PathBuf, Vec<u8>, &'static str),
-    /// Two sectors change places.
+    /// Swaps two sectors.
     Swap(PathBuf, u64, u64),
 }
 
@@ -99,7 +99,7 @@ impl fmt::Display for InjectedDamage {
 }
 
 impl InjectedDamage {
-    /// The file and, where there is one, the place.
+    /// Returns the file and, if the damage has one, the offset.
     #[must_use]
     pub fn location(&self) -> (&Path, Option<u64>) {
         match self {
@@ -111,11 +111,11 @@ impl InjectedDamage {
         }
     }
 
-    /// Does it.
+    /// Applies the damage.
     ///
     /// # Panics
     ///
-    /// If the file is not there: the harness named it.
+    /// Panics if the file does not exist: the harness has listed it.
     pub fn apply(&self, sim: &SimDisk) {
         let done = match self {
             InjectedDamage::Flip(path, offset, bit) => {
@@ -140,37 +140,37 @@ impl InjectedDamage {
     }
 }
 
-/// What reading a damaged database came to.
+/// Result of reading a damaged database.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DamageOutcome {
-    /// Everything was right and nothing reported.
+    /// Everything was right and no error was reported.
     pub is_exact: bool,
-    /// Some read or the opening was an error.
+    /// The opening or a read returned an error.
     pub has_error: bool,
-    /// It did not open.
+    /// The opening returned an error.
     pub open_failed: bool,
-    /// How many keyspaces could be read whole.
+    /// Number of keyspaces that could be read completely.
     pub intact_keyspaces: usize,
     /// An error named the damaged 4 KiB.
     pub is_located: bool,
-    /// Where the first error pointed.
+    /// Location and text of the first error.
     pub first_location: Option<(PathBuf, Option<u64>, String)>,
 }
 
-/// What was tried.
+/// Figures of a run.
 #[derive(Clone, Debug, Default)]
 pub struct CorruptionReport {
-    /// Damages.
+    /// Damages tried.
     pub cases: u64,
-    /// Answered exactly.
+    /// Damages after which all results were right.
     pub exact: u64,
-    /// Answered with an error somewhere.
+    /// Damages after which there was an error.
     pub errors: u64,
-    /// Of them, those that kept the whole database from opening.
+    /// Damages after which the database did not open.
     pub open_failures: u64,
-    /// Seconds it took.
+    /// Duration in seconds.
     pub seconds: f64,
-    /// What went wrong.
+    /// Violations.
     pub failures: Vec<String>,
 }
 
@@ -186,7 +186,8 @@ impl fmt::Display for CorruptionReport {
     }
 }
 
-/// Does each of `damages` to a copy of `fixture` and looks. Stops after ten wrong ones.
+/// Applies each of `damages` to a copy of `stored_db` and checks the result. Stops after ten
+/// violations.
 pub fn inspect_all(
     stored_db: &StoredDatabase,
     damages: impl IntoIterator<Item = InjectedDamage>,
@@ -211,7 +212,11 @@ pub fn inspect_all(
     report
 }
 
-/// One damage: strikes a copy, opens, reads.
+/// Applies one damage to a copy, then opens and reads it.
+///
+/// # Errors
+///
+/// Returns a description of the first violation.
 pub fn inspect(stored_db: &StoredDatabase, damage: &InjectedDamage) -> Result<DamageOutcome, String> {
     let machine = TestMachine::for_subject(&stored_db.subject, stored_db.sim.kill());
     damage.apply(&machine.sim);
@@ -228,20 +233,20 @@ pub fn inspect(stored_db: &StoredDatabase, damage: &InjectedDamage) -> Result<Da
     Ok(answer)
 }
 
-/// What walks over damage came to.
+/// Figures of iterations over damaged keyspaces.
 #[derive(Clone, Debug, Default)]
 pub struct ScanReport {
-    /// Those that met damage.
+    /// Iterations that found damage.
     pub damaged_scans: u64,
-    /// Those of them that showed a pair behind it.
+    /// Iterations that returned a pair after the damage.
     pub continued_scans: u64,
-    /// Keys that `get` finds and a walk does not show, though it met no damage there.
+    /// Keys that `get` finds, but an iteration does not return, although it found no damage there.
     pub hidden_keys: Vec<String>,
-    /// The same where it met damage: what the damaged block would have decided.
+    /// Like `hidden_keys`, but at a place where the iteration reported damage.
     pub hidden_near_damage: Vec<String>,
 }
 
-/// Walks over all pairs of a damaged copy, in each direction that there is.
+/// Iterates over all pairs of a damaged copy, in each supported direction.
 pub fn scan_damaged(stored_db: &StoredDatabase, damage: &InjectedDamage, walks: &mut ScanReport) {
     let machine = TestMachine::for_subject(&stored_db.subject, stored_db.sim.kill());
     damage.apply(&machine.sim);
@@ -279,7 +284,7 @@ pub fn scan_damaged(stored_db: &StoredDatabase, damage: &InjectedDamage, walks: 
 }
 
 impl DamageOutcome {
-    /// Takes note of where an error said that the damage is.
+    /// Records the location that an error reports.
     fn note_error(&mut self, damage: &InjectedDamage, said: &ErrorLocation, error: &Error) {
         self.first_location.get_or_insert_with(|| (said.path.clone(), said.offset, error.to_string()));
         let (path, at) = damage.location();
@@ -288,13 +293,13 @@ impl DamageOutcome {
     }
 }
 
-/// Where an error says that the damage is.
+/// Location that an error reports.
 struct ErrorLocation {
     path: PathBuf,
     offset: Option<u64>,
 }
 
-/// Reads everything; the pairs that are answered must belong to one allowed prefix.
+/// Reads everything. The returned pairs must belong to one allowed prefix.
 fn check_reads(
     stored_db: &StoredDatabase,
     db: &Database,
@@ -341,19 +346,19 @@ fn check_reads(
     Ok(())
 }
 
-/// What one keyspace answered.
+/// Results of one keyspace.
 struct KeyspaceReads {
     exists: bool,
-    /// By iteration: pairs, and whether it got to the end.
+    /// Pairs returned by iteration, and whether it reached the end without an error.
     pairs: KeyspacePairs,
     is_complete: bool,
-    /// By `get`: what was answered for each key of the workload; errors are left out.
+    /// Results of `get` for each key of the workload, without the errors.
     gets: Vec<(Vec<u8>, Option<Vec<u8>>)>,
     errors: Vec<Error>,
 }
 
 impl KeyspaceReads {
-    /// Whether everything it answered is true of `pairs`.
+    /// Whether all results are right for `pairs`.
     fn matches(&self, pairs: Option<&KeyspacePairs>) -> bool {
         let Some(pairs) = pairs else {
             return !self.exists && self.errors.is_empty();
@@ -445,7 +450,7 @@ fn read_keyspace(db: &Database, name: &str, keys: &[Vec<u8>]) -> Result<Keyspace
     Ok(seen)
 }
 
-/// Walks an ordered keyspace from its end: the same pairs, or errors.
+/// Iterates over an ordered keyspace in reverse: it must return the same pairs, or errors.
 fn read_reverse(keyspace: &sheaf::Keyspace, seen: &mut KeyspaceReads) {
     let Ok(iter) = keyspace.iter() else { return };
     if !keyspace.capabilities().is_ok_and(|can| can.ordered) {
@@ -474,7 +479,8 @@ fn read_reverse(keyspace: &sheaf::Keyspace, seen: &mut KeyspaceReads) {
     seen.gets.extend(pairs.into_iter().map(|(key, value)| (key, Some(value))));
 }
 
-/// An error about damage names a file that is (or should be) there and a place within it.
+/// Checks that an error about damage names a file that exists (or should exist) and an offset in
+/// it.
 fn error_location(error: &Error, files: &[(PathBuf, u64)]) -> Result<ErrorLocation, String> {
     match error {
         Error::Corrupt { path, offset, damage: what } => {

@@ -1,14 +1,13 @@
-//! # Mortal: a disk whose process can die
+//! # Crashable disk: simulates the kill of a process
 //!
 //! Wraps any disk. After [`CrashableDisk::kill`] every call fails and nothing reaches the disk
-//! beneath: to the files it is as if the process had been killed at that moment, and the lock goes
-//! with the last handle as it goes with a process. What had been written stays in the kernel, as
-//! after a real kill.
+//! below. For the files this equals a kill of the process at that point: the last dropped handle
+//! releases the lock, and written data stays in the kernel.
 //!
-//! ## What it cannot see
+//! ## Blind spots
 //!
-//! A kill between two bytes of one call, or of a thread that is elsewhere than in a call: for those
-//! there is the kill loop on real processes. Power cuts are the simulated disk's.
+//! A kill in the middle of one call, or of a thread outside of a call: the kill loop on real
+//! processes covers them. Power cuts: the simulated disk covers them.
 
 use std::io;
 use std::path::Path;
@@ -17,7 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use sheaf_base::disk::{DescriptorStats, DirEntry, Disk, File, LockMode, LockOutcome, OpenMode, Permissions};
 
-/// The disk of one life of a process.
+/// The disk as one process sees it.
 #[derive(Clone, Debug)]
 pub struct CrashableDisk {
     inner: Arc<dyn Disk>,
@@ -25,13 +24,13 @@ pub struct CrashableDisk {
 }
 
 impl CrashableDisk {
-    /// A life on `beneath`.
+    /// Returns a disk for a new process on `beneath`.
     #[must_use]
     pub fn new(beneath: Arc<dyn Disk>) -> CrashableDisk {
         CrashableDisk { inner: beneath, is_dead: Arc::default() }
     }
 
-    /// Ends it: from here on nothing reaches the disk.
+    /// Ends the process: from now on nothing reaches the disk.
     pub fn kill(&self) {
         self.is_dead.store(true, Ordering::SeqCst);
     }
@@ -143,7 +142,8 @@ impl File for CrashableFile {
         self.inner.map(len);
     }
     unsafe fn mapped(&self, offset: u64, len: usize) -> Option<&[u8]> {
-        // SAFETY: the caller's promise is the one the file beneath asks for.
+        // SAFETY:
+        // * The caller's guarantee is the one that the file below requires.
         unsafe { self.inner.mapped(offset, len) }
     }
     fn prefetch(&self, offset: u64, lines: usize) {

@@ -1,20 +1,22 @@
-//! # Faults: the n-th call fails, for every n
+//! # Fault harness: the n-th disk call fails, for every n
 //!
-//! A workload runs again and again, and each time another disk call fails: that one alone, or all
-//! of its kind from then on, or everything from then on, as if the device had gone. Each failure
-//! must reach the caller as an error of the right kind; what was refused must not be there; reads
-//! answer right or with an error; a poisoned database takes no write until it is reopened. Then
-//! every handle is dropped and the database opened without faults, once as the killed process's
-//! successor and twice after a power cut, and must keep its promise: take a commit, close, open
-//! again and be the same.
+//! A workload runs many times, and each time another disk call fails: only that call, all later
+//! calls of its kind too, or all later calls, as after the loss of the device. Each failure must
+//! reach the caller as an error of the right kind. A refused write must have no effect. Reads
+//! return correct data or an error. A poisoned database accepts no write until it is reopened. Then
+//! all handles are dropped and the database is opened without faults: once as after a kill and
+//! twice after a power cut. It must keep its promises, accept a commit, and be the same after
+//! another opening.
 //!
-//! ## What it cannot see
+//! ## Blind spots
 //!
-//! A power cut after a failed directory sync and a reopening in the same boot: the kernel shows
-//! names that the platter lacks, and no call saves them. Two different failures in one run;
-//! failures of mapped memory; interleavings of threads. Short and interrupted transfers as such:
-//! the real disk goes on with them (its own tests), and fails as `None` or `Torn` does here when it
-//! gets no further.
+//! - A power cut after a failed directory sync and a reopening in the same boot. The kernel shows
+//!   names that are not on the device, and no call can save them.
+//! - Two different failures in one run.
+//! - Failures of mapped memory.
+//! - Interleavings of threads.
+//! - Short and interrupted transfers: the real disk continues them (its own tests check that), and
+//!   fails like `NoProgress` or `Torn` here if that makes no progress.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -34,8 +36,7 @@ use crate::recording_disk::DiskDefect;
 use crate::supervise::run_supervised;
 use crate::totals::{self, Budget, Stopwatch, Totals};
 
-/// The kinds of failures: EIO, ENOSPC, EDQUOT, EMFILE, EINTR, EAGAIN, a short transfer, none at
-/// all.
+/// Kinds of failures: EIO, ENOSPC, EDQUOT, EMFILE, EINTR, EAGAIN, a short transfer, no transfer.
 pub const FAILURES: [FaultKind; 8] = [
     FaultKind::Io,
     FaultKind::NoSpace,
@@ -47,15 +48,15 @@ pub const FAILURES: [FaultKind; 8] = [
     FaultKind::NoProgress,
 ];
 
-/// A run ends after so many openings in a row that failed.
+/// A run ends after this number of consecutive failed openings.
 const MAX_FAILED_OPENS: u32 = 12;
 
-/// How much fails after the first failure.
+/// Calls that fail after the first failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultReach {
-    /// Nothing.
+    /// None.
     Once,
-    /// Every call of its kind.
+    /// Every call of the same kind.
     Kind,
     /// Every call.
     All,
@@ -68,17 +69,17 @@ impl FaultReach {
 /// A fault in a workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FaultCase {
-    /// Which kind of call fails first.
+    /// Kind of the call that fails first.
     pub class: CallClass,
-    /// Which call of the run that is, from 1.
+    /// Number of that call in the run, from 1.
     pub nth: u64,
-    /// Which of its kind.
+    /// Number of that call among those of its kind.
     pub nth_of_kind: u64,
-    /// What fails after it.
+    /// Calls that fail after it.
     pub reach: FaultReach,
-    /// How.
+    /// Kind of the failure.
     pub failure: FaultKind,
-    /// What reads see after a failed sync.
+    /// Content that reads return after a failed sync.
     pub read_after_failed_sync: AfterFailedSync,
 }
 
@@ -92,7 +93,7 @@ impl FaultCase {
         }
     }
 
-    /// Whether a call of `class` can have failed.
+    /// Whether a call of `class` can fail.
     fn can_fail(&self, class: CallClass) -> bool {
         self.reach == FaultReach::All || self.class == class
     }
@@ -105,20 +106,20 @@ impl fmt::Display for FaultCase {
     }
 }
 
-/// What was tried.
+/// Figures of a run of the harness.
 #[derive(Clone, Debug, Default)]
 pub struct FaultReport {
-    /// Calls of the workload without faults.
+    /// Disk calls of the workload without faults.
     pub calls: u64,
-    /// Runs in which a fault struck.
+    /// Runs in which a fault was injected.
     pub runs: u64,
-    /// Those that ended poisoned.
+    /// Runs that ended with a poisoned database.
     pub poisoned: u64,
-    /// Those in which nobody but background work noticed.
+    /// Runs in which only background work got the error.
     pub background_only: u64,
-    /// Seconds it took.
+    /// Duration in seconds.
     pub seconds: f64,
-    /// What went wrong, the first few.
+    /// First violations.
     pub failures: Vec<totals::HarnessFailure>,
 }
 
@@ -135,18 +136,18 @@ impl fmt::Display for FaultReport {
     }
 }
 
-/// What a case came to.
+/// Result of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FaultOutcome {
     /// A caller got an error.
     pub is_reported: bool,
-    /// Writes were refused after it.
+    /// Later writes were refused.
     pub is_poisoned: bool,
 }
 
-/// The workload of a seed, of so many operations; every second one asks for much background work,
-/// every third one compacts. An opening makes a hundred calls: one in a hundred steps is enough of
-/// them.
+/// Generates the workload of a seed with this number of operations. Every second seed runs much
+/// background work, every third compacts. An opening makes about a hundred calls, so at most one in
+/// a hundred steps opens the database.
 #[must_use]
 pub fn workload(seed: u64, steps: usize) -> Vec<CrashStep> {
     let busy = seed.is_multiple_of(2);
@@ -174,9 +175,9 @@ pub fn workload(seed: u64, steps: usize) -> Vec<CrashStep> {
     generate(seed, &shape).into_iter().enumerate().filter(fits).map(|(_, step)| step).take(steps).collect()
 }
 
-/// Fails the calls of random workloads of 300 operations in every way. The budget's `cases` are
-/// workloads; each gets its part of the seconds, and if they do not suffice a fair sample of its
-/// faults is tried.
+/// Injects all faults into random workloads of 300 operations. The budget's `cases` are workloads.
+/// Each gets an equal share of the seconds, which covers a random sample of its faults if time is
+/// short.
 #[must_use]
 pub fn run(subject: &TestSubject, seed: u64, budget: Budget) -> Totals {
     let watch = Stopwatch::start();
@@ -197,13 +198,13 @@ pub fn run(subject: &TestSubject, seed: u64, budget: Budget) -> Totals {
     totals
 }
 
-/// Fails every call of the workload of `seed` in every way; stops when the seconds are spent.
+/// Injects all faults at every call of the workload of `seed`, until the seconds are spent.
 #[must_use]
 pub fn every_call(subject: &TestSubject, seed: u64, steps: usize, budget: Budget) -> FaultReport {
     every_nth_call(subject, seed, steps, 1, budget)
 }
 
-/// As [`every_call`], of the calls each `nth` only.
+/// Like [`every_call`], but only at each `nth` call.
 #[must_use]
 pub fn every_nth_call(
     subject: &TestSubject,
@@ -224,8 +225,8 @@ pub fn every_nth_call(
     )
 }
 
-/// As [`every_call`] with a workload of one's own, the faults that `wanted` chooses and a disk that
-/// lies; `replay` says how one is run again.
+/// Like [`every_call`], with a given workload, the faults that `wanted` selects, and a disk defect.
+/// `replay` returns the replay line of a case.
 #[must_use]
 pub fn every_case(
     subject: &TestSubject,
@@ -287,7 +288,11 @@ fn replay_line(subject: &TestSubject, seed: u64, steps: usize, case: &FaultCase)
     )
 }
 
-/// One fault again, with the story: the words of a replay line.
+/// Runs one fault again and prints its course.
+///
+/// # Errors
+///
+/// Returns the violation, or the reason why the line is invalid.
 pub fn replay(line: &str) -> Result<(), String> {
     let words: Vec<&str> = line.split_whitespace().collect();
     let [engine, seed, steps, nth, kind, reach] = words[..] else {
@@ -308,7 +313,7 @@ pub fn replay(line: &str) -> Result<(), String> {
     run_case(&subject, &workload, *case, DiskDefect::None, true).map(|struck| println!("{struck:?}"))
 }
 
-/// Every call of a workload, in every way of failing.
+/// Returns the cases of a workload: every call, with every kind of failure.
 fn cases(subject: &TestSubject, workload: &[CrashStep]) -> Result<Vec<FaultCase>, String> {
     let machine = TestMachine::for_subject(subject, SimDisk::new());
     machine.sim.log_classes(true);
@@ -338,8 +343,8 @@ fn cases(subject: &TestSubject, workload: &[CrashStep]) -> Result<Vec<FaultCase>
     Ok(cases)
 }
 
-/// Whether a failure of this kind and reach is another than those tried anyway: where nothing is
-/// transferred no transfer is short, and a device that is gone answers EIO.
+/// Whether a failure of this kind and reach differs from others in the list: a call without a
+/// transfer cannot have a short one, and a lost device always returns EIO.
 fn is_distinct(class: CallClass, failure: FaultKind, reach: FaultReach) -> bool {
     let can_transfer = match failure {
         FaultKind::Torn { .. } => class == CallClass::Write,
@@ -349,8 +354,12 @@ fn is_distinct(class: CallClass, failure: FaultKind, reach: FaultReach) -> bool 
     can_transfer && (reach != FaultReach::All || failure == FaultKind::Io)
 }
 
-/// Runs `steps` under one fault and checks everything. `None` if the run ended before the fault's
-/// turn.
+/// Runs `steps` with one fault and checks everything. Returns `None` if the run ended before the
+/// call that was to fail.
+///
+/// # Errors
+///
+/// Returns a description of the first violation.
 pub fn run_case(
     subject: &TestSubject,
     steps: &[CrashStep],
@@ -367,8 +376,7 @@ pub fn run_case(
     let mut watch = FaultTracker { case, is_poisoned: false, is_reported: false, reopen_failed: false };
     let mut refused = 0;
     for (number, step) in steps.iter().enumerate() {
-        // What a process finds that opens the database after a failed sync is for `check_recovered`
-        // to say.
+        // `check_recovered` checks the opening of a database after a failed sync.
         if watch.is_poisoned && matches!(step, CrashStep::Reopen | CrashStep::DropHandles) {
             let db = run.db().map_err(|e| e.to_string())?;
             run.drop_handles();
@@ -394,10 +402,10 @@ pub fn run_case(
     }
     let before = machine.sim.injected();
     run.drop_handles();
-    // Dropping the last handle syncs, and nobody is left to be told that it failed.
+    // Dropping the last handle syncs, and has no caller to report a failure to.
     watch.is_poisoned |= machine.sim.injected() > before;
     if machine.sim.injected() == 0 {
-        return Ok(None); // the hash key of a database is drawn anew, and with it a call more or less at the end
+        return Ok(None); // the random hash key can change the number of calls by a few
     }
     let history = run.history.lock().clone();
     machine.sim.set_faults(FaultPlan::default());
@@ -405,7 +413,7 @@ pub fn run_case(
     Ok(Some(FaultOutcome { is_reported: watch.is_reported, is_poisoned: watch.is_poisoned }))
 }
 
-/// The promises after it all, without faults.
+/// Checks the promises after the run, without faults.
 fn check_recovered(
     machine: &TestMachine,
     history: &CommitHistory,
@@ -419,12 +427,11 @@ fn check_recovered(
         max_commits: marks.issued,
         seen_seq: marks.seq,
     };
-    // Only a failed sync may have taken what was acknowledged out of the kernel's cache.
+    // Only a failed sync may remove acknowledged data from the kernel's cache.
     let can_shake = case.can_fail(CallClass::Sync) || case.can_fail(CallClass::SyncDir);
     let is_cache_whole = !(can_shake && (watch.is_poisoned || watch.reopen_failed));
     let from = if is_cache_whole { marks.acked } else { marks.durable };
-    // A name that a failed directory sync dropped cannot be saved by a later one: only the bytes
-    // can.
+    // After a failed directory sync a later sync cannot save the lost name, only the file's bytes.
     let end = if case.can_fail(CallClass::SyncDir) { AfterRecovery::Close } else { AfterRecovery::PowerCut };
     check(&machine.after_kill(), expected(from), end, None).map_err(|what| format!("reopened: {what}"))?;
     for keep in [KeepChoice::None, KeepChoice::Seeded { seed: case.nth, percent: 50 }] {
@@ -439,14 +446,14 @@ fn check_recovered(
     Ok(())
 }
 
-/// What is known while the faults strike.
+/// State of a run with faults.
 #[derive(Clone, Copy)]
 struct FaultTracker {
     case: FaultCase,
     is_poisoned: bool,
     is_reported: bool,
-    /// A call failed at the end of one life or the beginning of the next, where nobody can be
-    /// poisoned.
+    /// A call failed while the database was closing or opening, when there is no database to
+    /// poison.
     reopen_failed: bool,
 }
 
@@ -460,19 +467,20 @@ impl FaultTracker {
         self.reopen_failed |= opens && run.machine.sim.injected() > injected;
         let marks = run.history.lock().marks;
         if was_poisoned {
-            // Commits issued after the poison never were; the one in doubt, below them, stays.
+            // Commits issued after the poisoning never happened. The doubtful commit before them
+            // stays.
             let mut history = run.history.lock();
             while history.marks.issued > before.issued {
                 history.remove_last();
             }
-            // A keyspace whose drop is in doubt may still be there: making it "again" is no commit.
+            // A keyspace with a doubtful drop may still exist: creating it again is then no commit.
             history.marks = before;
             let is_write = marks.issued > before.issued;
             return match result {
                 Ok(()) if is_write => Err("a poisoned database took a write".into()),
                 Ok(()) => Ok(()),
-                // A drop in doubt is visible: its keyspace is gone until a reopening brings it
-                // back.
+                // A doubtful drop is visible: its keyspace is missing until the database is
+                // reopened.
                 Err(Error::Poisoned { .. } | Error::KeyspaceNotFound { .. }) => Ok(()),
                 Err(e) => Err(format!("a poisoned database answers {e:?}")),
             };
@@ -484,7 +492,7 @@ impl FaultTracker {
         self.check_reads(run)
     }
 
-    /// An injected failure may show as itself or as poison, and as nothing else.
+    /// Checks that an injected failure is reported as itself or as poisoning.
     fn check_error_kind(&self, error: &Error) -> Result<(), String> {
         let fits = match error {
             Error::Poisoned { .. } => true,
@@ -493,7 +501,7 @@ impl FaultTracker {
                 self.is_injected(source) && (!is_full || error.is_failed_sync())
             }
             Error::NoSpace { .. } => matches!(self.case.failure, FaultKind::NoSpace | FaultKind::Quota),
-            // A read that ends early says that the file does.
+            // A read that makes no progress is reported as a truncated file.
             Error::Corrupt { .. } => {
                 self.case.failure == FaultKind::NoProgress && self.case.can_fail(CallClass::Read)
             }
@@ -508,7 +516,7 @@ impl FaultTracker {
             FaultKind::TooManyOpen => libc::EMFILE,
             FaultKind::Interrupted => libc::EINTR,
             FaultKind::Again => libc::EAGAIN,
-            // Of a sync: everywhere else it is `NoSpace`.
+            // Only for a sync: other calls return `NoSpace`.
             FaultKind::NoSpace => libc::ENOSPC,
             FaultKind::Quota => libc::EDQUOT,
             FaultKind::NoProgress
@@ -521,7 +529,8 @@ impl FaultTracker {
         source.raw_os_error() == Some(expected)
     }
 
-    /// What the failed call leaves: a refused commit never was; one that poisoned is in doubt.
+    /// Updates the history after a failed call: a refused commit never happened, and a commit that
+    /// poisoned the database is doubtful.
     fn record_failure(&mut self, run: &mut WorkloadRun, error: &Error) {
         let says_poisoned = matches!(error, Error::Poisoned { .. });
         let is_poisoned = says_poisoned || run.open_db().is_some_and(|db| db.stats().poisoned.is_some());
@@ -532,7 +541,7 @@ impl FaultTracker {
         }
     }
 
-    /// Reads are right or errors.
+    /// Checks that reads return correct data or an error.
     fn check_reads(&self, run: &WorkloadRun) -> Result<(), String> {
         let Some(db) = run.open_db() else {
             return Ok(());
@@ -546,8 +555,7 @@ impl FaultTracker {
                     None => Err(format!("after the error, {}", history.explain(&state, from, to))),
                 }
             }
-            // The kernel took back what it had, as btrfs does: what is checked is then rightly
-            // refused.
+            // The kernel dropped unsynced pages, as btrfs does, so a checked read must fail.
             Err(Error::Corrupt { .. })
                 if self.is_poisoned && self.case.read_after_failed_sync == AfterFailedSync::ShowsOld =>
             {
@@ -558,7 +566,7 @@ impl FaultTracker {
     }
 }
 
-/// The error plans' tests for one engine: `fault_suite!(flat, Subject::flat())`.
+/// Generates the fault test for one engine: `fault_suite!(flat, TestSubject::flat())`.
 #[macro_export]
 macro_rules! fault_suite {
     ($module:ident, $subject:expr) => {
@@ -569,10 +577,10 @@ macro_rules! fault_suite {
             #[test]
             fn every_call_fails_in_every_way_and_nothing_promised_is_lost() {
                 let subject = $subject;
-                // Most calls are those of the store, which are the same for each engine: of the
-                // many of `flat` every fifth one fails. Engines with files of their own make
-                // several times as many in an operation, and a case costs as much again. Campaigns
-                // fail every call of 300 operations.
+                // Most calls are made by the store and are the same for each engine, so `flat`
+                // covers them with more operations and every fifth call. Engines with files of
+                // their own make several times as many calls per operation. Campaigns fail every
+                // call of 300 operations.
                 let (operations, nth) = match subject.engine {
                     "flat" => (300, 5),
                     $crate::reference_engine::NAME => (100, 2),

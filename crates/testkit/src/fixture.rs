@@ -1,8 +1,8 @@
-//! # Stage: a database to play on, and the disk and clock beneath it
+//! # Fixture: a database of one engine, its disk and its clock
 //!
-//! One [`Fixture`] is one directory on one disk, in one geometry and one way of running background
-//! work, for one engine. It opens, reopens and kills databases there and shows every byte of their
-//! files. Its directory goes with it.
+//! A [`Fixture`] is a directory on one disk, with one geometry, one way of running background work
+//! and one engine. It opens, reopens and kills databases in that directory and returns every byte
+//! of their files. Dropping the fixture removes the directory.
 
 #![expect(clippy::disallowed_methods, reason = "makes and removes its own directory on the real disk")]
 
@@ -24,23 +24,23 @@ use sheaf_base::sync::epoch;
 use crate::crashable_disk::CrashableDisk;
 use crate::reference_engine::{self, EngineFlaw, ReferenceEngineFactory};
 
-/// What [`TestSubject::all_engines`] is called in replay lines.
+/// Name of [`TestSubject::all_engines`] in replay lines.
 pub const ALL_ENGINES: &str = "across";
 
-/// The engine under test.
+/// Engine under test.
 #[derive(Clone)]
 pub struct TestSubject {
-    /// What replay lines and reports call it: the engine, and if its options were chosen, how.
+    /// Name in replay lines and reports: the engine, with a suffix if its options are set.
     pub name: &'static str,
-    /// Its name in the catalogue.
+    /// Name of the engine in the catalog.
     pub engine: &'static str,
-    /// What is chosen of its options.
+    /// Engine options that differ from the defaults, by name.
     pub chosen_options: &'static [(&'static str, u64)],
-    /// Whether it has ranges.
+    /// Whether the engine supports ranges.
     pub ordered: bool,
-    /// The engine of the keyspaces beside it: one that commits to another log.
+    /// Engine of the other keyspaces in the same database. It commits to the other log.
     pub other_engine: &'static str,
-    /// Engines the facade does not know by itself.
+    /// Factories of engines that the facade does not register itself.
     pub factories: Vec<Arc<dyn EngineFactory>>,
 }
 
@@ -141,7 +141,8 @@ impl TestSubject {
         TestSubject { name: "delsm-steep", chosen_options: &[("level-factor", 4)], ..TestSubject::delsm() }
     }
 
-    /// Engines with options that were chosen: they pass the suites at a small part of their length.
+    /// Returns the engines with non-default options. They pass all suites at a small part of the
+    /// length.
     #[must_use]
     pub fn geometries() -> Vec<TestSubject> {
         vec![
@@ -152,7 +153,7 @@ impl TestSubject {
         ]
     }
 
-    /// What is asked for of a keyspace of `engine`: with what was chosen, if that is the engine
+    /// Returns the options for a keyspace of `engine`, with the chosen options if it is the engine
     /// under test.
     #[must_use]
     pub fn options_of(&self, engine: &str) -> KeyspaceOptions {
@@ -161,14 +162,14 @@ impl TestSubject {
         chosen.iter().fold(options, |options, (name, value)| options.option(name, *value))
     }
 
-    /// What is asked for of a keyspace of the engine under test.
+    /// Returns the options for a keyspace of the engine under test.
     #[must_use]
     pub fn options(&self) -> KeyspaceOptions {
         self.options_of(self.engine)
     }
 
-    /// All of them: what replay lines and campaigns know. `every_engine!` is the other half of the
-    /// list.
+    /// Returns all engines, for replay lines and campaigns. `every_engine!` repeats this list for
+    /// the suites: keep both complete.
     #[must_use]
     pub fn all() -> Vec<TestSubject> {
         vec![
@@ -183,43 +184,43 @@ impl TestSubject {
         ]
     }
 
-    /// The subject of this name, as replay lines call it.
+    /// Returns the subject of this name, as written in replay lines.
     #[must_use]
     pub fn by_name(engine: &str) -> Option<TestSubject> {
         let beside = TestSubject::geometries().into_iter().chain([TestSubject::all_engines()]);
         TestSubject::all().into_iter().chain(beside).find(|subject| subject.name == engine)
     }
 
-    /// How many of so many cases CI has time for: of the reference engine a fifth. It is there for
-    /// the harnesses, whose proofs on its flaws are tests of their own; campaigns run it like any
-    /// other.
+    /// Returns the number of cases that CI runs out of `cases`: a fifth for the reference engine.
+    /// It exists for the harnesses, and separate tests on its flaws prove them. Campaigns run it
+    /// like any other engine.
     #[must_use]
     pub fn ci_cases(&self, cases: u64) -> u64 {
         if self.engine == reference_engine::NAME { cases / 5 } else { cases }
     }
 
-    /// Whether a compaction puts its log into the order of its keys.
+    /// Whether a compaction rewrites the log in key order.
     #[must_use]
     pub fn is_sorted_by_compaction(&self) -> bool {
         matches!(self.engine, "flat-ordered" | "flat-plain" | "kreon")
     }
 
-    /// Whether its index may be larger than the budget, so that no key is refused for want of
+    /// Whether the index may exceed the memory budget, so that no key is refused for lack of
     /// memory.
     #[must_use]
     pub fn has_paged_index(&self) -> bool {
         matches!(self.engine, "cedrus" | "kreon" | "delsm")
     }
 
-    /// All engines at once, a keyspace each: for the crash explorer and the kill loop, which ask
-    /// for [`TestSubject::engines`].
+    /// Returns a subject with one keyspace of each engine, for the crash explorer and the kill
+    /// loop. They call [`TestSubject::engines`].
     #[must_use]
     pub fn all_engines() -> TestSubject {
         TestSubject::flat().with_engine(ALL_ENGINES)
     }
 
-    /// The engines of the keyspaces of a crash workload: two under test, one in another log; or all
-    /// there are.
+    /// Returns the engines of the keyspaces of a crash workload: two of the engine under test and
+    /// one in the other log, or all engines.
     #[must_use]
     pub fn engines(&self) -> Vec<&'static str> {
         if self.engine == ALL_ENGINES {
@@ -229,7 +230,7 @@ impl TestSubject {
         }
     }
 
-    /// The reference engine, wrong in one way.
+    /// Returns the reference engine with one deliberate bug.
     #[must_use]
     pub fn with_flaw(flaw: EngineFlaw) -> TestSubject {
         TestSubject {
@@ -245,38 +246,38 @@ impl fmt::Debug for TestSubject {
     }
 }
 
-/// Background threads of tiny databases, which collect the garbage of several segments and do the
-/// steps of several keyspaces at the same time.
+/// Background threads of tiny databases. Several threads collect several segments, and run the
+/// steps of several keyspaces, at the same time.
 const THREADS: usize = if cfg!(shuttle) { 2 } else { 4 };
 
-/// Which disk.
+/// Kind of disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DiskKind {
-    /// The machine's, in a directory of the system's temporary one.
+    /// The real disk, in a new directory below the system's temporary directory.
     Real,
-    /// The simulated one.
+    /// The simulated disk.
     Simulated,
 }
 
-/// How a database is run.
+/// Disk, geometry and threading of a database.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct TestSetting {
-    /// Which disk.
+    /// Disk that holds the database.
     pub disk_kind: DiskKind,
-    /// Sizes so small that everything happens within 200 operations.
+    /// Uses sizes so small that flushes, checkpoints and GC happen within 200 operations.
     pub tiny: bool,
-    /// Background work only when asked for, time only when told.
+    /// Runs background work only on request, and advances the clock only on request.
     pub inline: bool,
 }
 
 impl TestSetting {
-    /// A setting.
+    /// Returns a setting.
     #[must_use]
     pub const fn new(place: DiskKind, tiny: bool, inline: bool) -> TestSetting {
         TestSetting { disk_kind: place, tiny, inline }
     }
 
-    /// The setting that shows as `name`.
+    /// Returns the setting whose `Debug` text is `name`.
     #[must_use]
     pub fn by_name(name: &str) -> Option<TestSetting> {
         let places = [DiskKind::Real, DiskKind::Simulated].into_iter();
@@ -287,13 +288,14 @@ impl TestSetting {
         all.find(|setting| format!("{setting:?}") == name)
     }
 
-    /// Values above this are staged beside the log (`StoreGeometry::blob_threshold` of the store).
+    /// Returns the length above which the store writes values as blobs outside of the log
+    /// (`StoreGeometry::blob_threshold`).
     #[must_use]
     pub fn blob_threshold(&self) -> usize {
         if self.tiny { 1 << 10 } else { 64 << 10 }
     }
 
-    /// Bytes of frames a batch may have (`StoreGeometry::max_batch` of the store).
+    /// Returns the maximum bytes of frames in a batch (`StoreGeometry::max_batch`).
     #[must_use]
     pub fn max_batch(&self) -> usize {
         if self.tiny { 1 << 20 } else { 64 << 20 }
@@ -312,11 +314,11 @@ impl fmt::Debug for TestSetting {
     }
 }
 
-/// See the module.
+/// Directory, disk and clock of one database; see the module.
 pub struct Fixture {
-    /// The engine under test.
+    /// Engine under test.
     pub subject: TestSubject,
-    /// How it is run.
+    /// Setting of the databases.
     pub setting: TestSetting,
     root: PathBuf,
     disk: Arc<dyn Disk>,
@@ -326,7 +328,7 @@ pub struct Fixture {
 }
 
 impl Fixture {
-    /// An empty directory.
+    /// Creates an empty directory.
     #[must_use]
     pub fn new(subject: &TestSubject, setting: TestSetting) -> Fixture {
         static NEXT: AtomicU64 = AtomicU64::new(0);
@@ -357,53 +359,54 @@ impl Fixture {
         }
     }
 
-    /// Where the database is, or will be. Its parent exists.
+    /// Returns the path of the database. The parent directory exists.
     #[must_use]
     pub fn path(&self) -> PathBuf {
         self.root.join("db")
     }
 
-    /// The disk itself: works whatever was killed.
+    /// Returns the disk below all [`CrashableDisk`]s: it works after a kill, too.
     #[must_use]
     pub fn disk(&self) -> &Arc<dyn Disk> {
         &self.disk
     }
 
-    /// The simulated disk, where it is one.
+    /// Returns the simulated disk, if the setting uses it.
     #[must_use]
     pub fn sim_disk(&self) -> Option<&Arc<SimDisk>> {
         self.sim_disk.as_ref()
     }
 
-    /// Lets time pass, where it does not by itself.
+    /// Advances the clock, if the setting has a manual clock.
     pub fn advance(&self, by: Duration) {
         if let Some(clock) = &self.manual_clock {
             clock.advance(by);
         }
     }
 
-    /// How databases are opened here. Begins the life that [`Fixture::kill`] ends.
+    /// Returns a builder on a new [`CrashableDisk`], which [`Fixture::kill`] cuts off.
     pub fn builder(&self) -> Builder {
         let life = CrashableDisk::new(Arc::clone(&self.disk));
         *self.crashable_disk.lock().unwrap_or_else(PoisonError::into_inner) = Some(life.clone());
         self.builder_on(Arc::new(life))
     }
 
-    /// How databases are opened here, on another disk.
+    /// Returns a builder on another disk.
     pub fn builder_on(&self, disk: Arc<dyn Disk>) -> Builder {
         let factories = self.subject.factories.iter().cloned();
         factories.fold(self.builtin_engines_builder_on(disk), Builder::engine)
     }
 
-    /// As [`Fixture::builder_on`], by a program that knows the facade's own engines only.
+    /// Like [`Fixture::builder_on`], but registers only the engines that the facade registers
+    /// itself.
     pub fn builtin_engines_builder_on(&self, disk: Arc<dyn Disk>) -> Builder {
         let clock: Arc<dyn Clock> = match &self.manual_clock {
             Some(clock) => Arc::clone(clock) as Arc<dyn Clock>,
             None => Arc::new(SystemClock),
         };
         let builder = Database::builder().disk(disk).clock(clock);
-        // Tiny databases have many files: with few descriptors most of them are closed most of the
-        // time.
+        // Tiny databases have many files. A low limit keeps most of them closed most of the time,
+        // so that reopening is tested too.
         let builder = match self.setting.tiny {
             true => builder.open_files(MIN_OPEN_FILES).background_threads(THREADS),
             false => builder,
@@ -412,31 +415,36 @@ impl Fixture {
     }
 
     /// Opens or creates the database.
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`Builder::open`].
     pub fn try_open(&self) -> Result<Database> {
         self.builder().open(self.path())
     }
 
-    /// As [`Fixture::try_open`], and it must work.
+    /// Like [`Fixture::try_open`], but panics on an error.
     #[must_use]
     pub fn open(&self) -> Database {
         self.try_open().expect("the database opens")
     }
 
-    /// Closes in order and opens again.
+    /// Closes the database and opens it again.
     #[must_use]
     pub fn reopen(&self, db: Database) -> Database {
         db.close().expect("the database closes");
         self.open()
     }
 
-    /// Ends the present life without a chance to tidy up. The caller drops its handles.
+    /// Cuts the open database off from its disk, without a clean shutdown. The caller must drop its
+    /// handles.
     pub fn kill(&self) {
         if let Some(life) = self.crashable_disk.lock().unwrap_or_else(PoisonError::into_inner).take() {
             life.kill();
         }
     }
 
-    /// Kills and opens again. `db` is the last handle.
+    /// Kills the database and opens it again. `db` must be the last handle.
     #[must_use]
     pub fn kill_and_reopen(&self, db: Database) -> Database {
         self.kill();
@@ -444,20 +452,20 @@ impl Fixture {
         self.open()
     }
 
-    /// A keyspace of the engine under test.
+    /// Opens or creates a keyspace of the engine under test.
     #[must_use]
     pub fn keyspace(&self, db: &Database, name: &str) -> Keyspace {
         db.keyspace(name, self.subject.options()).expect("the keyspace opens")
     }
 
-    /// A keyspace of the engine beside it.
+    /// Opens or creates a keyspace of [`TestSubject::other_engine`].
     #[must_use]
     pub fn other_keyspace(&self, db: &Database, name: &str) -> Keyspace {
         let options = KeyspaceOptions::default().engine(self.subject.other_engine);
         db.keyspace(name, options).expect("the keyspace opens")
     }
 
-    /// Every file of the database with its bytes, every directory with none.
+    /// Returns every file of the database with its bytes, and every directory with `None`.
     #[must_use]
     pub fn read_tree(&self) -> BTreeMap<PathBuf, Option<Vec<u8>>> {
         let mut tree = BTreeMap::new();
@@ -473,20 +481,20 @@ impl Fixture {
                 tree.insert(path, None);
             } else {
                 if let Ok(bytes) = self.try_read(&path) {
-                    tree.insert(path, Some(bytes)); // else the background has just removed it
+                    tree.insert(path, Some(bytes)); // otherwise background work has just removed it
                 }
             }
         }
     }
 
-    /// Bytes of all files together.
+    /// Returns the total bytes of all files.
     #[must_use]
     pub fn bytes_on_disk(&self) -> u64 {
         let files = self.read_tree();
         files.values().flatten().map(|bytes| bytes.len() as u64).sum()
     }
 
-    /// A file's bytes.
+    /// Returns the bytes of a file.
     #[must_use]
     pub fn read_file(&self, path: &Path) -> Vec<u8> {
         self.try_read(path).expect("the file is readable")
@@ -499,7 +507,7 @@ impl Fixture {
         Ok(bytes)
     }
 
-    /// Puts `bytes` into the file at `path`, which is created if need be.
+    /// Writes `bytes` to the file at `path`. Creates the file if necessary.
     pub fn write_file(&self, path: &Path, offset: u64, bytes: &[u8]) {
         let file = self
             .disk
@@ -513,28 +521,28 @@ impl Fixture {
 impl Drop for Fixture {
     fn drop(&mut self) {
         if self.setting.disk_kind == DiskKind::Real {
-            // What cannot be removed is left to whoever looks after the temporary directory.
+            // A directory that cannot be removed stays in the system's temporary directory.
             let _ = std::fs::remove_dir_all(&self.root);
         }
     }
 }
 
-/// Where a test puts what it writes on a real disk: the directory that `SHEAF_SCRATCH` names, or
-/// else `usual`.
+/// Returns the directory for test files on a real disk: the value of `SHEAF_SCRATCH`, or else
+/// `usual`.
 #[must_use]
 pub fn scratch_dir(usual: &str) -> PathBuf {
     std::env::var_os("SHEAF_SCRATCH").map_or_else(|| PathBuf::from(usual), PathBuf::from)
 }
 
-/// Waits until nobody is left in what was let go up to now. Epochs are the process's: a reader of
-/// another test's database keeps the segments of this one as well. Gives up after some seconds:
-/// somebody may be the caller.
+/// Waits until no reader can hold memory or files retired up to now. Epochs are per process, so a
+/// reader of another test's database delays this too. Gives up after five seconds, because the
+/// calling thread may hold a guard itself.
 pub fn wait_epoch_garbage_freed() {
     let _ = epoch::wait_for_guards(Duration::from_secs(5));
 }
 
-/// Writes a suite's tests for every engine there is: `every_engine!(crash_suite);`. With
-/// [`TestSubject::all`] this is the one list; an engine that is in both passes all suites.
+/// Generates the tests of a suite for every engine: `every_engine!(crash_suite);`. An engine that
+/// is in this list and in [`TestSubject::all`] passes all suites.
 #[macro_export]
 macro_rules! every_engine {
     ($suite:ident) => {

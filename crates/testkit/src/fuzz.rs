@@ -1,18 +1,19 @@
-//! # Fuzz: decoders and whole databases fed with bytes nobody wrote
+//! # Fuzzing: decoders and whole databases with arbitrary bytes
 //!
-//! The targets are functions of bytes; whoever finds the bytes may be libFuzzer (`fuzz/`, guided by
-//! coverage, a crate of its own outside the workspace) or [`run`], a loop of mutations in plain
-//! Rust that needs nothing and runs in CI.
+//! The targets are functions of bytes. The bytes come from libFuzzer (crate `fuzz/` outside of the
+//! workspace, guided by coverage), or from [`run`], a mutation loop for CI.
 //!
 //! ```text
-//!  record    a log's record, and back               root      a slot of ROOT behind its checksum
-//!  segment   a segment's header and frames, behind  database  any file of a small database, mutated in several
-//!            their checksums                                  places, checksums made right; opened, read, verified
-//!  door      what is said through the door, both ways
+//!  record    a record of a log, decoded and encoded
+//!  segment   header and frames of a segment, with valid checksums
+//!  root      a ROOT slot with a valid checksum
+//!  door      messages of the IPC socket
+//!  database  a file of a small database, mutated in several places, with valid checksums;
+//!            opened, read and verified
 //! ```
 //!
-//! Behind a right checksum any answer is fair; a panic, a loop without end, or memory beyond bounds
-//! is not.
+//! With a valid checksum any result is allowed, except a panic, an endless loop, and memory beyond
+//! the limit.
 
 #![allow(clippy::cast_possible_truncation)] // numbers here are small by construction
 
@@ -36,16 +37,16 @@ use crate::fixture::TestSubject;
 use crate::supervise::run_supervised;
 use crate::totals::{Budget, HarnessFailure, Stopwatch, ThreadCpuTimer, Totals};
 
-/// No opening and reading of a small database takes this many disk calls.
+/// No opening and reading of a small database makes this many disk calls.
 const CALL_LIMIT: u64 = 100_000;
-/// Memory that a case may hold.
+/// Bytes that a case may allocate.
 const MAX_MEMORY: usize = 24 << 20;
-/// Seconds a case may take.
+/// CPU seconds that a case may take.
 const MAX_CASE_SECONDS: f64 = 2.0;
-/// Most bytes of an input that [`run`] makes.
+/// Maximum length of an input that [`run`] generates.
 const MAX_INPUT: usize = 4096;
 
-/// Inputs that earlier finds or formats gave, by target: replayed before anything else.
+/// Inputs from earlier failures or from format limits, by target. They run first.
 const CORPUS: [(FuzzTarget, &[u8]); 13] = [
     (FuzzTarget::Record, b"\x01\x01\x01\x01kv"),
     (FuzzTarget::Record, b"\x02\x05\x03key"),
@@ -62,10 +63,10 @@ const CORPUS: [(FuzzTarget, &[u8]); 13] = [
     (FuzzTarget::Database, b"\x00\x00\x0c\x00\xff\x0d\x00\xff\x0e\x00\xff"),
     (FuzzTarget::Database, b"\x04\x00\x04\x02\xff\x05\x02\xff\x06\x02\xff"),
     (FuzzTarget::Database, b"\x07\x00\x30\x00\x01\x31\x00\x01"),
-    (FuzzTarget::Database, b"\x01\x62\x40\x4c"), // a bound of numbers beyond what a frame can hold
+    (FuzzTarget::Database, b"\x01\x62\x40\x4c"), // a bound of numbers above the maximum of a frame
 ];
 
-/// What is fed.
+/// Decoder or database that receives the input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)] // see the module
 pub enum FuzzTarget {
@@ -77,19 +78,19 @@ pub enum FuzzTarget {
 }
 
 impl FuzzTarget {
-    /// All of them.
+    /// All targets.
     pub const ALL: [FuzzTarget; 5] =
         [FuzzTarget::Record, FuzzTarget::Root, FuzzTarget::Segment, FuzzTarget::Door, FuzzTarget::Database];
 }
 
-/// What the targets need beside their input.
+/// State that targets need in addition to their input.
 pub struct FuzzContext {
     stored_db: StoredDatabase,
     files: Vec<(PathBuf, Vec<u8>)>,
 }
 
 impl FuzzContext {
-    /// A small database of the engine.
+    /// Creates a small database of the engine.
     #[must_use]
     pub fn new(subject: &TestSubject) -> FuzzContext {
         let mut steps =
@@ -104,7 +105,7 @@ impl FuzzContext {
         FuzzContext { stored_db, files }
     }
 
-    /// Feeds a target.
+    /// Runs a target on an input.
     pub fn run_input(&self, target: FuzzTarget, input: &[u8]) {
         match target {
             FuzzTarget::Record => fuzz_record(input),
@@ -115,7 +116,8 @@ impl FuzzContext {
         }
     }
 
-    /// The first byte chooses a file; each three after it a place and what to do there.
+    /// Mutates a file: the first byte of the input selects it, and each following three bytes are
+    /// an offset and a new byte.
     fn fuzz_database(&self, input: &[u8]) {
         let Some((file, edits)) = input.split_first() else { return };
         let (path, bytes) = &self.files[usize::from(*file) % self.files.len()];
@@ -159,7 +161,7 @@ fn fuzz_record(input: &[u8]) {
     }
 }
 
-/// A disk with one file.
+/// Returns a disk with one file.
 fn disk_with(path: &str, bytes: &[u8]) -> SimDisk {
     let disk = SimDisk::new();
     let dir = Path::new(path).parent().expect("a file in a directory");
@@ -205,7 +207,7 @@ fn fuzz_segment(input: &[u8]) {
     }
 }
 
-/// Makes inputs out of inputs.
+/// Generates inputs by mutation of other inputs.
 struct Mutator {
     random: TestRandom,
     pool: Vec<(FuzzTarget, Vec<u8>)>,
@@ -222,7 +224,8 @@ impl Mutator {
                 Some(b"SHEAFROT") => pool.push((FuzzTarget::Root, start)),
                 Some(b"SHEAFSEG") => {
                     let mut first = start;
-                    first[32..40].copy_from_slice(&1u64.to_le_bytes()); // the number that the target opens
+                    // The id that the target opens.
+                    first[32..40].copy_from_slice(&1u64.to_le_bytes());
                     pool.push((FuzzTarget::Segment, first));
                 }
                 _ => {}
@@ -273,7 +276,7 @@ impl Mutator {
     }
 }
 
-/// One input. What is wrong, if anything.
+/// Runs one input. Returns the violation, if any.
 fn case(context: &FuzzContext, target: FuzzTarget, input: &[u8], line: &str) -> Result<(), String> {
     let watch = ThreadCpuTimer::start();
     let (fed, peak) = measure(|| {
@@ -300,7 +303,7 @@ fn replay_line(subject: &TestSubject, target: FuzzTarget, input: &[u8]) -> Strin
     )
 }
 
-/// Replays the corpus, then mutates, until the budget is spent.
+/// Runs the corpus and then mutated inputs, until the budget is spent.
 #[must_use]
 pub fn run(subject: &TestSubject, seed: u64, budget: Budget) -> Totals {
     let watch = Stopwatch::start();
@@ -325,7 +328,7 @@ pub fn run(subject: &TestSubject, seed: u64, budget: Budget) -> Totals {
 ///
 /// # Errors
 ///
-/// What is wrong with it, or with the line.
+/// Returns the reason why the line is invalid. A violation panics.
 pub fn replay(line: &str) -> Result<(), String> {
     let words: Vec<&str> = line.split(' ').collect();
     let [engine, target, hex] = words.as_slice() else {
@@ -342,7 +345,7 @@ pub fn replay(line: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// The fuzzing of one engine's files: `fuzz_suite!(flat, Subject::flat())`.
+/// Generates the fuzz test for one engine's files: `fuzz_suite!(flat, TestSubject::flat())`.
 #[macro_export]
 macro_rules! fuzz_suite {
     ($module:ident, $subject:expr) => {

@@ -1,31 +1,32 @@
-//! # Kill: a process that dies in mid-write, on the real disk
+//! # Kill loop: processes killed in mid-write on the real disk
 //!
-//! The running program starts itself again as a child that writes as fast as it can from 16
-//! threads, over keyspaces of two engines (or of all), alone and in batches, buffered and synced,
-//! and says on a pipe after every acknowledged commit how far it is. It dies by SIGKILL. The parent
-//! opens the database itself and checks: the lock is free and then held, each thread's commits are
-//! there as a prefix, no acknowledged one is missing, every batch is whole. Then it closes or just
-//! lets go, and the next child takes over.
+//! The running program starts itself again as a child. The child writes from 16 threads to
+//! keyspaces of two engines (or of all), single and in batches, with `Buffer` and `Sync`. After
+//! each acknowledged commit it writes a mark to a pipe. It ends by SIGKILL. The parent then opens
+//! the database and checks:
 //!
-//! ## When it dies
+//! - the lock is free, and afterwards held by the parent;
+//! - the commits of each thread are a prefix that contains every acknowledged one;
+//! - every batch is complete.
+//!
+//! The parent then closes the database, or only drops it, and starts the next child.
+//!
+//! ## Kill points
 //!
 //! ```text
-//!  timer      the parent kills it after a moment
-//!  opening    the child kills itself before its n-th disk call: nearly always while it recovers
-//!  writing    the same, far later
+//!  timer      the parent kills the child after a delay
+//!  opening    the child kills itself before its n-th disk call: nearly always during recovery
+//!  writing    the same, much later
 //!  image      before the n-th call on an image: in a checkpoint
 //!  cleaning   before the n-th removal of a segment
 //!  root       before the n-th write or sync of ROOT
 //!  sync       before the n-th sync of a log, between write and acknowledgement
 //! ```
 //!
-//! Several victims live side by side, each in its own directory: most of a life is waiting for
-//! syncs.
+//! ## Blind spots
 //!
-//! ## What it cannot see
-//!
-//! Anything a power cut would lose: the kernel survives. The order between commits of different
-//! threads. Which of the moments a race needs: it is hit or not.
+//! Losses by a power cut: the kernel survives. The order between commits of different threads.
+//! Races that need exact timing: a run hits them by chance or not at all.
 
 #![allow(clippy::cast_possible_truncation)] // numbers here are small by construction
 #![expect(clippy::disallowed_methods, reason = "real processes, real time, real files")]
@@ -60,24 +61,24 @@ const DEFECT_VAR: &str = "SHEAF_KILL_LIE";
 const THREADS: u8 = 16;
 /// Mark: the child has opened the database.
 const OPENED_MARK: u8 = 0xff;
-/// A mark is a thread and how many of its commits were acknowledged.
+/// Bytes of a mark: a thread and the number of its acknowledged commits.
 const MARK_BYTES: usize = 5;
-/// A child that did not come to the moment it was to die at is killed after so long.
+/// Time after which the parent kills a child that did not reach its kill point.
 const KILL_TIMEOUT: Duration = Duration::from_millis(250);
-/// One that is to die at a moment few have come to, as on a slow file system, is given so much.
+/// Longer time limit for a kill point that was rarely reached so far, as on a slow file system.
 const LONG_KILL_TIMEOUT: Duration = Duration::from_secs(3);
-/// How many is few.
+/// A kill point reached fewer times than this gets the longer limit.
 const RARE_KILLS: u64 = 3;
-/// Lives in one directory before the next one is begun.
+/// Children per directory before a worker starts with a new one.
 const RUNS_PER_DIR: u64 = 25;
 
 /// A keyspace, a key, and its new value.
 type KeyChange = (usize, Vec<u8>, Option<Vec<u8>>);
 
-/// What one thread's keys hold: by keyspace and key.
+/// Pairs that belong to one thread, by keyspace and key.
 type ThreadPairs = BTreeMap<(usize, Vec<u8>), Vec<u8>>;
 
-/// At which moment a life ends. See the module.
+/// Event at which a child ends; see the module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[allow(missing_docs)]
 pub enum KillPoint {
@@ -101,7 +102,7 @@ impl KillPoint {
         KillPoint::Sync,
     ];
 
-    /// Whether a disk call counts towards the moment.
+    /// Whether a disk call counts towards the kill point.
     fn matches_call(self, class: DiskCallKind, path: &Path) -> bool {
         let is = |part: &str| path.to_string_lossy().contains(part);
         match self {
@@ -114,7 +115,7 @@ impl KillPoint {
         }
     }
 
-    /// How many such calls a life has, at most: drawn.
+    /// Draws the number of such calls before the kill.
     fn max_calls(self, random: &mut TestRandom) -> u64 {
         match self {
             KillPoint::Timer => 0,
@@ -127,7 +128,7 @@ impl KillPoint {
     }
 }
 
-/// When a life ends: the moment, and the how-manieth call (of the timer: microseconds).
+/// Kill point of a child, and the number of the call (for the timer: microseconds).
 #[derive(Clone, Copy, Debug)]
 struct KillPlan {
     kill_point: KillPoint,
@@ -158,7 +159,7 @@ impl fmt::Display for KillPlan {
     }
 }
 
-/// How a child is started: this program again, with these arguments. It must call [`child_main`].
+/// Arguments with which this program starts itself as a child. The child must call [`child_main`].
 #[derive(Clone, Debug)]
 pub struct ChildLauncher {
     arguments: Vec<String>,
@@ -166,13 +167,14 @@ pub struct ChildLauncher {
 }
 
 impl ChildLauncher {
-    /// A program that calls [`child_main`] first of all.
+    /// Returns a launcher for a program that calls [`child_main`] first.
     #[must_use]
     pub fn program() -> ChildLauncher {
         ChildLauncher { arguments: Vec::new(), has_defect: false }
     }
 
-    /// A test executable, whose test of this name (with its crate and modules) calls it.
+    /// Returns a launcher for a test executable. The test at `path` (with crate and modules) must
+    /// call [`child_main`].
     #[must_use]
     pub fn test(path: &str) -> ChildLauncher {
         let name = path.split_once("::").map_or(path, |(_, name)| name);
@@ -180,28 +182,29 @@ impl ChildLauncher {
         ChildLauncher { arguments: arguments.map(str::to_owned).to_vec(), has_defect: false }
     }
 
-    /// The children's disk keeps each write to a log back until the next one: what the loop must
-    /// notice.
+    /// Gives the children a disk that delays each write to a log until the next one. The loop must
+    /// detect this.
     #[must_use]
     pub fn with_defect(self) -> ChildLauncher {
         ChildLauncher { has_defect: true, ..self }
     }
 }
 
-/// What the loop did.
+/// Figures of a run of the kill loop.
 #[derive(Clone, Debug, Default)]
 pub struct KillReport {
     /// Processes killed.
     pub kills: u64,
-    /// Those that had not opened the database yet.
+    /// Processes killed before they had opened the database.
     pub before_open: u64,
-    /// Those that came to their moment, by moment; the others were killed when patience ended.
+    /// Children that reached their kill point, by kill point. The others were killed at the time
+    /// limit.
     pub by_kill_point: BTreeMap<KillPoint, u64>,
     /// Commits acknowledged before the kills.
     pub commits: u64,
-    /// Seconds it took.
+    /// Duration in seconds.
     pub seconds: f64,
-    /// What went wrong.
+    /// Violations found.
     pub failures: Vec<HarnessFailure>,
 }
 
@@ -217,8 +220,8 @@ impl fmt::Display for KillReport {
     }
 }
 
-/// Kills children until the budget is spent, `budget.workers` side by side, in fresh directories
-/// under `scratch`. The directory of a failure is left there.
+/// Kills children until the budget is spent, with `budget.workers` loops in parallel, in new
+/// directories below `scratch`. Keeps the directory of a failure.
 #[must_use]
 pub fn run(
     subject: &TestSubject,
@@ -238,7 +241,7 @@ pub fn run(
     }
 }
 
-/// As [`run`], with what the kills hit.
+/// Like [`run`], but returns the figures of the kills.
 #[must_use]
 pub fn kill_loop(
     subject: &TestSubject,
@@ -267,7 +270,7 @@ pub fn kill_loop(
     report
 }
 
-/// What the workers share.
+/// State shared by the workers.
 struct KillContext<'a> {
     subject: &'a TestSubject,
     scratch: &'a Path,
@@ -303,7 +306,7 @@ impl KillContext<'_> {
                     return;
                 }
             }
-            // What cannot be removed is left to whoever looks after the scratch directory.
+            // A directory that cannot be removed stays in the scratch directory.
             let _ = std::fs::remove_dir_all(&dir);
         }
     }
@@ -373,7 +376,7 @@ impl KillWorker<'_> {
     }
 
     fn start_child(&self, life: u64, death: KillPlan) -> Result<Child, String> {
-        // Not by its path: a build may replace the file while a campaign runs.
+        // Not the path of the executable: a build may replace that file while a campaign runs.
         let mut command = Command::new("/proc/self/exe");
         command.args(&self.context.starter.arguments);
         command
@@ -388,7 +391,7 @@ impl KillWorker<'_> {
         command.spawn().map_err(|e| e.to_string())
     }
 
-    /// Opens what the dead child left.
+    /// Opens the database that the killed child left, and checks it.
     fn check_after_kill(&mut self, life: u64, acked: [u32; THREADS as usize]) -> Result<(), String> {
         let open = || builder(self.context.subject, self.is_tiny).open(&self.dir);
         let db = open().map_err(|e| format!("it does not open after the kill: {e}"))?;
@@ -436,7 +439,7 @@ fn builder(subject: &TestSubject, is_tiny: bool) -> Builder {
     subject.factories.iter().cloned().fold(Database::builder(), Builder::engine).tiny(is_tiny)
 }
 
-/// The engines of the keyspaces that are written to: those of a crash workload, each once.
+/// Returns the engines of the written keyspaces: those of a crash workload, without duplicates.
 fn engines(subject: &TestSubject) -> Vec<&'static str> {
     let mut engines = subject.engines();
     engines.dedup();
@@ -447,8 +450,8 @@ fn keyspace(db: &Database, subject: &TestSubject, space: usize) -> sheaf::Result
     db.keyspace(KEYSPACE_NAMES[space], subject.options_of(engines(subject)[space]))
 }
 
-/// Whether the child had opened the database, and how many commits of each thread it acknowledged.
-/// `None` if it said anything else.
+/// Returns whether the child had opened the database, and the number of acknowledged commits of
+/// each thread. Returns `None` if the pipe contains anything else.
 fn parse_marks(told: &[u8]) -> Option<(bool, [u32; THREADS as usize])> {
     let mut acked = [0; THREADS as usize];
     let mut has_opened = false;
@@ -463,7 +466,7 @@ fn parse_marks(told: &[u8]) -> Option<(bool, [u32; THREADS as usize])> {
     Some((has_opened, acked))
 }
 
-/// The threads' pairs in the database.
+/// Reads the pairs of all threads from the database.
 fn read(db: &Database) -> Result<[ThreadPairs; THREADS as usize], String> {
     let mut found: [ThreadPairs; THREADS as usize] = Default::default();
     for (space, name) in KEYSPACE_NAMES.iter().enumerate() {
@@ -495,7 +498,8 @@ fn difference(found: &ThreadPairs, model: &ThreadPairs) -> String {
     lines.take(6).collect::<Vec<_>>().join("; ")
 }
 
-/// The changes of a thread's commit number `k` in the life `life`, and whether it is synced.
+/// Returns the changes of commit number `k` of a thread in the child with seed `life`, and whether
+/// the commit is synced.
 fn commit_changes(spaces: usize, thread: u8, life: u64, k: u32) -> (Vec<KeyChange>, bool) {
     let mut random = TestRandom::new(life ^ u64::from(k) << 8 ^ u64::from(thread));
     let count = if random.one_in(3) { 2 + random.below(5) } else { 1 };
@@ -523,11 +527,11 @@ fn apply(model: &mut ThreadPairs, spaces: usize, thread: u8, life: u64, k: u32) 
     }
 }
 
-/// In a child: writes until it is killed. Elsewhere: returns at once.
+/// In a child process: writes until the process is killed. Otherwise returns at once.
 ///
 /// # Panics
 ///
-/// If the database refuses anything.
+/// Panics if a database call returns an error.
 pub fn child_main() {
     let Some(dir) = std::env::var_os(DIR_VAR) else {
         return;
@@ -556,7 +560,7 @@ pub fn child_main() {
     });
 }
 
-/// The real disk, before whose so-manieth call of a kind the process dies.
+/// Returns the real disk with an observer that kills the process before the planned call.
 fn self_killing_disk(death: KillPlan) -> RecordingDisk {
     let recording_disk = RecordingDisk::new(Arc::new(RealDisk::default()));
     if std::env::var_os(DEFECT_VAR).is_some() {
@@ -570,7 +574,7 @@ fn self_killing_disk(death: KillPlan) -> RecordingDisk {
         left -= 1;
         if left == 0 {
             // SAFETY:
-            // * A system call without memory; it does not return.
+            // * The system call takes no pointers, and the process ends before it returns.
             unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
         }
     });
@@ -596,14 +600,14 @@ fn write(db: &Database, spaces: &[Keyspace], thread: u8, life: u64, k: u32) -> s
     batch.commit()
 }
 
-/// One mark to the parent, in one write: it arrives whole or not at all.
+/// Sends one mark to the parent in a single write, so that it arrives complete or not at all.
 fn send_mark(thread: u8, count: u32) {
     let mut mark = [thread; MARK_BYTES];
     mark[1..].copy_from_slice(&count.to_le_bytes());
     std::io::stderr().write_all(&mark).expect("the parent listens");
 }
 
-/// The kill loop's test for one engine: `kill_suite!(flat, Subject::flat())`.
+/// Generates the kill loop's test for one engine: `kill_suite!(flat, TestSubject::flat())`.
 #[macro_export]
 macro_rules! kill_suite {
     ($module:ident, $subject:expr) => {
@@ -612,7 +616,7 @@ macro_rules! kill_suite {
             use $crate::kill::{ChildLauncher, child_main, kill_loop};
             use $crate::totals::Budget;
 
-            /// A campaign kills some thousand times.
+            /// A campaign kills thousands of processes.
             const KILLS: u64 = 200;
 
             #[test]

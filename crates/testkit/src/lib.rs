@@ -1,32 +1,33 @@
-//! # sheaf-testkit: what proves the other crates
+//! # sheaf-testkit: harnesses that test the other crates
 //!
-//! One module a harness; each says in its header what it cannot see.
+//! One module per harness. Each header states the blind spots of its harness.
 //!
-//! ## A new engine
+//! ## New engines
 //!
-//! Two lines, both in [`fixture`]: its [`fixture::TestSubject`] in `Subject::all`, which campaigns, replay lines and the tests
-//! that compare engines go through, and one in `every_engine!`, which writes the tests of every suite for it:
+//! A new engine needs two lines in [`fixture`]: its [`fixture::TestSubject`] in `TestSubject::all`
+//! (used by campaigns, replay lines and tests that compare engines), and one in `every_engine!`,
+//! which generates the tests of every suite:
 //!
-//! | suite | what CI runs for an engine |
+//! | suite | runs in CI, per engine |
 //! |---|---|
-//! | `conformance` | every promise, real and simulated disk, tiny and normal, with and without threads |
-//! | `model_suite` | a million operations against a map |
-//! | `crash_suite` | 75,000 crash states in nine families |
-//! | `kill_suite` | 500 processes killed |
-//! | `fault_suite` | calls of a workload of 50 to 300 operations, in every way: all of them, of `flat` each fifth, of the ledger each second |
-//! | `corruption_suite` | 70,000 damages in six states of its life |
-//! | `repair_suite` | repairs of damaged databases, each compared with what there was |
-//! | `linearizability_suite` | 100,000 operations of real threads, with cuts |
-//! | `fuzz_suite` | 20,000 inputs behind right checksums |
-//! | `backup_suite` | backups in the midst of random lives, cut, failing, damaged |
-//! | `attach_suite` | states read beside their owner, who goes on, closes, or fails |
-//!
-//! One whose options were chosen goes into `Subject::geometries` and into the list of `tests/geometries.rs`: all suites, at a small part
-//! of these lengths.
+//! | `conformance` | every promise, on both disks, in both geometries, with and without threads |
+//! | `model_suite` | 500,000 operations compared with a map |
+//! | `crash_suite` | about 70,000 crash states in ten families |
+//! | `kill_suite` | 200 killed processes |
+//! | `fault_suite` | a share of the disk calls of a workload, each failing in every way |
+//! | `corruption_suite` | 10,000 to 25,000 damages in six lifecycle states |
+//! | `repair_suite` | repairs of damaged databases, each compared with the original |
+//! | `linearizability_suite` | 100,000 operations of real threads, with kills and power cuts |
+//! | `fuzz_suite` | 20,000 inputs with valid checksums |
+//! | `backup_suite` | backups during random workloads; interrupted, failing and damaged ones |
+//! | `attach_suite` | attached readers while the owner continues, closes or fails |
 //! | `limits_suite` | real file systems that are full |
 //!
-//! The scenarios of `tests/interleavings` name their engines, because what they aim at differs: an engine with lock-free
-//! parts of its own brings scenarios of its own. The seeded bugs prove the harnesses, not the engines: once is enough.
+//! A set of non-default options is added to `TestSubject::geometries` and to `tests/geometries.rs`.
+//! It runs most suites at a small part of these lengths.
+//!
+//! The scenarios of `tests/interleavings` name their engines: an engine with lock-free parts needs
+//! its own scenarios. Seeded bugs prove the harnesses, not the engines: one engine is enough.
 
 pub mod alloc;
 pub mod attach;

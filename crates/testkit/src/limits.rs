@@ -1,8 +1,10 @@
-//! # Limits: a small file system that is really full
+//! # Full file systems: small real file systems without free space
 //!
-//! Mounting needs root, and a kernel that lets us; without, these tests say so and end. What they
-//! cannot see: a disk that somebody else fills, which the simulated one shows
-//! (`conformance/full_disk.rs`).
+//! Mounting needs root and a kernel that allows it; otherwise these tests print a message and end.
+//!
+//! ## Blind spots
+//!
+//! A disk that other programs fill. The simulated disk covers it (`conformance/full_disk.rs`).
 
 #![expect(clippy::unwrap_used, reason = "a test's own steps work")]
 #![expect(clippy::disallowed_methods, reason = "makes a place to mount on")]
@@ -16,13 +18,13 @@ use sheaf_base::disk::real::RealDisk;
 
 use crate::fixture::{TestSubject, wait_epoch_garbage_freed};
 
-/// A small file system of its own, unmounted and gone at the end.
+/// A small file system, unmounted and deleted when dropped.
 struct TestMount {
     dir: PathBuf,
 }
 
 impl TestMount {
-    /// `None`, with a message, where we may not mount.
+    /// Mounts it. Returns `None` and prints the reason if that is not possible here.
     fn new(parent: &str, name: &str, mount: impl Fn(&Path) -> Result<(), String>) -> Option<TestMount> {
         let dir = PathBuf::from(parent).join(format!("{name}-{}", std::process::id()));
         std::fs::create_dir_all(dir.join("at")).unwrap();
@@ -30,7 +32,8 @@ impl TestMount {
             Ok(()) => Some(TestMount { dir }),
             Err(why) => {
                 println!("skipped: {name} cannot be mounted here: {why}");
-                let _ = run("umount", &["-l".as_ref(), dir.join("at").as_os_str()]); // as far as it got
+                // It may have failed after the mount.
+                let _ = run("umount", &["-l".as_ref(), dir.join("at").as_os_str()]);
                 let _ = std::fs::remove_dir_all(&dir);
                 None
             }
@@ -58,18 +61,31 @@ fn run(program: &str, arguments: &[&std::ffi::OsStr]) -> Result<(), String> {
     }
 }
 
-/// On memory, 8 MiB.
+/// Mounts 8 MiB of memory below `dir`.
+///
+/// # Errors
+///
+/// Returns the error message of `mount`.
 pub fn tmpfs(dir: &Path) -> Result<(), String> {
     let words = ["-t", "tmpfs", "-o", "size=8m", "tmpfs"].map(AsRef::as_ref);
     run("mount", &[&words[..], &[dir.join("at").as_os_str()]].concat())
 }
 
-/// On a file, 32 MiB.
+/// Mounts an ext4 file system of 32 MiB in a file below `dir`.
+///
+/// # Errors
+///
+/// Returns the error message of the first command that fails.
 pub fn ext4(dir: &Path) -> Result<(), String> {
     mount_image_file(dir, "32M", "mkfs.ext4", &["-q", "-F"])
 }
 
-/// On a file of 320 MiB, less than which is refused, with 32 MiB to spare.
+/// Mounts an XFS file system of 320 MiB, about the smallest that `mkfs.xfs` accepts, and fills all
+/// but 32 MiB of it.
+///
+/// # Errors
+///
+/// Returns the error message of the first command that fails.
 pub fn xfs(dir: &Path) -> Result<(), String> {
     mount_image_file(dir, "320M", "mkfs.xfs", &["-q", "-f"])?;
     fill_except(dir, 32)
@@ -83,7 +99,7 @@ fn mount_image_file(dir: &Path, size: &str, mkfs: &str, options: &[&str]) -> Res
     run("mount", &["-o".as_ref(), "loop".as_ref(), image.as_os_str(), at.as_os_str()])
 }
 
-/// Takes all but so many MiB of what is mounted.
+/// Allocates all free space of the mounted file system except for `mib` MiB.
 fn fill_except(dir: &Path, mib: u64) -> Result<(), String> {
     let at = dir.join("at");
     let free = RealDisk::default().free_space(&at).map_err(|e| e.to_string())?;
@@ -94,22 +110,21 @@ fn fill_except(dir: &Path, mib: u64) -> Result<(), String> {
 /// Opens the database at `path`.
 pub fn open(path: &Path, subject: &TestSubject) -> (Database, Keyspace) {
     let builder = subject.factories.iter().cloned().fold(Database::builder(), sheaf::Builder::engine);
-    // In the journal, room comes back with a checkpoint, which is due after 128 MiB in normal
-    // geometry.
+    // A checkpoint frees the journal. In normal geometry it is due after more bytes than fit here.
     let tiny = subject.engine == "ledger";
     let db = builder.inline(true).tiny(tiny).open(path).unwrap();
     let keyspace = db.keyspace("k", subject.options()).unwrap();
     (db, keyspace)
 }
 
-/// What `number` is given.
+/// Returns the value of key `number`.
 #[must_use]
 pub fn value(number: u32) -> Vec<u8> {
     number.to_le_bytes().repeat(500 + number as usize % 500)
 }
 
-/// Puts keys from `from` on until the disk is full, and stays so after background work; answers the
-/// first one that was refused.
+/// Inserts keys from `from` on, until an insert fails even after background work. Returns the first
+/// key that was refused.
 fn fill(db: &Database, keyspace: &Keyspace, from: u32) -> u32 {
     for number in from..from + 50_000 {
         let insert = || match keyspace.insert(number.to_le_bytes(), value(number)) {
@@ -131,8 +146,8 @@ fn fill(db: &Database, keyspace: &Keyspace, from: u32) -> u32 {
     panic!("the disk never fills");
 }
 
-/// Removes what `number` was given. The room for it may be what a reader of any database of the
-/// process, of another test, still sees: so a refusal counts only if it stays.
+/// Removes key `number`. The freed space may still be pinned by a reader of any database of the
+/// process, also of another test. A refusal therefore counts only if it persists.
 fn remove(db: &Database, keyspace: &Keyspace, number: u32) {
     let mut again = 0..3;
     while let Err(error) = keyspace.remove(number.to_le_bytes()) {
@@ -144,7 +159,7 @@ fn remove(db: &Database, keyspace: &Keyspace, number: u32) {
     }
 }
 
-/// Background work until there is none, or no room for it.
+/// Runs background work until none is left, or none has enough space.
 fn run_background(db: &Database) {
     for _ in 0..200 {
         match db.pump() {
@@ -155,7 +170,7 @@ fn run_background(db: &Database) {
     }
 }
 
-/// That `numbers` are there.
+/// Asserts that the keys `numbers` have their values.
 pub fn assert_readable(keyspace: &Keyspace, numbers: impl Iterator<Item = u32>) {
     for number in numbers {
         let got = keyspace.get(number.to_le_bytes()).unwrap();
@@ -163,7 +178,12 @@ pub fn assert_readable(keyspace: &Keyspace, numbers: impl Iterator<Item = u32>) 
     }
 }
 
-/// Fills a file system that `make` mounts below `parent`, reopens, removes, and fills again.
+/// Fills a file system that `make` mounts below `parent`. Then reopens the database, removes keys,
+/// and fills the file system again.
+///
+/// # Errors
+///
+/// Returns none: if `make` fails, prints the reason and skips the test.
 pub fn run_full(subject: &TestSubject, parent: &str, name: &str, make: fn(&Path) -> Result<(), String>) {
     let Some(mount) = TestMount::new(parent, &format!("{name}-{}", subject.name), make) else { return };
     let (db, keyspace) = open(&mount.path(), subject);
@@ -175,7 +195,7 @@ pub fn run_full(subject: &TestSubject, parent: &str, name: &str, make: fn(&Path)
         Ok(()) | Err(Error::NoSpace { .. }) => {}
         Err(other) => panic!("closing on a full disk: {other}"),
     }
-    let (db, keyspace) = open(&mount.path(), subject); // it opens while full
+    let (db, keyspace) = open(&mount.path(), subject); // a full disk does not prevent opening
     assert_readable(&keyspace, 0..full);
     for number in 0..full * 3 / 4 {
         remove(&db, &keyspace, number);
@@ -186,7 +206,7 @@ pub fn run_full(subject: &TestSubject, parent: &str, name: &str, make: fn(&Path)
     for _ in 0..20 {
         run_background(&db);
     }
-    let again = fill(&db, &keyspace, 1_000_000) - 1_000_000; // and goes on without being reopened
+    let again = fill(&db, &keyspace, 1_000_000) - 1_000_000; // writes continue without reopening
     println!("{}: full after {full} keys, room for {again} after removing {}", subject.name, full * 3 / 4);
     assert!(again > full / 8, "after removing {} keys there is room for {again}", full * 3 / 4);
     assert_readable(&keyspace, full * 3 / 4..full);
@@ -196,7 +216,7 @@ pub fn run_full(subject: &TestSubject, parent: &str, name: &str, make: fn(&Path)
     assert!(damage.is_none(), "{damage:?}");
 }
 
-/// The tests of one engine.
+/// Generates the tests for one engine.
 #[macro_export]
 macro_rules! limits_suite {
     ($module:ident, $subject:expr) => {

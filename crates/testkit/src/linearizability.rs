@@ -1,22 +1,22 @@
-//! # Linear: histories of real threads, and whether one order explains them
+//! # Linearizability: histories of real threads
 //!
-//! Threads read, write, swap, batch and take snapshots of a few keys at once, every value
-//! different, and write down when each call began and ended. Then two questions:
+//! Threads read, write, swap, batch and take snapshots of a few keys. All values differ, and each
+//! call records its start and end. Then two properties are checked:
 //!
-//! 1. **Each key by itself**: is there an order of its operations, within their times, that a plain
-//!    map would answer the same? (Wing and Gong's search with Lowe's memory of states seen; keys
-//!    are independent, so a history is checked key by key.)
-//! 2. **Everything together**: commits carry numbers. Do the numbers respect real time, and does
-//!    each snapshot show exactly the commits up to its own number?
+//! 1. **Each key**: some order of its operations, within their times, gives the same results on a
+//!    plain map. This is the search of Wing and Gong with Lowe's cache of visited states. Keys are
+//!    independent, so a history is checked key by key.
+//! 2. **All keys**: sequence numbers of commits respect real time, and each snapshot shows exactly
+//!    the commits up to its own number.
 //!
-//! With a **cut**, the disk is copied while the threads go on: killed (what the kernel has stays)
-//! or out of power. What the copy holds must be a prefix of the numbers: with all that was
-//! acknowledged in the copied moment, or (power) all that was synced by then.
+//! The disk is also copied while the threads run: as after a kill (data in the kernel survives) or
+//! a power cut. The copy must hold a prefix of the commits. After a kill it has every commit
+//! acknowledged before the copy; after a power cut, every commit synced before it.
 //!
-//! ## What it cannot see
+//! ## Blind spots
 //!
-//! Interleavings that the machine did not take (the interleavings under shuttle); gets of several
-//! keys together, which promise nothing: that is what snapshots are for.
+//! Interleavings that do not occur on this machine (the shuttle models explore them). Reads of
+//! several keys by separate gets, which promise no consistency: snapshots do.
 
 #![allow(clippy::cast_possible_truncation)] // numbers here are small by construction
 
@@ -31,42 +31,42 @@ use crate::fixture::{DiskKind, Fixture, TestSetting, TestSubject};
 use crate::supervise::run_supervised;
 use crate::totals::{Budget, HarnessFailure, Stopwatch, Totals};
 
-/// Threads of a history: this number, or twice, 4 or 8 times as many.
+/// Minimum number of threads. A history has this number times 1, 2, 4 or 8.
 const MIN_THREADS: u64 = 4;
 const MAX_THREADS: u64 = 8 * MIN_THREADS;
 /// Operations of all threads together.
 const OPS: u64 = 1000;
-/// Keys: few, so that they are fought over.
+/// Number of keys: few, so that threads conflict.
 const KEYS: u64 = 10;
 const NAMES: [&str; 2] = ["a", "b"];
 
-/// The moments of a history, in order.
+/// Logical time of a history.
 static CLOCK: AtomicU64 = AtomicU64::new(0);
 
 fn now() -> u64 {
     CLOCK.fetch_add(1, Ordering::SeqCst)
 }
 
-/// A key: which keyspace, which number.
+/// A key: keyspace and number.
 pub type HistoryKey = (usize, u64);
 
-/// What an operation did to one key, and what it was told.
+/// Effect of an operation on one key, and its result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OpResult {
-    /// Read this.
+    /// A read that returned this.
     Read(Option<u64>),
-    /// Wrote this.
+    /// A write of this value.
     Written(u64),
-    /// Removed it.
+    /// A removal.
     Removed,
-    /// Expected, new, whether it was so.
+    /// A swap: expected value, new value, and whether it succeeded.
     Swapped(Option<u64>, Option<u64>, bool),
-    /// An update saw this and wrote that.
+    /// An update that saw the first value and wrote the second.
     Updated(Option<u64>, u64),
 }
 
 impl OpResult {
-    /// The state after it, if it can happen in `state`.
+    /// Returns the state after the operation, if its result is possible in `state`.
     fn apply_to(self, state: Option<u64>) -> Option<Option<u64>> {
         match self {
             OpResult::Read(value) => (value == state).then_some(state),
@@ -82,13 +82,13 @@ impl OpResult {
 /// One operation on one key.
 #[derive(Clone, Copy, Debug)]
 pub struct HistoryOp {
-    /// On which key.
+    /// The key.
     pub key: HistoryKey,
-    /// What.
+    /// Effect and result.
     pub result: OpResult,
-    /// From when; the moments of a history are numbers, all different.
+    /// Start time. All times of a history differ.
     pub began: u64,
-    /// Until when. `u64::MAX`: it was never answered.
+    /// End time; `u64::MAX` if the call never returned.
     pub ended: u64,
 }
 
@@ -99,13 +99,13 @@ struct HistoryCommit {
     writes: Vec<(HistoryKey, Option<u64>)>,
     began: u64,
     ended: u64,
-    /// When it was known to be on the device.
+    /// Time at which the commit was known to be durable.
     durable: Option<u64>,
 }
 
 type MapState = BTreeMap<HistoryKey, u64>;
 
-/// A snapshot: its number and what it showed.
+/// A snapshot: its number and content.
 #[derive(Clone, Debug)]
 struct SnapshotRead {
     seq: u64,
@@ -114,7 +114,7 @@ struct SnapshotRead {
     ended: u64,
 }
 
-/// A copy of the disk, made between two moments.
+/// A copy of the disk, taken between two times.
 struct CrashImage {
     image: SimDisk,
     began: u64,
@@ -133,7 +133,7 @@ fn key_bytes(key: HistoryKey) -> Vec<u8> {
     format!("key{}", key.1).into_bytes()
 }
 
-/// A value of this number; some are large.
+/// Returns the value with this number; some values are large.
 fn value_bytes(number: u64) -> Vec<u8> {
     let mut bytes = number.to_le_bytes().to_vec();
     bytes.resize(if number.is_multiple_of(37) { 1400 } else { 8 + (number % 90) as usize }, 7);
@@ -208,7 +208,7 @@ impl HistoryThread<'_> {
         Ok(())
     }
 
-    /// What a swap expects: half of the time what is there.
+    /// Returns the expected value for a swap: mostly the present one.
     fn expected_value(&mut self, space: &Keyspace, key: HistoryKey) -> Result<Option<u64>, Error> {
         if self.random.one_in(4) {
             return Ok(None);
@@ -270,7 +270,8 @@ impl HistoryThread<'_> {
                 state.iter().any(|(k, v)| k.0 == space && key_bytes(*k) == **key && *v == number_of(value))
             });
             if !both || listed.len() != state.keys().filter(|key| key.0 == space).count() {
-                state.insert((space, u64::MAX), 0); // get and iteration differ: no prefix looks like this
+                // Get and iteration differ: no prefix has this key.
+                state.insert((space, u64::MAX), 0);
             }
         }
         self.history.snapshot_reads.push(SnapshotRead { seq: snapshot.seq(), state, began, ended });
@@ -278,11 +279,11 @@ impl HistoryThread<'_> {
     }
 }
 
-/// Whether one order within the times explains the operations of one key, which has the value
-/// `first` before.
+/// Whether some order within the times explains the operations on one key, with the value `first`
+/// before them.
 pub fn is_linearizable(ops: &mut [HistoryOp], first: Option<u64>) -> bool {
     ops.sort_unstable_by_key(|op| op.began);
-    // A place in the search: operations before `done` are taken, of those behind it the ones in
+    // A node of the search: all operations before `done` are taken, and those after it that are in
     // `mask`.
     let mut seen: HashSet<(usize, u128, Option<u64>)> = HashSet::new();
     let mut stack = vec![(0usize, 0u128, first)];
@@ -290,7 +291,7 @@ pub fn is_linearizable(ops: &mut [HistoryOp], first: Option<u64>) -> bool {
         if done == ops.len() {
             return true;
         }
-        // Only what began before the first end among those left can come next.
+        // The next operation must begin before the earliest end of the remaining ones.
         let is_left = |offset: usize| offset >= 128 || mask & 1 << offset == 0;
         let left = || (done..ops.len()).filter(|at| is_left(at - done));
         let Some(first_end) = left().take(2 * MAX_THREADS as usize + 2).map(|at| ops[at].ended).min() else {
@@ -331,10 +332,10 @@ impl ThreadHistory {
     }
 }
 
-/// Everything was written in numbered batches: replays them in their order.
+/// State after each prefix of the commits, in the order of their numbers.
 struct ReplayedHistory {
     commits: Vec<HistoryCommit>,
-    /// `states[k]`: after the first `k`.
+    /// `states[k]` is the state after the first `k` commits.
     states: Vec<MapState>,
 }
 
@@ -345,7 +346,7 @@ impl ReplayedHistory {
         let mut latest_begin = 0;
         for pair in commits.windows(2) {
             if pair[0].seq == pair[1].seq && !(pair[0].writes.is_empty() || pair[1].writes.is_empty()) {
-                // One of them changed nothing, and has the number of the newest commit.
+                // A commit that changed nothing has the number of the newest commit.
                 if !only_removes(&pair[0]) && !only_removes(&pair[1]) {
                     return Err(format!("two commits have the number {}", pair[0].seq));
                 }
@@ -368,7 +369,7 @@ impl ReplayedHistory {
         Ok(ReplayedHistory { commits, states })
     }
 
-    /// How many commits have numbers up to `seq`.
+    /// Returns the number of commits with numbers up to `seq`.
     fn commits_up_to(&self, seq: u64) -> usize {
         self.commits.partition_point(|commit| commit.seq <= seq)
     }
@@ -387,7 +388,7 @@ impl ReplayedHistory {
         Ok(())
     }
 
-    /// Which prefix the state is, or what is wrong with the nearest.
+    /// Describes the state: the prefix that it equals, or its differences from the nearest one.
     fn explain(&self, state: &MapState) -> String {
         if let Some(count) = self.states.iter().rposition(|s| s == state) {
             return format!("the state is the one after {count}");
@@ -406,7 +407,7 @@ impl ReplayedHistory {
         format!("nearest is the state after {nearest}, but {}; commits around: {around:?}", wrong.join(", "))
     }
 
-    /// The copy opens with a prefix that has all it must.
+    /// Opens the copy and checks that it holds an allowed prefix.
     fn check_crash_image(&self, fixture: &Fixture, cut: &CrashImage) -> Result<(), String> {
         let db = fixture.builder_on(std::sync::Arc::new(cut.image.clone())).open(fixture.path());
         let db = db.map_err(|e| format!("the copy does not open: {e}"))?;
@@ -436,12 +437,12 @@ impl ReplayedHistory {
     }
 }
 
-/// It may have changed nothing, and then bears another's number.
+/// Whether the commit may have changed nothing, and therefore has the number of another commit.
 fn only_removes(commit: &HistoryCommit) -> bool {
     commit.writes.iter().all(|(_, value)| value.is_none())
 }
 
-/// One history. How many operations it had.
+/// Runs one history. Returns its number of operations.
 fn run_history(subject: &TestSubject, seed: u64) -> Result<u64, String> {
     let mut random = TestRandom::new(seed);
     let place = if random.one_in(8) { DiskKind::Real } else { DiskKind::Simulated };
@@ -501,7 +502,7 @@ fn run_history(subject: &TestSubject, seed: u64) -> Result<u64, String> {
 fn crash_image(sim: &SimDisk, random: &mut TestRandom) -> CrashImage {
     let (began, is_power) = (now(), random.one_in(2));
     let image = if is_power {
-        // The copy first: what is pending changes while the threads go on.
+        // Copy the disk first: its pending units change while the threads run.
         let copy = sim.fork();
         let keeps = copy.pending().keeps(0, 4, random.next());
         let keep = &keeps[random.below(keeps.len() as u64) as usize];
@@ -512,7 +513,7 @@ fn crash_image(sim: &SimDisk, random: &mut TestRandom) -> CrashImage {
     CrashImage { image, began, ended: now(), is_power }
 }
 
-/// Histories until the budget, counted in operations, is spent.
+/// Runs histories until the budget, counted in operations, is spent.
 #[must_use]
 pub fn run(subject: &TestSubject, seed: u64, budget: Budget) -> Totals {
     let watch = Stopwatch::start();
@@ -537,7 +538,7 @@ pub fn run(subject: &TestSubject, seed: u64, budget: Budget) -> Totals {
     totals
 }
 
-/// The tests of histories for one engine: `linearizability_suite!(flat, Subject::flat())`.
+/// Generates the history test for one engine: `linearizability_suite!(flat, TestSubject::flat())`.
 #[macro_export]
 macro_rules! linearizability_suite {
     ($module:ident, $subject:expr) => {

@@ -1,15 +1,15 @@
-//! # Tap: a disk that counts, watches and lies
+//! # Recording disk: counts, observes and falsifies disk calls
 //!
-//! Stands between the database and any other disk. A *watcher* hears of every call just before it
-//! happens (so the disk can be forked between two calls of one database operation); a *lie* makes
-//! the disk claim what it does not do, which is how the harnesses prove that they would notice; a
-//! *host* is called before every read, by the thread that reads, and may keep it waiting; a *maker*
-//! likewise before every file that is made. Without any of them it only counts. Failing calls are
-//! the simulated disk's own faults.
+//! A wrapper around any disk. An *observer* is called just before every call that changes
+//! something, so that the disk can be forked between two calls of one database operation. A
+//! *defect* makes the disk report success for work that it does not do; harnesses prove with it
+//! that they would notice. A *read hook* is called before every read, by the reading thread, and
+//! may block it. Other hooks do the same for creations, appends and syncs. Without any of them the
+//! disk only counts. Failing calls are faults of the simulated disk.
 //!
-//! ## What it cannot see
+//! ## Blind spots
 //!
-//! Stores through a mapping that do not go through [`File::append_at`]; calls that bypass the disk.
+//! Stores through a mapping that do not use [`File::append_at`]; accesses that bypass the disk.
 
 use std::fmt;
 use std::io;
@@ -19,7 +19,7 @@ use std::sync::Arc;
 use sheaf_base::disk::{DescriptorStats, DirEntry, Disk, File, LockMode, LockOutcome, OpenMode, Permissions};
 use sheaf_base::sync::Mutex;
 
-/// The kind of a call.
+/// Kind of a disk call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[allow(missing_docs)] // they are the calls of `Disk` and `File`
 pub enum DiskCallKind {
@@ -43,7 +43,7 @@ pub enum DiskCallKind {
 }
 
 impl DiskCallKind {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [DiskCallKind; 17] = [
         DiskCallKind::Open,
         DiskCallKind::Create,
@@ -64,7 +64,7 @@ impl DiskCallKind {
         DiskCallKind::Resident,
     ];
 
-    /// Whether the call can change what a crash leaves.
+    /// Whether the call can change the state that a crash leaves.
     #[must_use]
     pub fn changes_disk(self) -> bool {
         !matches!(
@@ -78,34 +78,34 @@ impl DiskCallKind {
     }
 }
 
-/// What the disk claims and does not do.
+/// Work that the disk reports as done without doing it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DiskDefect {
-    /// It is honest.
+    /// No defect.
     #[default]
     None,
-    /// `sync` answers Ok and does nothing.
+    /// `sync` returns Ok and does nothing.
     IgnoredSync,
-    /// The same for files whose name contains this.
+    /// Like `IgnoredSync`, for files with this text in their path.
     IgnoredSyncOf(&'static str),
-    /// `sync_dir` answers Ok and does nothing.
+    /// `sync_dir` returns Ok and does nothing.
     IgnoredSyncDir,
-    /// The same for directories whose path contains this.
+    /// Like `IgnoredSyncDir`, for directories with this text in their path.
     IgnoredSyncDirOf(&'static str),
-    /// A sync is carried out when the next one is asked for.
+    /// A sync is executed at the next sync.
     DelayedSync,
-    /// Every second sync is not carried out.
+    /// Every second sync is not executed.
     EverySecondSyncIgnored,
-    /// A write of files whose name contains this reaches the disk only at the write after it.
+    /// A write to files with this text in their path is executed at the next write.
     DelayedWrite(&'static str),
-    /// A write of files whose name contains this lacks its last eight bytes, as after a short
-    /// transfer that nobody went on with.
+    /// A write to files with this text in their path omits its last eight bytes, as after a short
+    /// transfer that is not continued.
     UnnoticedShortWrite(&'static str),
-    /// A sync that fails answers Ok.
+    /// A failed sync returns Ok.
     HiddenSyncFailure,
-    /// A sync that fails is tried once more, and the second answer is given.
+    /// A failed sync is retried, and the second result is returned.
     RetriedSync,
-    /// A write that fails answers Ok.
+    /// A failed write returns Ok.
     HiddenWriteFailure,
 }
 
@@ -128,7 +128,7 @@ struct RecordingState {
 }
 
 impl RecordingState {
-    /// What happens before a call of `class` on `path`.
+    /// Counts a call, checks the limit and calls the observer.
     fn record(&mut self, class: DiskCallKind, path: &Path) {
         self.calls += 1;
         if let Some(fuse) = self.call_limit.filter(|_| !std::thread::panicking()) {
@@ -140,7 +140,7 @@ impl RecordingState {
     }
 }
 
-/// The disk. Clones share everything.
+/// A disk wrapper. Clones share all state.
 #[derive(Clone)]
 pub struct RecordingDisk {
     inner: Arc<dyn Disk>,
@@ -154,35 +154,35 @@ impl fmt::Debug for RecordingDisk {
 }
 
 impl RecordingDisk {
-    /// A tap on `below`.
+    /// Returns a recording disk on `below`.
     #[must_use]
     pub fn new(below: Arc<dyn Disk>) -> RecordingDisk {
         RecordingDisk { inner: below, state: Arc::default() }
     }
 
-    /// Calls so far.
+    /// Returns the number of calls so far.
     #[must_use]
     pub fn calls(&self) -> u64 {
         self.state.lock().calls
     }
 
-    /// Panics when more than `calls` more calls are made: what loops for ever becomes a finding.
+    /// Panics after `calls` more calls, so that an endless loop becomes a failure.
     pub fn set_call_limit(&self, calls: u64) {
         let mut state = self.state.lock();
         state.call_limit = Some(state.calls + calls);
     }
 
-    /// `watcher` hears of every call that can change what a crash leaves, just before it happens.
+    /// Calls `watcher` just before every call that can change the state that a crash leaves.
     pub fn set_observer(&self, watcher: impl FnMut(DiskCallKind, &Path) + Send + 'static) {
         self.state.lock().observer = Some(Box::new(watcher));
     }
 
-    /// Nobody watches any more.
+    /// Removes the observer.
     pub fn clear_observer(&self) {
         self.state.lock().observer = None;
     }
 
-    /// `host` is called before every read of a file, and the read waits for it; other calls do not.
+    /// Calls `host` before every read of a file. The read waits for it; other calls do not.
     pub fn on_read(&self, host: impl Fn(&Path) + Send + Sync + 'static) {
         self.state.lock().read_hook = Some(Arc::new(host));
     }
@@ -192,17 +192,17 @@ impl RecordingDisk {
         self.state.lock().append_hook = Some(Arc::new(appender));
     }
 
-    /// Calls `host` after every sync of a file, which returns after that. It may use the disk.
+    /// Calls `host` after every sync of a file, before the sync returns. It may use the disk.
     pub fn on_sync(&self, host: impl Fn(&Path) + Send + Sync + 'static) {
         self.state.lock().sync_hook = Some(Arc::new(host));
     }
 
-    /// `maker` is called before every file that is made, which waits for it. It may use the disk.
+    /// Calls `maker` before every creation of a file, which waits for it. It may use the disk.
     pub fn on_create(&self, maker: impl Fn(&Path) + Send + Sync + 'static) {
         self.state.lock().create_hook = Some(Arc::new(maker));
     }
 
-    /// From now on the disk lies like this.
+    /// Sets the defect from now on.
     pub fn set_defect(&self, defect: DiskDefect) {
         self.state.lock().defect = defect;
     }
@@ -220,7 +220,7 @@ impl Disk for RecordingDisk {
         );
         let maker = self.state.lock().create_hook.clone().filter(|_| open_mode == OpenMode::Create);
         if let Some(maker) = maker {
-            maker(path); // the lock is free
+            maker(path); // without the lock
         }
         let below = self.inner.open(path, open_mode)?;
         Ok(Arc::new(RecordingFile { inner: below, path: path.to_path_buf(), state: Arc::clone(&self.state) }))
@@ -307,7 +307,7 @@ impl RecordingFile {
     fn run_sync_hook(&self) {
         let host = self.state.lock().sync_hook.clone();
         if let Some(host) = host {
-            host(&self.path); // the lock is free
+            host(&self.path); // without the lock
         }
     }
 
@@ -315,7 +315,7 @@ impl RecordingFile {
         self.path.to_string_lossy().contains(part)
     }
 
-    /// The file that a sync of this one syncs, if it does anything.
+    /// Returns the file to sync for a sync of this file, if any.
     fn sync_target(&self) -> Option<Arc<dyn File>> {
         let mut state = self.state.lock();
         state.syncs += 1;
@@ -328,7 +328,7 @@ impl RecordingFile {
         }
     }
 
-    /// What is said of a sync that came to `answer`.
+    /// Returns the result to report for a sync with this result.
     fn sync_result(&self, answer: io::Result<()>) -> io::Result<()> {
         match self.state.lock().defect {
             DiskDefect::HiddenSyncFailure => Ok(()),
@@ -337,7 +337,7 @@ impl RecordingFile {
         }
     }
 
-    /// What is written of `bytes`, and what is said of it.
+    /// Writes `bytes` according to the defect, and returns the result to report.
     fn write_with_defect(&self, bytes: &[u8], write: impl FnOnce(&[u8]) -> io::Result<()>) -> io::Result<()> {
         let defect = self.state.lock().defect;
         match defect {
@@ -349,7 +349,8 @@ impl RecordingFile {
         }
     }
 
-    /// Whether this write waits for the next one; that one carries it out.
+    /// Delays this write, and executes the previously delayed one. Returns false if writes are not
+    /// delayed.
     fn delay_write(&self, offset: u64, bytes: &[u8]) -> io::Result<bool> {
         let mut state = self.state.lock();
         let DiskDefect::DelayedWrite(part) = state.defect else {
@@ -371,7 +372,7 @@ impl File for RecordingFile {
         self.record(DiskCallKind::Read);
         let host = self.state.lock().read_hook.clone();
         if let Some(host) = host {
-            host(&self.path); // the lock is free: it may wait for others who use the disk
+            host(&self.path); // without the lock: the hook may wait for other users of the disk
         }
         self.inner.read_at(offset, buf)
     }
@@ -421,7 +422,8 @@ impl File for RecordingFile {
         self.inner.map(len);
     }
     unsafe fn mapped(&self, offset: u64, len: usize) -> Option<&[u8]> {
-        // SAFETY: the caller's promise is passed on unchanged.
+        // SAFETY:
+        // * The caller's guarantee is passed on unchanged.
         unsafe { self.inner.mapped(offset, len) }
     }
     fn prefetch(&self, offset: u64, lines: usize) {
@@ -431,7 +433,7 @@ impl File for RecordingFile {
         self.record(DiskCallKind::Write);
         let appender = self.state.lock().append_hook.clone();
         if let Some(appender) = appender {
-            appender(&self.path); // the lock is free
+            appender(&self.path); // without the lock
         }
         if self.delay_write(offset, bytes)? {
             return Ok(());

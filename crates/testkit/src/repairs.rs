@@ -1,22 +1,23 @@
-//! # Repairs: what is salvaged of a damaged database, compared with what there was
+//! # Repair harness: salvaged data of damaged databases, compared with the original
 //!
-//! The corrupter's databases, in all states of their lives, are damaged in one place and repaired,
-//! once with what is certain and once with what is doubtful too.
+//! Databases of the corruption harness, in all lifecycle states, are damaged in one place and
+//! repaired twice: with certain pairs only, and with doubtful pairs too.
 //!
 //! ```text
-//!   damaged ── repair ──> certain pairs          each is the newest of its key in one allowed state, of all keyspaces together;
-//!      │                                         a keyspace that is called whole is all of it
-//!      │  same bytes afterwards
-//!      └────── repair ──> certain and doubtful   the same, and whatever is beyond has been a value of its key once
+//!  damaged ── repair ──> certain pairs           each is the newest of its key in one allowed
+//!     │                                          state, the same state for all keyspaces;
+//!     │                                          a keyspace reported complete is complete
+//!     │  same bytes afterwards
+//!     └────── repair ──> certain and doubtful    the same; any other pair existed at some time
 //! ```
 //!
-//! A repair that answers with an error must have nothing to go by: neither slot of ROOT, and no
-//! segment's header; or a slot is another version's.
+//! A repair may return an error only if neither ROOT slot and no segment header is readable, or if
+//! a slot has another format version.
 //!
-//! ## What it cannot see
+//! ## Blind spots
 //!
-//! Two damages at once (ROOT, and ROOT with the beginning of the journal, are the exceptions), and
-//! databases larger than some hundred pairs.
+//! Two damages at once (except lost ROOT slots, also with the start of the journal), and databases
+//! of more than some hundred pairs.
 
 #![allow(clippy::cast_possible_truncation)] // numbers here are small by construction
 
@@ -36,49 +37,51 @@ use crate::fixture::TestSubject;
 use crate::supervise::run_supervised;
 use crate::totals::{Budget, HarnessFailure, Stopwatch, ThreadCpuTimer, Totals};
 
-/// Where the repaired databases go.
+/// Directory of the repaired databases.
 const REPAIRED_DIR: &str = "/new";
-/// No repair of a small database takes this many disk calls.
+/// No repair of a small database makes this many disk calls.
 const CALL_LIMIT: u64 = 400_000;
-/// Seconds a case may take.
+/// CPU seconds that a case may take.
 const MAX_CASE_SECONDS: f64 = 4.0;
 
-/// The number of no damage.
+/// Case number of an undamaged database.
 const NO_DAMAGE: u64 = u64::MAX;
 
-/// What a repair is to have done wrong, to see that it is noticed.
+/// Deliberate bug of a repair, to prove that the harness finds it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RepairFlaw {
-    /// Nothing.
+    /// No bug.
     None,
-    /// It takes what is doubtful for certain.
+    /// Treats doubtful pairs as certain.
     TrustsDoubtful,
-    /// It leaves out a pair that it can read, and does not say so.
+    /// Omits a readable pair without reporting it.
     SilentLoss,
 }
 
-/// What is damaged beside the place itself.
+/// Damage in addition to the main one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExtraDamage {
-    /// Nothing.
+    /// None.
     None,
-    /// Neither slot of ROOT is there.
+    /// Both ROOT slots are missing.
     NoRoot,
-    /// ROOT is gone, and so is the first segment of the journal: no names.
+    /// Both ROOT slots and the first segment of the journal are missing, and with them the names of
+    /// keyspaces.
     NoCatalog,
 }
 
-/// What one repair came to.
+/// Result of one repair.
 struct RepairResult {
     report: RepairReport,
     spaces: BTreeMap<String, KeyspacePairs>,
 }
 
-/// Repairs one damaged database in both ways, and judges. True if something was lost.
+/// Repairs a damaged database twice and checks both results. Returns true if the repair reported a
+/// loss.
 ///
 /// # Errors
 ///
-/// What is wrong.
+/// Returns a description of the first violation.
 pub fn check_repair(
     stored_db: &StoredDatabase,
     damage: &InjectedDamage,
@@ -132,8 +135,8 @@ fn bytes_of(sim: &SimDisk) -> BTreeMap<PathBuf, Vec<u8>> {
     files.map(|path| (path.clone(), sim.read_file(&path).expect("listed"))).collect()
 }
 
-/// Whether ROOT is another version's, or neither it nor any header of a segment can be read, by the
-/// look of them.
+/// Whether a repair may fail: ROOT has another format version, or neither ROOT nor any segment
+/// header has a readable magic number.
 fn is_unrepairable(sim: &SimDisk) -> bool {
     let is_good = |(path, _): &(PathBuf, u64)| {
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
@@ -149,7 +152,7 @@ fn is_unrepairable(sim: &SimDisk) -> bool {
         || !sim.files().iter().filter(|(path, _)| path.starts_with(DATABASE_DIR)).any(is_good)
 }
 
-/// Repairs, and reads what is new: none if the repair answers that it has nothing to go by.
+/// Runs a repair and reads the new database. Returns `None` if the repair found nothing to use.
 fn repair(machine: &TestMachine, doubtful: bool) -> Result<Option<RepairResult>, String> {
     let mut told = (0, 0);
     let mut listener = |finding: &sheaf::RepairFinding<'_>| match finding.outcome {
@@ -214,7 +217,7 @@ fn read(db: &Database) -> sheaf::Result<BTreeMap<String, KeyspacePairs>> {
     Ok(spaces)
 }
 
-/// Why `state` is not what was repaired; none if it may be.
+/// Describes why the repaired data does not fit `state`; `None` if it fits.
 fn mismatch(state: &ExpectedState, repaired: &RepairResult) -> Option<String> {
     let report = &repaired.report;
     let known: BTreeSet<&str> = KEYSPACE_NAMES.into_iter().collect();
@@ -245,7 +248,7 @@ fn mismatch(state: &ExpectedState, repaired: &RepairResult) -> Option<String> {
     None
 }
 
-/// Once more, with what is doubtful.
+/// Runs the second repair, which includes doubtful pairs, and checks it.
 fn check_doubtful(
     stored_db: &StoredDatabase,
     machine: &TestMachine,
@@ -283,14 +286,14 @@ fn replay_line(subject: &TestSubject, life: LifecycleState, seed: u64, number: u
     )
 }
 
-/// One case: the fixture that a damage leaves, and what is wrong with its repair.
+/// Runs one case. Returns its description and the result of the check.
 fn case(target: &SweepTarget, seed: u64, number: u64) -> (String, Result<bool, String>) {
     let damage = match number {
         NO_DAMAGE => InjectedDamage::Write(target.stored_db.files()[0].0.clone(), 0, Vec::new(), "nothing"),
         _ => target.damage(seed, number),
     };
     let is_shorter = matches!(&damage, InjectedDamage::Length(path, len) if *len < target.len_of(path));
-    // What says that more was durable may be gone with what is cut off, unless the end was orderly.
+    // A cut may remove the proof that later commits were durable, unless the database was closed.
     let stored_db = if is_shorter && !target.life.is_closed() {
         &target.without_required_commits
     } else {
@@ -312,8 +315,8 @@ fn case(target: &SweepTarget, seed: u64, number: u64) -> (String, Result<bool, S
     (name, judged)
 }
 
-/// Repairs databases of `subject`, first as they are, which must cost nothing, then damaged until
-/// the budget is spent: places spread evenly over all states of their lives.
+/// Repairs the databases of `subject`: first undamaged, which must report no loss, then damaged
+/// until the budget is spent. The damages are spread evenly over all lifecycle states.
 #[must_use]
 pub fn run(subject: &TestSubject, seed: u64, budget: Budget) -> Totals {
     let watch = Stopwatch::start();
@@ -362,11 +365,11 @@ pub fn run(subject: &TestSubject, seed: u64, budget: Budget) -> Totals {
     totals
 }
 
-/// Repairs once more.
+/// Repeats one repair.
 ///
 /// # Errors
 ///
-/// What is wrong with it, or with the line.
+/// Returns the violation, or the reason why the line is invalid.
 pub fn replay(line: &str) -> Result<(), String> {
     let (target, seed, number) = parse_line(line)?;
     let (name, judged) = case(&target, seed, number);
@@ -374,7 +377,7 @@ pub fn replay(line: &str) -> Result<(), String> {
     judged.map(drop)
 }
 
-/// Whether a repair with this flaw is found out by any of some damages.
+/// Whether the checks of some damages detect a repair with this bug.
 #[must_use]
 pub fn is_flaw_found(subject: &TestSubject, flaw: RepairFlaw, damages: u64) -> bool {
     [LifecycleState::Loaded, LifecycleState::Closed].into_iter().any(|life| {
@@ -391,7 +394,7 @@ pub fn is_flaw_found(subject: &TestSubject, flaw: RepairFlaw, damages: u64) -> b
     })
 }
 
-/// The tests of repairs for one engine: `repair_suite!(flat, Subject::flat())`.
+/// Generates the repair test for one engine: `repair_suite!(flat, TestSubject::flat())`.
 #[macro_export]
 macro_rules! repair_suite {
     ($module:ident, $subject:expr) => {

@@ -1,13 +1,13 @@
-//! # Trial: one case of a harness, whatever becomes of it
+//! # Supervised cases: panics and endless loops of a harness become failures
 //!
-//! A panic becomes an error that says where. A case that never ends is named, and ends the process
-//! with it: a harness that hangs says nothing otherwise.
+//! A panic becomes an error with its location. A case that never ends is printed with its name, and
+//! the process is aborted: without this, a harness that hangs prints nothing.
 //!
 //! ## Threads
 //!
-//! Trials run on the threads of their harnesses. One watcher for the process starts with the first
-//! and waits for the trial that is due next. Time is the wall's, since a deadlock works no time,
-//! and long, since machines may stand still.
+//! Cases run on the threads of their harnesses. The first case starts one watchdog thread per
+//! process, which waits for the case with the nearest time limit. It uses wall-clock time, because
+//! a deadlock uses no CPU time. The limit is long, because a machine may be suspended.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use sheaf_base::clock::{Clock, SystemClock};
 
-/// After this time a trial is taken for one that never ends. The longest takes some seconds.
+/// Time after which a case counts as endless. The longest takes some seconds.
 const CASE_TIMEOUT: Duration = Duration::from_secs(600);
 
 thread_local! {
@@ -28,10 +28,10 @@ thread_local! {
 }
 
 struct RunningCases {
-    /// By when they began.
+    /// Names of the running cases, by start time and a number.
     cases: BTreeMap<(Duration, u64), String>,
-    /// The watcher waits for a trial to begin. Else it waits for a time, and what begins meanwhile
-    /// is due after that.
+    /// Whether the watchdog waits for a case to start. Otherwise it waits for a time limit, and a
+    /// case that starts later has a later limit.
     is_idle: bool,
 }
 
@@ -43,8 +43,12 @@ fn running_cases() -> MutexGuard<'static, RunningCases> {
     RUNNING_CASES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Runs `work`; a panic becomes an error that says where, and is not printed. If it never ends, the
-/// process aborts and says `name`: best a line that replays it.
+/// Runs `work`. A panic becomes an error with its location and is not printed. If `work` does not
+/// end within `CASE_TIMEOUT`, prints `name`, best a replay line, and aborts the process.
+///
+/// # Errors
+///
+/// Returns the error of `work`, or the text of its panic.
 #[allow(clippy::disallowed_methods)] // the watcher is no thread of a store's
 pub fn run_supervised<R>(
     name: impl Into<String>,
@@ -95,8 +99,7 @@ impl Drop for RunningCase {
     }
 }
 
-/// Tells `alarm` the name of every trial that takes longer than `most`, until it says that this is
-/// enough.
+/// Calls `alarm` with the name of each case that runs longer than `most`, until it returns true.
 fn watch_for_timeouts(most: Duration, alarm: impl Fn(&str) -> bool) {
     let mut all = running_cases();
     loop {

@@ -1,78 +1,78 @@
-//! # Totals: what one run of a harness came to
+//! # Totals of a harness run
 //!
-//! Every harness has one entry, `run(subject, seed, budget) -> Totals`, so that a test of CI and a
-//! campaign of hours differ in their [`Budget`] only, and their figures can be added up and kept.
+//! Every harness has one entry point, `run(subject, seed, budget) -> Totals`. A CI test and a
+//! campaign of hours differ only in their [`Budget`], and their figures can be added and recorded.
 
 use std::fmt;
 
 use sheaf_base::clock::{Clock, SystemClock};
 
-/// How long a harness may look.
+/// Limits of a harness run.
 #[derive(Clone, Copy, Debug)]
 pub struct Budget {
-    /// It ends after so many seconds.
+    /// Maximum duration in seconds.
     pub seconds: f64,
-    /// Or after so many cases.
+    /// Maximum number of cases.
     pub cases: u64,
-    /// In so many threads, where it can use them.
+    /// Number of threads, if the harness can use several.
     pub workers: usize,
 }
 
 impl Budget {
-    /// So many seconds, in one thread.
+    /// Returns a budget of seconds for one thread.
     #[must_use]
     pub fn seconds(seconds: f64) -> Budget {
         Budget { seconds, cases: u64::MAX, workers: 1 }
     }
 
-    /// So many cases, in one thread, however long they take.
+    /// Returns a budget of cases for one thread, without a time limit.
     #[must_use]
     pub fn cases(cases: u64) -> Budget {
         Budget { seconds: f64::INFINITY, cases, workers: 1 }
     }
 
-    /// The same in so many threads.
+    /// Returns this budget for a number of threads.
     #[must_use]
     pub fn workers(self, workers: usize) -> Budget {
         Budget { workers: workers.max(1), ..self }
     }
 }
 
-/// One thing that went wrong.
+/// One violation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HarnessFailure {
-    /// What runs it again: a line for a shell.
+    /// Shell command that runs the case again.
     pub replay: String,
-    /// What is wrong.
+    /// Description of the violation.
     pub message: String,
 }
 
-/// What a run came to.
+/// Figures of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Totals {
-    /// The harness.
+    /// Name of the harness.
     pub harness: String,
-    /// The engine under test.
+    /// Engine under test.
     pub engine: String,
     /// Cases tried, in the harness's own unit.
     pub cases: u64,
-    /// Different ones among them, where the harness can tell; else as `cases`.
+    /// Distinct cases among them, if the harness can tell; otherwise `cases`.
     pub distinct: u64,
-    /// Seconds it took.
+    /// Duration in seconds.
     pub seconds: f64,
-    /// What went wrong, the first few.
+    /// First violations.
     pub failures: Vec<HarnessFailure>,
 }
 
 impl Totals {
-    /// Nothing yet.
+    /// Returns totals without cases.
     #[must_use]
     pub fn new(harness: &str, engine: &str) -> Totals {
         Totals { harness: harness.into(), engine: engine.into(), ..Totals::default() }
     }
 
-    /// Adds the figures of another part of the same run. `seconds` is the longer of the two if the
-    /// parts ran side by side, which is the caller's to know: here they add up.
+    /// Adds the figures of another part of the same run. Durations are added: if the parts ran in
+    /// parallel, the caller must correct `seconds`.
     pub fn add(&mut self, other: Totals) {
         self.cases += other.cases;
         self.distinct += other.distinct;
@@ -80,18 +80,18 @@ impl Totals {
         self.failures.extend(other.failures);
     }
 
-    /// Cases a second.
+    /// Returns the cases per second.
     #[must_use]
     pub fn cases_per_second(&self) -> f64 {
         self.cases as f64 / self.seconds.max(1e-9)
     }
 
-    /// For tests: prints the figures.
+    /// Prints the figures. For tests.
     ///
     /// # Panics
     ///
-    /// If something went wrong, with every replay line, or if fewer than `at_least` cases were
-    /// tried.
+    /// Panics if there is a violation, with every replay line, or if fewer than `at_least` cases
+    /// were tried.
     pub fn must_hold(&self, at_least: u64) {
         println!("{self}");
         let failures = self.failures.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n");
@@ -118,37 +118,36 @@ impl fmt::Display for Totals {
     }
 }
 
-/// Seconds since it was made.
+/// Measures wall-clock seconds.
 #[derive(Clone, Copy, Debug)]
 pub struct Stopwatch(std::time::Duration);
 
 impl Stopwatch {
-    /// Starts now.
+    /// Starts a stopwatch.
     #[must_use]
     pub fn start() -> Stopwatch {
         Stopwatch(SystemClock.now())
     }
 
-    /// Seconds so far.
+    /// Returns the seconds since the start.
     #[must_use]
     pub fn seconds(&self) -> f64 {
         (SystemClock.now() - self.0).as_secs_f64()
     }
 }
 
-/// Seconds that this thread has worked since it was made: what a machine with other things to do
-/// does not lengthen.
+/// Measures the CPU seconds of this thread, which other load on the machine does not increase.
 #[derive(Clone, Copy, Debug)]
 pub struct ThreadCpuTimer(f64);
 
 impl ThreadCpuTimer {
-    /// Starts now.
+    /// Starts a timer.
     #[must_use]
     pub fn start() -> ThreadCpuTimer {
         ThreadCpuTimer(ThreadCpuTimer::now())
     }
 
-    /// Seconds so far.
+    /// Returns the CPU seconds since the start.
     #[must_use]
     pub fn seconds(&self) -> f64 {
         ThreadCpuTimer::now() - self.0

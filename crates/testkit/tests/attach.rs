@@ -1,4 +1,4 @@
-//! Readers beside an owner see one moment, whatever the owner does; what they hold goes with them.
+//! Attached readers see one snapshot while the owner continues; their pins end with them.
 
 use sheaf_testkit::attach;
 use sheaf_testkit::backups::all_engines;
@@ -15,7 +15,7 @@ fn an_attached_reader_sees_one_snapshot_of_all_engines() {
     }
 }
 
-/// A store that lets go what a reader holds is noticed.
+/// The harness detects a store that releases the files of an attached reader.
 #[test]
 fn an_unpinned_state_is_detected() {
     for subject in [TestSubject::flat(), TestSubject::cedrus(), TestSubject::kreon()] {

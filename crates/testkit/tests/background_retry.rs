@@ -1,5 +1,4 @@
-//! What the background cannot do is tried again, after longer and longer, and is done when it can
-//! be.
+//! Failed background work is retried with growing delays until it succeeds.
 
 use std::time::Duration;
 
@@ -8,10 +7,10 @@ use sheaf_base::disk::sim::{CallClass, Fault, FaultKind, FaultPlan};
 use sheaf_testkit::fixture::{DiskKind, Fixture, TestSetting, TestSubject};
 
 const TINY: TestSetting = TestSetting::new(DiskKind::Simulated, true, false);
-/// Enough for a checkpoint of a tiny database.
+/// Enough pairs for a checkpoint of a tiny database.
 const KEYS: u32 = 1000;
 
-/// Gives its turn away until the background, which tells nobody, has come so far.
+/// Yields until background work, which sends no notification, has made the condition true.
 fn yield_until(mut is_so: impl FnMut() -> bool) {
     let begun = SystemClock.now();
     while !is_so() {
@@ -20,8 +19,8 @@ fn yield_until(mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// An attempt writes the images of all keyspaces: one after the other would take a disk that is
-/// full, or fails, all of its time.
+/// An attempt writes the images of all keyspaces. Without a delay between attempts they would
+/// occupy a full or failing disk permanently.
 #[test]
 fn a_failing_checkpoint_is_retried_with_backoff() {
     let fixture = Fixture::new(&TestSubject::flex(), TINY);

@@ -1,5 +1,4 @@
-//! Backups in the midst of everything, restored, are the database of their moment; half a backup is
-//! none.
+//! Restored backups have the state at the start of the backup; a partial backup is refused.
 
 #![expect(clippy::unwrap_used, reason = "a test's own steps work")]
 
@@ -29,7 +28,7 @@ fn a_backup_of_all_engines_is_a_consistent_snapshot() {
     }
 }
 
-/// A store that lets go what a backup holds is noticed.
+/// The harness detects a store that frees files of a backup.
 #[test]
 fn a_backup_of_unpinned_files_is_detected() {
     for subject in [TestSubject::flat(), TestSubject::cedrus(), TestSubject::kreon()] {
@@ -37,7 +36,7 @@ fn a_backup_of_unpinned_files_is_detected() {
     }
 }
 
-/// A database of some pairs on a simulated disk, and its directory.
+/// Returns a database with some pairs on a simulated disk.
 fn small(fixture: &Fixture) -> Database {
     let db = fixture.open();
     let keyspace = fixture.keyspace(&db, "k");
@@ -45,7 +44,7 @@ fn small(fixture: &Fixture) -> Database {
     db
 }
 
-/// From now on the disk has room for so many bytes more.
+/// Limits the free space of the disk to `bytes`.
 fn leave_room(fixture: &Fixture, bytes: u64) {
     let sim = fixture.sim_disk().unwrap();
     let used: u64 = sim.files().iter().map(|(_, len)| len.next_multiple_of(4096)).sum();
@@ -56,7 +55,7 @@ fn sibling_dir(fixture: &Fixture, name: &str) -> PathBuf {
     fixture.path().with_file_name(name)
 }
 
-/// A backup that was not synced before it was finished is noticed.
+/// The harness detects a backup that is finished before it was synced.
 #[test]
 fn a_backup_finished_before_its_sync_is_detected() {
     let fixture = Fixture::new(&TestSubject::flat(), TINY);
@@ -83,14 +82,15 @@ fn opening_a_backup_is_refused_with_a_hint() {
             let said = opened.map(drop).unwrap_err().to_string();
             assert!(said.contains("sheaf restore"), "{said}");
         }
-        // It can be restored as often as one likes, beside the open original.
+        // A backup can be restored several times, also while the original is open.
         for name in ["one", "two"] {
             let to = sibling_dir(&fixture, name);
             fixture.builder_on(Arc::clone(fixture.disk())).restore(&dir, &to, None).unwrap();
             let again = fixture.builder_on(Arc::clone(fixture.disk())).open(&to).unwrap();
             assert_eq!(fixture.keyspace(&again, "k").len().unwrap(), 200);
             fixture.keyspace(&again, "k").insert("more", name).unwrap();
-            // Both go on with the same numbers: neither's backups are a base for the other.
+            // Both databases continue with the same numbers, so neither may use the other's backup
+            // as a base.
             let crossed = again.backup(sibling_dir(&fixture, "crossed"), BackupOptions::default().base(&dir));
             assert!(matches!(crossed, Err(Error::InvalidArgument { .. })), "{crossed:?}");
         }
@@ -128,7 +128,7 @@ fn invalid_targets_are_refused_and_leave_no_files() {
     assert!(fixture.disk().list(&sibling_dir(&fixture, "ro")).is_err(), "nothing is left");
 }
 
-/// The file BACKUP of another disk's backup.
+/// Copies the file BACKUP of a backup to another disk.
 fn copy_manifest(from: &Arc<dyn Disk>, to: &Arc<dyn Disk>, dir: &str) -> PathBuf {
     let dir = PathBuf::from(dir);
     let file = from.open(&dir.join("BACKUP"), OpenMode::Read).unwrap();
@@ -155,7 +155,7 @@ fn a_cancelled_backup_leaves_no_files() {
         assert!(fixture.disk().list(&dir).is_err());
         assert_eq!(db.stats().pinned_states, 0);
     }
-    // One that was there, empty, stays.
+    // An existing empty directory is not removed.
     fixture.disk().create_dir(&dir).unwrap();
     let mut watcher = |_| ControlFlow::Break(());
     assert!(db.backup(&dir, BackupOptions::default().on_progress(&mut watcher)).is_err());
@@ -163,8 +163,8 @@ fn a_cancelled_backup_leaves_no_files() {
     db.backup(&dir, BackupOptions::default()).unwrap();
 }
 
-/// What fails takes back what it made. What somebody else put into the directory meanwhile is not
-/// among that, and neither is a directory of theirs that has a name which would have been needed.
+/// A failed call removes the files that it created. Files that other programs put into the
+/// directory in the same time stay, even in a directory with a name that the call needs.
 #[test]
 fn foreign_files_in_a_target_are_not_removed() {
     let fixture = Fixture::new(&TestSubject::flex(), TINY);
@@ -206,7 +206,7 @@ fn foreign_files_in_a_target_are_not_removed() {
     db.backup(&dir, BackupOptions::default().on_progress(&mut watcher)).unwrap_err();
     assert_eq!(left(), ["journal"], "of a backup");
     clear();
-    let keyspace = fixture.keyspace(&db, "k"); // a repair tells of so many pairs
+    let keyspace = fixture.keyspace(&db, "k"); // a repair reports progress after many pairs
     (0..5000u32).for_each(|n| keyspace.insert(n.to_be_bytes(), [7; 10]).unwrap());
     drop((keyspace, db));
     let mut watcher = |_| {
@@ -235,7 +235,8 @@ fn the_end_of_the_database_ends_its_backups() {
     assert_eq!(fixture.keyspace(&fixture.open(), "k").len().unwrap(), 200);
 }
 
-/// What a backup holds fills the disk: writes are refused, and go on by themselves when it is done.
+/// Files that a backup pins fill the disk: writes are refused, and succeed again after the backup
+/// ends.
 #[test]
 fn a_disk_filled_during_a_backup_refuses_writes_until_it_ends() {
     for subject in [TestSubject::flat(), TestSubject::flex(), TestSubject::kreon()] {
@@ -255,7 +256,7 @@ fn a_disk_filled_during_a_backup_refuses_writes_until_it_ends() {
                     Err(error) => panic!("{error}"),
                 }
                 if n % 64 == 0 {
-                    let _ = db.pump(); // there may be no room for what it wants
+                    let _ = db.pump(); // the disk may be too full for its work
                 }
             }
             ControlFlow::Continue(())
@@ -267,7 +268,7 @@ fn a_disk_filled_during_a_backup_refuses_writes_until_it_ends() {
         assert_eq!((db.stats().pinned_states, db.stats().pinned_bytes), (0, 0));
         for round in 0..100 {
             if round % 20 == 0 {
-                wait_epoch_garbage_freed(); // readers of other tests keep freed files, too
+                wait_epoch_garbage_freed(); // readers of other tests pin freed files, too
             }
             let _ = db.pump();
         }
@@ -276,8 +277,7 @@ fn a_disk_filled_during_a_backup_refuses_writes_until_it_ends() {
     }
 }
 
-/// What it says. Where there was no room it is asked again, as the readers of other tests let go of
-/// freed files, too.
+/// Calls `attempt` again if there is no space: readers of other tests may pin freed files.
 fn retry_on_no_space<T>(mut attempt: impl FnMut() -> Result<T, Error>) -> Result<T, Error> {
     for _ in 0..20 {
         match attempt() {
@@ -288,8 +288,8 @@ fn retry_on_no_space<T>(mut attempt: impl FnMut() -> Result<T, Error>) -> Result
     attempt()
 }
 
-/// Pairs that are written again and again beside a backup take the room that they take without one,
-/// and once more what there was.
+/// Pairs that are overwritten repeatedly during a backup need as much space as without one,
+/// plus the size of the data at its start.
 #[test]
 fn data_overwritten_during_a_backup_takes_no_extra_space() {
     for subject in [TestSubject::flat(), TestSubject::flat_ordered(), TestSubject::flex()] {
@@ -302,7 +302,7 @@ fn data_overwritten_during_a_backup_takes_no_extra_space() {
                 let done = retry_on_no_space(|| {
                     let done = keyspace.insert((n % 200).to_be_bytes(), [n.to_be_bytes()[3]; 100]);
                     if matches!(done, Err(Error::NoSpace { .. })) {
-                        let _ = db.pump(); // as the background would: what is freed late is cleaned late
+                        let _ = db.pump(); // GC follows when space is freed late
                     }
                     done
                 });
@@ -318,12 +318,12 @@ fn data_overwritten_during_a_backup_takes_no_extra_space() {
     }
 }
 
-/// So many bytes a second, not read back.
+/// Returns options for a backup with this many bytes per second, without verification.
 fn at_rate<'a>(bytes: u64) -> BackupOptions<'a> {
     BackupOptions::default().verify(false).rate(BackupRate::BytesPerSecond(bytes.try_into().unwrap()))
 }
 
-/// At a rate it takes its time, and ends at once where it is given up, or with the database.
+/// A rate limit makes a backup slow. A cancellation or a close of the database ends it at once.
 #[test]
 fn a_rate_limited_backup_takes_the_expected_time() {
     let fixture = Fixture::new(&TestSubject::flat(), TestSetting::new(DiskKind::Real, true, false));
@@ -333,7 +333,7 @@ fn a_rate_limited_backup_takes_the_expected_time() {
     let least = Duration::from_secs_f64(done.copied_bytes as f64 / 200_000.0);
     let took = SystemClock.now().saturating_sub(began);
     assert!(took >= least && !least.is_zero(), "{done:?} in {took:?}");
-    // A byte a second: hours.
+    // One byte per second would take hours.
     let began = SystemClock.now();
     let mut looks = 0;
     let mut watcher = |progress: BackupProgress| {
@@ -360,7 +360,7 @@ fn a_rate_limited_backup_takes_the_expected_time() {
     assert!(took < Duration::from_secs(20), "{took:?}");
 }
 
-/// What does not change is not copied again.
+/// Unchanged data is not copied again.
 #[test]
 fn an_incremental_backup_copies_only_new_data() {
     for subject in [TestSubject::flat(), TestSubject::flex(), TestSubject::kreon(), TestSubject::delsm()] {
@@ -388,8 +388,8 @@ fn an_incremental_backup_copies_only_new_data() {
     }
 }
 
-/// Real threads on the real disk: pairs of two keyspaces that are always written together are
-/// together in each backup, which has all that was acknowledged before it began.
+/// Threads on the real disk: each backup contains batches over two keyspaces completely, and all
+/// commits acknowledged before it began.
 #[test]
 fn backups_during_writes_are_consistent_snapshots() {
     const ROUNDS: usize = 3;

@@ -1,5 +1,5 @@
-//! A keyspace of large values at rest: garbage goes without a merge that happens to meet it, and
-//! then nothing is done.
+//! Large values of `delsm` while idle: garbage is freed without a merge of its table, and then work
+//! ends.
 
 #![expect(clippy::unwrap_used, reason = "a test's own steps work")]
 
@@ -12,13 +12,13 @@ use sheaf_base::disk::sim::{CallClass, Fault, FaultKind, FaultPlan};
 use sheaf_testkit::fixture::{DiskKind, Fixture, TestSetting, TestSubject, wait_epoch_garbage_freed};
 
 const TINY: TestSetting = TestSetting::new(DiskKind::Simulated, true, true);
-/// Looks without work after which it is at rest.
+/// Number of rounds without work after which the database is idle.
 const IDLE_ROUNDS: u32 = 20;
 
-/// What a list takes for a key, in blocks as small as those here.
+/// Bytes of a list per key, in the small blocks used here.
 const LIST_BYTES_PER_KEY: u64 = 64;
 
-/// What the keyspace should have.
+/// Expected values of the keyspace.
 type ExpectedValues = BTreeMap<u64, Vec<u8>>;
 
 struct BlobCase {
@@ -31,7 +31,7 @@ struct BlobCase {
 }
 
 impl BlobCase {
-    /// Values of `len` bytes: above 256 they are files.
+    /// Returns a case with values of `len` bytes: above 256 they are files.
     fn new(len: usize) -> BlobCase {
         let fixture = Fixture::new(&TestSubject::delsm(), TINY);
         let db = fixture.open();
@@ -54,7 +54,7 @@ impl BlobCase {
         self.model.remove(&index);
     }
 
-    /// Background work until there is none.
+    /// Runs background work until none is left.
     fn run_background(&self) {
         let (mut idle, mut steps) = (0, 0);
         while idle < IDLE_ROUNDS {
@@ -67,7 +67,8 @@ impl BlobCase {
         wait_epoch_garbage_freed();
     }
 
-    /// The keyspace's files but the manifest, and the staged ones: bytes of values, and of lists.
+    /// Returns the bytes of value files (blob files included) and of list files, without the
+    /// manifest.
     fn files(&self) -> (u64, u64) {
         let (mut values, mut lists) = (0, 0);
         for (path, bytes) in self.fixture.read_tree() {
@@ -82,7 +83,7 @@ impl BlobCase {
         (values, lists)
     }
 
-    /// The names in the keyspace's directory and in those of its tables.
+    /// Returns the paths in the keyspace's directory and in the directories of its tables.
     fn names(&self) -> BTreeSet<PathBuf> {
         let paths = self.fixture.read_tree().into_keys();
         paths.filter(|path| path.to_string_lossy().contains("/own/")).collect()
@@ -92,7 +93,7 @@ impl BlobCase {
         self.fixture.sim_disk().unwrap().set_faults(plan);
     }
 
-    /// Closed, opened, and at rest again.
+    /// Closes and opens the database, and waits until it is idle.
     fn close_and_reopen(self) -> BlobCase {
         let BlobCase { fixture, db, ks, model, len } = self;
         drop(ks);
@@ -107,7 +108,8 @@ impl BlobCase {
         self.model.values().map(|value| value.len() as u64).sum()
     }
 
-    /// At rest, and then still: the files are all the same.
+    /// Waits until the database is idle. Its size must be close to that of the live values, and its
+    /// files must not change any more.
     fn assert_near_live_size(&self, what: &str) {
         self.run_background();
         let (values, lists) = self.files();
@@ -117,7 +119,7 @@ impl BlobCase {
         let paths = || self.fixture.read_tree().into_keys().collect::<BTreeSet<PathBuf>>();
         let before = paths();
         self.run_background();
-        assert_eq!(paths(), before, "{what}: it goes on at rest");
+        assert_eq!(paths(), before, "{what}: work continues at rest");
         self.assert_matches_model();
     }
 
@@ -128,7 +130,7 @@ impl BlobCase {
     }
 }
 
-/// Random indexes below `most`.
+/// Returns random indexes below `most`.
 fn indexes(count: u64, most: u64, seed: u64) -> impl Iterator<Item = u64> {
     (0..count)
         .map(move |n| {
@@ -138,7 +140,7 @@ fn indexes(count: u64, most: u64, seed: u64) -> impl Iterator<Item = u64> {
         .map(move |n| n % most)
 }
 
-/// Overwritten and removed in parts, at rest in between, and after a crash.
+/// Overwrites and removes some values, with idle times in between, and after a crash.
 #[test]
 fn superseded_blobs_take_little_space_when_idle() {
     for len in [600, 100] {
@@ -166,7 +168,7 @@ fn superseded_blobs_take_little_space_when_idle() {
     }
 }
 
-/// What a snapshot needs stays until it goes, and goes then.
+/// Values pinned by a snapshot stay until it is dropped, and are freed then.
 #[test]
 fn blobs_pinned_by_a_snapshot_are_freed_when_idle() {
     for len in [600, 100] {
@@ -191,7 +193,7 @@ fn blobs_pinned_by_a_snapshot_are_freed_when_idle() {
     }
 }
 
-/// A key that is overwritten takes no more memory, and its records no less of the journal.
+/// Overwriting one key does not grow the memtable, but it fills the journal.
 #[test]
 fn a_memtable_is_flushed_for_what_it_wastes_in_the_journal() {
     const WRITES: u64 = 1_000;
@@ -200,12 +202,12 @@ fn a_memtable_is_flushed_for_what_it_wastes_in_the_journal() {
         case.ks.insert(b"hot", [u8::try_from(round % 251).unwrap(); 100]).unwrap();
         while case.db.pump().unwrap() {}
     }
-    // A checkpoint for each 16 KiB of the journal would be 6 to 10.
+    // One checkpoint per 16 KiB of the journal gives 6 to 10 checkpoints.
     let checkpoints = case.db.stats().checkpoints;
     assert!(checkpoints >= WRITES * 100 / (9 << 10), "{checkpoints} checkpoints");
 }
 
-/// A few large values that hide in a memtable too small to be flushed for its keys' sake.
+/// A few large values in a memtable that is too small to be flushed because of its keys.
 #[test]
 fn a_small_memtable_does_not_pin_blobs_when_idle() {
     let mut case = BlobCase::new(3000);
@@ -217,8 +219,8 @@ fn a_small_memtable_does_not_pin_blobs_when_idle() {
     }
 }
 
-/// A value file whose removal fails stays, through all manifests that are written afterwards, until
-/// the next opening: that looks for it.
+/// A value file that could not be removed stays, also when later manifests are written, until the
+/// next opening finds it.
 #[test]
 fn blob_files_whose_removal_failed_are_removed_at_open() {
     let run = |fault: Option<Fault>| {
@@ -250,8 +252,8 @@ fn blob_files_whose_removal_failed_are_removed_at_open() {
     }
 }
 
-/// What a failed flush wrote goes in the same life, also if the first look for it fails: after
-/// the next flush.
+/// Files of a failed flush are removed without a reopening. If the first search for them fails, the
+/// next flush removes them.
 #[test]
 fn files_of_a_failed_flush_are_removed_by_the_next_flush() {
     let mut case = BlobCase::new(100); // in packs

@@ -1,4 +1,4 @@
-//! Values as files: what they keep while they move, and what streams of them take.
+//! Values in files of their own: their moves between levels, and the memory of streams.
 
 #![expect(clippy::unwrap_used, reason = "a test's own steps work")]
 #![expect(clippy::disallowed_methods, reason = "looks at files of the real disk")]
@@ -19,7 +19,7 @@ use sheaf_testkit::fixture::{
 const TINY: TestSetting = TestSetting::new(DiskKind::Real, true, true);
 const NORMAL: TestSetting = TestSetting::new(DiskKind::Real, false, true);
 
-/// What would change if a value were written again: inode, blocks, time of the last write.
+/// Returns properties that change if a value is written again: inode, blocks, modification time.
 fn identity(path: &Path) -> (u64, u64, i64, i64) {
     let meta = std::fs::metadata(path).unwrap();
     (meta.ino(), meta.blocks(), meta.mtime(), meta.mtime_nsec())
@@ -29,12 +29,13 @@ fn value(index: u64) -> Vec<u8> {
     (0..600).map(|at| (index * 31 + at).to_le_bytes()[0]).collect()
 }
 
-/// Whether the file has its key's name: it is in a table's directory.
+/// Whether the file is named after its key, as in the directory of a table.
 fn is_named(path: &Path, key: &str) -> bool {
     path.file_name().unwrap().to_str().unwrap().starts_with(&format!("{key}@"))
 }
 
-/// Each read of an opening fails once: what was not seen by it is not taken for nobody's.
+/// Each read of an opening fails once. Values that the opening could not attribute must not be
+/// removed as unused.
 #[test]
 fn an_open_with_read_errors_removes_no_blob() {
     let fixture = Fixture::new(&TestSubject::delsm(), TestSetting::new(DiskKind::Simulated, true, true));
@@ -74,7 +75,7 @@ fn an_open_with_read_errors_removes_no_blob() {
     assert!(opened > 0, "no opening survives a read that fails");
 }
 
-/// However far its values have come on their way into tables.
+/// The values are at every stage on their way into tables when the keyspace is dropped.
 #[test]
 fn a_dropped_keyspace_leaves_no_file_behind() {
     for steps in 0..60 {
@@ -105,8 +106,8 @@ fn a_dropped_keyspace_leaves_no_file_behind() {
     }
 }
 
-/// A thousand values, each a file: the tiny geometry has ten thousandfold smaller levels, so they
-/// go through all of them.
+/// A thousand values, each in a file. The levels of tiny geometry are ten thousand times smaller,
+/// so the values pass all of them.
 #[test]
 fn blobs_keep_their_files_through_all_levels() {
     let fixture = Fixture::new(&TestSubject::delsm(), TINY);
@@ -141,8 +142,8 @@ fn blobs_keep_their_files_through_all_levels() {
     }
 }
 
-/// In a memtable, in tables, and in between: keys say whether they have a value when their values
-/// are lost.
+/// Keys in a memtable and in tables. The value files are removed first, so a read of one would
+/// fail.
 #[test]
 fn contains_key_reads_no_blob() {
     let fixture = Fixture::new(&TestSubject::delsm(), TINY);
@@ -163,7 +164,7 @@ fn contains_key_reads_no_blob() {
     }
 }
 
-/// Values that would have files of their own are packed while the file system has few inodes left.
+/// Values that would have their own files are packed while the file system has few free inodes.
 #[test]
 fn values_are_packed_while_inodes_are_scarce() {
     let sim = SimDisk::new();
@@ -184,11 +185,11 @@ fn values_are_packed_while_inodes_are_scarce() {
     sim.set_free_files(5000, 100_000);
     assert_eq!(put(200), 200);
     sim.set_free_files(3000, 100_000);
-    put(100); // one of these looks
+    put(100); // one of these reads the number of free inodes
     assert_eq!(put(300), 0);
     sim.set_free_files(4000, 100_000);
     assert_eq!(put(10), 10);
-    sim.set_free_files(0, 0); // no bound
+    sim.set_free_files(0, 0); // no inode limit
     assert_eq!(put(200), 200);
     db.persist().unwrap();
     for _ in 0..50 {
@@ -199,7 +200,7 @@ fn values_are_packed_while_inodes_are_scarce() {
     }
 }
 
-/// Writes a value of many MiB as a stream and reads it again, in a few of memory.
+/// Writes a value of many MiB as a stream and reads it, with a few MiB of memory.
 #[test]
 fn streams_of_large_values_take_little_memory() {
     const CHUNK: usize = 100_000;
@@ -231,19 +232,19 @@ fn streams_of_large_values_take_little_memory() {
     }
 }
 
-/// Blocks of all files below `dir`, in bytes.
+/// Returns the bytes of the blocks of all files below `dir`.
 fn bytes_in_blocks(dir: &Path) -> u64 {
     let files = std::fs::read_dir(dir).into_iter().flatten().map(Result::unwrap);
     let bytes = |entry: std::fs::DirEntry| match entry.metadata() {
         Ok(meta) if meta.is_dir() => bytes_in_blocks(&entry.path()),
         Ok(meta) => meta.blocks() * 512,
-        Err(_) => 0, // gone meanwhile
+        Err(_) => 0, // removed since it was listed
     };
     files.map(bytes).sum()
 }
 
-/// Two thirds of the chunks become empty, and of what is left three slots of four: both kinds of
-/// room come back.
+/// Two thirds of the chunk files become empty, and three of four slots of the others: both kinds of
+/// space must be freed.
 #[test]
 fn blocks_of_removed_large_values_go_back_to_the_file_system() {
     const COUNT: u64 = 360;
@@ -275,21 +276,21 @@ fn blocks_of_removed_large_values_go_back_to_the_file_system() {
         let found = ks.get(index.to_be_bytes()).unwrap();
         assert!(found.as_deref() == kept(&index).then(|| value(index)).as_deref(), "value {index}");
     }
-    // A slot without blocks takes a value again.
+    // A slot without blocks accepts a value again.
     (0..30u64).for_each(|index| ks.insert(index.to_be_bytes(), value(index)).unwrap());
     assert!((0..30u64).all(|index| *ks.get(index.to_be_bytes()).unwrap().unwrap() == *value(index)));
     db.close().unwrap();
     std::fs::remove_dir_all(&dir).unwrap();
 }
 
-/// Files and directories below `dir`.
+/// Returns the number of files and directories below `dir`.
 fn inodes(dir: &Path) -> u64 {
     let entries = std::fs::read_dir(dir).into_iter().flatten().map(Result::unwrap);
     entries.map(|entry| 1 + if entry.metadata().unwrap().is_dir() { inodes(&entry.path()) } else { 0 }).sum()
 }
 
-/// Of small values hundreds share a file: one inode for a hundred pairs at most, while they are
-/// written, overwritten and at rest.
+/// Hundreds of small values share a file: at most one inode per hundred pairs, while they are
+/// written and overwritten, and while idle.
 #[test]
 fn small_values_take_few_inodes() {
     const PAIRS: u64 = 30_000;

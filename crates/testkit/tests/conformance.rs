@@ -1,3 +1,3 @@
-//! Every engine keeps every promise.
+//! Every engine keeps every promise of the facade.
 
 sheaf_testkit::every_engine!(conformance);

@@ -1,5 +1,5 @@
-//! Bulk loads and conversions: between every two engines, with writes in between; by threads; over
-//! damage.
+//! Bulk loads and conversions: between all pairs of engines, with writes in between, with threads,
+//! and with damage.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -41,9 +41,9 @@ fn engines_convert_on_the_real_disk() {
     }
 }
 
-/// What the cleaner moved into memory could meet, on its way down, an older version that a snapshot
-/// needed, and take it for itself. And side by side with others, whose garbage is collected at any
-/// time: a segment left its slot between two looks.
+/// Regressions: in a flush, a version that GC had moved into memory was taken for an older version
+/// that a snapshot needed. The threads run cases in parallel, because garbage of other databases is
+/// then collected at any time: once a segment left its slot between two lookups.
 #[test]
 fn snapshots_of_kreon_outlive_writes_and_the_conversion() {
     let play =
@@ -51,7 +51,7 @@ fn snapshots_of_kreon_outlive_writes_and_the_conversion() {
     std::thread::scope(|scope| (0..4).for_each(|_| drop(scope.spawn(play))));
 }
 
-/// `SHEAF_MOVING='FROM TO SEED_VAR'`: one case again.
+/// Replays one case: `SHEAF_MOVING='FROM TO SEED_VAR'`.
 #[test]
 #[ignore = "replays SHEAF_MOVING"]
 fn replay_a_conversion() {
@@ -76,7 +76,7 @@ fn a_load_refuses_existing_data_and_unsorted_keys() {
         assert!(matches!(loader.push(vec![b'c'; 70_000], "2"), Err(Error::TooLarge { object: "key", .. })));
         loader.push("c", "3").unwrap();
         assert!(db.open_keyspace("a").unwrap().is_none());
-        // Somebody is faster.
+        // Another writer creates the keyspace first.
         let ks = fixture.keyspace(&db, "a");
         ks.insert("x", "y").unwrap();
         assert!(matches!(loader.finish(), Err(Error::InvalidArgument { argument: "keyspace", .. })));
@@ -92,7 +92,7 @@ fn a_load_refuses_existing_data_and_unsorted_keys() {
         let mut loader = db.bulk_load("a", other.replace(true)).unwrap();
         loader.push("k", "v").unwrap();
         assert_eq!(loader.finish().unwrap().pairs, 1);
-        assert_eq!((ks.len().unwrap(), ks.engine()), (1, fixture.subject.other_engine), "the handle goes on");
+        assert_eq!((ks.len().unwrap(), ks.engine()), (1, fixture.subject.other_engine), "the handle works");
         assert!(matches!(
             db.convert("nobody", engine, |_| ControlFlow::Continue(())),
             Err(Error::KeyspaceNotFound { .. })
@@ -147,7 +147,7 @@ fn a_finished_or_cancelled_load_leaves_no_extra_files() {
     }
 }
 
-/// Writers that count, and one that converts: no count is lost, none is there twice.
+/// Writers increment counters while a thread converts: no increment is lost or doubled.
 #[test]
 fn concurrent_writes_survive_a_conversion() {
     for setting in
@@ -206,7 +206,7 @@ fn concurrent_writes_survive_a_conversion() {
     }
 }
 
-/// Killed at any time: the old engine or the new one, and all that was acknowledged.
+/// A kill at any time leaves the old engine or the new one, with all acknowledged writes.
 #[test]
 fn a_kill_leaves_the_old_keyspace_or_the_new_one() {
     let fixture = Fixture::new(&TestSubject::flat(), TestSetting::new(DiskKind::Real, true, false));
@@ -244,7 +244,7 @@ fn a_kill_leaves_the_old_keyspace_or_the_new_one() {
     }
 }
 
-/// A source that cannot be read stays where it is, and the error says where it is damaged.
+/// An unreadable source stays unchanged, and the error names the damaged place.
 #[test]
 fn a_damaged_source_is_reported_and_kept() {
     for from in CONVERSION_ENGINES {
@@ -277,7 +277,7 @@ fn a_damaged_source_is_reported_and_kept() {
                 fixture.write_file(path, 0, bytes);
             }
             if refused > 0 {
-                break; // what the open database made since then does not belong to these files
+                break; // the open database has created files that do not belong to these
             }
         }
         assert!(refused > 0, "{from}");
@@ -296,7 +296,7 @@ fn a_full_disk_refuses_before_anything_is_written() {
     assert!(estimate.data_bytes.abs_diff(data) < data / 4, "{estimate:?}, there are {data}");
     assert!(estimate.required_bytes > data && estimate.free_bytes > estimate.required_bytes);
     let disk = fixture.sim_disk().unwrap();
-    disk.set_capacity(1); // less than there is
+    disk.set_capacity(1); // less than is used
     let before = fixture.bytes_on_disk();
     for to in ["flex", "kreon", "delsm"] {
         assert!(
@@ -308,7 +308,7 @@ fn a_full_disk_refuses_before_anything_is_written() {
     assert_eq!(ks.len().unwrap(), 600);
 }
 
-/// Every so-manieth call of a load and of conversions there and back fails.
+/// Every fourth call of a load and of conversions in both directions fails.
 #[test]
 fn a_failed_load_or_conversion_leaves_the_old_data() {
     for (number, subject) in
@@ -332,9 +332,9 @@ fn a_failed_load_or_conversion_leaves_the_old_data() {
     }
 }
 
-/// A value fits the log of one engine and not that of the next, so that the commit stages it; then
-/// its keyspace is cleared, and the commit finds that out and is made again. What the first attempt
-/// staged goes at once, not with the next opening.
+/// A value fits the log of one engine and not that of the next, so the commit writes it as a blob.
+/// Then the keyspace is cleared, and the commit detects that and starts again. The blob of the
+/// first attempt must be removed at once, not at the next opening.
 #[test]
 fn a_stream_over_a_conversion_and_a_clearing_leaves_one_value() {
     let fixture = Fixture::new(&TestSubject::flat(), TINY);

@@ -1,6 +1,6 @@
-//! Damage to any byte, sector, length or file of a small database: the exact answer or an error.
+//! Damage to any byte, sector, length or file of a small database: the exact result or an error.
 //!
-//! CI sweeps over places spread evenly; a campaign goes on for as long as wanted.
+//! CI samples damages that are spread evenly; a campaign has no limit.
 
 use sheaf_testkit::corruption::{
     CorruptionReport, InjectedDamage, ScanReport, StoredDatabase, inspect, inspect_all, scan_damaged,
@@ -10,11 +10,11 @@ use sheaf_testkit::fixture::TestSubject;
 
 sheaf_testkit::every_engine!(corruption_suite);
 
-/// `SHEAF_CORRUPT='flat Loaded 1 4711'`: the line a failure prints.
+/// Replays a line that a failure prints: `SHEAF_CORRUPT='flat Loaded 1 4711'`.
 #[test]
 #[ignore = "replays one line"]
 fn replay() {
-    let line = std::env::var("SHEAF_CORRUPT").expect("SHEAF_CORRUPT says what to replay");
+    let line = std::env::var("SHEAF_CORRUPT").expect("SHEAF_CORRUPT holds the line");
     sheaf_testkit::corruption::sweep::replay(&line).unwrap();
 }
 
@@ -60,8 +60,8 @@ fn zeroed_swapped_and_stale_sectors_are_never_wrong_answers() {
 fn files_cut_short_are_never_wrong_answers() {
     let stored_db = StoredDatabase::closed(&steps(3));
     assert_no_failures("lengths, closed", inspect_all(&stored_db, stored_db.length_damages(97)));
-    // After a kill a newest segment that is cut short is a torn tail, synced or not: what said that
-    // more had been durable is cut off with it. So any prefix is right here.
+    // After a kill, a truncated newest segment is a torn tail, synced or not: the cut also removes
+    // the proof that more was durable. So any prefix is right here.
     let stored_db = StoredDatabase { min_commits: 0, ..StoredDatabase::killed(&steps(4)) };
     assert_no_failures("lengths, killed", inspect_all(&stored_db, stored_db.length_damages(97)));
 }
@@ -78,7 +78,8 @@ fn missing_foreign_and_doubled_files_are_never_wrong_answers() {
 
 #[test]
 fn a_damaged_entry_leaves_the_other_keyspace_and_the_other_keys_alone() {
-    // Values made of a step's number: found in the files, damaged, and nothing else may suffer.
+    // Values contain the number of their step. Each is found in the files and damaged, and only
+    // that value may be affected.
     let steps = parse_steps("0.2=60 1.2=60 0.3=60 1.3=60 0.4=60 1.4=60 persist").expect("written by hand");
     let stored_db = StoredDatabase::closed(&steps);
     let mut hit = 0;
@@ -92,13 +93,13 @@ fn a_damaged_entry_leaves_the_other_keyspace_and_the_other_keys_alone() {
             hit += 1;
         }
     }
-    assert!(hit > 0, "the value stands nowhere");
+    assert!(hit > 0, "the value is in no file");
 }
 
-/// A walk goes on behind damage: what a look-up finds, it shows, but for keys that a damaged block
-/// decides.
+/// Checks that an iteration continues after damage: it must return each key that a lookup finds,
+/// except keys next to a damaged block.
 fn scans_continue_after_damage(subject: &TestSubject, has_blocks: bool) {
-    // More than engines keep in memory: each has blocks of its own on the disk.
+    // More data than engines keep in memory, so that each has blocks on the disk.
     let round = |round: u32| (2..120).map(move |key| format!("0.{key}={} ", 60 + round + key % 50));
     let many: String = (0..3).flat_map(|number| round(number).chain(["persist work ".to_owned()])).collect();
     let stored_db = StoredDatabase::closed_with(subject, &parse_steps(&many).expect("written by hand"));

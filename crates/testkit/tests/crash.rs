@@ -1,13 +1,13 @@
-//! The crash explorer at work: exhaustively on short workloads, by seeds on longer ones.
+//! Crash explorer: exhaustive for short workloads, random for longer ones.
 //!
 //! `SHEAF_CRASH='<line>'` with `replay_a_line` (ignored) runs one failure again.
 
 use sheaf_testkit::crash::replay::replay;
 sheaf_testkit::every_engine!(crash_suite);
 
-/// A checkpoint stood behind a note that was never synced; a crash took the note, the empty segment
-/// was used again from its start, and after a second crash replay began in the middle of what stood
-/// there by then.
+/// Regression: a checkpoint had a position after a note that was never synced. A crash lost the
+/// note, and the empty segment was used again from its start. After a second crash, replay began in
+/// the middle of the new content.
 #[test]
 fn a_checkpoint_after_a_lost_note_does_not_hide_later_commits() {
     let first = "flat torn: 2.5=21 1.0- S[2.1=62,0.1=113,1.0=0,0.2=40] tick work tick 1.3=19 2.0=67 0.3- 0.1=33 \

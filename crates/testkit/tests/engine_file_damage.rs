@@ -1,4 +1,4 @@
-//! Damage in files of the engines' own: what it costs, and what a repair finds in spite of it.
+//! Damage in files of the engines: its effect on reads, and the data that a repair still finds.
 
 #![expect(clippy::unwrap_used, reason = "a test's own steps work")]
 
@@ -11,10 +11,10 @@ use sheaf_base::disk::sim::SimDisk;
 use sheaf_base::disk::{Disk, remove_tree};
 use sheaf_testkit::fixture::{DiskKind, Fixture, TestSetting, TestSubject};
 
-/// Where the repaired database goes.
+/// Directory of the repaired database.
 const REPAIRED_DIR: &str = "/new";
 
-/// A stage of a simulated disk in usual geometry.
+/// Returns a fixture with a simulated disk in normal geometry.
 fn fixture(subject: &TestSubject) -> Fixture {
     Fixture::new(subject, TestSetting::new(DiskKind::Simulated, false, true))
 }
@@ -23,7 +23,7 @@ fn sim(fixture: &Fixture) -> &SimDisk {
     fixture.sim_disk().expect("it is simulated")
 }
 
-/// Returns the files of the database whose names have `part` in them, with their lengths.
+/// Returns the files of the database with `part` in their names, and their lengths.
 fn files(fixture: &Fixture, part: &str) -> Vec<(PathBuf, u64)> {
     let mut files = sim(fixture).files();
     let has_it = |path: &Path| path.file_name().is_some_and(|name| name.to_string_lossy().contains(part));
@@ -37,7 +37,7 @@ fn flip(fixture: &Fixture, path: &Path, at: u64) {
     sim(fixture).overwrite(path, at, &[byte ^ 1]).expect("it can be written");
 }
 
-/// Repairs with what is doubtful, and opens the new database.
+/// Repairs with doubtful pairs, and opens the new database.
 fn repaired(fixture: &Fixture) -> (RepairReport, Database) {
     let options = RepairOptions::default().keep_doubtful(true);
     let report = fixture.builder().repair(fixture.path(), REPAIRED_DIR, options).expect("it is repaired");
@@ -57,8 +57,8 @@ fn fill(fixture: &Fixture, small: u32, large: u32) {
     db.close().unwrap();
 }
 
-/// Case D1: the marks of the files of an engine's own were keyed with the secret that stood in
-/// ROOT.
+/// Case D1: marks in the files of engines are keyed with the secret in ROOT. Without ROOT a repair
+/// must still find all pairs, as doubtful ones.
 #[test]
 fn without_root_all_pairs_are_found_as_doubtful() {
     for engine in sheaf::engines() {
@@ -77,8 +77,7 @@ fn without_root_all_pairs_are_found_as_doubtful() {
     }
 }
 
-/// A repair that leaves a file of the engine out says that something is lost, with ROOT and without
-/// it.
+/// A repair that skips a file of the engine reports a loss, with and without ROOT.
 #[test]
 fn a_repair_that_skips_a_file_reports_a_loss() {
     for is_rootless in [false, true] {
@@ -103,8 +102,8 @@ fn a_repair_that_skips_a_file_reports_a_loss() {
     }
 }
 
-/// Case D2: values and blocks have checksums of their own, so that a damaged head costs nothing but
-/// a finding.
+/// Case D2: values and blocks have their own checksums, so a damaged file header causes a finding
+/// but no loss.
 #[test]
 fn a_damaged_pack_or_list_header_loses_no_value() {
     for end in [".pack", ".keys"] {
@@ -128,8 +127,8 @@ fn a_damaged_pack_or_list_header_loses_no_value() {
     }
 }
 
-/// Case D3: a damaged page of the trie costs the keys below it, the head of the file none, and a
-/// repair finds all.
+/// Case D3: a damaged page of the trie makes the keys below it unreadable, and damage to the file
+/// header none. A repair finds all keys.
 #[test]
 fn a_damaged_trie_page_loses_only_its_subtree() {
     const KEYS: u32 = 20_000;
@@ -161,8 +160,8 @@ fn a_damaged_trie_page_loses_only_its_subtree() {
     }
 }
 
-/// Fills a tiny database, so that every kind of file is there: values of all sizes, keys that are
-/// overwritten and removed, several openings. It ends in order if `is_closed`, else it is killed.
+/// Fills a tiny database so that every kind of file exists: values of all sizes, keys that are
+/// overwritten and removed, several openings. Closes it if `is_closed`, otherwise kills it.
 fn fill_tiny(fixture: &Fixture, is_closed: bool) {
     for round in 0..3_u32 {
         let db = fixture.open();
@@ -196,18 +195,18 @@ fn verified_damage(fixture: &Fixture, disk: &SimDisk) -> Vec<(PathBuf, u64)> {
     findings
 }
 
-/// Returns `count` places of bytes that are not zero, spread over the file.
+/// Returns `count` offsets of bytes that are not zero, spread over the file.
 fn nonzero_offsets(bytes: &[u8], count: usize) -> Vec<usize> {
     let used: Vec<usize> = (0..bytes.len()).filter(|at| bytes[*at] != 0).collect();
     (0..count).filter_map(|n| used.get((used.len() * n + used.len() / 2) / count).copied()).collect()
 }
 
-/// Returns the first and the last file of each directory. Not the lock: a reader needs it, and it
-/// holds nothing.
+/// Returns the first and the last file of each directory, without the lock: a reader needs it, and
+/// it has no data.
 fn few_of_each_kind(fixture: &Fixture) -> Vec<PathBuf> {
     let mut kinds: BTreeMap<PathBuf, Vec<PathBuf>> = BTreeMap::new();
     for (path, _) in files(fixture, "").into_iter().filter(|(path, _)| !path.ends_with("LOCK")) {
-        // Directories of a keyspace's values are of one kind.
+        // All directories with values of a keyspace count as one.
         let mut dir = path.parent().unwrap();
         if dir.parent().is_some_and(|above| above.ends_with("blob")) {
             dir = dir.parent().unwrap();
@@ -221,14 +220,14 @@ fn few_of_each_kind(fixture: &Fixture) -> Vec<PathBuf> {
     kinds.into_values().flat_map(ends).collect()
 }
 
-/// Returns whether the report has the damaged place.
+/// Returns whether the report contains the damaged place.
 fn has_place(report: &RepairReport, (path, offset): &(PathBuf, u64)) -> bool {
     let mut same = report.damaged_files.iter().filter(|harm| harm.path == *path);
     same.any(|harm| harm.start == *offset || harm.end.is_some_and(|to| (harm.start..to).contains(offset)))
 }
 
-/// A byte is flipped, or a file removed, in every file of a database of every engine: all that a
-/// verification reports is in the report of a repair.
+/// Flips a byte of, or removes, files of every engine's database: the report of a repair must
+/// contain all damage that a verification reports.
 #[test]
 fn repair_reports_all_damage_that_verify_reports() {
     for (engine, is_closed) in sheaf::engines().into_iter().flat_map(|e| [(e, true), (e, false)]) {
@@ -258,9 +257,9 @@ fn repair_reports_all_damage_that_verify_reports() {
     }
 }
 
-/// A file of the log is removed, or a byte of it flipped: the report has every lost pair, by key
-/// or, where only the lost records had the keys, by the file; and the keys around them if those are
-/// in order.
+/// Removes a file of the log or flips one of its bytes. The report must contain every lost pair: by
+/// key, or by file if only the lost records had the keys. For an ordered engine it also has the
+/// neighboring keys.
 #[test]
 fn each_lost_pair_is_reported_by_key_or_by_file() {
     for engine in ["flat", "flat-ordered", "cedrus", "kreon"] {
@@ -291,7 +290,8 @@ fn each_lost_pair_is_reported_by_key_or_by_file() {
                 assert!(found.lost_records.iter().all(|lost| lost.path == path), "{engine}: {report:?}");
                 let has_gap = subject.ordered && found.lost_without_key > 0;
                 assert_eq!(!found.unreadable_ranges.is_empty(), has_gap, "{engine}: {report:?}");
-                // The index of `kreon` has whole keys, and small values: their pairs are not lost.
+                // The index of `kreon` has whole keys and small values, so their pairs are not
+                // lost.
                 assert!(engine != "kreon" || found.lost_without_key == 0, "{report:?}");
                 seen += found.lost;
             }
@@ -307,8 +307,8 @@ fn lose_heads(fixture: &Fixture, disk: &SimDisk) {
     }
 }
 
-/// Files of a space name the space and are numbered: without both of its heads all of its pairs are
-/// found. They are doubtful, since newer files may have been named by the heads.
+/// Files of a space contain the id of the space and a number, so all pairs are found without both
+/// heads. They are doubtful, because the heads may have named newer files.
 #[test]
 fn without_the_heads_of_a_space_all_pairs_are_found_as_doubtful() {
     for is_tiny in [true, false] {
@@ -341,8 +341,7 @@ fn read_all(keyspace: &sheaf::Keyspace) -> BTreeMap<Vec<u8>, Vec<u8>> {
     pairs.collect::<sheaf::Result<_>>().unwrap()
 }
 
-/// A byte of the data is flipped besides: the pairs of its interval are lost, and all others found
-/// with their values.
+/// With a flipped byte in the data in addition: only the pairs of its interval are lost.
 #[test]
 fn without_heads_damage_loses_only_its_interval() {
     let fixture = fixture(&TestSubject::flex());

@@ -1,4 +1,5 @@
-//! Every disk call of a workload fails, in every way: nobody is misled, nothing promised is lost.
+//! Every disk call of a workload fails, in every way: no caller gets wrong data, and no promise is
+//! broken.
 
 use sheaf_base::disk::sim::{CallClass, FaultKind};
 use sheaf_testkit::faults::{FaultReach, every_case, workload};
@@ -8,12 +9,12 @@ use sheaf_testkit::totals::Budget;
 
 sheaf_testkit::every_engine!(fault_suite);
 
-/// The cleaner's first write into a segment of survivors fails. The segment ends empty; ROOT lists
-/// it sealed, and a power cut may take all that there is of it: no more than an empty segment's
-/// loss.
+/// The first write of GC into a segment of survivors fails. The segment ends empty, and ROOT lists
+/// it as sealed. A power cut may lose the whole file: that is the loss of an empty segment, not
+/// damage.
 #[test]
 fn a_segment_of_survivors_that_stayed_empty_is_no_damage_after_a_power_cut() {
-    // The end of the workload that found it: the cleaner is at work there.
+    // The end of the workload that found it, during GC.
     let steps = workload(1_795_273_775, 300);
     let report = every_case(
         &TestSubject::flat(),
@@ -32,7 +33,7 @@ fn a_segment_of_survivors_that_stayed_empty_is_no_damage_after_a_power_cut() {
     assert!(failures.is_empty() && report.runs > 20, "{report}\n{}", failures.join("\n"));
 }
 
-/// `SHEAF_FAULT='<words of a line>'`: one fault again, with the story.
+/// Replays one fault and prints its course: `SHEAF_FAULT='<words of a line>'`.
 #[test]
 #[ignore = "replays SHEAF_FAULT"]
 fn replay_a_fault() {

@@ -1,12 +1,12 @@
-//! Bytes nobody wrote: the stored inputs, then mutations for a few seconds.
+//! Arbitrary bytes: the stored inputs, then mutations.
 
 use sheaf_testkit::fuzz::replay;
 
 sheaf_testkit::every_engine!(fuzz_suite);
 
-/// `SHEAF_FUZZ='flat Database 0012ff'`: the line a failure prints.
+/// Replays a line that a failure prints: `SHEAF_FUZZ='flat Database 0012ff'`.
 #[test]
 #[ignore = "replays one line"]
 fn replay_line() {
-    replay(&std::env::var("SHEAF_FUZZ").expect("SHEAF_FUZZ says what to replay")).unwrap();
+    replay(&std::env::var("SHEAF_FUZZ").expect("SHEAF_FUZZ holds the line")).unwrap();
 }

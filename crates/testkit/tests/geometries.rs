@@ -1,6 +1,5 @@
-//! Engines whose options were chosen pass the suites, at a small part of their length: what is
-//! theirs alone is the shape of what they keep, and the options in the catalogue. Campaigns run
-//! them like any other.
+//! Engines with non-default options pass the suites at a small part of their length. Only the shape
+//! of their data and the options in the catalog differ. Campaigns run them like any other engine.
 
 use sheaf_testkit::backups;
 use sheaf_testkit::crash::families::{WorkloadFamily, run_family};
@@ -14,7 +13,7 @@ fn child_of_the_kill_loop() {
     child_main();
 }
 
-/// The suites for one of them.
+/// Runs the suites for one of them.
 fn run_suites(subject: &TestSubject) {
     model::run(subject, 3, Budget::cases(8_000)).must_hold(8_000);
     for family in WorkloadFamily::ALL.into_iter().filter(|family| *family != WorkloadFamily::Sorted) {
@@ -33,7 +32,7 @@ fn run_suites(subject: &TestSubject) {
     assert!(kills.failures.is_empty(), "{kills}: {:?}", kills.failures);
 }
 
-/// One engine a module: the conformance suite and the others.
+/// Generates one module per engine: the conformance suite and the others.
 macro_rules! geometry {
     ($($name:ident)*) => {
         $(
@@ -51,9 +50,9 @@ macro_rules! geometry {
 
 geometry!(cedrus_narrow cedrus_wide flex_wide delsm_steep);
 
-/// What a start of `cedrus` puts off is taken in before the segments go that it stands in, removals
-/// too: after a kill the background cleans before anybody asks for a key. (Many parts are put off:
-/// a step takes in eight.)
+/// Entries that `cedrus` defers at opening, removals included, are applied before GC removes their
+/// segments: after a kill, GC runs before the first read. One step applies eight parts, so many
+/// parts are deferred.
 #[test]
 fn removals_deferred_by_an_open_survive_their_segments() {
     for seed in 1..=300 {

@@ -1,4 +1,4 @@
-//! Every way of sharing syncs keeps the promise: what was acknowledged survives the power cut.
+//! Every group commit mode keeps the promise: acknowledged commits survive a power cut.
 
 #![expect(clippy::unwrap_used, reason = "a test's own steps work")]
 
@@ -35,9 +35,9 @@ fn every_group_commit_mode_keeps_acknowledged_commits() {
         for n in 0..30 {
             put(&db, &keyspace, &n.to_string()).wait().unwrap();
             let (_after, there) = open(&sim.power_cut(&KeepChoice::None), batching);
-            assert!(there.contains_key(n.to_string()).unwrap(), "{batching:?}: {n} is gone");
+            assert!(there.contains_key(n.to_string()).unwrap(), "{batching:?}: {n} is missing");
         }
-        // The oldest ticket of several is waited for, then the others.
+        // Waits for the oldest of several tickets first, then for the others.
         let tickets: Vec<_> = (30..40).map(|n| put(&db, &keyspace, &n.to_string())).collect();
         tickets.iter().for_each(|ticket| ticket.wait().unwrap());
         let (_after, there) = open(&sim.power_cut(&KeepChoice::None), batching);
@@ -95,7 +95,7 @@ fn bytes_of_a_sync_round_count_as_unsynced_until_durable() {
     assert_eq!(seen[0].unsynced_age, Duration::from_secs(5));
     let after = db.stats();
     assert_eq!((after.durable_seq, after.unsynced_age), (after.visible_seq, Duration::ZERO));
-    // The next one's time begins with itself.
+    // The age of the next commit starts with that commit.
     keyspace.insert("b", "b").unwrap();
     clock.advance(Duration::from_secs(1));
     assert_eq!(db.stats().unsynced_age, Duration::from_secs(1));

@@ -1,4 +1,4 @@
-//! Indexes that are read from the data: `flex` without the image of its index.
+//! Indexes rebuilt from the data: `flex` without the image of its index.
 
 #![expect(clippy::unwrap_used, reason = "a test's own steps work")]
 
@@ -10,15 +10,15 @@ use sheaf_base::disk::Disk;
 use sheaf_base::disk::sim::{KeepChoice, SimDisk};
 use sheaf_testkit::crash::machine::DATABASE_DIR;
 
-/// Pairs: enough for many stretches in tiny sizes.
+/// Number of pairs: enough for many intervals in tiny geometry.
 const PAIRS: u32 = 400;
 
 fn open(sim: &SimDisk, inline: bool) -> Database {
     Database::builder().disk(Arc::new(sim.clone())).tiny(true).inline(inline).open(DATABASE_DIR).unwrap()
 }
 
-/// Values of every length up to 900 bytes, which look as if intervals began in them all the time:
-/// 0xF1 begins one, and each second byte is a length.
+/// Returns a value of up to 900 bytes that looks like many starts of intervals: 0xF1 starts an
+/// interval, and every second byte is a length.
 fn value(n: u32) -> Vec<u8> {
     (0..n * 37 % 900).map(|at| if at % 2 == 0 { 0xF1 } else { (n + at).to_le_bytes()[0] & 0x3F }).collect()
 }
@@ -27,8 +27,7 @@ fn key(n: u32) -> [u8; 4] {
     n.wrapping_mul(2_654_435_761).to_be_bytes()
 }
 
-/// Writes in several rounds, so that intervals have runs behind their first, and removes the
-/// images.
+/// Writes in several rounds, so that intervals have several runs, and damages the images.
 fn written(inline: bool) -> SimDisk {
     let sim = SimDisk::new();
     let db = open(&sim, inline);
@@ -69,8 +68,8 @@ fn a_rebuilt_index_is_correct_for_any_values() {
     }
 }
 
-/// What a view that came while a memtable was moved sees is moved with it, though the key was put
-/// again meanwhile.
+/// A view taken during the flush of a memtable keeps its versions, although the key is written
+/// again.
 #[test]
 fn a_view_taken_during_a_flush_is_repeatable() {
     for steps in 0..24 {

@@ -1,8 +1,7 @@
-//! Every interleaving a scheduler thinks of: commits, sync rounds, views, cleaning, closing, and
-//! what reads without a lock.
+//! Models of thread interleavings: commits, sync rounds, views, GC, closing, and lock-free reads.
 //!
-//! Built with `--cfg shuttle` only; `cargo xtask ci` does. `SHEAF_SCHEDULES=100000` explores
-//! longer, `SHEAF_SEED` elsewhere. A failure prints its schedule;
+//! Built with `--cfg shuttle` only, as `cargo xtask ci` does. `SHEAF_SCHEDULES=100000` explores
+//! longer, and `SHEAF_SEED` explores other schedules. A failure prints its schedule;
 //! `SHEAF_SCHEDULE=... cargo test ... NAME` replays it.
 
 #![cfg(shuttle)]
@@ -36,7 +35,7 @@ use sheaf_base::sync::explore;
 use sheaf_base::sync::thread::JoinHandle;
 use sheaf_testkit::reference_engine::ReferenceEngineFactory;
 
-/// A clock that goes on whenever somebody looks at it: who waits for a time waits for a few looks.
+/// A clock that advances at each call, so that a timed wait ends after a few calls.
 #[derive(Debug, Default)]
 struct AutoAdvancingClock(ManualClock);
 
@@ -51,7 +50,7 @@ impl Clock for AutoAdvancingClock {
     }
 }
 
-/// A machine of the model.
+/// Disk and clock of a model.
 #[derive(Clone, Default)]
 struct ModelMachine {
     disk: SimDisk,
@@ -82,8 +81,8 @@ fn open_keyspace(db: &Database, name: &str, engine: &str) -> Keyspace {
 /// All engines.
 const ENGINES: [&str; 7] = ["flat", "flat-ordered", "flex", "cedrus", "kreon", "delsm", "ledger"];
 
-/// The scenario on every engine, or on `SHEAF_ENGINE`; `flat` has all the schedules, the others a
-/// tenth of them each.
+/// Runs the scenario on every engine, or on `SHEAF_ENGINE`. `flat` gets all schedules, each other
+/// engine a tenth of them.
 fn on_every_engine(schedules: u64, scenario: fn(&str)) {
     let only = std::env::var("SHEAF_ENGINE").ok();
     for engine in ENGINES.into_iter().filter(|engine| only.as_deref().is_none_or(|only| only == *engine)) {

@@ -1,3 +1,3 @@
-//! The kill -9 loop.
+//! Kill loop: processes that are killed by SIGKILL.
 
 sheaf_testkit::every_engine!(kill_suite);

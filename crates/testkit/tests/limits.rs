@@ -1,4 +1,4 @@
-//! The machine's own limits: a small file system that is really full, and no descriptor left.
+//! Limits of the machine: full file systems, and no free file descriptors.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -14,7 +14,7 @@ const CHILD: &str = "SHEAF_LIMITS_DIR";
 fn set_limit(descriptors: u64) {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY:
-    // * Both calls are given a structure that lives on our stack.
+    // * Both calls get a pointer to `limit`, which outlives them.
     unsafe {
         assert_eq!(libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit), 0);
         limit.rlim_cur = descriptors.min(limit.rlim_max);
@@ -22,7 +22,7 @@ fn set_limit(descriptors: u64) {
     }
 }
 
-/// The child: its limit is its own.
+/// Child process, because the limit applies to a whole process.
 #[test]
 fn child_with_few_descriptors() {
     let Some(dir) = std::env::var_os(CHILD) else { return };

@@ -1,4 +1,4 @@
-//! Histories of real threads: one order explains them.
+//! Linearizability of histories of real threads.
 
 use sheaf_testkit::fixture::TestSubject;
 use sheaf_testkit::linearizability::run;
@@ -6,12 +6,12 @@ use sheaf_testkit::totals::Budget;
 
 sheaf_testkit::every_engine!(linearizability_suite);
 
-/// `SHEAF_LINEAR='flat 17'`: the line a failure prints. Threads decide, so it runs the seed for a
-/// while.
+/// Replays a line that a failure prints: `SHEAF_LINEAR='flat 17'`. Runs the seed a hundred times,
+/// because the timing of threads differs.
 #[test]
 #[ignore = "replays one line"]
 fn replay() {
-    let line = std::env::var("SHEAF_LINEAR").expect("SHEAF_LINEAR says what to replay");
+    let line = std::env::var("SHEAF_LINEAR").expect("SHEAF_LINEAR holds the line");
     let (engine, seed) = line.split_once(' ').expect("ENGINE SEED");
     let subject = TestSubject::by_name(engine).expect("a known engine");
     for _ in 0..100 {

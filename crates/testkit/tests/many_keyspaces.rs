@@ -1,5 +1,4 @@
-//! Many keyspaces in one database: what each of them costs in memory when there is nothing, or next
-//! to nothing, in it.
+//! Many keyspaces in one database: memory and disk space of empty and nearly empty keyspaces.
 
 #![expect(clippy::unwrap_used, reason = "a test's own steps work")]
 
@@ -11,18 +10,18 @@ use sheaf_base::sync::epoch;
 use sheaf_testkit::alloc;
 use sheaf_testkit::fixture::{DiskKind, Fixture, TestSetting, TestSubject};
 
-/// Of usual sizes, without threads: what is asked for is asked for by this one.
+/// Normal geometry without threads, so that all allocations are made by this thread.
 const NORMAL: TestSetting = TestSetting::new(DiskKind::Real, false, true);
-/// Keyspaces, and so many more: what a database takes by itself is in both figures.
+/// Two numbers of keyspaces. Their difference cancels the memory of the database itself.
 const FEW_KEYSPACES: u64 = 8;
 const MORE_KEYSPACES: u64 = 32;
-/// Set for the child.
+/// Environment variable of the child process.
 const CHILD: &str = "SHEAF_MANY_COUNTED";
-/// Bytes of a keyspace without a pair, and with one.
+/// Maximum bytes of a keyspace without pairs, and with one pair.
 const EMPTY_KEYSPACE_BYTES: u64 = 8 << 10;
 const ONE_PAIR_BYTES: u64 = 16 << 10;
 
-/// What this thread holds when nothing waits for a reader.
+/// Returns the bytes that this thread holds, after all deferred frees.
 fn held() -> i64 {
     assert!(epoch::wait_for_guards(Duration::from_secs(30)), "no reader is left");
     i64::try_from(alloc::held_bytes()).unwrap()
@@ -32,7 +31,7 @@ fn name(number: u64) -> String {
     format!("keyspace-{number}")
 }
 
-/// Bytes that an opening takes and keeps.
+/// Returns the bytes that an opening allocates and keeps.
 fn open_bytes(fixture: &Fixture) -> i64 {
     let before = held();
     let db = fixture.open();
@@ -48,7 +47,8 @@ fn with<T>(fixture: &Fixture, act: impl FnOnce(&Database) -> T) -> T {
     done
 }
 
-/// Bytes a keyspace: opened without a pair; with the first pair in it; opened with that.
+/// Returns bytes per keyspace: opened without a pair, after the first pair, and opened with that
+/// pair.
 fn bytes_per_keyspace(engine: &str) -> [u64; 3] {
     let fixture = Fixture::new(&TestSubject::by_name(engine).unwrap(), NORMAL);
     let make = |from: u64, to: u64| {
@@ -76,8 +76,8 @@ fn bytes_per_keyspace(engine: &str) -> [u64; 3] {
     [empty, empty + first, full].map(|bytes| u64::try_from(bytes.max(0)).unwrap() / MORE_KEYSPACES)
 }
 
-/// Other tests' threads would free what this one deferred, and it what they did: the count is right
-/// where nobody else is.
+/// Counts in a child process: threads of other tests would run this thread's deferred frees, and
+/// the reverse, which falsifies the count.
 #[test]
 fn a_nearly_empty_keyspace_takes_little_memory() {
     let mut child = Command::new(std::env::current_exe().unwrap());
@@ -88,7 +88,7 @@ fn a_nearly_empty_keyspace_takes_little_memory() {
     assert!(output.status.success() && said.contains("opened with it"), "{said}{why}");
 }
 
-/// The child.
+/// Child process of the test above.
 #[test]
 fn child_counts() {
     if std::env::var(CHILD).is_err() {
@@ -104,7 +104,7 @@ fn child_counts() {
     }
 }
 
-/// Case F6: a keyspace with one pair takes little disk.
+/// Case F6: a keyspace with one pair takes little disk space.
 #[test]
 fn a_small_keyspace_takes_little_disk() {
     for engine in ["cedrus", "delsm"] {
@@ -122,8 +122,8 @@ fn a_small_keyspace_takes_little_disk() {
     }
 }
 
-/// Case F6: the end of many small keyspaces takes no disk calls for each of them, and loses
-/// nothing.
+/// Case F6: closing many small keyspaces makes less than one disk call per keyspace, and loses no
+/// data.
 #[test]
 fn closing_many_small_keyspaces_takes_few_disk_calls() {
     const MANY: u64 = 80;

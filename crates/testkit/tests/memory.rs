@@ -1,5 +1,5 @@
-//! One budget over all engines: what is accounted for stays within it, caches use it, and go where
-//! they help.
+//! One memory budget for all engines: it is kept, it is used by caches, and caches grow where they
+//! help.
 
 #![expect(clippy::unwrap_used, reason = "a test's own steps work")]
 
@@ -9,7 +9,7 @@ use sheaf_testkit::fixture::{DiskKind, Fixture, TestSetting, TestSubject};
 
 const NORMAL: TestSetting = TestSetting::new(DiskKind::Simulated, false, true);
 const BUDGET: u64 = 4 << 20;
-/// Names and engines.
+/// Names and engines of the keyspaces.
 const KEYSPACES: [(&str, &str); 7] = [
     ("flat", "flat"),
     ("flat-ordered", "flat-ordered"),
@@ -22,7 +22,7 @@ const KEYSPACES: [(&str, &str); 7] = [
 const ORDERED: usize = 1;
 const FLEX: usize = 2;
 const ANOTHER: usize = 6;
-/// Operations between two steps of the background, which has no thread here.
+/// Operations between two steps of inline background work.
 const OPS_PER_TICK: u64 = 50;
 
 struct MemoryCase {
@@ -44,7 +44,7 @@ impl MemoryCase {
         MemoryCase { fixture, db, keyspaces, random: TestRandom::new(0) }
     }
 
-    /// Some operations, then what is due; the budget holds.
+    /// Runs some operations and then background work, and checks the budget.
     fn run_and_tick(&mut self, mut operate: impl FnMut(&mut MemoryCase)) {
         (0..OPS_PER_TICK).for_each(|_| operate(self));
         self.fixture.advance(std::time::Duration::from_millis(20));
@@ -127,7 +127,7 @@ fn the_budget_holds_in_every_mix_and_is_used() {
     let memory = case.db.stats().memory;
     let used = memory.total() * 100 / BUDGET;
     assert!(used >= 85, "there is more data than memory: {memory:?}");
-    assert!(used <= 95, "what lies between blocks is not for caches: {memory:?}");
+    assert!(used <= 95, "gaps between blocks are not for caches: {memory:?}");
 }
 
 #[test]
@@ -149,8 +149,8 @@ fn a_resident_index_shrinks_the_caches() {
     let before = case.db.stats().memory;
     assert!(before.cache > BUDGET / 3, "{before:?}");
     let keyspace = case.keyspaces[ORDERED].0.clone();
-    // Without a step of the background: commits have the caches give way themselves, before more is
-    // taken than there is.
+    // Without background work: commits must shrink the caches themselves, before they allocate too
+    // much.
     let mut index = 1u64 << 40;
     let mut memory = before;
     while memory.index < BUDGET / 8 * 7 {
@@ -169,7 +169,7 @@ fn caches_shrink_before_memtables_exceed_the_budget() {
     case.gets_from(FLEX, 200);
     let before = case.db.stats().memory;
     assert!(before.total() > BUDGET / 100 * 85, "{before:?}");
-    // Without a step of the background, which may be long in something else.
+    // Without background work, which may be busy with a long step.
     let mut taken = 0;
     for index in 0..1500u64 {
         for (keyspace, _) in &case.keyspaces[FLEX..] {

@@ -1,4 +1,4 @@
-//! Engines agree with a sorted map, whatever is done to them in whatever order.
+//! Engines agree with a sorted map for any sequence of operations.
 
 use sheaf_testkit::fixture::{DiskKind, TestSetting, TestSubject};
 use sheaf_testkit::model::ModelCase;
@@ -42,8 +42,8 @@ fn a_seed_determines_the_run() {
     }
 }
 
-/// A harness without a catch is decoration: each flaw must be found within the budget of the test
-/// above, and shrunk to a sequence that a person can read.
+/// Each deliberate bug must be found within the budget of the test above, and shrunk to a sequence
+/// that is short enough to read.
 #[test]
 fn every_flaw_of_the_reference_engine_is_found_and_shrunk() {
     let mut report = Vec::new();
@@ -68,11 +68,11 @@ fn every_flaw_of_the_reference_engine_is_found_and_shrunk() {
     }
 }
 
-/// `SHEAF_MODEL='flat sim-tiny-inline 17 2000'`: the line a failure prints.
+/// Replays a line that a failure prints: `SHEAF_MODEL='flat sim-tiny-inline 17 2000'`.
 #[test]
 #[ignore = "replays one line"]
 fn replay() {
-    let line = std::env::var("SHEAF_MODEL").expect("SHEAF_MODEL says what to replay");
+    let line = std::env::var("SHEAF_MODEL").expect("SHEAF_MODEL holds the line");
     let case = line.parse::<ModelCase>().unwrap();
     case.must_hold();
     case.check_all_engines().unwrap();

@@ -1,5 +1,5 @@
-//! Keyspaces of all engines in one database: batches and snapshots over them, under crashes and
-//! kills, and many of them.
+//! Keyspaces of all engines in one database: batches and snapshots over them, with crashes and
+//! kills.
 
 #![expect(clippy::unwrap_used, reason = "a test's own steps work")]
 
@@ -55,8 +55,8 @@ fn a_kill_leaves_all_engines_at_the_same_commit() {
     assert!(report.commits > 0, "nothing was written: {report}");
 }
 
-/// The number that the newest batch in `snapshot` wrote to every keyspace, and how many keys each
-/// has.
+/// Returns the number that the newest batch in `snapshot` wrote to every keyspace. Checks that all
+/// keyspaces have the same number.
 fn newest_batch(snapshot: &Snapshot, names: &[&str]) -> u64 {
     let numbers = names.iter().map(|name| {
         let keyspace = snapshot.keyspace(name).unwrap();
@@ -73,9 +73,9 @@ fn newest_batch(snapshot: &Snapshot, names: &[&str]) -> u64 {
     numbers[0]
 }
 
-/// A batch writes its number to a keyspace of each engine; whoever looks sees the same number
-/// everywhere, and none that was not acknowledged yet or is older than what was acknowledged
-/// before.
+/// A batch writes its number to a keyspace of each engine. A snapshot must show the same number
+/// everywhere: at least the newest number acknowledged before it, and none that was not yet
+/// written.
 #[test]
 fn snapshots_over_all_engines_are_consistent() {
     const BATCHES: u64 = 3_000;
@@ -110,7 +110,7 @@ fn snapshots_over_all_engines_are_consistent() {
         while !is_over.load(Ordering::Acquire) || looks < 3 {
             let before = acked.load(Ordering::Acquire);
             let snapshot = db.snapshot().unwrap();
-            let after = acked.load(Ordering::Acquire) + 1; // one may be between its commit and our store
+            let after = acked.load(Ordering::Acquire) + 1; // one more may be committed
             let first = newest_batch(&snapshot, &names);
             assert!((before..=after).contains(&first), "{first} of {before} to {after}");
             assert_eq!(newest_batch(&snapshot, &names), first, "a snapshot stays");
@@ -120,7 +120,7 @@ fn snapshots_over_all_engines_are_consistent() {
     assert_eq!(newest_batch(&db.snapshot().unwrap(), &names), BATCHES);
 }
 
-/// Time passes, and background work runs until there is none.
+/// Advances the clock and runs background work until none is left.
 fn run_background(fixture: &Fixture, db: &Database) {
     for _ in 0..100 {
         fixture.advance(Duration::from_secs(2));
@@ -130,8 +130,8 @@ fn run_background(fixture: &Fixture, db: &Database) {
     }
 }
 
-/// Keyspaces are made, filled and dropped beside one that is written to all the time: the disk does
-/// not grow with them.
+/// Keyspaces are created, filled and dropped while another one is written to all the time. The disk
+/// usage must not grow.
 #[test]
 fn a_keyspace_dropped_under_load_is_reclaimed() {
     for engine in sheaf::engines() {
@@ -154,14 +154,14 @@ fn a_keyspace_dropped_under_load_is_reclaimed() {
                     run_background(&fixture, db);
                 }
             }
-            // The load goes on: space comes back beside it.
+            // The load continues while space is freed.
             for number in 0..400u64 {
                 busy.insert((number % 50).to_be_bytes(), [round; 200]).unwrap();
                 if number % 20 == 0 {
                     run_background(&fixture, db);
                 }
             }
-            wait_epoch_garbage_freed(); // readers of other tests keep freed files, too
+            wait_epoch_garbage_freed(); // readers of other tests pin freed files, too
             run_background(&fixture, db);
             fixture.bytes_on_disk()
         };

@@ -1,4 +1,4 @@
-//! Openings that fail: what they leave behind must be worth opening.
+//! Failed openings must leave a database that can be opened.
 
 #![expect(clippy::unwrap_used, reason = "a test's own steps work")]
 
@@ -11,8 +11,7 @@ use sheaf_base::sync::Mutex;
 use sheaf_testkit::crash::machine::{DATABASE_DIR, TestMachine};
 use sheaf_testkit::fixture::TestSubject;
 
-/// A disk with a database of two pairs, one of them staged beside the log; closed in order or cut
-/// off.
+/// Returns a disk with a database of two pairs, one of them a blob, after a close or a power cut.
 fn disk(subject: &TestSubject, closed: bool) -> SimDisk {
     let machine = TestMachine::for_subject(subject, SimDisk::new());
     let db = machine.open().unwrap();
@@ -31,26 +30,27 @@ fn put(db: &Database, subject: &TestSubject) {
     batch.commit().unwrap();
 }
 
-/// Whether what is on `sim` opens without one of its ROOT slots; then it must hold both pairs.
+/// Whether the database on `sim` opens without one of its ROOT slots. If so, it must have both
+/// pairs.
 fn holds_without(slot: &str, subject: &TestSubject, sim: &SimDisk, what: &str) -> bool {
     let sim = sim.power_cut(&KeepChoice::None);
     let path: PathBuf = Path::new(DATABASE_DIR).join(slot);
     sim.overwrite(&path, 16, &[0xa5; 4]).unwrap();
     let db = match TestMachine::for_subject(subject, sim).open() {
-        Err(Error::Corrupt { .. }) => return false, // the other one was being written
+        Err(Error::Corrupt { .. }) => return false, // the other slot was being written
         other => other.unwrap(),
     };
     let keyspace = db.open_keyspace("k").unwrap();
-    let keyspace = keyspace.unwrap_or_else(|| panic!("without {slot}, {what}: the keyspace is gone"));
+    let keyspace = keyspace.unwrap_or_else(|| panic!("without {slot}, {what}: the keyspace is missing"));
     assert_eq!(keyspace.get("key").unwrap().as_deref(), Some(&b"value"[..]), "without {slot}, {what}");
     assert_eq!(keyspace.get("large").unwrap().as_deref(), Some(&[7; 3_000][..]), "without {slot}, {what}");
     true
 }
 
-/// The n-th call of an opening fails, for every n. What knew only a part of the database may not
-/// write a ROOT: each slot that can be read still leads to everything. (A store that failed to open
-/// once ended "in order" when it was dropped, and wrote an empty catalogue over a slot.) And a read
-/// that fails is no torn tail: what was durable is not given up for it.
+/// The n-th call of an opening fails, for every n. A store that knows only a part of the database
+/// must not write ROOT: each readable slot must still lead to all data. (Regression: a store that
+/// failed to open was dropped like a closed one and wrote an empty catalog to a slot.) A failed
+/// read is not a torn tail: no durable data may be discarded because of it.
 #[test]
 fn a_failed_open_leaves_valid_root_slots() {
     for subject in TestSubject::all() {
@@ -75,8 +75,8 @@ fn a_failed_open_leaves_valid_root_slots() {
     }
 }
 
-/// What a failed sync has lost no room brings back: a device that is full at a sync poisons like
-/// any other.
+/// Free space does not bring back data lost by a failed sync, so a full device at a sync poisons
+/// the database.
 #[test]
 fn a_sync_that_finds_the_device_full_poisons() {
     for failure in [FaultKind::NoSpace, FaultKind::Quota] {
@@ -84,7 +84,7 @@ fn a_sync_that_finds_the_device_full_poisons() {
         let db = machine.open().unwrap();
         put(&db, &machine.subject);
         let keyspace = db.open_keyspace("k").unwrap().unwrap();
-        keyspace.insert("key", "later").unwrap(); // may make a segment, which is synced
+        keyspace.insert("key", "later").unwrap(); // may create a segment, which is synced
         machine.sim.set_faults(Fault::new(CallClass::Sync, failure));
         let synced = db.persist();
         assert!(matches!(synced, Err(Error::Poisoned { .. })), "{synced:?}");
@@ -94,9 +94,9 @@ fn a_sync_that_finds_the_device_full_poisons() {
     }
 }
 
-/// The n-th sync of a directory of an engine's own files fails, for every n of a life that makes
-/// its first checkpoint. The kernel may have dropped any name of that directory, and takes it for
-/// durable ever after: the next life, of the same boot, makes the names anew.
+/// The n-th sync of a directory with engine files fails, for every n up to the first checkpoint.
+/// The kernel may have dropped any name of that directory, and reports it as durable afterwards.
+/// The next opening in the same boot must create the names again.
 #[test]
 fn an_open_after_a_failed_directory_sync_recreates_file_names() {
     for subject in TestSubject::all() {
@@ -123,7 +123,7 @@ fn an_open_after_a_failed_directory_sync_recreates_file_names() {
     }
 }
 
-/// Pairs of `version`, durable, and background work until they are where they belong.
+/// Writes pairs of `version`, syncs them, and runs background work until it is done.
 fn fill(machine: &TestMachine, db: &Database, subject: &TestSubject, version: u8) -> Result<(), Error> {
     let keyspace = db.keyspace("k", subject.options())?;
     for key in 0..40u8 {
@@ -136,8 +136,8 @@ fn fill(machine: &TestMachine, db: &Database, subject: &TestSubject, version: u8
     Ok(())
 }
 
-/// Changes of a few keys, also several of one, with checkpoints and cleaning among them; the
-/// machine after a kill in their midst.
+/// Changes a few keys, some of them several times, with checkpoints and GC. Returns the machine
+/// after a kill.
 fn machine_after_kill(machine: &TestMachine, keys: &mut [Option<u8>], seed: &mut u64) -> TestMachine {
     let db = machine.open().unwrap();
     let keyspace = db.keyspace("k", machine.subject.options()).unwrap();
@@ -157,8 +157,8 @@ fn machine_after_kill(machine: &TestMachine, keys: &mut [Option<u8>], seed: &mut
     machine.after_kill()
 }
 
-/// An engine may take in what an opening found when somebody asks for it: whoever comes first, in
-/// whatever way, sees all of it.
+/// An engine may defer replay until the first access. That access, of whichever kind, must see all
+/// replayed commits.
 #[test]
 fn the_first_operation_after_a_kill_sees_all_replayed_commits() {
     for subject in TestSubject::all() {
@@ -211,7 +211,7 @@ fn the_first_operation_after_a_kill_sees_all_replayed_commits() {
     }
 }
 
-/// A disk with a database of one engine whose own files have something in them; closed.
+/// Returns a machine with a closed database of one engine, with data in the engine's own files.
 fn closed_machine(subject: &TestSubject) -> TestMachine {
     let machine = TestMachine::for_subject(subject, SimDisk::new());
     let db = machine.open().unwrap();
@@ -222,7 +222,7 @@ fn closed_machine(subject: &TestSubject) -> TestMachine {
     machine
 }
 
-/// A reader finds all 60 pairs, and verification nothing.
+/// Checks that a reader finds all 60 pairs and verification finds no damage.
 fn reads_all(machine: &TestMachine, what: &str) {
     let db = machine.builder().read_only(true).open(DATABASE_DIR).unwrap_or_else(|e| panic!("{what}: {e}"));
     let keyspace = db.open_keyspace("k").unwrap().unwrap();
@@ -231,14 +231,15 @@ fn reads_all(machine: &TestMachine, what: &str) {
     db.verify(|error| panic!("{what}: {error}")).unwrap();
 }
 
-/// A database that was closed, killed, restored, or copied without the locks of its keyspaces is
-/// read and repaired before it is opened for writing.
+/// A database can be read and repaired before it is opened for writing: after a close, a kill, a
+/// restore, or a copy without the locks of its keyspaces.
 #[test]
 fn every_database_state_is_readable_before_the_first_write() {
     for subject in TestSubject::all() {
         let machine = closed_machine(&subject);
         reads_all(&machine, &format!("{subject:?}, closed"));
-        let database = Path::new(DATABASE_DIR).join("LOCK"); // readers need this one: they create nothing
+        // Readers create no file, so they need this lock file.
+        let database = Path::new(DATABASE_DIR).join("LOCK");
         let files = machine.sim.files().into_iter().map(|(path, _)| path);
         let locks = files.filter(|path| path.ends_with("LOCK") && *path != database);
         locks.for_each(|lock| machine.sim.remove_file(&lock).unwrap());
@@ -259,8 +260,8 @@ fn every_database_state_is_readable_before_the_first_write() {
     }
 }
 
-/// A directory that cannot be listed is an error of the device that names it, never damage, and
-/// never an empty keyspace.
+/// A directory that cannot be listed causes an I/O error that names it, never a finding of damage
+/// or an empty keyspace.
 #[test]
 fn a_listing_that_fails_is_no_damage() {
     for subject in TestSubject::all() {
@@ -289,8 +290,8 @@ fn a_listing_that_fails_is_no_damage() {
     }
 }
 
-/// A repair or a restoration is cut short at any of its calls, by a kill or by a power cut: what it
-/// leaves opens only if it is all there.
+/// A repair or a restore is stopped at any call by a kill or a power cut. The new database opens
+/// only if it is complete.
 #[test]
 fn an_unfinished_database_cannot_be_opened() {
     for (subject, restores) in

@@ -1,10 +1,10 @@
-//! What the process takes of memory beside what is accounted for: a database in a process of its
-//! own goes through mixes with several times as much data as its budget, or is filled with many
-//! times as much, and a watch looks at the memory that no file backs.
+//! Memory of the process beyond the accounted memory. A child process runs operation mixes on
+//! several times more data than its budget, or is filled with many times more. A thread samples the
+//! anonymous memory of the process.
 //!
-//! The counting allocator would not do: much of what caches hold comes straight from the system,
-//! and what an allocator keeps of what was freed is the process's, too. So these are figures of the
-//! machine. What is gone again between two looks is not seen.
+//! The counting allocator does not suffice: caches take much of their memory from the system
+//! directly, and memory that an allocator keeps after a free counts too. Peaks between two samples
+//! are not seen.
 
 #![expect(clippy::unwrap_used, reason = "a test's own steps work")]
 #![expect(clippy::disallowed_methods, reason = "a watch that looks now and then")]
@@ -18,30 +18,29 @@ use sheaf::{Database, Keyspace, KeyspaceOptions};
 use sheaf_base::clock::{Clock, SystemClock};
 use sheaf_testkit::crash::workload::TestRandom;
 
-/// The engine and the directory of a child.
+/// Environment variables of a child: its engine and directory.
 const CHILD: [&str; 2] = ["SHEAF_PROCESS_ENGINE", "SHEAF_PROCESS_DIR"];
 const BUDGET: u64 = 32 << 20;
-/// Pairs, three times the budget.
+/// Number of pairs: about three times the budget.
 const PAIRS: u64 = 450_000;
 const VALUE: usize = 200;
-/// How long a mix goes on, in how many threads, and how often the watch looks.
+/// Duration of a mix, its threads, and the interval of the samples.
 const MIX_DURATION: Duration = Duration::from_millis(1200);
 const THREADS: u64 = 2;
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(2);
 
-/// Of the budget, in hundredths. 128 to 168 were seen, the latter beside other tests, with the
-/// system's allocator, which keeps some hundred KiB for each thread; 300 and more before what was
-/// let go went back.
+/// Maximum memory in percent of the budget. The system's allocator keeps some hundred KiB per
+/// thread.
 const MAX_PERCENT: u64 = 200;
 
-/// A fill of twenty times as much data.
+/// Budget and number of pairs for a fill with twenty times as much data.
 const SMALL: u64 = 12 << 20;
 const LONG: u64 = 20 * SMALL / (16 + VALUE as u64);
-/// Of that budget, in hundredths, with what a step of the background and the allocator take, 5 MiB:
-/// 149 were seen.
+/// Maximum memory in percent of that budget, with about 5 MiB for a background step and the
+/// allocator.
 const MAX_PERCENT_SMALL: u64 = 200;
 
-/// Memory of this process that no file backs.
+/// Returns the anonymous memory of this process.
 fn anonymous() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
@@ -76,7 +75,7 @@ fn count(keyspace: &Keyspace, _: u64) {
     assert_eq!(keyspace.len().unwrap(), PAIRS);
 }
 
-/// The most that the process took over what it took before, while `work` was done.
+/// Returns the maximum growth over `before` while `work` runs.
 fn peak_growth(before: u64, work: impl FnOnce()) -> u64 {
     let (is_over, most) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {
@@ -109,7 +108,7 @@ fn drive(keyspace: &Keyspace, act: KeyspaceOp) {
     });
 }
 
-/// The child: its memory is its own.
+/// Child process, which has its own memory.
 #[test]
 fn child_under_load() {
     let [Ok(engine), Ok(dir)] = CHILD.map(std::env::var) else { return };
@@ -134,7 +133,7 @@ fn child_under_load() {
     assert!(worst <= MAX_PERCENT, "{worst} hundredths of the budget");
 }
 
-/// The child: what it takes does not grow with what it has.
+/// Child process: its memory must not grow with the data.
 #[test]
 fn child_that_is_filled() {
     let [Ok(engine), Ok(dir)] = CHILD.map(std::env::var) else { return };

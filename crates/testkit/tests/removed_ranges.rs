@@ -1,4 +1,4 @@
-//! Removed keys: readers skip stretches of them, and see what is put among them.
+//! Removed keys: readers skip ranges of them, and see keys that are inserted into these ranges.
 
 #![expect(clippy::unwrap_used, reason = "a test's own steps work")]
 
@@ -7,19 +7,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use sheaf::{Database, Keyspace};
 use sheaf_testkit::fixture::{DiskKind, Fixture, TestSetting, TestSubject};
 
-/// Keys that are removed.
+/// Number of removed keys.
 const KEYS: u32 = 20_000;
 
 fn key(n: u32) -> [u8; 4] {
     n.to_be_bytes()
 }
 
-/// A keyspace of `delsm` of usual sizes, whose background works only when asked.
+/// Returns a fixture for `delsm` in normal geometry with inline background work.
 fn fixture() -> Fixture {
     Fixture::new(&TestSubject::delsm(), TestSetting::new(DiskKind::Simulated, false, true))
 }
 
-/// Returns how many removed keys readers passed in `act`.
+/// Returns the result of `act` and the number of removed keys that readers passed in it.
 fn skipped_keys<T>(keyspace: &Keyspace, act: impl FnOnce() -> T) -> (T, u64) {
     let count = || {
         let counters = keyspace.counters().unwrap();
@@ -44,7 +44,7 @@ fn run_background(db: &Database) {
     while db.pump().unwrap() {}
 }
 
-/// A full keyspace; with `is_moved`, in tables.
+/// Returns a filled keyspace; with `is_moved`, its pairs are in tables.
 fn full(fixture: &Fixture, is_moved: bool) -> (Database, Keyspace) {
     let db = fixture.open();
     let keyspace = fixture.keyspace(&db, "a");
@@ -58,7 +58,7 @@ fn full(fixture: &Fixture, is_moved: bool) -> (Database, Keyspace) {
     (db, keyspace)
 }
 
-/// Case F3: `first` of a queue costs the same after any number of takes.
+/// Case F3: the cost of `first` on a queue does not depend on the number of removed items.
 #[test]
 fn popping_from_a_queue_skips_few_removed_keys() {
     let fixture = fixture();
@@ -76,8 +76,8 @@ fn popping_from_a_queue_skips_few_removed_keys() {
     drop((keyspace, db));
 }
 
-/// Case F3: a seek into many removed keys is fast at once, also while a snapshot sees them, and
-/// from either end.
+/// Case F3: a seek into many removed keys is fast immediately, also while a snapshot sees them, in
+/// both directions.
 #[test]
 fn a_seek_into_removed_keys_skips_them_quickly() {
     for (is_moved, is_held) in [(false, false), (false, true), (true, false), (true, true)] {
@@ -107,7 +107,7 @@ fn a_seek_into_removed_keys_skips_them_quickly() {
     }
 }
 
-/// Keys that were removed in no order are passed by one reader, and by no other.
+/// One reader passes keys that were removed in random order; later readers skip them.
 #[test]
 fn keys_removed_in_random_order_are_passed_at_most_once() {
     for is_moved in [false, true] {
@@ -123,7 +123,7 @@ fn keys_removed_in_random_order_are_passed_at_most_once() {
     }
 }
 
-/// What is put among removed keys is seen, by views that are young enough and by no other.
+/// Keys inserted among removed keys are visible to newer views only.
 #[test]
 fn a_key_put_among_removed_keys_is_visible() {
     let fixture = fixture();
@@ -154,8 +154,8 @@ fn a_key_put_among_removed_keys_is_visible() {
     assert_eq!(first(&keyspace), Some(1));
 }
 
-/// What one thread puts behind a dead range that reaches the end of all keys, another one sees, in
-/// order.
+/// A thread inserts keys after a removed range that reaches the end of the keyspace. Another thread
+/// must see them, in order.
 #[test]
 fn an_emptied_queue_loses_no_concurrent_put() {
     const ITEMS: u32 = 4000;

@@ -1,22 +1,22 @@
-//! Damaged databases, repaired: what is salvaged is right, what is lost is said, and the damaged
-//! one is as it was.
+//! Repairs of damaged databases: salvaged data is right, losses are reported, and the damaged
+//! database does not change.
 //!
-//! CI takes some damages of each engine; a campaign (`repair`) goes on for as long as wanted.
+//! CI samples some damages of each engine; a campaign (`repair`) has no limit.
 
 use sheaf_testkit::fixture::TestSubject;
 use sheaf_testkit::repairs::{self, RepairFlaw};
 
 sheaf_testkit::every_engine!(repair_suite);
 
-/// `SHEAF_REPAIR='flat Loaded 1 4711'`: the line a failure prints.
+/// Replays a line that a failure prints: `SHEAF_REPAIR='flat Loaded 1 4711'`.
 #[test]
 #[ignore = "replays one line"]
 fn replay() {
-    let line = std::env::var("SHEAF_REPAIR").expect("SHEAF_REPAIR says what to replay");
+    let line = std::env::var("SHEAF_REPAIR").expect("SHEAF_REPAIR holds the line");
     repairs::replay(&line).unwrap();
 }
 
-/// A repair that takes what is doubtful for certain is noticed.
+/// The harness detects a repair that treats doubtful pairs as certain.
 #[test]
 fn a_repair_that_trusts_doubtful_data_is_detected() {
     for subject in [TestSubject::flat(), TestSubject::flex()] {
@@ -24,7 +24,7 @@ fn a_repair_that_trusts_doubtful_data_is_detected() {
     }
 }
 
-/// A repair that leaves out what it could read, and does not say so, is noticed.
+/// The harness detects a repair that omits readable pairs without reporting them.
 #[test]
 fn a_repair_with_unreported_losses_is_detected() {
     for subject in [TestSubject::flat(), TestSubject::flex()] {

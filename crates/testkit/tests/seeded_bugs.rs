@@ -1,10 +1,10 @@
-//! The harnesses prove themselves: on a disk that lies, a correct database breaks its promises, and
-//! every such lie must be found within seconds. Each stands for a bug of ours with the same effect:
-//! a sync forgotten, a directory not synced, an acknowledgement before the sync, an error
-//! swallowed, a sync tried again.
+//! Seeded bugs: harnesses must find them within seconds. A defective disk makes a correct database
+//! break its promises. Each defect has the same effect as a bug of the store: a missing sync, a
+//! directory that is not synced, an acknowledgement before the sync, an ignored error, a retried
+//! sync.
 //!
 //! The model checker proves itself on the flaws of the reference engine (`tests/model.rs`). The
-//! table of all of them is in docs/reliability/PROMISES.md.
+//! table of all seeded bugs is in docs/reliability/PROMISES.md.
 
 use sheaf_base::disk::sim::{CallClass, FaultKind};
 use sheaf_testkit::crash::explore::{ExplorePlan, explore};
@@ -36,7 +36,7 @@ fn must_find(defect: DiskDefect, shape: WorkloadShape) {
     explorer_must_find(&ExplorePlan { defect, ..ExplorePlan::default() }, &shape);
 }
 
-/// Fails calls of `class` once, on a disk that lies about it.
+/// Fails calls of `class` once, on a disk with a defect for them.
 fn error_plans_must_find(defect: DiskDefect, class: CallClass) {
     let budget = Budget::seconds(SECONDS);
     let wanted = |case: &sheaf_testkit::faults::FaultCase| {
@@ -136,7 +136,7 @@ fn a_recovery_that_serves_unsynced_data_is_found() {
     );
 }
 
-/// What goes past the journal has nothing but its own sync.
+/// Data that bypasses the journal is durable by its own sync only.
 #[test]
 fn a_bulk_load_published_before_its_sync_is_found() {
     for (engine, file) in [(TestSubject::flex(), ".area"), (TestSubject::delsm(), ".pack")] {
@@ -180,7 +180,8 @@ fn an_acknowledgement_before_the_write_is_found_by_kills() {
     let starter = ChildLauncher::test(concat!(module_path!(), "::child_of_the_kill_loop")).with_defect();
     let report = kill_loop(&TestSubject::flat(), &scratch, &starter, 1, Budget::seconds(SECONDS));
     println!("{report}");
-    let _ = std::fs::remove_dir_all(&scratch); // failures leave their directories, and this one is wanted
+    // A failure keeps its directory, but this one is expected.
+    let _ = std::fs::remove_dir_all(&scratch);
     let failure = report.failures.first().expect("a write that was kept back is missed");
     println!("{failure}");
 }

@@ -1,5 +1,5 @@
-//! What writers wait for is counted and told: once, outside of all locks, and whatever comes of it
-//! stays there.
+//! Stalls of writers are counted and reported: once, outside of all locks, and isolated from the
+//! effects of the callback.
 
 #![expect(clippy::unwrap_used, reason = "a test's own steps work")]
 
@@ -38,7 +38,7 @@ fn a_writer_that_creates_segments_reports_each_stall() {
     }
     let told = told.lock().unwrap();
     let waits = stall_count(&db, StallKind::Preallocation) - before;
-    assert!(waits > 2, "nothing is made ready unless somebody needs it");
+    assert!(waits > 2, "inline work prepares no segments ahead of writers");
     let segments: Vec<&Stall> = told.iter().filter(|stall| stall.kind == StallKind::Preallocation).collect();
     assert_eq!(segments.len() as u64, waits, "told as often as counted");
     let of_people = |stall: &&&Stall| stall.keyspace.as_deref() == Some("people");
@@ -62,7 +62,7 @@ fn a_stall_callback_may_write_and_may_panic() {
             .unwrap()
             .wait()
             .unwrap();
-        panic!("this is what it does: expected in the output");
+        panic!("the callback panics: expected in the output");
     };
     let builder = fixture.builder().stall_threshold(Duration::ZERO).on_stall(tell);
     let db = builder.open(fixture.path()).unwrap();
@@ -73,10 +73,10 @@ fn a_stall_callback_may_write_and_may_panic() {
     db.persist().unwrap();
     let calls = *calls.lock().unwrap();
     assert!(calls >= 1);
-    assert_eq!(ks.len().unwrap(), 1 + u64::from(calls), "what it wrote is there");
+    assert_eq!(ks.len().unwrap(), 1 + u64::from(calls), "its writes are present");
     assert!(stall_count(&db, StallKind::Sync) > before + 1, "its own waits are counted, and not told");
     assert_eq!(db.stats().poisoned, None);
-    drop(place); // the keyspace in it holds the database, as the closure does
+    drop(place); // its keyspace keeps the database open, like the closure
     db.close().unwrap();
 }
 
@@ -92,8 +92,8 @@ fn an_exhausted_budget_is_reported_as_memory_stalls() {
     assert!(memory.count > 0 && memory.longest <= memory.total, "{memory:?}");
 }
 
-/// A guard keeps whatever anybody lets go meanwhile, so none is held over a write or a sync of
-/// background work. (`flex` and `kreon` hold one for a step, which is bounded.)
+/// An epoch guard delays all frees, so background work must not hold one during a write or a sync.
+/// (`flex` and `kreon` hold one for a bounded step.)
 #[test]
 fn background_writes_hold_no_epoch_guard() {
     for subject in

@@ -1,4 +1,5 @@
-//! Every suite, in one program: the long ones share the cores with those that wait for the disk.
+//! All suites in one program, so that CPU-bound tests share the cores with tests that wait for the
+//! disk.
 
 mod attach;
 mod background_retry;
@@ -30,7 +31,7 @@ mod scenarios;
 mod seeded_bugs;
 mod stalls;
 
-/// Counts what a case takes, for the harnesses that limit it.
+/// Counts the allocations of a case, for harnesses that limit them.
 #[global_allocator]
 static COUNTING: sheaf_testkit::alloc::CountingAllocator =
     sheaf_testkit::alloc::CountingAllocator(std::alloc::System);

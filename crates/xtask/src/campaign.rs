@@ -1,12 +1,11 @@
-//! # Campaigns: the harnesses for as long as wanted, and their totals in the ledger
+//! # Campaigns: long runs of the harnesses, with totals in the ledger
 //!
-//! Harnesses and engines take turns, each turn with a new seed, so that a campaign that is stopped
-//! has looked everywhere. Every pair of them is one line of the ledger's last table, written anew
-//! after each of its turns: what was not written down was not run, and a campaign that is killed
-//! has lost one turn.
+//! Harnesses and engines take turns, each turn with a new seed, so that a stopped campaign has
+//! covered all of them. Every pair of harness and engine has one line in the ledger's last table.
+//! It is rewritten after each turn, so a killed campaign loses only one turn.
 //!
-//! The program is built once and copied: the tree may change while it runs. Several campaigns may
-//! run side by side.
+//! The program is built once and copied, because the tree may change during the campaign. Several
+//! campaigns may run in parallel.
 
 use std::fs;
 use std::path::PathBuf;
@@ -16,21 +15,21 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use crate::ledger::{LedgerLine, TurnTotals, today};
 use crate::shell::{cargo, output, project_root, step, target};
 
-/// Harnesses that the campaign program of testkit runs.
+/// Harnesses in the campaign program of testkit.
 const TESTKIT_HARNESSES: [&str; 10] =
     ["crash", "short", "loaded", "kill", "errors", "model", "corrupt", "repair", "linearizable", "fuzz"];
-/// Those of them that are asked for by name: a turn is a slice of 64, which is brought to its end.
+/// Harnesses that run only if they are named. A turn is one of 64 slices, and is never cut short.
 const SLICED_HARNESSES: [&str; 2] = ["short", "loaded"];
-/// Harnesses that are builds of their own, and for all engines at once.
+/// Harnesses with builds of their own, which run for all engines at once.
 const EXTERNAL_HARNESSES: [&str; 3] = ["interleavings", "sanitizers", "crowded"];
-/// Longest turn of a harness in seconds, where a turn can be cut short.
+/// Maximum length of a turn in seconds, if the harness can be interrupted.
 const TURN_SECONDS: u64 = 60;
-/// What the thread sanitizer reports and is none, with reasons.
+/// False reports of the thread sanitizer, with reasons.
 const THREAD_SANITIZER_SUPPRESSIONS: &str = "crates/xtask/sanitizers/thread.supp";
-/// Fewest cases that a turn is asked for.
+/// Minimum number of cases requested for a turn.
 const MIN_CASES: u64 = 10_000;
-/// From one turn's seed to the next one's: odd, so that all residues of a power of two have their
-/// turn.
+/// Distance between the seeds of consecutive turns. It is odd, so that the seeds take all residues
+/// modulo a power of two.
 const SEED_STRIDE: u64 = 1_000_003;
 
 struct CampaignOptions {
@@ -85,7 +84,7 @@ fn parse(words: &[String]) -> Result<CampaignOptions, String> {
     }
 }
 
-/// Runs the campaign that the words describe.
+/// Runs the campaign that the arguments describe.
 pub(crate) fn run(words: &[String]) -> Result<(), String> {
     let mut wish = parse(words)?;
     let program = CampaignProgram::build()?;
@@ -148,7 +147,7 @@ pub(crate) fn run(words: &[String]) -> Result<(), String> {
     }
 }
 
-/// A copy of testkit's campaign program.
+/// Copy of testkit's campaign program.
 struct CampaignProgram(PathBuf);
 
 impl CampaignProgram {
@@ -161,7 +160,7 @@ impl CampaignProgram {
         Ok(CampaignProgram(copy))
     }
 
-    /// The engines it knows.
+    /// Returns the engines that the program knows.
     fn engines(&self) -> Result<Vec<String>, String> {
         let mut command = Command::new(&self.0);
         command.arg("engines");
@@ -169,8 +168,8 @@ impl CampaignProgram {
         Ok(said.split_whitespace().map(str::to_owned).collect())
     }
 
-    /// One turn. A turn of the error plans is a workload and one of the short workloads a slice:
-    /// neither is cut short.
+    /// Runs one turn. A turn of the error plans is a workload, and a turn of the short workloads a
+    /// slice: neither is cut short.
     fn run_turn(
         &self,
         line: &LedgerLine,
@@ -182,7 +181,8 @@ impl CampaignProgram {
         let (seconds, cases) = match line.harness.as_str() {
             "errors" => ("inf".to_owned(), 1),
             sliced if SLICED_HARNESSES.contains(&sliced) => ("inf".to_owned(), u64::MAX),
-            // A harness shares its cases out among what it has: a turn of a few would come to none.
+            // A harness distributes its cases among its workloads: with few cases each would get
+            // none.
             _ => (seconds.to_string(), goal.saturating_sub(line.sum.cases).max(MIN_CASES)),
         };
         let mut command = Command::new(&self.0);
@@ -203,7 +203,9 @@ impl CampaignProgram {
             }
         }
         if sum.cases == 0 {
-            sum.failures = sum.failures.max(1); // it died before it could say how far it came
+            //
+            // The program failed before it printed its totals.
+            sum.failures = sum.failures.max(1);
         }
         Ok(sum)
     }
@@ -215,7 +217,7 @@ impl Drop for CampaignProgram {
     }
 }
 
-/// 20,000 schedules of each scenario; the unit is the schedule.
+/// Runs 20,000 schedules of each scenario. A case is a schedule.
 fn interleavings(seed: u64) -> Result<TurnTotals, String> {
     const SCHEDULES: u64 = 20_000;
     let began = Instant::now();
@@ -231,8 +233,8 @@ fn interleavings(seed: u64) -> Result<TurnTotals, String> {
     Ok(sum)
 }
 
-/// What every engine must do, with many times as many threads as the machine has cores: threads
-/// lose theirs at places where they hardly ever do otherwise. The unit is the test.
+/// Runs the conformance tests with many more threads than cores, so that the system preempts
+/// threads at places where it rarely does otherwise. A case is a test.
 fn oversubscribed() -> Result<TurnTotals, String> {
     const AT_A_TIME: &str = "24";
     let began = Instant::now();
@@ -248,12 +250,14 @@ fn oversubscribed() -> Result<TurnTotals, String> {
     Ok(TurnTotals { cases: (well + failed) as u64, failures, seconds: began.elapsed().as_secs_f64() })
 }
 
-/// Histories of real threads under the thread sanitizer, then histories and damage under the
-/// address sanitizer. A report that is not explained in [`THREAD_SANITIZER_SUPPRESSIONS`] is a
-/// failure. Blocks of caches and cells of memtables, which otherwise are pieces of larger memory of
-/// our own (`base::memory::pieces`), are the allocator's here, or what becomes of them would not be
-/// seen. Both are unstable flags of the compiler, so this is no part of CI. The unit is the test
-/// program.
+/// Runs histories of real threads under the thread sanitizer, then histories and corruption tests
+/// under the address sanitizer. A report that is not in [`THREAD_SANITIZER_SUPPRESSIONS`] is a
+/// failure.
+///
+/// With `--cfg plain_pieces`, blocks of caches and records of memtables come from the system
+/// allocator, so that the sanitizers see their use. Otherwise they are pieces of larger regions
+/// (`base::memory::pieces`). The sanitizers are unstable flags of the compiler, so they are not
+/// part of CI. A case is a test program.
 fn sanitizers() -> Result<TurnTotals, String> {
     let began = Instant::now();
     let mut sum = TurnTotals::default();

@@ -1,4 +1,4 @@
-//! # What CI runs, and what to run before a push
+//! # Steps of CI, also to be run before a push
 
 use std::process::Command;
 use std::time::Instant;
@@ -7,21 +7,21 @@ use crate::field;
 use crate::prose;
 use crate::shell::{self, cargo, interleavings};
 
-/// A step. Its builds are made once: what they would keep for the next ones costs time, and makes
-/// the programs slower.
+/// Runs a step. CI builds once, so incremental builds would only cost time, and would make the
+/// programs slower.
 fn step(mut command: Command) -> Result<(), String> {
     command.env("CARGO_INCREMENTAL", "0");
     shell::step(command)
 }
 
-/// Tests that are built with less optimisation: nothing else uses what is built for them, and they
-/// run for less time than that takes.
+/// Builds tests with less optimization. No other step uses these builds, and the tests run for less
+/// time than an optimized build takes.
 fn with_opt_level(mut command: Command, level: &str) -> Command {
     command.env("CARGO_PROFILE_TEST_OPT_LEVEL", level).env("CARGO_PROFILE_TEST_DEBUG", "0");
     command
 }
 
-/// Everything; stops at the first failure.
+/// Runs all steps; stops at the first failure.
 pub(crate) fn run() -> Result<(), String> {
     let began = Instant::now();
     step(cargo(&["fmt", "--all", "--check"]))?;
@@ -33,8 +33,8 @@ pub(crate) fn run() -> Result<(), String> {
     doc.env("RUSTDOCFLAGS", "-D warnings");
     step(doc)?;
     step(cargo(&["test", "--locked"]))?; // the test command of the README
-    // What is optional, and the bench, with neither a C compiler nor a library: built together,
-    // since what both stand on is the same.
+    // Optional features and the benchmark, without a C compiler and C libraries. They are built
+    // together, because they have the same dependencies.
     let optional = ["-p", "sheaf", "--features", "sheaf/tracing,sheaf/metrics"];
     step(cargo(
         &[&["clippy", "--locked"], &optional[..], &["--all-targets", "--", "-D", "warnings"]].concat(),
@@ -44,7 +44,8 @@ pub(crate) fn run() -> Result<(), String> {
     for tests in interleavings(&[]) {
         step(with_opt_level(tests, "1"))?;
     }
-    step(cargo(&["run", "--locked", "--release", "--", "demo"]))?; // the first command of the README
+    // The first command of the README.
+    step(cargo(&["run", "--locked", "--release", "--", "demo"]))?;
     step(cargo(&["build", "--locked", "--release", "-p", "sheaf-field"]))?;
     step(field::suite(&["--form".to_owned(), "short".to_owned()]))?;
     println!("\n== all well after {} s", began.elapsed().as_secs());

@@ -1,4 +1,4 @@
-//! # The field suite: builds the command and the suite, and runs the suite
+//! # Field suite: builds the command and the suite, and runs the suite
 
 use std::process::Command;
 
@@ -14,7 +14,7 @@ pub(crate) fn field(words: &[String]) -> Result<(), String> {
     step(suite(words))
 }
 
-/// The suite, which must be built already.
+/// Returns the command that runs the suite, which must be built already.
 pub(crate) fn suite(words: &[String]) -> Command {
     let mut command = Command::new(target("release").join("sheaf-field"));
     command.arg("--sheaf").arg(target("release").join("sheaf"));

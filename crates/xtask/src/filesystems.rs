@@ -1,19 +1,19 @@
-//! # The suites on other file systems
+//! # Test suites on other file systems
 //!
-//! Makes XFS and Btrfs on files, mounts them, and runs the suites with their databases there. Takes
-//! root, loop devices, `mkfs.xfs` (xfsprogs) and `mkfs.btrfs` (btrfs-progs).
+//! Creates XFS and Btrfs in image files, mounts them, and runs the suites with their databases
+//! there. Needs root, loop devices, `mkfs.xfs` (xfsprogs) and `mkfs.btrfs` (btrfs-progs).
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::shell::{cargo, step, target};
 
-/// Where the suites put what they write on a real disk.
+/// Environment variable with the directory for files that the suites write to a real disk.
 const SCRATCH: &str = "SHEAF_SCRATCH";
-/// Bytes of an image, which is sparse.
+/// Size of an image, which is sparse.
 const IMAGE_BYTES: &str = "3G";
 
-/// A file system in a file, unmounted and gone at the end.
+/// File system in an image file. It is unmounted and removed on drop.
 struct ImageMount {
     dir: PathBuf,
 }
@@ -36,7 +36,9 @@ impl ImageMount {
 
 impl Drop for ImageMount {
     fn drop(&mut self) {
-        let _ = run(Command::new("umount").arg("-l").arg(self.mount_point())); // it may not have got as far
+        //
+        // Fails if it was never mounted.
+        let _ = run(Command::new("umount").arg("-l").arg(self.mount_point()));
         let _ = std::fs::remove_dir_all(&self.dir);
     }
 }
@@ -46,7 +48,7 @@ fn run(command: &mut Command) -> Result<(), String> {
     if status.success() { Ok(()) } else { Err(format!("failed: {command:?}")) }
 }
 
-/// The suites on each file system; `filters` as those of `cargo test`.
+/// Runs the suites on each file system. `filters` are those of `cargo test`.
 pub(crate) fn filesystems(filters: &[String]) -> Result<(), String> {
     let parent = target("filesystems");
     std::fs::create_dir_all(&parent).map_err(|e| format!("{}: {e}", parent.display()))?;

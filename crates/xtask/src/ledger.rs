@@ -1,7 +1,7 @@
 //! # Lines of docs/reliability/LEDGER.md
 //!
-//! A campaign's line is found again by how it begins (day, commit, harness, engine, first seed) and
-//! replaced. A lock on the file lets several campaigns write side by side.
+//! A campaign finds its line by its start (day, commit, harness, engine, first seed) and replaces
+//! it. A lock on the file lets several campaigns write in parallel.
 
 use std::fs;
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -11,7 +11,7 @@ use crate::shell::project_root;
 
 const LEDGER_FILE: &str = "docs/reliability/LEDGER.md";
 
-/// What a turn, or all turns of one line, came to.
+/// Result of one turn, or of all turns of one line.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct TurnTotals {
     pub(crate) cases: u64,
@@ -19,11 +19,11 @@ pub(crate) struct TurnTotals {
     pub(crate) failures: u64,
 }
 
-/// One harness on one engine.
+/// Results of one harness on one engine.
 pub(crate) struct LedgerLine {
     pub(crate) harness: String,
     pub(crate) engine: String,
-    /// The first turn's; each next one is `stride` further.
+    /// Seed of the first turn. Each next seed is larger by `stride`.
     pub(crate) seed: u64,
     pub(crate) turns: u64,
     pub(crate) sum: TurnTotals,
@@ -51,7 +51,7 @@ impl LedgerLine {
         }
     }
 
-    /// A turn is over.
+    /// Adds the result of a turn.
     pub(crate) fn add(&mut self, turn: &TurnTotals) {
         self.turns += 1;
         self.sum.cases += turn.cases;
@@ -68,7 +68,7 @@ impl LedgerLine {
         format!("{}{turns}| {cases} | {seconds:.0} | {failures} |", self.begin)
     }
 
-    /// Puts it into the ledger, in the place of what it said before.
+    /// Writes the line to the ledger, and replaces its previous version.
     pub(crate) fn update_file(&self) -> Result<(), String> {
         self.try_update_file().map_err(|e| format!("{LEDGER_FILE}: {e}"))
     }
@@ -91,7 +91,7 @@ impl LedgerLine {
     }
 }
 
-/// The day and the commit, with a + if the tree is not quite that.
+/// Returns the day and the commit, with a `+` if the working tree has changes outside of docs.
 pub(crate) fn today() -> (String, String) {
     let said = |program: &str, words: &[&str]| {
         let output = Command::new(program).args(words).current_dir(project_root()).output();

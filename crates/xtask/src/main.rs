@@ -1,9 +1,11 @@
-//! # xtask: `cargo xtask ci`, `campaign`, `field`, `filesystems`, `seeded`
+//! # xtask: `cargo xtask ci`, `campaign`, `field`, `filesystems`, `prose`, `seeded`
 //!
-//! The one place that says what is run: `.ci/run` is a wrapper. No dependencies, so that it is
-//! there at once.
+//! Defines all checks of the project; `.ci/run` is only a wrapper. Has no dependencies, so that it
+//! builds quickly.
 
-#![allow(clippy::disallowed_methods)] // a tool of the house: files, processes and time are its work
+//
+// A tool: files, processes and time are its work.
+#![allow(clippy::disallowed_methods)]
 
 mod campaign;
 mod ci;

@@ -1,39 +1,40 @@
-//! # Running programs
+//! # Execution of programs
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-/// The root of the project.
+/// Returns the root of the project.
 pub(crate) fn project_root() -> PathBuf {
     let here = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
     here.ancestors().nth(2).map_or(here.clone(), PathBuf::from)
 }
 
-/// `cargo` with these arguments, at the root.
+/// Returns a command that runs `cargo` with these arguments in the root.
 pub(crate) fn cargo(arguments: &[&str]) -> Command {
     let mut command = Command::new(std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned()));
     command.args(arguments).current_dir(project_root());
     command
 }
 
-/// Where the builds of another kind go: beside the usual one, so that neither undoes the other.
+/// Returns the target directory of a kind of build. Each kind has its own, so that no build
+/// invalidates another.
 pub(crate) fn target(kind: &str) -> PathBuf {
     let base =
         std::env::var("CARGO_TARGET_DIR").map_or_else(|_| project_root().join("target"), PathBuf::from);
     base.join(kind)
 }
 
-/// The same, built for interleaving tests.
+/// Like [`cargo`], but builds for interleaving tests.
 fn shuttle(arguments: &[&str]) -> Command {
     let mut command = cargo(arguments);
     command.env("RUSTFLAGS", "--cfg shuttle").env("CARGO_TARGET_DIR", target("shuttle"));
     command
 }
 
-/// The commands that run all interleaving tests, with these arguments for the test programs: first
-/// the tests in modules named `interleavings`, then the programs of that name. The other unit tests
-/// of the libraries cannot run with `--cfg shuttle`.
+/// Returns the commands that run all interleaving tests, with these arguments for the test
+/// programs. The first runs the tests in modules named `interleavings`, the second the integration
+/// tests of that name. The other unit tests of the libraries cannot run with `--cfg shuttle`.
 pub(crate) fn interleavings(arguments: &[&str]) -> [Command; 2] {
     const MODEL_PACKAGES: [&str; 9] = [
         "sheaf-base",
@@ -55,7 +56,7 @@ pub(crate) fn interleavings(arguments: &[&str]) -> [Command; 2] {
     })
 }
 
-/// Runs a step, with its time.
+/// Runs a step and prints its time.
 pub(crate) fn step(mut command: Command) -> Result<(), String> {
     let began = Instant::now();
     println!("\n== {}", show(&command));
@@ -64,7 +65,7 @@ pub(crate) fn step(mut command: Command) -> Result<(), String> {
     if status.success() { Ok(()) } else { Err(format!("failed: {}", show(&command))) }
 }
 
-/// Runs a program and returns what it says; its errors are shown as they come.
+/// Runs a program. Returns whether it succeeded, and its stdout; its stderr is shown directly.
 pub(crate) fn output(mut command: Command) -> Result<(bool, String), String> {
     command.stderr(Stdio::inherit());
     let output = command.output().map_err(|e| format!("{}: {e}", show(&command)))?;

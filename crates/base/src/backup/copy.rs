@@ -1,8 +1,8 @@
-//! # Copy: the files of a state into a new directory
+//! # Copy: the files of a pinned state in a new directory
 //!
-//! No lock is held: what is read is held still. What the base has under the same name is given a
-//! second one, if the name is fixed and the bytes are the same: those of the source are read all
-//! the same, so that damage there does not hide behind an old copy.
+//! No lock is held: the pinned state keeps the files unchanged. If the base has a file with the
+//! same fixed name and the same bytes, that file is hard-linked. The source is read in any case, so
+//! that an old copy does not hide damage of the source.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -22,14 +22,14 @@ use crate::output_dir::OutputDir;
 use crate::root::RootSlots;
 use crate::store::{PinnedState, Store};
 
-/// An earlier backup.
+/// Earlier backup. Its files may be linked.
 struct BaseBackup {
     dir: PathBuf,
-    /// Files with fixed names: length and sum.
+    /// Length and checksum of the files with fixed names.
     immutable_files: HashMap<PathBuf, (u64, u32)>,
 }
 
-/// A file that is to be copied.
+/// File that is to be copied.
 struct CopyRequest {
     name: PathBuf,
     source_name: PathBuf,
@@ -38,10 +38,10 @@ struct CopyRequest {
     is_immutable: bool,
 }
 
-/// What a copy works on.
+/// State of a running copy.
 struct BackupCopier<'a, 'w> {
     disk: &'a dyn Disk,
-    /// Modes of the copy, and the widest that a linked file may have.
+    /// Modes of the new files, and the widest modes that a linked file may have.
     permissions: Permissions,
     store: &'a Store,
     tree: OutputTree<'a>,
@@ -51,7 +51,7 @@ struct BackupCopier<'a, 'w> {
     report: BackupReport,
 }
 
-/// Backs up the state of now into `dir`.
+/// Backs up the present state into `dir`.
 pub(crate) fn back_up(store: &Arc<Store>, dir: &Path, options: BackupOptions<'_>) -> Result<BackupReport> {
     let permissions = Permissions::of_copy(store.disk(), store.path(), &RootSlots::NAMES).unwrap_or_default();
     let permitted = store.disk().with_permissions(permissions);
@@ -136,17 +136,18 @@ impl BackupCopier<'_, '_> {
         for (id, pinned_files) in pinned.engine_files() {
             self.add_engine_files(&EngineDir::name_of(id), pinned_files)?;
         }
-        self.store.check_open() // since: after the end of the database nothing is held any more
+        // last: closing the database releases the pins, and files may have changed
+        self.store.check_open()
     }
 
-    /// The length of a file; nothing if it cannot be said.
+    /// Returns the length of a file, or 0 if it is not known.
     fn measure(&self, name: &Path) -> u64 {
         let file = self.disk.open(&self.store.path().join(name), OpenMode::Read);
         file.and_then(|file| file.len()).unwrap_or(0)
     }
 
-    /// A backup that does not fit is not begun: the database may be on the same disk. With a base
-    /// nobody knows what it takes.
+    /// Refuses a backup that does not fit: the database may be on the same disk. With a base the
+    /// number of bytes to copy is not known in advance, so nothing is checked.
     fn check_free_space(&self, bytes: u64) -> Result<()> {
         let root = self.tree.root();
         if self.base.is_none() && self.disk.free_space(root).during("measure", root)? < bytes {
@@ -183,7 +184,7 @@ impl BackupCopier<'_, '_> {
         })
     }
 
-    /// Copies, or links, `len` bytes at `at` of `source`.
+    /// Copies, or links, `len` bytes at offset `at` of `source`.
     fn copy_file(
         &mut self,
         request: CopyRequest,
@@ -214,8 +215,8 @@ impl BackupCopier<'_, '_> {
         self.add_entry(request, len, sum)
     }
 
-    /// Gives the base's file of that name and content a second name. None if there is none, or it
-    /// cannot be had.
+    /// Links the base's file if it has the same name and content, and returns the checksum. Returns
+    /// `None` if there is no such file or it cannot be linked.
     fn link_from_base(&mut self, request: &CopyRequest, from: &FileRange<'_>) -> Result<Option<u32>> {
         let Some(base) = self.base.as_ref().filter(|_| request.is_immutable) else { return Ok(None) };
         let Some((_, expected)) =
@@ -225,7 +226,7 @@ impl BackupCopier<'_, '_> {
         };
         let earlier = base.dir.join(&request.name);
         if self.disk.mode(&earlier).is_some_and(|mode| mode & 0o777 & !self.permissions.files() != 0) {
-            return Ok(None); // a second name may stand where others can reach it
+            return Ok(None); // a link shares the mode, which permits more users than the copy may
         }
         let done = self.meter.done;
         let sum = self.tree.checksum(from, &mut self.meter)?;
@@ -233,11 +234,11 @@ impl BackupCopier<'_, '_> {
             self.tree.note_created(&request.name);
             return Ok(Some(sum));
         }
-        self.meter.done = done; // it is copied after all
+        self.meter.done = done; // the file is copied instead, and counted then
         Ok(None)
     }
 
-    /// Has a file made in place, and sums it.
+    /// Creates a file with `make` and computes its checksum.
     fn add_written_file(
         &mut self,
         request: CopyRequest,
@@ -272,7 +273,7 @@ impl BackupCopier<'_, '_> {
     }
 }
 
-/// What makes a copy a backup.
+/// Completes a copy: manifest, sync, verification and final name.
 struct BackupFinisher<'a, 'w> {
     disk: &'a dyn Disk,
     dir: &'a Path,
@@ -293,7 +294,7 @@ impl BackupFinisher<'_, '_> {
         self.disk.sync_dir(self.dir).during("sync directory", self.dir)
     }
 
-    /// Reads back what was written, from the device where it can be had.
+    /// Reads the copy back, from the device if its cached pages can be dropped.
     fn verify(&mut self) -> Result<()> {
         let manifest = Manifest::open_unfinished(self.disk, self.dir)?;
         self.meter.begin(BackupPhase::Verifying, manifest.bytes)?;

@@ -1,7 +1,8 @@
-//! # Manifest: BACKUP, which says what a backup consists of
+//! # Manifest: BACKUP, the list of the files of a backup
 //!
-//! docs/format/backup.md has every byte. It is written and read as a stream, since a database may
-//! have millions of files; nothing in it is believed before all of it has been summed.
+//! docs/format/backup.md specifies the bytes. The manifest is written and read as a stream, since a
+//! database may have millions of files. The checksum of all bytes is verified before any of them is
+//! used.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,26 +15,26 @@ use crate::error::{Damage, Error, IoContext, Result};
 use crate::frame::{u32_at, u64_at};
 use crate::root::{FORMAT, Root};
 
-/// The file's name.
+/// Name of the manifest.
 pub const MANIFEST_FILE: &str = "BACKUP";
-/// Its name until the backup is finished.
+/// Name of the manifest until the backup is complete.
 pub(crate) const MANIFEST_TEMP_FILE: &str = "BACKUP.new";
 
 const MAGIC: &[u8; 8] = b"SHEAFBAK";
-/// Magic, format, length of ROOT.
+/// Bytes of the head: magic, format version, length of ROOT's body.
 const HEAD_BYTES: usize = 16;
-/// Entries, files, bytes, checksum.
+/// Bytes of the foot: entries, files, bytes, checksum.
 const FOOT_BYTES: usize = 28;
-/// Bytes gathered before they are written, or read at a time.
+/// Bytes that are written or read at a time.
 const BUFFER_BYTES: usize = 64 << 10;
-/// Longest entry: two names and the rest.
+/// Longest entry: two names and the other fields.
 const MAX_ENTRY_BYTES: usize = 2 * 4096 + 64;
 
 const DIRECTORY: u8 = 1;
 const FILE: u8 = 2;
 const IMMUTABLE: u8 = 4;
 
-/// Something that a backup has.
+/// Entry of the manifest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum ManifestEntry {
     /// A directory of the database.
@@ -45,18 +46,18 @@ pub(super) enum ManifestEntry {
 /// A file of a backup.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ManifestFile {
-    /// Its name, below the backup's directory.
+    /// Path relative to the backup's directory.
     pub(super) name: PathBuf,
-    /// The file of the database that has its bytes, ...
+    /// File of the database that contains the bytes.
     pub(super) database_name: PathBuf,
-    /// ... where in it, ...
+    /// Offset of the bytes in that file.
     pub(super) offset: u64,
-    /// ... and how long that is at least.
+    /// Least length of that file.
     pub(super) min_len: u64,
-    /// How many bytes, and what they sum to.
+    /// Number of bytes, and their checksum.
     pub(super) len: u64,
     pub(super) checksum: u32,
-    /// The name means these bytes for ever.
+    /// True if no other bytes ever get this name.
     pub(super) is_immutable: bool,
 }
 
@@ -116,7 +117,7 @@ impl ManifestEntry {
     }
 }
 
-/// BACKUP on its way.
+/// Manifest that is being written.
 pub(super) struct ManifestWriter {
     path: PathBuf,
     file: Arc<dyn File>,
@@ -129,18 +130,19 @@ pub(super) struct ManifestWriter {
 }
 
 impl ManifestWriter {
-    /// Begins it in `file`, which was made in `dir`, with what ROOT is to say.
+    /// Starts a manifest in `file`, which was created in `dir`. `root` is the content of ROOT after
+    /// a restore.
     pub(super) fn new(file: Arc<dyn File>, dir: &Path, root: &Root) -> ManifestWriter {
         let path = dir.join(MANIFEST_TEMP_FILE);
         let body = root.encode();
         let mut chunk = FieldWriter::default();
         chunk.0.extend_from_slice(MAGIC);
-        chunk.u32(root.version()); // it has its body
+        chunk.u32(root.version()); // version of the body that follows
         chunk.bytes(&body);
         ManifestWriter { path, file, chunk, offset: 0, checksum: 0, entries: 0, files: 0, bytes: 0 }
     }
 
-    /// One more.
+    /// Appends an entry.
     pub(super) fn add(&mut self, entry: &ManifestEntry) -> Result<()> {
         entry.encode(&mut self.chunk);
         self.entries += 1;
@@ -159,7 +161,7 @@ impl ManifestWriter {
         Ok(())
     }
 
-    /// Its last bytes, durable. It has its name of before still.
+    /// Writes the foot and syncs the file, which keeps its temporary name.
     pub(super) fn finish(mut self) -> Result<()> {
         self.chunk.u64(self.entries);
         self.chunk.u64(self.files);
@@ -172,12 +174,12 @@ impl ManifestWriter {
     }
 }
 
-/// BACKUP, whole and summed.
+/// Manifest that was read completely and has a valid checksum.
 pub(super) struct Manifest {
     path: PathBuf,
     file: Arc<dyn File>,
     pub(super) root: Root,
-    /// Where the entries begin and end, and how many there are.
+    /// Range of the entries in the file, and their number.
     from: u64,
     to: u64,
     entries: u64,
@@ -186,7 +188,7 @@ pub(super) struct Manifest {
 }
 
 impl Manifest {
-    /// That of the backup in `dir`.
+    /// Opens the manifest of the backup in `dir`.
     pub(super) fn open(disk: &dyn Disk, dir: &Path) -> Result<Manifest> {
         let why = |why: &str| Error::NotABackup { path: dir.to_path_buf(), reason: why.to_owned() };
         match disk.open(&dir.join(MANIFEST_FILE), OpenMode::Read) {
@@ -204,7 +206,7 @@ impl Manifest {
         }
     }
 
-    /// That of a backup that is nearly finished.
+    /// Opens the manifest of a backup that is about to be completed.
     pub(super) fn open_unfinished(disk: &dyn Disk, dir: &Path) -> Result<Manifest> {
         let path = dir.join(MANIFEST_TEMP_FILE);
         Manifest::read(disk.open(&path, OpenMode::Read).during("open", &path)?, path)
@@ -246,7 +248,7 @@ impl Manifest {
         Ok(Manifest { path, file, root, from, to, entries, files, bytes })
     }
 
-    /// Hands all entries to `each`, in order.
+    /// Passes all entries to `each`, in order.
     pub(super) fn for_each(&self, mut each: impl FnMut(ManifestEntry) -> Result<()>) -> Result<()> {
         let mut input = ManifestInput::new(&*self.file, &self.path, self.from, self.to);
         for _ in 0..self.entries {
@@ -268,7 +270,7 @@ impl Manifest {
     }
 }
 
-/// Reads a file from front to back.
+/// Sequential reader of a file.
 struct ManifestInput<'a> {
     file: &'a dyn File,
     path: &'a Path,
@@ -284,7 +286,7 @@ impl<'a> ManifestInput<'a> {
         ManifestInput { file, path, offset: at, end, buffer: Vec::new(), consumed: 0, checksum: 0 }
     }
 
-    /// Reads at most so many more bytes. False at the end.
+    /// Reads at most `most` more bytes. Returns false at the end.
     fn read_more(&mut self, most: usize) -> Result<bool> {
         let len = usize::try_from(self.end - self.offset).map_or(most, |left| left.min(most));
         self.buffer.drain(..self.consumed);
@@ -305,7 +307,7 @@ impl<'a> ManifestInput<'a> {
         self.consumed += len;
     }
 
-    /// Where the rest begins in the file.
+    /// Returns the offset in the file of the first byte that is not consumed.
     fn position(&self) -> u64 {
         self.offset - self.rest().len() as u64
     }
@@ -351,7 +353,7 @@ mod tests {
                 is_immutable: number > 9,
             })
         };
-        // More than is read at a time.
+        // More than one read.
         [ManifestEntry::Directory("own/00000001".into())].into_iter().chain((0..3000).map(file)).collect()
     }
 

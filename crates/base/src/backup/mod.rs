@@ -1,43 +1,31 @@
-//! # Backup: a copy of a database that goes on, and the way back
+//! # Backup: online copy of a database, and its restore
+//!
+//! A backup is a directory of plain files, copied from a pinned state while commits continue.
 //!
 //! ## Picture
 //!
 //! ```text
-//!  database ── Still (store/still) ──> copy ──> directory of plain files, BACKUP ──> verify ──> restore ──> database as of S
-//!                                       ^ same name, fixed, same bytes: linked
-//!                             an earlier backup
+//!  database ─ store::PinnedState ─> copy ─> plain files, BACKUP ─> verify ─> restore ─> database
+//!                                    ^ same fixed name and same bytes: hard link
+//!                          an earlier backup
 //! ```
-//!
-//! | file | job |
-//! |---|---|
-//! | `copy` | the files of a state into a new directory, or out of an earlier backup |
-//! | `restore` | a backup into a new directory, every byte checked |
-//! | `manifest` | BACKUP: what a backup consists of (docs/format/backup.md) |
-//! | `pace` | what a backup leaves to others |
-//! | `tree` | making files and directories, durably, and copying bytes |
 //!
 //! ## Invariants
 //!
-//! 1. BACKUP gets its name last, when everything else is on the device and was read back. So half a
-//!    backup is none.
-//! 2. A backup has no ROOT: nothing opens it, and nothing changes it. BACKUP has what ROOT is to
-//!    say.
-//! 3. No file of a backup is ever written again, so that a later backup may have it under a second
-//!    name.
-//! 4. ROOT of a restored database comes last. Its incarnation is far from the original's, which
-//!    tells the two apart: both go on with the same names and numbers, so that neither's backups
-//!    are a base for the other.
+//! 1. BACKUP gets its name last, after everything else is durable and was read back. An incomplete
+//!    backup is therefore never taken for a backup.
+//! 2. A backup has no ROOT, so that it cannot be opened and changed. BACKUP contains the content of
+//!    ROOT.
+//! 3. A file of a backup is never written again. A later backup may therefore share it by a hard
+//!    link.
+//! 4. A restore writes ROOT last. The incarnation is far from that of the original. Both databases
+//!    continue with the same names and numbers, so that neither may use a backup of the other as a
+//!    base.
 //!
 //! ## Crash
 //!
-//! What a crash leaves of a backup or a restoration is refused by everything that opens databases
-//! or backups; it is removed by hand. Any other failure removes what was written.
-//!
-//! ## Costs
-//!
-//! Each byte is read and written once, and read once more to verify; a mebibyte of memory. What is
-//! linked is read, not written. Beside commits a ninth to two thirds of its time is rest, unless
-//! another pace is asked for (`pace`).
+//! Every command refuses the remains of a crashed backup or restore; they are removed by hand.
+//! After any other failure this module removes the files that it wrote.
 
 mod copy;
 mod manifest;
@@ -57,10 +45,10 @@ pub(crate) use manifest::MANIFEST_TEMP_FILE;
 pub use pace::BackupRate;
 pub use restore::restore;
 
-/// Incarnations of a database and of one restored from its backups are at least so far apart: more
-/// than openings there will be.
+/// Minimum distance between the incarnations of a database and of one restored from its backup:
+/// more than the number of openings that will ever happen.
 const MIN_INCARNATION_DISTANCE: u64 = 1 << 24;
-/// Bytes handled at a time.
+/// Bytes copied at a time.
 const COPY_CHUNK: usize = 1 << 20;
 
 /// Phase of a backup or a restore.
@@ -157,7 +145,7 @@ pub struct BackupReport {
     pub linked_bytes: u64,
 }
 
-/// Counts what is done, tells the watcher, and rests.
+/// Progress counter. Calls the progress callback and pauses.
 struct ProgressMeter<'a> {
     phase: BackupPhase,
     done: u64,
@@ -190,7 +178,7 @@ impl<'a> ProgressMeter<'a> {
     }
 }
 
-/// True if a file of that name makes a directory a backup, finished or not.
+/// Returns true if a file of this name marks its directory as a backup, complete or not.
 pub(crate) fn is_backup_file(name: &str) -> bool {
     name == MANIFEST_FILE || name == manifest::MANIFEST_TEMP_FILE
 }

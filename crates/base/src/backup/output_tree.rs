@@ -1,13 +1,15 @@
-//! # Tree: a new directory, filled file by file and made durable as a whole
+//! # Output tree: a new directory that is filled file by file and made durable as a whole
 //!
-//! Where the volume can be synced as a whole it is, once; elsewhere each file and each directory.
-//! What is written goes on its way in the midst, so that the kernel does not gather gigabytes that
-//! other syncs would have to wait for.
+//! If the file system supports it, one sync of the volume makes everything durable. Otherwise each
+//! file and each directory is synced.
 //!
-//! Long runs go past the page cache: nobody reads a backup soon, and what the database reads stays
-//! there.
+//! ## Costs
 //!
-//! A block of zeros is not written: the copy of a file with holes has them too.
+//! - Writeback of a file starts after every [`WRITEBACK_BYTES`]. Otherwise the kernel would gather
+//!   gigabytes of dirty pages, for which other syncs would have to wait.
+//! - Long runs bypass the page cache: a backup is not read soon, and the cached pages of the
+//!   database stay in memory.
+//! - A block of zeros is not written: the copy of a file with holes has holes too.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -18,26 +20,28 @@ use crate::disk::{Disk, File, OpenMode, PAGE, Volume};
 use crate::error::{Damage, Error, IoContext, Result};
 use crate::output_dir::OutputDir;
 
-/// What is written goes on its way after so many bytes.
+/// Writeback starts after this many bytes.
 const WRITEBACK_BYTES: u64 = 8 << 20;
-/// From this length on a run is written directly: each such write waits for the device.
+/// Minimum length of a direct write. Each direct write waits for the device, so short ones are too
+/// slow.
 const MIN_DIRECT_BYTES: usize = 256 << 10;
-/// Zeros of this length, at a multiple of it, become a hole.
+/// A run of zeros of this length becomes a hole, if its offset is a multiple of the length.
 const HOLE_BYTES: usize = 64 << 10;
 static ZEROS: [u8; HOLE_BYTES] = [0; HOLE_BYTES];
 
-/// A directory on its way. What was made in it goes if this is dropped before it is kept.
+/// Directory that is being filled. If it is dropped before [`OutputTree::finish`], its content is
+/// removed.
 pub(super) struct OutputTree<'a> {
     disk: &'a dyn Disk,
     root: PathBuf,
     output_dir: OutputDir<'a>,
     volume: Option<Arc<dyn Volume>>,
-    /// Those made, below the root.
+    /// Directories that were created, relative to the root.
     dirs: BTreeSet<PathBuf>,
     buffer: AlignedBuffer,
 }
 
-/// A piece of a file on its way, at a multiple of a page in memory.
+/// Copy buffer, aligned to a page in memory.
 struct AlignedBuffer {
     memory: Vec<u8>,
     from: usize,
@@ -55,7 +59,7 @@ impl AlignedBuffer {
     }
 }
 
-/// Bytes of a file.
+/// Range of bytes of a file.
 pub(super) struct FileRange<'a> {
     pub(super) file: &'a dyn File,
     pub(super) path: &'a Path,
@@ -64,35 +68,35 @@ pub(super) struct FileRange<'a> {
 }
 
 impl<'a> OutputTree<'a> {
-    /// Begins to fill `target`.
+    /// Starts to fill `target`.
     pub(super) fn new(disk: &'a dyn Disk, target: OutputDir<'a>) -> OutputTree<'a> {
         let root = target.dir().to_path_buf();
-        disk.spread_dirs(&root); // an older backup may have been removed a moment ago
+        disk.spread_dirs(&root); // creating files is slow where an older backup was just removed
         let (volume, dirs, buffer) = (disk.volume(&root).ok(), BTreeSet::new(), AlignedBuffer::new());
         OutputTree { disk, root, output_dir: target, volume, dirs, buffer }
     }
 
-    /// The directory.
+    /// Returns the path of the directory.
     pub(super) fn root(&self) -> &Path {
         &self.root
     }
 
-    /// All of it is there.
+    /// Keeps the content: everything is written and durable.
     pub(super) fn finish(self) -> Result<()> {
         self.output_dir.finish()
     }
 
-    /// A file of that name was made just now.
+    /// Records that this process created the file `name`; a failure removes it.
     pub(super) fn note_created(&mut self, name: &Path) {
         self.output_dir.note_created(name);
     }
 
-    /// What it has is a database's from now on.
+    /// Records that database files are created from now on; a failure removes them too.
     pub(super) fn begin_database(&mut self) {
         self.output_dir.begin_database();
     }
 
-    /// Makes the directory `name` and those above it, if they are not there.
+    /// Creates the directory `name` and its missing parents.
     pub(super) fn create_dir(&mut self, name: &Path) -> Result<()> {
         if name.as_os_str().is_empty() || self.dirs.contains(name) {
             return Ok(());
@@ -107,13 +111,14 @@ impl<'a> OutputTree<'a> {
         Ok(())
     }
 
-    /// Where `name` is, with its directory made.
+    /// Creates the directory that contains `name`, and returns the path of `name`.
     pub(super) fn create_parent(&mut self, name: &Path) -> Result<PathBuf> {
         self.create_dir(name.parent().unwrap_or(Path::new("")))?;
         Ok(self.root.join(name))
     }
 
-    /// Copies `from` to `at` of `to`; what the bytes sum to.
+    /// Copies `from` to offset `to.offset` of `to`, extends the file to at least `to.len` bytes,
+    /// and returns the checksum of the bytes.
     pub(super) fn copy_range(
         &mut self,
         from: &FileRange<'_>,
@@ -136,12 +141,12 @@ impl<'a> OutputTree<'a> {
         Ok(sum)
     }
 
-    /// What a file's bytes sum to.
+    /// Returns the checksum of the bytes in `from`.
     pub(super) fn checksum(&mut self, from: &FileRange<'_>, meter: &mut ProgressMeter<'_>) -> Result<u32> {
         read_all(from, self.buffer.bytes(), |_, bytes| meter.add_bytes(bytes.len() as u64))
     }
 
-    /// A file is written, in the kernel.
+    /// Syncs a file that is completely written, unless the volume is synced as a whole later.
     pub(super) fn finish_file(&self, file: &dyn File, path: &Path) -> Result<()> {
         match &self.volume {
             Some(_) => Ok(()),
@@ -161,8 +166,8 @@ impl<'a> OutputTree<'a> {
     }
 }
 
-/// Writes `bytes` but for blocks of zeros; how many bytes reach to the end of the last block
-/// written.
+/// Writes `bytes` except blocks of zeros. Returns the end of the last written block, relative to
+/// `at`.
 fn write_data(file: &dyn File, at: u64, bytes: &[u8]) -> std::io::Result<u64> {
     let (mut from, mut written) = (0, 0);
     while from < bytes.len() {
@@ -188,7 +193,8 @@ fn write_data(file: &dyn File, at: u64, bytes: &[u8]) -> std::io::Result<u64> {
     Ok(written)
 }
 
-/// Hands all bytes to `each`, piece by piece, with where they stand in the range; their sum.
+/// Passes all bytes to `each`, piece by piece, with the offset within the range. Returns their
+/// checksum.
 fn read_all(
     from: &FileRange<'_>,
     buffer: &mut [u8],
@@ -211,7 +217,7 @@ fn read_all(
     Ok(sum)
 }
 
-/// Opens a file that must be there.
+/// Opens a file that must exist; a missing file is reported as damage.
 pub(super) fn open(disk: &dyn Disk, path: &Path) -> Result<Arc<dyn File>> {
     match disk.open(path, OpenMode::Read) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => {

@@ -1,12 +1,13 @@
-//! # Pace: what a backup leaves to others
+//! # Pace: pauses of a backup in favor of commits
 //!
-//! Copying takes a part of the device and of a processor, and what commits miss of them while a
-//! cleaner or a committer is at work their brake takes of them once more, in rests too. So a backup
-//! rests: as long as a rate asks for, or as it takes for those who commit to keep three quarters of
-//! their speed. That is the one they had before it began, for what it costs shows in its rests too,
-//! or the one in its rests, if they are faster then; and the older the first is, the less it
-//! counts. Of commits that go on at the fraction `x` of it beside the work, and at `y` in rests of
-//! `r` times as long, `(x + r y) / (1 + r)` are kept.
+//! Copying uses device and processor time. If GC or a committer is slowed down by it, the throttle
+//! slows commits even more, and also during the pauses of the backup. The backup therefore pauses:
+//! as long as a byte rate demands, or until commits keep three quarters of their reference rate.
+//!
+//! The reference is the rate during pauses, or the rate before the backup if that was higher. The
+//! reason is that the backup lowers the rate in pauses too. The excess of the earlier rate fades
+//! with its age. Let `x` be the fraction of the reference during work, and `y` the fraction in
+//! pauses, which last `r` times as long. Then commits keep `(x + r y) / (1 + r)`.
 
 use std::num::NonZeroU64;
 use std::sync::Arc;
@@ -19,25 +20,26 @@ use crate::error::Result;
 use crate::store::Store;
 use crate::types::Seq;
 
-/// A rest is no longer between two looks at whether it is to end.
+/// Longest sleep before the pause checks again for a cancellation.
 const PAUSE_SLICE: Duration = Duration::from_millis(50);
-/// Work that took longer waited for something.
+/// Longest work time that counts. A piece that took longer was waiting for the device or a lock.
 const MAX_PIECE_TIME: Duration = Duration::from_millis(200);
-/// What those who commit keep of their speed, if rests between these parts of the work can do it:
-/// the shortest still show it.
+/// Fraction of the reference rate that commits should keep.
 const TARGET_COMMIT_RATE: f64 = 0.75;
+/// Shortest and longest pause, relative to the work before it. The shortest is still long enough to
+/// measure the rate in pauses.
 const PAUSE_RANGE: (f64, f64) = (0.125, 2.0);
-/// Speeds beside work and in rests are of so many seconds.
+/// Time constant of the measured rates during work and in pauses, in seconds.
 const RATE_SECONDS: f64 = 1.0;
-/// What the speed before is above that in rests counts half after so many seconds, for others may
-/// have less to do by then.
+/// Half-life of the excess of the rate before the backup over the rate in pauses, in seconds.
+/// Writers may have less to do by then.
 const BASELINE_HALF_LIFE: f64 = 60.0;
 
 /// Share of the machine that a backup uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum BackupRate {
-    /// Gives precedence to commits: after each piece that overlaps with commits the backup pauses,
+    /// Gives precedence to commits. After each piece that overlaps with commits the backup pauses,
     /// for an eighth of the time of the piece up to twice that time. The goal is that commits keep
     /// three quarters of their rate before the backup. Without commits the backup runs at full
     /// speed.
@@ -49,38 +51,38 @@ pub enum BackupRate {
     Unlimited,
 }
 
-/// A backup's rests.
+/// Pauses of one backup.
 pub(super) struct BackupPacer {
     store: Arc<Store>,
     plan: PausePlan,
 }
 
-/// When it rests, and how long.
+/// Schedule of the pauses.
 struct PausePlan {
     pace: BackupRate,
-    /// The last one was when it began to work, or to rest.
+    /// Last sample: the start of the present work or pause.
     sampler: CommitSampler,
-    /// When the next bytes are due.
+    /// Time at which the next bytes are due, for [`BackupRate::BytesPerSecond`].
     next_due: Duration,
-    /// When it began, and how many commits a second there were then.
+    /// Start of the backup, and commits per second before it.
     started_at: Duration,
     baseline_rate: f64,
-    /// Commits beside its work, and in its rests.
+    /// Rate of commits during work, and in pauses.
     working_rate: CommitRate,
     paused_rate: CommitRate,
 }
 
 impl BackupPacer {
     pub(super) fn new(store: &Arc<Store>, pace: BackupRate) -> BackupPacer {
-        // Where whoever calls does all the work, nobody is beside him.
+        // In inline mode the calling thread does all the work, so nothing runs concurrently.
         let pace = if store.is_inline() { BackupRate::Unlimited } else { pace };
         let now = SystemClock.now();
         let plan = PausePlan::new(pace, store.visible(), store.commits_per_second(), now);
         BackupPacer { store: Arc::clone(store), plan }
     }
 
-    /// So many bytes are done: rests as long as that asks for. `look` says, now and then, whether
-    /// it goes on.
+    /// Pauses after `bytes` were copied. Calls `look` regularly during the pause; an error of it
+    /// ends the pause.
     pub(super) fn pause(&mut self, bytes: u64, mut look: impl FnMut() -> Result<()>) -> Result<()> {
         let until = self.plan.pause_until(bytes, self.store.visible(), SystemClock.now());
         while let Some(left) = until.checked_sub(SystemClock.now()).filter(|left| !left.is_zero()) {
@@ -109,13 +111,13 @@ impl PausePlan {
         }
     }
 
-    /// The rest is over.
+    /// Records the end of a pause.
     fn resume(&mut self, newest: Seq, now: Duration) {
         let (commits, rested) = self.sampler.sample(newest, now);
         self.paused_rate.add(commits, rested);
     }
 
-    /// How long it rests, in parts of its work.
+    /// Returns the length of the next pause, relative to the work before it.
     fn pause_share(&self) -> f64 {
         let Some((working, resting)) = self.working_rate.get().zip(self.paused_rate.get()) else {
             return 1.0;
@@ -132,7 +134,7 @@ impl PausePlan {
         }
     }
 
-    /// When work goes on after `bytes` that were done by `now`.
+    /// Returns the end of the pause after `bytes` that were finished at `now`.
     fn pause_until(&mut self, bytes: u64, newest: Seq, now: Duration) -> Duration {
         match self.pace {
             BackupRate::Unlimited => now,
@@ -142,7 +144,7 @@ impl PausePlan {
                 if commits == 0 { now } else { now + worked.min(MAX_PIECE_TIME).mul_f64(self.pause_share()) }
             }
             BackupRate::BytesPerSecond(rate) => {
-                // What was not used while something else took its time is not made up for.
+                // Unused time is not made up for if something else delayed the work.
                 self.next_due =
                     self.next_due.max(self.sampler.last_sample()).saturating_add(transfer_time(bytes, rate));
                 self.next_due
@@ -151,7 +153,7 @@ impl PausePlan {
     }
 }
 
-/// What `bytes` take at so many a second.
+/// Returns the time that `bytes` take at `rate` bytes per second.
 fn transfer_time(bytes: u64, rate: NonZeroU64) -> Duration {
     Duration::from_nanos(proportion(bytes, 1_000_000_000, rate.get()))
 }
@@ -177,8 +179,8 @@ mod tests {
         assert_eq!(plan.pause_until(1, Seq(9), 9000 * MS), 9200 * MS, "it waited for the device");
     }
 
-    /// The rest after so many pieces of 10 ms, in parts of these, beside so many commits a
-    /// millisecond, `resting` in rests, and `before`.
+    /// Returns the pause after `pieces` pieces of 10 ms, relative to a piece. The rates are commits
+    /// per millisecond: before the backup, during the work, and in pauses.
     fn pause_after(pieces: usize, before: u64, beside: u64, resting: u64) -> f64 {
         let mut plan = plan(BackupRate::YieldToCommits, Some(before as f64 * 1e3));
         let (mut now, mut newest) = (10 * MS, Seq(7));
@@ -195,7 +197,7 @@ mod tests {
 
     #[track_caller]
     fn assert_near(parts: f64, expected: f64) {
-        assert!((parts - expected).abs() < 0.05, "{parts} in place of {expected}");
+        assert!((parts - expected).abs() < 0.05, "{parts} instead of {expected}");
     }
 
     #[test]

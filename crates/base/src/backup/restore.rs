@@ -1,11 +1,11 @@
-//! # Restore: a backup becomes a database
+//! # Restore: creation of a database from a backup
 //!
 //! ```text
-//!  BACKUP summed ─> target locked, UNFINISHED ─> files copied, each sum compared ─> all synced ─> ROOT
-//!    ─> UNFINISHED goes ─> opens as after a crash at S
+//!  check BACKUP ─> lock target, create UNFINISHED ─> copy files, compare checksums ─> sync all
+//!    ─> write ROOT ─> remove UNFINISHED ─> the database opens as after a crash at S
 //! ```
 //!
-//! Files are copied, never linked: the database is going to write to its own.
+//! Files are copied and never linked, because the database writes to its files.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -20,12 +20,25 @@ use crate::root::{Root, RootSlots};
 use crate::store::directories;
 use crate::types::{Incarnation, random_bits};
 
-/// How much further than [`MIN_INCARNATION_DISTANCE`] the incarnation of a restored database is
-/// from the original's, at most.
+/// Upper bound of the random part of the distance between the incarnations, in addition to
+/// [`MIN_INCARNATION_DISTANCE`].
 const MAX_INCARNATION_DISTANCE: u128 = 1 << 40;
 
-/// Restores the backup in `from` into `to`, which must not be there, or be empty but for a lock
-/// that nobody holds. Without `permissions` it is for no one for whom the backup is not.
+/// Restores the backup in `from` into `to`. The directory `to` must not exist, or must be empty
+/// except for an unused lock file. Without `permissions` the new files are accessible only to users
+/// that can access the backup.
+///
+/// # Errors
+///
+/// In each case the created files are removed. Returns
+///
+/// - [`Error::NotABackup`] if `from` contains no complete backup, [`Error::Corrupt`] if a file of
+///   it is damaged or missing, [`Error::UnsupportedVersion`] if its format is newer;
+/// - [`Error::InvalidArgument`] if `to` is not empty or `permissions` are not valid,
+///   [`Error::Locked`] if `to` is in use;
+/// - [`Error::NotADatabase`] if `to` contains an unfinished restore or repair;
+/// - [`Error::NoSpace`] if the disk is too small, [`Error::Cancelled`] if `watcher` cancels,
+///   [`Error::Io`] if a system call fails.
 pub fn restore(
     disk: &Arc<dyn Disk>,
     from: &Path,
@@ -72,7 +85,7 @@ fn restore_files(
     RootSlots::new(Arc::clone(disk), to).create(&Root { incarnation, ..manifest.root.clone() })
 }
 
-/// Copies a file to where it belongs.
+/// Copies a file, or a part of one, to its place in the database.
 fn restore_file(
     disk: &dyn Disk,
     from: &Path,
@@ -84,7 +97,7 @@ fn restore_file(
     let source = open(disk, &path)?;
     let place = tree.create_parent(&stored.database_name)?;
     let file = match disk.open(&place, OpenMode::Create) {
-        // One of its parts is there.
+        // An earlier entry, a part of the same file, has created it.
         Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => disk.open(&place, OpenMode::ReadWrite),
         other => other.inspect(|_| tree.note_created(&stored.database_name)),
     };

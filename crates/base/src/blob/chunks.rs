@@ -1,59 +1,33 @@
-//! # Chunks: large values side by side, in slots of one size a file
+//! # Chunks: files of slots of equal size for large values
 //!
-//! Making and removing a file is most of what a value of up to a megabyte costs. So a value that no
-//! engine wants as a file is written to a slot of a chunk, where another one was before: no blocks
-//! are found or freed, no name is made, and one that is replaced before it was written back never
+//! Creating and removing files dominates the cost of values up to about a megabyte. A value that
+//! needs no file of its own is therefore written to a slot of a chunk file, which other values used
+//! before. No blocks or names are allocated. A value that is replaced before writeback never
 //! reaches the device.
 //!
 //! ## Picture
 //!
 //! ```text
-//!  stage   take a slot | write the value in whole units | write the stamp          in the kernel; then the commit
-//!  round   sync each chunk that was written to, and the names of those that were made; then the logs
-//!  remove  the slot is free, or will be with its last reader; an empty chunk that is not needed goes, and so do a slot's blocks
-//!  open    slots are taken as engines name them | chunks without any go | a head is read when a slot of it is to be used
+//!  write   allocate a slot | write the value in whole units | write the stamp | commit
+//!  round   sync each chunk that was written to, and new names | sync the logs
+//!  remove  free the slot after its last reader | remove unneeded empty chunks, punch free slots
+//!  open    mark referenced slots | remove other chunks | read a head when a slot is first reused
 //! ```
 //!
-//! `place` has the layout, `slots` the life of a slot and the argument why nothing that is named or
-//! read is written over. Class, fields and stamps stand in the head; nothing there is needed to
-//! read a value. The class is written once, a stamp with each value: it says which generation the
-//! next one has, also if the record of this one never comes to count.
-//!
-//! ## Why not for every size
-//!
-//! The paper gives a value that is larger than a chunk chunks of its own; on a file system that is
-//! a file of its own, which is what it gets: it fits, and its blocks come back when it goes.
+//! `slot_layout` has the layout, and `slot_allocator` the argument that no referenced or pinned
+//! slot is overwritten.
 //!
 //! ## Invariants
 //!
-//! 1. When a record counts, its value and its stamp are durable, and so are length and name of the
-//!    chunk: the round synced them before the log, or recovery found the value whole and wrote all
-//!    of it again (`rewrite_slot`).
-//! 2. So the stamp that an opening finds is at least the generation of any record that ever
-//!    counted; one that never counted is never looked at again. Together with `slots` 3, numbers
-//!    never repeat.
-//! 3. What is written at once is whole units, the last one filled up with zeros: no page has to be
-//!    read for the part that stays.
-//!
-//! 4. Nothing is written, punched or removed here once the database is closed ([`Blobs::close`]
-//!    waits for those who are at it): the slot may be another value's in the next life.
-//!
-//! ## Threads
-//!
-//! Any. The table's lock is taken last of all, and not held over I/O. An open value outlives the
-//! database as a file would, but its bytes do not: once the lock of the database may be another's,
-//! reading answers `Closed`.
-//!
-//! ## Crash
-//!
-//! A value without a record leaves a stamp and bytes that nobody names. A chunk whose head never
-//! reached the device has no record that counts, and goes. One whose head is damaged goes on being
-//! read, and gets no new values.
-//!
-//! ## Costs
-//!
-//! Two or three writes a value. A chunk's head is one page more to sync; it is read once a life,
-//! when the first slot of it is used again. [`MAX_OPEN_CHUNKS`] files stay open.
+//! 1. When a record counts, its value, its stamp, and length and name of the chunk are durable. The
+//!    sync round synced them before the log, or recovery found the value complete and rewrote it
+//!    (`rewrite_slot`).
+//! 2. So the stamp found by an opening is at least the generation of any record that counts.
+//!    Together with `slot_allocator` I3, numbers never repeat.
+//! 3. Values are written in whole units, the last one padded with zeros, so that no page is read
+//!    before a write.
+//! 4. After [`Blobs::close`], nothing is written, punched or removed: the next opening may use the
+//!    slot.
 
 use std::collections::{HashMap, VecDeque};
 use std::path::PathBuf;
@@ -71,16 +45,22 @@ use crate::sync::{Mutex, RwLock, RwLockReadGuard};
 /// Chunks that are kept open.
 const MAX_OPEN_CHUNKS: usize = 64;
 const TINY_MAX_OPEN_CHUNKS: usize = 2;
-/// Slots of a class whose blocks are given back at once.
+/// Slots of a class that are punched per call of [`Blobs::trim`], at most.
 const MAX_PUNCHED: usize = 256;
-/// The largest unit.
+/// Largest unit in bytes.
 const UNIT: usize = 4096;
 
-/// What is known of chunks in memory.
+/// State of all chunks, in memory. Any thread may use it. The lock of `state` is the last one in
+/// the lock order and is not held during I/O.
+///
+/// Reading a value needs nothing of a chunk's head. A chunk with a damaged head is therefore still
+/// read, but gets no new values. If the head never reached the device, no record of the chunk
+/// counts, and an opening removes the chunk. A value without a record leaves unreferenced bytes and
+/// a stamp.
 #[derive(Debug)]
 pub(super) struct ChunkTable {
     state: Mutex<ChunkTableState>,
-    /// Held, to read, by whoever changes a chunk (I4).
+    /// Held for reading by each thread that changes a chunk (I4).
     close_lock: RwLock<()>,
     is_closed: AtomicBool,
 }
@@ -88,11 +68,11 @@ pub(super) struct ChunkTable {
 #[derive(Debug)]
 struct ChunkTableState {
     slots: SlotAllocator,
-    /// Before it is settled nothing is taken or released, and what is read needs no pin. Without
-    /// writing it never is.
+    /// False during recovery: no slot is taken or released, and reads need no pin. If the database
+    /// is opened for reading only, it stays false.
     is_recovered: bool,
     files: HashMap<u64, Arc<dyn File>>,
-    /// In the order they were opened; some are gone.
+    /// Chunks in the order of opening; some may be closed since.
     open_order: VecDeque<u64>,
     max_open: usize,
 }
@@ -113,13 +93,13 @@ impl ChunkTable {
         })
     }
 
-    /// Keeps the database from being closed. None if it is.
+    /// Delays closing the database. Returns `None` if it is closed.
     fn block_close(&self) -> Option<RwLockReadGuard<'_, ()>> {
         let life = self.close_lock.read();
         (!self.is_closed.load(Ordering::Acquire)).then_some(life)
     }
 
-    /// These are taken. `frozen`: and others may be.
+    /// Marks slots as used. `frozen` means that others may be in use too.
     pub(super) fn mark_used(
         &self,
         places: impl Iterator<Item = SlotLocation>,
@@ -131,7 +111,7 @@ impl ChunkTable {
         state.slots.finish_recovery(frozen);
     }
 
-    /// All that are taken were found: from now on others may be.
+    /// Ends recovery: all used slots were marked, and others may be taken now.
     pub(super) fn finish_recovery(&self) {
         self.state.lock().is_recovered = true;
     }
@@ -176,17 +156,18 @@ impl ChunkTableState {
     }
 }
 
-/// Keeps a slot from being used for another value, until the database is closed: what stands there
-/// then is the next life's business.
+/// Pin that keeps a slot from being reused until the database is closed. After that the next
+/// opening may reuse it.
 #[derive(Debug)]
 pub(crate) struct SlotPin {
     table: Arc<ChunkTable>,
-    /// None where nothing is ever written.
+    /// `None` during recovery and in read-only openings, where no slot is reused.
     place: Option<SlotLocation>,
 }
 
 impl SlotPin {
-    /// Whether what was just read may be another value's.
+    /// Returns true if the bytes that were just read may belong to another value. An open value
+    /// outlives the database like an open file does, but its bytes do not.
     pub(crate) fn is_reused(&self) -> bool {
         self.table.is_closed.load(Ordering::Acquire)
     }
@@ -201,7 +182,14 @@ impl Drop for SlotPin {
 }
 
 impl Blobs {
-    /// Stages a value in a slot, in the kernel. None if it needs a file of its own.
+    /// Writes a value to a slot; it is not durable before the next sync. Returns `None` if it needs
+    /// a file of its own. In the FlatStore paper, a value larger than a chunk gets several chunks.
+    /// Here it gets a file, which fits it exactly and is removed with it.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Closed`] if the database is closed, and an error of opening, creating or
+    /// writing a chunk. In that case the slot is free again.
     pub fn try_write_slot(self: &Arc<Blobs>, value: &[u8]) -> Result<Option<UncommittedBlob>> {
         let Some(class) = self.layout.class_for(value.len() as u64) else { return Ok(None) };
         let Ok(len) = u32::try_from(value.len()) else { return Ok(None) };
@@ -211,11 +199,12 @@ impl Blobs {
         let blob = BlobRef { id: place.id(), len, sum: crc32c::crc32c(value) };
         let staged = UncommittedBlob { blob, file, owner: Arc::clone(self), is_committed: false };
         let filled = self.write_slot(&*staged.file, place, value).during("write", &self.path(blob.id));
-        drop(life); // what is given up stays by itself, and a close may be waiting in between
+        drop(life); // dropping `staged` takes this lock again, and a waiting `close` would block it
         filled.map(|()| Some(staged))
     }
 
-    /// Takes a slot, in a chunk that is made if there is none. None if there can be no more chunks.
+    /// Takes a slot, in a new chunk if necessary. Returns `None` if the numbers of chunks are used
+    /// up.
     fn allocate_slot(&self, class: u8) -> Result<Option<(SlotLocation, Arc<dyn File>)>> {
         loop {
             let mut state = self.chunks.state.lock();
@@ -227,7 +216,8 @@ impl Blobs {
                         let mut state = self.chunks.state.lock();
                         state.slots.release(place);
                         if is_not_found(error) {
-                            state.slots.freeze(place.chunk); // somebody took it away: readers will tell
+                            // removed by someone else: readers of its values report it
+                            state.slots.freeze(place.chunk);
                             continue;
                         }
                     }
@@ -245,8 +235,8 @@ impl Blobs {
         }
     }
 
-    /// A value that was staged, as far as that came, is not committed. A chunk that it leaves empty
-    /// goes at once: there may be no room for it.
+    /// Frees the slot of a value that is not committed. Removes the chunk at once if it becomes
+    /// empty, since the disk may be full.
     pub(super) fn discard_slot(&self, place: SlotLocation) -> Result<()> {
         let Some(_life) = self.chunks.block_close() else { return Ok(()) };
         let mut state = self.chunks.state.lock();
@@ -267,7 +257,7 @@ impl Blobs {
         }
         let file = self.create(chunk, "chunk")?;
         if let Err(error) = self.init_chunk(&*file, chunk, class) {
-            let _ = self.remove_file(chunk, "chunk"); // an orphan, if it stays
+            let _ = self.remove_file(chunk, "chunk"); // if it stays, it is an orphan
             return Err(error);
         }
         let mut state = self.chunks.state.lock();
@@ -281,7 +271,7 @@ impl Blobs {
         file.set_len(self.layout.chunk_bytes()).during("extend", &path)
     }
 
-    /// The head of a chunk in which nothing was written yet.
+    /// Returns the head of a new chunk.
     fn new_head(&self, chunk: u64, class: u8) -> [u8; HEAD] {
         let mut head = [0; HEAD];
         let fields = self.layout.fields(self.store, chunk, class);
@@ -320,8 +310,8 @@ impl Blobs {
         Ok(file)
     }
 
-    /// Reads the stamps of a chunk of an earlier life. One whose head is damaged, or cannot be
-    /// read, gets no new values.
+    /// Reads the stamps of a chunk of an earlier opening. If the head is damaged or cannot be read,
+    /// the chunk gets no new values.
     fn read_generations(&self, chunk: u64, class: u8) -> Result<()> {
         let head = self.read_head(chunk, class);
         if let Err(error) = &head
@@ -380,7 +370,8 @@ impl Blobs {
         Ok(Some(OpenBlob::in_slot(file, path, *blob, self.layout.offset(place), pin)))
     }
 
-    /// Writes a slot again as it is, and the head with at least its stamp, and syncs them.
+    /// Writes a slot again with the same value, and the head with a stamp at least as new as the
+    /// value's generation. Syncs both.
     pub(super) fn rewrite_slot(&self, place: SlotLocation, value: &OpenBlob, file: &dyn File) -> Result<()> {
         let path = self.file_path(place.chunk, "chunk");
         let base = self.layout.offset(place);
@@ -397,15 +388,15 @@ impl Blobs {
         file.sync().during("sync", &path)
     }
 
-    /// The lock of the database is about to be given back: waits for those who write to chunks, and
-    /// refuses others (I4).
+    /// Refuses further changes of chunks and waits for those in progress (I4). Called before the
+    /// lock of the database is released.
     pub fn close(&self) {
         self.chunks.is_closed.store(true, Ordering::Release);
         drop(self.chunks.close_lock.write());
     }
 
-    /// Gives back chunks that are empty: `all`; or what was not needed since the last call, and the
-    /// blocks of free slots.
+    /// Removes empty chunks: `all` of them, or those that were not needed since the last call. In
+    /// the latter case also punches free slots that were not needed.
     pub fn trim(&self, all: bool) {
         let Some(_life) = self.chunks.block_close() else { return };
         let surplus = {
@@ -415,26 +406,27 @@ impl Blobs {
             surplus
         };
         for chunk in &surplus {
-            let _ = self.remove_file(*chunk, "chunk"); // one that stays is swept at the next opening
+            let _ = self.remove_file(*chunk, "chunk"); // if it stays, the next opening removes it
         }
         let excess =
             if all { Vec::new() } else { self.chunks.state.lock().slots.take_excess_slots(MAX_PUNCHED) };
         for place in excess {
             if let Ok(file) = self.open_chunk(place.chunk) {
-                // What cannot be given back is used again one day.
+                // If punching fails, the blocks are reused later.
                 let _ = file.punch_hole(self.layout.offset(place), self.layout.slot_bytes(place.class));
             }
             self.chunks.state.lock().slots.mark_punched(place);
         }
     }
 
-    /// The files of chunks; each whose head is damaged goes to `report`.
+    /// Returns the paths of the chunk files. Passes an error to `report` for each damaged head.
     pub fn verify(&self, report: &mut dyn FnMut(Error)) -> Vec<PathBuf> {
         let chunks = self.chunks.state.lock().slots.numbers();
         let mut paths = Vec::new();
         for (chunk, class) in chunks {
             match self.check_head(chunk, class) {
-                Err(error) if is_not_found(&error) => continue, // gone meanwhile, or whoever needs it says so
+                // removed just now; if a value needs it, its reader reports it
+                Err(error) if is_not_found(&error) => continue,
                 Err(error) => report(error),
                 Ok(()) => {}
             }

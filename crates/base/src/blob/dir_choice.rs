@@ -1,52 +1,50 @@
-//! # Sites: where making a file costs too much no more are made
+//! # Directory choice: avoidance of directories in which creating files is slow
 //!
-//! ext4 without a journal takes no inode that was freed in the last minutes, and looks at each of
-//! these again whenever it makes a file: where many lie, a file costs a hundred to eight hundred µs
-//! of the processor in place of ten. A directory may have come to lie there, or come to a part of
-//! its group that does; which directory does cannot be told from its name or its number. So some of
-//! the files that are made are timed, and a directory in which they cost several times what files
-//! cost elsewhere is left for a new one.
+//! ext4 without a journal does not reuse an inode that was freed in the last minutes. Whenever it
+//! creates a file, it examines each such inode of the block group again. In a group with many of
+//! them, creating a file takes much more processor time. Neither the name nor the number of a
+//! directory tells in which group it is. So this module measures some creations. If files cost
+//! several times as much as elsewhere, the directory gets no more files and a new one is used.
 //!
-//! Time is the processor's, of this thread: what waits for the device is not meant.
+//! Time is processor time of the calling thread: waiting for the device does not count.
 //!
 //! ## Costs
 //!
-//! Two clock calls for [`TIMED_FILES`] in each [`TIMED_INTERVAL`] files, and for a directory that
-//! is left the rest of its numbers.
+//! Two clock calls for [`TIMED_FILES`] in each [`TIMED_INTERVAL`] files, and the unused numbers of
+//! a directory that is abandoned.
 
 use std::time::Duration;
 
-/// Of so many files in a row ...
+/// Among this many files in a row ...
 const TIMED_INTERVAL: u64 = 64;
-/// ... so many are timed, and the cheapest counts.
+/// ... this many are measured, and the cheapest counts.
 const TIMED_FILES: u64 = 2;
-/// Below this nothing is slow.
+/// Creations up to this time are never slow.
 const MIN_SLOW: Duration = Duration::from_micros(40);
-/// Slow is what costs more than so many times the cheapest that was seen.
+/// Creations are slow if they take more than this many times the cheapest one.
 const SLOW_FACTOR: u32 = 4;
-/// Directories that are left one after the other, at most. Each is made up for by as many files as
-/// a directory has.
+/// Maximum number of directories that are abandoned one after the other. Each must be made up for
+/// by as many fast files as a directory has.
 const MAX_SKIPPED_DIRS: u64 = 16;
 
-/// Whether it is timed how the file of this number is made.
+/// Returns true if the creation of file `number` is measured.
 pub(super) fn is_timed(number: u64) -> bool {
     number % TIMED_INTERVAL < TIMED_FILES
 }
 
-/// What files cost so far.
+/// Creation times so far.
 #[derive(Debug)]
 pub(super) struct DirChoice {
     cheapest: Option<Duration>,
-    /// The first of the present look.
+    /// First time of the present measurement.
     first: Option<Duration>,
-    /// Looks at a directory's files; and for how many looks' worth of numbers directories may still
-    /// be left.
+    /// Measurements per directory, and the budget for abandoning directories, in measurements.
     samples_per_dir: u64,
     skips_left: u64,
 }
 
 impl DirChoice {
-    /// For directories of so many files.
+    /// Creates the state for directories of `files` files.
     pub(super) fn new(files: u64) -> DirChoice {
         let looks_per_dir = files / TIMED_INTERVAL;
         DirChoice {
@@ -57,7 +55,7 @@ impl DirChoice {
         }
     }
 
-    /// One of those that are timed took so long. True if its directory should get no more.
+    /// Adds a measured time. Returns true if its directory should get no more files.
     pub(super) fn is_dir_slow(&mut self, took: Duration) -> bool {
         let Some(first) = self.first.take() else {
             self.first = Some(took);

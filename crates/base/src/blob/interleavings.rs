@@ -1,8 +1,9 @@
-//! Slots under a scheduler: values are staged, removed and read at once, in as few slots as there
-//! can be.
+//! # Interleavings of slot operations under a scheduler
 //!
-//! Built with `--cfg shuttle` only. The knobs are those of `crate::sync::explore`. What it cannot
-//! see: weak memory.
+//! Values are written, removed and read concurrently, in as few slots as possible.
+//!
+//! Built with `--cfg shuttle` only; the settings are those of `crate::sync::explore`. Weak memory
+//! orderings are not explored.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -14,7 +15,7 @@ use crate::disk::sim::{CallClass, Fault, FaultKind, SimDisk};
 use crate::sync::{explore, thread};
 use crate::types::StoreId;
 
-/// Half a chunk.
+/// Half a chunk in bytes.
 const LEN: usize = 8 << 10;
 
 fn blobs() -> Arc<Blobs> {
@@ -35,7 +36,7 @@ fn put(blobs: &Arc<Blobs>, byte: u8) -> BlobRef {
     blob
 }
 
-/// A value that was found is what it was, however late it is read, or it is gone.
+/// Asserts that a value that was found has its bytes, however late it is read.
 fn read(blobs: &Blobs, blob: &BlobRef, byte: u8) {
     if let Some(value) = blobs.open(blob).unwrap() {
         thread::yield_now();
@@ -43,8 +44,8 @@ fn read(blobs: &Blobs, blob: &BlobRef, byte: u8) {
     }
 }
 
-/// Who gives up a value has let go of what a close waits for: the scheduler refuses whoever takes
-/// it twice.
+/// Discarding a failed blob takes the lock that a close waits for. The failed write must have
+/// released it before: the scheduler rejects a thread that takes it twice.
 #[test]
 fn a_failed_blob_write_releases_its_slot() {
     explore(100, || {

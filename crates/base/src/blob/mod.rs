@@ -1,41 +1,31 @@
-//! # Blobs: values too large to stand in a log
+//! # Blobs: values that are too large for a log
 //!
-//! A value above the staging limit is written to a slot of a chunk, or to a file of its own, before
-//! its commit has a number (commit.md R9); the commit's record carries number, length and checksum.
-//! The sync round syncs what was staged before the logs, so a durable record never names a value
-//! that is not.
+//! A value above the blob threshold is written to a slot of a chunk or to a file of its own. This
+//! is done before its commit has a number (commit.md R9). The record of the commit contains number,
+//! length and checksum. A sync round syncs blobs before logs, so a durable record never refers to a
+//! blob that is not durable.
 //!
 //! ## Picture
 //!
 //! ```text
-//!  blob/<number / 4096:08x>-<part of the database's id:08x>/<number:016x>.chunk :  a head, and values in slots of one size
-//!                                                           <number:016x>.blob  :  a value, and nothing else
+//!  blob/<number / 4096:08x>-<salt:08x>/<number:016x>.chunk   a head, and slots of one size
+//!                                      <number:016x>.blob    a value, and nothing else
 //! ```
 //!
-//! `chunks` has the slots. A file of its own gets a value that is larger than a chunk, one that
-//! comes bit by bit and is not whole when its first bytes are written, and one of an engine that
-//! adopts files.
+//! The salt is a part of the database's id. Slots are in `chunks`. A value gets its own file if it
+//! is larger than a chunk or written in parts, or if its engine adopts files. To *adopt* a file, an
+//! engine links it under a name of its own ([`Blobs::path`], `Disk::link`) and releases this one.
+//! Number, length and checksum in the record detect a foreign file as well as a file header would.
 //!
-//! Directories lie far from each other on the device, where their names say, and names are never
-//! used again, nor by another database: creating files where many were removed a moment ago is up
-//! to thirty times slower (`Disk::spread`; with the same names, a database made where another was
-//! just removed took 1.2 thousand values of 64 KiB a second). One in which it is slow all the same
-//! gets no more files (`sites`). One goes with its last file.
-//!
-//! Number, length and checksum stand in the record, and guard against a foreign file as well as a
-//! header would: a value of another length or sum is damage. So an engine may *adopt* a staged
-//! file: give it a name of its own ([`Blobs::path`], `Disk::link`), and let this one go.
+//! Names are never reused, not even by another database, and directories are spread over the device
+//! (`Disk::spread_dirs`). The reason: creating files is slow where many were just removed. If it is
+//! slow anyway, the directory gets no more files (`dir_choice`). A directory is removed with its
+//! last file.
 //!
 //! ## Crash
 //!
-//! A file, or chunk, without a live record is an orphan and swept at the next open, with the
-//! directory that becomes empty. Numbers never repeat.
-//!
-//! ## Costs
-//!
-//! A file created, written and closed: 15 µs and the copy, and ten times that when its blocks are
-//! found and freed. A round syncs up to [`SYNCFS_THRESHOLD`] files one by one; if there are more
-//! they are closed when they are written, and the volume is synced as a whole.
+//! A file or chunk without a live record is an orphan. The next opening removes it, and a directory
+//! that becomes empty. Numbers never repeat.
 
 mod chunks;
 mod dir_choice;
@@ -62,17 +52,18 @@ use slot_layout::{ChunkLayout, SlotLocation};
 pub(crate) use chunks::SlotPin;
 pub(crate) use slot_layout::file_number;
 
-/// More staged files than this are synced by syncing the volume.
+/// If more blob files than this are unsynced, they are closed and the volume is synced as a whole.
+/// Otherwise they are synced one by one.
 pub const SYNCFS_THRESHOLD: usize = 64;
 const TINY_SYNCFS_THRESHOLD: usize = 3;
-/// Files of a directory, as a power of two.
+/// Files in a directory, as a power of two.
 const DIR_BITS: u32 = 12;
 const TINY_DIR_BITS: u32 = 2;
 
-/// A staged value, as its record names it.
+/// Reference to a blob in a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlobRef {
-    /// Its number: of its file, or of its place and the use of that.
+    /// Number of the file, or encoded location and generation of the slot.
     pub id: u64,
     /// Bytes of the value.
     pub len: u32,
@@ -80,11 +71,11 @@ pub struct BlobRef {
     pub sum: u32,
 }
 
-/// A value staged for a commit that has no number yet. Its file, or slot, goes if it is dropped
-/// unused.
+/// Blob of a commit that has no number yet. If it is dropped without a commit, its file or slot is
+/// freed.
 #[derive(Debug)]
 pub struct UncommittedBlob {
-    /// What the record will say.
+    /// Reference for the record.
     pub blob: BlobRef,
     file: Arc<dyn File>,
     owner: Arc<Blobs>,
@@ -93,6 +84,11 @@ pub struct UncommittedBlob {
 
 impl UncommittedBlob {
     /// Appends to the value, which has a file of its own.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::TooLarge`] if the value would have 4 GiB or more, and an error of the
+    /// write.
     pub fn append(&mut self, bytes: &[u8]) -> Result<()> {
         let (path, at) = (self.owner.path(self.blob.id), u64::from(self.blob.len));
         let got = at + bytes.len() as u64;
@@ -104,12 +100,16 @@ impl UncommittedBlob {
         Ok(())
     }
 
-    /// Makes what was appended durable. If it fails the value can only be dropped.
+    /// Makes the appended bytes durable. After a failure the blob must be dropped.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Io`] if the sync fails.
     pub fn sync(&self) -> Result<()> {
         self.file.sync().during("sync", &self.owner.path(self.blob.id))
     }
 
-    /// The commit took it: the file stays, and the next sync round must sync it.
+    /// Marks the blob as committed: the file stays, and the next sync round must sync it.
     #[must_use]
     pub fn commit(mut self) -> Arc<dyn File> {
         self.is_committed = true;
@@ -120,7 +120,7 @@ impl UncommittedBlob {
 impl Drop for UncommittedBlob {
     fn drop(&mut self) {
         if !self.is_committed {
-            // A file that cannot be removed is an orphan, which the next open sweeps.
+            // A file that cannot be removed is an orphan, which the next opening removes.
             let _ = match SlotLocation::from_id(self.blob.id) {
                 Some(place) => self.owner.discard_slot(place),
                 None => self.owner.remove(self.blob.id),
@@ -129,7 +129,7 @@ impl Drop for UncommittedBlob {
     }
 }
 
-/// The directories of blobs.
+/// All blobs of a database.
 #[derive(Debug)]
 pub struct Blobs {
     dir: PathBuf,
@@ -137,17 +137,17 @@ pub struct Blobs {
     next: AtomicU64,
     syncfs_threshold: usize,
     dir_bits: u32,
-    /// In the names of directories.
+    /// Part of the names of directories: bits of the database's id.
     salt: u32,
     dirs: Mutex<Dirs>,
-    /// Values in files of their own.
+    /// Number of values in files of their own.
     files: AtomicU64,
-    /// Numbers of files that nobody names any more, to be removed.
+    /// Unreferenced files that are to be removed.
     pending_removals: Mutex<Vec<u64>>,
     store: StoreId,
     layout: ChunkLayout,
     chunks: Arc<ChunkTable>,
-    /// None where the volume cannot be synced as a whole.
+    /// Volume of the directory; `None` if it cannot be synced as a whole.
     volume: OnceLock<Option<Arc<dyn Volume>>>,
     checksums: BlobChecksums,
 }
@@ -168,32 +168,32 @@ pub struct BlobStats {
     pub files: u64,
 }
 
-/// What is known of the directories.
+/// State of the directories.
 #[derive(Debug)]
 struct Dirs {
-    /// Files in them: those made in this life, and those that were listed.
+    /// Files per directory: created since the opening, or found by it.
     counts: HashMap<u64, u64>,
-    /// The device may not have their names.
+    /// Directories with names that may not be durable.
     unsynced_names: HashSet<u64>,
     dir_choice: DirChoice,
 }
 
 impl Dirs {
-    /// None, for so many files each.
+    /// Returns an empty state for directories of at most `files` files.
     fn new(files: u64) -> Dirs {
         Dirs { counts: HashMap::new(), unsynced_names: HashSet::new(), dir_choice: DirChoice::new(files) }
     }
 }
 
-/// Staged files of commits the device does not have.
+/// Files of committed blobs that may not be durable.
 #[derive(Debug, Default)]
 pub(crate) struct UnsyncedBlobs {
     files: Vec<UnsyncedFile>,
-    /// There are others, closed by now.
+    /// Whether there are others, which are closed already.
     has_closed_files: bool,
 }
 
-/// A file the device may lack, or parts of it.
+/// File that may not be completely durable.
 #[derive(Debug)]
 struct UnsyncedFile {
     number: u64,
@@ -202,7 +202,7 @@ struct UnsyncedFile {
 }
 
 impl UnsyncedBlobs {
-    /// A commit took `staged`.
+    /// Adds the committed blob `staged`.
     pub(crate) fn add(&mut self, staged: UncommittedBlob) {
         let owner = Arc::clone(&staged.owner);
         let id = staged.blob.id;
@@ -223,7 +223,7 @@ impl UnsyncedBlobs {
         }
     }
 
-    /// Those of `other` are unsynced too.
+    /// Adds the files of `other`.
     pub(crate) fn merge(&mut self, other: UnsyncedBlobs) {
         self.has_closed_files |= other.has_closed_files;
         for new in other.files {
@@ -233,14 +233,14 @@ impl UnsyncedBlobs {
         }
     }
 
-    /// True if there are none.
+    /// Returns true if there are no files.
     pub(crate) fn is_empty(&self) -> bool {
         self.files.is_empty() && !self.has_closed_files
     }
 }
 
 impl Blobs {
-    /// The blobs in `dir`, numbered from `next`.
+    /// Creates the state of the blobs in `dir`. The next file gets the number `next`.
     #[must_use]
     pub fn new(disk: Arc<dyn Disk>, dir: PathBuf, next: u64, store: StoreId, tiny: bool) -> Arc<Blobs> {
         let (many, dir_bits) =
@@ -263,12 +263,13 @@ impl Blobs {
         })
     }
 
-    /// The volume, looked up before anything is written whose failure its sync has to tell.
+    /// Returns the volume. It must be opened before the first write, so that its sync reports a
+    /// failed writeback of that write.
     fn volume(&self) -> Option<&Arc<dyn Volume>> {
         self.volume.get_or_init(|| self.disk.volume(&self.dir).ok()).as_ref()
     }
 
-    /// Makes staged files and their names durable.
+    /// Makes blob files and their names durable.
     pub(crate) fn sync(&self, staged: &UnsyncedBlobs) -> Result<()> {
         if staged.is_empty() {
             return Ok(());
@@ -304,7 +305,8 @@ impl Blobs {
         Ok(())
     }
 
-    /// Makes the names of these durable, and those of their directories, whoever made them.
+    /// Makes the names of these blobs and of their directories durable. They may have been created
+    /// in an earlier opening.
     pub(crate) fn sync_all_names(&self, blobs: &[BlobRef]) -> Result<()> {
         if blobs.is_empty() {
             return Ok(());
@@ -315,7 +317,7 @@ impl Blobs {
         self.disk.sync_dir(&self.dir).during("sync directory", &self.dir)
     }
 
-    /// The directory of file `number`.
+    /// Returns the directory of file `number`.
     fn dir_of(&self, number: u64) -> u64 {
         number >> self.dir_bits
     }
@@ -324,19 +326,19 @@ impl Blobs {
         self.dir.join(format!("{dir:08x}-{:08x}", self.salt))
     }
 
-    /// The directory.
+    /// Returns the directory of all blobs.
     #[must_use]
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// The number the next file gets.
+    /// Returns the number of the next file.
     #[must_use]
     pub fn next(&self) -> u64 {
         self.next.load(Ordering::Relaxed)
     }
 
-    /// The file that blob `id` is, or is in.
+    /// Returns the path of the file that contains blob `id`.
     #[must_use]
     pub fn path(&self, id: u64) -> PathBuf {
         match SlotLocation::from_id(id) {
@@ -351,7 +353,12 @@ impl Blobs {
         path
     }
 
-    /// Makes a file for a value. In the kernel, not on the device, as is what is appended.
+    /// Creates a file for a value. The file and the appended bytes are not durable before the next
+    /// sync.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the file, or a directory for it, cannot be created.
     pub fn create_blob_file(self: &Arc<Blobs>) -> Result<UncommittedBlob> {
         let id = self.number()?;
         let file = self.create(id, "blob")?;
@@ -360,14 +367,14 @@ impl Blobs {
         Ok(UncommittedBlob { blob, file, owner: Arc::clone(self), is_committed: false })
     }
 
-    /// Makes the file of a number that was just given.
+    /// Creates the file of a number that was just assigned.
     fn create(&self, id: u64, kind: &str) -> Result<Arc<dyn File>> {
         self.volume();
         let path = self.file_path(id, kind);
         let mut file = self.create_timed(id, &path);
         if file.as_ref().is_err_and(|e| e.kind() == std::io::ErrorKind::NotFound) {
-            // Another life, which ended or began beside this one, found the directory empty and
-            // removed it.
+            // Another opening of the database, which ended or began at the same time, found the
+            // directory empty and removed it.
             let mut dirs = self.dirs.lock();
             dirs.unsynced_names.insert(self.dir_of(id));
             file = match self.make_dir(self.dir_of(id)) {
@@ -382,7 +389,7 @@ impl Blobs {
         file
     }
 
-    /// Makes the file, and of some takes the time.
+    /// Creates the file. Measures the time for a sample of the files.
     fn create_timed(&self, id: u64, path: &Path) -> std::io::Result<Arc<dyn File>> {
         let began = if dir_choice::is_timed(id) { self.disk.cpu_time() } else { None };
         let file = self.disk.open(path, OpenMode::Create)?;
@@ -392,8 +399,8 @@ impl Blobs {
         Ok(file)
     }
 
-    /// Making the file of `id` took so long: if that was too long, no more files are made in its
-    /// directory.
+    /// Records the time that creating file `id` took. If it was too long, the directory gets no
+    /// more files.
     fn record_create_time(&self, id: u64, took: Duration) {
         let (dir, mut dirs) = (self.dir_of(id), self.dirs.lock());
         if self.dir_of(self.next()) == dir && dirs.dir_choice.is_dir_slow(took) {
@@ -401,7 +408,7 @@ impl Blobs {
         }
     }
 
-    /// A new number, counted in its directory, which is there.
+    /// Assigns a new number. Counts it in its directory, which is created if necessary.
     fn number(&self) -> Result<u64> {
         let mut dirs = self.dirs.lock();
         let id = self.next();
@@ -418,7 +425,7 @@ impl Blobs {
         Ok(id)
     }
 
-    /// Makes a directory, far from others on the device.
+    /// Creates a directory, far from others on the device.
     fn make_dir(&self, dir: u64) -> Result<()> {
         self.disk.spread_dirs(&self.dir);
         let path = self.dir_path(dir);
@@ -428,8 +435,8 @@ impl Blobs {
         }
     }
 
-    /// The file of `id` is gone, or was never made: so goes a directory that gets no more files and
-    /// has none.
+    /// Records that file `id` was removed, or could not be created. Removes a directory that is
+    /// empty and gets no more files.
     fn record_removal(&self, id: u64) {
         let dir = self.dir_of(id);
         let mut dirs = self.dirs.lock();
@@ -438,12 +445,19 @@ impl Blobs {
         if *count == 0 && dir != self.dir_of(self.next()) {
             dirs.counts.remove(&dir);
             dirs.unsynced_names.remove(&dir);
-            drop(dirs); // nobody makes a file in it, and its blocks take their time to go
-            let _ = self.disk.remove_dir(&self.dir_path(dir)); // one that stays is swept at the next opening
+            drop(dirs); // no file is created in it any more, and freeing its blocks takes time
+            // if it stays, the next opening removes it
+            let _ = self.disk.remove_dir(&self.dir_path(dir));
         }
     }
 
-    /// The value of `blob`, opened. `Ok(None)` if it is gone: superseded a moment ago.
+    /// Opens the value of `blob`. Returns `Ok(None)` if it does not exist, because it was
+    /// superseded just before.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Corrupt`] if the blob is larger than its slot, and an error of opening the
+    /// file.
     pub fn open(&self, blob: &BlobRef) -> Result<Option<OpenBlob>> {
         if let Some(place) = SlotLocation::from_id(blob.id) {
             return self.find_in_slot(place, blob);
@@ -451,13 +465,23 @@ impl Blobs {
         open_blob_file(&*self.disk, self.path(blob.id), blob)
     }
 
-    /// The value of `blob`, checked. `Ok(None)` if it is gone.
+    /// Reads and checks the value of `blob`. Returns `Ok(None)` if it does not exist.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Corrupt`] if the value is damaged, and an error of opening or reading the
+    /// file. Returns [`Error::Closed`] if it is in a slot and the database was closed.
     pub fn read(&self, blob: &BlobRef) -> Result<Option<Vec<u8>>> {
         self.open(blob)?.map(|file| file.read(<[u8]>::to_vec)).transpose()
     }
 
-    /// Hands `blob`, opened, to `found`. False if it is gone: look again. One that is gone twice,
-    /// as `missing` remembers, is lost.
+    /// Passes the opened `blob` to `found`. Returns false if it does not exist: the caller must
+    /// look up the key again. The second failure for one number, as stored in `missing`, is
+    /// reported as damage.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Corrupt`] if the blob is missing again, and the errors of [`Blobs::open`].
     pub fn read_stored(
         &self,
         blob: &BlobRef,
@@ -472,24 +496,33 @@ impl Blobs {
         Ok(true)
     }
 
-    /// The value in `file`, to be read piece by piece.
+    /// Returns a reader of parts of the value in `file`.
+    ///
+    /// # Errors
+    ///
+    /// The first reader of a value checks all of it: returns the errors of [`OpenBlob::check`].
     pub fn reader(&self, file: OpenBlob) -> Result<BlobReader> {
         self.checksums.reader(file)
     }
 
-    /// Whether it lies in a slot, and has no file of its own.
+    /// Returns true if the blob is in a slot, and not in a file of its own.
     pub(crate) fn is_slot(&self, blob: &BlobRef) -> bool {
         SlotLocation::from_id(blob.id).is_some()
     }
 
-    /// The error for a blob that a live record names and that is not there.
+    /// Returns the error for a missing blob to which a live record refers.
     #[must_use]
     pub fn missing_error(&self, blob: &BlobRef) -> Error {
         let expected = u64::from(blob.len);
         Error::corrupt(&self.path(blob.id), 0, Damage::Truncated { got: 0, expected })
     }
 
-    /// Writes a blob's bytes again where they stand and syncs them.
+    /// Writes a blob's bytes again at the same place and syncs them.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Corrupt`] if the blob is missing or damaged, and an error of a read, write
+    /// or sync.
     pub fn rewrite(&self, blob: &BlobRef) -> Result<()> {
         let path = self.path(blob.id);
         let Some(value) = self.open(blob)? else {
@@ -501,12 +534,16 @@ impl Blobs {
             return self.rewrite_slot(place, &value, &*file);
         }
         value.for_each_stride(|at, bytes| file.write_at(at, bytes).during("write", &path))?;
-        // A power cut in here may have left it longer before.
+        // A power cut during an earlier rewrite may have left the file longer.
         set_len_dirty(&*file, u64::from(blob.len)).during("extend", &path)?;
         file.sync().during("sync", &path)
     }
 
-    /// Removes blob `id`; one that is gone already is fine.
+    /// Removes blob `id`. A missing blob is no error.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Io`] if a file of its own cannot be removed.
     pub fn remove(&self, id: u64) -> Result<()> {
         match SlotLocation::from_id(id) {
             Some(place) => {
@@ -523,8 +560,8 @@ impl Blobs {
         }
     }
 
-    /// Nobody names blob `id` any more. A slot is free at once; a file, which takes the file system
-    /// its time, is removed by [`Blobs::remove_pending`].
+    /// Releases blob `id`, to which nothing refers any more. A slot is free at once. Removing a
+    /// file takes the file system longer, so that [`Blobs::remove_pending`] does it.
     pub(crate) fn remove_later(&self, id: u64) {
         match SlotLocation::from_id(id) {
             Some(place) => self.chunks.release(place),
@@ -532,19 +569,20 @@ impl Blobs {
         }
     }
 
-    /// Removes up to `most` of the files that were left. False if there was none. One that cannot
-    /// be removed is swept at the next opening.
+    /// Removes up to `most` of the pending files. Returns false if there was none. If a file cannot
+    /// be removed, the next opening removes it.
     pub(crate) fn remove_pending(&self, most: usize) -> bool {
         let going: Vec<u64> = {
             let mut left = self.pending_removals.lock();
             let count = left.len().min(most);
-            left.drain(..count).collect() // the oldest first: directories become empty one after the other
+            // the oldest first, so that directories become empty one after the other
+            left.drain(..count).collect()
         };
         going.iter().for_each(|id| drop(self.remove(*id)));
         !going.is_empty()
     }
 
-    /// False if it was gone already.
+    /// Removes a file. Returns false if it did not exist.
     fn remove_file(&self, id: u64, kind: &str) -> Result<bool> {
         let path = self.file_path(id, kind);
         match self.disk.remove(&path) {
@@ -555,7 +593,7 @@ impl Blobs {
         Ok(true)
     }
 
-    /// The number in a file's name, and whether it is a chunk's.
+    /// Parses a file name. Returns the number, and whether the file is a chunk.
     fn number_of(name: &str) -> Option<(u64, bool)> {
         let (number, kind) = name.split_once('.').filter(|(n, _)| n.len() == 16)?;
         let is_chunk = match kind {
@@ -566,16 +604,20 @@ impl Blobs {
         Some((u64::from_str_radix(number, 16).ok()?, is_chunk))
     }
 
-    /// Takes note of what is named, and if `frozen`, that there may be more.
+    /// Records the referenced blobs. `frozen` means that there may be others.
     pub(crate) fn mark_used(&self, live: &HashSet<u64>, frozen: bool) {
         let places = || live.iter().filter_map(|id| SlotLocation::from_id(*id));
         self.chunks.mark_used(places(), self.layout, frozen);
         self.files.store((live.len() - places().count()) as u64, Ordering::Relaxed);
     }
 
-    /// Takes up what there is, before anything is staged in this life: `live` is named, other files
-    /// go, and so do directories without any. None of it goes if not all that is named is known,
-    /// and so `frozen`.
+    /// Ends recovery, before any blob is written: `live` are the referenced blobs. Removes all
+    /// other files, and empty directories. Removes nothing if `frozen`: then some references are
+    /// not known.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Io`] if a directory cannot be listed or a file cannot be removed.
     pub fn finish_recovery(&self, live: &HashSet<u64>, frozen: bool) -> Result<()> {
         self.mark_used(live, frozen);
         self.chunks.finish_recovery();
@@ -592,18 +634,19 @@ impl Blobs {
         Ok(())
     }
 
-    /// Figures.
+    /// Returns statistics.
     pub(crate) fn stats(&self) -> BlobStats {
         BlobStats { files: self.files.load(Ordering::Relaxed), ..self.chunks.stats(self.layout) }
     }
 
-    /// The numbers of all files there now, and which are chunks.
+    /// Returns the numbers of all present files, and whether each is a chunk.
     pub(crate) fn files(&self) -> Result<Vec<(u64, bool)>> {
         let mut all = Vec::new();
         for entry in self.disk.list(&self.dir).during("list", &self.dir)? {
             let path = self.dir.join(&entry.name);
             match self.disk.list(&path) {
-                Err(e) if !entry.is_dir || e.kind() == std::io::ErrorKind::NotFound => {} // not ours, or gone just now
+                // foreign, or removed just now
+                Err(e) if !entry.is_dir || e.kind() == std::io::ErrorKind::NotFound => {}
                 found => {
                     all.extend(found.during("list", &path)?.iter().filter_map(|e| Blobs::number_of(&e.name)))
                 }
@@ -612,13 +655,13 @@ impl Blobs {
         Ok(all)
     }
 
-    /// The file of a number, which is a chunk or not.
+    /// Returns the path of the chunk or blob file `number`.
     pub(crate) fn file_of(&self, number: u64, is_chunk: bool) -> PathBuf {
         self.file_path(number, if is_chunk { "chunk" } else { "blob" })
     }
 
-    /// The numbers of all files there, before any is made in this life, and which are chunks.
-    /// Directories without any go.
+    /// Returns the numbers of all files, and whether each is a chunk. Called before any file is
+    /// created. Removes empty directories.
     fn list(&self) -> Result<Vec<(u64, bool)>> {
         let (mut all, mut dirs) = (Vec::new(), self.dirs.lock());
         for entry in self.disk.list(&self.dir).during("list", &self.dir)? {
@@ -626,13 +669,14 @@ impl Blobs {
             let Some(dir) = number.filter(|_| entry.is_dir) else { continue };
             let path = self.dir_path(dir);
             if path.file_name().is_none_or(|name| *name != *entry.name) {
-                continue; // not ours
+                continue; // foreign
             }
             let files = self.disk.list(&path).during("list", &path)?;
             let before = all.len();
             all.extend(files.iter().filter_map(|e| Blobs::number_of(&e.name)));
             match (all.len() - before) as u64 {
-                0 if files.is_empty() => drop(self.disk.remove_dir(&path)), // else it is tried again
+                // if it fails, the next opening tries again
+                0 if files.is_empty() => drop(self.disk.remove_dir(&path)),
                 count => drop(dirs.counts.insert(dir, count)),
             }
         }
@@ -640,7 +684,12 @@ impl Blobs {
     }
 }
 
-/// The file at `path`, which is to be the value of `blob`. None if there is no such file.
+/// Opens the file at `path` as the value of `blob`. Returns `None` if there is no such file. The
+/// content is not checked.
+///
+/// # Errors
+///
+/// Returns an error if the file exists and cannot be opened.
 pub fn open_blob_file(disk: &dyn Disk, path: PathBuf, blob: &BlobRef) -> Result<Option<OpenBlob>> {
     match disk.open(&path, OpenMode::Read) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),

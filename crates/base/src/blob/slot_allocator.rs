@@ -1,82 +1,61 @@
-//! # Slots: which of them are taken, and by what
+//! # Slot allocator: the state of all slots of chunks
 //!
-//! FlatStore's lazy-persist allocator (§4.2): what is taken is known in memory only, and found
-//! again from what the engines name. No I/O here, and no clock.
+//! FlatStore's lazy-persist allocator (§4.2): allocation is kept in memory only, and recovery
+//! rebuilds it from the references of the engines. No I/O and no clock.
 //!
-//! ## The life of a slot
+//! ## Picture
 //!
 //! ```text
-//!              take: the next generation                 release: nothing names it
-//!   free ------------------------------------> taken ------------------------------> free
-//!    | ^                                        | |  readers
-//!    | |   the last reader is done              | +-------------> leaving
-//!    | +----------------------------------------|--------------------+
-//!    |                                          | after the last generation, and where
-//!    +----> gone with its chunk                 | the stamp cannot be read
-//!                                               v
-//!                                            retired, until its chunk goes
+//!            allocate: next generation          release: nothing refers to it
+//!   free -----------------------------> used -------------------------------------> free
+//!    ^                                   | `--- release while pinned ---> removed
+//!    `------------ last unpin -----------|----------------------------------'
+//!                                        v  after the last generation, or if the stamp is damaged
+//!                                     retired, until its chunk is removed
 //! ```
-//!
-//! A value is *taken* from before its first byte is written until it is removed. Whoever stages one
-//! and drops it removes it at once: nobody could know its number. Of a committed one the store
-//! removes it when it would have removed a file: what superseded it is durable, neither slot of
-//! ROOT names it, and no view needs it. A reader that found it before *pins* it: the slot is not
-//! free until the last pin is gone, so that an open value stays what it was.
 //!
 //! ## Invariants
 //!
-//! 1. A slot is written only between `take` and the end of staging, by whoever took it; it is taken
-//!    only when it is free. So what a pinned, or a named, slot holds never changes.
+//! 1. A slot is written only between `allocate` and the end of the write, by the thread that
+//!    allocated it. Only a free slot is allocated, so the content of a referenced or pinned slot
+//!    never changes.
 //! 2. A number is pinned only while its own value has the slot: chunk, class, slot and generation
-//!    must match. Any other answer is "gone".
-//! 3. In a chunk of an earlier life nothing is taken before its stamps are known: a number that may
-//!    stand in a record, dead or not, is never given again. (A recovery goes through dead records
-//!    in any order. One number in two of them would take the live value along with the dead one.)
-//! 4. A chunk goes only when all its slots are free or retired. It is out of the table before its
+//!    must match. Otherwise the value does not exist any more.
+//! 3. In a chunk of an earlier opening no slot is allocated before its stamps are read. So no
+//!    number that any record may contain, live or dead, is assigned again.
+//! 4. A chunk is removed only if all its slots are free or retired. It leaves the table before its
 //!    file is removed.
-//! 5. Where a keyspace is closed by damage nobody knows what it names: chunks of earlier lives are
-//!    *frozen*, nothing is taken in them and they stay.
-//!
-//! ## Which slot
-//!
-//! One of the chunk with the lowest number that has any, the lowest one there. So values gather in
-//! low chunks and the high ones become empty; and what is used again was often used lately and is
-//! in memory still. An empty chunk, and the blocks of a free slot beside taken ones, are given back
-//! when they were not needed for a while: see [`SlotAllocator::take_empty_chunks`] and
-//! [`SlotAllocator::take_excess_slots`].
-//!
-//! ## Threads
-//!
-//! One mutex around it, held for a tree's look-up, and over no I/O.
-//!
-//! ## Costs
-//!
-//! 16 bytes a slot and 150 a chunk; each change goes through the slots of one chunk.
+//! 5. If damage closed a keyspace, its references are unknown. Chunks of earlier openings are then
+//!    *frozen*: no slot of them is allocated, and they are kept.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::BlobStats;
 use super::slot_layout::{self, CLASSES, ChunkLayout, LAST_GENERATION, SlotLocation, slots};
 
+/// State of a slot. A slot is `Used` from before its first byte is written until its value is
+/// removed. A blob that was never committed is removed at once, since no record has its number. The
+/// store removes a committed one when it would remove a file. The superseding data must be durable,
+/// neither slot of ROOT may refer to it, and no view may need it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum SlotUse {
     #[default]
     Free,
     Used,
-    /// Removed, and still read.
+    /// Removed, but pinned by readers.
     Removed,
     Retired,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 struct BlobSlot {
-    /// Of the value that has it, or had it last.
+    /// Generation of the present value, or of the last one.
     generation: u16,
-    /// The newest that was ever given.
+    /// Newest generation that was ever assigned.
     newest: u16,
     state: SlotUse,
     readers: u32,
-    /// It has no blocks, as far as is known.
+    /// Has no blocks, as far as is known.
     is_punched: bool,
 }
 
@@ -84,19 +63,20 @@ struct BlobSlot {
 struct ChunkSlots {
     class: u8,
     slots: Box<[BlobSlot]>,
-    /// Slots that are taken or left.
+    /// Slots that are used or removed but pinned.
     taken: usize,
-    /// Slots that may be taken and have blocks.
+    /// Free slots that have blocks.
     with_blocks: usize,
-    /// Generations of free slots are known.
+    /// Whether the generations of free slots are known.
     has_generations: bool,
     is_frozen: bool,
-    /// Its name is durable.
+    /// Whether the name is durable.
     is_name_synced: bool,
 }
 
 impl ChunkSlots {
-    /// One of which nothing is known, and in which nothing is taken.
+    /// Returns a chunk without used slots and without known generations, in which every slot is
+    /// `slot`.
     fn of(class: u8, slot: BlobSlot) -> ChunkSlots {
         let slots = vec![slot; usize::from(slots(class))].into();
         ChunkSlots {
@@ -111,36 +91,39 @@ impl ChunkSlots {
     }
 }
 
-/// What `take` found.
+/// Result of [`SlotAllocator::allocate`].
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum SlotAllocation {
-    /// This one.
+    /// The allocated slot.
     Slot(SlotLocation),
-    /// One in a chunk whose stamps must be read first.
+    /// A chunk, the stamps of which must be read first.
     NeedsRead(u64),
-    /// None: a chunk has to be made.
+    /// No free slot: a chunk must be created.
     NoSlot,
 }
 
-/// All slots.
+/// State of all slots.
 #[derive(Debug, Default)]
 pub(super) struct SlotAllocator {
     chunks: BTreeMap<u64, ChunkSlots>,
-    /// Chunks by class that have a slot to take.
+    /// By class: chunks that have a free slot.
     open: [BTreeSet<u64>; CLASSES],
-    /// Empty ones among them, ...
+    /// By class: empty chunks, ...
     empty: [BTreeSet<u64>; CLASSES],
-    /// ... and how many of these were not needed since the last look.
+    /// ... and the least number of them since the last call of
+    /// [`SlotAllocator::take_empty_chunks`].
     spare: [usize; CLASSES],
-    /// The same of slots: chunks that have free ones with blocks, how many there are, and how many
-    /// were not needed.
+    /// By class: chunks with free slots that have blocks, the number of such slots, and its minimum
+    /// since the last [`SlotAllocator::take_excess_slots`].
     with_blocks: [BTreeSet<u64>; CLASSES],
     slots_with_blocks: [usize; CLASSES],
     spare_slots: [usize; CLASSES],
 }
 
 impl SlotAllocator {
-    /// Takes a slot of `class`.
+    /// Allocates a slot of `class`: the lowest one of the lowest chunk. So values gather in low
+    /// chunks, high ones become empty, and a reused slot was often in use recently and is still
+    /// cached.
     pub(super) fn allocate(&mut self, class: u8) -> SlotAllocation {
         let Some(number) = self.open[usize::from(class)].first().copied() else {
             return SlotAllocation::NoSlot;
@@ -152,7 +135,7 @@ impl SlotAllocator {
         let free = chunk.slots.iter_mut().enumerate().find(|(_, slot)| slot.state == SlotUse::Free);
         let Some((index, slot)) = free else { return SlotAllocation::NoSlot };
         slot.state = SlotUse::Used;
-        slot.newest += 1; // a free one has not used its last
+        slot.newest += 1; // a free slot has at least one generation left
         slot.generation = slot.newest;
         let place = SlotLocation {
             chunk: number,
@@ -166,7 +149,7 @@ impl SlotAllocator {
         SlotAllocation::Slot(place)
     }
 
-    /// A chunk was made, and its first slot is taken.
+    /// Adds a new chunk and allocates its first slot.
     pub(super) fn add_chunk(&mut self, number: u64, class: u8) -> SlotLocation {
         let mut chunk = ChunkSlots {
             has_generations: true,
@@ -179,7 +162,9 @@ impl SlotAllocator {
         SlotLocation { chunk: number, class, slot: 0, generation: 1 }
     }
 
-    /// The head of a chunk was read; None if it is damaged.
+    /// Sets the generations from the head of a chunk; `None` if the head is damaged (I3). Recovery
+    /// reads dead records in any order: with a repeated number it would free the live value
+    /// together with the dead one.
     pub(super) fn set_generations(&mut self, number: u64, head: Option<&[u8]>) {
         let Some(head) = head else { return self.freeze(number) };
         let Some(chunk) = self.chunks.get_mut(&number).filter(|chunk| !chunk.has_generations) else { return };
@@ -187,7 +172,7 @@ impl SlotAllocator {
         for (index, slot) in (0..).zip(chunk.slots.iter_mut()) {
             match slot_layout::generation_in(head, number, index) {
                 Some(generation) => slot.newest = slot.newest.max(generation),
-                None => slot.newest = LAST_GENERATION, // used no more
+                None => slot.newest = LAST_GENERATION, // not used any more
             }
             if slot.state == SlotUse::Free && slot.newest == LAST_GENERATION {
                 slot.state = SlotUse::Retired;
@@ -196,7 +181,7 @@ impl SlotAllocator {
         self.reindex(number);
     }
 
-    /// Nothing more is taken in this chunk.
+    /// Prevents further allocations in a chunk.
     pub(super) fn freeze(&mut self, number: u64) {
         if let Some(chunk) = self.chunks.get_mut(&number) {
             chunk.is_frozen = true;
@@ -204,10 +189,10 @@ impl SlotAllocator {
         self.reindex(number);
     }
 
-    /// A value that an engine names, in a chunk of an earlier life.
+    /// Marks a slot of an earlier opening as used, because an engine refers to it.
     pub(super) fn mark_used(&mut self, place: SlotLocation, layout: ChunkLayout) {
         if usize::from(place.class) >= CLASSES || layout.slot_bytes(place.class) == 0 {
-            return; // its record is damaged, whatever its checksum says
+            return; // the record is damaged, although its checksum is right
         }
         let of_before =
             || ChunkSlots { is_name_synced: true, ..ChunkSlots::of(place.class, BlobSlot::default()) };
@@ -225,7 +210,7 @@ impl SlotAllocator {
         slot.newest = slot.generation;
     }
 
-    /// All were found. `frozen` if there may be others.
+    /// Ends recovery: all used slots were marked. `frozen` means that there may be others.
     pub(super) fn finish_recovery(&mut self, frozen: bool) {
         let numbers: Vec<u64> = self.chunks.keys().copied().collect();
         for number in numbers {
@@ -236,18 +221,19 @@ impl SlotAllocator {
         }
     }
 
-    /// Whether there is such a chunk.
+    /// Returns true if there is such a chunk.
     pub(super) fn contains(&self, number: u64) -> bool {
         self.chunks.contains_key(&number)
     }
 
-    /// Keeps the value at `place` from being written over. False if it is gone.
+    /// Pins the value at `place`, so that it is not overwritten. Returns false if it does not exist
+    /// any more.
     pub(super) fn pin(&mut self, place: SlotLocation) -> bool {
         let slot = self.slot(place).filter(|slot| slot.state == SlotUse::Used);
         slot.map(|slot| slot.readers += 1).is_some()
     }
 
-    /// A reader is done.
+    /// Removes a pin.
     pub(super) fn unpin(&mut self, place: SlotLocation) {
         let Some(slot) = self.slot(place) else { return };
         slot.readers -= 1;
@@ -256,7 +242,7 @@ impl SlotAllocator {
         }
     }
 
-    /// Nothing names the value at `place` any more.
+    /// Releases the slot at `place`, to which nothing refers any more.
     pub(super) fn release(&mut self, place: SlotLocation) {
         match self.slot(place) {
             Some(slot) if slot.state != SlotUse::Used => {}
@@ -280,7 +266,7 @@ impl SlotAllocator {
         self.reindex(place.chunk);
     }
 
-    /// Files a chunk under what it is now.
+    /// Updates the sets and counts of a chunk's class.
     fn reindex(&mut self, number: u64) {
         let Some(chunk) = self.chunks.get_mut(&number) else { return };
         let class = usize::from(chunk.class);
@@ -298,9 +284,8 @@ impl SlotAllocator {
         self.spare_slots[class] = self.spare_slots[class].min(self.slots_with_blocks[class]);
     }
 
-    /// Takes free slots whose blocks are to be given back: half of those that were never needed
-    /// since the last look, if there are not more than `most`. Each is pinned, and ends with
-    /// [`SlotAllocator::mark_punched`].
+    /// Takes free slots to be punched: half of those that were not needed since the last call, at
+    /// most `most` per class. Each is pinned until [`SlotAllocator::mark_punched`].
     pub(super) fn take_excess_slots(&mut self, most: usize) -> Vec<SlotLocation> {
         let mut out = Vec::new();
         for class in 0..CLASSES {
@@ -329,7 +314,7 @@ impl SlotAllocator {
         out
     }
 
-    /// The slot has no blocks any more, and is free.
+    /// Records that the slot has no blocks any more, and frees it.
     pub(super) fn mark_punched(&mut self, place: SlotLocation) {
         self.unpin(place);
         if let Some(slot) = self.slot(place).filter(|slot| slot.state == SlotUse::Free) {
@@ -338,9 +323,9 @@ impl SlotAllocator {
         self.reindex(place.chunk);
     }
 
-    /// Chunks to give back, which are out of the table: of the empty ones `all`, or half of those
-    /// that were never needed since the last look. What comes free comes in bursts, when ROOT was
-    /// written; what is empty until the next one is too much.
+    /// Removes empty chunks from the table: all, or half of those that were not needed since the
+    /// last call. The caller must remove their files. Slots become free in bursts, when ROOT is
+    /// written; chunks that stay empty until the next burst are too many.
     pub(super) fn take_empty_chunks(&mut self, all: bool) -> Vec<u64> {
         let mut out = Vec::new();
         for class in 0..CLASSES {
@@ -355,7 +340,7 @@ impl SlotAllocator {
         out
     }
 
-    /// Takes a chunk out of the table if it is empty.
+    /// Removes a chunk from the table if it is empty.
     pub(super) fn remove_if_empty(&mut self, number: u64) -> bool {
         let Some(chunk) = self.chunks.get(&number).filter(|chunk| chunk.taken == 0 && !chunk.is_frozen)
         else {
@@ -372,19 +357,19 @@ impl SlotAllocator {
         true
     }
 
-    /// Whether the name of a chunk has to be synced.
+    /// Returns true if the name of the chunk must be synced.
     pub(super) fn is_name_unsynced(&self, number: u64) -> bool {
         self.chunks.get(&number).is_some_and(|chunk| !chunk.is_name_synced)
     }
 
-    /// The name of a chunk is durable.
+    /// Records that the name of a chunk is durable.
     pub(super) fn mark_name_synced(&mut self, number: u64) {
         if let Some(chunk) = self.chunks.get_mut(&number) {
             chunk.is_name_synced = true;
         }
     }
 
-    /// Figures. Free bytes are those of slots that have blocks.
+    /// Returns statistics. Free bytes are those of free slots that have blocks.
     pub(super) fn stats(&self, layout: ChunkLayout) -> BlobStats {
         let mut stats = BlobStats { chunks: self.chunks.len() as u64, ..BlobStats::default() };
         for chunk in self.chunks.values() {
@@ -396,7 +381,7 @@ impl SlotAllocator {
         stats
     }
 
-    /// The numbers of all chunks.
+    /// Returns numbers and classes of all chunks.
     pub(super) fn numbers(&self) -> Vec<(u64, u8)> {
         self.chunks.iter().map(|(number, chunk)| (*number, chunk.class)).collect()
     }

@@ -1,77 +1,82 @@
-//! # Places: how a chunk is laid out, and what the number of a value in one says
+//! # Slot layout: bytes of a chunk, and numbers of values in slots
 //!
 //! ```text
-//!  chunk    | head: one unit, at least two sectors      | slot 0 | slot 1 | ... | rest that no slot takes |
-//!  head     | magic 8, format 4, slots 4, store 16, number 8, unit 4, units 4, checksum 4 | at 512: stamp of each slot |
-//!  stamp    | generation 4 | checksum 4 |               the newest value that was begun in the slot; it crosses no sector
-//!  number   | 1 | class 5 | slot 6 | chunk 36 | generation 16 |       of a value in a slot, from the highest bit on
+//!  chunk    | head: one unit, at least two sectors | slot 0 | slot 1 | ... | unused rest |
+//!  head     | magic 8, format 4, slots 4, store 16, number 8, unit 4, units 4, checksum 4 |
+//!           | at 512: stamp of each slot |
+//!  stamp    | generation 4 | checksum 4 |           crosses no sector
+//!  number   | 1 | class 5 | slot 6 | chunk 36 | generation 16 |   bits, from the highest on
 //! ```
 //!
-//! A class is how many slots a chunk has: so no class leaves much of a chunk over. The steps are
-//! about 1.25, so that a value takes four fifths of its slot or more, of address space: what is
-//! never written has no blocks.
+//! A stamp has the newest generation that was started in its slot. A number is that of a value in a
+//! slot.
+//!
+//!
+//! A class is defined by the number of slots of a chunk, so that little of a chunk is unused. The
+//! slot sizes of neighboring classes differ by a factor of about 1.25: a value fills at least four
+//! fifths of its slot. Unwritten parts of a slot have no blocks.
 //!
 //! ## Invariants
 //!
-//! 1. The number says where the value is: nothing else on the disk has to be read to find it, or to
-//!    know which slots are taken.
-//! 2. Numbers never repeat: a chunk's is of the numbers that ROOT reserves, and within it each use
-//!    of a slot has a generation of its own. A slot whose generations are used up is used no more,
-//!    until its chunk goes.
+//! 1. The number of a value determines its location. Nothing else must be read to find the value,
+//!    or to know the used slots.
+//! 2. Numbers never repeat. The number of a chunk is one of those that ROOT reserves, and each use
+//!    of a slot has its own generation. A slot without further generations is not used again until
+//!    its chunk is removed.
 
 use crate::frame::u32_at;
 use crate::root::FORMAT;
 use crate::types::StoreId;
 
-/// Set in numbers of values in slots, in no other.
+/// Bit that is set only in numbers of values in slots.
 const IN_SLOT: u64 = 1 << 63;
 const CLASS_AT: u32 = 58;
 const SLOT_AT: u32 = 52;
 const CHUNK_AT: u32 = 16;
-/// Chunks have numbers below.
+/// Upper bound (exclusive) of the numbers of chunks.
 pub(super) const MAX_CHUNKS: u64 = 1 << (SLOT_AT - CHUNK_AT);
-/// The last generation of a slot.
+/// Last generation of a slot.
 pub(super) const LAST_GENERATION: u16 = u16::MAX;
 
 /// Slots of a chunk, by class.
 const SLOTS: [u8; 17] = [64, 51, 42, 34, 28, 22, 18, 14, 11, 9, 7, 6, 5, 4, 3, 2, 1];
-/// How many classes there are.
+/// Number of classes.
 pub(super) const CLASSES: usize = SLOTS.len();
 
 const MAGIC: &[u8; 8] = b"SHEAFCHK";
-/// Where stamps begin, and what the fields before take.
+/// Offset of the stamps, and bytes of the fields.
 const STAMPS: usize = 512;
 const FIELDS: usize = 52;
-/// Fields and stamps.
+/// Bytes of fields and stamps.
 pub(super) const HEAD: usize = 1024;
 const STAMP: usize = 8;
 
 /// Sizes of chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ChunkLayout {
-    /// What slots are multiples of, and what is written at once: a page.
+    /// Bytes that the size of a slot is a multiple of, and that are written at a time: a page.
     pub(super) unit: u32,
     /// Units of all slots of a chunk.
     pub(super) units: u32,
 }
 
 impl ChunkLayout {
-    /// 4 MiB, of pages; or 16 KiB, of sectors.
+    /// Returns the layout: 4 MiB of pages, or 16 KiB of sectors if `tiny`.
     pub(crate) fn new(tiny: bool) -> ChunkLayout {
         if tiny { ChunkLayout { unit: 512, units: 32 } } else { ChunkLayout { unit: 4096, units: 1024 } }
     }
 
-    /// The class for values of `len` bytes. None if no slot takes them.
+    /// Returns the class for values of `len` bytes, or `None` if no slot is large enough.
     pub(super) fn class_for(self, len: u64) -> Option<u8> {
         (0..).take(CLASSES).find(|class| self.slot_bytes(*class) >= len)
     }
 
-    /// Bytes of a slot.
+    /// Returns the bytes of a slot.
     pub(super) fn slot_bytes(self, class: u8) -> u64 {
         u64::from(self.units / u32::from(slots(class))) * u64::from(self.unit)
     }
 
-    /// Where the slot begins.
+    /// Returns the offset of the slot in its chunk.
     pub(super) fn offset(self, place: SlotLocation) -> u64 {
         self.head() + u64::from(place.slot) * self.slot_bytes(place.class)
     }
@@ -80,12 +85,12 @@ impl ChunkLayout {
         u64::from(self.unit).max(HEAD as u64)
     }
 
-    /// Bytes of a chunk.
+    /// Returns the bytes of a chunk.
     pub(super) fn chunk_bytes(self) -> u64 {
         self.head() + u64::from(self.unit) * u64::from(self.units)
     }
 
-    /// The fields of a head.
+    /// Returns the fields of a head.
     pub(super) fn fields(self, store: StoreId, chunk: u64, class: u8) -> [u8; FIELDS] {
         let mut bytes = [0; FIELDS];
         bytes[..8].copy_from_slice(MAGIC);
@@ -101,17 +106,17 @@ impl ChunkLayout {
     }
 }
 
-/// Slots of a chunk of `class`; of one that does not exist, none.
+/// Returns the slots of a chunk of `class`; 255 if there is no such class.
 pub(super) fn slots(class: u8) -> u8 {
     SLOTS.get(usize::from(class)).copied().unwrap_or(u8::MAX)
 }
 
-/// Where a stamp stands in the head.
+/// Returns the offset of a stamp in the head.
 pub(super) fn stamp_at(slot: u8) -> usize {
     STAMPS + STAMP * usize::from(slot)
 }
 
-/// The stamp of a slot.
+/// Returns the stamp of a slot.
 pub(super) fn stamp(chunk: u64, slot: u8, generation: u16) -> [u8; STAMP] {
     let mut bytes = [0; STAMP];
     bytes[..4].copy_from_slice(&u32::from(generation).to_le_bytes());
@@ -119,7 +124,7 @@ pub(super) fn stamp(chunk: u64, slot: u8, generation: u16) -> [u8; STAMP] {
     bytes
 }
 
-/// The generation in a stamp, which stands in the head at its place. None if it is damaged.
+/// Returns the generation in the stamp of a slot, or `None` if the stamp is damaged.
 pub(super) fn generation_in(head: &[u8], chunk: u64, slot: u8) -> Option<u16> {
     let at = stamp_at(slot);
     let generation = u16::try_from(u32_at(head, at)).ok()?;
@@ -131,7 +136,7 @@ fn stamp_sum(chunk: u64, slot: u8, generation: u16) -> u32 {
     crc32c::crc32c_append(crc32c::crc32c_append(sum, &[slot]), &generation.to_le_bytes())
 }
 
-/// A slot at one of its uses.
+/// Location of a slot and generation of its value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SlotLocation {
     pub(super) chunk: u64,
@@ -140,14 +145,14 @@ pub(super) struct SlotLocation {
     pub(super) generation: u16,
 }
 
-/// The number of the file that blob `id` is, or is in.
+/// Returns the number of the file that contains blob `id`.
 pub(crate) fn file_number(id: u64) -> u64 {
     SlotLocation::from_id(id).map_or(id, |place| place.chunk)
 }
 
 impl SlotLocation {
-    /// What `id` says. None if its value has a file of its own; nor is a slot that no chunk has a
-    /// place.
+    /// Decodes `id`. Returns `None` if the value has a file of its own, or if there is no such
+    /// slot.
     pub(super) fn from_id(id: u64) -> Option<SlotLocation> {
         let bits = |at: u32, count: u32| id >> at & ((1 << count) - 1);
         let byte = |at, count| u8::try_from(bits(at, count)).unwrap_or(u8::MAX);
@@ -161,7 +166,7 @@ impl SlotLocation {
         (id & IN_SLOT != 0 && slots.is_some_and(|slots| place.slot < *slots)).then_some(place)
     }
 
-    /// The number of its value.
+    /// Returns the number of the value.
     pub(super) fn id(self) -> u64 {
         IN_SLOT
             | u64::from(self.class) << CLASS_AT

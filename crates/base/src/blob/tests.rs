@@ -1,4 +1,4 @@
-//! Staged values: files, slots, names, what goes and what stays.
+//! Tests of blobs: files, slots, names, and removal.
 
 use super::*;
 use crate::disk::sim::{CallClass, Fault, FaultKind, FaultPlan, KeepChoice, SimDisk};
@@ -13,7 +13,8 @@ fn settled(disk: &SimDisk, live: &[BlobRef]) -> Arc<Blobs> {
         .files()
         .into_iter()
         .filter_map(|(path, _)| u64::from_str_radix(path.file_stem()?.to_str()?, 16).ok());
-    blobs.next.store(numbers.max().unwrap_or(0) + 1000, Ordering::Relaxed); // as ROOT would say
+    // as ROOT would have reserved
+    blobs.next.store(numbers.max().unwrap_or(0) + 1000, Ordering::Relaxed);
     blobs.finish_recovery(&live.iter().map(|blob| blob.id).collect(), false).unwrap();
     blobs
 }
@@ -60,7 +61,7 @@ fn a_directory_in_which_files_are_slow_gets_no_more_of_them() {
     made.truncate(14);
     assert_eq!(dirs(), 3, "the last one may get more");
     made.clear();
-    assert_eq!(dirs(), 1, "one that was left goes with its last file");
+    assert_eq!(dirs(), 1, "an abandoned directory is removed with its last file");
 }
 
 #[test]
@@ -108,7 +109,7 @@ fn stats_count_used_and_free_slots_and_files() {
     blobs.trim(true);
     assert_eq!(blobs.stats(), BlobStats { chunks: 3, free_bytes: 0, ..less });
     blobs.sync_all_names(&[file]).unwrap();
-    // A reader knows them too.
+    // A read-only opening computes the same statistics.
     let reader = self::blobs(&disk);
     reader.mark_used(&live[..3].iter().chain([&file]).map(|blob| blob.id).collect(), false);
     assert_eq!(reader.stats(), blobs.stats());
@@ -174,7 +175,7 @@ fn a_damaged_head_is_found_and_its_values_are_read() {
     assert_eq!(blobs.read(&blob).unwrap(), Some(vec![5; 3000]));
     blobs.remove(blob.id).unwrap();
     blobs.trim(true);
-    assert_eq!(files(&disk), 2, "what is damaged stays for a look");
+    assert_eq!(files(&disk), 2, "a damaged chunk is kept for inspection");
 }
 
 #[test]

@@ -1,22 +1,21 @@
-//! # Value cache: values from files, checked, within the budget
+//! # Blob cache: checked blobs within the memory budget
 //!
-//! A value's number never means another value (I1 of the module above), so nothing here is ever out
-//! of date: what is superseded is not asked for again, and goes as what is not asked for goes, when
-//! a hand comes around twice.
+//! The number of a blob never means another value (I1 of [`super`]), so that no entry is ever out
+//! of date. A superseded value is not read again, and CLOCK evicts it like any unused entry.
 //!
 //! ```text
-//!   number ── shard ── ring of slots: number, bytes, asked for since the hand was here
-//!                         ^ hand
+//!   number ── shard ── ring of slots: number, bytes, read since the clock hand passed
+//!                         ^ clock hand
 //! ```
 //!
-//! A value comes in when it is read for the second time within a while: one sweep over all data
-//! does not wash out the rest. A while is about as many values as would find room: what comes back
-//! less often than that would go before it is asked for again.
+//! A value is inserted at its second read within some time, so that one scan over all data does not
+//! evict the rest. The time is about as many reads as values fit: a value that is read less often
+//! would be evicted before its next read.
 //!
 //! ## Costs
 //!
-//! A hit: a lock that is held for a look-up. Memory: at most half of the budget, and what no other
-//! part needs.
+//! A hit takes a lock for a hash table lookup. Memory: at most half of the budget, and only memory
+//! that no other part needs.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -26,24 +25,24 @@ use crate::memory::{BlockBytes, Memory};
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU32, Ordering};
 
-/// Parts with a lock of their own.
+/// Shards, each with a lock.
 const SHARDS: usize = 16;
-/// It takes this part of the budget at most.
+/// The cache takes at most the budget divided by this.
 const BUDGET_DIVISOR: u64 = 2;
-/// And a value this part of a shard.
+/// A value takes at most a shard's limit divided by this.
 const MAX_VALUE_DIVISOR: u64 = 8;
-/// Bytes beside a value.
+/// Bytes of an entry in addition to the value.
 const ENTRY_OVERHEAD: u64 = 160;
-/// Values that were read lately, as a part of the budget's bytes, at most.
+/// The table of recent reads has at most the bytes of the budget divided by this entries.
 const READ_ONCE_DIVISOR: u64 = 8192;
 
-/// See the module.
+/// Cache of blobs.
 #[derive(Debug)]
 pub struct BlobCache {
     shards: Vec<Mutex<BlobCacheShard>>,
-    /// Bytes of a shard.
+    /// Limit of a shard in bytes.
     limit: u64,
-    /// By number: the one that was read last.
+    /// Table of recent reads, indexed by a hash of the number: the number that was read last.
     read_once: Vec<AtomicU32>,
     cache_share: CacheShare,
 }
@@ -67,13 +66,13 @@ fn cost(bytes: &[u8]) -> u64 {
     BlockBytes::memory_bytes(bytes.len()) + ENTRY_OVERHEAD
 }
 
-/// Spreads numbers, which ascend.
+/// Hashes a number, since numbers are consecutive.
 fn spread(id: u64) -> u64 {
     id.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 16
 }
 
 impl BlobCache {
-    /// For a budget of so many bytes.
+    /// Creates a cache for a memory budget of `budget` bytes.
     #[must_use]
     pub fn new(budget: u64) -> BlobCache {
         let lately = usize::try_from(budget / READ_ONCE_DIVISOR).unwrap_or(0).clamp(64, 1 << 18);
@@ -85,7 +84,7 @@ impl BlobCache {
         }
     }
 
-    /// What it has of the budget.
+    /// Returns the cache share.
     #[must_use]
     pub fn cache_share(&self) -> &CacheShare {
         &self.cache_share
@@ -95,7 +94,7 @@ impl BlobCache {
         &self.shards[usize::try_from(spread(id)).unwrap_or(0) % SHARDS]
     }
 
-    /// The value, if it is here.
+    /// Returns the value if it is cached.
     #[must_use]
     pub fn get(&self, id: u64) -> Option<Arc<BlockBytes>> {
         let mut shard = self.shard(id).lock();
@@ -105,7 +104,7 @@ impl BlobCache {
         Some(Arc::clone(&slot.bytes))
     }
 
-    /// A value was read and is right.
+    /// Inserts a value that was read and checked, if this was its second read.
     pub fn insert_after_read(&self, id: u64, bytes: &[u8], memory: &Memory) {
         let cost = cost(bytes);
         if cost * MAX_VALUE_DIVISOR > self.limit || !self.is_second_read(id, cost) {
@@ -129,7 +128,7 @@ impl BlobCache {
         shard.ring.push(BlobCacheSlot { id, bytes: Arc::new(BlockBytes::copy(bytes)), is_referenced: false });
     }
 
-    /// Whether it was read a while ago; from now on it was.
+    /// Returns true if the value was read recently. Records this read.
     fn is_second_read(&self, id: u64, cost: u64) -> bool {
         let hash = spread(id);
         let room = usize::try_from(self.limit * SHARDS as u64 / cost).unwrap_or(usize::MAX);
@@ -138,18 +137,18 @@ impl BlobCache {
         self.read_once[place].swap(tag, Ordering::Relaxed) == tag
     }
 
-    /// Gives way until `more` bytes are within the budget, or nothing is left here.
+    /// Evicts until `more` bytes fit into the budget, or nothing is left.
     pub fn evict_to_fit(&self, more: u64, memory: &Memory) {
         self.evict_until(memory, || memory.has_room(more));
     }
 
-    /// Lets about `bytes` go, or all there is.
+    /// Evicts about `bytes` bytes, or everything.
     pub fn evict(&self, bytes: u64, memory: &Memory) {
         let until = self.cache_share.bytes().saturating_sub(bytes);
         self.evict_until(memory, || self.cache_share.bytes() <= until);
     }
 
-    /// One of each part at a time, until it is `enough`.
+    /// Evicts an entry of each shard in turn, until `enough` returns true.
     fn evict_until(&self, memory: &Memory, enough: impl Fn() -> bool) {
         let mut any = true;
         while std::mem::take(&mut any) {
@@ -164,7 +163,7 @@ impl BlobCache {
 }
 
 impl BlobCacheShard {
-    /// Lets one go. False if there is none.
+    /// Evicts an entry. Returns false if there is none.
     fn evict_one(&mut self, account: &CacheShare, memory: &Memory) -> bool {
         while !self.ring.is_empty() {
             self.clock_hand %= self.ring.len();
@@ -176,7 +175,7 @@ impl BlobCacheShard {
             self.places.remove(&gone.id);
             if let Some(moved) = self.ring.get(self.clock_hand) {
                 self.places.insert(moved.id, self.clock_hand);
-                self.clock_hand += 1; // it was at the end: looked at a turn later
+                self.clock_hand += 1; // it was the last one, so its turn comes later
             }
             let cost = cost(&gone.bytes);
             self.bytes -= cost;

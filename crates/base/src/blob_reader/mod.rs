@@ -1,28 +1,30 @@
-//! # Values in files: read whole, by range, or piece by piece
+//! # Blob reader: values in files, read completely or in pieces
 //!
-//! A value that stands in a file, its own or one with others, is opened once and read where it
-//! stands. Whole: one read, one checksum. Piece by piece, for values that memory shall not hold:
-//! the first look goes through all of it, compares the checksum that the record names, and keeps
-//! the sum of each piece; what is read later is checked against these, so that no byte is handed
-//! out unchecked although the record has one sum for all.
+//! A blob is opened once and read at its place. A complete read uses one checksum. For reads in
+//! pieces, the first one reads the whole value, checks the checksum of the record, and keeps the
+//! checksum of each piece. Later reads are checked against these. So no unchecked byte is returned,
+//! although the record has only one checksum.
+//!
+//! ## Picture
 //!
 //! ```text
-//!   value   | piece 0: 64 KiB | piece 1 | ... | rest |        one checksum in the record
-//!   sums    | crc32c          | crc32c  | ... |      |        in memory, of the values that were last asked for
+//!   value      | piece 0: 64 KiB | piece 1 | ... | rest |        one checksum in the record
+//!   checksums  | crc32c          | crc32c  | ... |      |        in memory
 //! ```
 //!
 //! ## Invariants
 //!
-//! 1. A value's bytes are never written again but with the same, and its number never means another
-//!    value: sums once found stay true, and an open one stays that value whatever becomes of its
-//!    names. Of one in a slot the open value keeps a pin: the slot is used for another when all of
-//!    them are closed, or the database is; it is not read any more then.
+//! 1. The bytes of a value are never overwritten with others, and its number never means another
+//!    value. Checksums stay valid, and an open blob stays the same value even if its name is
+//!    removed. An open blob in a slot holds a pin: the slot is not reused before all pins are
+//!    dropped or the database is closed. After closing, reads return an error.
 //!
 //! ## Costs
 //!
-//! Whole: a read and a copy. By range: the first time the whole value, then the pieces that the
-//! range touches. Memory: a piece, a megabyte while the first look lasts, 64 bytes a megabyte of
-//! value for its sums.
+//! - Complete: a read and a copy.
+//! - By range: the first time the whole value, later the pieces that the range touches.
+//! - Memory: a piece per reader, a megabyte during the first read, and 64 bytes of checksums per
+//!   megabyte of value.
 
 mod cache;
 
@@ -39,27 +41,31 @@ use crate::sync::Mutex;
 
 pub use cache::BlobCache;
 
-/// What a sum of a piece covers.
+/// Bytes that one checksum covers.
 pub const CHECKSUM_BLOCK: usize = 64 << 10;
-/// Read at a time where all is gone through; whole pieces.
+/// Bytes read at a time when the whole value is read; a multiple of [`CHECKSUM_BLOCK`].
 const READ_STRIDE: usize = 16 * CHECKSUM_BLOCK;
-/// A thread keeps a buffer up to this.
+/// Largest buffer that a thread keeps.
 const MAX_SCRATCH: usize = 1 << 20;
-/// Values whose sums are kept, and pieces of them in all.
+/// Maximum number of values with cached checksums, and of these checksums in total.
 const MAX_CACHED_BLOBS: usize = 64;
 const MAX_CACHED_CHECKSUMS: usize = 1 << 17;
 
-/// A value as an engine finds it.
+/// Value as an engine finds it.
 #[derive(Debug)]
 pub enum StoredValue<'a> {
-    /// Its bytes, checked.
+    /// Bytes that are checked.
     Bytes(&'a [u8]),
-    /// It, opened; nothing of it was read.
+    /// Opened blob; nothing of it was read.
     Blob(OpenBlob),
 }
 
 impl StoredValue<'_> {
-    /// Calls `with` with the bytes, which are read and checked if they were not.
+    /// Calls `with` with the bytes. A blob is read and checked first.
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`OpenBlob::read`] for a blob.
     #[inline]
     pub fn read(self, with: impl FnOnce(&[u8])) -> Result<()> {
         match self {
@@ -72,18 +78,18 @@ impl StoredValue<'_> {
     }
 }
 
-/// An open value: a file that is it, or begins with it, or a place in a file with others.
+/// Open value: a whole file, the beginning of a file, or a slot in a chunk.
 #[derive(Clone, Debug)]
 pub struct OpenBlob {
     file: Arc<dyn File>,
     path: PathBuf,
     blob: BlobRef,
-    /// Where it begins.
+    /// Offset of the value in the file.
     base: u64,
     is_whole_file: bool,
-    /// Keeps its place from others.
+    /// Keeps the slot from being reused.
     pin: Option<Arc<SlotPin>>,
-    /// Whose cache gets what is read of it.
+    /// Engine context, the cache of which gets the bytes that are read.
     context: Option<Arc<EngineContext>>,
 }
 
@@ -92,14 +98,15 @@ crate::sync::thread_local! {
 }
 
 impl OpenBlob {
-    /// `file`, opened at `path`, is to be the value `blob`.
+    /// Creates the open value `blob` from `file`, which was opened at `path`. The content is not
+    /// checked.
     #[must_use]
     pub fn new(file: Arc<dyn File>, path: PathBuf, blob: BlobRef) -> OpenBlob {
         OpenBlob { file, path, blob, base: 0, is_whole_file: true, pin: None, context: None }
     }
 
-    /// `file`, opened at `path`, is to have the value `blob` at `base`, which nobody uses while the
-    /// pin lives.
+    /// Creates the open value `blob` at offset `base` of `file`, which was opened at `path`. The
+    /// pin keeps the slot from being reused.
     pub(crate) fn in_slot(
         file: Arc<dyn File>,
         path: PathBuf,
@@ -110,36 +117,42 @@ impl OpenBlob {
         OpenBlob { base, is_whole_file: false, pin: Some(Arc::new(pin)), ..OpenBlob::new(file, path, blob) }
     }
 
-    /// The same; what is read of it goes to the cache of `ground`.
+    /// Makes [`OpenBlob::read`] insert the value into the cache of `context`.
     #[must_use]
     pub fn with_cache(self, context: &Arc<EngineContext>) -> OpenBlob {
         OpenBlob { context: Some(Arc::clone(context)), ..self }
     }
 
-    /// Where the file that is the value, and nothing else, was when it was opened. None if it has
-    /// no such file.
+    /// Returns the path at which the file was opened, or `None` if the value has no file of its
+    /// own.
     #[must_use]
     pub fn own_path(&self) -> Option<&Path> {
         self.is_whole_file.then_some(&self.path)
     }
 
-    /// Bytes of the value.
+    /// Returns the bytes of the value.
     #[must_use]
     pub fn len(&self) -> u64 {
         u64::from(self.blob.len)
     }
 
-    /// Whether it has none.
+    /// Returns true if the value has no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.blob.len == 0
     }
 
-    /// Reads all of it, checks it, and calls `with` with it. Bytes behind it are what a power cut
-    /// in a rewrite may leave, and no part of it.
+    /// Reads and checks the whole value, and calls `with` with it. Bytes behind the value, which a
+    /// power cut during a rewrite may leave, are ignored.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Corrupt`] if the file is too short or the checksum does not match, and
+    /// [`Error::Io`] if the read fails. Returns [`Error::Closed`] if the value is in a slot and the
+    /// database was closed.
     pub fn read<R>(&self, with: impl FnOnce(&[u8]) -> R) -> Result<R> {
         let len = self.blob.len as usize;
-        // Taken, not borrowed: `with` may read another value.
+        // Taken out, not borrowed: `with` may read another value.
         let mut scratch = SCRATCH.with(RefCell::take);
         if scratch.len() < len {
             scratch.resize(len, 0);
@@ -158,14 +171,17 @@ impl OpenBlob {
         answer
     }
 
-    /// Goes through all of it in a buffer: whether it is what it should be. Answers the sums of its
-    /// pieces.
+    /// Reads the whole value in pieces and checks it. Returns the checksums of the pieces.
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`OpenBlob::read`].
     pub fn check(&self) -> Result<Vec<u32>> {
         self.for_each_stride(|_, _| Ok(()))
     }
 
-    /// Calls `each` with every stride of the value and where that begins. Only at the end it is
-    /// known to be whole.
+    /// Calls `each` with every stride of the value and its offset. The bytes are not checked before
+    /// the end.
     pub(crate) fn for_each_stride(&self, mut each: impl FnMut(u64, &[u8]) -> Result<()>) -> Result<Vec<u32>> {
         let mut buffer = vec![0; READ_STRIDE.min(self.blob.len as usize)];
         let (mut sums, mut whole, mut at) = (Vec::new(), crc32c::crc32c(&[]), 0);
@@ -206,12 +222,17 @@ impl OpenBlob {
     }
 }
 
-/// Sums of the values that were last read piece by piece, by number.
+/// Cached checksums of pieces, by number of the value; the newest first.
 #[derive(Debug, Default)]
 pub struct BlobChecksums(Mutex<VecDeque<(u64, Arc<[u32]>)>>);
 
 impl BlobChecksums {
-    /// The value in `file`, to be read piece by piece.
+    /// Returns a reader of the value in `file`. If its checksums are not cached, reads and checks
+    /// the whole value.
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`OpenBlob::check`].
     pub fn reader(&self, file: OpenBlob) -> Result<BlobReader> {
         let id = file.blob.id;
         let known = self.0.lock().iter().find(|(known, _)| *known == id).map(|(_, sums)| Arc::clone(sums));
@@ -237,31 +258,37 @@ impl BlobChecksums {
     }
 }
 
-/// A value read piece by piece.
+/// Reader of parts of a value.
 #[derive(Debug)]
 pub struct BlobReader {
     file: OpenBlob,
     sums: Arc<[u32]>,
     buffer: Vec<u8>,
-    /// The piece in the buffer.
+    /// Index of the piece in the buffer.
     buffered: Option<usize>,
 }
 
 impl BlobReader {
-    /// Bytes of the value.
+    /// Returns the bytes of the value.
     #[must_use]
     pub fn len(&self) -> u64 {
         self.file.len()
     }
 
-    /// Whether it has none.
+    /// Returns true if the value has no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.file.is_empty()
     }
 
-    /// Reads at `offset`, checked: as many bytes as are wanted and in one piece. None at the end
-    /// and behind it.
+    /// Reads checked bytes at `offset`, up to the end of a piece. Returns the number of bytes,
+    /// which is 0 at and after the end of the value.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Corrupt`] if the bytes have changed since the first check, and
+    /// [`Error::Io`] if the read fails. Returns [`Error::Closed`] if the value is in a slot and the
+    /// database was closed.
     pub fn read_at(&mut self, offset: u64, bytes: &mut [u8]) -> Result<usize> {
         if offset >= self.len() || bytes.is_empty() {
             return Ok(0);
@@ -309,7 +336,7 @@ mod tests {
     use crate::disk::sim::{CallClass, Fault, FaultKind, FaultPlan, SimDisk};
     use crate::disk::{Disk, OpenMode};
 
-    /// A file with `len` bytes of a value and `more` behind it.
+    /// Returns a file with a value of `len` bytes and `more` bytes behind it.
     fn file(len: usize, more: usize) -> (OpenBlob, Vec<u8>) {
         let byte = |i: usize| ((i % 251) ^ (i >> 16 & 0xff)).to_le_bytes()[0];
         let value: Vec<u8> = (0..len).map(byte).collect();

@@ -1,8 +1,8 @@
-//! # The real disk with a bound on its descriptors
+//! # Bounded disk: the real disk with a limit of its descriptors
 //!
-//! [`RealDisk`] for one database: its files share a [`Descriptors`] cache, which learns of every
-//! name that changes. Calls that need a descriptor for their own duration close an idle one if the
-//! process has none left.
+//! [`RealDisk`] for one database. Its files share a [`Descriptors`] cache, which is informed of
+//! each change of a name. If the process has no descriptor left, calls that need one for themselves
+//! close an idle one.
 
 use std::io;
 use std::os::fd::{IntoRawFd, RawFd};
@@ -17,7 +17,7 @@ use super::descriptors::{Backend, Descriptors, OpenedFd};
 use super::real::{self, RealDisk};
 use super::{DescriptorStats, DirEntry, Disk, File, LockMode, LockOutcome, OpenMode, Permissions, Volume};
 
-/// See the module.
+/// The real disk with a limit of its descriptors.
 #[derive(Debug)]
 pub(super) struct BoundedDisk {
     real: RealDisk,
@@ -25,14 +25,14 @@ pub(super) struct BoundedDisk {
 }
 
 impl BoundedDisk {
-    /// A disk whose files take at most about `limit` descriptors.
+    /// Creates a disk with a limit of about `limit` descriptors for its files.
     pub(super) fn new(limit: u32, real: RealDisk) -> BoundedDisk {
         let origin = std::path::absolute(".").unwrap_or_default();
         BoundedDisk { real, descriptors: Descriptors::new(Box::new(SystemBackend), limit, origin) }
     }
 }
 
-/// The system's calls.
+/// Backend of the system calls.
 #[derive(Debug)]
 struct SystemBackend;
 
@@ -149,7 +149,7 @@ impl Disk for BoundedDisk {
     }
 }
 
-/// A file system, whose sync covers every open file.
+/// A file system. Its sync covers every open file.
 #[derive(Debug)]
 pub(super) struct BoundedVolume {
     pub(super) beneath: Arc<dyn Volume>,

@@ -1,7 +1,7 @@
-//! # Descriptor cache: a bound on the open files of one database
+//! # Descriptor cache: a limit of the open files of one database
 //!
 //! [`Descriptors`] opens files, closes the descriptors of idle ones, and opens them again when they
-//! are used. A [`FileHandle`] is one open file, with or without a descriptor at the moment.
+//! are used. A [`FileHandle`] is one open file, with or without a descriptor.
 //!
 //! ## Picture
 //!
@@ -13,21 +13,19 @@
 //!
 //! ## Invariants
 //!
-//! 1. A descriptor is closed only if no call uses it and no write through it is unsynced: Linux
-//!    reports a failed writeback only to descriptors that were open then ([`FileHandle::try_close`]).
+//! 1. A descriptor is closed only if no call uses it and no write through it is unsynced. Linux
+//!    reports a failed write-back only to descriptors open at that time
+//!    ([`FileHandle::try_close`]).
 //! 2. After a failed early sync every later sync of this disk fails, so the database is poisoned.
 //!    The descriptor of a failed sync is neither synced again nor closed while its file is open.
-//! 3. A handle is opened again only as the file that it was: same device, same inode.
-//! 4. A file that loses its last name keeps its descriptor, or is served by a mapping of all of it.
-//! 5. Descriptors beyond the limit are those of (4), of files that take stores, and in calls now.
+//! 3. A handle is reopened only as the same file: the device and the inode must match.
+//! 4. A file that loses its last name keeps its descriptor, or a mapping of all of it serves reads.
+//! 5. Only descriptors of (4), of files that take stores, and of running calls may exceed the
+//!    limit.
 //!
 //! ## Threads
 //!
-//! One mutex for opening, closing and names, a leaf in the lock order; never held in a sync.
-//!
-//! ## Costs
-//!
-//! Eviction follows the clock algorithm: O(log n) per open file passed. Reopening: 2 system calls.
+//! One mutex for opening, closing and names. A leaf in the lock order; never held in a sync.
 
 mod handle;
 #[cfg(all(test, shuttle))]
@@ -53,9 +51,9 @@ use crate::fork::ForkGuard;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard};
 
-/// The least bound on descriptors: fewer would be opened and closed all the time.
+/// Smallest limit of descriptors. With fewer, files would be opened and closed all the time.
 pub(super) const MIN_DESCRIPTORS: u32 = 16;
-/// Early syncs for one descriptor, should writers dirty each file again.
+/// Most early syncs for one descriptor, in case writers dirty each file again.
 const EARLY_SYNCS_PER_OPEN: u32 = 8;
 
 /// Device and inode of a file.
@@ -65,7 +63,7 @@ pub(super) struct FileIdentity {
     pub(super) inode: u64,
 }
 
-/// A file that was opened just now.
+/// A file that was just opened.
 #[derive(Debug)]
 pub(super) struct OpenedFd {
     pub(super) fd: RawFd,
@@ -73,37 +71,37 @@ pub(super) struct OpenedFd {
     pub(super) len: u64,
 }
 
-/// The calls that make, sync and end descriptors: the system's, or a simulated disk's.
+/// Calls that open, sync and close descriptors, of the system or of a simulated disk.
 pub(super) trait Backend: fmt::Debug + Send + Sync {
-    /// Opens a regular file that is there.
+    /// Opens an existing regular file.
     fn open(&self, path: &Path, open_mode: OpenMode) -> io::Result<OpenedFd>;
     /// Makes the data and the length of a file durable.
     fn sync(&self, fd: RawFd) -> io::Result<()>;
-    /// Ends a descriptor.
+    /// Closes a descriptor.
     fn close(&self, fd: RawFd);
-    /// A descriptor to give up when there is no other, if the disk has such.
+    /// Opens a spare descriptor, to be closed when no other can be. `None` if the disk has none.
     fn spare(&self) -> Option<RawFd> {
         None
     }
-    /// The process's own limit of descriptors, for the error.
+    /// Returns the limit of descriptors of the process, for the error.
     fn process_limit(&self) -> Option<u64> {
         None
     }
-    /// Asserts what the backend knows by itself of (I1).
+    /// Asserts (I1) with the state of the backend.
     fn before_eviction(&self, fd: RawFd) {
         let _ = fd;
     }
 }
 
-/// The descriptors of one database. See the module.
+/// The descriptors of one database.
 #[derive(Debug)]
 pub(super) struct Descriptors {
     backend: Box<dyn Backend>,
     limit: u32,
-    /// Relative names are below it, wherever the process goes.
+    /// Directory of relative names, even if the process changes its working directory.
     origin: PathBuf,
     reopened: AtomicU64,
-    /// Descriptors of handles beside their first one.
+    /// Second descriptors of handles, for direct writes.
     extra: AtomicU32,
     /// The first early sync that failed (I2).
     failed_sync: OnceLock<(PathBuf, i32)>,
@@ -114,13 +112,13 @@ pub(super) struct Descriptors {
 #[derive(Debug, Default)]
 struct DescriptorsInner {
     next: u64,
-    /// Every handle, by number.
+    /// All handles, by number.
     handles: BTreeMap<u64, Arc<FileHandle>>,
-    /// Those with a descriptor.
+    /// Handles with a descriptor.
     open: BTreeMap<u64, Arc<FileHandle>>,
-    /// Being opened outside of the lock.
+    /// Number of files that are being opened without the lock.
     opening: usize,
-    /// The handle that was looked at last.
+    /// The handle that the eviction visited last.
     clock_hand: u64,
     names: FileNames,
     spare: Option<RawFd>,
@@ -129,7 +127,7 @@ struct DescriptorsInner {
 type DescriptorsGuard<'a> = MutexGuard<'a, DescriptorsInner>;
 
 impl Descriptors {
-    /// A cache of at most `limit` descriptors, but at least [`MIN_DESCRIPTORS`].
+    /// Creates a cache of at most `limit` descriptors, or of [`MIN_DESCRIPTORS`] if that is more.
     pub(super) fn new(backend: Box<dyn Backend>, limit: u32, origin: PathBuf) -> Arc<Descriptors> {
         let inner = DescriptorsInner { spare: backend.spare(), ..DescriptorsInner::default() };
         Arc::new(Descriptors {
@@ -144,7 +142,7 @@ impl Descriptors {
         })
     }
 
-    /// The limit, the descriptors in use, and how often one was opened again.
+    /// Returns the limit, the descriptors in use, and the number of reopened files.
     pub(super) fn stats(&self) -> DescriptorStats {
         let in_use = self.used(&self.inner.lock());
         DescriptorStats {
@@ -159,7 +157,7 @@ impl Descriptors {
         inner.open.len() + inner.opening + extra + usize::from(inner.spare.is_some())
     }
 
-    /// Opens the file at `path` by `call`; the handle ends with the answer.
+    /// Opens the file at `path` by `call`. The handle ends when the returned value is dropped.
     pub(super) fn open(
         self: &Arc<Self>,
         path: &Path,
@@ -167,7 +165,7 @@ impl Descriptors {
         call: impl Fn() -> io::Result<OpenedFd>,
     ) -> io::Result<(OwnedHandle, u64)> {
         let mut inner = self.evict_to_limit(self.inner.lock());
-        // Making a file may wait for the file system: other files go on meanwhile.
+        // Creating a file may wait for the file system, so other files are not blocked.
         let opened = if open_mode == OpenMode::Create {
             inner.opening += 1;
             drop(inner);
@@ -194,8 +192,8 @@ impl Descriptors {
         Ok((OwnedHandle(handle), opened.len))
     }
 
-    /// Makes a call that needs a descriptor for as long as it takes. Where there is none, idle ones
-    /// are closed and the call is repeated.
+    /// Makes a call that needs a descriptor while it runs. If the process has none left, closes
+    /// idle ones and repeats the call.
     pub(super) fn retry_after_eviction<T>(&self, mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
         loop {
             match call() {
@@ -210,7 +208,7 @@ impl Descriptors {
         }
     }
 
-    /// As [`Descriptors::retry_after_eviction`], for an open under the lock.
+    /// Like [`Descriptors::retry_after_eviction`], for an open under the lock.
     fn open_within<'a>(
         &'a self,
         mut inner: DescriptorsGuard<'a>,
@@ -230,7 +228,7 @@ impl Descriptors {
         }
     }
 
-    /// The error of a process, or system, without a descriptor left.
+    /// Returns the error for a process or system without free descriptors.
     fn describe(&self, refusal: &io::Error) -> io::Error {
         let system = refusal.raw_os_error() == Some(libc::ENFILE);
         io::Error::other(Error::TooManyFiles {
@@ -239,7 +237,7 @@ impl Descriptors {
         })
     }
 
-    /// Closes idle descriptors until one more may be opened, as far as there are any (I5).
+    /// Closes idle descriptors until one more may be opened, or none is idle (I5).
     fn evict_to_limit<'a>(&'a self, mut inner: DescriptorsGuard<'a>) -> DescriptorsGuard<'a> {
         while self.used(&inner) >= self.limit as usize {
             let (guard, freed) = self.close_one_idle(inner);
@@ -251,7 +249,7 @@ impl Descriptors {
         inner
     }
 
-    /// Closes one idle descriptor, or the spare one. False if there is none.
+    /// Closes one idle descriptor, or the spare one. Returns false if there is none.
     fn close_any_idle<'a>(&'a self, inner: DescriptorsGuard<'a>) -> (DescriptorsGuard<'a>, bool) {
         let (mut inner, freed) = self.close_one_idle(inner);
         match (freed, inner.spare.take()) {
@@ -262,8 +260,8 @@ impl Descriptors {
         (inner, true)
     }
 
-    /// Closes one idle descriptor. If all of them are dirty, one is synced before; the lock is free
-    /// meanwhile.
+    /// Closes one idle descriptor. If all idle ones are dirty, syncs one first, without holding the
+    /// lock.
     fn close_one_idle<'a>(&'a self, mut inner: DescriptorsGuard<'a>) -> (DescriptorsGuard<'a>, bool) {
         for _ in 0..EARLY_SYNCS_PER_OPEN {
             let dirty = match self.sweep(&mut inner) {
@@ -283,8 +281,8 @@ impl Descriptors {
         (inner, false)
     }
 
-    /// Passes the hand over the open files, at most twice: the first idle, clean file that was not
-    /// used since the hand passed it last is closed.
+    /// Moves the clock hand over the open files, at most twice. Closes the first idle, clean file
+    /// that was not used since the last visit. Costs O(log n) per visited file.
     fn sweep(&self, inner: &mut DescriptorsInner) -> SweepOutcome {
         let mut dirty = None;
         for _ in 0..2 * inner.open.len() {
@@ -306,7 +304,7 @@ impl Descriptors {
         dirty.map_or(SweepOutcome::None, SweepOutcome::Dirty)
     }
 
-    /// Closes a handle's descriptor if it is idle and clean.
+    /// Closes the descriptor of a handle if the handle is idle and clean.
     fn evict(&self, handle: &FileHandle) -> bool {
         let Some((fd, direct)) = handle.try_close() else { return false };
         self.backend.before_eviction(fd);
@@ -335,7 +333,7 @@ impl Descriptors {
         }
     }
 
-    /// An error after an early sync failed (I2).
+    /// Returns an error if an early sync failed (I2).
     pub(super) fn check_syncs(&self) -> io::Result<()> {
         match self.failed_sync.get() {
             None => Ok(()),
@@ -352,12 +350,12 @@ impl Descriptors {
         if !handle.is_open() {
             inner = self.open_again(inner, handle, id, open_mode)?;
         }
-        handle.state.fetch_add(1, Ordering::Acquire); // open, and it stays so under the lock
+        handle.state.fetch_add(1, Ordering::Acquire); // open, and stays open under the lock
         drop(inner);
         Ok(())
     }
 
-    /// Opens a closed handle at one of its names (I3).
+    /// Opens a closed handle by one of its names (I3).
     fn open_again<'a>(
         &'a self,
         mut inner: DescriptorsGuard<'a>,
@@ -372,7 +370,8 @@ impl Descriptors {
             inner = guard;
             if handle.is_open() {
                 if let Ok(opened) = opened {
-                    self.backend.close(opened.fd); // the lock was free, and another thread was faster
+                    // Another thread opened the handle while the lock was free.
+                    self.backend.close(opened.fd);
                 }
                 return Ok(inner);
             }
@@ -396,7 +395,8 @@ impl Descriptors {
         Err(failure)
     }
 
-    /// A name is about to be removed, or replaced: files without another one are still read (I4).
+    /// Prepares the removal or the replacement of a name. A file without another name stays
+    /// readable (I4).
     pub(super) fn before_remove(&self, path: &Path) -> io::Result<()> {
         self.forget_name(self.inner.lock(), path).map(drop)
     }
@@ -421,8 +421,8 @@ impl Descriptors {
         Ok(inner)
     }
 
-    /// Renames by `call`; open files, and those in a directory that is renamed, are known by the
-    /// new name.
+    /// Renames by `call`. Updates the names of open files, including those below a renamed
+    /// directory.
     pub(super) fn rename(
         &self,
         from: &Path,
@@ -438,23 +438,23 @@ impl Descriptors {
         Ok(())
     }
 
-    /// The file at `from` has a second name.
+    /// Records the second name `to` of the file at `from`.
     pub(super) fn note_link(&self, from: &Path, to: &Path) {
         self.inner.lock().names.add_link(from, to);
     }
 
-    /// What is unsynced now, for a sync of the whole volume.
+    /// Returns the marks of all dirty files, for a sync of the whole volume.
     pub(super) fn all_marks(&self) -> Vec<(Arc<FileHandle>, SyncMarks)> {
         let inner = self.inner.lock();
         let open = inner.open.values().filter(|handle| handle.is_dirty());
         open.map(|handle| (Arc::clone(handle), handle.marks())).collect()
     }
 
-    /// The file of a handle is dropped. If the handle is being synced early, its descriptor is
-    /// closed after that.
+    /// Removes a handle after its file was dropped. If the handle is being synced early, its
+    /// descriptor is closed afterwards.
     fn release(&self, handle: &FileHandle, id: u64) {
         if !self.fork.is_child() {
-            let mut inner = self.inner.lock(); // a child would wait for a thread that it does not have
+            let mut inner = self.inner.lock(); // in a child, the owner of the lock may not exist
             inner.handles.remove(&id);
             inner.open.remove(&id);
             inner.names.remove_handle(id, handle.identity);
@@ -463,7 +463,7 @@ impl Descriptors {
         self.close_handle(handle);
     }
 
-    /// Closes the descriptors of a handle without a file, unless it is pinned.
+    /// Closes the descriptors of a removed handle, unless it is pinned.
     fn close_handle(&self, handle: &FileHandle) {
         if handle.state.compare_exchange(OPEN, 0, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
             self.backend.close(handle.fd.swap(NONE, Ordering::Relaxed));
@@ -475,7 +475,7 @@ impl Descriptors {
 impl Drop for Descriptors {
     fn drop(&mut self) {
         if self.fork.is_child() {
-            return; // the lock may be held by a thread that the child does not have
+            return; // a thread that does not exist in the child may hold the lock
         }
         if let Some(spare) = self.inner.lock().spare.take() {
             self.backend.close(spare);
@@ -483,14 +483,14 @@ impl Drop for Descriptors {
     }
 }
 
-/// The outcome of [`Descriptors::sweep`].
+/// Result of [`Descriptors::sweep`].
 enum SweepOutcome {
     Closed,
     Dirty(Arc<FileHandle>),
     None,
 }
 
-/// True if a call failed for want of a descriptor.
+/// Returns whether a call failed because there was no free descriptor.
 fn is_exhausted(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
 }

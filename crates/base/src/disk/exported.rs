@@ -1,38 +1,32 @@
-//! # Held: a state of a database, shown as a disk
+//! # Exported disk: a pinned state of a database as a disk
 //!
-//! A reader beside the owner of a database reads a state that the owner holds (`store::hold`). This
-//! is that state as a [`Disk`]: it shows the names, lengths and bytes that a backup of the state
-//! would have, and nothing else. The bytes are read from where the owner keeps them; nothing is
-//! copied, and nothing can be changed.
+//! [`ExportedDisk`] shows a state that the owner of the database has pinned (`store::pinned_state`)
+//! to an attached reader. It has exactly the names, lengths and bytes that a backup of the state
+//! would have. It reads the files of the owner without copying, and rejects changes.
 //!
 //! ## Picture
 //!
 //! ```text
-//!  name shown            made of
+//!  name shown            source
 //!  ROOT.0                bytes of the listing
-//!  journal/7.seg         journal/7.seg [0, end)            what the owner appends behind stays unseen
-//!  own/3/data/0          own/3/data/0  [a, b) [c, d) ..    in between: zeros
+//!  journal/7.seg         journal/7.seg [0, end)            bytes that the owner appends are hidden
+//!  own/3/data/0          own/3/data/0  [a, b) [c, d) ..    zeros in between
 //!  own/3/tree/9.img      images/held-..                    made by the owner for this reader
-//!  own/4/t-2/key         blob/../5.blob                    under another name for now
+//!  own/4/t-2/key         blob/../5.blob                    has another name at the moment
 //! ```
 //!
 //! ## Invariants
 //!
-//! 1. A read gives bytes of the state or an error. What is read counts only if the owner holds the
-//!    state *afterwards*: [`ExportLease`] is asked behind each read. So bytes that were let go and
-//!    written over in the meantime are never taken for the state's.
-//! 2. Nothing is mapped: a mapped byte could change between the look at it and the question.
+//! 1. A read returns bytes of the state or an error. The result is valid only if the owner has the
+//!    state pinned *afterwards*, so [`ExportLease`] is checked after each read. Bytes that were
+//!    freed and overwritten during the read are therefore never returned.
+//! 2. Files are not mapped: a mapped byte could change between its use and the check.
 //! 3. No name of a listing leads out of the directory.
 //!
 //! ## Threads
 //!
-//! Any. The database's lock is the lease: whoever takes it keeps the state held until it is
-//! dropped, and it can be taken once.
-//!
-//! ## Costs
-//!
-//! Memory for the listing, about two hundred bytes a file. A read asks the lease, which may be a
-//! system call or two.
+//! Any thread may use the disk. The lock of the database is the lease: it can be taken once, and
+//! the state stays pinned until it is dropped. A check may make one or two system calls.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -43,47 +37,47 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use super::{DirEntry, Disk, File, LockMode, LockOutcome, OpenMode};
 use crate::error::Error;
 
-/// That somebody holds a state. Dropped, it lets it go.
+/// Proof that the owner has a state pinned. Dropping it releases the state.
 pub trait ExportLease: fmt::Debug + Send + Sync {
-    /// Whether it is held still. Once it is not, it never is again.
+    /// Returns whether the state is still pinned. Once false, the result stays false.
     fn is_held(&self) -> bool;
 }
 
-/// Where the bytes of a [`ExportedExtent`] are.
+/// Source of the bytes of an [`ExportedExtent`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ByteSource {
-    /// In a file of the directory, from an offset on.
+    /// A file of the directory, from an offset on.
     File(PathBuf, u64),
-    /// Here.
+    /// Bytes in memory.
     Inline(Vec<u8>),
 }
 
-/// A part of a file that is shown.
+/// Part of an exported file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExportedExtent {
-    /// The file, below the directory.
+    /// Path of the file, relative to the directory.
     pub name: PathBuf,
-    /// How long it is at least.
+    /// Minimum length of the file in bytes.
     pub file_len: u64,
-    /// Where in it.
+    /// Offset of the part in the file.
     pub offset: u64,
-    /// How many bytes.
+    /// Length of the part in bytes.
     pub len: u64,
-    /// Which ones.
+    /// Source of the bytes.
     pub bytes: ByteSource,
 }
 
-/// Something that is shown.
+/// Entry of the listing of an exported state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ExportedItem {
-    /// A directory, below the database's.
+    /// A directory, relative to that of the database.
     Directory(PathBuf),
     /// A file, or a part of one.
     Extent(ExportedExtent),
 }
 
 impl ExportedItem {
-    /// Whether its names stay in the directory, and its numbers are possible.
+    /// Returns whether the names stay inside of the directory and the numbers are consistent.
     #[must_use]
     pub fn is_valid(&self) -> bool {
         match self {
@@ -100,26 +94,26 @@ impl ExportedItem {
     }
 }
 
-/// Whether a name leads to a place below the directory and nowhere else.
+/// Returns whether a name leads to a place below the directory and nowhere else.
 pub(crate) fn is_inside(name: &Path) -> bool {
     let mut parts = name.components();
     !name.as_os_str().is_empty() && parts.all(|part| matches!(part, Component::Normal(_)))
 }
 
-/// A file that is shown: its length, and its parts by where they are.
+/// An exported file: its length, and its parts by offset.
 #[derive(Debug, Default)]
 struct ExtentMap {
     len: u64,
     parts: BTreeMap<u64, (u64, ByteSource)>,
 }
 
-/// See the module.
+/// A pinned state of a database as a read-only disk.
 pub struct ExportedDisk {
     base_disk: Arc<dyn Disk>,
     dir: PathBuf,
     dirs: BTreeSet<PathBuf>,
     files: BTreeMap<PathBuf, Arc<ExtentMap>>,
-    /// Until it is taken, as the lock.
+    /// The lease, until it is taken as the lock.
     lease: Mutex<Option<Arc<dyn ExportLease>>>,
     lease_alive: Weak<dyn ExportLease>,
 }
@@ -131,7 +125,8 @@ impl fmt::Debug for ExportedDisk {
 }
 
 impl ExportedDisk {
-    /// Shows `items` in `dir`; their bytes are on `beneath`. None if one of them is not sound.
+    /// Shows `items` in `dir`, with their bytes on `beneath`. Returns `None` if an item is not
+    /// valid.
     #[must_use]
     pub fn new(
         beneath: Arc<dyn Disk>,
@@ -170,7 +165,7 @@ impl ExportedDisk {
         })
     }
 
-    /// The name below the directory.
+    /// Returns the path relative to the directory.
     fn name<'p>(&self, path: &'p Path) -> io::Result<&'p Path> {
         path.strip_prefix(&self.dir).map_err(|_| io::ErrorKind::NotFound.into())
     }
@@ -180,7 +175,7 @@ impl ExportedDisk {
     }
 }
 
-/// An error once nobody holds the state.
+/// Returns an error if the state is not pinned any more.
 fn check(held: &Weak<dyn ExportLease>, dir: &Path) -> io::Result<()> {
     match held.upgrade().is_some_and(|lease| lease.is_held()) {
         true => Ok(()),
@@ -207,7 +202,8 @@ impl Disk for ExportedDisk {
             }
             match self.base_disk.open(&self.dir.join(path), OpenMode::Read) {
                 Ok(file) => drop(sources.insert(path.clone(), file)),
-                Err(error) => return Err(self.check().err().unwrap_or(error)), // gone with its owner
+                // The owner may have released the state and deleted the file.
+                Err(error) => return Err(self.check().err().unwrap_or(error)),
             }
         }
         let (dir, held) = (self.dir.clone(), Weak::clone(&self.lease_alive));
@@ -262,7 +258,8 @@ impl Disk for ExportedDisk {
             return refused();
         }
         if self.name(path)?.parent() != Some(Path::new("")) {
-            return Ok(LockOutcome::Acquired(Box::new(()))); // of a part of the database, which is as still as the rest
+            // The lock of a part of the database, which does not change either.
+            return Ok(LockOutcome::Acquired(Box::new(())));
         }
         let lease = self.lease.lock().unwrap_or_else(PoisonError::into_inner).take();
         Ok(lease.map_or(LockOutcome::Busy(None), |lease| LockOutcome::Acquired(Box::new(lease))))
@@ -297,7 +294,7 @@ impl Disk for ExportedDisk {
     }
 }
 
-/// A file of a state.
+/// An open file of the state.
 #[derive(Debug)]
 struct ExportedFile {
     shown: Arc<ExtentMap>,
@@ -307,7 +304,7 @@ struct ExportedFile {
 }
 
 impl ExportedFile {
-    /// Fills `buf` from what is shown at `offset`.
+    /// Fills `buf` with the exported bytes at `offset`.
     fn fill(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         let end = offset.checked_add(buf.len() as u64).filter(|end| *end <= self.shown.len);
         let end = end.ok_or(io::ErrorKind::UnexpectedEof)?;
@@ -335,7 +332,7 @@ impl ExportedFile {
 impl File for ExportedFile {
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         let read = self.fill(offset, buf);
-        check(&self.held, &self.dir)?; // I1: afterwards
+        check(&self.held, &self.dir)?; // I1: after the read
         read
     }
 

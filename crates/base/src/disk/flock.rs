@@ -1,24 +1,24 @@
-//! # The lock: one writer, or many readers
+//! # File lock: one writer, or many readers
 //!
-//! `flock` on a file that is there for nothing else.
+//! Uses `flock` on a file that has no other purpose.
 //!
 //! ## Invariants
 //!
-//! 1. The lock belongs to the open file description, so it ends when the last descriptor of it
-//!    closes, by death too. The process that took it also releases it explicitly, so that a forked
-//!    child that lives on with its copy does not keep a closed database locked; a child never does,
-//!    which would release the parent's. While a child has not closed its copy, the lock outlives
-//!    a parent that dies without closing.
-//! 2. The lock file of a database is never removed: who locks a removed file excludes nobody.
-//!    Whoever got the lock of a file that lost its name meanwhile, as that of a directory that
-//!    became no database, tries again with the one that has it.
+//! 1. The lock belongs to the open file description. It ends when its last descriptor is closed,
+//!    also by the end of a process. The process that took it also unlocks it explicitly, so that a
+//!    forked child with a copy does not keep a closed database locked. A child never unlocks,
+//!    because that would release the lock of the parent. If a parent dies without closing, the lock
+//!    lasts until the child closes its copy.
+//! 2. The lock file of a database is never removed, because a lock of a removed file excludes no
+//!    process. A locked file may have lost its name, for example in a directory that was given up
+//!    during creation. The process then retries with the file that has the name now.
 //! 3. The process id in the file is for people. It is written after the lock is taken and never
-//!    cleared, so it means something only while an exclusive owner holds the lock.
-//! 4. Behind it stands a number that no other taking of the lock has, written before the owner does
-//!    anything else: whoever finds the file as it was knows that nobody else became the owner
-//!    since.
-//! 5. The lock file is a regular file, no link to one, and has no other mode than asked for: who
-//!    may not read it cannot hold it.
+//!    cleared, so it is meaningful only while an exclusive owner holds the lock.
+//! 4. The process id is followed by a random number that differs for each exclusive lock. It is
+//!    written before the owner does anything else. An unchanged file therefore proves that there
+//!    was no other owner.
+//! 5. The lock file is a regular file, not a link to one. It has no more permissions than
+//!    requested: a process that may not read it cannot hold the lock.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -32,10 +32,10 @@ use super::{LockMode, LockOutcome};
 use crate::fork::ForkGuard;
 use crate::types::random_bits;
 
-/// How often to chase a lock file that is replaced under our hands.
+/// Most attempts to lock a file that other processes keep replacing.
 const ATTEMPTS: usize = 16;
 
-/// Takes the lock at `path` if it is free. A file that is created for it has the mode `mode`. See
+/// Takes the lock at `path` if it is free. A file created for it gets the mode `mode`. See
 /// [`super::Disk::lock`].
 pub(super) fn lock(path: &Path, share: LockMode, mode: u32) -> io::Result<LockOutcome> {
     for _ in 0..ATTEMPTS {
@@ -46,7 +46,8 @@ pub(super) fn lock(path: &Path, share: LockMode, mode: u32) -> io::Result<LockOu
     Err(io::Error::other("other processes keep replacing the lock file"))
 }
 
-/// The lock, held until its owner drops this or the descriptor is closed everywhere (invariant 1).
+/// The lock. It is held until its owner drops this or all copies of the descriptor are closed
+/// (invariant 1).
 #[derive(Debug)]
 pub(super) struct FileLockGuard {
     fd: OwnedFd,
@@ -71,13 +72,13 @@ fn without_waiting(share: LockMode) -> FlockOperation {
 impl Drop for FileLockGuard {
     fn drop(&mut self) {
         if !self.fork.is_child() {
-            // If it fails the lock ends with the descriptor.
+            // If unlocking fails, the lock ends with the descriptor.
             let _ = rustix::fs::flock(&self.fd, FlockOperation::Unlock);
         }
     }
 }
 
-/// One attempt; `None` if the file was removed or replaced while we took its lock.
+/// Makes one attempt. Returns `None` if the file was removed or replaced before it was locked.
 fn try_lock(path: &Path, share: LockMode, mode: u32) -> io::Result<Option<LockOutcome>> {
     let flags = match share {
         LockMode::Shared => OFlags::RDONLY,
@@ -110,8 +111,8 @@ fn is_no_file(what: &str) -> io::Error {
     io::Error::other(format!("it is {what}, and may refer to a file of another program; remove it"))
 }
 
-/// Takes permissions away from the lock file that are not in `mode`. Refused, it keeps them: the
-/// lock is held all the same.
+/// Removes permissions of the lock file that are not in `mode`. A failure is ignored, because the
+/// lock is held anyway.
 fn restrict_mode(fd: &OwnedFd, mode: u32) {
     if let Ok(seen) = rustix::fs::fstat(fd)
         && seen.st_mode & 0o777 & !mode != 0
@@ -120,7 +121,7 @@ fn restrict_mode(fd: &OwnedFd, mode: u32) {
     }
 }
 
-/// True if the open file is the one that has the name `path` now.
+/// Returns whether the open file is the one that has the name `path` now.
 fn is_at(fd: &OwnedFd, path: &Path) -> io::Result<bool> {
     let ours = rustix::fs::fstat(fd)?;
     match rustix::fs::lstat(path) {
@@ -130,8 +131,8 @@ fn is_at(fd: &OwnedFd, path: &Path) -> io::Result<bool> {
     }
 }
 
-/// Writes our process id for people and error messages, and a number (I4). On a full disk there may
-/// be none: the lock holds all the same.
+/// Writes the process id, for error messages, and a random number (I4). On a full disk both may be
+/// missing; the lock is held anyway.
 fn write_pid(fd: &OwnedFd) {
     let text = format!("{}\n{:032x}\n", std::process::id(), random_bits());
     let put = |bytes: &[u8], at| rustix::io::pwrite(fd, bytes, at);
@@ -140,13 +141,13 @@ fn write_pid(fd: &OwnedFd) {
     }
 }
 
-/// The process id in the lock file, if an exclusive owner keeps us out. Readers leave none, and
-/// what an earlier writer left is not theirs.
+/// Returns the process id in the lock file, if an exclusive owner holds the lock. Readers store
+/// none, and an id left by an earlier writer is not that of the readers.
 fn read_owner_pid(fd: &OwnedFd, asked: LockMode) -> Option<u32> {
     let held_by_readers =
         asked == LockMode::Exclusive && rustix::fs::flock(fd, FlockOperation::NonBlockingLockShared).is_ok();
     if held_by_readers {
-        return None; // The lock we just got ends with `fd`.
+        return None; // The shared lock just taken ends with `fd`.
     }
     let mut text = [0; 16];
     let count = rustix::io::pread(fd, &mut text, 0).ok()?;

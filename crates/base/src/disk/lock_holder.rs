@@ -1,8 +1,8 @@
-//! # Holder: the process that keeps a lock, for error messages
+//! # Lock holder: the process that keeps a lock, for error messages
 //!
-//! The lock's file has the process id of an owner; readers leave none. The kernel's list of locks
-//! (`/proc/locks`) has both, where it can be read. All of it is for people: a process may end, and
-//! another one get its number, while this looks.
+//! The lock file contains the process id of an owner, but not of readers. The kernel's list of
+//! locks (`/proc/locks`) has both, if it is readable. The result serves messages only: a process
+//! may end during the search, and another one may get its number.
 
 use std::path::Path;
 
@@ -17,17 +17,17 @@ use crate::store::LOCK;
 /// Most bytes that are read of a file in `/proc`.
 const MAX_PROC_BYTES: usize = 256 << 10;
 
-/// A process, as far as `/proc` tells.
+/// A process, as described by `/proc`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProcessInfo {
-    /// The name of the program; none if there is no such process.
+    /// Name of the program. `None` if there is no such process.
     pub program: Option<String>,
-    /// Whether it is stopped: by SIGSTOP, a terminal or a debugger.
+    /// Whether the process is stopped: by SIGSTOP, a terminal or a debugger.
     pub is_stopped: bool,
 }
 
 impl ProcessInfo {
-    /// Looks at process `pid`.
+    /// Reads the state of process `pid`.
     #[must_use]
     pub fn read_proc(pid: u32) -> ProcessInfo {
         let stat = read(Path::new(&format!("/proc/{pid}/stat"))).unwrap_or_default();
@@ -44,8 +44,8 @@ impl ProcessInfo {
     }
 }
 
-/// Adds to an [`Error::Locked`] of the machine's disk the process that uses the database. Other
-/// errors stay as they are.
+/// Adds the process that uses the database to an [`Error::Locked`] of the real disk. Returns other
+/// errors unchanged.
 #[must_use]
 pub fn add_lock_holder(error: Error) -> Error {
     let Error::Locked { path, pid, cause, .. } = error else { return error };
@@ -61,15 +61,15 @@ pub fn add_lock_holder(error: Error) -> Error {
     Error::Locked { path, pid, program: process.and_then(|process| process.program), is_stopped, cause }
 }
 
-/// The process that holds the lock at `path`, or one of them, by the kernel's list.
+/// Returns one process that holds the lock at `path`, from the list of the kernel.
 fn holder(path: &Path) -> Option<(u32, LockMode)> {
     let seen = rustix::fs::lstat(path).ok()?;
     let file = format!("{:02x}:{:02x}:{}", major(seen.st_dev), minor(seen.st_dev), seen.st_ino);
     read(Path::new("/proc/locks")).ok()?.lines().find_map(|line| holder_in(line, &file))
 }
 
-/// Parses a line `NUMBER: FLOCK ADVISORY READ|WRITE PID MAJOR:MINOR:INODE START END`; waiters have
-/// an arrow in it.
+/// Parses a line `NUMBER: FLOCK ADVISORY READ|WRITE PID MAJOR:MINOR:INODE START END`. Lines of
+/// waiting processes have an arrow.
 fn holder_in(line: &str, file: &str) -> Option<(u32, LockMode)> {
     let mut words = line.split_ascii_whitespace().skip(1);
     let (kind, _, share, pid, at) =
@@ -91,11 +91,11 @@ fn read(path: &Path) -> std::io::Result<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// The first place in the queue for the lock of a database: a lock on its directory.
+/// First place in the queue for the lock of a database: a lock on its directory.
 ///
-/// A writer that finds readers takes it for itself while it waits, so that later readers give way
-/// and the writer does not starve. It is a courtesy: whoever does without it takes the lock of the
-/// database all the same.
+/// A writer that finds readers holds it exclusively while it waits. Later readers then give way, so
+/// that the writer does not starve. The queue is voluntary: a process that ignores it can still
+/// take the lock of the database.
 #[derive(Debug)]
 pub struct LockQueueTurn {
     #[expect(dead_code, reason = "held until it is dropped")]
@@ -103,14 +103,14 @@ pub struct LockQueueTurn {
 }
 
 impl LockQueueTurn {
-    /// Takes the first place in the queue for the database in `dir`, alone or with others, if it is
-    /// free.
+    /// Takes the first place in the queue for the database in `dir`, exclusively or shared, if it
+    /// is free.
     pub fn try_take(dir: &Path, share: LockMode) -> Option<LockQueueTurn> {
         let fd = open_fd(dir, OFlags::RDONLY | OFlags::DIRECTORY).ok()?;
         Some(LockQueueTurn { lock: flock::FileLockGuard::take(fd, share).ok()? })
     }
 
-    /// Whether a writer waits for the database in `dir`.
+    /// Returns whether a writer waits for the database in `dir`.
     #[must_use]
     pub fn is_writer_waiting(dir: &Path) -> bool {
         let fd = open_fd(dir, OFlags::RDONLY | OFlags::DIRECTORY);

@@ -1,26 +1,26 @@
-//! # A mapped file
+//! # File mapping: a file in memory
 //!
-//! `[0, len)` of an open file in memory: reads without a system call, and stores into the part
-//! that was prepared for them. All of the pointers of the real disk are in here.
+//! Maps `[0, len)` of an open file: reads need no system call, and prepared ranges can be stored
+//! to. All pointers of the real disk are in this module.
 //!
 //! ## Invariants
 //!
-//! 1. `region` is a shared mapping of `span` bytes (`len` rounded up to pages) which lives from
+//! 1. `region` is a shared mapping of `span` bytes (`len` rounded up to pages). It lives from
 //!    [`FileMapping::new`] to the drop, except in a forked child, where it does not exist.
-//! 2. No access leaves `[0, len)`, and none happens unless the registration is sound: after a
-//!    fault ([`super::sigbus`]) or in a forked child everything answers "not mapped".
+//! 2. No access leaves `[0, len)`, and none happens unless the registration is intact. After a
+//!    fault ([`super::sigbus`]) or in a forked child, every call answers "not mapped".
 //! 3. Rust stores into the mapping at one place, [`FileMapping::store`]. Several threads may do so
-//!    at once, each to bytes of its own: the caller vouches for that, and the caller of
-//!    [`FileMapping::slice`] that no slice is out over them. Hence no store races with any Rust
-//!    access. The kernel's writes (`pwrite` on the same file) are not Rust accesses; slices exclude
-//!    them likewise.
-//! 4. `resident` is a hint. A store to a page that is not resident after all (the kernel wrote it
-//!    back or reclaimed it) faults it in, which costs time, or hits SIGBUS, which `store` notices.
+//!    at once, each to bytes of its own: its caller guarantees that. The caller of
+//!    [`FileMapping::slice`] guarantees that these bytes are not borrowed. Hence no store races
+//!    with a Rust access. Writes of the kernel (`pwrite` on the same file) are not Rust accesses;
+//!    slices exclude them likewise.
+//! 4. `resident` is a hint. A store to a page that the kernel wrote back or reclaimed faults it in,
+//!    which costs time, or raises SIGBUS, which `store` detects.
 //!
 //! ## Threads
 //!
-//! `&FileMapping` may be used from all threads. `resident` is one word, so readers never see half a
-//! range; `ends` makes a `sync` that overlaps a [`FileMapping::populate`] win.
+//! `&FileMapping` may be used from all threads. `resident` is one word, so readers see complete
+//! ranges. If a `sync` overlaps a [`FileMapping::populate`], `residency_epoch` makes the sync win.
 
 use std::io;
 use std::ops::Range;
@@ -35,40 +35,41 @@ use super::descriptors::FileHandle;
 use super::sigbus::MappingRegistration;
 use crate::fork::ForkGuard;
 
-/// Pages that the system is asked about at a time.
+/// Pages per `mincore` call.
 const MINCORE_PAGES: usize = 1024;
 
-/// What became of a [`FileMapping::store`].
+/// Result of [`FileMapping::store`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum StoreOutcome {
-    /// The bytes are in the file's page cache.
+    /// The bytes are in the page cache of the file.
     Stored,
-    /// Nothing was stored: not resident, or the file takes no stores. Write them instead.
+    /// No byte was stored: the range is not resident, or the file does not take stores. The caller
+    /// writes the bytes instead.
     NotResident,
     /// The mapping broke: the bytes may be lost.
     Lost,
 }
 
-/// `[0, len)` of a file, mapped.
+/// Mapping of `[0, len)` of a file.
 #[derive(Debug)]
 pub(super) struct FileMapping {
-    /// Dropped before `region`, which is unmapped then: fields drop in this order.
+    /// Fields are dropped in this order, so the registration ends before `region` is unmapped.
     registration: MappingRegistration,
     region: MappedRegion,
     len: usize,
     page_size: u64,
     is_writable: bool,
-    /// The resident pages, packed: first in the upper half, end in the lower. 0 is none.
+    /// The resident pages: first page in the upper half, end in the lower. 0 is none.
     resident: AtomicU64,
-    /// How often residency was ended.
+    /// Number of times that residency was ended.
     residency_epoch: AtomicU64,
-    /// Pages were made resident at some time: what lies behind the end of the data may be dirty.
+    /// Whether pages were ever made resident: then pages behind the end of the data may be dirty.
     was_populated: AtomicBool,
-    /// Bytes below were synced by [`FileMapping::sync_below`] before.
+    /// End of the bytes that [`FileMapping::sync_below`] has synced.
     synced_below: AtomicU64,
 }
 
-/// The addresses of a mapping, unmapped on drop.
+/// The address range of a mapping, unmapped on drop.
 #[derive(Debug)]
 struct MappedRegion {
     base: NonNull<u8>,
@@ -80,12 +81,12 @@ struct MappedRegion {
 // * `base` is an address of a mapping that belongs to the process, not to a thread.
 unsafe impl Send for MappedRegion {}
 // SAFETY:
-// * `&MappedRegion` gives no access but through `FileMapping`, free of races by invariant 3.
+// * `&MappedRegion` gives access only through `FileMapping`, which is free of races by invariant 3.
 unsafe impl Sync for MappedRegion {}
 
 impl FileMapping {
     /// Maps `[0, len)` of `fd`, which must be at least that long. Fails if `len` is 0, if the
-    /// system refuses, or if there are too many mappings already.
+    /// system refuses, or if there are too many mappings.
     pub(super) fn new(fd: BorrowedFd<'_>, len: u64, is_writable: bool) -> io::Result<FileMapping> {
         let page_size = rustix::param::page_size();
         let len = usize::try_from(len).map_err(io::Error::other)?;
@@ -98,7 +99,7 @@ impl FileMapping {
             false => ProtFlags::READ,
         };
         let region = MappedRegion::new(fd, span, protection)?;
-        // A failure leaves the child an extra mapping which nothing in it uses (invariant 2).
+        // After a failure a forked child has an extra mapping, which it never uses (invariant 2).
         let _ = region.advise(0..span, Advice::LinuxDontFork);
         let registration = MappingRegistration::new(region.base.addr().get(), span);
         Ok(FileMapping {
@@ -114,38 +115,40 @@ impl FileMapping {
         })
     }
 
-    /// The mapped bytes at `[offset, offset + len)`; `None` outside or when the mapping broke.
+    /// Returns the mapped bytes at `[offset, offset + len)`, or `None` if the range is not mapped
+    /// or the mapping broke.
     ///
     /// # Safety
     ///
-    /// * Nobody writes the range while the slice lives (identical bytes excepted).
+    /// * The range must not be written while the slice lives, except with identical bytes.
     #[inline]
     pub(super) unsafe fn slice(&self, offset: u64, len: usize) -> Option<&[u8]> {
         let start = self.start_of(offset, len)?;
         // SAFETY:
-        // * In bounds and mapped: `start_of` says so (invariants 1 and 2); the mapping outlives
-        //   `&self`. All bytes are initialised: they are a file's.
-        // * Nobody writes them: the caller's promise.
+        // * `start_of` has checked that the range is in bounds and mapped (invariants 1 and 2). The
+        //   mapping outlives `&self`. All bytes are initialised, because they are those of a file.
+        // * The caller promises that the bytes are not written.
         Some(unsafe { slice::from_raw_parts(start, len) })
     }
 
-    /// Fills `buf` from `offset`. False outside, or when the mapping broke: then `buf` is in doubt.
+    /// Fills `buf` from `offset`. Returns false if the range is not mapped or the mapping broke;
+    /// the content of `buf` is then unspecified.
     pub(super) fn read(&self, offset: u64, buf: &mut [u8]) -> bool {
         let Some(start) = self.start_of(offset, buf.len()) else { return false };
         // SAFETY:
-        // * `start` is in bounds for `buf.len()` and mapped; `buf` is memory of ours, not in the
-        //   mapping.
-        // * No thread stores there: the caller of `read_at` excludes writes to what it reads.
+        // * `start` is in bounds for `buf.len()` and mapped. `buf` is memory of the caller, outside
+        //   of the mapping.
+        // * No thread stores to the range: the caller of `read_at` excludes overlapping writes.
         unsafe { ptr::copy_nonoverlapping(start.cast_const(), buf.as_mut_ptr(), buf.len()) };
         self.registration.is_intact_after_stores()
     }
 
-    /// Bytes mapped.
+    /// Returns the length of the mapping in bytes.
     pub(super) fn len(&self) -> u64 {
         self.len as u64
     }
 
-    /// Whether the page of the byte at `offset` is in the page cache.
+    /// Returns whether the page of the byte at `offset` is in the page cache.
     pub(super) fn is_cached(&self, offset: u64) -> bool {
         let page = usize::try_from(self.page_size).unwrap_or(usize::MAX);
         let Some(at) = usize::try_from(offset).ok().filter(|at| *at < self.len) else { return true };
@@ -153,23 +156,23 @@ impl FileMapping {
         self.region.cached::<1>(start..(start + page).min(self.region.span))[0]
     }
 
-    /// The bytes `[offset, offset + len)` will be read soon.
+    /// Hint that the bytes `[offset, offset + len)` will be read soon.
     pub(super) fn will_need(&self, offset: u64, len: u64) {
         let page = |at: u64| self.bytes_of((at / self.page_size).min(self.len as u64 / self.page_size));
         let bytes = page(offset)..page(offset.saturating_add(len).saturating_add(self.page_size - 1));
         if bytes.start < bytes.end {
-            // Refused advice costs time only.
+            // Refused advice only costs time.
             let _ = self.region.advise(bytes, Advice::WillNeed);
         }
     }
 
-    /// Pages are read one by one when they are missing.
+    /// Hint that reads are random, so that the kernel reads missing pages one by one.
     pub(super) fn expect_scattered(&self) {
-        // Refused advice costs time only.
+        // Refused advice only costs time.
         let _ = self.region.advise(0..self.region.span, Advice::Random);
     }
 
-    /// Asks the processor for `lines` of the cache from `offset` on.
+    /// Prefetches `lines` cache lines from `offset` on.
     #[inline]
     pub(super) fn prefetch(&self, offset: u64, lines: usize) {
         if let Some(start) = self.start_of(offset, 1) {
@@ -177,13 +180,13 @@ impl FileMapping {
         }
     }
 
-    /// Copies `bytes` to `offset` if the whole range is resident and `handle`, that of the mapped
-    /// file, takes stores.
+    /// Copies `bytes` to `offset` if the complete range is resident and `handle`, that of the
+    /// mapped file, takes stores.
     ///
     /// # Safety
     ///
-    /// * No other thread stores to the range or reads it during the call.
-    /// * [`FileHandle::end_stores`] is not called before the answer.
+    /// * No other thread may store to the range or read it during the call.
+    /// * [`FileHandle::end_stores`] must not be called before the call returns.
     pub(super) unsafe fn store(&self, offset: u64, bytes: &[u8], handle: &FileHandle) -> StoreOutcome {
         if !handle.takes_stores() || !self.is_resident(offset, bytes.len()) {
             return StoreOutcome::NotResident;
@@ -192,10 +195,10 @@ impl FileMapping {
             return StoreOutcome::NotResident;
         };
         // SAFETY:
-        // * `target` is in bounds for `bytes.len()` and mapped for writing: only writable
-        //   mappings have resident pages.
-        // * No other access: the caller's promise; a slice over these bytes would break that of
-        //   its own caller (invariant 3). `bytes` is therefore not in here either.
+        // * `target` is in bounds for `bytes.len()` and mapped for writing: only writable mappings
+        //   have resident pages.
+        // * The caller promises that there is no other access. A slice over these bytes would break
+        //   the promise of its own caller (invariant 3). Hence `bytes` is outside of the mapping.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), target, bytes.len()) };
         match self.registration.is_intact_after_stores() {
             true => StoreOutcome::Stored,
@@ -203,18 +206,21 @@ impl FileMapping {
         }
     }
 
-    /// True if `[from, to)` can be made resident: inside of a writable, sound mapping.
+    /// Returns whether `[from, to)` can be made resident: it must lie in a writable, intact
+    /// mapping.
     pub(super) fn can_populate(&self, from: u64, to: u64) -> bool {
         self.is_writable && from < to && to <= self.len as u64 && self.registration.is_intact()
     }
 
-    /// The mark to pass to [`FileMapping::populate`], taken before the range is written.
+    /// Returns the epoch to pass to [`FileMapping::populate`]. It must be read before the range is
+    /// written.
     pub(super) fn residency_epoch(&self) -> u64 {
         self.residency_epoch.load(Ordering::SeqCst)
     }
 
-    /// Makes the whole pages of `[from, to)` resident for stores and remembers them, joined with
-    /// the pages that end where these begin. The range must have been written since `ends`.
+    /// Makes the whole pages of `[from, to)` resident for stores and records them. If the recorded
+    /// pages end where the new ones begin, both are joined. The range must have been written after
+    /// `ends` was read.
     pub(super) fn populate(&self, from: u64, to: u64, ends: u64) {
         let first = from.div_ceil(self.page_size);
         let end = to / self.page_size;
@@ -240,7 +246,7 @@ impl FileMapping {
         }
     }
 
-    /// True if a store to the range would be taken.
+    /// Returns whether a store to the range would be accepted.
     #[inline]
     pub(super) fn is_resident(&self, offset: u64, len: usize) -> bool {
         let pages = unpack(self.resident.load(Ordering::Relaxed));
@@ -252,22 +258,24 @@ impl FileMapping {
         is_inside && len > 0 && self.registration.is_intact()
     }
 
-    /// Forgets what is resident: a sync is about to write-protect it.
+    /// Ends the residency of all pages: a sync is about to write-protect them.
     pub(super) fn end_residency(&self) {
         self.residency_epoch.fetch_add(1, Ordering::SeqCst);
         self.resident.store(0, Ordering::SeqCst);
     }
 
-    /// Whether pages were ever made resident.
+    /// Returns whether pages were ever made resident.
     pub(super) fn was_populated(&self) -> bool {
         self.was_populated.load(Ordering::SeqCst)
     }
 
-    /// Takes the pages that hold bytes below `end` out of what may be stored to, lets `sync` make
-    /// the bytes from the first one that was not settled before durable, and maps the pages for
-    /// reading again that memory still has. The write-back of a page that is mapped for writing
-    /// interrupts every core that has it mapped; one that is not mapped costs nothing, so the pages
-    /// go first, together.
+    /// Makes the bytes below `end` durable, and keeps prepared pages behind them resident:
+    ///
+    /// 1. Ends the residency of the pages with bytes below `end`.
+    /// 2. Unmaps the pages that were not synced before. The write-back of a page that is mapped for
+    ///    writing interrupts every core that maps it, so all pages are unmapped together.
+    /// 3. Calls `sync` with the first offset that was not synced before.
+    /// 4. Maps the pages that are still in memory again, for reading.
     pub(super) fn sync_below(&self, end: u64, sync: impl FnOnce(u64) -> io::Result<()>) -> io::Result<()> {
         let end_page = end.div_ceil(self.page_size);
         let old = unpack(self.resident.load(Ordering::SeqCst));
@@ -278,7 +286,7 @@ impl FileMapping {
         let pages = from / self.page_size..end_page.min(self.len as u64 / self.page_size);
         let bytes = (pages.start < pages.end).then(|| self.bytes_of(pages.start)..self.bytes_of(pages.end));
         if let Some(bytes) = bytes.clone() {
-            // Refused advice costs time only.
+            // Refused advice only costs time.
             let _ = self.region.advise(bytes, Advice::LinuxDontNeed);
         }
         sync(from)?;
@@ -289,18 +297,17 @@ impl FileMapping {
         Ok(())
     }
 
-    /// Takes the pages of `[offset, offset + len)` out of what is mapped: who reads one has it
-    /// mapped again.
+    /// Unmaps the pages of `[offset, offset + len)`. A later read maps its page again.
     pub(super) fn unmap_pages(&self, offset: u64, len: u64) {
         self.end_residency();
         let page = |at: u64| self.bytes_of((at / self.page_size).min(self.len as u64 / self.page_size));
-        // Refused advice costs time only.
+        // Refused advice only costs time.
         let _ = self.region.advise(page(offset)..page(offset.saturating_add(len)), Advice::LinuxDontNeed);
     }
 
-    /// Maps those of the pages for reading that are in the page cache. Where memory is short many
-    /// have gone as soon as they were written: each would be read from the device again, one by
-    /// one, while everybody waits for the sync.
+    /// Maps those pages for reading that are in the page cache. Under memory pressure many pages
+    /// were reclaimed right after their write-back. Mapping those would read each from the device,
+    /// one by one, while other threads wait for the sync.
     fn map_cached(&self, bytes: Range<usize>) {
         let page = usize::try_from(self.page_size).unwrap_or(usize::MAX);
         for start in bytes.clone().step_by(MINCORE_PAGES * page) {
@@ -310,7 +317,7 @@ impl FileMapping {
             for run in cached[..(end - start).div_ceil(page)].chunk_by(|a, b| a == b) {
                 let next = end.min(at + run.len() * page);
                 if run[0] {
-                    // Refused advice costs time only.
+                    // Refused advice only costs time.
                     let _ = self.region.advise(at..next, Advice::LinuxPopulateRead);
                 }
                 at = next;
@@ -318,7 +325,8 @@ impl FileMapping {
         }
     }
 
-    /// Where `[offset, offset + len)` starts, if it lies in the mapping and that is sound.
+    /// Returns the address of `[offset, offset + len)`, if the range lies in the mapping and the
+    /// mapping is intact.
     #[inline]
     fn start_of(&self, offset: u64, len: usize) -> Option<*mut u8> {
         let offset = usize::try_from(offset).ok()?;
@@ -331,21 +339,23 @@ impl FileMapping {
         Some(unsafe { self.region.base.as_ptr().add(offset) })
     }
 
-    /// A page's first byte. Pages are those of the mapping, so their bytes fit `usize`.
+    /// Returns the offset of the first byte of a page. The page lies in the mapping, so the offset
+    /// fits `usize`.
     fn bytes_of(&self, page: u64) -> usize {
         usize::try_from(page * self.page_size).expect("inside of the mapping")
     }
 }
 
-/// Whether the first page of `fd` can be mapped with `MAP_SYNC`: only persistent memory can.
+/// Returns whether the first page of `fd` can be mapped with `MAP_SYNC`. Only persistent memory
+/// permits that.
 pub(super) fn is_synchronous(fd: BorrowedFd<'_>) -> bool {
     let flags = MapFlags::SHARED_VALIDATE | MapFlags::SYNC;
     let (span, protection) = (rustix::param::page_size(), ProtFlags::READ | ProtFlags::WRITE);
     // SAFETY:
-    // * The kernel chooses the address, so no existing memory is touched.
+    // * The kernel chooses the address, so no existing memory is affected.
     let Ok(base) = (unsafe { mmap(ptr::null_mut(), span, protection, flags, fd, 0) }) else { return false };
     // SAFETY:
-    // * Mapped just now, whole, and nobody else knows it.
+    // * The complete range was mapped just now, and no other code knows its address.
     let unmapped = unsafe { munmap(base, span) };
     debug_assert!(unmapped.is_ok(), "unmapping a whole mapping cannot fail");
     true
@@ -355,14 +365,15 @@ impl MappedRegion {
     fn new(fd: BorrowedFd<'_>, span: usize, protection: ProtFlags) -> io::Result<MappedRegion> {
         let anywhere = ptr::null_mut();
         // SAFETY:
-        // * The kernel chooses the address, so no existing memory is touched.
+        // * The kernel chooses the address, so no existing memory is affected.
         let base = unsafe { mmap(anywhere, span, protection, MapFlags::SHARED, fd, 0) }?;
         let base = NonNull::new(base.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
         let owner = ForkGuard::new();
         Ok(MappedRegion { base, span, owner })
     }
 
-    /// Which pages of `bytes`, at most `N`, are in the page cache. None if the system does not say.
+    /// Returns for each page of `bytes`, at most `N`, whether it is in the page cache. All false if
+    /// the system does not tell.
     fn cached<const N: usize>(&self, bytes: Range<usize>) -> [bool; N] {
         assert!(bytes.start < bytes.end && bytes.end <= self.span);
         assert!((bytes.end - bytes.start).div_ceil(rustix::param::page_size()) <= N);
@@ -371,8 +382,8 @@ impl MappedRegion {
         // * `bytes.start < span`: inside of the mapping (invariant 1).
         let start = unsafe { self.base.as_ptr().add(bytes.start) };
         // SAFETY:
-        // * The range is ours. One byte is written for each of its pages, for which there is room:
-        //   asserted above.
+        // * The range belongs to this mapping. The call writes one byte for each page, and `said`
+        //   is large enough, as asserted above.
         let answer = unsafe { libc::mincore(start.cast(), bytes.end - bytes.start, said.as_mut_ptr()) };
         said.map(|byte| answer == 0 && byte & 1 == 1)
     }
@@ -383,8 +394,8 @@ impl MappedRegion {
         // * `bytes.start < span`: inside of the mapping (invariant 1).
         let start = unsafe { self.base.as_ptr().add(bytes.start) };
         // SAFETY:
-        // * The range is ours, and no advice in use (populate, do not fork, no readahead, drop the
-        //   page table's entries of a shared file mapping) changes its bytes.
+        // * The range belongs to this mapping. No advice value in use changes its bytes: populate,
+        //   do not fork, no readahead, and drop the page table entries of a shared file mapping.
         unsafe { madvise(start.cast(), bytes.end - bytes.start, advice) }?;
         Ok(())
     }
@@ -393,11 +404,13 @@ impl MappedRegion {
 impl Drop for MappedRegion {
     fn drop(&mut self) {
         if self.owner.is_child() {
-            return; // The addresses may be somebody else's in this process.
+            return; // Other code of this process may use the addresses.
         }
         // SAFETY:
-        // * The mapping is ours (invariant 1), whole, and nobody borrows it any more.
-        // * The registry has forgotten it, so a new mapping here is not taken for it.
+        // * The complete range is the mapping of this region (invariant 1), and no slice of it
+        //   exists any more.
+        // * The registry has forgotten it, so it does not mistake a new mapping at this address for
+        //   it.
         let unmapped = unsafe { munmap(self.base.as_ptr().cast(), self.span) };
         debug_assert!(unmapped.is_ok(), "unmapping a whole mapping cannot fail");
     }
@@ -418,7 +431,7 @@ mod tests {
 
     use super::*;
 
-    /// A file system in memory keeps all pages: then there is nothing to be seen.
+    /// A file system in memory keeps all pages, so the test passes trivially there.
     #[test]
     #[allow(clippy::disallowed_methods, reason = "tests of the door stand outside of it")]
     fn what_left_memory_in_a_sync_is_not_read_again_and_the_rest_is_mapped() {

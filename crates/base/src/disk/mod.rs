@@ -1,21 +1,23 @@
-//! # Disk: the only door to the operating system
+//! # Disk: the only access to files of the operating system
 //!
-//! A dozen calls on names ([`Disk`]) and a handful on bytes ([`File`]). [`real::RealDisk`] is
-//! Linux; [`sim::SimDisk`] keeps page cache and platter apart, so that power cuts, killed
-//! processes, failed syncs and full disks can be had at will. No other module may use `std::fs`.
+//! [`Disk`] has the calls on names, [`File`] those on bytes. [`real::RealDisk`] uses Linux.
+//! [`sim::SimDisk`] separates page cache and device, so that tests can cut the power, kill the
+//! process, fail syncs and fill the disk. No other module may use `std::fs`.
 //!
 //! ## Invariants
 //!
-//! 1. `read_at` and `write_at` do all or fail: short transfers and EINTR are the implementation's.
-//! 2. `sync` makes the file's data and length durable, `sync_dir` a directory's names; nothing
-//!    else does. A failed sync is final: the caller poisons itself and never syncs that file again.
-//! 3. A file with a mapping never shrinks below it, and its blocks are written before they are
-//!    stored to through the mapping, so that a store cannot fault for want of space.
+//! 1. `read_at` and `write_at` transfer all bytes or fail. The implementation handles short
+//!    transfers and EINTR.
+//! 2. Only `sync` makes the data and the length of a file durable, and only `sync_dir` the names in
+//!    a directory. A failed sync is final: the caller poisons itself and never syncs that file
+//!    again.
+//! 3. A file with a mapping never shrinks below it. Its blocks are written before the mapping is
+//!    used for stores, so that a store cannot fault for lack of space.
 //! 4. Offsets and lengths are in bytes.
 //!
 //! ## Threads
 //!
-//! Everything is `Send + Sync`. Overlapping writes are the caller's to exclude.
+//! All types are `Send + Sync`. The caller must exclude overlapping writes.
 
 mod bounded;
 mod descriptors;
@@ -42,45 +44,45 @@ pub use permissions::Permissions;
 
 use crate::error::{Error, IoContext, Result};
 
-/// Smallest unit a device writes whole: a torn write leaves each sector old or new.
+/// Smallest unit that a device writes atomically: after a torn write each sector is old or new.
 pub const SECTOR: u64 = 512;
-/// [`SECTOR`] as a length of memory.
+/// [`SECTOR`] as a `usize`.
 pub const SECTOR_BYTES: usize = 512;
 
-/// How to open a file.
+/// Access mode of an opened file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OpenMode {
-    /// Existing, for reading.
+    /// An existing file, for reading.
     Read,
-    /// Existing, for reading and writing.
+    /// An existing file, for reading and writing.
     ReadWrite,
-    /// New (an existing one is an error), for reading and writing.
+    /// A new file, for reading and writing. An existing one is an error.
     Create,
 }
 
-/// A name in a directory.
+/// Entry of a directory.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct DirEntry {
-    /// The last part of the path.
+    /// The last component of the path.
     pub name: String,
-    /// Whether it is a directory.
+    /// Whether the entry is a directory.
     pub is_dir: bool,
 }
 
-/// Whether others may hold the lock too.
+/// Mode of a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LockMode {
-    /// Readers together.
+    /// For readers, which share the lock.
     Shared,
-    /// One writer alone.
+    /// For one writer.
     Exclusive,
 }
 
-/// The answer to a request for the lock.
+/// Result of a request for the lock.
 pub enum LockOutcome {
-    /// Held until the guard is dropped.
+    /// The lock is held until the guard is dropped.
     Acquired(Box<dyn fmt::Debug + Send + Sync>),
-    /// Somebody else has it; the process id of an exclusive owner where known.
+    /// Another process has the lock. The process id of an exclusive owner, if it is known.
     Busy(Option<u32>),
 }
 
@@ -97,69 +99,114 @@ pub struct DescriptorStats {
     pub reopened: u64,
 }
 
-/// The least bound on descriptors that [`Disk::with_descriptor_limit`] takes; a smaller one means
-/// this.
+/// Smallest limit of descriptors that [`Disk::with_descriptor_limit`] accepts. Smaller limits are
+/// raised to it.
 pub const MIN_OPEN_FILES: u32 = descriptors::MIN_DESCRIPTORS;
 
-/// Names: files, directories, the lock.
+/// Operations on names: files, directories, the lock.
+///
+/// Unless stated otherwise, a method returns the error of the system call that failed.
 pub trait Disk: fmt::Debug + Send + Sync {
     /// Opens the file at `path`. The name of a created file is durable after `sync_dir` of its
     /// directory.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound` if the file is missing, and `AlreadyExists` if [`OpenMode::Create`] finds one.
     fn open(&self, path: &Path, open_mode: OpenMode) -> io::Result<Arc<dyn File>>;
-    /// The entries of a directory, sorted by name. Non-UTF-8 names are an error.
+    /// Returns the entries of a directory, sorted by name.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidData` if a name is not UTF-8.
     fn list(&self, dir: &Path) -> io::Result<Vec<DirEntry>>;
-    /// Makes one directory; its parent must exist, it must not (`AlreadyExists`).
+    /// Creates one directory. Its parent must exist.
+    ///
+    /// # Errors
+    ///
+    /// `AlreadyExists` if the name exists, and `NotFound` if the parent is missing.
     fn create_dir(&self, dir: &Path) -> io::Result<()>;
-    /// Removes a file's name. Open files stay readable.
+    /// Removes the name of a file. Open files stay readable.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound` if the file is missing.
     fn remove(&self, path: &Path) -> io::Result<()>;
     /// Removes an empty directory.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound` if the directory is missing, and `DirectoryNotEmpty` if it has entries.
     fn remove_dir(&self, dir: &Path) -> io::Result<()>;
-    /// Renames atomically; an existing target is replaced.
+    /// Renames atomically. An existing target is replaced.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound` if `from` is missing.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
-    /// Gives the file at `from` a second name, which must be new. Either may go afterwards.
+    /// Gives the file at `from` a second name, which must be new. Either name may be removed
+    /// afterwards.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound` if `from` is missing, and `AlreadyExists` if `to` exists.
     fn link(&self, from: &Path, to: &Path) -> io::Result<()>;
     /// Makes the names in `dir` durable.
+    ///
+    /// # Errors
+    ///
+    /// An error of the sync is final (I2).
     fn sync_dir(&self, dir: &Path) -> io::Result<()>;
-    /// Takes the lock of the file at `path`, creating the file if need be (a shared lock on a
-    /// missing file is `NotFound`). An exclusive owner's process id is left in the file. Never
-    /// waits.
+    /// Takes the lock of the file at `path` and never waits. An exclusive request creates the file
+    /// if needed and stores the process id of the owner in it.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound` for a shared request if the file is missing.
     fn lock(&self, path: &Path, share: LockMode) -> io::Result<LockOutcome>;
-    /// Bytes a writer may still use on the file system of `path`.
+    /// Returns the number of bytes that a writer may still use on the file system of `path`.
+    ///
+    /// # Errors
+    ///
+    /// Returns the error of the system call.
     fn free_space(&self, path: &Path) -> io::Result<u64>;
-    /// How many files may still be made on the file system of `path`, and how many there can be.
-    /// None where nothing but room limits them.
+    /// Returns the number of files that can still be created on the file system of `path`, and the
+    /// maximum number. `None` if the file system has no such limit.
+    ///
+    /// # Errors
+    ///
+    /// Returns the error of the system call.
     fn free_files(&self, path: &Path) -> io::Result<Option<(u64, u64)>> {
         let _ = path;
         Ok(None)
     }
 
-    /// Returns whether nothing can be written to the file system of `path`. False where nobody
-    /// knows.
+    /// Returns whether the file system of `path` is mounted read-only. False if that is unknown.
     fn is_read_only(&self, path: &Path) -> bool {
         let _ = path;
         false
     }
 
-    /// Returns this disk, for files and directories of the modes `permissions` from now on. None
-    /// where there are no modes.
+    /// Returns this disk with other modes for the files and directories that it creates. `None` if
+    /// the disk has no modes.
     fn with_permissions(&self, permissions: Permissions) -> Option<Arc<dyn Disk>> {
         let _ = permissions;
         None
     }
 
-    /// Returns the permission bits of what is at `path`. None if nothing is there, or where there
-    /// are no modes.
+    /// Returns the permission bits of the file or directory at `path`. `None` if it is missing, or
+    /// if the disk has no modes.
     fn mode(&self, path: &Path) -> Option<u32> {
         let _ = path;
         None
     }
 
-    /// Bytes that the files below `dir` take: their blocks, where these are counted, or their
-    /// lengths.
+    /// Returns the number of bytes that the files below `dir` occupy: their blocks if the disk
+    /// counts them, else their lengths.
     ///
     /// # Errors
     ///
-    /// `NotFound` if `dir` or something below it is not there, or went meanwhile.
+    /// `NotFound` if `dir` is missing, or if an entry is removed during the call.
     fn disk_bytes(&self, dir: &Path) -> io::Result<u64> {
         self.list(dir)?.into_iter().try_fold(0, |all, entry| {
             let path = dir.join(&entry.name);
@@ -172,39 +219,41 @@ pub trait Disk: fmt::Debug + Send + Sync {
         })
     }
 
-    /// Where the file at `path` is for others: what is shown under one name may stand under
-    /// another.
+    /// Returns the path by which other processes find the file at `path`. A file of an exported
+    /// state may have another real name.
     fn real_path(&self, path: &Path) -> PathBuf {
         path.to_path_buf()
     }
 
-    /// The volume that `dir` is on, to make everything on it durable at once. Errors of writes
-    /// since this call show at its sync. `Unsupported` where that cannot be had, or not with its
-    /// errors.
+    /// Returns the volume of `dir`, which makes all its files durable at once. The sync of the
+    /// volume reports errors of writes since this call.
+    ///
+    /// # Errors
+    ///
+    /// `Unsupported` if the disk cannot sync a volume, or cannot report errors of its writes.
     fn volume(&self, dir: &Path) -> io::Result<Arc<dyn Volume>> {
         let _ = dir;
         Err(io::ErrorKind::Unsupported.into())
     }
-    /// A hint: directories made in `dir` from now on are to lie far from each other. (ext4 looks at
-    /// every inode of a directory's group that was freed a moment ago before it takes one: creating
-    /// files is fifteen times slower after many were removed, but for directories that land
-    /// elsewhere.)
+    /// Hint to place directories that are created in `dir` from now on far from each other. (To
+    /// create a file, ext4 visits every recently freed inode of the block group of the directory.
+    /// After many removals that is slow, unless the new directory is in another group.)
     fn spread_dirs(&self, dir: &Path) {
         let _ = dir;
     }
-    /// The same disk with at most about `limit` descriptors for its files, at least
-    /// [`MIN_OPEN_FILES`]: those of idle files are closed, and opened again when they are used.
-    /// None where a bound means nothing.
+    /// Returns this disk with a limit of about `limit` descriptors for its files, at least
+    /// [`MIN_OPEN_FILES`]. Descriptors of idle files are closed, and opened again when they are
+    /// used. `None` if a limit has no meaning.
     fn with_descriptor_limit(&self, limit: u32) -> Option<Arc<dyn Disk>> {
         let _ = limit;
         None
     }
-    /// The descriptors of its files, where they are bounded.
+    /// Returns statistics of the descriptors, if they are limited.
     fn descriptors(&self) -> Option<DescriptorStats> {
         None
     }
-    /// What the calling thread has taken of the processor so far, to compare what operations cost.
-    /// None where they are not to be compared.
+    /// Returns the processor time of the calling thread, for comparing the cost of operations.
+    /// `None` if times of this disk are not comparable.
     fn cpu_time(&self) -> Option<Duration> {
         None
     }
@@ -212,13 +261,21 @@ pub trait Disk: fmt::Debug + Send + Sync {
 
 /// A file system.
 pub trait Volume: fmt::Debug + Send + Sync {
-    /// Makes all files, written through whatever handle, and all names durable. As final as
-    /// [`File::sync`].
+    /// Makes all files of the volume, including writes through other handles, and all names
+    /// durable.
+    ///
+    /// # Errors
+    ///
+    /// An error is final, as that of [`File::sync`].
     fn sync(&self) -> io::Result<()>;
 }
 
-/// Fills `bytes` from `offset`. `Some`: the file ends before, and that is its length, which may be
-/// damage; a read that failed is an error, and none.
+/// Fills `bytes` from `offset`. Returns `Some(len)` if the file is too short, where `len` is its
+/// length; the caller decides whether that is damage.
+///
+/// # Errors
+///
+/// Returns the error of a failed read. `UnexpectedEof` is returned only if the file is long enough.
 pub fn read_up_to_end(file: &dyn File, offset: u64, bytes: &mut [u8]) -> io::Result<Option<u64>> {
     match file.read_at(offset, bytes) {
         Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => {
@@ -229,15 +286,15 @@ pub fn read_up_to_end(file: &dyn File, offset: u64, bytes: &mut [u8]) -> io::Res
     }
 }
 
-/// Zeros to write with one call.
+/// Zeros for one write call.
 static ZEROS: [u8; 256 << 10] = [0; 256 << 10];
 
-/// Writes zeros to `[from, to)`, so many at a time that they take no memory to speak of.
+/// Writes zeros to `[from, to)` in chunks of fixed size, without allocating memory.
 pub(crate) fn write_zeros(file: &dyn File, from: u64, to: u64) -> io::Result<()> {
     for_each_zero_chunk(from, to, |at, zeros| file.write_at(at, zeros))
 }
 
-/// Calls `write` for pieces of zeros that fill `[from, to)`.
+/// Calls `write` with chunks of zeros that fill `[from, to)`.
 fn for_each_zero_chunk(
     from: u64,
     to: u64,
@@ -252,23 +309,36 @@ fn for_each_zero_chunk(
     Ok(())
 }
 
-/// Makes the length of `file` count as changed, so that the next sync saves it: a failed sync may
-/// have dropped a length that the kernel goes on showing. Takes no blocks and leaves the length as
-/// it is.
+/// Marks the length of `file` as changed, so that the next sync writes it. A failed sync may have
+/// dropped a length that the kernel still shows. Allocates no blocks and leaves the length as it
+/// is.
+///
+/// # Errors
+///
+/// Returns the error of the system call that failed.
 pub fn mark_len_dirty(file: &dyn File) -> io::Result<()> {
     set_len_dirty(file, file.len()?)
 }
 
-/// Sets the length of `file` so that it counts as changed, also if it was the same: see
+/// Sets the length of `file` and marks it as changed, even if it is the same. See
 /// [`mark_len_dirty`].
+///
+/// # Errors
+///
+/// Returns the error of the system call that failed.
 pub fn set_len_dirty(file: &dyn File, len: u64) -> io::Result<()> {
     file.set_len(len.next_multiple_of(SECTOR) + SECTOR)?;
     file.set_len(len)
 }
 
-/// Makes the directory and its missing parents, durably. What is there already may be there in the
-/// kernel only, left by a creation that was killed: the names up to the root are synced as far as
-/// we may.
+/// Creates the directory and its missing parents, durably. Existing ancestors may not be durable,
+/// because a process may have been killed while it created them. Therefore all ancestors are
+/// synced, up to the first one that the process may not sync.
+///
+/// # Errors
+///
+/// Returns [`Error::Io`] or [`Error::NoSpace`] if a directory cannot be created, or if its parent
+/// cannot be synced.
 pub fn create_dirs(disk: &dyn Disk, path: &Path) -> Result<()> {
     match disk.create_dir(path) {
         Ok(()) => {}
@@ -285,18 +355,23 @@ pub fn create_dirs(disk: &dyn Disk, path: &Path) -> Result<()> {
     if let Some(parent) = above.next()
         && let Err(e) = disk.sync_dir(parent)
     {
-        let _ = disk.remove_dir(path); // the kernel may have dropped the name: the next attempt makes it anew
+        // A failed sync may have dropped the name: the next attempt creates it again.
+        let _ = disk.remove_dir(path);
         return Err(Error::io("sync directory", parent, e));
     }
     for ancestor in above {
         if disk.sync_dir(ancestor).is_err() {
-            break; // not ours to read, so not ours to have made
+            break; // a directory that the process cannot sync is not one that it created
         }
     }
     Ok(())
 }
 
-/// Removes a directory and everything in it; one that is not there is fine.
+/// Removes a directory and everything in it. A missing directory is not an error.
+///
+/// # Errors
+///
+/// Returns [`Error::Io`] if a directory cannot be listed, or if an entry cannot be removed.
 pub fn remove_tree(disk: &dyn Disk, dir: &Path) -> Result<()> {
     let entries = match disk.list(dir) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
@@ -312,125 +387,182 @@ pub fn remove_tree(disk: &dyn Disk, dir: &Path) -> Result<()> {
     disk.remove_dir(dir).during("remove", dir)
 }
 
-/// What a direct write takes, in bytes: a multiple of it, from a multiple of it in memory, to one
-/// in the file.
+/// Alignment of a direct write in bytes. It applies to the length, the address in memory and the
+/// offset in the file.
 pub const PAGE: usize = 4096;
 
-/// Bytes: an open file.
+/// Operations on the bytes of an open file.
+///
+/// Unless stated otherwise, a method returns the error of the system call that failed.
 pub trait File: fmt::Debug + Send + Sync {
-    /// Fills `buf` from `offset`; `UnexpectedEof` if the file is shorter.
+    /// Fills `buf` from `offset`.
+    ///
+    /// # Errors
+    ///
+    /// `UnexpectedEof` if the file is too short.
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()>;
-    /// Writes all of `bytes` at `offset`, growing the file if need be. In the kernel on return.
+    /// Writes all of `bytes` at `offset` and extends the file if needed. On return the bytes are in
+    /// the kernel.
+    ///
+    /// # Errors
+    ///
+    /// `StorageFull` if there is no space. A part of the bytes may have been written.
     fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()>;
-    /// As [`File::write_at`], and whole pages ([`PAGE`]) go past the page cache where that can be:
-    /// for what nobody reads soon, in a file without a mapping. Not durable by that.
+    /// Like [`File::write_at`], but whole pages ([`PAGE`]) bypass the page cache where possible.
+    /// Meant for data that is not read soon, in a file without a mapping. The data is not durable
+    /// on return.
+    ///
+    /// # Errors
+    ///
+    /// Like [`File::write_at`].
     fn write_direct(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         self.write_at(offset, bytes)
     }
-    /// Length in bytes.
+    /// Returns the length in bytes.
+    ///
+    /// # Errors
+    ///
+    /// Returns the error of the system call.
     fn len(&self) -> io::Result<u64>;
-    /// Length in bytes when it was opened, or now. Where the opening has seen it, that takes no
-    /// call of the system.
+    /// Returns the length in bytes at the time of opening, or the present one. If the opening has
+    /// read the length, no system call is made.
+    ///
+    /// # Errors
+    ///
+    /// Like [`File::len`].
     fn opened_len(&self) -> io::Result<u64> {
         self.len()
     }
-    /// True if the length is zero.
+    /// Returns whether the length is zero.
+    ///
+    /// # Errors
+    ///
+    /// Like [`File::len`].
     fn is_empty(&self) -> io::Result<bool> {
         Ok(self.len()? == 0)
     }
-    /// Cuts or extends (with zeros, without blocks).
+    /// Truncates the file, or extends it with zeros without allocating blocks.
+    ///
+    /// # Errors
+    ///
+    /// Returns the error of the system call.
     fn set_len(&self, len: u64) -> io::Result<()>;
-    /// Gives `[0, len)` blocks and at least that length; new bytes read as zeros. Later writes in
-    /// that range cannot run out of space.
+    /// Allocates blocks for `[0, len)` and extends the file to at least that length. New bytes read
+    /// as zeros. Later writes in that range cannot run out of space.
+    ///
+    /// # Errors
+    ///
+    /// `StorageFull` if there is no space.
     fn allocate(&self, len: u64) -> io::Result<()>;
-    /// Whether a file that has blocks from its start on only has them for `[0, len)`, so that
-    /// allocating that takes no room. False where nobody knows.
+    /// Returns whether the file already has blocks for `[0, len)`, so that allocating them needs no
+    /// space. The blocks of the file must be contiguous from its start. False if that is unknown.
+    ///
+    /// # Errors
+    ///
+    /// Returns the error of the system call.
     fn has_blocks(&self, len: u64) -> io::Result<bool> {
         let _ = len;
         Ok(false)
     }
-    /// Gives blocks of `[offset, offset + len)` back, which is within the file, where that can be
-    /// had: it reads as zeros, and the length stays.
+    /// Frees the blocks of `[offset, offset + len)`, which must lie within the file. The range then
+    /// reads as zeros, and the length does not change.
+    ///
+    /// # Errors
+    ///
+    /// `Unsupported` if the disk cannot free blocks of a file.
     fn punch_hole(&self, offset: u64, len: u64) -> io::Result<()> {
         let _ = (offset, len);
         Err(io::ErrorKind::Unsupported.into())
     }
-    /// A hint: this and other files are about to be synced. What was written goes on its way, so
-    /// that they share the time on the device, and what the file system has to write of its own.
+    /// Hint that this file and others are about to be synced. Starts the write-back of the data, so
+    /// that the files share the device time and the journal commits of the file system.
     fn start_sync(&self) {}
-    /// A hint: what memory has of `[offset, offset + len)`, and the device too, will not be asked
-    /// for again soon; or is to be asked of the device.
+    /// Hint that `[offset, offset + len)` is not read again soon, or that the next read is to reach
+    /// the device. Drops the range from the page cache.
     fn drop_cached(&self, offset: u64, len: u64) {
         let _ = (offset, len);
     }
-    /// Makes data and length durable. See invariant 2.
+    /// Makes data and length durable.
+    ///
+    /// # Errors
+    ///
+    /// Any error is final (I2).
     fn sync(&self) -> io::Result<()>;
 
-    /// As [`File::sync`] for the bytes below `end`, all of them written, of which the last eight
-    /// are not written while this runs. What was prepared behind may stay unsynced, and stays
-    /// resident.
+    /// Like [`File::sync`] for the bytes below `end`. All of them must be written, and the last
+    /// eight must not be written during the call. Bytes that [`File::make_resident`] prepared
+    /// behind `end` may stay unsynced, and stay resident.
+    ///
+    /// # Errors
+    ///
+    /// Any error is final (I2).
     fn sync_to(&self, end: u64) -> io::Result<()> {
         let _ = end;
         self.sync()
     }
 
-    /// Maps `[0, len)` where the implementation can; a plain default that does nothing. The file
-    /// must be at least `len` long and must not shrink below it afterwards.
+    /// Maps `[0, len)` if the implementation can. The default does nothing. The file must be at
+    /// least `len` bytes long and must not shrink below that afterwards.
     fn map(&self, len: u64) {
         let _ = len;
     }
-    /// The mapped bytes `[offset, offset + len)`, or `None` if they are not mapped: use `read_at`.
-    /// A sector the device cannot read shows as zeros, never as a signal.
+    /// Returns the mapped bytes `[offset, offset + len)`, or `None` if they are not mapped; then
+    /// the caller uses `read_at`. A sector that the device cannot read shows as zeros and never
+    /// raises a signal.
     ///
     /// # Safety
     ///
-    /// * The whole range was written before, and is not written while the slice lives (identical
-    ///   bytes excepted).
+    /// * The whole range was written before, and must not be written while the slice lives, except
+    ///   with identical bytes.
     unsafe fn mapped(&self, offset: u64, len: usize) -> Option<&[u8]> {
         let _ = (offset, len);
         None
     }
-    /// Asks for `lines` of the cache, from the mapped byte at `offset` on, to be loaded soon. A
-    /// hint without effect elsewhere.
+    /// Prefetches `lines` cache lines from the mapped byte at `offset` on into the cache of the
+    /// processor. A hint without effect on an unmapped file.
     fn prefetch(&self, offset: u64, lines: usize) {
         let _ = (offset, lines);
     }
-    /// The mapped bytes will be read here and there: a page that is missing brings no neighbours
-    /// along. A hint.
+    /// Hint that reads of the mapped bytes are random: the kernel must not read neighbours of a
+    /// missing page.
     fn advise_random(&self) {}
-    /// `[offset, offset + len)` will be read soon: what of it is not in memory is read by one call,
-    /// side by side. A hint; it waits for nothing.
+    /// Hint that `[offset, offset + len)` will be read soon. Starts reading the missing parts with
+    /// one call, in parallel, and does not wait.
     fn will_need(&self, offset: u64, len: u64) {
         let _ = (offset, len);
     }
-    /// Whether the byte at `offset` is in memory, so that reading it would not wait for the device.
-    /// True where nobody knows.
+    /// Returns whether the byte at `offset` is in memory, so that a read would not wait for the
+    /// device. True if that is unknown.
     fn is_cached(&self, offset: u64) -> bool {
         let _ = offset;
         true
     }
-    /// As [`File::write_at`] for the tail of a log: may store through the mapping where
-    /// [`File::make_resident`] has prepared it, between [`File::begin_stores`] and
-    /// [`File::end_stores`]. Several threads may call it at once, each for bytes of its own that
+    /// Like [`File::write_at`] for the tail of a log. May store through the mapping if
+    /// [`File::make_resident`] has prepared the range, between [`File::begin_stores`] and
+    /// [`File::end_stores`]. Several threads may call it at once, each with bytes of its own that
     /// no thread reads before the call returns.
+    ///
+    /// # Errors
+    ///
+    /// Like [`File::write_at`]. An error after the mapping broke means that the bytes may be lost.
     fn append_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         self.write_at(offset, bytes)
     }
-    /// From now on [`File::append_at`] may store through the mapping. The descriptor stays open,
-    /// and the file counts as dirty.
+    /// Permits [`File::append_at`] to store through the mapping from now on. The descriptor stays
+    /// open, and the file counts as dirty.
     fn begin_stores(&self) {}
-    /// Undoes [`File::begin_stores`]. All calls of [`File::append_at`] have returned, and wrote
-    /// below `end`.
+    /// Undoes [`File::begin_stores`]. All calls of [`File::append_at`] must have returned. None of
+    /// them may have written beyond `end`.
     fn end_stores(&self, end: u64) {
         let _ = end;
     }
-    /// Prepares `[from, to)` for [`File::append_at`] through the mapping: writes zeros there (so
-    /// nothing may be stored in it yet, and `from` must be the current end of what was written)
-    /// and makes the pages resident. A hint; failures only mean the plain path. Ended by `sync`.
+    /// Prepares `[from, to)` for [`File::append_at`] through the mapping: writes zeros there and
+    /// makes the pages resident. `from` must be the current end of the data, because the zeros
+    /// overwrite the range. A hint: after a failure, appends use writes. `sync` ends the residency.
     fn make_resident(&self, from: u64, to: u64) {
         let _ = (from, to);
     }
-    /// True if an `append_at` of `[offset, offset + len)` would go through the mapping.
+    /// Returns whether an `append_at` of `[offset, offset + len)` would store through the mapping.
     fn is_resident(&self, offset: u64, len: usize) -> bool {
         let _ = (offset, len);
         false

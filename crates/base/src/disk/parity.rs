@@ -1,7 +1,7 @@
-//! # Do the two disks agree?
+//! # Parity of the simulated and the real disk
 //!
-//! The same random calls on the simulated and on the real disk: every answer, and at the end every
-//! byte, must be the same. What only a crash shows is not compared here.
+//! Makes the same random calls on both disks. Every result, and at the end every byte, must be the
+//! same. The effects of a crash are not compared.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -12,14 +12,14 @@ use super::scratch::ScratchDir;
 use super::sim::SimDisk;
 use super::{Disk, File, OpenMode};
 
-/// A disk under test: its root, the files open on it.
+/// A disk under test: its root directory and its open files.
 struct TestDisk<'a> {
     disk: &'a dyn Disk,
     root: PathBuf,
     files: Vec<Arc<dyn File>>,
 }
 
-/// Numbers from a seed (xorshift64*).
+/// Random numbers from a seed (xorshift64*).
 struct Xorshift(u64);
 
 impl Xorshift {
@@ -33,7 +33,7 @@ impl Xorshift {
 
 const PATHS: [&str; 6] = ["a", "b", "d", "d/a", "d/b", "d/e"];
 
-/// Makes one call and says what came of it.
+/// Makes one call and returns a description of its result.
 fn step(side: &mut TestDisk<'_>, call: [u64; 5]) -> String {
     let [kind, one, two, offset, len] = call;
     let path = |n: u64| side.root.join(PATHS[usize::try_from(n % 6).unwrap()]);
@@ -72,7 +72,7 @@ fn file_step(file: Option<&Arc<dyn File>>, call: [u64; 5]) -> String {
     }
 }
 
-/// An answer as far as it is promised: errors by kind only.
+/// Formats a result. Of errors only the kind is compared.
 fn shown<T: std::fmt::Debug>(answer: io::Result<T>) -> String {
     match answer {
         Ok(value) => format!("{value:?}"),

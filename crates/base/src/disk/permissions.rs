@@ -1,15 +1,15 @@
 //! # Permissions: modes of the files and directories that a database creates
 //!
-//! A database belongs to the user who creates it: files 0600, directories 0700. Other modes are
-//! chosen once, at its creation. Later openings find them again in the mode of ROOT, so that a
-//! database stays as wide as it was made.
+//! By default a database is accessible only to the user that creates it: files 0600, directories
+//! 0700. Other modes are chosen once, at creation. Later openings derive them from the mode of
+//! ROOT, so that a database keeps its permissions.
 //!
 //! ## Invariants
 //!
 //! 1. The umask of the process applies to every mode.
-//! 2. A copy (backup, restored or repaired database) is for no one for whom its source is not: a
-//!    class of users without search permission for the source's directory gets nothing, and no
-//!    class gets more than the source's files give it.
+//! 2. A copy (backup, restored or repaired database) is not more permissive than its source. A
+//!    class of users without search permission for the directory of the source gets no access. No
+//!    class gets more access than the files of the source grant.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -71,12 +71,12 @@ impl Permissions {
         self.directories
     }
 
-    /// Refuses what a database cannot be used with.
+    /// Validates the modes.
     ///
     /// # Errors
     ///
-    /// Returns [`Error::InvalidArgument`] for modes that keep the owner out, or that have other
-    /// bits than those for reading, writing and search.
+    /// Returns [`Error::InvalidArgument`] for modes that exclude the owner, or that have other bits
+    /// than those for reading, writing and search.
     pub(crate) fn check(self) -> Result<()> {
         let is_sound = self.files & !0o666 == 0
             && self.directories & !0o777 == 0
@@ -93,7 +93,7 @@ impl Permissions {
         Err(Error::InvalidArgument { argument: "permissions", reason: why })
     }
 
-    /// The modes of a copy of files of mode `files` that stand in a directory of mode `directory`
+    /// Returns the modes of a copy of files of mode `files` in a directory of mode `directory`
     /// (I2).
     fn within(files: u32, directory: u32) -> Permissions {
         let mut permissions = Permissions::OWNER;
@@ -108,20 +108,20 @@ impl Permissions {
         permissions
     }
 
-    /// The modes for a copy of what is in `dir`, as the first of `names` that is there has them;
-    /// none where nothing says.
+    /// Returns the modes for a copy of the files in `dir`, derived from the first existing file in
+    /// `names`. `None` if the modes are unknown.
     pub(crate) fn of_copy(disk: &dyn Disk, dir: &Path, names: &[&str]) -> Option<Permissions> {
         let directory = disk.mode(dir)?;
         let files = names.iter().find_map(|name| disk.mode(&dir.join(name)))?;
         Some(Permissions::within(files, directory))
     }
 
-    /// The modes that a database was made with: those of `file`.
+    /// Returns the modes that a database was created with, derived from `file`.
     pub(crate) fn of_made(disk: &dyn Disk, file: &Path) -> Option<Permissions> {
         Some(Permissions::of_files(disk.mode(file)? & 0o666 | 0o600))
     }
 
-    /// `disk`, for files and directories of these modes.
+    /// Returns `disk` with these modes for new files and directories.
     pub(crate) fn on(self, disk: Arc<dyn Disk>) -> Arc<dyn Disk> {
         disk.with_permissions(self).unwrap_or(disk)
     }

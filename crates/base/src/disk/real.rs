@@ -1,25 +1,24 @@
-//! # The real disk: Linux
+//! # Real disk: files on Linux
 //!
-//! [`RealDisk`] and its files over system calls, one call per operation wherever possible. The
-//! pointers live in `mapping.rs`, the signal in `sigbus.rs`, the lock in `flock.rs`.
+//! [`RealDisk`] and its files, with one system call per operation where possible. The pointers are
+//! in `mapping.rs`, the signal handler in `sigbus.rs`, the lock in `flock.rs`.
 //!
 //! ## Invariants
 //!
-//! 1. Transfers are whole: interrupted calls go on, short ones too, and a transfer that makes no
-//!    progress is an error, never a loop. A sync, or a write that syncs, is called once: not even
-//!    EINTR repeats it.
-//! 2. Bytes are stored through a mapping only where they were written by `write_at` before
-//!    (blocks exist) and populated (no fault); else they are written.
-//! 3. Each call on a file has its descriptor pinned (`super::descriptors`). What was written is
-//!    marked before the pin ends, so the descriptor stays until a sync.
-//! 4. No file grows beyond RLIMIT_FSIZE by a call of ours: that would end the process by a signal.
-//!    The limit is looked up for each MiB that a file grows by.
+//! 1. Transfers are complete: interrupted and short calls continue. A transfer without progress is
+//!    an error, never a loop. A sync, or a write that syncs, is called once, even after EINTR.
+//! 2. Bytes are stored through a mapping only if `write_at` wrote the range before (blocks exist)
+//!    and the pages are populated (no fault). Otherwise they are written.
+//! 3. Each call on a file pins its descriptor (`super::descriptors`). A write is recorded before
+//!    its pin ends, so the descriptor stays open until a sync.
+//! 4. No call extends a file beyond RLIMIT_FSIZE, since the signal would kill the process. The
+//!    limit is queried once for each MiB of growth.
 //!
 //! ## Costs
 //!
-//! `open` 2 system calls, `read_at`, `write_at`, `sync` 1, `mapped`, `opened_len` and a resident
-//! `append_at` 0, `map` 2 (and a third, if the file was shorter when it was opened),
-//! `expect_scattered` 1, `sync_dir` 3.
+//! System calls: `open` 2; `read_at`, `write_at`, `sync`, `advise_random` 1; `mapped`, `opened_len`
+//! and a resident `append_at` 0; `map` 2 (3 if the file was shorter when it was opened); `sync_dir`
+//! 3.
 
 use std::fmt;
 use std::io;
@@ -43,27 +42,31 @@ use super::{
 use crate::clock;
 use crate::error::Error;
 
-/// So many bytes of growth share a look at the limit of file sizes.
+/// Growth in bytes after which the limit of file sizes is queried again.
 const LIMIT_CHECK_STEP: u64 = 1 << 20;
 
-/// The machine's file systems. Paths are those of the process.
+/// The file systems of the machine. Paths are those of the process.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RealDisk {
-    /// Modes of what it creates.
+    /// Modes of the files and directories that it creates.
     pub(super) permissions: Permissions,
 }
 
 impl RealDisk {
-    /// Reads of mapped files that would have killed the process, and showed zeros instead, since
-    /// the process started.
+    /// Returns the number of reads of mapped files that showed zeros after a SIGBUS, since the
+    /// process started.
     #[must_use]
     pub fn mapped_read_faults() -> u64 {
         sigbus::faults()
     }
 }
 
-/// Whether files in `dir` are persistent memory: whether one, nameless and gone afterwards, can be
-/// mapped with `MAP_SYNC`.
+/// Returns whether files in `dir` are in persistent memory: whether an unnamed temporary file can
+/// be mapped with `MAP_SYNC`.
+///
+/// # Errors
+///
+/// Returns the error of the system call if the temporary file cannot be created or extended.
 pub fn maps_synchronously(dir: &Path) -> io::Result<bool> {
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
     let fd = rustix::fs::open(dir, flags, Mode::RUSR | Mode::WUSR)?;
@@ -71,7 +74,8 @@ pub fn maps_synchronously(dir: &Path) -> io::Result<bool> {
     Ok(super::mapping::is_synchronous(fd.as_fd()))
 }
 
-/// A quarter of the descriptors that the process may have, from [`super::MIN_OPEN_FILES`] to 1,024.
+/// Returns a quarter of the descriptors that the process may have, from [`super::MIN_OPEN_FILES`]
+/// to 1,024.
 #[must_use]
 pub fn usual_open_files() -> u32 {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
@@ -79,14 +83,14 @@ pub fn usual_open_files() -> u32 {
     share.clamp(super::MIN_OPEN_FILES, 1024)
 }
 
-/// Opens a regular file; one that is created has the mode of `permissions`.
+/// Opens a regular file. A created file gets the mode of `permissions`.
 pub(super) fn open_file(path: &Path, open_mode: OpenMode, permissions: Permissions) -> io::Result<OpenedFd> {
     let flags = match open_mode {
         OpenMode::Read => OFlags::RDONLY,
         OpenMode::ReadWrite => OFlags::RDWR,
         OpenMode::Create => OFlags::RDWR | OFlags::CREATE | OFlags::EXCL,
     };
-    // NONBLOCK: opening a named pipe must not wait. It means nothing for files.
+    // NONBLOCK: opening a named pipe must not wait. The flag has no effect on regular files.
     let fd = open_fd_mode(path, flags | OFlags::NONBLOCK, permissions.files())?;
     let seen = rustix::fs::fstat(&fd)?;
     if FileType::from_raw_mode(seen.st_mode) != FileType::RegularFile {
@@ -97,14 +101,15 @@ pub(super) fn open_file(path: &Path, open_mode: OpenMode, permissions: Permissio
     Ok(OpenedFd { fd: fd.into_raw_fd(), identity, len })
 }
 
-/// Ends a descriptor of [`open_file`], or another one that is the caller's alone.
+/// Closes a descriptor of [`open_file`], or another one that belongs to the caller alone.
 pub(super) fn close(fd: RawFd) {
     // SAFETY:
-    // * `fd` is open and the caller's: the descriptors' states say who closes which, once.
+    // * `fd` is open and belongs to the caller: the state of the handle assigns each close to one
+    //   caller.
     drop(unsafe { OwnedFd::from_raw_fd(fd) });
 }
 
-/// `fdatasync`, once.
+/// Calls `fdatasync` once.
 pub(super) fn sync(fd: RawFd) -> io::Result<()> {
     // SAFETY:
     // * The caller has pinned `fd`, so it is open until the call returns.
@@ -112,7 +117,7 @@ pub(super) fn sync(fd: RawFd) -> io::Result<()> {
     Ok(rustix::fs::fdatasync(fd)?)
 }
 
-/// An open file as a [`File`].
+/// Returns an open file as a [`File`].
 pub(super) fn file_of(
     path: &Path,
     open_mode: OpenMode,
@@ -227,7 +232,7 @@ impl Disk for RealDisk {
     }
 
     fn spread_dirs(&self, dir: &Path) {
-        // `chattr +T`; other file systems refuse, and need it not.
+        // Equivalent to `chattr +T`. Other file systems than ext4 refuse it, and do not need it.
         if let Ok(fd) = open_fd(dir, OFlags::RDONLY | OFlags::DIRECTORY)
             && let Ok(flags) = rustix::fs::ioctl_getflags(&fd)
         {
@@ -240,7 +245,7 @@ impl Disk for RealDisk {
     }
 }
 
-/// Linux 5.8 and later: `syncfs` reports failed writes.
+/// Returns whether `syncfs` reports failed writes: Linux 5.8 and later.
 fn syncfs_tells_errors() -> bool {
     let name = rustix::system::uname();
     let release = name.release().to_string_lossy();
@@ -259,18 +264,18 @@ impl Volume for RealVolume {
     }
 }
 
-/// Opens what is there; a file that is created is its owner's alone.
+/// Opens a file or directory. A created file is accessible to its owner only.
 pub(super) fn open_fd(path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
     open_fd_mode(path, flags, Permissions::OWNER.files())
 }
 
-/// As [`open_fd`]; a file that is created has the mode `mode`, less the umask.
+/// Like [`open_fd`]. A created file gets the mode `mode`, less the umask.
 pub(super) fn open_fd_mode(path: &Path, flags: OFlags, mode: u32) -> io::Result<OwnedFd> {
     let mode = Mode::from_raw_mode(mode);
     Ok(retry_interrupted(|| rustix::fs::open(path, flags | OFlags::CLOEXEC, mode))?)
 }
 
-/// Calls until it is not interrupted.
+/// Repeats `call` while it is interrupted.
 pub(super) fn retry_interrupted<T>(mut call: impl FnMut() -> rustix::io::Result<T>) -> rustix::io::Result<T> {
     loop {
         match call() {
@@ -280,14 +285,14 @@ pub(super) fn retry_interrupted<T>(mut call: impl FnMut() -> rustix::io::Result<
     }
 }
 
-/// Whether a directory's entry is a directory, or a link to one.
+/// Returns whether a directory entry is a directory, or a link to one.
 fn is_dir(dir: &OwnedFd, name: &str, kind: FileType) -> io::Result<bool> {
     if !matches!(kind, FileType::Unknown | FileType::Symlink) {
         return Ok(kind == FileType::Directory);
     }
     match rustix::fs::statat(dir, name, AtFlags::empty()) {
         Ok(target) => Ok(FileType::from_raw_mode(target.st_mode) == FileType::Directory),
-        Err(Errno::NOENT) => Ok(false), // A link to nowhere, or gone meanwhile.
+        Err(Errno::NOENT) => Ok(false), // A dangling link, or an entry that was just removed.
         Err(refusal) => Err(refusal.into()),
     }
 }
@@ -297,9 +302,10 @@ struct RealFile {
     handle: OwnedHandle,
     path: PathBuf,
     opened_len: u64,
-    /// It was as long when it was opened, and we have not made it shorter since.
+    /// Lower bound of the length: the length when the file was opened, reduced by each later
+    /// truncation.
     least_len: AtomicU64,
-    /// The limit of file sizes allows this.
+    /// Length that the limit of file sizes is known to allow.
     allowed_len: AtomicU64,
     is_writable: bool,
     mapping: OnceLock<FileMapping>,
@@ -315,7 +321,7 @@ impl File for RealFile {
     fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         let pin = match self.handle.pin() {
             Ok(pin) => pin,
-            // A file without a name, mapped whole, has no descriptor any more.
+            // An unlinked file that is mapped completely has no descriptor any more.
             Err(gone) => return if self.load(offset, buf) { Ok(()) } else { Err(gone) },
         };
         read_whole(offset, buf, |bytes, at| rustix::io::pread(fd_of(&pin), bytes, at))
@@ -342,7 +348,8 @@ impl File for RealFile {
             write_whole(offset, pages, |bytes, at| rustix::io::pwrite(fd, bytes, at))
         });
         match written {
-            Err(refusal) if refusal.kind() == io::ErrorKind::InvalidInput => self.write_at(offset, bytes), // larger blocks
+            // The device has larger blocks.
+            Err(refusal) if refusal.kind() == io::ErrorKind::InvalidInput => self.write_at(offset, bytes),
             Ok(()) if rest.is_empty() => Ok(()),
             answer => answer.and_then(|()| self.write_at(end, rest)),
         }
@@ -351,7 +358,8 @@ impl File for RealFile {
     fn len(&self) -> io::Result<u64> {
         let pin = match (self.handle.pin(), self.mapping.get()) {
             (Ok(pin), _) => pin,
-            (Err(_), Some(mapping)) if self.handle.is_mapped() => return Ok(mapping.len()), // gone, see `read_at`
+            // No descriptor, see `read_at`.
+            (Err(_), Some(mapping)) if self.handle.is_mapped() => return Ok(mapping.len()),
             (Err(gone), _) => return Err(gone),
         };
         let len = rustix::fs::fstat(fd_of(&pin))?.st_size;
@@ -379,8 +387,8 @@ impl File for RealFile {
         Ok(u64::try_from(blocks).is_ok_and(|blocks| blocks >= len.div_ceil(512)))
     }
 
-    /// Where the file system cannot reserve, the file is filled with zeros up to `len`: that
-    /// covers what is new, not holes that were there before.
+    /// Allocates by `fallocate`. If the file system does not support it, fills the file with zeros
+    /// up to `len`. That covers new bytes, but not existing holes.
     fn allocate(&self, len: u64) -> io::Result<()> {
         if len == 0 {
             return Ok(());
@@ -408,9 +416,10 @@ impl File for RealFile {
     }
 
     fn start_sync(&self) {
-        // Without a descriptor nothing is unsynced.
+        // Without a descriptor no data is unsynced.
         if let Some(pin) = self.handle.try_pin() {
-            // SAFETY: the descriptor is pinned, and the call touches no memory. Errors are the sync's to tell.
+            // SAFETY: the descriptor is pinned, and the call accesses no memory. The sync reports
+            // errors.
             unsafe { libc::sync_file_range(pin.fd(), 0, 0, libc::SYNC_FILE_RANGE_WRITE) };
         }
     }
@@ -420,7 +429,7 @@ impl File for RealFile {
             mapping.unmap_pages(offset, len);
         }
         if let Ok(pin) = self.handle.pin() {
-            // A refused hint costs time only.
+            // A refused hint only costs time.
             let advice = rustix::fs::Advice::DontNeed;
             let _ = rustix::fs::fadvise(fd_of(&pin), offset, NonZeroU64::new(len), advice);
         }
@@ -453,7 +462,7 @@ impl File for RealFile {
         }
         let Ok(pin) = self.handle.pin() else { return };
         if let Ok(mapping) = FileMapping::new(fd_of(&pin), len, self.is_writable) {
-            // If another thread was faster, its mapping stays and ours goes.
+            // If another thread stored its mapping first, that one is used and ours is dropped.
             let _ = self.mapping.set(mapping);
             let is_whole = self.len().is_ok_and(|have| have <= len);
             self.handle
@@ -464,7 +473,7 @@ impl File for RealFile {
     #[inline]
     unsafe fn mapped(&self, offset: u64, len: usize) -> Option<&[u8]> {
         // SAFETY:
-        // * Nobody writes the range: our caller's promise, passed on.
+        // * The caller of `mapped` promises that the range is not written while the slice lives.
         unsafe { self.mapping.get()?.slice(offset, len) }
     }
 
@@ -487,7 +496,7 @@ impl File for RealFile {
             (None, Some(mapping)) => mapping.will_need(offset, len),
             (pin, _) => {
                 let Some(pin) = pin.or_else(|| self.handle.pin().ok()) else { return };
-                // A hint that is refused costs time only.
+                // A refused hint only costs time.
                 let _ = rustix::fs::fadvise(fd_of(&pin), offset, Some(count), rustix::fs::Advice::WillNeed);
             }
         }
@@ -511,7 +520,7 @@ impl File for RealFile {
         let stored = mapping.map_or(StoreOutcome::NotResident, |mapping| {
             // SAFETY:
             // * The caller of `append_at` gives each thread bytes of its own, which no thread reads
-            //   yet, and calls `end_stores` when all have returned.
+            //   yet, and calls `end_stores` after all calls returned.
             unsafe { mapping.store(offset, bytes, &self.handle) }
         });
         match stored {
@@ -522,7 +531,7 @@ impl File for RealFile {
     }
 
     fn begin_stores(&self) {
-        // Without a descriptor the bytes are written, which opens one.
+        // Without a descriptor, appends use writes, which open one.
         if self.mapping.get().is_some()
             && let Ok(_pin) = self.handle.pin()
         {
@@ -539,7 +548,7 @@ impl File for RealFile {
             return;
         };
         let ends = mapping.residency_epoch();
-        // No data: a sync up to the end of that leaves them as they are.
+        // The zeros are not data: they lie behind `end` of a sync, which may leave them unsynced.
         if mapping.can_populate(from, to)
             && self.check_file_limit(to).is_ok()
             && self.write_unmarked_zeros(from, to)
@@ -556,7 +565,7 @@ impl File for RealFile {
 }
 
 impl RealFile {
-    /// Makes a change that ends at `end`, which is unsynced from then on, also if it failed
+    /// Makes a change of the bytes below `end` and records it as unsynced, even if it failed
     /// half-way.
     fn write_change(
         &self,
@@ -571,14 +580,15 @@ impl RealFile {
         answer
     }
 
-    /// Makes the file durable by `call`; `done` notes what that covered.
+    /// Makes the file durable by `call`; `done` records the covered writes.
     fn sync_by(
         &self,
         done: impl FnOnce(&FileHandle, super::descriptors::SyncMarks),
         call: impl FnOnce(&DescriptorPin<'_>) -> io::Result<()>,
     ) -> io::Result<()> {
-        // A descriptor is closed only when everything written through it is durable (descriptors
-        // I1). The file may have lost its name since, so it could not be opened again.
+        // A descriptor is closed only after everything written through it is durable (descriptors
+        // I1). Without one there is nothing to sync. The file may have lost its name, so it could
+        // not be opened again.
         let Some(pin) = self.handle.try_pin() else { return self.handle.check_syncs() };
         let marks = self.handle.marks();
         let answer = self.handle.check_syncs().and_then(|()| call(&pin));
@@ -589,7 +599,7 @@ impl RealFile {
         answer
     }
 
-    /// An error if the process may not write a file as long as that (I4).
+    /// Checks that the process may write a file of `end` bytes (I4).
     fn check_file_limit(&self, end: u64) -> io::Result<()> {
         if end <= self.allowed_len.load(Ordering::Relaxed) {
             return Ok(());
@@ -604,19 +614,20 @@ impl RealFile {
         Ok(())
     }
 
-    /// The file may be longer than its mapping.
+    /// Records that the file may become `len` bytes long. The mapping may then not cover all of it.
     fn note_len(&self, len: u64) {
         if self.mapping.get().is_some_and(|mapping| mapping.len() < len) {
             self.handle.set_mapped(false);
         }
     }
 
-    /// Reads from a mapping of the whole file.
+    /// Reads from a mapping of the complete file. Returns false if there is none.
     fn load(&self, offset: u64, buf: &mut [u8]) -> bool {
         self.handle.is_mapped() && self.mapping.get().is_some_and(|mapping| mapping.read(offset, buf))
     }
 
-    /// Writes zeros that need no sync. False if that failed.
+    /// Writes zeros without marking the file as dirty, since they need no sync. Returns false on
+    /// failure.
     fn write_unmarked_zeros(&self, from: u64, to: u64) -> bool {
         let Ok(pin) = self.handle.pin() else { return false };
         super::for_each_zero_chunk(from, to, |at, zeros| {
@@ -626,30 +637,30 @@ impl RealFile {
     }
 }
 
-/// The descriptor of a pin.
+/// Returns the descriptor of a pin.
 fn fd_of<'p>(pin: &'p DescriptorPin<'_>) -> BorrowedFd<'p> {
     // SAFETY:
-    // * It is open as long as the pin lives (descriptors I1).
+    // * The descriptor is open as long as the pin lives (descriptors I1).
     unsafe { BorrowedFd::borrow_raw(pin.fd()) }
 }
 
-/// The file once more, for direct writes.
+/// Opens the file of `fd` again, for direct writes.
 fn open_direct(fd: RawFd) -> Option<RawFd> {
     let again = format!("/proc/self/fd/{fd}");
     let opened = open_fd(Path::new(&again), OFlags::WRONLY | OFlags::DIRECT);
     opened.ok().map(IntoRawFd::into_raw_fd)
 }
 
-/// Makes `[from, end)` durable and leaves dirty pages behind `end` alone: writes the range back and
-/// waits for it, then rewrites its last bytes with a synced write, which flushes the device and
-/// commits the file's metadata as fdatasync would.
+/// Makes `[from, end)` durable and leaves dirty pages behind `end` alone. Writes the range back and
+/// waits for it. Then rewrites its last bytes with a synced write, which flushes the device and
+/// commits the metadata of the file as fdatasync would.
 fn sync_range(fd: BorrowedFd<'_>, from: u64, end: u64) -> io::Result<()> {
     let signed = |number: u64| i64::try_from(number).map_err(io::Error::other);
     let (start, count) = (signed(from)?, signed(end.saturating_sub(from))?);
     let flags =
         libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
     // SAFETY:
-    // * A system call on a descriptor that is open; no memory is passed.
+    // * A system call on an open descriptor; no memory is passed.
     if unsafe { libc::sync_file_range(fd.as_raw_fd(), start, count, flags) } != 0 {
         return Err(io::Error::last_os_error());
     }
@@ -661,7 +672,7 @@ fn sync_range(fd: BorrowedFd<'_>, from: u64, end: u64) -> io::Result<()> {
     })
 }
 
-/// Fills `buf` from `offset` by as many calls of `read` as it takes.
+/// Fills `buf` from `offset` with as many calls of `read` as needed.
 fn read_whole(
     mut offset: u64,
     mut buf: &mut [u8],
@@ -678,7 +689,7 @@ fn read_whole(
     Ok(())
 }
 
-/// Writes `bytes` at `offset` by as many calls of `write` as it takes.
+/// Writes `bytes` at `offset` with as many calls of `write` as needed.
 pub(super) fn write_whole(
     mut offset: u64,
     mut bytes: &[u8],
@@ -695,8 +706,8 @@ pub(super) fn write_whole(
     Ok(())
 }
 
-/// Writes `bytes` at `offset` by one call of `write`, which syncs: whatever comes of it, it is not
-/// called again (I1).
+/// Writes `bytes` at `offset` with a single call of `write`, which syncs. It is never repeated
+/// (I1).
 fn write_synced(
     offset: u64,
     bytes: &[u8],

@@ -1,4 +1,4 @@
-//! # A directory for one test of the real disk
+//! # Scratch directory for one test of the real disk
 
 #![allow(clippy::disallowed_methods, reason = "tests of the door stand outside of it")]
 
@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use super::real::RealDisk;
 use super::{Disk, File, OpenMode};
 
-/// A directory of its own, removed at the end.
+/// A new directory, removed on drop.
 pub(crate) struct ScratchDir(pub(crate) PathBuf);
 
 impl ScratchDir {

@@ -1,72 +1,57 @@
-//! # SIGBUS: a mapped page that cannot be read shows as zeros
+//! # SIGBUS handler: unreadable mapped pages show as zeros
 //!
-//! Touching a page of a mapped file raises SIGBUS when the page is beyond the file's end (somebody
-//! cut the file) or the device cannot deliver it. By default that kills the process. Our handler
-//! puts a private page of zeros in the place of the broken one and lets the access repeat: a read
-//! then sees zeros, and the checksum above it says `Corrupt`.
+//! An access to a mapped page raises SIGBUS if the device cannot deliver the page, or if a program
+//! truncated the file before it. By default that kills the process. The handler replaces the page
+//! by a private page of zeros and lets the access repeat. The reader sees zeros, and its checksum
+//! reports `Corrupt`.
 //!
 //! ## Picture
 //!
 //! ```text
 //!   SLOTS  [start end state][start end state] ...     one per mapping, atomics only
 //!   fault at A --> slot with start <= A < end ?  yes: state += 1, FAULTS += 1, zeros over A's page
-//!                                                no:  whoever handled SIGBUS before us
+//!                                                no:  the previous handler of SIGBUS
 //! ```
 //!
 //! ## Invariants
 //!
-//! 1. A slot is free (`start` = 0), being filled (1) or published. `end` and `state` are
-//!    written before `start` is published and stay until the mapping is about to be unmapped.
-//! 2. A published slot's address range is one mapping of ours: nobody else's memory is ever
+//! 1. A slot is free (`start` = 0), being filled (1) or published. `end` and `state` are written
+//!    before `start` is published and stay until the mapping is about to be unmapped.
+//! 2. The address range of a published slot is one mapping of this module, so no foreign memory is
 //!    replaced. [`MappingRegistration`] is dropped before the range is unmapped.
-//! 3. `state` is 0 while the mapping is sound. It counts faults, and has [`FORKED`] set in a
+//! 3. `state` is 0 while the mapping is intact. It counts faults, and has [`FORKED`] set in a
 //!    forked child, where the mapping does not exist (MADV_DONTFORK). It never returns to 0: a
 //!    mapping that is not [`MappingRegistration::is_intact`] is not used again.
 //!
-//! ## Why this is sound
-//!
-//! * The handler is async-signal-safe: it loads and adds to atomics, calls `mmap` (a bare system
-//!   call) and `sigaction`, and restores `errno`. It takes no lock and allocates nothing.
-//! * The fault is synchronous: the faulting thread is inside an access to a mapping that is alive
-//!   because the access borrows it, so its slot is published and stable throughout. Other slots may
-//!   change under the scan; `start` is read before and after `end`, and whatever else matched
-//!   would only be marked unsound, which is always allowed.
-//! * Replacing the page changes no Rust object: slices handed out are `&[u8]`, for which all bytes
-//!   are valid. What changes is their *content*, once, while borrowed: no code may rely
-//!   for memory safety on bytes it read twice. Ours parses them with bounds checks only.
-//! * A *store* that hits the zero page succeeds and is lost. Hence stores go only to pages that
-//!   were written and made resident (invariant 3 of [`super`]), and the one who stores asks
-//!   `is_intact` afterwards. `state` is added to *before* the page is replaced, so whoever
-//!   stores into the replacement, on whatever thread, is bound to see it.
-//!
 //! ## Threads
 //!
-//! Everything may be called from any thread; the handler may interrupt all of it.
+//! All functions may be called from any thread, and the handler may interrupt all of them. See
+//! [`on_sigbus`] for the proof that it is sound.
 
 use std::mem;
 use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 
-/// As many as a Linux process may have by default (`vm.max_map_count`).
+/// Number of slots: the default limit of mappings of a Linux process (`vm.max_map_count`).
 const SLOT_COUNT: usize = 65_530;
-/// `start` of a slot that nobody has.
+/// `start` of a free slot.
 const FREE: usize = 0;
 /// `start` of a slot that is being filled.
 const RESERVED: usize = 1;
-/// Bit of `state`: the slot was inherited by a forked child, the mapping was not.
+/// Bit of `state` in a forked child: the slot was inherited, but the mapping was not.
 const FORKED: u32 = 1 << 31;
-/// Faults counted in `state` at most, so that the count never runs into [`FORKED`].
+/// Limit of the faults counted in `state`, so that the count never reaches [`FORKED`].
 const FAULT_LIMIT: u32 = 1 << 30;
 
 static SLOTS: [MappingSlot; SLOT_COUNT] = [const { MappingSlot::new() }; SLOT_COUNT];
-/// Slots from here on were never used.
+/// End of the slots that were ever used.
 static SLOTS_USED: AtomicUsize = AtomicUsize::new(0);
-/// Where to look for a free slot first.
+/// First slot of the search for a free one.
 static FREE_HINT: AtomicUsize = AtomicUsize::new(0);
-/// Faults handled in the life of the process.
+/// Number of faults handled since the process started.
 static FAULTS: AtomicU64 = AtomicU64::new(0);
-/// What was there before us; set before the handler is installed.
+/// The previous handler; set before ours is installed.
 static PREVIOUS: OnceLock<PreviousHandler> = OnceLock::new();
 
 #[derive(Debug)]
@@ -81,12 +66,13 @@ struct PreviousHandler {
     page_size: usize,
 }
 
-/// Faults in mapped files that were turned into zeros since the process started.
+/// Returns the number of faults in mapped files that were turned into zeros since the process
+/// started.
 pub(super) fn faults() -> u64 {
     FAULTS.load(Ordering::Relaxed)
 }
 
-/// A mapping's place in the registry, freed on drop: drop it *before* unmapping.
+/// Slot of a mapping in the registry, freed on drop. It must be dropped *before* unmapping.
 #[derive(Debug)]
 pub(super) struct MappingRegistration {
     slot: &'static MappingSlot,
@@ -94,8 +80,8 @@ pub(super) struct MappingRegistration {
 }
 
 impl MappingRegistration {
-    /// Registers the mapped range `[start, start + span)`, installing the handler at the first
-    /// call. `None` if all slots are taken or the handler cannot be installed.
+    /// Registers the mapped range `[start, start + span)`. The first call installs the handler.
+    /// `None` if all slots are taken or the handler cannot be installed.
     pub(super) fn new(start: usize, span: usize) -> Option<MappingRegistration> {
         assert!(start > RESERVED && span > 0, "an empty mapping");
         if !is_installed() {
@@ -111,13 +97,14 @@ impl MappingRegistration {
         Some(MappingRegistration { slot, index })
     }
 
-    /// True while no page of the mapping was replaced and the mapping belongs to this process.
+    /// Returns true while no page of the mapping was replaced and the mapping belongs to this
+    /// process.
     #[inline]
     pub(super) fn is_intact(&self) -> bool {
         self.slot.state.load(Ordering::Relaxed) == 0
     }
 
-    /// As [`MappingRegistration::is_intact`], ordered after every store before it.
+    /// Like [`MappingRegistration::is_intact`], ordered after all earlier stores of the caller.
     pub(super) fn is_intact_after_stores(&self) -> bool {
         fence(Ordering::SeqCst);
         self.slot.state.load(Ordering::SeqCst) == 0
@@ -137,7 +124,7 @@ impl MappingSlot {
     }
 
     fn reserve(&self) -> bool {
-        // The load keeps a scan over taken slots from writing to each of their cache lines.
+        // The load avoids writes to the cache lines of taken slots during a search.
         let is_free = self.start.load(Ordering::Relaxed) == FREE;
         let (success, failure) = (Ordering::SeqCst, Ordering::Relaxed);
         is_free && self.start.compare_exchange(FREE, RESERVED, success, failure).is_ok()
@@ -149,7 +136,7 @@ impl MappingSlot {
         self.start.store(start, Ordering::SeqCst);
     }
 
-    /// The slot's range if it is published and holds `address`.
+    /// Returns the range of the slot if it is published and contains `address`.
     fn range_around(&self, address: usize) -> Option<(usize, usize)> {
         let start = self.start.load(Ordering::SeqCst);
         let end = self.end.load(Ordering::SeqCst);
@@ -159,12 +146,12 @@ impl MappingSlot {
 
     fn count_fault(&self) {
         let add = |state: u32| (state & !FORKED < FAULT_LIMIT).then_some(state + 1);
-        // At the limit the state stays as it is: unsound, which is all that matters.
+        // At the limit the state stays non-zero, which is all that matters.
         let _ = self.state.fetch_update(Ordering::SeqCst, Ordering::SeqCst, add);
     }
 }
 
-/// Installs the handler once; false if the system refused.
+/// Installs the handler once. Returns false if the system refused.
 fn is_installed() -> bool {
     static INSTALLED: OnceLock<bool> = OnceLock::new();
     *INSTALLED.get_or_init(install)
@@ -175,7 +162,7 @@ fn install() -> bool {
     // * `sigaction` is a plain C struct for which all zeros is a value (SIG_DFL, no flags).
     let mut action: libc::sigaction = unsafe { mem::zeroed() };
     // SAFETY:
-    // * A null action only asks; `action` is a valid place for the answer.
+    // * With a null action the call only queries; `action` is a valid place for the answer.
     let asked = unsafe { libc::sigaction(libc::SIGBUS, ptr::null(), &raw mut action) };
     if asked != 0 {
         return false;
@@ -184,7 +171,7 @@ fn install() -> bool {
     // Only `install` sets it, once.
     let _ = PREVIOUS.set(PreviousHandler { action, page_size });
     // SAFETY:
-    // * `entered_child` lives as long as the program and only touches atomics.
+    // * `entered_child` is a function of this program and only accesses atomics.
     if unsafe { libc::pthread_atfork(None, None, Some(entered_child)) } != 0 {
         return false;
     }
@@ -195,13 +182,14 @@ fn install() -> bool {
     // * `action.sa_mask` is a valid set to be emptied.
     unsafe { libc::sigemptyset(&raw mut action.sa_mask) };
     // SAFETY:
-    // * `on_sigbus` has the signature SA_SIGINFO asks for and is async-signal-safe (module docs).
+    // * `on_sigbus` has the signature that SA_SIGINFO requires and is async-signal-safe (see
+    //   there).
     // * `PREVIOUS` is set, so the handler finds it.
     let installed = unsafe { libc::sigaction(libc::SIGBUS, &raw const action, ptr::null_mut()) };
     installed == 0
 }
 
-/// In a forked child: none of the inherited mappings exists.
+/// Marks all mappings in a forked child, where none of them exists.
 extern "C" fn entered_child() {
     for slot in &SLOTS[..SLOTS_USED.load(Ordering::SeqCst)] {
         if slot.start.load(Ordering::SeqCst) != FREE {
@@ -210,6 +198,21 @@ extern "C" fn entered_child() {
     }
 }
 
+/// Handles SIGBUS. Why this is sound:
+///
+/// - The handler is async-signal-safe: it loads and adds to atomics, calls `mmap` (a bare system
+///   call) and `sigaction`, and restores `errno`. It takes no lock and allocates nothing.
+/// - The fault is synchronous. The faulting thread is inside an access that borrows a live mapping,
+///   so its slot is published and does not change. Other slots may change during the search.
+///   `start` is read before and after `end`; a wrong match would only mark a mapping as broken,
+///   which is always allowed.
+/// - Replacing the page changes no Rust object: the slices of a mapping are `&[u8]`, for which all
+///   bytes are valid. Only their *content* changes, once, while borrowed. Hence no code may rely
+///   for memory safety on bytes that it read twice. Parsers of these bytes only use bounds checks.
+/// - A *store* that hits the zero page succeeds and is lost. Hence stores only target pages that
+///   were written and made resident (invariant 3 of [`super`]), and the storing thread calls
+///   `is_intact_after_stores` afterwards. `state` is changed *before* the page is replaced, so a
+///   thread that stores into the replacement is bound to see the change.
 extern "C" fn on_sigbus(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     let Some(previous) = PREVIOUS.get() else {
         return; // Not installed yet, so not called.
@@ -229,11 +232,11 @@ extern "C" fn on_sigbus(signal: i32, info: *mut libc::siginfo_t, context: *mut l
     pass_on(previous, signal, info, context, is_access);
 }
 
-/// Memory failure noticed by an access; not in the libc crate for every target.
+/// Memory failure detected by an access. The libc crate does not define it for every target.
 const BUS_MCEERR_AR: i32 = 4;
 
-/// Replaces the page at `address` if it belongs to a mapping of ours; the whole mapping if the
-/// system cannot split it. False if the address is not ours, or nothing helped.
+/// Replaces the page at `address` if it belongs to a registered mapping, or the whole mapping if
+/// the system cannot split it. Returns false if no mapping has the address, or if both fail.
 fn replace_page(address: usize, page_size: usize) -> bool {
     let mut found = None;
     for slot in &SLOTS[..SLOTS_USED.load(Ordering::SeqCst)] {
@@ -250,18 +253,18 @@ fn replace_page(address: usize, page_size: usize) -> bool {
     map_zeros(page, page_size) || map_zeros(start, end - start)
 }
 
-/// Maps private zeros over `[start, start + span)`, which lies in a mapping of ours.
+/// Maps private zeros over `[start, start + span)`, which must lie in a registered mapping.
 fn map_zeros(start: usize, span: usize) -> bool {
     // SAFETY:
-    // * `__errno_location` has no conditions; the place it names lives as long as the thread.
+    // * `__errno_location` has no conditions; the returned place lives as long as the thread.
     let errno = unsafe { libc::__errno_location() };
     // SAFETY:
     // * `errno` is valid (above) and only this thread uses it.
     let saved = unsafe { errno.read() };
     // SAFETY:
-    // * The range lies in a published slot, so it is a live mapping of ours and of nobody else
-    //   (invariant 2), and the replacement has at least its protection.
-    // * References into it are to plain bytes, of which every value is valid.
+    // * The range lies in a published slot, so it is a live mapping of this module (invariant 2).
+    //   The replacement permits at least the same accesses.
+    // * References into it are to plain bytes, for which every value is valid.
     let mapped = unsafe {
         libc::mmap(
             start as *mut libc::c_void,
@@ -278,7 +281,7 @@ fn map_zeros(start: usize, span: usize) -> bool {
     mapped != libc::MAP_FAILED
 }
 
-/// Does what would have happened without us.
+/// Passes the signal to the previous handler, or does the default action.
 fn pass_on(
     previous: &PreviousHandler,
     signal: i32,
@@ -288,35 +291,37 @@ fn pass_on(
 ) {
     match previous.action.sa_sigaction {
         libc::SIG_IGN if !is_access => {}
-        // The kernel kills for an access it cannot resolve, also if the signal is ignored.
+        // For an access that it cannot resolve, the kernel kills the process even if the signal is
+        // ignored.
         libc::SIG_DFL | libc::SIG_IGN => reraise(signal, is_access),
         handler if previous.action.sa_flags & libc::SA_SIGINFO != 0 => {
             // SAFETY:
-            // * Installed by somebody with SA_SIGINFO, so it has this signature.
+            // * The handler was installed with SA_SIGINFO, so it has this signature.
             let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) =
                 unsafe { mem::transmute(handler) };
             handler(signal, info, context);
         }
         handler => {
             // SAFETY:
-            // * Installed by somebody without SA_SIGINFO, so it has this signature.
+            // * The handler was installed without SA_SIGINFO, so it has this signature.
             let handler: extern "C" fn(i32) = unsafe { mem::transmute(handler) };
             handler(signal);
         }
     }
 }
 
-/// Restores the default action: the access repeats and kills; a sent signal is sent again.
+/// Restores the default action. A faulting access repeats and kills the process; a sent signal is
+/// raised again.
 fn reraise(signal: i32, is_access: bool) {
     // SAFETY:
     // * As in `install`: all zeros is SIG_DFL without flags.
     let action: libc::sigaction = unsafe { mem::zeroed() };
     // SAFETY:
-    // * `action` is valid; the old one is not asked for.
+    // * `action` is valid; the old action is not requested.
     unsafe { libc::sigaction(signal, &raw const action, ptr::null_mut()) };
     if !is_access {
         // SAFETY:
-        // * `raise` has no conditions. The signal is blocked here and comes when we return.
+        // * `raise` has no conditions. The signal is blocked here and delivered on return.
         unsafe { libc::raise(signal) };
     }
 }

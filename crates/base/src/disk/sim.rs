@@ -1,8 +1,6 @@
-//! # The simulated disk: power cuts, killed processes and failing devices at will
+//! # Simulated disk: power cuts, killed processes and failing devices
 //!
-//! [`SimDisk`] is a file system in memory that knows what a real one would have lost. It does no
-//! I/O, draws its randomness from a seed, and gives the same answers in every run. A clone is the
-//! same disk; [`SimDisk::fork`] is another one.
+//! [`SimDisk`] is a file system in memory. It knows the data that a real one could lose.
 //!
 //! ## Picture
 //!
@@ -17,57 +15,18 @@
 //!
 //! ## Invariants (the model)
 //!
-//! 1. `sync` of a file makes its data and length durable, `sync_dir` the names in one directory;
-//!    nothing else makes anything durable. A file's name is not its directory's content's business:
-//!    new directories need a `sync_dir` of their parent.
-//! 2. A power cut keeps any subset of what is pending: each sector (newest version), each length
-//!    the file passed through, each name change, independently. Grown space reads as zeros. A
-//!    rename is kept or lost whole.
-//! 3. In paranoid mode also: older versions of a sector, sectors torn at any byte, lengths at any
-//!    sector, garbage in grown space, renames between directories seen half-way.
-//! 4. A failed sync fixes each pending thing at random: on the platter, or dropped. Either way the
-//!    kernel takes it for clean: the cache goes on showing it ([`AfterFailedSync`]), and later
-//!    syncs succeed without saving it, until it is written again.
-//! 5. With [`Disk::with_descriptor_limit`] files share a descriptor cache as on the real disk. A
-//!    descriptor that is closed before its file with an unsynced write panics; a file without
-//!    descriptor and name is gone.
+//! 1. Only `sync` makes the data and the length of a file durable, and only `sync_dir` the names in
+//!    one directory. The name of a new directory needs a `sync_dir` of its parent.
+//! 2. A power cut keeps any subset of the pending changes, independently: each sector (newest
+//!    version), each length of the file, each name. Grown space reads as zeros. A rename is atomic.
+//! 3. Paranoid mode adds older versions of a sector, sectors torn at any byte, and lengths at any
+//!    sector. It also adds garbage in grown space, and halves of renames between directories.
+//! 4. A failed sync writes or drops each pending change at random. The kernel treats all as clean:
+//!    the cache still shows them ([`AfterFailedSync`]), but only a rewrite makes them durable.
+//! 5. Files share a descriptor cache ([`Disk::with_descriptor_limit`]). Closing a descriptor early
+//!    with an unsynced write panics. A file without descriptor and name is deleted.
 //! 6. Space is counted in blocks of 4 KiB. Reserved or written blocks can always be written again.
-//!    A write that runs out of space has written what fitted.
-//!
-//! What it cannot show: what real kernels do beside POSIX, memory mappings ([`File::mapped`] is
-//! always `None`), and files too large for memory.
-//!
-//! ## Threads
-//!
-//! One mutex around everything. The hook runs after an operation, outside of the mutex.
-//!
-//! ## Costs
-//!
-//! A fork or power cut costs a few reference counts per file, plus 4 KiB of copying for each block
-//! that is pending or written later.
-//!
-//! ## Use
-//!
-//! ```
-//! use std::path::Path;
-//! use sheaf_base::disk::{Disk, OpenMode, sim::{KeepChoice, SimDisk}};
-//!
-//! # fn main() -> std::io::Result<()> {
-//! let disk = SimDisk::new();
-//! let path = Path::new("/data");
-//! let file = disk.open(path, OpenMode::Create)?;
-//! disk.sync_dir(Path::new("/"))?;
-//! file.write_at(0, b"lost?")?;
-//! for keep in disk.pending().keeps(10, 16, 0) {
-//!     let image = disk.power_cut(&keep);
-//!     let len = image.open(path, OpenMode::Read)?.len()?;
-//!     assert!(len == 0 || len == 5);
-//! }
-//! file.sync()?;
-//! assert_eq!(disk.power_cut(&KeepChoice::None).read_file(path)?, b"lost?");
-//! # Ok(())
-//! # }
-//! ```
+//!    A write that runs out of space has written the part that fitted.
 
 mod content;
 mod cut;
@@ -97,28 +56,58 @@ use super::bounded::BoundedVolume;
 use super::descriptors::{Backend, Descriptors};
 use super::{DescriptorStats, DirEntry, Disk, File, LockMode, LockOutcome, OpenMode, SECTOR};
 
-/// The process id that simulated locks name as their owner.
+/// Process id of the owner of a simulated lock.
 pub const OWNER_PID: u32 = 4242;
 
-/// What the page cache shows of data that a failed sync dropped.
+/// Content of the page cache for data that a failed sync dropped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AfterFailedSync {
-    /// The new bytes, though they are nowhere on the platter (ext4, XFS).
+    /// The new bytes, although the platter does not have them (ext4, XFS).
     #[default]
     ShowsNew,
-    /// The old bytes again (btrfs).
+    /// The old bytes (btrfs).
     ShowsOld,
 }
 
-/// A disk in memory. See the [module](self).
+/// A file system in memory, see the [module](self).
+///
+/// Makes no I/O, derives its randomness from a seed, and returns the same results in every run. A
+/// clone is the same disk; [`SimDisk::fork`] creates another one. A fork or power cut costs a few
+/// reference counts per file. Each block that is pending or written later costs a copy of 4 KiB.
+///
+/// Not simulated: deviations of real kernels from POSIX, memory mappings ([`File::mapped`] always
+/// returns `None`), and files too large for memory.
+///
+/// One mutex protects all state. The hook runs after an operation, without the mutex.
+///
+/// ```
+/// use std::path::Path;
+/// use sheaf_base::disk::{Disk, OpenMode, sim::{KeepChoice, SimDisk}};
+///
+/// # fn main() -> std::io::Result<()> {
+/// let disk = SimDisk::new();
+/// let path = Path::new("/data");
+/// let file = disk.open(path, OpenMode::Create)?;
+/// disk.sync_dir(Path::new("/"))?;
+/// file.write_at(0, b"lost?")?;
+/// for keep in disk.pending().keeps(10, 16, 0) {
+///     let image = disk.power_cut(&keep);
+///     let len = image.open(path, OpenMode::Read)?.len()?;
+///     assert!(len == 0 || len == 5);
+/// }
+/// file.sync()?;
+/// assert_eq!(disk.power_cut(&KeepChoice::None).read_file(path)?, b"lost?");
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct SimDisk {
     shared: Arc<SimShared>,
-    /// The cache of descriptors, if they are bounded.
+    /// The cache of descriptors, if they are limited.
     bound: Option<Arc<Descriptors>>,
 }
 
-/// Called after each operation.
+/// Function that is called after each operation.
 pub type OpHook = dyn Fn(&SimDisk) + Send + Sync;
 
 struct SimShared {
@@ -126,7 +115,7 @@ struct SimShared {
     hook: Mutex<Option<Arc<OpHook>>>,
 }
 
-/// The volume and what does not outlive the process that uses it.
+/// The volume, and the state that ends with the process that uses it.
 struct SimMachine {
     volume: VolumeState,
     faults: FaultPlan,
@@ -135,12 +124,12 @@ struct SimMachine {
     classes: Option<Vec<CallClass>>,
     locks: BTreeMap<Ino, Holders>,
     zeroes_ahead: bool,
-    /// Descriptors of bounded files, and how many there can be.
+    /// Descriptors of files with a limit, and the limit of the process.
     descriptors: BTreeMap<RawFd, SimDescriptor>,
     most_descriptors: usize,
 }
 
-/// Who holds a lock: readers, or one writer.
+/// Holders of a lock: readers, or one writer.
 #[derive(Clone, Copy)]
 enum Holders {
     Readers(u32),
@@ -159,15 +148,15 @@ impl fmt::Debug for SimDisk {
     }
 }
 
-/// Making disks, and looking at them.
+/// Creation and inspection of disks.
 impl SimDisk {
-    /// An empty disk without limits, faults or paranoia.
+    /// Creates an empty disk without limits and faults, not in paranoid mode.
     #[must_use]
     pub fn new() -> SimDisk {
         SimDisk::with_seed(0)
     }
 
-    /// As [`SimDisk::new`]; `seed` fixes what failed syncs drop.
+    /// Like [`SimDisk::new`]. `seed` determines the data that failed syncs drop.
     #[must_use]
     pub fn with_seed(seed: u64) -> SimDisk {
         SimDisk::from_volume(VolumeState::new(seed))
@@ -189,129 +178,131 @@ impl SimDisk {
         SimDisk { shared: Arc::new(SimShared { machine, hook }), bound: None }
     }
 
-    /// Another disk in the same state: what is in the cache, on the platter and pending, the count
-    /// of operations, the capacity. Open files, locks, faults, hook and log stay behind.
+    /// Creates another disk in the same state: cache, platter, pending changes, number of
+    /// operations and capacity. Open files, locks, faults, hook and log are not copied.
     #[must_use]
     pub fn fork(&self) -> SimDisk {
         let volume = self.shared.machine.lock().volume.clone();
         SimDisk::from_volume(volume.with_all_closed())
     }
 
-    /// The disk as the next process finds it after this one was killed: everything that was
-    /// written is there, nothing more is durable, no lock is held. As [`SimDisk::fork`].
+    /// Returns the disk as the next process finds it after this one was killed. All written data is
+    /// there, no more of it is durable, and no lock is held. Same as [`SimDisk::fork`].
     #[must_use]
     pub fn kill(&self) -> SimDisk {
         self.fork()
     }
 
-    /// The disk after the power went: the platter, with what `keep` chooses of the pending units.
-    /// Its count of operations starts at 0. This disk is not changed.
+    /// Returns the disk after a power failure: the platter with the pending units that `keep`
+    /// selects. The number of operations starts at 0. This disk is not changed.
     #[must_use]
     pub fn power_cut(&self, keep: &KeepChoice) -> SimDisk {
         self.power_cut_of(&self.pending(), keep)
     }
 
-    /// As [`SimDisk::power_cut`], for many cuts at one moment: `pending` is what
-    /// [`SimDisk::pending`] says then.
+    /// Like [`SimDisk::power_cut`], for many cuts at one moment. `pending` is the result of
+    /// [`SimDisk::pending`] at that moment.
     #[must_use]
     pub fn power_cut_of(&self, pending: &PendingUnits, keep: &KeepChoice) -> SimDisk {
         SimDisk::from_volume(self.shared.machine.lock().volume.after_power_cut(pending, keep))
     }
 
-    /// What a power cut could lose now.
+    /// Returns the units that a power cut could lose now.
     #[must_use]
     pub fn pending(&self) -> PendingUnits {
         self.shared.machine.lock().volume.pending()
     }
 
-    /// How many operations there were: calls that change or sync something, failed ones included.
+    /// Returns the number of operations: calls that change or sync something, including failed
+    /// ones.
     #[must_use]
     pub fn ops(&self) -> u64 {
         self.shared.machine.lock().volume.op
     }
 
-    /// Starts (or stops and forgets) the log of operations.
+    /// Starts the log of operations, or stops it and drops its content.
     pub fn log_ops(&self, on: bool) {
         self.shared.machine.lock().log = on.then(Vec::new);
     }
 
-    /// One line per operation since [`SimDisk::log_ops`].
+    /// Returns one line per operation since [`SimDisk::log_ops`].
     #[must_use]
     pub fn op_log(&self) -> Vec<String> {
         self.shared.machine.lock().log.clone().unwrap_or_default()
     }
 
-    /// Starts (or stops and forgets) the list of the kinds of calls: those that a [`Fault`] can
-    /// strike.
+    /// Starts the list of call classes that a [`Fault`] can select, or stops it and drops its
+    /// content.
     pub fn log_classes(&self, on: bool) {
         self.shared.machine.lock().classes = on.then(Vec::new);
     }
 
-    /// The kinds of calls since [`SimDisk::log_classes`].
+    /// Returns the classes of calls since [`SimDisk::log_classes`].
     #[must_use]
     pub fn class_log(&self) -> Vec<CallClass> {
         self.shared.machine.lock().classes.clone().unwrap_or_default()
     }
 
-    /// Calls `hook` after each operation, on the thread that made it, before it returns. The hook
-    /// may fork and cut the disk, but must not operate on it.
+    /// Calls `hook` after each operation, on its thread, before the operation returns. The hook may
+    /// fork and cut the disk, but must not operate on it.
     pub fn set_hook(&self, hook: Option<Arc<OpHook>>) {
         *self.shared.hook.lock() = hook;
     }
 
-    /// Switches paranoid mode (invariant 3), on the forks and power cuts of this disk too.
+    /// Switches paranoid mode (invariant 3). Forks and power cuts of this disk inherit it.
     pub fn set_paranoid(&self, on: bool) {
         self.shared.machine.lock().volume.is_paranoid = on;
     }
 
-    /// What the cache shows after a failed sync. Forks and power cuts inherit it.
+    /// Sets the content of the cache after a failed sync. Forks and power cuts inherit it.
     pub fn set_after_failed_sync(&self, after: AfterFailedSync) {
         self.shared.machine.lock().volume.after_failed_sync = after;
     }
 
-    /// Makes [`File::make_resident`] write its zeros, as the real disk may. Off at first.
+    /// Makes [`File::make_resident`] write its zeros, as the real disk may. Off by default.
     pub fn set_zeroes_ahead(&self, on: bool) {
         self.shared.machine.lock().zeroes_ahead = on;
     }
 
-    /// What it says of files that may still be made; it makes them all the same.
+    /// Sets the numbers of free and of all files that the disk reports. They do not limit
+    /// creations.
     pub fn set_free_files(&self, free: u64, all: u64) {
         self.shared.machine.lock().volume.files = Some((free, all));
     }
 
-    /// Limits the space to `bytes`, rounded down to blocks of 4 KiB. What is there stays there.
+    /// Limits the space to `bytes`, rounded down to blocks of 4 KiB. Existing data is kept.
     pub fn set_capacity(&self, bytes: u64) {
         self.shared.machine.lock().volume.capacity = bytes / BLOCK;
     }
 
-    /// Limits the descriptors of bounded files, as a process is limited: beyond, an open is refused
-    /// with EMFILE.
+    /// Limits the descriptors of files with a descriptor limit, like the limit of a process. Opens
+    /// beyond it fail with EMFILE.
     pub fn set_descriptors(&self, most: usize) {
         self.shared.machine.lock().most_descriptors = most;
     }
 
-    /// Orders faults, in place of those ordered before; counting starts anew.
+    /// Replaces the planned faults and resets their counters.
     pub fn set_faults(&self, plan: impl Into<FaultPlan>) {
         self.shared.machine.lock().faults = plan.into();
     }
 
-    /// How many faults have struck.
+    /// Returns the number of injected faults.
     #[must_use]
     pub fn injected(&self) -> u64 {
         self.shared.machine.lock().injected
     }
 
-    /// Hash of the names and bytes on the platter: equal for images that a database cannot tell
-    /// apart after a power cut.
+    /// Returns a hash of the names and bytes on the platter. A database cannot distinguish images
+    /// with equal hashes after a power cut.
     #[must_use]
     pub fn hash(&self) -> u64 {
         self.shared.machine.lock().volume.platter_hash()
     }
 }
 
-/// Past the model: no operation, no fault, nothing pending. For looking and for damage.
+/// Access without the model, for inspection and damage: no operation, no fault, no pending change.
 impl SimDisk {
-    /// All files with their lengths, sorted, with absolute paths.
+    /// Returns all files with their absolute paths and lengths, sorted.
     #[must_use]
     pub fn files(&self) -> Vec<(PathBuf, u64)> {
         let machine = self.shared.machine.lock();
@@ -319,7 +310,11 @@ impl SimDisk {
         files.map(|(path, file)| (path, file.cache().len())).collect()
     }
 
-    /// A file's bytes as reads see them.
+    /// Returns the content of a file as reads see it.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound` if the file is missing, and `IsADirectory` for a directory.
     pub fn read_file(&self, path: &Path) -> io::Result<Vec<u8>> {
         let machine = self.shared.machine.lock();
         let ino = machine.volume.file_at(path)?;
@@ -327,6 +322,10 @@ impl SimDisk {
     }
 
     /// Creates or replaces a file, durably. Its directory must exist.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound` if the directory is missing.
     pub fn put_file(&self, path: &Path, bytes: &[u8]) -> io::Result<()> {
         let mut content = FileContent::default();
         content.write(0, bytes);
@@ -334,31 +333,48 @@ impl SimDisk {
     }
 
     /// Overwrites bytes in the cache and on the platter.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound` if the file is missing, and `IsADirectory` for a directory.
     pub fn overwrite(&self, path: &Path, offset: u64, bytes: &[u8]) -> io::Result<()> {
         let mut machine = self.shared.machine.lock();
         machine.volume.edit(path, |content| content.write(offset, bytes))
     }
 
-    /// Cuts or extends a file in the cache and on the platter.
+    /// Truncates or extends a file in the cache and on the platter.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound` if the file is missing, and `IsADirectory` for a directory.
     pub fn truncate_file(&self, path: &Path, len: u64) -> io::Result<()> {
         let mut machine = self.shared.machine.lock();
         machine.volume.edit(path, |content| content.set_len(len))
     }
 
-    /// Puts a copy of what reads see of `from` at `to`, durably.
+    /// Copies the content of `from`, as reads see it, to `to`, durably.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound` if `from` or the directory of `to` is missing, and `IsADirectory` if `from` is a
+    /// directory.
     pub fn copy_file(&self, from: &Path, to: &Path) -> io::Result<()> {
         let volume = &mut self.shared.machine.lock().volume;
         let content = volume.file(volume.file_at(from)?).cache().clone();
         volume.put(to, content)
     }
 
-    /// Removes a file's name from the cache and the platter.
+    /// Removes the name of a file from the cache and the platter.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound` if the file is missing, and `IsADirectory` for a directory.
     pub fn remove_file(&self, path: &Path) -> io::Result<()> {
         self.shared.machine.lock().volume.erase(path)
     }
 }
 
-/// A call to be made: what faults and log see of it.
+/// Description of a call for faults and the log.
 struct SimCall<'a> {
     class: CallClass,
     path: &'a Path,
@@ -367,7 +383,7 @@ struct SimCall<'a> {
 }
 
 impl SimDisk {
-    /// Makes a call that a fault simply refuses.
+    /// Makes a call that does nothing if a fault strikes.
     fn call<T>(
         &self,
         call: SimCall<'_>,
@@ -381,7 +397,7 @@ impl SimDisk {
         })
     }
 
-    /// Makes a call whose `body` decides what a failure does.
+    /// Makes a call. `body` decides the effect of a fault.
     fn call_with_failure<T>(
         &self,
         call: SimCall<'_>,
@@ -405,12 +421,12 @@ impl SimDisk {
         answer
     }
 
-    /// The same disk without a bound.
+    /// Returns the same disk without a limit of descriptors.
     fn unbounded(&self) -> SimDisk {
         SimDisk { shared: Arc::clone(&self.shared), bound: None }
     }
 
-    /// Opens a file: its node is kept until it is closed as often as it was opened.
+    /// Opens a file. Its node is kept until it is closed as often as it was opened.
     fn open_node(&self, path: &Path, open_mode: OpenMode) -> io::Result<Ino> {
         let is_op = open_mode == OpenMode::Create;
         let class = if is_op { CallClass::Create } else { CallClass::Open };
@@ -430,7 +446,7 @@ impl SimDisk {
 }
 
 impl SimMachine {
-    /// Counts and logs a call, and asks the plan for a fault.
+    /// Counts and logs a call, and returns the fault that the plan injects, if any.
     fn begin(&mut self, call: &SimCall<'_>, what: impl FnOnce() -> String) -> Option<FaultKind> {
         if let Some(classes) = &mut self.classes {
             classes.push(call.class);
@@ -448,7 +464,7 @@ impl SimMachine {
         failure
     }
 
-    /// The file to lock; an exclusive lock makes it.
+    /// Returns the file to lock. An exclusive lock creates it.
     fn lock_file(&mut self, path: &Path, share: LockMode) -> io::Result<Ino> {
         match self.volume.file_at(path) {
             Err(missing) if missing.kind() == io::ErrorKind::NotFound && share == LockMode::Exclusive => {

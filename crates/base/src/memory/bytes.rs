@@ -1,8 +1,8 @@
-//! # Bytes: copied bytes whose memory is the system's again when they go
+//! # Block bytes: copied bytes with memory that is reusable as soon as they are dropped
 //!
-//! Up to 32 KiB they are a piece, which the next one takes over; above they are [`MappedMemory`].
-//! An allocator would keep both for a while, beside what caches that took over their share of the
-//! budget have by then.
+//! Up to 32 KiB they are a block, which the next allocation reuses. Longer ones are
+//! [`MappedMemory`]. A general allocator would keep freed memory for a while, although caches may
+//! already have taken over these bytes of the budget.
 
 use std::fmt;
 use std::ops::Deref;
@@ -10,7 +10,7 @@ use std::ops::Deref;
 use super::block_alloc::{self, BlockSlice};
 use super::{MappedMemory, page_size};
 
-/// See the module.
+/// Immutable copy of bytes.
 pub struct BlockBytes(BytesMemory);
 
 enum BytesMemory {
@@ -19,7 +19,7 @@ enum BytesMemory {
 }
 
 impl BlockBytes {
-    /// Copies them.
+    /// Copies `bytes`.
     #[must_use]
     pub fn copy(bytes: &[u8]) -> BlockBytes {
         if bytes.len() <= block_alloc::MAX_BLOCK {
@@ -27,12 +27,12 @@ impl BlockBytes {
         }
         let mapped = MappedMemory::new(bytes.len().next_multiple_of(page_size()), page_size());
         // SAFETY:
-        // * Mapped just now, as long at least, and ours alone.
+        // * The memory was mapped just now, with at least this length, and no other code knows it.
         unsafe { mapped.start().as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
         BlockBytes(BytesMemory::Mapped { mapped, len: bytes.len() })
     }
 
-    /// Bytes of memory that so many take.
+    /// Returns the bytes of memory that a copy of `len` bytes takes.
     #[must_use]
     pub fn memory_bytes(len: usize) -> u64 {
         if len <= block_alloc::MAX_BLOCK {
@@ -51,8 +51,8 @@ impl Deref for BlockBytes {
         match &self.0 {
             BytesMemory::Block(row) => row,
             // SAFETY:
-            // * So many were written in `copy`, nobody writes them again, and they are mapped as
-            //   long as this is borrowed.
+            // * `copy` wrote `len` bytes. They are never written again, and stay mapped while this
+            //   is borrowed.
             BytesMemory::Mapped { mapped, len } => unsafe {
                 std::slice::from_raw_parts(mapped.start().as_ptr(), *len)
             },

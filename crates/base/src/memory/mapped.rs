@@ -1,14 +1,13 @@
-//! # Mapped: large memory straight from the system, and straight back
+//! # Mapped memory: large memory directly from the system
 //!
-//! An allocator keeps what is freed, in case it is wanted again: for seconds, for as long as the
-//! thread that freed it has nothing to do, or for ever. What is large and goes at once, such as a
-//! memtable's, would so be in memory twice: under the budget as the next one, and beside it as what
-//! the allocator kept of the last one. This goes back when it is dropped.
+//! An allocator keeps freed memory for reuse, sometimes for ever. Large memory that is freed at
+//! once, such as a memtable, would then exist twice: in its successor, and uncounted in the
+//! allocator. Mapped memory is unmapped when it is dropped.
 //!
 //! ## Costs
 //!
-//! Two system calls, four if the first place is not aligned; and a fault and a page of zeros for
-//! each page that is touched.
+//! Two system calls, four if the first address is not aligned. Each page costs a fault and zeroing
+//! at the first access.
 
 use std::alloc::{Layout, handle_alloc_error};
 use std::ffi::c_void;
@@ -18,8 +17,8 @@ use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
 use super::{HUGE_PAGE, prefer_huge_pages};
 
-/// Memory of zeros that takes nothing until it is written. Gives no access: its owner knows what is
-/// where.
+/// Memory of zeros. It uses no pages until it is written. Gives no access: its owner knows the
+/// layout.
 #[derive(Debug)]
 pub struct MappedMemory {
     start: NonNull<u8>,
@@ -27,16 +26,18 @@ pub struct MappedMemory {
 }
 
 // SAFETY:
-// * Memory of the process; this keeps it mapped and gives no access.
+// * The memory belongs to the process, not to a thread. `MappedMemory` keeps it mapped and gives no
+//   access.
 unsafe impl Send for MappedMemory {}
 // SAFETY:
 // * As above: `&MappedMemory` gives no access.
 unsafe impl Sync for MappedMemory {}
 
 impl MappedMemory {
-    /// `len` bytes at a multiple of `align`, both of whole pages, `align` a power of two. From the
-    /// size of a huge page on backed by such, if the system has some to give. The process ends if
-    /// there is no memory, as for a box.
+    /// Maps `len` bytes at a multiple of `align`. `len` must be a multiple of the page size,
+    /// `align` a power of two. With the length and alignment of a huge page or more, the memory is
+    /// backed by huge pages if the system has some. Aborts the process if there is no memory, like
+    /// [`Box::new`].
     #[must_use]
     pub fn new(len: usize, align: usize) -> MappedMemory {
         let mapped = MappedMemory::with_base_pages(len, align);
@@ -46,40 +47,41 @@ impl MappedMemory {
         mapped
     }
 
-    /// The same, on usual pages unless the system gives huge ones unasked.
+    /// Like [`MappedMemory::new`], but does not ask for huge pages.
     #[must_use]
     pub fn with_base_pages(len: usize, align: usize) -> MappedMemory {
         let page = rustix::param::page_size();
         assert!(len > 0 && len.is_multiple_of(page) && align.is_power_of_two(), "whole pages");
-        // Neighbours of the same size lie one below the other: mostly the first place is good.
+        // The system places mappings of the same size next to each other, so the first address is
+        // mostly aligned.
         let mut start = map(len);
         if !start.addr().get().is_multiple_of(align) {
             // SAFETY:
-            // * Mapped just now, all of it, and nobody knows it.
+            // * The whole range was mapped just now, and no other code knows it.
             unsafe { unmap(start, len) };
             start = map_aligned(len, align);
         }
         MappedMemory { start, len }
     }
 
-    /// Where it begins.
+    /// Returns the start of the memory.
     #[must_use]
     pub fn start(&self) -> NonNull<u8> {
         self.start
     }
 
-    /// Hands it to the caller, who keeps the address and the length only.
+    /// Gives the memory to the caller, which keeps only the address and the length.
     #[must_use]
     pub fn into_start(self) -> NonNull<u8> {
         std::mem::ManuallyDrop::new(self).start
     }
 
-    /// Takes it up again.
+    /// Takes the memory back.
     ///
     /// # Safety
     ///
-    /// `start` is of [`MappedMemory::into_start`], once, of memory of `len` bytes; nobody touches
-    /// what lies there once this is dropped.
+    /// `start` comes from [`MappedMemory::into_start`] and is passed here only once. The memory has
+    /// `len` bytes. No other code uses it after the result is dropped.
     #[must_use]
     pub unsafe fn from_start(start: NonNull<u8>, len: usize) -> MappedMemory {
         MappedMemory { start, len }
@@ -89,14 +91,14 @@ impl MappedMemory {
 impl Drop for MappedMemory {
     fn drop(&mut self) {
         // SAFETY:
-        // * Mapped in `new`, these bytes, and owned.
+        // * `new` mapped exactly these bytes, and `self` owns them.
         unsafe { unmap(self.start, self.len) }
     }
 }
 
 fn map(len: usize) -> NonNull<u8> {
     // SAFETY:
-    // * A new private mapping, where nothing is.
+    // * The call creates a new private mapping in an unused range.
     let mapped = unsafe {
         mmap_anonymous(ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
     };
@@ -106,13 +108,13 @@ fn map(len: usize) -> NonNull<u8> {
     }
 }
 
-/// Maps more, and gives back what is too much before and behind.
+/// Maps more than `len` bytes, and unmaps the excess before and behind the aligned range.
 fn map_aligned(len: usize, align: usize) -> NonNull<u8> {
     let start = map(len + align);
     let before = start.addr().get().next_multiple_of(align) - start.addr().get();
     // SAFETY:
-    // * `before <= align`, so all is in the new mapping, which nobody knows; what is unmapped is
-    //   before or behind what stays.
+    // * `before <= align`, so all addresses are in the new mapping, which no other code knows. The
+    //   unmapped parts are before or behind the part that stays.
     unsafe {
         let aligned = start.add(before);
         unmap(start, before);
@@ -121,14 +123,18 @@ fn map_aligned(len: usize, align: usize) -> NonNull<u8> {
     }
 }
 
+/// Unmaps a range.
+///
 /// # Safety
 ///
-/// Whole pages of a mapping of ours, which nobody touches any more.
+/// The range consists of whole pages of a mapping that the caller owns. No code uses it any more.
 unsafe fn unmap(start: NonNull<u8>, len: usize) {
     if len > 0 {
         // SAFETY:
-        // * The caller's promise.
-        // A refusal (too many mappings) leaves it mapped; what it holds is given back at least.
+        // * The caller guarantees that the range is unused.
+        //
+        // If the system refuses (too many mappings), the range stays mapped, but its pages are
+        // released.
         unsafe {
             if munmap(start.as_ptr().cast::<c_void>(), len).is_err() {
                 let _ = super::release_pages(start, len);
@@ -151,7 +157,7 @@ mod tests {
             assert!(mapped.start().addr().get().is_multiple_of(align));
             let start = mapped.into_start();
             // SAFETY:
-            // * Mapped just now, so many bytes, ours alone.
+            // * The memory was mapped just now with `len` bytes, and no other code knows it.
             unsafe {
                 assert_eq!((*start.as_ptr(), *start.add(len - 1).as_ptr()), (0, 0));
                 start.as_ptr().write_bytes(7, len);

@@ -1,11 +1,11 @@
-//! # Memory: one budget, accounted part by part
+//! # Memory: one budget, accounted by part
 //!
-//! Parts take what they need before they grow and give it back when they shrink. Taking is a
-//! promise kept by the taker: the arbiter counts, it does not allocate.
+//! A part takes bytes from the budget before it grows, and gives them back when it shrinks.
+//! [`Memory`] only counts; the parts allocate and must not exceed the bytes that they took.
 //!
-//! What parts take is what the process takes only as far as what they let go is gone, or is used
-//! again. So what is large is [`MappedMemory`], and what caches hold stands in [`block_alloc`], or
-//! is [`BlockBytes`].
+//! The accounts match the memory of the process only if freed memory is unmapped or reused.
+//! Therefore large allocations are [`MappedMemory`], and caches use [`block_alloc`] or
+//! [`BlockBytes`].
 
 use std::ptr::NonNull;
 
@@ -20,33 +20,33 @@ pub mod block_alloc;
 mod bytes;
 mod mapped;
 
-/// Asks the system to back `[start, start + len)`, which the caller owns, with huge pages. A hint.
+/// Advises the system to back `[start, start + len)`, which the caller owns, with huge pages.
 pub fn prefer_huge_pages(start: NonNull<u8>, len: usize) {
     // SAFETY:
-    // * The advice changes how the range is backed, never what it holds; on a range that is not
-    //   mapped it is refused.
+    // * The advice changes how the range is backed, never its content. The system refuses it for a
+    //   range that is not mapped.
     let _ = unsafe { madvise(start.as_ptr().cast(), len, Advice::LinuxHugepage) };
 }
 
-/// Asks the system to back the range, which the caller owns, with usual pages from now on: parts of
-/// it will be given back, and a huge page that came to stand there of the system's own accord would
-/// have memory for all of it again. A hint.
+/// Advises the system to back the range, which the caller owns, with base pages from now on. Use
+/// this if parts of the range will be released. A huge page that the system puts there on its own
+/// would take memory for the whole range again.
 pub fn prefer_base_pages(start: NonNull<u8>, len: usize) {
     // SAFETY:
     // * As in `prefer_huge_pages`.
     let _ = unsafe { madvise(start.as_ptr().cast(), len, Advice::LinuxNoHugepage) };
 }
 
-/// Gives the memory behind `[start, start + len)` back to the system: it reads as zeros from now
-/// on, until it is written again. False, and nothing is done, if the range does not begin and end
-/// at bounds of the system's pages (the kernel would take what else stands in the last one), or if
-/// the system does not want it.
+/// Gives the memory behind `[start, start + len)` back to the system. The range reads as zeros
+/// until it is written again. Returns false, and does nothing, if the system refuses, or if the
+/// range does not begin and end at page boundaries. (The kernel would also discard the rest of the
+/// last page.)
 ///
 /// # Safety
 ///
-/// The range is memory of the caller's that came from the allocator or is [`MappedMemory`]. Nobody
-/// reads or writes it during the call, or relies afterwards on what stood there; zeros are a value
-/// of whatever is read there next.
+/// * The range is memory of the caller that came from the allocator or is [`MappedMemory`].
+/// * No thread reads or writes it during the call, or relies on its content afterwards.
+/// * Zeros are a valid value of any type that is read there next.
 #[must_use]
 pub unsafe fn release_pages(start: NonNull<u8>, len: usize) -> bool {
     let page = rustix::param::page_size();
@@ -54,54 +54,55 @@ pub unsafe fn release_pages(start: NonNull<u8>, len: usize) -> bool {
         return false;
     }
     // SAFETY:
-    // * The range is the caller's, whole pages of it: nothing else changes.
-    // * What it holds becomes zeros (or stays, where the allocator's memory is shared): the
-    //   caller's promise covers both.
+    // * The range consists of whole pages that belong to the caller: no other memory changes.
+    // * The content becomes zeros, or stays if the allocator's memory is shared. The caller
+    //   guarantees that both are valid.
     unsafe { madvise(start.as_ptr().cast(), len, Advice::LinuxDontNeed) }.is_ok()
 }
 
-/// Bytes of a page of the system's.
+/// Returns the page size of the system in bytes.
 #[must_use]
 pub fn page_size() -> usize {
     rustix::param::page_size()
 }
 
-/// Bytes of a huge page, and of a [`HugePage`].
+/// Size of a huge page, and of a [`HugePage`], in bytes.
 pub const HUGE_PAGE: usize = 2 << 20;
 
-/// Memory of the size of a huge page, at an address that is a multiple of it, backed by one if the
-/// system has one to give. Nothing was written there yet.
+/// Memory with the size and alignment of a huge page, backed by a huge page if the system has one.
+/// Initially zeros.
 #[derive(Debug)]
 pub struct HugePage(MappedMemory);
 
 impl HugePage {
-    /// A page; the process ends if there is no memory, as for a box.
+    /// Allocates a page. Aborts the process if there is no memory, like [`Box::new`].
     #[must_use]
     pub fn new() -> HugePage {
         HugePage(MappedMemory::new(HUGE_PAGE, HUGE_PAGE))
     }
 
-    /// Where it begins.
+    /// Returns the start of the page.
     #[must_use]
     pub fn start(&self) -> NonNull<u8> {
         self.0.start()
     }
 
-    /// Hands it to the caller, who keeps the address only.
+    /// Gives the page to the caller, which keeps only the address.
     #[must_use]
     pub fn into_start(self) -> NonNull<u8> {
         self.0.into_start()
     }
 
-    /// Takes it up again.
+    /// Takes the page back.
     ///
     /// # Safety
     ///
-    /// `start` is of [`HugePage::into_start`], once, and nobody touches what lies there afterwards.
+    /// `start` comes from [`HugePage::into_start`] and is passed here only once. No other code uses
+    /// the memory afterwards.
     #[must_use]
     pub unsafe fn from_start(start: NonNull<u8>) -> HugePage {
         // SAFETY:
-        // * The caller's promise.
+        // * The caller guarantees it.
         HugePage(unsafe { MappedMemory::from_start(start, HUGE_PAGE) })
     }
 }
@@ -112,11 +113,10 @@ impl Default for HugePage {
     }
 }
 
-/// Bytes of a line of the cache.
+/// Bytes of a cache line.
 const CACHE_LINE: usize = 64;
 
-/// Asks the processor for `lines` of the cache from `from` on, which need not be an address of
-/// anything.
+/// Prefetches `lines` cache lines from `from` on. `from` may be any address.
 #[inline]
 pub fn prefetch(from: *const u8, lines: usize) {
     for line in 0..lines {
@@ -125,7 +125,7 @@ pub fn prefetch(from: *const u8, lines: usize) {
         {
             use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
             // SAFETY:
-            // * A prefetch has no effect but speed, whatever the address.
+            // * A prefetch only affects speed, for any address.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast::<i8>()) }
         }
         #[cfg(not(target_arch = "x86_64"))]
@@ -133,22 +133,22 @@ pub fn prefetch(from: *const u8, lines: usize) {
     }
 }
 
-/// Asks the processor for the line of the cache at `at`, to write there.
+/// Prefetches the cache line at `at` for writing.
 #[inline]
 pub fn prefetch_to_write(at: *const u8) {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::{_MM_HINT_ET0, _mm_prefetch};
         // SAFETY:
-        // * A prefetch has no effect but speed, whatever the address.
+        // * A prefetch only affects speed, for any address.
         unsafe { _mm_prefetch::<_MM_HINT_ET0>(at.cast::<i8>()) }
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = at;
 }
 
-/// Where item `number` stands in chunks of which the first has `first` items, a power of two, and
-/// each further one twice as many as the one before: its chunk, and its place there.
+/// Returns the chunk of item `number` and its index there. The first chunk has `first` items, a
+/// power of two, and each further chunk twice as many as the previous one.
 #[inline]
 #[must_use]
 pub fn chunk_position(number: u32, first: u32) -> (usize, usize) {
@@ -157,9 +157,9 @@ pub fn chunk_position(number: u32, first: u32) -> (usize, usize) {
     (chunk, usize::try_from(number - (u64::from(first) << chunk)).unwrap_or(usize::MAX))
 }
 
-/// Asks the processor for `len` bytes from `from` on, which need not be an address of anything and
-/// may be some KiB: into the second cache, since in the first they would push each other out, and
-/// what is being worked on, and few of them can be on their way to it at a time.
+/// Prefetches `len` bytes, which may be several KiB, from `from` on into the second-level cache.
+/// `from` may be any address. In the first-level cache the lines would evict each other and the
+/// working set, and only few prefetches into it can be in flight.
 #[inline]
 pub fn prefetch_block(from: *const u8, len: usize) {
     for line in 0..len.div_ceil(CACHE_LINE) {
@@ -168,7 +168,7 @@ pub fn prefetch_block(from: *const u8, len: usize) {
         {
             use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
             // SAFETY:
-            // * A prefetch has no effect but speed, whatever the address.
+            // * A prefetch only affects speed, for any address.
             unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast::<i8>()) }
         }
         #[cfg(not(target_arch = "x86_64"))]
@@ -176,14 +176,15 @@ pub fn prefetch_block(from: *const u8, len: usize) {
     }
 }
 
-/// Caches leave this part of the budget to the others, and what lies between the blocks of caches,
-/// ...
+/// Fraction (1/n) of the budget that caches leave free for the other parts, in addition to the
+/// fragmentation of the caches' blocks.
 const HEADROOM: u64 = 32;
-/// ... of which no more than this part counts: so that caches do not let more and more go for gaps
-/// that only grow by it.
+/// Maximum fragmentation that counts, as a fraction (1/n) of the budget. Without it caches would
+/// evict more and more because of gaps that their evictions enlarge.
 const MAX_FRAGMENTATION: u64 = 12;
 
-/// Bytes that an allocator takes for `bytes`, about: it has four sizes to each doubling.
+/// Returns the approximate bytes that an allocator uses for `bytes`. It has four size classes for
+/// each doubling.
 #[must_use]
 pub const fn allocated(bytes: u64) -> u64 {
     if bytes <= 64 {
@@ -192,7 +193,7 @@ pub const fn allocated(bytes: u64) -> u64 {
     bytes.next_multiple_of(1 << ((bytes - 1).ilog2() - 2))
 }
 
-/// What the memory is for.
+/// Purpose of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum MemoryPart {
@@ -202,7 +203,7 @@ pub enum MemoryPart {
     Versions,
     /// Memtables and write buffers.
     Buffers,
-    /// Caches, which give way to the others.
+    /// Caches, which are evicted in favor of the others.
     Cache,
 }
 
@@ -210,101 +211,101 @@ pub enum MemoryPart {
 pub const MEMORY_PARTS: [MemoryPart; 4] =
     [MemoryPart::Index, MemoryPart::Versions, MemoryPart::Buffers, MemoryPart::Cache];
 
-/// The budget and what was taken from it.
+/// Budget, and the bytes taken from it.
 #[derive(Debug)]
 pub struct Memory {
     budget: u64,
     used: [AtomicU64; MEMORY_PARTS.len()],
-    /// Bytes between the blocks of caches, which nobody has and the system does not get back, as
-    /// far as they count.
+    /// Free bytes between the blocks of caches that the system does not get back, up to a limit.
     fragmentation: AtomicU64,
 }
 
 impl Memory {
-    /// A budget of `budget` bytes.
+    /// Returns a budget of `budget` bytes.
     #[must_use]
     pub fn new(budget: u64) -> Memory {
         Memory { budget, used: Default::default(), fragmentation: AtomicU64::new(0) }
     }
 
-    /// The budget in bytes.
+    /// Returns the budget in bytes.
     #[must_use]
     pub fn budget(&self) -> u64 {
         self.budget
     }
 
-    /// Bytes taken by `part`.
+    /// Returns the bytes taken by `part`.
     #[must_use]
     pub fn used(&self, part: MemoryPart) -> u64 {
         self.used[part as usize].load(Ordering::Relaxed)
     }
 
-    /// Bytes taken by all parts.
+    /// Returns the bytes taken by all parts.
     #[must_use]
     pub fn total(&self) -> u64 {
         self.used.iter().map(|u| u.load(Ordering::Relaxed)).sum()
     }
 
-    /// True if `bytes` more fit at this moment.
+    /// Returns true if `bytes` more currently fit.
     #[must_use]
     pub fn has_room(&self, bytes: u64) -> bool {
         self.total().saturating_add(bytes) <= self.budget
     }
 
-    /// Bytes that all parts may take before caches stop growing. What is left is for the others,
-    /// until caches have given way.
+    /// Returns the total bytes at which caches stop growing. The rest is for the other parts, until
+    /// caches have evicted.
     #[must_use]
     pub fn cache_limit(&self) -> u64 {
         self.budget - self.budget / HEADROOM - self.fragmentation.load(Ordering::Relaxed)
     }
 
-    /// So many bytes lie between the blocks of caches (as far as they count).
+    /// Sets the free bytes between the blocks of caches. Values above a limit count as the limit.
     pub fn set_fragmentation(&self, bytes: u64) {
         self.fragmentation.store(bytes.min(self.budget / MAX_FRAGMENTATION), Ordering::Relaxed);
     }
 
-    /// True if a cache may take `bytes` more.
+    /// Returns true if a cache may take `bytes` more.
     #[inline]
     #[must_use]
     pub fn has_cache_room(&self, bytes: u64) -> bool {
         self.total().saturating_add(bytes) <= self.cache_limit()
     }
 
-    /// Bytes from which on whoever takes some has caches give way: half of what they left to the
-    /// others is used up.
+    /// Returns the total bytes above which a thread that takes memory evicts from the caches. Then
+    /// half of the reserve for the other parts is used up.
     #[inline]
     #[must_use]
     pub fn evict_limit(&self) -> u64 {
         self.cache_limit() + self.budget / (2 * HEADROOM)
     }
 
-    /// True if more is taken than there is.
+    /// Returns true if the parts have taken more than the budget.
     #[inline]
     #[must_use]
     pub fn is_over_budget(&self) -> bool {
         self.total() > self.budget
     }
 
-    /// True if more is taken than there is, even without the caches.
+    /// Returns true if the parts have taken more than the budget, even without the caches.
     #[must_use]
     pub fn is_over_without_caches(&self) -> bool {
         self.is_over_budget() && !self.has_room_without_caches(0)
     }
 
-    /// True if `bytes` more fit once the caches have given way.
+    /// Returns true if `bytes` more would fit if the caches were empty.
     #[must_use]
     pub fn has_room_without_caches(&self, bytes: u64) -> bool {
         self.total().saturating_sub(self.used(MemoryPart::Cache)) + bytes <= self.budget
     }
 
-    /// Takes `bytes` for `part`, whether they fit or not: whoever must be able to refuse asks
+    /// Takes `bytes` for `part`, even beyond the budget. A caller that can refuse must check
     /// [`Memory::has_room`] first.
     pub fn take(&self, part: MemoryPart, bytes: u64) {
         self.used[part as usize].fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Makes `held`, what somebody has of `part`, `now`. Several threads may at once: what is held
-    /// was taken before, and is given back after.
+    /// Changes `held`, the bytes that an owner has of `part`, to `now`. Several threads may call
+    /// this for the same owner: an increase is taken before `held` changes, a decrease is given
+    /// back afterwards.
     pub fn update_held(&self, part: MemoryPart, held: &AtomicU64, now: u64) {
         let mut before = held.load(Ordering::Relaxed);
         while before != now {
@@ -319,7 +320,7 @@ impl Memory {
         }
     }
 
-    /// Gives back what was taken.
+    /// Gives back bytes that were taken.
     pub fn give_back(&self, part: MemoryPart, bytes: u64) {
         let before = self.used[part as usize].fetch_sub(bytes, Ordering::Relaxed);
         debug_assert!(before >= bytes, "{part:?} gave back {bytes} of {before}");
@@ -333,8 +334,8 @@ mod interleavings {
     use super::*;
     use crate::sync::{explore, thread};
 
-    /// Whoever settles last decides; what is taken of the budget is what is held, and nobody gives
-    /// back what was not taken yet.
+    /// The last update wins. The total equals `held`, and no thread gives back bytes that were not
+    /// taken yet.
     #[test]
     fn concurrent_updates_keep_the_total_correct() {
         explore(2000, || {
@@ -364,7 +365,8 @@ mod tests {
         let first = bytes.as_ptr().addr().next_multiple_of(page) - bytes.as_ptr().addr();
         let start = NonNull::new(bytes[first..].as_mut_ptr()).unwrap();
         // SAFETY:
-        // * A page of the vector, of bytes; refused: not whole pages.
+        // * The released page belongs to the vector and consists of bytes. The other calls are
+        //   refused, because their ranges are not whole pages.
         unsafe {
             assert!(!release_pages(start, page / 2) && !release_pages(start.add(1), page));
             assert!(release_pages(start, page));

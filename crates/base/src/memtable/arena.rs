@@ -1,7 +1,7 @@
-//! # Arena: memory of a memtable, by number
+//! # Memtable arena: memory that is addressed by 32-bit offsets
 //!
-//! Chunks of doubling size, so that nothing ever moves and a place is 32 bits wide. Everything in
-//! it goes at once, with the memtable: what is not small straight back to the system.
+//! Consists of chunks of doubling size, so that memory never moves. All memory is freed together
+//! with the memtable; large chunks go back to the system directly.
 //!
 //! ## Picture
 //!
@@ -12,13 +12,13 @@
 //!
 //! ## Invariants
 //!
-//! 1. A chunk, once there, stays until the arena goes. It starts as zeros.
-//! 2. A place that was given out has a chunk and does not overlap another.
-//! 3. The units of a block were allocated for it. Each is given out at most once.
+//! 1. A chunk remains until the arena is dropped. It starts as zeros.
+//! 2. An allocated place is in an existing chunk and does not overlap another place.
+//! 3. The units of a block were allocated for it. Each is handed out at most once.
 //!
 //! ## Threads
 //!
-//! Any number of threads allocate and read at a time. Only a new chunk takes a lock.
+//! Any number of threads allocate and read at the same time. Only adding a chunk takes a lock.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::{self, NonNull};
@@ -29,54 +29,54 @@ use crate::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
 /// Bytes of a unit.
 const UNIT: usize = 8;
-/// Units in the first chunk, room for the order's first leaf; chunk k has `FIRST << k`.
+/// Units in the first chunk, enough for the first leaf of the order. Chunk k has `FIRST << k`.
 const FIRST: u64 = 128;
-/// 2^32 units in all.
+/// Number of chunks: 2^32 units in total.
 const CHUNKS: usize = 25;
-/// Chunks of so many bytes and more are the system's.
+/// Size in bytes from which a chunk is mapped from the system directly.
 const LARGE: usize = 64 << 10;
-/// Bytes of a block, at most, ...
+/// Maximum size of a block in bytes.
 const MAX_BLOCK_BYTES: u64 = 4 << 10;
-/// ... as a part of all bytes that are allocated, ...
+/// Maximum size of a block as a fraction (1/n) of the bytes that are allocated.
 const BLOCK_SHARE: u64 = 64;
-/// ... and as a multiple of the first bytes that are taken from it.
+/// Minimum size of a block as a multiple of its first allocation.
 const BLOCK_TIMES: u64 = 4;
 
-/// A place: units from the start. Never 0.
+/// Offset of a place in units. Never 0.
 pub type ArenaOffset = u32;
 
-/// The low half of a word.
+/// Returns the low half of a word.
 #[inline]
 pub fn low(word: u64) -> u32 {
     u32::try_from(word & u64::from(u32::MAX)).unwrap_or(0)
 }
 
-/// The high half of a word.
+/// Returns the high half of a word.
 #[inline]
 pub fn high(word: u64) -> u32 {
     low(word >> 32)
 }
 
 #[derive(Debug)]
-/// See the module.
+/// Allocator of a memtable's records and nodes.
 pub struct MemtableArena {
     chunks: [AtomicPtr<u8>; CHUNKS],
-    /// The next free unit, counted with `FIRST` added.
+    /// Next free unit, plus `FIRST`.
     next: NextUnit,
     /// Held by the thread that adds a chunk.
     adding: Mutex<()>,
 }
 
-/// The only word of an arena that threads often write, on a cache line of its own.
+/// Next free unit, on a cache line of its own, because threads write it often.
 #[derive(Debug)]
 #[repr(align(64))]
 struct NextUnit(AtomicU64);
 
-/// Free units of an arena from which one thread, as a rule, takes small places. Threads that
-/// share a block are correct and slower.
+/// Free units of an arena that normally one thread allocates small places from. Threads that share
+/// a block are correct, but slower.
 #[derive(Debug, Default)]
 pub struct ArenaBlock {
-    /// The first unit in the low half, the end in the high half. Zero without any.
+    /// First free unit in the low half, end in the high half. Zero if the block is empty.
     free: AtomicU64,
 }
 
@@ -97,9 +97,10 @@ impl ArenaBlock {
         }
     }
 
-    /// Replaces the free units by these. The rest of the former ones is not used any more.
+    /// Replaces the free units by the range from `at` to `end`. The rest of the previous range
+    /// stays unused.
     fn refill(&self, at: u64, end: u64) {
-        // A thread that takes from the block finds the chunk.
+        // `Release`: a thread that allocates from the block also sees the chunk.
         self.free.store(end << 32 | at, Ordering::Release);
     }
 }
@@ -118,7 +119,8 @@ fn size_of_chunk(chunk: usize) -> usize {
     (usize::try_from(FIRST).unwrap_or(0) << chunk) * UNIT
 }
 
-/// The first unit from `at` on that `units` of one chunk follow.
+/// Returns the first position from `at` on where `units` units fit into one chunk, at a cache line
+/// if `line`.
 fn fit(mut at: u64, units: u64, line: bool) -> u64 {
     loop {
         if line {
@@ -132,18 +134,18 @@ fn fit(mut at: u64, units: u64, line: bool) -> u64 {
     }
 }
 
-/// Of a small chunk.
+/// Returns the layout of a small chunk.
 fn layout(size: usize) -> Layout {
     Layout::from_size_align(size, 64).expect("a chunk is below 2^35 bytes and its alignment a power of two")
 }
 
 impl MemtableArena {
-    /// An empty one.
+    /// Returns an empty arena.
     #[must_use]
     pub fn new() -> MemtableArena {
         MemtableArena {
             chunks: [const { AtomicPtr::new(ptr::null_mut()) }; CHUNKS],
-            next: NextUnit(AtomicU64::new(FIRST + 8)), // place 0 is nobody's
+            next: NextUnit(AtomicU64::new(FIRST + 8)), // no place has offset 0
             adding: Mutex::new(()),
         }
     }
@@ -167,8 +169,8 @@ impl MemtableArena {
         ArenaOffset::try_from(at - FIRST).expect("below 2^32 units")
     }
 
-    /// Returns a new place of `bytes`, all zeros, in `block` if that pays, and how many bytes the
-    /// arena gave away for it: none if the block had room.
+    /// Returns a new place of `bytes`, all zeros, from `block` if that pays. The second value is
+    /// the number of bytes that the arena spent: 0 if the block had room.
     pub fn alloc_in(&self, block: &ArenaBlock, bytes: usize) -> (ArenaOffset, u64) {
         let units = bytes.div_ceil(UNIT).max(1) as u64;
         if let Some(place) = block.take(units) {
@@ -203,8 +205,8 @@ impl MemtableArena {
         self.chunks[chunk].store(start.as_ptr(), Ordering::Release);
     }
 
-    /// Bytes that memory holds for places to come: the rest of a huge page, which is there as a
-    /// whole once it is touched.
+    /// Returns the bytes that are resident for future places. This is the rest of the current huge
+    /// page, which becomes resident as a whole with the first access.
     pub fn bytes_ahead(&self) -> u64 {
         let at = self.next.0.load(Ordering::Relaxed);
         let chunk = chunk_of(at);
@@ -215,7 +217,7 @@ impl MemtableArena {
         used.next_multiple_of(HUGE_PAGE as u64) - used
     }
 
-    /// The memory of a place that was given out.
+    /// Returns a pointer to an allocated place.
     #[inline]
     pub fn at(&self, place: ArenaOffset) -> *mut u8 {
         let number = u64::from(place) + FIRST;
@@ -232,12 +234,12 @@ impl Drop for MemtableArena {
             match start {
                 Some(start) if size >= LARGE => {
                     // SAFETY:
-                    // * Mapped in `add`, as large; freed once: `&mut self`.
+                    // * `add` mapped it, since it is large. `&mut self`: it is freed only once.
                     drop(unsafe { MappedMemory::from_start(start, size) });
                 }
                 Some(start) => {
                     // SAFETY:
-                    // * Allocated in `add`, with this layout; as above.
+                    // * `add` allocated it with this layout. `&mut self`: it is freed only once.
                     unsafe { dealloc(start.as_ptr(), layout(size)) }
                 }
                 None => {}
@@ -272,7 +274,8 @@ mod tests {
             for bytes in [24, 40, 700, 1, 56, 5000, 9].iter().cycle().take(3000) {
                 let place = arena.alloc_in(&block, *bytes).0;
                 // SAFETY:
-                // * Given out just now, with room for so many bytes; no other thread has the place.
+                // * The place was allocated just now with room for `bytes`, and no other thread
+                //   knows it.
                 unsafe {
                     let memory = std::slice::from_raw_parts_mut(arena.at(place), *bytes);
                     assert!(place != 0 && memory.iter().all(|byte| *byte == 0));
@@ -295,7 +298,7 @@ mod tests {
         assert!(all.windows(2).all(|pair| pair[0].0 + pair[0].1 <= pair[1].0));
         for (start, bytes, thread) in all {
             // SAFETY:
-            // * Memory of the arena, written by `fill` in a thread that has ended.
+            // * The memory belongs to the arena, and `fill` wrote it in a thread that has ended.
             let memory = unsafe { std::slice::from_raw_parts(start as *const u8, bytes) };
             assert!(memory.iter().all(|byte| *byte == thread));
         }
@@ -323,7 +326,7 @@ mod tests {
             let start = arena.at(place) as usize;
             assert!(place != 0 && start.is_multiple_of(if round % 2 == 0 { 64 } else { 8 }));
             // SAFETY:
-            // * Given out just now, with room for so many bytes.
+            // * The place was allocated just now with room for `bytes`.
             unsafe { arena.at(place).write_bytes(7, *bytes) };
             ends.push((start, start + bytes));
         }

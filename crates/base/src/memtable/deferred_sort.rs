@@ -1,26 +1,27 @@
-//! # Load: many keys come first and are put into order at once
+//! # Deferred sort: replayed keys are sorted together
 //!
-//! What an opening replays is asked for in order only when all of it is there. Keys that come one
-//! by one cost a descent and half a leaf moved each; so they wait, are sorted by heads, and leaves
-//! are made of them.
+//! Readers need the order of replayed keys only when replay is complete. Inserting the keys one by
+//! one would cost a descent and the move of half a leaf for each. They are therefore collected,
+//! sorted by heads, and written to leaves together.
 //!
 //! ## Picture
 //!
 //! ```text
-//!  add_unordered: record, hash cell, place waits     sort_share: waiting places -> runs     settle: runs -> leaves -> root
+//!  add_unordered: record, hash cell, pending place
+//!  sort_part:     pending places -> runs
+//!  finish_sort:   runs -> leaves -> root
 //! ```
 //!
 //! ## Invariants
 //!
-//! 1. A place waits only while the order is empty: once keys were put into order the next ones go
-//!    there one by one. So it is if more wait than their owner wants.
-//! 2. Nobody asks for keys in order while some wait. (They are found by hash from the beginning.)
+//! 1. A place is pending only while the order is empty. After the first sort, or if more keys are
+//!    pending than the owner permits, further keys are inserted into the order one by one.
+//! 2. No reader requests keys in order while some are pending. (Lookups by hash work from the
+//!    beginning.)
 //!
 //! ## Costs
 //!
-//! While they wait, 20 bytes a key: its place, and what sorting takes. Of the replay of 2 M records
-//! more than half of the time was putting their keys into order one by one; this way the whole
-//! takes a third (flex 2.0 s before, 0.6 now; means of two, two cores).
+//! A pending key takes 20 bytes: its place, and the memory for sorting.
 
 use super::arena::ArenaOffset;
 use super::prefix::KeyPrefix;
@@ -31,28 +32,28 @@ use crate::memory::Memory;
 use crate::sync::epoch::Guard;
 use crate::types::Seq;
 
-/// Bytes a waiting key takes: a place, and later its place with its head.
+/// Bytes of a pending key: its place, and later its place with its head.
 pub(super) const PENDING_KEY_BYTES: u64 = 4 + 16;
 
-/// What waits to be put into order.
+/// Keys that are not sorted yet.
 #[derive(Debug, Default)]
 pub(super) struct PendingKeys {
     places: Vec<ArenaOffset>,
-    /// Bytes that all their keys share; of the first key.
+    /// Length of the prefix that all keys share, taken from the first key.
     shared: usize,
     /// Sorted parts of `places`.
     runs: Vec<(u64, ArenaOffset)>,
-    /// Nothing waits any more (I1).
+    /// True if keys are inserted directly from now on (I1).
     is_finished: bool,
 }
 
-/// What waits takes at most this part of the memory budget.
+/// Fraction (1/n) of the memory budget that pending keys may take.
 const BUDGET_SHARE: u64 = 4;
 
 impl<const LINK: usize> KeyTable<LINK> {
-    /// What an opening replays of a key, while nobody reads: its record at `place` gets another
-    /// word, or it gets one (0) and waits for [`KeyTable::finish_sort`], as far as the budget goes.
-    /// One writer.
+    /// Stores a replayed version, while there are no readers. If `place` is not 0, the record there
+    /// gets a new word. Otherwise a new record is added, pending for [`KeyTable::finish_sort`], as
+    /// far as the budget permits. Must be called by one thread at a time.
     pub fn put_unsorted(
         &self,
         place: ArenaOffset,
@@ -69,8 +70,8 @@ impl<const LINK: usize> KeyTable<LINK> {
         self.with_accounting(memory, || self.add_unordered(hash, key, (word, seq), most, guard));
     }
 
-    /// As [`KeyTable::add`], but the key may wait for [`KeyTable::finish_sort`], at most `most` of
-    /// them. One writer.
+    /// Like [`KeyTable::add`], but the key may stay pending for [`KeyTable::finish_sort`]. At most
+    /// `most` keys are pending. Must be called by one thread at a time.
     pub(super) fn add_unordered(
         &self,
         hash: u64,
@@ -101,8 +102,8 @@ impl<const LINK: usize> KeyTable<LINK> {
         }
     }
 
-    /// Sorts one of `parts` parts of what waits. Parts may be sorted side by side, when all keys
-    /// are there.
+    /// Sorts one of `parts` parts of the pending keys. Parts may be sorted in parallel, after all
+    /// keys have been added.
     pub fn sort_part(&self, part: usize, parts: usize) {
         let (mut run, prefix) = {
             let waiting = self.waiting.lock();
@@ -115,8 +116,8 @@ impl<const LINK: usize> KeyTable<LINK> {
         self.waiting.lock().runs.append(&mut run);
     }
 
-    /// Puts what was sorted into order; from now on keys go there one by one. All parts are sorted,
-    /// or none is, where a replay ended early.
+    /// Inserts the sorted keys into the order. From now on keys are inserted one by one. Either all
+    /// parts are sorted, or none, if replay ended early.
     pub fn finish_sort(&self, guard: &Guard) {
         if self.waiting.lock().runs.is_empty() {
             self.sort_part(0, 1);
@@ -124,7 +125,7 @@ impl<const LINK: usize> KeyTable<LINK> {
         let mut waiting = self.waiting.lock();
         let mut all = std::mem::take(&mut waiting.runs);
         if !all.is_empty() {
-            all.sort_by(|a, b| self.compare(a, b)); // a stable sort finds the runs and merges them
+            all.sort_by(|a, b| self.compare(a, b)); // the stable sort merges the runs
             self.order().build(&self.arena, self.common_prefix(&waiting), &all, guard);
         }
         *waiting = PendingKeys { is_finished: true, ..PendingKeys::default() };

@@ -1,8 +1,8 @@
-//! The memtable under a scheduler: writers of different keys (that is the contract), and
+//! The memtable under a scheduler: writers of different keys (as the contract requires), and
 //! readers that take no lock.
 //!
-//! Built with `--cfg shuttle` only. The knobs are those of `crate::sync::explore`. What it cannot
-//! see: weak memory.
+//! Built with `--cfg shuttle` only, with the parameters of `crate::sync::explore`. Cannot detect
+//! errors of weak memory ordering.
 
 use std::ops::Bound;
 use std::sync::Arc;
@@ -14,12 +14,12 @@ use crate::sync::{Published, epoch, explore, thread};
 use crate::types::Seq;
 use crate::views::Views;
 
-/// Keys that come in an order that is not theirs.
+/// Returns keys in an order that differs from their byte order.
 fn key(n: u64) -> Vec<u8> {
     format!("key{:02}", n * 7 % 23).into_bytes()
 }
 
-/// All in one stripe, which grows.
+/// Returns hashes that fall into one stripe, which then grows.
 fn hash(n: u64) -> u64 {
     n % 3
 }
@@ -38,7 +38,8 @@ fn filled(count: u64) -> Arc<Memtable> {
     Arc::new(memtable)
 }
 
-/// What was added before the look is found, by its hash and in order, both ways; nothing twice.
+/// Checks that all keys added before the call are found by hash and in order, in both directions,
+/// and none twice.
 fn look(memtable: &Memtable) {
     let guard = &epoch::pin();
     let count = memtable.count();
@@ -90,10 +91,10 @@ fn added_keys_are_found_during_a_rebuild() {
     explore(500, || grow(15, 18));
 }
 
-/// Two writers add `each` keys at once while another thread walks.
+/// Two threads add `each` keys while another thread scans.
 fn grow_by_two(from: u64, each: u64) {
     let memtable = filled(from);
-    // How many keys of each writer are there.
+    // Number of keys of each writer that were added.
     let done: Arc<[AtomicU64; 2]> = Arc::default();
     let number = move |writer: u64, i: u64| from + 2 * i + writer;
     let writers = [0, 1].map(|writer| {

@@ -1,17 +1,17 @@
-//! # Memtables: all that a keyspace has at a moment
+//! # Memtables of a keyspace: the active and the frozen one
 //!
-//! One takes commits; one from before may be frozen, on its way into the engine's files. An engine
-//! publishes them as one value with what its files are ([`crate::sync::Published`]), so that
-//! whoever loads a moment finds all of it.
+//! The active memtable takes commits. A frozen one may exist, which is being flushed to the
+//! engine's files. An engine publishes both as one value together with the description of its files
+//! ([`crate::sync::Published`]), so a thread that loads this state finds all data.
 //!
 //! ```text
-//!  active ──freeze──> frozen ──in the files──> gone
+//!  active ──freeze──> frozen ──flushed──> freed
 //! ```
 //!
 //! ## Invariants
 //!
-//! 1. In every moment a pair is in the memtables or in the files that the moment names, or in both.
-//! 2. Each memtable's number is that of the one before it, plus one.
+//! 1. In every published state a pair is in the memtables, in the files of that state, or in both.
+//! 2. The number of each memtable is the number of the previous one plus one.
 
 use std::sync::Arc;
 
@@ -21,19 +21,19 @@ use crate::memory::Memory;
 use crate::sync::epoch::Guard;
 use crate::types::Seq;
 
-/// A memtable to those who keep several.
+/// A memtable, as its container [`Memtables`] uses it.
 pub trait MemtableLayer: Sized {
-    /// An empty one for what comes after this one.
+    /// Returns an empty memtable that succeeds this one.
     #[must_use]
     fn next(&self, tiny: bool, guard: &Guard) -> Self;
-    /// True if nothing can be found in it.
+    /// Returns true if the memtable has no key.
     fn is_empty(&self) -> bool;
-    /// Bytes of memory.
+    /// Returns the memory in bytes.
     fn bytes(&self) -> u64;
-    /// Hints that `hash` is about to be looked up.
+    /// Prefetches the memory for a lookup of `hash`.
     fn prefetch(&self, hash: u64, guard: &Guard);
 
-    /// It has left the moment: its memory is not counted any more.
+    /// Removes the memtable from the memory accounting, after it has left the published state.
     fn uncount_memory(&self, memory: &Memory);
 }
 
@@ -61,12 +61,12 @@ impl MemtableLayer for Memtable {
     }
 }
 
-/// See the module.
+/// Active and frozen memtable of a keyspace.
 #[derive(Debug)]
 pub struct Memtables<M = Memtable> {
-    /// What takes commits.
+    /// Memtable that takes commits.
     pub active: Arc<M>,
-    /// What took them before, and is not in the files yet.
+    /// Previous memtable, if it is not completely flushed yet.
     pub frozen: Option<Arc<M>>,
 }
 
@@ -77,69 +77,69 @@ impl<M> Clone for Memtables<M> {
 }
 
 impl<M: MemtableLayer> Memtables<M> {
-    /// The first one of a keyspace.
+    /// Returns the memtables of a new keyspace.
     #[must_use]
     pub fn new(first: M) -> Memtables<M> {
         Memtables { active: Arc::new(first), frozen: None }
     }
 
-    /// All of them, the newest first.
+    /// Returns the memtables, newest first.
     #[inline]
     pub fn iter(&self) -> impl Iterator<Item = &Arc<M>> {
         std::iter::once(&self.active).chain(&self.frozen)
     }
 
-    /// Those in which something may be found, the newest first.
+    /// Returns the memtables that contain keys, newest first.
     #[inline]
     pub fn filled(&self) -> impl Iterator<Item = &Arc<M>> {
         self.iter().filter(|memtable| !memtable.is_empty())
     }
 
-    /// Bytes of memory, as far as they are counted.
+    /// Returns the memory of the non-empty memtables in bytes.
     pub fn bytes(&self) -> u64 {
         self.filled().map(|memtable| memtable.bytes()).sum()
     }
 
-    /// Hints that `hash` is about to be looked up.
+    /// Prefetches the memory for a lookup of `hash`.
     #[inline]
     pub fn prefetch(&self, hash: u64, guard: &Guard) {
         self.iter().for_each(|memtable| memtable.prefetch(hash, guard));
     }
 
-    /// Whether there is anything to freeze, and what was frozen before is in the files.
+    /// Returns true if there is something to freeze and the previous frozen memtable is flushed.
     pub fn can_freeze(&self) -> bool {
         !self.active.is_empty() && self.frozen.is_none()
     }
 
-    /// What was active is frozen, and what comes goes to a new one.
+    /// Freezes the active memtable. A new one takes the commits.
     #[must_use]
     pub fn freeze(&self, tiny: bool, guard: &Guard) -> Memtables<M> {
         Memtables { active: Arc::new(self.active.next(tiny, guard)), frozen: Some(Arc::clone(&self.active)) }
     }
 
-    /// What is left of them; if it `is_below`, in the files of the next moment, without the frozen
-    /// one.
+    /// Returns the memtables without the frozen one if `is_below`, that is, if the files of the
+    /// next state contain it.
     #[must_use]
     pub fn without_flushed(&self, is_below: bool) -> Memtables<M> {
         let frozen = self.frozen.as_ref().filter(|_| !is_below).cloned();
         Memtables { active: Arc::clone(&self.active), frozen }
     }
 
-    /// An empty one in the place of all.
+    /// Replaces all memtables by one empty memtable.
     #[must_use]
     pub fn cleared(&self, tiny: bool, guard: &Guard) -> Memtables<M> {
         Memtables::new(self.active.next(tiny, guard))
     }
 
-    /// All of them have left the moment: their memory is not counted any more.
+    /// Removes all memtables from the memory accounting, after they have left the published state.
     pub fn uncount_memory(&self, memory: &Memory) {
         self.iter().for_each(|memtable| memtable.uncount_memory(memory));
     }
 }
 
 impl Memtables {
-    /// What a view at `at` is shown of `key`, and the memtable that says so; none if they say
-    /// nothing of it.
+    /// Returns the version of `key` that a view at `at` sees, and the memtable that has it. Returns
+    /// `None` if no memtable has one.
     #[inline]
     pub fn find(
         &self,
@@ -156,8 +156,9 @@ impl Memtables {
         None
     }
 
-    /// Bytes that the record of `op`, and of those it is committed with, may take, with what all
-    /// keys here will take in the index of the files, `indexed` each. Tables grow by leaps.
+    /// Returns the bytes that the records of the commit of `op` may need. This includes the
+    /// `indexed` bytes that each key here will need in the index of the files. Includes a reserve,
+    /// since tables grow in large steps.
     pub fn bytes_needed(&self, op: &EngineOp<'_>, indexed: u64) -> u64 {
         let cost = Memtable::cost(op.key) + indexed;
         let to_come: u64 = self.filled().map(|memtable| memtable.table.approximate_count() * indexed).sum();

@@ -1,30 +1,32 @@
-//! # Memtable: what the journal has and an engine's files have not
+//! # Memtable: commits that are in the journal and not yet in an engine's files
 //!
-//! Keys in memory (`table.rs`), values where the journal has them: a record's word says where its
-//! key's newest entry stands. For engines of the journal that move what was committed to files of
+//! Holds the keys (`table.rs`); the values stay in the journal. The word of a record has the
+//! address of the key's newest entry there. Used by engines of the journal that flush to files of
 //! their own.
 //!
 //! ## Picture
 //!
 //! ```text
 //!  record:  word 8 | seq 8 | key length 4 | older 4 | key
-//!             |                              └──> older version: word 8 | seq 8 | 0 | older 4      (only while views need it)
+//!             |                              └──> older version: word 8 | seq 8 | 0 | older 4
+//!             |                                   (only while views need it)
 //!             └──> flags | address of the frame in the journal, or of a copy in the arena
 //! ```
 //!
 //! ## Invariants
 //!
-//! 1. Those of `table.rs`; a link leads to the version before.
-//! 2. A version that a view needs is in the chain before the word says something newer.
-//! 3. A frame's address is good while the memtable is part of the current state: the journal before
-//!    a checkpoint goes after the state has changed, and segments go after the readers of that
-//!    moment.
+//! 1. The invariants of `table.rs` hold. A link leads to the next older version.
+//! 2. A version that a view needs is in the chain before the record's word refers to a newer
+//!    version.
+//! 3. The address of a frame is valid while the memtable is part of the current state. A checkpoint
+//!    frees its part of the journal after that state was replaced, and segments are freed after the
+//!    readers of that time have finished.
 //!
 //! ## Threads
 //!
-//! Any number of threads change records of different keys and read. The changes of one key come one
-//! after the other, in the order of their seqs: the store holds the stripe of the key. The seqs of
-//! different keys come in any order.
+//! Any number of threads read, and change records of different keys. The changes of one key come
+//! one after the other, in the order of their seqs, because the store holds the stripe of the key.
+//! The seqs of different keys come in any order.
 
 pub mod arena;
 pub mod deferred_sort;
@@ -62,37 +64,37 @@ use crate::views::Views;
 /// Bytes of a record before its key.
 const HEAD: usize = 24;
 
-/// A record of a memtable.
+/// A record of a memtable: one key and its versions.
 #[derive(Clone, Copy)]
 pub struct MemtableEntry<'m> {
     memtable: &'m Memtable,
-    /// Where it is.
+    /// Offset of the record in the arena.
     pub place: ArenaOffset,
 }
 
 /// One version of a key.
 #[derive(Clone, Copy, Debug)]
 pub struct MemtableVersion {
-    /// What it is.
+    /// Kind and location of the version.
     pub word: VersionWord,
-    /// Its commit.
+    /// Seq of the commit that wrote it.
     pub seq: Seq,
 }
 
 impl<'m> MemtableEntry<'m> {
-    /// Its key.
+    /// Returns the key.
     #[must_use]
     pub fn key(&self) -> &'m [u8] {
         self.memtable.table.key(self.place)
     }
 
-    /// The newest version.
+    /// Returns the newest version.
     #[inline]
     pub fn newest(&self) -> MemtableVersion {
         self.memtable.version(self.place)
     }
 
-    /// All versions, the newest first. A version may come twice.
+    /// Returns all versions, newest first. A version may occur twice.
     pub fn versions(&self) -> impl Iterator<Item = MemtableVersion> + 'm {
         let newest = self.newest(); // before the chain (I2)
         let memtable = self.memtable;
@@ -105,7 +107,7 @@ impl<'m> MemtableEntry<'m> {
         std::iter::once(newest).chain(older)
     }
 
-    /// The version that a view at `at` shows.
+    /// Returns the version that a view at `at` sees.
     #[inline]
     pub fn at(&self, at: Seq) -> Option<MemtableVersion> {
         if at == Seq::LATEST {
@@ -115,17 +117,17 @@ impl<'m> MemtableEntry<'m> {
     }
 }
 
-/// A memtable.
+/// Keys of recent commits, with the locations of their values.
 #[derive(Debug)]
 pub struct Memtable {
-    /// Tells one from the next.
+    /// Number of the memtable. It is unique among the memtables of the keyspace.
     pub number: u32,
     table: KeyTable<4>,
 }
 
 impl Memtable {
-    /// An empty one. `number` tells it from others of the keyspace; `prefix` is what its keys are
-    /// thought to share.
+    /// Returns an empty memtable. `number` distinguishes it from the keyspace's other memtables.
+    /// `prefix` is the prefix that its keys are expected to share.
     #[must_use]
     pub fn new(number: u32, prefix: KeyPrefix, tiny: bool) -> Memtable {
         Memtable { number, table: KeyTable::new(prefix, tiny) }
@@ -142,87 +144,88 @@ impl Memtable {
         self.table.count()
     }
 
-    /// Adds `more` to the sum number `sum` of the owner, below [`SUMS`](table::SUMS). Threads do
-    /// not wait for each other.
+    /// Adds `more` to sum number `sum` of the owner. `sum` must be below [`SUMS`](table::SUMS).
+    /// Threads do not wait for each other.
     #[inline]
     pub fn add_to_sum(&self, sum: usize, more: u64) {
         self.table.add_to_sum(sum, more);
     }
 
-    /// Returns a sum of the owner. Reads the parts of all threads.
+    /// Returns a sum of the owner. Reads the counters of all threads.
     #[must_use]
     pub fn sum(&self, sum: usize) -> u64 {
         self.table.sum(sum)
     }
 
     #[inline]
-    /// True without any.
+    /// Returns true if the memtable has no key.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.table.is_empty()
     }
 
-    /// Bytes of memory.
+    /// Returns the memory in bytes.
     pub fn bytes(&self) -> u64 {
         self.table.bytes()
     }
 
-    /// Makes `change` of it, and counts the memory that takes.
+    /// Runs `change` and then reports the memtable's memory to the budget.
     pub fn with_accounting<T>(&self, context: &EngineContext, change: impl FnOnce() -> T) -> T {
         self.table.with_accounting(&context.memory, change)
     }
 
-    /// The newest commit in it.
+    /// Returns the newest commit in the memtable, or a newer one that is being applied.
     pub fn newest(&self) -> Seq {
         self.table.newest()
     }
 
-    /// What the heads of its keys leave out.
+    /// Returns the prefix that the heads of the keys leave out.
     pub fn prefix(&self, guard: &Guard) -> KeyPrefix {
         self.table.prefix(guard)
     }
 
-    /// How many records share `hash`'s part of the table: whoever loaded it finds as many there.
+    /// Returns the number of records in the stripe of `hash`. A thread that has read this number
+    /// finds at least as many records there.
     #[inline]
     pub fn stripe_len(&self, hash: u64) -> u32 {
         self.table.stripe_len(hash)
     }
 
-    /// The record of `key`.
+    /// Returns the record of `key`.
     #[inline]
     pub fn find(&self, hash: u64, key: &[u8], guard: &Guard) -> Option<MemtableEntry<'_>> {
         self.table.find(hash, key, guard).map(|place| self.entry(place))
     }
 
-    /// The record at a place that came from here.
+    /// Returns the record at `place`, an offset that this memtable returned.
     pub fn entry(&self, place: ArenaOffset) -> MemtableEntry<'_> {
         MemtableEntry { memtable: self, place }
     }
 
-    /// Hints that `hash` is about to be looked up.
+    /// Prefetches the memory for a lookup of `hash`.
     pub fn prefetch(&self, hash: u64, guard: &Guard) {
         self.table.prefetch(hash, guard);
     }
 
-    /// Hints that the record of `hash`, if there is one, is about to be looked at; some time after
+    /// Prefetches the record of `hash`, if there is one. Call this some time after
     /// [`Memtable::prefetch`].
     #[inline]
     pub fn prefetch_found(&self, hash: u64, guard: &Guard) {
         self.table.prefetch_found(hash, guard);
     }
 
-    /// What a new key costs in memory, about.
+    /// Returns the approximate memory of a new key in bytes.
     pub fn cost(key: &[u8]) -> u64 {
         (HEAD + key.len() + 8 + 16 + 18) as u64
     }
 
-    /// Adds a record for a key that has none. One thread at a time for each key.
+    /// Adds a record for a key that has none. Must be called by one thread at a time for each key.
     pub fn add(&self, hash: u64, key: &[u8], version: MemtableVersion, guard: &Guard) {
         self.table.add(hash, key, version.word.0, version.seq, guard);
     }
 
-    /// Gives a record a newer version. One thread at a time for each key. If a view needs the
-    /// version before, it is kept; if not, false.
+    /// Gives a record a newer version. Keeps the previous version if a view needs it, and returns
+    /// whether it did. Must be called by one thread at a time for each key.
     pub fn replace(&self, place: ArenaOffset, version: MemtableVersion, views: &Views) -> bool {
         let old = self.version(place);
         let is_kept = views.needs(old.seq, version.seq);
@@ -241,10 +244,10 @@ impl Memtable {
         place
     }
 
-    /// Gives the record at `place` a newer version, or adds one for a key that has none (0), and
-    /// counts the memory that this takes. One thread at a time for each key. False if the version
-    /// before is not kept.
-    #[allow(clippy::too_many_arguments)] // of the key three: where it is, its hash, its bytes
+    /// Gives the record at `place` a newer version, or adds a record if `place` is 0. Reports the
+    /// memory to the budget. Must be called by one thread at a time for each key. Returns false if
+    /// a previous version was not kept.
+    #[allow(clippy::too_many_arguments)] // three describe the key: its record, hash and bytes
     pub fn put(
         &self,
         place: ArenaOffset,
@@ -268,9 +271,9 @@ impl Memtable {
         is_kept
     }
 
-    /// As [`Memtable::put`] while nobody reads, at an opening: new keys wait to be put into order,
-    /// as far as the budget goes, until all are there and [`Memtable::finish_sort`] is called. One
-    /// writer.
+    /// Like [`Memtable::put`], for replay while there are no readers. New keys stay unsorted, as
+    /// far as the budget permits, until [`Memtable::finish_sort`]. Must be called by one thread at
+    /// a time.
     pub fn put_unsorted(
         &self,
         place: ArenaOffset,
@@ -283,17 +286,17 @@ impl Memtable {
         self.table.put_unsorted(place, hash, key, (version.word.0, version.seq), &context.memory, guard);
     }
 
-    /// Sorts one of `parts` parts of the keys that wait. Parts may be sorted side by side.
+    /// Sorts one of `parts` parts of the unsorted keys. Parts may be sorted in parallel.
     pub fn sort_part(&self, part: usize, parts: usize) {
         self.table.sort_part(part, parts);
     }
 
-    /// Puts the keys that wait into order, all parts of which are sorted.
+    /// Merges the sorted parts into the order.
     pub fn finish_sort(&self, context: &EngineContext, guard: &Guard) {
         self.table.with_accounting(&context.memory, || self.table.finish_sort(guard));
     }
 
-    /// Puts versions behind those that a record has. One writer.
+    /// Appends versions behind the ones that a record has. Must be called by one thread at a time.
     pub fn append_older(&self, place: ArenaOffset, versions: &[MemtableVersion]) {
         let mut last = place;
         loop {
@@ -310,7 +313,7 @@ impl Memtable {
         self.table.link(last).store(chain, Ordering::Release);
     }
 
-    /// Keeps a copy of `content`.
+    /// Copies `content` into the arena and returns the word of the copy.
     pub fn copy_content(&self, content: &RecordContent<'_>) -> VersionWord {
         let staged;
         let bytes = match content {
@@ -324,7 +327,8 @@ impl Memtable {
         let (place, _) = self.table.allocate(8 + bytes.len());
         let start = self.table.arena.at(place);
         // SAFETY:
-        // * The place was given out just now with room for so much, and nobody else knows it.
+        // * The place was allocated just now with room for `8 + bytes.len()` bytes, and no other
+        //   thread knows it.
         unsafe {
             start.cast::<u64>().write(bytes.len() as u64);
             ptr::copy_nonoverlapping(bytes.as_ptr(), start.add(8), bytes.len());
@@ -332,7 +336,12 @@ impl Memtable {
         VersionWord(u64::from(place) | COPIED | kind_of(content))
     }
 
-    /// Calls `with` with what a version says.
+    /// Calls `with` with the content of a version.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Corrupt`](crate::error::Error::Corrupt) if the frame in the journal is
+    /// damaged, and the error of `with`.
     #[inline]
     pub fn content<R>(
         &self,
@@ -347,8 +356,8 @@ impl Memtable {
         if word.0 & COPIED != 0 {
             let start = self.table.arena.at(low(word.0));
             // SAFETY:
-            // * Written by `own` before the word was published: a length and so many bytes, which
-            //   never change.
+            // * `copy_content` wrote a length and as many bytes there before the word was
+            //   published. They never change.
             let bytes = unsafe {
                 let len = start.cast::<u64>().read();
                 std::slice::from_raw_parts(start.add(8), usize::try_from(len).unwrap_or(0))
@@ -367,25 +376,25 @@ impl Memtable {
         }
     }
 
-    /// Hints that a version is about to be read.
+    /// Prefetches the frame of a version.
     pub fn prefetch_frame(&self, word: VersionWord, context: &EngineContext, guard: &Guard) {
         if let Some(address) = word.address() {
             context.segments.prefetch_entry(address, guard);
         }
     }
 
-    /// Brings the beginning of a record into the processor's cache, soon.
+    /// Prefetches the first bytes of a record.
     #[inline]
     pub fn prefetch_record(&self, place: ArenaOffset) {
         self.table.prefetch_record(place);
     }
 
-    /// Appends to `out` the records from `low` on, until there are `limit`.
+    /// Appends records to `out` in ascending order from `low`, until `out` has `limit` entries.
     pub fn ascend(&self, low: Bound<&[u8]>, limit: usize, guard: &Guard, out: &mut Vec<ArenaOffset>) {
         self.table.ascend(low, limit, guard, out);
     }
 
-    /// Appends to `out` the records from `high` down, until there are `limit`.
+    /// Appends records to `out` in descending order from `high`, until `out` has `limit` entries.
     pub fn descend(&self, high: Bound<&[u8]>, limit: usize, guard: &Guard, out: &mut Vec<ArenaOffset>) {
         self.table.descend(high, limit, guard, out);
     }

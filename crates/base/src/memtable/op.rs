@@ -1,7 +1,7 @@
-//! # Operations: what a commit finds in the newest memtable, and what of it must still hold
+//! # Memtable operations: preparation of a commit and its validation
 //!
-//! `prepare` takes notes. `is_current` and `apply` read them with the stripe of the key held: other
-//! keys of the memtable may change at any time.
+//! `prepare` stores its findings in the note of the operation. `is_current` and `apply` read them
+//! while the commit holds the stripe of the key. Other keys of the memtable may change at any time.
 
 use super::arena::{ArenaOffset, high, low};
 use super::{Memtable, VersionWord};
@@ -13,21 +13,30 @@ use crate::sync::epoch::Guard;
 use crate::types::Seq;
 use crate::views::{PinnedVersions, Views};
 
-// The words of an operation's note.
+// Indexes of the words of an operation's note.
 const HASH: usize = 0;
 /// Number of the memtable, and the key's record there; 0 if there is none.
 const RECORD: usize = 1;
-/// The record's word.
+/// Word of the record.
 const WORD: usize = 2;
-/// Without a record: how many records shared the key's stripe.
+/// Number of records in the key's stripe; used if the key has no record.
 const LEN: usize = 3;
-/// The staged value that is replaced, plus one; 0 for none.
+/// Id of the replaced blob plus one; 0 if no blob is replaced.
 const BLOB: usize = 4;
 
 impl Memtable {
-    /// `Engine::prepare` of an engine whose newest memtable this is: what the commit of `op` needs.
-    /// `is_over` says whether a key that is new here is beyond the budget, and whether a checkpoint
-    /// would change that, `prior` looks for its newest version everywhere.
+    /// Implements [`Engine::prepare`](crate::engine::Engine::prepare) for an engine with this
+    /// active memtable.
+    ///
+    /// `is_over` returns whether a key that is new to the memtable exceeds the budget. `passes`
+    /// returns whether a checkpoint would change that. `prior` finds the newest version of the key
+    /// in all of the engine's data.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::MemoryBudgetExceeded`] if a new key does not fit into the budget, or if the
+    /// commit should wait for a checkpoint. Returns the error of `prior`, and the error of reading
+    /// a reference to a blob that is replaced.
     pub fn prepare(
         &self,
         op: &mut EngineOp<'_>,
@@ -41,8 +50,7 @@ impl Memtable {
         op.prior = Seq::ZERO;
         match op.action {
             Action::Put(_) | Action::Blob(_) => {
-                // A key that is new to the memtable is refused beyond the budget if it is new
-                // altogether.
+                // Beyond the budget a key is refused only if it is new to the whole engine.
                 let is_over = !is_there && is_over(op);
                 if is_over && op.may_wait && passes() {
                     return Err(Error::MemoryBudgetExceeded { budget: context.memory.budget() });
@@ -69,8 +77,8 @@ impl Memtable {
         }
     }
 
-    /// Tells `pins` of the version that `op` supersedes by commit `seq`, if a view needs it. Before
-    /// the memtable changes.
+    /// Reports to `pins` the version that `op` supersedes by commit `seq`, if a view needs it. Must
+    /// be called before the memtable changes.
     pub fn note_superseded(&self, op: &EngineOp<'_>, seq: Seq, views: &Views, pins: &PinnedVersions) {
         pins.update(views);
         if !views.is_empty() {
@@ -80,8 +88,12 @@ impl Memtable {
         }
     }
 
-    /// Writes down in `op` what it found here, for [`Memtable::is_current`] and `apply`. True if
-    /// the key has a record.
+    /// Stores the state of the key in the note of `op`, for [`Memtable::is_current`] and `apply`.
+    /// Returns true if the key has a record here.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Corrupt`] if the reference to the replaced blob cannot be read.
     pub fn note(
         &self,
         op: &mut EngineOp<'_>,
@@ -89,7 +101,7 @@ impl Memtable {
         context: &EngineContext,
         guard: &Guard,
     ) -> Result<bool> {
-        let len = self.stripe_len(hash); // before the look
+        let len = self.stripe_len(hash); // before `find`, as `is_current` relies on it
         let entry = self.find(hash, op.key, guard);
         let word = entry.as_ref().map(|entry| entry.newest().word);
         op.note[HASH] = hash;
@@ -106,14 +118,15 @@ impl Memtable {
         Ok(entry.is_some())
     }
 
-    /// Whether this is the memtable that `op` was noted in, and what it found there still holds.
+    /// Returns whether this is the memtable that `op` was prepared for, and whether the findings
+    /// still hold.
     pub fn is_current(&self, op: &EngineOp<'_>, guard: &Guard) -> bool {
         let (number, record) = (high(op.note[RECORD]), low(op.note[RECORD]));
         if self.number != number {
             return false;
         }
         if record == 0 {
-            // New records of the stripe may be those of other keys.
+            // New records of the stripe may belong to other keys.
             let hash = op.note[HASH];
             return u64::from(self.stripe_len(hash)) == op.note[LEN]
                 || self.find(hash, op.key, guard).is_none();
@@ -123,19 +136,19 @@ impl Memtable {
         word.bits() == op.note[WORD] || (is_blind && op.note[BLOB] == 0 && !word.is_blob())
     }
 
-    /// The record that `op` found; 0 for none.
+    /// Returns the record that `prepare` found for `op`; 0 if there was none.
     #[must_use]
     pub fn record_of(op: &EngineOp<'_>) -> ArenaOffset {
         low(op.note[RECORD])
     }
 
-    /// The hash that `op` was noted with.
+    /// Returns the hash of the key of `op`.
     #[must_use]
     pub fn hash_of(op: &EngineOp<'_>) -> u64 {
         op.note[HASH]
     }
 
-    /// The staged value that `op` replaces.
+    /// Returns the id of the blob that `op` replaces.
     #[must_use]
     pub fn replaced_blob(op: &EngineOp<'_>) -> Option<u64> {
         op.note[BLOB].checked_sub(1)

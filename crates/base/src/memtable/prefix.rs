@@ -1,51 +1,51 @@
-//! # Prefix: what keys have in common, and heads that order them
+//! # Key prefix: the prefix that keys share, and heads that order them
 //!
-//! Keys of one keyspace tend to start alike. A *head* is the eight bytes behind what they share, as
-//! a number: it orders keys as their bytes do, and only ties need the bytes themselves.
+//! Keys of one keyspace often start alike. A *head* is the eight bytes behind the shared prefix, as
+//! a number. Heads order keys as their bytes do; only ties require a comparison of the bytes.
 //!
 //! ## Invariants
 //!
-//! 1. Heads are monotonic: `a <= b` implies `head(a) <= head(b)`, for any keys and any prefix. What
-//!    does not start with the prefix has the lowest or the highest head.
-//! 2. A separator whose bytes are the prefix and at most eight more is in its number: see
-//!    [`Separator`].
+//! 1. Heads are monotonic: `a <= b` implies `head(a) <= head(b)`, for any keys and any prefix. A
+//!    key that does not start with the prefix has the lowest or the highest head.
+//! 2. A separator that consists of the prefix and at most eight more bytes is stored in its head
+//!    ([`Separator`]).
 
 use std::cmp::Ordering;
 
 use crate::keys::{self, HEAD};
 
-/// What keys share.
+/// Prefix that keys share.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KeyPrefix(Box<[u8]>);
 
 impl KeyPrefix {
-    /// The prefix `bytes`.
+    /// Returns the prefix `bytes`.
     #[must_use]
     pub fn new(bytes: &[u8]) -> KeyPrefix {
         KeyPrefix(bytes.into())
     }
 
-    /// Its bytes.
+    /// Returns the bytes of the prefix.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.0
     }
 
-    /// How many they are.
+    /// Returns the length of the prefix in bytes.
     #[must_use]
-    #[allow(clippy::len_without_is_empty)] // nobody asks
+    #[allow(clippy::len_without_is_empty)] // there is no caller
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// The eight bytes behind the prefix, zeros where there are fewer; `None` for a key that does
-    /// not start with it.
+    /// Returns the eight bytes behind the prefix, padded with zeros. Returns `None` for a key that
+    /// does not start with the prefix.
     #[inline]
     fn raw(&self, key: &[u8]) -> Option<u64> {
         Some(keys::head(key.strip_prefix(&*self.0)?))
     }
 
-    /// The head of `key`.
+    /// Returns the head of `key`.
     #[inline]
     pub fn head(&self, key: &[u8]) -> u64 {
         match self.raw(key) {
@@ -55,73 +55,75 @@ impl KeyPrefix {
         }
     }
 
-    /// Whether a head says that its key does not start with the prefix.
+    /// Returns true if a head belongs to a key that does not start with the prefix.
     pub fn is_foreign(head: u64) -> bool {
         head == 0 || head == u64::MAX
     }
 }
 
-/// A key that separates two intervals, in two words: its head, and its length behind the prefix or,
-/// if that does not say it all, the place of its bytes.
+/// A key that separates two intervals, in two words: its head, and either its length behind the
+/// prefix or a pointer to its bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Separator {
     head: u64,
-    /// At most eight: the length. Else a pointer to bytes that outlive it.
+    /// Length behind the prefix, if at most eight. Otherwise a pointer to bytes that outlive the
+    /// separator.
     rest: *const Box<[u8]>,
 }
 
 // SAFETY:
-// * What `rest` points at is never written while a `Separator` with it can be reached (`slots.rs`
-//   I2), and bytes may be read from any thread.
+// * The bytes that `rest` points to are never written while a `Separator` with that pointer can be
+//   reached (I2 of `slots.rs` in `flex`). Bytes may be read from any thread.
 unsafe impl Send for Separator {}
 // SAFETY:
 // * As above.
 unsafe impl Sync for Separator {}
 
 impl Separator {
-    /// Before all keys.
+    /// Separator before all keys.
     pub const LOWEST: Separator = Separator { head: 0, rest: std::ptr::null() };
 
-    /// The separator `bytes`; `None` if they do not fit into two words.
+    /// Returns the separator `bytes`, or `None` if they do not fit into two words.
     pub fn inline(prefix: &KeyPrefix, bytes: &[u8]) -> Option<Separator> {
         if bytes.is_empty() {
             return Some(Separator::LOWEST);
         }
         let raw = prefix.raw(bytes)?;
         let len = bytes.len() - prefix.len();
-        // At the limits heads of several keys fall together.
+        // At the limits several keys have the same head.
         (len <= HEAD && (2..=u64::MAX - 2).contains(&raw))
             .then(|| Separator { head: raw, rest: std::ptr::without_provenance(len) })
     }
 
-    /// The separator whose bytes are at `bytes`.
+    /// Returns the separator with its bytes at `bytes`.
     ///
     /// # Safety
     ///
-    /// * The bytes stay as they are while the result, or a copy of it, is used.
+    /// * The bytes must not change while the result, or a copy of it, is used.
     pub unsafe fn out_of_line(prefix: &KeyPrefix, bytes: *const Box<[u8]>) -> Separator {
         // SAFETY:
-        // * The caller's promise.
+        // * The caller guarantees that `bytes` is valid.
         Separator { head: prefix.head(unsafe { &*bytes }), rest: bytes }
     }
 
     fn long(&self) -> Option<&[u8]> {
         // SAFETY:
-        // * Not a length, so made by `out_of_line`, whose caller promised that the bytes stay.
+        // * `rest` is not a length, so `out_of_line` set it. Its caller guarantees that the bytes
+        //   remain.
         (self.rest.addr() > HEAD).then(|| unsafe { &**self.rest })
     }
 
-    /// True before all keys.
+    /// Returns true for the separator before all keys.
     pub fn is_lowest(&self) -> bool {
         self.head == 0 && self.rest.is_null()
     }
 
-    /// Whether its bytes are outside.
+    /// Returns true if the bytes are stored outside of the separator.
     pub fn is_long(&self) -> bool {
         self.rest.addr() > HEAD
     }
 
-    /// Appends its bytes to `out`.
+    /// Appends the bytes of the separator to `out`.
     pub fn write(&self, prefix: &KeyPrefix, out: &mut Vec<u8>) {
         if let Some(long) = self.long() {
             out.extend_from_slice(long);
@@ -132,15 +134,15 @@ impl Separator {
         }
     }
 
-    /// Its bytes.
+    /// Returns the bytes of the separator.
     pub fn bytes(&self, prefix: &KeyPrefix) -> Vec<u8> {
         let mut bytes = Vec::new();
         self.write(prefix, &mut bytes);
         bytes
     }
 
-    /// How it compares to `key`, whose head is `head`, under the same prefix. The lowest is below
-    /// all keys.
+    /// Compares the separator with `key`, which has the head `head` with the same prefix. The
+    /// lowest separator is below all keys.
     #[inline]
     pub fn cmp(&self, head: u64, key: &[u8], prefix: &KeyPrefix) -> Ordering {
         match self.head.cmp(&head) {
@@ -157,8 +159,8 @@ impl Separator {
         if self.is_lowest() {
             return Ordering::Less;
         }
-        // The head is not at a limit, so the key starts with the prefix and agrees in what follows,
-        // zeros where either ends: the shorter one is lower.
+        // The head is not at a limit. The key therefore starts with the prefix and has the same
+        // eight bytes behind it, padded with zeros: the shorter of the two is lower.
         self.rest.addr().cmp(&(key.len() - prefix.len()))
     }
 }

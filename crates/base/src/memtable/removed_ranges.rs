@@ -1,30 +1,30 @@
-//! # Gaps: removed stretches that a walk need not go through
+//! # Removed ranges: runs of removed keys that readers skip
 //!
-//! A *gap* is an open interval of keys without a value. Removals report keys; somebody with time *measures* the stretch around
-//! such a key once, by a walk over everything an engine has; later walks skip it in one step.
+//! A *removed range* is an open interval of keys without a value. Removals report some of their
+//! keys. A background step or a reader later *measures* the interval around such a key once, by a
+//! scan of all of the engine's data. Later scans skip the interval in one step.
 //!
 //! ## Picture
 //!
 //! ```text
-//!  keys   a  b  x  x  x  x  x  x  x  x  q  r          x: removed, in memtables or below
-//!            └──────────── gap ──────────┘            (b, q), shown by no view at or above its commit
+//!  keys   a  b  x  x  x  x  x  x  x  x  q  r     x: removed, in memtables or below
+//!            └──────── removed range ────┘       (b, q), for views at or above its commit
 //!                   put(f): (b, f) and (f, q)
 //! ```
 //!
 //! ## Invariants
 //!
-//! 1. No view at or above a gap's commit shows a key strictly between its ends.
-//! 2. A put reports its key after the memtable has it. It cuts the gaps that exist then, and shortens what is being measured.
-//!    With the fences of [`RemovedRanges::put`] and [`RemovedRanges::measure`], either the walk finds the key or the put finds the measurement.
-//! 3. A removal reports its commit before the memtable has it: the commit of a gap is at least that of each removal in it.
+//! 1. No view at or above the commit of a range sees a key strictly between its ends.
+//! 2. A put reports its key after the memtable has it. It splits the ranges that exist then, and
+//!    shortens the range that is being measured. With the fences of [`RemovedRanges::put`] and
+//!    [`RemovedRanges::measure`], either the scan finds the key or the put finds the measurement.
+//! 3. A removal reports its commit before the memtable has it. The commit of a range is therefore
+//!    at least the commit of each removal in it.
 //!
 //! ## Threads
 //!
-//! Any. The lock is held for the look-up of one key; never while a walk is under way. One measurement at a time.
-//!
-//! ## Costs
-//!
-//! A put: a fence, and a look-up where there are gaps. A removal: one in `MEASURE_INTERVAL` keys is copied. At most `MAX_RANGES` gaps.
+//! Any thread may call. The lock is held for the lookup of one key, never during a scan. One thread
+//! measures at a time.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;
@@ -34,84 +34,84 @@ use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use crate::types::Seq;
 
-/// One removed key in so many is measured: stretches that matter have more.
+/// Measures one of so many removed keys: ranges that matter contain more.
 const MEASURE_INTERVAL: u64 = 16;
-/// Stretches of fewer removed keys are walked through.
+/// Minimum number of removed keys of a range. Scans read through shorter ones.
 pub const MIN_REMOVED_KEYS: u64 = 64;
-/// Most gaps, of which the shortest is dropped for another ...
+/// Maximum number of ranges. The shortest one is dropped for a new one.
 const MAX_RANGES: usize = 512;
-/// ... and most reported keys that wait to be measured.
+/// Maximum number of reported keys that wait for their measurement.
 const MAX_REQUESTS: usize = 64;
-/// Puts that one measurement bears.
+/// Maximum number of puts during one measurement. With more, its result is discarded.
 const MAX_PUTS: usize = 256;
-/// Longer keys are no ends of gaps.
+/// Maximum length in bytes of a key that is an end of a range.
 const MAX_KEY_LEN: usize = 1 << 10;
 
-/// A stretch without a value, as a walk found it.
+/// Interval without a value, as a scan found it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RemovedRange {
-    /// The key before it, which may have a value; none if it has no begin.
+    /// Key before the interval, which may have a value. `None` if the interval has no lower end.
     pub low: Option<Vec<u8>>,
-    /// The key behind it, which may have a value; none if it has no end.
+    /// Key behind the interval, which may have a value. `None` if the interval has no upper end.
     pub high: Option<Vec<u8>>,
-    /// Removed keys that the walk went through, or skipped.
+    /// Number of removed keys that the scan read or skipped.
     pub keys: u64,
 }
 
-/// Where a walk goes on that skips a gap.
+/// Position where a scan continues behind a removed range.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SkipTarget {
-    /// At this key, which may have a value.
+    /// This key, which may have a value.
     To(Vec<u8>),
-    /// Nowhere: there is nothing behind.
+    /// The end: no keys follow.
     End,
 }
 
 #[derive(Debug)]
 struct RangeEnd {
     high: Option<Vec<u8>>,
-    /// Views at or above it see nothing in the gap.
+    /// Views at or above this commit see nothing in the range.
     at: Seq,
     keys: u64,
 }
 
 #[derive(Debug, Default)]
 struct RangesInner {
-    /// By the key before it. Disjoint.
+    /// Ranges by the key before them. Disjoint.
     ranges: BTreeMap<Option<Vec<u8>>, RangeEnd>,
-    /// Keys put during the measurement under way; none without one.
+    /// Keys put during the current measurement. `None` if there is no measurement.
     puts: Option<Vec<Vec<u8>>>,
     requests: VecDeque<Vec<u8>>,
 }
 
-/// The gaps of a keyspace.
+/// Removed ranges of a keyspace.
 #[derive(Debug, Default)]
 pub struct RemovedRanges {
-    /// Puts have to look: there are gaps, or one is measured.
+    /// True if puts must check: there are ranges, or one is being measured.
     must_check_puts: AtomicBool,
-    /// There are gaps, ...
+    /// True if there are ranges.
     has_ranges: AtomicBool,
-    /// ... and keys to measure.
+    /// True if there are keys to measure.
     has_requests: AtomicBool,
-    /// The newest removal.
+    /// Seq of the newest removal.
     newest: AtomicU64,
     removals: AtomicU64,
     inner: Mutex<RangesInner>,
     measuring: Mutex<()>,
 }
 
-/// Whether `key` is above a lower end.
+/// Returns true if `key` is above a lower end.
 fn is_above(low: Option<&[u8]>, key: &[u8]) -> bool {
     low.is_none_or(|low| low < key)
 }
 
-/// Whether `key` is below an upper end.
+/// Returns true if `key` is below an upper end.
 fn is_below(high: Option<&[u8]>, key: &[u8]) -> bool {
     high.is_none_or(|high| key < high)
 }
 
 impl RangesInner {
-    /// The gap that begins last of those that begin before `key`, or at it if `with`.
+    /// Returns the range with the last lower end before `key`, or at it if `with`.
     fn before(&self, key: Option<&[u8]>, with: bool) -> Option<(&Option<Vec<u8>>, &RangeEnd)> {
         let Some(key) = key else { return self.ranges.iter().next_back() };
         let key = Some(key.to_vec());
@@ -131,7 +131,7 @@ impl RangesInner {
         }
     }
 
-    /// Adds a stretch, together with the gaps that it overlaps.
+    /// Adds an interval, and merges it with the ranges that it overlaps.
     fn add(&mut self, mut stretch: RemovedRange, mut at: Seq) {
         let overlaps = |low: Option<&[u8]>, high: Option<&[u8]>, other: &RemovedRange| {
             let starts = |low: Option<&[u8]>, high: Option<&[u8]>| match (low, high) {
@@ -146,7 +146,7 @@ impl RangesInner {
             let low = low.clone();
             let Some(gap) = self.ranges.remove(&low) else { return };
             at = at.max(gap.at);
-            stretch.keys = stretch.keys.saturating_add(gap.keys); // the walk skipped it
+            stretch.keys = stretch.keys.saturating_add(gap.keys); // the scan skipped it
             stretch.low = stretch.low.min(low);
             stretch.high = match (stretch.high, gap.high) {
                 (Some(one), Some(other)) => Some(one.max(other)),
@@ -196,7 +196,7 @@ impl RemovedRanges {
         }
     }
 
-    /// Asks for the stretch around `key` to be measured.
+    /// Requests the measurement of the interval around `key`.
     pub fn request_measurement(&self, key: &[u8]) {
         if key.len() > MAX_KEY_LEN {
             return;
@@ -209,7 +209,7 @@ impl RemovedRanges {
         self.update_flags(&inner);
     }
 
-    /// The next key whose surroundings are to be measured, and which is in no gap.
+    /// Removes and returns the newest requested key that is not in a known range.
     pub fn take_request(&self) -> Option<Vec<u8>> {
         if !self.has_requests.load(Ordering::Relaxed) {
             return None;
@@ -227,13 +227,13 @@ impl RemovedRanges {
         found
     }
 
-    /// Measures the stretch around `key` by `walk`, which must look at the newest versions of all
-    /// keys, with memtables as of after this call; none if `key` has a value. Does nothing while
-    /// another thread measures.
+    /// Measures the interval around `key` with the scan `walk`. `walk` must read the newest
+    /// versions of all keys, with memtables loaded after this call began, and returns `None` if
+    /// `key` has a value. Does nothing while another thread measures.
     ///
     /// # Errors
     ///
-    /// Those of the walk.
+    /// Returns the error of `walk`.
     pub fn measure(&self, key: &[u8], walk: impl FnOnce() -> Result<Option<RemovedRange>>) -> Result<()> {
         let Some(_one) = self.measuring.try_lock() else { return Ok(()) };
         self.inner.lock().puts = Some(Vec::new());
@@ -253,8 +253,8 @@ impl RemovedRanges {
         walked.map(drop)
     }
 
-    /// Where a walk goes on that stands at `from` and has a view at `at`; none if it stands in no
-    /// gap of that view.
+    /// Returns the position where a scan with a view at `at` continues if it is at `from`. Returns
+    /// `None` if `from` is not in a removed range for this view.
     #[must_use]
     pub fn skip(&self, from: Bound<&[u8]>, forward: bool, at: Seq) -> Option<SkipTarget> {
         if !self.has_ranges.load(Ordering::Acquire) {
@@ -278,7 +278,7 @@ impl RemovedRanges {
         (is_in && at >= gap.at).then(|| end.clone().map_or(SkipTarget::End, SkipTarget::To))
     }
 
-    /// Forgets everything.
+    /// Removes all ranges and requests.
     pub fn clear(&self) {
         let mut inner = self.inner.lock();
         inner.ranges.clear();
@@ -286,7 +286,7 @@ impl RemovedRanges {
         self.update_flags(&inner);
     }
 
-    /// How many gaps there are.
+    /// Returns the number of ranges.
     #[must_use]
     pub fn count(&self) -> usize {
         self.inner.lock().ranges.len()
@@ -300,7 +300,8 @@ impl RemovedRanges {
     }
 }
 
-/// What is left around `key` of a stretch into which keys were put; none if `key` was, too.
+/// Returns the part of `stretch` around `key` that contains none of `puts`. Returns `None` if `key`
+/// itself was put.
 fn shortened(mut stretch: RemovedRange, key: &[u8], puts: Vec<Vec<u8>>) -> Option<RemovedRange> {
     for put in puts {
         if put == key {

@@ -1,33 +1,32 @@
-//! # Order: the keys of a memtable, sorted
+//! # Sorted keys: the keys of a memtable in order
 //!
-//! A B+-tree of heads and places of records. No key is ever removed: nodes only fill and split.
+//! A B+-tree of heads and record places. Keys are never removed: nodes only fill and split.
 //!
 //! ## Picture
 //!
 //! ```text
-//!  inner   version | count | head, record of separator | child     entry 0 has no separator: it is below all
-//!  leaf    version | count | head, record              |
+//!  inner   version | count | head, record of separator | child     entry 0 has no separator:
+//!  leaf    version | count | head, record              |           it is below all
 //! ```
 //!
 //! ## Invariants
 //!
 //! 1. A node's version is odd while a thread changes the node (a sequence lock). A reader that saw
-//!    the same even version before and after saw a state of the node.
-//! 2. A split changes parent and child while both are odd, and a new root is published before the
-//!    old one is even again. A reader checks a parent (the root: that it still is the root) after
-//!    it has the child's version: so it never looks for a key in a node that has given it away.
-//! 3. A record's place is published after it. Places in a node, also stale, are of records or 0.
+//!    the same even version before and after its reads saw a state of the node.
+//! 2. A split changes parent and child while both versions are odd. A new root is published before
+//!    the version of the old one is even again. A reader checks the parent (or that the root still
+//!    is the root) after it has read the child's version. It therefore never searches a node for a
+//!    key that was moved out of it.
+//! 3. The place of a record is published after the record. Places in a node, even stale ones, refer
+//!    to records or are 0.
 //! 4. A separator is the key of a record of the leaf that it leads to.
 //!
 //! ## Threads
 //!
-//! Any number of threads add and read. A thread that adds descends as a reader does, and makes odd
-//! only the leaf, or a full node and its parent, by a compare-exchange with the version it read: it
-//! never waits for a node while it has one. A thread that cuts heads anew is alone (`gate`).
-//!
-//! ## Costs
-//!
-//! A key: 12 bytes in leaves two thirds full; its insertion: a descent, the move of half a leaf.
+//! Any number of threads add and read. An adding thread descends like a reader. It then makes odd
+//! only the leaf, or a full node and its parent, by a compare-exchange from the version that it
+//! read. It never waits for a node while it has locked another. A thread that rebuilds the tree is
+//! alone (`gate`).
 
 use std::ops::{Bound, Deref};
 
@@ -39,20 +38,22 @@ use crate::sync::{RwLock, bare};
 use super::arena::{ArenaOffset, MemtableArena};
 use super::prefix::KeyPrefix;
 
-/// Entries of a node.
+/// Maximum number of entries of a node.
 const CAPACITY: usize = 64;
-/// The tree may be built anew when it has so many keys, for the prefix that they share, and
-/// then again at each power of four ...
+/// Number of keys at which the tree is first rebuilt, if that improves the prefix. The check is
+/// repeated at each power of four up to [`LAST_REBUILD`].
 const FIRST_REBUILD: u64 = 16;
-/// ... up to here: a new memtable learns from the one before.
+/// Number of keys at which the tree is last rebuilt. A new memtable starts with the prefix of its
+/// predecessor.
 const LAST_REBUILD: u64 = 1 << 16;
-/// Where keys seem to grow, so many bytes of what they share count as if they did not share them.
+/// Bytes by which the prefix is shortened if many keys do not start with it: keys that contain
+/// growing numbers will share less.
 const GROWTH: usize = 2;
 
-/// A leaf, or the part that an inner node has in common with one. Every field is an atomic.
+/// A leaf, or the common part of an inner node and a leaf. Every field is an atomic.
 #[repr(C, align(64))]
 struct SortedNode {
-    /// Odd while a thread changes the node (I1). Takes a former value only if the node did not
+    /// Odd while a thread changes the node (I1). Returns to a former value only if the node did not
     /// change.
     version: bare::AtomicU32,
     count: bare::AtomicU32,
@@ -60,7 +61,7 @@ struct SortedNode {
     records: [bare::AtomicU32; CAPACITY],
 }
 
-/// A node that is no leaf.
+/// A node that is not a leaf.
 #[repr(C)]
 struct SortedInner {
     node: SortedNode,
@@ -76,27 +77,27 @@ impl Deref for SortedInner {
     }
 }
 
-/// Where the keys of records are.
+/// Access to the keys of records.
 pub trait KeySource {
-    /// The key of a record.
+    /// Returns the key of a record.
     fn key(&self, record: ArenaOffset) -> &[u8];
 }
 
-/// One way of cutting heads, and the nodes that go with it.
+/// Tree with heads for one prefix.
 #[derive(Debug)]
 struct SortedTree {
     prefix: KeyPrefix,
-    /// Node in the low half, height in the high one: 1 if it is a leaf.
+    /// Place of the root in the low half, height in the high half: 1 if the root is a leaf.
     root: AtomicU64,
 }
 
-/// The sorted keys.
+/// Sorted keys of a memtable.
 #[derive(Debug)]
 pub struct SortedKeys {
     tree: AtomicPtr<SortedTree>,
-    /// Entries a node takes: fewer in tests.
+    /// Number of entries that fill a node: lower in tests.
     capacity: usize,
-    /// The tree is never built anew any more: threads that add pass the gate by.
+    /// True if the tree will not be rebuilt any more: adding threads then skip the gate.
     is_final: AtomicBool,
     counts: RebuildCounts,
 }
@@ -105,34 +106,34 @@ pub struct SortedKeys {
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct RebuildCounts {
-    /// Held for writing by a thread that builds the tree anew.
+    /// Held for writing by a thread that rebuilds the tree.
     gate: RwLock<()>,
-    /// Keys, and those that do not start with the prefix, until the tree is final.
+    /// Numbers of keys, and of keys that do not start with the prefix, until the tree is final.
     keys: AtomicU64,
     foreign: AtomicU64,
     bytes: AtomicU64,
 }
 
-/// A leaf, and the version it must still have when it was read.
+/// A leaf that a reader found, and the version that it must still have after it was read.
 struct SortedLeaf {
     leaf: ArenaOffset,
     version: u32,
-    /// The record whose key is the lowest of the next leaf; 0 if there is none.
+    /// Record with the lowest key of the next leaf; 0 if there is no next leaf.
     fence: ArenaOffset,
 }
 
-/// A full node as a thread that adds came to it.
+/// A full node, with the path by which an adding thread reached it.
 struct FullNode {
-    /// The parent, its version, and the slot that leads to the node. None for the root.
+    /// Parent, its version, and the slot that leads to the node. `None` for the root.
     above: Option<(ArenaOffset, u32, usize)>,
     place: ArenaOffset,
     version: u32,
     height: u64,
-    /// No node of its height is behind it.
+    /// True if the node is the last one of its height.
     is_last: bool,
 }
 
-/// What a reader looks for: the last child at or before a key, or strictly before it.
+/// Target of a search: the last child at or before a key, or strictly before it.
 #[derive(Clone, Copy)]
 enum LeafTarget<'a> {
     At(&'a [u8]),
@@ -149,25 +150,26 @@ fn unpack(root: u64) -> (ArenaOffset, u64) {
     (ArenaOffset::try_from(root & u64::from(u32::MAX)).unwrap_or(0), root >> 32)
 }
 
-/// A node of the arena.
+/// Returns a node of the arena.
 #[inline]
 fn node(arena: &MemtableArena, place: ArenaOffset) -> &SortedNode {
     // SAFETY:
-    // * Only places that `alloc` gave out for nodes get here.
-    // * All fields are atomics, and zeros are a valid node. An inner one begins as a leaf does.
+    // * The place was allocated for a node: all callers get it from the tree.
+    // * All fields are atomics, and zeros are a valid node. An inner node begins like a leaf.
     unsafe { &*arena.at(place).cast::<SortedNode>() }
 }
 
-/// A node of the arena above leaves.
+/// Returns an inner node of the arena.
 #[inline]
 fn inner(arena: &MemtableArena, place: ArenaOffset) -> &SortedInner {
     // SAFETY:
-    // * As in `node`; only places of nodes higher than 1 get here, which are made as inner ones.
+    // * As in `node`. The place was allocated for an inner node: callers use it for heights above
+    //   1.
     unsafe { &*arena.at(place).cast::<SortedInner>() }
 }
 
 impl SortedNode {
-    /// The version, once nobody changes the node.
+    /// Waits until no thread changes the node, and returns its version.
     #[inline]
     fn stable_version(&self) -> u32 {
         loop {
@@ -180,18 +182,18 @@ impl SortedNode {
         }
     }
 
-    /// Whether what was read since `version` counts.
+    /// Returns whether the reads since `version` saw a consistent node.
     #[inline]
     fn is_unchanged(&self, version: u32) -> bool {
         fence(Ordering::Acquire);
         self.version.load(Ordering::Relaxed) == version
     }
 
-    /// Makes the version odd if it still is `version`: then all reads since that one count, and the
-    /// caller alone may change the node.
+    /// Makes the version odd if it still is `version`. On success all reads since that version were
+    /// consistent, and only the caller may change the node.
     #[inline]
     fn lock(&self, version: u32) -> bool {
-        // Acquires the writes of the thread before.
+        // `Acquire`: synchronizes with the previous thread that changed the node.
         let locked = self.version.compare_exchange(
             version,
             version.wrapping_add(1),
@@ -203,13 +205,13 @@ impl SortedNode {
         locked.is_ok()
     }
 
-    /// Undoes [`SortedNode::lock`]. The node was changed.
+    /// Unlocks a node that was changed.
     #[inline]
     fn unlock(&self, version: u32) {
         self.version.store(version.wrapping_add(2), Ordering::Release);
     }
 
-    /// Undoes [`SortedNode::lock`]. The node was not changed.
+    /// Unlocks a node that was not changed.
     fn unlock_unchanged(&self, version: u32) {
         self.version.store(version, Ordering::Release);
     }
@@ -224,7 +226,8 @@ impl SortedNode {
         self.records[slot].store(record, Ordering::Release); // (I3)
     }
 
-    /// How many entries from `first` on lie before `key`, or at it if `with`; counted from 0.
+    /// Returns the first slot from `first` on with an entry that is not before `key`. If `with`, an
+    /// entry equal to `key` counts as before it.
     #[inline]
     fn position<K: KeySource>(
         &self,
@@ -241,7 +244,7 @@ impl SortedNode {
                 return mine < head;
             }
             let record = self.records[slot].load(Ordering::Acquire);
-            // 0 is what a reader sees of a node that changes; it will find out.
+            // A reader may see 0 in a node that is being changed. It detects that by the version.
             record != 0 && if with { keys.key(record) <= key } else { keys.key(record) < key }
         };
         let (mut low, mut high) = (first, count);
@@ -254,7 +257,7 @@ impl SortedNode {
 }
 
 impl SortedKeys {
-    /// Without keys. Nodes are small if `tiny`.
+    /// Returns an empty order. Nodes are small if `tiny`.
     #[must_use]
     pub fn new(arena: &MemtableArena, prefix: KeyPrefix, tiny: bool) -> SortedKeys {
         let root = arena.alloc(size_of::<SortedNode>(), true);
@@ -270,30 +273,31 @@ impl SortedKeys {
     #[inline]
     fn tree<'g>(&self, _guard: &'g Guard) -> &'g SortedTree {
         // SAFETY:
-        // * Made from a box; freed only after all guards of the moment when it was replaced, or
-        //   with `self`.
+        // * The pointer comes from a box. The box is freed with `self`, or after it was replaced
+        //   and all guards of that time have ended.
         unsafe { &*self.tree.load(Ordering::Acquire) }
     }
 
-    /// What heads leave out.
+    /// Returns the prefix that heads leave out.
     pub fn prefix(&self, guard: &Guard) -> KeyPrefix {
         self.tree(guard).prefix.clone()
     }
 
-    /// Bytes of its nodes but the first.
+    /// Returns the bytes of the nodes, without the first one.
     pub fn bytes(&self) -> u64 {
         self.counts.bytes.load(Ordering::Relaxed)
     }
 
     fn new_node(&self, arena: &MemtableArena, is_leaf: bool) -> ArenaOffset {
         let bytes = if is_leaf { size_of::<SortedNode>() } else { size_of::<SortedInner>() };
-        // In tests nodes are as large and hold less: they count as if they were small.
+        // In tests nodes have the same size but hold less. They are counted as if they were
+        // smaller.
         self.counts.bytes.fetch_add((bytes * self.capacity / CAPACITY) as u64, Ordering::Relaxed);
         arena.alloc(bytes, true)
     }
 
-    /// Adds a record of a key that is not there, and that no other thread adds. Returns whether the
-    /// tree has more nodes than before.
+    /// Adds a record with a key that is not present. No other thread may add the same key. Returns
+    /// whether the tree has more nodes than before.
     pub fn insert<K: KeySource>(
         &self,
         arena: &MemtableArena,
@@ -385,8 +389,8 @@ impl SortedKeys {
         }
     }
 
-    /// Splits a full node, unless it or its parent changed since they were read. Returns whether it
-    /// did; the caller starts again from the root either way.
+    /// Splits a full node, unless it or its parent changed since they were read. Returns whether
+    /// the node was split. The caller starts again from the root in both cases.
     fn make_room<K: KeySource>(
         &self,
         tree: &SortedTree,
@@ -400,7 +404,7 @@ impl SortedKeys {
             if !left.lock(full.version) {
                 return false;
             }
-            // The root changes only while the present one is locked.
+            // The root changes only while the current one is locked.
             if tree.root.load(Ordering::Relaxed) != pack(full.place, full.height) {
                 left.unlock_unchanged(full.version);
                 return false;
@@ -411,8 +415,8 @@ impl SortedKeys {
             root.count.store(1, Ordering::Relaxed);
             let middle = self.middle(left, full.is_last, head, key, keys);
             self.split(arena, root, 0, full.height, middle);
-            // A thread that came by the old root looks whether it still is the root, and waits
-            // here (I2).
+            // A thread that reached the old root checks that it still is the root, and waits here
+            // (I2).
             tree.root.store(pack(place, full.height + 1), Ordering::Release);
             left.unlock(full.version);
             return true;
@@ -432,7 +436,7 @@ impl SortedKeys {
         true
     }
 
-    /// Where a full node is split: at its end if keys seem to ascend.
+    /// Returns the slot where a full node is split: its end if keys seem to ascend.
     fn middle<K: KeySource>(
         &self,
         full: &SortedNode,
@@ -445,8 +449,8 @@ impl SortedKeys {
         if ascends { self.capacity - 1 } else { self.capacity / 2 }
     }
 
-    /// Moves the entries from `middle` on of a child into a new one on its right. The caller alone
-    /// may change parent and child.
+    /// Moves the entries of a child from `middle` on to a new node on its right. The caller has
+    /// locked parent and child.
     fn split(&self, arena: &MemtableArena, parent: &SortedInner, slot: usize, height: u64, middle: usize) {
         let child = parent.children[slot].load(Ordering::Relaxed);
         let place = self.new_node(arena, height == 1);
@@ -481,7 +485,8 @@ impl SortedKeys {
         parent.count.store(u32::try_from(count + 1).unwrap_or(0), Ordering::Relaxed);
     }
 
-    /// Cuts heads anew, if the keys so far say so; for the last time, if there are many.
+    /// Rebuilds the tree with a better prefix, if the keys so far suggest one. Marks it final if it
+    /// has many keys.
     #[cold]
     fn rebuild_if_due<K: KeySource>(&self, arena: &MemtableArena, keys: &K, guard: &Guard) {
         let _alone = self.counts.gate.write();
@@ -491,7 +496,8 @@ impl SortedKeys {
         }
     }
 
-    /// The caller holds the gate, or no other thread has the order.
+    /// Marks the tree final if it has many keys. The caller holds the gate, or no other thread uses
+    /// the order.
     fn note_final(&self) {
         if self.counts.keys.load(Ordering::Relaxed) >= LAST_REBUILD {
             self.is_final.store(true, Ordering::Release);
@@ -518,8 +524,8 @@ impl SortedKeys {
         self.build_tree(arena, prefix, &sorted, guard);
     }
 
-    /// Takes up records that are sorted by heads of `prefix` and keys, into an empty order. No
-    /// thread adds during the call.
+    /// Builds the tree from records that are sorted by heads of `prefix` and by keys. The order
+    /// must be empty. No thread may add during the call.
     pub(super) fn build(
         &self,
         arena: &MemtableArena,
@@ -534,7 +540,7 @@ impl SortedKeys {
         self.note_final();
     }
 
-    /// Makes a tree of sorted records and puts it in the place of the one there is.
+    /// Builds a tree of sorted records and publishes it.
     fn build_tree(
         &self,
         arena: &MemtableArena,
@@ -563,12 +569,13 @@ impl SortedKeys {
         let old = self.tree.swap(Box::into_raw(Box::new(tree)), Ordering::AcqRel) as usize;
         guard.defer(move || {
             // SAFETY:
-            // * Made from a box, replaced just now; every guard that may have seen it is gone.
+            // * The pointer came from a box and was replaced just now. All guards that may have
+            //   seen it have ended.
             drop(unsafe { Box::from_raw(old as *mut SortedTree) });
         });
     }
 
-    /// A node above some children, each with the head and the record it begins with.
+    /// Creates a node above `children`: each has the head and the record that it begins with.
     fn parent_of(
         &self,
         arena: &MemtableArena,
@@ -586,7 +593,7 @@ impl SortedKeys {
         (children[0].0, children[0].1, place)
     }
 
-    /// The leaf that holds what is aimed at, if anything does.
+    /// Returns the leaf that contains the target, if any leaf does.
     fn find_leaf<K: KeySource>(
         &self,
         tree: &SortedTree,
@@ -634,9 +641,9 @@ impl SortedKeys {
         }
     }
 
-    /// Reads all of a leaf, and how many of its records are before what is looked for (or at it, if
-    /// `with`); `None` if it changed meanwhile. Heads decide where they can: a record is a cache
-    /// miss.
+    /// Copies the records of a leaf to `out`. Returns their number, and the number of records
+    /// before the key (or at it, if `with`). Returns `None` if the leaf changed during the read.
+    /// Compares heads where possible, since access to a record is a cache miss.
     fn read<K: KeySource>(
         tree: &SortedTree,
         arena: &MemtableArena,
@@ -654,7 +661,7 @@ impl SortedKeys {
         leaf.is_unchanged(found.version).then_some((count, before.unwrap_or(0)))
     }
 
-    /// Appends to `out` the records from `low` on, in order, until there are `limit`.
+    /// Appends records to `out` in ascending order from `low`, until `out` has `limit` entries.
     pub fn ascend<K: KeySource>(
         &self,
         arena: &MemtableArena,
@@ -690,7 +697,7 @@ impl SortedKeys {
         }
     }
 
-    /// Appends to `out` the records from `high` down, in falling order, until there are `limit`.
+    /// Appends records to `out` in descending order from `high`, until `out` has `limit` entries.
     pub fn descend<K: KeySource>(
         &self,
         arena: &MemtableArena,
@@ -721,7 +728,7 @@ impl SortedKeys {
             };
             let to = if wanted.0.is_some() { before } else { count };
             if to == 0 {
-                return; // only the first leaf can have nothing (I4)
+                return; // only the first leaf can have no match (I4)
             }
             let now = to.min(limit - out.len());
             out.extend(buffer[to - now..to].iter().rev());
@@ -733,7 +740,7 @@ impl SortedKeys {
 impl Drop for SortedKeys {
     fn drop(&mut self) {
         // SAFETY:
-        // * Made from a box, and `&mut self`: nobody reads it.
+        // * The pointer came from a box. `&mut self`: there are no readers.
         drop(unsafe { Box::from_raw(self.tree.load(Ordering::Relaxed)) });
     }
 }

@@ -1,33 +1,33 @@
-//! # Table: the keys of a memtable, by hash and in order
+//! # Key table: the keys of a memtable, by hash and in order
 //!
-//! A record for each key: the key, which is fixed, and a number and the owner's word, which change.
+//! Has one record for each key. The key is fixed; the seq and the owner's word change.
 //!
 //! ## Picture
 //!
 //! ```text
 //!  hash -> stripe -> cell: tag 32 | record 32 ──┐          ordered tree (`sorted_keys.rs`) ──┐
-//!                                               v                                     v
+//!                                               v                                            v
 //!  record:  word 8 | seq 8 | key length 4 | link 4, if the owner has links | key
 //! ```
 //!
 //! ## Invariants
 //!
-//! 1. A record is never moved nor removed; only its word, number and link change. Its number is
-//!    stored before the word, and a reader loads the word first: the number it then sees is that of
-//!    the word or a later one.
-//! 2. `len` of a stripe counts records that a thread which loaded it finds in the stripe.
-//! 3. No record that is found is newer than [`KeyTable::newest`]. If counted, it is found in order.
-//! 4. `held` is the number of bytes that the memory budget knows of.
+//! 1. A record is never moved or removed; only its word, seq and link change. A writer stores the
+//!    seq before the word, and a reader loads the word first. The reader therefore gets the seq of
+//!    that word or a later one.
+//! 2. A thread that loaded `len` of a stripe finds at least as many records in the stripe.
+//! 3. No record that can be found is newer than [`KeyTable::newest`]. A counted record is in order.
+//! 4. `held` is the number of bytes that the memory budget has been told.
 //!
 //! ## Threads
 //!
 //! Any number of threads add, change and read records. One thread at a time adds or changes the
-//! record of one key. Readers take no lock. A thread that adds locks a stripe and, once it has
-//! released that, nodes of the tree. Counters are per thread: see `CoreCounters`.
+//! record of one key. Readers take no lock. An adding thread locks a stripe and then, after it has
+//! released the stripe, nodes of the tree. Counters are per thread: `CoreCounters`.
 //!
 //! ## Costs
 //!
-//! A key: its record, 8 bytes in cells that are 3/8 to 3/4 full, 12 in the tree.
+//! A key takes its record, 8 bytes in cells that are 3/8 to 3/4 full, and 12 bytes in the tree.
 
 use std::ops::Bound;
 use std::ptr;
@@ -45,18 +45,18 @@ use crate::sync::epoch::{Guard, note_deferred};
 use crate::sync::{self, Mutex, bare};
 use crate::types::Seq;
 
-/// Stripes of the hash table: each grows on its own, so that no growth takes long.
+/// Number of stripes of the hash table. Each grows separately, so that no growth takes long.
 const STRIPES: usize = 256;
 const TINY_STRIPES: usize = 4;
-/// Cells of a new stripe.
+/// Number of cells of a new stripe.
 const FIRST_CELLS: usize = 8;
-/// Lines of a table at most; there is one for each core.
+/// Maximum number of counter lines of a table; there is one for each core.
 const LINES: usize = sync::THREAD_SHARDS;
 const TINY_LINES: usize = 1;
-/// Sums that the owner of a table may keep in its lines.
+/// Number of sums that the owner of a table may keep in its lines.
 pub const SUMS: usize = 2;
 
-// Where the parts of a record are, in bytes.
+// Offsets of the parts of a record in bytes.
 const WORD: usize = 0;
 const SEQ: usize = 8;
 const KEY_LEN: usize = 16;
@@ -72,7 +72,7 @@ impl HashCells {
         HashCells { cells: BlockSlice::new(count, || AtomicU64::new(0)) }
     }
 
-    /// Where the search for a tag begins, and what to wrap around with.
+    /// Returns the slot where the search for a tag begins, and the mask for wrapping around.
     fn start(&self, tag: u32) -> (usize, usize) {
         let mask = self.cells.len() - 1;
         (tag as usize & mask, mask)
@@ -91,7 +91,7 @@ impl HashCells {
 struct HashStripe {
     cells: AtomicPtr<HashCells>,
     len: AtomicU32,
-    /// Held by the thread that adds a record.
+    /// Held by a thread that adds a record.
     adding: Mutex<()>,
 }
 
@@ -101,19 +101,20 @@ impl HashStripe {
     }
 }
 
-/// Fields that one thread, as a rule, writes when it adds or changes records: its own cache lines.
+/// Counters and memory that normally one thread writes when it adds or changes records, on cache
+/// lines of their own.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct CoreCounters {
-    /// The newest commit of those that came by this line.
+    /// Newest commit that was noted in this line.
     newest: AtomicU64,
-    /// Records that are not in `TableTotals::count` yet.
+    /// Number of records that are not in `TableTotals::count` yet.
     uncounted: AtomicU64,
     sums: [AtomicU64; SUMS],
     block: ArenaBlock,
 }
 
-/// Parts that are made with the first change: most keyspaces of many are empty.
+/// Parts that are allocated with the first change, because most keyspaces of a large set are empty.
 #[derive(Debug)]
 struct TableParts {
     stripes: Box<[HashStripe]>,
@@ -127,40 +128,41 @@ impl TableParts {
     }
 }
 
-/// Returns the lines of a table: a power of two.
+/// Returns the number of lines of a table: a power of two.
 fn lines_of_cores() -> usize {
     static LINES_OF_CORES: OnceLock<usize> = OnceLock::new();
     let of_cores = || available_parallelism().map_or(1, usize::from).next_power_of_two().min(LINES);
     *LINES_OF_CORES.get_or_init(of_cores)
 }
 
-/// Totals of all lines. Written when a line gets a block, so that threads seldom wait for them.
+/// Totals of all lines. A thread updates them only when its line gets a block, so contention is
+/// rare.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct TableTotals {
-    /// Bytes of memory, without the order's.
+    /// Bytes of memory, without the memory of the order.
     bytes: AtomicU64,
     count: AtomicU64,
-    /// Bytes that the memory budget knows of.
+    /// Bytes that the memory budget has been told.
     held: AtomicU64,
 }
 
-/// Of so many stripes, a power of two, that of `hash`.
+/// Returns the stripe of `hash`. The number of stripes must be a power of two.
 #[inline]
 fn stripe_of(stripes: &[HashStripe], hash: u64) -> &HashStripe {
     &stripes[high(hash) as usize >> 24 & (stripes.len() - 1)]
 }
 
-/// The keys. A record has `LINK` bytes, 4 or none, for a link of the owner's.
+/// Keys of a memtable. A record has `LINK` bytes, 4 or 0, for a link of the owner.
 #[derive(Debug)]
 pub struct KeyTable<const LINK: usize> {
-    /// Where the records are; the owner may have more in it.
+    /// Arena with the records. The owner may allocate in it, too.
     pub arena: MemtableArena,
     parts: OnceLock<TableParts>,
     is_tiny: bool,
     order: SortedKeys,
     totals: TableTotals,
-    /// Keys that are not in order yet (`deferred_sort.rs`), and how many they are.
+    /// Keys that are not sorted yet (`deferred_sort.rs`), and their number.
     pub(super) waiting: Mutex<PendingKeys>,
     waiting_count: AtomicU64,
 }
@@ -170,14 +172,14 @@ impl<const LINK: usize> KeySource for KeyTable<LINK> {
     fn key(&self, record: ArenaOffset) -> &[u8] {
         let len = self.part32(record, KEY_LEN).load(Ordering::Relaxed) as usize;
         // SAFETY:
-        // * A record's key was written behind its head before its place was published, and never
+        // * The key was written behind the record's head before the place was published, and never
         //   changes.
         unsafe { std::slice::from_raw_parts(self.arena.at(record).add(HEAD + LINK), len) }
     }
 }
 
 impl<const LINK: usize> KeyTable<LINK> {
-    /// An empty one. `prefix` is what its keys are thought to share.
+    /// Returns an empty table. `prefix` is the prefix that its keys are expected to share.
     #[must_use]
     pub fn new(prefix: KeyPrefix, tiny: bool) -> KeyTable<LINK> {
         const { assert!(LINK == 0 || LINK == 4) };
@@ -205,70 +207,72 @@ impl<const LINK: usize> KeyTable<LINK> {
     #[inline]
     fn part64(&self, place: ArenaOffset, at: usize) -> &bare::AtomicU64 {
         // SAFETY:
-        // * Places of records start with a head, aligned to 8 bytes, of zeros or what was stored;
-        //   `at` is `WORD` or `SEQ`.
+        // * A record starts at its place with a head that is aligned to 8 bytes and contains zeros
+        //   or stored values. `at` is `WORD` or `SEQ`.
         unsafe { &*self.arena.at(place).add(at).cast::<bare::AtomicU64>() }
     }
 
     #[inline]
     fn part32(&self, place: ArenaOffset, at: usize) -> &bare::AtomicU32 {
         // SAFETY:
-        // * As in `part64`; `at` is `KEY_LEN`, or `HEAD` where records have links.
+        // * As in `part64`. `at` is `KEY_LEN`, or `HEAD` in a table with links.
         unsafe { &*self.arena.at(place).add(at).cast::<bare::AtomicU32>() }
     }
 
-    /// A record's link. 0 to begin with.
+    /// Returns the link of a record. Initially 0.
     #[inline]
     pub fn link(&self, place: ArenaOffset) -> &bare::AtomicU32 {
         const { assert!(LINK == 4, "its records have no links") };
         self.part32(place, HEAD)
     }
 
-    /// Returns the number of keys, removed ones included. Reads the lines of all threads.
+    /// Returns the number of keys, removed ones included. Reads the lines of all threads. The
+    /// result may be too low while other threads add keys.
     pub fn count(&self) -> u64 {
-        // First: a count that moves from a line into the total after this is not counted twice.
+        // First the total: a count that moves from a line to the total afterwards is not counted
+        // twice.
         let total = self.totals.count.load(Ordering::Acquire);
         total + self.lines().map(|line| line.uncounted.load(Ordering::Acquire)).sum::<u64>()
     }
 
-    /// Returns about the number of keys: each thread may have added some more. Cheap.
+    /// Returns the approximate number of keys, without the last ones that each thread added. Cheap.
     #[inline]
     pub fn approximate_count(&self) -> u64 {
         self.totals.count.load(Ordering::Relaxed)
     }
 
-    /// True if nothing can be found in it. Whoever found something finds this false.
+    /// Returns true if the table has no key. A thread that has found a record gets false.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.parts.get().is_none()
     }
 
-    /// Returns the bytes of memory. Later changes use up the memory that the arena holds ahead,
-    /// so that one may take less than it uses.
+    /// Returns the memory in bytes. Includes memory that the arena holds for future places. A later
+    /// change that uses it therefore increases the result by less than its size.
     pub fn bytes(&self) -> u64 {
         let waiting = PENDING_KEY_BYTES * self.waiting_count.load(Ordering::Relaxed);
         self.totals.bytes.load(Ordering::Relaxed) + self.order.bytes() + waiting + self.arena.bytes_ahead()
     }
 
-    /// Tells `memory` how many bytes the table has.
+    /// Reports the table's size in bytes to `memory`.
     pub fn update_accounting(&self, memory: &Memory) {
         memory.update_held(MemoryPart::Index, &self.totals.held, self.bytes());
     }
 
-    /// Makes `change`, and tells `memory` how many bytes the table has then.
+    /// Runs `change`, and then reports the table's size to `memory`.
     pub fn with_accounting<T>(&self, memory: &Memory, change: impl FnOnce() -> T) -> T {
         let done = change();
         self.update_accounting(memory);
         done
     }
 
-    /// The table is not counted any more. No thread changes it from now on.
+    /// Removes the table from the memory accounting. No thread may change it from now on.
     pub fn uncount_memory(&self, memory: &Memory) {
         memory.update_held(MemoryPart::Index, &self.totals.held, 0);
     }
 
-    /// Returns the newest commit in it, or a newer one that is about to be. Reads the lines of all
-    /// threads.
+    /// Returns the newest commit in the table, or a newer one that is being applied. Reads the
+    /// lines of all threads.
     pub fn newest(&self) -> Seq {
         Seq(self.lines().map(|line| line.newest.load(Ordering::Acquire)).max().unwrap_or(0))
     }
@@ -284,7 +288,7 @@ impl<const LINK: usize> KeyTable<LINK> {
         self.lines().map(|line| line.sums[sum].load(Ordering::Relaxed)).fold(0, u64::wrapping_add)
     }
 
-    /// Makes one of the owner's sums zero. No thread adds to it during the call.
+    /// Sets one of the owner's sums to zero. No thread may add to it during the call.
     pub fn clear_sum(&self, sum: usize) {
         self.lines().for_each(|line| line.sums[sum].store(0, Ordering::Relaxed));
     }
@@ -293,20 +297,20 @@ impl<const LINK: usize> KeyTable<LINK> {
         self.parts.get().into_iter().flat_map(|parts| parts.lines.iter())
     }
 
-    /// What the heads of its keys leave out.
+    /// Returns the prefix that the heads of the keys leave out.
     pub fn prefix(&self, guard: &Guard) -> KeyPrefix {
         self.order.prefix(guard)
     }
 
-    /// The stripe of `hash`; none if there is no key.
+    /// Returns the stripe of `hash`, or `None` if the table has no key.
     #[inline]
     fn stripe(&self, hash: u64) -> Option<&HashStripe> {
         #[cfg(shuttle)]
-        crate::sync::step(); // they may be made now, or not yet
+        crate::sync::step(); // the parts may be allocated at this point
         self.parts.get().map(|parts| stripe_of(&parts.stripes, hash))
     }
 
-    /// The parts, which are there from now on.
+    /// Returns the parts. Allocates them if necessary.
     #[inline]
     fn parts(&self) -> &TableParts {
         self.parts.get_or_init(|| {
@@ -319,7 +323,7 @@ impl<const LINK: usize> KeyTable<LINK> {
         })
     }
 
-    /// How many records share `hash`'s stripe; see (I2).
+    /// Returns the number of records in the stripe of `hash` (I2).
     #[inline]
     pub fn stripe_len(&self, hash: u64) -> u32 {
         self.stripe(hash).map_or(0, |stripe| stripe.len.load(Ordering::Acquire))
@@ -328,12 +332,12 @@ impl<const LINK: usize> KeyTable<LINK> {
     #[inline]
     fn cells<'g>(stripe: &HashStripe, _guard: &'g Guard) -> Option<&'g HashCells> {
         // SAFETY:
-        // * Made from a box; freed only after all guards of the moment when it was replaced, or
-        //   with `self`.
+        // * The pointer comes from a box. The box is freed with `self`, or after it was replaced
+        //   and all guards of that time have ended.
         unsafe { stripe.cells.load(Ordering::Acquire).as_ref() }
     }
 
-    /// The record of `key`.
+    /// Returns the record of `key`.
     #[inline]
     pub fn find(&self, hash: u64, key: &[u8], guard: &Guard) -> Option<ArenaOffset> {
         let cells = KeyTable::<LINK>::cells(self.stripe(hash)?, guard)?;
@@ -351,7 +355,7 @@ impl<const LINK: usize> KeyTable<LINK> {
         }
     }
 
-    /// Hints that `hash` is about to be looked up.
+    /// Prefetches the memory for a lookup of `hash`.
     pub fn prefetch(&self, hash: u64, guard: &Guard) {
         if let Some(stripe) = self.stripe(hash)
             && let Some(cells) = KeyTable::<LINK>::cells(stripe, guard)
@@ -361,8 +365,8 @@ impl<const LINK: usize> KeyTable<LINK> {
         }
     }
 
-    /// Hints that the record of `hash`, if there is one, is about to be looked at. Reads the table:
-    /// [`KeyTable::prefetch`] comes before.
+    /// Prefetches the record of `hash`, if there is one. Reads the table, so that
+    /// [`KeyTable::prefetch`] should precede it.
     #[inline]
     pub fn prefetch_found(&self, hash: u64, guard: &Guard) {
         let Some(stripe) = self.stripe(hash) else { return };
@@ -381,20 +385,21 @@ impl<const LINK: usize> KeyTable<LINK> {
         }
     }
 
-    /// Brings the beginning of a record into the processor's cache, soon.
+    /// Prefetches the first bytes of a record.
     #[inline]
     pub fn prefetch_record(&self, place: ArenaOffset) {
         prefetch(self.arena.at(place), 1);
     }
 
-    /// The word and number of a record.
+    /// Returns the word and the seq of a record.
     #[inline]
     pub fn get(&self, place: ArenaOffset) -> (u64, Seq) {
-        let word = self.part64(place, WORD).load(Ordering::Acquire); // first (I1)
+        let word = self.part64(place, WORD).load(Ordering::Acquire); // before the seq (I1)
         (word, Seq(self.part64(place, SEQ).load(Ordering::Acquire)))
     }
 
-    /// Gives a record another word and number. One thread at a time for each record.
+    /// Sets the word and the seq of a record. Must be called by one thread at a time for each
+    /// record.
     #[inline]
     pub fn set(&self, place: ArenaOffset, word: u64, seq: Seq) {
         self.note_newest(seq);
@@ -402,7 +407,8 @@ impl<const LINK: usize> KeyTable<LINK> {
         self.part64(place, WORD).store(word, Ordering::Release);
     }
 
-    /// Called before the commit can be found (I3): an `Acquire` load that finds it then sees this.
+    /// Records that commit `seq` is in the table. Must be called before the commit can be found
+    /// (I3): a thread that finds it by an `Acquire` load then sees this change.
     #[inline]
     fn note_newest(&self, seq: Seq) {
         self.parts().line().newest.fetch_max(seq.0, Ordering::Relaxed);
@@ -424,21 +430,22 @@ impl<const LINK: usize> KeyTable<LINK> {
         (place, taken > 0)
     }
 
-    /// Makes a record that no key leads to, and says whether [`KeyTable::bytes`] changed.
+    /// Creates a record that no index refers to. Returns it, and whether [`KeyTable::bytes`]
+    /// changed.
     pub fn make_record(&self, key: &[u8], word: u64, seq: Seq) -> (ArenaOffset, bool) {
         let (place, is_more) = self.allocate(HEAD + LINK + key.len());
         self.part64(place, WORD).store(word, Ordering::Relaxed);
         self.part64(place, SEQ).store(seq.0, Ordering::Relaxed);
         self.part32(place, KEY_LEN).store(u32::try_from(key.len()).unwrap_or(0), Ordering::Relaxed);
         // SAFETY:
-        // * The place was given out just now with room for the key behind the head; nobody else
-        //   knows it.
+        // * The place was allocated just now with room for the key behind the head, and no other
+        //   thread knows it.
         unsafe { ptr::copy_nonoverlapping(key.as_ptr(), self.arena.at(place).add(HEAD + LINK), key.len()) };
         (place, is_more)
     }
 
-    /// Adds a record for a key that has none, and says whether [`KeyTable::bytes`] changed. One
-    /// thread at a time for each key.
+    /// Adds a record for a key that has none. Returns whether [`KeyTable::bytes`] changed. Must be
+    /// called by one thread at a time for each key.
     pub fn add(&self, hash: u64, key: &[u8], word: u64, seq: Seq, guard: &Guard) -> bool {
         let (place, is_more) = self.add_found(hash, key, word, seq, guard);
         let is_taller = self.order.insert(&self.arena, self, place, guard);
@@ -446,7 +453,7 @@ impl<const LINK: usize> KeyTable<LINK> {
         is_more || is_taller
     }
 
-    /// As [`KeyTable::add`], but the record is found by its hash and is not in order.
+    /// Like [`KeyTable::add`], but adds the record only to the hash table, not to the order.
     pub(super) fn add_found(
         &self,
         hash: u64,
@@ -465,7 +472,7 @@ impl<const LINK: usize> KeyTable<LINK> {
         self.parts().line().uncounted.fetch_add(1, Ordering::Release);
     }
 
-    /// Makes the record at `place` be found by its hash. Returns whether the stripe grew.
+    /// Adds the record at `place` to the hash table. Returns whether the stripe grew.
     fn hash_in(&self, hash: u64, place: ArenaOffset, guard: &Guard) -> bool {
         let stripe = stripe_of(&self.parts().stripes, hash);
         let one = stripe.adding.lock();
@@ -496,7 +503,8 @@ impl<const LINK: usize> KeyTable<LINK> {
         if let Some(old) = replaced.filter(|old| *old != 0) {
             guard.defer(move || {
                 // SAFETY:
-                // * Made from a box, replaced just now; all guards that may see it have ended.
+                // * The pointer came from a box and was replaced just now. All guards that may have
+                //   seen it have ended.
                 drop(unsafe { Box::from_raw(old as *mut HashCells) });
             });
             note_deferred(8 * before);
@@ -504,12 +512,12 @@ impl<const LINK: usize> KeyTable<LINK> {
         replaced.is_some()
     }
 
-    /// Appends to `out` the records from `low` on, until there are `limit`.
+    /// Appends records to `out` in ascending order from `low`, until `out` has `limit` entries.
     pub fn ascend(&self, low: Bound<&[u8]>, limit: usize, guard: &Guard, out: &mut Vec<ArenaOffset>) {
         self.order.ascend(&self.arena, self, low, limit, guard, out);
     }
 
-    /// Appends to `out` the records from `high` down, until there are `limit`.
+    /// Appends records to `out` in descending order from `high`, until `out` has `limit` entries.
     pub fn descend(&self, high: Bound<&[u8]>, limit: usize, guard: &Guard, out: &mut Vec<ArenaOffset>) {
         self.order.descend(&self.arena, self, high, limit, guard, out);
     }
@@ -521,7 +529,7 @@ impl<const LINK: usize> Drop for KeyTable<LINK> {
             let cells = stripe.cells.load(Ordering::Relaxed);
             if !cells.is_null() {
                 // SAFETY:
-                // * Made from a box, and `&mut self`: nobody reads it.
+                // * The pointer came from a box. `&mut self`: there are no readers.
                 drop(unsafe { Box::from_raw(cells) });
             }
         }

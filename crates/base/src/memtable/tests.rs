@@ -1,4 +1,5 @@
-//! A memtable beside a sorted map, filled key by key and loaded; old versions; several threads.
+//! Compares a memtable with a sorted map: filled key by key and by replay, with old versions, and
+//! with several threads.
 
 use super::*;
 use crate::memory::HUGE_PAGE;
@@ -14,11 +15,11 @@ fn settle(memtable: &Memtable, parts: usize, guard: &Guard) {
     (0..parts).for_each(|part| memtable.sort_part(part, parts));
     memtable.table.finish_sort(guard);
     assert!(memtable.bytes() < before + before / 2 + HUGE_PAGE as u64);
-    memtable.table.finish_sort(guard); // nothing waits any more
+    memtable.table.finish_sort(guard); // no key is pending any more
 }
 
-/// Once put in one by one; and once the first thousands loaded, sorted in some parts, of which
-/// `most` may wait.
+/// Adds the keys one by one. Repeats that with a replay of the first keys, sorted in several parts,
+/// of which at most `most` are pending.
 fn check(tiny: bool, keys_of: impl Iterator<Item = Vec<u8>> + Clone) {
     check_loaded(tiny, 0, (1, u64::MAX), keys_of.clone());
     check_loaded(tiny, u64::MAX, (4, u64::MAX), keys_of.clone());
@@ -121,7 +122,7 @@ fn versions_that_views_need_stay() {
     assert_eq!(entry.versions().map(|v| v.seq.0).collect::<Vec<_>>(), [6, 3, 2, 1]);
 }
 
-/// Adds and changes keys by several threads, while others look and walk.
+/// Adds and changes keys with several threads, while other threads look up and scan.
 fn check_threads(tiny: bool, each: u64) {
     use std::sync::atomic::{AtomicU64, Ordering};
     const THREADS: usize = 4;
@@ -132,7 +133,7 @@ fn check_threads(tiny: bool, each: u64) {
         format!("user{thread}{i:016x}").into_bytes()
     };
     let seq = |thread: u64, i: u64| Seq(1 + i * THREADS as u64 + thread);
-    // How many keys of each thread are there.
+    // Number of keys of each thread that were added.
     let done = &[const { AtomicU64::new(0) }; THREADS];
     let write = |(thread, done): (u64, &AtomicU64)| {
         let mut views = Views::default();
@@ -192,7 +193,7 @@ fn check_threads(tiny: bool, each: u64) {
 #[test]
 fn threads_add_and_change_different_keys_beside_readers() {
     check_threads(true, 500);
-    check_threads(false, 20_000); // more than the heads of which are cut anew
+    check_threads(false, 20_000); // more than `LAST_REBUILD`
 }
 
 #[test]

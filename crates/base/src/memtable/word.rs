@@ -1,4 +1,4 @@
-//! # Words: a version of a key, and a staged value's reference, as memtables keep them
+//! # Version words: locations of versions and references to blobs, as memtables store them
 
 use crate::blob::BlobRef;
 use crate::frame::{u32_at, u64_at};
@@ -7,52 +7,51 @@ use crate::segment::Address;
 
 const TOMBSTONE: u64 = 1 << 62;
 const BLOB: u64 = 1 << 61;
-/// A copy of our own: the place is one of the arena.
+/// Flag of a copy in the memtable's arena: the address is an arena offset.
 pub(super) const COPIED: u64 = 1 << 60;
 
-/// What a version of a key is, in a word: where its frame or its copy stands, and of what kind it
-/// is.
+/// Kind of a version, and the address of its frame or copy, in one word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VersionWord(pub(super) u64);
 
 impl VersionWord {
-    /// The entry whose frame stands at `address`.
+    /// Returns the word of an entry with its frame at `address`.
     pub fn of(content: &RecordContent<'_>, address: Address) -> VersionWord {
         VersionWord(address.bits() | kind_of(content))
     }
 
-    /// A removal.
+    /// Returns true for a tombstone.
     #[must_use]
     pub fn is_tombstone(self) -> bool {
         self.0 & TOMBSTONE != 0
     }
 
-    /// A staged value.
+    /// Returns true for a blob.
     #[must_use]
     pub fn is_blob(self) -> bool {
         self.0 & BLOB != 0
     }
 
-    /// Where its frame stands; none of a removal, and of a copy.
+    /// Returns the address of the frame. Returns `None` for a tombstone and for a copy.
     #[must_use]
     pub fn address(self) -> Option<Address> {
         (self.0 & (COPIED | TOMBSTONE) == 0).then(|| Address::from_bits(self.0))
     }
 
-    /// As a number.
+    /// Returns the word as a number.
     #[must_use]
     pub fn bits(self) -> u64 {
         self.0
     }
 
-    /// What [`VersionWord::bits`] gave.
+    /// Returns the word for a number from [`VersionWord::bits`].
     #[must_use]
     pub fn from_bits(bits: u64) -> VersionWord {
         VersionWord(bits)
     }
 }
 
-/// The flags of an entry.
+/// Returns the flags of an entry.
 pub(super) fn kind_of(content: &RecordContent<'_>) -> u64 {
     match content {
         RecordContent::Put(_) => 0,
@@ -61,7 +60,7 @@ pub(super) fn kind_of(content: &RecordContent<'_>) -> u64 {
     }
 }
 
-/// A staged value's reference as bytes.
+/// Encodes a reference to a blob.
 pub fn encode_blob_ref(blob: &BlobRef) -> [u8; 16] {
     let mut bytes = [0; 16];
     bytes[..8].copy_from_slice(&blob.id.to_le_bytes());
@@ -70,7 +69,7 @@ pub fn encode_blob_ref(blob: &BlobRef) -> [u8; 16] {
     bytes
 }
 
-/// The reference that `bytes`, 16 of them, are.
+/// Decodes a reference to a blob from 16 bytes.
 pub fn decode_blob_ref(bytes: &[u8]) -> BlobRef {
     BlobRef { id: u64_at(bytes, 0), len: u32_at(bytes, 8), sum: u32_at(bytes, 12) }
 }

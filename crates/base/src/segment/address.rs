@@ -1,26 +1,27 @@
-//! # Address: where an entry stands, in 40 bits
+//! # Address: the place of an entry, in 40 bits
 //!
-//! FlatStore's entries point by 40 bits (§3.2); so do ours: 16 bits name a slot of the segment
-//! table, 24 bits an 8-byte unit in the segment. Addresses live in memory only; on disk a slot is
-//! written as the number of its segment.
+//! FlatStore refers to log entries by 40-bit pointers (§3.2). An [`Address`] has the same size: 16
+//! bits select a slot of the segment table, 24 bits a unit of 8 bytes in the segment. Addresses
+//! exist only in memory. On disk, the number of the segment replaces the slot.
 
 use crate::frame::ALIGN;
 
-/// Segments there can be at a time.
+/// Maximum number of segments at a time.
 pub const SLOT_COUNT: usize = 1 << 16;
 const UNIT_BITS: u32 = 24;
 
-/// A place in a log. `NONE` is no place (offset 0 holds a segment's header, never a frame).
+/// Place of an entry in a log. `NONE` is not a place: offset 0 has the header of a segment, never a
+/// frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Address(u64);
 
 impl Address {
-    /// Nowhere.
+    /// No place.
     pub const NONE: Address = Address(0);
-    /// Bits an address takes.
+    /// Number of bits of an address.
     pub const BITS: u32 = 40;
 
-    /// The place at `offset` of the segment in `slot`.
+    /// Returns the address of `offset` in the segment in `slot`.
     #[must_use]
     pub fn new(slot: u32, offset: u64) -> Address {
         debug_assert!(
@@ -29,25 +30,25 @@ impl Address {
         Address((u64::from(slot) << UNIT_BITS) | (offset / ALIGN))
     }
 
-    /// The address in the low 40 bits of `bits`.
+    /// Returns the address in the low 40 bits of `bits`.
     #[must_use]
     pub fn from_bits(bits: u64) -> Address {
         Address(bits & ((1 << Address::BITS) - 1))
     }
 
-    /// Its 40 bits.
+    /// Returns the address as a number of 40 bits.
     #[must_use]
     pub fn bits(self) -> u64 {
         self.0
     }
 
-    /// The slot of its segment.
+    /// Returns the slot of the segment.
     #[must_use]
     pub fn slot(self) -> u32 {
         u32::try_from(self.0 >> UNIT_BITS).unwrap_or(u32::MAX)
     }
 
-    /// The offset in its segment, in bytes.
+    /// Returns the offset in the segment, in bytes.
     #[must_use]
     pub fn offset(self) -> u64 {
         (self.0 & ((1 << UNIT_BITS) - 1)) * ALIGN

@@ -1,6 +1,7 @@
-//! # Identity: who a segment is, in the name and the header of its file
+//! # Identity of a segment, in the name and the header of its file
 //!
-//! A file is a log's only if its name, its header and what the caller knows agree.
+//! A file is accepted as a segment only if its name, its header and the expectation of the caller
+//! agree.
 
 use std::path::Path;
 
@@ -13,25 +14,25 @@ use crate::root::FORMAT;
 use crate::types::{Incarnation, LogId, SegmentId, StoreId};
 
 const MAGIC: &[u8; 8] = b"SHEAFSEG";
-/// Where a header says the capacity.
+/// Offset of the capacity in a header.
 pub(super) const CAPACITY_OFFSET: u64 = 48;
-/// Bytes of a header that its checksum covers.
+/// Number of header bytes that the checksum covers.
 pub(super) const CHECKSUMMED_BYTES: usize = 56;
 
-/// Who a segment is: the part of its header that salts the checksums.
+/// Content of a segment header. Most of it salts the checksums of the frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SegmentIdentity {
     /// The database.
     pub store: StoreId,
     /// The log.
     pub log: LogId,
-    /// The number.
+    /// The number of the segment.
     pub id: SegmentId,
-    /// The stream.
+    /// The stream within the log.
     pub stream: u8,
-    /// The opening that writes it.
+    /// The incarnation that writes the segment.
     pub incarnation: Incarnation,
-    /// Bytes it may hold, header included.
+    /// Bytes that the segment may contain, header included.
     pub capacity: u64,
 }
 
@@ -94,14 +95,14 @@ impl SegmentIdentity {
     }
 }
 
-/// The name of a segment's file.
+/// Returns the name of the file of a segment.
 #[must_use]
 pub fn file_name(id: SegmentId) -> String {
     format!("{:016x}.seg", id.0)
 }
 
-/// The number in a segment's file name. One that no segment can have makes it a name of somebody
-/// else's.
+/// Returns the number in the name of a segment file. `None` if the name is not that of a segment,
+/// or if no segment can have the number.
 #[must_use]
 pub fn number_of(name: &str) -> Option<SegmentId> {
     let digits = name.strip_suffix(".seg").filter(|n| n.len() == 16)?;

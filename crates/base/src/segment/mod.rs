@@ -1,26 +1,28 @@
-//! # Segments: the files a log is made of
+//! # Segments: the files of a log
 //!
-//! A log is a row of segments. Stream 0 is the order: commits, copied in parallel to reserved
-//! places. Further streams (store logs only) hold survivors of cleaning, grouped by age. A segment
-//! is written from front to back once, sealed, read, emptied by the cleaner and freed; its number
-//! is never used again.
+//! A log is a sequence of segments. Stream 0 has the commits in order; parallel commits copy their
+//! frames to reserved places. Store logs have further streams for survivors, grouped by age. A
+//! segment is written from front to back, sealed, read, emptied by GC and freed. Its number is
+//! never used again.
 //!
 //! ## Picture
 //!
 //! ```text
-//!  header (one sector)                                             | frames ...            | free
-//!  magic "SHEAFSEG" 8 | format 4 | log 1 | stream 1 | 0 2 | store 16 | segment 8 | incarnation 8 | capacity 8 | crc32c 4
+//!  header (one sector) | frames ... | free
+//!
+//!  header: magic "SHEAFSEG" 8 | format 4 | log 1 | stream 1 | 0 2 | store 16 | segment 8
+//!          | incarnation 8 | capacity 8 | crc32c 4
 //! ```
 //!
 //! ## Invariants
 //!
-//! 1. Bytes below `end` are never written again while the process lives (recovery rewrites
-//!    identical bytes before anybody reads), so they may be borrowed from a mapping.
-//! 2. All bytes below `end` are in the kernel when it is published. Frames behind it may be
-//!    complete, in any order: the address of such a frame is known only after it was copied, and
-//!    only its own bytes are borrowed.
-//! 3. An [`Address`] is valid while the epoch guard lives under which it was loaded from an index:
-//!    a slot is cleared, and its segment unmapped, only after all older guards are gone.
+//! 1. Bytes below `end` are never changed while the process runs, so slices of a mapping may refer
+//!    to them. (Recovery rewrites identical bytes before the first reader starts.)
+//! 2. All bytes below `end` are in the kernel when `end` is published. Frames behind `end` may be
+//!    complete, in any order. The address of such a frame becomes known only after the frame was
+//!    copied, and a reader borrows only the bytes of that frame.
+//! 3. An [`Address`] stays valid while the epoch guard lives under which it was loaded from an
+//!    index. A slot is cleared, and its segment unmapped, only after all older guards were dropped.
 
 mod address;
 mod identity;
@@ -48,30 +50,31 @@ use crate::sync::Counter;
 use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::types::{Incarnation, LogId, SegmentId, Seq, StoreId};
 
-/// Frames start here.
+/// Offset of the first frame.
 pub const DATA_START: u64 = SECTOR;
-/// Largest segment an [`Address`] can reach into.
+/// Largest capacity of a segment that an [`Address`] can refer to.
 pub const MAX_CAPACITY: u64 = 1 << 27;
-/// Bytes that are looked at at a time.
+/// Number of bytes read at a time.
 const CHUNK: usize = 64 << 10;
-/// Bytes of a line of the cache.
+/// Bytes of a cache line.
 const LINE: u64 = 64;
-/// Lines that a frame is taken to reach over before it is known, ...
+/// Assumed length of a frame in cache lines until the mean length is known.
 const USUAL_LINES: u32 = 3;
-/// ... and at most: behind them the processor sees the pattern.
+/// Most cache lines to prefetch for a frame. The hardware prefetcher detects the pattern of longer
+/// reads.
 const MOST_LINES: u64 = 8;
 
-/// Maps a segment. Entries are read here and there: with neighbours brought along, as a device's
-/// setting may want it, each one that memory does not hold cost megabytes. Who reads a segment from
-/// front to back asks for it ([`SegmentScan`]).
+/// Maps a segment. Point reads are random: if the kernel read neighbouring pages along, as the
+/// readahead setting of a device may request, each miss would read megabytes. A sequential reader
+/// ([`SegmentScan`]) requests its readahead explicitly.
 fn map(file: &dyn File, len: u64) {
     file.map(len);
     file.advise_random();
 }
 
-/// Bytes that are counted at every commit that adds an entry to the segment, or replaces one, on a
-/// line of the cache of its own: a reader of an entry needs the segment's other fields, and they
-/// stay in all caches.
+/// Counters that change at each commit that adds or replaces an entry of the segment. They have a
+/// cache line of their own: readers use the other fields of the segment, which then stay in the
+/// caches of all cores.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct SegmentCounts {
@@ -89,11 +92,11 @@ pub struct Segment {
     seed: ChecksumSeed,
     slot: AtomicU32,
     end: AtomicU64,
-    /// Bytes the device has.
+    /// Bytes that are known to be on the device.
     synced: AtomicU64,
-    /// The device has the file's name.
+    /// Whether the name of the file is durable.
     is_named: AtomicBool,
-    /// A durable ROOT lists it.
+    /// Whether a durable ROOT lists the segment.
     is_in_root: AtomicBool,
     sealed: AtomicBool,
     damaged: AtomicBool,
@@ -101,9 +104,9 @@ pub struct Segment {
     first_seq: AtomicU64,
     last_seq: AtomicU64,
     is_hot: AtomicBool,
-    /// The log's clock (bytes ever appended) when the segment was sealed: its age.
+    /// Log clock (bytes appended so far) when the segment was sealed. GC derives the age from it.
     sealed_at: AtomicU64,
-    /// Lines of the cache that a usual frame reaches over.
+    /// Number of cache lines that a usual frame occupies.
     lines: AtomicU32,
 }
 
@@ -131,21 +134,33 @@ impl Segment {
         }
     }
 
-    /// Makes the file of a new segment with all its blocks. Name and header are not durable yet.
+    /// Creates the file of a new segment and allocates all its blocks. Name and header are not
+    /// durable yet.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::NoSpace`] if the disk is full, and [`Error::Io`] if the file exists or
+    /// cannot be created, allocated or written.
     pub fn create(disk: &dyn Disk, dir: &Path, identity: SegmentIdentity) -> Result<Segment> {
         debug_assert!(identity.capacity <= MAX_CAPACITY);
         let path = dir.join(file_name(identity.id));
         let file = disk.open(&path, OpenMode::Create).during("create", &path)?;
         let made = file.allocate(identity.capacity).and_then(|()| file.write_at(0, &identity.encode()));
         if let Err(e) = made {
-            let _ = disk.remove(&path); // what is left over is swept at the next open
+            let _ = disk.remove(&path); // the next opening deletes leftover files
             return Err(Error::io("allocate", &path, e));
         }
         map(&*file, identity.capacity);
         Ok(Segment::new(identity, path, file))
     }
 
-    /// Opens an existing segment; everything in it counts as not yet accepted.
+    /// Opens an existing segment. Recovery has not accepted any of its content yet.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Corrupt`] if the file is missing or too short, if its header is damaged, or
+    /// if it belongs to another database, log or segment. Returns [`Error::UnsupportedVersion`] if
+    /// another version wrote it, and [`Error::Io`] if it cannot be opened or read.
     pub fn open(
         disk: &dyn Disk,
         dir: &Path,
@@ -181,11 +196,12 @@ impl Segment {
         Ok(Segment::new(identity, path, file))
     }
 
-    /// Returns what the header of a segment's file says that it is.
+    /// Reads the identity of a segment from the header of its file.
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Corrupt`] if the header is damaged, and [`Error::Io`] if it cannot be read.
+    /// Returns [`Error::Corrupt`] if the header is damaged, [`Error::UnsupportedVersion`] if
+    /// another version wrote it, and [`Error::Io`] if it cannot be read.
     pub fn identify(disk: &dyn Disk, path: &Path) -> Result<SegmentIdentity> {
         let file = disk.open(path, OpenMode::Read).during("open", path)?;
         let mut sector = [0; SECTOR_BYTES];
@@ -195,8 +211,8 @@ impl Segment {
         }
     }
 
-    /// Bytes that a segment with a damaged header may have held: as the header says, if that can
-    /// be, or as many as the file has.
+    /// Returns the number of bytes that a segment with a damaged header may contain. This is the
+    /// capacity in the header if it is plausible, else the length of the file.
     pub(crate) fn capacity_from_header(disk: &dyn Disk, dir: &Path, id: SegmentId) -> u64 {
         let Ok(file) = disk.open(&dir.join(file_name(id)), OpenMode::Read) else { return DATA_START };
         let mut field = [0; 8];
@@ -206,8 +222,9 @@ impl Segment {
         said.ok().filter(can_be).unwrap_or(len)
     }
 
-    /// The segment of which others say that it is `identity`, whatever its header says, to see what
-    /// can still be read of it. A file that cannot be opened is one without bytes.
+    /// Opens a segment as `identity` without reading its header. Repair uses this to read the
+    /// intact part of a segment that other records describe. If the file cannot be opened, the
+    /// segment is empty.
     pub(crate) fn open_as(disk: &dyn Disk, dir: &Path, identity: SegmentIdentity) -> Segment {
         let path = dir.join(file_name(identity.id));
         let file = disk.open(&path, OpenMode::Read).unwrap_or_else(|_| Arc::new(MissingFile));
@@ -218,9 +235,9 @@ impl Segment {
         Segment::new(identity, path, file)
     }
 
-    /// Returns whether the file was surely never written behind its header: the header is there,
-    /// damaged or not, and everything else is zero. The valid header of another segment says
-    /// nothing: the file was replaced.
+    /// Returns true if the file was certainly never written behind its header. At least half of the
+    /// non-zero header bytes must be as expected, and all bytes behind the header zero. A valid
+    /// header of another segment proves nothing, since the file was replaced.
     pub(crate) fn is_never_written(&self) -> bool {
         let mut sector = [0; SECTOR_BYTES];
         if self.file.read_at(0, &mut sector).is_err() {
@@ -253,8 +270,13 @@ impl Segment {
         Ok(true)
     }
 
-    /// The same empty file with the header of another incarnation: whatever frames stand in it are
-    /// void.
+    /// Rewrites the header of an empty segment for another incarnation and opens it again. Frames
+    /// left in the file become invalid, because the incarnation salts their checksums.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Io`] or [`Error::NoSpace`] if the file cannot be written, extended or
+    /// opened, and [`Error::Corrupt`] if the new header does not read back.
     pub fn restamp(&self, disk: &dyn Disk, dir: &Path, incarnation: Incarnation) -> Result<Segment> {
         let identity = SegmentIdentity { incarnation, stream: 0, ..self.identity };
         self.file.write_at(0, &identity.encode()).during("write", &self.path)?;
@@ -263,9 +285,9 @@ impl Segment {
         Segment::open(disk, dir, identity.id, identity.store, identity.log, OpenMode::ReadWrite)
     }
 
-    /// Undoes a [`Segment::restamp`] that a crash tore: if each byte of the header is that of `old`
-    /// or of the same segment in `incarnation`, it becomes `old` again. False, and nothing done, if
-    /// not.
+    /// Restores a header that a crash tore during [`Segment::restamp`]. If each byte is that of
+    /// `old` or that of the same segment in `incarnation`, `old` is written again. Otherwise
+    /// returns false and changes nothing.
     ///
     /// # Errors
     ///
@@ -285,12 +307,12 @@ impl Segment {
         Ok(is_torn)
     }
 
-    /// Returns whether the header is one that a crash in [`Segment::restamp`] tore: each byte is
-    /// that of `old` or of the same segment in `incarnation`.
+    /// Returns whether a crash tore the header during [`Segment::restamp`]: each byte is that of
+    /// `old` or that of the same segment in `incarnation`. Returns false if the file is missing.
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Io`] if the file is there and cannot be read.
+    /// Returns [`Error::Io`] if the file exists but cannot be read.
     pub fn is_header_torn(
         disk: &dyn Disk,
         dir: &Path,
@@ -311,57 +333,58 @@ impl Segment {
         Ok(sector.iter().zip(was.iter().zip(&becomes)).all(|(got, (a, b))| got == a || got == b))
     }
 
-    /// Its number.
+    /// Returns the number of the segment.
     #[must_use]
     pub fn id(&self) -> SegmentId {
         self.identity.id
     }
-    /// Who it is.
+    /// Returns the identity of the segment.
     #[must_use]
     pub fn identity(&self) -> &SegmentIdentity {
         &self.identity
     }
-    /// Its file.
+    /// Returns the path of the file.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
-    /// Its file's bytes.
+    /// Returns the open file.
     #[must_use]
     pub fn file(&self) -> &Arc<dyn File> {
         &self.file
     }
-    /// Its checksum seed.
+    /// Returns the checksum seed of the frames.
     #[must_use]
     pub fn seed(&self) -> ChecksumSeed {
         self.seed
     }
-    /// Its slot, once it has one.
+    /// Returns the slot in the [`SegmentTable`], or `u32::MAX` before one is assigned.
     #[must_use]
     pub fn slot(&self) -> u32 {
         self.slot.load(Ordering::Relaxed)
     }
-    /// Bytes published (header included).
+    /// Returns the number of published bytes, header included.
     #[must_use]
     pub fn end(&self) -> u64 {
         self.end.load(Ordering::Acquire)
     }
-    /// What the header of the next frame says if that stands at `offset`: how far behind the last
-    /// one.
+    /// Returns the value of the field `gap` for a next frame at `offset`: the distance from the
+    /// published end.
     #[must_use]
     pub fn gap(&self, offset: u64) -> u8 {
         u8::try_from(offset.saturating_sub(self.end()) / crate::frame::ALIGN).unwrap_or(u8::MAX)
     }
-    /// Returns the end of the bytes that a reader of the frame at `offset` may look at, if the
-    /// address of that frame is known: the published end, or that of the frame alone.
+    /// Returns the end of the bytes that a reader of the frame at `offset` may access, if the
+    /// reader has the address of that frame. This is the published end, or the end of the frame
+    /// itself.
     #[inline]
     #[must_use]
     pub fn limit_at(&self, offset: u64) -> u64 {
         let end = self.end();
         if offset < end { end } else { self.limit_behind(offset, end) }
     }
-    /// As [`Segment::limit_at`] of a frame behind the published end. If the file cannot be read,
-    /// the caller's own read reports that: the limit is then the end of the segment.
+    /// Returns [`Segment::limit_at`] for a frame behind the published end. If the file cannot be
+    /// read, the limit is the end of the segment: the read of the caller then reports the error.
     fn limit_behind(&self, offset: u64, end: u64) -> u64 {
         let capacity = self.identity.capacity;
         match self.header_at(offset) {
@@ -374,54 +397,59 @@ impl Segment {
     pub fn publish(&self, end: u64) {
         self.end.fetch_max(end, Ordering::Release);
     }
-    /// Bytes known to be on the device.
+    /// Returns the number of bytes that are known to be on the device.
     #[must_use]
     pub fn synced(&self) -> u64 {
         self.synced.load(Ordering::Relaxed)
     }
-    /// The bytes up to `end` were made durable in an earlier life, or by recovery.
+    /// Records that the bytes up to `end` were made durable, by an earlier process or by recovery.
     pub fn mark_synced(&self, end: u64) {
         self.synced.fetch_max(end, Ordering::Relaxed);
     }
-    /// It is about to be synced, after others: its bytes go to the device meanwhile.
+    /// Starts the write-back of written bytes before a sync of several segments, so that their
+    /// device writes overlap.
     pub fn start_sync(&self) {
         self.file.start_sync();
     }
-    /// Makes the bytes up to `end` durable, `end` being published before.
+    /// Makes the bytes up to `end` durable. They must be published.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Io`] if the sync fails. The caller must not repeat it.
     pub fn sync(&self, end: u64) -> Result<()> {
         self.file.sync_to(end).during("sync", &self.path)?;
         self.synced.fetch_max(end, Ordering::Relaxed);
         Ok(())
     }
-    /// Whether its name has been synced.
+    /// Returns whether the name of the file is durable.
     #[must_use]
     pub fn is_named(&self) -> bool {
         self.is_named.load(Ordering::Relaxed)
     }
-    /// The directory was synced after it was made.
+    /// Records that the directory was synced after the file was created.
     pub fn mark_named(&self) {
         self.is_named.store(true, Ordering::Relaxed);
     }
-    /// Returns whether a ROOT that lists it was durable.
+    /// Returns whether a durable ROOT lists the segment.
     #[must_use]
     pub fn is_in_root(&self) -> bool {
         self.is_in_root.load(Ordering::Relaxed)
     }
-    /// Notes that a durable ROOT lists it.
+    /// Records that a durable ROOT lists the segment.
     pub fn mark_in_root(&self) {
         self.is_in_root.store(true, Ordering::Relaxed);
     }
-    /// Bytes of a frame on the mean.
+    /// Returns the mean length of a frame in bytes.
     #[must_use]
     pub fn mean_frame(&self) -> u64 {
         self.end().saturating_sub(DATA_START) / u64::from(self.frames().max(1))
     }
-    /// Nothing more will be appended.
+    /// Returns whether the segment is sealed: no frame will be appended.
     #[must_use]
     pub fn is_sealed(&self) -> bool {
         self.sealed.load(Ordering::Acquire)
     }
-    /// Ends the segment at the log's clock `now`.
+    /// Seals the segment. `now` is the log clock.
     pub fn seal(&self, now: u64) {
         if self.frames() > 0 {
             let lines = (self.mean_frame() + LINE - crate::frame::ALIGN).div_ceil(LINE).clamp(1, MOST_LINES);
@@ -430,89 +458,91 @@ impl Segment {
         self.sealed_at.store(now, Ordering::Relaxed);
         self.sealed.store(true, Ordering::Release);
     }
-    /// The log's clock when it was sealed.
+    /// Returns the log clock when the segment was sealed.
     #[must_use]
     pub fn sealed_at(&self) -> u64 {
         self.sealed_at.load(Ordering::Relaxed)
     }
-    /// A survivor segment is as old as the youngest of what it holds.
+    /// Sets the age of a survivor segment to that of its youngest source segment.
     pub fn inherit_age(&self, sealed_at: u64) {
         self.sealed_at.fetch_max(sealed_at, Ordering::Relaxed);
     }
-    /// A frame of it is damaged: it is kept as it is.
+    /// Returns whether a frame is damaged. GC does not change a damaged segment.
     #[must_use]
     pub fn is_damaged(&self) -> bool {
         self.damaged.load(Ordering::Relaxed)
     }
-    /// Marks it as damaged.
+    /// Marks the segment as damaged.
     pub fn mark_damaged(&self) {
         self.damaged.store(true, Ordering::Relaxed);
     }
-    /// Counts `span` bytes as live (or, negative, as dead).
+    /// Adds `span` bytes to the live bytes. A negative number marks bytes as dead.
     pub fn add_live(&self, span: i64) {
         self.counts.live.add(span);
     }
-    /// Asks for what [`Segment::add_live`] changes, which another core may have.
+    /// Prefetches the counter that [`Segment::add_live`] changes. Another core may have its cache
+    /// line.
     #[inline]
     pub fn prefetch_counts(&self) {
         self.counts.live.prefetch();
     }
-    /// Bytes of entries that something points to.
+    /// Returns the bytes of the live entries.
     #[must_use]
     pub fn live(&self) -> u64 {
         self.counts.live.count()
     }
-    /// Counts the bytes of a tombstone.
+    /// Adds `span` bytes to the bytes of tombstones.
     pub fn add_tombstone(&self, span: u64) {
         self.counts.tombstones.add(i64::try_from(span).unwrap_or(0));
     }
-    /// Bytes of tombstones.
+    /// Returns the bytes of tombstones.
     #[must_use]
     pub fn tombstone_bytes(&self) -> u64 {
         self.counts.tombstones.count()
     }
-    /// Counts `count` frames, of which one is of commit `seq`.
+    /// Adds `count` frames, among them frames of commit `seq`.
     pub fn note_frames(&self, count: u32, seq: Seq) {
         self.add_frames(count);
         self.note_seq(seq);
     }
-    /// Counts `count` frames.
+    /// Adds `count` frames.
     #[inline]
     pub fn add_frames(&self, count: u32) {
         self.counts.frames.add(i64::from(count));
     }
-    /// Notes that frames of commit `seq` may be in it.
+    /// Records that the segment may contain frames of commit `seq`.
     pub fn note_seq(&self, seq: Seq) {
         self.first_seq.fetch_min(seq.0, Ordering::Relaxed);
         self.last_seq.fetch_max(seq.0, Ordering::Relaxed);
     }
-    /// Returns a lower bound of the seqs that were written to it since it was opened.
+    /// Returns a lower bound of the seqs that were written to the segment since it was opened.
     #[must_use]
     pub fn first_seq(&self) -> Seq {
         Seq(self.first_seq.load(Ordering::Relaxed))
     }
-    /// It holds (or not) commits that replaced what was written lately.
+    /// Records whether the segment contains commits that replaced recently written entries.
     pub fn set_hot(&self, hot: bool) {
         self.is_hot.store(hot, Ordering::Relaxed);
     }
-    /// Whether it holds commits that replaced what was written lately.
+    /// Returns whether the segment contains commits that replaced recently written entries.
     #[must_use]
     pub fn is_hot(&self) -> bool {
         self.is_hot.load(Ordering::Relaxed)
     }
-    /// Returns the number of frames in it.
+    /// Returns the number of frames.
     #[must_use]
     pub fn frames(&self) -> u32 {
         u32::try_from(self.counts.frames.count()).unwrap_or(u32::MAX)
     }
-    /// Returns an upper bound of the seqs in it; of an open segment, that of an earlier time.
+    /// Returns an upper bound of the seqs in the segment. For an open segment the bound may be out
+    /// of date.
     #[must_use]
     pub fn last_seq(&self) -> Seq {
         Seq(self.last_seq.load(Ordering::Relaxed))
     }
 
-    /// What ROOT says of it, with `end` as the accepted bytes, or those known durable if more may
-    /// follow.
+    /// Returns the entry of the segment for ROOT. `end` is the end of the accepted bytes, or of the
+    /// bytes known to be durable if the segment is still open.
     #[must_use]
     pub fn entry(&self, end: u64, sealed: bool) -> RootSegment {
         RootSegment {
@@ -528,7 +558,7 @@ impl Segment {
     }
 }
 
-/// What stands for a file that is not there.
+/// Placeholder for a file that does not exist.
 #[derive(Debug)]
 struct MissingFile;
 

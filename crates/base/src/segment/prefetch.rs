@@ -1,42 +1,41 @@
-//! # Spot: an entry in memory, found at once and read later
+//! # Prefetched entries: located first, read later
 //!
-//! Who is about to read many entries finds all of them, asks the processor for their lines, and
-//! reads the first when the last was asked for. What the way from an address to a line of memory
-//! costs (the table, the segment, its mapping, the processor's own tables) is paid once, and for
-//! many side by side.
+//! A reader of many entries locates all of them and prefetches their cache lines. It reads the
+//! first entry after the last one was requested. The steps from an address to a cache line (slot,
+//! segment, mapping, address translation) then overlap for many entries.
 //!
 //! ## Invariants
 //!
-//! 1. The bytes are those of the mapping from the entry on to the end that was published when it
-//!    was found, or to the end of the entry. They stay for as long as the guard does.
-//! 2. Only what is without a flaw is answered. Else the caller goes the usual way
-//!    ([`SegmentTable::frame`]), which says what is wrong, after a look at the file: there may be
-//!    no mapping, or a broken one.
+//! 1. The bytes reach from the entry to the end that was published when the entry was located, or
+//!    to the end of the entry. They remain valid while the guard lives.
+//! 2. Only valid entries are returned. Otherwise the caller uses [`SegmentTable::frame`], which
+//!    determines the error from the file: the entry may not be mapped, or the mapping may be
+//!    unusable.
 
 use super::{Address, Segment, SegmentTable};
 use crate::record::Record;
 use crate::sync::epoch::Guard;
 use crate::types::Seq;
 
-/// Where an entry stands in memory.
+/// An entry that was located in a mapping.
 #[derive(Clone, Copy, Debug)]
 pub struct PrefetchedEntry<'g> {
     segment: &'g Segment,
     offset: u64,
-    /// From the entry on.
+    /// Bytes from the entry on.
     bytes: &'g [u8],
 }
 
 impl SegmentTable {
-    /// The spot of the entry at `address`, and asks for as much as a usual entry takes to be loaded
-    /// soon. None if it is not mapped.
+    /// Locates the entry at `address` and prefetches as many cache lines as a usual entry has.
+    /// Returns `None` if the entry is not mapped.
     #[inline]
     pub fn prefetch_located<'g>(&self, address: Address, guard: &'g Guard) -> Option<PrefetchedEntry<'g>> {
         let (segment, offset) = (self.at(address.slot(), guard)?, address.offset());
         let room = usize::try_from(segment.limit_at(offset).checked_sub(offset)?).ok()?;
         // SAFETY:
-        // * Up to a published end, below which there are no writes, or to that of the frame (I1 and
-        //   I2 of the segment).
+        // * The range ends at a published end, or at the end of the complete frame. Bytes below
+        //   either are not written (I1 and I2 of the segment).
         let bytes = unsafe { segment.file.mapped(offset, room) }?;
         crate::memory::prefetch(bytes.as_ptr(), segment.lines());
         Some(PrefetchedEntry { segment, offset, bytes })
@@ -44,14 +43,15 @@ impl SegmentTable {
 }
 
 impl<'g> PrefetchedEntry<'g> {
-    /// Lines of the cache that were asked for.
+    /// Returns the number of cache lines that were prefetched.
     #[inline]
     #[must_use]
     pub fn lines(&self) -> usize {
         self.segment.lines()
     }
 
-    /// The number and the record of the entry, checked. None if anything is wrong with it.
+    /// Returns the seq and the record of the entry after verification. `None` if the entry is not
+    /// valid.
     #[inline]
     #[must_use]
     pub fn entry(&self) -> Option<(Seq, Record<'g>)> {

@@ -1,7 +1,7 @@
-//! # Reading a segment's frames: from a mapping where there is one, else from the file
+//! # Reads of frames, from the mapping or from the file
 //!
-//! Every frame is looked at within the bytes that the caller vouches for; whether its checksum is
-//! looked at too is the caller's choice.
+//! The caller passes the end of the bytes that may be accessed. It decides whether the checksum is
+//! verified.
 
 use std::borrow::Cow;
 use std::io;
@@ -12,38 +12,38 @@ use crate::frame::{FrameHeader, FrameKind, HEADER, WATERMARK, u64_at};
 use crate::sync::atomic::Ordering;
 use crate::types::{SegmentId, Seq};
 
-/// What a first read of an unmapped frame fetches, in the hope that it is all.
+/// Number of bytes that the first read of an unmapped frame fetches. Most frames are not longer.
 pub(super) const FIRST_READ: usize = 512;
 
-/// A checked frame.
+/// A decoded frame.
 #[derive(Debug)]
 pub struct Frame<'a> {
-    /// Its header.
+    /// The header.
     pub header: FrameHeader,
     bytes: Cow<'a, [u8]>,
 }
 
 impl Frame<'_> {
-    /// Its payload: the body without the water mark.
+    /// Returns the payload: the body without the durable mark.
     #[must_use]
     pub fn payload(&self) -> &[u8] {
         self.header.payload(&self.bytes)
     }
 
-    /// The durable watermark it carries.
+    /// Returns the durable mark in the frame, if it has one.
     #[must_use]
     pub fn watermark(&self) -> Option<Seq> {
         (self.header.flags & WATERMARK != 0).then(|| Seq(u64_at(&self.bytes, HEADER)))
     }
 
-    /// Of a seal: the segment where the log goes on.
+    /// Returns the next segment of the log, if the frame is a seal.
     #[must_use]
     pub fn successor(&self) -> Option<SegmentId> {
         let is_seal = self.header.kind == FrameKind::Seal && self.header.len == 8;
         is_seal.then(|| SegmentId(u64_at(&self.bytes, HEADER)))
     }
 
-    /// Bytes it takes in the log.
+    /// Returns the number of bytes of the frame in the log, padding included.
     #[must_use]
     pub fn span(&self) -> u64 {
         self.header.span()
@@ -51,31 +51,43 @@ impl Frame<'_> {
 }
 
 impl Segment {
-    /// The frame at `offset`, checked. `limit` is the end of the bytes that may be looked at.
+    /// Returns the frame at `offset` with its checksum verified. `limit` is the end of the bytes
+    /// that may be accessed.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Corrupt`] if there is no valid frame below `limit` or the file is too
+    /// short, and [`Error::Io`] if the file cannot be read.
     pub fn frame(&self, offset: u64, limit: u64) -> Result<Frame<'_>> {
         Ok(self.frame_and_sum(offset, limit)?.0)
     }
 
-    /// As [`Segment::frame`], and what its body sums to.
+    /// Like [`Segment::frame`], and returns the checksum of the body as well.
     pub(super) fn frame_and_sum(&self, offset: u64, limit: u64) -> Result<(Frame<'_>, u32)> {
         let frame = self.frame_unchecked(offset, limit)?;
         let sum = self.check(offset, &frame)?;
         Ok((frame, sum))
     }
 
-    /// Verifies the checksum of a frame that was read without; answers what its body sums to.
+    /// Verifies the checksum of a frame from [`Segment::frame_unchecked`] and returns the checksum
+    /// of its body.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Corrupt`] if the checksum does not match.
     pub fn check(&self, offset: u64, frame: &Frame<'_>) -> Result<u32> {
         let damaged = |what| Error::corrupt(&self.path, offset, what);
         let bytes = &frame.bytes[..HEADER + frame.header.len];
         self.seed.verify_and_sum(offset, &frame.header, bytes).map_err(damaged)
     }
 
-    /// Returns the header of the frame at `offset`, unchecked, if there can be one.
+    /// Returns the header of the frame at `offset` without verification. `None` if the bytes are
+    /// not a header.
     pub(super) fn header_at(&self, offset: u64) -> io::Result<Option<FrameHeader>> {
         let mut head = [0; HEADER];
         // SAFETY:
-        // * The caller has the address of the frame, so its bytes were written before and stay
-        //   (I1, I2).
+        // * The caller has the address of the frame, so its bytes were written before and do not
+        //   change (I1, I2).
         match unsafe { self.file.mapped(offset, HEADER) } {
             Some(bytes) => head.copy_from_slice(bytes),
             None => self.file.read_at(offset, &mut head)?,
@@ -83,24 +95,25 @@ impl Segment {
         Ok(FrameHeader::decode(&head))
     }
 
-    /// All bytes up to `limit`, if they are mapped, for [`Segment::mapped_frame`].
+    /// Returns all bytes up to `limit`, if they are mapped, for [`Segment::mapped_frame`].
     pub(super) fn mapped_bytes(&self, limit: u64) -> Option<&[u8]> {
-        // SAFETY: as in `frame_unchecked`: callers pass a `limit` that is a published end or, at
-        // recovery and verification, the end of accepted bytes nobody writes (I1).
+        // SAFETY: as in `frame_unchecked`. Callers pass a `limit` that is a published end. At
+        // recovery and verification it is the end of accepted bytes, which are not written any more
+        // (I1).
         usize::try_from(limit).ok().and_then(|limit| unsafe { self.file.mapped(0, limit) })
     }
 
-    /// The frame at `offset` and what its body sums to, if it stands in `window` without a flaw.
-    /// Else [`Segment::frame`] says what is wrong, after a look at the file, as a mapping may have
-    /// broken meanwhile.
+    /// Returns the frame at `offset` and the checksum of its body, if `window` contains it and it
+    /// is valid. On `None` the caller uses [`Segment::frame`], which determines the error from the
+    /// file, because the mapping may have become unusable.
     #[inline]
     pub(super) fn mapped_frame<'w>(&self, offset: u64, window: &'w [u8]) -> Option<(Frame<'w>, u32)> {
         let (header, bytes, sum) = self.verified(offset, window.get(usize::try_from(offset).ok()?..)?)?;
         Some((Frame { header, bytes: Cow::Borrowed(bytes) }, sum))
     }
 
-    /// Of the frame at `offset`, where `bytes` begin: its header, all of it, and what its body sums
-    /// to, if it has no flaw.
+    /// Returns the header, the bytes and the checksum of the body of the frame at `offset`, if it
+    /// is valid. `bytes` begin at the frame.
     #[inline]
     pub(super) fn verified<'w>(&self, offset: u64, bytes: &'w [u8]) -> Option<(FrameHeader, &'w [u8], u32)> {
         let header = FrameHeader::decode(bytes.first_chunk()?)?;
@@ -113,18 +126,23 @@ impl Segment {
         Some((header, bytes, sum))
     }
 
-    /// The frame at `offset` within its bounds, its checksum not looked at: for a caller that
-    /// compares the key and returns nothing else from it.
+    /// Returns the frame at `offset` within its bounds, without verifying its checksum. Meant for a
+    /// caller that only compares the key and returns no data of the frame.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Corrupt`] if the header cannot be decoded, the frame reaches beyond `limit`
+    /// or the file is too short. Returns [`Error::Io`] if the file cannot be read.
     pub fn frame_unchecked(&self, offset: u64, limit: u64) -> Result<Frame<'_>> {
         let damaged = |what| Error::corrupt(&self.path, offset, what);
         let room = limit.saturating_sub(offset);
         if room < HEADER as u64 {
             return Err(damaged(Damage::BadLength { got: HEADER as u64, max: room }));
         }
-        // The lines of an entry are best fetched at once.
+        // Prefetch the cache lines of an entry together: their loads then overlap.
         self.file.prefetch(offset + LINE, self.lines() - 1);
-        // SAFETY: callers pass a `limit` that is a published end, the end of a complete frame or,
-        // at recovery and verification, the end of accepted bytes that are not written any more
+        // SAFETY: callers pass a `limit` that is a published end or the end of a complete frame. At
+        // recovery and verification it is the end of accepted bytes, which are not written any more
         // (I1).
         let all = usize::try_from(room).ok().and_then(|room| unsafe { self.file.mapped(offset, room) });
         let mut bytes = match all {
@@ -138,7 +156,7 @@ impl Segment {
         };
         let whole = HEADER + header.len;
         if header.span() > room {
-            // Padding included: where that is missing, the file was cut short.
+            // The padding counts too: if it is missing, the file was truncated.
             return Err(damaged(Damage::BadLength { got: header.span(), max: room }));
         }
         if bytes.len() < whole {
@@ -150,7 +168,7 @@ impl Segment {
         Ok(Frame { header, bytes })
     }
 
-    /// At least `len` bytes at `offset`, read: a little ahead, within `room`.
+    /// Reads at least `len` bytes at `offset`, and up to [`FIRST_READ`] bytes within `room`.
     fn read(&self, offset: u64, len: usize, room: u64) -> Result<Vec<u8>> {
         let size = self.file.len().during("measure", &self.path)?;
         let have = size.saturating_sub(offset).min(room);
@@ -164,17 +182,17 @@ impl Segment {
         Ok(buffer)
     }
 
-    /// Lines of the cache that a usual frame reaches over.
+    /// Returns the number of cache lines that a usual frame occupies.
     pub(super) fn lines(&self) -> usize {
         self.lines.load(Ordering::Relaxed) as usize
     }
 
-    /// Asks for the start of the frame at `offset` to be loaded soon.
+    /// Prefetches the start of the frame at `offset` into the cache of the processor.
     pub fn prefetch(&self, offset: u64) {
         self.file.prefetch(offset, 1);
     }
 
-    /// As [`Segment::prefetch`], for as much as a usual frame takes.
+    /// Prefetches the frame at `offset`, as far as a usual frame reaches.
     pub fn prefetch_frame(&self, offset: u64) {
         self.file.prefetch(offset, self.lines());
     }

@@ -1,9 +1,8 @@
-//! # Scan: walking the frames of a segment
+//! # Scan: iteration over the frames of a segment
 //!
-//! Yields valid frames in order and stops at the first place that is none. After a frame that ends
-//! a commit, the next one may stand at the next sector instead (frame I2). What stands behind a
-//! stop is never replayed; [`find_watermark`] looks there for one thing only: proof that more had
-//! been durable.
+//! Yields valid frames in order and stops at the first place without one. After a frame that ends a
+//! commit, the next frame may begin at the next sector (frame I2). Frames behind a stop are never
+//! replayed. [`find_watermark`] searches them only for proof that more commits were durable.
 
 use super::{DATA_START, Frame, Segment};
 use crate::disk::SECTOR;
@@ -11,34 +10,34 @@ use crate::error::{Error, IoContext, Result};
 use crate::frame::{ALIGN, ALIGN_BYTES, FrameHeader, FrameKind, HEADER, WATERMARK, body_sum};
 use crate::types::Seq;
 
-/// Bytes that are asked for at a time, and how far ahead at least.
+/// Number of bytes that are requested ahead at least. A request has up to twice as many.
 const READ_AHEAD: u64 = 1 << 20;
 
 /// A frame and its place.
 #[derive(Debug)]
 pub struct ScannedFrame<'a> {
-    /// Where it starts.
+    /// Offset of the frame in the segment.
     pub offset: u64,
     /// The frame.
     pub frame: Frame<'a>,
-    /// What its body sums to.
+    /// The checksum of the body.
     sum: u32,
 }
 
 impl ScannedFrame<'_> {
-    /// What its payload sums to.
+    /// Returns the checksum of the payload.
     #[must_use]
     pub fn payload_sum(&self) -> u32 {
         if self.frame.header.flags & WATERMARK == 0 { self.sum } else { body_sum(self.frame.payload()) }
     }
 }
 
-/// Why a scan ended.
+/// Reason for the end of a scan.
 #[derive(Debug)]
 pub enum ScanEnd {
-    /// At a seal, or at the limit.
+    /// A seal, or the limit. The offset is the end of the last frame.
     Sealed(u64),
-    /// At a place that holds no valid frame: the tail, or damage.
+    /// No valid frame at this offset: the tail, or damage.
     Torn(u64, Error),
 }
 
@@ -46,11 +45,11 @@ pub enum ScanEnd {
 #[derive(Debug)]
 pub struct SegmentScan<'a> {
     segment: &'a Segment,
-    /// All of it up to the limit, where it is mapped: what is whole there needs no look at the
+    /// The mapped bytes up to the limit. A frame that is valid in the mapping needs no read of the
     /// file.
     window: Option<&'a [u8]>,
     at: u64,
-    /// Bytes below were asked for.
+    /// Bytes below this offset were requested.
     requested: u64,
     limit: u64,
     may_skip: bool,
@@ -58,7 +57,7 @@ pub struct SegmentScan<'a> {
 }
 
 impl<'a> SegmentScan<'a> {
-    /// Frames from `from` (a frame's start, or 0 for all) up to `limit`.
+    /// Scans the frames from `from` (the start of a frame, or 0 for all) up to `limit`.
     #[must_use]
     pub fn new(segment: &'a Segment, from: u64, limit: u64) -> SegmentScan<'a> {
         SegmentScan {
@@ -72,13 +71,13 @@ impl<'a> SegmentScan<'a> {
         }
     }
 
-    /// Why it ended, after it did.
+    /// Returns the reason for the end of the scan, after it ended.
     #[must_use]
     pub fn stop(self) -> ScanEnd {
         self.stop.unwrap_or(ScanEnd::Sealed(self.at))
     }
 
-    /// What was wrong where it stopped, once.
+    /// Takes the error at the place where the scan stopped.
     pub fn take_error(&mut self) -> Option<Error> {
         match &mut self.stop {
             Some(ScanEnd::Torn(at, error)) => {
@@ -92,14 +91,14 @@ impl<'a> SegmentScan<'a> {
         }
     }
 
-    /// After a stop at a bad place: goes on at the next frame that starts a commit, if there is
-    /// one. For verification, and to say where damage is; what stands behind a bad place is never
-    /// replayed.
+    /// After a stop at an invalid frame, continues at the next frame that starts a commit. Returns
+    /// false if there is none. Used by verification and by error reports; frames behind an invalid
+    /// frame are never replayed.
     pub fn resume(&mut self, newest: Seq) -> bool {
         let Some(ScanEnd::Torn(at, _)) = &self.stop else { return false };
         let from = at + ALIGN;
         let is_start = |header: &FrameHeader| header.seq <= newest && header.is_first();
-        // What cannot be read now is reported when somebody reads it.
+        // Bytes that cannot be read here are reported by the read that needs them.
         let Ok(Some((offset, _))) = find_frame(self.segment, from, self.limit, is_start) else {
             return false;
         };
@@ -107,7 +106,8 @@ impl<'a> SegmentScan<'a> {
         true
     }
 
-    /// Asks for what comes next before it is reached: pages of a segment bring no neighbours along.
+    /// Requests the following bytes before the scan reaches them, because segments are mapped
+    /// without readahead.
     fn request_ahead(&mut self) {
         if self.requested < self.limit && self.at + READ_AHEAD > self.requested {
             let len = (2 * READ_AHEAD).min(self.limit - self.requested);
@@ -116,7 +116,7 @@ impl<'a> SegmentScan<'a> {
         }
     }
 
-    /// The frame at `offset`, checked.
+    /// Returns the frame at `offset` after verification.
     fn frame(&self, offset: u64) -> Result<ScannedFrame<'a>> {
         let whole = self.window.and_then(|window| self.segment.mapped_frame(offset, window));
         let (frame, sum) = match whole {
@@ -139,7 +139,8 @@ impl<'a> SegmentScan<'a> {
                     return Err(Box::new((self.at, first)));
                 }
                 if sector + HEADER as u64 > self.limit {
-                    return Err(Box::new((self.at, first))); // a known end is the end of a frame: there is no gap before it
+                    // A known end is the end of a frame: there is no gap before it.
+                    return Err(Box::new((self.at, first)));
                 }
                 match self.frame(sector) {
                     Ok(scanned) if u64::from(scanned.frame.header.gap) * ALIGN == sector - self.at => {
@@ -183,9 +184,12 @@ impl<'a> Iterator for SegmentScan<'a> {
     }
 }
 
-/// The highest watermark in any valid frame of `segment` at or after `from`. Only numbers in
-/// `plausible` are looked at closely, which keeps this linear on garbage. Bytes that cannot be read
-/// are an error: they might have been the proof.
+/// Returns the highest durable mark in any valid frame of `segment` at or after `from`. Only frames
+/// with a seq in `plausible` are verified, which keeps the cost linear on garbage.
+///
+/// # Errors
+///
+/// Returns [`Error::Io`] if bytes cannot be read: they might contain the proof.
 pub fn find_watermark(
     segment: &Segment,
     from: u64,
@@ -202,7 +206,7 @@ pub fn find_watermark(
     Ok(best)
 }
 
-/// The first valid frame at or after `from` whose header is `wanted`.
+/// Returns the first valid frame at or after `from` with a header that `wanted` accepts.
 fn find_frame<'s>(
     segment: &'s Segment,
     from: u64,

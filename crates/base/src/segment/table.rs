@@ -1,11 +1,15 @@
-//! # The segment table: from a slot to a segment, without a lock
+//! # Segment table: from a slot to a segment, without a lock
 //!
-//! Readers load a pointer under an epoch guard. A dismissed segment goes through the epoch twice:
-//! its slot is cleared once every guard of that moment is gone, as they may hold addresses into it;
-//! the segment itself (and its mapping) goes, and the slot may be given out again, once every guard
-//! is gone that may have loaded the pointer before it was cleared. Whoever collects garbage does
-//! the first step; the second is begun by who takes the dead, so that it never waits in the bag of
-//! a thread that does nothing more.
+//! Readers load a pointer under an epoch guard. A removed segment passes through two epochs:
+//!
+//! 1. Its slot is cleared after all guards of that moment were dropped, since their readers may
+//!    have addresses in the segment.
+//! 2. The segment is released, with its mapping, after all guards were dropped that may have loaded
+//!    the pointer before the slot was cleared. Then the slot may be assigned again.
+//!
+//! The thread that runs deferred functions of the epoch does step 1. The caller of
+//! [`SegmentTable::take_unreferenced`] starts step 2, so that it never waits in the queue of an
+//! idle thread.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -18,7 +22,7 @@ use crate::sync::atomic::{AtomicPtr, Ordering};
 use crate::sync::epoch::{self, Guard};
 use crate::types::SegmentId;
 
-/// The table.
+/// Table of the segments of a database.
 #[derive(Debug)]
 pub struct SegmentTable {
     slots: Arc<[AtomicPtr<Segment>]>,
@@ -29,12 +33,12 @@ pub struct SegmentTable {
 struct FreeSlots {
     returned: Vec<u32>,
     next: u32,
-    /// How many are dismissed and not among the dead.
+    /// Number of removed segments that are not in `unreferenced` yet.
     removed: usize,
-    /// Those out of their slots.
+    /// Removed segments with a cleared slot (step 1).
     cleared: Vec<Arc<Segment>>,
-    /// Dismissed segments nobody can see any more: dropping one may unlink, truncate and discard,
-    /// which is not for the thread that happens to collect garbage.
+    /// Removed segments without references. They are not dropped by the thread that runs deferred
+    /// functions, because a drop may unlink, truncate and discard a file.
     unreferenced: Vec<Arc<Segment>>,
 }
 
@@ -45,7 +49,7 @@ impl Default for SegmentTable {
 }
 
 impl SegmentTable {
-    /// A table of `count` slots, at most [`SLOT_COUNT`].
+    /// Creates a table of `count` slots, at most [`SLOT_COUNT`].
     #[must_use]
     pub fn with_slots(count: usize) -> SegmentTable {
         debug_assert!(count <= SLOT_COUNT);
@@ -53,10 +57,10 @@ impl SegmentTable {
         SegmentTable { slots, free: Arc::default() }
     }
 
-    /// Gives each of `segments` a slot, in a table that has none yet: the one that `then` says it
-    /// had in an earlier life, so that addresses an engine has written down stay good. Slots of
-    /// segments that are gone since stay empty until the next is admitted. False if there are more
-    /// segments than slots.
+    /// Assigns a slot to each of `segments` in an empty table. A segment gets its slot in `then`,
+    /// the assignment of an earlier process, so that addresses in saved images of engines stay
+    /// valid. Slots of segments that do not exist any more stay empty until the next
+    /// [`SegmentTable::add`]. Returns false if there are more segments than slots.
     pub fn add_all(&self, segments: &[Arc<Segment>], then: &HashMap<SegmentId, u32>) -> bool {
         let mut taken = vec![false; self.slots.len()];
         let mut wanted: Vec<Option<u32>> = Vec::with_capacity(segments.len());
@@ -76,7 +80,7 @@ impl SegmentTable {
         }
         let mut free = self.free.lock();
         debug_assert!(free.next == 0, "the table is empty");
-        // What was never used first, then what is gone.
+        // Assign slots that were never used first, then slots of deleted segments.
         let mut others = (0..).zip(&taken).filter(|(_, taken)| !**taken).map(|(slot, _)| slot);
         let mut gone: Vec<u32> = (0..)
             .zip(given.iter().zip(&taken))
@@ -102,7 +106,7 @@ impl SegmentTable {
         assert!(before.is_null(), "slot {slot} was given out twice");
     }
 
-    /// Gives `segment` a slot. `None` if all are taken.
+    /// Assigns a slot to `segment`. Returns `None` if all are taken.
     pub fn add(&self, segment: &Arc<Segment>) -> Option<u32> {
         let mut free = self.free.lock();
         let slot = match free.returned.pop() {
@@ -118,25 +122,26 @@ impl SegmentTable {
         Some(slot)
     }
 
-    /// The segment in `slot`, for as long as the guard lives.
+    /// Returns the segment in `slot`, valid while the guard lives.
     #[inline]
     pub fn at<'g>(&self, slot: u32, _guard: &'g Guard) -> Option<&'g Segment> {
         let pointer = self.slots.get(slot as usize)?.load(Ordering::Acquire);
         // SAFETY:
-        // * The pointer came from `Arc::into_raw` in `add`; the table holds that count.
-        // * The count is given back only after all guards are gone that were pinned before the slot
-        //   was cleared, and ours was pinned before this load.
+        // * The pointer came from `Arc::into_raw` in `put`; the table holds that reference.
+        // * The reference is released only after all guards were dropped that were pinned before
+        //   the slot was cleared. The guard of the caller was pinned before this load.
         unsafe { pointer.as_ref() }
     }
 
-    /// Slots from 0 on, of which some may be empty; those behind them are.
+    /// Returns the number of slots, counted from 0, that were ever assigned. Some may be empty; all
+    /// later ones are.
     #[must_use]
     pub fn used_slots(&self) -> u32 {
         self.free.lock().next
     }
 
-    /// A number above those of all segments that have a slot, and not above those of segments that
-    /// get one later.
+    /// Returns a number above those of all segments that have a slot, and not above those of
+    /// segments that get one later.
     #[must_use]
     pub fn next_id(&self, guard: &Guard) -> u64 {
         let used = self.free.lock().next;
@@ -144,8 +149,8 @@ impl SegmentTable {
         ids.max().unwrap_or(0)
     }
 
-    /// Takes `segment` out of its slot, once every present guard is gone: until then addresses into
-    /// it, loaded before, stay readable.
+    /// Clears the slot of `segment` after every present guard was dropped. Until then, addresses
+    /// that were loaded before stay readable.
     pub fn remove(&self, segment: &Arc<Segment>) {
         let (slots, free, slot) = (Arc::clone(&self.slots), Arc::clone(&self.free), segment.slot());
         free.lock().removed += 1;
@@ -156,22 +161,22 @@ impl SegmentTable {
                 return;
             }
             // SAFETY:
-            // * The pointer came from `put`'s `Arc::into_raw`; the swap took it out, so this is the
-            //   only place that takes the count over. It is held until `take_unreferenced` has been
-            //   through the epoch with it.
+            // * The pointer came from `Arc::into_raw` in `put`. The swap removed it from the table,
+            //   so only this closure takes over the reference. `take_unreferenced` keeps it for one
+            //   more epoch.
             let segment = unsafe { Arc::from_raw(pointer) };
             free.lock().cleared.push(segment);
         });
         guard.flush();
     }
 
-    /// Whether dismissed segments may still be seen by somebody.
+    /// Returns whether a reader may still use a removed segment.
     #[must_use]
     pub fn has_removed_in_use(&self) -> bool {
         self.free.lock().removed > 0
     }
 
-    /// Takes the dismissed segments that nobody sees any more, for the caller to drop.
+    /// Takes the removed segments without references, for the caller to drop.
     pub fn take_unreferenced(&self) -> Vec<Arc<Segment>> {
         let cleared = std::mem::take(&mut self.free.lock().cleared);
         let guard = epoch::pin();
@@ -189,7 +194,12 @@ impl SegmentTable {
         std::mem::take(&mut self.free.lock().unreferenced)
     }
 
-    /// The frame at `address`, checked.
+    /// Returns the frame at `address` after verification.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Corrupt`] if there is no valid frame, [`Error::Io`] if the file cannot be
+    /// read, and [`Error::InvalidArgument`] if the slot has no segment.
     #[inline]
     pub fn frame<'g>(&self, address: Address, guard: &'g Guard) -> Result<Frame<'g>> {
         match self.at(address.slot(), guard) {
@@ -201,7 +211,7 @@ impl SegmentTable {
         }
     }
 
-    /// Damage at `address`: in which file, and where.
+    /// Returns an error for damage at `address`, with the path and the offset.
     #[must_use]
     pub fn damage_error(&self, address: Address, what: Damage, guard: &Guard) -> Error {
         match self.at(address.slot(), guard) {
@@ -210,7 +220,12 @@ impl SegmentTable {
         }
     }
 
-    /// The frame at `address` without a look at its checksum, and its segment to verify it with.
+    /// Returns the frame at `address` without verifying its checksum, and its segment for
+    /// [`Segment::check`].
+    ///
+    /// # Errors
+    ///
+    /// Like [`SegmentTable::frame`], except that a wrong checksum is not detected.
     #[inline]
     pub fn frame_unchecked<'g>(
         &self,
@@ -229,7 +244,7 @@ impl SegmentTable {
         }
     }
 
-    /// Asks for the entry at `address` to be loaded soon.
+    /// Prefetches the start of the entry at `address` into the cache of the processor.
     #[inline]
     pub fn prefetch(&self, address: Address, guard: &Guard) {
         if let Some(segment) = self.at(address.slot(), guard) {
@@ -237,7 +252,7 @@ impl SegmentTable {
         }
     }
 
-    /// As [`SegmentTable::prefetch`], for as much as a usual entry takes.
+    /// Prefetches the entry at `address`, as far as a usual entry reaches.
     #[inline]
     pub fn prefetch_entry(&self, address: Address, guard: &Guard) {
         if let Some(segment) = self.at(address.slot(), guard) {
@@ -245,12 +260,13 @@ impl SegmentTable {
         }
     }
 
-    /// Whether the entry at `address` is in memory, as far as one can know. A system call.
+    /// Returns whether the entry at `address` is in the page cache, as far as the system can tell.
+    /// Makes a system call.
     pub fn is_cached(&self, address: Address, guard: &Guard) -> bool {
         self.at(address.slot(), guard).is_none_or(|segment| segment.file().is_cached(address.offset()))
     }
 
-    /// Asks the device for the entry at `address`, and waits for nothing. A system call.
+    /// Requests the entry at `address` from the device and does not wait. Makes a system call.
     pub fn will_need(&self, address: Address, guard: &Guard) {
         if let Some(segment) = self.at(address.slot(), guard) {
             segment.file().will_need(address.offset(), FIRST_READ as u64);
@@ -260,11 +276,12 @@ impl SegmentTable {
 
 impl Drop for SegmentTable {
     fn drop(&mut self) {
-        let used = self.free.lock().next as usize; // slots beyond were never given out
+        let used = self.free.lock().next as usize; // later slots were never assigned
         for slot in &self.slots[..used] {
             let pointer = slot.swap(std::ptr::null_mut(), Ordering::AcqRel);
             if !pointer.is_null() {
-                // SAFETY: `&mut self`: nobody reads through the table; the swap leaves null to deferred dismissals.
+                // SAFETY: `&mut self` excludes readers of the table. The swap leaves null for
+                // deferred removals, so they do not release the reference again.
                 drop(unsafe { Arc::from_raw(pointer) });
             }
         }
@@ -332,7 +349,7 @@ mod tests {
     #[test]
     fn segments_get_their_former_slots_and_new_ones_get_others() {
         let all: Vec<Arc<Segment>> = [3, 4, 7, 9].map(segment).to_vec();
-        // 5 is gone since; 7 and 9 came after the table was written.
+        // Segment 5 was deleted since; 7 and 9 were created after the slots were saved.
         let then = HashMap::from([(SegmentId(3), 2), (SegmentId(4), 0), (SegmentId(5), 1)]);
         let table = SegmentTable::with_slots(5);
         assert!(table.add_all(&all, &then));
@@ -341,7 +358,7 @@ mod tests {
         assert_eq!(table.add(&segment(10)), Some(1));
         assert_eq!(table.add(&segment(11)), None);
 
-        // What makes no sense is a table without it.
+        // Contradictory or impossible slots are replaced.
         let then = HashMap::from([(SegmentId(3), 1), (SegmentId(4), 1), (SegmentId(7), 77)]);
         let table = SegmentTable::with_slots(4);
         assert!(table.add_all(&all, &then));

@@ -1,9 +1,9 @@
-//! # Appending: a commit's frames at the ends of the logs
+//! # Appending the frames of a commit to the logs
 //!
-//! Places are reserved first: within the open segments by one exchange, else under the order lock.
-//! Room was checked before (order I1), so that only the kernel can refuse. Then the frames are
-//! copied, in parallel with those of other commits. Where a run crosses into the next segment the
-//! full one ends with a seal (order I2, tail I1).
+//! A commit first reserves places: within the open segments by one atomic exchange, otherwise under
+//! the order lock. The room was checked before (commit I1), so that only a write can fail. Then the
+//! frames are copied, in parallel with those of other commits. If a run continues in the next
+//! segment, the full one ends with a seal (commit I2, tail I1).
 
 use std::sync::Arc;
 
@@ -20,28 +20,28 @@ use crate::sync::atomic::Ordering;
 use crate::types::Seq;
 use crate::window::{ClosedWindow, TailSet};
 
-/// Full segments that are checked for stores at each roll: commits in more of them are rare.
+/// Full segments that each roll checks for running stores. Commits rarely span more segments.
 const MAX_CHECKED_SEGMENTS: usize = 16;
 
-/// Frames of one run that stand behind each other in one segment.
+/// Consecutive frames of one run in one segment.
 pub(super) struct FrameChunk<S> {
     pub(super) segment: S,
     pub(super) offset: u64,
-    /// Gap before the first one.
+    /// Gap before the first frame.
     pub(super) gap: u8,
-    /// Which part of the commit, and its pieces.
+    /// Index of the run in the commit, and the range of its frames.
     pub(super) part: u8,
     pub(super) from: usize,
     pub(super) to: usize,
 }
 
-/// The places of a commit that crosses into other segments.
+/// Places of a commit that was reserved under the order lock.
 pub(super) type FrameChunks = SmallVec<[FrameChunk<Arc<Segment>>; 2]>;
 
 impl Store {
-    /// Takes a seq, and places for the encoded runs, of a closed window: continues in further
-    /// segments where that is needed. Returns the places, and whether a log went on. Any failure
-    /// poisons.
+    /// Reserves a seq, and places for the encoded runs, while the window is closed. Continues in
+    /// further segments if necessary. Returns the seq, the places, and whether a log continued in
+    /// another segment. Any failure poisons the store.
     pub(super) fn reserve_across(
         &self,
         order: &mut CommitState,
@@ -52,7 +52,8 @@ impl Store {
         for (part, run) in encoded.runs.iter().copied().enumerate() {
             let log = self.log(run.log);
             let tail = tail_of(run.log, encoded.is_hot);
-            // Set by rounds, taken under the order lock only; set later, it is for the next commit.
+            // Sync rounds set this flag, and it is cleared only under the order lock. If it is set
+            // after this check, the next commit writes the note.
             if log.is_watermark_due.load(Ordering::Relaxed)
                 && log.is_watermark_due.swap(false, Ordering::Relaxed)
             {
@@ -85,8 +86,8 @@ impl Store {
         Ok((closed.word.take_seq(), chunks, rolled))
     }
 
-    /// Seals and copies frames of commit `seq` to their place. Calls `placed` with the write, the
-    /// address and the span of each.
+    /// Completes the headers of frames of commit `seq` and copies the frames to their place. Calls
+    /// `placed` with the write, the address and the span of each frame.
     pub(super) fn copy_chunk(
         seq: Seq,
         encoded: &mut EncodedCommit,
@@ -123,7 +124,7 @@ impl Store {
         Ok(())
     }
 
-    /// Appends a note of the durable watermark. True if the log went on to its next segment.
+    /// Appends a note of the durable mark. Returns true if the log continued in its next segment.
     pub(crate) fn append_watermark(
         &self,
         order: &mut CommitState,
@@ -134,7 +135,7 @@ impl Store {
         let offset = closed.word.offset(tail);
         if order.tails[tail].segment.is_none() || order.tails[tail].room_after(offset) < CONTROL_FRAME_BYTES {
             if order.preallocated[log_of(tail).index()].is_empty() {
-                return Ok(false); // a note is a help to recovery, not a promise
+                return Ok(false); // recovery can do without a note
             }
             self.roll(order, closed, tail)?;
             rolled = true;
@@ -144,7 +145,7 @@ impl Store {
         Ok(rolled)
     }
 
-    /// Appends a frame that is no operation.
+    /// Appends a frame that is not an operation: a note or a seal.
     fn append_control_frame(
         &self,
         tail: &Tail,
@@ -168,7 +169,7 @@ impl Store {
         Ok(())
     }
 
-    /// Seals the present segment, naming the next ready one, and goes on there.
+    /// Seals the current segment with the name of the next preallocated one, and continues there.
     fn roll(&self, order: &mut CommitState, closed: &mut ClosedWindow<'_>, tail: usize) -> Result<()> {
         let log = self.log(log_of(tail));
         let Some(next) = order.preallocated[log.id.index()].pop_front() else {
@@ -182,13 +183,13 @@ impl Store {
             self.append_control_frame(&order.tails[tail], closed, tail, seal)?;
         }
         let here = &mut order.tails[tail];
-        // Full segments with stores under way keep their descriptors, so there must be few.
+        // Full segments with running stores keep their descriptors, so there must be few.
         let (visible, latest) = (self.visible(), here.unsynced.iter().rev().take(MAX_CHECKED_SEGMENTS));
         for (end, segment) in latest.filter(|(_, segment)| segment.last_seq() <= visible) {
             segment.file().end_stores(*end);
         }
         if let Some(full) = here.segment.take() {
-            // The commit that is being placed may have its first frames in it.
+            // The commit that is being placed may have its first frames in this segment.
             full.note_seq(closed.word.next());
             full.seal(log.appended());
             self.sealed_since_root.fetch_add(1, Ordering::Relaxed);
@@ -204,7 +205,7 @@ impl Store {
 }
 
 impl CommitState {
-    /// Has the window reserve in the present tails.
+    /// Publishes the current tails to the window, for reservations without the order lock.
     pub(super) fn publish_tail_set(&self, closed: &mut ClosedWindow<'_>) {
         closed.set_tail_set(TailSet::new(self.tails.each_ref().map(Tail::open_tail)));
     }

@@ -1,11 +1,11 @@
-//! # Bulk load: pairs in the order of their keys become a keyspace
+//! # Bulk load: creation of a keyspace from sorted pairs
 //!
-//! They go into a keyspace in the making (`making`), straight into the engine's files where it has
-//! some (`fill`). At the end that has its name, all at once; before it nothing is there.
+//! The pairs are written to an unpublished keyspace, bypassing the log if the engine has files of
+//! its own (`ingest`). At the end one commit publishes the keyspace.
 //!
 //! ## Crash
 //!
-//! The keyspace is what it was, or all that was loaded.
+//! The keyspace is unchanged, or contains everything that was loaded.
 
 use std::io;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use super::unpublished::CommitBlock;
 use super::{EngineChoice, KeyspaceState, Store};
 use crate::error::{Error, Result};
 
-/// A bulk load on its way. Dropped, it leaves nothing.
+/// Running bulk load. If it is dropped before [`BulkLoad::finish`], nothing changes.
 pub struct BulkLoad {
     writer: IngestWriter,
     is_replacing: bool,
@@ -37,9 +37,16 @@ pub struct BulkLoadReport {
 }
 
 impl Store {
-    /// Begins a bulk load into `name`, of what `choice` says, and where it does not of what the
-    /// keyspace that is there is, or `default`. With `replaces` what is there goes, whatever its
-    /// engine; without, it must be empty.
+    /// Starts a bulk load into `name`. Parts that `choice` leaves open are those of the present
+    /// keyspace, or `default`. If `replaces`, the load replaces the present keyspace, of any
+    /// engine; otherwise that keyspace must be empty.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::InvalidArgument`] if the keyspace is not empty, or if its name, the engine
+    /// or an option is not valid. Returns [`Error::EngineMismatch`] if an empty keyspace has
+    /// another engine or option than `choice`. Returns [`Error::Closed`], [`Error::ReadOnly`] or
+    /// [`Error::Poisoned`] if writes are not possible, and errors of a read or write.
     pub fn begin_bulk_load(
         self: &Arc<Store>,
         name: &str,
@@ -63,7 +70,7 @@ impl Store {
         })
     }
 
-    /// Whether a keyspace holds nothing that a load would take away.
+    /// Returns an error unless the present keyspace has the chosen engine and is empty.
     fn check_empty(&self, before: Option<&KeyspaceState>, choice: EngineChoice<'_>) -> Result<()> {
         let Some(before) = before else { return Ok(()) };
         self.check_choice(before, choice)?;
@@ -76,8 +83,14 @@ impl Store {
 }
 
 impl BulkLoad {
-    /// Takes the next pair. One whose key is not above the last one's, or that is too large, is
-    /// refused, and the load can go on with another; after any other error it can only be dropped.
+    /// Adds the next pair. After [`Error::TooLarge`] or an unsorted key the load may continue with
+    /// another pair; after any other error it must be dropped.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::InvalidArgument`] if the key is not above the previous one, or an earlier
+    /// pair failed. Returns [`Error::TooLarge`] if key or value exceeds its limit, and errors of a
+    /// write.
     pub fn push(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
         self.check_next(key)?;
         let put = self.writer.put(key, value);
@@ -87,9 +100,13 @@ impl BulkLoad {
         Ok(())
     }
 
-    /// Takes the next pair, whose value is what `value` gives until its end, piece by piece.
-    /// Returns the bytes of the value. A key that is not above the last one's is refused as by
-    /// [`BulkLoad::push`]; after any other error the load can only be dropped.
+    /// Adds the next pair; its value consists of all bytes that `value` returns. Returns the bytes
+    /// of the value. After an unsorted key the load may continue; after any other error it must be
+    /// dropped.
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`BulkLoad::push`], and [`Error::Io`] if `value` cannot be read.
     pub fn push_reader(&mut self, key: &[u8], value: &mut dyn io::Read) -> Result<u64> {
         self.check_next(key)?;
         self.has_failed = true;
@@ -129,13 +146,19 @@ impl BulkLoad {
         }
     }
 
-    /// What it took so far.
+    /// Returns the result so far.
     #[must_use]
     pub fn progress(&self) -> BulkLoadReport {
         self.report
     }
 
-    /// Makes all of it the keyspace, durably.
+    /// Publishes the loaded pairs as the keyspace, durably.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::InvalidArgument`] if an earlier pair failed, or if the keyspace is not
+    /// empty any more and must be. Returns [`Error::EngineMismatch`] if it was created with another
+    /// engine or option since. Returns errors of a write, of a sync or of the commit.
     pub fn finish(mut self) -> Result<BulkLoadReport> {
         self.check_not_failed()?;
         self.writer.end_key_order()?;
@@ -145,7 +168,8 @@ impl BulkLoad {
         let before = store.find_keyspace(self.writer.keyspace().name())?;
         let _held: Option<CommitBlock<'_>> = before.as_deref().map(|before| store.block_commits(before));
         if !self.is_replacing {
-            // In full: what was made meanwhile with options is not to lose them.
+            // With all options: if the keyspace was created with options since, they must not be
+            // lost.
             let keyspace = self.writer.keyspace();
             let options = keyspace.options().with_defaults(store.option_specs(keyspace.engine_name()));
             let choice = EngineChoice { engine: Some(keyspace.engine_name()), options: &options };

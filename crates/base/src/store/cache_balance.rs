@@ -1,15 +1,16 @@
-//! # Balance: caches give way to what must be in memory, and to each other
+//! # Cache balance: evictions for other memory, and between caches
 //!
-//! Indexes and memtables take what they need at once; caches stop below the budget, and as far
-//! below as there is memory between their blocks that cannot be given back, and give way within a
-//! step of the background's. Where a commit finds no room it has them give way itself, whosever
-//! they are, before anything is refused.
+//! Indexes and memtables allocate memory at once. Caches stop below the memory budget, and shrink
+//! within one step of the background if other parts need memory. Their limit is lower by the memory
+//! between cache blocks that cannot be returned to the system. A commit that finds no memory evicts
+//! entries of all caches itself before it is refused.
 //!
 //! ## Threads
 //!
-//! Any. Who lets go is listed first, under the catalogue's own locks, one at a time; none of them
-//! is held while engines let go under theirs, which are last in the order of all. A commit calls it
-//! without a lock and without a guard, the background within a step.
+//! Any thread. A step first lists the caches, and takes the locks of the catalog one at a time for
+//! that. No lock of the catalog is held while engines evict under their own locks, which are the
+//! last in the lock order. A commit calls this module without locks and without an epoch guard, the
+//! maintenance thread within a step.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,21 +21,22 @@ use crate::engine::Engine;
 use crate::memory::{MemoryPart, block_alloc};
 use crate::sync::atomic::Ordering;
 
-/// From one step of the arbiter to the next, where there are threads.
+/// Interval between two steps of the cache arbiter, if there are background threads.
 const BALANCE_INTERVAL: Duration = Duration::from_millis(100);
-/// What caches let go for a commit that found no room: this part of the budget.
+/// Part of the budget that caches evict for a commit that found no memory.
 const RELIEF_DIVISOR: u64 = 8;
-/// What they let go for one that took of the last there is, and at most as much again: some tens of
-/// microseconds, once for many commits.
+/// Bytes that caches evict for a commit that used some of the last free memory. They evict at most
+/// as much again for memory above the limit. Small, because the commit waits for the eviction.
 const SMALL_EVICTION: u64 = 128 << 10;
-/// What is between blocks is given back when it is more by this part of the budget.
+/// Growth of the free memory between cache blocks, as a part of the budget, at which it is
+/// returned.
 const TRIM_DIVISOR: u64 = 64;
-/// Caches come to stand on huge pages while so much of their limit is free: what is let go soon
-/// would take these apart.
+/// Caches are moved to huge pages only while this part of their limit is free. Otherwise evictions
+/// would soon split the huge pages.
 const HUGE_PAGE_DIVISOR: u64 = 16;
 
 impl Store {
-    /// Calls `with` with all caches and what lets go of them.
+    /// Calls `with` with all caches, and with a function that evicts from one of them.
     fn with_caches<R>(&self, with: impl FnOnce(&[&CacheShare], &dyn Fn(usize, u64)) -> R) -> R {
         let keyspaces = self.catalog.all();
         let engines: Vec<&Arc<dyn Engine>> =
@@ -54,7 +56,7 @@ impl Store {
         })
     }
 
-    /// What each cache has, and may have.
+    /// Returns the size and the limit of each cache.
     pub(super) fn cache_stats(&self) -> Vec<CacheStats> {
         let stats = |keyspace: Option<String>, cache: &CacheShare| {
             let share = Some(cache.share()).filter(|share| *share != u64::MAX);
@@ -69,7 +71,8 @@ impl Store {
         std::iter::once(values).chain(caches).collect()
     }
 
-    /// Has caches give way to the others, and a step of their shares, if one is due.
+    /// Shrinks the caches if other parts need memory, and adjusts the shares of the caches if a
+    /// step is due.
     pub(super) fn balance_caches(&self) {
         let memory = &self.context.memory;
         let over = memory.total().saturating_sub(memory.cache_limit());
@@ -95,36 +98,37 @@ impl Store {
         });
     }
 
-    /// Takes down how many commits there were since it last did.
+    /// Samples the number of commits since the last call.
     fn sample_commit_rate(&self, now: Duration) {
         let (looks, speed) = &mut *self.commit_rate.lock();
         let (commits, time) = looks.sample(self.visible(), now);
         speed.add(commits, time);
     }
 
-    /// Gives back what is free between the blocks of caches, once it is more by a part of the
-    /// budget than when that was last done, or less was free. What is left of it caches do not
-    /// fill.
+    /// Returns free memory between cache blocks to the system if it exceeds its smallest value
+    /// since the last return by a part of the budget. The limit of the caches is reduced by the
+    /// rest.
     pub(super) fn trim_cache_memory(&self) {
         let (between, share) = (block_alloc::fragmented_bytes(), self.context.memory.budget() / TRIM_DIVISOR);
         let least = self.min_fragmentation.load(Ordering::Relaxed).min(between);
         self.min_fragmentation.store(least, Ordering::Relaxed);
         if between > least + share {
-            // What is let go meanwhile is none of what cannot be given back.
+            // Uses the value from before the call: memory that is freed during the call can still
+            // be returned.
             let given = block_alloc::release_pages();
             self.min_fragmentation.store(between.saturating_sub(given), Ordering::Relaxed);
         }
         self.context.memory.set_fragmentation(self.cache_fragmentation());
     }
 
-    /// What is free between the blocks of caches and is still memory: of that of the process, the
-    /// part of this database's caches.
+    /// Returns the memory between cache blocks that is free but not returned. Free memory of the
+    /// process is attributed to this database in proportion to its caches.
     fn cache_fragmentation(&self) -> u64 {
         let (cached, all) = (self.context.memory.used(MemoryPart::Cache), block_alloc::in_use());
         proportion(block_alloc::fragmented_bytes(), cached, all.max(cached))
     }
 
-    /// Has caches let `bytes` go, each in proportion to what it has.
+    /// Evicts about `bytes` bytes from the caches, in proportion to their sizes.
     pub(super) fn evict_bytes(&self, bytes: u64) {
         self.with_caches(|caches, let_go| {
             let all: u64 = caches.iter().map(|cache| cache.bytes()).sum();
@@ -134,21 +138,22 @@ impl Store {
         });
     }
 
-    /// A commit took some of the last that there is, and the background, which may be in the midst
-    /// of something, has not had caches give way yet: they give more for it than it took, and
-    /// little, since it waits. Where they have nearly nothing each commit would ask in vain.
+    /// Evicts a little for a commit that used some of the last free memory while the background,
+    /// which may be in a long step, has not shrunk the caches. Evicts more than the commit used,
+    /// but not much, because the commit waits. Does nothing if the caches are nearly empty, because
+    /// every commit would then try in vain.
     pub(super) fn evict_small(&self) {
         let memory = &self.context.memory;
         if memory.used(MemoryPart::Cache) < SMALL_EVICTION && !memory.is_over_budget() {
             return;
         }
-        self.signals.wake(); // for the rest
+        self.signals.wake(); // evicts the rest
         self.evict_bytes(
             SMALL_EVICTION + memory.total().saturating_sub(memory.evict_limit()).min(SMALL_EVICTION),
         );
     }
 
-    /// A commit found no room: caches give way for it. False if none could.
+    /// Evicts for a commit that found no memory. Returns false if no cache could shrink.
     pub(super) fn evict_for_commit(&self) -> bool {
         let memory = &self.context.memory;
         let (cached, over) =

@@ -1,11 +1,13 @@
-//! # Catalogue: keyspaces, created and dropped by commits
+//! # Catalog: the list of keyspaces, changed by commits
 //!
-//! A keyspace's creation, clearing and drop are synced commits in the journal; ROOT holds the
-//! catalogue of its floor. A cleared keyspace is a new one of the same name: one record does both,
-//! and so it does for one that was made beside it (`making`), maybe with another engine. What was
-//! chosen of the engine's options stands beside its name, if anything was: before the first record
-//! that says so, both slots of ROOT have the version that knows of it. What was dropped is kept
-//! until that is durable and no view shows it (commit.md R17, scenario 12).
+//! Creating, clearing and dropping a keyspace are synced commits in the journal. ROOT contains the
+//! catalog as of its floor.
+//!
+//! Clearing replaces a keyspace by a new one of the same name in one record. A keyspace that was
+//! filled without a name (`unpublished`) is published by the same record, maybe with another
+//! engine. The record contains the options that were chosen for the engine, if any. Before the
+//! first such record, both slots of ROOT get the format version that knows options. A dropped
+//! keyspace is kept until the drop is durable and no view shows it (commit.md R17, scenario 12).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -27,29 +29,29 @@ const MAX_NAME: usize = 255;
 /// Live keyspaces by name.
 pub(crate) type KeyspaceMap = BTreeMap<String, Arc<KeyspaceState>>;
 
-/// The live keyspaces.
+/// Live keyspaces and their last change.
 #[derive(Debug, Default)]
 struct LiveKeyspaces {
     map: Arc<KeyspaceMap>,
-    /// The commit that changed them last; zero if none has since the opening.
+    /// Last commit that changed them; zero if none did since the opening.
     changed_seq: Seq,
 }
 
-/// The keyspaces there are and were.
+/// Present and dropped keyspaces.
 #[derive(Debug, Default)]
 pub(crate) struct Catalog {
     live: RwLock<LiveKeyspaces>,
-    /// Without a name so far: see `making`.
+    /// Keyspaces without a name so far (`unpublished`).
     unpublished: Mutex<Vec<Arc<KeyspaceState>>>,
     dropped: Mutex<Vec<Arc<KeyspaceState>>>,
     next_id: AtomicU32,
-    /// A keyspace was made with options, some time.
+    /// Whether a keyspace was ever created with options.
     has_options: AtomicBool,
-    /// One change at a time.
+    /// Serializes changes.
     change_lock: Mutex<()>,
 }
 
-/// What a creation's record says beside the name.
+/// Encodes the value of a creation record; the key is the name.
 pub(crate) fn encode_entry(id: KeyspaceId, engine: &str, options: &EngineOptions) -> Vec<u8> {
     let mut w = FieldWriter::default();
     w.u32(id.0);
@@ -60,7 +62,7 @@ pub(crate) fn encode_entry(id: KeyspaceId, engine: &str, options: &EngineOptions
     w.0
 }
 
-/// The keyspace that a catalogue record is about, and what it says of it (`None`: dropped).
+/// Decodes a catalog record. Returns the name, and the entry or `None` if the keyspace is dropped.
 pub(crate) fn decode_entry(record: &Record<'_>) -> Result<(String, Option<CatalogEntry>), Damage> {
     let bad = |field| Damage::BadField { field, value: record.key.len() as u64 };
     let name = String::from_utf8(record.key.to_vec()).map_err(|_| bad("name"))?;
@@ -84,64 +86,65 @@ impl Catalog {
         }
     }
 
-    /// The live ones.
+    /// Returns the live keyspaces.
     pub(crate) fn map(&self) -> Arc<KeyspaceMap> {
         Arc::clone(&self.live.read().map)
     }
 
-    /// The live ones, and the commit that changed them last.
+    /// Returns the live keyspaces and the last commit that changed them.
     pub(super) fn map_and_changed_seq(&self) -> (Arc<KeyspaceMap>, Seq) {
         let live = self.live.read();
         (Arc::clone(&live.map), live.changed_seq)
     }
 
-    /// The live ones, and those in the making.
+    /// Returns the live and the unpublished keyspaces.
     pub(crate) fn live_and_unpublished(&self) -> Vec<Arc<KeyspaceState>> {
-        // In this order: what is published meanwhile is found in one of them.
+        // In this order, a keyspace that is published concurrently is found at least once.
         let mut present = self.unpublished.lock().clone();
         present.extend(self.map().values().cloned());
         present
     }
 
-    /// All that entries in logs may belong to, live, dropped, or in the making.
+    /// Returns all keyspaces to which log entries may belong: live, dropped and unpublished.
     pub(crate) fn all(&self) -> Vec<Arc<KeyspaceState>> {
         let mut all = self.live_and_unpublished();
         all.extend(self.dropped.lock().iter().cloned());
-        // Who was published or dropped between two of the looks was seen twice.
+        // A keyspace that was published or dropped concurrently was found twice.
         all.sort_by_key(|keyspace| keyspace.id());
         all.dedup_by_key(|keyspace| keyspace.id());
         all
     }
 
-    /// From now on entries in logs may belong to it.
+    /// Registers an unpublished keyspace: log entries may belong to it from now on.
     pub(super) fn register_unpublished(&self, keyspace: Arc<KeyspaceState>) {
         self.unpublished.lock().push(keyspace);
     }
 
-    /// While no commit runs: it has its name from commit `seq` on.
+    /// Gives a keyspace its name at commit `seq`. No commit may run concurrently.
     pub(super) fn publish(&self, keyspace: &Arc<KeyspaceState>, seq: Seq) {
         self.set(keyspace.name(), Some(Arc::clone(keyspace)), seq);
         self.unpublished.lock().retain(|other| !Arc::ptr_eq(other, keyspace));
     }
 
-    /// While no commit runs, at commit `seq`: it will never have a name.
+    /// Drops an unpublished keyspace at commit `seq`. No commit may run concurrently.
     pub(super) fn discard(&self, keyspace: &Arc<KeyspaceState>, seq: Seq) {
         keyspace.set_dropped_seq(seq);
         self.dropped.lock().push(Arc::clone(keyspace));
         self.unpublished.lock().retain(|other| !Arc::ptr_eq(other, keyspace));
     }
 
-    /// A number that no keyspace ever had, as far as ROOT and the journal know.
+    /// Returns an id that no keyspace had, as far as ROOT and the journal know.
     pub(super) fn new_id(&self) -> KeyspaceId {
         KeyspaceId(self.next_id.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// No keyspace is created, replaced or dropped while this is held.
+    /// Prevents other threads from creating, replacing or dropping keyspaces while the guard is
+    /// held.
     pub(super) fn lock_changes(&self) -> MutexGuard<'_, ()> {
         self.change_lock.lock()
     }
 
-    /// Whether a keyspace was made with options, some time.
+    /// Returns whether a keyspace was ever created with options.
     pub(crate) fn has_options(&self) -> bool {
         self.has_options.load(Ordering::Acquire)
     }
@@ -150,7 +153,7 @@ impl Catalog {
         KeyspaceId(self.next_id.load(Ordering::Relaxed))
     }
 
-    /// What ROOT says with this floor.
+    /// Returns the entries of ROOT for this floor.
     pub(crate) fn entries_at(&self, floor: Seq) -> Vec<CatalogEntry> {
         let mut entries: Vec<_> = self
             .all()
@@ -167,7 +170,7 @@ impl Catalog {
         entries
     }
 
-    /// While no commit runs: `name` is `kept` from commit `seq` on (`None`: nothing).
+    /// Assigns `name` to `keyspace`, or to none, at commit `seq`. No commit may run concurrently.
     fn set(&self, name: &str, keyspace: Option<Arc<KeyspaceState>>, seq: Seq) {
         let mut live = self.live.write();
         live.changed_seq = seq;
@@ -185,7 +188,7 @@ impl Catalog {
         }
     }
 
-    /// Takes dropped keyspaces whose drop is durable and that no view shows.
+    /// Takes the dropped keyspaces that no view shows and the drop of which is durable.
     pub(crate) fn take_reclaimable(&self, durable: Seq, oldest_view: Option<Seq>) -> Vec<Arc<KeyspaceState>> {
         let mut dead = Vec::new();
         self.dropped.lock().retain(|keyspace| {
@@ -200,7 +203,7 @@ impl Catalog {
     }
 }
 
-/// Whether a keyspace can have this name.
+/// Checks the name of a keyspace.
 pub(super) fn check_name(name: &str) -> Result<()> {
     if name.is_empty() || name.len() > MAX_NAME {
         let why = format!("{} bytes; must be 1 to {MAX_NAME}", name.len());
@@ -214,8 +217,15 @@ impl Store {
         self.factories.iter().find(|f| f.name() == name)
     }
 
-    /// The keyspace `name`; created as `choice` says (of the engine `default`, if it does not) if
-    /// there is none.
+    /// Returns the keyspace `name`. If there is none, creates it as `choice` says; `default` is the
+    /// engine if `choice` has none.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::EngineMismatch`] if the keyspace exists with another engine or option.
+    /// Returns [`Error::InvalidArgument`] if the name, the engine or an option is not valid.
+    /// Returns [`Error::ReadOnly`] if a read-only database does not have the keyspace. Returns
+    /// [`Error::Closed`], [`Error::Poisoned`] and errors of the commit.
     pub fn keyspace(
         &self,
         name: &str,
@@ -239,7 +249,8 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// [`Error::KeyspaceExists`] if there is one; else as [`Store::keyspace`].
+    /// Returns [`Error::KeyspaceExists`] if there is one, and otherwise the errors of
+    /// [`Store::keyspace`].
     pub fn create_keyspace(
         &self,
         name: &str,
@@ -266,7 +277,7 @@ impl Store {
         Ok(Some(keyspace))
     }
 
-    /// Refuses what is asked for of `kept`'s engine and options, unless that is what they are.
+    /// Checks that `keyspace` has the engine and the options of `choice`.
     pub(super) fn check_choice(&self, keyspace: &KeyspaceState, choice: EngineChoice<'_>) -> Result<()> {
         let (name, engine) = (keyspace.name().to_owned(), keyspace.engine_name());
         if let Some(asked) = choice.engine.filter(|asked| *asked != engine) {
@@ -292,7 +303,7 @@ impl Store {
         }
     }
 
-    /// The engine of this name, if it has such options.
+    /// Returns the engine of this name and checks that it has such options.
     pub(super) fn factory_with_options(
         &self,
         engine: &str,
@@ -307,13 +318,13 @@ impl Store {
         Ok(factory)
     }
 
-    /// The options of an engine.
+    /// Returns the options of an engine.
     pub(super) fn option_specs(&self, engine: &str) -> &'static [OptionSpec] {
         self.factory(engine).map_or(&[], |factory| factory.options())
     }
 
-    /// Commits, durably, that `name` is a new keyspace, or what is left of `cleared`. The caller
-    /// holds `change_lock`.
+    /// Creates a keyspace by a durable commit; `cleared` is the keyspace that it replaces. The
+    /// caller holds `change_lock`.
     fn commit_new_keyspace(
         &self,
         name: &str,
@@ -326,7 +337,7 @@ impl Store {
         Ok(new)
     }
 
-    /// A keyspace with a number of its own, unknown to everybody, that is to have `name`.
+    /// Returns a new keyspace with an id of its own, which is not registered or published yet.
     pub(super) fn new_keyspace_state(
         &self,
         name: &str,
@@ -342,8 +353,8 @@ impl Store {
         Ok(KeyspaceState::new(id, name, made, options.clone(), Seq::LATEST))
     }
 
-    /// Before a record has options both slots of ROOT say so: a build that knows of none is told
-    /// there that it is too old.
+    /// Writes to both slots of ROOT that options exist, before a record has some. A build that does
+    /// not know options then rejects the database.
     fn write_options_to_root(&self) -> Result<()> {
         let mut m = self.maintenance.lock();
         if self.catalog.has_options() {
@@ -357,8 +368,8 @@ impl Store {
         written
     }
 
-    /// Commits, durably, that `new` has its name, maybe in place of `before`, whose handles go on
-    /// with it. The caller holds `change_lock`.
+    /// Publishes `new` under its name by a durable commit. `before` is the keyspace that it
+    /// replaces: handles of it continue with `new`. The caller holds `change_lock`.
     pub(super) fn publish_keyspace(
         &self,
         new: &Arc<KeyspaceState>,
@@ -374,23 +385,37 @@ impl Store {
         self.acknowledge_unreported(seq, Durability::Sync)
     }
 
-    /// The keyspace `name` if there is one.
+    /// Returns the keyspace `name` if there is one.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Closed`], or [`Error::Poisoned`] after a panic in a commit.
     pub fn find_keyspace(&self, name: &str) -> Result<Option<Arc<KeyspaceState>>> {
         self.check_open()?;
         Ok(self.catalog.map().get(name).cloned())
     }
 
-    /// What has the name of a cleared keyspace now; an error if it was dropped.
+    /// Returns the keyspace that replaced a cleared keyspace.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::KeyspaceNotFound`] if the keyspace was dropped. Returns [`Error::Closed`],
+    /// or [`Error::Poisoned`] after a panic in a commit.
     pub fn successor(&self, keyspace: &KeyspaceState) -> Result<Arc<KeyspaceState>> {
         self.check_open()?;
-        // A dropped keyspace that was created again is another one: its handles do not come back to
-        // life.
+        // A keyspace that was dropped and created again is another one: old handles stay invalid.
         let cleared = |new: &Arc<KeyspaceState>| new.is_successor_of(keyspace.id());
         let found = self.catalog.map().get(keyspace.name()).cloned().filter(cleared);
         found.ok_or_else(|| Error::KeyspaceNotFound { name: keyspace.name().to_owned() })
     }
 
-    /// Replaces `kept` by an empty keyspace of the same name, engine and options.
+    /// Replaces `keyspace` by an empty one of the same name, engine and options.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::KeyspaceNotFound`] if it was dropped or replaced already, and errors of the
+    /// commit. Returns [`Error::Closed`], [`Error::ReadOnly`] or [`Error::Poisoned`] if writes are
+    /// not possible.
     pub fn clear_keyspace(&self, keyspace: &Arc<KeyspaceState>) -> Result<Arc<KeyspaceState>> {
         self.check_writable()?;
         let _changing = self.catalog.lock_changes();
@@ -400,7 +425,12 @@ impl Store {
         self.commit_new_keyspace(keyspace.name(), keyspace.engine_name(), keyspace.options(), Some(keyspace))
     }
 
-    /// Drops the keyspace `name`. False if there is none.
+    /// Drops the keyspace `name`. Returns false if there is none.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Closed`], [`Error::ReadOnly`] or [`Error::Poisoned`] if writes are not
+    /// possible, and errors of the commit.
     pub fn drop_keyspace(&self, name: &str) -> Result<bool> {
         self.check_writable()?;
         let _changing = self.catalog.lock_changes();
@@ -415,7 +445,7 @@ impl Store {
         Ok(true)
     }
 
-    /// The keyspaces, by name.
+    /// Returns the keyspaces in the order of their names.
     #[must_use]
     pub fn keyspaces(&self) -> Vec<KeyspaceInfo> {
         let describe = |keyspace: &Arc<KeyspaceState>| KeyspaceInfo {

@@ -1,29 +1,29 @@
-//! # Watch: what commits change in a keyspace that is being copied
+//! # Change tracker: keys that commits change in a keyspace during a conversion
 //!
 //! ## Picture
 //!
 //! ```text
-//!  commit:  applied ─> note(key) ─> keys ── more than fit ──> marks: a bit for each hash
-//!                                         │                          │
-//!  conversion:  [no commit: view, take] └── these are copied again ┴── so is every key whose bit is set
+//!  commit:  applied ─> record(key) ─> set of keys ── too large ──> marks: a bit for each hash
+//!                                          │                             │
+//!  conversion:  [no commit: view, take] └── copies these again ──────────┴── or all marked keys
 //! ```
 //!
 //! ## Invariants
 //!
-//! 1. A key is noted by the commit that changes it, before it is complete. A view is registered and
-//!    notes are taken while no commit runs, so that what is taken is all that changed since the
-//!    view before.
-//! 2. While the keyspace is held no commit that touches it gets a number.
+//! 1. A commit records a key before the commit is complete. While a view is registered and the
+//!    changes are taken, no commit runs. So the taken keys are all that changed since the previous
+//!    view.
+//! 2. While the keyspace is blocked, no commit to it gets a seq.
 //!
 //! ## Threads
 //!
-//! Committers look at one flag. Behind it one lock, which is taken after stripes. Whoever meets a
-//! held keyspace waits without stripes and without a guard.
+//! Committers read one flag. If it is set, they take one lock, after their stripes. A committer
+//! waits for a blocked keyspace without stripes and without an epoch guard.
 //!
 //! ## Costs
 //!
-//! Unwatched: one load an operation. Watched: the key in a set, up to a limit; from then on a bit
-//! of a fixed number of them.
+//! Inactive: one load per operation. Active: the key in a set up to a limit, and after that one
+//! bit.
 
 use std::collections::HashSet;
 use std::hash::Hasher;
@@ -34,12 +34,12 @@ use siphasher::sip::SipHasher13;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Condvar, Mutex};
 
-/// Longest delay of a commit that changes more than is copied.
+/// Longest delay of a commit that changes keys faster than they are copied.
 const MAX_DELAY: Duration = Duration::from_millis(10);
-/// Bytes that an entry of the set takes beside its key, about.
+/// Estimated bytes of an entry of the set in addition to the key.
 const ENTRY_OVERHEAD: usize = 48;
 
-/// How much is noted key by key, and how finely the rest.
+/// Limits of the tracked changes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TrackerLimits {
     /// Bytes of the set.
@@ -59,16 +59,16 @@ impl TrackerLimits {
     }
 }
 
-/// What was changed.
+/// Changes since the last call.
 #[derive(Debug)]
 pub(super) enum ChangedKeys {
-    /// These.
+    /// Changed keys.
     Keys(HashSet<Box<[u8]>>),
-    /// All whose mark is set, and more than there is room for.
+    /// Marks of the changed keys, which were too many for the set.
     Marks(HashMarks),
 }
 
-/// A bit for each hash.
+/// Set of hashes, one bit each.
 #[derive(Debug)]
 pub(super) struct HashMarks(Box<[u64]>);
 
@@ -89,22 +89,22 @@ impl HashMarks {
         self.0[word] |= bit;
     }
 
-    /// Whether the key, or another with its mark, was changed.
+    /// Returns true if the key, or another one with the same bit, was changed.
     pub(super) fn contains(&self, key: &[u8]) -> bool {
         let (word, bit) = self.bit_position(key);
         self.0[word] & bit != 0
     }
 }
 
-/// What is noted since the last look.
+/// Changes since the last [`ChangeTracker::take`].
 #[derive(Debug)]
 struct TrackedChanges {
     limits: TrackerLimits,
     keys: HashSet<Box<[u8]>>,
     bytes: usize,
-    /// There were too many keys for the set.
+    /// Present if there were too many keys for the set.
     marks: Option<HashMarks>,
-    /// From so many keys on commits are delayed.
+    /// Above this number of keys commits are delayed.
     delay_above: usize,
 }
 
@@ -135,13 +135,13 @@ impl TrackedChanges {
     }
 }
 
-/// One keyspace's watch: off but for the time of a conversion.
+/// Change tracker of a keyspace; inactive unless a conversion is running.
 #[derive(Debug, Default)]
 pub(super) struct ChangeTracker {
-    /// Commits have to look closer.
+    /// Whether commits have to take the lock.
     is_active: AtomicBool,
     state: Mutex<TrackerState>,
-    /// It is held no more, or something was copied.
+    /// Signalled when the keyspace is unblocked, and when changes were taken.
     changed: Condvar,
 }
 
@@ -159,7 +159,7 @@ impl TrackerState {
 }
 
 impl ChangeTracker {
-    /// Begins to take notes. False if somebody does already. While no commit runs.
+    /// Starts tracking. Returns false if it is active already. No commit may run concurrently.
     pub(super) fn start(&self, limits: TrackerLimits) -> bool {
         let mut state = self.state.lock();
         if state.changes.is_some() {
@@ -170,27 +170,27 @@ impl ChangeTracker {
         true
     }
 
-    /// Ends it.
+    /// Stops tracking.
     pub(super) fn stop(&self) {
         let mut state = self.state.lock();
         state.changes = None;
         self.update_active(&state);
     }
 
-    /// What was changed since the last call. While no commit runs.
+    /// Takes the changes since the last call. No commit may run concurrently.
     pub(super) fn take(&self) -> ChangedKeys {
         let mut state = self.state.lock();
         self.changed.notify_all();
         state.changes.as_mut().map_or(ChangedKeys::Keys(HashSet::new()), TrackedChanges::take)
     }
 
-    /// How many keys were changed since then, if they are known.
+    /// Returns the number of changed keys, or `None` if they are not known.
     pub(super) fn count(&self) -> Option<usize> {
         let state = self.state.lock();
         state.changes.as_ref().filter(|notes| notes.marks.is_none()).map(|notes| notes.keys.len())
     }
 
-    /// Bytes that the notes take.
+    /// Returns the memory of the changes in bytes.
     pub(super) fn memory(&self) -> u64 {
         let state = self.state.lock();
         let bytes =
@@ -198,36 +198,36 @@ impl ChangeTracker {
         state.changes.as_ref().map_or(0, bytes) as u64
     }
 
-    /// From now on commits are delayed while more than `keys` are noted.
+    /// Delays commits while more than `keys` changed keys are pending.
     pub(super) fn set_delay_above(&self, keys: usize) {
         self.state.lock().changes.iter_mut().for_each(|notes| notes.delay_above = keys);
     }
 
-    /// Whether commits have to look closer.
+    /// Returns true if commits have to take the lock.
     #[inline]
     pub(super) fn is_active(&self) -> bool {
         self.is_active.load(Ordering::Relaxed)
     }
 
-    /// A commit that is not complete yet changed `key`.
+    /// Records that a commit, which is not complete yet, changed `key`.
     #[cold]
     pub(super) fn record(&self, key: &[u8]) {
         self.state.lock().changes.iter_mut().for_each(|notes| notes.add(key));
     }
 
-    /// Whether commits have to wait. Asked by a commit that holds its stripes.
+    /// Returns true if commits must wait. Called by a commit that holds its stripes.
     pub(super) fn is_blocked(&self) -> bool {
         self.is_active() && self.state.lock().is_blocked
     }
 
-    /// While no commit runs: from now on commits wait.
+    /// Blocks commits. No commit may run concurrently.
     pub(super) fn block(&self) {
         let mut state = self.state.lock();
         state.is_blocked = true;
         self.update_active(&state);
     }
 
-    /// Commits go on.
+    /// Unblocks commits.
     pub(super) fn unblock(&self) {
         let mut state = self.state.lock();
         state.is_blocked = false;
@@ -235,7 +235,7 @@ impl ChangeTracker {
         self.changed.notify_all();
     }
 
-    /// Waits until commits may go on.
+    /// Waits until commits are not blocked.
     #[cold]
     pub(super) fn wait_unblocked(&self) {
         let mut state = self.state.lock();
@@ -244,13 +244,13 @@ impl ChangeTracker {
         }
     }
 
-    /// Whether a commit is too far ahead of whoever copies.
+    /// Returns true if commits are too far ahead of the conversion.
     #[cold]
     pub(super) fn is_over_limit(&self) -> bool {
         self.state.lock().is_over_limit()
     }
 
-    /// Slows a commit down that is.
+    /// Delays a commit that is too far ahead.
     #[cold]
     pub(super) fn delay(&self) {
         let mut state = self.state.lock();

@@ -1,16 +1,18 @@
-//! # Checkpoints: what makes opening fast, and lets the journal end somewhere
+//! # Checkpoints: images of the keyspaces, and the position where replay starts
+//!
+//! A checkpoint makes opening fast and frees the journal before its position.
 //!
 //! ## Picture
 //!
 //! ```text
-//!  position c (seq, open segments, next number), freeze | engines move what is frozen, while commits go on
-//!      | images, fuzzily | W >= c2 | ROOT
+//!  position c (seq, open segments, next number), freeze data | engines flush it, commits continue
+//!      | write fuzzy images, up to c2 | sync, durable mark >= c2 | ROOT
 //! ```
 //!
-//! An image holds everything up to c and some of what came until c2; replay from c brings the rest
-//! (engines compare numbers). Entries of segments freed later are dropped on restore: what lived in
-//! them was moved after c, so replay brings it (commit.md, scenario 9). The journal's segments
-//! before c go.
+//! An image contains everything up to c and a part of the commits up to c2. Replay from c adds the
+//! rest, because engines compare seqs. A restore drops index entries that point to segments freed
+//! later. GC moved the live entries of these segments after c, so replay finds the copies
+//! (commit.md, scenario 9). The journal's segments before c are freed.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -36,54 +38,55 @@ use crate::types::{LogId, SegmentId, Seq};
 use crate::views::Views;
 use crate::{event, span};
 
-/// A checkpoint is due after this many times its own size was appended.
+/// A checkpoint is due when the bytes appended exceed the size of the images this many times.
 const IMAGE_FACTOR: u64 = 20;
-/// On a full disk a checkpoint is due after so many of the smallest segments.
+/// On a full disk a checkpoint is due after this many of the smallest segments.
 const FULL_DISK_SEGMENTS: u64 = 4;
-/// The pressure, in hundredths, of as much of the journal as makes a checkpoint due, if none of it
-/// is moved.
+/// Pressure, in percent, of a journal that is just large enough for a checkpoint, if none of it is
+/// flushed.
 const DUE_PRESSURE_PERCENT: u64 = 80;
-/// Where keyspaces were dropped so many times
-/// [`StoreGeometry::gain_checkpoint_bytes`](super::StoreGeometry) must be theirs, and half of what
-/// was appended: no more than that is moved.
+/// Multiple of [`StoreGeometry::gain_checkpoint_bytes`](super::StoreGeometry), or of the size of
+/// the images if that is larger. Dropped keyspaces that occupy so many bytes make a checkpoint due.
+/// They must also occupy half of the appended bytes, so that it flushes no more than it frees.
 const MIN_DROPPED_GAINS: u64 = 2;
-/// Threads that save images of many keyspaces: each waits for the device most of the time.
+/// Threads that save images of many keyspaces. Each waits for the device most of the time.
 const MAX_IMAGE_THREADS: usize = 8;
-/// So many keyspaces are many.
+/// Number of keyspaces from which images are saved in parallel.
 const MANY_KEYSPACES: usize = 16;
-/// An image is written for a caller who asks for space if it is no larger than so many times what
-/// was appended since the last one.
+/// Maximum ratio of the images to the bytes appended since the last checkpoint, if a caller asks
+/// for space.
 const REQUESTED_IMAGE_FACTOR: u64 = 1024;
-/// Steps of engines' work between two looks at the rest of the maintenance.
+/// Steps of an engine between two rounds of the other maintenance.
 const STEPS_PER_PASS: usize = 16;
-/// Steps of engines that are done for who finds no room or no memory; on a full disk so many
-/// without a gain.
+/// Engine steps for a commit that finds no space or no memory. On a full disk, the maximum number
+/// of steps in a row without a gain.
 const RELIEF_STEPS: usize = 8;
 
-/// A checkpoint whose images cannot be saved is left alone by the background for so long, for twice
-/// as long after each further attempt, and for [`MAX_RETRY_DELAY`] at most: an attempt writes the
-/// images of all keyspaces, and what keeps it from ending does so for a while.
+/// Delay before the background retries to save the images of a checkpoint. Doubles with each
+/// further attempt, up to [`MAX_RETRY_DELAY`]. An attempt writes the images of all keyspaces, and
+/// the cause of the failure usually persists for a while.
 const RETRY_DELAY: Duration = Duration::from_millis(50);
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(5);
 
-/// A checkpoint that has begun: its position is taken, and engines move what they froze there.
+/// Checkpoint that has begun: its position is taken, and engines flush the data that they froze.
 #[derive(Debug)]
 pub(crate) struct PendingCheckpoint {
     reference: CheckpointRef,
     keyspaces: Vec<Arc<KeyspaceState>>,
     slots: Vec<(u32, SegmentId)>,
     unsaved: UncheckpointedCounts,
-    /// After an attempt to end it that failed: how long it is left alone, and until when.
+    /// After a failed attempt to end the checkpoint: the delay of the next retry, and its time.
     retry: Option<(Duration, Duration)>,
 }
 
-/// Whether these have taken in what the last start replayed.
+/// Returns whether the engines of `keyspaces` have indexed everything that the last opening
+/// replayed.
 fn is_replay_finished(keyspaces: &[Arc<KeyspaceState>]) -> bool {
     keyspaces.iter().all(|keyspace| keyspace.engine().is_ok_and(|engine| engine.is_replay_finished()))
 }
 
 impl Store {
-    /// Bytes appended to `log` after which its checkpoint is due.
+    /// Returns the bytes appended to `log` after which its checkpoint is due.
     fn checkpoint_due_bytes(&self, log: &LogState) -> u64 {
         let asked = |k: &Arc<KeyspaceState>| {
             k.engine().ok().filter(|_| k.log() == log.id).map(|e| e.checkpoint_after())
@@ -92,9 +95,10 @@ impl Store {
         self.geometry.checkpoint_bytes.max(asked).max(IMAGE_FACTOR * log.image_bytes.load(Ordering::Relaxed))
     }
 
-    /// How far the journal has grown beyond twice what makes a checkpoint due, in hundredths; and
-    /// what of it is not moved yet, beyond 1.25 times that. So writers go at the pace of what is
-    /// moved, from the begin of a checkpoint to its end, where engines say how far they are.
+    /// Returns the pressure of the journal in percent. It is the smaller of two values: the
+    /// appended bytes relative to twice the size that makes a checkpoint due, and the bytes not
+    /// flushed yet relative to 1.25 times that size. So during a checkpoint writers proceed at the
+    /// pace of the flush, if engines report their progress.
     pub(super) fn journal_pressure_percent(&self) -> u64 {
         let log = self.log(LogId::Journal);
         let (appended, moving) = (log.since_checkpoint(), log.checkpointing_bytes.load(Ordering::Relaxed));
@@ -107,7 +111,7 @@ impl Store {
         pressure.checked_div(self.checkpoint_due_bytes(log)).unwrap_or(0)
     }
 
-    /// Begins checkpoints of logs that are due at this pace, and moves on those that have begun.
+    /// Begins checkpoints of logs that are due in this mode, and advances those that have begun.
     pub(super) fn checkpoint_if_due(&self, pace: MaintenanceMode) -> PassOutcome {
         let mut outcome = PassOutcome::default();
         let wants_memory = self.signals.is_memory_wanted.swap(false, Ordering::Relaxed);
@@ -123,8 +127,8 @@ impl Store {
         outcome
     }
 
-    /// Whether the end of a checkpoint of `log` failed a moment ago. Who asks for a step has it
-    /// tried at once.
+    /// Returns whether a checkpoint of `log` waits for its next retry. In inline mode each call
+    /// retries at once.
     fn is_retry_delayed(&self, log: &LogState) -> bool {
         let now = self.clock.now();
         let m = self.maintenance.lock();
@@ -132,7 +136,7 @@ impl Store {
         rest.is_some_and(|(_, until)| now < until) && !self.options.inline
     }
 
-    /// Whether a checkpoint of `log` is due.
+    /// Returns whether a checkpoint of `log` is due.
     fn is_checkpoint_due(&self, log: &LogState, wants_memory: bool, pace: MaintenanceMode) -> bool {
         let appended = log.since_checkpoint();
         let wants = || {
@@ -143,19 +147,19 @@ impl Store {
         appended >= self.checkpoint_due_bytes(log)
             || (is_full && appended >= FULL_DISK_SEGMENTS * self.geometry.min_segment && self.engines_disk_reserve().is_some())
             || (appended > 0 && log.tombstones_block_gc.swap(false, Ordering::Relaxed))
-            // An engine of the store log may wait for an image to give back what it moved since the
-            // last one.
+            // An engine of the store log may need an image before it can free the space of entries
+            // that it moved since the last one.
             || ((appended > 0 || log.id == LogId::ValueLog) && wants())
             || self.gains_space(log, pace)
     }
 
-    /// Whether a checkpoint of `log` gives back space that is worth its writes.
+    /// Returns whether a checkpoint of `log` frees enough space to be worth its writes.
     fn gains_space(&self, log: &LogState, pace: MaintenanceMode) -> bool {
         let UncheckpointedCounts { bytes, operations, removals, dropped } = log.uncheckpointed();
         if bytes == 0 {
             return false;
         }
-        // The next images are about as large as the last ones of the present keyspaces.
+        // The next images are about as large as the last ones of the same keyspaces.
         let images =
             self.keyspaces_of(log).iter().map(|k| k.image_bytes.load(Ordering::Relaxed)).sum::<u64>();
         let least = self.geometry.gain_checkpoint_bytes.max(images);
@@ -169,7 +173,8 @@ impl Store {
         }
     }
 
-    /// Checkpoints the keyspaces of `log` as of now. False if damage forbids it.
+    /// Checkpoints the current state of the keyspaces of `log`. Returns false if damage prevents
+    /// it.
     pub(super) fn checkpoint(&self, log: &LogState) -> Result<bool> {
         while self.maintenance.lock().pending[log.id.index()].is_some() {
             self.advance_checkpoint(log).into_result()?;
@@ -185,8 +190,8 @@ impl Store {
         Ok(true)
     }
 
-    /// The budget is used up: what engines that `writes` go to hold until a checkpoint comes back
-    /// by one. The caller holds no guard.
+    /// Frees memory by a checkpoint, if an engine that `writes` change needs one for that. Called
+    /// when the memory budget is exhausted. The caller must hold no epoch guard.
     pub(super) fn free_memory_by_checkpoint(&self, writes: &[CommitWrite<'_>]) -> Result<()> {
         let swollen = writes.iter().find(|w| w.keyspace.engine().is_ok_and(|e| e.is_memory_high()));
         let Some(write) = swollen.filter(|_| self.options.checkpoints) else { return Ok(()) };
@@ -196,8 +201,8 @@ impl Store {
         }
     }
 
-    /// As [`Store::free_memory_by_checkpoint`], by the checkpoint that is under way, if there is
-    /// one.
+    /// Like [`Store::free_memory_by_checkpoint`], but only completes a pending checkpoint, if there
+    /// is one.
     pub(super) fn await_checkpoint(&self, writes: &[CommitWrite<'_>]) -> Result<()> {
         let Some(write) = writes.iter().find(|w| w.keyspace.engine().is_ok_and(|e| e.is_memory_high()))
         else {
@@ -217,9 +222,9 @@ impl Store {
         Ok(())
     }
 
-    /// The disk is full: a checkpoint, if there is anything in the journal that would go, and what
-    /// engines have let go, but may still be seen by somebody. True if there was a checkpoint. The
-    /// caller holds no guard.
+    /// Frees disk space on a full disk: runs a checkpoint if the journal has data, and engine
+    /// steps, and waits for readers. Returns true if there was a checkpoint. The caller must hold
+    /// no epoch guard.
     pub(super) fn flush_journal(&self) -> Result<bool> {
         let log = self.log(LogId::Journal);
         let is_pending = self.maintenance.lock().pending[log.id.index()].is_some();
@@ -231,7 +236,7 @@ impl Store {
             let is_worth_it = is_pending || appended > 0;
             let is_settled = is_worth_it && self.checkpoint(log)?;
             let keyspaces = self.keyspaces_of(log);
-            let mut waits = true; // for readers, as long as they are not too long
+            let mut waits = true; // waits for readers until one wait is too long
             let (mut left, mut counted_on) = (RELIEF_STEPS, self.engines_disk_reserve());
             while left > 0 {
                 self.maintain_engines(&keyspaces).into_result()?;
@@ -248,10 +253,10 @@ impl Store {
         }
     }
 
-    /// As [`Store::free_memory_by_checkpoint`], has caches give way, and waits for what has been
-    /// let go, but may still be seen by somebody.
+    /// Like [`Store::free_memory_by_checkpoint`], but also evicts cache entries, and waits for
+    /// readers of memory that is already retired.
     pub(super) fn reclaim_memory(&self, writes: &[CommitWrite<'_>]) -> Result<()> {
-        let _ = self.evict_for_commit(); // what else there is is tried in any case
+        let _ = self.evict_for_commit(); // the other sources are tried in any case
         self.free_memory_by_checkpoint(writes)?;
         let mut keyspaces: Vec<Arc<KeyspaceState>> = writes.iter().map(|w| Arc::clone(w.keyspace)).collect();
         keyspaces.dedup_by_key(|keyspace| keyspace.id());
@@ -263,18 +268,18 @@ impl Store {
         Ok(())
     }
 
-    /// The keyspaces of `log` that can be used, dropped ones that a view still shows among them:
-    /// their records go with the log as well.
+    /// Returns the usable keyspaces of `log`. They include dropped keyspaces that a view still
+    /// shows, because their records are freed with the log too.
     pub(super) fn keyspaces_of(&self, log: &LogState) -> Vec<Arc<KeyspaceState>> {
         let mut keyspaces = self.catalog.all();
         keyspaces.retain(|keyspace| keyspace.log() == log.id && keyspace.engine().is_ok());
         keyspaces
     }
 
-    /// Takes the position of a checkpoint, and has engines freeze what is in memory. False if one
-    /// is under way, an engine has not caught up with the last replay, or damage forbids it.
+    /// Takes the position of a checkpoint and freezes the engines. Returns false if a checkpoint is
+    /// pending, an engine has not finished its replay, or damage prevents it.
     fn begin_checkpoint(&self, m: &mut RootState, log: &LogState) -> Result<bool> {
-        self.check_open()?; // who waited for the lock may find that the end has come
+        self.check_open()?; // the database may have been closed while this waited for the lock
         let is_damaged = |k: &Arc<KeyspaceState>| k.log() == log.id && k.engine().is_err();
         if m.pending[log.id.index()].is_some()
             || log.is_frozen()
@@ -299,8 +304,9 @@ impl Store {
         Ok(true)
     }
 
-    /// What engines move to files of their own is durable first, and ROOT says so: no recovery ends
-    /// before it.
+    /// Makes everything up to `frozen` durable and raises the floor of ROOT to it, before engines
+    /// write these commits to their own files. No recovery may end before the content of these
+    /// files.
     fn raise_floor(&self, m: &mut RootState, log: &LogState, frozen: Seq) -> Result<()> {
         if log.id == LogId::Journal {
             self.wait_durable(frozen)?;
@@ -310,7 +316,7 @@ impl Store {
         Ok(())
     }
 
-    /// Some steps of the engines' work, and the end of the checkpoint once all is moved.
+    /// Runs some engine steps, and ends the checkpoint if everything is flushed.
     fn advance_checkpoint(&self, log: &LogState) -> PassOutcome {
         let pending = match self.pending_keyspaces(log) {
             Ok(pending) => pending,
@@ -319,12 +325,14 @@ impl Store {
         let Some(keyspaces) = pending else { return self.maintain_engines(&self.keyspaces_of(log)) };
         let mut outcome = self.maintain_engines(&keyspaces);
         let is_under_way = !outcome.has_failed(); // and there is more to do
-        let ended = self.end_if_flushed(log); // who failed may have moved what it froze, and failed at something else
+        // An engine may have flushed its frozen data and failed at other work.
+        let ended = self.end_if_flushed(log);
         outcome.add(ended.map(|is_over| is_over || is_under_way));
         outcome
     }
 
-    /// Whose checkpoint of `log` is under way, if one is: it is certain by now.
+    /// Returns the keyspaces of the pending checkpoint of `log`, if there is one. ROOT's floor is
+    /// raised before.
     fn pending_keyspaces(&self, log: &LogState) -> Result<Option<Vec<Arc<KeyspaceState>>>> {
         let mut m = self.maintenance.lock();
         let Some(pending) = m.pending[log.id.index()].as_ref() else { return Ok(None) };
@@ -335,8 +343,9 @@ impl Store {
         Ok(Some(keyspaces))
     }
 
-    /// Ends the checkpoint of `log` that is under way now, if its engines have moved all: another
-    /// thread may have ended the one that the caller looked at, and begun the next.
+    /// Ends the pending checkpoint of `log` if its engines have flushed everything. Checks the
+    /// checkpoint that is pending now, because another thread may have ended the previous one and
+    /// begun the next.
     fn end_if_flushed(&self, log: &LogState) -> Result<bool> {
         self.check_not_poisoned()?;
         let mut m = self.maintenance.lock();
@@ -349,13 +358,13 @@ impl Store {
         Ok(is_over)
     }
 
-    /// Steps of the engines' own work: what one cannot do holds up no other. Something was done if
-    /// there is more.
+    /// Runs steps of maintenance of the engines. The failure of one engine does not stop the
+    /// others. The result is progress if there is more to do.
     pub(super) fn maintain_engines(&self, keyspaces: &[Arc<KeyspaceState>]) -> PassOutcome {
         self.engine_steps(keyspaces, |engine, views, durable_seq| engine.maintain(views, durable_seq))
     }
 
-    /// Steps of what engines can do while nothing else happens, as [`Store::maintain_engines`].
+    /// Like [`Store::maintain_engines`], for work that engines do only while the database is idle.
     pub(super) fn reclaim_engines(&self, keyspaces: &[Arc<KeyspaceState>]) -> PassOutcome {
         self.engine_steps(keyspaces, |engine, views, durable_seq| engine.reclaim(views, durable_seq))
     }
@@ -367,13 +376,14 @@ impl Store {
     ) -> PassOutcome {
         let _at_work = self.engine_steps_lock.read();
         if let Err(closed) = self.check_open() {
-            return PassOutcome::from(Err(closed)); // or their files are closed, and somebody else's
+            // After `close` the files may belong to another process.
+            return PassOutcome::from(Err(closed));
         }
         let durable_seq = Seq(self.floor_seq.load(Ordering::Acquire));
         let views = self.current_views();
-        // Some steps of a keyspace, as long as it has more to do, and whether that is so. An engine
-        // that has just moved all that it froze continues in its next turn: a merge takes longer
-        // than the end of the checkpoint, which frees the journal.
+        // Runs up to `count` steps of a keyspace. Returns whether it has more to do. An engine that
+        // has just flushed its frozen data continues in its next turn: a merge takes longer than
+        // the end of the checkpoint, which frees the journal.
         let steps = |keyspace: &Arc<KeyspaceState>, count: usize| {
             let mut outcome = PassOutcome::default();
             let Ok(engine) = keyspace.engine() else { return (outcome, false) };
@@ -413,8 +423,8 @@ impl Store {
         outcome
     }
 
-    /// Saves the images of a checkpoint whose engines have moved what they froze, and lets the log
-    /// before it go.
+    /// Saves the images of a checkpoint after its engines have flushed their frozen data, and frees
+    /// the log before its position.
     fn end_checkpoint(&self, m: &mut RootState, log: &LogState) -> Result<()> {
         self.check_open()?;
         let Some(mut pending) = m.pending[log.id.index()].take() else { return Ok(()) };
@@ -423,22 +433,23 @@ impl Store {
         let mut reference = pending.reference.clone();
         let saved = self
             .save_images(&pending.keyspaces, &mut reference, &pending.slots)
-            // The images hold nothing beyond what is durable ...
+            // The images contain only durable commits ...
             .and_then(|bytes| self.wait_durable(self.newest()).map(|()| bytes))
-            // ... and point at no copy that could still go.
+            // ... and refer only to durable survivors.
             .and_then(|bytes| self.sync_survivors(m).map(|()| bytes));
         let bytes = match saved {
             Ok(bytes) => bytes,
             Err(error) => {
                 for id in &reference.keyspaces {
-                    let _ = self.disk.remove(&self.image_path(*id, reference.number)); // else swept
+                    // Else removed by the next opening.
+                    let _ = self.disk.remove(&self.image_path(*id, reference.number));
                 }
-                // The next attempt has names of its own: these may be in the way still.
+                // The next attempt uses new names, because these files may still exist.
                 pending.reference.number = m.next_image;
                 m.next_image += 1;
                 let rest = pending.retry.map_or(RETRY_DELAY, |(rest, _)| MAX_RETRY_DELAY.min(2 * rest));
                 pending.retry = Some((rest, self.clock.now() + rest));
-                m.pending[log.id.index()] = Some(pending); // what is frozen stays so
+                m.pending[log.id.index()] = Some(pending); // frozen data stays frozen
                 return Err(match error {
                     Error::Poisoned { op } => self.poison(op),
                     other => other,
@@ -472,9 +483,9 @@ impl Store {
         Ok(())
     }
 
-    /// Returns the position where replay has to start for everything that is not applied now, and
-    /// the keyspaces, which it freezes. Keyspaces are created while no commit runs: a list from
-    /// before commits are stopped could lack a keyspace that has records before the position.
+    /// Returns the position from which replay must start to find everything that is not applied
+    /// now, and the keyspaces, which it freezes. The list of keyspaces is taken while no commit
+    /// runs: an earlier list could lack a keyspace that has records before the position.
     fn take_position(&self, m: &RootState, log: &LogState) -> (CheckpointRef, Vec<Arc<KeyspaceState>>) {
         let making = self.next_segment.lock();
         let _alone = self.stripes.lock_exclusive();
@@ -523,7 +534,7 @@ impl Store {
         Ok(bytes)
     }
 
-    /// Lets the journal's segments go that hold nothing the checkpoint lacks.
+    /// Frees the journal segments that contain only records that the checkpoint covers.
     fn free_journal_segments(&self, m: &mut RootState, log: &LogState) {
         let checkpoint = m.checkpoints[log.id.index()].clone();
         let durable = self.durable();

@@ -33,24 +33,24 @@ use crate::views::ViewSlots;
 use crate::window::{CommitWindow, Stripes};
 use crate::{event, span};
 
-/// Passes of cleaning before an orderly end.
+/// Maximum GC passes of a clean close.
 const CLOSE_GC_PASSES: usize = 4;
 
-/// With so many keyspaces the end makes images only if they take less than what they spare the next
-/// opening.
+/// With this many keyspaces, closing writes images only if they are smaller than the log that they
+/// save the next opening from replaying.
 const MANY_KEYSPACES: u64 = 64;
-/// Bytes of disk that an image takes at least.
+/// Minimum disk space of an image in bytes.
 const MIN_IMAGE_DISK_BYTES: u64 = 4096;
 
-/// The file that is locked.
+/// Name of the lock file.
 pub const LOCK: &str = "LOCK";
-/// The socket of whoever has the database open, and its name until it may be used.
+/// Names of the IPC socket of the owner: the final one, and the one until it accepts connections.
 pub const IPC_SOCKET_NAMES: [&str; 2] = ["door", "door.new"];
 const BLOB_DIR: &str = "blob";
 
-/// What stands in the directory.
+/// Content of a directory.
 enum DirContent {
-    /// Nothing, or what a creation left that was cut short.
+    /// Nothing, or remains of an interrupted creation.
     Empty,
     /// A database.
     Database,
@@ -58,6 +58,18 @@ enum DirContent {
 
 impl Store {
     /// Opens or creates the database in `path`.
+    ///
+    /// # Errors
+    ///
+    /// - [`Error::InvalidArgument`] if an option is not valid, or the database needs an engine that
+    ///   `factories` lacks.
+    /// - [`Error::DatabaseNotFound`] if there is no database and `options` do not permit creating
+    ///   one.
+    /// - [`Error::NotADatabase`] if the directory contains something else.
+    /// - [`Error::Locked`] if another opening excludes this one.
+    /// - [`Error::Corrupt`] if ROOT or the journal is damaged, or [`Error::UnsupportedVersion`] if
+    ///   ROOT has a newer format.
+    /// - [`Error::Io`] and other errors of the disk. An opening that fails writes nothing more.
     pub fn open(
         path: &Path,
         options: StoreOptions,
@@ -89,7 +101,7 @@ impl Store {
         let mut store = Store::new_unopened(path, options, disk, clock, factories, &root);
         *store.file_lock.get_mut() = Some(lock);
         let (frames_scanned, records_replayed, bytes_cut) = store.recover(&root).inspect_err(|_| {
-            // What knows only a part of the database must not end it in order.
+            // A partly recovered store must not be closed cleanly when it is dropped.
             store.flags.is_closed.store(true, Ordering::Release);
         })?;
         store.opening = OpeningStats {
@@ -126,7 +138,7 @@ impl Store {
         );
     }
 
-    /// Takes over what the last life left, and makes sure of it before anything is served.
+    /// Recovers the state of the previous opening and makes it durable before anything is served.
     fn recover(&mut self, root: &Root) -> Result<(u64, u64, u64)> {
         let recovered = Recovery::new(self, root).run()?;
         let found = (recovered.frames, recovered.records, recovered.bytes_cut);
@@ -137,8 +149,8 @@ impl Store {
             let (live, is_whole) = self.referenced_blobs();
             self.context.blobs.mark_used(&live, !is_whole);
         } else {
-            // Both slots, before anything is served: the one that was read may speak of an orderly
-            // close or of frames that were cut off.
+            // Both slots: the slot that was read may describe a clean close, or frames that were
+            // cut off.
             self.root_slots.rewrite_durably(root)?;
             let mut m = self.maintenance.lock();
             self.write_root(&mut m, false)?;
@@ -221,36 +233,44 @@ impl Store {
         }
     }
 
-    /// Makes everything durable, checkpoints, records the orderly end and closes. Every handle
-    /// answers `Closed` from then on, also if an error is returned (what was acknowledged is then
-    /// recovered).
+    /// Makes everything durable, writes checkpoints, records the clean close in ROOT and closes.
+    /// After that every handle returns [`Error::Closed`], even if this call fails. In that case the
+    /// next opening recovers all acknowledged commits.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Closed`] if the database is closed already, and [`Error::Poisoned`] if it
+    /// is poisoned. After a panic in a commit it returns [`Error::Poisoned`] without closing.
+    /// Returns an error of a write, of a sync, or of closing an engine.
     pub fn close(&self) -> Result<()> {
-        let _closing = self.close_lock.lock(); // a second call waits for the first, and finds it closed
+        // a second call waits for the first and then returns `Closed`
+        let _closing = self.close_lock.lock();
         self.check_open()?;
         self.stop_threads();
         let ended = if self.options.read_only {
             Ok(())
         } else if self.flags.is_poisoned.load(Ordering::Acquire) {
-            Err(self.poison_error()) // not everything is durable, and nobody may believe it
+            // not everything is durable, so a clean close must not be recorded
+            Err(self.poison_error())
         } else {
             self.close_cleanly().inspect(|()| self.save_workloads())
         };
         self.flags.is_closed.store(true, Ordering::Release);
-        // Whoever wrote under one of them is done, and whoever comes later sees that it is closed.
+        // Each of these locks is taken to wait for writers under it. Later writers see the flag.
         drop(self.maintenance.lock());
         drop(self.next_segment.lock());
         drop(self.stripes.lock_exclusive());
         drop(self.engine_steps_lock.write());
         let engines = self.close_engines();
         self.context.blobs.close();
-        // What engines let go of may hold on to the files, in the bag of a thread that does nothing
-        // more.
+        // Deferred destructors of engines may hold files; the thread that deferred them may be
+        // idle.
         epoch::wait_for_guards(FULL_DISK_READER_WAIT);
         self.file_lock.lock().take();
         ended.and(engines)
     }
 
-    /// Closes the engines' own files.
+    /// Closes the files of the engines.
     fn close_engines(&self) -> Result<()> {
         let mut ended = Ok(());
         for keyspace in self.catalog.all() {
@@ -261,7 +281,7 @@ impl Store {
         ended
     }
 
-    /// A few passes of cleaning, so that the space of short lives comes back too.
+    /// Performs a few GC passes, which also reclaim the space of short openings.
     fn gc_for_close(&self) -> Result<()> {
         for _ in 0..CLOSE_GC_PASSES {
             match self.gc(MaintenanceMode::Busy).progress_or_error() {
@@ -270,7 +290,7 @@ impl Store {
                 Err(error) => return Err(error),
             }
         }
-        let _ = self.shrink_preallocated(); // as far as there is room
+        let _ = self.shrink_preallocated(); // as far as there is space
         let nothing_waits = {
             let mut m = self.maintenance.lock();
             !self.retire_unreferenced(&mut m) && !m.is_root_write_due()
@@ -279,16 +299,16 @@ impl Store {
             self.free_retired_now()?;
         }
         self.context.blobs.trim(true);
-        // Cleaning may have taken from the reserve, which the next life needs if the disk is full.
+        // GC may have used reserve segments, which the next opening needs if the disk is full.
         match self.preallocate() {
             Ok(_) | Err(Error::NoSpace { .. } | Error::FileSizeLimit { .. }) => Ok(()),
             Err(error) => Err(error),
         }
     }
 
-    /// Whether an orderly end checkpoints `log`. Without, the next opening replays what was
-    /// appended, as after a crash: less than it would read of the images of many small keyspaces,
-    /// each of which takes some syncs.
+    /// Returns whether a clean close checkpoints `log`. Without a checkpoint, the next opening
+    /// replays the appended log, as after a crash. With many small keyspaces that is cheaper than
+    /// writing and reading their images, each of which needs syncs.
     fn is_close_checkpoint_due(&self, log: &LogState) -> bool {
         let appended = log.since_checkpoint();
         let keyspaces = self.keyspaces_of(log).len() as u64;
@@ -301,7 +321,8 @@ impl Store {
         for log in self.logs.iter().filter(|_| self.options.checkpoints) {
             if self.is_close_checkpoint_due(log) {
                 match self.checkpoint(log) {
-                    Ok(_) | Err(Error::NoSpace { .. } | Error::FileSizeLimit { .. }) => {} // opening will replay instead
+                    // the next opening replays instead
+                    Ok(_) | Err(Error::NoSpace { .. } | Error::FileSizeLimit { .. }) => {}
                     Err(error) => return Err(error),
                 }
             }
@@ -310,12 +331,13 @@ impl Store {
         let mut m = self.maintenance.lock();
         self.sync_survivors(&mut m)?;
         m.survivors.iter_mut().flatten().for_each(SurvivorTails::end_streams);
-        self.flags.is_closed.store(true, Ordering::Release); // no commit after this lock: what follows is the end
+        self.flags.is_closed.store(true, Ordering::Release); // no commit after this
         drop(self.stripes.lock_exclusive());
         let next = self.window.word().next();
         self.sync_for_close()?;
-        m.seq_bound = next; // above the newest commit, and above what earlier crashes may have taken
-        // `blob_bound` stays: a writer that finds out too late may still stage a value, below it.
+        // above the newest commit and all seqs that earlier crashes may have used
+        m.seq_bound = next;
+        // `blob_bound` stays: a concurrent writer may still write a blob with a number below it.
         self.write_root(&mut m, true)?;
         self.context.blobs.remove_pending(usize::MAX);
         Ok(())
@@ -328,7 +350,7 @@ impl Drop for Store {
             return; // threads, locks and files belong to the parent
         }
         if !self.flags.is_closed.load(Ordering::Acquire) {
-            let _ = self.close(); // nobody is left to be told; recovery makes up for it
+            let _ = self.close(); // a drop cannot report an error; the next opening recovers
         }
     }
 }
@@ -356,12 +378,12 @@ pub(super) fn check_options(options: &StoreOptions) -> Result<()> {
     Ok(())
 }
 
-/// The modes that the database in `path` was made with; none if there is none.
+/// Returns the modes with which the database in `path` was created, or `None` if there is none.
 fn existing_permissions(disk: &dyn Disk, path: &Path) -> Option<Permissions> {
     RootSlots::NAMES.iter().find_map(|slot| Permissions::of_made(disk, &path.join(slot)))
 }
 
-/// Takes the lock: shared by readers, or for a writer alone.
+/// Takes the lock: shared for a reader, exclusive for a writer.
 fn take_lock(
     disk: &dyn Disk,
     path: &Path,
@@ -379,7 +401,7 @@ fn take_lock(
                 (false, None) => LockConflict::Readers,
             },
         )),
-        // No writer can come.
+        // On a read-only file system there cannot be a writer.
         Err(e) if is_reader && e.kind() == std::io::ErrorKind::NotFound && disk.is_read_only(path) => {
             Ok(Box::new(()))
         }
@@ -391,8 +413,8 @@ fn take_lock(
     }
 }
 
-/// Looks without touching anything. A database that appears meanwhile, made by another process,
-/// counts.
+/// Determines the content of a directory without changing it. A database that another process
+/// creates at the same time is recognized.
 fn inspect_dir(disk: &dyn Disk, path: &Path, is_filled: bool) -> Result<DirContent> {
     match inspect_dir_once(disk, path, is_filled) {
         Err(Error::NotADatabase { .. }) if is_created_now(disk, path) => {
@@ -402,7 +424,7 @@ fn inspect_dir(disk: &dyn Disk, path: &Path, is_filled: bool) -> Result<DirConte
     }
 }
 
-/// Whether `path` has a slot of ROOT by now.
+/// Returns true if `path` contains a slot of ROOT now.
 fn is_created_now(disk: &dyn Disk, path: &Path) -> bool {
     disk.list(path).is_ok_and(|entries| entries.iter().any(|entry| RootSlots::is_slot(&entry.name)))
 }
@@ -449,12 +471,12 @@ fn inspect_dir_once(disk: &dyn Disk, path: &Path, is_filled: bool) -> Result<Dir
     Ok(DirContent::Empty)
 }
 
-/// Whether only a database has something of that name, once it is filled.
+/// Returns true if only a database that was filled has an entry of this name.
 fn is_database_only_file(name: &str) -> bool {
     name == ENGINE_DIR || directories().any(|dir| dir == name)
 }
 
-/// Whether a database that is being made has something of that name.
+/// Returns true if a database that is being created may have an entry of this name.
 fn is_creation_file(name: &str) -> bool {
     name == LOCK
         || name == UNFINISHED
@@ -463,7 +485,7 @@ fn is_creation_file(name: &str) -> bool {
         || directories().any(|dir| dir == name)
 }
 
-/// Whether a database consists of something of that name, among others.
+/// Returns true if a database may have an entry of this name.
 pub(crate) fn is_database_file(name: &str) -> bool {
     is_creation_file(name) || RootSlots::is_slot(name) || name == ENGINE_DIR || is_workload_file(name)
 }
@@ -472,13 +494,13 @@ pub(crate) fn directories() -> impl Iterator<Item = &'static str> {
     LogId::ALL.into_iter().map(LogId::directory).chain([image::IMAGE_DIR, BLOB_DIR])
 }
 
-/// Makes a new database: directories, then both slots.
+/// Creates a new database: directories, then both slots.
 fn create_database(disk: &dyn Disk, path: &Path, slots: &RootSlots) -> Result<Root> {
     for name in directories() {
         let dir = path.join(name);
         match disk.create_dir(&dir) {
-            // Left empty by an attempt that failed, maybe at the sync of its name, which no later
-            // sync saves.
+            // Left by a failed attempt, possibly because the sync of the name failed. A later sync
+            // may not make that name durable, so the directory is created again.
             Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {
                 disk.remove_dir(&dir).during("remove", &dir)?;
                 disk.create_dir(&dir).during("create", &dir)?;

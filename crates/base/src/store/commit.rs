@@ -1,32 +1,33 @@
-//! # Order: how a commit gets its seq and becomes visible
+//! # Commit: sequence number, log places and visibility
 //!
 //! ## Picture
 //!
 //! ```text
-//!  outside                 | stripes of the keys held     | outside
-//!  limits, staging, hint,  | is_current, reserve seq and  | wait until visible,
-//!  encode, body sums,      | places (one exchange), copy  | acknowledge: nothing,
-//!  prepare                 | frames, apply, complete      | or a sync round
+//!  before the stripes           | stripes of the keys held        | after the stripes
+//!  limits, blobs, prefetch,     | is_current, reserve seq and     | wait until visible,
+//!  encode, body checksums,      | places (one exchange), copy     | acknowledge (at once, or
+//!  prepare                      | frames, apply, complete         | after a sync round)
 //! ```
 //!
-//! Commits with different stripes do this in parallel. One that exceeds the open segments, stages
-//! values or has to write a note first reserves under the order lock, with the window closed.
+//! Commits with different stripes run in parallel. A commit reserves under the order lock, with the
+//! window closed, if it exceeds the open segments, writes blobs or must write a note first.
 //!
 //! ## Invariants
 //!
-//! 1. A commit has a seq only when all its frames have places in ready segments. Only the copy can
-//!    fail after that, and it poisons.
-//! 2. A commit's frames are one unbroken run in each log; a segment that it fills ends with a seal.
+//! 1. A commit gets a seq only when all its frames have places in preallocated segments. After that
+//!    only the copy can fail, and a failed copy poisons the store.
+//! 2. The frames of a commit are one contiguous run in each log. A segment that the run fills ends
+//!    with a seal.
 //! 3. `apply` sees the commits of one key in the order of their seqs.
-//! 4. A commit returns when it and all before it are complete, so that no kill removes it. If it
-//!    fails or panics after its seq, it never completes: waits for it or a later one fail. A panic
-//!    while it is being applied ends reads too: no reader sees half of it.
-//! 5. A thread with stripes waits for nothing but earlier seqs; it takes the order lock after them.
+//! 4. A commit returns when it and all earlier commits are complete, so that killing the process
+//!    cannot remove it. If it fails after it got its seq, it never completes: waits for it or a
+//!    later commit fail. A panic during `apply` ends reads too: no reader sees half of a commit.
+//! 5. A thread with stripes waits only for earlier seqs. It takes the order lock after them.
 //!
 //! ## Costs
 //!
-//! One exchange of 16 bytes, one of each stripe, one of `visible`, and the copy (0.1 µs if mapped,
-//! 0.6 µs by `pwrite`, for a small commit); no allocation for a single operation (decisions/0017).
+//! One 16-byte atomic exchange, one exchange for each stripe and one for `visible`, and the copy. A
+//! single operation allocates no memory (decisions/0017).
 
 use std::collections::VecDeque;
 use std::mem;
@@ -53,22 +54,22 @@ use crate::window::{
     ExclusiveGuard, ReserveDecision, StripeList, StripesGuard, TAILS, TailSet, WindowWord, stripe_of,
 };
 
-/// Times that one commit has memory taken back, and tries again.
+/// Number of times that one commit reclaims memory and tries again.
 const MAX_RELIEFS: usize = 2;
 
 /// One operation of a commit.
 #[derive(Debug)]
 pub struct CommitWrite<'a> {
-    /// Whose.
+    /// Keyspace that the operation changes.
     pub keyspace: &'a Arc<KeyspaceState>,
-    /// What.
+    /// The operation.
     pub op: EngineOp<'a>,
 }
 
 impl CommitWrite<'_> {
-    /// Looks again at an expectation, under the guard that lasts until `apply`. The look it came
-    /// with may be old, and what it noted may stand for something else by now: places are used
-    /// again, numbers never.
+    /// Checks an expectation again, under the guard that lasts until `apply`. The first lookup may
+    /// be old: the address that it noted may contain another entry now, because addresses are
+    /// reused. Seqs are never reused.
     fn is_expectation_met(&mut self) -> Result<bool> {
         let mut again = EngineOp { hash: self.op.hash, ..EngineOp::new(self.op.key, Action::Expect) };
         self.keyspace.engine()?.prepare(&mut again)?;
@@ -78,57 +79,81 @@ impl CommitWrite<'_> {
     }
 }
 
-/// How a commit ended.
+/// Outcome of a commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CommitOutcome {
-    /// It has this number; one that changed nothing has the newest one's.
+    /// Committed with this seq. A commit that changed nothing has the seq of the newest commit.
     Committed(Seq),
     /// An expected key changed; nothing was written.
     Conflict,
 }
 
-/// What the order lock guards.
+/// State under the order lock.
 #[derive(Debug, Default)]
 pub(crate) struct CommitState {
     pub(crate) tails: [Tail; TAILS],
-    /// Empty segments of each log in the order of their numbers.
+    /// Empty segments of each log, in the order of their numbers.
     pub(crate) preallocated: [VecDeque<Arc<Segment>>; LogId::ALL.len()],
-    /// Staged files of commits the device does not have.
+    /// Blob files of commits that are not durable yet.
     pub(crate) unsynced_blobs: UnsyncedBlobs,
 }
 
-/// What came of an attempt to commit.
+/// Result of an attempt to commit.
 enum CommitAttempt {
-    /// The outcome, once all readers see the commit `upto`.
+    /// The outcome. It may be returned when the commit with this seq is visible.
     Done(CommitOutcome, Seq),
-    /// One of the keyspaces is held.
+    /// Commits to one of the keyspaces are blocked.
     Blocked,
-    /// ROOT is to cover more numbers.
+    /// ROOT must reserve more seqs first.
     NeedsSeqs,
-    /// ROOT is to list the first segment of a tail.
+    /// ROOT must list the first segment of a tail first.
     NeedsRootListing,
-    /// A run does not fit into its log's segment; whether the background makes the next one.
+    /// A run does not fit into the preallocated segments of its log. `is_awaited` tells whether the
+    /// background creates the next one.
     NeedsSegment { run: FrameRun, is_awaited: bool },
 }
 
-/// Operations of a batch whose look-ups overlap.
+/// Operations of a batch that are looked up together.
 const PREFETCH_GROUP: usize = 16;
 
 impl Store {
-    /// Commits `writes` as one. On return it is in the kernel and visible. The caller holds no lock
-    /// and no guard.
+    /// Commits `writes` as one. On return the commit is in the kernel and visible. The caller must
+    /// hold no lock and no epoch guard.
+    ///
+    /// # Errors
+    ///
+    /// - [`Error::Closed`], [`Error::ReadOnly`] or [`Error::Poisoned`] if the database cannot be
+    ///   written. [`Error::Poisoned`] also if this commit or an earlier one fails after it got its
+    ///   seq.
+    /// - [`Error::TooLarge`] if a key, a value or the batch exceeds its limit.
+    /// - [`Error::KeyspaceNotFound`] if a keyspace was dropped.
+    /// - [`Error::NoSpace`], [`Error::FileSizeLimit`] or [`Error::MemoryBudgetExceeded`] if there
+    ///   is no room, and none could be freed.
+    /// - Errors of the engines and of the disk.
+    ///
+    /// Nothing is written in these cases, except that a commit that poisons the store may be
+    /// recovered.
     pub fn commit(&self, writes: &mut [CommitWrite<'_>]) -> Result<CommitOutcome> {
         self.commit_with_blobs(writes, &mut SmallVec::new())
     }
 
-    /// The same, or [`Error::Busy`] if it would have to wait for more than other commits: nothing
-    /// is left of it then.
+    /// Like [`Store::commit`], but waits only for other commits.
+    ///
+    /// # Errors
+    ///
+    /// - The errors of [`Store::commit`].
+    /// - [`Error::Busy`] if the commit would have to wait for anything else. Nothing is written
+    ///   then.
     pub fn try_commit(&self, writes: &mut [CommitWrite<'_>]) -> Result<CommitOutcome> {
         self.commit_with_waits(writes, &mut SmallVec::new(), &mut CommitWaits::non_blocking())
     }
 
-    /// As [`Store::commit`] for `writes` whose values are `staged` already, as far as they are.
-    /// What is committed is taken.
+    /// Like [`Store::commit`], for `writes` that refer to the blob files in `blobs`. The commit
+    /// removes the files that it uses from `blobs`.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Store::commit`].
     pub fn commit_with_blobs(
         &self,
         writes: &mut [CommitWrite<'_>],
@@ -140,7 +165,7 @@ impl Store {
         done
     }
 
-    /// The same; what it waited for is noted in `waits`.
+    /// Like [`Store::commit_with_blobs`], and records waits in `waits`.
     pub(super) fn commit_with_waits(
         &self,
         writes: &mut [CommitWrite<'_>],
@@ -156,7 +181,8 @@ impl Store {
         writes.iter_mut().for_each(|write| write.op.may_wait = may_wait);
         let keyspace = writes.first().map(|write| write.keyspace);
         loop {
-            // What makes room does so without the guard: it would keep what is freed from going.
+            // Room is made without the epoch guard: the guard would delay the release of freed
+            // memory.
             match self.commit_pinned(writes, blobs, waits) {
                 Err(
                     refused @ (Error::NoSpace { .. }
@@ -182,7 +208,7 @@ impl Store {
                 Err(Error::MemoryBudgetExceeded { .. }) if reliefs.next().is_some() => {
                     self.wait_recorded(waits, StallKind::Memory, keyspace, || self.reclaim_memory(writes))?;
                 }
-                // It may be another keyspace afterwards, which is found out at the next attempt.
+                // Afterwards another engine may hold the keyspace. The next attempt detects that.
                 Ok(None) => self.wait_recorded(waits, StallKind::Conversion, keyspace, || {
                     writes.iter().for_each(|w| w.keyspace.change_tracker.wait_unblocked());
                     Ok(())
@@ -204,7 +230,7 @@ impl Store {
             return self.evict_small();
         }
         match writes.iter().find(|w| w.keyspace.engine().is_ok_and(|e| e.is_memory_high())) {
-            // The commit stands; the next one has the trouble.
+            // This commit is complete, so the error is dropped. The next commit gets it.
             Some(write) if waits.may_wait() => {
                 drop(self.wait_recorded(waits, StallKind::Memory, Some(write.keyspace), || {
                     self.free_memory_by_checkpoint(writes)
@@ -215,8 +241,8 @@ impl Store {
         }
     }
 
-    /// What a commit that may not wait answers in place of `refused`, where one that may would have
-    /// something done about it.
+    /// Returns the error of a non-blocking commit that failed with `refused`, where a blocking
+    /// commit would free resources and retry.
     #[cold]
     fn busy_error(&self, refused: Error, writes: &[CommitWrite<'_>]) -> Error {
         let is_swollen = || writes.iter().any(|w| w.keyspace.engine().is_ok_and(|e| e.is_memory_high()));
@@ -225,7 +251,7 @@ impl Store {
                 self.request_memory();
                 Error::Busy { waiting_for: StallKind::Memory.name() }
             }
-            // Trying again helps if something gave way; pages that have to stay do not.
+            // A retry helps only if a cache evicted something. Memory that cannot be evicted stays.
             Error::MemoryBudgetExceeded { .. } if self.evict_for_commit() => {
                 Error::Busy { waiting_for: StallKind::Memory.name() }
             }
@@ -236,7 +262,7 @@ impl Store {
         }
     }
 
-    /// Slows down commits that are too far ahead of a conversion.
+    /// Delays commits that are too far ahead of a conversion.
     fn delay_for_conversions(&self, writes: &[CommitWrite<'_>], waits: &mut CommitWaits) -> Result<()> {
         for write in writes
             .iter()
@@ -250,19 +276,20 @@ impl Store {
         Ok(())
     }
 
-    /// Returns `None` if one of the keyspaces is held. Waits without the guard: memory that others
-    /// free during the wait would stay.
+    /// Commits under an epoch guard. Returns `None` if commits to one of the keyspaces are blocked.
+    /// Waits without the guard, because a guard keeps memory that other threads free.
     fn commit_pinned(
         &self,
         writes: &mut [CommitWrite<'_>],
         blobs: &mut SmallVec<[UncommittedBlob; 1]>,
         waits: &mut CommitWaits,
     ) -> Result<Option<CommitOutcome>> {
-        // Between making a segment and using it, the commit is prepared again, which may take long.
+        // Held until the commit is done: after a segment is created the commit is prepared again,
+        // which may take long.
         let mut room_waiters: [Option<RoomWaiter<'_>>; LogId::ALL.len()] = Default::default();
         loop {
             let turn = {
-                let pin = epoch::pin(); // engines' notes hold addresses until apply
+                let pin = epoch::pin(); // engine notes contain addresses until `apply`
                 let mut commit =
                     |encoded: &mut EncodedCommit| self.commit_encoded(writes, blobs, encoded, &pin);
                 ENCODE_BUFFER.with(|encoded| commit(&mut encoded.borrow_mut()))?
@@ -274,8 +301,8 @@ impl Store {
                 }
                 CommitAttempt::Blocked => return Ok(None),
                 CommitAttempt::NeedsSeqs => self.extend_seqs(waits)?,
-                // No background task does this ahead of writers, so a writer that may not wait does
-                // it, too.
+                // No background thread does this ahead of writers, so a writer that may not wait
+                // does it too.
                 CommitAttempt::NeedsRootListing => self.extend_bounds()?,
                 CommitAttempt::NeedsSegment { run, is_awaited } => {
                     room_waiters[run.log.index()].get_or_insert_with(|| self.log(run.log).add_room_waiter());
@@ -287,7 +314,7 @@ impl Store {
         }
     }
 
-    /// Checks limits and stages large values.
+    /// Checks limits and writes large values to blob files.
     fn check_and_write_blobs(
         &self,
         writes: &mut [CommitWrite<'_>],
@@ -338,14 +365,14 @@ impl Store {
         Ok(())
     }
 
-    /// Asks the engines about the operations before the commit has a number, and makes their
-    /// frames. Returns false if an expected key changed.
+    /// Prepares the operations in the engines and encodes their frames, before the commit has a
+    /// seq. Returns false if an expected key changed.
     fn prepare(&self, writes: &mut [CommitWrite<'_>], encoded: &mut EncodedCommit) -> Result<bool> {
         encoded.preparations.clear();
         if let [write] = writes
             && !matches!(write.op.action, Action::Expect)
         {
-            // The frame is made while the memory that the look-up reads is on its way.
+            // The frame is encoded while the prefetched memory of the lookup arrives.
             let engine = write.keyspace.engine()?;
             let hashed_key = engine.hashed_key(write.op.key);
             engine.prefetch_index(hashed_key);
@@ -400,7 +427,8 @@ impl Store {
                 return Ok(CommitAttempt::Blocked);
             }
             if let Some(first) = writes.iter().position(is_outdated) {
-                // A checkpoint outdates a whole batch at once, so all are found in one pass.
+                // A checkpoint outdates a whole batch at once, so one pass finds all outdated
+                // operations.
                 let outdated: SmallVec<[usize; 1]> =
                     (first..writes.len()).filter(|index| is_outdated(&writes[*index])).collect();
                 let last = held.last();
@@ -428,23 +456,25 @@ impl Store {
         stripes.iter().map(|stripe| self.stripes.last(*stripe)).max().unwrap_or(Seq::ZERO)
     }
 
-    /// Waits until the commit is visible that may have removed `key`, which a reader of the newest
-    /// state did not find: until then a kill of the process could bring the key back.
+    /// Waits until the commit that may have removed `key` is visible. Called by a reader of the
+    /// newest state that did not find the key: before that, killing the process could bring the key
+    /// back.
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Poisoned`] if that commit failed.
+    /// Returns [`Error::Poisoned`] if that commit, or an earlier one, failed.
     #[inline]
     pub fn wait_missing_visible(&self, keyspace: &KeyspaceState, key: &[u8]) -> Result<()> {
         self.commit_progress.wait(self.stripes.last(stripe_of(keyspace.id(), key)))
     }
 
-    /// Segments that a commit may not use up: none if it only removes, which makes room.
+    /// Returns how many preallocated segments a commit must leave. A commit that only removes may
+    /// use all, because it frees space.
     fn reserve_segments(&self, only_removes: bool) -> usize {
         if only_removes { 0 } else { self.geometry.reserve_segments }
     }
 
-    /// Has ROOT cover more numbers, which the background does ahead of writers.
+    /// Extends the range of seqs in ROOT, if the background has not done so ahead of writers.
     #[cold]
     fn extend_seqs(&self, waits: &mut CommitWaits) -> Result<()> {
         if !waits.may_wait() {
@@ -456,8 +486,9 @@ impl Store {
         self.wait_recorded(waits, StallKind::Preallocation, None, || self.extend_bounds())
     }
 
-    /// Makes a segment for a run that does not fit. One that the background keeps ready is waited
-    /// for, and may not be waited for; one that only this commit needs is made by it.
+    /// Creates a segment for a run that does not fit. If the background preallocates such segments,
+    /// a commit that may not wait returns [`Error::Busy`]. A segment that only this commit needs is
+    /// created by any commit.
     #[cold]
     fn make_room_for_run(
         &self,
@@ -482,9 +513,9 @@ impl Store {
         self.wait_recorded(waits, StallKind::Preallocation, keyspace, make)
     }
 
-    /// Returns whether all that a commit to the flat log replaces was written lately. While
-    /// committers wait for syncs, all commits use one tail: a second file would cost each round a
-    /// second sync.
+    /// Returns whether all entries that a commit to the store log replaces were written lately.
+    /// While committers wait for syncs, all commits use one tail: a second file would cost each
+    /// sync round a second sync.
     fn is_hot(&self, next: Seq, writes: &[CommitWrite<'_>]) -> bool {
         let lifespan = self.lifespan.load(Ordering::Relaxed);
         let lately =
@@ -573,7 +604,7 @@ impl Store {
         drop(closed);
         drop(order);
         if rolled {
-            self.set_throttle(); // the keeper may not get to run for a while
+            self.set_throttle(); // the maintenance thread may not run for a while
             self.signals.wake();
         }
         Ok(ReserveResult::Reserved(ReservedPlaces::AcrossSegments { seq, chunks }))
@@ -656,7 +687,7 @@ impl Store {
         Ok(())
     }
 
-    /// There is a commit that the device does not have.
+    /// Records the time of the first commit that is not durable.
     #[inline]
     fn note_unsynced(&self) {
         if self.unsynced_since.load(Ordering::Relaxed) == 0 {
@@ -665,8 +696,9 @@ impl Store {
         }
     }
 
-    /// Closes the window for good, as the frames of commit `seq` could not be copied or it
-    /// panicked. If no later commit has a seq, this one is taken back: it was never visible.
+    /// Permanently closes the window because the frames of commit `seq` could not be copied, or
+    /// because the commit panicked. If no later commit has a seq, returns the seq: it was never
+    /// visible.
     fn fail_commit(&self, seq: Seq, reason: &'static str) -> Error {
         let error = self.poison(reason);
         self.commit_progress.fail(seq, reason);
@@ -679,7 +711,7 @@ impl Store {
         error
     }
 
-    /// Commits records that belong to no engine: the catalogue's. `apply` runs while no other
+    /// Commits records of the catalog, which belong to no engine. `apply` runs while no other
     /// commit does.
     pub(crate) fn commit_catalog(&self, records: &[Record<'_>], apply: impl FnOnce(Seq)) -> Result<Seq> {
         debug_assert!(records.iter().all(|r| r.keyspace == KeyspaceId::CATALOG));
@@ -742,13 +774,13 @@ impl Store {
         Ok(())
     }
 
-    /// Returns whether a run does not fit into the ready segments.
+    /// Returns whether a run does not fit into the preallocated segments.
     fn lacks_room(&self, order: &CommitState, encoded: &EncodedCommit, reserve: usize) -> bool {
         order.first_unfitting_run(encoded, reserve, self.window.word()).is_some()
     }
 }
 
-/// The place of a commit, if it got one.
+/// Result of a reservation.
 enum ReserveResult<'g> {
     Reserved(ReservedPlaces<'g>),
     Failed(CommitAttempt),
@@ -756,9 +788,9 @@ enum ReserveResult<'g> {
 
 /// The seq of a commit, and the places of its frames.
 enum ReservedPlaces<'g> {
-    /// In the open segments: the offset in each log.
+    /// Places in the open segments: the offset in each log.
     InOpenSegments { seq: Seq, offsets: [u64; LogId::ALL.len()], shape: &'g TailSet },
-    /// Reserved under the order lock.
+    /// Places that were reserved under the order lock.
     AcrossSegments { seq: Seq, chunks: FrameChunks },
 }
 
@@ -770,7 +802,7 @@ impl ReservedPlaces<'_> {
     }
 }
 
-/// Returns the stripes of the keys of a commit, ascending and each once.
+/// Returns the stripes of the keys of a commit, in ascending order without duplicates.
 #[inline]
 fn stripes_of(writes: &[CommitWrite<'_>]) -> StripeList {
     let mut stripes: StripeList =
@@ -782,14 +814,15 @@ fn stripes_of(writes: &[CommitWrite<'_>]) -> StripeList {
     stripes
 }
 
-/// Represents a commit between its seq and its end. A panic in between, an engine's or ours, leaves
-/// half of it in the indexes: no reader may see that, and no other commit may take the seq.
+/// A commit between its reservation and its completion. A panic in between, in an engine or in the
+/// store, leaves half of the commit in the indexes. Dropping this value then ensures that no reader
+/// sees that half and no other commit takes the seq.
 struct UnfinishedCommit<'a, S: Fn(Seq)> {
     store: &'a Store,
     seq: Seq,
-    /// The engines have begun to see it.
+    /// Whether engines have begun to apply the commit.
     is_applying: bool,
-    /// Sets the last commit that may have changed a key of the stripes.
+    /// Records a seq as the last commit that may have changed a key of the stripes.
     set_last: S,
 }
 
@@ -800,19 +833,19 @@ impl<'a, S: Fn(Seq)> UnfinishedCommit<'a, S> {
         UnfinishedCommit { store, seq, is_applying: false, set_last }
     }
 
-    /// The commit is complete.
+    /// Marks the commit as complete.
     fn complete(self) {
         mem::forget(self);
     }
 
-    /// Ends a commit with frames that could not be copied; nothing was applied.
+    /// Ends a commit after the copy of its frames failed. Nothing was applied.
     fn abort<T>(self) -> Result<T> {
         let error = self.error_before_apply();
         mem::forget(self);
         Err(error)
     }
 
-    /// Ends a commit that no index has seen: reads go on.
+    /// Returns the error of a commit that no index has seen. Reads continue.
     fn error_before_apply(&self) -> Error {
         (self.set_last)(Seq(self.seq.0 - 1));
         self.store.fail_commit(self.seq, "append")
@@ -830,8 +863,8 @@ impl<S: Fn(Seq)> Drop for UnfinishedCommit<'_, S> {
     }
 }
 
-/// Prepares the operations at these indexes again, and encodes the commit again if the needs of one
-/// changed. Returns false if an expected key changed.
+/// Prepares the operations at the indexes `outdated` again. Encodes the commit again if the
+/// preparation of one changed. Returns false if an expected key changed.
 #[cold]
 fn reprepare(
     writes: &mut [CommitWrite<'_>],
@@ -854,7 +887,8 @@ fn reprepare(
     Ok(true)
 }
 
-/// What the engines look up for several operations is loaded together.
+/// Prefetches the index entries that the engines need, for several operations at once, and stores
+/// the hashes of the keys.
 fn prefetch(writes: &mut [CommitWrite<'_>]) -> Result<()> {
     for run in writes.chunk_by_mut(|a, b| Arc::ptr_eq(a.keyspace, b.keyspace)) {
         let engine = run[0].keyspace.engine()?;
@@ -870,13 +904,14 @@ fn prefetch(writes: &mut [CommitWrite<'_>]) -> Result<()> {
     Ok(())
 }
 
-/// Commits that only remove may use the reserve.
+/// Returns whether a commit only removes. Such a commit may use the reserved segments.
 fn removes_only(writes: &[CommitWrite<'_>]) -> bool {
     writes.iter().all(|w| !matches!(w.op.action, Action::Put(_) | Action::Blob(_)))
 }
 
 impl CommitState {
-    /// A run that does not fit into what is ready, without the reserve.
+    /// Returns a run that does not fit into the preallocated segments, not counting `reserve` of
+    /// them.
     fn first_unfitting_run(
         &self,
         encoded: &EncodedCommit,
@@ -897,8 +932,9 @@ impl CommitState {
         encoded.runs.iter().copied().find(|run| !takes(run))
     }
 
-    /// Whether a run would be the first in its tail, in a segment that ROOT does not list: no seal
-    /// would name it, so that nobody could tell if it went (protocol, `naming`).
+    /// Returns whether a run would be the first of its tail and begin in a segment that ROOT does
+    /// not list. No seal names such a segment, so recovery could not notice its loss (protocol,
+    /// `naming`).
     fn begins_in_unlisted_segment(&self, encoded: &EncodedCommit) -> bool {
         encoded.runs.iter().any(|run| {
             let is_first = self.tails[tail_of(run.log, encoded.is_hot)].segment.is_none();

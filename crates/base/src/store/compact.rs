@@ -1,40 +1,32 @@
-//! # Sort: a store log in the order of keys, when asked
+//! # Compaction: the store log in the order of keys
 //!
-//! Records stand in the log in the order of their arrival, so a scan reads each from another place.
-//! Sorting copies the newest record of each key, in the order of keys, into a stream of survivors:
-//! a scan then reads the log from front to back. It is the cleaner's work in another order, and has
-//! its rules: copies carry their own numbers, the engine is pointed at them with the stripe of the
-//! key held, and the old records go with their segments.
+//! The log has records in the order of their arrival, so that a scan reads each one from another
+//! place. Compaction copies the newest record of each key, in key order, into a stream of
+//! survivors. Copies follow the rules of GC. They keep their seq, the engine is updated with the
+//! stripe of the key held, and old records are freed with their segments.
 //!
 //! ## Picture
 //!
 //! ```text
-//!  keys of a view, some hundred a step ─> locate, hold ─> in order already: left
-//!                                                    └─> copied into stream 5, engine.moved(from -> to)
+//!  keys of a view, some hundred per step ─> locate ─> in order already: skip
+//!                                                 └─> copy into SORTED_STREAM, Engine::relocate
 //! ```
 //!
 //! ## Invariants
 //!
-//! 1. Only records of durable commits are copied: recovery believes a copy (commit.md R15), and
-//!    what it copies must not be cut.
-//! 2. A step holds the maintenance lock: no segment is cleaned away between the look at a record
-//!    and its copy.
+//! 1. Only records of durable commits are copied: recovery accepts every copy (commit.md R15), so a
+//!    copied commit must not be cut.
+//! 2. A step holds the maintenance lock, so that no segment is freed between reading a record and
+//!    copying it.
 //!
 //! ## Threads
 //!
-//! The caller's. It waits as writers do when cleaning or the engine is behind, once a record.
-//! Writers and readers go on.
+//! The caller's. After each step it is throttled like the writers, once per record. Writers and
+//! readers continue.
 //!
 //! ## Crash
 //!
-//! Copies beside what they are copies of, as the cleaner leaves them. What was sorted stays so as
-//! far as its copies were synced.
-//!
-//! ## Costs
-//!
-//! Each record that is not in its place is written once, and its old place is cleaned; while that
-//! is behind, the log takes up to its space limit. Memory: a step's keys. The reserve for removals
-//! is not touched: on a full disk sorting ends with an error.
+//! Recovery finds copies and originals, as after a crash of GC. Synced copies remain sorted.
 
 use std::ops::{Bound, ControlFlow};
 use std::sync::Arc;
@@ -51,14 +43,14 @@ use crate::sync::atomic::Ordering;
 use crate::sync::epoch;
 use crate::types::LogId;
 
-/// Keys of a step, and about how many bytes it copies at most.
+/// Keys per step, and the bytes after which it ends early.
 const STEP_KEYS: usize = 512;
 const STEP_BYTES: u64 = 1 << 20;
-/// Copies are made durable after so many bytes.
+/// Copies are made durable after this many bytes.
 const SYNC_BYTES: u64 = 64 << 20;
-/// A record follows another one if it stands at most so many bytes behind it.
+/// A record is adjacent to another one if it starts at most this many bytes behind it.
 const ADJACENT_BYTES: u64 = 256;
-/// A step whose records follow each other but for one in this many is left as it is.
+/// A step is skipped if at most one in this many records is not adjacent to its predecessor.
 const SORTED_DIVISOR: usize = 8;
 
 /// Result of a compaction.
@@ -74,20 +66,31 @@ pub struct CompactionReport {
 }
 
 impl Store {
-    /// Whether the records of a keyspace stand in a log, and its keys in an order.
+    /// Returns true if the keyspace keeps its records in the store log and is ordered.
     pub(super) fn can_sort(&self, keyspace: &KeyspaceState) -> Result<bool> {
         let engine = keyspace.engine()?;
         Ok(engine.capabilities().ordered && engine.log() == LogId::ValueLog)
     }
 
-    /// Puts the records of a keyspace in the order of its keys. For ordered engines of the store
-    /// log.
+    /// Sorts the records of a keyspace by key, for ordered engines over the store log. While GC is
+    /// behind, the log grows up to its space limit. The reserve for removals is not used.
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`Store::sort_with_progress`], except [`Error::Cancelled`].
     pub fn sort_log(self: &Arc<Store>, keyspace: &Arc<KeyspaceState>) -> Result<CompactionReport> {
         self.sort_with_progress(keyspace, &mut |_| ControlFlow::Continue(()))
     }
 
-    /// The same; `watcher` is told after each step, and may end it ([`Error::Cancelled`]): what is
-    /// done stays done.
+    /// Like [`Store::sort_log`]. Calls `watcher` after each step; `Break` ends the compaction,
+    /// which keeps its completed work.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Unsupported`] if the engine is not ordered or does not use the store log.
+    /// Returns [`Error::KeyspaceNotFound`] if the keyspace was dropped, and [`Error::NoSpace`] if
+    /// the disk is full. Returns [`Error::Cancelled`] if `watcher` ends it, and errors of a read or
+    /// write.
     pub fn sort_with_progress(
         self: &Arc<Store>,
         keyspace: &Arc<KeyspaceState>,
@@ -132,7 +135,7 @@ impl Store {
         Ok(sorted)
     }
 
-    /// The keys of a step.
+    /// Returns the keys of a step.
     fn keys_from(self: &Arc<Store>, keyspace: &KeyspaceState, low: Bound<Vec<u8>>) -> Result<Vec<Vec<u8>>> {
         let view = self.view()?;
         let bounds = Bounds { low, high: Bound::Unbounded };
@@ -144,7 +147,8 @@ impl Store {
         Ok(keys)
     }
 
-    /// Copies the newest records of as many of `keys` as a step takes; how many.
+    /// Copies the newest records of as many `keys` as a step permits. Returns the number of keys
+    /// done.
     fn sort_step(
         &self,
         keyspace: &Arc<KeyspaceState>,
@@ -182,7 +186,7 @@ impl Store {
             let record = Record::decode(body).map_err(damaged)?;
             let hashed_key = engine.hashed_key(record.key);
             if engine.liveness(hashed_key, *address)? != Liveness::Newest {
-                continue; // superseded meanwhile
+                continue; // superseded since
             }
             let (header, sum) = (frame.header, body_sum(body));
             let liveness = Liveness::Newest;
@@ -206,7 +210,7 @@ impl Store {
     }
 }
 
-/// Whether a scan would read these one behind the other.
+/// Returns true if a scan would read almost all of these records sequentially.
 fn is_in_order(found: &[(Address, Frame<'_>)]) -> bool {
     let follows = |pair: &[(Address, Frame<'_>)]| {
         let [(a, frame), (b, _)] = pair else { return true };

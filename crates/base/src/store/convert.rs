@@ -1,33 +1,31 @@
-//! # Conversion: a keyspace goes to another engine, or to other options of its engine, while it is used
+//! # Conversion: online change of the engine or options of a keyspace
 //!
 //! ## Picture
 //!
 //! ```text
-//!  [view, watch] ─> copy what the view shows into a keyspace in the making
-//!        ─> [view, what was touched] ─> copy that again ─> ... until little is left
-//!        ─> [changing, commits held] ─> copy the rest ─> one record: it has the name, the old one is dropped ─> commits go on
+//!  [view, track changes] ─> copy the pairs of the view into an unpublished keyspace
+//!        ─> [view, changed keys] ─> copy these again ─> ... until few are left
+//!        ─> [change_lock, commits blocked] ─> copy the rest ─> one record publishes the new
+//!           keyspace and drops the old one ─> commits continue
 //! ```
 //!
 //! ## Invariants
 //!
-//! 1. After a pass the target is the source as of the pass's view, but for what the watch has noted since.
-//! 2. Between the last pass and the record that publishes no commit of the source has a number. So the commit before
-//!    that record shows in the old keyspace what the record shows in the new one.
+//! 1. After a pass the target equals the source as of the pass's view, except for later changes,
+//!    which the tracker has.
+//! 2. Between the last pass and the record that publishes, no commit to the source gets a seq. So
+//!    the old keyspace before that record equals the new one after it.
 //! 3. The old keyspace is read and never written.
 //!
 //! ## Threads
 //!
-//! One thread takes the steps. Committers note what they change; while it is held they wait, then find their keyspace replaced,
-//! and go on with the new one. What they saw before does not count: an expectation is looked at again.
+//! One thread performs the steps. Committers record the keys that they change. While commits are
+//! blocked they wait, and then continue with the new keyspace. Expectations are checked again
+//! there.
 //!
 //! ## Crash
 //!
-//! See `making`: the old keyspace or the new one.
-//!
-//! ## Costs
-//!
-//! Device: what the target needs for its pairs. Memory: a commit, the watch's notes, and keys where they must be sorted. The hold:
-//! [`LAST_PASS_KEYS`] keys and one sync.
+//! As for `unpublished`: an opening finds the old keyspace or the new one.
 
 use std::sync::Arc;
 
@@ -40,15 +38,16 @@ use crate::engine::Projection;
 use crate::error::{Error, IoContext, Result};
 use crate::memory::MemoryPart;
 
-/// Keys that are left to the last pass, at most.
+/// Maximum number of keys that are left to the last pass. Commits are blocked for these keys and
+/// one sync.
 const LAST_PASS_KEYS: usize = 64;
-/// From this pass on writers are slowed down to less than what is copied.
+/// Number of passes before commits are throttled to less than the rate of copying.
 const UNTHROTTLED_PASSES: u32 = 3;
-/// After so many passes the rest is copied while commits wait, however much it is.
+/// After this many passes the rest is copied while commits are blocked, even if it is large.
 const MAX_PASSES: u32 = 64;
-/// Pairs of a step.
+/// Pairs per step.
 const PAIRS_PER_STEP: usize = 1024;
-/// Pairs whose mean says how large the rest is.
+/// Number of pairs that are sampled to estimate the size.
 const SAMPLED_PAIRS: u64 = 1000;
 
 /// Phase of a conversion.
@@ -95,21 +94,21 @@ pub struct ConversionReport {
     pub is_direct: bool,
 }
 
-/// What comes next.
+/// Next step.
 enum ConversionState {
     Copying(FullCopy),
     Sorting(SortedCopy),
     CatchingUp(ChangedCopy),
-    /// A pass is over.
+    /// A pass is complete.
     PassDone,
     Done,
-    /// A step ended with an error: nothing is known to be whole any more.
+    /// A step failed, so that the target may be incomplete.
     Failed,
 }
 
-/// A conversion on its way. Dropped before its end, it leaves the keyspace as it is.
+/// Running conversion. If it is dropped before its end, the keyspace does not change.
 pub struct Conversion {
-    // Cursors go before the view.
+    // Declared first, so that cursors are dropped before the view.
     state: ConversionState,
     writer: Option<IngestWriter>,
     view: View,
@@ -118,7 +117,7 @@ pub struct Conversion {
     is_direct: bool,
 }
 
-/// The watch of a keyspace, which ends with this.
+/// Change tracking of a keyspace, until it is dropped.
 struct ChangeTracking {
     store: Arc<Store>,
     source: Arc<KeyspaceState>,
@@ -126,7 +125,7 @@ struct ChangeTracking {
 }
 
 impl ChangeTracking {
-    /// Notes, and `more`, are what memory is taken for.
+    /// Accounts for the memory of the tracker and `more` bytes.
     fn account_memory(&mut self, more: u64) {
         let now = self.source.change_tracker.memory() + more;
         let memory = &self.store.context.memory;
@@ -147,7 +146,15 @@ impl Drop for ChangeTracking {
 }
 
 impl Store {
-    /// Begins to convert `source`, which has its name, to what `choice` says. None if it is that.
+    /// Starts to convert `source` to `choice`. Returns `None` if it has that engine and options
+    /// already. `source` must have its name.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::InvalidArgument`] if the engine or an option is not valid, or a conversion
+    /// of the keyspace is running. Returns [`Error::NoSpace`] if the disk may become full. Returns
+    /// [`Error::Closed`], [`Error::ReadOnly`] or [`Error::Poisoned`] if writes are not possible,
+    /// and errors of reading the keyspace.
     pub fn begin_conversion(
         self: &Arc<Store>,
         source: &Arc<KeyspaceState>,
@@ -183,14 +190,21 @@ impl Store {
 }
 
 impl Conversion {
-    /// How far it is.
+    /// Returns the progress.
     #[must_use]
     pub fn progress(&self) -> ConversionProgress {
         self.progress
     }
 
-    /// A bounded step, but for the last one, which switches. False once that is done. After an
-    /// error it can only be dropped: further steps are refused.
+    /// Performs a step. Each step is bounded, except the last one, which publishes the new
+    /// keyspace. Returns false when the conversion is done. After an error the conversion must be
+    /// dropped.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::KeyspaceNotFound`] if the keyspace was dropped, and
+    /// [`Error::InvalidArgument`] if an earlier step failed. Returns errors of reading the source
+    /// and of writing the target.
     pub fn step(&mut self) -> Result<bool> {
         let stepped = self.advance();
         if stepped.is_err() {
@@ -221,7 +235,7 @@ impl Conversion {
         }
     }
 
-    /// What it did.
+    /// Returns the result.
     #[must_use]
     pub fn report(&self) -> ConversionReport {
         let ConversionProgress { copied_pairs: copied, bytes, passes, .. } = self.progress;
@@ -232,7 +246,7 @@ impl Conversion {
         if self.tracking.store.options.tiny { 7 } else { PAIRS_PER_STEP }
     }
 
-    /// A step of copying what there was.
+    /// Copies some pairs of the initial view.
     fn copy(&mut self) -> Result<()> {
         let (count, progress) = (self.step_size(), &mut self.progress);
         let source = CopySource { keyspace: &self.tracking.source, at: self.view.seq() };
@@ -254,7 +268,7 @@ impl Conversion {
         Ok(())
     }
 
-    /// There are too many keys to sort: all is begun again, in the source's order.
+    /// Starts again in the source's order, because there are too many keys to sort.
     fn copy_unsorted(&mut self) -> Result<()> {
         let store = &self.tracking.store;
         let source = CopySource { keyspace: &self.tracking.source, at: self.view.seq() };
@@ -267,7 +281,7 @@ impl Conversion {
         Ok(())
     }
 
-    /// A step of copying what was changed.
+    /// Copies some changed pairs.
     fn copy_changed(&mut self) -> Result<()> {
         let count = self.step_size();
         let ConversionState::CatchingUp(chase) = &mut self.state else { return Ok(()) };
@@ -282,7 +296,7 @@ impl Conversion {
         Ok(())
     }
 
-    /// A pass is over: the next one, or the last.
+    /// Starts the next pass, or performs the last one.
     fn next_pass(&mut self) -> Result<bool> {
         let (store, source) = (&self.tracking.store, &self.tracking.source);
         let few = if store.options.tiny { 2 } else { LAST_PASS_KEYS };
@@ -312,7 +326,7 @@ impl Conversion {
         Ok(())
     }
 
-    /// The last pass, and the switch.
+    /// Performs the last pass and publishes the new keyspace.
     fn switch(&mut self) -> Result<()> {
         let (store, source) = (Arc::clone(&self.tracking.store), Arc::clone(&self.tracking.source));
         let _changing = store.catalog.lock_changes();
@@ -355,7 +369,11 @@ pub struct ConversionEstimate {
 }
 
 impl Store {
-    /// What converting `source` will take. Changes nothing.
+    /// Estimates the cost of converting `source`. Changes nothing.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Closed`], and errors of reading the keyspace or the free disk space.
     pub fn estimate_conversion(self: &Arc<Store>, source: &Arc<KeyspaceState>) -> Result<ConversionEstimate> {
         let (pairs, data) = self.measure_pairs(source)?;
         let free = self.disk.free_space(&self.dir).during("measure", &self.dir)?;
@@ -367,7 +385,7 @@ impl Store {
         })
     }
 
-    /// Refuses a conversion that would fill the disk.
+    /// Returns [`Error::NoSpace`] if the conversion might fill the disk.
     fn check_disk_space(self: &Arc<Store>, source: &Arc<KeyspaceState>) -> Result<()> {
         let ConversionEstimate { required_bytes: bytes, free_bytes: free, .. } =
             self.estimate_conversion(source)?;
@@ -377,7 +395,7 @@ impl Store {
         Ok(())
     }
 
-    /// Pairs of `source`, and about how many bytes they have.
+    /// Returns the pairs of `source` and an estimate of their bytes.
     fn measure_pairs(self: &Arc<Store>, source: &Arc<KeyspaceState>) -> Result<(u64, u64)> {
         let view = self.view()?;
         let from = CopySource { keyspace: source, at: view.seq() };

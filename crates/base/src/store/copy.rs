@@ -1,15 +1,17 @@
-//! # Copy: pairs of one keyspace, as a view shows them, into another
+//! # Copy: pairs of a keyspace, as of a view, into another one
+//!
+//! ## Picture
 //!
 //! ```text
-//!  walk      all of them, as the cursor has them: pairs, or keys and a look at each where values may be large
-//!  gather    keys in any order -> the lowest that fit into memory, in order -> a look at each -> the next ones
-//!  keys      these -> a look at each: put, or removed
-//!  marked    all keys of either that are marked
+//!  FullCopy             all pairs in the cursor's order; if values may be large: get for each key
+//!  SortedCopy           scan all keys -> keep the lowest that fit, sort -> get each -> repeat
+//!  ChangedCopy::Keys    get each changed key: put, or remove
+//!  ChangedCopy::Marked  the same for all keys of source and target that are marked
 //! ```
 //!
 //! ## Costs
 //!
-//! One walk; a gathering walks over the keys once for each share of memory that they take.
+//! One scan. A sorted copy scans the keys once for each part that fits into its memory limit.
 
 use std::sync::Arc;
 
@@ -21,15 +23,15 @@ use crate::engine::{Bounds, Cursor, Projection};
 use crate::error::Result;
 use crate::types::Seq;
 
-/// Bytes that a gathered key takes beside itself, about.
+/// Estimated bytes of a collected key in addition to the key.
 const ENTRY_OVERHEAD: usize = 32;
-/// Keys may take this part of the budget ...
+/// The keys of a pass may take the memory budget divided by this.
 const SORT_BUDGET_DIVISOR: u64 = 8;
-/// ... so often. Keyspaces with more go by commits in whatever order: walking again costs more than
-/// a journal then.
+/// Maximum number of passes. A keyspace with more keys is committed in the source's order: more
+/// scans would cost more than the journal.
 const MAX_SORT_PASSES: usize = 4;
 
-/// A keyspace at a view, which somebody keeps.
+/// Keyspace as of a view, which the caller keeps.
 pub(super) struct CopySource<'a> {
     pub(super) keyspace: &'a Arc<KeyspaceState>,
     pub(super) at: Seq,
@@ -45,7 +47,7 @@ impl CopySource<'_> {
         )?))
     }
 
-    /// Whether a walk may meet values that memory should not have to hold.
+    /// Returns true if a scan may find values that are too large for memory.
     fn may_have_blobs(&self) -> Result<bool> {
         let engine = self.keyspace.engine()?;
         let mut staged = Vec::new();
@@ -53,7 +55,7 @@ impl CopySource<'_> {
         Ok(engine.takes_blob_files() || !staged.is_empty())
     }
 
-    /// Bytes of the value of `key`.
+    /// Returns the bytes of the value of `key`.
     pub(super) fn value_len(&self, key: &[u8]) -> Result<u64> {
         let mut len = 0;
         self.keyspace.engine()?.get_stored(self.at, key, &mut |stored| {
@@ -65,7 +67,7 @@ impl CopySource<'_> {
         Ok(len)
     }
 
-    /// Gives `key` the value that it has here. False if it has none.
+    /// Copies the value of `key`. Returns false if there is none.
     fn copy(&self, key: &[u8], to: &mut IngestWriter, done: &mut ConversionProgress) -> Result<bool> {
         let (mut bytes, mut file): (Option<Vec<u8>>, Option<OpenBlob>) = (None, None);
         self.keyspace.engine()?.get_stored(self.at, key, &mut |stored| match stored {
@@ -84,7 +86,7 @@ impl CopySource<'_> {
     }
 }
 
-/// All pairs.
+/// Copy of all pairs in the order of the cursor.
 pub(super) struct FullCopy {
     cursor: Box<dyn Cursor>,
     projection: Projection,
@@ -96,7 +98,7 @@ impl FullCopy {
         Ok(FullCopy { cursor: source.cursor(projection)?, projection })
     }
 
-    /// The next `count`. False at the end.
+    /// Copies the next `count` pairs. Returns false at the end.
     pub(super) fn step(
         &mut self,
         source: &CopySource<'_>,
@@ -123,30 +125,30 @@ impl FullCopy {
     }
 }
 
-/// All pairs, sorted on the way.
+/// Copy of all pairs in the order of keys.
 pub(super) struct SortedCopy {
     cursor: Box<dyn Cursor>,
-    /// The last key of the gathering before.
+    /// Last key of the previous pass.
     lower_bound: Option<Box<[u8]>>,
     keys: Vec<Box<[u8]>>,
     bytes: usize,
     limit: usize,
-    /// The lowest key that was left out: what is not below it comes next time.
+    /// Lowest key that did not fit: this key and all above it are left to the next pass.
     upper_bound: Option<Box<[u8]>>,
-    /// Keys of all gatherings together, in bytes.
+    /// Total bytes of all keys seen.
     total: usize,
-    /// A walk is over: what is left of what it gathered, in order.
+    /// After a scan: the rest of the collected keys, in order.
     sorted: Option<std::vec::IntoIter<Box<[u8]>>>,
 }
 
-/// How a step of a gathering ended.
+/// Result of a step.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum SortedCopyStep {
-    /// There is more.
+    /// There is more to do.
     More,
-    /// All was copied.
+    /// Everything was copied.
     All,
-    /// There are too many keys for this.
+    /// There are too many keys to sort.
     TooMany,
 }
 
@@ -169,12 +171,12 @@ impl SortedCopy {
         })
     }
 
-    /// Memory that is taken.
+    /// Returns the memory in bytes.
     pub(super) fn memory(&self) -> u64 {
         self.bytes as u64
     }
 
-    /// Looks at the next `count` keys, or copies as many of what was gathered.
+    /// Examines the next `count` keys, or copies as many collected ones.
     pub(super) fn step(
         &mut self,
         source: &CopySource<'_>,
@@ -212,7 +214,7 @@ impl SortedCopy {
         Ok(SortedCopyStep::More)
     }
 
-    /// Keeps the lower half, if there are two.
+    /// Keeps the lower half of the keys, if there are at least two.
     fn keep_lower_half(&mut self) {
         let half = self.keys.len() / 2;
         if half > 0 {
@@ -223,7 +225,7 @@ impl SortedCopy {
         self.bytes = self.keys.iter().map(|key| key.len() + ENTRY_OVERHEAD).sum();
     }
 
-    /// All keys were seen: what was gathered is put into order.
+    /// Ends a scan: sorts the collected keys.
     fn finish_scan(&mut self) -> SortedCopyStep {
         if self.lower_bound.is_none() && self.total / 2 > MAX_SORT_PASSES * self.limit {
             return SortedCopyStep::TooMany;
@@ -233,7 +235,7 @@ impl SortedCopy {
         SortedCopyStep::More
     }
 
-    /// All that was gathered is copied: the next walk, if something was left out.
+    /// Starts the next scan, if keys did not fit into this pass.
     fn next_pass(&mut self, source: &CopySource<'_>) -> Result<SortedCopyStep> {
         if self.upper_bound.take().is_none() {
             return Ok(SortedCopyStep::All);
@@ -244,17 +246,17 @@ impl SortedCopy {
     }
 }
 
-/// What was changed since the last copy.
+/// Copy of the keys that changed since the last pass.
 pub(super) enum ChangedCopy {
-    /// These keys.
+    /// Set of changed keys.
     Keys(std::collections::hash_set::IntoIter<Box<[u8]>>),
-    /// Keys of the source that are marked; then those of the target.
+    /// Marked keys of the source, then those of the target.
     Marked(HashMarks, Box<dyn Cursor>, bool),
 }
 
 impl ChangedCopy {
-    /// The next `count` keys. False at the end. `target` is what is being filled, at a view that
-    /// has all that was copied before.
+    /// Copies the next `count` keys. Returns false at the end. `target` is the keyspace that is
+    /// being filled, as of a view that contains all earlier passes.
     pub(super) fn step(
         &mut self,
         source: &CopySource<'_>,
@@ -276,7 +278,7 @@ impl ChangedCopy {
                         if *is_target {
                             return Ok(false);
                         }
-                        to.flush()?; // a key may be met again
+                        to.flush()?; // the scan of the target may find the same key again
                         (*cursor, *is_target) = (target.cursor(Projection::Keys)?, true);
                         continue;
                     }

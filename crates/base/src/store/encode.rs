@@ -1,8 +1,8 @@
-//! # Encoded: a commit's frames, before it has a number
+//! # Frames of a commit, encoded before the commit has a seq
 //!
-//! Records are encoded and their bodies summed before the commit takes its stripes. Once it has a
-//! seq, a header is sealed in front of each. The buffer is the thread's, so that a single operation
-//! allocates nothing.
+//! Records are encoded, and their bodies checksummed, before the commit takes its stripes. When the
+//! commit has a seq, the checksummed header is written in front of each. The buffer belongs to the
+//! thread, so that a single operation allocates no memory.
 
 use std::cell::RefCell;
 use std::mem;
@@ -13,7 +13,7 @@ use crate::frame::{ALIGN_BYTES, HEADER, body_sum, span};
 use crate::record::Record;
 use crate::types::LogId;
 
-/// A frame of the commit in the encode buffer.
+/// Frame of the commit in the encode buffer.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct EncodedFrame {
     pub(super) write: usize,
@@ -22,29 +22,29 @@ pub(super) struct EncodedFrame {
     pub(super) checksum: u32,
 }
 
-/// The commit's frames for one log: a range of pieces.
+/// Frames of the commit for one log: a range of frames.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FrameRun {
     pub(super) log: LogId,
     pub(super) first: usize,
     pub(super) end: usize,
-    /// Bytes that its frames take.
+    /// Bytes of the frames, including headers and padding.
     pub(super) bytes: u64,
 }
 
-/// Everything encoded for a commit, before it has a number.
+/// Encoded frames of a commit that has no seq yet.
 #[derive(Debug, Default)]
 pub(super) struct EncodedCommit {
     pub(super) bytes: Vec<u8>,
     pub(super) frames: Vec<EncodedFrame>,
     pub(super) runs: Vec<FrameRun>,
-    /// Of each operation.
+    /// Preparation of each operation.
     pub(super) preparations: Vec<Preparation>,
-    /// True if everything that it replaces was written lately: see `tail`.
+    /// True if all replaced entries were written lately (see `tail`).
     pub(super) is_hot: bool,
 }
 
-/// What one record needs to be encoded.
+/// Input for the encoding of one record.
 pub(super) struct RecordToEncode<'a> {
     pub(super) log: LogId,
     pub(super) record: Record<'a>,
@@ -55,11 +55,11 @@ crate::sync::thread_local! {
     pub(super) static ENCODE_BUFFER: RefCell<EncodedCommit> = RefCell::new(EncodedCommit::default());
 }
 
-/// Buffers above this are given back after use.
+/// Largest buffer, in bytes, that is kept after use.
 const MAX_KEPT_BUFFER: usize = 1 << 20;
 
 impl EncodedCommit {
-    /// Forgets the frames, not the needs.
+    /// Clears the frames, but not the preparations.
     pub(super) fn clear(&mut self) {
         if self.bytes.capacity() > MAX_KEPT_BUFFER {
             self.bytes = Vec::new();
@@ -95,13 +95,13 @@ impl EncodedCommit {
         self.frames[run.first..run.end].iter().map(|p| p.body)
     }
 
-    /// Returns the bytes that the frames of the pieces `from..to` take.
+    /// Returns the bytes of the frames `from..to`.
     pub(super) fn frame_bytes(&self, from: usize, to: usize) -> u64 {
         self.frames[from..to].iter().map(|piece| span(piece.body)).sum()
     }
 
-    /// How large a segment should be made for the run: it takes the largest frame, and the whole
-    /// run if a usual segment can, so that a large batch does not need a hundred small ones.
+    /// Returns the bytes that a new segment for the run must hold: the whole run, but at most
+    /// `most` bytes unless one frame is larger. So a large batch does not need many small segments.
     pub(super) fn segment_bytes(&self, run: FrameRun, most: u64) -> u64 {
         self.largest_frame(run).max(run.bytes.min(most))
     }
@@ -111,7 +111,7 @@ impl EncodedCommit {
     }
 }
 
-/// The record of a write, if it needs one.
+/// Returns the record of a write, or `None` if it needs none.
 fn record_to_encode<'a>(
     write: &CommitWrite<'a>,
     index: usize,
@@ -122,7 +122,7 @@ fn record_to_encode<'a>(
     Some(RecordToEncode { log: write.keyspace.log(), record, write: index })
 }
 
-/// Encodes what the operations, of which each has its need in `encoded`, write.
+/// Encodes the records of `writes`. `encoded` contains the preparation of each operation.
 pub(super) fn encode_writes(writes: &[CommitWrite<'_>], encoded: &mut EncodedCommit) {
     let needs = mem::take(&mut encoded.preparations);
     let item = |(index, write)| record_to_encode(write, index, needs[index]);

@@ -1,11 +1,12 @@
-//! # Hold: a state that stays, as a listing
+//! # Export: a pinned state as a list of files
 //!
-//! What a backup would copy, said instead of copied: names, lengths, and where the bytes are.
-//! Whoever has the listing and the lease opens it as a disk ([`crate::disk::exported`]), beside the
-//! owner.
+//! Lists the files that a backup would copy: names, lengths, and locations of the bytes. A reader
+//! with the list and the lease opens them as a disk ([`crate::disk::exported`]) while the owner
+//! continues.
 //!
-//! What engines would make for a backup (the index of a FlexSpace) is made now, in a file among the
-//! images. No ROOT names it: it goes with the hold, or is swept at the next opening.
+//! If an engine would create a file for a backup (the index of a FlexSpace), it creates the file
+//! now, in the directory of images. No ROOT refers to it: it is removed with the exported state, or
+//! by the next opening.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -22,36 +23,40 @@ use crate::sync::Mutex;
 use crate::sync::atomic::Ordering;
 use crate::types::{KeyspaceId, random_bits};
 
-/// A state that is held. Dropped, it is let go.
+/// Pinned state for attached readers. Dropping it releases the pins.
 #[derive(Debug)]
 pub struct ExportedState {
     store: Arc<Store>,
-    /// Files that were made for it.
+    /// Files that were created for it.
     created_files: Vec<PathBuf>,
-    /// In a lock, because what engines hold need not be `Sync`: nobody looks at it before the end.
+    /// In a lock, because pins of engines need not be `Sync`; it is only dropped.
     #[expect(dead_code, reason = "what is held, until the end")]
     pinned: Mutex<PinnedState>,
 }
 
 impl ExportLease for ExportedState {
     fn is_held(&self) -> bool {
-        !self.store.flags.is_closed.load(Ordering::Acquire) // after the end nothing is held any more
+        !self.store.flags.is_closed.load(Ordering::Acquire) // closing releases the pins
     }
 }
 
 impl Drop for ExportedState {
     fn drop(&mut self) {
         if self.store.fork.is_child() {
-            return; // the files are the parent's
+            return; // the files belong to the parent
         }
         for path in &self.created_files {
-            let _ = self.store.disk.remove(path); // what stays is swept at the next opening
+            let _ = self.store.disk.remove(path); // if it stays, the next opening removes it
         }
     }
 }
 
 impl Store {
-    /// Holds the state of now, and lists what it consists of.
+    /// Pins the present state and lists its files.
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`Store::pin_state`], and of creating or measuring a file.
     pub fn export_state(self: &Arc<Store>) -> Result<(ExportedState, Vec<ExportedItem>)> {
         let pinned = self.pin_state()?;
         let mut lister = ExportLister { store: self, items: Vec::new(), created_files: Vec::new() };
@@ -108,7 +113,7 @@ impl ExportLister<'_> {
         }));
     }
 
-    /// The length of a file that must be there.
+    /// Returns the length of a file that must exist.
     fn measure(&self, name: &Path) -> Result<u64> {
         let path = self.store.dir.join(name);
         match self.store.disk.open(&path, OpenMode::Read) {
@@ -119,7 +124,7 @@ impl ExportLister<'_> {
         }
     }
 
-    /// Its name below the database's directory.
+    /// Returns the path relative to the database's directory.
     fn relative_path(&self, path: &Path) -> Result<PathBuf> {
         let why = || format!("{} is outside the database", path.display());
         let below = path.strip_prefix(&self.store.dir).map(Path::to_path_buf);
@@ -153,7 +158,7 @@ impl ExportLister<'_> {
         })
     }
 
-    /// Has a file made.
+    /// Creates a file with `make`.
     fn create_file(&mut self, make: &dyn Fn(&dyn Disk, PathBuf) -> Result<()>) -> Result<PathBuf> {
         let name = Path::new(image::IMAGE_DIR).join(format!("held-{:032x}", random_bits()));
         let path = self.store.dir.join(&name);

@@ -1,33 +1,33 @@
-//! # Cleaning: survivors out, victims away
+//! # Garbage collection of the store log
 //!
-//! FlatStore's cleaner (§3.4) with RAMCloud's cost-benefit choice and SepBIT's streams: survivors stand
-//! together by age, so that long-lived entries stop being moved (see `tail` for the commits' share).
+//! Copies live entries (*survivors*) out of victims and frees the victims. Combines FlatStore's
+//! cleaner (§3.4), RAMCloud's cost-benefit choice and SepBIT's streams: survivors of similar age
+//! share a segment, so that GC stops moving long-lived entries (`tail` separates commits).
 //!
 //! ## Picture
 //!
 //! ```text
-//!  victim (sealed, durable) --scan--> held? --copy as Moved/Pinned--> survivor segment by age
-//!     | stripe: engine.moved(from -> to) | sync survivors | ROOT without victim, twice | removed
+//!  victim (sealed, durable) --scan--> live? --copy as Relocated/Pinned--> survivor segment by age
+//!     | stripe: engine.relocate(from, to) | sync survivors | ROOT without victim, twice | delete
 //! ```
 //!
 //! ## Invariants
 //!
-//! 1. Survivors carry their own numbers and never count in the order (commit.md R15).
-//! 2. A tombstone is left behind only if its number is at or below the checkpoints that both ROOT slots
-//!    name: recovery then finds no older entry of its key (scenario 4).
-//! 3. Pinned copies are of a kind that recovery ignores.
-//! 4. A victim leaves ROOT after its survivors are synced, and after everything that superseded its other entries.
-//! 5. A victim that cannot be judged, as it cannot be read or an engine cannot answer, is left, and is no victim again before all others
-//!    had their turn: what is wrong with one keyspace keeps no other's space.
+//! 1. Survivors keep their own seqs. Recovery does not count them in the order (commit.md R15).
+//! 2. A tombstone is dropped only if its seq is at or below the checkpoints of both ROOT slots.
+//!    Recovery then finds no older entry of its key (scenario 4).
+//! 3. Copies of versions that only views need are `Pinned` frames, which recovery ignores.
+//! 4. A victim leaves ROOT after its survivors and all commits that superseded its other entries
+//!    are durable.
+//! 5. If the liveness of a victim cannot be determined (read or engine error), GC skips it and
+//!    retries only after every other candidate. One failing keyspace does not stop GC for the
+//!    others.
 //!
 //! ## Costs
 //!
-//! Space is bounded by `space_limit` times the live bytes plus a few segments of slack; the device writes
-//! per user byte grow as that limit nears 1 (see the engine's README for figures).
-//!
-//! A frame of a victim is summed once, and its copy sealed with that sum; its key is hashed once, for the hint, the question and
-//! the repointing. Look-ups of a group overlap; so do those of copies, before their stripes are taken, and what the
-//! copies of one victim add to accounts is added at once.
+//! Space is at most `max_space_amplification` times the live bytes, plus a few segments. Bytes
+//! written per user byte grow as that limit approaches 1. GC checksums each frame once and hashes
+//! each key once.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -51,52 +51,50 @@ use crate::sync::{Mutex, epoch};
 use crate::types::{LogId, SegmentId, Seq};
 use crate::window::stripe_of;
 
-/// Streams of survivors; stream 0 is the order.
+/// Streams of survivors. Stream 0 contains the commits in order.
 pub(super) const SURVIVOR_STREAMS: u8 = 6;
-/// The stream of what was sorted.
+/// Stream of a sorted log.
 pub(super) const SORTED_STREAM: u8 = 5;
-/// Victims are taken until this many segments' worth is won, or this many for each thread.
+/// Space that a pass frees, in segments. With several threads it is at least
+/// [`PASS_GAIN_PER_THREAD`] for each.
 const PASS_GAIN_SEGMENTS: u64 = 6;
 const PASS_GAIN_PER_THREAD: u64 = 2;
-/// Segments' worth of copies that stand beside their victims at the end of a pass, of so many
-/// segments' worth that are won.
+/// Segments of copies that exist at the end of a pass together with their victims, for each
+/// [`PASS_GAIN_SEGMENTS`] segments that the pass frees.
 const PASS_COPIES: u64 = 4;
-/// The live bytes of a log for each thread that collects its garbage, in segments' worth.
+/// Live bytes of a log for each GC thread, in segments.
 const SEGMENTS_PER_THREAD: u64 = 128;
-/// Most victims of one pass.
+/// Maximum number of victims in one pass.
 const MAX_VICTIMS: usize = 64;
-/// Copies are handed to the kernel in pieces of this size.
+/// Bytes of copies that are written with one system call.
 const COPY_BUFFER_BYTES: usize = 64 << 10;
-/// Copies whose look-ups overlap when the index is pointed at them.
+/// Copies of one group of overlapping index lookups during repointing.
 const REPOINT_GROUP: usize = 16;
-/// The lifespan is the mean of this many hot victims.
+/// Number of hot victims over which the lifespan is averaged.
 const LIFESPAN_SAMPLES: usize = 16;
-/// Full segments get at least this part of the slack that the limit gives.
+/// Smallest share of the slack of the space limit that sealed segments get.
 const MIN_SLACK: f64 = 0.6;
-/// A log of fewer segments' worth of live bytes gets the geometry's slack on top.
+/// A log with fewer live bytes, in segments, gets the slack of the geometry in addition.
 const SMALL_LOG_SEGMENTS: u64 = 64;
-/// The part of the space limit that is aimed at: commits go on while a pass does its work.
+/// Share of the space limit that GC aims at, because commits continue during a pass.
 const TARGET_LIMIT_SHARE: f64 = 0.96;
-/// The space limit on a full disk.
+/// Space limit on a full disk.
 const FULL_DISK_SPACE_LIMIT: f64 = 1.05;
-/// Age counts with this power. Simulated at 1.5 times the live entries, the share moved falls from
-/// 0.41 to 0.37 for zipf 0.99, from 0.72 to 0.64 for 0.8, from 0.77 to 0.74 for uniform updates,
-/// against a weight of 1.
+/// Exponent of the age in the score of a victim. In simulations 0.7 moves fewer bytes than 1.
 const AGE_EXPONENT: f64 = 0.7;
-/// A victim with a larger live share than this is not worth its move.
+/// Largest live share of a victim. Beyond it a victim frees too little space.
 const MAX_LIVE_SHARE: f64 = 0.95;
 
-/// The same while there is time for more than the limit asks for.
+/// Largest live share of a victim while the log is below its space limit.
 const MAX_IDLE_LIVE_SHARE: f64 = 0.5;
 
-/// Frames whose keys are looked up together.
+/// Frames of one group of lookups.
 const LOOKUP_GROUP: usize = 32;
-/// After this many groups the cleaner offers its core to others: where there are more threads than
-/// cores, a committer then waits for a fraction of a scheduler's slice. Not while committers are
-/// braked for it.
+/// Groups after which GC yields its core. If there are more threads than cores, a committer then
+/// waits for a fraction of a time slice. GC does not yield while writers are throttled.
 const GROUPS_PER_YIELD: usize = 8;
 
-/// A frame of a victim that somebody may need.
+/// Frame of a victim that may be live.
 struct GcCandidate<'f, 'k> {
     keyspace: &'k Arc<KeyspaceState>,
     scanned: &'f ScannedFrame<'f>,
@@ -105,7 +103,7 @@ struct GcCandidate<'f, 'k> {
 }
 
 impl<'f, 'k> GcCandidate<'f, 'k> {
-    /// What is to be copied of it.
+    /// Returns the survivor to copy.
     fn survivor(&self, victim: &Segment, liveness: Liveness) -> Survivor<'f, 'k> {
         let &GcCandidate { keyspace, scanned, record, hashed_key } = self;
         Survivor {
@@ -121,7 +119,8 @@ impl<'f, 'k> GcCandidate<'f, 'k> {
     }
 }
 
-/// Lets the look-ups of a group overlap. Runs of one keyspace are hinted at together.
+/// Prefetches the index entries of a group, so that its lookups overlap. Candidates of one keyspace
+/// in a row are prefetched together.
 fn prefetch(group: &[GcCandidate<'_, '_>]) {
     for run in group.chunk_by(|a, b| Arc::ptr_eq(a.keyspace, b.keyspace)) {
         let keys: SmallVec<[HashedKey<'_>; LOOKUP_GROUP]> =
@@ -132,71 +131,71 @@ fn prefetch(group: &[GcCandidate<'_, '_>]) {
     }
 }
 
-/// What is to be copied.
+/// Entry that GC copies.
 pub(super) struct Survivor<'f, 'k> {
     pub(super) keyspace: &'k Arc<KeyspaceState>,
     pub(super) liveness: Liveness,
     pub(super) from: Address,
     pub(super) header: FrameHeader,
-    /// The frame's payload, and what it sums to.
+    /// Payload of the frame, and its checksum.
     pub(super) body: &'f [u8],
     pub(super) checksum: u32,
-    /// What stands in it.
+    /// Decoded payload.
     pub(super) record: Record<'f>,
     pub(super) hashed_key: HashedKey<'f>,
 }
 
-/// One copy on its way.
+/// Copy to which the index does not point yet.
 struct PendingMove<'k> {
     keyspace: &'k Arc<KeyspaceState>,
     from: Address,
     to: Address,
     span: u64,
-    /// The key, where it stands in the piece, and its hash.
+    /// Range of the key in the buffer, and its hash.
     key: Range<usize>,
     hash: u64,
     is_tombstone: bool,
-    /// The staged value that it names.
+    /// Blob that the entry refers to.
     blob: Option<u64>,
 }
 
 impl PendingMove<'_> {
-    /// The key, in its piece.
+    /// Returns the key, read from `bytes`, the buffer of the copy.
     fn hashed_key<'b>(&self, bytes: &'b [u8]) -> HashedKey<'b> {
         HashedKey { key: &bytes[self.key.clone()], hash: self.hash }
     }
 }
 
-/// Copies gathered for one stream.
+/// Copies collected for one stream.
 #[derive(Default)]
 pub(super) struct SurvivorBuffer<'k> {
     bytes: Vec<u8>,
     moves: Vec<PendingMove<'k>>,
-    /// The lowest and the highest number among them.
+    /// Lowest and highest seq of the copies.
     seqs: Option<(Seq, Seq)>,
-    /// Why some of those that were handed over are nobody's: what they are copies of stays.
+    /// First error of repointing. The victims of these copies must not be freed.
     failed: Option<Error>,
 }
 
 impl SurvivorBuffer<'_> {
-    /// An error if an engine could not be pointed at a copy.
+    /// Returns the error if an engine could not be repointed to a copy.
     pub(super) fn check(&mut self) -> Result<()> {
         self.failed.take().map_or(Ok(()), Err)
     }
 }
 
-/// Why a victim is not empty.
+/// Reason that a victim still has live entries.
 enum VictimError {
-    /// It is damaged: nothing more of it is found.
+    /// Damaged: entries behind the damage cannot be found.
     Damaged,
-    /// What it holds cannot be judged now. Another one may.
+    /// Liveness cannot be determined now. Other victims may still be collected.
     Undetermined(Error),
-    /// Nothing can be copied: the pass is over.
+    /// No copies can be written. The pass ends.
     Aborted(Error),
 }
 
 impl VictimError {
-    /// What became of the look at a victim's frames.
+    /// Classifies an error of reading or judging the frames of a victim.
     fn from_error(error: Error) -> VictimError {
         match error {
             Error::Poisoned { .. } | Error::Closed => VictimError::Aborted(error),
@@ -205,15 +204,16 @@ impl VictimError {
     }
 }
 
-/// What a pass did.
+/// Result of a pass.
 #[derive(Default)]
 struct EvacuationResult {
     empty: Vec<Arc<Segment>>,
-    /// Why a victim could not be judged.
+    /// First error that kept GC from determining the liveness of a victim.
     undetermined: Option<Error>,
 }
 
-/// What of `group`, frames of `victim`, may be needed: records of keyspaces that are there.
+/// Returns the frames of `group`, from `victim`, that may be live: records of keyspaces that still
+/// exist.
 fn candidates<'f, 'k>(
     keyspaces: &'k [Arc<KeyspaceState>],
     victim: &Segment,
@@ -237,8 +237,8 @@ fn candidates<'f, 'k>(
 }
 
 impl Store {
-    /// One pass of cleaning, if it is due at this pace: victims that can be judged go, whatever is
-    /// wrong with others.
+    /// Runs one GC pass, if it is due in this mode. A failing victim does not keep the others from
+    /// being freed.
     pub(super) fn gc(&self, pace: MaintenanceMode) -> PassOutcome {
         self.gc_pass(pace).unwrap_or_else(|error| PassOutcome::from(Err(error)))
     }
@@ -246,16 +246,17 @@ impl Store {
     fn gc_pass(&self, pace: MaintenanceMode) -> Result<PassOutcome> {
         let log = self.log(LogId::ValueLog);
         if log.is_frozen() || self.catalog.all().iter().any(|k| k.log() == log.id && k.engine().is_err()) {
-            return Ok(PassOutcome::default()); // liveness is unknown: everything stays
+            return Ok(PassOutcome::default()); // liveness is unknown, so everything stays
         }
         if self.has_pinned_state() && self.is_disk_full.load(Ordering::Relaxed) {
-            return Ok(PassOutcome::default()); // copies would take room, and what they are copies of stays
+            // Copies need space, and pinned victims would not be freed.
+            return Ok(PassOutcome::default());
         }
         let mut m = self.maintenance.lock();
-        self.check_open()?; // who waited for the lock may find that the end has come
+        self.check_open()?; // the database may have been closed while this waited for the lock
         let mut victims = self.choose_victims(&m, log, pace);
         if victims.is_empty() && !m.undetermined_victims.is_empty() {
-            m.undetermined_victims.clear(); // there are no others: maybe they can be judged by now
+            m.undetermined_victims.clear(); // no other candidates are left: retry these
             victims = self.choose_victims(&m, log, pace);
         }
         if victims.is_empty() {
@@ -269,9 +270,9 @@ impl Store {
         if empty.is_empty() && outcome.has_failed() {
             return Ok(outcome);
         }
-        // What was left behind as dead may be all that a power cut leaves of its key: first the
-        // commits that superseded it (R13). The same for versions that were copied for a view only,
-        // which recovery ignores.
+        // An entry that was left behind as dead may be all that a power cut leaves of its key. So
+        // the commits that superseded it must be durable first (R13). This also protects versions
+        // that were copied only for a view: recovery ignores these copies.
         self.wait_durable(self.newest())?;
         for victim in empty {
             log.segments.lock().remove(&victim.id());
@@ -282,9 +283,9 @@ impl Store {
         Ok(outcome)
     }
 
-    /// Bytes of full segments, and the bytes there should be at most: what the limit leaves them
-    /// beside the images and the segments that are ready, being filled, or on their way out, which
-    /// in a small database are most.
+    /// Returns the bytes of sealed segments, and their limit. The limit is the rest of the space
+    /// limit without images and without segments that are preallocated, open or retired. In a small
+    /// database these are most of the space.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)]
     fn space_and_limit(&self, log: &LogState) -> (u64, u64) {
         let segments = log.list();
@@ -297,7 +298,8 @@ impl Store {
             return (full, times(FULL_DISK_SPACE_LIMIT));
         }
         let most = times(self.options.max_space_amplification * TARGET_LIMIT_SHARE);
-        let images = 2 * log.image_bytes.load(Ordering::Relaxed); // the present one and the one being made
+        // The current one and the one being written.
+        let images = 2 * log.image_bytes.load(Ordering::Relaxed);
         let win = self.pass_gain_segments(log);
         let survivors = if live > SMALL_LOG_SEGMENTS * largest {
             PASS_COPIES * win / PASS_GAIN_SEGMENTS * largest
@@ -317,14 +319,15 @@ impl Store {
         )
     }
 
-    /// Returns whether full segments take more than they should.
+    /// Returns whether sealed segments exceed their limit.
     pub(super) fn is_over_space_limit(&self) -> bool {
         let (disk, limit) = self.space_and_limit(self.log(LogId::ValueLog));
         disk > limit
     }
 
-    /// How far the store log is beyond its limit, in hundredths; 100 is at the limit. A full disk
-    /// slows nobody down: it refuses.
+    /// Returns the space of the store log as a percentage of its limit; 100 is at the limit.
+    /// Returns the largest value of the log, the journal and all engines. Returns 0 on a full disk,
+    /// because commits are then refused instead of throttled.
     pub(super) fn space_pressure_percent(&self) -> u64 {
         if self.is_disk_full.load(Ordering::Relaxed) {
             return 0;
@@ -339,9 +342,10 @@ impl Store {
             .fold(log, u64::max)
     }
 
-    /// The victims whose cleaning costs least for what it wins, among those that were not found to
-    /// be beyond judging a moment ago. Below the limit there are some only while there is time:
-    /// such as are half empty, so that no more is copied than is won.
+    /// Returns the victims with the best ratio of gain to cost. Excludes victims that recently
+    /// failed the liveness check (I5). Below the space limit, returns victims only while commits
+    /// pause or a caller asks for space. These are at most half live, so that GC copies no more
+    /// than it frees.
     fn choose_victims(&self, m: &RootState, log: &LogState, pace: MaintenanceMode) -> Vec<Arc<Segment>> {
         let (disk, limit) = self.space_and_limit(log);
         let is_beyond = disk > limit;
@@ -402,7 +406,7 @@ impl Store {
         if little && !self.is_disk_full.load(Ordering::Relaxed) { Vec::new() } else { victims }
     }
 
-    /// Moves what is held out of `victims`, several of them at the same time.
+    /// Moves live entries out of `victims`, several victims in parallel.
     fn evacuate(
         &self,
         m: &mut RootState,
@@ -416,7 +420,7 @@ impl Store {
         let all = m.survivors_of(log.id, threads);
         let (used, unused) = all.split_at_mut(threads);
         unused.iter_mut().for_each(SurvivorTails::end_streams);
-        // Each thread takes one of them, and one victim after the other.
+        // Each thread takes one of the tails, and then one victim after the other.
         let (free, next) = (Mutex::new(used.iter_mut().collect::<Vec<_>>()), AtomicUsize::new(0));
         let share = || {
             let (_step, mut stays) = (PoisonOnPanic(self), Vec::new());
@@ -435,9 +439,10 @@ impl Store {
         for (victim, outcome) in run_threads(helpers.threads(), share).into_iter().flatten() {
             match outcome {
                 Ok(()) => evacuated.empty.push(Arc::clone(victim)),
-                Err(VictimError::Damaged) => victim.mark_damaged(), // live entries behind it can no longer be found
+                // Live entries behind the damage cannot be found.
+                Err(VictimError::Damaged) => victim.mark_damaged(),
                 Err(VictimError::Undetermined(error)) => {
-                    m.undetermined_victims.insert(victim.id()); // I5
+                    m.undetermined_victims.insert(victim.id()); // (I5)
                     evacuated.undetermined.get_or_insert(error);
                 }
                 Err(VictimError::Aborted(error)) => return Err(error),
@@ -446,13 +451,13 @@ impl Store {
         Ok(evacuated)
     }
 
-    /// Returns how many segments' worth a pass wins.
+    /// Returns the space that a pass frees, in segments.
     fn pass_gain_segments(&self, log: &LogState) -> u64 {
         PASS_GAIN_SEGMENTS.max(PASS_GAIN_PER_THREAD * self.gc_threads(log) as u64)
     }
 
-    /// Returns how many threads collect the garbage of `log` at the same time. Each has segments of
-    /// its own that are not full, so a small log has one.
+    /// Returns the number of threads that collect `log` in parallel. Each thread has open survivor
+    /// segments of its own, so a small log gets one thread.
     fn gc_threads(&self, log: &LogState) -> usize {
         let segments = log.list();
         let live: u64 = segments.iter().map(|segment| segment.live()).sum();
@@ -464,8 +469,8 @@ impl Store {
         self.background_threads().min(worth).max(1)
     }
 
-    /// Moves what is held out of a victim, which is empty then. What was copied of one that stays,
-    /// and not handed over, is not needed.
+    /// Moves all live entries out of a victim. If it fails, copies that are not repointed yet are
+    /// garbage.
     fn evacuate_victim(
         &self,
         tails: &mut SurvivorTails,
@@ -509,7 +514,7 @@ impl Store {
         }
     }
 
-    /// Learns from a victim that held what was expected to die soon how soon that was.
+    /// Records how long the entries of a hot victim lived.
     fn record_lifespan(&self, m: &mut RootState, victim: &Segment) {
         if !victim.is_hot() || victim.first_seq() > victim.last_seq() {
             return;
@@ -521,7 +526,8 @@ impl Store {
         }
     }
 
-    /// The stream of a survivor: what outlived a hot segment, else by its age in lifespans.
+    /// Returns the stream of a survivor: stream 1 for survivors of a hot segment, otherwise by age
+    /// in lifespans.
     fn stream_for(&self, victim: &Segment, scanned: &ScannedFrame<'_>) -> u8 {
         let age = self.visible().0.saturating_sub(scanned.frame.header.seq.0);
         let lifespan = self.lifespan.load(Ordering::Relaxed);
@@ -533,7 +539,7 @@ impl Store {
         }
     }
 
-    /// Returns whether a frame of a victim is held. Tombstones up to `line` are not (I2).
+    /// Returns the liveness of a frame of a victim. Tombstones up to `line` are dead (I2).
     fn liveness_of(&self, line: Seq, victim: &Segment, candidate: &GcCandidate<'_, '_>) -> Result<Liveness> {
         let &GcCandidate { keyspace, scanned, record, hashed_key } = candidate;
         let header = &scanned.frame.header;
@@ -544,7 +550,8 @@ impl Store {
             RecordContent::Remove => {
                 let engine = keyspace.engine()?;
                 if !engine.is_replay_finished() {
-                    engine.prefetch_for_relocate(hashed_key)?; // what the last start noted of it, and has not read yet, is read here now
+                    // Reads the part that the last opening deferred.
+                    engine.prefetch_for_relocate(hashed_key)?;
                 }
                 Ok(Liveness::Dead)
             }
@@ -552,7 +559,7 @@ impl Store {
         }
     }
 
-    /// Adds a copy of what is held to the piece.
+    /// Appends a copy of a live entry to the buffer.
     pub(super) fn copy_survivor<'k>(
         &self,
         tails: &mut SurvivorTails,
@@ -598,7 +605,7 @@ impl Store {
         Ok(())
     }
 
-    /// Makes sure that `span` more bytes fit behind the piece in the stream's segment.
+    /// Ensures that `span` more bytes fit behind the buffer in the segment of the stream.
     fn ensure_tail(
         &self,
         tails: &mut SurvivorTails,
@@ -622,8 +629,8 @@ impl Store {
         Ok(())
     }
 
-    /// A new survivor segment; on a full disk one of the reserve, but not for what need not be
-    /// moved.
+    /// Creates a survivor segment. On a full disk it takes a preallocated one, except for sorting,
+    /// which frees no space.
     fn survivor_segment(&self, log: &LogState, stream: u8, span: u64) -> Result<Arc<Segment>> {
         let made = self.create_segment(&mut self.next_segment.lock(), log.id, stream, span);
         match made {
@@ -631,7 +638,7 @@ impl Store {
                 let mut order = self.commit_state.lock();
                 let ready = &mut order.preallocated[log.id.index()];
                 let fits = |s: &Arc<Segment>| s.identity().capacity >= DATA_START + span;
-                // Half of the reserve stays for removals, which are what makes room in the end.
+                // Half of the reserve stays for removals, which free space in the end.
                 if ready.len() <= self.geometry.reserve_segments / 2 {
                     return Err(full);
                 }
@@ -645,7 +652,7 @@ impl Store {
         }
     }
 
-    /// Hands the piece to the kernel and points the engines at the copies.
+    /// Writes the buffer to the file and repoints the engines to the copies.
     pub(super) fn flush_survivors(
         &self,
         tails: &mut SurvivorTails,
@@ -658,8 +665,8 @@ impl Store {
         let segment = &tail.segment;
         if let Err(error) = segment.file().write_at(tail.offset, &piece.bytes).during("write", segment.path())
         {
-            // Some of it may stand there, whole frames too: what would be written over them, or
-            // behind them, would be read together with them. The segment ends where it ended.
+            // Part of the buffer may be in the file, even whole frames. A later write over or
+            // behind them would be read together with them. So the segment ends at its old end.
             segment.seal(segment.sealed_at());
             tails.unsynced.push(Arc::clone(segment));
             tails.streams[usize::from(stream)] = None;
@@ -689,8 +696,8 @@ impl Store {
         Ok(())
     }
 
-    /// Points the engines at copies, all of one segment. The stripe of each key is held while that
-    /// is done: a commit that supersedes the entry is applied before or after.
+    /// Repoints the engines to copies, all from one victim. Holds the stripe of the key for each,
+    /// so that a commit that supersedes the entry is applied either before or after.
     fn repoint(&self, to: &Segment, bytes: &[u8], moves: &[PendingMove<'_>], pin: &epoch::Guard) {
         let Some(first) = moves.first() else { return };
         let from = self.context.segments.at(first.from.slot(), pin);
@@ -738,7 +745,7 @@ impl Store {
             Err(_) => return Err(self.poison("sync")),
         }
         for tail in m.survivors.iter_mut().flatten().flat_map(|tails| tails.streams.iter_mut().flatten()) {
-            // No later copy shares a sector with what is synced now.
+            // Later copies must not share a sector with synced bytes.
             tail.offset =
                 tail.offset.next_multiple_of(crate::disk::SECTOR).min(tail.segment.identity().capacity);
         }

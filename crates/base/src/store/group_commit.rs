@@ -1,30 +1,28 @@
-//! # Sync rounds: one at a time for the whole database
+//! # Group commit: sync rounds of the whole database
 //!
-//! FlatStore's pipelined horizontal batching (§3.3) living once for all engines: committers put
-//! their frames into the kernel in parallel and go on at once; one that needs durability and finds
-//! no leader becomes one, gathers for a moment, and syncs for everybody while others commit.
+//! FlatStore's pipelined horizontal batching (§3.3), once for all engines. Committers write their
+//! frames to the kernel in parallel and continue at once. A committer that needs durability and
+//! finds no leader becomes the leader. It waits briefly for more committers and syncs for all of
+//! them while others commit. [`GroupCommitMode`] selects other ways of sharing syncs, for
+//! comparisons.
 //!
 //! ## Picture
 //!
 //! ```text
-//!  leader:  gather a moment | window closed: S = last reserved, close sectors, take dirty
-//!           | wait: visible >= S | sync blobs, logs | durable = S, wake
-//!  waiter:  durable >= n ?  yield a few times, else sleep until the round ends
+//!  leader:  gather | window closed: S = last reserved, close sectors, take unsynced data
+//!           | wait until visible >= S | sync blobs and logs | durable = S, wake the waiters
+//!  waiter:  durable >= seq?  else yields a few times, then sleeps until the round ends
 //! ```
-//!
-//! Other ways to share syncs can be chosen at opening ([`GroupCommitMode`]), so that this one can
-//! be measured against them: a round for each waiter's own commits, or one that keeps committers
-//! out while it syncs.
 //!
 //! ## Invariants
 //!
-//! 1. One round at a time (the leader lock), so durable marks are monotonic and a sync never
-//!    overtakes.
+//! 1. The leader lock allows one round at a time, so `durable` only grows and no sync overtakes
+//!    another.
 //! 2. Frames after a round share no sector with frames before it (frame I2). All frames of commits
 //!    up to S are copied before the syncs begin.
 //! 3. A failed sync is never repeated: the store is poisoned.
-//! 4. A waiter sleeps only if it found the leader lock taken, and is woken after the lock is free:
-//!    no waiter sleeps without a leader.
+//! 4. A waiter sleeps only if it found the leader lock taken, and is woken after the lock is
+//!    released. So no waiter sleeps without a leader.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -44,25 +42,26 @@ use crate::sync::{Mutex, MutexGuard, WaitTree};
 use crate::types::{Durability, Incarnation, LogId, Seq, StoreId};
 use crate::window::{ClosedWindow, TAILS, WindowWord};
 
-/// A round is held up for at most this part of what its syncs take, within the limits below.
+/// Largest part of the last sync duration by which the leader delays a round, within the limits
+/// below.
 const GATHER_DIVISOR: u32 = 3;
 const MIN_GATHER: Duration = Duration::from_micros(20);
 const MAX_GATHER: Duration = Duration::from_micros(100);
-/// Bytes of a round that take the device hardly longer than none.
+/// Bytes that a sync writes in hardly more time than no bytes.
 const SMALL_ROUND_BYTES: u64 = 64 << 10;
-/// Times a waiter yields before it sleeps; a model need not wait long for the rare case.
+/// Number of yields of a waiter before it sleeps. A model checker needs only one.
 const YIELDS_BEFORE_SLEEP: u32 = if cfg!(shuttle) { 1 } else { 20 };
 
-/// Blobs and segments that the device may lack.
+/// Blobs and segments that may not be durable.
 struct UnsyncedData {
     blobs: blob::UnsyncedBlobs,
-    /// Segments, up to these ends.
+    /// Segments, and the ends up to which they must be synced.
     segments: Vec<(u64, Arc<Segment>)>,
     /// Full segments among them.
     full: Vec<(u64, Arc<Segment>)>,
 }
 
-/// Whether a round that finds nothing unsynced syncs all the same.
+/// Whether a round syncs even if it finds no unsynced data.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum SyncMode {
     IfDirty,
@@ -70,55 +69,57 @@ enum SyncMode {
 }
 
 crate::sync::thread_local! {
-    /// What the thread's own rounds have made durable, and of which opening of which store.
+    /// The commit up to which the own rounds of this thread have synced, and the opening of the
+    /// store that it belongs to.
     static OWN_SYNCED: Cell<Option<((Incarnation, StoreId), Seq)>> = const { Cell::new(None) };
 }
 
-/// The state of sync rounds.
+/// State of the sync rounds.
 #[derive(Debug, Default)]
 pub(crate) struct SyncRound {
     leader: Mutex<()>,
-    /// Counts how often the leader lock came free; waiters sleep on it.
+    /// Counts releases of the leader lock. Waiters sleep on it.
     ended: WaitTree,
-    /// Committers that ever came to wait. (Counting who waits *now* would count those just served
-    /// who have not run yet, and nobody would be gathered.)
+    /// Committers that have ever waited. The number of those that wait *now* would include
+    /// committers that were just served but have not run yet, so the leader would not gather any.
     waiters_total: AtomicU64,
-    /// How many had when the last round took its S.
+    /// Value of `waiters_total` when the last round took its S.
     waiters_at_last: AtomicU64,
-    /// How many that round served.
+    /// Waiters that the last round served.
     last_served: AtomicU64,
-    /// How long its syncs took, in nanoseconds.
+    /// Duration of the syncs of the last round, in nanoseconds.
     last_sync_ns: AtomicU64,
-    /// Rounds that somebody waited for, halved at each background tick: is this a durable load?
+    /// Rounds with a waiter, halved at each background tick. Tells whether committers ask for
+    /// durability.
     recent_waits: AtomicU32,
-    /// The durable mark last written into a log.
+    /// Durable mark that was last written to a log.
     noted_seq: AtomicU64,
 }
 
 impl SyncRound {
-    /// Wakes all waiters to look again.
+    /// Wakes all waiters, so that they check their condition again.
     pub(crate) fn wake(&self) {
         self.ended.advance();
     }
 
-    /// Keeps rounds from running while the guard lives.
+    /// Takes the leader lock, which keeps rounds from running.
     pub(crate) fn lock_leader(&self) -> LeaderGuard<'_> {
         LeaderGuard { lock: Some(self.leader.lock()), ended: &self.ended }
     }
 
-    /// As [`SyncRound::lock_leader`], if nobody has it.
+    /// Like [`SyncRound::lock_leader`], but returns `None` if the lock is taken.
     fn try_lock_leader(&self) -> Option<LeaderGuard<'_>> {
         self.leader.try_lock().map(|lock| LeaderGuard { lock: Some(lock), ended: &self.ended })
     }
 
-    /// True while committers keep asking for durability.
+    /// Returns true while committers keep asking for durability.
     pub(crate) fn is_in_demand(&self) -> bool {
         self.recent_waits.load(Ordering::Relaxed) > 8
     }
 }
 
-/// The leader lock. Once it is free again everybody who may have found it taken is woken: a waiter
-/// woken any earlier could find it taken still, and sleep with nobody left to lead.
+/// Guard of the leader lock. Wakes the waiters after it has released the lock: a waiter that wakes
+/// earlier could find the lock still taken, and sleep without a leader.
 pub(crate) struct LeaderGuard<'a> {
     lock: Option<MutexGuard<'a, ()>>,
     ended: &'a WaitTree,
@@ -132,12 +133,19 @@ impl Drop for LeaderGuard<'_> {
 }
 
 impl Store {
-    /// Returns when commit `seq` has what `durability` promises. The caller holds no lock and no
-    /// guard.
+    /// Waits until commit `seq` is as durable as `durability` requires. The caller must hold no
+    /// lock and no epoch guard.
+    ///
+    /// # Errors
+    ///
+    /// - [`Error::Poisoned`] if a sync fails, or if the store was poisoned before `seq` became
+    ///   durable.
+    /// - [`Error::Closed`] if the database was closed before.
+    /// - [`Error::TooManyFiles`] if a file cannot be opened for a sync. A retry syncs it.
     #[inline]
     pub fn acknowledge(&self, seq: Seq, durability: Durability) -> Result<()> {
         match durability {
-            Durability::Buffer => Ok(()), // what is visible is in the kernel (store I1)
+            Durability::Buffer => Ok(()), // a visible commit is in the kernel (store I1)
             Durability::Sync
                 if self.durable() >= seq && self.options.group_commit_mode == GroupCommitMode::Pipelined =>
             {
@@ -147,10 +155,10 @@ impl Store {
         }
     }
 
-    /// As [`Store::acknowledge`], for a caller that may hold locks: a long wait is not reported.
+    /// Like [`Store::acknowledge`], for a caller that may hold locks: a long wait is not reported.
     pub(super) fn acknowledge_unreported(&self, seq: Seq, durability: Durability) -> Result<()> {
         match durability {
-            Durability::Buffer => Ok(()), // what is visible is in the kernel (store I1)
+            Durability::Buffer => Ok(()), // a visible commit is in the kernel (store I1)
             Durability::Sync => match self.options.group_commit_mode {
                 GroupCommitMode::SyncPerWait => self.wait_own_round(seq, false),
                 GroupCommitMode::SyncPerThread => self.wait_own_round(seq, true),
@@ -159,7 +167,11 @@ impl Store {
         }
     }
 
-    /// Waits until everything acknowledged before the call is on the device.
+    /// Waits until all commits that were acknowledged before the call are durable.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Store::acknowledge`].
     pub fn persist(&self) -> Result<()> {
         self.check_open()?;
         if self.options.read_only {
@@ -177,8 +189,8 @@ impl Store {
         self.wait_shared_round(seq)
     }
 
-    /// A round for the caller alone, whatever others' rounds have done for it. If it is `vertical`,
-    /// not for what an earlier round of its own has done.
+    /// Runs a round for the caller alone, even if rounds of other threads have synced the commit.
+    /// With `vertical`, skips it if an earlier round of the same thread has synced the commit.
     fn wait_own_round(&self, seq: Seq, vertical: bool) -> Result<()> {
         let done = (self.incarnation, self.id);
         let mine = OWN_SYNCED.with(|own| own.get().filter(|(of, _)| *of == done).map(|(_, upto)| upto));
@@ -223,14 +235,15 @@ impl Store {
         }
     }
 
-    /// Waits a moment for as many as the last round served: for a fraction of what the sync costs.
+    /// Waits for as many waiters as the last round served, but only for a fraction of the sync
+    /// duration.
     fn gather_waiters(&self) {
         let round = &self.sync_round;
         let last = round.last_served.load(Ordering::Relaxed);
         let short = || {
             round.waiters_total.load(Ordering::Acquire) - round.waiters_at_last.load(Ordering::Relaxed) < last
         };
-        // (A model's stores are inline, and their clock passes by being looked at.)
+        // The stores of a model checker are inline, and their clock advances with each reading.
         if last <= 1 || (self.options.inline && !cfg!(shuttle)) || !short() {
             return;
         }
@@ -241,7 +254,8 @@ impl Store {
         }
     }
 
-    /// One round on the background's behalf: syncs what is unsynced, else writes the mark down.
+    /// Runs one round for the background: syncs unsynced data, or writes the durable mark to the
+    /// logs.
     pub(super) fn sync_tick(&self) -> Result<bool> {
         self.sync_round.recent_waits.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |d| Some(d / 2)).ok();
         if self.flags.is_poisoned.load(Ordering::Acquire) {
@@ -255,7 +269,7 @@ impl Store {
         self.append_watermarks()
     }
 
-    /// Lets the logs say that everything is durable, once after the last commit (commit.md R8).
+    /// Writes notes of the durable mark to the logs, once after the last commit (commit.md R8).
     fn append_watermarks(&self) -> Result<bool> {
         let durable = self.durable().0;
         if self.sync_round.noted_seq.swap(durable, Ordering::Relaxed) == durable {
@@ -264,7 +278,7 @@ impl Store {
         let mut order = self.commit_state.lock();
         self.check_not_poisoned()?;
         if self.flags.is_closed.load(Ordering::Acquire) {
-            return Ok(false); // behind the end the next life may be writing
+            return Ok(false); // the next owner may already be writing after the end
         }
         let (mut closed, mut rolled) = (self.window.close(), false);
         for tail in 0..TAILS {
@@ -279,7 +293,7 @@ impl Store {
         Ok(true)
     }
 
-    /// Makes the bytes of `segments` up to the ends given, and the names of their files, durable.
+    /// Makes the bytes of `segments` up to the given ends durable, and the names of their files.
     /// `threads` threads sync different files.
     pub(super) fn sync_segments(&self, segments: &[(u64, Arc<Segment>)], threads: usize) -> Result<()> {
         for log in &self.logs {
@@ -289,8 +303,8 @@ impl Store {
                 segments.iter().filter(|(_, s)| new(s)).for_each(|(_, s)| s.mark_named());
             }
         }
-        // A little of several files: the device's time is shared. Of much, writing would begin
-        // twice.
+        // With few bytes, the syncs of all files start together and share the device. With many
+        // bytes, that would start the writing of the same data twice.
         let due: u64 = segments.iter().map(|(end, segment)| end.saturating_sub(segment.synced())).sum();
         if due <= SMALL_ROUND_BYTES {
             segments.iter().skip(1).for_each(|(_, segment)| segment.start_sync());
@@ -302,36 +316,37 @@ impl Store {
         .map(drop)
     }
 
-    /// The last round of all, after the last commit.
+    /// Runs the last round, after the last commit.
     pub(super) fn sync_for_close(&self) -> Result<()> {
         let _leading = self.sync_round.lock_leader();
         self.sync_as_leader(SyncMode::IfDirty)
     }
 
-    /// One round; what `look` sees at the moment that it answers for. The caller holds the leader
-    /// lock.
+    /// Runs one round. Returns the result of `look`, which sees the state at S. The caller holds
+    /// the leader lock.
     pub(super) fn sync_and_capture<R>(&self, look: impl FnOnce(&CommitState, WindowWord) -> R) -> Result<R> {
         self.sync_with(SyncMode::IfDirty, look)
     }
 
-    /// One round. The caller holds the leader lock.
+    /// Runs one round. The caller holds the leader lock.
     fn sync_as_leader(&self, whether: SyncMode) -> Result<()> {
         self.sync_with(whether, |_, _| ())
     }
 
     fn sync_with<R>(&self, whether: SyncMode, look: impl FnOnce(&CommitState, WindowWord) -> R) -> Result<R> {
-        // Looked at here, by whoever leads: what a round that failed had taken is in no list of
-        // what is unsynced any more, so the next one would answer for it.
+        // Every leader must check this itself. Data that a failed round had taken is no longer in
+        // any list of unsynced data, so the next round would wrongly report it as durable.
         self.check_not_poisoned()?;
         let mut order = self.commit_state.lock();
         let mut closed = self.window.close();
         let UnsyncedData { blobs, segments, full } = self.take_unsynced(&mut order, &mut closed, whether);
         let seen = look(&order, closed.word);
         let seq = self.commit_progress.last_assigned(closed.word.reserved());
-        // What makes batching naive: nobody commits until it is over.
+        // This mode is naive on purpose: no thread commits until the round is over.
         let order = (self.options.group_commit_mode == GroupCommitMode::Blocking).then_some((closed, order));
         let _span = span!(TRACE, "sync round", commit = seq.0, segments = segments.len());
-        // A failure in the window has poisoned: nothing is durable any more that was not before.
+        // Fails if a commit in the window failed and poisoned the store. Then nothing more becomes
+        // durable.
         self.commit_progress.wait(seq)?;
         segments.iter().for_each(|(end, segment)| segment.publish(*end));
         full.iter().for_each(|(end, segment)| segment.file().end_stores(*end));
@@ -339,7 +354,7 @@ impl Store {
         let synced = self.context.blobs.sync(&blobs).and_then(|()| self.sync_segments(&segments, 1));
         match synced {
             Ok(()) => {}
-            // No sync was lost: all of it is taken by the next round again.
+            // No sync was lost: the next round takes all of this data again.
             Err(error @ Error::TooManyFiles { .. }) => {
                 drop(order);
                 self.restore_unsynced(&mut self.commit_state.lock(), blobs, segments);
@@ -377,7 +392,8 @@ impl Store {
         }
     }
 
-    /// Takes what a round has to sync for everything that has a seq now, and closes the sectors.
+    /// Takes everything that a round must sync for the commits that have a seq now, and closes the
+    /// sectors.
     fn take_unsynced(
         &self,
         order: &mut CommitState,

@@ -1,9 +1,9 @@
-//! # Idle: maintenance that can wait until writers pause, or that a caller asks for
+//! # Idle maintenance: work that waits until commits pause, or that a caller requests
 //!
-//! Under load the background does what is due: it keeps the store log within its limit and ends the
-//! journal where replay would take too long. While commits pause it also gives back what those
-//! limits leave: the journal's segments, store log segments that are half empty, ready segments
-//! that are too large by now, and what engines find
+//! Under load the background does only due work: it keeps the store log within its limit, and
+//! frees the journal before replay would take too long. While commits pause, it also frees space
+//! within these limits: journal segments, store log segments that are half empty, preallocated
+//! segments that are too large now, and space that engines find
 //! ([`Engine::reclaim`](crate::engine::Engine::reclaim)).
 //!
 //! ## Invariants
@@ -11,15 +11,15 @@
 //! 1. An idle database comes to rest: each step gains at least as many bytes as it writes, and
 //!    begins only if the gain is worth it (`gain_checkpoint_bytes` and `min_gain_bytes` of
 //!    [`StoreGeometry`](super::StoreGeometry)). At rest nothing is written.
-//! 2. What a step gains was superseded, removed, dropped, or prepared for commits that do not come.
-//!    So the device writes at most one byte more for each byte that users wrote, however often they
-//!    pause, and images of that size at most.
-//! 3. What snapshots and backups hold is left alone.
+//! 2. The space that a step gains was superseded, removed, dropped, or preallocated for commits
+//!    that did not come. So idle work writes at most one byte for each byte that users wrote,
+//!    however often they pause, plus images of at most that size.
+//! 3. Data that snapshots and backups pin is not touched.
 //!
 //! ## Threads
 //!
-//! The background's, and the caller's of [`Store::quiesce`] and [`Store::compact`]; one look at a
-//! time (`keeping`).
+//! The maintenance thread, and callers of [`Store::quiesce`] and [`Store::compact`]. `pass_lock`
+//! admits one pass at a time.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -36,29 +36,29 @@ use crate::sync::atomic::Ordering;
 use crate::sync::epoch;
 use crate::types::LogId;
 
-/// Commits have paused if they took no more than [`IDLE_BYTES`] for so long; without threads,
-/// nothing for so many looks.
+/// Commits have paused if they appended at most [`IDLE_BYTES`] for this time. In inline mode they
+/// must have appended nothing for [`IDLE_CHECKS`] calls.
 const IDLE_AFTER: Duration = Duration::from_secs(1);
 const IDLE_BYTES: u64 = 256 << 10;
 const IDLE_CHECKS: u32 = 8;
-/// A caller that asks for rest waits for so long, and as many looks, while commits go on.
+/// Limits of [`Store::quiesce`] while commits continue: a duration and a number of passes.
 const MAX_QUIESCE_TIME: Duration = Duration::from_secs(60);
 const MAX_QUIESCE_PASSES: u64 = 1 << 20;
-/// Most steps of one compaction: it ends beside writers too.
+/// Maximum number of steps of one compaction, so that it ends even while writers continue.
 const MAX_COMPACT_STEPS: usize = 1 << 16;
 
-/// How much time there is for maintenance.
+/// Extent of a maintenance pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum MaintenanceMode {
-    /// Commits go on: what is due.
+    /// Commits continue: only work that is due.
     Busy,
-    /// Commits have paused: what gains space as well.
+    /// Commits have paused: also work that gains space.
     Idle,
-    /// A caller waits for all that gains space.
+    /// A caller waits for all work that gains space.
     Requested,
 }
 
-/// Since when commits have paused.
+/// Start of the current pause of commits.
 #[derive(Debug, Default)]
 pub(crate) struct IdleState {
     since: Duration,
@@ -67,7 +67,7 @@ pub(crate) struct IdleState {
 }
 
 impl Store {
-    /// How much time there is now.
+    /// Returns the mode for a maintenance pass that begins now.
     pub(super) fn maintenance_mode(&self) -> MaintenanceMode {
         let now = self.clock.now();
         let appended = self.logs.iter().map(|log| log.appended()).sum::<u64>();
@@ -85,31 +85,32 @@ impl Store {
         if is_quiet { MaintenanceMode::Idle } else { MaintenanceMode::Busy }
     }
 
-    /// One step of what can wait until commits pause, beside cleaning and checkpoints.
+    /// Runs one step of idle work other than GC and checkpoints.
     pub(super) fn idle_step(&self) -> PassOutcome {
         let mut outcome = PassOutcome::default();
         if self.has_pinned_state() && self.is_disk_full.load(Ordering::Relaxed) {
-            return outcome; // it would take room, and nothing may go
+            return outcome; // it would need space, and pinned files would not be freed
         }
         outcome.add(self.shrink_preallocated());
         outcome.merge(self.reclaim_engines(&self.usable_keyspaces()));
         outcome
     }
 
-    /// The keyspaces that can be used.
+    /// Returns the keyspaces that can be used.
     fn usable_keyspaces(&self) -> Vec<Arc<KeyspaceState>> {
         LogId::ALL.iter().flat_map(|log| self.keyspaces_of(self.log(*log))).collect()
     }
 
     /// Waits until the database is at rest: everything is durable, and no background work is due or
-    /// could gain space. Does that work in the caller's thread, beside the background's. What
-    /// snapshots, iterators and backups hold is left alone.
+    /// could gain space. Runs that work in the calling thread, together with the background
+    /// threads. Data that snapshots, iterators and backups pin is not touched. A database that was
+    /// opened read-only is always at rest.
     ///
     /// # Errors
     ///
-    /// [`Error::Busy`] if commits went on for a minute; the error that keeps the background from
-    /// its work; [`Error::Closed`]; [`Error::Poisoned`]. A database that was opened read-only is
-    /// always at rest.
+    /// - [`Error::Busy`] if commits continued for a minute.
+    /// - [`Error::Closed`] or [`Error::Poisoned`] if the database cannot be written.
+    /// - The error that keeps background work from completing.
     pub fn quiesce(&self) -> Result<()> {
         self.check_open()?;
         if self.options.read_only {
@@ -132,26 +133,28 @@ impl Store {
         Err(Error::Busy { waiting_for: StallKind::DiskSpace.name() })
     }
 
-    /// Bytes of the disk that a keyspace takes: blocks of files of its own, and records in the
-    /// journal since the last checkpoint that are its alone. What it has in a store log, which it
-    /// shares with others, is not counted. Walks the directory of its files.
+    /// Returns the bytes of disk space of a keyspace: the blocks of its own files, and its records
+    /// in the journal since the last checkpoint. Does not count its records in a store log, which
+    /// other keyspaces share. Walks the directory of its files.
     ///
     /// # Errors
     ///
-    /// [`Error::Closed`]; the damage that keeps it from being used; errors of the look at its
-    /// files.
+    /// - [`Error::Closed`] if the database is closed.
+    /// - The damage that makes the keyspace unusable.
+    /// - [`Error::Io`] if its directory cannot be read.
     pub fn disk_bytes(&self, keyspace: &KeyspaceState) -> Result<u64> {
         self.check_open()?;
         let logged = keyspace.engine()?.log_bytes_needed();
         let dir = self.context.dir_of(keyspace.id());
         match self.disk.disk_bytes(&dir) {
             Ok(own) => Ok(own.saturating_add(logged)),
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(logged), // it has none, or they are removed just now
+            // It has no files, or they are being removed.
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(logged),
             Err(e) => Err(Error::io("measure", &dir, e)),
         }
     }
 
-    /// Blocks of files that went come back when nobody can be reading them any more.
+    /// Frees the blocks of removed files, if necessary after a wait for their readers.
     fn wait_for_readers(&self) -> Result<()> {
         self.free_removed_segments();
         if self.context.segments.has_removed_in_use() && epoch::wait_for_guards(FULL_DISK_READER_WAIT) {
@@ -160,26 +163,30 @@ impl Store {
         self.check_open()
     }
 
-    /// Does the maintenance of a keyspace that gains space or speed now: puts its records in the
-    /// order of its keys, where its engine keeps them in a log and in that order
-    /// ([`Store::sort_log`]); checkpoints its log; has its engine tidy up; cleans the store log.
-    /// Readers and writers go on.
+    /// Runs the maintenance of a keyspace that gains space or speed now. If its engine keeps its
+    /// records in a log and can sort them, rewrites them in the order of the keys
+    /// ([`Store::sort_log`]). Then checkpoints its log, lets the engine reclaim space, and runs GC.
+    /// Readers and writers continue.
     ///
     /// # Errors
     ///
-    /// [`Error::KeyspaceNotFound`] if it was dropped or replaced; [`Error::NoSpace`];
-    /// [`Error::ReadOnly`]; [`Error::Closed`]; [`Error::Poisoned`]; errors of the engine's reads
-    /// and writes. The data is as it was after any of them.
+    /// - [`Error::KeyspaceNotFound`] if the keyspace was dropped or replaced.
+    /// - [`Error::NoSpace`] if the disk is full.
+    /// - [`Error::ReadOnly`], [`Error::Closed`] or [`Error::Poisoned`] if the database cannot be
+    ///   written.
+    /// - Errors of reads and writes of the engine.
+    ///
+    /// No error changes the data.
     pub fn compact(self: &Arc<Store>, keyspace: &Arc<KeyspaceState>) -> Result<CompactionReport> {
         self.compact_with_progress(keyspace, &mut |_| ControlFlow::Continue(()))
     }
 
-    /// As [`Store::compact`]; `watcher` is told after each step, and may end it
-    /// ([`Error::Cancelled`]): what is done stays done.
+    /// Like [`Store::compact`], and calls `watcher` after each step. `watcher` may end the
+    /// compaction. The work done until then is kept.
     ///
     /// # Errors
     ///
-    /// As [`Store::compact`], and [`Error::Cancelled`].
+    /// The errors of [`Store::compact`], and [`Error::Cancelled`] if `watcher` ends it.
     pub fn compact_with_progress(
         self: &Arc<Store>,
         keyspace: &Arc<KeyspaceState>,

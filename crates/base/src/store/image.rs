@@ -1,21 +1,21 @@
-//! # Images: what an engine knows at a checkpoint, in a checksummed file
+//! # Images: the state of an engine at a checkpoint, in a checksummed file
 //!
 //! ## Picture
 //!
 //! ```text
 //!  images/<keyspace:08x>-<number:016x>.img :
-//!    magic "SHEAFIMG" 8 | format 4 | keyspace 4 | number 8 | store 16 | crc32c of the 40 bytes before 4
+//!    magic "SHEAFIMG" 8 | format 4 | keyspace 4 | number 8 | store 16 | crc32c of these 40 bytes 4
 //!    chunk ... : length 4 | crc32c of number ‖ index ‖ length ‖ bytes 4 | bytes
 //!    end       : length 0 | crc32c of number ‖ index ‖ 0              4
-//!  first chunk: which segment each slot held: count 4, then slot 4 | segment 8
+//!  first chunk: the segment that each slot held: count 4, then slot 4 | segment 8
 //! ```
 //!
-//! The end chunk makes a file that was cut short at a chunk's bound an error.
+//! A file that is cut off at the end of a chunk is an error, because it lacks the end chunk.
 //!
 //! ## Costs
 //!
-//! Reading: two calls a chunk, of 64 KiB; an image of up to 4 KiB, such as that of a keyspace with
-//! next to nothing, is read by one.
+//! A reader makes two calls for each chunk of 64 KiB, but only one call for an image of up to 4
+//! KiB.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -35,15 +35,15 @@ const MAGIC: &[u8; 8] = b"SHEAFIMG";
 const HEAD_BYTES: usize = 44;
 const CHUNK_BYTES: usize = 64 << 10;
 const CHUNK_HEAD_BYTES: u64 = 8;
-/// A file of up to so many bytes is read at once.
+/// Images of up to this many bytes are read with one call.
 const SMALL_IMAGE_BYTES: u64 = 4 << 10;
 
-/// The name of an image.
+/// Returns the file name of an image.
 pub(crate) fn file_name(id: KeyspaceId, number: u64) -> String {
     format!("{:08x}-{number:016x}.img", id.0)
 }
 
-/// The number in the name of an image of keyspace `id`.
+/// Returns the number in the file name of an image of keyspace `id`.
 pub(super) fn number_of(name: &str, id: KeyspaceId) -> Option<u64> {
     let digits = name.strip_prefix(&format!("{:08x}-", id.0))?.strip_suffix(".img")?;
     u64::from_str_radix(digits, 16).ok().filter(|number| *number < COUNT_LIMIT)
@@ -63,7 +63,7 @@ fn head(store: StoreId, id: KeyspaceId, number: u64) -> [u8; HEAD_BYTES] {
     head
 }
 
-/// Checks magic number and checksum of a head.
+/// Checks the magic number and the checksum of a header.
 fn check_head_checksum(head: &[u8; HEAD_BYTES]) -> Result<(), Damage> {
     if &head[..8] != MAGIC {
         return Err(Damage::BadMagic);
@@ -80,7 +80,7 @@ fn chunk_checksum(number: u64, index: u64, bytes: &[u8]) -> u32 {
     crc32c::crc32c_append(crc32c::crc32c(&w.0), bytes)
 }
 
-/// An image being written.
+/// Writer of an image.
 #[derive(Debug)]
 pub struct ImageWriter {
     path: PathBuf,
@@ -92,8 +92,12 @@ pub struct ImageWriter {
 }
 
 impl ImageWriter {
-    /// Starts the image `number` of keyspace `id` at `path`; `slots` says which segment each slot
-    /// holds.
+    /// Creates image `number` of keyspace `id` at `path`. `slots` lists the segment of each slot.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::NoSpace`], [`Error::Io`] or another error of the disk if the file cannot be
+    /// created or written.
     pub fn create(
         disk: &dyn Disk,
         path: PathBuf,
@@ -134,7 +138,12 @@ impl ImageWriter {
         Ok(())
     }
 
-    /// Ends the image and makes it durable; its size in bytes.
+    /// Writes the end chunk and makes the image durable. Returns its size in bytes.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::NoSpace`], [`Error::Io`] or another error of the disk if a write or the
+    /// sync fails.
     pub fn finish(mut self) -> Result<u64> {
         if !self.chunk.is_empty() {
             self.flush()?;
@@ -159,7 +168,7 @@ impl ImageSink for ImageWriter {
     }
 }
 
-/// An image being read.
+/// Reader of an image.
 #[derive(Debug)]
 pub struct ImageReader {
     path: PathBuf,
@@ -168,18 +177,26 @@ pub struct ImageReader {
     index: u64,
     offset: u64,
     len: u64,
-    /// All of a small file.
+    /// Content of the whole file, if it is small.
     small_file: Vec<u8>,
     chunk: Vec<u8>,
     consumed: usize,
-    /// By the slot of then: the slot of now.
+    /// Current slot, by the slot at the time of the image.
     slot_map: Vec<Option<u32>>,
-    /// The last commit that counts.
+    /// The newest commit that recovery accepts.
     newest: Seq,
 }
 
 impl ImageReader {
-    /// Opens an image; `slot_now` says where a segment is in memory, if it is live.
+    /// Opens an image. `slot_now` returns the current slot of a segment, or `None` if the segment
+    /// does not exist any more.
+    ///
+    /// # Errors
+    ///
+    /// - [`Error::Corrupt`] if the file is missing, its header is damaged or belongs to another
+    ///   image, or its first chunk is damaged.
+    /// - [`Error::UnsupportedVersion`] if the image has another format.
+    /// - [`Error::Io`] if it cannot be read.
     pub fn open(
         disk: &dyn Disk,
         path: PathBuf,
@@ -242,11 +259,11 @@ impl ImageReader {
         Ok(reader)
     }
 
-    /// Returns the store that an image says it belongs to.
+    /// Returns the store to which an image belongs, according to its header.
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Corrupt`] if the head is damaged, and [`Error::Io`] if it cannot be read.
+    /// Returns [`Error::Corrupt`] if the header is damaged, and [`Error::Io`] if it cannot be read.
     pub fn identify(disk: &dyn Disk, path: &Path) -> Result<StoreId> {
         let file = disk.open(path, OpenMode::Read).during("open", path)?;
         let mut got = [0; HEAD_BYTES];
@@ -259,7 +276,7 @@ impl ImageReader {
         Ok(StoreId(u128::from_le_bytes(store)))
     }
 
-    /// The first chunk: slots, and the segments in them.
+    /// Reads the first chunk: slots, and the segments in them.
     fn slot_table(&mut self) -> Result<Vec<(u32, SegmentId)>> {
         self.next_chunk()?;
         let table = std::mem::take(&mut self.chunk);
@@ -267,13 +284,13 @@ impl ImageReader {
         slots.map_err(|what| Error::corrupt(&self.path, HEAD_BYTES as u64, what))
     }
 
-    /// Commits beyond `newest` do not count, and no image holds any.
+    /// Sets the newest commit that recovery accepts. A seq above it in the image is damage.
     #[must_use]
     pub fn with_newest(self, newest: Seq) -> ImageReader {
         ImageReader { newest, ..self }
     }
 
-    /// Reads what lies within the file.
+    /// Reads bytes within the file.
     fn read_at(&self, at: u64, bytes: &mut [u8]) -> Result<()> {
         let there = usize::try_from(at).ok().and_then(|at| self.small_file.get(at..at + bytes.len()));
         match there {
@@ -309,7 +326,7 @@ impl ImageReader {
         damaged(8, what)
     }
 
-    /// Reads the next chunk; an empty one is the end.
+    /// Reads the next chunk. An empty chunk is the end.
     fn next_chunk(&mut self) -> Result<()> {
         let damaged = |at, what| Err(Error::corrupt(&self.path, at, what));
         let mut head = [0; 8];
@@ -339,8 +356,14 @@ impl ImageReader {
         Ok(())
     }
 
-    /// Reads the rest for its checksums; its size in bytes. `step` is told of the bytes that were
-    /// read, and its error ends it.
+    /// Reads the rest of the image to check its checksums. Returns its size in bytes. Calls `step`
+    /// with the number of bytes of each chunk.
+    ///
+    /// # Errors
+    ///
+    /// - [`Error::Corrupt`] if a chunk is damaged or missing.
+    /// - [`Error::Io`] if a read fails.
+    /// - The error of `step`, which ends the check.
     pub fn verify_rest(mut self, step: &mut dyn FnMut(u64) -> Result<()>) -> Result<u64> {
         loop {
             self.next_chunk()?;
@@ -351,7 +374,13 @@ impl ImageReader {
         }
     }
 
-    /// Everything was taken and the file ends properly; its size in bytes.
+    /// Checks that the whole content was read and the file ends with an end chunk. Returns its size
+    /// in bytes.
+    ///
+    /// # Errors
+    ///
+    /// - [`Error::Corrupt`] if there is more content, or if the next chunk is damaged or missing.
+    /// - [`Error::Io`] if a read fails.
     pub fn finish(mut self) -> Result<u64> {
         if self.consumed < self.chunk.len() {
             return Err(self.invalid_field("trailing bytes", (self.chunk.len() - self.consumed) as u64));
@@ -365,14 +394,14 @@ impl ImageReader {
         Ok(self.len)
     }
 
-    /// Its file.
+    /// Returns the path of the file.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 }
 
-/// Which slot each segment of the log had when the image was made.
+/// Returns the slot that each segment of the log had when the image was written.
 pub(super) fn slots_at_image(
     disk: &dyn Disk,
     path: PathBuf,

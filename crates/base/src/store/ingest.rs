@@ -1,23 +1,25 @@
-//! # Fill: what a keyspace in the making is filled with
+//! # Ingest: filling an unpublished keyspace
+//!
+//! ## Picture
 //!
 //! ```text
-//!  in order, engine with files of its own, more than a commit ──> ingest: straight into them          ┐ then commits
-//!  else ──────────────────────────────────────────────────────> commits of some hundred operations    ┘ for what changed meanwhile
+//!  sorted, engine with own files, more than one commit ──> Engine::ingest  ┐ then commits
+//!  otherwise ────────────────────────────────────────────> commits         ┘ of the changes
 //! ```
 //!
-//! Of engines whose data is the flat log there is nothing to skip: their records go where they
-//! stay, each once. Those of the journal would write everything twice, and more where it is moved
-//! again.
+//! Engines that keep their data in the store log gain nothing from `Engine::ingest`: each record is
+//! written once anyway. Engines over the journal would write everything to the log and again to
+//! their files.
 //!
 //! ## Invariants
 //!
-//! 1. A staged value that is ingested is durable before the engine hears of it: no record names it,
-//!    so no opening would notice.
-//! 2. A commit has no key twice.
+//! 1. A blob is durable before it is passed to [`Ingest::push`]: no record refers to it, so an
+//!    opening would not notice that it is missing.
+//! 2. A commit contains no key twice.
 //!
 //! ## Costs
 //!
-//! Memory: one commit. A large value goes through a buffer into the place where it is staged.
+//! Memory: one commit. A large value is copied through a buffer.
 
 use std::io;
 use std::ops::Range;
@@ -37,7 +39,7 @@ use crate::error::{Error, Result};
 use crate::record::RecordContent;
 use crate::types::{MAX_KEY, MAX_VALUE, Seq};
 
-/// Bytes of one piece of a value on its way.
+/// Bytes of a piece of a large value.
 const VALUE_CHUNK: usize = 64 << 10;
 
 /// Limits of a commit.
@@ -45,7 +47,7 @@ const VALUE_CHUNK: usize = 64 << 10;
 struct CommitLimits {
     operations: usize,
     bytes: usize,
-    /// Files that stay open until it is done.
+    /// Blob files, which stay open until the commit is done.
     blobs: usize,
 }
 
@@ -58,7 +60,7 @@ impl CommitLimits {
     }
 }
 
-/// What an operation does.
+/// Content of an operation.
 #[derive(Clone, Debug)]
 enum IngestOp {
     Put(Range<usize>),
@@ -66,12 +68,12 @@ enum IngestOp {
     Remove,
 }
 
-/// A keyspace in the making, and what is on its way into it.
+/// Writer into an unpublished keyspace, with the operations that are not written yet.
 pub(super) struct IngestWriter {
-    // Goes before what it fills.
+    // Declared first, so that it is dropped before the keyspace that it fills.
     ingest: Option<Box<dyn Ingest>>,
     unpublished: UnpublishedKeyspace,
-    /// The engine has made files: there is more than one commit of it.
+    /// Whether the engine has created files: there was more than one commit.
     has_files: bool,
     limits: CommitLimits,
     bytes: Vec<u8>,
@@ -80,12 +82,12 @@ pub(super) struct IngestWriter {
 }
 
 impl IngestWriter {
-    /// Fills what is being made; in the order of keys if `is_sorted`.
+    /// Starts to fill `unpublished`; in the order of keys if `is_sorted`.
     pub(super) fn new(mut unpublished: UnpublishedKeyspace, is_sorted: bool) -> Result<IngestWriter> {
         let store = Arc::clone(&unpublished.store);
         let mut ingest = None;
         if is_sorted {
-            // A commit that exists once the keyspace has its name.
+            // Must be a commit that exists when the keyspace gets its name.
             let seq = store.visible().max(Seq(1));
             ingest = Arc::clone(unpublished.keyspace.engine()?).ingest(seq)?;
         }
@@ -105,13 +107,13 @@ impl IngestWriter {
         &self.unpublished.keyspace
     }
 
-    /// Whether pairs can go past the log: until the end of that they must come in the order of
-    /// their keys.
+    /// Returns true if pairs bypass the log. In that case they must come in the order of their
+    /// keys, until [`IngestWriter::end_key_order`].
     pub(super) fn needs_key_order(&self) -> bool {
         self.ingest.is_some()
     }
 
-    /// Whether they went there.
+    /// Returns true if pairs bypassed the log.
     pub(super) fn is_direct(&self) -> bool {
         self.has_files
     }
@@ -130,7 +132,7 @@ impl IngestWriter {
         Ok(())
     }
 
-    /// Sets `key` to what was found for it somewhere.
+    /// Sets `key` to a value that an engine found.
     pub(super) fn put_stored(&mut self, key: &[u8], stored: StoredValue<'_>) -> Result<()> {
         match stored {
             StoredValue::Bytes(value) => self.put(key, value),
@@ -138,7 +140,7 @@ impl IngestWriter {
         }
     }
 
-    /// Sets `key` to the value in `file`, piece by piece.
+    /// Sets `key` to the value in `file`, which is copied in pieces.
     fn copy_blob(&mut self, key: &[u8], file: OpenBlob) -> Result<()> {
         let store = Arc::clone(self.store());
         let mut pieces = store.blob_reader(file)?;
@@ -156,8 +158,8 @@ impl IngestWriter {
         self.put_partial_value(key, incoming)
     }
 
-    /// Sets `key` to the value in `file`, which is another database's and was checked: piece by
-    /// piece.
+    /// Sets `key` to the value in `file`, which belongs to another database and was checked. The
+    /// value is copied in pieces.
     pub(super) fn copy_foreign_blob(&mut self, key: &[u8], file: &OpenBlob) -> Result<()> {
         check_pair(key, usize::try_from(file.len()).unwrap_or(usize::MAX))?;
         let store = Arc::clone(self.store());
@@ -166,7 +168,8 @@ impl IngestWriter {
         self.put_partial_value(key, incoming)
     }
 
-    /// Sets `key` to what `value` gives until its end, piece by piece; returns the bytes of it.
+    /// Sets `key` to all bytes that `value` returns, which are copied in pieces. Returns their
+    /// number.
     pub(super) fn put_reader(&mut self, key: &[u8], value: &mut dyn io::Read) -> Result<u64> {
         check_pair(key, 0)?;
         let store = Arc::clone(self.store());
@@ -218,7 +221,7 @@ impl IngestWriter {
         start..self.bytes.len()
     }
 
-    /// Before anything is added, so that an operation which was refused is not there.
+    /// Called before an operation is added, so that an operation that fails is not added.
     fn flush_if_full(&mut self) -> Result<()> {
         let CommitLimits { operations, bytes, blobs: max_blobs } = self.limits;
         let is_full =
@@ -226,7 +229,7 @@ impl IngestWriter {
         if is_full { self.flush() } else { Ok(()) }
     }
 
-    /// Hands over what is there.
+    /// Writes the collected operations.
     pub(super) fn flush(&mut self) -> Result<()> {
         if self.operations.is_empty() {
             return Ok(());
@@ -243,11 +246,11 @@ impl IngestWriter {
     fn ingest_all(&mut self) -> Result<()> {
         let Some(ingest) = &mut self.ingest else { return Ok(()) };
         let store = &self.unpublished.store;
-        store.check_writable()?; // once it is closed, the files belong to whoever opens it next
+        store.check_writable()?; // after closing, the next owner may use the files
         self.has_files = true;
         store.check_disk_reserve(2 * self.bytes.len() as u64)?;
         let _at_work = store.engine_steps_lock.read();
-        store.check_writable()?; // not a moment later: the end waits for who is at work
+        store.check_writable()?; // checked again under the lock: closing waits for its holders
         let mut unsynced = UnsyncedBlobs::default();
         self.blobs.drain(..).for_each(|staged| unsynced.add(staged));
         store.context.blobs.sync(&unsynced).map_err(|_| store.poison("sync"))?; // I1
@@ -255,7 +258,7 @@ impl IngestWriter {
             let content = match what {
                 IngestOp::Put(value) => RecordContent::Put(&self.bytes[value.clone()]),
                 IngestOp::Blob(blob) => RecordContent::Blob(*blob),
-                IngestOp::Remove => continue, // nothing is there
+                IngestOp::Remove => continue, // the keyspace has no such key
             };
             match ingest.push(&self.bytes[key.clone()], content) {
                 Err(Error::Poisoned { op }) => return Err(store.poison(op)),
@@ -278,12 +281,12 @@ impl IngestWriter {
         let mut writes: Vec<CommitWrite<'_>> = self.operations.iter().map(write).collect();
         match self.unpublished.store.commit_with_blobs(&mut writes, &mut self.blobs)? {
             CommitOutcome::Committed(_) => Ok(()),
-            CommitOutcome::Conflict => Err(Error::Conflict), // nothing is expected
+            CommitOutcome::Conflict => Err(Error::Conflict), // there are no expectations
         }
     }
 
-    /// The end of what comes in order: from now on all goes by commits, in any order. What is no
-    /// more than one commit was not worth files.
+    /// Ends the sorted part: later operations are committed, in any order. If there was at most one
+    /// commit, it is not worth files, and is committed too.
     pub(super) fn end_key_order(&mut self) -> Result<()> {
         if self.has_files {
             self.flush()?;
@@ -299,7 +302,7 @@ impl IngestWriter {
         self.flush()
     }
 
-    /// All is there: see [`UnpublishedKeyspace::publish`].
+    /// Publishes the keyspace with [`UnpublishedKeyspace::publish`].
     pub(super) fn publish(mut self, before: Option<&KeyspaceState>) -> Result<Arc<KeyspaceState>> {
         self.end_key_order()?;
         self.unpublished.publish(before)

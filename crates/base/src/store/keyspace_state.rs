@@ -1,4 +1,4 @@
-//! # Kept: a keyspace as the store keeps it
+//! # Keyspace state: a keyspace as the store manages it
 
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
@@ -11,24 +11,24 @@ use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::types::{KeyspaceId, LogId, Seq};
 use crate::workload::WorkloadRecorder;
 
-/// Damage that keeps a keyspace from being used.
+/// Damage that makes a keyspace unusable.
 #[derive(Clone, Debug)]
 pub(crate) struct FileDamage {
     /// The damaged file.
     pub(crate) path: PathBuf,
-    /// Where in it.
+    /// Offset of the damage.
     pub(crate) offset: u64,
-    /// What is wrong there.
+    /// Kind of the damage.
     pub(crate) what: Damage,
 }
 
 impl FileDamage {
-    /// The error every call gets.
+    /// Returns the error for every operation on the keyspace.
     pub(crate) fn to_error(&self) -> Error {
         Error::corrupt(&self.path, self.offset, self.what.clone())
     }
 
-    /// Takes damage out of an error; any other error is passed on.
+    /// Extracts damage from an error; returns any other error.
     pub(crate) fn from_error(error: Error) -> Result<FileDamage> {
         match error {
             Error::Corrupt { path, offset, damage: what } => Ok(FileDamage { path, offset, what }),
@@ -37,18 +37,18 @@ impl FileDamage {
     }
 }
 
-/// What is asked for of a keyspace's engine.
+/// Engine and options that a caller requests for a keyspace.
 #[derive(Clone, Copy, Debug)]
 pub struct EngineChoice<'a> {
-    /// Its name, if that is not left open.
+    /// Name of the engine; `None` accepts any.
     pub engine: Option<&'a str>,
-    /// What is chosen of its options.
+    /// Chosen options.
     pub options: &'a EngineOptions,
 }
 
 impl<'a> EngineChoice<'a> {
-    /// The engine and its options that are asked for: what is left open is as `before`, or else
-    /// `default`. Another engine than `before` has none of its options.
+    /// Returns the requested engine and options. Parts that are not chosen are those of `before`,
+    /// or `default`. Options of `before` are not used for another engine.
     pub(super) fn resolve(
         self,
         before: Option<&'a KeyspaceState>,
@@ -62,7 +62,7 @@ impl<'a> EngineChoice<'a> {
     }
 }
 
-/// A keyspace: name, number, engine and its options, life.
+/// State of a keyspace: name, id, engine, options and lifetime.
 pub struct KeyspaceState {
     id: KeyspaceId,
     name: String,
@@ -70,20 +70,19 @@ pub struct KeyspaceState {
     options: EngineOptions,
     engine: std::result::Result<Arc<dyn Engine>, FileDamage>,
     log: LogId,
-    /// What its engine says, once.
+    /// Threshold of the engine, cached.
     blob_threshold: usize,
-    /// The commit that created it.
+    /// Commit that created it; [`Seq::LATEST`] while it is unpublished.
     created_seq: AtomicU64,
-    /// The commit that dropped it; `u64::MAX` while it lives.
+    /// Commit that dropped it; `u64::MAX` while it is live.
     dropped_seq: AtomicU64,
-    /// The keyspaces of the same name that this one took the place of, by a clearing or a
-    /// replacement.
+    /// Keyspaces of the same name that this one replaced directly or indirectly.
     predecessors: OnceLock<Vec<KeyspaceId>>,
-    /// Who copies it.
+    /// Copies of this keyspace that are running.
     pub(super) change_tracker: ChangeTracker,
-    /// Bytes of its newest image.
+    /// Bytes of the newest image.
     pub(super) image_bytes: AtomicU64,
-    /// What it is used for.
+    /// Statistics of its use.
     workload: OnceLock<Arc<WorkloadRecorder>>,
 }
 
@@ -112,7 +111,7 @@ impl KeyspaceState {
         }
     }
 
-    /// The same keyspace, unusable.
+    /// Returns a copy of the keyspace that is unusable.
     pub(crate) fn with_damage(&self, broken: FileDamage) -> KeyspaceState {
         KeyspaceState {
             id: self.id,
@@ -131,7 +130,7 @@ impl KeyspaceState {
         }
     }
 
-    /// It takes the place of `before`. Before it is published.
+    /// Makes this keyspace the replacement of `before`. Called before it is published.
     pub(super) fn set_predecessor(&self, before: &KeyspaceState) {
         let all = before.predecessors.get().into_iter().flatten().copied();
         let _ = self.predecessors.set(all.chain([before.id]).collect());
@@ -143,63 +142,67 @@ impl KeyspaceState {
         });
     }
 
-    /// What it is used for.
+    /// Returns the statistics of its use.
     #[must_use]
     pub fn workload(&self) -> &Arc<WorkloadRecorder> {
         self.workload.get_or_init(Arc::default)
     }
 
-    /// It goes on from there. Before it is used.
+    /// Sets statistics that are continued. Called before the keyspace is used.
     pub(super) fn set_workload(&self, load: Arc<WorkloadRecorder>) {
         let _ = self.workload.set(load);
     }
 
-    /// True if this one took the place of the keyspace `id`.
+    /// Returns true if this keyspace replaced the keyspace `id`.
     pub(crate) fn is_successor_of(&self, id: KeyspaceId) -> bool {
         self.predecessors.get().is_some_and(|before| before.contains(&id))
     }
 
-    /// Its number.
+    /// Returns the id.
     #[must_use]
     pub fn id(&self) -> KeyspaceId {
         self.id
     }
 
-    /// Its name.
+    /// Returns the name.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The name of its engine.
+    /// Returns the name of the engine.
     #[must_use]
     pub fn engine_name(&self) -> &'static str {
         self.engine_name
     }
 
-    /// What was chosen of its engine's options.
+    /// Returns the chosen options of the engine.
     #[must_use]
     pub fn options(&self) -> &EngineOptions {
         &self.options
     }
 
-    /// The log its commits go to.
+    /// Returns the log of its commits.
     #[must_use]
     pub fn log(&self) -> LogId {
         self.log
     }
 
-    /// Values of more bytes than this its engine wants staged.
+    /// Returns the size in bytes above which values are stored as blobs.
     pub(crate) fn blob_threshold(&self) -> usize {
         self.blob_threshold
     }
 
-    /// Its engine, or the damage that keeps it from working.
+    /// Returns the engine.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Corrupt`] if damage makes the keyspace unusable.
     pub fn engine(&self) -> Result<&Arc<dyn Engine>> {
         self.engine.as_ref().map_err(FileDamage::to_error)
     }
 
-    /// The commit that created it.
+    /// Returns the commit that created the keyspace.
     #[must_use]
     pub fn created_seq(&self) -> Seq {
         Seq(self.created_seq.load(Ordering::Acquire))
@@ -209,12 +212,12 @@ impl KeyspaceState {
         self.created_seq.store(seq.0, Ordering::Release);
     }
 
-    /// No commit created it yet.
+    /// Returns true if no commit has created it yet.
     pub(super) fn is_unpublished(&self) -> bool {
         self.created_seq() == Seq::LATEST
     }
 
-    /// The commit that dropped it.
+    /// Returns the commit that dropped the keyspace; the maximum while it is live.
     #[must_use]
     pub fn dropped_seq(&self) -> Seq {
         Seq(self.dropped_seq.load(Ordering::Acquire))
@@ -224,13 +227,13 @@ impl KeyspaceState {
         self.dropped_seq.store(seq.0, Ordering::Release);
     }
 
-    /// True once it was dropped, cleared or replaced.
+    /// Returns true if it was dropped, cleared or replaced.
     #[must_use]
     pub fn is_dropped(&self) -> bool {
         self.dropped_seq() != Seq(u64::MAX)
     }
 
-    /// True if a view at `seq` shows it.
+    /// Returns true if a view at `seq` shows it.
     #[must_use]
     pub fn is_visible_at(&self, seq: Seq) -> bool {
         self.created_seq() <= seq && seq < self.dropped_seq()

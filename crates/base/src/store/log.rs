@@ -1,4 +1,4 @@
-//! # Log: the live segments of one log, and its counters
+//! # One log: its segments and its counters
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::sync::{Mutex, THREAD_SHARDS, thread_shard};
 use crate::types::{LogId, SegmentId};
 
-/// How many of the last commits their mean is of.
+/// Number of recent commits over which the commit size is averaged.
 const MEAN_COMMITS: u64 = 16;
 
 /// Counters of the commits of some threads.
@@ -25,53 +25,55 @@ struct LogCounters {
     removals: AtomicU64,
 }
 
-/// One log.
+/// State of one log.
 #[derive(Debug)]
 pub(crate) struct LogState {
     pub(crate) id: LogId,
     pub(crate) dir: PathBuf,
-    /// All segments something may point to or that await their turn, by number.
+    /// All segments that may contain live entries or are preallocated, by number.
     pub(crate) segments: Mutex<BTreeMap<SegmentId, Arc<Segment>>>,
-    /// Bytes and operations appended by commits since opening, each thread's on a cache line of its
-    /// own.
+    /// Bytes and operations appended by commits since the opening. Each thread counts on its own
+    /// cache line.
     counters: Box<[CachePadded<LogCounters>]>,
-    /// Mean bytes of the last commits' frames in it.
+    /// Mean bytes of the frames of recent commits.
     pub(crate) commit_bytes: AtomicU64,
-    /// Bytes appended by the cleaner since opening.
+    /// Bytes appended by GC since the opening.
     pub(crate) relocated_bytes: AtomicU64,
     pub(crate) freed_segments: AtomicU64,
-    /// The next commit's first frame is preceded by a note of the durable watermark.
+    /// Whether a note of the durable mark must precede the next frame of a commit.
     pub(crate) is_watermark_due: AtomicBool,
-    /// Bytes appended and moved, operations and removals up to the last checkpoint; modulo 2^64,
-    /// since an opening begins with the records that it has replayed.
+    /// Bytes appended and relocated, operations, and removals up to the last checkpoint. Modulo
+    /// 2^64, because an opening subtracts the bytes that it replayed.
     saved_bytes: AtomicU64,
     saved_operations: AtomicU64,
     saved_removals: AtomicU64,
-    /// Bytes appended since then to keyspaces that were dropped and that nobody reads any more.
+    /// Bytes since the last checkpoint in keyspaces that were dropped and that no view shows any
+    /// more.
     pub(crate) dropped_bytes: AtomicU64,
-    /// Those of them that the checkpoint that is under way is for.
+    /// Bytes since the last checkpoint that the pending checkpoint covers.
     pub(crate) checkpointing_bytes: AtomicU64,
-    /// Size of the last checkpoint's images.
+    /// Size of the images of the last checkpoint, in bytes.
     pub(crate) image_bytes: AtomicU64,
-    /// The cleaner found that tombstones newer than the checkpoint hold up space.
+    /// GC found that tombstones newer than the checkpoint keep it from freeing space.
     pub(crate) tombstones_block_gc: AtomicBool,
-    /// Number of commits that wait for room in it. While there are any, ready segments stay.
+    /// Commits that wait for room in this log. While there are any, preallocated segments are kept.
     pub(crate) waiting_commits: AtomicU32,
-    /// Damage below the durable mark: the log is kept as it is, and ROOT repeats this entry.
+    /// Set if the log is damaged below the durable mark. The log is then never changed, and ROOT
+    /// repeats this entry.
     pub(crate) frozen: Mutex<Option<RootLog>>,
 }
 
-/// What was appended to a log since its last checkpoint.
+/// Counts since the last checkpoint of a log.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct UncheckpointedCounts {
     pub(crate) bytes: u64,
     pub(crate) operations: u64,
     pub(crate) removals: u64,
-    /// Bytes of keyspaces that are gone.
+    /// Bytes in dropped keyspaces.
     pub(crate) dropped: u64,
 }
 
-/// Keeps the ready segments of a log while it lives: a commit waits for them.
+/// Keeps the preallocated segments of a log while a commit waits for them.
 pub(crate) struct RoomWaiter<'a>(&'a LogState);
 
 impl Drop for RoomWaiter<'_> {
@@ -81,8 +83,9 @@ impl Drop for RoomWaiter<'_> {
 }
 
 impl LogState {
-    /// Counts a commit that waits for room, until the result is dropped. Called before the commit
-    /// makes a segment: a thread that removes ready segments takes the order lock afterwards.
+    /// Counts a commit that waits for room until the guard is dropped. Must be called before the
+    /// commit creates a segment: a thread that frees preallocated segments takes the order lock and
+    /// then reads the count.
     pub(crate) fn add_room_waiter(&self) -> RoomWaiter<'_> {
         self.waiting_commits.fetch_add(1, Ordering::Relaxed);
         RoomWaiter(self)
@@ -114,19 +117,18 @@ impl LogState {
         self.frozen.lock().is_some()
     }
 
-    /// What a commit to a frozen log is told.
+    /// Returns the error of a commit to a frozen log.
     pub(crate) fn frozen_error(&self) -> Error {
         Error::corrupt(&self.dir, 0, Damage::BadField { field: "log", value: self.id as u64 })
     }
 
-    /// All segments, by number.
+    /// Returns all segments, ordered by number.
     pub(crate) fn list(&self) -> Vec<Arc<Segment>> {
         self.segments.lock().values().cloned().collect()
     }
 
-    /// Returns the bytes that it takes without the room that is prepared for later commits: full
-    /// segments, and the others as far as they are written. `ends` are the ends of the open
-    /// segments of commits.
+    /// Returns the bytes in use: the capacity of full segments, and the written part of the others.
+    /// `ends` are the ends of the open segments of commits.
     pub(crate) fn filled_bytes(&self, ends: &[(Arc<Segment>, u64)]) -> u64 {
         let end = |s: &Arc<Segment>| ends.iter().find(|(open, _)| Arc::ptr_eq(open, s)).map(|(_, end)| *end);
         let filled = |s: &Arc<Segment>| match s.is_sealed() {
@@ -143,7 +145,7 @@ impl LogState {
         let mean = self.commit_bytes.load(Ordering::Relaxed);
         let next = mean - mean / MEAN_COMMITS + bytes / MEAN_COMMITS;
         if next != mean {
-            self.commit_bytes.store(next, Ordering::Relaxed); // a line that all committers read
+            self.commit_bytes.store(next, Ordering::Relaxed); // all committers read this cache line
         }
     }
 
@@ -161,24 +163,24 @@ impl LogState {
         self.counters.iter().map(|share| part(share).load(Ordering::Relaxed)).sum()
     }
 
-    /// Returns the bytes appended by commits since opening: the log's clock, by which the ages of
-    /// segments are counted.
+    /// Returns the bytes appended by commits since the opening. This value is the clock of the log,
+    /// which measures the ages of segments.
     pub(crate) fn appended(&self) -> u64 {
         self.sum(|share| &share.bytes)
     }
 
-    /// Returns the bytes appended, by commits and the cleaner, since the last checkpoint.
+    /// Returns the bytes appended by commits and GC since the last checkpoint.
     pub(crate) fn since_checkpoint(&self) -> u64 {
         let all = self.appended() + self.relocated_bytes.load(Ordering::Relaxed);
         all.wrapping_sub(self.saved_bytes.load(Ordering::Relaxed))
     }
 
-    /// Begins with `bytes` that an earlier process has appended since the last checkpoint.
+    /// Sets the bytes since the last checkpoint that an earlier process appended.
     pub(crate) fn set_replayed_bytes(&self, bytes: u64) {
         self.saved_bytes.store(0u64.wrapping_sub(bytes), Ordering::Relaxed);
     }
 
-    /// What was appended since the last checkpoint.
+    /// Returns the counts since the last checkpoint.
     pub(crate) fn uncheckpointed(&self) -> UncheckpointedCounts {
         let since = |sum: u64, saved: &AtomicU64| sum.wrapping_sub(saved.load(Ordering::Relaxed));
         UncheckpointedCounts {
@@ -189,12 +191,12 @@ impl LogState {
         }
     }
 
-    /// A checkpoint that began when it was `unsaved` is complete.
+    /// Records that a checkpoint is complete. `unsaved` are the counts at its start.
     pub(crate) fn note_checkpoint(&self, unsaved: UncheckpointedCounts) {
         self.saved_bytes.fetch_add(unsaved.bytes, Ordering::Relaxed);
         self.saved_operations.fetch_add(unsaved.operations, Ordering::Relaxed);
         self.saved_removals.fetch_add(unsaved.removals, Ordering::Relaxed);
-        // A keyspace that was dropped meanwhile was counted with what the checkpoint has saved.
+        // A keyspace dropped since then was added with bytes that the checkpoint already covers.
         let left = self.since_checkpoint();
         let less = |dropped: u64| Some(dropped.saturating_sub(unsaved.dropped).min(left));
         let _ = self.dropped_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);

@@ -1,41 +1,32 @@
-//! # Store: one order of commits over everything
+//! # Store: one order of commits over logs, ROOT and engines
 //!
-//! Ties disk, logs, ROOT, views and engines together. The facade hands it operations; engines are
-//! called back through their contract. What each file does:
+//! Executes the operations of the public API and calls the engines. `recover` describes recovery.
+//!
+//! ## Picture
 //!
 //! ```text
-//!  order, append, tail   seq, place, bytes, apply              round     sync rounds, tickets, poison
-//!  ready       segments made ahead of the writers               rooting   what goes into ROOT, what may go
-//!  catalogue   keyspaces as commits                             view      snapshots' registrations
-//!  clean       survivors out, victims away                      checkpoint, image   what makes opening fast
-//!  recover, survey, load   from files to a served state         background  ticks and maintenance
-//!  sort        a log in the order of keys, when asked       still      a state that stays, for backups
-//!  fill, bulk  pairs in order, past the journal             making     keyspaces that have no name yet
-//!  convert, copy, watch   another engine, while writers go on   salvage  what is left of a damaged database
-//!  stall       what writers wait for, or are told instead   sketch      what keyspaces are used for, over closings
-//!  balance     caches give way to what must be in memory    hold        a state that stays as a listing, for readers
-//!  idle        what can wait until writers pause, or ask
+//!  commits       commit encode append tail log group_commit stall threads
+//!  space         preallocate root_writer gc checkpoint idle compact cache_balance
+//!  keyspaces     catalog keyspace_state unpublished bulk_load ingest convert copy change_tracker
+//!  open, close   recover tail_scan replay close repair verify
+//!  readers       view owned_cursor pinned_state export image value_writer stats workload wire
 //! ```
 //!
 //! ## Invariants
 //!
 //! 1. Everything up to `visible` is in the kernel and applied (`crate::window`).
-//! 2. `durable <= visible`; both only grow. A failed sync or a failed append poisons: no commit
-//!    after.
-//! 3. What is freed is in neither ROOT slot, was superseded durably, and no view or reader needs
-//!    it.
-//! 4. After an unclean opening new frames go to segments stamped by this incarnation only.
+//! 2. `durable <= visible`; both only grow. After a failed sync or append no commit succeeds.
+//! 3. A file is freed only if neither ROOT slot lists it, no view or reader needs it, and the data
+//!    that superseded it is durable.
+//! 4. After an unclean opening, new frames go only to segments stamped by this incarnation.
 //!
 //! ## Threads
 //!
-//! Any thread may call anything. Locks, in order of acquisition: `closing`, `pass_lock`, the
-//! catalogue's `changing`, `engine_steps_lock`, `maintenance`, the round's leader lock, `making`,
-//! the stripes or being alone (`crate::window`), `order`, the log lists, engines' own. No I/O under
-//! `order` but notes and seals; no lock is held while a caller's closure runs.
-//!
-//! ## Crash
-//!
-//! `recover` has the whole story; docs/format/log.md the byte layouts.
+//! Any thread may call any function. Locks, in order of acquisition: `close_lock`, `pass_lock`, the
+//! `change_lock` of the catalog, `engine_steps_lock`, `maintenance`, the `leader` lock of
+//! `sync_round`, `next_segment`, the stripes (some, or all exclusively), `commit_state` (the *order
+//! lock*), the segment lists of the logs, and the locks of engines. No I/O happens under the order
+//! lock, except for notes and seals. No lock is held while a closure of the caller runs.
 
 mod append;
 mod bulk_load;
@@ -131,35 +122,36 @@ use log::LogState;
 use root_writer::RootState;
 use threads::ThreadSignals;
 
-/// The speed of commits is that of about so many last seconds.
+/// Length of the window, in seconds, over which the commit rate is averaged.
 const COMMIT_RATE_SECONDS: f64 = 4.0;
 
-/// Numbers that differ between normal and tiny geometry.
+/// Sizes and thresholds that differ between the normal and the tiny geometry.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StoreGeometry {
-    /// Smallest segment.
+    /// Smallest segment, in bytes.
     pub(crate) min_segment: u64,
-    /// Largest ordinary segment.
+    /// Largest segment, in bytes. A segment for a larger frame may exceed it.
     pub(crate) max_segment: u64,
-    /// Values above this are staged.
+    /// Values larger than this, in bytes, are written to blob files.
     pub(crate) blob_threshold: usize,
-    /// Sequence numbers reserved in ROOT at a time.
+    /// Sequence numbers that ROOT reserves at a time.
     pub(crate) seq_chunk: u64,
-    /// Blob numbers reserved at a time, several times over.
+    /// Blob numbers in one chunk. ROOT reserves several chunks at a time.
     pub(crate) blob_chunk: u64,
-    /// A log's keyspaces are checkpointed after at least this many bytes of it ...
+    /// Bytes of a log after which its keyspaces are checkpointed.
     pub(crate) checkpoint_bytes: u64,
-    /// ... or after this many, if it gains space while its images are no larger: the device writes
-    /// at most twice what was appended.
+    /// Lower threshold, in bytes, for a checkpoint that frees space. It applies if the images are
+    /// no larger than the bytes appended since, so that the device writes at most twice the
+    /// appended bytes.
     pub(crate) gain_checkpoint_bytes: u64,
-    /// Cleaning below the space limit begins, and ready segments are given back, if that gains so
-    /// much.
+    /// Minimum gain, in bytes, for GC below the space limit and for returning preallocated
+    /// segments.
     pub(crate) min_gain_bytes: u64,
-    /// Ready segments of a log that only removals and the cleaner may use.
+    /// Preallocated segments of a log that only removals and GC may use.
     pub(crate) reserve_segments: usize,
-    /// Slack before cleaning starts, in segments.
+    /// Slack before GC starts, in segments. Only small logs get it.
     pub(crate) slack_segments: u64,
-    /// Most bytes of frames in one commit.
+    /// Maximum bytes of the frames of one commit.
     pub(crate) max_batch: u64,
 }
 
@@ -209,12 +201,12 @@ pub(crate) struct StoreCounters {
     pub(crate) blob_bytes_written: AtomicU64,
 }
 
-/// Flags that each call reads, and that hardly ever change.
+/// Flags that every call reads and that rarely change.
 #[derive(Debug, Default)]
 struct StoreFlags {
     is_closed: AtomicBool,
     is_poisoned: AtomicBool,
-    /// A commit is half applied: not even reads are possible.
+    /// A commit is half applied: reads fail too.
     is_commit_half_applied: AtomicBool,
 }
 
@@ -234,69 +226,69 @@ pub struct Store {
     logs: [LogState; LogId::ALL.len()],
     catalog: Catalog,
     commit_state: CachePadded<Mutex<CommitState>>,
-    /// Where commits reserve.
+    /// Reserves the sequence numbers and the places of commits.
     window: CommitWindow,
-    /// Seqs from here on need another ROOT first.
+    /// Sequence numbers from here on need a new ROOT first.
     seq_bound: CachePadded<AtomicU64>,
     stripes: Stripes,
     commit_progress: Arc<CommitProgress>,
     flags: CachePadded<StoreFlags>,
-    /// Where views register.
+    /// Registrations of views.
     view_slots: ViewSlots,
     durable: AtomicU64,
-    /// When the oldest commit was made that no round has taken, in ns of the clock plus 1; 0 if
+    /// Time of the oldest commit that no sync round has taken, in ns of the clock plus 1. 0 if
     /// there is none.
     unsynced_since: AtomicU64,
-    /// The same of those that a round has taken and not made durable.
+    /// Time of the oldest commit that a sync round has taken and not yet made durable, in the same
+    /// unit.
     syncing_since: AtomicU64,
     sync_round: SyncRound,
-    /// Up to here the journal is durable, and ROOT says so. Changed with `maintenance` held.
+    /// The journal is durable up to this commit, and ROOT says so. Changed only under
+    /// `maintenance`.
     floor_seq: AtomicU64,
-    /// Held, to read, by whoever has engines write files of their own; the end waits for them
-    /// before it closes these.
+    /// Held shared while an engine writes files of its own. `close` acquires it exclusively, and
+    /// thereby waits for these writes, before it closes the engines.
     engine_steps_lock: RwLock<()>,
     maintenance: Mutex<RootState>,
-    /// The number of the next segment; held while one is made.
+    /// Number of the next segment. The lock is held while a segment is created.
     next_segment: Mutex<u64>,
     blob_bound: AtomicU64,
-    /// Segments sealed since ROOT was last written for their sake.
+    /// Segments sealed since the background last wrote ROOT because of sealed segments.
     sealed_since_root: AtomicU64,
-    /// Bytes of segments that are in one ROOT slot only.
+    /// Bytes of retired segments that one ROOT slot may still list.
     pending_free_bytes: AtomicU64,
-    /// Bytes of segments that would be gone but for states that stay, and how many such states
-    /// there are.
+    /// Bytes of retired segments that only pinned states keep.
     pinned_bytes: AtomicU64,
     pinned_states: AtomicU64,
-    /// The disk was full when a segment was last made: cleaning wins what it can.
+    /// The disk was full at the last creation of a segment: GC frees as much as it can.
     is_disk_full: AtomicBool,
-    /// The file system can take few more files.
+    /// The file system has few free inodes.
     is_low_on_inodes: AtomicBool,
-    /// Whether commits have paused.
+    /// Detects pauses between commits.
     idle_state: Mutex<idle::IdleState>,
-    /// One look of the background at a time: who holds it knows that nobody is in the midst of a
-    /// step.
+    /// Serializes maintenance passes. While it is held, no pass is in the middle of a step.
     pass_lock: Mutex<()>,
-    /// When shares of caches were last looked at, in ns of the clock.
+    /// Time of the last adjustment of cache shares, in ns of the clock.
     balanced_at_ns: AtomicU64,
-    /// Least that was between pieces since it was last given back.
+    /// Smallest number of free bytes between cache blocks since they were last returned to the
+    /// system.
     min_fragmentation: AtomicU64,
-    /// How fast commits were in the last seconds, looked at as often.
+    /// Commit rate of the last seconds, sampled with every adjustment of cache shares.
     commit_rate: Mutex<(CommitSampler, CommitRate)>,
-    /// How long, in commits, what stands in hot segments tends to live; `u64::MAX` until it is
-    /// known.
+    /// Mean lifespan of an entry in a hot segment, in commits. `u64::MAX` until it is known.
     lifespan: AtomicU64,
     signals: Arc<ThreadSignals>,
     counters: StoreCounters,
     workload_saver: workload::WorkloadSaver,
-    /// One end at a time.
+    /// Serializes calls of `close`.
     close_lock: Mutex<()>,
     poison_op: Mutex<Option<&'static str>>,
     fork: ForkGuard,
     opening: OpeningStats,
-    /// Held for life; `None` after closing.
+    /// Lock on the database directory. `None` after `close`.
     file_lock: Mutex<Option<Box<dyn std::fmt::Debug + Send + Sync>>>,
     threads: Mutex<Vec<threads::BackgroundThread>>,
-    /// Threads that help with background steps now.
+    /// Helper threads that are running background steps now.
     helper_count: AtomicUsize,
 }
 
@@ -307,62 +299,77 @@ impl std::fmt::Debug for Store {
 }
 
 impl Store {
-    /// The directory.
+    /// Returns the directory.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.dir
     }
 
-    /// What it is on.
+    /// Returns the disk that the database is on.
     pub(crate) fn disk(&self) -> &dyn Disk {
         &*self.disk
     }
 
-    /// Copies the state of now into the directory `dir`, which is made, or is empty. Others go on.
+    /// Writes a backup of the current state to `dir`, which must be empty or must not exist.
+    /// Commits and reads continue.
+    ///
+    /// # Errors
+    ///
+    /// - [`Error::InvalidArgument`] if `dir` is inside the database, or if the base in `options` is
+    ///   not a backup of this database.
+    /// - [`Error::Cancelled`] if a progress callback cancels the backup.
+    /// - [`Error::Corrupt`] if the data that is copied, or the written copy, is damaged.
+    /// - Any error of reading the database or of writing the copy.
     pub fn back_up(self: &Arc<Store>, dir: &Path, options: BackupOptions<'_>) -> Result<BackupReport> {
         let _span = span!(INFO, "backup", to = dir.display().to_string());
         backup::back_up(self, dir, options)
     }
 
-    /// What writes are acknowledged at unless they say otherwise.
+    /// Returns the default durability of writes.
     #[must_use]
     pub fn durability(&self) -> Durability {
         self.options.durability
     }
 
-    /// The newest commit.
+    /// Returns the newest visible commit.
     #[must_use]
     pub fn visible(&self) -> Seq {
         self.commit_progress.visible()
     }
 
-    /// Returns the last commit that has a seq. It may not be visible yet.
+    /// Returns the last commit that has a sequence number. It may not be visible yet.
     pub(super) fn newest(&self) -> Seq {
         self.commit_progress.last_assigned(self.window.reserved())
     }
 
-    /// Commits a second, in the last two to four seconds; none if there were none, or they are not
-    /// known yet.
+    /// Returns the number of commits per second over the last two to four seconds. Returns `None`
+    /// if there were none, or if the rate is not known yet.
     pub(crate) fn commits_per_second(&self) -> Option<f64> {
         self.commit_rate.lock().1.get()
     }
 
-    /// Waits until all readers see commit `seq`, of which something was seen.
+    /// Waits until commit `seq` is visible to all readers. Called by a reader that found an entry
+    /// of a commit that is not visible yet.
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Poisoned`] if it failed.
+    /// Returns [`Error::Poisoned`] if the commit, or an earlier one, failed.
     pub fn wait_visible(&self, seq: Seq) -> Result<()> {
         self.commit_progress.wait(seq)
     }
 
-    /// Everything up to here is on the device.
+    /// Returns the newest commit that is known to be durable, with all commits before it.
     #[must_use]
     pub fn durable(&self) -> Seq {
         Seq(self.durable.load(Ordering::Acquire))
     }
 
-    /// An error if the database is closed, a commit is half applied, or this is a forked child.
+    /// Checks that the database can be read.
+    ///
+    /// # Errors
+    ///
+    /// - [`Error::Closed`] if the database is closed, or if this process is a forked child.
+    /// - [`Error::Poisoned`] if a commit is half applied.
     #[inline]
     pub fn check_open(&self) -> Result<()> {
         if self.flags.is_closed.load(Ordering::Relaxed) || self.fork.is_child() {
@@ -374,7 +381,13 @@ impl Store {
         Ok(())
     }
 
-    /// As [`Store::check_open`], and writes must be possible.
+    /// Like [`Store::check_open`], and also checks that the database can be written.
+    ///
+    /// # Errors
+    ///
+    /// - The errors of [`Store::check_open`].
+    /// - [`Error::ReadOnly`] if the database is open for reading only.
+    /// - [`Error::Poisoned`] if the database is poisoned.
     #[inline]
     pub(crate) fn check_writable(&self) -> Result<()> {
         self.check_open()?;
@@ -384,7 +397,11 @@ impl Store {
         self.check_not_poisoned()
     }
 
-    /// An error if the database is poisoned.
+    /// Checks that the database is not poisoned.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Poisoned`] otherwise.
     #[inline]
     pub(crate) fn check_not_poisoned(&self) -> Result<()> {
         if self.flags.is_poisoned.load(Ordering::Acquire) { Err(self.poison_error()) } else { Ok(()) }
@@ -394,8 +411,8 @@ impl Store {
         Error::Poisoned { op: self.poison_op.lock().unwrap_or("write") }
     }
 
-    /// From here on nothing is written any more: `op` failed in a way that leaves the kernel in
-    /// doubt.
+    /// Poisons the database: every later write fails. Called after `op` failed and the kernel may
+    /// hold some of its data.
     pub(crate) fn poison(&self, op: &'static str) -> Error {
         event!(ERROR, "the database refuses writes from now on", op = op);
         self.poison_op.lock().get_or_insert(op);
@@ -405,7 +422,7 @@ impl Store {
         self.poison_error()
     }
 
-    /// As [`Store::poison_op`], and nothing is read any more either.
+    /// Like [`Store::poison`], and also makes every later read fail.
     pub(crate) fn poison_reads(&self, op: &'static str) {
         self.flags.is_commit_half_applied.store(true, Ordering::Release);
         drop(self.poison(op));
@@ -415,11 +432,11 @@ impl Store {
         &self.logs[id.index()]
     }
 
-    /// Figures.
+    /// Returns the statistics of the database.
     #[must_use]
     pub fn stats(&self) -> DatabaseStats {
         let memory = &self.context.memory;
-        // In this order: a round that takes what there is passes it from the first to the second.
+        // The order matters: a sync round moves the time from the first variable to the second.
         let since = [&self.unsynced_since, &self.syncing_since].map(|since| since.load(Ordering::Acquire));
         let unsynced_age = match since.iter().filter_map(|since| since.checked_sub(1)).min() {
             Some(since) if self.durable() < self.visible() => {
@@ -470,13 +487,13 @@ impl Store {
         }
     }
 
-    /// Where the file at `path` is for others.
+    /// Returns the path by which other processes find the file at `path`.
     #[must_use]
     pub fn real_path(&self, path: &Path) -> PathBuf {
         self.disk.real_path(path)
     }
 
-    /// What ROOT says now, without what changes at each write of it.
+    /// Returns the parts of ROOT that do not change from one write to the next.
     pub(crate) fn root_template(&self) -> Root {
         Root {
             generation: 0,

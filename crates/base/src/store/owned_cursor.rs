@@ -1,7 +1,7 @@
-//! # Scan: a cursor and its owner
+//! # Owned cursor: a cursor with the owner of its keyspace
 //!
-//! A cursor borrows its engine: with many cores a reference count that all scans write would limit
-//! them. A caller that cannot borrow owns a count per thread ([`crate::sync::ShardedArc`]).
+//! A cursor borrows its engine, because a reference count that all scans write would limit scans on
+//! many cores. A caller that cannot borrow owns a count per thread ([`crate::sync::ShardedArc`]).
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ impl KeyspaceOwner for KeyspaceState {
 type InnerCursor<'e> = Box<dyn Cursor + 'e>;
 
 self_cell! {
-    /// A cursor, and the owner of its keyspace.
+    /// Cursor with the owner of its keyspace.
     pub struct OwnedCursor {
         owner: Arc<dyn KeyspaceOwner>,
         #[covariant]

@@ -1,39 +1,32 @@
-//! # Still: a state of everything that stays on disk
+//! # Pinned state: files of one state that are kept on disk
 //!
-//! What a backup copies while the database goes on.
+//! A backup copies them, and an attached reader reads them, while commits continue.
 //!
 //! ## Picture
 //!
 //! ```text
-//!  maintenance lock ───────────────────────────────────────────────────────────────┐
-//!   survivors synced | a round: [window closed: S, ends of tails] -> durable = S | ROOT of S | engines' own files, held
-//!                                                                                  └─> copied, at leisure ─> dropped:
-//!                                                                                      what waited goes
+//!  with the maintenance lock:
+//!    sync survivors | sync round: [window closed: S, ends of tails] -> durable = S | pin files
+//!  then: copy or read ─> drop ─> delayed deletions are done
 //! ```
 //!
 //! ## Invariants
 //!
-//! 1. The state is that of S: everything committed up to there, and all of it is on the device.
-//!    Logs end where they did at S; engines' own files hold nothing above, since they hold what the
-//!    store was certain of, which was durable before.
-//! 2. While one lives nothing that its ROOT names goes or is written again: [`Store`] lets nothing
-//!    go that was made before it (`rooting`), dropped keyspaces are not buried, and engines hold
-//!    their own files. What is made later comes and goes as ever, so that what waits for it has a
-//!    bound: what there was.
-//! 3. All segments of the state are sealed: a recovery from it looks for nothing behind their ends.
-//!    Those without a frame are left out.
-//! 4. It neither stops commits nor cleaning. What waits for it is counted as held, not as room: the
-//!    cleaner's limit does not see it, and on a full disk, where copies would take room and give
-//!    none, it rests.
-//!
-//! ## Threads
-//!
-//! One at a time is made; any number may live, in any thread.
+//! 1. The state is that of S: it contains all commits up to S, and all of it is durable. Logs end
+//!    at their ends of S. Files of engines contain nothing above S: they contain only durable
+//!    commits.
+//! 2. While the value exists, no file of its ROOT is deleted or overwritten. The store deletes no
+//!    file that is older (`root_writer`), dropped keyspaces are kept, and engines pin their own
+//!    files. Newer files are deleted as usual, so the delayed space is bounded.
+//! 3. All segments of the state are sealed: recovery looks for nothing behind their ends. Segments
+//!    without a frame are left out.
+//! 4. Commits and GC continue. Delayed space counts as pinned, not as garbage: the space limit of
+//!    GC ignores it. On a full disk GC pauses, since copies would take space and free none.
 //!
 //! ## Crash
 //!
-//! Nothing of it is on disk. What waited is swept at the next opening, as whatever ROOT does not
-//! name.
+//! Nothing is stored on disk. The next opening deletes the delayed files, like all files without a
+//! reference.
 
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -50,7 +43,7 @@ use crate::segment::{self, DATA_START, Segment};
 use crate::sync::atomic::Ordering;
 use crate::types::{KeyspaceId, LogId, SegmentId, Seq};
 
-/// Where the logs ended at S.
+/// Ends of the logs at S.
 struct LogEnds {
     seq: Seq,
     tails: Vec<(Arc<Segment>, u64)>,
@@ -58,12 +51,13 @@ struct LogEnds {
     unused: HashSet<SegmentId>,
 }
 
-/// Of a file of staged values: its number, and whether it is a chunk.
+/// Number of a blob file, and whether it is a chunk.
 type BlobFile = (u64, bool);
-/// A keyspace, and the files of its engine's own.
+/// Keyspace and the pinned files of its engine.
 type EnginePins = (KeyspaceId, Box<dyn PinnedFiles>);
 
-/// A state that stays. See the module.
+/// State with files that are kept on disk. Creations are serialized; any number may exist, in any
+/// thread.
 pub struct PinnedState {
     store: Arc<Store>,
     root: Root,
@@ -72,24 +66,29 @@ pub struct PinnedState {
     engine_files: Vec<EnginePins>,
 }
 
-/// A file of the store's own that belongs to a state.
+/// File of the store that belongs to a pinned state.
 #[derive(Clone, Debug)]
 pub(crate) struct PinnedStoreFile {
-    /// Below the database's directory.
+    /// Path relative to the database's directory.
     pub(crate) name: PathBuf,
-    /// Bytes of it; all there are, if that is not known.
+    /// Length of the part that belongs to the state; `None` for the whole file.
     pub(crate) len: Option<u64>,
-    /// What its length is to be at least.
+    /// Least length of the file.
     pub(crate) min_len: u64,
-    /// The name means these bytes for ever.
+    /// True if no other bytes ever get this name.
     pub(crate) is_immutable: bool,
-    /// It may be of a commit that never came, and gone by now.
+    /// True if the file may be missing: it may belong to a commit that was never completed.
     pub(crate) may_be_missing: bool,
 }
 
 impl Store {
-    /// Takes the state of now, and keeps it on disk. A database with a damaged log or keyspace has
-    /// none.
+    /// Pins the present state, and makes it durable.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Corrupt`](crate::error::Error::Corrupt) if a log or a keyspace is damaged:
+    /// such a state cannot be pinned. Returns `Closed`, `ReadOnly` or `Poisoned` if writes are not
+    /// possible, and errors of a sync.
     pub fn pin_state(self: &Arc<Store>) -> Result<PinnedState> {
         let mut m = self.maintenance.lock();
         self.check_writable()?;
@@ -101,7 +100,7 @@ impl Store {
         m.last_pin_id += 1;
         let turn = m.last_pin_id;
         let (segments, images) = (root.next_segment, m.next_image);
-        // Which files of values there are is looked up below; until then all stay.
+        // The blob files are listed below; until then all are kept.
         m.pinned.push(PinnedBounds { seq, pin_id: turn, segments, images, blobs: u64::MAX });
         self.pinned_states.store(m.pinned.len() as u64, Ordering::Relaxed);
         match self.pin_engine_files(&root) {
@@ -123,7 +122,7 @@ impl Store {
         }
     }
 
-    /// An error if a log or a keyspace is damaged.
+    /// Returns an error if a log or a keyspace is damaged.
     fn check_undamaged(&self) -> Result<()> {
         if let Some(log) = self.logs.iter().find(|log| log.is_frozen()) {
             return Err(log.frozen_error());
@@ -131,7 +130,7 @@ impl Store {
         self.catalog.map().values().try_for_each(|keyspace| keyspace.engine().map(drop))
     }
 
-    /// Makes everything durable, and says where the logs ended when it was.
+    /// Makes everything durable. Returns the ends of the logs at that point, and the segments.
     fn sync_and_read_ends(&self) -> Result<(LogEnds, [Vec<Arc<Segment>>; LogId::ALL.len()])> {
         let _leading = self.sync_round.lock_leader();
         let making = self.next_segment.lock(); // no segment is between its number and its listing
@@ -152,7 +151,7 @@ impl Store {
         Ok((ends, segments))
     }
 
-    /// What ROOT would say of that state, if all its segments were sealed.
+    /// Returns the ROOT of the state, with all segments sealed.
     fn pinned_root(&self, m: &RootState, ends: &LogEnds, segments: &[Vec<Arc<Segment>>]) -> Root {
         let entry = |segment: &Arc<Segment>| {
             let tail = ends.tails.iter().find(|(tail, _)| tail.id() == segment.id());
@@ -181,7 +180,7 @@ impl Store {
         root
     }
 
-    /// Has engines hold their files, and looks which staged values there are.
+    /// Lets engines pin their files, and lists the present blobs.
     fn pin_engine_files(&self, root: &Root) -> Result<(Vec<BlobFile>, Vec<EnginePins>)> {
         let keyspaces = self.catalog.all();
         let mut pinned_files = Vec::new();
@@ -194,21 +193,20 @@ impl Store {
         Ok((self.context.blobs.files()?, pinned_files))
     }
 
-    /// A state is not needed any more.
+    /// Releases a pinned state.
     fn unpin_state(&self, turn: u64) {
         let mut m = self.maintenance.lock();
         if let Some(index) = m.pinned.iter().position(|pinned| pinned.pin_id == turn) {
             m.pinned.swap_remove(index);
         }
         if !self.flags.is_closed.load(Ordering::Acquire) {
-            self.free_retired(&mut m); // after the end the next opening sweeps it
+            self.free_retired(&mut m); // after closing, the next opening deletes the files
         }
         drop(m);
         self.signals.wake();
     }
 
-    /// Breaks the second invariant: nothing stays any more. For tests that prove that they would
-    /// notice.
+    /// Releases all pins, which breaks I2. For tests that prove that they notice it.
     #[doc(hidden)]
     pub fn unpin_all_states(&self) {
         let mut m = self.maintenance.lock();
@@ -216,30 +214,30 @@ impl Store {
         self.free_retired(&mut m);
     }
 
-    /// Whether a state stays that is not the present one.
+    /// Returns true if there is a pinned state.
     pub(super) fn has_pinned_state(&self) -> bool {
         self.pinned_states.load(Ordering::Relaxed) > 0
     }
 }
 
 impl PinnedState {
-    /// The last commit in it.
+    /// Returns the last commit in it.
     #[must_use]
     pub fn seq(&self) -> Seq {
         self.root.floor
     }
 
-    /// What its ROOT says.
+    /// Returns the ROOT of the state.
     pub(crate) fn root(&self) -> &Root {
         &self.root
     }
 
-    /// Files of the engines' own.
+    /// Returns the files of the engines.
     pub(crate) fn engine_files(&self) -> impl Iterator<Item = (KeyspaceId, &dyn PinnedFiles)> {
         self.engine_files.iter().map(|(id, pinned_files)| (*id, &**pinned_files))
     }
 
-    /// The files of the store's own.
+    /// Returns the files of the store.
     pub(crate) fn files(&self) -> impl Iterator<Item = PinnedStoreFile> {
         self.segments().chain(self.images()).chain(self.blob_files())
     }
@@ -267,8 +265,8 @@ impl PinnedState {
         })
     }
 
-    /// Staged values. Those of commits after S are among them, and of commits that will never be;
-    /// an opening sweeps them.
+    /// Returns the blobs. They may include blobs of later commits, and of commits that are never
+    /// completed; an opening removes those.
     fn blob_files(&self) -> impl Iterator<Item = PinnedStoreFile> {
         let elsewhere = |id: u64| self.engine_files.iter().any(|(_, pinned_files)| pinned_files.has_blob(id));
         let here = self.blobs.iter().filter(move |(id, is_chunk)| *is_chunk || !elsewhere(*id));
@@ -296,10 +294,12 @@ impl std::fmt::Debug for PinnedState {
 impl Drop for PinnedState {
     fn drop(&mut self) {
         if self.store.fork.is_child() {
-            std::mem::forget(std::mem::take(&mut self.engine_files)); // as in `View`: locks may be held for ever
+            // as in `View`: locks may be held forever
+            std::mem::forget(std::mem::take(&mut self.engine_files));
             return;
         }
-        self.engine_files.clear(); // engines first: what they let go the store may take away
+        // engines first: the store may delete the files that they release
+        self.engine_files.clear();
         self.store.unpin_state(self.pin_id);
     }
 }

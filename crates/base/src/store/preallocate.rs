@@ -1,15 +1,18 @@
-//! # Ready segments: made ahead, so that committers neither create files nor wait for blocks
+//! # Preallocated segments
 //!
-//! A ready segment has all its blocks and a slot, and its name and header are durable: what ROOT
-//! lists and what a seal names is there, whatever happens, and a header that is damaged before
-//! frames is damage (protocol, `naming`). Some ready segments (the geometry's `reserve`) are kept
-//! for removals and for the cleaner, which is how a full disk gets room again (commit.md, scenario
-//! 20).
+//! Segments are created ahead of the commits, so that committers neither create files nor wait for
+//! block allocation.
 //!
-//! What the journal has is to be moved to engines' own files one day, and the room for that must be
-//! there still: a segment is not made, nor a value staged, of room that engines count on
-//! (`Engine::disk_reserve`). So a checkpoint on a full disk finds its room, unless others than the
-//! database took it, and the journal behind it is room again.
+//! A preallocated segment has all its blocks and a slot, and its name and header are durable. So a
+//! segment that ROOT lists or a seal names exists after any crash. If its header is damaged, the
+//! damage did not come from the crash (protocol, `naming`). Removals and GC have a reserve of
+//! preallocated segments (`StoreGeometry::reserve_segments`), because they make space on a full
+//! disk (commit.md, scenario 20).
+//!
+//! Engines later move the records of the journal to their own files, and need disk space for that
+//! (`Engine::disk_reserve`). No segment is created and no blob is written in this space. So a
+//! checkpoint on a full disk succeeds, unless other programs filled the disk, and then frees the
+//! journal before its position.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,48 +30,50 @@ use crate::sync::atomic::Ordering;
 use crate::sync::epoch;
 use crate::types::{LogId, SegmentId};
 
-/// Segments are sized so that a log has about this many ...
+/// Target number of segments of a large log.
 const TARGET_SEGMENTS: u64 = 1024;
-/// ... once they have this size; until then about this many.
+/// Segments of a small log grow to this size first. Until then [`SMALL_TARGET_SEGMENTS`] is the
+/// target number.
 const SMALL_SEGMENT: u64 = 1 << 20;
 const SMALL_TARGET_SEGMENTS: u64 = 64;
-/// A segment holds about this many commits, so that large ones do not wait for files all the time,
-/// ...
+/// Target number of commits in a segment, so that large commits do not constantly wait for files.
 const TARGET_COMMITS: u64 = 256;
-/// ... if it is not more than this many bytes, and a log has some segments all the same.
+/// Limits of the segment size that [`TARGET_COMMITS`] causes: in bytes, and as a part of the log.
 const MAX_COMMITS_BYTES: u64 = 4 << 20;
 const COMMITS_DIVISOR: u64 = 16;
-/// Staged values from one look at the free inodes to the next.
+/// Blob numbers from one check of the free inodes to the next.
 const INODE_CHECK_INTERVAL: u64 = 64;
-/// They are scarce below this part of all.
+/// Inodes are scarce if fewer than this part of all inodes is free.
 const LOW_INODES_DIVISOR: u64 = 32;
-/// Commits of more bytes are written: pages made resident for them would be written twice, with
-/// zeros first.
+/// Mean commit size above which segments are written with `pwrite`. Making their pages resident
+/// would write each page twice, first with zeros.
 const MAX_MAPPED_COMMIT: u64 = 4096;
-/// On a full disk readers are waited for: what they may still see is room that is wanted now. They
-/// hold what they see for the length of a call, but may have lost their core in it.
+/// Longest wait for readers on a full disk, which frees the memory and files that they may still
+/// access. Readers hold these for one call, but may be descheduled during it.
 pub(super) const FULL_DISK_READER_WAIT: Duration = Duration::from_millis(50);
-/// The same where the budget is used up, which a load that goes on meets at every new key.
+/// Longest wait for readers when the memory budget is exhausted. It is short because a workload can
+/// exhaust the budget with every new key.
 pub(super) const MEMORY_READER_WAIT: Duration = Duration::from_millis(1);
-/// Times the epoch is gone through until what was dismissed is free: twice, and once more if
-/// another thread is about to do a step of that.
+/// Waits for epoch guards until retired segments are free: two, and one more if another thread is
+/// about to run a deferred step.
 const EPOCH_ROUNDS: usize = 3;
-/// Ready segments the background keeps beyond the reserve in a small log ...
+/// Preallocated segments beyond the reserve in a small log.
 const PREALLOCATED: usize = 3;
-/// ... and one more for each of these bytes of a larger one, ...
+/// Bytes of a larger log for each further preallocated segment.
 const PREALLOCATED_LOG_BYTES: u64 = 32 << 20;
-/// ... up to so many: a busy device holds up the making of segments for tens of milliseconds, ...
+/// Maximum number of preallocated segments beyond the reserve. Several are needed because a busy
+/// device delays the creation of segments.
 const MAX_PREALLOCATED: usize = 8;
-/// ... and to so many if they take no more than this part of the budget, for their pages are
-/// resident: it was seen to hold it up for a third of a second, in which writers fill 30 MiB.
+/// Maximum number of preallocated segments if they take at most 1/[`PREALLOCATED_BUDGET_DIVISOR`]
+/// of the memory budget. The budget limits them because their pages are resident.
 const MAX_PREALLOCATED_IN_BUDGET: usize = 32;
 const PREALLOCATED_BUDGET_DIVISOR: u64 = 32;
-/// Ready segments are given back if they are so many times larger than new ones would be.
+/// Preallocated segments are freed if they exceed the current segment size this many times.
 const OVERSIZE_FACTOR: u64 = 2;
 
 impl Store {
-    /// Makes one more segment of `log` ready, with room for `wanted` bytes in it, while
-    /// `is_cramped` says so: somebody else may just have made one.
+    /// Creates a segment of `log` with room for `wanted` bytes, if `is_cramped` returns true under
+    /// the lock: another thread may just have created one.
     pub(super) fn preallocate_one(
         &self,
         log: LogId,
@@ -88,7 +93,7 @@ impl Store {
         Ok(())
     }
 
-    /// Refuses to take `bytes` of the disk if they are of what engines count on.
+    /// Checks that using `bytes` bytes of the disk leaves the space that engines need.
     pub(super) fn check_disk_reserve(&self, bytes: u64) -> Result<()> {
         let Some(counted_on) = self.engines_disk_reserve() else { return Ok(()) };
         let images = self.log(LogId::Journal).image_bytes.load(Ordering::Relaxed);
@@ -100,16 +105,15 @@ impl Store {
         Ok(())
     }
 
-    /// What engines count on of the disk, if any does.
+    /// Returns the disk space that the engines need, or `None` if no engine needs any.
     pub(super) fn engines_disk_reserve(&self) -> Option<u64> {
         let keyspaces = self.catalog.live_and_unpublished();
         let each = keyspaces.iter().filter_map(|keyspace| keyspace.engine().ok()?.disk_reserve());
         each.reduce(|all, one| all.saturating_add(one))
     }
 
-    /// Whether the background keeps segments of `log` ready that take a commit of `bytes`: it has
-    /// begun to, they are large enough, and there is room. (Without threads writers are the
-    /// background.)
+    /// Returns whether the background preallocates segments of `log` that are large enough for a
+    /// commit of `bytes`. In inline mode there is no background, and writers create all segments.
     pub(super) fn is_background_preallocating(&self, order: &CommitState, log: LogId, bytes: u64) -> bool {
         let is_in_use = order.tails[log.index()].segment.is_some();
         let has_begun = is_in_use && order.preallocated[log.index()].len() >= self.geometry.reserve_segments;
@@ -120,15 +124,15 @@ impl Store {
             && DATA_START + CONTROL_FRAME_BYTES + SEAL_ROOM + bytes <= usual
     }
 
-    /// Has the background begin a checkpoint that gives memory back.
+    /// Requests a checkpoint that frees memory from the background.
     pub(super) fn request_memory(&self) {
         self.signals.is_memory_wanted.store(true, Ordering::Relaxed);
         self.signals.wake();
     }
 
-    /// On a full disk, for a commit that `only_removes` or not: has engines move what the journal
-    /// has, cleans for removals, and lets go at once. True if segments went. The caller holds no
-    /// guard.
+    /// Frees space on a full disk, for a commit. Flushes the journal, runs GC if the commit only
+    /// removes, and frees retired files immediately. Returns true if space was freed. The caller
+    /// must hold no epoch guard.
     pub(super) fn free_disk_space(&self, only_removes: bool) -> Result<bool> {
         let before = self.engines_disk_reserve();
         let is_settled = before.is_some() && self.flush_journal()?;
@@ -141,13 +145,13 @@ impl Store {
         Ok(self.free_retired_now()? || is_settled || is_less)
     }
 
-    /// Whether segments wait to go.
+    /// Returns whether retired segments are not freed yet.
     fn has_pending_frees(&self) -> bool {
         self.pending_free_bytes.load(Ordering::Relaxed) > 0 || self.context.segments.has_removed_in_use()
     }
 
-    /// Writes ROOT twice, so that neither slot names what waits to go, and lets it go. True if
-    /// segments went.
+    /// Writes ROOT twice, so that no slot lists retired files, and frees them. Returns true if
+    /// segments were freed.
     pub(super) fn free_retired_now(&self) -> Result<bool> {
         let mut m = self.maintenance.lock();
         self.retire_unreferenced(&mut m);
@@ -167,7 +171,8 @@ impl Store {
         Ok(any)
     }
 
-    /// Tops up the ready segments of logs in use. True if there was something to do.
+    /// Preallocates segments of the logs in use up to their target number. Returns true if it
+    /// created any.
     pub(super) fn preallocate(&self) -> Result<bool> {
         let mut any = false;
         for log in LogId::ALL {
@@ -184,13 +189,13 @@ impl Store {
         Ok(any)
     }
 
-    /// Gives back ready segments that are far larger, or far more, than the log needs by now: it
-    /// was larger once, or commits were. Smaller ones take their place first, so that removals find
-    /// their reserve. True if it gained anything.
+    /// Frees preallocated segments that are far larger or far more numerous than the log needs now.
+    /// Creates smaller ones first, so that removals keep their reserve. Returns true if space was
+    /// freed.
     ///
-    /// A ready segment is named by no seal and holds no commit. ROOT may list it, and a
-    /// checkpoint's position name it, as they do segments that were cleaned; so it leaves as these
-    /// do (commit.md R13; protocol, `naming`).
+    /// No seal names a preallocated segment, and it contains no commit. ROOT may list it, and the
+    /// position of a checkpoint may refer to it, as to the victims of GC. So it is retired by the
+    /// same rule (commit.md R13; protocol, `naming`).
     pub(super) fn shrink_preallocated(&self) -> Result<bool> {
         let mut any = false;
         for log in self.logs.iter().filter(|log| !log.is_frozen()) {
@@ -216,9 +221,10 @@ impl Store {
         if gain < self.geometry.min_gain_bytes {
             return Ok(false);
         }
-        // After a commit that raises the usual capacity, each new segment is large by `usual`. So
-        // at most the reserve is made here, and the next look decides by the new capacity. Reading
-        // it again before the removal would remove the new segments, which raise it themselves.
+        // If a commit raises the usual capacity now, each new segment counts as large by the old
+        // `usual`. So at most the reserve is created here, and the next call decides by the new
+        // capacity. The capacity must not be read again before the removal: the new segments raise
+        // it themselves. The old segments would then count as fitting and push out the new ones.
         let reserve = self.geometry.reserve_segments;
         let lacks = |order: &CommitState| {
             order.preallocated[log.id.index()].iter().filter(|segment| !is_large(segment)).count() < reserve
@@ -232,7 +238,7 @@ impl Store {
         let mut m = self.maintenance.lock();
         self.check_open()?;
         let mut order = self.commit_state.lock();
-        // A commit that never finds the segments it has made would never end.
+        // A waiting commit must find the segments that it created, or it would never end.
         if log.waiting_commits.load(Ordering::Relaxed) > 0 || lacks(&order) {
             return Ok(false);
         }
@@ -255,7 +261,7 @@ impl Store {
         Ok(true)
     }
 
-    /// Makes a segment: a file with blocks and a slot.
+    /// Creates a segment: a file with allocated blocks, and a slot.
     pub(super) fn create_segment(
         &self,
         next: &mut u64,
@@ -264,7 +270,7 @@ impl Store {
         largest: u64,
     ) -> Result<Arc<Segment>> {
         if self.flags.is_closed.load(Ordering::Acquire) {
-            return Err(Error::Closed); // the number may be the next life's
+            return Err(Error::Closed); // the number may belong to the next opening
         }
         let log = self.log(log);
         let id = SegmentId(*next);
@@ -285,7 +291,7 @@ impl Store {
         let segment = Arc::new(created?);
         let admitted = self.finish_segment(log, &segment);
         if admitted.is_err() {
-            let _ = self.disk.remove(segment.path()); // swept at the next open if it stays
+            let _ = self.disk.remove(segment.path()); // the next opening removes it if this fails
         }
         admitted?;
         Ok(segment)
@@ -300,8 +306,9 @@ impl Store {
         Ok(())
     }
 
-    /// Makes name and header durable. Writers that wait for syncs want blocks the file system has
-    /// already written; others want resident pages to store into, which a sync would end.
+    /// Makes the name and the header durable. If writers wait for syncs, it also writes zeros to
+    /// all blocks, which makes later syncs cheaper. Otherwise it makes pages resident for stores to
+    /// the mapping, which a sync would end.
     fn sync_segment_header(&self, log: &super::log::LogState, segment: &Segment) -> Result<()> {
         let capacity = segment.identity().capacity;
         let is_busy = self.sync_round.is_in_demand();
@@ -344,7 +351,8 @@ impl Store {
         usual.max(needed).min(MAX_CAPACITY)
     }
 
-    /// Stages a large value, in a file of its own if its engine `adopts` that.
+    /// Writes a large value to a blob. `adopts` requests a file of its own, for an engine that
+    /// takes over blob files.
     pub(super) fn write_blob(&self, value: &[u8], adopts: bool) -> Result<UncommittedBlob> {
         self.check_blob_room(value.len() as u64)?;
         self.counters.blob_bytes_written.fetch_add(value.len() as u64, Ordering::Relaxed);
@@ -356,7 +364,7 @@ impl Store {
         Ok(blob)
     }
 
-    /// Begins the file of a value, of which `bytes` are there by now.
+    /// Creates a blob file for a value of which `bytes` bytes are known so far.
     pub(super) fn create_blob(&self, bytes: u64) -> Result<UncommittedBlob> {
         self.check_blob_room(bytes)?;
         self.create_numbered_blob()
@@ -369,7 +377,7 @@ impl Store {
         self.context.blobs.create_blob_file()
     }
 
-    /// Sees that ROOT covers the number of a file that is made now, and that there is room.
+    /// Ensures that ROOT reserves the next blob number, and that there is space for `bytes` bytes.
     fn check_blob_room(&self, bytes: u64) -> Result<()> {
         if self.is_blob_bound_reached() {
             self.extend_bounds()?;
@@ -377,7 +385,7 @@ impl Store {
         self.check_disk_reserve(bytes)
     }
 
-    /// Looks how many files the file system can still take.
+    /// Checks how many files the file system can still create.
     fn check_inodes(&self) {
         let is_scarce = match self.disk.free_files(&self.dir) {
             Ok(Some((free, all))) => free < all / LOW_INODES_DIVISOR,
@@ -386,14 +394,14 @@ impl Store {
         self.is_low_on_inodes.store(is_scarce, Ordering::Relaxed);
     }
 
-    /// Values of more bytes than this are staged, where an engine `asks` for it; but while inodes
-    /// are scarce only such as no segment should take.
+    /// Returns the size above which values are written to blobs, for an engine that requests
+    /// `asked`. While inodes are scarce only values too large for a segment are.
     pub(super) fn effective_blob_threshold(&self, asked: usize) -> usize {
         let usual = asked.min(self.geometry.blob_threshold);
         if !self.is_low_on_inodes.load(Ordering::Relaxed) {
             return usual;
         }
-        self.check_inodes(); // nobody else would, while none is staged
+        self.check_inodes(); // no other code checks while no blob is written
         let most = usize::try_from(self.geometry.max_segment / 8).unwrap_or(usize::MAX);
         if self.is_low_on_inodes.load(Ordering::Relaxed) { usual.max(most) } else { usual }
     }

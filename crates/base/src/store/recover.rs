@@ -1,28 +1,29 @@
 //! # Recovery: from files to a served state
 //!
+//! Opens the segments, decides which commits count, loads the keyspaces, and makes the result
+//! durable before it is served.
+//!
 //! ## Picture
 //!
 //! ```text
-//!  ROOT -> open segments -> [unclean: survey the unsealed ones -> cut] -> catalogue -> images -> replay
+//!  ROOT -> open segments -> [unclean: scan unsealed ones -> cut] -> catalog -> images -> replay
 //!       -> [write: rewrite the tail in place, sync, restamp empty segments] -> ROOT -> serve
 //! ```
 //!
-//! ## What is written
+//! ## Crash
 //!
-//! `survey` says what counts.
-//!
-//! * What is accepted may stand in the page cache only (a failed sync before, same boot): it is
-//!   written again, the same bytes to the same places, and synced before anything relies on it.
-//!   This needs no new blocks, and a crash meanwhile changes nothing (commit.md R10, scenario 10;
-//!   decisions/0004).
-//! * Frames above the cut stay where they are, beyond the accepted end that ROOT records for the
-//!   segment; empty segments get a new incarnation in their header, which voids what may stand in
-//!   them.
+//! - `tail_scan` decides which frames are accepted. After a failed sync during the same boot, they
+//!   may be in the page cache only. So they are written again, the same bytes at the same places,
+//!   and synced before anything relies on them. This needs no new blocks, and a crash during it
+//!   changes nothing (commit.md R10, scenario 10; decisions/0004).
+//! - Frames above the cut stay in place, behind the accepted end that ROOT records for their
+//!   segment. Empty segments get a new incarnation in their header, which invalidates frames that
+//!   they may contain.
 //!
 //! ## Threads
 //!
-//! One thread until the flat log is replayed (`load`), but that many segments are opened side by
-//! side; nobody else knows the store yet.
+//! One thread, except that many segments are opened in parallel and that `replay` uses several
+//! threads. No other thread has access to the store yet.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::convert::Infallible;
@@ -51,17 +52,17 @@ use crate::window::{TAILS, WindowWord};
 
 /// Bytes rewritten at a time.
 const REWRITE_BYTES: usize = 1 << 20;
-/// Segments of which one thread opens all.
+/// One thread opens up to this many segments.
 const FEW_SEGMENTS: usize = 128;
 
-/// A segment on its way into service.
+/// Segment that is being recovered.
 pub(super) struct FoundSegment {
     pub(super) segment: Segment,
-    /// What ROOT says of it; `None` if it is newer than ROOT.
+    /// Entry of ROOT; `None` if the segment is newer than ROOT.
     pub(super) root_entry: Option<RootSegment>,
-    /// Where what stands before each commit's run ends, in order.
+    /// For each run of frames of one commit, in order: the end of the frame before it, and its seq.
     pub(super) runs: Vec<(u64, Seq)>,
-    /// The end of what may count.
+    /// End of the frames that may count.
     pub(super) end: u64,
     pub(super) frames: u32,
     pub(super) last_seq: Seq,
@@ -80,11 +81,11 @@ pub(super) struct Recovery<'a> {
     pub(super) logs: Vec<Vec<FoundSegment>>,
     pub(super) damaged_logs: Vec<Option<FileDamage>>,
     pub(super) leftovers: Vec<std::path::PathBuf>,
-    /// Segments whose damaged header may never have been written, and whether nothing stands there
-    /// at all.
+    /// Segments with a damaged header that may never have been written, and whether the header is
+    /// blank.
     pub(super) suspect_headers: Vec<(FileDamage, bool)>,
-    /// Segments that were used and cannot be opened: ROOT goes on to list them, so that nothing
-    /// removes what a repair may need.
+    /// Unreadable segments that contain frames. ROOT continues to list them, so that their files
+    /// are kept for a repair.
     pub(super) unreadable_segments: Vec<(LogId, RootSegment)>,
     pub(super) accepted_blobs: Vec<BlobRef>,
     pub(super) cut: Seq,
@@ -93,7 +94,7 @@ pub(super) struct Recovery<'a> {
     pub(super) next_segment: u64,
 }
 
-/// What an opening found out that outlives it.
+/// Result of a recovery, for the opened store.
 pub(super) struct RecoveryResult {
     pub(super) cut: Seq,
     pub(super) records: u64,
@@ -125,7 +126,7 @@ impl<'a> Recovery<'a> {
         }
     }
 
-    /// Everything up to serving, except what is written.
+    /// Performs the recovery, except the writes of ROOT and the removal of leftovers.
     pub(super) fn run(mut self) -> Result<RecoveryResult> {
         for log in LogId::ALL {
             let broken = self.root.logs[log.index()].is_broken;
@@ -142,7 +143,7 @@ impl<'a> Recovery<'a> {
             self.scan_tails()?;
         }
         if let Some(broken) = &self.damaged_logs[LogId::Journal.index()] {
-            return Err(broken.to_error()); // the catalogue is not known
+            return Err(broken.to_error()); // the catalog is not known
         }
         let (map, next_keyspace) = self.read_catalog()?;
         if !self.store.options.read_only && !self.root.is_clean {
@@ -154,7 +155,7 @@ impl<'a> Recovery<'a> {
         let loaded =
             restore_and_replay(self.store, self.root, &mut self.damaged_logs, map, &admitted, self.cut)?;
         let logs = self.log_entries(admitted);
-        // What stands beside damage may be needed to repair it.
+        // Files of a damaged log may be needed to repair it.
         let frozen = |path: &std::path::PathBuf| {
             LogId::ALL.into_iter().any(|log| {
                 self.damaged_logs[log.index()].is_some() && path.starts_with(&self.store.log(log).dir)
@@ -180,13 +181,13 @@ impl<'a> Recovery<'a> {
         FileDamage { path: self.store.log(log).dir.clone(), offset: 0, what }
     }
 
-    /// What the header of a segment says that ROOT lists.
+    /// Returns the header that the segment of a ROOT entry must have.
     pub(super) fn identity(&self, log: LogId, entry: &RootSegment) -> segment::SegmentIdentity {
         let RootSegment { id, stream, incarnation, capacity, .. } = *entry;
         segment::SegmentIdentity { store: self.store.id, log, id, stream, incarnation, capacity }
     }
 
-    /// Opens the segments of `log`: those of ROOT, and newer ones.
+    /// Opens the segments of `log`: those that ROOT lists, and newer ones.
     fn find_segments(&mut self, log: LogId) -> Result<(Vec<FoundSegment>, Option<FileDamage>)> {
         let store = self.store;
         let dir = &store.log(log).dir;
@@ -203,7 +204,7 @@ impl<'a> Recovery<'a> {
         }
         let open_mode = if store.options.read_only { OpenMode::Read } else { OpenMode::ReadWrite };
         let (mut found, mut damage) = (Vec::new(), None);
-        // Six calls of the system each.
+        // Opening a segment takes six system calls.
         let threads =
             if store.options.inline { 1 } else { opening_threads().min(names.len() / FEW_SEGMENTS) };
         let open = |number: usize| Segment::open(&*store.disk, dir, names[number], store.id, log, open_mode);
@@ -248,8 +249,9 @@ impl<'a> Recovery<'a> {
         Ok((found, damage))
     }
 
-    /// Undoes a restamp of a segment that a crash tore; who only reads takes it as it was. What the
-    /// header said before, if so.
+    /// Restores a header that a crash tore while the segment was restamped. A read-only opening
+    /// changes nothing. Returns the identity before the restamp, or `None` if the header is not
+    /// torn.
     fn repair_header(
         &self,
         log: LogId,
@@ -270,8 +272,8 @@ impl<'a> Recovery<'a> {
         Ok(None)
     }
 
-    /// What the header of a segment may say: as ROOT has it, or as the life that wrote ROOT made
-    /// it.
+    /// Returns the identities that the header of a segment may have. This is the one of its ROOT
+    /// entry, or those that the previous opening may have given it.
     fn identities(
         &self,
         log: LogId,
@@ -285,7 +287,8 @@ impl<'a> Recovery<'a> {
         (0..SURVIVOR_STREAMS).map(|stream| self.identity(log, &RootSegment { stream, ..newer })).collect()
     }
 
-    /// What ROOT would say of a segment that was made after it.
+    /// Returns the entry that ROOT would have for a segment that was created after ROOT was
+    /// written.
     pub(super) fn assumed_entry(&self, log: LogId, id: SegmentId) -> RootSegment {
         RootSegment {
             id,
@@ -299,8 +302,8 @@ impl<'a> Recovery<'a> {
         }
     }
 
-    /// Why nothing can be read of a segment that ROOT or a seal names; `None` if something can, or
-    /// nothing was ever written there.
+    /// Returns the error for an unreadable segment that ROOT or a seal refers to. Returns `None` if
+    /// it is readable, contains frames, or was never written to.
     pub(super) fn unreadable_error(&self, log: LogId, id: SegmentId) -> Option<Error> {
         let (disk, dir) = (&*self.store.disk, &self.store.log(log).dir);
         let error = Segment::open(disk, dir, id, self.store.id, log, OpenMode::Read).err()?;
@@ -312,18 +315,18 @@ impl<'a> Recovery<'a> {
         (!is_unused && !damaged_ranges::has_frame(&segment)).then_some(error)
     }
 
-    /// ROOT goes on to list a damaged segment that it did not list yet.
+    /// Makes ROOT list a damaged segment that it did not list before.
     pub(super) fn keep_listed(&mut self, log: LogId, id: SegmentId) {
         self.unreadable_segments.push((log, self.assumed_entry(log, id)));
     }
 
-    /// Whether a segment without a valid header was never written to. Its name and header were
-    /// durable before ROOT listed it, and before a frame went into it (protocol, `naming`): if it
-    /// is gone, or its header is blank, it may be one that a crash left half made only if ROOT does
-    /// not list it. (Whether a seal names it is seen in the survey.)
+    /// Returns true if a segment without a valid header was never written to. Name and header are
+    /// durable before ROOT lists a segment and before a frame is written to it (protocol,
+    /// `segment_naming`). A crash may therefore leave a missing file or a blank header only if ROOT
+    /// does not list the segment. References by seals are checked in `scan_log`.
     fn is_never_used(&self, log: LogId, id: SegmentId, entry: Option<&RootSegment>) -> bool {
-        // Of survivors one may be sealed as empty as it was made, if the write of the first of them
-        // failed.
+        // A survivor segment may be sealed while it is still empty, if the write of the first
+        // survivor failed.
         if let Some(entry) = entry
             && (self.root.is_clean || entry.is_sealed)
         {
@@ -331,7 +334,7 @@ impl<'a> Recovery<'a> {
         }
         let (disk, dir) = (&*self.store.disk, &self.store.log(log).dir);
         let identities = self.identities(log, id, entry);
-        // The stream matters to no checksum of a frame.
+        // The checksums of frames do not depend on the stream.
         let segment = identities.first().map(|identity| Segment::open_as(disk, dir, *identity));
         segment.is_some_and(|segment| match entry {
             Some(entry) => entry.end <= DATA_START && segment.is_never_written(),
@@ -339,8 +342,8 @@ impl<'a> Recovery<'a> {
         })
     }
 
-    /// The keyspaces at the cut, and the next one's number: those of ROOT, and what was done to
-    /// them after its floor.
+    /// Returns the keyspaces at the cut and the next keyspace id: those of ROOT, with the changes
+    /// after its floor.
     fn read_catalog(&mut self) -> Result<(KeyspaceMap, KeyspaceId)> {
         let mut entries: BTreeMap<String, CatalogEntry> =
             self.root.keyspaces.iter().map(|k| (k.name.clone(), k.clone())).collect();
@@ -372,7 +375,7 @@ impl<'a> Recovery<'a> {
                     }
                 }
                 if let ScanEnd::Torn(_, error) = scan.stop() {
-                    return Err(error); // the survey read all of it
+                    return Err(error); // the tail scan has read all of it
                 }
             }
         }
@@ -391,8 +394,8 @@ impl<'a> Recovery<'a> {
         Ok((map, next))
     }
 
-    /// Writes what was accepted again where it stands, so that the next sync covers it; voids the
-    /// rest.
+    /// Writes the accepted frames again at the same places, so that the next sync covers them.
+    /// Invalidates all other frames.
     fn rewrite_tail(&mut self) -> Result<()> {
         for (log, founds) in self.logs.iter_mut().enumerate() {
             if self.damaged_logs[log].is_some() {
@@ -400,8 +403,7 @@ impl<'a> Recovery<'a> {
             }
             for found in founds.iter_mut().filter(|f| !f.is_sealed()) {
                 if found.end > DATA_START {
-                    // All of it: what ROOT calls durable may share its last sector's page with what
-                    // is not.
+                    // From the start: a page may contain both durable and accepted frames.
                     rewrite_segment(&found.segment, found.end)?;
                 } else {
                     let path = found.segment.path().to_path_buf();
@@ -422,22 +424,23 @@ impl<'a> Recovery<'a> {
         self.store.context.blobs.sync_all_names(&self.accepted_blobs)
     }
 
-    /// The slots that segments of the flat log had at the checkpoint: engines may have written
-    /// addresses down by them. Every image of a log has all of them. `may_be_missing`: one that
-    /// cannot be read is passed over, whatever the reason.
+    /// Returns the slots that the segments of the store log had at the checkpoint: images contain
+    /// addresses that use them. Each image of a log has all of them. With `may_be_missing`, any
+    /// unreadable image is skipped.
     fn slots_at_checkpoint(&self, may_be_missing: bool) -> Result<HashMap<SegmentId, u32>> {
         let checkpoint = &self.root.logs[LogId::ValueLog.index()].checkpoint;
         for id in &checkpoint.keyspaces {
             let path = self.store.image_path(*id, checkpoint.number);
             match image::slots_at_image(&*self.store.disk, path, self.store.id, *id, checkpoint.number) {
-                Err(error) if may_be_missing || error.is_corrupt() => {} // its keyspace stays closed
+                // its keyspace stays closed
+                Err(error) if may_be_missing || error.is_corrupt() => {}
                 other => return other,
             }
         }
         Ok(HashMap::new())
     }
 
-    /// Puts the segments into slots.
+    /// Adds the segments to the table of segments, which assigns slots.
     pub(super) fn assign_slots(&mut self, may_be_missing: bool) -> Result<Vec<Vec<Arc<Segment>>>> {
         let clean = self.root.is_clean;
         let then = self.slots_at_checkpoint(may_be_missing)?;
@@ -447,10 +450,11 @@ impl<'a> Recovery<'a> {
             for found in founds {
                 let FoundSegment { segment, end, frames, last_seq, root_entry: entry, .. } = found;
                 segment.publish(end.max(DATA_START));
-                segment.mark_synced(end); // by the orderly end, or rewritten just now
+                segment.mark_synced(end); // synced by the clean close, or rewritten just before
                 segment.note_frames(frames, last_seq);
                 let empty = end <= DATA_START;
-                // After a clean close the tail goes on; after anything else only empty segments do.
+                // Only after a clean close the tail is continued; otherwise only empty segments are
+                // used.
                 if entry.is_some_and(|e| e.is_sealed) || !(clean || empty) {
                     segment.seal(0);
                 }
@@ -468,7 +472,7 @@ impl<'a> Recovery<'a> {
         Ok(all)
     }
 
-    /// The logs' segments; of a broken log also what ROOT has to repeat.
+    /// Returns the segments of the logs, and for a damaged log the entry that ROOT must repeat.
     fn log_entries(&self, admitted: Vec<Vec<Arc<Segment>>>) -> Vec<(Vec<Arc<Segment>>, Option<RootLog>)> {
         let of_log = |(log, segments): (usize, Vec<Arc<Segment>>)| {
             let before = &self.root.logs[log];
@@ -491,8 +495,8 @@ impl<'a> Recovery<'a> {
     }
 }
 
-/// The checkpoint to go on with. Where it stood behind notes that were lost with all else in their
-/// segment, that segment begins anew, and so does replay in it.
+/// Returns the checkpoint for the next ROOT. If its position was behind frames that were lost with
+/// their whole segment, that segment is empty now, and replay starts at its beginning.
 fn checkpoint_of(entry: &RootLog, segments: &[Arc<Segment>]) -> CheckpointRef {
     let mut checkpoint = entry.checkpoint.clone();
     let is_empty = |id| segments.iter().any(|s| s.id() == id && s.end() <= DATA_START);
@@ -502,7 +506,7 @@ fn checkpoint_of(entry: &RootLog, segments: &[Arc<Segment>]) -> CheckpointRef {
     checkpoint
 }
 
-/// Writes what stands in a segment again, the same bytes to the same places, and syncs it.
+/// Writes the content of a segment again, the same bytes at the same places, and syncs it.
 fn rewrite_segment(segment: &Segment, end: u64) -> Result<()> {
     let (file, path) = (segment.file(), segment.path());
     let mut buffer = vec![0; REWRITE_BYTES];
@@ -518,7 +522,7 @@ fn rewrite_segment(segment: &Segment, end: u64) -> Result<()> {
 }
 
 impl Store {
-    /// Removes what no ROOT names: files of a crash, orphans among the staged values.
+    /// Removes files that ROOT does not list: leftovers of a crash, and blobs without a reference.
     pub(super) fn remove_orphans(&self, root: &Root, leftovers: &[std::path::PathBuf]) -> Result<()> {
         for path in leftovers {
             match self.disk.remove(path) {
@@ -548,8 +552,8 @@ impl Store {
         self.context.blobs.finish_recovery(&live, !is_whole)
     }
 
-    /// The staged values that engines name, and whether that is all of them: of a keyspace that is
-    /// damaged, or cannot be read just now, an orphan cannot be told from a value.
+    /// Returns the blobs to which engines refer, and whether that is all. If a keyspace is damaged
+    /// or cannot be read, its blobs are not known.
     pub(super) fn referenced_blobs(&self) -> (HashSet<u64>, bool) {
         let (mut live, mut is_whole) = (Vec::new(), true);
         for keyspace in self.catalog.map().values() {
@@ -558,7 +562,7 @@ impl Store {
         (live.into_iter().collect(), is_whole)
     }
 
-    /// Takes over what recovery found.
+    /// Initializes the store with the result of the recovery.
     pub(super) fn apply_recovery(&mut self, root: &Root, recovered: RecoveryResult) {
         let next = root.seq_bound.max(recovered.cut.next());
         self.commit_progress.begin(recovered.cut, next);
@@ -596,7 +600,7 @@ impl Store {
                 }
             }
             m.checkpoints[log.id.index()] = checkpoint_of(entry, &segments);
-            // Until it is known what the other slot names: nothing.
+            // The replayed bytes count toward the next checkpoint.
             log.set_replayed_bytes(recovered.replayed_bytes[log.id.index()]);
             log.image_bytes.store(recovered.image_bytes[log.id.index()], Ordering::Relaxed);
             *log.segments.get_mut() = segments.into_iter().map(|s| (s.id(), s)).collect();

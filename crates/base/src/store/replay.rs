@@ -1,23 +1,25 @@
-//! # Loading: the images of the checkpoint, then the records after it
+//! # Replay: images of the checkpoint, and the records after it
 //!
-//! The second half of recovery: what may count is known, the segments have slots, the engines are
-//! empty.
+//! Second part of recovery: the cut is known, the segments have slots, and the engines are empty.
+//!
+//! ## Picture
 //!
 //! ```text
-//!  image of each keyspace -> engine.restore    records at and behind the checkpoint's position -> engine.replay, absorb
+//!  image of each keyspace -> Engine::restore
+//!  records from the checkpoint's position on -> Engine::replay_run, finish_replay
 //! ```
+//!
+//! ## Invariants
+//!
+//! 1. If an image or a file of an engine is damaged, its keyspace stays closed. If the records of a
+//!    log are damaged, all its keyspaces stay closed. All other keyspaces are served.
 //!
 //! ## Threads
 //!
-//! The journal is replayed in its order by one thread. Of records of the flat log the highest
-//! number wins, in whatever order they come, so its segments are shared out among a few threads: a
-//! replayed record is two or three misses of the caches and little else. Images of many keyspaces
-//! are read side by side. Inline stores have one thread here as everywhere.
-//!
-//! ## Damage
-//!
-//! A keyspace whose image or own file is damaged, and the keyspaces of a log whose records are,
-//! stay closed; the rest is served.
+//! One thread replays the journal in order. Records of the store log may be replayed in any order,
+//! since the highest seq wins. Several threads share its segments: the cost of a record is
+//! dominated by cache misses. Images of many keyspaces are read in parallel. Inline stores use one
+//! thread.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -42,16 +44,16 @@ use crate::types::{KeyspaceId, LogId, SegmentId, Seq};
 
 /// Frames replayed together.
 const REPLAY_GROUP: usize = 32;
-/// Keyspaces for whose images one thread will do.
+/// One thread reads the images of up to this many keyspaces.
 const FEW_KEYSPACES: usize = 8;
-/// Records of a keyspace that are taken in by more than one thread: to start one takes as long as a
-/// thousand records.
+/// Minimum number of records of a keyspace for which several threads finish the replay. Starting a
+/// thread costs as much as a thousand records.
 const PARALLEL_RECORDS: u64 = 1 << 12;
 const TINY_PARALLEL_RECORDS: u64 = 16;
 
-/// What loading brought.
+/// Result of the replay.
 pub(super) struct ReplayResult {
-    /// The keyspaces, closed ones among them.
+    /// All keyspaces, including those that stay closed.
     pub(super) map: KeyspaceMap,
     pub(super) records: u64,
     pub(super) frames: u64,
@@ -59,23 +61,23 @@ pub(super) struct ReplayResult {
     pub(super) image_bytes: [u64; LogId::ALL.len()],
 }
 
-/// The bytes of a keyspace's image, or why it stays closed.
+/// Bytes of a keyspace's image, or the damage that keeps it closed.
 type RestoredImage<'m> = (&'m Arc<KeyspaceState>, std::result::Result<u64, FileDamage>);
 
 type ReplayTargets = HashMap<KeyspaceId, ReplayTarget>;
 
-/// An engine, and how many records it was given.
+/// Engine and the number of records it was given.
 struct ReplayTarget {
     engine: Arc<dyn Engine>,
     records: AtomicU64,
 }
 
-/// Where records of a log go.
+/// Targets of the records of a log.
 struct LogReplay<'a> {
     engines: &'a ReplayTargets,
     /// Keyspaces that stay closed.
     failed: &'a Mutex<HashMap<KeyspaceId, FileDamage>>,
-    /// Where the log is.
+    /// Directory of the log.
     dir: &'a Path,
 }
 
@@ -84,7 +86,7 @@ impl LogReplay<'_> {
         self.engines.get(&id).filter(|_| !self.failed.lock().contains_key(&id))
     }
 
-    /// An engine that finds a file of its own damaged closes its keyspace and nothing else.
+    /// Records the result of an engine. Damage outside of the log closes only this keyspace.
     fn note_result(&self, id: KeyspaceId, result: Result<()>) -> Result<()> {
         match result {
             Err(Error::Corrupt { path, offset, damage: what }) if !path.starts_with(self.dir) => {
@@ -96,18 +98,17 @@ impl LogReplay<'_> {
     }
 }
 
-/// What a loading works on.
+/// Sources of the images and records.
 struct ReplaySource<'a> {
     store: &'a Store,
     root: &'a Root,
-    /// The segments of each log that have a slot, by number.
+    /// Segments of each log, in ascending order.
     segments: &'a [Vec<Arc<Segment>>],
-    /// The last commit that counts.
+    /// Last commit that counts.
     cut: Seq,
 }
 
-/// Restores images and replays records up to `cut`. Logs found damaged on the way are added to
-/// `broken`.
+/// Restores images and replays records up to `cut`. Adds logs that prove to be damaged to `broken`.
 pub(super) fn restore_and_replay(
     store: &Store,
     root: &Root,
@@ -169,7 +170,8 @@ pub(super) fn restore_and_replay(
     Ok(ReplayResult { map, records: all.records, frames: all.frames, replayed_bytes, image_bytes })
 }
 
-/// Hands its image to the engine of `kept`, or has it do without; bytes of the image.
+/// Restores the engine of `keyspace` from its image, or without one. Returns the bytes of the
+/// image.
 pub(super) fn restore_keyspace(
     store: &Store,
     root: &Root,
@@ -180,8 +182,8 @@ pub(super) fn restore_keyspace(
     ReplaySource { store, root, segments: admitted, cut }.restore(keyspace)
 }
 
-/// Where in `segment` the records are that an opening from `checkpoint` replays; none if it needs
-/// nothing of it.
+/// Returns the offset in `segment` at which an opening from `checkpoint` starts to replay. Returns
+/// `None` if it needs nothing of the segment.
 pub(super) fn replay_start(checkpoint: &CheckpointRef, segment: SegmentId) -> Option<u64> {
     match checkpoint.open.iter().find(|p| p.segment == segment) {
         _ if segment >= checkpoint.next_segment => Some(DATA_START),
@@ -189,7 +191,7 @@ pub(super) fn replay_start(checkpoint: &CheckpointRef, segment: SegmentId) -> Op
     }
 }
 
-/// What a replay came across.
+/// Counts of a replay.
 #[derive(Default)]
 struct ReplayCounts {
     frames: u64,
@@ -210,8 +212,8 @@ impl ReplaySource<'_> {
         &self.root.logs[log.index()].checkpoint
     }
 
-    /// Hands their images to the engines, those of many keyspaces side by side: the bytes of each,
-    /// or why it stays closed.
+    /// Restores the engines from their images, in parallel if there are many. Returns for each
+    /// keyspace the bytes of its image, or the damage that keeps it closed.
     fn restore_images<'m>(
         &self,
         map: &'m KeyspaceMap,
@@ -234,7 +236,7 @@ impl ReplaySource<'_> {
         map_parallel(threads, all.len(), restore)
     }
 
-    /// Hands its image to a keyspace's engine; returns its bytes.
+    /// Restores the engine of a keyspace. Returns the bytes of its image.
     fn restore(&self, keyspace: &KeyspaceState) -> Result<u64> {
         if !self.checkpoint(keyspace.log()).keyspaces.contains(&keyspace.id()) {
             return keyspace.engine()?.restore_without_image(None).map(|()| 0);
@@ -260,7 +262,7 @@ impl ReplaySource<'_> {
         image.finish()
     }
 
-    /// Threads that the records of `log` are shared out among, at most.
+    /// Returns the maximum number of threads for the records of `log`.
     fn replay_threads(&self, log: LogId) -> usize {
         match log {
             LogId::Journal => 1,
@@ -269,7 +271,7 @@ impl ReplaySource<'_> {
         }
     }
 
-    /// Replays the records of `log` at and behind the checkpoint's position.
+    /// Replays the records of `log` from the checkpoint's position on.
     fn replay(&self, log: LogId, targets: &LogReplay<'_>) -> Result<ReplayCounts> {
         let checkpoint = self.checkpoint(log);
         let due: Vec<(&Segment, u64)> = self.segments[log.index()]
@@ -292,7 +294,7 @@ impl ReplaySource<'_> {
         })
     }
 
-    /// Lets the engines of `log` take in what they have gathered of the records.
+    /// Lets the engines of `log` finish the replay of the records that they have collected.
     fn finish_replay(&self, log: LogId, targets: &LogReplay<'_>) -> Result<()> {
         let most = if self.store.options.inline { 1 } else { opening_threads() };
         let many = if self.store.context.tiny { TINY_PARALLEL_RECORDS } else { PARALLEL_RECORDS };
@@ -330,7 +332,7 @@ fn replay_segment(segment: &Segment, from: u64, targets: &LogReplay<'_>, cut: Se
     }
 }
 
-/// Replays some frames, whose look-ups may overlap.
+/// Replays some frames together, so that the engines can overlap their lookups.
 fn replay_group(
     segment: &Segment,
     group: &[ScannedFrame<'_>],

@@ -1,9 +1,10 @@
-//! # Rooting: what goes into ROOT, and what may go once it is there
+//! # Root writer and deferred deletion
 //!
-//! The one rule for freeing (commit.md R13) is here: a segment, image or keyspace that is no longer
-//! needed is left out of ROOT; when a second ROOT without it is durable, neither slot names it and
-//! it goes. What superseded its content was durable before it was left out. While a state stays
-//! (`still`) nothing goes that it may name: what was made later goes as ever.
+//! This module contains the one rule for freeing files (commit.md R13). A segment, image, blob or
+//! keyspace that is no longer needed is *retired*: the next ROOT does not list it. It is freed
+//! after a second ROOT without it is durable, so that neither slot lists it. The data that
+//! superseded it is durable before it is retired. A pinned state delays the freeing of everything
+//! that it may refer to. Files created after the pin are not affected.
 
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -20,29 +21,29 @@ use crate::segment::Segment;
 use crate::sync::atomic::Ordering;
 use crate::types::{KeyspaceId, LogId, SegmentId, Seq};
 
-/// Chunks of blob numbers that are reserved ahead: the background raises the bound when the first
-/// is used, a writer when the last is begun.
+/// Chunks of blob numbers that ROOT reserves in advance. The background raises the bound when the
+/// first chunk is used, a writer when it begins the last one.
 const BLOB_CHUNKS_AHEAD: u64 = 4;
 
-/// Something that goes when both slots are past it.
+/// Object that is freed when neither ROOT slot refers to it.
 #[derive(Debug)]
 pub(crate) enum PendingFree {
-    /// A segment nothing points into.
+    /// Segment without live entries.
     Segment(LogId, Arc<Segment>),
-    /// An old image: whose, and its number.
+    /// Old image: its keyspace and its number.
     Image(KeyspaceId, u64),
-    /// A staged value.
+    /// Blob.
     Blob(u64),
-    /// What only images of a keyspace before its present one name.
+    /// Space that only older images of a keyspace refer to. Its engine reuses the space.
     Predecessors(Arc<KeyspaceState>),
 }
 
-/// A state that stays, and where its names end: numbers are handed out in order, and what has a
-/// later one is none of it.
+/// Pinned state, and bounds on the numbers of its files. Numbers are assigned in ascending order,
+/// so a file with a number at or above its bound does not belong to the state.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PinnedBounds {
     pub(crate) seq: Seq,
-    /// Tells it from another one of the same commit.
+    /// Distinguishes pinned states of the same commit.
     pub(crate) pin_id: u64,
     pub(crate) segments: SegmentId,
     pub(crate) images: u64,
@@ -60,19 +61,19 @@ impl PinnedBounds {
     }
 }
 
-/// A stream of survivors: where a thread that collects garbage appends.
+/// Tail of a stream of survivors, to which a GC thread appends.
 #[derive(Debug)]
 pub(crate) struct SurvivorTail {
     pub(crate) segment: Arc<Segment>,
     pub(crate) offset: u64,
 }
 
-/// The survivors of one thread that collects garbage.
+/// Survivors of one GC thread.
 #[derive(Debug, Default)]
 pub(crate) struct SurvivorTails {
-    /// Tails by stream (index 0 unused).
+    /// Tails by stream. Index 0 is unused.
     pub(crate) streams: [Option<SurvivorTail>; SURVIVOR_STREAMS as usize],
-    /// Full segments that the device does not have yet.
+    /// Full segments that are not durable yet.
     pub(crate) unsynced: Vec<Arc<Segment>>,
 }
 
@@ -86,7 +87,7 @@ impl SurvivorTails {
     }
 }
 
-/// What the maintenance lock guards: everything that changes what ROOT says.
+/// State under the maintenance lock: everything that changes the content of ROOT.
 #[derive(Debug, Default)]
 pub(crate) struct RootState {
     pub(crate) generation: u64,
@@ -94,33 +95,34 @@ pub(crate) struct RootState {
     pub(crate) seq_bound: Seq,
     pub(crate) blob_bound: u64,
     pub(crate) checkpoints: [CheckpointRef; LogId::ALL.len()],
-    /// Starts of the checkpoints that the older and the newer slot name.
+    /// Positions of the checkpoints in the older and in the newer slot.
     pub(crate) older_checkpoint: [Seq; LogId::ALL.len()],
     pub(crate) newer_checkpoint: [Seq; LogId::ALL.len()],
-    /// Survivors of the threads that collect garbage, per log.
+    /// Survivors of the GC threads, per log.
     pub(crate) survivors: [Vec<SurvivorTails>; LogId::ALL.len()],
-    /// How long hot victims lasted, until there are enough for a mean.
+    /// Lifespans of hot victims, until there are enough for a mean.
     pub(crate) lifespans: Vec<u64>,
-    /// Victims that the cleaner could not judge, until it has tried all others.
+    /// Victims of unknown liveness. GC skips them until it has tried all others (gc I5).
     pub(crate) undetermined_victims: HashSet<SegmentId>,
-    /// What goes, with the first generation of ROOT that does not name it.
+    /// Retired objects, each with the first generation of ROOT that does not refer to it.
     pub(crate) pending_free: Vec<(u64, PendingFree)>,
-    /// What is to stay, and how many such states there were.
+    /// Pinned states, and the id of the last one.
     pub(crate) pinned: Vec<PinnedBounds>,
     pub(crate) last_pin_id: u64,
-    /// Checkpoints that are under way.
+    /// Pending checkpoints.
     pub(crate) pending: [Option<PendingCheckpoint>; LogId::ALL.len()],
-    /// The number of the next image.
+    /// Number of the next image.
     pub(crate) next_image: u64,
 }
 
 impl RootState {
-    /// `what` is left out of the next ROOT and goes after the one that follows.
+    /// Retires an object: the next ROOT does not refer to it, and it is freed after the one that
+    /// follows.
     pub(crate) fn retire(&mut self, what: PendingFree) {
         self.pending_free.push((self.generation + 1, what));
     }
 
-    /// Returns the survivors of `threads` threads, or of more if there were more.
+    /// Returns the survivors of at least `threads` threads.
     pub(crate) fn survivors_of(&mut self, log: LogId, threads: usize) -> &mut [SurvivorTails] {
         let all = &mut self.survivors[log.index()];
         if all.len() < threads {
@@ -129,22 +131,22 @@ impl RootState {
         all
     }
 
-    /// Something goes once ROOT is written again.
+    /// Returns whether writing ROOT once more lets retired objects be freed.
     pub(crate) fn is_root_write_due(&self) -> bool {
         self.pending_free.iter().any(|(first, _)| *first >= self.generation)
     }
 
-    /// Tombstones up to here are in the images both slots name.
+    /// Returns the seq up to which the images of both slots contain all tombstones.
     pub(crate) fn tombstone_line(&self, log: LogId) -> Seq {
         self.newer_checkpoint[log.index()].min(self.older_checkpoint[log.index()])
     }
 }
 
 impl Store {
-    /// Writes ROOT and lets go what no slot names any more.
+    /// Writes ROOT and frees the objects that no slot refers to any more.
     pub(super) fn write_root(&self, m: &mut RootState, clean: bool) -> Result<()> {
         if self.flags.is_closed.load(Ordering::Acquire) && !clean {
-            return Err(Error::Closed); // the end is written, and the next life may have begun
+            return Err(Error::Closed); // ROOT is marked clean, and another process may own it now
         }
         let root = self.build_root(m, clean)?;
         if let Err(error) = self.root_slots.write(&root) {
@@ -161,15 +163,15 @@ impl Store {
         Ok(())
     }
 
-    /// Notes that ROOT lists all segments of numbers below `next`.
+    /// Marks all segments with numbers below `next` as listed in ROOT.
     fn note_listed(&self, next: SegmentId) {
         for log in &self.logs {
             log.segments.lock().range(..next).for_each(|(_, segment)| segment.mark_in_root());
         }
     }
 
-    /// Raises the bounds of numbers that may be handed out. ROOT lists all segments then that there
-    /// were at the call.
+    /// Raises the bounds of seqs and blob numbers. On return ROOT lists all segments that existed
+    /// at the call.
     pub(super) fn extend_bounds(&self) -> Result<()> {
         let mut m = self.maintenance.lock();
         let next = self.window.word().next();
@@ -181,13 +183,14 @@ impl Store {
         Ok(())
     }
 
-    /// Blob numbers that are reserved from now on end here.
+    /// Returns the end of the blob numbers that the next ROOT reserves.
     pub(super) fn next_blob_bound(&self) -> u64 {
         self.context.blobs.next() + BLOB_CHUNKS_AHEAD * self.geometry.blob_chunk
     }
 
-    /// Whether so few blob numbers are left that a writer must wait for more: it would wait for a
-    /// sync round and for all that goes with a ROOT. Others may be taking numbers meanwhile.
+    /// Returns whether so few blob numbers are left that a writer must extend the bound itself, and
+    /// thereby wait for a sync round and for ROOT. One chunk remains, because other threads take
+    /// numbers at the same time.
     pub(super) fn is_blob_bound_reached(&self) -> bool {
         self.blob_ids_left() <= self.geometry.blob_chunk
     }
@@ -196,8 +199,8 @@ impl Store {
         self.blob_bound.load(Ordering::Acquire).saturating_sub(self.context.blobs.next())
     }
 
-    /// True when less than half of a chunk of numbers is left, or the first chunk of those reserved
-    /// for blobs is used: long before a writer is held up.
+    /// Returns whether less than half of a chunk of seqs is left, or the first of the reserved
+    /// chunks of blob numbers is used. This is long before a writer must wait.
     pub(super) fn is_bound_near(&self) -> bool {
         let left = self.seq_bound.load(Ordering::Relaxed).saturating_sub(self.window.word().next().0);
         left < self.geometry.seq_chunk / 2
@@ -205,9 +208,12 @@ impl Store {
     }
 
     fn build_root(&self, m: &RootState, clean: bool) -> Result<Root> {
-        let _leading = self.sync_round.lock_leader(); // no round is between taking dirty segments and syncing them
-        self.check_not_poisoned()?; // nor has one failed, which would leave what it took in no list
-        let making = self.next_segment.lock(); // no segment is between its number and its listing
+        // No round has taken unsynced segments that it has not synced yet.
+        let _leading = self.sync_round.lock_leader();
+        // No failed round has taken segments that are in no list any more.
+        self.check_not_poisoned()?;
+        // Every segment with a number is in the list of its log.
+        let making = self.next_segment.lock();
         let order = self.commit_state.lock();
         let floor = self.durable();
         let mut unsynced: HashSet<SegmentId> = HashSet::new();
@@ -215,7 +221,7 @@ impl Store {
             unsynced.extend(tail.unsynced.iter().map(|(_, s)| s.id()));
             unsynced.extend(tail.segment.iter().map(|s| s.id()));
         }
-        // What is empty now may be full and sealed by commits above `floor` before it is looked at
+        // Commits above `floor` may fill and seal these empty segments before they are examined
         // below.
         unsynced.extend(order.preallocated.iter().flatten().map(|s| s.id()));
         drop(order);
@@ -264,8 +270,8 @@ impl Store {
         }
     }
 
-    /// Frees what neither slot names, nor a state that stays. Files of values are removed later, a
-    /// few at a time, when the caller has let the maintenance lock go.
+    /// Frees the objects that neither slot nor a pinned state refers to. Blob files are only
+    /// queued. They are removed later, a few at a time and without the maintenance lock.
     pub(super) fn free_retired(&self, m: &mut RootState) {
         let RootState { generation, pinned, pending_free: all, .. } = m;
         let bytes = |what: &PendingFree| {
@@ -284,8 +290,7 @@ impl Store {
                 if let PendingFree::Segment(_, segment) = what
                     && *first + 1 == *generation
                 {
-                    // From now on only the state needs it; what it has of the page cache others
-                    // need more.
+                    // Only the pinned state needs the segment now, so its page cache is released.
                     segment.file().drop_cached(0, segment.identity().capacity);
                 }
             } else {
@@ -297,7 +302,7 @@ impl Store {
         self.pinned_bytes.store(held, Ordering::Relaxed);
         self.pinned_states.store(pinned.len() as u64, Ordering::Relaxed);
         for what in going {
-            // A file that cannot be removed is swept at the next open.
+            // If a file cannot be removed, the next opening removes it.
             match what {
                 PendingFree::Segment(log, segment) => {
                     self.context.segments.remove(&segment);
@@ -313,16 +318,16 @@ impl Store {
         }
     }
 
-    /// Takes what died since the last time: staged values and keyspaces nobody sees any more. True
-    /// if there was any.
+    /// Retires blobs and dropped keyspaces that became unreferenced since the last call. Returns
+    /// true if there were any.
     pub(super) fn retire_unreferenced(&self, m: &mut RootState) -> bool {
         let blobs = self.context.take_retired_blobs(self.durable());
         let any = !blobs.is_empty();
         for id in blobs {
             m.retire(PendingFree::Blob(id));
         }
-        // In this order: a view that is registered after the look is younger than any drop durable
-        // before it.
+        // The order matters: a view that is registered after the registry was read is newer than
+        // every drop that was durable before.
         let durable = self.durable();
         let oldest = self.current_views().oldest();
         let oldest = oldest.into_iter().chain(m.pinned.iter().map(|bounds| bounds.seq)).min();
@@ -335,7 +340,8 @@ impl Store {
                         .fetch_add(engine.log_bytes_needed(), Ordering::Relaxed);
                 }
                 let mut blobs = Vec::new();
-                let _ = engine.blobs(&mut blobs); // what is not known goes with the next opening
+                // The next opening removes the blobs that an error leaves out.
+                let _ = engine.blobs(&mut blobs);
                 blobs.into_iter().for_each(|id| m.retire(PendingFree::Blob(id)));
                 engine.drop_data();
             }
@@ -343,7 +349,7 @@ impl Store {
         any || !gone.is_empty()
     }
 
-    /// The file of an image.
+    /// Returns the path of an image.
     pub(super) fn image_path(&self, id: KeyspaceId, number: u64) -> PathBuf {
         self.dir.join(super::image::IMAGE_DIR).join(super::image::file_name(id, number))
     }

@@ -1,20 +1,21 @@
-//! # Stalls: writers that were made to wait, for what, and how long
+//! # Stalls: waits of writers, by kind and duration
 //!
-//! A writer that has to wait for anything but other commits does so through
-//! [`Store::wait_recorded`], which counts the wait, or, for a commit that may not wait, answers
-//! [`Error::Busy`] in its place. What a commit waited for is collected beside it and told to the
-//! application once the commit is over.
+//! A writer that waits for anything but other commits does so through [`Store::wait_recorded`],
+//! which counts the wait. If the commit must not wait, that function returns [`Error::Busy`]
+//! instead. The waits of a commit are collected and reported to the application when the commit is
+//! over.
 //!
 //! ## Invariants
 //!
-//! 1. Whoever is told holds no lock of ours and no guard: it may write to the database. What it
-//!    waits for itself is counted and not told, so that telling comes to an end.
-//! 2. A wait is counted once and told at most once. A panic in whoever is told ends there.
+//! 1. The callback of the application runs without locks of the store and without an epoch guard,
+//!    so it may write to the database. Waits of its own writes are counted but not reported, so
+//!    that reporting ends.
+//! 2. A wait is counted once and reported at most once. A panic of the callback is caught.
 //!
 //! ## Costs
 //!
-//! Nothing for a commit that does not wait. One that does looks at the clock twice. Waits for a
-//! sync round are what durability costs, and count from the threshold on only.
+//! None for a commit that does not wait. A wait reads the clock twice. Waits for a sync round are a
+//! part of durable commits, so they count only if they last as long as the threshold.
 
 use std::cell::Cell;
 use std::fmt;
@@ -78,7 +79,8 @@ impl StallKind {
 pub struct Stall {
     /// Cause of the wait.
     pub kind: StallKind,
-    /// The keyspace written to, if it was exactly one.
+    /// Keyspace of the wait; for a batch, usually the keyspace of its first operation. `None` if
+    /// the wait does not belong to a keyspace.
     pub keyspace: Option<String>,
     /// Duration of the wait.
     pub duration: Duration,
@@ -98,15 +100,15 @@ pub struct StallStats {
     pub longest: Duration,
 }
 
-/// What is called with a stall.
+/// Callback that receives a stall.
 pub type StallCallback = dyn Fn(&Stall) + Send + Sync;
 
-/// Whom to tell of stalls, and of which.
+/// Callback for stalls, and the shortest stall that it receives.
 #[derive(Clone)]
 pub struct StallListener {
-    /// It is told of waits from this length on.
+    /// Shortest wait that is reported.
     pub threshold: Duration,
-    /// Who.
+    /// The callback, if there is one.
     pub callback: Option<Arc<StallCallback>>,
 }
 
@@ -142,7 +144,7 @@ impl StallCounters {
         of.longest.fetch_max(took, Ordering::Relaxed);
     }
 
-    /// All kinds, in order.
+    /// Returns the statistics of all kinds, in order.
     pub(crate) fn stats(&self) -> Vec<StallStats> {
         let time = |nanoseconds: &AtomicU64| Duration::from_nanos(nanoseconds.load(Ordering::Relaxed));
         let stats = |kind: StallKind| {
@@ -154,10 +156,10 @@ impl StallCounters {
     }
 }
 
-/// A wait, with the keyspace it was for.
+/// A wait, with its keyspace.
 type WriterWait = (StallKind, Option<Arc<KeyspaceState>>, Duration);
 
-/// Whether a commit may wait, and what it waited for.
+/// Whether a commit may wait, and the waits that it had.
 #[derive(Debug)]
 pub(crate) struct CommitWaits {
     may_wait: bool,
@@ -165,12 +167,12 @@ pub(crate) struct CommitWaits {
 }
 
 impl CommitWaits {
-    /// Of a commit that waits for what it needs.
+    /// Returns the state of a commit that may wait.
     pub(crate) fn blocking() -> CommitWaits {
         CommitWaits { may_wait: true, recorded: SmallVec::new() }
     }
 
-    /// Of one that is given up instead.
+    /// Returns the state of a commit that must not wait.
     pub(crate) fn non_blocking() -> CommitWaits {
         CommitWaits { may_wait: false, recorded: SmallVec::new() }
     }
@@ -181,13 +183,13 @@ impl CommitWaits {
 }
 
 crate::sync::thread_local! {
-    /// This thread is inside of whoever is told.
+    /// Whether this thread is running the callback.
     static IS_IN_CALLBACK: Cell<bool> = const { Cell::new(false) };
 }
 
 impl Store {
-    /// Calls `wait`, which waits for `kind` on behalf of a commit to `kept`, unless that may not
-    /// wait.
+    /// Calls `wait`, which waits for `kind` on behalf of a commit to `keyspace`, and records the
+    /// duration. Returns [`Error::Busy`] without the call if the commit must not wait.
     pub(super) fn wait_recorded<R>(
         &self,
         waits: &mut CommitWaits,
@@ -212,7 +214,7 @@ impl Store {
         answer
     }
 
-    /// Calls `wait`, which waits for a sync round. The caller holds no lock and no guard.
+    /// Calls `wait`, which waits for a sync round. The caller must hold no lock and no epoch guard.
     pub(super) fn wait_for_sync<R>(&self, wait: impl FnOnce() -> R) -> R {
         let began = self.clock.now();
         let answer = wait();
@@ -224,7 +226,7 @@ impl Store {
         answer
     }
 
-    /// Tells of what a commit waited for, which is over. The caller holds no lock and no guard.
+    /// Reports the waits of a commit that is over. The caller must hold no lock and no epoch guard.
     pub(super) fn report_waits(&self, waits: CommitWaits) {
         for (kind, keyspace, took) in waits.recorded {
             self.report_stall(&Stall {
@@ -247,7 +249,7 @@ impl Store {
         if IS_IN_CALLBACK.with(|telling| telling.replace(true)) {
             return;
         }
-        let _ = catch_unwind(AssertUnwindSafe(|| tell(stall))); // reported by the panic's hook (I2)
+        let _ = catch_unwind(AssertUnwindSafe(|| tell(stall))); // the panic hook reports it (I2)
         IS_IN_CALLBACK.with(|telling| telling.set(false));
     }
 }

@@ -1,4 +1,4 @@
-//! # What a store says of itself
+//! # Options and statistics of a store
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,48 +10,47 @@ use crate::options::EngineOptions;
 use crate::parallel::background_threads;
 use crate::types::{Durability, KeyspaceId};
 
-/// How to open a store.
+/// Options for opening a store.
 #[derive(Clone, Debug)]
 pub struct StoreOptions {
-    /// Create it if there is none.
+    /// Create the database if it does not exist.
     pub create: bool,
     /// Change nothing on disk.
     pub read_only: bool,
     /// Memory budget in bytes.
     pub memory_budget: u64,
-    /// What a write has survived when it is acknowledged, unless it says otherwise.
+    /// Default durability of writes.
     pub durability: Durability,
-    /// Buffered writes are synced this long after they were made, as a target.
+    /// Target age at which buffered commits are synced.
     pub sync_interval: Duration,
-    /// Threads that do background steps at the same time.
+    /// Number of threads that run background steps in parallel.
     pub background_threads: usize,
-    /// How many times the live entries the store logs may take on disk.
+    /// Space limit of the store log, as a multiple of its live bytes.
     pub max_space_amplification: f64,
-    /// Modes of files and directories. None: those of an existing database, or of its source; else
-    /// the owner's alone.
+    /// Modes of files and directories. `None` selects those of an existing database or of its
+    /// source. If there is neither, only the owner has access.
     pub permissions: Option<Permissions>,
-    /// Sizes for tests.
+    /// Use small sizes, for tests.
     pub tiny: bool,
-    /// No background threads.
+    /// Start no background threads.
     pub inline: bool,
-    /// How committers share syncs.
+    /// Method by which committers share syncs.
     pub group_commit_mode: GroupCommitMode,
-    /// Whether logs are checkpointed, in which case opening need not replay all of them.
+    /// Write checkpoints, so that an opening need not replay the whole logs.
     pub checkpoints: bool,
-    /// Whom to tell of writers that wait.
+    /// Callback for waits of writers.
     pub stall_listener: StallListener,
-    /// Opens a directory that a repair is filling, which is refused else.
+    /// Open a directory that a repair is writing. Without this flag such a directory is refused.
     #[doc(hidden)]
     pub is_repair_output: bool,
 }
 
-/// Method by which commits that wait for the device share its syncs: the methods of FlatStore
-/// (§3.3), for comparison. All give the same guarantees; the default is the fastest
-/// (decisions/0011).
+/// Method by which commits that wait for durability share syncs: the methods of FlatStore (§3.3),
+/// for comparison. All give the same guarantees; the default is the fastest (decisions/0011).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum GroupCommitMode {
-    /// One sync per wait, even if the device already has the commit.
+    /// One sync per wait, even if the commit is already durable.
     SyncPerWait,
     /// One sync for all commits of the waiting thread since its last sync.
     SyncPerThread,
@@ -152,7 +151,7 @@ pub struct CacheStats {
     pub keyspace: Option<String>,
     /// Bytes in the cache.
     pub bytes: u64,
-    /// Present limit in bytes, if another cache would make better use of more memory.
+    /// Current limit in bytes, if another cache would make better use of more memory.
     pub limit_bytes: Option<u64>,
 }
 
@@ -211,7 +210,7 @@ pub struct DatabaseStats {
     pub checkpoint_bytes: u64,
     /// Bytes of values that were written to blob files.
     pub blob_bytes_written: u64,
-    /// Present values in blob files.
+    /// Current values in blob files.
     pub blobs: BlobStats,
     /// Operation that failed, if the database therefore refuses writes.
     pub poisoned: Option<&'static str>,
@@ -226,7 +225,7 @@ pub struct DatabaseStats {
     pub opening: OpeningStats,
     /// File descriptors; zeros if the disk does not limit them.
     pub descriptors: DescriptorStats,
-    /// True if other processes can connect through the door.
+    /// True if other processes can connect to the IPC socket.
     pub has_ipc: bool,
 }
 

@@ -1,21 +1,20 @@
-//! # Tails: where commits are appended
+//! # Tails: positions where commits are appended
 //!
-//! Each log has one tail, the flat log two: commits that replace recent entries go to the *hot*
-//! one, everything else to the log's own. Entries with short lives then die together, and the
-//! cleaner finds segments that are nearly empty (SepBIT, FAST'22, separates user writes by the
-//! lifespan of the entries that they kill; shown to lower the moved share from 0.46 to 0.28 at a
-//! space limit of 1.6, decisions/0006).
+//! Each log has one tail, and the store log has a second one, the *hot* tail. Commits that replace
+//! only recent entries are appended to the hot tail. Entries with short lifespans are then
+//! superseded together, so that GC finds segments that are nearly empty (SepBIT, FAST'22, separates
+//! user writes by the lifespan of the entries that they supersede; decisions/0006).
 //!
-//! The place of the next frame of a tail is in the word of the window (`crate::window`).
+//! The word of the window (`crate::window`) contains the place of the next frame of each tail.
 //!
 //! ## Invariants
 //!
-//! 1. A run continues in the next segment only behind a seal that names it. There is always room
-//!    for one: the last sector of a segment is the seal's, so that it shares none with bytes that
-//!    were synced before.
-//! 2. Both tails of a log take their next segment from one row of ready ones, so numbers ascend in
-//!    each.
-//! 3. Which tail a commit went to matters to nothing but cleaning: recovery counts numbers.
+//! 1. A run continues in the next segment only after a seal that names that segment. There is
+//!    always room for a seal: the last sector of a segment is reserved for it. So the seal shares
+//!    no sector with bytes that were synced before.
+//! 2. Both tails of a log take segments from the same queue of preallocated segments, so segment
+//!    numbers ascend in each tail.
+//! 3. The choice of the tail affects only GC: recovery orders commits by seq.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -26,61 +25,61 @@ use crate::segment::{DATA_START, Segment};
 use crate::types::LogId;
 use crate::window::{OpenTail, TAILS};
 
-/// The flat log's second tail.
+/// Second tail of the store log.
 pub(crate) const HOT_TAIL: usize = TAILS - 1;
-/// Bytes of a note or a seal.
+/// Size of a note or a seal in bytes.
 pub(crate) const CONTROL_FRAME_BYTES: u64 = 24;
-/// Bytes at the end of a segment that only its seal goes to.
+/// Bytes at the end of a segment that are reserved for its seal.
 pub(crate) const SEAL_ROOM: u64 = SECTOR;
 
-/// The tail of `log` for commits that are `hot` or not.
+/// Returns the tail of `log` for hot or for other commits.
 pub(crate) fn tail_of(log: LogId, hot: bool) -> usize {
     if hot && log == LogId::ValueLog { HOT_TAIL } else { log.index() }
 }
 
-/// The log of a tail.
+/// Returns the log of a tail.
 pub(crate) fn log_of(tail: usize) -> LogId {
     LogId::ALL.get(tail).copied().unwrap_or(LogId::ValueLog)
 }
 
-/// The end of a log.
+/// Tail of a log.
 #[derive(Debug, Default)]
 pub(crate) struct Tail {
-    /// Where commits go.
+    /// Segment to which commits are appended.
     pub(crate) segment: Option<Arc<Segment>>,
-    /// The first frame since the last sync round, or since the segment is open, begins here ...
+    /// Start of the first frame since the last sync round, or since the segment was opened.
     pub(crate) start: u64,
-    /// ... so far behind the frame before, in units of [`ALIGN`].
+    /// Distance of that frame from the frame before it, in units of [`ALIGN`].
     pub(crate) gap: u8,
-    /// Full segments with bytes the device does not have, and their ends.
+    /// Full segments that are not durable up to their ends, and these ends.
     pub(crate) unsynced: Vec<(u64, Arc<Segment>)>,
-    /// The present segment has bytes before `start` that the device does not have.
+    /// Whether the current segment has bytes before `start` that are not durable.
     pub(crate) has_unsynced: bool,
 }
 
-/// Bytes for frames in an empty segment.
+/// Returns the bytes for frames in an empty segment.
 fn empty_room(segment: &Segment) -> u64 {
     limit_of(segment).saturating_sub(DATA_START)
 }
 
-/// Frames of commits end here at the latest.
+/// Returns the largest end of a frame of a commit.
 fn limit_of(segment: &Segment) -> u64 {
     segment.identity().capacity.saturating_sub(SEAL_ROOM)
 }
 
 impl Tail {
-    /// Makes a tail in `segment` with its next frame at `start`.
+    /// Creates a tail in `segment` with its next frame at `start`.
     pub(crate) fn in_segment(segment: Arc<Segment>, start: u64) -> Tail {
         Tail { segment: Some(segment), start, ..Tail::default() }
     }
 
-    /// Returns the tail as the window sees it.
+    /// Returns the tail in the form that the window uses.
     pub(crate) fn open_tail(&self) -> Option<OpenTail> {
         let segment = Arc::clone(self.segment.as_ref()?);
         Some(OpenTail { limit: limit_of(&segment), segment, start: self.start, gap: self.gap })
     }
 
-    /// Whether the present segment, filled up to `offset`, has bytes that the device does not have.
+    /// Returns whether the current segment, filled up to `offset`, has bytes that are not durable.
     pub(crate) fn is_dirty(&self, offset: u64) -> bool {
         self.has_unsynced || (self.segment.is_some() && offset != self.start)
     }
@@ -95,13 +94,13 @@ impl Tail {
         offset - u64::from(self.gap_at(offset)) * ALIGN
     }
 
-    /// Bytes for frames behind `offset` in the present segment.
+    /// Returns the bytes for frames after `offset` in the current segment.
     pub(crate) fn room_after(&self, offset: u64) -> u64 {
         self.segment.as_ref().map_or(0, |segment| limit_of(segment).saturating_sub(offset))
     }
 
-    /// Returns how many of the frames with these bodies, in order, fit behind `offset` into the
-    /// present segment.
+    /// Returns how many of the frames with these bodies, in order, fit after `offset` into the
+    /// current segment.
     pub(crate) fn fitting_frames(&self, offset: u64, bodies: impl Iterator<Item = usize>) -> usize {
         let mut room = self.room_after(offset);
         bodies
@@ -113,8 +112,8 @@ impl Tail {
             .count()
     }
 
-    /// Returns whether frames with these bodies fit, with a note before them, behind `offset` into
-    /// the present segment and the `ready` ones but `reserve` of them.
+    /// Returns whether frames with these bodies, and a note in front of them, fit after `offset`
+    /// into the current segment and the `ready` ones. Does not count the last `reserve` of these.
     pub(crate) fn has_room_for(
         &self,
         offset: u64,
@@ -136,11 +135,12 @@ impl Tail {
         })
     }
 
-    /// After this the next frame shares no sector with what ends at `offset`. Returns its place.
+    /// Ensures that the next frame shares no sector with the bytes before `offset`. Returns its
+    /// place.
     pub(crate) fn close_sector(&mut self, offset: u64) -> u64 {
         let Some(segment) = &self.segment else { return offset };
         let next = offset.next_multiple_of(SECTOR).min(segment.identity().capacity);
-        // A gap that no frame has ended yet goes on.
+        // If no frame was written after the previous gap, the gap grows.
         let before = if offset == self.start { u64::from(self.gap) } else { 0 };
         self.gap = u8::try_from(before + (next - offset) / ALIGN).unwrap_or(u8::MAX);
         self.start = next;

@@ -1,13 +1,16 @@
-//! # Survey: what may count after an end that was not orderly
+//! # Tail scan: the commits that count after an unclean end
 //!
-//! The first part of recovery. It reads what is not sealed, and changes nothing.
+//! First part of recovery. Reads the segments that are not sealed, and changes nothing.
 //!
-//! * `known` (Wrec): the highest of ROOT's floor and every watermark found, also behind a bad
-//!   frame. Up to it everything was durable: if a commit is missing there, that is damage, not a
-//!   torn tail.
-//! * `cut`: above the floor commits count up to the first number that is missing or incomplete.
-//! * Damage is put down to the surest evidence: a log found damaged by itself, frames behind a bad
-//!   place, a header that is there and wrong, a bad place with something in it.
+//! ## Invariants
+//!
+//! 1. `known_durable` (Wrec) is the maximum of ROOT's floor and every durable mark found, also
+//!    behind an invalid frame. All commits up to it were durable: a missing one is damage, not a
+//!    torn tail.
+//! 2. Above the floor, commits count up to the first number that is missing or incomplete: the cut.
+//! 3. Damage is attributed to the strongest evidence. First come a log that is damaged by itself,
+//!    and an invalid frame before valid ones. Then follow a wrong header that was written, and an
+//!    invalid place that is not zero.
 
 use std::collections::HashMap;
 
@@ -21,7 +24,7 @@ use crate::record::{Record, RecordContent};
 use crate::segment::{self, DATA_START, ScanEnd, ScannedFrame, Segment, SegmentScan, find_watermark};
 use crate::types::{LogId, SegmentId, Seq};
 
-/// What a survey found of one commit.
+/// Parts found of one commit.
 #[derive(Default)]
 struct SeenCommit {
     parts: u8,
@@ -29,27 +32,27 @@ struct SeenCommit {
     bad_blob: bool,
 }
 
-/// What the survey of all unsealed segments found.
+/// Result of the scan of all unsealed segments.
 #[derive(Default)]
 struct TailScan {
     commits: HashMap<Seq, SeenCommit>,
     known_durable: Seq,
-    /// Logs in which a watermark stands behind a bad frame, with the bad frame's error.
+    /// Logs with a durable mark behind an invalid frame, and the error of that frame.
     watermarks_behind: Vec<(LogId, Seq, Error)>,
     blobs: Vec<(Seq, BlobRef)>,
     frames: u64,
-    /// Where the log that is read goes on, as its seals say.
+    /// Successors that the seals of the present log name.
     successors: Vec<SegmentId>,
 }
 
-/// What was found of one segment so far.
+/// Progress in one segment.
 struct SegmentReading {
     /// As in [`FoundSegment`](super::recover::FoundSegment).
     runs: Vec<(u64, Seq)>,
     end: u64,
     frames: u32,
     last_seq: Seq,
-    /// The commit whose first frame was seen in this log, and not its last one.
+    /// Commit with a first frame in this log and no last frame so far.
     open_run: Option<Seq>,
 }
 
@@ -60,8 +63,8 @@ impl Default for SegmentReading {
 }
 
 impl TailScan {
-    /// Takes the next good frame of a segment. Where its seal cuts a run, `crossing` says in which
-    /// segment it goes on.
+    /// Processes the next valid frame of a segment. If a seal ends the segment within a run,
+    /// `crossing` gets the segment in which the run continues.
     fn note(
         &mut self,
         scanned: &ScannedFrame<'_>,
@@ -105,7 +108,7 @@ impl TailScan {
             reading.open_run = Some(header.seq);
         }
         if header.is_first() || reading.runs.last().is_none_or(|(_, seq)| *seq != header.seq) {
-            reading.runs.push((before, header.seq)); // without the gap: an end is the end of a frame
+            reading.runs.push((before, header.seq)); // without the gap: the end is that of a frame
         }
         if header.seq > floor
             && let Ok(Record { content: RecordContent::Blob(blob), .. }) =
@@ -125,7 +128,7 @@ impl TailScan {
 }
 
 impl Recovery<'_> {
-    /// Reads the unsealed segments and finds the cut.
+    /// Scans the unsealed segments and determines the cut.
     pub(super) fn scan_tails(&mut self) -> Result<()> {
         let mut survey = TailScan { known_durable: self.root.floor, ..TailScan::default() };
         for log in LogId::ALL {
@@ -156,14 +159,15 @@ impl Recovery<'_> {
         }
         if next <= survey.known_durable && first <= survey.known_durable {
             self.declare_damage(next, survey.known_durable, behind)?;
-            // The other logs' commits up to the durable mark count, and what follows without a gap.
+            // Commits of the other logs count up to the durable mark, and those that follow without
+            // a gap.
             next = next.max(survey.known_durable.next());
             while whole(next) {
                 next = next.next();
             }
         }
         self.cut = if next == first { self.root.floor } else { Seq(next.0 - 1) };
-        // What was known durable is not in doubt, and may have been adopted or superseded since.
+        // Blobs up to the durable mark need no rewrite; they may be superseded or adopted since.
         let doubtful = survey.known_durable.next()..=self.cut;
         self.accepted_blobs =
             survey.blobs.iter().filter(|(seq, _)| doubtful.contains(seq)).map(|(_, b)| *b).collect();
@@ -171,7 +175,8 @@ impl Recovery<'_> {
         Ok(())
     }
 
-    /// Whether a staged value is there as its record says. That it cannot be read is no answer.
+    /// Returns whether the blob is present and matches its record. A failed read is an error, and
+    /// proves nothing.
     fn is_blob_intact(&self, blob: &BlobRef) -> Result<bool> {
         let found = self.store.context.blobs.open(blob);
         match found.and_then(|file| file.map(|file| file.check()).transpose()) {
@@ -181,7 +186,7 @@ impl Recovery<'_> {
         }
     }
 
-    /// Commits known durable are missing from `first_missing` on: finds the logs to blame.
+    /// Finds the damaged logs. Called if durable commits are missing, from `first_missing` on.
     fn declare_damage(
         &mut self,
         first_missing: Seq,
@@ -198,9 +203,8 @@ impl Recovery<'_> {
         if !blamed {
             let culprits: Vec<Option<FileDamage>> =
                 LogId::ALL.into_iter().map(|log| self.damage_before_frames(log)).collect::<Result<_>>()?;
-            // The surest first: what was found damaged by itself, frames behind a bad place, a
-            // header that is there and wrong, a bad place with something in it. What was never
-            // written comes last: many segments are not.
+            // The strongest evidence first (I3). A segment that was never written comes last: many
+            // segments are not.
             let written = self.suspect_headers.iter().filter(|(_, is_blank)| !is_blank);
             let any = self.damaged_logs.iter().chain(&culprits).flatten().next().cloned();
             let any = any.or_else(|| written.map(|(broken, _)| broken).next().cloned());
@@ -217,7 +221,7 @@ impl Recovery<'_> {
         Ok(())
     }
 
-    /// The bad place in `log` that valid frames stand behind, if there is one.
+    /// Returns the first invalid place in `log` with valid frames behind it.
     fn damage_before_frames(&self, log: LogId) -> Result<Option<FileDamage>> {
         for found in self.logs[log.index()].iter().filter(|f| !f.is_sealed()) {
             let limit = found.segment.identity().capacity.min(found.segment.file().len().unwrap_or(0));
@@ -233,7 +237,7 @@ impl Recovery<'_> {
         Ok(None)
     }
 
-    /// The first bad place in `log` that is not just the end of what was written.
+    /// Returns the first invalid place in `log` that is not just the end of the written bytes.
     fn first_torn(&self, log: LogId) -> Option<FileDamage> {
         self.logs[log.index()].iter().filter(|found| !found.is_sealed()).find_map(|found| {
             let file = found.segment.file();
@@ -248,7 +252,7 @@ impl Recovery<'_> {
         })
     }
 
-    /// Whether nothing was ever written where the header of a segment should be.
+    /// Returns true if the place of a segment's header is blank.
     pub(super) fn is_blank(&self, log: LogId, id: SegmentId) -> bool {
         let path = self.store.log(log).dir.join(segment::file_name(id));
         let Ok(file) = self.store.disk.open(&path, OpenMode::Read) else { return true };
@@ -259,7 +263,7 @@ impl Recovery<'_> {
 
     fn scan_log(&mut self, log: LogId, survey: &mut TailScan) -> Result<()> {
         let plausible = Seq::ZERO..=Seq(self.root.seq_bound.0.saturating_add(1));
-        // Commits whose runs go on in the segment that a seal named (tail I1).
+        // Commits with runs that continue in the segment that a seal names (`tail` I1).
         let mut crossing: HashMap<SegmentId, Seq> = HashMap::new();
         let mut torn: Option<Error> = None;
         let mut water_behind = None;
@@ -283,17 +287,17 @@ impl Recovery<'_> {
             (found.frames, found.last_seq) = (reading.frames, reading.last_seq);
             let lost = match stop {
                 ScanEnd::Sealed(_) if found.end < durable_end => {
-                    // The file ends before what ROOT knows to be durable.
+                    // The file is shorter than the part that ROOT knows to be durable.
                     let what = Damage::Truncated { got: limit, expected: durable_end };
                     Error::corrupt(found.segment.path(), found.end, what)
                 }
                 ScanEnd::Sealed(_) => continue,
                 ScanEnd::Torn(_, error) if !error.is_corrupt() => return Err(error),
-                // A frame that ROOT knows to be durable: damage, whatever its number.
+                // ROOT knows that this frame was durable, so it is damaged.
                 ScanEnd::Torn(_, error) if found.end < durable_end => error,
                 ScanEnd::Torn(at, error) => {
-                    // Only what stands behind the bad place in the same segment says that the place
-                    // is to blame.
+                    // Only a durable mark behind the invalid place in the same segment proves that
+                    // the place is damaged.
                     let water = find_watermark(&found.segment, at, limit, plausible.clone())?;
                     if water > water_behind {
                         (torn, water_behind) = (Some(error), water);
@@ -318,9 +322,9 @@ impl Recovery<'_> {
         Ok(())
     }
 
-    /// Whether the segment that a seal names is not there. It was when the seal was written (tail
-    /// I1; protocol, `naming`). One that is there and was never written to holds nothing, whatever
-    /// its header says.
+    /// Returns whether the segment that a seal names is missing. The segment existed when the seal
+    /// was written (`tail` I1; protocol, `segment_naming`). A segment that exists and was never
+    /// written to contains nothing, even if its header is damaged.
     fn is_successor_missing(&self, log: LogId, id: SegmentId) -> bool {
         let is_open = self.logs[log.index()].iter().any(|found| found.segment.id() == id);
         let (disk, dir) = (&*self.store.disk, &self.store.log(log).dir);

@@ -1,21 +1,22 @@
-//! # Background work: syncs, segments and maintenance, by threads or on request
+//! # Background threads: syncs, segments and maintenance
 //!
-//! A database has three threads. The *ticker* syncs buffered commits at each interval. The *maker*
-//! makes segments ready when writers take one; between that it drops removed segments that no
-//! reader sees any more, and returns memory that caches have freed. The *keeper* collects garbage,
-//! makes checkpoints, has engines do their steps and removes files. Inline mode has no threads:
-//! [`Store::pump`] does one step of each, so that a seed determines everything.
+//! A database has three threads. The *sync thread* (`sheaf-ticker`) syncs buffered commits at each
+//! interval. The *preallocation thread* (`sheaf-maker`) creates segments when writers take one,
+//! frees removed segments that no reader uses any more, and returns memory that caches have freed.
+//! The *maintenance thread* (`sheaf-keeper`) runs GC, checkpoints and steps of engines, and removes
+//! files. Inline mode has no threads: [`Store::pump`] runs one step of each, so that a seed
+//! determines everything.
 //!
-//! The keeper has [`HelperThreads`], as many as `StoreOptions::background_threads` allows. They
-//! collect the garbage of other segments and do the steps of other keyspaces; while garbage is
-//! collected, they do such steps as well.
+//! The maintenance thread uses [`HelperThreads`], as many as `StoreOptions::background_threads`
+//! allows. They collect other segments and run the steps of other keyspaces, also during GC.
 //!
-//! A step that fails, because of a full disk or an unwritable file of a keyspace, is tried again
-//! and delays no other step: each log and each keyspace has its turn ([`PassOutcome`]). A panic in
-//! a step poisons the database: without syncs or garbage collection it would fail later.
+//! A step that fails, because of a full disk or an unwritable file of a keyspace, is retried and
+//! delays no other step: each log and each keyspace has its turn ([`PassOutcome`]). A panic in a
+//! step poisons the database, because it would fail later without syncs or GC.
 //!
-//! If the store log exceeds its limit, writers are slowed down, by up to [`MAX_THROTTLE`] a commit,
-//! in proportion to the excess. Delays are added up until they are long enough for a sleep.
+//! If the store log, the journal or an engine exceeds its limit, each commit is delayed by up to
+//! [`MAX_THROTTLE`], in proportion to the excess. Delays accumulate until they are long enough for
+//! a sleep.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -33,20 +34,20 @@ use crate::sync::{Condvar, Mutex};
 
 /// Longest delay of one commit.
 const MAX_THROTTLE: Duration = Duration::from_micros(40);
-/// Shortest sleep of a braked writer.
+/// Shortest sleep of a throttled writer.
 const THROTTLE_SLEEP: Duration = Duration::from_micros(200);
-/// Brakes begin at this many hundredths of the space limit, and are full at
+/// Throttling starts at this percentage of the space limit and reaches its maximum at
 /// [`THROTTLE_FULL_PERCENT`].
 const THROTTLE_FROM_PERCENT: u64 = 103;
 const THROTTLE_FULL_PERCENT: u64 = 140;
-/// The keeper looks around at least this often.
+/// Longest interval between two passes of the maintenance thread.
 const MAINTENANCE_INTERVAL: Duration = Duration::from_millis(50);
-/// Files of values that are removed between two looks at the rest of the maintenance.
+/// Maximum number of blob files that one pass removes.
 const REMOVALS_PER_PASS: usize = 256;
-/// ROOT is renewed after this many segments were sealed, so that openings have little to survey.
+/// Sealed segments after which ROOT is rewritten, so that an opening has few segments to scan.
 const SEALED_PER_ROOT: u64 = 16;
 
-/// How the threads are told.
+/// Signals to the background threads.
 #[derive(Debug, Default)]
 pub(crate) struct ThreadSignals {
     is_stopping: AtomicBool,
@@ -55,20 +56,20 @@ pub(crate) struct ThreadSignals {
     preallocation_wake: Condvar,
     sync_wake: Condvar,
     throttle_ended: Condvar,
-    /// The end of the database ends rests.
+    /// Ends the pauses of [`Store::pause`] when the database closes.
     pause_ended: Condvar,
     /// Delay of each commit in nanoseconds.
     throttle_ns: AtomicU64,
-    /// Delays not slept yet.
+    /// Delays that are not slept yet, in nanoseconds.
     throttle_debt_ns: AtomicU64,
-    /// A commit that could not wait found the budget used up.
+    /// A commit that must not wait found the memory budget exhausted.
     pub(super) is_memory_wanted: AtomicBool,
-    /// Views were released: engines may trim. Each view that ends reads it.
+    /// Views were released: engines may trim. Each view reads this when it ends.
     pub(crate) is_trim_due: CachePadded<AtomicBool>,
 }
 
 impl ThreadSignals {
-    /// There may be work for the keeper.
+    /// Wakes the maintenance and the preallocation thread.
     pub(crate) fn wake(&self) {
         *self.is_work_due.lock() = true;
         self.maintenance_wake.notify_one();
@@ -76,7 +77,7 @@ impl ThreadSignals {
     }
 }
 
-/// A thread of the background.
+/// Background thread of a database.
 #[derive(Debug)]
 pub(crate) struct BackgroundThread(JoinHandle<()>);
 
@@ -90,8 +91,8 @@ fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<BackgroundT
     })
 }
 
-/// What a look at everybody who may have work did. Who fails holds up nobody else: the first error
-/// is kept until all were looked at.
+/// Result of a round over several logs or keyspaces. Keeps the first error, so that one failure
+/// does not stop the others.
 #[derive(Debug, Default)]
 pub(super) struct PassOutcome {
     has_progress: bool,
@@ -99,7 +100,7 @@ pub(super) struct PassOutcome {
 }
 
 impl PassOutcome {
-    /// One of them did something, or nothing, or failed.
+    /// Adds the result of one step: `true` if it did something.
     pub(super) fn add(&mut self, one: Result<bool>) {
         match one {
             Ok(did) => self.has_progress |= did,
@@ -107,23 +108,23 @@ impl PassOutcome {
         }
     }
 
-    /// Others were looked at.
+    /// Adds the results of another round.
     pub(super) fn merge(&mut self, others: PassOutcome) {
         self.has_progress |= others.has_progress;
         self.first_error = self.first_error.take().or(others.first_error);
     }
 
-    /// Whether somebody failed.
+    /// Returns whether a step failed.
     pub(super) fn has_failed(&self) -> bool {
         self.first_error.is_some()
     }
 
-    /// Whether somebody did something; the error only if nobody did.
+    /// Returns whether a step did something. Returns the error only if no step did anything.
     pub(super) fn progress_or_error(self) -> Result<bool> {
         if self.has_progress { Ok(true) } else { self.into_result() }
     }
 
-    /// Whether somebody did something, unless somebody failed.
+    /// Returns whether a step did something, or the first error.
     pub(super) fn into_result(self) -> Result<bool> {
         self.first_error.map_or(Ok(self.has_progress), Err)
     }
@@ -137,7 +138,8 @@ impl From<Result<bool>> for PassOutcome {
     }
 }
 
-/// Stands for a step of background work: a panic in it, an engine's or ours, poisons.
+/// Guard of a step of background work. A panic in the step, in an engine or in the store, poisons
+/// the store.
 pub(super) struct PoisonOnPanic<'a>(pub(super) &'a Store);
 
 impl Drop for PoisonOnPanic<'_> {
@@ -148,7 +150,7 @@ impl Drop for PoisonOnPanic<'_> {
     }
 }
 
-/// Permission to have helpers: threads that end before the caller's step does.
+/// Permission to run helper threads. They end before the step of the caller does.
 pub(super) struct HelperThreads<'a> {
     store: &'a Store,
     count: usize,
@@ -168,12 +170,12 @@ impl Drop for HelperThreads<'_> {
 }
 
 impl Store {
-    /// Returns how many threads do background steps at the same time.
+    /// Returns the maximum number of threads that run background steps at the same time.
     pub(super) fn background_threads(&self) -> usize {
         if self.options.inline && !cfg!(shuttle) { 1 } else { self.options.background_threads }
     }
 
-    /// Takes as many helpers as there are idle, so that `threads` threads do a step at most.
+    /// Takes idle helpers, so that at most `threads` threads run a step.
     pub(super) fn take_helpers(&self, threads: usize) -> HelperThreads<'_> {
         let (most, wanted) = (self.background_threads() - 1, threads.saturating_sub(1));
         let mut count = 0;
@@ -185,7 +187,7 @@ impl Store {
         HelperThreads { store: self, count }
     }
 
-    /// Starts the threads.
+    /// Starts the background threads.
     pub(super) fn start_threads(self: &Arc<Store>) -> Result<()> {
         if self.options.inline || self.options.read_only {
             return Ok(());
@@ -201,7 +203,7 @@ impl Store {
         Ok(())
     }
 
-    /// Ends the threads. Not from one of them.
+    /// Stops the background threads. One of them that calls this is not joined.
     pub(super) fn stop_threads(&self) {
         self.signals.is_stopping.store(true, Ordering::Release);
         {
@@ -216,18 +218,17 @@ impl Store {
         let me = crate::sync::thread::current().id();
         for worker in std::mem::take(&mut *self.threads.lock()) {
             if worker.0.thread().id() != me {
-                let _ = worker.0.join(); // a panic there was reported by the runtime
+                let _ = worker.0.join(); // the panic hook has already reported a panic
             }
         }
     }
 
-    /// Whether there are no threads of the database's own.
+    /// Returns whether the database has no background threads.
     pub(crate) fn is_inline(&self) -> bool {
         self.options.inline
     }
 
-    /// Does nothing for `time`. An error if the database ends: at once, though the end may take its
-    /// time.
+    /// Sleeps for `time`. Returns early, with an error, if the database is closing.
     pub(crate) fn pause(&self, time: Duration) -> Result<()> {
         let mut due = self.signals.is_work_due.lock();
         if !self.signals.is_stopping.load(Ordering::Acquire) {
@@ -240,7 +241,14 @@ impl Store {
         self.check_open()
     }
 
-    /// One step of everything that is due. True if there was anything.
+    /// Runs one step of everything that is due. Returns true if anything was done.
+    ///
+    /// # Errors
+    ///
+    /// - [`Error::Closed`], [`Error::ReadOnly`] or [`Error::Poisoned`] if the database cannot be
+    ///   written.
+    /// - The first error of a step. The other steps were run nevertheless, except after a failed
+    ///   sync.
     pub fn pump(&self) -> Result<bool> {
         self.check_writable()?;
         let _step = PoisonOnPanic(self);
@@ -248,8 +256,8 @@ impl Store {
         Ok(self.maintenance_pass(self.maintenance_mode()).into_result()? | ticked)
     }
 
-    /// One step of maintenance. A step that fails does not hold up the others: on a full disk
-    /// nothing can be made ready, and it is cleaning that helps.
+    /// Runs one pass of maintenance. A step that fails does not stop the others: on a full disk no
+    /// segment can be preallocated, and GC must still run to free space.
     pub(super) fn maintenance_pass(&self, pace: MaintenanceMode) -> PassOutcome {
         let _one = self.pass_lock.lock();
         let mut outcome = PassOutcome::default();
@@ -275,7 +283,7 @@ impl Store {
         outcome
     }
 
-    /// Cleans. A helper does steps of the engines at the same time, if the log exceeds its limit.
+    /// Runs GC. If the log exceeds its limit, a helper runs engine steps at the same time.
     fn gc_with_engine_steps(&self, pace: MaintenanceMode) -> PassOutcome {
         let helpers = self.take_helpers(if pace == MaintenanceMode::Busy && self.is_over_space_limit() {
             2
@@ -311,18 +319,19 @@ impl Store {
         outcome
     }
 
-    /// Drops the segments that nobody sees any more. Each takes milliseconds (pages are unmapped,
-    /// blocks freed): writers are not to wait for the next ready one meanwhile.
+    /// Frees removed segments that no reader uses any more. Freeing one takes milliseconds, because
+    /// its pages are unmapped and its blocks released. So segments are preallocated in between, and
+    /// writers need not wait for the next one.
     pub(super) fn free_removed_segments(&self) {
         for segment in self.context.segments.take_unreferenced() {
             drop(segment);
             if !self.options.inline && self.check_writable().is_ok() {
-                let _ = self.preallocate(); // as in `preallocation_wake`
+                let _ = self.preallocate(); // an error is ignored, as in `run_preallocation`
             }
         }
     }
 
-    /// Writes ROOT if something waits for it.
+    /// Writes ROOT if retired objects or enough sealed segments wait for it.
     fn write_root_if_due(&self) -> Result<bool> {
         let mut m = self.maintenance.lock();
         let buried = self.retire_unreferenced(&mut m);
@@ -347,14 +356,14 @@ impl Store {
         }
     }
 
-    /// Lets other threads run before the caller, which cleans, unless it is behind.
+    /// Yields to other threads before GC continues, unless writers are throttled.
     pub(super) fn yield_to_commits(&self) {
         if self.signals.throttle_ns.load(Ordering::Relaxed) == 0 {
             crate::sync::thread::yield_now();
         }
     }
 
-    /// Slows a writer to `writes` down while background work is behind.
+    /// Delays a writer of `writes` while background work is behind.
     #[inline]
     pub(super) fn throttle(&self, writes: &[CommitWrite<'_>], waits: &mut CommitWaits) -> Result<()> {
         let delay = self.signals.throttle_ns.load(Ordering::Relaxed);
@@ -405,7 +414,7 @@ fn run_sync_timer(store: &Weak<Store>, signals: &ThreadSignals, interval: Durati
             return;
         };
         let _step = PoisonOnPanic(&store);
-        // A failed sync has poisoned the store, which is how it is reported.
+        // A failed sync has poisoned the store, so the error reaches later commits.
         let _ = store.sync_tick();
     }
 }
@@ -423,11 +432,13 @@ fn run_preallocation(store: &Weak<Store>, signals: &ThreadSignals) {
         };
         let _step = PoisonOnPanic(&store);
         if store.check_writable().is_ok() {
-            // Without room there is nothing to make; writers that need a segment get the error.
+            // Preallocation fails if the disk is full. A writer that needs a segment gets the
+            // error.
             let _ = store.preallocate();
         }
         store.free_removed_segments();
-        store.trim_cache_memory(); // the keeper may be in a long step, and caches give way meanwhile
+        // The maintenance thread may be in a long step while caches shrink.
+        store.trim_cache_memory();
     }
 }
 
@@ -448,8 +459,8 @@ fn run_maintenance(store: &Weak<Store>, signals: &ThreadSignals) {
         if store.check_writable().is_err() {
             continue;
         }
-        // What cannot be done now (no space, say) is tried again; writers that need it get the
-        // error.
+        // A step that fails now, for example because the disk is full, is retried. Writers that
+        // depend on it get the error.
         loop {
             let outcome = store.maintenance_pass(store.maintenance_mode());
             if let Some(error) = outcome.first_error.as_ref().filter(|_| !has_failed) {

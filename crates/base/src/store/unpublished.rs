@@ -1,32 +1,30 @@
-//! # Making: keyspaces that have no name yet
+//! # Unpublished keyspaces: filled before they get their name
 //!
 //! ## Picture
 //!
 //! ```text
-//!  begin_making: a number, below ROOT's next ──> filled, straight into files or by commits
+//!  begin_unpublished: an id below ROOT's next ──> filled, by files or by commits
 //!        │                                             │
-//!        │ dropped, crash                              │ [changing, maybe nobody commits to the old one]
+//!        │ dropped, or crash                           │ [change_lock, maybe commits are blocked]
 //!        v                                             v
-//!  no opening finds it: its records             one record of the catalogue, durable: it has the name,
-//!  are dead, `own/` is swept                    and the one that had it before is dropped
+//!  no opening finds it: its records             publish: one durable catalog record gives it
+//!  are dead, files in `own/` are removed        the name and drops the previous keyspace
 //! ```
 //!
 //! ## Invariants
 //!
-//! 1. Its number is below the next one that both slots of ROOT name before anything bears it: no later keyspace gets it, so
-//!    nobody takes up what was written for it.
-//! 2. The record that names it comes after all its commits, and after what it has in files of its own is durable. Commits count up to one
-//!    number: an opening that finds the record finds all of it.
-//! 3. It is known to the cleaner and to checkpoints before its first commit.
-//!
-//! ## Threads
-//!
-//! Its owner fills it from one thread at a time. Naming takes `changing`.
+//! 1. Before anything has its id, both slots of ROOT have a larger next id. So no later keyspace
+//!    gets the id, and with it the data that was written for this one.
+//! 2. The catalog record comes after all commits of the keyspace, and after its own files are
+//!    durable. Commits count up to one seq, so an opening that finds the record finds all of the
+//!    data.
+//! 3. GC and checkpoints know the keyspace before its first commit.
 //!
 //! ## Crash
 //!
-//! The record is a creation's or a clearing's (`catalogue`): before it, the old keyspace with all its data; with it, the new
-//! one. What is left of the other goes as that of a dropped keyspace does. No format knows of this.
+//! Without the catalog record, an opening finds the previous keyspace with all its data; with the
+//! record, the new one. The data of the other one is removed like that of a dropped keyspace. File
+//! formats are not affected.
 
 use std::sync::Arc;
 
@@ -35,7 +33,8 @@ use super::{KeyspaceState, Store};
 use crate::error::Result;
 use crate::options::EngineOptions;
 
-/// A keyspace in the making: discarded if it is dropped before it has its name.
+/// Unpublished keyspace. Its owner fills it from one thread at a time. Dropping it before it is
+/// published discards it.
 pub(super) struct UnpublishedKeyspace {
     pub(super) store: Arc<Store>,
     pub(super) keyspace: Arc<KeyspaceState>,
@@ -44,7 +43,7 @@ pub(super) struct UnpublishedKeyspace {
 }
 
 impl Store {
-    /// Begins a keyspace of `engine` that is to be `name`.
+    /// Creates an unpublished keyspace of `engine` for the later name `name`.
     pub(super) fn begin_unpublished(
         self: &Arc<Store>,
         name: &str,
@@ -69,7 +68,7 @@ impl Store {
 }
 
 impl UnpublishedKeyspace {
-    /// From now on it takes commits.
+    /// Registers the keyspace, so that it may take commits.
     pub(super) fn register(&mut self) {
         if !self.is_registered {
             self.store.catalog.register_unpublished(Arc::clone(&self.keyspace));
@@ -77,13 +76,13 @@ impl UnpublishedKeyspace {
         }
     }
 
-    /// Durably gives it its name, in place of `before` if that has it. The caller holds `changing`.
+    /// Publishes the keyspace durably; it replaces `before`. The caller holds `change_lock`.
     pub(super) fn publish(mut self, before: Option<&KeyspaceState>) -> Result<Arc<KeyspaceState>> {
         self.register();
         let named = self.store.publish_keyspace(&self.keyspace, before);
         self.is_published = !self.keyspace.is_unpublished();
         named?;
-        self.store.signals.wake(); // somebody may have to be buried
+        self.store.signals.wake(); // a replaced keyspace must be reclaimed
         Ok(Arc::clone(&self.keyspace))
     }
 }
@@ -100,14 +99,14 @@ impl Drop for UnpublishedKeyspace {
     }
 }
 
-/// Nobody commits to a keyspace as long as this is there.
+/// Blocks commits to a keyspace until it is dropped.
 pub(super) struct CommitBlock<'a> {
     store: &'a Store,
     keyspace: &'a KeyspaceState,
 }
 
 impl Store {
-    /// Has commits to `kept` wait. What was committed before is visible.
+    /// Blocks commits to `keyspace`. All earlier commits to it are visible when this returns.
     pub(super) fn block_commits<'a>(&'a self, keyspace: &'a KeyspaceState) -> CommitBlock<'a> {
         let _alone = self.stripes.lock_exclusive();
         keyspace.change_tracker.block();

@@ -1,18 +1,14 @@
-//! # Incoming: values that come bit by bit
+//! # Value writer: values that are written in parts
 //!
-//! What is written gathers in a buffer. A value that outgrows the buffer gets a file of its own
-//! (commit.md R9), to which the buffer goes again and again; one that does not is staged or put
-//! into the log like any other. The file is synced on the way, so that a round that commits it
-//! finds little to do: others wait for that round.
+//! Parts are collected in a buffer. A value that exceeds the buffer gets a blob file of its own
+//! (commit.md R9), to which the full buffer is written repeatedly. A smaller one is written like
+//! any other value. The file is synced from time to time. So the sync round of its commit, for
+//! which other commits wait, has little to do.
 //!
 //! ## Crash
 //!
-//! Until it is committed the file is an orphan, which the next opening sweeps. Dropped, it takes
-//! its file along.
-//!
-//! ## Costs
-//!
-//! Memory: the buffer. A copy more than a value that is staged at once.
+//! Until the value is committed, its file is an orphan, which the next opening removes. Dropping
+//! the value removes its file.
 
 use smallvec::{SmallVec, smallvec};
 
@@ -24,12 +20,12 @@ use crate::error::{Error, Result};
 use crate::sync::atomic::Ordering;
 use crate::types::MAX_VALUE;
 
-/// The buffer, as a multiple of the limit above which the store stages.
+/// Size of the buffer, as a multiple of the blob threshold of the store.
 const BUFFER_FACTOR: usize = 4;
-/// Buffers that are written before they are synced.
+/// Number of buffers that are written before the file is synced.
 const BUFFERS_PER_SYNC: u64 = 128;
 
-/// A value on its way.
+/// Value that is incomplete so far.
 #[derive(Debug)]
 pub struct PartialValue {
     takes_blob_files: bool,
@@ -41,17 +37,17 @@ pub struct PartialValue {
     has_failed: bool,
 }
 
-/// A value that is all there and not committed.
+/// Value that is complete and not committed.
 #[derive(Debug)]
 pub struct FinishedValue {
     bytes: Vec<u8>,
-    /// Its file, if it has one.
+    /// Blob of the value, if it has one.
     pub blobs: SmallVec<[UncommittedBlob; 1]>,
     action: Option<crate::blob::BlobRef>,
 }
 
 impl FinishedValue {
-    /// The operation that puts it.
+    /// Returns the operation that puts the value.
     #[must_use]
     pub fn action(&self) -> Action<'_> {
         match self.action {
@@ -60,8 +56,9 @@ impl FinishedValue {
         }
     }
 
-    /// Takes back what a commit was lent that was refused. Where its keyspace's engine had the
-    /// bytes staged, which the next one may not, that goes: nobody would name it.
+    /// Takes the blobs back from a commit that failed. A blob that the commit created for a small
+    /// value is dropped. The engine of the next attempt may not need it, and nothing would refer to
+    /// it.
     pub fn restore_blobs(&mut self, mut blobs: SmallVec<[UncommittedBlob; 1]>) {
         blobs.retain(|one| self.action == Some(one.blob));
         self.blobs = blobs;
@@ -69,13 +66,13 @@ impl FinishedValue {
 }
 
 impl PartialValue {
-    /// Bytes so far.
+    /// Returns the bytes so far.
     #[must_use]
     pub fn len(&self) -> u64 {
         self.blob.as_ref().map_or(0, |blob| u64::from(blob.blob.len)) + self.buffer.len() as u64
     }
 
-    /// Whether there are none so far.
+    /// Returns true if there are no bytes so far.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -83,12 +80,21 @@ impl PartialValue {
 }
 
 impl Store {
-    /// The value in `file`, to be read piece by piece.
+    /// Returns a reader of the value in `file`.
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`OpenBlob::check`].
     pub fn blob_reader(&self, file: OpenBlob) -> Result<BlobReader> {
         self.context.blobs.reader(file)
     }
 
-    /// Begins a value for `kept`.
+    /// Starts a value for `keyspace`.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Closed`], [`Error::ReadOnly`] or [`Error::Poisoned`] if writes are not
+    /// possible, and [`Error::Corrupt`] if the keyspace is unusable.
     pub fn begin_value(&self, keyspace: &KeyspaceState) -> Result<PartialValue> {
         self.check_writable()?;
         let adopts = keyspace.engine()?.takes_blob_files();
@@ -105,7 +111,13 @@ impl Store {
         })
     }
 
-    /// Appends to it. After an error it can only be dropped.
+    /// Appends bytes. After an error of a write the value must be dropped.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::TooLarge`] if the value would exceed its limit, in which case nothing is
+    /// appended. Returns [`Error::InvalidArgument`] if an earlier part failed, and errors of a
+    /// write or sync.
     pub fn append_value(&self, incoming: &mut PartialValue, bytes: &[u8]) -> Result<()> {
         let got = incoming.len() + bytes.len() as u64;
         if got > MAX_VALUE as u64 {
@@ -129,7 +141,11 @@ impl Store {
         Ok(())
     }
 
-    /// All of it came.
+    /// Completes the value.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::InvalidArgument`] if a part failed, and errors of a write.
     pub fn finish_value(&self, mut incoming: PartialValue) -> Result<FinishedValue> {
         if incoming.has_failed {
             return Err(Error::InvalidArgument {
@@ -158,8 +174,13 @@ impl Store {
         })
     }
 
-    /// Makes a value that is staged one that the engine of `kept` can take: the keyspace may have
-    /// been converted since it began.
+    /// Moves a value from a slot to a file of its own if the engine of `keyspace` requires that.
+    /// The keyspace may have been converted since the value was started.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Corrupt`] if the keyspace is unusable or the value is damaged, and errors
+    /// of a read or write.
     pub fn adapt_value(&self, whole: &mut FinishedValue, keyspace: &KeyspaceState) -> Result<()> {
         let Some(blob) = whole.action.filter(|blob| self.context.blobs.is_slot(blob)) else { return Ok(()) };
         if !keyspace.engine()?.takes_blob_files() {
@@ -171,7 +192,7 @@ impl Store {
         Ok(())
     }
 
-    /// Moves the buffer to the file.
+    /// Writes the buffer to the file.
     fn flush_value_buffer(&self, incoming: &mut PartialValue) -> Result<()> {
         incoming.has_failed = true;
         self.check_writable()?;

@@ -1,9 +1,9 @@
-//! # Verification: reads everything there is
+//! # Verification: reads all data and reports damage
 //!
-//! Beside everything else: no lock is held while files are read. What must not go is held as
-//! readers hold it (segments, a view), or what went wrong is looked at again: a slot of ROOT, which
-//! is short, under the lock of those who write it; and an image that a checkpoint let go meanwhile
-//! is nobody's damage.
+//! Runs concurrently with all other operations; no lock is held while files are read. Segments and
+//! versions are pinned, as by a reader. Other findings are checked again. A slot of ROOT is read
+//! again under the lock of its writers. Damage of an image is ignored if a checkpoint has
+//! superseded the image.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -16,23 +16,31 @@ use crate::segment::SegmentScan;
 use crate::sync::atomic::Ordering;
 use crate::types::LogId;
 
-/// Pairs between two looks at the watcher.
+/// Pairs between two calls of the progress callback.
 const PAIRS_PER_CALL: u64 = 4096;
-/// Bytes of files between two looks at it.
+/// Bytes of files between two calls of the progress callback.
 const BYTES_PER_CALL: u64 = 4 << 20;
 
-/// Who is told what a verification has read so far, and may end it.
+/// Progress callback of a verification; `Break` ends it.
 pub type VerifyProgressFn<'a> = dyn FnMut(&VerifyReport) -> ControlFlow<()> + 'a;
 
 impl Store {
-    /// Reads both slots of ROOT, every frame of every log, every image, the head of every chunk,
-    /// and every pair; each damage goes to `report`, and reading goes on behind it.
+    /// Reads both slots of ROOT, all frames of all logs, all images, the heads of all chunks, and
+    /// all pairs. Passes each damage to `report` and continues behind it.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Closed`] if the database is closed, and [`Error::Poisoned`] after a panic
+    /// in a commit. Damage is reported, not returned.
     pub fn verify(self: &Arc<Store>, report: &mut dyn FnMut(Error)) -> Result<VerifyReport> {
         self.verify_with_progress(report, &mut |_| ControlFlow::Continue(()))
     }
 
-    /// The same; `watcher` is told now and then what was read, and may end it
-    /// ([`Error::Cancelled`]).
+    /// Like [`Store::verify`]. Calls `watcher` regularly; `Break` ends the verification.
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`Store::verify`], and [`Error::Cancelled`] if `watcher` ends it.
     pub fn verify_with_progress(
         self: &Arc<Store>,
         report: &mut dyn FnMut(Error),
@@ -42,7 +50,7 @@ impl Store {
         let mut summary = VerifyReport::default();
         let mut findings = 0;
         let mut found = |error: Error| {
-            // Once it is closed the files may be the next life's.
+            // After closing, the files may belong to the next opening.
             if !self.flags.is_closed.load(Ordering::Acquire) {
                 findings += 1;
                 report(error);
@@ -77,7 +85,8 @@ impl Store {
         Ok(summary)
     }
 
-    /// An error if it is to end: the watcher says so, or the database was closed.
+    /// Calls `watcher`. Returns an error if it ends the verification, or if the database was
+    /// closed.
     fn report_progress(&self, watcher: &mut VerifyProgressFn<'_>, summary: &VerifyReport) -> Result<()> {
         self.check_open()?;
         match watcher(summary) {
@@ -86,7 +95,8 @@ impl Store {
         }
     }
 
-    /// What is called with bytes that were read, and tells the watcher once they are many.
+    /// Returns a callback that is given the bytes read, and calls `watcher` after
+    /// [`BYTES_PER_CALL`].
     fn byte_steps<'a>(
         &'a self,
         summary: &'a VerifyReport,
@@ -109,14 +119,15 @@ impl Store {
         self.root_slots.check(&mut |error| findings.push(error));
         if !findings.is_empty() {
             findings.clear();
-            let _m = self.maintenance.lock(); // a slot may have been written just then, and none is now
+            // a slot may have been written at that time; none is written now
+            let _m = self.maintenance.lock();
             self.root_slots.check(&mut |error| findings.push(error));
         }
         findings.into_iter().for_each(found);
     }
 
-    /// A segment may be freed or appended to while it is read: it is held, and read to its end of
-    /// now.
+    /// Reads the segments of a log. The list pins a segment that is freed; a segment that grows is
+    /// read up to its present end.
     fn verify_log(
         &self,
         log: LogId,
@@ -162,7 +173,7 @@ impl Store {
             match drained {
                 Ok(bytes) => summary.bytes += bytes,
                 Err(error @ (Error::Cancelled | Error::Closed)) => return Err(error),
-                // A later checkpoint has let it go meanwhile.
+                // A later checkpoint has superseded the image.
                 Err(_) if newest().number != checkpoint.number => {}
                 Err(error) => found(error),
             }

@@ -1,7 +1,7 @@
 //! # View: a registered past state
 //!
-//! Registration takes no lock (`crate::current_views`): the view waits for the commits that may
-//! have missed it, and reads a state that includes them (commit.md R17, scenario 21).
+//! Registration takes no lock (`crate::views`). The view waits for the commits that may have missed
+//! it, and reads a state that includes them (commit.md R17, scenario 21).
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -13,29 +13,29 @@ use crate::sync::atomic::Ordering;
 use crate::types::Seq;
 use crate::views::{ViewSlot, Views};
 
-/// A consistent state of all keyspaces, pinned until it is dropped. `S` keeps the store.
+/// Consistent state of all keyspaces, pinned until it is dropped. `S` keeps the store alive.
 pub struct View<S: Deref<Target = Store> = Arc<Store>> {
     store: S,
     seq: Seq,
-    /// Taken when it is dropped.
+    /// `None` after it was released by the drop.
     slot: Option<ViewSlot>,
 }
 
-/// The keyspaces that a view shows.
+/// Keyspaces that a view shows.
 #[derive(Clone)]
 pub struct ViewKeyspaces(Arc<KeyspaceMap>);
 
 impl Store {
-    /// A view of everything committed.
+    /// Returns a view of all commits that are visible.
     ///
     /// # Errors
     ///
-    /// As [`Store::check_open`].
+    /// Returns the errors of [`Store::check_open`].
     pub fn view(self: &Arc<Store>) -> Result<View> {
         View::new(Arc::clone(self))
     }
 
-    /// Returns a view, and the result of `also`, which runs while no commit does.
+    /// Returns a view and the result of `also`, which runs while no commit does.
     pub(super) fn view_with<T>(self: &Arc<Store>, also: impl FnOnce() -> T) -> Result<(View, T)> {
         self.check_open()?;
         let _alone = self.stripes.lock_exclusive();
@@ -44,8 +44,7 @@ impl Store {
         Ok((View { store: Arc::clone(self), seq, slot }, also()))
     }
 
-    /// Publishes the ends of the open segments as of now, once all commits up to there are
-    /// complete.
+    /// Publishes the present ends of the open segments, after all commits up to there are complete.
     pub(super) fn publish_ends(&self) -> Result<()> {
         let (reserved, ends) = self.window.tail_ends();
         self.commit_progress.wait(reserved)?;
@@ -53,11 +52,11 @@ impl Store {
         Ok(())
     }
 
-    /// Returns a view, and the keyspaces that it shows.
+    /// Returns a view and the keyspaces that it shows.
     ///
     /// # Errors
     ///
-    /// As [`Store::check_open`].
+    /// Returns the errors of [`Store::check_open`].
     pub fn snapshot(self: &Arc<Store>) -> Result<(View, ViewKeyspaces)> {
         loop {
             let view = self.view()?;
@@ -68,14 +67,15 @@ impl Store {
         }
     }
 
-    /// Returns the present views. A view that is missing reads the state that is visible now, or a
-    /// newer state.
+    /// Returns the registered views. A view that is missing reads the state that is visible now, or
+    /// a newer one.
     pub(super) fn current_views(&self) -> Views {
         let visible = self.visible(); // before the slots
         self.view_slots.collect().copy_as_of(visible)
     }
 
-    /// Lets engines drop what released views had pinned. True if there was anything to look at.
+    /// Lets engines drop versions that released views had pinned. Returns true if a view was
+    /// released since the last call.
     pub(super) fn trim_old_versions(&self) -> bool {
         if !self.signals.is_trim_due.swap(false, Ordering::AcqRel) {
             return false;
@@ -91,24 +91,28 @@ impl Store {
 }
 
 impl<S: Deref<Target = Store>> View<S> {
-    /// A view of everything committed.
+    /// Returns a view of all commits that are visible.
     ///
     /// # Errors
     ///
-    /// As [`Store::check_open`].
+    /// Returns the errors of [`Store::check_open`].
     pub fn new(store: S) -> Result<View<S>> {
         store.check_open()?;
         let (slot, seq) = store.view_slots.register(&store.commit_progress, || store.window.reserved())?;
         Ok(View { store, seq, slot: Some(slot) })
     }
 
-    /// The last commit it shows.
+    /// Returns the last commit that the view shows.
     #[must_use]
     pub fn seq(&self) -> Seq {
         self.seq
     }
 
-    /// An error once the database is closed.
+    /// Returns an error if the database is closed.
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`Store::check_open`].
     #[inline]
     pub fn check_open(&self) -> Result<()> {
         self.store.check_open()
@@ -119,7 +123,7 @@ impl<S: Deref<Target = Store>> Drop for View<S> {
     fn drop(&mut self) {
         let store = &*self.store;
         if store.fork.is_child() {
-            return; // the lock may be held by a thread that exists in the parent only
+            return; // a thread that exists only in the parent may hold the lock
         }
         if let Some(slot) = self.slot.take() {
             store.view_slots.release(slot);
@@ -133,12 +137,12 @@ impl<S: Deref<Target = Store>> Drop for View<S> {
 }
 
 impl ViewKeyspaces {
-    /// The keyspaces, by name.
+    /// Returns the keyspaces in the order of their names.
     pub fn keyspaces(&self) -> impl Iterator<Item = &Arc<KeyspaceState>> {
         self.0.values()
     }
 
-    /// The keyspace `name`.
+    /// Returns the keyspace `name`.
     #[must_use]
     pub fn keyspace(&self, name: &str) -> Option<&Arc<KeyspaceState>> {
         self.0.get(name)

@@ -1,7 +1,7 @@
-//! # Wire: statistics, progress and results as bytes, for another process
+//! # Encoding of statistics, progress and results for another process
 //!
-//! docs/format/door.md lists the fields. The code is next to the types, so that the compiler finds
-//! every field that is missing here although the types are `non_exhaustive`.
+//! docs/format/door.md lists the fields. The code is next to the types, so that the compiler
+//! reports every missing field although the types are `non_exhaustive`.
 
 use std::num::NonZeroU64;
 use std::time::Duration;
@@ -22,7 +22,8 @@ fn put_duration(w: &mut FieldWriter, time: Duration) {
     w.u64(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
 }
 
-/// Encodes all but the caches, which have messages of their own: there may be as many as keyspaces.
+/// Encodes everything except the caches. These have messages of their own, because their number
+/// grows with the number of keyspaces.
 pub fn encode_stats(stats: &DatabaseStats, w: &mut FieldWriter) {
     let DatabaseStats {
         visible_seq: visible,
@@ -93,11 +94,11 @@ pub fn encode_stats(stats: &DatabaseStats, w: &mut FieldWriter) {
     w.u64s([&u64::from(*limit), &u64::from(*in_use), reopened]);
 }
 
-/// Decodes all but the caches.
+/// Decodes everything except the caches.
 ///
 /// # Errors
 ///
-/// Returns the damage of the bytes.
+/// Returns the damage if the bytes are not valid.
 pub fn decode_stats(r: &mut FieldReader<'_>) -> Result<DatabaseStats, Damage> {
     Ok(DatabaseStats {
         visible_seq: r.u64()?,
@@ -158,7 +159,7 @@ pub fn decode_stats(r: &mut FieldReader<'_>) -> Result<DatabaseStats, Damage> {
     })
 }
 
-/// Returns `None` for a kind that this build does not know.
+/// Decodes a stall. Returns `None` for a kind that this build does not know.
 fn decode_stall(r: &mut FieldReader<'_>) -> Result<Option<StallStats>, Damage> {
     let name = r.text()?;
     let (count, total, longest) = (r.u64()?, Duration::from_nanos(r.u64()?), Duration::from_nanos(r.u64()?));
@@ -178,7 +179,7 @@ pub fn encode_cache(w: &mut FieldWriter, cache: &CacheStats) {
 ///
 /// # Errors
 ///
-/// Returns the damage of the bytes.
+/// Returns the damage if the bytes are not valid.
 pub fn decode_cache(r: &mut FieldReader<'_>) -> Result<CacheStats, Damage> {
     Ok(CacheStats {
         keyspace: r.option(|r| r.text())?,
@@ -200,7 +201,7 @@ pub fn encode_options(options: &EngineOptions, w: &mut FieldWriter) {
 ///
 /// # Errors
 ///
-/// Returns the damage of the bytes.
+/// Returns the damage if the bytes are not valid.
 pub fn decode_options(r: &mut FieldReader<'_>) -> Result<EngineOptions, Damage> {
     let mut options = EngineOptions::default();
     for (name, value) in r.list(|r| Ok((r.text()?, r.u64()?)))? {
@@ -223,7 +224,7 @@ pub fn encode_keyspace_info(info: &KeyspaceInfo, w: &mut FieldWriter) {
 ///
 /// # Errors
 ///
-/// Returns the damage of the bytes.
+/// Returns the damage if the bytes are not valid.
 pub fn decode_keyspace_info(r: &mut FieldReader<'_>) -> Result<KeyspaceInfo, Damage> {
     Ok(KeyspaceInfo {
         name: r.text()?,
@@ -234,7 +235,8 @@ pub fn decode_keyspace_info(r: &mut FieldReader<'_>) -> Result<KeyspaceInfo, Dam
     })
 }
 
-/// Encodes the pace of a backup: bytes per second, with 0 and the largest number for the others.
+/// Encodes the pace of a backup in bytes per second. 0 is [`BackupRate::YieldToCommits`], and the
+/// largest number is [`BackupRate::Unlimited`].
 pub fn encode_pace(pace: BackupRate, w: &mut FieldWriter) {
     w.u64(match pace {
         BackupRate::YieldToCommits => 0,
@@ -247,7 +249,7 @@ pub fn encode_pace(pace: BackupRate, w: &mut FieldWriter) {
 ///
 /// # Errors
 ///
-/// Returns the damage of the bytes.
+/// Returns the damage if the bytes are not valid.
 pub fn decode_pace(r: &mut FieldReader<'_>) -> Result<BackupRate, Damage> {
     Ok(match r.u64()? {
         u64::MAX => BackupRate::Unlimited,
@@ -266,7 +268,7 @@ pub fn encode_backup_progress(progress: &BackupProgress, w: &mut FieldWriter) {
 ///
 /// # Errors
 ///
-/// Returns the damage of the bytes.
+/// Returns the damage if the bytes are not valid.
 pub fn decode_backup_progress(r: &mut FieldReader<'_>) -> Result<BackupProgress, Damage> {
     let phase = if r.flag()? { BackupPhase::Verifying } else { BackupPhase::Copying };
     Ok(BackupProgress { phase, done: r.u64()?, total: r.u64()? })
@@ -282,7 +284,7 @@ pub fn encode_backup_report(report: &BackupReport, w: &mut FieldWriter) {
 ///
 /// # Errors
 ///
-/// Returns the damage of the bytes.
+/// Returns the damage if the bytes are not valid.
 pub fn decode_backup_report(r: &mut FieldReader<'_>) -> Result<BackupReport, Damage> {
     Ok(BackupReport { seq: r.u64()?, files: r.u64()?, copied_bytes: r.u64()?, linked_bytes: r.u64()? })
 }
@@ -303,7 +305,7 @@ pub fn encode_conversion_progress(progress: &ConversionProgress, w: &mut FieldWr
 ///
 /// # Errors
 ///
-/// Returns the damage of the bytes.
+/// Returns the damage if the bytes are not valid.
 pub fn decode_conversion_progress(r: &mut FieldReader<'_>) -> Result<ConversionProgress, Damage> {
     Ok(ConversionProgress {
         phase: match r.u8()? {
@@ -331,7 +333,7 @@ pub fn encode_conversion_report(done: &ConversionReport, w: &mut FieldWriter) {
 ///
 /// # Errors
 ///
-/// Returns the damage of the bytes.
+/// Returns the damage if the bytes are not valid.
 pub fn decode_conversion_report(r: &mut FieldReader<'_>) -> Result<ConversionReport, Damage> {
     Ok(ConversionReport { copied_pairs: r.u64()?, bytes: r.u64()?, passes: r.u32()?, is_direct: r.flag()? })
 }
@@ -346,7 +348,7 @@ pub fn encode_estimate(estimate: &ConversionEstimate, w: &mut FieldWriter) {
 ///
 /// # Errors
 ///
-/// Returns the damage of the bytes.
+/// Returns the damage if the bytes are not valid.
 pub fn decode_estimate(r: &mut FieldReader<'_>) -> Result<ConversionEstimate, Damage> {
     Ok(ConversionEstimate {
         pairs: r.u64()?,
@@ -366,22 +368,22 @@ pub fn encode_compaction_report(done: &CompactionReport, w: &mut FieldWriter) {
 ///
 /// # Errors
 ///
-/// Returns the damage of the bytes.
+/// Returns the damage if the bytes are not valid.
 pub fn decode_compaction_report(r: &mut FieldReader<'_>) -> Result<CompactionReport, Damage> {
     Ok(CompactionReport { rewritten_pairs: r.u64()?, rewritten_bytes: r.u64()?, skipped_pairs: r.u64()? })
 }
 
-/// Encodes all but the files of a verification, which have messages of their own.
+/// Encodes a verification except its files, which have messages of their own.
 pub fn encode_verify_report(report: &VerifyReport, w: &mut FieldWriter) {
     let VerifyReport { pairs, frames, bytes, findings, files: _ } = report;
     w.u64s([pairs, frames, bytes, findings]);
 }
 
-/// Decodes all but the files of a verification.
+/// Decodes a verification except its files.
 ///
 /// # Errors
 ///
-/// Returns the damage of the bytes.
+/// Returns the damage if the bytes are not valid.
 pub fn decode_verify_report(r: &mut FieldReader<'_>) -> Result<VerifyReport, Damage> {
     let (pairs, frames, bytes, findings) = (r.u64()?, r.u64()?, r.u64()?, r.u64()?);
     Ok(VerifyReport { pairs, frames, bytes, findings, files: Vec::new() })

@@ -1,30 +1,31 @@
-//! # Sketches of load, over closings
+//! # Workload statistics across openings
 //!
-//! The file LOAD has the sketches of all keyspaces (docs/format/load.md). It is history, not data:
-//! nothing depends on it, no error comes of it, a backup leaves it out.
+//! The file LOAD contains the workload statistics of all keyspaces (docs/format/load.md). They are
+//! history, not data: no operation depends on them or fails because of them, and backups omit them.
 //!
 //! ## Picture
 //!
 //! ```text
-//!   opening: LOAD read, if it is whole and of this database ──> each keyspace's `Load` goes on from there
-//!   every five minutes in which something was sampled (the keeper), and at the orderly end:
-//!       LOAD.new written and synced ──> renamed to LOAD, directory synced
+//!   opening: reads LOAD if it is valid and of this database ──> recorders continue from it
+//!   every five minutes with samples (maintenance thread), and at a clean close:
+//!       writes and syncs LOAD.new ──> renames it to LOAD, syncs the directory
 //! ```
 //!
-//! A keyspace that was cleared or replaced goes on with its sketch: what it is used for is its
-//! users' doing. One that was converted does so without latencies and stalls, which were the other
-//! engine's. One that was dropped takes its sketch along.
+//! A keyspace that was cleared or replaced keeps its statistics, because its users stay the same. A
+//! converted keyspace loses latencies and stalls, which describe the previous engine. The
+//! statistics of a dropped keyspace are dropped too.
 //!
 //! ## Crash
 //!
-//! Whatever was sampled since LOAD was last written is lost; so is what a clearing or a conversion
-//! took over since, whose number LOAD does not know. Until the directory is synced its name shows
-//! the file before, which is whole. What is not whole is forgotten.
+//! Samples since the last write of LOAD are lost. A keyspace that was cleared or converted since
+//! then loses its statistics, because LOAD does not contain its new id. Until the directory is
+//! synced, the name LOAD may refer to the previous file, which is complete. An incomplete file is
+//! ignored.
 //!
 //! ## Costs
 //!
-//! Some KiB a keyspace that is in use; two syncs that no commit waits for. An opening reads one
-//! file. A full disk keeps the old file.
+//! A few KiB for each keyspace in use, and two syncs for which no commit waits. On a full disk the
+//! previous file stays.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -36,37 +37,38 @@ use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::workload::{self, LatencyKind, SampleStart, SampledCall, WorkloadStats};
 
-/// The file's name.
+/// Name of the file.
 pub(crate) const WORKLOAD_FILE: &str = "LOAD";
-/// Its name while it is written.
+/// Name of the file while it is being written.
 const WORKLOAD_TEMP_FILE: &str = "LOAD.new";
 
-/// Whether a file of that name has sketches, whole or not.
+/// Returns whether a file of this name contains workload statistics, complete or not.
 pub(super) fn is_workload_file(name: &str) -> bool {
     name == WORKLOAD_FILE || name == WORKLOAD_TEMP_FILE
 }
-/// It is written at most so often, but for the end.
+/// Minimum interval between two writes, except at close.
 const SAVE_INTERVAL: Duration = Duration::from_secs(300);
-/// A longer one is none of ours.
+/// A larger file was not written by this code and is ignored.
 const MAX_FILE_BYTES: u64 = 64 << 20;
 
-/// What the store knows of its own sketches.
+/// State of the writer of LOAD.
 #[derive(Debug, Default)]
 pub(crate) struct WorkloadSaver {
-    /// Something was sampled since LOAD was written.
+    /// Whether calls were sampled since LOAD was written.
     is_dirty: AtomicBool,
-    /// Up to when time was told to the sketches: LOAD was written then, or read.
+    /// Time up to which the open time is accounted for: the last write of LOAD, or the opening.
     accounted_until: Mutex<Duration>,
 }
 
 impl Store {
-    /// The look at a call, if it is one to look at. To be asked once, at its beginning.
+    /// Decides whether a call is sampled, and begins the sample. Must be called once, at the begin
+    /// of the call.
     #[inline(always)]
     pub fn sample(&self) -> Option<SampleStart> {
         if workload::is_sample_due() { Some(self.begin_sample()) } else { None }
     }
 
-    /// The look at a call that is one to look at ([`workload::is_sample_due`]) begins.
+    /// Begins a sample. The caller has checked [`workload::is_sample_due`].
     #[cold]
     #[inline(never)]
     pub fn begin_sample(&self) -> SampleStart {
@@ -74,7 +76,7 @@ impl Store {
         SampleStart { began: self.clock.now() }
     }
 
-    /// The sampled call is over.
+    /// Records a sampled call at its end.
     #[cold]
     #[inline(never)]
     pub fn record_call(
@@ -88,7 +90,7 @@ impl Store {
         keyspace.workload().record(call, served.map(|served| (served, took)));
     }
 
-    /// What `kept` is used for.
+    /// Returns the workload statistics of `keyspace`.
     pub fn workload_stats(&self, keyspace: &KeyspaceState) -> WorkloadStats {
         let keys = keyspace.engine().map_or(0, |engine| engine.stats().keys);
         let mut stats = keyspace.workload().stats(keys);
@@ -99,14 +101,14 @@ impl Store {
         stats
     }
 
-    /// At opening: goes on from what LOAD says.
+    /// Restores the workload statistics from LOAD, at the opening.
     pub(super) fn restore_workloads(&self) {
         *self.workload_saver.accounted_until.lock() = self.clock.now();
         if self.options.inline {
             workload::reseed();
         }
         if !self.options.read_only {
-            let _ = self.disk.remove(&self.dir.join(WORKLOAD_TEMP_FILE)); // of a crash
+            let _ = self.disk.remove(&self.dir.join(WORKLOAD_TEMP_FILE)); // left by a crash
         }
         let Some(file) = read_file(&*self.disk, &self.dir.join(WORKLOAD_FILE)) else { return };
         let Some(mut pasts) = workload::decode(self.id, &file) else { return };
@@ -117,7 +119,7 @@ impl Store {
         }
     }
 
-    /// Writes LOAD if that was not done for long.
+    /// Writes LOAD if the last write is long ago.
     pub(super) fn save_workloads_if_due(&self) {
         let since = || self.clock.now().saturating_sub(*self.workload_saver.accounted_until.lock());
         if self.workload_saver.is_dirty.load(Ordering::Relaxed) && since() >= SAVE_INTERVAL {
@@ -125,7 +127,7 @@ impl Store {
         }
     }
 
-    /// Writes LOAD if there is anything new. What fails is left: the file before stays, or none.
+    /// Writes LOAD if there are new samples. Ignores errors: the previous file stays, or none.
     pub(super) fn save_workloads(&self) {
         if !self.workload_saver.is_dirty.swap(false, Ordering::Relaxed) {
             return;
@@ -147,7 +149,7 @@ impl Store {
     }
 }
 
-/// The bytes of a file; none if it cannot be had.
+/// Returns the content of a file, or `None` if it cannot be read.
 fn read_file(disk: &dyn Disk, path: &Path) -> Option<Vec<u8>> {
     let file = disk.open(path, OpenMode::Read).ok()?;
     let len = file.len().ok().filter(|len| *len <= MAX_FILE_BYTES)?;
@@ -156,7 +158,7 @@ fn read_file(disk: &dyn Disk, path: &Path) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// Has `path` hold these bytes, whole, by way of `unborn`.
+/// Replaces the file at `path` atomically. `unborn` is the temporary name of the new file.
 fn replace_file(disk: &dyn Disk, unborn: &Path, path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     match disk.remove(unborn) {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(e),

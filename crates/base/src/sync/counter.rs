@@ -1,32 +1,32 @@
 //! # Counter: a sum that many threads add to
 //!
 //! ```text
-//!   word        while no two threads add at the same time
-//!   word + lane + lane + ...    later: a lane for each thread slot (sharded_arc.rs)
+//!   word                        while no two threads add at the same time
+//!   word + lane + lane + ...    later: a lane for each thread shard (sharded_arc.rs)
 //! ```
 //!
-//! A counter takes few bytes until threads collide at its word. From then on a thread adds to a
+//! A counter occupies few bytes until threads collide at its word. From then on a thread adds to a
 //! cache line that few other threads write, and a reader adds up all lanes.
 //!
 //! ## Invariants
 //!
-//! 1. A sum has every addition that was completed before [`Counter::sum`] was called. Of two
-//!    threads that both add and then sum up, at least one sees the addition of the other.
+//! 1. A sum includes every addition that was completed before [`Counter::sum`] was called. If two
+//!    threads both add and then read the sum, at least one sees the addition of the other.
 
 use std::sync::OnceLock;
 
 use super::atomic::{AtomicI64, Ordering, fence};
 use super::sharded_arc::{THREAD_SHARDS, thread_shard};
 
-/// Additions to the word that may fail, in one call, before the counter gets lanes.
+/// Failed attempts of one call to change the word, before the counter gets lanes.
 const COLLISIONS: usize = 2;
 
-/// A part of the sum, on a cache line of its own.
+/// Part of the sum, on a cache line of its own.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct CounterLane(AtomicI64);
 
-/// See the module. Additions wrap around, and so does the sum.
+/// A sum that many threads add to. Additions wrap around, and so does the sum.
 #[derive(Debug, Default)]
 pub struct Counter {
     word: AtomicI64,
@@ -61,28 +61,28 @@ impl Counter {
         self.lanes.get_or_init(|| (0..THREAD_SHARDS).map(|_| CounterLane::default()).collect())
     }
 
-    /// Returns the sum. With additions under way it has some of them, in no particular order.
+    /// Returns the sum. Concurrent additions may be included or not, in no particular order.
     #[must_use]
     pub fn sum(&self) -> i64 {
-        fence(Ordering::SeqCst); // behind the additions of this thread, before it looks for lanes
+        fence(Ordering::SeqCst); // orders additions of this thread before the load of the lanes
         let word = self.word.load(Ordering::SeqCst);
         let lanes = self.lanes.get().map_or(&[][..], |lanes| &lanes[..]);
         lanes.iter().fold(word, |sum, lane| sum.wrapping_add(lane.0.load(Ordering::SeqCst)))
     }
 
-    /// Returns the sum of a count, which is not negative but for additions under way.
+    /// Returns the sum, or 0 if concurrent additions make it negative.
     #[must_use]
     pub fn count(&self) -> u64 {
         u64::try_from(self.sum()).unwrap_or(0)
     }
 
-    /// Makes the sum `sum`. No thread adds at the same time.
+    /// Sets the sum. No thread may add at the same time.
     pub fn set(&self, sum: i64) {
         self.lanes.get().into_iter().flatten().for_each(|lane| lane.0.store(0, Ordering::Relaxed));
         self.word.store(sum, Ordering::SeqCst);
     }
 
-    /// Asks for the cache line that an addition changes.
+    /// Prefetches the cache line that an addition changes.
     #[inline]
     pub fn prefetch(&self) {
         crate::memory::prefetch_to_write((&raw const self.word).cast());

@@ -1,11 +1,11 @@
-//! # Locks, atomics, epochs and waiting, behind one seam
+//! # Synchronization: locks, atomics, epochs and waiting behind one facade
 //!
-//! In a usual build these are parking_lot (which thread sanitizers understand), std's atomics and
-//! threads, and crossbeam's epochs, by their own names: the seam costs nothing. Built with
-//! `--cfg shuttle` they are those of `model`, whose every step a scheduler decides, so that tests
-//! explore the interleavings of commits, the sync rounds and everything that takes no lock.
+//! A usual build uses parking_lot (which thread sanitizers understand), the atomics and threads of
+//! std, and the epochs of crossbeam, under their own names. The facade then costs nothing. A build
+//! with `--cfg shuttle` uses `model`, where a scheduler decides every step. Tests then explore the
+//! interleavings of commits, of sync rounds and of all lock-free code.
 //!
-//! `Arc` is std's in both: no code depends on how its counts interleave.
+//! `Arc` is that of std in both: no code depends on the interleaving of its counts.
 
 mod counter;
 #[cfg(shuttle)]
@@ -22,7 +22,8 @@ mod real {
     pub use std::thread;
     pub(crate) use std::thread_local;
 
-    /// Deferred reclamation: what is deferred runs after every guard pinned before it is gone.
+    /// Deferred reclamation: a deferred function runs after all guards pinned before it were
+    /// dropped.
     pub mod epoch {
         use super::atomic::{AtomicBool, AtomicU64, Ordering};
         use crate::clock::{Clock, SystemClock};
@@ -31,47 +32,48 @@ mod real {
         use std::sync::Arc;
         use std::time::Duration;
 
-        /// Bytes that a thread defers the freeing of before [`free_deferred`] does something.
+        /// Bytes of deferred memory of a thread before [`free_deferred`] acts.
         const MAX_DEFERRED: usize = 128 << 10;
 
-        /// Bytes that wait for guards, of the whole process, as far as [`free_deferred`] came to
-        /// them.
+        /// Bytes in the whole process that wait for guards, as counted by [`free_deferred`].
         static DEFERRED_BYTES: AtomicU64 = AtomicU64::new(0);
 
         thread_local! {
             static WAITING: Cell<usize> = const { Cell::new(0) };
         }
 
-        /// What this thread has deferred just now frees so many bytes.
+        /// Records that a function deferred by this thread will free `bytes` bytes.
         pub fn note_deferred(bytes: usize) {
-            let _ = WAITING.try_with(|waiting| waiting.set(waiting.get().saturating_add(bytes))); // none in a thread that ends
+            // Fails in a thread that is ending.
+            let _ = WAITING.try_with(|waiting| waiting.set(waiting.get().saturating_add(bytes)));
         }
 
-        /// Has what waits be freed, as far as no guard keeps it, once this thread has deferred much
-        /// since the last time. By themselves epochs move on after a number of calls, however large
-        /// what they deferred is: some MiB a thread. The caller holds no lock that anything
-        /// deferred takes.
+        /// Runs deferred functions that no guard blocks, if this thread has deferred many bytes
+        /// since the last call. Epochs by themselves advance after a number of calls, regardless of
+        /// the size of the deferred memory. That could keep some MiB per thread. The caller must
+        /// not hold a lock that a deferred function takes.
         pub fn free_deferred(guard: &Guard) {
             let take_much =
                 |waiting: &Cell<usize>| if waiting.get() > MAX_DEFERRED { waiting.take() as u64 } else { 0 };
             let bytes = WAITING.try_with(take_much).unwrap_or(0);
             if bytes > 0 {
                 DEFERRED_BYTES.fetch_add(bytes, Ordering::Relaxed);
-                guard.defer(move || DEFERRED_BYTES.fetch_sub(bytes, Ordering::Relaxed)); // behind what it counts
+                // Deferred last, so it runs after the functions that free these bytes.
+                guard.defer(move || DEFERRED_BYTES.fetch_sub(bytes, Ordering::Relaxed));
                 guard.flush();
             }
         }
 
-        /// Bytes that were deferred and are not freed yet, about: those that wait behind a guard
-        /// that somebody has held for a while.
+        /// Returns the approximate number of deferred bytes that are not freed yet, because a
+        /// thread has held a guard for a while.
         #[must_use]
         pub fn deferred_bytes() -> u64 {
             DEFERRED_BYTES.load(Ordering::Relaxed)
         }
 
-        /// Waits until every guard of this moment is gone and what was deferred before ran or is
-        /// running, at most for `limit`. False if that was too short. The caller holds no guard.
-        /// There is nothing to sleep on: it gives its turn away.
+        /// Waits, at most for `limit`, until every present guard was dropped and all earlier
+        /// deferred functions ran or are running. Returns false after a timeout. The caller must
+        /// not hold a guard. Yields in a loop, because there is no event to sleep on.
         pub fn wait_for_guards(limit: Duration) -> bool {
             let is_over = Arc::new(AtomicBool::new(false));
             let over = Arc::clone(&is_over);
@@ -117,18 +119,18 @@ mod real {
         }
     }
 
-    /// Sleeping on a word, by the kernel.
+    /// Sleeping on a word, by the futex of the kernel.
     #[derive(Debug, Default)]
     pub(super) struct Futex;
 
     impl Futex {
         /// Sleeps unless `word` is no longer `seen`. May return early.
         pub(super) fn wait(&self, word: &atomic::AtomicU32, seen: u32) {
-            // An interrupted or refused wait is an early return: callers look again.
+            // An interrupted or refused wait is an early return: callers check again.
             let _ = rustix::thread::futex::wait(word, rustix::thread::futex::Flags::PRIVATE, seen, None);
         }
 
-        /// Wakes everybody who sleeps on `word`.
+        /// Wakes all threads that sleep on `word`.
         pub(super) fn wake(&self, word: &atomic::AtomicU32) {
             let _ = rustix::thread::futex::wake(word, rustix::thread::futex::Flags::PRIVATE, u32::MAX >> 1);
         }
@@ -140,8 +142,8 @@ use model as imp;
 #[cfg(not(shuttle))]
 use real as imp;
 
-/// Atomics as they are in memory that nobody made field by field: no larger than their value, and
-/// valid as zeros.
+/// Atomics for memory that is not constructed field by field. They are no larger than their value,
+/// and valid as zeros.
 pub use imp::bare;
 pub(crate) use imp::thread_local;
 pub use imp::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard, atomic, epoch, thread};

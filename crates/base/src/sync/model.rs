@@ -1,13 +1,11 @@
-//! # The seam under a scheduler that decides every step
+//! # Model: the facade under a scheduler that decides every step
 //!
-//! Shuttle's locks, atomics and threads with the interface of the real ones. Epochs are the
-//! strictest that the contract allows: what is deferred runs at the very moment the last guard that
-//! was pinned before it goes, so a pointer that outlives its guard is dead at once.
+//! Provides the locks, atomics and threads of shuttle with the interface of the real ones. Epochs
+//! are as strict as the contract allows: a deferred function runs as soon as the last guard that
+//! was pinned before it is dropped. A pointer that outlives its guard is therefore invalid at once.
 //!
-//! ## What it cannot see
-//!
-//! Weak memory: every execution is sequentially consistent. Arguments about orderings stay
-//! arguments.
+//! Weak memory orders are not explored: every execution is sequentially consistent. The choice of
+//! memory orders must be justified by argument.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -23,12 +21,12 @@ pub use shuttle::sync::atomic;
 pub use shuttle::thread;
 pub(crate) use shuttle::thread_local;
 
-/// Preemptions that the directed half of the schedules has at most.
+/// Most preemptions of a schedule in the directed half.
 const DEPTH: usize = 3;
 
-/// Runs `scenario` under as many schedules as asked, `SHEAF_SCHEDULES` before `schedules`: half of
-/// them random, half with few preemptions, from `SHEAF_SEED` on. A failure prints its schedule;
-/// with that in `SHEAF_SCHEDULE` it alone is run.
+/// Runs `scenario` under `schedules` schedules. Half of them are random, half have few preemptions.
+/// Environment variables: `SHEAF_SCHEDULES` replaces their number, and `SHEAF_SEED` sets the seed.
+/// A failure prints its schedule; `SHEAF_SCHEDULE` set to that text runs it alone.
 pub fn explore(schedules: u64, scenario: impl Fn() + Clone + Send + Sync + 'static) {
     let setting =
         |name: &str, default| std::env::var(name).map_or(default, |text| text.parse().expect("a number"));
@@ -48,13 +46,13 @@ pub fn explore(schedules: u64, scenario: impl Fn() + Clone + Send + Sync + 'stat
     println!("{done} schedules");
 }
 
-/// Others may run here, or not. (A yield would be an offer, which the scheduler with few
-/// preemptions always takes.)
+/// Permits other threads to run here. (A yield would force a switch under the scheduler with few
+/// preemptions.)
 pub fn step() {
     atomic::AtomicBool::new(false).load(atomic::Ordering::SeqCst);
 }
 
-/// Atomics that are their value and nothing else. Others may run before each access.
+/// Atomics that consist of their value only. Other threads may run before each access.
 pub mod bare {
     pub use std::sync::atomic::Ordering;
 
@@ -62,29 +60,29 @@ pub mod bare {
 
     macro_rules! bare {
         ($name:ident, $number:ty) => {
-            /// As std's.
+            /// Equivalent of the type in std.
             #[derive(Debug, Default)]
             #[repr(transparent)]
             pub struct $name(std::sync::atomic::$name);
 
             impl $name {
-                /// As std's.
+                /// Equivalent of the method in std.
                 pub fn load(&self, order: Ordering) -> $number {
                     step();
                     self.0.load(order)
                 }
 
-                /// As std's.
+                /// Equivalent of the method in std.
                 pub fn store(&self, value: $number, order: Ordering) {
                     step();
                     self.0.store(value, order);
                 }
 
-                /// As std's.
+                /// Equivalent of the method in std.
                 ///
                 /// # Errors
                 ///
-                /// The present value, if it is not `seen`.
+                /// Returns the present value if it is not `seen`.
                 pub fn compare_exchange(
                     &self,
                     seen: $number,
@@ -103,41 +101,41 @@ pub mod bare {
     bare!(AtomicU64, u64);
 }
 
-/// As parking_lot's.
+/// Equivalent of the type in parking_lot.
 #[derive(Default)]
 pub struct Mutex<T: ?Sized>(shuttle::sync::Mutex<T>);
 
-/// As parking_lot's.
+/// Equivalent of the type in parking_lot.
 pub struct MutexGuard<'a, T: ?Sized> {
     of: &'a Mutex<T>,
-    /// `None` while a condition is awaited.
+    /// `None` during a wait for a condition.
     inner: Option<shuttle::sync::MutexGuard<'a, T>>,
 }
 
 impl<T> Mutex<T> {
-    /// As parking_lot's.
+    /// Equivalent of the method in parking_lot.
     pub const fn new(value: T) -> Mutex<T> {
         Mutex(shuttle::sync::Mutex::new(value))
     }
 
-    /// As parking_lot's.
+    /// Equivalent of the method in parking_lot.
     pub fn into_inner(self) -> T {
         self.0.into_inner().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl<T: ?Sized> Mutex<T> {
-    /// As parking_lot's.
+    /// Equivalent of the method in parking_lot.
     pub fn lock(&self) -> MutexGuard<'_, T> {
         MutexGuard { of: self, inner: Some(self.0.lock().unwrap_or_else(PoisonError::into_inner)) }
     }
 
-    /// As parking_lot's.
+    /// Equivalent of the method in parking_lot.
     pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
         self.0.try_lock().ok().map(|guard| MutexGuard { of: self, inner: Some(guard) })
     }
 
-    /// As parking_lot's.
+    /// Equivalent of the method in parking_lot.
     pub fn get_mut(&mut self) -> &mut T {
         self.0.get_mut().unwrap_or_else(PoisonError::into_inner)
     }
@@ -163,31 +161,31 @@ impl<T: ?Sized> DerefMut for MutexGuard<'_, T> {
     }
 }
 
-/// As parking_lot's.
+/// Equivalent of the type in parking_lot.
 #[derive(Default)]
 pub struct Condvar(shuttle::sync::Condvar);
 
 impl Condvar {
-    /// As parking_lot's.
+    /// Equivalent of the method in parking_lot.
     pub fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
         let inner = guard.inner.take().expect("only a wait takes it, and gives it back");
         guard.inner = Some(self.0.wait(inner).unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// As parking_lot's. Time does not pass here: the wait ends at once, which is one of the things
-    /// that may happen.
+    /// Equivalent of the method in parking_lot, except that no time passes: the wait times out at
+    /// once, which is one of the possible outcomes.
     pub fn wait_for<T>(&self, guard: &mut MutexGuard<'_, T>, _: Duration) {
         guard.inner = None;
-        thread::yield_now(); // others run, as they would
+        thread::yield_now(); // other threads may run during the wait
         guard.inner = guard.of.lock().inner.take();
     }
 
-    /// As parking_lot's.
+    /// Equivalent of the method in parking_lot.
     pub fn notify_one(&self) {
         self.0.notify_one();
     }
 
-    /// As parking_lot's.
+    /// Equivalent of the method in parking_lot.
     pub fn notify_all(&self) {
         self.0.notify_all();
     }
@@ -199,27 +197,27 @@ impl fmt::Debug for Condvar {
     }
 }
 
-/// As parking_lot's.
+/// Equivalent of the type in parking_lot.
 #[derive(Default)]
 pub struct RwLock<T>(shuttle::sync::RwLock<T>);
 
-/// As parking_lot's.
+/// Equivalent of the type in parking_lot.
 pub type RwLockReadGuard<'a, T> = shuttle::sync::RwLockReadGuard<'a, T>;
-/// As parking_lot's.
+/// Equivalent of the type in parking_lot.
 pub type RwLockWriteGuard<'a, T> = shuttle::sync::RwLockWriteGuard<'a, T>;
 
 impl<T> RwLock<T> {
-    /// As parking_lot's.
+    /// Equivalent of the method in parking_lot.
     pub const fn new(value: T) -> RwLock<T> {
         RwLock(shuttle::sync::RwLock::new(value))
     }
 
-    /// As parking_lot's.
+    /// Equivalent of the method in parking_lot.
     pub fn read(&self) -> RwLockReadGuard<'_, T> {
         self.0.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// As parking_lot's.
+    /// Equivalent of the method in parking_lot.
     pub fn write(&self) -> RwLockWriteGuard<'_, T> {
         self.0.write().unwrap_or_else(PoisonError::into_inner)
     }
@@ -231,7 +229,7 @@ impl<T> fmt::Debug for RwLock<T> {
     }
 }
 
-/// An atomic of 16 bytes. Others may run before each access.
+/// An atomic of 16 bytes. Other threads may run before each access.
 #[derive(Debug)]
 pub(crate) struct AtomicWide(std::sync::Mutex<u128>);
 
@@ -265,7 +263,7 @@ impl AtomicWide {
     }
 }
 
-/// The kernel's futex: comparing and going to sleep are one step.
+/// Model of the futex of the kernel: comparing the word and falling asleep are one step.
 #[derive(Debug, Default)]
 pub(super) struct Futex {
     queue: Mutex<()>,
@@ -286,13 +284,13 @@ impl Futex {
     }
 }
 
-/// Epochs, at their strictest.
+/// Epochs in their strictest form.
 pub mod epoch {
     use super::{BTreeSet, RefCell, fmt};
 
     type DeferredCall = (BTreeSet<u64>, Box<dyn FnOnce()>);
 
-    /// Turns that are given away before a guard counts as held.
+    /// Number of yields before a guard counts as held.
     const TURNS: usize = 8;
 
     #[derive(Default)]
@@ -302,15 +300,15 @@ pub mod epoch {
         deferred: Vec<DeferredCall>,
     }
 
-    // One model runs in one thread of the system, whatever threads it plays.
+    // One model runs in one thread of the system, which executes all threads of the model.
     std::thread_local! {
         static PINS: RefCell<EpochPins> = RefCell::default();
     }
 
-    /// Keeps what is deferred from now on.
+    /// Delays functions that are deferred from now on.
     pub struct Guard(u64);
 
-    /// A guard.
+    /// Pins the epoch.
     #[must_use]
     pub fn pin() -> Guard {
         PINS.with_borrow_mut(|pins| {
@@ -321,20 +319,20 @@ pub mod epoch {
         })
     }
 
-    /// What is deferred runs as soon as it may.
+    /// Does nothing: deferred functions run as soon as possible.
     pub fn note_deferred(_bytes: usize) {}
 
-    /// As above.
+    /// Does nothing, like [`note_deferred`].
     pub fn free_deferred(_guard: &Guard) {}
 
-    /// As above: nothing waits for long.
+    /// Returns 0: no memory waits for long.
     #[must_use]
     pub fn deferred_bytes() -> u64 {
         0
     }
 
-    /// Gives others turns until every guard of this moment is gone, or there were as many as nobody
-    /// needs.
+    /// Yields until every present guard was dropped, or until a number of yields that always
+    /// suffices.
     pub fn wait_for_guards(_limit: std::time::Duration) -> bool {
         let present = PINS.with_borrow(|pins| pins.live.clone());
         (0..TURNS).any(|_| {
@@ -344,7 +342,7 @@ pub mod epoch {
     }
 
     impl Guard {
-        /// Runs `work` once every present guard is gone.
+        /// Runs `work` after every present guard was dropped.
         pub fn defer<R>(&self, work: impl FnOnce() -> R + Send + 'static) {
             PINS.with_borrow_mut(|pins| {
                 let present = pins.live.clone();
@@ -352,15 +350,15 @@ pub mod epoch {
             });
         }
 
-        /// As [`Guard::defer`].
+        /// Like [`Guard::defer`], for functions that borrow.
         ///
         /// # Safety
         ///
-        /// * What `work` captures lives until it ran.
+        /// * All values that `work` captures must live until it ran.
         pub unsafe fn defer_unchecked<R>(&self, work: impl FnOnce() -> R) {
             let work: Box<dyn FnOnce() + '_> = Box::new(|| drop(work()));
             // SAFETY:
-            // * The caller's promise.
+            // * The caller promises that the captured values live until `work` ran.
             let work: Box<dyn FnOnce()> = unsafe { std::mem::transmute(work) };
             PINS.with_borrow_mut(|pins| {
                 let present = pins.live.clone();
@@ -368,7 +366,7 @@ pub mod epoch {
             });
         }
 
-        /// Nothing: what is due ran already.
+        /// Does nothing: due functions have already run.
         pub fn flush(&self) {}
     }
 

@@ -1,18 +1,19 @@
-//! # Published: one value at a time, replaced as a whole
+//! # Published: a value that is replaced as a whole
 //!
 //! ```text
-//!  readers: pin the epoch, load the pointer           who replaces: lock, make the next from the present one, swap
-//!                                                                    └─> the one before goes after the guards of then
+//!  reader:    pin the epoch, load the pointer
+//!  replacer:  lock, derive the next value from the present one, swap the pointer
+//!             └─> the old value is freed after all guards of that moment were dropped
 //! ```
 //!
-//! A reader takes no lock and sees one moment of everything that is in the value. Replacing costs
-//! an allocation.
+//! A reader takes no lock and sees one consistent state of the value. A replacement allocates
+//! memory.
 
 use super::Mutex;
 use super::atomic::{AtomicPtr, Ordering};
 use super::epoch::Guard;
 
-/// A value that readers see whole, and that is replaced, never changed.
+/// A value that is replaced and never changed, so readers always see a complete one.
 #[derive(Debug)]
 pub struct Published<T: Send + Sync + 'static> {
     current: AtomicPtr<T>,
@@ -20,32 +21,33 @@ pub struct Published<T: Send + Sync + 'static> {
 }
 
 impl<T: Send + Sync + 'static> Published<T> {
-    /// With a first value.
+    /// Publishes the first value.
     #[must_use]
     pub fn new(first: T) -> Published<T> {
         Published { current: AtomicPtr::new(Box::into_raw(Box::new(first))), replace_lock: Mutex::new(()) }
     }
 
-    /// The present value, for as long as the guard lives.
+    /// Returns the present value, valid while the guard lives.
     #[inline]
     pub fn load<'g>(&'g self, _guard: &'g Guard) -> &'g T {
         // SAFETY:
-        // * Made from a box; freed only after all guards of the moment when it was replaced, or
-        //   with `self`.
+        // * The pointer comes from a box. The value is freed only after all guards of the moment of
+        //   its replacement were dropped, or with `self`.
         unsafe { &*self.current.load(Ordering::Acquire) }
     }
 
-    /// Makes what `next` makes of the present value the present one. One at a time.
+    /// Replaces the present value by the result of `next`. Replacements exclude each other.
     pub fn replace(&self, guard: &Guard, next: impl FnOnce(&T) -> T) {
         let _one = self.replace_lock.lock();
         let next = Box::into_raw(Box::new(next(self.load(guard))));
         let before = self.current.swap(next, Ordering::AcqRel) as usize;
         guard.defer(move || {
             // SAFETY:
-            // * Made from a box, replaced just now; every guard that may have seen it is gone.
+            // * The pointer comes from a box and was just replaced. Every guard under which it may
+            //   have been loaded was dropped.
             drop(unsafe { Box::from_raw(before as *mut T) });
         });
-        // Whoever waits for the value to go may be another thread, and this one rest from now on.
+        // This thread may be idle from now on, while another one waits until the value is freed.
         guard.flush();
     }
 }
@@ -53,7 +55,7 @@ impl<T: Send + Sync + 'static> Published<T> {
 impl<T: Send + Sync + 'static> Drop for Published<T> {
     fn drop(&mut self) {
         // SAFETY:
-        // * Made from a box, and `&mut self`: nobody reads it.
+        // * The pointer comes from a box, and `&mut self` excludes readers.
         drop(unsafe { Box::from_raw(self.current.load(Ordering::Relaxed)) });
     }
 }

@@ -1,11 +1,11 @@
-//! # Spread: a shared value with a reference count per thread
+//! # Sharded `Arc`: a shared value with several reference counts
 //!
-//! Cloning and dropping an [`Arc`] write to the cache line of its count, and threads that do so at
-//! the same time wait for that line. Here each thread clones an `Arc` of its own.
+//! Cloning and dropping an [`Arc`] write to the cache line of its count. Threads that do so at the
+//! same time wait for that line. With a [`ShardedArc`], threads clone an `Arc` of their own shard.
 
 use std::sync::{Arc, OnceLock};
 
-/// Number of places. Threads get places in turn, so that more threads than places share them.
+/// Number of shards. Threads are assigned in turn, so additional threads share them.
 pub const THREAD_SHARDS: usize = 32;
 
 super::thread_local! {
@@ -14,18 +14,18 @@ super::thread_local! {
 
 fn next_shard() -> usize {
     if cfg!(shuttle) {
-        return 0; // a schedule is to be the same when it is repeated
+        return 0; // a schedule must be reproducible
     }
     static THREADS: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
     THREADS.fetch_add(1, std::sync::atomic::Ordering::Relaxed) % THREAD_SHARDS
 }
 
-/// Returns the place of this thread, below [`THREAD_SHARDS`].
+/// Returns the shard of this thread, below [`THREAD_SHARDS`].
 pub(crate) fn thread_shard() -> usize {
-    THREAD_SHARD.try_with(|place| *place).unwrap_or(0) // a thread that ends
+    THREAD_SHARD.try_with(|place| *place).unwrap_or(0) // a thread that is ending
 }
 
-/// A value, and a counted copy of it for each place.
+/// A value, and a reference-counted copy of it for each shard.
 #[derive(Debug)]
 pub struct ShardedArc<T> {
     value: T,
@@ -33,7 +33,7 @@ pub struct ShardedArc<T> {
 }
 
 impl<T: Clone> ShardedArc<T> {
-    /// Makes a value without copies.
+    /// Creates a value without copies.
     pub fn new(value: T) -> ShardedArc<T> {
         ShardedArc { value, copies: [const { OnceLock::new() }; THREAD_SHARDS] }
     }
@@ -43,7 +43,7 @@ impl<T: Clone> ShardedArc<T> {
         &self.value
     }
 
-    /// Returns the copy for the place of this thread.
+    /// Returns the copy for the shard of this thread.
     pub fn get(&self) -> Arc<T> {
         Arc::clone(self.copies[thread_shard()].get_or_init(|| Arc::new(self.value.clone())))
     }

@@ -1,11 +1,10 @@
 //! # Waiting: threads sleep until another thread makes progress
 //!
 //! - [`WaitWord`]: all sleepers are woken together.
-//! - [`WaitWords`]: threads that wait for different numbers sleep on different words, so that the
-//!   end of one commit wakes the threads that wait for it and few others.
-//! - [`WaitTree`]: many threads wait for the same event, and wake each other. A thread that wakes a
-//!   hundred others spends a hundred system calls' worth of time on it (about 0.3 ms); the threads
-//!   that were woken first do most of that at the same time.
+//! - [`WaitWords`]: threads that wait for different numbers sleep on different words. The end of
+//!   one commit then wakes the threads that wait for it and few others.
+//! - [`WaitTree`]: many threads wait for the same event, and wake each other. Waking takes a system
+//!   call per thread. The threads woken first share this work.
 
 use crossbeam_utils::CachePadded;
 
@@ -13,8 +12,8 @@ use super::atomic::{AtomicU32, Ordering};
 use super::imp::Futex;
 use super::thread_shard;
 
-/// A counter that threads sleep on until it moves: one futex that wakes its sleepers
-/// together, without a system call if there are none.
+/// A counter that threads sleep on until it changes. One futex wakes all sleepers together, without
+/// a system call if there are none.
 #[derive(Debug, Default)]
 pub struct WaitWord {
     count: AtomicU32,
@@ -30,8 +29,8 @@ impl WaitWord {
 
     /// Sleeps while the count is `seen`. May return early.
     pub fn wait(&self, seen: u32) {
-        // Counted before the kernel compares the word: an `advance` that misses the sleeper has
-        // moved the word before, and the kernel sees that.
+        // The sleeper is counted before the kernel compares the word. An `advance` that misses the
+        // sleeper has changed the word before, and the kernel sees the change.
         self.sleepers.fetch_add(1, Ordering::SeqCst);
         if self.count.load(Ordering::SeqCst) == seen {
             self.futex.wait(&self.count, seen);
@@ -39,9 +38,9 @@ impl WaitWord {
         self.sleepers.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// As [`WaitWord::wait`], unless `is_over` says that there is nothing to wait for: it is asked
-    /// once the sleeper is counted. A thread that makes it true calls [`WaitWord::wake`] after
-    /// that. Returns whether it was over.
+    /// Like [`WaitWord::wait`], but does not sleep if `is_over` returns true. `is_over` is called
+    /// after the sleeper is counted. A thread that makes it true must call [`WaitWord::wake`]
+    /// afterwards. Returns the result of `is_over`.
     pub fn sleep_unless(&self, seen: u32, is_over: impl FnOnce() -> bool) -> bool {
         self.sleepers.fetch_add(1, Ordering::SeqCst);
         let is_over = is_over();
@@ -52,7 +51,7 @@ impl WaitWord {
         is_over
     }
 
-    /// Wakes all threads that sleep, and writes nothing if none does.
+    /// Wakes all threads that sleep. Writes nothing if there are none.
     #[inline]
     pub fn wake(&self) {
         if self.sleepers.load(Ordering::SeqCst) > 0 {
@@ -60,7 +59,7 @@ impl WaitWord {
         }
     }
 
-    /// Moves the count and wakes all threads.
+    /// Increments the count and wakes all threads.
     pub fn advance(&self) {
         self.count.fetch_add(1, Ordering::SeqCst);
         if self.sleepers.load(Ordering::SeqCst) > 0 {
@@ -68,7 +67,7 @@ impl WaitWord {
         }
     }
 
-    /// Moves the count to `to`, if it is lower, and wakes all threads.
+    /// Raises the count to `to`, if it is lower, and wakes all threads.
     fn advance_to(&self, to: u32) -> AdvanceOutcome {
         let is_lower = |count: u32| (count.wrapping_sub(to).cast_signed() < 0).then_some(to);
         if self.count.fetch_update(Ordering::SeqCst, Ordering::SeqCst, is_lower).is_err() {
@@ -82,8 +81,8 @@ impl WaitWord {
     }
 }
 
-/// Words of threads that wait for different numbers: a thread that wakes those that wait for one
-/// number wakes few others.
+/// Words of threads that wait for different numbers. Waking the threads that wait for one number
+/// wakes few others.
 #[derive(Debug)]
 pub struct WaitWords(Box<[CachePadded<WaitWord>]>);
 
@@ -117,16 +116,16 @@ impl WaitWords {
     }
 }
 
-/// A counter that many threads sleep on until it moves.
+/// A counter that many threads sleep on until it changes.
 ///
-/// Each thread sleeps at a node of a binary tree. The thread that moves the counter wakes the
-/// sleepers of the root; a thread that was woken wakes those of the two nodes below its own.
+/// Each thread sleeps at a node of a binary tree. The thread that changes the counter wakes the
+/// sleepers of the root. A thread that was woken wakes those of the two nodes below its own.
 ///
 /// ## Invariants
 ///
 /// 1. The count of a node only grows, up to the counter.
-/// 2. The thread that moves the count of a node moves those of the nodes below, if the node has no
-///    sleepers; else they do, since each reads the count after it has left.
+/// 2. If a node has no sleepers, the thread that raises its count also raises those of the nodes
+///    below. Otherwise its sleepers do so, since each reads the count after it woke up.
 #[derive(Debug, Default)]
 pub struct WaitTree {
     count: AtomicU32,
@@ -147,14 +146,14 @@ impl WaitTree {
         let at = thread_shard() % NODES;
         let node = &self.nodes[at];
         let count = node.load();
-        // A node that has not reached `seen` yet is about to be woken for it.
+        // A node with a count below `seen` is about to be raised to it.
         if count.wrapping_sub(seen).cast_signed() <= 0 {
             node.wait(count);
             self.wake_below(at, node.load());
         }
     }
 
-    /// Moves the count and wakes all threads.
+    /// Increments the count and wakes all threads.
     pub fn advance(&self) {
         let count = self.count.fetch_add(1, Ordering::SeqCst).wrapping_add(1);
         self.wake_at(0, count);
@@ -188,7 +187,7 @@ mod tests {
     use super::super::thread;
     use super::*;
 
-    /// Has threads wait until `rounds` rounds have ended, one after the other, and ends these.
+    /// Starts threads that wait for `rounds` consecutive rounds, and ends these rounds.
     fn check_rounds(threads: usize, rounds: u32) {
         let world = Arc::new((WaitTree::default(), AtomicU32::new(0)));
         let wait = || {

@@ -1,6 +1,6 @@
 //! Views that register while commits run and while versions are freed, under a scheduler.
 //!
-//! Built with `--cfg shuttle` only; `crate::sync::explore` lists the settings. The scheduler does
+//! Built with `--cfg shuttle` only; `crate::sync::explore` lists the parameters. The scheduler does
 //! not explore weak memory orders.
 
 use std::sync::Arc;
@@ -11,11 +11,11 @@ use crate::sync::{Mutex, explore, thread};
 use crate::types::Seq;
 use crate::window::CommitProgress;
 
-/// The commit that wrote the newest version of a key, and the lives of the older versions that are
+/// Commit that wrote the newest version of a key, and the lifetimes of the older versions that are
 /// kept.
 type VersionLives = Mutex<(Seq, Vec<(Seq, Seq)>)>;
 
-/// Two keys, of which each is written by one thread.
+/// Two keys; one thread writes each of them.
 struct ViewsWorld {
     slots: ViewSlots,
     progress: CommitProgress,
@@ -59,7 +59,7 @@ impl ViewsWorld {
         }
     }
 
-    /// Returns the version of a key that a view of the state at `seq` shows.
+    /// Returns the version of a key that a view of the state at `seq` sees.
     fn version_at(&self, key: usize, seq: Seq) -> Option<Seq> {
         let versions = self.keys[key].lock();
         if versions.0 <= seq {

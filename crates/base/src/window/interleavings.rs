@@ -1,7 +1,7 @@
-//! Commits in the window, waits and stripes, under a scheduler.
+//! Models of commits in the window, of waits and of stripes under a scheduler.
 //!
-//! Built with `--cfg shuttle` only; `crate::sync::explore` lists the settings. The scheduler does
-//! not explore weak memory orders.
+//! Compiled only with `--cfg shuttle`; `crate::sync::explore` lists the settings. The scheduler
+//! does not explore weak memory orders.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -44,7 +44,7 @@ fn each_commit_becomes_visible_and_every_wait_ends() {
     });
 }
 
-/// More commits are complete than the ring has places, while an earlier one is not.
+/// More commits complete than the ring has places, while an earlier one is incomplete.
 #[test]
 fn a_place_of_the_ring_is_used_again_when_its_commit_is_visible() {
     explore(20_000, || {
@@ -150,12 +150,12 @@ fn the_end_of_a_segment_is_never_that_of_another_segment() {
     });
 }
 
-/// The segment with this number ends so far behind the start of its data.
+/// Returns the end of this segment. Each segment has a different one.
 fn end(segment: &Segment) -> u64 {
     DATA_START + 8 * segment.id().0
 }
 
-/// Has the window reserve behind the end of this segment.
+/// Makes the window reserve behind the end of this segment.
 fn roll(window: &CommitWindow, segment: &Arc<Segment>) {
     let (segment, limit) = (Arc::clone(segment), segment.identity().capacity);
     let mut closed = window.close();
@@ -187,7 +187,7 @@ fn a_reservation_is_in_the_segment_of_its_offset() {
                         word.take_seq();
                         ReserveDecision::Yes(word.offset(0))
                     });
-                    let Some((offset, shape)) = reserved else { continue }; // it is closed
+                    let Some((offset, shape)) = reserved else { continue }; // the window is closed
                     let open = shape.tails[0].as_ref().expect("there is a segment");
                     assert_eq!(offset, end(&open.segment), "segment {}", open.segment.id());
                 }
@@ -197,7 +197,7 @@ fn a_reservation_is_in_the_segment_of_its_offset() {
     });
 }
 
-/// Makes a segment with this number.
+/// Creates a segment with this number.
 fn segment(id: u64) -> Arc<Segment> {
     let (disk, dir) = (SimDisk::new(), Path::new("/flat"));
     disk.create_dir(dir).expect("an empty disk");

@@ -1,8 +1,8 @@
-//! # Window: commits that have a seq and are not complete
+//! # Window: commits between reservation and visibility
 //!
-//! A commit *reserves* its seq and its places in the logs by one atomic exchange, copies its frames
-//! and changes the indexes in parallel with other commits, and then marks itself *complete*. All
-//! readers see a commit when it and all commits before it are complete (decisions/0027).
+//! A commit *reserves* its seq and its places in the logs by one atomic exchange. It copies its
+//! frames and changes the indexes in parallel with other commits, and then marks itself *complete*.
+//! It becomes visible to all readers when it and all earlier commits are complete (decisions/0027).
 //!
 //! ## Picture
 //!
@@ -18,11 +18,11 @@
 //!
 //! 1. Only the holder of the order lock changes the `TailSet`. It also changes the word, except for
 //!    reservations within the open segments. A reservation by another thread succeeds only if the
-//!    word is the one that was read with the present shape.
-//! 2. `visible` is below every seq that is reserved and not complete.
-//!    The word and the shape that belong together have the same generation.
+//!    word is unchanged since it was read together with the present tail set.
+//! 2. `visible` is below every seq that is reserved and not complete. The word and the tail set
+//!    that belong together have the same generation.
 //! 3. While the word is closed, only the holder of the order lock reserves. A failed append closes
-//!    it for good.
+//!    it permanently.
 
 #[cfg(all(test, shuttle))]
 mod interleavings;
@@ -42,7 +42,7 @@ use crate::sync::epoch::{self, Guard};
 use crate::sync::{self, AtomicWide, Published};
 use crate::types::{LogId, Seq};
 
-/// Number of tails: one for each log, and a second one of the flat log.
+/// Number of tails: one for each log, and a second one of the store log.
 pub(crate) const TAILS: usize = LogId::ALL.len() + 1;
 
 /// Bits of the offset of a tail, in units of 8 bytes.
@@ -109,7 +109,7 @@ impl WindowWord {
         seq
     }
 
-    /// Gives the last seq back: its commit failed and no commit has a later seq.
+    /// Gives back the last seq. Its commit failed, and no commit has a later seq.
     pub(crate) fn return_seq(&mut self) {
         self.0 -= 1 << SEQ_SHIFT;
     }
@@ -140,16 +140,16 @@ impl WindowWord {
 #[derive(Clone, Debug)]
 pub(crate) struct OpenTail {
     pub(crate) segment: Arc<Segment>,
-    /// Frames end here at the latest.
+    /// Limit of the ends of frames.
     pub(crate) limit: u64,
-    /// The first frame that is reserved with this shape begins here ...
+    /// Place of the first frame that is reserved with this tail set.
     pub(crate) start: u64,
-    /// ... so far behind the frame before it, in units of 8 bytes.
+    /// Gap between that frame and the previous one, in units of 8 bytes.
     pub(crate) gap: u8,
 }
 
 impl OpenTail {
-    /// Returns the gap before a frame at `offset`, as its header states it.
+    /// Returns the value of the field `gap` for a frame at `offset`.
     pub(crate) fn gap_at(&self, offset: u64) -> u8 {
         if offset == self.start { self.gap } else { 0 }
     }
@@ -160,22 +160,22 @@ impl OpenTail {
     }
 }
 
-/// The segments that a [`WindowWord`] speaks of.
+/// The open segments that a [`WindowWord`] refers to.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct TailSet {
     pub(crate) tails: [Option<OpenTail>; TAILS],
-    /// Generation of the words that speak of it.
+    /// Generation of the words that refer to this tail set.
     generation: u64,
 }
 
 impl TailSet {
-    /// Makes the shape of these open segments.
+    /// Creates a tail set of these open segments.
     pub(crate) fn new(tails: [Option<OpenTail>; TAILS]) -> TailSet {
         TailSet { tails, generation: 0 }
     }
 }
 
-/// Where commits reserve.
+/// The word that commits reserve with, and its tail set.
 #[derive(Debug)]
 pub(crate) struct CommitWindow {
     word: CachePadded<AtomicWide>,
@@ -183,7 +183,7 @@ pub(crate) struct CommitWindow {
 }
 
 impl CommitWindow {
-    /// Makes a window without open segments.
+    /// Creates a window without open segments.
     pub(crate) fn new() -> CommitWindow {
         CommitWindow {
             word: CachePadded::new(AtomicWide::new(WindowWord::new(Seq(1), [0; TAILS]).0)),
@@ -191,25 +191,24 @@ impl CommitWindow {
         }
     }
 
-    /// Returns the present word. It may change at once, unless it is closed.
+    /// Returns the present word. Unless it is closed, it may change at any time.
     #[inline]
     pub(crate) fn word(&self) -> WindowWord {
         WindowWord(self.word.load(Ordering::SeqCst))
     }
 
-    /// Returns the last seq that is reserved.
+    /// Returns the last reserved seq.
     #[inline]
     pub(crate) fn reserved(&self) -> Seq {
         self.word().reserved()
     }
 
-    /// Returns the last seq that is reserved, and the open segments with the ends of their last
-    /// frames.
+    /// Returns the last reserved seq, and the open segments with the ends of their last frames.
     pub(crate) fn tail_ends(&self) -> (Seq, Vec<(Arc<Segment>, u64)>) {
         let guard = epoch::pin();
         loop {
             let (shape, word) = (self.tail_set.load(&guard), self.word());
-            // A new shape is there before its word.
+            // A new tail set is published before its word.
             if word.generation() != shape.generation {
                 sync::thread::yield_now();
             } else if std::ptr::eq(shape, self.tail_set.load(&guard)) {
@@ -222,8 +221,8 @@ impl CommitWindow {
         }
     }
 
-    /// Makes a reservation: `change` gets the shape and changes the word. Returns `None` if the
-    /// word is closed, else the answer of `change`, also if that makes no reservation.
+    /// Makes a reservation: `change` gets the tail set and changes the word. Returns `None` if the
+    /// word is closed, else the answer of `change`, even if `change` makes no reservation.
     #[inline]
     pub(crate) fn reserve<'g, T>(
         &'g self,
@@ -233,7 +232,8 @@ impl CommitWindow {
         loop {
             let shape = self.tail_set.load(guard);
             let before = self.word();
-            // With the guard held an equal pointer means that the shape was the same all the time.
+            // While the guard is held, an equal pointer proves that the tail set did not change in
+            // between.
             if !std::ptr::eq(shape, self.tail_set.load(guard)) {
                 continue;
             }
@@ -253,8 +253,8 @@ impl CommitWindow {
         }
     }
 
-    /// Closes the word, so that the caller alone reserves and may replace the shape. The caller
-    /// holds the order lock.
+    /// Closes the word, so that only the caller reserves and may replace the tail set. The caller
+    /// must hold the order lock.
     pub(crate) fn close(&self) -> ClosedWindow<'_> {
         let mut before = self.word();
         while !before.is_closed() {
@@ -272,30 +272,30 @@ impl CommitWindow {
     }
 }
 
-/// Whether a reservation is made.
+/// Decision of the function passed to [`CommitWindow::reserve`].
 pub(crate) enum ReserveDecision<T> {
     Yes(T),
     No(T),
 }
 
-/// The closed word of a window. Drop opens the window again with `word` and `shape`.
+/// The closed word of a window. Drop opens the window again with `word` and `tail_set`.
 pub(crate) struct ClosedWindow<'a> {
     window: &'a CommitWindow,
-    /// The word as it will be.
+    /// The word after the window is opened again.
     pub(crate) word: WindowWord,
-    /// True if the window stays closed.
+    /// Whether the window stays closed.
     stays_closed: bool,
-    /// The shape that belongs to it, if that has changed.
+    /// The new tail set, if it has changed.
     tail_set: Option<TailSet>,
 }
 
 impl ClosedWindow<'_> {
-    /// Sets the shape that belongs to the word.
+    /// Sets the tail set that belongs to the word.
     pub(crate) fn set_tail_set(&mut self, shape: TailSet) {
         self.tail_set = Some(shape);
     }
 
-    /// Keeps the word closed for good.
+    /// Keeps the word closed permanently.
     pub(crate) fn close_for_good(&mut self) {
         self.stays_closed = true;
     }

@@ -1,4 +1,4 @@
-//! # Progress: which commits are complete, and which of them all readers see
+//! # Progress: complete commits, and the newest visible one
 //!
 //! ## Picture
 //!
@@ -9,12 +9,12 @@
 //!
 //! ## Invariants
 //!
-//! 1. A commit stores its seq in the ring and then reads `visible`; a thread that moves `visible`
-//!    reads the ring afterwards. All these accesses are sequentially consistent, so one of the two
-//!    sees the other and no complete commit is left behind.
-//! 2. A place of the ring is used again when the commit that used it is visible.
-//! 3. `visible` never reaches a failed commit. A thread that waits for it, or for a later one, gets
-//!    an error.
+//! 1. A commit stores its seq in the ring and then reads `visible`. A thread that moves `visible`
+//!    reads the ring afterwards. All these accesses are sequentially consistent, so at least one of
+//!    the two sees the other. Hence no complete commit is left behind.
+//! 2. A place of the ring is reused only after the commit that used it is visible.
+//! 3. `visible` never reaches a failed commit. A thread that waits for a failed commit, or for a
+//!    later one, gets an error.
 
 use std::sync::OnceLock;
 
@@ -25,26 +25,27 @@ use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{self, WaitWords};
 use crate::types::Seq;
 
-/// Places of the ring: more than threads commit at a time.
+/// Places of the ring: more than the number of threads that commit at a time.
 const PLACES: usize = if cfg!(shuttle) { 4 } else { 1024 };
-/// Places of a cache line.
+/// Places per cache line.
 const LINE: usize = if cfg!(shuttle) { 1 } else { 8 };
-/// Looks at `visible` before a waiting thread yields.
+/// Number of polls of `visible` before a waiting thread yields.
 const SPINS: u32 = if cfg!(shuttle) { 0 } else { 200 };
-/// Times that it yields before it sleeps.
+/// Number of yields before it sleeps.
 const YIELDS: u32 = if cfg!(shuttle) { 1 } else { 8 };
 
-/// Progress of the commits. See the module.
+/// Progress of the commits.
 #[derive(Debug)]
 pub struct CommitProgress {
     visible: CachePadded<AtomicU64>,
-    /// The first seq of this process. Readers see all before it: they are recovered, or were never
-    /// given out. `u64::MAX` until commits begin: an engine that a repair reads has none.
+    /// The first seq of this process. Readers see all earlier ones: they are recovered, or were
+    /// never assigned. `u64::MAX` until commits begin. An engine that a repair reads never has
+    /// commits.
     first: CachePadded<AtomicU64>,
     complete: Box<[AtomicU64]>,
-    /// Waited on until a seq is visible.
+    /// Wakes threads that wait until a seq is visible.
     waiters: WaitWords,
-    /// The first commit that failed; `u64::MAX` if none did.
+    /// The first commit that failed, or `u64::MAX`.
     failed: CachePadded<AtomicU64>,
     /// The operation that failed.
     reason: OnceLock<&'static str>,
@@ -63,7 +64,7 @@ impl Default for CommitProgress {
     }
 }
 
-/// Returns the place of a seq in the ring. Neighbouring seqs are on different cache lines, since
+/// Returns the place of a seq in the ring. Neighbouring seqs have different cache lines, because
 /// different cores write them at the same time.
 #[inline]
 fn place(seq: u64) -> usize {
@@ -74,21 +75,21 @@ fn place(seq: u64) -> usize {
 }
 
 impl CommitProgress {
-    /// Returns the newest commit that all readers see.
+    /// Returns the newest visible commit.
     #[inline]
     #[must_use]
     pub fn visible(&self) -> Seq {
         Seq(self.visible.load(Ordering::SeqCst))
     }
 
-    /// Begins with commit `newest`, which an earlier process made, and continues with `first`.
-    /// Called before there are any commits; until then readers see everything.
+    /// Starts with `newest`, the last commit of an earlier process, and with `first` as the next
+    /// seq. Must be called before the first commit. Until then every commit is visible.
     pub fn begin(&self, newest: Seq, first: Seq) {
         self.visible.store(newest.0, Ordering::SeqCst);
         self.first.store(first.0, Ordering::SeqCst);
     }
 
-    /// Returns the progress of a first process.
+    /// Returns the progress of a new database.
     #[cfg(test)]
     pub(crate) fn started() -> CommitProgress {
         let progress = CommitProgress::default();
@@ -96,13 +97,13 @@ impl CommitProgress {
         progress
     }
 
-    /// Returns whether all readers see commit `seq` if `visible` is the newest one that they see.
+    /// Returns whether commit `seq` is visible, given that `visible` is the newest visible commit.
     #[inline]
     pub fn is_visible(&self, seq: Seq, visible: Seq) -> bool {
         seq <= visible || seq.0 < self.first.load(Ordering::Relaxed)
     }
 
-    /// Returns the last commit up to `reserved`, which may be a seq that was never given out.
+    /// Returns `reserved`, or the newest visible commit if this process has not reserved a seq yet.
     pub fn last_assigned(&self, reserved: Seq) -> Seq {
         if reserved.0 < self.first.load(Ordering::Relaxed) { self.visible() } else { reserved }
     }
@@ -111,7 +112,8 @@ impl CommitProgress {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Poisoned`] if a commit before it failed and it never becomes visible.
+    /// Returns [`Error::Poisoned`] if the previous commit in the ring place of `seq` can never
+    /// become visible, because it or an earlier one failed.
     #[inline]
     pub fn complete(&self, seq: Seq) -> Result<()> {
         let is_next = seq.0 > self.first.load(Ordering::Relaxed)
@@ -126,7 +128,7 @@ impl CommitProgress {
         Ok(())
     }
 
-    /// Moves `visible` over all complete commits behind it.
+    /// Moves `visible` over all complete commits that follow it.
     #[inline]
     fn advance(&self) {
         loop {
@@ -139,18 +141,18 @@ impl CommitProgress {
             if end == begin {
                 break;
             }
-            // If another thread was faster, there may be more.
+            // If another thread moved `visible` first, more commits may be complete.
             if self.visible.compare_exchange(visible, end, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
                 self.waiters.wake(begin + 1, end);
             }
         }
     }
 
-    /// Waits until all readers see commit `seq`.
+    /// Waits until commit `seq` is visible.
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Poisoned`] if the commit, or one before it, failed.
+    /// Returns [`Error::Poisoned`] if the commit, or an earlier one, failed.
     #[inline]
     pub fn wait(&self, seq: Seq) -> Result<()> {
         if self.is_visible(seq, self.visible()) { Ok(()) } else { self.wait_long(seq) }
@@ -179,14 +181,14 @@ impl CommitProgress {
         }
     }
 
-    /// Commit `seq` failed in `reason` and never completes.
+    /// Records that commit `seq` failed in the operation `reason` and never completes.
     pub fn fail(&self, seq: Seq, reason: &'static str) {
         self.reason.get_or_init(|| reason);
         self.failed.fetch_min(seq.0, Ordering::SeqCst);
         self.waiters.wake_all();
     }
 
-    /// True if commit `seq` can never become visible, since it or one before it failed.
+    /// Returns whether commit `seq` can never become visible, because it or an earlier one failed.
     pub fn is_failed(&self, seq: Seq) -> bool {
         self.failed.load(Ordering::SeqCst) <= seq.0
     }

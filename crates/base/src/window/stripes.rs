@@ -1,26 +1,26 @@
-//! # Stripes: commits to the same key take turns
+//! # Stripes: mutual exclusion of commits to the same key
 //!
-//! A commit holds the stripe of each of its keys from the check of the entries that it replaces to
-//! its completion, so that a key is in one commit at a time. Different keys share a stripe by
-//! chance, rarely.
+//! A commit holds the stripe of each of its keys from the check of the entries that it replaces
+//! until it is complete. Hence at most one commit at a time changes a key. Different keys rarely
+//! share a stripe.
 //!
 //! ## Picture
 //!
 //! ```text
-//!   stripe:   last seq of a commit that held it | held?
-//!   commit:   takes its stripes in ascending order ─> gate closed? releases them and waits
-//!   alone:    closes the gate ─> waits until every stripe was seen free once
+//!   stripe:     last seq of a commit that held it | held?
+//!   commit:     takes its stripes in ascending order ─> gate closed? releases them and waits
+//!   exclusive:  closes the gate ─> waits until every stripe was seen free once
 //! ```
 //!
 //! ## Invariants
 //!
 //! 1. A commit takes each stripe once, in ascending order, so no two commits wait for each other.
-//!    It waits for nothing but earlier seqs while it holds them.
-//! 2. A commit takes its stripes and then reads the gate; [`Stripes::lock_exclusive`] closes the
-//!    gate and then reads the stripes. Both are sequentially consistent, so one of the two sees the
-//!    other.
-//! 3. The last seq of a stripe is stored before the commit changes an index. So a reader that does
-//!    not find a key learns from its stripe which commit may have removed it.
+//!    While it holds them, it waits only for earlier seqs.
+//! 2. A commit takes its stripes and then reads the gate. [`Stripes::lock_exclusive`] closes the
+//!    gate and then reads the stripes. All these accesses are sequentially consistent, so at least
+//!    one of the two sees the other.
+//! 3. The last seq of a stripe is stored before the commit changes an index. A reader that does not
+//!    find a key can therefore determine from its stripe which commit may have removed it.
 
 use smallvec::SmallVec;
 
@@ -32,26 +32,26 @@ use crate::types::{KeyspaceId, Seq};
 
 /// Number of stripes.
 const STRIPES: u16 = if cfg!(shuttle) { 4 } else { 4096 };
-/// A commit with more stripes than this commits alone.
+/// Most stripes of a commit. A commit with more stripes takes exclusive access.
 const MAX_STRIPES: usize = if cfg!(shuttle) { 2 } else { 128 };
-/// Looks at a stripe before a waiting thread yields.
+/// Number of polls of a stripe before a waiting thread yields.
 const SPINS: u32 = if cfg!(shuttle) { 0 } else { 200 };
-/// Times that it yields before it sleeps.
+/// Number of yields before it sleeps.
 const YIELDS: u32 = if cfg!(shuttle) { 1 } else { 8 };
 /// Bit of a stripe that is held.
 const HELD: u64 = 1;
 
-/// The stripes of all keys. See the module.
+/// The stripes of all keys.
 #[derive(Debug)]
 pub struct Stripes {
     words: Box<[AtomicU64]>,
-    /// True while a thread is, or is about to be, alone.
+    /// Whether the gate is closed: a thread has exclusive access or waits for it.
     is_closed: CachePadded<AtomicBool>,
-    /// The last seq of a commit that was alone.
+    /// The last seq of an exclusive commit.
     last_exclusive: CachePadded<AtomicU64>,
-    /// Waited on until a stripe is released.
+    /// Wakes threads that wait for a stripe.
     released: WaitWords,
-    /// Waited on until the gate opens.
+    /// Wakes threads that wait for the gate.
     opened: CachePadded<WaitWord>,
     exclusive_lock: Mutex<()>,
 }
@@ -69,7 +69,7 @@ impl Default for Stripes {
     }
 }
 
-/// Stripes of a commit, ascending and each once.
+/// Stripes of a commit, in ascending order without duplicates.
 pub type StripeList = SmallVec<[u16; 4]>;
 
 /// Returns the stripe of a key.
@@ -80,7 +80,7 @@ pub fn stripe_of(keyspace: KeyspaceId, key: &[u8]) -> u16 {
     (hash >> 40) as u16 % STRIPES
 }
 
-/// Waits until `is_over` says so: spins, yields, then sleeps.
+/// Waits until `is_over` returns true: spins, yields, then sleeps.
 fn wait_on(word: &WaitWord, is_over: impl Fn() -> bool) {
     let mut looks = 0;
     loop {
@@ -100,7 +100,7 @@ fn wait_on(word: &WaitWord, is_over: impl Fn() -> bool) {
 }
 
 impl Stripes {
-    /// Takes the stripes in `list`.
+    /// Takes the stripes in `list`, or exclusive access if there are too many.
     #[inline]
     pub fn lock<'s>(&'s self, list: &'s [u16]) -> StripesGuard<'s> {
         if list.len() > MAX_STRIPES {
@@ -140,8 +140,9 @@ impl Stripes {
         wait_on(self.released.of(u64::from(stripe)), || word.load(Ordering::SeqCst) & HELD == 0);
     }
 
-    /// Waits until no commit holds a stripe, and keeps all from taking one while the answer lives.
-    /// All commits before it are complete. The caller holds neither stripes nor the order lock.
+    /// Waits until no commit holds a stripe, and keeps commits from taking one while the guard
+    /// lives. All earlier commits are then complete. The caller must hold neither stripes nor the
+    /// order lock.
     pub fn lock_exclusive(&self) -> ExclusiveGuard<'_> {
         let one = self.exclusive_lock.lock();
         self.is_closed.store(true, Ordering::SeqCst);
@@ -166,7 +167,7 @@ pub struct StripesGuard<'s> {
 }
 
 impl StripesGuard<'_> {
-    /// Stores that commit `seq` is about to change keys of these stripes.
+    /// Records that commit `seq` is about to change keys of these stripes.
     #[inline]
     pub fn set_last(&self, seq: Seq) {
         for stripe in self.list {
@@ -194,21 +195,21 @@ impl Drop for StripesGuard<'_> {
     #[inline]
     fn drop(&mut self) {
         for stripe in self.list {
-            // The holder alone changes it, but for waiting threads, which set the bit that is set.
+            // Only the holder changes the word. Waiting threads set the bit that is already set.
             self.stripes.words[usize::from(*stripe)].fetch_and(!HELD, Ordering::SeqCst);
             self.stripes.released.of(u64::from(*stripe)).wake();
         }
     }
 }
 
-/// No commit is under way while this lives.
+/// Exclusive access: no commit holds a stripe while this lives.
 pub struct ExclusiveGuard<'s> {
     stripes: &'s Stripes,
     _one: MutexGuard<'s, ()>,
 }
 
 impl ExclusiveGuard<'_> {
-    /// Stores that commit `seq` is about to change any keys.
+    /// Records that commit `seq` is about to change any keys.
     pub fn set_last(&self, seq: Seq) {
         self.stripes.last_exclusive.store(seq.0, Ordering::SeqCst);
     }

@@ -1,37 +1,37 @@
-//! # Cells: where each number of the sketch stands
+//! # Workload counters: the cell of each number
 //!
-//! One row of 64-bit counters, the same in a stripe, in the past, and in the file: whatever goes
-//! through all of them (folding, halving, encoding) needs no field by field. A cell's number is
-//! part of the format ([`super::format`]): new ones go behind.
+//! One array of 64-bit counters, with the same layout in a stripe, in the history and in the file.
+//! Operations on all counters (folding, halving, encoding) need no code for each field. The number
+//! of a cell is part of the format ([`super::format`]): new cells are added at the end.
 
 use super::{SAMPLE_WEIGHT, SampledCall};
 use crate::sync::atomic::{AtomicU64, Ordering};
 
-/// What a call was.
+/// Kind of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum CallKind {
     /// A read that found a value.
     GetFound = 0,
-    /// A read that found none.
+    /// A read that found no value.
     GetMissing,
-    /// Whether a key is there.
+    /// A check whether a key exists.
     Contains,
-    /// A value set by a commit of its own.
+    /// A value set by a commit of one operation.
     Insert,
-    /// A key removed by a commit of its own.
+    /// A key removed by a commit of one operation.
     Remove,
-    /// Read, decide, write: `update` and `compare_and_swap`.
+    /// A read followed by a conditional write: `update` and `compare_and_swap`.
     Update,
-    /// A commit of many operations.
+    /// A commit of several operations.
     Batch,
-    /// A value set in one of those.
+    /// A value set by a batch.
     BatchInsert,
-    /// A key removed in one of those.
+    /// A key removed by a batch.
     BatchRemove,
-    /// A walk from low keys to high ones.
+    /// A scan in ascending order.
     Scan,
-    /// A walk the other way.
+    /// A scan in descending order.
     ScanReverse,
     /// A value read as a stream, or in part.
     StreamRead,
@@ -40,23 +40,23 @@ pub enum CallKind {
 }
 
 impl CallKind {
-    /// Whether it is a call of its own, in place of a part of one.
+    /// Returns true for a call, and false for a part of one.
     pub(super) fn is_call(self) -> bool {
         !matches!(self, CallKind::BatchInsert | CallKind::BatchRemove)
     }
 
-    /// Whether it is about one key.
+    /// Returns true if the call concerns one key.
     pub(super) fn has_key(self) -> bool {
         !matches!(self, CallKind::Batch | CallKind::Scan | CallKind::ScanReverse)
     }
 
-    /// Whether it sets a value whatever was there.
+    /// Returns true if the call sets a value unconditionally.
     pub(super) fn inserts(self) -> bool {
         matches!(self, CallKind::Insert | CallKind::BatchInsert | CallKind::StreamWrite)
     }
 }
 
-/// What a latency is of.
+/// Kind of a latency.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum LatencyKind {
@@ -64,24 +64,24 @@ pub enum LatencyKind {
     Read = 0,
     /// An insert or removal that did not wait for the device.
     Write,
-    /// One that did.
+    /// An insert or removal that waited for the device.
     DurableWrite,
-    /// Read, decide, write.
+    /// A call of `update` or `compare_and_swap`.
     Update,
-    /// A commit of many operations.
+    /// A commit of several operations.
     Batch,
-    /// From the beginning of a scan to its first pair.
+    /// The time from the start of a scan to its first pair.
     Scan,
 }
 
-/// How many kinds of latencies there are.
+/// Number of kinds of latencies.
 pub(super) const LATENCY_KINDS: usize = 6;
 /// Classes of a latency: two for each power of two of nanoseconds, up to four seconds.
 pub(super) const CLASSES: usize = 64;
 /// Classes of a length: 0, 1, 2-3, 4-7, ... up to 2^32 and more.
 pub(super) const POWERS: usize = 34;
 
-const KINDS: usize = 16; // three to spare
+const KINDS: usize = 16; // three are unused
 pub(super) const SAMPLES: usize = KINDS;
 pub(super) const NEW_KEYS: usize = SAMPLES + 1;
 pub(super) const DURABLE: usize = NEW_KEYS + 1;
@@ -101,24 +101,24 @@ pub(super) const KEY_LENGTHS: usize = 32;
 pub(super) const VALUE_LENGTHS: usize = KEY_LENGTHS + POWERS;
 pub(super) const SCAN_LENGTHS: usize = VALUE_LENGTHS + POWERS;
 pub(super) const LATENCIES: usize = SCAN_LENGTHS + POWERS;
-/// From here on cells hold the highest of something, in place of a sum.
+/// Cells from here on are maxima, not sums.
 pub(super) const LONGEST_LATENCIES: usize = LATENCIES + LATENCY_KINDS * CLASSES;
 pub(super) const LONGEST_STALL: usize = LONGEST_LATENCIES + LATENCY_KINDS;
 pub(super) const COUNT: usize = LONGEST_STALL + 1;
 
 const _: () = assert!(WRITTEN < KEY_LENGTHS);
 
-/// The class of a length.
+/// Returns the class of a length.
 pub(super) fn length_class(len: u64) -> usize {
     ((u64::BITS - len.leading_zeros()) as usize).min(POWERS - 1)
 }
 
-/// The lengths of a class: from, and up to but without.
+/// Returns the smallest length of a class, and the smallest length above it.
 pub(super) fn class_lengths(class: usize) -> (u64, u64) {
     (if class == 0 { 0 } else { 1 << (class - 1) }, 1 << class)
 }
 
-/// The cell of a latency.
+/// Returns the cell of a latency.
 pub(super) fn latency_cell(served: LatencyKind, ns: u64) -> usize {
     let ns = ns.clamp(2, u64::from(u32::MAX));
     let octave = ns.ilog2();
@@ -126,13 +126,13 @@ pub(super) fn latency_cell(served: LatencyKind, ns: u64) -> usize {
     LATENCIES + served as usize * CLASSES + octave as usize * 2 + usize::from(half == 1)
 }
 
-/// The middle of a class of latencies, in nanoseconds.
+/// Returns the middle of a class of latencies in nanoseconds.
 pub(super) fn latency_of(class: usize) -> f64 {
     let low = f64::powi(2.0, i32::try_from(class / 2).unwrap_or(0));
     low * if class.is_multiple_of(2) { 1.25 } else { 1.75 }
 }
 
-/// Counts a call.
+/// Counts a sampled call.
 pub(super) fn count(call: &SampledCall<'_>, add: impl Fn(usize, u64) -> u64) {
     let weight = SAMPLE_WEIGHT * call.count;
     add(call.kind as usize, weight);
@@ -156,14 +156,14 @@ pub(super) fn count(call: &SampledCall<'_>, add: impl Fn(usize, u64) -> u64) {
     }
 }
 
-/// Counts the pairs of a scan.
+/// Counts the pairs of a sampled scan.
 pub(super) fn count_scan(pairs: u64, add: impl Fn(usize, u64) -> u64) {
     add(SCANS_ENDED, SAMPLE_WEIGHT);
     add(SCANNED, SAMPLE_WEIGHT * pairs);
     add(SCAN_LENGTHS + length_class(pairs), SAMPLE_WEIGHT);
 }
 
-/// All of them.
+/// All cells.
 #[derive(Clone)]
 pub(crate) struct WorkloadCounters(Box<[u64; COUNT]>);
 
@@ -184,7 +184,7 @@ impl WorkloadCounters {
         self.0[cell]
     }
 
-    /// Sets a cell, if there is one of this number.
+    /// Sets a cell, if it exists.
     pub(super) fn set(&mut self, cell: usize, value: u64) {
         if let Some(there) = self.0.get_mut(cell) {
             *there = value;
@@ -195,12 +195,12 @@ impl WorkloadCounters {
         &self.0[from..from + count]
     }
 
-    /// The cells that are not zero.
+    /// Returns the cells that are not zero.
     pub(super) fn filled(&self) -> impl Iterator<Item = (usize, u64)> {
         self.0.iter().copied().enumerate().filter(|(_, value)| *value > 0)
     }
 
-    /// Takes what a stripe has.
+    /// Moves the counts of a stripe to these cells.
     pub(super) fn add_stripe(&mut self, stripe: &[AtomicU64; COUNT]) {
         for (index, (mine, theirs)) in self.0.iter_mut().zip(stripe).enumerate() {
             if theirs.load(Ordering::Relaxed) > 0 {
@@ -210,13 +210,13 @@ impl WorkloadCounters {
         }
     }
 
-    /// Halves what is a sum, and forgets what is a highest.
+    /// Halves the sums, and clears the maxima.
     pub(super) fn halve(&mut self) {
         self.0[..LONGEST_LATENCIES].iter_mut().for_each(|cell| *cell /= 2);
         self.0[LONGEST_LATENCIES..].fill(0);
     }
 
-    /// Two inserts in a row, as far as samples can see.
+    /// Counts two consecutive sampled inserts, and whether their keys ascend.
     pub(super) fn record_order(&mut self, before: &[u8], key: &[u8]) {
         if !before.is_empty() {
             self.0[STEPS] += 1;
@@ -224,7 +224,7 @@ impl WorkloadCounters {
         }
     }
 
-    /// Forgets latencies and stalls.
+    /// Clears latencies and stalls.
     pub(super) fn clear_times(&mut self) {
         self.0[LATENCIES..].fill(0);
         (self.0[STALLS], self.0[STALLED_NS]) = (0, 0);

@@ -1,6 +1,7 @@
-//! # LOAD: the sketches of a database as bytes
+//! # LOAD: encoding of the workload history of a database
 //!
-//! docs/format/load.md is the specification. What does not fit is no error: it is forgotten.
+//! docs/format/load.md is the specification. An invalid file is not an error: its content is
+//! ignored.
 
 use std::collections::HashMap;
 
@@ -12,12 +13,12 @@ use crate::error::Damage;
 use crate::types::{KeyspaceId, StoreId};
 
 const MAGIC: [u8; 8] = *b"SHEAFLOD";
-/// Of this file alone: it is no reason to convert a database.
+/// Version of this file only. A change does not require a conversion of the database.
 const VERSION: u32 = 1;
-/// Before the body: magic, version, length, checksum.
+/// Bytes before the body: magic, version, length, checksum.
 const HEAD: usize = 20;
 
-/// The file.
+/// Encodes the file.
 pub(crate) fn encode(store: StoreId, pasts: &[(KeyspaceId, WorkloadHistory)]) -> Vec<u8> {
     let mut body = FieldWriter::default();
     body.u128(store.0);
@@ -34,7 +35,8 @@ pub(crate) fn encode(store: StoreId, pasts: &[(KeyspaceId, WorkloadHistory)]) ->
     file.0
 }
 
-/// The sketches in a file of this database; none if it is anything else.
+/// Decodes the file of this database. Returns `None` if it is invalid or belongs to another
+/// database.
 pub(crate) fn decode(store: StoreId, file: &[u8]) -> Option<HashMap<KeyspaceId, WorkloadHistory>> {
     let (head, body) = file.split_at_checked(HEAD)?;
     let mut r = FieldReader::new(head);
@@ -75,7 +77,7 @@ fn take_history(r: &mut FieldReader<'_>) -> Result<WorkloadHistory, Damage> {
     let mut past = WorkloadHistory { seconds: non_negative(r)?, ..WorkloadHistory::default() };
     for (cell, value) in r.list(|r| Ok((r.u32()? as usize, r.u64()?)))? {
         if cell < COUNT {
-            past.cells.set(cell, value.min(1 << 56)); // sums of sums stay far from the end
+            past.cells.set(cell, value.min(1 << 56)); // so that sums do not overflow
         }
     }
     let mut skew = SkewSketch { seen: non_negative(r)?, noise: non_negative(r)?, ..SkewSketch::default() };
@@ -89,7 +91,7 @@ fn take_history(r: &mut FieldReader<'_>) -> Result<WorkloadHistory, Damage> {
     Ok(past)
 }
 
-/// A number that is one, and not negative.
+/// Reads a number, which must be finite and not negative.
 fn non_negative(r: &mut FieldReader<'_>) -> Result<f64, Damage> {
     let bits = r.u64()?;
     let number = f64::from_bits(bits);

@@ -1,33 +1,32 @@
-//! # Load: what a keyspace is used for, sketched from one call in 64
+//! # Workload recorder: use of a keyspace, estimated from one call in 64
 //!
-//! Kinds of operations, sizes, skew, order of keys, scan lengths, latencies: what one needs to know to choose an engine. Not an
-//! account: nothing depends on these figures, and all of them are estimates, but for stalls.
+//! Estimates kinds of operations, sizes, skew, order of keys, scan lengths and latencies, to help
+//! choose an engine. No code depends on these figures. All are estimates, except those of stalls.
 //!
 //! ## Picture
 //!
 //! ```text
-//!   call ─ gap: thread-local countdown ─ 63 of 64: on it goes
+//!   call ─ thread-local countdown ─ 63 of 64: not sampled
 //!                  | 1 of 64: clock, call, clock
 //!                  v
-//!        stripe (one of 4, atomics) ── fold ──> past (a lock): cells, skew ──> LoadStats
-//!                                                 | halved when full              LOAD (store/sketch)
+//!       stripe (one of 4, atomics) ─ fold ─> history (a lock): cells, skew ──> WorkloadStats,
+//!                                                 | halved when full            file LOAD
 //! ```
 //!
 //! ## Invariants
 //!
-//! 1. Gaps are geometric: whether a call is sampled depends on no other call, so periods in a load do not alias, and a
-//!    sampled call stands for [`SAMPLE_WEIGHT`] calls on the mean from the first call on.
-//! 2. Numbers in `past` are of at most `HALVE_AFTER` samples: then all of them are halved. So they describe the recent past, the last
-//!    four to eight million operations, however long ago that was.
-//! 3. A sample that does not get the lock of `past` counts, but is not seen by the skew and the order of keys.
+//! 1. Gaps between samples are geometric: the choice of a call depends on no other call. A period
+//!    in the workload therefore does not alias, and a sampled call represents [`SAMPLE_WEIGHT`]
+//!    calls on average, from the first call on.
+//! 2. The counts in `history` are of at most `HALVE_AFTER` samples; then all of them are halved.
+//!    They describe the recent use, mainly the last few million operations.
+//! 3. A sample that does not get the lock of `history` is counted, but the skew and the order of
+//!    keys ignore it.
 //!
 //! ## Threads
 //!
-//! Any. The usual call touches its thread's countdown and nothing else; a sampled one adds to its stripe, and tries one lock.
-//!
-//! ## Costs
-//!
-//! The usual call: a countdown, 10 instructions of a get, 20 of an insert (decisions/0022). A sampled one: two clocks and about 1,000 instructions. Memory of a keyspace: 16 bytes while unused, 4 KiB a stripe and 10 KiB once sampled.
+//! Any thread may call. A call that is not sampled only accesses its thread's countdown. A sampled
+//! one adds to its stripe, and tries to take one lock.
 
 mod counters;
 mod format;
@@ -52,43 +51,43 @@ use crate::sync::atomic::{AtomicU64, Ordering};
 use counters::{LONGEST_LATENCIES, SAMPLES, STALLED_NS, STALLS, WorkloadCounters};
 use skew::SkewSketch;
 
-/// Samples after which everything is halved.
+/// Number of samples after which all counts are halved.
 const HALVE_AFTER: u64 = 1 << 16;
-/// Samples of a stripe that are folded at once.
+/// Number of samples of a stripe that are folded at once.
 const FOLD_AFTER: u64 = 1 << 12;
-/// Sets of counters, so that threads seldom meet.
+/// Number of sets of counters. Several, to reduce contention.
 const STRIPES: usize = 4;
 
-/// A call that was chosen.
+/// Start of a call that is sampled.
 #[derive(Clone, Copy, Debug)]
 pub struct SampleStart {
-    /// When it began.
+    /// Time when it began.
     pub began: Duration,
 }
 
-/// What a sampled call did.
+/// Description of a sampled call.
 #[derive(Clone, Copy, Debug)]
 pub struct SampledCall<'a> {
-    /// What it was.
+    /// Kind of the call.
     pub kind: CallKind,
-    /// How many of it at once: more than one in batches only.
+    /// Number of operations. Above 1 only in batches.
     pub count: u64,
-    /// Its key.
+    /// Key of the operation.
     pub key: &'a [u8],
-    /// Bytes of the value, where there is one.
+    /// Length of the value in bytes, if there is one.
     pub value: Option<u64>,
-    /// It wrote a key that was not there.
+    /// True if it wrote a key that did not exist.
     pub is_new: bool,
 }
 
 impl<'a> SampledCall<'a> {
-    /// One operation of this kind.
+    /// Returns the description of one operation of this kind.
     #[must_use]
     pub fn new(kind: CallKind, key: &'a [u8]) -> SampledCall<'a> {
         SampledCall { kind, count: 1, key, value: None, is_new: false }
     }
 
-    /// With a value of so many bytes.
+    /// Adds the length of the value in bytes.
     #[must_use]
     pub fn value(mut self, bytes: Option<usize>) -> SampledCall<'a> {
         self.value = bytes.map(|bytes| bytes as u64);
@@ -96,14 +95,14 @@ impl<'a> SampledCall<'a> {
     }
 }
 
-/// What came before what is in the stripes, and what needs a lock.
+/// Counts that were moved from the stripes, and the data that needs a lock.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct WorkloadHistory {
     pub(crate) cells: WorkloadCounters,
     pub(crate) skew: SkewSketch,
-    /// Time the database was open, of what the cells speak of.
+    /// Seconds that the database was open during the time that the cells describe.
     pub(crate) seconds: f64,
-    /// The key of the last sampled insert.
+    /// Key of the last sampled insert.
     last_insert: Vec<u8>,
 }
 
@@ -114,7 +113,7 @@ impl WorkloadHistory {
         self.seconds /= 2.0;
     }
 
-    /// Without what the engine had to do with: latencies and stalls.
+    /// Removes the figures that depend on the engine: latencies and stalls.
     fn without_latencies(mut self) -> WorkloadHistory {
         self.cells.clear_times();
         self
@@ -127,21 +126,21 @@ struct RecorderParts {
     history: Mutex<WorkloadHistory>,
 }
 
-/// The sketch of a keyspace.
+/// Recorder of the use of a keyspace.
 #[derive(Default)]
 pub struct WorkloadRecorder {
     parts: OnceLock<Box<RecorderParts>>,
 }
 
 impl WorkloadRecorder {
-    /// One that goes on from `past`.
+    /// Returns a recorder that continues from `past`.
     pub(crate) fn from_history(past: WorkloadHistory) -> WorkloadRecorder {
         let load = WorkloadRecorder::default();
         *load.parts().history.lock() = past;
         load
     }
 
-    /// One for the same keyspace with another engine.
+    /// Returns a recorder for the same keyspace with another engine.
     pub(crate) fn for_new_engine(&self) -> WorkloadRecorder {
         self.history().map_or_else(WorkloadRecorder::default, |past| {
             WorkloadRecorder::from_history(past.without_latencies())
@@ -157,7 +156,7 @@ impl WorkloadRecorder {
         stripe.get_or_init(|| Box::new(std::array::from_fn(|_| AtomicU64::new(0))))
     }
 
-    /// A sampled call that is over: it took `took` with what served it.
+    /// Records a sampled call that has ended. `served` is the kind of its latency and its duration.
     pub fn record(&self, call: &SampledCall<'_>, served: Option<(LatencyKind, Duration)>) {
         let stripe = self.stripe();
         let add = |cell: usize, by: u64| stripe[cell].fetch_add(by, Ordering::Relaxed);
@@ -183,20 +182,20 @@ impl WorkloadRecorder {
         }
     }
 
-    /// A commit that took this keyspace's operations was made durable before it was acknowledged,
-    /// or not.
+    /// Records whether a sampled commit with operations of this keyspace was durable before it was
+    /// acknowledged.
     pub fn record_durability(&self, is_durable: bool) {
         let cell = if is_durable { counters::DURABLE } else { counters::BUFFERED };
         self.stripe()[cell].fetch_add(SAMPLE_WEIGHT, Ordering::Relaxed);
     }
 
-    /// A sampled scan that is over, after so many pairs.
+    /// Records the number of pairs of a sampled scan that has ended.
     pub fn record_scan(&self, pairs: u64) {
         let stripe = self.stripe();
         counters::count_scan(pairs, |cell, by| stripe[cell].fetch_add(by, Ordering::Relaxed));
     }
 
-    /// A writer was held up. Every one is recorded: they are rare, and slow anyway.
+    /// Records a wait of a writer. Every wait is recorded: they are rare, and slow anyway.
     pub(crate) fn record_stall(&self, took: Duration) {
         let ns = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
         let stripe = self.stripe();
@@ -205,7 +204,7 @@ impl WorkloadRecorder {
         stripe[counters::LONGEST_STALL].fetch_max(ns, Ordering::Relaxed);
     }
 
-    /// Moves what the stripes have to the past.
+    /// Moves the counts of the stripes to the history.
     fn fold(&self) {
         let Some(parts) = self.parts.get() else { return };
         let mut past = parts.history.lock();
@@ -217,28 +216,29 @@ impl WorkloadRecorder {
         }
     }
 
-    /// Begins anew. Of calls that are being recorded meanwhile a part may stay.
+    /// Clears all figures. Some counts of concurrent calls may remain.
     pub fn reset(&self) {
         let Some(parts) = self.parts.get() else { return };
         self.fold();
         *parts.history.lock() = WorkloadHistory::default();
     }
 
-    /// Everything so far; none if nothing was seen.
+    /// Returns all figures, or `None` if nothing was recorded.
     pub(crate) fn history(&self) -> Option<WorkloadHistory> {
         let parts = self.parts.get()?;
         self.fold();
         Some(parts.history.lock().clone())
     }
 
-    /// The database was open for so long since it was last told.
+    /// Adds seconds that the database was open.
     pub(crate) fn add_open_time(&self, seconds: f64) {
         if let Some(parts) = self.parts.get() {
             parts.history.lock().seconds += seconds;
         }
     }
 
-    /// What it shows. `keys`: how many there are, which helps to tell how many are in use.
+    /// Returns the statistics. `keys` is the number of keys in the keyspace, which helps to
+    /// estimate the number of keys in use.
     #[must_use]
     pub fn stats(&self, keys: u64) -> WorkloadStats {
         self.history().map_or_else(WorkloadStats::default, |past| WorkloadStats::from_history(&past, keys))

@@ -1,29 +1,29 @@
-//! # Gap: how many calls until the next sample
+//! # Sampling: number of calls until the next sample
 //!
-//! A countdown for each thread. Gaps are drawn from a geometric distribution, as if each call were
-//! chosen with a chance of 1 in [`SAMPLE_WEIGHT`] by itself.
+//! Each thread has a countdown. Gaps have a geometric distribution, as if each call were chosen
+//! independently with a probability of 1 in [`SAMPLE_WEIGHT`].
 
 use std::cell::Cell;
 
 use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::types::random_bits;
 
-/// How many calls a sampled one stands for.
+/// Number of calls that a sampled call represents.
 pub const SAMPLE_WEIGHT: u64 = 64;
-/// No gap is longer: 1 of 10 million is cut.
+/// Maximum gap. It cuts one gap in 10 million: (63/64)^1024 = 1e-7.
 const MAX_GAP: u32 = 1024;
 
-// These are std's in every build: which call is sampled is not for a scheduler to explore.
+// Those of std in every build: a scheduler must not explore which call is sampled.
 std::thread_local! {
-    /// Calls until the next sample; zero before the first one.
+    /// Number of calls until the next sample; zero before the first one.
     static GAP: Cell<u32> = const { Cell::new(0) };
-    /// The state of this thread's generator; zero before it is seeded.
+    /// State of this thread's random generator; zero before it is seeded.
     static SEED: Cell<u64> = const { Cell::new(0) };
-    /// The number of this thread's stripe, plus one.
+    /// Number of this thread's stripe, plus one.
     static STRIPE: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Whether this call is to be sampled. To be asked once for each.
+/// Returns whether this call is sampled. Must be called exactly once for each call.
 #[inline(always)]
 #[must_use]
 pub fn is_sample_due() -> bool {
@@ -34,18 +34,18 @@ pub fn is_sample_due() -> bool {
     })
 }
 
-/// The countdown ended (`left` is 0), or there is none yet.
+/// Draws the next gap. The countdown ended (`left` is 0), or there is none yet.
 #[cold]
 #[inline(never)]
 fn draw(left: u32) -> bool {
     let next = || GAP.with(|gap| gap.set(gap_of(random())));
     next();
-    // The first call of a thread is as likely as any: it takes the first gap, of which it is a
-    // part.
+    // The first call of a thread is as likely as any other: it belongs to the first gap.
     left == 0 || is_sample_due()
 }
 
-/// The gap that 53 random bits stand for: 1 with a chance of 1/64, 2 with 63/64 of that, and so on.
+/// Returns the gap for 53 random bits: 1 with a probability of 1/64, 2 with 63/64 of that, and so
+/// on.
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "within 1 and LONGEST")]
 fn gap_of(bits: u64) -> u32 {
     let unit = (bits >> 11) as f64 / (1u64 << 53) as f64;
@@ -53,7 +53,7 @@ fn gap_of(bits: u64) -> u32 {
     (gap as u32 + 1).min(MAX_GAP)
 }
 
-/// Splitmix64.
+/// Returns the next random number (Splitmix64).
 fn random() -> u64 {
     SEED.with(|seed| {
         let mut state = seed.get();
@@ -70,14 +70,14 @@ fn random() -> u64 {
     })
 }
 
-/// Begins this thread's draws again, always the same: a database without threads of its own
-/// promises that a seed fixes everything.
+/// Restarts this thread's random numbers with a fixed seed. A database without background threads
+/// must behave the same for the same seed.
 pub(crate) fn reseed() {
     SEED.with(|seed| seed.set(1));
     GAP.with(|gap| gap.set(0));
 }
 
-/// A number that tells this thread from others.
+/// Returns a number that differs between threads.
 pub(super) fn thread_stripe() -> usize {
     static NEXT: AtomicUsize = AtomicUsize::new(1);
     STRIPE.with(|stripe| {

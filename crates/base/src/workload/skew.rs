@@ -1,42 +1,45 @@
-//! # Skew: how unevenly keys are used
+//! # Skew sketch: how unevenly keys are used
 //!
-//! From the sampled keys' hashes alone, in 6 KiB.
+//! Estimates from the hashes of sampled keys, in 6 KiB.
 //!
 //! ## Picture
 //!
 //! ```text
-//!   hash ─┬─ count sketch: 256 signed counters ── sum of squares ──> chance that two calls meet on a key, if keys are hot
-//!         └─ below the threshold? ── up to 512 keys with their counts ──> how many keys there are; the same chance, if none is
+//!   hash ─┬─ count sketch: 256 signed counters ── sum of squares ──> collision chance of hot keys
+//!         └─ below the threshold? ── up to 512 keys with their counts ──> number of distinct keys;
+//!                                                        collision chance, if no key is hot
 //! ```
 //!
-//! Both together say which Zipf distribution, over how many keys, would look like this: the number
-//! of distinct keys in the sample, and the chance that two calls have the same key (S, the sum of
-//! the squares of the keys' shares).
+//! Two values determine a Zipf distribution and its number of keys. One is the number of distinct
+//! keys in the sample. The other is the chance S that two calls have the same key: the sum of the
+//! squares of the keys' shares.
 //!
 //! * **Count sketch.** Each key adds +1 or -1, by a bit of its hash, to one counter. The squares
-//!   add up to m + m(m-1)S on the mean, within 9 %: good if m·S is large, noise else.
-//! * **Sampled keys.** All keys whose hash is below a threshold, which is halved when there are too
-//!   many. An unbiased tenth (say) of the keys, hot or not: good for the number of keys, and for S
-//!   as long as no key is hot (which the sketch would see).
+//!   add up to m + m(m-1)S on average for m calls, within 9 %. That is accurate if m·S is large,
+//!   and noise otherwise.
+//! * **Sampled keys.** All keys with a hash below a threshold, which is halved when there are too
+//!   many. An unbiased fraction of the keys, hot or not. That is accurate for the number of keys,
+//!   and for S as long as no key is hot (which the sketch would show).
 //!
-//! Hashes are not keyed: who knows them can spoil an estimate, and nothing else.
+//! Hashes are not keyed: keys that are chosen by their hashes can falsify an estimate, nothing
+//! else.
 
 use siphasher::sip::SipHasher13;
 
 const COUNTERS: usize = 256;
 const MAX_KEYS: usize = 512;
 
-/// What is known of the keys.
+/// Sketch of the sampled keys.
 #[derive(Clone, Debug)]
 pub(crate) struct SkewSketch {
-    /// Calls seen.
+    /// Number of calls recorded.
     pub(super) seen: f64,
-    /// What the squares of the counters would add up to if no two calls had the same key.
+    /// Expected sum of the squares of the counters if no two calls had the same key.
     pub(super) noise: f64,
     pub(super) counters: Box<[i32; COUNTERS]>,
-    /// Keys are kept whose hash, its upper half, is at most this.
+    /// Keys are kept if the upper half of their hash is at most this.
     pub(super) threshold: u32,
-    /// Upper half of the hash, and count, in order of hashes.
+    /// Upper half of the hash, and count, sorted by hash.
     pub(super) keys: Vec<(u32, u32)>,
 }
 
@@ -52,8 +55,8 @@ impl Default for SkewSketch {
     }
 }
 
-/// What the sample says: of so many calls, so many distinct keys, and the chance that two calls
-/// meet.
+/// Estimates from the sample: the number of calls and of distinct keys in it, and the chance that
+/// two calls have the same key.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct SkewEstimate {
     pub(super) calls: f64,
@@ -62,7 +65,7 @@ pub(super) struct SkewEstimate {
 }
 
 impl SkewSketch {
-    /// A sampled call.
+    /// Records a sampled call.
     #[allow(clippy::cast_possible_truncation, reason = "halves and bits of a hash")]
     pub(super) fn record(&mut self, key: &[u8]) {
         let hash = SipHasher13::new().hash(key);
@@ -89,8 +92,8 @@ impl SkewSketch {
         }
     }
 
-    /// As if half of the calls had not been sampled. When few keys are left of many, it begins
-    /// anew: other keys are in use by now.
+    /// Halves the counts, as if half of the calls had not been sampled. Clears the sketch if only
+    /// few of many keys are left: the workload now uses other keys.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a bit's number")]
     pub(super) fn halve(&mut self) {
         let bit = self.seen as u64 % 31;
@@ -106,7 +109,7 @@ impl SkewSketch {
         }
     }
 
-    /// What it says; none if it has not seen enough.
+    /// Returns the estimates, or `None` after too few calls.
     pub(super) fn estimate(&self) -> Option<SkewEstimate> {
         let calls = self.seen;
         if calls < 100.0 || self.keys.is_empty() {
@@ -134,12 +137,12 @@ pub(super) struct ZipfFit {
     pub(super) keys: f64,
 }
 
-/// The steepest that is told apart.
+/// Largest exponent that is distinguished.
 const MAX_EXPONENT: f64 = 2.0;
 
 impl ZipfFit {
-    /// The one that would look like `seen`. Where calls hardly ever meet, as many keys as there are
-    /// (`keys`) may be in use.
+    /// Returns the distribution that would give the estimates `seen`. If calls hardly ever have the
+    /// same key, all `keys` of the keyspace are assumed to be in use.
     pub(super) fn fit(seen: SkewEstimate, keys: u64) -> ZipfFit {
         let sees_all = seen.distinct < 0.8 * seen.calls || keys == 0;
         let population = |exponent: f64| match sees_all {
@@ -156,14 +159,13 @@ impl ZipfFit {
         ZipfFit { exponent: low, keys }
     }
 
-    /// The share of the calls that go to the hottest `part` of the keys. At least one key is the
-    /// hottest.
+    /// Returns the share of the calls that use the hottest `part` of the keys, at least one key.
     pub(super) fn share(self, part: f64) -> f64 {
         let sum = |keys: f64| ranks(keys).map(|(rank, many)| many * rank.powf(-self.exponent)).sum::<f64>();
         sum((self.keys * part).max(1.0)) / sum(self.keys)
     }
 
-    /// The chance that two calls have the same key.
+    /// Returns the chance that two calls have the same key.
     fn collision_chance(self) -> f64 {
         let (mut sum, mut squares) = (0.0, 0.0);
         for (rank, many) in ranks(self.keys) {
@@ -174,7 +176,7 @@ impl ZipfFit {
         squares / (sum * sum)
     }
 
-    /// How many distinct keys so many calls have, on the mean.
+    /// Returns the expected number of distinct keys of `calls` calls.
     fn distinct(self, calls: f64) -> f64 {
         let weights = || ranks(self.keys).map(|(rank, many)| (rank.powf(-self.exponent), many));
         let sum: f64 = weights().map(|(weight, many)| many * weight).sum();
@@ -182,7 +184,7 @@ impl ZipfFit {
     }
 }
 
-/// How many keys give the distinct ones that were seen.
+/// Returns the number of keys that gives the distinct keys that were seen.
 fn population(exponent: f64, seen: SkewEstimate) -> f64 {
     let (mut low, mut high) = (seen.distinct.max(1.0).ln(), 40.0 * std::f64::consts::LN_2);
     for _ in 0..18 {
@@ -193,8 +195,8 @@ fn population(exponent: f64, seen: SkewEstimate) -> f64 {
     low.exp()
 }
 
-/// The ranks up to `keys`, those beyond the first by groups: a rank that stands for a group, and
-/// how many it has.
+/// Returns the ranks up to `keys`, grouped beyond the first ones: a representative rank of each
+/// group, and the size of the group.
 fn ranks(keys: f64) -> impl Iterator<Item = (f64, f64)> {
     let mut from = 1.0f64;
     std::iter::from_fn(move || {
@@ -212,7 +214,7 @@ fn ranks(keys: f64) -> impl Iterator<Item = (f64, f64)> {
 mod tests {
     use super::*;
 
-    /// A sample of so many calls on `keys` keys with this exponent.
+    /// Returns a sample of `calls` calls on `keys` keys with this exponent.
     fn sample(exponent: f64, keys: usize, calls: u32) -> SkewSketch {
         let mut sums: Vec<f64> = Vec::with_capacity(keys);
         let mut sum = 0.0;

@@ -1,4 +1,4 @@
-//! # Load figures: what a sketch shows
+//! # Workload statistics: the figures of a workload recorder
 
 use std::time::Duration;
 
@@ -212,8 +212,8 @@ fn skewness(zipf: ZipfFit) -> Skewness {
     Skewness { zipf: zipf.exponent, keys: zipf.keys, hottest }
 }
 
-/// The number, of those in `counts`, below which there are `part` of them: its index, and how far
-/// into it.
+/// Returns the quantile `part` of a histogram: the index of its class, and the position in the
+/// class from 0 to 1.
 fn quantile(counts: &[u64], part: f64) -> Option<(usize, f64)> {
     let total: u64 = counts.iter().sum();
     let wanted = total as f64 * part;

@@ -1,9 +1,9 @@
-//! Sketches as wholes.
+//! Tests of whole recorders.
 
 use super::*;
 use crate::types::{KeyspaceId, StoreId};
 
-/// A million calls of a known mix.
+/// Records a million calls of a known mix.
 fn mixed() -> (WorkloadRecorder, [u64; 4]) {
     reseed();
     let (load, mut truth, mut state) = (WorkloadRecorder::default(), [0; 4], 3u64);
@@ -142,9 +142,9 @@ fn threads_do_not_lose_calls() {
             });
         }
     });
-    // Each fold halves at FULL: 80,000 samples are 40,000 afterwards, about.
+    // Each fold halves the counts at `HALVE_AFTER`: about 40,000 of 80,000 samples remain.
     let stats = load.stats(0);
-    // A fold in the midst of a call may have halved one and not the other, or an odd number.
+    // A fold during a call may have halved only one of the two counts, or an odd number.
     assert!((stats.samples * SAMPLE_WEIGHT).abs_diff(stats.gets_found) <= 4 * SAMPLE_WEIGHT, "{stats:?}");
     assert!((80_000 - HALVE_AFTER..HALVE_AFTER).contains(&stats.samples), "{}", stats.samples);
 }

@@ -1,6 +1,6 @@
-//! # Wire: load figures as bytes, for another process
+//! # Wire format of workload statistics, for another process
 //!
-//! Numbers in the order of the fields, 8 bytes each; docs/format/door.md.
+//! Numbers of 8 bytes in the order of the fields; docs/format/door.md.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::codec::{FieldReader, FieldWriter};
 use crate::error::Damage;
 
 impl WorkloadStats {
-    /// Appends the figures to `w`.
+    /// Appends the statistics to `w`.
     pub fn encode(&self, w: &mut FieldWriter) {
         self.clone().counts().into_iter().for_each(|count| w.u64(*count));
         for share in [self.seconds, self.new_share, self.durable_share, self.sequential_share] {
@@ -40,7 +40,12 @@ impl WorkloadStats {
         [self.stall_time, self.longest_stall].into_iter().for_each(|time| put_time(w, time));
     }
 
-    /// The figures that [`WorkloadStats::encode`] wrote.
+    /// Decodes statistics that [`WorkloadStats::encode`] wrote.
+    ///
+    /// # Errors
+    ///
+    /// Returns the damage if the bytes end too early, if a floating-point number is not finite, or
+    /// if the flag of the skew is invalid.
     pub fn decode(r: &mut FieldReader<'_>) -> Result<WorkloadStats, Damage> {
         let mut stats = WorkloadStats::default();
         for count in stats.counts() {
@@ -79,7 +84,7 @@ impl WorkloadStats {
         Ok(stats)
     }
 
-    /// The numbers that count something, in their order.
+    /// Returns the counters, in the order of the format.
     fn counts(&mut self) -> [&mut u64; COUNTS] {
         [
             &mut self.samples,
@@ -102,7 +107,7 @@ impl WorkloadStats {
     }
 }
 
-/// Numbers that count something.
+/// Number of counters.
 const COUNTS: usize = 16;
 
 fn put_time(w: &mut FieldWriter, time: Duration) {
@@ -113,7 +118,7 @@ fn time(r: &mut FieldReader<'_>) -> Result<Duration, Damage> {
     Ok(Duration::from_nanos(r.u64()?))
 }
 
-/// A number that is one.
+/// Reads a finite number.
 fn number(r: &mut FieldReader<'_>) -> Result<f64, Damage> {
     let bits = r.u64()?;
     let number = f64::from_bits(bits);

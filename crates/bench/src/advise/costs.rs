@@ -1,14 +1,14 @@
-//! # Costs: what each engine takes for each kind of operation
+//! # Costs: the time of each kind of operation on each engine
 //!
-//! All engines do the same kind in turns, slice by slice, so that what disturbs the machine or the
-//! device disturbs all. First what reads, then what writes; the background works off what is
-//! written, so writes are measured longer. Single writes are measured among gets: nothing but
-//! writes, by a thread that does nothing else, is bound by the device sooner than by the engine.
+//! All engines run one kind of operation in turns, slice by slice, so that disturbances of the
+//! machine or the device affect all of them. Reads come before writes. Writes are measured longer,
+//! because background work processes them later. Single writes are mixed with gets: a thread that
+//! only writes is limited by the device rather than by the engine.
 //!
-//! All keys are used alike, or (*hot*) by a Zipf distribution: then caches of the processor answer
-//! most of it, and what is overwritten was written just before, which log cleaners like. Costs
-//! beyond memory are those of a budget of a sixteenth of the data, with the page cache as the
-//! machine has it: what a miss of the engine's own cache costs, and not what the device does.
+//! Keys are uniform, or *hot* with a Zipf distribution. Then the caches of the processor serve most
+//! reads, and overwritten pairs were written shortly before, which favours GC of logs. Costs
+//! *beyond* memory have a budget of a sixteenth of the data and the page cache of the machine. They
+//! measure the costs of a miss in the engine's own cache, without the device.
 
 use std::time::{Duration, Instant};
 
@@ -20,36 +20,36 @@ use crate::args;
 use crate::measure::median;
 use crate::run_dir::RunDir;
 
-/// Bytes of values, and how many pairs of each: more than the processor's caches hold.
+/// Lengths of values with the number of pairs: more data than the caches of the processor hold.
 const SIZES: [(u64, u64); 6] =
     [(10, 1_500_000), (100, 800_000), (1_000, 150_000), (10_000, 12_000), (50_000, 2_500), (100_000, 1_200)];
-/// A budget holds the index, of so many bytes a key at most.
+/// Upper bound on the index bytes per key, which a budget must cover.
 const INDEX_BYTES_PER_KEY: u64 = 32;
-/// Exponent of the distribution of hot keys, and with how many of the sizes they are measured: of
-/// large values the copy costs what there is to cost.
+/// Skew of the hot keys, and number of the smallest sizes they are measured with. The cost of a
+/// large value is mainly that of its copy.
 const ZIPF: f64 = 0.99;
 const HOT_SIZES: usize = 4;
-/// Slices of each kind; the median counts.
+/// Number of slices of each kind. The median counts.
 const SLICES: u32 = 7;
-/// Writes are measured so many times as long as reads.
+/// Factor by which writes are measured longer than reads.
 const WRITES: u32 = 3;
-/// Writes of a commit that has many.
+/// Writes in a commit of many writes.
 const BATCH: u64 = 50;
-/// Pairs of the long scans that the cost of a pair is taken from.
+/// Pairs of a long scan, which gives the cost per pair.
 const LONG_SCAN_PAIRS: u64 = 100;
 
 const SEEK: &str = "seek";
 
-/// How keys are used, as the table names it.
+/// Use of the keys, as the table names it.
 const HOT: &str = "hot";
 const MEMORY: &str = "memory";
 const BEYOND_MEMORY: &str = "beyond";
 
-/// A kind of operation: the table's name for it, the load, and what it takes.
+/// A kind of operation: its name in the table and its workload.
 struct CostOperation {
     name: &'static str,
     shares: OperationShares,
-    /// Needs engines that keep order.
+    /// Whether it needs an engine with key order.
     ordered: bool,
     scan_pairs: u64,
     batch: u64,
@@ -65,13 +65,14 @@ impl CostOperation {
         CostOperation { name, shares, ordered: false, scan_pairs: 1, batch: 1, durable, sequential }
     }
 
-    /// A scan of so many pairs.
+    /// Returns a scan of `scan_pairs` pairs.
     fn scan(name: &'static str, set: fn(&mut OperationShares), scan_pairs: u64) -> CostOperation {
         CostOperation { ordered: true, scan_pairs, ..CostOperation::new(name, set) }
     }
 
-    /// Whether it is measured with values of so many bytes there: large ones are not appended all
-    /// day, and what waits for the device is the same everywhere.
+    /// Returns whether it is measured with values of `value` bytes and the key use `used`. Large
+    /// values are not appended, as that is rare. A durable write has the same costs with every use,
+    /// as it waits for the device.
     fn is_measured(&self, value: u64, used: &str) -> bool {
         !(self.durable > 0.0 && used != MEMORY || self.sequential && value > 1000)
     }
@@ -88,7 +89,7 @@ impl CostOperation {
     }
 }
 
-/// What is measured, in this order.
+/// Returns all kinds in the order of measurement.
 fn operations() -> Vec<CostOperation> {
     let overwrite: fn(&mut OperationShares) = |s| s.overwrite = 1.0;
     let new: fn(&mut OperationShares) = |s| s.new = 1.0;
@@ -110,11 +111,11 @@ fn operations() -> Vec<CostOperation> {
     ]
 }
 
-/// Prints a line for each engine, kind, size of value and use of keys.
+/// Prints a line for each engine, kind, value size and key use.
 pub(super) fn measure(options: &args::AdviseArgs, place: &RunDir) -> Result<()> {
     let began = Instant::now();
     let is_asked = |used: &str| is_selected(options, &[HOT, MEMORY, BEYOND_MEMORY], used);
-    // Of the smallest values, a budget that does not hold the data does not hold an index either.
+    // For the smallest values, a budget below the size of the data would not hold the index.
     let runs = [(MEMORY, &SIZES[..]), (HOT, &SIZES[..HOT_SIZES]), (BEYOND_MEMORY, &SIZES[1..])];
     for (used, sizes) in runs.into_iter().filter(|(used, _)| is_asked(used)) {
         for size in sizes {
@@ -126,7 +127,7 @@ pub(super) fn measure(options: &args::AdviseArgs, place: &RunDir) -> Result<()> 
     Ok(())
 }
 
-/// Whether a name among `names` is to be measured: all are unless one of them was named.
+/// Returns whether `name` is measured: if the options name one of `names`, only named ones are.
 fn is_selected(options: &args::AdviseArgs, names: &[&str], name: &str) -> bool {
     let named = |name: &str| options.only().iter().any(|only| only == name);
     named(name) || !names.iter().any(|name| named(name))
@@ -182,8 +183,8 @@ fn measure_size(
     Ok(())
 }
 
-/// Nanoseconds of an operation of each engine that can do it: the median of slices, after one that
-/// is not counted.
+/// Returns the nanoseconds of an operation for each engine that supports it: the median of the
+/// slices. The first slice is not counted.
 fn costs(
     subjects: &mut [(&'static str, ReplayDatabase)],
     kind: &CostOperation,
@@ -202,7 +203,8 @@ fn costs(
             match subject.run(phase / SLICES, &never_stop) {
                 Ok(()) if slice > 0 => costs.push(1e9 / subject.outcome().per_second().max(1e-9)),
                 Ok(()) => {}
-                // No figure is better than one of refusals.
+                // An engine with an error gets no figure, because failed operations have no
+                // meaningful time.
                 Err(error) if slice == 0 => eprintln!("{engine} {}: {error}", kind.name),
                 Err(_) => {}
             }

@@ -1,16 +1,16 @@
-//! # Advise: is what `sheaf advise` says true?
+//! # Advise: a test of the advice of `sheaf advise`
 //!
-//! *Judging* (`sheaf-bench advise`): loads that no cost was measured with (`tables/advise.toml`)
-//! run on every engine, in turns, slice by slice. Each engine's sketch of its own run is what is
-//! asked for advice. The advice is right if the engine it names was the fastest, or within 5 % of
-//! it, or if the fastest cannot be told from it: it was ahead in too many of the turns for chance
-//! to be ruled out (a sign test, at one in twenty).
+//! *Check* (`sheaf-bench advise`): workloads that are not in the measured costs
+//! (`tables/advise.toml`) run on every engine, in turns of one slice each. The sketch of each
+//! engine's own run is the input of one advice. The advice is right if the advised engine was the
+//! fastest or within 5 % of it. It is also right if a sign test at the level of 5 % cannot tell the
+//! two engines apart.
 //!
-//! *Measuring* (`sheaf-bench advise --measure`, module `costs`): the costs that the advice goes by,
+//! *Measurement* (`sheaf-bench advise --measure`, module `costs`): the costs that the advice uses,
 //! as lines of `crates/sheaf/src/advise/costs.tsv`.
 //!
-//! For both, databases are of some age first: what came in has its place, and what memory can hold
-//! is there. Right after a fill a memtable may have all of it, which flatters.
+//! Both modes first age the databases, so that data has left the memtables and caches are full. A
+//! memtable that contains all data right after a fill would make an engine look too fast.
 
 mod costs;
 
@@ -27,16 +27,16 @@ use crate::measure::wait_until_idle;
 use crate::run_dir::RunDir;
 
 const TABLE: &str = include_str!("../../tables/advise.toml");
-/// Disk that all databases of a load may take.
+/// Bound on the disk space of all databases of a workload.
 const DISK_BYTES: u64 = 6 << 30;
 /// Length of a turn.
 const SLICE: Duration = Duration::from_millis(250);
-/// The longest wait for the background.
+/// Longest wait until background work is done.
 const MAX_QUIESCE: Duration = Duration::from_secs(20);
-/// The advice is right within this of the fastest.
+/// Advice is right from this share of the speed of the fastest engine on.
 const ADVICE_TOLERANCE: f64 = 0.95;
-/// ... or if an engine as fast as the fastest would be ahead of it in so few turns more often than
-/// this.
+/// Level of the sign test. Advice is also right if an engine as fast as the fastest would be ahead
+/// in at most so few turns with a higher probability than this.
 const SIGNIFICANCE: f64 = 0.05;
 
 #[derive(Deserialize)]
@@ -125,12 +125,12 @@ impl MixRow {
     }
 }
 
-/// Nobody stops it but a signal, which ends the process.
+/// Never stops a run: only a signal does, which ends the process.
 fn never_stop() -> bool {
     false
 }
 
-/// Judges, or measures.
+/// Checks the advice, or measures the costs.
 pub(crate) fn run(options: &args::AdviseArgs) -> Result<()> {
     let place = RunDir::new(&options.dir.path, DISK_BYTES)?;
     if options.measure { costs::measure(options, &place) } else { check_advice(options, &place) }
@@ -153,15 +153,15 @@ fn check_advice(options: &args::AdviseArgs, place: &RunDir) -> Result<()> {
     Ok(())
 }
 
-/// An engine that is judged by.
+/// An engine with a database that runs the workload.
 struct EngineRun {
     engine: &'static str,
     subject: ReplayDatabase,
-    /// Operations a second, turn by turn.
+    /// Operations per second of each turn.
     turns: Vec<f64>,
 }
 
-/// What it found: its speed, that of each turn, and what the sketch of its run says.
+/// Result of an engine: its speed, that of each turn, and the advice from the sketch of its run.
 struct EngineResult {
     engine: &'static str,
     speed: f64,
@@ -169,7 +169,7 @@ struct EngineResult {
     advice: Advice,
 }
 
-/// A load on every engine that can have it.
+/// Runs a workload on every engine that supports it. Returns whether the advice was right.
 fn check_mix(options: &args::AdviseArgs, place: &RunDir, row: &MixRow) -> Result<bool> {
     let mix = row.mix();
     let memory = row.memory << 20;
@@ -195,8 +195,7 @@ fn check_mix(options: &args::AdviseArgs, place: &RunDir, row: &MixRow) -> Result
     Ok(report(row, all))
 }
 
-/// Prints a line; true if the advice was right, whichever engine had been asked: the worst of them
-/// counts.
+/// Prints a line. Returns whether the worst advice of all sketches was right.
 fn report(row: &MixRow, mut all: Vec<EngineResult>) -> bool {
     all.sort_by(|a, b| b.speed.total_cmp(&a.speed));
     let Some(fastest) = all.first() else { return false };
@@ -237,9 +236,9 @@ fn report(row: &MixRow, mut all: Vec<EngineResult>) -> bool {
     is_right
 }
 
-/// How often a coin that is thrown `throws` times shows heads at most `heads` times.
+/// Returns the probability of at most `heads` heads in `throws` throws of a coin.
 fn binomial_at_most(heads: usize, throws: usize) -> f64 {
-    let mut ways = 1.0; // to have so many heads
+    let mut ways = 1.0; // the number of ways to get `count` heads
     let mut sum = 0.0;
     for count in 0..=heads.min(throws) {
         sum += ways;
@@ -248,20 +247,20 @@ fn binomial_at_most(heads: usize, throws: usize) -> f64 {
     sum / 2f64.powf(throws as f64)
 }
 
-/// An engine's speed, and what its own sketch let expect of it.
+/// Formats the speed of an engine, and the speed that its own sketch predicts.
 fn describe_speed(found: &EngineResult) -> String {
     let own = found.advice.candidates.iter().find(|candidate| candidate.engine == found.engine);
     let predicted = own.map_or("none".to_owned(), |candidate| format!("{:.1}", 1e6 / candidate.ns));
     format!("{} {:.1} ({predicted})", found.engine, found.speed / 1e3)
 }
 
-/// The engines that a mix can be given to.
+/// Returns the engines that support a mix.
 fn candidates(mix: &WorkloadMix) -> Vec<&'static str> {
     let unordered = |engine: &str| matches!(engine, "flat" | "cedrus");
     ::sheaf::engines().into_iter().filter(|engine| !(mix.has_scans() && unordered(engine))).collect()
 }
 
-/// Subjects of some age, whose sketches have not seen how they came by it.
+/// Ages the databases, and then resets their sketches, which must not include the ageing.
 fn age_stores<'s>(mut subjects: impl Iterator<Item = &'s ReplayDatabase>) -> Result<()> {
     wait_until_idle(MAX_QUIESCE);
     subjects.try_for_each(|subject| {
@@ -270,8 +269,8 @@ fn age_stores<'s>(mut subjects: impl Iterator<Item = &'s ReplayDatabase>) -> Res
     })
 }
 
-/// Gives each the load for so long, in turns. The first turn of each is not counted. Who refuses
-/// the load is out.
+/// Runs the workload on each engine for the time `lasting`, in turns. The first turn of each is not
+/// counted. An engine that returns an error is removed.
 fn run_in_turns(name: &str, judges: &mut Vec<EngineRun>, lasting: Duration) {
     let turns = (lasting.as_millis() / SLICE.as_millis()).max(1);
     for turn in 0..=turns {

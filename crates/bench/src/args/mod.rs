@@ -81,7 +81,7 @@ pub(crate) fn parse() -> Command {
     Cli::parse().command
 }
 
-/// Where databases go.
+/// Location of the databases.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct DirArgs {
     /// Directory of the databases; emptied at the end
@@ -89,7 +89,7 @@ pub(crate) struct DirArgs {
     pub(crate) path: PathBuf,
 }
 
-/// What comparisons and papers have in common.
+/// Options that comparisons and papers share.
 #[derive(Args, Clone, Debug)]
 struct CommonArgs {
     /// Engines and peers, see `list` [default: all engines, all peers built in except variants]
@@ -115,7 +115,7 @@ struct CommonArgs {
 }
 
 impl CommonArgs {
-    /// The options, with so many rounds if it is to be quick.
+    /// Returns the options. With `--quick` the default is `quick_rounds` rounds.
     fn options(&self, quick_rounds: u64) -> RunOptions {
         let usual = || BenchSubject::own_engines().into_iter().chain(BenchSubject::main_peers()).collect();
         let (rounds, seconds, settle) = if self.quick { (quick_rounds, 0.4, 5) } else { (3, 4.0, 60) };
@@ -132,7 +132,8 @@ impl CommonArgs {
     }
 }
 
-/// The line for the report: where files went says nothing about the figures.
+/// Returns the command line for the report without `--dir` and `--out`, which do not affect
+/// figures.
 fn without_paths(arguments: &[String]) -> String {
     let is_place = |argument: &String| argument == "--dir" || argument == "--out";
     let kept = arguments.iter().enumerate().filter(|(place, argument)| {
@@ -142,7 +143,7 @@ fn without_paths(arguments: &[String]) -> String {
     kept.map(|(_, argument)| argument.as_str()).collect::<Vec<_>>().join(" ")
 }
 
-/// Options of `compare`, as they are typed.
+/// Options of `compare`, as typed.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct CompareArgs {
     /// Workloads, groups of them, or names with data and cap (NAME@DATA:CAP); see `list` [default:
@@ -169,7 +170,7 @@ pub(crate) struct Comparison {
 }
 
 impl CompareArgs {
-    /// What they come to.
+    /// Resolves the options into a comparison.
     pub(crate) fn comparison(&self) -> crate::Result<Comparison> {
         let quick = self.common.quick;
         let loads = match &self.only {
@@ -192,7 +193,7 @@ const SCALE_WORKLOADS: [&str; 8] =
 /// cores.
 const DURABLE_THREADS_PER_CORE: [u64; 2] = [2, 8];
 
-/// Options of `scale`, as they are typed.
+/// Options of `scale`, as typed.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct ScaleArgs {
     /// Workloads, as for `compare` [default: fill-random, update-zipf, update-uniform, ycsb-a,
@@ -211,7 +212,7 @@ pub(crate) struct ScaleArgs {
 }
 
 impl ScaleArgs {
-    /// The comparison that they stand for, on a machine with so many cores.
+    /// Resolves the options into a comparison on a machine with `cores` cores.
     pub(crate) fn comparison(&self, cores: u64) -> crate::Result<Comparison> {
         let names = match &self.only {
             Some(names) => names.iter().map(String::as_str).collect(),
@@ -231,14 +232,15 @@ impl ScaleArgs {
     }
 }
 
-/// Powers of two up to `cores`, and that number; more for threads that wait for the device.
+/// Returns the powers of two below `cores`, and `cores`. With `wait`, adds counts for threads that
+/// wait for the device.
 fn scale(cores: u64, wait: bool) -> Vec<u64> {
     let powers = (0..u64::BITS).map(|power| 1 << power).take_while(|threads| *threads < cores);
     let more = DURABLE_THREADS_PER_CORE.iter().filter(|_| wait).map(|times| times * cores);
     powers.chain([cores]).chain(more).collect()
 }
 
-/// Options of `paper`, as they are typed.
+/// Options of `paper`, as typed.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct PaperArgs {
     /// flatstore, flexdb, cedrusdb, kreon, delsm; or all
@@ -255,13 +257,13 @@ pub(crate) struct PaperArgs {
 pub(crate) struct PaperRun {
     pub(crate) papers: Vec<Experiments>,
     pub(crate) scale: f64,
-    /// Stores were named: no stand-ins are added.
+    /// Whether stores were named. Then no substitutes for stores of the paper are added.
     pub(crate) only_stores: bool,
     pub(crate) options: RunOptions,
 }
 
 impl PaperArgs {
-    /// What they come to.
+    /// Resolves the options into a run.
     pub(crate) fn paper(&self) -> crate::Result<PaperRun> {
         Ok(PaperRun {
             papers: crate::paper::select(&self.name)?,
@@ -326,12 +328,12 @@ pub(crate) struct FiguresArgs {
 }
 
 impl FiguresArgs {
-    /// The peers.
+    /// Returns the peers to compare with.
     pub(crate) fn peers(&self) -> Vec<BenchSubject> {
         self.peers.clone().unwrap_or_else(BenchSubject::usual_peers)
     }
 
-    /// What is measured.
+    /// Returns the groups of figures to measure.
     pub(crate) fn only(&self) -> Vec<FigureGroup> {
         self.only.clone().unwrap_or_else(|| FigureGroup::ALL.to_vec())
     }
@@ -432,12 +434,12 @@ pub(crate) struct ValuesArgs {
 }
 
 impl ValuesArgs {
-    /// The stores.
+    /// Returns the stores to compare.
     pub(crate) fn stores(&self) -> Vec<BenchSubject> {
         self.stores.clone().unwrap_or_else(ValueMeasurement::stores)
     }
 
-    /// What is measured.
+    /// Returns the parts to measure.
     pub(crate) fn only(&self) -> Vec<ValueMeasurement> {
         let usual =
             || ValueMeasurement::ALL.into_iter().filter(|part| *part != ValueMeasurement::Tail).collect();
@@ -523,12 +525,12 @@ pub(crate) struct AdviseArgs {
 }
 
 impl AdviseArgs {
-    /// The loads; none for all.
+    /// Returns the names of workloads or costs; an empty slice selects all.
     pub(crate) fn only(&self) -> &[String] {
         self.only.as_deref().unwrap_or_default()
     }
 
-    /// How long each takes.
+    /// Returns the length of each workload or cost.
     pub(crate) fn phase(&self) -> Duration {
         self.phase.unwrap_or(Duration::from_millis(if self.measure { 300 } else { 3000 }))
     }

@@ -1,4 +1,4 @@
-//! Command lines: which are understood, and how.
+//! Tests of command lines: which ones are accepted, and the options they result in.
 
 use super::*;
 

@@ -1,6 +1,6 @@
-//! # Values: what options may be set to, each refused with what there is
+//! # Values: parsers of the values of options
 //!
-//! A list is one argument, with commas.
+//! A list is one argument, with commas. An error names the accepted values.
 
 use std::time::Duration;
 
@@ -12,10 +12,10 @@ use crate::workload::{self, Workload};
 
 /// Several values in one argument.
 pub(super) type ArgList<T> = Vec<T>;
-/// How often, if ever.
+/// Interval of syncs; `None` for no syncs.
 pub(super) type SyncInterval = Option<Duration>;
 
-/// `200`, `200k`, `5m`, `5_000_000`.
+/// Parses a count: `200`, `200k`, `5m`, `5_000_000`.
 fn count(text: &str) -> Option<u64> {
     let text = text.replace('_', "").to_ascii_lowercase();
     let (digits, unit) = match text.as_bytes().last()? {
@@ -51,7 +51,7 @@ pub(super) fn pairs_list(text: &str) -> Result<ArgList<u64>> {
     each(text, pairs)
 }
 
-/// Names, whatever they mean.
+/// Parses a list of names without checking them.
 pub(super) fn name_list(text: &str) -> Result<ArgList<String>> {
     each(text, |name| Ok(name.to_owned()))
 }
@@ -75,18 +75,18 @@ pub(super) fn factor(text: &str) -> Result<f64> {
     }
 }
 
-/// Bytes of so many MB.
+/// Parses megabytes and returns bytes.
 pub(super) fn megabytes(text: &str) -> Result<u64> {
     Ok(at_least::<1>(text)?.saturating_mul(1_000_000))
 }
 
-/// The same, of a value.
+/// Parses the megabytes of one value and returns bytes: at most 4 GiB - 1.
 pub(super) fn gigabytes(text: &str) -> Result<u64> {
     let bytes = megabytes(text)?;
     if bytes > u64::from(u32::MAX) { Err("a value has less than 4 GiB".into()) } else { Ok(bytes) }
 }
 
-/// Bytes of so many MiB.
+/// Parses MiB and returns bytes.
 pub(super) fn mebibytes(text: &str) -> Result<u64> {
     Ok(at_least::<16>(text)?.saturating_mul(1 << 20))
 }
@@ -107,7 +107,7 @@ pub(super) fn own_engine(name: &str) -> Result<BenchSubject> {
     Ok(subject)
 }
 
-/// An engine that figures were promised of.
+/// Parses the name of an engine that has promised figures.
 pub(super) fn engine(name: &str) -> Result<BenchSubject> {
     match BenchSubject::parse(name)? {
         engine @ (BenchSubject::FLAT | BenchSubject::FLEX | BenchSubject::CEDRUS) => Ok(engine),
@@ -115,7 +115,7 @@ pub(super) fn engine(name: &str) -> Result<BenchSubject> {
     }
 }
 
-/// Each once, in the order given.
+/// Removes duplicates and keeps the order.
 fn deduplicate(subjects: ArgList<BenchSubject>) -> ArgList<BenchSubject> {
     let mut kept = Vec::new();
     for subject in subjects {
@@ -134,7 +134,7 @@ pub(super) fn own_engines(names: &str) -> Result<ArgList<BenchSubject>> {
     each(names, own_engine).map(deduplicate)
 }
 
-/// Peers by name; `none` for none.
+/// Parses names of peers; `none` is an empty list.
 pub(super) fn peers(names: &str) -> Result<ArgList<BenchSubject>> {
     if names == "none" {
         return Ok(Vec::new());

@@ -1,16 +1,16 @@
-//! # Cedrus: the figures of `cedrus`, in its order
+//! # Figures of cedrus, in the order of measurement
 //!
 //! ```text
-//!   fill-random    each round: fresh databases, one store after the other; those of the last round stay open
-//!   memory         ours, when what was filled is in its place
-//!   get-* mixes    rounds; all stores open, one working at a time
+//!   fill-random    each round: fresh databases, store by store; the last round's stay open
+//!   memory         ours, after the fill is settled
+//!   get-* mixes    rounds; all stores open, one of them working at a time
 //!   tail           ours alone: the writes of a mix, half and half
-//!   open           each round: the database is opened after it was closed, and after a writer was killed
+//!   open           each round: the database is opened after a close, and after a kill of a writer
 //!   device-bytes   ours alone, fresh: of the fill, then of a mix, half and half
 //!   churn          ours alone, fresh: each step removes the oldest pair and inserts a new one
 //! ```
 //!
-//! With a cap on memory: `compare --only capped-get`.
+//! `compare --only capped-get` measures it with a cap on memory.
 
 use std::time::Instant;
 
@@ -28,23 +28,22 @@ use crate::subjects::{BenchSubject, StoreSetting};
 
 const OPEN_CLOSED: &str = "open after a close (s)";
 
-/// Name, mix, and what is promised of it against RocksDB and LMDB, by its place.
+/// Name and operations of each mix. The promises have the same order.
 const MIXES: [(&str, &str); 3] = [
     ("95 % reads", "get 95, update 5"),
     ("90 % reads", "get 90, update 10"),
     ("50 % updates", "get 50, update 50"),
 ];
-/// Operations of the mix whose device bytes are measured, as a multiple of the pairs: half of them
-/// are updates.
+/// Operations of the mix for device bytes, as a multiple of the pairs. Half of them are updates.
 const MEASURED_OPERATIONS: u64 = 4;
-/// Pairs that a churn replaces, as a multiple of those there are, and what the log may take in it:
-/// the trie comes on top.
+/// Pairs that the churn replaces, as a multiple of the existing ones, and the space limit of the
+/// log. The space of the trie is not included in the limit.
 const CHURN: u64 = 4;
 const CHURN_LIMIT: f64 = 1.25;
-/// Looks at the disk in a churn.
+/// Samples of the disk space during the churn.
 const DISK_SAMPLES: u64 = 200;
 
-/// Everything that `cedrus` promises.
+/// Measures all promises of `cedrus`.
 pub(super) fn run(bench: &mut FiguresRun<'_>) -> Result<()> {
     side_by_side(bench)?;
     open_after_close(bench)?;
@@ -107,7 +106,7 @@ fn half_updates(bench: &FiguresRun<'_>, length: PhaseLength) -> Result<PhaseSpec
     Ok(PhaseSpec::new(DataSpec::udb(bench.options.pairs), mix, KeyChoice::Zipf, THREADS, length))
 }
 
-/// The updates of a mix, each one's latency.
+/// Measures the latency of each update of a mix.
 fn tail(bench: &mut FiguresRun<'_>, stores: &OpenStoreList) -> Result<()> {
     let Some(store) = side::own_store(stores).filter(|_| bench.is_selected(FigureGroup::Tail)) else {
         return Ok(());
@@ -124,7 +123,7 @@ fn tail(bench: &mut FiguresRun<'_>, stores: &OpenStoreList) -> Result<()> {
     })
 }
 
-/// Opens what was closed. The time ends with the first get.
+/// Opens closed databases. The time ends with the first get.
 fn open_after_close(bench: &mut FiguresRun<'_>) -> Result<()> {
     if !bench.is_selected(FigureGroup::Open) {
         return Ok(());
@@ -148,7 +147,7 @@ fn open_after_close(bench: &mut FiguresRun<'_>) -> Result<()> {
     Ok(())
 }
 
-/// What the device is given to write by a fill, and by a mix.
+/// Measures the bytes written to the device by a fill and by a mix.
 fn device_bytes(bench: &mut FiguresRun<'_>) -> Result<()> {
     if !bench.is_selected(FigureGroup::DeviceBytes) {
         return Ok(());
@@ -183,7 +182,7 @@ fn device_bytes(bench: &mut FiguresRun<'_>) -> Result<()> {
     bench.run_dir.clear("space")
 }
 
-/// Pairs come and go, as many as there are several times over.
+/// Replaces all pairs several times: each step removes the oldest pair and inserts a new one.
 fn churn(bench: &mut FiguresRun<'_>) -> Result<()> {
     if !bench.is_selected(FigureGroup::Churn) {
         return Ok(());

@@ -1,4 +1,4 @@
-//! # Alone: openings after a kill, durable writes, device bytes, an empty database
+//! # Openings after a kill, durable writes, device bytes, and an empty database
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,8 +19,8 @@ use crate::{Result, machine};
 
 const OPEN_ROW: &str = "open after kill -9 (s)";
 
-/// Kills a writer of each store in mid-write and opens what it left. The time ends with the first
-/// get, so that work put off until then counts.
+/// Kills a writer of each store while it writes, and opens its database. The time ends with the
+/// first get, so that work that the opening defers is included.
 pub(super) fn open_after_kill(bench: &mut FiguresRun<'_>, promise: PromisedFigure) -> Result<()> {
     if !bench.is_selected(FigureGroup::Open) {
         return Ok(());
@@ -53,14 +53,14 @@ pub(super) fn open_after_kill(bench: &mut FiguresRun<'_>, promise: PromisedFigur
     Ok(())
 }
 
-/// The rows of durable writes: threads, name, promise.
+/// Rows of the durable writes: threads, name, promise.
 const DURABLE: [(u64, &str, PromisedFigure); 3] = [
     (1, "durable, 1 thread", promises::DURABLE_1),
     (8, "durable, 8 threads", promises::DURABLE_8),
     (32, "durable, 32 threads", promises::DURABLE_32),
 ];
 
-/// Durable writes into fresh databases, the device's own syncs probed in each round.
+/// Measures durable writes to fresh databases. Probes the syncs of the device in each round.
 pub(super) fn durable(bench: &mut FiguresRun<'_>) -> Result<()> {
     if !bench.is_selected(FigureGroup::Durable) {
         return Ok(());
@@ -113,13 +113,14 @@ fn in_order(stores: &OpenStores, round: u64) -> Vec<&(BenchSubject, Box<dyn Benc
     if round % 2 == 1 { stores.iter().rev().collect() } else { stores.iter().collect() }
 }
 
-/// Updates before the measured ones, as a multiple of the pairs: a cleaner's victims need that long
-/// to reach their steady state.
+/// Updates before the measured ones, as a multiple of the pairs. GC needs that many to reach its
+/// steady state.
 const WARM_UPDATES: u64 = 6;
 /// Updates measured, as a multiple of the pairs.
 const MEASURED_UPDATES: u64 = 2;
 
-/// What the device is given to write in steady state, for each of the two bounds on the disk.
+/// Measures the bytes written to the device in steady state, for each of the two bounds on the
+/// disk.
 pub(super) fn device_bytes(bench: &mut FiguresRun<'_>) -> Result<()> {
     if !bench.is_selected(FigureGroup::DeviceBytes) {
         return Ok(());
@@ -168,9 +169,9 @@ struct SteadyState {
     gc_bytes: u64,
     checkpoints: u64,
     rate: f64,
-    /// Largest ratio of the directory to the live entries, as far as those are known.
+    /// Largest ratio of the directory to the live entries, among the samples.
     disk_ratio: f64,
-    /// Largest ratio of the log's files to the live entries.
+    /// Largest ratio of the log files to the live entries, among the samples.
     log_ratio: f64,
 }
 
@@ -201,7 +202,7 @@ fn steady(store: &dyn BenchStore, dir: &Path, pairs: u64) -> Result<SteadyState>
     })
 }
 
-/// The largest ratios to the live entries seen: of the directory, and of the log's files in it.
+/// Returns the largest ratios to the live entries: of the directory, and of the log files in it.
 fn watch_disk(store: &dyn BenchStore, dir: &Path, stop: &AtomicBool) -> (f64, f64) {
     let (mut disk, mut log) = (0.0f64, 0.0f64);
     while !stop.load(Ordering::Relaxed) {
@@ -214,7 +215,8 @@ fn watch_disk(store: &dyn BenchStore, dir: &Path, stop: &AtomicBool) -> (f64, f6
     (disk, log)
 }
 
-/// An empty database with one keyspace, while it is open and after it was closed: the larger.
+/// Measures an empty database with one keyspace, while it is open and after its close. The larger
+/// size counts.
 pub(super) fn empty(bench: &mut FiguresRun<'_>) -> Result<()> {
     if !bench.is_selected(FigureGroup::Empty) {
         return Ok(());

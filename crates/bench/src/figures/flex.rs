@@ -1,11 +1,11 @@
-//! # Flex: the figures of `flex`, in its order
+//! # Figures of flex, in the order of measurement
 //!
 //! ```text
-//!   fill-random    each round: fresh databases, one store after the other; those of the last round stay open
-//!   memory         ours, when what was filled is in its place
-//!   get-* scan-*   rounds; all stores open, one working at a time
+//!   fill-random    each round: fresh databases, store by store; the last round's stay open
+//!   memory         ours, after the fill is settled
+//!   get-* scan-*   rounds; all stores open, one of them working at a time
 //!   update-zipf    ours after twice as many updates as there are pairs, then rounds
-//!   ycsb           A, B, C, F, E and, since it adds pairs, D last
+//!   ycsb           A, B, C, F, E and finally D, because it inserts pairs
 //!   cpu            ours alone, one thread
 //!   read-tail      ours alone: the reads of YCSB A
 //!   tail           ours alone: updates
@@ -28,7 +28,7 @@ use crate::phase_spec::{KeyChoice, OperationMix, PairOperation, PhaseSpec};
 use crate::promise_table::number;
 use crate::subjects::{BenchSubject, StoreSetting};
 
-/// Everything that `flex` promises.
+/// Measures all promises of `flex`.
 pub(super) fn run(bench: &mut FiguresRun<'_>) -> Result<()> {
     side_by_side(bench)?;
     durable_and_open::open_after_kill(bench, super::promises::OPEN)?;
@@ -100,7 +100,7 @@ fn gets(bench: &mut FiguresRun<'_>, stores: &OpenStoreList) -> Result<()> {
     Ok(())
 }
 
-/// Name, mix, choice, and the place among the promises.
+/// Name, mix and choice of each workload, and the index of its promise.
 const YCSB: [(&str, &str, KeyChoice, usize); 6] = [
     ("ycsb-a", "get 50, update 50", KeyChoice::Zipf, 0),
     ("ycsb-b", "get 95, update 5", KeyChoice::Zipf, 1),
@@ -129,7 +129,7 @@ fn ycsb(bench: &mut FiguresRun<'_>, stores: &OpenStoreList) -> Result<()> {
     Ok(())
 }
 
-/// The reads of YCSB A, each one's latency.
+/// Measures the latency of each read of YCSB A.
 fn read_tail(bench: &mut FiguresRun<'_>, stores: &OpenStoreList) -> Result<()> {
     let Some(store) = side::own_store(stores).filter(|_| bench.is_selected(FigureGroup::ReadTail)) else {
         return Ok(());
@@ -150,10 +150,11 @@ fn read_tail(bench: &mut FiguresRun<'_>, stores: &OpenStoreList) -> Result<()> {
     )
 }
 
-/// Updates of which device bytes and disk are measured, as a multiple of the pairs.
+/// Updates for device bytes and disk space, as a multiple of the pairs.
 const MEASURED_UPDATES: u64 = 5;
 
-/// What the device is given to write by a fill, and by updates; the disk taken meanwhile.
+/// Measures the bytes written to the device by a fill and by updates, and the disk space during the
+/// updates.
 fn device_bytes(bench: &mut FiguresRun<'_>) -> Result<()> {
     if !bench.is_selected(FigureGroup::DeviceBytes) {
         return Ok(());
@@ -195,7 +196,7 @@ fn device_bytes(bench: &mut FiguresRun<'_>) -> Result<()> {
     bench.run_dir.clear("space")
 }
 
-/// The most blocks of a directory, seen until told to stop.
+/// Returns the peak of the disk space of a directory until `stop` is set.
 fn peak_disk_bytes(dir: &Path, stop: &AtomicBool) -> u64 {
     let mut most = 0;
     while !stop.load(Ordering::Relaxed) {

@@ -1,11 +1,11 @@
-//! # Figures: everything the project demands of itself, measured in one run
+//! # Figures: all promised figures, measured in one run
 //!
 //! ## Order
 //!
 //! ```text
-//!   fill-random    each round: fresh databases, one store after the other; those of the last round stay open
-//!   get-*          rounds; all stores open, one working at a time
-//!   update-zipf    warm until the log has wrapped, then rounds
+//!   fill-random    each round: fresh databases, store by store; the last round's stay open
+//!   get-*          rounds; all stores open, one of them working at a time
+//!   update-zipf    warmed until the log reuses segments, then rounds
 //!   cpu memory tail  ours alone
 //!   open           each round: a writer is killed, the database is opened
 //!   durable        fresh databases; each round: the device's syncs, then each store
@@ -13,12 +13,11 @@
 //!   empty
 //! ```
 //!
-//! That is for `flat`; what is different for `flex` and `cedrus` stands in their modules. With
-//! `--keep` databases stay, and the next run opens those it finds: so a long run can be done in
-//! pieces.
+//! This is the order for `flat`. The modules of `flex` and `cedrus` describe their differences.
+//! With `--keep` databases are kept, and the next run opens them: a long run can be divided.
 //!
-//! The order of the stores is reversed in every other round. Between phases the process must have
-//! come to rest (compactions, cleaners), so that no store works in another's time.
+//! Every other round takes the stores in reverse order. Between phases the bench waits until the
+//! process is idle, so that background work of one store does not slow down the next.
 
 mod cedrus;
 mod durable_and_open;
@@ -45,9 +44,9 @@ use crate::{Result, measure};
 
 use results::FigureResults;
 
-/// Threads of everything that the issue states for 2.
+/// Number of threads of all figures that are promised for two threads.
 const THREADS: u64 = 2;
-/// How long background work may go on after a phase before the next one starts regardless.
+/// Longest wait for background work between phases.
 const MAX_QUIESCE: Duration = Duration::from_secs(60);
 
 /// Figures that are measured together.
@@ -146,7 +145,7 @@ impl FiguresRun<'_> {
         groups.iter().any(|group| self.is_selected(*group))
     }
 
-    /// Ours and the peers, in the order of this round.
+    /// Returns our engine and the peers, in the order of this round.
     fn subjects(&self, round: u64) -> Vec<BenchSubject> {
         let mut subjects = vec![self.options.engine];
         subjects.extend(self.options.peers());
@@ -156,14 +155,14 @@ impl FiguresRun<'_> {
         subjects
     }
 
-    /// Notes a value and says it.
+    /// Records a value and prints it.
     fn record_value(&mut self, row: &'static str, subject: BenchSubject, round: u64, value: f64, unit: &str) {
         let (round, rounds, name) = (round + 1, self.options.rounds, subject.name());
         print_status(&format!("{row}, round {round}/{rounds}: {name} {} {unit}", number(value)));
         self.results.add(row, subject, value);
     }
 
-    /// The row of a figure without peers, and why it is what it is.
+    /// Adds the row of a figure without peers, with the details behind it.
     fn figure(
         &mut self,
         promise: promise_table::PromisedFigure,
@@ -173,7 +172,7 @@ impl FiguresRun<'_> {
         self.rows.push(promise.measured(value, detail));
     }
 
-    /// The row of a ratio to the best of `peers`.
+    /// Adds the row of a ratio to the best of `peers`.
     fn ratio(&mut self, promise: promise_table::PromisedFigure, row: &'static str, peers: &[BenchSubject]) {
         let row = match self.results.ratio(row, peers) {
             Some(ratio) => promise.measured(Some(ratio.value), ratio.detail),
@@ -189,13 +188,13 @@ impl FiguresRun<'_> {
     }
 }
 
-/// What the run may take on disk: three times the data for each store covers trees half full, a log
-/// at its bound, and a compaction's copy.
+/// Returns a bound on the disk space of the run. Three times the data of each store covers
+/// half-full trees, a log at its bound, and the copy of a compaction.
 fn disk_bytes_needed(options: &FiguresArgs) -> u64 {
     (1 << 30) + options.pairs * UDB_PAIR_BYTES * 3 * (1 + options.peers().len() as u64)
 }
 
-/// Measures and prints.
+/// Measures all selected figures and prints a report.
 pub(crate) fn run(options: &FiguresArgs) -> Result<()> {
     let place = if options.keep {
         RunDir::keeping(&options.dir.path)?

@@ -1,4 +1,4 @@
-//! # Side by side: fills, gets and updates of all stores, in rounds
+//! # Peer comparison: fills, gets and updates of all stores, in rounds
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,15 +15,17 @@ use crate::progress::print_status;
 use crate::promise_table::{PromisedFigure, number};
 use crate::subjects::{BenchStore, BenchSubject, StoreSetting};
 
-/// Updates before the measured ones, as a multiple of the pairs: the log has wrapped by then.
+/// Updates before the measured ones, as a multiple of the pairs. After them the log reuses
+/// segments.
 const WARM_UPDATES: u64 = 2;
-/// Peers have no log to wrap; they are warmed for as long as this many phases at most.
+/// Bound on the warming of a peer, as a multiple of a phase. Peers have no log that must be reused.
 const PEER_WARM_PHASES: u32 = 5;
 
-/// Open stores; their databases stay in the place when they are closed.
+/// Open stores. Closing them does not remove their databases.
 pub(super) type OpenStoreList = Vec<(BenchSubject, Box<dyn BenchStore>)>;
 
-/// All groups that work on a filled database. Leaves the databases behind for the opening.
+/// Measures all groups that need a filled database. Does not remove the databases, for the
+/// openings.
 pub(super) fn run(bench: &mut FiguresRun<'_>) -> Result<()> {
     let all = [
         FigureGroup::FillRandom,
@@ -72,7 +74,7 @@ pub(super) fn run(bench: &mut FiguresRun<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Fills fresh databases in rounds, if that is wanted; else once.
+/// Fills fresh databases in rounds, if that group is selected; otherwise once.
 pub(super) fn fill(bench: &mut FiguresRun<'_>, subjects: &[BenchSubject]) -> Result<OpenStoreList> {
     let is_wanted = bench.is_selected(FigureGroup::FillRandom);
     let rounds = if is_wanted { bench.options.rounds } else { 1 };
@@ -136,7 +138,7 @@ pub(super) fn gets(
     Ok(())
 }
 
-/// A mix over all stores, in rounds. Pairs that are inserted come on top of those before.
+/// Runs a mix over all stores, in rounds. New pairs follow those of earlier rounds.
 pub(super) fn mix(
     bench: &mut FiguresRun<'_>,
     stores: &OpenStoreList,
@@ -174,8 +176,7 @@ pub(super) fn phase_spec(
     PhaseSpec::new(DataSpec::udb(bench.options.pairs), mix.clone(), choice, THREADS, PhaseLength::Time(time))
 }
 
-/// Warms until the log has wrapped, if anything wants that, and measures updates, if they are
-/// wanted.
+/// Warms the stores if a later group needs it, and measures updates if that group is selected.
 pub(super) fn updates(
     bench: &mut FiguresRun<'_>,
     stores: &OpenStoreList,
@@ -219,7 +220,7 @@ pub(super) fn updates(
     Ok(())
 }
 
-/// Updates `times` as many pairs as there are, in ours.
+/// Updates `times` as many pairs as exist, in our store.
 pub(super) fn overwrite_log(store: &dyn BenchStore, pairs: u64, times: u64) -> Result<()> {
     let phase = DriveOptions::new(PhaseLength::Operations(pairs * times), None);
     let sample = workloads::update_zipf(store, pairs, THREADS, 99, phase)?;
@@ -258,7 +259,7 @@ pub(super) fn memory(bench: &mut FiguresRun<'_>, stores: &OpenStoreList, promise
     ));
 }
 
-/// One thread: what a get and an update cost, background threads included.
+/// Measures the CPU time of a get and an update from one thread, including background threads.
 pub(super) fn cpu(
     bench: &mut FiguresRun<'_>,
     stores: &OpenStoreList,
@@ -303,20 +304,20 @@ pub(super) fn cpu(
     Ok(())
 }
 
-/// Latencies of operations, in runs of their own.
+/// Latencies of operations, measured in runs of their own.
 pub(super) struct TailLatency {
-    /// What is said on the way.
+    /// Name in the status lines.
     pub(super) name: &'static str,
-    /// Which quantile is promised, and the longest.
+    /// Promises of the quantile and of the longest latency.
     pub(super) promises: [PromisedFigure; 2],
-    /// Which that is.
+    /// Quantile that is promised.
     pub(super) quantile: f64,
-    /// Nanoseconds of the unit that it is promised in; the longest is in milliseconds.
+    /// Nanoseconds per unit of the promised quantile. The longest latency is in milliseconds.
     pub(super) unit: f64,
 }
 
 impl TailLatency {
-    /// Of writes.
+    /// Latencies of writes.
     pub(super) const WRITES: TailLatency = TailLatency {
         name: "tail",
         promises: [promises::TAIL, promises::LONGEST],
@@ -324,7 +325,7 @@ impl TailLatency {
         unit: 1e6,
     };
 
-    /// The medians of what `run` finds, round by round.
+    /// Adds the rows of the medians over the rounds. `run` measures one round.
     pub(super) fn measure(
         &self,
         bench: &mut FiguresRun<'_>,
@@ -348,7 +349,7 @@ impl TailLatency {
     }
 }
 
-/// Updates with each one's latency.
+/// Measures the latency of each update.
 pub(super) fn tail(bench: &mut FiguresRun<'_>, stores: &OpenStoreList) -> Result<()> {
     let Some(store) = own_store(stores).filter(|_| bench.is_selected(FigureGroup::Tail)) else {
         return Ok(());
@@ -362,7 +363,7 @@ pub(super) fn tail(bench: &mut FiguresRun<'_>, stores: &OpenStoreList) -> Result
     })
 }
 
-/// Percentiles in microseconds.
+/// Formats percentiles in microseconds.
 pub(crate) fn percentiles(latencies: &Histogram<u64>) -> String {
     let at = |quantile: f64| number(latencies.value_at_quantile(quantile) as f64 / 1e3);
     format!(

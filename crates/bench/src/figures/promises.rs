@@ -1,4 +1,4 @@
-//! # Promises: the figures demanded, in their order: `flat`'s, then `flex`'s
+//! # Promises: the required figures, in the order of the engines `flat`, `flex` and `cedrus`
 
 use crate::promise_table::BoundKind::{AtLeast, AtMost};
 use crate::promise_table::PromisedFigure;
@@ -115,7 +115,7 @@ pub(super) const LONGEST: PromisedFigure = PromisedFigure {
 pub(super) const EMPTY: PromisedFigure =
     PromisedFigure { what: "an empty database on disk", bound: AtMost, unit: "KiB", must: 1024.0, aim: None };
 
-/// What `flex` promises.
+/// Promises of `flex`.
 pub(super) mod flex {
     use super::{AtLeast, AtMost, PromisedFigure};
 
@@ -172,7 +172,7 @@ pub(super) mod flex {
         at_most("CPU per update, one thread", "µs", 3.0, 2.0);
 }
 
-/// What `cedrus` promises.
+/// Promises of `cedrus`.
 pub(super) mod cedrus {
     use super::{AtLeast, AtMost, PromisedFigure};
 

@@ -1,4 +1,4 @@
-//! # Results: what each store did in each round, and ratios within rounds
+//! # Results: the figure of each store in each round, and ratios within rounds
 
 use std::collections::BTreeMap;
 
@@ -8,21 +8,21 @@ use crate::measure::median;
 use crate::promise_table::{self, number};
 use crate::subjects::BenchSubject;
 
-/// Thousand operations per second, or seconds, by row and store; one value a round, in the order of
-/// rounds.
+/// Thousand operations per second, or seconds, by row and store. Each has one value per round, in
+/// the order of the rounds.
 pub(super) struct FigureResults {
-    /// The engine whose figures these are.
+    /// Engine that the figures are measured for.
     ours: BenchSubject,
     values: BTreeMap<(&'static str, BenchSubject), Vec<f64>>,
-    /// The rows in the order of their first value.
+    /// Rows in the order of their first value.
     rows: Vec<&'static str>,
 }
 
-/// Ours against the best of some peers.
+/// Ratio of our engine to the best of some peers.
 pub(super) struct PeerRatio {
-    /// The median over the rounds of ours / best.
+    /// Median over the rounds of ours / best.
     pub(super) value: f64,
-    /// What it is made of, in words.
+    /// Figures behind the ratio, in words.
     pub(super) detail: String,
 }
 
@@ -46,7 +46,8 @@ impl FigureResults {
         median(self.rounds_of(row, subject))
     }
 
-    /// Ours over the best of `peers` in each round; the median of that. `None` if none of them ran.
+    /// Returns the median over the rounds of our figure divided by that of the best of `peers`.
+    /// Returns `None` if none of them ran.
     pub(super) fn ratio(&self, row: &'static str, peers: &[BenchSubject]) -> Option<PeerRatio> {
         let ours = self.rounds_of(row, self.ours);
         let per_round: Vec<f64> = ours
@@ -69,7 +70,8 @@ impl FigureResults {
         Some(PeerRatio { value: median(&per_round)?, detail })
     }
 
-    /// A table of medians, a row each, a column for each store, with the extremes behind them.
+    /// Formats a table of medians with their extremes: a row for each measurement and a column for
+    /// each store.
     pub(super) fn markdown(&self) -> String {
         let every = [self.ours].into_iter().chain(BenchSubject::peers()).chain([BenchSubject::NULL]);
         let subjects: Vec<BenchSubject> =
@@ -97,7 +99,7 @@ impl FigureResults {
         format!("{} ({}–{})", number(middle), number(least), number(most))
     }
 
-    /// For programs.
+    /// Returns all values as JSON.
     pub(super) fn json(&self) -> Value {
         let of_row = |row: &&'static str| {
             let samples = self.values.iter().filter(|((other, _), _)| other == row);

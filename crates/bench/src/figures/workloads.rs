@@ -1,4 +1,4 @@
-//! # Loads: the workloads of the figures, over an open store in this process
+//! # Workloads of the figures, over an open store in this process
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use crate::drive::{DriveOptions, PhaseLength, PhaseSample};
 use crate::phase_spec::{self, KeyChoice, OperationMix, PairOperation, PhaseSpec};
 use crate::subjects::BenchStore;
 
-/// A workload's name in the report, and which pairs its gets ask for.
+/// Name of a workload in the report, and choice of the pairs that its gets read.
 pub(super) type GetWorkload = (&'static str, KeyChoice);
 
 pub(super) const FILL_RANDOM: &str = "fill-random";
@@ -17,7 +17,7 @@ pub(super) const GET_UNIFORM: GetWorkload = ("get-uniform", KeyChoice::Uniform);
 pub(super) const GET_ZIPF: GetWorkload = ("get-zipf", KeyChoice::Zipf);
 pub(super) const GET_MISS: GetWorkload = ("get-miss", KeyChoice::Missing);
 
-/// Puts all pairs, in random key order, from one thread; the time includes a final sync.
+/// Puts all pairs from one thread, in random key order. The time includes a final sync.
 pub(super) fn fill(store: &dyn BenchStore, pairs: u64, sync_every: Option<Duration>) -> Result<PhaseSample> {
     let phase =
         DriveOptions { final_sync: true, ..DriveOptions::new(PhaseLength::Operations(pairs), sync_every) };
@@ -36,12 +36,13 @@ pub(super) fn get(
     run(store, DataSpec::udb(pairs), PairOperation::Get, choice, threads, seed, phase)
 }
 
-/// Checks that all pairs are there, and that as many others are not. Warms caches too.
+/// Gets all pairs and 1,000 missing ones, and returns an error if a result is wrong. Also warms
+/// caches.
 pub(super) fn check(store: &dyn BenchStore, pairs: u64) -> Result<()> {
     phase_spec::check(store, &DataSpec::udb(pairs))
 }
 
-/// Puts new values for pairs that are there, by Zipf's law.
+/// Updates existing pairs by a Zipf distribution.
 pub(super) fn update_zipf(
     store: &dyn BenchStore,
     pairs: u64,
@@ -52,7 +53,7 @@ pub(super) fn update_zipf(
     run(store, DataSpec::udb(pairs), PairOperation::Update, KeyChoice::Zipf, threads, seed, phase)
 }
 
-/// Puts pairs with values of 100 bytes among a million keys, in a store that was opened durable.
+/// Puts values of 100 bytes under a million keys, in a store that was opened durable.
 pub(super) fn durable(
     store: &dyn BenchStore,
     threads: u64,

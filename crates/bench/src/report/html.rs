@@ -1,7 +1,7 @@
 //! # HTML: one self-contained page with plots
 //!
-//! No script, no font and no picture from elsewhere: it can be mailed. Light or dark as the
-//! reader's system is.
+//! The page loads no script, font or picture, so that it can be sent as one file. It follows the
+//! light or dark setting of the reader's system.
 
 use std::fmt::Write;
 
@@ -14,14 +14,14 @@ use crate::subjects::BenchSubject;
 
 const STYLE: &str = include_str!("page.css");
 
-/// Where a section is found, and what it says.
+/// A section of the page: its anchor and its content.
 struct HtmlSection {
     id: &'static str,
     heading: &'static str,
     body: String,
 }
 
-/// The page of `summary`; `lead`, Markdown, comes first.
+/// Returns the page of `summary`. The Markdown text `lead` precedes the other sections.
 pub(super) fn page(summary: &RunSummary, lead: Option<&str>) -> String {
     let sections: Vec<HtmlSection> = [
         lead.map(papers),
@@ -82,7 +82,7 @@ fn head(summary: &RunSummary) -> String {
     text
 }
 
-/// Stores in the order of the run, the null store aside.
+/// Returns the stores in the order of the run, without the null store.
 fn stores(summary: &RunSummary) -> impl Iterator<Item = &crate::record::StoreNote> {
     summary.stores.iter().filter(|store| store.name != BenchSubject::NULL.name())
 }
@@ -102,7 +102,7 @@ fn legend(summary: &RunSummary) -> String {
     format!(r#"<ul class="legend">{}</ul>"#, stores(summary).map(item).collect::<String>())
 }
 
-/// What the papers measured beside what was measured here, and each claim's fate.
+/// Returns the section with published and measured figures of the papers, and the verdicts.
 fn papers(markdown: &str) -> HtmlSection {
     let mut body = String::new();
     pulldown_cmark::html::push_html(
@@ -114,7 +114,7 @@ fn papers(markdown: &str) -> HtmlSection {
     HtmlSection { id: "papers", heading: "The papers", body: format!(r#"<div class="papers">{body}</div>"#) }
 }
 
-/// All speeds in one table.
+/// Returns the section with all speeds in one table.
 fn overview(summary: &RunSummary) -> Option<HtmlSection> {
     let rows = summary.rows_with(ReportMetric::Speed);
     let mut table = "<tr><th>workload</th><th>pairs</th><th>threads</th>".to_owned();
@@ -149,7 +149,7 @@ fn speed(row: &SummaryRow, store: &str) -> String {
     }
 }
 
-/// A card: title, explanation, picture.
+/// Returns a card with title, explanation and picture.
 fn card(row: &SummaryRow, about: &str, picture: &str) -> String {
     format!(
         r#"<figure><h3>{} <span class="size">{} pairs, {}</span></h3><p>{}</p>{picture}</figure>"#,
@@ -204,7 +204,7 @@ fn throughput(summary: &RunSummary) -> Option<HtmlSection> {
     })
 }
 
-/// Bars of another figure for each row that has it.
+/// Returns the section with bars of a metric, for each row that has it.
 fn bars_of(summary: &RunSummary, metric: ReportMetric, id: &'static str) -> Option<HtmlSection> {
     let (_, heading, meaning) = markdown::TABLES.into_iter().find(|table| table.0 == metric)?;
     let rows = summary.rows_with(metric);
@@ -216,7 +216,7 @@ fn bars_of(summary: &RunSummary, metric: ReportMetric, id: &'static str) -> Opti
     Some(HtmlSection { id, heading, body: format!("<p>{}</p>{}", escaped(meaning), grid(&cards)) })
 }
 
-/// `0.1 µs`, `10 µs`, `1 ms`, `1 s`.
+/// Formats microseconds: `0.1 µs`, `10 µs`, `1 ms`, `1 s`.
 fn micros(value: f64) -> String {
     match value {
         1e6.. => format!("{} s", number(value / 1e6)),
@@ -259,7 +259,7 @@ fn latency(summary: &RunSummary) -> Option<HtmlSection> {
     })
 }
 
-/// `250 k`, `1.5 M`, of a figure in thousands.
+/// Formats a figure in thousands: `250 k`, `1.5 M`.
 fn thousands(value: f64) -> String {
     match value {
         1e3.. => format!("{} M", number(value / 1e3)),

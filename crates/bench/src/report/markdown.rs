@@ -83,7 +83,7 @@ pub(super) fn table(summary: &RunSummary, rows: &[&SummaryRow], metric: ReportMe
     markdown(&head, &body)
 }
 
-/// `**412** ±12 %, unsynced 480`.
+/// Formats a cell: `**412** ±12 % (unsynced 480)`.
 fn cell(row: &SummaryRow, store: &str, metric: ReportMetric, is_best: bool) -> String {
     let Some(figure) = row.figure(store, metric) else { return "–".to_owned() };
     let mut text = number(figure.median);
@@ -99,7 +99,7 @@ fn cell(row: &SummaryRow, store: &str, metric: ReportMetric, is_best: bool) -> S
     text
 }
 
-/// How throughput grows with the number of threads: `913 (6.9 ×)`.
+/// Returns a table of the throughput by number of threads, with cells like `913 (6.9 ×)`.
 fn scaling(summary: &RunSummary) -> String {
     let families = summary.families(ScaleAxis::Threads);
     if families.is_empty() {
@@ -157,7 +157,7 @@ fn latencies(summary: &RunSummary) -> String {
     format!("\n## Latency\n\nMicroseconds, medians of the rounds.\n\n{}", markdown(&head, &body))
 }
 
-/// Long runs by tenths of their time.
+/// Returns the throughput of long runs in each tenth of their time.
 fn timelines(summary: &RunSummary) -> String {
     let mut text = String::new();
     for row in &summary.rows {

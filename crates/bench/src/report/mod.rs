@@ -1,16 +1,16 @@
-//! # Report: of the lines of a run, a Markdown file and one self-contained HTML page
+//! # Report: a Markdown file and a self-contained HTML page, made from the lines of runs
 //!
 //! ## Picture
 //!
 //! ```text
-//!   lines -> Summary (rows of workloads, a column for each store, rounds behind each cell)
+//!   lines -> RunSummary (a row for each workload, a column for each store, rounds of each cell)
 //!              |-> markdown    tables of medians
 //!              |-> html        the same with plots (plot: bars and curves as SVG)
-//!              |-> guide       which engine for which load, for docs/engine-guide.md
+//!              |-> guide       the fastest engine for each workload, for docs/engine-guide.md
 //! ```
 //!
-//! A figure is the median of its rounds. Where rounds differ by more than [`TOLERANCE`] their
-//! spread stands beside it.
+//! A figure is the median of its rounds. If rounds differ by more than [`TOLERANCE`], the cell also
+//! contains their spread.
 
 mod guide;
 mod html;
@@ -28,10 +28,10 @@ use crate::runner::{REPORT_FILES, RESULTS_FILE};
 use crate::subjects::BenchSubject;
 use crate::workload;
 
-/// Medians that differ by more are said to.
+/// Relative difference of medians from which on the report mentions it.
 pub(crate) const TOLERANCE: f64 = 0.1;
 
-/// What a report is made of.
+/// Content of a report.
 pub(crate) struct RunSummary {
     pub(crate) runs: Vec<RunHeader>,
     pub(crate) stores: Vec<StoreNote>,
@@ -40,7 +40,7 @@ pub(crate) struct RunSummary {
     pub(crate) agreement: RunAgreement,
 }
 
-/// One workload over so many pairs by so many threads.
+/// Results of one workload with one number of pairs and threads.
 pub(crate) struct SummaryRow {
     pub(crate) workload: String,
     pub(crate) group: String,
@@ -50,18 +50,18 @@ pub(crate) struct SummaryRow {
     records: Vec<PhaseRecord>,
 }
 
-/// What can be asked of a cell.
+/// Metric of a cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReportMetric {
-    /// Thousand operations a second; of openings the milliseconds.
+    /// Thousand operations per second, or milliseconds of an opening.
     Speed,
     /// CPU microseconds of the whole process per operation.
     Cpu,
-    /// Bytes given to the device for each byte of the user.
+    /// Bytes written to the device for each byte of the user.
     WriteAmplification,
-    /// Bytes asked of the device per operation.
+    /// Bytes read from the device per operation.
     DeviceRead,
-    /// Disk over the bytes of keys and values.
+    /// Disk space divided by the bytes of keys and values.
     Disk,
     /// MiB of memory.
     Memory,
@@ -87,7 +87,7 @@ impl ReportMetric {
     }
 }
 
-/// A median and the extremes behind it.
+/// A median with the extremes of its values.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct MedianFigure {
     pub(crate) median: f64,
@@ -104,7 +104,7 @@ impl MedianFigure {
         })
     }
 
-    /// Half the distance between the extremes, as a share of the median.
+    /// Returns half the distance between the extremes, as a share of the median.
     pub(crate) fn spread(self) -> f64 {
         (self.most - self.least) / 2.0 / self.median.max(f64::MIN_POSITIVE)
     }
@@ -115,7 +115,7 @@ impl SummaryRow {
         (&*self.workload, self.pairs, self.threads) == (&*cell.workload, cell.pairs, cell.threads)
     }
 
-    /// The rounds of a store.
+    /// Returns the rounds of a store.
     pub(crate) fn rounds(&self, store: &str, unsynced: bool) -> impl Iterator<Item = &PhaseRecord> {
         let is_it = move |cell: &CellKey| cell.subject == store && cell.unsynced == unsynced;
         self.records.iter().filter(move |record| is_it(&record.cell))
@@ -127,12 +127,12 @@ impl SummaryRow {
         )
     }
 
-    /// The figure of a peer that nobody synced.
+    /// Returns the median of a peer in the runs without syncs.
     pub(crate) fn unsynced(&self, store: &str, metric: ReportMetric) -> Option<f64> {
         median(&self.rounds(store, true).filter_map(|record| metric.of(record)).collect::<Vec<_>>())
     }
 
-    /// Median of each point of the latency curve, and of the longest.
+    /// Returns the median of each point of the latency curve, and of the longest latency.
     pub(crate) fn latency(&self, store: &str) -> Option<Vec<(f64, f64)>> {
         let curves: Vec<_> =
             self.rounds(store, false).filter_map(|record| record.outcome.latency.as_ref()).collect();
@@ -148,17 +148,17 @@ impl SummaryRow {
         self.group == record::OPENINGS
     }
 
-    /// Whether an operation is a scan of everything: its latency is its length.
+    /// Returns whether an operation scans all pairs, so that its latency depends on their number.
     pub(crate) fn is_whole_scan(&self) -> bool {
         self.workload.starts_with("scan-all")
     }
 
-    /// The rounds of all stores.
+    /// Returns the rounds of all stores.
     pub(crate) fn rounds_of_all(&self) -> impl Iterator<Item = &PhaseRecord> {
         self.records.iter()
     }
 
-    /// The best store, if more than one ran.
+    /// Returns the fastest store, if more than one ran.
     pub(crate) fn best(&self, stores: &[StoreNote]) -> Option<String> {
         let mut ranked: Vec<(f64, &str)> = stores
             .iter()
@@ -170,13 +170,13 @@ impl SummaryRow {
     }
 }
 
-/// How well medians of several runs, or rounds of one, agree.
+/// Agreement between the medians of several runs, or between the rounds of one run.
 pub(crate) struct RunAgreement {
-    /// Cells that were compared.
+    /// Number of compared cells.
     pub(crate) cells: usize,
-    /// Those that differ by more than [`TOLERANCE`]: store, workload, by how much.
+    /// Cells that differ by more than [`TOLERANCE`]: store, workload, and relative difference.
     pub(crate) disagreeing: Vec<(String, String, f64)>,
-    /// Whether some were measured in more than one run.
+    /// Whether some cells were measured in more than one run.
     pub(crate) between_runs: bool,
 }
 
@@ -207,7 +207,7 @@ impl RunAgreement {
         agreement
     }
 
-    /// In words.
+    /// Returns a sentence about the agreement.
     pub(crate) fn sentence(&self) -> String {
         let (what, whose) = if self.between_runs {
             ("the runs", "medians")
@@ -239,18 +239,18 @@ fn median_in(lines: &[RecordLine], row: &SummaryRow, store: &str) -> Option<f64>
 }
 
 impl SummaryRow {
-    /// Name, threads and pairs in prose.
+    /// Returns workload and threads, for prose.
     pub(crate) fn title(&self) -> String {
         format!("{}, {}", self.workload, threads(self.threads))
     }
 }
 
-/// `1 thread`, `8 threads`.
+/// Formats a number of threads: `1 thread`, `8 threads`.
 pub(crate) fn threads(count: u64) -> String {
     if count == 1 { "1 thread".to_owned() } else { format!("{count} threads") }
 }
 
-/// `200 k`, `1 M`, `1.5 M`.
+/// Formats a number of pairs: `200 k`, `1 M`, `1.5 M`.
 pub(crate) fn pairs(count: u64) -> String {
     match count {
         1_000_000.. => format!("{} M", crate::promise_table::number(count as f64 / 1e6)),
@@ -260,7 +260,7 @@ pub(crate) fn pairs(count: u64) -> String {
 }
 
 impl RunSummary {
-    /// Of one run, or of several as if their rounds were of one.
+    /// Summarises one run, or several as if their rounds belonged to one.
     pub(crate) fn new(runs: &[Vec<RecordLine>]) -> RunSummary {
         let mut summary = RunSummary {
             runs: Vec::new(),
@@ -307,14 +307,15 @@ impl RunSummary {
         }
     }
 
-    /// The rows in which some store has this figure.
+    /// Returns the rows in which some store has this figure.
     pub(crate) fn rows_with(&self, metric: ReportMetric) -> Vec<&SummaryRow> {
         let has =
             |row: &&SummaryRow| self.stores.iter().any(|store| row.figure(&store.name, metric).is_some());
         self.rows.iter().filter(has).collect()
     }
 
-    /// Rows of one workload that differ in this alone, where there is more than one.
+    /// Returns groups of more than one row with the same workload that differ only in the axis
+    /// `by`.
     pub(crate) fn families(&self, by: ScaleAxis) -> Vec<Vec<&SummaryRow>> {
         let mut families: Vec<Vec<&SummaryRow>> = Vec::new();
         for row in self.rows.iter().filter(|row| !row.is_opening()) {
@@ -329,7 +330,7 @@ impl RunSummary {
     }
 }
 
-/// What a workload is scaled by.
+/// Axis along which a workload is scaled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ScaleAxis {
     Pairs,
@@ -342,18 +343,18 @@ impl ScaleAxis {
         if self == ScaleAxis::Pairs { "pairs" } else { "threads" }
     }
 
-    /// Where a row stands on the other one.
+    /// Returns the position of a row on the other axis.
     fn other(self, row: &SummaryRow) -> u64 {
         if self == ScaleAxis::Pairs { row.threads } else { row.pairs }
     }
 }
 
-/// Writes Markdown and HTML beside the lines, and prints the Markdown.
+/// Writes Markdown and HTML to the directory of the lines, and prints the Markdown.
 pub(crate) fn write(out: &Path, runs: &[Vec<RecordLine>]) -> Result<()> {
     write_with_intro(out, runs, None)
 }
 
-/// The same with a text of its own in front of the tables, which alone is printed.
+/// Like [`write`], with the text `lead` before the tables. If it is given, only `lead` is printed.
 pub(crate) fn write_with_intro(out: &Path, runs: &[Vec<RecordLine>], lead: Option<&str>) -> Result<()> {
     let summary = RunSummary::new(runs);
     let [_, markdown_file, html_file] = REPORT_FILES;
@@ -365,7 +366,7 @@ pub(crate) fn write_with_intro(out: &Path, runs: &[Vec<RecordLine>], lead: Optio
     Ok(())
 }
 
-/// The report of stored runs.
+/// Writes the report of stored runs.
 pub(crate) fn from_files(options: &args::ReportCommand) -> Result<()> {
     let runs = options.files.iter().map(|file| record::read(file)).collect::<Result<Vec<_>>>()?;
     if let Some(guide) = &options.guide {

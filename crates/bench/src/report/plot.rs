@@ -1,8 +1,8 @@
 //! # Plot: bars and curves as SVG text
 //!
-//! Small pictures to stand side by side in a page that brings the style: colours are CSS variables
-//! (`--s-NAME` of a store), so that one picture serves light and dark. Coordinates are units of a
-//! `viewBox` that is about as wide as the picture is shown in pixels.
+//! The pictures are small and use the style of their page. Colours are CSS variables (`--s-NAME` of
+//! a store), so that one picture serves light and dark pages. Coordinates are units of a `viewBox`
+//! that is about as wide as the shown picture in pixels.
 
 use std::fmt::Write;
 
@@ -13,25 +13,25 @@ const WIDTH: f64 = 440.0;
 
 /// A horizontal bar.
 pub(super) struct PlotBar {
-    /// What it is for; the name of its colour.
+    /// Label of the bar, and name of its colour.
     pub(super) title: String,
     pub(super) colour: String,
     pub(super) value: f64,
-    /// The extremes behind it.
+    /// Extremes of the values behind `value`.
     pub(super) least: f64,
     pub(super) most: f64,
     /// A second figure, drawn as an outline.
     pub(super) outline: Option<f64>,
-    /// Ours are set in bold.
+    /// Whether the store is an engine of Sheaf, which is set in bold.
     pub(super) is_ours: bool,
 }
 
-/// Text for attributes and elements.
+/// Escapes text for attributes and elements.
 pub(super) fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
-/// Bars beneath each other, with their values at their ends.
+/// Returns horizontal bars, one below the other, with their values at the ends.
 pub(super) fn bars(bars: &[PlotBar], unit: &str) -> String {
     const ROW: f64 = 24.0;
     const LEFT: f64 = 104.0;
@@ -100,16 +100,16 @@ pub(super) struct PlotCurve {
     pub(super) title: String,
     pub(super) colour: String,
     pub(super) is_ours: bool,
-    /// Along: the place of a tick; up: a value.
+    /// Points: the position of a tick, and a value.
     pub(super) points: Vec<(f64, f64)>,
 }
 
-/// How values are placed upwards.
+/// Scale of the values.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum PlotScale {
-    /// From zero.
+    /// Linear, from zero.
     Linear,
-    /// By decades.
+    /// Logarithmic, by decades.
     Log,
 }
 
@@ -119,7 +119,7 @@ const HEIGHT: f64 = 190.0;
 const BOTTOM: f64 = 36.0;
 const END: f64 = WIDTH - 28.0;
 
-/// Curves over equally spaced ticks; `value` writes a figure on the axis.
+/// Returns curves over equally spaced ticks. `value` formats a figure on the axis.
 pub(super) fn curves(
     ticks: &[String],
     along: &str,
@@ -166,7 +166,7 @@ pub(super) fn curves(
         HEIGHT - 5.0,
         escaped(along)
     );
-    // Ours last, so that they lie on top.
+    // Our curves are drawn last, so that they are on top.
     for curve in curves.iter().filter(|c| !c.is_ours).chain(curves.iter().filter(|c| c.is_ours)) {
         let points: Vec<(f64, f64)> = curve.points.iter().map(|(x, y)| (LEFT + x * step, up(*y))).collect();
         let path: String = points.iter().map(|(x, y)| format!("{x:.1} {y:.1} ")).collect();
@@ -195,7 +195,7 @@ fn open(height: f64) -> String {
     format!(r#"<svg viewBox="0 0 {WIDTH} {height}" role="img">"#)
 }
 
-/// The values of grid lines that hold everything between two values: decades, or about five round
+/// Returns grid lines that enclose all values from `least` to `most`: decades, or about five round
 /// steps.
 fn grid(scale: PlotScale, least: f64, most: f64) -> Vec<f64> {
     if scale == PlotScale::Log {

@@ -1,13 +1,13 @@
-//! # The C shape: what the C interfaces of LevelDB and RocksDB have in common
+//! # C API: the common part of the C interfaces of LevelDB and RocksDB
 //!
-//! RocksDB's C interface grew out of LevelDB's: opening, options and gets differ, the rest has the
-//! same calls under another prefix. [`CApi`] is that rest as a table of functions; the adapter here
-//! is written once over it.
+//! The C interface of RocksDB is derived from that of LevelDB. Opening, options and gets differ,
+//! and the other calls differ only in their prefix. [`CApi`] is a table of those calls, and this
+//! module contains one adapter that uses it.
 //!
 //! ## Invariants
 //!
-//! 1. `db`, `read`, `write` and `write_synced` were made by the library whose calls stand in
-//!    `calls`, and live until [`CStore`] is dropped.
+//! 1. `db`, `read`, `write` and `write_synced` were created by the library of `calls`, and live
+//!    until [`CStore`] is dropped.
 //! 2. Error parameters are null before a call, and are freed by [`check`] after it.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -18,19 +18,19 @@ use std::ptr::{NonNull, null_mut};
 use super::{BenchSession, BenchStore, ScanDirection, StoreSetting, read_value};
 use crate::Result;
 
-/// An object of the library, of whatever kind.
+/// An object of the library, of any kind.
 pub(super) type CObject = *mut c_void;
-/// Where the library puts the text of an error.
+/// Error parameter: the library stores the text of an error there.
 pub(super) type CErrorText = *mut c_char;
 
 pub(super) const NO_COMPRESSION: c_int = 0;
 
-/// Bytes of a write buffer: 64 MiB, less beside a small cache.
+/// Returns the bytes of a write buffer: 64 MiB, or less with a small cache.
 pub(super) fn write_buffer(cache: usize) -> usize {
     (cache / 8).clamp(1 << 20, 64 << 20)
 }
 
-/// Calls that both libraries have, and two that each does in its own way.
+/// Calls that both libraries have, and two with an implementation for each library.
 pub(super) struct CApi {
     pub(super) close: unsafe extern "C" fn(CObject),
     pub(super) put:
@@ -54,9 +54,9 @@ pub(super) struct CApi {
     pub(super) writeoptions_create: unsafe extern "C" fn() -> CObject,
     pub(super) writeoptions_destroy: unsafe extern "C" fn(CObject),
     pub(super) writeoptions_set_sync: unsafe extern "C" fn(CObject, u8),
-    /// Looks at a value: database, read options, key, its length, error.
+    /// Reads a value. Parameters: database, read options, key, its length, error.
     pub(super) get: unsafe fn(CObject, CObject, *const u8, usize, *mut CErrorText) -> Option<u64>,
-    /// Puts the log on the device: database, write options that sync, error.
+    /// Syncs the log to the device. Parameters: database, write options with sync, error.
     pub(super) sync: unsafe fn(CObject, CObject, *mut CErrorText),
 }
 
@@ -67,23 +67,24 @@ pub(super) struct CStore {
     read: CObject,
     write: CObject,
     write_synced: CObject,
-    /// What must outlive the database, with the call that ends it.
+    /// Objects that must outlive the database, with the calls that destroy them.
     owned_objects: Vec<(CObject, unsafe extern "C" fn(CObject))>,
 }
 
-// SAFETY: both libraries' handles may be used from any thread; the option objects are only read after open.
+// SAFETY: both libraries allow any thread to use a database. The option objects are only read after
+// the database is open.
 unsafe impl Send for CStore {}
-// SAFETY: as above.
+// SAFETY: the reasons for `Send` also cover shared references.
 unsafe impl Sync for CStore {}
 
 impl CStore {
-    /// Opens by `open`, which gets the path and an error parameter. `owned_objects` is destroyed
-    /// after the database.
+    /// Opens a database with `open`, which gets the path and an error parameter. `owned_objects`
+    /// are destroyed after the database.
     ///
     /// # Safety
     ///
-    /// `open` answers null or a database of the library of `calls`; each of `owned_objects` is
-    /// alive and may be given to the call beside it once the database is closed.
+    /// `open` must return null or a database of the library of `calls`. Each of `owned_objects`
+    /// must be alive, and its call must be allowed once the database is closed.
     pub(super) unsafe fn open(
         calls: &'static CApi,
         dir: &Path,
@@ -94,15 +95,16 @@ impl CStore {
         let path = CString::new(dir.as_os_str().as_bytes())?;
         let mut error = null_mut();
         let db = NonNull::new(open(path.as_ptr(), &mut error));
-        // SAFETY: the error parameter of the call before.
+        // SAFETY: (2) `error` is the error parameter of the call above.
         let outcome = unsafe { check(calls, error) };
         let Some(db) = db else {
-            // SAFETY: the caller's promise; there is no database.
+            // SAFETY: the caller allows each call as soon as there is no database, and none was
+            // opened.
             owned_objects.into_iter().for_each(|(object, destroy)| unsafe { destroy(object) });
             outcome?;
             return Err("the library gave no database and no reason".into());
         };
-        // SAFETY: plain constructors, and setters on what they made.
+        // SAFETY: constructors without conditions, and setters on the objects that they returned.
         unsafe {
             let (write, write_synced) = ((calls.writeoptions_create)(), (calls.writeoptions_create)());
             (calls.writeoptions_set_sync)(write, u8::from(setting.durable));
@@ -112,18 +114,18 @@ impl CStore {
     }
 }
 
-/// Turns an error parameter into a result and gives its memory back.
+/// Converts an error parameter to a result, and frees its memory.
 ///
 /// # Safety
 ///
-/// `error` is null or came from the error parameter of a library call and was not freed.
+/// `error` must be null, or the error parameter of a library call that was not freed yet.
 unsafe fn check(calls: &CApi, error: CErrorText) -> Result<()> {
     if error.is_null() {
         return Ok(());
     }
-    // SAFETY: not null, hence a C string allocated by the library (the caller's promise).
+    // SAFETY: it is not null, and so by the contract a C string that the library allocated.
     let text = unsafe { CStr::from_ptr(error) }.to_string_lossy().into_owned();
-    // SAFETY: allocated by the library, freed once.
+    // SAFETY: the library allocated it, and it is freed only here.
     unsafe { (calls.free)(error.cast()) };
     Err(text.into())
 }
@@ -145,7 +147,7 @@ impl BenchStore for CStore {
 
 impl Drop for CStore {
     fn drop(&mut self) {
-        // SAFETY: (1); each is destroyed here, once, the database first.
+        // SAFETY: (1), and each object is destroyed once, only here, and the database first.
         unsafe {
             (self.calls.close)(self.db.as_ptr());
             (self.calls.readoptions_destroy)(self.read);
@@ -153,7 +155,7 @@ impl Drop for CStore {
             (self.calls.writeoptions_destroy)(self.write_synced);
         }
         for (object, destroy) in self.owned_objects.drain(..) {
-            // SAFETY: the promise of `open`; the database is closed.
+            // SAFETY: the contract of `open` allows the call, as the database is closed.
             unsafe { destroy(object) };
         }
     }
@@ -198,7 +200,7 @@ impl BenchSession for CSession<'_> {
 
     fn compact(&mut self) -> Result<u64> {
         let CStore { calls, db, .. } = self.store;
-        // SAFETY: (1); null is the end of all keys, on either side.
+        // SAFETY: (1). Null is the end of the key space in both directions.
         unsafe { (calls.compact_range)(db.as_ptr(), std::ptr::null(), 0, std::ptr::null(), 0) };
         Ok(1)
     }
@@ -235,7 +237,7 @@ struct CIterator<'a> {
 impl CIterator<'_> {
     fn begin<'a>(store: &'a CStore, from: &[u8], way: ScanDirection) -> CIterator<'a> {
         let calls = store.calls;
-        // SAFETY: (1); the iterator is destroyed before the database (it borrows the store).
+        // SAFETY: (1). The iterator borrows the store, so it is destroyed before the database.
         let iterator = unsafe { (calls.create_iterator)(store.db.as_ptr(), store.read) };
         let walk = CIterator { calls, iterator };
         // SAFETY: the iterator is alive; pointer and length are of one slice.
@@ -252,9 +254,9 @@ impl CIterator<'_> {
         walk
     }
 
-    /// From the first key at or after `from` to the last one at or before it.
+    /// Moves from the first key at or after `from` to the last one at or before it.
     fn seek_at_or_before(&self, from: &[u8]) {
-        // SAFETY: the iterator is alive; a key is read while the iterator stands on it.
+        // SAFETY: the iterator is alive, and the key is read before the iterator moves.
         unsafe {
             if (self.calls.iter_valid)(self.iterator) == 0 {
                 return (self.calls.iter_seek_to_last)(self.iterator);
@@ -267,9 +269,9 @@ impl CIterator<'_> {
         }
     }
 
-    /// Looks at the key; false at the end.
+    /// Reads the key. Returns false at the end.
     fn read_key(&self) -> bool {
-        // SAFETY: the iterator is alive; a key is read while it stands on it.
+        // SAFETY: the iterator is alive, and the key is read before the iterator moves.
         unsafe {
             if (self.calls.iter_valid)(self.iterator) == 0 {
                 return false;
@@ -280,12 +282,12 @@ impl CIterator<'_> {
         true
     }
 
-    /// Looks at key and value; false at the end.
+    /// Reads key and value. Returns false at the end.
     fn read_value(&self) -> bool {
         if !self.read_key() {
             return false;
         }
-        // SAFETY: the iterator is alive and valid; a value is read while it stands on it.
+        // SAFETY: the iterator is alive and valid, and the value is read before the iterator moves.
         unsafe {
             let mut len = 0;
             let value = (self.calls.iter_value)(self.iterator, &mut len);
@@ -295,7 +297,8 @@ impl CIterator<'_> {
     }
 
     fn step(&self, way: ScanDirection) {
-        // SAFETY: the iterator is alive and valid: `read_value` said so.
+        // SAFETY: the iterator is alive, and valid because `read_key` or `read_value` returned
+        // true.
         unsafe {
             match way {
                 ScanDirection::Up => (self.calls.iter_next)(self.iterator),
@@ -306,7 +309,7 @@ impl CIterator<'_> {
 
     fn end(self) -> Result<()> {
         let mut error = null_mut();
-        // SAFETY: the iterator is alive until `drop`; (2).
+        // SAFETY: (2), and the iterator is alive until `drop`.
         unsafe {
             (self.calls.iter_get_error)(self.iterator, &mut error);
             check(self.calls, error)
@@ -316,12 +319,12 @@ impl CIterator<'_> {
 
 impl Drop for CIterator<'_> {
     fn drop(&mut self) {
-        // SAFETY: created in `begin`, destroyed here, once.
+        // SAFETY: `begin` created it, and it is destroyed once, only here.
         unsafe { (self.calls.iter_destroy)(self.iterator) };
     }
 }
 
-/// The table of calls that differ in nothing but their prefix, declared and filled in.
+/// Declares the calls that differ only in their prefix, and fills in a table of them.
 macro_rules! calls {
     ($library:literal, $table:ident, get: $get:ident, sync: $sync:ident, $($field:ident = $name:ident ($($argument:ty),*) $(-> $answer:ty)?;)*) => {
         #[link(name = $library)]

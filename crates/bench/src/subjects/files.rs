@@ -1,9 +1,9 @@
-//! # Plain files: what the file system makes of the same values, with no store around it
+//! # Plain files: values in the file system, without a store
 //!
-//! A value is a file, named by its key in hex, in one of 256 directories. No log, no checksum, no
-//! order; a put that a crash meets may leave half a value, so this is no store to use. It shows
-//! what a figure of `delsm` owes to the file system and to the machine: how fast files can be made,
-//! removed, and made again.
+//! A value is a file in one of 256 directories, named by its key in hexadecimal digits. There is no
+//! log, no checksum and no order. A crash during a put can leave half a value, so this is not a
+//! usable store. It shows the part of the file system in the figures of `delsm`: the speed of
+//! creating, removing and recreating files.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read, Write};
@@ -47,14 +47,15 @@ struct FilesSession<'a> {
 }
 
 impl FilesSession<'_> {
-    /// Its directory and its name: by the last byte of the key, which differs most.
+    /// Returns the directory and the file of a key. The last byte of the key chooses the directory,
+    /// because it varies most.
     fn path(&self, key: &[u8]) -> (PathBuf, PathBuf) {
         let dir = self.files.root.join(format!("{:02x}", key.last().copied().unwrap_or(0)));
         let name: String = key.iter().map(|byte| format!("{byte:02x}")).collect();
         (dir.clone(), dir.join(name))
     }
 
-    /// Makes a change to a directory durable, where that was asked for.
+    /// Syncs a directory after a change, if the store is durable.
     fn sync_dir_if_durable(&self, dir: &Path) -> Result<()> {
         if self.files.durable {
             File::open(dir)?.sync_all()?;
@@ -93,7 +94,7 @@ impl BenchSession for FilesSession<'_> {
         }
     }
 
-    /// In no order: only a walk over everything has a meaning.
+    /// Counts files in no order: only a scan of all pairs is meaningful.
     fn scan(&mut self, _: &[u8], limit: u64, _: ScanDirection) -> Result<u64> {
         let mut seen = 0;
         for dir in fs::read_dir(&self.files.root)? {

@@ -1,7 +1,7 @@
-//! # fjall: log-structured merge tree in Rust, at defaults but cache and compression
+//! # fjall: a log-structured merge tree in Rust, with default options except cache and compression
 //!
-//! Buffered: its default, every insert handed to the kernel; `persist` every 100 ms. Durable:
-//! `persist` with `SyncData` after each insert.
+//! Buffered stores use the default, which hands every insert to the kernel, and `persist` every 100
+//! ms. Durable stores call `persist` with `SyncData` after each insert.
 
 use std::path::Path;
 
@@ -20,7 +20,7 @@ pub(super) struct Fjall {
 
 impl Fjall {
     pub(super) fn open(dir: &Path, setting: StoreSetting, separated: bool) -> Result<Fjall> {
-        // Built without its compression feature.
+        // The bench builds fjall without its feature for compression.
         let database = Database::builder(dir).cache_size(setting.memory).open()?;
         let separation =
             separated.then(|| KvSeparationOptions::default().separation_threshold(SEPARATION_THRESHOLD));

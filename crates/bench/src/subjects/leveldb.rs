@@ -1,11 +1,11 @@
 //! # LevelDB, through the C interface of the system's library
 //!
-//! `apt-get install libleveldb-dev`. Bloom filters of 10 bits, block cache of the memory budget, 64
-//! MiB write buffer, no compression; else LevelDB's defaults. Buffered: the log is handed to the
-//! kernel at each put; LevelDB has no call to sync it, so that every 100 ms an empty batch is
-//! written with `sync`.
+//! `apt-get install libleveldb-dev`. The settings are bloom filters of 10 bits, a block cache of
+//! the memory budget, a 64 MiB write buffer, and no compression. All others are the defaults of
+//! LevelDB. A buffered put hands the log to the kernel. LevelDB has no call that syncs the log, so
+//! that the bench writes an empty batch with `sync` every 100 ms.
 //!
-//! The declarations are ours, after `leveldb/c.h` of 1.23.
+//! The declarations are written for this project, from `leveldb/c.h` of 1.23.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::path::Path;
@@ -67,8 +67,8 @@ unsafe extern "C" {
 
 pub(super) fn open(dir: &Path, setting: StoreSetting) -> Result<CStore> {
     let cache_bytes = usize::try_from(setting.memory)?;
-    // SAFETY: each object is made by its own create call; cache and filter outlive the database,
-    // the options do not need to.
+    // SAFETY: each object is created by its own call. Cache and filter outlive the database, and
+    // the options are not used after the opening.
     unsafe {
         let cache = leveldb_cache_create_lru(cache_bytes);
         let filter = leveldb_filterpolicy_create_bloom(10);
@@ -87,7 +87,7 @@ pub(super) fn open(dir: &Path, setting: StoreSetting) -> Result<CStore> {
     }
 }
 
-/// Copies the value into an allocation: the only call there is.
+/// Reads a value. The library has only a call that copies it into an allocation.
 unsafe fn get(
     db: CObject,
     read: CObject,
@@ -96,8 +96,8 @@ unsafe fn get(
     error: *mut CErrorText,
 ) -> Option<u64> {
     let mut len = 0;
-    // SAFETY: the caller's objects and key; the value is an allocation of `len` bytes, freed after
-    // it was read.
+    // SAFETY: the caller provides valid objects and a valid key. The value is an allocation of
+    // `len` bytes, and it is freed after the read.
     unsafe {
         let value = leveldb_get(db, read, key, key_len, &mut len, error);
         if value.is_null() {
@@ -110,7 +110,7 @@ unsafe fn get(
 }
 
 unsafe fn sync(db: CObject, write_synced: CObject, error: *mut CErrorText) {
-    // SAFETY: the caller's objects; the batch is created and destroyed here.
+    // SAFETY: the caller provides valid objects. The batch is created and destroyed here.
     unsafe {
         let batch = leveldb_writebatch_create();
         leveldb_write(db, write_synced, batch, error);

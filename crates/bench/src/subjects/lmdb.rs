@@ -1,10 +1,10 @@
-//! # LMDB: memory map, one writer, read transactions kept per thread
+//! # LMDB: memory map, one writer, and a read transaction for each thread
 //!
-//! Buffered: `MDB_NOSYNC`, and `mdb_env_sync` every 100 ms. Durable: LMDB's default, a sync per
-//! commit. A read transaction serves a thousand gets before it is renewed, as LMDB's own benchmark
-//! and most users do; one renewal per get would cost LMDB some 15 %. Data beyond the memory that
-//! other stores get as a cache is read without readahead, as LMDB's documentation has it: with it a
-//! get reads 15 MB of the device.
+//! Buffered stores use `MDB_NOSYNC`, and `mdb_env_sync` every 100 ms. Durable stores use the
+//! default of LMDB, a sync per commit. A read transaction is renewed after a thousand gets, as in
+//! LMDB's own benchmark and in most programs: a renewal per get would slow LMDB down. Data larger
+//! than the cache of the other stores is read without readahead, as LMDB's documentation
+//! recommends.
 
 use std::ops::Bound;
 use std::path::Path;
@@ -15,7 +15,7 @@ use heed::{Database, Env, EnvFlags, EnvOpenOptions, RoTxn, RwTxn, WithTls};
 use super::{BenchSession, BenchStore, OPS_PER_TRANSACTION, ScanDirection, StoreSetting, read_value};
 use crate::Result;
 
-/// Address space, not disk: the file grows as pages are used.
+/// Bytes of address space. The file grows only as pages are used.
 const MAP_BYTES: usize = 128 << 30;
 
 pub(super) struct Lmdb {
@@ -28,15 +28,16 @@ impl Lmdb {
         let mut options = EnvOpenOptions::new();
         options.map_size(MAP_BYTES).max_readers(126);
         if !setting.durable {
-            // SAFETY: NO_SYNC risks the file in a power cut only; bench data is thrown away.
+            // SAFETY: NO_SYNC endangers the file only in a power cut, and the data of the bench is
+            // discarded.
             unsafe { options.flags(EnvFlags::NO_SYNC) };
         }
         let has = std::fs::metadata(dir.join("data.mdb")).map_or(0, |data| data.len());
         if has > setting.memory {
-            // SAFETY: a hint to the kernel.
+            // SAFETY: the flag is only a hint to the kernel.
             unsafe { options.flags(EnvFlags::NO_READ_AHEAD) };
         }
-        // SAFETY: the directory is ours; nobody changes the file beneath the map.
+        // SAFETY: the directory belongs to the bench, and no other process changes the mapped file.
         let env = unsafe { options.open(dir)? };
         let mut txn = env.write_txn()?;
         let pairs = env.create_database(&mut txn, None)?;
@@ -60,8 +61,8 @@ impl BenchStore for Lmdb {
     }
 }
 
-/// Transactions with the number of operations they served. At most one is open: LMDB allows a
-/// thread no more.
+/// Open transactions with the number of their operations. At most one is open, because LMDB allows
+/// only one for a thread.
 struct LmdbSession<'a> {
     lmdb: &'a Lmdb,
     reader: Option<(RoTxn<'a, WithTls>, u32)>,
@@ -69,7 +70,7 @@ struct LmdbSession<'a> {
 }
 
 impl<'a> LmdbSession<'a> {
-    /// A read transaction that has served less than its share.
+    /// Returns a read transaction with less than its share of gets.
     fn reader(&mut self) -> Result<&RoTxn<'a, WithTls>> {
         if self.reader.as_ref().is_none_or(|(_, served)| *served == OPS_PER_TRANSACTION) {
             self.finish()?;
@@ -81,7 +82,7 @@ impl<'a> LmdbSession<'a> {
         Ok(txn)
     }
 
-    /// The one write of a transaction of its own.
+    /// Commits one write in a transaction of its own.
     fn commit(
         &mut self,
         write: impl FnOnce(&Database<Bytes, Bytes>, &mut RwTxn<'_>) -> Result<()>,

@@ -1,19 +1,16 @@
-//! # Subjects: the stores that are measured, behind one trait
+//! # Subjects: the measured stores, behind one trait
 //!
-//! An adapter is a few dozen lines: open with the fair settings that stand beside its name in
-//! [`PEERS`], and a session for each thread with what users of that store keep per thread (LMDB: a
-//! read transaction). Engines of ours need no adapter: whatever name [`sheaf::engines`] answers is
-//! a subject.
+//! An adapter opens a store with the settings that [`PEERS`] describes. Its session holds the state
+//! that users of that store keep per thread (LMDB: a read transaction). Engines of Sheaf need no
+//! adapter: every name that [`sheaf::engines`] returns is a subject.
 //!
 //! ## Rules of fairness
 //!
-//! 1. A get looks at the value through the cheapest documented call, without a copy where there is
-//!    one.
-//! 2. A put is acknowledged when it would survive a killed process; a durable one when it would
-//!    survive a power cut. A put is a commit of its own, except in `load`.
-//! 3. `load` may gather a thousand puts into one transaction, where a put alone would cost a page
-//!    write.
-//! 4. Between durable points every store is synced each 100 ms: by itself, or by
+//! 1. A get reads the value by the cheapest documented call, without a copy if possible.
+//! 2. A put is acknowledged when it would survive a kill of the process, a durable put when it
+//!    would survive a power cut. A put is a commit of its own, except in `load`.
+//! 3. `load` may gather a thousand puts in one transaction if a single put would cost a page write.
+//! 4. Between durable points every store is synced every 100 ms: by itself, or by
 //!    [`BenchStore::sync`].
 //! 5. Every store that has a cache or a memory budget gets [`StoreSetting::memory`].
 
@@ -42,114 +39,114 @@ mod rocksdb;
 #[cfg(feature = "sled")]
 mod sled;
 
-/// Memory budget or cache of every store that has one, if nothing else is said.
+/// Memory budget or cache of every store that has one, unless the workload has another.
 pub(crate) const MEMORY: u64 = 2 << 30;
-/// How many operations share a transaction where a store has such sharing.
+/// Operations that share a transaction, in stores that have such transactions.
 #[cfg(any(feature = "lmdb", feature = "redb"))]
 const OPS_PER_TRANSACTION: u32 = 1000;
 
 /// An open store.
 pub(crate) trait BenchStore: Send + Sync {
-    /// What one thread works with. Made in that thread.
+    /// Opens a session for one thread, which must call this function itself.
     fn session(&self) -> Result<Box<dyn BenchSession + '_>>;
-    /// Puts everything acknowledged on the device.
+    /// Syncs all acknowledged writes to the device.
     fn sync(&self) -> Result<()>;
-    /// Whether it syncs by itself every 100 ms.
+    /// Returns whether the store syncs itself every 100 ms.
     fn syncs_itself(&self) -> bool {
         false
     }
-    /// Whether a get must find what was put.
+    /// Returns whether a get must find earlier puts.
     fn keeps_data(&self) -> bool {
         true
     }
-    /// Whether it has scans.
+    /// Returns whether the store supports scans.
     fn is_ordered(&self) -> bool {
         true
     }
-    /// Figures that only the store itself can give.
+    /// Returns figures that only Sheaf has.
     fn sheaf_figures(&self) -> Option<SheafFigures> {
         None
     }
-    /// Closes it in order.
+    /// Closes the store and returns its last error.
     fn close(self: Box<Self>) -> Result<()> {
         Ok(())
     }
 }
 
-/// One thread's way into a store.
+/// Access of one thread to a store.
 pub(crate) trait BenchSession {
-    /// Reads a value; answers what [`read_value`] saw.
+    /// Reads a value and returns the result of [`read_value`].
     fn get(&mut self, key: &[u8]) -> Result<Option<u64>>;
     /// Sets a value, as a commit of its own.
     fn put(&mut self, key: &[u8], value: &[u8]) -> Result<()>;
     /// Removes a key, as a commit of its own.
     fn remove(&mut self, key: &[u8]) -> Result<()>;
-    /// Looks at the pairs from `from` on, `limit` at most, in key order or against it; answers how
-    /// many there were. An empty `from` is the end that the walk starts at.
+    /// Reads at most `limit` pairs from `from` on, in the direction `way`, and returns their
+    /// number. An empty `from` is the end of the key space at which the scan starts.
     fn scan(&mut self, from: &[u8], limit: u64, way: ScanDirection) -> Result<u64>;
-    /// Looks at all keys in order, and at no value where the store can do that; answers how many
-    /// there were.
+    /// Reads all keys in order and returns their number. Reads no values if the store supports
+    /// that.
     fn keys(&mut self) -> Result<u64> {
         self.scan(b"", u64::MAX, ScanDirection::Up)
     }
-    /// Brings what is stored into the order that is best for scans, where the store can be told to;
-    /// answers how many pairs it went over, if it says so.
+    /// Makes the store sort its data for scans, if it has such a call. Returns the number of pairs
+    /// that it processed, or 1 if the store does not report it.
     fn compact(&mut self) -> Result<u64> {
         Ok(1)
     }
-    /// Sets a value, perhaps together with others.
+    /// Sets a value. May gather several sets in one transaction.
     fn load(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
         self.put(key, value)
     }
-    /// Commits what `load` gathered.
+    /// Commits the sets that `load` gathered.
     fn finish(&mut self) -> Result<()> {
         Ok(())
     }
 }
 
-/// Which way a scan goes.
+/// Direction of a scan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ScanDirection {
     Up,
     Down,
 }
 
-/// What Sheaf says of itself.
+/// Figures from the statistics of Sheaf.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SheafFigures {
     /// Bytes of volatile indexes.
     pub(crate) index_bytes: u64,
-    /// Keys in them.
+    /// Keys in these indexes.
     pub(crate) keys: u64,
-    /// Bytes of entries in the store log that something points to.
+    /// Bytes of the live entries in the store log.
     pub(crate) live_bytes: u64,
     /// Bytes of the store log's files.
     pub(crate) log_bytes: u64,
     /// Bytes appended by commits since opening.
     pub(crate) appended: u64,
-    /// Bytes appended by the cleaner since opening.
+    /// Bytes appended by GC since opening.
     pub(crate) gc_bytes: u64,
     /// Bytes of checkpoints written since opening.
     pub(crate) checkpoint_bytes: u64,
     /// Segments freed since opening.
     pub(crate) freed: u64,
-    /// Times a writer was slowed down.
+    /// Number of writes that were throttled.
     pub(crate) throttles: u64,
     /// Records replayed at opening.
     pub(crate) replayed: u64,
     /// Frames read at opening.
     pub(crate) scanned: u64,
-    /// What the engine counts of its own work.
+    /// Counters of the engine.
     #[allow(dead_code, reason = "`run` shows it with the rest")]
     pub(crate) counters: Vec<(&'static str, u64)>,
 }
 
-/// How to open a store.
+/// Settings of an open store.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct StoreSetting {
-    /// Every put survives a power cut when it is acknowledged.
+    /// Whether a put survives a power cut as soon as it is acknowledged.
     pub(crate) durable: bool,
-    /// Sheaf's bound on disk over live entries.
+    /// Bound of Sheaf on disk space divided by live data.
     pub(crate) space_limit: f64,
     /// Bytes of cache or memory budget.
     pub(crate) memory: u64,
@@ -161,8 +158,8 @@ impl StoreSetting {
     pub(crate) const DURABLE: StoreSetting = StoreSetting { durable: true, ..StoreSetting::BUFFERED };
 }
 
-/// Looks at both ends of a value, so that it must have been fetched; answers its first eight bytes
-/// (of a shorter value those there are), which are the number of its pair.
+/// Reads both ends of a value, so that all of it must be available. Returns the first eight bytes,
+/// or all bytes of a shorter value, as a number: they contain the number of the pair.
 pub(crate) fn read_value(value: &[u8]) -> u64 {
     std::hint::black_box(value.last());
     match value.first_chunk() {
@@ -173,13 +170,13 @@ pub(crate) fn read_value(value: &[u8]) -> u64 {
 
 type OpenFn = fn(&Path, StoreSetting) -> Result<Box<dyn BenchStore>>;
 
-/// A store that is not ours.
+/// A store of another project.
 struct PeerStore {
     name: &'static str,
     title: &'static str,
-    /// `None` if it was not built in.
+    /// `None` if the build does not include it.
     open: Option<OpenFn>,
-    /// How it is set, for the report.
+    /// Description of its settings, for the report.
     setting: &'static str,
 }
 
@@ -202,7 +199,7 @@ opener!(REDB "redb" |dir, setting| Ok(Box::new(redb::Redb::open(dir, setting)?))
 opener!(SLED "sled" |dir, setting| Ok(Box::new(sled::Sled::open(dir, setting)?)));
 const PLAIN_FILES: Option<OpenFn> = Some(|dir, setting| Ok(Box::new(files::PlainFiles::open(dir, setting)?)));
 
-/// In the order of the tables.
+/// All peers, in the order of the tables.
 static PEERS: [PeerStore; 9] = [
     PeerStore {
         name: "lmdb",
@@ -275,12 +272,12 @@ static PEERS: [PeerStore; 9] = [
 const OURS_SETTING: &str = "one keyspace at default options, memory budget, space limit 1.6; get_with (no copy), \
                             checksum verified at every get; syncs itself every 100 ms; durable: Durability::Sync";
 
-/// A store that can be asked for, by its name.
+/// A store, identified by its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct BenchSubject(&'static str);
 
 impl BenchSubject {
-    /// Does nothing: shows what the harness costs.
+    /// A store without effect, which shows the costs of the harness.
     pub(crate) const NULL: BenchSubject = BenchSubject("null");
     pub(crate) const FLAT: BenchSubject = BenchSubject("flat");
     pub(crate) const FLEX: BenchSubject = BenchSubject("flex");
@@ -289,25 +286,24 @@ impl BenchSubject {
     pub(crate) const ROCKSDB: BenchSubject = BenchSubject("rocksdb");
     pub(crate) const LEVELDB: BenchSubject = BenchSubject("leveldb");
 
-    /// Engines of ours.
+    /// Returns the engines of Sheaf.
     pub(crate) fn own_engines() -> Vec<BenchSubject> {
         ::sheaf::engines().into_iter().map(BenchSubject).collect()
     }
 
-    /// All stores we compare with, built in or not.
+    /// Returns all peers, whether the build includes them or not.
     pub(crate) fn peers() -> impl Iterator<Item = BenchSubject> {
         PEERS.iter().map(|peer| BenchSubject(peer.name))
     }
 
-    /// The peers of [`figures`](crate::figures) if nobody says which: those built in, without the
-    /// variants and without the two whose random writes (22 thousand a second) or fills would take
-    /// most of the run.
+    /// Returns the default peers of [`figures`](crate::figures): those in the build, without the
+    /// variants, and without two with slow random writes or fills, which take most of a run.
     pub(crate) fn usual_peers() -> Vec<BenchSubject> {
         let usual = ["lmdb", "rocksdb", "leveldb", "fjall"];
         BenchSubject::peers().filter(|peer| peer.is_built_in() && usual.contains(&peer.0)).collect()
     }
 
-    /// The peers of a comparison if nobody says which: those built in, without the variants.
+    /// Returns the default peers of a comparison: those in the build, without the variants.
     pub(crate) fn main_peers() -> Vec<BenchSubject> {
         BenchSubject::peers().filter(|peer| peer.is_built_in() && !peer.0.contains('-')).collect()
     }
@@ -316,7 +312,7 @@ impl BenchSubject {
         self.0
     }
 
-    /// The name in prose.
+    /// Returns the name for prose.
     pub(crate) fn title(self) -> String {
         match self.peer() {
             Some(peer) => peer.title.to_owned(),
@@ -325,7 +321,7 @@ impl BenchSubject {
         }
     }
 
-    /// How it is set, in words.
+    /// Returns the description of its settings.
     pub(crate) fn setting(self) -> &'static str {
         match self.peer() {
             Some(peer) => peer.setting,
@@ -342,7 +338,7 @@ impl BenchSubject {
         !self.is_peer() && self != BenchSubject::NULL
     }
 
-    /// Whether nobody but the bench syncs it.
+    /// Returns whether only the bench syncs it.
     pub(crate) fn is_synced_by_us(self) -> bool {
         self.is_peer()
     }
@@ -351,7 +347,7 @@ impl BenchSubject {
         PEERS.iter().find(|peer| peer.name == self.0)
     }
 
-    /// The subject of that name, if it was built in.
+    /// Returns the subject of that name, or an error if the name is unknown or not in the build.
     pub(crate) fn parse(name: &str) -> Result<BenchSubject> {
         let known: Vec<BenchSubject> = [BenchSubject::NULL]
             .into_iter()
@@ -372,7 +368,7 @@ impl BenchSubject {
         .into())
     }
 
-    /// The subject of that name, built in or not.
+    /// Returns the subject of that name, whether the build includes it or not.
     pub(crate) fn by_name(name: &str) -> Option<BenchSubject> {
         BenchSubject::own_engines()
             .into_iter()
@@ -385,7 +381,7 @@ impl BenchSubject {
         self.peer().is_none_or(|peer| peer.open.is_some())
     }
 
-    /// Opens or creates its database in directory `dir`, which is there.
+    /// Opens or creates its database in the existing directory `dir`.
     pub(crate) fn open(self, dir: &Path, setting: StoreSetting) -> Result<Box<dyn BenchStore>> {
         match self.peer() {
             Some(peer) => match peer.open {
@@ -425,8 +421,7 @@ mod tests {
         assert_eq!(read_value(b""), 0);
     }
 
-    /// Every store that was built in keeps what it is given, also over a close, and scans it in
-    /// order.
+    /// Every store of the build keeps its values, also across a close, and scans them in order.
     #[test]
     fn each_store_returns_the_values_that_were_put() {
         let stores =
@@ -439,7 +434,8 @@ mod tests {
                 let setting = StoreSetting { durable, memory: 64 << 20, ..StoreSetting::BUFFERED };
                 let store = subject.open(&dir, setting).unwrap();
                 let mut session = store.session().unwrap();
-                // The durable one finds what the other left: a thousand syncs would only take time.
+                // The second pass finds the pairs of the first: 2500 durable puts would only take
+                // time.
                 for index in 0..if durable { 0 } else { 2500u64 } {
                     session.load(&key(index), ValueGenerator::new().make(index, 0, 127)).unwrap();
                 }
@@ -461,7 +457,7 @@ mod tests {
         }
     }
 
-    /// Of 2500 pairs, from the middle and over all, both ways.
+    /// Scans 2500 pairs in both directions, from several keys and over all of them.
     fn scans(session: &mut dyn BenchSession, name: &str) {
         let mut keys: Vec<_> = (0..2500).map(key).collect();
         keys.sort_unstable();

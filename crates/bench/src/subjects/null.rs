@@ -1,4 +1,4 @@
-//! # Null: the store that does nothing, to weigh the harness
+//! # Null: a store without effect, which measures the harness
 
 use super::{BenchSession, BenchStore, ScanDirection, read_value};
 use crate::Result;

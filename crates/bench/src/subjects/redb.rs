@@ -1,8 +1,8 @@
-//! # redb: copy-on-write B-tree in Rust
+//! # redb: a copy-on-write B-tree in Rust
 //!
-//! Buffered: `Durability::None` (it does not survive a killed process: kinder to redb than to the
-//! others), and an empty immediate commit every 100 ms. Durable: `Durability::Immediate`. Read
-//! transactions serve a thousand gets, as for LMDB.
+//! Buffered stores use `Durability::None`, and an empty immediate commit every 100 ms. Such a put
+//! does not survive a kill of the process, an advantage over the other stores. Durable stores use
+//! `Durability::Immediate`. A read transaction serves a thousand gets, as for LMDB.
 
 use std::ops::Bound;
 use std::path::Path;
@@ -27,7 +27,7 @@ impl Redb {
             database,
             durability: if setting.durable { Durability::Immediate } else { Durability::None },
         };
-        redb.write(Durability::Immediate, |_| Ok(()))?; // makes the table
+        redb.write(Durability::Immediate, |_| Ok(()))?; // creates the table
         Ok(redb)
     }
 
@@ -57,13 +57,13 @@ type RedbTable = ReadOnlyTable<&'static [u8], &'static [u8]>;
 
 struct RedbSession<'a> {
     redb: &'a Redb,
-    /// A table as one transaction sees it, and how many gets it served.
+    /// Table in a read transaction, and number of gets that it served.
     reader: Option<(RedbTable, u32)>,
     gathered: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
 impl RedbSession<'_> {
-    /// The table in a read transaction that has served less than its share.
+    /// Returns the table in a read transaction with less than its share of gets.
     fn table(&mut self) -> Result<&RedbTable> {
         if self.reader.as_ref().is_none_or(|(_, served)| *served == OPS_PER_TRANSACTION) {
             self.reader = Some((self.redb.database.begin_read()?.open_table(PAIRS)?, 0));
@@ -73,7 +73,7 @@ impl RedbSession<'_> {
         Ok(table)
     }
 
-    /// One change in a transaction of its own.
+    /// Commits one change in a transaction of its own.
     fn commit(
         &mut self,
         change: impl FnOnce(&mut Table<'_, &'static [u8], &'static [u8]>) -> Result<()>,

@@ -1,12 +1,13 @@
 //! # RocksDB, through the C interface of the system's library
 //!
-//! `apt-get install librocksdb-dev`. Bloom filters of 10 bits, block cache of the memory budget,
-//! hash index in data blocks, 64 MiB write buffers, no compression, write-ahead log on; else
-//! RocksDB's defaults. Gets are pinned: no copy. Buffered: the log is handed to the kernel at each
-//! put, and synced every 100 ms. With `blobs`, values of 512 bytes and more go to blob files, which
-//! are garbage-collected.
+//! `apt-get install librocksdb-dev`. The settings are bloom filters of 10 bits, a block cache of
+//! the memory budget, a hash index in data blocks, and 64 MiB write buffers. Compression is off,
+//! and the write-ahead log is on. All others are the defaults of RocksDB. Gets are pinned, without
+//! a copy. A buffered put hands the log to the kernel, and the bench syncs it every 100 ms. With
+//! `blobs`, values of at least 512 bytes are stored in blob files with garbage collection.
 //!
-//! The declarations are ours, after `rocksdb/c.h` of 7.8; the C interface is stable.
+//! The declarations are written for this project, from `rocksdb/c.h` of 7.8; the C interface is
+//! stable.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::path::Path;
@@ -76,8 +77,9 @@ const MIN_BLOB: u64 = 512;
 
 pub(super) fn open(dir: &Path, setting: StoreSetting, blobs: bool) -> Result<CStore> {
     let cache_bytes = usize::try_from(setting.memory)?;
-    // SAFETY: each object is made by its own create call, used while alive, and destroyed once; the
-    // table takes over the filter policy, and the database its own references to the others.
+    // SAFETY: each object is created by its own call, used while it is alive, and destroyed once.
+    // The table takes over the filter policy, and the database has its own references to the
+    // others.
     unsafe {
         let cache = rocksdb_cache_create_lru(cache_bytes);
         let table = rocksdb_block_based_options_create();
@@ -103,7 +105,7 @@ pub(super) fn open(dir: &Path, setting: StoreSetting, blobs: bool) -> Result<CSt
     }
 }
 
-/// Pins the value where it lies: no copy.
+/// Reads a value by a pin, without a copy.
 unsafe fn get(
     db: CObject,
     read: CObject,
@@ -111,7 +113,8 @@ unsafe fn get(
     key_len: usize,
     error: *mut CErrorText,
 ) -> Option<u64> {
-    // SAFETY: the caller's objects and key; the value is read before its pin is destroyed.
+    // SAFETY: the caller provides valid objects and a valid key. The value is read before its pin
+    // is destroyed.
     unsafe {
         let slice = rocksdb_get_pinned(db, read, key, key_len, error);
         if slice.is_null() {
@@ -126,6 +129,6 @@ unsafe fn get(
 }
 
 unsafe fn sync(db: CObject, _write_synced: CObject, error: *mut CErrorText) {
-    // SAFETY: the caller's objects.
+    // SAFETY: the caller provides valid objects.
     unsafe { rocksdb_flush_wal(db, 1, error) };
 }

@@ -1,4 +1,4 @@
-//! # Sheaf: one keyspace of the engine asked for, at default options but memory and space
+//! # Sheaf: one keyspace of the chosen engine, with default options except memory and space
 
 use std::path::Path;
 
@@ -44,7 +44,7 @@ impl BenchStore for SheafStore {
 
     fn sheaf_figures(&self) -> Option<SheafFigures> {
         let stats = self.database.stats();
-        // The log of the only keyspace: the other one has next to nothing.
+        // The log of the only keyspace is the largest: the other log is nearly empty.
         let log = stats.logs.iter().max_by_key(|log| log.disk_bytes).cloned().unwrap_or_default();
         Some(SheafFigures {
             index_bytes: stats.memory.index,

@@ -1,9 +1,10 @@
-//! # sled: B-link tree over a log in Rust
+//! # sled: a B-link tree over a log in Rust
 //!
-//! Its own flusher is off: the bench flushes every 100 ms, as it syncs the others. A put may wait
-//! in sled's buffer and is then lost with the process: kinder to sled than to the others. Its flush
-//! ends in `sync_file_range`, which does not empty the device's cache; so that a sync means the
-//! same here as in the other stores, the bench syncs sled's file after it.
+//! The flusher of sled is off: the bench flushes every 100 ms, as it syncs the other stores. A put
+//! may wait in a buffer of sled, and is then lost if the process is killed. This is an advantage
+//! over the other stores. A flush of sled ends with `sync_file_range`, which does not empty the
+//! cache of the device. The bench therefore also syncs the file of sled, so that a sync has the
+//! same meaning for all stores.
 
 use std::fs::File;
 use std::path::Path;

@@ -1,21 +1,22 @@
-//! The model of the trie's footprint, beside real tries.
+//! The model of the trie's footprint, compared with real tries.
 //!
 //! ```sh
-//! cargo run --release -p sheaf-cedrus --example footprint -- 10000000     # real runs up to so many keys
+//! # real tries up to this number of keys
+//! cargo run --release -p sheaf-cedrus --example footprint -- 10000000
 //! ```
 //!
-//! Pages are taken to be as full as the real ones were at the largest run. The paper's trie, which
-//! splits by the whole branching factor and whose nodes have 256 pointers of 8 bytes and two masks,
-//! is computed the same way for comparison: 16 bytes a key is what this engine must stay below at
-//! every size.
+//! The model assumes the page fill of the largest real trie. The paper's trie is computed in the
+//! same way for comparison. It splits by the whole branching factor, and its nodes have 256
+//! pointers of 8 bytes and two masks. This engine must stay below 16 bytes a key at every size.
 
 #![allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "figures, not data")]
 
 use sheaf_cedrus::measure::{TrieMeasurement, estimate, measure_growth, poisson};
 use sheaf_cedrus::shape::TrieShape;
 
-/// The paper's trie: lists of up to `most`, nodes of `branching` children, split all at once. Bytes
-/// a key of nodes and of the list's links (8 bytes a key), as the paper's data nodes have them.
+/// Estimates the paper's trie: lists of up to `most` entries, nodes of `branching` children, splits
+/// by the whole branching factor. Returns the bytes a key of the nodes, and of the list pointers
+/// that the paper's data nodes contain (8 bytes a key).
 fn paper(branching: f64, most: usize, keys: f64) -> f64 {
     let node = branching * 8.0 + 2.0 * branching / 8.0 + 24.0;
     let (mut nodes, mut ranges) = (1.0, branching);

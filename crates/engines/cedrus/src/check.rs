@@ -1,7 +1,7 @@
-//! # Check: whether a trie is what it should be
+//! # Check: a verification of a trie, for tests
 //!
-//! Walks all of it, which must be in memory: every invariant of trie.rs and heap.rs, line by line.
-//! For tests, after every kind of change.
+//! Walks the complete trie, which must be in memory, and verifies the invariants of trie/mod.rs and
+//! heap.rs for each line.
 
 use std::collections::HashMap;
 
@@ -12,15 +12,15 @@ use crate::entry_list::TrieEntry;
 use crate::shape::HASH_BITS;
 use crate::trie::{EMPTY_REF, NODE_FLAG, PathStep, Trie, check_list, line_of, page_of};
 
-/// What a walk found.
+/// Totals of a walk.
 #[derive(Debug, Default)]
 pub(crate) struct TrieCheck {
     pub(crate) entries: Vec<TrieEntry>,
     pub(crate) nodes: usize,
     pub(crate) lists: usize,
-    /// Nodes on the way to every entry, added up.
+    /// Number of nodes on the path to each entry, summed.
     pub(crate) path: usize,
-    /// Children of nodes that are there.
+    /// Number of children that are not empty.
     pub(crate) children: usize,
     used: HashMap<u32, u64>,
 }
@@ -35,7 +35,11 @@ impl TrieCheck {
     }
 }
 
-/// Walks the trie; panics at what is wrong.
+/// Walks the trie.
+///
+/// # Panics
+///
+/// Panics if an invariant does not hold.
 pub(crate) fn check_trie(trie: &Trie) -> TrieCheck {
     let mut survey = TrieCheck::default();
     check_node(trie, PathStep::new(EMPTY_REF, 0, trie.shape().root_bits, 0), 0, 1, &mut survey);

@@ -1,17 +1,17 @@
 //! # Cursor: the pairs of a keyspace at one view, in the order of their hashes
 //!
-//! Goes over the trie list by list: the newest entries of a list are read together, their loads
-//! overlapping, and kept in one buffer; then come the old versions of these hashes that the view
-//! needs. No guard outlives a piece.
+//! The cursor walks the trie list by list. It reads the newest records of a list with overlapping
+//! loads into one buffer. Then it adds the old versions of these hashes that the view needs. It
+//! holds a guard only while it reads one range.
 //!
 //! ## Invariants
 //!
-//! 1. A piece is a range of hashes, and the next one begins where it ends: what lists do meanwhile
-//!    neither hides nor repeats a key, whose hash never changes.
-//! 2. The newest entries of a piece are read before its old versions: an entry stands among the
-//!    versions before the trie lets go of it (engine I2), so a key that changes meanwhile is seen
-//!    here or there. What is seen in both places counts once.
-//! 3. Staged values are read when the walk comes to them, one at a time.
+//! 1. Each step reads a range of hashes, and the next range begins behind it. The hash of a key
+//!    never changes, so splits and merges of lists neither hide nor repeat a key.
+//! 2. The newest records of a range are read before its old versions. A record is added to the
+//!    versions before the trie changes its entry (engine I2). So a key that changes at the same
+//!    time is found in the trie or in the versions. If it is found in both, it counts once.
+//! 3. Blobs are read one at a time, when the cursor reaches them.
 
 use std::ops::Bound;
 
@@ -25,11 +25,11 @@ use sheaf_base::types::Seq;
 use crate::engine::{CedrusEngine, NAME};
 use crate::entry_list::TrieEntry;
 
-/// A walk over a keyspace at one view.
+/// Cursor over a keyspace at one view.
 pub(crate) struct CedrusCursor<'e> {
     engine: &'e CedrusEngine,
     at: Seq,
-    /// Where the next piece begins; none at the end.
+    /// First hash of the next range; `None` at the end.
     from: Option<u32>,
     heads: Vec<TrieEntry>,
     pairs: PairBuffer,
@@ -48,7 +48,7 @@ impl<'e> CedrusCursor<'e> {
         }
     }
 
-    /// Reads the pairs of the next piece. False at the end.
+    /// Reads the pairs of the next range. Returns false at the end.
     fn fetch(&mut self) -> Result<bool> {
         self.pairs.clear();
         let guard = &epoch::pin();
@@ -76,7 +76,7 @@ impl<'e> CedrusCursor<'e> {
         Ok(true)
     }
 
-    /// Reads the newest entries of a piece, asking for those some way ahead.
+    /// Reads the newest records of a range, with prefetches some entries ahead.
     fn read_all(&mut self, heads: &[TrieEntry], guard: &epoch::Guard) -> Result<()> {
         let engine = self.engine;
         let address = |entry: &TrieEntry| Address::from_bits(entry.address);

@@ -1,44 +1,33 @@
-//! # Owed: what a start found in the log, until somebody needs it
+//! # Deferred replay: records of the log that are not in the trie yet
 //!
-//! A start reads the log behind the last checkpoint, as any engine's does, but notes of each record
-//! only its hash and where it stands. The records are taken into the trie later, a part of the
-//! hashes at a time: by whoever asks for a hash of the part, or by the background. So a start reads
-//! one stretch of the log from front to back, and neither pages of the trie nor the records that
-//! are replaced, which stand anywhere.
+//! An opening reads the log behind the last checkpoint, but stores only the hash and the address of
+//! each record. The records of a part of the hashes are inserted when an operation needs the part,
+//! or in the background. So an opening reads the log sequentially, and neither pages of the trie
+//! nor the replaced records.
 //!
 //! ## Picture
 //!
 //! ```text
-//!  replay: record ──hash──> part [ (hash, address) ... ]      as many parts as the root has digits
-//!                              │ found(hash), a walk that comes by, or a step of the background: the part's lock
+//!  replay: record ──hash──> part [ (hash, address) ... ]     a part for each digit of the root
+//!                              │ look-up, cursor or background step; takes the lock of the part
 //!                              v
-//!          by hash: what the trie has and what is owed ──> of each key the highest number ──> trie, accounts
+//!          by hash: entries of trie and part ──> newest record of each key ──> trie, accounting
 //! ```
 //!
 //! ## Invariants
 //!
-//! 1. Nobody looks at a hash in the trie, and nothing is committed to it, before its part is taken
-//!    in. So what is owed is older than all that the trie has got in this life.
-//! 2. A segment goes only after the cleaner has asked about each of its records: their parts are
-//!    taken in by then, and no address that is owed leads nowhere.
-//! 3. A checkpoint begins when nothing is owed.
-//! 4. A put that is owed counts as live; taking it in corrects that. So the cleaner never takes
-//!    what it does not know for dead.
-//! 5. Slots of segments that had gone at the start may be given out again. Until a part is taken
-//!    in, all its entries there are of then: what lived there was moved, superseded or removed, and
-//!    is owed.
-//! 6. All records of a hash are read before the first change for them: what cannot be read changes
-//!    nothing, and stays owed.
-//!
-//! ## Threads
-//!
-//! Any. A part's lock is taken before the trie's, and is held while pages and records are read.
-//!
-//! ## Costs
-//!
-//! 16 bytes a record until it is taken in, which takes about a microsecond; who comes first to a
-//! part waits for all of it. Names of staged values have to be known before anything is served:
-//! where there are any, nothing is put off.
+//! 1. No operation reads a hash in the trie, or commits to it, before its part is replayed. So
+//!    deferred records are older than every commit since the opening.
+//! 2. GC frees a segment only after it has asked about each of its records. By then their parts are
+//!    replayed, so no deferred address is dangling.
+//! 3. A checkpoint begins when no record is deferred.
+//! 4. A deferred put counts as live; its replay corrects the count. So GC never treats an unknown
+//!    record as dead.
+//! 5. Slots of segments that were freed before the opening may be reused. Until a part is replayed,
+//!    all its entries with such a slot belong to the old segment, and their replacement or removal
+//!    is deferred.
+//! 6. All records of a hash are read before the first change for them. If a read fails, nothing
+//!    changes.
 
 use std::collections::HashSet;
 use std::sync::OnceLock;
@@ -58,32 +47,33 @@ use crate::engine::CedrusEngine;
 use crate::entry_list::TrieEntry;
 use crate::shape::{HASH_BITS, TrieShape};
 
-/// Parts that a step of the background takes in.
+/// Number of parts that one background step replays.
 const PARTS_PER_STEP: usize = 8;
-/// Records ahead whose lines are asked for.
+/// Number of records ahead for which memory is prefetched.
 const PREFETCH_DISTANCE: usize = 12;
 
-/// A record that is not in the trie yet.
+/// Record that is not in the trie yet. It takes 16 bytes.
 #[derive(Clone, Copy, Debug)]
 struct DeferredRecord {
     hash: u32,
     address: Address,
 }
 
-/// See the module.
+/// Deferred records of a keyspace, usable from any thread. The lock of a part comes before the
+/// locks of the trie. It is held while pages and records are read.
 #[derive(Debug)]
 pub(crate) struct DeferredReplay {
-    /// Bits of a hash that say its part.
+    /// Number of hash bits that select the part.
     bits: u32,
-    /// Made when something is owed: most lives of a keyspace owe nothing.
+    /// Allocated on first use: most openings find no records to defer.
     parts: OnceLock<Box<[Mutex<Vec<DeferredRecord>>]>>,
-    /// Records in all parts.
+    /// Number of records in all parts.
     count: AtomicU64,
-    /// The part that the background takes in next.
+    /// Next part that the background replays.
     next_part: AtomicUsize,
-    /// Staged values are among what was read.
+    /// True if a deferred record refers to a blob.
     has_blobs: AtomicBool,
-    /// Slots whose segments were gone at the start.
+    /// Slots with segments that no longer existed at the opening.
     gone_slots: Mutex<HashSet<u32>>,
 }
 
@@ -99,21 +89,24 @@ impl DeferredReplay {
         }
     }
 
-    /// At the start: what the image has in `slot` is gone.
+    /// Marks the segment of `slot` in the image as freed. Its entries are dropped when their hashes
+    /// are replayed. All of them are replayed: GC freed the segment only after all its records had
+    /// been moved, superseded or removed. These changes are newer than the image, so they are in
+    /// the log (I5).
     pub(crate) fn mark_slot_gone(&self, slot: u32) {
         self.gone_slots.lock().insert(slot);
     }
 
-    /// Whether what the image has in `slot` was gone at the start.
+    /// Returns whether the segment of `slot` in the image was freed before the opening.
     pub(crate) fn is_slot_gone(&self, slot: u32) -> bool {
         self.gone_slots.lock().contains(&slot)
     }
 
     fn is_gone(&self, address: Address) -> bool {
-        self.is_slot_gone(address.slot()) // (I5)
+        self.is_slot_gone(address.slot()) // I5
     }
 
-    /// Whether there is anything.
+    /// Returns whether records are deferred.
     #[inline]
     pub(crate) fn has_pending(&self) -> bool {
         self.count.load(Ordering::Acquire) > 0
@@ -123,7 +116,7 @@ impl DeferredReplay {
         bytes_of(self.count.load(Ordering::Relaxed))
     }
 
-    /// The parts, if anything was ever owed.
+    /// Returns the parts; empty if no record was ever deferred.
     fn parts(&self) -> &[Mutex<Vec<DeferredRecord>>] {
         self.parts.get().map_or(&[], |parts| parts)
     }
@@ -137,7 +130,7 @@ impl DeferredReplay {
         (hash >> (HASH_BITS - self.bits)) as usize
     }
 
-    /// The last hash of the part that `hash` is in.
+    /// Returns the last hash of the part of `hash`.
     fn end_of_part(&self, hash: u32) -> u32 {
         hash | u32::MAX >> self.bits
     }
@@ -147,32 +140,32 @@ fn bytes_of(count: u64) -> u64 {
     count * size_of::<DeferredRecord>() as u64
 }
 
-/// The newest record of a key, as far as was seen.
+/// Newest record of a key among the records read so far.
 struct NewestRecord<'g> {
     address: Address,
     frame: Frame<'g>,
     is_in_trie: bool,
 }
 
-/// A record that is superseded.
+/// Record that a newer record of its key supersedes.
 struct SupersededRecord {
     address: Address,
     span: u64,
-    /// It is in the trie.
+    /// True if the record is in the trie.
     is_in_trie: bool,
-    /// It counts as live.
+    /// True if the record counts as live.
     is_put: bool,
     blob: Option<u64>,
 }
 
-/// What the records of one hash come to.
+/// Combined result of the records of one hash.
 #[derive(Default)]
 struct HashReplayResult<'g> {
     newest: SmallVec<[NewestRecord<'g>; 2]>,
     superseded: SmallVec<[SupersededRecord; 2]>,
-    /// Entries of segments that are gone.
+    /// Entries of the trie in freed segments.
     gone_addresses: SmallVec<[Address; 2]>,
-    /// What is owed and stands in the trie already: counted twice.
+    /// Deferred records that are in the trie already, and were counted as live twice.
     duplicates: SmallVec<[(Address, u64); 2]>,
 }
 
@@ -181,14 +174,15 @@ fn negative(span: u64) -> i64 {
 }
 
 impl CedrusEngine {
-    /// Notes records of the log.
+    /// Defers records of the log.
     pub(crate) fn defer_replay(&self, records: &[ReplayRecord<'_>]) {
         let guard = &epoch::pin();
         self.context.memory.take(MemoryPart::Index, bytes_of(records.len() as u64));
         for record in records {
             match record.content {
                 RecordContent::Remove => self.accounting.count_tombstone(record.address, record.span, guard),
-                _ => self.accounting.count_live(record.address, i64::from(record.span), guard), // I4
+                // I4
+                _ => self.accounting.count_live(record.address, i64::from(record.span), guard),
             }
             if record.content.blob_id().is_some() {
                 self.deferred_replay.has_blobs.store(true, Ordering::Relaxed);
@@ -199,8 +193,14 @@ impl CedrusEngine {
         self.deferred_replay.count.fetch_add(records.len() as u64, Ordering::Release);
     }
 
-    /// All is noted. Takes it in at once where staged values are named, which it decides about: a
-    /// share of it, by one thread of `shares`.
+    /// Called when all records are deferred. Replays them at once if records refer to blobs,
+    /// because the blobs in use must be known before the first request. This call replays the parts
+    /// of one thread of `shares`.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Io`](sheaf_base::error::Error::Io) or
+    /// [`Error::Corrupt`](sheaf_base::error::Error::Corrupt) if a page or record cannot be read.
     pub(crate) fn replay_if_blobs(&self, share: usize, shares: usize) -> Result<()> {
         let is_urgent =
             self.deferred_replay.has_blobs.load(Ordering::Relaxed) || self.accounting.blob_count() > 0;
@@ -208,7 +208,11 @@ impl CedrusEngine {
         if is_urgent { mine.into_iter().try_for_each(|part| self.replay_part(part)) } else { Ok(()) }
     }
 
-    /// Before anybody looks at `hash` in the trie (I1).
+    /// Replays the part of `hash`. Must be called before each read of `hash` in the trie (I1).
+    ///
+    /// # Errors
+    ///
+    /// Same as [`CedrusEngine::replay_if_blobs`].
     #[inline]
     pub(crate) fn ensure_replayed(&self, hash: u32) -> Result<()> {
         if self.deferred_replay.has_pending() {
@@ -218,7 +222,12 @@ impl CedrusEngine {
         }
     }
 
-    /// Takes in the part of `from`; the last hash up to which the trie has all from there on.
+    /// Replays the part of `from`. Returns the last hash up to which the trie is complete from
+    /// there on.
+    ///
+    /// # Errors
+    ///
+    /// Same as [`CedrusEngine::replay_if_blobs`].
     pub(crate) fn ensure_replayed_from(&self, from: u32) -> Result<u32> {
         if !self.deferred_replay.has_pending() {
             return Ok(u32::MAX);
@@ -227,7 +236,11 @@ impl CedrusEngine {
         Ok(self.deferred_replay.end_of_part(from))
     }
 
-    /// Takes in everything.
+    /// Replays all parts.
+    ///
+    /// # Errors
+    ///
+    /// Same as [`CedrusEngine::replay_if_blobs`].
     pub(crate) fn replay_all_deferred(&self) -> Result<()> {
         if self.deferred_replay.has_pending() {
             (0..self.deferred_replay.parts().len()).try_for_each(|part| self.replay_part(part))?;
@@ -235,7 +248,12 @@ impl CedrusEngine {
         Ok(())
     }
 
-    /// A step of the background. True if there may be more. Damage is an error of whoever needs it.
+    /// Performs a background step. Returns true if there may be more. Damage is not an error here:
+    /// operations that need the part report it.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Io`](sheaf_base::error::Error::Io) if a read fails.
     pub(crate) fn replay_deferred_step(&self) -> Result<bool> {
         let pay = |part| match self.replay_part(part) {
             Err(error) if error.is_corrupt() => Ok(()),
@@ -244,9 +262,9 @@ impl CedrusEngine {
         for _ in 0..PARTS_PER_STEP {
             let part = self.deferred_replay.next_part.fetch_add(1, Ordering::Relaxed);
             if part >= self.deferred_replay.parts().len() {
-                // Waits for who has one in hand, and tries again what failed; so does every step
-                // from here on, none says that there is more, and nobody goes round in circles
-                // about what is damaged.
+                // All parts were visited. Waits for threads that replay a part, and retries the
+                // failed parts. Every later step does the same. It returns false, so that damage
+                // does not keep the background busy.
                 self.deferred_replay.next_part.store(self.deferred_replay.parts().len(), Ordering::Relaxed);
                 return (0..self.deferred_replay.parts().len()).try_for_each(pay).map(|()| false);
             }
@@ -255,7 +273,7 @@ impl CedrusEngine {
         Ok(true)
     }
 
-    /// The keyspace is dropped: nothing of what is owed is live.
+    /// Drops all deferred records and their live bytes. The keyspace is dropped.
     pub(crate) fn drop_deferred(&self, guard: &Guard) {
         for part in self.deferred_replay.parts() {
             let due = std::mem::take(&mut *part.lock());
@@ -278,7 +296,7 @@ impl CedrusEngine {
         self.deferred_replay.count.fetch_sub(count as u64, Ordering::Release);
     }
 
-    /// Takes in a part.
+    /// Replays a part. The caller waits for all of its records.
     fn replay_part(&self, part: usize) -> Result<()> {
         let mut due = self.deferred_replay.parts()[part].lock();
         if due.is_empty() {
@@ -287,7 +305,9 @@ impl CedrusEngine {
         due.sort_unstable_by_key(|one| (one.hash, one.address.bits()));
         let (mut done, mut result) = (0, Ok(()));
         for same in due.chunk_by(|a, b| a.hash == b.hash) {
-            let guard = &epoch::pin(); // for this hash: what is evicted meanwhile stays in memory as long
+            //
+            // One guard for each hash: pages evicted under it stay in memory until it ends.
+            let guard = &epoch::pin();
             self.prefetch_ahead(&due[done..], guard);
             result = self.replay_hash(same, guard);
             if result.is_err() {
@@ -303,7 +323,8 @@ impl CedrusEngine {
         result
     }
 
-    /// Asks for what is read soon: first the trie's lines, then the records that these name.
+    /// Prefetches the data of later records: first the lines of the trie, then the records at the
+    /// addresses found there.
     fn prefetch_ahead(&self, due: &[DeferredRecord], guard: &Guard) {
         if let Some(later) = due.get(2 * PREFETCH_DISTANCE) {
             self.trie.prefetch(later.hash, guard);
@@ -311,11 +332,11 @@ impl CedrusEngine {
         if let Some(soon) = due.get(PREFETCH_DISTANCE) {
             let ask = |address| self.context.segments.prefetch_entry(address, guard);
             ask(soon.address);
-            let _ = self.trie.find(soon.hash, guard, ask); // a hint: whoever looks up says what is wrong
+            let _ = self.trie.find(soon.hash, guard, ask); // a prefetch only: errors are ignored
         }
     }
 
-    /// Takes in all that is owed of one hash.
+    /// Replays all deferred records of one hash.
     fn replay_hash(&self, due: &[DeferredRecord], guard: &Guard) -> Result<()> {
         let hash = due[0].hash;
         let found = self.with_pages(guard, || self.trie.find(hash, guard, |_| {}))?;
@@ -336,8 +357,8 @@ impl CedrusEngine {
         self.apply_replayed(hash, &settled, guard)
     }
 
-    /// Weighs a record against the others of its key: the highest number stays, and of two copies
-    /// the one that is in the trie.
+    /// Compares a record with the other records of its key. The highest seq wins, and of two copies
+    /// the one in the trie.
     fn add_candidate<'g>(
         &self,
         settled: &mut HashReplayResult<'g>,
@@ -372,7 +393,7 @@ impl CedrusEngine {
         Ok(())
     }
 
-    /// Points the trie at the newest records (I6).
+    /// Points the trie at the newest records. All reads were successful (I6).
     fn apply_replayed(&self, hash: u32, settled: &HashReplayResult<'_>, guard: &Guard) -> Result<()> {
         let mut puts: SmallVec<[Address; 2]> = SmallVec::new();
         let mut staged: SmallVec<[(u64, Address); 2]> = SmallVec::new();
@@ -388,7 +409,8 @@ impl CedrusEngine {
         let mut old = settled.gone_addresses.iter().copied().chain(superseded);
         let mut new = puts.into_iter();
         loop {
-            // Entries of a hash differ by their addresses only.
+            // Entries of one hash differ only in their addresses, so any old entry can be reused
+            // for any new one.
             let changed = match (old.next(), new.next()) {
                 (Some(from), Some(to)) => self.trie.replace(hash, from, to, guard).map(drop),
                 (Some(from), None) => self.trie.remove(hash, from, guard).map(drop),
@@ -405,7 +427,8 @@ impl CedrusEngine {
         for (address, span) in &settled.duplicates {
             self.accounting.count_live(*address, negative(*span), guard);
         }
-        // In this order: what loses may be a copy of what stays.
+        // In this order, because a superseded record may be a copy of the newest one, with the same
+        // blob.
         for blob in settled.superseded.iter().filter_map(|loser| loser.blob) {
             self.accounting.remove_blob(blob);
         }

@@ -1,64 +1,32 @@
-//! # The engine: CedrusDB under the contract
+//! # Engine trait implementation of cedrus
 //!
-//! ## The way of a put
-//!
-//! `prepare` brings the way to the key's list into memory, looks the key up (the entry it replaces
-//! is read and its key compared); under the stripe of the key `is_current` looks again at the list
-//! only; `apply` points the trie at the new entry. A get is the trie and one record, which is asked
-//! for as soon as its address is seen; its checksum is verified at every access. A get of the
-//! newest state waits until the commit of the record is visible.
+//! `prepare` loads the pages on the path to the key's list, reads the record that the operation
+//! replaces and compares its key. `is_current` repeats only the look-up in the trie. `apply` points
+//! the trie at the new record. The file is long because [`Engine`] has many methods.
 //!
 //! ## Invariants
 //!
-//! 1. The trie has exactly one entry for each live key, at its newest record.
-//! 2. A record that a view needs is in `versions` before the trie stops pointing at it; so a reader
-//!    who finds a newer one than its view finds the old one there.
-//! 3. Addresses loaded under an epoch guard stay readable until it goes; notes are used under the
-//!    guard that the committer holds from `prepare` to `apply`.
-//! 4. What `prepare` looked at can be had when `apply` comes: the pages are in memory, or were
-//!    evicted under the guard that the committer holds and come back (resident_pages.rs). A commit
-//!    of another key that moves the list in between brings the new way into memory under the same
-//!    guard.
+//! 1. The trie has exactly one entry for each live key. It contains the address of the newest
+//!    record.
+//! 2. A record that a view needs is added to `versions` before its entry in the trie is changed. A
+//!    reader that finds a record newer than its view therefore finds the old record in `versions`.
+//! 3. An address that was loaded under an epoch guard is readable until the guard is dropped. The
+//!    committer holds a guard from `prepare` to `apply`, so the addresses in its notes are valid.
+//! 4. Pages that `prepare` read are available to `apply`: they are in memory, or they were evicted
+//!    under the committer's guard and can be restored (resident_pages.rs). If a commit of another
+//!    key moves the list in between, the same holds for the new path: it was in memory then.
 //!
 //! ## Threads
 //!
-//! The store has the stripe of a key from `is_current` to the end of `apply`, and during `moved`.
-//! Applies of different keys change the trie side by side if the first bits of their hashes differ;
-//! the others take turns at the lock of their shard, which is held for the change of the trie only.
+//! The store holds the stripe of a key from `is_current` to the end of `apply`, and during
+//! `relocate`. Changes of keys in different shards run in parallel. Changes in one shard take turns
+//! at its lock, which is held only while the trie is changed.
 //!
-//! ## Checkpoints
+//! ## Crash
 //!
-//! `freeze` notes which pages are dirty; `work` writes some of them a step into free places, as
-//! they were; `save` syncs them and writes the table. So an image is the trie of one moment, of
-//! which a start reads only what it needs.
-//!
-//! ## Memory
-//!
-//! Pages are in memory as long as the budget has room for them; then those that are on disk as they
-//! are go, the least used first (heap.rs). What is dirty counts as swollen above a part of the
-//! budget, and a checkpoint makes it clean.
-//!
-//! ## Recovery
-//!
-//! Replay notes where the records behind the checkpoint stand; they are taken into the trie when
-//! somebody needs them, or by the background (deferred_replay.rs). Of the records of one key the
-//! highest number wins, in whatever order they stand. An entry whose segment has gone since the
-//! image is dropped when its hash is taken in, and that is certain to happen: it went because all
-//! it held was moved, superseded or removed after the image, and every one of these is a record
-//! that is replayed.
-//!
-//! How long replaying would take is estimated as the log grows (replay_cost.rs): a checkpoint is
-//! due when it is too long, or when it is worth it and nothing was written for a while. Writers who
-//! outrun a checkpoint are slowed down.
-//!
-//! ## Damage
-//!
-//! A page that is not what its checkpoint wrote is an error of whoever needs it, and names its
-//! place. Should `apply`, which cannot fail, come across sense that only a forged checksum lets
-//! through, the keyspace refuses everything from then on.
-//!
-//! The file is long because the contract is: trie, heap, pages, replay and the log's tail have
-//! files of their own, and what is left here is one implementation of `Engine`, method by method.
+//! A checkpoint writes dirty pages to free places. An opening loads the table of the newest image
+//! and collects the addresses of the later records. They are inserted on demand or in the
+//! background (deferred_replay.rs). The record of a key with the highest seq wins.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -93,48 +61,51 @@ use crate::shape::{HASH_BITS, TrieShape};
 use crate::trie::{FoundAddresses, Trie, TrieError};
 use crate::trie_file::{FrozenTable, TrieFile};
 
-/// The engine's name in the catalogue.
+/// Name of the engine in the catalog.
 pub(crate) const NAME: &str = "cedrus";
 /// Pages that one step of a checkpoint writes.
 const PAGES_PER_STEP: usize = 64;
-/// A checkpoint is due after so many times the trie's bytes were appended to the log, but at most
-/// after `MAX_LOG_BYTES`: what a start after a crash has to replay.
+/// A checkpoint is due after this multiple of the trie's size was appended to the log, but at most
+/// after `MAX_LOG_BYTES`. Both bound the log that a start after a crash replays.
 const LOG_TO_TRIE_RATIO: u64 = 8;
 const MAX_LOG_BYTES: u64 = 512 << 20;
-/// Pages that are left when new keys are refused, for changes of those there are.
+/// Page numbers that are reserved for changes of existing keys. New keys are rejected before they
+/// are used.
 const RESERVED_PAGES: u64 = 1024;
-/// Pages that a new key may take.
+/// Maximum number of new pages that the insertion of one key needs.
 const PAGES_PER_CHANGE: u64 = 4;
-/// Pages that go at a time when there is no room.
+/// Maximum number of pages evicted at a time.
 const EVICT_BATCH: usize = 16;
 const TINY_EVICT_BATCH: usize = 4;
-/// Pages that stay whatever the budget says; in tiny geometry there are no more than
-/// `TINY_MAX_RESIDENT_PAGES`, so that every suite has pages come and go.
+/// Minimum number of pages in memory, even if the budget is smaller. In tiny geometry
+/// `TINY_MAX_RESIDENT_PAGES` is also the maximum, so that every test suite loads and evicts pages.
 const MIN_RESIDENT_PAGES: u64 = 64;
 const TINY_MIN_RESIDENT_PAGES: u64 = 8;
 const TINY_MAX_RESIDENT_PAGES: u64 = 24;
-/// Dirty pages that take this part of the budget are written before anything is refused.
+/// A checkpoint is requested if dirty pages take more than the budget divided by this. Otherwise
+/// writes would be rejected although a checkpoint could make pages clean.
 const DIRTY_BUDGET_DIVISOR: u64 = 2;
 
-/// A keyspace.
+/// Keyspace of the engine.
 pub(crate) struct CedrusEngine {
     pub(crate) context: Arc<EngineContext>,
     pub(crate) trie: Trie,
     pub(crate) trie_file: TrieFile,
     pub(crate) versions: OldVersions<u64>,
     pub(crate) accounting: LiveAccounting,
-    /// What the last start has not taken in yet.
+    /// Records found by the last opening that are not in the trie yet.
     pub(crate) deferred_replay: DeferredReplay,
-    /// What the next start would have to replay.
+    /// Estimated cost of replaying the log at the next opening.
     pub(crate) replay_cost: ReplayCost,
-    /// Bytes of the trie that the budget knows of, without the pages that may go.
+    /// Bytes of the trie that are accounted in the memory budget, without clean pages.
     accounted_bytes: AtomicU64,
-    /// Those.
+    /// Bytes of clean pages: the engine's cache.
     cache_share: CacheShare,
-    /// Held by whoever writes pages of a checkpoint: there is one at a time, and while there is one
-    /// not all is written.
+    /// Held while pages of a checkpoint are written: one thread writes at a time. While it is held,
+    /// the checkpoint is not flushed.
     write_lock: Mutex<()>,
-    /// What was found out too late.
+    /// First error of a change in `apply` or `relocate`, which cannot report it. The keyspace then
+    /// rejects all operations. The cause is a page that is invalid despite its valid checksum.
     failure: Mutex<Option<TrieError>>,
     has_failed: AtomicBool,
 }
@@ -166,9 +137,14 @@ impl CedrusEngine {
         self.trie.shape().truncate_hash(self.context.hash(key))
     }
 
-    // The trie, with pages brought in as they are needed.
+    // Access to the trie. Missing pages are loaded.
 
-    /// What `look` sees once all that it needs is in memory.
+    /// Returns the result of `look`. Loads each page that `look` reports as missing, and calls
+    /// `look` again.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Io`] or [`Error::Corrupt`] if a page cannot be read or has invalid content.
     #[inline]
     pub(crate) fn with_pages<T>(
         &self,
@@ -180,15 +156,15 @@ impl CedrusEngine {
             match look() {
                 Ok(seen) => return Ok(seen),
                 Err(TrieError::NotResident(page)) => {
-                    // Once a look, so that a way which is longer than what may stay comes together
-                    // all the same.
+                    // Evicts only once per call. Otherwise a path with more pages than may stay in
+                    // memory would never be complete.
                     if !std::mem::replace(&mut has_room, true) && !self.has_cache_room() {
                         let (most, least) = self.evict_limits();
                         self.evict_pages(most, least, guard);
                     }
                     self.cache_share.record_miss(u64::from(page), self.page_bytes());
-                    // A page may go, empty, between the look and the load: missed twice, it is
-                    // lost.
+                    // Another thread may free an empty page between `look` and the load. If the
+                    // same page fails twice, it is damaged.
                     if let Err(error) = self.trie_file.load(page, &self.trie, guard)
                         && (!error.is_corrupt() || missed.replace(page) == Some(page))
                     {
@@ -211,7 +187,8 @@ impl CedrusEngine {
         self.with_pages(guard, || self.trie.find(hash, guard, ask))
     }
 
-    /// The entries of a piece of hashes that begins at `from`; its last hash.
+    /// Reads the entries of a range of hashes that begins at `from`. Returns the last hash of the
+    /// range.
     pub(crate) fn visit(&self, from: u32, guard: &Guard, out: &mut Vec<TrieEntry>) -> Result<u32> {
         if self.has_failed.load(Ordering::Relaxed) {
             return Err(self.failure_error());
@@ -224,19 +201,19 @@ impl CedrusEngine {
         Ok(last.min(end))
     }
 
-    /// Where a walk goes on behind `from`, at which the trie cannot be read: behind the list or the
-    /// node that cannot. None at the end, or if nothing can be read.
+    /// Returns the first hash behind the list or node at `from` that cannot be read. Returns `None`
+    /// at the end of the trie, or if the whole keyspace has failed.
     pub(crate) fn next_readable_hash(&self, from: u32, guard: &Guard) -> Option<u32> {
         if self.has_failed.load(Ordering::Relaxed) {
             return None;
         }
         let mut last = from;
-        // The page that cannot be read is what ends it.
+        // The walk ends at the page that cannot be read; its error is expected.
         let _ = self.with_pages(guard, || self.trie.find_subtree_end(from, guard, &mut last));
         last.checked_add(1)
     }
 
-    /// Tells the budget how large the trie has become.
+    /// Updates the memory budget with the present size of the trie.
     fn update_accounting(&self) {
         let memory = &self.context.memory;
         let clean = self.trie.clean_bytes();
@@ -244,7 +221,7 @@ impl CedrusEngine {
         memory.update_held(MemoryPart::Index, &self.accounted_bytes, self.trie.bytes().saturating_sub(clean));
     }
 
-    /// Whether so many bytes fit into the budget.
+    /// Returns whether `bytes` more bytes fit into the budget.
     fn has_room(&self, bytes: u64) -> bool {
         let is_small = !self.context.tiny || self.trie.bytes() < TINY_MAX_RESIDENT_PAGES * self.page_bytes();
         is_small && self.context.memory.has_room(bytes)
@@ -254,7 +231,7 @@ impl CedrusEngine {
         self.trie.shape().page_bytes() as u64
     }
 
-    /// Lets pages go if there is no room for `pages` more. True if there is then.
+    /// Evicts pages if there is no room for `pages` more. Returns true if there is room now.
     fn evict_for_pages(&self, pages: u64, guard: &Guard) -> bool {
         let bytes = pages * self.page_bytes();
         if self.has_room(bytes) {
@@ -265,7 +242,7 @@ impl CedrusEngine {
         self.context.memory.has_room(bytes)
     }
 
-    /// How many pages go at once, and how many stay.
+    /// Returns the maximum number of pages to evict at once, and the minimum to keep.
     fn evict_limits(&self) -> (usize, u64) {
         if self.context.tiny {
             (TINY_EVICT_BATCH, TINY_MIN_RESIDENT_PAGES)
@@ -280,7 +257,7 @@ impl CedrusEngine {
         self.update_accounting();
     }
 
-    /// Whether a page that is read finds room in the cache's share.
+    /// Returns whether one more page fits into the cache share.
     fn has_cache_room(&self) -> bool {
         let bytes = self.page_bytes();
         self.has_room(bytes) && self.cache_share.has_room(bytes, &self.context.memory)
@@ -290,7 +267,8 @@ impl CedrusEngine {
         self.trie_file.damage_error((*self.failure.lock()).unwrap_or(TrieError::OutOfPages))
     }
 
-    /// A change cannot fail; one that did all the same is remembered.
+    /// Records the error of a change that must not fail. From then on the keyspace rejects all
+    /// operations.
     pub(crate) fn note_change_result<T>(&self, changed: Result<T, TrieError>) -> Option<T> {
         self.update_accounting();
         match changed {
@@ -303,15 +281,16 @@ impl CedrusEngine {
         }
     }
 
-    /// Whether a new key finds room, or the budget has some.
+    /// Returns whether a new key fits: the budget has room or can be given room, or free lines
+    /// suffice.
     fn has_room_for_key(&self, guard: &Guard) -> bool {
         (self.evict_for_pages(PAGES_PER_CHANGE, guard) || self.trie.has_free_lines())
             && self.trie.can_grow_by(RESERVED_PAGES)
     }
 
-    // Records.
+    // Records of the log.
 
-    /// The record at an address that the trie has.
+    /// Returns the frame at an address from the trie, and verifies its checksum.
     pub(crate) fn frame<'g>(&self, address: Address, guard: &'g Guard) -> Result<Frame<'g>> {
         match self.context.segments.at(address.slot(), guard) {
             Some(segment) => segment.frame(address.offset(), segment.limit_at(address.offset())),
@@ -319,7 +298,7 @@ impl CedrusEngine {
         }
     }
 
-    /// An address that leads nowhere.
+    /// Returns the error for an address in a segment that does not exist.
     fn dangling_address_error(&self, address: Address) -> Error {
         Error::corrupt(
             &self.trie_file.page_file.path,
@@ -342,7 +321,7 @@ impl CedrusEngine {
         })
     }
 
-    /// The record at `address` if it is of `key`.
+    /// Returns the record at `address` if its key is `key`.
     #[inline]
     fn read<'g>(&self, address: Address, key: &[u8], guard: &'g Guard) -> Result<Option<LoggedEntry<'g>>> {
         let frame = self.frame(address, guard)?;
@@ -360,9 +339,9 @@ impl CedrusEngine {
         Ok(None)
     }
 
-    /// As [`CedrusEngine::find`] for a record that is about to be replaced: where the key's bytes
-    /// are all there, its checksum is not worth its time, since nothing of it is handed out. One
-    /// that does not match is verified before it counts as another key's.
+    /// Like [`CedrusEngine::find`], for a record that is about to be replaced. If the key's bytes
+    /// match, the checksum is not verified, because no content of the record is returned. If they
+    /// do not match, the checksum is verified before the record counts as another key's.
     fn find_to_replace<'g>(
         &self,
         found: &[Address],
@@ -382,13 +361,13 @@ impl CedrusEngine {
         Ok(None)
     }
 
-    /// Waits until `record`, found at `at`, may be shown.
+    /// Waits until the commit of `record` is visible, if `at` is [`Seq::LATEST`].
     #[inline]
     fn wait_visible(&self, at: Seq, record: &LoggedEntry<'_>) -> Result<()> {
         if at == Seq::LATEST { self.context.wait_visible(record.seq()) } else { Ok(()) }
     }
 
-    /// The record of `key` that a view at `at` shows.
+    /// Returns the record of `key` that a view at `at` reads.
     #[inline]
     fn find_at<'g>(&self, at: Seq, key: &[u8], guard: &'g Guard) -> Result<Option<LoggedEntry<'g>>> {
         let hash = self.hash(key);
@@ -405,18 +384,18 @@ impl CedrusEngine {
     }
 }
 
-/// What `prepare` notes as the hash: with the version of what it looked at, which no thread sleeps
-/// through 2^31 changes of.
+/// Packs the hash and the version of its shard into the note of `prepare`. A version could only
+/// repeat after 2^31 changes between `prepare` and `is_current`.
 fn pack_note(hash: u32, version: u32) -> u64 {
     u64::from(version) << HASH_BITS | u64::from(hash)
 }
 
-/// The hash that `prepare` noted.
+/// Returns the hash that `prepare` noted.
 fn noted_hash(op: &EngineOp<'_>) -> u32 {
     u32::try_from(log_entries::noted_hash(op) & u64::from(u32::MAX)).unwrap_or(0)
 }
 
-/// The version that it noted.
+/// Returns the version that `prepare` noted.
 fn noted_version(op: &EngineOp<'_>) -> u32 {
     u32::try_from(log_entries::noted_hash(op) >> HASH_BITS).unwrap_or(0)
 }
@@ -480,7 +459,7 @@ impl Engine for CedrusEngine {
         let prior = log_entries::replaced_version(op, seq);
         let is_put = !matches!(op.action, Action::Remove);
         if let Some(old) = prior {
-            // Before the trie changes (I2).
+            // Must precede the change of the trie (I2).
             if views.needs(old.begin_seq, old.end_seq) {
                 self.accounting.pin_blob(&old);
                 self.versions.push(version_place(hash), old);
@@ -532,7 +511,7 @@ impl Engine for CedrusEngine {
         if entries {
             for hash in hashes {
                 let ask = |address| self.context.segments.prefetch_entry(address, guard);
-                let _ = self.trie.find(hash, guard, ask); // a hint: whoever looks up says what is wrong
+                let _ = self.trie.find(hash, guard, ask); // a prefetch only: errors are ignored
             }
         }
     }
@@ -580,7 +559,7 @@ impl Engine for CedrusEngine {
         let rest = frozen.pages.len().saturating_sub(PAGES_PER_STEP);
         let numbers = frozen.pages.split_off(rest);
         drop(heap);
-        // One at a time: committers wait for a copy of one page.
+        // Takes the lock for each page: committers wait only for the copy of one page.
         let thaw =
             |page: &u32| Some((*page, self.trie.heap().thaw(*page, self.trie.pages(), &epoch::pin())?));
         let pages: Vec<(u32, Box<[u64]>)> = numbers.iter().rev().filter_map(thaw).collect();
@@ -618,7 +597,7 @@ impl Engine for CedrusEngine {
 
     fn evict(&self, bytes: u64) {
         let pages = usize::try_from(bytes.div_ceil(self.page_bytes())).unwrap_or(usize::MAX);
-        self.trie.pages().release(); // those that went before
+        self.trie.pages().release(); // pages that were evicted earlier
         self.evict_pages(pages, self.evict_limits().1, &epoch::pin());
     }
 
@@ -714,16 +693,18 @@ impl Engine for CedrusEngine {
     }
 
     fn verify(&self, report: &mut dyn FnMut(Error), step: &mut dyn FnMut(u64) -> Result<()>) -> Result<()> {
-        self.trie_file.verify(report, step) // the store reads every frame, and every pair through a cursor
+        self.trie_file.verify(report, step) // the store verifies all frames and pairs
     }
 
     fn drop_data(&self) {
         let guard = &epoch::pin();
-        // As long as anything is owed, what is counted in slots of segments that are gone may be of
-        // those (owed, I5), and no part of what is in these slots now.
+        // While records are deferred, the count of a slot may belong to a segment that no longer
+        // exists (deferred_replay I5). Then it is not part of the live bytes of the segment that
+        // has the slot now.
         let is_behind = self.deferred_replay.has_pending();
         self.drop_deferred(guard);
-        let _nobody_writes = self.write_lock.lock(); // or a step would go on with pages that are no more
+        // Waits for a running step of a checkpoint, which must not continue with dropped pages.
+        let _nobody_writes = self.write_lock.lock();
         let counts = self.trie.counts();
         for (slot, count) in (0..).zip(counts).filter(|(_, count)| *count > 0) {
             if is_behind && self.deferred_replay.is_slot_gone(slot) {

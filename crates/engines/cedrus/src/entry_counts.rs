@@ -1,17 +1,17 @@
-//! # Slots: entries in each segment of the log
+//! # Entry counts: the number of entries in each segment of the log
 //!
-//! An image names how many entries are in each slot's segment. Every commit adds to the slot of the
-//! newest segment, so that threads would wait for its cache line: a shard of the trie keeps a
-//! [`EntryDeltas`] of the slots that it added to last.
+//! An image contains the number of entries in the segment of each slot. Every commit adds to the
+//! slot of the newest segment, so a shared counter would be a contended cache line. Each shard of
+//! the trie therefore has an [`EntryDeltas`] of the slots to which it added last.
 //!
 //! ```text
-//!  chunk 0: slots 0 to 63 | chunk 1: 128 more | ...       made when a slot of the chunk is counted
-//!  tally of a shard: slot, difference | slot, difference | ...      by the last bits of the slot
+//!  chunk 0: slots 0 to 63 | chunk 1: 128 more | ...        allocated on first use of the chunk
+//!  deltas of a shard: slot, delta | slot, delta | ...      by the last bits of the slot
 //! ```
 //!
 //! ## Invariants
 //!
-//! 1. The count of a slot is the word in its chunk plus the differences of all tallies.
+//! 1. The count of a slot is the word in its chunk plus the deltas of all shards.
 
 use std::sync::OnceLock;
 
@@ -20,12 +20,12 @@ use sheaf_base::sync::atomic::{AtomicI64, Ordering};
 
 /// Slots of the first chunk.
 const FIRST_CHUNK_SLOTS: u32 = 64;
-/// Chunks: all slots that an address can have.
+/// Number of chunks, enough for all slots of an address.
 const MAX_CHUNKS: usize = 11;
-/// Slots of a tally, a power of two.
+/// Number of slots in the deltas of a shard; a power of two.
 const CACHED_SLOTS: usize = 4;
 
-/// See the module.
+/// Counts of entries by slot.
 #[derive(Debug, Default)]
 pub(crate) struct EntryCounts {
     chunks: [OnceLock<Box<[AtomicI64]>>; MAX_CHUNKS],
@@ -38,7 +38,7 @@ impl EntryCounts {
         self.chunks[chunk].get_or_init(new)[at].fetch_add(amount, Ordering::Relaxed);
     }
 
-    /// Sets all counts, by slot. No thread adds at the same time.
+    /// Sets all counts, by slot. No other thread may add at the same time.
     pub(crate) fn set(&self, counts: &[u64]) {
         let words = self.chunks.iter().filter_map(OnceLock::get).flatten();
         words.for_each(|word| word.store(0, Ordering::Relaxed));
@@ -47,7 +47,7 @@ impl EntryCounts {
         }
     }
 
-    /// Returns all counts, by slot, without the differences in tallies.
+    /// Returns all counts, by slot, without the deltas of shards.
     pub(crate) fn counts(&self) -> Vec<u64> {
         let chunk = |chunk: &OnceLock<Box<[AtomicI64]>>| {
             let words = chunk.get().map_or(&[][..], |words| &words[..]);
@@ -64,14 +64,14 @@ impl EntryCounts {
     }
 }
 
-/// Differences that a shard has not added yet.
+/// Deltas of one shard that are not in the shared counts yet.
 #[derive(Debug, Default)]
 pub(crate) struct EntryDeltas {
     recent: [(u32, i32); CACHED_SLOTS],
 }
 
 impl EntryDeltas {
-    /// Counts an entry of `slot` in.
+    /// Adds an entry to the count of `slot`.
     pub(crate) fn add(&mut self, slot: u32, slots: &EntryCounts) {
         let (recent, difference) = &mut self.recent[slot as usize % CACHED_SLOTS];
         if *recent != slot {
@@ -83,7 +83,7 @@ impl EntryDeltas {
         *difference += 1;
     }
 
-    /// Counts an entry of `slot` out.
+    /// Removes an entry from the count of `slot`.
     pub(crate) fn remove(&mut self, slot: u32, slots: &EntryCounts) {
         match &mut self.recent[slot as usize % CACHED_SLOTS] {
             (recent, difference) if *recent == slot => *difference -= 1,
@@ -91,7 +91,7 @@ impl EntryDeltas {
         }
     }
 
-    /// Adds all differences to `slots`.
+    /// Adds all deltas to `slots`.
     pub(crate) fn flush(&mut self, slots: &EntryCounts) {
         for (slot, difference) in self.recent.iter_mut().filter(|(_, difference)| *difference != 0) {
             slots.add(*slot, i64::from(std::mem::replace(difference, 0)));

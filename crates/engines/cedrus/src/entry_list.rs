@@ -1,19 +1,19 @@
-//! # List: the entries of one slot of the trie
+//! # List: the entries of one reference of the trie
 //!
-//! The paper's sluggish list (§2.3), as an array: what an entry keeps of its hash is what the way
-//! to the list has not said, and the lowest byte, so that a look-up reads no record but, once in
-//! 256 times, a wrong one.
+//! The paper's sluggish list (§2.3), as an array. An entry stores the hash bytes that the path to
+//! the list does not determine, but at least the lowest one. So a comparison with the entry of
+//! another key leads to a read of its record at most once in 256 times.
 //!
 //! ```text
-//!  head: prefix 4 | bits 1 | count 1 | lines 1 | kind 1          [ next 4 | 0 4   in a link of a chain ]
-//!  then, for `capacity` entries: lowest bytes of hashes | the bytes above | ... | addresses of 5 bytes
+//!  head: prefix 4 | bits 1 | count 1 | lines 1 | kind 1          [ next 4 | 0 4   in a link ]
+//!  then, for `capacity` entries: lowest hash bytes | next bytes | ... | addresses of 5 bytes
 //! ```
 //!
-//! The list stands for all hashes that share the first `bits` bits with `prefix`; an entry has ⌈(32
-//! − bits) / 8⌉ bytes of its hash, at least one; where hashes are shorter, their last bytes are
-//! *blank* in all and stand nowhere, so that the lowest byte is that of the hash. `capacity` is
-//! what fits in `lines`. In a *link* all hashes are the prefix; links of one hash are chained
-//! without limit.
+//! The list contains all hashes that share their first `bits` bits with `prefix`. An entry has ⌈(32
+//! − bits) / 8⌉ bytes of its hash, at least one. With shorter hashes the last bytes are omitted, so
+//! that the lowest stored byte is a byte of the hash. `capacity` is the number of entries that fit
+//! into `lines`. In a *link* all hashes equal the prefix. Links of one hash are chained without
+//! limit.
 
 use sheaf_base::segment::Address;
 use sheaf_base::sync::atomic::{AtomicU64, Ordering};
@@ -25,7 +25,7 @@ const ONES: u64 = 0x0101_0101_0101_0101;
 const HIGH_BITS: u64 = ONES << 7;
 const ADDRESS_MASK: u64 = (1 << (8 * ADDRESS_BYTES)) - 1;
 
-/// An entry, in full.
+/// Complete entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct TrieEntry {
     pub(crate) hash: u32,
@@ -38,36 +38,36 @@ impl TrieEntry {
     }
 }
 
-/// The hashes that share so many bits.
+/// Returns `hash` with all bits after the first `bits` set to zero.
 pub(crate) fn hash_prefix(hash: u32, bits: u32) -> u32 {
     hash & !u32::MAX.checked_shr(bits).unwrap_or(0)
 }
 
-/// A list in its page.
+/// View of a list in its page.
 #[derive(Clone, Copy)]
 pub(crate) struct EntryList<'p> {
-    /// The page's words from the list's first on, as many as the list has.
+    /// Words of the list in its page.
     words: &'p [AtomicU64],
     pub(crate) prefix: u32,
     pub(crate) bits: u32,
     pub(crate) count: usize,
     pub(crate) lines: usize,
     pub(crate) is_link: bool,
-    /// Last bytes of hashes that stand nowhere.
+    /// Number of last hash bytes that are not stored.
     omitted_bytes: u32,
-    /// Entries that fit.
+    /// Maximum number of entries.
     pub(crate) capacity: usize,
 }
 
-/// Bytes before the entries.
+/// Returns the number of bytes before the entries.
 fn head_bytes(is_link: bool) -> usize {
     if is_link { LINK_HEAD } else { LIST_HEAD }
 }
 
-/// Entries for which `lines` are enough.
+/// Returns the number of entries that fit into `lines`.
 fn capacity_of(lines: usize, bits: u32, omitted_bytes: u32, is_link: bool) -> usize {
     let room = (lines * LINE_BYTES).saturating_sub(head_bytes(is_link));
-    // By constants, which are multiplications.
+    // The compiler turns divisions by constants into multiplications.
     let count = match TrieShape::entry_hash_bytes(bits, omitted_bytes) {
         1 => room / (1 + ADDRESS_BYTES),
         2 => room / (2 + ADDRESS_BYTES),
@@ -78,7 +78,7 @@ fn capacity_of(lines: usize, bits: u32, omitted_bytes: u32, is_link: bool) -> us
 }
 
 impl<'p> EntryList<'p> {
-    /// The list at `line` of a page; none if what stands there cannot be one.
+    /// Parses the list at `line` of a page. Returns `None` if its head is invalid.
     #[inline]
     pub(crate) fn parse(page: &'p [AtomicU64], line: usize, omitted_bytes: u32) -> Option<EntryList<'p>> {
         let words = page.get(line * LINE_WORDS..)?;
@@ -104,13 +104,13 @@ impl<'p> EntryList<'p> {
         makes_sense.then_some(list)
     }
 
-    /// Whether hashes like this one belong here.
+    /// Returns whether `hash` belongs to this list.
     #[inline]
     pub(crate) fn has_prefix_of(&self, hash: u32) -> bool {
         hash_prefix(hash, self.bits) == self.prefix
     }
 
-    /// The next link of the chain; 0 for none.
+    /// Returns the next link of the chain; 0 for none.
     pub(crate) fn next(&self) -> u32 {
         if !self.is_link {
             return 0;
@@ -133,12 +133,12 @@ impl<'p> EntryList<'p> {
         bits & ADDRESS_MASK
     }
 
-    /// Bytes of an entry's hash.
+    /// Returns the number of stored hash bytes of an entry.
     fn hash_bytes(&self) -> usize {
         TrieShape::entry_hash_bytes(self.bits, self.omitted_bytes)
     }
 
-    /// Where the addresses begin, in bytes.
+    /// Returns the offset of the addresses in bytes.
     fn addresses(&self) -> usize {
         head_bytes(self.is_link) + self.hash_bytes() * self.capacity
     }
@@ -161,14 +161,14 @@ impl<'p> EntryList<'p> {
         (0..self.count).map(move |index| self.entry(index))
     }
 
-    /// Calls `each` with the place of every entry of `hash`, until it answers false.
+    /// Calls `each` with the index of every entry of `hash`, until it returns false.
     #[inline]
     pub(crate) fn matches(&self, hash: u32, mut each: impl FnMut(usize) -> bool) {
         let first = head_bytes(self.is_link) / 8;
         let wanted = u64::from(hash >> (8 * self.omitted_bytes) & 0xFF) * ONES;
         for group in 0..self.count.div_ceil(8) {
             let differs = self.words[first + group].load(Ordering::Relaxed) ^ wanted;
-            // A byte's highest bit: set where it is zero.
+            // Sets the highest bit of each byte that is zero in `differs`.
             let mut equal = !(((differs & !HIGH_BITS) + !HIGH_BITS) | differs) & HIGH_BITS;
             while equal != 0 {
                 let index = group * 8 + equal.trailing_zeros() as usize / 8;
@@ -180,7 +180,7 @@ impl<'p> EntryList<'p> {
         }
     }
 
-    /// Where the entry of `hash` at `address` stands.
+    /// Returns the index of the entry of `hash` at `address`.
     pub(crate) fn find(&self, hash: u32, address: u64) -> Option<usize> {
         let mut found = None;
         self.matches(hash, |index| {
@@ -192,7 +192,7 @@ impl<'p> EntryList<'p> {
         found
     }
 
-    // What changes a list: the one writer, of a page that may be changed.
+    // Changes. Only the writer of the shard calls them, with a writable page.
 
     fn set_bytes(&self, at: usize, bytes: &[u8]) {
         for (at, byte) in (at..).zip(bytes) {
@@ -229,13 +229,13 @@ impl<'p> EntryList<'p> {
         self.words[0].store(u64::from_le_bytes(head), Ordering::Relaxed);
     }
 
-    /// Adds an entry, for which there is room.
+    /// Adds an entry. The list must have room for it.
     pub(crate) fn push(&self, entry: TrieEntry) {
         self.set_entry(self.count, entry);
         self.set_head(self.count + 1);
     }
 
-    /// Takes an entry out; the last one takes its place.
+    /// Removes an entry. The last entry moves to its index.
     pub(crate) fn remove(&self, index: usize) {
         let last = self.count - 1;
         if index < last {
@@ -244,7 +244,7 @@ impl<'p> EntryList<'p> {
         self.set_head(last);
     }
 
-    /// Writes a list at `line`, where `lines` are free or its own.
+    /// Writes a list at `line`. Its `lines` must be allocated.
     pub(crate) fn write(
         page: &'p [AtomicU64],
         line: usize,
@@ -278,14 +278,15 @@ impl<'p> EntryList<'p> {
     }
 
     fn fill(&self, entries: &[TrieEntry]) {
-        self.words.iter().for_each(|word| word.store(0, Ordering::Relaxed)); // no old bytes in files
+        // Keeps old bytes out of the file.
+        self.words.iter().for_each(|word| word.store(0, Ordering::Relaxed));
         for (index, entry) in entries.iter().enumerate() {
             self.set_entry(index, *entry);
         }
         self.set_head(entries.len());
     }
 
-    /// Puts `next` behind this link.
+    /// Sets the link that follows this one.
     pub(crate) fn set_next(&self, next: u32) {
         self.words[1].store(u64::from(next), Ordering::Relaxed);
     }

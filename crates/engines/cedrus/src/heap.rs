@@ -1,8 +1,9 @@
-//! # Heap: the used lines of each page, and the pages that a checkpoint has to write
+//! # Heap: the allocator of lines in the trie's pages, and the states of pages
 //!
-//! The allocator of the trie's pages. Nodes and lists are in runs of lines within a page, nodes in
-//! pages of their own. A run is taken from the page in memory where it fits best, before there is
-//! a new page. Where the holes are many and small, a page is compacted (trie).
+//! Nodes and lists are runs of lines within a page; nodes have pages of their own. A run is taken
+//! from the page in memory that fits best. A page with many small holes is compacted.
+//!
+//! ## Picture
 //!
 //! ```text
 //!  page states:   clean ── first change ──> dirty ── freeze ──> frozen ── written ──> clean
@@ -10,23 +11,23 @@
 //!                                             └── copy set aside ─┘ the copy is written
 //! ```
 //!
-//! A clean page may be evicted: CLOCK takes pages without a look-up since its last pass.
-//!
 //! ## Invariants
 //!
-//! 1. A page is changed only after [`PageHeap::make_writable`]: the frozen state is written.
-//! 2. A page without entries is given back; its number is used again before a new one.
-//! 3. A page that is evicted is neither dirty nor frozen, and its last write is done.
-//! 4. A page is writable (resident_pages.rs) exactly if it is dirty and not frozen. A writer that
-//!    finds it so has its words until its change ends.
-//! 5. Used lines change under the lock. A line belongs to the writer that took it.
+//! 1. A page is changed only after [`PageHeap::make_writable`]: a checkpoint writes the frozen
+//!    state.
+//! 2. A page without entries is freed. Its number is reused before a new one.
+//! 3. An evicted page is neither dirty nor frozen, and its last write is complete.
+//! 4. A page is writable (resident_pages.rs) exactly if it is dirty and not frozen. A writer may
+//!    use the words of a writable page until its change ends.
+//! 5. The mask of used lines changes under the lock. A line belongs to the writer that allocated
+//!    it.
 //!
 //! ## Threads
 //!
-//! One lock for all shards of the trie (shard.rs), held while lines or pages are taken, given back
-//! or made writable, and while a page is copied. One page has lines of several shards, so that
-//! small keyspaces need no more pages. Each writer changes its own lines without the lock.
-//! [`PageHeap::freeze`] needs all writers stopped.
+//! One lock serves all shards (shard.rs). It is held while lines or pages are allocated, freed or
+//! made writable, and while a page is copied. Shards share pages, so that small keyspaces need no
+//! more pages. Each writer changes its own lines without the lock. [`PageHeap::freeze`] needs all
+//! writers stopped.
 
 use std::collections::HashMap;
 
@@ -36,11 +37,11 @@ use sheaf_base::sync::epoch::Guard;
 use crate::resident_pages::{MAX_PAGES, ResidentPages};
 use crate::shape::TrieShape;
 
-/// Pages are pressed while more than this part of all lines is free.
+/// Pages are compacted while more than this fraction of all lines is free.
 const FRAGMENTED_DIVISOR: u64 = 16;
-/// Pages that are looked at for one to press.
+/// Maximum number of pages examined for a page to compact.
 const COMPACT_CANDIDATES: usize = 16;
-/// No page.
+/// Number that no page has.
 const NO_PAGE: u32 = u32::MAX;
 
 /// Content of a page.
@@ -65,21 +66,21 @@ impl PageKind {
     }
 }
 
-/// A page, and its place among those with the same longest free run, in a ring.
+/// State of a page. Pages with the same longest free run form a linked list.
 #[derive(Clone, Copy, Debug)]
 struct PageMeta {
     is_used: bool,
     is_dirty: bool,
     is_frozen: bool,
-    /// A checkpoint is about to write it as it is.
+    /// A checkpoint is writing the present content.
     is_being_written: bool,
     /// Content of the page.
     kind: PageKind,
-    /// Longest free run, capped at the largest list; 0 if the page is in no ring.
+    /// Longest free run, capped at the largest list; 0 if the page is in no linked list.
     longest_free_run: u8,
     prev: u32,
     next: u32,
-    /// Its last eviction, if it did not come back since; 0 for none.
+    /// Number of the last eviction if the page was not restored or loaded since; otherwise 0.
     eviction_id: u64,
 }
 
@@ -100,13 +101,13 @@ const UNUSED: PageMeta = PageMeta {
 pub(crate) struct FrozenTrie {
     /// Pages to write, the next one last.
     pub(crate) pages: Vec<u32>,
-    /// Pages that were changed since, as they were.
+    /// Content at the freeze of pages that were changed later.
     copies: HashMap<u32, Box<[u64]>>,
-    /// Pages given back since the freeze before.
+    /// Pages freed since the previous freeze.
     pub(crate) freed: Vec<u32>,
-    /// Pages there were, by the highest number.
+    /// Highest page number ever used plus 1.
     pub(crate) page_count: u32,
-    /// References, and how many digits in a row each has.
+    /// References of the root, each with its number of digits in a row.
     pub(crate) root: Vec<(u32, u32)>,
     pub(crate) entries: u64,
     /// Entries in each slot's segment.
@@ -125,32 +126,32 @@ impl FrozenTrie {
     }
 }
 
-/// See the module.
+/// Allocator of the pages of one trie.
 pub(crate) struct PageHeap {
     shape: TrieShape,
     metas: Vec<PageMeta>,
     unused_pages: Vec<u32>,
-    /// The first page of each ring, by kind and run.
+    /// First page of each linked list, by kind and longest free run.
     free_run_lists: [Vec<u32>; KINDS],
     dirty: Vec<u32>,
     freed_pages: Vec<u32>,
-    /// The page that was last looked at for pressing.
+    /// Page last examined for compaction.
     compact_hand: u32,
-    /// The page that was last looked at for eviction.
+    /// Page last examined for eviction.
     clock_hand: u32,
     pub(crate) frozen: Option<FrozenTrie>,
-    /// Pages in memory, and free lines in them.
+    /// Number of pages in memory, and of free lines in them.
     pub(crate) resident: u64,
     pub(crate) free_lines: u64,
 }
 
-/// Which lines a page has free: a bit each. The head is never free.
+/// Returns the mask of the free lines of a page. The head is never free.
 fn free_lines_of(words: &[AtomicU64], shape: &TrieShape) -> u64 {
     let all = u64::MAX >> (64 - shape.page_lines.min(64));
     !words[0].load(Ordering::Relaxed) & all & !1
 }
 
-/// The longest run of ones, but no longer than `most`.
+/// Returns the length of the longest run of ones, at most `most`.
 fn longest_run(mut bits: u64, most: usize) -> usize {
     let mut run = 0;
     while bits != 0 && run < most {
@@ -160,7 +161,7 @@ fn longest_run(mut bits: u64, most: usize) -> usize {
     run
 }
 
-/// Where a run of so many ones begins.
+/// Returns the first position of a run of `len` ones.
 fn first_run(bits: u64, len: usize) -> Option<usize> {
     let starts = (1..len).fold(bits, |starts, by| starts & bits >> by);
     (starts != 0).then(|| starts.trailing_zeros() as usize)
@@ -187,29 +188,29 @@ impl PageHeap {
         }
     }
 
-    /// Adopts pages that are on disk, in an empty heap.
+    /// Adopts pages that are on disk. The heap must be empty.
     pub(crate) fn restore(&mut self, is_used: impl Iterator<Item = bool>) {
         self.metas = is_used.map(|is_used| PageMeta { is_used, ..UNUSED }).collect();
         self.unused_pages =
             (0..).zip(&self.metas).filter(|(_, meta)| !meta.is_used).map(|(page, _)| page).collect();
     }
 
-    /// Whether there is such a page, in memory or on disk.
+    /// Returns whether the page exists, in memory or on disk.
     pub(crate) fn is_used(&self, page: u32) -> bool {
         self.metas.get(page as usize).is_some_and(|meta| meta.is_used)
     }
 
-    /// The number behind that of the last page there ever was.
+    /// Returns the highest page number ever used plus 1.
     pub(crate) fn end_page(&self) -> u32 {
         u32::try_from(self.metas.len()).unwrap_or(NO_PAGE)
     }
 
-    /// Pages there are, in memory or on disk.
+    /// Returns the number of pages, in memory or on disk.
     pub(crate) fn page_count(&self) -> u64 {
         (self.metas.len() - self.unused_pages.len()) as u64
     }
 
-    // Rings.
+    // Linked lists of pages by their longest free run.
 
     fn unlink(&mut self, page: u32) {
         let PageMeta { longest_free_run: run, prev: before, next: after, kind, .. } =
@@ -248,7 +249,7 @@ impl PageHeap {
 
     // Pages.
 
-    /// A page that was on disk is in memory now.
+    /// Registers a page that was loaded from disk.
     pub(crate) fn add_loaded(&mut self, page: u32, kind: PageKind, words: &[AtomicU64]) {
         let free = free_lines_of(words, &self.shape);
         let meta = &mut self.metas[page as usize];
@@ -258,7 +259,9 @@ impl PageHeap {
         self.relink(page, free);
     }
 
-    /// Lets up to `most` pages go, but keeps `least`. How many went; `went` is told which.
+    /// Evicts up to `most` clean pages by CLOCK, but keeps at least `least` pages. CLOCK selects
+    /// pages without a look-up since its last pass. Returns the number of evicted pages, and calls
+    /// `went` with each of them.
     pub(crate) fn evict(
         &mut self,
         most: usize,
@@ -292,7 +295,7 @@ impl PageHeap {
         gone
     }
 
-    /// Puts an evicted page in again that a guard still keeps. None if there is none such.
+    /// Restores an evicted page if a guard still keeps its frame. Returns `None` otherwise.
     pub(crate) fn restore_evicted<'g>(
         &mut self,
         page: u32,
@@ -311,13 +314,13 @@ impl PageHeap {
         Some(words)
     }
 
-    /// Pages that are not on disk as they are, about.
+    /// Returns the approximate number of pages that differ from their copy on disk.
     pub(crate) fn dirty_pages(&self) -> u64 {
         (self.dirty.len() + self.frozen.as_ref().map_or(0, |frozen| frozen.pages.len())) as u64
     }
 
-    /// Call before a page is changed (I1). Returns its words, which stay its words until the
-    /// caller's change ends; none if it is not in memory.
+    /// Must be called before a page is changed (I1). Returns the words of the page, which the
+    /// caller may use until its change ends. Returns `None` if the page is not in memory.
     pub(crate) fn make_writable<'g>(
         &mut self,
         page: u32,
@@ -341,7 +344,7 @@ impl PageHeap {
         Some(words)
     }
 
-    /// A new page. None if there are as many as a reference reaches.
+    /// Adds a page. Returns `None` if the maximum number of pages is reached.
     fn add_page(&mut self, kind: PageKind, pages: &ResidentPages) -> Option<u32> {
         let page = match self.unused_pages.pop() {
             Some(page) => page,
@@ -363,19 +366,21 @@ impl PageHeap {
         Some(page)
     }
 
-    /// A page with such a run.
+    /// Returns a page with a free run of at least `lines` lines: the one with the shortest such
+    /// run.
     fn with_run(&self, kind: PageKind, lines: usize) -> Option<u32> {
         self.free_run_lists[kind as usize].iter().skip(lines).copied().find(|first| *first != NO_PAGE)
     }
 
-    /// Whether pages have many holes, and none is large enough for the largest list.
+    /// Returns whether pages have many free lines but no run that is long enough for the largest
+    /// list.
     pub(crate) fn is_fragmented(&self) -> bool {
         self.free_lines * FRAGMENTED_DIVISOR > self.resident * self.shape.page_lines as u64
             && self.with_run(PageKind::Lists, self.shape.max_lines()).is_none()
     }
 
-    /// A page of lists whose holes would do together what none does alone: if there is no run for
-    /// the largest list, and much of all is free.
+    /// Returns a page of lists that has enough free lines for the largest list, but in several
+    /// runs. Returns `None` if the heap is not fragmented.
     pub(crate) fn choose_page_to_compact(&mut self, pages: &ResidentPages, guard: &Guard) -> Option<u32> {
         if !self.is_fragmented() {
             return None;
@@ -395,8 +400,8 @@ impl PageHeap {
         None
     }
 
-    /// A run of so many lines, which count as used: its page and its first line, and the words of
-    /// the page.
+    /// Allocates a run of `lines` lines. Returns its page and first line, and the words of the
+    /// page.
     pub(crate) fn allocate<'g>(
         &mut self,
         kind: PageKind,
@@ -414,7 +419,7 @@ impl PageHeap {
         Some(((page, line), words))
     }
 
-    /// Takes the lines behind a run, if they are free. The page is open already.
+    /// Allocates the lines behind a run if they are free. The page must be writable.
     pub(crate) fn extend(
         &mut self,
         page: u32,
@@ -434,7 +439,7 @@ impl PageHeap {
         is_free
     }
 
-    /// Gives lines back.
+    /// Frees lines, and the page if it was their last one.
     pub(crate) fn free(
         &mut self,
         page: u32,
@@ -457,9 +462,9 @@ impl PageHeap {
         }
     }
 
-    /// Takes what a run needs to begin further in front in its page, if there is such a place. What
-    /// it has itself counts as free there. Its first line there, and the words of the page. The run
-    /// keeps its lines.
+    /// Allocates the lines that a run needs to start further in front in its page. The run's own
+    /// lines count as free. Returns the new first line and the words of the page, or `None` if
+    /// there is no such place. The run keeps its present lines until the caller frees them.
     pub(crate) fn allocate_before<'g>(
         &mut self,
         page: u32,
@@ -491,13 +496,13 @@ impl PageHeap {
 
     // Checkpoints.
 
-    /// Freezes the dirty pages and adds them to `frozen`. No change may be under way.
+    /// Freezes the dirty pages and adds them to `frozen`. No change may be in progress.
     pub(crate) fn freeze(&mut self, frozen: FrozenTrie, pages: &ResidentPages) {
         if self.frozen.is_some() {
             return;
         }
         let mut dirty = std::mem::take(&mut self.dirty);
-        // A page that was given back and used again is in it twice.
+        // A page that was freed and reused is listed twice. It is no longer dirty the second time.
         dirty.retain(|page| {
             let meta = &mut self.metas[*page as usize];
             let counts = meta.is_used && meta.is_dirty;
@@ -514,7 +519,7 @@ impl PageHeap {
         });
     }
 
-    /// A frozen page as it was then, to be written.
+    /// Returns the frozen content of a page, to be written.
     pub(crate) fn thaw(&mut self, page: u32, pages: &ResidentPages, guard: &Guard) -> Option<Box<[u64]>> {
         if let Some(copy) = self.frozen.as_mut()?.copies.remove(&page) {
             return Some(copy);
@@ -525,20 +530,20 @@ impl PageHeap {
         Some(words.iter().map(|word| word.load(Ordering::Relaxed)).collect())
     }
 
-    /// A page is on disk as it is.
+    /// Marks a page as equal to its copy on disk.
     #[cfg(test)]
     pub(crate) fn mark_clean(&mut self, page: u32) {
         self.metas[page as usize].is_frozen = false;
     }
 
-    /// Pages that were thawed are on disk now.
+    /// Marks thawed pages as written.
     pub(crate) fn mark_written(&mut self, pages: &[u32]) {
         for page in pages {
             self.metas[*page as usize].is_being_written = false;
         }
     }
 
-    /// A page could not be written: it is to be written again, as it was.
+    /// Returns a thawed page to the frozen state, after a failed write.
     pub(crate) fn refreeze(&mut self, page: u32, content: Box<[u64]>) {
         if let Some(frozen) = &mut self.frozen {
             frozen.copies.insert(page, content);
@@ -559,7 +564,7 @@ mod tests {
         assert_eq!(first_run(0b1110_1100, 4), None);
     }
 
-    /// As a trie that is frozen without a root.
+    /// Returns the frozen state of a trie without a root.
     fn nothing() -> FrozenTrie {
         FrozenTrie::empty(Vec::new())
     }
@@ -595,7 +600,7 @@ mod tests {
         let ((page, line), _) = heap.allocate(PageKind::Lists, 1, &pages, guard).unwrap();
         heap.freeze(nothing(), &pages);
         let then = pages.get(page, guard).unwrap()[0].load(Ordering::Relaxed);
-        heap.free(page, line, 1, &pages, guard); // and with it the page
+        heap.free(page, line, 1, &pages, guard); // frees the page too
         let ((again, _), _) = heap.allocate(PageKind::Lists, 2, &pages, guard).unwrap();
         assert_eq!((again, heap.frozen.as_ref().unwrap().pages.clone()), (page, vec![page]));
         assert_eq!(heap.thaw(page, &pages, guard).unwrap()[0], then);

@@ -1,16 +1,16 @@
-//! # Image: what a checkpoint says of a keyspace
+//! # Image: the checkpoint of a keyspace
 //!
 //! ```text
-//!  layout 1 | root_bits 1 | node_bits 1 | most 1 | page_lines 1 | hash_bits 1 | entries 8
+//!  layout 1 | root_bits 1 | node_bits 1 | max_list_entries 1 | page_lines 1 | hash_bits 1 | keys 8
 //!  runs of the root 4      | reference 4, times 4 ...
 //!  pages 4                 | place 4, crc32c 4 ...
 //!  slots with entries 4    | slot 4, entries 8 ...
-//!  staged values 8         | number 8, address of the record 5 ...
+//!  blobs 8                 | number 8, address of the record 5 ...
 //! ```
 //!
-//! Little-endian. Everything is as of the freeze, to the last word, but for the staged values,
-//! which replay settles. Addresses in pages are by slots of segments: the store gives segments
-//! their slots again (`ImageSource::slot_of`).
+//! Little-endian. All fields have the state of the freeze, except for the blobs, which replay
+//! corrects. Addresses in pages refer to segments by their slots: the store gives segments the same
+//! slots again (`ImageSource::slot_of`).
 
 use sheaf_base::engine::{ImageSink, ImageSource};
 use sheaf_base::error::Result;
@@ -42,7 +42,12 @@ fn encode_count<T>(items: &[T]) -> [u8; 4] {
     u32::try_from(items.len()).unwrap_or(u32::MAX).to_le_bytes()
 }
 
-/// Writes the image of what was frozen, all of whose pages are written.
+/// Writes the image of the frozen state. All of its pages must be written.
+///
+/// # Errors
+///
+/// Returns [`Error::Io`](sheaf_base::error::Error::Io) if the pages cannot be synced or the image
+/// cannot be written.
 pub(crate) fn save(engine: &CedrusEngine, out: &mut dyn ImageSink) -> Result<()> {
     let (table, root, entries, counts) = {
         let heap = engine.trie.heap();
@@ -85,7 +90,12 @@ fn read_u64(image: &mut dyn ImageSource) -> Result<u64> {
     Ok(u64::from_le_bytes(bytes))
 }
 
-/// Takes up an image, without its pages: these are read when they are needed.
+/// Restores an image. Its pages are loaded on demand.
+///
+/// # Errors
+///
+/// Returns [`Error::Corrupt`](sheaf_base::error::Error::Corrupt) if a field is invalid, and an
+/// error if the image or the file of pages cannot be read.
 pub(crate) fn restore(engine: &CedrusEngine, image: &mut dyn ImageSource) -> Result<()> {
     let shape = engine.trie.shape();
     let mut head = [0; 6];
@@ -131,7 +141,8 @@ fn read_root(image: &mut dyn ImageSource, len: u32) -> Result<Vec<(u32, u32)>> {
     Ok(root)
 }
 
-/// Entries in each slot's segment, which are accounted there by the mean frame of the segment.
+/// Reads the entries of the segment of each slot. Counts their live bytes with the mean frame size
+/// of the segment.
 fn read_counts(engine: &CedrusEngine, image: &mut dyn ImageSource, entries: u64) -> Result<Vec<u64>> {
     let guard = &epoch::pin();
     let mut counts: Vec<u64> = Vec::new();
@@ -146,7 +157,7 @@ fn read_counts(engine: &CedrusEngine, image: &mut dyn ImageSource, entries: u64)
         counts.resize(index + 1, 0);
         counts[index] = count;
         let Some(now) = image.slot_of(slot) else {
-            engine.deferred_replay.mark_slot_gone(slot); // what was there is replayed
+            engine.deferred_replay.mark_slot_gone(slot); // its entries are replayed
             continue;
         };
         if now != slot {

@@ -1,7 +1,7 @@
-//! The trie under a scheduler: writers of different keys (that is the contract), readers without a
-//! lock.
+//! The trie under a scheduler: writers of different keys, as the contract requires, and readers
+//! without a lock.
 //!
-//! Built with `--cfg shuttle` only. The knobs are those of `sheaf_base::sync::explore`.
+//! Built with `--cfg shuttle` only. `sheaf_base::sync::explore` documents the settings.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -28,7 +28,8 @@ use crate::shape::{LINE_WORDS, TrieShape};
 use crate::trie::Trie;
 use crate::trie_file::FrozenTable;
 
-/// Hashes that share their first bits: what is added splits the list, and a node comes below it.
+/// Returns hashes that share their first bits, so that insertions split the list and add a node
+/// below it.
 fn hash(n: u64) -> u32 {
     let n = u32::try_from(n).expect("small");
     0x4000_0000 | n.reverse_bits() >> 2
@@ -38,7 +39,7 @@ fn place(n: u64) -> Address {
     Address::from_bits((n + 1) * 64)
 }
 
-/// A trie with these hashes, at places by their numbers.
+/// Returns a trie with these hashes. The address of each is derived from its index.
 fn trie(shape: TrieShape, hashes: impl Iterator<Item = u32>) -> Trie {
     let trie = Trie::new(shape);
     let guard = &epoch::pin();
@@ -55,8 +56,8 @@ fn holds(trie: &Trie, n: u64, address: Address) -> bool {
     trie.find(hash(n), &epoch::pin(), |_| {}).expect("it is in memory").contains(&address)
 }
 
-/// Adds some, takes others out, points one elsewhere: lists split, become one again, and give their
-/// lines back.
+/// Adds entries, removes them and changes one address, so that lists split, merge and free their
+/// lines.
 fn change(trie: &Trie, from: u64, to: u64) {
     let guard = &epoch::pin();
     for n in from..to {
@@ -106,7 +107,7 @@ fn a_walk_during_changes_yields_unchanged_entries_once() {
     });
 }
 
-/// Two writers of different keys: lists are split and joined, and entries get other addresses.
+/// Two writers of different keys split and merge lists and change addresses.
 #[test]
 fn two_writers_of_different_keys_lose_nothing() {
     explore(2000, || {
@@ -136,7 +137,7 @@ fn two_writers_of_different_keys_lose_nothing() {
     });
 }
 
-/// None of it is in memory.
+/// Returns a trie with no page in memory.
 fn paged_trie() -> Arc<PagedTrie> {
     Arc::new(PagedTrie::new(trie(TrieShape::TINY, (0..6).map(hash))))
 }
@@ -175,13 +176,13 @@ fn an_outdated_read_of_a_page_is_discarded() {
     });
 }
 
-/// A hash of the other shard than [`hash`]'s.
+/// Returns a hash in the other shard than [`hash`] does.
 fn other_hash(n: u64) -> u32 {
     hash(n) | 0x8000_0000
 }
 
-/// Writers of two shards take and give lines of the same pages, while a checkpoint copies the
-/// pages, evicts them, and readers bring them back.
+/// Writers of two shards allocate and free lines of the same pages, while a checkpoint copies and
+/// evicts the pages and readers load them again.
 #[test]
 fn writers_of_two_shards_share_pages_during_evictions() {
     explore(2000, || {
@@ -215,7 +216,7 @@ fn writers_of_two_shards_share_pages_during_evictions() {
     });
 }
 
-/// Writers of two shards come to a list that an older version left in both.
+/// Writers of two shards change a list that an older version wrote for both.
 #[test]
 fn two_writers_split_a_list_of_both_shards() {
     explore(2000, || {
@@ -240,8 +241,8 @@ fn two_writers_split_a_list_of_both_shards() {
     });
 }
 
-/// Who found a page under a guard reads it whole while others take it out and give its memory back
-/// to the system.
+/// A reader that found a page under a guard reads consistent content, while other threads evict the
+/// page and release its memory to the system.
 #[test]
 fn memory_is_released_after_its_readers() {
     const WORDS: usize = 512;
@@ -273,7 +274,7 @@ fn memory_is_released_after_its_readers() {
     });
 }
 
-/// An engine in a directory of its own on a simulated disk.
+/// Returns an engine in a new directory on a simulated disk.
 fn engine() -> Arc<CedrusEngine> {
     let (disk, dir): (Arc<dyn Disk>, _) = (Arc::new(SimDisk::new()), Path::new("/db"));
     disk.create_dir(dir).expect("it is made");
@@ -284,8 +285,8 @@ fn engine() -> Arc<CedrusEngine> {
     Arc::new(CedrusEngine::new(Arc::new(context), KeyspaceId(1), &EngineOptions::default()))
 }
 
-/// The store ends a checkpoint when the engine says that all is written; any thread may find that,
-/// also one that waits for room while the background is in the midst of a write.
+/// The store ends a checkpoint when the engine reports that all pages are written. Any thread may
+/// ask for this, even one that waits for room while the background is writing.
 #[test]
 fn a_checkpoint_is_not_flushed_while_a_thread_writes() {
     explore(500, || {

@@ -1,7 +1,7 @@
-//! # Measuring tries without data
+//! # Measurement of tries without data
 //!
-//! Grows tries of random hashes and says how large they are, as the paper does for its Figure 4;
-//! and a model that says so of any number of keys. For the example `footprint`.
+//! Grows tries of random hashes and measures their sizes, like the paper's Figure 4. A model
+//! estimates the sizes for any number of keys. The example `footprint` uses both.
 
 use sheaf_base::segment::Address;
 use sheaf_base::sync::epoch;
@@ -10,19 +10,19 @@ use crate::entry_list::TrieEntry;
 use crate::shape::{HASH_BITS, LINE_BYTES, TrieShape};
 use crate::trie::Trie;
 
-/// A trie of some size.
+/// Measured sizes of a trie.
 #[derive(Clone, Copy, Debug)]
 pub struct TrieMeasurement {
-    /// Bytes of its pages and its root, per key.
+    /// Bytes of the pages and the root, per key.
     pub bytes_per_key: f64,
-    /// Nodes on the way to a key, the root among them, on average.
+    /// Average number of nodes on the path to a key, with the root.
     pub nodes_per_path: f64,
-    /// How full lists are, as a part of the most that they may have.
+    /// Average number of entries of a list, as a fraction of the maximum.
     pub list_fill: f64,
-    /// How full pages are.
+    /// Used fraction of the lines in pages.
     pub page_fill: f64,
-    /// The part of the nodes' references, the root's among them, that lead somewhere: the paper's
-    /// slot utilisation.
+    /// Fraction of the nodes' references, with the root's, that are not empty: the paper's slot
+    /// utilisation.
     pub reference_fill: f64,
 }
 
@@ -33,7 +33,7 @@ fn mix(n: u64) -> u64 {
     z ^ z >> 31
 }
 
-/// A trie that grows, measured at each of `sizes`, which ascend.
+/// Grows a trie and measures it at each of `sizes`, which must ascend.
 #[must_use]
 pub fn measure_growth(shape: TrieShape, sizes: &[u64]) -> Vec<(u64, TrieMeasurement)> {
     let trie = Trie::new(shape);
@@ -41,7 +41,7 @@ pub fn measure_growth(shape: TrieShape, sizes: &[u64]) -> Vec<(u64, TrieMeasurem
     let mut all = Vec::new();
     for size in sizes {
         for n in from..*size {
-            // No key, so no record: any address does.
+            // No record is read, so any address is possible.
             let entry = TrieEntry::new(shape.truncate_hash(mix(n)), Address::from_bits((n + 1) * 8));
             let grown = trie.insert(entry, &epoch::pin());
             debug_assert!(grown.is_ok(), "all of it is in memory");
@@ -70,7 +70,7 @@ fn measure(trie: &Trie) -> TrieMeasurement {
         }
     }
     let keys = trie.len().max(1) as f64;
-    // Each node but the root takes a reference and has as many as it has digits.
+    // Each node except the root takes one reference and has one for each of its digits.
     let [empty, taken] = references.map(|count| count as f64);
     let (of_root, of_node) =
         (f64::from(1u32 << trie.shape().root_bits), f64::from(1u32 << trie.shape().node_bits));
@@ -84,7 +84,7 @@ fn measure(trie: &Trie) -> TrieMeasurement {
     }
 }
 
-/// The chance of `k` at a mean of `mean`.
+/// Returns the Poisson probability of `k` at the given mean.
 #[must_use]
 #[allow(clippy::cast_precision_loss)]
 pub fn poisson(mean: f64, k: usize) -> f64 {
@@ -92,22 +92,22 @@ pub fn poisson(mean: f64, k: usize) -> f64 {
     log.exp()
 }
 
-/// What the model says of a trie of some size.
+/// Estimated sizes of a trie.
 #[derive(Clone, Copy, Debug)]
 pub struct TrieEstimate {
-    /// As measured.
+    /// Bytes of the pages and the root, per key.
     pub bytes_per_key: f64,
-    /// Nodes on the way to a key, the root among them.
+    /// Average number of nodes on the path to a key, with the root.
     pub nodes_per_path: f64,
-    /// How full lists are.
+    /// Average number of entries of a list, as a fraction of the maximum.
     pub list_fill: f64,
-    /// Records of other keys that a look-up of a missing key reads, which have all of its hash.
+    /// Number of records with the same hash that a look-up of a missing key reads.
     pub foreign_records: f64,
 }
 
-/// A trie of `keys` keys whose pages are full by `fill`, from probabilities and nothing else: a
-/// range of 2^-d of all hashes has a number of keys that is Poisson distributed; a list stands for
-/// a range if it has at most `most` keys and the range twice as large has more.
+/// Estimates a trie of `keys` keys with the page fill `fill`. The number of keys in a range of 2^-d
+/// of all hashes is Poisson distributed. A list serves a range if the range has at most
+/// `max_list_entries` keys and the range twice as large has more.
 #[must_use]
 #[allow(clippy::cast_precision_loss)]
 pub fn estimate(shape: &TrieShape, keys: f64, fill: f64) -> TrieEstimate {
@@ -124,8 +124,8 @@ pub fn estimate(shape: &TrieShape, keys: f64, fill: f64) -> TrieEstimate {
             level += 1.0;
             node_at += shape.digit_bits(node_at);
         }
-        // A list of this range: it fits, and with the neighbour it does not (or there is nothing
-        // above).
+        // A list serves this range if its keys fit, and together with its neighbour they do not (or
+        // there is no larger range).
         let mut lines = 0.0;
         for own in 1..=shape.max_list_entries {
             let chance = poisson(mean, own);
@@ -144,7 +144,7 @@ pub fn estimate(shape: &TrieShape, keys: f64, fill: f64) -> TrieEstimate {
             path += there * own as f64 * level;
         }
         bytes += lines * LINE_BYTES as f64;
-        // A node begins where a range has more than one list can have.
+        // A node exists for a range with more keys than fit into one list.
         let begins = bits == shape.root_bits
             || bits > shape.root_bits && (bits - shape.root_bits).is_multiple_of(shape.node_bits);
         if begins && bits < HASH_BITS {
@@ -179,8 +179,8 @@ mod tests {
         }
     }
 
-    /// As far as references reach: 2^25 pages of 4 KiB. The last digit serves a few keys by then,
-    /// and no list is a chain.
+    /// Covers all sizes that references can address: 2^25 pages of 4 KiB. At that size the last
+    /// digit still serves a few keys, and no list is a chain.
     #[test]
     fn a_key_takes_few_bytes_up_to_ten_to_the_ten_keys() {
         let mut keys = 1e5;
@@ -195,8 +195,8 @@ mod tests {
         assert!(at(1e8) < 0.03 && at(1e9) < 0.25 && at(1e10) < 2.4);
     }
 
-    /// Digits nearly used up, as they are at 10^9 and 10^10 keys, in a trie that is smaller by as
-    /// many bits.
+    /// Tests tries with nearly all digits in use, as with 10^9 and 10^10 keys. The hashes are
+    /// shorter by as many bits as the trie is smaller.
     #[test]
     fn a_trie_with_few_unused_digits_stays_small() {
         for (bits, keys) in [(18, 60_000), (16, 152_000)] {

@@ -1,4 +1,4 @@
-//! A trie with page loads and evictions, for tests of changes during checkpoints and evictions.
+//! Trie with page loads and evictions, for tests of changes during checkpoints and evictions.
 
 use std::collections::HashMap;
 
@@ -8,16 +8,16 @@ use sheaf_base::sync::{Mutex, epoch};
 use crate::entry_list::TrieEntry;
 use crate::trie::{FoundAddresses, Trie, TrieError};
 
-/// A trie, and a map instead of its file.
+/// Trie with a map in memory as its file.
 pub(crate) struct PagedTrie {
     pub(crate) trie: Trie,
     disk: Mutex<HashMap<u32, Box<[u64]>>>,
-    /// One checkpoint at a time.
+    /// Held during a checkpoint: one runs at a time.
     checkpoint: Mutex<()>,
 }
 
 impl PagedTrie {
-    /// None of it is in memory.
+    /// Writes all pages of `trie` to the map and evicts them.
     pub(crate) fn new(trie: Trie) -> PagedTrie {
         let world = PagedTrie { trie, disk: Mutex::default(), checkpoint: Mutex::default() };
         world.checkpoint_and_evict();
@@ -42,13 +42,13 @@ impl PagedTrie {
         self.trie.evict(100, 0, guard, |_| {});
     }
 
-    /// The addresses of `hash`, as a look-up of the engine finds them.
+    /// Returns the addresses of `hash`, with page loads as in the engine.
     pub(crate) fn find(&self, hash: u32, guard: &epoch::Guard) -> FoundAddresses {
         loop {
             match self.trie.find(hash, guard, |_| {}) {
                 Ok(found) => return found,
                 Err(TrieError::NotResident(page)) => {
-                    // It may have been freed between the look-up and the load.
+                    // The page may have been freed between the look-up and the load.
                     let Some(content) = self.disk.lock().get(&page).cloned() else { continue };
                     let is_still = || self.disk.lock()[&page] == content;
                     match self.trie.add_loaded_page(page, &content, is_still, guard) {
@@ -61,7 +61,7 @@ impl PagedTrie {
         }
     }
 
-    /// Reads every page that is on disk only.
+    /// Loads every page that is only on disk.
     pub(crate) fn load_all(&self) {
         let guard = &epoch::pin();
         let end = self.trie.heap().end_page();
@@ -73,21 +73,21 @@ impl PagedTrie {
         }
     }
 
-    /// Adds an entry, as a commit does: it looks for the hash under the same guard.
+    /// Adds an entry like a commit: looks up the hash under the same guard.
     pub(crate) fn insert(&self, hash: u32, at: Address) {
         let guard = &epoch::pin();
         assert!(!self.find(hash, guard).contains(&at));
         self.trie.insert(TrieEntry::new(hash, at), guard).expect("its way is in memory");
     }
 
-    /// Points an entry elsewhere.
+    /// Changes the address of an entry.
     pub(crate) fn replace(&self, hash: u32, from: Address, to: Address) {
         let guard = &epoch::pin();
         assert!(self.find(hash, guard).contains(&from));
         assert_eq!(self.trie.replace(hash, from, to, guard), Ok(true));
     }
 
-    /// Takes an entry out.
+    /// Removes an entry.
     pub(crate) fn remove(&self, hash: u32, at: Address) {
         let guard = &epoch::pin();
         assert!(self.find(hash, guard).contains(&at));

@@ -1,5 +1,5 @@
-//! Commits of different keys by several threads at once, during look-ups, scans and moves: the
-//! engine as a whole under the contract of `sheaf_base::engine`.
+//! Commits of different keys by several threads, during look-ups, scans and relocations: tests of
+//! the whole engine under the contract of `sheaf_base::engine`.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -23,11 +23,11 @@ use crate::engine::CedrusEngine;
 
 const THREADS: u64 = 4;
 const ROUNDS: u64 = 10;
-/// A view of the newest state. At `Seq::LATEST` a look-up waits until the store makes a commit
-/// visible, and there is no store.
+/// View of the newest state. At `Seq::LATEST` a look-up waits until the store makes a commit
+/// visible, and these tests have no store.
 const NEWEST: Seq = Seq(Seq::LATEST.0 - 1);
 
-/// A segment that one thread writes.
+/// Segment that one thread writes.
 struct TestSegment(Arc<Segment>);
 
 impl TestSegment {
@@ -41,7 +41,7 @@ impl TestSegment {
         TestSegment(segment)
     }
 
-    /// Appends a record. Returns its address, and the bytes of its frame.
+    /// Appends a record. Returns its address and the bytes of its frame.
     fn append(&self, seq: Seq, key: &[u8], content: RecordContent<'_>) -> (Address, u32) {
         let TestSegment(segment) = self;
         let mut body = Vec::new();
@@ -62,7 +62,7 @@ fn key(n: u64) -> Vec<u8> {
     format!("key-{:07}", n.wrapping_mul(7919) % 1_000_003).into_bytes()
 }
 
-/// One keyspace, its commits and one view of the state after the first commits.
+/// Keyspace, its commits and one view of the state after the first commits.
 struct TestKeyspace {
     engine: CedrusEngine,
     seq: AtomicU64,
@@ -70,7 +70,7 @@ struct TestKeyspace {
 }
 
 impl TestKeyspace {
-    /// As the store commits, but for the stripes: each key has one thread.
+    /// Commits like the store, but without stripes: one thread writes each key.
     fn commit(&self, tail: &TestSegment, key: &[u8], value: Option<&[u8]>) {
         let _guard = epoch::pin();
         let action = value.map_or(Action::Remove, Action::Put);
@@ -90,7 +90,7 @@ impl TestKeyspace {
         }
     }
 
-    /// As the cleaner moves the newest record of a key.
+    /// Relocates the newest record of a key like GC.
     fn relocate(&self, tail: &TestSegment, key: &[u8]) {
         let _guard = epoch::pin();
         let mut op = EngineOp::new(key, Action::Expect);
@@ -111,7 +111,7 @@ impl TestKeyspace {
         found
     }
 
-    /// How many pairs a scan at `at` shows, none of them twice.
+    /// Returns the number of pairs in a scan at `at`. Panics if a pair occurs twice.
     fn scan(&self, at: Seq) -> usize {
         let mut cursor = self.engine.cursor(at, Bounds::all(), Projection::Keys).expect("a cursor");
         let mut keys = Vec::new();
@@ -136,7 +136,7 @@ fn engine(tiny: bool) -> CedrusEngine {
     CedrusEngine::new(Arc::new(context), KeyspaceId(1), &EngineOptions::default())
 }
 
-/// `with_view`: a view of the first state is kept, and must go on to show it.
+/// Runs the test. With `with_view`, a view of the first state is kept and must stay unchanged.
 fn run(tiny: bool, keys: u64, with_view: bool) {
     let disk = SimDisk::new();
     disk.create_dir(Path::new("/log")).expect("it is made");
@@ -166,7 +166,7 @@ fn run(tiny: bool, keys: u64, with_view: bool) {
                         let key = key(n);
                         match (n + round) % 5 {
                             0 => world.commit(tail, &key, None),
-                            3 => world.relocate(tail, &key), // put in the round before
+                            3 => world.relocate(tail, &key), // inserted in the round before
                             _ => {
                                 let value = n + round * 1_000_000;
                                 world.commit(tail, &key, Some(&value.to_le_bytes()));

@@ -1,13 +1,12 @@
-//! # Tail: what a start would have to replay now, in time
+//! # Replay cost: estimated time to replay the log at the next opening
 //!
-//! The log behind the last checkpoint, as an estimate of the time that a start after a crash takes
-//! for it: so much a record, and so much a byte. Small records cost by their number, large ones by
-//! their bytes. From it follow when a checkpoint is due, and how far writers have outrun the one
-//! under way.
+//! Estimates the replay time of the log behind the last checkpoint, as a cost for each record plus
+//! a cost for each byte. The estimate decides when a checkpoint is due, and how far writers have
+//! outrun the running one.
 //!
 //! ## Threads
 //!
-//! Any. Commits add side by side; no commit adds during a freeze or its end.
+//! Any. Commits add in parallel. No commit adds during `freeze` or `image_published`.
 
 use std::time::Duration;
 
@@ -16,35 +15,39 @@ use sheaf_base::engine_context::EngineContext;
 use sheaf_base::sync::Counter;
 use sheaf_base::sync::atomic::{AtomicU64, Ordering};
 
-/// What a start takes for a record and for a KiB of the log, of one core: reading and summing it,
-/// hashing its key, noting it. Estimates, for a log in the page cache.
+/// Estimated replay time for a record and for a KiB of the log on one core: reading, checksum,
+/// hashing of the key, and deferring. The log is assumed to be in the page cache.
 const RECORD_NS: u64 = 130;
 const KIB_NS: u64 = 350;
-/// A checkpoint is due when a start would take so long.
+/// Replay time from which a checkpoint is due.
 const MAX_REPLAY_NS: u64 = 150_000_000;
-/// A keyspace at rest has one if a start would take so long.
+/// Replay time from which a checkpoint of an idle keyspace is due.
 const IDLE_REPLAY_NS: u64 = 3_000_000;
-/// Tiny geometry has one at rest after so many records.
+/// Number of records from which a checkpoint of an idle keyspace is due in tiny geometry.
 const TINY_RECORDS: u64 = 64;
-/// Bytes of a copy that the cleaner made, about.
+/// Assumed size of a record that GC copied.
 const COPY_BYTES: u32 = 256;
-/// Writers who outrun a checkpoint are slowed down from this many times `MAX_REPLAY_NS` on.
+/// Writers are throttled while a checkpoint runs and the replay time exceeds this multiple of
+/// `MAX_REPLAY_NS`.
 const THROTTLE_FACTOR: u64 = 2;
-/// At rest is what nobody wrote to for so long; without a clock, for so many looks of the store.
+/// A keyspace is idle after this time without a write, or without a clock after this many checks of
+/// the store.
 const IDLE_TIME: Duration = Duration::from_millis(400);
 const IDLE_CHECKS: u64 = 8;
 
-/// See the module. Commits write it: fields that readers load are in other cache lines.
+/// Estimate of one keyspace. Commits write it, so its alignment separates it from fields that
+/// readers load.
 #[derive(Debug)]
 #[repr(align(128))]
 pub(crate) struct ReplayCost {
     nanos: Counter,
-    /// The part of it that the checkpoint under way covers.
+    /// Part of `nanos` that the running checkpoint covers.
     frozen_nanos: AtomicU64,
-    /// A checkpoint at rest is worth it from here on.
+    /// Value of `nanos` from which a checkpoint of the idle keyspace is due.
     idle_threshold_nanos: u64,
     is_inline: bool,
-    /// `nanos` when the store looked, and since when it is so: milliseconds, or looks.
+    /// Value of `nanos` at the last check, and the start of its present value: in milliseconds, or
+    /// the number of checks since then.
     last_nanos: AtomicU64,
     idle_since: AtomicU64,
 }
@@ -61,35 +64,35 @@ impl ReplayCost {
         }
     }
 
-    /// A record of so many bytes stands in the log.
+    /// Adds a record of `span` bytes in the log.
     #[inline]
     pub(crate) fn add_record(&self, span: u32) {
         self.nanos.add(i64::try_from(RECORD_NS + u64::from(span) * KIB_NS / 1024).unwrap_or(0));
     }
 
-    /// So does a copy of one.
+    /// Adds a record that GC copied.
     pub(crate) fn add_copy(&self) {
         self.add_record(COPY_BYTES);
     }
 
-    /// A checkpoint begins.
+    /// Starts a checkpoint.
     pub(crate) fn freeze(&self) {
         self.frozen_nanos.store(self.nanos.count().max(1), Ordering::Relaxed);
     }
 
-    /// It has ended.
+    /// Ends a checkpoint and removes the cost that it covers.
     pub(crate) fn image_published(&self) {
         let covered = self.frozen_nanos.swap(0, Ordering::Relaxed).min(self.nanos.count());
         self.nanos.add(-i64::try_from(covered).unwrap_or(0));
     }
 
-    /// Whether a checkpoint is due.
+    /// Returns whether a checkpoint is due.
     pub(crate) fn is_checkpoint_due(&self) -> bool {
         let nanos = self.nanos.count();
         nanos >= MAX_REPLAY_NS || (self.is_idle(nanos) && nanos >= self.idle_threshold_nanos)
     }
 
-    /// Whether it has been what it is now for a while.
+    /// Returns whether `nanos` was unchanged for the idle time.
     fn is_idle(&self, nanos: u64) -> bool {
         let now = || u64::try_from(SystemClock.now().as_millis()).unwrap_or(u64::MAX);
         let is_same = self.last_nanos.swap(nanos, Ordering::Relaxed) == nanos;
@@ -105,8 +108,8 @@ impl ReplayCost {
         is_same && since >= IDLE_TIME
     }
 
-    /// How far a start would be beyond what a checkpoint under way may let gather, in hundredths.
-    /// None under way, none gathers.
+    /// Returns the estimate as a percentage of the replay time from which writers are throttled.
+    /// Returns 0 if no checkpoint is running.
     pub(crate) fn pressure_percent(&self) -> u64 {
         if self.frozen_nanos.load(Ordering::Relaxed) == 0 {
             return 0;

@@ -1,33 +1,32 @@
-//! # Pages: the trie's space in memory
+//! # Pages of the trie in memory
 //!
-//! A row of pages that grows without moving: chunk k has twice the pages of chunk k − 1. A page
-//! that is not here is on disk. Words are atomics, since readers look while the writer writes and
-//! find out afterwards (trie).
+//! A growing array of slots: chunk k has twice the slots of chunk k − 1, so slots never move. A
+//! page without a frame here is on disk. Words are atomics, because readers read them during
+//! changes and validate afterwards (trie/mod.rs).
+//!
+//! ## Picture
 //!
 //! ```text
-//!  page: line 0 head | 63 lines of nodes and lists        head: used lines, a bit each 8 | number 4 | 0 ...
+//!  page: line 0 head | 63 lines of nodes and lists    head: used lines 8 | number 4 | 0 ..
 //!
-//!  slot: nothing ── put ──> frame, used <── looked at ──> frame, not used ── evicted ──> limbo ── after all guards ──> pool
-//!                               ^         the hand comes                                  │
-//!                               └───────────────────── a change comes back to it ─────────┘
+//!  slot: empty ─ put ─> frame, used <─ look-up ─> frame, unused ─ evict ─> limbo ─> pool
+//!                         ^           CLOCK pass                            │  guards end
+//!                         └────── restored by a change or a look-up ────────┘
 //! ```
 //!
-//! Limbo is for changes: what `prepare` found in memory is there when `apply` comes, under the same
-//! guard, though the page may have been evicted in between.
-//!
-//! Memory for pages comes from chunks that grow to 2 MiB, which then stand on a huge page, if there
-//! is one: a look-up in a large trie misses the TLB at every step otherwise. A chunk that gave
-//! pages back has usual ones from then on: the system would put huge ones there again, as large as
-//! all of it.
+//! Limbo serves commits: a page that `prepare` found may be evicted before `apply`. Under the same
+//! guard it can be restored.
 //!
 //! ## Invariants
 //!
-//! 1. A page's memory is used again after every guard under which it could be found.
-//! 2. A page is put in, taken out, opened and closed by one thread at a time (the heap's lock).
-//! 3. A frame has one owner: a [`NewPage`], a slot, limbo, or the pool. Chunks go with the last
-//!    owner of the pool.
-//! 4. A frame in limbo holds what its page holds on disk.
-//! 5. A page that is open stays in its slot until it is closed, or taken out because it is empty.
+//! 1. The memory of a page is reused only after all guards under which a thread could find it have
+//!    ended.
+//! 2. One thread at a time, under the heap's lock, puts, removes, evicts and restores pages and
+//!    changes `WRITABLE`.
+//! 3. A frame has one owner: a [`NewPage`], a slot, limbo, or the pool. Chunks are freed with the
+//!    last owner of the pool.
+//! 4. A frame in limbo has the same content as its page on disk.
+//! 5. A writable page stays in its slot until it is made read-only, or removed because it is empty.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::collections::{BTreeSet, HashMap};
@@ -43,31 +42,33 @@ use crate::shape::{LINE_BYTES, LINE_WORDS};
 
 /// Pages of the first chunk of slots.
 const FIRST_CHUNK_PAGES: u32 = 64;
-/// Chunks: 2^25 pages and more.
+/// Number of chunks, enough for more than 2^25 pages.
 const MAX_CHUNKS: usize = 20;
-/// Most pages there can be: what a reference reaches (trie).
+/// Maximum number of pages that a reference can address (trie/mod.rs).
 pub(crate) const MAX_PAGES: u32 = 1 << 25;
-/// Frames of the first chunk of memory. Further ones have twice as many, up to a huge page.
+/// Frames of the first chunk of memory. Later ones have twice as many, up to a huge page.
 const FIRST_CHUNK_FRAMES: usize = 1;
-/// Memory goes back to the system in multiples of these bytes; where its pages are larger it does
-/// not.
+/// Granularity in which memory is released to the system. On systems with larger pages nothing is
+/// released.
 const SYSTEM_PAGE: usize = 4096;
 
-/// The bit of a slot that says that somebody looked at its page since the hand came by. Frames are
-/// aligned to lines.
+/// Bit of a slot: the page was used since the last pass of the CLOCK hand. Frames are aligned to
+/// lines.
 const REFERENCED: usize = 1;
-/// The bit of a slot that says that its page is open: it may be changed as it is (heap.rs).
+/// Bit of a slot: the page is writable (heap.rs).
 const WRITABLE: usize = 2;
 const FLAG_BITS: usize = REFERENCED | WRITABLE;
 
-/// A chunk of memory.
+/// Memory for several frames.
 enum PageChunk {
     Small(AllocatedMemory),
     Huge(HugePage),
 }
 
 impl PageChunk {
-    /// Of `count` frames of so many bytes each, all zeros.
+    /// Allocates a zeroed chunk of `count` frames of `frame` bytes. A chunk of 2 MiB is on a huge
+    /// page if the system has one. Otherwise each step of a look-up in a large trie would miss the
+    /// TLB.
     fn new(frame: usize, count: usize) -> PageChunk {
         if frame * count == HUGE_PAGE {
             return PageChunk::Huge(HugePage::new());
@@ -84,15 +85,15 @@ impl PageChunk {
     }
 }
 
-/// Memory of an allocator's.
+/// Memory from the global allocator.
 struct AllocatedMemory(NonNull<u8>, Layout);
 
 // SAFETY:
-// * Memory that it owns; it gives no access by itself.
+// * The value owns this memory, and has no methods that access it.
 unsafe impl Send for AllocatedMemory {}
 
 impl AllocatedMemory {
-    /// Zeros, at a multiple of `align`.
+    /// Allocates zeros at a multiple of `align`.
     fn new(bytes: usize, align: usize) -> AllocatedMemory {
         let layout = Layout::from_size_align(bytes, align).unwrap_or_else(|_| Layout::new::<AtomicU64>());
         assert!(
@@ -100,7 +101,7 @@ impl AllocatedMemory {
             "a chunk has at most 2 MiB and is aligned to a power of two"
         );
         // SAFETY:
-        // * The layout has a size.
+        // * The layout has a size greater than 0.
         let start = unsafe { alloc_zeroed(layout) };
         let Some(start) = NonNull::new(start) else { handle_alloc_error(layout) };
         AllocatedMemory(start, layout)
@@ -110,13 +111,13 @@ impl AllocatedMemory {
 impl Drop for AllocatedMemory {
     fn drop(&mut self) {
         // SAFETY:
-        // * Allocated in `AllocatedMemory::new` with this layout; nobody has a frame of it any more
-        //   (I3).
+        // * The memory was allocated in `AllocatedMemory::new` with this layout.
+        // * No frame of it is in use any more (I3).
         unsafe { dealloc(self.0.as_ptr(), self.1) }
     }
 }
 
-/// Memory for pages, all of one size.
+/// Frames for pages of one size.
 struct FramePool {
     words: usize,
     inner: Mutex<FreeFrames>,
@@ -124,20 +125,20 @@ struct FramePool {
 
 #[derive(Default)]
 struct FreeFrames {
-    /// Addresses of frames that nobody has.
+    /// Addresses of free frames.
     frames: Vec<usize>,
-    /// The same, whose memory the system has.
+    /// Addresses of free frames with memory that was released to the system.
     released: Vec<usize>,
     chunks: Vec<PageChunk>,
-    /// Where those begin that stand on a huge page, and gave nothing back yet.
+    /// Starts of the chunks on a huge page that have released nothing yet.
     huge_chunks: BTreeSet<usize>,
-    /// Frames of evicted pages that somebody may still look at, by the number of the eviction.
+    /// Frames of evicted pages that a reader may still use, by the number of the eviction.
     limbo: HashMap<u64, usize>,
     evictions: u64,
 }
 
 impl FramePool {
-    /// A frame, which is the caller's.
+    /// Allocates a frame. The caller owns it.
     fn allocate(&self) -> NonNull<AtomicU64> {
         let mut free = self.inner.lock();
         if free.frames.is_empty() && free.released.is_empty() {
@@ -162,7 +163,9 @@ impl FramePool {
         self.inner.lock().frames.push(frame);
     }
 
-    /// Gives the memory of frames that nobody has back to the system.
+    /// Releases the memory of free frames to the system. A chunk that has released memory uses base
+    /// pages from then on. Otherwise the system would put a huge page there again, as large as the
+    /// whole chunk.
     fn release(&self) {
         let bytes = self.words * size_of::<AtomicU64>();
         let mut free = self.inner.lock();
@@ -176,20 +179,24 @@ impl FramePool {
                 prefer_base_pages(chunk, HUGE_PAGE);
             }
             // SAFETY:
-            // * So many bytes of a chunk, which is the pool's and lives as long as that.
-            // * Nobody reads or writes them: a frame comes to `frames` from a new chunk, from a
-            //   `NewPage` that never was in a slot, or by what a guard deferred when it was taken
-            //   out of its slot. In the last case all guards under which it could be found have
-            //   ended (I1); limbo let go of it then too, or gave it to a slot for good. And nobody
-            //   comes to have it meanwhile: `take` needs the lock that we hold.
-            // * It is read again only as words, after `ResidentPages::new_page` has written all of
-            //   them; zeros would be words as well.
+            // * The bytes are a frame of a chunk. The pool owns the chunk and lives longer than
+            //   this call.
+            // * No thread reads or writes the frame. It has come to `frames` in one of three ways:
+            //   from a new chunk, from a `NewPage` that was never in a slot, or by a deferred
+            //   function of the guard under which it was removed from its slot.
+            // * In the last case all guards under which a thread could find the frame have ended
+            //   (I1). The function has also removed it from limbo, and does nothing for a frame
+            //   that was restored to a slot.
+            // * No thread can allocate the frame now: `allocate` needs the lock that this function
+            //   holds.
+            // * The frame is read again only after `ResidentPages::new_page` has written all of its
+            //   words. Zeros would be valid words too.
             unsafe { release_pages(start, bytes) }
         };
         released.extend(frames.extract_if(.., has_gone));
     }
 
-    /// Sets the frame of an evicted page aside; the number of the eviction.
+    /// Moves the frame of an evicted page to limbo. Returns the number of the eviction.
     fn set_aside(&self, frame: usize) -> u64 {
         let mut free = self.inner.lock();
         free.evictions += 1;
@@ -198,12 +205,13 @@ impl FramePool {
         number
     }
 
-    /// The frame that eviction `number` set aside, which is the caller's again.
+    /// Takes the frame of eviction `number` out of limbo. The caller owns it.
     fn restore_evicted(&self, number: u64) -> Option<usize> {
         self.inner.lock().limbo.remove(&number)
     }
 
-    /// Nobody looks any more at what eviction `number` set aside; it may have been revived.
+    /// Frees the frame of eviction `number`, unless it was restored. All guards that could find it
+    /// have ended.
     fn free_evicted(&self, number: u64) {
         let mut free = self.inner.lock();
         let frame = free.limbo.remove(&number);
@@ -211,9 +219,9 @@ impl FramePool {
     }
 }
 
-/// A page before it is put in.
+/// Page before it is put into a slot.
 pub(crate) struct NewPage {
-    /// Its frame; none once that is a slot's.
+    /// The frame; `None` once a slot owns it.
     frame: Option<NonNull<AtomicU64>>,
     pool: Arc<FramePool>,
 }
@@ -222,12 +230,13 @@ impl NewPage {
     pub(crate) fn words(&self) -> &[AtomicU64] {
         let Some(frame) = self.frame else { return &[] };
         // SAFETY:
-        // * A frame of so many words, all initialised: zero at first, words of a page since. It is
-        //   ours (I3).
+        // * The frame has `pool.words` words. All are initialized: zero at first, words of a page
+        //   later.
+        // * `self` owns the frame (I3).
         unsafe { std::slice::from_raw_parts(frame.as_ptr(), self.pool.words) }
     }
 
-    /// The frame, which is the caller's now.
+    /// Returns the frame. The caller owns it.
     fn into_frame(mut self) -> *mut AtomicU64 {
         self.frame.take().map_or(std::ptr::null_mut(), NonNull::as_ptr)
     }
@@ -241,13 +250,13 @@ impl Drop for NewPage {
     }
 }
 
-/// See the module.
+/// Slots of the pages of one trie.
 pub(crate) struct ResidentPages {
     chunks: [AtomicPtr<AtomicPtr<AtomicU64>>; MAX_CHUNKS],
     pool: Arc<FramePool>,
 }
 
-/// Where page `page` stands: its chunk, and its place there.
+/// Returns the chunk of page `page` and the index in the chunk.
 fn slot_position(page: u32) -> (usize, usize) {
     chunk_position(page, FIRST_CHUNK_PAGES)
 }
@@ -266,37 +275,38 @@ impl ResidentPages {
             return None;
         }
         // SAFETY:
-        // * A chunk, once there, stays until `self` goes, and has `FIRST_CHUNK_PAGES << chunk`
-        //   slots; `at` is less than that.
+        // * A chunk, once published, stays until `self` is dropped. It has `FIRST_CHUNK_PAGES <<
+        //   chunk` slots.
+        // * `at` is less than that.
         Some(unsafe { &*first.add(at) })
     }
 
-    /// The words of a page that is in memory, which counts as used.
+    /// Returns the words of a page that is in memory, and marks the page as used.
     #[inline]
     pub(crate) fn get<'g>(&self, page: u32, guard: &'g Guard) -> Option<&'g [AtomicU64]> {
         let slot = self.slot(page)?;
         let start = slot.load(Ordering::Acquire);
         if start.addr() & REFERENCED == 0 && !start.is_null() {
-            // A hint: nothing is lost if it fails.
+            // The mark is a hint, so the exchange may fail.
             let used = start.map_addr(|at| at | REFERENCED);
             let _ = slot.compare_exchange(start, used, Ordering::Relaxed, Ordering::Relaxed);
         }
         self.words(start, guard)
     }
 
-    /// As [`ResidentPages::get`], for those whose looks do not count.
+    /// Like [`ResidentPages::get`], but does not mark the page as used.
     pub(crate) fn peek<'g>(&self, page: u32, guard: &'g Guard) -> Option<&'g [AtomicU64]> {
         self.words(self.slot(page)?.load(Ordering::Acquire), guard)
     }
 
-    /// The words of a page, if it is open.
+    /// Returns the words of a page if it is writable.
     #[inline]
     pub(crate) fn get_writable<'g>(&self, page: u32, guard: &'g Guard) -> Option<&'g [AtomicU64]> {
         let start = self.slot(page)?.load(Ordering::Acquire);
         if start.addr() & WRITABLE == 0 { None } else { self.words(start, guard) }
     }
 
-    /// Opens a page that is in memory, or closes it.
+    /// Makes a page writable or read-only, if it is in memory.
     pub(crate) fn set_writable(&self, page: u32, is_open: bool) {
         let Some(slot) = self.slot(page) else { return };
         let mut start = slot.load(Ordering::Relaxed);
@@ -304,12 +314,12 @@ impl ResidentPages {
             let next = start.map_addr(|at| if is_open { at | WRITABLE } else { at & !WRITABLE });
             match slot.compare_exchange(start, next, Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(_) => return,
-                Err(other) => start = other, // a reader looked at it
+                Err(other) => start = other, // a reader marked it as used
             }
         }
     }
 
-    /// What a slot holds.
+    /// Returns the words of the frame in a slot.
     #[inline]
     fn words<'g>(&self, start: *mut AtomicU64, _guard: &'g Guard) -> Option<&'g [AtomicU64]> {
         if start.is_null() {
@@ -317,20 +327,22 @@ impl ResidentPages {
         }
         let start = start.map_addr(|at| at & !FLAG_BITS);
         // SAFETY:
-        // * A frame of so many words, initialised; it goes back to the pool after all guards that
-        //   were pinned when it was taken out (I1), and the pool lives until then, as what gives it
-        //   back holds it.
+        // * The frame has `pool.words` initialized words.
+        // * It returns to the pool only after all guards that were pinned when it was removed from
+        //   its slot (I1).
+        // * The pool lives until then: the deferred function that returns the frame holds a
+        //   reference to it.
         Some(unsafe { std::slice::from_raw_parts(start, self.pool.words) })
     }
 
-    /// A page of zeros.
+    /// Returns a page of zeros.
     pub(crate) fn new_page(&self) -> NewPage {
         let fresh = NewPage { frame: Some(self.pool.allocate()), pool: Arc::clone(&self.pool) };
         fresh.words().iter().for_each(|word| word.store(0, Ordering::Relaxed));
         fresh
     }
 
-    /// Puts a page in where there is none.
+    /// Puts a page into its slot, which must be empty.
     pub(crate) fn put(&self, page: u32, fresh: NewPage) {
         let (chunk, at) = slot_position(page);
         if self.chunks[chunk].load(Ordering::Acquire).is_null() {
@@ -345,7 +357,7 @@ impl ResidentPages {
         }
     }
 
-    /// Takes a page out.
+    /// Removes a page from its slot.
     pub(crate) fn remove(&self, page: u32, guard: &Guard) {
         let Some(slot) = self.slot(page) else { return };
         let frame = slot.swap(std::ptr::null_mut(), Ordering::AcqRel) as usize & !FLAG_BITS;
@@ -355,8 +367,8 @@ impl ResidentPages {
         }
     }
 
-    /// Takes a page out that is on disk as it is, if nobody looked at it since the last time: the
-    /// number of the eviction.
+    /// Evicts a clean page if it was not used since the previous call. Returns the number of the
+    /// eviction.
     pub(crate) fn evict(&self, page: u32, guard: &Guard) -> Option<u64> {
         let slot = self.slot(page)?;
         let start = slot.load(Ordering::Acquire);
@@ -377,7 +389,7 @@ impl ResidentPages {
         Some(number)
     }
 
-    /// Gives the memory of pages that went back to the system.
+    /// Releases the memory of free frames to the system.
     pub(crate) fn release(&self) {
         self.pool.release();
     }
@@ -387,8 +399,8 @@ impl ResidentPages {
         self.pool.inner.lock().limbo.is_empty()
     }
 
-    /// Puts a page in again whose last eviction had `number`, if a guard of before is still pinned.
-    /// False if there is none such.
+    /// Restores a page from eviction `number`, if a guard from before the eviction is still pinned.
+    /// Returns false otherwise.
     pub(crate) fn restore_evicted(&self, page: u32, number: u64) -> bool {
         let Some(slot) = self.slot(page).filter(|slot| slot.load(Ordering::Acquire).is_null()) else {
             return false;
@@ -407,8 +419,9 @@ impl Drop for ResidentPages {
                 continue;
             }
             // SAFETY:
-            // * Made by `Box::into_raw` of so many slots in `put`; `&mut self`: nobody uses it.
-            //   Frames in its slots go with the pool's chunks.
+            // * `put` made the chunk by `Box::into_raw`, with this number of slots.
+            // * `&mut self`: no other thread uses it. The frames in its slots are freed with the
+            //   chunks of the pool.
             drop(unsafe {
                 Box::from_raw(std::ptr::slice_from_raw_parts_mut(
                     first,
@@ -449,7 +462,7 @@ mod tests {
         assert!(pages.get(1000, guard).is_none() && pages.get(5, guard).is_some());
     }
 
-    /// Puts a page in all of whose words are `stamp`.
+    /// Puts a page into its slot with `stamp` in all words.
     fn put_stamped(pages: &ResidentPages, page: u32, stamp: u64) {
         let fresh = pages.new_page();
         fresh.words().iter().for_each(|word| word.store(stamp, Ordering::Relaxed));
@@ -479,7 +492,7 @@ mod tests {
         evict(&pages, 1, &epoch::pin());
         pages.remove(2, &epoch::pin());
         pages.release();
-        assert_eq!(words.map(stamp_of), [1, 2, 3], "a guard keeps what could be found under it");
+        assert_eq!(words.map(stamp_of), [1, 2, 3], "a guard keeps all frames that it could find");
         assert_eq!(free(), (0, 0));
         drop(old);
         while !pages.is_limbo_empty() || free().0 < 2 {
@@ -491,7 +504,7 @@ mod tests {
         assert_eq!([1, 3].map(|page| stamp_of(pages.get(page, &epoch::pin()).unwrap())), [4, 3]);
     }
 
-    /// Whether the system may put a huge page there of its own accord, as it says itself.
+    /// Returns whether the system may replace the pages there by a huge page, according to smaps.
     #[allow(
         clippy::disallowed_methods,
         reason = "what the system knows of this process is in no file of a database"
@@ -520,7 +533,7 @@ mod tests {
         (0..many).for_each(|page| put_stamped(&pages, page, 1));
         let chunks = || pages.pool.inner.lock().huge_chunks.iter().copied().collect::<Vec<_>>();
         let before = chunks();
-        pages.release(); // of the last chunk, which is not full
+        pages.release(); // the last chunk is not full
         let full = chunks();
         let (others, last): (Vec<usize>, Vec<usize>) = before.iter().partition(|at| full.contains(at));
         assert!(last.len() == 1 && !others.is_empty(), "{before:x?}, {full:x?}");

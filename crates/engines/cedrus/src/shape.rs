@@ -1,18 +1,18 @@
 //! # Shape: branching, sluggishness and the length of hashes
 //!
-//! The paper's three parameters (CedrusDB, §2), and the size of a page. The trie's sizes in bytes
-//! follow from them.
+//! The paper's three parameters (CedrusDB, §2), and the size of a page. They determine the sizes of
+//! the trie's parts.
 //!
 //! ```text
-//!  hash, 32 bits:  [ root_bits ][ node_bits ][ node_bits ] ...      a digit of each node on the way
-//!  line, 64 bytes: a node takes one line for every 16 children; a list as many as its entries fill
+//!  hash, 32 bits:  [ root_bits ][ node_bits ][ node_bits ] ...   a digit for each node on the path
+//!  line, 64 bytes: a node takes one line for every 16 children, a list as many as it needs
 //! ```
 //!
-//! Branching, sluggishness and the length of hashes are options of a keyspace. The ranges are such
-//! that any of one goes with any of the others: the largest node (256 references) and the largest
-//! list (128 entries of 9 bytes) leave room for two more in a page, a count of entries fits its
-//! byte, and the digits are used up after 10 nodes at most. What is a page's, a line's and the
-//! root's is not chosen: references and the cost of an opening depend on it.
+//! Branching, sluggishness and hash length are options of a keyspace. Their ranges permit every
+//! combination. Three of the largest nodes (256 references) or lists (128 entries of 9 bytes) fit
+//! into a page. The count of a list's entries fits into a byte. A path has at most 10 nodes below
+//! the root. The sizes of pages, lines and the root are fixed: references and the cost of an
+//! opening depend on them.
 
 use sheaf_base::options::{EngineOptions, OptionDomain, OptionSpec};
 
@@ -34,7 +34,7 @@ pub(crate) const SLUGGISHNESS: OptionSpec = OptionSpec {
     default: TrieShape::NORMAL.max_list_entries as u64,
     help: "maximum entries of a list before it is split; more: fewer nodes, longer lists",
 };
-/// How much of the hash counts.
+/// Length of the hash in the index.
 pub(crate) const HASH_LENGTH: OptionSpec = OptionSpec {
     name: "hash-bits",
     min: 8,
@@ -43,47 +43,46 @@ pub(crate) const HASH_LENGTH: OptionSpec = OptionSpec {
     default: HASH_BITS as u64,
     help: "bits of the key hash in the index; 8 fewer: one byte per key less, more reads of other keys' records",
 };
-/// All of them.
+/// All options of the engine.
 pub(crate) const OPTIONS: [OptionSpec; 3] = [BRANCHING, SLUGGISHNESS, HASH_LENGTH];
 
 /// Bytes of a line, the unit of space in a page.
 pub const LINE_BYTES: usize = 64;
 /// Words of a line.
 pub(crate) const LINE_WORDS: usize = LINE_BYTES / 8;
-/// Bits of a hash that the trie knows.
+/// Maximum number of hash bits in the trie.
 pub const HASH_BITS: u32 = 32;
 /// Bytes of an address in an entry.
 pub(crate) const ADDRESS_BYTES: usize = 5;
 /// Bytes before the entries of a list.
 pub(crate) const LIST_HEAD: usize = 8;
-/// The same where a list is a link of a chain.
+/// Bytes before the entries of a link of a chain.
 pub(crate) const LINK_HEAD: usize = 16;
 
-/// See the module.
+/// Parameters of a trie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TrieShape {
-    /// Digits of the root, in bits.
+    /// Bits of a digit of the root.
     pub root_bits: u32,
-    /// Digits of every other node, in bits: the branching factor is 2 to this.
+    /// Bits of a digit of every other node. The branching factor is 2 to this power.
     pub node_bits: u32,
-    /// Sluggishness: the most entries of a list whose hashes differ.
+    /// Sluggishness: maximum number of entries of a list with different hashes.
     pub max_list_entries: usize,
-    /// Lines of a page, the first of which is its head; at most 64.
+    /// Lines of a page, with the head in the first one; at most 64.
     pub page_lines: usize,
-    /// Bits of the hash that are used; the others count as zero.
+    /// Number of hash bits in use; the others are zero.
     pub hash_bits: u32,
 }
 
 impl TrieShape {
-    /// What keyspaces have where nothing was chosen, in every version: 16 children, 32 entries,
-    /// pages of 4 KiB.
+    /// Default shape in every version: 16 children, 32 entries, pages of 4 KiB.
     pub const NORMAL: TrieShape =
         TrieShape { root_bits: 12, node_bits: 4, max_list_entries: 32, page_lines: 64, hash_bits: HASH_BITS };
-    /// So small that everything happens within 200 operations.
+    /// Shape for tests: so small that all kinds of changes occur within 200 operations.
     pub const TINY: TrieShape =
         TrieShape { root_bits: 2, node_bits: 2, max_list_entries: 4, page_lines: 8, hash_bits: HASH_BITS };
 
-    /// What was chosen, in normal or tiny geometry.
+    /// Returns the shape with the options of a keyspace, in normal or tiny geometry.
     #[must_use]
     pub fn from_options(options: &EngineOptions, tiny: bool) -> TrieShape {
         let usual = if tiny { TrieShape::TINY } else { TrieShape::NORMAL };
@@ -95,71 +94,72 @@ impl TrieShape {
             hash_bits: of(&HASH_LENGTH).map_or(usual.hash_bits, small),
             ..usual
         };
-        // Tiny pages are as small as what stands in them lets them be.
+        // Tiny pages are as small as the largest node or list permits.
         while shape.page_lines <= shape.max_lines() {
             shape.page_lines *= 2;
         }
         shape
     }
 
-    /// Low bytes of a hash that are zero in all.
+    /// Returns the number of low hash bytes that are always zero and are not stored.
     #[must_use]
     pub fn omitted_hash_bytes(&self) -> u32 {
         (HASH_BITS - self.hash_bits) / 8
     }
 
-    /// Entries that two lists may have together and become one.
+    /// Returns the maximum number of entries of two lists that are merged.
     #[must_use]
     pub fn merge_limit(&self) -> usize {
         self.max_list_entries - self.max_list_entries / 8
     }
 
-    /// The part of a 64-bit hash that the trie knows.
+    /// Returns the bits of a 64-bit hash that the trie uses.
     #[must_use]
     pub fn truncate_hash(&self, hash: u64) -> u32 {
         let top = u32::try_from(hash >> 32).unwrap_or(0);
         top & !u32::MAX.checked_shr(self.hash_bits).unwrap_or(0)
     }
 
-    /// Bits of the digit of a node that stands `depth` bits below the root; 0 is the root's own.
+    /// Returns the number of bits of the digit of a node `depth` hash bits below the top; 0 is the
+    /// root.
     #[must_use]
     pub fn digit_bits(&self, depth: u32) -> u32 {
         if depth == 0 { self.root_bits } else { self.node_bits.min(HASH_BITS - depth.min(HASH_BITS)) }
     }
 
-    /// Lines of a node of so many children.
+    /// Returns the lines of a node.
     #[must_use]
     pub fn node_lines(&self) -> usize {
         (4usize << self.node_bits).div_ceil(LINE_BYTES)
     }
 
-    /// Bytes of an entry's hash in a list that stands for the hashes which share `bits` bits, and
-    /// whose last bytes are blank.
+    /// Returns the number of hash bytes of an entry in a list with hashes that share `bits` bits,
+    /// without the last `omitted_bytes` bytes.
     #[must_use]
     pub fn entry_hash_bytes(bits: u32, omitted_bytes: u32) -> usize {
         ((HASH_BITS - 8 * omitted_bytes).saturating_sub(bits) as usize).div_ceil(8).max(1)
     }
 
-    /// Lines of a list of `count` entries.
+    /// Returns the lines of a list of `count` entries.
     #[must_use]
     pub fn list_lines(&self, bits: u32, count: usize) -> usize {
         let rest = TrieShape::entry_hash_bytes(bits, self.omitted_hash_bytes());
         (LIST_HEAD + count * (rest + ADDRESS_BYTES)).div_ceil(LINE_BYTES)
     }
 
-    /// Lines of a link of a chain.
+    /// Returns the lines of a link of a chain.
     #[must_use]
     pub fn link_lines(&self) -> usize {
         (LINK_HEAD + self.max_list_entries * (1 + ADDRESS_BYTES)).div_ceil(LINE_BYTES)
     }
 
-    /// Bytes of a page.
+    /// Returns the bytes of a page.
     #[must_use]
     pub fn page_bytes(&self) -> usize {
         self.page_lines * LINE_BYTES
     }
 
-    /// Lines of the largest thing that stands in a page.
+    /// Returns the lines of the largest node, list or link.
     #[must_use]
     pub fn max_lines(&self) -> usize {
         self.node_lines().max(self.list_lines(0, self.max_list_entries)).max(self.link_lines()).max(2)
@@ -183,7 +183,7 @@ mod tests {
                 options.set(spec.name, value);
             }
             let shape = TrieShape::from_options(&options, false);
-            assert_eq!((shape.page_lines, shape.root_bits), (64, 12), "what nobody chooses");
+            assert_eq!((shape.page_lines, shape.root_bits), (64, 12), "these are fixed sizes");
             assert!(3 * shape.max_lines() < shape.page_lines, "{shape:?}");
             let tiny = TrieShape::from_options(&options, true);
             assert!(tiny.max_lines() < tiny.page_lines && tiny.page_lines <= 32, "{tiny:?}");

@@ -1,32 +1,30 @@
-//! # Space: the trie's pages on disk
+//! # Pages of the trie on disk
 //!
-//! `own/<keyspace>/trie`, a row of places of one page each. A page is never written where an image of a checkpoint has it:
-//! each checkpoint puts what changed into free places, and its image says where every page is now. So nothing is torn, no
-//! log of pages is written, and what the last checkpoint left stays whole until the next one is durable and named by ROOT.
+//! The file `own/<keyspace>/trie` is an array of places of one page each. A page is never written
+//! to a place that a checkpoint's image refers to. Each checkpoint writes changed pages to free
+//! places, and its image lists the place of every page. So no page is torn and no page log is
+//! needed. The newest checkpoint stays complete until ROOT refers to the next one.
 //!
 //! ## Picture
 //!
 //! ```text
-//!  place 0: head | page | free | page | page | ...           table of an image: page -> place, checksum
-//!                   ^             \__ written by the checkpoint under way, named by no image yet
-//!  frozen page ──> free place ──> image saved ──> place of before: grave ──> ROOT's slots are past it ──> free
+//!  place 0: head | page | free | page | page | ...    table of an image: page -> place, checksum
+//!                   ^             \__ written by the running checkpoint, in no image yet
+//!  frozen page ──> free place ──> image saved ──> old place retired ──> ROOT slots newer ──> free
 //! ```
 //!
 //! ## Invariants
 //!
-//! 1. A place that an image names which a slot of ROOT may name is not written.
-//! 2. A page that is not in memory stands on disk as the table of the checkpoint under way says, or else the present one.
+//! 1. A place is not written while a ROOT slot may refer to an image that refers to the place.
+//! 2. A page that is not in memory is on disk at the place in the table of the running checkpoint,
+//!    or else in the present table.
 //!
 //! ## Crash
 //!
-//! What was written and is in no image is garbage in free places. An image that ROOT names has all its pages, since they are
-//! synced before it. The pages hold commits that may be durable nowhere else only until then: the store makes these
-//! durable before ROOT names the image.
-//!
-//! ## Damage
-//!
-//! A page is checked against its table's checksum whenever it is read, so that one that is not what this image wrote is
-//! found out, also if it was right once.
+//! Pages that no image refers to are garbage in free places. An image in ROOT has all its pages,
+//! because they are synced before the image. The store makes the commits in these pages durable
+//! before ROOT refers to the image. Every read of a page verifies the checksum in the table, so it
+//! also detects an older content of the place.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -46,13 +44,13 @@ use crate::trie::{Trie, TrieError};
 const FILE: &str = "trie";
 const MAGIC: &[u8; 8] = b"SHEAFTRI";
 const FORMAT: u32 = 1;
-/// The file grows by as many places as it has, but by so many at least and at most: most keyspaces
-/// of many are small.
+/// Limits of the growth of the file, which otherwise doubles. The minimum is small because most
+/// keyspaces are small.
 const MIN_GROWTH_PLACES: u32 = 4;
 const MAX_GROWTH_PLACES: u32 = 256;
 const TINY_GROWTH_PLACES: u32 = 16;
 
-/// Where a page is, and its checksum. Place 0 holds no page.
+/// Place of a page in the file, and its checksum. Place 0 contains no page.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PageLocation {
     pub(crate) at: u32,
@@ -62,29 +60,29 @@ pub(crate) struct PageLocation {
 #[derive(Debug, Default)]
 struct TrieFileState {
     file: Option<Arc<dyn File>>,
-    /// By page: as the last image that was saved has it.
+    /// Locations by page, as in the last saved image.
     table: Vec<PageLocation>,
-    /// Pages that have a place in it.
+    /// Number of pages with a place in `table`.
     stored_pages: u64,
-    /// The same, for the checkpoint under way.
+    /// Table of the running checkpoint.
     next_table: Option<Vec<PageLocation>>,
     free: BTreeSet<u32>,
-    /// Places there are, the head's among them.
+    /// Number of places, with the head.
     end: u32,
-    /// Places of images before the present one, the oldest first.
+    /// Places that older images refer to, the oldest image first.
     retired_places: VecDeque<Vec<u32>>,
     is_name_synced: bool,
 }
 
 impl TrieFileState {
-    /// Where a page is that is not in memory (I2).
+    /// Returns the location of a page that is not in memory (I2).
     fn location(&self, page: u32) -> PageLocation {
         let table = self.next_table.as_ref().unwrap_or(&self.table);
         table.get(page as usize).copied().unwrap_or_default()
     }
 }
 
-/// See the module.
+/// File of a trie's pages.
 #[derive(Debug)]
 pub(crate) struct TrieFile {
     context: Arc<EngineContext>,
@@ -102,7 +100,11 @@ impl TrieFile {
         }
     }
 
-    /// Takes up the table of an image.
+    /// Adopts the table of an image.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the file cannot be opened or its head is invalid.
     pub(crate) fn restore(&self, table: Vec<PageLocation>) -> Result<()> {
         let mut inner = self.inner.lock();
         let used: BTreeSet<u32> = table.iter().map(|place| place.at).filter(|at| *at > 0).collect();
@@ -114,13 +116,18 @@ impl TrieFile {
         Ok(())
     }
 
-    /// Bytes of the table, and of the pages that the last image names.
+    /// Returns the bytes of the table, and of the pages in the last image.
     pub(crate) fn bytes(&self) -> (u64, u64) {
         let inner = self.inner.lock();
         (size_of_val(&inner.table[..]) as u64, inner.stored_pages * self.page_file.page as u64)
     }
 
-    /// Reads a page and puts it into memory.
+    /// Reads a page into memory.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Corrupt`] if the page has no place or an invalid content, and [`Error::Io`]
+    /// if the read fails.
     pub(crate) fn load(&self, page: u32, trie: &Trie, guard: &Guard) -> Result<()> {
         let (place, file) = {
             let inner = self.inner.lock();
@@ -130,7 +137,7 @@ impl TrieFile {
             return Err(self.invalid_page_error(page, "reference"));
         };
         let content = self.read(&*file, place)?;
-        // It may have come, changed, and gone again meanwhile.
+        // The page may have been loaded, changed, written and evicted during the read.
         let is_still = || self.inner.lock().location(page) == place;
         trie.add_loaded_page(page, &content, is_still, guard).map_err(|trouble| self.damage_error(trouble))
     }
@@ -157,7 +164,7 @@ impl TrieFile {
         )
     }
 
-    /// What a trouble of the trie is, as an error.
+    /// Returns the error of the public API for an error of the trie.
     pub(crate) fn damage_error(&self, trouble: TrieError) -> Error {
         match trouble {
             TrieError::Invalid(page, field) => self.invalid_page_error(page, field),
@@ -166,7 +173,11 @@ impl TrieFile {
         }
     }
 
-    /// Reads every page of the present table that is on disk.
+    /// Reads every page of the present table and reports damage.
+    ///
+    /// # Errors
+    ///
+    /// Returns the error of `step`, or [`Error::Io`] if a read fails.
     pub(crate) fn verify(
         &self,
         report: &mut dyn FnMut(Error),
@@ -183,7 +194,7 @@ impl TrieFile {
         for (page, place) in table.iter().enumerate().filter(|(_, place)| place.at > 0) {
             step(self.page_file.page as u64)?;
             match self.read(&*file, *place) {
-                // A checkpoint may have let go of the place, and another one used it.
+                // A checkpoint may have freed the place, and another one reused it.
                 Err(_) if self.inner.lock().table.get(page) != Some(place) => {}
                 Err(error @ Error::Corrupt { .. }) => report(error),
                 Err(error) => return Err(error),
@@ -193,9 +204,13 @@ impl TrieFile {
         Ok(())
     }
 
-    // Writing: one checkpoint at a time.
+    // Writes. One checkpoint runs at a time.
 
-    /// Writes pages of the checkpoint under way. On an error none counts as written.
+    /// Writes pages of the running checkpoint. After an error none of them counts as written.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Io`] if the file cannot be created, extended or written.
     pub(crate) fn write(&self, frozen: &FrozenTable, pages: &[(u32, Box<[u64]>)]) -> Result<()> {
         let mut inner = self.inner.lock();
         self.ensure_next_table(&mut inner, frozen);
@@ -219,7 +234,7 @@ impl TrieFile {
         }
     }
 
-    /// The table of the checkpoint under way, before its pages are written.
+    /// Makes the table of the running checkpoint, unless it exists.
     fn ensure_next_table(&self, inner: &mut TrieFileState, frozen: &FrozenTable) {
         if inner.next_table.is_none() {
             let mut next = inner.table.clone();
@@ -252,7 +267,7 @@ impl TrieFile {
         Ok(())
     }
 
-    /// Writes what stands side by side with one call; the checksums.
+    /// Writes the pages, with one call for each run of adjacent places. Returns the checksums.
     fn write_pages(&self, file: &dyn File, places: &[u32], pages: &[(u32, Box<[u64]>)]) -> Result<Vec<u32>> {
         let mut bytes = Vec::with_capacity(self.page_file.page * pages.len());
         let mut sums = Vec::with_capacity(pages.len());
@@ -272,7 +287,12 @@ impl TrieFile {
         Ok(sums)
     }
 
-    /// All pages of the checkpoint are written: makes them durable; the table for its image.
+    /// Syncs the pages of the running checkpoint and returns the table for its image. All pages
+    /// must be written.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Io`] if a sync fails.
     pub(crate) fn finish_checkpoint(&self, frozen: &FrozenTable) -> Result<Vec<PageLocation>> {
         let mut inner = self.inner.lock();
         self.ensure_next_table(&mut inner, frozen);
@@ -285,7 +305,7 @@ impl TrieFile {
         Ok(table)
     }
 
-    /// The image is durable.
+    /// Makes the table of the finished checkpoint the present one. Its image is durable.
     pub(crate) fn image_published(&self) {
         let mut inner = self.inner.lock();
         let Some(next) = inner.next_table.take() else {
@@ -301,7 +321,8 @@ impl TrieFile {
         inner.retired_places.push_back(gone);
     }
 
-    /// No slot of ROOT names the image before.
+    /// Frees the places that only an older image refers to. No ROOT slot refers to that image any
+    /// more.
     pub(crate) fn image_superseded(&self) {
         let mut inner = self.inner.lock();
         let places = inner.retired_places.pop_front().unwrap_or_default();
@@ -309,8 +330,8 @@ impl TrieFile {
         let last = inner.table.iter().chain(inner.next_table.iter().flatten()).map(|place| place.at).max();
         let buried = inner.retired_places.iter().flatten().copied().max();
         let end = last.max(buried).unwrap_or(0) + 1;
-        // Gives back what is free behind all that is used, once it is much. A checkpoint that
-        // writes is not in the way.
+        // Truncates the file behind the last used place if that frees much. Not during a
+        // checkpoint, which may write to free places there.
         if inner.next_table.is_none()
             && inner.end - end > (inner.end / 4).max(MIN_GROWTH_PLACES)
             && let Some(file) = inner.file.clone()
@@ -321,13 +342,13 @@ impl TrieFile {
         }
     }
 
-    /// The pages of the last image, for as long as [`TrieFile::image_superseded`] is not called.
+    /// Pins the pages of the last image until [`TrieFile::image_superseded`] is called.
     pub(crate) fn pin_files(&self) -> Result<Option<Box<dyn PinnedFiles>>> {
         let file = self.inner.lock().file.clone();
         self.page_file.pin_files(file.as_deref())
     }
 
-    /// The keyspace is dropped.
+    /// Removes the file. The keyspace is dropped.
     pub(crate) fn drop_data(&self) {
         *self.inner.lock() = TrieFileState { end: 1, ..TrieFileState::default() };
         self.page_file.remove();
@@ -338,7 +359,7 @@ impl TrieFile {
     }
 }
 
-/// What a checkpoint has to know of the pages there were.
+/// State of the page numbers that a checkpoint froze.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct FrozenTable {
     page_count: u32,

@@ -1,8 +1,9 @@
-//! # Check: reads everything that a keyspace has on disk
+//! # Check: reads all data of a keyspace on disk
 //!
-//! Flushes, merges and moves go on meanwhile. A manifest that is not right is read again while none
-//! is written. A version is held: its lists and packs are open files that never change. Values move
-//! on and go; one that is missing is looked for in the newest version, while nothing moves.
+//! Flushes, merges and moves continue during the check. If the manifest seems damaged, it is read
+//! again under the work lock, so that no write interferes. The check holds one version: its lists
+//! and packs are open files that never change. Values may be moved and removed. A missing value is
+//! looked up in the newest version under the work lock, so that no file moves.
 
 use std::sync::Arc;
 
@@ -17,7 +18,7 @@ use crate::list::{ListEntry, ValueRef};
 use crate::manifest::TableManifest;
 use crate::tree::{KeyspaceContext, Table, Version};
 
-/// The error for a pack that a list names and the manifest does not.
+/// Returns the error for a pack that a list names and the manifest does not.
 pub(crate) fn missing_pack_error(keyspace: &KeyspaceContext, pack: u64) -> Error {
     Error::corrupt(
         &keyspace.path.join(file_names::pack_name(pack)),
@@ -27,7 +28,7 @@ pub(crate) fn missing_pack_error(keyspace: &KeyspaceContext, pack: u64) -> Error
 }
 
 impl DelsmEngine {
-    /// Reports all damage of manifest, key lists, files and packs.
+    /// Reports all damage of the manifest, key lists, files and packs.
     pub(crate) fn check(
         &self,
         report: &mut dyn FnMut(Error),
@@ -63,7 +64,7 @@ impl DelsmEngine {
         pair.check::<TableManifest>(&mut |error| findings.push(error));
         if !findings.is_empty() {
             findings.clear();
-            let _work = self.work.lock(); // a slot may have been written just then, and none is now
+            let _work = self.work.lock(); // excludes a concurrent write of a slot
             pair.check::<TableManifest>(&mut |error| findings.push(error));
         }
         findings.into_iter().for_each(report);
@@ -86,10 +87,10 @@ impl DelsmEngine {
         }
     }
 
-    /// Where a value is that a version names and that is not there: it has moved on, or, if there
-    /// is none, it went after something superseded it.
+    /// Looks in the newest version for a value that is missing at its old place: it was moved.
+    /// Returns `None` if it was removed after it was superseded.
     fn find_in_newest(&self, item: &ListEntry, blob: &BlobRef) -> Result<Option<OpenBlob>> {
-        let _work = self.work.lock(); // no file moves meanwhile
+        let _work = self.work.lock(); // no file moves while it is held
         let (version, hash) = (self.version(), self.keyspace.hash(&item.key));
         for table in version.tables().filter(|table| table.overlaps(&item.key, &item.key)) {
             match table.list.find(hash, &item.key, item.seq)? {
@@ -107,7 +108,7 @@ impl DelsmEngine {
     }
 }
 
-/// Bytes that are read to check what an item names.
+/// Returns the number of bytes read to check an item.
 fn value_bytes_of(item: &ListEntry) -> u64 {
     match item.value {
         ValueRef::Removed => 0,

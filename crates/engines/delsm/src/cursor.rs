@@ -1,15 +1,16 @@
-//! # Cursor: ranges, in either direction
+//! # Cursor: walks over ranges, in either direction
 //!
-//! Rows are gathered in batches: each from the state of its moment, merged over all lanes, keys and
-//! what they are. A view's versions are somewhere in every state while it is registered, so batches
-//! of different states fit together. Values in packs and files are read one by one when the cursor
-//! comes to them; a file that has moved on meanwhile is looked up anew.
+//! A cursor gathers rows in batches. Each batch reads the present state and merges all inputs; a
+//! row has the key and the place of the value. While a view is registered, every state has its
+//! versions. Batches from different states therefore fit together. Values in packs and files are
+//! read one by one, when the cursor reaches their row. A file that has moved in the meantime is
+//! looked up again.
 //!
 //! ## Removed keys
 //!
-//! A batch begins behind the dead range (removed_ranges.rs) that its first key is in. One that
-//! passes many removed keys in a row where no range is known begins again at the first of them,
-//! watches puts, and notes what it passes. No batch passes more than [`MAX_REMOVED`].
+//! A batch skips the removed range (`removed_ranges.rs`) at its first key. A batch that passes many
+//! removed keys in a row, in no known range, starts again at the first of them. It then watches
+//! puts and records the ranges that it passes. A batch passes at most [`MAX_REMOVED`] removed keys.
 
 use std::ops::{Bound, Range};
 use std::sync::Arc;
@@ -31,66 +32,67 @@ use crate::pack::Pack;
 use crate::removed_ranges::{PutWatch, successor};
 use crate::tree::{DelsmState, Table};
 
-/// Rows of the first batch; each later one has twice as many, up to [`MAX_ROWS`], and of keys alone
-/// [`MAX_KEY_ROWS`]: where a batch ends each lane reads its block once more.
+/// Number of rows of the first batch. Each later batch has twice as many, up to [`MAX_ROWS`], or
+/// [`MAX_KEY_ROWS`] without values. Large batches pay, because each input reads its block again at
+/// the start of a batch.
 const FIRST_ROWS: usize = 16;
 const MAX_ROWS: usize = 512;
 const MAX_KEY_ROWS: usize = 4096;
-/// Removed keys that a batch passes before it ends.
+/// Number of removed keys after which a batch ends.
 const MAX_REMOVED: usize = 4096;
-/// A batch ends when its keys and values have so many bytes.
+/// Bytes of keys and values after which a batch ends.
 const MAX_BATCH_BYTES: usize = 1 << 20;
 
-/// Where a row's value is.
+/// Place of the value of a row.
 enum RowValue {
-    /// Here.
+    /// The value itself.
     Bytes(Vec<u8>),
-    /// In a pack. It is read when the cursor comes to the row: `first` and `last` need one of the
-    /// rows of their batch.
+    /// A place in a pack. The value is read when the cursor reaches the row, because `first` and
+    /// `last` need only one row of their batch.
     Packed { pack: Arc<Pack>, offset: u64, len: u32, sum: u32 },
-    /// In a table.
+    /// A place that a table gives.
     Table(Arc<Table>, ValueRef),
-    /// Wherever a look-up finds it.
+    /// Unknown: a lookup finds it.
     NeedsLookup,
-    /// It cannot be read.
+    /// The value cannot be read.
     Unreadable(Error),
 }
 
-/// Rows, and where to go on.
+/// Rows of a batch, and the start of the next one.
 struct RowBatch {
     at: Seq,
     bounds: Bounds,
     projection: Projection,
-    /// Where the next one begins.
+    /// Start of the next batch.
     from: Bound<Vec<u8>>,
-    /// The keys of the rows, and where each ends.
+    /// Keys of the rows, and the end of each key.
     keys: Vec<u8>,
     ends: Vec<usize>,
-    /// Their values, if they are wanted.
+    /// Values of the rows, if the caller needs values.
     values: Vec<RowValue>,
     limit: usize,
-    /// Removed keys that were passed.
+    /// Number of removed keys that were passed.
     removed_skipped: u64,
-    /// The next one notes the dead ranges that it passes.
+    /// True if the next batch records the removed ranges that it passes.
     records_ranges: bool,
     ended: bool,
-    /// What cannot be read behind the rows; the next one begins behind it.
+    /// Unreadable block behind the rows. The next batch starts behind it.
     unreadable: Option<Box<UnreadableBlock>>,
 }
 
-/// Removed keys in a row.
+/// Run of removed keys.
 struct RemovedRun {
     direction: Direction,
-    /// Upwards the lowest key that is in it; downwards the lowest that is above it, none for the
+    /// Forward: the lowest key of the run. Backward: the lowest key above the run, or `None` at the
     /// end of all keys.
     edge: Option<Vec<u8>>,
     count: usize,
-    /// The newest of their removals.
+    /// Seq of the newest removal in the run.
     since: Seq,
 }
 
 impl RemovedRun {
-    /// One that begins where a batch does.
+    /// Returns an empty run at the start of a batch.
     fn new(from: &Bound<Vec<u8>>, direction: Direction) -> RemovedRun {
         let edge = match (from, direction) {
             (Bound::Unbounded, Direction::Forward) => Some(Vec::new()),
@@ -113,18 +115,19 @@ impl RemovedRun {
         }
     }
 
-    /// The next one begins behind `key`.
+    /// Starts a new run behind `key`.
     fn restart_after(&mut self, key: &[u8]) {
-        let edge = self.edge.get_or_insert_default(); // its memory is used again
+        let edge = self.edge.get_or_insert_default(); // reuses its memory
         edge.clear();
         edge.extend_from_slice(key);
         if self.direction == Direction::Forward {
-            edge.push(0); // see `above`
+            edge.push(0); // as in `successor`
         }
         (self.count, self.since) = (0, Seq::ZERO);
     }
 
-    /// Notes it, as it ends before `key`, or at the end of all keys; with `is_in`, behind `key`.
+    /// Records the run, which ends before `key`, or behind `key` if `is_in`, or at the end of all
+    /// keys.
     fn record_range(&self, watch: Option<&PutWatch<'_>>, least: usize, key: Option<&[u8]>, is_in: bool) {
         let Some(watch) = watch.filter(|_| self.count >= least) else { return };
         let behind = key.map(successor);
@@ -141,12 +144,12 @@ impl RemovedRun {
     }
 }
 
-/// How a batch ended.
+/// Reason for the end of a batch.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum BatchEnd {
-    /// With rows, or at the end of the range.
+    /// The batch has rows, or the range ended.
     Done,
-    /// Where removed keys made it begin again, maybe elsewhere.
+    /// Removed keys require another scan, maybe from another position.
     Restart,
 }
 
@@ -178,7 +181,7 @@ impl RowBatch {
         self.values.clear();
     }
 
-    /// The far end of the range.
+    /// Returns the far end of the range.
     fn end(&self, direction: Direction) -> &Bound<Vec<u8>> {
         if direction == Direction::Forward { &self.bounds.high } else { &self.bounds.low }
     }
@@ -189,14 +192,15 @@ impl RowBatch {
         while self.scan(engine, direction)? == BatchEnd::Restart && self.ends.is_empty() {}
         let passed = std::mem::take(&mut self.removed_skipped);
         if passed > 0 {
-            engine.removed_keys_skipped.fetch_add(passed, Ordering::Relaxed); // other scans write this line
+            // Avoided if possible: other scans write the same cache line.
+            engine.removed_keys_skipped.fetch_add(passed, Ordering::Relaxed);
         }
         self.limit =
             (self.limit * 2).min(if self.projection == Projection::Keys { MAX_KEY_ROWS } else { MAX_ROWS });
         Ok(())
     }
 
-    /// Goes behind the dead range that it would begin in. False if nothing is left then.
+    /// Moves the start behind a removed range. Returns false if no key is left then.
     fn skip_removed_range(&mut self, engine: &DelsmEngine, direction: Direction) -> bool {
         let edge = RemovedRun::new(&self.from, direction).edge;
         match direction {
@@ -220,7 +224,7 @@ impl RowBatch {
     fn scan(&mut self, engine: &DelsmEngine, direction: Direction) -> Result<BatchEnd> {
         let watch = std::mem::take(&mut self.records_ranges).then(|| engine.removed_ranges.watch_puts());
         let (guard, least) = (&epoch::pin(), engine.sizes.min_removed_run);
-        let state = engine.state(guard); // after the watch began
+        let state = engine.state(guard); // loaded after the watch began
         self.ended = true;
         if !self.skip_removed_range(engine, direction) {
             return Ok(BatchEnd::Done);
@@ -241,7 +245,8 @@ impl RowBatch {
                 match take_visible(&mut merge_inputs, &mut merge_heads, &with, self.at, guard) {
                     Ok(taken) => taken,
                     Err(blocked) => {
-                        self.keys.truncate(start); // nothing of the run is noted: it may end here
+                        // The run is not recorded: it may end here.
+                        self.keys.truncate(start);
                         self.from = blocked.resume_at.clone();
                         (self.unreadable, self.ended) = (Some(blocked), false);
                         return Ok(BatchEnd::Done);
@@ -284,8 +289,9 @@ impl RowBatch {
         Ok(BatchEnd::Done)
     }
 
-    /// Passes the key at `start` of the keys, which is not in the view; `died` if it was removed
-    /// and is in no later view. True if the batch is to begin again, from where is set.
+    /// Passes the key at offset `start` of `keys`, which the view does not see. `died` is the seq
+    /// of its removal, if no later view sees the key. Returns true if the batch must start again at
+    /// `self.from`.
     fn skip_removed_key(
         &mut self,
         engine: &DelsmEngine,
@@ -310,7 +316,7 @@ impl RowBatch {
             Direction::Backward => engine.removed_ranges.start_of(Some(key), self.at).is_some(),
         };
         match (is_known, watch) {
-            // Behind a known range; what is noted of this run makes the two one.
+            // The range behind is known. The new record joins this run with it.
             (true, Some(_)) => {
                 run.record_range(watch, least, Some(key), true);
                 self.from = after_key(key);
@@ -325,12 +331,12 @@ impl RowBatch {
     }
 }
 
-/// Where a walk goes on behind `key`.
+/// Returns the position behind `key`.
 fn after_key(key: &[u8]) -> Bound<Vec<u8>> {
     Bound::Excluded(key.to_vec())
 }
 
-/// The value of a row.
+/// Returns the value of a row, or its place.
 fn value_of(
     engine: &DelsmEngine,
     state: &DelsmState,
@@ -359,11 +365,11 @@ fn value_of(
     }
 }
 
-/// Walks a range.
+/// Cursor over a range.
 pub(crate) struct DelsmCursor<'e> {
     engine: &'e DelsmEngine,
     batch: RowBatch,
-    /// The next row, and where the key of the present one stands.
+    /// Index of the next row, and position of the present key.
     next: usize,
     key: Range<usize>,
     value: Vec<u8>,
@@ -383,7 +389,7 @@ impl<'e> DelsmCursor<'e> {
 
     fn advance(&mut self, direction: Direction) -> Result<bool> {
         let answer = self.advance_once(direction);
-        // Damage ends nothing: it is that of the row, or the next batch begins behind it.
+        // Damage does not end the walk: it concerns one row, or the next batch starts behind it.
         let goes_on = answer.as_ref().map_or_else(Error::is_corrupt, |is_there| *is_there);
         if !goes_on {
             self.batch.ended = true;
@@ -421,7 +427,8 @@ impl<'e> DelsmCursor<'e> {
         }
     }
 
-    /// Reads a row's value. False if it is not there (any more: its view is gone).
+    /// Reads the value of a row. Returns false if the value no longer exists, because the view was
+    /// released.
     fn take_value(&mut self, value: RowValue) -> Result<bool> {
         match value {
             RowValue::Bytes(bytes) => {
@@ -454,7 +461,7 @@ fn replace(value: &mut Vec<u8>) -> impl FnMut(&[u8]) {
     }
 }
 
-/// All that a state consists of, the newest first.
+/// Returns inputs for all parts of a state, the newest first.
 fn merge_inputs_of<'s>(
     state: &'s DelsmState,
     from: Bound<&[u8]>,
@@ -478,8 +485,8 @@ fn merge_heads_of(merge_inputs: &[MergeInput<'_>], direction: Direction) -> Merg
     MergeHeads::new(merge_inputs.iter().map(MergeInput::peek), direction)
 }
 
-/// What a view at `at` shows of the next key, which the lanes `with` have, and the lane that shows
-/// it; goes on to the next key. A removal shows nothing.
+/// Returns the version of the next key that is visible at `at`, and the input that has it. `with`
+/// are the inputs with this key; they move to the next key. A tombstone counts as not visible.
 fn take_visible<'m>(
     merge_inputs: &mut [MergeInput<'m>],
     merge_heads: &mut MergeHeads,
@@ -492,7 +499,7 @@ fn take_visible<'m>(
         let taken = merge_inputs[*merge_input].take_at(at, guard)?;
         merge_heads.update(*merge_input, merge_inputs[*merge_input].peek());
         if index == 0 {
-            died = taken.removal_seq; // the first lane has the newest versions
+            died = taken.removal_seq; // the first input has the newest versions
         }
         found = found.or(taken.visible.map(|seen| (*merge_input, seen)));
     }
@@ -508,7 +515,7 @@ fn take_visible<'m>(
     })
 }
 
-/// Whether `key` is behind the far end.
+/// Returns true if `key` is beyond the far end.
 fn is_beyond(key: &[u8], end: &Bound<Vec<u8>>, direction: Direction) -> bool {
     match direction {
         Direction::Forward => !is_below(key, borrow_bound(end)),
@@ -535,7 +542,7 @@ impl Cursor for DelsmCursor<'_> {
 }
 
 impl DelsmEngine {
-    /// Live keys, up to `enough`. A guard is held for some thousand of them at a time.
+    /// Counts the live keys, up to `enough`. An epoch guard is held for at most one batch.
     pub(crate) fn count_keys(&self, enough: u64) -> Result<u64> {
         let mut batch = RowBatch::new(Seq::LATEST, Bounds::all(), Projection::Keys, Direction::Forward);
         let mut count = 0;
@@ -549,8 +556,9 @@ impl DelsmEngine {
         Ok(count.min(enough))
     }
 
-    /// Notes the dead ranges on both sides of `key`, as far as a batch goes. Returns how many
-    /// removed keys it passed. What cannot be read ends it: whoever needs it gets the error.
+    /// Records the removed ranges on both sides of `key`, as far as one batch reaches. Returns the
+    /// number of removed keys passed. Ignores read errors: a reader that needs the block reports
+    /// them.
     pub(crate) fn record_ranges_around(&self, key: &[u8]) -> u64 {
         let mut passed = 0;
         for direction in [Direction::Backward, Direction::Forward] {

@@ -1,11 +1,11 @@
-//! # The engine: DeLSM under the contract
+//! # Engine: DeLSM as an engine of the store
 //!
 //! ## Threads
 //!
-//! Commits of different keys write the active memtable at once. The store holds the stripes of
-//! their keys. Background work takes the work lock. It and `freeze` replace the state as a whole.
-//! Readers pin the epoch and take no lock. Locks in order: the store's stripes, `work` (never taken
-//! with a stripe), that of `state`.
+//! Commits of different keys write the active memtable at the same time; the store holds the
+//! stripes of their keys. Background work holds the lock `work`. Background work and `freeze`
+//! replace the whole state. Readers pin the epoch and take no lock. Locks in order of acquisition:
+//! the stripes of the store, `work` (never acquired while a stripe is held), the lock of `state`.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -38,69 +38,72 @@ use crate::removed_ranges::RemovedRangeMap;
 use crate::sizes::Sizes;
 use crate::tree::{DelsmState, KeyspaceContext, Table, Version};
 
-/// The engine's name in the catalogue.
+/// Name of the engine in the catalog.
 pub(crate) const NAME: &str = "delsm";
-/// A memtable may take this part of the budget.
+/// Divisor of the memory budget: a larger memtable is due for a checkpoint.
 const MEMTABLE_BUDGET_DIVISOR: u64 = 6;
-/// Sum of a memtable: bytes that it will take in lists and packs, about.
+/// Index of the memtable sum: estimated bytes of its content in lists and packs.
 const TABLE_BYTES_SUM: usize = 0;
-/// Sum of a memtable: bytes that its records waste in the journal; see [`DelsmEngine::note_waste`].
+/// Index of the memtable sum: wasted bytes of its records in the journal
+/// ([`DelsmEngine::note_waste`]).
 const WASTE: usize = 1;
-/// Hundredths of the live data that the journal may waste before a memtable is moved.
+/// Waste in the journal, in percent of the live data, above which a memtable is due.
 const WASTE_SHARE: u64 = 50;
-/// The pressure, in hundredths, of as much waste as makes a memtable due: writers are slowed down
-/// from one and a half times that on.
+/// Pressure, in percent, when the waste is just large enough to make a memtable due. The store
+/// throttles writers above 100, which is about one and a half times that waste.
 const DUE_PRESSURE_PERCENT: u64 = 69;
-/// Bytes of a list's entry beside its key, at most, and its share of what stands in the foot.
+/// Upper estimate of the bytes of a list entry in addition to its key, including its share of the
+/// foot.
 const LIST_ENTRY_OVERHEAD: usize = 40;
-/// Removals between two that look around themselves while that is worth it.
+/// Number of removals between two scans for removed ranges, while the scans are successful.
 const RESCAN_REMOVALS: u64 = 4;
-/// With the budget used up, memtables that take this part of it are moved before anything is
-/// refused.
+/// Divisor of the memory budget. If the budget is used up and the memtables use more than this part
+/// of it, they are flushed before a write is refused.
 const MEMORY_HIGH_DIVISOR: u64 = 8;
 
-/// A keyspace.
+/// Engine instance of one keyspace.
 pub(crate) struct DelsmEngine {
     pub(crate) id: KeyspaceId,
     pub(crate) keyspace: Arc<KeyspaceContext>,
     pub(crate) sizes: Sizes,
     pub(crate) work: Mutex<MaintenanceState>,
     state: Published<DelsmState>,
-    /// Staged values in the active memtable, about, and their bytes.
+    /// Blobs in the active memtable, and their bytes. Approximate.
     memtable_blobs: [AtomicU64; 2],
-    /// Bytes that the frozen memtable will take in lists and packs, about.
+    /// Estimated bytes that the frozen memtable will use in lists and packs.
     frozen_table_bytes: AtomicU64,
-    /// Bytes of all lists: a merge may have to write them once more.
+    /// Bytes of all lists. A merge may have to write them again.
     list_bytes: AtomicU64,
-    /// Bytes that the frozen memtable wastes in the journal.
+    /// Wasted bytes of the frozen memtable in the journal.
     wasted_bytes: AtomicU64,
-    /// Bytes of values that live in tables, about.
+    /// Estimated bytes of live values in tables.
     live_bytes: AtomicU64,
-    /// Of the keys that were flushed last, so many of a hundred were in no table.
+    /// Percentage of the keys of the last flush that were in no other table.
     pub(crate) new_key_percent: AtomicU64,
     /// Versions that views pin.
     pinned_versions: PinnedVersions,
-    /// As the store sees it when it asks whether there should be a checkpoint.
+    /// Updated when the store asks whether a checkpoint is due.
     idle_detector: IdleDetector,
-    /// Stretches of removed keys that readers skip.
+    /// Ranges of removed keys that readers skip.
     pub(crate) removed_ranges: RemovedRangeMap,
-    /// Removals since one looked around itself, and after how many the next one does.
+    /// Number of removals since the last scan for removed ranges, and number at which the next scan
+    /// is due.
     removal_scan_counters: [AtomicU64; 2],
-    /// Removed keys that readers passed.
+    /// Number of removed keys that readers have passed.
     pub(crate) removed_keys_skipped: AtomicU64,
-    /// Views were released since somebody last looked.
+    /// True if views were released since the last check.
     pub(crate) has_released_views: AtomicBool,
-    /// Staged values of tables that are not published yet: see `ingest.rs`.
+    /// Blobs of tables that are not published yet (`ingest.rs`).
     pub(crate) ingested_blobs: Mutex<Vec<u64>>,
 }
 
-/// Result of a look-up.
+/// Result of a lookup.
 pub(crate) enum LookupResult<'a> {
-    /// In a memtable.
+    /// The value is in a memtable.
     Memtable(RecordContent<'a>),
-    /// In a table.
+    /// The value is in a table.
     Table(&'a Arc<Table>, ValueRef),
-    /// It is removed, or was never there.
+    /// The key was removed, or never existed.
     Absent,
 }
 
@@ -134,7 +137,7 @@ impl DelsmEngine {
         }
     }
 
-    /// The present moment.
+    /// Returns the present state.
     #[inline]
     pub(crate) fn state<'g>(&'g self, guard: &'g Guard) -> &'g DelsmState {
         self.state.load(guard)
@@ -148,7 +151,7 @@ impl DelsmEngine {
         self.state(&epoch::pin()).memtables.frozen.clone()
     }
 
-    /// Publishes `version`; with `is_flushed`, what was frozen is in it.
+    /// Publishes `version`. With `is_flushed`, it contains the content of the frozen memtable.
     pub(crate) fn publish_version(&self, version: Version, is_flushed: bool) {
         let guard = &epoch::pin();
         if let Some(frozen) = self.state(guard).memtables.frozen.as_ref().filter(|_| is_flushed) {
@@ -165,9 +168,9 @@ impl DelsmEngine {
         });
     }
 
-    /// Calls `with` with what `key` is at `at` in `state`. What a table says is to be understood by
-    /// the same state: a later one may have other tables, and an earlier one lacks the pack that is
-    /// named.
+    /// Calls `with` with the version of `key` that is visible at `at` in `state`. The result from a
+    /// table is valid only with the same state: a later state may have other tables, and an earlier
+    /// one may lack the pack that the result names.
     #[inline]
     fn look_up<R>(
         &self,
@@ -194,9 +197,9 @@ impl DelsmEngine {
         }
     }
 
-    /// The number of the version of `key` that a view at `at` shows. No value is read for it, in a
-    /// file, a pack or the journal: the memtable's word or the key list says it. If `is_revealed`,
-    /// the commit of an entry of a memtable is revealed before the entry counts.
+    /// Returns the seq of the version of `key` that is visible at `at`. Reads only the word in the
+    /// memtable or the key list, but no value. If `is_revealed`, waits until the commit of an entry
+    /// in a memtable is visible before the entry counts.
     fn visible_seq(&self, at: Seq, key: &[u8], is_revealed: bool, guard: &Guard) -> Result<Option<Seq>> {
         let (state, hash) = (self.state(guard), self.keyspace.hash(key));
         if let Some((_, version)) = state.memtables.find(hash, key, at, guard) {
@@ -209,8 +212,8 @@ impl DelsmEngine {
         Ok(found.and_then(|(_, seq, what)| (what != ValueRef::Removed).then_some(seq)))
     }
 
-    /// Whether the record of `op` would be beyond the budget, with all that can give way gone, and
-    /// with room for what the memtables will take in the index.
+    /// Returns true if the record of `op` would exceed the budget even after eviction of all
+    /// caches. The check includes the memory that the memtables will need in the index.
     fn is_over_budget(&self, op: &EngineOp<'_>, state: &DelsmState) -> bool {
         let more = state.memtables.bytes_needed(op, self.sizes.index_bytes_per_key);
         let memory = &self.keyspace.context.memory;
@@ -218,8 +221,8 @@ impl DelsmEngine {
         !memory.has_room_without_caches(more)
     }
 
-    /// Hands what `key` is at `at` to `found`; with `from_cache`, bytes that were read from a file
-    /// before in place of the file.
+    /// Passes the value of `key` at `at` to `found`. With `from_cache`, passes the cached bytes of
+    /// a file instead of the file, if there are any.
     fn read_value(
         &self,
         at: Seq,
@@ -235,7 +238,7 @@ impl DelsmEngine {
         loop {
             let guard = &epoch::pin();
             let state = self.state(guard);
-            // None: the file that was named is not there, and which it was.
+            // The inner error has the file that is missing, and its place.
             let answer = self.look_up(state, (at, key), guard, |what| match what {
                 LookupResult::Absent => Ok(Ok(false)),
                 LookupResult::Memtable(RecordContent::Put(value)) => {
@@ -273,8 +276,8 @@ impl DelsmEngine {
                     }
                 }
             })?;
-            // A file moves on, or goes after what named it was superseded: missed twice in one
-            // place, it is lost.
+            // A file may be moved, or removed after it was superseded: then the next lookup finds
+            // the new state. A file that is missing twice in the same place is lost.
             match answer {
                 Ok(is_there) => return Ok(is_there),
                 Err((place, id, error)) => {
@@ -286,8 +289,8 @@ impl DelsmEngine {
         }
     }
 
-    /// Has the removal of `key` look around itself for a dead range now and then: soon again where
-    /// it passed so many removed keys that removals there come in no order.
+    /// Scans around the removed `key` for a removed range, if a scan is due. The next scan is due
+    /// soon if this one passed many removed keys: removals there come in no order.
     fn record_ranges_if_due(&self, key: &[u8]) {
         let [removed, due] = &self.removal_scan_counters;
         if removed.load(Ordering::Relaxed) < due.load(Ordering::Relaxed) {
@@ -299,7 +302,8 @@ impl DelsmEngine {
         due.store(if is_worth_it { RESCAN_REMOVALS.min(later) } else { later }, Ordering::Relaxed);
     }
 
-    /// What a record will take in a list, and its value in a pack; or that it is staged.
+    /// Counts the bytes of a record in a list and of its value in a pack, or the blob of the
+    /// record.
     fn count_table_bytes(&self, active: &Memtable, key: &[u8], content: &RecordContent<'_>) {
         if let RecordContent::Blob(blob) = content {
             self.memtable_blobs[0].fetch_add(1, Ordering::Relaxed);
@@ -310,21 +314,21 @@ impl DelsmEngine {
         active.add_to_sum(TABLE_BYTES_SUM, bytes as u64);
     }
 
-    /// Notes the bytes of a record in the journal that a flush makes superfluous and that say
-    /// nothing that tables do not say: those of a key that the memtable has already, and of others
-    /// the part that tables have.
+    /// Counts the wasted bytes of a record in the journal: a flush makes them superfluous, and no
+    /// table needs them. A key that the memtable already has wastes its whole record. A new key of
+    /// the memtable wastes the fraction of keys that tables already have.
     fn note_waste(&self, active: &Memtable, span: u32, is_first: bool) {
         let fresh = if is_first { self.new_key_percent.load(Ordering::Relaxed).min(100) } else { 0 };
         active.add_to_sum(WASTE, u64::from(span) * (100 - fresh) / 100);
     }
 
-    /// Returns the waste of the journal that makes a memtable due.
+    /// Returns the waste in the journal above which a memtable is due.
     fn most_waste(&self) -> u64 {
         (self.live_bytes.load(Ordering::Relaxed) / 100 * WASTE_SHARE).max(self.sizes.least_waste)
     }
 
-    /// Values that stand among the staged ones: in memtables, or named by tables that are not
-    /// settled.
+    /// Lists the blobs in the blob store that this keyspace uses: those of memtables, and those
+    /// that tables with unlinked files name.
     pub(crate) fn list_blobs(&self, out: &mut Vec<u64>) -> Result<()> {
         let guard = &epoch::pin();
         let state = self.state(guard);
@@ -451,8 +455,8 @@ impl Engine for DelsmEngine {
         Ok(self.count_keys(1)? == 0)
     }
 
-    /// What views pinned goes when its memtable or table is next written, at rest at the latest;
-    /// here it is counted.
+    /// Only updates the count of pinned versions. The versions are dropped when their memtable or
+    /// table is next written, at the latest when the database is idle.
     fn trim(&self, views: &Views, visible: Seq) {
         self.has_released_views.store(true, Ordering::Relaxed);
         self.pinned_versions.trim(views, visible);
@@ -480,8 +484,8 @@ impl Engine for DelsmEngine {
         self.state(&epoch::pin()).memtables.frozen.is_none()
     }
 
-    /// Lists of what is in memory, the same once more with what they are merged with, and what
-    /// stands with them.
+    /// Returns the space for the flush of both memtables, for a merge of their lists with all other
+    /// lists, and for directories and the manifest.
     fn disk_reserve(&self) -> Option<u64> {
         let logged = self.log_bytes_needed();
         let lists = logged + self.list_bytes.load(Ordering::Relaxed);
@@ -499,8 +503,8 @@ impl Engine for DelsmEngine {
         let active = &state.memtables.active;
         let rest = self.idle_detector.observe(active.newest());
         let budget = self.keyspace.context.memory.budget();
-        // After 1, 2, 4, ... times so many looks: one at rest for hours is not looked through again
-        // and again.
+        // Asks after 1, 2, 4, ... times `idle_samples` observations, so that an idle memtable is
+        // not examined again and again.
         let (looked, looks) = (rest.saturating_add(1), self.sizes.idle_samples);
         let is_turn = looked.is_multiple_of(looks) && (looked / looks).is_power_of_two();
         self.memtable_blobs[0].load(Ordering::Relaxed) >= self.sizes.max_memtable_files
@@ -511,9 +515,9 @@ impl Engine for DelsmEngine {
             || (!active.is_empty() && is_turn && self.is_superseding_much(state, guard).unwrap_or(false))
     }
 
-    /// Returns the waste of both memtables in hundredths of the waste that slows writers down.
-    /// Memory does not bound the journal while a memtable waits for a merge and is moved: a key
-    /// that is overwritten takes no more memory.
+    /// Returns the waste of both memtables, as a percentage of the waste above which the store
+    /// throttles writers. The memory limit does not bound the journal while a memtable waits for a
+    /// merge and is flushed: a key that is overwritten uses no more memory.
     fn pressure_percent(&self) -> u64 {
         if self.is_flushed() {
             return 0;
@@ -578,7 +582,7 @@ impl Engine for DelsmEngine {
     }
 
     fn blobs(&self, out: &mut Vec<u64>) -> Result<()> {
-        // In this order: what leaves the state goes to what waits to be removed.
+        // In this order: a blob that leaves the state is then among the adopted blobs.
         let named = self.list_blobs(out);
         out.extend(self.ingested_blobs.lock().iter().copied());
         out.extend(self.work.lock().adopted_blobs());

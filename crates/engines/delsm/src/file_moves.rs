@@ -1,21 +1,21 @@
-//! # Moves: files get their names in their tables' directories
+//! # File moves: files are linked into the directories of their tables
 //!
 //! ## Picture
 //!
 //! ```text
-//!  tables ── some thousand files at a time ─> in the order of their numbers ─> linked, a few a step
-//!                                               ─> directories synced, tables settled ─> manifest ─> old names are garbage
+//!  tables ── some thousand files at a time ─> sorted by their numbers ─> linked, a few per step
+//!                   ─> directories synced, tables are linked ─> manifest ─> old names are garbage
 //! ```
 //!
-//! In the order of numbers, not of keys: files that were made one after the other have their inodes
-//! side by side. A link changes its file's inode, a sync writes whole blocks of them, and there is
-//! a sync every 100 ms. In the order of keys a fill with values of 16 KiB wrote 1.17 bytes to the
-//! device for each of the user's; so it writes 1.12.
+//! Files are moved in the order of their numbers, not of keys, because files that were created one
+//! after the other have adjacent inodes. A link changes the inode of its file, and a sync writes
+//! whole blocks of inodes. In the order of numbers, the frequent syncs therefore write fewer
+//! blocks.
 //!
 //! ## Crash
 //!
-//! A file of a table that is not settled is where the list says, or in the table's directory
-//! already, so moves can be done again.
+//! A file of a table that is not linked is where the list says, or already in the directory of the
+//! table. Moves can therefore be repeated.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -29,21 +29,21 @@ use crate::list::{ListEntry, ValueRef};
 use crate::maintenance::{Garbage, Job, MaintenanceState};
 use crate::tree::Table;
 
-/// Files on their way into the directories of tables.
+/// Move of files into the directories of tables.
 #[derive(Debug)]
 pub(crate) struct FileMoves {
     tables: Vec<Arc<Table>>,
-    /// The table and block that are gathered next, and the first table that is not settled.
+    /// Next table and block to gather, and the first table that is not linked.
     table: usize,
     block: usize,
     first_unlinked: usize,
-    /// What was gathered and has not moved: the last one is next.
+    /// Gathered files that have not moved yet. The last one moves next.
     files: Vec<FileMove>,
-    /// What goes when all have moved.
+    /// Garbage that is removed when all files have moved.
     garbage_after: Vec<Garbage>,
 }
 
-/// A file, and the index of its table.
+/// File to move, with the index of its table.
 #[derive(Debug)]
 struct FileMove {
     id: u64,
@@ -52,17 +52,17 @@ struct FileMove {
 }
 
 impl FileMoves {
-    /// What goes when it is done.
+    /// Returns the garbage that is removed when all files have moved.
     pub(crate) fn garbage_after(&self) -> &[Garbage] {
         &self.garbage_after
     }
 
-    /// Files of `tables`; then `after` goes.
+    /// Returns the moves of all files of `tables`. `after` is removed at the end.
     pub(crate) fn new(tables: Vec<Arc<Table>>, after: Vec<Garbage>) -> FileMoves {
         FileMoves { tables, table: 0, block: 0, first_unlinked: 0, files: Vec::new(), garbage_after: after }
     }
 
-    /// Takes blocks until there are `enough` files.
+    /// Reads blocks until there are `enough` files.
     fn gather(&mut self, enough: usize) -> Result<()> {
         while let Some(table) = self.tables.get(self.table).filter(|_| self.files.len() < enough) {
             if self.block == table.list.block_count() || table.is_linked() {
@@ -95,7 +95,7 @@ impl FileMoves {
 }
 
 impl DelsmEngine {
-    /// Links the next files into their tables' directories; at the end they are settled.
+    /// Links the next files into the directories of their tables. At the end the tables are linked.
     pub(crate) fn move_next_files(&self, work: &mut MaintenanceState) -> Result<()> {
         let Some(Job::Moving(moving)) = &mut work.job else { return Ok(()) };
         let disk = self.disk()?;
@@ -122,7 +122,8 @@ impl DelsmEngine {
         }
         let version = self.version();
         let flushed_seq = work.flushed_seq;
-        self.write_manifest(work, &version, flushed_seq)?; // the second slot is past what named the old places (work I2)
+        // Now both slots are newer than the manifest that named the old places (maintenance I2).
+        self.write_manifest(work, &version, flushed_seq)?;
         if let Some(Job::Moving(moving)) = work.job.take() {
             work.garbage.extend(moving.garbage_after);
             work.schedule_sweep();
@@ -131,15 +132,15 @@ impl DelsmEngine {
     }
 }
 
-/// Gives the file at `source` the name `target` as well. One that is not at its source any more was
-/// moved before a crash, or is lost, and whoever reads it will say so. Without second names a move
-/// waits while a state stays.
+/// Links the file at `source` to `target`. A file that is no longer at `source` was moved before a
+/// crash, or is lost; in that case its reader reports it. On a file system without hard links a
+/// move waits while a state is pinned.
 fn move_file(disk: &dyn Disk, source: &Path, target: &Path, is_held: bool) -> Result<()> {
     use std::io::ErrorKind;
     match disk.link(source, target) {
         Ok(()) => Ok(()),
         Err(e) if matches!(e.kind(), ErrorKind::AlreadyExists | ErrorKind::NotFound) => Ok(()),
-        // A file system without second names.
+        // A file system without hard links.
         Err(e)
             if matches!(
                 e.kind(),

@@ -1,28 +1,28 @@
-//! # Names: from a key to the name of its value's file
+//! # File names: from a key to the name of the file of its value
 //!
 //! ```text
-//!  photos/cat.jpg  number 0x2a  ->  photos%2fcat.jpg@2a          readable, and the key again: all before the last '@'
-//!  300 bytes       number 0x2b  ->  #9c5e...@2b                  a hash; the key stands in the key list
+//!  photos/cat.jpg  number 0x2a  ->  photos%2fcat.jpg@2a   readable; the key is before the last '@'
+//!  300 bytes       number 0x2b  ->  #9c5e...@2b           a hash; the key is in the key list
 //! ```
 //!
 //! ## Invariants
 //!
-//! 1. A name is one part of a path: no '/', no NUL, not empty, neither "." nor "..", at most 255
-//!    bytes, ASCII.
-//! 2. No two files of a keyspace have the same name, because the number is in it, whatever the file
-//!    system does to case.
-//! 3. No name starts with '.': no value hides from `ls`.
+//! 1. A name is a single component of a path: no '/', no NUL, not empty, neither "." nor "..", at
+//!    most 255 bytes, ASCII.
+//! 2. No two files of a keyspace have the same name, because names contain the number. This holds
+//!    even if the file system ignores case.
+//! 3. No name starts with '.': `ls` shows all values.
 
 use std::fmt::Write;
 use std::hash::Hasher;
 
 use sheaf_base::codec::COUNT_LIMIT;
 
-/// Longest part of a name before its number.
+/// Maximum length of the part before the number.
 const MAX_ESCAPED_BYTES: usize = 230;
-/// What parts key and number; never in an escaped key.
+/// Separator of key and number. It does not occur in an escaped key.
 const NUMBER_SEPARATOR: char = '@';
-/// What starts the name of a key that is too long to be read.
+/// First character of the name for a key that is too long to be escaped.
 const HASH_PREFIX: char = '#';
 
 fn is_unescaped(byte: u8, is_first: bool) -> bool {
@@ -31,7 +31,7 @@ fn is_unescaped(byte: u8, is_first: bool) -> bool {
         || (byte == b'.' && !is_first)
 }
 
-/// The name of the file that holds value `id` of `key`.
+/// Returns the name of the file that holds value `id` of `key`.
 pub(crate) fn value_name(key: &[u8], id: u64) -> String {
     let mut name = String::with_capacity(key.len() + 18);
     for (at, byte) in key.iter().enumerate() {
@@ -52,18 +52,18 @@ pub(crate) fn value_name(key: &[u8], id: u64) -> String {
     name
 }
 
-/// The number in a name.
+/// Returns the number in a name.
 pub(crate) fn blob_id_in_name(name: &str) -> Option<u64> {
     u64::from_str_radix(name.rsplit_once(NUMBER_SEPARATOR)?.1, 16).ok()
 }
 
-/// The number in the name of a directory, a key list or a pack. One that none of them can have
-/// makes it a name of somebody else's.
+/// Returns the number in the name of a directory, a key list or a pack. Returns `None` if none of
+/// them can have this number: the name is then foreign.
 pub(crate) fn number_in_name(name: &str) -> Option<u64> {
     u64::from_str_radix(name.split('.').next()?, 16).ok().filter(|number| *number < COUNT_LIMIT)
 }
 
-/// The number in a name, and the key, where it can be read.
+/// Returns the number in a name, and the key if it is readable.
 #[cfg(test)]
 pub(crate) fn parse(name: &str) -> Option<(u64, Option<Vec<u8>>)> {
     let (front, id) = (name.rsplit_once(NUMBER_SEPARATOR)?.0, blob_id_in_name(name)?);
@@ -83,17 +83,17 @@ pub(crate) fn parse(name: &str) -> Option<(u64, Option<Vec<u8>>)> {
     Some((id, Some(key)))
 }
 
-/// The name of key list `number` among the directories.
+/// Returns the name of key list `number`, which is next to the directories.
 pub(crate) fn list_name(number: u64) -> String {
     format!("{number:08x}.keys")
 }
 
-/// The name of the directory `number` of a keyspace.
+/// Returns the name of the directory `number` of a keyspace.
 pub(crate) fn dir_name(number: u64) -> String {
     format!("{number:08x}")
 }
 
-/// The name of pack `number` among the directories.
+/// Returns the name of pack `number`, which is next to the directories.
 pub(crate) fn pack_name(number: u64) -> String {
     format!("{number:08x}.pack")
 }

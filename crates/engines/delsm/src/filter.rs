@@ -1,13 +1,13 @@
-//! # Filter: which keys a key list may have
+//! # Filter: the keys that a key list may have
 //!
-//! A Bloom filter of ten bits a key and seven probes: one in a hundred keys that are not there
-//! passes. Probes come from one 64-bit hash by double hashing.
+//! A Bloom filter with ten bits per key and seven probes. About one percent of absent keys pass.
+//! The probes are derived from one 64-bit hash by double hashing.
 
-/// Bits a key.
+/// Bits per key.
 const BITS_PER_KEY: usize = 10;
 const PROBES: u32 = 7;
 
-/// The filter of keys with these hashes, as bytes.
+/// Returns the filter of the keys with the given hashes.
 pub(crate) fn build(hashes: &[u64]) -> Vec<u8> {
     let mut bits = vec![0u8; (hashes.len() * BITS_PER_KEY).div_ceil(8).max(8)];
     for hash in hashes {
@@ -18,14 +18,14 @@ pub(crate) fn build(hashes: &[u64]) -> Vec<u8> {
     bits
 }
 
-/// False if no key with this hash is there.
+/// Returns false if no key with this hash was added.
 #[inline]
 pub(crate) fn may_contain(bits: &[u8], hash: u64) -> bool {
     bits.is_empty() || probes(hash, bits.len()).all(|bit| bits[bit / 8] & (1 << (bit % 8)) != 0)
 }
 
 #[inline]
-#[allow(clippy::cast_possible_truncation)] // below the number of bits
+#[allow(clippy::cast_possible_truncation)] // less than the number of bits
 fn probes(hash: u64, bytes: usize) -> impl Iterator<Item = usize> {
     let (count, step) = (bytes as u64 * 8, hash.rotate_left(32) | 1);
     (0..u64::from(PROBES)).map(move |probe| (hash.wrapping_add(probe.wrapping_mul(step)) % count) as usize)

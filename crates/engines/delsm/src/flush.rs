@@ -1,9 +1,9 @@
-//! # Flush: a frozen memtable becomes tables of level 0
+//! # Flush: moves a frozen memtable into tables of level 0
 //!
-//! Staged values are adopted where they are: the key list names them by number. They get readable
-//! names in a table's directory when a merge takes them down, or at rest; until then a table of
-//! level 0 is not settled, and a value that is superseded soon never moves. Small values are copied
-//! from the journal into one pack.
+//! Blobs are adopted in place: the key list names them by their ids. They are linked into the
+//! directory of a table by a merge, or when the database is idle. Until then the files of a table
+//! of level 0 are not linked, and a value that is superseded soon never moves. Small values are
+//! copied from the journal into one pack.
 
 use std::ops::Bound;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use crate::pack::{Pack, PackWriter};
 use crate::tree::{Table, Version};
 
 impl DelsmEngine {
-    /// Writes the frozen memtable, names it in the manifest and publishes it.
+    /// Writes the frozen memtable into tables, names them in the manifest and publishes them.
     pub(crate) fn flush(
         &self,
         work: &mut MaintenanceState,
@@ -37,7 +37,7 @@ impl DelsmEngine {
         let (tables, opened) = match written {
             Ok(written) => written,
             Err(error) => {
-                work.is_sweep_due = true; // what was written for it
+                work.is_sweep_due = true; // the unfinished files
                 return Err(error);
             }
         };
@@ -48,7 +48,7 @@ impl DelsmEngine {
         version.levels[0].splice(0..0, tables);
         let flushed_seq = work.flushed_seq.max(frozen.newest());
         if let Err(error) = self.write_manifest(work, &version, flushed_seq) {
-            work.is_sweep_due = true; // what was written for it
+            work.is_sweep_due = true; // the unfinished files
             return Err(error);
         }
         self.publish_version(version, true);
@@ -60,8 +60,8 @@ impl DelsmEngine {
         Ok(())
     }
 
-    /// What of the memtable anybody may still see, in tables and a pack that are durable. A guard
-    /// is held for one key at a time.
+    /// Writes the versions that a view or a later reader may need into durable tables and a pack.
+    /// Holds an epoch guard for one key at a time.
     fn write_tables(
         &self,
         work: &mut MaintenanceState,
@@ -79,7 +79,7 @@ impl DelsmEngine {
             let Some(entry) = merge_input.take(&guard) else { break };
             self.versions_to_keep(frozen, &entry, views, dead, &mut kept, &guard)?;
             while is_all && kept.last().is_some_and(|version| version.word.is_tombstone()) {
-                kept.pop(); // a removal hides nothing where there is nothing below
+                kept.pop(); // no older version is below
             }
             let item = |version: MemVersion| {
                 let what = self.value_ref_of(frozen, version, pack, &guard)?;
@@ -101,8 +101,8 @@ impl DelsmEngine {
         Ok((self.finish_tables(outputs)?, pack))
     }
 
-    /// Those versions of a key that anybody may still see, the newest first; values in files of
-    /// others are dead.
+    /// Collects the versions of a key that a view or a later reader may need, the newest first.
+    /// Adds the blobs of the other versions to `dead`.
     fn versions_to_keep(
         &self,
         frozen: &Memtable,
@@ -115,7 +115,7 @@ impl DelsmEngine {
         let mut newer: Option<Seq> = None;
         for version in entry.versions() {
             match newer {
-                Some(newer) if newer <= version.seq => continue, // seen twice
+                Some(newer) if newer <= version.seq => continue, // a duplicate
                 Some(died) if !views.may_need(version.seq, died) => {
                     if version.word.is_blob() {
                         let id = self.blob_id_of(frozen, version, guard)?;
@@ -129,7 +129,7 @@ impl DelsmEngine {
         Ok(())
     }
 
-    /// How a table names a version; a small value is added to the pack.
+    /// Returns the reference of a table to a version. Adds a small value to the pack.
     fn value_ref_of(
         &self,
         frozen: &Memtable,
@@ -151,7 +151,7 @@ impl DelsmEngine {
         })
     }
 
-    /// The number of the staged value that a version is.
+    /// Returns the id of the blob that a version refers to, if it does.
     pub(crate) fn blob_id_of(
         &self,
         memtable: &Memtable,

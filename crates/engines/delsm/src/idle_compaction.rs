@@ -1,40 +1,33 @@
-//! # Rest: garbage that no merge meets
+//! # Idle compaction: removes garbage that regular merges do not reach
 //!
-//! A version that a table supersedes stays until a merge meets it, and a level that is not full is
-//! never merged. So when nothing else is to do, tables are surveyed for what goes with them, and
-//! merged while that is too much.
+//! A superseded version stays until a merge reads it, and a level below its limit is never merged.
+//! An idle keyspace surveys its tables for dead bytes, and merges while there are too many.
 //!
 //! ## Picture
 //!
 //! ```text
-//!  no commit for some looks ─> files of flushed tables get their names ─> survey, some keys a step
-//!                                  ┌────────────────────────────────────────┘
+//!  no commit for some time ─> files of flushed tables are linked ─> survey, some keys per step
+//!                                  ┌─────────────────────────────────┘
 //!                                  v
-//!      too much garbage? ── no ──> rest
-//!            │ yes                  dead: the table that supersedes most goes down, or is written anew
-//!            └─> a merge, and again holes: the tables that name the emptiest pack are written anew
+//!      too much garbage? ── no ──> done
+//!            │ yes                 dead bytes: push down or rewrite the table that frees most
+//!            └─> merge, survey     holes: rewrite a table that names a pack with many holes
 //! ```
 //!
-//! *Dead* is a version that a newer one supersedes and no view needs, and a removal, which hides
-//! nothing once its table is at the bottom. *Holes* are bytes of packs that no table names. Of each
-//! there is at most one byte to [`MAX_GARBAGE_DIVISOR`] live ones at rest, beyond
-//! [`Sizes::min_garbage_bytes`](crate::sizes::Sizes); and what a memtable at rest supersedes is at
-//! most one to [`MAX_SUPERSEDED_DIVISOR`].
+//! A *dead* version is superseded by a newer one, and no view needs it. A tombstone is dead if it
+//! hides nothing, once its table is at the bottom. *Holes* are bytes of packs that no table names.
+//! In an idle database there is at most one byte of each for [`MAX_GARBAGE_DIVISOR`] live ones,
+//! beyond [`Sizes::min_garbage_bytes`](crate::sizes::Sizes). An idle memtable supersedes at most
+//! one byte for [`MAX_SUPERSEDED_DIVISOR`].
 //!
 //! ## Invariants
 //!
-//! 1. What a survey counts as dead goes with merges of the surveyed table and nothing else: down,
-//!    until it meets it, or in place. A merge moves tables down or makes them smaller, so this
-//!    comes to an end.
-//! 2. A table is surveyed once, and again when views were released that may have needed what it
-//!    supersedes. What is below it may change meanwhile; that it supersedes something there does
-//!    not.
-//!
-//! ## Costs
-//!
-//! A survey looks up each key of a table in those below that overlap it; most tables overlap none
-//! and are not read. Garbage of an eighth is removed by writing lists of 45 bytes a key, but packed
-//! values by copying packs that have holes of an eighth.
+//! 1. Bytes that a survey counts as dead are freed only by merges of the surveyed table: in place,
+//!    or downwards until it meets them. A merge moves tables down or makes them smaller, so this
+//!    ends.
+//! 2. A table is surveyed once, and again after a release of views that may have needed the
+//!    versions that it supersedes. Tables below may change, but some version there remains
+//!    superseded.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Bound;
@@ -55,22 +48,22 @@ use crate::manifest::LEVELS;
 use crate::merge::Merge;
 use crate::tree::{DelsmState, Table, TablesBelow, Version};
 
-/// Live bytes to a dead one, and to one of a hole.
+/// Minimum number of live bytes per dead byte, and per byte of holes.
 const MAX_GARBAGE_DIVISOR: u64 = 8;
-/// Live bytes to one that a memtable supersedes.
+/// Minimum number of live bytes per byte that a memtable supersedes.
 const MAX_SUPERSEDED_DIVISOR: u64 = 20;
-/// About what a list takes for an entry.
+/// Approximate bytes of a list entry.
 const LIST_ENTRY_BYTES: u64 = 48;
 
-/// What goes with a table.
+/// Bytes that merges of a table free.
 #[derive(Clone, Copy, Debug, Default)]
 struct DeadBytes {
     bytes: u64,
-    /// A view needs some of what it supersedes.
+    /// True if a view needs some of the versions that the table supersedes.
     is_pinned: bool,
 }
 
-/// A table that is being surveyed.
+/// Survey of a table in progress.
 #[derive(Debug)]
 struct TableSurvey {
     table: Arc<Table>,
@@ -78,18 +71,25 @@ struct TableSurvey {
     found: DeadBytes,
 }
 
-/// What is known of garbage.
+/// Known garbage, and the progress of surveys.
+///
+/// ## Costs
+///
+/// A survey looks up each key of a table in the overlapping tables below; most tables overlap none
+/// and are not read. Removing dead versions costs writing key lists, for packed values also copying
+/// packs.
 #[derive(Debug, Default)]
 pub(crate) struct IdleCompaction {
-    /// As it is seen when there is nothing to do.
+    /// Observed when there is no other work.
     idle_detector: IdleDetector,
-    /// By number of list.
+    /// Dead bytes by the number of the list.
     dead_by_list: HashMap<u64, DeadBytes>,
     survey: Option<TableSurvey>,
 }
 
 impl DelsmEngine {
-    /// What is to do when nothing else is. False if there is nothing, or no rest.
+    /// Executes a step of idle work. Returns false if there is none, or if the database is not
+    /// idle.
     pub(crate) fn compact_if_idle(
         &self,
         work: &mut MaintenanceState,
@@ -117,7 +117,7 @@ impl DelsmEngine {
         }
     }
 
-    /// Surveys some more. False if all is known.
+    /// Continues the survey. Returns false if all tables are surveyed.
     fn survey_tables(&self, rest: &mut IdleCompaction, views: &Views, version: &Version) -> Result<bool> {
         let is_there = |number: u64| version.tables().any(|table| table.list.number() == number);
         let mut survey = match rest.survey.take().filter(|survey| is_there(survey.table.list.number())) {
@@ -158,8 +158,8 @@ impl DelsmEngine {
         Ok(true)
     }
 
-    /// What goes with the versions of a key in a table, the newest first: of themselves, and of
-    /// what the next table below has.
+    /// Returns the bytes that the versions of a key in a table make dead, the newest version first:
+    /// among themselves, and in the next table below.
     fn dead_bytes_of(
         &self,
         group: &[ListEntry],
@@ -185,7 +185,7 @@ impl DelsmEngine {
         Ok(dead)
     }
 
-    /// A merge that frees most, if there is too much garbage.
+    /// Returns the merge that frees most, if there is too much garbage.
     fn plan_garbage_merge(&self, work: &mut MaintenanceState, version: &Version) -> Option<Merge> {
         let known = &work.idle_compaction.dead_by_list;
         let bytes_of = |table: &Arc<Table>| known.get(&table.list.number()).map_or(0, |dead| dead.bytes);
@@ -202,7 +202,7 @@ impl DelsmEngine {
             };
         }
         if work.is_space_short {
-            return None; // copies take room first
+            return None; // copies need space first
         }
         let named = version.live_pack_bytes();
         let named = |pack: u64| named.get(&pack).copied().unwrap_or(0);
@@ -219,7 +219,7 @@ impl DelsmEngine {
         self.plan_rewrite_without(version, leaky)
     }
 
-    /// Whether what a small memtable at rest supersedes, in tables and in itself, is too much.
+    /// Returns true if a small idle memtable supersedes too many bytes, in tables and in itself.
     pub(crate) fn is_superseding_much(&self, state: &DelsmState, guard: &Guard) -> Result<bool> {
         let (active, version) = (&state.memtables.active, &state.version);
         let (mut places, mut dead) = (Vec::new(), 0);
@@ -245,7 +245,7 @@ impl DelsmEngine {
     }
 }
 
-/// Bytes of a value.
+/// Returns the bytes of a value.
 fn value_bytes(what: &ValueRef) -> u64 {
     match what {
         ValueRef::File { blob, .. } => u64::from(blob.len),
@@ -254,7 +254,7 @@ fn value_bytes(what: &ValueRef) -> u64 {
     }
 }
 
-/// Bytes of what a table names, and of its list, about.
+/// Returns approximately the bytes of the values that a table names, and of its list.
 fn referenced_bytes(table: &Arc<Table>) -> u64 {
     let totals = table.list.totals();
     totals.file_bytes + totals.packed_bytes() + totals.entries * LIST_ENTRY_BYTES

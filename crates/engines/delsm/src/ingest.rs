@@ -1,19 +1,19 @@
-//! # Ingest: the pairs that a keyspace begins with, in the order of their keys
+//! # Ingest: loads the initial pairs of a keyspace, in the order of keys
 //!
-//! Tables that do not overlap, all in one level: the first that is not full with them. Small values
-//! go into a pack for each table, staged ones are named where they are, and get their names in the
-//! tables' directories afterwards, as after a flush.
+//! Writes tables that do not overlap, all into the first level that is not over its limit with
+//! them. Small values are written to a pack per table. Blobs are named in place, and are linked
+//! into the directories of the tables afterwards, as after a flush.
 //!
 //! ## Invariants
 //!
-//! 1. Nobody else touches the keyspace meanwhile: it has no name, takes no commits, and no
-//!    checkpoint knows it.
-//! 2. The manifest names the tables once all of them are durable, and says that all commits up to
-//!    the one that the pairs are of are in them.
+//! 1. No other thread uses the keyspace during the load: it has no name, takes no commits, and is
+//!    in no checkpoint.
+//! 2. The manifest names the tables once all of them are durable. It says that all commits up to
+//!    the commit of the pairs are in them.
 //!
 //! ## Costs
 //!
-//! Each value is written once. Memory: a table's list, and a word for each staged value.
+//! Each value is written once. Memory: the list of one table, and a word for each blob.
 
 use std::sync::Arc;
 
@@ -31,16 +31,16 @@ use crate::pack::{Pack, PackWriter};
 use crate::recover::pending_blob_garbage;
 use crate::tree::{Table, Version};
 
-/// A table that is being filled.
+/// Table that is being filled.
 struct OpenTable {
     made: TableBuilder,
     pack: PackWriter,
-    /// Bytes of the pack.
+    /// Bytes in the pack.
     packed: u64,
     files: u64,
 }
 
-/// Pairs on their way.
+/// Loader of the initial pairs of a keyspace.
 pub(crate) struct DelsmIngest {
     engine: Arc<DelsmEngine>,
     seq: Seq,
@@ -54,7 +54,7 @@ impl DelsmIngest {
         DelsmIngest { engine, seq, open: None, tables: Vec::new(), packs: Vec::new() }
     }
 
-    /// A new table.
+    /// Starts a new table.
     fn begin_table(&self) -> Result<OpenTable> {
         let mut work = self.engine.work.lock();
         self.engine.create_keyspace_dir(&mut work)?;
@@ -77,7 +77,7 @@ impl DelsmIngest {
         Ok(())
     }
 
-    /// All tables, in a level that is not over full with them.
+    /// Returns a version with all tables in a level that is not over its limit with them.
     fn version(&self) -> Version {
         let mut version = Version::default();
         version.packs.extend(self.packs.iter().map(|pack| (pack.number, Arc::clone(pack))));
@@ -113,7 +113,7 @@ impl Ingest for DelsmIngest {
                 self.engine.ingested_blobs.lock().push(blob.id);
                 ValueRef::File { blob, location: BlobLocation::BlobStore }
             }
-            RecordContent::Remove => return Ok(()), // nothing is there
+            RecordContent::Remove => return Ok(()), // there is no older version
         };
         open.pack.write_if_full(self.engine.disk()?)?;
         let hash = self.engine.keyspace.hash(key);

@@ -1,45 +1,32 @@
-//! # delsm: DeLSM, each large value a plain file
+//! # delsm: DeLSM, a tree of plain files
 //!
-//! A log-structured merge tree whose tables are directories: each value above a few KiB is a file
-//! that holds the value and nothing else, and compaction moves directory entries instead of bytes
-//! (DeLSM, arXiv 2109.13142). See the crate's README for what differs from the paper and why.
+//! A log-structured merge tree for large values (DeLSM, arXiv 2109.13142). Its tables are
+//! directories, and each value above a few KiB is a file that contains only the value. Compaction
+//! moves directory entries instead of bytes. The README of the crate lists the differences from the
+//! paper and the reasons.
 //!
 //! ## Picture
 //!
 //! ```text
-//!  put ─> value > 8 KiB: staged file (base) ──┐
-//!         journal (base) ─> active memtable ──┴─ freeze ─> frozen ── flush ─> level 0 ── merge ─> level 1 ── ...
+//!  put ─> value > 8 KiB: blob file (base) ─────┐
+//!         journal (base) ─> active memtable ───┴─ freeze ─> frozen ─ flush ─> level 0 ─ merge ─>
 //!
-//!  own/<keyspace>/KEYS.0 KEYS.1        manifest: which tables and packs there are             manifest.rs
-//!                 00000012/cat.jpg@2a  a table, and a value in it, under its key and its number       tree.rs file_names.rs
-//!                 00000013.keys        its key list: all that is known of its values          list/ filter.rs
-//!                 00000014.pack        small values of several tables                         pack.rs
+//!  own/<keyspace>/KEYS.0 KEYS.1        manifest: tables and packs          manifest.rs
+//!                 00000012/cat.jpg@2a  a table with a value: key, number   tree.rs file_names.rs
+//!                 00000013.keys        key list: metadata of its values    list/ filter.rs
+//!                 00000014.pack        small values of several tables      pack.rs
 //! ```
 //!
 //! ## Invariants
 //!
-//! 1. A value in a file of its own is written once. Moves change its name only.
-//! 2. A directory, list, pack or value has a number that is never used again. What a name means
-//!    never changes.
-//! 3. Tables hold nothing that is not durable in the journal and below ROOT's floor (commit.md
-//!    R12).
-//! 4. The manifest comes first, moves follow, removals come last (`maintenance.rs`), so every crash
-//!    leaves a state of which each value is found where its list says, or in its table's directory.
-//!
-//! ## Threads
-//!
-//! Commits write the active memtable, several at once. The store's background does one bounded step
-//! after the other. Readers pin the epoch, load one state and take no lock. They look up a moved
-//! file again.
-//!
-//! ## Costs
-//!
-//! A large put creates, writes and closes a file, appends a frame to the journal, and takes about
-//! 90 bytes of memory until the flush. A flush moves no file. A merge, or the background at rest,
-//! links the files of a table into its directory and removes the old names. A merge reads and
-//! writes key lists, about 45 bytes a value and ten times a level, and copies small packs. A get
-//! reads filters, one block of a list, and the file of the value. Memory: 10 bits a key, and one
-//! key for each 4 KiB of lists.
+//! 1. A value in a file of its own is written once. Moves change only its name.
+//! 2. The number of a directory, list, pack or value is never used again. A name therefore always
+//!    has the same meaning.
+//! 3. Tables contain only commits that are durable in the journal and below the floor of ROOT
+//!    (commit.md R12).
+//! 4. The manifest is written first, then files are moved, then old names are removed
+//!    (`maintenance.rs`). After a crash at any point each value is where its list says, or in the
+//!    directory of its table.
 
 mod check;
 mod cursor;
@@ -70,7 +57,21 @@ use sheaf_base::engine_context::EngineContext;
 use sheaf_base::options::{EngineOptions, OptionSpec};
 use sheaf_base::types::KeyspaceId;
 
-/// Makes keyspaces kept by DeLSM.
+/// Factory of keyspaces in DeLSM.
+///
+/// ## Threads
+///
+/// Several commits write the active memtable at once. The background thread of the store executes
+/// one bounded step after the other. Readers pin the epoch, load one state and take no lock. They
+/// look a file up again if it has moved.
+///
+/// ## Costs
+///
+/// A large put creates, writes and closes a file, appends a frame to the journal, and uses memory
+/// until the flush. A flush moves no file. A merge, or the background work of an idle database,
+/// links the files of a table into its directory and removes the old names. A merge also reads and
+/// writes key lists, and copies small packs. A get reads filters, one block of a list, and the file
+/// of the value. Memory: 10 bits per key, and one key for each 4 KiB of lists.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Delsm;
 

@@ -1,33 +1,33 @@
-//! # Work: the steps between two looks of the store
+//! # Maintenance: background work in bounded steps, one job at a time
 //!
 //! ## Picture
 //!
 //! ```text
-//!  frozen memtable ── flush ──┐                          ┌── merge, part by part ── level over its limit, garbage
-//!                             v                          v
+//!  frozen memtable ── flush ──┐              ┌── merge, part by part ── level over limit, garbage
+//!                             v              v
 //!        lists and packs written, synced ─> manifest ─> published
-//!                                           names them      │ after a merge, or at rest
-//!                                                           v
-//!                  files linked into their tables' directories ─> directories synced ─> manifest again
-//!                                                                   ─> old names, dead files, old lists removed
+//!                                          names them      │ after a merge, or when idle
+//!                                                          v
+//!        files linked into the directories of their tables ─> directories synced
+//!               ─> manifest again ─> old names, dead files, old lists removed
 //! ```
-//!
-//! One job at a time, a bounded piece of it a step.
 //!
 //! ## Invariants
 //!
-//! 1. What the manifest names is durable, but for the places of files: those of a table that is not settled are
-//!    where the key list says, or in the table's directory already. So a job's moves can be done again after a crash.
-//! 2. Nothing is removed before the files are durably in their new places and both slots of the manifest are past
-//!    what named the old ones.
-//! 3. A merge takes tables that are settled, and tables of a flush, whose files are all among the staged ones: what a job left
-//!    half moved is moved before anything else.
-//! 4. Numbers of directories, lists and packs are never used again, so a name means one thing for ever. (And ext4 creates
-//!    files fast in directories with names that are new: `Disk::spread`.)
-//! 5. While a state stays (`pinned_tables.rs`) nothing is removed; what waits is removed after.
-//! 6. A directory that may hold dead values is marked in every manifest (littered) until all of them are gone. So what could not be
-//!    removed is looked for again after the next flush or merge, and at the next opening. A step that fails at this says so once and
-//!    holds up nothing else.
+//! 1. Everything that the manifest names is durable, except for the places of files. The files of a
+//!    table that is not linked are where the key list says, or already in the directory of the
+//!    table. The moves of a job can therefore be repeated after a crash.
+//! 2. A file is removed only after all files are durably in their new places. In addition, both
+//!    slots of the manifest must be newer than those that named the old places.
+//! 3. A merge reads linked tables, and tables of a flush with all their files in the blob store.
+//!    The moves of a job are finished before any other work.
+//! 4. Numbers of directories, lists and packs are never reused, so a name has one meaning.
+//! 5. While a state is pinned (`pinned_tables.rs`), nothing is removed; removals wait for the
+//!    release.
+//! 6. A directory that may contain dead values has the flag `has_unlisted_files` in every manifest
+//!    until all of them are removed. Failed removals are repeated after the next flush or merge,
+//!    and at the next opening. A step reports such a failure once, and the failure delays no other
+//!    work.
 
 use std::collections::{BTreeSet, HashSet, VecDeque};
 use std::io::ErrorKind;
@@ -50,66 +50,66 @@ use crate::manifest::{TableEntry, TableFlags, TableManifest};
 use crate::merge::Merge;
 use crate::tree::{KeyspaceContext, Table, Version};
 
-/// Something to remove.
+/// Object that must be removed.
 #[derive(Debug)]
 pub(crate) enum Garbage {
-    /// A list, a pack, or what nobody knows beside them: every opening looks for these.
+    /// List, pack or unknown file next to them. Every opening looks for these.
     File(PathBuf),
-    /// A value's file: the directory's number, and its name there.
+    /// File of a value: number of the directory, and name in it.
     Value(u64, String),
-    /// A staged value that a table has adopted.
+    /// Blob of the blob store that a table has adopted.
     Blob(u64),
-    /// A directory; the names left in it, once it was listed.
+    /// Directory, and the names left in it once it was listed.
     Directory(PathBuf, Option<Vec<String>>),
-    /// What a directory holds beside what its list names.
+    /// Files in a directory that its list does not name.
     UnlistedFiles(u64),
 }
 
-/// What is being done.
+/// Job in progress.
 #[derive(Debug)]
 pub(crate) enum Job {
     /// Tables are being merged.
     Merging(Box<Merge>),
-    /// Files are on their way into the directories of tables.
+    /// Files are being linked into the directories of tables.
     Moving(FileMoves),
 }
 
-/// What the work lock guards.
+/// State that the lock `work` protects.
 #[derive(Debug, Default)]
 pub(crate) struct MaintenanceState {
     pub(crate) manifest_slots: Option<DoubleSlot>,
     pub(crate) generation: u64,
-    /// All commits up to here are in tables.
+    /// All commits up to this one are in tables.
     pub(crate) flushed_seq: Seq,
-    /// What an image said of that.
+    /// Lower bound of `flushed_seq`, from the image.
     pub(crate) min_flushed_seq: Seq,
-    /// The next number of a directory, list or pack.
+    /// Next number of a directory, list or pack.
     pub(crate) next_number: u64,
     pub(crate) job: Option<Job>,
     pub(crate) garbage: VecDeque<Garbage>,
-    /// Directories, lists and packs that nobody names may be there.
+    /// True if directories, lists and packs may exist that the manifest does not name.
     pub(crate) is_sweep_due: bool,
-    /// Looking for them failed: it is due again after the next flush or merge.
+    /// True if the search for them failed. It is due again after the next flush or merge.
     pub(crate) is_sweep_missed: bool,
-    /// Directories that could not be looked through, or of which a value could not be removed (I6).
+    /// Directories that could not be searched, or from which a value could not be removed (I6).
     pub(crate) unswept: BTreeSet<u64>,
     pub(crate) poisoned: Option<&'static str>,
-    /// States that stay (`pinned_tables.rs`): nothing is removed meanwhile.
+    /// Number of pinned states (`pinned_tables.rs`). Nothing is removed while it is not zero.
     pub(crate) pin_count: usize,
-    /// What is known of garbage.
+    /// Known garbage, for the compaction of an idle database.
     pub(crate) idle_compaction: IdleCompaction,
-    /// The last merge found no room: the next one leaves packs as they are, of which copies take
-    /// some before they give any.
+    /// True if the last merge ran out of space. The next one rewrites no pack: a copy takes space
+    /// before it frees any.
     pub(crate) is_space_short: bool,
-    /// The last merge failed: flushes do not wait for the next one.
+    /// True if the last merge failed. Flushes then do not wait for the next one.
     pub(crate) is_stuck: bool,
-    /// By level: where the last table taken from it ended.
+    /// First key of the last table taken from each level.
     pub(crate) last_pushed_down: Vec<Vec<u8>>,
 }
 
 impl MaintenanceState {
-    /// Numbers of staged values that tables have adopted under other names, and whose own names
-    /// wait to be removed.
+    /// Returns the ids of blobs that tables have adopted under other names, with old names that are
+    /// not removed yet.
     pub(crate) fn adopted_blobs(&self) -> impl Iterator<Item = u64> {
         let (merging, moving): (&[u64], &[Garbage]) = match &self.job {
             Some(Job::Merging(merge)) => (merge.stale_blobs(), &[]),
@@ -120,8 +120,8 @@ impl MaintenanceState {
         self.garbage.iter().chain(moving).filter_map(of_garbage).chain(merging.iter().copied())
     }
 
-    /// Nothing is held any more. Merges went on meanwhile, and may have given a file a name again
-    /// that waited to be removed: which ones are named is looked up when their turn comes.
+    /// Called after the last pin was released. Merges in the meantime may have reused the name of a
+    /// value that waits for removal. So the values to remove are determined again from the lists.
     pub(crate) fn recheck_garbage(&mut self) {
         let mut dirs = BTreeSet::new();
         self.garbage.retain(|garbage| match garbage {
@@ -139,25 +139,25 @@ impl MaintenanceState {
         self.next_number - 1
     }
 
-    /// What could not be looked for or removed is tried again. Not at once: what fails for good
-    /// would hold up everything.
+    /// Schedules a repetition of failed searches and removals. They are not repeated at once: a
+    /// permanent failure would block all other work.
     pub(crate) fn schedule_sweep(&mut self) {
         self.is_sweep_due |= std::mem::take(&mut self.is_sweep_missed);
         self.garbage.extend(std::mem::take(&mut self.unswept).into_iter().map(Garbage::UnlistedFiles));
     }
 }
 
-/// Tables of a flush, of a part of a merge or of an ingest: a list is written when the next begins,
-/// so that one is in memory.
+/// Output tables of a flush, of a part of a merge or of an ingest. A list is written when the next
+/// one begins, so only one is in memory.
 #[derive(Debug, Default)]
 pub(crate) struct TableOutputs {
-    /// The one that is being filled.
+    /// Table that is being filled.
     pub(crate) current: Option<TableBuilder>,
     written: Vec<Arc<Table>>,
 }
 
 impl TableOutputs {
-    /// A table alone.
+    /// Returns outputs with one table.
     pub(crate) fn with_table(made: TableBuilder) -> TableOutputs {
         TableOutputs { current: Some(made), written: Vec::new() }
     }
@@ -167,7 +167,7 @@ impl TableOutputs {
     }
 }
 
-/// A list on its way to a table.
+/// Builder of a table: its list in memory, and its numbers.
 #[derive(Debug)]
 pub(crate) struct TableBuilder {
     pub(crate) dir: u64,
@@ -177,7 +177,7 @@ pub(crate) struct TableBuilder {
 }
 
 impl TableBuilder {
-    /// List `number` of the table in directory `dir`.
+    /// Returns a builder for list `number` of the table in directory `dir`.
     pub(crate) fn new(keyspace: &KeyspaceContext, dir: u64, is_new: bool, number: u64) -> TableBuilder {
         TableBuilder {
             dir,
@@ -199,7 +199,7 @@ impl DelsmEngine {
         }
     }
 
-    /// One step. True if there is more to do.
+    /// Executes one step. Returns true if there is more to do.
     pub(crate) fn step(&self, views: &Views, certain: Seq) -> Result<bool> {
         let mut work = self.work.lock();
         if let Some(op) = work.poisoned {
@@ -219,7 +219,7 @@ impl DelsmEngine {
         if let Some(Job::Moving(_)) = work.job {
             return self.move_next_files(work).map(|()| true);
         }
-        // A merge that is under way is finished first, part by part.
+        // A merge that is in progress is finished first, part by part.
         let frozen = self.frozen().filter(|frozen| frozen.newest() <= certain);
         if let Some(frozen) = frozen.filter(|_| work.job.is_none()) {
             self.remove_files(work)?;
@@ -242,7 +242,7 @@ impl DelsmEngine {
         self.plan_merge(work, views)
     }
 
-    /// Makes the keyspace's directory, if it is the first time.
+    /// Creates the directory of the keyspace, if it does not exist yet.
     pub(crate) fn create_keyspace_dir(&self, work: &mut MaintenanceState) -> Result<()> {
         let Some(engine_dir) = &self.keyspace.context.engine_dir else { return self.disk().map(drop) };
         if work.manifest_slots.is_none() {
@@ -253,7 +253,7 @@ impl DelsmEngine {
         Ok(())
     }
 
-    /// Goes on to another table. What an error leaves behind is swept.
+    /// Starts another table. After an error the files of unfinished outputs are swept later.
     pub(crate) fn start_table(&self, outputs: &mut TableOutputs, made: TableBuilder) -> Result<()> {
         match outputs.current.replace(made) {
             Some(full) => self.write_list(full).map(|table| outputs.written.push(table)),
@@ -261,7 +261,7 @@ impl DelsmEngine {
         }
     }
 
-    /// All tables, durable, not settled yet.
+    /// Returns all tables. They are durable; their files are not linked yet.
     pub(crate) fn finish_tables(&self, mut outputs: TableOutputs) -> Result<Vec<Arc<Table>>> {
         if let Some(last) = outputs.current.take() {
             outputs.written.push(self.write_list(last)?);
@@ -271,7 +271,7 @@ impl DelsmEngine {
         Ok(outputs.written)
     }
 
-    /// Writes a list, durably but for its name, and opens it.
+    /// Writes a list and opens it. The content is durable, the name is not.
     fn write_list(&self, made: TableBuilder) -> Result<Arc<Table>> {
         let (disk, dir) = (self.disk()?, self.keyspace.dir(made.dir));
         if made.is_new {
@@ -290,7 +290,7 @@ impl DelsmEngine {
         Ok(Table::new(&self.keyspace, made.dir, list, marks))
     }
 
-    /// The next manifest, which names `version`; what it says of tables goes through `marks_of`.
+    /// Returns the next manifest for `version`. Passes the flags of each table through `marks_of`.
     pub(crate) fn manifest_of(
         &self,
         work: &MaintenanceState,
@@ -322,7 +322,7 @@ impl DelsmEngine {
         }
     }
 
-    /// Makes `version` the durable one.
+    /// Makes `version` durable as the current version.
     pub(crate) fn write_manifest(
         &self,
         work: &mut MaintenanceState,
@@ -337,8 +337,8 @@ impl DelsmEngine {
         Ok(())
     }
 
-    /// Removes lists and packs that are garbage: few files, which may take as much as all that
-    /// lives, and a flush takes more.
+    /// Removes lists and packs that are garbage. These are few files, but they may be as large as
+    /// the live data, and the flush that follows needs space.
     fn remove_files(&self, work: &mut MaintenanceState) -> Result<()> {
         if work.pin_count > 0 {
             return Ok(());
@@ -357,7 +357,8 @@ impl DelsmEngine {
         Ok(())
     }
 
-    /// Without garbage no directory has unlisted files, but for those that could not be swept.
+    /// Clears the flags of unlisted files if no garbage is left, except for directories in
+    /// `unswept`.
     fn note_clean(&self, work: &MaintenanceState) {
         if work.garbage.is_empty() && !work.is_sweep_missed {
             for table in self.version().tables() {
@@ -366,15 +367,15 @@ impl DelsmEngine {
         }
     }
 
-    /// Removes some garbage. False if there was none.
+    /// Removes some garbage. Returns false if there was none.
     fn remove_garbage(&self, work: &mut MaintenanceState) -> Result<bool> {
         let disk = self.disk()?;
         let (mut any, mut failed) = (false, Ok(()));
         for _ in 0..self.sizes.files_per_step {
             let Some(garbage) = work.garbage.pop_front() else { break };
             any = true;
-            // What cannot be removed is swept at the next opening: values because their directories
-            // stay littered.
+            // A removal that fails is repeated at the next opening: the sweep finds the files, and
+            // the directories of values keep their flag.
             match garbage {
                 Garbage::File(path) => drop(disk.remove(&path)),
                 Garbage::Value(dir, name) => match disk.remove(&self.keyspace.dir(dir).join(name)) {
@@ -385,7 +386,8 @@ impl DelsmEngine {
                 Garbage::Directory(dir, None) => {
                     let found = disk.list(&dir).unwrap_or_default();
                     let mut names: Vec<String> = found.into_iter().map(|entry| entry.name).collect();
-                    names.sort_by_cached_key(|name| std::cmp::Reverse(file_names::blob_id_in_name(name))); // as their inodes lie
+                    // In the order of their inodes.
+                    names.sort_by_cached_key(|name| std::cmp::Reverse(file_names::blob_id_in_name(name)));
                     work.garbage.push_front(Garbage::Directory(dir, Some(names)));
                 }
                 Garbage::Directory(dir, Some(mut names)) => match names.pop() {
@@ -410,7 +412,7 @@ impl DelsmEngine {
         failed.map(|()| any)
     }
 
-    /// What is in a directory and not in its list becomes garbage.
+    /// Adds the files in a directory that its list does not name to the garbage.
     fn find_unlisted_files(&self, work: &mut MaintenanceState, number: u64) -> Result<()> {
         let version = self.version();
         let Some(table) = version.tables().find(|table| table.dir == number) else { return Ok(()) };
@@ -429,8 +431,8 @@ impl DelsmEngine {
         Ok(())
     }
 
-    /// Directories, lists and packs that the manifest does not name become garbage: a crash left
-    /// them.
+    /// Adds directories, lists and packs that the manifest does not name to the garbage. They are
+    /// left by a crash.
     fn find_orphans(&self, work: &mut MaintenanceState) -> Result<()> {
         let version = self.version();
         let mut named: HashSet<String> =

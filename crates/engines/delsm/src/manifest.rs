@@ -1,29 +1,31 @@
-//! # Manifest: what a keyspace consists of
+//! # Manifest: the tables and packs of a keyspace
 //!
-//! A pair of slots (`base::pair`) in the keyspace's directory.
+//! A pair of slots (`base::double_slot`) in the directory of the keyspace.
 //!
 //! ```text
-//!  KEYS.0 KEYS.1  magic "SHEAFLSM":  generation 8 | owner 8 | up to 8 | next number 8 | tables: count 4, table ... |
-//!                                    packs: count 4, number 8 ...
-//!  table          level 1 | directory 8 | key list 8 | flags 1: 1 settled, 2 may hold files that its list does not name,
-//!                                                              4 a key of it has several versions
+//!  KEYS.0 KEYS.1  magic "SHEAFLSM":  generation 8 | owner 8 | up to 8 | next number 8 |
+//!                                    tables: count 4, table ... | packs: count 4, number 8 ...
+//!  table          level 1 | directory 8 | key list 8 |
+//!                 flags 1: 1 all files linked, 2 may have files that its list does not name,
+//!                          4 a key of it has several versions
 //! ```
 //!
-//! `up to`: all commits of the keyspace up to there are in tables, so that replay skips them.
-//! Tables of level 0 come the newest first, those of other levels in the order of their keys.
+//! `up to`: all commits of the keyspace up to this one are in tables, so that replay skips them.
+//! Tables of level 0 are in order of age, newest first. Tables of other levels are in the order of
+//! their keys.
 
 use sheaf_base::codec::{FieldReader, FieldWriter};
 use sheaf_base::double_slot::DoubleSlotState;
 use sheaf_base::error::Damage;
 use sheaf_base::types::Seq;
 
-/// Levels there may be.
+/// Maximum number of levels.
 pub(crate) const LEVELS: usize = 8;
 const FILES_LINKED: u8 = 1;
 const HAS_UNLISTED_FILES: u8 = 2;
 const HAS_OLD_VERSIONS: u8 = 4;
 
-/// A table, as the manifest names it.
+/// Entry of the manifest for a table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TableEntry {
     pub(crate) level: u8,
@@ -32,14 +34,14 @@ pub(crate) struct TableEntry {
     pub(crate) flags: TableFlags,
 }
 
-/// What is known of a table beside its list.
+/// Properties of a table that its list does not contain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TableFlags {
-    /// All its files are in its directory, durably.
+    /// True if all files of the table are durably in its directory.
     pub(crate) files_linked: bool,
-    /// Its directory may hold files that the list does not name.
+    /// True if the directory may contain files that the list does not name.
     pub(crate) has_unlisted_files: bool,
-    /// A key of it has several versions.
+    /// True if a key of the table has several versions.
     pub(crate) has_old_versions: bool,
 }
 
@@ -62,11 +64,11 @@ impl TableFlags {
     }
 }
 
-/// All of it.
+/// Content of a slot.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct TableManifest {
     pub(crate) generation: u64,
-    /// As in the head of a key list.
+    /// Owner, as in the head of a key list.
     pub(crate) owner: u64,
     pub(crate) flushed_seq: Seq,
     pub(crate) next_number: u64,

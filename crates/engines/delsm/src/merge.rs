@@ -1,19 +1,19 @@
-//! # Merge: tables of one level go down into those of the next
+//! # Merge: tables of one level are merged into the next
 //!
-//! Only key lists are read. Files of the upper tables are linked into the directories of the lower
-//! ones; those of a lower table stay where they are, unless it has grown too large and is split.
-//! (The paper moves both; here a value moves once a level.) Values in packs move by reference, but
-//! are copied to another pack where less than half of theirs is live.
+//! A merge reads only key lists. Files of the upper tables are linked into the directories of the
+//! lower ones. Files of a lower table stay in place, unless the table has grown too large and is
+//! split. (The paper moves both; here a value moves once per level.) Packed values move by
+//! reference. They are copied to another pack if less than half of their pack is live.
 //!
 //! ## Picture
 //!
 //! ```text
-//!  upper      [a ........ m]  [c ........ z]                       level 0: all; else one table
-//!  lower           [f .. k]      [p .. t]  [u .. w]                those in between
-//!  parts      <───────────────><──────────><───────>               each a step; one without upper keys stays as it is
+//!  upper      [a ........ m]  [c ........ z]             level 0: all tables; else one table
+//!  lower           [f .. k]      [p .. t]  [u .. w]      tables that overlap the upper ones
+//!  parts      <───────────────><──────────><───────>     one step each; skipped without upper keys
 //! ```
 //!
-//! Tables whose keys overlap nothing below only change their level.
+//! Tables that overlap no table below only change their level.
 
 use std::collections::HashSet;
 use std::ops::Bound;
@@ -36,32 +36,32 @@ use crate::pack::{Pack, PackWriter};
 use crate::recover::pending_blob_garbage;
 use crate::tree::{Table, Version};
 
-/// A merge under way.
+/// Merge in progress.
 #[derive(Debug)]
 pub(crate) struct Merge {
-    /// Where the outputs go.
+    /// Level of the outputs.
     level: usize,
     upper: Vec<Arc<Table>>,
     lower: Vec<Arc<Table>>,
-    /// The next part.
+    /// Number of the next part.
     part: usize,
-    /// Nothing below the outputs.
+    /// True if no table below the outputs overlaps them.
     is_bottom: bool,
-    /// Parts are written even without upper keys.
+    /// True if parts without upper keys are also rewritten.
     is_rewrite: bool,
     outputs: Vec<Arc<Table>>,
-    /// Lower tables that stay as they are, by directory.
+    /// Directories of lower tables that remain unchanged.
     untouched: HashSet<u64>,
-    /// Packs to leave.
+    /// Packs to which the outputs must not refer.
     dropped_packs: HashSet<u64>,
     pack: Option<PackWriter>,
     /// Files of lower tables that are dead or move elsewhere: directory and name.
     stale_files: Vec<(u64, String)>,
-    /// Files of tables that were not settled, dead or moved.
+    /// Blobs of tables that were not linked; they are dead or move.
     stale_blobs: Vec<u64>,
 }
 
-/// A table's share of a part.
+/// Amount of data of a table or a part.
 #[derive(Clone, Copy, Debug, Default)]
 struct TableSize {
     files: u64,
@@ -81,7 +81,7 @@ impl TableSize {
 }
 
 impl DelsmEngine {
-    /// Finds something to merge. False if there is nothing.
+    /// Starts a merge if one is due. Returns false if there is nothing to do.
     pub(crate) fn plan_merge(&self, work: &mut MaintenanceState, views: &Views) -> Result<bool> {
         let version = self.version();
         self.update_new_key_percent(&version);
@@ -97,12 +97,13 @@ impl DelsmEngine {
         }
     }
 
-    /// Begins a merge if level 0 has more than it may: flushes that follow each other would only
-    /// add tables and packs of superseded values. False if there is none to begin.
+    /// Starts a merge if level 0 is over its limit. Otherwise a series of flushes would only add
+    /// tables and packs of superseded values. Returns false if no merge is started.
     ///
     /// # Errors
     ///
-    /// Returns the error of the merge.
+    /// Returns `Error::Corrupt` or `Error::Io` if a list or a pack cannot be read, and `Error::Io`
+    /// if a file of the outputs cannot be written or synced.
     pub(crate) fn merge_before_flush(&self, work: &mut MaintenanceState, views: &Views) -> Result<bool> {
         let version = self.version();
         self.update_new_key_percent(&version);
@@ -113,8 +114,8 @@ impl DelsmEngine {
         self.begin_merge(work, views, &version, merge).map(|()| true)
     }
 
-    /// Whether the disk has room for a flush after a merge that copies all packs: with less the
-    /// flush comes first, as it frees the journal.
+    /// Returns true if the disk has space for a flush after a merge that copies all packs. With
+    /// less space the flush must come first, because it frees the journal.
     fn has_room_to_copy(&self, version: &Version) -> bool {
         let packs: u64 = version.packs.values().map(|pack| pack.len).sum();
         let wanted = self.disk_reserve().unwrap_or(0).saturating_add(packs);
@@ -123,8 +124,8 @@ impl DelsmEngine {
             .is_ok_and(|free| free >= wanted)
     }
 
-    /// Notes how many keys of the newest table of level 0 are in no other: how much the next
-    /// memtable wastes depends on it.
+    /// Updates the percentage of keys in the newest table of level 0 that are in no other table.
+    /// The estimated waste of the next memtable depends on it.
     fn update_new_key_percent(&self, version: &Version) {
         let Some(newest) = version.levels[0].first() else { return };
         let hidden =
@@ -132,7 +133,7 @@ impl DelsmEngine {
         self.new_key_percent.store(100 - hidden.min(100), Ordering::Relaxed);
     }
 
-    /// The first part of `merge`, or all of it if tables only change their level.
+    /// Executes the first part of `merge`, or all of it if the tables only change their level.
     pub(crate) fn begin_merge(
         &self,
         work: &mut MaintenanceState,
@@ -147,8 +148,8 @@ impl DelsmEngine {
         self.merge_next(work, views)
     }
 
-    /// The upper tables may go down as they are: no two of them overlap, none is small, and no
-    /// removal has become idle.
+    /// Returns true if the upper tables may move down unchanged: they do not overlap each other, no
+    /// table of level 0 is small, and no tombstone has become useless.
     fn is_trivial_move(&self, merge: &Merge) -> bool {
         let mut sorted: Vec<&Arc<Table>> = merge.upper.iter().collect();
         sorted.sort_by(|a, b| a.list.first_key().cmp(b.list.first_key()));
@@ -163,7 +164,7 @@ impl DelsmEngine {
         is_apart && merge.upper.iter().all(|table| (merge.level > 1 || is_large(table)) && !is_idle(table))
     }
 
-    /// Whether a level has more than it may.
+    /// Returns true if a level is over its limit.
     pub(crate) fn is_over_limit(&self, version: &Version, level: usize) -> bool {
         let load = |level: usize| {
             let mut load = TableSize::default();
@@ -181,7 +182,8 @@ impl DelsmEngine {
         }
         let times = self.sizes.ratio.pow(u32::try_from(level).unwrap_or(0));
         let is_wide = level == 0 && version.levels[0].len() >= self.sizes.level_tables;
-        // To four that live one is dead, or may be: what a version above hides, and removals.
+        // More than one dead version for four live ones: versions hidden by a level above, and
+        // tombstones.
         let below: u64 = (level + 1..LEVELS).map(|level| load(level).entries).sum();
         let hides = if level == 0 {
             let hides = |table: &Arc<Table>| version.superseding_count(table) + table.list.totals().removals;
@@ -196,7 +198,7 @@ impl DelsmEngine {
             || here.bytes > self.sizes.level_bytes * times
     }
 
-    /// All of level 0 goes down, or a table of a level: `chosen`, or the next one.
+    /// Plans to move all of level 0 down, or one table of another level: `chosen`, or the next one.
     pub(crate) fn plan_push_down(
         &self,
         work: &mut MaintenanceState,
@@ -224,7 +226,7 @@ impl DelsmEngine {
         Some(Merge::new(level + 1, upper, lower, is_bottom, leaving))
     }
 
-    /// A table that names a pack of which less than half is live.
+    /// Plans to rewrite a table that refers to a pack with less than half of its bytes live.
     fn plan_pack_rewrite(&self, version: &Version) -> Option<Merge> {
         let live = version.live_pack_bytes();
         let is_half_dead = |pack: &Arc<Pack>| live.get(&pack.number).copied().unwrap_or(0) * 2 < pack.bytes();
@@ -233,7 +235,7 @@ impl DelsmEngine {
         self.plan_rewrite_without(version, half_dead)
     }
 
-    /// A table that names one of `packs` is written anew, without them.
+    /// Plans to rewrite a table that refers to one of `packs`, so that it no longer does.
     pub(crate) fn plan_rewrite_without(&self, version: &Version, packs: HashSet<u64>) -> Option<Merge> {
         let names_one =
             |table: &Arc<Table>| table.list.totals().packs.iter().any(|(pack, _)| packs.contains(pack));
@@ -246,7 +248,7 @@ impl DelsmEngine {
         Some(merge)
     }
 
-    /// A table is written anew where it is.
+    /// Plans to rewrite a table in its level.
     pub(crate) fn plan_table_rewrite(&self, version: &Version, level: usize, table: &Arc<Table>) -> Merge {
         let is_bottom = version.tables_below(table).is_none_or(|below| version.is_bottom(table, below));
         let merge = Merge::new(level, Vec::new(), vec![Arc::clone(table)], is_bottom, HashSet::new());
@@ -262,7 +264,7 @@ impl DelsmEngine {
         version.packs.values().filter(is_poor).map(|pack| pack.number).collect()
     }
 
-    /// Tables that overlap nothing below go down as they are.
+    /// Moves tables that overlap nothing below down, without a rewrite.
     fn move_tables_down(
         &self,
         work: &mut MaintenanceState,
@@ -282,7 +284,7 @@ impl DelsmEngine {
         self.start_linking(work, lowered)
     }
 
-    /// Has the files of flushed tables moved into their directories.
+    /// Starts to move the files of flushed tables into the directories of the tables.
     pub(crate) fn start_linking(&self, work: &mut MaintenanceState, tables: Vec<Arc<Table>>) -> Result<()> {
         if !tables.is_empty() {
             let after = pending_blob_garbage(&tables)?;
@@ -291,7 +293,7 @@ impl DelsmEngine {
         Ok(())
     }
 
-    /// One part, or the end of the merge.
+    /// Executes one part, or the end of the merge.
     pub(crate) fn merge_next(&self, work: &mut MaintenanceState, views: &Views) -> Result<()> {
         let Some(Job::Merging(mut merge)) = work.job.take() else { return Ok(()) };
         let answer = if merge.part < merge.lower.len().max(1) {
@@ -304,7 +306,8 @@ impl DelsmEngine {
         };
         match answer {
             Ok(()) => work.job = Some(Job::Merging(merge)),
-            // It begins anew, once there is room: what it has written goes.
+            // The merge starts again later, once there is space. The sweep removes its unfinished
+            // files.
             Err(ref error) => {
                 work.is_sweep_due = true;
                 work.is_space_short = error.is_no_space();
@@ -374,7 +377,7 @@ impl DelsmEngine {
         Ok(())
     }
 
-    /// Into how many tables so much goes.
+    /// Returns the number of tables for this amount of data.
     fn output_count(&self, load: &TableSize) -> u64 {
         let times = |have: u64, share: u64| if have > share * 2 { have.div_ceil(share) } else { 1 };
         times(load.files, self.sizes.table_files)
@@ -382,7 +385,7 @@ impl DelsmEngine {
             .max(times(load.bytes, self.sizes.table_bytes))
     }
 
-    /// Adds those versions of a key that anybody may still see.
+    /// Adds the versions of a key that a view or a later reader may still need.
     fn add_versions(
         &self,
         work: &mut MaintenanceState,
@@ -443,7 +446,7 @@ impl DelsmEngine {
         Ok(())
     }
 
-    /// Names the outputs in the manifest, and publishes them.
+    /// Writes the manifest with the outputs and publishes them.
     fn end_merge(&self, work: &mut MaintenanceState, merge: &mut Merge) -> Result<()> {
         let present = self.version();
         let mut next = Version::clone(&present);
@@ -486,7 +489,7 @@ impl DelsmEngine {
         }
         let gone = merge.stale_files.iter().filter(|(dir, _)| staying.contains(dir));
         after.extend(gone.map(|(dir, name)| Garbage::Value(*dir, name.clone())));
-        merge.stale_blobs.sort_unstable(); // as their inodes lie
+        merge.stale_blobs.sort_unstable(); // in the order of their inodes
         after.extend(merge.stale_blobs.iter().map(|id| Garbage::Blob(*id)));
         let flushed_seq = work.flushed_seq;
         self.write_manifest(work, &next, flushed_seq)?;
@@ -503,12 +506,13 @@ struct PartOutputs {
     outputs: TableOutputs,
     current_size: TableSize,
     target_size: TableSize,
-    /// The lower table's directory, which the first output keeps.
+    /// Directory of the lower table, which the first output keeps.
     lower: Option<u64>,
 }
 
 impl PartOutputs {
-    /// The directory of the table that the next key goes to.
+    /// Returns the directory of the table for the next key. Starts a new table if the present one
+    /// is full.
     fn dir_for_next_key(&mut self, engine: &DelsmEngine, work: &mut MaintenanceState) -> Result<u64> {
         let (piece, share) = (&self.current_size, &self.target_size);
         let is_full =
@@ -528,7 +532,7 @@ impl PartOutputs {
 }
 
 impl Merge {
-    /// Staged values that go when it is done.
+    /// Returns the blobs that are removed when the merge is done.
     pub(crate) fn stale_blobs(&self) -> &[u64] {
         &self.stale_blobs
     }
@@ -556,8 +560,8 @@ impl Merge {
         }
     }
 
-    /// The name that a file had in `table` goes, with its directory if that goes: the file has
-    /// another by then, or is dead.
+    /// Schedules the removal of the name that a file has in `table`: the file then has another
+    /// name, or is dead. A name in a directory that is removed as a whole needs no entry.
     fn note_stale(&mut self, lower: Option<u64>, table: &Table, key: &[u8], blob: &BlobRef) {
         if !table.is_linked() {
             self.stale_blobs.push(blob.id);

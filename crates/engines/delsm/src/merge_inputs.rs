@@ -1,8 +1,8 @@
-//! # Lanes: sorted sources, read side by side
+//! # Merge inputs: sorted sources that are read in parallel
 //!
-//! A lane yields the versions of one key after the other, in either direction: from a memtable, or
-//! from tables that do not overlap. Merging is taking the least (or highest) key of all lanes
-//! ([`MergeHeads`]); the first lane that has it has the newest versions (tree I1).
+//! An input yields the versions of one key after the other, in either direction. Its source is a
+//! memtable, or tables that do not overlap. A merge takes the least (or greatest) key of all inputs
+//! ([`MergeHeads`]). The first input with that key has its newest versions (tree I1).
 
 use std::cmp::Ordering;
 use std::ops::Bound;
@@ -17,23 +17,23 @@ use sheaf_base::types::Seq;
 use crate::list::{BlockEntries, ListEntry, ValueRef};
 use crate::tree::Table;
 
-/// Places taken from a memtable at a time.
+/// Number of entries fetched from a memtable at a time.
 const MEMTABLE_BATCH: usize = 64;
 
-/// Which way.
+/// Direction of a walk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Direction {
     Forward,
     Backward,
 }
 
-/// A block that cannot be read: nothing is known of the keys that it decides.
+/// Block that cannot be read. Nothing is known about the keys that it covers.
 #[derive(Debug)]
 pub(crate) struct UnreadableBlock {
     pub(crate) error: Error,
-    /// Where the walk comes to it.
+    /// Key at which the walk reaches the block.
     start: Vec<u8>,
-    /// Where the walk goes on behind it.
+    /// Position behind the block, where the walk can continue.
     pub(crate) resume_at: Bound<Vec<u8>>,
 }
 
@@ -43,28 +43,28 @@ impl From<Box<UnreadableBlock>> for Error {
     }
 }
 
-/// Tables of one level, or one of level 0.
+/// Input over the tables of one level, or over one table of level 0.
 #[derive(Debug)]
 pub(crate) struct TableInput {
     tables: Vec<Arc<Table>>,
     direction: Direction,
-    /// Present table and its next block.
+    /// Index of the present table, and its next block.
     table: usize,
     block: usize,
     read: BlockEntries,
-    /// The entries that replace `read`, in the block where the walk begins.
+    /// Entries of the block where the walk begins; they replace `read`.
     begun: Option<Arc<BlockEntries>>,
     has_begun: bool,
-    /// Up: the next item. Down: one behind it.
+    /// Forward: index of the next entry. Backward: index behind it.
     at: usize,
-    /// Nothing further: all blocks were read.
+    /// True if all blocks were read.
     ended: bool,
-    /// The present block cannot be read. The walk hears of it when it comes to it.
+    /// Error of the present block. Reported when the walk reaches the block.
     unreadable: Option<Box<UnreadableBlock>>,
 }
 
 impl TableInput {
-    /// From the first key beyond `from` on.
+    /// Returns an input from the first key beyond `from` on.
     pub(crate) fn new(tables: Vec<Arc<Table>>, from: Bound<&[u8]>, direction: Direction) -> TableInput {
         let mut merge_input = TableInput {
             tables,
@@ -82,7 +82,7 @@ impl TableInput {
         merge_input
     }
 
-    /// The entries of the present block.
+    /// Returns the entries of the present block.
     fn entries(&self) -> &BlockEntries {
         self.begun.as_deref().unwrap_or(&self.read)
     }
@@ -120,7 +120,7 @@ impl TableInput {
                 self.block = block.unwrap_or(0);
             }
             Direction::Backward => {
-                // What begins at an excluded key has nothing before it.
+                // A table that begins at an excluded key has no key before it.
                 let is_before = |first: &[u8]| match from {
                     Bound::Included(key) => first <= key,
                     Bound::Excluded(key) => first < key,
@@ -148,7 +148,7 @@ impl TableInput {
             }
             return;
         }
-        // Within the block; the key may be beyond its end.
+        // Position within the block; the key may be beyond its end.
         let within = match (from, self.direction) {
             (Bound::Unbounded, _) => return,
             (Bound::Included(key), Direction::Forward) => self.entries().lower_bound(key, false),
@@ -163,7 +163,7 @@ impl TableInput {
         self.load_if_done();
     }
 
-    /// Reads the next block that there is.
+    /// Reads the next block that has entries.
     fn load_block(&mut self) {
         self.clear();
         while !self.ended && self.entries().is_empty() && self.unreadable.is_none() {
@@ -200,7 +200,7 @@ impl TableInput {
         }
     }
 
-    /// The present block cannot be read: the lane stands before it.
+    /// Positions the input at the start of the present block, which cannot be read.
     fn stop_at_unreadable(&mut self, error: Error) {
         let list = &self.tables[self.table].list;
         let (first, next) = (list.start_of(self.block), list.start_of(self.block + 1));
@@ -215,7 +215,7 @@ impl TableInput {
         self.unreadable = Some(Box::new(UnreadableBlock { error, start, resume_at: behind }));
     }
 
-    /// The key of the next item, or where a block is that cannot be read.
+    /// Returns the key of the next entry, or the start of a block that cannot be read.
     pub(crate) fn peek(&self) -> Option<&[u8]> {
         if let Some(blocked) = &self.unreadable {
             return Some(&blocked.start);
@@ -224,7 +224,8 @@ impl TableInput {
         at.filter(|at| *at < self.entries().len()).map(|at| self.entries().key(at))
     }
 
-    /// All versions of the present key, the newest first, and their table; goes on to the next key.
+    /// Returns all versions of the present key, the newest first, and their table. Moves to the
+    /// next key.
     pub(crate) fn take_group(&mut self) -> Result<(Arc<Table>, Vec<ListEntry>)> {
         if let Some(blocked) = self.unreadable.take() {
             return Err(blocked.error);
@@ -264,8 +265,8 @@ impl TableInput {
         }
     }
 
-    /// The version of the present key that a view at `at` shows, in the table of an index; goes on
-    /// to the next key.
+    /// Returns the version of the present key that is visible at `at`, with the index of its table.
+    /// Moves to the next key.
     fn take_at(&mut self, at: Seq) -> Result<TakenKey<'static>, Box<UnreadableBlock>> {
         if let Some(blocked) = self.unreadable.take() {
             return Err(blocked);
@@ -279,7 +280,7 @@ impl TableInput {
     }
 }
 
-/// A memtable's keys.
+/// Input over the keys of a memtable.
 pub(crate) struct MemtableInput<'m> {
     memtable: &'m Memtable,
     direction: Direction,
@@ -312,7 +313,7 @@ impl<'m> MemtableInput<'m> {
         self.places.get(self.next).map(|place| self.memtable.entry(*place).key())
     }
 
-    /// The present record; goes on to the next.
+    /// Returns the present entry and moves to the next.
     pub(crate) fn take(&mut self, guard: &Guard) -> Option<sheaf_base::memtable::MemtableEntry<'m>> {
         let entry = self.memtable.entry(*self.places.get(self.next)?);
         self.next += 1;
@@ -323,25 +324,25 @@ impl<'m> MemtableInput<'m> {
     }
 }
 
-/// Any source.
+/// Input from any source.
 pub(crate) enum MergeInput<'m> {
     Memtable(MemtableInput<'m>),
     Tables(TableInput),
 }
 
-/// What a lane shows of a key.
+/// Version of a key in an input.
 pub(crate) enum VisibleVersion<'m> {
-    /// In a memtable.
+    /// A version in a memtable.
     Memtable(&'m Memtable, MemVersion),
-    /// In a table of the lane, by index.
+    /// A version in a table of the input, by index.
     Table(usize, ValueRef),
 }
 
-/// What a lane has of a key.
+/// Result of an input for a key.
 pub(crate) struct TakenKey<'m> {
-    /// What a view sees.
+    /// Version that the view sees.
     pub(crate) visible: Option<VisibleVersion<'m>>,
-    /// The commit of the newest version, if that is a removal.
+    /// Seq of the newest version, if that is a tombstone.
     pub(crate) removal_seq: Option<Seq>,
 }
 
@@ -353,7 +354,7 @@ impl<'m> MergeInput<'m> {
         }
     }
 
-    /// A table that it saw something in.
+    /// Returns the table with this index, in which the input found a version.
     pub(crate) fn table(&self, index: usize) -> Option<&Arc<Table>> {
         match self {
             MergeInput::Memtable(_) => None,
@@ -361,7 +362,7 @@ impl<'m> MergeInput<'m> {
         }
     }
 
-    /// What a view at `at` shows of the present key; goes on to the next.
+    /// Returns the version of the present key that is visible at `at`. Moves to the next key.
     pub(crate) fn take_at(&mut self, at: Seq, guard: &Guard) -> Result<TakenKey<'m>, Box<UnreadableBlock>> {
         match self {
             MergeInput::Memtable(merge_input) => {
@@ -380,11 +381,11 @@ impl<'m> MergeInput<'m> {
     }
 }
 
-/// The first eight bytes of the keys that come next in sources: mostly they say which is the first.
+/// First eight bytes of the next key of each source. They nearly always determine the first key.
 #[derive(Debug)]
 pub(crate) struct MergeHeads {
     direction: Direction,
-    /// In the order of the walk. A source that has ended is not before any other.
+    /// Heads in the order of the walk. The head of a source that has ended is the last one.
     heads: Vec<u64>,
 }
 
@@ -393,13 +394,13 @@ impl MergeHeads {
         MergeHeads { direction, heads: keys.map(|key| head_of(key, direction)).collect() }
     }
 
-    /// `key` comes next in `source`.
+    /// Sets the next key of `source`.
     pub(crate) fn update(&mut self, source: usize, key: Option<&[u8]>) {
         self.heads[source] = head_of(key, self.direction);
     }
 
-    /// The first of the keys that come next, as `key_of` tells them, and which sources have it, in
-    /// their order: into `with`, which is empty after the last.
+    /// Returns the first of the next keys, which `key_of` provides. Stores the sources that have
+    /// this key, in their order, in `with`. At the end returns `None`, and `with` is empty.
     pub(crate) fn next_key<'a>(
         &self,
         key_of: impl Fn(usize) -> Option<&'a [u8]>,
@@ -437,7 +438,7 @@ impl MergeHeads {
     }
 }
 
-/// What puts keys into the order of the walk as far as their first bytes tell; of no key, the last.
+/// Returns a number in the order of the walk, from the first bytes of `key`. No key is the last.
 fn head_of(key: Option<&[u8]>, direction: Direction) -> u64 {
     let Some(key) = key else { return u64::MAX };
     if direction == Direction::Forward { keys::head(key) } else { !keys::head(key) }
@@ -447,7 +448,7 @@ fn head_of(key: Option<&[u8]>, direction: Direction) -> u64 {
 mod tests {
     use super::*;
 
-    /// What comes of sources in turn, and who had it.
+    /// Returns the keys in their order, each with the sources that have it.
     fn walked<'a>(sources: &[Vec<&'a [u8]>], direction: Direction) -> Vec<(&'a [u8], Vec<usize>)> {
         let mut places = vec![0; sources.len()];
         let next = |places: &[usize], source: usize| sources[source].get(places[source]).copied();
@@ -472,8 +473,7 @@ mod tests {
         let lasts: &[&[u8]] = &[&[255; 7], &[255; 8], &[255; 9]];
         let keys: Vec<&[u8]> = [zeros, ends, lasts].concat();
         for bits in 0..64usize {
-            // Of four sources the first has nothing, and each key is in some of the others, or in
-            // none.
+            // The first of four sources is empty. Each key is in some of the others, or in none.
             let is_in = |source: usize, at: usize| (bits.wrapping_mul(at * 7 + 3) >> source) & 1 == 1;
             let of = |source| (0..keys.len()).filter(move |at| is_in(source, *at));
             let mut sources: Vec<Vec<&[u8]>> = vec![Vec::new()];

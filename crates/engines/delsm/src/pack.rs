@@ -1,12 +1,13 @@
 //! # Pack: values that are too small for files of their own
 //!
 //! ```text
-//!  <number:08x>.pack :  magic "SHEAFPAK" 8 | format 4 | owner 8 | number 8 | crc32c of the 28 bytes before 4 | value ...
+//!  <number:08x>.pack :  magic "SHEAFPAK" 8 | format 4 | owner 8 | number 8
+//!                       | crc32c of the 28 bytes before 4 | value ...
 //! ```
 //!
-//! Length and checksum of each value stand in the key lists that name it, so values are read
-//! whatever the head says. A pack is written once; it lives while any
-//! list names it, and what is left of it is copied to another when that is less than half.
+//! The key lists that name a value contain its length and checksum. A value can therefore be read
+//! even if the head of the pack is damaged. A pack is written once, and is removed when no list
+//! names it. If less than half of its bytes are live, a merge copies them to another pack.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,10 +19,10 @@ use crate::file_names;
 use crate::list::{HEAD_BYTES, accept_head, check_head, encode_head};
 
 const MAGIC: &[u8; 8] = b"SHEAFPAK";
-/// Bytes gathered before they are written.
+/// Number of buffered bytes above which they are written.
 const WRITE_CHUNK_BYTES: usize = 1 << 20;
 
-/// A pack that is there.
+/// Complete pack, open for reading.
 #[derive(Debug)]
 pub(crate) struct Pack {
     pub(crate) number: u64,
@@ -33,6 +34,12 @@ pub(crate) struct Pack {
 
 impl Pack {
     /// Opens pack `number` in `dir`.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Corrupt`] if the file is missing or too short, or if its head is valid but
+    /// names another owner or number. Returns [`Error::UnsupportedVersion`] if its format is newer,
+    /// and [`Error::Io`] if it cannot be read.
     pub(crate) fn open(disk: &dyn Disk, dir: &Path, owner: u64, number: u64) -> Result<Pack> {
         let path = dir.join(file_names::pack_name(number));
         let file = match disk.open(&path, OpenMode::Read) {
@@ -60,19 +67,19 @@ impl Pack {
         Ok(Pack { number, len, owner, path, file })
     }
 
-    /// Checks the head, which no value is read by.
+    /// Checks the head. Reads of values do not need it.
     pub(crate) fn check_head(&self) -> Result<()> {
         let mut got = [0; HEAD_BYTES];
         self.file.read_at(0, &mut got).during("read", &self.path)?;
         check_head(&self.path, &got, MAGIC, self.owner, self.number)
     }
 
-    /// Bytes of values that were written to it.
+    /// Returns the bytes of values in the pack, live or dead.
     pub(crate) fn bytes(&self) -> u64 {
         self.len.saturating_sub(HEAD_BYTES as u64)
     }
 
-    /// Calls `with` with the value at `offset`, checked.
+    /// Checks the value at `offset` and calls `with` with it.
     pub(crate) fn read<R>(
         &self,
         offset: u64,
@@ -95,8 +102,8 @@ impl Pack {
             }
         };
         // SAFETY:
-        // * A pack was written whole and synced before it was opened here, and is never written
-        //   again.
+        // * The pack was completely written and synced before it was opened here, and is never
+        //   written again.
         if let Some(bytes) = unsafe { self.file.mapped(offset, len as usize) } {
             return checked(bytes);
         }
@@ -106,7 +113,7 @@ impl Pack {
     }
 }
 
-/// A pack being written, chunk by chunk. Its file is made with the first.
+/// Pack that is written chunk by chunk. The first chunk creates its file.
 #[derive(Debug)]
 pub(crate) struct PackWriter {
     pub(crate) number: u64,
@@ -126,7 +133,7 @@ impl PackWriter {
         self.dir.join(file_names::pack_name(self.number))
     }
 
-    /// Appends a value, in memory; where it stands.
+    /// Appends a value to the buffer. Returns the offset of the value in the pack.
     pub(crate) fn add(&mut self, value: &[u8]) -> u64 {
         if self.at == 0 && self.chunk.is_empty() {
             self.chunk = encode_head(MAGIC, self.owner, self.number);
@@ -136,12 +143,12 @@ impl PackWriter {
         offset
     }
 
-    /// Writes what was gathered if that is a chunk. The caller holds no guard.
+    /// Writes the buffered bytes if they fill a chunk. The caller must not hold an epoch guard.
     pub(crate) fn write_if_full(&mut self, disk: &dyn Disk) -> Result<()> {
         if self.chunk.len() >= WRITE_CHUNK_BYTES { self.write(disk) } else { Ok(()) }
     }
 
-    /// Writes what was gathered.
+    /// Writes the buffered bytes.
     fn write(&mut self, disk: &dyn Disk) -> Result<()> {
         if self.chunk.is_empty() {
             return Ok(());
@@ -157,7 +164,8 @@ impl PackWriter {
         Ok(())
     }
 
-    /// Writes the rest, makes the pack's bytes durable and opens it. None if there was no value.
+    /// Writes the rest, makes the content durable and opens the pack. Returns `None` if it has no
+    /// value.
     pub(crate) fn finish(&mut self, disk: &dyn Disk) -> Result<Option<Pack>> {
         self.write(disk)?;
         let Some(file) = &self.file else { return Ok(None) };

@@ -1,19 +1,19 @@
-//! # Still: a state of the keyspace, as files
+//! # Pinned tables: the files of one state of the keyspace
 //!
-//! What a backup copies while flushes, merges and moves go on. Those give files names and write new
-//! ones; what they remove waits ([`MaintenanceState::pin_count`]). So everything that a version
-//! names stays where it is.
+//! A backup or an attached reader uses a pinned state while flushes, merges and moves continue.
+//! These only create names and write new files; removals wait until the last pin is released
+//! ([`MaintenanceState::pin_count`]). The files that the pinned version names therefore stay.
 //!
 //! ## Picture
 //!
 //! ```text
-//!  version ──> lists, packs            under their names, which are never used again
-//!          ──> values                  each in the directory of its table, from wherever it is now
-//!          ──> KEYS.0 KEYS.1           name these tables, all of them settled
+//!  version ──> lists, packs            under their names, which are never reused
+//!          ──> values                  named in their tables' directories, read where they are now
+//!          ──> KEYS.0 KEYS.1           manifest of these tables, all of them linked
 //! ```
 //!
-//! Where files cannot have two names a value moves by losing one, and nothing can be held: such a
-//! file system is refused.
+//! On a file system without hard links a move removes the old name of a value, so a state cannot be
+//! pinned. Pinning returns [`Error::Unsupported`] there.
 
 use std::collections::HashSet;
 use std::io::ErrorKind;
@@ -34,16 +34,17 @@ use crate::manifest::{TableFlags, TableManifest};
 use crate::recover::pending_blobs_of;
 use crate::tree::{Table, Version};
 
-/// A name that is tried and removed.
+/// Name of a temporary link that tests for hard links.
 const LINK_PROBE_NAME: &str = "KEYS.link";
 
-/// A state of the keyspace that stays.
+/// Pinned state of the keyspace.
 pub(crate) struct PinnedTables {
     engine: Arc<DelsmEngine>,
     version: Arc<Version>,
-    /// None if there is none yet: there is nothing but staged values, which are not to go.
+    /// Manifest of the state. `None` if none was written yet: the keyspace then has no tables, only
+    /// memtables and their blobs.
     manifest: Option<TableManifest>,
-    /// Staged values that its tables name.
+    /// Blobs in the blob store that the tables of the version name.
     pending_blobs: HashSet<u64>,
 }
 
@@ -64,7 +65,7 @@ impl DelsmEngine {
         Ok(PinnedTables { engine: self, version, manifest, pending_blobs: staged })
     }
 
-    /// An error if a file cannot have two names.
+    /// Returns an error if the file system does not support hard links.
     fn check_links(&self, work: &MaintenanceState) -> Result<()> {
         let disk = self.disk()?;
         let [slot, probe] = [slot_name::<TableManifest>(work.generation), LINK_PROBE_NAME.to_owned()]
@@ -74,7 +75,7 @@ impl DelsmEngine {
             Err(e) if matches!(e.kind(), ErrorKind::AlreadyExists) => {
                 disk.remove(&probe).during("remove", &probe)
             }
-            Err(e) if matches!(e.kind(), ErrorKind::NotFound) => Ok(()), // nothing was written yet
+            Err(e) if matches!(e.kind(), ErrorKind::NotFound) => Ok(()), // no manifest yet
             Err(e) if matches!(e.kind(), ErrorKind::PermissionDenied | ErrorKind::Unsupported) => {
                 Err(Error::Unsupported {
                     engine: NAME,
@@ -87,7 +88,7 @@ impl DelsmEngine {
 }
 
 impl PinnedTables {
-    /// Where a value is now.
+    /// Returns the present path of a value.
     fn current_path(
         &self,
         table: &Table,
@@ -103,11 +104,11 @@ impl PinnedTables {
         match disk.open(&source, OpenMode::Read) {
             Ok(_) => Ok(source),
             Err(e) if e.kind() == ErrorKind::NotFound => Ok(table.linked_path(key, blob)),
-            Err(e) => Err(Error::io("open", &source, e)), // where it is cannot be said
+            Err(e) => Err(Error::io("open", &source, e)), // the place of the value is unknown
         }
     }
 
-    /// A file that is written once.
+    /// Returns the description of a file that is written once.
     fn immutable_file(&self, path: PathBuf, name: &Path, len: u64) -> PinnedFile<'static> {
         let name = name.to_string_lossy().into_owned();
         PinnedFile { name, part: None, is_fixed: true, source: FileSource::File { path, at: 0, len } }

@@ -1,17 +1,17 @@
-//! # Recent block: the entries of one block of a table, decoded
+//! # Recent block: the decoded entries of one block of a table
 //!
-//! `first`, `last` and ranges near one key begin in the same block of a table each time. Decoding
-//! its some hundred entries costs more than the rest of such a call.
+//! Calls of `first` and `last`, and ranges near one key, always begin in the same block of a table.
+//! Decoding the entries of this block would cost more than the rest of such a call.
 //!
 //! ## Invariants
 //!
-//! 1. A block is kept once two walks in a row began in it. Walks that begin at random keys
-//!    keep none. At most one block of a table is kept, of at most [`MOST`] bytes.
+//! 1. A block is kept once two walks in a row began in it. Walks that begin at random keys keep
+//!    none. At most one block of a table is kept, with at most [`MOST`] bytes.
 //! 2. The bytes of a kept block are taken from the budget until the block is replaced or dropped.
 //!
 //! ## Threads
 //!
-//! Any. The lock is tried and never waited for: a walk that does not get it decodes the block.
+//! Any thread. The lock is only tried: a walk that does not get it decodes the block.
 
 use std::sync::Arc;
 
@@ -25,10 +25,10 @@ use crate::list::{BlockEntries, KeyList};
 /// Maximum bytes of a kept block. A block has more only if a key has very many versions.
 const MOST: u64 = 64 << 10;
 
-/// See the module.
+/// Decoded block that is kept for the next walk.
 #[derive(Debug, Default)]
 pub(crate) struct RecentBlock {
-    /// Block that the last walk began in, plus one.
+    /// Block in which the last walk began, plus one.
     last: AtomicUsize,
     kept: Mutex<Option<(usize, Arc<BlockEntries>)>>,
 }
@@ -38,7 +38,7 @@ impl RecentBlock {
     ///
     /// # Errors
     ///
-    /// Returns the error of reading the block.
+    /// Returns `Error::Corrupt` if the block is damaged, and `Error::Io` if it cannot be read.
     pub(crate) fn entries(&self, list: &KeyList, block: usize, memory: &Memory) -> Result<Arc<BlockEntries>> {
         let is_again = self.last.load(Ordering::Relaxed) == block + 1;
         if is_again
@@ -65,7 +65,7 @@ impl RecentBlock {
         if bytes > MOST || !memory.has_room_without_caches(bytes) {
             return;
         }
-        memory.take(MemoryPart::Index, bytes); // before it is there: `forget` gives it back
+        memory.take(MemoryPart::Index, bytes); // before the block is kept: `forget` returns it
         let before = kept.replace((block, Arc::clone(entries)));
         drop(kept);
         give_back(before, memory);

@@ -1,8 +1,8 @@
-//! # Open: image and manifest
+//! # Recovery: opening a keyspace from its image and manifest
 //!
-//! The image of a checkpoint says up to which commit all were in tables:
-//! `layout 1 (= 1) | up to 8`. A manifest that has less is damage: the journal has it no more. One
-//! that has more is what a crash after the checkpoint left.
+//! The image of a checkpoint contains the newest commit up to which all commits were in tables:
+//! `layout 1 (= 1) | up to 8`. A manifest with a lower commit is damage: the journal no longer has
+//! the commits in between. A manifest with a higher commit is left by a crash after the checkpoint.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ use crate::tree::{Table, Version};
 
 const LAYOUT: u8 = 1;
 
-/// The staged values that a table names.
+/// Returns the ids of the blobs in the blob store that a table names.
 pub(crate) fn pending_blobs_of(table: &Table) -> Result<Vec<u64>> {
     let mut ids = Vec::new();
     for block in 0..table.list.block_count() {
@@ -37,8 +37,8 @@ pub(crate) fn pending_blobs_of(table: &Table) -> Result<Vec<u64>> {
     Ok(ids)
 }
 
-/// The staged values that these tables name, once they have other names: in the order of their
-/// inodes.
+/// Returns the blobs in the blob store that `tables` name, as garbage to remove once the files have
+/// other names. They are in the order of their inodes.
 pub(crate) fn pending_blob_garbage(tables: &[Arc<Table>]) -> Result<Vec<Garbage>> {
     let ids: Vec<Vec<u64>> = tables.iter().map(|table| pending_blobs_of(table)).collect::<Result<_>>()?;
     let mut ids = ids.concat();
@@ -47,13 +47,13 @@ pub(crate) fn pending_blob_garbage(tables: &[Arc<Table>]) -> Result<Vec<Garbage>
 }
 
 impl DelsmEngine {
-    /// Writes the image. All that was frozen is in tables.
+    /// Writes the image. All frozen commits must be in tables.
     pub(crate) fn save_image(&self, out: &mut dyn ImageSink) -> Result<()> {
         out.put(&[LAYOUT])?;
         out.put(&self.work.lock().flushed_seq.0.to_le_bytes())
     }
 
-    /// Takes up an image, and what the manifest says.
+    /// Restores the keyspace from an image and the manifest.
     pub(crate) fn restore_image(&self, image: &mut dyn ImageSource) -> Result<()> {
         let (mut layout, mut flushed_seq) = ([0; 1], [0; 8]);
         image.fill(&mut layout)?;
@@ -65,12 +65,14 @@ impl DelsmEngine {
         self.restore_files(least, None)
     }
 
-    /// Takes up what the manifest says, which must have all up to `least`. Without an image that
-    /// was to be there, both of its slots must be whole: then it is the newest that there was.
+    /// Restores the tables of the manifest, which must contain all commits up to `least`. `damage`
+    /// is the error of an image that could not be used. In that case both slots must be valid,
+    /// which proves that the manifest is the newest one.
     pub(crate) fn restore_files(&self, least: Seq, damage: Option<Error>) -> Result<()> {
         let Some(engine_dir) = &self.keyspace.context.engine_dir else { return damage.map_or(Ok(()), Err) };
         let mut work = self.work.lock();
-        let least = least.max(work.min_flushed_seq); // what an image said that was not followed
+        // A failed restore from an image may have set a higher bound before.
+        let least = least.max(work.min_flushed_seq);
         work.min_flushed_seq = least;
         let pair = DoubleSlot::new(Arc::clone(&engine_dir.disk), &self.keyspace.path);
         if let Some(damage) = damage {
@@ -83,7 +85,7 @@ impl DelsmEngine {
         let manifest: Option<TableManifest> = pair.read()?;
         let flushed_seq = manifest.as_ref().map_or(Seq::ZERO, |manifest| manifest.flushed_seq);
         if flushed_seq < least {
-            // What is there is the older slot: the newer one was damaged.
+            // The manifest is from the older slot: the newer one is damaged.
             let slot = self.manifest_path(manifest.as_ref().map_or(0, |manifest| manifest.generation + 1));
             let what = match engine_dir.disk.open(&slot, OpenMode::Read) {
                 Ok(_) => Damage::BadField { field: "newest commit in tables", value: flushed_seq.0 },
@@ -92,7 +94,7 @@ impl DelsmEngine {
             return Err(Error::corrupt(&slot, 0, what));
         }
         let Some(manifest) = manifest else {
-            // A directory without a manifest is what a crash left of the first flush.
+            // A crash during the first flush leaves a directory without a manifest.
             if !engine_dir.read_only && engine_dir.exists(self.id)? {
                 engine_dir.remove(self.id)?;
             }
@@ -116,12 +118,12 @@ impl DelsmEngine {
         Ok(())
     }
 
-    /// Takes up the tables and packs that can be read, of whichever manifest can be. Calls
+    /// Restores the tables and packs that can be read, from the newest readable manifest. Calls
     /// `skipped` with the error of each file that cannot be read.
     ///
-    /// The files are checked against the owner that the manifest names. It differs from this
-    /// database's if the secret of the hashes is lost with ROOT. The filters of key lists are
-    /// useless then, and are left out.
+    /// Checks the files against the owner that the manifest names. It differs from the owner in
+    /// this database if the secret of the hashes was lost with ROOT. The filters of key lists are
+    /// useless then, and are dropped.
     pub(crate) fn restore_readable(&self, skipped: &mut dyn FnMut(Error)) -> Result<()> {
         let engine_dir = self.keyspace.context.engine_dir.as_ref().filter(|home| home.read_only);
         let engine_dir =
@@ -142,13 +144,13 @@ impl DelsmEngine {
         Ok(())
     }
 
-    /// The manifest's file of a generation.
+    /// Returns the path of the manifest slot of a generation.
     fn manifest_path(&self, generation: u64) -> std::path::PathBuf {
         self.keyspace.path.join(format!("{}.{}", TableManifest::STEM, generation % 2))
     }
 
-    /// Opens what the manifest names. A file that cannot be read is left out and reported to
-    /// `skipped`, or is an error without it.
+    /// Opens the files that the manifest names. Reports a file that cannot be read to `skipped` and
+    /// leaves it out; without `skipped` this is an error.
     fn open_files(
         &self,
         manifest: &TableManifest,
@@ -190,7 +192,8 @@ impl DelsmEngine {
         Ok(version)
     }
 
-    /// What a crash left undone.
+    /// Returns the state for maintenance, with the moves and the sweep that a crash may have
+    /// interrupted.
     fn recovered_state(&self, version: &Version, manifest: &TableManifest) -> Result<MaintenanceState> {
         let unsettled: Vec<Arc<Table>> =
             version.tables().filter(|table| !table.files_linked.load(Ordering::Relaxed)).cloned().collect();
@@ -205,7 +208,7 @@ impl DelsmEngine {
         })
     }
 
-    /// Above all numbers that a crash may have left in names.
+    /// Returns a number above all numbers that a crash may have left in names.
     fn next_number(&self, manifest: &TableManifest) -> Result<u64> {
         let found = self.disk()?.list(&self.keyspace.path).during("list", &self.keyspace.path)?;
         let used =

@@ -1,31 +1,32 @@
-//! # Dead ranges: stretches of removed keys that readers skip
+//! # Removed ranges: runs of removed keys that readers skip
 //!
-//! A removed key costs every reader that passes it until a merge lets it go. A reader that has
-//! passed many of them in a row notes the range here, and later readers go on behind it. Removals
-//! look around themselves now and then, so that a long range is known before the first reader
-//! comes. Nothing here is on disk: what is forgotten is found again.
+//! Every reader that passes a removed key pays for it until a merge drops the key. A reader that
+//! has passed many of them in a row records the range here, and later readers continue behind it.
+//! Some removals scan their neighborhood, so that a long range is known before the first reader
+//! reaches it. Ranges are kept in memory only. Readers can find a forgotten range again.
 //!
 //! ## Picture
 //!
 //! ```text
-//!  keys     d d d d d d d L d d d L ...        d: removed, in whatever memtable or table; L: live
+//!  keys     d d d d d d d L d d d L ...        d: removed, in any memtable or table; L: live
 //!  ranges  [low, high) since 41                a view at 41 or later has no key in it
 //!                 ^ a put of commit 57 cuts the range there
 //! ```
 //!
 //! ## Invariants
 //!
-//! 1. The newest version of every key in a range is a removal at or before `since`, or there is
-//!    none.
-//! 2. A put cuts all ranges before the commit is visible. One that comes while a reader looks cuts
-//!    what that will note: it either sees the watch, or its record is seen (both sides write,
-//!    fence, and read).
-//! 3. At most [`MAX_RANGES`] ranges of at most [`MAX_RANGE_KEY_BYTES`] bytes of keys each.
+//! 1. The newest version of each key in a range, if there is one, is a removal at or before
+//!    `since`.
+//! 2. A put cuts all ranges before its commit is visible. A put during the scan of a reader also
+//!    cuts the range that this reader will record: either the put sees the watch, or the reader
+//!    sees the record of the put. (Both sides write, execute a fence, and then read.)
+//! 3. There are at most [`MAX_RANGES`] ranges, each with at most [`MAX_RANGE_KEY_BYTES`] bytes of
+//!    keys.
 //!
 //! ## Threads
 //!
-//! Any, several puts at once. The lock is held for a look-up in a small map, also with stripes of
-//! the store. A put takes it only if there is a range or a watch.
+//! Any thread, several puts at once. Callers may hold stripes of the store: the lock only protects
+//! lookups in a small map. A put acquires it only if there is a range or a watch.
 
 use std::collections::BTreeMap;
 
@@ -33,36 +34,36 @@ use sheaf_base::sync::Mutex;
 use sheaf_base::sync::atomic::{AtomicUsize, Ordering, fence};
 use sheaf_base::types::Seq;
 
-/// Ranges that are kept. When there are more, all are forgotten: readers note again what is in
-/// their way.
+/// Maximum number of ranges. If there are more, all are dropped: readers record again the ranges
+/// that they meet.
 const MAX_RANGES: usize = 1024;
-/// Bytes of the two ends of a range.
+/// Maximum bytes of both ends of a range.
 const MAX_RANGE_KEY_BYTES: usize = 1024;
 
-/// What is known behind the low end of a range, which belongs to it.
+/// Upper end and age of a range. The map key is the low end, which belongs to the range.
 #[derive(Clone, Debug)]
 struct RemovedRangeTail {
-    /// The high end, which does not belong to it; none: all keys above.
+    /// High end, which does not belong to the range. `None` if the range contains all higher keys.
     high: Option<Vec<u8>>,
     since: Seq,
 }
 
-/// The lowest and the highest key that was put since a watch began.
+/// Lowest and highest key that was put since a watch began.
 type PutBounds = Option<(Vec<u8>, Vec<u8>)>;
 
 #[derive(Debug, Default)]
 struct RemovedRangeMapState {
-    /// By low end. No two of them touch or overlap.
+    /// Ranges by low end. No two of them touch or overlap.
     ranges: BTreeMap<Vec<u8>, RemovedRangeTail>,
-    /// By number.
+    /// Active watches with their numbers.
     watches: Vec<(u64, PutBounds)>,
     next: u64,
 }
 
-/// See the module.
+/// Known removed ranges, and the watches of scans in progress.
 #[derive(Debug, Default)]
 pub(crate) struct RemovedRangeMap {
-    /// Ranges and watches.
+    /// Number of ranges and watches.
     count: AtomicUsize,
     inner: Mutex<RemovedRangeMapState>,
 }
@@ -72,18 +73,18 @@ pub(crate) fn successor(key: &[u8]) -> Vec<u8> {
     [key, &[0]].concat()
 }
 
-/// Whether a range that ends at `high` has a key at or above `key`.
+/// Returns true if a range that ends at `high` has a key at or above `key`.
 fn extends_past(high: Option<&Vec<u8>>, key: &[u8]) -> bool {
     high.is_none_or(|high| high.as_slice() > key)
 }
 
 impl RemovedRangeMapState {
-    /// The last range that begins at or below `key`.
+    /// Returns the last range that begins at or below `key`.
     fn at_or_below(&self, key: &[u8]) -> Option<(&Vec<u8>, &RemovedRangeTail)> {
         self.ranges.range::<[u8], _>((std::ops::Bound::Unbounded, std::ops::Bound::Included(key))).next_back()
     }
 
-    /// Takes `key` out of the range that has it.
+    /// Cuts `key` out of the range that contains it.
     fn remove_key(&mut self, key: &[u8]) {
         let Some((low, range)) = self.at_or_below(key) else { return };
         if !extends_past(range.high.as_ref(), key) {
@@ -100,10 +101,10 @@ impl RemovedRangeMapState {
         }
     }
 
-    /// Adds a range, as one with those that it touches.
+    /// Adds a range, merged with all ranges that it touches.
     fn add(&mut self, mut low: Vec<u8>, mut high: Option<Vec<u8>>, mut since: Seq) {
         loop {
-            // The last one that begins at or below the end of this one.
+            // The last range that begins at or below the end of the new one.
             let last = match &high {
                 Some(high) => self.at_or_below(high),
                 None => self.ranges.last_key_value(),
@@ -139,8 +140,8 @@ impl RemovedRangeMap {
         self.count.store(inner.ranges.len() + inner.watches.len(), Ordering::Relaxed);
     }
 
-    /// Notes that `key` has a value from now on: after its record can be found, and before its
-    /// commit is visible.
+    /// Cuts `key` out of all ranges, because a commit puts it. Must be called after the record can
+    /// be found, and before the commit is visible.
     #[inline]
     pub(crate) fn note_put(&self, key: &[u8]) {
         fence(Ordering::SeqCst); // (I2)
@@ -163,8 +164,9 @@ impl RemovedRangeMap {
         self.update_count(&inner);
     }
 
-    /// Returns the end of the range that has `key` for a view at `at`: the lowest key that may be
-    /// live. `Some(None)`: none above is.
+    /// Returns the end of the range that contains `key` for a view at `at`: the lowest higher key
+    /// that may be live. Returns `Some(None)` if no higher key is live, and `None` if no range
+    /// contains `key`.
     pub(crate) fn end_of(&self, key: &[u8], at: Seq) -> Option<Option<Vec<u8>>> {
         if self.is_empty() {
             return None;
@@ -174,8 +176,8 @@ impl RemovedRangeMap {
         (range.since <= at && extends_past(range.high.as_ref(), key)).then(|| range.high.clone())
     }
 
-    /// Returns the low end of the range that has the keys next below `key` (none: the highest keys)
-    /// for a view at `at`.
+    /// Returns the low end of the range that contains the keys just below `key` for a view at `at`.
+    /// If `key` is `None`, these are the highest keys.
     pub(crate) fn start_of(&self, key: Option<&[u8]>, at: Seq) -> Option<Vec<u8>> {
         if self.is_empty() {
             return None;
@@ -196,7 +198,7 @@ impl RemovedRangeMap {
         (has_it && range.since <= at).then(|| low.clone())
     }
 
-    /// Watches puts from now on, for somebody who loads the state after this.
+    /// Starts a watch of puts. The caller must load the state that it scans afterwards.
     pub(crate) fn watch_puts(&self) -> PutWatch<'_> {
         let mut inner = self.inner.lock();
         let number = inner.next;
@@ -208,21 +210,21 @@ impl RemovedRangeMap {
         PutWatch { ranges: self, number }
     }
 
-    /// Forgets everything.
+    /// Drops all ranges.
     pub(crate) fn clear(&self) {
         let mut inner = self.inner.lock();
         inner.ranges.clear();
         self.update_count(&inner);
     }
 
-    /// Ranges that are known.
+    /// Returns the number of known ranges.
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
         self.inner.lock().ranges.len()
     }
 }
 
-/// A look for removed keys that is under way.
+/// Scan for removed keys in progress. Collects the bounds of the keys that are put during the scan.
 #[derive(Debug)]
 pub(crate) struct PutWatch<'a> {
     ranges: &'a RemovedRangeMap,
@@ -230,8 +232,9 @@ pub(crate) struct PutWatch<'a> {
 }
 
 impl PutWatch<'_> {
-    /// Notes that the keys from `low` on and below `high` were all dead when they were looked at,
-    /// by removals up to `since`. Leaves out what is around keys that were put meanwhile.
+    /// Records the range from `low` (inclusive) to `high` (exclusive): the scan found all its keys
+    /// removed by commits up to `since`. Leaves out the part with the keys that were put during the
+    /// watch.
     pub(crate) fn record_range(&self, low: &[u8], high: Option<&[u8]>, since: Seq) {
         let mut inner = self.ranges.inner.lock();
         let bounds = inner.watches.iter().find(|(number, _)| *number == self.number);

@@ -1,17 +1,17 @@
-//! # Sizes: what is measured, what is chosen, and what is tiny in tests
+//! # Sizes: fixed limits, options, and their values in tiny tests
 
 use sheaf_base::options::{EngineOptions, OptionDomain, OptionSpec};
 
-/// Which values get files.
+/// Size from which a value gets a file.
 const FILE_BYTES: OptionSpec = OptionSpec {
     name: "file-bytes",
     min: 256,
-    max: 64 << 10, // above, the store stages whatever the engine wants
+    max: 64 << 10, // above, the store writes a blob for any engine
     domain: OptionDomain::Any,
     default: 8 << 10,
     help: "values larger than this many bytes are stored as plain files; smaller ones are packed",
 };
-/// How much level 0 has.
+/// Limit of level 0.
 const LEVEL_FILES: OptionSpec = OptionSpec {
     name: "level-files",
     min: 100,
@@ -20,7 +20,7 @@ const LEVEL_FILES: OptionSpec = OptionSpec {
     default: 128 << 10,
     help: "maximum value files in level 0, and 8 KiB of packed values for each; more: fewer, larger merges",
 };
-/// How much more each level has.
+/// Ratio of the limits of two adjacent levels.
 const LEVEL_FACTOR: OptionSpec = OptionSpec {
     name: "level-factor",
     min: 2,
@@ -29,58 +29,59 @@ const LEVEL_FACTOR: OptionSpec = OptionSpec {
     default: 10,
     help: "ratio of the maximum size of a level to that of the level above",
 };
-/// What can be chosen.
+/// Options that the user may set.
 pub(crate) const OPTIONS: [OptionSpec; 3] = [FILE_BYTES, LEVEL_FILES, LEVEL_FACTOR];
 
-/// Numbers that differ between normal and tiny geometry.
+/// Limits and thresholds. They differ between normal and tiny geometry.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sizes {
-    /// Values of more bytes get files of their own; the rest is packed.
+    /// Maximum size of a packed value. Larger values get files of their own.
     pub(crate) max_packed_bytes: usize,
-    /// A memtable with so many values in files is moved to a table, or with so many bytes of them:
-    /// what they supersede waits for that.
+    /// Number of value files, and their bytes, above which a memtable is due for a flush.
+    /// Superseded files are removed only after the flush.
     pub(crate) max_memtable_files: u64,
     pub(crate) max_memtable_file_bytes: u64,
-    /// Waste of the journal that makes no memtable due.
+    /// Waste in the journal that does not make a memtable due.
     pub(crate) least_waste: u64,
-    /// One that rests is moved from so many keys on ...
+    /// Minimum number of keys in a memtable that is flushed because it is idle.
     pub(crate) min_idle_keys: u64,
-    /// ... once the store, which looks every 50 ms when it is idle, found it as it was so many
-    /// times.
+    /// Number of observations without a new commit after which a memtable is idle. An idle store
+    /// observes it every 50 ms.
     pub(crate) idle_samples: u32,
-    /// Files that level 0 may have; each level has `ratio` times those of the one above.
+    /// Maximum number of files in level 0. Each level has `ratio` times the limit of the level
+    /// above.
     pub(crate) level_files: u64,
-    /// The same for bytes in packs.
+    /// Maximum bytes of packed values in level 0.
     pub(crate) level_bytes: u64,
-    /// Tables that level 0 may have.
+    /// Maximum number of tables in level 0.
     pub(crate) level_tables: usize,
     pub(crate) ratio: u64,
-    /// About so many files, entries and packed bytes are in a table below level 0.
+    /// Approximate number of files, entries and packed bytes of a table below level 0.
     pub(crate) table_files: u64,
     pub(crate) table_entries: u64,
     pub(crate) table_bytes: u64,
-    /// Packs smaller than this are copied together when their tables are merged.
+    /// Packs smaller than this are combined when their tables are merged.
     pub(crate) small_pack_bytes: u64,
-    /// Files that are put into the order in which they move.
+    /// Number of files that are sorted at a time into the order of their moves.
     pub(crate) files_per_sort: usize,
-    /// Files moved or removed in a step.
+    /// Number of files that a step moves or removes.
     pub(crate) files_per_step: usize,
-    /// Entries of lists that a survey looks at in a step.
+    /// Number of list entries that a step of a survey reads.
     pub(crate) entries_per_survey: usize,
-    /// Removed keys in a row that are worth a dead range.
+    /// Minimum length of a run of removed keys that is recorded as a removed range.
     pub(crate) min_removed_run: usize,
-    /// Removals after which the next one looks around itself for a dead range.
+    /// Number of removals after which the next one scans for a removed range.
     pub(crate) removals_per_scan: u64,
-    /// Garbage that is not worth a merge at rest.
+    /// Garbage up to this size does not cause a merge of an idle database.
     pub(crate) min_garbage_bytes: u64,
-    /// Bytes of memory that a key takes in a table's filter and index.
+    /// Bytes of memory that a key needs in the filter and the index of a table.
     pub(crate) index_bytes_per_key: u64,
-    /// Bytes of the disk that steps may take beside lists and packs: directories, the manifest.
+    /// Disk space for a step in addition to lists and packs: directories, the manifest.
     pub(crate) min_reserve_bytes: u64,
 }
 
 impl Sizes {
-    /// Those of a keyspace.
+    /// Returns the sizes of a keyspace.
     pub(crate) fn from_options(options: &EngineOptions, tiny: bool) -> Sizes {
         let usual = Sizes::new(tiny);
         let of = |spec: &OptionSpec, usual: u64| options.get(spec.name).unwrap_or(usual);

@@ -1,22 +1,23 @@
-//! # Tree: tables in levels, and the state that readers see
+//! # Tree: tables in levels, and the state that readers use
 //!
 //! ## Picture
 //!
 //! ```text
-//!  state ─> active memtable | frozen memtable | version ─> level 0: tables that overlap, the newest first
-//!                                                          level 1: tables in the order of their keys, without overlap
-//!                                                          ...
-//!  table ─> directory, key list (in memory: first keys of blocks, filter) ─> block ─> file in the directory, or pack
+//!  state ─> active memtable | frozen memtable | version ─> level 0: overlapping, newest first
+//!                                                          level 1: tables in the order of keys,
+//!                                                          ...      without overlap
+//!  table ─> directory, key list (in memory: first keys of blocks, filter) ─> block
+//!                                                          ─> file in the directory, or pack
 //! ```
 //!
 //! ## Invariants
 //!
-//! 1. All versions of a key in a higher place (active, frozen, level 0 from the newest on, level 1,
-//!    ...) are newer than those in a lower one. So the first place that has a version visible at a
-//!    view has the right one.
-//! 2. A version, once published, never changes; what it names stays until no state of that moment
-//!    is read, but for value files: those may move on, and whoever misses one looks again in the
-//!    newest state (`engine.rs`).
+//! 1. All versions of a key in a higher place (active, frozen, level 0 from the newest table on,
+//!    level 1, ...) are newer than those in a lower one. The first place with a version that is
+//!    visible at a view therefore has the right version.
+//! 2. A published `Version` never changes. The files that it names stay until no reader uses its
+//!    state. Only value files may move. A reader that misses one looks again in the newest state
+//!    (`engine.rs`).
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -37,12 +38,12 @@ use crate::manifest::{LEVELS, TableFlags};
 use crate::pack::Pack;
 use crate::recent::RecentBlock;
 
-/// What everything of a keyspace stands on.
+/// Services and paths that all parts of a keyspace use.
 #[derive(Debug)]
 pub(crate) struct KeyspaceContext {
     pub(crate) context: Arc<EngineContext>,
     id: KeyspaceId,
-    /// The keyspace's directory.
+    /// Directory of the keyspace.
     pub(crate) path: PathBuf,
 }
 
@@ -51,14 +52,14 @@ impl KeyspaceContext {
         KeyspaceContext { context, id, path }
     }
 
-    /// The keyed hash of a key.
+    /// Returns the keyed hash of a key.
     #[inline]
     pub(crate) fn hash(&self, key: &[u8]) -> u64 {
         self.context.hash(key)
     }
 
-    /// Returns the mark that tells files of this keyspace from those of others and of other
-    /// databases.
+    /// Returns the mark that distinguishes the files of this keyspace from those of other keyspaces
+    /// and databases.
     pub(crate) fn owner(&self) -> u64 {
         self.hash(&self.id.0.to_le_bytes())
     }
@@ -67,7 +68,7 @@ impl KeyspaceContext {
         self.path.join(file_names::dir_name(number))
     }
 
-    /// Where the value `id` of `key` stands, if that is its home.
+    /// Returns the path of the value `id` of `key` in directory `dir`.
     pub(crate) fn value_path(&self, dir: u64, key: &[u8], id: u64) -> PathBuf {
         let mut path = self.dir(dir);
         path.push(file_names::value_name(key, id));
@@ -75,18 +76,18 @@ impl KeyspaceContext {
     }
 }
 
-/// A directory of values and its key list.
+/// Directory of values with its key list.
 #[derive(Debug)]
 pub(crate) struct Table {
     pub(crate) dir: u64,
     pub(crate) list: KeyList,
-    /// All its files are in its directory, durably.
+    /// True if all its files are in its directory, durably.
     pub(crate) files_linked: AtomicBool,
-    /// Its directory may hold files that the list does not name.
+    /// True if its directory may contain files that the list does not name.
     pub(crate) has_unlisted_files: AtomicBool,
-    /// A key of it has several versions.
+    /// True if a key of the table has several versions.
     pub(crate) has_old_versions: bool,
-    /// See [`Version::superseding_count`].
+    /// Cached result of [`Version::superseding_count`].
     superseding_count: OnceLock<u64>,
     recent: RecentBlock,
     keyspace: Arc<KeyspaceContext>,
@@ -120,7 +121,7 @@ impl Table {
     ///
     /// # Errors
     ///
-    /// Returns the error of reading the block.
+    /// Returns [`Error::Corrupt`] if the block is damaged, and [`Error::Io`] if it cannot be read.
     pub(crate) fn entries_to_begin(&self, block: usize) -> Result<Arc<BlockEntries>> {
         self.recent.entries(&self.list, block, &self.keyspace.context.memory)
     }
@@ -129,12 +130,13 @@ impl Table {
         self.files_linked.load(Ordering::Acquire)
     }
 
-    /// Whether a key from `low` to `high` may be in it.
+    /// Returns true if a key from `low` to `high` may be in the table.
     pub(crate) fn overlaps(&self, low: &[u8], high: &[u8]) -> bool {
         self.list.first_key() <= high && low <= self.list.last_key()
     }
 
-    /// Where a value that came from `home` would stand before the table was settled.
+    /// Returns the path of a value with the given location before the files of the table were
+    /// linked. Returns `None` if the value was in this directory from the start.
     pub(crate) fn path_before_linking(
         &self,
         key: &[u8],
@@ -148,12 +150,13 @@ impl Table {
         }
     }
 
-    /// Where a value stands once the table is settled.
+    /// Returns the path of a value once the files of the table are linked.
     pub(crate) fn linked_path(&self, key: &[u8], blob: &BlobRef) -> PathBuf {
         self.keyspace.value_path(self.dir, key, blob.id)
     }
 
-    /// The file that is a value. None if it is gone: moved on, or superseded.
+    /// Opens the file of a value. Returns `None` if the file is missing: it was moved, or the value
+    /// was superseded.
     pub(crate) fn open_blob(
         &self,
         key: &[u8],
@@ -161,7 +164,7 @@ impl Table {
         location: BlobLocation,
     ) -> Result<Option<OpenBlob>> {
         let Some(engine_dir) = &self.keyspace.context.engine_dir else { return Ok(None) };
-        // At home first: it is taken away there only after it is here.
+        // The old place first: the file is removed there only after it was linked here.
         if let Some(source) = self.path_before_linking(key, blob, location).filter(|_| !self.is_linked())
             && let Some(file) = open_blob_file(&*engine_dir.disk, source, blob)?
         {
@@ -170,7 +173,7 @@ impl Table {
         open_blob_file(&*engine_dir.disk, self.linked_path(key, blob), blob)
     }
 
-    /// The error for a value that is nowhere.
+    /// Returns the error for a value without a file.
     pub(crate) fn missing_error(&self, key: &[u8], blob: &BlobRef) -> Error {
         let expected = u64::from(blob.len);
         Error::corrupt(
@@ -188,15 +191,15 @@ impl Drop for Table {
     }
 }
 
-/// Tables of level 0 from `newest` on, which is an index, and those of `level` and the levels below
-/// it.
+/// Start of a search downwards: tables of level 0 from the index `newest` on, then `level` and all
+/// levels below it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TablesBelow {
     newest: usize,
     level: usize,
 }
 
-/// Tables in levels.
+/// Tables in levels, and packs.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Version {
     pub(crate) levels: [Vec<Arc<Table>>; LEVELS],
@@ -212,20 +215,20 @@ impl Version {
         self.levels.iter().all(Vec::is_empty)
     }
 
-    /// Returns the bytes of values in the level that has most: about those that live, as the levels
-    /// above have a small part of them, or versions that supersede some of them.
+    /// Returns the bytes of values in the largest level. This estimates the live bytes: the levels
+    /// above hold a small part of them, or newer versions of some of them.
     pub(crate) fn largest_level(&self) -> u64 {
         let bytes = |table: &Arc<Table>| table.list.totals().packed_bytes() + table.list.totals().file_bytes;
         self.levels.iter().map(|level| level.iter().map(bytes).sum()).max().unwrap_or(0)
     }
 
-    /// The tables of a level that may have a key from `low` to `high`.
+    /// Returns the tables of a level that may have a key from `low` to `high`.
     pub(crate) fn overlapping(&self, level: usize, low: &[u8], high: &[u8]) -> Vec<Arc<Table>> {
         self.levels[level].iter().filter(|table| table.overlaps(low, high)).cloned().collect()
     }
 
-    /// Where the tables begin that may have older versions of what `table` has. None if it is not
-    /// there.
+    /// Returns the start of the tables that may have older versions of the keys of `table`. Returns
+    /// `None` if `table` is not in this version.
     pub(crate) fn tables_below(&self, table: &Arc<Table>) -> Option<TablesBelow> {
         let in_level = |tables: &Vec<Arc<Table>>| tables.iter().position(|other| Arc::ptr_eq(table, other));
         let (level, index) = (0..LEVELS).find_map(|level| Some((level, in_level(&self.levels[level])?)))?;
@@ -236,14 +239,14 @@ impl Version {
         })
     }
 
-    /// Whether there is nothing `below` that may have a key of `table`.
+    /// Returns true if no table from `below` on may have a key of `table`.
     pub(crate) fn is_bottom(&self, table: &Table, below: TablesBelow) -> bool {
         let (low, high) = (table.list.first_key(), table.list.last_key());
         let beside = self.levels[0].iter().skip(below.newest);
         !beside.chain(self.levels[below.level..].iter().flatten()).any(|other| other.overlaps(low, high))
     }
 
-    /// The version of `key` that a view at `at` shows, and its table.
+    /// Returns the version of `key` that is visible at `at`, and its table.
     #[inline]
     pub(crate) fn find(
         &self,
@@ -254,7 +257,7 @@ impl Version {
         self.find_below(TablesBelow { newest: 0, level: 1 }, hash, key, at)
     }
 
-    /// As [`Version::find`], in tables from `below` on.
+    /// Like [`Version::find`], in the tables from `below` on.
     pub(crate) fn find_below(
         &self,
         below: TablesBelow,
@@ -278,8 +281,9 @@ impl Version {
         Ok(None)
     }
 
-    /// Versions in `table` of keys that tables below it may have as well, as their filters say when
-    /// this is first asked for. All, if that cannot be found out.
+    /// Returns the number of versions in `table` with keys that tables below may also have,
+    /// according to their filters. The first call computes it. Returns the number of all entries if
+    /// a block cannot be read.
     pub(crate) fn superseding_count(&self, table: &Arc<Table>) -> u64 {
         *table
             .superseding_count
@@ -310,7 +314,7 @@ impl Version {
             || self.levels[below.level..].iter().any(in_level)
     }
 
-    /// Bytes that tables name of each pack.
+    /// Returns the live bytes of each pack, which tables name.
     pub(crate) fn live_pack_bytes(&self) -> HashMap<u64, u64> {
         let mut live: HashMap<u64, u64> = HashMap::new();
         for (pack, bytes) in self.tables().flat_map(|table| &table.list.totals().packs) {
@@ -320,7 +324,7 @@ impl Version {
     }
 }
 
-/// What readers see.
+/// State that readers use.
 #[derive(Clone, Debug)]
 pub(crate) struct DelsmState {
     pub(crate) memtables: Memtables,

@@ -1,26 +1,26 @@
-//! # Replay of a whole log: gathered, put into order, made into an index at once
+//! # Bulk build: replay of a whole log into an empty index
 //!
-//! An index that grows key by key costs misses of the caches, splits, and a turn under a lock for
-//! each record. So records that are replayed into an empty one are gathered; at the end they are
-//! brought into the order of the index, of each key the newest counts, and the index is made of
-//! what is left, part by part, side by side.
+//! Gathers the replayed records and builds the index in one pass. An index that grows key by key
+//! costs cache misses, splits and a turn under a lock for each record. At the end the records are
+//! sorted in the order of the index. The newest record of each key wins. Threads build the parts of
+//! the index in parallel.
 //!
 //! | index | gathers | order |
 //! |---|---|---|
 //! | `hash` | hash, address, span: 16 bytes a record | of hashes |
-//! | `ordered` | key, address, span, number: 32 bytes and the key | of keys |
+//! | `ordered` | key, address, span, seq: 32 bytes and the key | of keys |
 //! | `plain` | nothing | |
 //!
 //! ## Invariants
 //!
-//! 1. While records are gathered the index is empty and no removal is remembered: so what was
-//!    gathered says all. If that ends, because more was gathered than memory has room for,
-//!    everything goes one by one.
+//! 1. While records are gathered, the index is empty and no removal is remembered. The gathered
+//!    records are therefore the whole state. If they exceed their part of the memory budget,
+//!    gathering ends and every record is replayed singly.
 //!
 //! ## Threads
 //!
-//! Threads that replay take turns by row; each works on one segment at a time, whose slot says
-//! which row, so they rarely meet.
+//! Replay threads lock one shard at a time. The slot of a segment selects the shard, and each
+//! thread works on one segment at a time, so threads rarely contend.
 
 use std::sync::Arc;
 
@@ -33,17 +33,17 @@ use sheaf_base::record::RecordContent;
 use sheaf_base::segment::Address;
 use sheaf_base::sync::{Mutex, epoch};
 
-/// Rows that threads gather into.
+/// Number of shards into which threads gather records.
 const SHARDS: usize = 4;
-/// What is gathered takes at most this part of the memory budget.
+/// Divisor of the memory budget: the gathered records use at most this fraction.
 const BUDGET_DIVISOR: u64 = 4;
 
-/// Replays one record by itself.
+/// Callback that replays a single record.
 pub(crate) type ReplayOneFn<'a> = dyn FnMut(&ReplayRecord<'_>) -> Result<()> + 'a;
 
-/// What an index gathers.
+/// Buffer of records for the bulk build of an index.
 pub(crate) trait BulkBuild<I>: Default + Send + Sync {
-    /// Takes up records of one segment. What is too much goes to `one`.
+    /// Gathers records of one segment. If they do not fit into the budget, passes them to `one`.
     fn push(
         &self,
         index: &I,
@@ -51,23 +51,23 @@ pub(crate) trait BulkBuild<I>: Default + Send + Sync {
         context: &EngineContext,
         one: &mut ReplayOneFn<'_>,
     ) -> Result<()>;
-    /// Makes one of so many parts of `index` from what was gathered.
+    /// Builds part `part_of.0` of `part_of.1` parts of `index` from the gathered records.
     fn build_part(&self, index: &I, part_of: (usize, usize), context: &EngineContext) -> Result<Tally>;
-    /// Puts the parts together: they are the index now.
+    /// Installs the built parts as the content of the index.
     fn install_parts(&self, index: &I);
-    /// Hands one of so many parts of what was gathered to `one`.
+    /// Passes part `part_of.0` of `part_of.1` parts of the gathered records to `one`.
     fn replay_part(
         &self,
         part_of: (usize, usize),
         context: &EngineContext,
         one: &mut ReplayOneFn<'_>,
     ) -> Result<()>;
-    /// Forgets everything.
+    /// Drops all gathered records and parts.
     fn clear(&self, memory: &Memory);
 }
 
-/// What threads gather into, by rows of `R`, with the memory they take; and `P`, what is to be done
-/// with all of it in the end.
+/// Gathered records in shards of type `R`, with the memory they use, and the build plan `P` that is
+/// made from them at the end.
 pub(crate) struct ReplayShards<R, P> {
     shards: [Mutex<ReplayShard<R>>; SHARDS],
     shared_plan: Mutex<Option<SharedPlan<P>>>,
@@ -76,13 +76,13 @@ pub(crate) struct ReplayShards<R, P> {
 #[derive(Default)]
 struct ReplayShard<R> {
     items: R,
-    /// Bytes it takes.
+    /// Bytes of memory that the items use.
     bytes: u64,
 }
 
 struct SharedPlan<P> {
     plan: Arc<P>,
-    /// Bytes of the rows it was made of.
+    /// Bytes of the shards from which the plan was made.
     bytes: u64,
 }
 
@@ -93,8 +93,8 @@ impl<R: Default, P> Default for ReplayShards<R, P> {
 }
 
 impl<R: Default, P> ReplayShards<R, P> {
-    /// Has `add` put `records`, which are of one segment, into a row, and say how many bytes more
-    /// that takes. A row that became too large comes back.
+    /// Adds `records`, which all belong to one segment, to a shard. `add` inserts them and returns
+    /// the number of bytes they use. If the shard has become too large, it is removed and returned.
     pub(crate) fn add(
         &self,
         records: &[ReplayRecord<'_>],
@@ -113,7 +113,8 @@ impl<R: Default, P> ReplayShards<R, P> {
         Some(std::mem::take(&mut *row).items)
     }
 
-    /// What is to be done with all rows, as `make` says once. The same for all who ask.
+    /// Returns the plan, which the first call makes of all shards by `make`. Later calls return the
+    /// same.
     pub(crate) fn plan_once(&self, make: impl FnOnce(Vec<R>) -> P) -> Arc<P> {
         let mut planned = self.shared_plan.lock();
         let first = || {
@@ -125,18 +126,18 @@ impl<R: Default, P> ReplayShards<R, P> {
         Arc::clone(&planned.get_or_insert_with(first).plan)
     }
 
-    /// The plan, if it was made.
+    /// Returns the plan if it was made.
     pub(crate) fn existing_plan(&self) -> Option<Arc<P>> {
         self.shared_plan.lock().as_ref().map(|planned| Arc::clone(&planned.plan))
     }
 
-    /// Shows every row to `see`.
+    /// Calls `see` with every shard.
     #[cfg(test)]
     pub(crate) fn for_each(&self, mut see: impl FnMut(&mut R)) {
         self.shards.iter().for_each(|row| see(&mut row.lock().items));
     }
 
-    /// Forgets everything.
+    /// Drops all shards and the plan, and returns their memory.
     pub(crate) fn clear(&self, memory: &Memory) {
         let planned = self.shared_plan.lock().take().map_or(0, |planned| planned.bytes);
         let left: u64 = self.shards.iter().map(|row| std::mem::take(&mut *row.lock()).bytes).sum();
@@ -144,7 +145,7 @@ impl<R: Default, P> ReplayShards<R, P> {
     }
 }
 
-/// Nothing is gathered.
+/// Gathers nothing: every record is replayed singly.
 impl<I> BulkBuild<I> for () {
     fn push(
         &self,
@@ -174,20 +175,20 @@ impl<I> BulkBuild<I> for () {
     fn clear(&self, _memory: &Memory) {}
 }
 
-/// What a part of an index holds.
+/// Counts of one part of an index.
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
     pub(crate) keys: u64,
-    /// Bytes of live entries and of removals, by slot of their segments.
+    /// Bytes of live entries and of tombstones, by slot of their segments.
     bytes: Vec<(u64, u64)>,
-    /// Staged values, and the entries that name them.
+    /// Blobs, and the entries that refer to them.
     blobs: Vec<(u64, Address)>,
 }
 
 impl Tally {
     /// Counts the newest entry of a key, or any removal.
     pub(crate) fn count(&mut self, address: Address, span: u32, content: RecordContent<'_>) {
-        let slot = address.slot() as usize; // of 16 bits
+        let slot = address.slot() as usize; // at most 16 bits
         if slot >= self.bytes.len() {
             self.bytes.resize(slot + 1, (0, 0));
         }
@@ -204,7 +205,7 @@ impl Tally {
         }
     }
 
-    /// Adds it to what is live.
+    /// Adds the counts to the accounting of segments and blobs.
     pub(crate) fn add_to_accounting(&self, accounting: &LiveAccounting, context: &EngineContext) {
         let guard = &epoch::pin();
         for (slot, (live, tombs)) in (0..).zip(&self.bytes) {

@@ -1,15 +1,16 @@
 //! # Cursor: the pairs of a keyspace at one view
 //!
-//! Goes over the index piece by piece, the first as long as scans have lately been: the newest
-//! entries of a piece are read together, their loads overlapping, and kept in one buffer; then come
-//! the old versions of the piece that the view needs. No guard outlives a piece.
+//! Walks over the index piece by piece. The first piece is as long as recent scans were. The cursor
+//! reads the newest entries of a piece together, so that their loads overlap, and keeps them in one
+//! buffer. Then it adds the old versions of the piece that the view needs. No epoch guard outlives
+//! a piece.
 //!
 //! ## Invariants
 //!
-//! 1. The newest entries of a piece are read before its old versions: an entry stands among the
-//!    versions before the index lets go of it (engine I2), so a key that changes meanwhile is seen
-//!    here or there. What is seen in both places counts once.
-//! 2. Staged values are read when the walk comes to them, one at a time.
+//! 1. The newest entries of a piece are read before its old versions. An entry is added to the
+//!    versions before the index stops referring to it (engine I2). A key that changes during the
+//!    walk is therefore found in one of the two places; if it is found in both, it counts once.
+//! 2. Blobs are read one at a time, when the walk reaches them.
 
 use sheaf_base::engine::{Bounds, Cursor, Projection};
 use sheaf_base::error::{Error, Result};
@@ -21,14 +22,14 @@ use sheaf_base::types::Seq;
 use crate::engine::FlatEngine;
 use crate::index::{Index, ScanDirection, Walk};
 
-/// A walk over a keyspace at one view.
+/// Cursor over a keyspace at one view.
 pub(crate) struct FlatCursor<'e, I: Index> {
     engine: &'e FlatEngine<I>,
     at: Seq,
     walk: I::Walk,
     heads: Vec<Address>,
     pairs: PairBuffer,
-    /// Pairs of earlier pieces that the walk went over.
+    /// Number of pairs of earlier pieces that the walk has passed.
     visited_pairs: usize,
     failed: bool,
 }
@@ -46,7 +47,7 @@ impl<'e, I: Index> FlatCursor<'e, I> {
         FlatCursor { engine, at, walk, heads: Vec::new(), pairs, visited_pairs: 0, failed: false }
     }
 
-    /// Reads the pairs of the next piece. False at the end.
+    /// Reads the pairs of the next piece. Returns false at the end.
     fn fetch(&mut self, way: ScanDirection) -> Result<bool> {
         self.visited_pairs += self.pairs.passed();
         self.pairs.clear();
@@ -74,7 +75,7 @@ impl<'e, I: Index> FlatCursor<'e, I> {
         Ok(true)
     }
 
-    /// Reads the newest entries of a piece, asking for those some way ahead.
+    /// Reads the newest entries of a piece, and prefetches those some way ahead.
     fn read_all(&mut self, heads: &[Address], guard: &epoch::Guard) -> Result<()> {
         let (engine, pairs, at) = (self.engine, &mut self.pairs, self.at);
         read_ahead(
@@ -104,15 +105,16 @@ impl<'e, I: Index> FlatCursor<'e, I> {
         if self.failed {
             return Ok(false);
         }
+        // A corrupt entry does not end the walk.
         match self.pairs.advance(&self.engine.context.blobs) {
             Ok(true) => Ok(true),
             Ok(false) => self.fetch_next_pair(way),
             Err(error) => Err(error),
         }
-        .inspect_err(|error| self.failed = !error.is_corrupt()) // damage is in one entry: the next goes on
+        .inspect_err(|error| self.failed = !error.is_corrupt())
     }
 
-    /// Fetches pieces until there is a pair, or no more of them.
+    /// Fetches pieces until one has a pair, or until the end.
     #[inline(never)]
     fn fetch_next_pair(&mut self, way: ScanDirection) -> Result<bool> {
         while self.fetch(way)? {

@@ -1,28 +1,30 @@
-//! # The engine: FlatStore's write, read, recovery under the contract
+//! # Engine: writes, reads and recovery of FlatStore
 //!
-//! ## The way of a put
+//! Implements the engine contract over any index of this crate.
 //!
-//! `prepare` looks the key up (the entry it replaces is read and its key compared), under the
-//! stripe of the key `is_current` compares index words only, `apply` points the index at the new
-//! entry. A get is the index and one entry, whose checksum is verified at every access. A get of
-//! the newest state waits until the commit of the entry is visible.
+//! ## Path of a put
+//!
+//! `prepare` looks the key up: it reads the entry to be replaced and compares its key. Under the
+//! stripe of the key, `is_current` compares only words of the index, and `apply` points the index
+//! at the new entry. A get reads the index and one entry, and verifies its checksum at every
+//! access. A get of the newest state waits until the commit of the entry is visible.
 //!
 //! ## Invariants
 //!
-//! 1. The index has exactly one word for each live key, at its newest entry.
-//! 2. An entry that a view needs is in `versions` before the index stops pointing at it; so a
-//!    reader who finds a newer entry than its view finds the old one there.
-//! 3. `keys` has every key that the index has: it grows before the index has a new one, and shrinks
-//!    before the index loses one. So of the threads that remove the last keys, one finds it at
-//!    zero.
-//! 4. Addresses loaded under an epoch guard stay readable until it goes; notes are used under the
-//!    guard that the committer holds from `prepare` to `apply`.
+//! 1. The index has exactly one word for each live key. It refers to the newest entry of the key.
+//! 2. An entry that a view needs is added to `versions` before the index stops referring to it. A
+//!    reader that finds an entry newer than its view therefore finds the old one in `versions`.
+//! 3. `keys` is increased before a new key enters the index, and decreased before a key leaves it.
+//!    If several threads remove the last keys at once, one of them therefore reads zero.
+//! 4. Addresses loaded under an epoch guard stay readable until the guard is dropped. The notes of
+//!    an operation are used under the guard that the committer holds from `prepare` to `apply`.
 //!
 //! ## Recovery
 //!
-//! Replay sees records of one key in any order: the highest number wins. Into an empty index they
-//! are gathered (`replay`); else each is replayed by itself, and removals are remembered until all
-//! were seen, since a moved copy of an older entry may come after them.
+//! Replay receives the records of one key in any order: the highest seq wins. If the index is
+//! empty, the records are gathered (`bulk_build`). Otherwise each record is replayed singly.
+//! Removals are remembered until replay ends, because a moved copy of an older entry may come after
+//! them.
 
 use std::any::Any;
 use std::collections::HashMap;
@@ -51,13 +53,13 @@ use crate::bulk_build::BulkBuild;
 use crate::cursor::FlatCursor;
 use crate::index::{HashedKey, Index};
 
-/// A keyspace.
+/// Engine instance of one keyspace.
 ///
 /// ## Threads
 ///
-/// The store has the stripe of a key from `is_current` to the end of `apply`, and during `moved`:
-/// one thread at a time changes the index and the versions at a key. A commit writes no cache line
-/// that all commits write, but for staged values.
+/// The store holds the stripe of a key from `is_current` to the end of `apply`, and during
+/// `relocate`. Only one thread at a time changes the index and the versions of a key. A commit
+/// writes no cache line that all commits write, except for blobs.
 pub(crate) struct FlatEngine<I: Index> {
     pub(crate) context: Arc<EngineContext>,
     pub(crate) index: I,
@@ -65,19 +67,19 @@ pub(crate) struct FlatEngine<I: Index> {
     keys: Counter,
     pub(crate) accounting: LiveAccounting,
     pub(crate) scan_length: ScanLength,
-    /// Removals seen by replay, until it ends; its threads change the index one at a time, under
-    /// this lock.
+    /// Newest removal of each key that replay has met. Cleared when replay ends. Replay threads
+    /// hold this lock while they change the index.
     removed: Mutex<HashMap<Vec<u8>, Seq>>,
     bulk_build: I::BulkBuilder,
-    /// Records were replayed by themselves.
+    /// True once a record was replayed singly.
     has_replayed_singly: AtomicBool,
-    /// Keys of the parts made so far.
+    /// Number of keys in the parts that are built so far.
     built_keys: AtomicU64,
 }
 
 type Entries<'g> = SmallVec<[LoggedEntry<'g>; 2]>;
 
-/// An entry that is about to be replaced, and the staged value that it names.
+/// Entry that is about to be replaced, and the id of the blob that it refers to.
 type Prior<'g> = (LoggedEntry<'g>, Option<u64>);
 
 impl<I: Index> FlatEngine<I> {
@@ -100,7 +102,7 @@ impl<I: Index> FlatEngine<I> {
         self.keys.set(i64::try_from(keys).unwrap_or(0));
     }
 
-    /// The entry of `key` that the index points at.
+    /// Returns the entry of `key` that the index refers to.
     #[inline]
     fn find<'g>(&self, hashed_key: HashedKey<'_>, guard: &'g Guard) -> Result<Option<LoggedEntry<'g>>> {
         let mut found = Ok(None);
@@ -114,7 +116,7 @@ impl<I: Index> FlatEngine<I> {
         found
     }
 
-    /// The entry at `address` if it is of `key`.
+    /// Returns the entry at `address` if its key is `key`.
     #[inline]
     fn read<'g>(&self, address: Address, key: &[u8], guard: &'g Guard) -> Result<Option<LoggedEntry<'g>>> {
         let frame = self.context.segments.frame(address, guard)?;
@@ -122,10 +124,12 @@ impl<I: Index> FlatEngine<I> {
         Ok(is_key.then_some(LoggedEntry { address, frame }))
     }
 
-    /// As [`FlatEngine::find`] for an entry that is about to be replaced: where the key's bytes are
-    /// all there, its checksum is not worth its time, since nothing of the entry is handed out. One
-    /// that does not match is verified before it counts as another key's. With the entry comes the
-    /// staged value that it names; the print is that of all entries it looked at.
+    /// Like [`FlatEngine::find`], for an entry that is about to be replaced. Skips the checksum if
+    /// all bytes of the key match, because no data of the entry is returned to the caller. An entry
+    /// that does not match is verified before it counts as an entry of another key.
+    ///
+    /// Also returns the id of the blob that the entry refers to, and the set hash of all entries
+    /// that were read.
     fn find_to_replace<'g>(
         &self,
         hashed_key: HashedKey<'_>,
@@ -156,7 +160,7 @@ impl<I: Index> FlatEngine<I> {
         Ok((found?, print))
     }
 
-    /// Decodes a frame the index pointed at.
+    /// Decodes a frame that the index refers to.
     pub(crate) fn record<'f>(
         &self,
         address: Address,
@@ -167,7 +171,7 @@ impl<I: Index> FlatEngine<I> {
             .map_err(|what| self.context.segments.damage_error(address, what, guard))
     }
 
-    /// The entry of `key` that a view at `at` shows.
+    /// Returns the entry of `key` that is visible at `at`.
     fn find_at<'g>(
         &self,
         at: Seq,
@@ -186,7 +190,7 @@ impl<I: Index> FlatEngine<I> {
         Ok(None)
     }
 
-    /// Waits until `entry`, found at `at`, may be shown.
+    /// Waits until `entry`, found at `at`, may be returned to the caller.
     #[inline]
     fn wait_visible(&self, at: Seq, entry: &LoggedEntry<'_>) -> Result<()> {
         if at == Seq::LATEST { self.context.wait_visible(entry.seq()) } else { Ok(()) }
@@ -201,8 +205,8 @@ impl<I: Index> FlatEngine<I> {
         }
     }
 
-    /// All entries of `key`, of which a replay may have found several, and the print of all it
-    /// looked at.
+    /// Returns all entries of `key`, and the set hash of all entries that were read. During replay
+    /// a key may have several entries.
     fn entries_of<'g>(
         &self,
         hashed_key: HashedKey<'_>,
@@ -222,7 +226,8 @@ impl<I: Index> FlatEngine<I> {
         failed.map_or(Ok((same, print)), Err)
     }
 
-    /// Replays a record against `same`, the entries of its key: the highest number stays.
+    /// Replays a record against `same`, the entries of its key. The entry with the highest seq
+    /// stays.
     fn apply_replayed(
         &self,
         record: &ReplayRecord<'_>,
@@ -232,14 +237,16 @@ impl<I: Index> FlatEngine<I> {
     ) -> Result<()> {
         let is_put = !matches!(record.content, RecordContent::Remove);
         let newest = same.iter().map(LoggedEntry::seq).max();
-        // Of two copies with the same number the one already there stays, one word of it.
+        // If several copies have the same seq, one that is already in the index stays, with one
+        // word.
         let wins = newest.is_none_or(|newest| newest < record.seq);
         let keep = if wins { None } else { same.iter().find(|e| Some(e.seq()) == newest).map(|e| e.address) };
         for entry in same.iter().filter(|entry| Some(entry.address) != keep) {
             self.index.replace(hashed_key, entry.address, Address::NONE);
             self.keys.add(-1);
             self.accounting.count_live(entry.address, -i64::try_from(entry.span()).unwrap_or(0), guard);
-            let is_superseded = wins || Some(entry.seq()) != newest; // else it is a copy of what stays
+            // An entry with the newest seq is a copy of `keep`, with the same blob.
+            let is_superseded = wins || Some(entry.seq()) != newest;
             if is_superseded
                 && let RecordContent::Blob(blob) = self.record(entry.address, &entry.frame, guard)?.content
             {
@@ -251,8 +258,8 @@ impl<I: Index> FlatEngine<I> {
             self.keys.add(1);
             self.accounting.count_live(record.address, i64::from(record.span), guard);
         }
-        // Also what a copy that stays names: the image may have known its value by another copy,
-        // which is gone.
+        // Also adds the blob of a copy that stays: the image may have recorded the blob under
+        // another copy, in a segment that has been freed.
         if (wins || newest == Some(record.seq))
             && let RecordContent::Blob(blob) = record.content
         {
@@ -261,20 +268,19 @@ impl<I: Index> FlatEngine<I> {
         Ok(())
     }
 
-    /// Whether records are gathered: into an empty index, before the first that was replayed by
-    /// itself.
+    /// Returns true if records are gathered: the index is empty, and no record was replayed singly.
     fn is_bulk_replay(&self) -> bool {
         !self.has_replayed_singly.load(Ordering::Acquire) && self.keys.count() == 0
     }
 
-    /// Replays a record by itself.
+    /// Replays a single record.
     fn replay_one(&self, record: &ReplayRecord<'_>) -> Result<()> {
         self.has_replayed_singly.store(true, Ordering::Release);
         let guard = &epoch::pin();
         let hashed_key = self.hashed_key(record.key);
         loop {
-            // What costs time is looked up beside other threads; `removed` is what they take turns
-            // by.
+            // The expensive lookups run in parallel. Only the update runs under the lock of
+            // `removed`.
             let (same, print) = self.entries_of(hashed_key, guard)?;
             let mut removed = self.removed.lock();
             if self.index.address_set_hash(hashed_key, guard) != print {
@@ -292,7 +298,7 @@ impl<I: Index> FlatEngine<I> {
     }
 }
 
-/// The key of `op`, with the hash that `prepare` noted.
+/// Returns the key of `op` with the hash that `prepare` noted.
 fn noted_hashed_key<'a>(op: &EngineOp<'a>) -> HashedKey<'a> {
     HashedKey { key: op.key, hash: log_entries::noted_hash(op) }
 }
@@ -537,7 +543,7 @@ impl<I: Index> Engine for FlatEngine<I> {
     }
 
     fn verify(&self, _report: &mut dyn FnMut(Error), _step: &mut dyn FnMut(u64) -> Result<()>) -> Result<()> {
-        Ok(()) // the store reads every frame, and every pair through a cursor: there is nothing else
+        Ok(()) // the store verifies every frame, and every pair through a cursor
     }
 
     fn drop_data(&self) {
@@ -560,7 +566,7 @@ pub(crate) mod tests {
     use sheaf_base::blob::Blobs;
     use sheaf_base::disk::sim::SimDisk;
 
-    /// Services without a store.
+    /// Returns an engine context without a store.
     pub(crate) fn context(tiny: bool) -> Arc<EngineContext> {
         let disk = Arc::new(SimDisk::new());
         Arc::new(EngineContext::new(

@@ -1,11 +1,12 @@
-//! # The image of a keyspace at a checkpoint
+//! # Image of a keyspace at a checkpoint
 //!
 //! ```text
-//!  the index's | staged values: count 8, number 8 and address of the record 5 ...
+//!  image of the index | blobs: count 8, id 8 and address of the record 5 ...
 //! ```
 //!
-//! Addresses are by slots of the time; the store's slot table translates. Images are fuzzy: what
-//! changed meanwhile is replayed, which settles it.
+//! Addresses contain the slots of the time of the checkpoint; the slot table of the store
+//! translates them. Images are fuzzy: commits may change the keyspace during the save. Replay of
+//! these commits makes the result exact.
 
 use sheaf_base::engine::{ImageSink, ImageSource};
 use sheaf_base::error::Result;
@@ -47,7 +48,7 @@ mod tests {
     use sheaf_base::types::{Incarnation, KeyspaceId, LogId, SegmentId, Seq, StoreId};
     use sheaf_base::views::Views;
 
-    /// Records of a log of two segments, of one key, and an engine beside them.
+    /// Two log segments with records of one key, and an engine over them.
     struct TestLog {
         engine: FlatEngine<HashIndex>,
         segments: [Arc<Segment>; 2],
@@ -96,7 +97,7 @@ mod tests {
             address
         }
 
-        /// The commit whose record stands at `address`.
+        /// Commits the record at `address`.
         fn commit(&self, address: Address) {
             let (seq, content, span) = self.records[&address];
             let action = match content {
@@ -109,8 +110,8 @@ mod tests {
             self.engine.apply(seq, &op, &Views::default());
         }
 
-        /// An engine that has taken up `image`, and replayed what stands at these places. `gone`: a
-        /// segment is.
+        /// Returns an engine that has loaded `image` and replayed the records at the addresses
+        /// `replayed`. The second argument is a segment that was freed before, if any.
         fn reopen(self, image: Vec<u8>, gone: Option<usize>, replayed: &[Address]) -> TestLog {
             let gone = gone.map(|segment| self.segments[segment].slot()).into_iter().collect();
             let engine = FlatEngine::new(Arc::clone(&self.engine.context));
@@ -132,7 +133,7 @@ mod tests {
         }
     }
 
-    /// An image, and who commits what once the index's part of it is written.
+    /// Image being written, and a commit that runs once the part of the index is written.
     struct TestSink<'a> {
         image: Vec<u8>,
         on_index_saved: Option<&'a dyn Fn()>,
@@ -202,7 +203,7 @@ mod tests {
         assert_eq!(log.reopen(image, Some(0), &[]).blob_ids(), [7]);
     }
 
-    /// Replay meets the newer record first, and the older one is no news then.
+    /// Replay meets the newer record first; the older one then has no effect.
     #[test]
     fn a_blob_written_during_a_save_is_not_in_the_image() {
         let mut log = TestLog::new();
@@ -223,14 +224,14 @@ mod tests {
         let first = log.write(0, 2, blob_content(7));
         let copy = log.write(1, 2, blob_content(7));
         log.commit(first);
-        log.engine.accounting.add_blob(7, copy); // as if it had been moved since the index was written
+        log.engine.accounting.add_blob(7, copy); // as if GC had moved it after the index was saved
         log.engine.freeze();
         let image = image_of(&log.engine, None);
-        // The copy was copied, and its segment has gone; the first one stands where it stood.
+        // The copy was copied again and its segment freed. The first record is still in its place.
         let again = log.write(0, 2, blob_content(7));
         let log = log.reopen(image, Some(1), &[again, before]);
         assert_eq!(log.blob_ids(), [7]);
-        // An image may have both.
+        // An image may contain both copies.
         log.engine.index.insert(log.engine.hashed_key(KEY), again);
         let (seq, content, span) = log.records[&before];
         log.engine.set_keys(2);

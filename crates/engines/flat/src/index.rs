@@ -1,23 +1,24 @@
-//! # Index: what the engine asks of what maps keys to entries
+//! # Index: mapping from keys to log addresses
 //!
-//! FlatStore runs on any volatile index (§3.1); so does this engine. An index says where the newest
-//! entry of each live key stands; the log says everything else, so an index may answer with entries
-//! of other keys and have them told apart by what is read.
+//! Defines the trait that the engine requires of its index. FlatStore runs on any volatile index
+//! (§3.1). An index refers to the newest entry of each live key. It may also return entries of
+//! other keys: the engine reads an entry and compares its key.
 //!
-//! | index | keeps | order |
+//! | index | stores | order |
 //! |---|---|---|
 //! | [`crate::hash`] | some bits of each key's hash | none |
-//! | [`crate::ordered`] | whole keys | of bytes |
-//! | [`crate::plain`] | whole keys, behind one lock: for comparison | of bytes |
+//! | [`ordered`](mod@crate::ordered) | whole keys | of bytes |
+//! | [`plain`](mod@crate::plain) | whole keys, behind one lock: for comparison | of bytes |
 //!
 //! ## Threads
 //!
-//! `insert` and `replace` are called by several threads at once, each of which owns the key that it
-//! changes: no other thread changes it until the call has returned. A change may become visible,
-//! and for a moment invisible again, before its call returns; afterwards every reader sees it.
-//! Calls that change the index as a whole, `clear` and `load`, come one at a time and during no
-//! other change; `shrink_if_empty` may come during changes. Readers come at any time and bring an
-//! epoch guard.
+//! - `insert` and `replace` run in parallel for different keys. The caller owns the key: no other
+//!   thread changes it until the call returns. During the call a change may become visible and
+//!   invisible again; after the call every reader sees it.
+//! - `clear` and `load` change the whole index. They run one at a time, and not during other
+//!   changes.
+//! - `shrink_if_empty` may run during changes.
+//! - Readers may run at any time. They must hold an epoch guard.
 
 use std::sync::Arc;
 
@@ -33,12 +34,12 @@ use crate::bulk_build::BulkBuild;
 use sheaf_base::versions::IndexPlace;
 pub(crate) use sheaf_base::versions::PlaceRange;
 
-/// A walk over an index.
+/// Iterator over an index.
 pub(crate) trait Walk<I: Index>: Send {
-    /// About so many pairs will be asked for.
+    /// Announces the number of pairs that the caller will probably read.
     fn hint_size(&mut self, _pairs: usize) {}
-    /// Adds the entries of the next piece, from the low end or from the high one, to `heads`, in
-    /// the order of the walk. Answers which places it looked at, or `None` at the end.
+    /// Appends the entries of the next piece, from the low or the high end, to `heads` in the order
+    /// of the walk. Returns the range of places that the piece covers, or `None` at the end.
     fn step(
         &mut self,
         index: &I,
@@ -48,71 +49,74 @@ pub(crate) trait Walk<I: Index>: Send {
     ) -> Option<PlaceRange<I::Place>>;
 }
 
-/// From which end.
+/// Direction of a walk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ScanDirection {
     Forward,
     Backward,
 }
 
-/// See the module.
+/// Volatile index of one keyspace. The module states the rules for threads.
 pub(crate) trait Index: Send + Sync + Sized + 'static {
-    /// The name of an engine with this index in the catalogue.
+    /// Name of the engine with this index, as in the catalog.
     const NAME: &'static str;
-    /// Whether it walks in the order of keys, both ways.
+    /// True if walks follow the order of keys, in both directions.
     const ORDERED: bool;
-    /// Where a key stands among others: what old versions are kept by.
+    /// Position of a key, under which its old versions are kept.
     type Place: IndexPlace;
-    /// A walk over it.
+    /// Iterator over this index.
     type Walk: Walk<Self>;
-    /// What it gathers of records that are replayed while it is empty.
+    /// Buffer for records that are replayed while the index is empty.
     type BulkBuilder: BulkBuild<Self>;
 
-    /// An empty index.
+    /// Returns an empty index.
     fn new(context: Arc<EngineContext>) -> Self;
-    /// The hash of a key, where one is needed.
+    /// Returns the hash of a key, or 0 if the index needs no hash.
     fn hash(&self, key: &[u8]) -> u64;
-    /// Where a key stands.
+    /// Returns the place of a key.
     fn place(&self, hashed_key: HashedKey<'_>) -> Self::Place;
 
-    /// Calls `each` with every entry that may be the key's, until it answers false.
+    /// Calls `each` with every entry that may belong to the key, until `each` returns false.
     fn matches(&self, hashed_key: HashedKey<'_>, guard: &Guard, each: impl FnMut(Address) -> bool);
-    /// As [`Index::prefetch`], where that costs next to nothing beside the look-up itself.
+    /// Like [`Index::prefetch`], if a prefetch is nearly free compared with the lookup itself.
     fn prefetch_if_cheap(&self, _wanted: HashedKey<'_>, _guard: &Guard) {}
-    /// Asks for what a look-up reads to be loaded.
+    /// Prefetches the memory that a lookup reads.
     fn prefetch(&self, hashed_key: HashedKey<'_>, guard: &Guard);
-    /// True if a new key finds a place, or the budget has room for the growth it may bring.
+    /// Returns true if a new key fits into the index, or if the budget allows the growth it may
+    /// cause.
     fn has_room_for_key(&self, hashed_key: HashedKey<'_>, guard: &Guard) -> bool;
     /// Adds the entry of a key that has none. The caller owns the key.
     fn insert(&self, hashed_key: HashedKey<'_>, address: Address);
-    /// Points the entry at `from` to `to` (`NONE` removes it). False if there is none. The caller
-    /// owns the key.
+    /// Replaces the address `from` of an entry by `to`; [`Address::NONE`] removes the entry.
+    /// Returns false if the key has no entry at `from`. The caller owns the key.
     fn replace(&self, hashed_key: HashedKey<'_>, from: Address, to: Address) -> bool;
 
-    /// A walk over the keys within `bounds`, which are all if it is not ordered.
+    /// Returns an iterator over the keys within `bounds`. If the index is not ordered, `bounds` is
+    /// the range of all keys.
     fn walk(bounds: Bounds) -> Self::Walk;
     /// Calls `each` with every entry.
     fn for_each(&self, each: impl FnMut(Address));
-    /// Forgets everything.
+    /// Removes all entries.
     fn clear(&self);
-    /// Whether the index may be empty, now that the entry of `wanted` was removed: a look at its
-    /// former place. Of several threads that remove the last entries at once, the last one is told
-    /// so.
+    /// Returns whether the index may be empty, after the entry of `wanted` was removed. Looks only
+    /// at the former place of that entry. If several threads remove the last entries at once, the
+    /// call of the last one returns true.
     fn may_be_empty(&self, _wanted: HashedKey<'_>, _guard: &Guard) -> bool {
         false
     }
-    /// Takes the space of an empty index back, so that a walk over it takes no longer than over an
-    /// index that never had any entry. Does nothing if there are entries.
+    /// Frees the space of an empty index, so that a walk is as fast as over an index that was
+    /// always empty. Does nothing if there are entries.
     fn shrink_if_empty(&self) {}
-    /// Bytes it takes.
+    /// Returns the size of the index in bytes.
     fn bytes(&self) -> u64;
 
-    /// Writes what [`Index::load`] reads.
+    /// Writes the image that [`Index::load`] reads.
     fn save(&self, out: &mut dyn ImageSink) -> Result<()>;
-    /// Takes up an image, into an empty index.
+    /// Loads an image into an empty index.
     fn load(&self, image: &mut IndexImage<'_>) -> Result<()>;
 
-    /// Stands for the set of entries that may be the key's: equal sets, equal prints.
+    /// Returns a hash of the set of entries that may belong to the key. Equal sets have equal
+    /// hashes.
     fn address_set_hash(&self, hashed_key: HashedKey<'_>, guard: &Guard) -> AddressSetHash {
         let mut print = AddressSetHash::default();
         self.matches(hashed_key, guard, |address| {
@@ -122,7 +126,7 @@ pub(crate) trait Index: Send + Sync + Sized + 'static {
         print
     }
 
-    /// True if an entry that may be the key's stands at `address`.
+    /// Returns true if an entry at `address` may belong to the key.
     fn contains(&self, hashed_key: HashedKey<'_>, address: Address, guard: &Guard) -> bool {
         let mut found = false;
         self.matches(hashed_key, guard, |at| {
@@ -133,11 +137,11 @@ pub(crate) trait Index: Send + Sync + Sized + 'static {
     }
 }
 
-/// An image being read, and what it is found to hold.
+/// Image that is being read, with counts of the entries read so far.
 pub(crate) struct IndexImage<'a> {
     source: &'a mut dyn ImageSource,
     pub(crate) keys: u64,
-    /// Entries in each slot's segment.
+    /// Number of entries in the segment of each slot.
     live_by_slot: Vec<u64>,
 }
 
@@ -166,14 +170,14 @@ impl<'a> IndexImage<'a> {
         self.source.invalid_field(field, value)
     }
 
-    /// Counts an entry; where it stands now, or `None` if its segment is gone: what lived there was
-    /// superseded or moved since, and replay brings it.
+    /// Counts an entry and returns its present address. Returns `None` if its segment was freed:
+    /// the entry was superseded or moved since then, and replay brings the newer one.
     pub(crate) fn translate_address(&mut self, then: Address) -> Result<Option<Address>> {
         if then.offset() < DATA_START {
             return Err(self.invalid_field("address", then.bits()));
         }
         let Some(slot) = self.source.slot_of(then.slot()) else { return Ok(None) };
-        let index = slot as usize; // of 16 bits
+        let index = slot as usize; // at most 16 bits
         if index >= self.live_by_slot.len() {
             self.live_by_slot.resize(index + 1, 0);
         }
@@ -182,7 +186,7 @@ impl<'a> IndexImage<'a> {
         Ok(Some(Address::new(slot, then.offset())))
     }
 
-    /// Accounts what was found as live: by the mean frame of its segment, until it is superseded.
+    /// Counts the loaded entries as live, each with the mean frame size of its segment.
     pub(crate) fn account_live(&self, context: &EngineContext) {
         let guard = epoch::pin();
         for (slot, count) in (0..).zip(&self.live_by_slot).filter(|(_, count)| **count > 0) {

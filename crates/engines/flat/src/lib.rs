@@ -1,14 +1,14 @@
 //! # flat: FlatStore, a volatile index over a compact log
 //!
-//! The log is the store: an entry is written once, where commits go, and an index in memory says
-//! where each key's newest entry stands (FlatStore, ASPLOS'20, §3). This is FlatStore-H, with a
-//! hash index (§4.1). See the crate's README for what differs from the paper and why.
+//! Stores each entry once, in the log that commits append to. An index in memory maps each key to
+//! the address of its newest entry (FlatStore, ASPLOS'20, §3). This is FlatStore-H, with a hash
+//! index (§4.1). The README of the crate lists the differences from the paper and the reasons.
 //!
 //! ## Picture
 //!
 //! ```text
-//!   key --hash--> directory -> table -> bucket (one cache line: 8 x [21 bits of hash | 40-bit address])
-//!                                                     |
+//!   key --hash--> directory -> table -> bucket (cache line: 8 x [21 hash bits | 40-bit address])
+//!                                                                                  |
 //!   segments of the store log:   ... | frame | frame | frame | ...
 //! ```
 //!
@@ -17,14 +17,15 @@
 //! | engine | index | ranges |
 //! |---|---|---|
 //! | `flat` | hashed: FlatStore-H | no |
-//! | `flat-ordered` | ordered: in the place of FlatStore-M's | both ways |
-//! | `flat-plain` | `BTreeMap` behind one lock: tells the log's share of a figure from the index's | both ways |
+//! | `flat-ordered` | ordered: replaces the index of FlatStore-M | both directions |
+//! | `flat-plain` | `BTreeMap` behind one lock, as a baseline for the index | both directions |
 //!
 //! ## Files
 //!
-//! `engine` the contract; `index` what it asks of an index; `hash`, `ordered`, `plain` the indexes;
-//! `replay` what they gather of a log that is replayed as a whole; `cursor` iteration; `image` what
-//! a checkpoint holds. Old entries that views need are in `sheaf_base::versions`.
+//! `engine` implements the engine contract; `index` is the trait of an index; `hash`, `ordered` and
+//! `plain` implement it. `bulk_build` builds an index from a log that is replayed as a whole,
+//! `cursor` iterates, `image` encodes a checkpoint, `pmem` holds the experiments with persistent
+//! memory. Old versions that views need are kept in `sheaf_base::versions`.
 
 mod bulk_build;
 mod cursor;
@@ -49,7 +50,7 @@ use sheaf_base::types::KeyspaceId;
 use engine::FlatEngine;
 use index::Index;
 
-/// Makes keyspaces with one index.
+/// Factory of keyspaces with the index `I`.
 struct FlatFactory<I>(PhantomData<fn() -> I>);
 
 impl<I: Index> EngineFactory for FlatFactory<I> {
@@ -62,19 +63,19 @@ impl<I: Index> EngineFactory for FlatFactory<I> {
     }
 }
 
-/// FlatStore with a hash index: `flat`.
+/// Returns the factory of `flat`: FlatStore with a hash index.
 #[must_use]
 pub fn hashed() -> Arc<dyn EngineFactory> {
     Arc::new(FlatFactory::<hash::HashIndex>(PhantomData))
 }
 
-/// FlatStore with an ordered index: `flat-ordered`.
+/// Returns the factory of `flat-ordered`: FlatStore with an ordered index.
 #[must_use]
 pub fn ordered() -> Arc<dyn EngineFactory> {
     Arc::new(FlatFactory::<ordered::OrderedIndex>(PhantomData))
 }
 
-/// FlatStore with the simplest index there is, for comparison: `flat-plain`.
+/// Returns the factory of `flat-plain`: FlatStore with the simplest index, for comparison.
 #[must_use]
 pub fn plain() -> Arc<dyn EngineFactory> {
     Arc::new(FlatFactory::<plain::PlainIndex>(PhantomData))

@@ -1,5 +1,5 @@
-//! Commits of different keys by several threads at once, during look-ups, scans and moves: the
-//! engine as a whole under the contract of `sheaf_base::engine`, with every index.
+//! Tests with parallel commits of different keys, during lookups, scans and moves. They run the
+//! whole engine with every index, under the contract of `sheaf_base::engine`.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ const THREADS: u64 = 4;
 const KEYS: u64 = 400;
 const ROUNDS: u64 = 10;
 
-/// A segment that one thread writes.
+/// Segment that one thread writes.
 struct TestSegment(Arc<Segment>);
 
 impl TestSegment {
@@ -40,7 +40,7 @@ impl TestSegment {
         TestSegment(segment)
     }
 
-    /// Appends a record. Returns its address, and the bytes of its frame.
+    /// Appends a record. Returns its address and the bytes of its frame.
     fn append(&self, seq: Seq, key: &[u8], content: RecordContent<'_>) -> (Address, u32) {
         let TestSegment(segment) = self;
         let mut body = Vec::new();
@@ -61,7 +61,7 @@ fn key(n: u64) -> Vec<u8> {
     format!("key-{:07}", n.wrapping_mul(7919) % 1_000_003).into_bytes()
 }
 
-/// One keyspace, its commits and one view of the state after the first commits.
+/// One keyspace, its commits, and one view of the state after the first commits.
 struct TestKeyspace<I: Index> {
     engine: FlatEngine<I>,
     seq: AtomicU64,
@@ -69,7 +69,7 @@ struct TestKeyspace<I: Index> {
 }
 
 impl<I: Index> TestKeyspace<I> {
-    /// As the store commits, but for the stripes: each key has one thread.
+    /// Commits like the store, but without stripes: each key has one thread.
     fn commit(&self, tail: &TestSegment, key: &[u8], value: Option<&[u8]>) {
         let _guard = epoch::pin();
         let action = value.map_or(Action::Remove, Action::Put);
@@ -89,7 +89,7 @@ impl<I: Index> TestKeyspace<I> {
         }
     }
 
-    /// As the cleaner moves the newest record of a key.
+    /// Moves the newest record of a key, like GC.
     fn relocate(&self, tail: &TestSegment, key: &[u8]) {
         let _guard = epoch::pin();
         let mut op = EngineOp::new(key, Action::Expect);
@@ -110,7 +110,7 @@ impl<I: Index> TestKeyspace<I> {
         found
     }
 
-    /// How many pairs a scan at `at` shows, none of them twice.
+    /// Returns the number of pairs that a scan at `at` returns. Checks that no key occurs twice.
     fn scan(&self, at: Seq) -> usize {
         let mut cursor = self.engine.cursor(at, Bounds::all(), Projection::Keys).expect("a cursor");
         let mut keys = Vec::new();
@@ -126,7 +126,7 @@ impl<I: Index> TestKeyspace<I> {
     }
 }
 
-/// `with_view`: a view of the first state is kept, and must go on to show it.
+/// Runs all threads. With `with_view`, a view of the first state is kept and must remain readable.
 fn run<I: Index>(tiny: bool, with_view: bool) {
     let disk = SimDisk::new();
     disk.create_dir(Path::new("/log")).expect("it is made");
@@ -156,7 +156,7 @@ fn run<I: Index>(tiny: bool, with_view: bool) {
                         let key = key(n);
                         match (n + round) % 5 {
                             0 => world.commit(tail, &key, None),
-                            3 => world.relocate(tail, &key), // put in the round before
+                            3 => world.relocate(tail, &key), // put in the previous round
                             _ => {
                                 let value = n + round * 1_000_000;
                                 world.commit(tail, &key, Some(&value.to_le_bytes()));
@@ -190,7 +190,7 @@ fn run<I: Index>(tiny: bool, with_view: bool) {
     });
     assert_eq!((world.engine.len().expect("a count"), world.scan(Seq::LATEST)), (0, 0));
     let new = FlatEngine::<I>::new(crate::engine::tests::context(tiny));
-    // One table of the usual size stays, as before; an ordered index keeps some leaves.
+    // One table of the usual size remains, as in a new index; an ordered index keeps some leaves.
     let slack = if I::NAME == HashIndex::NAME && tiny { 0 } else { 64 << 10 };
     assert!(world.engine.stats().index_bytes <= new.stats().index_bytes + slack, "its space is back");
     if with_view {

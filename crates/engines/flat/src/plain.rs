@@ -1,7 +1,7 @@
-//! # The simplest index there is: a sorted map behind one lock
+//! # Plain index: a sorted map behind one lock
 //!
-//! For comparison: what `flat-ordered` does better than `flat-plain` is its index's merit, what
-//! both do alike is the log's.
+//! The simplest possible index, as a baseline for measurements. An advantage of `flat-ordered` over
+//! `flat-plain` is due to its index; their common behavior is due to the log.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -19,12 +19,13 @@ use sheaf_base::sync::epoch::Guard;
 use crate::index::{HashedKey, Index, IndexImage, PlaceRange, ScanDirection, Walk};
 use crate::ordered::image;
 
-/// Estimate of what a key takes beside its bytes: vector, address, allocation, the node's slack.
+/// Estimated bytes of an entry in addition to the key: vector, address, allocation, slack of the
+/// node.
 const KEY_OVERHEAD: u64 = 64;
-/// Entries of a step.
+/// Maximum number of entries of a step.
 const STEP_ENTRIES: usize = 32;
 
-/// The map.
+/// Sorted map with the address of each key's newest entry.
 pub(crate) struct PlainIndex {
     context: Arc<EngineContext>,
     map: RwLock<BTreeMap<Vec<u8>, Address>>,
@@ -132,14 +133,14 @@ impl Drop for PlainIndex {
     }
 }
 
-/// What is left of a range.
+/// Remaining range of a walk.
 pub(crate) struct PlainWalk {
     remaining: Bounds,
     is_done: bool,
 }
 
 impl PlainWalk {
-    /// The pairs of the next step, and what they were looked for in.
+    /// Returns the pairs of the next step, and the range that the step covers.
     #[allow(clippy::type_complexity)]
     fn pairs(
         &mut self,

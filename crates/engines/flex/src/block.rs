@@ -1,23 +1,23 @@
 //! # Block: an interval in memory
 //!
-//! The bytes of an interval as they stand in the space, with a directory before them: fingerprints,
-//! then where each version stands, in the order of keys and falling numbers. One piece of memory: a
-//! look-up is the head with the fingerprints, then one pair.
+//! Contains the bytes of an interval as stored in the space. A directory of fingerprints and
+//! offsets, in the order of keys and descending numbers, precedes them. A block is one allocation:
+//! a lookup touches the header with the fingerprints, then one pair.
 //!
 //! ## Picture
 //!
 //! ```text
-//!  references | size | versions, live keys, newest | fingerprint 2 ... | place 4 ... | runs
-//!                                                                        hidden 1 | where it stands 31
+//!  references | size | versions, live keys, newest | fingerprint 2 ... | offset 4 ... | runs
+//!                                                     hidden: 1 bit | offset in runs: 31
 //! ```
 //!
-//! A version is *hidden* if it is a removal, or a newer one of its key is there: a view that is
-//! newer than the block shows the others.
+//! A version is *hidden* if it is a tombstone or if the block contains a newer version of its key.
+//! A view newer than the block shows exactly the other versions.
 //!
 //! ## Invariants
 //!
-//! 1. Nothing changes but the count of references. The last one frees it.
-//! 2. Every place was decoded when the block was built, so decoding it again cannot fail.
+//! 1. Only the reference count changes. Dropping the last reference frees the block.
+//! 2. Every pair was decoded when the block was built, so decoding it again cannot fail.
 
 use std::ops::{Deref, Range};
 use std::ptr::NonNull;
@@ -32,29 +32,29 @@ use crate::run::{self, StoredPair};
 use sheaf_base::memory::block_alloc;
 use smallvec::SmallVec;
 
-/// The fingerprint of a hash.
+/// Returns the fingerprint of a hash.
 #[inline]
 pub(crate) fn fingerprint_of(hash: u64) -> u16 {
     u16::try_from(hash >> 32 & u64::from(u16::MAX)).unwrap_or(0)
 }
 
-/// The bit of a place whose version is hidden.
+/// Bit of an offset that marks a hidden version.
 const HIDDEN: u32 = 1 << 31;
 
-/// A block's head; the rest stands behind it.
+/// Header of a block; the rest follows directly behind it.
 #[repr(C)]
 pub(crate) struct Block {
     references: AtomicUsize,
     size: u32,
     count: u32,
     live: u32,
-    /// The highest number in it.
+    /// Highest number of a version in the block.
     newest: u64,
 }
 
 const HEADER_BYTES: usize = size_of::<Block>();
 
-/// Bytes before the runs of a block of so many versions.
+/// Returns the bytes before the runs of a block with `versions` versions.
 fn data_offset(versions: usize) -> usize {
     HEADER_BYTES + (versions * 2).next_multiple_of(4) + versions * 4
 }
@@ -64,33 +64,33 @@ fn size_with_fragmentation(bytes: usize) -> u64 {
     taken + taken / 8
 }
 
-/// A version, and the fingerprint of its key.
+/// A version and the fingerprint of its key.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FingerprintedPair<'a> {
     pub(crate) fingerprint: u16,
     pub(crate) pair: StoredPair<'a>,
 }
 
-/// Fingerprints and places, in the order of keys and falling numbers.
+/// Fingerprints and offsets in the order of keys and descending numbers.
 type Directory = SmallVec<[(u16, u32); 32]>;
 
-/// A pair's number; of a staged value the highest there is, since it takes a look elsewhere to show
-/// it.
+/// Returns the number of a pair. Returns the highest number for a blob reference, because showing
+/// the value needs another read.
 fn newest_of(pair: &StoredPair<'_>) -> u64 {
     if matches!(pair.content, RecordContent::Blob(_)) { u64::MAX } else { pair.seq.0 }
 }
 
-/// The versions of an interval, in the order of keys and falling numbers.
+/// Versions of an interval in the order of keys and descending numbers.
 pub(crate) struct SortedVersions<'a> {
-    /// Where each stands, and what it is.
+    /// Offset and content of each version.
     pub(crate) found: Vec<(u32, StoredPair<'a>)>,
     pub(crate) runs: u32,
-    /// Keys whose newest version is no removal.
+    /// Number of keys with a newest version that is not a tombstone.
     pub(crate) live: usize,
 }
 
 impl SortedVersions<'_> {
-    /// What an interval's bytes say. Versions that came twice are one.
+    /// Decodes the bytes of an interval. Versions that occur twice are returned once.
     pub(crate) fn of(data: &[u8]) -> Result<SortedVersions<'_>, Damage> {
         let mut found: Vec<(u32, StoredPair<'_>)> = Vec::with_capacity(16);
         let runs =
@@ -112,7 +112,7 @@ impl SortedVersions<'_> {
 pub(crate) struct BlockRef(NonNull<Block>);
 
 // SAFETY:
-// * A block is never written but for its count, which is an atomic.
+// * Only the reference count of a block is ever written, and that is an atomic.
 unsafe impl Send for BlockRef {}
 // SAFETY:
 // * As above.
@@ -125,7 +125,7 @@ impl std::fmt::Debug for Block {
 }
 
 impl Block {
-    /// The block of an interval's bytes. Versions that came twice are one.
+    /// Builds the block of an interval from its bytes. Versions that occur twice are stored once.
     pub(crate) fn build(data: &[u8], hash: impl Fn(&[u8]) -> u64) -> Result<BlockRef, Damage> {
         let found = SortedVersions::of(data)?.found;
         let known = |pair: StoredPair<'_>| fingerprint_of(hash(pair.key));
@@ -137,8 +137,8 @@ impl Block {
         )
     }
 
-    /// The block of bytes whose versions are known, in the order of keys and falling numbers, and
-    /// where each stands.
+    /// Builds a block from bytes and the versions in them, in the order of keys and descending
+    /// numbers, with the offset of each.
     pub(crate) fn of<'a>(
         data: &[u8],
         versions: impl Iterator<Item = (FingerprintedPair<'a>, u32)>,
@@ -154,9 +154,9 @@ impl Block {
         Block::assemble([data, &[]], &directory, newest)
     }
 
-    /// This block with one more run behind the others: its bytes, and what is in it, in the order
-    /// of keys and falling numbers, with its places in the run. Nothing that was there before is
-    /// decoded again but what the same keys had.
+    /// Returns this block with one more run behind the others. `added` lists the versions of `run`
+    /// in the order of keys and descending numbers, with their offsets in the run. Only stored
+    /// versions of the same keys are decoded again.
     pub(crate) fn with_run(
         &self,
         run: &[u8],
@@ -182,7 +182,7 @@ impl Block {
                     directory.push(self.directory_entry(from));
                     from += 1;
                 }
-                // A version that came before is one with it.
+                // A version that was stored before is one with it.
                 if from == end || self.pair(from).seq != pair.seq {
                     directory.push((fingerprint, base.saturating_add(*at)));
                 }
@@ -206,16 +206,18 @@ impl Block {
         let too_large = Damage::BadLength { got: size as u64, max: u64::from(HIDDEN - 1) };
         let size = u32::try_from(size).ok().filter(|size| *size < HIDDEN).ok_or(too_large)?;
         let live = directory.iter().filter(|(_, place)| place & HIDDEN == 0).count();
-        let fits = |number: usize| u32::try_from(number).unwrap_or(u32::MAX); // both are less than the size
+        // both are below the size
+        let fits = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
         let head =
             Block { references: AtomicUsize::new(1), size, count: fits(count), live: fits(live), newest };
         const { assert!(align_of::<Block>() <= block_alloc::block_align(0)) };
         let piece = block_alloc::allocate(size as usize);
         let (block, start) = (piece.cast::<Block>(), piece.as_ptr());
         // SAFETY:
-        // * The piece has room for head, directory and data, in this order, and is aligned for the
-        //   head; the fingerprints behind it for two bytes, the places for four; nobody else knows
-        //   it.
+        // * The allocation has room for header, directory and data in this order.
+        // * It is aligned for the header, the fingerprints behind it for two bytes, and the offsets
+        //   for four.
+        // * No other thread knows its address yet.
         unsafe {
             block.as_ptr().write(head);
             let fingerprints = start.add(HEADER_BYTES).cast::<u16>();
@@ -237,31 +239,32 @@ impl Block {
         (&raw const *self).cast()
     }
 
-    /// Bytes of memory, and a share of what is free between blocks of all lengths: an eighth, as it
-    /// is after many of them became longer (5 to 25 hundredths were seen).
+    /// Returns the memory of the block in bytes. Includes an eighth for the free space between
+    /// blocks of many sizes, a typical share after many blocks have grown.
     pub(crate) fn size(&self) -> u64 {
         size_with_fragmentation(self.size as usize)
     }
 
-    /// The size of a block of so many bytes of runs with so many versions.
+    /// Returns the size of a block of `data` bytes of runs with `versions` versions.
     pub(crate) fn size_of(data: u64, versions: u32) -> u64 {
         let data = usize::try_from(data).unwrap_or(usize::MAX);
         size_with_fragmentation(data_offset(versions as usize).saturating_add(data))
     }
 
-    /// Versions in it.
+    /// Returns the number of versions.
     #[inline]
     pub(crate) fn len(&self) -> usize {
         self.count as usize
     }
 
-    /// Keys whose newest version is no removal: versions that are not hidden.
+    /// Returns the number of keys with a newest version that is not a tombstone: the versions that
+    /// are not hidden.
     pub(crate) fn live(&self) -> u32 {
         self.live
     }
 
-    /// Whether a view at `at` shows exactly the versions that are not hidden, as they stand: none
-    /// is newer, none a staged value.
+    /// Whether a view at `at` shows exactly the versions that are not hidden, as stored. Then none
+    /// is newer than the view, and none is a blob reference.
     #[inline]
     pub(crate) fn is_visible_as_stored(&self, at: Seq) -> bool {
         self.newest <= at.0 && self.newest < u64::MAX
@@ -276,7 +279,7 @@ impl Block {
     #[inline]
     fn fingerprints(&self) -> &[u16] {
         // SAFETY:
-        // * Written by `build`: so many, right behind the head.
+        // * `assemble` has written `len` fingerprints directly behind the header.
         unsafe { std::slice::from_raw_parts(self.start().add(HEADER_BYTES).cast(), self.len()) }
     }
 
@@ -284,20 +287,20 @@ impl Block {
     fn offsets(&self) -> &[u32] {
         let at = HEADER_BYTES + (self.len() * 2).next_multiple_of(4);
         // SAFETY:
-        // * Written by `build`: so many, behind the fingerprints, aligned to four.
+        // * `assemble` has written `len` offsets behind the fingerprints, aligned to four bytes.
         unsafe { std::slice::from_raw_parts(self.start().add(at).cast(), self.len()) }
     }
 
-    /// The runs.
+    /// Returns the runs.
     #[inline]
     pub(crate) fn data(&self) -> &[u8] {
         let at = data_offset(self.len());
         // SAFETY:
-        // * Written by `build`: the rest of the piece.
+        // * `assemble` has written the rest of the allocation.
         unsafe { std::slice::from_raw_parts(self.start().add(at), self.size as usize - at) }
     }
 
-    /// The version in `slot`.
+    /// Returns the version in `slot`.
     #[inline]
     pub(crate) fn pair(&self, slot: usize) -> StoredPair<'_> {
         match StoredPair::decode(self.data(), (self.offsets()[slot] & !HIDDEN) as usize) {
@@ -306,7 +309,7 @@ impl Block {
         }
     }
 
-    /// Key and value of the put in `slot`.
+    /// Returns key and value of the put in `slot`.
     #[inline]
     pub(crate) fn put(&self, slot: usize) -> (&[u8], &[u8]) {
         match StoredPair::put(self.data(), (self.offsets()[slot] & !HIDDEN) as usize) {
@@ -315,12 +318,13 @@ impl Block {
         }
     }
 
-    /// The version in `slot`, and its fingerprint.
+    /// Returns the version in `slot` with its fingerprint.
     pub(crate) fn fingerprinted_pair(&self, slot: usize) -> FingerprintedPair<'_> {
         FingerprintedPair { fingerprint: self.fingerprints()[slot], pair: self.pair(slot) }
     }
 
-    /// What stays of it when it goes; `None` if it is too large for that.
+    /// Returns the fingerprints that stay in memory when the block is evicted. Returns `None` if
+    /// the interval is too large for them.
     pub(crate) fn to_fingerprints(&self) -> Option<Fingerprints> {
         let places = self.offsets().iter().map(|place| place & !HIDDEN);
         Fingerprints::of(self.data(), self.fingerprints().iter().copied().zip(places))
@@ -330,7 +334,7 @@ impl Block {
         (self.fingerprints()[slot], self.offsets()[slot])
     }
 
-    /// The first slot of `key`.
+    /// Returns the first slot of `key`.
     fn slot_of(&self, fingerprint: u16, key: &[u8]) -> Option<usize> {
         let mut fingerprints = (0..).zip(self.fingerprints());
         fingerprints
@@ -338,13 +342,13 @@ impl Block {
             .map(|(slot, _)| slot)
     }
 
-    /// Behind the versions of the key in `slot`.
+    /// Returns the slot behind the versions of the key in `slot`.
     pub(crate) fn end_of_key(&self, slot: usize) -> usize {
         let key = self.pair(slot).key;
         (slot + 1..self.len()).find(|slot| self.pair(*slot).key != key).unwrap_or(self.len())
     }
 
-    /// The version of `key` that a view at `at` shows.
+    /// Returns the version of `key` that a view at `at` shows.
     #[inline]
     pub(crate) fn find(&self, fingerprint: u16, key: &[u8], at: Seq) -> Option<StoredPair<'_>> {
         for (slot, mine) in self.fingerprints().iter().enumerate() {
@@ -358,7 +362,8 @@ impl Block {
         None
     }
 
-    /// The first slot whose key is not before `key`; behind it, if `behind`.
+    /// Returns the first slot with a key at or after `key`; with `behind`, the first slot with a
+    /// later key.
     pub(crate) fn seek(&self, key: &[u8], behind: bool) -> usize {
         self.seek_within(key, behind, 0..self.len())
     }
@@ -377,8 +382,8 @@ impl Block {
         low
     }
 
-    /// The slots of the versions of `key`, which are all within `slots`; if it has none, where they
-    /// would stand.
+    /// Returns the slots of the versions of `key`, which are all within `slots`. If there are none,
+    /// the empty range is at their place in the order.
     pub(crate) fn versions(&self, key: &[u8], slots: Range<usize>) -> Range<usize> {
         let end = slots.end;
         let first = self.seek_within(key, false, slots);
@@ -387,23 +392,23 @@ impl Block {
 }
 
 impl BlockRef {
-    /// Gives the reference away as a pointer.
+    /// Converts the reference into a pointer, without dropping it.
     pub(crate) fn into_raw(self) -> *mut Block {
         let pointer = self.0.as_ptr();
         std::mem::forget(self);
         pointer
     }
 
-    /// Takes a reference that was given away.
+    /// Takes back a reference that [`BlockRef::into_raw`] has converted.
     ///
     /// # Safety
     ///
-    /// * The pointer comes from [`BlockRef::into_raw`], once for each call.
+    /// * The pointer must come from [`BlockRef::into_raw`], and is used by only one call.
     pub(crate) unsafe fn from_raw(pointer: *mut Block) -> Option<BlockRef> {
         NonNull::new(pointer).map(BlockRef)
     }
 
-    /// Another reference to a block that is still there.
+    /// Returns another reference to a block that is still allocated.
     pub(crate) fn of(block: &Block) -> BlockRef {
         block.references.fetch_add(1, Ordering::Relaxed);
         BlockRef(NonNull::from(block))
@@ -416,7 +421,7 @@ impl Deref for BlockRef {
     #[inline]
     fn deref(&self) -> &Block {
         // SAFETY:
-        // * There is a reference, this one, so it is not freed (I1).
+        // * This reference keeps the block allocated (I1).
         unsafe { self.0.as_ref() }
     }
 }
@@ -433,7 +438,7 @@ impl Drop for BlockRef {
             fence(Ordering::Acquire);
             let size = self.size as usize;
             // SAFETY:
-            // * Taken in `assemble`, as large; this was the last reference.
+            // * `assemble` allocated the block with this size, and this was the last reference.
             unsafe { block_alloc::free(self.0.cast(), size) }
         }
     }
@@ -489,8 +494,7 @@ mod tests {
             let mut data = Vec::new();
             let mut block: Option<BlockRef> = None;
             for number in 0..1 + next(4) {
-                // Few keys and numbers: some versions come twice, some are older than what is
-                // there.
+                // Few keys and numbers: some versions occur twice, some are older than stored ones.
                 let mut versions: Vec<(u64, u64)> = (0..next(8)).map(|_| (next(6), 1 + next(9))).collect();
                 versions.sort_unstable_by_key(|(key, seq)| (*key, std::cmp::Reverse(*seq)));
                 versions.dedup();

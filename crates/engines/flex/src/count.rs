@@ -1,8 +1,8 @@
-//! # Counting: live keys, interval by interval
+//! # Count: the number of live keys, interval by interval
 //!
-//! Intervals that no memtable has a key of say how many they have, if that is known; the others are
-//! merged with what memtables have there. Keys of memtables are looked up some at a time: an answer
-//! that is there early costs little.
+//! An interval without keys in memtables contributes its count of live keys, if that is known.
+//! Other intervals are merged with the memtables. Keys of memtables are looked up in small groups,
+//! so an answer that is found early costs little.
 
 use std::ops::Bound;
 
@@ -18,13 +18,13 @@ use crate::index::{EngineState, Interval};
 use crate::merge_inputs::{MergeInput, MergeSource};
 use crate::slots::UNKNOWN_LIVE;
 
-/// Intervals that are looked at under one guard.
+/// Number of intervals that are examined under one guard.
 const INTERVALS_PER_GUARD: usize = 256;
 
 impl FlexEngine {
-    /// Live keys; with `most` of them or more found, there may be others. Some intervals at a time:
-    /// what goes out of the cache meanwhile is let go when no guard of its moment is left, and may
-    /// be as much as there is on disk.
+    /// Counts the live keys. Stops after `most` of them; there may be more. Releases the guard
+    /// after some intervals, because evicted blocks are freed only without guards, and they may be
+    /// as large as the data on disk.
     pub(crate) fn count_keys(&self, most: u64) -> Result<u64> {
         let (mut total, mut from) = (0, Some(Vec::new()));
         while let Some(low) = from.filter(|_| total < most) {
@@ -34,7 +34,8 @@ impl FlexEngine {
         Ok(total)
     }
 
-    /// Live keys from `low` on, of some intervals; and where the next one begins, if there is one.
+    /// Counts live keys of some intervals from `low` on. Also returns the separator of the next
+    /// interval, if there is one.
     fn count_some(&self, low: &[u8], most: u64) -> Result<(u64, Option<Vec<u8>>)> {
         let skipped = match self.removed_ranges.skip(Bound::Included(low), true, Seq::LATEST) {
             Some(SkipTarget::End) => return Ok((0, None)),
@@ -76,7 +77,7 @@ impl FlexEngine {
         guard: &Guard,
     ) -> Result<u64> {
         let is_within = |key: &[u8]| separator.is_none_or(|separator| key < separator);
-        // It may have become one with the interval before it, which was counted.
+        // The interval may have been merged with its predecessor, which was counted.
         let is_whole = state.index.separator_bytes(&entry.item)[..] >= *low;
         if is_whole && !sources.iter().any(|source| source.key().is_some_and(is_within)) {
             let live = self.interval_cache.slots.get(entry.item.slot).interval_counts().live;
@@ -89,8 +90,8 @@ impl FlexEngine {
     }
 }
 
-/// Keys from `low` on and before `sep` that have a value, in memtables or the block, at most
-/// `most`.
+/// Counts keys from `low` on and before `separator` that have a value in memtables or the block; at
+/// most `most`.
 fn count_merged(
     sources: &mut [MergeSource<'_>],
     block: Option<&Block>,

@@ -1,22 +1,22 @@
-//! # Cursor: an interval at a time, merged with what the memtables have there
+//! # Cursor: an interval at a time, merged with the memtables
 //!
-//! A cursor holds no state between calls but a reference to one block and copies of what memtables
-//! had beside it. For the next interval it looks at the present state again, behind the key where
-//! it stood: versions that its view needs are in every state, wherever they have moved meanwhile.
+//! Between calls, a cursor keeps a reference to one block and copies of memtable entries, but no
+//! state. For each further interval it loads the current state and continues behind its last key.
+//! Every state contains the versions that its view needs, wherever flushes have moved them.
 //!
 //! ## Picture
 //!
 //! ```text
-//!   interval ──> no memtable has keys in it, nothing of its block is newer: its slots, but hidden ones, one by one      plain
-//!           └──> else: what the view shows of slots and memtables, picked at once                  merged_pairs.rs
+//!  interval ──> no memtable has keys in it, and nothing in its block is newer than the view:
+//!          │    shows the visible slots of the block one by one
+//!          └──> else: merges slots and memtables into a batch                     merged_pairs.rs
 //! ```
 //!
 //! ## Costs
 //!
-//! A step within an interval decodes a pair where it stands; a new interval is a descent, unless
-//! the index is the same still, and one in each memtable that has keys. Pairs of the block are not
-//! copied. The block of the next interval is on its way to the processor's cache while this one is
-//! shown.
+//! A step within an interval decodes one pair in place. A new interval costs a descent, unless the
+//! index is unchanged, and one descent in each memtable with keys. Pairs of the block are not
+//! copied. While an interval is shown, the block of the next one is prefetched.
 
 use std::ops::{Bound, Range};
 use std::sync::Arc;
@@ -44,61 +44,61 @@ pub(crate) struct FlexCursor<'e> {
     state: CursorState,
 }
 
-/// Where a cursor is.
+/// Position and lookahead of a cursor.
 struct CursorState {
     at: Seq,
     bounds: Bounds,
     projection: Projection,
-    /// What is left: everything behind (before) it, unless it ended.
+    /// The remaining keys begin (backward: end) at this bound; `None` at the end.
     remaining: Option<Bound<Vec<u8>>>,
-    /// Room for a bound, to be used again.
+    /// Buffer for a bound, reused.
     spare: Vec<u8>,
     block: Option<BlockRef>,
-    /// Slots of the block that are shown as they are, but hidden ones; then there is nothing in the
-    /// batch.
+    /// Slots of the block that are shown as stored, except hidden ones. If there are any, the batch
+    /// is empty.
     unmerged_slots: Range<u32>,
     merged: MergedPairs,
-    /// The pair it stands on.
+    /// The current pair.
     current: Option<MergedItem>,
-    /// The value of that, if it is a staged one.
+    /// Value of the current pair, if it is a blob.
     blob_value: Option<Vec<u8>>,
     has_begun: bool,
     read_ahead: IntervalReadAhead,
     inputs: SmallVec<[MergeInput; 2]>,
-    /// Of the state that they were looked up in.
+    /// Value of [`EngineState::unfreeze_count`] at the lookup of `inputs`.
     unfreeze_count: u64,
-    /// Intervals in which memtables had keys.
+    /// Number of intervals in which memtables had keys.
     merged_intervals: u64,
     skipped: SkippedKeys,
-    /// Where it stopped since it had passed enough.
+    /// Position at which the scan stopped because it had passed too many removed keys.
     stopped_at: Option<Bound<Vec<u8>>>,
 }
 
-/// How the look into an interval ended.
+/// Result of showing an interval.
 enum IntervalOutcome {
-    /// All of it was looked at.
+    /// The whole interval was processed.
     Complete,
-    /// The rest of it is looked at next, from this key on.
+    /// The rest of the interval is processed next, from this key on.
     ResumeAt(Vec<u8>),
-    /// The walk goes on at this key, which may be far from there.
+    /// The scan continues at this key, which may be in a distant interval.
     SkipTo(Vec<u8>),
-    /// There is nothing behind it either.
+    /// No further key is in the bounds.
     End,
 }
 
-/// Gaps are asked after so many removed keys in a row.
+/// Number of consecutive removed keys after which removed ranges are checked.
 const RANGE_CHECK_KEYS: u64 = 16;
-/// After so many a stretch is to be measured.
+/// Number of consecutive removed keys after which a measurement of the range is requested.
 const RANGE_REQUEST_KEYS: u64 = 256;
 
 /// Removed keys since the last pair that was shown.
 #[derive(Debug, Default)]
 struct SkippedKeys {
     keys: u64,
-    /// Of those, since gaps were asked.
+    /// Removed keys since the last check of removed ranges.
     unchecked: u64,
     has_requested: bool,
-    /// The walk stops after so many.
+    /// Number of removed keys after which the scan stops.
     limit: u64,
 }
 
@@ -107,7 +107,7 @@ impl SkippedKeys {
         (self.keys, self.unchecked, self.has_requested) = (0, 0, false);
     }
 
-    /// Whether gaps are to be asked: not again before there were as many more.
+    /// Whether removed ranges must be checked. Each check needs a number of further keys.
     fn is_due(&mut self) -> bool {
         let is_due = self.unchecked >= RANGE_CHECK_KEYS;
         if is_due {
@@ -120,7 +120,7 @@ impl SkippedKeys {
         self.keys >= self.limit
     }
 
-    /// Whether the stretch has just turned out to be long.
+    /// Counts removed keys. Returns whether a measurement of their range must be requested now.
     fn add(&mut self, count: u64) -> bool {
         self.keys += count;
         self.unchecked += count;
@@ -130,7 +130,7 @@ impl SkippedKeys {
     }
 }
 
-/// The memtables, with what is left of the lanes of those that were there before.
+/// Returns the memtables as merge sources, and reuses the inputs of memtables that are still there.
 fn merge_sources<'s>(
     inputs: &mut SmallVec<[MergeInput; 2]>,
     state: &'s EngineState,
@@ -151,13 +151,13 @@ fn merge_sources<'s>(
     state.memtables.filled().map(source).collect()
 }
 
-/// The next key of all sources.
+/// Returns the next key of all sources.
 fn next_key<'s>(sources: &[MergeSource<'s>], forward: bool) -> Option<&'s [u8]> {
     let keys = sources.iter().filter_map(MergeSource::key);
     if forward { keys.min() } else { keys.max() }
 }
 
-/// The first slot of the keys above a lower bound.
+/// Returns the first slot of the keys above a lower bound.
 fn first_slot(block: &Block, low: Bound<&[u8]>) -> usize {
     match low {
         Bound::Included(low) => block.seek(low, false),
@@ -166,7 +166,7 @@ fn first_slot(block: &Block, low: Bound<&[u8]>) -> usize {
     }
 }
 
-/// The slot behind the keys below an upper bound.
+/// Returns the slot behind the keys below an upper bound.
 fn end_slot(block: &Block, high: Bound<&[u8]>) -> usize {
     match high {
         Bound::Included(high) => block.seek(high, true),
@@ -182,7 +182,7 @@ impl<'e> FlexCursor<'e> {
 }
 
 impl CursorState {
-    /// A walk that ends after `most` removed keys in a row.
+    /// Creates a scan that ends after `most` consecutive removed keys.
     fn new(at: Seq, bounds: Bounds, want: Projection, most: u64) -> CursorState {
         CursorState {
             at,
@@ -205,8 +205,8 @@ impl CursorState {
         }
     }
 
-    /// The first key with a value from one end of the bounds on, or where the walk stopped before
-    /// one; none if there is none. And how many removed keys it passed.
+    /// Returns the first key with a value from one end of the bounds on, or the key at which the
+    /// scan stopped. Also returns whether it stopped, and how many removed keys it passed.
     fn find_first_live(mut self, engine: &FlexEngine, forward: bool) -> Result<(Option<Vec<u8>>, bool, u64)> {
         let is_there = self.step(engine, forward)?;
         let stopped = match self.stopped_at.take() {
@@ -218,8 +218,8 @@ impl CursorState {
         Ok((end, has_stopped, self.skipped.keys))
     }
 
-    /// Where the walk goes on behind a gap that `from` is in, if it has passed so many removed keys
-    /// that it is worth a look.
+    /// Returns where the scan continues behind the removed range that contains `from`. Checks this
+    /// only after a number of removed keys that makes the check worthwhile.
     fn skip_removed_range(
         &mut self,
         engine: &FlexEngine,
@@ -242,14 +242,14 @@ impl CursorState {
         })
     }
 
-    /// The walk has passed `count` removed keys, the last of them `key`: long stretches are to be
-    /// measured.
+    /// Counts `count` removed keys, the last of them `key`, and requests the measurement of a long
+    /// range.
     fn record_skipped(&mut self, engine: &FlexEngine, count: u64, key: &[u8]) {
         if self.skipped.add(count) {
             engine.removed_ranges.request_measurement(key);
         }
     }
-    /// Fetches pairs until there are some. False at the end.
+    /// Loads pairs until there are some. Returns false at the end.
     #[inline(never)]
     fn load_more(&mut self, engine: &FlexEngine, forward: bool) -> Result<bool> {
         if !std::mem::replace(&mut self.has_begun, true) {
@@ -276,8 +276,8 @@ impl CursorState {
         Ok(true)
     }
 
-    /// Fetches what lies from a key to the end of its interval, in the way the walk goes; from
-    /// where it goes on.
+    /// Loads the rest of the interval from a key on, in the direction of the scan. Returns the
+    /// bound at which the scan continues.
     fn load_interval(
         &mut self,
         engine: &FlexEngine,
@@ -303,12 +303,13 @@ impl CursorState {
             }
             self.read_ahead.refill(index, entry, forward);
             if is_known {
-                self.read_ahead.request_missing(engine, index, entry); // a walk that goes beyond its first interval
+                // the scan continues beyond its first interval
+                self.read_ahead.request_missing(engine, index, entry);
             }
         }
         let rest = self.bound_after(index, entry.as_ref(), forward);
         if std::mem::replace(&mut self.unfreeze_count, state.unfreeze_count) != state.unfreeze_count {
-            self.inputs.clear(); // older versions than theirs came
+            self.inputs.clear(); // the active memtable received older versions
         }
         let mut sources = merge_sources(&mut self.inputs, state, forward, from, guard);
         let held = entry.as_ref().map(|entry| index.block(entry, &engine.interval_cache, guard)).transpose();
@@ -316,7 +317,7 @@ impl CursorState {
             Ok(held) => held,
             Err(error) => {
                 self.clear_lookahead();
-                self.remaining = rest; // the interval is damaged: the walk goes on behind it
+                self.remaining = rest; // the interval is damaged: the scan continues behind it
                 return Err(error);
             }
         };
@@ -325,8 +326,8 @@ impl CursorState {
         }
         self.read_ahead.prefetch_next(engine, guard);
         let block = held.as_deref();
-        // All of an interval that is known lies behind where the walk stood, and before its end if
-        // the walk goes on there.
+        // A known interval lies completely behind the position of the scan, and completely within
+        // the bounds if the scan continues behind it.
         let slots = match block {
             None => 0..0,
             Some(block) if forward => {
@@ -348,7 +349,7 @@ impl CursorState {
                 Ok(cut) => cut,
                 Err(error) => {
                     self.clear_lookahead();
-                    self.block = held.map(|held| held.keep()); // of what is in the batch
+                    self.block = held.map(|held| held.keep()); // the block that the batch refers to
                     return Err(error);
                 }
             };
@@ -357,7 +358,8 @@ impl CursorState {
         Ok(self.next_position(cut, rest))
     }
 
-    /// Where the walk goes on after a look that ended by `cut`, or else at `rest`.
+    /// Returns the bound at which the scan continues after an interval that ended by `cut`; `rest`
+    /// is the bound behind the interval.
     fn next_position(
         &mut self,
         cut: IntervalOutcome,
@@ -367,14 +369,15 @@ impl CursorState {
             IntervalOutcome::Complete => rest,
             IntervalOutcome::ResumeAt(key) => Some(Bound::Included(key)),
             IntervalOutcome::SkipTo(key) => {
-                self.inputs.clear(); // they are of the keys before
+                self.inputs.clear(); // they are of earlier keys
                 Some(Bound::Included(key))
             }
             IntervalOutcome::End => None,
         }
     }
 
-    /// Where the walk goes on behind an interval, or before it; `None` if its bounds end in it.
+    /// Returns the bound behind the interval in the direction of the scan; `None` if the bounds of
+    /// the scan end in the interval.
     fn bound_after(
         &mut self,
         index: &SparseIndex,
@@ -396,8 +399,8 @@ impl CursorState {
         Some(if forward { Bound::Included(separator) } else { Bound::Excluded(separator) })
     }
 
-    /// Shows what the view has in the block's slots and, up to the end of the interval, in the
-    /// memtables. Where it was cut off.
+    /// Prepares the view's pairs in the slots of a block, merged with the keys of memtables up to
+    /// the end of the interval.
     fn merge_interval(
         &mut self,
         engine: &FlexEngine,
@@ -430,7 +433,7 @@ impl CursorState {
                 self.merged.take_slots(block, passed, forward);
                 slots = if forward { versions.end..slots.end } else { slots.start..versions.start };
             }
-            // All before `key` is in the batch: the walk goes on with it.
+            // The batch contains everything before `key`, so the scan continues with it.
             if self.merged.is_full() || self.skipped.is_limit_reached() {
                 self.read_ahead.clear();
                 return Ok(IntervalOutcome::ResumeAt(key.to_vec()));
@@ -441,7 +444,7 @@ impl CursorState {
             let shown = self.merged.len();
             if let Err(error) = self.merged.take_key(engine, key, sources, (block, versions), forward, guard)
             {
-                self.remaining = Some(Bound::Excluded(key.to_vec())); // one record is damaged
+                self.remaining = Some(Bound::Excluded(key.to_vec())); // only this record is damaged
                 return Err(error);
             }
             if self.merged.len() == shown {
@@ -458,7 +461,7 @@ impl CursorState {
         Ok(IntervalOutcome::Complete)
     }
 
-    /// Whether a key lies in the interval before `rest`, and within the bounds.
+    /// Whether a key is in the interval before `rest`, and within the bounds.
     fn is_within(&self, key: &[u8], rest: Option<&Bound<Vec<u8>>>, forward: bool) -> bool {
         match (rest, forward) {
             (Some(Bound::Included(separator)), true) => key < &separator[..],
@@ -468,14 +471,14 @@ impl CursorState {
         }
     }
 
-    /// The walk has passed slots of a block that show nothing.
+    /// Counts slots of a block that show nothing.
     fn record_skipped_slots(&mut self, engine: &FlexEngine, block: &Block, slots: Range<usize>) {
         if !slots.is_empty() {
             self.record_skipped(engine, slots.len() as u64, block.pair(slots.start).key);
         }
     }
 
-    /// To the next slot that is shown as it is, if there is one.
+    /// Moves to the next slot that is shown as stored. Returns false if there is none.
     #[inline]
     fn step_unmerged(&mut self, forward: bool) -> bool {
         let Some(block) = &self.block else { return false };
@@ -498,7 +501,7 @@ impl CursorState {
         self.step_slow(engine, forward)
     }
 
-    /// The same, beyond the slots that are shown as they are.
+    /// Like [`CursorState::step`], beyond the slots that are shown as stored.
     #[inline(never)]
     fn step_slow(&mut self, engine: &FlexEngine, forward: bool) -> Result<bool> {
         loop {
@@ -511,16 +514,17 @@ impl CursorState {
             }
             match self.load_more(engine, forward) {
                 Ok(true) => {}
-                Err(damage) if damage.is_corrupt() => return Err(damage), // the next call goes on behind it
+                // the next call continues behind it
+                Err(damage) if damage.is_corrupt() => return Err(damage),
                 end => {
-                    self.end(); // another error or the end latches
+                    self.end(); // another error, or the end, is final
                     return end;
                 }
             }
         }
     }
 
-    /// Reads the value if the item is a staged one.
+    /// Reads the value of an item that is a blob.
     #[inline]
     fn read_blob(&mut self, engine: &FlexEngine, item: MergedItem) -> Result<bool> {
         if let MergedItem::Copy(_, value, end, true) = item
@@ -540,7 +544,7 @@ impl CursorState {
         Ok(true)
     }
 
-    /// Forgets what was looked up for the interval that comes next.
+    /// Drops the lookahead for the next interval.
     fn clear_lookahead(&mut self) {
         self.inputs.clear();
         self.read_ahead.clear();
@@ -553,7 +557,8 @@ impl CursorState {
         self.merged.clear();
     }
 
-    /// The pair it stands on; of a staged value, if it was not asked for, its name.
+    /// Returns the current pair. If its value is a blob that was not requested, the value is the
+    /// blob reference.
     #[inline]
     fn pair(&self) -> (&[u8], &[u8]) {
         match (self.current, &self.block) {
@@ -571,17 +576,18 @@ impl CursorState {
 }
 
 impl FlexEngine {
-    /// Measures removed stretches, at most so many, each up to `most` removed keys in either
+    /// Measures at most `stretches` removed ranges, each up to `most` removed keys in each
     /// direction.
     pub(crate) fn measure_removed_ranges(&self, stretches: usize, most: u64) {
         for _ in 0..stretches {
             let Some(key) = self.removed_ranges.take_request() else { return };
-            // Whoever reads what is damaged is told so.
+            // Readers of damaged data receive the error themselves.
             let _ = self.removed_ranges.measure(&key, || self.removed_range_around(&key, most));
         }
     }
 
-    /// The first pair's key that a cursor shows, and how many removed ones it passes before.
+    /// Returns the first key that a cursor shows, and the number of removed keys that it passes
+    /// before.
     #[cfg(test)]
     pub(crate) fn first_live_key(&self, bounds: Bounds, forward: bool) -> Result<(Option<Vec<u8>>, u64)> {
         let (key, _, passed) = CursorState::new(Seq::LATEST, bounds, Projection::Keys, u64::MAX)
@@ -589,7 +595,7 @@ impl FlexEngine {
         Ok((key, passed))
     }
 
-    /// What surrounds a removed key; none if it has a value.
+    /// Returns the removed range around a key, or `None` if the key has a value.
     fn removed_range_around(&self, key: &[u8], most: u64) -> Result<Option<RemovedRange>> {
         let above = Bounds { low: Bound::Included(key.to_vec()), high: Bound::Unbounded };
         let below = Bounds { low: Bound::Unbounded, high: Bound::Excluded(key.to_vec()) };
@@ -600,7 +606,8 @@ impl FlexEngine {
         }
         let (low, is_cut_below, below) = walk(below).find_first_live(self, false)?;
         for (end, is_cut) in [(&high, is_cut_above), (&low, is_cut_below)] {
-            end.iter().filter(|_| is_cut).for_each(|end| self.removed_ranges.request_measurement(end)); // the next one goes on there
+            // the next measurement continues there
+            end.iter().filter(|_| is_cut).for_each(|end| self.removed_ranges.request_measurement(end));
         }
         Ok(Some(RemovedRange { low, high, keys: above + below }))
     }

@@ -1,12 +1,14 @@
-//! # The engine: FlexDB under the contract
+//! # Engine: FlexDB behind the `Engine` trait
 //!
 //! ## Threads
 //!
-//! Commits of different keys write the active memtable at once. The store holds the stripes of
-//! their keys. The committer (`work`, any thread) takes the table's lock. It and `freeze` replace
-//! the state as a whole. Readers pin the epoch and take no lock. Locks in order: the store's
-//! stripes, `table` (never waited for with a stripe but by `saved`, when the committer has nothing
-//! to do), that of `state`, `blobs`.
+//! Commits to different keys write the active memtable concurrently; the store holds the stripes of
+//! their keys. Maintenance (`maintain`, `reclaim`, any thread) takes the lock of the table. A flush
+//! step and `freeze` replace the state as a whole. Readers pin the epoch and take no lock.
+//!
+//! Locks in order: the store's stripes, `table`, that of `state`, `blobs`. A thread that holds
+//! stripes must not wait for `table`. The exception is `image_published`: maintenance has nothing
+//! to do at that time.
 
 use std::any::Any;
 use std::collections::HashSet;
@@ -48,81 +50,86 @@ use sheaf_base::memtable::prefix::KeyPrefix;
 use sheaf_base::memtable::removed_ranges::RemovedRanges;
 use sheaf_base::memtable::{Memtable, MemtableVersion, Memtables, VersionWord};
 
-/// The engine's name in the catalogue.
+/// Name of the engine in the catalog.
 pub(crate) const NAME: &str = "flex";
-/// A memtable may take this part of the budget, and this one of what indexes and buffers leave of
-/// it.
+/// Divisors for the memory limit of the active memtable: of the budget, and of the part of the
+/// budget that indexes and buffers leave. The smaller limit applies.
 const MEMTABLE_SHARE: [u64; 2] = [6, 3];
-/// With the budget used up, memtables that take these parts are moved before anything is refused.
+/// Divisors for the size of all memtables above which they are flushed before a commit is refused
+/// for lack of memory.
 const HIGH_MEMORY_SHARE: [u64; 2] = [8, 4];
-/// This part of the budget is too little to be moved for itself.
+/// Divisor of the budget: the limits above are never smaller than this part.
 const MIN_SHARE: u64 = 64;
-/// A memtable is moved after so many bytes of the journal: the longer it gathers, the fewer times
-/// an interval is written for its changes (0.30 keys an update of a Zipf load after 1 M updates,
-/// 0.20 after 4 M), and the longer a replay.
+/// Bytes of the journal after which a memtable is flushed. A larger memtable collects more changes
+/// per interval, so intervals are written less often, but replay takes longer.
 const CHECKPOINT_LOG_BYTES: u64 = 512 << 20;
-/// The pressure, in hundredths, of as much waste as makes a memtable due: at one and a half times
-/// that writers are slowed down.
+/// Pressure, in percent, of an amount of waste that makes a memtable due. At one and a half times
+/// that amount writers are throttled.
 const WASTE_PRESSURE: u64 = 69;
-/// The same of as much memory as makes one due: all of it stays until the end of the move, and more
-/// than twice as much there may not be.
+/// Pressure, in percent, of an amount of memory that makes a memtable due. All of it stays
+/// allocated until the flush ends, and the memtables must not take more than twice as much.
 const MEMORY_PRESSURE: u64 = 103;
-/// Removed stretches that a step of the background measures, ...
+/// Removed ranges that one maintenance step measures.
 const RANGES_PER_STEP: usize = 16;
-/// ... and removed keys of each that it goes through in either direction; who removes does less.
+/// Removed keys that a maintenance step passes in each direction to measure one range.
 const MAX_MEASURED_KEYS: u64 = 4096;
+/// Like [`MAX_MEASURED_KEYS`], for a thread that removes a key: it does less.
 const MAX_MEASURED_KEYS_ON_REMOVE: u64 = 256;
-/// Sum of a memtable: bytes that it has in the journal, ...
+/// Index of a memtable sum: bytes of its records in the journal.
 const SUM_LOGGED: usize = 0;
-/// ... and those of them that belong to the first record of a key in it.
+/// Index of a memtable sum: the part of those bytes that belongs to the first record of each key.
 const SUM_FIRST_RECORDS: usize = 1;
-/// It is moved after so long without a commit; without a clock, after so many looks of the store.
+/// Time without a commit after which a keyspace is idle.
 const IDLE_TIME: Duration = Duration::from_millis(400);
+/// Checks by the store without a new commit after which a keyspace is idle, if there is no clock.
 const IDLE_CHECKS: u32 = 8;
 
-/// A keyspace.
+/// A keyspace of the FlexDB engine.
 pub(crate) struct FlexEngine {
     pub(crate) id: KeyspaceId,
     pub(crate) interval_cache: IntervalCache,
     pub(crate) sizes: Sizes,
     pub(crate) table: Mutex<IntervalTable>,
-    /// Staged values that anything names.
+    /// Blobs that a memtable or the space refers to.
     pub(crate) blobs: Mutex<HashSet<u64>>,
     /// Versions that views pin.
     pub(crate) pins: PinnedVersions,
-    /// Removed stretches that walks skip.
+    /// Removed ranges that scans skip.
     pub(crate) removed_ranges: RemovedRanges,
-    /// Intervals may hold much that no view needs any more; see `sweep.rs`.
+    /// Set if intervals may contain many versions that no view needs (`sweep.rs`).
     pub(crate) sweep_due: AtomicBool,
-    /// Bytes that sweeps gained since the last image was saved, and the size of that image's index.
+    /// Bytes that sweeps gained since the last image was saved.
     pub(crate) swept_bytes: AtomicU64,
+    /// Size of the index in the last image in bytes.
     pub(crate) image_bytes: AtomicU64,
     pub(crate) state: Published<EngineState>,
-    /// What is frozen, if anything, is in the space, or stays in memory.
+    /// Whether the frozen memtable, if there is one, is in the space or stays in memory
+    /// (`image.rs`).
     frozen_flushed: AtomicBool,
-    /// Bytes that the frozen memtable has in the journal.
+    /// Bytes of the frozen memtable in the journal that are not flushed yet.
     frozen_log_bytes: AtomicU64,
-    /// The waste of the frozen one, how many keys it has, and how many of them are moved.
+    /// Waste of the frozen memtable in bytes, number of its keys, and number of keys flushed.
     frozen_progress: [AtomicU64; 3],
-    /// Of the keys that were moved last, so many of a hundred were new.
+    /// Percentage of new keys among the keys of the last flush.
     pub(crate) new_key_percent: AtomicU64,
-    /// What walks lost over the active memtable's keys.
+    /// Time that scans lost to keys of the active memtable.
     pub(crate) scan_cost: ScanCost,
-    /// Bytes of the space that are not superseded, about.
+    /// Approximate bytes of the space that are not superseded.
     pub(crate) live_bytes: AtomicU64,
-    /// What the space needs of the disk to go on, and what of it it has.
+    /// Disk space that the space requires to continue, and the part of it that is already
+    /// allocated.
     disk_reserve: [AtomicU64; 2],
-    /// As the store sees it when it asks whether there should be a checkpoint; and since when, in
-    /// milliseconds.
+    /// Counts the checks for a checkpoint since the newest commit.
     idle_detector: IdleDetector,
+    /// Start of the idle time in milliseconds.
     idle_since_ms: AtomicU64,
 }
 
-/// What a look-up found.
+/// Result of a lookup.
 pub(crate) enum LookupResult<'a> {
-    /// The version, and its number.
+    /// The version and its sequence number.
     Value(RecordContent<'a>, Seq),
-    /// It is removed, or was never there.
+    /// The key is removed or was never written.
     NotFound,
 }
 
@@ -162,7 +169,7 @@ impl FlexEngine {
         }
     }
 
-    /// The present moment.
+    /// Returns the current state.
     #[inline]
     pub(crate) fn state<'g>(&'g self, guard: &'g Guard) -> &'g EngineState {
         self.state.load(guard)
@@ -177,14 +184,14 @@ impl FlexEngine {
         self.frozen_flushed.store(true, Ordering::Release);
     }
 
-    /// Bytes of the disk that moving all there is to move takes, beside those that the space has.
+    /// Returns the disk space that a flush of all logged data requires beyond the allocated space.
     pub(crate) fn flush_disk_bytes(&self) -> u64 {
         let logged = self.log_bytes_needed();
         let [needs, has] = self.disk_reserve.each_ref().map(|bytes| bytes.load(Ordering::Relaxed));
         if needs == 0 && logged <= self.sizes.max_in_memory_bytes {
-            return 2 * logged; // an image
+            return 2 * logged; // size of an image
         }
-        // Pairs take about as much in the space as in the journal, and checksums come on top.
+        // A pair takes about as many bytes in the space as in the journal, plus checksums.
         needs.max(self.sizes.min_space).saturating_add(logged + logged / 16).saturating_sub(has)
     }
 
@@ -193,23 +200,23 @@ impl FlexEngine {
         self.state(&epoch::pin()).memtables.active.sum(sum)
     }
 
-    /// So many keys were moved, and so many bytes of keys and values.
+    /// Records that `keys` keys with `bytes` bytes of keys and values were flushed.
     pub(crate) fn record_flushed(&self, keys: u64, bytes: u64) {
         self.frozen_progress[2].fetch_add(keys, Ordering::Relaxed);
         let less = |logged: u64| Some(logged.saturating_sub(bytes));
         let _ = self.frozen_log_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
     }
 
-    /// Writes down what the space needs of the disk.
+    /// Records how much disk space the space requires.
     pub(crate) fn record_disk_reserve(&self, table: &IntervalTable) {
         let (needs, has) = table.space.as_ref().map_or((0, 0), FlexSpace::disk_reserve);
         self.disk_reserve[0].store(needs, Ordering::Relaxed);
         self.disk_reserve[1].store(has, Ordering::Relaxed);
     }
 
-    /// Bytes of the journal that say again what the space says, or what later ones say: what a
-    /// bound on the disk has to bound. Of a memtable that is being filled with new keys that is
-    /// nothing.
+    /// Returns the bytes of the journal that duplicate the space or that later records supersede.
+    /// The limit of disk space has to bound this waste. A memtable that fills with new keys has
+    /// none.
     fn wasted_log_bytes(&self) -> u64 {
         let logged = self.memtable_sum(SUM_LOGGED);
         let first = self.memtable_sum(SUM_FIRST_RECORDS).min(logged);
@@ -221,21 +228,22 @@ impl FlexEngine {
         logged - first / 100 * fresh.min(100)
     }
 
-    /// What is not moved yet of so much of the frozen memtable.
+    /// Returns the part of `frozen` that corresponds to the keys that are not flushed yet.
     fn unflushed_part(&self, frozen: u64) -> u64 {
         let [keys, moved] = [1, 2].map(|at| self.frozen_progress[at].load(Ordering::Relaxed));
         let left = u128::from(keys.saturating_sub(moved)) * u128::from(frozen);
         u64::try_from(left.checked_div(u128::from(keys)).unwrap_or(0)).unwrap_or(frozen)
     }
 
-    /// The waste after which a memtable is moved: with that of the one that is moved meanwhile, and
-    /// with what is superseded in the space, it is the limit of the disk that was asked for, about.
+    /// Returns the waste at which a memtable is flushed. With the waste of the memtable being
+    /// flushed and superseded versions in the space, it adds up to about the configured limit of
+    /// disk space.
     fn max_waste(&self) -> u64 {
         let live = self.live_bytes.load(Ordering::Relaxed);
         self.sizes.percent_of(live, self.sizes.journal_waste_percent).max(self.sizes.min_waste)
     }
 
-    /// Whether walks have lost more time over what the active memtable has than moving it takes.
+    /// Whether scans have lost more time to the active memtable than its flush takes.
     fn is_scan_cost_exceeded(&self, state: &EngineState) -> bool {
         self.scan_cost.is_above(FlushCost {
             keys: state.memtables.active.count(),
@@ -245,14 +253,14 @@ impl FlexEngine {
         })
     }
 
-    /// Whether the active memtable is less than half full, and there is time for what can wait.
+    /// Whether the active memtable is less than half full, which leaves time for optional work.
     pub(crate) fn is_below_half_full(&self) -> bool {
         let logged = self.memtable_sum(SUM_LOGGED);
         logged < CHECKPOINT_LOG_BYTES / 2 && self.wasted_log_bytes() < self.max_waste() / 2
     }
 
-    /// Whether there was no commit for a while, as seen by the store, which asks whenever it has
-    /// done something, and every 50 ms.
+    /// Whether no commit arrived for a while. The store calls this after each step of its work, and
+    /// every 50 ms.
     fn is_idle(&self, newest: Seq) -> bool {
         let looks = self.idle_detector.observe(newest);
         if self.interval_cache.context.inline {
@@ -265,13 +273,14 @@ impl FlexEngine {
         u128::from(now.saturating_sub(self.idle_since_ms.load(Ordering::Relaxed))) >= IDLE_TIME.as_millis()
     }
 
-    /// Whether the next image gives back more bytes that sweeps gained than it writes.
+    /// Whether the next image frees at least as many bytes, gained by sweeps, as it writes.
     fn is_image_profitable(&self) -> bool {
         let swept = self.swept_bytes.load(Ordering::Relaxed);
         swept > 0 && swept >= self.image_bytes.load(Ordering::Relaxed)
     }
 
-    /// Calls `with` with what `key` is at `at`. Reveals a commit before its entry is handed out.
+    /// Calls `with` with the version of `key` that a view at `at` shows. In the newest state it
+    /// first waits until the commit of a memtable entry is visible.
     #[inline]
     pub(crate) fn lookup<R>(
         &self,
@@ -317,7 +326,8 @@ impl FlexEngine {
         )
     }
 
-    /// A part of the budget, or one of what indexes and buffers leave of it to memtables.
+    /// Returns the smaller of a part of the budget and a part of the memory that indexes and
+    /// buffers leave to memtables.
     fn memory_share(&self, [of_all, of_rest]: [u64; 2], state: &EngineState) -> u64 {
         let memory = &self.interval_cache.context.memory;
         let memtables = state.memtables.bytes();
@@ -326,7 +336,8 @@ impl FlexEngine {
         (memory.budget() / of_all).min(rest / of_rest).max(memory.budget() / MIN_SHARE)
     }
 
-    /// The number of the key's newest version; zero if there is none. It may not be visible yet.
+    /// Returns the number of the key's newest version, or zero if there is none. The version may
+    /// not be visible yet.
     fn newest_seq(&self, key: &[u8], guard: &Guard) -> Result<Seq> {
         self.lookup_in_state((Seq::LATEST, key), false, guard, |found| {
             Ok(match found {
@@ -336,8 +347,8 @@ impl FlexEngine {
         })
     }
 
-    /// Whether the record of `op` would be beyond the budget, with all that can give way gone, and
-    /// with room for what the memtables will take in the index.
+    /// Whether the record of `op` would exceed the budget even with all caches evicted. Includes
+    /// the room that the memtables will take in the index.
     fn is_over_budget(&self, op: &EngineOp<'_>, state: &EngineState) -> bool {
         !self
             .interval_cache
@@ -347,7 +358,8 @@ impl FlexEngine {
     }
 }
 
-/// A record of so many bytes is in the journal, the first of its key in the memtable or not.
+/// Counts a journal record of `span` bytes. `is_first` tells whether it is the first one of its key
+/// in the memtable.
 fn add_logged(active: &Memtable, span: u32, is_first: bool) {
     active.add_to_sum(SUM_LOGGED, u64::from(span));
     if is_first {
@@ -438,7 +450,7 @@ impl Engine for FlexEngine {
                 Some(None) => return Ok(false),
                 Some(Some(blob)) => blob,
             };
-            // A staged value goes after what named it was superseded: look again.
+            // A blob may be freed once its version is superseded: look the key up again.
             if self.interval_cache.context.blobs.read_stored(&blob, &mut missing, found)? {
                 return Ok(true);
             }
@@ -471,8 +483,8 @@ impl Engine for FlexEngine {
         Ok(self.count_keys(1)? == 0)
     }
 
-    /// What views pinned goes when its interval is next rewritten, or its memtable moved; here it
-    /// is counted.
+    /// Only counts the released versions. A version is dropped when its interval is rewritten or
+    /// its memtable is flushed.
     fn trim(&self, views: &Views, visible: Seq) {
         let pinned = self.pins.count();
         self.pins.trim(views, visible);
@@ -532,11 +544,11 @@ impl Engine for FlexEngine {
             || (is_worth_it && (rests || self.is_scan_cost_exceeded(state)))
     }
 
-    /// What gathers while a memtable is moved may waste half a share at once, and beyond that as
-    /// much as was moved of the other: writers go at the pace of the move from its begin to its
-    /// end. Half a share later they are slowed down as far as they can be. So it is with the memory
-    /// that the two take, of which nothing comes back before the end of the move: who has none left
-    /// waits for that.
+    /// Returns the pressure on writers while a memtable is flushed. The active memtable may waste
+    /// half of the limit at once. Beyond that it may waste as much as was flushed of the frozen
+    /// memtable, so writers keep the pace of the flush. Half a limit later the throttle is at its
+    /// maximum. The same rule applies to the memory of both memtables, because none of it is freed
+    /// before the flush ends. A writer that finds no memory waits for that end.
     fn pressure_percent(&self) -> u64 {
         if self.is_frozen_flushed() {
             return 0;
@@ -656,7 +668,7 @@ impl Engine for FlexEngine {
     fn stats(&self) -> EngineStats {
         let guard = epoch::pin();
         let memtables = self.state(&guard).memtables.bytes();
-        drop(guard); // not held while all keys are counted
+        drop(guard); // must not be pinned while all keys are counted
         EngineStats {
             keys: self.count_keys(u64::MAX).unwrap_or(0),
             index_bytes: memtables + self.table.lock().index_bytes(&self.interval_cache),

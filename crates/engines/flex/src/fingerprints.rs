@@ -1,26 +1,28 @@
-//! # Prints: what stays in memory of an interval whose block does not
+//! # Fingerprints: the part of an interval that stays in memory without its block
 //!
-//! A get wants one pair of an interval of a dozen or two, which stand in some runs on some pages,
-//! with a checksum for each run. Of each pair two bytes of its key's hash, two that say where it
-//! stands, and its own sum, a twentieth of what the block takes, leave one page to read: the pair
-//! itself has the key, and is what was checked before if it has the sum.
+//! A get needs one pair of a dozen or two, which are stored in several runs on several pages, with
+//! one checksum per run. For each pair, fingerprints contain two bytes of the key's hash, two bytes
+//! of the pair's offset, and a checksum of the pair. They take about a twentieth of the block. With
+//! them a get reads one page. The pair itself contains the key, and the checksum proves that its
+//! bytes are those that were checked before.
 //!
 //! ## Picture
 //!
 //! ```text
-//!  versions 63, ordered 1 | print 2, place 2, sum 4 | print 2, place 2, sum 4 | ...
-//!                           in the order of the block; what was appended unread comes first
+//!  versions 63, ordered 1 | fingerprint 2, offset 2, sum 4 | fingerprint 2, offset 2, sum 4 | ...
+//!                            in the order of the block; versions appended unread come first
 //! ```
 //!
 //! ## Invariants
 //!
-//! 1. A key that no print equals has no version in the interval. What one equals may be another's:
-//!    the pair decides.
-//! 2. In *ordered* prints the versions of a key stand in falling numbers: the first that a view
-//!    sees is the one it shows. In others all that are equal have to be looked at.
-//! 3. Sums are of bytes that were checked, or are being written. What has another sum is not
-//!    believed, and the whole interval is read.
-//! 4. Nothing changes.
+//! 1. A key without an equal fingerprint has no version in the interval. An equal fingerprint may
+//!    belong to another key: the pair itself decides.
+//! 2. In *ordered* fingerprints the versions of a key are in descending order of numbers. The first
+//!    version that a view sees is the one that it shows. In unordered ones all equal fingerprints
+//!    have to be checked.
+//! 3. The sums are of bytes that were checked or are being written. If the bytes have another sum,
+//!    the whole interval is read.
+//! 4. The words never change.
 
 use std::fmt;
 use std::mem::ManuallyDrop;
@@ -31,38 +33,38 @@ use sheaf_base::memory::block_alloc;
 
 use crate::run::StoredPair;
 
-/// The bit of the first word that says that they are ordered.
+/// Bit of the first word: the fingerprints are ordered.
 const ORDERED_BIT: u64 = 1;
-/// A version's word.
+/// Positions of the parts in the word of a version.
 const FINGERPRINT_SHIFT: u32 = 48;
 const OFFSET_SHIFT: u32 = 32;
-/// The least place that is not in two bytes.
+/// Smallest offset that does not fit into two bytes.
 const MAX_INTERVAL_BYTES: u64 = 1 << 16;
 
-/// Prints that somebody owns.
+/// Owned fingerprints of an interval.
 pub(crate) struct Fingerprints(NonNull<u64>);
 
 // SAFETY:
-// * It owns its words, and nobody writes them (I4).
+// * The value owns its words, and they are never written again (I4).
 unsafe impl Send for Fingerprints {}
 // SAFETY:
 // * As above.
 unsafe impl Sync for Fingerprints {}
 
-/// Prints to look at.
+/// Borrowed fingerprints of an interval.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FingerprintsRef<'a>(&'a [u64]);
 
-/// Where a version may stand.
+/// Range of an interval that may contain a version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PairCandidate {
-    /// From its first byte on, and not beyond the next version's.
+    /// Bytes from the start of the pair up to the next pair, or to the end of the interval.
     pub(crate) bytes: Range<u64>,
     sum: u32,
 }
 
 impl PairCandidate {
-    /// The pair that `bytes` begin with, if they are what was checked.
+    /// Returns the pair at the start of `bytes`, if they equal the bytes that were checked.
     pub(crate) fn pair<'b>(&self, bytes: &'b [u8]) -> Option<StoredPair<'b>> {
         let (pair, end) = StoredPair::decode(bytes, 0).ok()?;
         (crc32c::crc32c(&bytes[..end]) == self.sum).then_some(pair)
@@ -77,18 +79,18 @@ fn offset_of(word: u64) -> u64 {
     word >> OFFSET_SHIFT & (MAX_INTERVAL_BYTES - 1)
 }
 
-/// What prints say of a version that stands at `at` of `data`, `base` bytes behind the interval's
-/// first.
+/// Returns the word of a version at offset `at` of `data`, which begins `base` bytes behind the
+/// start of the interval.
 fn encode_word(data: &[u8], base: u64, (fingerprint, at): (u16, u32)) -> u64 {
-    // Decoded before, by whoever says where it stands.
+    // The caller knows the offset because it has decoded the pair.
     let end = StoredPair::decode(data, at as usize).map_or(at as usize, |(_, end)| end);
     let sum = crc32c::crc32c(&data[at as usize..end]);
     u64::from(fingerprint) << FINGERPRINT_SHIFT | (base + u64::from(at)) << OFFSET_SHIFT | u64::from(sum)
 }
 
 impl Fingerprints {
-    /// Of versions in the order of keys and falling numbers, which stand in `data`, an interval;
-    /// `None` if that is too large.
+    /// Makes fingerprints of the versions in `data`, an interval. The versions are in the order of
+    /// keys and descending numbers. Returns `None` if the interval is too large.
     pub(crate) fn of(
         data: &[u8],
         versions: impl ExactSizeIterator<Item = (u16, u32)>,
@@ -99,14 +101,14 @@ impl Fingerprints {
         })
     }
 
-    /// What `words` lacks of `count` is zero.
+    /// Stores `count` words. If `words` has fewer, the rest is zero.
     fn from_words(is_ordered: bool, count: usize, words: impl Iterator<Item = u64>) -> Fingerprints {
         const { assert!(align_of::<u64>() <= block_alloc::block_align(0)) };
         let start = block_alloc::allocate(bytes_of(1 + count)).cast::<u64>();
         let mut words = words.fuse();
         // SAFETY:
-        // * There is room for the head and `count` words, aligned as they must be, and it is ours
-        //   alone; all of them are written.
+        // * The allocation has room for the header and `count` words and is aligned for them.
+        // * It is not shared yet, and all words are written.
         unsafe {
             start.write((count as u64) << 1 | u64::from(is_ordered));
             for at in 1..=count {
@@ -116,38 +118,38 @@ impl Fingerprints {
         Fingerprints(start)
     }
 
-    /// To look at.
+    /// Borrows the fingerprints.
     pub(crate) fn view(&self) -> FingerprintsRef<'_> {
         // SAFETY:
-        // * Owned, and so borrowed as long as that.
+        // * `self` owns the words, and the result borrows `self`.
         unsafe { Fingerprints::view_raw(self.0) }
     }
 
-    /// What was given away by [`Fingerprints::into_raw`], to look at.
+    /// Borrows fingerprints that [`Fingerprints::into_raw`] has converted.
     ///
     /// # Safety
     ///
-    /// * It is not taken back as long as somebody looks.
+    /// * They must not be freed while the result is in use.
     pub(crate) unsafe fn view_raw<'a>(raw: NonNull<u64>) -> FingerprintsRef<'a> {
         // SAFETY:
-        // * A head, which says how many words follow; nobody writes them (I4). That they stay is
-        //   the caller's promise.
+        // * `raw` points to the first word, and no thread writes it (I4). The caller guarantees
+        //   that it stays allocated.
         let count = usize::try_from(unsafe { raw.read() } >> 1).unwrap_or(0);
         // SAFETY:
-        // * As above.
+        // * The first word contains the number of words that follow; otherwise as above.
         FingerprintsRef(unsafe { std::slice::from_raw_parts(raw.as_ptr(), 1 + count) })
     }
 
-    /// Gives them away.
+    /// Converts the fingerprints into a pointer, without dropping them.
     pub(crate) fn into_raw(self) -> NonNull<u64> {
         ManuallyDrop::new(self).0
     }
 
-    /// Takes them back.
+    /// Takes back fingerprints that [`Fingerprints::into_raw`] has converted.
     ///
     /// # Safety
     ///
-    /// * `raw` comes from [`Fingerprints::into_raw`], once for each call.
+    /// * `raw` must come from [`Fingerprints::into_raw`], and is used by only one call.
     pub(crate) unsafe fn from_raw(raw: NonNull<u64>) -> Fingerprints {
         Fingerprints(raw)
     }
@@ -157,7 +159,7 @@ impl Drop for Fingerprints {
     fn drop(&mut self) {
         let bytes = bytes_of(self.view().0.len());
         // SAFETY:
-        // * Taken in `from_words`, as large, and owned.
+        // * `from_words` allocated the words with this size, and `self` owns them.
         unsafe { block_alloc::free(self.0.cast(), bytes) }
     }
 }
@@ -179,22 +181,23 @@ impl FingerprintsRef<'_> {
         &self.0[1..]
     }
 
-    /// See the module's invariants.
+    /// Whether the fingerprints are ordered (see the invariants of the module).
     pub(crate) fn is_ordered(self) -> bool {
         self.0[0] & ORDERED_BIT != 0
     }
 
-    /// Where they are.
+    /// Returns the address of the words.
     pub(crate) fn start(self) -> *mut u64 {
         self.0.as_ptr().cast_mut()
     }
 
-    /// Bytes of memory.
+    /// Returns the bytes of memory.
     pub(crate) fn size(self) -> u64 {
         block_alloc::memory_bytes(bytes_of(self.0.len()))
     }
 
-    /// Where versions of a key with this fingerprint may stand in the interval, of `len` bytes.
+    /// Returns the ranges of an interval of `len` bytes that may contain versions of a key with
+    /// this fingerprint.
     pub(crate) fn candidates(&self, fingerprint: u16, len: u64) -> impl Iterator<Item = PairCandidate> {
         let places = || self.versions().iter().map(|word| offset_of(*word));
         let alike =
@@ -206,8 +209,8 @@ impl FingerprintsRef<'_> {
         })
     }
 
-    /// These, of an interval of `before` bytes to which `run` is appended; what is in that, and
-    /// where in it.
+    /// Returns these fingerprints after `run` was appended to the interval of `before` bytes.
+    /// `added` lists the versions in `run` with their offsets in it.
     pub(crate) fn with_run(
         self,
         before: u64,
@@ -220,7 +223,7 @@ impl FingerprintsRef<'_> {
         is_small.then(|| Fingerprints::from_words(false, count, added.chain(self.versions().iter().copied())))
     }
 
-    /// A copy to own.
+    /// Returns an owned copy.
     pub(crate) fn copy(self) -> Fingerprints {
         let versions = self.versions();
         Fingerprints::from_words(self.is_ordered(), versions.len(), versions.iter().copied())
@@ -247,7 +250,7 @@ mod tests {
         (bytes, places)
     }
 
-    /// Keys of the pairs that prints say may be alike.
+    /// Returns the keys of the candidate pairs; `None` for a damaged one.
     fn keys(fingerprints: &Fingerprints, fingerprint: u16, data: &[u8]) -> Vec<Option<String>> {
         let found = |candidate: PairCandidate| {
             let bytes = &data[usize::try_from(candidate.bytes.start).unwrap()
@@ -280,7 +283,7 @@ mod tests {
         assert_eq!(keys(&more.clone(), 7, &data), some(&["a", "c"]));
         assert!(more.view().with_run(MAX_INTERVAL_BYTES - 10, &[0; 10], [].into_iter()).is_none());
         assert!(Fingerprints::of(&[0; 1 << 16], [].into_iter()).is_none());
-        // What is damaged is not believed.
+        // A damaged pair is not accepted.
         let at = data.len() - 1;
         data[at] ^= 1;
         assert_eq!(keys(&more, 9, &data), [None, Some("b".to_owned())]);

@@ -1,12 +1,12 @@
-//! # Commit: from the frozen memtable into the space, a step at a time
+//! # Flush: moves the frozen memtable into the space in bounded steps
 //!
-//! A step takes the next few hundred changes in the order of keys, plans what becomes of each
-//! interval that they touch, and does it all as one edit of the space and one publication.
+//! A step takes the next few hundred changes in key order and plans the new content of each
+//! interval that they touch. It carries out the plan as one edit of the space and one publication.
 //!
 //! ## Crash
 //!
-//! An edit is there whole or not at all. After a crash the journal brings all that was frozen back,
-//! and a step that was done before is done again: versions with the same key and number are one.
+//! An edit is atomic. After a crash, replay restores the whole frozen memtable, and steps that were
+//! done before are repeated. Two versions with the same key and number count as one.
 
 use std::ops::Bound;
 use std::sync::Arc;
@@ -25,14 +25,14 @@ use crate::index::EngineState;
 use crate::plan::PlanInputs;
 use crate::table::{IntervalPlan, IntervalTable};
 
-/// Steps of the space's upkeep for each of ours, while it has some.
+/// Maintenance steps of the space for each flush step, while the space has work.
 const MAINTENANCE_STEPS: usize = 8;
 /// Changes of a step on a full disk.
 const MIN_STEP_CHANGES: usize = 4;
 
 impl FlexEngine {
-    /// One step: of the frozen memtable if there is one and `certain` covers it, else of the
-    /// space's upkeep.
+    /// Performs one step: flushes a part of the frozen memtable if there is one and `durable_seq`
+    /// covers it, else does maintenance of the space. Returns true if there is more to do.
     pub(crate) fn flush_step(&self, views: &Views, durable_seq: Seq) -> Result<bool> {
         self.pins.update(views);
         let mut table = self.table.lock();
@@ -82,8 +82,8 @@ impl FlexEngine {
         guard.flush();
         drop(pinned);
         if let Some(space) = &table.space {
-            // A step of its garbage collection looks at a small part of its index: several, so that
-            // garbage goes as fast as it comes.
+            // One step of garbage collection examines a small part of the space's index. Several
+            // steps free garbage as fast as it is created.
             for _ in 0..MAINTENANCE_STEPS {
                 if !space.maintain_busy()? {
                     break;
@@ -93,22 +93,23 @@ impl FlexEngine {
         Ok(!is_done)
     }
 
-    /// A step of what is due when nothing is to be moved. The space's own is done without a guard
-    /// of ours: it reads and writes, and all that is let go meanwhile would wait.
+    /// Performs a step of the work that is due when no memtable is to be flushed. The space's
+    /// maintenance does I/O. It runs without an epoch guard, which would delay the freeing of all
+    /// memory that is retired during that time.
     fn idle_step(&self, table: &mut IntervalTable) -> Result<bool> {
         let guard = epoch::pin();
         self.interval_cache.slots.make_room(0, &self.interval_cache.context, &guard);
-        guard.flush(); // states that nobody reads any more hold nodes and slots
+        guard.flush(); // retired states hold nodes and slots
         table.reclaim_versions(&self.interval_cache, &guard);
         drop(guard);
         let Some(space) = &table.space else { return Ok(false) };
-        // What is garbage there is room that the journal waits for.
+        // On a full disk, garbage in the space is the room that the journal waits for.
         let more = if self.is_disk_low() { space.reclaim() } else { space.maintain() };
         let guard = &epoch::pin();
         let view = self.state(guard).index.view.as_ref();
         let is_behind = view.is_some_and(|view| view.operations() != space.operations());
         if is_behind {
-            // Our own view would keep what garbage collection has emptied.
+            // The view in our own state would pin segments that garbage collection has emptied.
             let index = table.publish(&self.interval_cache, guard);
             self.state.replace(guard, |now| EngineState { index, ..now.clone() });
         }
@@ -117,8 +118,8 @@ impl FlexEngine {
         Ok(more || self.interval_cache.warm_up.step(self.state(guard), &self.interval_cache, guard)?)
     }
 
-    /// Moves the next changes; the last key, if there are more. An edit that is too large for the
-    /// space's log is done in smaller ones, the smallest of which are single appends.
+    /// Flushes the next changes. Returns the last key if there are more. An edit that is too large
+    /// for the log of the space is split into smaller ones; the smallest are single appends.
     fn flush_some(
         &self,
         table: &mut IntervalTable,
@@ -157,7 +158,7 @@ impl FlexEngine {
             match table.commit(&plan, last.is_none(), &self.interval_cache, guard) {
                 Err(Error::TooLarge { .. }) if most > 1 => most /= 2,
                 Err(Error::TooLarge { .. }) if !appends => appends = true,
-                // On a full disk each rewrite gives back more than it takes, later; appends take
+                // On a full disk, a rewrite gives back more than it takes only later. Appends take
                 // the least.
                 Err(Error::NoSpace { .. } | Error::FileSizeLimit { .. }) if most > MIN_STEP_CHANGES => {
                     most = MIN_STEP_CHANGES
@@ -177,16 +178,16 @@ impl FlexEngine {
         }
     }
 
-    /// What of the space is not superseded, and how many of the moved keys were new: how long the
-    /// next memtable may become depends on it.
+    /// Updates the live bytes of the space and the percentage of new keys. The size of the next
+    /// memtable depends on both.
     pub(crate) fn update_live_stats(&self, table: &mut IntervalTable) {
         self.live_bytes.store(table.live_bytes(&self.interval_cache), Ordering::Relaxed);
         let [fresh, changed] = std::mem::take(&mut table.new_key_sample);
         self.new_key_percent.store((fresh * 100).checked_div(changed).unwrap_or(0), Ordering::Relaxed);
     }
 
-    /// Whether the room on the disk that moving counts on is being used up: rewrites may take more
-    /// than what is moved.
+    /// Whether the disk space reserved for flushes is being used up. Rewrites may take more than
+    /// the flushed data.
     fn is_disk_low(&self) -> bool {
         let Some(engine_dir) = &self.interval_cache.context.engine_dir else { return false };
         let spared = self.sizes.min_space / 5;
@@ -196,7 +197,8 @@ impl FlexEngine {
             .is_ok_and(|free| free.saturating_add(spared) < self.flush_disk_bytes())
     }
 
-    /// Staged values that nothing names any more may go when what superseded them is durable.
+    /// Retires blobs without a reference. Each may be deleted once the commit that superseded it is
+    /// durable.
     pub(crate) fn retire_blobs(&self, dead: &[(Seq, u64)]) {
         if dead.is_empty() {
             return;
@@ -209,7 +211,7 @@ impl FlexEngine {
         }
     }
 
-    /// Whether what is frozen is so little that it stays in memory and in images.
+    /// Whether the frozen memtable is small enough to stay in memory and in images.
     fn fits_in_memory(&self, frozen: &Memtable, guard: &Guard) -> Result<bool> {
         if frozen.count() * 8 > self.sizes.max_in_memory_bytes {
             return Ok(false);

@@ -1,15 +1,15 @@
-//! # Image: what a checkpoint says of a keyspace
+//! # Image: the checkpoint of a keyspace
 //!
 //! ```text
-//!  layout 1 | mark 8 | prefix | intervals 8 | interval ... | staged values 8 | id 8 ... | pairs 8 | pair ...
+//!  layout 1 | mark 8 | prefix | intervals 8 | interval .. | blobs 8 | id 8 .. | pairs 8 | pair ..
 //!  prefix    length 2 | bytes
-//!  interval  separator's length 2 | separator | length in the space 8 | versions 4 | live keys 4 | runs 4
-//!  pair      key length 2 | key | seq 8 | kind 1 | value length 4 | value           kinds as in runs
+//!  interval  length of separator 2 | separator | length 8 | versions 4 | live keys 4 | runs 4
+//!  pair      key length 2 | key | seq 8 | kind 1 | value length 4 | value         kinds as in runs
 //! ```
 //!
-//! Little-endian. The mark is the space's: with another one there, a crash has left the space
-//! further on than the image, and the index is read from the space instead. Pairs are those of a
-//! keyspace so small that it has no space.
+//! All numbers are little-endian. The mark is that of the space. If the space has another mark, it
+//! was changed after the image was made, and the index is read from the space. Pairs exist only in
+//! a keyspace that is too small to have a space.
 
 use std::sync::Arc;
 
@@ -29,18 +29,18 @@ use sheaf_base::memtable::prefix::KeyPrefix;
 use sheaf_base::memtable::{Memtable, MemtableLayer, MemtableVersion, decode_blob_ref, encode_blob_ref};
 
 const LAYOUT: u8 = 1;
-/// What is allocated before the bytes behind a length were seen.
+/// Maximum number of bytes that are allocated before the image has provided them.
 const MAX_UNVERIFIED_BYTES: usize = 1 << 16;
 
-/// What stays in memory of a frozen memtable.
+/// Records of a frozen memtable that stay in memory.
 #[derive(Debug, Default)]
 pub(crate) struct RetainedRecords {
     keys: Vec<RetainedRecord>,
-    /// Staged values of versions that go, and which commits superseded them.
+    /// Blobs of dropped versions, and the commits that superseded them.
     dead_blobs: Vec<(Seq, u64)>,
 }
 
-/// A key, with those of its versions that somebody may see, the newest first.
+/// A key with the versions that a view may need, the newest first.
 #[derive(Debug)]
 struct RetainedRecord {
     key: Vec<u8>,
@@ -73,12 +73,12 @@ impl RetainedValue {
 }
 
 impl FlexEngine {
-    /// Writes the image. All that was frozen has been moved, or stays.
+    /// Writes the image. Everything frozen has been flushed or is retained.
     pub(crate) fn save_image(&self, out: &mut dyn ImageSink) -> Result<()> {
         let mut table = self.table.lock();
         self.swept_bytes.store(0, Ordering::Relaxed);
         if let Some(space) = &table.space {
-            space.sync()?; // without a guard: all that is let go meanwhile would wait for it
+            space.sync()?; // without a guard, which would delay the freeing of retired memory
         }
         let guard = epoch::pin();
         let retained = self.copy_frozen(self.state(&guard), &table.views, &guard)?;
@@ -108,8 +108,8 @@ impl FlexEngine {
         for id in &table.blobs {
             out.put(&id.to_le_bytes())?;
         }
-        // Of a key that the active memtable has, too, that may be an older one: the journal brings
-        // what superseded it.
+        // The active memtable may have a newer version of the key; replay restores it from the
+        // journal.
         let newest = retained.keys.iter().filter_map(|kept| Some((&kept.key, kept.versions.first()?)));
         let live: Vec<_> =
             newest.filter(|(_, (_, value))| !matches!(value, RetainedValue::Removed)).collect();
@@ -130,8 +130,8 @@ impl FlexEngine {
         Ok(())
     }
 
-    /// The pairs of the frozen memtable, if there is one, read while the journal has them; as when
-    /// they are moved, without what is superseded and no view needs.
+    /// Copies the pairs of the frozen memtable, if there is one, while the journal still contains
+    /// them. Like a flush, it drops superseded versions that no view needs.
     fn copy_frozen(&self, state: &EngineState, views: &Views, guard: &Guard) -> Result<RetainedRecords> {
         let mut retained = RetainedRecords::default();
         let Some(memtable) = &state.memtables.frozen else { return Ok(retained) };
@@ -139,15 +139,15 @@ impl FlexEngine {
         memtable.ascend(std::ops::Bound::Unbounded, usize::MAX, guard, &mut places);
         for place in places {
             let entry = memtable.entry(place);
-            // The active memtable's newest version: those between it and ours, if there were any,
-            // died before.
+            // The newest version in the active memtable. Versions between it and the frozen one, if
+            // any, were superseded earlier.
             let newer =
                 state.memtables.active.find(self.interval_cache.hash(entry.key()), entry.key(), guard);
             let mut died = newer.map(|newer| newer.newest().seq);
             let mut versions: Vec<(Seq, RetainedValue)> = Vec::new();
             for MemtableVersion { word, seq } in entry.versions() {
                 if died.is_some_and(|died| died <= seq) {
-                    continue; // seen twice
+                    continue; // already taken
                 }
                 let needless = died.filter(|died| !views.may_need(seq, *died));
                 if needless.is_none() || word.is_blob() {
@@ -165,7 +165,7 @@ impl FlexEngine {
                 died = Some(seq);
             }
             while versions.last().is_some_and(|(_, value)| matches!(value, RetainedValue::Removed)) {
-                versions.pop(); // a removal hides nothing where there is nothing below
+                versions.pop(); // a tombstone with nothing below it hides nothing
             }
             if !versions.is_empty() {
                 retained.keys.push(RetainedRecord { key: entry.key().to_vec(), versions });
@@ -174,8 +174,8 @@ impl FlexEngine {
         Ok(retained)
     }
 
-    /// The image is durable: records that stay in memory move to the active memtable, with bytes of
-    /// their own. No commit runs during the call.
+    /// Moves the retained records to the active memtable, with copies of their bytes. Called when
+    /// the image is durable; no commit runs during the call.
     pub(crate) fn unfreeze_retained(&self) {
         let guard = &epoch::pin();
         let state = self.state(guard);
@@ -187,7 +187,8 @@ impl FlexEngine {
         frozen.uncount_memory(&self.interval_cache.context.memory);
         self.state.replace(guard, |now| EngineState {
             memtables: now.memtables.without_flushed(true),
-            unfreeze_count: now.unfreeze_count + 1, // with all of it there: who has a lane from before looks again
+            // after the records are there: cursors must look up their inputs again
+            unfreeze_count: now.unfreeze_count + 1,
             ..now.clone()
         });
         self.retire_blobs(&retained.dead_blobs);
@@ -219,7 +220,8 @@ impl FlexEngine {
         });
     }
 
-    /// Takes up an image, if it is of the space as it is; else what the space says.
+    /// Restores an image if it describes the space as it is; else restores the index from the
+    /// space.
     pub(crate) fn restore_image(&self, image: &mut dyn ImageSource) -> Result<()> {
         let mut table = self.table.lock();
         let guard = &epoch::pin();
@@ -289,12 +291,12 @@ impl FlexEngine {
         Ok(())
     }
 
-    /// Takes up what the space says, without an image. Fails with `damage`, if the image may have
-    /// had what the space has not.
+    /// Restores the index from the space, without an image. Returns `damage` if the image may have
+    /// contained data that the space lacks.
     pub(crate) fn restore_from_space(&self, damage: Option<Error>) -> Result<()> {
         let mut table = self.table.lock();
         let guard = &epoch::pin();
-        table.reset(); // what a damaged image brought before it was found out
+        table.reset(); // removes the parts of a damaged image that were restored
         table.open(&self.interval_cache.context, self.id, false)?;
         if let Some(damage) = damage.filter(|_| !table.has_flushed_memtable() || table.mark < table.min_mark)
         {
@@ -305,7 +307,7 @@ impl FlexEngine {
         Ok(())
     }
 
-    /// Takes up the readable part of a damaged space.
+    /// Restores the readable part of a damaged space.
     pub(crate) fn restore_partial_space(&self, skipped: &mut dyn FnMut(Error)) -> Result<()> {
         let mut table = self.table.lock();
         let guard = &epoch::pin();
@@ -317,7 +319,7 @@ impl FlexEngine {
         Ok(())
     }
 
-    /// What the table has is what there is: makes it known.
+    /// Publishes the content of the table as the state of the keyspace.
     pub(crate) fn publish_restored(&self, table: &mut IntervalTable, guard: &Guard) {
         self.interval_cache.warm_up.restart();
         self.update_live_stats(table);
@@ -332,7 +334,7 @@ impl FlexEngine {
     }
 }
 
-#[allow(clippy::cast_possible_truncation)] // keys, separators and prefixes have at most 65,535 bytes
+#[allow(clippy::cast_possible_truncation)] // these have at most 65,535 bytes
 fn put_short(out: &mut dyn ImageSink, bytes: &[u8]) -> Result<()> {
     out.put(&(bytes.len() as u16).to_le_bytes())?;
     out.put(bytes)
@@ -350,7 +352,7 @@ fn take_short(image: &mut dyn ImageSource) -> Result<Vec<u8>> {
     take_bytes(image, len)
 }
 
-/// `len` bytes, allocated no faster than the image proves to have them.
+/// Reads `len` bytes. Allocates memory only as fast as the image provides bytes.
 fn take_bytes(image: &mut dyn ImageSource, len: usize) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     while bytes.len() < len {

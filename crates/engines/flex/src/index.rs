@@ -1,20 +1,21 @@
 //! # Index: from keys to intervals
 //!
-//! The sparse index is the second shift tree beside the space's own (paper, section 5.1): an entry
-//! is an interval of the space, its length is the interval's, and its pivot the separator below all
-//! its keys. So an interval that grows moves all behind it by one number per level here as there.
+//! The sparse index is the second shift tree besides the tree of the space (paper, section 5.1). An
+//! entry is an interval of the space. Its pivot is the separator below all keys of the interval. If
+//! an interval grows, one number per level of each tree moves all intervals behind it.
 //!
-//! ## States
+//! ## Picture
 //!
 //! ```text
-//!  State ── active memtable        what commits go to
-//!        ── frozen memtable        being moved into the space, if there is one
-//!        ── Index ── tree of intervals ─┐ published together: offsets are of this view
-//!                 ── view of the space ─┘
+//!  EngineState ── active memtable        receives commits
+//!              ── frozen memtable        is being flushed into the space, if there is one
+//!              ── SparseIndex ── tree of intervals ─┐ published together: offsets are of this view
+//!                             ── view of the space ─┘
 //! ```
 //!
-//! A reader pins the epoch and loads the state: one moment of everything. What is frozen stays in
-//! the state until all of it is in the space, so a key is found in one of them, or in both alike.
+//! A reader pins the epoch and loads the state, which describes one moment. The frozen memtable
+//! stays in the state until all of it is in the space. So a key is found in one of them, or equally
+//! in both.
 
 use std::cmp::Ordering;
 use std::ops::{Bound, Deref};
@@ -58,38 +59,40 @@ impl TreeItem for Interval {
         self.separator
     }
     fn suffix(self, _: u64) -> Interval {
-        self // intervals are cut out whole, never split
+        self // intervals are removed whole and never split
     }
     fn is_contiguous(&self, _: u64, _: &Interval) -> bool {
         false
     }
 }
 
-/// The sparse index as readers have it.
+/// A published version of the sparse index.
 #[derive(Debug)]
 pub(crate) struct SparseIndex {
-    /// Tells one from all others of the keyspace.
+    /// Number of the publication; unique within the keyspace.
     pub(crate) number: u64,
     pub(crate) prefix: Arc<KeyPrefix>,
     pub(crate) tree: Arc<TreeSnapshot<Interval>>,
     pub(crate) view: Option<SpaceView>,
-    /// Whoever has the index has this: the committer sees when nobody does.
+    /// Every holder of the index holds this token, so the table detects when the last one is
+    /// dropped.
     pub(crate) _token: Arc<()>,
 }
 
-/// One moment of a keyspace.
+/// A consistent state of a keyspace.
 #[derive(Clone, Debug)]
 pub(crate) struct EngineState {
     pub(crate) memtables: Memtables,
     pub(crate) index: Arc<SparseIndex>,
-    /// How often the active memtable was given what had been frozen: then it has versions that are
-    /// older than what was looked up in it before.
+    /// Number of times that records of a frozen memtable were moved back to the active one. After
+    /// such a move, the active memtable contains versions older than those that were looked up in
+    /// it before.
     pub(crate) unfreeze_count: u64,
 }
 
-/// A block that stays for as long as it is looked at.
+/// A block that stays allocated while it is used.
 pub(crate) enum BlockHandle<'g> {
-    /// In its slot, or on its way out of there.
+    /// Protected by an epoch guard; in its slot or just evicted from it.
     Cached(&'g Block),
     /// Read just now.
     Owned(BlockRef),
@@ -108,7 +111,7 @@ impl Deref for BlockHandle<'_> {
 }
 
 impl BlockHandle<'_> {
-    /// A reference that outlives the guard.
+    /// Returns a reference that outlives the guard.
     pub(crate) fn keep(&self) -> BlockRef {
         BlockRef::of(self)
     }
@@ -116,62 +119,62 @@ impl BlockHandle<'_> {
 
 /// An interval that was read just now.
 enum IntervalRead {
-    /// Its block has a place in memory.
+    /// The block was admitted to the cache.
     Block(BlockRef),
-    /// It was not worth one.
+    /// The block was not admitted and is not built.
     Bytes(BlockSlice<u8>),
 }
 
-/// The bytes of a pair that is read alone. A short pair is on the stack, so that a read need not
-/// wait for another thread in the allocator.
+/// Bytes of a pair that is read alone. A short pair is on the stack, so that a read need not wait
+/// for another thread in the allocator.
 type PairBytes = SmallVec<[u8; 512]>;
 
-/// What a look by prints came to.
+/// Result of a lookup by fingerprints.
 #[expect(clippy::large_enum_variant, reason = "lives on the stack for one read")]
 enum SingleRead {
-    /// The view shows this pair: its bytes.
+    /// The bytes of the pair that the view shows.
     Pair(PairBytes),
-    /// It shows none.
+    /// The view shows no version of the key.
     NotFound,
-    /// What stands there is not what was checked before, or cannot be looked at.
+    /// The bytes differ from those that were checked before, or cannot be read.
     Undetermined,
 }
 
-/// What reading a block needs beside the index.
+/// The parts of an engine, besides the index, that are needed to read a block.
 #[derive(Debug)]
 pub(crate) struct IntervalCache {
     pub(crate) slots: IntervalSlots,
     pub(crate) context: Arc<EngineContext>,
-    /// Where the space is, for errors.
+    /// Path of the space, for errors.
     pub(crate) path: PathBuf,
     pub(crate) warm_up: WarmUp,
     pub(crate) io_gauge: IoGauge,
-    /// Gets that read one pair, or none, of an interval that is not in memory.
+    /// Number of gets that read at most one pair of an interval that is not in memory.
     pub(crate) single_reads: AtomicU64,
 }
 
 impl IntervalCache {
-    /// The hash of a key, by the database's secret.
+    /// Returns the hash of a key, keyed by the secret of the database.
     #[inline]
     pub(crate) fn hash(&self, key: &[u8]) -> u64 {
         self.context.hash(key)
     }
 
-    /// The block of an interval's bytes.
+    /// Builds the block of an interval from its bytes.
     pub(crate) fn build_block(&self, data: &[u8]) -> Result<BlockRef, Damage> {
         Block::build(data, |key| self.hash(key))
     }
 }
 
 impl SparseIndex {
-    /// The interval that `key` belongs to.
+    /// Returns the interval that `key` belongs to.
     #[inline]
     pub(crate) fn find(&self, key: &[u8]) -> Option<TreeEntry<Interval>> {
         let (head, prefix) = (self.prefix.head(key), &*self.prefix);
         self.tree.find(|separator| separator.cmp(head, key, prefix) != Ordering::Greater)
     }
 
-    /// The last interval that has keys at or before the upper bound, if any can be there.
+    /// Returns the last interval that can have keys within the upper bound.
     pub(crate) fn find_last(&self, high: Bound<&[u8]>) -> Option<TreeEntry<Interval>> {
         match high {
             Bound::Included(key) => self.find(key),
@@ -189,22 +192,22 @@ impl SparseIndex {
         entry.item.separator.cmp(self.prefix.head(key), key, &self.prefix) == Ordering::Greater
     }
 
-    /// The interval behind `entry`.
+    /// Returns the interval behind `entry`.
     pub(crate) fn next(&self, entry: &TreeEntry<Interval>) -> Option<TreeEntry<Interval>> {
         self.tree.get(entry.start + entry.len)
     }
 
-    /// The interval before `entry`.
+    /// Returns the interval before `entry`.
     pub(crate) fn previous(&self, entry: &TreeEntry<Interval>) -> Option<TreeEntry<Interval>> {
         self.tree.get(entry.start.checked_sub(1)?)
     }
 
-    /// The separator's bytes of an interval.
+    /// Returns the bytes of the separator of an interval.
     pub(crate) fn separator_bytes(&self, interval: &Interval) -> Vec<u8> {
         interval.separator.bytes(&self.prefix)
     }
 
-    /// The block of an interval.
+    /// Returns the block of an interval, from memory or from the space.
     #[inline]
     pub(crate) fn block<'g>(
         &self,
@@ -221,9 +224,10 @@ impl SparseIndex {
         }
     }
 
-    /// Calls `with` with what the view at `at` shows of `key` in its interval. Of one that is not
-    /// in memory, and not worth another's place there, only what its prints say is read; without
-    /// prints all of it, and prints are left: no block is made of it.
+    /// Calls `with` with the version of `key` in its interval that a view at `at` shows. If the
+    /// interval is neither in memory nor admitted to it, reads only the pairs that its fingerprints
+    /// allow. Without fingerprints it reads the whole interval, builds no block, and leaves
+    /// fingerprints.
     #[inline]
     pub(crate) fn find_in_interval<R>(
         &self,
@@ -294,7 +298,8 @@ impl SparseIndex {
         }
     }
 
-    /// Reads what of an interval may be the version of `key` that a view at `at` shows.
+    /// Reads only the pairs of an interval that may be the version of `key` that a view at `at`
+    /// shows.
     fn read_single(
         &self,
         entry: &TreeEntry<Interval>,
@@ -331,8 +336,7 @@ impl SparseIndex {
         decoded.map(|(pair, _)| pair).map_err(|what| Error::corrupt(&interval_cache.path, entry.start, what))
     }
 
-    /// Reads the block of an interval from the space, and puts it into its slot if it is worth
-    /// that.
+    /// Reads the block of an interval from the space. Puts it into its slot if it is admitted.
     #[cold]
     pub(crate) fn load_block(
         &self,
@@ -348,8 +352,8 @@ impl SparseIndex {
         }
     }
 
-    /// Reads an interval from the space. Its block is made, and put into its slot, if it
-    /// `is_wanted` there.
+    /// Reads an interval from the space. If `is_wanted`, builds its block and puts it into its
+    /// slot.
     #[cold]
     fn read_interval(
         &self,

@@ -1,24 +1,24 @@
-//! # Ingest: the pairs that a keyspace begins with, in the order of their keys
+//! # Ingest: loads the initial pairs of a keyspace in key order
 //!
 //! ## Picture
 //!
 //! ```text
-//!  pairs ─> intervals of sixteen, one run each ─> behind the others, some dozen an edit of the space
-//!                       └ separators, lengths ────────────── at the end ──> sparse index, published
+//!  pairs ─> intervals of one run each ─> appended to the space, some dozen per edit
+//!                       └ separators, lengths ──────────── at the end ──> sparse index, published
 //! ```
 //!
 //! ## Invariants
 //!
-//! 1. Nobody else touches the keyspace: it has no name, takes no commits, and no checkpoint knows
-//!    it. What is in the space need not be in the journal, for nobody opens it before all is
-//!    durable.
-//! 2. The last edit says that all is there, as after a memtable was moved whole: an opening without
-//!    an image reads the index from the space.
+//! 1. No other thread accesses the keyspace: it has no name, takes no commits, and no checkpoint
+//!    includes it. Its pairs need not be in the journal, because the keyspace is opened only after
+//!    everything is durable.
+//! 2. The last edit sets the mark of a completely flushed memtable. So an opening without an image
+//!    reads the index from the space.
 //!
 //! ## Costs
 //!
-//! Each pair is encoded and written once; nothing is read. Memory: an edit, and about 30 bytes an
-//! interval, from which the index is made at the end, when the prefix of all keys is known.
+//! Each pair is encoded and written once; nothing is read. Memory: an edit, and about 30 bytes per
+//! interval. The index is built from those at the end, when the common prefix of all keys is known.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -38,40 +38,43 @@ use crate::index::Interval;
 use crate::run::{self, StoredPair};
 use crate::slots::IntervalCounts;
 
-/// Intervals of an edit.
+/// Number of intervals per edit.
 const EDIT_INTERVALS: usize = 64;
 const TINY_EDIT_INTERVALS: usize = 3;
-/// Steps of the space's upkeep for each edit, while it has some.
+/// Maintenance steps of the space for each edit, while the space has work.
 const MAINTENANCE_STEPS: usize = 8;
 
-/// An interval in the space.
+/// An interval that was written to the space.
 #[derive(Clone, Copy, Debug, Default)]
 struct LoadedInterval {
-    /// Bytes of its separator.
+    /// Length of its separator in bytes.
     separator_len: u16,
     pairs: u16,
     has_blobs: bool,
     len: u32,
 }
 
-/// Pairs on their way.
+/// A load in progress.
 pub(crate) struct FlexIngest {
     engine: Arc<FlexEngine>,
     seq: Seq,
-    /// The interval that is being filled: its pairs, encoded, and what will be its separator.
+    /// Encoded pairs of the interval that is being filled.
     pairs: Vec<u8>,
     current: LoadedInterval,
+    /// Separator of that interval.
     separator: Vec<u8>,
-    /// Intervals of the next edit.
+    /// Encoded intervals of the next edit.
     bytes: Vec<u8>,
+    /// Ranges of those intervals in `bytes`.
     intervals: Vec<Range<usize>>,
-    /// All intervals, with their separators one behind the other.
+    /// All intervals.
     loaded: Vec<LoadedInterval>,
+    /// Separators of all intervals, concatenated.
     separators: Vec<u8>,
     first: Option<Vec<u8>>,
     last: Vec<u8>,
     blobs: Vec<u64>,
-    /// Memory that is accounted.
+    /// Bytes that the budget counts.
     accounted: u64,
 }
 
@@ -94,7 +97,7 @@ impl FlexIngest {
         }
     }
 
-    /// The interval is full.
+    /// Completes the current interval.
     fn close_interval(&mut self) -> Result<()> {
         if self.current.pairs == 0 {
             return Ok(());
@@ -113,7 +116,7 @@ impl FlexIngest {
         Ok(())
     }
 
-    /// Has the space take the intervals that are ready, in one edit or, if that is too large, in
+    /// Writes the completed intervals to the space, in one edit or, if that is too large, in
     /// several.
     fn write(&mut self, is_last: bool) -> Result<()> {
         self.account()?;
@@ -163,12 +166,12 @@ impl FlexIngest {
         Ok(())
     }
 
-    /// Makes the index, and makes it known.
+    /// Builds the index and publishes it.
     fn publish(&mut self) {
         let interval_cache = &self.engine.interval_cache;
         let table = &mut *self.engine.table.lock();
         let guard = &epoch::pin();
-        // What the first and the last of sorted keys share all of them do.
+        // All keys share the common prefix of the first and the last key, because they are sorted.
         let first = self.first.as_deref().unwrap_or_default();
         let shared = common_prefix_len(first, &self.last);
         table.prefix = Arc::new(KeyPrefix::new(&first[..shared]));

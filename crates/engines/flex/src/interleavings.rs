@@ -1,6 +1,7 @@
-//! Slots under a scheduler: readers who take no lock beside blocks and prints that come and go.
+//! Slots under a scheduler: readers without locks, concurrent with changing blocks and
+//! fingerprints.
 //!
-//! Built with `--cfg shuttle` only. The knobs are those of `sheaf_base::sync::explore`.
+//! Built with `--cfg shuttle` only. The settings are those of `sheaf_base::sync::explore`.
 
 use std::sync::Arc;
 
@@ -19,7 +20,7 @@ use crate::slots::IntervalSlots;
 
 const FINGERPRINT: u16 = 7;
 
-/// A cache with one slot, and what belongs into it.
+/// A cache with one slot, and its content.
 struct Fixture {
     context: Arc<EngineContext>,
     slots: IntervalSlots,
@@ -50,7 +51,7 @@ impl Fixture {
         self.slots.insert_fingerprints(0, fingerprints, &self.context, &epoch::pin());
     }
 
-    /// Whatever is there says where the key is.
+    /// Checks that the content of the slot, if there is any, leads to the key.
     fn read(&self) {
         let guard = &epoch::pin();
         match self.slots.get(0).view(guard) {
@@ -86,7 +87,8 @@ fn slot_content_is_valid_and_counted_once() {
                 fixture.read();
             }),
         ];
-        // The hand, three times around: what is used, a block, the prints that it left.
+        // The hand moves around three times: it clears the mark, evicts a block, and evicts the
+        // fingerprints left of it.
         for _ in 0..3 {
             fixture.slots.evict(u64::MAX, &fixture.context, &epoch::pin());
             fixture.read();
@@ -108,6 +110,6 @@ fn slot_content_is_valid_and_counted_once() {
             [fixture.slots.cache_share.bytes(), fixture.context.memory.used(MemoryPart::Cache)],
             [0; 2]
         );
-        assert!(!fixture.slots.is_fingerprint_limit_reached(), "prints that are gone count");
+        assert!(!fixture.slots.is_fingerprint_limit_reached(), "freed fingerprints are still counted");
     });
 }

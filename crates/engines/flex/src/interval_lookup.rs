@@ -1,7 +1,7 @@
-//! # Route: which intervals a batch of changes touches
+//! # Interval lookup: the intervals that a batch of changes touches
 //!
-//! Changes and intervals are in the same order, so one walk beside each other finds them. What is
-//! further on than a few intervals is looked for from the root of the index.
+//! Changes and intervals are in the same order, so one parallel walk over both finds the intervals.
+//! An interval further away than a few others is looked up from the root of the index.
 
 use std::ops::Range;
 
@@ -10,7 +10,7 @@ use sheaf_flexspace::tree::{self, TreeEntry};
 use crate::index::Interval;
 use crate::plan::PlanInputs;
 
-/// Intervals further on are looked for from the root of the index.
+/// Maximum number of intervals that are walked over before a lookup from the root of the index.
 const MAX_WALK_STEPS: usize = 8;
 
 /// An interval, the one behind it, and the changes that belong to it.
@@ -20,7 +20,7 @@ pub(crate) struct TouchedInterval {
     pub(crate) changes: Range<usize>,
 }
 
-/// An interval, the one behind it, and those behind that.
+/// An interval, the one behind it, and an iterator over those behind that.
 struct IntervalWalk<'a> {
     entry: TreeEntry<Interval>,
     next: Option<TreeEntry<Interval>>,
@@ -28,7 +28,7 @@ struct IntervalWalk<'a> {
 }
 
 impl PlanInputs<'_> {
-    /// The intervals that the batch touches, in order. None if there are no intervals.
+    /// Returns the intervals that the batch touches, in order. Returns none if the index is empty.
     pub(crate) fn touched_intervals(&self) -> Vec<TouchedInterval> {
         let (index, batch) = (self.index, self.batch);
         let mut routes = Vec::new();

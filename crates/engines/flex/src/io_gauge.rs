@@ -1,14 +1,14 @@
-//! # Wait: whether what is missing in memory comes from the page cache, or from the device
+//! # I/O gauge: whether uncached intervals come from the page cache or from the device
 //!
-//! An interval of some runs lies on some pages, and a mapping brings in one page after the other:
-//! each is a wait for the device. Asked for together they are one wait; but to ask is a call of the
-//! system for each row of them in a file, for nothing if the pages are there. So reads are timed:
-//! one that took long waited for the device, and after it the next ones ask ahead, until enough of
-//! them took no time.
+//! An interval with several runs is on several pages, and a mapping loads one page after the other,
+//! each with a wait for the device. Requested together, they are one wait. But a request is a
+//! system call for each contiguous part of a file, which is wasted if the pages are cached. So
+//! reads are timed: a slow read has waited for the device, and the reads after it request ahead
+//! until enough of them were fast.
 //!
 //! ## Threads
 //!
-//! Any: a counter that is right about often enough.
+//! Any. The counter is an estimate.
 
 use std::time::Duration;
 
@@ -17,23 +17,23 @@ use sheaf_base::sync::atomic::{AtomicU32, Ordering};
 
 /// Shorter reads did not wait for a device.
 const DEVICE_READ_TIME: Duration = Duration::from_micros(20);
-/// Reads after one that waited which ask ahead, at the least.
+/// Minimum number of reads that request ahead after a slow one.
 const READ_AHEAD_READS: u32 = 16;
 
-/// What is known of it.
+/// State of the gauge.
 #[derive(Debug, Default)]
 pub(crate) struct IoGauge {
-    /// Reads that will ask ahead.
+    /// Number of further reads that request ahead.
     read_ahead_left: AtomicU32,
 }
 
 impl IoGauge {
-    /// Whether what was read lately came from the device.
+    /// Whether recent reads came from the device.
     pub(crate) fn is_device_bound(&self) -> bool {
         self.read_ahead_left.load(Ordering::Relaxed) > 0
     }
 
-    /// Reads; `ask` first, if what was read lately came from the device.
+    /// Runs and times `read`. Runs `ask` first if recent reads came from the device.
     #[inline]
     pub(crate) fn measure<R>(&self, ask: impl FnOnce(), read: impl FnOnce() -> R) -> R {
         let began = SystemClock.now();
@@ -68,8 +68,7 @@ mod tests {
         };
         assert!(!asks());
         wait.record(0, Duration::from_micros(80));
-        // Each of these takes next to nothing, but a machine may be busy for some microseconds in
-        // one.
+        // Each of these is fast, but a busy machine may take some microseconds for one.
         let asked = (0..10 * READ_AHEAD_READS).filter(|_| asks()).count();
         assert!(asked >= READ_AHEAD_READS as usize, "{asked}");
         wait.record(1, Duration::from_micros(1));

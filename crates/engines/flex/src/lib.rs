@@ -1,63 +1,32 @@
-//! # flex: FlexDB, all pairs sorted in one flexible address space
+//! # FlexDB engine: all pairs sorted in one flexible address space
 //!
-//! Pairs stand in the order of their keys in a FlexSpace, whose bytes can be inserted and removed
-//! anywhere; a sparse index says which *interval* of it a key belongs to (FlexSpace and FlexDB,
-//! EuroSys'22, section 5). Nothing is merged level by level: a change goes to a memtable, and from
-//! there to its place. See the crate's README for what differs from the paper and why.
-//!
-//! ## Picture
+//! Keeps pairs in key order in a FlexSpace and finds them with a sparse index of *intervals*
+//! (FlexSpace and FlexDB, EuroSys'22, section 5). The README lists the differences from the paper.
 //!
 //! ```text
-//!  put ─> journal (base) ─> active memtable ── freeze ──> frozen memtable ── work ──> space + sparse index
-//!          the values        keys, addresses of            (at a checkpoint)          an edit and a publication
-//!                            frames in the journal                                    a step: flush.rs, plan.rs
-//!
-//!  get ─> active ─> frozen ─> sparse index ─> slot ─> block (fingerprints, runs)     index.rs slots.rs block.rs
-//!                             key -> interval    │     cached, or read from the space and checked
-//!                                                └───> prints (fingerprints.rs): the one pair that has the key, read and checked
-//!
-//!  scan ─> an interval at a time, merged with what the memtables have in it          cursor.rs
+//!  put ─> journal ─> active memtable ── freeze ──> frozen memtable ── flush ──> space + index
+//!         (values)   keys, frame addresses         (at a checkpoint)            flush.rs plan.rs
+//!  get ─> active ─> frozen ─> sparse index ─> slot ─> block, or fingerprints and one pair
+//!                             index.rs        slots.rs  block.rs  fingerprints.rs
+//!  scan ─> one interval at a time, merged with the keys of the memtables        cursor.rs
 //! ```
 //!
 //! ## Invariants
 //!
-//! 1. A key's newest version is in the first of active, frozen, space that has the key. Moving
-//!    changes nothing that a reader sees: what is frozen stays in the state until all of it is in
-//!    the space.
-//! 2. The space holds nothing that is not durable in the journal and below ROOT's floor (commit.md
-//!    R12): only what a checkpoint has frozen is moved.
-//! 3. A version that a view needs is somewhere: the chain of a memtable's record, or its interval,
-//!    beside newer ones.
-//! 4. Index and space agree in every state that is published, because both are.
-//!
-//! ## Threads
-//!
-//! Commits write the active memtable, several at once. The store's background moves what is frozen,
-//! a few hundred keys a step. Readers pin the epoch, load one state, and wait for nobody; a cursor
-//! holds a block between calls, no state.
+//! 1. The newest version of a key is in the first of active memtable, frozen memtable and space
+//!    that contains the key. The frozen memtable stays in the state until all of it is in the
+//!    space: a flush changes no result.
+//! 2. A frozen memtable is flushed only if all its commits are durable and below ROOT's floor
+//!    (commit.md R12).
+//! 3. A version that a view needs is in the chain of a memtable record or in its interval.
+//! 4. Index and space agree in every published state, because both are published together.
 //!
 //! ## Crash
 //!
-//! The journal is cut only behind a checkpoint: what was frozen is in the space, the space is
-//! synced, the image of the index is durable. A crash before that leaves the space somewhere on the
-//! way, at the end of an edit. Then the image does not fit (its mark is another), the index is read
-//! from the space, and the journal brings back all that was frozen: newer or the same versions of
-//! what the space has, which shadow it and are moved again, to the same result.
-//!
-//! ## Costs
-//!
-//! A put: a look at the hash table, the journal's frame, and for a key that is new to the memtable
-//! an entry in the sorted tree; about 90 bytes of memory and the key for as long as it is there,
-//! nothing for its value. A get: a descent over separators of two words, a block, a pair. Memory
-//! for the index: about 60 bytes an interval of up to 16 pairs, and 25 for each extent of the
-//! space.
-//!
-//! ## Files
-//!
-//! `engine` the contract; `commit`, `changes`, `hoard`, `route`, `plan`, `table`, `run` what goes
-//! into the space, `ingest` past the memtables; `index`, `slots`, `kept`, `block`, `prints` the way
-//! to an interval; `cursor`, `ahead`, `batch`, `lanes`, `count` ranges, `toll` what memtables cost
-//! them; `image`, `probe` checkpoints and opening; `warm` what an opening leaves to the background.
+//! A checkpoint frees the journal only after the frozen memtable is in the space, the space is
+//! synced, and the image is durable. After an earlier crash the space has another mark than the
+//! image, so the index is read from the space. Replay restores the frozen memtable, which shadows
+//! the space; flushing it again leads to the same result.
 
 mod block;
 mod changes;
@@ -97,7 +66,12 @@ use sheaf_base::engine_context::EngineContext;
 use sheaf_base::options::{EngineOptions, OptionSpec};
 use sheaf_base::types::KeyspaceId;
 
-/// Makes keyspaces kept by FlexDB.
+/// Creates keyspaces of the FlexDB engine.
+///
+/// A put costs a lookup in a hash table, a journal frame, and for a new key an entry in the sorted
+/// tree. Until its memtable is flushed, a key takes about 90 bytes of memory plus its own length,
+/// and no memory for the value. A get costs a descent over separators of two words, a block and a
+/// pair. The index takes about 60 bytes per interval and 25 per extent of the space.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Flex;
 

@@ -1,7 +1,6 @@
-//! # Lanes: what a memtable has next, for a walk or a count
+//! # Merge inputs: the next records of a memtable, for a scan or a count
 //!
-//! Records are looked up some at a time, and those to come are on their way to the processor's
-//! cache meanwhile.
+//! Records are looked up in small groups. Those that follow are prefetched in the meantime.
 
 use std::ops::Bound;
 
@@ -10,32 +9,34 @@ use sheaf_base::sync::epoch::Guard;
 
 use crate::engine::FlexEngine;
 
-/// Keys looked up in a memtable at a time: few at first, for short walks, then twice as many each
-/// time ...
+/// Keys in the first lookup in a memtable: few, for short scans. Each further lookup takes twice as
+/// many.
 const FIRST_LOOKUP: usize = 16;
-/// ... up to so many.
+/// Maximum number of keys in a lookup.
 const MAX_LOOKUP: usize = 64;
-/// Records and frames of a memtable that are on their way to the processor's cache before they are
-/// looked at: frames need their records first.
+/// Records of a memtable that are prefetched ahead.
 const RECORDS_AHEAD: usize = 8;
+/// Frames that are prefetched ahead: fewer than records, because the record contains the address of
+/// the frame.
 const FRAMES_AHEAD: usize = 4;
-/// What a memtable has next. Records stay where they are, and what comes to be among them is
-/// younger than the view, or comes from the frozen memtable, which stays beside it until all of
-/// that is there: so a lane goes on from interval to interval, up to the state that is without the
-/// frozen one ([`EngineState::unfreeze_count`](crate::index::EngineState)).
+/// The next records of a memtable. The list stays valid from interval to interval: records never
+/// move, and a record added among them is newer than the view. Only the end of a checkpoint adds
+/// older records, from a frozen memtable. The frozen memtable is a source of its own until all of
+/// them are there; then [`EngineState::unfreeze_count`](crate::index::EngineState) changes, and
+/// cursors drop their inputs.
 #[derive(Debug, Default)]
 pub(crate) struct MergeInput {
-    /// The memtable.
+    /// Number of the memtable.
     pub(crate) number: u32,
     pub(crate) places: Vec<ArenaOffset>,
     pub(crate) next: usize,
-    /// Keys to look up the next time.
+    /// Number of keys in the next lookup, before clamping.
     pub(crate) next_limit: usize,
-    /// There are no more behind `places`.
+    /// Whether there are no records behind `places`.
     pub(crate) is_complete: bool,
 }
 
-/// A lane and its memtable.
+/// A memtable and its merge input.
 pub(crate) struct MergeSource<'a> {
     pub(crate) memtable: &'a Memtable,
     pub(crate) input: MergeInput,
@@ -62,7 +63,8 @@ impl<'a> MergeSource<'a> {
         }
     }
 
-    /// Has the record `RECORDS_AHEAD` and the frame `FRAMES_AHEAD` places on loaded.
+    /// Prefetches the record `RECORDS_AHEAD` places ahead and the frame `FRAMES_AHEAD` places
+    /// ahead.
     #[inline]
     pub(crate) fn prefetch_ahead(&self, engine: &FlexEngine, guard: &Guard) {
         if let Some(place) = self.input.places.get(self.input.next + RECORDS_AHEAD) {
@@ -74,7 +76,7 @@ impl<'a> MergeSource<'a> {
         }
     }
 
-    /// To the next record.
+    /// Moves to the next record.
     pub(crate) fn advance(&mut self, forward: bool, guard: &Guard) {
         let last = self.input.places[self.input.next];
         self.input.next += 1;

@@ -1,8 +1,8 @@
-//! # Batch: the pairs of an interval that a walk shows, where it cannot show the block as it stands
+//! # Merged pairs: the pairs of an interval that a scan shows if it cannot show the block as stored
 //!
-//! Memtables have keys of the interval, or versions of the block are newer than the view or stand
-//! elsewhere: then what the view shows is picked key by key. What a memtable has is copied, what
-//! the block has is named.
+//! Used if memtables have keys of the interval, if versions of the block are newer than the view,
+//! or if the block refers to blobs. The pairs are then chosen key by key. A pair of a memtable is
+//! copied; a pair of the block is a slot number.
 
 use std::ops::Range;
 
@@ -18,26 +18,27 @@ use crate::engine::FlexEngine;
 use crate::merge_inputs::MergeSource;
 use crate::run::StoredPair;
 
-/// Most pairs of a batch if memtables have some of them, and bytes copied for them, about.
+/// Maximum number of pairs of a batch with pairs of memtables.
 const MAX_PAIRS: usize = 64;
+/// Approximate limit of the bytes copied for a batch.
 const MAX_COPIED_BYTES: usize = 256 << 10;
 
-/// Where a pair is.
+/// Location of a pair.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum MergedItem {
     /// A slot of the block.
     Block(u32),
-    /// In the copies: where the key starts, where the value, where it ends, and whether that is a
-    /// staged one's name.
+    /// In the copies: start of the key, start of the value, end of the value, and whether the value
+    /// is a blob reference.
     Copy(u32, u32, u32, bool),
 }
 
-/// A slot of the block.
+/// Returns the item of a slot of the block.
 fn block_item(slot: usize) -> MergedItem {
     MergedItem::Block(u32::try_from(slot).unwrap_or(u32::MAX))
 }
 
-/// What a view shows of an interval.
+/// The pairs of an interval that a view shows.
 #[derive(Debug)]
 pub(crate) struct MergedPairs {
     at: Seq,
@@ -58,22 +59,22 @@ impl MergedPairs {
         self.next = 0;
     }
 
-    /// Nothing is left to show.
+    /// Whether nothing is left to show.
     pub(crate) fn is_empty(&self) -> bool {
         self.next == self.items.len()
     }
 
-    /// Pairs that were taken.
+    /// Returns the number of pairs taken.
     pub(crate) fn len(&self) -> usize {
         self.items.len()
     }
 
-    /// No more is copied at a time.
+    /// Whether the batch has reached one of its limits.
     pub(crate) fn is_full(&self) -> bool {
         self.items.len() >= MAX_PAIRS || self.copies.len() > MAX_COPIED_BYTES
     }
 
-    /// The next pair.
+    /// Returns the next pair.
     #[inline]
     pub(crate) fn step(&mut self) -> Option<MergedItem> {
         let item = *self.items.get(self.next)?;
@@ -81,13 +82,14 @@ impl MergedPairs {
         Some(item)
     }
 
-    /// Bytes that an item names.
+    /// Returns copied bytes of an item.
     #[inline]
     pub(crate) fn bytes(&self, from: u32, to: u32) -> &[u8] {
         &self.copies[from as usize..to as usize]
     }
 
-    /// Takes what the view shows of some slots of the block, and of nothing else.
+    /// Takes the pairs that the view shows from slots of the block. No other source may have their
+    /// keys.
     pub(crate) fn take_slots(&mut self, block: &Block, slots: Range<usize>, forward: bool) {
         let first = self.items.len();
         if block.is_visible_as_stored(self.at) {
@@ -107,8 +109,8 @@ impl MergedPairs {
         }
     }
 
-    /// Takes what the view shows of `key`: from the first source that has a version for it, else
-    /// from the block, which has its versions in `slots`. The sources that have it go on.
+    /// Takes the pair of `key` that the view shows. It is in the first source with a version for
+    /// the view, else in `slots` of the block. Advances the sources that are at `key`.
     pub(crate) fn take_key(
         &mut self,
         engine: &FlexEngine,
@@ -143,7 +145,7 @@ impl MergedPairs {
         Ok(())
     }
 
-    /// A slot of the block, which the view shows, unless it is a removal.
+    /// Takes a slot of the block that the view shows, unless it is a tombstone.
     fn take_slot(&mut self, slot: usize, pair: &StoredPair<'_>) {
         match pair.content {
             RecordContent::Put(_) => self.items.push(block_item(slot)),
@@ -172,11 +174,11 @@ impl MergedPairs {
         self.items.push(MergedItem::Copy(from, value, at(&self.copies), is_staged));
     }
 
-    /// The value of a staged item, whose name ends at `to`.
+    /// Reads the value of an item with a blob reference from `from` to `to`.
     pub(crate) fn read_blob(&self, engine: &FlexEngine, from: u32, to: u32) -> Result<Vec<u8>> {
         let blob = decode_blob_ref(self.bytes(from, to));
         let blobs = &engine.interval_cache.context.blobs;
-        // It is pinned by the cursor's view: it cannot have gone in order.
+        // The cursor's view pins the blob, so a missing file is damage.
         blobs.read(&blob)?.ok_or_else(|| blobs.missing_error(&blob))
     }
 }

@@ -1,32 +1,27 @@
-//! # Plan: what becomes of the intervals that a step touches
+//! # Plan: the new content of the intervals that a step touches
 //!
-//! ## The rule
+//! ## Rule
 //!
-//! For each touched interval, with c bytes of changes and l bytes that stand there:
+//! For each touched interval, with c bytes of changes and l bytes stored:
 //!
 //! ```text
-//!  insert    nothing stands there, or all changes lie behind the last key of the last interval and are many:
-//!            new intervals, nothing is read or moved                                                costs c
-//!  append    the run goes behind the others, nothing is read                                        costs c
-//!  rewrite   all is read, merged, and written as one run for each sixteen pairs                     costs l + c
+//!  insert    the index is empty, or all changes are behind the last key of the last
+//!            interval and are many: new intervals, nothing is read             costs c
+//!  append    a run behind the others, nothing is read                          costs c
+//!  rewrite   read, merge, and write one run for each sixteen pairs             costs l + c
 //! ```
 //!
-//! Append is taken while it is at most half of what a rewrite costs, the interval has few runs, no more superseded versions than
-//! live ones (at the usual limit of space), and few of the changes are removals; else it is time to rewrite. While there is time, and reads come from memory, a
-//! neighbour that the next change would have rewritten is rewritten with it. Where staged values are named it is always: only a rewrite finds out which
-//! of them are superseded, and they are large. What a rewrite leaves small is merged with a neighbour. `FlushCounts` says
-//! how often each was taken.
+//! An append is chosen (`should_append`) while it costs at most half of a rewrite. The interval
+//! must also have few runs and superseded versions, and few changes may be tombstones. An interval
+//! with blobs is rewritten, because only a rewrite finds superseded blobs and blobs are large. On a
+//! nearly full disk, everything is appended unless a rewrite frees space. `plan_defragment` and
+//! `add_neighbours` rewrite or merge neighbours. `FlushCounts` counts the choices.
 //!
 //! ## Costs
 //!
-//! Which intervals a batch touches is known from one walk over the index, before any of them is looked at: their slots are asked for
-//! then, and their blocks a few intervals ahead; where reads wait for the device, those that will be rewritten are asked of it further ahead. Fingerprints of keys are taken over, from blocks and from the look into the active
-//! memtable, and an interval that is appended to is not decoded.
-//!
-//! ## Versions
-//!
-//! Of each key the newest version goes into the space, and of those before it what a view needs. A rewrite lets go what no
-//! view needs any more, and a removal under which nothing is left.
+//! One walk over the index finds all touched intervals. Slots are prefetched then, and blocks a few
+//! intervals ahead. If reads wait for the device, intervals to rewrite are requested further ahead.
+//! Blocks and the lookup in the active memtable provide fingerprints. An append decodes nothing.
 
 use std::ops::Range;
 
@@ -49,7 +44,7 @@ use crate::run::{self, MAX_RUN_HEADER, StoredPair};
 use crate::slots::{IntervalCounts, UNKNOWN_LIVE};
 use crate::table::{IntervalPlan, PlannedChange, PlannedInterval};
 
-/// What a step plans with.
+/// Inputs of the plan of a step.
 pub(crate) struct PlanInputs<'a> {
     pub(crate) index: &'a SparseIndex,
     pub(crate) batch: &'a ChangeBatch,
@@ -58,7 +53,8 @@ pub(crate) struct PlanInputs<'a> {
 }
 
 impl PlanInputs<'_> {
-    /// The first change from `from` on that belongs to the interval `next` or one behind.
+    /// Returns the first change at or after `from` that belongs to the interval `next` or to a
+    /// later one.
     fn end_of(&self, from: usize, next: Option<&TreeEntry<Interval>>) -> usize {
         next.map_or(self.batch.len(), |next| {
             self.batch.end_before(from, |key| self.index.is_before(key, next))
@@ -66,27 +62,30 @@ impl PlanInputs<'_> {
     }
 }
 
-/// Blocks that are asked for ahead.
+/// Blocks that are prefetched ahead.
 const PREFETCH_BLOCKS: usize = 4;
-/// Intervals ahead that are asked of the device, if they will be read.
+/// Intervals ahead that are requested from the device if they will be read.
 const READ_AHEAD_INTERVALS: usize = 32;
-/// Most neighbours that one rewrite joins: emptied intervals always fit, and may be all there are.
+/// Largest number of neighbours that one rewrite merges. Emptied intervals always fit, and there
+/// may be nothing else in the space.
 const MAX_MERGED: usize = 32;
 
 /// Neighbouring intervals that become one, and the changes of all of them.
 struct IntervalGroup {
     intervals: SmallVec<[TreeEntry<Interval>; 2]>,
-    /// What stands in them; first that of an interval that is only planned, if there is `before`.
+    /// The blocks of the intervals. If there is a `replaced_separator`, the first block is the one
+    /// of an interval that is only planned.
     blocks: SmallVec<[BlockRef; 2]>,
     changes: Range<usize>,
-    /// Versions that stay, and their bytes.
+    /// Number of the versions that stay, and their bytes.
     kept_sizes: [usize; 2],
-    /// The separator of the last draft planned before, which is taken back into this.
+    /// Separator of the last planned interval, if that interval was moved from the plan into this
+    /// group.
     replaced_separator: Option<Option<Vec<u8>>>,
 }
 
 impl IntervalGroup {
-    /// The versions that stay, and which staged values go.
+    /// Returns the versions that stay, and adds superseded blobs to `dead`.
     fn merge<'p>(
         &'p self,
         inputs: &'p PlanInputs<'_>,
@@ -97,8 +96,8 @@ impl IntervalGroup {
         merge(&blocks, changes, &mut VersionFilter { views: inputs.views, dead_blobs: dead })
     }
 
-    /// Adds a neighbour behind the others, with the changes up to `end`. Only the neighbour's
-    /// versions are gone through: no key is in two intervals.
+    /// Adds a neighbour behind the others, with the changes up to `end`. Only the versions of the
+    /// neighbour are merged, because no key is in two intervals.
     fn push(&mut self, inputs: &PlanInputs<'_>, next: TreeEntry<Interval>, block: BlockRef, end: usize) {
         let changes = (self.changes.end..end).map(|at| inputs.batch.fingerprinted_pair(at));
         let dead = &mut Vec::new(); // counted when all is merged
@@ -113,8 +112,8 @@ impl IntervalGroup {
         self.intervals.push(next);
     }
 
-    /// The removal that an emptied stretch keeps at the start of the space, where some interval has
-    /// to begin with the lowest key: that of its lowest key.
+    /// Returns the tombstone that an emptied group keeps at the start of the space: that of its
+    /// lowest key. Some interval has to begin with the lowest key.
     fn placeholder<'p>(&'p self, inputs: &'p PlanInputs<'_>) -> Option<FingerprintedPair<'p>> {
         let stored =
             self.blocks.iter().find(|block| block.len() > 0).map(|block| block.fingerprinted_pair(0));
@@ -131,14 +130,14 @@ impl IntervalGroup {
         &self.intervals[self.intervals.len() - 1]
     }
 
-    /// Versions that stand there.
+    /// Returns the number of stored versions.
     fn stored_versions(&self) -> usize {
         self.blocks.iter().map(|block| block.len()).sum()
     }
 }
 
 impl FlexEngine {
-    /// Plans the changes of a batch, the first ones of many; how many.
+    /// Plans the changes of a batch. Returns how many were planned; the rest needs another step.
     pub(crate) fn plan(&self, inputs: &PlanInputs<'_>, plan: &mut IntervalPlan) -> Result<usize> {
         let batch = inputs.batch;
         let all_touched = inputs.touched_intervals();
@@ -162,7 +161,7 @@ impl FlexEngine {
                 self.request_read(inputs, touched, plan);
             }
             if changes.start < from {
-                continue; // merged with one before
+                continue; // merged with an earlier interval
             }
             if plan.counts.bytes >= self.sizes.step_written || plan.examined >= self.sizes.step_changes {
                 break;
@@ -180,7 +179,7 @@ impl FlexEngine {
         Ok(from)
     }
 
-    /// Asks the device for what will be read to rewrite an interval.
+    /// Requests the bytes of an interval from the device if the interval will be rewritten.
     fn request_read(&self, inputs: &PlanInputs<'_>, touched: &TouchedInterval, plan: &IntervalPlan) {
         let TouchedInterval { entry, changes, .. } = touched;
         if let Some(view) = &inputs.index.view
@@ -192,8 +191,8 @@ impl FlexEngine {
         }
     }
 
-    /// Plans new intervals: the first ones, or those behind `last` and its last key. The first
-    /// change that is left.
+    /// Plans new intervals: the first ones of the space, or those behind `last`, an interval and
+    /// its last key. Returns the first change that is left.
     fn plan_new(
         &self,
         inputs: &PlanInputs<'_>,
@@ -222,8 +221,8 @@ impl FlexEngine {
         changes.end
     }
 
-    /// Plans what becomes of one interval, and maybe of its neighbours; the first change that is
-    /// left.
+    /// Plans the new content of one interval, and possibly of its neighbours. Returns the first
+    /// change that is left.
     fn plan_interval(
         &self,
         inputs: &PlanInputs<'_>,
@@ -241,13 +240,14 @@ impl FlexEngine {
             return Ok(self.plan_append(inputs, changes, entry, plan));
         }
         match self.plan_rewrite(inputs, changes.clone(), entry, plan) {
-            // What stands there cannot be read; what is new can still be kept behind it.
+            // The stored bytes cannot be read. The changes can still be appended.
             Err(error) if error.is_corrupt() => Ok(self.plan_append(inputs, changes, entry, plan)),
             other => other,
         }
     }
 
-    /// The last key of the last interval, if that is nearly full and many changes lie behind it.
+    /// Returns the last key of the last interval if that interval is nearly full and many changes
+    /// are behind the key.
     fn append_point(
         &self,
         inputs: &PlanInputs<'_>,
@@ -264,9 +264,9 @@ impl FlexEngine {
         Ok(last.filter(|last| is_full && *last < inputs.batch.key(changes.start)).map(<[u8]>::to_vec))
     }
 
-    /// Rewrites an interval that nothing changes, and that the next change would have rewritten, if
-    /// there is time for it. The first change that is left: that is `from`, or behind a neighbour
-    /// that was merged with it.
+    /// Rewrites an interval without changes if it is fragmented and there is time, because the next
+    /// change would rewrite it anyway. Returns the first change that is left: `from`, or a later
+    /// one if a neighbour was merged with the interval.
     fn plan_defragment(
         &self,
         inputs: &PlanInputs<'_>,
@@ -293,7 +293,7 @@ impl FlexEngine {
         }
     }
 
-    /// Whether an interval has as many runs, or as many versions that nobody reads, as it may have.
+    /// Whether an interval has as many runs, or as many superseded versions, as it may have.
     fn is_fragmented(&self, interval_counts: IntervalCounts) -> bool {
         let dead = if interval_counts.live == UNKNOWN_LIVE {
             0
@@ -304,7 +304,8 @@ impl FlexEngine {
             || u64::from(dead) * 100 >= u64::from(interval_counts.live) * self.sizes.max_dead_percent
     }
 
-    /// Whether changes are appended to an interval and not merged with it: see the rule.
+    /// Whether changes are appended to an interval rather than merged with it; see the rule in the
+    /// header.
     fn should_append(
         &self,
         inputs: &PlanInputs<'_>,
@@ -317,7 +318,7 @@ impl FlexEngine {
         let cost = MAX_RUN_HEADER + inputs.batch.pairs(changes.clone()).map(|pair| pair.len()).sum::<usize>();
         let tombs = inputs.batch.pairs(changes.clone()).filter(StoredPair::is_tombstone).count();
         let len = usize::try_from(entry.len).unwrap_or(usize::MAX / 2);
-        // What is superseded there, and what would be if no change is of a new key.
+        // Superseded versions after the append, if no change has a new key.
         let (live, slack) = (u64::from(interval_counts.live), self.sizes.max_dead_percent);
         let dead = (stored + changes.len()) as u64 - live.min(stored as u64);
         let is_within = interval_counts.live == UNKNOWN_LIVE || dead * 100 <= live * slack;
@@ -332,7 +333,7 @@ impl FlexEngine {
         (may_append && cost <= len) || (is_tight && !makes_room)
     }
 
-    /// Plans a run behind the others; the first change that is left.
+    /// Plans a run behind the others. Returns the first change that is left.
     fn plan_append(
         &self,
         inputs: &PlanInputs<'_>,
@@ -386,14 +387,14 @@ impl FlexEngine {
         changes.end
     }
 
-    /// Whether so many pairs of so many bytes, and those of `other`, are one interval.
+    /// Whether `pairs` pairs of `bytes` bytes and those of `other` fit into one interval.
     fn fits_with(&self, pairs: usize, bytes: usize, other: &TreeEntry<Interval>) -> bool {
         let entries = self.interval_cache.slots.get(other.item.slot).interval_counts().entries as usize;
         pairs + entries <= self.sizes.pairs && bytes as u64 + other.len <= self.sizes.bytes as u64
     }
 
-    /// Plans one interval's rewriting, and that of neighbours that fit; the first change that is
-    /// left.
+    /// Plans the rewrite of an interval, and of neighbours that fit into it. Returns the first
+    /// change that is left.
     pub(crate) fn plan_rewrite(
         &self,
         inputs: &PlanInputs<'_>,
@@ -435,12 +436,13 @@ impl FlexEngine {
         Ok(plan.replace_group(group, planned_intervals))
     }
 
-    /// Whether so many pairs and bytes are less than half an interval.
+    /// Whether the pairs and the bytes are at most half an interval.
     fn is_small(&self, [pairs, bytes]: [usize; 2]) -> bool {
         pairs * 2 <= self.sizes.pairs && bytes * 2 <= self.sizes.bytes
     }
 
-    /// Adds neighbours to a small stretch while they fit: those behind it, then the one before.
+    /// Adds neighbours to a small group while they fit: first those behind it, then the one before
+    /// it.
     fn add_neighbours(
         &self,
         inputs: &PlanInputs<'_>,
@@ -449,7 +451,7 @@ impl FlexEngine {
     ) -> Result<()> {
         while self.is_small(group.kept_sizes) && group.intervals.len() < MAX_MERGED {
             let [pairs, bytes] = group.kept_sizes;
-            // Nothing can be the first interval: that begins with the lowest key.
+            // The first interval must not be empty, because it begins with the lowest key.
             let must_grow = pairs == 0 && group.intervals[0].start == 0;
             let fits =
                 |next: &TreeEntry<Interval>| must_grow || self.fits_with(pairs, bytes + MAX_RUN_HEADER, next);
@@ -466,9 +468,10 @@ impl FlexEngine {
         Ok(())
     }
 
-    /// The last step of growing: what it takes out of the plan must not be lost to a block that
-    /// cannot be read. Merges the interval before a small stretch into it, if both together are
-    /// one: that of the index, or, if it was planned just before, the last draft of that.
+    /// Merges the interval before a small group into the group, if both fit into one. That interval
+    /// is from the index, or, if it was planned just before, it is the last planned one. Must be
+    /// the last step of the growth: an interval that it takes out of the plan must not be lost to
+    /// an unreadable block.
     fn merge_previous(
         &self,
         inputs: &PlanInputs<'_>,
@@ -506,8 +509,8 @@ impl FlexEngine {
         Ok(())
     }
 
-    /// Cuts sorted pairs into intervals of about the same size. `low` is the key before them all,
-    /// if they begin an interval of their own.
+    /// Splits sorted pairs into intervals of about the same size. `low` is the key before all of
+    /// them, if the first interval needs a separator of its own.
     fn split_into_intervals(
         &self,
         pairs: &[FingerprintedPair<'_>],
@@ -522,7 +525,7 @@ impl FlexEngine {
         while from < pairs.len() {
             let (mut to, mut len) = (from, 0);
             while to < pairs.len() {
-                // Versions of one key stay together.
+                // The versions of one key must stay together.
                 let is_new = to == from || key(to) != key(to - 1);
                 len += pairs[to].pair.len();
                 if is_new && to > from && (to - from >= each || len > self.sizes.bytes) {
@@ -539,7 +542,7 @@ impl FlexEngine {
     }
 }
 
-/// An interval of sorted pairs; its bytes go behind `bytes`.
+/// Encodes sorted pairs as an interval and appends it to `bytes`.
 fn encode_interval(
     pairs: &[FingerprintedPair<'_>],
     separator: Option<Vec<u8>>,
@@ -561,7 +564,8 @@ fn encode_interval(
 }
 
 impl IntervalPlan {
-    /// Of so many changes, live keys before and after are known, if they are.
+    /// Adds a sample of `changes` changes to the share of new keys, if the live keys before and
+    /// after are known.
     fn sample_new_keys(&mut self, before: u32, after: u32, changes: usize) {
         if before != UNKNOWN_LIVE && after != UNKNOWN_LIVE {
             self.new_key_sample[0] += u64::from(after.saturating_sub(before));
@@ -569,13 +573,13 @@ impl IntervalPlan {
         }
     }
 
-    /// So many versions were gone through, of one interval more.
+    /// Counts the versions that were read from one more interval.
     fn record_read(&mut self, versions: usize) {
         self.examined += 1;
         self.counts.versions_read += versions as u64;
     }
 
-    /// `drafts` take the place of a stretch; the first change that is left.
+    /// Replaces a group by planned intervals. Returns the first change that is left.
     fn replace_group(
         &mut self,
         group: IntervalGroup,
@@ -589,8 +593,8 @@ impl IntervalPlan {
         group.changes.end
     }
 
-    /// `drafts` take the place of `intervals`; and, if there is `before`, of the last draft
-    /// planned, whose separator that is.
+    /// Replaces `intervals` by `planned_intervals`. If there is `before`, the first one also
+    /// replaces the last planned interval, and `before` is the separator of that.
     fn rewrite(
         &mut self,
         intervals: &[TreeEntry<Interval>],
@@ -624,7 +628,7 @@ impl IntervalPlan {
     }
 }
 
-/// How many versions, and their bytes.
+/// Returns the number of versions and their bytes.
 fn count_and_bytes(merged: &[FingerprintedPair<'_>]) -> [usize; 2] {
     [merged.len(), merged.iter().map(|known| known.pair.len()).sum()]
 }

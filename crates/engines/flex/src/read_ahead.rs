@@ -1,8 +1,8 @@
-//! # Ahead: the intervals that a walk goes on with
+//! # Read-ahead: the intervals with which a scan continues
 //!
-//! One descent finds some intervals, for as long as the index is the same. While one is shown the
-//! next one is on its way to the processor's cache; those that are not in memory are asked for from
-//! the device together.
+//! One descent finds several intervals, which remain valid while the index is unchanged. While one
+//! interval is shown, the next one is prefetched into the processor's cache. Intervals that are not
+//! in memory are requested together from the device.
 
 use sheaf_base::memory::prefetch;
 use sheaf_base::sync::epoch::Guard;
@@ -12,23 +12,23 @@ use smallvec::SmallVec;
 use crate::engine::FlexEngine;
 use crate::index::{Interval, SparseIndex};
 
-/// Intervals that one descent finds, for a walk to go on with.
+/// Number of intervals that one descent finds.
 const INTERVALS_AHEAD: usize = 4;
-/// ... if they are of about so many bytes.
+/// Assumed upper bound of an interval's bytes in the estimate of a backward descent.
 const BYTES_AHEAD: u64 = 4 << 10;
 
-/// The intervals that a walk goes on with, the next one last, in the index of that number: in
-/// another one they mean nothing.
+/// The intervals with which a scan continues, the next one last. They are valid only in the index
+/// with the given number.
 #[derive(Debug, Default)]
 pub(crate) struct IntervalReadAhead {
     number: u64,
     entries: SmallVec<[TreeEntry<Interval>; INTERVALS_AHEAD]>,
-    /// They were asked for from the device, if they are not in memory.
+    /// Whether the intervals that are not in memory were requested from the device.
     is_requested: bool,
 }
 
 impl IntervalReadAhead {
-    /// The interval to go on with, if the index is still the one it was found in.
+    /// Returns the next interval if the index is still the one in which it was found.
     pub(crate) fn take(&mut self, index: &SparseIndex) -> Option<TreeEntry<Interval>> {
         if self.number != index.number {
             self.entries.clear();
@@ -36,17 +36,18 @@ impl IntervalReadAhead {
         self.entries.pop()
     }
 
-    /// The interval behind the one that was taken, or before it, if it is known.
+    /// Returns the interval that follows the taken one in the direction of the scan, if it is
+    /// known.
     pub(crate) fn next(&self) -> Option<&TreeEntry<Interval>> {
         self.entries.last()
     }
 
-    /// The walk goes on elsewhere.
+    /// Drops the intervals because the scan continues elsewhere.
     pub(crate) fn clear(&mut self) {
         self.entries.clear();
     }
 
-    /// The interval behind (before, unless `forward`) `entry`, and those that follow.
+    /// Finds the intervals behind `entry`, or before it unless `forward`, if none are left.
     pub(crate) fn refill(&mut self, index: &SparseIndex, entry: &TreeEntry<Interval>, forward: bool) {
         if self.number == index.number && !self.entries.is_empty() {
             return;
@@ -58,14 +59,16 @@ impl IntervalReadAhead {
             self.entries.extend(index.tree.range(entry.start + entry.len).take(INTERVALS_AHEAD));
             self.entries.reverse();
         } else if entry.start > 0 {
-            // About so many, and at least one: an interval holds the byte before this one.
+            // About as many as forwards, and at least one: some interval contains the byte before
+            // `entry`.
             let some = entry.len.min(BYTES_AHEAD) * INTERVALS_AHEAD as u64;
             let from = entry.start.saturating_sub(some).min(entry.start - 1);
             self.entries.extend(index.tree.range(from).take_while(|before| before.start < entry.start));
         }
     }
 
-    /// Has what is missing of an interval and those that follow read from the device, side by side.
+    /// Requests an interval and those that follow from the device, in parallel, if they are not in
+    /// memory.
     pub(crate) fn request_missing(
         &mut self,
         engine: &FlexEngine,
@@ -83,8 +86,8 @@ impl IntervalReadAhead {
         }
     }
 
-    /// Has the block of the interval to go on with loaded while this one is shown, and the slot of
-    /// the one behind: so that no miss waits for another.
+    /// Prefetches the block of the next interval, and the slot of the one behind it, so that no
+    /// cache miss waits for another.
     pub(crate) fn prefetch_next(&self, engine: &FlexEngine, guard: &Guard) {
         let slots = &engine.interval_cache.slots;
         if let Some(next) = self.entries.last() {
@@ -96,8 +99,8 @@ impl IntervalReadAhead {
     }
 }
 
-/// Has the block of the interval that a walk begins with loaded: its pairs stand in any order, and
-/// their misses would come one after the other.
+/// Prefetches the block of the first interval of a scan. Its pairs are in any order, and their
+/// cache misses would follow each other.
 #[inline]
 pub(crate) fn prefetch_first(engine: &FlexEngine, entry: &TreeEntry<Interval>, guard: &Guard) {
     engine.interval_cache.slots.get(entry.item.slot).prefetch(entry.len, guard);

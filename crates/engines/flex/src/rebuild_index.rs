@@ -1,33 +1,27 @@
-//! # Probe: the index, read from the space
+//! # Index rebuild: the index, read from the space
 //!
-//! After a crash in mid-commit the space is further on than the image of the index, and an image
-//! may be damaged or missing. Then the space says where intervals begin and what is in them. Some
-//! threads read it, a stretch each at a time.
+//! After a crash during a flush, the space is ahead of the image of the index, or the image may be
+//! damaged or missing. Then several threads scan sections of the space to find its intervals.
 //!
-//! ## How a stretch finds its first interval
+//! ## First interval of a section
 //!
 //! ```text
-//!   | stretch          | stretch                 | stretch
-//!   I......I......I......I......I......I......I......I......          I: an interval begins
-//!                      |-^ the first extent that begins with the head of a first run: a guess
+//!   | section          | section                 | section
+//!   I......I......I......I......I......I......I......I......          I: start of an interval
+//!                      |-^ the first extent that begins with the header of a first run: a guess
 //! ```
 //!
-//! Runs were inserted in one go, so each begins an extent; but an extent may also be the rest of a
-//! long run, and begin with anything. So a stretch begins with a guess and goes on to the first
-//! interval behind its end. In the end the stretches are put together from the start of the space:
-//! one that does not begin where the one before ended was guessed wrongly, and is read again from
-//! there, by the one thread that is left. What is taken up is what a walk from the start finds,
-//! whatever the bytes say.
-//!
-//! ## Why all of it is read
-//!
-//! The paper reads one key for each 8 to 64 KiB. Here the names of staged values are in the pairs,
-//! and the files that nobody names go at opening: a pair that was not read would lose its value.
+//! A run was inserted in one operation, so it begins an extent. But an extent may also be the rest
+//! of a long run and begin with any bytes. So a section begins with a guess and ends with the first
+//! interval that begins behind it. Finally the sections are joined from the start of the space. One
+//! that does not begin where its predecessor ended was guessed wrongly and is read again. The
+//! result equals that of a sequential scan, for any bytes.
 //!
 //! ## Costs
 //!
-//! A sequential read of the space, its sums, and a look at each pair: docs/decisions/0009 has the
-//! figures.
+//! A sequential read of the space with its checksums, and a decoding of each pair
+//! (docs/decisions/0009). The paper reads only one key per 8 to 64 KiB. Here every pair must be
+//! read: pairs contain the references to blobs, and opening deletes blobs without a reference.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -45,27 +39,27 @@ use crate::run::{self, MAX_RUN_HEADER};
 use crate::slots::IntervalCounts;
 use crate::table::IntervalTable;
 
-/// Bytes that a thread reads between two looks at what is left.
+/// Bytes of a section; a thread takes one section after the other.
 const SECTION_BYTES: u64 = 4 << 20;
 const TINY_SECTION_BYTES: u64 = 2 << 10;
 /// Bytes that are read at a time.
 const READ_WINDOW: u64 = 512 << 10;
-/// Bytes of a stretch without an interval that can be read; with more, the intervals behind it are
-/// left out: readers hold a stretch in memory.
+/// Largest unreadable range. Behind a larger one, all intervals are skipped, because readers hold a
+/// whole range in memory.
 const MAX_UNREADABLE: u64 = 64 << 20;
 
-/// An interval of the space.
+/// An interval found in the space.
 #[derive(Debug)]
 struct FoundInterval {
     start: u64,
     len: u64,
-    /// Its lowest and its highest key.
+    /// Lowest and highest key of the interval.
     keys: [Vec<u8>; 2],
     interval_counts: IntervalCounts,
 }
 
-/// What a stretch has: intervals one behind the other, the staged values they name, and where they
-/// end.
+/// Consecutive intervals of a section, the blobs that they refer to, and the end of the last
+/// interval.
 #[derive(Debug, Default)]
 struct SpaceSection {
     start: u64,
@@ -74,12 +68,12 @@ struct SpaceSection {
     end: u64,
 }
 
-/// Reads a view from front to back.
+/// Reads a view sequentially.
 struct SectionReader<'a> {
     view: &'a SpaceView,
     at: u64,
     bytes: Vec<u8>,
-    /// Before this nothing is read ahead: there is damage.
+    /// Below this offset nothing is read ahead, because the bytes there are damaged.
     exact_until: u64,
 }
 
@@ -88,7 +82,7 @@ impl SectionReader<'_> {
         SectionReader { view, at: 0, bytes: Vec::new(), exact_until: 0 }
     }
 
-    /// `len` bytes at `at`, which does not go back; fewer at the end of the space.
+    /// Returns `len` bytes at `at`, which must not decrease; fewer at the end of the space.
     fn get(&mut self, at: u64, len: u64) -> Result<&[u8]> {
         let end = (at + len).min(self.view.len());
         if end > self.at + self.bytes.len() as u64 || at < self.at {
@@ -101,7 +95,7 @@ impl SectionReader<'_> {
         Ok(&self.bytes[from..to])
     }
 
-    /// Reads `ahead` bytes from `at`, or those that are `needed` if not all can be read.
+    /// Reads `ahead` bytes from `at`, or only the `needed` ones if not all can be read.
     fn fill(&mut self, at: u64, needed: u64, ahead: u64) -> Result<()> {
         self.at = at;
         self.view.will_need(at, ahead);
@@ -120,7 +114,7 @@ impl SectionReader<'_> {
 }
 
 impl FlexEngine {
-    /// Takes up the intervals that the space has.
+    /// Adds the intervals of the space to the table.
     pub(crate) fn rebuild_index(&self, table: &mut IntervalTable) -> Result<()> {
         let Some(view) = table.space.as_ref().map(|space| space.view()) else { return Ok(()) };
         let len = view.len();
@@ -134,10 +128,10 @@ impl FlexEngine {
                 if number >= count {
                     return mine;
                 }
-                // What is damaged is found again, by the walk that counts.
+                // Damage is found again by the sequential pass below.
                 let Ok(start) = self.guess_interval_start(&view, &range) else { continue };
-                // Nothing begins before: a space that says it is larger than any file costs no more
-                // for it.
+                // No interval begins before `start`: skip those sections. A damaged space that
+                // claims to be larger than any file then costs no more.
                 next.fetch_max(start / each, Ordering::Relaxed);
                 let read = self.scan_section(&view, start, range.end);
                 mine.extend(read.ok().map(|section| (number, section)));
@@ -152,7 +146,7 @@ impl FlexEngine {
         for (number, section) in sections {
             let end = ((number + 1) * each).min(len);
             if end <= at {
-                continue; // a long interval goes beyond it
+                continue; // a long interval reaches beyond it
             }
             if section.start != at {
                 self.add_section(table, self.scan_section(&view, at, end)?, &mut last)?;
@@ -162,12 +156,13 @@ impl FlexEngine {
             at = table.tree.len();
         }
         if at < len {
-            self.add_section(table, self.scan_section(&view, at, len)?, &mut last)?; // and says what is damaged
+            // reports the damage
+            self.add_section(table, self.scan_section(&view, at, len)?, &mut last)?;
         }
         Ok(())
     }
 
-    /// Where the first interval in `range` seems to begin.
+    /// Returns where the first interval in `range` seems to begin.
     fn guess_interval_start(&self, view: &SpaceView, range: &Range<u64>) -> Result<u64> {
         let mut at = range.start;
         while at > 0 && at < range.end {
@@ -183,8 +178,8 @@ impl FlexEngine {
         Ok(at)
     }
 
-    /// The intervals from `start`, which is in the space, to the first that begins at `end` or
-    /// behind it.
+    /// Returns the intervals from `start`, an offset in the space, up to the first one that begins
+    /// at or behind `end`.
     fn scan_section(&self, view: &SpaceView, start: u64, end: u64) -> Result<SpaceSection> {
         self.scan_section_with(&mut SectionReader::new(view), start, end)
     }
@@ -198,7 +193,7 @@ impl FlexEngine {
         let view = window.view;
         let mut section = SpaceSection { start, end: start, ..SpaceSection::default() };
         while section.end < end {
-            // Behind its first run and those that go on in it.
+            // Skip the first run of the interval and the runs appended to it.
             let interval = section.end;
             let mut at = interval;
             while at < view.len() {
@@ -222,8 +217,8 @@ impl FlexEngine {
         Ok(section)
     }
 
-    /// Takes up, for a repair, the intervals that can be read. Reports each stretch between them to
-    /// `skipped` and keeps it as an unreadable interval, so that the places of those behind it
+    /// Adds the readable intervals to the table, for a repair. Reports each range between them to
+    /// `skipped` and adds it as an unreadable interval, so that the offsets of later intervals
     /// agree with the space.
     pub(crate) fn rebuild_partial_index(
         &self,
@@ -261,8 +256,8 @@ impl FlexEngine {
         Ok(())
     }
 
-    /// Puts an interval without a key behind those that are there: for the keys directly above the
-    /// last one.
+    /// Adds an interval without a readable key behind the existing ones. Its separator is directly
+    /// above the last key.
     fn add_unreadable(&self, table: &mut IntervalTable, range: Range<u64>, last: &mut Option<Vec<u8>>) {
         let separator = last.as_ref().map_or_else(Vec::new, |last| successor(last));
         *last = Some(separator.clone());
@@ -271,7 +266,7 @@ impl FlexEngine {
         table.tree.insert(range.start, range.end - range.start, item);
     }
 
-    /// What an interval's bytes say.
+    /// Decodes the bytes of an interval, and adds its blobs to `blobs`.
     fn decode_interval(&self, start: u64, data: &[u8], blobs: &mut Vec<u64>) -> Result<FoundInterval> {
         let SortedVersions { found, runs, live } =
             SortedVersions::of(data).map_err(|what| self.damage(start, what))?;
@@ -294,7 +289,7 @@ impl FlexEngine {
         Ok(FoundInterval { start, len: data.len() as u64, keys, interval_counts })
     }
 
-    /// Puts intervals behind those that are there.
+    /// Adds intervals behind the existing ones.
     fn add_section(
         &self,
         table: &mut IntervalTable,
@@ -320,13 +315,13 @@ impl FlexEngine {
     }
 }
 
-/// The lowest key above `key`.
+/// Returns the lowest key above `key`.
 fn successor(key: &[u8]) -> Vec<u8> {
     [key, &[0]].concat()
 }
 
-/// Returns whether the keys that were read are above `last`, with room for an unreadable interval
-/// between them if there is one.
+/// Returns whether the keys of a section are above `last`, with room for an unreadable interval in
+/// between if there is one.
 fn is_above_last(section: &SpaceSection, has_unreadable: bool, last: Option<&[u8]>) -> bool {
     let lows = section.intervals.iter().map(|found| &found.keys[0][..]);
     let low = lows.min().unwrap_or_default();
@@ -339,9 +334,9 @@ fn is_above_last(section: &SpaceSection, has_unreadable: bool, last: Option<&[u8
 }
 
 /// Returns where the next interval behind the unreadable one at `at` begins, or may begin; the end
-/// of the space if there is none. A readable head of a run says where the run ends. Else it ends
-/// with an extent, since runs were inserted in one go: the first one that is not as long as an
-/// extent can be.
+/// of the space if there is none. If the header of a run is readable, it contains the end of the
+/// run. Otherwise the run ends with the first extent below the maximum length, since a run was
+/// inserted in one operation.
 fn next_interval(view: &SpaceView, mut at: u64) -> Result<u64> {
     let head_at = |at: u64| {
         let mut bytes = [0; MAX_RUN_HEADER];

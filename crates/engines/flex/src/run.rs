@@ -1,19 +1,18 @@
-//! # Runs: how pairs stand in the space
+//! # Runs: the encoding of pairs in the space
 //!
-//! An interval is one or more *runs*, one behind the other: the first sorted, each later one what a
-//! commit added. Runs say how long they are and whether they begin an interval, so that a walk
-//! finds all intervals again.
+//! An interval consists of one or more *runs*: the first is sorted, and each later one contains the
+//! changes of one flush step. The header of a run contains its length and whether it begins an
+//! interval, so a scan of the space finds all intervals.
 //!
 //! ## Picture
-//!
 //! ```text
-//!  run    kind 1 | bytes of pairs: varint | pair ...          kind 0xF1: begins an interval, 0xF2: goes on in it
+//!  run    kind 1 | bytes of pairs: varint | pair ...    kind 0xF1: begins an interval, 0xF2: added
 //!  pair   key length: varint | value length * 4 + kind: varint | seq: varint | key | value
 //! ```
 //!
-//! A pair's kind is 0 for a value, 1 for a staged value's reference (16 bytes), 2 for a removal.
-//! Within a run pairs are sorted by key, and by falling number within a key. docs/format/flex.md is
-//! the specification.
+//! The kind of a pair is 0 for a value, 1 for a blob reference (16 bytes), and 2 for a tombstone.
+//! Within a run, pairs are sorted by key, and by descending number within a key.
+//! docs/format/flex.md is the specification.
 
 use sheaf_base::codec::{put_varint, take_varint};
 use sheaf_base::error::Damage;
@@ -22,17 +21,17 @@ use sheaf_base::types::{MAX_KEY, Seq};
 
 use sheaf_base::memtable::{decode_blob_ref, encode_blob_ref};
 
-/// A run that begins an interval.
+/// Kind of a run that begins an interval.
 const BASE_RUN: u8 = 0xF1;
-/// A run that goes on in one.
+/// Kind of a run that continues an interval.
 const APPENDED_RUN: u8 = 0xF2;
 const KIND_PUT: u64 = 0;
 const KIND_BLOB: u64 = 1;
 const KIND_TOMBSTONE: u64 = 2;
-/// Most bytes of a run before its pairs.
+/// Maximum number of bytes of a run before its pairs.
 pub(crate) const MAX_RUN_HEADER: usize = 11;
 
-/// A version of a key.
+/// A version of a key as stored in a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct StoredPair<'a> {
     pub(crate) key: &'a [u8],
@@ -44,10 +43,10 @@ fn varint_len(number: u64) -> usize {
     (64 - (number | 1).leading_zeros() as usize).div_ceil(7)
 }
 
-/// What stands before a put's key and value, if it fits into one word, as most do: the key is
-/// shorter than 128 bytes, the value shorter than 4 KiB, the number below 2^35.
+/// Decoded header of a put that fits into one word, as most do. Then the key is shorter than 128
+/// bytes, the value shorter than 4 KiB, and the number below 2^35.
 struct PairHeader {
-    /// The number as it stands there, seven bits a byte.
+    /// The number as encoded, with seven bits per byte.
     number: u64,
     key_at: usize,
     key_end: usize,
@@ -69,7 +68,7 @@ impl PairHeader {
             return None;
         }
         let number = word >> (taken * 8);
-        // The last byte of a number has no such bit.
+        // Only the last byte of a number has a clear top bit.
         let ends = !number & (u64::from_le_bytes([0x80; 8]) >> (taken * 8));
         if ends == 0 {
             return None;
@@ -81,7 +80,7 @@ impl PairHeader {
         Some(PairHeader { number: number & u64::MAX >> (u64::BITS - width), key_at, key_end, end })
     }
 
-    /// Key and value, if the bytes have them.
+    /// Returns key and value if the bytes contain them completely.
     #[inline]
     fn put<'a>(&self, bytes: &'a [u8]) -> Option<(&'a [u8], &'a [u8])> {
         Some((bytes.get(self.key_at..self.key_end)?, bytes.get(self.key_end..self.end)?))
@@ -97,7 +96,7 @@ impl<'a> StoredPair<'a> {
         }
     }
 
-    /// Bytes it takes.
+    /// Returns the encoded length in bytes.
     pub(crate) fn len(&self) -> usize {
         let (kind, len) = self.kind_and_len();
         varint_len(self.key.len() as u64)
@@ -115,7 +114,7 @@ impl<'a> StoredPair<'a> {
         matches!(self.content, RecordContent::Remove)
     }
 
-    /// Appends it to `out`.
+    /// Appends the encoded pair to `out`.
     pub(crate) fn encode(&self, out: &mut Vec<u8>) {
         let (kind, len) = self.kind_and_len();
         put_varint(out, self.key.len() as u64);
@@ -129,7 +128,7 @@ impl<'a> StoredPair<'a> {
         }
     }
 
-    /// The pair at `at` of `bytes`, and where it ends.
+    /// Returns the pair at `at` of `bytes`, and the offset of its end.
     #[inline]
     pub(crate) fn decode(bytes: &'a [u8], at: usize) -> Result<(StoredPair<'a>, usize), Damage> {
         match StoredPair::decode_short(bytes, at) {
@@ -138,7 +137,7 @@ impl<'a> StoredPair<'a> {
         }
     }
 
-    /// The same from a head of one word.
+    /// Like [`StoredPair::decode`], for a header of one word only.
     #[inline]
     fn decode_short(bytes: &'a [u8], at: usize) -> Option<(StoredPair<'a>, usize)> {
         let head = PairHeader::decode(bytes, at)?;
@@ -147,7 +146,8 @@ impl<'a> StoredPair<'a> {
         Some((StoredPair { key, seq: Seq(seq), content: RecordContent::Put(value) }, head.end))
     }
 
-    /// Key and value of the put at `at` of `bytes`; `None` if it is something else, or damaged.
+    /// Returns key and value of the put at `at` of `bytes`. Returns `None` if the pair is of
+    /// another kind or damaged.
     #[inline]
     pub(crate) fn put(bytes: &'a [u8], at: usize) -> Option<(&'a [u8], &'a [u8])> {
         if let Some(found) = PairHeader::decode(bytes, at).and_then(|head| head.put(bytes)) {
@@ -184,7 +184,7 @@ impl<'a> StoredPair<'a> {
     }
 }
 
-/// Appends a run of `pairs` to `out`. Calls `each` with where in the run each of them stands.
+/// Appends a run of `pairs` to `out`. Calls `each` with the offset of each pair in the run.
 pub(crate) fn encode<'a>(
     begins: bool,
     pairs: impl Iterator<Item = StoredPair<'a>> + Clone,
@@ -200,15 +200,15 @@ pub(crate) fn encode<'a>(
     }
 }
 
-/// Appends an interval of one run, of which the encoded pairs are known.
+/// Appends an interval of one run, given its encoded pairs.
 pub(crate) fn encode_single_run(pairs: &[u8], out: &mut Vec<u8>) {
     out.push(BASE_RUN);
     put_varint(out, pairs.len() as u64);
     out.extend_from_slice(pairs);
 }
 
-/// A run's head: whether it begins an interval, how long the head is, and how many bytes of pairs
-/// follow.
+/// Decodes the header of a run. Returns whether the run begins an interval, the length of the
+/// header, and the number of bytes of pairs.
 pub(crate) fn decode_header(bytes: &[u8]) -> Result<(bool, usize, u64), Damage> {
     let mut at = 1;
     let begins = match bytes.first() {
@@ -221,7 +221,8 @@ pub(crate) fn decode_header(bytes: &[u8]) -> Result<(bool, usize, u64), Damage> 
     Ok((begins, at, len))
 }
 
-/// Calls `each` with where each pair of an interval stands and what it is; the number of runs.
+/// Calls `each` with the offset and content of each pair of an interval. Returns the number of
+/// runs.
 pub(crate) fn for_each_pair<'a>(
     bytes: &'a [u8],
     mut each: impl FnMut(usize, StoredPair<'a>),

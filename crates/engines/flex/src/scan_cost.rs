@@ -1,62 +1,60 @@
-//! # Toll: what walks lose over keys that are still in memtables
+//! # Scan cost: the time that scans lose to keys in memtables
 //!
-//! An interval in which a memtable has keys costs a walk more than one that it shows as it stands.
-//! So a memtable should gather for long where nobody walks, since what is superseded in it is never
-//! written, and be moved soon where many do. The rule is that of hiring or buying: it is moved once
-//! walks have lost as much time as moving it takes. Then no load takes more than about twice what
-//! it would with the best moment known beforehand.
+//! A scan needs more time for an interval with keys in memtables than for one that it shows as
+//! stored. So without scans a memtable should grow for long, because versions superseded in it are
+//! never written; with many scans it should be flushed soon. This is the ski-rental problem: the
+//! memtable is flushed once scans have lost as much time as the flush takes. No load then takes
+//! more than about twice the time that it would take with the best moment, known in advance.
 //!
 //! ## Costs
 //!
-//! One addition for each walk that met keys.
+//! One addition for each scan that met keys of memtables.
 
 use sheaf_base::sync::atomic::{AtomicU64, Ordering};
 
-/// What a walk loses in an interval in which memtables have keys, in nanoseconds (measured with 1 M
-/// pairs).
+/// Time that a scan loses in an interval with keys in memtables, in nanoseconds.
 const MERGE_NANOS: u64 = 400;
-/// What a checkpoint takes by itself.
+/// Fixed time of a checkpoint.
 const CHECKPOINT_NANOS: u64 = 100_000_000;
-/// What it takes to move a key that would have been superseded, had it waited.
+/// Time to flush a key that later commits would have superseded.
 const FLUSH_KEY_NANOS: u64 = 10_000;
-/// What a checkpoint writes for each interval, in bytes: the image of the index.
+/// Bytes that a checkpoint writes for each interval: the image of the index.
 const IMAGE_BYTES_PER_INTERVAL: u64 = 45;
 
-/// What was lost since the last freeze.
+/// Cost of scans since the last freeze.
 #[derive(Debug, Default)]
 pub(crate) struct ScanCost {
     merged_intervals: AtomicU64,
 }
 
-/// What moving a memtable takes.
+/// Cost of flushing a memtable.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FlushCost {
-    /// Keys in it.
+    /// Number of keys of the memtable.
     pub(crate) keys: u64,
-    /// Of a hundred keys that were moved last, so many were new: they are written once, whenever
-    /// that is.
+    /// Percentage of new keys in the last flush. A new key is written once, no matter when.
     pub(crate) new_key_percent: u64,
-    /// Its bytes in the journal.
+    /// Bytes of the memtable in the journal.
     pub(crate) logged: u64,
-    /// Intervals of the index.
+    /// Number of intervals of the index.
     pub(crate) intervals: u64,
 }
 
 impl ScanCost {
-    /// A walk met keys of memtables in so many intervals.
+    /// Records that a scan met keys of memtables in `intervals` intervals.
     pub(crate) fn add_merged(&self, intervals: u64) {
         if intervals > 0 {
             self.merged_intervals.fetch_add(intervals, Ordering::Relaxed);
         }
     }
 
-    /// The memtable is being moved: counts from the start.
+    /// Restarts the count when the memtable is frozen.
     pub(crate) fn restart(&self) {
         self.merged_intervals.store(0, Ordering::Relaxed);
     }
 
-    /// Whether walks lost more time than the move takes. What a checkpoint writes for itself must
-    /// not be more than what was logged.
+    /// Whether scans lost more time than the flush takes. Also requires that a checkpoint writes
+    /// less for its image than was logged.
     pub(crate) fn is_above(&self, cost: FlushCost) -> bool {
         let lost = self.merged_intervals.load(Ordering::Relaxed).saturating_mul(MERGE_NANOS);
         let repeated = 100 - cost.new_key_percent.min(100);

@@ -1,4 +1,4 @@
-//! # Sizes: of intervals, which may be chosen, and of steps
+//! # Sizes: limits of intervals, which options may change, and of flush steps
 
 use sheaf_base::options::{EngineOptions, OptionDomain, OptionSpec};
 
@@ -20,41 +20,42 @@ const INTERVAL_BYTES: OptionSpec = OptionSpec {
     default: 16 << 10,
     help: "a rewrite splits an interval of more bytes",
 };
-/// What can be chosen.
+/// Options of the engine.
 pub(crate) const OPTIONS: [OptionSpec; 2] = [INTERVAL_PAIRS, INTERVAL_BYTES];
 
-/// Limits of an interval, and of a step.
+/// Limits of intervals and of flush steps.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sizes {
-    /// An interval is split beyond so many pairs ...
+    /// An interval of more pairs is split.
     pub(crate) pairs: usize,
-    /// ... or bytes.
+    /// An interval of more bytes is split.
     pub(crate) bytes: usize,
-    /// Runs it may have.
+    /// Maximum number of runs of an interval.
     pub(crate) runs: u32,
-    /// Changes of a step, and their bytes.
+    /// Maximum number of changes of a step.
     pub(crate) step_changes: usize,
+    /// Bytes of changes at which a step ends.
     pub(crate) step_bytes: usize,
-    /// Bytes that a step writes, about.
+    /// Approximate number of bytes that a step writes.
     pub(crate) step_written: u64,
-    /// Pairs of a keyspace that stay in memory and in the image, in bytes, as long as it has no
-    /// space.
+    /// Maximum number of bytes of pairs that stay in memory and in the image while the keyspace has
+    /// no space.
     pub(crate) max_in_memory_bytes: u64,
-    /// Bytes of the disk that a new space takes.
+    /// Bytes of disk space that a new space takes.
     pub(crate) min_space: u64,
-    /// Bytes that a pair takes in the index and that of the space, at most: intervals half full,
-    /// with their runs.
+    /// Upper bound of the bytes per pair in the index and in the index of the space, with intervals
+    /// half full and with their runs.
     pub(crate) index_bytes_per_pair: u64,
-    /// Waste of the journal that is nothing to speak of.
+    /// Waste of the journal that is always allowed.
     pub(crate) min_waste: u64,
-    /// Hundredths of the live data: what the journal may waste, ...
+    /// Allowed waste of the journal, in percent of the live data.
     pub(crate) journal_waste_percent: u64,
-    /// ... and what may be superseded in an interval.
+    /// Allowed superseded versions of an interval, in percent of the live ones.
     pub(crate) max_dead_percent: u64,
 }
 
-/// At the usual limit of 1.6 the journal may waste half of the live data, and an interval be
-/// superseded as much as it lives: see docs/decisions/0009.
+/// Limit of disk space to which the two percentages below belong (docs/decisions/0009). Other
+/// limits scale them.
 const DEFAULT_LIMIT: f64 = 1.6;
 const JOURNAL_WASTE_PERCENT: f64 = 50.0;
 const MAX_DEAD_PERCENT: f64 = 100.0;
@@ -63,7 +64,8 @@ impl Sizes {
     pub(crate) fn new(tiny: bool, limit: f64) -> Sizes {
         let scale = |usual: f64| {
             let hundredths = usual * (limit - 1.0) / (DEFAULT_LIMIT - 1.0);
-            // Between a few and some thousand: the store takes limits from 1.1 to 10.
+            // The result is between a few and some thousand, because the store accepts limits from
+            // 1.1 to 10.
             #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
             let hundredths = hundredths.clamp(1.0, 10_000.0) as u64;
             hundredths
@@ -102,19 +104,20 @@ impl Sizes {
         }
     }
 
-    /// The same with intervals as they were chosen.
+    /// Like [`Sizes::new`], with the interval sizes from `options`.
     pub(crate) fn with_options(options: &EngineOptions, tiny: bool, limit: f64) -> Sizes {
         let usual = Sizes::new(tiny, limit);
         let of = |spec: &OptionSpec| options.get(spec.name).and_then(|value| usize::try_from(value).ok());
         let pairs = of(&INTERVAL_PAIRS).unwrap_or(usual.pairs);
         let bytes = of(&INTERVAL_BYTES).unwrap_or(usual.bytes);
-        // An interval takes what it takes; of smaller ones there are more.
+        // An interval takes the same bytes of index at any size, and smaller intervals are more
+        // numerous.
         let more = |usual: usize, chosen: usize| usual.div_ceil(chosen).max(1) as u64;
         let indexed = usual.index_bytes_per_pair * more(usual.pairs, pairs).max(more(usual.bytes, bytes));
         Sizes { pairs, bytes, index_bytes_per_pair: indexed, ..usual }
     }
 
-    /// So many hundredths of `bytes`.
+    /// Returns a percentage of `bytes`.
     pub(crate) fn percent_of(&self, bytes: u64, hundredths: u64) -> u64 {
         bytes / 100 * hundredths
     }

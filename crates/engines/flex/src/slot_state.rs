@@ -1,15 +1,15 @@
-//! # Kept: what memory has of an interval, in one word
+//! # Slot state: the cached content of an interval, in one word
 //!
 //! ```text
 //!  0          nothing
-//!  address    its block
-//!  address+1  its prints
+//!  address    the block
+//!  address+1  the fingerprints
 //! ```
 //!
 //! ## Invariants
 //!
-//! 1. A word owns what it names. Whoever exchanges it owns what was there, and lets it go only when
-//!    the readers of that moment are gone.
+//! 1. A word owns the content that it points to. An exchange transfers the ownership of the old
+//!    content to its caller, which must free it only after all readers of that time are done.
 
 use std::fmt;
 use std::ptr::{self, NonNull};
@@ -20,13 +20,13 @@ use sheaf_base::sync::epoch::Guard;
 use crate::block::{Block, BlockRef};
 use crate::fingerprints::{Fingerprints, FingerprintsRef};
 
-/// The bit of an address that says that prints are there.
+/// Bit of an address that marks fingerprints.
 const FINGERPRINTS_BIT: usize = 1;
 
-/// See the module.
+/// The word of a slot; see the header of the module.
 pub(crate) struct SlotState(AtomicPtr<Block>);
 
-/// What is there, as long as a guard keeps it.
+/// The content of a slot, protected by a guard.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum SlotView<'g> {
     Empty,
@@ -34,7 +34,7 @@ pub(crate) enum SlotView<'g> {
     Fingerprints(FingerprintsRef<'g>),
 }
 
-/// What was there, or is to be.
+/// Owned content of a slot.
 #[derive(Debug)]
 pub(crate) enum SlotContent {
     Block(BlockRef),
@@ -42,7 +42,7 @@ pub(crate) enum SlotContent {
 }
 
 impl SlotContent {
-    /// Bytes of the budget.
+    /// Returns the bytes that are charged to the budget.
     pub(crate) fn size(&self) -> u64 {
         match self {
             SlotContent::Block(block) => block.size(),
@@ -61,12 +61,12 @@ impl SlotContent {
 
     /// # Safety
     ///
-    /// * `raw` comes from [`SlotContent::into_raw`], once for each call.
+    /// * `raw` must come from [`SlotContent::into_raw`], and is used by only one call.
     unsafe fn from_raw(raw: *mut Block) -> Option<SlotContent> {
         match fingerprints_address(raw) {
             Some(fingerprints) => {
                 // SAFETY:
-                // * The caller's promise, passed on.
+                // * The caller's promise is passed on.
                 let fingerprints = unsafe { Fingerprints::from_raw(fingerprints) };
                 Some(SlotContent::Fingerprints(fingerprints))
             }
@@ -77,7 +77,7 @@ impl SlotContent {
     }
 }
 
-/// The address of prints, if it is one.
+/// Returns the address of the fingerprints, if `raw` points to some.
 #[inline]
 fn fingerprints_address(raw: *mut Block) -> Option<NonNull<u64>> {
     if raw.addr() & FINGERPRINTS_BIT == 0 {
@@ -92,14 +92,14 @@ impl SlotState {
         SlotState(AtomicPtr::new(ptr::null_mut()))
     }
 
-    /// What is there.
+    /// Returns the content.
     #[inline]
     pub(crate) fn view<'g>(&self, _guard: &'g Guard) -> SlotView<'g> {
         let raw = self.0.load(Ordering::Acquire);
         if let Some(fingerprints) = fingerprints_address(raw) {
             // SAFETY:
-            // * The word owns them; what is exchanged goes only after all guards of that moment
-            //   (I1), and ours was there before this load.
+            // * The word owns the fingerprints. Exchanged content is freed only after all guards of
+            //   that time are released (I1), and ours was pinned before this load.
             return SlotView::Fingerprints(unsafe { Fingerprints::view_raw(fingerprints) });
         }
         // SAFETY:
@@ -107,7 +107,7 @@ impl SlotState {
         unsafe { raw.as_ref() }.map_or(SlotView::Empty, SlotView::Block)
     }
 
-    /// The block, if it is there.
+    /// Returns the block, if there is one.
     #[inline]
     pub(crate) fn block<'g>(&self, guard: &'g Guard) -> Option<&'g Block> {
         match self.view(guard) {
@@ -116,20 +116,23 @@ impl SlotState {
         }
     }
 
-    /// Whether prints are there.
+    /// Whether the content is fingerprints.
     pub(crate) fn is_fingerprints(&self) -> bool {
         fingerprints_address(self.0.load(Ordering::Relaxed)).is_some()
     }
 
-    /// Where the block is, if it is there; nothing may be read there.
+    /// Returns the address of the block, if there is one. It must not be dereferenced.
     #[inline]
     pub(crate) fn address(&self) -> Option<*const Block> {
         let raw = self.0.load(Ordering::Relaxed);
         (!raw.is_null() && fingerprints_address(raw).is_none()).then_some(raw.cast_const())
     }
 
-    /// Puts `new` there in place of what `seen` was; what was there, or `new` again if something
-    /// else is there by now.
+    /// Replaces the content `seen` by `new`. Returns the old content.
+    ///
+    /// # Errors
+    ///
+    /// Returns `new` if the content has changed.
     pub(crate) fn exchange(
         &self,
         seen: &SlotView<'_>,
@@ -145,18 +148,18 @@ impl SlotState {
         let raw = new.map_or(ptr::null_mut(), SlotContent::into_raw);
         match self.0.compare_exchange(seen, raw, Ordering::AcqRel, Ordering::Relaxed) {
             // SAFETY:
-            // * The word's own, and nobody else's from now on (I1).
+            // * The word owned the old content, and the exchange transfers it to this call (I1).
             Ok(was) => Ok(unsafe { SlotContent::from_raw(was) }),
             // SAFETY:
-            // * Given away just now, to nobody.
+            // * `raw` was converted above, and no other thread has seen it.
             Err(_) => Err(unsafe { SlotContent::from_raw(raw) }),
         }
     }
 
-    /// Takes out whatever is there.
+    /// Takes the content out.
     pub(crate) fn take(&self) -> Option<SlotContent> {
         // SAFETY:
-        // * The word's own, and nobody else's from now on (I1).
+        // * The word owned the content, and the swap transfers it to this call (I1).
         unsafe { SlotContent::from_raw(self.0.swap(ptr::null_mut(), Ordering::AcqRel)) }
     }
 }
@@ -169,6 +172,6 @@ impl fmt::Debug for SlotState {
 
 impl Drop for SlotState {
     fn drop(&mut self) {
-        self.take(); // nobody looks any more
+        self.take(); // there are no readers any more
     }
 }

@@ -1,32 +1,31 @@
-//! # Slots: what is known of each interval, and the cache of their blocks
+//! # Slots: state and counts of each interval, and the cache of their blocks
 //!
-//! An interval of the sparse index names a slot: its block, if it is in memory, or its prints, a few figures, and its separator if that is
-//! long. Content of an interval never changes: a commit makes a new one with a new slot.
+//! An interval of the sparse index refers to a slot. The slot contains the interval's block or
+//! fingerprints, some counts, and a long separator. The content of an interval never changes: a
+//! flush creates a new one with a new slot.
 //!
 //! ## Invariants
 //!
-//! 1. A slot stays where it is. The committer alone gives slots out and takes them back, the latter when no state that a
-//!    reader may have names them.
-//! 2. All but what is kept and marks are written before an index names the slot, and not again while one does.
-//! 3. What a slot keeps is counted in the budget's cache. It leaves by an exchange, and is freed when the readers of that
-//!    moment are gone.
+//! 1. A slot never moves. Only the table assigns slots and reuses them, the latter when no state
+//!    that a reader may hold refers to them.
+//! 2. Everything but state, marks and live keys is written before an index refers to the slot, and
+//!    never while one does.
+//! 3. Cached content is charged to the budget's cache. An exchange removes it, and it is freed
+//!    after the readers of that time are done.
 //!
 //! ## Eviction
 //!
-//! CLOCK: reading a block marks its slot; a hand goes around, takes marks away and evicts what has none. It moves when a
-//! block is added beyond the budget, which the cache shares with everything else and gives way to.
+//! CLOCK: reading a block marks its slot. A hand moves in circles, clears marks, and evicts blocks
+//! without one. It moves when a block is added beyond the budget that all users of memory share.
 //!
-//! Of a block that goes prints stay (`fingerprints.rs`), if gets have asked for the interval: they spare a get all pages of the interval but one, for a
-//! twentieth of its bytes. So they go only when they would have most of the cache, and nothing has used them since the hand came by.
+//! If gets requested the interval, eviction of its block leaves fingerprints (`fingerprints.rs`).
+//! With a twentieth of the bytes, they save a get all pages but one. They are evicted only if
+//! unused while fingerprints have most of the cache.
 //!
 //! ## Admission
 //!
-//! While the budget is full an interval that is missed gets its block into memory only if it was missed before and not long ago (the
-//! ghosts of [`CacheShare`] know): of what is read from far more than the budget, most does not come again in time. What is read once takes
-//! nobody's place (but one in 16), and a get does not even make a block of it. Nor does anything while much of what went waits for guards.
-//!
-//! An interval that has prints is read whole for its block, on two or three pages where a get needs one, and lets another's block go: it has to be known
-//! twice, with no round of the hand between in which nobody used it. Of gets that prefer nothing, one miss in five is of an interval that ghosts know.
+//! While the budget is full, [`IntervalSlots::should_admit`] admits a missed block only if its
+//! interval was missed recently. Most data that is read once is not read again in time.
 
 use std::ptr;
 
@@ -43,79 +42,82 @@ use crate::slot_state::{SlotContent, SlotState, SlotView};
 /// Slots of the first chunk; chunk k has `FIRST_CHUNK_SLOTS << k`.
 const FIRST_CHUNK_SLOTS: u32 = 64;
 const MAX_CHUNKS: usize = 26;
-/// Slots that the hand looks at, at most, to make room for one block.
+/// Maximum number of slots that the hand visits to make room for one block.
 const MAX_HAND_STEPS: u32 = 1024;
-/// One in so many of those that are not worth a place gets one all the same: there may be too few
-/// ghosts to know it again. Of those that have prints one in so many, since a get reads more for
-/// it.
+/// One in this many refused blocks is admitted nevertheless, because there may be too few ghosts to
+/// recognize the interval later.
 const ADMIT_ONE_IN: u32 = 16;
+/// Like [`ADMIT_ONE_IN`], for intervals with fingerprints. It is rarer, because a get reads more to
+/// build the block.
 const ADMIT_ONE_IN_WITH_FINGERPRINTS: u32 = 64;
-/// There is room while so many more such blocks have some: what one block leaves of another's place
-/// is none.
+/// There is room while this many more blocks of the same size would fit. The remainder that one
+/// block leaves of the place of another does not count as room.
 const ROOM_FACTOR: u64 = 8;
-/// What a block takes beside the interval's bytes, about.
+/// Approximate bytes of a block in addition to those of the interval.
 const BLOCK_OVERHEAD: u64 = 128;
-/// Most bytes of a block that are asked for ahead.
+/// Maximum number of bytes of a block that are prefetched.
 const MAX_PREFETCH_BYTES: u64 = 4 << 10;
-/// Prints may have so many quarters of the cache.
+/// Quarters of the cache that fingerprints may take.
 const MAX_FINGERPRINT_QUARTERS: u64 = 3;
-/// Marks: what is kept was used since the hand came by; a get has missed the block; it was known
-/// when it was missed.
+/// The content was used since the hand came by.
 const MARK_USED: u32 = 1;
+/// A get has missed the block.
 const MARK_REQUESTED: u32 = 2;
+/// A ghost was found at the last miss.
 const MARK_GHOST_HIT: u32 = 4;
-/// Live keys are not known: something was appended to a block that was not in memory.
+/// The number of live keys is unknown, because a run was appended to a block that was not in
+/// memory.
 pub(crate) const UNKNOWN_LIVE: u32 = u32::MAX;
 
-/// One interval.
+/// State and counts of one interval.
 #[derive(Debug)]
 pub(crate) struct IntervalSlot {
     state: SlotState,
     marks: AtomicU32,
-    /// Versions in it, or more if some came twice.
+    /// Number of versions; versions that occur twice may count twice.
     entries: AtomicU32,
     live: AtomicU32,
     runs: AtomicU32,
     separator: AtomicPtr<Box<[u8]>>,
 }
 
-/// The figures of an interval.
+/// Counts of an interval.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct IntervalCounts {
     pub(crate) entries: u32,
     pub(crate) live: u32,
     pub(crate) runs: u32,
-    /// A staged value is named in it, or was.
+    /// Whether the interval refers to a blob, or may do so.
     pub(crate) has_blobs: bool,
 }
 
-/// Beside the number of runs: staged values are named.
+/// Bit of the encoded number of runs that encodes `has_blobs`.
 const HAS_BLOBS: u32 = 1 << 31;
 
 impl IntervalCounts {
-    /// Runs and mark in one word.
+    /// Returns the number of runs and the mark of blobs in one word.
     pub(crate) fn encoded_runs(self) -> u32 {
         self.runs & !HAS_BLOBS | if self.has_blobs { HAS_BLOBS } else { 0 }
     }
 
-    /// The figures that three words say.
+    /// Decodes counts from three words.
     pub(crate) fn from_encoded(entries: u32, live: u32, marked_runs: u32) -> IntervalCounts {
         let is_staged = marked_runs & HAS_BLOBS != 0;
         IntervalCounts { entries, live, runs: marked_runs & !HAS_BLOBS, has_blobs: is_staged }
     }
 }
 
-/// All slots.
+/// All slots of a keyspace.
 #[derive(Debug)]
 pub(crate) struct IntervalSlots {
     chunks: [AtomicPtr<IntervalSlot>; MAX_CHUNKS],
     next: AtomicU32,
     hand: AtomicU32,
-    /// Blocks that were not worth a place.
+    /// Number of blocks that were not admitted.
     refused: AtomicU32,
-    /// What blocks and prints take of the budget, ...
+    /// Bytes of the budget that blocks and fingerprints take.
     pub(crate) cache_share: CacheShare,
-    /// ... and prints of that.
+    /// Part of those bytes that fingerprints take.
     fingerprint_bytes: AtomicU64,
 }
 
@@ -135,22 +137,22 @@ impl IntervalSlots {
         }
     }
 
-    /// The slot `id`, which was given out.
+    /// Returns the slot `id`, which `add` has returned before.
     #[inline]
     pub(crate) fn get(&self, id: u32) -> &IntervalSlot {
         let (chunk, index) = slot_position(id);
         // SAFETY:
-        // * Given out, so its chunk is there, and chunks stay as long as `self`.
+        // * `add` has returned `id`, so its chunk is allocated, and chunks live as long as `self`.
         unsafe { &*self.chunks[chunk].load(Ordering::Acquire).add(index) }
     }
 
-    /// Asks for the slot `id`, which was given out, to be in the processor's cache soon.
+    /// Prefetches the slot `id`, which `add` has returned before, into the processor's cache.
     #[inline]
     pub(crate) fn prefetch(&self, id: u32) {
         prefetch(std::ptr::from_ref(self.get(id)).cast(), 1);
     }
 
-    /// One more slot. The committer alone.
+    /// Adds a slot. Only the holder of the table's lock may call this.
     pub(crate) fn add(&self) -> u32 {
         let id = self.next.load(Ordering::Relaxed);
         let (chunk, index) = slot_position(id);
@@ -164,14 +166,19 @@ impl IntervalSlots {
         id
     }
 
-    /// Bytes of all slots.
+    /// Returns the bytes of all slots.
     pub(crate) fn bytes(&self) -> u64 {
         u64::from(self.next.load(Ordering::Relaxed)) * size_of::<IntervalSlot>() as u64
     }
 
-    /// Whether the block of slot `id`, of an interval of `len` bytes that was missed, gets a place:
-    /// if none has to go for it, if it was missed lately, too (twice, if it has prints), and now
-    /// and then.
+    /// Whether the block of slot `id`, of a missed interval of `len` bytes, is admitted to the
+    /// cache. It is admitted if there is room, or if its interval was missed recently and evicted
+    /// memory is not waiting to be freed. Of intervals without these conditions one in
+    /// [`ADMIT_ONE_IN`] is admitted.
+    ///
+    /// An interval with fingerprints must be known to the ghosts at two misses, without an unused
+    /// round of the hand in between. A single ghost hit is often chance. Building its block reads
+    /// two or three pages where a get needs one, and evicts another block.
     pub(crate) fn should_admit(&self, id: u32, len: u64, context: &EngineContext) -> bool {
         let slot = self.get(id);
         let size = Block::size_of(len, slot.interval_counts().entries);
@@ -190,7 +197,7 @@ impl IntervalSlots {
         false
     }
 
-    /// Puts a block into its slot, if the budget has room for it or can be given some.
+    /// Inserts a block into its slot if the budget has room or eviction makes some.
     pub(crate) fn insert_block(&self, id: u32, block: &BlockRef, context: &EngineContext, guard: &Guard) {
         let size = block.size();
         if !self.make_room(size, context, guard) {
@@ -200,8 +207,8 @@ impl IntervalSlots {
         self.insert(id, SlotContent::Block(block.clone()), context, guard);
     }
 
-    /// Puts prints into the slot of a block that has no place, unless there are too many already.
-    /// Gets ask for it.
+    /// Inserts fingerprints into the slot of a block that was not admitted, unless fingerprints
+    /// already take too much of the cache. Marks the slot as requested.
     pub(crate) fn insert_fingerprints(
         &self,
         id: u32,
@@ -216,7 +223,7 @@ impl IntervalSlots {
         }
     }
 
-    /// Puts a block into a slot that has none, or prints into one that has nothing.
+    /// Inserts a block into a slot without one, or fingerprints into an empty slot.
     fn insert(&self, id: u32, new: SlotContent, context: &EngineContext, guard: &Guard) {
         let slot = self.get(id);
         let seen = slot.state.view(guard);
@@ -230,8 +237,8 @@ impl IntervalSlots {
         slot.mark(MARK_USED);
     }
 
-    /// Puts `new` into a slot in place of what was `seen` there, if it is still that; what it takes
-    /// more, or less, is accounted for. Whether it did.
+    /// Replaces the content of a slot by `new` if it is still `seen`, and adjusts the accounts.
+    /// Returns whether it did.
     fn exchange(
         &self,
         slot: &IntervalSlot,
@@ -240,7 +247,7 @@ impl IntervalSlots {
         context: &EngineContext,
         guard: &Guard,
     ) -> bool {
-        new.iter().for_each(|new| self.charge(new, context)); // before it can go again
+        new.iter().for_each(|new| self.charge(new, context)); // before another thread can evict it
         match slot.state.exchange(seen, new) {
             Ok(old) => {
                 old.into_iter().for_each(|old| self.defer_free(old, context, guard));
@@ -267,20 +274,20 @@ impl IntervalSlots {
         }
     }
 
-    /// Frees what was taken out of a slot when nobody looks at it any more.
+    /// Frees content that was removed from a slot after all current readers are done.
     fn defer_free(&self, old: SlotContent, context: &EngineContext, guard: &Guard) {
         self.uncharge(&old, context);
         note_deferred(usize::try_from(old.size()).unwrap_or(usize::MAX));
         guard.defer(move || drop(old));
     }
 
-    /// Whether prints have as much of the cache as they may.
+    /// Whether fingerprints take as much of the cache as they may.
     pub(crate) fn is_fingerprint_limit_reached(&self) -> bool {
         self.fingerprint_bytes.load(Ordering::Relaxed)
             > self.cache_share.bytes() / 4 * MAX_FINGERPRINT_QUARTERS
     }
 
-    /// Moves the hand until `size` bytes fit. False if they still do not.
+    /// Moves the hand until `size` bytes fit. Returns false if they still do not.
     pub(crate) fn make_room(&self, size: u64, context: &EngineContext, guard: &Guard) -> bool {
         free_deferred(guard);
         if is_retire_queue_full(&context.memory) {
@@ -297,7 +304,7 @@ impl IntervalSlots {
         self.cache_share.has_room(size, &context.memory)
     }
 
-    /// Moves the hand until about `bytes` are gone, or it was everywhere twice.
+    /// Moves the hand until about `bytes` are evicted, or until it has visited every slot twice.
     pub(crate) fn evict(&self, bytes: u64, context: &EngineContext, guard: &Guard) {
         let (count, until) =
             (self.next.load(Ordering::Acquire), self.cache_share.bytes().saturating_sub(bytes));
@@ -309,7 +316,7 @@ impl IntervalSlots {
         }
     }
 
-    /// Moves the hand by one.
+    /// Moves the hand by one slot.
     fn advance_hand(&self, count: u32, context: &EngineContext, guard: &Guard) {
         let id = self.hand.fetch_add(1, Ordering::Relaxed) % count;
         let slot = self.get(id);
@@ -341,17 +348,17 @@ impl IntervalSlots {
         }
     }
 
-    /// Whether gets have missed the block of slot `id`, or one that it comes from.
+    /// Whether gets have missed the block of slot `id`, or of an interval that it replaces.
     pub(crate) fn is_requested(&self, id: u32) -> bool {
         self.get(id).marks.load(Ordering::Relaxed) & MARK_REQUESTED != 0
     }
 
-    /// Gets will ask for the block of slot `id`.
+    /// Marks the block of slot `id` as requested by gets.
     pub(crate) fn mark_requested(&self, id: u32) {
         self.get(id).mark(MARK_REQUESTED);
     }
 
-    /// Nobody reads slot `id` any more: it may be given out again.
+    /// Clears slot `id`, which no reader uses any more, for reuse.
     pub(crate) fn recycle(&self, id: u32, context: &EngineContext, guard: &Guard) {
         let slot = self.get(id);
         slot.state.take().into_iter().for_each(|old| self.defer_free(old, context, guard));
@@ -359,7 +366,7 @@ impl IntervalSlots {
         slot.free_separator();
     }
 
-    /// Lets everything go.
+    /// Removes the content of all slots.
     pub(crate) fn clear(&self, context: &EngineContext, guard: &Guard) {
         for id in 0..self.next.load(Ordering::Acquire) {
             self.get(id).state.take().into_iter().for_each(|old| self.defer_free(old, context, guard));
@@ -379,7 +386,7 @@ impl IntervalSlot {
         }
     }
 
-    /// Its block, if it is in memory.
+    /// Returns the block of the interval if it is in memory, and marks the slot as used.
     #[inline]
     pub(crate) fn block<'g>(&self, guard: &'g Guard) -> Option<&'g Block> {
         let block = self.state.block(guard)?;
@@ -387,7 +394,7 @@ impl IntervalSlot {
         Some(block)
     }
 
-    /// Its block or its prints.
+    /// Returns the block or the fingerprints of the interval, and marks the slot as used.
     #[inline]
     pub(crate) fn view<'g>(&self, guard: &'g Guard) -> SlotView<'g> {
         let seen = self.state.view(guard);
@@ -395,7 +402,7 @@ impl IntervalSlot {
         seen
     }
 
-    /// Its prints, if it has no block but these.
+    /// Returns the fingerprints of the interval if it has no block.
     pub(crate) fn fingerprints<'g>(&self, guard: &'g Guard) -> Option<FingerprintsRef<'g>> {
         match self.state.view(guard) {
             SlotView::Fingerprints(fingerprints) => Some(fingerprints),
@@ -410,12 +417,12 @@ impl IntervalSlot {
         }
     }
 
-    /// Notes that it was known when it was missed; whether that had been noted before.
+    /// Marks that a ghost was found at a miss. Returns whether that was marked before.
     fn mark_ghost_hit(&self) -> bool {
         self.marks.fetch_or(MARK_GHOST_HIT, Ordering::Relaxed) & MARK_GHOST_HIT != 0
     }
 
-    /// Asks for its block, of an interval of `len` bytes, to be in the processor's cache soon.
+    /// Prefetches the block of an interval of `len` bytes into the processor's cache.
     #[inline]
     pub(crate) fn prefetch(&self, len: u64, _guard: &Guard) {
         if let Some(block) = self.state.address() {
@@ -426,7 +433,7 @@ impl IntervalSlot {
         }
     }
 
-    /// Whether its block is in memory.
+    /// Whether the block of the interval is in memory.
     pub(crate) fn is_cached(&self) -> bool {
         self.state.address().is_some()
     }
@@ -442,12 +449,12 @@ impl IntervalSlot {
         self.runs.store(interval_counts.encoded_runs(), Ordering::Relaxed);
     }
 
-    /// Live keys were counted.
+    /// Sets the number of live keys once they are counted.
     pub(crate) fn set_live(&self, live: u32) {
         self.live.store(live, Ordering::Relaxed);
     }
 
-    /// Keeps a separator's bytes; where they are.
+    /// Stores the bytes of a separator and returns their address.
     pub(crate) fn store_separator(&self, bytes: &[u8]) -> *const Box<[u8]> {
         let kept = Box::into_raw(Box::new(Box::<[u8]>::from(bytes)));
         debug_assert!(self.separator.load(Ordering::Relaxed).is_null(), "taken back before");
@@ -459,7 +466,8 @@ impl IntervalSlot {
         let separator = self.separator.swap(ptr::null_mut(), Ordering::AcqRel);
         if !separator.is_null() {
             // SAFETY:
-            // * Made from a box in `store_separator`; no index that names it is read any more (I1).
+            // * `store_separator` made it from a box, and no reader has an index that refers to it
+            //   (I1).
             drop(unsafe { Box::from_raw(separator) });
         }
     }
@@ -474,7 +482,7 @@ impl Drop for IntervalSlots {
             }
             let slots = ptr::slice_from_raw_parts_mut(start, (FIRST_CHUNK_SLOTS as usize) << number);
             // SAFETY:
-            // * Made from a box of this length in `add`; `&mut self`: nobody reads it.
+            // * `add` made it from a box of this length, and `&mut self` excludes readers.
             let slots = unsafe { Box::from_raw(slots) };
             slots.iter().for_each(IntervalSlot::free_separator);
         }
@@ -502,7 +510,7 @@ mod tests {
         assert!(slots.should_admit(0, 2000, &context));
         context.memory.take(MemoryPart::Index, 1 << 20);
         let wanted = || (0..20).filter(|id| slots.should_admit(*id, 2000, &context)).count();
-        assert_eq!(wanted(), 1); // by luck
+        assert_eq!(wanted(), 1); // the one in [`ADMIT_ONE_IN`]
         assert!(wanted() > 15);
     }
 
@@ -513,7 +521,8 @@ mod tests {
         let slots = IntervalSlots::new(1 << 20);
         for _ in 0..20 {
             let none = Fingerprints::of(&[], [].into_iter()).expect("small");
-            slots.cache_share.take(1 << 10, &context.memory); // of others, so that these are not many
+            // other content, so that these are a small part
+            slots.cache_share.take(1 << 10, &context.memory);
             slots.insert_fingerprints(slots.add(), none, &context, &guard);
         }
         context.memory.take(MemoryPart::Index, 1 << 20);

@@ -1,13 +1,13 @@
-//! # Sweep: intervals with much that no view needs any more are rewritten while the database is idle
+//! # Sweep: rewrites intervals with many superseded versions while the database is idle
 //!
-//! A view keeps superseded versions, and a rewrite drops them when it is gone. An interval that no
-//! change touches again would keep them for good: so a sweep follows a released view, and a
-//! memtable that was moved.
+//! A view keeps superseded versions, and a rewrite after its release drops them. An interval that
+//! no later change touches would keep them forever. So a sweep follows each release of a view and
+//! each flushed memtable.
 //!
 //! ## Costs
 //!
-//! A sweep looks at the figures of each interval once, some thousand in a step. It writes at most
-//! four bytes for each that it gains. The file system gets those bytes back after the next
+//! A sweep reads the counts of each interval once, some thousand in a step. It writes at most four
+//! bytes for each byte that it gains. The file system gets those bytes back after the next
 //! checkpoint, which is due when they outweigh the index in the image.
 
 use sheaf_base::error::{Error, Result};
@@ -22,10 +22,10 @@ use crate::plan::PlanInputs;
 use crate::slots::{IntervalCounts, UNKNOWN_LIVE};
 use crate::table::{IntervalPlan, IntervalTable};
 
-/// Intervals whose figures a step looks at.
+/// Number of intervals that a step examines.
 const INTERVALS_PER_STEP: usize = 4096;
 
-/// Whether a rewrite gains a fifth of the interval, at least as far as is known.
+/// Whether a rewrite gains a fifth of the interval, as far as is known.
 fn has_enough_garbage(interval_counts: IntervalCounts) -> bool {
     match interval_counts.live {
         UNKNOWN_LIVE => interval_counts.runs > 1,
@@ -36,17 +36,18 @@ fn has_enough_garbage(interval_counts: IntervalCounts) -> bool {
 }
 
 impl FlexEngine {
-    /// One step of the sweep that is due or under way. True if there is more to do.
+    /// Performs one step of the sweep that is due or in progress. Returns true if there is more to
+    /// do.
     pub(crate) fn sweep(&self, views: &Views) -> Result<bool> {
         let mut table = self.table.lock();
         if self.sweep_due.swap(false, Ordering::Relaxed) {
             table.sweep = Some(Vec::new());
         }
-        // With a view much may stay; it is swept when that goes.
+        // A view may pin many versions; its release makes a new sweep due.
         if table.sweep.is_none() || table.space.is_none() || !views.is_empty() || !self.is_frozen_flushed() {
             return Ok(false);
         }
-        // A rewrite fills up to two segments of the space at once; memtables come first.
+        // A rewrite fills up to two segments of the space at once; memtables have priority.
         if !self.interval_cache.context.memory.has_room_without_caches(2 * self.sizes.step_written) {
             return Ok(false);
         }
@@ -55,7 +56,7 @@ impl FlexEngine {
         loop {
             match self.sweep_step(&mut table, &from, most, views) {
                 Err(Error::TooLarge { .. }) if most > 1 => most /= 2,
-                Err(Error::NoSpace { .. }) => return Ok(false), // the next one may find room
+                Err(Error::NoSpace { .. }) => return Ok(false), // a later sweep may find room
                 next => {
                     table.sweep = next?;
                     return Ok(table.sweep.is_some());
@@ -64,8 +65,8 @@ impl FlexEngine {
         }
     }
 
-    /// Rewrites intervals from the one of `from` on, with at most so many looks at blocks; where to
-    /// go on.
+    /// Rewrites intervals from that of `from` on, reading at most `most` blocks. Returns the
+    /// separator at which the sweep continues.
     fn sweep_step(
         &self,
         table: &mut IntervalTable,
@@ -84,7 +85,7 @@ impl FlexEngine {
         for (number, entry) in index.tree.range(start).enumerate() {
             let is_planned = plan.changes.last().is_some_and(|last| last.at + last.len > entry.start);
             if is_planned {
-                continue; // merged with one before
+                continue; // merged with an earlier interval
             }
             if number >= INTERVALS_PER_STEP
                 || plan.examined >= most
@@ -96,7 +97,7 @@ impl FlexEngine {
             if has_enough_garbage(self.interval_cache.slots.get(entry.item.slot).interval_counts()) {
                 let before = plan.counts.bytes;
                 match self.plan_rewrite(&now, 0..0, &entry, &mut plan) {
-                    Err(error) if error.is_corrupt() => {} // whoever reads it is told so
+                    Err(error) if error.is_corrupt() => {} // readers receive the error themselves
                     planned => {
                         planned?;
                         plan.counts.defragmented += 1;

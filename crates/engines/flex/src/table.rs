@@ -1,17 +1,16 @@
-//! # Table: the committer's side of the sparse index
+//! # Interval table: the writer's side of the sparse index
 //!
-//! Who changes the space and the index does it here, under one lock: an edit of the space, the same
-//! change of the tree, then both are published together.
+//! All changes of the space and the index are made here, under one lock. Each is an edit of the
+//! space, the same change of the tree, and one publication of both.
 //!
 //! ## Invariants
 //!
-//! 1. The tree and the space agree: an interval of the tree is, in the space, its runs and nothing
-//!    else.
-//! 2. A slot that no longer belongs to an interval is given out again when every index that names
-//!    it is gone.
-//! 3. The space's mark counts our edits, and says in its lowest bit whether a memtable was ever
-//!    moved whole: before that, pairs may be in the image only. An image of the index with the same
-//!    mark describes the space.
+//! 1. The tree and the space agree: the bytes of an interval of the tree are, in the space, its
+//!    runs and nothing else.
+//! 2. A slot without an interval is reused only after every index that refers to it is dropped.
+//! 3. The mark of the space counts our edits. Its lowest bit tells whether a memtable was ever
+//!    flushed completely; before that, pairs may be in the image only. An image of the index
+//!    describes the space exactly if both marks are equal.
 
 use std::collections::{HashSet, VecDeque};
 use std::ops::Range;
@@ -39,60 +38,61 @@ use crate::value_prefetch::ValuePrefetch;
 use sheaf_base::memtable::prefix::{KeyPrefix, Separator};
 use smallvec::SmallVec;
 
-/// An interval to be.
+/// A planned interval.
 #[derive(Debug)]
 pub(crate) struct PlannedInterval {
-    /// Its separator; without one, that of the first interval it replaces.
+    /// Separator of the interval. `None` means the one of the first interval that it replaces.
     pub(crate) separator: Option<Vec<u8>>,
-    /// Its runs, or the one that is added, in the plan's bytes.
+    /// Range of the plan's bytes with its runs, or with the run that is appended.
     pub(crate) data: Range<usize>,
     pub(crate) interval_counts: IntervalCounts,
-    /// The whole interval, where it is known, ...
+    /// The block of the whole interval, if it is known.
     pub(crate) block: Option<BlockRef>,
-    /// ... or its prints.
+    /// The fingerprints of the interval, if only these are known.
     pub(crate) fingerprints: Option<Fingerprints>,
 }
 
-/// A change of a stretch of the space.
+/// A change of a range of the space.
 #[derive(Debug)]
 pub(crate) struct PlannedChange {
-    /// Where the stretch is, before all changes of the plan.
+    /// Start of the range, before all changes of the plan.
     pub(crate) at: u64,
     pub(crate) len: u64,
-    /// The slots of its intervals.
+    /// Slots of the intervals in the range.
     pub(crate) old_slots: SmallVec<[u32; 2]>,
-    /// The separator of its first interval.
+    /// Separator of the first interval in the range.
     pub(crate) separator: Separator,
-    /// What stands there stays, and the only draft goes behind it, into the same interval.
+    /// Whether the stored bytes stay, and the only planned interval is appended to the same
+    /// interval.
     pub(crate) is_append: bool,
     pub(crate) planned_intervals: SmallVec<[PlannedInterval; 2]>,
 }
 
-/// Changes of disjoint stretches, in order, and what becomes of staged values.
+/// Changes of disjoint ranges, in order, and the fate of blobs.
 #[derive(Debug, Default)]
 pub(crate) struct IntervalPlan {
     pub(crate) changes: Vec<PlannedChange>,
-    /// What the drafts consist of.
+    /// Bytes of the planned intervals.
     pub(crate) bytes: Vec<u8>,
-    /// Staged values that the space names from now on.
+    /// Blobs that the space refers to after this plan.
     pub(crate) new_blobs: Vec<u64>,
-    /// Those it does not any more, and which commits superseded them.
+    /// Blobs that the space no longer refers to, and the commits that superseded them.
     pub(crate) dead_blobs: Vec<(Seq, u64)>,
-    /// Nothing is rewritten: the edit was too large, or the disk is full.
+    /// Nothing is rewritten, because the edit was too large or the disk is full.
     pub(crate) is_append_only: bool,
-    /// The disk is nearly full: only what makes room is rewritten.
+    /// The disk is nearly full: an interval is rewritten only if that frees space.
     pub(crate) is_disk_low: bool,
-    /// Intervals that nothing changes may be rewritten, if that pays.
+    /// Whether intervals without changes may be rewritten if that pays.
     pub(crate) may_defragment: bool,
-    /// Of changes whose intervals were in memory: keys that were new, and all of them.
+    /// Sample of changes with intervals in memory: number of new keys, and of all keys.
     pub(crate) new_key_sample: [u64; 2],
-    /// Looks at intervals to rewrite: with many of them the step is over, also if it writes
-    /// nothing.
+    /// Number of intervals that were read for a rewrite. A step ends after many of them even if it
+    /// writes nothing.
     pub(crate) examined: usize,
     pub(crate) counts: FlushCounts,
 }
 
-/// What the committer chose, how often.
+/// Counters of the choices that flush steps made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct FlushCounts {
     /// New intervals.
@@ -103,18 +103,18 @@ pub(crate) struct FlushCounts {
     pub(crate) rewritten: u64,
     /// Intervals that were rewritten though nothing changed in them.
     pub(crate) defragmented: u64,
-    /// Intervals that went into a neighbour.
+    /// Intervals that were merged into a neighbour.
     pub(crate) merged: u64,
-    /// Changes that were superseded before they were moved.
+    /// Changes that were superseded before they were flushed.
     pub(crate) skipped: u64,
-    /// Versions that rewrites went through.
+    /// Versions that rewrites read.
     pub(crate) versions_read: u64,
-    /// Bytes of all this.
+    /// Bytes that flush steps wrote.
     pub(crate) bytes: u64,
 }
 
 impl FlushCounts {
-    /// By name.
+    /// Returns the counters by name.
     pub(crate) fn named(&self) -> Vec<(&'static str, u64)> {
         vec![
             ("intervals inserted", self.inserted),
@@ -129,49 +129,51 @@ impl FlushCounts {
     }
 }
 
-/// The committer's side.
+/// The state of the writer: the space, the tree and their bookkeeping.
 #[derive(Debug)]
 pub(crate) struct IntervalTable {
     pub(crate) space: Option<FlexSpace>,
     pub(crate) tree: ShiftTree<Interval>,
     pub(crate) prefix: Arc<KeyPrefix>,
     pub(crate) mark: u64,
-    /// The space had come so far when the image was made: with less it is damaged.
+    /// Mark of the space when the image was made. A space with a smaller mark is damaged.
     pub(crate) min_mark: u64,
-    /// Staged values that the space names.
+    /// Blobs that the space refers to.
     pub(crate) blobs: HashSet<u64>,
-    /// The last key of the frozen memtable that was moved.
+    /// The last key of the frozen memtable that was flushed.
     pub(crate) progress: Option<Vec<u8>>,
-    /// Where the sweep goes on that is under way: see `sweep.rs`.
+    /// Key at which the sweep in progress continues (`sweep.rs`).
     pub(crate) sweep: Option<Vec<u8>>,
-    /// What of a frozen memtable stays in memory: see `image.rs`.
+    /// Records of a frozen memtable that stay in memory (`image.rs`).
     pub(crate) retained: RetainedRecords,
-    /// The views when that was decided.
+    /// Copy of the views at the time of that decision.
     pub(crate) views: Views,
     pub(crate) counts: FlushCounts,
-    /// Of the changes moved since the last look: see [`IntervalPlan::new_key_sample`].
+    /// Sample of new keys since the last update: see [`IntervalPlan::new_key_sample`].
     pub(crate) new_key_sample: [u64; 2],
-    /// Memory of the last step, for the next one: its batch, and the bytes of its plan.
+    /// Memory of the last step for the next one: its batch, and the bytes of its plan.
     pub(crate) spare_buffers: (ChangeBatch, Vec<u8>),
-    /// Values of changes that are to be moved.
+    /// Values of changes that will be flushed.
     pub(crate) value_prefetch: ValuePrefetch,
     token: Arc<()>,
-    /// Slots that the tree names no more since the last publication.
+    /// Slots that left the tree since the last publication.
     retired_slots: Vec<u32>,
     retire_queue: VecDeque<(Arc<()>, Vec<u32>)>,
     free: Vec<u32>,
-    /// What the space takes for itself, without a limit: it is accounted by us, its index with
-    /// ours.
+    /// Memory account of the space. It has no limit: [`IntervalTable::account`] adds it to the
+    /// budget together with our index.
     space_memory: Arc<Memory>,
-    /// Bytes of the indexes, and of the space's buffers, that the budget knows of.
+    /// Bytes of the indexes that the budget counts.
     accounted: AtomicU64,
+    /// Bytes of the space's buffers that the budget counts.
     buffered: AtomicU64,
     publications: u64,
-    /// Steps that waited for readers, since one did not.
+    /// Consecutive steps that waited for readers.
     reader_waits: u32,
 }
 
-/// Steps that wait for readers before one goes on all the same: the reader may be the caller.
+/// Number of steps that wait for readers before one continues regardless: the reader may be the
+/// caller itself.
 const MAX_READER_WAITS: u32 = 64;
 
 impl IntervalTable {
@@ -203,7 +205,7 @@ impl IntervalTable {
         }
     }
 
-    /// Opens the keyspace's space, and makes it if there is none and `create` says so.
+    /// Opens the space of the keyspace, and creates it if there is none and `create` is set.
     pub(crate) fn open(&mut self, context: &EngineContext, id: KeyspaceId, create: bool) -> Result<()> {
         let Some(engine_dir) = &context.engine_dir else { return Ok(()) };
         if self.space.is_some() || (!create && !engine_dir.exists(id)?) {
@@ -216,13 +218,13 @@ impl IntervalTable {
                 self.space = Some(space);
                 Ok(())
             }
-            // A creation that was cut short: there never was anything in it.
+            // An interrupted creation: the space was always empty.
             Err(Error::DatabaseNotFound { .. }) if !create => Ok(()),
             Err(error) => Err(error),
         }
     }
 
-    /// Opens the readable part of the keyspace's space. False if it has none.
+    /// Opens the readable part of the keyspace's space. Returns false if it has none.
     pub(crate) fn open_partial(
         &mut self,
         context: &EngineContext,
@@ -255,12 +257,13 @@ impl IntervalTable {
         }
     }
 
-    /// Whether a memtable was ever moved whole into the space.
+    /// Whether a memtable was ever flushed completely into the space.
     pub(crate) fn has_flushed_memtable(&self) -> bool {
         self.mark & 1 == 1
     }
 
-    /// Does what is planned: in the space, then in the tree. `is_last` of a memtable.
+    /// Carries out a plan, first in the space and then in the tree. `is_last` tells that it
+    /// completes a memtable.
     pub(crate) fn commit(
         &mut self,
         plan: &IntervalPlan,
@@ -345,7 +348,7 @@ impl IntervalTable {
         edit.mark(mark).commit()
     }
 
-    /// The slot and separator of a new interval.
+    /// Returns a new interval with its slot and separator.
     fn interval(
         &mut self,
         change: &PlannedChange,
@@ -372,7 +375,7 @@ impl IntervalTable {
         slot
     }
 
-    /// An interval with a slot of its own.
+    /// Returns an interval with a slot of its own.
     pub(crate) fn new_interval(
         &mut self,
         separator: &[u8],
@@ -383,17 +386,17 @@ impl IntervalTable {
         let kept = interval_cache.slots.get(slot);
         let separator = Separator::inline(&self.prefix, separator).unwrap_or_else(|| {
             // SAFETY:
-            // * The slot keeps the bytes until no index that names it is left (slots I1), and
-            //   whoever has a copy of the separator has such an index.
+            // * The slot keeps the bytes until no index refers to the slot any more (slots I1).
+            //   Every holder of a copy of the separator holds such an index.
             unsafe { Separator::out_of_line(&self.prefix, kept.store_separator(separator)) }
         });
         Interval { separator, slot }
     }
 
-    /// The present state for readers. The caller makes it known.
+    /// Returns the current state for readers. The caller must publish it.
     pub(crate) fn publish(&mut self, interval_cache: &IntervalCache, guard: &Guard) -> Arc<SparseIndex> {
-        // Also without a slot: whoever has an older index than the next grave's must be waited for
-        // too.
+        // Queue a token even without retired slots: a reader of this index may also hold slots that
+        // are retired by a later publication.
         let before = std::mem::take(&mut self.token);
         self.retire_queue.push_back((before, std::mem::take(&mut self.retired_slots)));
         self.publications += 1;
@@ -410,15 +413,15 @@ impl IntervalTable {
         })
     }
 
-    /// Takes back what versions that are gone held.
+    /// Frees the memory of tree versions that no reader holds any more.
     pub(crate) fn reclaim_versions(&mut self, interval_cache: &IntervalCache, guard: &Guard) {
         self.tree.reclaim_all();
         self.reclaim(interval_cache, guard);
         self.account(interval_cache);
     }
 
-    /// Whether the budget is exceeded, and what earlier publications left behind comes back as soon
-    /// as readers are gone: each one more would take as much again.
+    /// Whether a step must wait: the budget is exceeded, and memory of earlier publications is
+    /// freed as soon as readers drop them. Each further publication would take as much again.
     pub(crate) fn must_wait_for_readers(&mut self, interval_cache: &IntervalCache, guard: &Guard) -> bool {
         let is_held = |table: &IntervalTable| table.retire_queue.iter().any(|(_, slots)| !slots.is_empty());
         if self.reader_waits >= MAX_READER_WAITS
@@ -434,7 +437,7 @@ impl IntervalTable {
         true
     }
 
-    /// Takes slots back that no index names any more.
+    /// Reuses slots that no index refers to any more.
     pub(crate) fn reclaim(&mut self, interval_cache: &IntervalCache, guard: &Guard) {
         while let Some((token, _)) = self.retire_queue.front()
             && Arc::strong_count(token) == 1
@@ -447,7 +450,7 @@ impl IntervalTable {
         }
     }
 
-    /// Bytes of the space that are not superseded, as far as that is known.
+    /// Returns the estimated bytes of the space that are not superseded.
     pub(crate) fn live_bytes(&self, interval_cache: &IntervalCache) -> u64 {
         let mut live = 0;
         self.tree.read(|tree| {
@@ -462,24 +465,24 @@ impl IntervalTable {
         live
     }
 
-    /// Bytes of the indexes: ours and the space's.
+    /// Returns the bytes of our index and of the space's index.
     pub(crate) fn index_bytes(&self, interval_cache: &IntervalCache) -> u64 {
         let space = self.space.as_ref().map_or(0, FlexSpace::index_bytes);
         if self.tree.is_empty() && space == 0 {
             return 0;
         }
-        // What is free is room for keys to come.
+        // Free slots are room for future keys.
         let free = (self.free.len() * size_of::<crate::slots::IntervalSlot>()) as u64;
         self.tree.bytes() + interval_cache.slots.bytes() - free + space
     }
 
-    /// The keyspace is gone: nothing is indexed.
+    /// Resets the table of a dropped keyspace: nothing is indexed.
     pub(crate) fn reset(&mut self) {
         (self.tree, self.progress, self.retained) =
             (ShiftTree::new(Interval::NONE), None, RetainedRecords::default());
         self.sweep = None;
         (self.blobs, self.spare_buffers) = (HashSet::new(), Default::default());
-        // Readers may have the old one's buffers for a while.
+        // Readers may hold buffers of the old account for a while.
         self.space_memory = Arc::new(Memory::new(u64::MAX));
     }
 
@@ -489,7 +492,7 @@ impl IntervalTable {
         memory.update_held(MemoryPart::Buffers, &self.buffered, self.space_memory.used(MemoryPart::Buffers));
     }
 
-    /// Cuts separators' heads anew, if too many do not fit into two words.
+    /// Chooses a new common prefix of the separators if too many do not fit into two words.
     pub(crate) fn update_prefix(&mut self, interval_cache: &IntervalCache, guard: &Guard) {
         let (mut long, mut first, mut last) = (0u64, None, None);
         self.tree.read(|tree| {

@@ -1,4 +1,4 @@
-//! A small keyspace, whose pairs stay in memory, from checkpoint to checkpoint.
+//! Tests of a keyspace from checkpoint to checkpoint; a small one keeps its pairs in memory.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::engine::FlexEngine;
 mod fingerprints;
 mod removed_ranges;
 
-/// An image that nobody reads.
+/// A sink for an image that is never read.
 struct NullSink;
 
 impl ImageSink for NullSink {
@@ -29,7 +29,7 @@ impl ImageSink for NullSink {
     }
 }
 
-/// A keyspace, and who commits to it. Values stand in its memtables: there is no journal.
+/// A keyspace with its commits. Values are in its memtables: there is no journal.
 struct TestKeyspace {
     engine: Arc<FlexEngine>,
     views: Views,
@@ -41,7 +41,7 @@ impl TestKeyspace {
         TestKeyspace::with_dir(None)
     }
 
-    /// With a place for a space, which takes what is more than an image has.
+    /// Creates a keyspace with a directory, so that larger contents have a space.
     fn with_space() -> TestKeyspace {
         TestKeyspace::with_dir(Some(EngineDir::new(Arc::new(SimDisk::new()), Path::new("/"), false)))
     }
@@ -80,7 +80,7 @@ impl TestKeyspace {
         self.commit(key, RecordContent::Put(b""));
     }
 
-    /// All that is frozen stays in memory, and the image is written.
+    /// Flushes or retains everything frozen, and writes the image.
     fn save(&self) {
         while self.engine.flush_step(&self.views.copy_as_of(self.newest), self.newest).unwrap() {}
         assert!(self.engine.is_flushed());
@@ -112,8 +112,8 @@ fn blob(id: u64) -> RecordContent<'static> {
     RecordContent::Blob(BlobRef { id, len: 1, sum: 0 })
 }
 
-/// 80 keys are frozen, `late` comes behind or before them, and the checkpoint ends when a cursor
-/// has taken its first pairs: it shows all the same.
+/// Freezes 80 keys and puts `late` behind or before them. The checkpoint ends after a cursor has
+/// taken its first pair; the cursor must still show every key.
 fn check_walk_beside_an_end(late: &[u8], forward: bool) {
     let mut keyspace = TestKeyspace::new();
     let mut keys: Vec<Vec<u8>> = (100..180).map(|number| format!("{number}").into_bytes()).collect();
@@ -156,7 +156,7 @@ fn a_superseded_blob_is_retired_by_the_checkpoint() {
     keyspace.engine.freeze();
     keyspace.put(b"key");
     keyspace.save();
-    assert_eq!(keyspace.blobs(), [7], "nothing goes before the image is durable");
+    assert_eq!(keyspace.blobs(), [7], "no blob is retired before the image is durable");
     keyspace.engine.image_published();
     assert_eq!((keyspace.blobs(), keyspace.retired_blobs()), (vec![], vec![7]));
     assert!(keyspace.shows(keyspace.newest, b"key"));
@@ -176,8 +176,8 @@ fn a_blob_superseded_during_the_image_is_retired_by_the_next_checkpoint() {
     assert!(!keyspace.shows(keyspace.newest, b"key"));
 }
 
-/// The copy of the registry that a step is given may be older than the newest view, and than what
-/// superseded a version.
+/// The copy of the registry for a step may be older than the newest view, and older than the commit
+/// that superseded a version.
 #[test]
 fn versions_of_a_view_stay_in_memory_while_it_exists() {
     let mut keyspace = TestKeyspace::new();
@@ -221,7 +221,8 @@ fn superseded_versions_are_freed_at_the_rate_of_updates() {
     }
 }
 
-/// Writers are slowed down by what is left: it goes down with every step, from all to nothing.
+/// Writers are throttled by the remaining part of the flush: it decreases with every step, from all
+/// to nothing.
 #[test]
 fn flush_remaining_decreases_during_the_flush() {
     let mut keyspace = TestKeyspace::with_space();
@@ -239,8 +240,8 @@ fn flush_remaining_decreases_during_the_flush() {
     assert_eq!(keyspace.engine.flush_remaining_percent(), 0);
 }
 
-/// Writers are slowed down by the memory that memtables take while one of them is moved, before
-/// there is none left: who finds none waits for the whole move.
+/// Writers are throttled by the memory of the memtables during a flush, before none is left. A
+/// writer that finds none waits for the whole flush.
 #[test]
 fn pressure_includes_the_memory_of_the_flushing_memtable() {
     let mut keyspace = TestKeyspace::with_space();
@@ -264,14 +265,14 @@ fn pressure_includes_the_memory_of_the_flushing_memtable() {
     let late = keyspace.engine.pressure_percent();
     assert!(late < begin / 2, "{begin}, {late}");
     fill(&mut keyspace, due);
-    assert!(keyspace.engine.pressure_percent() > late + 100, "what gathers meanwhile counts");
+    assert!(keyspace.engine.pressure_percent() > late + 100, "commits during the flush count");
     while keyspace.engine.flush_step(&keyspace.views.copy_as_of(keyspace.newest), keyspace.newest).unwrap() {}
     assert_eq!(keyspace.engine.pressure_percent(), 0);
 }
 
-/// A view keeps what is removed, and then goes: intervals of pairs that are all dead. Whoever comes
-/// after goes through each of them a few times at most, however many there are, and no step through
-/// all.
+/// A view keeps removed pairs and is then released, which leaves intervals of dead pairs only.
+/// Later flushes must read each of them at most a few times, however many there are, and no step
+/// may read all of them.
 #[test]
 fn rewrite_work_does_not_grow_with_dead_intervals() {
     let mut keyspace = TestKeyspace::with_space();
@@ -298,13 +299,13 @@ fn rewrite_work_does_not_grow_with_dead_intervals() {
     }
     assert!(most < 1200, "{most} versions in a step");
     let read = keyspace.engine.table.lock().counts.versions_read - before.versions_read;
-    assert!(read < 4 * 2400, "{read} versions were gone through");
+    assert!(read < 4 * 2400, "{read} versions were read");
     assert_eq!(keyspace.engine.count_keys(u64::MAX).unwrap(), 2);
     assert!(keyspace.shows(keyspace.newest, &key(700)));
 }
 
-/// Versions that a view kept go when it is gone, though nothing touches their intervals again; the
-/// sweep then rests.
+/// Versions that a view kept are removed after its release, though no commit touches their
+/// intervals. Then the sweep ends.
 #[test]
 fn versions_of_a_released_view_are_swept() {
     let mut keyspace = TestKeyspace::with_space();

@@ -1,24 +1,23 @@
-//! # Hoard: values of changes to come, read in the order in which the journal has them
+//! # Value prefetch: values of future changes, read in the order of the journal
 //!
-//! Changes are moved in the order of keys; their frames stand in the order of commits, about six of
-//! a page. Where memory has lost the journal each is a wait for the device, and its page is gone
-//! again when the next of its frames is due. So, if a look at some of them says that they are not
-//! in memory, the journal is read in its own order, and the values of as many changes as there is
-//! room for are kept.
+//! Changes are flushed in key order, but their frames are in the order of commits. If the journal
+//! is not in the page cache, each frame is a wait for the device. Its page is evicted before the
+//! next of its frames is needed. If a sample of frames is not cached, this module reads the journal
+//! in its own order. It keeps the values of as many changes as there is room for.
 //!
 //! ## Picture
 //!
 //! ```text
-//!   frozen memtable   a ── b ── c ── d ── e ── f ── ...          the next changes, of which the first n are hoarded
-//!   journal           [..c....a.] [.......e.] [b.....d..]        asked for window by window, as far as they have frames of those
-//!   hoard             c a e b d                                  by address: who moves a change finds its value here
+//!   frozen memtable   a ── b ── c ── d ── e ── f ── ...   the next changes; the first n are chosen
+//!   journal           [..c....a.] [.......e.] [b.....d..] windows with their frames are requested
+//!   values            c a e b d                           by address, until the change is flushed
 //! ```
 //!
 //! ## Costs
 //!
-//! A part of the budget: 16 bytes a change, and its value. A window takes the device about as long
-//! as a page does, so that one with a single frame loses nothing. What the hoard lacks is read
-//! where it stands.
+//! A part of the budget: 16 bytes per change, and its value. Reading a window takes the device
+//! about as long as reading a page, so that a window with a single frame loses nothing. A missing
+//! value is read from its frame.
 
 use std::ops::Bound;
 
@@ -30,52 +29,52 @@ use sheaf_base::segment::Address;
 use sheaf_base::sync::atomic::AtomicU64;
 use sheaf_base::sync::epoch::Guard;
 
-/// It may take this part of the budget, ...
+/// Divisor of the budget that gives the memory for values.
 const BUDGET_DIVISOR: u64 = 16;
-/// ... and so many bytes in tests of small geometries, where all is hoarded.
+/// Memory for values in tests of small geometries, which prefetch always.
 const TINY_BYTES: u64 = 2 << 10;
-/// So many bytes of a segment are asked for at a time, ...
+/// Bytes of a segment that are requested at a time.
 const READ_WINDOW: u64 = 128 << 10;
-/// ... so many windows before they are read.
+/// Number of windows that are requested before they are read.
 const WINDOWS_AHEAD: usize = 8;
-/// Frames that are looked for in memory: if one of them is missing, as many are that a wait for
-/// each takes longer than all this.
+/// Number of frames that are checked for being cached. If one of them is missing, so many are that
+/// waiting for each takes longer than a prefetch.
 const CACHE_PROBES: usize = 16;
-/// Records whose places are fetched at a time.
+/// Number of records that are looked up at a time.
 const RECORD_BATCH: usize = 256;
 
-/// The word of a version, and where its value begins.
+/// The word of a version, and the offset of its value.
 type PrefetchedValue = (u64, usize);
 
-/// Values of changes, until they are moved. Its memory is kept as long as memtables are not in
-/// memory, since what is taken and freed again and again stays with the allocator, in many places.
+/// Values of changes until they are flushed. The memory is kept while the journal is uncached,
+/// because repeated allocation and freeing would fragment the allocator.
 #[derive(Debug, Default)]
 pub(crate) struct ValuePrefetch {
-    /// In the order of words.
+    /// Sorted by word.
     items: Vec<PrefetchedValue>,
     bytes: Vec<u8>,
-    /// The last key of those changes; none if it has those of all that are left.
+    /// Last key of those changes; `None` if they include all that are left.
     last_key: Option<Vec<u8>>,
-    /// Bytes that the budget knows of.
+    /// Bytes that the budget counts.
     accounted_bytes: AtomicU64,
 }
 
 impl ValuePrefetch {
-    /// The value of a version, if it is here.
+    /// Returns the value of a version if it was prefetched.
     pub(crate) fn value(&self, word: VersionWord) -> Option<&[u8]> {
         let at = self.items.binary_search_by_key(&word.bits(), |item| item.0).ok()?;
         let end = self.items.get(at + 1).map_or(self.bytes.len(), |next| next.1);
         self.bytes.get(self.items[at].1..end)
     }
 
-    /// The changes it has values of are moved.
+    /// Drops the values after their changes were flushed.
     pub(crate) fn clear(&mut self) {
         self.items.clear();
         self.bytes.clear();
         self.last_key = None;
     }
 
-    /// Lets go of its memory.
+    /// Frees all memory.
     pub(crate) fn free_memory(&mut self, context: &EngineContext) {
         (self.items, self.bytes, self.last_key) = Default::default();
         self.account(context);
@@ -86,8 +85,8 @@ impl ValuePrefetch {
         context.memory.update_held(MemoryPart::Buffers, &self.accounted_bytes, bytes as u64);
     }
 
-    /// Before the changes of `places`, the next ones of `memtable`, are moved: if they are behind
-    /// those that were hoarded, and memory does not have them, they and those behind them are.
+    /// Prefetches values before `places`, the next changes of `memtable`, are flushed. Does so only
+    /// if they are behind the changes prefetched before and their frames are not cached.
     pub(crate) fn prefetch_if_uncached(
         &mut self,
         memtable: &Memtable,
@@ -118,7 +117,7 @@ impl ValuePrefetch {
         self.read(memtable, room, context, guard);
     }
 
-    /// Takes down up to `most` changes from `first` on.
+    /// Selects up to `most` changes from `first` on.
     fn select_records(&mut self, memtable: &Memtable, first: &[u8], most: usize, guard: &Guard) {
         let (mut places, mut low): (Vec<ArenaOffset>, _) =
             (Vec::with_capacity(RECORD_BATCH), Bound::Included(first));
@@ -141,7 +140,7 @@ impl ValuePrefetch {
         }
     }
 
-    /// Reads their values in the order in which they stand in the journal, as far as there is room.
+    /// Reads the selected values in the order of the journal, as far as there is room.
     fn read(&mut self, memtable: &Memtable, room: usize, context: &EngineContext, guard: &Guard) {
         self.items.sort_unstable_by_key(|item| item.0);
         let window = |item: &PrefetchedValue| {
@@ -164,7 +163,7 @@ impl ValuePrefetch {
                 asked += self.items[asked..].iter().take_while(|item| window(item) == (slot, number)).count();
             }
             let start = self.bytes.len();
-            // Damage is told by who moves the change.
+            // The flush step reports damage when it reads the change.
             let _ = memtable.content(VersionWord::from_bits(item.0), context, guard, |content| {
                 if let RecordContent::Put(value) = content
                     && start + value.len() <= room
@@ -180,7 +179,7 @@ impl ValuePrefetch {
     }
 }
 
-/// Whether memory lacks what `places` name, as far as some of them say.
+/// Whether the frames of `places` are not cached, as far as a sample tells.
 fn is_uncached(memtable: &Memtable, places: &[ArenaOffset], context: &EngineContext, guard: &Guard) -> bool {
     let some = places.iter().step_by(places.len().div_ceil(CACHE_PROBES).max(1));
     let mut addresses = some.filter_map(|place| memtable.entry(*place).newest().word.address());

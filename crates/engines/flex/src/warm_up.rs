@@ -1,13 +1,13 @@
-//! # Warmth: intervals on their way into memory after an opening
+//! # Warm-up: reading intervals into memory after an opening
 //!
-//! An opening reads a checkpoint and no data. Readers then find every interval missing, and each
-//! pays for its own. So when some were missed, and nothing else is due, the store's background
-//! reads the others, in the order of the space, as long as the budget has room without evicting
-//! anything. A keyspace that nobody reads stays where it is.
+//! Opening reads a checkpoint and no data, so every reader would wait for its own misses. After
+//! readers have missed a number of intervals, the store's background threads read the others in the
+//! order of the space. They do so while nothing else is due, and while the budget has room without
+//! evicting anything. An unread keyspace is not loaded.
 //!
 //! ## Threads
 //!
-//! Readers count what they missed. The committer (`work`) walks, under the table's lock.
+//! Readers count misses. Maintenance (`maintain`) loads intervals under the lock of the table.
 
 use sheaf_base::error::Result;
 use sheaf_base::sync::atomic::{AtomicU64, Ordering};
@@ -15,38 +15,40 @@ use sheaf_base::sync::epoch::Guard;
 
 use crate::index::{EngineState, IntervalCache};
 
-/// Intervals that readers must have missed.
+/// Number of misses by readers that starts the warm-up.
 const MIN_MISSES: u64 = 64;
-/// Bytes of the space that a step reads.
+/// Bytes of the space that a step covers.
 const STEP_BYTES: u64 = 1 << 20;
-/// Hundredths of the budget above which nothing is warmed.
+/// Percentage of the budget above which the warm-up ends.
 const MAX_BUDGET_PERCENT: u64 = 75;
-/// A walk that has not begun, and one that has ended.
+/// Position of a warm-up that has not started.
 const NOT_STARTED: u64 = u64::MAX - 1;
+/// Position of a warm-up that has ended.
 const FINISHED: u64 = u64::MAX;
 
-/// How far the walk has come.
+/// Progress of a warm-up.
 #[derive(Debug)]
 pub(crate) struct WarmUp {
     missed: AtomicU64,
-    /// Where it goes on.
+    /// Offset in the space at which the next step begins.
     position: AtomicU64,
     warmed: AtomicU64,
 }
 
 impl WarmUp {
-    /// Of a keyspace whose intervals are in memory because they were made there.
+    /// Creates the state of a keyspace with all intervals in memory because they were created
+    /// there.
     pub(crate) fn new() -> WarmUp {
         WarmUp { missed: AtomicU64::new(0), position: AtomicU64::new(FINISHED), warmed: AtomicU64::new(0) }
     }
 
-    /// Intervals were found in an image, or in the space.
+    /// Enables a warm-up after intervals were restored from an image or from the space.
     pub(crate) fn restart(&self) {
         self.missed.store(0, Ordering::Relaxed);
         self.position.store(NOT_STARTED, Ordering::Relaxed);
     }
 
-    /// A reader missed an interval.
+    /// Counts a miss of a reader.
     pub(crate) fn record_miss(&self) {
         if self.position.load(Ordering::Relaxed) == NOT_STARTED
             && self.missed.fetch_add(1, Ordering::Relaxed) >= MIN_MISSES
@@ -55,12 +57,12 @@ impl WarmUp {
         }
     }
 
-    /// Intervals read ahead of readers so far.
+    /// Returns the number of intervals loaded so far.
     pub(crate) fn warmed(&self) -> u64 {
         self.warmed.load(Ordering::Relaxed)
     }
 
-    /// A step. True if there is more.
+    /// Performs a step. Returns true if there is more to do.
     pub(crate) fn step(
         &self,
         state: &EngineState,
@@ -88,7 +90,7 @@ impl WarmUp {
             }
             match index.load_block(&entry, interval_cache, guard) {
                 Ok(_) => self.warmed.fetch_add(1, Ordering::Relaxed),
-                // Whoever reads it is told.
+                // Readers of the interval receive the error themselves.
                 Err(error) if error.is_corrupt() => continue,
                 Err(error) => return Err(error),
             };

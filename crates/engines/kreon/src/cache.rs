@@ -1,31 +1,33 @@
-//! # Cache: pages of the levels in memory, in place of the paper's kernel path
+//! # Node cache: pages of the levels in memory, instead of the paper's kernel path
 //!
-//! A page's number leads straight to its frame: two loads, no lock, no system call, nothing shared is written but a mark once a
-//! round of the clock. The ideas are kmmap's and FastMap's: priorities by kind, clean pages evicted and dirty ones not, a page
-//! that was never written is never read. While there is room a missed leaf brings its neighbours ([`NodeCache::has_room_for_read_around`]). Of a leaf that
-//! look-ups asked for, and that has to go, its [`LeafFingerprints`] stay.
+//! A page number leads to its frame with two loads and without a lock or system call. A hit writes
+//! only a mark, at most once per round of the clock. The ideas are those of kmmap and FastMap:
+//! priorities by kind, eviction of clean pages only, no read of a page that was never written.
+//! While there is room, a missed leaf is read together with its neighbours. An evicted leaf that
+//! lookups have used leaves its [`LeafFingerprints`].
 //!
 //! ## Picture
 //!
 //! ```text
-//!  page -> chunk of the table -> frame: bytes, mark          rings of the clock: leaves | prints | inner nodes
-//!  page -> chunk of the table -> prints of a leaf that went
+//!  page -> chunk of the table -> frame: bytes, marks    rings: leaves | fingerprints | inner nodes
+//!  page -> chunk of the table -> fingerprints of an evicted leaf
 //! ```
 //!
 //! ## Invariants
 //!
-//! 1. A frame that is found under a guard stays until the guard goes: it is taken out first, and freed through the epoch.
-//! 2. Frames in the table are the pages that the present levels mean: whoever gives a page another content calls
-//!    [`NodeCache::replace`] or [`NodeCache::remove`], and pages change their content only when no reader can mean the old one.
-//! 3. What is in the table was checked: its checksum against its parent's, its lengths by [`Node::parse`].
-//! 4. Inner nodes go only when no leaf is left to go, nor any prints; dirty pages never.
-//! 5. Prints come and go under the lock of the rings. They are made of a frame that was in the table until then, or that a reader read
-//!    whose guard keeps the page (I2); and whoever puts something into a page, or has it forgotten, takes its prints away after the frame:
-//!    so those that are there are of what the page has.
+//! 1. A frame found under a guard stays allocated until the guard is dropped: removed frames are
+//!    freed through the epoch.
+//! 2. The table contains pages of the current levels. A thread that changes a page calls
+//!    [`NodeCache::replace`] or [`NodeCache::remove`], and does so only when no reader can refer to
+//!    the old content.
+//! 3. Frames in the table were checked: the checksum against the parent's, the lengths by
+//!    [`Node::parse`].
+//! 4. Inner nodes are evicted only after all leaves and fingerprints, dirty pages never.
+//! 5. Fingerprints are of the current page: see [`NodeCache::add_fingerprints`].
 //!
 //! ## Threads
 //!
-//! Any. The rings have a lock that a miss takes, and no hit.
+//! Any. A miss takes the lock of the rings; a hit does not.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -44,34 +46,34 @@ use crate::page_table::{PageTable, borrow_until_unpin};
 
 /// Bytes of a frame in memory.
 const FRAME_BYTES: u64 = block_alloc::memory_bytes(size_of::<CachedNode>());
-/// And beside it: in the rings.
+/// Bytes of a frame in the rings.
 const RING_ENTRY_BYTES: u64 = 16;
-/// Prints have at most so many quarters of the cache. They answer look-ups for as many leaves as
-/// four times the memory would; scans and steps need the leaves.
+/// Quarters of the cache that fingerprints may take. With the same memory they answer lookups for
+/// four times as many leaves, but scans and steps need the leaves.
 const MAX_FINGERPRINT_QUARTERS: u64 = 3;
 
-/// Marks of a frame: it was used since the clock came by, ...
+/// Mark of a frame: it was used since the clock came by.
 const REFERENCED: u8 = 1;
-/// ... and a look-up did.
+/// Mark of a frame: a lookup has used it.
 const LOOKED_UP: u8 = 2;
 
-/// A node in memory. The bytes of one of a single page stand beside what the cache keeps of it: who
-/// finds a frame has the head of its node in the next line.
+/// A node in memory. The bytes of a single-page node directly follow the other fields, so a lookup
+/// finds the node's header in the next cache line.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct CachedNode {
-    /// [`REFERENCED`] | [`LOOKED_UP`].
+    /// Combination of [`REFERENCED`] and [`LOOKED_UP`].
     marks: AtomicU8,
     is_dirty: AtomicBool,
     is_leaf: bool,
     len: u32,
-    /// Of a node of several pages.
+    /// Bytes of a node of several pages.
     long: Box<[u8]>,
     short: [u8; PAGE],
 }
 
 impl CachedNode {
-    /// A node that was parsed or made just now.
+    /// Creates a frame for a node that was parsed or built before.
     pub(crate) fn new(bytes: &[u8], is_leaf: bool, is_dirty: bool) -> BlockBox<CachedNode> {
         let (marks, is_dirty) = (AtomicU8::new(0), AtomicBool::new(is_dirty));
         let long = if bytes.len() > PAGE { Box::from(bytes) } else { Box::default() };
@@ -93,7 +95,7 @@ impl CachedNode {
         self.short.get(..self.len as usize).unwrap_or(&self.long)
     }
 
-    /// It was used; `marks` says by whom.
+    /// Marks the frame as used.
     #[inline]
     fn mark(&self, marks: u8) {
         let before = self.marks.load(Ordering::Relaxed);
@@ -102,12 +104,12 @@ impl CachedNode {
         }
     }
 
-    /// It was read for a look-up.
+    /// Marks the frame as read for a lookup.
     pub(crate) fn mark_looked_up(&self) {
         self.mark(LOOKED_UP);
     }
 
-    /// It is written.
+    /// Marks the frame as written to the file.
     pub(crate) fn mark_clean(&self) {
         self.is_dirty.store(false, Ordering::Release);
     }
@@ -117,13 +119,13 @@ impl CachedNode {
     }
 }
 
-/// Pages in the order in which the clock comes by: leaves, prints, inner nodes.
+/// Pages in the order of the clock: leaves, fingerprints, inner nodes.
 type ClockRings = [VecDeque<u32>; 3];
 const LEAF_RING: usize = 0;
 const FINGERPRINT_RING: usize = 1;
 const INNER_RING: usize = 2;
 
-/// See the module.
+/// The cache of a keyspace; see the header of the module.
 #[derive(Debug)]
 pub(crate) struct NodeCache {
     context: Arc<EngineContext>,
@@ -131,11 +133,11 @@ pub(crate) struct NodeCache {
     fingerprints: PageTable<LeafFingerprints>,
     rings: Mutex<ClockRings>,
     cache_share: CacheShare,
-    /// Frames and prints.
+    /// Number of frames and fingerprints.
     item_count: AtomicU64,
-    /// Bytes of prints.
+    /// Bytes of fingerprints.
     fingerprint_bytes: AtomicU64,
-    /// The last leaf of which prints were wanted had some.
+    /// Whether the last leaf for which fingerprints were requested had any.
     has_last_leaf_fingerprints: AtomicBool,
     pages_read: AtomicU64,
     reads_saved: AtomicU64,
@@ -157,32 +159,32 @@ impl NodeCache {
         }
     }
 
-    /// Bytes of its frames and prints, and of the tables.
+    /// Returns the bytes of the frames, the fingerprints and the tables.
     pub(crate) fn bytes(&self) -> u64 {
         self.cache_share.bytes() + self.table.bytes() + self.fingerprints.bytes()
     }
 
-    /// What its frames and prints take of the budget.
+    /// Returns the part of the budget that frames and fingerprints take.
     pub(crate) fn cache_share(&self) -> &CacheShare {
         &self.cache_share
     }
 
-    /// Pages that were read since the opening.
+    /// Returns the number of pages read since the opening.
     pub(crate) fn pages_read(&self) -> u64 {
         self.pages_read.load(Ordering::Relaxed)
     }
 
-    /// Reads that prints spared since the opening.
+    /// Returns the number of reads that fingerprints saved since the opening.
     pub(crate) fn reads_saved(&self) -> u64 {
         self.reads_saved.load(Ordering::Relaxed)
     }
 
-    /// A look-up was answered by prints.
+    /// Counts a lookup that fingerprints answered.
     pub(crate) fn count_saved_read(&self) {
         self.reads_saved.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The frame of `page`, if it is here.
+    /// Returns the frame of `page` if it is cached.
     #[inline]
     pub(crate) fn get<'g>(&self, page: u32, guard: &'g Guard) -> Option<&'g CachedNode> {
         let frame = self.table.get(page, guard)?;
@@ -190,7 +192,7 @@ impl NodeCache {
         Some(frame)
     }
 
-    /// As [`NodeCache::get`], for a look-up: if it is a leaf, its prints are to stay when it goes.
+    /// Like [`NodeCache::get`], for a lookup: an eviction of a leaf then leaves its fingerprints.
     #[inline]
     pub(crate) fn get_for_lookup<'g>(&self, page: u32, guard: &'g Guard) -> Option<&'g CachedNode> {
         let frame = self.table.get(page, guard)?;
@@ -198,24 +200,24 @@ impl NodeCache {
         Some(frame)
     }
 
-    /// The prints of the leaf at `page`, if they are here.
+    /// Returns the fingerprints of the leaf at `page` if they are cached.
     pub(crate) fn fingerprints<'g>(&self, page: u32, guard: &'g Guard) -> Option<&'g LeafFingerprints> {
         let fingerprints = self.fingerprints.get(page, guard)?;
         fingerprints.mark_referenced();
         Some(fingerprints)
     }
 
-    /// Whether `page` is here, without a mark.
+    /// Whether `page` is cached. Sets no mark.
     pub(crate) fn contains(&self, page: u32) -> bool {
         self.table.contains(page)
     }
 
-    /// Whether prints are here of the leaf at `page`.
+    /// Whether fingerprints of the leaf at `page` are cached.
     pub(crate) fn has_fingerprints(&self, page: u32) -> bool {
         self.fingerprints.contains(page)
     }
 
-    /// Takes in a page that was read, unless there is no room; the frame to use.
+    /// Inserts a page that was read, if there is room. Returns the frame to use.
     pub(crate) fn insert_read<'g>(
         &self,
         page: u32,
@@ -237,33 +239,33 @@ impl NodeCache {
                 frame
             }
             Err(frame) => {
-                self.unaccount_node(Some(&*frame)); // somebody else was faster
+                self.unaccount_node(Some(&*frame)); // another thread was faster
                 borrow_until_unpin(frame, guard)
             }
         }
     }
 
-    /// Whether leaves had to go, of which prints are left.
+    /// Whether leaves were evicted and have left fingerprints.
     #[inline]
     pub(crate) fn is_memory_short(&self) -> bool {
         self.fingerprint_bytes.load(Ordering::Relaxed) > 0
     }
 
-    /// Whether prints of so many leaves may come without others going for them.
+    /// Whether fingerprints of `leaves` leaves fit without evicting others.
     pub(crate) fn has_room_for_fingerprints(&self, leaves: u32) -> bool {
         let coming = u64::from(leaves) * PAGE as u64 / 4;
         self.has_last_leaf_fingerprints.load(Ordering::Relaxed) && !self.is_fingerprint_share_exceeded(coming)
     }
 
-    /// Whether so many pages would fit without anything going for them, and as many again for
-    /// others who read.
+    /// Whether twice the number of pages fits without evicting anything, so that other readers have
+    /// room too.
     pub(crate) fn has_room_for_read_around(&self, pages: u32) -> bool {
         self.cache_share
             .has_room(2 * u64::from(pages) * (FRAME_BYTES + RING_ENTRY_BYTES), &self.context.memory)
     }
 
-    /// Takes in a leaf that was read because it stands beside another, if there is room, or else
-    /// its prints: nobody has missed it.
+    /// Inserts a leaf that was read as the neighbour of another, if there is room, or else its
+    /// fingerprints. Records no miss.
     pub(crate) fn insert_neighbor(&self, page: u32, leaf: BlockBox<CachedNode>, guard: &Guard) {
         let cost = leaf.cost();
         if !self.cache_share.has_room(cost, &self.context.memory) {
@@ -281,7 +283,7 @@ impl NodeCache {
         }
     }
 
-    /// Accounts for a frame before anybody can find it, and have it go.
+    /// Accounts for a frame before other threads can find and evict it.
     fn account(&self, cost: u64) {
         self.cache_share.take(cost, &self.context.memory);
         self.item_count.fetch_add(1, Ordering::Relaxed);
@@ -292,11 +294,11 @@ impl NodeCache {
         self.push_to_ring(&mut self.rings.lock()[ring], page, |page| self.contains(page));
     }
 
-    /// `page` joins a ring, whose pages are those for which something `is_here`.
+    /// Adds `page` to a ring. `is_here` tells whether a page belongs to the ring.
     fn push_to_ring(&self, ring: &mut VecDeque<u32>, page: u32, is_here: impl Fn(u32) -> bool) {
         ring.push_back(page);
         if ring.len() as u64 > 2 * self.item_count.load(Ordering::Relaxed) + 1024 {
-            // Pages that were forgotten, or are here twice.
+            // Drop pages that were removed, and duplicates.
             let mut pages: Vec<u32> = ring.drain(..).filter(|page| is_here(*page)).collect();
             pages.sort_unstable();
             pages.dedup();
@@ -304,7 +306,7 @@ impl NodeCache {
         }
     }
 
-    /// Gives `page` a content that was just made.
+    /// Replaces the content of `page` by a node that was just built.
     pub(crate) fn replace(&self, page: u32, frame: BlockBox<CachedNode>, guard: &Guard) {
         let (cost, is_leaf) = (frame.cost(), frame.is_leaf);
         self.account(cost);
@@ -318,26 +320,26 @@ impl NodeCache {
         }
     }
 
-    /// Forgets what `page` held.
+    /// Removes `page` and its fingerprints.
     pub(crate) fn remove(&self, page: u32, guard: &Guard) {
         self.unaccount_node(self.table.remove(page, guard));
         self.remove_fingerprints(page, guard);
     }
 
-    /// What `page` holds now, its prints are not of (I5).
+    /// Removes the fingerprints of the old content of `page` (I5).
     fn remove_fingerprints(&self, page: u32, guard: &Guard) {
         let _rings = self.rings.lock();
         self.unaccount_fingerprints(self.fingerprints.remove(page, guard));
     }
 
-    /// Accounts for what is in the table no more.
+    /// Accounts for a frame that was removed from the table.
     fn unaccount_node(&self, frame: Option<&CachedNode>) {
         if let Some(frame) = frame {
             self.unaccount(frame.cost());
         }
     }
 
-    /// Accounts for prints that are in the table no more.
+    /// Accounts for fingerprints that were removed from the table.
     fn unaccount_fingerprints(&self, fingerprints: Option<&LeafFingerprints>) {
         if let Some(fingerprints) = fingerprints {
             let cost = fingerprints.cost() + RING_ENTRY_BYTES;
@@ -351,25 +353,25 @@ impl NodeCache {
         self.cache_share.give_back(cost, &self.context.memory);
     }
 
-    /// Lets clean pages go until `bytes` more fit into the budget. False if that cannot be had.
+    /// Evicts clean pages until `bytes` more fit into the budget. Returns false if they do not.
     pub(crate) fn evict_until_room(&self, bytes: u64, guard: &Guard) -> bool {
         self.evict_until(guard, || self.context.memory.has_room(bytes))
     }
 
-    /// Lets about so many bytes of clean pages go.
+    /// Evicts about `bytes` bytes of clean pages.
     pub(crate) fn evict(&self, bytes: u64, guard: &Guard) {
         let until = self.cache_share.bytes().saturating_sub(bytes);
         self.evict_until(guard, || self.cache_share.bytes() <= until);
     }
 
-    /// Lets clean pages go until it is `enough`. False if that cannot be had.
+    /// Evicts clean pages until `enough` returns true. Returns false if it does not.
     fn evict_until(&self, guard: &Guard, enough: impl Fn() -> bool) -> bool {
-        free_deferred(guard); // of what went before, and what was read and not taken in
+        free_deferred(guard); // evicted earlier, or read and not inserted
         if enough() {
             return true;
         }
         let mut rings = self.rings.lock();
-        // Twice around each: once to take marks away.
+        // Twice around each ring: the first round clears marks.
         let mut turns = rings.each_ref().map(|ring| 2 * ring.len());
         loop {
             let ring = match turns.map(|turns| turns > 0) {
@@ -395,13 +397,13 @@ impl NodeCache {
         }
     }
 
-    /// Whether prints would have too much of the cache with so many bytes more.
+    /// Whether fingerprints would take too much of the cache with `coming` more bytes.
     fn is_fingerprint_share_exceeded(&self, coming: u64) -> bool {
         self.fingerprint_bytes.load(Ordering::Relaxed) + coming
             > self.cache_share.bytes() / 4 * MAX_FINGERPRINT_QUARTERS
     }
 
-    /// The clock passes a page: whether it stays.
+    /// Moves the clock past a page. Returns whether the page stays.
     fn evict_unless_referenced(&self, page: u32, rings: &mut ClockRings, guard: &Guard) -> bool {
         let Some(frame) = self.table.get(page, guard) else { return false };
         if frame.is_dirty.load(Ordering::Acquire)
@@ -419,7 +421,12 @@ impl NodeCache {
         false
     }
 
-    /// Leaves the prints of the leaf at `page` (I5).
+    /// Adds the fingerprints of the leaf at `page`.
+    ///
+    /// Fingerprints change under the lock of the rings. They are built from a frame that was in the
+    /// table until then, or from a page that the guard of its reader protects (I2). A thread that
+    /// replaces or removes a page removes the fingerprints after the frame. So all fingerprints are
+    /// of the current page (I5).
     fn add_fingerprints(&self, page: u32, leaf: &CachedNode, ring: &mut VecDeque<u32>, guard: &Guard) {
         if self.fingerprints.contains(page) {
             return;
@@ -435,7 +442,7 @@ impl NodeCache {
         }
     }
 
-    /// The clock passes prints: whether they stay.
+    /// Moves the clock past fingerprints. Returns whether they stay.
     fn evict_fingerprints_unless_referenced(&self, page: u32, guard: &Guard) -> bool {
         let Some(fingerprints) = self.fingerprints.get(page, guard) else { return false };
         if fingerprints.is_referenced.swap(false, Ordering::Relaxed) {
@@ -446,7 +453,7 @@ impl NodeCache {
         false
     }
 
-    /// Forgets everything.
+    /// Removes everything.
     pub(crate) fn clear(&self, guard: &Guard) {
         let mut rings = self.rings.lock();
         *rings = ClockRings::default();

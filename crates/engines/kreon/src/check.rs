@@ -1,7 +1,7 @@
-//! # Check: reads everything that the levels have on disk
+//! # Check: reads all pages of the levels
 //!
-//! It takes long, so that steps and checkpoints go on meanwhile: pages that they replace are kept
-//! for it.
+//! A check takes long, so steps and checkpoints continue during it. Pages that they replace are
+//! pinned.
 
 use std::sync::Arc;
 
@@ -13,8 +13,8 @@ use crate::level_file::PagePin;
 use crate::node::NodeRef;
 
 impl KreonEngine {
-    /// Reads all pages of the present levels. Steps and checkpoints go on meanwhile; what they
-    /// replace stays as it is until the end.
+    /// Reads all pages of the current levels. Steps and checkpoints continue, and replaced pages
+    /// keep their content until the end.
     pub(crate) fn check(
         &self,
         report: &mut dyn FnMut(Error),
@@ -41,13 +41,13 @@ impl KreonEngine {
         Ok(())
     }
 
-    /// The topmost nodes of the present levels that are on disk, of which level each: all below
-    /// them are there too, and stay as they are while the first value lives.
+    /// Returns the topmost nodes of the current levels that are on disk, with their heights. All
+    /// nodes below them are on disk too, and keep their content while the pin exists.
     fn pin_nodes(&self) -> (PagePin, Vec<(NodeRef, u8)>) {
-        let spill = self.spill.lock(); // nothing is replaced meanwhile, nor written that is in memory only
+        // no step replaces nodes, and no checkpoint writes dirty ones
+        let spill = self.spill.lock();
         let pin = self.level_store.space.pin_pages();
-        // Of each node's moment is a guard: what others let go during all of this would wait for
-        // it.
+        // One guard per node: a guard for the whole walk would delay the freeing of retired memory.
         let levels = Arc::clone(&self.state(&epoch::pin()).levels);
         let mut todo: Vec<(NodeRef, u8)> = levels.iter().filter_map(|level| level.root).collect();
         let mut there = Vec::new();

@@ -1,17 +1,16 @@
-//! # Cursor: the sources side by side, a batch at a time
+//! # Cursor: all sources merged, one batch at a time
 //!
-//! A cursor holds no state between calls but copies of the pairs it shows next. For the next batch
-//! it looks at the present state again, behind the key where it stood: versions that its view needs
-//! are in every state, wherever they have moved meanwhile.
+//! Between calls, a cursor keeps copies of the pairs that it shows next, but no state. For each
+//! further batch it loads the current state and continues behind its last key. Every state contains
+//! the versions that its view needs, wherever spills have moved them.
 //!
-//! A batch that meets a few removed keys in a row ends there. The next one goes around what is
-//! known to be removed (`removed_ranges.rs`), or goes over up to [`MAX_SCANNED`] keys and remembers
-//! what of them is removed.
+//! A batch ends after a few consecutive removed keys. The next one skips a known removed range
+//! (`removed_ranges.rs`), or scans up to [`MAX_SCANNED`] keys and remembers the removed ones.
 //!
 //! ## Costs
 //!
-//! A batch is a descent in each source, and a record a pair; records are asked for some way ahead.
-//! A removed key costs some nanoseconds once, and nothing as long as it is in a gap.
+//! A batch costs a descent in each source and a record per pair; records are prefetched ahead. A
+//! removed key is scanned once, and skipped while it is in a remembered range.
 
 use std::ops::Bound;
 
@@ -33,72 +32,75 @@ use crate::merge_input::{
 use crate::removed_ranges::{RemovedRun, position_after};
 use crate::tree::{KreonState, Level, Unreadable};
 
-/// Pairs of the first batch: as many as scans have lately been, but at least so many, ...
+/// Minimum number of pairs of the first batch, which is as long as recent scans.
 const MIN_BATCH: usize = 2;
-/// ... of the second; from then on each is twice as large as the one before, ...
+/// Number of pairs of the second batch. Each further one is twice as long as its predecessor.
 const SECOND_BATCH: usize = 32;
-/// ... up to so many, ...
+/// Maximum number of pairs of a batch.
 const MAX_BATCH: usize = 128;
-/// ... or about so many bytes.
+/// Approximate number of bytes at which a batch ends.
 const BATCH_BYTES: u64 = 256 << 10;
-/// Removed keys in a row after which a batch ends, to go around them or to remember them, and
-/// stretches of half as many are remembered; few in tiny geometry.
+/// Number of consecutive removed keys after which a batch ends, so that the next one skips or
+/// remembers them. Ranges of half that number are remembered.
 const REMOVED_RUN: u64 = 32;
+/// Like [`REMOVED_RUN`], in tiny geometry.
 const TINY_REMOVED_RUN: u64 = 4;
-/// Keys that a batch goes over: the guard is not for ever.
+/// Maximum number of keys that a batch scans, which limits the lifetime of its guard.
 const MAX_SCANNED: u64 = 64 * MAX_BATCH as u64;
 
-/// Keys that a walk over all looks at under one guard.
+/// Number of keys that a count examines under one guard.
 const COUNT_BATCH: usize = 4096;
 
-/// A pair that a batch shows: where its key stands in the batch's bytes, and where its value stands
-/// in them or its record.
+/// A pair of a batch: the range of its key in the batch, and the range of its value or the address
+/// of its record.
 struct BatchItem {
     key: (usize, usize),
     value: Option<(usize, usize)>,
     address: Address,
 }
 
-/// A walk over a keyspace at one view.
+/// A cursor over a keyspace at one view.
 pub(crate) struct KreonCursor<'e> {
     engine: &'e KreonEngine,
     at: Seq,
     bounds: Bounds,
     projection: Projection,
-    /// What is left: everything behind (before) it, unless it ended.
+    /// The remaining keys begin (backward: end) at this bound; `None` at the end.
     remaining: Option<Bound<Vec<u8>>>,
     has_begun: bool,
     batch: usize,
-    /// Pairs of earlier batches that the walk went over.
+    /// Number of pairs that the cursor has returned from earlier batches.
     pairs_returned: usize,
-    /// The last batch ended among removed keys.
+    /// Whether the last batch ended among removed keys.
     is_among_removed: bool,
     pairs: PairBuffer,
     failed: bool,
 }
 
-/// What a batch comes to.
+/// The content of a batch.
 struct ScanBatch {
     limit: usize,
     keys: Vec<u8>,
     items: Vec<BatchItem>,
-    /// Bytes of the records that it shows.
+    /// Bytes of the records of its pairs.
     bytes: u64,
-    /// Keys that it went over, and how many of the last of them are not shown.
+    /// Number of keys scanned.
     keys_scanned: u64,
+    /// Number of keys at the end of the batch that are not shown.
     hidden_in_row: u64,
-    /// So many of these end it if it shows any, or nobody remembers them.
+    /// Value of `hidden_in_row` that ends the batch if it has pairs or does not remember removed
+    /// keys.
     max_hidden_in_row: u64,
     /// The last key.
     last: Vec<u8>,
-    /// Removed keys side by side, if somebody wants to remember them.
+    /// Collects runs of removed keys if they are to be remembered.
     removed_runs: Option<RemovedRunCollector>,
-    /// What cannot be read behind what it shows.
+    /// The damage behind the pairs of the batch.
     damage: Option<Error>,
 }
 
 impl ScanBatch {
-    /// Whether it goes no further, though there may be more to show.
+    /// Whether the batch ends here although more keys may follow.
     fn is_finished(&self) -> bool {
         self.items.len() >= self.limit
             || self.bytes >= BATCH_BYTES
@@ -108,7 +110,8 @@ impl ScanBatch {
                 && self.removed_runs.as_ref().is_some_and(|all| all.is_known(&self.last)))
     }
 
-    /// Keys in a row that are not shown, at most: what is shown next may be all that is wanted.
+    /// Returns the maximum number of consecutive hidden keys. It is small once a pair was found,
+    /// because the caller may want no other.
     fn max_hidden(&self) -> u64 {
         if self.removed_runs.is_some() && self.items.is_empty() {
             MAX_SCANNED
@@ -118,37 +121,37 @@ impl ScanBatch {
     }
 }
 
-/// Stretches of removed keys that a batch goes over.
+/// Runs of removed keys that a batch scans.
 struct RemovedRunCollector {
     direction: Direction,
-    /// Where the present one begins, as the way goes: above it, or below.
+    /// Start of the current run in the direction of the scan: a lower bound, or backward an upper
+    /// one.
     from: Option<Vec<u8>>,
     count: u64,
     since: Seq,
-    /// Removed keys that make a stretch worth remembering.
+    /// Number of removed keys that makes a run worth remembering.
     min_count: u64,
-    /// Where the next one is that is known already: below what is there, as the way goes up, or
-    /// above.
+    /// Near end of the next known range in the direction of the scan: its lowest key, or backward
+    /// its upper end.
     next_known: Option<Vec<u8>>,
-    /// The present one begins where one ends that is known.
+    /// Whether the current run begins where a known range ends.
     starts_at_known_end: bool,
     runs: Vec<RemovedRun>,
 }
 
 impl RemovedRunCollector {
-    /// Whether `key` lies in what is known already, or behind it.
+    /// Whether `key` is in the next known range or behind it.
     fn is_known(&self, key: &[u8]) -> bool {
         let Some(known) = &self.next_known else { return false };
         if self.direction == Direction::Forward { key >= &known[..] } else { key < &known[..] }
     }
 
-    /// Some more keys are removed, the last of them by a commit up to `newest`.
+    /// Adds removed keys, the newest of them removed by commit `newest`.
     fn add_removed(&mut self, count: u64, newest: Seq) {
         (self.count, self.since) = (self.count + count, self.since.max(newest));
     }
 
-    /// The present stretch ends before `key`, which may have a value, and the next one begins
-    /// behind it.
+    /// Ends the current run before `key`, which may have a value. The next run begins behind it.
     fn end_run_at_key(&mut self, key: &[u8]) {
         let (end, next) = match self.direction {
             Direction::Forward => (key.to_vec(), position_after(key)),
@@ -158,7 +161,7 @@ impl RemovedRunCollector {
         self.from = Some(next);
     }
 
-    /// The present stretch ends at a position.
+    /// Ends the current run at a position.
     fn end_run_at_position(&mut self, end: Option<Vec<u8>>) {
         let from = self.from.take();
         let (count, since) = (std::mem::take(&mut self.count), std::mem::take(&mut self.since));
@@ -166,7 +169,7 @@ impl RemovedRunCollector {
             Direction::Forward => self.is_known(end),
             Direction::Backward => self.next_known.as_ref().is_some_and(|known| end <= known),
         });
-        // A few keys between two that are known make one of both.
+        // A short run between two known ranges merges them.
         let joins = std::mem::take(&mut self.starts_at_known_end) && is_known && count > 0;
         if count >= self.min_count || joins {
             let (low, high) = if self.direction == Direction::Forward { (from, end) } else { (end, from) };
@@ -199,7 +202,7 @@ impl<'e> KreonCursor<'e> {
         }
     }
 
-    /// Fetches the next batch. False at the end.
+    /// Loads the next batch. Returns false at the end.
     fn fetch(&mut self, direction: Direction) -> Result<bool> {
         let is_first = !std::mem::replace(&mut self.has_begun, true);
         if is_first {
@@ -213,7 +216,7 @@ impl<'e> KreonCursor<'e> {
         let (rest, is_around) = match self.skip_removed_range(direction, &rest) {
             None => (rest, false),
             Some(Some(rest)) => (rest, true),
-            Some(None) => return Ok(false), // nothing is there up to the end
+            Some(None) => return Ok(false), // no key with a value up to the end
         };
         let is_among_removed = std::mem::take(&mut self.is_among_removed);
         let is_remembered = is_around || is_among_removed || (is_first && engine.removed_ranges.take_eager());
@@ -239,7 +242,8 @@ impl<'e> KreonCursor<'e> {
         }
         let passed = batch.keys_scanned - batch.items.len() as u64;
         if passed > 0 {
-            engine.removed_keys_skipped.fetch_add(passed, Ordering::Relaxed); // other scans write this line
+            // other scans write this line
+            engine.removed_keys_skipped.fetch_add(passed, Ordering::Relaxed);
         }
         self.read_values(engine, &batch.keys, &batch.items, guard)?;
         batch.damage.map_or(Ok(()), |error| self.pairs.push_damage(Err(error)))?;
@@ -265,8 +269,8 @@ impl<'e> KreonCursor<'e> {
         }
     }
 
-    /// Where to go on instead of at `rest`, if a gap begins there; nowhere if nothing is behind the
-    /// gap.
+    /// Returns the bound behind a removed range that begins at `rest`, or `Some(None)` if nothing
+    /// is behind it. Returns `None` if there is no such range.
     fn skip_removed_range(
         &self,
         direction: Direction,
@@ -288,8 +292,8 @@ impl<'e> KreonCursor<'e> {
         }
     }
 
-    /// Stretches, with the commit from which on no view sees anything there: versions may be kept
-    /// of keys that are in no source any more.
+    /// Returns the collected runs with the commit from which on no view sees a key in them. Old
+    /// versions may be retained of keys that are in no source any more.
     fn with_floor_seq(&self, removed_runs: &RemovedRunCollector) -> Vec<RemovedRun> {
         let at = if self.at == Seq::LATEST { Seq::ZERO } else { self.at };
         let floor = at.max(self.engine.versions.newest_end_seq());
@@ -297,7 +301,7 @@ impl<'e> KreonCursor<'e> {
         removed_runs.runs.iter().map(with_floor).collect()
     }
 
-    /// What the next batch shows, from `rest` on; what is left is behind it.
+    /// Collects the next batch from `rest` on, and sets the bound of the remaining keys.
     fn collect(
         &mut self,
         engine: &KreonEngine,
@@ -327,7 +331,7 @@ impl<'e> KreonCursor<'e> {
         };
         let end = loop {
             if merge_inputs.iter().any(|merge_input| matches!(merge_input, MergeInput::Damaged(_))) {
-                batch.removed_runs = None; // what is behind the damage may be no removed key
+                batch.removed_runs = None; // keys behind the damage may be live
                 if let Some(unreadable) = take_damaged(&mut merge_inputs, direction) {
                     self.skip_damage(&mut batch, *unreadable, direction);
                     return Ok(batch);
@@ -348,7 +352,8 @@ impl<'e> KreonCursor<'e> {
             batch.last.clear();
             batch.last.extend_from_slice(key);
             if let Err(error) = self.add_visible(engine, &mut batch, &merge_inputs, guard) {
-                self.remaining = Some(Bound::Excluded(batch.last.clone())); // one record is damaged
+                // only this record is damaged
+                self.remaining = Some(Bound::Excluded(batch.last.clone()));
                 (batch.removed_runs, batch.damage) = (None, Some(error));
                 return Ok(batch);
             }
@@ -357,7 +362,7 @@ impl<'e> KreonCursor<'e> {
             {
                 merge_input.advance(direction, guard);
             }
-            // What the lane of versions has not looked up is behind its last.
+            // The input of old versions continues behind its last item, which needs another lookup.
             let is_cut = matches!(&merge_inputs[0], MergeInput::Versions { items, next } if *next == INPUT_BATCH && items.len() == INPUT_BATCH);
             if is_cut || batch.is_finished() {
                 self.remaining = Some(Bound::Excluded(batch.last.clone()));
@@ -374,7 +379,8 @@ impl<'e> KreonCursor<'e> {
         Ok(batch)
     }
 
-    /// Goes on behind what cannot be read, which the batch reports if the range has a part of it.
+    /// Continues behind an unreadable range. The batch reports its damage if the bounds include a
+    /// part of it.
     fn skip_damage(&mut self, batch: &mut ScanBatch, unreadable: Unreadable, direction: Direction) {
         let is_in_range = match direction {
             Direction::Forward => is_below(&unreadable.low, borrow_bound(&self.bounds.high)),
@@ -395,7 +401,7 @@ impl<'e> KreonCursor<'e> {
         }
     }
 
-    /// Passes removed keys that the lane `number` has alone; whether there were any.
+    /// Skips removed keys that only the input `number` contains. Returns whether there were any.
     fn skip_removed<'g>(
         &self,
         batch: &mut ScanBatch,
@@ -433,7 +439,7 @@ impl<'e> KreonCursor<'e> {
         true
     }
 
-    /// Adds what the view is shown of the batch's last key, the next one of the lanes, if anything.
+    /// Adds the version of the batch's last key that the view shows, if there is one.
     fn add_visible(
         &self,
         engine: &KreonEngine,
@@ -492,7 +498,7 @@ impl<'e> KreonCursor<'e> {
                 self.pairs.push(&record);
                 return Ok(());
             }
-            // One record is damaged: the others are shown.
+            // The record is damaged; the other pairs are shown.
             let read = engine.read_frame(item.address, guard).and_then(|frame| {
                 self.pairs.push(&engine.decode_record(item.address, &frame, key_of(item), guard)?);
                 Ok(())
@@ -520,7 +526,7 @@ impl<'e> KreonCursor<'e> {
     }
 }
 
-/// The position of a cursor that goes on at `rest`.
+/// Returns the position of a cursor that continues at `rest`.
 fn position(direction: Direction, rest: &Bound<Vec<u8>>) -> Option<Vec<u8>> {
     match (direction, rest) {
         (Direction::Forward, Bound::Unbounded) => Some(Vec::new()),
@@ -534,8 +540,8 @@ fn position(direction: Direction, rest: &Bound<Vec<u8>>) -> Option<Vec<u8>> {
     }
 }
 
-/// The commit that removed `key`, the next one of the lanes, if its newest version in them is a
-/// removal; zero if it is in no source.
+/// Returns the commit that removed `key`, the next key of the inputs. Returns zero if no source
+/// contains the key, and `None` if its newest version is a value.
 fn newest_removal(merge_inputs: &[MergeInput<'_>], key: &[u8]) -> Option<Seq> {
     let newest = merge_inputs.iter().skip(1).find(|merge_input| merge_input.key() == Some(key));
     newest.map_or(Some(Seq::ZERO), MergeInput::removal_seq)
@@ -570,8 +576,8 @@ impl Cursor for KreonCursor<'_> {
 }
 
 impl KreonEngine {
-    /// Lanes over the sources: first the versions that a view at `at` shows, then the newest
-    /// source, and so on.
+    /// Returns the merge inputs of all sources: first the old versions for a view at `at`, then the
+    /// newest source, and so on.
     fn merge_inputs<'g>(
         &'g self,
         state: &'g KreonState,
@@ -599,7 +605,7 @@ impl KreonEngine {
         merge_inputs
     }
 
-    /// What a view at `at` is shown of `key`, the next one of the lanes.
+    /// Returns the version of `key`, the next key of the inputs, that a view at `at` shows.
     fn visible_record<'g>(
         &self,
         merge_inputs: &[MergeInput<'g>],
@@ -620,8 +626,8 @@ impl KreonEngine {
                     if now.seq <= at && (number == 1 || version.is_none()) {
                         return Ok(VisibleRecord::from_memtable(now));
                     }
-                    // The active memtable may have let go of it since the lane of versions was
-                    // looked up.
+                    // The active memtable may have dropped the version after the input of old
+                    // versions was filled.
                     if number == 1 && version.is_none() && !self.versions.is_empty() {
                         version = self.versions.at(&key.to_vec(), at).first().copied();
                     }
@@ -639,9 +645,9 @@ impl KreonEngine {
         Ok(version.and_then(VisibleRecord::from_old_version))
     }
 
-    /// Goes over all keys that have a value, until `count` says stop. Some at a time: what goes out
-    /// of the cache meanwhile is let go when no guard of its moment is left, and may be as much as
-    /// there is on disk.
+    /// Walks over all keys with a value until `count` returns true. Releases the guard after some
+    /// keys, because evicted pages are freed only without guards, and they may be as large as the
+    /// data on disk.
     fn walk_keys(&self, mut count: impl FnMut(u64) -> bool) -> Result<()> {
         let mut from = Bound::Unbounded;
         loop {
@@ -667,8 +673,8 @@ impl KreonEngine {
         }
     }
 
-    /// Keys of the last level, if there is nothing in what lies above. It has no tombstones, and
-    /// nothing else to say otherwise.
+    /// Returns the number of keys of the last level if everything above it is empty. The last level
+    /// has no tombstones.
     fn last_level_count(&self, guard: &Guard) -> Option<u64> {
         let state = self.state(guard);
         let mut others = state.levels.iter().rev().skip(1);

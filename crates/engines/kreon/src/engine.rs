@@ -1,16 +1,21 @@
-//! # The engine: Kreon under the contract
+//! # Engine: Kreon behind the `Engine` trait
 //!
-//! ## The way of a put
+//! ## Threads
 //!
-//! `prepare` looks at the active memtable and nothing else; what lower sources have of the key
-//! stays there, shadowed. Expectations and removals look the key up.
+//! Commits to different keys write the active memtable concurrently; the store holds the stripes of
+//! their keys. Maintenance spills. Readers pin the epoch, load one state, and take no lock. Locks
+//! in order: the store's stripes, `spill` (never awaited by a thread that holds a stripe), that of
+//! `state`, `candidates`, the others.
+//!
+//! `prepare` of a put reads only the active memtable: lower versions of the key stay in their
+//! source, shadowed. An expectation or a removal looks the key up in all sources.
 //!
 //! ## Recovery
 //!
-//! Replay goes into the active memtable, the highest number of a key wins, removals are records
-//! like others. An entry of the levels whose segment has gone since the image is shadowed then: it
-//! went because all it held was moved, superseded or removed after the image, and every one of
-//! these is a record that is replayed.
+//! Replay fills the active memtable. The highest number of a key wins, and tombstones are records
+//! like others. If the segment of a level's entry was deleted after the image, replay shadows that
+//! entry. GC deleted the segment because all its records were moved, superseded or removed, and
+//! each of these changes is a record that is replayed.
 
 use std::any::Any;
 use std::collections::{BTreeMap, HashMap};
@@ -49,42 +54,44 @@ use crate::removed_ranges::RemovedRangeCache;
 use crate::spill::SpillState;
 use crate::tree::{KreonState, LevelStore};
 
-/// The engine's name in the catalogue.
+/// Name of the engine in the catalog.
 pub(crate) const NAME: &str = "kreon";
-/// The active memtable is frozen when it takes this part of the budget, in hundredths.
+/// Percentage of the budget at which the active memtable is frozen.
 const MEMTABLE_PERCENT: u64 = 28;
-/// With the budget used up, memtables that take this part of it are moved before anything is
-/// refused.
+/// Divisor of the budget that gives the size of all memtables above which they are spilled before a
+/// commit is refused for lack of memory.
 const MEMORY_HIGH_DIVISOR: u64 = 8;
-/// A memtable is spilled after so many bytes of the log: the longer it gathers, the fewer times a
-/// leaf is written for its entries, and the longer a replay.
+/// Bytes of the log after which a memtable is spilled. A larger memtable collects more entries per
+/// leaf, so leaves are written less often, but replay takes longer.
 const CHECKPOINT_LOG_BYTES: u64 = 1 << 30;
-/// With so many removals a memtable that rests is moved: a cursor that comes first goes over them
-/// all.
+/// Number of removals after which an idle memtable is spilled. Otherwise the first cursor would
+/// scan all of them.
 const MIN_IDLE_REMOVALS: u64 = 4096;
-/// As with so many bytes of records and values that it is thought to supersede: they are not free
-/// before both meet.
+/// Like [`MIN_IDLE_REMOVALS`], for the estimated bytes of records and values that a memtable
+/// supersedes. They become free only when a spill merges the memtable with the levels.
 const MIN_IDLE_SUPERSEDED: u64 = 1 << 20;
-/// Of what a put brings, this part is thought to be what it supersedes: it does not look.
+/// Divisor of the bytes of a put that gives the estimate of the bytes that it supersedes, because a
+/// put does not look them up.
 const PUT_SUPERSEDED_DIVISOR: u64 = 16;
-/// Times that the store, which looks every 50 ms when it is idle, finds a memtable as it was,
-/// before that is moved.
+/// Number of checks by the store without a new commit after which a memtable is idle. The idle
+/// store checks every 50 ms.
 pub(crate) const IDLE_SAMPLES: u32 = 8;
-/// What the cache leaves free of the budget for memtables to grow into.
+/// Bytes of the budget that the cache leaves free for the growth of memtables.
 const MEMTABLE_HEADROOM: u64 = 256 << 10;
 
-// The words of an operation's note.
+// Words of the note of an operation.
 const NOTE_HASH: usize = 0;
-/// Number of the active memtable, and the key's record there; 0 if there is none.
+/// Number of the active memtable, and the offset of the key's record in it; 0 if there is no
+/// record.
 const NOTE_RECORD: usize = 1;
-/// The record's number.
+/// Number of the record's version.
 const NOTE_SEQ: usize = 2;
-/// Without a record: how many records shared the key's stripe. With one: the record's word.
+/// Without a record: number of records in the stripe of the key. With a record: its word.
 const NOTE_LEN_OR_WORD: usize = 3;
-/// Of a removal: bytes of what it removes, as far as known.
+/// Bytes that a removal removes, as far as known.
 const NOTE_REMOVED_BYTES: usize = 4;
 
-/// A keyspace.
+/// A keyspace of the Kreon engine.
 pub(crate) struct KreonEngine {
     pub(crate) context: Arc<EngineContext>,
     pub(crate) level_store: Arc<LevelStore>,
@@ -95,27 +102,30 @@ pub(crate) struct KreonEngine {
     pub(crate) removed_ranges: RemovedRangeCache,
     pub(crate) scan_length: ScanLength,
     pub(crate) candidates: Mutex<RelocationCandidates>,
-    /// Numbers of the staged values that records of memtables name, by the records' addresses.
+    /// Numbers of the blobs that records of memtables refer to, by the addresses of the records.
     pub(crate) blob_ids: Mutex<HashMap<u64, u64>>,
-    /// The newest commit that superseded something while there were views; 0 if none may need it
-    /// any more.
+    /// Newest commit that superseded a version while there were views; 0 if no view may need such a
+    /// version any more.
     pub(crate) newest_superseding_seq: AtomicU64,
-    /// The oldest and the newest view when that was, and the lock under which they change: commits
-    /// come in any order, and a view that may need a version is missing only from older commits.
+    /// Oldest view at that commit.
     pub(crate) oldest_view: AtomicU64,
+    /// Newest view at that commit.
     pub(crate) newest_view: AtomicU64,
+    /// Commit that last set the two views, and the lock for them. Commits arrive in any order, and
+    /// a view that may need a version can be missing only from the views of older commits.
     view_range_seq: Mutex<Seq>,
-    /// Versions below that views pin, and that no spill has met: when they were superseded, by when
-    /// they were born.
+    /// Pinned versions that no spill has merged yet: the commits that superseded them, by the
+    /// commits that created them.
     unspilled_pins: Mutex<BTreeMap<Seq, Vec<Seq>>>,
     pub(crate) state: Published<KreonState>,
     replay_lock: Mutex<()>,
-    /// What the last freeze left in the active memtable, for the image: see [`crate::image_keys`].
+    /// Keys that the last freeze left in the active memtable, for the image: see
+    /// [`crate::image_keys`].
     pub(crate) image_keys: Mutex<Vec<ImageKey>>,
     pub(crate) max_image_keys: u64,
-    /// Removed keys that cursors went over.
+    /// Number of removed keys that cursors scanned.
     pub(crate) removed_keys_skipped: AtomicU64,
-    /// As the store sees it when it asks whether there should be a checkpoint.
+    /// Counts the checks for a checkpoint since the newest commit.
     pub(crate) idle_detector: IdleDetector,
 }
 
@@ -153,19 +163,20 @@ impl KreonEngine {
         self.level_store.hash(key)
     }
 
-    /// The present moment.
+    /// Returns the current state.
     #[inline]
     pub(crate) fn state<'g>(&'g self, guard: &'g Guard) -> &'g KreonState {
         self.state.load(guard)
     }
 
-    /// Bytes at which a memtable is to be frozen.
+    /// Returns the size at which a memtable is frozen.
     fn memtable_limit(&self) -> u64 {
         self.context.memory.budget() / 100 * MEMTABLE_PERCENT
     }
 
-    /// Something is superseded by commit `died` while there are views, or not. The newest commit
-    /// decides: a view that may need a version that any of them superseded is among its views.
+    /// Records the range of `views` at commit `died`, which supersedes a version. The newest commit
+    /// decides: its views include every view that may need a version that an older commit
+    /// superseded.
     fn record_view_range(&self, views: &Views, died: Seq) {
         if let (Some(oldest), Some(newest)) = (views.oldest(), views.newest()) {
             let mut last = self.view_range_seq.lock();
@@ -178,13 +189,13 @@ impl KreonEngine {
         }
     }
 
-    /// Whether the record of `op` would be beyond the budget, with all that can give way gone.
+    /// Whether the record of `op` would exceed the budget even with all caches evicted.
     fn is_over_budget(&self, op: &EngineOp<'_>, active: &KreonMemtable) -> bool {
         let more = KreonMemtable::key_cost(op.key) * (u64::from(op.ops_before) + 1) + active.bytes() / 16;
         !self.context.memory.has_room_without_caches(more)
     }
 
-    /// The version of a memtable's record, as one that commit `died` superseded.
+    /// Returns the version of a memtable's record as an old version that commit `died` superseded.
     pub(crate) fn old_version_of(&self, version: KreonVersion, died: Seq) -> OldVersion {
         let KreonVersion { word, seq: born } = version;
         if word.is_tombstone() {
@@ -207,7 +218,7 @@ impl KreonEngine {
         }
     }
 
-    /// A version that was born then is among the versions now.
+    /// Removes the pin of a version that is now among the old versions.
     pub(crate) fn remove_pin(&self, born: Seq) {
         let mut pins = self.unspilled_pins.lock();
         if let Some(dieds) = pins.get_mut(&born) {
@@ -234,14 +245,14 @@ impl KreonEngine {
         }
     }
 
-    /// Records of replay win by their numbers.
+    /// Replays a record; records win by their numbers.
     fn replay_one(&self, record: &ReplayRecord<'_>, guard: &Guard) -> Result<()> {
         let hash = self.hash(record.key);
         if matches!(record.content, RecordContent::Remove) {
             self.accounts.count_tombstone(record.address, record.span, guard);
             self.state(guard).memtables.active.add_to_sum(memtable::REMOVALS, 1);
-            // The cleaner copies removals unasked, so that one may come that is older than what the
-            // levels have.
+            // GC copies tombstones without asking the engine, so a tombstone may be older than the
+            // entry in the levels.
             if self.is_superseded(hash, record.key, record.seq, guard)? {
                 return Ok(());
             }
@@ -251,7 +262,7 @@ impl KreonEngine {
         let place = active.find(hash, record.key, guard);
         let old = place.map(|place| active.version(place));
         let word = self.word_of(&record.content, record.address, record.span);
-        // Of two copies with the same number the one already there stays.
+        // Of two copies with the same number, the first one stays.
         if old.is_some_and(|old| old.seq >= record.seq) {
             return Ok(());
         }
@@ -275,7 +286,7 @@ impl KreonEngine {
         }
     }
 
-    /// A record is going to be pointed at.
+    /// Accounts for a record to which the index will refer.
     fn account_record(&self, content: &RecordContent<'_>, address: Address, span: u32, guard: &Guard) {
         if let RecordContent::Blob(blob) = content {
             self.accounts.add_blob(blob.id, address);
@@ -308,7 +319,7 @@ impl Engine for KreonEngine {
         let guard = &epoch::pin();
         let hash = self.hash(op.key);
         let active = &self.state(guard).memtables.active;
-        let len = active.stripe_len(hash); // before the look (memtable I3)
+        let len = active.stripe_len(hash); // before the lookup (I2 of the key table)
         let place = active.find(hash, op.key, guard);
         let version = place.map(|place| active.version(place));
         let number = u64::from(active.number) << 32 | u64::from(place.unwrap_or(0));
@@ -326,7 +337,8 @@ impl Engine for KreonEngine {
                         return Err(Error::MemoryBudgetExceeded { budget: self.context.memory.budget() });
                     }
                     if self.newest_superseding_seq.load(Ordering::Relaxed) != 0 {
-                        op.prior = self.newest_seq(hash, op.key, guard)?; // for what is told of pinned versions
+                        // to count pinned versions
+                        op.prior = self.newest_seq(hash, op.key, guard)?;
                     }
                 }
                 Ok(Preparation::Record)
@@ -350,13 +362,13 @@ impl Engine for KreonEngine {
             return false;
         }
         if place == 0 {
-            // New records of the stripe may be those of other keys.
+            // The additional records of the stripe may belong to other keys.
             let hash = op.note[NOTE_HASH];
             return u64::from(active.stripe_len(hash)) == op.note[NOTE_LEN_OR_WORD]
                 || active.find(hash, op.key, guard).is_none();
         }
-        // A look during an `apply` may have seen the number of a version with the word of the one
-        // before.
+        // A lookup concurrent with `apply` may have combined the number of a version with the word
+        // of the previous one.
         let KreonVersion { word, seq } = active.version(place);
         matches!(op.action, Action::Put(_) | Action::Blob(_))
             || (seq.0 == op.note[NOTE_SEQ] && word.bits() == op.note[NOTE_LEN_OR_WORD])
@@ -379,7 +391,8 @@ impl Engine for KreonEngine {
             }
         } else {
             let old = active.version(place);
-            self.retain_or_free_superseded(op.key, old, seq, views, guard); // before the record changes (memtable I4)
+            // before the record changes (memtable I2)
+            self.retain_or_free_superseded(op.key, old, seq, views, guard);
             word = word.with_lower_unaccounted(old.word.is_lower_unaccounted());
         }
         active.put(
@@ -457,7 +470,7 @@ impl Engine for KreonEngine {
         if views.is_empty() {
             let needed = self.newest_superseding_seq.load(Ordering::Acquire);
             if needed <= visible.0 {
-                // Not if a commit has set it meanwhile.
+                // Fails if a commit has set it since.
                 let _ = self.newest_superseding_seq.compare_exchange(
                     needed,
                     0,
@@ -504,9 +517,9 @@ impl Engine for KreonEngine {
         if self.context.tiny { 0 } else { CHECKPOINT_LOG_BYTES }
     }
 
-    /// Growth of the levels' file by two spills: one of the present memtables, and one of the
-    /// removals that follow on a full disk. Only that second spill finds the values that were
-    /// removed, because their entries are in the levels.
+    /// Returns the growth of the levels' file by two spills: of the current memtables, and of the
+    /// removals that follow on a full disk. Only the second spill finds the removed values, because
+    /// their entries are in the levels.
     fn disk_reserve(&self) -> Option<u64> {
         let guard = &epoch::pin();
         Some(self.level_store.space.max_growth_bytes(self.state(guard).memtables.bytes()))
@@ -603,7 +616,7 @@ impl Engine for KreonEngine {
     fn stats(&self) -> EngineStats {
         let guard = epoch::pin();
         let memtables = self.state(&guard).memtables.bytes();
-        drop(guard); // not held while all keys are counted
+        drop(guard); // must not be pinned while all keys are counted
         EngineStats {
             keys: self.count_keys(u64::MAX).unwrap_or(0),
             index_bytes: memtables + self.level_store.cache.bytes(),

@@ -1,30 +1,31 @@
-//! # Filters: which keys a leaf that is not in memory cannot have
+//! # Filters: exclude keys from leaves that are not in memory
 //!
-//! A look-up goes down all levels until one has the key. What a level does not have costs a read of
-//! the leaf where it would be: ten bits a key in memory spare nearly all of these reads. A filter
-//! is asked only when neither its leaf is in memory nor the leaf's prints, which say as much.
+//! A lookup descends through all levels until one has the key. A level without the key costs a read
+//! of the leaf for its range. Ten bits per key in memory save nearly all of these reads. A filter
+//! is used only if neither its leaf nor the leaf's fingerprints, which contain as much information,
+//! are in memory.
 //!
 //! ## Picture
 //!
 //! ```text
-//!  leaf made by a spill ─> the old leaf's bits, and those of what came        both halves of a leaf that was split keep them
-//!  leaf read, or packed ─> bits of all its keys
-//!  page ─> filter: 6 bits a key of about 15 times as many as it has keys
+//!  leaf built by a spill ─> bits of the old leaf and of the new keys; a split keeps all in both
+//!  leaf read, or merged ─> bits of all its keys
+//!  page ─> filter: 6 bits set per key, of about 15 times as many bits as there are keys
 //! ```
 //!
 //! ## Invariants
 //!
-//! 1. A filter has the bits of every key of its leaf: a page gets its new leaf's filter, or none,
-//!    before any state names it.
-//! 2. Bits are only added. When more keys were added than it was made for, it is made anew of the
-//!    keys that are there.
+//! 1. A filter has the bits of every key of its leaf. A page gets the filter of its new leaf, or
+//!    none, before any state refers to it.
+//! 2. Bits are only added. If a leaf gets more keys than its filter was built for, a new filter is
+//!    built.
 //!
 //! ## Threads, crash, costs
 //!
-//! Read like the cache, without a lock. Nothing is on disk: after an opening a leaf has a filter
-//! once it was read or written. Memory: two bytes a key, at most a sixteenth of the budget; leaves
-//! of the last level, where only missing keys profit, have half of that. A spill pays a hash for
-//! each entry that comes, and one for each key where a filter is made anew.
+//! Reads take no lock. Nothing is on disk: after an opening, a leaf gets a filter when it is read
+//! or written. Filters take two bytes per key, and at most a sixteenth of the budget. Leaves of the
+//! last level, where only missing keys profit, may use half of that. A spill hashes each new entry,
+//! and each key if a filter is built.
 
 use std::sync::Arc;
 
@@ -36,27 +37,27 @@ use sheaf_base::sync::epoch::Guard;
 
 use crate::page_table::PageTable;
 
-/// Bits a key, when there are as many keys as the filter was made for.
+/// Bits per key at the capacity of the filter.
 const BITS_PER_KEY: u64 = 10;
-/// Bits of them that a key sets: 1 % of the keys that are not there pass.
+/// Number of bits that a key sets. One percent of absent keys pass.
 const PROBES: u32 = 6;
-/// A filter is made for this many times as many keys as there are, in halves.
+/// Capacity of a new filter in halves of its number of keys.
 const CAPACITY_HALVES: u64 = 3;
-/// The part of the budget that all may take.
+/// Divisor of the budget that limits the memory of all filters.
 const BUDGET_DIVISOR: u64 = 16;
-/// Bytes of a filter beside its bits, about.
+/// Approximate bytes of a filter besides its bits.
 const FILTER_OVERHEAD: u64 = 48;
 
-/// Some bits for each key of a leaf.
+/// Filter of the keys of a leaf.
 #[derive(Clone, Debug)]
 pub(crate) struct LeafFilter {
     words: Box<[u64]>,
-    /// Keys that may still be added.
+    /// Number of keys that may still be added.
     keys_left: u64,
 }
 
 impl LeafFilter {
-    /// The filter of so many keys with these hashes.
+    /// Builds the filter of `count` keys with these hashes.
     pub(crate) fn build(count: usize, hashes: impl Iterator<Item = u64>) -> LeafFilter {
         let most = (count as u64 * CAPACITY_HALVES).div_ceil(2);
         let words = usize::try_from((most * BITS_PER_KEY).div_ceil(64)).unwrap_or(1).max(1);
@@ -65,7 +66,7 @@ impl LeafFilter {
         filter
     }
 
-    /// This one with `count` keys more, unless that is too many.
+    /// Returns this filter with `count` keys added, unless that exceeds its capacity.
     pub(crate) fn extended(&self, count: usize, hashes: impl Iterator<Item = u64>) -> Option<LeafFilter> {
         if count as u64 > self.keys_left {
             return None;
@@ -93,7 +94,7 @@ impl LeafFilter {
     }
 }
 
-/// The bits of a hash among those of so many words.
+/// Returns the bits of a hash in a filter of `words` words.
 #[inline]
 fn bit_positions(hash: u64, words: usize) -> impl Iterator<Item = usize> {
     let (first, step) = (hash >> 32, hash << 1 | 1);
@@ -109,7 +110,7 @@ pub(crate) struct LeafFilters {
     context: Arc<EngineContext>,
     table: PageTable<LeafFilter>,
     bytes: AtomicU64,
-    /// Reads that were spared.
+    /// Number of reads saved.
     reads_saved: AtomicU64,
 }
 
@@ -119,37 +120,37 @@ impl LeafFilters {
         LeafFilters { context, table, bytes: AtomicU64::new(0), reads_saved: AtomicU64::new(0) }
     }
 
-    /// Whether there may be one more, of a leaf of the last level or of another.
+    /// Whether there is room for another filter, of a leaf of the last level or of another one.
     pub(crate) fn may_grow(&self, is_last: bool) -> bool {
         let most = self.context.memory.budget() / BUDGET_DIVISOR / if is_last { 2 } else { 1 };
         self.bytes.load(Ordering::Relaxed) < most && self.context.memory.has_room(most / 64)
     }
 
-    /// The filter of a leaf, if it has one.
+    /// Returns the filter of a leaf, if it has one.
     pub(crate) fn get<'g>(&self, page: u32, guard: &'g Guard) -> Option<&'g LeafFilter> {
         self.table.get(page, guard)
     }
 
-    /// Whether a leaf that is not in memory is known not to have a key with this hash.
+    /// Whether the filter excludes a key with this hash from the leaf. Counts a saved read if so.
     pub(crate) fn excludes(&self, page: u32, hash: u64, guard: &Guard) -> bool {
         let excluded = self.table.get(page, guard).is_some_and(|filter| !filter.may_contain(hash));
         self.reads_saved.fetch_add(u64::from(excluded), Ordering::Relaxed);
         excluded
     }
 
-    /// Reads that were spared since the opening.
+    /// Returns the number of reads saved since the opening.
     pub(crate) fn reads_saved(&self) -> u64 {
         self.reads_saved.load(Ordering::Relaxed)
     }
 
-    /// A leaf that was read has this one, unless it has one.
+    /// Adds the filter of a leaf that was read, unless it has one.
     pub(crate) fn add(&self, page: u32, filter: LeafFilter, guard: &Guard) {
         if let Ok(filter) = self.table.add(page, BlockBox::new(filter), guard) {
             self.account(filter.bytes());
         }
     }
 
-    /// A new leaf is going to be at `page` (I1).
+    /// Replaces the filter of `page`, before a new leaf is published there (I1).
     pub(crate) fn replace(&self, page: u32, filter: Option<LeafFilter>, guard: &Guard) {
         let Some(filter) = filter else { return self.remove(page, guard) };
         let bytes = filter.bytes();
@@ -160,12 +161,12 @@ impl LeafFilters {
         self.unaccount(before);
     }
 
-    /// What is at `page` is gone.
+    /// Removes the filter of `page`.
     pub(crate) fn remove(&self, page: u32, guard: &Guard) {
         self.unaccount(self.table.remove(page, guard));
     }
 
-    /// Forgets everything.
+    /// Removes all filters.
     pub(crate) fn clear(&self, guard: &Guard) {
         self.table.clear(guard, |filter| self.unaccount(Some(filter)));
     }

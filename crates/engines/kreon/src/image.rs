@@ -1,17 +1,17 @@
-//! # Image: what a checkpoint says of a keyspace
+//! # Image: the checkpoint of a keyspace
 //!
 //! ```text
 //!  layout 1 | bytes of a page 4 | pages 4
-//!  levels 1                | is there 1, height 1, page 4, crc32c 4, pages 2, fill 2, entries 4 ...
-//!  words 4                 | bits of 64 pages: those that the levels have 8 ...
-//!  slots with entries 4    | slot 4, bytes of records that the levels' entries account for 8 ...
-//!  staged values 8         | number 8 ...
-//!  life 8 | slots that were renewed 4 | slot 4, life 8 ...
-//!  keys that rest 4        | word 8, number 8, bytes of the key 4, key ...
+//!  levels 1               | exists 1, height 1, page 4, crc32c 4, pages 2, fill 2, entries 4 ...
+//!  words 4                | bits of 64 pages: those that the levels use 8 ...
+//!  slots with entries 4   | slot 4, bytes of records for which the levels' entries account 8 ...
+//!  blobs 8                | number 8 ...
+//!  incarnation 8 | reused slots 4 | slot 4, incarnation 8 ...
+//!  image keys 4           | word 8, number 8, bytes of the key 4, key ...
 //! ```
 //!
-//! Little-endian. Of what rests: `image_keys.rs`. The levels are those of one moment at or after
-//! the checkpoint's position.
+//! All numbers are little-endian. `image_keys.rs` describes the image keys. The levels are those of
+//! one moment at or after the checkpoint's position.
 
 use sheaf_base::engine::{ImageSink, ImageSource};
 use sheaf_base::error::Result;
@@ -24,7 +24,7 @@ use crate::tree::{Level, MAX_HEIGHT, SlotIncarnations};
 
 const LAYOUT: u8 = 3;
 const MAX_LEVELS: u8 = 16;
-/// What fits into a stamp.
+/// Limit of the incarnations in a stamp.
 const MAX_INCARNATIONS: u64 = 1 << 24;
 
 pub(crate) fn encode_count<T>(items: &[T]) -> [u8; 4] {
@@ -80,7 +80,7 @@ pub(crate) fn read_u64(image: &mut dyn ImageSource) -> Result<u64> {
     Ok(u64::from_le_bytes(read_array(image)?))
 }
 
-/// Takes up an image, without its pages: these are read when they are needed.
+/// Restores an image without reading pages; these are read when they are needed.
 pub(crate) fn restore(engine: &KreonEngine, image: &mut dyn ImageSource) -> Result<()> {
     let [layout] = read_array(image)?;
     if layout != LAYOUT {
@@ -111,7 +111,7 @@ pub(crate) fn restore(engine: &KreonEngine, image: &mut dyn ImageSource) -> Resu
             return Err(image.invalid_field("slot", u64::from(slot)));
         }
         let Some(now) = image.slot_of(slot) else {
-            counts.push((slot, 0)); // its segment is gone, and replay brings what was there
+            counts.push((slot, 0)); // the segment is deleted, and replay restores its records
             continue;
         };
         if now != slot {
@@ -121,16 +121,17 @@ pub(crate) fn restore(engine: &KreonEngine, image: &mut dyn ImageSource) -> Resu
     }
     for _ in 0..read_u64(image)? {
         let id = read_u64(image)?;
-        engine.accounts.add_blob(id, Address::NONE); // its leaf says where
+        engine.accounts.add_blob(id, Address::NONE); // the leaf contains the address
     }
     let lives = read_incarnations(engine, image)?;
-    let _ = engine.level_store.incarnations.set(lives); // an engine is restored once
+    let _ = engine.level_store.incarnations.set(lives); // an engine is restored only once
     engine.level_store.space.restore(end, used)?;
     engine.restore_levels(levels, &counts);
     crate::image_keys::restore(engine, image)
 }
 
-/// The life that begins, and the slots that leaves of earlier ones are not to be believed about.
+/// Returns the incarnation that begins, and the slots for which the leaves of earlier incarnations
+/// are invalid.
 fn read_incarnations(engine: &KreonEngine, image: &mut dyn ImageSource) -> Result<SlotIncarnations> {
     let before = read_u64(image)?;
     if before == 0 || before >= MAX_INCARNATIONS {

@@ -1,19 +1,19 @@
-//! # Resting: a keyspace of a few keys has no file
+//! # Image keys: a keyspace of a few keys needs no file
 //!
-//! A checkpoint moves the memtable into the levels, which costs a file, its blocks and two syncs. A
-//! keyspace that has a few keys, and nothing in its levels, leaves them in its memtable, and its
-//! image names their records.
+//! Moving a memtable into the levels costs a file, its disk blocks and two syncs. So a keyspace
+//! with a few keys and empty levels leaves them in its memtable at a checkpoint, and its image
+//! contains their addresses.
 //!
 //! ## Invariants
 //!
-//! 1. What rests is all that the keyspace has as of the freeze: no level and no frozen memtable has
-//!    anything, so removals need not be remembered.
-//! 2. None of the values is staged: an image says of these only that they are named.
+//! 1. The image keys are everything that the keyspace has at the freeze: all levels and the frozen
+//!    memtable are empty. So tombstones need not be stored.
+//! 2. No value is a blob, because an image lists blobs only by number.
 //!
 //! ## Crash
 //!
-//! As with entries of levels: a record whose segment has gone since was moved, superseded or
-//! removed after the freeze, and replay brings that.
+//! As for entries of levels: if the segment of a record was deleted after the image, the record was
+//! moved, superseded or removed. Replay restores that change.
 
 use std::ops::Bound;
 
@@ -28,29 +28,31 @@ use crate::image::{encode_count, read_u32, read_u64};
 use crate::memtable::{KreonVersion, RecordWord};
 use crate::tree::KreonState;
 
-/// Keys that may rest, removed ones included; few in tiny geometry.
+/// Maximum number of image keys, removed ones included.
 const MAX_IMAGE_KEYS: u64 = 64;
+/// Like [`MAX_IMAGE_KEYS`], in tiny geometry.
 const TINY_MAX_IMAGE_KEYS: u64 = 3;
-/// Bytes of their keys.
+/// Maximum number of bytes of the keys.
 const MAX_IMAGE_KEY_BYTES: usize = 8 << 10;
 
-/// A key that rests, and the word and the number of its version.
+/// A key with its version that stays in the memtable.
 #[derive(Clone, Debug)]
 pub(crate) struct ImageKey {
     key: Vec<u8>,
     version: KreonVersion,
 }
 
-/// Keys that may rest in a keyspace of this geometry.
+/// Returns the maximum number of image keys in this geometry.
 pub(crate) fn max_keys(is_tiny: bool) -> u64 {
     if is_tiny { TINY_MAX_IMAGE_KEYS } else { MAX_IMAGE_KEYS }
 }
 
 impl KreonEngine {
-    /// What rests, if the keyspace is so small that it does. No commit is under way.
+    /// Returns the image keys if the keyspace is small enough. No commit may be in progress.
     pub(crate) fn image_keys_of(&self, state: &KreonState, guard: &Guard) -> Option<Vec<ImageKey>> {
         let active = &state.memtables.active;
-        let is_all = state.memtables.frozen.is_none() && state.last_nonempty_level().is_none(); // (I1)
+        // (I1)
+        let is_all = state.memtables.frozen.is_none() && state.last_nonempty_level().is_none();
         if !is_all || active.count() > self.max_image_keys {
             return None;
         }
@@ -78,7 +80,7 @@ pub(crate) fn save(resting: &[ImageKey], out: &mut dyn ImageSink) -> Result<()> 
     })
 }
 
-/// Takes up what rested: replay comes next, and what it brings is newer.
+/// Restores the image keys. Replay follows, and its records are newer.
 pub(crate) fn restore(engine: &KreonEngine, image: &mut dyn ImageSource) -> Result<()> {
     let count = read_u32(image)?;
     if u64::from(count) > MAX_IMAGE_KEYS {
@@ -109,7 +111,7 @@ fn restore_key(
     (word, seq): (RecordWord, Seq),
     key: &[u8],
 ) {
-    let Some(slot) = image.slot_of(word.address().slot()) else { return }; // replay brings it
+    let Some(slot) = image.slot_of(word.address().slot()) else { return }; // replay restores it
     let address = Address::new(slot, word.address().offset());
     let guard = &epoch::pin();
     let span = i64::try_from(word.span()).unwrap_or(0);

@@ -1,7 +1,7 @@
-//! The cache under a scheduler: readers who take no lock beside a page that gets another content,
-//! is evicted and comes back. And the cleaner's question beside a step.
+//! The cache under a scheduler: readers without locks, concurrent with a page that is replaced,
+//! evicted and read again. Also GC's question, concurrent with a step.
 //!
-//! Built with `--cfg shuttle` only. The knobs are those of `sheaf_base::sync::explore`.
+//! Built with `--cfg shuttle` only. The settings are those of `sheaf_base::sync::explore`.
 
 use std::sync::Arc;
 
@@ -78,8 +78,8 @@ fn fingerprints_match_the_content_of_the_page() {
             thread::spawn(move || {
                 let guard = &epoch::pin();
                 level_store.cache.replace(1, frame(11), guard);
-                // Nobody looks anything up in this one.
-                assert!(!level_store.cache.has_fingerprints(1), "prints of what was there before");
+                // No lookup uses this content.
+                assert!(!level_store.cache.has_fingerprints(1), "fingerprints of the old content");
                 level_store.cache.remove(1, guard);
             })
         };
@@ -87,7 +87,7 @@ fn fingerprints_match_the_content_of_the_page() {
         writer.join().expect("it writes");
         assert!(
             !level_store.cache.contains(1) && !level_store.cache.has_fingerprints(1),
-            "something of what was forgotten"
+            "a removed page is still cached"
         );
     });
 }

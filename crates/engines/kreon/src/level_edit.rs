@@ -1,20 +1,20 @@
-//! # Change: what one step makes of a level
+//! # Level edit: the changes that one step makes to a level
 //!
-//! Sorted entries go into the leaves whose ranges they belong to (*spill*): these leaves and the
-//! nodes above them are made anew in free pages, everything else stays. Where that would leave many
-//! pages half empty, the whole range is packed anew (*merge*).
+//! A *spill* inserts sorted entries into the leaves of their ranges. These leaves and the nodes
+//! above them are written to free pages, and everything else stays. If that would leave many pages
+//! half empty, a *merge* rewrites the whole range.
 //!
-//! ## The rule
+//! ## Rule
 //!
-//! For the children of one node, from the first to the last that has entries coming, as many at a
-//! time as a merge may hold: a page written counts [`WRITE_COST`], one read counts 1. A spill reads
-//! and writes the leaves that are touched, a merge reads all of them and writes full ones. The
-//! cheaper is taken.
+//! The rule applies to the children of one node, from the first to the last with new entries. They
+//! form groups of at most the size of a merge. Writing a page costs [`WRITE_COST`] page reads. A
+//! spill reads and writes the touched leaves. A merge reads all leaves of the group and writes full
+//! ones. The cheaper one is chosen.
 //!
 //! ## Invariants
 //!
-//! 1. Children's separators tile: the first child begins where its parent does.
-//! 2. Nothing is published, accounted or forgotten before all of the step has gone well.
+//! 1. The ranges of children have no gaps: the first child begins where its parent does.
+//! 2. Nothing is published, accounted or removed before the whole step has succeeded.
 
 use std::collections::HashMap;
 
@@ -29,50 +29,49 @@ use crate::filter::LeafFilter;
 use crate::node::{Child, LOWER_UNACCOUNTED, LeafEntry, LeafPair, Node, NodeRef, build_node, fit_items};
 use crate::tree::{Level, LevelStore, MAX_HEIGHT};
 
-/// What a page written costs, in pages read.
+/// Cost of writing a page, in page reads.
 const WRITE_COST: u64 = 2;
-/// Of a page, a packed leaf leaves this part free.
+/// Divisor of a page that a packed leaf leaves free.
 const SLACK_DIVISOR: usize = 16;
-/// Pages taken at once: twice as many each time, up to so many. A first change of few entries needs
-/// few.
+/// Maximum number of pages allocated at once. Each allocation takes twice as many as the last one,
+/// because a first edit of few entries needs few.
 const MAX_PAGE_POOL: usize = 64;
-/// Entries that a leaf has, about: what comes is a page for so many.
+/// Estimated number of entries of a leaf, for the first allocation.
 const ENTRIES_PER_POOL_PAGE: usize = 64;
-/// What a merge has in its hands is in no account, and takes no more than this part of the budget,
-/// ...
+/// Divisor of the budget that limits the memory of a merge, which is in no account.
 const MERGE_BUDGET_DIVISOR: u64 = 32;
-/// ... with so many bytes for a leaf, most of which are those of its entries one by one.
+/// Bytes of a merge for each leaf; most of them are for single entries.
 const MERGED_LEAF_BYTES: u64 = 32 << 10;
-/// But so many leaves are worth a merge.
+/// Minimum number of leaves of a merge with the smallest budget.
 const MIN_MERGED_LEAVES: usize = 16;
 
-/// A node that was made.
+/// A node that this step has built.
 pub(crate) struct NewNode {
     pub(crate) at: NodeRef,
     pub(crate) level: u8,
     pub(crate) bytes: Vec<u8>,
-    /// Of a leaf, if there is room for one.
+    /// Filter of a leaf, if there is room for one.
     pub(crate) filter: Option<LeafFilter>,
 }
 
-/// Who decides what becomes of a key that both have.
+/// Decides the fate of entries when a batch is merged with a level.
 pub(crate) trait MergeResolver {
-    /// The level has `old` from a leaf with `stamp` and `newest`, and `new` comes. What stays, if
-    /// anything.
+    /// Merges `new` with the level's `old` entry, which is given with the stamp and the newest
+    /// number of its leaf. Returns the entry that stays, if any.
     fn resolve(
         &mut self,
         new: &LeafPair<'_>,
         old: Option<(&LeafEntry, u64, Seq)>,
     ) -> Result<Option<LeafEntry>>;
-    /// The level has `old`, and nothing comes. What stays, if anything.
+    /// Returns the entry that stays of `old`, an entry of the level without a new one, if any.
     fn resolve_unmatched(&mut self, old: &LeafEntry, stamp: u64) -> Option<LeafEntry>;
-    /// Whether no level below has anything.
+    /// Whether all levels below are empty.
     fn is_last_level(&self) -> bool;
-    /// The step is written, and published next.
+    /// Called when the step is written, directly before it is published.
     fn before_publish(&mut self) {}
 }
 
-/// How many leaves were gone over in which way.
+/// Counters of spilled and merged ranges.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct SpillStats {
     /// Ranges that were spilled into, and leaves written for them.
@@ -81,32 +80,32 @@ pub(crate) struct SpillStats {
     pub(crate) merges: (u64, u64),
 }
 
-/// See the module.
+/// The state of an edit; see the header of the module.
 pub(crate) struct LevelEdit<'a, M> {
     pub(crate) level_store: &'a LevelStore,
     pub(crate) guard: &'a Guard,
     pub(crate) stamp: u64,
     pub(crate) resolver: &'a mut M,
-    /// Leaves read ahead.
+    /// Leaves that were read ahead.
     pub(crate) prefetched_leaves: HashMap<u32, BlockBox<CachedNode>>,
     pub(crate) new_nodes: Vec<NewNode>,
     pub(crate) replaced_pages: Vec<(u32, u32)>,
     pub(crate) spill_stats: SpillStats,
-    /// Whether leaves get filters.
+    /// Whether new leaves get filters.
     has_filters: bool,
-    /// Leaves that are packed anew together, at most.
+    /// Maximum number of leaves that one merge rewrites.
     max_merged_leaves: usize,
-    /// Always merges, or never: to measure the rule.
+    /// Forces merges, or prevents them, to measure the rule.
     #[cfg(test)]
     pub(crate) forced_merge: Option<bool>,
     page_pool: Vec<u32>,
-    /// Pages that are taken next.
+    /// Number of pages of the next allocation.
     pool_size: usize,
-    /// Everything taken, to be given back if the step fails.
+    /// All allocated pages, which are freed if the step fails.
     allocated_pages: Vec<(u32, u32)>,
 }
 
-/// A range of the sources.
+/// Sorted entries that a part of the level receives.
 type LeafPairs<'s, 'k> = &'s [LeafPair<'k>];
 
 impl<'a, M: MergeResolver> LevelEdit<'a, M> {
@@ -148,7 +147,7 @@ impl<'a, M: MergeResolver> LevelEdit<'a, M> {
         self.level_store.read_leaves(refs, &mut self.prefetched_leaves)
     }
 
-    /// A place for a node of so many pages.
+    /// Allocates a node of `pages` pages.
     fn allocate(&mut self, pages: u16) -> Result<u32> {
         if pages > 1 {
             let page = self.level_store.space.allocate(&[pages])?[0];
@@ -190,8 +189,8 @@ impl<'a, M: MergeResolver> LevelEdit<'a, M> {
 
     // Leaves.
 
-    /// Makes leaves of `pairs`, the first of which begins at `low`. `filter` has the bits of them
-    /// all, if there is one.
+    /// Builds leaves of `pairs`; the first one begins at `low`. If there is a `filter`, it includes
+    /// all keys.
     fn pack_leaves(
         &mut self,
         pairs: LeafPairs<'_, '_>,
@@ -235,7 +234,7 @@ impl<'a, M: MergeResolver> LevelEdit<'a, M> {
         Ok(children)
     }
 
-    /// What becomes of some leaves side by side when `sources` come.
+    /// Rewrites consecutive leaves together with the entries of `sources`.
     fn rewrite_leaves(
         &mut self,
         old: &[Child],
@@ -275,7 +274,8 @@ impl<'a, M: MergeResolver> LevelEdit<'a, M> {
         self.pack_leaves(&pairs, low, is_merge, filter.as_ref())
     }
 
-    /// A leaf's filter with the bits of what comes, if that is not too much for it.
+    /// Returns the filter of a leaf with the keys of `sources` added, unless it has no room for
+    /// them.
     fn extended_filter(&self, leaf: NodeRef, sources: LeafPairs<'_, '_>) -> Option<LeafFilter> {
         let hashes = sources.iter().map(|pair| self.level_store.hash(pair.key));
         self.level_store.filters.get(leaf.page, self.guard)?.extended(sources.len(), hashes)
@@ -292,7 +292,8 @@ impl<'a, M: MergeResolver> LevelEdit<'a, M> {
         }
     }
 
-    /// Whether these leaves, to which so many bytes come each, are better packed anew.
+    /// Whether a merge of these leaves is cheaper than a spill. `coming` has the bytes that each
+    /// leaf receives.
     fn is_merge_cheaper(&self, leaves: &[Child], coming: &[usize]) -> bool {
         #[cfg(test)]
         if let Some(merges) = self.forced_merge {
@@ -326,7 +327,7 @@ impl<'a, M: MergeResolver> LevelEdit<'a, M> {
         Ok((0..node.len()).map(child).collect())
     }
 
-    /// Makes nodes of `level` of `children`, which are one level below.
+    /// Builds nodes of `level` of `children`, which are one level below.
     fn pack_inner(&mut self, children: &[Child], level: u8) -> Result<Vec<Child>> {
         let most = self.page();
         let mut nodes: Vec<Child> = Vec::new();
@@ -334,7 +335,7 @@ impl<'a, M: MergeResolver> LevelEdit<'a, M> {
         while !rest.is_empty() {
             let (mut count, size) = fit_items(rest, level, most, most);
             if count < rest.len() && rest.len() < 2 * count && size <= most {
-                count = rest.len().div_ceil(2); // two that are alike
+                count = rest.len().div_ceil(2); // two nodes of about the same size
             }
             let (now, behind) = rest.split_at(count);
             let (bytes, used) = build_node(now, level, 0, Seq::ZERO, most);
@@ -346,7 +347,7 @@ impl<'a, M: MergeResolver> LevelEdit<'a, M> {
         Ok(nodes)
     }
 
-    /// The children that a node has after `sources` came.
+    /// Returns the children of a node after the entries of `sources` were inserted.
     fn edit_node(
         &mut self,
         at: NodeRef,
@@ -406,7 +407,7 @@ impl<'a, M: MergeResolver> LevelEdit<'a, M> {
         Ok(out)
     }
 
-    /// Packs leaves side by side anew, with what comes to each.
+    /// Merges consecutive leaves with the entries that each receives.
     fn merge_leaves(&mut self, leaves: &[Child], shares: &[LeafPairs<'_, '_>]) -> Result<Vec<Child>> {
         let all: Vec<LeafPair<'_>> = shares.iter().flat_map(|share| share.iter().cloned()).collect();
         let unread: Vec<NodeRef> = leaves
@@ -425,7 +426,7 @@ impl<'a, M: MergeResolver> LevelEdit<'a, M> {
         level: u8,
     ) -> Result<Vec<Child>> {
         let mut out = Vec::with_capacity(children.len());
-        // Of touched nodes side by side the children are divided anew.
+        // The children of consecutive touched nodes are redistributed.
         let mut run: Vec<Child> = Vec::new();
         for (child, share) in children.iter().zip(shares) {
             if share.is_empty() {
@@ -440,7 +441,7 @@ impl<'a, M: MergeResolver> LevelEdit<'a, M> {
         Ok(out)
     }
 
-    /// The level after `sources` came.
+    /// Returns the level after the entries of `sources` were inserted.
     pub(crate) fn apply(&mut self, level: &Level, sources: LeafPairs<'_, '_>) -> Result<Level> {
         self.pool_size = (sources.len() / ENTRIES_PER_POOL_PAGE).clamp(1, MAX_PAGE_POOL);
         let (list, height) = match level.root {
@@ -455,7 +456,7 @@ impl<'a, M: MergeResolver> LevelEdit<'a, M> {
         self.build_root(list, height)
     }
 
-    /// The root over nodes of `height`.
+    /// Builds the root over nodes of `height`.
     fn build_root(&mut self, mut list: Vec<Child>, mut height: u8) -> Result<Level> {
         while list.len() > 1 && height < MAX_HEIGHT {
             height += 1;
@@ -464,7 +465,7 @@ impl<'a, M: MergeResolver> LevelEdit<'a, M> {
         Ok(Level { root: list.first().map(|root| (root.child, height)) })
     }
 
-    /// The level without the leaves in `[from, to)`, between which no leaf is divided.
+    /// Returns the level without the leaves in `[from, to)`. The bounds must not divide a leaf.
     pub(crate) fn remove_range(&mut self, level: &Level, from: &[u8], to: Option<&[u8]>) -> Result<Level> {
         match level.root {
             None => Ok(*level),
@@ -522,7 +523,7 @@ impl<'a, M: MergeResolver> LevelEdit<'a, M> {
         Ok(out)
     }
 
-    /// All nodes from `at` down are gone.
+    /// Marks all nodes of a subtree as replaced.
     fn replace_subtree(&mut self, at: NodeRef, level: u8) -> Result<()> {
         if level > 0 {
             for child in self.children(at, level, &[])? {
@@ -536,13 +537,13 @@ impl<'a, M: MergeResolver> LevelEdit<'a, M> {
         Ok(())
     }
 
-    /// The step is made: what was taken and not used goes back.
+    /// Completes a successful step: frees the unused pages.
     pub(crate) fn finish(&mut self) {
         let unused: Vec<(u32, u32)> = self.page_pool.drain(..).map(|page| (page, 1)).collect();
         self.level_store.space.cancel_allocation(&unused);
     }
 
-    /// The step failed: nothing of it is left.
+    /// Undoes a failed step: frees all its pages.
     pub(crate) fn roll_back(&mut self) {
         self.page_pool.clear();
         self.level_store.space.cancel_allocation(&self.allocated_pages);
@@ -552,16 +553,16 @@ impl<'a, M: MergeResolver> LevelEdit<'a, M> {
 /// Entries taken out of leaves.
 #[derive(Default)]
 pub(crate) struct GatheredEntries {
-    /// Keys, each with its value behind it if the entry had a copy.
+    /// Keys, each followed by its value if the entry had a copy.
     bytes: Vec<u8>,
     pub(crate) entries: Vec<GatheredEntry>,
-    /// Staged values of entries that were left behind, and when these died.
+    /// Blobs of entries that were dropped, and the commits that superseded them.
     pub(crate) dead_blobs: Vec<(Seq, u64)>,
 }
 
-/// One of them.
+/// An entry taken out of a leaf.
 pub(crate) struct GatheredEntry {
-    /// Where its key begins and ends, and its value ends.
+    /// Offsets of the key's start, the key's end, and the value's end.
     at: [usize; 3],
     pub(crate) entry: LeafEntry,
     stamp: u64,
@@ -593,7 +594,7 @@ impl GatheredEntries {
     }
 }
 
-/// What becomes of an entry's flags when it takes the place of `old`, or of none.
+/// Returns the flags of a new entry that replaces `old`, or no entry.
 pub(crate) fn merged_flags(new: u8, old: Option<u8>, is_last: bool) -> u8 {
     match old {
         _ if is_last => new & !LOWER_UNACCOUNTED,

@@ -1,27 +1,28 @@
-//! # Space: the pages of the levels on disk
+//! # Level file: the pages of the levels on disk
 //!
-//! `own/<keyspace>/levels`, a row of pages. A page that an image of a checkpoint names is never
-//! written while a slot of ROOT may name the image: changes go to free pages, and the next image
-//! says where everything is.
+//! The file `own/<keyspace>/levels` is an array of pages. A page that an image contains is never
+//! written while a slot of ROOT may refer to the image. Changes go to free pages, and the next
+//! image contains the new locations.
 //!
 //! ## Picture
 //!
 //! ```text
-//!  free ──take──> fresh (in no image) ──image──> named ──replaced──> limbo ──image──> grave ──outlived──> free
-//!                    \__ replaced before any image __________________________________________________/
+//!  free ── allocate ─> in no image ── image ─> in an image ── replaced ─> waits for the next image
+//!   ^                       │ replaced                                           │ image published
+//!   └───────────────────────┴─────────────── image superseded ───────────────────┘
 //! ```
 //!
-//! While somebody reads everything ([`LevelFile::pin_pages`]) no page becomes free: it waits for
-//! the end of that.
+//! While pages are pinned ([`LevelFile::pin_pages`]), no page becomes free.
 //!
 //! ## Invariants
 //!
-//! 1. A page is free only when no reader can mean it: it comes back through the epoch.
-//! 2. No image that a slot of ROOT names, or may come to name, has a free page.
+//! 1. A page becomes free through the epoch, when no reader can refer to it.
+//! 2. No image that a slot of ROOT refers to, or may refer to later, contains a free page.
 //!
 //! ## Crash
 //!
-//! Bytes that were written after the image stand in pages that the image calls free. The pages of
+//! Bytes written after the image are in pages that are free in the image. The pages of an image are
+//! synced before the image.
 //! an image are synced before the image.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -43,22 +44,23 @@ use crate::node::{Node, NodeRef};
 const FILE: &str = "levels";
 const MAGIC: &[u8; 8] = b"SHEAFKRE";
 const FORMAT: u32 = 2;
-/// Bytes of a page; small ones in tiny geometry, so that there are many.
+/// Bytes of a page.
 pub(crate) const PAGE: usize = 4096;
+/// Bytes of a page in tiny geometry, so that there are many.
 const TINY_PAGE: usize = 512;
-/// Pages by which a file grows: as many as it has, but at least so many, and from so many on a
-/// sixteenth of them.
+/// Minimum number of pages by which a file grows. It grows by its own size at first.
 const MIN_GROWTH_PAGES: u32 = 4;
+/// Maximum of that doubling; larger files grow by a sixteenth.
 const GROWTH_PAGES: u32 = 256;
 const TINY_GROWTH_PAGES: u32 = 16;
-/// Pages are taken from runs of at least this length, if there are such.
+/// Pages are allocated from free runs of at least this length, if there are any.
 const PREFERRED_RUN_PAGES: u32 = 32;
-/// This part of the file's pages is much.
+/// Divisor of the file's pages that gives a large part of the file.
 const UNRECLAIMED_DIVISOR: u32 = 4;
 /// Bytes read or written at once.
 pub(crate) const MAX_IO_BYTES: usize = 256 << 10;
 
-/// Runs of pages: where each begins, and how long it is.
+/// Free runs of pages: start and length.
 type PageRuns = BTreeMap<u32, u32>;
 
 /// A bit for each page.
@@ -66,7 +68,7 @@ type PageRuns = BTreeMap<u32, u32>;
 struct PageBits(Vec<u64>);
 
 impl PageBits {
-    /// Sets or clears the bit of `page`; whether it was set.
+    /// Sets or clears the bit of `page`. Returns whether it was set.
     fn set(&mut self, page: u32, is: bool) -> bool {
         let (word, bit) = (page as usize / 64, 1 << (page % 64));
         if word >= self.0.len() {
@@ -86,23 +88,24 @@ impl PageBits {
 struct PageAllocator {
     free: PageRuns,
     free_count: u64,
-    /// Pages there are, the head's among them.
+    /// Number of pages, including the header page.
     page_count: u32,
-    /// A bit for each page that the present levels, or what is being made, have.
+    /// Pages that the current levels, or nodes being built, use.
     used: PageBits,
-    /// Bits that are set in it.
+    /// Number of bits set in `used`.
     used_count: u64,
-    /// Nodes' first pages that were taken since the last image. There may be as many as there are
+    /// First pages of the nodes allocated since the last image. There may be as many as there are
     /// pages.
     allocated_since_image: PageBits,
-    /// Replaced since the last image, which may name them.
+    /// Nodes replaced since the last image, which may refer to them.
     replaced_since_image: Vec<(u32, u32)>,
-    /// Not in the image that is being saved.
+    /// Nodes that are not in the image being saved.
     leaving_with_image: Vec<(u32, u32)>,
-    /// Of images before the present one, the oldest first.
+    /// Nodes that only images before the current one contain, the oldest first.
     superseded_images: VecDeque<Vec<(u32, u32)>>,
-    /// How many read everything, and what would be free but for them.
+    /// Number of pins.
     pin_count: usize,
+    /// Pages that become free when the last pin is released.
     free_when_unpinned: Vec<(u32, u32)>,
 }
 
@@ -132,7 +135,7 @@ impl PageAllocator {
         self.free.insert(start, len);
     }
 
-    /// No reader means these pages any more, but for those who read everything.
+    /// Frees pages that no reader refers to, or keeps them until the last pin is released.
     fn free_when_unpinned(&mut self, start: u32, len: u32) {
         match self.pin_count {
             0 => self.add_free_run(start, len),
@@ -149,14 +152,15 @@ impl PageAllocator {
     }
 }
 
-/// While it lives no page that was in use when it was made gets another content.
+/// While it exists, no page that was in use at its creation gets another content.
 #[derive(Debug)]
 pub(crate) struct PagePin(Arc<Mutex<PageAllocator>>);
 
 impl Drop for PagePin {
     fn drop(&mut self) {
         let mut pages = self.0.lock();
-        pages.pin_count = pages.pin_count.saturating_sub(1); // a keyspace that was dropped has forgotten it
+        // a dropped keyspace has reset the count
+        pages.pin_count = pages.pin_count.saturating_sub(1);
         if pages.pin_count == 0 {
             std::mem::take(&mut pages.free_when_unpinned)
                 .into_iter()
@@ -165,7 +169,7 @@ impl Drop for PagePin {
     }
 }
 
-/// The file as of a moment. It keeps its length meanwhile.
+/// The file at one moment. It does not shrink while this exists.
 struct PinnedLevelFile {
     files: Box<dyn PinnedFiles>,
     _pin: PagePin,
@@ -181,7 +185,7 @@ impl PinnedFiles for PinnedLevelFile {
     }
 }
 
-/// See the module.
+/// The file of the levels; see the header of the module.
 #[derive(Debug)]
 pub(crate) struct LevelFile {
     context: Arc<EngineContext>,
@@ -205,17 +209,16 @@ impl LevelFile {
         }
     }
 
-    /// Bytes of the file, and of those the free ones.
+    /// Returns the bytes of the file, and those of its free pages.
     #[cfg(test)]
     pub(crate) fn bytes(&self) -> (u64, u64) {
         let pages = self.pages.lock();
         (self.page_file.offset(pages.page_count), pages.free_count * self.page_file.page as u64)
     }
 
-    /// Takes up the pages of an image: `end` of them, of which it has those whose bits are set in
-    /// `used`.
+    /// Restores the `end` pages of an image; the bits in `used` mark the pages that it uses.
     pub(crate) fn restore(&self, end: u32, used: Vec<u64>) -> Result<()> {
-        // What was free at the end may have been given back since.
+        // Free pages at the end may have been truncated since.
         let last = (0..end)
             .rev()
             .find(|page| used.get(*page as usize / 64).is_some_and(|word| word >> (page % 64) & 1 == 1));
@@ -249,19 +252,19 @@ impl LevelFile {
         file.ok_or_else(|| self.page_file.damage_error(1, Damage::BadField { field: "reference", value: 0 }))
     }
 
-    /// Reads the pages of a node of `level`, and checks them.
+    /// Reads the pages of a node of `level` and checks them.
     pub(crate) fn read(&self, at: NodeRef, level: u8) -> Result<BlockBox<CachedNode>> {
         let mut bytes = vec![0; usize::from(at.pages) * self.page_file.page];
         self.read_bytes(at.page, &mut bytes)?;
         self.frame(at, level, &bytes)
     }
 
-    /// Reads so many bytes from the start of a page on.
+    /// Reads bytes from the start of a page on.
     pub(crate) fn read_bytes(&self, page: u32, bytes: &mut [u8]) -> Result<()> {
         self.page_file.read(&*self.open_file()?, page, bytes)
     }
 
-    /// The bytes of a node, checked.
+    /// Checks the bytes of a node.
     pub(crate) fn frame(&self, at: NodeRef, level: u8, bytes: &[u8]) -> Result<BlockBox<CachedNode>> {
         let got = crc32c::crc32c(bytes);
         if got != at.crc {
@@ -277,14 +280,14 @@ impl LevelFile {
         self.page_file.open_or_create(&mut self.file.lock())
     }
 
-    /// Takes pages for nodes of so many pages each, side by side as far as can be; their numbers.
+    /// Allocates pages for nodes of the given sizes, contiguous if possible. Returns their numbers.
     pub(crate) fn allocate(&self, sizes: &[u16]) -> Result<Vec<u32>> {
         let file = self.open_or_create()?;
         let want: u64 = sizes.iter().map(|size| u64::from(*size)).sum();
         let mut taken = Vec::with_capacity(sizes.len());
         let mut pages = self.pages.lock();
         let good = PREFERRED_RUN_PAGES.min(u32::try_from(want).unwrap_or(PREFERRED_RUN_PAGES));
-        let mut from = 0; // the run in use
+        let mut from = 0; // end of the last allocation
         for size in sizes.iter().map(|size| u32::from(*size)) {
             let fits = |run: Option<(&u32, &u32)>| run.filter(|(_, len)| **len >= size).map(|(at, _)| *at);
             let next = fits(pages.free.get_key_value(&from))
@@ -326,8 +329,7 @@ impl LevelFile {
         Ok(taken)
     }
 
-    /// Makes the file longer, on a full disk by `least` pages only. Returns the first page of the
-    /// new run.
+    /// Grows the file; on a full disk only by `least` pages. Returns the first page of the new run.
     fn grow(&self, pages: &mut PageAllocator, file: &dyn File, least: u32) -> Result<u32> {
         let region = match self.context.tiny {
             true => TINY_GROWTH_PAGES,
@@ -352,15 +354,15 @@ impl LevelFile {
         Error::NoSpace { path: self.page_file.path.clone() }
     }
 
-    /// Returns the bytes by which the file may have to grow until `entries` bytes more are in the
-    /// levels: at worst every page is written again while an image names the old ones.
+    /// Returns the bytes by which the file may grow until `entries` more bytes are in the levels.
+    /// In the worst case every page is written again while an image refers to the old ones.
     pub(crate) fn max_growth_bytes(&self, entries: u64) -> u64 {
         let pages = self.pages.lock();
         let levels = pages.used_count * self.page_file.page as u64 + entries;
         (2 * levels).saturating_sub(self.page_file.offset(pages.page_count))
     }
 
-    /// Writes nodes where they belong, in the order of the file, side by side ones together.
+    /// Writes nodes to their pages in the order of the file, consecutive ones in one call.
     pub(crate) fn write<'b>(&self, nodes: impl Iterator<Item = (u32, &'b [u8])>) -> Result<()> {
         let mut nodes: Vec<(u32, &[u8])> = nodes.collect();
         if nodes.is_empty() {
@@ -383,8 +385,8 @@ impl LevelFile {
         file.write_at(self.page_file.offset(start), &run).during("write", &self.page_file.path)
     }
 
-    /// Nodes are in use no more, by what is published now. Those that no image can name are free as
-    /// soon as no reader can mean them: see [`LevelFile::free_pages`].
+    /// Marks nodes as unused by the published levels. Returns those that no image can contain: they
+    /// become free when no reader can refer to them (see [`LevelFile::free_pages`]).
     pub(crate) fn release_pages(&self, gone: &[(u32, u32)]) -> Vec<(u32, u32)> {
         let mut free = Vec::new();
         let mut pages = self.pages.lock();
@@ -398,19 +400,19 @@ impl LevelFile {
         free
     }
 
-    /// Pages are free.
+    /// Frees pages.
     pub(crate) fn free_pages(&self, free: &[(u32, u32)]) {
         let mut pages = self.pages.lock();
         free.iter().for_each(|(page, len)| pages.free_when_unpinned(*page, *len));
     }
 
-    /// Has the pages that are in use stay as they are.
+    /// Pins the pages in use.
     pub(crate) fn pin_pages(&self) -> PagePin {
         self.pages.lock().pin_count += 1;
         PagePin(Arc::clone(&self.pages))
     }
 
-    /// What was taken is not going to be used, and nobody has seen it.
+    /// Frees allocated pages that were never published.
     pub(crate) fn cancel_allocation(&self, taken: &[(u32, u32)]) {
         let mut pages = self.pages.lock();
         for (page, len) in taken {
@@ -432,8 +434,8 @@ impl LevelFile {
         guard.flush();
     }
 
-    /// Makes everything written durable; the pages of the image that is to be: how many there are,
-    /// and a bit for each that it has.
+    /// Makes everything written durable. Returns the pages of the next image: their number, and a
+    /// bit for each that it uses.
     pub(crate) fn sync_for_image(&self) -> Result<(u32, Vec<u64>)> {
         let file = self.file.lock().clone();
         if let Some(file) = file {
@@ -449,28 +451,28 @@ impl LevelFile {
         Ok((pages.page_count, pages.used.0.iter().copied().take(words).collect()))
     }
 
-    /// The image is durable.
+    /// Called when the image is durable.
     pub(crate) fn image_published(&self) {
         let mut pages = self.pages.lock();
         let leaving = std::mem::take(&mut pages.leaving_with_image);
         pages.superseded_images.push_back(leaving);
     }
 
-    /// No slot of ROOT names the image before.
+    /// Called when no slot of ROOT refers to the previous image.
     pub(crate) fn image_superseded(&self, guard: &Guard) {
         let gone = self.pages.lock().superseded_images.pop_front().unwrap_or_default();
         self.free_later(gone, guard);
     }
 
-    /// Whether a large part of the file waits for the next image to be free.
+    /// Whether a large part of the file becomes free with the next image.
     pub(crate) fn is_much_unreclaimed(&self) -> bool {
         let pages = self.pages.lock();
         let waiting: u64 = pages.replaced_since_image.iter().map(|(_, len)| u64::from(*len)).sum();
         waiting > u64::from((pages.page_count / UNRECLAIMED_DIVISOR).max(GROWTH_PAGES))
     }
 
-    /// Gives back what is free at the end of the file, once it is much. Not while somebody reads
-    /// everything. A step calls it, so that the engine is not closed meanwhile.
+    /// Truncates the file if much of its end is free and no page is pinned. A step calls this, so
+    /// the engine is not closed concurrently.
     pub(crate) fn truncate_free_tail(&self) {
         let mut pages = self.pages.lock();
         let Some((start, len)) = pages.free.last_key_value().map(|(s, l)| (*s, *l)) else { return };
@@ -485,7 +487,8 @@ impl LevelFile {
         }
     }
 
-    /// The pages of the last image, for as long as [`LevelFile::image_superseded`] is not called.
+    /// Pins the pages of the last image. The store does not call [`LevelFile::image_superseded`]
+    /// while a pinned state exists.
     pub(crate) fn pin_files(&self) -> Result<Option<Box<dyn PinnedFiles>>> {
         let kept = self.pin_pages(); // before the file is measured
         let file = self.file.lock().clone();
@@ -493,7 +496,7 @@ impl LevelFile {
         Ok(files.map(|files| -> Box<dyn PinnedFiles> { Box::new(PinnedLevelFile { files, _pin: kept }) }))
     }
 
-    /// The keyspace is dropped.
+    /// Removes the file of a dropped keyspace.
     pub(crate) fn drop_data(&self) {
         *self.pages.lock() = PageAllocator { page_count: 1, ..PageAllocator::default() };
         *self.file.lock() = None;
@@ -504,7 +507,7 @@ impl LevelFile {
         *self.file.lock() = None;
     }
 
-    /// An error if the file's head is not what it should be.
+    /// Returns an error if the header of the file is damaged.
     pub(crate) fn verify(&self) -> Result<()> {
         let file = self.file.lock().clone();
         file.map_or(Ok(()), |file| self.page_file.check_head(&*file))

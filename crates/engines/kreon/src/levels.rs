@@ -1,7 +1,7 @@
-//! # Levels as a whole: into an image, out of one, dropped
+//! # Levels: operations on all levels at once
 //!
-//! What is done with all levels at once, under the lock of the steps (`spill.rs`), so that none is
-//! under way.
+//! Saves the levels in an image, restores them, and drops them. The lock of the steps (`spill.rs`)
+//! excludes a step in progress.
 
 use std::ops::Bound;
 use std::sync::Arc;
@@ -19,8 +19,7 @@ use crate::spill::SpillState;
 use crate::tree::{KreonState, Level, last_nonempty_level};
 
 impl KreonEngine {
-    /// Everything is going to be in an image: what the levels are, with all that is in memory only
-    /// written.
+    /// Writes an image of the levels, after writing all nodes that are only in memory.
     pub(crate) fn write_image<T>(
         &self,
         out: &mut dyn ImageSink,
@@ -46,9 +45,9 @@ impl KreonEngine {
         image(out, &levels, end, &used, &counts)
     }
 
-    /// Writes the inner nodes that are in memory only. They stay there as long as they are dirty,
-    /// and only steps replace them, so that a guard need not be held from the first to the last,
-    /// nor while the device syncs them: all that is let go by others waits for it.
+    /// Writes the inner nodes that are only in memory. They stay there while they are dirty, and
+    /// only steps replace them. So no guard is needed across the whole function, in particular not
+    /// during I/O, where it would delay the freeing of all retired memory.
     fn write_dirty(&self, spill: &mut SpillState) -> Result<()> {
         let pages: Vec<u32> = spill.dirty_nodes.iter().copied().collect();
         for pages in pages.chunks(MAX_IO_BYTES / PAGE) {
@@ -58,7 +57,8 @@ impl KreonEngine {
                 .space
                 .write(frames.iter().zip(pages).map(|(frame, page)| (*page, frame.bytes())))?;
         }
-        // Only now: what is clean may go, and is not dirty any more.
+        // Only after all writes: a clean frame may be evicted, and `dirty_frames` would not find
+        // it.
         for pages in pages.chunks(MAX_IO_BYTES / PAGE) {
             self.dirty_frames(pages, &epoch::pin())?.iter().for_each(|frame| frame.mark_clean());
         }
@@ -75,7 +75,7 @@ impl KreonEngine {
         })
     }
 
-    /// Takes up the levels of an image, with the bytes that they account for.
+    /// Restores the levels of an image, with the bytes for which they account.
     pub(crate) fn restore_levels(&self, levels: Vec<Level>, counts: &[(u32, u64)]) {
         let guard = &epoch::pin();
         let mut spill = self.spill.lock();
@@ -90,7 +90,7 @@ impl KreonEngine {
         self.state.replace(guard, |now| now.with_levels(levels, false));
     }
 
-    /// The keyspace is dropped: accounts for all it has, and forgets it.
+    /// Drops the keyspace: removes everything from the accounts, then all data.
     pub(crate) fn drop_all(&self) {
         let mut spill = self.spill.lock();
         let guard = &epoch::pin();
@@ -103,7 +103,7 @@ impl KreonEngine {
         let state = self.state(guard);
         for memtable in state.memtables.iter() {
             let mut places = Vec::new();
-            // What went down already is among the levels' counts.
+            // Entries that were spilled already are in the counts of the levels.
             let done = done.as_ref().filter(|(number, _)| *number == memtable.number);
             let low = done.map_or(Bound::Unbounded, |(_, key)| Bound::Excluded(&key[..]));
             memtable.ascend(low, usize::MAX, guard, &mut places);

@@ -1,33 +1,33 @@
-//! # Named: which records the last level points at
+//! # Live bitmap: the records that the last level points at
 //!
-//! The cleaner asks of each record of a victim whether it is the newest of its key. Where neither
-//! memory nor an upper level has the key, the last level decides, and for a record that was not
-//! touched for long that is a leaf to be read from the device: a read a record. So what the last
-//! level points at is mirrored here, a bit for each place in the log where a record may begin.
+//! GC asks for each record of a victim whether it is the newest of its key. If neither memory nor
+//! an upper level has the key, the last level decides. That would cost a read of a leaf from the
+//! device per record. So this bitmap mirrors the references of the last level: a bit for each
+//! granule of the log, in which at most one record begins.
 //!
 //! ## Picture
 //!
 //! ```text
-//!  step into the last level ──> entries written: set, met: cleared ──┐
-//!  after an opening, when the cleaner asks: leaf after leaf ──> set ──> slot: [bits of its segment] <── is this record named? (cleaner)
+//!  step into the last level ──> entries written: set, replaced: cleared ┐
+//!  scan of all leaves after an opening, if GC asks ──> set ──> slot: [bits of its segment] <── GC
 //! ```
 //!
 //! ## Invariants
 //!
-//! 1. Up to the key that has been reached: an entry of the last level that has any points at a
-//!    record of a segment that is there exactly if the record's bit is set. Steps change bits of
-//!    all keys, so that what is reached stays right.
-//! 2. Bits change before the step is published. Who loaded the state of before finds there what
-//!    supersedes a record whose bit went meanwhile, and what had a record whose bit came.
-//! 3. Two records of the keyspace never share a bit: none is shorter than the places are long. If a
-//!    shorter one comes, the places become shorter, and everything is gone over again.
+//! 1. For keys below the progress of the scan: the bit of a record in an existing segment is set
+//!    exactly if the last level points at it. Steps change the bits of all keys, so the finished
+//!    part stays correct.
+//! 2. Bits change before the step is published. A reader with the previous state finds in it the
+//!    entry that supersedes a record with a cleared bit. It also finds the source of a record with
+//!    a new bit.
+//! 3. Two records of the keyspace never share a bit, because none is shorter than a granule. If a
+//!    shorter record is added, the granule shrinks and all leaves are scanned again.
 //!
 //! ## Threads, crash, costs
 //!
-//! Bits are changed under the lock of the steps, and read under a lock of their own. Nothing is on
-//! disk. A bit for each 128 bytes of the log where records are so long, at most a
-//! [`BUDGET_DIVISOR`]th of the budget: a log that would take more is not mirrored, and the leaves
-//! are asked.
+//! Steps change bits under their lock; a lock of its own protects the bitmap. Nothing is on disk.
+//! The bitmap takes a bit per 128 bytes of log if records are that long. If it would take more than
+//! a [`BUDGET_DIVISOR`]th of the budget, leaves are read instead.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -43,14 +43,14 @@ use sheaf_base::sync::epoch::Guard;
 use crate::engine::KreonEngine;
 use crate::tree::{KreonState, Level, SeekTarget};
 
-/// Bytes of the log that share a bit, at first, ...
+/// Initial granule: bytes of the log that share a bit.
 const MAX_GRANULE: u64 = 128;
-/// ... and at least: no frame is shorter.
+/// Minimum granule, because no frame is shorter.
 const MIN_GRANULE: u64 = 16;
-/// The part of the budget that all bits may take.
+/// Divisor of the budget that limits the memory of all bits.
 const BUDGET_DIVISOR: u64 = 32;
 
-/// A record: in which segment it stands, of how many bytes, and how long it is.
+/// Location of a record: its segment, the capacity of the segment, the address and the length.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RecordLocation {
     segment: u64,
@@ -64,22 +64,22 @@ impl RecordLocation {
         RecordLocation { segment: segment.id().0, segment_bytes: segment.identity().capacity, address, span }
     }
 
-    /// Where it begins.
+    /// Returns the address of the record.
     pub(crate) fn address(&self) -> Address {
         self.address
     }
 }
 
-/// How far the mirror is right.
+/// Extent of the correct part of the bitmap.
 #[derive(Debug, PartialEq, Eq)]
 enum BitmapProgress {
-    /// It is right for all keys.
+    /// Correct for all keys.
     Complete,
-    /// Nobody has asked since the opening.
+    /// Not used since the opening.
     NotStarted,
-    /// It took too much, or a leaf cannot be read: leaves are asked.
+    /// Too large, or a leaf is unreadable: leaves are read.
     Disabled,
-    /// It is right below this key.
+    /// Correct below this key.
     CompleteBelow(Vec<u8>),
 }
 
@@ -92,7 +92,7 @@ struct SegmentBits {
 
 #[derive(Debug)]
 struct LiveBitmapState {
-    /// By slots.
+    /// Bits by slot of the segment.
     by_slot: Vec<Option<SegmentBits>>,
     progress: BitmapProgress,
     /// Bytes that share a bit.
@@ -101,7 +101,7 @@ struct LiveBitmapState {
 }
 
 impl LiveBitmapState {
-    /// A word of the bits of the segment that a record stands in, if there are any.
+    /// Returns a word of the bits of the record's segment, if there are any.
     #[inline]
     fn word_of(&mut self, spot: &RecordLocation, word: usize) -> Option<&mut u64> {
         let bits = self.by_slot.get_mut(spot.address.slot() as usize)?.as_mut()?;
@@ -109,17 +109,17 @@ impl LiveBitmapState {
     }
 }
 
-/// See the module.
+/// The bitmap of a keyspace; see the header of the module.
 #[derive(Debug)]
 pub(crate) struct LiveBitmap {
     context: Arc<EngineContext>,
     inner: Mutex<LiveBitmapState>,
-    /// Look-ups that were spared.
+    /// Number of lookups that it saved.
     lookups_saved: AtomicU64,
 }
 
 impl LiveBitmap {
-    /// Of levels that have nothing.
+    /// Creates the bitmap of empty levels.
     pub(crate) fn new(context: Arc<EngineContext>) -> LiveBitmap {
         let inner = LiveBitmapState {
             by_slot: Vec::new(),
@@ -130,14 +130,14 @@ impl LiveBitmap {
         LiveBitmap { context, inner: Mutex::new(inner), lookups_saved: AtomicU64::new(0) }
     }
 
-    /// Whether the last level points at the record at `spot`. None if that is not known (yet).
+    /// Whether the last level points at the record at `spot`; `None` if that is not known.
     pub(crate) fn is_referenced(&self, spot: &RecordLocation) -> Option<bool> {
         let known = self.is_referenced_uncounted(spot);
         self.lookups_saved.fetch_add(u64::from(known.is_some()), Ordering::Relaxed);
         known
     }
 
-    /// The same, not counted as a look-up.
+    /// Like [`LiveBitmap::is_referenced`], without counting a saved lookup.
     pub(crate) fn is_referenced_uncounted(&self, spot: &RecordLocation) -> Option<bool> {
         let mut inner = self.inner.lock();
         if inner.progress == BitmapProgress::NotStarted {
@@ -150,12 +150,12 @@ impl LiveBitmap {
         Some(inner.word_of(spot, word).is_some_and(|word| *word & bit != 0))
     }
 
-    /// Look-ups in leaves that were spared since the opening.
+    /// Returns the number of lookups in leaves that were saved since the opening.
     pub(crate) fn lookups_saved(&self) -> u64 {
         self.lookups_saved.load(Ordering::Relaxed)
     }
 
-    /// From which key on the last level is to be gone over, if it is.
+    /// Returns the key at which the scan of the last level continues, if one is needed.
     pub(crate) fn resume_key(&self) -> Option<Vec<u8>> {
         match &self.inner.lock().progress {
             BitmapProgress::CompleteBelow(key) => Some(key.clone()),
@@ -163,7 +163,7 @@ impl LiveBitmap {
         }
     }
 
-    /// The last level was gone over up to `key`, or to its end, and points at these.
+    /// Adds records that a scan of the last level has found up to `key`, or up to the end.
     pub(crate) fn add_scanned(&self, spots: &[RecordLocation], key: Option<Vec<u8>>, guard: &Guard) {
         let mut inner = self.inner.lock();
         let is_anew = self.update_locked(&mut inner, &[], spots, guard);
@@ -172,13 +172,13 @@ impl LiveBitmap {
         }
     }
 
-    /// A step is about to be published with which the last level points no more at the ones, and at
-    /// the others instead.
+    /// Updates the bits for a step that is published next: the last level no longer points at
+    /// `cleared`, and points at `set`.
     pub(crate) fn update(&self, cleared: &[RecordLocation], set: &[RecordLocation], guard: &Guard) {
         self.update_locked(&mut self.inner.lock(), cleared, set, guard);
     }
 
-    /// Whether everything is to be gone over from the begin.
+    /// Like [`LiveBitmap::update`]. Returns whether the scan must start again.
     fn update_locked(
         &self,
         inner: &mut LiveBitmapState,
@@ -213,23 +213,23 @@ impl LiveBitmap {
         is_anew
     }
 
-    /// Leaves are asked from now on, until the next opening.
+    /// Disables the bitmap until the next opening, so that leaves are read.
     pub(crate) fn disable(&self) {
         self.restart(&mut self.inner.lock(), BitmapProgress::Disabled);
     }
 
-    /// Another level is the last one that has anything, or none is.
+    /// Resets the bitmap because another level is the last one that is not empty, or none is.
     pub(crate) fn reset(&self, is_any: bool) {
         let mut inner = self.inner.lock();
         self.restart(&mut inner, if is_any { BitmapProgress::NotStarted } else { BitmapProgress::Complete });
     }
 
-    /// Whether a record of so many bytes is shorter than all before, so that everything is gone
-    /// over again (I3).
+    /// Shrinks the granule for a record of `span` bytes if necessary. Returns whether it did, so
+    /// that the scan starts again (I3).
     fn refine_granule(&self, inner: &mut LiveBitmapState, span: u64) -> bool {
         let is = span < inner.granule_bytes;
         if is {
-            // No frame is shorter than the shortest: who says so is not to be believed.
+            // A span below the minimum is damage.
             self.restart(
                 inner,
                 if span < MIN_GRANULE {
@@ -249,7 +249,7 @@ impl LiveBitmap {
         (inner.bytes, inner.progress) = (0, reach);
     }
 
-    /// Bits for a segment that has none, and room for them where segments have gone.
+    /// Allocates bits for a segment without any, and frees those of deleted segments.
     fn allocate_segment_bits(&self, inner: &mut LiveBitmapState, at: &RecordLocation, guard: &Guard) {
         for (slot, bits) in (0..).zip(&mut inner.by_slot) {
             let there = self.context.segments.at(slot, guard).map(|segment| segment.id().0);
@@ -277,20 +277,21 @@ impl Drop for LiveBitmap {
 }
 
 impl KreonEngine {
-    /// A step goes over `most` more leaves of the last level, if the cleaner wants to know what it
-    /// points at. Whether it did.
+    /// Scans `most` further leaves of the last level for the bitmap, if it needs them. Returns
+    /// whether it did.
     pub(crate) fn scan_live_records(&self, state: &KreonState, most: usize, guard: &Guard) -> bool {
         let Some((from, level)) = self.live_bitmap.resume_key().zip(state.last_nonempty_level()) else {
             return false;
         };
         match self.live_records_from(&state.levels[level], &from, most, guard) {
             Ok((places, next)) => self.live_bitmap.add_scanned(&places, next, guard),
-            Err(_) => self.live_bitmap.disable(), // who asks for what the leaf has is told
+            // readers of the leaf receive the error themselves
+            Err(_) => self.live_bitmap.disable(),
         }
         true
     }
 
-    /// What some leaves of `level` point at, and where the next one begins.
+    /// Returns the records that some leaves of `level` point at, and the start of the next leaf.
     fn live_records_from(
         &self,
         level: &Level,
@@ -324,7 +325,7 @@ impl KreonEngine {
     }
 }
 
-/// Where an address has its bit.
+/// Returns the position of the bit of an address.
 fn bit_position(address: Address, place: u64) -> (usize, u64) {
     let at = address.offset() / place;
     (usize::try_from(at / 64).unwrap_or(usize::MAX), 1 << (at % 64))

@@ -1,18 +1,19 @@
-//! # Look: what the sources say of a key, and who holds a record
+//! # Lookup: the version of a key in the sources, and the relocation of records
 //!
-//! ## Moving records
+//! ## Relocation
 //!
-//! The cleaner asks who holds a record, copies it, and has the key pointed at the copy with the
-//! key's stripe held, where nothing is read from the disk. So a yes is remembered as a *candidate*:
-//! the copy becomes a record of the active memtable that says the same as the level's entry and
-//! shadows it. A spill that brings something newer of the key takes the candidate away.
+//! GC asks whether a record is needed (`liveness`), copies it, and repoints the key to the copy
+//! (`relocate`). It holds the stripe of the key then, so that step must not read from the disk. So
+//! each positive answer is stored as a *candidate*. Relocation adds a record to the active memtable
+//! that equals the level's entry and shadows it. A spill with a newer version of the key removes
+//! the candidate.
 //!
 //! ## Invariants
 //!
-//! 1. A candidate for a key is its newest version unless a memtable has a newer one: what a
-//!    memtable had and has no more was spilled, and that has taken the candidate away. It becomes
-//!    one while the memtable that was active when it was looked up still is: else something newer
-//!    could have come and been spilled in between.
+//! 1. A candidate is the newest version of its key unless a memtable has a newer one: a spill
+//!    removes the candidates of its keys. A candidate is added only while the memtable that was
+//!    active during its lookup still is. Otherwise a newer version could have been added and
+//!    spilled in between.
 
 use std::collections::HashMap;
 
@@ -32,31 +33,34 @@ use crate::live_bitmap::RecordLocation;
 use crate::memtable::{KreonVersion, RecordWord};
 use crate::tree::{KreonState, Level, LevelEntry, record_seq};
 
-/// A staged value has at least about so many bytes.
+/// Lower bound of the bytes of a blob, used as an estimate.
 const BLOB_BYTES_ESTIMATE: u64 = 64 << 10;
 
-/// Records that are about to be moved.
+/// Records that GC is about to move.
 #[derive(Debug, Default)]
 pub(crate) struct RelocationCandidates {
-    /// The newest of their keys.
+    /// The newest record of each key.
     pub(crate) newest: HashMap<Vec<u8>, NewestRecord>,
-    /// Old versions that views may need, in the levels or a frozen memtable.
+    /// Old versions in the levels or a frozen memtable that views may need.
     pub(crate) old_versions: HashMap<u64, OldVersion>,
-    /// Keys of versions that were kept because a view might need them, and when these died. Who
-    /// knows sees to them.
+    /// Keys of versions that were retained because a view might need them, with the commits that
+    /// superseded these. [`KreonEngine::drop_unneeded_versions`] frees them once the views are
+    /// known.
     unconfirmed: Vec<(Vec<u8>, Seq)>,
 }
 
 impl RelocationCandidates {
-    /// A memtable's `word` for `key` goes no further, and who let go of it has seen to it.
+    /// Removes the candidate for `word`, a superseded version of `key` that a spill skipped and
+    /// accounted for.
     pub(crate) fn note_skipped(&mut self, key: &[u8], word: RecordWord) {
         if self.newest.get(key).is_some_and(|head| word.points_at(head.address)) {
             self.newest.remove(key);
         }
     }
 
-    /// A memtable's `version` of `key` goes into the levels. What it supersedes there is the newest
-    /// no more: a view may need it, and the cleaner may be about to move it.
+    /// Updates the candidate of `key` when a spill moves `version` into the levels. A candidate
+    /// that it supersedes is kept as an old version: a view may need it, and GC may be about to
+    /// move it.
     pub(crate) fn note_superseded(&mut self, key: &[u8], version: KreonVersion) {
         if self.newest.is_empty()
             || self.newest.get(key).is_none_or(|head| version.word.points_at(head.address))
@@ -69,42 +73,43 @@ impl RelocationCandidates {
     }
 }
 
-/// See [`RelocationCandidates`].
+/// A candidate for the newest record of a key; see [`RelocationCandidates`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NewestRecord {
     pub(crate) address: Address,
     span: u64,
     seq: Seq,
     blob: Option<u64>,
-    /// The memtable that had it, if one had: what supersedes it there sees to it.
+    /// Number of the memtable that contained the record, if any. The commit or spill that
+    /// supersedes it there accounts for it.
     memtable: Option<u32>,
 }
 
 impl NewestRecord {
-    /// The same, superseded by commit `died`.
+    /// Returns the record as an old version that commit `died` superseded.
     fn into_old_version(self, died: Seq) -> OldVersion {
         let span = u32::try_from(self.span).unwrap_or(u32::MAX);
         OldVersion { address: self.address, span, begin_seq: self.seq, end_seq: died, blob: self.blob }
     }
 }
 
-/// The byte of a hash that leaves keep.
+/// Returns the byte of a hash that leaves store.
 pub(crate) fn fingerprint_of(hash: u64) -> u8 {
     hash.to_be_bytes()[3]
 }
 
-/// What a view is shown of a key that has a value.
+/// The version of a key that a view shows.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct VisibleRecord<'g> {
     pub(crate) address: Address,
     /// Bytes of the record's frame, as far as known.
     pub(crate) span: u64,
-    /// The value, where it was found together with the key.
+    /// The value, if it was found together with the key.
     pub(crate) value: Option<&'g [u8]>,
 }
 
 impl<'g> VisibleRecord<'g> {
-    /// A memtable's version; nothing of a removal.
+    /// Returns a memtable's version, or `None` for a tombstone.
     #[inline]
     pub(crate) fn from_memtable(version: KreonVersion) -> Option<VisibleRecord<'g>> {
         let word = version.word;
@@ -115,7 +120,7 @@ impl<'g> VisibleRecord<'g> {
         })
     }
 
-    /// What a level says; nothing of a removal.
+    /// Returns a level's entry, or `None` for a tombstone.
     #[inline]
     pub(crate) fn from_level(seen: &LevelEntry<'g>) -> Option<VisibleRecord<'g>> {
         let entry = &seen.entry;
@@ -123,7 +128,7 @@ impl<'g> VisibleRecord<'g> {
         (!entry.is_tombstone()).then(|| VisibleRecord { address: entry.address(), span: entry.span(), value })
     }
 
-    /// An old version, kept for views; nothing of a removal.
+    /// Returns an old version that is kept for views, or `None` for a tombstone.
     pub(crate) fn from_old_version(address: Address) -> Option<VisibleRecord<'g>> {
         (address != Address::NONE).then_some(VisibleRecord { address, span: 0, value: None })
     }
@@ -132,7 +137,7 @@ impl<'g> VisibleRecord<'g> {
 /// A version of a key in one of the sources.
 #[derive(Clone, Copy, Debug)]
 enum FoundVersion<'g> {
-    /// With the number of the memtable.
+    /// A version with the number of its memtable.
     Memtable(KreonVersion, u32),
     Level(LevelEntry<'g>),
 }
@@ -145,14 +150,14 @@ impl<'g> FoundVersion<'g> {
         }
     }
 
-    /// Where the record stands; none of a removal.
+    /// Returns the address of the record, or `None` for a tombstone.
     fn address(&self) -> Option<Address> {
         self.visible_record().map(|shown| shown.address)
     }
 }
 
 impl KreonEngine {
-    /// The record at an address that a source has.
+    /// Returns the frame of the record at an address from a source.
     #[inline]
     pub(crate) fn read_frame<'g>(&self, address: Address, guard: &'g Guard) -> Result<Frame<'g>> {
         match self.context.segments.at(address.slot(), guard) {
@@ -161,13 +166,13 @@ impl KreonEngine {
         }
     }
 
-    /// An address that leads nowhere.
+    /// Returns the error for an address without a record.
     pub(crate) fn dangling_address_error(&self, address: Address) -> Error {
         let what = Damage::BadField { field: "address", value: address.bits() };
         Error::corrupt(&self.level_store.space.page_file.path, 0, what)
     }
 
-    /// The record in `frame`, which must be of `key`.
+    /// Decodes the record in `frame`, which must belong to `key`.
     #[inline]
     pub(crate) fn decode_record<'f>(
         &self,
@@ -184,7 +189,8 @@ impl KreonEngine {
         if record.key == key { Ok(record) } else { Err(self.dangling_address_error(address)) }
     }
 
-    /// The number of what a level says; none if it says nothing any more, as its segment is gone.
+    /// Returns the number of a level's entry, or `None` if its segment is deleted, which makes the
+    /// entry void.
     fn seq_of(&self, seen: &LevelEntry<'_>, guard: &Guard) -> Result<Option<Seq>> {
         if seen.entry.is_tombstone() {
             return Ok(Some(seen.entry.tombstone_seq()));
@@ -196,7 +202,7 @@ impl KreonEngine {
             .transpose()
     }
 
-    /// The first source that has the key.
+    /// Returns the version in the first source that contains the key.
     #[inline]
     fn find_newest<'g>(
         &self,
@@ -208,7 +214,7 @@ impl KreonEngine {
         self.find_newest_in(state, &state.levels, hash, key, guard)
     }
 
-    /// The first source that has the key, of the memtables and these levels.
+    /// Returns the version in the first of the memtables and `levels` that contains the key.
     #[inline]
     fn find_newest_in<'g>(
         &self,
@@ -231,7 +237,7 @@ impl KreonEngine {
         Ok(None)
     }
 
-    /// Whether the levels have something of `key` that is not older than `seq`.
+    /// Whether the levels have a version of `key` that is not older than `seq`.
     pub(crate) fn is_superseded(&self, hash: u64, key: &[u8], seq: Seq, guard: &Guard) -> Result<bool> {
         for level in &*self.state(guard).levels {
             let Some(seen) = self.level_store.find(level, hash, key, guard)? else { continue };
@@ -240,12 +246,12 @@ impl KreonEngine {
         Ok(false)
     }
 
-    /// The number of the key's newest version; zero if it has no value.
+    /// Returns the number of the key's newest version; zero if it has no value.
     pub(crate) fn newest_seq(&self, hash: u64, key: &[u8], guard: &Guard) -> Result<Seq> {
         self.newest_seq_and_bytes(hash, key, guard).map(|(seq, _)| seq)
     }
 
-    /// The same, and about how many bytes the version takes.
+    /// Like [`KreonEngine::newest_seq`], with the approximate bytes of the version.
     pub(crate) fn newest_seq_and_bytes(&self, hash: u64, key: &[u8], guard: &Guard) -> Result<(Seq, u64)> {
         let source = self.find_newest(self.state(guard), hash, key, guard)?;
         let bytes = |span: u64, is_blob: bool| if is_blob { BLOB_BYTES_ESTIMATE } else { span };
@@ -263,8 +269,8 @@ impl KreonEngine {
         }
     }
 
-    /// As [`KreonEngine::find_at`] for a caller that hands it out: the newest state is revealed
-    /// before.
+    /// Like [`KreonEngine::find_at`], for a caller that returns the value to the user: in the
+    /// newest state it first waits until the commit is visible.
     #[inline]
     pub(crate) fn find_revealed<'g>(
         &self,
@@ -282,7 +288,7 @@ impl KreonEngine {
         Ok(source.and_then(|source| source.visible_record()))
     }
 
-    /// What a view at `at` is shown of `key`.
+    /// Returns the version of `key` that a view at `at` shows.
     #[inline]
     pub(crate) fn find_at<'g>(
         &self,
@@ -300,7 +306,8 @@ impl KreonEngine {
         if let Some(version) = active.filter(|version| version.seq <= at) {
             return Ok(VisibleRecord::from_memtable(version));
         }
-        // After the state was loaded, and before what it has: what it lets go of is here before.
+        // Read the old versions after the state was loaded, and before its lower sources: a version
+        // that these drop is among the old ones before.
         if !self.versions.is_empty()
             && let Some(address) = self.versions.at(&key.to_vec(), at).first()
         {
@@ -323,7 +330,7 @@ impl KreonEngine {
         Ok(None)
     }
 
-    /// Whether what a level says is not too new for a view at `at`.
+    /// Whether a level's entry is old enough for a view at `at`.
     pub(crate) fn is_visible_at(&self, seen: &LevelEntry<'_>, at: Seq, guard: &Guard) -> Result<bool> {
         if seen.max_seq <= at {
             return Ok(true);
@@ -331,14 +338,14 @@ impl KreonEngine {
         Ok(self.seq_of(seen, guard)?.is_some_and(|seq| seq <= at))
     }
 
-    /// Whether the record at `address` is the newest of its key, as a question and nothing else.
+    /// Whether the record at `address` is the newest of its key. Adds no candidate.
     pub(crate) fn is_newest_record(&self, key: &[u8], address: Address, guard: &Guard) -> Result<bool> {
         let first = self.newest_memtable_of(self.state(guard), self.hash(key), key, address, guard)?;
         Ok(first.is_some())
     }
 
-    /// Whether the record at `address` is the newest of its key, and then, in which memtable it is,
-    /// if in one. Of the last level no leaf is asked, if what it points at is known without.
+    /// Returns `None` if the record at `address` is not the newest of its key, else the memtable
+    /// that contains it, if one does. Reads no leaf of the last level if the bitmap has the answer.
     fn newest_memtable_of(
         &self,
         state: &KreonState,
@@ -367,8 +374,8 @@ impl KreonEngine {
         Ok(Some(Some(number)))
     }
 
-    /// Whether the last level does what the mirror says, as far as nobody is changing it, and it
-    /// can be read.
+    /// Whether the last level agrees with the bitmap. Returns true if that cannot be checked,
+    /// because a step is in progress or a leaf is unreadable.
     fn is_bitmap_consistent(&self, hash: u64, key: &[u8], spot: &RecordLocation, guard: &Guard) -> bool {
         let Some(_spill) = self.spill.try_lock() else { return true };
         let state = self.state(guard);
@@ -383,7 +390,7 @@ impl KreonEngine {
         is_named == seen.is_some_and(says)
     }
 
-    /// Whether the record at `address` is needed.
+    /// Returns whether the record at `address` is needed, and adds a candidate if it is.
     pub(crate) fn liveness_at(&self, key: &[u8], address: Address, guard: &Guard) -> Result<Liveness> {
         let hash = self.hash(key);
         let mut state = self.state(guard);
@@ -392,11 +399,11 @@ impl KreonEngine {
             let mut candidates = self.candidates.lock();
             let now = self.state(guard);
             if now.memtables.active.number == state.memtables.active.number {
-                // What came since the look is in that memtable (I1).
+                // A version that was added since the lookup is in that memtable (I1).
                 candidates.newest.insert(key.to_vec(), head);
                 return Ok(Liveness::Newest);
             }
-            state = now; // it may be in a level by now
+            state = now; // the record may be in a level by now
         }
         if !self.versions.is_empty() && self.versions.contains(&key.to_vec(), address) {
             return Ok(Liveness::Pinned);
@@ -404,7 +411,7 @@ impl KreonEngine {
         if self.newest_superseding_seq.load(Ordering::Acquire) == 0 {
             return Ok(Liveness::Dead);
         }
-        // A view may need it, and a lower source may have it.
+        // A view may need the record, and a lower source may contain it.
         let mut sources: SmallVec<[FoundVersion<'_>; 4]> = SmallVec::new();
         for memtable in state.memtables.iter() {
             let source = |place| FoundVersion::Memtable(memtable.version(place), memtable.number);
@@ -439,9 +446,9 @@ impl KreonEngine {
         Ok(NewestRecord { address, span: frame.span(), seq: frame.header.seq, blob, memtable: None })
     }
 
-    /// Keeps `old` if a view may need it. When it died is when the next version was born, as far as
-    /// that is known: what is among the versions may have come between. The candidates are locked,
-    /// so that nobody else does the same.
+    /// Retains `old` if a view may need it. It ends where the next version begins, as far as that
+    /// is known: another old version may be in between. The caller holds the lock of the
+    /// candidates, so that no other thread retains the same version.
     pub(crate) fn retain_if_needed(
         &self,
         candidates: &mut RelocationCandidates,
@@ -455,7 +462,7 @@ impl KreonEngine {
         if old.begin_seq >= old.end_seq || !may_need(old.begin_seq, old.end_seq) {
             return false;
         }
-        // A copy of it may be there already.
+        // A copy of the version may be among the old versions already.
         if self.versions.at(&place, old.begin_seq).is_empty() {
             self.remove_pin(old.begin_seq);
             candidates.unconfirmed.push((place.clone(), old.end_seq));
@@ -464,8 +471,8 @@ impl KreonEngine {
         true
     }
 
-    /// Lets go of versions that were kept in doubt and are needed by none of `views`. False if some
-    /// are younger than these.
+    /// Frees the versions that were retained in doubt and that none of `views` needs. Returns false
+    /// if some were superseded after `views` was copied.
     pub(crate) fn drop_unneeded_versions(&self, views: &Views, guard: &Guard) -> bool {
         let mut candidates = self.candidates.lock();
         let known = |(_, died): &mut (Vec<u8>, Seq)| *died <= views.as_of();
@@ -477,17 +484,18 @@ impl KreonEngine {
         candidates.unconfirmed.is_empty()
     }
 
-    /// Whether a view may need a version of such a life.
+    /// Whether a view may need a version that existed from commit `born` to commit `died`.
     fn may_view_need(&self, born: Seq, died: Seq) -> bool {
         let (oldest, newest) =
             (self.oldest_view.load(Ordering::Acquire), self.newest_view.load(Ordering::Acquire));
         self.newest_superseding_seq.load(Ordering::Acquire) != 0 && born.0 <= newest && oldest < died.0
     }
 
-    /// With the stripe of the key held: the record at `from` was copied to `to`.
+    /// Repoints `key` from the record at `from` to its copy at `to`. The caller holds the stripe of
+    /// the key. Returns false if the record is not needed any more.
     pub(crate) fn repoint(&self, key: &[u8], from: Address, to: Address, guard: &Guard) -> bool {
         let mut candidates = self.candidates.lock();
-        // An old version of the key may be moved before its newest one.
+        // GC may move an old version of the key before the newest one.
         let is_head = candidates.newest.get(key).is_some_and(|head| head.address == from);
         let head = if is_head { candidates.newest.remove(key) } else { None };
         let old = candidates.old_versions.remove(&from.bits());
@@ -507,10 +515,10 @@ impl KreonEngine {
         }
         let frozen = state.memtables.frozen.as_ref().and_then(|f| found(f));
         let is_frozen = frozen.is_some_and(|(_, version)| version.word.points_at(from));
-        // What came first after it.
+        // The version that superseded the record.
         let newer = frozen.filter(|_| !is_frozen).or(active).map(|(_, version)| version.seq);
-        // A put does not look at what it supersedes below its memtable: a view may need that all
-        // the same.
+        // A put does not look up the version that it supersedes below its memtable, but a view may
+        // need that version.
         let is_seen_to = |number| {
             let is_in_frozen = state.memtables.frozen.as_ref().is_some_and(|frozen| frozen.number == number);
             number == state.memtables.active.number || (is_in_frozen && !is_frozen)
@@ -520,7 +528,7 @@ impl KreonEngine {
                 if let Some(blob) = head.blob {
                     self.blob_ids.lock().insert(to.bits(), blob);
                 }
-                // What the sources below have is accounted by the cleaner.
+                // GC accounts for the entries of the sources below.
                 let word = RecordWord::put(to, head.span, head.blob.is_some()).with_lower_unaccounted(true);
                 state.memtables.active.put(
                     0,

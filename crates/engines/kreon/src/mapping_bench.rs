@@ -1,8 +1,8 @@
-//! # Mapping: what a hit costs beside the same tree over a read-only mapping
+//! # Mapping benchmark: cost of a cache hit compared with a read-only mapping
 //!
-//! The paper's code reads its trees through a mapping of the kernel's; here a page goes through an
-//! array of our own. The same pages, the same code for nodes, once each way, everything in memory,
-//! the cache on huge pages if the system has some, one thread:
+//! The paper's code reads its trees through a kernel mapping; here a page is found through an
+//! array. Both variants use the same pages and the same node code, with everything in memory, on
+//! one thread. The cache is on huge pages if the system provides them:
 //!
 //!     cargo test --release -p sheaf-kreon mapping -- --ignored --nocapture
 
@@ -24,21 +24,22 @@ use crate::tests::{NewerWins, PageCost, level_store_on, publish};
 use crate::tree::{Level, LevelStore, SeekTarget};
 
 pub(crate) const PAIRS: u64 = 2_000_000;
-/// Steps in which they come, so that leaves are split and packed as in a database that grew.
+/// Number of steps in which the keys are inserted, so that leaves are split and packed as in a
+/// database that grew.
 const STEPS: u64 = 20;
 const ROUNDS: usize = 7;
-/// Calls that bring all of the cache together on huge pages.
+/// Number of calls that move the whole cache to huge pages.
 const HUGE_PAGE_CALLS: usize = 500;
 const GETS: u64 = 500_000;
 const SCANS: u64 = 50_000;
 const SCAN: usize = 50;
 
 pub(crate) fn key_of(number: u64) -> Vec<u8> {
-    // Odd and prime to a power of two: each number once, in no order.
+    // The factor is odd, so each number occurs once, in no order.
     format!("{:027}", number.wrapping_mul(0x9e37_79b9_7f4a_7c15)).into_bytes()
 }
 
-/// A directory that goes with it.
+/// A directory that is removed when this is dropped.
 pub(crate) struct BenchDir(PathBuf);
 
 impl BenchDir {
@@ -46,7 +47,7 @@ impl BenchDir {
         BenchDir(std::env::temp_dir().join(format!("sheaf-kreon-{name}-{}", std::process::id())))
     }
 
-    /// A shelf there, for a level of some million keys.
+    /// Returns a store in the directory for a level of some million keys.
     pub(crate) fn level_store(&self) -> Arc<LevelStore> {
         level_store_on(Arc::new(RealDisk::default()), &self.0, 2 << 30, false)
     }
@@ -59,7 +60,7 @@ impl Drop for BenchDir {
     }
 }
 
-/// The pages of a file, as the kernel maps them.
+/// The pages of a file in a kernel mapping.
 struct MappedLevels {
     file: Arc<dyn File>,
     page: usize,
@@ -68,7 +69,7 @@ struct MappedLevels {
 impl MappedLevels {
     fn node(&self, page: u32) -> Node<'_> {
         // SAFETY:
-        // * Written before the file was opened, and not written since.
+        // * The pages were written before the file was opened, and have not been written since.
         let bytes = unsafe { self.file.mapped(u64::from(page) * self.page as u64, self.page) };
         Node::from_checked(bytes.expect("it is mapped"))
     }
@@ -83,7 +84,7 @@ impl MappedLevels {
         node.find(fingerprint_of(hash), key).map(|slot| node.entry(slot))
     }
 
-    /// The sum of so many addresses from `key` on.
+    /// Returns the sum of [`SCAN`] addresses from `key` on.
     fn scan(&self, level: &Level, key: &[u8]) -> u64 {
         let (mut from, mut seen, mut sum, mut name) = (key.to_vec(), 0, 0, Vec::new());
         while let Some((mut at, height)) = level.root {
@@ -140,7 +141,7 @@ fn scan(level_store: &LevelStore, level: &Level, key: &[u8]) -> u64 {
     sum
 }
 
-/// A level of all pairs.
+/// Returns a level of all pairs.
 pub(crate) fn fill(level_store: &LevelStore) -> Level {
     let mut level = Level::default();
     for step in 0..STEPS {
@@ -152,7 +153,8 @@ pub(crate) fn fill(level_store: &LevelStore) -> Level {
     level
 }
 
-/// The level after sorted keys with their numbers came; merged always, never, or by the rule.
+/// Returns the level after sorted keys with their numbers were inserted; merges always, never, or
+/// by the rule.
 pub(crate) fn apply_keys(
     level_store: &LevelStore,
     level: &Level,
@@ -194,7 +196,7 @@ fn a_hit_costs_little_more_than_a_mapping() {
     let place = BenchDir::new("mapping");
     let level_store = place.level_store();
     let level = fill(&level_store);
-    // As the keeper of a database does while there is room, a few at a time.
+    // As the database does while there is room, a few pages at a time.
     (0..HUGE_PAGE_CALLS).for_each(|_| block_alloc::collapse_some());
     let file = RealDisk::default().open(&level_store.space.page_file.path, OpenMode::Read).unwrap();
     file.map(file.len().unwrap());

@@ -1,8 +1,8 @@
-//! # Memtable: L0, a tree in memory over pointers into the log
+//! # Memtable: L0, a tree in memory over addresses in the log
 //!
-//! Keys in memory (`table` of base's memtables), values where the log has them: a record's word
-//! says where its key's newest entry stands. One memtable takes commits, one before it may be
-//! frozen and on its way into the levels.
+//! Keys are in memory (`table` of base's memtables), values are in the log. The word of a record
+//! contains the address of the newest entry of its key. One memtable takes commits; the previous
+//! one may be frozen while it is spilled into the levels.
 //!
 //! ```text
 //!  word:  flags 4 | span / 8: 20 | address 40
@@ -10,9 +10,9 @@
 //!
 //! ## Invariants
 //!
-//! 1. Those of the table.
-//! 2. What was superseded here and a view needs is among the versions before the word says
-//!    something newer.
+//! 1. Those of the key table.
+//! 2. A version that is superseded here and that a view needs is among the old versions before the
+//!    word changes.
 
 use std::ops::Bound;
 
@@ -26,7 +26,7 @@ use sheaf_base::segment::Address;
 use sheaf_base::sync::epoch::Guard;
 use sheaf_base::types::Seq;
 
-/// About what a key costs beside itself.
+/// Approximate memory of a key besides its bytes.
 const KEY_OVERHEAD: usize = 20 + 8 + 16 + 18;
 
 const TOMBSTONE: u64 = 1 << 62;
@@ -34,7 +34,7 @@ const HAS_BLOB: u64 = 1 << 61;
 const LOWER_UNACCOUNTED: u64 = 1 << 60;
 const SPAN_BITS: u32 = 20;
 
-/// What a record says of its key.
+/// The state of a record: the address and the flags of its newest version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RecordWord(u64);
 
@@ -44,13 +44,13 @@ impl RecordWord {
         RecordWord(address.bits() | units << Address::BITS | if is_blob { HAS_BLOB } else { 0 })
     }
 
-    /// A word that an image has; none if it is not of a value in the log.
+    /// Decodes a word of an image. Returns `None` if it does not describe a value in the log.
     pub(crate) fn from_image(bits: u64) -> Option<RecordWord> {
         let word = RecordWord(bits);
         (bits & !(HAS_BLOB - 1) == 0 && !word.is_lower_unaccounted()).then_some(word)
     }
 
-    /// The word as an image has it.
+    /// Returns the word as an image contains it.
     pub(crate) fn bits(self) -> u64 {
         self.0
     }
@@ -59,7 +59,8 @@ impl RecordWord {
         RecordWord(TOMBSTONE)
     }
 
-    /// The same; what the levels have of the key is not accounted as live any more, if `is`.
+    /// Returns the word with or without the flag that lower entries of the key are not accounted as
+    /// live any more.
     pub(crate) fn with_lower_unaccounted(self, is: bool) -> RecordWord {
         RecordWord(if is { self.0 | LOWER_UNACCOUNTED } else { self.0 })
     }
@@ -93,9 +94,9 @@ impl RecordWord {
     }
 }
 
-/// Sum of a memtable: removals that it took, ...
+/// Index of a memtable sum: removals that it took.
 pub(crate) const REMOVALS: usize = 0;
-/// ... and bytes that its records are thought to supersede.
+/// Index of a memtable sum: bytes that its records are estimated to supersede.
 pub(crate) const SUPERSEDED_BYTES: usize = 1;
 
 /// A version of a key.
@@ -105,10 +106,10 @@ pub(crate) struct KreonVersion {
     pub(crate) seq: Seq,
 }
 
-/// See the module.
+/// A memtable; see the header of the module.
 #[derive(Debug)]
 pub(crate) struct KreonMemtable {
-    /// Tells one from the next.
+    /// Number of the memtable, different from that of the next one.
     pub(crate) number: u32,
     table: KeyTable<0>,
 }
@@ -142,18 +143,17 @@ impl KreonMemtable {
         KreonMemtable { number, table: KeyTable::new(prefix, tiny) }
     }
 
-    /// The newest commit in it.
+    /// Returns the newest commit in it.
     pub(crate) fn newest(&self) -> Seq {
         self.table.newest()
     }
 
-    /// Keys in it, removed ones included.
+    /// Returns the number of keys, removed ones included.
     pub(crate) fn count(&self) -> u64 {
         self.table.count()
     }
 
-    /// Adds `more` to one of the sums, `REMOVALS` or `SUPERSEDED_BYTES`. Threads do not wait for
-    /// each other.
+    /// Adds `more` to one of the sums, `REMOVALS` or `SUPERSEDED_BYTES`. Threads do not contend.
     #[inline]
     pub(crate) fn add_to_sum(&self, sum: usize, more: u64) {
         self.table.add_to_sum(sum, more);
@@ -164,49 +164,50 @@ impl KreonMemtable {
         self.table.sum(sum)
     }
 
-    /// Makes one of the sums zero. No commit is under way.
+    /// Sets one of the sums to zero. No commit may be in progress.
     pub(crate) fn clear_sum(&self, sum: usize) {
         self.table.clear_sum(sum);
     }
 
-    /// What a new key costs in memory, about.
+    /// Returns the approximate memory of a new key.
     pub(crate) fn key_cost(key: &[u8]) -> u64 {
         (KEY_OVERHEAD + key.len()) as u64
     }
 
-    /// How many records share `hash`'s part of the table: whoever loaded it finds as many there.
+    /// Returns the number of records in the stripe of `hash`. A later lookup by the same thread
+    /// finds at least these records.
     #[inline]
     pub(crate) fn stripe_len(&self, hash: u64) -> u32 {
         self.table.stripe_len(hash)
     }
 
-    /// The record of `key`.
+    /// Returns the record of `key`.
     #[inline]
     pub(crate) fn find(&self, hash: u64, key: &[u8], guard: &Guard) -> Option<ArenaOffset> {
         self.table.find(hash, key, guard)
     }
 
-    /// The key of a record.
+    /// Returns the key of a record.
     #[inline]
     pub(crate) fn key(&self, place: ArenaOffset) -> &[u8] {
         self.table.key(place)
     }
 
-    /// Brings a record into the processor's cache, soon.
+    /// Prefetches a record into the processor's cache.
     #[inline]
     pub(crate) fn prefetch_record(&self, place: ArenaOffset) {
         self.table.prefetch_record(place);
     }
 
-    /// What the record at `place` says now.
+    /// Returns the current version of the record at `place`.
     #[inline]
     pub(crate) fn version(&self, place: ArenaOffset) -> KreonVersion {
         let (word, seq) = self.table.get(place);
         KreonVersion { word: RecordWord(word), seq }
     }
 
-    /// As [`KreonMemtable::put`] while no thread reads, at an opening: new keys wait for
-    /// [`KreonMemtable::finish_sort`].
+    /// Like [`KreonMemtable::put`], at an opening while no thread reads. New keys are in order only
+    /// after [`KreonMemtable::finish_sort`].
     pub(crate) fn put_unsorted(
         &self,
         place: ArenaOffset,
@@ -219,18 +220,19 @@ impl KreonMemtable {
         self.table.put_unsorted(place, hash, key, (version.word.0, version.seq), memory, guard);
     }
 
-    /// Sorts one of `parts` parts of the keys that wait. Parts may be sorted side by side.
+    /// Sorts one of `parts` parts of the pending keys. Threads may sort different parts
+    /// concurrently.
     pub(crate) fn sort_part(&self, part: usize, parts: usize) {
         self.table.sort_part(part, parts);
     }
 
-    /// Puts the keys that wait into order, all parts of which are sorted.
+    /// Inserts the pending keys in order, after all parts were sorted.
     pub(crate) fn finish_sort(&self, memory: &Memory, guard: &Guard) {
         self.table.with_accounting(memory, || self.table.finish_sort(guard));
     }
 
-    /// Gives the record at `place` another version, or adds one for a key that has none (0), and
-    /// counts the memory that this takes. One thread at a time for each key.
+    /// Changes the version of the record at `place`, or adds a record if `place` is 0, and counts
+    /// its memory. Only one thread at a time may call this for one key.
     pub(crate) fn put(
         &self,
         place: ArenaOffset,
@@ -248,18 +250,18 @@ impl KreonMemtable {
         }
     }
 
-    /// Gives a record another version, or another place of the same one. One thread at a time for
-    /// each key.
+    /// Replaces the version of a record, or the address of the same version. Only one thread at a
+    /// time may call this for one key.
     pub(crate) fn replace(&self, place: ArenaOffset, version: KreonVersion) {
         self.table.set(place, version.word.0, version.seq);
     }
 
-    /// Appends to `out` the records from `low` on, until there are `limit`.
+    /// Appends up to `limit` records from `low` upwards to `out`.
     pub(crate) fn ascend(&self, low: Bound<&[u8]>, limit: usize, guard: &Guard, out: &mut Vec<ArenaOffset>) {
         self.table.ascend(low, limit, guard, out);
     }
 
-    /// Appends to `out` the records from `high` down, until there are `limit`.
+    /// Appends up to `limit` records from `high` downwards to `out`.
     pub(crate) fn descend(
         &self,
         high: Bound<&[u8]>,

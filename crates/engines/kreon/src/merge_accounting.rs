@@ -1,8 +1,7 @@
-//! # Meeting: what comes into a level, side by side with what it has
+//! # Merge accounting: decides the fate of entries when a batch is merged into a level
 //!
-//! Whoever puts entries into leaves asks at each key what becomes of the old entry: it is dead, it
-//! is kept for a view, or it is not accounted any more (`spill.rs` says when). What that comes to
-//! is settled when the step has been published.
+//! For each key, the old entry is dead, retained for a view, or not accounted any more (`spill.rs`
+//! has the rules). The accounts change after the step was published.
 
 use std::collections::HashMap;
 
@@ -20,26 +19,27 @@ use crate::node::{HAS_BLOB, LOWER_UNACCOUNTED, LeafEntry, LeafPair};
 use crate::spill::SpillState;
 use crate::tree::{Level, record_seq};
 
-/// The segments that entries of leaves point into, by slots, as they were when the leaves were
-/// read.
+/// Segments that the entries of leaves point into, by slot, at the time when the leaves were read.
 pub(crate) type SourceSegments<'g> = HashMap<u32, &'g Segment>;
 
-/// Puts keys side by side with what the level has.
+/// Merges a batch with the entries of a level and collects the changes of the accounts.
 pub(crate) struct MergeAccounting<'a> {
     engine: &'a KreonEngine,
     pub(crate) views: &'a Views,
     guard: &'a Guard,
     is_last: bool,
-    /// Where what comes was found, by slots. `None`: it is from a memtable, and its numbers are
-    /// exact.
+    /// Segments of the batch's entries, by slot. `None` if the batch is from a memtable, so that
+    /// `max_seq` is the exact number.
     sources: Option<&'a SourceSegments<'a>>,
-    /// Bytes by slot that the levels account for more, or less.
+    /// Change of the bytes for which the levels account, by slot.
     live_bytes_delta: HashMap<u32, i64>,
-    /// What is dead once the step is published.
+    /// Records that are dead once the step is published.
     pub(crate) dead_records: Vec<(Address, u64)>,
+    /// Blobs that are dead then, and the commits that superseded them.
     pub(crate) dead_blobs: Vec<(Seq, u64)>,
-    /// Records that the last level points at no more, and those that it points at now.
+    /// Records that the last level points at no longer.
     unreferenced: Vec<RecordLocation>,
+    /// Records that the last level points at after the step.
     referenced: Vec<RecordLocation>,
 }
 
@@ -51,7 +51,7 @@ impl MergeAccounting<'_> {
         }
     }
 
-    /// The number of what comes.
+    /// Returns the number of a new entry.
     fn seq_of(&self, new: &LeafPair<'_>) -> Result<Seq> {
         if new.entry.is_tombstone() {
             return Ok(new.entry.tombstone_seq());
@@ -64,7 +64,7 @@ impl MergeAccounting<'_> {
         }
     }
 
-    /// The last level is going to point at the record of `entry`.
+    /// Records that the last level will point at the record of `entry`.
     fn reference_record(&mut self, entry: &LeafEntry) {
         let address = entry.address();
         let there = match self.sources {
@@ -74,9 +74,9 @@ impl MergeAccounting<'_> {
         self.referenced.extend(there.map(|segment| RecordLocation::new(address, entry.span(), segment)));
     }
 
-    /// Whether both are one version, which was copied: the cleaner has accounted for the old place.
-    /// What comes may have lost that on its way down, with its segment: then it meets an older
-    /// version, which views may need.
+    /// Whether both entries are one version that GC copied, so that the old address is already
+    /// accounted. If the old entry was dropped with its segment on the way down, the new entry
+    /// meets an older version, which a view may need.
     fn is_relocated_copy(
         &self,
         new: &LeafPair<'_>,
@@ -91,14 +91,14 @@ impl MergeAccounting<'_> {
         }
     }
 
-    /// Whether `old`, superseded by `new`, is kept for a view.
+    /// Retains `old`, superseded by `new`, if a view may need it. Returns whether it did.
     fn retain_for_views(
         &mut self,
         new: &LeafPair<'_>,
         old: &LeafEntry,
         there: Option<&Segment>,
     ) -> Result<bool> {
-        // It died no later than the newest that comes with `new`.
+        // `new.max_seq` is an upper bound of the commit that superseded `old`.
         if !self.views.may_need_before(new.max_seq) {
             return Ok(false);
         }
@@ -130,18 +130,18 @@ impl MergeResolver for MergeAccounting<'_> {
         let mut flags = new.entry.flags;
         if let Some((old, stamp, _)) = old {
             let is_below = new.entry.flags & LOWER_UNACCOUNTED != 0;
-            // Looked up once: it may leave its slot at any time. None of a removal, which is never
-            // gone.
+            // Looked up only once, because a segment may leave its slot at any time. A tombstone
+            // has no segment and is never void.
             let segment = || self.engine.level_store.segment_of(old.address(), stamp, self.guard);
             let there = if old.is_tombstone() { None } else { segment() };
             let is_gone = !old.is_tombstone() && there.is_none();
             let is_itself = is_below && self.is_relocated_copy(new, old, there)?;
             let is_kept = !is_gone && !is_itself && self.retain_for_views(new, old, there)?;
-            // After a crash the same version may come again, from where the cleaner had copied it
-            // to.
+            // After a crash, replay may add the same version again, from the place to which GC had
+            // copied it.
             let is_lost = old.is_blob() && !(new.entry.is_blob() && new.entry.blob_id == old.blob_id);
-            // What a view needs of what is gone was copied, and is among the versions, which
-            // account for its value.
+            // If a view needs the version, its record was copied, and the copy is among the old
+            // versions, which account for the blob.
             let names = || self.engine.versions.names(&new.key.to_vec(), old.blob_id);
             if is_gone && !is_below && is_lost && !names() {
                 self.dead_blobs.push((new.max_seq, old.blob_id));
@@ -178,8 +178,8 @@ impl MergeResolver for MergeAccounting<'_> {
         }
         match self.engine.level_store.is_dangling(old.address(), stamp, self.guard) {
             false => Some(*old),
-            // Its value is for whoever meets it. The leaf gets another stamp, which would believe
-            // what has the slot now.
+            // Keep the entry for the merge that frees its blob. Its address must be removed: with
+            // the new stamp of the leaf it would refer to the segment that has the slot now.
             true if old.is_blob() => Some(old.without_address()),
             true => None,
         }
@@ -195,8 +195,9 @@ impl MergeResolver for MergeAccounting<'_> {
 }
 
 impl KreonEngine {
-    /// For a step into the level above the `lower` ones. `sources`: what comes is from leaves; else
-    /// it is from a memtable.
+    /// Creates the accounting of a step into the level above the `lower` ones. `sources` are the
+    /// segments of the batch's entries if these are from leaves, `None` if they are from a
+    /// memtable.
     pub(crate) fn merge_accounting<'a, 'l>(
         &'a self,
         views: &'a Views,
@@ -218,7 +219,7 @@ impl KreonEngine {
         }
     }
 
-    /// Accounts for what a published step has superseded.
+    /// Accounts for the entries that a published step has superseded.
     pub(crate) fn account_published(
         &self,
         spill: &mut SpillState,

@@ -1,13 +1,13 @@
-//! # Lane: a source of a keyspace, as a cursor goes over it
+//! # Merge input: a source of a keyspace in the order of a cursor
 //!
-//! A memtable, a level, or the versions that a view is shown. A cursor and a walk over all keys go
-//! over all lanes side by side.
+//! A source is a memtable, a level, or the old versions for a view. A cursor and a walk over all
+//! keys merge all inputs.
 //!
 //! ## Costs
 //!
-//! A descent for each lane, one for each [`INPUT_BATCH`] records of a memtable, and one for each
-//! leaf of a level. Records of removed keys that stand in one lane only are passed without a
-//! comparison of all lanes.
+//! One descent per input, one for each [`INPUT_BATCH`] records of a memtable, and one for each leaf
+//! of a level. Removed keys that only one memtable contains are skipped without comparing all
+//! inputs.
 
 use std::ops::Bound;
 
@@ -20,12 +20,12 @@ use crate::memtable::KreonMemtable;
 use crate::node::Node;
 use crate::tree::{LeafPosition, Level, LevelEntry, LevelStore, SeekTarget, Unreadable};
 
-/// Records of a memtable, or versions, that are looked up at a time.
+/// Number of records of a memtable, or of old versions, that are looked up at a time.
 pub(crate) const INPUT_BATCH: usize = 64;
-/// The same while removed keys are passed.
+/// Number of records that are looked up at a time while removed keys are skipped.
 const REMOVED_INPUT_BATCH: usize = 512;
 
-/// A source, as a cursor goes over it.
+/// A source in the order of a cursor.
 pub(crate) enum MergeInput<'g> {
     Memtable {
         memtable: &'g KreonMemtable,
@@ -44,11 +44,11 @@ pub(crate) enum MergeInput<'g> {
         items: Vec<(Vec<u8>, Address)>,
         next: usize,
     },
-    /// A level whose next leaf cannot be read.
+    /// A level with an unreadable next leaf.
     Damaged(Box<Unreadable>),
 }
 
-/// Which way.
+/// Direction of a scan.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Direction {
     Forward,
@@ -100,14 +100,14 @@ impl<'g> MergeInput<'g> {
         merge_input
     }
 
-    /// Stands before what cannot be read, if `entered` says so.
+    /// Turns the input into a damaged one if `entered` is an error.
     fn stop_if_unreadable(&mut self, entered: Result<(), Box<Unreadable>>) {
         if let Err(unreadable) = entered {
             *self = MergeInput::Damaged(unreadable);
         }
     }
 
-    /// Goes into a leaf, or on to the first one behind it that has something.
+    /// Enters a leaf, or the first one behind it with an entry in the range.
     fn enter_leaf(
         &mut self,
         found: Option<LeafPosition>,
@@ -126,7 +126,7 @@ impl<'g> MergeInput<'g> {
                 Ok(node) => node.node(),
                 Err(error) => return Err(Unreadable::from_position(now, error)),
             };
-            // Slots count from 1 downwards, so that 0 is the end.
+            // Backward, `begin` is one above the slot, so that 0 is the end.
             let begin = match (direction, from.take()) {
                 (Direction::Forward, Some(Bound::Included(key))) => node.count_before(key, false),
                 (Direction::Forward, Some(Bound::Excluded(key))) => node.count_before(key, true),
@@ -213,14 +213,14 @@ impl<'g> MergeInput<'g> {
         self.stop_if_unreadable(entered);
     }
 
-    /// What a level says of the present key.
+    /// Returns the level's entry of the current key.
     pub(crate) fn level_entry(&self) -> Option<LevelEntry<'g>> {
         let MergeInput::Level { leaf: Some((node, _)), slot, .. } = self else { return None };
         Some(LevelEntry::from_slot(node, *slot))
     }
 }
 
-/// Removed keys that were passed.
+/// Removed keys that were skipped.
 #[derive(Debug, Default)]
 pub(crate) struct SkippedRemovals {
     pub(crate) count: u64,
@@ -230,12 +230,12 @@ pub(crate) struct SkippedRemovals {
 }
 
 impl MergeInput<'_> {
-    /// Whether the next record is of a key that a commit up to `at` removed.
+    /// Whether the next record is a tombstone of a commit up to `at`.
     pub(crate) fn is_at_removal(&self, at: Seq) -> bool {
         matches!(self, MergeInput::Memtable { .. }) && self.removal_seq().is_some_and(|seq| seq <= at)
     }
 
-    /// The commit that removed the present key, if the lane says so.
+    /// Returns the commit that removed the current key, if the input is at a tombstone.
     pub(crate) fn removal_seq(&self) -> Option<Seq> {
         match self {
             MergeInput::Memtable { memtable, places, next, .. } => {
@@ -250,9 +250,8 @@ impl MergeInput<'_> {
         }
     }
 
-    /// Passes records of keys that commits up to `at` removed, as long as `is_alone` says that no
-    /// other lane has anything at or before the key: at most `most` of them. Only a memtable does
-    /// so.
+    /// Skips up to `most` tombstones of commits up to `at`. Stops if `is_alone` is false: another
+    /// input has a key at or before theirs. Only the input of a memtable skips any.
     pub(crate) fn skip_removed(
         &mut self,
         (direction, at): (Direction, Seq),
@@ -282,8 +281,7 @@ impl MergeInput<'_> {
     }
 }
 
-/// Goes past `key`, the next one of the lanes: whether the newest of what they say of it is a
-/// value.
+/// Advances all inputs past `key`, the next one. Returns whether its newest version is a value.
 pub(crate) fn advance_past<'g>(merge_inputs: &mut [MergeInput<'g>], key: &[u8], guard: &'g Guard) -> bool {
     let mut newest = None;
     for merge_input in merge_inputs.iter_mut().filter(|merge_input| merge_input.key() == Some(key)) {
@@ -299,7 +297,8 @@ pub(crate) fn advance_past<'g>(merge_inputs: &mut [MergeInput<'g>], key: &[u8], 
     newest == Some(true)
 }
 
-/// What cannot be read, if the walk comes to it before the next key of the other lanes, or at it.
+/// Takes the unreadable range that the scan reaches before the next key of the other inputs, or at
+/// it.
 pub(crate) fn take_damaged(
     merge_inputs: &mut [MergeInput<'_>],
     direction: Direction,
@@ -320,7 +319,7 @@ pub(crate) fn take_damaged(
 }
 
 impl Unreadable {
-    /// Where a walk goes on behind it; none if nothing is there.
+    /// Returns the bound at which a scan continues behind the range; `None` if nothing is there.
     pub(crate) fn resume_position(&self, direction: Direction) -> Option<Bound<Vec<u8>>> {
         match direction {
             Direction::Forward => self.high.clone().map(Bound::Included),
@@ -329,12 +328,12 @@ impl Unreadable {
     }
 }
 
-/// The next key of all lanes.
+/// Returns the next key of all inputs.
 pub(crate) fn next_key<'a>(merge_inputs: &'a [MergeInput<'_>], direction: Direction) -> Option<&'a [u8]> {
     merge_inputs[next_input(merge_inputs, direction)?].key()
 }
 
-/// The lane that has the next key, the first one of several.
+/// Returns the first input that has the next key.
 pub(crate) fn next_input(merge_inputs: &[MergeInput<'_>], direction: Direction) -> Option<usize> {
     let keys = (0..).zip(merge_inputs).filter_map(|(number, merge_input)| Some((merge_input.key()?, number)));
     let next = match direction {

@@ -1,7 +1,7 @@
-//! # Table: from a page's number to what memory has of it
+//! # Page table: from a page number to an item in memory
 //!
-//! An array in chunks, each twice as large as the one before, that grows with the file: two loads,
-//! no lock. What is in it was made from a piece and goes through the epoch.
+//! An array of chunks, each twice as large as its predecessor, that grows with the file. A lookup
+//! takes two loads and no lock. Items are allocated as blocks and freed through the epoch.
 
 use std::ptr;
 use std::sync::Arc;
@@ -18,12 +18,12 @@ const CHUNKS: usize = 25;
 
 type PageSlot<T> = AtomicPtr<T>;
 
-/// See the module.
+/// A table of items by page; see the header of the module.
 #[derive(Debug)]
 pub(crate) struct PageTable<T> {
     context: Arc<EngineContext>,
     chunks: [AtomicPtr<Box<[PageSlot<T>]>>; CHUNKS],
-    /// Bytes of the chunks, which never go.
+    /// Bytes of the chunks, which are freed only with the table.
     bytes: AtomicU64,
 }
 
@@ -33,7 +33,7 @@ impl<T: Send + 'static> PageTable<T> {
         PageTable { context, chunks, bytes: AtomicU64::new(0) }
     }
 
-    /// Bytes of the table itself.
+    /// Returns the bytes of the table itself.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
@@ -42,7 +42,7 @@ impl<T: Send + 'static> PageTable<T> {
     fn slot(&self, page: u32) -> Option<&PageSlot<T>> {
         let (chunk, index) = chunk_position(page, FIRST_CHUNK_PAGES);
         // SAFETY:
-        // * Made from a box in `slot_or_create`, and freed only with `self`.
+        // * `slot_or_create` made the chunk from a box, and only the drop of `self` frees it.
         let chunk = unsafe { self.chunks.get(chunk)?.load(Ordering::Acquire).as_ref() }?;
         chunk.get(index)
     }
@@ -56,7 +56,7 @@ impl<T: Send + 'static> PageTable<T> {
             let made = Box::into_raw(Box::new(slots));
             if place.compare_exchange(ptr::null_mut(), made, Ordering::AcqRel, Ordering::Acquire).is_err() {
                 // SAFETY:
-                // * Made from a box above, and nobody else has seen it.
+                // * `made` comes from the box above, and no other thread has seen it.
                 drop(unsafe { Box::from_raw(made) });
             } else {
                 self.context.memory.take(MemoryPart::Index, 8 * count as u64);
@@ -66,21 +66,25 @@ impl<T: Send + 'static> PageTable<T> {
         self.slot(page)
     }
 
-    /// What is here of `page`.
+    /// Returns the item of `page`.
     #[inline]
     pub(crate) fn get<'g>(&self, page: u32, _guard: &'g Guard) -> Option<&'g T> {
         // SAFETY:
-        // * Made from a piece; freed only after all guards of the moment when it was taken out.
+        // * The item was made from a block. It is freed only after all guards of the time of its
+        //   removal are released.
         unsafe { self.slot(page)?.load(Ordering::Acquire).as_ref() }
     }
 
-    /// Whether there is anything of `page`.
+    /// Whether there is an item of `page`.
     pub(crate) fn contains(&self, page: u32) -> bool {
         self.slot(page).is_some_and(|slot| !slot.load(Ordering::Acquire).is_null())
     }
 
-    /// Puts `item` where nothing is. Gives it back if something is, or the table has no place for
-    /// such a page.
+    /// Adds an item where there is none.
+    ///
+    /// # Errors
+    ///
+    /// Returns `item` if there is one already, or if the page is beyond the capacity of the table.
     pub(crate) fn add<'g>(
         &self,
         page: u32,
@@ -91,16 +95,16 @@ impl<T: Send + 'static> PageTable<T> {
         let made = item.into_raw();
         match slot.compare_exchange(ptr::null_mut(), made, Ordering::AcqRel, Ordering::Acquire) {
             // SAFETY:
-            // * In the table now, and taken out through the epoch only.
+            // * The item is in the table now, and is freed only through the epoch.
             Ok(_) => Ok(unsafe { &*made }),
             // SAFETY:
-            // * Made from a piece above, and nobody else has seen it.
+            // * `made` comes from the block above, and no other thread has seen it.
             Err(_) => Err(unsafe { BlockBox::from_raw(made) }),
         }
     }
 
-    /// Puts `item` in the place of whatever is there. The answer is what was there, and whether
-    /// there is a place.
+    /// Replaces the item of `page`. Returns the old item, and whether the page is within the
+    /// capacity of the table.
     pub(crate) fn replace<'g>(
         &self,
         page: u32,
@@ -115,12 +119,12 @@ impl<T: Send + 'static> PageTable<T> {
         }
     }
 
-    /// Takes out what is there.
+    /// Removes the item of `page` and returns it.
     pub(crate) fn remove<'g>(&self, page: u32, guard: &'g Guard) -> Option<&'g T> {
         PageTable::free_removed(self.slot(page)?.swap(ptr::null_mut(), Ordering::AcqRel), guard)
     }
 
-    /// Takes out `seen`, if it is still there; whether it was.
+    /// Removes `seen` if it is still the item of `page`. Returns whether it was.
     pub(crate) fn remove_if_same(&self, page: u32, seen: &T, guard: &Guard) -> bool {
         let seen = ptr::from_ref(seen).cast_mut();
         let Some(slot) = self.slot(page) else { return false };
@@ -131,7 +135,7 @@ impl<T: Send + 'static> PageTable<T> {
         taken
     }
 
-    /// Takes out everything; each thing goes to `gone` first.
+    /// Removes all items, and calls the closure with each one first.
     pub(crate) fn clear(&self, guard: &Guard, mut gone: impl FnMut(&T)) {
         for chunk in &self.chunks {
             // SAFETY:
@@ -145,33 +149,36 @@ impl<T: Send + 'static> PageTable<T> {
         }
     }
 
-    /// What was taken out of the table by the caller goes when no guard of now is left.
+    /// Frees an item that the caller has removed from the table, after all current guards are
+    /// released.
     fn free_removed(item: *mut T, guard: &Guard) -> Option<&T> {
         // SAFETY:
-        // * Null, or made from a piece, and freed after `guard` only.
+        // * The pointer is null, or was made from a block that is freed only after `guard` is
+        //   released.
         let seen = unsafe { item.as_ref() }?;
         free_when_unpinned(item, guard);
         Some(seen)
     }
 }
 
-/// Frees what was made from a piece, and is in no table, when no guard of now is left.
+/// Frees an item that is in no table, after all current guards are released.
 fn free_when_unpinned<T: Send + 'static>(item: *mut T, guard: &Guard) {
     let address = item as usize;
     guard.defer(move || {
         // SAFETY:
-        // * Made from a piece by the caller, in no table; all guards of then are gone.
+        // * The caller made the pointer from a block and removed it from the table, and all guards
+        //   of that time are released.
         drop(unsafe { BlockBox::from_raw(address as *mut T) });
     });
     note_deferred(size_of::<T>());
 }
 
-/// A thing that is in no table, for as long as the guard lives.
+/// Returns an item that is in no table; it lives as long as the guard.
 pub(crate) fn borrow_until_unpin<T: Send + 'static>(item: BlockBox<T>, guard: &Guard) -> &T {
     let item = item.into_raw();
     free_when_unpinned(item, guard);
     // SAFETY:
-    // * Freed after `guard` only.
+    // * The item is freed only after `guard` is released.
     unsafe { &*item }
 }
 
@@ -183,13 +190,13 @@ impl<T> Drop for PageTable<T> {
                 continue;
             }
             // SAFETY:
-            // * Made from a box, and `&mut self`: nobody reads it.
+            // * The chunk was made from a box, and `&mut self` excludes readers.
             let slots = unsafe { Box::from_raw(chunk) };
             for slot in &*slots {
                 let item = slot.load(Ordering::Relaxed);
                 if !item.is_null() {
                     // SAFETY:
-                    // * Made from a piece, in the table, so owned by it.
+                    // * The item was made from a block, and the table owns it.
                     drop(unsafe { BlockBox::from_raw(item) });
                 }
             }

@@ -1,32 +1,33 @@
-//! # Gaps: stretches of keys that are known to be removed
+//! # Removed ranges: ranges of keys that are known to be removed
 //!
-//! Removed keys stay in memtables and upper levels until a spill meets the last level. A cursor
-//! that went over many of them remembers the stretch here, so that the next cursor goes around it:
-//! a queue's `first` costs the same however much was taken.
+//! Tombstones stay in memtables and upper levels until a spill merges them with the last level. A
+//! cursor that scanned many removed keys remembers their range here, and later cursors skip it. So
+//! the first key of a queue is found at the same cost however many keys were taken.
 //!
 //! ## Picture
 //!
 //! ```text
 //!  keys:     a  b  c  d  e  f  g        x: removed in the newest state
 //!            x  x  x  x     x
-//!  gap:     [ low .......... high = e)  cursor at `low <= key < high` goes on at `high`
-//!  put(c):  the gap is divided: [low, c) and (c, high)
+//!  range:   [ low .......... high = e)  a cursor at `low <= key < high` continues at `high`
+//!  put(c):  the range is divided: [low, c) and (c, high)
 //! ```
 //!
-//! Keys are given as positions: a position is a key, and lies before it; the position behind a key
-//! is the key with a zero byte.
+//! Bounds are positions. The position of a key is before that key; the position behind a key is the
+//! key with a zero byte appended.
 //!
 //! ## Invariants
 //!
-//! 1. No view at or after `since` sees a key of a gap, nor does the newest state.
-//! 2. A put takes its key out of all gaps and walks before it is visible. It changes the memtable
-//!    first and looks for gaps then; a walk begins here first and reads the memtables then. So one
-//!    of the two learns of the other.
-//! 3. There are at most [`MAX_RANGES`] gaps: those that spared least go.
+//! 1. No view at or after `since` sees a key of a range, nor does the newest state.
+//! 2. A put excludes its key from all ranges and scans before it is visible. It changes the
+//!    memtable first and looks for ranges then; a scan registers here first and reads the memtables
+//!    then. So at least one of the two sees the other.
+//! 3. There are at most [`MAX_RANGES`] ranges. The one with the fewest removed keys is evicted
+//!    first.
 //!
 //! ## Threads
 //!
-//! Any. The lock is the last one, and taken by a put only while there are gaps or walks.
+//! Any. The lock is the last one in order. A put takes it only while there are ranges or scans.
 
 use std::collections::BTreeMap;
 use std::ops::Bound::{Excluded, Included, Unbounded};
@@ -35,20 +36,21 @@ use sheaf_base::sync::Mutex;
 use sheaf_base::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
 use sheaf_base::types::Seq;
 
-/// Gaps that are remembered.
+/// Maximum number of ranges.
 const MAX_RANGES: usize = 256;
-/// Keys put during one walk that are noted: a walk that sees more, or a longer one, learns nothing.
+/// Maximum number of keys put during a scan that are recorded. A scan with more of them, or with a
+/// longer key, remembers nothing.
 const MAX_PUTS_PER_SCAN: usize = 1024;
-/// Keys at the ends of a gap are no longer than this: gaps are in no account.
+/// Maximum length of the bounds of a range, because ranges are in no account.
 const MAX_KEY_BYTES: usize = 1024;
-/// Cursors that note at once what they go over, after one that met many removed keys: it had not
-/// noted those that it met first.
+/// Number of cursors that record removed keys from their first key on, after a cursor that met
+/// many. That cursor had not recorded the first ones.
 const EAGER_CURSORS: u32 = 4;
 
-/// A place between keys: before the key that it is. `None` lies behind all keys.
+/// A position between keys: before the key that it contains. `None` is behind all keys.
 pub(crate) type Position = Option<Vec<u8>>;
 
-/// The position behind `key`.
+/// Returns the position behind `key`.
 pub(crate) fn position_after(key: &[u8]) -> Vec<u8> {
     let mut position = Vec::with_capacity(key.len() + 1);
     position.extend_from_slice(key);
@@ -56,7 +58,7 @@ pub(crate) fn position_after(key: &[u8]) -> Vec<u8> {
     position
 }
 
-/// Whether `position` lies before `other`.
+/// Whether `position` is before `other`.
 fn is_before(position: &Position, other: &Position) -> bool {
     match (position, other) {
         (Some(position), Some(other)) => position < other,
@@ -64,17 +66,17 @@ fn is_before(position: &Position, other: &Position) -> bool {
     }
 }
 
-/// A stretch from the key it stands under in the map.
+/// A range that begins at its key in the map.
 #[derive(Clone, Debug)]
 struct CachedRange {
     high: Position,
     since: Seq,
-    /// Removed keys that a cursor went over to learn of it.
+    /// Number of removed keys that a cursor scanned to find the range.
     removed_count: u64,
     is_used: bool,
 }
 
-/// A cursor that is going over removed keys, and the keys that were put meanwhile.
+/// A cursor that is scanning removed keys, and the keys put since its start.
 #[derive(Debug)]
 struct ActiveScan {
     number: u64,
@@ -82,14 +84,14 @@ struct ActiveScan {
     is_void: bool,
 }
 
-/// A stretch that a walk went over.
+/// A range of removed keys that a scan found.
 #[derive(Clone, Debug)]
 pub(crate) struct RemovedRun {
     pub(crate) low: Vec<u8>,
     pub(crate) high: Position,
-    /// No removal in it is of a later commit.
+    /// Upper bound of the commits of its tombstones.
     pub(crate) since: Seq,
-    /// Removed keys in it.
+    /// Number of removed keys.
     pub(crate) count: u64,
 }
 
@@ -101,7 +103,7 @@ struct RangeCacheState {
 }
 
 impl RangeCacheState {
-    /// The gap that begins at or before `position`, and reaches beyond it.
+    /// Returns the range that contains `position`.
     fn range_at(&mut self, position: &[u8]) -> Option<(&Vec<u8>, &mut CachedRange)> {
         let (low, range) =
             self.removed_ranges.range_mut::<[u8], _>((Unbounded, Included(position))).next_back()?;
@@ -142,7 +144,7 @@ impl RangeCacheState {
         if run.low.len() > MAX_KEY_BYTES || run.high.as_ref().is_some_and(|high| high.len() > MAX_KEY_BYTES) {
             return;
         }
-        // What touches it or lies in it becomes one with it.
+        // Merge the run with all ranges that touch or overlap it.
         while let Some((low, range)) = self.adjacent_range(&run) {
             self.removed_ranges.remove(&low);
             run.low = run.low.min(low);
@@ -156,7 +158,7 @@ impl RangeCacheState {
         self.evict_excess();
     }
 
-    /// A gap that overlaps a stretch, or ends or begins where the stretch begins or ends.
+    /// Returns a range that overlaps or touches a run.
     fn adjacent_range(&self, run: &RemovedRun) -> Option<(Vec<u8>, CachedRange)> {
         let last = match &run.high {
             Some(high) => self.removed_ranges.range::<[u8], _>((Unbounded, Included(&high[..]))).next_back(),
@@ -167,7 +169,7 @@ impl RangeCacheState {
         touches.then(|| (low.clone(), range.clone()))
     }
 
-    /// (I3)
+    /// Evicts ranges until (I3) holds.
     fn evict_excess(&mut self) {
         while self.removed_ranges.len() > MAX_RANGES {
             let least = self
@@ -180,12 +182,12 @@ impl RangeCacheState {
     }
 }
 
-/// See the module.
+/// The removed ranges of a keyspace; see the header of the module.
 #[derive(Debug, Default)]
 pub(crate) struct RemovedRangeCache {
-    /// There are gaps or walks.
+    /// Whether there are ranges or scans.
     is_active: AtomicBool,
-    /// So many of the next cursors note what they go over from their first key on.
+    /// Number of the next cursors that record removed keys from their first key on.
     eager_cursors: AtomicU32,
     inner: Mutex<RangeCacheState>,
 }
@@ -195,16 +197,16 @@ impl RemovedRangeCache {
         self.is_active.store(!inner.removed_ranges.is_empty() || !inner.scans.is_empty(), Ordering::SeqCst);
     }
 
-    /// Whether there is any, or somebody is about to find one.
+    /// Whether there is a range, or a scan that may find one.
     #[inline]
     pub(crate) fn is_active(&self) -> bool {
         self.is_active.load(Ordering::SeqCst)
     }
 
-    /// The memtable has a value of `key` now, which is not visible yet.
+    /// Excludes `key`, for which the memtable now has a value that is not visible yet.
     #[inline]
     pub(crate) fn note_put(&self, key: &[u8]) {
-        fence(Ordering::SeqCst); // between the change of the memtable and the look (I2)
+        fence(Ordering::SeqCst); // between the change of the memtable and the check (I2)
         if self.is_active() {
             let mut inner = self.inner.lock();
             inner.exclude_put(key);
@@ -212,21 +214,21 @@ impl RemovedRangeCache {
         }
     }
 
-    /// A cursor met many removed keys.
+    /// Records that a cursor met many removed keys.
     pub(crate) fn set_eager(&self) {
         self.eager_cursors.store(EAGER_CURSORS, Ordering::Relaxed);
     }
 
-    /// Whether a cursor that begins is to note what it goes over.
+    /// Whether a new cursor must record removed keys from its first key on.
     pub(crate) fn take_eager(&self) -> bool {
         let eager = self.eager_cursors.load(Ordering::Relaxed);
         if eager > 0 {
-            self.eager_cursors.store(eager - 1, Ordering::Relaxed); // about so many
+            self.eager_cursors.store(eager - 1, Ordering::Relaxed); // approximate under races
         }
         eager > 0
     }
 
-    /// Where a cursor for a view at `at` that stands at `position` may go on upwards.
+    /// Returns the position at which a forward cursor at `position` continues, for a view at `at`.
     pub(crate) fn skip_forward(&self, position: &[u8], at: Seq) -> Option<Position> {
         let mut inner = self.inner.lock();
         let (_, range) = inner.range_at(position).filter(|(_, range)| range.since <= at)?;
@@ -234,7 +236,8 @@ impl RemovedRangeCache {
         Some(range.high.clone())
     }
 
-    /// Where a cursor that has to show keys before `position` may go on downwards.
+    /// Returns the position at which a backward cursor continues that has to show keys before
+    /// `position`.
     pub(crate) fn skip_backward(&self, position: &Position, at: Seq) -> Option<Vec<u8>> {
         let mut inner = self.inner.lock();
         let last = match position {
@@ -249,15 +252,14 @@ impl RemovedRangeCache {
         Some(low.clone())
     }
 
-    /// Where the next gap begins that a cursor comes to, which stands at `position` and goes up:
-    /// the lowest key of it.
+    /// Returns the lowest key of the next range above `position`, for a forward cursor.
     pub(crate) fn next_range_above(&self, position: &[u8], at: Seq) -> Position {
         let inner = self.inner.lock();
         let mut above = inner.removed_ranges.range::<[u8], _>((Excluded(position), Unbounded));
         above.find(|(_, range)| range.since <= at).map(|(low, _)| low.clone())
     }
 
-    /// The same downwards: the end of the next gap below.
+    /// Returns the end of the next range below `position`, for a backward cursor.
     pub(crate) fn next_range_below(&self, position: &Position, at: Seq) -> Position {
         let inner = self.inner.lock();
         let all = match position {
@@ -268,8 +270,8 @@ impl RemovedRangeCache {
         below.next().and_then(|(_, range)| range.high.clone())
     }
 
-    /// A cursor begins to go over what may be removed keys, and reads the memtables only then; its
-    /// number.
+    /// Registers a scan of keys that may be removed, and returns its number. The cursor must read
+    /// the memtables only afterwards.
     pub(crate) fn begin_scan(&self) -> u64 {
         let mut inner = self.inner.lock();
         let number = inner.next;
@@ -281,8 +283,8 @@ impl RemovedRangeCache {
         number
     }
 
-    /// A walk is over, and these stretches had no value in what it read. What was put meanwhile is
-    /// left out.
+    /// Ends a scan and adds the runs without a value that it found. Excludes the keys that were put
+    /// during the scan.
     pub(crate) fn end_scan(&self, number: u64, removed_runs: Vec<RemovedRun>) {
         let mut inner = self.inner.lock();
         let Some(place) = inner.scans.iter().position(|walk| walk.number == number) else { return };
@@ -294,14 +296,15 @@ impl RemovedRangeCache {
         self.update_is_active(&inner);
     }
 
-    /// Much of what was removed went down: gaps that were not used since the last time go.
+    /// Drops the ranges that were not used since the last call. Called after a spill, which removes
+    /// many tombstones.
     pub(crate) fn drop_unused(&self) {
         let mut inner = self.inner.lock();
         inner.removed_ranges.retain(|_, range| std::mem::take(&mut range.is_used));
         self.update_is_active(&inner);
     }
 
-    /// How many gaps there are.
+    /// Returns the number of ranges.
     #[cfg(test)]
     pub(crate) fn count(&self) -> usize {
         self.inner.lock().removed_ranges.len()

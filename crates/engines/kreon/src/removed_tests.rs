@@ -1,4 +1,4 @@
-//! Removed keys: what cursors make of them, and how soon they go.
+//! Removed keys: cursors skip them, and spills remove them soon.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -17,7 +17,7 @@ use crate::engine::{IDLE_SAMPLES, KreonEngine};
 use crate::memtable::{self, RecordWord};
 use crate::tests::{engine_with_segment, set_version, spill_all, write};
 
-/// A keyspace, and what it should have.
+/// A keyspace, and its expected content.
 struct EngineAndModel {
     engine: Arc<KreonEngine>,
     segment: Arc<Segment>,
@@ -35,7 +35,7 @@ impl EngineAndModel {
         EngineAndModel { engine: Arc::new(engine), segment, map: BTreeMap::new(), seq: 0 }
     }
 
-    /// As a commit does.
+    /// Puts a key, as a commit does.
     fn put(&mut self, number: u64) {
         self.seq += 1;
         let (key, offset) = (key_of(number), self.segment.end());
@@ -61,7 +61,7 @@ impl EngineAndModel {
         KreonCursor::new(&self.engine, at, bounds, Projection::Pairs)
     }
 
-    /// Removed keys that cursors went over so far.
+    /// Returns the number of removed keys that cursors have scanned.
     fn passed(&self) -> u64 {
         self.engine.removed_keys_skipped.load(Ordering::Relaxed)
     }
@@ -115,7 +115,7 @@ fn a_range_of_removed_keys_is_scanned_once() {
     assert!(both.passed() < 2000 + 50 * 16, "{}", both.passed());
 }
 
-/// The cost of a take is the same however many were taken before.
+/// Taking a key costs the same however many keys were taken before.
 #[test]
 fn taking_from_a_queue_scans_few_removed_keys() {
     let mut both = EngineAndModel::new();
@@ -125,14 +125,14 @@ fn taking_from_a_queue_scans_few_removed_keys() {
         assert_eq!(both.first(), Some(key_of(taken)));
         both.remove(taken);
         if taken % 700 == 650 {
-            both.engine.freeze(); // and what is removed is in two memtables
+            both.engine.freeze(); // distributes the removed keys over two memtables
         }
     }
     assert!(both.passed() < 2000 * 10, "{}", both.passed());
     assert!(both.engine.removed_ranges.count() < 4);
 }
 
-/// Keys that come and go again among removed ones leave nothing that is gone over for ever.
+/// Keys that are put and removed again among removed ones must not be scanned forever.
 #[test]
 fn keys_put_and_removed_again_do_not_split_a_removed_range_permanently() {
     let mut both = EngineAndModel::new();
@@ -147,8 +147,8 @@ fn keys_put_and_removed_again_do_not_split_a_removed_range_permanently() {
     assert_eq!(both.engine.removed_ranges.count(), 1);
 }
 
-/// Many shapes of removals and puts, walks from anywhere in both directions, at the newest state
-/// and at views of before.
+/// Many patterns of removals and puts, with scans from any key in both directions, in the newest
+/// state and at older views.
 #[test]
 fn cursors_return_live_keys_for_every_state_of_the_range_cache() {
     let mut both = EngineAndModel::new();
@@ -213,13 +213,13 @@ fn an_upper_level_of_mostly_removals_is_pushed_down_early() {
     (0..200).for_each(|number| both.put(number));
     spill_all(&both.engine);
     assert_eq!(both.engine.state(&epoch::pin()).last_nonempty_level(), Some(1));
-    (0..18).for_each(|number| both.remove(10 * number)); // few enough for what may be hidden
+    (0..18).for_each(|number| both.remove(10 * number)); // fewer than the limit of shadowed keys
     spill_all(&both.engine);
     let levels = Arc::clone(&both.engine.state(&epoch::pin()).levels);
     assert_eq!((levels[0].count(), levels[1].count()), (0, 182));
 }
 
-/// An image that nobody reads.
+/// A sink for an image that is never read.
 struct DiscardingSink;
 
 impl ImageSink for DiscardingSink {
@@ -245,7 +245,7 @@ fn the_file_of_an_emptied_keyspace_shrinks() {
     let (full, _) = engine.level_store.space.bytes();
     (0..1000).for_each(|number| both.remove(number));
     checkpoint();
-    checkpoint(); // of what the image before named
+    checkpoint(); // frees the pages of the previous image
     let (empty, _) = engine.level_store.space.bytes();
     assert!(empty * 8 < full, "{empty} of {full}");
 }

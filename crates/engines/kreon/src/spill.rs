@@ -1,20 +1,21 @@
-//! # Spill: what is frozen goes into the first level, what is too much there into the next
+//! # Spill: moves the frozen memtable into the first level, and excess entries into the next one
 //!
-//! One step at a time, each published whole: a batch of sorted entries goes into the leaves of a
-//! range, whose old ones are read ahead in the order of the file and whose new ones are written
-//! side by side. A level that has outgrown its share, or hides more of the last one than a
-//! [`MAX_SHADOWED_DIVISOR`]th, gives a range of leaves to the level below, round and round.
+//! Each step inserts a batch of sorted entries into the leaves of a range and is published as a
+//! whole. The old leaves are read ahead in the order of the file, and the new ones are written
+//! contiguously. A level pushes ranges of leaves down, in circular key order, if it exceeds its
+//! capacity or shadows more than a [`MAX_SHADOWED_DIVISOR`]th of the last level.
 //!
 //! ## Accounts
 //!
-//! Each entry of a level that points at a record counts its bytes as live in the record's segment,
-//! until a newer entry of the key meets it here. An entry that is *below* one which was moved by
-//! the cleaner, or which took the place of such a one, is not accounted any more. An entry whose
-//! segment is gone went with the segment's account.
+//! An entry of a level counts the bytes of its record as live in the record's segment, until a
+//! newer entry replaces it here. The entries *below* an entry that GC moved, or that replaced such
+//! an entry, are no longer accounted ([`LOWER_UNACCOUNTED`]). If the segment of an entry is
+//! deleted, its account is deleted too.
 //!
 //! ## Crash
 //!
-//! Pages that no image names. Inner nodes are not even written before an image is made.
+//! A crash leaves only pages that no image refers to. Inner nodes are not even written before an
+//! image is made.
 
 use std::collections::{BTreeSet, HashMap};
 use std::ops::{Bound, Range};
@@ -39,73 +40,75 @@ use crate::merge_accounting::{MergeAccounting, SourceSegments};
 use crate::node::{HAS_BLOB, INLINE, LOWER_UNACCOUNTED, LeafEntry, LeafPair, MAX_INLINE, NodeRef};
 use crate::tree::{KreonState, LeafPosition, Level, LevelStore, SeekTarget, last_nonempty_level};
 
-/// Entries of a step, at most.
+/// Maximum number of entries of a step.
 const STEP_ENTRIES: usize = 16 << 10;
-/// Leaves that a step changes, about.
+/// Approximate number of leaves that a step changes.
 const STEP_LEAVES: usize = 256;
-/// Leaves that a step takes out of a level: the leaves that their keys belong to are about ten
-/// times as many.
+/// Leaves that a step takes out of a level. Their keys belong to about ten times as many leaves of
+/// the level below.
 const STEP_SOURCE_LEAVES: usize = 32;
-/// What a step has in its hands is in no account, and takes no more than this part of the budget,
-/// ...
+/// Divisor of the budget that limits the memory of a step, which is in no account.
 const STEP_BUDGET_DIVISOR: u64 = 32;
-/// ... with so many bytes for an entry, and for a leaf: as it was, as it is, and on the way to the
-/// file.
+/// Bytes of a step for each entry.
 const ENTRY_BYTES: u64 = 192;
+/// Bytes of a step for each leaf: as it was, as it is, and in the write buffer.
 const LEAF_BYTES: u64 = 3 * PAGE as u64;
-/// But these are worth a step.
+/// Entries of a step with the smallest budget.
 const MIN_STEP_ENTRIES: usize = 2 << 10;
+/// Leaves of a step with the smallest budget.
 const MIN_STEP_LEAVES: usize = 32;
-/// Entries that a step looks at, for each that the one before had leaves for.
+/// Entries that a step examines, for each entry that the previous step had leaves for.
 const LOOKAHEAD_FACTOR: usize = 4;
-/// The same in tiny geometry.
+/// Sizes of a step in tiny geometry.
 const TINY_ENTRIES: usize = 24;
 const TINY_LEAVES: usize = 6;
 const TINY_SOURCE_LEAVES: usize = 2;
-/// How many times the keys of the level above a level may have, unless it is the last.
+/// Ratio of the capacity of a level to that of the level above.
 const LEVEL_RATIO: u64 = 10;
 const TINY_LEVEL_RATIO: u64 = 4;
-/// Keys that the first level may have at least, and in tiny geometry exactly.
+/// Minimum capacity of the first level in keys.
 const MIN_LEVEL_KEYS: u64 = 1 << 17;
+/// Capacity of the first level in tiny geometry.
 const TINY_LEVEL_KEYS: u64 = 60;
-/// An upper level of which removals are this part gives: what they remove is to be met soon.
+/// Divisor of the entries of an upper level: with more removals it pushes down, so that the removed
+/// values are found soon.
 const MAX_REMOVALS_DIVISOR: u64 = 4;
-/// While commits rest, one with so many of them gives.
+/// Number of removals with which a level pushes down while no commits arrive.
 const MIN_IDLE_LEVEL_REMOVALS: u64 = 4096;
-/// An upper level may hide this part of the last one.
+/// Divisor of the last level's entries that upper levels may shadow.
 const MAX_SHADOWED_DIVISOR: u64 = 10;
-/// Keys of a step that the last level is asked for, to know how many it has, ...
+/// Keys of a step that are looked up in the last level to estimate how many of them it contains.
 const SAMPLES_PER_STEP: usize = 2;
-/// ... of which so many count.
+/// Number of recent samples that count.
 const SAMPLE_WINDOW: u64 = 256;
-/// Bytes of a record's frame beside key and value, at most.
+/// Maximum number of bytes of a record's frame besides key and value.
 const RECORD_OVERHEAD: usize = 48;
-/// Records that are asked for ahead of the one whose value is copied.
+/// Records that are prefetched ahead of the one with the value to copy.
 const PREFETCHED_RECORDS: usize = 8;
-/// Bytes that a key takes in a memtable, about.
+/// Approximate bytes of a key in a memtable.
 const MEMTABLE_KEY_BYTES: u64 = 90;
 
-/// What spilling remembers from step to step.
+/// State of spills between steps.
 #[derive(Debug, Default)]
 pub(crate) struct SpillState {
-    /// The memtable that is being spilled, and up to which key it is.
+    /// Number of the memtable that is being spilled, and the last key that was.
     pub(crate) spilled_up_to: Option<(u32, Vec<u8>)>,
-    /// Where each level goes on giving.
+    /// Key at which each level continues to push down.
     push_down_from: Vec<Vec<u8>>,
     /// Inner nodes that are in memory only.
     pub(crate) dirty_nodes: BTreeSet<u32>,
-    /// Bytes that the levels' entries account for, by slot, and which segment is meant.
+    /// Bytes for which the levels' entries account, by slot, with the number of the segment.
     pub(crate) live_bytes: HashMap<u32, (u64, i64)>,
     pub(crate) spill_stats: SpillStats,
     shadowing: ShadowSample,
-    /// Removals that came into each level since the opening and are still there, at most.
+    /// Upper bound of the removals that came into each level since the opening and are still there.
     removals: Vec<u64>,
-    /// Entries of the frozen memtable that the last step took; 0 if there was none.
+    /// Number of entries of the frozen memtable in the last step; 0 if there was none.
     last_step_entries: usize,
 }
 
-/// How many of the entries of upper levels hide one of the last level, which counts as live until
-/// both meet.
+/// Sample of the entries of upper levels that shadow an entry of the last level. A shadowed entry
+/// counts as live until both are merged.
 #[derive(Debug, Default)]
 struct ShadowSample {
     sampled: u64,
@@ -120,7 +123,7 @@ impl ShadowSample {
         (self.sampled, self.shadowing) = (self.sampled + 1, self.shadowing + u64::from(is_hiding));
     }
 
-    /// Entries that an upper level may have.
+    /// Returns the number of entries that an upper level may have.
     fn max_upper_entries(&self, state: &KreonState) -> u64 {
         let last = state.last_nonempty_level().map_or(0, |level| state.levels[level].count());
         (last / MAX_SHADOWED_DIVISOR * self.sampled).checked_div(self.shadowing).unwrap_or(u64::MAX)
@@ -128,13 +131,13 @@ impl ShadowSample {
 }
 
 impl SpillState {
-    /// So many more removals are in `level`, or less.
+    /// Adds `come` removals to `level` and subtracts `go`.
     fn adjust_removals(&mut self, level: usize, come: u64, go: u64) {
         self.removals.resize(self.removals.len().max(level + 1), 0);
         self.removals[level] = (self.removals[level] + come).saturating_sub(go);
     }
 
-    /// Whether `level`, of so many entries, has so many removals that it gives.
+    /// Whether `level`, of `count` entries, has so many removals that it must push down.
     fn has_many_removals(&self, level: usize, count: u64, rests: bool) -> bool {
         let removals = self.removals.get(level).copied().unwrap_or(0).min(count);
         removals * MAX_REMOVALS_DIVISOR > count || (rests && removals >= MIN_IDLE_LEVEL_REMOVALS)
@@ -150,13 +153,13 @@ impl SpillState {
     }
 }
 
-/// What goes down in one step.
+/// Entries that one step moves down.
 #[derive(Default)]
 struct SpillBatch<'k> {
-    /// Keys and entries, their commits, and where their values stand in `values`.
+    /// Keys, entries, their commits, and the ranges of their values in `values`.
     entries: Vec<(&'k [u8], LeafEntry, Seq, Range<usize>)>,
     values: Vec<u8>,
-    /// Addresses of records that name staged values.
+    /// Addresses of records that refer to blobs.
     blob_records: Vec<u64>,
 }
 
@@ -173,7 +176,7 @@ impl SpillBatch<'_> {
     }
 }
 
-/// How many of `pairs` are removals.
+/// Returns the number of tombstones in `pairs`.
 fn count_removals(pairs: &[LeafPair<'_>]) -> u64 {
     pairs.iter().filter(|pair| pair.entry.is_tombstone()).count() as u64
 }
@@ -203,7 +206,7 @@ impl KreonEngine {
         }
     }
 
-    /// One step of what is to be moved. True if there was any.
+    /// Performs one step of the work that is due. Returns true if there was any.
     pub(crate) fn step(&self, views: &Views) -> Result<bool> {
         let mut spill = self.spill.lock();
         let guard = &epoch::pin();
@@ -240,14 +243,14 @@ impl KreonEngine {
         guard: &Guard,
     ) -> Result<()> {
         let (most, most_leaves, _) = self.step_sizes();
-        // Where the leaves of a few entries are a step, there is no use in looking at more.
+        // If few entries touch all leaves of a step, examining more entries is useless.
         let most = if spill.last_step_entries > 0 {
             most.min(LOOKAHEAD_FACTOR * spill.last_step_entries.max(most_leaves))
         } else {
             most
         };
-        // It stays until the step is published: what went down before a step that failed must not
-        // come again.
+        // Stays set until the step is published: entries that went down before a failed step must
+        // not be moved again.
         let done = spill.spilled_up_to.as_ref().filter(|(number, _)| *number == frozen.number);
         let from = done.map(|(_, key)| key.clone());
         let mut places = Vec::new();
@@ -300,7 +303,7 @@ impl KreonEngine {
         Ok(())
     }
 
-    /// Asks the last level for some of the keys that go into the first one.
+    /// Looks up some of the keys that go into the first level in the last level.
     fn sample_shadowing(&self, spill: &mut SpillState, state: &KreonState, keys: &[&[u8]], guard: &Guard) {
         let Some(level) = state.last_nonempty_level().filter(|level| *level > 0) else { return };
         for key in keys.iter().step_by((keys.len() / SAMPLES_PER_STEP).max(1)).take(SAMPLES_PER_STEP) {
@@ -310,7 +313,7 @@ impl KreonEngine {
         }
     }
 
-    /// What goes down of the first `count` records of a frozen memtable.
+    /// Returns the entries of the first `count` records of a frozen memtable that move down.
     fn collect_batch<'k>(
         &self,
         frozen: &KreonMemtable,
@@ -329,7 +332,7 @@ impl KreonEngine {
             let version = frozen.version(*place);
             let hash = self.hash(key);
             if let Some(newer) = active.find(hash, key, guard) {
-                // Not worth a place in a leaf: the active memtable has something newer.
+                // Skip the entry: the active memtable has a newer version.
                 self.skip_superseded(
                     merge_accounting,
                     key,
@@ -350,7 +353,7 @@ impl KreonEngine {
         going
     }
 
-    /// A version of the frozen memtable that is superseded in the active one.
+    /// Accounts for a version of the frozen memtable that the active one supersedes.
     fn skip_superseded(
         &self,
         merge_accounting: &mut MergeAccounting<'_>,
@@ -361,7 +364,7 @@ impl KreonEngine {
     ) {
         let (word, born, died) = (version.word, version.seq, newer.seq);
         if newer.word.is_lower_unaccounted() || born == died {
-            return; // it was moved: accounted then
+            return; // GC has moved it: already accounted
         }
         let blob = self.blob_ids.lock().get(&word.address().bits()).copied().filter(|_| word.is_blob());
         staged.extend(blob.map(|_| word.address().bits()));
@@ -370,8 +373,8 @@ impl KreonEngine {
             false => (word.address(), u32::try_from(word.span()).unwrap_or(u32::MAX)),
         };
         let old = OldVersion { address, span, begin_seq: born, end_seq: died, blob };
-        // The newer one may have come after the copy of the registry was made, and a view of the
-        // moment between.
+        // The newer version may be younger than the copy of the registry, and a view may have
+        // registered before it.
         let may_need = |born, died| merge_accounting.views.may_need(born, died);
         let mut candidates = self.candidates.lock();
         candidates.note_skipped(key, word);
@@ -381,7 +384,7 @@ impl KreonEngine {
         }
     }
 
-    /// Whether the record of a version is so short that its value may be worth a copy in the leaf.
+    /// Whether the record of a version is so short that its value may be copied into the leaf.
     fn may_be_inline(key: &[u8], version: KreonVersion) -> bool {
         let word = version.word;
         !word.is_tombstone()
@@ -389,15 +392,15 @@ impl KreonEngine {
             && word.span() <= (key.len() + MAX_INLINE + RECORD_OVERHEAD) as u64
     }
 
-    /// A hint that the value is about to be copied.
+    /// Prefetches a value that will be copied.
     fn prefetch_inline_value(&self, key: &[u8], version: KreonVersion, guard: &Guard) {
         if KreonEngine::may_be_inline(key, version) {
             self.context.segments.prefetch_entry(version.word.address(), guard);
         }
     }
 
-    /// Adds a small value to `values`; whether it did. One that cannot be read stays where it is,
-    /// and who asks for it is told.
+    /// Appends a small value to `values` and returns true. An unreadable value is not copied, so
+    /// that its readers receive the error.
     fn copy_inline_value(
         &self,
         key: &[u8],
@@ -435,8 +438,8 @@ impl KreonEngine {
         LeafEntry::put(word.address(), word.span(), print, flags, blob)
     }
 
-    /// The leaves that sorted `keys` belong to, as many as one step changes, and how many of the
-    /// keys these take.
+    /// Returns the leaves that sorted `keys` belong to, at most those of one step, and the number
+    /// of keys that they cover.
     fn target_leaves(
         &self,
         level: &Level,
@@ -459,7 +462,7 @@ impl KreonEngine {
         Ok((leaves, count))
     }
 
-    /// Moves some leaves' worth of `level` to the next one.
+    /// Moves some leaves of `level` into the next one.
     fn push_down(
         &self,
         spill: &mut SpillState,
@@ -469,11 +472,11 @@ impl KreonEngine {
         guard: &Guard,
     ) -> Result<()> {
         let below = state.levels.get(level + 1).copied().unwrap_or_default();
-        // The last level has no removals: none come into it, also when it was emptied.
+        // The last level has no tombstones: none are moved into it, even if it is empty.
         let is_last = state.levels.iter().skip(level + 1).all(|lower| lower.root.is_none());
         let was_last = state.levels.len() == level + 1;
         if below.root.is_none() && (was_last || !is_last) {
-            // Nothing is there: the roots move.
+            // The next level is empty: move the root.
             let whole = state.levels[level];
             self.state.replace(guard, |now| {
                 let mut levels = now.levels.to_vec();
@@ -518,7 +521,8 @@ impl KreonEngine {
         Ok(())
     }
 
-    /// Some leaves of a level side by side, what of them still counts, and where that stands.
+    /// Returns consecutive leaves of a level, their entries that are still valid, and the segments
+    /// of these.
     fn leaves_from<'g>(
         &self,
         state: &KreonState,
@@ -558,8 +562,9 @@ impl KreonEngine {
         Ok((found, gathered, sources))
     }
 
-    /// When a staged value of `key` died, whose record is gone from a level below `above`: none if
-    /// something newer names it, as the copy of the record does, or may do so. Nothing is frozen.
+    /// Returns the commit that superseded a blob of `key` after its record was deleted below the
+    /// levels `above`. Returns `None` if a newer entry refers to the blob, as the copy of the
+    /// record does, or may do so. No memtable is frozen.
     fn blob_end_seq(
         &self,
         state: &KreonState,
@@ -574,7 +579,7 @@ impl KreonEngine {
             let Some(place) = memtable.find(hash, key, guard) else { continue };
             let version = memtable.version(place);
             if version.word.is_blob() {
-                // One that is being moved or superseded just now has no number here.
+                // A blob that is being moved or superseded concurrently has no number here.
                 let named = self.blob_ids.lock().get(&version.word.address().bits()).copied();
                 if named.is_none_or(|named| named == blob) {
                     return Ok(None);
@@ -589,11 +594,12 @@ impl KreonEngine {
             }
             died = died.or(Some(seen.max_seq));
         }
-        // After the memtables: what these let go of for a view is here before.
+        // Checked after the memtables: a version that they drop for a view is among the old
+        // versions before.
         Ok(died.filter(|_| !self.versions.names(&key.to_vec(), blob)))
     }
 
-    /// Writes what a step has made and publishes it.
+    /// Writes the result of a step and publishes it.
     fn publish_step<M: MergeResolver>(
         &self,
         spill: &mut SpillState,
@@ -661,8 +667,8 @@ impl KreonEngine {
 }
 
 impl LevelStore {
-    /// Nodes are not part of the present levels any more. Readers of before may still look at them,
-    /// some only in memory.
+    /// Frees nodes that are no longer part of the levels. Readers of earlier states may still use
+    /// them; some nodes exist only in memory.
     fn free_replaced_nodes(self: &Arc<LevelStore>, gone: &[(u32, u32)], guard: &Guard) {
         let free = self.space.release_pages(gone);
         let (level_store, gone) = (Arc::clone(self), gone.to_vec());

@@ -1,8 +1,8 @@
-//! # Ways: spill against merge, on the same tree
+//! # Spill benchmark: spill against merge, on the same tree
 //!
-//! Keys in random order come to a level of two million, some per thousand of its size at a time:
-//! put into the leaves they belong to, or with all leaves packed anew, or as the rule has it. Pages
-//! per key that came, and microseconds:
+//! Inserts keys in random order into a level of two million keys, in batches of some thousandths of
+//! its size. Uses spills only, merges only, or the rule. Prints pages and microseconds per inserted
+//! key:
 //!
 //!     cargo test --release -p sheaf-kreon ways -- --ignored --nocapture
 
@@ -11,7 +11,7 @@ use sheaf_base::clock::{Clock, SystemClock};
 use crate::mapping_bench::{BenchDir, PAIRS, apply_keys, fill, key_of};
 use crate::tests::PageCost;
 
-/// Keys that come at a time.
+/// Number of keys of a batch.
 const BATCHES: [u64; 4] = [2_000, 10_000, 50_000, 200_000];
 const ROUNDS: u64 = 2;
 

@@ -1,4 +1,4 @@
-//! The tree against a sorted map.
+//! Tests of the tree against a sorted map, and of spills, relocation and the live bitmap.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -28,7 +28,7 @@ use crate::memtable::{KreonVersion, RecordWord};
 use crate::node::{INLINE, LeafEntry, LeafPair, MAX_INLINE};
 use crate::tree::{Level, LevelStore, SeekTarget};
 
-/// Newer entries win, and removals remove.
+/// A resolver in which newer entries win, and tombstones remove.
 pub(crate) struct NewerWins;
 
 impl MergeResolver for NewerWins {
@@ -51,7 +51,7 @@ pub(crate) fn level_store(tiny: bool) -> Arc<LevelStore> {
     level_store_on(Arc::new(SimDisk::new()), Path::new("/db"), 1 << 22, tiny)
 }
 
-/// The levels of an empty keyspace in a directory that is made for it.
+/// Returns the levels of an empty keyspace in a new directory.
 pub(crate) fn level_store_on(disk: Arc<dyn Disk>, dir: &Path, budget: u64, tiny: bool) -> Arc<LevelStore> {
     Arc::new(LevelStore::new(context_on(disk, dir, budget, tiny), KeyspaceId(1)))
 }
@@ -65,15 +65,15 @@ fn context_on(disk: Arc<dyn Disk>, dir: &Path, budget: u64, tiny: bool) -> Arc<E
     Arc::new(EngineContext::new(blobs, budget, 7, tiny).with_engine_dir(engine_dir, true))
 }
 
-/// A keyspace that moves whatever it has, be it one key.
+/// Returns a keyspace that spills any number of keys.
 fn engine_on(context: Arc<EngineContext>) -> KreonEngine {
     let mut engine = KreonEngine::new(context, KeyspaceId(1));
     engine.max_image_keys = 0;
     engine
 }
 
-/// A spill keeps version 1 of a key, which commit 2 superseded after the copy of the registry that
-/// spilling was given was made.
+/// Spills version 1 of a key that commit 2 superseded after the copy of the registry was made; the
+/// spill must keep it.
 fn spill_with_possible_view() -> (KreonEngine, Views) {
     let engine = engine_on(context_on(Arc::new(SimDisk::new()), Path::new("/db"), 1 << 22, true));
     let guard = &epoch::pin();
@@ -95,7 +95,7 @@ fn spill_with_possible_view() -> (KreonEngine, Views) {
 #[test]
 fn a_version_that_a_younger_view_may_need_is_kept_by_a_spill() {
     let (engine, copy) = spill_with_possible_view();
-    assert!(engine.step(&copy).unwrap(), "who knows no better asks again");
+    assert!(engine.step(&copy).unwrap(), "a younger view may need the version");
     let mut views = Views::default();
     views.register(Seq(1));
     assert!(!engine.step(&views.copy_as_of(Seq(2))).unwrap());
@@ -109,8 +109,8 @@ fn a_version_that_no_view_needs_is_freed_by_the_next_step() {
     assert_eq!(engine.versions.count(), 0);
 }
 
-/// A step that fails leaves the spill where it was: what went down before must not come again, and
-/// pass for what supersedes it.
+/// A failed step must not change the position of the spill. Otherwise entries that went down before
+/// would go down again and supersede themselves.
 #[test]
 fn a_failed_spill_loses_no_value_spilled_before() {
     let disk = SimDisk::new();
@@ -131,11 +131,11 @@ fn a_failed_spill_loses_no_value_spilled_before() {
         assert!(engine.state(guard).memtables.frozen.is_none() || engine.step(&views).unwrap());
     }
     assert!(engine.state(guard).memtables.frozen.is_none());
-    assert_eq!(engine.accounts.blob_count(), keys.len(), "values that are let go");
+    assert_eq!(engine.accounts.blob_count(), keys.len(), "no blob is freed");
     assert!(engine.blob_ids.lock().is_empty());
 }
 
-/// An engine beside one segment of its log.
+/// Returns an engine with one segment of its log.
 pub(crate) fn engine_with_segment() -> (KreonEngine, Arc<Segment>) {
     let disk = SimDisk::new();
     let context = context_on(Arc::new(disk.clone()), Path::new("/db"), 1 << 22, true);
@@ -147,7 +147,7 @@ pub(crate) fn engine_with_segment() -> (KreonEngine, Arc<Segment>) {
     (engine_on(context), segment)
 }
 
-/// Writes a record at the end of a segment, which is `offset`; bytes of its frame.
+/// Writes a record at `offset`, the end of a segment. Returns the bytes of its frame.
 pub(crate) fn write(segment: &Segment, offset: u64, key: &[u8], value: &[u8], seq: u64) -> u64 {
     let record = Record { keyspace: KeyspaceId(1), key, content: RecordContent::Put(value) };
     let mut body = Vec::new();
@@ -162,7 +162,7 @@ pub(crate) fn write(segment: &Segment, offset: u64, key: &[u8], value: &[u8], se
     frame.len() as u64
 }
 
-/// The active memtable says that of a key.
+/// Sets the version of a key in the active memtable.
 pub(crate) fn set_version(engine: &KreonEngine, key: &[u8], word: RecordWord, seq: u64) {
     let (guard, hash) = (&epoch::pin(), engine.hash(key));
     let active = &engine.state(guard).memtables.active;
@@ -170,31 +170,31 @@ pub(crate) fn set_version(engine: &KreonEngine, key: &[u8], word: RecordWord, se
     active.put(place, hash, key, KreonVersion { word, seq: Seq(seq) }, &engine.context.memory, guard);
 }
 
-/// The active memtable has a key whose value is staged.
+/// Sets a version with a blob in the active memtable.
 fn set_blob_version(engine: &KreonEngine, key: &[u8], address: Address, blob: u64, seq: u64) {
     engine.blob_ids.lock().insert(address.bits(), blob);
     engine.accounts.add_blob(blob, address);
     set_version(engine, key, RecordWord::put(address, 64, true), seq);
 }
 
-/// Everything goes down as far as it does.
+/// Spills until no step is due.
 pub(crate) fn spill_all(engine: &KreonEngine) {
     engine.freeze();
-    let views = Views::default().copy_as_of(Seq(1 << 20)); // of all commits, and none of them is looked at
+    let views = Views::default().copy_as_of(Seq(1 << 20)); // includes all commits, and no views
     while engine.step(&views).unwrap() {}
 }
 
-/// Where version 1 is when the cleaner asks for it, and how far commit 5 has come when it is moved.
+/// Location of version 1 when GC asks for it, and progress of commit 5 at the relocation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum RelocationRace {
     InLevel,
     InFrozen,
-    /// In a level, and a spill with commit 5 is on its way there.
+    /// In a level, while commit 5 is being spilled into it.
     BySpill,
 }
 
-/// The cleaner has asked for version 1 of a key. Then commit 5 puts the key. What the engine says
-/// of the copy, with a view at 3 or without one, and what that view is shown then.
+/// GC asks for version 1 of a key, and commit 5 then puts the key. Returns the answer of the engine
+/// for the copy, and the address that the view at 3 shows, with or without such a view.
 fn relocate_during_put(how: RelocationRace, has_view: bool) -> (bool, Vec<Address>) {
     let (engine, segment) = engine_with_segment();
     let len = write(&segment, DATA_START, b"k", &[7; 100], 1);
@@ -208,7 +208,7 @@ fn relocate_during_put(how: RelocationRace, has_view: bool) -> (bool, Vec<Addres
     let guard = &epoch::pin();
     assert_eq!(engine.liveness_at(b"k", from, guard).unwrap(), Liveness::Newest);
     if has_view {
-        // As a commit learns of it.
+        // As a commit does.
         engine.oldest_view.store(3, Ordering::Release);
         engine.newest_view.store(3, Ordering::Release);
         engine.newest_superseding_seq.store(5, Ordering::Release);
@@ -231,7 +231,7 @@ fn a_version_superseded_during_relocation_is_retained_for_a_view() {
     }
 }
 
-/// Sorted keys of which no value is staged.
+/// Sets the versions of sorted keys without blobs.
 fn set_plain_versions(engine: &KreonEngine, slot: u32, first: u8, numbers: std::ops::Range<u64>) {
     for number in numbers {
         let key = format!("{}{number:02}", char::from(first));
@@ -243,7 +243,7 @@ fn set_plain_versions(engine: &KreonEngine, slot: u32, first: u8, numbers: std::
 #[test]
 fn a_blob_is_freed_although_its_leaf_was_rewritten_before_the_merge() {
     let (engine, segment) = engine_with_segment();
-    set_blob_version(&engine, b"z", Address::new(9, DATA_START), 7, 1); // in a segment that is gone
+    set_blob_version(&engine, b"z", Address::new(9, DATA_START), 7, 1); // in a deleted segment
     spill_all(&engine);
     set_plain_versions(&engine, segment.slot(), b'a', 0..30);
     set_version(&engine, b"z", RecordWord::put(Address::new(segment.slot(), DATA_START), 64, false), 90);
@@ -256,7 +256,7 @@ fn a_blob_is_freed_although_its_leaf_was_rewritten_before_the_merge() {
 fn a_blob_is_freed_when_its_leaf_is_pushed_to_the_next_level() {
     let (engine, segment) = engine_with_segment();
     set_plain_versions(&engine, segment.slot(), b'b', 0..80);
-    spill_all(&engine); // too many for the first level
+    spill_all(&engine); // more than the first level holds
     set_blob_version(&engine, b"a", Address::new(9, DATA_START), 7, 1);
     set_plain_versions(&engine, segment.slot(), b'c', 0..50);
     spill_all(&engine);
@@ -274,7 +274,7 @@ fn a_blob_is_freed_when_its_leaf_is_pushed_to_the_next_level() {
 fn dropping_a_keyspace_during_its_spill_keeps_accounting_of_others() {
     let (engine, segment) = engine_with_segment();
     set_plain_versions(&engine, segment.slot(), b'a', 0..100);
-    segment.add_live(64 * 100 + 10_000); // of which so much is another keyspace's
+    segment.add_live(64 * 100 + 10_000); // the latter for another keyspace
     engine.freeze();
     assert!(engine.step(&Views::default().copy_as_of(Seq(1 << 20))).unwrap());
     assert!(!engine.is_flushed());
@@ -311,10 +311,10 @@ fn a_level_that_was_emptied_is_filled_without_removals() {
     assert_eq!(engine.count_keys(u64::MAX).unwrap(), 40);
 }
 
-/// A key whose record is in a segment, and where.
+/// A key with a record in a segment, and the address of that.
 type WrittenKey = (Vec<u8>, Address);
 
-/// Puts some keys, each with a record at the end of the segment.
+/// Puts keys, each with a record at the end of the segment, and spills them.
 fn put_all(
     engine: &KreonEngine,
     segment: &Segment,
@@ -347,7 +347,7 @@ fn an_upper_level_shadows_at_most_a_tenth_of_the_last_level() {
     assert!(above <= 20 && last == 200, "{above}, {last}");
 }
 
-/// What the mirror of the last level says of a record, and what that level does.
+/// Returns whether the bitmap and the last level refer to a record.
 fn bitmap_and_level_reference(
     engine: &KreonEngine,
     key: &[u8],
@@ -374,7 +374,7 @@ fn the_live_bitmap_matches_the_last_level() {
                 set_version(&engine, &key, RecordWord::tombstone(), seq);
                 continue;
             }
-            // Shorter ones come later.
+            // Later records are shorter.
             let value = vec![7; usize::try_from(150 - 5 * round.min(29)).unwrap()];
             let offset = segment.end();
             let len = write(&segment, offset, &key, &value, seq);
@@ -388,7 +388,7 @@ fn the_live_bitmap_matches_the_last_level() {
             assert!(
                 written.iter().all(|(key, spot)| bitmap_and_level_reference(&engine, key, spot).0.is_none())
             );
-            spill_all(&engine); // goes over the level for who asked
+            spill_all(&engine); // scans the level, as GC has asked
         }
         for (key, spot) in &written {
             let (known, is) = bitmap_and_level_reference(&engine, key, spot);
@@ -399,11 +399,10 @@ fn the_live_bitmap_matches_the_last_level() {
     let too_short = RecordLocation::new(Address::new(segment.slot(), DATA_START), 8, &segment);
     engine.live_bitmap.update(&[], &[too_short], &epoch::pin());
     assert!(written.iter().all(|(key, spot)| bitmap_and_level_reference(&engine, key, spot).0.is_none()));
-    assert!(engine.live_bitmap.resume_key().is_none(), "it is not gone over for ever");
+    assert!(engine.live_bitmap.resume_key().is_none(), "the scan must not be repeated");
 }
 
-/// The cleaner's question reads no leaf of the last level, and gets the answer that the leaf would
-/// give.
+/// GC reads no leaf of the last level, and gets the same answer as from the leaf.
 #[test]
 fn gc_reads_no_leaf_of_the_last_level() {
     let (engine, segment) = engine_with_segment();
@@ -426,7 +425,7 @@ fn assert_all_found(engine: &KreonEngine, written: &[WrittenKey]) {
     }
 }
 
-/// Has all leaves go out of memory, after look-ups for all of these keys.
+/// Evicts all leaves, after lookups of all these keys.
 fn evict_leaves(engine: &KreonEngine, written: &[WrittenKey]) {
     assert_all_found(engine, written);
     let (guard, level_store) = (&epoch::pin(), &engine.level_store);
@@ -470,7 +469,7 @@ fn lookups_use_fingerprints_of_evicted_leaves() {
     assert!(cache.reads_saved() >= spared + 2 * written.len() as u64);
 }
 
-/// What cannot be read of a record says nothing of whether the key is there.
+/// An unreadable record must not make its key look absent.
 #[test]
 fn a_damaged_record_is_not_a_missing_key_if_only_fingerprints_remain() {
     let (engine, segment, written) = engine_with_fingerprints();
@@ -511,7 +510,7 @@ fn key_of(number: u64, range: u64) -> Vec<u8> {
     }
 }
 
-/// The value of which an entry with this number has a copy.
+/// Returns the inline value of an entry with this number.
 fn value_of(number: u64) -> Option<&'static [u8]> {
     const BYTES: [u8; MAX_INLINE] = [0xe1; MAX_INLINE];
     let len = usize::try_from(number % (2 * MAX_INLINE as u64)).unwrap();
@@ -535,14 +534,14 @@ fn step(
     after
 }
 
-/// What a step cost: pages that are not in use any more, and leaves written.
+/// Pages that a step replaced, and leaves that it wrote.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct PageCost {
     pub(crate) read: u64,
     pub(crate) written: u64,
 }
 
-/// Takes a step up, at once, since nobody reads meanwhile. Nodes that `stays` does not hold for
+/// Publishes a step without waiting, since there are no readers. Nodes for which `stays` is false
 /// have to be read again.
 pub(crate) fn publish(
     level_store: &LevelStore,
@@ -650,14 +649,14 @@ fn play(tiny: bool, range: u64, rounds: u64, batch: u64) {
         check(&level_store, &level, &expected, range);
     }
     assert!(level_store.filters.reads_saved() > 0, "no filter spared a read");
-    // Nothing is left behind.
+    // Remove everything: no page may be left in use.
     level = step(&level_store, &level, &[], Some((&[], None)));
     assert_eq!(level, Level::default());
     let (all, free) = level_store.space.bytes();
     assert_eq!(all - free, level_store.space.page_file.page as u64, "only the head is used");
 }
 
-/// A level of so many keys, with nothing in memory.
+/// Returns a level of these keys, with nothing in memory.
 fn reopened_with_cold_cache(keys: &[Vec<u8>], budget: u64) -> (Arc<LevelStore>, Level) {
     let level_store = level_store_on(Arc::new(SimDisk::new()), Path::new("/db"), budget, false);
     let numbered: Vec<(Vec<u8>, u64)> = keys.iter().cloned().zip(1..).collect();
@@ -670,7 +669,7 @@ fn sorted_keys(count: u64) -> Vec<Vec<u8>> {
     (0..count).map(|number| format!("user{number:012}").into_bytes()).collect()
 }
 
-/// Reads that finding all keys takes, every 101st of them at a time.
+/// Returns the number of reads that finding all keys takes, every 101st key in turn.
 fn reads_of_all(level_store: &LevelStore, level: &Level, keys: &[Vec<u8>]) -> u64 {
     let before = level_store.cache.pages_read();
     for first in 0..101 {

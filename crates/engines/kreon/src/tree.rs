@@ -1,7 +1,7 @@
-//! # Tree: one level, a full index, and the state of all that readers see
+//! # Tree: a level, which is a full index, and the state that readers see
 //!
-//! A copy-on-write B+-tree: a root, and nodes that never change once it is published. Who has a
-//! root under a guard sees one moment of the level, whatever becomes of it.
+//! A level is a copy-on-write B+-tree: a root, and nodes that never change after publication. A
+//! reader with a root and a guard sees one consistent version of the level.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, OnceLock};
@@ -22,25 +22,27 @@ use crate::lookup::fingerprint_of;
 use crate::memtable::KreonMemtable;
 use crate::node::{LeafEntry, Node, NodeRef};
 
-/// A tree higher than this is damaged.
+/// Maximum height; a higher tree is damaged.
 pub(crate) const MAX_HEIGHT: u8 = 24;
 
-/// Pages that are read at once while the cache has room for them, or for their prints.
+/// Maximum number of pages that are read at once while the cache has room for them or for their
+/// fingerprints.
 const READ_AROUND_PAGES: u32 = 32;
 
-/// Pages between two that are wanted, which are read rather than skipped.
+/// Maximum number of unwanted pages between two wanted ones that are read rather than skipped.
 const MAX_READ_GAP_PAGES: u32 = 4;
 
-/// Bits of a stamp that are a segment's number; those above are the life's.
+/// Bits of a stamp for the number of a segment; the incarnation is in the bits above.
 const SEGMENT_ID_BITS: u32 = 40;
 
-/// Openings with levels: segments that an image does not know may get slots at an opening that
-/// others had before, though their numbers are lower than the stamps of leaves that mean those.
+/// Openings of the keyspace since it has levels. At an opening, a segment that the image does not
+/// know may get the slot of another one. Its number can be lower than the stamps of leaves that
+/// refer to the other segment, so these leaves are recognized by their incarnation.
 #[derive(Debug)]
 pub(crate) struct SlotIncarnations {
-    /// The present one; the first is 1.
+    /// The current incarnation; the first is 1.
     pub(crate) current: u64,
-    /// Slots that got another segment at an opening, and the life that began with it.
+    /// Slots that got another segment at an opening, with the incarnation that began then.
     pub(crate) reused_slots: BTreeMap<u32, u64>,
 }
 
@@ -50,20 +52,20 @@ impl Default for SlotIncarnations {
     }
 }
 
-/// A level: its root and the root's height, if there is any key. A leaf has height 0.
+/// A level: its root with the root's height, if there is any key. A leaf has height 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Level {
     pub(crate) root: Option<(NodeRef, u8)>,
 }
 
 impl Level {
-    /// Entries in it.
+    /// Returns the number of entries.
     pub(crate) fn count(&self) -> u64 {
         self.root.map_or(0, |(root, _)| u64::from(root.count))
     }
 }
 
-/// A moment: everything a reader needs.
+/// A consistent state for readers.
 #[derive(Clone)]
 pub(crate) struct KreonState {
     pub(crate) memtables: Memtables<KreonMemtable>,
@@ -71,28 +73,29 @@ pub(crate) struct KreonState {
 }
 
 impl KreonState {
-    /// The next one, with other levels; if it `is_spilled`, they have what was frozen.
+    /// Returns the next state, with other levels. If `is_spilled`, they include the frozen
+    /// memtable.
     pub(crate) fn with_levels(&self, levels: Vec<Level>, is_spilled: bool) -> KreonState {
         KreonState { memtables: self.memtables.without_flushed(is_spilled), levels: levels.into() }
     }
 
-    /// The lowest level that has anything.
+    /// Returns the lowest level that is not empty.
     pub(crate) fn last_nonempty_level(&self) -> Option<usize> {
         last_nonempty_level(&self.levels)
     }
 }
 
-/// The lowest of `levels` that has anything.
+/// Returns the lowest of `levels` that is not empty.
 pub(crate) fn last_nonempty_level(levels: &[Level]) -> Option<usize> {
     levels.iter().rposition(|level| level.root.is_some())
 }
 
-/// What a level says of a key.
+/// The entry of a level for a key.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LevelEntry<'g> {
     pub(crate) entry: LeafEntry,
     pub(crate) stamp: u64,
-    /// Its commit is not later.
+    /// Upper bound of the number of its commit.
     pub(crate) max_seq: Seq,
     /// The value, if the entry has a copy of it.
     pub(crate) value: &'g [u8],
@@ -106,25 +109,25 @@ impl<'g> LevelEntry<'g> {
     }
 }
 
-/// What is known of a key without the leaf that would have it.
+/// The answer for a key if its leaf is not in memory.
 enum LeafAnswer<'g> {
     Unknown,
     Absent,
     Present(LevelEntry<'g>),
 }
 
-/// Which leaf of a level is meant.
+/// The leaf of a level that a caller looks for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum SeekTarget<'a> {
-    /// The one whose range has the key.
+    /// The leaf with the range that contains the key.
     Containing(&'a [u8]),
-    /// The one that has the highest keys before this one.
+    /// The leaf that has the highest keys before this one.
     LastBefore(&'a [u8]),
     First,
     Last,
 }
 
-/// A node that cannot be read, and the keys that only it knows of: from `low` up to below `high`.
+/// An unreadable node, and the range of keys below it, from `low` up to below `high`.
 #[derive(Debug)]
 pub(crate) struct Unreadable {
     pub(crate) error: Error,
@@ -133,7 +136,7 @@ pub(crate) struct Unreadable {
 }
 
 impl Unreadable {
-    /// The node of `found`.
+    /// Creates the range of the node at `found`.
     pub(crate) fn from_position(found: LeafPosition, error: Error) -> Box<Unreadable> {
         Box::new(Unreadable { error, low: found.low, high: found.high })
     }
@@ -145,17 +148,17 @@ impl From<Box<Unreadable>> for Error {
     }
 }
 
-/// A leaf's place in its level.
+/// The position of a leaf in its level.
 #[derive(Clone, Debug)]
 pub(crate) struct LeafPosition {
     pub(crate) at: NodeRef,
-    /// Where it begins; nothing of the first one.
+    /// Lower bound of its keys; empty for the first leaf.
     pub(crate) low: Vec<u8>,
-    /// Where the next one begins.
+    /// Lower bound of the next leaf.
     pub(crate) high: Option<Vec<u8>>,
 }
 
-/// What trees stand on.
+/// The parts that all levels of a keyspace share.
 #[derive(Debug)]
 pub(crate) struct LevelStore {
     pub(crate) context: Arc<EngineContext>,
@@ -181,7 +184,7 @@ impl LevelStore {
         self.context.hash(key)
     }
 
-    /// The node at `at`, from memory or read.
+    /// Returns the node at `at`, from memory or from the file.
     #[inline]
     pub(crate) fn node<'g>(&self, at: NodeRef, level: u8, guard: &'g Guard) -> Result<&'g CachedNode> {
         match self.cache.get(at.page, guard) {
@@ -190,7 +193,7 @@ impl LevelStore {
         }
     }
 
-    /// What `level` says of `key`.
+    /// Returns the entry of `key` in `level`.
     #[inline]
     pub(crate) fn find<'g>(
         &self,
@@ -219,8 +222,8 @@ impl LevelStore {
         Ok(node.find(fingerprint_of(hash), key).map(|slot| LevelEntry::from_slot(&node, slot)))
     }
 
-    /// What is known of a key in a leaf that is not in memory: its prints say where the record may
-    /// stand, and the record says whether it does; filters say what is not there.
+    /// Looks up a key in a leaf that is not in memory. Fingerprints lead to a record that may
+    /// belong to the key, and the record itself decides. Filters only exclude keys.
     #[cold]
     fn answer_without_leaf<'g>(&self, page: u32, hash: u64, key: &[u8], guard: &'g Guard) -> LeafAnswer<'g> {
         if let Some(fingerprints) = self.cache.fingerprints(page, guard) {
@@ -242,7 +245,8 @@ impl LevelStore {
         if self.filters.excludes(page, hash, guard) { LeafAnswer::Absent } else { LeafAnswer::Unknown }
     }
 
-    /// Reads the leaves at `refs` that are not in memory into `loaded`, side by side ones together.
+    /// Reads the leaves at `refs` that are not in memory into `loaded`, consecutive ones in one
+    /// call.
     pub(crate) fn read_leaves(
         &self,
         refs: &[NodeRef],
@@ -278,7 +282,7 @@ impl LevelStore {
         Ok(())
     }
 
-    /// As [`prefetch_record`], if memory is too short for all leaves: then it is for the records,
+    /// Like [`prefetch_record`], if memory is too short for all leaves and thus for the records
     /// too.
     #[inline]
     pub(crate) fn prefetch_record_if_short(&self, address: Address, span: u64, guard: &Guard) {
@@ -289,8 +293,8 @@ impl LevelStore {
         }
     }
 
-    /// Whether an entry's record is of `key`. Not known if it cannot be read: who asks the leaf
-    /// meets the damage, if it is that.
+    /// Whether the record of an entry belongs to `key`; `None` if it cannot be read. The caller
+    /// then reads the leaf and finds the damage, if there is any.
     fn has_key(&self, entry: &LeafEntry, stamp: u64, key: &[u8], guard: &Guard) -> Option<bool> {
         let address = entry.address();
         let segment = self.segment_of(address, stamp, guard)?;
@@ -299,9 +303,10 @@ impl LevelStore {
         Some(Record::decode(frame.payload()).ok()?.key == key)
     }
 
-    /// Reads a leaf, and makes its filter. While nothing has to go for them, the leaves that stand
-    /// beside it in the file come with it, and then their prints: a cold cache fills up by long
-    /// reads, which take hardly longer than short ones. Their filters would take longer.
+    /// Reads a leaf and builds its filter. While this evicts nothing, also reads the adjacent
+    /// leaves in the file, and later on only their fingerprints. Long reads fill a cold cache and
+    /// take hardly longer than short ones. Building the filters of the neighbours would take
+    /// longer.
     #[cold]
     fn read_leaf<'g>(
         &self,
@@ -326,7 +331,7 @@ impl LevelStore {
             if leaves.len() == 1 {
                 return Err(error);
             }
-            // What stands beside it may be what cannot be read.
+            // The unreadable page may be one of the neighbours.
             (leaves, bytes) = (vec![at], vec![0; len(&at)]);
             self.space.read_bytes(at.page, &mut bytes)?;
         }
@@ -336,7 +341,8 @@ impl LevelStore {
             if leaf.page == at.page {
                 own = from;
             } else if let Ok(frame) = self.space.frame(leaf, 0, its) {
-                self.cache.insert_neighbor(leaf.page, frame, guard); // damage is for those who ask for it
+                // readers of that leaf receive the error themselves
+                self.cache.insert_neighbor(leaf.page, frame, guard);
             }
             from += its.len();
         }
@@ -349,8 +355,8 @@ impl LevelStore {
         Ok(frame)
     }
 
-    /// The leaves of `node` that follow each other in the file, are wanted, and have the one at
-    /// `slot` among them: at most [`READ_AROUND_PAGES`] pages.
+    /// Returns the wanted leaves of `node` that are contiguous in the file with the one at `slot`:
+    /// at most [`READ_AROUND_PAGES`] pages.
     fn adjacent_leaves(node: &Node<'_>, slot: usize, is_wanted: impl Fn(u32) -> bool) -> Vec<NodeRef> {
         let mut leaves = VecDeque::from([node.child(slot)]);
         let mut pages = u32::from(leaves[0].pages);
@@ -379,7 +385,7 @@ impl LevelStore {
         }
     }
 
-    /// A frame, if it is a node of this level.
+    /// Returns the frame if it is a node of this level.
     #[inline]
     fn check_level<'g>(&self, frame: &'g CachedNode, at: NodeRef, level: u8) -> Result<&'g CachedNode> {
         if frame.bytes().get(1) == Some(&level) {
@@ -400,7 +406,7 @@ impl LevelStore {
         LeafFilter::build(node.len(), hashes)
     }
 
-    /// The leaf that is meant, not looked at.
+    /// Returns the position of a leaf without reading it.
     pub(crate) fn locate(
         &self,
         level: &Level,
@@ -410,8 +416,8 @@ impl LevelStore {
         Ok(self.try_locate(level, aim, guard)?)
     }
 
-    /// Like [`LevelStore::locate`]; if a node on the way cannot be read, says which keys are below
-    /// it.
+    /// Like [`LevelStore::locate`]. If a node on the way cannot be read, returns the range of keys
+    /// below it.
     pub(crate) fn try_locate(
         &self,
         level: &Level,
@@ -445,23 +451,23 @@ impl LevelStore {
         Ok(Some(found))
     }
 
-    /// The lives of the levels.
+    /// Returns the incarnations of the levels.
     pub(crate) fn incarnations(&self) -> &SlotIncarnations {
         self.incarnations.get_or_init(SlotIncarnations::default)
     }
 
-    /// The stamp of a leaf that is written now.
+    /// Returns the stamp of a leaf that is written now.
     pub(crate) fn stamp(&self, guard: &Guard) -> u64 {
         self.incarnations().current << SEGMENT_ID_BITS | self.context.segments.next_id(guard)
     }
 
-    /// The segment that an entry of a leaf with `stamp` points into; none if it is gone: the key
-    /// has a newer entry elsewhere. What has its slot now was made after the leaf, or got the slot
-    /// at an opening after it.
+    /// Returns the segment that an entry of a leaf with `stamp` points into. Returns `None` if that
+    /// segment was deleted: then another source has a newer entry of the key. The segment that has
+    /// the slot now was then created after the leaf, or got the slot at a later opening.
     ///
-    /// A dismissed segment may leave its slot at any time, also under a guard that is younger than
-    /// its dismissal: who reads the record afterwards reads it in the segment that this has found,
-    /// and does not look into the slot again.
+    /// A dismissed segment may leave its slot at any time, even under a guard that was pinned after
+    /// the dismissal. A caller must therefore read the record in the returned segment, and must not
+    /// look up the slot again.
     pub(crate) fn segment_of<'g>(
         &self,
         address: Address,
@@ -479,22 +485,21 @@ impl LevelStore {
         (!is_another).then_some(segment)
     }
 
-    /// Whether the segment that an entry of a leaf with `stamp` pointed into is gone.
+    /// Whether the segment that an entry of a leaf with `stamp` pointed into was deleted.
     pub(crate) fn is_dangling(&self, address: Address, stamp: u64, guard: &Guard) -> bool {
         self.segment_of(address, stamp, guard).is_none()
     }
 }
 
-/// The record at `address`, which is in `segment`, is going to be read from the device: if it lies
-/// on several of the system's pages, these are asked for side by side. Otherwise one would come
-/// after the other.
+/// Requests the record at `address` in `segment` from the device if it is on several pages. They
+/// are then read in parallel rather than one after the other.
 fn prefetch_record(segment: &Segment, address: Address, span: u64) {
     if address.offset() % PAGE as u64 + span > PAGE as u64 {
         segment.file().will_need(address.offset(), span);
     }
 }
 
-/// The number of the record at `address`, which is in `segment`.
+/// Returns the number of the record at `address` in `segment`.
 pub(crate) fn record_seq(segment: &Segment, address: Address) -> Result<Seq> {
     Ok(segment.frame_unchecked(address.offset(), segment.limit_at(address.offset()))?.header.seq)
 }

@@ -8,7 +8,7 @@ use crate::case::{CaseContext, FieldCase, ORDERED_ENGINES};
 use crate::figure::FieldFigure;
 use crate::machine::{disk_bytes, wait_until};
 
-/// Samples that are kept.
+/// Number of samples kept.
 const KEPT_SAMPLES: u64 = 100_000;
 /// Samples between two removals.
 const STEP: u64 = 1_000;
@@ -29,7 +29,7 @@ fn expiry(context: &CaseContext) -> CaseResult {
         if number.is_multiple_of(STEP) && number > KEPT_SAMPLES {
             data.remove_range(&key(0)[..]..&key(number - KEPT_SAMPLES)[..])?;
             let first = data.first()?.expect("samples that are kept").0;
-            assert_eq!(&first[..], &key(number - KEPT_SAMPLES)[..], "older samples are gone");
+            assert_eq!(&first[..], &key(number - KEPT_SAMPLES)[..], "older samples are removed");
         }
         Ok(())
     })?;

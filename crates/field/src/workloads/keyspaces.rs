@@ -1,4 +1,4 @@
-//! # Many keyspaces; keyspaces that come and go
+//! # Many keyspaces, and keyspaces that are created and dropped
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::case::{ALL_ENGINES, CaseContext, FieldCase};
 use crate::figure::FieldFigure;
 use crate::machine::{disk_bytes, timed, wait_until};
 
-/// Most bytes on disk of a keyspace with one pair.
+/// Maximum bytes on disk of a keyspace with one pair.
 const MAX_KEYSPACE_BYTES: f64 = 65_536.0;
 
 pub(super) fn cases() -> Vec<FieldCase> {
@@ -32,7 +32,7 @@ pub(super) fn cases() -> Vec<FieldCase> {
     ]
 }
 
-/// 1,000 keyspaces with one pair each.
+/// Creates 1,000 keyspaces with one pair each.
 fn many_keyspaces(context: &CaseContext) -> CaseResult {
     let count = context.size(1_000, 1_000).min(1_000);
     let name = |number: u64| format!("k{number}");
@@ -64,7 +64,7 @@ fn many_keyspaces(context: &CaseContext) -> CaseResult {
     Ok(())
 }
 
-/// Creates, fills and drops a keyspace, again and again under the same name.
+/// Creates, fills and drops a keyspace repeatedly under the same name.
 fn drop_and_create(context: &CaseContext) -> CaseResult {
     const ROUNDS: u64 = 20;
     let db = context.open(64)?;

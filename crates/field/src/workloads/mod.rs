@@ -1,4 +1,4 @@
-//! # Shapes of use: how real programs write, read and remove
+//! # Workloads: typical writes, reads and removals of real programs
 
 mod expiry;
 mod keyspaces;
@@ -17,7 +17,7 @@ use crate::case::FieldCase;
 use crate::figure::FieldFigure;
 use crate::machine::Periods;
 
-/// Least rate of the last period, in parts of the rate of the first.
+/// Minimum rate of the last period, as a fraction of the rate of the first.
 const MIN_STEADY_RATE: f64 = 0.9;
 /// Relaxation of wall times in the short form: CI shares its machine with other work.
 const SHORT_RUN_SLACK: f64 = 5.0;
@@ -51,14 +51,14 @@ fn fill(data: &Keyspace, numbers: impl Iterator<Item = u64>, len: usize) -> shea
     Ok(())
 }
 
-/// Parts of a run with rates that are compared.
+/// Number of parts of a run with compared rates.
 const TENTHS: usize = 10;
-/// Parts of a run in which operations are counted: a second in the full form.
+/// Number of parts of a run with counted operations: a part is one second in the full form.
 const PERIODS: u32 = 60;
 
-/// Runs `step` until `seconds` are over and reports its rate: the last tenth must keep
-/// [`MIN_STEADY_RATE`] of the first. The live data must have its constant size before. A step is
-/// one operation, or one pair of operations. Returns the counts.
+/// Runs `step` for `seconds` and reports its rate. The last tenth must reach [`MIN_STEADY_RATE`] of
+/// the first. The live data must have its final size before. A step is one operation, or one pair
+/// of operations. Returns the counts.
 ///
 /// # Errors
 ///

@@ -24,7 +24,7 @@ pub(super) fn cases() -> Vec<FieldCase> {
     ]
 }
 
-/// Overwrites all pairs again and again: neither the time of a round nor the space may grow.
+/// Overwrites all pairs repeatedly. Neither the time of a round nor the space may grow.
 fn overwrite_all(context: &CaseContext) -> CaseResult {
     let (db, data) = context.open_data(64)?;
     let pairs = context.size(50_000, 200_000).min(200_000);
@@ -37,7 +37,8 @@ fn overwrite_all(context: &CaseContext) -> CaseResult {
         times.push(began.elapsed().as_secs_f64());
         spaces.push(disk_bytes(&context.db()) as f64);
     }
-    // The first round finds nothing to overwrite; a third of the others is compared.
+    // The first round overwrites nothing. The first and the last third of the other rounds are
+    // compared.
     let third = (times.len() - 1) / 3;
     let mean = |list: &[f64]| list.iter().sum::<f64>() / list.len().max(1) as f64;
     let growth = mean(&times[times.len() - third..]) / mean(&times[1..=third]);
@@ -48,7 +49,7 @@ fn overwrite_all(context: &CaseContext) -> CaseResult {
     Ok(db.close()?)
 }
 
-/// Writes one key all the time, beside others that stay.
+/// Writes one key repeatedly, in a keyspace with other keys that do not change.
 fn hot_key(context: &CaseContext) -> CaseResult {
     let (db, data) = context.open_data(64)?;
     fill(&data, 0..10_000, VALUE)?;
@@ -63,7 +64,7 @@ fn hot_key(context: &CaseContext) -> CaseResult {
     Ok(db.close()?)
 }
 
-/// Two threads count; no step may be lost.
+/// Counts in two threads. No update may be lost.
 fn counter(context: &CaseContext) -> CaseResult {
     let (db, data) = context.open_data(64)?;
     let end = Instant::now() + Duration::from_secs(context.size(3, 20));

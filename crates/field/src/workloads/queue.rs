@@ -1,4 +1,4 @@
-//! # Queues, stacks and sliding windows: a constant number of keys that move
+//! # Queues, stacks and sliding windows: a constant number of keys, with changing names
 
 use std::time::Instant;
 
@@ -10,7 +10,7 @@ use crate::machine::Latencies;
 
 /// Keys in a queue or window at any time.
 const DEPTH: u64 = 1_000;
-/// Least takes a second of a queue.
+/// Minimum number of removals per second of a queue.
 const MIN_POPS_PER_SECOND: f64 = 30_000.0;
 /// Bytes of a value.
 const VALUE: usize = 100;
@@ -24,7 +24,7 @@ pub(super) fn cases() -> Vec<FieldCase> {
     ]
 }
 
-/// Inserts at the tail; finds the first key and removes it.
+/// Inserts at the tail, and finds and removes the first key.
 fn queue(context: &CaseContext) -> CaseResult {
     let (db, data) = context.open_data(64)?;
     fill(&data, 0..DEPTH, VALUE)?;
@@ -53,7 +53,7 @@ fn queue(context: &CaseContext) -> CaseResult {
     Ok(db.close()?)
 }
 
-/// Pushes two keys and pops two, by `last`.
+/// Pushes two keys and pops two by `last`.
 fn stack(context: &CaseContext) -> CaseResult {
     let (db, data) = context.open_data(64)?;
     fill(&data, 0..DEPTH, VALUE)?;

@@ -11,9 +11,9 @@ use crate::machine::{Latencies, queued_time, stolen_time};
 /// Bytes of a key and of a value.
 const KEY: usize = 27;
 const VALUE: usize = 127;
-/// Threads that read.
+/// Number of reading threads.
 const READERS: u64 = 2;
-/// Engines whose index need not be in memory.
+/// Engines that can keep parts of their index on disk.
 const BEYOND_MEMORY: &[&str] = &["flex", "kreon", "delsm", "cedrus"];
 
 /// Gets after which a reader looks at its time in the scheduler.
@@ -25,11 +25,11 @@ const SHORT_GET: Duration = Duration::from_micros(100);
 /// Longest gets of a reader.
 #[derive(Clone, Copy, Default)]
 struct LongestGets {
-    /// By the clock.
+    /// Longest time by the clock.
     elapsed: Duration,
-    /// The same, less the time in which the thread was ready and waited for a processor. Includes
-    /// all waits for other threads and for the device. The scheduler was read at most
-    /// [`SCHEDULE_PERIOD`] gets before, so waits of these gets are subtracted too.
+    /// Longest time by the clock, less the time in which the thread was ready and waited for a
+    /// processor. Includes all waits for other threads and for the device. The scheduler was read
+    /// at most [`SCHEDULE_PERIOD`] gets before, so waits of these gets are subtracted too.
     unqueued: Duration,
 }
 

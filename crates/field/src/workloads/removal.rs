@@ -1,4 +1,4 @@
-//! # Removal: keyspaces of which most or all keys were removed
+//! # Removal: keyspaces with most or all keys removed
 
 use std::time::{Duration, Instant};
 
@@ -10,13 +10,13 @@ use crate::case::{ALL_ENGINES, CaseContext, FieldCase, ORDERED_ENGINES, RunSize}
 use crate::figure::FieldFigure;
 use crate::machine::{Latencies, cpu_seconds, disk_bytes, timed, wait_until};
 
-/// Pairs of the cases that remove and go on.
+/// Number of pairs in the cases that continue after the removal.
 const PAIRS: u64 = 600_000;
-/// One in so many keys of the middle third stays.
+/// One in this number of keys of the middle third is kept.
 const KEPT_INTERVAL: u64 = 500;
-/// Pairs of the case that is emptied.
+/// Number of pairs in the case that removes all.
 const EMPTIED_PAIRS: u64 = 200_000;
-/// Keys removed in front of a seek.
+/// Number of keys removed in front of a seek.
 const REMOVED_KEYS: u64 = 100_000;
 const MB: f64 = 1e6;
 /// One engine of each kind of files: journal and own files, store log with levels, store log.
@@ -102,7 +102,7 @@ fn run_removal(context: &CaseContext, remove: impl Fn(&Keyspace) -> sheaf::Resul
     Ok(())
 }
 
-/// Measures seeks into a stretch of removed keys, from an open database.
+/// Measures seeks into a range of removed keys in an open database.
 fn removed_seek(context: &CaseContext) -> CaseResult {
     let (db, data) = context.open_data(64)?;
     fill(&data, 0..2 * REMOVED_KEYS, 100)?;
@@ -140,8 +140,8 @@ fn removed_seek(context: &CaseContext) -> CaseResult {
     Ok(db.close()?)
 }
 
-/// Writes each pair three times, removes all, and waits for the space with the database open.
-/// Keys ascend in the first run; the second has them in random order and a large budget.
+/// Writes each pair three times, removes all, and waits for the space with the database open. The
+/// first run has ascending keys. The second has keys in random order and a large budget.
 fn space(context: &CaseContext) -> CaseResult {
     let mut order: Vec<u64> = (0..EMPTIED_PAIRS).collect();
     emptied(context, 64, &order)?;
@@ -163,7 +163,8 @@ fn emptied(context: &CaseContext, mib: u64, order: &[u64]) -> CaseResult {
     let dir = context.db();
     let took = wait_until(Duration::from_secs(10), || disk_bytes(&dir) as f64 <= limit);
     if context.form != RunSize::Short {
-        std::thread::sleep(Duration::from_secs(10).saturating_sub(took)); // and it stays there
+        // The space must not grow again.
+        std::thread::sleep(Duration::from_secs(10).saturating_sub(took));
     }
     let disk = disk_bytes(&dir) as f64 / MB;
     FieldFigure::new("space 10 s after all was removed", disk, "MB").at_most(16.0).report();

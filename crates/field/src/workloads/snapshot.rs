@@ -41,7 +41,8 @@ fn long_snapshot(context: &CaseContext) -> CaseResult {
     let took = wait_until(Duration::from_secs(30), || disk_bytes(&dir) as f64 <= 2.0 * live);
     let times = disk_bytes(&dir) as f64 / live;
     let figure = FieldFigure::new("space 30 s after the release / live data", times, "x");
-    // The bound is that of `flex`; the log engines clean down to `Builder::space_limit`.
+    // The bound is that of `flex`. The engines of the store log collect down to
+    // `Builder::space_limit`.
     figure.at_most(2.0).report();
     FieldFigure::new("space reached its bound after", took.as_secs_f64(), "s").report();
     drop(data);

@@ -11,7 +11,7 @@ pub(super) fn cases() -> Vec<FieldCase> {
     vec![FieldCase { name: "mixed-values", engines: ALL_ENGINES, short, deadline_s: 180, run: mixed }]
 }
 
-/// Returns the length of value `number`: small ones often, 64 MiB rarely.
+/// Returns the length of value `number`: many are small, and few have 64 MiB.
 fn len(number: u64, largest: u64, random: &mut fastrand::Rng) -> u64 {
     match number % 50 {
         0 => largest,
@@ -22,7 +22,7 @@ fn len(number: u64, largest: u64, random: &mut fastrand::Rng) -> u64 {
     }
 }
 
-/// Byte `index` of value `number`.
+/// Returns byte `index` of value `number`.
 fn byte(number: u64, index: usize) -> u8 {
     (number.wrapping_mul(31).wrapping_add(index as u64 / 4096) % 251) as u8
 }

@@ -1,8 +1,7 @@
-//! # Turns: what is to be compared is measured by turns
+//! # Alternating measurements
 //!
-//! One run of a second each says little where processors and device are shared: a minute later
-//! everything may be a third faster. Here two subjects take turns, and what counts is the ratio of
-//! each pair.
+//! Single runs of one second vary, because other programs share processors and device. Two targets
+//! are therefore measured alternately, and the ratio of each pair is compared.
 
 use std::fmt;
 
@@ -12,7 +11,7 @@ use crate::{Options, Outcome, Pattern, RunDir, fill, read};
 /// Pairs of runs.
 const ROUNDS: usize = 7;
 
-/// Figures of the same thing, in ascending order.
+/// Results of one measurement in ascending order.
 struct Quantiles(Vec<f64>);
 
 impl Quantiles {
@@ -26,7 +25,7 @@ impl Quantiles {
     }
 }
 
-/// The median, and the least and the most.
+/// Shows the median, the minimum and the maximum.
 impl fmt::Display for Quantiles {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let digits = f.precision().unwrap_or(0);
@@ -35,7 +34,7 @@ impl fmt::Display for Quantiles {
     }
 }
 
-/// Random writes beside sequential ones into new spaces.
+/// Compares random and sequential writes into new spaces.
 pub(crate) fn writes(o: &Options) -> Outcome<()> {
     let [mut random, mut sequential] = [Vec::new(), Vec::new()];
     for _ in 0..ROUNDS {
@@ -56,9 +55,9 @@ pub(crate) fn writes(o: &Options) -> Outcome<()> {
     Ok(())
 }
 
-/// Reads of a space beside those of a file, both in memory: as they were written, and as a cold
-/// read in order left them, which gives a file large pages that stand in the order they are read
-/// in. The file is written at random in each case: inserts of all that would take it an hour.
+/// Compares reads of a space and of a file, both in memory: after writing, and after a cold read in
+/// order. That read gives a file large pages in reading order. The file is always written at
+/// random, because inserts would take too long.
 pub(crate) fn warm_reads(o: &Options) -> Outcome<()> {
     println!(
         "\nWarm reads of {} bytes, {} MiB, MB/s, by turns; medians (least, most) of {ROUNDS}:\n",
@@ -92,7 +91,7 @@ pub(crate) fn warm_reads(o: &Options) -> Outcome<()> {
     Ok(())
 }
 
-/// Both subjects' speeds by turns, and how they compare: three columns.
+/// Measures both targets alternately. Returns three columns: both rates and their ratio.
 fn compare_pair(
     targets: [&dyn BenchTarget; 2],
     is_random: bool,

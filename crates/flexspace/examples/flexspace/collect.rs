@@ -1,4 +1,4 @@
-//! # Collect: random overwrites in a space that is nearly full
+//! # Garbage collection: random overwrites in a space that is nearly full
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -7,16 +7,16 @@ use sheaf_flexspace::{FlexSpace, SpaceOptions, SpaceStats};
 
 use crate::{Outcome, Random};
 
-/// Runs at each fill.
+/// Runs at each fill level.
 const RUNS: u64 = 3;
 
-/// What a run showed.
+/// Result of a run.
 struct GcRun {
     speed: f64,
-    /// In milliseconds.
+    /// Longest operation in milliseconds.
     longest: f64,
     rare: f64,
-    /// Operations that took longer than 10 ms.
+    /// Number of operations that took longer than 10 ms.
     slow: usize,
     moved: f64,
 }
@@ -63,7 +63,8 @@ pub(crate) fn run(dir: &Path, o: &crate::Options) -> Outcome<()> {
     let options = SpaceOptions { limit: Some(limit), ..SpaceOptions::default() };
     let space = FlexSpace::open(dir.join("full"), options)?;
     let bytes: Vec<u8> = (0..block).map(|n| (n * 31) as u8).collect();
-    // 85 % of the limit, then as much as it takes: 30/32 of all but the reserve.
+    // Fills to 85 % of the limit, and then to the capacity: 30/32 of all segments without the
+    // reserve.
     for target in [limit / 100 * 85, u64::MAX] {
         while space.stats().live_bytes + 4 * block < target.min(space.stats().capacity) {
             space.insert(space.len(), &bytes)?;

@@ -1,30 +1,30 @@
-//! # FlexSpace beside a plain file
+//! # Benchmark of FlexSpace and a plain file
 //!
-//! `cargo run --release -p sheaf-flexspace --example flexspace -- [--dir DIR]... [--mib N] [--block BYTES] [--only PART] [--pattern insert|random|sequential] [--subject space|file] [--seconds N]`
+//! ```text
+//! cargo run --release -p sheaf-flexspace --example flexspace -- [--dir DIR]... [--mib N]
+//!     [--block BYTES] [--only PART] [--pattern insert|random|sequential]
+//!     [--subject space|file] [--seconds N]
+//! ```
 //!
-//! Prints the FlexSpace paper's Table 2 for this machine: random insert, random and sequential
-//! write of N MiB (default 1024) in blocks (default 4096 bytes), each with a sync at the end, then
-//! reads of everything, sequential and random, cold and warm, by 1 to 8 threads. Give one `--dir`
-//! for each file system to compare with; the space is in the first. Files take inserts by
-//! `fallocate` where the file system can, for at most 20 seconds: each costs more the more there
-//! were, so that what is left out would lower their figure. PART is `compare` (all but what
-//! follows), `write` (the same without the reads), `turns`, `warm` or `collect`.
+//! Prints the FlexSpace paper's Table 2 for this machine. It has random inserts, random writes and
+//! sequential writes of N MiB (default 1024) in blocks (default 4096 bytes). Each ends with a sync.
+//! Then everything is read sequentially and at random, cold and warm, by 1 to 8 threads. Give one
+//! `--dir` for each file system; the space is in the first. Inserts into files use `fallocate` if
+//! possible, and end after 20 seconds. Each insert is slower than the one before, so the result
+//! flatters the file. PART is `compare` (all except the following), `write` (without reads),
+//! `turns`, `warm` or `collect`.
 //!
-//! XFS and Btrfs need no disk of their own:
-//! `truncate -s 4G x.img; mkfs.xfs x.img; mount -o loop x.img /mnt/x`, and `--dir /mnt/x` (their
-//! figures are those of a file within a file system then).
+//! XFS and Btrfs can be in an image file: `truncate -s 4G x.img; mkfs.xfs x.img; mount -o loop
+//! x.img /mnt/x`, and `--dir /mnt/x`.
 //!
-//! `turns` writes N MiB at random and in order into new spaces, by turns, and `warm` reads a space
-//! and a file by turns, both in memory; they print medians, and the median of the pairs' ratios:
-//! one run of a second each says little where device and processors are shared.
+//! `turns` alternates random and sequential writes into new spaces. `warm` alternates reads of a
+//! space and a file, both in memory. They print medians and the median ratio of pairs, because
+//! single short runs vary with other load. `collect` overwrites random blocks of a space that is 85
+//! % full, and of a full one. It prints the longest stall and the bytes moved per byte, for three
+//! runs of `--seconds`.
 //!
-//! `collect` overwrites blocks at random in a space that is 85 % full, and then in one that is
-//! filled to what it may hold, and prints the longest stall and what was moved for a byte: three
-//! runs each, of as many seconds as `--seconds` says.
-//!
-//! What it cannot see: other programs; the device's own cache. Cold means: dropped from the page
-//! cache (by the kernel's `drop_caches` if we may, else by `posix_fadvise`), the space closed
-//! meanwhile.
+//! Blind spots: other programs, and the device's own cache. Before a cold read, the space is closed
+//! and dropped from the page cache (by `drop_caches` if permitted, otherwise by `posix_fadvise`).
 
 #![allow(clippy::disallowed_methods, reason = "measuring needs the real clock, files and threads")]
 #![allow(clippy::cast_possible_truncation, reason = "sizes of a benchmark")]
@@ -39,10 +39,10 @@ use std::time::Instant;
 
 use target::{BenchTarget, FlexSpaceTarget, PlainFileTarget, device_bytes};
 
-/// What any step answers.
+/// Result of any step.
 type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
-/// A mixing of numbers (splitmix64), so that every run does the same.
+/// Random numbers (splitmix64) with a fixed seed, so that every run is the same.
 struct Random(u64);
 
 impl Random {
@@ -54,7 +54,7 @@ impl Random {
         ((u128::from(z ^ (z >> 31)) * u128::from(bound)) >> 64) as u64
     }
 
-    /// The numbers below `count` in random order.
+    /// Returns the numbers below `count` in random order.
     fn shuffled(&mut self, count: u64) -> Vec<u64> {
         let mut all: Vec<u64> = (0..count).collect();
         for index in (1..all.len()).rev() {
@@ -110,7 +110,7 @@ impl Options {
     }
 }
 
-/// A directory for one run, gone with it.
+/// Directory of one run. It is deleted at the end of the run.
 struct RunDir(PathBuf);
 
 impl RunDir {
@@ -136,10 +136,10 @@ enum Pattern {
     Sequential,
 }
 
-/// Seconds a file is given for its inserts.
+/// Time limit for inserts into a file, in seconds.
 const MAX_FILL_SECONDS: f64 = 20.0;
 
-/// Fills a new subject; MB/s, device bytes per byte, and what was written.
+/// Fills a new target. Returns MB/s, device bytes per byte, and the bytes written.
 fn fill(target: &mut dyn BenchTarget, pattern: Pattern, o: &Options) -> Outcome<(f64, f64, u64)> {
     let is_limited = pattern == Pattern::Insert && !target.inserts_cheaply();
     let blocks = o.bytes / o.block;
@@ -168,7 +168,7 @@ fn fill(target: &mut dyn BenchTarget, pattern: Pattern, o: &Options) -> Outcome<
     Ok((done as f64 / seconds / 1e6, device as f64 / done as f64, done))
 }
 
-/// Reads every block once with `threads` threads; MB/s.
+/// Reads every block once with `threads` threads. Returns MB/s.
 fn read(target: &dyn BenchTarget, blocks: u64, block: u64, is_random: bool, threads: u64) -> Outcome<f64> {
     let orders: Vec<Vec<u64>> = (0..threads)
         .map(|thread| {
@@ -241,7 +241,8 @@ fn compare(o: &Options) -> Outcome<()> {
     Ok(())
 }
 
-/// Reads everything in each way: the rest of the subject's row. What was read cold is warm then.
+/// Reads everything in each way. Returns the rest of the target's row. A cold read leaves the data
+/// warm.
 fn read_all(target: &mut dyn BenchTarget, blocks: u64, block: u64) -> Outcome<String> {
     let mut row = String::new();
     for is_random in [false, true] {

@@ -1,4 +1,4 @@
-//! # Subjects: a space and a file behind one trait
+//! # Benchmark targets: a space and a file behind one trait
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -9,28 +9,28 @@ use sheaf_flexspace::{FlexSpace, SpaceOptions};
 
 use crate::Outcome;
 
-/// What is measured.
+/// A measured storage.
 pub(crate) trait BenchTarget: Sync {
     fn name(&self) -> String;
-    /// Where its files are.
+    /// Directory of the files.
     fn dir(&self) -> &Path;
     fn inserts_cheaply(&self) -> bool;
     fn insert(&mut self, at: u64, bytes: &[u8]) -> Outcome<()>;
     fn write(&mut self, at: u64, bytes: &[u8]) -> Outcome<()>;
     fn read(&self, at: u64, bytes: &mut [u8]) -> Outcome<()>;
     fn sync(&self) -> Outcome<()>;
-    /// Drops what the page cache has of it.
+    /// Drops the files from the page cache.
     fn drop_page_cache(&mut self) -> Outcome<()>;
-    /// Writes out what the file system still has, so that the device's count is right.
+    /// Syncs the file system, so that the device's counter is right.
     fn sync_file_system(&self) -> Outcome<()> {
         let dir = File::open(self.dir())?;
-        // A file system's sync is not in std; rustix has it.
+        // std has no sync of a file system; rustix does.
         Ok(rustix::fs::syncfs(&dir)?)
     }
 }
 
 pub(crate) struct FlexSpaceTarget {
-    /// Always there but while it is closed to be cooled.
+    /// `None` only while the space is closed to drop its page cache.
     space: Option<FlexSpace>,
     dir: PathBuf,
 }
@@ -71,7 +71,7 @@ impl BenchTarget for FlexSpaceTarget {
     fn sync(&self) -> Outcome<()> {
         Ok(self.space()?.sync()?)
     }
-    /// Mapped pages stay in the cache: the space is closed meanwhile.
+    /// Closes the space first, because mapped pages stay in the page cache.
     fn drop_page_cache(&mut self) -> Outcome<()> {
         if let Some(space) = self.space.take() {
             space.close()?;
@@ -134,7 +134,7 @@ impl BenchTarget for PlainFileTarget {
     }
 }
 
-/// Every file below `dir`.
+/// Collects every file below `dir`.
 fn files(dir: &Path, found: &mut Vec<PathBuf>) -> Outcome<()> {
     for entry in fs::read_dir(dir)? {
         let path = entry?.path();
@@ -161,7 +161,7 @@ fn drop_cached_files(dir: &Path) -> Outcome<()> {
     Ok(())
 }
 
-/// Bytes written to the device of `dir` since the machine started; 0 if nobody counts them.
+/// Returns the bytes written to the device of `dir` since boot, or 0 if they are not counted.
 pub(crate) fn device_bytes(dir: &Path) -> u64 {
     let device = mount_of(dir).and_then(|mount| fs::metadata(mount.source).ok()).map(|meta| meta.rdev());
     let Some(number) = device.or_else(|| fs::metadata(dir).ok().map(|meta| meta.dev())) else { return 0 };
@@ -170,8 +170,8 @@ pub(crate) fn device_bytes(dir: &Path) -> u64 {
     stat.split_whitespace().nth(6).and_then(|sectors| sectors.parse::<u64>().ok()).unwrap_or(0) * 512
 }
 
-/// What the kernel says of a mounted file system: its type, and its device (Btrfs answers `stat`
-/// with another number).
+/// Type and device of a mounted file system, as the kernel reports them. (`stat` on Btrfs returns
+/// another device number.)
 struct Mount {
     kind: String,
     source: String,

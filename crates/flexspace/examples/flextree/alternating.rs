@@ -1,9 +1,9 @@
-//! # Turns: FlexTree beside its twin without shifts
+//! # Alternating comparison of FlexTree and its twin without shifts
 //!
-//! Random inserts into a tree without shifts cost O(N) each, so that its twin is made another way:
-//! each entry of the FlexTree is put where it came to stand at last, in the order in which they
-//! were inserted. The ranks being the same, so are the splits: two trees of the same shape, in
-//! memory of the same kind. What they do is measured by turns, and compared pair by pair.
+//! Random inserts into a tree without shifts cost O(N) each. The twin is therefore made in another
+//! way: each entry of the FlexTree is inserted at its final position, in the original order of
+//! inserts. Ranks and splits are then equal, so both trees have the same shape, in the same kind of
+//! memory. Their operations are measured alternately and compared pair by pair.
 
 use std::time::Duration;
 
@@ -14,10 +14,10 @@ use crate::{FlexTreeIndex, Index, LEN, MAX_INSERT_TIME, ResultRow, append, inser
 const ROUNDS: u64 = 9;
 const LOOKUPS: u64 = 1_000_000;
 const RANGES: u64 = 100_000;
-/// Entries that a run of appends makes at least, in as many trees as that takes.
+/// Minimum number of entries that a run of appends adds, in as many trees as necessary.
 const APPENDS: u64 = 2_000_000;
 
-/// Figures of the same thing, in ascending order.
+/// Results of one measurement in ascending order.
 struct Quantiles(Vec<f64>);
 
 impl Quantiles {
@@ -31,14 +31,14 @@ impl Quantiles {
     }
 }
 
-/// A pair's medians, and the ratio of each round.
+/// Medians of both trees, and the ratio of each round.
 struct PairedRates {
     flex: f64,
     plain: f64,
     ratio: Quantiles,
 }
 
-/// Runs both in each round, the first one second in the next.
+/// Runs both in each round, in alternating order.
 fn run_alternately(mut flex: impl FnMut(u64) -> f64, mut plain: impl FnMut(u64) -> f64) -> PairedRates {
     let speeds = |round: u64| {
         if round.is_multiple_of(2) {
@@ -54,7 +54,7 @@ fn run_alternately(mut flex: impl FnMut(u64) -> f64, mut plain: impl FnMut(u64) 
     PairedRates { flex: Quantiles::new(flex).median(), plain: Quantiles::new(plain).median(), ratio }
 }
 
-/// The tree without shifts that `size` random inserts would make.
+/// Returns the tree without shifts that `size` random inserts would make.
 fn tree_without_shifts(flex: &FlexTreeIndex, size: u64) -> PlainTreeIndex {
     let mut starts = vec![0; usize::try_from(size).unwrap_or(0)];
     flex.0.read(|now| {
@@ -75,7 +75,7 @@ fn appends<I: Index>(size: u64) -> f64 {
     trees as f64 / seconds
 }
 
-/// The rows of both, and how they compare.
+/// Prints the rows of both trees and their ratios.
 pub(crate) fn print(size: u64) {
     let (inserted, flex) = insert::<FlexTreeIndex>(size, Duration::MAX);
     let (shifted, few) = insert::<PlainTreeIndex>(size, MAX_INSERT_TIME);

@@ -1,13 +1,14 @@
-//! # FlexTree beside the same tree without shifts and a sorted array
+//! # Benchmark of FlexTree, the same tree without shifts, and a sorted array
 //!
-//! `cargo run --release -p sheaf-flexspace --example flextree [-- SIZE...]` prints the FlexSpace
-//! paper's Table 1 at this machine's sizes (10^5, 10^6 and 10^7 entries unless sizes are given),
-//! and the bytes an entry takes. An insert without shifts costs O(N) and is cut off after two
-//! seconds.
+//! `cargo run --release -p sheaf-flexspace --example flextree [-- SIZE...]`
 //!
-//! What FlexTree and the tree without shifts have in common, lookups, ranges and appends, is
-//! measured by turns (`alternating.rs`), in the thread's processor time: another program on the
-//! machine takes turns with both.
+//! Prints the FlexSpace paper's Table 1 for sizes of this machine (10^5, 10^6 and 10^7 entries by
+//! default), and the bytes of an entry. An insert without shifts costs O(N); these runs end after
+//! two seconds.
+//!
+//! Lookups, ranges and appends of FlexTree and of the tree without shifts are measured alternately
+//! (`alternating.rs`), in processor time of the thread. Other programs on the machine then affect
+//! both.
 
 #![allow(clippy::disallowed_methods, reason = "measuring needs the real clock")]
 
@@ -17,7 +18,7 @@ use std::time::Duration;
 use rustix::time::{ClockId, clock_gettime};
 use sheaf_flexspace::tree::{ShiftTree, TreeItem};
 
-/// What an entry maps to: an address.
+/// Item of an entry: an address.
 #[derive(Clone, Copy, Debug)]
 struct Address(u64);
 
@@ -32,14 +33,14 @@ impl TreeItem for Address {
     }
 }
 
-/// Every entry's length.
+/// Length of every entry.
 const LEN: u64 = 4096;
 /// Entries of a range query.
 const RANGE: usize = 50;
-/// For inserts that cost O(N).
+/// Time limit for inserts that cost O(N).
 const MAX_INSERT_TIME: Duration = Duration::from_secs(2);
 
-/// A mixing of numbers (splitmix64), so that every run does the same.
+/// Random numbers (splitmix64) with a fixed seed, so that every run is the same.
 struct Random(u64);
 
 impl Random {
@@ -52,17 +53,17 @@ impl Random {
     }
 }
 
-/// An index of extents.
+/// Index of extents.
 trait Index {
     const NAME: &'static str;
-    /// An empty one, for so many entries.
+    /// Returns an empty index for `size` entries.
     fn new(size: u64) -> Self;
     fn len(&self) -> u64;
     fn insert(&mut self, at: u64, address: u64);
     fn append(&mut self, address: u64);
-    /// The sum of what the entries are: start, length and address.
+    /// Returns the sum of start, length and address of the entries.
     fn lookup(&self, ats: &mut dyn Iterator<Item = u64>) -> u64;
-    /// The sum of the addresses of [`RANGE`] entries from each.
+    /// Returns the sum of the addresses of [`RANGE`] entries from each position.
     fn range(&self, ats: &mut dyn Iterator<Item = u64>) -> u64;
     fn bytes(&self) -> u64;
 }
@@ -99,7 +100,7 @@ impl Index for FlexTreeIndex {
     }
 }
 
-/// The array: starts and addresses, sorted.
+/// Sorted array of starts and addresses.
 struct SortedArrayIndex {
     starts: Vec<u64>,
     addresses: Vec<u64>,
@@ -145,20 +146,21 @@ impl Index for SortedArrayIndex {
 mod alternating;
 mod plain;
 
-/// Processor time of this thread.
+/// Returns the processor time of this thread.
 fn now() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 
-/// Millions a second of `count` things that `what` does.
+/// Returns the rate of `count` operations that the closure executes, in millions per second.
 fn rate(count: u64, what: impl FnOnce()) -> f64 {
     let begun = now();
     what();
     count as f64 / (now() - begun).as_secs_f64() / 1e6
 }
 
-/// Inserts at random as far as `patience` goes: how fast, and what there is then.
+/// Inserts at random positions until `size` entries or until `patience` is over. Returns the rate
+/// and the index.
 fn insert<I: Index>(size: u64, patience: Duration) -> (f64, I) {
     let (mut random, mut index, mut count) = (Random(size), I::new(size), 0);
     let begun = now();
@@ -189,7 +191,7 @@ fn ranges(index: &impl Index, seed: u64, count: u64) -> f64 {
     })
 }
 
-/// Millions of operations a second.
+/// Results in millions of operations per second, and bytes of an entry.
 struct ResultRow {
     insert: f64,
     append: f64,
@@ -207,8 +209,8 @@ impl ResultRow {
     }
 }
 
-/// The array. Where not all inserts are done in time, lookups are in what appends made: it is the
-/// same.
+/// Measures the sorted array. Lookups use an index made by appends, because inserts may not finish.
+/// The result is the same.
 fn sorted(size: u64) -> ResultRow {
     let (insert, _) = insert::<SortedArrayIndex>(size, MAX_INSERT_TIME);
     let (append, index) = append::<SortedArrayIndex>(size);

@@ -1,8 +1,8 @@
-//! # The same B+-tree without shifts
+//! # B+-tree without shifts
 //!
-//! Nodes, capacity and search are those of FlexTree; starts are absolute, so that an insert has to
-//! walk everything behind it (the paper's Figure 2a). Built by appends and inserts only. Its memory
-//! asks for huge pages, as FlexTree's does.
+//! Nodes, capacity and search are those of FlexTree. Starts are absolute, so that an insert must
+//! update all entries behind it (the paper's Figure 2a). Built by appends and inserts only. Its
+//! memory requests huge pages, as FlexTree's does.
 
 use std::ptr::NonNull;
 
@@ -16,7 +16,7 @@ const LINE: usize = 8;
 #[repr(C, align(64))]
 struct Node {
     starts: [u64; CAPACITY],
-    /// Addresses in a leaf, nodes elsewhere.
+    /// Addresses in a leaf, node numbers in an inner node.
     below: [u64; CAPACITY],
     count: usize,
 }
@@ -33,7 +33,7 @@ impl Node {
         lines * LINE + line[1..].iter().filter(|start| **start <= at).count()
     }
 
-    /// Where what starts at `slot` ends in a node that ends at `end`.
+    /// Returns the end of slot `slot` in a node that ends at `end`.
     #[inline]
     fn end(&self, slot: usize, end: u64) -> u64 {
         if slot + 1 < self.count { self.starts[slot + 1] } else { end }
@@ -74,7 +74,7 @@ impl PlainTreeIndex {
         self.nodes.len() as u64 - 1
     }
 
-    /// Puts an entry where it stays: nothing behind it moves.
+    /// Inserts an entry without moving the entries behind it.
     pub(crate) fn place(&mut self, at: u64, address: u64) {
         let leaf = self.descend(at, |_, _| {});
         let node = &mut self.nodes[leaf];
@@ -83,7 +83,8 @@ impl PlainTreeIndex {
         self.len = self.len.max(at + LEN);
     }
 
-    /// The leaf for `at`, with no full node on the way; each ancestor and slot is told to `path`.
+    /// Returns the leaf for `at`, after splitting full nodes on the way. Calls `path` with each
+    /// ancestor and slot.
     fn descend(&mut self, at: u64, mut path: impl FnMut(&mut Node, usize)) -> usize {
         let is_end = at >= self.len;
         if self.nodes[self.root].count >= CAPACITY - 2 {
@@ -111,7 +112,7 @@ impl PlainTreeIndex {
         id
     }
 
-    /// Moves all entries of the subtrees behind `slot` of `id`.
+    /// Moves all entries of the subtrees from slot `from` of `id` on.
     fn shift_all(&mut self, id: usize, from: usize, height: usize) {
         for slot in from..self.nodes[id].count {
             self.nodes[id].starts[slot] += LEN;
@@ -122,7 +123,7 @@ impl PlainTreeIndex {
         }
     }
 
-    /// The leaf that holds `at`, and where it ends.
+    /// Returns the leaf that contains `at`, and its end.
     fn leaf_of(&self, at: u64) -> (usize, u64) {
         let (mut id, mut end) = (self.root, self.len);
         for _ in 1..self.height {
@@ -138,7 +139,7 @@ impl PlainTreeIndex {
 impl Index for PlainTreeIndex {
     const NAME: &'static str = "same tree without shifts";
     fn new(size: u64) -> PlainTreeIndex {
-        // Nodes are half full at least, but for the first ones.
+        // All nodes but the first ones are at least half full.
         let mut nodes = Vec::<Node>::with_capacity(index(size) / (CAPACITY / 2 - 4) + CAPACITY);
         let start = nodes.as_mut_ptr_range().start.cast::<u8>();
         let skip = start.align_offset(HUGE_PAGE);

@@ -1,4 +1,4 @@
-//! Upkeep beside views, and on a disk that has no room.
+//! Tests of maintenance: with concurrent views, and on a full disk.
 
 use std::fmt;
 use std::io;
@@ -13,7 +13,7 @@ use crate::{FlexSpace, SpaceOptions};
 
 type Hook = Box<dyn FnOnce() + Send>;
 
-/// A disk on which something else is done while the name of a checkpoint is made durable, once.
+/// Disk that runs a hook once, while the directory of checkpoints is synced.
 struct HookDisk {
     disk: SimDisk,
     hook: Mutex<Option<Hook>>,
@@ -73,8 +73,8 @@ fn content(space: &FlexSpace) -> Vec<u8> {
     bytes
 }
 
-/// The version that a checkpoint was written from is a reader's too: what it names is not written
-/// again while the checkpoint is made durable, when the index is not needed any more.
+/// The version from which a checkpoint is written may also be a reader's. Its segments must not be
+/// reused while the checkpoint is made durable, when the checkpoint no longer needs the index.
 #[test]
 fn a_view_stays_while_the_checkpoint_of_its_state_ends() {
     let disk = Arc::new(HookDisk { disk: SimDisk::new(), hook: Mutex::new(None) });
@@ -89,16 +89,16 @@ fn a_view_stays_while_the_checkpoint_of_its_state_ends() {
         }
     }));
     space.checkpoint().unwrap();
-    assert!(disk.hook.lock().is_none(), "it was done beside");
+    assert!(disk.hook.lock().is_none(), "the hook has run");
     let mut bytes = vec![0; 9000];
     view.read(0, &mut bytes).unwrap();
     assert!(bytes.iter().all(|byte| *byte == 1), "the view changed");
     drop(view);
-    assert!(space.shared().release().unwrap() > 0, "once it is gone its segments are free");
+    assert!(space.shared().release().unwrap() > 0, "without the view its segments are free");
 }
 
-/// What died and is held by a reader is no reason to sync, nor to collect more: neither would bring
-/// it back.
+/// Dead segments that a reader pins cause neither syncs nor more collection: neither would free
+/// them.
 #[test]
 fn held_segments_cost_no_syncs() {
     let space = open(Arc::new(SimDisk::new()));
@@ -119,8 +119,7 @@ fn held_segments_cost_no_syncs() {
     assert!(space.shared().release().unwrap() >= before.dead_segments);
 }
 
-/// What is written after a view was taken, and overwritten, has its segments written again while
-/// the view is there.
+/// Segments that are written and die after a view was taken are reused while the view exists.
 #[test]
 fn segments_written_after_a_view_are_reused() {
     let space = open(Arc::new(SimDisk::new()));
@@ -139,7 +138,8 @@ fn segments_written_after_a_view_are_reused() {
     assert!(bytes.iter().all(|byte| *byte == 0), "the view changed");
 }
 
-/// A space whose log is long beside its index, which changes no more, with a spare segment.
+/// Returns a space with a spare segment and a log that is long relative to its index. The index has
+/// stopped changing.
 fn space_with_long_log(disk: &SimDisk) -> FlexSpace {
     let space = open(Arc::new(disk.clone()));
     space.insert(0, &[1; 900]).unwrap();
@@ -165,7 +165,7 @@ fn two_checkpoints_shorten_a_long_log() {
     assert!(space.shared().shorten_log().unwrap());
     assert!(log_bytes(&disk) < before / 2, "{before} bytes of log, then {}", log_bytes(&disk));
     assert!(!space.shared().shorten_log().unwrap(), "it is short now");
-    // Each of the two has everything by itself.
+    // Each of the two checkpoints is sufficient alone.
     let newest = disk.files().into_iter().filter(|(path, _)| path.extension().is_some_and(|e| e == "img"));
     let (path, _) = newest.max().unwrap();
     for damaged in [false, true] {
@@ -197,8 +197,8 @@ fn a_checkpoint_that_found_no_room_is_tried_again_once_there_is() {
     assert!(log_bytes(&disk) < before / 2, "{before} bytes of log, then {}", log_bytes(&disk));
 }
 
-/// What only fails once the index is written leaves no file that no head names, and the log as long
-/// as it was.
+/// A checkpoint that fails after the index was written leaves no file that no head names. The
+/// length of the log is unchanged.
 #[test]
 fn a_checkpoint_that_finds_no_room_at_its_end_leaves_no_file() {
     let disk = SimDisk::new();
@@ -217,7 +217,7 @@ fn a_checkpoint_that_finds_no_room_at_its_end_leaves_no_file() {
     assert_eq!(content(&open(Arc::new(disk.power_cut(&KeepChoice::None)))), model);
 }
 
-/// A checkpoint of a small index costs little, and the log before it takes space for nothing.
+/// A checkpoint of a small index is cheap, so the log before it is kept short.
 #[test]
 fn the_log_of_a_small_index_stays_short() {
     let options = SpaceOptions { inline: true, fine: true, ..SpaceOptions::default() };
@@ -236,14 +236,14 @@ fn the_log_of_a_small_index_stays_short() {
     space.close().unwrap();
 }
 
-/// Segments that nothing lives in keep blocks for a few writes to come; the others give them back,
-/// and get new ones when they are written to again.
+/// Some free segments keep their blocks for the next writes. The others release them, and get new
+/// blocks when they are reused.
 #[test]
 fn idle_free_segments_return_their_blocks() {
     let options = SpaceOptions { inline: true, tiny: true, ..SpaceOptions::default() };
     let space = FlexSpace::open_on(Arc::new(SimDisk::new()), "/space", options).unwrap();
     (0..800u64).for_each(|n| space.insert(n * 300, &[3; 300]).unwrap());
-    // A live pair in each area keeps its file.
+    // A live pair in each data file keeps the file.
     (0..10u64).rev().for_each(|n| space.collapse(n * 80 * 300 + 300, 79 * 300).unwrap());
     let shared = space.shared();
     shared.release().unwrap();

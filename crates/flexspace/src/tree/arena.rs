@@ -1,24 +1,25 @@
-//! # Arena: nodes by number, written by one thread while others read
+//! # Arena: nodes with numbers, written by one thread and read by others
 //!
-//! Chunks of doubling size, so that a number is 32 bits wide: its chunk and its place there, side
-//! by side, since a descent waits for each step from a number to an address. Large chunks ask for
-//! huge pages: a descent is a row of cache misses, and each of them a page walk otherwise. The
-//! small ones of a tree that grows are copied together into a huge page, as its upper nodes stand
-//! there, which every descent reads; a tree that stays small takes no more than it needs.
+//! Chunks of doubling size hold the nodes. A node number of 32 bits consists of its chunk and its
+//! place in the chunk. This makes the conversion to an address short, on which each step of a
+//! descent depends. Large chunks request huge pages, because otherwise each cache miss of a descent
+//! also costs a page walk. The small chunks of a growing tree are copied together into one huge
+//! page: they contain the upper nodes, which every descent reads. A tree that stays small takes no
+//! more memory than it needs.
 //!
 //! ```text
-//!  1 | 2 | .. | 256      each where the allocator put it
-//!  └───┴────────┴──copied──> [ 1 2 .. 256 512 .. ]   one block    ..1024   2048 ..   blocks of their own
+//!  1 | 2 | .. | 256      separate allocations
+//!  └───┴────────┴──copied──> [ 1 2 .. 256 512 .. ]  one block;  1024, 2048 ..  separate blocks
 //! ```
 //!
 //! ## Invariants
 //!
-//! 1. What a chunk's memory was once, stays until the slab goes: a reader may be in it. A node that
-//!    readers reach is not written, so both copies say the same for as long as anybody reads the
-//!    old one.
+//! 1. The memory of a chunk stays allocated until the slab is dropped, because readers may access
+//!    it. A node that readers reach is not written. Its old and its new copy are therefore equal as
+//!    long as the old one is read.
 //! 2. A number before the arena's `next` has a chunk and a written slot.
-//! 3. Who may read and write a slot is the caller's business: see the contracts below.
-//!    [`super::ShiftTree`] keeps them by stamps (A1 to A3 there).
+//! 3. The caller is responsible for exclusive access to a slot, see the contracts below.
+//!    [`super::ShiftTree`] guarantees it with stamps (A1 to A3).
 
 use sheaf_base::sync::atomic::{AtomicPtr, Ordering};
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
@@ -27,35 +28,35 @@ use std::sync::Arc;
 
 use sheaf_base::memory::prefer_huge_pages;
 
-/// Nodes in the first chunk, a power of two; chunk k has `FIRST_CHUNK_NODES << k`. One: a tree of
-/// nothing has one leaf, and there may be thousands of such trees.
+/// Nodes in the first chunk, a power of two. Chunk k has `FIRST_CHUNK_NODES << k`. One node,
+/// because an empty tree has one leaf, and there may be thousands of such trees.
 const FIRST_CHUNK_NODES: u32 = 1;
-/// 2^28 − 1 nodes: at 40 extents a leaf more than 10^10 extents.
+/// 2^28 − 1 nodes: with 40 extents in a leaf more than 10^10 extents.
 const MAX_CHUNKS: u32 = 28;
-/// Bits of a number that are the place in the chunk: as many as the last one needs.
+/// Bits of a number for the place in the chunk: as many as the last chunk needs.
 const INDEX_BITS: u32 = FIRST_CHUNK_NODES.ilog2() + MAX_CHUNKS - 1;
-/// What the other bits can say, so that no chunk of a number is out of bounds.
+/// Number of values of the other bits, so that the chunk of any number is in bounds.
 const CHUNK_SLOTS: usize = 1 << (u32::BITS - INDEX_BITS);
 const HUGE_PAGE: usize = 2 << 20;
-/// The chunk of at least so many bytes, and those before it, go into one block.
+/// Minimum bytes of a chunk that causes all smaller chunks to be copied into one block.
 const MIN_BLOCK_CHUNK: usize = HUGE_PAGE / 4;
 
-/// The chunks: what readers hold.
+/// The chunks. Readers share ownership of them.
 #[derive(Debug)]
 pub(super) struct NodeSlab<T> {
     chunks: [AtomicPtr<T>; CHUNK_SLOTS],
-    /// The block of the small chunks, and where those of them were that it has copies of.
+    /// Block of the small chunks, and the original memory of the chunks that were copied into it.
     block: AtomicPtr<T>,
     replaced_chunks: [AtomicPtr<T>; CHUNK_SLOTS],
 }
 
-/// Chunk and place in it of a node.
+/// Returns the chunk of a node and its place there.
 #[inline]
 fn node_position(id: u32) -> (usize, usize) {
     ((id >> INDEX_BITS) as usize, (id & ((1 << INDEX_BITS) - 1)) as usize)
 }
 
-/// The number after `id`.
+/// Returns the number after `id`.
 fn successor(id: u32) -> u32 {
     let (chunk, index) = node_position(id);
     if index + 1 < (FIRST_CHUNK_NODES as usize) << chunk {
@@ -71,13 +72,13 @@ fn layout<T>(chunk: usize) -> Layout {
     if array.size() < HUGE_PAGE { array } else { array.align_to(HUGE_PAGE).expect("2 MiB is a power of two") }
 }
 
-/// Where a chunk is in the block; none if it is too large for it.
+/// Returns the offset of a chunk in the block, or `None` if it is too large.
 fn offset_in_block<T>(chunk: usize) -> Option<usize> {
     (layout::<T>(chunk).size() < HUGE_PAGE)
         .then(|| ((FIRST_CHUNK_NODES as usize) << chunk) - FIRST_CHUNK_NODES as usize)
 }
 
-/// The block has room for all chunks that are smaller than a huge page.
+/// Returns the layout of the block, which has space for all chunks smaller than a huge page.
 fn block_layout<T>() -> Layout {
     let large = (0..CHUNK_SLOTS).find(|chunk| offset_in_block::<T>(*chunk).is_none()).unwrap_or(0);
     let nodes = ((FIRST_CHUNK_NODES as usize) << large) - FIRST_CHUNK_NODES as usize;
@@ -85,14 +86,14 @@ fn block_layout<T>() -> Layout {
     Layout::from_size_align(bytes, HUGE_PAGE).expect("a few MiB")
 }
 
-/// Memory of that layout, which is not of no bytes.
+/// Allocates memory of a layout with a positive size.
 fn allocate(layout: Layout) -> NonNull<u8> {
     assert!(layout.size() > 0, "nodes have a size");
     // SAFETY:
-    // * The size is not zero.
+    // * The size is not zero (asserted above).
     let start = unsafe { alloc(layout) };
     let Some(start) = NonNull::new(start) else { handle_alloc_error(layout) };
-    // Whole ones: of one more than half would stay empty, and be resident all the same.
+    // Only whole huge pages: of a partial one more than half would be unused but resident.
     let whole = layout.size() / HUGE_PAGE * HUGE_PAGE;
     if whole > 0 {
         prefer_huge_pages(start, whole);
@@ -113,24 +114,25 @@ impl<T: Copy> NodeSlab<T> {
     fn node_ptr(&self, id: u32) -> *mut T {
         let (chunk, index) = node_position(id);
         // SAFETY:
-        // * Only ids that were allocated get here (I2): the chunk is there and long enough.
+        // * Only allocated ids are passed (I2). Their chunk exists and is long enough.
         unsafe { self.chunks[chunk].load(Ordering::Acquire).add(index) }
     }
 
-    /// The node `id`.
+    /// Returns the node `id`.
     ///
     /// # Safety
     ///
-    /// * `id` comes from the arena of this slab and is not freed, and nobody writes it, while the
+    /// * `id` must come from the arena of this slab. It must not be freed or written while the
     ///   reference lives.
     #[inline]
     pub(super) unsafe fn get(&self, id: u32) -> &T {
         // SAFETY:
-        // * Written before its number was given out (I2); not written now: the caller's promise.
+        // * The node was written before its number was returned (I2). The caller guarantees that it
+        //   is not written now.
         unsafe { &*self.node_ptr(id) }
     }
 
-    /// One writer, which holds no reference to a node.
+    /// Adds a chunk. The caller must be the only writer and must hold no reference to a node.
     fn add_chunk(&self, chunk: usize) {
         let layout = layout::<T>(chunk);
         let block = match offset_in_block::<T>(chunk) {
@@ -139,14 +141,14 @@ impl<T: Copy> NodeSlab<T> {
         };
         let start = match offset_in_block::<T>(chunk).filter(|_| !block.is_null()) {
             // SAFETY:
-            // * The block has room for all chunks that have a place in it.
+            // * The block has space for every chunk with an offset in it.
             Some(place) => unsafe { block.add(place) },
             None => allocate(layout).as_ptr().cast(),
         };
         self.chunks[chunk].store(start, Ordering::Release);
     }
 
-    /// The block, with copies of the chunks before this one.
+    /// Returns the block. Creates it first if needed, with copies of the chunks before this one.
     fn copy_into_block(&self, chunk: usize) -> *mut T {
         let block = self.block.load(Ordering::Relaxed);
         if !block.is_null() {
@@ -159,9 +161,9 @@ impl<T: Copy> NodeSlab<T> {
                 continue;
             };
             // SAFETY:
-            // * Both have room for the whole chunk; the block is new, so nobody reads or writes
-            //   there; what is copied is written by this thread only. Slots that were never written
-            //   are copied as they are, and stay so.
+            // * Both ranges have space for the whole chunk. The block is new, so no other thread
+            //   accesses it. Only this thread writes the source. Slots that were never written are
+            //   copied as uninitialized memory and not read.
             let to = unsafe {
                 ptr::copy_nonoverlapping(from, block.add(place), (FIRST_CHUNK_NODES as usize) << number);
                 block.add(place)
@@ -181,26 +183,26 @@ impl<T> Drop for NodeSlab<T> {
             let start = if is_in_block { *before.get_mut() } else { *chunk.get_mut() };
             if !start.is_null() {
                 // SAFETY:
-                // * Allocated with this layout in `add_chunk`, freed once; nodes are `Copy`:
-                //   nothing to drop.
+                // * `add_chunk` allocated this memory with this layout, and it is freed once. Nodes
+                //   are `Copy` and need no drop.
                 unsafe { dealloc(start.cast(), layout::<T>(number)) }
             }
         }
         if !block.is_null() {
             // SAFETY:
-            // * Allocated with this layout in `copy_into_block`; as above.
+            // * `copy_into_block` allocated this memory with this layout; as above.
             unsafe { dealloc(block.cast(), block_layout::<T>()) }
         }
     }
 }
 
-/// The writer's side: who is free, who is next.
+/// Allocator of nodes, for the writer: free numbers and the next number.
 #[derive(Debug)]
 pub(super) struct NodeArena<T> {
     slab: Arc<NodeSlab<T>>,
     free: Vec<u32>,
     next: u32,
-    /// Numbers before `next`.
+    /// Number of nodes before `next`.
     count: u32,
 }
 
@@ -213,17 +215,17 @@ impl<T: Copy> NodeArena<T> {
         &self.slab
     }
 
-    /// Bytes of the nodes in use.
+    /// Returns the bytes of the nodes in use.
     pub(super) fn bytes(&self) -> u64 {
         (u64::from(self.count) - self.free.len() as u64) * size_of::<T>() as u64
     }
 
-    /// Bytes of all nodes that were ever in use at a time: what the process holds.
+    /// Returns the bytes of all allocated nodes, including free ones.
     pub(super) fn allocated_bytes(&self) -> u64 {
         u64::from(self.count) * size_of::<T>() as u64
     }
 
-    /// A new node.
+    /// Allocates a node.
     pub(super) fn alloc(&mut self, node: T) -> u32 {
         let id = self.free.pop().unwrap_or_else(|| {
             let id = self.next;
@@ -237,30 +239,31 @@ impl<T: Copy> NodeArena<T> {
             id
         });
         // SAFETY:
-        // * The slot is in a chunk (I2) and either new or free: nobody reads it, as `free`'s caller
-        //   promised.
+        // * The slot is in a chunk (I2). It is new or free. No thread reads a free slot: the caller
+        //   of `free` guaranteed it.
         unsafe { self.slab.node_ptr(id).write(node) }
         id
     }
 
-    /// Gives a node back.
+    /// Frees a node.
     ///
     /// # Safety
     ///
-    /// * `id` was allocated here, was not freed since, and nobody reads it any more.
+    /// * `id` must have been allocated here and not freed since. No thread may still read it.
     pub(super) unsafe fn free(&mut self, id: u32) {
         self.free.push(id);
     }
 
-    /// The node `id`, to be changed.
+    /// Returns the node `id` for a change.
     ///
     /// # Safety
     ///
-    /// * `id` was allocated here and is not freed, and no reader can reach it.
+    /// * `id` must have been allocated here and not freed. No reader may reach it.
     #[inline]
     pub(super) unsafe fn get_mut(&mut self, id: u32) -> &mut T {
         // SAFETY:
-        // * Ours alone: the caller's promise, and `&mut self` keeps a second reference away.
+        // * The caller guarantees that no reader reaches the node. `&mut self` excludes a second
+        //   reference.
         unsafe { &mut *self.slab.node_ptr(id) }
     }
 }
@@ -296,11 +299,11 @@ mod tests {
 
     #[test]
     fn small_chunks_of_a_tree_that_grows_stand_in_one_block() {
-        let mut arena = NodeArena::<[u64; 128]>::new(); // of 1 KiB
+        let mut arena = NodeArena::<[u64; 128]>::new(); // 1 KiB each.
         let mut ids: Vec<u32> = (0..511).map(|n| arena.alloc([n; 128])).collect();
         let slab = Arc::clone(arena.slab());
         // SAFETY:
-        // * Allocated above; a node that somebody reads is not written.
+        // * Allocated above. The node is not written while `seen` lives.
         let seen = unsafe { slab.get(ids[77]) };
         assert!(slab.block.load(Ordering::Relaxed).is_null());
         ids.extend((511..5000).map(|n| arena.alloc([n; 128])));
@@ -323,12 +326,12 @@ mod tests {
         let ids: Vec<u32> = (0..500).map(|n| arena.alloc(n)).collect();
         for (n, id) in ids.iter().enumerate() {
             // SAFETY:
-            // * Allocated above, and nobody writes.
+            // * Allocated above. No thread writes.
             assert_eq!(unsafe { *arena.slab().get(*id) }, n as u64);
         }
         assert_eq!(arena.bytes(), 4000);
         // SAFETY:
-        // * Allocated above, and nobody reads it from here on.
+        // * Allocated above. The node is not read after this call.
         unsafe { arena.free(ids[77]) };
         assert_eq!(arena.bytes(), 3992);
         assert_eq!(arena.alloc(7), ids[77]);

@@ -1,32 +1,32 @@
-//! # Change: what an operation does to nodes
+//! # Changes of nodes
 //!
-//! Down to a leaf, every node on the way owned (copied, if a version may reach it) and relieved
-//! where it is crowded: by a sibling that has room, else by a split; the leaf's entries replaced;
-//! the siblings behind shifted on the way back; nodes that became sparse merged. At most one node a
-//! level is read, and one or two written.
+//! A change descends to a leaf. On the way each node is made writable (copied, if a version may
+//! reach it). A crowded node moves entries to a sibling with space, or is split. Then the leaf's
+//! entries are replaced, later siblings are shifted on the way back, and sparse nodes are merged.
+//! On each level at most one node is read, and one or two are written.
 
 use super::node::{
     InnerNode, LeafNode, MAX_MERGED_COUNT, MAX_RECEIVER_COUNT, MIN_COUNT, SPLIT_COUNT, SpliceResult, search,
 };
 use super::{ShiftTree, TreeItem};
 
-/// Longest path: nodes have at least two children, most of them sixteen and more.
+/// Maximum height. Nodes have at least two children, most of them sixteen or more.
 const MAX_HEIGHT: usize = 16;
 
-/// A node on a path, and the child the path goes on to.
+/// A node on a path, and the slot of the next child.
 #[derive(Clone, Copy, Debug, Default)]
 struct PathStep {
     node: u32,
     slot: usize,
 }
 
-/// Where a descent came to.
+/// Result of a descent.
 #[derive(Debug)]
 pub(super) struct LeafPath {
     path: [PathStep; MAX_HEIGHT],
     depth: usize,
     pub(super) leaf: u32,
-    /// The place looked for, and the leaf's length, relative to the leaf.
+    /// Position and the leaf's length, relative to the leaf.
     pub(super) at: u64,
     pub(super) leaf_len: u64,
 }
@@ -37,11 +37,11 @@ impl LeafPath {
     }
 }
 
-/// Nodes, and the right to change them.
+/// Access to nodes.
 impl<T: TreeItem> ShiftTree<T> {
     pub(super) fn leaf(&self, id: u32) -> &LeafNode<T> {
         // SAFETY:
-        // * Ids come from the tree itself (A1), and `&self` keeps the writer away.
+        // * `id` comes from the tree itself (A1). `&self` excludes the writer.
         unsafe { self.leaves.slab().get(id) }
     }
 
@@ -54,8 +54,8 @@ impl<T: TreeItem> ShiftTree<T> {
     pub(super) fn leaf_mut(&mut self, id: u32) -> &mut LeafNode<T> {
         let stamp = self.stamp;
         // SAFETY:
-        // * Ids come from the tree itself (A1). A version reaches only older stamps than the
-        //   tree's: the assertion ends the process's thread before such a node is written (A2).
+        // * `id` comes from the tree itself (A1). A version reaches only nodes with older stamps
+        //   than the tree's. The assertion panics before such a node is written (A2).
         let leaf = unsafe { self.leaves.get_mut(id) };
         assert_eq!(leaf.stamp, stamp, "a published leaf is never changed");
         leaf
@@ -70,7 +70,7 @@ impl<T: TreeItem> ShiftTree<T> {
         inner
     }
 
-    /// A leaf that may be changed: itself, or a copy in its place.
+    /// Returns a leaf that may be changed: itself, or a copy that replaces it.
     fn writable_leaf(&mut self, id: u32) -> u32 {
         if self.leaf(id).stamp == self.stamp {
             return id;
@@ -93,13 +93,14 @@ impl<T: TreeItem> ShiftTree<T> {
         if height == 1 { self.writable_leaf(id) } else { self.writable_inner(id) }
     }
 
-    /// The tree does not need this leaf any more; versions may.
+    /// Retires a leaf that the tree no longer needs. Versions may still reach it.
     fn retire_leaf(&mut self, id: u32) {
         let is_old = self.leaf(id).stamp != self.stamp;
         match self.versions.back_mut() {
             Some(newest) if is_old => newest.retired.leaves.push(id),
             // SAFETY:
-            // * Made since the last publication: no version has it (A3), and the caller forgets it.
+            // * The node was made since the last publication: no version reaches it (A3). The
+            //   caller drops its id.
             _ => unsafe { self.leaves.free(id) },
         }
     }
@@ -125,8 +126,8 @@ impl<T: TreeItem> ShiftTree<T> {
 
 /// Changes.
 impl<T: TreeItem> ShiftTree<T> {
-    /// The leaf that holds `at` (the end belongs to the last one), all on the way owned and not
-    /// crowded.
+    /// Returns the path to the leaf for `at`. All nodes on it are writable and not crowded. The end
+    /// belongs to the last leaf.
     pub(super) fn descend(&mut self, at: u64) -> LeafPath {
         let is_end = at == self.root.len;
         self.append_leaf = None;
@@ -156,7 +157,7 @@ impl<T: TreeItem> ShiftTree<T> {
         place
     }
 
-    /// Makes the child of `node` for `at` fit to be changed; its slot afterwards.
+    /// Makes the child of `node` for `at` writable and not crowded. Returns its slot.
     fn prepare_child(&mut self, node: u32, slot: usize, height: usize, is_end: bool, at: u64) -> usize {
         let child = self.inner(node).children[slot];
         let owned = self.writable_node(child, height);
@@ -170,7 +171,7 @@ impl<T: TreeItem> ShiftTree<T> {
         if !is_end && let Some(slot) = self.rebalance(node, slot, height, at) {
             return slot;
         }
-        // What is appended comes after everything: full nodes stay behind.
+        // Appends continue behind this node: the left half stays full.
         let mid = if is_end { count - 1 } else { count / 2 };
         let (base, right, pivot) = self.split(owned, height, mid);
         let start = self.inner(node).starts[slot] + base;
@@ -178,9 +179,9 @@ impl<T: TreeItem> ShiftTree<T> {
         if at >= start { slot + 1 } else { slot }
     }
 
-    /// Moves entries of the crowded child `slot` of `node` to a sibling with room, so that nodes
-    /// are about four fifths full, not two thirds; the slot for `at` afterwards. `None` if neither
-    /// sibling has room.
+    /// Moves entries of the crowded child `slot` of `node` to a sibling with space. Nodes are then
+    /// about four fifths full, not two thirds. Returns the slot for `at`, or `None` if no sibling
+    /// has space.
     fn rebalance(&mut self, node: u32, slot: usize, height: usize, at: u64) -> Option<usize> {
         let inner = self.inner(node);
         let sibling = [Some(slot + 1), slot.checked_sub(1)].into_iter().flatten().find(|sibling| {
@@ -225,7 +226,7 @@ impl<T: TreeItem> ShiftTree<T> {
         Some(if at >= start { right } else { left })
     }
 
-    /// Splits a node: by how much the right one starts behind the left one, the right one, and its
+    /// Splits a node. Returns the offset of the right node to the left one, the right node, and its
     /// pivot.
     fn split(&mut self, id: u32, height: usize, mid: usize) -> (u64, u32, T::Pivot) {
         if height == 1 {
@@ -239,7 +240,7 @@ impl<T: TreeItem> ShiftTree<T> {
         }
     }
 
-    /// A new root above the old one.
+    /// Adds a root above the old one.
     fn add_root(&mut self) {
         assert!(self.root.height < MAX_HEIGHT, "16^15 entries");
         let pivot = self.first_pivot(self.root.id, self.root.height);
@@ -247,7 +248,7 @@ impl<T: TreeItem> ShiftTree<T> {
         self.root.height += 1;
     }
 
-    /// Changes a leaf, moves everything behind, and mends the path.
+    /// Changes a leaf, shifts everything behind it, and repairs the path.
     pub(super) fn splice(
         &mut self,
         place: &LeafPath,
@@ -274,7 +275,7 @@ impl<T: TreeItem> ShiftTree<T> {
         }
     }
 
-    /// The first entry below the end of `path` has this pivot now.
+    /// Sets the pivot of the first entry below the end of `path`.
     fn update_pivots(&mut self, path: &[PathStep], pivot: T::Pivot) {
         if size_of::<T::Pivot>() == 0 {
             return;
@@ -287,8 +288,8 @@ impl<T: TreeItem> ShiftTree<T> {
         }
     }
 
-    /// After a removal: empty nodes go, sparse ones merge, from the leaf up as far as it changes
-    /// anything.
+    /// Removes empty nodes and merges sparse ones after a removal, from the leaf up, until nothing
+    /// changes.
     fn merge_sparse(&mut self, place: &LeafPath) {
         for (depth, step) in place.steps().iter().enumerate().rev() {
             let height = self.root.height - depth - 1;
@@ -307,7 +308,8 @@ impl<T: TreeItem> ShiftTree<T> {
         self.collapse_root();
     }
 
-    /// Merges child `slot` with a sibling, if both are small enough. False if nothing changed.
+    /// Merges child `slot` with a sibling if both are small enough. Returns false if nothing
+    /// changed.
     fn merge(&mut self, node: u32, slot: usize, height: usize) -> bool {
         let inner = self.inner(node);
         let fits = |left: usize| {
@@ -339,7 +341,7 @@ impl<T: TreeItem> ShiftTree<T> {
         if height == 1 { self.retire_leaf(id) } else { self.retire_inner(id) }
     }
 
-    /// Roots with one child, or none, go.
+    /// Removes roots with at most one child.
     fn collapse_root(&mut self) {
         while self.root.height > 1 && self.inner(self.root.id).count <= 1 {
             let old = self.root.id;

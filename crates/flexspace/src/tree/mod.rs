@@ -1,58 +1,31 @@
-//! # FlexTree: an index of extents whose addresses shift in O(log N)
+//! # FlexTree: an index of extents with addresses that shift in O(log N)
 //!
-//! An augmented B+-tree (FlexSpace paper, section 3) over entries that tile an address space from 0
-//! to [`ShiftTree::len`] without gaps. Inserting or removing a range moves everything behind it by
-//! changing one number per sibling on one search path. It knows nothing of what it maps: entries
-//! are any [`TreeItem`]; FlexSpace keeps extents and holes in it, a database can keep intervals of
-//! keys.
-//!
-//! ## Picture
+//! An augmented B+-tree (FlexSpace paper, section 3). Its entries tile an address space from 0 to
+//! [`ShiftTree::len`] without gaps. Inserting or removing a range moves all entries behind it by
+//! changing one number for each sibling on one search path. Entries hold any [`TreeItem`].
 //!
 //! ```text
-//!               starts  0      40          97               relative to this node: a child's start is
-//!  inner node           |      |           |                both the pivot and the shift of all below it
+//!               starts  0      40          97            relative to this node: a child's start is
+//!  inner node           |      |           |             the pivot and the shift of its entries
 //!                 ┌─────┘      └────┐      └───────┐
-//!  leaves   0 9 17 (items)   0 3 20 (items)   0 31 (items)  relative to the leaf
+//!  leaves   0 9 17 (items)   0 3 20 (items)   0 31 (items)    relative to the leaf
 //!
 //!  insert 5 bytes at 43:  40 + 3 -> the second leaf's starts become 0 3 8 25, and 97 becomes 102
 //! ```
 //!
-//! The paper keeps pivots and shifts apart and rebases a leaf when its partial offsets grow too
-//! large. Here every node is rebased whenever it is made: its first start is 0, so that pivot and
-//! shift are the same 64-bit number, half of the inner nodes' bytes and of a shift's work are gone,
-//! and no partial offset ever outgrows its node.
-//!
-//! ## Versions
-//!
-//! [`ShiftTree::publish`] freezes the present state for readers, who go on beside the writer. Nodes
-//! carry the stamp of the period in which they were made; a node of an earlier period is copied
-//! before it is changed, so a period pays for each node on its paths once. Without publications
-//! nothing is copied.
+//! The first start of every node is 0. The paper keeps pivots and shifts apart and rebases a leaf
+//! when its offsets grow too large. Here both are one number, which cannot overflow.
 //!
 //! ## Invariants
 //!
-//! 1. Nodes: see `node.rs`, and `change.rs` for what keeps them. No leaf is empty unless it is the
-//!    root.
-//! 2. Where a node of a search path is crowded it gives entries to a sibling, or is split, on the
-//!    way down, so that a change never overflows; after a removal sparse nodes merge with a sibling
-//!    where that fits.
-//! 3. (A1) Every number in the root, and in the nodes below it, is of a node that is allocated and
-//!    not freed.
+//! 1. Nodes: see `node.rs` and `change.rs`. A leaf is empty only if it is the root.
+//! 2. A crowded node on a search path gives entries to a sibling or is split on the way down, so
+//!    that a change never overflows. After a removal, sparse nodes merge with a sibling.
+//! 3. (A1) Every id in the root and the nodes below belongs to an allocated node.
 //! 4. (A2) A node with an older stamp than the tree's is never written: versions may reach it.
-//! 5. (A3) A node is freed only when no version that can reach it is left: those from its stamp's
-//!    period on to the one whose list it is in. A version that is gone is one whose only owner is
-//!    the tree's list. So a version that is held keeps its own nodes and not those of the versions
-//!    after it.
-//!
-//! ## Threads
-//!
-//! One writer (`&mut`). [`TreeSnapshot`] is `Send + Sync` and reads without locks.
-//!
-//! ## Costs
-//!
-//! N entries: log64(N) misses for a lookup; the same and half a node's moves for a change; 1.1 KiB
-//! copied per level after a publication. 17 bytes an entry in full nodes, about 22 after random
-//! inserts.
+//! 5. (A3) A node is freed only when no version that may reach it is left. These are the versions
+//!    from its stamp's period up to the one that has it on its list. A version is dropped when only
+//!    the tree's list owns it.
 
 mod arena;
 mod change;
@@ -72,43 +45,48 @@ use snapshot::NodeSlabs;
 pub use snapshot::TreeSnapshot;
 use versions::TreeVersion;
 
-/// The longest address space, so that sums of two lengths never overflow.
+/// Maximum length of an address space. The sum of two lengths never overflows.
 pub const MAX_LEN: u64 = 1 << 62;
 
-/// What a tree maps its address space to. The entry's length is the tree's business.
+/// Item of an entry: the value that a range of addresses is mapped to. The tree stores the length.
 pub trait TreeItem: Copy + fmt::Debug + Send + Sync + 'static {
-    /// What inner nodes know of an entry, for [`ShiftTree::find`]; `()` if nothing.
+    /// Part of an item that inner nodes store for [`ShiftTree::find`]; `()` if none.
     type Pivot: Copy + fmt::Debug + Send + Sync + 'static;
-    /// The pivot of an entry.
+    /// Returns the pivot of the item.
     fn pivot(&self) -> Self::Pivot;
-    /// What is mapped from `at` bytes behind the entry's start on.
+    /// Returns the item for the part of the entry from its byte `at` on.
     #[must_use]
     fn suffix(self, at: u64) -> Self;
-    /// Whether `next`, put behind `len` bytes of this entry, only goes on in it: they become one.
+    /// Returns true if `next`, behind `len` bytes of this entry, continues it. Both then become one
+    /// entry.
     fn is_contiguous(&self, len: u64, next: &Self) -> bool;
 }
 
-/// An entry: what the bytes from `start` to `start + len` are mapped to.
+/// An entry: the bytes from `start` to `start + len` are mapped to `item`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TreeEntry<T> {
-    /// Its first byte.
+    /// Address of the first byte.
     pub start: u64,
-    /// Its length in bytes, at least 1.
+    /// Length in bytes, at least 1.
     pub len: u64,
-    /// What it maps to.
+    /// Item of the bytes.
     pub item: T,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct TreeRoot {
     id: u32,
-    /// 1 if the root is a leaf.
+    /// Number of levels; 1 if the root is a leaf.
     height: usize,
     len: u64,
     entries: u64,
 }
 
-/// The tree.
+/// Index of an address space.
+///
+/// One writer (`&mut`). A [`TreeSnapshot`] is `Send + Sync` and reads without locks. A lookup in N
+/// entries has log64(N) cache misses. A change also moves half a node. After a publication it
+/// copies 1.1 KiB per level. An entry takes 17 bytes in full nodes, and more after random inserts.
 #[derive(Debug)]
 pub struct ShiftTree<T: TreeItem> {
     leaves: NodeArena<LeafNode<T>>,
@@ -116,16 +94,16 @@ pub struct ShiftTree<T: TreeItem> {
     root: TreeRoot,
     stamp: u64,
     versions: VecDeque<TreeVersion<T>>,
-    /// Which version [`ShiftTree::publish`] looked at last, apart from the oldest and the newest.
+    /// Version that [`ShiftTree::publish`] examined last, apart from the oldest and the newest.
     next_reclaimed: usize,
-    /// The last leaf and where it starts, if it may be appended to as it is.
+    /// Last leaf and its start, if appending changes no other node.
     append_leaf: Option<(u32, u64)>,
-    /// An entry, to fill arrays with.
+    /// Item that fills unused array slots.
     filler: T,
 }
 
 impl<T: TreeItem> ShiftTree<T> {
-    /// An empty address space. `filler` stands in arrays where nothing is.
+    /// Returns an empty address space. `filler` fills unused array slots.
     #[must_use]
     pub fn new(filler: T) -> ShiftTree<T> {
         let mut leaves = NodeArena::new();
@@ -143,71 +121,71 @@ impl<T: TreeItem> ShiftTree<T> {
         }
     }
 
-    /// Length of the address space.
+    /// Returns the length of the address space.
     #[must_use]
     pub fn len(&self) -> u64 {
         self.root.len
     }
 
-    /// True if the address space has no byte.
+    /// Returns true if the address space has no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.root.len == 0
     }
 
-    /// Entries there are.
+    /// Returns the number of entries.
     #[must_use]
     pub fn entries(&self) -> u64 {
         self.root.entries
     }
 
-    /// Bytes of its nodes, versions included.
+    /// Returns the bytes of all nodes, including those of versions.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.leaves.bytes() + self.inners.bytes()
     }
 
-    /// Bytes it holds, nodes for later use included.
+    /// Returns the allocated bytes, including free nodes.
     #[must_use]
     pub fn allocated_bytes(&self) -> u64 {
         self.leaves.allocated_bytes() + self.inners.allocated_bytes()
     }
 
-    /// Versions that are not gone yet, the newest included.
+    /// Returns the number of versions that were not dropped yet, including the newest.
     #[must_use]
     pub fn versions(&self) -> usize {
         self.versions.len()
     }
 
-    /// The present state, for as long as it is not changed.
+    /// Returns the current state. It is valid until the tree changes.
     fn snapshot(&self) -> TreeSnapshot<T> {
         let slabs =
             NodeSlabs { leaves: Arc::clone(self.leaves.slab()), inners: Arc::clone(self.inners.slab()) };
         TreeSnapshot { slabs, root: self.root, version: 0 }
     }
 
-    /// Reads the present state.
+    /// Calls `with` with the current state.
     pub fn read<R>(&self, with: impl FnOnce(&TreeSnapshot<T>) -> R) -> R {
         with(&self.snapshot())
     }
 
-    /// As [`TreeSnapshot::get`].
+    /// Like [`TreeSnapshot::get`], on the current state.
     #[must_use]
     pub fn get(&self, at: u64) -> Option<TreeEntry<T>> {
         self.read(|now| now.get(at))
     }
 
-    /// As [`TreeSnapshot::find`].
+    /// Like [`TreeSnapshot::find`], on the current state.
     #[must_use]
     pub fn find(&self, wanted: impl Fn(&T::Pivot) -> bool) -> Option<TreeEntry<T>> {
         self.read(|now| now.find(wanted))
     }
 
-    /// Inserts `len` bytes at `at`, mapped to `item`; what was at `at` and behind moves by `len`.
+    /// Inserts `len` bytes at `at`, mapped to `item`. The bytes from `at` on move by `len`.
     ///
     /// # Panics
     ///
-    /// If `at` is beyond the end or `len` is 0 or the result is longer than [`MAX_LEN`].
+    /// Panics if `at` is beyond the end, `len` is 0, or the result is longer than [`MAX_LEN`].
     pub fn insert(&mut self, at: u64, len: u64, item: T) {
         assert!(at <= self.root.len && len > 0 && len <= MAX_LEN - self.root.len);
         if at < self.root.len || !self.append(len, item) {
@@ -217,7 +195,8 @@ impl<T: TreeItem> ShiftTree<T> {
         }
     }
 
-    /// Appends to the last leaf, if the last change was an append too: no other node changes then.
+    /// Appends to the last leaf if the last change was an append. No other node changes then.
+    /// Returns false, and does nothing, if that is not possible.
     fn append(&mut self, len: u64, item: T) -> bool {
         let Some((id, start)) = self.append_leaf else { return false };
         let at = self.root.len - start;
@@ -227,12 +206,12 @@ impl<T: TreeItem> ShiftTree<T> {
         is_new
     }
 
-    /// Removes `len` bytes at `at`; what was behind moves by `-len`. Each piece that goes is told
-    /// to `gone`, by length and item, in order.
+    /// Removes `len` bytes at `at`. The bytes behind them move to `at`. Calls the closure with
+    /// length and item of each removed part, in order.
     ///
     /// # Panics
     ///
-    /// If the range is not within the address space.
+    /// Panics if the range is not within the address space.
     pub fn collapse(&mut self, at: u64, len: u64, mut gone: impl FnMut(u64, T)) {
         assert!(at <= self.root.len && len <= self.root.len - at);
         let mut left = len;
@@ -244,12 +223,12 @@ impl<T: TreeItem> ShiftTree<T> {
         }
     }
 
-    /// Removes `len` bytes at `at` and inserts `new` bytes there, mapped to `item`: a collapse and
-    /// an insertion, by one descent where one leaf has all that goes.
+    /// Removes `len` bytes at `at` and inserts `new` bytes there, mapped to `item`. Equals a
+    /// collapse and an insertion, but descends only once if one leaf contains all removed bytes.
     ///
     /// # Panics
     ///
-    /// As for these.
+    /// Panics like [`ShiftTree::collapse`] and [`ShiftTree::insert`].
     pub fn replace(&mut self, at: u64, len: u64, new: u64, item: T, mut gone: impl FnMut(u64, T)) {
         assert!(at <= self.root.len && len <= self.root.len - at);
         assert!(new > 0 && new <= MAX_LEN - (self.root.len - len));
@@ -263,12 +242,12 @@ impl<T: TreeItem> ShiftTree<T> {
         self.insert(at, new, item);
     }
 
-    /// Maps the `len` bytes at `at` to `item` instead; nothing moves. As for
-    /// [`ShiftTree::collapse`].
+    /// Maps the `len` bytes at `at` to `item`. No bytes move. Calls the closure with the replaced
+    /// parts, as [`ShiftTree::collapse`] does.
     ///
     /// # Panics
     ///
-    /// If the range is not within the address space or `len` is 0.
+    /// Panics if the range is not within the address space or `len` is 0.
     pub fn remap(&mut self, at: u64, len: u64, item: T, mut gone: impl FnMut(u64, T)) {
         assert!(at <= self.root.len && len <= self.root.len - at && len > 0);
         let place = self.descend(at);

@@ -1,10 +1,10 @@
-//! # Nodes: sorted arrays of starts, and what stands at them
+//! # Nodes: sorted arrays of starts with items or children
 //!
 //! ## Picture
 //!
 //! ```text
 //!  leaf    starts | 0    9    17   20 | MAX MAX ...     relative to the leaf's own start
-//!          items  | A    B    hole C  |                 what begins there
+//!          items  | A    B    hole C  |                 the item that begins there
 //!  inner   starts | 0    31   64      | MAX ...         relative to the node's own start:
 //!        children | .    .    .       |                 pivot and shift in one number
 //! ```
@@ -12,32 +12,33 @@
 //! ## Invariants
 //!
 //! 1. `starts[0] == 0`, `starts[..count]` ascends strictly, `starts[count..]` is `u64::MAX`.
-//! 2. An entry ends where the next one starts; the last one at the node's length, which only its
-//!    parent (or the tree) knows.
+//! 2. An entry ends at the start of the next one. The last entry ends at the node's length, which
+//!    only its parent (or the tree) stores.
 //!
 //! ## Costs
 //!
-//! A search looks at the first start of each cache line, then at one line: 14 comparisons, and all
-//! misses of the first step at once. (A binary search takes its misses one after the other.)
+//! A search reads the first start of each cache line, and then one line: 14 comparisons. All cache
+//! misses of the first part overlap. The misses of a binary search would be sequential.
 
 use super::TreeItem;
 
-/// Entries of a node. Eight lines of eight starts.
+/// Maximum entries of a node: eight cache lines of eight starts.
 pub(super) const CAPACITY: usize = 64;
-/// A search path splits nodes with more: one change adds at most two entries; ...
+/// A descent relieves nodes with at least this many entries, because one change adds up to two: by
+/// a split, ...
 pub(super) const SPLIT_COUNT: usize = CAPACITY - 2;
-/// ... if no sibling has at most so many, to which some can go.
+/// ... or by moving entries to a sibling that has at most this many.
 pub(super) const MAX_RECEIVER_COUNT: usize = CAPACITY * 3 / 4;
-/// Nodes below this look for a sibling to merge with ...
+/// Nodes with fewer entries are merged with a sibling, ...
 pub(super) const MIN_COUNT: usize = CAPACITY / 4;
-/// ... if both together have at most so many.
+/// ... if both together have at most this many.
 pub(super) const MAX_MERGED_COUNT: usize = CAPACITY * 3 / 4;
 /// Starts in a cache line.
 const STARTS_PER_LINE: usize = 8;
 
 type Starts = [u64; CAPACITY];
 
-/// The last entry that starts at or before `at`.
+/// Returns the last entry that starts at or before `at`.
 #[inline]
 pub(super) fn search(starts: &Starts, at: u64) -> usize {
     let lines = starts.chunks_exact(STARTS_PER_LINE).skip(1).filter(|line| line[0] <= at).count();
@@ -45,8 +46,8 @@ pub(super) fn search(starts: &Starts, at: u64) -> usize {
     lines * STARTS_PER_LINE + line[1..].iter().filter(|start| **start <= at).count()
 }
 
-/// Where entry `slot` ends in a node of length `len`. Without its count, which stands in a line
-/// that nothing else of a lookup needs: behind the last start there is a maximum (I1).
+/// Returns the end of entry `slot` in a node of length `len`. The value after the last start is the
+/// maximum (I1). A lookup therefore does not read `count`, and saves the load of its cache line.
 #[inline]
 fn end(starts: &Starts, slot: usize, len: u64) -> u64 {
     starts.get(slot + 1).copied().filter(|next| *next != u64::MAX).unwrap_or(len)
@@ -79,35 +80,35 @@ pub(super) struct InnerNode<P> {
     pub(super) count: usize,
 }
 
-/// What a change of a leaf did.
+/// Result of a change of a leaf.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct SpliceResult {
-    /// Entries there are more (or, negative, fewer).
+    /// Number of added entries; negative if entries were removed.
     pub(super) entries: i64,
-    /// The first entry is another one.
+    /// True if the first entry has changed.
     pub(super) is_first_new: bool,
 }
 
-/// The entries that stand in place of those that were cut out: at most head, new, tail.
+/// Entries that replace the removed ones: at most head, new entry, tail.
 struct LeafPatch<T> {
     entries: [(u64, T); 3],
     count: usize,
 }
 
 impl<T: TreeItem> LeafNode<T> {
-    /// A leaf of no entries; `filler` is never read.
+    /// Returns an empty leaf. `filler` is never read.
     pub(super) fn new(stamp: u64, filler: T) -> LeafNode<T> {
         LeafNode { starts: [u64::MAX; CAPACITY], items: [filler; CAPACITY], stamp, count: 0 }
     }
 
-    /// Where entry `slot` ends in a leaf of length `len`.
+    /// Returns the end of entry `slot` in a leaf of length `len`.
     #[inline]
     pub(super) fn end(&self, slot: usize, len: u64) -> u64 {
         end(&self.starts, slot, len)
     }
 
-    /// Cuts `cut` bytes out at `at` of a leaf of length `len` and puts `new` (length and item)
-    /// there; each piece that went is told to `gone`. Needs room for two more entries.
+    /// Replaces `cut` bytes at `at` of a leaf of length `len` by `new` (length and item). Calls the
+    /// closure with each removed part. Needs space for two more entries.
     pub(super) fn splice(
         &mut self,
         at: u64,
@@ -134,8 +135,8 @@ impl<T: TreeItem> LeafNode<T> {
         SpliceResult { entries, is_first_new: from == 0 }
     }
 
-    /// Puts an entry of its own behind the last one. False, and nothing done, without room or if it
-    /// would join.
+    /// Appends an entry. Returns false, and does nothing, if the leaf is full or empty or if the
+    /// item would join the last entry.
     #[inline]
     pub(super) fn append_one(&mut self, at: u64, item: T) -> bool {
         let count = self.count;
@@ -150,7 +151,7 @@ impl<T: TreeItem> LeafNode<T> {
         true
     }
 
-    /// Which entries a change replaces, and by what.
+    /// Returns the range of entries that a change replaces, and the replacement.
     fn patch(
         &self,
         at: u64,
@@ -168,10 +169,10 @@ impl<T: TreeItem> LeafNode<T> {
         }
         let mut from = search(&self.starts, at);
         if at == self.end(from, len) {
-            from += 1; // at the end of everything
+            from += 1; // The end of the address space.
         }
         let mut to = from;
-        // With `cut` 0 that is the entry `at` lies within, or none.
+        // With `cut` 0 this is the entry that contains `at` in its interior, or none.
         while to < self.count && self.starts[to] < at + cut {
             let (start, end) = (self.starts[to], self.end(to, len));
             let (first, last) = (start.max(at), end.min(at + cut));
@@ -193,7 +194,7 @@ impl<T: TreeItem> LeafNode<T> {
         (from, to, patch)
     }
 
-    /// The entry before slot `from`.
+    /// Returns the entry before slot `from`.
     fn entry_before(&self, from: usize) -> Option<(u64, T)> {
         let slot = from.checked_sub(1)?;
         Some((self.starts[slot], self.items[slot]))
@@ -205,7 +206,8 @@ impl<T: TreeItem> LeafNode<T> {
         }
     }
 
-    /// Moves the entries from `mid` on into a leaf of their own, rebased: it starts where they did.
+    /// Moves the entries from `mid` on into a new leaf, which is rebased. Returns the leaf and its
+    /// offset to this one.
     pub(super) fn split_off(&mut self, mid: usize) -> (u64, LeafNode<T>) {
         let base = self.starts[mid];
         let mut right = LeafNode::new(self.stamp, self.items[0]);
@@ -218,7 +220,7 @@ impl<T: TreeItem> LeafNode<T> {
         (base, right)
     }
 
-    /// Takes the entries of the leaf that starts `base` behind this one.
+    /// Appends the entries of the leaf that starts `base` behind this one.
     pub(super) fn append(&mut self, base: u64, right: &LeafNode<T>) {
         let (old, count) = (self.count, self.count + right.count);
         self.starts[old..count].copy_from_slice(&right.starts[..right.count]);
@@ -234,7 +236,7 @@ impl<T: TreeItem> LeafPatch<T> {
         self.count += 1;
     }
 
-    /// Puts an entry, unless the one before (`outer`, if the patch is empty) goes on in it.
+    /// Adds an entry, unless it continues the previous one (`outer`, if the patch is empty).
     fn push_joined(&mut self, start: u64, item: T, outer: Option<(u64, T)>) {
         let last = self.entries[..self.count].last().copied().or(outer);
         if !last.is_some_and(|(begin, before)| before.is_contiguous(start - begin, &item)) {
@@ -244,7 +246,7 @@ impl<T: TreeItem> LeafPatch<T> {
 }
 
 impl<P: Copy> InnerNode<P> {
-    /// A node with one child.
+    /// Returns a node with one child.
     pub(super) fn new(stamp: u64, child: u32, pivot: P) -> InnerNode<P> {
         let mut node = InnerNode {
             starts: [u64::MAX; CAPACITY],
@@ -257,13 +259,13 @@ impl<P: Copy> InnerNode<P> {
         node
     }
 
-    /// Where child `slot` ends in a node of length `len`.
+    /// Returns the end of child `slot` in a node of length `len`.
     #[inline]
     pub(super) fn end(&self, slot: usize, len: u64) -> u64 {
         end(&self.starts, slot, len)
     }
 
-    /// Everything behind child `slot` moves by `delta` (wrapped).
+    /// Moves all children behind child `slot` by `delta` (wrapped).
     #[inline]
     pub(super) fn shift_after(&mut self, slot: usize, delta: u64) {
         shift(&mut self.starts, slot + 1, self.count, delta);
@@ -278,7 +280,7 @@ impl<P: Copy> InnerNode<P> {
         self.count += 1;
     }
 
-    /// Forgets child `slot`; what it covered belongs to the one before, or is nothing.
+    /// Removes child `slot`. Its range is empty or belongs to the previous child.
     pub(super) fn remove(&mut self, slot: usize) {
         let count = self.count;
         self.starts.copy_within(slot + 1..count, slot);

@@ -1,19 +1,19 @@
 //! # Range: the entries of a state in order
 //!
-//! Leaves have no links: a copied leaf would have to tell its neighbours. At a leaf's end the walk
-//! descends from the root again, once for forty entries or so, rather than keep a path for a start
-//! of every walk.
+//! Leaves have no links, because copying a leaf would require changing its neighbours. At the end
+//! of a leaf the iterator descends from the root again, about once in forty entries. Storing a path
+//! would make the start of every iteration more expensive.
 
 use super::node::{LeafNode, search};
 use super::{TreeEntry, TreeItem, TreeSnapshot};
 
-/// Walks entries; see [`TreeSnapshot::range`].
+/// Iterator over entries; see [`TreeSnapshot::range`].
 #[derive(Clone, Debug)]
 pub struct TreeRange<'a, T: TreeItem> {
     tree: &'a TreeSnapshot<T>,
     leaf: &'a LeafNode<T>,
     slot: usize,
-    /// Where the leaf starts and how long it is.
+    /// Start and length of the current leaf.
     base: u64,
     len: u64,
 }
@@ -25,13 +25,13 @@ impl<'a, T: TreeItem> TreeRange<'a, T> {
         TreeRange { tree, leaf, slot, base, len }
     }
 
-    /// Entries of the present leaf that are behind it.
+    /// Returns the number of entries of the current leaf that were already returned or skipped.
     #[inline]
     pub(crate) fn passed_entries(&self) -> usize {
         self.slot
     }
 
-    /// To the next leaf; false behind the last one.
+    /// Moves to the next leaf. Returns false after the last one.
     fn advance(&mut self) -> bool {
         let next = self.base + self.len;
         if next == self.tree.root.len {

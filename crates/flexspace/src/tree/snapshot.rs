@@ -1,8 +1,8 @@
-//! # Frozen: reading a state
+//! # Snapshots: reading a state of the tree
 //!
-//! A root and the slabs that its nodes stand in. What is read here is published, or borrowed from
-//! the tree while nobody changes it; the invariants A1 to A3 of [`super::ShiftTree`] are why no
-//! lock is needed.
+//! A snapshot has a root and the slabs with its nodes. The state is published, or borrowed from the
+//! tree while the writer cannot change it. No lock is needed because of the invariants A1 to A3 of
+//! [`super::ShiftTree`].
 
 use std::sync::Arc;
 
@@ -10,14 +10,14 @@ use super::arena::NodeSlab;
 use super::node::{CAPACITY, InnerNode, LeafNode, search};
 use super::{TreeEntry, TreeItem, TreeRange, TreeRoot};
 
-/// Both kinds of nodes, for reading.
+/// Slabs of both kinds of nodes.
 #[derive(Debug)]
 pub(super) struct NodeSlabs<T: TreeItem> {
     pub(super) leaves: Arc<NodeSlab<LeafNode<T>>>,
     pub(super) inners: Arc<NodeSlab<InnerNode<T::Pivot>>>,
 }
 
-/// A state of a tree, for reading.
+/// A readable state of a tree.
 #[derive(Debug)]
 pub struct TreeSnapshot<T: TreeItem> {
     pub(super) slabs: NodeSlabs<T>,
@@ -28,12 +28,12 @@ pub struct TreeSnapshot<T: TreeItem> {
 impl<T: TreeItem> NodeSlabs<T> {
     /// # Safety
     ///
-    /// * `id` is a leaf that the state being read reaches (A1) and nobody writes (A2) or frees
-    ///   (A3).
+    /// * `id` must be a leaf that the state reaches (A1). It must not be written (A2) or freed (A3)
+    ///   while the reference lives.
     #[inline]
     unsafe fn leaf(&self, id: u32) -> &LeafNode<T> {
         // SAFETY:
-        // * The caller's promise, passed on.
+        // * The caller guarantees the contract of `get`.
         unsafe { self.leaves.get(id) }
     }
 
@@ -43,13 +43,14 @@ impl<T: TreeItem> NodeSlabs<T> {
     #[inline]
     unsafe fn inner(&self, id: u32) -> &InnerNode<T::Pivot> {
         // SAFETY:
-        // * The caller's promise, passed on.
+        // * The caller guarantees the contract of `get`.
         unsafe { self.inners.get(id) }
     }
 }
 
-/// How many items `wanted` holds for, which are the first ones. Looks at each eighth, then at
-/// eight: their misses come together, where those of a binary search wait for each other.
+/// Returns the number of items with `wanted`, which must hold exactly for the first items. Tests
+/// each eighth item and then eight items. Their cache misses overlap; those of a binary search do
+/// not.
 #[inline]
 fn prefix_count<X>(items: &[X], wanted: impl Fn(&X) -> bool) -> usize {
     const STRIDE: usize = 8;
@@ -59,25 +60,25 @@ fn prefix_count<X>(items: &[X], wanted: impl Fn(&X) -> bool) -> usize {
 }
 
 impl<T: TreeItem> TreeSnapshot<T> {
-    /// Length of the address space.
+    /// Returns the length of the address space.
     #[must_use]
     pub fn len(&self) -> u64 {
         self.root.len
     }
 
-    /// True if the address space has no byte.
+    /// Returns true if the address space has no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.root.len == 0
     }
 
-    /// Entries there are.
+    /// Returns the number of entries.
     #[must_use]
     pub fn entries(&self) -> u64 {
         self.root.entries
     }
 
-    /// What the publisher called it.
+    /// Returns the mark that was passed to [`super::ShiftTree::publish`].
     #[must_use]
     pub fn version(&self) -> u64 {
         self.version
@@ -86,8 +87,9 @@ impl<T: TreeItem> TreeSnapshot<T> {
     #[inline]
     fn leaf(&self, id: u32) -> &LeafNode<T> {
         // SAFETY:
-        // * Ids come from this state's own nodes (A1). The state is published, or borrowed from the
-        //   tree while nobody changes that: nobody writes its nodes (A2) or frees them (A3).
+        // * `id` comes from this state's own nodes (A1). The state is published, or borrowed from
+        //   the tree while the writer is excluded. Its nodes are therefore not written (A2) or
+        //   freed (A3).
         unsafe { self.slabs.leaf(id) }
     }
 
@@ -98,7 +100,7 @@ impl<T: TreeItem> TreeSnapshot<T> {
         unsafe { self.slabs.inner(id) }
     }
 
-    /// The entry that holds byte `at`; `None` from the end on.
+    /// Returns the entry that contains byte `at`, or `None` beyond the end.
     #[must_use]
     #[inline]
     pub fn get(&self, at: u64) -> Option<TreeEntry<T>> {
@@ -111,7 +113,7 @@ impl<T: TreeItem> TreeSnapshot<T> {
         Some(TreeEntry { start: base + start, len: end - start, item: leaf.items[slot] })
     }
 
-    /// The leaf of `at` (the end belongs to the last one), where it starts, and its length.
+    /// Returns the leaf for `at`, its start, and its length. The end belongs to the last leaf.
     #[inline]
     pub(super) fn leaf_of(&self, at: u64) -> (&LeafNode<T>, u64, u64) {
         let (mut id, mut base, mut len) = (self.root.id, 0, self.root.len);
@@ -125,8 +127,8 @@ impl<T: TreeItem> TreeSnapshot<T> {
         (self.leaf(id), base, len)
     }
 
-    /// The last entry whose pivot is `wanted`, which must hold for the first entries and not for
-    /// the rest.
+    /// Returns the last entry with a pivot for which `wanted` holds. It must hold for the first
+    /// entries and for no later ones.
     #[must_use]
     pub fn find(&self, wanted: impl Fn(&T::Pivot) -> bool) -> Option<TreeEntry<T>> {
         let (mut id, mut base, mut len) = (self.root.id, 0, self.root.len);
@@ -143,13 +145,17 @@ impl<T: TreeItem> TreeSnapshot<T> {
         Some(TreeEntry { start: base + start, len: end - start, item: leaf.items[slot] })
     }
 
-    /// The entries from the one that holds byte `at` on.
+    /// Returns the entries from the one that contains byte `at` on.
     #[must_use]
     pub fn range(&self, at: u64) -> TreeRange<'_, T> {
         TreeRange::new(self, at)
     }
 
-    /// Checks the invariants of every node; what is wrong, if anything is.
+    /// Checks the invariants of every node.
+    ///
+    /// # Errors
+    ///
+    /// Returns a description of the first violation.
     pub fn check(&self) -> Result<(), String> {
         let entries = self.check_node(self.root.id, self.root.height, self.root.len)?;
         if entries != self.root.entries {

@@ -1,33 +1,33 @@
-//! # Versions: states that readers hold, and nodes that come back when they are gone
+//! # Versions: states held by readers, and reclamation of their nodes
 //!
 //! ## Picture
 //!
 //! ```text
 //!  versions   oldest ------------ v ------------ newest      tree
 //!  nodes                 |    made before v     |  replaced after v: on v's list
-//!                        |    v and older ones may read it until v goes; then it is freed, or, if the version
-//!                        |    before v may reach it too, that one has it on its list
+//!                        |    v and older versions may read it; when v is dropped, it is freed or,
+//!                        |    if the version before v may reach it too, moved to that one's list
 //! ```
 //!
-//! So a version that is held keeps its own nodes and not those of the versions after it. Each
-//! publication looks at a few versions only: the cost does not grow with their number.
+//! A version therefore keeps its own nodes alive, but not those of later versions. Each publication
+//! examines only a few versions, so that its cost does not grow with their number.
 
 use std::sync::Arc;
 
 use super::{ShiftTree, TreeItem, TreeSnapshot};
 
-/// Versions looked at on each publication.
+/// Versions that each publication examines.
 const RECLAIM_STEP: usize = 3;
 
-/// Nodes, by kind.
+/// Nodes by kind.
 #[derive(Debug, Default)]
 pub(super) struct RetiredNodes {
     pub(super) leaves: Vec<u32>,
     pub(super) inners: Vec<u32>,
 }
 
-/// A version, the stamp of the newest nodes it reaches, and what it leaves behind when it goes:
-/// nodes that the versions after it do not need.
+/// A version, with the stamp of its newest nodes. `retired` has the nodes that later versions do
+/// not need.
 #[derive(Debug)]
 pub(super) struct TreeVersion<T: TreeItem> {
     pub(super) snapshot: Arc<TreeSnapshot<T>>,
@@ -36,8 +36,9 @@ pub(super) struct TreeVersion<T: TreeItem> {
 }
 
 impl<T: TreeItem> ShiftTree<T> {
-    /// Freezes the present state for readers, under a name of the caller's. Gives back what
-    /// versions that are gone kept.
+    /// Publishes the current state for concurrent readers, with a mark of the caller. Each node has
+    /// the stamp of the period between two publications in which it was made. A later period copies
+    /// it before the first change. Also reclaims nodes of dropped versions.
     pub fn publish(&mut self, mark: u64) -> Arc<TreeSnapshot<T>> {
         let lists = self.reclaim(RECLAIM_STEP);
         let frozen = Arc::new(TreeSnapshot { version: mark, ..self.snapshot() });
@@ -48,9 +49,10 @@ impl<T: TreeItem> ShiftTree<T> {
         frozen
     }
 
-    /// The marks of the versions that are being read, and of the newest, in order. The version of
-    /// mark `excepted` is left out if it is an older one that has but one owner: that one must be
-    /// who does not read what it maps to, and the mark is passed only while he has the version.
+    /// Returns the marks of the versions that are in use, and of the newest, in order. An older
+    /// version with mark `excepted` is left out if it has only one owner besides the tree. That
+    /// owner must not access the data that its items refer to. The caller may pass the mark only
+    /// while that owner has the version.
     pub fn versions_in_use(&mut self, excepted: Option<u64>) -> Vec<u64> {
         self.reclaim_all();
         let newest = self.versions.back().map(|version| version.snapshot.version);
@@ -61,19 +63,20 @@ impl<T: TreeItem> ShiftTree<T> {
         self.versions.iter().filter(counts).map(|version| version.snapshot.version).collect()
     }
 
-    /// Takes back what versions kept that nobody has any more.
+    /// Reclaims the nodes of all dropped versions.
     pub fn reclaim_all(&mut self) {
         self.reclaim(usize::MAX);
     }
 
-    /// Takes versions that nobody has any more off the list, looking at `most` of them: the one
-    /// before the newest, which is the usual one to go, the oldest, and others in turn. A pair of
-    /// empty lists, for the next version.
+    /// Removes dropped versions from the list. Examines at most `most` of them: the second newest,
+    /// which is dropped most often, the oldest, and others in turn. Returns a pair of empty lists
+    /// for reuse by the next version.
     fn reclaim(&mut self, most: usize) -> RetiredNodes {
         let mut lists = RetiredNodes::default();
         let older = self.versions.len().saturating_sub(1);
         if older <= most {
-            // From the newest on, so that what one hands to the one before it is looked at once.
+            // From the newest on: nodes that are moved to the previous version are then examined in
+            // the same pass.
             for index in (0..older).rev() {
                 self.reclaim_one(index, &mut lists);
             }
@@ -90,8 +93,8 @@ impl<T: TreeItem> ShiftTree<T> {
         lists
     }
 
-    /// If nobody has version `index` any more, it goes: what it kept is freed, but for nodes that
-    /// the version before it may reach, which that one keeps from now on.
+    /// Removes version `index` if only the tree owns it. Frees its retired nodes, except those that
+    /// the previous version may reach: they are moved to that version's list.
     fn reclaim_one(&mut self, index: usize, lists: &mut RetiredNodes) {
         if Arc::get_mut(&mut self.versions[index].snapshot).is_none() {
             return;
@@ -107,8 +110,8 @@ impl<T: TreeItem> ShiftTree<T> {
                 kept.leaves.push(id);
             } else {
                 // SAFETY:
-                // * Replaced after `gone` was frozen, made after the version before it was: only
-                //   `gone` had it (A3).
+                // * The node was replaced after the dropped version was published, and made after
+                //   the previous version was published. Only the dropped version reached it (A3).
                 unsafe { self.leaves.free(id) }
             }
         }

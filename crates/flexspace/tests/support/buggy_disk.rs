@@ -1,8 +1,8 @@
-//! # Liar: a simulated disk that does not do what it says
+//! # Buggy disk: a simulated disk with a seeded bug
 //!
-//! On it a correct space breaks its promise. Each lie stands for a bug of ours with the same
-//! effect: a sync forgotten, a directory not synced, a write after its sync, segments used again
-//! before the heads say that they may be.
+//! On this disk a correct space must lose data. Each bug has the same effect as a bug of the space:
+//! a missing sync of a file or directory, a write after its sync, or reuse of segments before the
+//! heads permit it.
 
 use std::io;
 use std::path::Path;
@@ -11,18 +11,18 @@ use std::sync::{Arc, Mutex};
 use sheaf_base::disk::sim::SimDisk;
 use sheaf_base::disk::{DirEntry, Disk, File, LockMode, LockOutcome, OpenMode};
 
-/// What is not done. Names are parts of paths.
+/// Disk operation that is omitted or changed. The strings are parts of paths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SeededBug {
     None,
-    /// Syncs of such files.
+    /// Syncs of matching files do nothing.
     SyncOf(&'static str),
-    /// Syncs of such directories.
+    /// Syncs of matching directories do nothing.
     SyncDirOf(&'static str),
-    /// Each write to such a file is kept back until the next one, whatever is synced meanwhile.
-    /// Readers see it.
+    /// Each write to a matching file is delayed until the next write, regardless of syncs. Readers
+    /// see it.
     WriteOneLate(&'static str),
-    /// The second half of each write to such a file.
+    /// The second half of each write to a matching file is omitted.
     ShortWrite(&'static str),
 }
 
@@ -143,7 +143,7 @@ impl File for BuggyFile {
 
 impl Drop for BuggyFile {
     fn drop(&mut self) {
-        // Late, not lost: an ordinary end of the process leaves it to the kernel.
+        // The write is late but not lost: on a normal exit the kernel gets it.
         if let Some((at, bytes)) = self.delayed_write().take() {
             let _ = self.file.write_at(at, &bytes);
         }

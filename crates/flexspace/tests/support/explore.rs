@@ -1,11 +1,11 @@
-//! # Explore: every moment at which the power may fail
+//! # Crash explorer: a power cut after every disk operation
 //!
-//! The disk is forked after each of its operations; each fork is cut off in several ways, opened
-//! and checked: it is the result of a prefix of the operations that contains all before the last
-//! sync, takes more, and keeps that through the next power cut. A sample of the images crashes
-//! again while it is recovering.
+//! The disk is forked after each of its operations. Each fork gets several power cuts and a kill,
+//! and is then opened and checked. It must have the result of a prefix of the operations that
+//! includes all before the last sync. It must accept a write and keep it through the next power
+//! cut. For a sample of the images, recovery is interrupted by a second crash.
 //!
-//! What it cannot see: interleavings of threads; bugs of size; a third crash.
+//! Blind spots: interleavings of threads, bugs that depend on size, a third crash.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -17,12 +17,12 @@ use sheaf_base::disk::sim::{KeepChoice, SimDisk};
 use super::buggy_disk::{BuggyDisk, SeededBug};
 use super::{WorkloadStep, content, open, workload};
 
-/// How far the workload had come.
+/// Progress of the workload.
 #[derive(Clone, Copy, Debug)]
 struct ProgressMarks {
-    /// States up to here were synced, or served after an opening.
+    /// Last state that was synced, or served after an opening.
     durable: usize,
-    /// States up to here were begun.
+    /// Last state that was started.
     issued: usize,
 }
 
@@ -31,7 +31,7 @@ struct CrashPoint {
     marks: ProgressMarks,
 }
 
-/// What was looked at.
+/// Counts of the exploration.
 #[derive(Default)]
 pub(crate) struct Totals {
     pub(crate) points: usize,
@@ -39,7 +39,7 @@ pub(crate) struct Totals {
     pub(crate) recovery_images: usize,
 }
 
-/// Runs the steps on a disk that is forked after each of its operations; the states, and the forks.
+/// Runs the steps on a disk that is forked after each operation. Returns the states and the forks.
 fn record(steps: &[WorkloadStep], is_paranoid: bool, bug: SeededBug) -> (Vec<Vec<u8>>, Vec<CrashPoint>) {
     let points: Arc<Mutex<Vec<CrashPoint>>> = Arc::default();
     let marks = Arc::new(Mutex::new(ProgressMarks { durable: 0, issued: 0 }));
@@ -76,7 +76,7 @@ fn record(steps: &[WorkloadStep], is_paranoid: bool, bug: SeededBug) -> (Vec<Vec
                 disk = killed;
                 watch(&disk);
                 space = open(lying(&disk)).expect("it opens");
-                // A killed process loses what was not handed to the kernel yet.
+                // A killed process loses bytes that were not flushed to the kernel.
                 let now = content(&space).expect("readable");
                 let durable = marks.lock().expect("no test fails here").durable;
                 assert!(states[durable..].contains(&now), "a kill leaves a state since the last sync");
@@ -98,7 +98,7 @@ fn record(steps: &[WorkloadStep], is_paranoid: bool, bug: SeededBug) -> (Vec<Vec
     (states, points)
 }
 
-/// Opens an image and checks everything; with `deep`, again at each moment of that.
+/// Opens an image and checks everything. With `deep`, also crashes again during the opening.
 fn check(
     image: &SimDisk,
     states: &[Vec<u8>],
@@ -139,8 +139,8 @@ fn check(
     }
     let mut opened = 1;
     if let Some(seed) = deep {
-        // Nothing was acknowledged during the opening: what it would have served is as good as what
-        // was there.
+        // Nothing was acknowledged during the opening. After a second crash each state is valid
+        // that was valid after the first.
         let moments = std::mem::take(&mut *moments.lock().expect("no test fails here"));
         for (number, moment) in moments.iter().enumerate() {
             for keep in moment.pending().keeps(3, 3, seed ^ number as u64) {
@@ -153,7 +153,7 @@ fn check(
     Ok(opened)
 }
 
-/// Explores the workload of `seed` on a disk that tells `lie` until it ends; what goes wrong first.
+/// Explores the workload of `seed` on a disk with `bug`. Returns the first failure.
 pub(crate) fn explore(
     seed: u64,
     count: usize,
@@ -163,8 +163,8 @@ pub(crate) fn explore(
 ) -> Result<(), String> {
     let mut steps = workload(seed, count);
     if bug != SeededBug::None {
-        // A kill ends a disk that lies in mid-lie: what it held back is lost, which no power cut is
-        // needed for.
+        // A kill also loses writes that the buggy disk delays. That would be found without any
+        // power cut.
         steps.retain(|step| !matches!(step, WorkloadStep::Kill));
     }
     let (states, points) = record(&steps, is_paranoid, bug);

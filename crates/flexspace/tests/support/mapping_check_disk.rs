@@ -1,7 +1,7 @@
-//! # Watched: a disk that knows what was written
+//! # Mapping check: a disk that records which bytes were written
 //!
-//! Looks at a file's bytes where they are mapped are promised to be at bytes that were written
-//! (`File::mapped`): here they are counted where they are not. Only writes of this life count.
+//! `File::mapped` may be called only for bytes that were written. This disk counts calls for other
+//! bytes. Only writes of this process count.
 
 use std::io;
 use std::path::Path;
@@ -11,11 +11,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use sheaf_base::disk::real::RealDisk;
 use sheaf_base::disk::{DirEntry, Disk, File, LockMode, LockOutcome, OpenMode};
 
-/// The machine's disk; how often somebody looked where nothing was written.
+/// The real disk, with a count of accesses to unwritten mapped bytes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct MappingCheckDisk {
     pub(crate) invalid_reads: Arc<AtomicU64>,
-    /// How often somebody looked where something was.
+    /// Number of accesses to written mapped bytes.
     pub(crate) valid_reads: Arc<AtomicU64>,
 }
 
@@ -56,7 +56,7 @@ impl Disk for MappingCheckDisk {
 #[derive(Debug)]
 struct MappingCheckFile {
     file: Arc<dyn File>,
-    /// Up to where something was.
+    /// End of the written bytes.
     written: AtomicU64,
     disk: MappingCheckDisk,
 }
@@ -89,7 +89,8 @@ impl File for MappingCheckFile {
         let is_kept = offset + len as u64 <= self.written.load(Ordering::SeqCst);
         if is_kept { &self.disk.valid_reads } else { &self.disk.invalid_reads }
             .fetch_add(1, Ordering::SeqCst);
-        // SAFETY: the caller's promise is passed on unchanged.
+        // SAFETY:
+        // * The caller guarantees the contract of `mapped`, which is passed on unchanged.
         unsafe { self.file.mapped(offset, len) }
     }
 }

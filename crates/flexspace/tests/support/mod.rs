@@ -1,4 +1,4 @@
-//! What the tests share: a seeded workload, and a plain vector that does the same.
+//! Seeded workloads, and a vector as their model, for all tests.
 
 #![allow(dead_code, reason = "each test binary uses its part")]
 #![allow(clippy::cast_possible_truncation, reason = "numbers here are small by construction")]
@@ -13,10 +13,10 @@ use sheaf_base::disk::Disk;
 use sheaf_base::error::Result;
 use sheaf_flexspace::{FlexSpace, SpaceOptions};
 
-/// Where the space is.
+/// Directory of the space.
 pub(crate) const SPACE_DIR: &str = "/space";
 
-/// splitmix64.
+/// splitmix64 generator.
 pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
@@ -39,19 +39,19 @@ pub(crate) enum WorkloadStep {
     Insert(u64, Vec<u8>),
     Hole(u64, u64),
     Collapse(u64, u64),
-    /// Moves a range: removes it and inserts new bytes elsewhere, as one operation.
+    /// Removes a range and inserts new bytes elsewhere, as one operation.
     Replace(u64, u64, u64, Vec<u8>),
     Defrag(u64, u64),
     Sync,
     Pump,
     Checkpoint,
-    /// Closes in order and opens again.
+    /// Closes the space and opens it again.
     Reopen,
-    /// Opens again as after a kill.
+    /// Opens the space again as after a kill.
     Kill,
 }
 
-/// Draws a workload; contents stay below some KiB.
+/// Returns a random workload. The content stays below some KiB.
 pub(crate) fn workload(seed: u64, count: usize) -> Vec<WorkloadStep> {
     let mut random = Random(seed);
     let mut len = 0u64;
@@ -99,7 +99,8 @@ impl WorkloadStep {
         }
     }
 
-    /// The step, made to fit a space of `len` bytes: a kill may have taken what it was drawn for.
+    /// Returns the step, adapted to a space of `len` bytes: a kill may have removed bytes that it
+    /// assumes.
     pub(crate) fn clamp_to(&self, len: u64) -> WorkloadStep {
         let range = |at: u64, count: u64| (at.min(len), count.min(len - at.min(len)));
         match self.clone() {
@@ -115,7 +116,7 @@ impl WorkloadStep {
         }
     }
 
-    /// The same to a vector.
+    /// Applies the step to a vector.
     pub(crate) fn apply(&self, model: &mut Vec<u8>) {
         match self {
             WorkloadStep::Write(at, bytes) => {
@@ -143,7 +144,7 @@ impl WorkloadStep {
         }
     }
 
-    /// To a space; not for openings.
+    /// Applies the step to a space, except reopenings.
     pub(crate) fn run(&self, space: &FlexSpace) -> Result<()> {
         match self {
             WorkloadStep::Write(at, bytes) => space.write(*at, bytes),
@@ -162,7 +163,7 @@ impl WorkloadStep {
     }
 }
 
-/// Tiny, without threads.
+/// Returns options for a tiny space without threads.
 pub(crate) fn options() -> SpaceOptions {
     SpaceOptions { tiny: true, inline: true, ..SpaceOptions::default() }
 }
@@ -171,7 +172,7 @@ pub(crate) fn open(disk: Arc<dyn Disk>) -> Result<FlexSpace> {
     FlexSpace::open_on(disk, SPACE_DIR, options())
 }
 
-/// All bytes.
+/// Returns all bytes of the space.
 pub(crate) fn content(space: &FlexSpace) -> Result<Vec<u8>> {
     let mut bytes = vec![0xee; usize::try_from(space.len()).expect("small")];
     let count = space.read(0, &mut bytes)?;

@@ -1,62 +1,66 @@
-//! # What is on the disk: frames in sectors in segments in two logs, and ROOT in two slots
+//! # Disk layout of the order model
+//!
+//! Has two logs of segments of sectors of frames, and ROOT in two slots.
 
 use crate::disk::{ModelPage, TornSectors};
 
-/// The number of a commit. Small: a model has few.
+/// Seq of a commit. One byte suffices, since a model has few commits.
 pub(super) type CommitSeq = u8;
 
-/// One commit's bytes in one log.
+/// Bytes of one commit in one log.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct CommitFrame {
-    /// Half of the salt: the number of the segment it was written for.
+    /// First half of the salt: the segment that the frame was written for.
     pub(super) segment: u8,
-    /// The other half: the incarnation that wrote it.
+    /// Second half of the salt: the incarnation that wrote the frame.
     pub(super) incarnation: u8,
-    /// The commit's number.
+    /// Seq of the commit.
     pub(super) seq: CommitSeq,
-    /// In which logs the commit has parts (bit 0 is X, bit 1 is Y).
+    /// Set of logs in which the commit has parts (bit 0 is X, bit 1 is Y).
     pub(super) parts: u8,
-    /// Which commit this really is: what a number alone cannot say.
+    /// Identity of the commit. It distinguishes two commits with the same seq.
     pub(super) id: u8,
-    /// The durable watermark when it was written.
+    /// W at the time of the write. The store writes W only to the first frame after a round.
+    /// Recovery uses W only to distinguish rot from a torn tail, so an older W is never wrong, only
+    /// less precise.
     pub(super) durable: CommitSeq,
 }
 
-/// What one sector holds.
+/// Frames of one sector.
 pub(super) type FrameSector = Vec<CommitFrame>;
 
-/// A numbered piece of a log.
+/// Segment of a log.
 #[derive(Clone, Debug, Hash, PartialEq, Eq)]
 pub(super) struct LogSegment {
-    /// Never used twice.
+    /// Number of the segment. It is never used again.
     pub(super) number: u8,
-    /// Who may write frames here.
+    /// Incarnation that may write frames here.
     pub(super) incarnation: u8,
-    /// Its sectors, in order of offset.
+    /// Sectors in the order of their offsets.
     pub(super) sectors: Vec<ModelPage<FrameSector>>,
 }
 
-/// X or Y.
+/// Log X or Y.
 #[derive(Clone, Debug, Hash, PartialEq, Eq)]
 pub(super) struct ModelLog {
-    /// In order of number; the last is written to.
+    /// Segments in ascending order. Frames are written to the last one.
     pub(super) segments: Vec<LogSegment>,
-    /// The sector of the last segment that is written next.
+    /// Index of the next new sector in the last segment.
     pub(super) at: usize,
-    /// A sync round started: the next frame does not join the last sector.
+    /// True after a sync round has started: the next frame must not share the last sector.
     pub(super) starts_sector: bool,
 }
 
-/// Where a frame goes.
+/// Position of a frame.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub(super) struct FramePlace {
     sector: usize,
-    /// Behind the frames that the sector already holds.
+    /// The frame follows other frames in its sector.
     is_shared: bool,
 }
 
 impl ModelLog {
-    /// Takes space for a frame.
+    /// Reserves the place of a frame.
     pub(super) fn reserve(&mut self, sector_frames: usize) -> Option<FramePlace> {
         let open = self.segments.last_mut()?;
         let last = self.at.checked_sub(1).map(|last| &open.sectors[last]);
@@ -74,8 +78,8 @@ impl ModelLog {
         Some(FramePlace { sector: self.at - 1, is_shared: shared })
     }
 
-    /// Copies a frame to its place. What the sector held stays the same byte for byte, so only a
-    /// first write (or garbage) can leave neither the old sector nor the new one.
+    /// Copies a frame to its place. The earlier bytes of a shared sector do not change. Therefore
+    /// only a first write, or a disk that leaves garbage, can lose both the old and the new sector.
     pub(super) fn copy(&mut self, place: FramePlace, mut frame: CommitFrame, tears: TornSectors) {
         let Some(open) = self.segments.last_mut() else {
             return;
@@ -88,7 +92,7 @@ impl ModelLog {
         sector.write(held, !place.is_shared || tears == TornSectors::Garbage);
     }
 
-    /// A sync of this log.
+    /// Syncs this log; the sync fails if `ok` is false.
     pub(super) fn sync(&mut self, ok: bool) {
         for sector in self.segments.iter_mut().flat_map(|segment| &mut segment.sectors) {
             if ok { sector.sync() } else { sector.fail_sync() }
@@ -96,45 +100,45 @@ impl ModelLog {
     }
 }
 
-/// A live segment as ROOT lists it.
+/// Live segment as ROOT lists it.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct LiveSegment {
-    /// Which one.
+    /// Number of the segment.
     pub(super) number: u8,
-    /// If sealed: how many of its frames count.
+    /// Number of accepted frames if the segment is sealed.
     pub(super) end: Option<u8>,
 }
 
-/// One slot of ROOT.
+/// Content of one slot of ROOT.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct OrderRoot {
-    /// The newer of two valid slots rules.
+    /// Generation. Of two valid slots the higher one counts.
     pub(super) generation: u8,
-    /// F: recovery never questions what lies at or below it.
+    /// F: recovery expects every commit up to it. A missing one is damage.
     pub(super) floor: CommitSeq,
-    /// Who serves under this ROOT.
+    /// Incarnation that serves under this ROOT.
     pub(super) incarnation: u8,
-    /// The last commit of the incarnations before.
+    /// Last commit of the previous incarnations.
     pub(super) previous_seq: CommitSeq,
-    /// The first number of this incarnation.
+    /// First seq of this incarnation.
     pub(super) start: CommitSeq,
-    /// Numbers that were reserved and never given, or given and cut off: (above, below).
+    /// Seqs between `above` and `below` that were never assigned or were cut off: (above, below).
     pub(super) holes: Vec<(CommitSeq, CommitSeq)>,
-    /// The live segments of X and Y.
+    /// Live segments of X and Y.
     pub(super) live: [Vec<LiveSegment>; 2],
-    /// The number that the next segment of either log gets.
+    /// Number of the next segment of either log.
     pub(super) next_segment: u8,
 }
 
 impl OrderRoot {
-    /// Whether this number was never given, or was cut off.
+    /// Returns whether this seq was never assigned or was cut off.
     #[must_use]
     pub(super) fn is_void(&self, seq: CommitSeq) -> bool {
         self.holes.iter().any(|&(above, below)| above < seq && seq < below)
     }
 }
 
-/// The slot that holds the newest valid ROOT.
+/// Returns the slot that has the newest valid ROOT.
 #[must_use]
 pub(super) fn newest(slots: &[ModelPage<OrderRoot>; 2]) -> Option<usize> {
     let generation = |slot: usize| slots[slot].read().map(|root| root.generation);

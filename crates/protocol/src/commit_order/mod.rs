@@ -1,31 +1,33 @@
-//! # The order of commits: two logs, sync rounds, crashes, recovery, crashes within recovery
+//! # Order of commits: two logs, sync rounds, crashes and recovery
 //!
-//! Commits touch X, Y or both. A round takes S, syncs the logs one by one while commits go on, and
-//! moves W to S. Syncs may fail. The process may be killed and the power cut between any two steps,
-//! those of recovery included.
+//! Commits write to log X, log Y or both. A round takes S, syncs the logs one by one while commits
+//! continue, and moves W to S. Syncs may fail. A kill or a power cut may come between any two
+//! steps, also during recovery.
 //!
 //! ## Picture
 //! ```text
-//!   Down --Open--> Settling --Recover--> Rewritten --Settle X, Y--> --Announce--> Announced --Serve-->
-//!          newest           sync ROOT,              sync the logs    write ROOT    sync      Serving
-//!          ROOT is          read tails, cut,                         (F = cut,               new segments
-//!          written again    write the tail again                     seals)
+//!   Down --Open--> SyncingRoot --Recover--> Rewritten --SyncRecoveredLog X, Y
+//!          rewrites             syncs ROOT, reads the        |  syncs the logs
+//!          newest ROOT          tails, finds the cut,        |
+//!                               rewrites the tails           v
+//!         Serving <--Serve-- RootWritten <--WriteRecoveredRoot
+//!         new segments  syncs ROOT             writes ROOT: F = cut, seals
 //!
-//!   Down --Open--> Flushed --ReadThrough--> Rewritten --Announce--> ...     (Reopen::ReadThrough)
-//!          sync             read past the
+//!   Down --Open--> Flushed --ReadThrough--> Rewritten --> ...     (ReopenMethod::ReadThrough)
+//!          syncs            reads past the
 //!          ROOT, logs       page cache
-//!
-//!   a failed sync, or a commit lost after it got its number:  -> Poisoned; only a crash helps
+//!   failed sync, or commit lost after it got its seq --> Poisoned (only a crash follows)
 //! ```
 //!
-//! ## Debts
-//! The state keeps the true order of commits (`history`) and how many of them the world is owed: up
-//! to `visible` if the next crash is a kill, up to W if it is a power cut (or if a sync failed). A
-//! recovery that has decided is compared with them; one that serves raises both to what it found.
+//! ## Invariants
+//! Checks I1, I2, I3, I5, I7, I8 and I9. `history` is the true order of commits. The state counts
+//! how many of them must survive: up to `visible` in a kill, up to W in a power cut or after a
+//! failed sync.
 //!
 //! ## Crash
-//! A crash is one action per combination of what each page may hold ([`crate::disk`]). A commit
-//! that had its number when the crash came may be there or not.
+//! A crash is one action per combination of possible page contents ([`crate::disk`]). A commit that
+//! had its seq at the crash may survive or not. When recovery serves, it must keep all that it
+//! found.
 
 mod layout;
 mod recovery;
@@ -39,36 +41,37 @@ use crate::explore::{BrokenInvariant, CheckedState, no_broken_invariant};
 use crate::{ProtocolRules, ReopenMethod};
 use stateright::{Model, Property};
 
-/// Numbers reserved for one incarnation.
+/// Seqs reserved for one incarnation.
 const RESERVED_SEQS: CommitSeq = 8;
 
-/// How far an exploration goes.
+/// Bounds of an exploration.
 #[derive(Clone, Debug)]
 pub struct OrderBounds {
-    /// Commits over the whole run.
+    /// Commits in the whole run.
     pub commits: u8,
-    /// Commits that may be copied at the same time. One: the commit lock. More: the next commit
-    /// path (module `window`; only with one frame a sector).
+    /// Commits that may be copied at the same time. With 1, commits hold a lock. A larger window
+    /// models parallel commits (module `window`) and requires one frame per sector.
     pub window: usize,
-    /// Kills over the whole run.
+    /// Kills in the whole run.
     pub kills: u8,
-    /// Power cuts over the whole run.
+    /// Power cuts in the whole run.
     pub power_cuts: u8,
-    /// Syncs (of a log or of ROOT) that fail.
+    /// Failed syncs of a log or of ROOT.
     pub failed_syncs: u8,
-    /// ROOT written while serving.
+    /// Writes of ROOT by the serving process.
     pub roots: u8,
-    /// An engine makes its state durable and says so nowhere in the logs.
+    /// Whether an engine makes its state durable without a record of it in the logs.
     pub checkpoints: bool,
-    /// Clean closes over the whole run.
+    /// Clean closes in the whole run.
     pub closes: u8,
-    /// One settled sector of a log rots while the database is down.
+    /// Whether one durable sector of a log rots while the database is closed.
     pub rots: bool,
-    /// The second part of a commit may fail to be written (or its writer may die).
+    /// Whether the second part of a commit may fail to be written, for example because its thread
+    /// dies.
     pub late_failures: bool,
     /// Frames that fit into a sector.
     pub sector_frames: usize,
-    /// What a power cut does to a sector in flight.
+    /// Effect of a power cut on a sector that is being written.
     pub tears: TornSectors,
 }
 
@@ -91,16 +94,38 @@ impl Default for OrderBounds {
     }
 }
 
-/// The model.
+/// Model of the commit order.
+///
+/// # Composition
+///
+/// The model shows two facts. Any set of logs recovers to a prefix that contains everything at or
+/// below W, and a crash may interrupt each step of recovery. The other models rely on both: a sync
+/// round is one step that moves W, and recovery up to the write of ROOT is one step.
+/// - `gc` and `keyspace_drop` keep the writes of ROOT as separate steps, since their frees depend
+///   on them.
+/// - Survivors are not part of the order. GC adds frames that this model never counts. It frees
+///   only frames at or below F that nothing needs.
+/// - This model frees nothing and therefore requires every frame. A log that is cut or collected
+///   requires the frames that ROOT lists as live.
+/// - A blob is one more part of its commit.
+///
+/// # Not modeled
+/// - Bytes: checksums are perfect, lengths are right, and content is a number. A frame is valid if
+///   and only if its salt is right (R6).
+/// - Logs with several open segments. A log has one open segment per incarnation. The cut needs
+///   dense seqs, so a gap in an earlier segment ends the order in any case.
+/// - Extension of the reserved bound, snapshots, pinned states (recovery ignores them), the
+///   low-water mark of the journal, and more than one engine.
+/// - Memory order between threads. The tests under shuttle cover it.
 #[derive(Clone, Debug)]
 pub struct CommitOrderModel {
-    /// Which rules hold.
+    /// Active rules.
     pub rules: ProtocolRules,
-    /// How far to look.
+    /// Limits of the exploration.
     pub bounds: OrderBounds,
 }
 
-/// A commit as the outside knows it.
+/// Commit as its caller knows it.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 struct OrderCommit {
     seq: CommitSeq,
@@ -108,7 +133,7 @@ struct OrderCommit {
     id: u8,
 }
 
-/// A commit that has its number and is not visible yet.
+/// Commit that has its seq and is not visible yet.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 struct PendingFrame {
     commit: OrderCommit,
@@ -116,14 +141,14 @@ struct PendingFrame {
     places: [Option<FramePlace>; 2],
 }
 
-/// A sync round.
+/// Sync round.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 struct OrderRound {
     target: CommitSeq,
     synced: u8,
 }
 
-/// What a serving process has in memory.
+/// Memory of a serving process.
 #[derive(Clone, Debug, Hash, PartialEq, Eq)]
 struct OrderServing {
     next: CommitSeq,
@@ -131,48 +156,50 @@ struct OrderServing {
     durable: CommitSeq,
     pending: Vec<PendingFrame>,
     round: Option<OrderRound>,
-    /// ROOT as the process knows it, and whether the last write of it waits for its sync.
+    /// ROOT as the process knows it. `root_unsynced` is true while its last write waits for the
+    /// sync.
     root: OrderRoot,
     root_unsynced: bool,
     closing: bool,
 }
 
-/// Where the process is.
+/// State of the process.
 #[derive(Clone, Debug, Hash, PartialEq, Eq)]
 enum OrderProcess {
-    /// There is none: killed, cut off, or closed.
+    /// No process: killed, power cut, or closed.
     Down,
-    /// Recovery, step by step. ROOT was read and is being settled.
+    /// Recovery has read ROOT and must sync it.
     SyncingRoot,
-    /// Recovery read past the page cache (`ReopenMethod::ReadThrough` only): everything was synced.
+    /// Recovery has synced everything and must read past the page cache (only with
+    /// `ReopenMethod::ReadThrough`).
     Flushed,
-    /// The tail was read and written again; logs in the set are synced.
+    /// Recovery has read the tails and written them again. `synced` is the set of synced logs.
     Rewritten { found: RecoveredCommits, synced: u8 },
-    /// ROOT was written and not synced.
+    /// Recovery has written ROOT and not synced it.
     RootWritten { root: OrderRoot, found: RecoveredCommits },
     /// Reads and writes.
     Serving(OrderServing),
-    /// A sync failed, or a commit after it had its number: only a crash helps.
+    /// A sync failed, or a commit failed after it got its seq. Only a crash can follow.
     Poisoned,
-    /// Open answered that the database is damaged.
+    /// Open reported that the database is damaged.
     Damaged,
 }
 
-/// Disk, process, and what is owed to the world.
+/// Disk, process, and the commits that must survive.
 #[derive(Clone, Debug, Hash, PartialEq, Eq)]
 pub struct OrderState {
     slots: [ModelPage<OrderRoot>; 2],
     logs: [ModelLog; 2],
-    /// What an engine's own durable state covers.
+    /// Last commit in the durable state of an engine.
     checkpoint: CommitSeq,
     process: OrderProcess,
-    /// The order of all commits that may exist.
+    /// Order of all commits that may exist.
     history: Vec<OrderCommit>,
-    /// So many of them must survive a power cut.
+    /// Number of commits that must survive a power cut.
     durable_commits: usize,
-    /// So many must be there when the database is next opened, if nothing worse happens.
+    /// Number of commits that the next recovery must find after a kill.
     acknowledged_commits: usize,
-    /// After a failed sync a kill may take what only the page cache had.
+    /// True after a failed sync: a kill may then lose data that only the page cache had.
     sync_failed: bool,
     closed_clean: bool,
     rotten: bool,
@@ -180,7 +207,7 @@ pub struct OrderState {
     broken_invariant: Option<BrokenInvariant>,
 }
 
-/// What of the bounds is used up.
+/// Used part of the bounds.
 #[derive(Clone, Debug, Default, Hash, PartialEq, Eq)]
 struct OrderSpent {
     commits: u8,
@@ -191,40 +218,42 @@ struct OrderSpent {
     closes: u8,
 }
 
-/// What can happen.
+/// Steps of the model. A `bool` tells whether a sync succeeds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OrderAction {
-    /// A commit over these logs takes its number and its places, and is copied to its first log.
+    /// A commit over these logs takes its seq and its places. With one lock it is also copied to
+    /// its first log.
     Begin(u8),
-    /// It is copied to this log; with the last copy it is visible and acknowledged.
+    /// A commit (first number) is copied to a log. After its last copy it becomes visible once all
+    /// earlier commits are.
     Copy(usize, usize),
-    /// Its copy to the next log fails, or its writer dies.
+    /// The copy of a commit to its next log fails, or its thread dies.
     FailCopy(usize),
     /// A sync round starts.
     Round,
-    /// The round syncs this log; with the last one W moves.
+    /// The round syncs a log. After the last log, W moves.
     Sync(usize, bool),
-    /// ROOT is written with F = W.
+    /// The process writes ROOT with F = W.
     WriteRoot,
-    /// And synced.
+    /// The process syncs ROOT.
     SyncRoot(bool),
-    /// An engine's durable state reaches W.
+    /// The durable state of an engine reaches W.
     Checkpoint,
     /// A clean close writes ROOT.
     Close,
-    /// The power goes; the number says what the platter kept.
+    /// A power cut. The number selects the content of the platter.
     PowerCut(usize),
-    /// The process is killed; the number says which clean pages the kernel drops.
+    /// A kill. The number selects the clean pages that the kernel drops.
     Kill(usize),
-    /// A sector of this log rots: (log, segment, sector).
+    /// A sector of a log rots: (log, segment, sector).
     Rot(usize, usize, usize),
-    /// Open: reads ROOT, settles it.
+    /// Open reads ROOT and makes it dirty again, or syncs all files (`ReopenMethod::ReadThrough`).
     Open,
-    /// Open by reading through: its first sync fails.
+    /// The first sync of an open with `ReopenMethod::ReadThrough` fails.
     FailOpen,
-    /// Recovery reads past the page cache; the number says what was there.
+    /// Recovery reads past the page cache. The number selects the content of the platter.
     ReadThrough(usize),
-    /// Recovery syncs ROOT, reads the tails, decides, writes what it accepted once more.
+    /// Recovery syncs ROOT, reads the tails, finds the cut, and writes the accepted frames again.
     Recover(bool),
     /// Recovery syncs a log.
     SyncRecoveredLog(usize, bool),

@@ -1,31 +1,34 @@
-//! # Reading the logs after a crash: what counts, where the order ends, what is damage
+//! # Recovery of the order model: accepted frames, cut and damage
 //!
-//! A pure function of ROOT and of what the kernel shows. Sealed segments count up to their end and
-//! must be whole; in an open one the first bad frame ends what may be replayed, and what follows
-//! is searched for watermarks only. The order ends (the cut) before the first number, or part, that
-//! is missing. A cut below what is known durable is damage.
+//! Computes the result of recovery from ROOT and the bytes that reads return; changes nothing. A
+//! sealed segment counts up to its end and must be complete. In an open segment the first bad frame
+//! ends the replayable part; recovery searches the rest only for values of W.
+//!
+//! The cut is the last seq before the first seq, or part of a commit, that is missing. A cut below
+//! the commits that are known to be durable is damage.
 
 use super::layout::{CommitFrame, CommitSeq, LiveSegment, ModelLog, OrderRoot};
 use crate::ProtocolRules;
 
-/// What recovery found.
+/// Result of recovery.
 #[derive(Clone, Debug, Hash, PartialEq, Eq)]
 pub(super) struct RecoveredCommits {
-    /// The last commit that counts.
+    /// Last accepted commit.
     pub(super) cut: CommitSeq,
-    /// The commits that count: (number, logs in which it was found, which one it really is).
+    /// Accepted commits: (seq, logs with a part of it, identity).
     pub(super) commits: Vec<(CommitSeq, u8, u8)>,
-    /// How many frames of each live segment count.
+    /// Number of accepted frames in each live segment.
     pub(super) ends: [Vec<u8>; 2],
-    /// What is known durable is missing.
+    /// A commit that is known to be durable is missing.
     pub(super) is_damaged: bool,
-    /// Two valid frames with one number in one log, or two parts of two different commits.
+    /// One log has two valid frames of one seq, or the parts of a seq belong to two different
+    /// commits.
     pub(super) repeated: bool,
 }
 
-/// What one log shows.
+/// Content of one log.
 struct LogScan {
-    /// Per live segment: whether it is sealed, and its replayable frames.
+    /// For each live segment: whether it is sealed, and its replayable frames.
     segments: Vec<(bool, Vec<CommitFrame>)>,
     durable: CommitSeq,
     is_damaged: bool,
@@ -36,7 +39,8 @@ fn scan(log: &ModelLog, live: &[LiveSegment], rules: &ProtocolRules) -> LogScan 
     for listed in live {
         let mut frames = Vec::new();
         let Some(segment) = log.segments.iter().find(|held| held.number == listed.number) else {
-            // Announced by a recovery that a crash ended before it served: no frame was written.
+            // An earlier recovery listed the segment in ROOT and crashed before it served. No frame
+            // was written to it.
             scan.is_damaged |= listed.end.is_some();
             scan.segments.push((false, Vec::new()));
             continue;
@@ -72,7 +76,7 @@ fn scan(log: &ModelLog, live: &[LiveSegment], rules: &ProtocolRules) -> LogScan 
     scan
 }
 
-/// Collects the commits up to `limit`, and whether one number stands for two contents.
+/// Collects the commits up to `limit`. The second result tells whether one seq has two contents.
 fn gather(scans: &[LogScan; 2], root: &OrderRoot, limit: CommitSeq) -> (Vec<(CommitSeq, u8, u8)>, bool) {
     let mut commits: Vec<(CommitSeq, u8, u8)> = Vec::new();
     let mut repeated = false;
@@ -97,13 +101,14 @@ fn is_replayable(frame: &CommitFrame, sealed: bool, root: &OrderRoot, limit: Com
     frame.seq <= limit && (sealed || !root.is_void(frame.seq))
 }
 
-/// In which logs a commit has parts: any of its frames knows.
+/// Returns the logs in which a commit has parts, as recorded in each of its frames.
 fn parts(scans: &[LogScan; 2], seq: CommitSeq) -> u8 {
     let frames = scans.iter().flat_map(|scan| &scan.segments).flat_map(|(_, frames)| frames);
     frames.filter(|frame| frame.seq == seq).fold(0, |parts, frame| parts | frame.parts)
 }
 
-/// Reads everything and decides. `checkpoint` is what an engine's own durable state covers.
+/// Reads the logs and returns the accepted commits. `checkpoint` is the last commit in the durable
+/// state of an engine.
 #[must_use]
 pub(super) fn recover(
     root: &OrderRoot,
@@ -114,7 +119,7 @@ pub(super) fn recover(
     let scans = [0, 1].map(|log: usize| scan(&logs[log], &root.live[log], rules));
     let (seen, _) = gather(&scans, root, CommitSeq::MAX);
     let is_whole = |seq| seen.iter().any(|held| held.0 == seq && held.1 == parts(&scans, seq));
-    // Nothing is freed here, so all of this incarnation is still needed, below F too.
+    // This model frees nothing. All frames of this incarnation are therefore needed, also below F.
     let below = if rules.needed_frames_below_the_floor_are_checked { root.previous_seq } else { root.floor };
     let first = root.start.max(below + 1);
     let cut = (first..).take_while(|&seq| is_whole(seq)).last().unwrap_or(below);

@@ -1,4 +1,6 @@
-//! # The steps: what each action does to the disk, the process and the debts
+//! # Steps of the order model
+//!
+//! Applies each action to the disk, the process and the counts of commits that must survive.
 
 use super::layout::{CommitFrame, CommitSeq, LiveSegment, LogSegment, ModelLog, OrderRoot, newest};
 use super::recovery::{RecoveredCommits, recover};
@@ -10,7 +12,7 @@ use crate::ReopenMethod;
 use crate::disk::{CrashKind, ModelPage, TornSectors};
 use crate::explore::BrokenInvariant;
 
-/// A new database: both slots valid, one open segment in each log, serving.
+/// Returns a new database: both slots are valid, each log has one open segment, the process serves.
 pub(super) fn created() -> OrderState {
     let live = |number| vec![LiveSegment { number, end: None }];
     let root = |generation| OrderRoot {
@@ -189,7 +191,8 @@ impl CommitOrderModel {
         }
     }
 
-    /// Returns S of a round that starts now: under the lock `visible`, else the last reserved seq.
+    /// Returns S of a round that starts now: `visible` under the lock, otherwise the last reserved
+    /// seq.
     pub(super) fn round_target(&self, state: &OrderState, serving: &OrderServing) -> CommitSeq {
         if self.bounds.window == 1 { serving.visible } else { self.last_below(state, serving.next) }
     }
@@ -202,7 +205,7 @@ impl CommitOrderModel {
         state.history.iter().map(|commit| commit.seq).filter(|&held| held < seq).max().unwrap_or(0)
     }
 
-    /// The rest of a commit is never copied.
+    /// Fails a commit: its remaining parts are never copied.
     fn fail_copy(&self, state: &mut OrderState, serving: &mut OrderServing, at: usize) -> ServingStatus {
         if self.rules.failure_after_seq_poisons {
             return ServingStatus::Poisoned;
@@ -262,8 +265,9 @@ impl CommitOrderModel {
     fn opening(&self, state: &mut OrderState, action: OrderAction) {
         match action {
             OrderAction::Open if self.rules.reopen == ReopenMethod::ReadThrough => {
-                // ROOT and the logs are synced first: only then is a clean page one that is there.
-                // (Dirty pages of a killed process: nothing relies on the moment they get there.)
+                // Sync ROOT and the logs first. Only then does a clean page agree with the platter,
+                // unless an earlier sync of it failed. A killed process may leave dirty pages. The
+                // model does not rely on the moment at which the kernel writes them.
                 state.slots.iter_mut().for_each(ModelPage::sync);
                 state.logs.iter_mut().for_each(|log| log.sync(true));
                 state.process = OrderProcess::Flushed;
@@ -299,8 +303,8 @@ impl CommitOrderModel {
         }
     }
 
-    /// Reads ROOT and the tails, checks what is found against what is owed, and writes it once
-    /// more.
+    /// Reads ROOT and the tails, compares the result with the commits that must survive, and writes
+    /// the accepted frames again.
     fn read(&self, state: &mut OrderState) {
         let Some(root) = newest(&state.slots).and_then(|slot| state.slots[slot].read().cloned()) else {
             state.broken_invariant = Some(BrokenInvariant::Durable);
@@ -319,7 +323,7 @@ impl CommitOrderModel {
         let dirty =
             |log: &ModelLog| log.segments.iter().flat_map(|held| &held.sectors).any(ModelPage::is_dirty);
         let clean = |log: usize| u8::from(!dirty(&state.logs[log])) << log;
-        // What is not dirty needs no sync: a step less, the same states after it.
+        // A clean log needs no sync. This saves a step and reaches the same states.
         state.process = OrderProcess::Rewritten { found, synced: clean(0) | clean(1) };
     }
 
@@ -357,7 +361,7 @@ impl CommitOrderModel {
         }
     }
 
-    /// The ROOT of the next incarnation.
+    /// Returns the ROOT of the next incarnation.
     fn next_root(&self, old: &OrderRoot, found: &RecoveredCommits) -> OrderRoot {
         let rules = &self.rules;
         let mut root = old.clone();
@@ -388,7 +392,7 @@ impl CommitOrderModel {
             if self.rules.fresh_segments {
                 let number = live.last().map_or(0, |live| live.number);
                 let incarnation = root.incarnation;
-                // What nothing points to any more is gone from the model.
+                // Remove segments that ROOT no longer lists from the model.
                 log.segments.retain(|held| live.iter().any(|live| live.number == held.number));
                 log.segments.push(LogSegment { number, incarnation, sectors: Vec::new() });
                 log.at = 0;
@@ -411,7 +415,7 @@ impl CommitOrderModel {
     }
 }
 
-/// Whether a serving process goes on.
+/// State of a process after a step of serving.
 enum ServingStatus {
     Continue,
     Poisoned,
@@ -425,13 +429,14 @@ fn fail(state: &mut OrderState, what: impl Fn(&mut OrderState)) -> ServingStatus
     ServingStatus::Poisoned
 }
 
-/// ROOT fills several sectors: a slot in flight may hold a mix, which no checksum accepts.
+/// Writes ROOT to the older slot. ROOT spans several sectors: a power cut during the write may
+/// leave a mix that no checksum accepts.
 fn write_root(state: &mut OrderState, root: &OrderRoot) {
     let slot = newest(&state.slots).map_or(0, |newest| 1 - newest);
     state.slots[slot].write(root.clone(), true);
 }
 
-/// What recovery accepted above F may be in the page cache only: it becomes dirty again.
+/// Makes the accepted frames above F dirty again, since they may exist only in the page cache.
 fn rewrite_tail(state: &mut OrderState, root: &OrderRoot, found: &RecoveredCommits, tears: TornSectors) {
     for ((log, live), ends) in state.logs.iter_mut().zip(&root.live).zip(&found.ends) {
         for (live, &end) in live.iter().zip(ends).filter(|(live, _)| live.end.is_none()) {
@@ -452,7 +457,7 @@ fn rewrite_tail(state: &mut OrderState, root: &OrderRoot, found: &RecoveredCommi
     }
 }
 
-/// Compares what recovery found with what the world is owed.
+/// Compares the result of recovery with the commits that must survive.
 fn check_recovery(state: &OrderState, found: &RecoveredCommits) -> Option<BrokenInvariant> {
     let owes_engine = state.commits_up_to(state.checkpoint) > found.commits.len();
     let expected = |&(seq, parts, id): &(CommitSeq, u8, u8), commit: &OrderCommit| {
@@ -475,13 +480,14 @@ fn check_recovery(state: &OrderState, found: &RecoveredCommits) -> Option<Broken
     if !state.rotten {
         return Some(BrokenInvariant::Durable);
     }
-    // What rotted may only be missed if nothing on the disk says that it was durable.
+    // Rot may pass without a report only if nothing on the disk proves that the lost commit was
+    // durable.
     let lost = state.history.get(found.commits.len()).map(|commit| commit.seq);
     let said = lost.is_some_and(|seq| seq <= durable_evidence(state));
     (state.closed_clean || said).then_some(BrokenInvariant::SilentRot)
 }
 
-/// The highest W that the disk speaks of: F in ROOT, or any frame, wherever it stands.
+/// Returns the highest W recorded on the disk: F in a ROOT slot, or W in any frame.
 fn durable_evidence(state: &OrderState) -> CommitSeq {
     let segments = state.logs.iter().flat_map(|log| &log.segments);
     let frames = segments.flat_map(|held| &held.sectors).filter_map(ModelPage::read).flatten();

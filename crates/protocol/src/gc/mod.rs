@@ -1,33 +1,30 @@
-//! # Cleaning a store log: survivors, tombstones, index checkpoints, and what ROOT still needs
+//! # GC of a store log: survivors, tombstones, checkpoints and ROOT
 //!
-//! One store log whose segments hold one frame each, a cleaner, index checkpoints, the two slots of
-//! ROOT. Puts and deletes of one or two keys. The index is compared with the true map after every
-//! step and every recovery. How a prefix comes about is `order`'s matter: here a sync round is one
-//! step, and so is recovery up to its write of ROOT.
+//! Models one store log with one frame per segment, GC, index checkpoints and the two slots of
+//! ROOT. Commits put and delete one or two keys. The model compares the index with the true map
+//! after every step and every recovery.
 //!
 //! ## Picture
 //! ```text
-//!   pass:        Judge -----> CopySurvivor ----> Repoint -----> SyncSurvivor --> gone from the next ROOT
-//!                (under the   (its own kind,     (if the index   (then, with both ROOT slots past it
-//!                lock: live?) its own number)    still agrees)    and F over it: Free)
-//!   checkpoint:  StartDump (start, position) --> DumpKey ... --> published by a ROOT once W has reached
-//!                                                                its end and its survivors are synced
-//!   recovery:    cut = dense above F; index = image, less entries into segments that are gone, then
-//!                every frame from the image's start position on, highest number wins
+//! pass:       BeginPass --> CopySurvivor --> Repoint -------> SyncSurvivor --> not in next ROOT
+//!             (under the    (a frame with    (if the index    (Free: later, when F covers the
+//!             lock: live?)  its own seq)     still agrees)    victim and both slots are past it)
+//! checkpoint: StartCheckpoint (start, position) --> CheckpointKey ... --> published by a WriteRoot
+//!             when W has reached its end and its survivors are synced
+//! recovery:   cut = dense above F; index = image without entries in removed segments, then every
+//!             frame from the start position of the image on; the highest seq wins
 //! ```
 //!
-//! ## Why replay from the image's start is enough
-//! Let k's newest version at the start be v. If the scan reads v, or anything newer, at an address that
-//! is live and durable at recovery, it is right: all newer frames lie behind the start. If the address
-//! is gone, it went in a pass that ended after the scan read it, hence (finding 4) a pass that copied
-//! after the start, so that the survivor lies behind the start; or v was superseded by a commit, which
-//! lies behind the start as well. A frame older than v behind the start could only be a survivor, and
-//! a survivor is judged live and copied with no start in between: v came later and lies behind too, or
-//! is a tombstone whose number lies above the start, which therefore is not dropped.
+//! ## Invariants
+//! Checks I2, I3, I4, I6 and I7. `GcModel::index` has the proof that replay from the start of the
+//! image suffices.
 //!
 //! ## Simplifications
-//! A freed segment is destroyed at once. Segments that ROOT does not know yet are found by recovery.
-//! A number that was cut off is given again (that `order` gives numbers above the bound is stricter).
+//! - A freed segment is destroyed at once.
+//! - A segment is one frame. A victim with many frames is freed if each of them allows it.
+//! - Recovery also finds segments that ROOT does not list yet. A real ROOT lists them before a
+//!   frame in them is acknowledged.
+//! - Seqs that were cut off are assigned again. `commit_order` is stricter.
 
 mod recovery;
 mod steps;
@@ -40,50 +37,55 @@ use stateright::{Model, Property};
 /// Keys of the model.
 const KEYS: usize = 2;
 
-/// The number of a commit.
+/// Seq of a commit.
 pub type GcSeq = u8;
 
-/// How far an exploration goes.
+/// Bounds of an exploration.
 #[derive(Clone, Debug)]
 pub struct GcBounds {
-    /// Keys that commits touch (1 or 2).
+    /// Keys that commits write (1 or 2).
     pub keys: usize,
-    /// Commits over the whole run.
+    /// Commits in the whole run.
     pub commits: u8,
-    /// Passes of the cleaner.
+    /// Passes of GC.
     pub gc_passes: u8,
     /// Index checkpoints.
     pub checkpoints: u8,
-    /// ROOT written while serving.
+    /// Writes of ROOT by the serving process.
     pub roots: u8,
-    /// Power cuts.
+    /// Power cuts in the whole run.
     pub power_cuts: u8,
-    /// Kills.
+    /// Kills in the whole run.
     pub kills: u8,
-    /// Slots of ROOT that rot while the other is whole and the database is down.
+    /// ROOT slots that rot while the other slot is valid and the database is closed.
     pub slot_rots: u8,
 }
 
-/// The model.
+/// Model of GC.
+///
+/// # Not modeled
+/// - Segments that are preallocated. The start position of a checkpoint must treat a segment that
+///   exists and is not used yet as lying behind it.
+/// - A step for each part of a sync round or a recovery: `commit_order` has these steps.
 #[derive(Clone, Debug)]
 pub struct GcModel {
-    /// Which rules hold.
+    /// Active rules.
     pub rules: ProtocolRules,
-    /// How far to look.
+    /// Limits of the exploration.
     pub bounds: GcBounds,
 }
 
-/// A frame: a segment of its own here, so its address is its place in the list of all segments.
+/// Frame in a segment of its own. Its address is the index of that segment.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq, PartialOrd, Ord)]
 struct GcFrame {
-    /// A survivor: never part of the order.
+    /// True for a survivor, which is never part of the commit order.
     is_survivor: bool,
     seq: GcSeq,
     key: usize,
     tombstone: bool,
 }
 
-/// Where a key's newest version is.
+/// Address of the newest version of a key.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq, PartialOrd, Ord)]
 struct GcEntry {
     seq: GcSeq,
@@ -93,48 +95,48 @@ struct GcEntry {
 
 type GcIndex = [Option<GcEntry>; KEYS];
 
-/// An index checkpoint.
+/// Index checkpoint.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, PartialOrd, Ord)]
 struct GcImage {
-    /// `visible` when the scan started, and the first segment that was not there yet.
+    /// Value of `visible`, and index of the first missing segment, at the start of the scan.
     start: GcSeq,
     start_at: usize,
-    /// The same when it ended.
+    /// Both values at the end of the scan.
     end: GcSeq,
     end_at: usize,
     entries: GcIndex,
 }
 
-/// A slot of ROOT.
+/// Content of a ROOT slot.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, PartialOrd, Ord)]
 struct GcRoot {
     generation: u8,
     floor: GcSeq,
-    /// Segments that are not live: a set of bits. (The real ROOT lists those that are.)
+    /// Set of segments that are not live, as bits. The real ROOT lists the live ones.
     removed_segments: u32,
     image: Option<GcImage>,
 }
 
-/// The cleaner, within a pass.
+/// State of GC within a pass.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 enum GcPass {
-    /// The victim was found live and is to be copied.
+    /// The victim is live and must be copied.
     Found { victim: usize },
-    /// The copy is in the kernel; the index still points to the victim (or has moved on).
+    /// The copy is in the kernel. The index points to the victim or to a newer version.
     Copied { victim: usize, copy: usize },
-    /// The index was asked to point to the copy; the copy is not synced.
+    /// The index points to the copy or to a newer version. The copy is not synced.
     Pointed { victim: usize },
 }
 
-/// An index checkpoint under way.
+/// Index checkpoint in progress.
 #[derive(Clone, Debug, Hash, PartialEq, Eq)]
 struct ModelCheckpoint {
     image: GcImage,
-    /// Keys scanned so far; all of them: it waits to be published.
+    /// Number of scanned keys. When all are scanned, the checkpoint waits for its publication.
     scanned: usize,
 }
 
-/// A serving process.
+/// Serving process.
 #[derive(Clone, Debug, Hash, PartialEq, Eq)]
 struct GcServing {
     index: GcIndex,
@@ -146,17 +148,18 @@ struct GcServing {
     checkpoint: Option<ModelCheckpoint>,
 }
 
-/// Where the process is.
+/// State of the process.
 #[derive(Clone, Debug, Hash, PartialEq, Eq)]
 enum GcProcess {
     Down,
-    /// Recovery has decided and synced what it accepted.
+    /// Recovery has found the cut and synced the accepted frames. The last field has all other
+    /// segments.
     Recovered {
         index: GcIndex,
         cut: GcSeq,
         gone: u32,
     },
-    /// And has written ROOT.
+    /// Recovery has written ROOT. `last` is false if it must write the other slot too.
     RootWritten {
         index: GcIndex,
         root: GcRoot,
@@ -165,7 +168,7 @@ enum GcProcess {
     Serving(GcServing),
 }
 
-/// Disk, process, debts.
+/// Disk, process, and the commits that must survive.
 #[derive(Clone, Debug, Hash, PartialEq, Eq)]
 pub struct GcState {
     slots: [ModelPage<GcRoot>; 2],
@@ -190,43 +193,44 @@ struct GcSpent {
     slot_rots: u8,
 }
 
-/// What can happen.
+/// Steps of the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GcAction {
-    /// A put (false) or a delete (true) of a key: numbered, logged, applied, visible.
+    /// Puts (false) or deletes (true) a key. The commit gets its seq, is logged and applied, and is
+    /// visible.
     Commit(usize, bool),
-    /// A sync round: all commit segments, then W.
+    /// Runs a sync round: syncs the segments of commits and moves W.
     Sync,
-    /// A pass begins: the victim's frame is judged under the commit lock.
+    /// Starts a pass: judges the frame of the victim under the commit lock.
     BeginPass(usize),
-    /// The survivor is appended.
+    /// Appends the survivor.
     CopySurvivor,
-    /// The index is re-pointed under the commit lock.
+    /// Repoints the index under the commit lock.
     Repoint,
-    /// The survivor is synced, and the victim may leave ROOT.
+    /// Syncs the survivor. Afterwards the victim may leave ROOT.
     SyncSurvivor,
-    /// A checkpoint begins.
+    /// Starts a checkpoint.
     StartCheckpoint,
-    /// It reads the entry of the next key.
+    /// Scans the index entry of the next key for the checkpoint.
     CheckpointKey,
-    /// ROOT is written: F = W, without the cleaned segments, with the checkpoint if it is ready.
+    /// Writes ROOT: F = W, without the collected segments, with the checkpoint if it is ready.
     WriteRoot,
-    /// And synced.
+    /// Syncs ROOT.
     SyncRoot,
-    /// The file of a segment is destroyed.
+    /// Deletes the file of a segment.
     Free(usize),
-    /// The power goes.
+    /// Cuts the power. The number selects the content of the platter.
     PowerCut(usize),
-    /// The process goes.
+    /// Kills the process.
     Kill,
-    /// A slot of ROOT rots.
+    /// Damages a slot of ROOT.
     RotSlot(usize),
-    /// Recovery: ROOT settled, logs read, decided, the accepted synced (each step by itself is in
-    /// model `order`).
+    /// Recovers: syncs ROOT, reads the log, finds the cut, syncs the accepted frames.
+    /// `commit_order` has each of these as a step.
     Recover,
-    /// Recovery writes ROOT.
+    /// Writes ROOT in recovery.
     WriteRecoveredRoot,
-    /// Recovery syncs ROOT and serves.
+    /// Syncs ROOT in recovery and serves, or first writes the other slot.
     Serve,
 }
 

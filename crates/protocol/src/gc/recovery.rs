@@ -1,4 +1,4 @@
-//! # Recovery of a store log: the cut, and the index from an image and the frames behind it
+//! # Recovery of the GC model: the cut, and the index from an image and the frames behind it
 
 use super::{GcEntry, GcIndex, GcModel, GcProcess, GcRoot, GcSeq, GcState, KEYS};
 use crate::disk::TornSectors;
@@ -28,8 +28,26 @@ impl GcModel {
         state.process = GcProcess::Recovered { index, cut, gone };
     }
 
-    /// The image, less what points nowhere, then every frame from its start on: the highest number
-    /// of a key wins, and a survivor may create.
+    /// Builds the index: the image without entries in removed segments, then every frame from the
+    /// start position of the image on. For each key the highest seq wins. A survivor may create an
+    /// entry.
+    ///
+    /// # Proof that replay from the start of the image suffices
+    ///
+    /// Let `v` be the newest version of a key at the start. The scan reads `v` or a newer version.
+    /// - Its address is live and durable at recovery: the entry is correct, since all newer frames
+    ///   lie behind the start.
+    /// - Its address is no longer live because a commit superseded the version: that commit lies
+    ///   behind the start.
+    /// - Its address is no longer live because a pass moved the version. The pass repointed the
+    ///   index after the scan had read it. No checkpoint starts between the liveness check of a
+    ///   survivor and its repoint (`checkpoints_wait_for_judged_survivors`,
+    ///   `checkpoints_wait_for_copied_survivors`). The check and the copy therefore came after the
+    ///   start, and the survivor lies behind it.
+    /// - An older frame `u` behind the start can only be a survivor. No checkpoint starts between
+    ///   its liveness check and its copy, so `u` was live after the start. Every newer version was
+    ///   therefore committed after the start and lies behind it too. If the newer version is a
+    ///   tombstone, its seq is above the start, so it is not dropped.
     fn index(&self, state: &GcState, root: &GcRoot, cut: GcSeq) -> GcIndex {
         let mut index = [None; KEYS];
         let mut from = 0;
@@ -58,7 +76,7 @@ fn is_removed(root: &GcRoot, at: usize) -> bool {
     root.removed_segments & (1 << at) != 0
 }
 
-/// The last commit before the first that is missing.
+/// Returns the last commit before the first missing one.
 fn cut(state: &GcState, root: &GcRoot) -> GcSeq {
     let is_there = |seq: GcSeq| {
         let mut live = state.segments.iter().enumerate().filter(|(at, _)| !is_removed(root, *at));

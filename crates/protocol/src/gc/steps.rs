@@ -1,4 +1,4 @@
-//! # The steps of commits, the cleaner, checkpoints, ROOT and crashes
+//! # Steps of commits, GC, checkpoints, ROOT and crashes
 
 use super::{
     GcAction, GcEntry, GcFrame, GcImage, GcModel, GcPass, GcProcess, GcRoot, GcSeq, GcServing, GcSpent,
@@ -7,18 +7,18 @@ use super::{
 use crate::disk::ModelPage;
 use crate::explore::BrokenInvariant;
 
-/// What a pass does with a victim.
+/// Decision of a pass about a victim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum VictimDecision {
-    /// Something still needs it: it moves.
+    /// A version that is still needed: GC copies it.
     Live,
-    /// It goes; the index holds it and forgets it (a tombstone that no recovery can miss).
+    /// A tombstone that no recovery needs: GC drops it, and its index entry too.
     DroppableTombstone,
-    /// It goes.
+    /// A dead version: GC drops it.
     Dead,
 }
 
-/// A new store: empty, serving.
+/// Returns a new, empty store that serves.
 pub(super) fn created() -> GcState {
     let root = |generation| GcRoot { generation, floor: 0, removed_segments: 0, image: None };
     GcState {
@@ -55,12 +55,13 @@ fn is_removed(gone: u32, at: usize) -> bool {
 }
 
 impl GcModel {
-    /// A slot that may rot is only worth something if the other says the same.
+    /// Returns whether recovery writes both slots. A slot that may rot is only useful if the other
+    /// slot has the same content.
     fn writes_both_slots(&self) -> bool {
         self.bounds.slot_rots > 0 && self.rules.recovery_writes_both_slots
     }
 
-    /// What a pass would do with this segment; `None`: it is no victim (yet).
+    /// Returns the decision of a pass about a segment; `None` if the segment is not a victim yet.
     pub(super) fn decide_victim(
         &self,
         state: &GcState,
@@ -89,7 +90,8 @@ impl GcModel {
         }
     }
 
-    /// The older start of the two slots' checkpoints, whatever a power cut leaves of them.
+    /// Returns the lower start of the checkpoints in the two slots. A slot that a power cut may
+    /// still change counts as a slot without a checkpoint.
     fn covered_seq(&self, state: &GcState) -> GcSeq {
         let by_start = self.rules.tombstones_wait_for_the_start;
         let bound = |image: &GcImage| if by_start { image.start } else { image.end };
@@ -100,7 +102,7 @@ impl GcModel {
         of(&state.slots[0]).min(of(&state.slots[1]))
     }
 
-    /// R13, the part about ROOT: its slots are past the segment.
+    /// Returns whether the ROOT slots no longer need a segment (R13).
     pub(super) fn may_free(&self, state: &GcState, serving: &GcServing, at: usize) -> bool {
         let past = |slot: &ModelPage<GcRoot>| {
             slot.is_on_platter() && slot.read().is_some_and(|root| is_removed(root.removed_segments, at))
@@ -309,7 +311,7 @@ fn append(state: &mut GcState, frame: GcFrame) -> usize {
     state.segments.len() - 1
 }
 
-/// What the index points to is there and is the key's own.
+/// Returns whether every index entry points to an existing frame with the right key and seq.
 fn reads_are_valid(state: &GcState, serving: &GcServing) -> bool {
     serving.index.iter().enumerate().all(|(key, entry)| {
         let newest = state.history.iter().rposition(|&(touched, _)| touched == key);

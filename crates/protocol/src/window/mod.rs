@@ -2,28 +2,31 @@
 //!
 //! Commits to two logs get their seqs and places in one step, are copied and applied in parallel,
 //! and are acknowledged in order. Rounds, segment switches, a reader, panics, a descheduled thread
-//! and one crash come at any step. Each commit has keys of its own (same keys: `stripes`).
+//! and one crash may come at any step. Each commit has keys of its own; `stripes` models shared
+//! keys.
 //!
 //! ## Picture
 //! ```text
 //!   Reserve --> Copy X, Copy Y, Apply in any order --> Complete --> [visible >= seq] Acknowledge
 //!   Round (close sectors, S = last reserved) --> [visible >= S] Sync X, Y --> mark = S, tickets
 //!   Switch (close the segment) --> [its reservations complete] SyncSealed: rounds skip it
-//!   Look (entry above visible) --> [visible has reached it] Read
-//!   Panic --> poisoned: nothing new begins, and all that wait are refused
+//!   ReadEntry (entry above visible) --> [visible has reached it] FinishRead
+//!   Panic --> poisoned: no commit begins, and all waiting threads are refused
 //! ```
-//! `visible` is computed: the end of the dense prefix of complete commits.
+//! `visible` is the end of the dense prefix of complete commits.
 //!
 //! ## Invariants
-//! I3 and I4 after a kill and after a power cut. I8: no crash looks like damage. I6: replay finds
-//! the newest record of the key that all commits put. I10: no thread waits for ever, except for a
-//! descheduled thread, and then only for these: an acknowledgement of a later seq, a round with an
-//! S not below it, a read of an entry not below it. All others go on (scenario 33).
+//! - I3 and I4 hold after a kill and after a power cut.
+//! - I6: if all commits also put one common key, replay finds its newest record.
+//! - I8: no crash looks like damage.
+//! - I10: no thread waits forever, except for a descheduled thread (scenario W33). Only
+//!   acknowledgements of later seqs, rounds with an S not below it, and reads of entries not below
+//!   it may wait for it.
 //!
 //! ## Crash
-//! Terminal here. A hole in the middle of a log is a state that a power cut leaves in `order` too;
-//! `order` with [`crate::commit_order::OrderBounds::window`] above one explores recovery and
-//! crashes in it.
+//! A crash ends a run. A power cut leaves the same holes in the middle of a log in `commit_order`.
+//! That model with a [`window`](crate::commit_order::OrderBounds::window) above one explores
+//! recovery.
 
 mod recovery;
 mod steps;
@@ -33,33 +36,33 @@ use crate::disk::{self, CrashKind, CrashOutcomes, ModelPage, TornSectors};
 use crate::explore::{BrokenInvariant, CheckedState, no_broken_invariant};
 use stateright::{Model, Property};
 
-/// A seq. Commit number 0 of a list has seq 1.
+/// Seq of a commit. The commit at index 0 has seq 1.
 type WindowSeq = u8;
 
-/// How far an exploration goes.
+/// Bounds of an exploration.
 #[derive(Clone, Debug)]
 pub struct WindowBounds {
-    /// Commits over the whole run.
+    /// Commits in the whole run.
     pub commits: usize,
     /// Sets of logs that a commit may write to (bit 0 is X, bit 1 is Y).
     pub parts: Vec<u8>,
     /// Frames that fit into a sector.
     pub sector_frames: u8,
-    /// Effect of a power cut on a sector in flight.
+    /// Effect of a power cut on a sector that is being written.
     pub tears: TornSectors,
-    /// Rounds over the whole run.
+    /// Rounds in the whole run.
     pub rounds: u8,
-    /// Segment switches over the whole run.
+    /// Segment switches in the whole run.
     pub switches: u8,
-    /// Reads over the whole run.
+    /// Reads in the whole run.
     pub reads: u8,
     /// Commits that panic after their reservation.
     pub panics: u8,
     /// Whether a round waits for the last seq that was reserved when all sectors were closed.
     pub waits_past_last_close: bool,
-    /// Whether one commit may be descheduled for ever after its reservation.
+    /// Whether one commit may be descheduled forever after its reservation.
     pub has_descheduled_thread: bool,
-    /// The crash that ends a run.
+    /// Crash that ends a run.
     pub crash: CrashKind,
 }
 
@@ -81,26 +84,45 @@ impl Default for WindowBounds {
     }
 }
 
-/// The model.
+/// Model of the window.
+///
+/// # Descheduled threads
+///
+/// The model shows the acknowledgements, rounds and reads that wait for a descheduled thread
+/// (scenario W33). In the store, commits that need its stripes, views that register and a freeze
+/// wait too. During a freeze that stops commits, all commits wait for it.
+///
+/// # Fork (scenario W39, rule W13)
+///
+/// Window, view slots and stripes are private memory: a forked child has copies, and its writes do
+/// not reach the parent. The child does not inherit the mappings of the logs (R4). A thread in the
+/// window does not exist in the child. Therefore no path of the child may wait for the window:
+/// neither an operation, which the process id refuses, nor the drop of the database.
+///
+/// # Not modeled
+/// - The ring that computes `visible`: its capacity and the reuse of its entries.
+/// - Lost wake-ups.
+/// - The seal that a switch writes.
+/// - Failed syncs: `commit_order` has them.
 #[derive(Clone, Debug)]
 pub struct WindowModel {
-    /// Which rules hold.
+    /// Active rules.
     pub rules: ProtocolRules,
-    /// How far to look.
+    /// Limits of the exploration.
     pub bounds: WindowBounds,
 }
 
-/// One commit's bytes in one log.
+/// Bytes of one commit in one log.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq, PartialOrd, Ord)]
 struct WindowFrame {
     at: u8,
     seq: WindowSeq,
     parts: u8,
-    /// The durable mark when it was copied.
+    /// W at the time of the copy.
     durable: WindowSeq,
 }
 
-/// Reserved bytes.
+/// Reserved place in a log.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 struct WindowPlace {
     segment: usize,
@@ -115,7 +137,7 @@ enum WindowPhase {
     /// Copied and applied; waits for `visible`.
     Complete,
     Acknowledged,
-    /// Complete; its thread was woken by poison.
+    /// Complete. Poison woke its thread.
     Refused,
     Panicked,
 }
@@ -132,32 +154,32 @@ struct WindowCommit {
 #[derive(Clone, Debug, Default, Hash, PartialEq, Eq)]
 struct WindowSegment {
     sectors: Vec<ModelPage<Vec<WindowFrame>>>,
-    /// Frames reserved in the last sector.
+    /// Number of reserved frames in the last sector.
     taken: u8,
-    /// Rounds skip it.
+    /// True after the final sync: rounds skip the segment.
     is_synced_for_good: bool,
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq)]
 struct WindowLog {
     segments: Vec<WindowSegment>,
-    /// The next frame begins a sector.
+    /// True if the next frame begins a sector.
     is_closed: bool,
 }
 
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 struct WindowRound {
     target: WindowSeq,
-    /// The syncs wait until `visible` has reached this seq.
+    /// Seq that `visible` must reach before the syncs.
     awaited_seq: WindowSeq,
-    /// The sectors of Y are not closed yet.
+    /// True until the sectors of Y are closed.
     has_open_log: bool,
     synced: u8,
-    /// Commits that were complete when its syncs began.
+    /// Commits that were complete when the syncs began.
     complete: u32,
 }
 
-/// Commits, logs, a round, a reader.
+/// Commits, logs, a round and a reader.
 #[derive(Clone, Debug, Hash, PartialEq, Eq)]
 pub struct WindowState {
     commits: Vec<WindowCommit>,
@@ -166,7 +188,7 @@ pub struct WindowState {
     durable: WindowSeq,
     /// Commits with complete tickets: a set of bits.
     tickets: u32,
-    /// The version for which the reader waits.
+    /// Version for which the reader waits.
     reader: Option<WindowSeq>,
     seen: WindowSeq,
     descheduled: Option<usize>,
@@ -177,24 +199,24 @@ pub struct WindowState {
     broken_invariant: Option<BrokenInvariant>,
 }
 
-/// Steps.
+/// Steps of the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WindowAction {
-    /// A commit over these logs gets its seq and its places.
+    /// A commit to these logs gets its seq and its places.
     Reserve(u8),
     /// A commit gets its place in a log (only without the rules of W1).
     ReservePlace(usize, usize),
     /// A frame is copied to its log.
     Copy(usize, usize),
-    /// The index is changed.
+    /// A commit changes the index.
     Apply(usize),
     /// The call returns.
     Acknowledge(usize),
-    /// The call returns an error, since another commit has poisoned.
+    /// The call returns an error, since another commit has poisoned the database.
     Refuse(usize),
     /// The thread of a commit panics.
     Panic(usize),
-    /// The thread of a commit is descheduled for ever.
+    /// The thread of a commit is descheduled forever.
     Deschedule(usize),
     /// A round closes the sectors and takes S.
     Round,
@@ -206,15 +228,15 @@ pub enum WindowAction {
     RefuseRound,
     /// A log begins its next segment.
     Switch(usize),
-    /// A sealed segment (log, index) is synced, and rounds skip it from now on.
+    /// The final sync of a sealed segment (log, index). Rounds skip it from now on.
     SyncSealed(usize, usize),
-    /// The reader meets the entry of a commit.
+    /// The reader finds the entry of a commit.
     ReadEntry(usize),
-    /// The reader has waited.
+    /// The reader has waited and returns the version.
     FinishRead,
     /// The reader gets an error.
     RefuseRead,
-    /// A crash; the number selects the content of the platter.
+    /// A crash. The number selects the content of the platter.
     Crash(usize),
 }
 
@@ -238,7 +260,7 @@ impl WindowState {
     }
 }
 
-/// The seq of the commit at an index.
+/// Returns the seq of the commit at an index.
 fn seq(index: usize) -> WindowSeq {
     WindowSeq::try_from(index + 1).unwrap_or(WindowSeq::MAX)
 }

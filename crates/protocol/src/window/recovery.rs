@@ -1,7 +1,7 @@
-//! # Recovery after a crash in the window: the longest dense prefix, judged
+//! # Recovery after a crash in the window: the longest dense prefix
 //!
-//! Reads as `order` does: in each segment the frames before the first hole count, and the order
-//! ends before the first seq that is not there with all its parts.
+//! Reads as `commit_order` does. In each segment the frames before the first hole count. The order
+//! ends before the first seq that does not exist with all its parts.
 
 use super::{WindowCommit, WindowFrame, WindowPhase, WindowSeq, WindowState, seq};
 use crate::ProtocolRules;
@@ -25,7 +25,7 @@ fn scan(state: &WindowState, log: usize) -> Vec<WindowFrame> {
     frames
 }
 
-/// Compares the recovered prefix with the promises of the process that crashed.
+/// Compares the recovered prefix with the acknowledgements and reads of the crashed process.
 pub(super) fn check_recovery(
     state: &WindowState,
     crash: CrashKind,

@@ -1,7 +1,8 @@
-//! # Steps of the window: which are possible, and their effects
+//! # Steps of the window
 //!
-//! A thread is stuck if it has begun something, no step of [`WindowModel::enabled_actions`] is
-//! possible, and the wait is not one for the descheduled thread.
+//! Lists the possible steps and applies them. A thread is deadlocked under three conditions: it has
+//! begun an operation, no step of [`WindowModel::enabled_actions`] is possible, and it does not
+//! wait for the descheduled thread.
 
 use super::recovery::check_recovery;
 use super::{
@@ -12,7 +13,8 @@ use crate::disk::{self, ModelPage, TornSectors};
 use stateright::Model;
 
 impl WindowModel {
-    /// Steps that begin something or that the environment takes: no thread waits for them.
+    /// Adds the steps that begin an operation, and those of the environment. No thread waits for
+    /// them.
     pub(super) fn starting_actions(&self, state: &WindowState, actions: &mut Vec<WindowAction>) {
         let bounds = &self.bounds;
         let refuses = self.rules.failures_stop_visible && state.is_poisoned();
@@ -53,7 +55,7 @@ impl WindowModel {
         }
     }
 
-    /// Steps of threads that have begun something.
+    /// Adds the steps of threads that have begun an operation.
     pub(super) fn enabled_actions(&self, state: &WindowState, actions: &mut Vec<WindowAction>) {
         let visible = self.visible(state);
         let wakes = state.is_poisoned() && self.rules.poison_wakes_the_waiters;
@@ -110,7 +112,8 @@ impl WindowModel {
         seq(state.commits.iter().take_while(is_passed).count()) - 1
     }
 
-    /// Whether a thread waits, no thread can go on, and the wait is not one for the thread asleep.
+    /// Returns whether a thread waits, no thread can continue, and the wait is not for the
+    /// descheduled thread.
     pub(super) fn is_deadlocked(&self, state: &WindowState) -> bool {
         let mut actions = Vec::new();
         self.enabled_actions(state, &mut actions);
@@ -208,7 +211,8 @@ impl WindowModel {
                 let crash = self.bounds.crash;
                 disk::apply_crash(state.pages_mut(), crash, way);
                 let broken_invariant = check_recovery(state, crash, rules);
-                // All that a crash leaves is judged: the rest would only tell equal ends apart.
+                // The whole outcome of the crash is judged. Keeping more would only separate equal
+                // end states.
                 *state = self.init_states().remove(0);
                 (state.is_down, state.broken_invariant) = (true, broken_invariant);
             }

@@ -1,21 +1,22 @@
-//! # Backups: taken in the midst of everything, restored, and compared with what there was
+//! # Backup harness: backups during writes, restored and compared
 //!
-//! A seed makes a life of writes of every size, batches over all keyspaces, snapshots, keyspaces
-//! that are cleared, dropped and made again, and background work. At some moment a backup begins;
-//! while it copies, the life goes on, a few steps after each piece. What is restored from it must
-//! be the state of that moment: every keyspace, every pair, and nothing damaged.
+//! A seed generates a workload: writes of every size, batches over all keyspaces, snapshots,
+//! keyspaces that are cleared, dropped and created again, and background work. At some point a
+//! backup begins. The workload continues while it copies, a few steps after each piece. The
+//! restored database must have the state at the start of the backup: every keyspace, every pair,
+//! and no damage.
 //!
 //! ## Picture
 //!
 //! ```text
-//!  life ── step, step ──┬── backup: piece, steps, piece, steps ... ──┬── step, step ──> compared with the maps of now
-//!                       └ maps of now ──────> compared <── restored ─┘
+//!  workload ── steps ──┬── backup: piece, steps, piece, steps ... ──┬── steps ──> compared
+//!                      └ maps ────────> compared <──── restored ────┘
 //! ```
 //!
-//! ## What it cannot see
+//! ## Blind spots
 //!
 //! Two threads at once (`tests/backups.rs` has one such test, on the real disk); a device that
-//! loses what was verified.
+//! loses data after it was verified.
 
 mod random_workload;
 
@@ -35,25 +36,34 @@ use crate::fixture::{DiskKind, Fixture, TestSetting, TestSubject};
 const TINY: TestSetting = TestSetting::new(DiskKind::Simulated, true, true);
 /// Steps before a backup.
 const STEPS_BEFORE: usize = 150;
-/// Steps beside it, at most.
+/// Maximum number of steps during a backup.
 const STEPS_DURING: usize = 250;
-/// Backups in a chain, each the next one's base.
+/// Backups in a chain, each the base of the next one.
 const CHAIN_LENGTH: usize = 3;
 
-/// Why a case failed.
+/// Result of a case: a description of the violation, if any.
 pub type CheckResult<T = ()> = std::result::Result<T, String>;
 
-/// Turns a refusal into a verdict.
+/// Turns an error of the database into a violation.
+///
+/// # Errors
+///
+/// Returns a violation if `answer` is an error.
 pub fn expect_ok<T>(what: &str, answer: sheaf::Result<T>) -> CheckResult<T> {
     answer.map_err(|e| format!("{what} answers {e}"))
 }
 
-/// A place beside the database.
+/// Returns a path next to the database.
 fn sibling_dir(fixture: &Fixture, name: &str) -> PathBuf {
     fixture.path().with_file_name(name)
 }
 
-/// Backs up while `life` goes on, some steps a piece; the maps of the moment that the backup is of.
+/// Makes a backup while the workload continues, some steps per piece. Returns the expected pairs of
+/// the backup.
+///
+/// # Errors
+///
+/// Returns a description of the first violation.
 pub fn back_up_during(
     life: &mut RandomWorkload<'_>,
     dir: &Path,
@@ -84,7 +94,11 @@ pub fn back_up_during(
     }
 }
 
-/// Restores the backup in `dir`, and compares. The database that it is.
+/// Restores the backup in `dir` and compares it. Returns the restored database.
+///
+/// # Errors
+///
+/// Returns a description of the first violation.
 pub fn restore_and_compare(
     fixture: &Fixture,
     disk: &Arc<dyn Disk>,
@@ -101,7 +115,12 @@ pub fn restore_and_compare(
     if findings.is_empty() { Ok(db) } else { Err(format!("restored: {findings:?}")) }
 }
 
-/// A chain of backups of one life, each restored; what was restored lives on.
+/// Makes a chain of backups of one workload, restores each, and continues to use the restored
+/// databases.
+///
+/// # Errors
+///
+/// Returns a description of the first violation.
 pub fn backup_chain(subject: &TestSubject, engines: &[&'static str], seed: u64) -> CheckResult {
     let fixture = Fixture::new(subject, TINY);
     let mut life = RandomWorkload::new(&fixture, fixture.open(), engines, seed);
@@ -117,7 +136,7 @@ pub fn backup_chain(subject: &TestSubject, engines: &[&'static str], seed: u64) 
         backups.push((dir, then));
         life.run_background()?;
     }
-    // Each stands for itself, whatever it shares.
+    // Each backup must be complete without the earlier ones, although it shares files with them.
     for (dir, _) in &backups[..CHAIN_LENGTH - 1] {
         expect_ok("removal", remove_tree(&**fixture.disk(), dir))?;
     }
@@ -129,7 +148,7 @@ pub fn backup_chain(subject: &TestSubject, engines: &[&'static str], seed: u64) 
     life.reopen_and_compare()
 }
 
-/// What was restored is a database as any other.
+/// Checks that the restored database can be written to, closed and opened.
 fn check_usable(
     fixture: &Fixture,
     db: Database,
@@ -145,7 +164,12 @@ fn check_usable(
     compare(&db, &maps)
 }
 
-/// Backups within a backup: each is of its own moment, and what they hold goes with the last.
+/// Makes a backup during a backup. Each has the state at its own start, and afterwards nothing is
+/// pinned.
+///
+/// # Errors
+///
+/// Returns a description of the first violation.
 pub fn nested_backups(subject: &TestSubject, seed: u64) -> CheckResult {
     let fixture = Fixture::new(subject, TINY);
     let mut life = RandomWorkload::new(&fixture, fixture.open(), &subject.engines(), seed);
@@ -176,8 +200,12 @@ pub fn nested_backups(subject: &TestSubject, seed: u64) -> CheckResult {
     life.reopen_and_compare()
 }
 
-/// A kill, or a power cut, after each piece: the source is as it was, and of the backup there is
-/// all or nothing.
+/// Simulates a kill and a power cut after pieces of a backup. The source must be intact, and the
+/// backup either complete or not a backup.
+///
+/// # Errors
+///
+/// Returns a description of the first violation.
 pub fn crashes_during_backup(subject: &TestSubject, seed: u64) -> CheckResult {
     let fixture = Fixture::new(subject, TINY);
     let Some(sim) = fixture.sim_disk() else { return Ok(()) };
@@ -203,13 +231,13 @@ pub fn crashes_during_backup(subject: &TestSubject, seed: u64) -> CheckResult {
     };
     expect_ok("backup", db.backup(&dir, BackupOptions::default().on_progress(&mut watcher)))?;
     failed?;
-    // What is finished is on the device.
+    // A finished backup is durable.
     let cut: Arc<dyn Disk> = Arc::new(sim.power_cut(&KeepChoice::None));
     restore_and_compare(&fixture, &cut, &dir, &then).map_err(|why| format!("after a power cut: {why}"))?;
     life.reopen_and_compare()
 }
 
-/// The source opens; after a kill it has everything.
+/// Checks that the source opens, and after a kill has all pairs.
 fn check_source_after_crash(
     fixture: &Fixture,
     disk: &Arc<dyn Disk>,
@@ -224,10 +252,10 @@ fn check_source_after_crash(
     maps.map_or(Ok(()), |maps| compare(&db, maps).map_err(|why| format!("the source: {why}")))
 }
 
-/// Nothing takes half a backup for a backup, or for a database.
+/// Checks that a partial backup neither opens as a database nor can be restored.
 fn check_partial_backup_refused(fixture: &Fixture, disk: &Arc<dyn Disk>, dir: &Path) -> CheckResult {
     if disk.list(dir).is_err() || disk.list(dir).is_ok_and(|found| found.is_empty()) {
-        return Ok(()); // there is nothing
+        return Ok(()); // nothing was written yet
     }
     let builder = || fixture.builder_on(Arc::clone(disk));
     match builder().create(false).open(dir) {
@@ -240,8 +268,12 @@ fn check_partial_backup_refused(fixture: &Fixture, disk: &Arc<dyn Disk>, dir: &P
     }
 }
 
-/// Every so-manieth call fails once, or from then on: nothing is left of a backup that failed, and
-/// the source is as it was.
+/// Fails the n-th call of a backup, once or from then on, for several n. A failed backup must leave
+/// no usable backup, and the source must be intact.
+///
+/// # Errors
+///
+/// Returns a description of the first violation.
 pub fn faults_during_backup(subject: &TestSubject, seed: u64, cases: u64) -> CheckResult {
     let fixture = Fixture::new(subject, TINY);
     let Some(sim) = fixture.sim_disk() else { return Ok(()) };
@@ -256,7 +288,7 @@ pub fn faults_during_backup(subject: &TestSubject, seed: u64, cases: u64) -> Che
         let dir = sibling_dir(&fixture, "backup");
         fork.set_faults(fault.clone().map_or_else(FaultPlan::default, FaultPlan::from));
         let mut watcher = |_| {
-            let _ = db.pump(); // fails, too
+            let _ = db.pump(); // may fail, too
             ControlFlow::Continue(())
         };
         let done = db.backup(&dir, BackupOptions::default().on_progress(&mut watcher));
@@ -285,8 +317,12 @@ pub fn faults_during_backup(subject: &TestSubject, seed: u64, cases: u64) -> Che
     Ok(())
 }
 
-/// A byte of each file changed, the file cut short, the file gone: each is found, and nothing is
-/// left of the restoration.
+/// Changes a byte of each file of a backup, truncates the file, and removes it. Each restore must
+/// fail and leave no files.
+///
+/// # Errors
+///
+/// Returns a description of the first violation.
 pub fn damaged_backups(subject: &TestSubject, seed: u64) -> CheckResult {
     let fixture = Fixture::new(subject, TINY);
     let Some(sim) = fixture.sim_disk() else { return Ok(()) };
@@ -324,7 +360,7 @@ pub fn damaged_backups(subject: &TestSubject, seed: u64) -> CheckResult {
     restore_and_compare(&fixture, disk, &dir, &then).map(drop)
 }
 
-/// Whether what was restored differs if the store lets go what the backup holds.
+/// Whether the checks detect a store that frees files that the backup pins.
 pub fn is_flaw_found(subject: &TestSubject, seed: u64) -> bool {
     let fixture = Fixture::new(subject, TINY);
     let mut life = RandomWorkload::new(&fixture, fixture.open(), &subject.engines(), seed);
@@ -343,7 +379,7 @@ pub fn is_flaw_found(subject: &TestSubject, seed: u64) -> bool {
     case(&mut life).is_err()
 }
 
-/// Bytes that the files of a directory have.
+/// Returns the total bytes of the files below a directory.
 pub fn dir_bytes(disk: &dyn Disk, dir: &Path) -> u64 {
     let entries = disk.list(dir).unwrap_or_default();
     let of = |path: PathBuf| disk.open(&path, OpenMode::Read).and_then(|file| file.len()).unwrap_or(0);
@@ -354,17 +390,17 @@ pub fn dir_bytes(disk: &dyn Disk, dir: &Path) -> u64 {
     sizes.sum()
 }
 
-/// All engines' keyspaces in one database.
+/// Returns a subject and the engines for a database with a keyspace of each engine.
 #[must_use]
 pub fn all_engines() -> (TestSubject, Vec<&'static str>) {
     let flat = TestSubject::flat();
     (flat, vec!["flat", "flex", "cedrus", "kreon", "delsm", "flat-ordered"])
 }
 
-/// A database's pairs, by keyspace.
+/// Pairs of one keyspace.
 pub type PairMap = BTreeMap<Vec<u8>, Vec<u8>>;
 
-/// The tests of one engine: `backup_suite!(flat, Subject::flat())`.
+/// Generates the backup tests for one engine: `backup_suite!(flat, TestSubject::flat())`.
 #[macro_export]
 macro_rules! backup_suite {
     ($module:ident, $subject:expr) => {

@@ -1,4 +1,4 @@
-//! # A life: random steps on a database and on maps
+//! # Random workload: random steps on a database and on maps
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,15 +10,15 @@ use crate::conformance::bytes;
 use crate::crash::workload::TestRandom;
 use crate::fixture::Fixture;
 
-/// Keys there are.
+/// Number of keys.
 const KEYS: usize = 90;
-/// Snapshots open at a time.
+/// Maximum number of open snapshots.
 const MAX_OPEN_SNAPSHOTS: usize = 3;
 
-/// What each keyspace has.
+/// Expected pairs of each keyspace, by name.
 pub type KeyspaceMaps = BTreeMap<String, PairMap>;
 
-/// See the module.
+/// A database and its expected pairs.
 pub struct RandomWorkload<'a> {
     fixture: &'a Fixture,
     db: Database,
@@ -29,7 +29,7 @@ pub struct RandomWorkload<'a> {
 }
 
 impl<'a> RandomWorkload<'a> {
-    /// A new one, with a keyspace of each of `engines`.
+    /// Returns a new workload, with a keyspace for each of `engines`.
     pub fn new(
         fixture: &'a Fixture,
         db: Database,
@@ -42,7 +42,7 @@ impl<'a> RandomWorkload<'a> {
         life
     }
 
-    /// One that goes on.
+    /// Returns a workload that continues on a database with these pairs.
     pub fn resume(
         fixture: &'a Fixture,
         db: Database,
@@ -54,19 +54,19 @@ impl<'a> RandomWorkload<'a> {
         RandomWorkload { fixture, db, engines: engines.to_vec(), maps, snapshots: Vec::new(), random: draw }
     }
 
-    /// The database.
+    /// Returns the database.
     #[must_use]
     pub fn db(&self) -> &Database {
         &self.db
     }
 
-    /// What it has.
+    /// Returns the expected pairs.
     #[must_use]
     pub fn maps(&self) -> &KeyspaceMaps {
         &self.maps
     }
 
-    /// The draws.
+    /// Returns the random number generator.
     pub fn random(&mut self) -> &mut TestRandom {
         &mut self.random
     }
@@ -85,7 +85,8 @@ impl<'a> RandomWorkload<'a> {
         format!("key-{:04}", self.random.index_below(if few { 9 } else { KEYS })).into_bytes()
     }
 
-    /// Values in the log, in packs, in slots of chunks, in files of their own.
+    /// Draws a value that is stored in the log, in a pack, in a slot of a chunk file, or in its own
+    /// file.
     fn value(&mut self) -> Vec<u8> {
         let len = match self.random.index_below(24) {
             0 => 1_100 + self.random.index_below(3_000),
@@ -107,7 +108,11 @@ impl<'a> RandomWorkload<'a> {
         }
     }
 
-    /// One step.
+    /// Executes one step.
+    ///
+    /// # Errors
+    ///
+    /// Returns the error of the step, or a wrong snapshot.
     pub fn step(&mut self) -> CheckResult {
         let space = self.random.index_below(self.engines.len());
         match self.random.index_below(100) {
@@ -135,7 +140,7 @@ impl<'a> RandomWorkload<'a> {
 
     fn put_or_remove(&mut self, space: usize) -> CheckResult {
         let (keyspace, key, value) = (self.keyspace(space)?, self.key(), self.random_value());
-        self.map(space); // it is there now
+        self.map(space); // the keyspace exists from now on
         match &value {
             Some(value) => expect_ok("insert", keyspace.insert(&key, value))?,
             None => expect_ok("remove", keyspace.remove(&key))?,
@@ -185,7 +190,11 @@ impl<'a> RandomWorkload<'a> {
         Ok(())
     }
 
-    /// A checkpoint, cleaning, whatever is due; in an orderly way or by a kill.
+    /// Runs all background work that is due, for example checkpoints and GC.
+    ///
+    /// # Errors
+    ///
+    /// Returns the error of the background work.
     pub fn run_background(&mut self) -> CheckResult {
         self.snapshots.clear();
         for _ in 0..40 {
@@ -195,14 +204,22 @@ impl<'a> RandomWorkload<'a> {
         Ok(())
     }
 
-    /// Closes; what it had.
+    /// Closes the database and returns the expected pairs.
+    ///
+    /// # Errors
+    ///
+    /// Returns the error of the close.
     pub fn close(mut self) -> CheckResult<KeyspaceMaps> {
         self.snapshots.clear();
         expect_ok("close", self.db.close())?;
         Ok(self.maps)
     }
 
-    /// Closes, opens again, and compares.
+    /// Closes the database, opens it again, and compares it.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error of the database, or the first difference.
     pub fn reopen_and_compare(self) -> CheckResult {
         let fixture = self.fixture;
         let maps = self.close()?;
@@ -214,7 +231,11 @@ fn keyspace_name(space: usize) -> String {
     format!("space-{space}")
 }
 
-/// Whether the database has exactly these keyspaces with exactly these pairs.
+/// Compares the database with the expected keyspaces and pairs.
+///
+/// # Errors
+///
+/// Returns an error of the database, or the first difference.
 pub fn compare(db: &Database, maps: &KeyspaceMaps) -> CheckResult {
     let names: Vec<String> = db.keyspaces().into_iter().map(|info| info.name).collect();
     if !names.iter().eq(maps.keys()) {

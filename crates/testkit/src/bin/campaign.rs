@@ -1,7 +1,7 @@
-//! One turn of one harness: `campaign HARNESS ENGINE SEED SECONDS CASES WORKERS`;
-//! `campaign engines` lists them. `cargo xtask campaign` calls it.
+//! Runs one harness for a limited time: `campaign HARNESS ENGINE SEED SECONDS CASES WORKERS`.
+//! `campaign engines` lists the engines. `cargo xtask campaign` calls this program.
 //!
-//! Prints what went wrong with the lines that replay it, then `TOTALS cases failures seconds`.
+//! Prints the failures with their replay lines, then `TOTALS cases failures seconds`.
 
 use std::process::ExitCode;
 
@@ -15,7 +15,7 @@ use sheaf_testkit::{corruption, crash, faults, fuzz, kill, linearizability, mode
 #[global_allocator]
 static COUNTING: CountingAllocator<PoolAllocator> = CountingAllocator(PoolAllocator);
 
-/// Victims of the kill loop a worker: most of a life is waiting for the disk.
+/// Parallel children of the kill loop per worker: a child mostly waits for the disk.
 const VICTIMS: usize = 12;
 
 fn turn(harness: &str, subject: &TestSubject, seed: u64, budget: Budget) -> Option<Totals> {

@@ -129,7 +129,8 @@ pub fn an_oversized_batch_is_refused_whole(fixture: &Fixture) {
     let before = db.snapshot().unwrap().seq();
     let appended: Vec<u64> = db.stats().logs.iter().map(|log| log.appended_bytes).collect();
     let files = fixture.read_tree().len();
-    let value = bytes(fixture.setting.blob_threshold() / 8, 1); // some have a lower threshold
+    // Some engines have a lower threshold.
+    let value = bytes(fixture.setting.blob_threshold() / 8, 1);
     let mut batch = db.batch();
     for index in 0..=fixture.setting.max_batch() / value.len() {
         batch.insert(if index % 2 == 0 { &ks } else { &other }, key(index), &value);

@@ -56,7 +56,7 @@ pub fn every_verb_of_a_closed_handle_says_closed(fixture: &Fixture) {
     refused!(of_snapshot.contains_key("k"), Error::Closed);
     refused!(of_snapshot.iter(), Error::Closed);
     refused!(of_snapshot.len(), Error::Closed);
-    // Nothing to be refused, nothing to go wrong.
+    // These calls return no error and must not panic.
     let _ = (handle.stats(), handle.keyspaces(), handle.path(), ks.name(), ks.engine(), snapshot.keyspaces());
     let _ = (handle.pump(), handle.close());
     let db = fixture.open();
@@ -75,7 +75,7 @@ pub fn iterators_and_snapshots_say_closed_after_the_close(fixture: &Fixture) {
     begun.next().unwrap().unwrap();
     db.close().unwrap();
     for _ in 0..2 {
-        let db = fixture.open(); // another life does not revive them
+        let db = fixture.open(); // a new opening does not revive them
         refused!(begun.next().unwrap_or(Err(Error::Closed)), Error::Closed);
         refused!(fresh.next().unwrap_or(Err(Error::Closed)), Error::Closed);
         refused!(keys.next().unwrap_or(Err(Error::Closed)), Error::Closed);
@@ -90,7 +90,7 @@ pub fn dropping_the_last_handle_closes_in_order(fixture: &Fixture) {
     let ks = fixture.keyspace(&db, "a");
     ks.insert("k", "v").unwrap();
     drop(db);
-    ks.insert("l", "v").unwrap(); // a keyspace is a handle too
+    ks.insert("l", "v").unwrap(); // a keyspace handle keeps the database open
     assert_eq!(get(&ks, "k").as_deref(), Some(&b"v"[..]));
     drop(ks);
     let db = fixture.open();
@@ -104,20 +104,24 @@ pub fn a_forked_child_gets_closed_and_the_parent_goes_on(fixture: &Fixture) {
     ks.insert("k", "v").unwrap();
     let snapshot = db.snapshot().unwrap().keyspace("a").unwrap();
     let iter = ks.iter().unwrap();
-    // SAFETY: the child calls only what is below and leaves by `_exit`; an alarm ends it if a lock
-    // of a thread that does not exist in it should hold it up.
+    // SAFETY:
+    // * The child calls only the code below and ends by `_exit`. An alarm ends it if it blocks on a
+    //   lock that a thread of the parent held at the fork.
     let child = unsafe { libc::fork() };
     assert!(child >= 0, "fork works");
     if child == 0 {
-        // SAFETY: no pointers.
+        // SAFETY:
+        // * The call takes no pointers.
         unsafe { libc::alarm(20) };
         let code =
             std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| in_child(&db, &ks, &snapshot, iter)));
-        // SAFETY: does not return.
+        // SAFETY:
+        // * The call takes no pointers and does not return.
         unsafe { libc::_exit(code.unwrap_or(99)) };
     }
     let mut status = 0;
-    // SAFETY: `status` is a valid place for the answer.
+    // SAFETY:
+    // * `status` is valid for writes and outlives the call.
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
     assert!(libc::WIFEXITED(status), "the child died of signal {}", libc::WTERMSIG(status));
     assert_eq!(libc::WEXITSTATUS(status), 0, "the child was answered wrong at this step");
@@ -134,28 +138,33 @@ pub fn a_forked_child_gets_closed_and_the_parent_goes_on(fixture: &Fixture) {
 pub fn a_forked_child_does_not_keep_a_closed_database_locked(fixture: &Fixture) {
     let db = fixture.open();
     fixture.keyspace(&db, "a").insert("k", "v").unwrap();
-    // SAFETY: the child calls nothing but `alarm` and `pause`, and dies of a signal.
+    // SAFETY:
+    // * The child calls only `alarm` and `pause`, and is ended by a signal.
     let child = unsafe { libc::fork() };
     assert!(child >= 0, "fork works");
     if child == 0 {
-        // SAFETY: no pointers.
+        // SAFETY:
+        // * The call takes no pointers.
         unsafe { libc::alarm(20) };
         loop {
-            // SAFETY: no pointers.
+            // SAFETY:
+            // * The call takes no pointers.
             unsafe { libc::pause() };
         }
     }
     db.close().unwrap();
     let reopened = fixture.try_open().map(|db| fixture.keyspace(&db, "a").len());
     let mut status = 0;
-    // SAFETY: our own child, which was not waited for yet.
+    // SAFETY:
+    // * The call takes no pointers. The child was not waited for yet, so its id is not reused.
     unsafe { libc::kill(child, libc::SIGKILL) };
-    // SAFETY: `status` is a valid place for the answer.
+    // SAFETY:
+    // * `status` is valid for writes and outlives the call.
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
     assert_eq!(reopened.unwrap().unwrap(), 1);
 }
 
-/// The number of the first call that does not answer `Closed`, or 0.
+/// Returns the number of the first call that does not return `Closed`, or 0.
 fn in_child(db: &Database, ks: &Keyspace, snapshot: &sheaf::KeyspaceSnapshot, mut iter: sheaf::Iter) -> i32 {
     let mut batch = db.batch();
     batch.insert(ks, "of the child", "v");

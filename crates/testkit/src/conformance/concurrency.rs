@@ -1,4 +1,4 @@
-//! # Together: many threads on one database
+//! # Concurrency: many threads on one database
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -50,8 +50,7 @@ pub fn concurrent_swaps_are_all_counted(fixture: &Fixture) {
                 for _ in 0..250 {
                     loop {
                         let old = get(&ks, "k");
-                        // One is no value, two is a value of zero bytes: swaps pass through
-                        // absence.
+                        // The first swap expects an absent key.
                         let new = old.as_deref().map_or(0, decode_number) + 1;
                         if ks.compare_and_swap("k", old.as_deref(), Some(&new.to_le_bytes())).unwrap() {
                             break;
@@ -252,14 +251,14 @@ pub fn writers_continue_during_a_clear(fixture: &Fixture) {
             let mut count = 0usize;
             while !done.load(Ordering::Relaxed) {
                 let name = key(count % 10);
-                ks.insert(&name, "v").expect("insert beside a clear");
-                ks.get(&name).expect("get beside a clear");
-                ks.update(&name, |_| Some(b"w".to_vec())).expect("update beside a clear");
+                ks.insert(&name, "v").expect("insert during a clear");
+                ks.get(&name).expect("get during a clear");
+                ks.update(&name, |_| Some(b"w".to_vec())).expect("update during a clear");
                 let mut batch = db.batch();
                 batch.insert(&ks, &name, "x").expect_value(&ks, "never there", None);
-                batch.commit().expect("batch beside a clear");
-                assert!(ks.iter().expect("iterator beside a clear").all(|pair| pair.is_ok()));
-                ks.remove(&name).expect("remove beside a clear");
+                batch.commit().expect("batch during a clear");
+                assert!(ks.iter().expect("iterator during a clear").all(|pair| pair.is_ok()));
+                ks.remove(&name).expect("remove during a clear");
                 count += 1;
             }
         };
@@ -272,7 +271,7 @@ pub fn writers_continue_during_a_clear(fixture: &Fixture) {
             if cleared.is_err() {
                 done.store(true, Ordering::Relaxed);
             }
-            cleared.expect("clear beside writers");
+            cleared.expect("clear during writes");
         }
         done.store(true, Ordering::Relaxed);
     });
@@ -352,7 +351,7 @@ pub fn compaction_during_writes_loses_no_data(fixture: &Fixture) {
     assert_eq!(sum(&fixture.keyspace(&db, "a")), 3000);
 }
 
-/// Values of all kinds: in the log, packed, staged.
+/// Writes values of all kinds: in the log, in packs, and as blobs.
 fn churn(ks: &Keyspace, fixture: &Fixture, round: usize) -> sheaf::Result<()> {
     for index in 0..60usize {
         let number = round * 60 + index;
@@ -369,7 +368,7 @@ fn churn(ks: &Keyspace, fixture: &Fixture, round: usize) -> sheaf::Result<()> {
     Ok(())
 }
 
-/// Commits until a checkpoint has ended that began after the call, and looks at all figures.
+/// Commits until a checkpoint that began after this call has ended, then reads the figures.
 fn commit_until_checkpoint(db: &Database, ks: &Keyspace, fixture: &Fixture, round: usize) {
     let two_more = db.stats().checkpoints + 2;
     for step in 0.. {
@@ -390,11 +389,12 @@ pub fn commits_and_checkpoints_continue_during_verification(fixture: &Fixture) {
     (0..40).for_each(|round| churn(&ks, fixture, round).unwrap());
     drop(ks);
     db.close().unwrap();
-    let db = open(); // what is on disk is not in memory
+    let db = open(); // with cold caches
     let ks = fixture.keyspace(&db, "a");
     commit_until_checkpoint(&db, &ks, fixture, 1);
 
-    // The first read of each kind of file by who verifies waits until the others have gone on.
+    // The verifying thread's first read of each kind of file waits until the other thread has
+    // continued.
     let (reads, read) = mpsc::channel();
     let verifying = thread::current().id();
     let seen: Mutex<BTreeSet<String>> = Mutex::default();
@@ -403,10 +403,10 @@ pub fn commits_and_checkpoints_continue_during_verification(fixture: &Fixture) {
         if thread::current().id() == verifying && seen.lock().unwrap().insert(kind) {
             let (goes_on, gone_on) = mpsc::channel();
             if reads.send(goes_on).is_err() {
-                return; // it is over
+                return; // the other thread has ended
             }
             let waited = gone_on.recv_timeout(Duration::from_secs(60));
-            assert!(waited.is_ok(), "nothing goes on while {} is read", path.display());
+            assert!(waited.is_ok(), "no progress while {} is read", path.display());
         }
     });
     let (theirs, others) = (db.clone(), ks.clone());
@@ -415,12 +415,12 @@ pub fn commits_and_checkpoints_continue_during_verification(fixture: &Fixture) {
             for (round, goes_on) in read.iter().enumerate() {
                 commit_until_checkpoint(&theirs, &others, fixture, 2 + round);
                 if goes_on.send(()).is_err() {
-                    return; // who reads has lost patience, and says so
+                    return; // the verifying thread timed out and reports it
                 }
             }
         });
         let report = db.verify(|finding| panic!("{finding}"));
-        recording_disk.on_read(|_| ()); // lets go the other end of the channel
+        recording_disk.on_read(|_| ()); // drops the sender, which ends the other thread
         assert_eq!(report.unwrap().findings, 0);
     });
 }

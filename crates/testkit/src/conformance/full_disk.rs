@@ -1,14 +1,14 @@
-//! # Fullness: a full disk, a full budget, and what an empty database takes
+//! # Full disk and full memory budget, and the size of an empty database
 
 use super::persistence::run_background;
 use super::{KeyValue, bytes, get, key, refused, sorted};
 use crate::fixture::{Fixture, wait_epoch_garbage_freed};
 use sheaf::{Database, Error, Keyspace};
 
-/// Leaves this much room on the simulated disk.
+/// Leaves this much free space on the simulated disk.
 fn limit_disk(fixture: &Fixture, room: u64) {
     unlimit_disk(fixture);
-    let free = fixture.disk().free_space(&fixture.path()).unwrap(); // files may have holes
+    let free = fixture.disk().free_space(&fixture.path()).unwrap(); // files may be sparse
     fixture.sim_disk().unwrap().set_capacity((1 << 40) - free + room);
 }
 
@@ -16,7 +16,7 @@ fn unlimit_disk(fixture: &Fixture) {
     fixture.sim_disk().unwrap().set_capacity(1 << 40);
 }
 
-/// Background work on a full disk, some of which may find no room.
+/// Runs background work on a full disk, which may lack space for some of it.
 fn run_one_step(db: &Database) {
     match db.pump() {
         Ok(_) | Err(Error::NoSpace { .. }) => {}
@@ -24,7 +24,7 @@ fn run_one_step(db: &Database) {
     }
 }
 
-/// A database on a disk that has no room for another pair, and what is in it.
+/// Fills a disk until another pair does not fit. Returns the database and its pairs.
 fn fill_disk(fixture: &Fixture) -> (Database, Keyspace, Keyspace, Vec<KeyValue>) {
     let db = fixture.open();
     let (ks, other) = (fixture.keyspace(&db, "a"), fixture.other_keyspace(&db, "b"));
@@ -50,8 +50,8 @@ pub fn a_full_disk_refuses_only_writes(fixture: &Fixture) {
     let large = (key(99_999).into_bytes(), bytes(60_000, 1));
     for round in 0..10 {
         match ks.insert(&large.0, &large.1) {
-            // The background has moved what took room twice; or readers, those of other tests among
-            // them, have let go of segments that were cleaned.
+            // Background work freed space, or readers (also of other tests) released collected
+            // segments.
             Ok(()) => {
                 expected.retain(|pair| *pair != large);
                 expected.push(large.clone());
@@ -71,9 +71,9 @@ pub fn a_full_disk_refuses_only_writes(fixture: &Fixture) {
     assert_eq!(db.stats().poisoned, None);
 }
 
-/// Removes `key` on a full disk. The blocks of a segment that was cleaned come back when the
-/// readers of that moment are gone, and a reader of any database in the process may hold that up:
-/// other tests do. So a refusal counts only if it persists.
+/// Removes `key` on a full disk. The space of a collected segment is freed when the readers of that
+/// time have ended. A reader of any database in the process may delay that, also one of another
+/// test. A refusal therefore counts only if it persists.
 fn remove_with_retry(db: &Database, ks: &Keyspace, key: &[u8]) {
     for _ in 0..200 {
         match ks.remove(key) {
@@ -86,8 +86,8 @@ fn remove_with_retry(db: &Database, ks: &Keyspace, key: &[u8]) {
     panic!("{:?} cannot be removed from a full disk: {:?}", key.escape_ascii().to_string(), db.stats().logs);
 }
 
-/// An engine whose checkpoint is as large as its data (the ledger) has no room for one on a full
-/// disk, so it can only promise what the reserve holds.
+/// Whether checkpoints are smaller than the data. Otherwise (reference engine) a full disk has no
+/// space for one, and only the removals that the reserve covers are guaranteed.
 fn has_small_checkpoints(fixture: &Fixture) -> bool {
     fixture.subject.engine != crate::reference_engine::NAME
 }
@@ -144,7 +144,7 @@ pub fn a_full_disk_makes_room_by_removing(fixture: &Fixture) {
         }
         index == 2 * keep
     });
-    assert_eq!(index, 2 * keep, "as much as a fifth of what was removed finds room: {:?}", db.stats().logs);
+    assert_eq!(index, 2 * keep, "a fifth of the pairs must fit again: {:?}", db.stats().logs);
     expected.sort();
     assert_eq!(sorted(&ks), expected);
 }
@@ -155,7 +155,8 @@ pub fn a_database_opens_on_a_full_disk(fixture: &Fixture) {
     for life in 0..4 {
         fixture.sim_disk().unwrap().set_capacity(0);
         if life == 2 {
-            // Whether an image finds room or not, nothing is lost and the lock is free.
+            // The close may or may not have space for an image. In both cases no data is lost and
+            // the lock is free.
             let _ = db.close();
             db = fixture.open();
         } else {
@@ -228,7 +229,7 @@ pub fn beyond_the_budget_only_new_keys_are_refused(fixture: &Fixture) {
     if fixture.subject.has_paged_index() {
         return an_index_beyond_the_budget_takes_new_keys(fixture);
     }
-    // Tiny segments are files of some KiB: what fills 2 MiB of memory makes 75,000 of them.
+    // Tiny segments have a few KiB: filling 2 MiB of memory would create 75,000 of them.
     let budget = if fixture.setting.tiny { 1 << 20 } else { 2 << 20 };
     let db = fixture.builder().memory(budget).open(fixture.path()).unwrap();
     let ks = fixture.keyspace(&db, "a");
@@ -246,10 +247,10 @@ pub fn beyond_the_budget_only_new_keys_are_refused(fixture: &Fixture) {
     }
     assert!(count > 1000, "over budget after {count} keys");
     assert_eq!(ks.len().unwrap(), count as u64);
-    // Parts of an index that readers may still be in are in it for a moment longer.
+    // Parts of an index that readers may still use are freed a little later.
     run_background(fixture, &db, || db.stats().memory.index <= budget);
     assert!(db.stats().memory.index <= budget, "{:?}", db.stats().memory);
-    // Fifty that are refused: others may find a place that is free by chance, but not these alone.
+    // A batch of many new keys: single ones may find a free place by chance.
     let mut batch = db.batch();
     batch.insert(&ks, key(0), "batched");
     for index in 0..50_000 {
@@ -273,7 +274,7 @@ pub fn beyond_the_budget_only_new_keys_are_refused(fixture: &Fixture) {
         ks.remove(key(index)).unwrap();
     }
     assert_eq!(ks.len().unwrap(), (count - removed) as u64);
-    // Room for new keys is back as soon as nobody can see what was removed any more.
+    // Memory for new keys is available as soon as no reader can see the removed keys.
     for index in 0..removed / 4 {
         let mut done = Ok(());
         run_background(fixture, &db, || {
@@ -288,8 +289,7 @@ pub fn beyond_the_budget_only_new_keys_are_refused(fixture: &Fixture) {
     assert_eq!(ks.len().unwrap(), (count - removed + removed / 4) as u64);
 }
 
-/// What takes the place of a refusal where the index is on disk: memory stays within the budget all
-/// the same.
+/// Checks an index on disk, which refuses no key: memory must stay within the budget.
 fn an_index_beyond_the_budget_takes_new_keys(fixture: &Fixture) {
     let budget = 1 << 19;
     let db = fixture.builder().memory(budget).open(fixture.path()).unwrap();
@@ -337,7 +337,7 @@ pub fn stats_are_plausible(fixture: &Fixture) {
     let filled = db.stats();
     assert_eq!(filled.visible_seq, start.visible_seq + 201, "a commit a write");
     assert!(filled.blob_bytes_written > fixture.setting.blob_threshold() as u64);
-    // `delsm` may have taken the file over by now.
+    // `delsm` may have moved the blob to its own files by now.
     let beside = filled.blobs.slots + filled.blobs.files;
     assert!(beside == 1 || beside == 0 && fixture.subject.engine == "delsm", "{:?}", filled.blobs);
     assert!(filled.memory.index > start.memory.index);

@@ -1,4 +1,4 @@
-//! # Idle: a database that nobody writes to gives space back, and comes to rest
+//! # Idle database: frees space and comes to rest
 
 use std::time::Duration;
 
@@ -6,15 +6,15 @@ use super::{KeyValue, bytes, get, key, refused, sorted};
 use crate::fixture::{Fixture, wait_epoch_garbage_freed};
 use sheaf::{Database, Error, Keyspace};
 
-/// Maintenance steps of a pause: enough for the database to notice that nobody commits.
+/// Minimum number of maintenance steps of a pause, so that the database detects that it is idle.
 const STEPS: usize = 60;
-/// Most maintenance steps of a pause. A tiny database moves a few pairs in a step.
+/// Maximum number of maintenance steps of a pause. A tiny database moves a few pairs per step.
 const MOST_STEPS: usize = 4000;
 
-/// Calls of `settle` until one finds nothing to do.
+/// Maximum number of `quiesce` calls until one has nothing to do.
 const MOST_ROUNDS: usize = 20;
 
-/// Runs maintenance while time passes and nobody commits, until a step finds nothing to do.
+/// Runs maintenance without commits while the clock advances, until a step has nothing to do.
 fn run_idle(fixture: &Fixture, db: &Database) {
     for step in 0..MOST_STEPS {
         fixture.advance(Duration::from_millis(100));
@@ -30,14 +30,13 @@ fn log_bytes(db: &Database) -> u64 {
     db.stats().logs.iter().map(|log| log.disk_bytes).sum()
 }
 
-/// Returns the bytes of a batch's values, and the bytes that a nearly empty database may take
-/// beyond a new one: a checkpoint may wait for 4 MiB of the journal, and ready segments take as
-/// much.
+/// Returns the bytes of a batch's values, and the bytes that a nearly empty database may have more
+/// than a new one: a checkpoint may wait for 4 MiB of the journal, and ready segments take as much.
 fn sizes(fixture: &Fixture) -> (usize, u64) {
     if fixture.setting.tiny { (40 << 10, 96 << 10) } else { (2 << 20, 8 << 20) }
 }
 
-/// Makes keyspaces one after the other, fills each with one batch, and drops or clears it.
+/// Creates keyspaces one after another, fills each with one batch, and drops or clears it.
 fn churn(fixture: &Fixture, db: &Database, rounds: usize) {
     let len = fixture.setting.blob_threshold() / 2;
     for round in 0..rounds {
@@ -62,7 +61,7 @@ pub fn dropped_keyspaces_are_reclaimed_while_idle(fixture: &Fixture) {
     kept.insert("k", "v").unwrap();
     let before = fixture.bytes_on_disk();
     let (filled, most) = sizes(fixture);
-    // A first FlexSpace allocates blocks of its files in advance.
+    // The first FlexSpace allocates blocks of its files in advance.
     let most = if fixture.subject.engine == "flex" { most + (4 << 20) } else { most };
     churn(fixture, &db, 6);
     run_idle(fixture, &db);
@@ -88,7 +87,7 @@ pub fn space_of_dropped_keyspaces_does_not_accumulate(fixture: &Fixture) {
     assert!(peaks[1] <= peaks[0] + 2 * most, "without a pause: {peaks:?}");
 }
 
-/// Writes `count` keys three times over.
+/// Writes `count` keys three times.
 fn overwritten(db: &Database, ks: &Keyspace, count: usize) -> Vec<KeyValue> {
     for round in 0..3 {
         for index in 0..count {
@@ -137,7 +136,7 @@ pub fn an_idle_database_quiesces_and_stops_writing(fixture: &Fixture) {
         assert!(!db.pump().unwrap(), "nothing is due");
     }
     let later = (fixture.read_tree(), db.stats().checkpoints);
-    assert!(at_rest == later, "it goes on at rest: {:?}, {:?}", at_rest.1, later.1);
+    assert!(at_rest == later, "work continues at rest: {:?}, {:?}", at_rest.1, later.1);
     assert_eq!(sorted(&ks), expected);
 }
 
@@ -169,7 +168,7 @@ pub fn live_data_is_not_rewritten_repeatedly_while_idle(fixture: &Fixture) {
 }
 
 pub fn many_removals_begin_a_checkpoint(fixture: &Fixture) {
-    // An image of the reference engine has every pair: it is larger than the removals.
+    // An image of the reference engine contains every pair, so it is larger than the removals.
     if fixture.subject.engine == "ledger" {
         return;
     }
@@ -199,7 +198,7 @@ pub fn quiesce_returns_when_no_work_is_left(fixture: &Fixture) {
     let most = sizes(fixture).1 + 6 * 200 * 240 + if fixture.subject.engine == "flex" { 8 << 20 } else { 0 };
     let after = fixture.bytes_on_disk();
     assert!(after <= before + most, "{before} bytes, then {after}");
-    // Readers of other tests hold pages for a while, which a later call may give back.
+    // Readers of other tests may pin pages that only a later call can free.
     let is_at_rest = || {
         let tree = fixture.read_tree();
         wait_epoch_garbage_freed();

@@ -1,4 +1,4 @@
-//! # Keyspaces: names, engines, lives
+//! # Keyspaces: names, engines, options, creation and removal
 
 use super::{bytes, get, key, refused, sorted};
 use crate::fixture::Fixture;
@@ -73,7 +73,7 @@ pub fn values_beyond_the_range_of_an_option_are_refused(fixture: &Fixture) {
     assert!(db.keyspaces().is_empty());
 }
 
-/// Of each option of an engine a value that is not the default.
+/// Returns a non-default value for each option of an engine.
 fn non_default_options(engine: &str) -> Vec<(&'static str, u64)> {
     let other = |spec: &OptionSpec| if spec.min == spec.default { spec.max } else { spec.min };
     sheaf::engine_options(engine).iter().map(|spec| (spec.name, other(spec))).collect()
@@ -84,7 +84,7 @@ fn options_with(engine: &str, chosen: &[(&'static str, u64)]) -> KeyspaceOptions
     chosen.iter().fold(options, |options, (name, value)| options.option(name, *value))
 }
 
-/// What a database says was chosen.
+/// Returns the options that the database reports.
 fn chosen_options(db: &Database, name: &str) -> Vec<(String, u64)> {
     let info = db.keyspaces().into_iter().find(|info| info.name == name).expect("it is listed");
     let options = db.open_keyspace(name).unwrap().expect("it is there").options();
@@ -107,9 +107,9 @@ pub fn chosen_options_survive_every_reopen(fixture: &Fixture) {
     let all = non_default_options(engine);
     let mut db = fixture.open();
     fixture.other_keyspace(&db, "beside").insert("k", "v").unwrap();
-    assert_eq!(root_versions(fixture), [6, 6], "older builds read what has no options");
+    assert_eq!(root_versions(fixture), [6, 6], "older builds can read a database without options");
     let ks = db.keyspace("a", options_with(engine, &all)).unwrap();
-    assert_eq!(root_versions(fixture), if all.is_empty() { [6, 6] } else { [7, 7] }, "and not what has");
+    assert_eq!(root_versions(fixture), if all.is_empty() { [6, 6] } else { [7, 7] }, "but none with options");
     for index in 0..200 {
         ks.insert(key(index), bytes(50, index as u64)).unwrap();
     }
@@ -118,7 +118,8 @@ pub fn chosen_options_survive_every_reopen(fixture: &Fixture) {
     for life in 0..5 {
         assert_eq!(chosen_options(&db, "a"), owned_options(&all), "life {life}");
         assert_eq!(chosen_options(&db, "beside"), []);
-        // All of it, a part of it, and nothing is what it is; anything else is not.
+        // Opening with all stored options, with some of them, or with none succeeds; other values
+        // are refused.
         for asked in [&all[..], &all[..all.len().min(1)], &[]] {
             assert_eq!(sorted(&db.keyspace("a", options_with(engine, asked)).unwrap()), pairs);
         }
@@ -189,13 +190,13 @@ pub fn a_conversion_changes_the_chosen_options(fixture: &Fixture) {
     let mixed: Vec<_> = first.iter().chain(all.iter().skip(1)).copied().collect();
     let steps = [
         (options_with(engine, &all), &all),
-        (options_with(engine, first), &mixed),   // the others stay
+        (options_with(engine, first), &mixed), // keeps the other options
         (KeyspaceOptions::from(engine), &mixed), // nothing to do
         (KeyspaceOptions::from(other), &Vec::new()),
         (options_with(engine, &all), &all),
     ];
     for (number, (to, expected)) in steps.into_iter().enumerate() {
-        let done = db.convert("a", to, |_| ControlFlow::Continue(())).unwrap().expect("nobody gave it up");
+        let done = db.convert("a", to, |_| ControlFlow::Continue(())).unwrap().expect("it was not cancelled");
         let has_work = number != 2 && !(all.is_empty() && number < 2);
         assert_eq!(done.copied_pairs > 0, has_work, "step {number}");
         for is_kill in [false, true] {

@@ -1,19 +1,20 @@
-//! # Conformance: every verb and promise of the facade, for any engine
+//! # Conformance: every call and promise of the facade, for any engine
 //!
-//! One macro line gives an engine the whole suite:
+//! One macro line generates the whole suite for an engine:
 //!
 //! ```ignore
 //! sheaf_testkit::conformance!(flat, sheaf_testkit::fixture::Subject::flat());
 //! ```
 //!
-//! It becomes a module of `#[test]`s. Each is a promise by name, and runs on the disks, in the
-//! geometries and the ways of background work that its list names; a failure says on which. Where
-//! an engine cannot do a thing by its nature the suite wants exactly [`sheaf::Error::Unsupported`].
+//! The result is a module of `#[test]`s. Each is named after its promise, and runs on the disks, in
+//! the geometries and with the threading that its list names. A failure prints the setting. If an
+//! engine cannot support a call by its nature, the suite requires exactly
+//! [`sheaf::Error::Unsupported`].
 //!
-//! ## What it cannot see
+//! ## Blind spots
 //!
-//! Sequences nobody thought of (the model checker), states between two calls (the crash explorer),
-//! interleavings the scheduler did not choose, and time.
+//! Sequences that no test contains: the model checker generates them. States between two calls: the
+//! crash explorer covers them. Interleavings that the scheduler did not choose. Performance.
 
 #![expect(missing_docs, clippy::unwrap_used, reason = "names are promises; a broken one panics")]
 
@@ -43,23 +44,23 @@ const REAL_INLINE: TestSetting = TestSetting::new(DiskKind::Real, true, true);
 const REAL_TINY: TestSetting = TestSetting::new(DiskKind::Real, true, false);
 const REAL_NORMAL: TestSetting = TestSetting::new(DiskKind::Real, false, false);
 
-/// Both disks, both geometries, both ways of background work.
+/// Both disks, both geometries, inline and with threads.
 pub const EVERYWHERE: &[TestSetting] =
     &[SIM_TINY, SIM_NORMAL, SIM_THREADED, REAL_INLINE, REAL_TINY, REAL_NORMAL];
-/// Where there are background threads.
+/// Settings with background threads.
 pub const THREADED: &[TestSetting] = &[SIM_THREADED, REAL_TINY, REAL_NORMAL];
-/// Where background work is done when asked, and little is much.
+/// A setting with tiny geometry and inline background work.
 pub const TINY_STEPPED: &[TestSetting] = &[SIM_TINY];
-/// Where the test says what happens when.
+/// Settings in which the test controls background work and time.
 pub const STEPPED: &[TestSetting] = &[SIM_TINY, SIM_NORMAL];
-/// Where background threads find something to do all the time.
+/// Settings in which background threads are always busy.
 pub const TINY_THREADED: &[TestSetting] = &[SIM_THREADED, REAL_TINY];
-/// Where there are processes.
+/// Settings on the real disk, which work with several processes.
 pub const REAL: &[TestSetting] = &[REAL_INLINE, REAL_TINY, REAL_NORMAL];
 
-/// Keeps `promise` in each of `settings`.
+/// Runs `promise` in each of `settings`.
 pub fn run_promise(subject: &TestSubject, name: &str, settings: &[TestSetting], promise: fn(&Fixture)) {
-    // With options that were chosen, where it takes least.
+    // Geometries with chosen options run in the cheapest setting only.
     let settings = if subject.chosen_options.is_empty() { settings } else { &settings[..1] };
     for setting in settings {
         let _told = FailureContext { context: format!("{name}: {} on {setting:?}", subject.name) };
@@ -67,7 +68,7 @@ pub fn run_promise(subject: &TestSubject, name: &str, settings: &[TestSetting], 
     }
 }
 
-/// Says where a failure was.
+/// Prints the setting of a failure when the test panics.
 struct FailureContext {
     context: String,
 }
@@ -80,7 +81,7 @@ impl Drop for FailureContext {
     }
 }
 
-/// The suite for one engine. See the [module](mod@crate::conformance).
+/// Generates the suite for one engine; see the [module](mod@crate::conformance).
 #[macro_export]
 macro_rules! conformance {
     ($module:ident, $subject:expr) => {
@@ -267,7 +268,8 @@ macro_rules! conformance {
     };
 }
 
-/// `#[test]`s for the promises of one area. Part of [`conformance!`](crate::conformance!).
+/// Generates the `#[test]`s for the promises of one area. Part of
+/// [`conformance!`](crate::conformance!).
 #[doc(hidden)]
 #[macro_export]
 macro_rules! promises {
@@ -283,7 +285,7 @@ macro_rules! promises {
     };
 }
 
-/// Asserts that a call is refused with an error of this shape.
+/// Asserts that a call returns an error that matches the pattern.
 macro_rules! refused {
     ($call:expr, $error:pat $(if $guard:expr)?) => {
         match $call.map(drop) {
@@ -294,10 +296,10 @@ macro_rules! refused {
 }
 pub(crate) use refused;
 
-/// A pair as the assertions compare it.
+/// A pair in the form that assertions compare.
 pub(crate) type KeyValue = (Vec<u8>, Vec<u8>);
 
-/// `len` bytes that depend on `seed` and on their place.
+/// Returns `len` bytes that depend on `seed` and on their position.
 #[must_use]
 pub fn bytes(len: usize, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
@@ -312,24 +314,24 @@ pub fn bytes(len: usize, seed: u64) -> Vec<u8> {
     out
 }
 
-/// The pairs of an iterator.
+/// Returns the pairs of an iterator.
 pub(crate) fn pairs(iter: impl Iterator<Item = Result<(Value, Value)>>) -> Vec<KeyValue> {
     iter.map(|pair| pair.map(|(k, v)| (k.to_vec(), v.to_vec())).expect("the pair is readable")).collect()
 }
 
-/// The pairs of a keyspace, sorted.
+/// Returns the pairs of a keyspace, sorted.
 pub(crate) fn sorted(keyspace: &Keyspace) -> Vec<KeyValue> {
     let mut all = pairs(keyspace.iter().expect("iteration begins"));
     all.sort();
     all
 }
 
-/// The value of `key`, which is readable.
+/// Returns the value of `key`. Panics on an error.
 pub(crate) fn get(keyspace: &Keyspace, key: impl AsRef<[u8]>) -> Option<Vec<u8>> {
     keyspace.get(key).expect("the key is readable").map(Vec::from)
 }
 
-/// A name for the `index`-th of many keys.
+/// Returns the name of the `index`-th key.
 pub(crate) fn key(index: usize) -> String {
     format!("key-{index:05}")
 }
@@ -356,7 +358,7 @@ mod tests {
         ];
         for name in areas.iter().flat_map(|area| area.split("\npub fn ").skip(1)) {
             let name = name.split('(').next().unwrap_or_default();
-            assert!(list.contains(&format!("                {name}\n")), "{name} is kept by nobody");
+            assert!(list.contains(&format!("                {name}\n")), "{name} is not in the list");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! # Opening: what is there, what is not, what is damaged, whose it is
+//! # Opening: missing, damaged, locked and foreign databases
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use super::{bytes, get, key, refused, sorted};
 use crate::fixture::{DiskKind, Fixture};
 use sheaf::{Database, Error, KeyspaceOptions};
 
-/// A database with something in it.
+/// Returns a database with some pairs.
 fn filled(fixture: &Fixture) -> Database {
     let db = fixture.open();
     let (ks, other) = (fixture.keyspace(&db, "a"), fixture.other_keyspace(&db, "b"));
@@ -34,7 +34,7 @@ fn check_filled(fixture: &Fixture, db: &Database) {
     assert_eq!(get(&ks, "large"), Some(bytes(fixture.setting.blob_threshold() + 1, 3)));
 }
 
-/// Changes a few bytes of a file.
+/// Changes a byte of a file.
 fn damage(fixture: &Fixture, path: &Path, offset: usize) {
     let mut bytes = fixture.read_file(path);
     bytes[offset] ^= 0x55;
@@ -113,7 +113,7 @@ pub fn one_damaged_root_slot_loses_no_data(fixture: &Fixture) {
     }
 }
 
-/// All files, but for the lock's: a try to open writes down there who tries.
+/// Returns all files except the lock file, in which an opening process writes its id.
 fn files_except_lock(fixture: &Fixture) -> BTreeMap<PathBuf, Option<Vec<u8>>> {
     let mut tree = fixture.read_tree();
     tree.retain(|path, _| !path.ends_with("LOCK"));
@@ -131,7 +131,7 @@ pub fn two_damaged_root_slots_are_an_error_and_no_file_changes(fixture: &Fixture
         refused!(opened, Error::Corrupt { path, .. } if slots.contains(&path));
         assert_eq!(files_except_lock(fixture), before);
     }
-    damage(fixture, &slots[0], 30); // and back
+    damage(fixture, &slots[0], 30); // restores the byte
     check_filled(fixture, &fixture.open());
 }
 
@@ -171,7 +171,7 @@ pub fn reading_only_changes_no_byte_and_refuses_writes(fixture: &Fixture) {
     refused!(ks.clear(), Error::ReadOnly);
     refused!(ks.remove_range::<&[u8]>(..), Error::ReadOnly);
     refused!(ks.compact(), Error::ReadOnly);
-    db.quiesce().expect("what is only read is at rest");
+    db.quiesce().expect("a read-only database is at rest");
     refused!(db.keyspace("new", KeyspaceOptions::default()), Error::ReadOnly);
     refused!(db.drop_keyspace("a"), Error::ReadOnly);
     let mut batch = db.batch();
@@ -223,7 +223,7 @@ pub fn an_unknown_engine_does_not_affect_other_keyspaces(fixture: &Fixture) {
     fixture.kill();
     drop(db);
     for _ in 0..2 {
-        // The program either refuses the database or the keyspaces it does not know.
+        // The program refuses either the database or the keyspaces with an unknown engine.
         let bare = fixture.builtin_engines_builder_on(Arc::clone(fixture.disk())).open(fixture.path());
         if let Ok(db) = bare {
             let is_built_in = |engine: &str| sheaf::engines().contains(&engine);

@@ -1,4 +1,4 @@
-//! # Lasting: what is there in the next life
+//! # Persistence: content after the next opening
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,13 +10,14 @@ use sheaf::{Database, Durability, Error};
 use sheaf_base::clock::{Clock, SystemClock};
 use sheaf_base::disk::sim::KeepChoice;
 
-/// What is due is done, and done again while that goes on: until it is `enough`, or nothing is due
-/// for long. Other tests' readers and the background's own thread may take their time.
+/// Runs background work until `enough` returns true, or no work was due for a long time. Readers of
+/// other tests and the background threads may delay the work.
 pub(super) fn run_background(fixture: &Fixture, db: &Database, enough: impl FnMut() -> bool) {
     run_background_within(fixture, db, Duration::from_secs(15), enough);
 }
 
-/// As [`run_background`], but gives up `patience` after the beginning, as soon as nothing is due.
+/// Like [`run_background`], but gives up when no work is due and `patience` has passed since the
+/// start.
 fn run_background_within(
     fixture: &Fixture,
     db: &Database,
@@ -35,7 +36,7 @@ fn run_background_within(
                 wait_epoch_garbage_freed();
                 idle += 1;
             }
-            Err(Error::NoSpace { .. }) => idle += 1, // what finds no room is tried again
+            Err(Error::NoSpace { .. }) => idle += 1, // background work retries without space
             Err(other) => panic!("{other}"),
         }
         let most = if fixture.setting.inline { 20 } else { 200 };
@@ -46,8 +47,8 @@ fn run_background_within(
     }
 }
 
-/// Files of values: staged ones, chunks of them, and those that an engine has given a name of its
-/// own.
+/// Returns the number of files with values: blob files, chunk files, and those that an engine
+/// named.
 fn blob_file_count(fixture: &Fixture) -> usize {
     let is_value = |path: &&std::path::PathBuf| {
         path.extension().is_some_and(|e| e == "blob" || e == "chunk")
@@ -56,7 +57,7 @@ fn blob_file_count(fixture: &Fixture) -> usize {
     fixture.read_tree().keys().filter(is_value).count()
 }
 
-/// Values beside the log, but for those that an engine has made its own.
+/// Returns the number of values outside of the logs, without those that an engine took over.
 fn blob_count(db: &Database) -> u64 {
     let staged = db.stats().blobs;
     staged.slots + staged.files
@@ -165,7 +166,7 @@ pub fn removed_keys_stay_removed_after_reopening(fixture: &Fixture) {
             ks.remove(key(index)).unwrap();
             other.remove(key(index)).unwrap();
         }
-        // More than a log's worth, so that whatever held the removals moves on.
+        // More than a segment, so that the segment with the removals is left behind.
         for index in 0..300 {
             ks.insert("busy", bytes(100, index)).unwrap();
             other.insert("busy", bytes(100, index)).unwrap();
@@ -197,7 +198,7 @@ pub fn sequence_numbers_never_repeat_across_reopens(fixture: &Fixture) {
 
 pub fn persisted_data_survives_a_power_cut(fixture: &Fixture) {
     if fixture.setting.disk_kind == DiskKind::Real {
-        return; // no power to cut
+        return; // the real disk has no power cut
     }
     let db = fixture.open();
     let (ks, other) = (fixture.keyspace(&db, "a"), fixture.other_keyspace(&db, "b"));
@@ -297,7 +298,7 @@ pub fn superseded_blobs_are_reclaimed(fixture: &Fixture) {
     db.drop_keyspace("dropped-other").unwrap();
     drop(snapshot);
     run_background(fixture, &db, || blob_file_count(fixture) <= 2);
-    // Two values may lie in one chunk.
+    // Two values may share a chunk file.
     assert!(
         (1..=2).contains(&blob_file_count(fixture)),
         "{} files are left of 2 values",
@@ -313,7 +314,7 @@ pub fn superseded_blobs_are_reclaimed(fixture: &Fixture) {
 
 pub fn blobs_not_pinned_by_a_snapshot_are_freed(fixture: &Fixture) {
     if !fixture.setting.tiny {
-        return; // what moves them takes hundreds of MiB
+        return; // moving segments takes hundreds of MiB
     }
     let db = fixture.open();
     let ks = fixture.keyspace(&db, "a");
@@ -342,7 +343,7 @@ pub fn blobs_not_pinned_by_a_snapshot_are_freed(fixture: &Fixture) {
     assert_eq!(blob_file_count(fixture), 0, "values are left");
 }
 
-/// A view ends with its life at the latest, and so does what nothing else needed.
+/// A view ends at the latest with the process, and frees the blobs that only it needed.
 pub fn blobs_pinned_by_a_snapshot_are_freed_with_it(fixture: &Fixture) {
     let db = fixture.open();
     let ks = fixture.keyspace(&db, "a");
@@ -367,11 +368,11 @@ pub fn blobs_pinned_by_a_snapshot_are_freed_with_it(fixture: &Fixture) {
     assert_eq!(fixture.keyspace(&db, "a").len().unwrap(), 4);
 }
 
-/// What died since a checkpoint is told from what lives, though the segment that had its record is
-/// gone as well.
+/// Blobs superseded since a checkpoint are distinguished from live ones, although the segment with
+/// their record was collected.
 pub fn blobs_superseded_since_a_checkpoint_are_freed_after_a_kill(fixture: &Fixture) {
     if !fixture.setting.tiny {
-        return; // what has segments cleaned takes hundreds of MiB
+        return; // garbage collection takes hundreds of MiB
     }
     let db = fixture.open();
     let len = fixture.setting.blob_threshold() + 1;
@@ -380,7 +381,7 @@ pub fn blobs_superseded_since_a_checkpoint_are_freed_after_a_kill(fixture: &Fixt
         ks.insert(key(index), bytes(len, index as u64)).unwrap();
     }
     drop(ks);
-    db.close().unwrap(); // with a checkpoint, the last one
+    db.close().unwrap(); // writes the last checkpoint
     let db = fixture.builder().checkpoints(false).open(fixture.path()).unwrap();
     let ks = fixture.keyspace(&db, "a");
     for index in 0..8 {

@@ -1,4 +1,4 @@
-//! # Points: one key at a time
+//! # Point operations: one key at a time
 
 use super::{bytes, get, key, refused};
 use crate::fixture::Fixture;

@@ -1,4 +1,4 @@
-//! # Ranges: many keys, in order where there is one
+//! # Ranges: many keys, sorted if the engine is ordered
 
 use std::ops::Bound;
 
@@ -14,7 +14,7 @@ fn filled(fixture: &Fixture, count: usize) -> (Database, Keyspace, Vec<KeyValue>
     for (index, extra) in [&b""[..], b"\0", b"\xff", b"\xff\xff", b"key", b"key-"].into_iter().enumerate() {
         all.push((extra.to_vec(), vec![b'v'; index]));
     }
-    // Not in order, some of them twice, some removed again.
+    // In descending order; each key is written twice, and extra keys are removed again.
     for (index, (key, value)) in all.iter().enumerate().rev() {
         ks.insert(key, "old").unwrap();
         ks.insert([key, &b"-gone"[..]].concat(), "x").unwrap();
@@ -59,15 +59,15 @@ pub fn an_ordered_engine_iterates_in_the_order_of_bytes_both_ways(fixture: &Fixt
     assert!(ks.keys().unwrap().rev().map(|key| key.unwrap().to_vec()).eq(all.iter().map(|(k, _)| k.clone())));
 }
 
-/// What is at rest stands between what was just written, at all places of the groups in which an
-/// engine may take either.
+/// Checks iteration over flushed pairs between new pairs, at all positions within the groups in
+/// which an engine may read either.
 pub fn iteration_merges_flushed_and_new_pairs(fixture: &Fixture) {
     if !fixture.subject.ordered {
         return;
     }
     for stride in [13, 16] {
         let name = format!("every {stride}");
-        // What is at rest is not so small that an engine keeps it in memory.
+        // Flushed values are so large that no engine keeps them in memory.
         let value = |index: usize| bytes(if index.is_multiple_of(stride) { 600 } else { 8 }, index as u64);
         let all: Vec<KeyValue> =
             (0..2000).map(|index| (format!("{index:04}").into_bytes(), value(index))).collect();
@@ -187,7 +187,7 @@ pub fn both_ends_of_an_iterator_meet(fixture: &Fixture) {
             let list = if forward { &mut front } else { &mut back };
             list.push((key.to_vec(), value.to_vec()));
         }
-        assert!(iter.next().is_none() && iter.next_back().is_none(), "what has ended stays so");
+        assert!(iter.next().is_none() && iter.next_back().is_none(), "a finished iterator stays finished");
         back.reverse();
         front.extend(back);
         let expected: Vec<KeyValue> = all.iter().filter(|(key, _)| key.as_slice() >= b"a").cloned().collect();
@@ -201,7 +201,7 @@ pub fn an_engine_refuses_exactly_what_its_capabilities_exclude(fixture: &Fixture
     assert_eq!(ks.capabilities().unwrap().ordered, fixture.subject.ordered);
     assert_eq!(ks.engine(), engine);
     if fixture.subject.ordered {
-        return; // the other promises of this file are the proof
+        return; // the other tests of this file check ordered engines
     }
     refused!(ks.range("a".."b"), Error::Unsupported { engine: e, .. } if e == engine);
     refused!(ks.range("a"..), Error::Unsupported { .. });
@@ -234,7 +234,8 @@ pub fn remove_range_removes_exactly_the_range(fixture: &Fixture) {
     assert_eq!(ks.remove_range::<&[u8]>(..).unwrap(), left);
     assert!(ks.is_empty().unwrap() && sorted(&ks).is_empty());
     if fixture.setting.tiny {
-        let long = |index: usize| key(index) + &"k".repeat(1100); // a thousand of them are more than a batch may have
+        // A thousand of them exceed the limit of a batch.
+        let long = |index: usize| key(index) + &"k".repeat(1100);
         (0..1050).for_each(|index| ks.insert(long(index), "v").unwrap());
         assert_eq!(ks.remove_range::<&[u8]>(..).unwrap(), 1050);
     }

@@ -1,4 +1,4 @@
-//! # Sizes: from nothing to the limits
+//! # Sizes: from empty to the limits
 
 use super::{bytes, get, refused, sorted};
 use crate::fixture::Fixture;
@@ -11,7 +11,7 @@ pub fn keys_up_to_the_limit_are_kept(fixture: &Fixture) {
     for len in lens {
         ks.insert(vec![b'k'; len], format!("{len}")).unwrap();
     }
-    // Two that differ in their last byte only.
+    // Two keys that differ in their last byte only.
     let mut other = vec![b'k'; MAX_KEY];
     other[MAX_KEY - 1] = b'l';
     ks.insert(&other, "other").unwrap();
@@ -58,7 +58,7 @@ pub fn values_of_every_size_are_kept_and_replaced(fixture: &Fixture) {
     let lens = [0, 1, 30, 31, 255, 256, 4095, 4096, limit - 1, limit, limit + 1, 2 * limit, 1 << 20];
     for (index, len) in lens.into_iter().enumerate() {
         ks.insert(len.to_string(), bytes(len, 1)).unwrap();
-        // Every size replaces every other in one key.
+        // A value of each size replaces one of each other size.
         for before in lens.into_iter().take(index) {
             ks.insert("k", bytes(before, 2)).unwrap();
             ks.insert("k", bytes(len, 3)).unwrap();
@@ -99,7 +99,7 @@ pub fn a_value_of_many_mib_is_kept(fixture: &Fixture) {
 pub fn a_value_above_the_limit_is_too_large(fixture: &Fixture) {
     let db = fixture.open();
     let ks = fixture.keyspace(&db, "sizes");
-    let huge = vec![0; MAX_VALUE + 1]; // zeroed pages nobody touches
+    let huge = vec![0; MAX_VALUE + 1]; // zeroed pages that are never touched
     refused!(ks.insert("k", &huge), Error::TooLarge { object: "value", .. });
     assert_eq!(get(&ks, "k"), None);
     assert_eq!(ks.len().unwrap(), 0);

@@ -1,4 +1,4 @@
-//! # Snapshots: past states, exact and in nobody's way
+//! # Snapshots: past states that are exact and block no writer
 
 use std::sync::{Arc, Mutex};
 
@@ -116,7 +116,7 @@ pub fn a_dropped_keyspace_stays_readable_in_a_snapshot(fixture: &Fixture) {
     assert_eq!(busy.len().unwrap(), 20);
 }
 
-/// The last view of a dropped keyspace ends in the midst of the pass that retires it.
+/// Ends the last view of a dropped keyspace while a checkpoint retires the data of the keyspace.
 pub fn pinned_data_of_a_dropped_keyspace_is_not_counted_live(fixture: &Fixture) {
     let recording_disk = RecordingDisk::new(Arc::clone(fixture.disk()));
     let db = fixture.builder_on(Arc::new(recording_disk.clone())).open(fixture.path()).unwrap();
@@ -175,7 +175,7 @@ pub fn a_recreated_keyspace_does_not_mix_with_the_one_a_snapshot_shows(fixture: 
     let first = db.snapshot().unwrap();
     db.drop_keyspace("a").unwrap();
     let between = db.snapshot().unwrap();
-    let again = fixture.other_keyspace(&db, "a"); // and of another engine
+    let again = fixture.other_keyspace(&db, "a"); // with another engine
     again.insert("k", "second life").unwrap();
     let second = db.snapshot().unwrap();
     assert_eq!(pairs_of(&first, "a"), [(b"k".to_vec(), b"first life".to_vec())]);
@@ -202,7 +202,7 @@ pub fn a_long_snapshot_survives_updates_and_blocks_none(fixture: &Fixture) {
     }
     assert_eq!((pairs_of(&snapshot, "a"), pairs_of(&snapshot, "b")), expected);
     let pinned = || ks.stats().unwrap().pinned_versions;
-    run_background(fixture, &db, || pinned() == 20); // doubtful versions are freed
+    run_background(fixture, &db, || pinned() == 20); // frees versions that no view needs
     assert_eq!(pinned(), 20, "one view pins one version a key");
     assert_eq!(get(&ks, key(19)), Some(bytes(60, 1999)));
 }
@@ -260,7 +260,7 @@ pub fn pinned_bytes_are_reported_and_released(fixture: &Fixture) {
     ks.insert("k", "2").unwrap();
     ks.insert("k", "3").unwrap();
     run_background(fixture, &db, || ks.stats().unwrap().pinned_versions == 1);
-    assert_eq!(ks.stats().unwrap().pinned_versions, 1, "only what a view sees");
+    assert_eq!(ks.stats().unwrap().pinned_versions, 1, "only the version that a view needs");
     let iter = ks.iter().unwrap();
     assert_eq!(db.stats().views, 3);
     drop((first, second));

@@ -1,4 +1,4 @@
-//! # Streams: values read by range and written bit by bit
+//! # Streams: values read by range and written in pieces
 
 #![allow(clippy::cast_possible_truncation)] // numbers here are small by construction
 
@@ -8,7 +8,7 @@ use super::{bytes, get, refused};
 use crate::fixture::Fixture;
 use sheaf::{Durability, Error, Keyspace, MAX_KEY};
 
-/// Sizes on both sides of all limits there are.
+/// Sizes below and above each limit.
 fn sizes(fixture: &Fixture) -> [usize; 7] {
     let limit = fixture.setting.blob_threshold();
     [0, 1, limit / 4 + 1, limit, limit + 1, 5 * limit + 3, (1 << 18) + 9]
@@ -86,7 +86,7 @@ pub fn an_uncommitted_stream_leaves_no_file(fixture: &Fixture) {
     writer.write_all(&value).unwrap();
     ks.clear().unwrap();
     writer.submit(Durability::Sync).unwrap().wait().unwrap();
-    assert!(get(&ks, "k").unwrap() == value, "a keyspace that was cleared goes on");
+    assert!(get(&ks, "k").unwrap() == value, "a cleared keyspace stays usable");
     refused!(ks.writer(vec![0; MAX_KEY + 1]), Error::TooLarge { object: "key", .. });
     let mut late = ks.writer("late").unwrap();
     late.write_all(&value).unwrap();

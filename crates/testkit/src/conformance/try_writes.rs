@@ -1,14 +1,14 @@
-//! # Waits: commits that would have to wait say so, and leave nothing
+//! # Writes that do not wait: return `Busy` and write nothing
 
 use super::{bytes, get, key, refused};
 use crate::fixture::Fixture;
 use sheaf::{Database, Error, Keyspace};
 
-/// More rounds than it takes for background work to be far behind, or to catch up.
+/// Maximum number of rounds until background work is far behind, or has caught up.
 const MAX_ROUNDS: usize = 100_000;
 
-/// Writes, without any background work, until a commit that may not wait is refused; how many
-/// writes that took.
+/// Writes without any background work until a `try_insert` is refused. Returns the number of
+/// writes.
 fn fill_backlog(ks: &Keyspace) -> usize {
     let is_braked = |n: &usize| match ks.try_insert(key(n % 50), bytes(300, *n as u64)) {
         Ok(()) => false,
@@ -18,7 +18,7 @@ fn fill_backlog(ks: &Keyspace) -> usize {
     (0..MAX_ROUNDS).find(is_braked).expect("background work that is not done is behind one day")
 }
 
-/// Lets the background catch up.
+/// Runs background work until a `try_remove` is accepted.
 fn drain_backlog(fixture: &Fixture, db: &Database, ks: &Keyspace) {
     for _ in 0..MAX_ROUNDS {
         fixture.advance(std::time::Duration::from_millis(50));
@@ -52,17 +52,17 @@ pub fn a_throttled_try_write_returns_busy_and_writes_nothing(fixture: &Fixture) 
     for name in ["new", "large", "both"] {
         assert_eq!(get(&ks, name), None);
     }
-    ks.insert("patient", "x").unwrap(); // inline writers are not slowed down
+    ks.insert("patient", "x").unwrap(); // inline writers are not throttled
     drain_backlog(fixture, &db, &ks);
     batch.try_commit().unwrap();
-    assert!(batch.is_empty(), "what was committed is gone from the batch");
+    assert!(batch.is_empty(), "a commit empties the batch");
     assert_eq!((get(&ks, "large"), get(&other, "both")), (Some(large), Some(b"x".to_vec())));
     drop((ks, other, batch));
     let db = fixture.kill_and_reopen(db);
     assert!(get(&fixture.keyspace(&db, "a"), "both").is_some());
 }
 
-/// Does what is due.
+/// Runs the background work that is due.
 fn run_background(db: &Database) {
     while db.pump().unwrap() {}
 }
@@ -85,7 +85,7 @@ pub fn an_idle_database_is_never_busy(fixture: &Fixture) {
     batch.expect_value(&ks, key(1), Some(b"another")).insert(&other, "c", "x");
     refused!(batch.try_commit(), Error::Conflict);
     run_background(&db);
-    // Larger than the segments that are kept ready: made by the commit itself.
+    // More than the segments that are kept ready: the commit creates the others itself.
     let mut wide = db.batch();
     for index in 0..40 {
         wide.insert(&ks, format!("wide-{index}"), bytes(fixture.setting.blob_threshold(), index));

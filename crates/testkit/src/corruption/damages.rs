@@ -1,4 +1,4 @@
-//! # Damages: the lists of what is done to a fixture, and the fixtures
+//! # Damages: lists of damages, and the databases to which they are applied
 
 #![allow(clippy::cast_possible_truncation)] // numbers here are small by construction
 
@@ -16,21 +16,21 @@ use crate::crash::workload::{CrashStep, TestRandom};
 use crate::fixture::TestSubject;
 
 impl StoredDatabase {
-    /// A database after `steps`, closed in order.
+    /// Returns a database after `steps` and a close.
     ///
     /// # Panics
     ///
-    /// If the workload fails.
+    /// Panics if the workload fails.
     #[must_use]
     pub fn closed(steps: &[CrashStep]) -> StoredDatabase {
         StoredDatabase::closed_with(&TestSubject::flat(), steps)
     }
 
-    /// As [`StoredDatabase::closed`], of any engine.
+    /// Like [`StoredDatabase::closed`], for any engine.
     ///
     /// # Panics
     ///
-    /// If the workload fails.
+    /// Panics if the workload fails.
     #[must_use]
     pub fn closed_with(subject: &TestSubject, steps: &[CrashStep]) -> StoredDatabase {
         let mut run = WorkloadRun::new(TestMachine::for_subject(subject, SimDisk::new()));
@@ -43,21 +43,21 @@ impl StoredDatabase {
         StoredDatabase { sim: run.machine.sim.kill(), min_commits: from, history, subject: subject.clone() }
     }
 
-    /// A database after `steps` whose process was killed.
+    /// Returns a database after `steps` and a kill of the process.
     ///
     /// # Panics
     ///
-    /// If the workload fails.
+    /// Panics if the workload fails.
     #[must_use]
     pub fn killed(steps: &[CrashStep]) -> StoredDatabase {
         StoredDatabase::killed_with(&TestSubject::flat(), steps)
     }
 
-    /// As [`StoredDatabase::killed`], of any engine.
+    /// Like [`StoredDatabase::killed`], for any engine.
     ///
     /// # Panics
     ///
-    /// If the workload fails.
+    /// Panics if the workload fails.
     #[must_use]
     pub fn killed_with(subject: &TestSubject, steps: &[CrashStep]) -> StoredDatabase {
         let mut run = WorkloadRun::new(TestMachine::for_subject(subject, SimDisk::new()));
@@ -67,18 +67,17 @@ impl StoredDatabase {
         StoredDatabase { sim: run.machine.sim.kill(), min_commits: from, history, subject: subject.clone() }
     }
 
-    /// A database that lost its power after `steps` and `last`: of what was not synced, nothing is
-    /// left.
+    /// Returns a database after `steps`, `last`, and a power cut that loses all unsynced data.
     ///
     /// # Panics
     ///
-    /// If the workload fails.
+    /// Panics if the workload fails.
     #[must_use]
     pub fn power_cut(subject: &TestSubject, steps: &[CrashStep], last: &[CrashStep]) -> StoredDatabase {
         let mut run = WorkloadRun::new(TestMachine::for_subject(subject, SimDisk::new()));
         run.run_steps(steps).expect("no faults: the workload runs");
-        // What the `last` steps sync is durable, but nothing durable says so: damage to it looks
-        // like a torn tail.
+        // Data that the `last` steps sync is durable, but no durable mark says so. Damage to it
+        // looks like a torn tail.
         let from = run.history.lock().marks.durable;
         for (number, step) in (steps.len()..).zip(last) {
             run.run_step(number, step).expect("no faults: the workload runs");
@@ -88,12 +87,12 @@ impl StoredDatabase {
         StoredDatabase { sim, min_commits: from, history, subject: subject.clone() }
     }
 
-    /// A database killed in the middle of the background work that follows `steps`: half of its
-    /// disk calls were made.
+    /// Returns a database that was killed in the middle of the background work after `steps`: half
+    /// of its disk calls were made.
     ///
     /// # Panics
     ///
-    /// If the workload fails.
+    /// Panics if the workload fails.
     #[must_use]
     pub fn killed_during_background_work(subject: &TestSubject, steps: &[CrashStep]) -> StoredDatabase {
         let mut run = WorkloadRun::new(TestMachine::for_subject(subject, SimDisk::new()));
@@ -114,7 +113,7 @@ impl StoredDatabase {
         self.sim.read_file(path).expect("listed a moment ago")
     }
 
-    /// One bit in every `stride`-th byte, from a place that `seed` chooses.
+    /// Returns a bit flip in every `stride`-th byte, from an offset drawn from `seed`.
     pub fn bit_flips(&self, stride: u64, seed: u64) -> impl Iterator<Item = InjectedDamage> {
         let mut random = TestRandom::new(seed);
         let files = self.files();
@@ -132,8 +131,8 @@ impl StoredDatabase {
         })
     }
 
-    /// Every written sector zeroed, filled, replaced by its neighbour's and by a sector of another
-    /// file; with `older`, by what it held there.
+    /// Returns, for every written sector: zeros, ones, the next sector, and a sector of another
+    /// file. With `older`, also the content that the sector had there.
     #[must_use]
     pub fn sector_damages(&self, older: Option<&StoredDatabase>) -> Vec<InjectedDamage> {
         let mut damages = Vec::new();
@@ -168,7 +167,7 @@ impl StoredDatabase {
         damages
     }
 
-    /// Every file cut at every `step` bytes, emptied, and longer by zeros.
+    /// Returns, for every file: truncation at each multiple of `step`, and extension by zeros.
     #[must_use]
     pub fn length_damages(&self, step: u64) -> Vec<InjectedDamage> {
         let files = self.files().into_iter();
@@ -185,8 +184,8 @@ impl StoredDatabase {
             .collect()
     }
 
-    /// Every file missing, empty, doubled as every other file, as it was in `older`, and as its
-    /// like in `foreign`, another database.
+    /// Returns, for every file: missing, empty, and replaced by each other file, by its version in
+    /// `older`, or by the same file of `foreign`. Also returns a copy of it with a new name.
     #[must_use]
     pub fn file_damages(&self, older: &StoredDatabase, foreign: &StoredDatabase) -> Vec<InjectedDamage> {
         let mut damages = Vec::new();

@@ -1,18 +1,20 @@
-//! # Sweep: every byte, sector, length and file of an engine's database, in every state of its life
+//! # Sweep: every byte, sector, length and file of a database, in every lifecycle state
 //!
 //! ```text
-//!  lives:   fresh | loaded | cleaning (killed in the middle of background work) | crashed (power cut) | closed
-//!           | single (one keyspace, each commit synced, killed: the newest segment alone says what was durable)
-//!  a pass:  every written byte in one of 11 ways, 1/16 of the others · every written sector in 8 ways
-//!           · 1/8 of all lengths up to the last written byte, longer by zeros and garbage · every file missing, empty,
-//!           as it was, another's, of an older and a newer format
+//!  states:  fresh | loaded | cleaning (killed during background work) | crashed (power cut)
+//!           | closed | single (one keyspace, each commit synced, killed: only the newest
+//!           segment proves which commits were durable)
+//!  a pass:  every written byte in one of 11 ways, 1/16 of the other bytes
+//!           · every written sector in 8 ways
+//!           · 1/8 of all lengths up to the last written byte, longer by zeros and by garbage
+//!           · every file missing, empty, older, foreign, of an older and of a newer format
 //! ```
 //!
-//! A budget smaller than a pass visits places spread evenly over it; a larger one goes on with the
-//! next pass, which damages in the next way. Seed and number determine a damage: that is the replay
-//! line.
+//! A budget smaller than a pass visits places spread evenly over it. A larger budget continues with
+//! the next pass, which damages each byte in the next way. A seed and a number determine a damage;
+//! the replay line contains both.
 //!
-//! Each case has a second and memory for twice the files and a MiB; one that needs more has failed.
+//! Each case may use one CPU second, and memory for twice the files plus 1 MiB.
 
 #![allow(clippy::cast_possible_truncation)] // numbers here are small by construction
 
@@ -30,27 +32,28 @@ use crate::fixture::TestSubject;
 use crate::supervise::run_supervised;
 use crate::totals::{Budget, HarnessFailure, Stopwatch, ThreadCpuTimer, Totals};
 
-/// Seconds a case may take.
+/// CPU seconds that a case may take.
 const MAX_CASE_SECONDS: f64 = 1.0;
-/// Bytes a case may hold beyond what the undamaged database needs, beside twice its files.
+/// Bytes that a case may allocate in addition to twice the files and the need of the undamaged
+/// database.
 const EXTRA_MEMORY: usize = 1 << 20;
-/// Of the errors about a place, this share must point into its 4 KiB after an orderly end ...
+/// Required share of errors with an offset that name the damaged 4 KiB, after a close.
 const LOCATED_SHARE_CLOSED: f64 = 0.95;
-/// ... and this share else: where the end of a log is damaged, all that can be said may be which
-/// commits miss.
+/// Required share after a kill or power cut. If the end of a log is damaged, the error can often
+/// name only the missing commits.
 const LOCATED_SHARE_CRASHED: f64 = 0.95;
-/// Errors that point elsewhere, shown if they are too many.
+/// Maximum number of badly located errors that are printed.
 const MAX_EXAMPLES: usize = 40;
 /// Ways to damage a byte.
 const BYTE_DAMAGES: u64 = 11;
-/// A pass damages each of so many bytes that were never written.
+/// A pass damages one in this many bytes that were never written.
 const UNWRITTEN_STRIDE: u64 = 16;
 /// Ways to damage a sector.
 const SECTOR_DAMAGES: u64 = 8;
-/// A pass cuts at each of so many lengths.
+/// A pass truncates at one in this many lengths.
 const LENGTH_STRIDE: u64 = 8;
 
-/// A state of a database's life.
+/// Lifecycle state of a database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)] // see the module
 pub enum LifecycleState {
@@ -63,7 +66,7 @@ pub enum LifecycleState {
 }
 
 impl LifecycleState {
-    /// All of them.
+    /// All states.
     pub const ALL: [LifecycleState; 6] = [
         LifecycleState::Fresh,
         LifecycleState::Loaded,
@@ -101,7 +104,8 @@ fn last_steps() -> Vec<CrashStep> {
     parse_steps("S[0.4=600,1.4=80,2.4=1200] 0.5=33 1.5=44 2.5=9").expect("written by hand")
 }
 
-/// A database of the engine in this state, one of the same in an earlier state, and a stranger.
+/// Returns a database of the engine in this state, an earlier version of it, and a foreign
+/// database.
 fn fixtures(subject: &TestSubject, life: LifecycleState) -> [StoredDatabase; 3] {
     let churn = "B[0.2=250,0.3=250,2.2=250] B[0.2=240,1.4=90,2.3=250] ".repeat(14);
     let churn = parse_steps(&format!("0.4=60 2.4=60 {churn} persist")).expect("written by hand");
@@ -129,23 +133,23 @@ fn fixtures(subject: &TestSubject, life: LifecycleState) -> [StoredDatabase; 3] 
     ]
 }
 
-/// One fixture and all that can be done to it.
+/// A stored database and all damages to it.
 pub(crate) struct SweepTarget {
     pub(crate) life: LifecycleState,
     pub(crate) stored_db: StoredDatabase,
-    /// The same, of which nothing needs to be there.
+    /// Copy of `stored_db` without a minimum number of commits.
     pub(crate) without_required_commits: StoredDatabase,
     older: StoredDatabase,
     files: Vec<(PathBuf, Vec<u8>)>,
-    /// Places of bytes in written sectors, and of all others.
+    /// File number and offset of each byte in a written sector, and of all other bytes.
     written: Vec<(u32, u32)>,
     unwritten: Vec<(u32, u32)>,
-    /// First bytes of written sectors.
+    /// File number and offset of each written sector.
     sectors: Vec<(u32, u32)>,
-    /// Files and their lengths up to the last written byte.
+    /// Each file number with each length up to its last written byte.
     lengths: Vec<(u32, u32)>,
     whole: Vec<InjectedDamage>,
-    /// What the undamaged database asks for.
+    /// Memory that reading the undamaged database requests.
     baseline_memory: MemoryPeak,
     bytes: usize,
 }
@@ -207,7 +211,7 @@ impl SweepTarget {
         }
     }
 
-    /// Cases of a pass.
+    /// Returns the number of cases of a pass.
     pub(crate) fn case_count(&self) -> u64 {
         self.written.len() as u64
             + self.unwritten.len() as u64 / UNWRITTEN_STRIDE
@@ -217,7 +221,7 @@ impl SweepTarget {
             + self.whole.len() as u64
     }
 
-    /// The damage of this number, for this seed.
+    /// Returns the damage with this number, for this seed.
     pub(crate) fn damage(&self, seed: u64, number: u64) -> InjectedDamage {
         let (pass, mut at) = (number / self.case_count(), number % self.case_count());
         let mut random = TestRandom::new(seed ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
@@ -310,11 +314,13 @@ impl SweepTarget {
         InjectedDamage::File(path.clone(), longer, "longer by garbage")
     }
 
-    /// Does it and judges the answer. Whether an error said where, if that could be said.
+    /// Applies a damage and checks the result. Returns whether an error named the location; `None`
+    /// if there was no error or the damage has no offset.
     fn check_case(&self, damage: &InjectedDamage, replay: &str) -> Result<Option<bool>, String> {
         let watch = ThreadCpuTimer::start();
         let is_shorter = matches!(damage, InjectedDamage::Length(path, len) if *len < self.len_of(path));
-        // What says that more was durable may be cut off with it, unless the end was orderly.
+        // A cut may remove the proof that later commits were durable, unless the database was
+        // closed.
         let stored_db = if is_shorter && !self.life.is_closed() {
             &self.without_required_commits
         } else {
@@ -341,7 +347,7 @@ impl SweepTarget {
     }
 }
 
-/// The file as an older and as a newer version of the format would have it.
+/// Returns the file with an older and a newer format version.
 fn other_formats(path: &Path, bytes: &[u8]) -> Vec<InjectedDamage> {
     if bytes.len() < 12 || !bytes.starts_with(b"SHEAF") {
         return Vec::new();
@@ -364,7 +370,7 @@ fn replay_line(subject: &TestSubject, life: LifecycleState, seed: u64, number: u
     )
 }
 
-/// Damages databases of `subject` until the budget is spent; lives take turns.
+/// Damages databases of `subject` until the budget is spent, with all lifecycle states in turn.
 #[must_use]
 pub fn run(subject: &TestSubject, seed: u64, budget: Budget) -> Totals {
     let watch = Stopwatch::start();
@@ -373,9 +379,9 @@ pub fn run(subject: &TestSubject, seed: u64, budget: Budget) -> Totals {
     let all: u64 = targets.iter().map(SweepTarget::case_count).sum();
     let totals = Mutex::new(Totals::new("corruption", subject.name));
     let next = AtomicU64::new(0);
-    let [errors, placed]: [[AtomicU64; 2]; 2] = Default::default(); // after an orderly end, else
+    let [errors, placed]: [[AtomicU64; 2]; 2] = Default::default(); // after a close, otherwise
     let elsewhere: Mutex<Vec<String>> = Mutex::default();
-    // Coprime to what a pass has, so that any stretch of numbers is spread over the whole of it.
+    // Coprime to the size of a pass, so that any range of numbers is spread over the whole pass.
     let stride = (all / 2..).map(|n| n | 1).find(|n| coprime(*n, all)).unwrap_or(1);
     let work = || {
         loop {
@@ -441,11 +447,11 @@ pub(crate) fn coprime(a: u64, b: u64) -> bool {
     a == 1
 }
 
-/// Does one damage again.
+/// Repeats one damage.
 ///
 /// # Errors
 ///
-/// What is wrong with the answer, or with the line.
+/// Returns the violation, or the reason why the line is invalid.
 pub fn replay(line: &str) -> Result<(), String> {
     let (target, seed, number) = parse_line(line)?;
     let damage = target.damage(seed, number);
@@ -453,7 +459,7 @@ pub fn replay(line: &str) -> Result<(), String> {
     target.check_case(&damage, line).map(drop)
 }
 
-/// What a line names: a target, a seed, and the number of a damage.
+/// Parses a replay line: a target, a seed, and the number of a damage.
 pub(crate) fn parse_line(line: &str) -> Result<(SweepTarget, u64, u64), String> {
     let words: Vec<&str> = line.split_whitespace().collect();
     let [engine, life, seed, number] = words.as_slice() else {
@@ -465,7 +471,7 @@ pub(crate) fn parse_line(line: &str) -> Result<(SweepTarget, u64, u64), String> 
     Ok((SweepTarget::new(&subject, life), parse(seed)?, parse(number)?))
 }
 
-/// The corrupter's tests for one engine: `corruption_suite!(flat, Subject::flat())`.
+/// Generates the corruption test for one engine: `corruption_suite!(flat, TestSubject::flat())`.
 #[macro_export]
 macro_rules! corruption_suite {
     ($module:ident, $subject:expr) => {
@@ -476,7 +482,7 @@ macro_rules! corruption_suite {
             fn damage_in_any_state_never_causes_a_wrong_answer() {
                 assert!($crate::alloc::is_counting(), "the test's allocator counts");
                 let subject = $subject;
-                // With files of an engine's own an opening costs up to three times as much.
+                // Engines with files of their own need more time for an opening.
                 let cases = subject.ci_cases(match subject.engine {
                     "flex" => 10_000,
                     "cedrus" | "kreon" | "delsm" => 15_000,

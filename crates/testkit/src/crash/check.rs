@@ -1,11 +1,11 @@
-//! # Check: what must be true of a machine after a crash
+//! # Checks of a machine after a crash
 //!
-//! 1. The database opens without help, and its state is one of the prefixes that were promised.
-//! 2. It takes a commit, whose number is above every number seen before the crash.
-//! 3. Closed (or cut off from its power) and opened again, it holds exactly that: nothing that was
-//!    dropped comes back, nothing that was served goes.
+//! 1. The database opens without help, and its state is one of the allowed prefixes.
+//! 2. It accepts a commit with a number above every number seen before the crash.
+//! 3. After a close (or a power cut) and another opening it holds exactly that state: nothing
+//!    dropped returns, and nothing that a reader could see is lost.
 //!
-//! With a *probe*, the disk is forked before every call of all this, for a second crash.
+//! With a *recording*, the disk is forked before each of these disk calls, for a second crash.
 
 #![allow(clippy::cast_possible_truncation)] // numbers here are small by construction
 
@@ -19,64 +19,64 @@ use super::history::{CommitHistory, ExpectedState, HistoryChange, HistoryMarks, 
 use super::machine::TestMachine;
 use crate::supervise::run_supervised;
 
-/// No recovery in tiny geometry takes this many disk calls.
+/// No recovery in tiny geometry makes this many disk calls.
 const CALL_LIMIT: u64 = 200_000;
 
-/// What a machine may hold: a prefix of `history` between two lengths.
+/// States that a machine may have: a prefix of `history` between two lengths.
 #[derive(Clone, Copy)]
 pub struct ExpectedPrefix<'a> {
     /// The commits.
     pub history: &'a CommitHistory,
-    /// At least so many of them.
+    /// Minimum number of commits.
     pub min_commits: usize,
-    /// At least so many of them if the power fails before it is served.
+    /// Minimum number of commits if the power fails again before the database has opened.
     pub min_after_power_cut: usize,
-    /// At most so many.
+    /// Maximum number of commits.
     pub max_commits: usize,
-    /// Numbers up to here were seen.
+    /// Highest commit number seen before the crash.
     pub seen_seq: u64,
 }
 
-/// What a machine turned out to hold.
+/// State found on a machine.
 #[derive(Clone, Copy, Debug)]
 pub struct RecoveredState {
-    /// The print of its state.
+    /// Fingerprint of the state.
     pub fingerprint: u64,
-    /// The number of the first commit after.
+    /// Number of the first commit after the crash.
     pub next_seq: u64,
 }
 
-/// A moment of the check at which the power may fail again.
+/// Point of the check at which the power may fail again.
 pub struct SecondCrashPoint {
-    /// The disk at that moment.
+    /// Disk at that point.
     pub image: SimDisk,
-    /// `None` while the database is opening; later how far the commits after the crash have come.
+    /// Progress of the commits after the crash; `None` while the database is opening.
     pub marks: Option<HistoryMarks>,
 }
 
-/// Forks taken during a check.
+/// Forks of the disk taken during a check.
 #[derive(Default)]
 pub struct RecoveryRecording {
-    /// The moments, in order.
+    /// The points, in order.
     pub crash_points: Vec<SecondCrashPoint>,
-    /// The state served after the first crash and the commit on top of it.
+    /// State after the first recovery, and the commits on top of it.
     pub after_recovery: Option<CommitHistory>,
 }
 
-/// How the first life after the crash goes.
+/// End of the first opening after the crash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AfterRecovery {
-    /// It is closed in order.
+    /// The database is closed.
     Close,
     /// The power fails.
     PowerCut,
-    /// Before the commit it is closed and opened once more, with nothing done; then the power
+    /// The database is closed and opened again without a commit; then a commit, and the power
     /// fails.
     IdleReopen,
 }
 
 impl AfterRecovery {
-    /// One that a number chooses.
+    /// Returns the end that a number selects.
     #[must_use]
     pub fn from_number(number: u64) -> AfterRecovery {
         [AfterRecovery::Close, AfterRecovery::PowerCut, AfterRecovery::PowerCut, AfterRecovery::IdleReopen]
@@ -84,7 +84,11 @@ impl AfterRecovery {
     }
 }
 
-/// Opens the database on `world` and checks everything.
+/// Opens the database on `machine` and checks everything. Fills `recording`, if there is one.
+///
+/// # Errors
+///
+/// Returns a description of the first violation, or of a panic.
 pub fn check(
     machine: &TestMachine,
     expected: ExpectedPrefix<'_>,
@@ -186,7 +190,7 @@ fn record_durable(shared: &Mutex<RecoveryRecording>) {
     }
 }
 
-/// A batch over all keyspaces there are: a key of its own and, in each, a key of the workload.
+/// Returns a batch over all present keyspaces: in each a new key and two keys of the workload.
 fn probe_commit(state: &ExpectedState) -> Vec<HistoryChange> {
     let there = state.keyspaces.iter().enumerate().filter(|(_, pairs)| pairs.is_some());
     there

@@ -1,25 +1,26 @@
-//! # Explore: every state that a power cut may leave, at every moment of a workload
+//! # Explorer: every state that a power cut may leave at every point of a workload
 //!
-//! The workload runs once; before each disk call that changes something the disk is forked. A
-//! fork's pending units (sectors, lengths, names) are what a power cut may keep or lose, each by
-//! itself: with few of them all subsets are tried, with many a fixed choice and some at random.
-//! Every image that is new is opened and checked ([`super::check`]); a sample of them crashes again
-//! while it is recovering.
+//! The workload runs once. Before each disk call that changes something, the disk is forked. A
+//! power cut may keep or lose each pending unit of a fork (sector, length, name) independently.
+//! With few units all subsets are tried, otherwise a fixed selection and some random ones. Each new
+//! image is opened and checked ([`super::check`]). A sample of the images crashes again during
+//! recovery.
 //!
 //! ## Order
 //!
 //! ```text
-//!  round 1   every moment in order:   killed, nothing kept, everything kept
-//!  round 2   every moment, shuffled:  all other choices
+//!  round 1   every point in order:   killed, nothing kept, everything kept
+//!  round 2   every point, shuffled:  all other choices
 //! ```
 //!
-//! So a look that is cut short has seen every moment of the workload, and of the rest a fair
-//! sample.
+//! A run that is cut short has therefore seen every point of the workload, and a fair sample of the
+//! other choices.
 //!
-//! ## What it cannot see
+//! ## Blind spots
 //!
-//! Interleavings of threads; bugs of size (geometry is tiny); what the simulated disk does not
-//! model; subsets that are not drawn when many units are pending; a third crash.
+//! Interleavings of threads; bugs that need large data (the geometry is tiny); effects that the
+//! simulated disk does not model; subsets that are not drawn when many units are pending; a third
+//! crash.
 
 #![allow(clippy::cast_possible_truncation)] // numbers here are small by construction
 
@@ -44,34 +45,35 @@ use crate::recording_disk::DiskDefect;
 use crate::supervise::run_supervised;
 use crate::totals::Stopwatch;
 
-/// How thoroughly to look, and at what.
+/// Extent and target of an exploration.
 #[derive(Clone, Debug)]
 pub struct ExplorePlan {
-    /// The engine under test.
+    /// Engine under test.
     pub subject: TestSubject,
-    /// All subsets of up to so many pending units.
+    /// Up to this number of pending units, all subsets are tried.
     pub exhaustive_units: usize,
-    /// So many random subsets of more.
+    /// Random subsets for a larger number of units.
     pub random_subsets: u64,
-    /// One in so many images crashes again during its recovery; 0 for none.
+    /// One in this many images crashes again during its recovery; 0 for none.
     pub second_crash_rate: u64,
-    /// So many subsets at each moment of such a recovery,
+    /// Subsets tried at each point of such a recovery.
     pub second_crash_subsets: usize,
-    /// and so many in all of it, at moments drawn at random.
+    /// States tried in the whole recovery, at points in random order.
     pub second_crash_states: u64,
-    /// Also crash before the first commit, while the database is made: the same in every workload.
+    /// Also crash before the first commit, while the database is created: this is the same in every
+    /// workload.
     pub includes_creation: bool,
-    /// Crash from this step on only: earlier ones were looked at as the end of a shorter workload.
+    /// Crash from this step on only. Earlier steps were explored as the end of a shorter workload.
     pub first_step: usize,
-    /// What the disk lies about,
+    /// Defect of the disk up to the first crash.
     pub defect: DiskDefect,
-    /// and what it lies about after the first crash.
+    /// Defect of the disk after the first crash.
     pub later_defect: DiskDefect,
-    /// Tear sectors at any byte, and so on: see [`SimDisk`].
+    /// Tear sectors at any byte, and so on; see [`SimDisk::set_paranoid`].
     pub tears_sectors: bool,
-    /// Stop looking after so many seconds,
+    /// Stops after this many seconds.
     pub max_seconds: f64,
-    /// or so many states.
+    /// Stops after this many states.
     pub max_states: u64,
 }
 
@@ -95,25 +97,25 @@ impl Default for ExplorePlan {
     }
 }
 
-/// One crash that went wrong.
+/// A crash after which a check failed.
 #[derive(Clone, Debug)]
 pub struct CrashFailure {
-    /// The engine, and the disk's manners if they were not the usual ones.
+    /// Engine, and the disk's mode if it tears sectors.
     pub setting: String,
     /// The workload.
     pub steps: Vec<CrashStep>,
-    /// Before which changing disk call of it.
+    /// Number of the changing disk call before which the crash happened.
     pub crash_point: usize,
-    /// Which pending units were kept; `None`: the process was killed.
+    /// Pending units that were kept; `None` if the process was killed.
     pub kept_units: Option<KeepChoice>,
-    /// The second crash, if it took one: moment, and what it kept.
+    /// Second crash, if there was one: its point and the kept units.
     pub second_crash: Option<(usize, KeepChoice)>,
-    /// What is wrong.
+    /// Description of the violation.
     pub mismatch: String,
 }
 
 impl CrashFailure {
-    /// What runs it again.
+    /// Returns the line that repeats the crash.
     #[must_use]
     pub fn replay_line(&self) -> String {
         let keep = self.kept_units.as_ref().map_or("killed".into(), format_keep);
@@ -132,22 +134,22 @@ impl fmt::Display for CrashFailure {
     }
 }
 
-/// What was looked at.
+/// Figures of an exploration.
 #[derive(Clone, Debug, Default)]
 pub struct ExploreReport {
     /// Workloads run.
     pub workloads: u64,
-    /// Moments at which power may have failed.
+    /// Points at which the power may have failed.
     pub points: u64,
-    /// Crash states: a moment and a choice of what is kept, also of second crashes.
+    /// Crash states: a point and a choice of kept units, second crashes included.
     pub states: u64,
     /// Different disk images among them, each opened and checked.
     pub images: u64,
-    /// Those of `images` that are left by a second crash.
+    /// Images left by a second crash, included in `images`.
     pub second_images: u64,
-    /// Seconds it took.
+    /// Duration in seconds.
     pub seconds: f64,
-    /// The first thing that went wrong.
+    /// First violation found.
     pub failure: Option<CrashFailure>,
 }
 
@@ -176,17 +178,18 @@ impl fmt::Display for ExploreReport {
     }
 }
 
-/// A moment of the workload at which the power may fail.
+/// Point of the workload at which the power may fail.
 pub struct CrashPoint {
-    /// The disk.
+    /// Disk at that point.
     pub image: SimDisk,
-    /// What was promised.
+    /// Progress of the commits, which decides the allowed states.
     pub marks: HistoryMarks,
-    /// The step under way; at the end, how many there were.
+    /// Step in progress; after the end, the number of steps.
     pub step: usize,
 }
 
-/// Runs `steps`, forking the disk before every changing call and at the end.
+/// Runs `steps` and forks the disk before every changing call and at the end. The result also has
+/// the history, and the error if a step failed.
 pub fn record_points(
     steps: &[CrashStep],
     plan: &ExplorePlan,
@@ -201,7 +204,7 @@ pub fn record_points(
     let (step, from_step) = (Arc::clone(&now), plan.first_step);
     machine.recording_disk.set_observer(move |_, _| {
         let (step, marks) = (step.load(Ordering::Relaxed), history.lock().marks);
-        // A moment nobody will look at keeps its number and costs nothing.
+        // A point that is not explored keeps its number, but needs no fork.
         let image = if step >= from_step { sim.fork() } else { SimDisk::new() };
         out.lock().push(CrashPoint { image, marks, step });
     });
@@ -225,7 +228,7 @@ fn replay_name(steps: &[CrashStep], plan: &ExplorePlan) -> String {
     format!("{}: {}", super::replay::plan_name(plan), format_steps(steps))
 }
 
-/// Explores one workload until something goes wrong.
+/// Explores one workload until a check fails or the plan's limits are reached.
 #[must_use]
 pub fn explore(steps: &[CrashStep], plan: &ExplorePlan) -> ExploreReport {
     let watch = Stopwatch::start();
@@ -259,7 +262,7 @@ pub fn explore(steps: &[CrashStep], plan: &ExplorePlan) -> ExploreReport {
     report
 }
 
-/// A crash and what is wrong after it.
+/// A crash and the violation found after it.
 struct CrashMismatch {
     point: usize,
     keep: Option<KeepChoice>,
@@ -274,7 +277,7 @@ struct Explorer<'a> {
     random: TestRandom,
     report: ExploreReport,
     stopwatch: Stopwatch,
-    /// Of the plan and the workload, as a replay line begins.
+    /// Plan and workload, as at the beginning of a replay line.
     name: String,
 }
 
@@ -309,7 +312,7 @@ impl Explorer<'_> {
         self.report.states >= self.plan.max_states || self.stopwatch.seconds() > self.plan.max_seconds
     }
 
-    /// One choice at one moment. `None` is a killed process.
+    /// Tries one choice at one point. `None` is a killed process.
     fn state(
         &mut self,
         number: usize,
@@ -370,7 +373,7 @@ impl Explorer<'_> {
         }
     }
 
-    /// An image that was opened before, when less was promised.
+    /// Checks an image that was opened before, under different limits.
     fn check_known_image(&self, found: RecoveredState, expected: ExpectedPrefix<'_>) -> Result<(), String> {
         if expected
             .history
@@ -424,12 +427,12 @@ impl Explorer<'_> {
         Ok(())
     }
 
-    /// Nothing, everything, and some choices in between.
+    /// Returns nothing, everything, and some choices in between.
     fn choose_subsets(&mut self, pending: &PendingUnits) -> Vec<KeepChoice> {
         let wanted = self.plan.second_crash_subsets;
         let mut keeps = pending.keeps(4, wanted as u64, self.random.next());
         let last = keeps.len() - 1;
-        keeps.swap(1.min(last), last); // of all subsets the last is everything; else it is any
+        keeps.swap(1.min(last), last); // in the list of all subsets, the last keeps everything
         for place in 2..wanted.min(keeps.len()) {
             let other = place + self.random.below((keeps.len() - place) as u64) as usize;
             keeps.swap(place, other);
@@ -453,14 +456,14 @@ fn second_crash(
         .map(drop)
 }
 
-/// A fingerprint of a disk after a crash. What is pending after a kill is not in the bytes: it
-/// stands for itself.
+/// Returns a fingerprint of a disk after a crash. After a kill the pending units are not part of
+/// the bytes, so each killed image counts as different.
 #[must_use]
 pub fn image_fingerprint(image: &SimDisk, point: usize, is_killed: bool) -> u64 {
     if is_killed { TestRandom::new(point as u64).next() } else { image.hash() }
 }
 
-/// What may be left by a crash at `moment` of a recovery that began under `claim`.
+/// Returns the states allowed after a crash at `moment` of a recovery that began under `expected`.
 #[must_use]
 pub fn second_expected<'a>(
     recording: &'a RecoveryRecording,

@@ -1,15 +1,15 @@
-//! # Families: the workloads that a campaign explores
+//! # Workload families of a campaign
 //!
 //! ```text
 //!  short     every workload of up to three steps out of 16, on an empty database
-//!  loaded    the same after a prelude that leaves dead segments and a checkpoint due: cleaning happens
-//!  plain, busy, large, drops, torn, sorted, moving     random ones, by seeds, without end
-//!  creation  a database in the making
+//!  loaded    the same after a prelude that leaves dead segments and a checkpoint due: GC runs
+//!  plain, busy, large, drops, torn, sorted, moving     random workloads by seed, without end
+//!  creation  the creation of a database
 //! ```
 //!
-//! A short workload is crashed during its last step only: its first steps are the whole of a
-//! shorter one, which was explored before. So all of them together are complete, and none is looked
-//! at twice.
+//! A short workload is crashed during its last step only. Its first steps are the whole of a
+//! shorter workload, which was explored before. The family is therefore complete without exploring
+//! any step sequence twice.
 
 #![allow(clippy::cast_possible_truncation)] // numbers here are small by construction
 
@@ -23,19 +23,19 @@ use super::workload::{CrashStep, WorkloadShape, generate, parse_steps};
 use crate::fixture::TestSubject;
 use crate::totals::{Budget, HarnessFailure, Stopwatch, Totals};
 
-/// What every short workload is made of: two keys, two keyspaces, all that a caller can ask for.
+/// Steps of short workloads: three keys, three keyspaces, and all calls of the basic API.
 const SHORT_STEPS: &str = "0.2=40 0.3=300 0.2- 0.3- 2.0=0 B[0.2=30,2.3=600,0.3=9] S[0.3=20,2.3=9] S[0.2-,1.2=1500] \
      persist tick work clear0 drop0 drop2 reopen abandon";
 
-/// How many short workloads there are: 16 + 16² + 16³.
+/// Number of short workloads: 16 + 16² + 16³.
 const SHORT_WORKLOADS: usize = 4368;
-/// Bytes of large values in a geometry where more than 1 KiB is large, and more than 16 KiB gets a
-/// file.
+/// Bytes of large values. In tiny geometry a value above 1 KiB is large, and one above 16 KiB gets
+/// a file of its own.
 const LARGE_VALUE_BYTES: u32 = 3_000;
-/// In how many slices the short workloads are explored.
+/// Slices into which the short workloads are divided.
 pub const SHORT_SLICES: usize = 64;
 
-/// A kind of workloads.
+/// Family of workloads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)] // see the module
 pub enum WorkloadFamily {
@@ -52,7 +52,7 @@ pub enum WorkloadFamily {
 }
 
 impl WorkloadFamily {
-    /// All of them.
+    /// All families.
     pub const ALL: [WorkloadFamily; 10] = [
         WorkloadFamily::Creation,
         WorkloadFamily::Short,
@@ -66,7 +66,7 @@ impl WorkloadFamily {
         WorkloadFamily::Moving,
     ];
 
-    /// Its part of a budget, in percent.
+    /// Share of a budget, in percent.
     fn budget_percent(self) -> u64 {
         match self {
             WorkloadFamily::Creation => 2,
@@ -78,8 +78,8 @@ impl WorkloadFamily {
         }
     }
 
-    /// Over how many workloads a budget of cases is to be spread: of the short ones, those of two
-    /// steps.
+    /// Returns the number of workloads over which a budget of cases is spread. For the short ones,
+    /// this is the number of workloads of up to two steps.
     fn workload_count(self) -> u64 {
         match self {
             WorkloadFamily::Creation => 1,
@@ -117,7 +117,7 @@ impl WorkloadFamily {
         }
     }
 
-    /// The workloads, each with the step from which on it is crashed.
+    /// Returns the workloads, each with the first step in which it is crashed.
     fn workloads(
         self,
         subject: &TestSubject,
@@ -166,7 +166,7 @@ impl WorkloadFamily {
         let shape = WorkloadShape { spaces: subject.engines().len() as u64, ..shape };
         let first = seed.wrapping_add((self as u64) << 32);
         Box::new((0..).map(move |number| {
-            // Some of the values that do not fit a chunk.
+            // Some of the values do not fit a chunk file.
             let is_huge = shape.large == LARGE_VALUE_BYTES && number % 4 == 3;
             let shape = if is_huge { WorkloadShape { large: 6 * LARGE_VALUE_BYTES, ..shape } } else { shape };
             (generate(first.wrapping_add(number), &shape), 0)
@@ -174,7 +174,7 @@ impl WorkloadFamily {
     }
 }
 
-/// Every workload of one, two and three steps after `prelude`.
+/// Returns every workload of one, two and three steps after `prelude`.
 fn short_workloads(prelude: Vec<CrashStep>) -> impl Iterator<Item = (Vec<CrashStep>, usize)> {
     let alphabet = parse_steps(SHORT_STEPS).expect("written by hand");
     let count = alphabet.len();
@@ -189,13 +189,13 @@ fn short_workloads(prelude: Vec<CrashStep>) -> impl Iterator<Item = (Vec<CrashSt
     })
 }
 
-/// Overwrites that fill segments with what is dead, and a log long enough for a checkpoint.
+/// Returns overwrites that fill segments with dead entries, and a log long enough for a checkpoint.
 fn prelude() -> Vec<CrashStep> {
     let churn = "B[0.2=250,0.3=250,2.2=250] B[0.2=240,1.4=90,2.3=250] ".repeat(24);
     parse_steps(&format!("0.4=60 2.4=60 {churn} persist")).expect("written by hand")
 }
 
-/// Explores all families, each for its part of the budget.
+/// Explores all families, each for its share of the budget.
 #[must_use]
 pub fn run(subject: &TestSubject, seed: u64, budget: Budget) -> Totals {
     let mut totals = Totals::new("crash states", subject.name);
@@ -205,8 +205,7 @@ pub fn run(subject: &TestSubject, seed: u64, budget: Budget) -> Totals {
             cases: budget.cases.saturating_mul(family.budget_percent()) / 100,
             ..budget
         };
-        // Turn after turn from another place on: there are more short workloads than one turn can
-        // look at.
+        // Each seed starts at another slice: one run cannot explore all short workloads.
         let first =
             if family.is_short() { seed as usize % SHORT_SLICES * SHORT_WORKLOADS / SHORT_SLICES } else { 0 };
         totals.add(run_slice(family, (first, 1), subject, seed, part));
@@ -214,23 +213,23 @@ pub fn run(subject: &TestSubject, seed: u64, budget: Budget) -> Totals {
     totals
 }
 
-/// Explores one slice of the short workloads of a `family`, [`WorkloadFamily::Short`] or
-/// [`WorkloadFamily::Loaded`], to its end: those that `seed` modulo [`SHORT_SLICES`] names. All
-/// slices together are all of them.
+/// Explores one slice of the short workloads of `family`, [`WorkloadFamily::Short`] or
+/// [`WorkloadFamily::Loaded`], completely. The slice is `seed` modulo [`SHORT_SLICES`]. All slices
+/// together are the whole family.
 #[must_use]
 pub fn run_short(family: WorkloadFamily, subject: &TestSubject, seed: u64, budget: Budget) -> Totals {
     let budget = Budget { seconds: f64::INFINITY, cases: u64::MAX, ..budget };
     run_slice(family, (seed as usize % SHORT_SLICES, SHORT_SLICES), subject, seed, budget)
 }
 
-/// Explores one family until the budget is spent, the family is through, or something goes wrong.
+/// Explores one family until the budget is spent, the family ends, or a check fails.
 #[must_use]
 pub fn run_family(family: WorkloadFamily, subject: &TestSubject, seed: u64, budget: Budget) -> Totals {
     run_slice(family, (0, 1), subject, seed, budget)
 }
 
-/// As [`run_family`], of the family's workloads only each `slice.1`-th from number `slice.0` on: a
-/// family of millions of states is explored slice by slice.
+/// Like [`run_family`], but explores only every `slice.1`-th workload from number `slice.0` on. A
+/// family of millions of states can thus be explored slice by slice.
 #[must_use]
 pub fn run_slice(
     family: WorkloadFamily,
@@ -278,11 +277,11 @@ pub fn run_slice(
     }
 }
 
-/// Workers over the same workloads.
+/// State shared by the workers of one family.
 struct FamilyRun {
     plan: ExplorePlan,
     workloads: Mutex<Box<dyn Iterator<Item = (Vec<CrashStep>, usize)> + Send>>,
-    /// States of one workload at most, if the budget counts them.
+    /// Maximum number of states per workload, if the budget counts cases.
     states_per_workload: Option<u64>,
     budget: Budget,
     stopwatch: Stopwatch,
@@ -317,7 +316,7 @@ impl FamilyRun {
     }
 }
 
-/// The crash explorer's tests for one engine: `crash_suite!(flat, Subject::flat())`.
+/// Generates the crash explorer's tests for one engine: `crash_suite!(flat, TestSubject::flat())`.
 #[macro_export]
 macro_rules! crash_suite {
     ($module:ident, $subject:expr) => {

@@ -1,8 +1,8 @@
-//! # History: what was committed, in order, and what each prefix of it looks like
+//! # Commit history: the commits in order, and the state after each of them
 //!
-//! The model of the crash harnesses: keyspaces of a `BTreeMap` each, and one fingerprint (*print*)
-//! for the state after every commit, so that a state read back after a crash is looked up, not
-//! searched for.
+//! The model of the crash harnesses: one `BTreeMap` per keyspace, and one fingerprint per state
+//! after a commit. A state read after a crash is found by its fingerprint, without a comparison of
+//! maps.
 
 #![allow(clippy::cast_possible_truncation)] // numbers here are small by construction
 
@@ -12,36 +12,36 @@ use std::sync::Arc;
 
 use sheaf::{Database, Error};
 
-/// The keyspaces of a workload, by their number in it: three of one engine's, six of all together.
+/// Names of a workload's keyspaces: the first three for one engine, all six for all engines.
 pub const KEYSPACE_NAMES: [&str; 6] = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta"];
 
 /// One change of a commit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HistoryChange {
-    /// A keyspace appears, empty.
+    /// Creates an empty keyspace.
     Create(usize),
-    /// A keyspace goes.
+    /// Drops a keyspace.
     Drop(usize),
-    /// A keyspace loses all its keys.
+    /// Removes all keys of a keyspace.
     Clear(usize),
-    /// A key gets a value.
+    /// Sets the value of a key.
     Put(usize, Vec<u8>, Vec<u8>),
-    /// A key goes.
+    /// Removes a key.
     Remove(usize, Vec<u8>),
 }
 
-/// The pairs of one keyspace.
+/// Pairs of one keyspace.
 pub type KeyspacePairs = BTreeMap<Vec<u8>, Vec<u8>>;
 
-/// What a database holds.
+/// Content of a database.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct ExpectedState {
-    /// Its keyspaces; `None` if there is none of that number.
+    /// Keyspaces by number; `None` if the keyspace does not exist.
     pub keyspaces: [Option<Arc<KeyspacePairs>>; KEYSPACE_NAMES.len()],
 }
 
 impl ExpectedState {
-    /// Carries out one change. What its print grows by.
+    /// Applies one change. Returns the difference to add to the fingerprint.
     pub fn apply(&mut self, change: &HistoryChange) -> u64 {
         let (HistoryChange::Create(space) | HistoryChange::Drop(space) | HistoryChange::Clear(space)) =
             change
@@ -72,7 +72,7 @@ impl ExpectedState {
         print(value).wrapping_sub(print(before.as_ref()))
     }
 
-    /// A fingerprint that differs between different states.
+    /// Returns a fingerprint, which differs between different states.
     #[must_use]
     pub fn fingerprint(&self) -> u64 {
         (0..KEYSPACE_NAMES.len())
@@ -88,7 +88,12 @@ impl ExpectedState {
         })
     }
 
-    /// Reads the whole of `db`: every pair by iteration, and every one of them again by `get`.
+    /// Reads the whole database: every pair by iteration, and again by `get`. A contradiction
+    /// between the two becomes part of the state, so that no prefix matches it.
+    ///
+    /// # Errors
+    ///
+    /// Returns the error of the first call that fails.
     pub fn read(db: &Database) -> Result<ExpectedState, Error> {
         let mut state = ExpectedState::default();
         for (space, name) in KEYSPACE_NAMES.iter().enumerate() {
@@ -117,7 +122,7 @@ impl ExpectedState {
         Ok(state)
     }
 
-    /// The places where `self` is not `other`, for people.
+    /// Describes the differences between `self` and `other` in a message.
     #[must_use]
     pub fn difference(&self, other: &ExpectedState) -> String {
         let mut lines = Vec::new();
@@ -143,7 +148,7 @@ impl ExpectedState {
         lines.join("; ")
     }
 
-    /// How many pairs differ from `other`'s.
+    /// Returns the number of pairs that differ from `other`.
     fn difference_count(&self, other: &ExpectedState) -> usize {
         let empty = KeyspacePairs::new();
         self.keyspaces
@@ -174,7 +179,7 @@ impl fmt::Debug for ExpectedState {
     }
 }
 
-/// Bytes as text, the start of them.
+/// Returns the start of `bytes` as text.
 fn preview(bytes: &[u8]) -> String {
     let shown = &bytes[..bytes.len().min(24)];
     let more = if bytes.len() > 24 { format!("...({})", bytes.len()) } else { String::new() };
@@ -192,7 +197,7 @@ fn pair_fingerprint(space: usize, key: Option<&Vec<u8>>, value: &[u8]) -> u64 {
     hash.finish()
 }
 
-/// A quick 64-bit hash, a word at a time.
+/// A fast 64-bit hash of 8 bytes at a time.
 #[derive(Debug)]
 pub(crate) struct Fnv(u64);
 
@@ -203,7 +208,7 @@ impl Default for Fnv {
 }
 
 impl Fnv {
-    /// Takes in `bytes`.
+    /// Adds `bytes` to the hash.
     pub(crate) fn update(&mut self, bytes: &[u8]) {
         let (words, rest) = bytes.as_chunks::<8>();
         for word in words {
@@ -218,38 +223,38 @@ impl Fnv {
         self.0 = (self.0 ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
     }
 
-    /// The hash.
+    /// Returns the hash.
     pub(crate) fn finish(&self) -> u64 {
         let mixed = (self.0 ^ self.0 >> 32).wrapping_mul(0xd6e8_feb8_6659_fd93);
         mixed ^ mixed >> 29
     }
 }
 
-/// How far a workload has come.
+/// Progress of a workload.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HistoryMarks {
     /// Commits begun.
     pub issued: usize,
-    /// Commits whose call has returned.
+    /// Commits that have returned to the caller.
     pub acked: usize,
     /// Commits that must survive a power cut.
     pub durable: usize,
-    /// The highest number a commit was seen to have.
+    /// Highest commit number seen.
     pub seq: u64,
 }
 
-/// The commits of a workload and the states between them.
+/// Commits of a workload and the states between them.
 #[derive(Clone, Debug)]
 pub struct CommitHistory {
     /// The commits, in order.
     pub commits: Vec<Vec<HistoryChange>>,
     /// `states[k]` is the state after `k` commits.
     pub states: Vec<ExpectedState>,
-    /// Their prints.
+    /// Fingerprints of `states`.
     pub fingerprints: Vec<u64>,
-    /// How far it has come.
+    /// Progress of the workload.
     pub marks: HistoryMarks,
-    /// How many commits there were when the newest one had this number.
+    /// Number of commits at the time when the newest one had this sequence number.
     commits_by_seq: BTreeMap<u64, usize>,
 }
 
@@ -260,7 +265,7 @@ impl Default for CommitHistory {
 }
 
 impl CommitHistory {
-    /// A history that begins at `state`.
+    /// Returns a history that begins with `state`.
     #[must_use]
     pub fn starting_at(state: ExpectedState) -> CommitHistory {
         let prints = vec![state.fingerprint()];
@@ -273,17 +278,17 @@ impl CommitHistory {
         }
     }
 
-    /// The newest state.
+    /// Returns the newest state.
     ///
     /// # Panics
     ///
-    /// Never: there is always the first one.
+    /// Never: a history always has a first state.
     #[must_use]
     pub fn newest(&self) -> &ExpectedState {
         self.states.last().expect("a history has a first state")
     }
 
-    /// A commit begins.
+    /// Records the start of a commit.
     pub fn begin_commit(&mut self, changes: Vec<HistoryChange>) {
         let mut state = self.newest().clone();
         let last = self.fingerprints.last().copied().unwrap_or_default();
@@ -294,8 +299,8 @@ impl CommitHistory {
         self.marks.issued = self.commits.len();
     }
 
-    /// The newest commit's call has returned; with `durable`, it and all before it are on the
-    /// device.
+    /// Records that the call of the newest commit has returned; with `durable`, that it and all
+    /// earlier ones are on the device.
     pub fn acknowledge(&mut self, durable: bool) {
         self.marks.acked = self.marks.issued;
         if durable {
@@ -303,7 +308,7 @@ impl CommitHistory {
         }
     }
 
-    /// The newest commit was refused: it never was.
+    /// Forgets the newest commit, because the database refused it.
     pub fn remove_last(&mut self) {
         self.commits.pop();
         self.states.pop();
@@ -311,13 +316,13 @@ impl CommitHistory {
         self.marks.issued = self.commits.len();
     }
 
-    /// Everything acknowledged is on the device.
+    /// Records that every acknowledged commit is on the device.
     pub fn mark_all_durable(&mut self) {
         self.marks.durable = self.marks.acked;
     }
 
-    /// The database says: its newest commit has the number `visible`, those up to `durable` survive
-    /// a power cut. It is taken at its word.
+    /// Records figures of the database: its newest commit is `visible`, and commits up to `durable`
+    /// survive a power cut. The harness holds the database to that claim.
     pub fn update_from_stats(&mut self, visible: u64, durable: u64) {
         self.marks.seq = self.marks.seq.max(visible);
         if self.marks.acked == self.marks.issued {
@@ -328,13 +333,13 @@ impl CommitHistory {
         }
     }
 
-    /// The last prefix within `from..=to` that looks like `print`.
+    /// Returns the longest prefix within `from..=to` that has this fingerprint.
     #[must_use]
     pub fn find_prefix(&self, print: u64, from: usize, to: usize) -> Option<usize> {
         (from..=to).rev().find(|k| self.fingerprints[*k] == print)
     }
 
-    /// Why `state` is none of the prefixes `from..=to`, in a sentence.
+    /// Describes why `state` is none of the prefixes `from..=to`.
     #[must_use]
     pub fn explain(&self, state: &ExpectedState, from: usize, to: usize) -> String {
         let print = state.fingerprint();

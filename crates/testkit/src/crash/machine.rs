@@ -1,7 +1,7 @@
-//! # World: a machine that can crash, with a database on it
+//! # Test machine: a simulated disk, a clock and a database that can crash
 //!
-//! A simulated disk, the tap on it, and a clock. Everything runs in the caller's thread, so a seed
-//! fixes everything. A crash makes another world; the old one goes on as if nothing had happened.
+//! Everything runs in the caller's thread, so a seed determines the whole run. A crash returns a
+//! new machine; the old one is not affected.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,30 +13,30 @@ use sheaf_base::disk::sim::{KeepChoice, SimDisk};
 use crate::fixture::TestSubject;
 use crate::recording_disk::RecordingDisk;
 
-/// Where the database is on every simulated disk.
+/// Path of the database on every simulated disk.
 pub const DATABASE_DIR: &str = "/db";
 
-/// A disk, its tap, a clock.
+/// A disk, a recorder of its calls, and a clock.
 #[derive(Clone, Debug)]
 pub struct TestMachine {
-    /// The disk.
+    /// The simulated disk.
     pub sim: SimDisk,
-    /// What the database sees of it.
+    /// The disk as the database sees it.
     pub recording_disk: RecordingDisk,
-    /// The time.
+    /// The clock.
     pub clock: Arc<ManualClock>,
-    /// The engines of its keyspaces.
+    /// Engines of the keyspaces.
     pub subject: TestSubject,
 }
 
 impl TestMachine {
-    /// A machine with an empty disk.
+    /// Returns a machine with an empty disk.
     #[must_use]
     pub fn new() -> TestMachine {
         TestMachine::with_disk(SimDisk::new())
     }
 
-    /// A machine whose disk tears sectors, lengths and renames as well.
+    /// Returns a machine with a disk that also tears sectors, lengths and renames.
     #[must_use]
     pub fn with_torn_sectors() -> TestMachine {
         let machine = TestMachine::new();
@@ -44,20 +44,20 @@ impl TestMachine {
         machine
     }
 
-    /// A machine with this disk, just booted, for the first engine.
+    /// Returns a freshly booted machine with this disk, for `flat`.
     #[must_use]
     pub fn with_disk(sim: SimDisk) -> TestMachine {
         TestMachine::for_subject(&TestSubject::flat(), sim)
     }
 
-    /// A machine with this disk, just booted, for the engine under test.
+    /// Returns a freshly booted machine with this disk, for the engine under test.
     #[must_use]
     pub fn for_subject(subject: &TestSubject, sim: SimDisk) -> TestMachine {
         let recording_disk = RecordingDisk::new(Arc::new(sim.clone()));
         TestMachine { sim, recording_disk, clock: Arc::new(ManualClock::new()), subject: subject.clone() }
     }
 
-    /// How its databases are opened: tiny, without threads.
+    /// Returns a builder for its database: tiny, without threads.
     #[must_use]
     pub fn builder(&self) -> Builder {
         let clock: Arc<ManualClock> = Arc::clone(&self.clock);
@@ -71,18 +71,31 @@ impl TestMachine {
             .memory(16 << 20)
     }
 
-    /// Opens its database, or makes it.
+    /// Opens or creates its database.
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`Builder::open`].
     pub fn open(&self) -> Result<Database, Error> {
         self.builder().open(DATABASE_DIR)
     }
 
-    /// The sync interval passes; one round of background work.
+    /// Advances the clock past the sync interval and runs one round of background work. Returns
+    /// true if work was done.
+    ///
+    /// # Errors
+    ///
+    /// Returns the error of the background work.
     pub fn tick(&self, db: &Database) -> Result<bool, Error> {
         self.clock.advance(Duration::from_millis(150));
         db.pump()
     }
 
-    /// Time passes until background work has nothing left to do (or for a hundred rounds).
+    /// Advances the clock and runs background work until none is left, for at most 100 rounds.
+    ///
+    /// # Errors
+    ///
+    /// Returns the error of the background work.
     pub fn run_background(&self, db: &Database) -> Result<(), Error> {
         for _ in 0..100 {
             self.clock.advance(Duration::from_secs(2));
@@ -93,20 +106,20 @@ impl TestMachine {
         Ok(())
     }
 
-    /// The same machine after its processes were killed: what the kernel has, stays.
+    /// Returns the machine after a kill of its processes: data in the kernel survives.
     #[must_use]
     pub fn after_kill(&self) -> TestMachine {
         TestMachine::for_subject(&self.subject, self.sim.kill())
     }
 
-    /// The same machine after a power cut that keeps what `keep` says.
+    /// Returns the machine after a power cut that keeps the units selected by `keep`.
     #[must_use]
     pub fn after_power_cut(&self, keep: &KeepChoice) -> TestMachine {
         TestMachine::for_subject(&self.subject, self.sim.power_cut(keep))
     }
 
-    /// Every machine that a power cut at this moment may leave: all of them if at most twelve units
-    /// are pending, else many.
+    /// Returns machines that a power cut now may leave: all of them if at most twelve units are
+    /// pending, otherwise a selection.
     pub fn after_any_power_cut(&self) -> impl Iterator<Item = TestMachine> + '_ {
         self.sim.pending().keeps(12, 64, 7).into_iter().map(|keep| self.after_power_cut(&keep))
     }

@@ -1,8 +1,8 @@
-//! # Crash: every state a power cut may leave, and whether the database keeps its word in it
+//! # Crash explorer: every disk state that a power cut may leave, and the checks of each
 //!
-//! [`explore::explore`] runs a workload on a simulated disk and opens what every possible power cut
-//! would have left of it. [`machine`] is the machine, [`workload`] what happens on it, [`history`]
-//! what was promised, [`mod@check`] what must hold afterwards, [`mod@replay`] a failure in one
+//! [`explore::explore`] runs a workload on a simulated disk and opens every disk state that a power
+//! cut could have left. [`machine`] has the machine, [`workload`] the steps, [`history`] the
+//! expected states, [`mod@check`] the checks after a crash, and [`mod@replay`] failures as one
 //! line.
 
 pub mod check;

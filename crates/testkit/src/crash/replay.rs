@@ -1,4 +1,4 @@
-//! # Replay: a failure as one line, made smaller and run again
+//! # Replay: a failure as one line, shrunk and run again
 //!
 //! ```text
 //!  <engine> [torn]: <steps> @ <call> <keep> [@ <call of the recovery> <keep>]
@@ -17,10 +17,10 @@ use super::workload::{CrashStep, parse_steps};
 use crate::fixture::TestSubject;
 use crate::totals::Stopwatch;
 
-/// Marks a disk that tears sectors, in a line.
+/// Suffix for a disk that tears sectors.
 const TORN_SUFFIX: &str = " torn";
 
-/// A choice of a power cut as a word.
+/// Returns a choice of kept units as a word.
 #[must_use]
 pub fn format_keep(keep: &KeepChoice) -> String {
     match keep {
@@ -35,7 +35,7 @@ pub fn format_keep(keep: &KeepChoice) -> String {
     }
 }
 
-/// The choice that [`format_keep`] wrote.
+/// Parses a word written by [`format_keep`].
 #[must_use]
 pub fn parse_keep(word: &str) -> Option<KeepChoice> {
     let (kind, number) = word.split_once(':').unwrap_or((word, ""));
@@ -54,13 +54,13 @@ pub fn parse_keep(word: &str) -> Option<KeepChoice> {
     })
 }
 
-/// The name of a plan's engine, and of the disk's manners if they are not the usual ones.
+/// Returns the name of a plan's engine, with a suffix if the disk tears sectors.
 #[must_use]
 pub fn plan_name(plan: &ExplorePlan) -> String {
     format!("{}{}", plan.subject.name, if plan.tears_sectors { TORN_SUFFIX } else { "" })
 }
 
-/// What to type to run a line again.
+/// Returns the shell command that runs a line again.
 #[must_use]
 pub fn replay_command(line: &str) -> String {
     format!(
@@ -68,7 +68,7 @@ pub fn replay_command(line: &str) -> String {
     )
 }
 
-/// The plan that a line's setting stands for, and the rest of the line.
+/// Parses the setting of a line. Returns the plan and the rest of the line.
 fn parse_plan(line: &str) -> Result<(ExplorePlan, &str), String> {
     let (setting, rest) = line.split_once(':').ok_or("a line begins with an engine and a colon")?;
     let paranoid = setting.ends_with(TORN_SUFFIX);
@@ -77,8 +77,11 @@ fn parse_plan(line: &str) -> Result<(ExplorePlan, &str), String> {
     Ok((ExplorePlan { subject, tears_sectors: paranoid, ..ExplorePlan::default() }, rest))
 }
 
-/// Runs the crash of one replay line again: what it prints is the story, what it answers the
-/// verdict.
+/// Runs the crash of a replay line again and prints its course.
+///
+/// # Errors
+///
+/// Returns the violation, or the reason why the line is invalid.
 pub fn replay(line: &str) -> Result<(), String> {
     let (plan, line) = parse_plan(line)?;
     let mut parts = line.split('@').map(str::trim);
@@ -107,7 +110,7 @@ pub fn replay(line: &str) -> Result<(), String> {
     scene.crash_again(number, &keep)
 }
 
-/// A moment of a workload, for trying one crash after the other.
+/// A point of a workload at which several crashes are tried.
 struct CrashReplay<'a> {
     plan: &'a ExplorePlan,
     expected: ExpectedPrefix<'a>,
@@ -134,7 +137,7 @@ impl<'a> CrashReplay<'a> {
         CrashReplay { plan, expected, number, point, recording: RecoveryRecording::default() }
     }
 
-    /// The first crash, and what its recovery does.
+    /// Runs the first crash, and records its recovery.
     fn crash(&mut self, keep: Option<&KeepChoice>) -> Result<(), String> {
         let (image, from) = match keep {
             Some(keep) => (self.point.image.power_cut(keep), self.point.marks.durable),
@@ -146,7 +149,7 @@ impl<'a> CrashReplay<'a> {
         check(&machine, self.expected, end, Some(&mut self.recording)).map(drop)
     }
 
-    /// A second crash, at a moment of the recovery from the first.
+    /// Runs a second crash, at a point of the recovery from the first.
     fn crash_again(&self, moment: usize, keep: &KeepChoice) -> Result<(), String> {
         let moment = self.recording.crash_points.get(moment).ok_or("no such moment of the recovery")?;
         let expected = second_expected(&self.recording, moment, self.expected);
@@ -169,7 +172,7 @@ fn parse_point(text: &str) -> Result<(usize, Option<KeepChoice>), String> {
     }
 }
 
-/// The smallest workload found within `seconds` that still goes wrong (in any way).
+/// Returns the smallest workload found within `seconds` that still fails, in any way.
 #[must_use]
 pub fn shrink(failure: CrashFailure, plan: &ExplorePlan, seconds: f64) -> CrashFailure {
     let watch = Stopwatch::start();
@@ -199,7 +202,7 @@ pub fn shrink(failure: CrashFailure, plan: &ExplorePlan, seconds: f64) -> CrashF
     minimize_loss(best, &plan)
 }
 
-/// The same failure with as little lost as possible: of what the last crash of it takes.
+/// Returns the same failure with as few lost units as possible in its last crash.
 fn minimize_loss(mut failure: CrashFailure, plan: &ExplorePlan) -> CrashFailure {
     let (points, history, _) = record_points(&failure.steps, plan);
     let Some(point) = points.get(failure.crash_point) else {
@@ -224,8 +227,8 @@ fn minimize_loss(mut failure: CrashFailure, plan: &ExplorePlan) -> CrashFailure 
     failure
 }
 
-/// The choice that keeps what `keep` keeps and whatever else leaves `crash` failing, one unit after
-/// the other. `None` if nothing can be added.
+/// Adds kept units to `keep` one after another, as long as `crash` still fails. Returns `None` if
+/// no unit can be added.
 fn keep_more(
     pending: &PendingUnits,
     keep: &KeepChoice,

@@ -1,7 +1,8 @@
-//! # Run: carrying out a workload, and writing down what it was promised
+//! # Workload run: executes a workload and records its history
 //!
-//! The history is written *around* every call: a commit is issued before it and acknowledged after
-//! it. A watcher that reads the marks in between knows what a crash at that moment may leave.
+//! The history is updated *around* every call: a commit is issued before the call and acknowledged
+//! after it. An observer that reads the marks in between therefore knows the states that a crash at
+//! that point may leave.
 
 #![allow(clippy::cast_possible_truncation)] // numbers here are small by construction
 
@@ -14,24 +15,28 @@ use super::history::{CommitHistory, HistoryChange, KEYSPACE_NAMES};
 use super::machine::TestMachine;
 use super::workload::{CONVERSION_ENGINES, CrashStep, PutSpec, key_bytes, value_bytes};
 
-/// A workload on its way.
+/// A workload in progress.
 pub struct WorkloadRun {
     /// The machine.
     pub machine: TestMachine,
-    /// What was promised.
+    /// Commits issued and acknowledged so far.
     pub history: Arc<Mutex<CommitHistory>>,
     db: Option<Database>,
     keyspaces: [Option<Keyspace>; KEYSPACE_NAMES.len()],
 }
 
 impl WorkloadRun {
-    /// A workload on `world` that knows nothing yet.
+    /// Returns a run on `machine` with an empty history.
     #[must_use]
     pub fn new(machine: TestMachine) -> WorkloadRun {
         WorkloadRun { machine, history: Arc::default(), db: None, keyspaces: Default::default() }
     }
 
-    /// The open database.
+    /// Returns the database, and opens it if necessary.
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of the opening.
     pub fn db(&mut self) -> Result<Database, Error> {
         if self.db.is_none() {
             self.db = Some(self.machine.open()?);
@@ -39,25 +44,33 @@ impl WorkloadRun {
         Ok(self.db.as_ref().expect("opened above").clone())
     }
 
-    /// The database, if it is open.
+    /// Returns the database, if it is open.
     #[must_use]
     pub fn open_db(&self) -> Option<&Database> {
         self.db.as_ref()
     }
 
-    /// Lets go of every handle.
+    /// Drops all handles.
     pub fn drop_handles(&mut self) {
         self.keyspaces = Default::default();
         self.db = None;
     }
 
-    /// Carries out `steps`; stops at the first error.
+    /// Executes `steps`, and stops at the first error.
+    ///
+    /// # Errors
+    ///
+    /// Returns the error of the first step that fails.
     pub fn run_steps(&mut self, steps: &[CrashStep]) -> Result<(), Error> {
         self.db()?;
         steps.iter().enumerate().try_for_each(|(number, step)| self.run_step(number, step))
     }
 
-    /// Carries out one step. On an error the newest commit may be issued and not acknowledged.
+    /// Executes one step. After an error the newest commit may be issued, but not acknowledged.
+    ///
+    /// # Errors
+    ///
+    /// Returns the error of the first database call that fails.
     pub fn run_step(&mut self, number: usize, step: &CrashStep) -> Result<(), Error> {
         match step {
             CrashStep::Reopen => {
@@ -119,14 +132,14 @@ impl WorkloadRun {
         Ok(())
     }
 
-    /// One commit of everything, which is the keyspace from then on.
+    /// Replaces the keyspace by a bulk load: a single commit in the history.
     fn bulk_load(&mut self, db: &Database, number: usize, space: usize, count: u8) -> Result<(), Error> {
         self.keyspace(space as u8)?;
         let mut loader = db.bulk_load(KEYSPACE_NAMES[space], BulkLoadOptions::default().replace(true))?;
         let mut changes = vec![HistoryChange::Clear(space)];
         for key in 2..count.saturating_add(2) {
             let len = if key % 16 == 5 { 1_500 } else { u32::from(key) * 3 };
-            // In the order of keys, beside those of the other steps.
+            // These keys sort between those of the other steps.
             let (key, value) =
                 (format!("key{:03}", key).into_bytes(), value_bytes(number, usize::from(key), len));
             loader.push(&key, &value)?;
@@ -150,11 +163,11 @@ impl WorkloadRun {
                 Ok(true) => {}
                 Ok(false) => break,
                 Err(error) => {
-                    assert!(conversion.step().is_err(), "a conversion goes on after {error}");
+                    assert!(conversion.step().is_err(), "a conversion continues after {error}");
                     return Err(error);
                 }
             }
-            // Writes to it go on, but not for ever.
+            // Write during the conversion, but only for some steps, so that it ends.
             if step % 3 == 0 && step < 30 {
                 let len = (step % 4 > 0).then_some(step as u32 * 7);
                 self.put_or_remove(number, (space, 2 + (step % 5) as u8, len))?;
@@ -163,7 +176,11 @@ impl WorkloadRun {
         Ok(())
     }
 
-    /// The keyspace of this number, made if need be.
+    /// Returns the keyspace of this number, and creates it if necessary.
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of the opening and of the creation.
     pub fn keyspace(&mut self, space: u8) -> Result<Keyspace, Error> {
         let space = usize::from(space);
         if let Some(keyspace) = &self.keyspaces[space] {
@@ -175,7 +192,7 @@ impl WorkloadRun {
             self.history.lock().begin_commit(vec![HistoryChange::Create(space)]);
         }
         let subject = &self.machine.subject;
-        // One that is there may have been converted.
+        // An existing keyspace may have been converted to another engine.
         let options =
             if is_new { subject.options_of(subject.engines()[space]) } else { KeyspaceOptions::default() };
         let keyspace = db.keyspace(KEYSPACE_NAMES[space], options)?;

@@ -1,6 +1,6 @@
-//! # Workload: a list of steps, from a seed or by hand
+//! # Workload: a list of steps, from a seed or written by hand
 //!
-//! Values are made from the step's number, so a stale value is never mistaken for a fresh one.
+//! Values depend on the step's number, so a stale value differs from a new one.
 
 #![allow(clippy::cast_possible_truncation)] // numbers here are small by construction
 
@@ -8,18 +8,18 @@ use std::fmt;
 
 use super::history::KEYSPACE_NAMES;
 
-/// A small deterministic generator (splitmix64).
+/// A small deterministic random number generator (splitmix64).
 #[derive(Clone, Debug)]
 pub struct TestRandom(u64);
 
 impl TestRandom {
-    /// Numbers that depend on `seed` alone.
+    /// Returns a generator whose numbers depend on `seed` only.
     #[must_use]
     pub fn new(seed: u64) -> TestRandom {
         TestRandom(seed)
     }
 
-    /// The next number.
+    /// Returns the next number.
     #[allow(clippy::should_implement_trait)] // it never ends
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -29,33 +29,33 @@ impl TestRandom {
         z ^ z >> 31
     }
 
-    /// A number below `bound`.
+    /// Returns a number below `bound`.
     pub fn below(&mut self, bound: u64) -> u64 {
         self.next() % bound.max(1)
     }
 
-    /// A place in something of `bound` items.
+    /// Returns an index below `bound`.
     pub fn index_below(&mut self, bound: usize) -> usize {
         self.below(bound as u64) as usize
     }
 
-    /// Puts `items` into any order.
+    /// Shuffles `items`.
     pub fn shuffle<T>(&mut self, items: &mut [T]) {
         for last in (1..items.len()).rev() {
             items.swap(last, self.index_below(last + 1));
         }
     }
 
-    /// True once in `times`.
+    /// Returns true with probability 1 / `times`.
     pub fn one_in(&mut self, times: u64) -> bool {
         self.below(times) == 0
     }
 }
 
-/// One write of a step: which keyspace, which key, how long a value (`None` removes).
+/// One write of a step: keyspace, key, and length of the value (`None` removes).
 pub type PutSpec = (u8, u8, Option<u32>);
 
-/// What keyspaces are converted to.
+/// Target engines of conversions.
 pub const CONVERSION_ENGINES: [&str; 6] = ["flat", "flat-ordered", "flex", "cedrus", "kreon", "delsm"];
 
 /// One step.
@@ -63,28 +63,28 @@ pub const CONVERSION_ENGINES: [&str; 6] = ["flat", "flat-ordered", "flex", "cedr
 pub enum CrashStep {
     /// One operation with `Durability::Buffer`.
     Put(PutSpec),
-    /// Several as one commit; with `true` on the device on return.
+    /// Several writes as one commit, with `Durability::Sync` if true.
     Batch(Vec<PutSpec>, bool),
-    /// `persist`.
+    /// Calls `persist`.
     Persist,
-    /// The clock passes the sync interval and one round of background work runs.
+    /// Advances the clock past the sync interval and runs one round of background work.
     SyncInterval,
-    /// The clock goes far ahead and background work runs until there is none.
+    /// Advances the clock far and runs background work until none is left.
     Background,
-    /// A keyspace is emptied.
+    /// Clears a keyspace.
     Clear(u8),
-    /// A keyspace is dropped; the next use makes it again.
+    /// Drops a keyspace; the next use creates it again.
     Drop(u8),
-    /// A keyspace is compacted, where its engine can be.
+    /// Compacts a keyspace, if its engine supports that.
     Compact(u8),
-    /// A keyspace is replaced by a bulk load of so many pairs.
+    /// Replaces a keyspace by a bulk load with a key count.
     Load(u8, u8),
-    /// A keyspace is converted to the engine of this number in [`CONVERSION_ENGINES`], with a
-    /// commit to it after each third step.
+    /// Converts a keyspace to the engine of this number in [`CONVERSION_ENGINES`], with a commit to
+    /// it after every third step.
     Convert(u8, u8),
-    /// A clean close, and open again.
+    /// Closes the database and opens it again.
     Reopen,
-    /// Every handle is dropped without a close: and open again.
+    /// Drops all handles without a close and opens the database again.
     DropHandles,
 }
 
@@ -116,13 +116,13 @@ impl fmt::Display for CrashStep {
     }
 }
 
-/// Steps as one line that [`parse_steps`] reads back.
+/// Returns the steps as one line that [`parse_steps`] can parse.
 #[must_use]
 pub fn format_steps(steps: &[CrashStep]) -> String {
     steps.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
 }
 
-/// The steps of a line written by [`format_steps`]; `None` if it is none.
+/// Parses a line written by [`format_steps`]. Returns `None` if it is invalid.
 #[must_use]
 pub fn parse_steps(line: &str) -> Option<Vec<CrashStep>> {
     line.split_whitespace().map(parse_step).collect()
@@ -174,7 +174,7 @@ fn parse_put(word: &str) -> Option<PutSpec> {
     Some((space, key.parse().ok()?, len))
 }
 
-/// The bytes of key number `key`: the empty one, long ones, ones that are prefixes of others.
+/// Returns the bytes of key number `key`: an empty one, a long one, and prefixes of others.
 #[must_use]
 pub fn key_bytes(key: u8) -> Vec<u8> {
     match key {
@@ -184,33 +184,33 @@ pub fn key_bytes(key: u8) -> Vec<u8> {
     }
 }
 
-/// The `len` bytes that write number `write` of step number `step` puts.
+/// Returns the `len` bytes of write number `write` of step number `step`.
 #[must_use]
 pub fn value_bytes(step: usize, write: usize, len: u32) -> Vec<u8> {
     let tag = format!("<{step}.{write}>");
     tag.bytes().cycle().take(len as usize).collect()
 }
 
-/// What a generated workload is made of.
+/// Distribution of a generated workload.
 #[derive(Clone, Copy, Debug)]
 pub struct WorkloadShape {
-    /// How many steps.
+    /// Number of steps.
     pub steps: usize,
-    /// How many keyspaces.
+    /// Number of keyspaces.
     pub spaces: u64,
-    /// How many keys a keyspace.
+    /// Keys per keyspace.
     pub keys: u64,
-    /// Longest usual value.
+    /// Maximum length of an ordinary value.
     pub len: u64,
-    /// Length of the rare large ones; 0 for none.
+    /// Length of the rare large values; 0 for none.
     pub large: u32,
-    /// Whether background work is asked for often (cleaning, checkpoints).
+    /// Whether background work runs often (GC, checkpoints).
     pub has_background_work: bool,
-    /// Whether keyspaces come and go.
+    /// Whether keyspaces are dropped, cleared and created again.
     pub has_drops: bool,
-    /// Whether they are compacted.
+    /// Whether keyspaces are compacted.
     pub has_compactions: bool,
-    /// Whether they are loaded in bulk and converted.
+    /// Whether keyspaces are bulk-loaded and converted.
     pub has_loads_and_conversions: bool,
 }
 
@@ -230,7 +230,7 @@ impl Default for WorkloadShape {
     }
 }
 
-/// The steps of `seed`.
+/// Generates the steps of `seed`.
 #[must_use]
 pub fn generate(seed: u64, shape: &WorkloadShape) -> Vec<CrashStep> {
     let mut random = TestRandom::new(seed.wrapping_mul(0x2545_f491_4f6c_dd1d));

@@ -1,4 +1,4 @@
-//! # Playing a sequence, on a database and on a map
+//! # Executor: runs a sequence on a database and on a map
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -13,18 +13,18 @@ use super::steps::{ConcurrentChange, KEYS, ModelStep, RangeSpec, SPACES, ValueSp
 use crate::fixture::{Fixture, TestSetting, TestSubject};
 
 const NAMES: [&str; SPACES as usize] = ["a", "b", "c"];
-/// Snapshots and iterators open at a time.
+/// Maximum number of open snapshots, and of open iterators.
 const MAX_OPEN: usize = 6;
-/// Comparing everything with everything gets every so-manieth key, the next time the next ones;
-/// iterators see all.
+/// A full comparison gets every n-th key, and the next comparison the following ones. Iterators
+/// read all keys.
 const COMPARE_PHASES: u16 = 4;
 
-/// Where and how the database and the map parted.
+/// First difference between the database and the map.
 #[derive(Clone, Debug)]
 pub struct ModelFailure {
-    /// At which step.
+    /// Number of the step.
     pub step: usize,
-    /// How.
+    /// Description of the difference.
     pub reason: String,
 }
 
@@ -38,7 +38,7 @@ type ModelMap = BTreeMap<Vec<u8>, Arc<[u8]>>;
 type PairList = Vec<(Vec<u8>, Arc<[u8]>)>;
 type StepResult = std::result::Result<(), String>;
 
-/// An iterator and what it has still to yield.
+/// An iterator and the pairs that it must still return.
 struct OpenIter {
     iter: Iter,
     ordered: bool,
@@ -56,7 +56,7 @@ struct ModelRunner<'a> {
     phase: u16,
 }
 
-/// Plays `steps` on an empty stage.
+/// Executes `steps` on a new fixture.
 pub(super) fn execute(
     subject: &TestSubject,
     setting: TestSetting,
@@ -90,7 +90,7 @@ pub(super) fn execute(
     }
 }
 
-/// Turns a refusal into a verdict.
+/// Turns an error of the database into a failure text.
 fn expect_ok<T>(what: &str, answer: Result<T>) -> std::result::Result<T, String> {
     answer.map_err(|e| format!("{what} answers {e:?}"))
 }
@@ -110,7 +110,7 @@ fn same<T: PartialEq + fmt::Debug>(what: impl fmt::Display, got: &T, expected: &
     Err(format!("{what} is {}, not {}", short(got), short(expected)))
 }
 
-/// As [`same`], and says of the first difference what it is.
+/// Like [`same`], but describes the first difference.
 fn same_pairs(got: &PairList, expected: &PairList) -> StepResult {
     if got == expected {
         return Ok(());
@@ -159,7 +159,7 @@ fn pairs_in_range(map: &ModelMap, ends: RangeSpec) -> PairList {
     map.iter().filter(|(key, _)| above(key) && below(key)).map(|(k, v)| (k.clone(), Arc::clone(v))).collect()
 }
 
-/// What an update makes of a value: everything that can happen to it.
+/// Returns the value after an update: longer, shorter, created, removed or replaced.
 fn updated(how: u8, old: Option<&[u8]>) -> Option<Vec<u8>> {
     match how % 4 {
         0 => Some([old.unwrap_or_default(), &[how]].concat()),
@@ -375,7 +375,7 @@ impl<'a> ModelRunner<'a> {
         expect_ok("a write within update", meddled)?;
         let (now, runs) = match meddle {
             ConcurrentChange::Put(value) => (Some(value.bytes().into()), 2),
-            // To remove what is not there is no change.
+            // Removing an absent key is no change.
             ConcurrentChange::Remove => (None, if before.is_some() { 2 } else { 1 }),
             ConcurrentChange::None => (before.clone(), 1),
         };
@@ -402,7 +402,7 @@ impl<'a> ModelRunner<'a> {
         same("multi_get", &got, &expected)
     }
 
-    /// What is wrong with the answer of a call for a range.
+    /// Checks the result of a call for a range.
     fn check_range(
         answer: Result<Iter>,
         ordered: bool,

@@ -1,24 +1,24 @@
-//! # Model: random sequences of everything, against a sorted map
+//! # Model checker: random operations compared with a sorted map
 //!
-//! A seed makes a sequence of steps over three keyspaces of two engines: writes of every kind,
-//! snapshots and iterators that stay open meanwhile, background work, reopening in order and after
-//! a kill. Each answer is compared with that of a `BTreeMap`, and everything with everything at
-//! times. In inline mode the seed decides all that happens, so one line replays a failure; the
-//! shrinker then drops steps for as long as it still fails.
+//! A seed generates a sequence of steps over three keyspaces of two engines: writes of every kind,
+//! snapshots and iterators that stay open, background work, clean reopenings and kills. Each result
+//! is compared with that of a `BTreeMap`, and at intervals the whole content is compared. In inline
+//! mode the seed determines the whole run, so one line replays a failure. The shrinker then removes
+//! steps as long as the rest still fails.
 //!
 //! ## Picture
 //!
 //! ```text
-//!  seed --generate--> [Step; n] --play--> Failure at step i --shrink--> a dozen steps, printed
-//!                                   |
-//!                 database on a stage  <=compare=>  map, copies of it for snapshots and iterators
+//!  seed --generate--> [ModelStep; n] --execute--> ModelFailure at step i --shrink--> a few steps
+//!                                       |
+//!               database of a Fixture  <=compare=>  map, with copies for snapshots and iterators
 //! ```
 //!
-//! ## What it cannot see
+//! ## Blind spots
 //!
-//! Two threads at once; power cuts and faults (the crash explorer); keys and values near the limits
-//! of the format (the conformance suite). It knows that a kill loses nothing acknowledged, so it
-//! would not see a `Buffer` write that only a power cut loses.
+//! Two threads at once; power cuts and faults (the crash explorer has them); keys and values near
+//! the limits of the format (the conformance suite has them). A kill loses no acknowledged write,
+//! so the model cannot see a `Buffer` write that only a power cut loses.
 
 mod execute;
 mod run;
@@ -35,18 +35,18 @@ use std::str::FromStr;
 use crate::fixture::{TestSetting, TestSubject};
 use crate::reference_engine::EngineFlaw;
 
-/// One run, by what determines it.
+/// A run, identified by its parameters.
 #[derive(Clone, Copy, Debug)]
 pub struct ModelCase {
-    /// The engine of the first and third keyspace.
+    /// Engine of the first and third keyspace.
     pub engine: &'static str,
-    /// What is wrong with the ledger.
+    /// Bug switched on in the reference engine.
     pub flaw: Option<EngineFlaw>,
-    /// Where and how.
+    /// Disk, geometry and threading.
     pub setting: TestSetting,
-    /// What is drawn.
+    /// Seed of the steps.
     pub seed: u64,
-    /// How many steps.
+    /// Number of steps.
     pub steps: usize,
 }
 
@@ -87,21 +87,26 @@ impl ModelCase {
         }
     }
 
-    /// Plays it. A digest of what was observed.
+    /// Executes the sequence. Returns a digest of the observed values.
+    ///
+    /// # Errors
+    ///
+    /// Returns the first step at which the database differs from the map, returns an error, or
+    /// panics.
     pub fn check(&self) -> Result<u32, ModelFailure> {
         execute::execute(&self.subject(), self.setting, &generate(self.seed, self.steps, self.setting))
     }
 
-    /// Plays it on all engines in two geometries, which must agree.
+    /// Executes the sequence on all engines in two geometries, which must agree.
     ///
     /// # Errors
     ///
-    /// Where they part.
+    /// Returns the first engine and geometry that fails or differs.
     pub fn check_all_engines(&self) -> Result<(), String> {
         run::check_all_engines(self)
     }
 
-    /// The line that plays it again.
+    /// Returns the shell command that executes the sequence again.
     #[must_use]
     pub fn replay(&self) -> String {
         format!(
@@ -109,11 +114,11 @@ impl ModelCase {
         )
     }
 
-    /// Plays it, and reports a failure: the line that replays it, and as few steps as still fail.
+    /// Executes the sequence. On a failure, reports the replay command and a shrunk sequence.
     ///
     /// # Panics
     ///
-    /// If it fails.
+    /// Panics if the sequence fails.
     pub fn must_hold(&self) -> u32 {
         match self.check() {
             Ok(digest) => digest,
@@ -121,7 +126,7 @@ impl ModelCase {
         }
     }
 
-    /// What to say of a failure.
+    /// Returns the report of a failure.
     #[must_use]
     pub fn report(&self, failure: &ModelFailure) -> String {
         let (steps, why) = self.shrink(failure);
@@ -132,7 +137,7 @@ impl ModelCase {
         text
     }
 
-    /// As few steps as the shrinker finds that still fail, and how.
+    /// Returns the shortest sequence found that still fails, and its failure.
     #[must_use]
     pub fn shrink(&self, failure: &ModelFailure) -> (Vec<ModelStep>, ModelFailure) {
         let steps = generate(self.seed, self.steps, self.setting);

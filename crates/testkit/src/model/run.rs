@@ -1,4 +1,4 @@
-//! # Run: seeds one after another, on every engine and geometry
+//! # Model runs: one seed after another, on every engine and geometry
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -10,13 +10,13 @@ use crate::totals::{Budget, Stopwatch, Totals};
 
 /// Steps of a sequence.
 const STEPS: usize = 2000;
-/// Every so-manieth sequence is played on everything.
+/// Every n-th sequence is executed on all engines.
 const ALL_ENGINES_INTERVAL: u64 = 8;
 
 const TINY: TestSetting = TestSetting::new(DiskKind::Simulated, true, true);
 const NORMAL: TestSetting = TestSetting::new(DiskKind::Simulated, false, true);
 
-/// Plays sequences until the budget, counted in operations, is spent.
+/// Executes sequences until the budget, counted in operations, is spent.
 #[must_use]
 pub fn run(subject: &TestSubject, seed: u64, budget: Budget) -> Totals {
     let watch = Stopwatch::start();
@@ -61,8 +61,12 @@ fn has_room(totals: &Totals, budget: Budget) -> bool {
     totals.cases < budget.cases && totals.failures.len() < 3
 }
 
-/// Plays one sequence, without what some engine cannot do, on all engines in two geometries:
-/// everything that was observed must be the same.
+/// Executes one sequence, without the steps that some engine does not support, on all engines in
+/// two geometries. The observed values must be the same.
+///
+/// # Errors
+///
+/// Returns the first engine and geometry that fails or differs.
 pub(super) fn check_all_engines(case: &ModelCase) -> Result<(), String> {
     let mut all = steps::generate(case.seed, case.steps, TINY);
     all.retain(|step| !matches!(step, steps::ModelStep::RemoveRange { .. }));
@@ -80,7 +84,7 @@ pub(super) fn check_all_engines(case: &ModelCase) -> Result<(), String> {
     Ok(())
 }
 
-/// The model checker's tests for one engine: `model_suite!(flat, Subject::flat())`.
+/// Generates the model checker's tests for one engine: `model_suite!(flat, TestSubject::flat())`.
 #[macro_export]
 macro_rules! model_suite {
     ($module:ident, $subject:expr) => {

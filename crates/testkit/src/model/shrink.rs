@@ -1,11 +1,11 @@
-//! # Shrinking: fewer steps that still fail
+//! # Shrinker: removes steps from a failing sequence
 
 use super::{ModelFailure, ModelStep};
 
-/// Most replays.
+/// Maximum number of replays.
 const ATTEMPTS: usize = 600;
 
-/// Drops steps, in ever smaller groups, for as long as `fails` finds that the rest fails.
+/// Removes steps, in ever smaller groups, as long as `fails` reports that the rest still fails.
 pub(super) fn shrink(
     mut steps: Vec<ModelStep>,
     mut failure: ModelFailure,
@@ -30,7 +30,7 @@ pub(super) fn shrink(
             }
         }
         if !(dropped && group == 1) {
-            group /= 2; // single steps are tried again while that helps
+            group /= 2; // single steps are tried again as long as one of them was removed
         }
         if attempts >= ATTEMPTS {
             break;

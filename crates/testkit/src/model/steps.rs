@@ -1,38 +1,39 @@
-//! # Steps: what a sequence is made of, and how a seed makes one
+//! # Model steps: the kinds of steps, and their generation from a seed
 //!
-//! A step names keys and values by numbers and snapshots and iterators by "the n-th open one", so a
-//! sequence stays meaningful when steps are dropped from it.
+//! A step names keys and values by numbers, and snapshots and iterators as "the n-th open one". A
+//! sequence therefore stays valid when steps are removed from it.
 
 use std::ops::Bound;
 
 use crate::crash::workload::TestRandom;
 use crate::fixture::TestSetting;
 
-/// Keyspaces: 0 and 2 of the engine under test, 1 of the other one.
+/// Keyspaces: 0 and 2 use the engine under test, 1 the other engine.
 pub(super) const SPACES: u8 = 3;
-/// Keys there are.
+/// Number of keys.
 pub(super) const KEYS: u16 = 120;
 
-/// A value: that many bytes, which depend on the second number.
+/// A value: its length, and a number that determines its bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct ValueSpec(pub usize, pub u32);
 
-/// A range by its ends' numbers; see [`RangeSpec::bounds`].
+/// A range by the numbers of its ends; see [`RangeSpec::bounds`].
 #[derive(Clone, Copy, Debug)]
 pub struct RangeSpec(pub u16, pub u16, pub u8);
 
-/// What another hand does to the key in the middle of an update.
+/// Write to the same key while an update is running.
 #[derive(Clone, Copy, Debug)]
 pub enum ConcurrentChange {
-    /// Nothing.
+    /// No write.
     None,
-    /// Sets it.
+    /// Sets the key.
     Put(ValueSpec),
-    /// Removes it.
+    /// Removes the key.
     Remove,
 }
 
-/// One step. The first number is the keyspace, a second one the key, unless a field says otherwise.
+/// One step. Its first number is the keyspace and its second the key, unless a field name says
+/// otherwise.
 #[derive(Clone, Debug)]
 #[expect(missing_docs, reason = "named after the verbs they call")]
 pub enum ModelStep {
@@ -66,7 +67,7 @@ pub enum ModelStep {
     CompareAll,
 }
 
-/// The bytes of a key: empty, zeros, high bytes, families with common prefixes, a long one.
+/// Returns the bytes of a key: empty, zeros, high bytes, groups with common prefixes, a long one.
 pub(super) fn key_of(number: u16) -> Vec<u8> {
     match number {
         0 => vec![],
@@ -90,7 +91,8 @@ impl ValueSpec {
 }
 
 impl RangeSpec {
-    /// The limits; kinds of ends by the bits of the third number. Inverted ones are ranges too.
+    /// Returns the bounds; bits of the third number select their kinds. Inverted ranges are
+    /// included.
     pub(super) fn bounds(self) -> (Bound<Vec<u8>>, Bound<Vec<u8>>) {
         let bound = |kind: u8, key: u16| match kind & 3 {
             0 | 1 => Bound::Included(key_of(key)),
@@ -101,7 +103,7 @@ impl RangeSpec {
     }
 }
 
-/// Where the draws come from (splitmix64).
+/// Generator of steps, based on splitmix64.
 struct StepGenerator(TestRandom);
 
 impl StepGenerator {
@@ -118,7 +120,7 @@ impl StepGenerator {
         self.below(usize::from(SPACES)) as u8
     }
 
-    /// A key; a few are drawn most of the time.
+    /// Draws a key; a few keys are drawn most of the time.
     #[expect(clippy::cast_possible_truncation, reason = "120")]
     fn key(&mut self) -> u16 {
         let span = [8, 30, usize::from(KEYS)][self.below(3)];
@@ -217,7 +219,7 @@ impl StepGenerator {
     }
 }
 
-/// The sequence that `seed` makes.
+/// Generates the sequence of `seed`.
 #[must_use]
 pub fn generate(seed: u64, count: usize, setting: TestSetting) -> Vec<ModelStep> {
     let mut draw = StepGenerator(TestRandom::new(seed));

@@ -1,7 +1,7 @@
-//! # The cursor of a ledger
+//! # Cursor of the reference engine
 //!
-//! Remembers the key it stands on and looks up its neighbour at each step, so it holds no lock
-//! between calls (I4 of the module above). One direction per cursor.
+//! Stores its current key and looks up the neighbor at each step, so it holds no lock between calls
+//! (I4 of the parent module). A cursor moves in one direction only.
 
 use std::ops::Bound;
 use std::sync::Arc;
@@ -60,7 +60,7 @@ impl<'l> ReferenceCursor<'l> {
         if self.ended {
             return Ok(false);
         }
-        self.ended = true; // an error or the end latches
+        self.ended = true; // stays true after an error or at the end
         let Some((key, stored)) = self.neighbour(forward) else {
             return Ok(false);
         };

@@ -1,39 +1,38 @@
-//! # Flaw: the mistakes a ledger can be told to make
+//! # Deliberate bugs of the reference engine
 //!
-//! Each is a bug that engines have had. A harness that does not find one of them within its budget
-//! is decoration.
+//! Each is a bug that engines have had. A harness must find each of them within its budget.
 
-/// One deliberate mistake.
+/// A deliberate bug.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EngineFlaw {
-    /// Versions that a snapshot needs go when they are superseded.
+    /// Frees versions that a snapshot needs as soon as they are superseded.
     DropsPinned,
-    /// The excluded end of a range is in it.
+    /// Includes the excluded end of a range.
     IncludesRangeEnd,
-    /// Removals are not replayed at opening.
+    /// Does not replay removals at opening.
     ForgetsRemovals,
-    /// `update` and `compare_and_swap` do not notice that the key changed under them.
+    /// Lets `update` and `compare_and_swap` miss a concurrent change of the key.
     IgnoresConcurrentChanges,
-    /// The image lacks the last key of each portion.
+    /// Omits the last key of each batch from the image.
     SavesIncompleteImage,
-    /// Iterators see commits that are younger than their view.
+    /// Shows iterators commits that are newer than their view.
     ShowsNewerCommits,
-    /// Walking backwards leaves out the lowest key.
+    /// Skips the lowest key in reverse iteration.
     SkipsLowestKeyInReverse,
-    /// Keys that only a snapshot still sees are counted.
+    /// Counts keys that only a snapshot can still read.
     CountsTombstones,
-    /// `apply` panics at the key [`EngineFlaw::PANIC_KEY`]. Not in [`EngineFlaw::ALL`]: no harness
-    /// has to find it.
+    /// Panics in `apply` at the key [`EngineFlaw::PANIC_KEY`]. Not in [`EngineFlaw::ALL`]:
+    /// harnesses are not required to find it.
     PanicsInApply,
-    /// `save` panics. Not in [`EngineFlaw::ALL`] either.
+    /// Panics in `save`. Not in [`EngineFlaw::ALL`] either.
     PanicsInSave,
 }
 
 impl EngineFlaw {
-    /// Where [`EngineFlaw::PanicsInApply`] does.
+    /// Key at which [`EngineFlaw::PanicsInApply`] panics.
     pub const PANIC_KEY: &[u8] = b"panic";
 
-    /// All that a harness finds.
+    /// Bugs that a harness must find.
     pub const ALL: [EngineFlaw; 8] = [
         EngineFlaw::DropsPinned,
         EngineFlaw::IncludesRangeEnd,

@@ -1,4 +1,4 @@
-//! # The image of a ledger
+//! # Image of the reference engine
 //!
 //! ```text
 //!  entry ... entry | 0
@@ -6,8 +6,8 @@
 //!                                              | kind 2: blob id 8, length 4, checksum 4
 //! ```
 //!
-//! Little-endian, keys ascending. Written in portions, with commits in between: an entry is some
-//! state of its key at or after the moment the image was begun, and says by its seq which.
+//! Little-endian, keys ascending. The image is written in batches while commits continue. An entry
+//! is therefore a version of its key from the start of the image or later; its seq tells which.
 
 use std::ops::Bound;
 
@@ -21,9 +21,9 @@ use super::{EngineFlaw, ReferenceEngine, TableVersion, VersionContent};
 const END: u8 = 0;
 const INLINE: u8 = 1;
 const BLOB: u8 = 2;
-/// Keys written between two looks at the table.
+/// Keys written per lock of the table.
 const KEYS_PER_BATCH: usize = 64;
-/// What is allocated before the bytes behind a length were seen.
+/// Bytes allocated at once for a length that the image has not yet proved.
 const MAX_UNVERIFIED_ALLOC: usize = 1 << 16;
 
 pub(super) fn save(ledger: &ReferenceEngine, out: &mut dyn ImageSink) -> Result<()> {
@@ -42,7 +42,7 @@ pub(super) fn save(ledger: &ReferenceEngine, out: &mut dyn ImageSink) -> Result<
     }
 }
 
-#[allow(clippy::cast_possible_truncation)] // the facade checked keys and values against their limits
+#[allow(clippy::cast_possible_truncation)] // the facade checks the limits of keys and values
 fn encode_entry(key: &[u8], version: &TableVersion) -> Vec<u8> {
     let kind = match version.stored {
         VersionContent::Blob(_) => BLOB,
@@ -103,7 +103,8 @@ fn read_array<const N: usize>(source: &mut dyn ImageSource) -> Result<[u8; N]> {
     Ok(bytes)
 }
 
-/// `len` bytes, allocated no faster than the image proves to have them.
+/// Reads `len` bytes. Allocates in steps, so that a damaged length cannot allocate much more than
+/// the image contains.
 fn read_bytes(source: &mut dyn ImageSource, len: usize) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     while bytes.len() < len {

@@ -1,39 +1,33 @@
-//! # Ledger: the reference engine
+//! # Reference engine ("ledger")
 //!
-//! The smallest ordered engine that keeps every promise: all keys, and values up to the staging
-//! limit, in one sorted map under one lock; commits to the journal. It exists so that the contract,
-//! batches over two logs, ranges both ways, the bounding of the journal and its checkpoints have a
-//! user before the ordered engines do, and an oracle afterwards. It is written to be obviously
-//! right, not to be fast: [`EngineFlaw`] makes it obviously wrong, one way at a time, to prove that
-//! a harness sees.
+//! The smallest ordered engine that keeps every promise: keys, and values up to the blob threshold,
+//! in one sorted map under one lock, with commits in the journal. Other engines are compared with
+//! it. [`EngineFlaw`] switches on one deliberate bug, to prove that a harness finds it.
 //!
 //! ## Picture
 //!
 //! ```text
-//!   map:   key -> [ version seq 5 "a" | version seq 9 (gone) | version seq 12 blob 7 ]     oldest first
-//!                   needed by a view    needed by a view       the newest, what LATEST reads
-//!   aged:  keys with more than one version, so that `trim` need not walk the map
+//!  map:                 key -> [ seq 5 "a" | seq 9 (removed) | seq 12 blob 7 ]     oldest first
+//!                                pinned      pinned            newest, read by LATEST
+//!  multi_version_keys:  keys with more than one version, so that `trim` need not scan the map
 //! ```
 //!
 //! ## Invariants
 //!
-//! 1. A key's versions ascend by seq; all but the last are there because a view falls in their
-//!    life.
-//! 2. Views are only ever registered at the newest state, so a version that went because nobody
-//!    needed it leaves no gap that a later view could look into.
-//! 3. While records are replayed a removed key keeps its tombstone's seq, so that an older record
-//!    that comes later does not bring it back; [`Engine::replay_finished`] drops them.
+//! 1. The versions of a key ascend by seq. All but the last are kept because a view needs them.
+//! 2. Views are registered at the newest state only, so a later view needs no dropped version.
+//! 3. During replay a removed key keeps its tombstone, so that an older record replayed later does
+//!    not restore the key. [`Engine::replay_finished`] drops the tombstones.
 //! 4. No lock is held between two calls of a cursor, nor while a blob is read.
 //!
 //! ## Crash
 //!
-//! The image holds each key's newest version, key by key, while commits go on. It holds no
-//! tombstones: the journal is replayed from where the image was begun, whole and in order, so every
-//! removal the image may have missed or anticipated comes by again.
+//! The image has the newest version of each key, read while commits continue, and no tombstones:
+//! every removal after its start is replayed from the journal.
 //!
 //! ## Costs
 //!
-//! Memory: key + value + `table::ENTRY_COST` a key. A cursor's step is a look-up.
+//! Memory per key: key + value + `table::ENTRY_COST`. A cursor step is a map lookup.
 
 mod cursor;
 mod flaw;
@@ -63,17 +57,17 @@ use sheaf_base::views::Views;
 
 use table::{ReferenceTable, TableChange, TableVersion, VersionContent};
 
-/// The name in the catalogue.
+/// Name of the engine in the catalog.
 pub const NAME: &str = "ledger";
 
-/// Makes ledgers.
+/// Factory of the reference engine.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ReferenceEngineFactory {
     flaw: Option<EngineFlaw>,
 }
 
 impl ReferenceEngineFactory {
-    /// Makes ledgers that are wrong in one way.
+    /// Returns a factory for a reference engine with one deliberate bug.
     #[must_use]
     pub fn flawed(flaw: EngineFlaw) -> ReferenceEngineFactory {
         ReferenceEngineFactory { flaw: Some(flaw) }
@@ -100,8 +94,8 @@ impl EngineFactory for ReferenceEngineFactory {
 pub struct ReferenceEngine {
     context: Arc<EngineContext>,
     table: RwLock<ReferenceTable>,
-    /// Bytes in the journal since the last checkpoint began, and between its begin and that of the
-    /// last complete one.
+    /// Journal bytes since the last checkpoint began, and those between the last complete
+    /// checkpoint and that one.
     log_bytes: [AtomicU64; 2],
     flaw: Option<EngineFlaw>,
 }
@@ -111,7 +105,7 @@ impl ReferenceEngine {
         self.flaw == Some(flaw)
     }
 
-    /// Accounts what a change of the table took or gave back.
+    /// Reports the memory that a change of the table allocated or freed.
     fn account_change(&self, change: &TableChange) {
         let memory = &self.context.memory;
         for (part, (before, after)) in
@@ -125,7 +119,8 @@ impl ReferenceEngine {
         }
     }
 
-    /// The bytes of what was found in the table, read without its lock. `None`: the blob is gone.
+    /// Reads the value of a version without the table's lock. Returns `None` if the blob was
+    /// removed.
     fn load_value(&self, stored: &VersionContent) -> Result<Option<Arc<[u8]>>> {
         match stored {
             VersionContent::Inline(value) => Ok(Some(Arc::clone(value))),
@@ -161,7 +156,7 @@ impl Engine for ReferenceEngine {
         op.prior = newest.unwrap_or(Seq::ZERO);
         op.note[0] = op.prior.0;
         if self.has_flaw(EngineFlaw::IgnoresConcurrentChanges) && matches!(op.action, Action::Expect) {
-            op.prior = Seq(1); // whatever comes in between, it is what was expected
+            op.prior = Seq(1); // a fixed seq hides a concurrent change
         }
         let memory = &self.context.memory;
         match op.action {
@@ -255,7 +250,7 @@ impl Engine for ReferenceEngine {
     }
 
     fn trim(&self, views: &Views, visible: Seq) {
-        // A view younger than the copy may need what was superseded after it.
+        // A view registered after `views` was copied may need a version superseded after `visible`.
         let needs = |born, died| died > visible || views.needs(born, died);
         let change = self.table.write().trim(needs);
         self.account_change(&change);
@@ -325,7 +320,8 @@ impl Engine for ReferenceEngine {
             step(u64::from(blob.len))?;
             match self.context.blobs.read(&blob) {
                 Ok(Some(_)) => {}
-                Ok(None) if !self.table.read().references_blob(&key, blob.id) => {} // superseded meanwhile
+                // Superseded since the list was made.
+                Ok(None) if !self.table.read().references_blob(&key, blob.id) => {}
                 Ok(None) => report(self.missing_blob_error(&blob)),
                 Err(e) if e.is_corrupt() => report(e),
                 Err(e) => return Err(e),
@@ -335,7 +331,7 @@ impl Engine for ReferenceEngine {
     }
 
     fn drop_data(&self) {
-        // Its blobs are the store's business: it asked for them just before.
+        // The store has already asked for the blobs, and retires them itself.
         let change = self.table.write().clear();
         self.account_change(&change);
     }

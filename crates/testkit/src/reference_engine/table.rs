@@ -1,7 +1,7 @@
-//! # Table: the sorted map of a ledger and its versions
+//! # Version table of the reference engine
 //!
-//! Pure memory: no lock, no file, no view registry. Whoever changes it gets a [`TableChange`] that
-//! says what that did to memory and which blobs nobody names any more.
+//! A sorted map in memory, without locks, files or views. Each change returns a [`TableChange`]:
+//! the memory before and after it, and the blobs that no version references any more.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
@@ -10,17 +10,17 @@ use std::sync::Arc;
 use sheaf_base::blob::BlobRef;
 use sheaf_base::types::Seq;
 
-/// What a key costs beside its bytes: two map nodes' share and the vector of versions.
+/// Bytes per key in addition to the key: its share of two map nodes, and the vector of versions.
 pub(super) const ENTRY_COST: u64 = 96;
 
-/// What a version says.
+/// Content of a version.
 #[derive(Clone, Debug)]
 pub(super) enum VersionContent {
     /// The value.
     Inline(Arc<[u8]>),
-    /// Where the value is.
+    /// Reference to the blob with the value.
     Blob(BlobRef),
-    /// There is none from here on.
+    /// The key is removed.
     Tombstone,
 }
 
@@ -44,8 +44,8 @@ impl TableVersion {
     }
 }
 
-/// What a change of the table did: bytes before and after by part, and blobs that died of which
-/// seq.
+/// Effect of a change: bytes before and after in each part, and the retired blobs, each with the
+/// seq that superseded it.
 #[derive(Debug, Default)]
 pub(super) struct TableChange {
     pub(super) index: (u64, u64),
@@ -53,10 +53,10 @@ pub(super) struct TableChange {
     pub(super) retired_blobs: Vec<(Seq, u64)>,
 }
 
-/// The map.
+/// Map of keys and versions.
 #[derive(Debug, Default)]
 pub(super) struct ReferenceTable {
-    /// The newest commit applied in this life to each key.
+    /// Newest commit applied to each key since the opening.
     applied: BTreeMap<Vec<u8>, Seq>,
     map: BTreeMap<Vec<u8>, Vec<TableVersion>>,
     /// Keys with more than one version.
@@ -84,18 +84,19 @@ impl ReferenceTable {
         self.index_bytes
     }
 
-    /// The seq of the key's newest version, unless that is a tombstone.
+    /// Returns the seq of the key's newest version, unless that is a tombstone.
     pub(super) fn live_version_seq(&self, key: &[u8]) -> Option<Seq> {
         let newest = self.map.get(key)?.last()?;
         (!newest.is_tombstone()).then_some(newest.seq)
     }
 
-    /// What `key` has at `at`.
+    /// Returns the version of `key` that is visible at `at`.
     pub(super) fn at(&self, at: Seq, key: &[u8]) -> Option<(Seq, VersionContent)> {
         visible(self.map.get(key)?, at)
     }
 
-    /// The next key above `low` (below `high`, walking back) that has a value at `at`.
+    /// Returns the first key in the range that has a value at `at`; the last one if `forward` is
+    /// false.
     pub(super) fn seek(
         &self,
         low: Bound<&[u8]>,
@@ -112,7 +113,7 @@ impl ReferenceTable {
         }
     }
 
-    /// Up to `limit` keys above `after` with their newest versions, tombstones left out.
+    /// Returns up to `limit` keys after `after` with their newest versions, without tombstones.
     pub(super) fn newest_versions_after(
         &self,
         after: Bound<&[u8]>,
@@ -127,7 +128,7 @@ impl ReferenceTable {
             .collect()
     }
 
-    /// Every blob that a version names, pinned ones included.
+    /// Returns every blob that a version references, pinned versions included.
     pub(super) fn blobs(&self) -> impl Iterator<Item = (&[u8], BlobRef)> {
         self.map.iter().flat_map(|(key, versions)| {
             versions.iter().filter_map(move |v| match v.stored {
@@ -137,13 +138,13 @@ impl ReferenceTable {
         })
     }
 
-    /// True if a version of `key` names the blob.
+    /// Returns true if a version of `key` references the blob.
     pub(super) fn references_blob(&self, key: &[u8], id: u64) -> bool {
         let versions = self.map.get(key).map_or(&[][..], Vec::as_slice);
         versions.iter().any(|v| matches!(v.stored, VersionContent::Blob(b) if b.id == id))
     }
 
-    /// Adds the newest version of `key`; older ones stay as far as they are needed.
+    /// Adds the newest version of `key`. Keeps older versions as long as a view needs them.
     pub(super) fn push(
         &mut self,
         key: &[u8],
@@ -153,14 +154,14 @@ impl ReferenceTable {
         let before = self.applied.insert(key.to_vec(), version.seq);
         assert!(before <= Some(version.seq), "applied out of order");
         self.change(key, |versions, dead| {
-            // An image behind a right checksum may still speak of numbers that never were.
+            // A damaged image with a valid checksum may contain seqs that no commit had.
             versions.retain(|v| v.seq < version.seq);
             versions.push(version);
             prune(versions, &needs, dead);
         })
     }
 
-    /// Takes a version up at opening unless a newer one is known. Keeps tombstones (I3).
+    /// Inserts a version during replay, unless the table has a newer one. Keeps tombstones (I3).
     pub(super) fn replay(&mut self, key: &[u8], version: TableVersion) -> TableChange {
         self.change(key, |versions, _| {
             if versions.last().is_none_or(|v| v.seq < version.seq) {
@@ -169,7 +170,7 @@ impl ReferenceTable {
         })
     }
 
-    /// Opening is over: no older record can come any more.
+    /// Drops the tombstones at the end of replay: no older record can follow.
     pub(super) fn drop_tombstones(&mut self) -> TableChange {
         let gone: Vec<Vec<u8>> = self
             .map
@@ -180,13 +181,13 @@ impl ReferenceTable {
         self.change_all(gone, |versions, _| versions.clear())
     }
 
-    /// Drops the versions that nobody needs any more.
+    /// Drops the versions that no view needs any more.
     pub(super) fn trim(&mut self, needs: impl Fn(Seq, Seq) -> bool) -> TableChange {
         let aged = self.multi_version_keys.iter().cloned().collect();
         self.change_all(aged, |versions, dead| prune(versions, &needs, dead))
     }
 
-    /// Drops everything.
+    /// Drops all versions.
     pub(super) fn clear(&mut self) -> TableChange {
         let keys = self.map.keys().cloned().collect();
         self.change_all(keys, |versions, _| versions.clear())
@@ -210,7 +211,7 @@ impl ReferenceTable {
         sum
     }
 
-    /// The one place that edits a key's versions, so that the sums are right by construction.
+    /// Edits the versions of a key. All edits use this function, so that the totals stay correct.
     fn change(
         &mut self,
         key: &[u8],
@@ -253,13 +254,13 @@ impl ReferenceTable {
     }
 }
 
-/// What the versions of a key say at `at`.
+/// Returns the version that is visible at `at`.
 fn visible(versions: &[TableVersion], at: Seq) -> Option<(Seq, VersionContent)> {
     let version = versions.iter().rev().find(|v| v.seq <= at)?;
     (!version.is_tombstone()).then(|| (version.seq, version.stored.clone()))
 }
 
-/// Drops the versions no view falls into, then tombstones with nothing below them.
+/// Drops the versions that no view needs, and then tombstones without an older version.
 fn prune(versions: &mut Vec<TableVersion>, needs: &impl Fn(Seq, Seq) -> bool, dead: &mut Vec<(Seq, u64)>) {
     let deaths: Vec<Seq> = versions.iter().skip(1).map(|v| v.seq).collect();
     let mut deaths = deaths.into_iter();

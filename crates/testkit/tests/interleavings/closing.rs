@@ -1,11 +1,11 @@
-//! An end beside those who still write, and the life after it.
+//! A close during writes, and the next opening.
 
 use sheaf::Error;
 
 use super::*;
 
-/// Writers go on while the database closes and is opened again at once: what was acknowledged is
-/// there, and nothing of the old life reaches into the new one.
+/// Writers continue while the database is closed and opened again: acknowledged data is present,
+/// and the old writers do not affect the new opening.
 fn reopen_during_writes(engine: &str, writes: u32) {
     let machine = ModelMachine::default();
     let db = machine.open();
@@ -17,7 +17,7 @@ fn reopen_during_writes(engine: &str, writes: u32) {
         let keyspace = keyspace.clone();
         spawn(move || {
             for n in 0..writes {
-                // Some of them large: staged beside the log.
+                // Some values are large and become blobs.
                 let value = vec![b'v'; if n % 3 == 1 { 1500 } else { 300 }];
                 match keyspace.insert(format!("beside{n}"), value) {
                     Ok(()) => {}
@@ -53,7 +53,7 @@ fn a_close_during_writes_does_not_affect_the_next_open() {
     on_every_engine(300, |engine| reopen_during_writes(engine, 12));
 }
 
-/// Two close at once: when either call returns, the database is closed and can be opened.
+/// Two threads close the database: when either call returns, it is closed and can be opened.
 fn two_closers(engine: &str) {
     let machine = ModelMachine::default();
     let db = machine.open();
@@ -85,10 +85,10 @@ fn a_database_is_closed_when_any_close_returns() {
     on_every_engine(300, two_closers);
 }
 
-/// Upkeep is under way, in a thread that the database did not start (a committer that makes room
-/// does the same), while it closes and is opened again at once: nothing of it reaches into the next
-/// life. (Fails if the end does not wait for who is at work, or if who waited for a lock does not
-/// look again.)
+/// Maintenance runs on threads that the database did not start (like a committer that makes space),
+/// while it is closed and opened again. It must not affect the new opening. (Fails if the close
+/// does not wait for running maintenance, or if a thread does not check for the close after it got
+/// a lock.)
 fn reopen_during_maintenance(engine: &str) {
     let machine = ModelMachine::default();
     let db = machine.open();

@@ -10,9 +10,9 @@ use sheaf_testkit::recording_disk::RecordingDisk;
 
 use super::*;
 
-/// Opens a database on a slow disk. One copy at a time takes long: its commit is in the window for
-/// many steps of other threads, as if its thread were descheduled (scenario W33). A sync returns
-/// long after the device has the bytes.
+/// Opens a database on a slow disk. One copy at a time takes long: its commit stays in the window
+/// for many steps of other threads, as if its thread were descheduled (scenario W33). A sync
+/// returns long after the device has the bytes.
 fn open_on_a_slow_disk(machine: &ModelMachine) -> Database {
     const TURNS: usize = 40;
     let (recording_disk, is_slow) =
@@ -27,13 +27,13 @@ fn open_on_a_slow_disk(machine: &ModelMachine) -> Database {
     machine.builder().disk(Arc::new(recording_disk)).open("/db").expect("it opens")
 }
 
-/// Steps of a writer, and keys.
+/// Number of keys, and of steps of a writer.
 const KEYS: u8 = 3;
-/// Reads of a thread that looks for changes.
+/// Number of reads of a thread that looks for changes.
 const READS: u8 = 30;
 
-/// Disks as a kill would leave them, each with the step that a thread has just learned. Steps only
-/// move forward, so in the next life an earlier step must not be there.
+/// Disk images as after a kill, each with the step that a thread has just observed. Steps only
+/// increase, so the next opening must not show an earlier one.
 #[derive(Clone)]
 struct KillImages {
     disk: SimDisk,
@@ -57,8 +57,8 @@ impl KillImages {
 }
 
 /// Scenarios W25 and W26: a writer makes steps by `change`, while a third thread leaves holes
-/// before these commits. A kill at the moment at which the writer or a reader learns of a step does
-/// not undo the step.
+/// before these commits. A kill at the time when the writer or a reader observes a step must not
+/// undo the step.
 fn observe_and_kill(engine: &str, change: fn(&Keyspace, u8), step_of: fn(&Keyspace) -> u8) {
     let machine = ModelMachine::default();
     let db = open_on_a_slow_disk(&machine);
@@ -113,7 +113,7 @@ fn a_key_that_a_thread_did_not_find_stays_missing_after_a_kill() {
     fn change(keyspace: &Keyspace, step: u8) {
         keyspace.remove([step - 1]).expect("it removes");
     }
-    /// Returns how many keys are removed: they are removed in order.
+    /// Returns the number of removed keys: they are removed in order.
     fn step_of(keyspace: &Keyspace) -> u8 {
         let is_missing = |n: &u8| !keyspace.contains_key([*n]).expect("it reads");
         (0..KEYS).find(|n| !is_missing(n)).unwrap_or(KEYS)
@@ -187,8 +187,8 @@ fn batches_with_keys_in_opposite_orders_all_commit() {
     on_every_engine(300, batches_in_opposite_orders);
 }
 
-/// Scenario W32: commits during a checkpoint are in its images or behind its position. (Fails if
-/// the checkpoint takes its position while a commit below it is being applied.)
+/// Scenario W32: commits during a checkpoint are in its images or after its position. (Fails if the
+/// checkpoint takes its position while a commit before it is being applied.)
 fn commits_during_a_checkpoint(engine: &str) {
     const KEYS: u8 = 6;
     let machine = ModelMachine::default();
@@ -209,7 +209,7 @@ fn commits_during_a_checkpoint(engine: &str) {
         spawn(move || (0..3).for_each(|_| _ = db.pump().expect("it pumps")))
     };
     join(writers.into_iter().chain([upkeep]));
-    while db.pump().expect("it pumps") {} // until the journal is cut
+    while db.pump().expect("it pumps") {} // until the journal is freed
     let db = ModelMachine { disk: machine.disk.kill(), ..ModelMachine::default() }.open();
     let keyspace = open_keyspace(&db, "a", engine);
     for n in 0..KEYS {
@@ -230,7 +230,7 @@ fn overwrites_during_cleaning(engine: &str) {
     let machine = ModelMachine::default();
     let db = open_on_a_slow_disk(&machine);
     let keyspace = open_keyspace(&db, "a", engine);
-    // A key that stays and three that die in each segment.
+    // One live key and three dead ones in each segment.
     for n in 0..KEYS {
         keyspace.insert(format!("{n}"), vec![b'x'; 300]).expect("it inserts");
         (0..3).for_each(|_| keyspace.insert("dies", vec![b'x'; 900]).expect("it inserts"));
@@ -258,8 +258,8 @@ fn a_commit_supersedes_an_entry_that_garbage_collection_moves() {
     on_every_engine(200, overwrites_during_cleaning);
 }
 
-/// Scenario W38: a conversion copies the pairs of a view, and then the pairs that commits changed
-/// since. (Fails if it takes its view while a commit that it has noted is not visible.)
+/// Scenario W38: a conversion copies the pairs of a view, and then the pairs that commits have
+/// changed since. (Fails if it takes its view while a commit that it has recorded is not visible.)
 fn commits_during_a_conversion(engine: &str) {
     const KEYS: u8 = 4;
     let machine = ModelMachine::default();
@@ -310,7 +310,7 @@ fn a_verification_during_commits_finds_no_damage() {
 }
 
 /// Scenario W34: the copy of a frame fails. That commit and all later ones end with an error, no
-/// thread waits for ever, and each acknowledged commit survives a kill. (Hangs if the failure does
+/// thread waits forever, and each acknowledged commit survives a kill. (Hangs if the failure does
 /// not end the waits for later commits.)
 fn a_failed_copy_and_other_commits(engine: &str, nth: u64) {
     let machine = ModelMachine::default();

@@ -1,11 +1,11 @@
-//! A conversion beside writers, readers and the background.
+//! A conversion with concurrent writers, readers and background work.
 
 use std::ops::ControlFlow;
 
 use super::*;
 
-/// Counts by `update`, and by batches that expect what they saw: each counts once, whatever engine
-/// it meets.
+/// Threads increment a counter by `update`, and by batches with an expected value: each increment
+/// counts once, whichever engine it reaches.
 fn count_during_conversion(engine: &str) {
     let machine = ModelMachine::default();
     let db = machine.open();
@@ -67,8 +67,8 @@ fn a_conversion_during_writes_loses_no_update() {
     on_every_engine(200, count_during_conversion);
 }
 
-/// A get that took the table from one state and the packs from the one before was found once in a
-/// thousand schedules.
+/// Regression: in one of a thousand schedules a get used the tables of one state and the packs of
+/// the previous one.
 #[test]
 fn a_conversion_reads_tables_and_packs_of_one_state() {
     explore(4000, || count_during_conversion("delsm"));

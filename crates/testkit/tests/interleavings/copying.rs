@@ -1,10 +1,10 @@
-//! A backup beside those who write, and those who check, clean and let go.
+//! A backup with concurrent writes, checkpoints, GC and frees.
 
 use sheaf::BackupOptions;
 
 use super::*;
 
-/// What is written together is together in the copy, and what was acknowledged before it is there.
+/// The backup contains each batch completely, and every commit acknowledged before it.
 fn back_up_during_writes(engine: &str) {
     let machine = ModelMachine::default();
     let db = machine.open();
@@ -13,7 +13,7 @@ fn back_up_during_writes(engine: &str) {
         open_keyspace(&db, "b", if engine == "flex" { "flat" } else { "flex" }),
     ];
     let write = move |db: &Database, spaces: &[Keyspace; 2], n: u32| {
-        // Large enough that segments fill and are cleaned; some staged beside the log.
+        // Large enough that segments fill up and are collected; some values become blobs.
         let value = [&n.to_be_bytes()[..], &vec![b'v'; if n % 4 == 1 { 1500 } else { 300 }]].concat();
         let mut batch = db.batch();
         for space in spaces {

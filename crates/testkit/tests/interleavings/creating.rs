@@ -1,10 +1,10 @@
-//! Keyspaces that come to be in the midst of upkeep.
+//! Keyspaces that are created or dropped during maintenance.
 
 use super::*;
 
-/// A keyspace is made, and filled, while a checkpoint begins that does not know of it: what was
-/// acknowledged is there, now and in the next life. (Fails if the checkpoint asks who there is
-/// before it takes its position.)
+/// A keyspace is created and filled while a checkpoint begins that does not include it:
+/// acknowledged data must be present, now and after another opening. (Fails if the checkpoint lists
+/// the keyspaces before it takes its position.)
 fn create_during_checkpoint(engine: &str) {
     let machine = ModelMachine::default();
     let db = machine.open();
@@ -14,7 +14,7 @@ fn create_during_checkpoint(engine: &str) {
         spawn(move || {
             for round in 0..8 {
                 (0..4).for_each(|n| keyspace.insert([b'k', n], vec![round; 1000]).expect("it inserts"));
-                db.pump().expect("it pumps"); // now and then a checkpoint is due
+                db.pump().expect("it pumps"); // sometimes a checkpoint is due
             }
         })
     };
@@ -32,7 +32,7 @@ fn create_during_checkpoint(engine: &str) {
     };
     let check_next = || check(&ModelMachine { disk: machine.disk.kill(), ..ModelMachine::default() }.open());
     check_next();
-    while db.pump().expect("it pumps") {} // what is under way ends
+    while db.pump().expect("it pumps") {} // until the running work ends
     check(&db);
     check_next();
 }
@@ -42,8 +42,8 @@ fn a_keyspace_created_during_a_checkpoint_is_not_lost() {
     on_every_engine(600, create_during_checkpoint);
 }
 
-/// A keyspace is dropped, and buried, while two threads move what a checkpoint has frozen of it and
-/// of another one.
+/// A keyspace is dropped and retired, while two threads flush frozen memtables of it and of another
+/// keyspace.
 fn drop_during_flush(engine: &str) {
     let machine = ModelMachine::default();
     let db = machine.open();

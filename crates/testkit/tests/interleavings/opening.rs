@@ -1,14 +1,13 @@
-//! Opening: the flat log is replayed by several threads, and what was put off is taken in beside
-//! the first users.
+//! Opening: several threads replay the store log, and the first operations apply deferred entries.
 
 use std::collections::BTreeMap;
 
 use super::*;
 
-/// Versions and removals of two keys in several segments, which two threads take in turns: what was
-/// committed last is what is there. With the least `memory` each record is replayed by itself.
-/// (Fails if that does not look again, once it has its turn, whether the key is still what it
-/// looked up.)
+/// Versions and removals of two keys are in several segments, which two threads replay alternately:
+/// the newest commit must win. With the least `memory` each record is replayed alone. (Fails if a
+/// replay thread does not check again, when its turn comes, that the key still has the entry that
+/// it looked up.)
 fn replay_by_several_threads(memory: u64) {
     let machine = ModelMachine::default();
     let db = machine.open();
@@ -25,7 +24,7 @@ fn replay_by_several_threads(memory: u64) {
         (state, keyspace.iter().expect("it begins").count(), keyspace.len().expect("it counts"))
     };
     let expected = states(&db);
-    // Read-only: a store with background threads, without the threads.
+    // Read-only: the store of a database with background threads, but without the threads.
     let after = ModelMachine { disk: machine.disk.kill(), ..ModelMachine::default() };
     let again = after.builder().memory(memory).inline(false).read_only(true).open("/db").expect("it opens");
     assert_eq!(states(&again), expected, "replayed in another order it is something else");
@@ -41,8 +40,8 @@ fn parallel_replay_with_buffers_misses_nothing() {
     explore(100, || replay_by_several_threads(16 << 20));
 }
 
-/// A process is killed; in the next life the first who read, who update and the background come at
-/// once, and what they find is what was committed. So does the life after that one.
+/// After a kill, the first reader, the first updater and background work run at the same time. They
+/// must find all commits, and so must the next opening.
 fn first_users_after_a_kill(engine: &str) {
     let machine = ModelMachine::default();
     let db = machine.open();

@@ -1,10 +1,10 @@
-//! Readers without a lock beside splits, cleaning, dropping.
+//! Lock-free readers during splits, GC and drops.
 
 use std::collections::BTreeMap;
 
 use super::*;
 
-/// Walks the keyspace while it grows: what was there is yielded once, nothing twice.
+/// Iterates over the keyspace while it grows: old pairs are returned once, and no pair twice.
 fn iterate_during_growth(engine: &str) {
     let machine = ModelMachine::default();
     let db = machine.open();
@@ -41,7 +41,7 @@ fn an_iteration_during_splits_yields_every_pair_once() {
     on_every_engine(600, iterate_during_growth);
 }
 
-/// A key that is always there is always found, whatever splits, is cleaned or rewritten beside it.
+/// A key that is always present is always found, during splits, GC and rewrites of other keys.
 fn get_during_gc(engine: &str) {
     let machine = ModelMachine::default();
     let db = machine.open();
@@ -90,7 +90,7 @@ fn gets_during_gc_are_correct() {
     on_every_engine(150, get_during_gc);
 }
 
-/// A snapshot that was taken before a drop shows the keyspace, also while the background buries it.
+/// A snapshot taken before a drop shows the keyspace, also while background work retires it.
 fn view_during_drop(engine: &str) {
     let machine = ModelMachine::default();
     let db = machine.open();
@@ -129,7 +129,7 @@ fn a_view_shows_a_dropped_keyspace_while_it_is_retired() {
     on_every_engine(600, view_during_drop);
 }
 
-/// Old versions: a view repeats what it showed while its keys change, move and are trimmed.
+/// Old versions: a view repeats its content while its keys are changed, moved and trimmed.
 fn view_during_updates(engine: &str) {
     let machine = ModelMachine::default();
     let db = machine.open();
@@ -181,10 +181,9 @@ fn view_reads_are_repeatable() {
     on_every_engine(300, view_during_updates);
 }
 
-/// A view that is taken while what is committed is being moved, and before the next commit, shows
-/// what was there: a mover looks at a copy of the registry that does not know it, and is the older
-/// the longer he waited for the other one. (Fails if versions that came to their end after the copy
-/// was made are let go.)
+/// A view taken during a flush, before the next commit, must show the old state. A flush thread
+/// uses a copy of the view registry without that view; the copy gets older while the thread waits
+/// for the other one. (Fails if versions that ended after the copy was made are dropped.)
 fn view_during_flush(engine: &str) {
     const KEYS: u8 = 2;
     let machine = ModelMachine::default();
@@ -194,7 +193,7 @@ fn view_during_flush(engine: &str) {
         let all = keyspace.clone();
         (0..KEYS).for_each(|n| all.insert([b'k', n], vec![round; 1000]).expect("it inserts"));
     };
-    (0..10).for_each(&write); // as much as makes a checkpoint due
+    (0..10).for_each(&write); // until a checkpoint is due
     let movers = [(), ()].map(|()| {
         let db = db.clone();
         spawn(move || (0..3).for_each(|_| _ = db.pump().expect("it pumps")))

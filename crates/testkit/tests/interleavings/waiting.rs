@@ -1,4 +1,4 @@
-//! Sync rounds: whoever waits is woken, with or without a background to help.
+//! Sync rounds: each waiting thread is woken, with and without background work.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -74,7 +74,8 @@ fn rounds_during_root_writes(engine: &str) {
     let machine = ModelMachine::default();
     let db = machine.open();
     let keyspace = open_keyspace(&db, "a", engine);
-    // Numbers are reserved 64 at a time: one of the writers writes ROOT, which holds rounds up.
+    // Sequence numbers are reserved in chunks of 64: one of the writers writes ROOT, which delays
+    // rounds.
     for n in 0..60 {
         keyspace.insert(format!("{n}"), "x").expect("it inserts");
     }
@@ -96,8 +97,8 @@ fn a_round_delayed_by_root_wakes_every_waiter() {
     on_every_engine(400, rounds_during_root_writes);
 }
 
-/// Three writers again and again, so that leaders gather: some come in time, some do not, and
-/// nobody is left behind.
+/// Three writers commit several times, so that leaders collect followers: some arrive in time and
+/// some do not, but each must return.
 fn gathering_leaders(engine: &str) {
     let machine = ModelMachine::default();
     let db = machine.open();
@@ -121,8 +122,8 @@ fn group_commit_leaders_wake_every_follower() {
     on_every_engine(600, gathering_leaders);
 }
 
-/// Writers who are held up because the log is over its limit, beside cleaning that lets them go and
-/// beside none.
+/// Writers are throttled because the log exceeds its limit, with and without GC that ends the
+/// throttling.
 fn throttled_writers(engine: &str) {
     let machine = ModelMachine::default();
     let db = machine.open();
@@ -130,8 +131,8 @@ fn throttled_writers(engine: &str) {
     for n in 0..400 {
         keyspace.insert(format!("{}", n % 5), vec![b'x'; 300]).expect("it inserts");
     }
-    // Engines that move what was committed have a journal that gets shorter by itself.
-    assert!(engine != "flat" || db.stats().throttles > 0, "nobody was held up");
+    // Engines that flush have a journal that is freed without further writes.
+    assert!(engine != "flat" || db.stats().throttles > 0, "no writer was throttled");
     let writers: Vec<_> = (0..2)
         .map(|writer| {
             let keyspace = keyspace.clone();
@@ -155,10 +156,10 @@ fn throttled_writers_resume() {
     on_every_engine(150, throttled_writers);
 }
 
-/// A sync fails while others wait for their turn to lead a round, or to write ROOT: nobody goes on
-/// as if it had not. What was acknowledged as durable survives a power cut, and the next life
-/// opens. (Fails if a round, or ROOT, does not look again once it has its turn: what the failed
-/// round took is in no list of what is unsynced any more.)
+/// A sync fails while other threads wait to lead a round or to write ROOT. None of them may
+/// continue as if it had succeeded. Commits acknowledged as durable survive a power cut, and the
+/// database opens. (Fails if a round or a ROOT write does not check again when its turn comes:
+/// files of the failed round are in no list of unsynced files any more.)
 fn rounds_and_roots_beside_a_failed_sync(engine: &str, nth: u64) {
     let machine = ModelMachine::default();
     let db = machine.open();

@@ -1,4 +1,4 @@
-//! Conditional writes: each takes effect at one moment, on what it saw.
+//! Conditional writes: each takes effect atomically, on the value that it saw.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,8 +8,8 @@ use sheaf_testkit::recording_disk::{DiskCallKind, RecordingDisk};
 
 use super::*;
 
-/// One thread puts a key and removes it, another swaps what it finds: a swap that was told "yes"
-/// may not bring a removed key back.
+/// One thread inserts a key and removes it, and another swaps it. A successful swap must not bring
+/// back a removed key.
 fn swap_during_removal(engine: &str) {
     let machine = ModelMachine::default();
     let db = machine.open();
@@ -21,7 +21,7 @@ fn swap_during_removal(engine: &str) {
     });
     let swap = spawn(move || {
         if theirs.compare_and_swap("k", Some(b"1"), Some(b"2")).expect("it swaps") {
-            // It took effect between insert and removal, which came after it.
+            // The swap happened between the insert and the removal.
             theirs.insert("swapped", "yes").expect("it inserts");
         }
     });
@@ -34,8 +34,8 @@ fn a_swap_never_undoes_a_removal() {
     on_every_engine(600, swap_during_removal);
 }
 
-/// A key is absent, appears and goes again while a batch looks at it: what the batch expected is
-/// what was there.
+/// A key is inserted and removed while a batch expects a value: the expected value must have been
+/// present at the commit.
 fn expect_during_removal(engine: &str) {
     let machine = ModelMachine::default();
     let db = machine.open();
@@ -86,8 +86,8 @@ fn updates_of_three_threads_all_count() {
     on_every_engine(400, updates_all_count);
 }
 
-/// An update sleeps over many rewrites of its key and the freeing of all they stood in: the place
-/// where it saw the key may hold the key again, with another value.
+/// During an update the key is rewritten many times and the segments of its old versions are freed.
+/// The old address of the key may then hold the key again, with another value.
 fn update_over_reuse(engine: &str) {
     let aside = spawn(|| (0..3).for_each(|_| sheaf_base::sync::thread::yield_now()));
     let machine = ModelMachine::default();
@@ -102,7 +102,7 @@ fn update_over_reuse(engine: &str) {
             last = old.map(<[u8]>::to_vec);
             runs += 1;
             if runs == 1 {
-                // Until the key stands in a slot that was given out again.
+                // Until a slot that was used before holds the key.
                 for n in 1..260u32 {
                     other.insert("k", format!("{n}")).expect("it inserts");
                     if n % 20 == 0 {
@@ -115,7 +115,7 @@ fn update_over_reuse(engine: &str) {
         })
         .expect("it updates");
     assert_eq!(runs, 2, "it saw {last:?} and wrote over something else");
-    join([aside]); // the directed scheduler wants a second thread
+    join([aside]); // the directed scheduler needs a second thread
 }
 
 #[test]
@@ -165,7 +165,7 @@ fn views_show_whole_batches_in_order() {
     }
 }
 
-/// What `take` makes of the disk before each sync of a log, from now on.
+/// Collects the disks that `take` returns before each sync of a log from now on.
 fn before_syncs_of_logs(
     recording_disk: &RecordingDisk,
     machine: &ModelMachine,
@@ -183,17 +183,16 @@ fn before_syncs_of_logs(
     cuts
 }
 
-/// Scenario 5, in the log. Keys whose values are on the device are overwritten, unsynced, beside
-/// the cleaner: the power fails before each sync of a log, and each still has a value. (Fails if
-/// the cleaner does not wait, before a victim leaves ROOT, until what superseded its entries is
-/// durable.)
+/// Scenario 5, in the log. Durable keys are overwritten without a sync while GC runs. The power
+/// fails before each sync of a log, and each key must still have a value. (Fails if GC does not
+/// wait, before a victim leaves ROOT, until the commits that superseded its entries are durable.)
 fn overwrite_during_gc(engine: &str) {
     const KEYS: u32 = 40;
     let machine = ModelMachine::default();
     let recording_disk = RecordingDisk::new(Arc::new(machine.disk.clone()));
     let db = machine.builder().disk(Arc::new(recording_disk.clone())).open("/db").expect("it opens");
     let keyspace = open_keyspace(&db, "a", engine);
-    // A key that stays and three that die in each segment: whichever is cleaned, it holds a key.
+    // One live key and three dead ones in each segment, so each victim holds a key.
     for n in 0..KEYS {
         keyspace.insert(format!("{n}"), vec![b'x'; 300]).expect("it inserts");
         (0..3).for_each(|_| keyspace.insert("dies", vec![b'x'; 900]).expect("it inserts"));
@@ -231,9 +230,9 @@ fn a_value_replaced_by_an_unsynced_write_survives_gc_and_a_power_cut() {
     on_every_engine(300, overwrite_during_gc);
 }
 
-/// A compaction copies records beside a writer that replaces them, unsynced, one after the other;
-/// the power fails before each sync of a log, and at the end. Each key has a value, and the new
-/// ones are those of the first commits. (Fails if records of commits that are not durable are
+/// A compaction copies records while a writer replaces them one after another, without a sync. The
+/// power fails before each sync of a log, and at the end. Each key must have a value, and the new
+/// values must belong to the first commits. (Fails if records of commits that are not durable are
 /// copied.)
 fn overwrite_during_compaction(engine: &str) {
     const KEYS: u32 = 24;
@@ -270,30 +269,31 @@ fn overwrite_during_compaction(engine: &str) {
         };
         let shown = news(&keyspace);
         assert!(shown.is_sorted_by(|a, b| a >= b), "not the first commits: {shown:?}");
-        // What was cut is above no number of the next life.
+        // The next opening must not use the numbers of lost commits again.
         insert_durably(&db, &keyspace, "later", "z");
         let later = ModelMachine { disk: after.disk.kill(), ..ModelMachine::default() };
-        assert_eq!(news(&open_keyspace(&later.open(), "a", engine)), shown, "what was cut is back");
+        assert_eq!(news(&open_keyspace(&later.open(), "a", engine)), shown, "lost commits are back");
     }
 }
 
 #[test]
 fn a_compaction_during_unsynced_writes_survives_a_power_cut() {
     for engine in ["flat-ordered", "kreon"] {
-        explore(60, move || overwrite_during_compaction(engine)); // those that can be compacted
+        explore(60, move || overwrite_during_compaction(engine)); // engines with compaction
     }
 }
 
-/// A batch fills segments that were only ready when ROOT was gathered: ROOT may not call them
-/// sealed, or a killed process's successor does not look into them. (Fails without the ready
-/// segments in `build_root`.)
+/// A batch fills segments that were only preallocated when the state for ROOT was collected. ROOT
+/// must not list them as sealed, because recovery after a kill would not scan them. (Fails without
+/// the preallocated segments in `build_root`.)
 fn batch_during_root_write(engine: &str) {
     let machine = ModelMachine::default();
     let recording_disk = RecordingDisk::new(Arc::new(machine.disk.clone()));
     let db = machine.builder().disk(Arc::new(recording_disk.clone())).open("/db").expect("it opens");
     let keyspace = open_keyspace(&db, "a", engine);
     keyspace.insert("staged", vec![0; 2000]).expect("it inserts");
-    keyspace.insert("staged", "not any more").expect("it inserts"); // ROOT is due: a file waits to go
+    // A ROOT is due, because a blob file can be freed.
+    keyspace.insert("staged", "not any more").expect("it inserts");
     db.persist().expect("it persists");
     let acknowledged = Arc::new(AtomicBool::new(false));
     let kills: Arc<Mutex<Vec<(bool, SimDisk)>>> = Arc::default();

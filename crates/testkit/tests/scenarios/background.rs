@@ -1,5 +1,7 @@
-//! Background work that fails for one keyspace, and its effect on the others; background work by
-//! several threads.
+//! # Scenarios: background work
+//!
+//! Background work that fails for one keyspace must not block the others. Several background
+//! threads must work at the same time.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -12,20 +14,20 @@ use sheaf_base::disk::sim::{CallClass, Fault, FaultKind, FaultPlan};
 use sheaf_testkit::fixture::{DiskKind, Fixture, TestSetting, TestSubject};
 use sheaf_testkit::recording_disk::RecordingDisk;
 
-/// The first keyspace's own files, and the second one's.
+/// Files of the first keyspace, and of the second.
 const FAILING_FILES: &str = "own/00000001";
 const HEALTHY_FILES: &str = "own/00000002";
 
-/// Files below `part` of the database, with their bytes.
+/// Returns the files below `part` of the database, with their bytes.
 fn files(fixture: &Fixture, part: &str) -> BTreeMap<PathBuf, Vec<u8>> {
     let below = fixture.path().join(part);
     let files = fixture.read_tree().into_iter().filter(|(path, _)| path.starts_with(&below));
     files.filter_map(|(path, bytes)| Some((path, bytes?))).collect()
 }
 
-/// Scenario 19, the other half: a keyspace whose own files cannot be written takes its share of the
-/// journal, and nothing else. What its neighbour froze is moved, the other log has its checkpoint,
-/// and whoever asks for the work hears of the error.
+/// Scenario 19, another part: a keyspace with unwritable files pins its part of the journal, and
+/// nothing else. Frozen data of the other keyspace is flushed, the other log gets its checkpoint,
+/// and the caller of the work gets the error.
 #[test]
 fn a_keyspace_with_failing_files_does_not_block_others() {
     let fixture = Fixture::new(&TestSubject::flex(), TestSetting::new(DiskKind::Simulated, true, true));
@@ -45,7 +47,7 @@ fn a_keyspace_with_failing_files_does_not_block_others() {
     }
     let is_of_sick = |error: &Error| matches!(error, Error::Io { path, .. } if path.to_string_lossy().contains(FAILING_FILES));
     assert!(failed.as_ref().is_some_and(is_of_sick), "{failed:?}");
-    assert_ne!(files(&fixture, HEALTHY_FILES), before, "what the other one froze stays in memory");
+    assert_ne!(files(&fixture, HEALTHY_FILES), before, "the memtable of the other keyspace is not flushed");
     assert!(db.stats().checkpoints > checkpoints, "the other log has no checkpoint");
 
     sim.set_faults(FaultPlan::default());
@@ -56,9 +58,9 @@ fn a_keyspace_with_failing_files_does_not_block_others() {
     assert_eq!(fixture.keyspace(&db, "well").len().unwrap(), 2000);
 }
 
-/// The trie of one keyspace cannot be read, so that nobody knows which of its entries are live.
-/// What is cleaned is what others overwrite: the log stays within its bounds. Once the trie can be
-/// read again its segments go as well.
+/// The trie of one keyspace is unreadable, so the liveness of its entries is unknown. GC collects
+/// other segments, and the log stays within its limit. When the trie is readable again, the skipped
+/// segments are collected too.
 #[test]
 fn a_gc_victim_of_unknown_liveness_is_skipped() {
     let fixture = Fixture::new(&TestSubject::cedrus(), TestSetting::new(DiskKind::Simulated, true, true));
@@ -68,7 +70,7 @@ fn a_gc_victim_of_unknown_liveness_is_skipped() {
         sick.insert(index.to_be_bytes(), [7; 100]).unwrap();
     }
     drop((sick, well));
-    let db = fixture.reopen(db); // its pages are not in memory now
+    let db = fixture.reopen(db); // the pages of the trie are not in memory now
     let well = super::keyspace(&db, "well");
     let flat = |db: &sheaf::Database| db.stats().logs.into_iter().find(|log| log.name == "flat").unwrap();
     let (freed, sim) = (flat(&db).freed_segments, fixture.sim_disk().unwrap());
@@ -89,20 +91,21 @@ fn a_gc_victim_of_unknown_liveness_is_skipped() {
     assert_eq!(fixture.keyspace(&db, "sick").len().unwrap(), 200);
 }
 
-/// Where threads that read different files meet.
+/// Meeting point for threads that read different files.
 #[derive(Default)]
 struct ReadRendezvous {
-    /// The files that are being read, the waits so far, and whether two were read at the same time.
+    /// Files that are being read, number of waits so far, and whether two files were read at the
+    /// same time.
     state: Mutex<(BTreeSet<PathBuf>, u32, bool)>,
     changed: Condvar,
 }
 
 impl ReadRendezvous {
-    /// The longest that one reader waits for another, and how many do.
+    /// Maximum time that one reader waits for another, and maximum number of waits.
     const MAX_WAIT: Duration = Duration::from_millis(200);
     const WAITS: u32 = 20;
 
-    /// A thread is about to read `path`; it waits for another thread that reads another file.
+    /// Called before a read of `path`: waits for another thread that reads another file.
     fn wait_for_other_reader(&self, path: &Path) {
         let mut state = self.state.lock().expect("no reader panics");
         state.0.insert(path.to_owned());
@@ -121,15 +124,15 @@ impl ReadRendezvous {
         state.0.remove(path);
     }
 
-    /// Two have met, or they had enough time for that.
+    /// Whether two readers have met, or the waits are used up.
     fn is_over(&self) -> bool {
         let state = self.state.lock().expect("no reader panics");
         state.2 || state.1 == Self::WAITS
     }
 }
 
-/// Returns whether two background threads of a database with `threads` read files below `part` at
-/// the same time.
+/// Returns whether two background threads read files below `part` at the same time, in a database
+/// with `threads` background threads.
 fn reads_are_concurrent(subject: &TestSubject, part: &'static str, threads: usize) -> bool {
     let fixture = Fixture::new(subject, TestSetting::new(DiskKind::Simulated, true, false));
     let recording_disk = RecordingDisk::new(Arc::clone(fixture.disk()));

@@ -1,4 +1,4 @@
-//! Scenarios about bytes that rot.
+//! Scenarios with damaged bytes.
 
 use sheaf::{Database, Error};
 use sheaf_testkit::corruption::{InjectedDamage, StoredDatabase, inspect, inspect_all};
@@ -9,8 +9,8 @@ use sheaf_testkit::repairs::{ExtraDamage, RepairFlaw, check_repair};
 
 use super::steps;
 
-/// Scenario 8. Frames below what a checkpoint, or a later frame, knows to be durable rot: damage,
-/// never a torn tail under an engine that is further.
+/// Scenario 8. Damaged frames before the position that a checkpoint or a later frame proves durable
+/// are reported as damage, not accepted as a torn tail.
 #[test]
 fn rot_below_the_durable_mark_is_never_a_torn_tail() {
     let mut workload = steps("0.1=30 S[0.2=300,1.2=200] work S[0.3=500] work");
@@ -27,14 +27,14 @@ fn rot_below_the_durable_mark_is_never_a_torn_tail() {
     assert!(report.errors > 0, "{report}");
 }
 
-/// Synced commits to one keyspace, the only one, over several segments of its log, and a kill: all
-/// that says that the last ones were durable stands in the newest segment.
+/// Returns a database after a kill. It has synced commits to a single keyspace over several
+/// segments. Only the newest segment proves that the last ones were durable.
 fn single(subject: &TestSubject) -> StoredDatabase {
     let synced: Vec<String> = (0..40).map(|n| format!("S[0.{}={}]", n % 9, 200 + n)).collect();
     StoredDatabase::killed_with(subject, &steps(&format!("{} 0.9=10", synced.join(" "))))
 }
 
-/// The segments of the keyspace's log that were written to, oldest first.
+/// Returns the written segments of the keyspace's log, oldest first.
 fn written_segments(stored_db: &StoredDatabase) -> Vec<std::path::PathBuf> {
     let dir = if matches!(stored_db.subject.engine, "flex" | "delsm") { "journal" } else { "flat" };
     let is_written = |path: &std::path::PathBuf| {
@@ -46,8 +46,8 @@ fn written_segments(stored_db: &StoredDatabase) -> Vec<std::path::PathBuf> {
     of_log.collect()
 }
 
-/// Whatever becomes of the header of a segment that was written to, or of its file: damage, which
-/// the opening leaves as it is, and a repair that knows that something may be missing.
+/// A written segment with a damaged header, or without its file, is damage. The opening does not
+/// change it, and a repair reports that data may be missing.
 #[test]
 fn a_used_segment_without_a_header_is_damage_and_kept() {
     for subject in [TestSubject::flex(), TestSubject::delsm(), TestSubject::flat(), TestSubject::kreon()] {
@@ -73,8 +73,8 @@ fn a_used_segment_without_a_header_is_damage_and_kept() {
     }
 }
 
-/// Opens the damaged database twice and writes where that can be done: the file stays, and a repair
-/// does not call whole what is not.
+/// Opens the damaged database twice and writes if possible: the file stays, and a repair does not
+/// report an incomplete keyspace as complete.
 fn stays_and_is_repaired(stored_db: &StoredDatabase, damage: &InjectedDamage) {
     let machine = TestMachine::for_subject(&stored_db.subject, stored_db.sim.kill());
     damage.apply(&machine.sim);
@@ -93,7 +93,7 @@ fn stays_and_is_repaired(stored_db: &StoredDatabase, damage: &InjectedDamage) {
         .unwrap_or_else(|what| panic!("{:?}, {damage}: {what}", stored_db.subject));
 }
 
-/// What was made ready and never written to is nobody's loss.
+/// Damage to a preallocated, unused segment loses no data.
 #[test]
 fn a_preallocated_segment_with_a_damaged_header_loses_nothing() {
     for subject in [TestSubject::flex(), TestSubject::flat()] {
@@ -112,14 +112,15 @@ fn a_preallocated_segment_with_a_damaged_header_loses_nothing() {
     }
 }
 
-/// Scenario 23. Rot in what belongs to one keyspace: the other opens and answers everything.
+/// Scenario 23. Damage to the data of one keyspace does not affect reads of the other.
 #[test]
 fn rot_in_one_keyspace_does_not_affect_the_other() {
     let stored_db = StoredDatabase::closed(&steps("0.2=300 1.2=300 0.3=300 1.3=300 persist work"));
     let (mut damaged, mut refused) = (0, 0);
     for (path, _) in stored_db.files() {
         let bytes = stored_db.sim.read_file(&path).unwrap();
-        // The first write of the workload is alpha's; its value repeats this tag.
+        // The first write of the workload belongs to keyspace alpha, and its value repeats this
+        // tag.
         for (at, _) in bytes.windows(5).enumerate().filter(|(_, w)| *w == b"<0.0>").step_by(7) {
             let answer = inspect(&stored_db, &InjectedDamage::Flip(path.clone(), at as u64, 2)).unwrap();
             assert!(
@@ -146,9 +147,9 @@ fn rot_in_one_keyspace_does_not_affect_the_other() {
     assert!(damaged > 0 && refused > 0, "{damaged} {refused}");
 }
 
-/// Somebody removes the file of a staged value under the open database: whoever reads it is told
-/// which file is missing, and nobody searches for ever. A chunk that is open is read all the same,
-/// until the database is opened again.
+/// A blob file is removed while the database is open: a read returns an error that names the file
+/// and does not retry forever. An open chunk file stays readable until the database is opened
+/// again.
 #[test]
 fn a_blob_removed_from_an_open_database_is_reported() {
     for subject in TestSubject::all() {

@@ -1,4 +1,4 @@
-//! Scenario 24, and mappings: what outlives what. On the real disk.
+//! Scenario 24, and mappings: handles that outlive the database. On the real disk.
 
 #![expect(clippy::disallowed_methods, reason = "real files are cut behind the database's back")]
 
@@ -8,7 +8,7 @@ use sheaf::{Database, Error};
 
 use super::{keyspace, text};
 
-/// A directory of its own, gone at the end.
+/// A directory that is removed when dropped.
 struct HandleTestDir(PathBuf);
 
 impl HandleTestDir {
@@ -25,26 +25,29 @@ impl Drop for HandleTestDir {
     }
 }
 
-/// Scenario 24. The child of a fork is told `Closed` and leaves the parent's database alone; the
-/// parent goes on, and so does its lock.
+/// Scenario 24. A forked child gets `Closed` and does not affect the parent's database. The parent
+/// can continue to use it, and keeps its lock.
 #[test]
 fn a_forked_child_gets_closed_and_changes_nothing() {
     let scratch = HandleTestDir::new("fork");
     let db = Database::open(&scratch.0).unwrap();
     let k = keyspace(&db, "k");
     k.insert("key", b"parent").unwrap();
-    // SAFETY: the child uses nothing another thread may have locked but what is under test, and
-    // exits without running destructors of the test harness.
+    // SAFETY:
+    // * The child uses only the database handles, which must not block after a fork, and exits
+    //   without running destructors of the test harness.
     let pid = unsafe { libc::fork() };
     if pid == 0 {
         let closed = matches!(k.insert("key", b"child"), Err(Error::Closed))
             && matches!(k.get("key"), Err(Error::Closed));
         drop((k, db));
-        // SAFETY: `_exit` has no conditions.
+        // SAFETY:
+        // * `_exit` has no preconditions.
         unsafe { libc::_exit(if closed { 0 } else { 1 }) }
     }
     let mut status = 0;
-    // SAFETY: `status` is a valid place for an int.
+    // SAFETY:
+    // * `status` is valid for writes of an int and outlives the call.
     assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
     assert!(
         libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0,
@@ -61,7 +64,7 @@ fn a_forked_child_gets_closed_and_changes_nothing() {
     assert_eq!(text(&keyspace(&db, "k"), "key").as_deref(), Some("still here"));
 }
 
-/// Scenario 24. An iterator, a snapshot and a keyspace that outlive the database answer `Closed`.
+/// Scenario 24. An iterator, a snapshot and a keyspace that outlive the database return `Closed`.
 #[test]
 fn handles_that_outlive_the_database_answer_closed() {
     let scratch = HandleTestDir::new("outlive");
@@ -83,7 +86,7 @@ fn handles_that_outlive_the_database_answer_closed() {
     assert_eq!(keyspace(&again, "k").len().unwrap(), 100);
 }
 
-/// A file cut under a mapping: an error of that keyspace, not a signal.
+/// A file that is truncated below its mapping causes an error of that keyspace, not a signal.
 #[test]
 fn a_log_cut_short_under_the_open_database_is_an_error_and_no_signal() {
     let scratch = HandleTestDir::new("sigbus");

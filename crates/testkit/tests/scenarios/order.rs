@@ -10,8 +10,8 @@ use sheaf_testkit::crash::machine::{DATABASE_DIR, TestMachine};
 
 use super::{keyspace, put_durably, steps, survives, text};
 
-/// Scenario 12. A keyspace dropped, made again, cleared: whole or gone after any cut, and no number
-/// is used twice.
+/// Scenario 12. A keyspace that is dropped, created again and cleared is complete or absent after
+/// any power cut, and no id is used twice.
 #[test]
 fn a_dropped_keyspace_is_complete_or_absent_and_its_id_is_not_reused() {
     let steps = steps(
@@ -42,8 +42,8 @@ fn threaded(sim: &SimDisk) -> Database {
     Database::builder().disk(Arc::new(sim.clone())).tiny(true).open(DATABASE_DIR).expect("it opens")
 }
 
-/// Scenario 13. Two swaps from one value never both succeed, and writes of one key apply in the
-/// order of their numbers, also after recovery.
+/// Scenario 13. Two swaps of the same value never both succeed. Writes of one key are applied in
+/// the order of their seqs, also by recovery.
 #[test]
 fn two_swaps_of_one_value_never_both_succeed() {
     let sim = SimDisk::new();
@@ -72,7 +72,7 @@ fn two_swaps_of_one_value_never_both_succeed() {
     assert_eq!(number(&keyspace(&db, "k").get("count").unwrap().unwrap()), won.load(Ordering::Relaxed));
 }
 
-/// Scenario 14. A value that somebody has read survives a killed process.
+/// Scenario 14. A value that a reader has seen survives a kill.
 #[test]
 fn a_value_that_was_read_survives_a_kill() {
     let sim = SimDisk::new();
@@ -98,8 +98,9 @@ fn a_value_that_was_read_survives_a_kill() {
     });
 }
 
-/// Scenario 16. A write that fails when the commit has a number: poisoned, nothing after it, and a
-/// reopening finds a prefix. Here each write of a batch into the log fails in turn, also half-way.
+/// Scenario 16. If a write fails after the commit has its number, the database is poisoned, no
+/// later commit succeeds, and a reopening finds a prefix. Here the first write of a batch into the
+/// log fails, also after half of it.
 #[test]
 fn a_write_that_fails_after_its_reservation_poisons() {
     for failure in [FaultKind::Io, FaultKind::NoSpace, FaultKind::Torn { sectors: 1 }] {
@@ -129,8 +130,8 @@ fn a_write_that_fails_after_its_reservation_poisons() {
     }
 }
 
-/// Scenario 21. A snapshot stays what it was under updates, cleaning and checkpoints, and one taken
-/// while commits go on shows each of them whole.
+/// Scenario 21. A snapshot does not change during updates, GC and checkpoints. A snapshot taken
+/// during commits shows each of them completely.
 #[test]
 fn a_snapshot_stays_exact_under_updates_and_cleaning() {
     let machine = TestMachine::new();

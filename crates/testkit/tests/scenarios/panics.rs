@@ -1,4 +1,4 @@
-//! Panics where they hurt: in the middle of a commit, and in the background.
+//! Panics in the middle of a commit, and in background work.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -7,9 +7,9 @@ use sheaf_testkit::fixture::{DiskKind, Fixture, TestSetting, TestSubject};
 use sheaf_testkit::reference_engine::EngineFlaw;
 use sheaf_testkit::supervise::run_supervised;
 
-/// The first key of a batch is applied, the second one's engine panics, the third and fourth never
-/// see it. Nobody may read the half, write behind it, or take its number; the next opening has the
-/// batch whole or not at all.
+/// The first key of a batch is applied, and the engine of the second key panics. No reader may see
+/// a part of the batch, and no commit may follow or use its number. The next opening shows the
+/// batch completely or not at all.
 #[test]
 fn a_panic_in_apply_poisons_and_leaves_no_partial_commit() {
     let mut fixture = Fixture::new(
@@ -28,7 +28,7 @@ fn a_panic_in_apply_poisons_and_leaves_no_partial_commit() {
         batch.insert(&ledger, "third", "3").insert(&flat, "fourth", "4").durability(Durability::Sync);
         Ok(batch.commit())
     });
-    assert!(panicked.is_err(), "the caller whose engine panics sees the panic: {panicked:?}");
+    assert!(panicked.is_err(), "the caller must see the panic of the engine: {panicked:?}");
 
     let poisoned = |what: &str, answer: Result<(), Error>| match answer {
         Err(Error::Poisoned { op: "commit" }) => {}
@@ -56,13 +56,13 @@ fn a_panic_in_apply_poisons_and_leaves_no_partial_commit() {
         flat.contains_key("fourth").unwrap(),
     ];
     assert!(is_there == [true; 4] || is_there == [false; 4], "half a batch: {is_there:?}");
-    assert!(ledger.contains_key("before").unwrap(), "what was acknowledged is lost");
+    assert!(ledger.contains_key("before").unwrap(), "an acknowledged commit is lost");
     ledger.insert("after", "x").unwrap();
     assert!(db.stats().visible_seq > seq + u64::from(is_there[0]), "a number is used again");
 }
 
-/// The thread that would clean and checkpoint is gone: nobody may go on as if it were there. What
-/// is there stays readable.
+/// The thread for GC and checkpoints has ended, so the database must be poisoned. Its data stays
+/// readable.
 #[test]
 fn a_panic_in_the_background_poisons() {
     let mut fixture = Fixture::new(

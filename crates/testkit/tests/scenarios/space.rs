@@ -1,4 +1,4 @@
-//! Scenarios about cleaning, checkpoints, freeing and full disks.
+//! Scenarios about GC, checkpoints, freed space and full disks.
 
 #![allow(clippy::cast_possible_truncation)] // numbers here are small by construction
 
@@ -13,7 +13,7 @@ use sheaf_testkit::crash::workload::CrashStep;
 
 use super::{keyspace, put_durably, steps, survives, text};
 
-/// Runs `steps` without crashes and answers the figures at the end: a scenario must really happen.
+/// Runs `steps` without crashes and returns the final figures, to check that the scenario occurred.
 fn run_and_stat(steps: &[CrashStep]) -> DatabaseStats {
     let mut run = WorkloadRun::new(TestMachine::new());
     run.run_steps(steps).expect("no faults: it runs");
@@ -24,13 +24,14 @@ fn freed(stats: &DatabaseStats) -> u64 {
     stats.logs.iter().map(|log| log.freed_segments).sum()
 }
 
-/// Rounds of overwrites with background work between them, around a first and a last part.
+/// Returns rounds of overwrites with background work between them, after a first and before a last
+/// part.
 fn churn(first: &str, round: &str, rounds: usize, last: &str) -> Vec<CrashStep> {
     steps(&format!("{first} {} {last}", vec![round; rounds].join(" ")))
 }
 
-/// Scenario 3. Commits synced since the last ROOT are moved, their segment goes: a cut in any call
-/// of that must not lose one of them.
+/// Scenario 3. GC moves commits that were synced since the last ROOT, and frees their segment. A
+/// power cut at any call must lose none of them.
 #[test]
 fn synced_commits_survive_the_cleaning_of_their_segment() {
     let steps = churn("S[0.7=300,1.7=200]", "S[0.2=900,1.2=700] S[0.3=900] tick work", 12, "S[0.4=20]");
@@ -47,8 +48,8 @@ fn synced_commits_survive_the_cleaning_of_their_segment() {
     assert!(report.images > 300, "{report}");
 }
 
-/// Scenario 4. A key and its tombstone stand in different segments, both are cleaned: the key stays
-/// gone.
+/// Scenario 4. A key and its tombstone are in different segments, and both segments are collected:
+/// the key must stay removed.
 #[test]
 fn a_removed_key_stays_gone_when_its_tombstone_is_cleaned() {
     let churned = churn(
@@ -72,8 +73,8 @@ fn a_removed_key_stays_gone_when_its_tombstone_is_cleaned() {
     assert!(report.images > 300, "{report}");
 }
 
-/// Scenario 5. An unsynced overwrite makes a synced value dead; its space must not go before the
-/// overwrite is durable.
+/// Scenario 5. An unsynced overwrite supersedes a synced value. Its space must not be freed before
+/// the overwrite is durable.
 #[test]
 fn an_unsynced_overwrite_never_costs_the_synced_value() {
     let steps = churn("S[0.2=800,1.2=800]", "0.2=900 0.2=800 1.2=900 0.2=700 work", 10, "0.2=5");
@@ -90,8 +91,9 @@ fn an_unsynced_overwrite_never_costs_the_synced_value() {
     assert!(report.images > 200, "{report}");
 }
 
-/// Scenario 7. No state reaches the disk before its commit: this design writes no page in place.
-/// Nearest property: a byte of a frame, once written, is never changed while the segment lives.
+/// Scenario 7. An in-place page reaches the disk before its commit. The store log has no pages that
+/// are written in place, so the test checks the nearest property: a nonzero byte of a segment never
+/// changes while the segment exists.
 #[test]
 fn stored_frames_are_never_overwritten() {
     let churned = churn("S[0.7=300]", "S[0.2=900,1.2=700] 0.3=900 B[0.2-,1.3=9] tick work", 10, "S[0.4=20]");
@@ -114,7 +116,7 @@ fn stored_frames_are_never_overwritten() {
     }
 }
 
-/// Scenario 9. An index checkpoint is written while segments it points into are freed.
+/// Scenario 9. An index checkpoint is written while segments that it references are freed.
 #[test]
 fn an_image_never_points_into_a_freed_segment() {
     let steps = churn(
@@ -138,8 +140,8 @@ fn an_image_never_points_into_a_freed_segment() {
     assert!(report.images > 300, "{report}");
 }
 
-/// Scenario 19. A keyspace written once and never again must not hold up the journal: its catalogue
-/// is churned a hundred times and stays small.
+/// Scenario 19. A keyspace that is written only once must not pin the journal. The catalog is
+/// changed hundreds of times, and the journal must stay small.
 #[test]
 fn one_idle_keyspace_does_not_pin_the_journal() {
     let machine = TestMachine::new();
@@ -161,8 +163,8 @@ fn one_idle_keyspace_does_not_pin_the_journal() {
     assert_eq!(text(&idle, "yesterday").as_deref(), Some("1"));
 }
 
-/// Scenario 19, the second half: checkpoints that keep failing cost space, not data, and when they
-/// work again the space comes back.
+/// Scenario 19, second half: checkpoints that keep failing cost space, but no data. When they
+/// succeed again, the space is freed.
 #[test]
 fn checkpoints_that_keep_failing_lose_nothing() {
     let machine = TestMachine::new();
@@ -184,8 +186,8 @@ fn checkpoints_that_keep_failing_lose_nothing() {
     assert_eq!(k.get("key3").unwrap().unwrap()[0], 59);
 }
 
-/// Scenario 20. The disk is full: opening needs nothing, reads and removals go on, and space that
-/// removals free is found again without reopening.
+/// Scenario 20. On a full disk, opening needs no space, reads and removals succeed, and space freed
+/// by removals can be used without reopening.
 #[test]
 fn a_full_disk_can_be_opened_read_and_emptied() {
     let machine = TestMachine::new();
@@ -212,7 +214,7 @@ fn a_full_disk_can_be_opened_read_and_emptied() {
     check(&k);
     drop((k, db));
     let killed = TestMachine::with_disk(machine.sim.kill());
-    killed.sim.set_capacity(0); // not one new block
+    killed.sim.set_capacity(0); // no new block
     let db = killed.open().unwrap();
     let k = keyspace(&db, "k");
     check(&k);
@@ -220,7 +222,7 @@ fn a_full_disk_can_be_opened_read_and_emptied() {
     for (number, key) in written[..written.len() * 3 / 4].iter().enumerate() {
         k.remove(key).unwrap_or_else(|e| panic!("removing {key} on a full disk: {e}"));
         if number % 25 == 24 {
-            let _ = killed.tick(&db); // each sync costs the log the rest of a sector
+            let _ = killed.tick(&db); // each sync wastes the rest of a sector of the log
         }
     }
     for _ in 0..50 {
@@ -235,9 +237,8 @@ fn a_full_disk_can_be_opened_read_and_emptied() {
     assert_eq!(k.len().unwrap() as usize, written.len() - written.len() * 3 / 4 + 2);
 }
 
-/// Found by the kill loop: survivors of cleaning stand in a segment whose number lies between those
-/// of two segments that a batch spans. The batch was taken for torn, and everything after it was
-/// lost.
+/// Regression, found by the kill loop: the number of a segment with survivors lies between those of
+/// two segments that a batch spans. The batch was taken for torn, and all later commits were lost.
 #[test]
 fn a_batch_that_spans_segments_around_survivors_is_whole() {
     let large: Vec<String> = (0..8).map(|n| format!("{}.{}=900", n % 2, n)).collect();
@@ -257,8 +258,8 @@ fn a_batch_that_spans_segments_around_survivors_is_whole() {
     assert!(report.images > 50, "{report}");
 }
 
-/// Scenario 22. A batch larger than a segment is whole or absent; one beyond the limit, and a value
-/// of 4 GiB, are refused before anything is written.
+/// Scenario 22. A batch larger than a segment is complete or absent. A batch beyond the limit, and
+/// a value of 4 GiB, are refused before anything is written.
 #[test]
 fn batches_beyond_a_segment_are_whole_and_beyond_the_limit_refused() {
     let large: Vec<String> = (0..30).map(|n| format!("{}.{}=900", n % 2, n)).collect();
@@ -284,7 +285,7 @@ fn batches_beyond_a_segment_are_whole_and_beyond_the_limit_refused() {
     }
     assert!(matches!(batch.commit(), Err(Error::TooLarge { object: "batch", .. })));
     assert!(matches!(k.insert([0; 65_536], b""), Err(Error::TooLarge { object: "key", .. })));
-    let huge = vec![0u8; 1 << 32]; // never touched: refused by its length
+    let huge = vec![0u8; 1 << 32]; // never touched, because its length is refused
     assert!(matches!(
         k.insert("huge", &huge),
         Err(Error::TooLarge { object: "value", got: 0x1_0000_0000, .. })

@@ -1,4 +1,4 @@
-//! Scenarios about what stands at the end of the logs after a crash.
+//! Scenarios about the ends of the logs after a crash.
 
 use std::path::PathBuf;
 
@@ -14,15 +14,15 @@ use sheaf_testkit::totals::Budget;
 
 use super::{keyspace, put_durably, steps, survives, text};
 
-/// Scenario 1. A is lost, B kept; the new A has the old one's length; after a second cut the old B
-/// must not stand behind it again.
+/// Scenario 1. A power cut loses A and keeps B. A new A has the length of the old one. After a
+/// second power cut the old B must not follow it.
 #[test]
 fn a_stale_frame_never_chains_into_the_new_log() {
     let machine = TestMachine::new();
     let db = machine.open().unwrap();
     let k = keyspace(&db, "k");
     put_durably(&db, &k, "base", b"0").unwrap();
-    // Values of a sector and more each, so that A and B stand in sectors of their own.
+    // Values longer than a sector, so that A and B are in different sectors.
     let old = |name: &str| format!("old {name} {}", "x".repeat(700));
     k.insert("a", old("A")).unwrap();
     k.insert("b", old("B")).unwrap();
@@ -43,7 +43,7 @@ fn a_stale_frame_never_chains_into_the_new_log() {
             let machine = second.after_power_cut(&keep);
             let db = machine.open().unwrap();
             let k = keyspace(&db, "k");
-            assert_eq!(text(&k, "b"), found.1, "the old B is back, or what was served is gone");
+            assert_eq!(text(&k, "b"), found.1, "the old B is back, or served data is lost");
             let a = text(&k, "a");
             assert!(a == found.0 || a.as_ref() == Some(&new), "A is neither old nor new: {a:?}");
             second_cuts += 1;
@@ -56,8 +56,9 @@ fn a_stale_frame_never_chains_into_the_new_log() {
     );
 }
 
-/// Scenario 2. One log lost commit 11, the other kept 12; new ones of the same numbers must not mix
-/// with them after a second cut. Keyspace 2 lives in the journal, 0 and 1 in the store log.
+/// Scenario 2. One log lost commit 11, and the other kept 12. New commits with these numbers must
+/// not mix with them after a second power cut. Keyspace 2 is in the journal, 0 and 1 in the store
+/// log.
 #[test]
 fn two_logs_cut_at_different_places_never_mix_old_and_new_commits() {
     let steps = steps(
@@ -75,7 +76,7 @@ fn two_logs_cut_at_different_places_never_mix_old_and_new_commits() {
     assert!(report.second_images > 1000, "{report}");
 }
 
-/// Scenario 6. The frame reaches the disk and its large value does not, or only parts of it.
+/// Scenario 6. The frame reaches the disk, and its large value does not, or only in part.
 #[test]
 fn a_commit_whose_blob_is_lost_is_absent() {
     let machine = TestMachine::new();
@@ -105,8 +106,9 @@ fn a_commit_whose_blob_is_lost_is_absent() {
     assert!(old > 0 && new > 0, "{old} {new}");
 }
 
-/// Scenario 10. A sync fails, the process reopens: the page cache shows frames the platter lacks.
-/// What is served then must survive a power cut, also one during that very reopening.
+/// Scenario 10. A sync fails and the process reopens the database: the page cache has frames that
+/// the device lacks. Data that a reader then sees must survive a power cut, also one during that
+/// opening.
 #[test]
 fn data_served_after_a_failed_sync_survives_the_next_power_cut() {
     let steps = steps("S[0.2=40,1.2=30] 0.3=600 S[0.4=50] B[0.2=10,1.3=700] persist 0.5=60 tick S[0.6=20]");
@@ -120,8 +122,7 @@ fn data_served_after_a_failed_sync_survives_the_next_power_cut() {
     assert!(report.poisoned >= 4, "{report}");
 }
 
-/// Scenario 10, the second half: the power fails while the process after the failed sync is
-/// opening.
+/// Scenario 10, second half: the power fails while the process after the failed sync is opening.
 #[test]
 fn a_power_cut_while_opening_after_a_failed_sync_keeps_what_was_durable() {
     for nth in 1..=3 {
@@ -152,11 +153,11 @@ fn a_power_cut_while_opening_after_a_failed_sync_keeps_what_was_durable() {
             }
         }
         let db = next.after_power_cut(&KeepChoice::None).open().unwrap();
-        assert_eq!(text(&keyspace(&db, "k"), "unsafe"), served, "what was served is gone");
+        assert_eq!(text(&keyspace(&db, "k"), "unsafe"), served, "data that was served is lost");
     }
 }
 
-/// Forks of the disk before each changing call from now on.
+/// Records forks of the disk before each changing call from now on.
 fn fork_before_changes(machine: &TestMachine) -> impl Fn() -> Vec<sheaf_base::disk::sim::SimDisk> {
     let images = std::sync::Arc::new(sheaf_base::sync::Mutex::new(Vec::new()));
     let (sim, into, recording_disk) = (machine.sim.clone(), images.clone(), machine.recording_disk.clone());
@@ -167,8 +168,8 @@ fn fork_before_changes(machine: &TestMachine) -> impl Fn() -> Vec<sheaf_base::di
     }
 }
 
-/// Scenario 11. What follows an acknowledged commit shares no sector with it, so a torn write
-/// cannot take it.
+/// Scenario 11. No later write shares a sector with an acknowledged commit, so a torn write cannot
+/// damage the commit.
 #[test]
 fn a_torn_write_never_reaches_an_acknowledged_commit() {
     let machine = TestMachine::with_torn_sectors();
@@ -205,9 +206,8 @@ fn find(machine: &TestMachine, bytes: &[u8]) -> Vec<(PathBuf, u64)> {
     hits.collect()
 }
 
-/// Scenario 15. A committer that dies between its place and its bytes: nothing of ours can die
-/// there, so the disk does it, at every write of a commit; and the process is killed at every call
-/// of it.
+/// Scenario 15. A committer ends between its reservation and its copy. Its own code cannot panic
+/// there, so the disk panics, at every write of a commit, and the process is killed at every call.
 #[test]
 fn a_committer_killed_during_a_commit_leaves_no_hole() {
     let steps = steps("0.2=40 B[0.3=30,1.2=600,0.4=500] 1.3=20 S[0.5=10,1.5=10] 0.6=30");
@@ -239,7 +239,8 @@ fn a_committer_killed_during_a_commit_leaves_no_hole() {
     }
 }
 
-/// Scenario 17. The last acknowledged commit rots after a clean close: an error, not a torn tail.
+/// Scenario 17. Damage to the last acknowledged commit after a clean close is an error, not a torn
+/// tail.
 #[test]
 fn rot_in_the_last_commit_after_a_clean_close_is_an_error() {
     let stored_db = StoredDatabase::closed(&steps("0.2=40 1.2=30 S[0.3=50]"));
@@ -249,11 +250,11 @@ fn rot_in_the_last_commit_after_a_clean_close_is_an_error() {
         assert!(answer.has_error, "{} at {at}: {answer:?}", path.display());
         hits += 1;
     }
-    assert!(hits > 0, "the value stands nowhere");
+    assert!(hits > 0, "no file contains the value");
 }
 
-/// Scenario 18. Values hold the bytes of the database's own log, frames and all: in it, cut
-/// anywhere, they are never taken for commits.
+/// Scenario 18. Values contain the bytes of the database's own log, with its frames. After any
+/// power cut they must not be replayed as commits.
 #[test]
 fn log_bytes_stored_as_values_are_never_replayed() {
     let machine = TestMachine::new();
@@ -272,7 +273,7 @@ fn log_bytes_stored_as_values_are_never_replayed() {
         .collect();
     for (number, bytes) in files.iter().enumerate() {
         let written = bytes.iter().rposition(|b| *b != 0).map_or(0, |last| last + 1);
-        // From different places, so that old frames land on frame bounds of all kinds.
+        // From different offsets, so that old frames are at all kinds of frame boundaries.
         for from in (0..written.min(2048)).step_by(120) {
             k.insert(format!("copy {number} {from}"), &bytes[from..(from + 900).min(written)]).unwrap();
         }
@@ -288,10 +289,10 @@ fn log_bytes_stored_as_values_are_never_replayed() {
     assert!(images > 50);
 }
 
-/// A write of the cleaner that is torn leaves whole copies behind the end of its segment. Nothing
-/// is written there again: an opening would take them for what follows, and what follows for
-/// damage. (It takes a shorter second piece of equal frames in the same stream, which no case here
-/// comes to: without the mend it passes as well.)
+/// A torn write of GC leaves complete copies after the end of its segment. That part is not written
+/// again: an opening would read the copies as following frames, and later frames as damage. (The
+/// failure needs a shorter second part of equal frames in the same stream, which no case here
+/// produces. So the test also passes without the fix.)
 #[test]
 fn a_torn_gc_write_is_not_read_by_recovery() {
     let mut torn = 0;
@@ -318,7 +319,7 @@ fn a_torn_gc_write_is_not_read_by_recovery() {
         }
         torn += machine.sim.injected();
         machine.sim.set_faults(FaultPlan::default());
-        // Of what was copied little is live at the next attempt.
+        // Only a small part of the copied entries is live at the next attempt.
         write(&mut (0..60).filter(|key| key % 7 > 0), 6);
         for round in 7..10 {
             let _ = db.pump();
@@ -345,8 +346,8 @@ fn a_torn_gc_write_is_not_read_by_recovery() {
     assert!(torn > 3, "torn writes: {torn}");
 }
 
-/// What an opening accepts it writes again and syncs. A sync that finds the device full is no want
-/// of room: nothing that is freed brings back what it lost.
+/// An opening writes the tail that it accepts again, and syncs it. A full device at that sync is
+/// reported as a failed sync, not as a lack of space: freed space cannot restore the lost data.
 #[test]
 fn an_open_whose_sync_returns_enospc_reports_a_failed_sync() {
     for failure in [FaultKind::NoSpace, FaultKind::Quota] {
@@ -355,7 +356,7 @@ fn an_open_whose_sync_returns_enospc_reports_a_failed_sync() {
         keyspace(&db, "k").insert("key", b"value").unwrap();
         let killed = machine.after_kill();
         killed.sim.set_faults(Fault::new(CallClass::Sync, failure).on(".seg"));
-        let error = killed.open().expect_err("it cannot settle what it accepts");
+        let error = killed.open().expect_err("it cannot sync the accepted commits");
         assert!(error.is_failed_sync(), "{error:?}");
         let db = killed.open().unwrap();
         assert_eq!(text(&keyspace(&db, "k"), "key").as_deref(), Some("value"));

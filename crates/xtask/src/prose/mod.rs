@@ -7,7 +7,8 @@
 //! ## Picture
 //!
 //! ```text
-//! files ─ source::read ─> comments, strings, signatures ─ rules::count ─> Counts ─ ratchet::compare
+//! files ─ source::read ─> comments, strings, signatures ─ rules::violations ─> ProseCounts
+//!                                                          ratchet::compare <───────┘
 //! ```
 //!
 //! ## Invariants
@@ -30,14 +31,14 @@ use crate::shell::project_root;
 use ratchet::Ratchet;
 use rules::ProseCounts;
 
-/// Directories that hold no prose of the project.
+/// Directories without prose of the project.
 const SKIPPED: [&str; 4] = ["target", ".git", "samples", "corpus"];
 
 /// Counts of every file, by its path below the root.
 type FileCounts = BTreeMap<String, ProseCounts>;
 
-/// Checks the language of all files; `--update` records smaller counts, `--list PATH` shows the
-/// violations of the files whose path contains PATH.
+/// Checks the language of all files. `--update` records smaller counts, and `--list PATH` shows the
+/// violations of the files with PATH in their path.
 ///
 /// # Errors
 ///
@@ -53,8 +54,8 @@ pub(crate) fn prose(words: &[String]) -> Result<(), String> {
     }
 }
 
-/// Returns the paths, relative to the root, of all files with prose: those that git tracks, or all
-/// below the root where there is no git.
+/// Returns the paths of all files with prose, relative to the root: those that git tracks, or
+/// without git all files below the root.
 fn files() -> Result<Vec<String>, String> {
     let mut command = Command::new("git");
     command.args(["ls-files", "--", "*.rs", "*.md"]).current_dir(project_root());
@@ -73,7 +74,7 @@ fn files() -> Result<Vec<String>, String> {
     Ok(paths)
 }
 
-/// Whether the path is outside of the directories that hold no prose, and the file is there.
+/// Returns whether the path is outside of the directories without prose, and the file exists.
 fn is_prose(path: &str) -> bool {
     !path.split('/').any(|part| SKIPPED.contains(&part)) && project_root().join(path).is_file()
 }

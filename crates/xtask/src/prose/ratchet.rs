@@ -1,7 +1,7 @@
 //! # Ratchet: recorded counts, which may only shrink
 //!
-//! One line a file with a violation: path, then the counts of the five rules. A file that is not
-//! listed has none.
+//! Has one line for each file with a violation: the path, then the counts of the five rules. A file
+//! without a line has no violations.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -11,7 +11,7 @@ use super::FileCounts;
 use super::rules::allowed;
 use crate::shell::project_root;
 
-/// The file, below the root.
+/// Path of the ratchet file below the root.
 const FILE: &str = "crates/xtask/prose.ratchet";
 /// Names of the rules, in the order of the columns.
 const RULES: [&str; 5] =
@@ -44,12 +44,12 @@ impl Ratchet {
         Ok(Ratchet(counts))
     }
 
-    /// Records the counts of today. Files may trade counts within one crate, as when text moves;
-    /// no total of a crate grows.
+    /// Records the present counts. Within one crate, text may move between files, so counts of a
+    /// file may grow; no total of a crate may grow.
     ///
     /// # Errors
     ///
-    /// Returns a text that names the total that grew, or the failed write.
+    /// Returns a text with the total that grew, or with the error of the write.
     pub(super) fn update(found: &FileCounts) -> Result<(), String> {
         let path = project_root().join(FILE);
         if path.exists() {
@@ -107,11 +107,12 @@ fn shrinks(old: &Ratchet, found: &FileCounts) -> Result<(), String> {
     Ok(())
 }
 
-/// Compares today's counts with the recorded ones.
+/// Compares the present counts with the recorded ones.
 ///
 /// # Errors
 ///
-/// Returns a text that names every count that grew, and every recorded count that is too large.
+/// Returns a text with every count that grew. Returns an error also if a recorded count is too
+/// large.
 pub(super) fn compare(found: &FileCounts, old: &Ratchet) -> Result<(), String> {
     let mut told = String::new();
     let paths: BTreeSet<&String> = found.keys().chain(old.0.keys()).collect();

@@ -1,6 +1,6 @@
-//! # Rules: which violations a file has
+//! # Rules: violations of the language rules in a file
 //!
-//! The rules are those of the section *Language* of the style guide that a program can check.
+//! Implements the rules of the section *Language* of the style guide that a program can check.
 
 use std::fmt;
 
@@ -26,10 +26,10 @@ const DIALECT: [&str; 17] = [
     "beside",
     "meanwhile",
 ];
-/// The same, of several words.
+/// Dialect phrases of several words.
 const PHRASES: [[&str; 3]; 1] = [["in", "place", "of"]];
 const PAIRS: [[&str; 2]; 4] = [["let", "go"], ["lets", "go"], ["letting", "go"], ["so", "manieth"]];
-/// Dialect words that a new text may have, in 1,000 words.
+/// Maximum number of dialect words in 1,000 words of a new text.
 const ALLOWED: usize = 3;
 /// First words that a doc comment must not have.
 const STARTS: [&str; 8] = ["What", "Whose", "Who", "Of", "It", "Its", "Those", "That"];
@@ -37,7 +37,7 @@ const STARTS: [&str; 8] = ["What", "Whose", "Who", "Of", "It", "Its", "Those", "
 const COLUMNS: usize = 100;
 /// Longest module header in lines.
 const HEADER_LINES: usize = 30;
-/// A string of so many words is prose.
+/// Minimum number of words of a string that counts as prose.
 const MESSAGE_WORDS: usize = 4;
 
 /// Kind of a violation; the order is that of the columns of the ratchet file.
@@ -113,7 +113,7 @@ impl FileViolations {
     }
 }
 
-/// Returns the dialect words that a new text of `words` words may have.
+/// Returns the maximum number of dialect words in a new text of `words` words.
 pub(super) fn allowed(words: usize) -> usize {
     words * ALLOWED / 1000
 }
@@ -145,7 +145,7 @@ pub(super) fn violations(path: &str, text: &str) -> FileViolations {
     violations
 }
 
-/// Text of a comment without code in backquotes.
+/// Returns the text of a comment; empty for a line that starts or ends a code block.
 fn prose_of(text: &str) -> &str {
     if text.trim_start().starts_with("```") { "" } else { text }
 }
@@ -161,7 +161,7 @@ fn markdown(text: &str, violations: &mut FileViolations) {
     }
 }
 
-/// Doc comments that begin with a pronoun.
+/// Finds doc comments that begin with a pronoun.
 fn starts(source: &SourceParts, violations: &mut FileViolations) {
     for (first, _) in blocks(source, CommentKind::Doc) {
         let text = first.text.trim();
@@ -172,7 +172,7 @@ fn starts(source: &SourceParts, violations: &mut FileViolations) {
     }
 }
 
-/// Blocks of consecutive comment lines of one kind: the first line and the lines.
+/// Returns the blocks of consecutive comment lines of one kind: the first line, and all lines.
 fn blocks(source: &SourceParts, kind: CommentKind) -> Vec<(&Comment, Vec<&Comment>)> {
     let mut blocks: Vec<(&Comment, Vec<&Comment>)> = Vec::new();
     for comment in source.comments.iter().filter(|comment| comment.kind == kind) {
@@ -184,14 +184,14 @@ fn blocks(source: &SourceParts, kind: CommentKind) -> Vec<(&Comment, Vec<&Commen
     blocks
 }
 
-/// Public functions that return `Result` without a section `# MissingErrors`.
+/// Finds public functions that return `Result` and have no section `# Errors`.
 fn errors(source: &SourceParts, violations: &mut FileViolations) {
     let docs = blocks(source, CommentKind::Doc);
     for (index, code) in source.code.iter().enumerate() {
         if !is_public_fn(code) || !returns_result(&source.code[index..]) {
             continue;
         }
-        // Attributes may stand between the doc comment and the function.
+        // There may be attributes between the doc comment and the function.
         let doc = docs.iter().rfind(|(first, _)| first.line <= index);
         let is_near = |first: &Comment, len: usize| {
             let between = &source.code[(first.line - 1 + len).min(index)..index];
@@ -213,7 +213,7 @@ fn is_public_fn(code: &str) -> bool {
         .any(|start| code.starts_with(start))
 }
 
-/// Whether the signature that begins with the first line returns a `Result`.
+/// Returns whether the signature that begins with the first line returns a `Result`.
 fn returns_result(code: &[String]) -> bool {
     let mut signature = String::new();
     for line in code {

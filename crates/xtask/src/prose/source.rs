@@ -1,6 +1,6 @@
 //! # Source: comments, strings and signatures of a Rust file
 //!
-//! A lexer that knows comments, strings, characters and lifetimes, and nothing else.
+//! A minimal lexer that knows only comments, strings, characters and lifetimes.
 
 /// Kind of a comment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,7 +13,7 @@ pub(super) enum CommentKind {
     Header,
 }
 
-/// A line of a comment.
+/// Line of a comment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Comment {
     /// Number of the line, from 1.
@@ -29,7 +29,7 @@ pub(super) struct SourceParts {
     pub(super) comments: Vec<Comment>,
     /// Contents of string literals, with their lines.
     pub(super) strings: Vec<(usize, String)>,
-    /// Code of each line: comments left out, strings emptied.
+    /// Code of each line, without comments and the contents of strings.
     pub(super) code: Vec<String>,
 }
 
@@ -81,7 +81,8 @@ impl SourceLexer<'_> {
         self.rest = rest;
     }
 
-    /// Takes a literal whose content is `len` bytes from `begin`, and its end of `end` bytes.
+    /// Takes a literal as a string. Its content has `len` bytes from `begin`, and its end has `end`
+    /// bytes.
     fn string(&mut self, begin: usize, len: usize, end: usize) {
         let content = &self.rest[begin..begin + len];
         self.source.strings.push((self.line, content.to_owned()));
@@ -151,7 +152,7 @@ fn quoted(rest: &str) -> usize {
     rest.len()
 }
 
-/// Returns the length of a character literal that begins here; a lifetime is none.
+/// Returns the length of a character literal that begins here; `None` for a lifetime.
 fn character(rest: &str) -> Option<usize> {
     let inner = rest.strip_prefix('\'')?;
     if let Some(escaped) = inner.strip_prefix('\\') {
@@ -162,8 +163,8 @@ fn character(rest: &str) -> Option<usize> {
     inner[first..].starts_with('\'').then_some(first + 2)
 }
 
-/// Returns the length of an identifier, so that `r` or `b` within one begins no string, or of one
-/// other character.
+/// Returns the length of an identifier, or of one other character. Identifiers are taken as a
+/// whole, so that an `r` or `b` in them does not begin a string.
 fn word(rest: &str) -> usize {
     let is_part = |c: char| c.is_alphanumeric() || c == '_';
     match rest.find(|c| !is_part(c)) {

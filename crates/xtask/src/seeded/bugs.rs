@@ -6,9 +6,9 @@
 /// A bug, and the test that must find it.
 #[derive(Debug)]
 pub(super) struct SeededBug {
-    /// Plain English, unique.
+    /// Unique name in plain English.
     pub(super) name: &'static str,
-    /// The rules and scenarios that it breaks.
+    /// Rules and scenarios that the bug breaks.
     pub(super) breaks: &'static str,
     /// Path from the root.
     pub(super) file: &'static str,
@@ -24,7 +24,7 @@ pub(super) struct SourceEdit {
     pub(super) replace: &'static str,
 }
 
-/// How the test ends.
+/// Effect on the test.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum BugEffect {
     Failure,
@@ -32,17 +32,17 @@ pub(super) enum BugEffect {
     Hang,
 }
 
-/// One test.
+/// Test that finds a bug.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct BugTest {
-    /// With `--cfg shuttle`.
+    /// True if the test is built with `--cfg shuttle`.
     pub(super) is_shuttle: bool,
     pub(super) package: &'static str,
-    /// The integration test; `None` for the unit tests.
+    /// Name of the integration test; `None` for unit tests.
     pub(super) target: Option<&'static str>,
-    /// The full name.
+    /// Full name of the test.
     pub(super) name: &'static str,
-    /// The only engine, for a test that runs on each.
+    /// The only engine for a test that otherwise runs on each engine.
     pub(super) engine: Option<&'static str>,
 }
 

@@ -31,11 +31,11 @@ use std::time::{Duration, Instant};
 use self::bugs::{BUGS, BugEffect, BugTest, SeededBug};
 use crate::shell::{self, project_root};
 
-/// The time limit of a test. A hang is the effect of some bugs.
+/// Time limit of a test. Some bugs cause a hang.
 const TEST_TIMEOUT: Duration = Duration::from_secs(600);
-/// The time limit of a test that must hang, and takes less than a second without the bug.
+/// Time limit of a test that must hang, and that takes less than a second without the bug.
 const HANG_TIMEOUT: Duration = Duration::from_secs(30);
-/// Time between two looks at a running test.
+/// Time between two checks of a running test.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// `cargo xtask seeded`: runs the test of each bug of the table.
@@ -94,16 +94,16 @@ fn described(bug: &SeededBug) -> String {
     format!("breaks {}, in {}, found by {}", bug.breaks, bug.file, bug.test.show())
 }
 
-/// How a test ended.
+/// Outcome of a test.
 #[derive(Debug, PartialEq, Eq)]
 enum TestOutcome {
     Passed,
     Failed,
-    /// The time limit ended it.
+    /// The test exceeded its time limit.
     Hung,
 }
 
-/// The copy of the tracked files, and where it is built.
+/// Copy of the tracked files, and its build directory.
 struct SeededTree {
     tree: PathBuf,
     target: PathBuf,
@@ -111,7 +111,7 @@ struct SeededTree {
 }
 
 impl SeededTree {
-    /// Makes the copy, or brings it up to date.
+    /// Creates or updates the copy.
     fn new() -> Result<SeededTree, String> {
         let base = shell::target("seeded");
         let base = if base.is_absolute() { base } else { project_root().join(base) };
@@ -128,7 +128,7 @@ impl SeededTree {
         Ok(bench)
     }
 
-    /// Applies a bug, runs its test and takes the bug back. Returns whether the test found it.
+    /// Applies a bug, runs its test and reverts the bug. Returns whether the test found it.
     fn seed(&self, bug: &SeededBug) -> Result<bool, String> {
         let path = self.tree.join(bug.file);
         let in_file = |e: io::Error| format!("{}: {e}", path.display());
@@ -148,7 +148,7 @@ impl SeededTree {
         Ok(is_found)
     }
 
-    /// Builds and runs a test. Returns how it ended, and the seconds of the build and of the test.
+    /// Builds and runs a test. Returns its outcome, and the seconds of the build and of the test.
     fn build_and_run(
         &self,
         test: &BugTest,
@@ -317,7 +317,7 @@ mod tests {
         }
     }
 
-    /// Whether a Rust file below `dir` contains the text.
+    /// Returns whether a Rust file below `dir` contains the text.
     fn mentions(dir: &Path, text: &str) -> bool {
         fs::read_dir(dir).expect("a directory").flatten().map(|entry| entry.path()).any(|path| {
             if path.is_dir() {

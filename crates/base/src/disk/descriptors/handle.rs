@@ -1,14 +1,14 @@
-//! # Handles: open files whose descriptors may be closed at the moment
+//! # Handles: open files with or without a descriptor
 //!
-//! One word of a handle says whether it has a descriptor, and how many calls use it. Counts of
-//! writes and of the writes that a sync covered say whether it is dirty.
+//! One word of a handle has a flag for the descriptor and the number of calls that use it. The
+//! handle is dirty if more writes ended than a sync has covered.
 //!
 //! ## Threads
 //!
 //! Pins and marks take no lock. A handle is opened and closed under the lock of its cache. While a
-//! file takes stores into its mapping ([`FileHandle::begin_stores`]) its descriptor stays open and
-//! the file counts as dirty, so that a store writes to no word of the handle: many threads store at
-//! once.
+//! file takes stores into its mapping ([`FileHandle::begin_stores`]), its descriptor stays open and
+//! the file counts as dirty. A store then writes to no word of the handle, so many threads can
+//! store at once.
 
 use std::io;
 use std::os::fd::RawFd;
@@ -18,7 +18,7 @@ use super::{Descriptors, FileIdentity, OpenedFd};
 use crate::disk::{OpenMode, real};
 use crate::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 
-/// A handle has a descriptor; the bits below count its pins.
+/// Bit of a handle with a descriptor. The bits below count its pins.
 pub(super) const OPEN: u32 = 1 << 31;
 /// No descriptor.
 pub(super) const NONE: RawFd = -1;
@@ -38,27 +38,28 @@ pub(in crate::disk) struct SyncMarks {
     written_to: u64,
 }
 
-/// An open file, whose descriptor may be closed at the moment.
+/// An open file. It may have no descriptor at the moment.
 #[derive(Debug)]
 pub(in crate::disk) struct FileHandle {
-    /// [`OPEN`], and pins.
+    /// [`OPEN`] and the number of pins.
     pub(super) state: AtomicU32,
     pub(super) fd: AtomicI32,
-    /// For direct writes.
+    /// The second descriptor, for direct writes.
     pub(super) direct: AtomicI32,
     pub(super) identity: FileIdentity,
     pub(super) was_used: AtomicBool,
-    /// Is never closed: it has no name any more (I4), or its sync failed (I2).
+    /// Whether the descriptor is never closed: the file has no name any more (I4), or its sync
+    /// failed (I2).
     pub(super) is_never_closed: AtomicBool,
     is_mapped: AtomicBool,
-    /// Its file was dropped.
+    /// Whether the file was dropped.
     pub(super) is_orphan: AtomicBool,
-    /// Writes that have ended, and those that a sync covered.
+    /// Number of finished writes; the next field has the number of those that a sync covered.
     writes: AtomicU64,
     synced_writes: AtomicU64,
-    /// Where the last one of those ended that went furthest.
+    /// Highest end of a finished write.
     written_to: AtomicU64,
-    /// The mapping takes stores.
+    /// Whether the mapping takes stores.
     takes_stores: AtomicBool,
     pub(super) owner: Option<HandleOwner>,
 }
@@ -82,16 +83,17 @@ impl FileHandle {
         }
     }
 
-    /// A handle of the real disk that is never closed before it is dropped.
+    /// Creates a handle of the real disk that is never closed before it is dropped.
     pub(in crate::disk) fn unbounded(opened: &OpenedFd) -> OwnedHandle {
         OwnedHandle(Arc::new(FileHandle::new(opened.fd, opened.identity, None)))
     }
 
-    /// The descriptor, opened again if need be, which stays as long as the answer lives.
+    /// Pins the descriptor, which stays open while the result lives. Opens the file again if
+    /// needed.
     ///
     /// # Errors
     ///
-    /// Returns an error if the file cannot be opened again, or is not there under its name.
+    /// Returns an error if the file cannot be opened again, or if it is not found under its name.
     #[inline]
     pub(in crate::disk) fn pin(&self) -> io::Result<DescriptorPin<'_>> {
         match self.try_pin() {
@@ -108,7 +110,7 @@ impl FileHandle {
         Ok(DescriptorPin(self))
     }
 
-    /// The descriptor, if there is one.
+    /// Pins the descriptor, if there is one.
     #[inline]
     pub(in crate::disk) fn try_pin(&self) -> Option<DescriptorPin<'_>> {
         if self.state.fetch_add(1, Ordering::Acquire) & OPEN == 0 {
@@ -121,22 +123,22 @@ impl FileHandle {
         Some(DescriptorPin(self))
     }
 
-    /// The number of its inode.
+    /// Returns the inode number.
     pub(in crate::disk) fn inode(&self) -> u64 {
         self.identity.inode
     }
 
-    /// Whether it has a descriptor.
+    /// Returns whether the handle has a descriptor.
     pub(in crate::disk) fn is_open(&self) -> bool {
         self.state.load(Ordering::SeqCst) & OPEN != 0
     }
 
-    /// Whether a mapping shows all of the file.
+    /// Returns whether a mapping covers the complete file.
     pub(in crate::disk) fn is_mapped(&self) -> bool {
         self.is_mapped.load(Ordering::Relaxed)
     }
 
-    /// A mapping shows all of the file, or does not any more.
+    /// Records whether a mapping covers the complete file.
     pub(in crate::disk) fn set_mapped(&self, is_whole: bool) {
         self.is_mapped.store(is_whole, Ordering::Relaxed);
     }
@@ -146,20 +148,21 @@ impl FileHandle {
             || self.writes.load(Ordering::Acquire) != self.synced_writes.load(Ordering::Relaxed)
     }
 
-    /// A write that ended at `end` is over. The caller has pinned the descriptor since before it.
+    /// Records a finished write that ended at `end`. The caller must have pinned the descriptor
+    /// before the write.
     pub(in crate::disk) fn note_write(&self, end: u64) {
         self.written_to.fetch_max(end, Ordering::Relaxed);
         self.writes.fetch_add(1, Ordering::Release);
     }
 
-    /// From now on the mapping takes stores, and the descriptor stays open (I1). The caller has
-    /// pinned it.
+    /// Permits stores through the mapping. The descriptor stays open until
+    /// [`FileHandle::end_stores`] (I1). The caller must have pinned it.
     pub(in crate::disk) fn begin_stores(&self) {
         self.takes_stores.store(true, Ordering::SeqCst);
     }
 
-    /// The mapping takes no stores any more. All of them are over, and ended at `end` at most. The
-    /// file is dirty until a later sync.
+    /// Ends the permission for stores. All stores must be finished and lie below `end`. The file is
+    /// dirty until a later sync.
     pub(in crate::disk) fn end_stores(&self, end: u64) {
         if self.takes_stores() {
             self.note_write(end);
@@ -167,43 +170,44 @@ impl FileHandle {
         }
     }
 
-    /// Whether the mapping takes stores.
+    /// Returns whether the mapping takes stores.
     #[inline]
     pub(in crate::disk) fn takes_stores(&self) -> bool {
         self.takes_stores.load(Ordering::SeqCst)
     }
 
-    /// What a sync that begins now covers.
+    /// Returns the writes that a sync covers if it begins now.
     pub(in crate::disk) fn marks(&self) -> SyncMarks {
         let writes = self.writes.load(Ordering::Acquire);
         SyncMarks { writes, written_to: self.written_to.load(Ordering::Relaxed) }
     }
 
-    /// A sync is over that began at `marks`.
+    /// Records the success of a sync that began at `marks`.
     pub(in crate::disk) fn note_sync(&self, marks: SyncMarks) {
         self.synced_writes.fetch_max(marks.writes, Ordering::Release);
     }
 
-    /// A sync of the bytes below `end` is over that began at `marks`. More may be unsynced behind.
+    /// Records the success of a sync of the bytes below `end` that began at `marks`. Bytes behind
+    /// `end` may be unsynced.
     pub(in crate::disk) fn note_sync_to(&self, end: u64, marks: SyncMarks) {
         if marks.written_to <= end {
             self.note_sync(marks);
         }
     }
 
-    /// A sync failed: the descriptor stays (I2), as one with unsynced writes does. The caller has
-    /// pinned it.
+    /// Records a failed sync. The descriptor stays open (I2), and the file counts as dirty. The
+    /// caller must have pinned it.
     pub(in crate::disk) fn note_failed_sync(&self) {
         self.writes.fetch_add(1, Ordering::Release);
         self.is_never_closed.store(true, Ordering::Relaxed);
     }
 
-    /// An error if an early sync of the disk failed (I2).
+    /// Returns an error if an early sync of the disk failed (I2).
     pub(in crate::disk) fn check_syncs(&self) -> io::Result<()> {
         self.owner.as_ref().map_or(Ok(()), |owner| owner.cache.check_syncs())
     }
 
-    /// Ends what no cache has.
+    /// Closes the descriptors of a handle without a cache.
     fn close_unbounded(&self) {
         for fd in [&self.fd, &self.direct].map(|fd| fd.load(Ordering::Relaxed)) {
             if fd >= 0 {
@@ -213,10 +217,11 @@ impl FileHandle {
     }
 
     /// Closes the handle and returns its descriptors, if no call uses them and it is clean (I1).
-    /// The caller holds the lock of the cache, under which alone a handle is opened.
+    /// The caller must hold the lock of the cache: a handle is opened only under that lock.
     pub(super) fn try_close(&self) -> Option<(RawFd, RawFd)> {
         self.state.compare_exchange(OPEN, 0, Ordering::SeqCst, Ordering::Relaxed).ok()?;
-        // From here on pins see that it is closed; what began before is seen here.
+        // From here on, pins see that the handle is closed. Writes under an earlier pin are visible
+        // here.
         if self.is_dirty() {
             self.state.fetch_or(OPEN, Ordering::SeqCst);
             return None;
@@ -227,7 +232,7 @@ impl FileHandle {
     }
 }
 
-/// A handle as its file has it: dropped, it ends.
+/// The handle of an open file. Dropping it ends the handle.
 #[derive(Debug)]
 pub(in crate::disk) struct OwnedHandle(pub(super) Arc<FileHandle>);
 
@@ -248,7 +253,7 @@ impl Drop for OwnedHandle {
     }
 }
 
-/// A descriptor that stays open.
+/// A descriptor that stays open while this lives.
 #[derive(Debug)]
 pub(in crate::disk) struct DescriptorPin<'a>(pub(super) &'a FileHandle);
 
@@ -257,9 +262,9 @@ impl DescriptorPin<'_> {
         self.0.fd.load(Ordering::Relaxed)
     }
 
-    /// A second descriptor of the file, opened once by `open`; none if that fails.
+    /// Returns a second descriptor of the file, opened once by `open`. `None` if that fails.
     pub(in crate::disk) fn direct(&self, open: impl FnOnce(RawFd) -> Option<RawFd>) -> Option<RawFd> {
-        /// There can be none.
+        /// The file cannot have a second descriptor.
         const NO_DIRECT: RawFd = -2;
         match self.0.direct.load(Ordering::Acquire) {
             NONE => {}
@@ -277,7 +282,7 @@ impl DescriptorPin<'_> {
             }
             (Err(others), mine) => {
                 if mine >= 0 {
-                    real::close(mine); // another thread was faster
+                    real::close(mine); // another thread stored its descriptor first
                 }
                 (others >= 0).then_some(others)
             }

@@ -1,7 +1,7 @@
-//! Writes, stores, syncs and evictions of one file under a scheduler.
+//! Models of writes, stores, syncs and evictions of one file under a scheduler.
 //!
-//! Built with `--cfg shuttle` only. The knobs are those of `crate::sync::explore`. What it cannot
-//! see: weak memory.
+//! Compiled only with `--cfg shuttle`; `crate::sync::explore` lists the settings. The scheduler
+//! does not explore weak memory orders.
 
 use std::io;
 use std::os::fd::RawFd;
@@ -13,7 +13,7 @@ use crate::disk::OpenMode;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{explore, thread};
 
-/// A disk of one file: how often it was written, and how much of that is synced.
+/// A disk of one file: the number of its writes, and of those that were synced.
 #[derive(Debug, Default)]
 struct One {
     written: AtomicU64,
@@ -62,7 +62,7 @@ fn one() -> (Arc<One>, Arc<Descriptors>, Arc<OwnedHandle>) {
     (one, cache, Arc::new(held))
 }
 
-/// The file is evicted, again and again, while others use it.
+/// Evicts the file repeatedly while other threads use it.
 fn evict(cache: &Descriptors) {
     for _ in 0..3 {
         drop(cache.close_one_idle(cache.inner.lock()));

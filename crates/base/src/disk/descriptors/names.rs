@@ -1,8 +1,8 @@
 //! # Names of open files
 //!
-//! Which names an open file has: an index from names to files, and back. It knows the names by
-//! which files were opened, and what became of those since; a second name that a file had before it
-//! was opened is not known. A file that loses all known names counts as removed.
+//! An index from names to open files, and back. It contains the names by which files were opened,
+//! and follows later renames, links and removals. A second name that a file had before it was
+//! opened is not known. A file that loses all known names counts as removed.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use super::FileIdentity;
 
-/// The index. See the module.
+/// Index of the names of open files.
 #[derive(Debug, Default)]
 pub(super) struct FileNames {
     files: BTreeMap<FileIdentity, OpenFileNames>,
@@ -25,13 +25,13 @@ struct OpenFileNames {
 }
 
 impl FileNames {
-    /// Handle `id` was opened at `path`.
+    /// Records that handle `id` was opened at `path`.
     pub(super) fn add_handle(&mut self, id: u64, identity: FileIdentity, path: &Path) {
         self.files.entry(identity).or_default().handles.push(id);
         self.add_name(path, identity);
     }
 
-    /// The file has this name, and no other file has it.
+    /// Adds a name of a file, and removes it from another file that had it.
     fn add_name(&mut self, path: &Path, identity: FileIdentity) {
         match self.names.insert(path.to_path_buf(), identity) {
             Some(old) if old == identity => return,
@@ -49,7 +49,7 @@ impl FileNames {
         }
     }
 
-    /// Handle `id` ends.
+    /// Removes handle `id`.
     pub(super) fn remove_handle(&mut self, id: u64, identity: FileIdentity) {
         let Some(node) = self.files.get_mut(&identity) else { return };
         node.handles.retain(|handle| *handle != id);
@@ -61,38 +61,38 @@ impl FileNames {
         }
     }
 
-    /// The names of a file.
+    /// Returns the names of a file.
     pub(super) fn all(&self, identity: FileIdentity) -> Vec<PathBuf> {
         self.files.get(&identity).map(|node| node.names.clone()).unwrap_or_default()
     }
 
-    /// One name of a file.
+    /// Returns one name of a file.
     pub(super) fn any(&self, identity: FileIdentity) -> Option<PathBuf> {
         self.files.get(&identity)?.names.first().cloned()
     }
 
-    /// The handles of the file at `path`, if it has no other name.
+    /// Returns the handles of the file at `path`, if it has no other name.
     pub(super) fn only_named(&self, path: &Path) -> Vec<u64> {
         let node = self.names.get(path).and_then(|identity| self.files.get(identity));
         node.filter(|node| node.names.len() == 1).map(|node| node.handles.clone()).unwrap_or_default()
     }
 
-    /// Whether both are names of one open file.
+    /// Returns whether both are names of one open file.
     pub(super) fn is_same_file(&self, a: &Path, b: &Path) -> bool {
         self.names.get(a).is_some_and(|identity| self.names.get(b) == Some(identity))
     }
 
-    /// The name is removed.
+    /// Removes a name.
     pub(super) fn remove_path(&mut self, path: &Path) {
         if let Some(identity) = self.names.remove(path) {
             self.remove_name(path, identity);
         }
     }
 
-    /// A file or a directory has another name.
+    /// Renames a file, or a directory with the files below it.
     pub(super) fn rename_path(&mut self, from: &Path, to: &Path) {
         if self.is_same_file(from, to) {
-            return; // two names of one file both stay
+            return; // two names of one file both remain
         }
         let after = (Bound::Included(from.to_path_buf()), Bound::Unbounded);
         let below = self.names.range(after).take_while(|(name, _)| name.starts_with(from));
@@ -105,7 +105,7 @@ impl FileNames {
         }
     }
 
-    /// The file at `from` has the name `to` as well.
+    /// Adds the name `to` to the file at `from`.
     pub(super) fn add_link(&mut self, from: &Path, to: &Path) {
         if let Some(identity) = self.names.get(from).copied() {
             self.add_name(to, identity);

@@ -1,4 +1,4 @@
-//! The cache over the real disk, over a simulated one, and under threads.
+//! Tests of the cache over the real disk and the simulated one, and with several threads.
 
 #![allow(clippy::disallowed_methods, reason = "tests of the door stand outside of it")]
 
@@ -13,7 +13,7 @@ use crate::disk::{Disk, File, OpenMode, Permissions};
 
 const FILES: usize = 100;
 
-/// Both disks, bounded, with a directory on each.
+/// Runs `test` on both disks, each with a descriptor limit and a directory.
 fn with_each_disk(test: impl Fn(&dyn Disk, &Path)) {
     let scratch = ScratchDir::new();
     test(&*RealDisk::default().with_descriptor_limit(MIN_DESCRIPTORS).unwrap(), &scratch.0);
@@ -32,7 +32,7 @@ fn read(file: &dyn File) -> [u8; 8] {
     bytes
 }
 
-/// Files of which each has its number; synced, or not.
+/// Creates files that contain their number, synced or not.
 fn files(disk: &dyn Disk, dir: &Path, synced: bool) -> Vec<Arc<dyn File>> {
     let made = (0..FILES).map(|number| {
         let file = disk.open(&dir.join(number.to_string()), OpenMode::Create).unwrap();
@@ -50,7 +50,7 @@ fn is_within_bound(disk: &dyn Disk) {
     assert!(stats.in_use <= stats.limit && stats.limit == MIN_DESCRIPTORS, "{stats:?}");
 }
 
-/// Uses other files until whatever is idle has no descriptor.
+/// Uses other files until all idle files have lost their descriptors.
 fn crowd_out(disk: &dyn Disk, dir: &Path) {
     let crowd = dir.join("crowd");
     disk.create_dir(&crowd).unwrap();
@@ -229,7 +229,7 @@ fn a_mapped_file_needs_no_descriptor_even_without_a_name() {
     crowd_out(&*disk, &scratch.0);
     let before = disk.descriptors().unwrap().reopened;
     for (number, file) in mapped.iter().enumerate() {
-        // SAFETY: written above, and never again.
+        // SAFETY: written above, and not written again.
         assert_eq!(unsafe { file.mapped(8, 8) }, Some(&bytes(number)[..]));
         assert_eq!((read(&**file), file.len().unwrap()), (bytes(number), 8192));
         assert!(file.is_cached(0));

@@ -1,4 +1,4 @@
-//! The real disk, on the file system of the temporary directory.
+//! Tests of the real disk, on the file system of the temporary directory.
 
 #![allow(clippy::disallowed_methods, reason = "tests of the door stand outside of it")]
 
@@ -41,8 +41,8 @@ fn written_bytes_are_cached_and_hints_change_no_data() {
     file.map(1 << 20);
     file.advise_random();
     file.will_need(0, 1 << 20);
-    file.will_need(2 << 20, 1); // behind the end
-    // SAFETY: written above, and nobody writes it again.
+    file.will_need(2 << 20, 1); // beyond the end
+    // SAFETY: written above, and not written again.
     let mapped = unsafe { file.mapped(0, 8192) }.unwrap();
     assert!(mapped.iter().all(|byte| *byte == 7));
 }
@@ -53,8 +53,8 @@ fn direct_writes_are_writes() {
     let file = scratch.file("a", 0);
     let memory: Vec<u8> = (0..=250).cycle().take(5 * super::PAGE).collect();
     let even = memory.as_ptr().align_offset(super::PAGE);
-    // Whole pages; with a rest; from a place in memory, and to one in the file, that a device
-    // cannot take.
+    // Whole pages; whole pages and a rest; an offset in the file, or an address in memory, without
+    // the alignment that a device needs.
     for (to, from, len) in
         [(0, even, 2 * PAGE), (PAGE, even, PAGE + 7), (8, even, PAGE), (PAGE, even + 1, PAGE)]
     {
@@ -112,12 +112,12 @@ fn name_that_is_not_utf8_is_an_error() {
     assert_eq!(kind(RealDisk::default().list(&scratch.0)), io::ErrorKind::InvalidData);
 }
 
-/// Maps a fresh page at `address`, where nothing is mapped; null if something is.
+/// Maps a new page at `address`. Returns null if the address is in use.
 fn take_page_at(address: usize) -> *const u8 {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
     // SAFETY:
-    // * NOREPLACE: no existing mapping is touched.
+    // * NOREPLACE: no existing mapping is changed.
     let page = unsafe { libc::mmap(address as *mut _, 4096, protection, flags, -1, 0) };
     match page {
         libc::MAP_FAILED => std::ptr::null(),
@@ -134,22 +134,22 @@ fn forked_child_that_drops_everything_leaves_the_parents_lock_and_mapping() {
     let file = scratch.file("a", 4096);
     file.map(PAGE);
     // SAFETY:
-    // * Nobody writes the file.
+    // * No code writes the file.
     let address = unsafe { file.mapped(0, 1) }.unwrap().as_ptr().addr();
     // SAFETY:
-    // * The child only frees memory of small objects, which glibc allows after fork, and
-    //   makes system calls.
+    // * The child only frees memory of small objects, which glibc allows after fork, and makes
+    //   system calls.
     let child = unsafe { libc::fork() };
     if child == 0 {
         // SAFETY:
-        // * Nobody writes the file.
+        // * No code writes the file.
         let hidden = unsafe { file.mapped(0, 1) }.is_none();
         let page = take_page_at(address);
         drop(held);
         drop(file);
         // SAFETY:
-        // * A page of the child's own, if it is still there; if not, that is what the parent
-        //   wants to know.
+        // * The page belongs to the child if it still exists. Otherwise the child crashes, which
+        //   the parent detects.
         let byte = unsafe { page.read_volatile() };
         // SAFETY:
         // * `_exit` has no conditions.
@@ -163,7 +163,7 @@ fn forked_child_that_drops_everything_leaves_the_parents_lock_and_mapping() {
     let again = RealDisk::default().lock(&path, LockMode::Exclusive).unwrap();
     assert!(matches!(again, LockOutcome::Busy(_)));
     // SAFETY:
-    // * Nobody writes the file.
+    // * No code writes the file.
     assert_eq!(unsafe { file.mapped(0, 4) }, Some(&[7; 4][..]));
     drop(held);
 }
@@ -173,7 +173,7 @@ fn mapped_bytes_are_the_files_and_stay_in_bounds() {
     let scratch = ScratchDir::new();
     let file = scratch.file("a", 10_000);
     // SAFETY:
-    // * Nobody writes the range while the slice lives.
+    // * The range is not written while the slice lives.
     let mapped = |offset, len| unsafe { file.mapped(offset, len) }.map(<[u8]>::to_vec);
     assert_eq!(mapped(0, 1), None);
     file.map(20_000);
@@ -195,7 +195,7 @@ fn a_file_is_as_long_as_it_was_when_it_was_opened_unless_it_was_cut() {
     drop(scratch.file("a", 10_000));
     let open = || RealDisk::default().open(&scratch.path("a"), OpenMode::ReadWrite).unwrap();
     // SAFETY:
-    // * Nobody writes the file.
+    // * No code writes the file.
     let is_mapped = |file: &Arc<dyn File>| unsafe { file.mapped(0, 1) }.is_some();
     let file = open();
     assert_eq!(file.opened_len().unwrap(), 10_000);
@@ -229,7 +229,7 @@ fn appends_through_the_mapping_are_the_files_bytes() {
     file.read_at(5000, &mut buf).unwrap();
     assert_eq!(&buf, b"stored");
     file.make_resident(16 * 1024, 32 * 1024);
-    assert!(file.is_resident(4096, 28 * 1024), "joined with what came before");
+    assert!(file.is_resident(4096, 28 * 1024), "joined with the pages before");
     file.sync().unwrap();
     assert!(!file.is_resident(5000, 1));
     file.append_at(5006, b" and written").unwrap();
@@ -283,7 +283,7 @@ fn file_cut_under_its_mapping_reads_as_zeros_without_a_crash() {
     let before = RealDisk::mapped_read_faults();
     file.set_len(4096).unwrap();
     // SAFETY:
-    // * Nobody writes the file (any more).
+    // * The file is not written any more.
     let page = unsafe { file.mapped(4096, 4096) }.unwrap();
     assert!(page.iter().all(|&byte| byte == 0));
     assert!(RealDisk::mapped_read_faults() > before);
@@ -332,7 +332,7 @@ fn sigbus_elsewhere_still_kills() {
     let child = unsafe { libc::fork() };
     if child == 0 {
         // SAFETY:
-        // * Mapped for reading; that the page is gone is the point.
+        // * The page is mapped for reading. It is beyond the end of the file, as the test requires.
         let byte = unsafe { foreign.cast::<u8>().read_volatile() };
         // SAFETY:
         // * `_exit` has no conditions.
@@ -385,7 +385,7 @@ fn short_and_interrupted_transfers_go_on() {
     assert_eq!(buf, [1; 4]);
 }
 
-/// Prints what an append of 100 bytes costs through a mapping and without.
+/// Prints the cost of an append of 100 bytes with and without a mapping.
 #[test]
 #[ignore = "a measurement"]
 fn measure_appends() {

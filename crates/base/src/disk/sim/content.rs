@@ -1,14 +1,14 @@
-//! # A file's bytes, cheap to copy
+//! # File content that is cheap to copy
 //!
-//! Blocks of 4 KiB behind `Arc`s: a copy of a 1-MiB file is 256 counter increments, and a write to
-//! a copy duplicates one block. Each block remembers its hash until it is changed, so that
-//! comparing disk images costs only what differs.
+//! Stores blocks of 4 KiB behind `Arc`s. A copy of a 1-MiB file increments 256 counters, and a
+//! write to a copy duplicates one block. Each block caches its hash until it is changed, so
+//! comparing disk images only costs the differences.
 //!
 //! ## Invariants
 //!
-//! 1. A byte at or beyond `len` is zero wherever a block stores it: growing shows zeros.
-//! 2. `blocks` holds no block that starts at or beyond `len`. A missing block is a hole.
-//! 3. `used` counts the blocks that are not holes: they occupy space on the disk.
+//! 1. Each stored byte at or beyond `len` is zero, so growing the file shows zeros.
+//! 2. `blocks` has no block that starts at or beyond `len`. A missing block is a hole.
+//! 3. `used` is the number of blocks that are not holes: they occupy space on the disk.
 
 use std::hash::Hasher;
 use std::ops::Range;
@@ -24,7 +24,7 @@ const SECTOR_BYTES: usize = 512;
 /// The bytes of one sector.
 pub(super) type Sector = [u8; SECTOR_BYTES];
 
-/// The bytes of a file, of which some have blocks.
+/// The bytes of a file. Holes have no blocks.
 #[derive(Clone, Default)]
 pub(super) struct FileContent {
     len: u64,
@@ -54,7 +54,7 @@ impl Clone for HashedBytes {
     }
 }
 
-/// `n` as an index: the simulated disk runs on machines where these fit.
+/// Converts `n` to an index. A simulated file is in memory, so its size fits `usize`.
 pub(super) fn index(n: u64) -> usize {
     usize::try_from(n).expect("a simulated file fits memory")
 }
@@ -64,12 +64,12 @@ impl FileContent {
         self.len
     }
 
-    /// Blocks that occupy space.
+    /// Returns the number of blocks that occupy space.
     pub(super) fn used(&self) -> u64 {
         self.used
     }
 
-    /// Fills `buf` from `offset`; false if the content ends before.
+    /// Fills `buf` from `offset`. Returns false if the content is too short.
     pub(super) fn read(&self, offset: u64, buf: &mut [u8]) -> bool {
         let end = offset.checked_add(buf.len() as u64);
         if end.is_none_or(|end| end > self.len) {
@@ -90,14 +90,14 @@ impl FileContent {
         true
     }
 
-    /// Everything.
+    /// Returns all bytes.
     pub(super) fn to_vec(&self) -> Vec<u8> {
         let mut bytes = vec![0; index(self.len)];
         assert!(self.read(0, &mut bytes), "its own length");
         bytes
     }
 
-    /// Writes, growing if need be.
+    /// Writes bytes and extends the content if needed.
     pub(super) fn write(&mut self, offset: u64, bytes: &[u8]) {
         self.len = self.len.max(offset + bytes.len() as u64);
         let mut done = 0;
@@ -111,7 +111,7 @@ impl FileContent {
         }
     }
 
-    /// Cuts, giving up what is beyond, or grows by a hole.
+    /// Truncates the content and frees blocks beyond the end, or extends it by a hole.
     pub(super) fn set_len(&mut self, len: u64) {
         if len < self.len {
             let keep = index(len.div_ceil(BLOCK)).min(self.blocks.len());
@@ -123,7 +123,7 @@ impl FileContent {
         self.len = len;
     }
 
-    /// Gives the blocks of `[0, to)`, which is within the length, space on the disk.
+    /// Reserves space for the blocks of `[0, to)`, which must be within the length.
     pub(super) fn reserve(&mut self, to: u64) {
         assert!(to <= self.len);
         let count = index(to.div_ceil(BLOCK));
@@ -138,13 +138,13 @@ impl FileContent {
         }
     }
 
-    /// Blocks of the bytes `range` that have no space yet.
+    /// Returns the blocks of the bytes `range` without space.
     pub(super) fn holes(&self, range: Range<u64>) -> impl Iterator<Item = u64> {
         let blocks = range.start / BLOCK..range.end.div_ceil(BLOCK);
         blocks.filter(|&block| !self.blocks.get(index(block)).is_some_and(ContentBlock::is_used))
     }
 
-    /// The bytes of a sector, zeros beyond the end.
+    /// Returns the bytes of a sector, with zeros beyond the end.
     pub(super) fn sector(&self, sector: u64) -> Sector {
         let mut bytes = [0; SECTOR_BYTES];
         let at = index(sector) * SECTOR_BYTES;
@@ -164,11 +164,11 @@ impl FileContent {
         }
     }
 
-    /// Makes one block the same as in `from`, without copying. Lengths must be equal.
+    /// Copies one block from `from` by reference. Lengths must be equal.
     pub(super) fn share_block(&mut self, block: u64, from: &FileContent) {
         assert_eq!(self.len, from.len);
         let Some(shared) = from.blocks.get(index(block)) else {
-            return; // A hole in `from`, where dirty blocks are never holes.
+            return; // A hole in `from`; dirty blocks are never holes.
         };
         if self.blocks.len() <= index(block) {
             self.blocks.resize_with(index(block) + 1, ContentBlock::default);
@@ -179,7 +179,7 @@ impl FileContent {
         *place = shared.clone();
     }
 
-    /// Feeds what a reader could see.
+    /// Adds the visible content to a hash.
     pub(super) fn hash_into(&self, hasher: &mut SipHasher13) {
         hasher.write_u64(self.len);
         for (number, block) in self.blocks.iter().enumerate() {
@@ -209,7 +209,7 @@ impl FileContent {
         &mut data.bytes
     }
 
-    /// Restores invariant 1 after a cut.
+    /// Restores invariant 1 after a truncation.
     fn clear_tail(&mut self) {
         let (block, inside) = (index(self.len) / BLOCK_BYTES, index(self.len) % BLOCK_BYTES);
         if inside > 0 && matches!(self.blocks.get(block), Some(ContentBlock::Data(_))) {

@@ -1,17 +1,17 @@
-//! # Power cuts: what may be lost, and what is left
+//! # Power cuts: the changes that may be lost, and the disk afterwards
 //!
-//! Whatever was not synced is a list of [`PendingUnit`]s: sectors, lengths, names. A power cut
-//! keeps any subset of them, which a [`KeepChoice`] picks, and the result is a disk that has never
-//! known the rest.
+//! Unsynced changes form a list of [`PendingUnit`]s: sectors, lengths, names. A power cut keeps the
+//! subset that a [`KeepChoice`] selects. The result is a disk on which the other changes never
+//! happened.
 //!
 //! ## Invariants
 //!
-//! 1. Units are independent: each may be kept without any other. What is kept is applied in the
-//!    order of the operations it came from.
-//! 2. A file without a durable or kept name is gone, whatever of its bytes was kept; a name without
-//!    bytes is a file of its durable length.
-//! 3. The order of units depends only on the history of the disk, so that a subset's number means
-//!    the same in every run.
+//! 1. Units are independent: each may be kept without any other. Kept units are applied in the
+//!    order of their operations.
+//! 2. A file without a durable or kept name is lost, even if some of its bytes were kept. A kept
+//!    name of a file without kept bytes is a file of its durable length.
+//! 3. The order of units depends only on the history of the disk, so the number of a subset has the
+//!    same meaning in every run.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};
@@ -22,24 +22,24 @@ use super::inode::{PendingPiece, PendingPieceKind};
 use super::random::{SimRandom, mix};
 use super::volume::{Ino, NameChange, SimNode, VolumeState};
 
-/// Something that a power cut keeps or loses whole (in paranoid mode it may also tear).
+/// Change that a power cut keeps or loses as a whole. In paranoid mode it may also tear.
 #[derive(Clone, Debug)]
 pub struct PendingUnit {
-    /// The operation it comes from.
+    /// The operation that made the change.
     pub op: u64,
-    /// The file or directory, by its name at the time.
+    /// The file or directory, by its name at that time.
     pub path: Arc<Path>,
-    /// What would be kept.
+    /// The change.
     pub kind: UnitKind,
     source: UnitSource,
 }
 
-/// What a [`PendingUnit`] is.
+/// Kind of a [`PendingUnit`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum UnitKind {
     /// A version of a 512-byte sector of a file.
     Sector {
-        /// Its number from the file's start.
+        /// Index of the sector in the file.
         index: u64,
         /// Whether no later version is pending.
         is_newest: bool,
@@ -48,11 +48,11 @@ pub enum UnitKind {
     Length(u64),
     /// A new name.
     Create,
-    /// A name that goes.
+    /// The removal of a name.
     Remove,
-    /// A name that changes.
+    /// The change of a name.
     Rename {
-        /// The new one.
+        /// The new name.
         to: Arc<Path>,
     },
 }
@@ -60,7 +60,7 @@ pub enum UnitKind {
 #[derive(Clone, Copy, Debug)]
 enum UnitSource {
     File(Ino, PendingPiece),
-    /// An index into the volume's name changes.
+    /// An index into the name changes of the volume.
     Name(usize),
 }
 
@@ -78,32 +78,32 @@ impl fmt::Display for PendingUnit {
     }
 }
 
-/// All that a power cut could lose now, in the order of the operations.
+/// All changes that a power cut could lose now, in the order of the operations.
 #[derive(Clone, Debug, Default)]
 pub struct PendingUnits {
     units: Vec<PendingUnit>,
 }
 
 impl PendingUnits {
-    /// The units; their positions are what [`KeepChoice`] speaks of.
+    /// Returns the units. [`KeepChoice`] refers to their positions.
     #[must_use]
     pub fn units(&self) -> &[PendingUnit] {
         &self.units
     }
 
-    /// How many there are.
+    /// Returns the number of units.
     #[must_use]
     pub fn len(&self) -> usize {
         self.units.len()
     }
 
-    /// True if everything is durable.
+    /// Returns true if everything is durable.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.units.is_empty()
     }
 
-    /// One line per unit, with a mark for kept or lost: the story of a power cut.
+    /// Describes a power cut: one line per unit, with a mark for kept or lost.
     #[must_use]
     pub fn describe(&self, keep: &KeepChoice) -> String {
         let mut story = String::new();
@@ -115,8 +115,9 @@ impl PendingUnits {
         story
     }
 
-    /// The subsets worth trying: all of them if there are at most `exhaustive` units (capped at
-    /// 20), else none, all, each alone, all but each, every prefix, and `random` random ones.
+    /// Returns the subsets worth trying. If there are at most `exhaustive` units (capped at 20),
+    /// these are all subsets. Otherwise: none, all, each alone, all but each, every prefix, and
+    /// `random` random ones.
     #[must_use]
     pub fn keeps(&self, exhaustive: usize, random: u64, seed: u64) -> Vec<KeepChoice> {
         let count = self.len();
@@ -133,29 +134,29 @@ impl PendingUnits {
     }
 }
 
-/// Which units a power cut keeps.
+/// Selection of the units that a power cut keeps.
 #[derive(Clone)]
 pub enum KeepChoice {
-    /// Only what was durable.
+    /// Only durable data.
     None,
-    /// Everything, as if all had been synced.
+    /// All units, as if everything had been synced.
     All,
-    /// Those whose bit is set; none beyond the 64th.
+    /// The units with a set bit, and none beyond the 64th.
     Mask(u64),
-    /// Each with a probability. In paranoid mode the seed also decides how sectors tear.
+    /// Each unit with a probability. In paranoid mode the seed also determines how sectors tear.
     Seeded {
-        /// Fixes the choice.
+        /// Seed of the choice.
         seed: u64,
         /// Probability of being kept, in percent.
         percent: u8,
     },
-    /// The first so many.
+    /// The units before this position.
     Prefix(usize),
-    /// All except one.
+    /// All units except the one at this position.
     AllBut(usize),
-    /// One.
+    /// The unit at this position.
     Only(usize),
-    /// As a function says of position and unit.
+    /// The units that a function selects by position and unit.
     By(Arc<KeepFn>),
 }
 
@@ -163,12 +164,12 @@ pub enum KeepChoice {
 pub type KeepFn = dyn Fn(usize, &PendingUnit) -> bool + Send + Sync;
 
 impl KeepChoice {
-    /// [`KeepChoice::By`] with its `Arc`.
+    /// Returns [`KeepChoice::By`] for a function.
     pub fn by(choice: impl Fn(usize, &PendingUnit) -> bool + Send + Sync + 'static) -> KeepChoice {
         KeepChoice::By(Arc::new(choice))
     }
 
-    /// Whether the unit at this position is kept.
+    /// Returns whether the unit at this position is kept.
     #[must_use]
     pub fn keeps(&self, index: usize, unit: &PendingUnit) -> bool {
         match self {
@@ -185,7 +186,7 @@ impl KeepChoice {
         }
     }
 
-    /// Seed for what the choice of units leaves open.
+    /// Returns the seed of the random choices other than the selection of units.
     fn seed(&self) -> u64 {
         match self {
             KeepChoice::None | KeepChoice::By(_) => 1,
@@ -217,7 +218,7 @@ impl fmt::Debug for KeepChoice {
 }
 
 impl VolumeState {
-    /// What could be lost.
+    /// Returns the changes that could be lost.
     pub(super) fn pending(&self) -> PendingUnits {
         let mut units = Vec::new();
         for ino in self.nameable() {
@@ -239,7 +240,7 @@ impl VolumeState {
         PendingUnits { units }
     }
 
-    /// The volume after a power cut: the platter with the kept ones of the `pending` units.
+    /// Returns the volume after a power cut: the platter with the kept ones of the `pending` units.
     pub(super) fn after_power_cut(&self, pending: &PendingUnits, keep: &KeepChoice) -> VolumeState {
         let units = pending.units.iter().enumerate();
         let units = units.filter(|(index, unit)| keep.keeps(*index, unit)).map(|(_, unit)| unit);
@@ -272,7 +273,8 @@ impl VolumeState {
         after
     }
 
-    /// A kept rename is kept whole; in paranoid mode one between directories may be seen half-way.
+    /// Returns which halves of a kept name change are kept: both, except that paranoid mode may
+    /// keep one half of a rename between directories.
     fn kept_halves(&self, change: &NameChange, wild: &mut SimRandom) -> (bool, bool) {
         let is_across = match (&change.from, &change.to) {
             (Some(from), Some(to)) => from.dir != to.dir,

@@ -1,12 +1,12 @@
-//! # Faults on order
+//! # Injected faults
 //!
-//! A [`FaultPlan`] says which calls fail, when, and how. Every fault counts the calls that match
-//! it; the first one whose turn has come strikes.
+//! A [`FaultPlan`] determines which calls fail, when, and how. Every fault counts the calls that
+//! match it. If several faults apply to a call, the first one decides.
 
 use std::io;
 use std::path::Path;
 
-/// The kinds of calls a fault can choose from.
+/// Classes of calls that a fault can select.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallClass {
     /// `read_at`.
@@ -33,45 +33,47 @@ pub enum CallClass {
     List,
     /// `lock`.
     Lock,
-    /// All of them.
+    /// All calls.
     Any,
 }
 
-/// When a fault strikes, once its `nth` matching call has come.
+/// Repetition of a fault after its `nth` matching call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultRepeat {
-    /// That call only.
+    /// Only the `nth` call fails.
     Once,
-    /// That call and all after it.
+    /// The `nth` call and all later ones fail.
     Forever,
-    /// That call and each so-manieth after it. `0` is as `1`.
+    /// The `nth` call fails, and then every further one after this number of matching calls. `0`
+    /// counts as `1`.
     Every(u64),
 }
 
-/// How the call fails.
+/// Kind of failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultKind {
-    /// EIO. Nothing happens, except that a `sync` or `sync_dir` fixes at random what it saved.
+    /// EIO. The call does nothing, except that a `sync` or `sync_dir` saves a random part.
     Io,
-    /// ENOSPC, likewise.
+    /// ENOSPC, otherwise like [`FaultKind::Io`].
     NoSpace,
-    /// EDQUOT, likewise.
+    /// EDQUOT, otherwise like [`FaultKind::Io`].
     Quota,
-    /// EMFILE, likewise.
+    /// EMFILE, otherwise like [`FaultKind::Io`].
     TooManyOpen,
-    /// EINTR, likewise: of a call that must not be repeated.
+    /// EINTR of a call that must not be repeated, otherwise like [`FaultKind::Io`].
     Interrupted,
-    /// EAGAIN, likewise.
+    /// EAGAIN, otherwise like [`FaultKind::Io`].
     Again,
-    /// A transfer that makes no progress: what [`super::super::real`] makes of calls that answer 0.
-    /// As [`FaultKind::Io`] elsewhere.
+    /// A transfer without progress: the error that [`super::super::real`] returns for calls that
+    /// transfer 0 bytes. For other calls like [`FaultKind::Io`].
     NoProgress,
-    /// A write gets this many sectors into the cache, then EIO. As [`FaultKind::Io`] elsewhere.
+    /// A write that transfers this many sectors to the cache, then EIO. For other calls like
+    /// [`FaultKind::Io`].
     Torn {
-        /// Sectors written, counted from the one that holds the first byte.
+        /// Number of sectors written, counted from the one with the first byte.
         sectors: u64,
     },
-    /// The call panics; nothing happens.
+    /// The call panics and does nothing.
     Panic,
 }
 
@@ -90,7 +92,7 @@ impl FaultKind {
     }
 }
 
-/// One fault: the first matching call fails, once, unless said otherwise.
+/// One fault: by default, the first matching call fails, once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
     class: CallClass,
@@ -101,28 +103,28 @@ pub struct Fault {
 }
 
 impl Fault {
-    /// Fails the first call of `class` with `failure`, once.
+    /// Creates a fault that fails the first call of `class` with `failure`, once.
     #[must_use]
     pub fn new(class: CallClass, failure: FaultKind) -> Fault {
         let (path, nth, repeat) = (String::new(), 1, FaultRepeat::Once);
         Fault { class, path, nth, repeat, failure }
     }
 
-    /// Only calls on paths that contain `part` match.
+    /// Restricts the fault to calls on paths that contain `part`.
     #[must_use]
     pub fn on(mut self, part: &str) -> Fault {
         part.clone_into(&mut self.path);
         self
     }
 
-    /// Strikes at the `nth` matching call, counted from 1, instead of the first.
+    /// Strikes at the `nth` matching call, counted from 1.
     #[must_use]
     pub fn nth(mut self, nth: u64) -> Fault {
         self.nth = nth.max(1);
         self
     }
 
-    /// Strikes again as `repeat` says.
+    /// Sets the repetition of the fault.
     #[must_use]
     pub fn repeat(mut self, repeat: FaultRepeat) -> Fault {
         self.repeat = repeat;
@@ -139,7 +141,7 @@ impl Fault {
         (self.class == CallClass::Any || self.class == class) && path.contains(&self.path)
     }
 
-    /// Whether the `count`-th matching call fails.
+    /// Returns whether the `count`-th matching call fails.
     fn strikes_at(&self, count: u64) -> bool {
         match self.repeat {
             _ if count < self.nth => false,
@@ -157,14 +159,14 @@ pub struct FaultPlan {
 }
 
 impl FaultPlan {
-    /// A plan of all `faults`; where several strike at once, the first one decides.
+    /// Creates a plan of all `faults`. If several apply to a call, the first one decides.
     #[must_use]
     pub fn new(faults: impl IntoIterator<Item = Fault>) -> FaultPlan {
         let faults = faults.into_iter().map(|fault| (fault, 0)).collect();
         FaultPlan { faults }
     }
 
-    /// Counts a call and says how it fails, if it does.
+    /// Counts a call and returns its failure, if any.
     pub(super) fn strike(&mut self, class: CallClass, path: &Path) -> Option<FaultKind> {
         if self.faults.is_empty() {
             return None;

@@ -1,7 +1,6 @@
-//! # Handles: what a program has of a simulated disk
+//! # Handles: open files, locks and the volume of a simulated disk
 //!
-//! An open file, a lock, the volume as a whole. Each call is counted, logged and failed by the
-//! machine as a plan says.
+//! The machine counts and logs each call, and injects the planned faults.
 
 use std::fmt;
 use std::io;
@@ -68,15 +67,15 @@ pub(super) struct SimFile {
     pub(super) ino: Ino,
     pub(super) path: Arc<Path>,
     pub(super) is_writable: bool,
-    /// Where descriptors are bounded.
+    /// The handle, if descriptors are limited.
     pub(super) handle: Option<OwnedHandle>,
 }
 
-/// A descriptor of a bounded file.
+/// A descriptor of a file with a descriptor limit.
 pub(super) struct SimDescriptor {
     ino: Ino,
     path: Arc<Path>,
-    /// A write through it is unsynced.
+    /// Whether a write through the descriptor is unsynced.
     is_dirty: bool,
 }
 
@@ -131,7 +130,7 @@ impl Backend for SimBackend {
 }
 
 impl SimDisk {
-    /// A sync of one file.
+    /// Syncs one file.
     fn sync_node(&self, ino: Ino, path: &Path) -> io::Result<()> {
         let call = SimCall { class: CallClass::Sync, path, is_op: true };
         self.call_with_failure(
@@ -168,7 +167,7 @@ impl SimFile {
         self.handle.as_ref().map(|handle| handle.pin()).transpose()
     }
 
-    /// Makes a change that ends at `end`, and is unsynced from then on, also if it fails half-way.
+    /// Makes a change that ends at `end` and records it as unsynced, even if it fails half-way.
     fn change(
         &self,
         (class, end): (CallClass, u64),
@@ -193,7 +192,7 @@ impl SimFile {
         SimCall { class, path: &self.path, is_op: class != CallClass::Read }
     }
 
-    /// A file opened for reading refuses changes as the kernel does.
+    /// Returns the error of the kernel for a change of a file that was opened for reading.
     fn writable(&self) -> io::Result<()> {
         match self.is_writable {
             true => Ok(()),
@@ -201,7 +200,7 @@ impl SimFile {
         }
     }
 
-    /// The part of `bytes` at `offset` that `failure` lets through.
+    /// Returns the part of `bytes` at `offset` that is written despite `failure`.
     fn let_through(offset: u64, bytes: &[u8], failure: Option<FaultKind>) -> &[u8] {
         match failure {
             None => bytes,
@@ -261,7 +260,7 @@ impl File for SimFile {
         })
     }
 
-    /// Zeros are written, and the blocks stay.
+    /// Writes zeros. The blocks are not freed.
     fn punch_hole(&self, offset: u64, len: u64) -> io::Result<()> {
         self.write_at(offset, &vec![0; content::index(len)])
     }
@@ -286,7 +285,7 @@ impl File for SimFile {
     fn make_resident(&self, from: u64, to: u64) {
         let zeroes_ahead = self.disk.shared.machine.lock().zeroes_ahead;
         if let (true, Some(count)) = (zeroes_ahead, to.checked_sub(from)) {
-            // A hint: whoever appends there will meet the same error.
+            // A hint: an append to this range would get the same error.
             let _ = self.write_at(from, &vec![0; content::index(count)]);
         }
     }

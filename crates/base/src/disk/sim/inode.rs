@@ -1,23 +1,23 @@
-//! # A file in two states: what the kernel shows and what the platter holds
+//! # Inode: a file in the cache and on the platter
 //!
 //! ## Picture
 //!
 //! ```text
 //!   write, set_len, allocate ──> cache ──sync──> platter
-//!                                  └ dirty, cut, lengths: what separates the two (pending)
+//!                                  └ dirty, cut, lengths: the difference between the two (pending)
 //! ```
 //!
 //! ## Invariants
 //!
-//! 1. With nothing pending and no failed sync, `cache` and `platter` hold the same bytes.
-//! 2. `dirty` names the sectors whose newest bytes (those in `cache`) were not synced, with the
-//!    operation that wrote them last. Older unsynced versions are kept in paranoid mode only.
-//! 3. `cut` holds unsynced sectors that a later `set_len` took away: they may be on the platter if
-//!    the power goes before that `set_len` gets there.
-//! 4. `lengths` lists the unsynced lengths in order, each with the shortest length the file had
-//!    since the last sync (`floor`): beyond it, old platter bytes are gone for good.
-//! 5. After a failed sync (`is_platter_outdated`) the cache may show bytes the platter does not
-//!    have and nothing will save, until they are written again.
+//! 1. With no pending change and no failed sync, `cache` and `platter` contain the same bytes.
+//! 2. `dirty` lists the sectors with unsynced newest bytes (those in `cache`), with the operation
+//!    that wrote them last. Older unsynced versions are kept in paranoid mode only.
+//! 3. `cut` contains unsynced sectors that a later `set_len` removed. They may be on the platter if
+//!    a power cut comes before that `set_len` is durable.
+//! 4. `lengths` lists the unsynced lengths in order. Each has the shortest length of the file since
+//!    the last sync (`floor`): bytes of the platter beyond it are lost permanently.
+//! 5. After a failed sync (`is_platter_outdated`) the cache may show bytes that the platter does
+//!    not have. No sync writes them unless they are written again.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -27,10 +27,10 @@ use super::content::{BLOCK, FileContent, Sector};
 use super::random::SimRandom;
 use super::{AfterFailedSync, SECTOR};
 
-/// A file, whatever its names.
+/// A file with any number of names.
 #[derive(Clone)]
 pub(super) struct Inode {
-    /// The last name it got, for people.
+    /// The last name of the file, for messages.
     pub(super) path: Arc<Path>,
     cache: FileContent,
     platter: FileContent,
@@ -63,10 +63,10 @@ struct LengthChange {
     floor: u64,
 }
 
-/// One thing that a power cut may keep or lose, independently of all others.
+/// A change that a power cut may keep or lose, independently of all others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PendingPiece {
-    /// A version of a sector: an index into `older`, or its length for the newest.
+    /// A version of a sector: an index into `older`, or the length of `older` for the newest.
     Sector { sector: u64, version: usize },
     /// An index into `cut`.
     Cut(usize),
@@ -75,12 +75,12 @@ pub(super) enum PendingPiece {
 }
 
 impl Inode {
-    /// A new, empty file.
+    /// Creates an empty file.
     pub(super) fn new(path: Arc<Path>) -> Inode {
         Inode::durable(path, FileContent::default())
     }
 
-    /// A file that is on the platter as it is.
+    /// Creates a file with the same content in the cache and on the platter.
     pub(super) fn durable(path: Arc<Path>, content: FileContent) -> Inode {
         Inode {
             path,
@@ -94,17 +94,17 @@ impl Inode {
         }
     }
 
-    /// What reads see.
+    /// Returns the content that reads see.
     pub(super) fn cache(&self) -> &FileContent {
         &self.cache
     }
 
-    /// What survives for sure.
+    /// Returns the content that is durable.
     pub(super) fn platter(&self) -> &FileContent {
         &self.platter
     }
 
-    /// True if a power cut changes nothing.
+    /// Returns true if a power cut changes nothing.
     pub(super) fn is_durable(&self) -> bool {
         !self.is_pending() && !self.is_platter_outdated
     }
@@ -113,7 +113,7 @@ impl Inode {
         !(self.dirty.is_empty() && self.lengths.is_empty()) || self.reserved > 0
     }
 
-    /// Changes cache and platter alike, past the model.
+    /// Changes cache and platter alike, without the model.
     pub(super) fn edit(&mut self, change: impl Fn(&mut FileContent)) {
         change(&mut self.cache);
         change(&mut self.platter);
@@ -160,7 +160,7 @@ impl Inode {
         self.reserved = self.reserved.max(len);
     }
 
-    /// Everything pending reaches the platter.
+    /// Writes every pending change to the platter.
     pub(super) fn sync(&mut self) {
         self.sync_length();
         if self.is_platter_outdated {
@@ -178,8 +178,8 @@ impl Inode {
         self.forget_pending();
     }
 
-    /// Each pending thing reaches the platter or is dropped; either way the kernel takes it for
-    /// clean from now on.
+    /// Writes each pending change to the platter or drops it, at random. In both cases the kernel
+    /// treats it as clean from now on.
     pub(super) fn fail_sync(&mut self, random: &mut SimRandom, after: AfterFailedSync) {
         if random.one_in(2) {
             self.sync_length();
@@ -195,8 +195,8 @@ impl Inode {
         self.is_platter_outdated = true;
     }
 
-    /// The pending things with the operations they come from. `is_paranoid` adds those that change
-    /// nothing as long as grown space reads as zeros.
+    /// Returns the pending changes with their operations. `is_paranoid` adds those without effect
+    /// as long as grown space reads as zeros.
     pub(super) fn pieces(&self, is_paranoid: bool) -> Vec<(u64, PendingPiece)> {
         let mut pieces = Vec::new();
         for (&sector, dirty) in &self.dirty {
@@ -216,7 +216,7 @@ impl Inode {
         pieces
     }
 
-    /// False if the platter has these bytes anyway, whatever length is kept.
+    /// Returns false if the platter has these bytes anyway, for every length that may be kept.
     fn makes_a_difference(&self, sector: u64, piece: PendingPiece) -> bool {
         let bytes = self.bytes_of(piece);
         let floor = self.lengths.last().map_or(u64::MAX, |last| last.floor);
@@ -224,7 +224,7 @@ impl Inode {
         !(is_stable && self.cut.is_empty() && bytes == self.platter.sector(sector))
     }
 
-    /// The sector a piece belongs to, and whether it holds the sector's newest bytes; or the
+    /// Describes a piece: its sector, and whether it has the newest bytes of the sector; or its
     /// length.
     pub(super) fn describe(&self, piece: PendingPiece) -> PendingPieceKind {
         match piece {
@@ -239,8 +239,8 @@ impl Inode {
         }
     }
 
-    /// What a power cut leaves if of all that is pending only `kept`, sorted by operation, got to
-    /// the platter. With `wild`, sectors tear, lengths are anything, grown space holds garbage.
+    /// Returns the file after a power cut that kept only the pieces in `kept`, sorted by operation.
+    /// With `wild`, sectors tear, lengths are random, and grown space contains garbage.
     pub(super) fn after_power_cut(&self, kept: &[PendingPiece], mut wild: Option<&mut SimRandom>) -> Inode {
         let last_length = kept.iter().rev().find_map(|piece| match *piece {
             PendingPiece::Length(index) => Some(self.lengths[index]),
@@ -267,7 +267,7 @@ impl Inode {
         Inode::durable(self.path.clone(), content)
     }
 
-    /// The sector that `piece` writes, unless a length change up to `length_op` cut it away.
+    /// Returns the sector that `piece` writes, unless a length change up to `length_op` removed it.
     fn surviving_sector(&self, piece: PendingPiece, length_op: u64) -> Option<u64> {
         match piece {
             PendingPiece::Sector { sector, .. } => Some(sector),
@@ -290,7 +290,8 @@ impl Inode {
         }
     }
 
-    /// `len`, or with `wild` half of the time any multiple of a sector that the file passed by.
+    /// Returns `len`. With `wild`, half of the time returns a multiple of the sector size between
+    /// the shortest and the longest length that the file had.
     fn final_length(&self, len: u64, wild: Option<&mut SimRandom>) -> u64 {
         let passed = self.lengths.iter().flat_map(|change| [change.len, change.floor]);
         let (Some(longest), Some(shortest)) = (passed.clone().max(), passed.min()) else {
@@ -340,7 +341,7 @@ impl Inode {
         self.lengths.push(LengthChange { op, len, floor });
     }
 
-    /// The newest length, with what it cut on the way, reaches the platter.
+    /// Applies the newest length to the platter, including the shortest length before it.
     fn sync_length(&mut self) {
         if let Some(last) = self.lengths.last() {
             self.platter.set_len(last.floor.min(self.platter.len()));
@@ -357,14 +358,14 @@ impl Inode {
     }
 }
 
-/// What a [`PendingPiece`] is, for people.
+/// Description of a [`PendingPiece`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PendingPieceKind {
     Sector { index: u64, is_newest: bool },
     Length(u64),
 }
 
-/// Half of the time: garbage in the sectors from `first` on.
+/// Writes garbage to the sectors from `first` on, half of the time.
 fn write_garbage(content: &mut FileContent, first: u64, random: &mut SimRandom) {
     let end = content.len().div_ceil(SECTOR);
     if first >= end || random.one_in(2) {
@@ -379,8 +380,8 @@ fn write_garbage(content: &mut FileContent, first: u64, random: &mut SimRandom) 
     }
 }
 
-/// `new`, or with `wild` once in four times a mixture of `new` and `old`, one on either side of a
-/// random byte.
+/// Returns `new`. With `wild`, one time in four returns a sector torn at a random byte: `new` on
+/// one side and `old` on the other.
 fn torn(new: Sector, old: Sector, wild: Option<&mut SimRandom>) -> Sector {
     let Some(random) = wild else {
         return new;
@@ -402,11 +403,12 @@ mod tests {
     use super::super::content::index;
     use super::*;
 
-    /// One random operation on a file of up to 12 sectors; `true` if it was a sync.
+    /// Makes one random operation on a file of up to 12 sectors. Returns true if the file is
+    /// durable.
     fn step(file: &mut Inode, op: u64, random: &mut SimRandom, is_paranoid: bool) -> bool {
         let at = random.below(6000);
         let len = index(random.below(1500));
-        // Few values, so that sectors often get the bytes they have.
+        // Few values, so that sectors are often overwritten with equal bytes.
         let fill = [0, 0, 7][index(random.below(3))];
         match random.below(9) {
             0 => file.set_len(op, at, is_paranoid),

@@ -1,9 +1,9 @@
-//! # Random numbers that a seed fixes
+//! # Random numbers from a seed
 //!
-//! SplitMix64 (Steele, Lea, Flood, OOPSLA'14): eight bytes of state, one multiply-xor round per
-//! number. Not for secrets.
+//! SplitMix64 (Steele, Lea, Flood, OOPSLA'14): eight bytes of state and one multiply-xor round per
+//! number. Not suitable for secrets.
 
-/// A generator; equal seeds give equal numbers.
+/// A generator. Equal seeds produce equal numbers.
 #[derive(Clone, Debug)]
 pub(super) struct SimRandom(u64);
 
@@ -17,19 +17,19 @@ impl SimRandom {
         mix(self.0)
     }
 
-    /// A number in `[0, bound)`, near enough to uniform for small bounds.
+    /// Returns a number in `[0, bound)`, nearly uniform for small bounds.
     pub(super) fn below(&mut self, bound: u64) -> u64 {
         assert!(bound > 0, "nothing is below 0");
         self.next() % bound
     }
 
-    /// True once in `n` on average.
+    /// Returns true with probability 1 / `n`.
     pub(super) fn one_in(&mut self, n: u64) -> bool {
         self.below(n) == 0
     }
 }
 
-/// The finaliser of SplitMix64: every bit of the result depends on every bit of `word`.
+/// Finalizer of SplitMix64: every bit of the result depends on every bit of `word`.
 pub(super) fn mix(word: u64) -> u64 {
     let word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

@@ -1,4 +1,4 @@
-//! What the simulated disk promises, and what it promises to lose.
+//! Guarantees of the simulated disk, and the losses that it must produce.
 
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -11,7 +11,7 @@ fn p(path: &str) -> &Path {
     Path::new(path)
 }
 
-/// Creates a file with `bytes`, name and bytes durable.
+/// Creates a file with `bytes`. Its name and content are durable.
 fn durable(disk: &SimDisk, path: &str, bytes: &[u8]) -> Arc<dyn File> {
     let file = disk.open(p(path), OpenMode::Create).unwrap();
     file.write_at(0, bytes).unwrap();
@@ -25,7 +25,7 @@ fn read(disk: &SimDisk, path: &str) -> Option<Vec<u8>> {
     disk.read_file(p(path)).ok()
 }
 
-/// What a file may look like after a power cut now: all subsets of what is pending.
+/// Returns the possible contents of a file after a power cut now, for all subsets of pending units.
 fn outcomes(disk: &SimDisk, path: &str) -> BTreeSet<Option<Vec<u8>>> {
     let keeps = disk.pending().keeps(12, 0, 0);
     keeps.iter().map(|keep| read(&disk.power_cut(keep), path)).collect()
@@ -39,7 +39,7 @@ fn kind<T>(answer: io::Result<T>) -> io::ErrorKind {
     answer.map(drop).unwrap_err().kind()
 }
 
-/// `sectors` filled with one byte each.
+/// Returns sectors, each filled with one byte of `fill`.
 fn sectors(fill: &[u8]) -> Vec<u8> {
     fill.iter().flat_map(|&byte| [byte; 512]).collect()
 }
@@ -186,7 +186,8 @@ fn removed_file_may_come_back_until_its_directory_is_synced() {
     file.sync().unwrap();
 }
 
-/// A disk whose file `/a` had four sectors synced as `abcd` and a failed sync of `ABCD`.
+/// Returns a disk and its file `/a`. Its four sectors were synced as `abcd`, and a sync of `ABCD`
+/// failed.
 fn after_failed_sync(seed: u64, after: AfterFailedSync) -> (SimDisk, Arc<dyn File>) {
     let disk = SimDisk::with_seed(seed);
     disk.set_after_failed_sync(after);
@@ -309,7 +310,7 @@ fn full_disk_refuses_new_blocks_only() {
     assert_eq!(kind(file.allocate(5 * 4096)), io::ErrorKind::StorageFull);
     let other = durable(&disk, "/b", b"last block");
     assert_eq!(kind(other.write_at(4000, &[2; 200])), io::ErrorKind::StorageFull);
-    assert_eq!(other.len().unwrap(), 4096, "what fitted was written");
+    assert_eq!(other.len().unwrap(), 4096, "the part that fits is written");
     file.write_at(4096, &[3; 8192]).unwrap();
     other.write_at(0, b"LAST").unwrap();
     disk.remove(p("/b")).unwrap();
@@ -576,7 +577,7 @@ fn equal_images_hash_alike_whatever_their_history() {
     assert_ne!(disk.hash(), other.power_cut(&KeepChoice::Only(0)).hash());
 }
 
-/// One random operation; names and lengths from small sets, so that things collide.
+/// Makes one random operation. Names and lengths come from small sets, so that they collide.
 fn step(disk: &SimDisk, files: &mut Vec<Arc<dyn File>>, random: &mut SimRandom) {
     let paths = ["/a", "/b", "/d/a", "/d/b"];
     let path = |random: &mut SimRandom| p(paths[content::index(random.below(4))]);
@@ -606,7 +607,7 @@ fn step(disk: &SimDisk, files: &mut Vec<Arc<dyn File>>, random: &mut SimRandom) 
     }
 }
 
-/// Path, length and hash of each file.
+/// Returns path, length and hash of each file.
 fn contents(disk: &SimDisk) -> Vec<(PathBuf, u64, u64)> {
     let files = disk.files().into_iter();
     let hash = |path: &Path| siphasher::sip::SipHasher13::new().hash(&disk.read_file(path).unwrap());

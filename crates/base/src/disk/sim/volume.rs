@@ -1,14 +1,14 @@
-//! # A simulated volume: names and files, each in cache and on the platter
+//! # Simulated volume: names and files, in the cache and on the platter
 //!
-//! Everything [`super::SimDisk`] models, without locks, faults or threads. A clone shares all
-//! bytes with its origin until one of them changes.
+//! The state of a [`super::SimDisk`] without locks, faults and threads. A clone shares all bytes
+//! with its origin until one of them changes.
 //!
 //! ## Invariants
 //!
-//! 1. A directory has `names` (what calls see) and `durable` (what is on the platter); `changes`
-//!    lists, in order, what separates them. `sync_dir` applies those of one directory, and those
-//!    of others that they build on: order among changes of one name is never broken.
-//! 2. A node lives as long as it has a name in either, in a pending change, or is open.
+//! 1. A directory has `names` (visible to calls) and `durable` (on the platter); `changes` lists
+//!    the differences in order. `sync_dir` applies the changes of one directory, and those of
+//!    others that they depend on. The order of the changes of one name is always kept.
+//! 2. A node lives as long as it is open or has a name: a visible, a durable or a pending one.
 //! 3. `used` is the number of blocks in the caches of all files that have a name or are open.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,27 +25,27 @@ use super::inode::Inode;
 use super::random::SimRandom;
 use crate::disk::DirEntry;
 
-/// The number of a file or directory, never reused.
+/// Number of a file or directory, never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Ino(pub(super) u64);
 
 const ROOT: Ino = Ino(0);
 
-/// Names and files.
+/// Names and files of a volume.
 #[derive(Clone)]
 pub(super) struct VolumeState {
     pub(super) nodes: BTreeMap<Ino, SimNode>,
     pub(super) changes: Vec<NameChange>,
     next_ino: u64,
     open: BTreeMap<Ino, u32>,
-    /// Files that had two names at some time.
+    /// Files that ever had two names.
     linked: BTreeSet<Ino>,
     used: u64,
-    /// In blocks.
+    /// Number of blocks.
     pub(super) capacity: u64,
-    /// What it says of files that may still be made, and how many there can be.
+    /// Reported numbers of free and of all files.
     pub(super) files: Option<(u64, u64)>,
-    /// Number of the operation under way, or of the last one.
+    /// Number of the running or last operation.
     pub(super) op: u64,
     pub(super) is_paranoid: bool,
     pub(super) after_failed_sync: AfterFailedSync,
@@ -66,7 +66,7 @@ pub(super) struct SimDir {
 
 type DirNames = BTreeMap<String, Ino>;
 
-/// A place for a name.
+/// Directory and name of an entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct NameLocation {
     pub(super) dir: Ino,
@@ -78,11 +78,11 @@ pub(super) struct NameLocation {
 pub(super) struct NameChange {
     pub(super) op: u64,
     pub(super) ino: Ino,
-    /// Where the name goes away.
+    /// Location of the removed name.
     pub(super) from: Option<NameLocation>,
-    /// Where it appears.
+    /// Location of the added name.
     pub(super) to: Option<NameLocation>,
-    /// The (old) name, and the new one of a rename, for people.
+    /// The (old) name, and the new name of a rename, for messages.
     pub(super) path: Arc<Path>,
     pub(super) new_path: Option<Arc<Path>>,
 }
@@ -105,7 +105,7 @@ impl VolumeState {
         }
     }
 
-    /// The same without any open file: those without a name are gone.
+    /// Returns the volume without open files. Files without a name are deleted.
     pub(super) fn with_all_closed(mut self) -> VolumeState {
         for ino in std::mem::take(&mut self.open).into_keys() {
             self.free_unreferenced(ino);
@@ -199,7 +199,8 @@ impl VolumeState {
         }
         if let Some(target) = self.dir(new.dir)?.names.get(&new.name) {
             match (&self.nodes[&ino], &self.nodes[target]) {
-                (SimNode::File(_), SimNode::File(_)) if *target == ino => return Ok(()), // two names of one file stay
+                // Both names of one file remain.
+                (SimNode::File(_), SimNode::File(_)) if *target == ino => return Ok(()),
                 (SimNode::File(_), SimNode::File(_)) => {}
                 (SimNode::Dir(_), SimNode::Dir(dir)) if dir.names.is_empty() => {}
                 (SimNode::Dir(_), SimNode::Dir(_)) => return Err(io::ErrorKind::DirectoryNotEmpty.into()),
@@ -215,8 +216,8 @@ impl VolumeState {
         Ok(())
     }
 
-    /// Makes the names of a directory durable; or, if it fails, a random part of them, and takes
-    /// the rest for durable.
+    /// Makes the names of a directory durable. If the sync fails, saves a random part of them and
+    /// treats the others as durable.
     pub(super) fn sync_dir(&mut self, path: &Path, fails: bool) -> io::Result<()> {
         let dir = self.ino(path)?;
         self.dir(dir)?;
@@ -236,8 +237,8 @@ impl VolumeState {
         Ok(())
     }
 
-    /// Makes all files and names durable; or, if it fails, a random part of them, and takes the
-    /// rest for durable.
+    /// Makes all files and names durable. If the sync fails, saves a random part of them and treats
+    /// the others as durable.
     pub(super) fn sync_all(&mut self, fails: bool) {
         for change in std::mem::take(&mut self.changes) {
             if !fails || self.random.one_in(2) {
@@ -254,8 +255,9 @@ impl VolumeState {
         self.forget_unreachable();
     }
 
-    /// For each pending change, whether a sync of `dir` includes it: those in `dir`, and those that
-    /// one of them builds on (a file that was renamed into `dir` must not reappear where it was).
+    /// Returns for each pending change whether a sync of `dir` includes it: the changes in `dir`,
+    /// and those that one of them depends on. (A file that was renamed into `dir` must not reappear
+    /// under its old name.)
     fn changes_synced_with(&self, dir: Ino) -> Vec<bool> {
         let mut needed: Vec<&NameLocation> = Vec::new();
         let mut synced = vec![false; self.changes.len()];
@@ -269,7 +271,7 @@ impl VolumeState {
         synced
     }
 
-    /// Applies the two halves of a change to the platter, as asked.
+    /// Applies the removal, the addition, or both parts of a change to the platter.
     pub(super) fn make_durable(&mut self, change: &NameChange, remove: bool, add: bool) {
         if let (Some(place), true) = (&change.from, remove) {
             let names = &mut self.dir_mut(place.dir).durable;
@@ -364,8 +366,7 @@ impl VolumeState {
         }
     }
 
-    /// The file, which nobody has open any more, goes if nothing else keeps it (invariant 2), and
-    /// so does its space.
+    /// Deletes a closed file and frees its space, if it has no name (invariant 2).
     fn free_unreferenced(&mut self, ino: Ino) {
         let is_found = self.ino(&self.file(ino).path).is_ok_and(|found| found == ino);
         if is_found || self.has_name(ino, |dir| &dir.names) {
@@ -386,7 +387,7 @@ impl VolumeState {
         dirs.flat_map(|dir| names(dir).values()).any(|found| *found == ino)
     }
 
-    /// Writes what there is space for; then fails if that was not all.
+    /// Writes the part that fits. Fails if a part does not fit.
     pub(super) fn write(&mut self, ino: Ino, offset: u64, bytes: &[u8]) -> io::Result<()> {
         let end = offset.checked_add(bytes.len() as u64).ok_or(io::ErrorKind::FileTooLarge)?;
         let room = super::content::index(self.capacity.saturating_sub(self.used));
@@ -434,7 +435,7 @@ impl VolumeState {
         self.random = random;
     }
 
-    /// Bytes that are not in use.
+    /// Returns the number of free bytes.
     pub(super) fn free(&self) -> u64 {
         self.capacity.saturating_sub(self.used) * BLOCK
     }
@@ -448,9 +449,9 @@ impl VolumeState {
         self.used = self.used + file.cache().used() - before;
     }
 
-    // --- past the model ----------------------------------------------------------------------
+    // --- without the model -------------------------------------------------------------------
 
-    /// All files with their paths, as calls see them (or as they are on the platter).
+    /// Returns all files with their paths, as calls see them or as they are on the platter.
     pub(super) fn walk(&self, durable: bool) -> Vec<(PathBuf, &Inode)> {
         let mut found = Vec::new();
         let mut dirs = vec![(PathBuf::from("/"), ROOT)];
@@ -470,7 +471,7 @@ impl VolumeState {
         found
     }
 
-    /// Hash of names and bytes on the platter.
+    /// Returns a hash of names and bytes on the platter.
     pub(super) fn platter_hash(&self) -> u64 {
         let mut hasher = SipHasher13::new();
         let mut dirs = vec![ROOT];
@@ -490,14 +491,14 @@ impl VolumeState {
         hasher.finish()
     }
 
-    /// Changes a file in cache and on the platter.
+    /// Changes a file in the cache and on the platter.
     pub(super) fn edit(&mut self, path: &Path, change: impl Fn(&mut FileContent)) -> io::Result<()> {
         let ino = self.file_at(path)?;
         self.change_file(ino, |file| file.edit(change));
         Ok(())
     }
 
-    /// Puts a file with `content` there, in cache and on the platter, replacing another.
+    /// Creates or replaces a file with `content`, in the cache and on the platter.
     pub(super) fn put(&mut self, path: &Path, content: FileContent) -> io::Result<()> {
         let place = self.name_location(path)?;
         let ino = self.add_node(path, false);
@@ -510,7 +511,7 @@ impl VolumeState {
         Ok(())
     }
 
-    /// Takes a file's name away, in cache and on the platter.
+    /// Removes the name of a file, in the cache and on the platter.
     pub(super) fn erase(&mut self, path: &Path) -> io::Result<()> {
         self.file_at(path)?;
         let place = self.name_location(path)?;
@@ -523,7 +524,7 @@ impl VolumeState {
 
     // --- housekeeping ------------------------------------------------------------------------
 
-    /// Every name becomes what is durable; nodes without a name go.
+    /// Resets all names to the durable ones, and deletes nodes without a name.
     pub(super) fn drop_pending_names(&mut self) {
         self.changes.clear();
         for node in self.nodes.values_mut() {
@@ -538,7 +539,7 @@ impl VolumeState {
         self.forget_unreachable();
     }
 
-    /// The nodes that may have a name after a power cut.
+    /// Returns the nodes that may have a name after a power cut.
     pub(super) fn nameable(&self) -> BTreeSet<Ino> {
         let mut found: BTreeSet<Ino> = self.changes.iter().map(|change| change.ino).collect();
         for node in self.nodes.values() {
@@ -549,7 +550,7 @@ impl VolumeState {
         found
     }
 
-    /// Drops the nodes that invariant 2 does not keep.
+    /// Deletes the nodes that invariant 2 does not keep.
     fn forget_unreachable(&mut self) {
         let mut reached = BTreeSet::new();
         let mut ahead = vec![ROOT];
@@ -582,7 +583,7 @@ impl VolumeState {
     }
 }
 
-/// The names along a path from the root. Absolute and relative paths are the same.
+/// Returns the names along a path from the root. Absolute and relative paths are equivalent.
 fn parts(path: &Path) -> io::Result<Vec<&str>> {
     let mut parts = Vec::new();
     for name in path_components(path)? {
@@ -595,8 +596,7 @@ fn parts(path: &Path) -> io::Result<Vec<&str>> {
     Ok(parts)
 }
 
-/// What stands between the slashes of a path. Every call looks a path up, so this does not
-/// allocate.
+/// Returns the components of a path. Every call looks up a path, so this does not allocate.
 fn path_components(path: &Path) -> io::Result<impl Iterator<Item = &str> + Clone> {
     let text = path.to_str().ok_or(io::ErrorKind::InvalidInput)?;
     Ok(text.split('/').filter(|word| !word.is_empty() && *word != "."))

@@ -1,4 +1,4 @@
-//! # Own: a box and a boxed slice whose memory is a piece
+//! # Block box and block slice: a box and a boxed slice in memory of the block allocator
 
 use std::fmt;
 use std::ops::Deref;
@@ -6,38 +6,38 @@ use std::ptr::NonNull;
 
 use super::{SMALL_ALIGN, allocate, block_align, free};
 
-/// A box whose memory is a piece.
+/// A box in memory of the block allocator.
 pub struct BlockBox<T>(NonNull<T>);
 
 // SAFETY:
-// * It owns its value, as a box does.
+// * It owns its value, like a `Box`.
 unsafe impl<T: Send> Send for BlockBox<T> {}
 // SAFETY:
 // * As above.
 unsafe impl<T: Sync> Sync for BlockBox<T> {}
 
 impl<T> BlockBox<T> {
-    /// Puts `value` into a piece.
+    /// Moves `value` into a block.
     pub fn new(value: T) -> BlockBox<T> {
         const { assert!(align_of::<T>() <= block_align(size_of::<T>())) };
         let start = allocate(size_of::<T>()).cast::<T>();
         // SAFETY:
-        // * As large and as aligned as it must be, and ours alone.
+        // * The block has the size and alignment of `T`, and no other code knows it.
         unsafe { start.write(value) };
         BlockBox(start)
     }
 
-    /// Hands it to the caller, as [`Box::into_raw`].
+    /// Gives the value to the caller, like [`Box::into_raw`].
     #[must_use]
     pub fn into_raw(self) -> *mut T {
         std::mem::ManuallyDrop::new(self).0.as_ptr()
     }
 
-    /// Takes it up again.
+    /// Takes the value back.
     ///
     /// # Safety
     ///
-    /// `raw` is of [`BlockBox::into_raw`], once.
+    /// `raw` comes from [`BlockBox::into_raw`] and is passed here only once.
     #[must_use]
     pub unsafe fn from_raw(raw: *mut T) -> BlockBox<T> {
         BlockBox(NonNull::new(raw).expect("of a piece"))
@@ -50,7 +50,7 @@ impl<T> Deref for BlockBox<T> {
     #[inline]
     fn deref(&self) -> &T {
         // SAFETY:
-        // * Written in `new`, and owned.
+        // * `new` wrote the value, and `self` owns it.
         unsafe { self.0.as_ref() }
     }
 }
@@ -64,7 +64,8 @@ impl<T: fmt::Debug> fmt::Debug for BlockBox<T> {
 impl<T> Drop for BlockBox<T> {
     fn drop(&mut self) {
         // SAFETY:
-        // * Taken in `new` for such a value, which is owned, and nobody sees it from here on.
+        // * `new` allocated the block for this type, and `self` owns it. It is not used after this
+        //   point.
         unsafe {
             self.0.drop_in_place();
             free(self.0.cast(), size_of::<T>());
@@ -72,29 +73,29 @@ impl<T> Drop for BlockBox<T> {
     }
 }
 
-/// A boxed slice whose memory is a piece.
+/// A boxed slice in memory of the block allocator.
 pub struct BlockSlice<T> {
     start: NonNull<T>,
     count: usize,
 }
 
 // SAFETY:
-// * It owns its items, as a box does.
+// * It owns its items, like a `Box`.
 unsafe impl<T: Send> Send for BlockSlice<T> {}
 // SAFETY:
 // * As above.
 unsafe impl<T: Sync> Sync for BlockSlice<T> {}
 
 impl<T> BlockSlice<T> {
-    /// `count` items, each of which `item` makes.
+    /// Creates a slice of `count` items, each returned by `item`.
     pub fn new(count: usize, item: impl Fn() -> T) -> BlockSlice<T> {
         const { assert!(align_of::<T>() <= SMALL_ALIGN) };
         let bytes = count.checked_mul(size_of::<T>()).expect("a row is far below the half of all memory");
         let start = allocate(bytes).cast::<T>();
         for index in 0..count {
             // SAFETY:
-            // * There is room for `count` of them, aligned as they must be, and it is ours alone.
-            //   (What was made before an `item` that panics is not dropped.)
+            // * The block has room for `count` items with their alignment, and no other code knows
+            //   it. (If `item` panics, the previous items are leaked.)
             unsafe { start.add(index).write(item()) };
         }
         BlockSlice { start, count }
@@ -107,7 +108,7 @@ impl BlockSlice<u8> {
     pub fn copy(bytes: &[u8]) -> BlockSlice<u8> {
         let (start, count) = (allocate(bytes.len()), bytes.len());
         // SAFETY:
-        // * There is room for so many, which is ours alone.
+        // * The block has room for `count` bytes, and no other code knows it.
         unsafe { start.as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), count) };
         BlockSlice { start, count }
     }
@@ -117,7 +118,7 @@ impl<T> std::ops::DerefMut for BlockSlice<T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut [T] {
         // SAFETY:
-        // * So many were written in `new`, and are owned; the reference is the only one.
+        // * `new` or `copy` wrote `count` items, and `self` owns them. This is the only reference.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.count) }
     }
 }
@@ -128,7 +129,7 @@ impl<T> Deref for BlockSlice<T> {
     #[inline]
     fn deref(&self) -> &[T] {
         // SAFETY:
-        // * So many were written in `new`, and are owned.
+        // * `new` or `copy` wrote `count` items, and `self` owns them.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.count) }
     }
 }
@@ -142,7 +143,8 @@ impl<T: fmt::Debug> fmt::Debug for BlockSlice<T> {
 impl<T> Drop for BlockSlice<T> {
     fn drop(&mut self) {
         // SAFETY:
-        // * Taken in `new` for so many items, which are owned, and nobody sees them from here on.
+        // * The block was allocated for `count` items, and `self` owns them. They are not used
+        //   after this point.
         unsafe {
             NonNull::slice_from_raw_parts(self.start, self.count).drop_in_place();
             free(self.start.cast(), self.count * size_of::<T>());
@@ -161,7 +163,7 @@ mod tests {
         let counted = Arc::new(());
         let raw = BlockBox::new((Arc::clone(&counted), [7u8; 3000])).into_raw();
         // SAFETY:
-        // * Handed out just now.
+        // * `raw` comes from `into_raw` just now.
         let piece = unsafe { BlockBox::from_raw(raw) };
         assert_eq!((piece.1[2999], Arc::strong_count(&counted)), (7, 2));
         let row = BlockSlice::new(100, || Arc::clone(&counted));

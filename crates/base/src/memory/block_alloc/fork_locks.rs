@@ -1,43 +1,44 @@
-//! # Forking: a child finds no lock held by a thread that is not there
+//! # Fork locks: no lock is held by a missing thread in a child process
 //!
-//! Caches of a database are let go in a child, too, and it may open databases of its own. So
-//! whoever forks takes all locks of the pieces first, as allocators do: what they cover is whole
-//! then, and its copy in the child as well.
+//! A child frees the caches of its parent's databases, and may open databases of its own. A forking
+//! thread therefore takes all locks of the block allocator first, as general allocators do. The
+//! data behind the locks is then consistent in the child, too.
 //!
 //! ## Threads
 //!
-//! Handlers run in the thread that forks, the child's in its copy there, which has the same locks.
-//! They are std's: to let go of one is a store and a system call that wakes nobody in the child;
-//! parking_lot's would look into a table of those who wait. They are taken before those of an
-//! allocator whose handlers were there earlier: whoever has one of ours and allocates comes to an
-//! end.
+//! The handlers run in the forking thread and in its copy in the child, which has the same locks.
+//! The locks are those of std: unlocking one is a store and a system call, which wakes no thread in
+//! the child. A lock of parking_lot would access a table of waiting threads.
+//!
+//! The handlers take the locks before the handlers of a general allocator that were installed
+//! earlier run. A thread that holds one of our locks and allocates can therefore finish.
 
 use std::cell::RefCell;
 use std::sync::{MutexGuard, Once};
 
 use super::{BlockShard, OPEN, SHARDS, SPARE, SpareChunks, lock};
 
-/// All locks, held.
+/// Guards of all locks.
 type AllLocks = ([MutexGuard<'static, BlockShard>; SHARDS], MutexGuard<'static, SpareChunks>);
 
 thread_local! {
     static ALL_LOCKS: RefCell<Option<AllLocks>> = const { RefCell::new(None) };
 }
 
-/// From now on whoever forks has the locks.
+/// Installs the fork handlers, once.
 pub(super) fn install() {
     static INSTALLED: Once = Once::new();
     INSTALLED.call_once(|| {
         // SAFETY:
-        // * The handlers live as long as the program, do not unwind, and take locks in the order
-        //   that everybody does.
+        // * The handlers live as long as the program, do not unwind, and take the locks in the same
+        //   order as all other code.
         let failed = unsafe { libc::pthread_atfork(Some(lock_all), Some(unlock_all), Some(unlock_all)) };
         assert_eq!(failed, 0, "no memory for fork handlers");
     });
 }
 
 extern "C" fn lock_all() {
-    // Without a place to keep them, in a thread that is ending, they are not held.
+    // In an ending thread there is no place for the guards. The locks are then not held.
     let _ = ALL_LOCKS
         .try_with(|held| *held.borrow_mut() = Some((OPEN.each_ref().map(|shard| lock(shard)), lock(&SPARE))));
 }
@@ -57,12 +58,13 @@ mod tests {
         let pieces: Vec<_> = sizes().map(|bytes| (allocate(bytes), bytes)).collect();
         for (piece, bytes) in pieces {
             // SAFETY:
-            // * Taken just now, as large.
+            // * The block was allocated just now with `bytes` bytes.
             unsafe { free(piece, bytes) };
         }
     }
 
-    /// Children of a process whose other threads take and give all the time do so, too, and end.
+    /// Children of a process in which other threads allocate and free all the time can do the same,
+    /// and end.
     #[test]
     fn a_child_finds_all_locks_open() {
         let _alone = crate::fork::FORKING.lock();
@@ -79,8 +81,8 @@ mod tests {
             take_and_give(5);
             for child in 0..40 {
                 // SAFETY:
-                // * The child does nothing but take and give, and ends without running anything of
-                //   ours. An alarm ends one that waits.
+                // * The child only allocates, frees and ends without running other code of the
+                //   test. An alarm ends a child that hangs.
                 let (pid, mut status) = unsafe {
                     let pid = libc::fork();
                     if pid == 0 {
@@ -91,7 +93,7 @@ mod tests {
                     (pid, -1)
                 };
                 // SAFETY:
-                // * A child of ours, and a number on our stack.
+                // * `pid` is a child of this process, and `status` is on the stack.
                 let waited = unsafe { libc::waitpid(pid, &raw mut status, 0) };
                 if (waited, status) != (pid, 0) {
                     is_over.store(true, Ordering::Relaxed);

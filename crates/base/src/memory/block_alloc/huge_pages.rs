@@ -1,17 +1,17 @@
-//! # Huge: pieces that stay come to stand on huge pages
+//! # Huge pages: collapsing of fully used memory
 //!
-//! Whoever reads from a cache far larger than the processor's misses twice for a line: the line,
-//! and where its page is. Halves of regions that have all of their memory are brought together on
-//! huge pages, a few at a time, by the background: nobody who loads a block waits for the system to
-//! find one, and nothing is taken that was not there before.
+//! A read from a cache that is far larger than the processor's caches misses twice: for the line
+//! and for its page table entry. The background therefore collapses halves of regions that are
+//! fully resident to huge pages, a few at a time. A thread that loads a block never waits for the
+//! system to find a huge page, and no memory is added.
 //!
-//! Where memory is short this is not for: what a cache lets go then takes a huge page apart again,
-//! and its memory is the process's until the system wants it. Callers see to that.
+//! Callers must not use this while memory is short. Evictions split huge pages again, and their
+//! memory stays with the process until the system reclaims it.
 //!
 //! ## Threads
 //!
-//! One at a time; who comes second goes away. A reader of a half that is on its way waits until it
-//! is there. After a fork in the midst of it the child has none.
+//! One thread at a time; a second caller returns at once. A reader of a half that is being
+//! collapsed waits for the system. After a fork during a call the child cannot collapse any more.
 
 use std::ffi::c_void;
 use std::ptr::with_exposed_provenance_mut;
@@ -21,28 +21,28 @@ use std::sync::{Mutex, OnceLock};
 use super::{CHUNK_BYTES, MIN_PAGE, REGION, SPARE, lock, page_bytes};
 use crate::memory::HUGE_PAGE;
 
-/// Halves looked at in a call.
+/// Maximum number of halves checked in one call.
 const HALVES_CHECKED: usize = 64;
-/// Halves brought together in a call: some milliseconds each where the processors are busy (5 in
-/// the middle, 8 at most, of 183).
+/// Maximum number of halves collapsed in one call: each takes milliseconds if the processors are
+/// busy.
 const MAX_COLLAPSED: usize = 8;
-/// Calls that do nothing after the system had no huge page to give.
+/// Number of calls that do nothing after the system had no huge page.
 const BACKOFF_CALLS: u32 = 64;
-/// Pages of a half at most.
+/// Maximum number of pages of a half.
 const PAGES: usize = HUGE_PAGE / MIN_PAGE;
 const HALVES: usize = REGION / HUGE_PAGE;
 
-/// A walk over all halves.
+/// A scan over all halves.
 #[derive(Debug)]
 pub(super) struct HalfScan {
     next: usize,
     has_found: bool,
-    /// Calls that do nothing.
+    /// Number of further calls that do nothing.
     pub(super) backoff: u32,
 }
 
 impl HalfScan {
-    /// The next half; none at the end of a round, and the next one begins.
+    /// Returns the next half. Returns `None` at the end of a round; the next call begins a new one.
     fn next(&mut self) -> Option<usize> {
         let half = lock(&SPARE)
             .regions
@@ -54,13 +54,14 @@ impl HalfScan {
 }
 
 pub(super) static HALF_SCAN: Mutex<HalfScan> = Mutex::new(HalfScan { next: 0, has_found: false, backoff: 0 });
-/// The memory there was when a whole round found nothing: what is written later into chunks of then
-/// waits for the next change.
+/// Value of `CHUNK_BYTES` when a whole round found nothing. Pages that become resident later
+/// without changing `CHUNK_BYTES` wait for its next change.
 static UNCHANGED_BYTES: AtomicU64 = AtomicU64::new(u64::MAX);
-/// The system cannot do it.
+/// True if the system does not support the call.
 static REFUSED: AtomicBool = AtomicBool::new(false);
 
-/// Whether whoever runs the system lets programs have huge pages. (The call itself would not ask.)
+/// Returns whether the administrator permits huge pages. (MADV_COLLAPSE itself ignores that
+/// setting.)
 pub(super) fn is_allowed() -> bool {
     static ALLOWED: OnceLock<bool> = OnceLock::new();
     *ALLOWED.get_or_init(|| {
@@ -69,24 +70,23 @@ pub(super) fn is_allowed() -> bool {
     }) && !REFUSED.load(Ordering::Relaxed)
 }
 
-/// Every page of the half has its memory.
+/// Returns true if every page of the half is resident.
 fn is_fully_resident(half: usize) -> bool {
     let mut there = [0u8; PAGES];
     let pages = &mut there[..HUGE_PAGE / page_bytes()];
     let start = with_exposed_provenance_mut::<c_void>(half);
     // SAFETY:
-    // * It writes a byte for each page of the half, and there are so many.
+    // * The call writes one byte for each page of the half, and `pages` has as many.
     let failed = unsafe { libc::mincore(start, HUGE_PAGE, pages.as_mut_ptr()) };
     failed == 0 && pages.iter().all(|page| page & 1 == 1)
 }
 
-/// Has the system bring the half together. False if it does not.
+/// Collapses the half to a huge page. Returns false if the system does not.
 fn collapse(half: usize) -> bool {
-    lock(&SPARE).collapsed.insert(half); // before: whoever gives some of it back meanwhile takes it out again
+    lock(&SPARE).collapsed.insert(half); // first: a release during the call removes it
     let start = with_exposed_provenance_mut::<c_void>(half);
     // SAFETY:
-    // * The advice (which rustix does not have) changes how the half is backed, never what it
-    //   holds.
+    // * The advice (which rustix lacks) changes how the half is backed, never its content.
     let failed = unsafe { libc::madvise(start, HUGE_PAGE, libc::MADV_COLLAPSE) } != 0;
     if failed {
         let error = std::io::Error::last_os_error();
@@ -96,8 +96,7 @@ fn collapse(half: usize) -> bool {
     !failed
 }
 
-/// Brings some halves of regions together on huge pages, if there are any that have all of their
-/// memory.
+/// Collapses some halves of regions that are fully resident to huge pages, if there are any.
 pub fn collapse_some() {
     let held = CHUNK_BYTES.load(Ordering::Relaxed);
     if UNCHANGED_BYTES.load(Ordering::Relaxed) == held || !is_allowed() {

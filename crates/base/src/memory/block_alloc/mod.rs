@@ -1,55 +1,33 @@
-//! # Pieces: the memory of caches' blocks
+//! # Block allocator: memory for the blocks of caches
 //!
-//! A cache lets go as much as it takes in, here and there, in all sizes, and by all threads. An
-//! allocator keeps what one thread let go for that thread, and has a place for each size: of blocks
-//! that become longer it keeps the places of the shorter ones. That was three times the cache, in
-//! all. Here what was given back is the next that is given out, whoever asks, and neighbours become
-//! one.
+//! A cache frees blocks of all sizes in all threads, as fast as it allocates others. A general
+//! allocator keeps freed memory for one thread and one size, so the process uses a multiple of the
+//! cache. Here any allocation of any thread reuses freed memory, and free neighbors are merged.
 //!
 //! ## Picture
 //!
 //! ```text
-//!  region (4 MiB of the system's)
-//!    └─ chunk (256 KiB): head: shard | units: free ones, where pieces begin | unit (512 bytes) | unit | ...     a piece: some in a row
-//!  shard ─> its chunks by their longest runs          spare: chunks without pieces, all but two without memory
+//!  region (4 MiB of the system)
+//!    └─ chunk (256 KiB): head: shard | bits `free`, `starts` | unit (512 bytes) | unit | ...
+//!  shard ─> its chunks by their longest runs       block: units in a row
+//!  spare: chunks without blocks; all but two have no memory
 //! ```
 //!
 //! ## Invariants
 //!
-//! 1. A chunk is among its shard's under the length of its longest run of free units, unless that
-//!    is none; or it is spare.
-//! 2. A bit of `free` is set exactly if no piece has the unit; one of `starts`, exactly if a piece
-//!    begins there.
-//! 3. A head's shard is written before a piece of the chunk is given out, and again when none is
-//!    left: whoever has a piece may read it without a lock. What else is in the head is behind the
-//!    lock of that shard. No reference covers both.
+//! 1. A chunk is listed in its shard by the length of its longest run of free units, unless that is
+//!    zero; or it is spare.
+//! 2. A bit of `free` is set exactly if no block has the unit. A bit of `starts` is set exactly if
+//!    a block begins there.
+//! 3. The shard in a head is written before a block of the chunk is allocated, and again when the
+//!    last one is freed. The owner of a block may read it without a lock. The rest of the head is
+//!    protected by the lock of that shard. No reference covers both.
 //!
 //! ## Threads
 //!
-//! Any. A shard has a lock. A thread that takes a piece and finds a shard locked goes to the next
-//! one, so no more shards are in use than threads that meet. A thread that gives a piece back does
-//! not wait either: it puts the piece on the shard's list of returned pieces, and the next thread
-//! that locks the shard takes them in. The holder of a shard's lock may take the lock of the spare
-//! chunks. Nothing belongs to a thread, so none leaves anything behind. Who forks takes all locks
-//! before and lets go of them after, so that a child finds everything whole (`fork_locks.rs`).
-//!
-//! ## Why it is sound
-//!
-//! Regions are never unmapped and their provenance is exposed: a chunk's address, which is a
-//! piece's with the low bits cleared, leads to its head for ever. A piece's units are touched by
-//! its owner only: they are given out while their bits are set, under the lock, which then are not;
-//! and given back with what the owner did before. What is given back twice, or as long as it is
-//! not, or was never a piece, fails an assertion as long as the chunk has other pieces or is spare.
-//!
-//! Sanitizers do not see what becomes of a piece. With `--cfg plain_pieces` each is the
-//! allocator's, and they do.
-//!
-//! ## Costs
-//!
-//! A tenth of a microsecond or two. Half a unit a piece, and what is free between pieces: the
-//! shortest run that is long enough is taken. Regions stay mapped; empty chunks in them take
-//! nothing, nor do pages between pieces after a [`release_pages`]. Halves of regions that stay full
-//! come to stand on huge pages ([`collapse_some`]).
+//! Any thread may call. Each shard has a lock; its holder may take the lock of the spare chunks. An
+//! allocation skips locked shards. Freeing in a locked shard puts the block on a list, which the
+//! next holder of the lock empties. A forking thread takes all locks (`fork_locks.rs`).
 
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::collections::BTreeSet;
@@ -68,81 +46,86 @@ mod huge_pages;
 #[cfg(all(test, not(shuttle)))]
 mod tests;
 
-/// Pieces begin at multiples of this, ...
+/// Alignment of blocks.
 pub const ALIGN: usize = 64;
-/// ... those of not more than half a unit at multiples of this.
+/// Alignment of blocks of at most half a unit.
 const SMALL_ALIGN: usize = 16;
-/// Bytes of a unit. What is not larger than its half is the allocator's, ...
+/// Bytes of a unit. The general allocator serves blocks of at most half a unit.
 const UNIT: usize = 512;
-/// ... and what is larger than this.
+/// Maximum size of a block of a chunk. The general allocator serves larger ones.
 pub const MAX_BLOCK: usize = 32 << 10;
-/// Bytes of a chunk, and what it begins at a multiple of.
+/// Bytes and alignment of a chunk.
 const CHUNK: usize = 256 << 10;
-/// Units of a chunk; its head has the first.
+/// Number of units of a chunk. The first contains its head.
 const UNITS: usize = CHUNK / UNIT;
 const WORDS: usize = UNITS / 64;
-/// A bit for each unit.
+/// One bit for each unit.
 type UnitBits = [u64; WORDS];
-/// A bit of [`ChunkUnits::released_pages`] is for so many bytes at least.
+/// Minimum number of bytes for a bit of [`ChunkUnits::released_pages`].
 const MIN_PAGE: usize = CHUNK / 64;
-/// Bytes of a region, which begins at a multiple of a huge page.
+/// Bytes of a region. Its alignment is that of a huge page.
 const REGION: usize = 2 * HUGE_PAGE;
 const SHARDS: usize = 8;
-/// Empty chunks that keep their memory.
+/// Number of empty chunks that keep their memory.
 const MAX_RESIDENT_SPARES: usize = 2;
 
-/// What stands at the beginning of a chunk.
+/// Head at the beginning of a chunk.
+///
+/// Regions are never unmapped and their provenance is exposed. The address of a chunk is the
+/// address of a block with the low bits cleared, and always leads to a head. Only the owner of a
+/// block uses its units. Allocation clears their `free` bits under the lock; the owner frees them
+/// after its last use. An assertion detects a block that is freed twice, with a wrong length, or
+/// was never allocated. This works as long as its chunk has other blocks or is spare.
 #[derive(Debug)]
 #[repr(C)]
 struct ChunkHead {
-    /// The number of its shard, and 1; 0 of a spare chunk (I3).
+    /// Number of its shard plus 1; 0 for a spare chunk (I3).
     shard: usize,
     units: ChunkUnits,
 }
 
-/// What the units of a chunk are in use for.
+/// Use of the units of a chunk.
 #[derive(Debug)]
 struct ChunkUnits {
-    /// The length of the longest run of free ones.
+    /// Length of the longest run of free units.
     longest: usize,
     free: UnitBits,
     starts: UnitBits,
-    /// A bit for each of the system's pages that was given back, and not used since: all its units
-    /// are free.
+    /// Bits of the system pages that were released and not used since. All of their units are free.
     released_pages: u64,
 }
 
 const _: () =
     assert!(size_of::<ChunkHead>() <= UNIT && UNIT.is_multiple_of(ALIGN) && MAX_BLOCK < CHUNK - UNIT);
 
-/// Chunks by the lengths of their longest runs, each by address.
+/// Chunks by the lengths of their longest runs, each set sorted by address.
 #[derive(Debug)]
 struct BlockShard {
     chunks: [BTreeSet<usize>; UNITS],
-    /// A bit for each length that some chunk has.
+    /// Bits of the lengths that some chunk has.
     lengths: UnitBits,
 }
 
-/// Bytes of memory that chunks have, ...
+/// Bytes of memory of all chunks.
 static CHUNK_BYTES: AtomicU64 = AtomicU64::new(0);
-/// ... and of pieces in them.
+/// Bytes of all blocks in chunks.
 static BLOCK_BYTES: AtomicU64 = AtomicU64::new(0);
 
-/// Chunks without pieces.
+/// Regions, and chunks without blocks.
 #[derive(Debug)]
 struct SpareChunks {
-    /// Their memory is still there.
+    /// Spare chunks with memory.
     resident: Vec<usize>,
-    /// It is given back.
+    /// Spare chunks without memory: it was released.
     released: Vec<usize>,
     /// All regions.
     regions: Vec<usize>,
-    /// Their halves that stand on huge pages.
+    /// Halves of regions that were collapsed to huge pages.
     collapsed: BTreeSet<usize>,
 }
 
 impl SpareChunks {
-    /// Some of a chunk's memory is given back.
+    /// Notes that some memory of a chunk is released: its half is no longer on a huge page.
     fn unmark_collapsed(&mut self, chunk: usize) {
         self.collapsed.remove(&(chunk & !(HUGE_PAGE - 1)));
     }
@@ -151,17 +134,17 @@ impl SpareChunks {
 static OPEN: [Mutex<BlockShard>; SHARDS] =
     [const { Mutex::new(BlockShard { chunks: [const { BTreeSet::new() }; UNITS], lengths: [0; WORDS] }) };
         SHARDS];
-/// A piece that was given back while its shard was locked: this stands in its first bytes.
+/// A block that was freed while its shard was locked. This is written to its first bytes.
 #[derive(Debug)]
 struct FreedBlock {
     next: *mut FreedBlock,
-    /// Units of the piece.
+    /// Number of units of the block.
     count: usize,
 }
 
 const _: () = assert!(size_of::<FreedBlock>() <= UNIT && align_of::<FreedBlock>() <= ALIGN);
 
-/// The returned pieces of each shard, the newest first.
+/// Freed blocks of each shard that are not taken in yet, newest first.
 static FREED: [AtomicPtr<FreedBlock>; SHARDS] = [const { AtomicPtr::new(std::ptr::null_mut()) }; SHARDS];
 
 static SPARE: Mutex<SpareChunks> = Mutex::new(SpareChunks {
@@ -171,24 +154,24 @@ static SPARE: Mutex<SpareChunks> = Mutex::new(SpareChunks {
     collapsed: BTreeSet::new(),
 });
 
-/// Bytes of memory between pieces, of all databases of the process.
+/// Returns the bytes of memory between blocks, for all databases of the process.
 #[must_use]
 pub fn fragmented_bytes() -> u64 {
     CHUNK_BYTES.load(Ordering::Relaxed).saturating_sub(BLOCK_BYTES.load(Ordering::Relaxed))
 }
 
-/// Bytes of pieces, of all databases of the process.
+/// Returns the bytes of blocks, for all databases of the process.
 #[must_use]
 pub fn in_use() -> u64 {
     BLOCK_BYTES.load(Ordering::Relaxed)
 }
 
-/// Units of a piece; none if it is the allocator's.
+/// Returns the number of units of a block. Returns `None` if the general allocator serves it.
 const fn units_of(bytes: usize) -> Option<usize> {
     if bytes <= UNIT / 2 || bytes > MAX_BLOCK { None } else { Some(bytes.div_ceil(UNIT)) }
 }
 
-/// Bytes of memory that a piece of `bytes` takes.
+/// Returns the bytes of memory that a block of `bytes` takes.
 #[must_use]
 pub const fn memory_bytes(bytes: usize) -> u64 {
     match units_of(bytes) {
@@ -197,13 +180,14 @@ pub const fn memory_bytes(bytes: usize) -> u64 {
     }
 }
 
-/// The units, unless the interleavings are being explored, of which none may leave anything to the
-/// next; or a sanitizer looks.
+/// Returns the number of units of a block, or `None` if the general allocator serves it. With
+/// `--cfg shuttle` that is always the case, because no explored run may affect the next one. So it
+/// is with `--cfg plain_pieces`, because sanitizers do not know about blocks in chunks.
 fn pooled(bytes: usize) -> Option<usize> {
     if cfg!(any(shuttle, plain_pieces)) { None } else { units_of(bytes) }
 }
 
-/// What a piece of so many bytes begins at a multiple of.
+/// Returns the alignment of a block of `bytes`.
 #[must_use]
 pub const fn block_align(bytes: usize) -> usize {
     if bytes <= UNIT / 2 { SMALL_ALIGN } else { ALIGN }
@@ -214,7 +198,7 @@ fn layout(bytes: usize) -> Layout {
         .expect("a piece is far below the half of all memory")
 }
 
-/// The first bit from `from` on that is `is_set`, or all there are.
+/// Returns the first bit from `from` on with the value `is_set`, or `UNITS` if there is none.
 fn next_bit(words: &UnitBits, from: usize, is_set: bool) -> usize {
     let mut at = from;
     while at < UNITS {
@@ -228,7 +212,7 @@ fn next_bit(words: &UnitBits, from: usize, is_set: bool) -> usize {
     UNITS
 }
 
-/// Runs of bits that are set: where each begins, and how long it is.
+/// Returns the runs of set bits: the start and length of each.
 fn runs(words: &UnitBits) -> impl Iterator<Item = (usize, usize)> + '_ {
     let mut at = 0;
     std::iter::from_fn(move || {
@@ -242,15 +226,16 @@ fn flip(words: &mut UnitBits, start: usize, count: usize) {
     (start..start + count).for_each(|bit| words[bit / 64] ^= 1 << (bit % 64));
 }
 
-/// Pages that have something of so many units from `first` on, or that have nothing else if
-/// `whole`: the first, and behind the last.
+/// Returns the pages that overlap `count` units from `first` on: the first page, and the one behind
+/// the last. With `whole`, returns the pages that are completely inside of the units.
 fn pages_of(first: usize, count: usize, whole: bool) -> (usize, usize) {
     let (page, start, end) = (page_bytes(), first * UNIT, (first + count) * UNIT);
     if whole { (start.div_ceil(page), end / page) } else { (start / page, end.div_ceil(page)) }
 }
 
 impl ChunkUnits {
-    /// Units are going to be used: pages of theirs that were given back come again. How many.
+    /// Marks pages as used again before their units are allocated. Returns the number of pages that
+    /// were released.
     fn reuse_pages(&mut self, first: usize, count: usize) -> u32 {
         let (from, to) = pages_of(first, count, false);
         let before = self.released_pages.count_ones();
@@ -258,8 +243,8 @@ impl ChunkUnits {
         before - self.released_pages.count_ones()
     }
 
-    /// Runs of pages without a piece that have their memory: the first, and behind the last. They
-    /// are taken as given back.
+    /// Returns the runs of resident pages without a block (the first page, and the one behind the
+    /// last), and marks them as released.
     fn take_releasable_pages(&mut self) -> Vec<(usize, usize)> {
         let mut gone: Vec<(usize, usize)> = Vec::new();
         for (first, count) in runs(&self.free) {
@@ -275,8 +260,8 @@ impl ChunkUnits {
         gone
     }
 
-    /// A piece of so many units begins at `first` from now on, or does no more: how long the
-    /// longest run was, and is.
+    /// Marks the start or the end of the use of `count` units from `first` on by a block. Returns
+    /// the length of the longest free run before and after.
     fn flip(&mut self, first: usize, count: usize) -> (usize, usize) {
         flip(&mut self.free, first, count);
         flip(&mut self.starts, first, 1);
@@ -285,7 +270,7 @@ impl ChunkUnits {
         (before, self.longest)
     }
 
-    /// Units of the piece that begins at `first`, if one does.
+    /// Returns the number of units of the block that begins at `first`, if there is one.
     fn len_from(&self, first: usize) -> Option<usize> {
         let is_one = self.starts[first / 64] >> (first % 64) & 1 == 1;
         let end = next_bit(&self.starts, first + 1, true).min(next_bit(&self.free, first + 1, true));
@@ -308,7 +293,7 @@ impl BlockShard {
         }
     }
 
-    /// The longest run of a chunk may be another (I1): how long it is.
+    /// Updates the list entry of a chunk after its longest run may have changed (I1).
     fn update_listing(&mut self, chunk: usize, before: usize, longest: usize) {
         if longest != before {
             self.unlist(chunk, before);
@@ -316,26 +301,25 @@ impl BlockShard {
         }
     }
 
-    /// What the units of a chunk are in use for.
+    /// Returns the units of a chunk.
     ///
     /// # Safety
     ///
-    /// The chunk is this shard's, or was found to be so with a piece of it in hand. (`&mut self` is
-    /// the lock.)
+    /// The chunk belongs to this shard. (`&mut self` proves that the caller holds the lock.)
     unsafe fn units(&mut self, chunk: usize) -> &mut ChunkUnits {
         let head = with_exposed_provenance_mut::<ChunkHead>(chunk);
         // SAFETY:
-        // * Written when it became the shard's; who has a piece reads the other part of the head
-        //   only (I3), everybody else comes through the lock, and this reference is gone before
-        //   `self` is used again.
+        // * The head was written when the chunk was added to the shard.
+        // * The owner of a block reads only the other part of the head (I3). All other accesses
+        //   need the lock, and the result borrows `self`.
         unsafe { &mut (*head).units }
     }
 
-    /// Makes a piece of so many units of a chunk of the shard's whose longest run is long enough;
-    /// the first of them.
+    /// Allocates a block of `count` units in a chunk of the shard with a long enough run. Returns
+    /// the first unit.
     fn cut(&mut self, chunk: usize, count: usize) -> usize {
         // SAFETY:
-        // * A chunk of the shard.
+        // * The chunk belongs to the shard.
         let units = unsafe { self.units(chunk) };
         let fitting = runs(&units.free).filter(|(_, len)| *len >= count).min_by_key(|(_, len)| *len);
         let (first, _) = fitting.expect("its longest run is long enough (I1)");
@@ -347,15 +331,15 @@ impl BlockShard {
         first
     }
 
-    /// The units of a piece are free. True if that was the last piece of the chunk, which is the
-    /// shard's no more.
+    /// Frees the units of a block. Returns true if that was the last block of the chunk, which then
+    /// leaves the shard.
     ///
     /// # Safety
     ///
-    /// The chunk is the shard's.
+    /// The chunk belongs to the shard.
     unsafe fn free_units(&mut self, chunk: usize, first: usize, count: usize) -> bool {
         // SAFETY:
-        // * The caller's promise.
+        // * The caller guarantees it.
         let units = unsafe { self.units(chunk) };
         assert!(units.len_from(first) == Some(count), "a piece is given back once, as long as it is (I2)");
         let (before, longest) = units.flip(first, count);
@@ -363,7 +347,7 @@ impl BlockShard {
         BLOCK_BYTES.fetch_sub((count * UNIT) as u64, Ordering::Relaxed);
         if longest == UNITS - 1 {
             // SAFETY:
-            // * As above. It becomes spare as if it had all of its memory.
+            // * As above. The chunk is counted as fully resident while it becomes spare.
             let again = unsafe { self.units(chunk) }.reuse_pages(0, UNITS);
             CHUNK_BYTES.fetch_add(u64::from(again) * page_bytes() as u64, Ordering::Relaxed);
             self.unlist(chunk, longest);
@@ -371,8 +355,8 @@ impl BlockShard {
         longest == UNITS - 1
     }
 
-    /// Takes in the pieces of shard `number`, this one, that were given back while it was locked.
-    /// Returns the chunks that have no piece any more; the caller must `make_spare` them.
+    /// Frees the blocks of this shard, number `number`, that were freed while it was locked.
+    /// Returns the chunks that have no block any more; the caller must pass them to `make_spare`.
     #[must_use]
     fn drain_freed(&mut self, number: usize) -> Vec<usize> {
         let mut empty = Vec::new();
@@ -382,12 +366,12 @@ impl BlockShard {
         let mut next = FREED[number].swap(std::ptr::null_mut(), Ordering::Acquire);
         while !next.is_null() {
             // SAFETY:
-            // * Written by `push_freed` before the exchange that put it on the list. The swap took
-            //   all of the list, so it is ours.
+            // * `push_freed` wrote it before the exchange that put it on the list. The swap took
+            //   the whole list, so no other thread uses it.
             let FreedBlock { next: behind, count } = unsafe { next.read() };
             let (chunk, first) = block_position(next.expose_provenance());
             // SAFETY:
-            // * The piece is not free yet, so its chunk stayed the shard's.
+            // * The block was not free yet, so its chunk still belongs to the shard.
             if unsafe { self.free_units(chunk, first, count) } {
                 empty.push(chunk);
             }
@@ -396,17 +380,17 @@ impl BlockShard {
         empty
     }
 
-    /// Gives pages of a chunk of the shard's back that no piece has. Their bytes.
+    /// Releases the resident pages of a chunk that no block uses. Returns their bytes.
     fn release_chunk_pages(&mut self, chunk: usize) -> u64 {
         // SAFETY:
-        // * A chunk of the shard.
+        // * The chunk belongs to the shard.
         let gone = unsafe { self.units(chunk) }.take_releasable_pages();
         let page = page_bytes();
         if gone.is_empty() {
             return 0;
         }
-        // Until it is done, so that the half does not become whole again in the midst of it,
-        // unnoticed.
+        // Held until the pages are released. Otherwise the half could become fully resident and be
+        // collapsed in between.
         let mut spare = lock(&SPARE);
         spare.unmark_collapsed(chunk);
         let mut bytes = 0;
@@ -414,8 +398,8 @@ impl BlockShard {
             let start = with_exposed_provenance_mut::<u8>(chunk + from * page);
             let start = NonNull::new(start).expect("no chunk is at 0");
             // SAFETY:
-            // * Whole pages of units that are free, so nobody's, and not the head's; the lock is
-            //   held, so that none is taken meanwhile.
+            // * The pages consist of free units, which have no owner, and do not include the head.
+            //   The lock of the shard is held, so none is allocated during the call.
             let _ = unsafe { super::release_pages(start, (to - from) * page) };
             bytes += ((to - from) * page) as u64;
         }
@@ -423,19 +407,19 @@ impl BlockShard {
         bytes
     }
 
-    /// The chunk whose longest run is the shortest that is long enough.
+    /// Returns the chunk with the shortest of the longest runs that suffice.
     fn find(&self, units: usize) -> Option<usize> {
         let longest = next_bit(&self.lengths, units, true);
         self.chunks.get(longest)?.first().copied()
     }
 }
 
-/// The lock. What it covers is whole whenever an assertion of ours may fail.
+/// Locks a mutex. Ignores poisoning: the data is consistent wherever an assertion can fail.
 fn lock<T>(mutex: &'static Mutex<T>) -> MutexGuard<'static, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The lock of a shard, if nobody else holds it.
+/// Locks a shard, unless another thread holds the lock.
 fn try_lock(shard: &'static Mutex<BlockShard>) -> Option<MutexGuard<'static, BlockShard>> {
     match shard.try_lock() {
         Ok(shard) => Some(shard),
@@ -444,25 +428,27 @@ fn try_lock(shard: &'static Mutex<BlockShard>) -> Option<MutexGuard<'static, Blo
     }
 }
 
-/// A shard that nobody else is in, if there is one.
+/// Locks a shard, if possible one that no other thread holds.
 fn lock_any_shard() -> (usize, MutexGuard<'static, BlockShard>) {
     let free = OPEN.iter().enumerate().find_map(|(number, shard)| Some((number, try_lock(shard)?)));
     free.unwrap_or_else(|| (0, lock(&OPEN[0])))
 }
 
-/// The chunk of a piece that begins at `address`, and its first unit.
+/// Returns the chunk of a block at `address`, and its first unit.
 fn block_position(address: usize) -> (usize, usize) {
     let chunk = address & !(CHUNK - 1);
     (chunk, (address - chunk) / UNIT)
 }
 
-/// Memory for `bytes`, aligned as [`block_align`] says. What stands there is anything. The process
-/// ends if there is no memory, as for a box.
+/// Allocates uninitialized memory of `bytes` with the alignment of [`block_align`]. Aborts the
+/// process if there is no memory, like [`Box::new`].
+///
+/// Uses the shortest run of free units that suffices. A block loses half a unit on average.
 #[must_use]
 pub fn allocate(bytes: usize) -> NonNull<u8> {
     let Some(count) = pooled(bytes) else {
         // SAFETY:
-        // * Not of no bytes.
+        // * The size of the layout is not zero.
         let start = unsafe { alloc(layout(bytes)) };
         return NonNull::new(start).unwrap_or_else(|| handle_alloc_error(layout(bytes)));
     };
@@ -479,33 +465,34 @@ pub fn allocate(bytes: usize) -> NonNull<u8> {
     NonNull::new(with_exposed_provenance_mut::<u8>(chunk + first * UNIT)).expect("no chunk is at 0")
 }
 
-/// Gives it back.
+/// Frees a block.
 ///
 /// # Safety
 ///
-/// `start` is of [`allocate`], with as many bytes, once; and nobody touches it any more.
+/// `start` comes from [`allocate`] with the same `bytes` and is freed only once. No code uses the
+/// memory any more.
 pub unsafe fn free(start: NonNull<u8>, bytes: usize) {
     let Some(count) = pooled(bytes) else {
         // SAFETY:
-        // * Allocated with this layout in `take`: the caller's promise.
+        // * `allocate` used the same layout: the caller guarantees the same `bytes`.
         return unsafe { dealloc(start.as_ptr(), layout(bytes)) };
     };
     let (chunk, first) = block_position(start.addr().get());
     let rest = start.addr().get() % UNIT;
     let head = with_exposed_provenance_mut::<ChunkHead>(chunk);
     // SAFETY:
-    // * The head of a chunk that has a piece, so that nobody writes its shard (I3); no reference
-    //   covers that.
+    // * The chunk has a block, so no thread writes the shard in its head (I3), and no reference
+    //   covers it.
     let number = unsafe { (&raw const (*head).shard).read() };
     assert!(number != 0 && rest == 0, "a piece is given back once: its chunk has none");
     let number = number - 1;
     let Some(mut shard) = try_lock(&OPEN[number]) else {
         // SAFETY:
-        // * The piece is the caller's to give, as large and as aligned as a `FreedBlock` must be.
+        // * The caller owns the block. It has at least the size and alignment of a `FreedBlock`.
         return unsafe { push_freed(start.cast(), count, &FREED[number]) };
     };
     // SAFETY:
-    // * Of this shard: read just now.
+    // * The chunk belongs to this shard, as its head says. The block of the caller keeps it there.
     let is_empty = unsafe { shard.free_units(chunk, first, count) };
     let mut empty = shard.drain_freed(number);
     empty.extend(is_empty.then_some(chunk));
@@ -513,16 +500,16 @@ pub unsafe fn free(start: NonNull<u8>, bytes: usize) {
     make_all_spare(empty);
 }
 
-/// Puts a piece of `count` units on a list of returned ones.
+/// Puts a block of `count` units on a list of freed ones.
 ///
 /// # Safety
 ///
-/// The caller owns the piece, and nobody touches it any more.
+/// The caller owns the block, and no other code uses it.
 unsafe fn push_freed(piece: NonNull<FreedBlock>, count: usize, list: &AtomicPtr<FreedBlock>) {
     let mut next = list.load(Ordering::Relaxed);
     loop {
         // SAFETY:
-        // * The piece is ours until the exchange below succeeds: the caller's promise.
+        // * The caller owns the block, until the exchange below succeeds.
         unsafe { piece.write(FreedBlock { next, count }) };
         match list.compare_exchange_weak(next, piece.as_ptr(), Ordering::Release, Ordering::Relaxed) {
             Ok(_) => return,
@@ -531,23 +518,23 @@ unsafe fn push_freed(piece: NonNull<FreedBlock>, count: usize, list: &AtomicPtr<
     }
 }
 
-/// Chunks that lost their last piece are spare.
+/// Makes chunks spare that lost their last block.
 fn make_all_spare(empty: Vec<usize>) {
     for chunk in empty {
         // SAFETY:
-        // * It has no piece, and is in no shard, so nobody but us knows of it.
+        // * The chunk has no block and is in no shard, so no other thread knows it.
         unsafe { make_spare(chunk) }
     }
 }
 
-/// Bytes of a bit of [`ChunkUnits::released_pages`].
+/// Returns the bytes for one bit of [`ChunkUnits::released_pages`].
 fn page_bytes() -> usize {
     page_size().max(MIN_PAGE)
 }
 
-/// Gives the pages between pieces back. A cache that gives way lets blocks go here and there; their
-/// memory would stay until all others of a chunk have gone. Some hundred calls of the system for
-/// each MiB. How many bytes went.
+/// Releases the pages between blocks, and returns their bytes. Evictions free blocks in many
+/// chunks, and without this call the memory would stay until a chunk is empty. Costs hundreds of
+/// system calls for each MiB.
 pub fn release_pages() -> u64 {
     let mut bytes = 0;
     for (number, shard) in OPEN.iter().enumerate() {
@@ -555,7 +542,7 @@ pub fn release_pages() -> u64 {
         make_all_spare(empty);
         let mut longest = 0;
         loop {
-            // The lock for one length at a time: a thread may find all shards locked.
+            // Takes the lock for one length at a time, since a thread may find all shards locked.
             let mut shard = lock(shard);
             longest = next_bit(&shard.lengths, longest + 1, true);
             if longest >= UNITS {
@@ -568,7 +555,7 @@ pub fn release_pages() -> u64 {
     bytes
 }
 
-/// A chunk without pieces, which becomes the shard's.
+/// Returns a chunk without blocks, which now belongs to the shard.
 fn new_chunk(shard: usize) -> usize {
     let chunk = {
         let mut spare = lock(&SPARE);
@@ -585,23 +572,23 @@ fn new_chunk(shard: usize) -> usize {
         })
     };
     let mut free = [u64::MAX; WORDS];
-    free[0] &= !1; // its own
+    free[0] &= !1; // the head
     let units = ChunkUnits { longest: UNITS - 1, free, starts: [0; WORDS], released_pages: 0 };
     // SAFETY:
-    // * A spare chunk: mapped, aligned, and nobody's but ours.
+    // * The spare chunk is mapped and aligned, and no other thread knows it.
     unsafe { with_exposed_provenance_mut::<ChunkHead>(chunk).write(ChunkHead { shard: shard + 1, units }) };
     chunk
 }
 
-/// A chunk is spare.
+/// Makes a chunk spare.
 ///
 /// # Safety
 ///
-/// A chunk that has no pieces and is in no list; nobody else knows it.
+/// The chunk has no blocks and is in no list. No other thread knows it.
 unsafe fn make_spare(chunk: usize) {
     let head = with_exposed_provenance_mut::<ChunkHead>(chunk);
     // SAFETY:
-    // * Ours alone: the caller's promise.
+    // * Only this thread knows the chunk: the caller guarantees it.
     unsafe { (&raw mut (*head).shard).write(0) };
     let mut spare = lock(&SPARE);
     if spare.resident.len() < MAX_RESIDENT_SPARES {
@@ -611,12 +598,13 @@ unsafe fn make_spare(chunk: usize) {
     drop(spare);
     if let Some(start) = NonNull::new(head.cast::<u8>()) {
         // SAFETY:
-        // * Of a mapping of ours, whole pages; nobody else knows it. Zeros are a spare chunk's
-        //   shard, and the rest of its head is written again before it is read.
+        // * The range consists of whole pages of a mapping of this module, and no other thread
+        //   knows it. Zeros are the shard of a spare chunk, and the rest of the head is written
+        //   before it is read.
         let _ = unsafe { super::release_pages(start, CHUNK) };
     }
     CHUNK_BYTES.fetch_sub(CHUNK as u64, Ordering::Relaxed);
     let mut spare = lock(&SPARE);
-    spare.unmark_collapsed(chunk); // it may have become whole again meanwhile
+    spare.unmark_collapsed(chunk); // it may have been collapsed again
     spare.released.push(chunk);
 }

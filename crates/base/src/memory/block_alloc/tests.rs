@@ -1,4 +1,4 @@
-//! # Tests: pieces are apart, come back, and stand where others stood
+//! # Tests: blocks are disjoint, return, and reuse the memory of others
 
 use super::*;
 use crate::fork::FORKING;
@@ -55,7 +55,7 @@ fn free_pages_are_released_once_and_reused() {
     assert_eq!(units.take_releasable_pages(), [(1, 4), (6, 7)], "the head's stays");
 }
 
-/// A piece with a mark in all of its bytes.
+/// A block with a mark in all of its bytes.
 struct MarkedBlock {
     start: usize,
     bytes: usize,
@@ -67,7 +67,7 @@ impl MarkedBlock {
         let start = allocate(bytes);
         assert!(start.addr().get().is_multiple_of(block_align(bytes)));
         // SAFETY:
-        // * Taken just now, of so many bytes.
+        // * The block was allocated just now with `bytes` bytes.
         unsafe { start.as_ptr().write_bytes(mark, bytes) };
         MarkedBlock { start: start.expose_provenance().get(), bytes, mark }
     }
@@ -77,7 +77,7 @@ impl Drop for MarkedBlock {
     fn drop(&mut self) {
         let start = NonNull::new(with_exposed_provenance_mut::<u8>(self.start)).expect("of a piece");
         // SAFETY:
-        // * A piece of so many bytes, ours, and written.
+        // * The block has `bytes` bytes, which `new` wrote, and `self` owns it.
         unsafe {
             let held = std::slice::from_raw_parts(start.as_ptr(), self.bytes);
             assert!(held.iter().all(|byte| *byte == self.mark));
@@ -86,11 +86,11 @@ impl Drop for MarkedBlock {
     }
 }
 
-/// Threads take and give back pieces of all sizes, also each other's. No two overlap, and those
-/// that are left take not much more than they must.
+/// Threads allocate and free blocks of all sizes, also those of other threads. No two overlap, and
+/// the remaining ones take not much more memory than necessary.
 #[test]
 fn blocks_are_disjoint_and_reusable() {
-    let _alone = FORKING.lock(); // what forks takes and gives much, too
+    let _alone = FORKING.lock(); // the fork tests allocate and free much, too
     let (hand_on, handed) = std::sync::mpsc::channel::<MarkedBlock>();
     let handed = std::sync::Mutex::new(handed);
     std::thread::scope(|scope| {
@@ -128,7 +128,7 @@ fn a_thread_gives_back_while_another_has_the_shard() {
     let piece = MarkedBlock::new(3000, 7);
     let head = with_exposed_provenance_mut::<ChunkHead>(block_position(piece.start).0);
     // SAFETY:
-    // * The head of a chunk that has a piece of ours (I3).
+    // * The chunk has a block of this test (I3).
     let number = unsafe { (&raw const (*head).shard).read() } - 1;
     let mut shard = lock(&OPEN[number]);
     std::thread::scope(|scope| scope.spawn(move || drop(piece)).join()).expect("giving back does not wait");
@@ -138,21 +138,21 @@ fn a_thread_gives_back_while_another_has_the_shard() {
     make_all_spare(empty);
 }
 
-/// What a thread of the model does next, from its own numbers.
+/// Returns the next choice of a thread of the model, from its own random numbers.
 fn next(random: &mut u64, below: usize) -> usize {
     *random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
     usize::try_from(*random >> 33).expect("31 bits") % below
 }
 
-/// Threads take and give back at random, in bursts of some sizes, with a model beside them: which
-/// addresses are somebody's.
+/// Threads allocate and free at random, in bursts of some sizes. A model knows the addresses in
+/// use.
 #[test]
 fn no_address_is_in_two_blocks() {
     let model = std::sync::Mutex::new(std::collections::BTreeMap::<usize, usize>::new());
     let act = |thread: u64| {
         let (mut random, mut held) = (thread, Vec::<MarkedBlock>::new());
         for _ in 0..300 {
-            // A burst of about one size: places of the sizes before are cut up.
+            // A burst of about one size: the units of previous sizes are cut up.
             let about = 1 + next(&mut random, MAX_BLOCK);
             for _ in 0..next(&mut random, 40) {
                 let bytes = 1 + next(&mut random, about);
@@ -168,7 +168,7 @@ fn no_address_is_in_two_blocks() {
             while held.len() > keep {
                 let piece = held.swap_remove(next(&mut random, held.len()));
                 model.lock().unwrap().remove(&piece.start);
-                drop(piece); // which looks at what stands there
+                drop(piece); // checks its content
             }
         }
         for piece in held {
@@ -197,7 +197,7 @@ fn long_blocks_reuse_the_space_of_short_ones() {
     assert!(again > 0, "other tests may have some of it");
 }
 
-/// Bytes on huge pages of the mapping that an address is in.
+/// Returns the bytes of huge pages in the mapping that contains an address.
 #[cfg(not(plain_pieces))]
 fn huge_bytes_around(address: usize) -> usize {
     let mappings = std::fs::read_to_string("/proc/self/smaps").expect("Linux");
@@ -217,11 +217,11 @@ fn huge_bytes_around(address: usize) -> usize {
 #[cfg(not(plain_pieces))]
 #[test]
 fn blocks_keep_their_bytes_on_huge_pages() {
-    let _alone = FORKING.lock(); // what is written while a child lives is on small pages from then on
+    let _alone = FORKING.lock(); // pages written while a child lives stay small
     let mut marks = (0..=250).cycle();
     let (mut pieces, mut halves) = (Vec::new(), BTreeSet::new());
     let is_gathered = |halves: &BTreeSet<usize>| !lock(&SPARE).collapsed.is_disjoint(halves);
-    // More and more: the first ones stand where others stood, between what is nobody's.
+    // Adds more and more blocks: the first ones fill gaps between others.
     for _ in 0..40 {
         pieces.extend(marks.by_ref().take(1000).map(|mark| MarkedBlock::new(9000, mark)));
         halves.extend(pieces.iter().map(|piece| piece.start & !(HUGE_PAGE - 1)));
@@ -240,10 +240,10 @@ fn blocks_keep_their_bytes_on_huge_pages() {
         "there are huge pages, and halves that are whole"
     );
     let nobody_gathers = huge_pages::HALF_SCAN.lock().unwrap_or_else(PoisonError::into_inner);
-    let spare = lock(&SPARE); // nor gives anything back
+    let spare = lock(&SPARE); // no thread releases pages, either
     if let Some(half) = spare.collapsed.intersection(&halves).next() {
-        assert!(huge_bytes_around(*half) >= HUGE_PAGE, "it stands on a huge page");
+        assert!(huge_bytes_around(*half) >= HUGE_PAGE, "it is on a huge page");
     }
     drop((spare, nobody_gathers));
-    drop(pieces); // each has its mark still
+    drop(pieces); // each checks its mark
 }

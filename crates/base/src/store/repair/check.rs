@@ -1,9 +1,9 @@
-//! # Check: the damage that a verification reports and that no pair needs
+//! # Check: damage in files that no pair needs
 //!
-//! A damaged slot of a pair of which the other one was used, a damaged image that its engine did
-//! without, a head of a chunk: none of them costs a pair, and the next damage may. So the report of
-//! a repair has all that [`Store::verify`] reports. Damage that its reading of logs and pairs met
-//! is there already.
+//! Examples are a damaged slot of ROOT if the other one is valid, an image that is not needed, and
+//! the head of a chunk. They cost no pair now, but the next damage may. The report of a repair
+//! therefore contains all damage that [`Store::verify`] reports. Damage of logs and pairs is
+//! recorded already.
 
 use super::open::{SourceDatabase, into_damage};
 use super::output::RepairOutput;
@@ -12,7 +12,7 @@ use crate::root::Root;
 use crate::store::Store;
 use crate::store::image::ImageReader;
 
-/// Reads images, heads of chunks, and all files of the engines that were brought up.
+/// Reads images, heads of chunks, and all files of the engines that are open.
 pub(super) fn check_unread_files(
     store: &Store,
     root: &Root,
@@ -21,7 +21,7 @@ pub(super) fn check_unread_files(
 ) -> Result<()> {
     check_images(store, root, out)?;
     for engine in opened.sources.iter().filter_map(|source| source.engine.as_ref()) {
-        // Straight into the list, which has a limit: an engine may report any number.
+        // Directly into the list, which is bounded: an engine may report any number.
         let mut damages = std::mem::take(&mut out.damages);
         let verified = engine.verify(&mut |error| damages.note_error(&error), &mut |_| out.add_done(0));
         out.damages = damages;
@@ -29,14 +29,14 @@ pub(super) fn check_unread_files(
     }
     let mut staged = Vec::new();
     for engine in opened.sources.iter().filter_map(|source| source.engine.as_ref()) {
-        let _ = engine.blobs(&mut staged); // others are lost by key
+        let _ = engine.blobs(&mut staged); // the other keyspaces report lost blobs by key
     }
     store.context.blobs.mark_used(&staged.into_iter().collect(), true);
     store.context.blobs.verify(&mut |error| out.damages.note_error(&error));
     Ok(())
 }
 
-/// Reads the images that ROOT names.
+/// Reads the images that ROOT refers to.
 fn check_images(store: &Store, root: &Root, out: &mut RepairOutput<'_, '_>) -> Result<()> {
     for checkpoint in root.logs.iter().map(|log| &log.checkpoint) {
         for id in &checkpoint.keyspaces {
@@ -49,7 +49,7 @@ fn check_images(store: &Store, root: &Root, out: &mut RepairOutput<'_, '_>) -> R
     Ok(())
 }
 
-/// Takes note of damage.
+/// Records damage.
 fn note_damage(out: &mut RepairOutput<'_, '_>, result: Result<()>) -> Result<()> {
     match result {
         Err(error @ Error::Cancelled) => Err(error),

@@ -1,33 +1,32 @@
-//! # Survey: which commits there are, which are missing, and what that puts in doubt
+//! # Damage scan: present and missing commits, and the resulting doubts
 //!
-//! As the survey of an opening, but past damage, and over all that an opening would replay.
+//! Like `tail_scan`, but continues behind damage, and scans all that an opening would replay.
 //!
 //! ## Picture
 //!
 //! ```text
-//!   frames   ... 41 42 [hole] 47 48 ...          lo = 42, hi = 47
-//!   others   ......... 43 44 .........           in another log, whole: not in the hole
-//!   doubt    45 and 46 were, or may have been, in the hole; whatever is older than 46 may have been superseded or removed by one of them
+//!   frames   ... 41 42 [damage] 47 48 ...        lo = 42, hi = 47
+//!   others   .......... 43 44 ...........        complete in another log: not in the damaged range
+//!   doubt    45 and 46 were, or may have been, in the range: each of them may have superseded or
+//!            removed any older version
 //! ```
 //!
-//! ## What a hole puts in doubt
+//! ## Invariants
 //!
-//! * In the order of commits: every version of a keyspace of this log at or below the highest
-//!   number between lo and hi that is in no log whole, and not at or below what the checkpoint has.
-//!   Beyond the last frame hi is what the segment is known to reach to, or the last commit that
-//!   counts.
-//! * Among survivors: as much, up to the highest number the segment has, wherever else those
-//!   numbers are: a copy may have been the only one of a version, while a copy of an older version
-//!   is in another segment.
-//! * A number that was durable and is in no log, while no hole explains it, was in a log that ends
-//!   too early. All logs may be that one.
-//! * A segment that ROOT or a seal names, and that is not there, may have held commits above all
-//!   that are known: they may have superseded any version of its log.
-//! * The journal has the catalogue: a hole there above ROOT's floor may have held a creation, a
-//!   clearing or a drop.
-//!
-//! Records of the checkpoint's past are not read: what is damaged there costs what stands there,
-//! and puts nothing else in doubt.
+//! 1. Commit stream: let N be the highest number between lo and hi that no log has completely. A
+//!    damaged range puts in doubt each version of its log at or below N. Numbers up to the
+//!    checkpoint do not count. Without a frame behind the range, hi is the last seq of the segment
+//!    or the cut.
+//! 2. Survivors: the range puts in doubt all versions up to the highest seq of the segment. The
+//!    lost copy may have been the only one of its version, while another segment has a copy of an
+//!    older version.
+//! 3. A durable number that is missing outside of all ranges was in a log that ends too early. Any
+//!    log may be that one.
+//! 4. A missing segment that ROOT or a seal refers to may have had commits above all known ones.
+//!    They may have superseded any version of its log.
+//! 5. The journal has the catalog: a damaged range above ROOT's floor may have created, cleared or
+//!    dropped keyspaces.
+//! 6. Records before the checkpoint are not scanned: damage there costs only those records.
 
 use std::collections::{HashMap, HashSet};
 
@@ -44,21 +43,22 @@ use crate::store::recover::{FoundSegment, Recovery};
 use crate::store::replay::replay_start;
 use crate::types::{LogId, SegmentId, Seq};
 
-/// Holes that are looked at one by one.
+/// Maximum number of damaged ranges that are examined one by one.
 const MAX_DAMAGED_RANGES: usize = 100_000;
 
-/// What keyspaces may be wrong about.
+/// Doubts about keyspaces.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Doubts {
-    /// By log: versions at or below may have been superseded by what is missing. Zero: none.
+    /// By log: versions at or below may have been superseded by missing data. Zero if there is no
+    /// doubt.
     pub(super) logs: [Seq; LogId::ALL.len()],
-    /// The same of the catalogue.
+    /// Same for the catalog.
     pub(super) catalog: Seq,
-    /// Durable commits that are missing, as runs.
+    /// Missing durable commits, as runs of numbers.
     pub(super) missing: Vec<(Seq, Seq)>,
 }
 
-/// A hole, and the commits around it.
+/// Damaged range and the commits around it.
 struct DamageEvidence {
     log: LogId,
     is_commit_stream: bool,
@@ -71,24 +71,24 @@ struct DamageEvidence {
 
 #[derive(Default)]
 struct DamageScan {
-    /// Commits of which all parts are there.
+    /// Commits with all parts present.
     complete: SeqSet,
-    /// Those of several logs: how many parts there are, and which were found.
+    /// Commits in several logs: number of parts, and the parts found.
     parts: HashMap<Seq, (u8, u16)>,
     known_durable: Seq,
     newest: Seq,
     evidence: Vec<DamageEvidence>,
-    /// Logs with more holes than are looked at one by one.
+    /// Logs with more damaged ranges than are examined.
     has_too_much_damage: [bool; LogId::ALL.len()],
-    /// Staged values above the floor.
+    /// Blobs of commits above the floor.
     blobs: Vec<(Seq, BlobRef)>,
-    /// Commits whose runs go on in another segment.
+    /// Commits with runs that continue in another segment.
     crossing: HashMap<SegmentId, Seq>,
     /// Segments that a seal names.
     successors: Vec<(LogId, SegmentId)>,
 }
 
-/// Finds what counts in all logs: sets the cut, and where each segment ends.
+/// Scans all logs: sets the cut, and the ends of the segments.
 pub(super) fn scan_damage(recovery: &mut Recovery<'_>, damages: &mut DamageList) -> Doubts {
     let mut survey = DamageScan { known_durable: recovery.root.floor, ..DamageScan::default() };
     for log in LogId::ALL {
@@ -103,7 +103,7 @@ pub(super) fn scan_damage(recovery: &mut Recovery<'_>, damages: &mut DamageList)
     if recovery.root.is_clean {
         recovery.cut = recovery.root.floor;
     } else if is_substitute(recovery.root) {
-        recovery.cut = survey.newest; // nothing says what was durable
+        recovery.cut = survey.newest; // it is not known which commits were durable
     } else {
         recovery.cut = survey.cut(recovery, &mut doubts);
         recovery.apply_cut();
@@ -124,7 +124,7 @@ pub(super) fn scan_damage(recovery: &mut Recovery<'_>, damages: &mut DamageList)
 }
 
 impl DamageScan {
-    /// Reads what an opening would read of a segment.
+    /// Scans the part of a segment that an opening would read.
     fn scan_segment(&mut self, recovery: &Recovery<'_>, log: LogId, found: &mut FoundSegment) {
         let root = recovery.root;
         let may_go_on = !found.is_sealed() && !root.is_clean;
@@ -203,7 +203,7 @@ impl DamageScan {
         }
     }
 
-    /// Commit `seq` stands behind what was bad so far in its segment.
+    /// Records that commit `seq` is behind the damaged ranges so far in its segment.
     fn note_commit_behind(&mut self, log: LogId, segment: SegmentId, seq: Seq) {
         let here = self.evidence.iter_mut().rev();
         for evidence in here.take_while(|e| e.log == log && e.segment == segment && e.hi.is_none()) {
@@ -242,7 +242,8 @@ impl DamageScan {
         *open_run = None;
     }
 
-    /// The last commit that counts: what was known durable, and what follows without a gap.
+    /// Returns the last commit that counts: the durable ones count, and those that follow without a
+    /// gap.
     fn cut(&self, recovery: &Recovery<'_>, doubts: &mut Doubts) -> Seq {
         let (root, blobs) = (recovery.root, &recovery.store.context.blobs);
         let is_bad = |blob: &BlobRef| match blobs.open(blob) {
@@ -267,7 +268,7 @@ impl DamageScan {
         if next == first { root.floor } else { Seq(next.0 - 1) }
     }
 
-    /// What segments that are gone put in doubt.
+    /// Adds the doubts that missing segments cause (I4).
     fn doubt_missing(&self, recovery: &Recovery<'_>, doubts: &mut Doubts, damages: &mut DamageList) {
         if recovery.root.is_clean {
             return;
@@ -311,8 +312,7 @@ impl DamageScan {
             doubts.logs.iter_mut().for_each(|log| *log = (*log).max(*last));
             doubts.catalog = doubts.catalog.max(*last);
         }
-        // An earlier opening found that more was missing than it could say; or there is too much to
-        // be said.
+        // An earlier opening found the log damaged, or there are too many ranges to examine.
         let is_beyond =
             |log: &LogId| root.logs[log.index()].is_broken || self.has_too_much_damage[log.index()];
         for log in LogId::ALL.into_iter().filter(is_beyond) {

@@ -1,13 +1,14 @@
-//! # Gaps: reading a segment past what is damaged in it
+//! # Damaged ranges: reading a segment past damage
 //!
-//! A scan stops at the first bad place. Here it goes on behind it, at the next bytes that are a
-//! valid frame of this segment at this place, whatever kind of frame: each is checked by itself.
-//! What lies between is a *hole*.
+//! A scan stops at the first invalid frame. This one continues at the next bytes that are a valid
+//! frame of this segment at this place. Frames of any kind are accepted, since each is verified
+//! separately. The bytes between are a *damaged range*.
 //!
 //! ## Costs
 //!
-//! Bytes that look like headers are summed. Whoever fills values with such can make that dear, so
-//! it is bounded by a multiple of the segment: what is behind then counts as lost.
+//! Each position with a plausible header is verified by a checksum. Values that imitate headers
+//! could make that slow. So the checksummed bytes are limited to a multiple of the segment; frames
+//! behind the limit count as lost.
 
 use crate::disk::{SECTOR, SECTOR_BYTES};
 use crate::error::{Damage, Error};
@@ -16,27 +17,27 @@ use crate::segment::{ScanEnd, ScannedFrame, Segment, SegmentScan};
 
 /// Bytes read at a time in search of a frame.
 const SEARCH_BYTES: u64 = 64 << 10;
-/// Bytes of possible frames that are summed, as a multiple of the segment's.
+/// Maximum bytes of possible frames that are checksummed, as a multiple of the segment's.
 const MAX_CHECKSUM_FACTOR: u64 = 64;
 
-/// Bytes of a segment that nothing can be read from.
+/// Bytes of a segment that cannot be read.
 #[derive(Debug)]
 pub(super) struct DamagedRange {
     pub(super) from: u64,
     pub(super) to: u64,
-    /// What was wrong at its start.
+    /// Error at its start.
     pub(super) error: Error,
 }
 
-/// What comes next in a segment.
+/// Part of a segment.
 pub(super) enum ScanPart<'a, 's> {
     Frame(&'a ScannedFrame<'s>),
     Damaged(DamagedRange),
 }
 
-/// Goes through the frames of `segment` from `from` on. They are to end at `end`, or, if it
-/// `may_go_on`, behind it: then the first place that no frame follows is the end. Answers where the
-/// last frame ends.
+/// Visits the frames of `segment` from `from` on. They must end at `end`. If the segment
+/// `may_go_on`, they may continue behind `end`, up to the last valid frame. Returns the end of the
+/// last frame.
 pub(super) fn scan_past_damage(
     segment: &Segment,
     from: u64,
@@ -77,13 +78,13 @@ pub(super) fn scan_past_damage(
     reached
 }
 
-/// Whether any frame of `segment` can be read.
+/// Returns true if any frame of `segment` is valid.
 pub(in crate::store) fn has_frame(segment: &Segment) -> bool {
     let limit = segment.identity().capacity.min(segment.file().len().unwrap_or(0));
     next_frame(segment, crate::segment::DATA_START, limit, &mut (MAX_CHECKSUM_FACTOR * limit)).is_some()
 }
 
-/// The first valid frame at or behind `from`.
+/// Returns the offset of the first valid frame at or behind `from`.
 fn next_frame(segment: &Segment, from: u64, limit: u64, effort: &mut u64) -> Option<u64> {
     let mut at = from.next_multiple_of(ALIGN);
     let mut chunk = Vec::new();
@@ -110,7 +111,7 @@ fn next_frame(segment: &Segment, from: u64, limit: u64, effort: &mut u64) -> Opt
     None
 }
 
-/// Fills `bytes` from `at`, with zeros in place of sectors that the device does not give.
+/// Fills `bytes` from offset `at`. Unreadable sectors are filled with zeros.
 fn read_best_effort(segment: &Segment, at: u64, bytes: &mut [u8]) {
     if segment.file().read_at(at, bytes).is_ok() {
         return;

@@ -1,19 +1,18 @@
-//! # Entries: the records of the logs, and what the engines say of them
+//! # Log records: pairs from the records of the logs
 //!
 //! ```text
-//!   a frame whose checksum holds ── is it its key's newest? ── yes ──> the pair, certain but for doubts
-//!                                                          ── no ───> nothing: superseded
-//!                                   [damage] / no engine ─────────> gathered: of each key the newest counts, doubtful
+//!  valid frame ── newest according to the index? ── yes ──> pair, certain unless in doubt
+//!                                                ── no ───> superseded: skipped
+//!                 damaged index, or no engine ────────────> collected: newest of a key, doubtful
 //! ```
 //!
-//! Of an engine of the flat log an entry of the index is a place in the log. So the log is read
-//! from front to back, and the index asked: a frame that is damaged costs its key and nothing else,
-//! and so does a damaged page of an index for what it has.
+//! The index of an engine over the store log refers to places in the log. So the log is read
+//! sequentially and the index is asked about each record. A damaged frame costs only its key, and a
+//! damaged page of an index only its entries.
 //!
 //! ## Costs
 //!
-//! One pass over the log, and one more for each share of memory that the keys take which have to be
-//! gathered.
+//! One pass over the log, and one more for each part of the collected keys that fits into memory.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
@@ -34,14 +33,14 @@ use crate::store::Store;
 use crate::sync::epoch;
 use crate::types::{KeyspaceId, LogId, Seq};
 
-/// What a gathered key takes beside its bytes, about.
+/// Estimated bytes of a collected key in addition to the key.
 const ENTRY_OVERHEAD: u64 = 96;
-/// Gathered keys take at most this part of the memory budget.
+/// Collected keys take at most the memory budget divided by this.
 const BUDGET_DIVISOR: u64 = 4;
 
-/// A record that was met.
+/// Record that was found.
 struct FoundRecord<'a> {
-    /// The place of its keyspace.
+    /// Index of its keyspace.
     at: usize,
     seq: Seq,
     address: Address,
@@ -54,32 +53,32 @@ impl FoundRecord<'_> {
     }
 }
 
-/// What an index says of a record.
+/// Answer of an index about a record.
 enum IndexAnswer {
     Newest,
     Superseded,
-    /// It cannot say.
+    /// The index cannot tell.
     Unknown,
 }
 
-/// Reads the logs for keyspaces whose records say what there is.
+/// Reader of the logs, for keyspaces with an index over the log or without an engine.
 pub(super) struct LogRecords<'a> {
     store: &'a Store,
     opened: &'a SourceDatabase,
     index_of_id: HashMap<KeyspaceId, usize>,
-    /// For each keyspace: newest entries met, whether they are pairs or lost.
+    /// Number of newest records found by keyspace, readable or lost.
     newest: Vec<u64>,
-    /// Bytes that the keys of records take of which the index cannot say what they are.
+    /// Estimated memory of the keys with unknown state, by keyspace.
     unknown_bytes: Vec<u64>,
 }
 
-/// The newest record of a key, so far.
+/// Newest record of each key so far.
 type NewestRecords = HashMap<(usize, Box<[u8]>), (Seq, Option<Address>)>;
 
 impl<'a> LogRecords<'a> {
     pub(super) fn new(store: &'a Store, opened: &'a SourceDatabase) -> LogRecords<'a> {
         let sources = opened.sources.iter().enumerate();
-        // Those of the journal with an engine are walked.
+        // Keyspaces of the journal with an engine are walked.
         let is_read =
             |source: &SourceKeyspace| source.engine.is_none() || source.log == Some(LogId::ValueLog);
         let by_id =
@@ -94,7 +93,7 @@ impl<'a> LogRecords<'a> {
         }
     }
 
-    /// Salvages what they have.
+    /// Copies the pairs of these keyspaces.
     pub(super) fn copy_records(&mut self, out: &mut RepairOutput<'_, '_>) -> Result<()> {
         let bytes: u64 = self.segments().map(|segment| segment.end()).sum();
         out.add_total(bytes);
@@ -126,7 +125,7 @@ impl<'a> LogRecords<'a> {
         opened.segments.iter().flatten()
     }
 
-    /// Calls `each` with every record of theirs that counts.
+    /// Calls `each` with all of their records that count.
     fn for_each_record(
         &mut self,
         out: &mut RepairOutput<'_, '_>,
@@ -138,7 +137,8 @@ impl<'a> LogRecords<'a> {
                 let scanned = match part {
                     ScanPart::Frame(scanned) => scanned,
                     ScanPart::Damaged(hole) => {
-                        // Also one of the journal that no opening reads, and which costs nothing.
+                        // Also in a part of the journal that no opening reads, where no pair is
+                        // lost by it.
                         out.damages.note(segment.path(), hole.from, Some(hole.to), &reason(&hole.error));
                         return;
                     }
@@ -162,7 +162,7 @@ impl<'a> LogRecords<'a> {
         Ok(())
     }
 
-    /// A record, met for the first time.
+    /// Handles a record in the first pass.
     fn process_record(&mut self, out: &mut RepairOutput<'_, '_>, entry: &FoundRecord<'_>) -> Result<()> {
         let (key, seq) = (entry.record.key, entry.seq);
         match self.ask_index(entry) {
@@ -219,7 +219,7 @@ impl<'a> LogRecords<'a> {
         blobs.open(blob)?.map(SourceValue::Blob).ok_or_else(|| blobs.missing_error(blob))
     }
 
-    /// What the indexes have that no frame was met for is lost.
+    /// Counts as lost the entries of indexes for which no frame was found.
     fn count_lost(&self, out: &mut RepairOutput<'_, '_>) -> Result<()> {
         for (at, source) in self.opened.sources.iter().enumerate() {
             let Some(engine) = source.engine.as_ref().filter(|_| source.log == Some(LogId::ValueLog)) else {
@@ -241,8 +241,8 @@ impl<'a> LogRecords<'a> {
         Ok(())
     }
 
-    /// Returns whether the index has the newest value of `key`, and its record cannot be read:
-    /// indexes keep small values.
+    /// Returns true if the index has the newest value of `key` and its record cannot be read:
+    /// indexes keep copies of small values.
     fn is_only_in_index(&self, at: usize, engine: &Arc<dyn Engine>, key: &[u8]) -> bool {
         let strays = self.opened.failed_keys.get(&self.opened.sources[at].id);
         let is_stray = strays.is_some_and(|strays| strays.contains(key));
@@ -250,8 +250,8 @@ impl<'a> LogRecords<'a> {
         !is_stray && engine.locate(key).is_ok_and(|address| address.is_some_and(is_gone))
     }
 
-    /// Takes, of what is counted as lost, the pairs that the index has itself, and tells the keys
-    /// of the others, or the keys around them and their files.
+    /// Examines the lost entries. Copies pairs that the index itself has, and reports the keys of
+    /// the others, or the keys around them and their files.
     fn locate_lost(&self, at: usize, engine: &Arc<dyn Engine>, out: &mut RepairOutput<'_, '_>) -> Result<()> {
         let dir = &self.store.log(LogId::ValueLog).dir;
         let is_record = |error: &Error| matches!(error, Error::Corrupt { path, .. } if path.starts_with(dir));
@@ -289,7 +289,7 @@ impl<'a> LogRecords<'a> {
         Ok(())
     }
 
-    /// Hands over what was gathered, unless a pair of the key is there.
+    /// Writes the collected pairs, unless a pair of the key was written already.
     fn write_gathered(&mut self, gathered: NewestRecords, out: &mut RepairOutput<'_, '_>) -> Result<()> {
         for ((at, key), (seq, address)) in gathered {
             let Some(address) = address else { continue };
@@ -298,7 +298,8 @@ impl<'a> LogRecords<'a> {
             }
             let guard = &epoch::pin();
             let read = self.store.context.segments.frame(address, guard);
-            let Ok(frame) = read else { continue }; // it was read before: the device may have lost it since
+            // it was read before: the device may have lost it since
+            let Ok(frame) = read else { continue };
             let Ok(record) = Record::decode(frame.payload()) else { continue };
             self.put_pair(out, at, (&key, seq), &record.content, true)?;
         }
@@ -306,7 +307,7 @@ impl<'a> LogRecords<'a> {
     }
 }
 
-/// What is wrong with a hole's first bytes.
+/// Returns the description of a damaged range.
 fn reason(error: &Error) -> String {
     match error {
         Error::Corrupt { damage: what, .. } => what.to_string(),

@@ -1,48 +1,33 @@
-//! # Salvage: what is provably right of a damaged database, in a new one
+//! # Repair: copies the intact pairs of a damaged database into a new one
 //!
 //! ## Picture
 //!
 //! ```text
-//!   damaged, read-only                                                            new, empty
-//!   ROOT (root) ─> segments (gaps) ─> commits (survey) ─> images, replay (open) ┐
-//!                                                                               v
-//!   flat log:  each valid frame ── the index: is this the newest? ─ entries ─> pairs ─> output: in the making, then named
-//!   journal:   each key of the engine ── walk ───────────────────────────────> pairs ─┘
-//!   no index:  each valid record, of each key the newest ── entries ─────────> doubtful pairs
-//!   report:    damage that was met on the way, and the rest that a verification reports (check)
+//!  damaged: ROOT (root_substitute) ─> segments, commits (damage_scan) ─> images, replay (open)
+//!  store log:  each valid frame ── newest according to the index? ─ log_records ─> pairs ┐
+//!  journal:    each key of the engine ── pair_walk ──────────────────────────────> pairs ┼> output
+//!  no index:   newest valid record of each key ── log_records ──────────> doubtful pairs ┘
+//!  report:     damage that was found on the way, and in all other files (check)
 //! ```
 //!
-//! ## What is provably right
-//!
-//! * A pair is *certain* if an index that was restored whole, with all of the log behind its
-//!   checkpoint, names exactly this version as the newest, and the bytes are those of its checksum.
-//!   It is in the new database.
-//! * It is *doubtful* if its bytes are right and key and keyspace are known, and something damaged
-//!   may have superseded or removed it: a hole in what an opening replays, an index that cannot be
-//!   read, a catalogue of which a part is missing. Tombstones are let go once checkpoints cover
-//!   them, so records alone never prove that a key is there. It is in the new database if that is
-//!   asked for.
-//! * Nothing else is written. A key that is there and whose value cannot be read is *lost*.
-//!
-//! `survey` says which damage puts what in doubt.
+//! A pair is *certain* if its checksum is valid and an index has exactly this version as the
+//! newest. The index must be restored completely, with the whole log behind its checkpoint. It is
+//! *doubtful* if its bytes are valid and something damaged may have superseded or removed it (see
+//! `damage_scan`). Checkpoints make tombstones obsolete, so records alone never prove that a key
+//! exists. Doubtful pairs are copied on request. A key that exists is *lost* if its value cannot be
+//! read.
 //!
 //! ## Invariants
 //!
-//! 1. Nothing below the damaged directory is opened for writing, made or removed.
-//! 2. A keyspace that no damage concerns is whole, and the report says so:
+//! 1. Nothing in the damaged directory is opened for writing, created or removed.
+//! 2. A keyspace that no damage affects is complete, and the report states it:
 //!    [`KeyspaceRepair::is_complete`].
-//! 3. Every loss is in the report: by key, by number, or as [`KeyspaceRepair::has_more_lost`]. What
-//!    cannot be listed, and files that belong to no name, are losses nobody can count:
-//!    [`RepairReport::is_incomplete`], a keyspace `lost-N` without pairs.
-//! 4. The new directory is an ordinary database, or it is gone; after a crash it is one that nobody
-//!    opens (`target`).
-//! 5. Every damage that a verification reports is in the report, also where it costs nothing.
-//!
-//! ## Costs
-//!
-//! The reads of an opening, twice; then the flat log once, or the engine's pairs; then images and
-//! engines' own files. Memory: an opening's, a share of the budget for single keys, a commit a
-//! keyspace of the new database. See `entries` for keyspaces without an index.
+//! 3. Each loss is in the report: by key, by number, or as [`KeyspaceRepair::has_more_lost`].
+//!    Losses that cannot be counted are [`RepairReport::is_incomplete`], or a keyspace `lost-N`
+//!    without pairs.
+//! 4. The new directory is an ordinary database, or is removed. After a crash it cannot be opened
+//!    (`output_dir`).
+//! 5. The report contains all damage that a verification reports, even if no pair is lost by it.
 
 mod check;
 mod damage_scan;
@@ -78,16 +63,20 @@ use output::{RepairOutput, SourceValue};
 use pair_walk::{WalkEvent, walk, walk_projection};
 use report::DamageList;
 
-/// Salvages the database in `from` into a new one in `to`, which must not be there, or be an empty
-/// directory.
+/// Copies the intact pairs of the database in `from` into a new database in `to`, which must not
+/// exist or must be an empty directory. Performs the reads of an opening twice, then reads the
+/// store log or the pairs of the engine, then images and files of engines.
 ///
 /// # Errors
 ///
-/// Nothing is left in `to`: [`Error::DatabaseNotFound`] and [`Error::NotADatabase`] if there is
-/// nothing that could be salvaged; [`Error::Locked`] if somebody writes to it;
-/// [`Error::UnsupportedVersion`] for another version; [`Error::InvalidArgument`] for a target that
-/// is not empty or inside of `from`; [`Error::Cancelled`] if the watcher said so; and what writing
-/// the new database answers, as [`Error::NoSpace`].
+/// If an error is returned, `to` is left as it was.
+///
+/// - [`Error::DatabaseNotFound`] or [`Error::NotADatabase`] if there is nothing to repair.
+/// - [`Error::Locked`] if a process has `from` open for writing, or `to` is in use.
+/// - [`Error::UnsupportedVersion`] if the format version is not supported.
+/// - [`Error::InvalidArgument`] if an option is not valid, or `to` is not empty or inside `from`.
+/// - [`Error::Cancelled`] if the progress callback cancels.
+/// - [`Error::NoSpace`], [`Error::Io`] and other errors of writing the new database.
 pub fn repair(
     (from, to): (&Path, &Path),
     options: &StoreOptions,
@@ -111,7 +100,7 @@ pub fn repair(
     let lock = lock_source(&*disk, from)?;
     let mut damages = DamageList::default();
     let root = read_root(&disk, from, &mut damages)?;
-    let memory = options.memory_budget / 2; // each has its half
+    let memory = options.memory_budget / 2; // each of the two stores gets half
     let reading = StoreOptions {
         create: false,
         read_only: true,
@@ -148,7 +137,7 @@ pub fn repair(
     report
 }
 
-/// Whether there is anything that could be salvaged.
+/// Returns an error if there is nothing to repair.
 fn check_source(disk: &dyn Disk, from: &Path) -> Result<()> {
     let not_one = |why: &str| Err(Error::NotADatabase { path: from.to_path_buf(), reason: why.to_owned() });
     let entries = match disk.list(from) {
@@ -170,7 +159,7 @@ fn check_source(disk: &dyn Disk, from: &Path) -> Result<()> {
     }
 }
 
-/// Keeps writers out, where there is something to lock.
+/// Locks out writers, if there is a lock file.
 fn lock_source(disk: &dyn Disk, from: &Path) -> Result<Option<Box<dyn std::fmt::Debug + Send + Sync>>> {
     match disk.lock(&from.join(LOCK), LockMode::Shared) {
         Ok(LockOutcome::Acquired(lock)) => Ok(Some(lock)),
@@ -180,7 +169,7 @@ fn lock_source(disk: &dyn Disk, from: &Path) -> Result<Option<Box<dyn std::fmt::
     }
 }
 
-/// ROOT, or what stands in for it.
+/// Reads ROOT, or creates a substitute.
 fn read_root(disk: &Arc<dyn Disk>, from: &Path, damages: &mut DamageList) -> Result<Root> {
     let slots = RootSlots::new(Arc::clone(disk), from);
     slots.check(&mut |error| damages.note_error(&error));
@@ -229,7 +218,7 @@ fn copy_all(
     })
 }
 
-/// Takes all pairs that the engine of a keyspace can give.
+/// Copies all pairs that the engine of a keyspace can read.
 fn walk_keyspace(opened: &SourceDatabase, at: usize, out: &mut RepairOutput<'_, '_>) -> Result<()> {
     let source = &opened.sources[at];
     let Some(engine) = &source.engine else { return Ok(()) };

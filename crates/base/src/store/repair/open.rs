@@ -1,12 +1,12 @@
-//! # Open: a damaged database, as far as it can be brought up
+//! # Opening of a damaged database, as far as possible
 //!
 //! ```text
-//!  ROOT, or what is made in its place (`root`) -> segments, whatever their headers say -> survey -> catalogue -> images
-//!    -> replay, past holes -> spaces: each with an engine that knows its newest versions, or without
+//!  ROOT or substitute -> segments, even with damaged headers -> damage scan -> catalog -> images
+//!    -> replay past damage -> keyspaces: with an engine that knows the newest versions, or without
 //! ```
 //!
-//! Every keyspace stands or falls by itself. One whose image or own files are damaged, or whose
-//! engine fails in the replay, has no engine: its records are all that is known of it.
+//! Each keyspace is handled separately. If an image or file of it is damaged, or its engine fails
+//! during replay, it has no engine: only its records are known.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -30,53 +30,53 @@ use crate::store::replay::{replay_start, restore_keyspace};
 use crate::store::{KeyspaceState, Store};
 use crate::types::{KeyspaceId, LogId, SegmentId, Seq};
 
-/// What is remembered of single keys takes at most this part of the memory budget.
+/// Data about single keys takes at most the memory budget divided by this.
 const KEY_BUDGET_DIVISOR: u64 = 8;
-/// What a remembered key takes beside its bytes, about.
+/// Estimated bytes of a remembered key in addition to the key.
 const ENTRY_OVERHEAD: u64 = 64;
 
-/// A keyspace of the damaged database.
+/// Keyspace of the damaged database.
 pub(super) struct SourceKeyspace {
     pub(super) id: KeyspaceId,
     pub(super) name: String,
     pub(super) engine_name: String,
-    /// What was chosen of the engine's options.
+    /// Chosen options of the engine.
     pub(super) options: EngineOptions,
-    /// None if this build does not know.
+    /// `None` if this build does not have the engine.
     pub(super) log: Option<LogId>,
-    /// No entry of the catalogue has it: it may be one that never got a name, or was dropped.
+    /// Not in the catalog: it may be unpublished, or dropped.
     pub(super) is_unnamed: bool,
-    /// It has no name, and files of its engine's own.
+    /// Whether a keyspace without a name has files of its engine.
     pub(super) has_files: bool,
-    /// It knows the newest versions.
+    /// Engine that knows the newest versions.
     pub(super) engine: Option<Arc<dyn Engine>>,
-    /// Why there is none.
+    /// Reason for a missing or incomplete engine.
     pub(super) index_error: Option<String>,
-    /// Files of it were left out: what they held is lost.
+    /// Whether files were skipped: their content is lost.
     pub(super) has_skipped_files: bool,
 }
 
-/// The damaged database, brought up.
+/// The opened damaged database.
 pub(super) struct SourceDatabase {
     pub(super) segments: Vec<Vec<Arc<Segment>>>,
     pub(super) sources: Vec<SourceKeyspace>,
     pub(super) cut: Seq,
     pub(super) doubts: Doubts,
-    /// Neither slot of ROOT could be read.
+    /// Whether neither slot of ROOT could be read.
     pub(super) is_root_unreadable: bool,
-    /// The newest commit to each keyspace that was met.
+    /// Newest replayed commit of each keyspace.
     newest_seqs: HashMap<KeyspaceId, Seq>,
-    /// Keys whose newest version is above all doubt.
+    /// Keys with a version that is newer than all doubts.
     certain_keys: HashMap<KeyspaceId, HashSet<Box<[u8]>>>,
-    /// Keys with a record that their engine could not take in.
+    /// Keys with a record that the engine could not replay.
     pub(super) failed_keys: HashMap<KeyspaceId, HashSet<Box<[u8]>>>,
-    /// For what is remembered of single keys.
+    /// Memory left for data about single keys.
     memory_left: u64,
 }
 
 impl SourceDatabase {
-    /// Whether a version may have been superseded or removed by what is missing. Its number is not
-    /// known of pairs of a walk.
+    /// Returns true if missing data may have superseded or removed a version. `seq` is not known
+    /// for pairs from a walk.
     pub(super) fn is_doubtful(&self, source: &SourceKeyspace, key: &[u8], seq: Option<Seq>) -> bool {
         let Some(log) = source.log else { return true };
         if self.is_root_unreadable
@@ -91,15 +91,15 @@ impl SourceDatabase {
         doubt > Seq::ZERO && seq.is_none_or(|seq| seq <= doubt) && !is_sure()
     }
 
-    /// Whether what is missing may have dropped or cleared the keyspace: nothing was committed to
-    /// it after that.
+    /// Returns true if missing data may have dropped or cleared the keyspace: no commit to it is
+    /// known after that.
     fn may_be_dropped(&self, id: KeyspaceId) -> bool {
         let alive = self.newest_seqs.get(&id).copied().unwrap_or_default();
         self.doubts.catalog > Seq::ZERO && alive <= self.doubts.catalog
     }
 }
 
-/// Brings up what `root` is of.
+/// Opens the database of `root`.
 pub(super) fn open_damaged(store: &Store, root: &Root, damages: &mut DamageList) -> Result<SourceDatabase> {
     let is_rootless = is_substitute(root);
     let mut recovery = Recovery::new(store, root);
@@ -139,7 +139,7 @@ pub(super) fn open_damaged(store: &Store, root: &Root, damages: &mut DamageList)
     Ok(opened)
 }
 
-/// The segments of `log`: those of ROOT, and newer ones.
+/// Returns the segments of `log`: those that ROOT lists, and newer ones.
 fn find_segments(recovery: &Recovery<'_>, log: LogId, damages: &mut DamageList) -> Result<Vec<FoundSegment>> {
     let (store, root) = (recovery.store, recovery.root);
     let dir = &store.log(log).dir;
@@ -165,8 +165,8 @@ fn find_segments(recovery: &Recovery<'_>, log: LogId, damages: &mut DamageList) 
     Ok(founds)
 }
 
-/// A segment by its header, or by what ROOT says of it. None of a newer one than ROOT that nothing
-/// can be read of: it may never have been written.
+/// Opens a segment by its header, or by its entry in ROOT. Returns `None` for a segment that is
+/// newer than ROOT and has no valid frame: it may never have been written.
 fn open_segment(
     recovery: &Recovery<'_>,
     log: LogId,
@@ -178,7 +178,7 @@ fn open_segment(
     let dir = &store.log(log).dir;
     let known = entry.as_ref().map(|entry| recovery.identity(log, entry));
     let error = match Segment::open(&*store.disk, dir, id, store.id, log, OpenMode::Read) {
-        // An empty one may have been given to another incarnation since.
+        // An empty segment may have been restamped since ROOT was written.
         Ok(segment) if entry.is_none_or(|e| e.end <= DATA_START || known == Some(*segment.identity())) => {
             return Some(segment);
         }
@@ -189,7 +189,7 @@ fn open_segment(
         error.iter().for_each(|error| damages.note_error(error));
         return Some(Segment::open_as(&*store.disk, dir, identity));
     }
-    // Written in the life that wrote ROOT.
+    // The opening that wrote ROOT has written it.
     let path = dir.join(segment::file_name(id));
     let len = store.disk.open(&path, OpenMode::Read).and_then(|file| file.len()).unwrap_or(0);
     let incarnation = recovery.root.incarnation;
@@ -203,7 +203,7 @@ fn open_segment(
     is_good.then_some(segment)
 }
 
-/// The keyspaces at the cut, as far as they are known.
+/// Returns the keyspaces at the cut, as far as they are known.
 fn read_catalog(recovery: &Recovery<'_>) -> Vec<CatalogEntry> {
     let root = recovery.root;
     let mut entries: BTreeMap<String, CatalogEntry> =
@@ -218,13 +218,14 @@ fn read_catalog(recovery: &Recovery<'_>) -> Vec<CatalogEntry> {
         match decode_entry(record) {
             Ok((name, Some(entry))) => drop(entries.insert(name, entry)),
             Ok((name, None)) => drop(entries.remove(&name)),
-            Err(_) => {} // written so: nothing that this build knows
+            Err(_) => {} // with a valid checksum, but in a form that this build does not know
         }
     });
     entries.into_values().collect()
 }
 
-/// Adds what has records, or a directory, and no entry: the commit that created it may be missing.
+/// Adds keyspaces with records or a directory, but without an entry: the commit that created them
+/// may be missing.
 fn add_unnamed(recovery: &Recovery<'_>, entries: &mut Vec<CatalogEntry>, damages: &mut DamageList) {
     let store = recovery.store;
     let mut ids: BTreeSet<(KeyspaceId, Option<LogId>)> = BTreeSet::new();
@@ -249,7 +250,7 @@ fn add_unnamed(recovery: &Recovery<'_>, entries: &mut Vec<CatalogEntry>, damages
     }
 }
 
-/// Calls `each` with the records of the commits in `log` that count, in order.
+/// Calls `each` with the records of all commits in `log` that count, in the order of the log.
 fn for_each_commit(recovery: &Recovery<'_>, log: LogId, each: &mut dyn FnMut(Seq, &Record<'_>)) {
     for found in &recovery.logs[log.index()] {
         scan_past_damage(&found.segment, DATA_START, found.end, false, &mut |part| {
@@ -265,7 +266,7 @@ fn for_each_commit(recovery: &Recovery<'_>, log: LogId, each: &mut dyn FnMut(Seq
 }
 
 impl SourceDatabase {
-    /// Makes the keyspaces, with what their images and own files say.
+    /// Creates the keyspaces and restores them from their images and files.
     fn open_keyspaces(
         &mut self,
         store: &Store,
@@ -294,8 +295,8 @@ impl SourceDatabase {
                 });
                 continue;
             };
-            // Others than it allows are damage: what was made with them cannot be read, and is seen
-            // to be so.
+            // Options that the engine does not permit are damage. Data that was written with them
+            // cannot be read, and the engine detects that.
             let is_allowed = options.check(&engine_name, factory.options()).is_ok();
             let options = if is_allowed { options } else { EngineOptions::default() };
             let engine = factory.create(id, &options, &store.context);
@@ -305,8 +306,7 @@ impl SourceDatabase {
                 (false, _) => {
                     restore_keyspace(store, root, &self.segments, self.cut, &keyspace).map_err(Some)
                 }
-                // The secret of the hashes is lost, and with it every index that knows keys by
-                // them.
+                // The hash key is lost, and with it every index that contains hashes.
                 (true, LogId::ValueLog) => Err(None),
                 (true, LogId::Journal) => {
                     let root = with_newest_image(store, root, id);
@@ -320,14 +320,14 @@ impl SourceDatabase {
                 Err(Some(error)) => {
                     let error = into_damage(error)?;
                     damages.note_error(&error);
-                    // What was restored by half is not gone on with.
+                    // A partly restored engine must not be used.
                     let anew = factory.create(id, &options, &store.context);
                     let rest = anew.restore_partial(&mut |error| {
                         has_skipped = true;
                         damages.note_error(&error);
                     });
                     let rest = rest.is_ok();
-                    // Without its files there is only what the log still has.
+                    // Without its files, only the records in the log are left.
                     has_skipped |= !rest && log == LogId::Journal;
                     (rest.then_some(anew), Some(error.to_string()))
                 }
@@ -350,7 +350,7 @@ impl SourceDatabase {
         Ok(())
     }
 
-    /// Hands the records behind the checkpoints to the engines, as far as they can be read.
+    /// Replays the records behind the checkpoints, as far as they can be read.
     fn replay(&mut self, root: &Root, damages: &mut DamageList) {
         let by_id: HashMap<KeyspaceId, usize> =
             self.sources.iter().enumerate().map(|(at, source)| (source.id, at)).collect();
@@ -404,14 +404,15 @@ impl SourceDatabase {
         }
         let Some(engine) = self.sources[at].engine.clone() else { return };
         let Err(error) = engine.replay(replay) else { return };
-        // An engine of the flat log fails over another record that it compares this one with.
+        // An engine over the store log may fail because of another record, which it compares with
+        // this one.
         if log == LogId::Journal || !self.take_memory(replay.key) {
             return self.drop_engine(at, &error, damages);
         }
         self.failed_keys.entry(id).or_default().insert(replay.key.into());
     }
 
-    /// Whether there is room for one more key.
+    /// Reserves memory for one more key. Returns false if there is none.
     fn take_memory(&mut self, key: &[u8]) -> bool {
         let left = self.memory_left.checked_sub(key.len() as u64 + ENTRY_OVERHEAD);
         self.memory_left = left.unwrap_or(self.memory_left);
@@ -425,7 +426,7 @@ impl SourceDatabase {
     }
 }
 
-/// `root` with the newest image of a keyspace of the journal as its checkpoint's.
+/// Returns `root` with a checkpoint that has the newest image of the keyspace `id` of the journal.
 fn with_newest_image(store: &Store, root: &Root, id: KeyspaceId) -> Root {
     let mut root = root.clone();
     let names = store.disk.list(&store.dir.join(image::IMAGE_DIR)).unwrap_or_default();
@@ -437,10 +438,10 @@ fn with_newest_image(store: &Store, root: &Root, id: KeyspaceId) -> Root {
     root
 }
 
-/// The engine that a keyspace may have had: one of its log that has files of such names as are in
-/// its directory, or the first.
+/// Guesses the engine of a keyspace: one over `log` that matches the file names in its directory,
+/// or else the first one over `log`.
 fn guess_engine(store: &Store, log: Option<LogId>, id: KeyspaceId) -> Option<String> {
-    // The number of no keyspace: what is made for a look has no files.
+    // The id of no keyspace: the temporary engine finds no files.
     let log_of = |factory: &Arc<dyn EngineFactory>| {
         factory.create(KeyspaceId(u32::MAX), &EngineOptions::default(), &store.context).log()
     };
@@ -456,7 +457,7 @@ fn guess_engine(store: &Store, log: Option<LogId>, id: KeyspaceId) -> Option<Str
     by_files.or(names.first()).map(|name| (*name).to_owned())
 }
 
-/// Whether the name of a file below `own/` is one that the engine gives.
+/// Returns true if `engine` gives files below `own/` such names.
 fn is_engine_file(engine: &str, file: &str) -> bool {
     match engine {
         "delsm" => file.ends_with(".keys") || file.starts_with("KEYS."),
@@ -467,8 +468,7 @@ fn is_engine_file(engine: &str, file: &str) -> bool {
     }
 }
 
-/// Whether an error says that something cannot be read, whoever is to blame. What says anything
-/// else is passed on.
+/// Returns the error if it means that something cannot be read. Fails with any other error.
 pub(super) fn into_damage(error: Error) -> Result<Error> {
     match error {
         Error::Corrupt { .. } | Error::UnsupportedVersion { .. } => Ok(error),

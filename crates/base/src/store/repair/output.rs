@@ -1,8 +1,7 @@
-//! # Output: the new database, on its way
+//! # Output: the new database while it is filled
 //!
-//! Each keyspace is one in the making (`making`): it gets its name when all of it is there. Pairs
-//! go in the order of keys, straight into the engine's files, as long as they come so; else by
-//! commits.
+//! Each keyspace is unpublished until it is complete (`unpublished`). If the engine has files of
+//! its own, pairs bypass the log as long as they come in key order. Otherwise they are committed.
 
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -23,18 +22,18 @@ use crate::store::ingest::IngestWriter;
 use crate::store::{Store, StoreOptions};
 use crate::types::Seq;
 
-/// Progress is told after so many pairs, or bytes.
+/// Progress is reported after this many pairs or bytes.
 const PAIRS_PER_CALL: u64 = 1 << 12;
 const BYTES_PER_CALL: u64 = 4 << 20;
 
-/// A value as it was found.
+/// Value as it was found.
 pub(super) enum SourceValue<'a> {
     Bytes(&'a [u8]),
     Blob(OpenBlob),
 }
 
-/// Whether anybody misses a keyspace: it has a name, or pairs, or files that nothing could be read
-/// of.
+/// Returns true if a keyspace must be in the new database: it has a name, or pairs, or files that
+/// could not be read.
 fn is_reported(source: &SourceKeyspace, repair: &KeyspaceRepair) -> bool {
     !source.is_unnamed
         || source.has_files
@@ -43,7 +42,7 @@ fn is_reported(source: &SourceKeyspace, repair: &KeyspaceRepair) -> bool {
         || repair.lost > 0
 }
 
-/// The new database, and what is said of it.
+/// The new database and the results for the report.
 pub(super) struct RepairOutput<'a, 'o> {
     pub(super) store: Arc<Store>,
     pub(super) sources: &'a [SourceKeyspace],
@@ -56,7 +55,7 @@ pub(super) struct RepairOutput<'a, 'o> {
 }
 
 impl<'a, 'o> RepairOutput<'a, 'o> {
-    /// A new database at `dir`, for what `sources` will give.
+    /// Creates the new database at `dir` for the keyspaces `sources`.
     pub(super) fn new(
         dir: &Path,
         options: StoreOptions,
@@ -90,12 +89,12 @@ impl<'a, 'o> RepairOutput<'a, 'o> {
         })
     }
 
-    /// So many more bytes will be read.
+    /// Adds bytes that will be read.
     pub(super) fn add_total(&mut self, bytes: u64) {
         self.progress.total += bytes;
     }
 
-    /// So many were.
+    /// Adds bytes that were read. Calls the progress callback if that is due.
     pub(super) fn add_done(&mut self, bytes: u64) -> Result<()> {
         self.progress.done += bytes;
         let Some(watcher) = &mut self.options.progress else { return Ok(()) };
@@ -110,7 +109,8 @@ impl<'a, 'o> RepairOutput<'a, 'o> {
         Ok(())
     }
 
-    /// Begins the keyspace in place `at`: in the order of keys if `is_sorted`.
+    /// Starts the keyspace with index `at`, if it is not started yet; in the order of keys if
+    /// `is_sorted`.
     pub(super) fn begin_keyspace(&mut self, at: usize, is_sorted: bool) -> Result<&mut IngestWriter> {
         let (source, store) = (&self.sources[at], &self.store);
         let writer = match self.writers[at].take() {
@@ -123,19 +123,19 @@ impl<'a, 'o> RepairOutput<'a, 'o> {
         Ok(self.writers[at].insert(writer))
     }
 
-    /// From now on pairs come in no order.
+    /// Ends the sorted part of the keyspace.
     pub(super) fn end_key_order(&mut self, at: usize) -> Result<()> {
         self.begin_keyspace(at, false)?.end_key_order()
     }
 
-    /// Whether the pair of `key` was written already.
+    /// Returns true if the key was written already.
     pub(super) fn contains(&mut self, at: usize, key: &[u8]) -> Result<bool> {
         let writer = self.begin_keyspace(at, false)?;
         writer.end_key_order()?;
         writer.keyspace().engine()?.contains(Seq::LATEST, key)
     }
 
-    /// A pair: written if it is certain, or if doubtful ones are wanted.
+    /// Handles a pair: writes it if it is certain, or if doubtful pairs are wanted.
     pub(super) fn put_pair(
         &mut self,
         at: usize,
@@ -172,7 +172,7 @@ impl<'a, 'o> RepairOutput<'a, 'o> {
         }
     }
 
-    /// A key whose value cannot be read.
+    /// Records a key with an unreadable value.
     pub(super) fn add_lost(
         &mut self,
         at: usize,
@@ -185,7 +185,7 @@ impl<'a, 'o> RepairOutput<'a, 'o> {
         Ok(())
     }
 
-    /// Keys between these two cannot be read.
+    /// Records that keys between these two cannot be read.
     pub(super) fn add_unreadable_range(
         &mut self,
         at: usize,
@@ -200,7 +200,7 @@ impl<'a, 'o> RepairOutput<'a, 'o> {
         }
     }
 
-    /// Tells whoever listens.
+    /// Calls the callback for findings.
     pub(super) fn report_finding(
         &mut self,
         at: usize,
@@ -214,12 +214,12 @@ impl<'a, 'o> RepairOutput<'a, 'o> {
         }
     }
 
-    /// Gives all keyspaces their names, and ends the new database in order.
+    /// Publishes all keyspaces and closes the new database.
     pub(super) fn finish(mut self) -> Result<(Vec<KeyspaceRepair>, DamageList)> {
         for at in 0..self.sources.len() {
             let is_named = is_reported(&self.sources[at], &self.repairs[at]);
             if !is_named {
-                continue; // nothing that anybody misses
+                continue; // nothing of value
             }
             self.begin_keyspace(at, false)?;
             let Some(writer) = self.writers[at].take() else { continue };

@@ -1,22 +1,22 @@
-//! # Walk: every pair that an engine can still give, in spite of what it cannot read
+//! # Pair walk: all pairs that an engine can still read
 //!
 //! ## Picture
 //!
 //! ```text
-//!   pairs ───────> a [damaged] b ────────> c [damaged, up to an unknown place]        the first walk
-//!                    keys, and a look                  ... d <─────────── last        the open end: backwards, then
-//!                    at each value                     halved again and again         from keys in between
+//!   pairs ───────> a [damaged] b ────────> c [damaged, end unknown]                first walk
+//!                    walk the keys,              ... d <─────────── last           backward, then
+//!                    get each value              halved repeatedly                from probed keys
 //! ```
 //!
-//! A cursor continues behind damage and reports it. A value that cannot be read costs its pair: a
-//! second walk, over the keys of the stretch, finds the key. A stretch where no keys can be
-//! read is a *gap*: the visitor gets the keys around it.
+//! A cursor continues behind damage and reports it. An unreadable value hides its pair: a second
+//! walk, over the keys of the range, finds the key. A range without a readable key is a *gap*: the
+//! visitor gets the keys around it.
 //!
 //! ## Costs
 //!
-//! One walk, as long as nothing is damaged. Each stretch costs a few descents, and for an open end
-//! some hundred at most are tried in vain. Stretches beyond [`MAX_RANGES`] are not walked again:
-//! each of them is a gap.
+//! One walk if nothing is damaged. Each damaged range costs a few cursors, and a range with an open
+//! end up to [`MAX_PROBES`] probes. Ranges beyond [`MAX_RANGES`] are not walked again and become
+//! gaps.
 
 use std::collections::VecDeque;
 use std::ops::Bound;
@@ -28,37 +28,37 @@ use crate::engine::{Bounds, Cursor, Engine, Projection};
 use crate::error::{Error, Result};
 use crate::types::Seq;
 
-/// Keys in between that are tried in vain.
+/// Maximum number of probes that find nothing.
 const MAX_FAILED_PROBES: usize = 128;
-/// Keys in between that are tried at all.
+/// Maximum number of probes per range.
 const MAX_PROBES: usize = 4096;
-/// Stretches that are walked again.
+/// Maximum number of ranges that are walked again.
 const MAX_RANGES: usize = 1000;
 
-/// What a walk meets.
+/// Event of a walk.
 pub(super) enum WalkEvent<'a> {
-    /// A pair whose value is these bytes.
+    /// Pair with the bytes of its value.
     Pair(&'a [u8], &'a [u8]),
-    /// One whose value is a file.
+    /// Pair with its opened blob.
     Blob(&'a [u8], OpenBlob),
-    /// The value cannot be read.
+    /// Key with an unreadable value.
     Lost(&'a [u8], Error),
-    /// A damaged place.
+    /// Damage.
     Damaged(&'a Error),
-    /// Keys above the first and below the second one cannot be read, as the error's text says.
+    /// Range of unreadable keys: both bounds, exclusive, and the text of the error.
     Unreadable(Option<&'a [u8]>, Option<&'a [u8]>, &'a str),
-    /// From now on keys come in no order.
+    /// The following keys are not in order.
     Unordered,
 }
 
 type WalkVisitor<'v> = dyn FnMut(WalkEvent<'_>) -> Result<()> + 'v;
 
-/// Keys between two others, both left out. No upper one: all above.
+/// Range of keys, both bounds exclusive; `None` is unbounded.
 #[derive(Default)]
 struct KeySpan {
     low: Option<Vec<u8>>,
     high: Option<Vec<u8>>,
-    /// The first damage in it.
+    /// First damage in the range.
     why: String,
 }
 
@@ -69,8 +69,8 @@ impl KeySpan {
     }
 }
 
-/// How to walk `engine`: keys and a look at each, where a value may be a file that is larger than
-/// memory.
+/// Returns the projection for a walk of `engine`. If a value may be a blob that does not fit into
+/// memory, this is keys, with a get for each.
 pub(super) fn walk_projection(engine: &Arc<dyn Engine>) -> Projection {
     let mut staged = Vec::new();
     let is_known = engine.blobs(&mut staged).is_ok();
@@ -81,7 +81,7 @@ pub(super) fn walk_projection(engine: &Arc<dyn Engine>) -> Projection {
     }
 }
 
-/// Walks the keys of `engine` once, and shows each damaged place once.
+/// Walks the keys of `engine` once and reports each damage once.
 pub(super) fn verify_keys(engine: &Arc<dyn Engine>, visit: &mut WalkVisitor<'_>) -> Result<()> {
     let is_ordered = engine.capabilities().ordered;
     let mut walker =
@@ -93,7 +93,7 @@ pub(super) fn verify_keys(engine: &Arc<dyn Engine>, visit: &mut WalkVisitor<'_>)
     walker.report_gaps().map(drop)
 }
 
-/// Goes through all pairs of `engine`. False if there are places where no keys could be read.
+/// Visits all pairs of `engine`. Returns false if there are gaps.
 pub(super) fn walk(
     engine: &Arc<dyn Engine>,
     projection: Projection,
@@ -117,7 +117,8 @@ pub(super) fn walk(
     for mut gap in todo {
         let is_open = gap.high.is_none();
         let is_walked = is_open && projection == Projection::Keys;
-        // The keys, if it is about a value; then backwards, to damage without a known end.
+        // Forward over the keys, in case a value is damaged; then backward to the end of the
+        // damage.
         if (is_walked || !walker.walk_range(&mut gap, Projection::Keys, true)?)
             && !walker.walk_range(&mut gap, Projection::Keys, false)?
         {
@@ -135,9 +136,9 @@ struct PairWalker<'a, 'v> {
     visit: &'a mut WalkVisitor<'v>,
     is_ordered: bool,
     failed_probes: usize,
-    /// Stretches for a walk over keys.
+    /// Ranges to walk by keys.
     rewalk: Vec<KeySpan>,
-    /// Stretches without a key that could be read.
+    /// Ranges without a readable key.
     gaps: Vec<KeySpan>,
 }
 
@@ -153,15 +154,15 @@ impl<'a> PairWalker<'a, '_> {
         }
     }
 
-    /// Shows a damaged place; its text.
+    /// Reports damage and returns its text.
     fn damaged(&mut self, error: Error) -> Result<String> {
         let error = into_damage(error)?;
         (self.visit)(WalkEvent::Damaged(&error))?;
         Ok(error.to_string())
     }
 
-    /// Goes through `gap` from one end, and makes it smaller by what was read. True if that was all
-    /// of it.
+    /// Walks `gap` from one end and shrinks it by the keys that were read. Returns true if
+    /// everything was read.
     fn walk_range(&mut self, gap: &mut KeySpan, projection: Projection, is_up: bool) -> Result<bool> {
         let Some(mut cursor) = self.cursor(gap, projection)? else { return Ok(false) };
         let mut why: Option<String> = None;
@@ -172,7 +173,7 @@ impl<'a> PairWalker<'a, '_> {
                 Err(error) => {
                     let text = self.damaged(error)?;
                     why.get_or_insert(text);
-                    continue; // behind it
+                    continue; // continue behind it
                 }
             }
             let key = cursor.key();
@@ -195,7 +196,7 @@ impl<'a> PairWalker<'a, '_> {
         Ok(is_done)
     }
 
-    /// A damaged stretch, with the intact keys on both sides.
+    /// Handles a damaged range with intact keys on both sides.
     fn walk_around_damage(&mut self, gap: KeySpan, projection: Projection) -> Result<()> {
         if projection == Projection::Pairs && self.is_ordered && self.rewalk.len() < MAX_RANGES {
             self.rewalk.push(gap);
@@ -207,7 +208,7 @@ impl<'a> PairWalker<'a, '_> {
         Ok(())
     }
 
-    /// Shows the gaps, those that overlap as one. True if there are none.
+    /// Reports the gaps, and overlapping ones as one. Returns true if there are none.
     fn report_gaps(&mut self) -> Result<bool> {
         let mut gaps = std::mem::take(&mut self.gaps);
         gaps.sort_by(|a, b| a.low.cmp(&b.low));
@@ -224,7 +225,7 @@ impl<'a> PairWalker<'a, '_> {
         Ok(gaps.is_empty())
     }
 
-    /// The value of a key that is there.
+    /// Reads the value of an existing key.
     fn read_value(&mut self, key: &[u8]) -> Result<()> {
         let (mut bytes, mut file) = (None, None);
         let looked = self.engine.get_stored(Seq::LATEST, key, &mut |stored| match stored {
@@ -239,7 +240,7 @@ impl<'a> PairWalker<'a, '_> {
         }
     }
 
-    /// Looks for places between two damaged ones.
+    /// Searches for readable keys between two damaged places.
     fn probe(&mut self, gap: KeySpan) -> Result<()> {
         let mut gaps = VecDeque::from([gap]);
         for _ in 0..MAX_PROBES {
@@ -271,13 +272,14 @@ impl<'a> PairWalker<'a, '_> {
     }
 }
 
-/// The lowest key above `key`.
+/// Returns the lowest key above `key`.
 fn successor_key(mut key: Vec<u8>) -> Option<Vec<u8>> {
     key.push(0);
     Some(key)
 }
 
-/// A key about halfway between two others; none if they are neighbours, as far as that matters.
+/// Returns a key about halfway between two others, or `None` if their first eight differing bytes
+/// leave no room.
 fn middle_key(low: Option<&[u8]>, high: Option<&[u8]>) -> Option<Vec<u8>> {
     let low = low.unwrap_or_default();
     let shared = high.map_or(0, |high| low.iter().zip(high).take_while(|(a, b)| a == b).count());

@@ -1,4 +1,4 @@
-//! # What a repair asks for, and what it says
+//! # Options and report of a repair
 
 use std::collections::HashSet;
 use std::fmt::Display;
@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 use crate::error::{Error, Result};
 use crate::types::{KeyspaceId, Seq};
 
-/// Damages that a report lists; of more it has the number.
+/// Maximum number of damaged parts that a report lists; all are counted.
 const MAX_DAMAGES: usize = 10_000;
-/// Ranges of unreadable keys that a report lists for a keyspace.
+/// Maximum number of unreadable ranges that a report lists for a keyspace.
 pub(super) const MAX_UNREADABLE_RANGES: usize = 1000;
 
 /// Options of a repair.
@@ -150,7 +150,7 @@ pub struct KeyspaceRepair {
     /// Number of the lost pairs without a known key: the keys are in the records that cannot be
     /// read.
     pub lost_without_key: u64,
-    /// Files with the records of lost pairs, where `unnamed` is not 0.
+    /// Files with the records of lost pairs, if `lost_without_key` is not 0.
     pub lost_records: Vec<LostRecords>,
     /// Ranges of keys that could not be read, for engines that order their keys; at most a
     /// thousand. An unknown number of pairs in each range is lost.
@@ -204,18 +204,18 @@ impl RepairReport {
     }
 }
 
-/// Damaged places on their way into a report: each once.
+/// Damaged parts for a report, without duplicates.
 #[derive(Debug, Default)]
 pub(super) struct DamageList {
     pub(super) list: Vec<DamagedFile>,
     seen: HashSet<(PathBuf, u64)>,
     pub(super) count: u64,
-    /// Something was skipped, whatever was in it.
+    /// Whether something with unknown content was skipped.
     pub(super) is_incomplete: bool,
 }
 
 impl DamageList {
-    /// Takes note of a place.
+    /// Adds a damaged part.
     pub(super) fn note(&mut self, path: &Path, from: u64, to: Option<u64>, what: &dyn Display) {
         if self.list.len() >= MAX_DAMAGES {
             self.count += 1;
@@ -230,18 +230,18 @@ impl DamageList {
         }
     }
 
-    /// Takes note of an error for which something was skipped.
+    /// Adds an error because of which something was skipped.
     pub(super) fn note_skipped(&mut self, error: &Error) {
         self.is_incomplete = true;
         self.note_error(error);
     }
 
-    /// What could be had, or nothing, of which note is taken.
+    /// Returns the value; adds an error as one because of which something was skipped.
     pub(super) fn ok_or_note<T>(&mut self, found: Result<T>) -> Option<T> {
         found.inspect_err(|error| self.note_skipped(error)).ok()
     }
 
-    /// Takes note of what an error says.
+    /// Adds the damage that an error describes.
     pub(super) fn note_error(&mut self, error: &Error) {
         match error {
             Error::Corrupt { path, offset, damage: what } => self.note(path, *offset, None, what),

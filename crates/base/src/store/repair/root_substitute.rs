@@ -1,8 +1,10 @@
-//! # Root: what stands in for one that cannot be read
+//! # Root substitute: a ROOT built from the headers of segments
 //!
-//! Segments say themselves whose they are, so their frames can be checked. What cannot be had
-//! again: which segments counted, where replay began, what was durable, and the secret of the
-//! hashes, without which no index of hashes means anything.
+//! Segment headers identify their database, so that frames can be verified. Some facts cannot be
+//! recovered:
+//!
+//! - the segments that counted, the start of the replay, and the durable mark;
+//! - the hash key, without which an index of hashes cannot be used.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -16,15 +18,15 @@ use crate::root::{Root, RootSegment};
 use crate::segment::{self, DATA_START, MAX_CAPACITY, Segment, SegmentIdentity};
 use crate::types::{Incarnation, KeyspaceId, LogId, SegmentId, Seq, StoreId};
 
-/// Incarnations that are tried for a segment whose header is damaged.
+/// Maximum number of incarnations that are tried for a segment with a damaged header.
 const MAX_INCARNATIONS: usize = 16;
 
-/// Whether `root` was made here: no slot has this generation.
+/// Returns true if `root` is a substitute: no slot has this generation.
 pub(super) fn is_substitute(root: &Root) -> bool {
     root.generation == 0
 }
 
-/// A root for the segments in `path`; none if none of them says whose it is.
+/// Builds a substitute from the segments in `path`. Returns `None` if no header is valid.
 pub(super) fn make_substitute(disk: &dyn Disk, path: &Path, damages: &mut DamageList) -> Option<Root> {
     let (mut good, mut bad) = (Vec::new(), Vec::new());
     for log in LogId::ALL {
@@ -59,14 +61,14 @@ pub(super) fn make_substitute(disk: &dyn Disk, path: &Path, damages: &mut Damage
     Some(root)
 }
 
-/// The number that there is most of.
+/// Returns the most frequent number.
 fn most_frequent(numbers: impl Iterator<Item = u128>) -> Option<u128> {
     let mut counts: BTreeMap<u128, u64> = BTreeMap::new();
     numbers.for_each(|number| *counts.entry(number).or_default() += 1);
     counts.into_iter().max_by_key(|(_, count)| *count).map(|(number, _)| number)
 }
 
-/// Who a segment of a damaged header is: tried on its frames.
+/// Finds the identity of a segment with a damaged header by checking its frames.
 fn find_identity(
     disk: &dyn Disk,
     path: &Path,
@@ -89,7 +91,7 @@ fn find_identity(
     tried.into_iter().find(|identity| has_frame(&Segment::open_as(disk, &dir, *identity)))
 }
 
-/// Nothing is known of its end.
+/// Returns an entry without a known end.
 fn entry_of(identity: &SegmentIdentity) -> RootSegment {
     RootSegment {
         id: identity.id,

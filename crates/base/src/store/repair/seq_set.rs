@@ -1,15 +1,15 @@
-//! # Numbers: a set of commits, as the runs that they form
+//! # Seq set: a set of commit numbers, stored as runs
 //!
-//! Commits are numbered densely, so what an opening would replay is a few runs.
+//! Commit numbers are dense, so the commits that an opening would replay are a few runs.
 
 use std::collections::BTreeMap;
 
 use crate::types::Seq;
 
-/// A set of numbers.
+/// Set of commit numbers.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SeqSet {
-    /// First and last of each run; runs do not touch.
+    /// First and last number of each run; adjacent runs are merged.
     runs: BTreeMap<u64, u64>,
 }
 
@@ -26,12 +26,12 @@ impl SeqSet {
         self.runs.insert(first, last);
     }
 
-    /// Whether `seq` is among them.
+    /// Returns true if the set contains `seq`.
     pub(super) fn contains(&self, seq: Seq) -> bool {
         self.runs.range(..=seq.0).next_back().is_some_and(|(_, last)| *last >= seq.0)
     }
 
-    /// The highest number at or below `seq` that is not among them.
+    /// Returns the highest number at or below `seq` that the set does not contain.
     pub(super) fn absent_up_to(&self, seq: Seq) -> Option<Seq> {
         match self.runs.range(..=seq.0).next_back() {
             Some((first, last)) if *last >= seq.0 => first.checked_sub(1).map(Seq),
@@ -39,12 +39,13 @@ impl SeqSet {
         }
     }
 
-    /// The last of the run that begins at `seq`; none if that is not among them.
+    /// Returns the end of the run from `seq` on, or `None` if the set does not contain `seq`.
     pub(super) fn run_from(&self, seq: Seq) -> Option<Seq> {
         self.runs.range(..=seq.0).next_back().map(|(_, last)| Seq(*last)).filter(|last| *last >= seq)
     }
 
-    /// The runs of numbers between `first` and `last`, both counted, that are not among them.
+    /// Returns the runs of numbers from `first` to `last`, both inclusive, that the set does not
+    /// contain.
     pub(super) fn absent(&self, first: Seq, last: Seq) -> Vec<(Seq, Seq)> {
         let (mut all, mut next) = (Vec::new(), first.0);
         if let Some(end) = self.run_from(first) {

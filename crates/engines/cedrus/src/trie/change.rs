@@ -1,34 +1,35 @@
-//! # Changing the trie
+//! # Changes of the trie
 //!
-//! One writer for each shard, under the shard's lock. Before the first word changes that a reader
-//! of some hash may see, the version of the hash's shard becomes odd, and even again when the
-//! change is done ([`TrieChange`]).
+//! Each shard has one writer, under the shard's lock. Before the first word changes that a reader
+//! of a hash may see, the version of the hash's shard becomes odd. It becomes even when the change
+//! is complete ([`TrieChange`]).
 //!
-//! ## Effects of a change
+//! ## Picture
 //!
 //! ```text
-//!  insert: list has room -> one more entry | overflows, serves several digits -> two halves | one digit -> a node below
-//!  remove: list stays half full | nearly empty -> one with its neighbour | alone in its node -> the node goes
-//!  a list of an older version that serves digits of several shards: under all locks -> a list for each shard
+//!  insert: list has room -> add entry | full, several digits -> two halves | one digit -> a node
+//!  remove: list half full -> stays | nearly empty -> merged | alone in its node -> node is freed
+//!  list of an older version for several shards: under all locks -> one list for each shard
 //! ```
 //!
-//! ## Pages
+//! ## Threads
 //!
-//! Other shards take lines of the same pages at the same time, and pages that are clean may be
-//! evicted. So a change writes only to words that [`TrieChange::make_writable`] or
-//! [`TrieChange::allocate`] returned. Words that it found otherwise are read: they may be those of
-//! an evicted page, in which its own lines are as they are.
+//! Other shards allocate lines of the same pages at the same time, and clean pages may be evicted.
+//! So a change writes only to words that [`TrieChange::make_writable`], [`TrieChange::allocate`] or
+//! [`TrieChange::extend`] returned. Words that it got in another way are only read: they may belong
+//! to an evicted page, where its own lines still have the right content.
 //!
-//! ## Failure
+//! ## Crash
 //!
-//! Room ([`Trie::has_free_lines`]) and the pages of the path are asked for before a commit has a
-//! number. A page that was evicted since comes back from limbo (resident_pages.rs). What a change
-//! still meets is damage: it reads all it needs before it writes anything.
+//! A change must not fail. `prepare` checks the free room ([`Trie::has_free_lines`]) and loads the
+//! pages of the path before the commit has a seq. A page that was evicted since then is restored
+//! (resident_pages.rs). A change that still fails has met damage. It reads all it needs before it
+//! writes anything.
 
 use super::*;
 
 impl Trie {
-    /// Begins a change of the entries of `hash`.
+    /// Starts a change of the entries of `hash`.
     fn begin_change<'a>(&'a self, hash: u32, guard: &'a Guard) -> TrieResult<TrieChange<'a>> {
         loop {
             let change = self.begin_unchecked_change(hash, guard);
@@ -40,14 +41,14 @@ impl Trie {
         }
     }
 
-    /// Begins a change even if a list of several shards is there.
+    /// Starts a change even if the list of `hash` belongs to several shards.
     fn begin_unchecked_change<'a>(&'a self, hash: u32, guard: &'a Guard) -> TrieChange<'a> {
         let shard = self.shards.shard_of(hash);
         let held = (self.shards.lock(shard), Vec::new());
         TrieChange { trie: self, shards: (shard, shard), held, guard, odd_shards: None }
     }
 
-    /// Begins a change of all shards.
+    /// Starts a change of all shards.
     fn begin_change_of_all<'a>(&'a self, guard: &'a Guard) -> TrieChange<'a> {
         let first = self.shards.lock(0);
         let others = (1..self.shards.count()).map(|shard| self.shards.lock(shard)).collect();
@@ -60,7 +61,11 @@ impl Trie {
         }
     }
 
-    /// Adds an entry. The way to it was seen in memory under a guard that is still pinned.
+    /// Adds an entry. The caller has seen its path in memory under a guard that is still pinned.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a page is damaged or cannot be allocated.
     pub(crate) fn insert(&self, entry: TrieEntry, guard: &Guard) -> TrieResult<()> {
         if self.heap_stats.0.is_fragmented.load(Ordering::Relaxed) {
             self.compact_one_page(guard)?;
@@ -68,17 +73,26 @@ impl Trie {
         self.begin_change(entry.hash, guard)?.insert(entry)
     }
 
-    /// Points the entry of `hash` at `from` to `to`. False if there is none.
+    /// Changes the address of the entry of `hash` at `from` to `to`. Returns false if there is no
+    /// such entry.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a page on the path is damaged.
     pub(crate) fn replace(&self, hash: u32, from: Address, to: Address, guard: &Guard) -> TrieResult<bool> {
         self.begin_change(hash, guard)?.replace(hash, from.bits(), to.bits())
     }
 
-    /// Takes the entry of `hash` at `address` out. False if there is none.
+    /// Removes the entry of `hash` at `address`. Returns false if there is no such entry.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a page on the path is damaged.
     pub(crate) fn remove(&self, hash: u32, address: Address, guard: &Guard) -> TrieResult<bool> {
         self.begin_change(hash, guard)?.remove(hash, address.bits())
     }
 
-    /// Forgets everything.
+    /// Removes all entries and pages.
     pub(crate) fn clear(&self, guard: &Guard) {
         let mut change = self.begin_change_of_all(guard);
         change.invalidate_readers((0, u32::MAX));
@@ -91,8 +105,8 @@ impl Trie {
         (0..pages).for_each(|page| self.pages.remove(page, guard));
     }
 
-    /// Makes lists of one shard each of a list that serves several, as versions without shards left
-    /// it.
+    /// Splits a list of several shards, as versions without shards wrote it, into lists of one
+    /// shard each.
     #[cold]
     fn split_across_shards(&self, hash: u32, guard: &Guard) -> TrieResult<()> {
         let mut change = self.begin_change_of_all(guard);
@@ -119,7 +133,7 @@ impl Trie {
         Ok(())
     }
 
-    /// Presses a page, if one is worth it and no other thread is at the heap.
+    /// Compacts one page if a page is worth it and no other thread holds the heap.
     #[cold]
     fn compact_one_page(&self, guard: &Guard) -> TrieResult<()> {
         let Some(heap) = self.heap.0.try_lock() else { return Ok(()) };
@@ -127,10 +141,9 @@ impl Trie {
         page.map_or(Ok(()), |page| self.compact_page(page, guard))
     }
 
-    /// Presses a page of lists together, of which holes are many and small: its lists move to the
-    /// front, one by one, and what is free comes together behind them. Other threads may change the
-    /// page meanwhile, or use it for something else: a list moves only if the trie names it at its
-    /// place.
+    /// Compacts a page of lists that has many small holes. The lists move towards the front one by
+    /// one, and the free lines form one run behind them. Other threads may change or reuse the page
+    /// at the same time. So a list moves only if the trie refers to it at its place.
     fn compact_page(&self, page: u32, guard: &Guard) -> TrieResult<()> {
         let mut line = 1;
         while line < self.shape.page_lines {
@@ -140,7 +153,7 @@ impl Trie {
                 return Ok(());
             }
             line += used.trailing_zeros() as usize;
-            // A guess at the shard to lock.
+            // The prefix selects the shard to lock; it may be wrong, and is checked under the lock.
             let Some(list) = EntryList::parse(words, line, self.omitted_bytes) else { return Ok(()) };
             line += self.begin_unchecked_change(list.prefix, guard).move_list_forward(page, line)?;
         }
@@ -148,14 +161,14 @@ impl Trie {
     }
 }
 
-/// A change under way: locks of shards, and which of them have odd versions.
+/// Change in progress: locks of shards, and the shards with odd versions.
 struct TrieChange<'a> {
     trie: &'a Trie,
-    /// The first and the last shard that is locked, and their locks.
+    /// First and last locked shard, and their locks.
     shards: (usize, usize),
     held: (ShardGuard<'a>, Vec<ShardGuard<'a>>),
     guard: &'a Guard,
-    /// Shards with odd versions.
+    /// First and last shard with an odd version.
     odd_shards: Option<(usize, usize)>,
 }
 
@@ -168,8 +181,8 @@ impl Drop for TrieChange<'_> {
 }
 
 impl<'a> TrieChange<'a> {
-    /// From here on, readers of these hashes look again (I2). Ranges of one change contain one
-    /// another.
+    /// Makes the readers of these hashes retry from now on (I2). Of the ranges of one change, each
+    /// contains the earlier ones.
     fn invalidate_readers(&mut self, (first, last): (u32, u32)) {
         let (first, last) = (self.trie.shards.shard_of(first), self.trie.shards.shard_of(last));
         assert!(first >= self.shards.0 && last <= self.shards.1, "shards I1");
@@ -185,21 +198,21 @@ impl<'a> TrieChange<'a> {
         fence(Ordering::Release);
     }
 
-    /// Counts an entry of the shard in or out.
+    /// Adds an entry to the count of the shard, or removes it.
     fn count_entry(&mut self, address: u64, is_more: bool) {
         let slot = Address::from_bits(address).slot();
         self.trie.shards.count_entry(self.shards.0, &mut self.held.0, slot, is_more);
     }
 
-    /// The digits of a node that this change may change: the first one, and the one behind the
-    /// last.
+    /// Returns the digits of a node that this change may change: the first one, and the one behind
+    /// the last.
     fn digit_bounds(&self, step: &PathStep) -> (usize, usize) {
         let digits = self.trie.max_list_digits(step);
         if step.is_root() { (self.shards.0 * digits, (self.shards.1 + 1) * digits) } else { (0, digits) }
     }
 
-    /// Whether `hash` leads to a list that serves digits of other shards too. The references that
-    /// say so change under the locks of all shards only.
+    /// Returns whether `hash` leads to a list that serves digits of other shards too. The
+    /// references that show this change only under the locks of all shards.
     fn is_list_across_shards(&self, hash: u32) -> bool {
         let root = &self.trie.root;
         let step = PathStep::new(EMPTY_REF, 0, self.trie.shape.root_bits, hash);
@@ -211,7 +224,7 @@ impl<'a> TrieChange<'a> {
         first > 0 && root.get(first - 1) == child || end < 1 << step.bits && root.get(end) == child
     }
 
-    /// The path to `hash`, its last step last, and the reference there.
+    /// Returns the path to `hash`, its last step last, and the reference there.
     fn path(&self, hash: u32) -> TrieResult<(TriePath, u32)> {
         let mut path = TriePath::new();
         let (last, child) = self.trie.descend(hash, self.guard, |step| path.push(step))?;
@@ -219,7 +232,8 @@ impl<'a> TrieChange<'a> {
         Ok((path, child))
     }
 
-    /// Which digits of the node have the same child as the path's: the first one, and how many.
+    /// Returns the digits of the node that have the child of the path: the first digit, and their
+    /// number.
     fn list_run(&self, step: &PathStep, child: u32) -> TrieResult<(usize, usize)> {
         let same = |digit: usize| Ok(self.trie.child_of(step, digit, self.guard)? == child);
         let (low, high) = self.digit_bounds(step);
@@ -250,17 +264,18 @@ impl<'a> TrieChange<'a> {
     fn allocate(&mut self, kind: PageKind, lines: usize) -> TrieResult<((u32, usize), &'a [AtomicU64])> {
         let taken =
             self.trie.heap().allocate(kind, lines, &self.trie.pages, self.guard).ok_or(TrieError::OutOfPages);
-        // Lines that another shard gave back: readers that see what is written there now see that
-        // its version moved before.
+        // Another shard may have freed these lines. Readers that see the new content must also see
+        // the earlier change of that shard's version.
         fence(Ordering::Release);
         taken
     }
 
-    /// Gives a list the lines behind it, if they are free. Returns the words of its page then.
+    /// Extends a list by the lines behind it if they are free. Returns the words of its page in
+    /// that case.
     fn extend(&mut self, reference: u32, lines: usize, to: usize) -> TrieResult<Option<&'a [AtomicU64]>> {
         let page = self.make_writable(reference)?;
         let is_free = self.trie.heap().extend(page_of(reference), page, line_of(reference), lines, to);
-        fence(Ordering::Release); // as in `take`
+        fence(Ordering::Release); // as in `allocate`
         Ok(is_free.then_some(page))
     }
 
@@ -269,7 +284,7 @@ impl<'a> TrieChange<'a> {
         heap.free(page_of(reference), line_of(reference), lines, &self.trie.pages, self.guard);
     }
 
-    /// The words of a page, to be changed.
+    /// Makes a page writable and returns its words.
     fn make_writable(&mut self, reference: u32) -> TrieResult<&'a [AtomicU64]> {
         let (page, pages) = (page_of(reference), &self.trie.pages);
         match pages.get_writable(page, self.guard) {
@@ -280,20 +295,20 @@ impl<'a> TrieChange<'a> {
         }
     }
 
-    /// A list, to be changed.
+    /// Makes the page of a list writable and returns the list.
     fn make_list_writable(&mut self, reference: u32) -> TrieResult<EntryList<'a>> {
         let page = self.make_writable(reference)?;
         let list = EntryList::parse(page, line_of(reference), self.trie.omitted_bytes);
         list.ok_or(TrieError::Invalid(page_of(reference), "list"))
     }
 
-    /// The entries of a list and of all links behind it, added to `out`.
+    /// Appends the entries of a list and of all later links to `out`.
     fn collect_entries(&self, first: &EntryList<'_>, out: &mut TrieEntries) -> TrieResult<()> {
         out.extend(first.entries());
         self.trie.for_each_link(first, self.guard, |_, link| out.extend(link.entries()))
     }
 
-    /// Gives back a list and all links behind it.
+    /// Frees a list and all later links.
     fn free_chain(&mut self, reference: u32, first: &EntryList<'_>) -> TrieResult<()> {
         let mut all: SmallVec<[(u32, usize); 4]> = smallvec![(reference, first.lines)];
         self.trie.for_each_link(first, self.guard, |link, list| all.push((link, list.lines)))?;
@@ -313,7 +328,7 @@ impl<'a> TrieChange<'a> {
         self.invalidate_readers(step.range(entry.hash, first, len));
         self.count_entry(entry.address, true);
         let Some(list) = list else {
-            // The largest aligned empty part around the digit.
+            // The largest aligned empty run around the digit.
             let mut size = 1;
             let starts = |size: usize| step.digit & !(size - 1);
             while size * 2 <= len && starts(2 * size) >= first && starts(2 * size) + 2 * size <= first + len {
@@ -341,7 +356,7 @@ impl<'a> TrieChange<'a> {
         self.build_lists(&step, (first, len), &mut entries)
     }
 
-    /// Gives a full list more lines, and adds an entry.
+    /// Moves a full list to more lines and adds an entry.
     fn grow_list(
         &mut self,
         step: &PathStep,
@@ -365,7 +380,7 @@ impl<'a> TrieChange<'a> {
         Ok(())
     }
 
-    /// A new link in front of `next`.
+    /// Adds a new link in front of `next`.
     fn link(&mut self, hash: u32, next: u32, entries: &[TrieEntry]) -> TrieResult<u32> {
         let lines = self.trie.shape.link_lines();
         let (at, page) = self.allocate(PageKind::Lists, lines)?;
@@ -373,8 +388,8 @@ impl<'a> TrieChange<'a> {
         Ok(reference(at, 0))
     }
 
-    /// Puts entries below `len` digits of a node, which is a power of two: in one list, or split as
-    /// often as it takes.
+    /// Builds the lists for `len` digits of a node, where `len` is a power of two. Splits the
+    /// entries as often as needed.
     fn build_lists(
         &mut self,
         step: &PathStep,
@@ -417,8 +432,8 @@ impl<'a> TrieChange<'a> {
         self.build_lists(step, (first + len / 2, len / 2), high)
     }
 
-    /// The tree stays as it is, and so do all other entries: no reader looks again but those of
-    /// this hash's shard.
+    /// Changes an address in place. The structure and all other entries stay, so only readers of
+    /// this hash's shard retry.
     fn replace(&mut self, hash: u32, from: u64, to: u64) -> TrieResult<bool> {
         let (_, child) = self.trie.descend(hash, self.guard, |_| {})?;
         let Some((holder, _, index)) = self.find_holder(child, hash, from)? else { return Ok(false) };
@@ -429,8 +444,8 @@ impl<'a> TrieChange<'a> {
         Ok(true)
     }
 
-    /// The list or link at `child` or behind it that has the entry, its reference, and the entry's
-    /// place.
+    /// Returns the list or link in the chain at `child` that contains the entry, its reference, and
+    /// the index of the entry.
     fn find_holder(
         &self,
         child: u32,
@@ -453,7 +468,7 @@ impl<'a> TrieChange<'a> {
         Ok(holder)
     }
 
-    /// The list that a run of digits names, if it makes sense there.
+    /// Returns the list of a run of digits, if it is valid there.
     fn checked_list(
         &self,
         step: &PathStep,
@@ -496,7 +511,7 @@ impl<'a> TrieChange<'a> {
         Ok(true)
     }
 
-    /// Takes an emptied link out of its chain.
+    /// Removes an empty link from its chain.
     fn remove_link(
         &mut self,
         step: &PathStep,
@@ -522,9 +537,9 @@ impl<'a> TrieChange<'a> {
         Ok(())
     }
 
-    /// Moves the list at a line of a page to the first place of the page that it can have, if it is
-    /// of this shard and what names it is in memory. Returns how many lines it has; one if there is
-    /// no list.
+    /// Moves the list at a line of a page to the first free place in front of it. Does nothing if
+    /// the list does not belong to this shard, or if the reference to it is not in memory. Returns
+    /// the number of lines to skip: those of the list, or one.
     fn move_list_forward(&mut self, page: u32, line: usize) -> TrieResult<usize> {
         let at = reference((page, line), 0);
         let Some(words) = self.trie.pages.peek(page, self.guard) else { return Ok(1) };
@@ -543,7 +558,7 @@ impl<'a> TrieChange<'a> {
         }
         let taken = self.trie.heap().allocate_before(page, line, lines, &self.trie.pages, self.guard);
         let Some((to, words)) = taken else { return Ok(lines) };
-        self.invalidate_readers(step.range(hash, run.0, run.1)); // and the guard of `take`
+        self.invalidate_readers(step.range(hash, run.0, run.1)); // a fence too, as in `allocate`
         for word in 0..lines * LINE_WORDS {
             let value = words[line * LINE_WORDS + word].load(Ordering::Relaxed);
             words[to * LINE_WORDS + word].store(value, Ordering::Relaxed);
@@ -559,8 +574,8 @@ impl<'a> TrieChange<'a> {
         Ok(lines)
     }
 
-    /// The link of the chain at `first` that names `link`; `EMPTY_REF` if there is none, or the
-    /// chain is not in memory.
+    /// Returns the link in the chain at `first` that refers to `link`. Returns `EMPTY_REF` if there
+    /// is none or the chain is not in memory.
     fn link_before(&self, first: u32, link: u32) -> u32 {
         if first == EMPTY_REF || first & NODE_FLAG != 0 {
             return EMPTY_REF;
@@ -576,7 +591,7 @@ impl<'a> TrieChange<'a> {
         if walked.is_ok() { before } else { EMPTY_REF }
     }
 
-    /// Gives lines back that a list has no use for.
+    /// Frees the lines that a list no longer needs.
     fn shrink_list(&mut self, reference: u32, list: &EntryList<'_>) -> TrieResult<()> {
         let count = list.count - 1;
         let lines = self.trie.shape.list_lines(list.bits, count + SLACK);
@@ -590,8 +605,8 @@ impl<'a> TrieChange<'a> {
         Ok(())
     }
 
-    /// A list beside `run` that could be one with what stands there: its reference and entries, or
-    /// nothing there.
+    /// Returns the list in the neighbouring run that can be merged with `run`, or `EMPTY_REF` if
+    /// that run is empty. Returns `None` if they cannot be merged.
     fn mergeable_neighbour(
         &self,
         step: &PathStep,
@@ -615,8 +630,8 @@ impl<'a> TrieChange<'a> {
         (is_sound && list.count <= room && list.next() == EMPTY_REF).then_some(child)
     }
 
-    /// Makes one list of neighbours that have nearly nothing, and lets nodes go that have one child
-    /// only. What is not in memory stays as it is.
+    /// Merges neighbouring lists that are nearly empty, and frees nodes that have only one child.
+    /// Lists that are not in memory are not merged.
     fn merge_neighbours(&mut self, mut path: TriePath, mut run: (usize, usize), hash: u32) -> TrieResult<()> {
         let room = self.trie.shape.merge_limit();
         let mut entries = TrieEntries::new();
@@ -629,7 +644,7 @@ impl<'a> TrieChange<'a> {
             }
             entries.extend(list.entries());
         }
-        // `own` is the list of the entries; it is freed with the first step.
+        // `own` is the list that held the entries. The first step frees it.
         let mut own = child;
         let mut is_moved = false;
         loop {

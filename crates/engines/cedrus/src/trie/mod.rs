@@ -1,51 +1,33 @@
-//! # The lazy-trie
+//! # Lazy-trie
 //!
-//! Hashes are read digit by digit. A node has a child for every value of its digit; a child is a
-//! node, a list of entries (entry_list.rs) or nothing. Only what lies below the last fork of a path
-//! is compressed, as in the paper (§2.2): a list stands where its hashes first differ from all
-//! others, and inner nodes may have one child. Splitting is sluggish (§2.3): a list is split when
-//! it overflows, and again until every part is within the limit.
-//!
-//! What the paper has not: a list may serve several digits of its node, two, four, up to all of
-//! them. It then splits bit by bit, into halves, and becomes a node only when one digit is left. So
-//! lists stay half full or more at any number of keys, where splits by the whole branching factor
-//! leave them nearly empty soon after each level is begun, and the footprint has no cliff. Lists
-//! whose hashes are all equal are chained without limit.
+//! A trie that consumes a hash digit by digit and compresses paths only below their last fork (the
+//! paper's §2.2). A child of a node is a node, a list of entries (entry_list.rs) or empty. Splits
+//! are sluggish (§2.3): a list is split when it overflows.
 //!
 //! ## Picture
 //!
 //! ```text
-//!  root  [ a a a a b b c d ... ]         a: a list for four digits     c: a node below
+//!  root  [ a a a a b b c d ... ]       a: a list for four digits     c: a node below
 //!                      |
 //!                 node [ e e e e e e e e f f f f g g h h ]
 //!                                                    |
-//!                                              node [ ... ]             reference: node? 1 | page 25 | line 6, 0 for nothing
+//!                                              node [ ... ]
+//!  reference: is_node 1 bit | page 25 bits | line 6 bits; 0 is empty
 //! ```
 //!
 //! ## Invariants
 //!
-//! 1. A list's references are a run of words of one node, as many as a power of two and aligned to
-//!    it.
-//! 2. Everything that a reader of some hash may see changes only while the version of its shard is
-//!    odd.
-//! 3. Lists of different hashes have at most `most` entries. An emptied list is given back;
-//!    neighbours that are nearly empty become one, and a node whose only child is a list gives way
-//!    to it.
+//! 1. The references to a list are a run of one node. Its length is a power of two, and it is
+//!    aligned to its length.
+//! 2. Data that readers of a hash may see changes only while its shard's version is odd.
+//! 3. A list with different hashes has at most `max_list_entries` entries. An empty list is freed,
+//!    nearly empty neighbours are merged, and a node with a single list is replaced by the list.
 //!
 //! ## Threads
 //!
-//! One writer for each shard (shard.rs), under the shard's lock; lines and pages are taken and
-//! given back under the heap's lock, which comes after it. Readers take no lock: they remember the
-//! version of their hash's shard, look, and look again if it has moved. What they see meanwhile may
-//! be nonsense, so every step is checked. A reader that finds a writer in its way several times
-//! waits for the shard's lock, so that it never spins on a thread without a core. The trie does no
-//! I/O: what is not in memory is an answer ([`TrieError::NotResident`]) that the caller acts on.
-//!
-//! ## Costs
-//!
-//! A look-up: the root, a line a node (three of them at 5 million keys, the first two nearly always
-//! cached), a list of up to five lines. A change: that, and bytes in one list; one in about twenty
-//! rewrites a list of a few lines, one in a hundred splits one.
+//! Each shard has one writer, under the shard's lock (shard.rs). The heap's lock comes after it.
+//! Readers take no lock: they retry if the version of the shard has changed. They may read
+//! inconsistent data, so every step is checked.
 
 mod change;
 mod root;
@@ -67,30 +49,31 @@ use crate::heap::{FrozenTrie, PageHeap, PageKind};
 use crate::resident_pages::{MAX_PAGES, ResidentPages};
 use crate::shape::{HASH_BITS, LINE_WORDS, TrieShape};
 
-/// Looks of a reader before it waits for the writer.
+/// Attempts of a reader before it takes the lock of the shard. It never spins for long on a writer
+/// that is not running.
 const READ_RETRIES: usize = 16;
-/// Links of a chain that are believed in.
+/// Maximum length of a chain. A longer one is damage.
 const MAX_LINKS: usize = 1 << 20;
-/// A list that shrinks keeps room for so many.
+/// Number of free entries for which a list that shrinks keeps room.
 const SLACK: usize = 1;
 
 pub(crate) const NODE_FLAG: u32 = 1 << 31;
 const LINE_BITS: u32 = 6;
-/// Nothing.
+/// Reference to nothing.
 pub(crate) const EMPTY_REF: u32 = 0;
 
-/// Something on cache lines of its own.
+/// Value that shares no cache line with other data.
 #[repr(align(64))]
 struct CacheAligned<T>(T);
 
-/// Why a look did not work.
+/// Error of an operation on the trie, which does no I/O itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TrieError {
-    /// This page is not in memory.
+    /// The page is not in memory. The caller loads it and retries.
     NotResident(u32),
-    /// This page has an invalid content.
+    /// The page has invalid content.
     Invalid(u32, &'static str),
-    /// There are as many pages as there can be.
+    /// The maximum number of pages is reached.
     OutOfPages,
 }
 
@@ -108,14 +91,14 @@ fn reference((page, line): (u32, usize), kind: u32) -> u32 {
     kind | page << LINE_BITS | u32::try_from(line).unwrap_or(0)
 }
 
-/// A node on a path, and the digit that the path takes there.
+/// Node on a path, and the digit of the path in this node.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PathStep {
-    /// Its reference; `EMPTY_REF` for the root.
+    /// Reference of the node; `EMPTY_REF` for the root.
     node: u32,
-    /// Bits above it.
+    /// Number of hash bits above the node.
     pub(crate) depth: u32,
-    /// Bits of its digit.
+    /// Number of bits of the node's digit.
     pub(crate) bits: u32,
     digit: usize,
 }
@@ -130,7 +113,8 @@ impl PathStep {
         self.depth == 0
     }
 
-    /// The hashes below `len` digits from `digit` on, of which `hash` shares the bits above.
+    /// Returns the first and the last hash of `len` digits from `digit` on. They share the bits
+    /// above the node with `hash`.
     pub(crate) fn range(&self, hash: u32, digit: usize, len: usize) -> (u32, u32) {
         let below = HASH_BITS - self.depth - self.bits;
         let at = |digit: usize| u64::from(hash_prefix(hash, self.depth)) + ((digit as u64) << below);
@@ -140,33 +124,38 @@ impl PathStep {
 }
 
 type TriePath = SmallVec<[PathStep; 8]>;
-/// Entries that were gathered.
+/// Entries collected for a split or a merge.
 type TrieEntries = SmallVec<[TrieEntry; 36]>;
-/// Addresses that may be a key's.
+/// Addresses of the records with one hash.
 pub(crate) type FoundAddresses = SmallVec<[Address; 4]>;
 
-/// See the module.
+/// Lazy-trie of one keyspace.
+///
+/// Unlike in the paper, one list may serve 2, 4, ... or all digits of its node. It splits into
+/// halves, and becomes a node only at one digit. So lists stay at least about half full at any
+/// number of keys. Splits by the whole branching factor would leave lists nearly empty after each
+/// new level. Lists of one hash are chained without limit.
 pub(crate) struct Trie {
     shape: TrieShape,
-    /// Its `omitted_hash_bytes`.
+    /// Cached result of [`TrieShape::omitted_hash_bytes`].
     omitted_bytes: u32,
     root: TrieRoot,
     pages: ResidentPages,
-    /// A change tells only the readers of its own shard.
+    /// Locks and versions. A change affects only the readers of its own shard.
     shards: TrieShards,
     heap: CacheAligned<Mutex<PageHeap>>,
     heap_stats: CacheAligned<HeapStats>,
 }
 
-/// Figures of the heap, to be read without its lock.
+/// Copies of the heap's figures that are readable without its lock.
 #[derive(Default)]
 struct HeapStats {
     resident: AtomicU64,
     page_count: AtomicU64,
     free_lines: AtomicU64,
-    /// Pages that are not on disk as they are.
+    /// Approximate number of pages that differ from their copy on disk.
     dirty: AtomicU64,
-    /// [`PageHeap::is_fragmented`].
+    /// Copy of [`PageHeap::is_fragmented`].
     is_fragmented: AtomicBool,
 }
 
@@ -187,8 +176,8 @@ impl Trie {
         }
     }
 
-    /// A trie with these entries, as versions without shards left it: its lists serve digits of
-    /// several shards.
+    /// Returns a trie with these entries as older versions without shards wrote it: a list may
+    /// serve digits of several shards.
     #[cfg(test)]
     pub(crate) fn without_shards(
         shape: TrieShape,
@@ -209,42 +198,42 @@ impl Trie {
         &self.shape
     }
 
-    /// Whether references reach that many pages more than there are.
+    /// Returns whether the references can address `pages` more pages.
     pub(crate) fn can_grow_by(&self, pages: u64) -> bool {
         self.heap_stats.0.page_count.load(Ordering::Relaxed) + pages < u64::from(MAX_PAGES)
     }
 
-    /// Bytes of pages in memory, and of the root.
+    /// Returns the bytes of the pages in memory and of the root.
     pub(crate) fn bytes(&self) -> u64 {
         self.heap_stats.0.resident.load(Ordering::Relaxed) * self.shape.page_bytes() as u64
             + self.root.bytes()
     }
 
-    /// Whether so many lines are free in pages in memory that entries find room without a page
-    /// more, once it is pressed together.
+    /// Returns whether the pages in memory have enough free lines for new entries without a new
+    /// page, after compaction.
     pub(crate) fn has_free_lines(&self) -> bool {
         let lines = self.heap_stats.0.resident.load(Ordering::Relaxed) * self.shape.page_lines as u64;
         self.heap_stats.0.free_lines.load(Ordering::Relaxed) * 8 > lines
     }
 
-    /// The part of the lines in memory that is used.
+    /// Returns the used fraction of the lines in memory.
     #[allow(clippy::cast_precision_loss)]
     pub(crate) fn fill_ratio(&self) -> f64 {
         let lines = self.heap_stats.0.resident.load(Ordering::Relaxed) * (self.shape.page_lines as u64 - 1);
         1.0 - self.heap_stats.0.free_lines.load(Ordering::Relaxed) as f64 / lines.max(1) as f64
     }
 
-    /// Entries. With changes under way it counts some of them.
+    /// Returns the number of entries. Concurrent changes may or may not be counted.
     pub(crate) fn len(&self) -> u64 {
         self.shards.entries()
     }
 
-    /// Entries in each slot's segment, between changes.
+    /// Returns the number of entries in the segment of each slot. Waits for running changes.
     pub(crate) fn counts(&self) -> Vec<u64> {
         self.shards.counts(&mut self.shards.lock_all())
     }
 
-    // Looking.
+    // Look-ups.
 
     #[inline]
     fn page<'g>(&self, reference: u32, guard: &'g Guard) -> TrieResult<&'g [AtomicU64]> {
@@ -252,14 +241,15 @@ impl Trie {
         self.pages.get(page, guard).map_or_else(|| self.restored_page(page, guard), Ok)
     }
 
-    /// A page that was evicted under a guard that is still pinned is in memory again. The caller
-    /// has not the heap's lock.
+    /// Restores a page that was evicted under a guard that is still pinned. The caller must not
+    /// hold the heap's lock.
     #[cold]
     fn restored_page<'g>(&self, page: u32, guard: &'g Guard) -> TrieResult<&'g [AtomicU64]> {
         self.heap().heap.restore_evicted(page, &self.pages, guard).ok_or(TrieError::NotResident(page))
     }
 
-    /// The word of a node's child `digit`, in a page, and which half of it.
+    /// Returns the index of the word with child `digit` of a node in its page, and the shift within
+    /// the word.
     fn child_at(&self, node: u32, digit: usize) -> (usize, usize) {
         (line_of(node) * LINE_WORDS + digit / 2, 32 * (digit % 2))
     }
@@ -276,7 +266,8 @@ impl Trie {
         if step.is_root() { Ok(self.root.get(digit)) } else { self.child(step.node, digit, guard) }
     }
 
-    /// The way to the list of `hash`, if there is one: its last node, and the reference there.
+    /// Descends to the list of `hash`. Returns the last node on the path, and the reference in it,
+    /// which may be empty.
     #[inline]
     fn descend(
         &self,
@@ -298,7 +289,7 @@ impl Trie {
         Ok((step, child))
     }
 
-    /// The list that `reference` names.
+    /// Returns the list at `reference`.
     #[inline]
     pub(crate) fn list<'g>(&self, reference: u32, guard: &'g Guard) -> TrieResult<EntryList<'g>> {
         let page = self.page(reference, guard)?;
@@ -306,7 +297,7 @@ impl Trie {
             .ok_or(TrieError::Invalid(page_of(reference), "list"))
     }
 
-    /// Calls `each` with the links behind the first.
+    /// Calls `each` with every link of the chain after the first.
     pub(crate) fn for_each_link<'g>(
         &self,
         first: &EntryList<'g>,
@@ -326,7 +317,8 @@ impl Trie {
         Ok(())
     }
 
-    /// Another one after every change of what a look-up of `hash` may find; odd while it changes.
+    /// Returns the version of the shard of `hash`. Every change that a look-up of `hash` may see
+    /// changes it. It is odd during a change.
     #[inline]
     pub(crate) fn version(&self, hash: u32) -> u32 {
         self.shards.version(hash).load(Ordering::Acquire)
@@ -351,8 +343,8 @@ impl Trie {
         look()
     }
 
-    /// The addresses of all entries of `hash`. `ask` is told of each as soon as it is seen, right
-    /// or not.
+    /// Returns the addresses of all entries of `hash`. Calls `ask` with each address as soon as it
+    /// is read, for a prefetch; it may be wrong.
     #[inline]
     pub(crate) fn find(&self, hash: u32, guard: &Guard, ask: impl Fn(Address)) -> TrieResult<FoundAddresses> {
         self.read_consistent(hash, || {
@@ -366,7 +358,7 @@ impl Trie {
                 if !list.is_link {
                     return Err(TrieError::Invalid(page_of(child), "prefix"));
                 }
-                // Another hash's chain, which an insertion would split from this one's.
+                // The chain of another hash. Only an insertion separates it from `hash`.
                 return self.for_each_link(&list, guard, |_, _| {}).map(|()| found);
             }
             let mut gather = |list: &EntryList<'_>| {
@@ -394,13 +386,13 @@ impl Trie {
         }
     }
 
-    /// The entries of hashes from `from` on that stand together, in `out`, and the last hash that
-    /// these could have.
+    /// Reads into `out` the entries from hash `from` on that are in one list. Returns the last hash
+    /// that this list may have.
     pub(crate) fn visit(&self, from: u32, guard: &Guard, out: &mut Vec<TrieEntry>) -> TrieResult<u32> {
         self.visit_with_level(from, guard, out).map(|(last, _)| last)
     }
 
-    /// The same, and how many nodes are on the way.
+    /// Like [`Trie::visit`], and also returns the number of nodes on the path.
     pub(crate) fn visit_with_level(
         &self,
         from: u32,
@@ -413,8 +405,8 @@ impl Trie {
             let (step, child) = self.descend(from, guard, |_| level += 1)?;
             let mut end = step.digit + 1;
             let (_, mut last) = step.range(from, step.digit, 1);
-            // Not beyond the shard: entries there would be cut off again, and looked at once for
-            // each shard.
+            // Does not read beyond the shard. The entries behind it would be discarded, and read
+            // again for each shard.
             while end < 1 << step.bits
                 && self.shards.shard_of(last) == self.shards.shard_of(from)
                 && self.child_of(&step, end, guard)? == child
@@ -429,7 +421,9 @@ impl Trie {
                 self.for_each_link(&list, guard, |_, link| out.extend(link.entries().filter(wanted)))?;
             }
             if self.shards.shard_of(last) != self.shards.shard_of(from) {
-                return Ok((self.truncate_at_shard(from, last, out), level)); // the version is that of the first shard
+                //
+                // Only the version of the first shard is validated.
+                return Ok((self.truncate_at_shard(from, last, out), level));
             }
             if out.iter().any(|entry| entry.hash > last) {
                 return Err(TrieError::Invalid(page_of(child), "prefix"));
@@ -438,8 +432,8 @@ impl Trie {
         })
     }
 
-    /// Sets `last` to the last hash of what the reference beside the way to `from` stands for, as
-    /// far down as nodes can be read: a list, or a node.
+    /// Sets `last` to the last hash of the subtree at `from`: of the list there, or of the lowest
+    /// node that is readable. `last` is also set if the result is an error.
     pub(crate) fn find_subtree_end(&self, from: u32, guard: &Guard, last: &mut u32) -> TrieResult<()> {
         self.read_consistent(from, || {
             let (step, child) =
@@ -453,22 +447,26 @@ impl Trie {
         })
     }
 
-    /// Cuts a piece at the end of its first shard, whose version is the one that is looked at.
+    /// Truncates a range at the end of its first shard, the only one with a validated version.
     fn truncate_at_shard(&self, from: u32, last: u32, out: &mut Vec<TrieEntry>) -> u32 {
         let end = last.min(self.shards.shard_end(from));
         out.retain(|entry| entry.hash <= end);
         end
     }
 
-    // Pages come and go.
+    // Loads and evictions of pages.
 
-    /// The heap, while no thread takes or gives lines or pages.
+    /// Locks the heap. Until the guard is dropped, no thread allocates or frees lines or pages.
     pub(crate) fn heap(&self) -> HeapGuard<'_> {
         HeapGuard { trie: self, heap: self.heap.0.lock() }
     }
 
-    /// A page came from disk, if what came `is_still` what stands there. What was put in meanwhile
-    /// stays.
+    /// Adds a page that was read from disk, if `is_still` returns that the place on disk is still
+    /// current. Keeps a page that another thread has added before.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`TrieError::Invalid`] if the head of the page is invalid or the page is not in use.
     pub(crate) fn add_loaded_page(
         &self,
         page: u32,
@@ -498,27 +496,27 @@ impl Trie {
         Ok(())
     }
 
-    /// Lets up to `most` pages go that are on disk as they are, but keeps `least`. How many went;
-    /// `went` is told which.
+    /// Evicts up to `most` clean pages, but keeps at least `least` pages in memory. Returns the
+    /// number of evicted pages, and calls `went` with each of them.
     pub(crate) fn evict(&self, most: usize, least: u64, guard: &Guard, went: impl FnMut(u32)) -> usize {
         self.heap().heap.evict(most, least, &self.pages, guard, went)
     }
 
-    /// Bytes of the pages that are on disk as they are, about: those that may go.
+    /// Returns the approximate bytes of clean pages, which may be evicted.
     pub(crate) fn clean_bytes(&self) -> u64 {
         let resident = self.heap_stats.0.resident.load(Ordering::Relaxed);
         let clean = resident.saturating_sub(self.heap_stats.0.dirty.load(Ordering::Relaxed));
         clean * self.shape.page_bytes() as u64
     }
 
-    /// Freezes the dirty pages and the marks that they are dirty, between changes.
+    /// Freezes the dirty pages and clears their dirty flags. Waits for running changes.
     pub(crate) fn freeze(&self) {
         let mut held = self.shards.lock_all();
         let (entries, counts) = (self.len(), self.shards.counts(&mut held));
         self.heap().heap.freeze(FrozenTrie::new(self.root.runs(), entries, counts), &self.pages);
     }
 
-    /// Restores an image, in an empty trie without readers.
+    /// Restores an image. The trie must be empty and have no readers.
     pub(crate) fn restore(
         &self,
         is_used: impl Iterator<Item = bool>,
@@ -532,7 +530,8 @@ impl Trie {
         self.root.set_runs(root);
     }
 
-    /// Digits of a node that one list may serve: all; in the root, those of a shard.
+    /// Returns the number of digits of a node that one list may serve: all, but in the root only
+    /// those of a shard.
     fn max_list_digits(&self, step: &PathStep) -> usize {
         let bits = if step.is_root() { step.bits - self.shards.bits() } else { step.bits };
         1 << bits
@@ -543,8 +542,12 @@ impl Trie {
     }
 }
 
-/// Whether a list that `run` digits of a node name can be what stands there for `hash`: if so, its
-/// entries can be split among these digits.
+/// Checks that a list can belong to this run of digits for `hash`. Then its entries can be split
+/// among these digits.
+///
+/// # Errors
+///
+/// Returns the name of the invalid field.
 pub(crate) fn check_list(
     step: &PathStep,
     (first, len): (usize, usize),
@@ -561,7 +564,7 @@ pub(crate) fn check_list(
     Ok(())
 }
 
-/// The heap, locked; its figures are published when it is given back.
+/// Lock of the heap. It publishes the heap's figures when it is dropped.
 pub(crate) struct HeapGuard<'a> {
     trie: &'a Trie,
     heap: MutexGuard<'a, PageHeap>,
@@ -596,7 +599,7 @@ impl Trie {
             (free_lines, heap.free_lines),
             (dirty, heap.dirty_pages()),
         ];
-        // Others read the line: it is written only if something is new.
+        // Other threads read this cache line, so it is written only if a figure has changed.
         for (figure, now) in figures {
             if figure.load(Ordering::Relaxed) != now {
                 figure.store(now, Ordering::Relaxed);

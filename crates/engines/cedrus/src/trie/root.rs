@@ -1,21 +1,21 @@
 //! # Root: a reference for each first digit of a hash
 //!
-//! A reference for each digit. As long as every list there serves many digits at once, as in a
-//! keyspace with little in it, a *small* root has one reference for each group of neighbours; the
-//! first one that serves fewer makes it full, for good.
+//! In a keyspace with few entries every list of the root serves many digits. Then a *small* root
+//! has one reference for each group of neighbouring digits. The first list that serves fewer digits
+//! makes the root full for good.
 //!
 //! ```text
-//!  small  [ a       b       . ... ]      64 references, of 64 digits each
+//!  small  [ a       b       . ... ]      64 references, for 64 digits each
 //!  full   [ a a .. a b b .. b c d .. ]   4096
 //! ```
 //!
 //! ## Threads
 //!
-//! A writer for each shard (shard.rs), for the digits of its shard. While the root is small,
-//! writers also take the lock `grow_lock`: what one stores in the small root is in the full one
-//! that another makes. A reader that was shown the small root when the full one was made finds the
-//! version of its shard moved (trie I2) if anything was changed since: the full one is published
-//! before the first change of it.
+//! Each shard has a writer for its digits (shard.rs). While the root is small, writers also take
+//! `grow_lock`. So no reference is stored in the small root while another writer copies it to the
+//! full one. The full root is published before its first change. A reader that still uses the small
+//! root therefore finds the version of its shard changed (trie I2), if a reference of the shard has
+//! changed.
 
 use std::sync::OnceLock;
 
@@ -24,13 +24,13 @@ use sheaf_base::sync::atomic::{AtomicU32, Ordering};
 
 use super::EMPTY_REF;
 
-/// Digits of a small root, in bits, at most.
+/// Maximum number of bits of a digit in the small root.
 const SMALL_BITS: u32 = 6;
 
-/// See the module.
+/// References of the root.
 #[derive(Debug)]
 pub(super) struct TrieRoot {
-    /// Bits of a digit, and how many of these, the last ones, tell those of a group apart.
+    /// Number of bits of a digit, and of its last bits that distinguish the digits of a group.
     bits: u32,
     group_bits: u32,
     small: Box<[AtomicU32]>,
@@ -39,7 +39,7 @@ pub(super) struct TrieRoot {
 }
 
 impl TrieRoot {
-    /// Nothing, for digits of so many bits.
+    /// Returns an empty root for digits of `bits` bits.
     pub(super) fn new(bits: u32) -> TrieRoot {
         let small = bits.saturating_sub(1).min(SMALL_BITS);
         let words = (0..1 << small).map(|_| AtomicU32::new(EMPTY_REF)).collect();
@@ -52,7 +52,7 @@ impl TrieRoot {
         }
     }
 
-    /// Bytes of memory.
+    /// Returns the bytes of memory in use.
     pub(super) fn bytes(&self) -> u64 {
         let full = self.full.get().map_or(0, |full| size_of_val(&full[..]));
         (size_of_val(&self.small[..]) + full) as u64
@@ -67,7 +67,8 @@ impl TrieRoot {
         }
     }
 
-    /// From now on `len` digits from `first` on lead to `to`. The writer of these digits.
+    /// Sets the references of `len` digits from `first` on. Only the writer of these digits calls
+    /// this.
     pub(super) fn set(&self, first: usize, len: usize, to: u32) {
         let store = |words: &[AtomicU32]| words.iter().for_each(|word| word.store(to, Ordering::Relaxed));
         if let Some(full) = self.full.get() {
@@ -84,7 +85,7 @@ impl TrieRoot {
         }
     }
 
-    /// Makes the full root, under the lock.
+    /// Makes the full root. The caller holds `grow_lock`.
     fn grow(&self) -> &[AtomicU32] {
         let full: Box<[_]> = (0..1 << self.bits).map(|digit| AtomicU32::new(self.get(digit))).collect();
         self.full.get_or_init(|| full)
@@ -102,7 +103,8 @@ impl TrieRoot {
         runs
     }
 
-    /// Takes up what [`TrieRoot::runs`] gave, as far as there are digits. The writer.
+    /// Restores the result of [`TrieRoot::runs`], as far as there are digits. The caller must be
+    /// the only writer.
     pub(super) fn set_runs(&self, runs: &[(u32, u32)]) {
         let mut first = 0;
         for (to, times) in runs {

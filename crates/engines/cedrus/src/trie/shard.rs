@@ -1,25 +1,28 @@
-//! # Shards: parts of the hashes that writers change side by side
+//! # Shards: parts of the hash space with one writer each
 //!
-//! The first bits of a hash say its shard. A shard has the lock of its writer and the version that
-//! its readers look at, on one cache line: a change writes that line and the lines of its entries.
+//! The first bits of a hash select its shard, so that writers of different shards run in parallel.
+//! A shard has the lock of its writer and the version that its readers validate, on one cache line.
+//! A change writes that line and the lines of its entries.
 //!
 //! ## Picture
 //!
 //! ```text
 //!  root    [ 0 .. 63 | 64 .. 127 | ...       | 4032 .. 4095 ] digits; no list is in two shards
-//!  shards  [    0    |     1     | ...       |      63      ] version, entries, lock: tally
+//!  shards  [    0    |     1     | ...       |      63      ] version, entries, lock: deltas
 //! ```
 //!
 //! ## Invariants
 //!
-//! 1. References of the root's digits and all that is below them change under the lock of their
-//!    shard. A list that an older version left in several shards changes under all locks.
-//! 2. A version is odd while a change is under way that readers of the shard may see, and never the
-//!    same again afterwards.
+//! 1. The references of a shard's digits in the root, and all data below them, change under the
+//!    lock of the shard. A list that an older version wrote for several shards changes under all
+//!    locks.
+//! 2. A version is odd during a change that readers of the shard may see. Each change leaves a
+//!    different version.
 //!
 //! ## Threads
 //!
-//! Several locks are taken in ascending order. The heap's lock comes after them.
+//! A thread that takes several locks takes them in ascending order. The heap's lock comes after
+//! them.
 
 use sheaf_base::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 use sheaf_base::sync::{Mutex, MutexGuard};
@@ -27,24 +30,25 @@ use sheaf_base::sync::{Mutex, MutexGuard};
 use super::HASH_BITS;
 use crate::entry_counts::{EntryCounts, EntryDeltas};
 
-/// Bits of a hash that say its shard, at most: a small root has as many references (root.rs).
+/// Maximum number of hash bits that select the shard. A small root has as many references
+/// (root.rs).
 const MAX_SHARD_BITS: u32 = 6;
 
-/// A shard's line.
+/// Shard, on a cache line of its own.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct TrieShard {
     version: AtomicU32,
-    /// Entries that were counted in, less those that were counted out. Only the sum over all shards
-    /// is a number of entries.
+    /// Entries added minus entries removed under this shard. Only the sum over all shards is a
+    /// number of entries.
     entries: AtomicI64,
     deltas: Mutex<EntryDeltas>,
 }
 
-/// A shard's lock, held.
+/// Lock of a shard, held.
 pub(crate) type ShardGuard<'a> = MutexGuard<'a, EntryDeltas>;
 
-/// See the module.
+/// Shards of a trie.
 #[derive(Debug)]
 pub(super) struct TrieShards {
     bits: u32,
@@ -53,7 +57,8 @@ pub(super) struct TrieShards {
 }
 
 impl TrieShards {
-    /// As many as there may be for a root with digits of so many bits: each has two digits or more.
+    /// Returns as many shards as a root with digits of `root_bits` bits permits: each shard has at
+    /// least two digits.
     pub(super) fn new(root_bits: u32) -> TrieShards {
         TrieShards::with_bits(root_bits.saturating_sub(1).min(MAX_SHARD_BITS))
     }
@@ -66,7 +71,7 @@ impl TrieShards {
         }
     }
 
-    /// One shard, so that lists are where versions without shards would put them.
+    /// Returns a single shard, so that lists are written as by versions without shards.
     #[cfg(test)]
     pub(super) fn single() -> TrieShards {
         TrieShards::with_bits(0)
@@ -80,13 +85,13 @@ impl TrieShards {
         1 << self.bits
     }
 
-    /// The shard of a hash.
+    /// Returns the index of the shard of `hash`.
     #[inline]
     pub(super) fn shard_of(&self, hash: u32) -> usize {
         hash.checked_shr(HASH_BITS - self.bits).unwrap_or(0) as usize
     }
 
-    /// The last hash of the shard of `hash`.
+    /// Returns the last hash of the shard of `hash`.
     pub(super) fn shard_end(&self, hash: u32) -> u32 {
         hash | u32::MAX >> self.bits
     }
@@ -96,7 +101,8 @@ impl TrieShards {
         &self.shards[self.shard_of(hash)].version
     }
 
-    /// Makes the version of a shard odd or even, which it is not. The writer.
+    /// Makes the version of a shard odd if it is even, and even if it is odd. Only the writer of
+    /// the shard calls this.
     #[inline]
     pub(super) fn toggle_version(&self, shard: usize, order: Ordering) {
         let version = &self.shards[shard].version;
@@ -112,10 +118,10 @@ impl TrieShards {
         (0..self.count()).map(|shard| self.lock(shard)).collect()
     }
 
-    // Entries.
+    // Numbers of entries.
 
-    /// Counts an entry in or out; its record is in the segment of `slot`. The writer of the
-    /// shard.
+    /// Adds or removes an entry with a record in the segment of `slot`. Only the writer of the
+    /// shard calls this.
     pub(super) fn count_entry(&self, shard: usize, held: &mut ShardGuard<'_>, slot: u32, is_more: bool) {
         let entries = &self.shards[shard].entries;
         let before = entries.load(Ordering::Relaxed);
@@ -128,19 +134,19 @@ impl TrieShards {
         }
     }
 
-    /// Entries in all shards. With changes under way it has some of them.
+    /// Returns the number of entries in all shards. Concurrent changes may or may not be counted.
     pub(super) fn entries(&self) -> u64 {
         let all = self.shards.iter().map(|shard| shard.entries.load(Ordering::Relaxed));
         u64::try_from(all.sum::<i64>()).unwrap_or(0)
     }
 
-    /// Entries in each slot's segment. All locks are held.
+    /// Returns the number of entries in the segment of each slot. `held` must contain all locks.
     pub(super) fn counts(&self, held: &mut [ShardGuard<'_>]) -> Vec<u64> {
         held.iter_mut().for_each(|tally| tally.flush(&self.slots));
         self.slots.counts()
     }
 
-    /// Sets both. `held` are all locks.
+    /// Sets the number of entries and the counts by slot. `held` must contain all locks.
     pub(super) fn set_counts<'h, 's: 'h>(
         &self,
         held: impl IntoIterator<Item = &'h mut ShardGuard<'s>>,

@@ -1,11 +1,11 @@
-//! The trie against a list of entries.
+//! Tests of the trie against a list of entries as the model.
 
 use super::*;
 use crate::check::check_trie;
 use crate::paged_trie::PagedTrie;
 use sheaf_base::sync::epoch;
 
-/// Numbers that a seed decides.
+/// Random numbers from a seed.
 struct TestRng(u64);
 
 impl TestRng {
@@ -74,11 +74,11 @@ fn random_changes_agree_with_a_list_of_entries() {
         let guard = &epoch::pin();
         let mut number = 0;
         for phase in 0..6 {
-            // It grows, holds, shrinks, and is emptied in the end.
+            // The trie grows, keeps its size, shrinks, and is empty at the end.
             let adds = [90, 50, 10, 70, 45, 0][phase];
             for _ in 0..600 {
                 if dice.below(100) < adds || model.is_empty() {
-                    // Some hashes share many bits with one that is there, or all.
+                    // Some hashes share many or all bits with an existing one.
                     let mut hash = shape.truncate_hash(dice.next());
                     if dice.below(4) == 0 && !model.is_empty() {
                         let like = model[dice.below(model.len())].hash;
@@ -179,7 +179,7 @@ fn a_key_takes_few_bytes_at_every_size() {
 fn a_change_reads_all_it_needs_before_it_writes() {
     let shape = TrieShape::TINY;
     let (trie, guard) = (Trie::new(shape), epoch::pin());
-    // A chain of many pages, and a hash next to it that has none.
+    // A chain of many pages, and a neighbouring hash without entries.
     let mut model: Vec<TrieEntry> = (0..200).map(|n| TrieEntry::new(0x4000_0000, place(n))).collect();
     model.iter().for_each(|entry| trie.insert(*entry, &guard).unwrap());
     trie.freeze();
@@ -202,13 +202,13 @@ fn a_change_reads_all_it_needs_before_it_writes() {
         trie.add_loaded_page(page, &disk[&page], || true, &guard).unwrap();
         missed += 1;
     }
-    assert!(missed == disk.len() && missed > 3, "what splits a chain off needs all of it");
+    assert!(missed == disk.len() && missed > 3, "a look-up at a chain to split must load all of it");
     trie.insert(another, &guard).unwrap();
     model.push(another);
     check_against_model(&trie, &model);
 }
 
-/// Makes random changes, checked against a model.
+/// Makes random changes and checks their results against the model.
 fn change_some(trie: &Trie, model: &mut Vec<TrieEntry>, dice: &mut TestRng, changes: usize) {
     let guard = &epoch::pin();
     for _ in 0..changes {
@@ -257,7 +257,7 @@ fn lists_of_several_shards_are_read_and_split() {
     }
 }
 
-/// A hash of a shard of a normal trie.
+/// Returns a hash in a shard of a normal trie.
 fn hash_in(shard: u32, n: u64) -> u32 {
     shard << 26 | TrieShape::NORMAL.truncate_hash(TestRng(n).next()) >> 6
 }
@@ -290,8 +290,8 @@ fn a_writer_waits_for_its_own_shard_only() {
     check_against_model(trie, &[]);
 }
 
-/// Writers of four shards grow, change and shrink their parts of the trie side by side, while a
-/// checkpoint writes and evicts pages, and readers look for what stays.
+/// Writers of four shards grow, change and shrink their parts of the trie in parallel. A checkpoint
+/// writes and evicts pages at the same time, and readers look up entries that do not change.
 #[test]
 fn parallel_writers_lose_nothing_during_checkpoints_and_evictions() {
     const STAY: u64 = 300;
@@ -345,7 +345,7 @@ fn parallel_writers_lose_nothing_during_checkpoints_and_evictions() {
     }
 }
 
-/// Small keyspaces have lists for each shard, in the pages that they have without shards.
+/// Small keyspaces have lists for each shard, but they fit into the same pages as without shards.
 #[test]
 fn shards_cost_a_small_trie_a_page_at_most() {
     for count in [1, 10, 50, 100, 200, 300, 500, 700, 1000, 1500, 2000, 5000] {

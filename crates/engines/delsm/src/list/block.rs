@@ -1,4 +1,4 @@
-//! # Blocks: entries, one by one or all of a block
+//! # Block: decoding of single entries and of whole blocks
 
 use std::ops::Range;
 
@@ -15,7 +15,8 @@ fn take_u32(reader: &mut FieldReader<'_>, field: &'static str) -> Result<u32, Da
     u32::try_from(value).map_err(|_| Damage::BadField { field, value })
 }
 
-/// An entry: how much of the key before it is in its key, the rest of that, and the version.
+/// Encoded entry: length of the prefix shared with the previous key, the other bytes, and the
+/// version.
 struct EncodedEntry<'a> {
     shared: usize,
     rest: &'a [u8],
@@ -24,7 +25,7 @@ struct EncodedEntry<'a> {
 }
 
 impl<'a> EncodedEntry<'a> {
-    /// The next one, after a key of `before` bytes.
+    /// Decodes the next entry. The previous key has `before` bytes.
     #[inline]
     fn take(r: &mut FieldReader<'a>, before: usize) -> Result<EncodedEntry<'a>, Damage> {
         let (shared, rest) = (r.varint()?, r.varint()?);
@@ -56,8 +57,8 @@ impl<'a> EncodedEntry<'a> {
     }
 }
 
-/// The newest version of `key` at or before `at` in a block. No key is put together: of the key
-/// before only its length is known, and how many of its first bytes are those of `key`.
+/// Returns the newest version of `key` at or before `at` in a block. Decodes no key: it tracks only
+/// the length of the previous key, and the length of its common prefix with `key`.
 pub(super) fn find(bytes: &[u8], key: &[u8], at: Seq) -> Result<Option<(Seq, ValueRef)>, Damage> {
     let mut reader = FieldReader::new(bytes);
     let (mut before, mut common) = (0, 0);
@@ -65,7 +66,7 @@ pub(super) fn find(bytes: &[u8], key: &[u8], at: Seq) -> Result<Option<(Seq, Val
         let EncodedEntry { shared, rest, seq, value: what } = EncodedEntry::take(&mut reader, before)?;
         before = shared + rest.len();
         if shared > common {
-            continue; // it has the byte that put the one before it below `key`
+            continue; // shares the byte that makes the previous key lower
         }
         let wanted = key.get(shared..).unwrap_or_default();
         let same = keys::common_prefix_len(rest, wanted);
@@ -80,12 +81,12 @@ pub(super) fn find(bytes: &[u8], key: &[u8], at: Seq) -> Result<Option<(Seq, Val
     Ok(None)
 }
 
-/// The entries of a block, in memory that the next block uses again.
+/// Decoded entries of a block. A further block reuses the memory.
 #[derive(Debug, Default)]
 pub(crate) struct BlockEntries {
-    /// Keys, one behind the other.
+    /// Concatenated keys.
     keys: Vec<u8>,
-    /// Where its key stands, and what it is. Versions of a key have the same place.
+    /// Position of the key in `keys`, and the version. Versions of a key have the same position.
     versions: Vec<(Range<usize>, Seq, ValueRef)>,
 }
 
@@ -112,7 +113,7 @@ impl BlockEntries {
         (*seq, *what)
     }
 
-    /// Whether two of them are versions of one key.
+    /// Returns true if two entries are versions of one key.
     pub(crate) fn is_same_key(&self, one: usize, other: usize) -> bool {
         self.versions[one].0 == self.versions[other].0
     }
@@ -122,12 +123,13 @@ impl BlockEntries {
         ListEntry { key: self.key(index).to_vec(), seq, value: what }
     }
 
-    /// Returns the bytes of memory that they take.
+    /// Returns the bytes of memory that the entries use.
     pub(crate) fn memory(&self) -> u64 {
         (self.keys.capacity() + self.versions.capacity() * size_of::<(Range<usize>, Seq, ValueRef)>()) as u64
     }
 
-    /// The first entry whose key is not below `key`; with `is_after`, above it.
+    /// Returns the index of the first entry with a key at or above `key`; with `is_after`, above
+    /// `key`.
     pub(crate) fn lower_bound(&self, key: &[u8], is_after: bool) -> usize {
         self.versions.partition_point(|(place, _, _)| {
             let present = &self.keys[place.clone()];
@@ -135,7 +137,7 @@ impl BlockEntries {
         })
     }
 
-    /// Takes those of a block in place of what was there.
+    /// Replaces the content by the entries of a block.
     pub(super) fn fill(&mut self, bytes: &[u8]) -> Result<(), Damage> {
         self.clear();
         let mut reader = FieldReader::new(bytes);

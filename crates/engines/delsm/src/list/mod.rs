@@ -1,33 +1,32 @@
-//! # Key list: all that is known of an SST directory's values
+//! # Key list: the metadata of the values of a table
 //!
-//! One file a directory, beside it: sorted keys with all their kept versions, and of each where its
-//! value stands and how it is checked. Scans, merges and removals read it and never a value, nor
-//! the directory.
-//!
-//! ## Picture
+//! Each table has one list, a file next to its directory: all kept versions of its keys in order,
+//! with the locations and checksums of the values. Scans, merges and removals read only the list.
 //!
 //! ```text
-//!  <number:08x>.keys :  magic "SHEAFKEY" 8 | format 4 | owner 8 | number 8 | crc32c of the 28 bytes before 4
+//!  <number:08x>.keys:  magic "SHEAFKEY" 8 | format 4 | owner 8 | number 8 | crc32c of the above 4
 //!    block ...    :  entry ... | crc32c of number ‖ offset ‖ entries 4
 //!    foot         :  blocks: count 4, of each: offset 8, bytes 4, first key | last key | filter |
-//!                    entries 8 | files 8 | bytes of files 8 | removals 8 | packs: count 4, of each: number 8, bytes 8
-//!    tail         :  offset of the foot 8 | bytes of the foot 4 | crc32c of number ‖ offset ‖ foot 4 | crc32c of the 16 before 4
-//!
-//!  entry: bytes shared with the key before | bytes of the rest | rest | kind 1 | seq |
-//!    kind 0, a file:     number of the value | length | crc32c 4 | home: 0 here, 1 staged, n + 2 directory n
-//!    kind 1, packed:     pack | offset | length | crc32c 4
+//!                    entries 8 | files 8 | bytes of files 8 | removals 8 |
+//!                    packs: count 4, of each: number 8, bytes 8
+//!    tail         :  offset of the foot 8 | bytes of the foot 4 |
+//!                    crc32c of number ‖ offset ‖ foot 4 | crc32c of the 16 before 4
+//!  entry: bytes shared with the previous key | bytes of the rest | rest | kind 1 | seq |
+//!    kind 0, a file:    number of the value | length | crc32c 4 | location: 0 own directory,
+//!                       1 blob store, n + 2 directory n
+//!    kind 1, packed:    pack | offset | length | crc32c 4
 //!    kind 2, removed
 //! ```
 //!
-//! The owner is the keyspace of this database: a keyed hash of its number. Numbers without a width
-//! are LEB128; keys in the foot have their length before them.
+//! Owner: keyed hash of the keyspace number. Numbers without a width are LEB128. In the foot the
+//! length of a key or filter precedes it.
 //!
 //! ## Invariants
 //!
-//! 1. Keys ascend, versions of a key descend by number and stand in one block.
+//! 1. Keys ascend. The versions of a key descend by seq, and are in one block.
 //! 2. A list is written once, synced, and then named by the manifest. Its bytes never change.
-//! 3. A file is here if the table is settled, whatever its home says; before that it is at home,
-//!    here, or both.
+//! 3. If the files of the table are linked, each is in the table's directory. Otherwise it is at
+//!    its listed location, in the table's directory, or both.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -56,43 +55,43 @@ const KIND_FILE: u8 = 0;
 const KIND_PACKED: u8 = 1;
 const KIND_REMOVED: u8 = 2;
 
-/// Where a value's file was when the list was written.
+/// Location of a value's file when the list was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BlobLocation {
-    /// In the list's own directory.
+    /// In the directory of the table.
     OwnDir,
-    /// Among the staged values.
+    /// In the blob store.
     BlobStore,
     /// In another directory of the keyspace.
     OtherDir(u64),
 }
 
-/// What a version of a key is.
+/// Value or removal that a version of a key refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ValueRef {
     /// A value in a file.
     File {
-        /// Number, length, checksum.
+        /// Id, length and checksum.
         blob: BlobRef,
-        /// Where it was.
+        /// Location when the list was written.
         location: BlobLocation,
     },
     /// A value in a pack.
     Packed {
-        /// Which.
+        /// Number of the pack.
         pack: u64,
-        /// Where in it.
+        /// Offset in the pack.
         offset: u64,
-        /// Bytes.
+        /// Length in bytes.
         len: u32,
-        /// Checksum.
+        /// Checksum of the value.
         sum: u32,
     },
     /// A removal.
     Removed,
 }
 
-/// A version of a key.
+/// One version of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ListEntry {
     pub(crate) key: Vec<u8>,
@@ -100,20 +99,20 @@ pub(crate) struct ListEntry {
     pub(crate) value: ValueRef,
 }
 
-/// Sums over a list.
+/// Totals over the entries of a list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ListTotals {
     pub(crate) entries: u64,
     pub(crate) files: u64,
     pub(crate) file_bytes: u64,
     pub(crate) removals: u64,
-    /// By pack: bytes of it that entries name.
+    /// Number of each pack, and its bytes that entries name.
     pub(crate) packs: Vec<(u64, u64)>,
 }
 
 impl ListTotals {
-    /// Whether entries in so many bytes can come to this: what plans add up and multiply is within
-    /// bounds then.
+    /// Checks that entries within `bytes` bytes can have these totals. Merge plans can then add and
+    /// multiply them without overflow.
     fn check(&self, bytes: u64) -> Result<(), Damage> {
         let of_values = self.entries.saturating_mul(u64::from(u32::MAX));
         let named = self.packs.iter().fold(self.file_bytes, |all, (_, bytes)| all.saturating_add(*bytes));
@@ -146,7 +145,7 @@ impl ListTotals {
         }
     }
 
-    /// Bytes in packs.
+    /// Returns the bytes of the packed values.
     pub(crate) fn packed_bytes(&self) -> u64 {
         self.packs.iter().map(|(_, bytes)| bytes).sum()
     }
@@ -159,7 +158,7 @@ struct ListBlock {
     first: Box<[u8]>,
 }
 
-/// The head of a file of the engine's own.
+/// Returns the head of a key list or pack.
 pub(crate) fn encode_head(magic: &[u8; 8], owner: u64, number: u64) -> Vec<u8> {
     let mut w = FieldWriter(magic.to_vec());
     w.u32(FORMAT);
@@ -170,9 +169,9 @@ pub(crate) fn encode_head(magic: &[u8; 8], owner: u64, number: u64) -> Vec<u8> {
     w.0
 }
 
-/// Checks the head of a file whose other bytes have checksums of their own. A head that is damaged
-/// is let pass: what it says is known from elsewhere, and [`check_head`] reports it. One that is
-/// whole and says that the file is another is an error.
+/// Like [`check_head`], but accepts a damaged head, for a file with separate checksums of its other
+/// bytes. All fields of the head are also known from elsewhere, and a verification reports the
+/// damage. A valid head of another file is an error.
 pub(crate) fn accept_head(path: &Path, got: &[u8], magic: &[u8; 8], owner: u64, number: u64) -> Result<()> {
     match check_head(path, got, magic, owner, number) {
         Err(Error::Corrupt { damage: Damage::BadMagic | Damage::BadChecksum { .. }, .. }) => Ok(()),
@@ -180,7 +179,7 @@ pub(crate) fn accept_head(path: &Path, got: &[u8], magic: &[u8; 8], owner: u64, 
     }
 }
 
-/// Checks the head of a file against what it should be.
+/// Checks that the head of a file is the expected one.
 pub(crate) fn check_head(path: &Path, got: &[u8], magic: &[u8; 8], owner: u64, number: u64) -> Result<()> {
     if got == encode_head(magic, owner, number) {
         return Ok(());
@@ -210,7 +209,7 @@ fn salted_checksum(number: u64, offset: u64, bytes: &[u8]) -> u32 {
     crc32c::crc32c_append(crc32c::crc32c(&salt), bytes)
 }
 
-/// A list that is there.
+/// Key list that is open for reading.
 #[derive(Debug)]
 pub(crate) struct KeyList {
     path: PathBuf,
@@ -310,14 +309,14 @@ impl KeyList {
         self.number
     }
 
-    /// Checks the head, which nothing else is read by.
+    /// Checks the head. No other read needs it.
     pub(crate) fn check_head(&self) -> Result<()> {
         let mut got = [0; HEAD_BYTES];
         self.file.read_at(0, &mut got).during("read", &self.path)?;
         check_head(&self.path, &got, MAGIC, self.owner, self.number)
     }
 
-    /// Bytes of its blocks, about those of its file.
+    /// Returns the bytes of the blocks plus the memory, which is about the size of the file.
     pub(crate) fn bytes(&self) -> u64 {
         self.blocks.last().map_or(0, |block| block.offset + u64::from(block.len)) + self.memory_bytes()
     }
@@ -334,7 +333,7 @@ impl KeyList {
         &self.last
     }
 
-    /// Bytes of memory it takes.
+    /// Returns the bytes of memory that the list uses.
     pub(crate) fn memory_bytes(&self) -> u64 {
         let blocks: usize = self.blocks.iter().map(|block| block.first.len() + size_of::<ListBlock>()).sum();
         (blocks + self.filter.len() + self.last.len() + size_of::<KeyList>()) as u64
@@ -344,22 +343,22 @@ impl KeyList {
         self.blocks.len()
     }
 
-    /// How many blocks have a first key that is before something.
+    /// Returns the number of blocks with a first key for which `is_before` is true.
     pub(crate) fn count_blocks_where(&self, is_before: impl Fn(&[u8]) -> bool) -> usize {
         self.blocks.partition_point(|block| is_before(&block.first))
     }
 
-    /// The key at or below which nothing of the block stands; none for a block there is not.
+    /// Returns the first key of a block, or `None` if there is no such block.
     pub(crate) fn start_of(&self, block: usize) -> Option<&[u8]> {
         self.blocks.get(block).map(|block| &*block.first)
     }
 
-    /// The block in which `key` would stand: the last one that starts at or below it.
+    /// Returns the only block that may contain `key`: the last one that starts at or below it.
     pub(crate) fn block_containing(&self, key: &[u8]) -> Option<usize> {
         self.blocks.partition_point(|block| *block.first <= *key).checked_sub(1)
     }
 
-    /// Calls `with` with the checked entries of a block.
+    /// Checks a block and calls `with` with its encoded entries.
     fn with_block<R>(&self, index: usize, with: impl FnOnce(&[u8]) -> Result<R, Damage>) -> Result<R> {
         let block = &self.blocks[index];
         let len = block.len as usize + CHECKSUM_BYTES;
@@ -372,8 +371,8 @@ impl KeyList {
             with(entries)
         };
         // SAFETY:
-        // * The file was written whole and synced before it was opened here, and is never written
-        //   again (I2).
+        // * The file was completely written and synced before it was opened here, and is never
+        //   written again (I2).
         let mapped = unsafe { self.file.mapped(block.offset, len) };
         let answer = match mapped {
             Some(bytes) => checked(bytes),
@@ -386,19 +385,19 @@ impl KeyList {
         answer.map_err(|what| Error::corrupt(&self.path, block.offset, what))
     }
 
-    /// Lets the filter go, since it was made of hashes with another secret: from now on every key
-    /// may be there.
+    /// Drops a filter that was built from hashes with another secret. From now on every key may be
+    /// in the list.
     pub(crate) fn drop_filter(&mut self) {
         self.filter = Vec::new();
     }
 
-    /// Whether it may have a key of this hash.
+    /// Returns true if the list may contain a key with this hash.
     #[inline]
     pub(crate) fn may_contain(&self, hash: u64) -> bool {
         filter::may_contain(&self.filter, hash)
     }
 
-    /// The newest version of `key` at or before `at`.
+    /// Returns the newest version of `key` at or before `at`.
     pub(crate) fn find(&self, hash: u64, key: &[u8], at: Seq) -> Result<Option<(Seq, ValueRef)>> {
         if !self.may_contain(hash) {
             return Ok(None);
@@ -407,17 +406,17 @@ impl KeyList {
         self.with_block(index, |bytes| block::find(bytes, key, at))
     }
 
-    /// Reads the entries of a block.
+    /// Replaces the content of `into` by the entries of a block.
     pub(crate) fn read(&self, index: usize, into: &mut BlockEntries) -> Result<()> {
         self.with_block(index, |bytes| into.fill(bytes))
     }
 
-    /// Bytes of its file.
+    /// Returns the size of the file in bytes.
     pub(crate) fn file_len(&self) -> Result<u64> {
         self.file.len().during("measure", &self.path)
     }
 
-    /// The entries of a block.
+    /// Returns the entries of a block.
     pub(crate) fn entries_of_block(&self, index: usize) -> Result<Vec<ListEntry>> {
         let mut entries = BlockEntries::default();
         self.read(index, &mut entries)?;
@@ -489,7 +488,7 @@ mod tests {
         }
     }
 
-    /// All strings of up to so many letters of two.
+    /// Returns all words of up to `upto` letters over an alphabet of two.
     fn words(upto: usize) -> Vec<Vec<u8>> {
         let mut words = vec![Vec::new()];
         for len in 1..=upto {

@@ -1,4 +1,4 @@
-//! # Writing a key list: in memory, then as a whole
+//! # Writer of a key list: encodes the whole file in memory
 
 use sheaf_base::codec::{FieldWriter, put_varint};
 use sheaf_base::keys::common_prefix_len;
@@ -13,7 +13,7 @@ use crate::filter;
 const BLOCK_BYTES: usize = 4096;
 const TINY_BLOCK_BYTES: usize = 160;
 
-/// A list being made, in memory: some dozens of bytes a key.
+/// Key list that is being built in memory. It uses some dozens of bytes per key.
 #[derive(Debug)]
 pub(crate) struct KeyListWriter {
     number: u64,
@@ -46,12 +46,12 @@ impl KeyListWriter {
         &self.totals
     }
 
-    /// A key has several versions.
+    /// Returns true if a key has several versions.
     pub(crate) fn has_old_versions(&self) -> bool {
         self.has_old_versions
     }
 
-    /// Appends a version; keys ascend, versions of a key descend.
+    /// Appends a version. Keys must ascend; the versions of a key must descend.
     pub(crate) fn add(&mut self, hash: u64, item: &ListEntry) {
         let is_new = self.totals.entries == 0 || self.last != item.key;
         debug_assert!(self.totals.entries == 0 || self.last <= item.key);
@@ -108,7 +108,7 @@ impl KeyListWriter {
         }
     }
 
-    /// The whole file.
+    /// Returns the content of the file.
     pub(crate) fn finish(mut self) -> Vec<u8> {
         self.end_block();
         let mut foot = FieldWriter::default();

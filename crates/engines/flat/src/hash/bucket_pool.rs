@@ -1,14 +1,14 @@
-//! # Memory of the index's tables, on huge pages once there are many
+//! # Bucket pool: memory of hash tables on huge pages
 //!
-//! A look-up in a large index misses the TLB at every step; with pages of 2 MiB it does not (266
-//! against 159 ns a miss on the machines this was built on). Tables of a small index come from the
-//! allocator; those of a large one are cut from chunks, each a [`HugePage`].
+//! Allocates the buckets of tables. In a large index, lookups with small pages miss the TLB at
+//! every step; pages of 2 MiB avoid these misses. Tables of a small index come from the allocator.
+//! Tables of a large index are blocks of chunks; each chunk is a [`HugePage`].
 //!
 //! ## Invariants
 //!
-//! 1. A chunk is zeroed at its allocation and freed when no piece of it is left:
-//!    every piece, in use or in the pool, holds a count.
-//! 2. A piece has one owner; it is zeroed before it is handed out again.
+//! 1. A chunk is zeroed when it is allocated, and freed when all its blocks are free. Every block,
+//!    used or free, holds a reference to its chunk.
+//! 2. A block has one owner. It is zeroed before it is handed out again.
 
 use std::ops::Deref;
 use std::ptr::NonNull;
@@ -19,12 +19,12 @@ use sheaf_base::sync::Mutex;
 
 use super::table::Bucket;
 
-/// Buckets of a piece: those of a table of normal geometry.
+/// Number of buckets in a block: those of a table of the usual size.
 const BLOCK_BUCKETS: usize = 256;
 const BLOCK_BYTES: usize = BLOCK_BUCKETS * size_of::<Bucket>();
 const BLOCKS_PER_CHUNK: usize = HUGE_PAGE / BLOCK_BYTES;
 
-/// Free pieces of all indexes of the process.
+/// Free blocks of all indexes of the process.
 static FREE_BLOCKS: Mutex<Vec<BucketBlock>> = Mutex::new(Vec::new());
 
 struct BucketBlock {
@@ -32,36 +32,32 @@ struct BucketBlock {
     chunk: Arc<HugePage>,
 }
 
-// SAFETY:
-// * A piece owns its memory (I2), which holds atomics only.
+// SAFETY: a block owns its memory (I2), which contains only atomics.
 unsafe impl Send for BucketBlock {}
-// SAFETY:
-// * As above; shared access is to atomics.
+// SAFETY: as above; shared access is to atomics only.
 unsafe impl Sync for BucketBlock {}
 
 impl BucketBlock {
     fn buckets(&self) -> &[Bucket] {
         // SAFETY:
-        // * `BLOCK_BUCKETS` buckets lie there, aligned (a chunk is), within the chunk that
-        //   `self.chunk` keeps; all bytes were initialised to zero, and any bytes are a valid
-        //   bucket of atomics.
+        // * `start` is aligned, because the chunk is, and `BLOCK_BUCKETS` buckets from there lie
+        //   within the chunk, which `self.chunk` keeps alive.
+        // * All bytes were initialized to zero, and a bucket of atomics is valid for any bytes.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), BLOCK_BUCKETS) }
     }
 
-    /// A zeroed piece.
+    /// Returns a zeroed block.
     fn allocate() -> BucketBlock {
         if let Some(piece) = FREE_BLOCKS.lock().pop() {
             piece.buckets().iter().for_each(Bucket::clear);
             return piece;
         }
         let chunk = HugePage::new();
-        // SAFETY:
-        // * The chunk is ours and this large.
+        // SAFETY: this thread owns the chunk, which has `HUGE_PAGE` bytes.
         unsafe { chunk.start().write_bytes(0, HUGE_PAGE) };
         let chunk = Arc::new(chunk);
         let cut = |index: usize| BucketBlock {
-            // SAFETY:
-            // * `index * BLOCK_BYTES < HUGE_PAGE`: inside of the chunk.
+            // SAFETY: `index * BLOCK_BYTES < HUGE_PAGE`, so the pointer is inside of the chunk.
             start: unsafe { chunk.start().byte_add(index * BLOCK_BYTES) }.cast(),
             chunk: Arc::clone(&chunk),
         };
@@ -69,7 +65,7 @@ impl BucketBlock {
         cut(0)
     }
 
-    /// Back to the pool; a chunk of which every piece is there goes.
+    /// Returns the block to the pool. Frees its chunk if all blocks of the chunk are free.
     fn free(self) {
         let chunk = Arc::as_ptr(&self.chunk);
         let mut pool = FREE_BLOCKS.lock();
@@ -83,17 +79,17 @@ impl BucketBlock {
     }
 }
 
-/// The buckets of one table.
+/// Buckets of one table.
 pub(super) enum Buckets {
     Boxed(Box<[Bucket]>),
     Pooled(PooledBlock),
 }
 
-/// A piece on loan from the pool.
+/// Block that is borrowed from the pool.
 pub(super) struct PooledBlock(Option<BucketBlock>);
 
 impl Buckets {
-    /// `count` empty buckets, on huge pages if the index is `large`.
+    /// Returns `count` empty buckets, on huge pages if the index is `large`.
     pub(super) fn new(count: usize, large: bool) -> Buckets {
         if large && count == BLOCK_BUCKETS {
             Buckets::Pooled(PooledBlock(Some(BucketBlock::allocate())))

@@ -1,27 +1,27 @@
-//! # What the hash index gathers: hashes, to be sorted
+//! # Bulk build of the hash index
 //!
-//! See [`crate::bulk_build`]. Records are spread over *bins* by the first bits of their hashes as
-//! they come. At the end each bin, which fits the second-level cache, is sorted by hash: records of
-//! one key stand together then, and so do the keys of a table.
+//! Gathers replayed records and sorts them by hash ([`crate::bulk_build`]). As records arrive, they
+//! are distributed over *bins* by the first bits of their hashes. A bin fits into the second-level
+//! cache. At the end each bin is sorted by hash: the records of one key are then adjacent, and so
+//! are the keys of a table.
 //!
 //! ```text
-//!  item:   hash 64 | address 40, what 2, span in units of 8 bytes 22
-//!  table:  made of the keys whose hashes begin alike, as soon as they are few enough; else its two halves are
+//!  item:   hash 64 | address 40, kind 2, span in units of 8 bytes 22
+//!  table:  a range of hashes with a common prefix; it is split in two halves until its keys fit
 //! ```
 //!
 //! ## Invariants
 //!
-//! 1. Two records are one key's only if their keys agree: equal hashes are told apart by what
-//!    stands in the log.
-//! 2. The parts tile the hashes. If one is missing, because its making failed, none is taken.
+//! 1. Records of different keys may have equal hashes. They are distinguished by their keys, which
+//!    are read from the log.
+//! 2. The parts cover all hashes. If the build of one part failed, no part is installed.
 //!
 //! ## Costs
 //!
-//! 6.0 M records of 27 + 127 bytes a second on two cores, the scan included, which is half of it;
-//! 3.3 where the index grew key by key (decisions/0010). A record that is alone with its hash, as
-//! most are, is read once, when the log is scanned. Others are read once more, asked for ahead.
-//! Tables are filled to [`MAX_FILL_PERCENT`], and so are between half and all of that full. Memory:
-//! 16 bytes a record and what a bin has grown ahead, beside the index, until the end.
+//! A record with a unique hash, which is the usual case, is read once, when the log is scanned.
+//! Other records are read once more, with prefetches. Tables are filled up to [`MAX_FILL_PERCENT`],
+//! so each is between half of that and all of it. Until the end of replay the gathered records use
+//! 16 bytes each, plus the spare capacity of the bins, in addition to the index.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -41,21 +41,21 @@ use smallvec::SmallVec;
 use super::{HUGE_PAGE_DEPTH, HashIndex, HashTable, HashTables, SLOTS, TAG_BITS};
 use crate::bulk_build::{BulkBuild, ReplayOneFn, ReplayShards, Tally};
 
-/// Bins, as a power of two.
+/// Number of bins, as a power of two.
 const BIN_BITS: u32 = 8;
 const TINY_BIN_BITS: u32 = 2;
-/// A table gets at most this part of the entries it has slots for, in hundredths: beyond, four
-/// buckets in a row may be full.
+/// Maximum fill of a table, in percent of its slots. With more entries, four buckets in a row may
+/// be full.
 const MAX_FILL_PERCENT: usize = 80;
-/// Items of a bin that grows.
+/// Minimum capacity that a bin adds when it grows.
 const MIN_BIN_CAPACITY: usize = 16;
-/// How many records are asked for before the first is looked at.
+/// Number of records between a prefetch and the use of the record.
 const PREFETCH_DISTANCE: usize = 16;
 
 const KIND_SHIFT: u32 = Address::BITS;
 const SPAN_SHIFT: u32 = KIND_SHIFT + 2;
 
-/// A record that was gathered.
+/// Gathered record.
 #[derive(Clone, Copy)]
 struct HashedRecord {
     hash: u64,
@@ -100,12 +100,12 @@ impl HashedRecord {
         u32::try_from((self.packed_fields >> SPAN_SHIFT) * ALIGN).unwrap_or(u32::MAX)
     }
 
-    /// What stands there.
+    /// Reads the frame of the record.
     fn frame<'g>(self, context: &EngineContext, guard: &'g Guard) -> Result<Frame<'g>> {
         context.segments.frame(self.address(), guard)
     }
 
-    /// The record in `frame`, its own.
+    /// Decodes the record from `frame`, which must be its own frame.
     fn record<'f>(
         self,
         frame: &'f Frame<'_>,
@@ -118,7 +118,7 @@ impl HashedRecord {
         Ok(ReplayRecord { seq, key, content, address, span })
     }
 
-    /// Counts it as the newest of its key, or as a removal.
+    /// Counts the record as the newest of its key, or as a removal.
     fn count(self, tally: &mut Tally, context: &EngineContext, guard: &Guard) -> Result<()> {
         match self.kind() {
             RecordKind::Put => tally.count(self.address(), self.span(), RecordContent::Put(&[])),
@@ -133,18 +133,18 @@ impl HashedRecord {
     }
 }
 
-/// Of a row, none before its first record.
+/// Bins of a shard; empty before the first record.
 type Bins = Vec<Vec<HashedRecord>>;
 
-/// What is gathered.
+/// Gathered records and built tables of a hash index.
 #[derive(Default)]
 pub(crate) struct HashBulkBuilder {
     shards: ReplayShards<Bins, HashBuildPlan>,
-    /// Tables that were made, by part.
+    /// Tables that are built so far, by part.
     built_tables: Mutex<BTreeMap<usize, HashTables>>,
 }
 
-/// Everything gathered, and into how many parts it is split, as a power of two.
+/// All gathered records, and the number of parts into which they are split, as a power of two.
 struct HashBuildPlan {
     bins_by_shard: Vec<Bins>,
     bins: usize,
@@ -153,7 +153,8 @@ struct HashBuildPlan {
 }
 
 impl HashBulkBuilder {
-    /// Takes `records`, which are of one segment, up. Bins that became too much come back.
+    /// Gathers `records`, which all belong to one segment. Returns bins that exceed the memory
+    /// limit.
     fn add(&self, records: &[ReplayRecord<'_>], context: &EngineContext) -> Bins {
         let bits = bin_bits(context);
         let items: SmallVec<[HashedRecord; 32]> =
@@ -175,14 +176,14 @@ impl HashBulkBuilder {
         full.unwrap_or_default()
     }
 
-    /// What is to be done with everything gathered, in at most so many parts.
+    /// Returns the build plan of all gathered records, with at most `parts` parts.
     fn plan(&self, parts: usize, context: &EngineContext) -> Arc<HashBuildPlan> {
         self.shards.plan_once(|rows| {
             let bits = bin_bits(context);
             let mut plan =
                 HashBuildPlan { bins_by_shard: rows, bins: 1 << bits, parts_bits: 0, is_empty: false };
             let all = plan.count(0..plan.bins);
-            // A few tables are made by one thread.
+            // Few records are built into tables by one thread.
             if all > parts << 12 {
                 plan.parts_bits = parts.max(1).ilog2().min(bits);
             }
@@ -201,12 +202,12 @@ fn bin_of(hash: u64, bits: u32) -> usize {
 }
 
 impl HashBuildPlan {
-    /// How many parts there are.
+    /// Returns the number of parts.
     fn parts(&self) -> usize {
         1 << self.parts_bits
     }
 
-    /// The items of a bin, as each row has them.
+    /// Returns the items of a bin, one slice per shard.
     fn bin(&self, number: usize) -> impl Iterator<Item = &[HashedRecord]> {
         self.bins_by_shard.iter().filter_map(move |bins| bins.get(number).map(Vec::as_slice))
     }
@@ -216,25 +217,25 @@ impl HashBuildPlan {
     }
 }
 
-/// Makes tables.
+/// Builder of the tables of one part.
 struct TableBuilder<'a> {
     plan: &'a HashBuildPlan,
     index: &'a HashIndex,
     context: &'a EngineContext,
     tally: Tally,
     tables: HashTables,
-    /// Items of the bins under way, and what is left of them: the newest of each key.
+    /// Items of the bins that are being built, and the newest item of each key among them.
     items: Vec<HashedRecord>,
     newest: Vec<HashedRecord>,
 }
 
 impl TableBuilder<'_> {
-    /// Entries that a table gets at most.
+    /// Returns the maximum number of entries of a table.
     fn max_entries(&self) -> usize {
         self.index.buckets * SLOTS * MAX_FILL_PERCENT / 100
     }
 
-    /// Makes the tables of `bins`, whose hashes agree in `depth` bits.
+    /// Builds the tables of `bins`, in which all hashes agree in the first `depth` bits.
     fn build(&mut self, bins: std::ops::Range<usize>, depth: u32) -> Result<()> {
         if bins.len() > 1 && self.plan.count(bins.clone()) > self.max_entries() {
             let middle = usize::midpoint(bins.start, bins.end);
@@ -253,7 +254,7 @@ impl TableBuilder<'_> {
         Ok(())
     }
 
-    /// Of sorted items, adds the newest of each key to `heads` if it is no removal.
+    /// Adds the newest of the sorted `items` of each key to `heads`, unless it is a removal.
     fn keep_newest(&mut self, items: &[HashedRecord], heads: &mut Vec<HashedRecord>) -> Result<()> {
         let guard = &epoch::pin();
         let is_alone = |at: usize| {
@@ -278,7 +279,8 @@ impl TableBuilder<'_> {
         Ok(())
     }
 
-    /// Items of one hash, and so most likely of one key.
+    /// Like [`TableBuilder::keep_newest`], for items with equal hashes, which usually have the same
+    /// key.
     fn keep_newest_of_hash(
         &mut self,
         same: &[HashedRecord],
@@ -318,11 +320,11 @@ impl TableBuilder<'_> {
         Ok(())
     }
 
-    /// Makes the tables of sorted entries whose hashes agree in `depth` bits.
+    /// Builds the tables of sorted entries with hashes that agree in the first `depth` bits.
     fn build_tables(&mut self, heads: &[HashedRecord], depth: u32) {
         let bit = 1u64 << (63 - depth);
         let ends = heads.first().zip(heads.last());
-        // As where the index grows: hashes that a split would not tell apart are chained.
+        // As in a growing index, hashes that a split would not separate are chained.
         let can_split = depth < TAG_BITS && ends.is_some_and(|(a, b)| (a.hash ^ b.hash) & bit != 0);
         if !can_split || heads.len() <= self.max_entries() {
             let table = HashTable::new(depth, self.index.buckets, depth >= HUGE_PAGE_DEPTH);
@@ -396,7 +398,7 @@ impl BulkBuild<HashIndex> for HashBulkBuilder {
     }
 }
 
-/// Hands the records of `items` to `one`.
+/// Passes the records of `items` to `one`.
 fn replay_items(items: &[HashedRecord], context: &EngineContext, one: &mut ReplayOneFn<'_>) -> Result<()> {
     for items in items.chunks(PREFETCH_DISTANCE) {
         let guard = &epoch::pin();

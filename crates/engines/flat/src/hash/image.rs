@@ -1,4 +1,4 @@
-//! # The image of a hash index
+//! # Image of a hash index
 //!
 //! ```text
 //!  buckets a table 4 | table ... | end: 255 1
@@ -6,9 +6,10 @@
 //!  bucket: occupied slots 1 (a bit each) | overflow 1 | word 8 for each occupied slot
 //! ```
 //!
-//! Words are those of memory, their addresses by slots of the time. The image is fuzzy: a key may
-//! be in it twice or not at all if it changed meanwhile, and then its record is replayed, which
-//! settles it. A small table is written as the one that would take its place.
+//! The words are those of the memory; their addresses contain the slots of the time of the
+//! checkpoint. The image is fuzzy: a key that changed during the save may be missing or present
+//! twice. Replay of its record corrects that. A small table is written as the table of the usual
+//! size that would replace it.
 
 use sheaf_base::engine::ImageSink;
 use sheaf_base::error::Result;
@@ -59,7 +60,7 @@ pub(super) fn load(index: &HashIndex, image: &mut IndexImage<'_>) -> Result<()> 
     Ok(())
 }
 
-/// All tables; they must tile the hashes.
+/// Reads all tables, which must cover all hashes.
 fn load_tables(index: &HashIndex, image: &mut IndexImage<'_>) -> Result<HashTables> {
     let mut tables = Vec::new();
     let mut covered = 0u64; // in units of the smallest possible table
@@ -83,7 +84,7 @@ fn load_tables(index: &HashIndex, image: &mut IndexImage<'_>) -> Result<HashTabl
     Ok(tables)
 }
 
-/// A table and its chain.
+/// Reads a table and its chain.
 fn load_table(index: &HashIndex, image: &mut IndexImage<'_>, depth: u32) -> Result<Box<HashTable>> {
     let mut chain = Vec::new();
     loop {

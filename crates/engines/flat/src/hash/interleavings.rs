@@ -1,7 +1,7 @@
-//! The index under a scheduler: writers of different keys (that is the contract), readers without a
-//! lock.
+//! Model tests of the hash index under a scheduler: writers change different keys, as the contract
+//! requires, and readers take no lock.
 //!
-//! Built with `--cfg shuttle` only. The knobs are those of `sheaf_base::sync::explore`.
+//! Built with `--cfg shuttle` only. `sheaf_base::sync::explore` has the options.
 
 use super::tests::{mix, place};
 use super::*;
@@ -9,14 +9,14 @@ use std::collections::BTreeMap;
 
 use sheaf_base::sync::{explore, thread};
 
-/// An index with `count` entries: a small table has 32 slots, the one that takes its place 64.
+/// Returns an index with `count` entries. A tiny small table has 32 slots, its replacement 64.
 fn filled(count: u64) -> Arc<HashIndex> {
     let index = HashIndex::empty(crate::engine::tests::context(true));
     (0..count).for_each(|n| index.add(mix(n), place(n)));
     Arc::new(index)
 }
 
-/// How often a walk over all hash prefixes yields each entry.
+/// Returns the number of times that a walk over all hash prefixes visits each entry.
 fn walk(index: &HashIndex) -> BTreeMap<u64, u32> {
     let mut seen = BTreeMap::new();
     for unit in 0..index.group_count() {
@@ -103,7 +103,7 @@ fn check_unchanged_entries_are_found(count: u64) {
                     index.add(mix(n), place(n));
                     assert!(index.repoint(mix(n - 20), place(n - 20), Address::NONE));
                 }
-                // As the cleaner repoints.
+                // Repoints like GC.
                 assert!(index.repoint(mix(1), place(1), place(100)));
             })
         };
@@ -119,7 +119,7 @@ fn check_unchanged_entries_are_found(count: u64) {
                         found += usize::from(moved.contains(&address));
                         true
                     });
-                    assert_eq!(found, 1, "a moved entry stands in one place");
+                    assert_eq!(found, 1, "a moved entry is in one place");
                 }
             })
         });
@@ -153,7 +153,7 @@ fn a_table_is_not_freed_under_a_guard() {
         let index = filled(20);
         let retiring = {
             let index = Arc::clone(&index);
-            // As when a dropped keyspace is buried.
+            // As when the data of a dropped keyspace is removed.
             thread::spawn(move || index.install(vec![HashTable::new(0, index.buckets, false)]))
         };
         let guard = &epoch::pin();
@@ -167,8 +167,8 @@ fn a_table_is_not_freed_under_a_guard() {
     });
 }
 
-/// Two writers of different keys: each adds some, moves one and removes one of its own. There are
-/// `count` entries before.
+/// Two writers of different keys: each adds some entries, moves one and removes one of its own. The
+/// index has `count` entries before.
 fn writers_of_different_keys(count: u64, each: u64) {
     explore(2500, move || {
         let index = filled(count);
@@ -177,7 +177,7 @@ fn writers_of_different_keys(count: u64, each: u64) {
             thread::spawn(move || {
                 let first = count + writer * each;
                 (first..first + each).for_each(|n| index.add(mix(n), place(n)));
-                // One that was there before, as a commit and the cleaner repoint; and one of its
+                // An entry that existed before, repointed as by a commit or GC; then one of its
                 // own.
                 assert!(index.repoint(mix(writer), place(writer), place(100 + writer)));
                 assert!(index.repoint(mix(2 + writer), place(2 + writer), Address::NONE));
@@ -233,8 +233,8 @@ fn two_writers_of_one_chain_lose_nothing() {
     });
 }
 
-/// The last entries are removed by two threads while a third one adds an entry. The thread that
-/// finds the count at zero frees the tables, and the new entry stays.
+/// Two threads remove the last entries while a third one adds an entry. The thread that finds the
+/// count at zero frees the tables, and the new entry stays.
 #[test]
 fn the_last_removal_shrinks_the_index_and_concurrent_inserts_survive() {
     explore(2500, || {

@@ -1,33 +1,30 @@
-//! # The hash index: extendible hashing over cache-line buckets, without locks but for splits
+//! # Hash index: extendible hashing over cache-line buckets
 //!
-//! CCEH (FAST'19) in memory, as FlatStore-H keeps it: a directory by the hash's top bits, tables that
-//! split one at a time, so that the index grows in steps of one table and never doubles as a whole.
+//! Maps the hash of a key to log addresses. Only splits take locks. This is CCEH (FAST'19) in
+//! memory, as in FlatStore-H: a directory indexed by the top bits of the hash, and tables that
+//! split one at a time. The index grows in steps of one table and never doubles as a whole.
 //!
 //! ## Picture
 //!
 //! ```text
-//!  hash:  [ top 21 bits: kept in the word; of these, the first `depth` choose the table ] ... [ low bits: home bucket ]
-//!  word:  [ 21 bits of hash | step 2 | overflow (slot 7 only) | 40-bit address ]      address 0 = empty
-//!  table: 256 buckets of 8 words; an entry stands in its home bucket or, past full ones, in the next three
+//!  hash:  [ top 21 bits: kept in the word; the first `depth` of them choose the table ] ...
+//!         ... [ low bits: home bucket ]
+//!  word:  [ 21 bits of hash | step 2 | overflow (slot 7 only) | 40-bit address ] 0 = empty
+//!  table: 256 buckets of 8 words; an entry is in its home bucket or in one of the next three
 //!         the first one: 16 buckets, until it is full
 //! ```
 //!
-//! Kept bits and step (buckets past its home) suffice to split a table without reading a single entry. A bucket's overflow bit says that
-//! an entry was once put past it; without it a miss ends at the first cache line.
+//! The kept bits and the step (number of buckets behind the home) suffice to split a table without
+//! a read of any entry. The overflow bit of a bucket says that an entry was once put behind the
+//! bucket. Without the bit, a lookup that finds nothing ends at the first cache line.
 //!
 //! ## Invariants
 //!
-//! 1. Between splits an entry does not move; a split builds both halves aside and publishes them by one
-//!    store a directory slot. A reader that still holds the old table sees the state before the split.
-//! 2. Words are exchanged. A change of a table that is being copied is repeated in the copy (`table`):
-//!    a completed change is in the table that the directory has, and not twice.
+//! 1. Between splits an entry does not move. A split builds both halves in new tables and publishes
+//!    them by one store per directory slot. A reader with the old table sees the state before it.
+//! 2. Words are changed by compare-and-swap. A change of a table that is being copied is repeated
+//!    in the copy (`table`). A completed change is in the table of the directory, and only once.
 //! 3. Tables and directories are retired through the epoch.
-//!
-//! ## Costs
-//!
-//! 8 bytes a slot; tables split when four neighbouring buckets are full, near 85 % of load, so about
-//! 12.5 bytes a key on average. A look-up is two dependent loads, of which the directory is usually cached. An index of up to about a
-//! hundred keys takes 1.3 KiB.
 
 mod bucket_pool;
 mod bulk_build;
@@ -55,17 +52,17 @@ use crate::index::{HashedKey, Index, IndexImage, PlaceRange, ScanDirection, Walk
 
 pub(crate) use table::{BucketWord, HashTable, SLOTS};
 
-/// Bits of the hash that a word keeps.
+/// Number of hash bits that a word keeps.
 pub(crate) const TAG_BITS: u32 = 21;
-/// From this size on, in bytes, an index asks for huge pages.
+/// Size in bytes from which an index puts new tables on huge pages.
 pub(crate) const HUGE_PAGE_THRESHOLD: u64 = 4 << 20;
-/// Tables of an index that has at least two to this power of them stand on huge pages, where all
-/// are made at once.
+/// Minimum depth of tables that a load or a bulk build puts on huge pages. An index with all tables
+/// at this depth has 2^8 of them.
 const HUGE_PAGE_DEPTH: u32 = 8;
-/// Home buckets that a cursor visits together.
+/// Number of home buckets in a group. A cursor visits the buckets of a group together.
 const BUCKETS_PER_GROUP: usize = 8;
 
-/// Tables in the order of their hashes; boxed, since readers hold their addresses.
+/// Tables in the order of their hashes. Boxed, because readers hold their addresses.
 #[allow(clippy::vec_box)]
 pub(crate) type HashTables = Vec<Box<HashTable>>;
 
@@ -74,15 +71,15 @@ struct Directory {
     tables: Box<[DirectorySlot]>,
 }
 
-/// Where a table is, and where its buckets are: a hint reads the latter and does not wait for the
-/// table. The two are stored one after the other, so nobody may follow it.
+/// Address of a table, and address of its buckets. A prefetch uses the latter and does not wait for
+/// the table. The two are not stored atomically together, so `buckets` must not be dereferenced.
 struct DirectorySlot {
     table: AtomicPtr<HashTable>,
     buckets: AtomicPtr<u8>,
 }
 
 impl DirectorySlot {
-    /// Of `table`, which is alive and has its buckets at `buckets`.
+    /// Returns a slot for `table`, which is live and has its buckets at `buckets`.
     fn new(table: *mut HashTable, buckets: *mut u8) -> DirectorySlot {
         DirectorySlot { table: AtomicPtr::new(table), buckets: AtomicPtr::new(buckets) }
     }
@@ -103,18 +100,25 @@ impl Directory {
     }
 }
 
-/// The index of one keyspace.
+/// Hash index of one keyspace.
+///
+/// ## Costs
+///
+/// A slot takes 8 bytes. Tables split when four adjacent buckets are full, near 85 % load. The
+/// average is about 12.5 bytes per key. A lookup is two dependent loads; the directory is usually
+/// in the cache. An index of up to about a hundred keys takes 1.3 KiB.
 ///
 /// ## Threads
 ///
-/// The caller of a change owns the key; other keys are changed at the same time. A split takes the
-/// latch of its table, then `writer` for the moment in which the directory changes. Entries are
-/// added to a small table, or to a chain, under its latch. A table that is replaced by an empty
-/// index is latched in the order of the hashes. Until a change is completed, a reader may see it,
-/// and then the state before.
+/// The caller of a change owns the key. Other threads change other keys at the same time.
+///
+/// - A split takes the latch of its table, and then `writer` while the directory changes.
+/// - Inserts into a small table or into a chain hold the latch of the table.
+/// - `shrink_if_empty` latches all tables in the order of their hashes.
+/// - Until a change is complete, a reader may see it and later the state before it.
 pub(crate) struct HashIndex {
     context: Arc<EngineContext>,
-    /// From `Box::into_raw`; never null before the drop.
+    /// From `Box::into_raw`. Not null between construction and drop.
     directory: AtomicPtr<Directory>,
     buckets: usize,
     /// Held while the directory or its slots change.
@@ -123,7 +127,7 @@ pub(crate) struct HashIndex {
 }
 
 impl HashIndex {
-    /// An empty index.
+    /// Returns an empty index.
     fn empty(context: Arc<EngineContext>) -> HashIndex {
         let buckets = if context.tiny { table::TINY_BUCKETS } else { table::BUCKETS };
         let index = HashIndex {
@@ -137,7 +141,7 @@ impl HashIndex {
         index
     }
 
-    /// Whether new tables should stand on huge pages.
+    /// Returns true if new tables should be on huge pages.
     fn is_large(&self) -> bool {
         self.bytes.load(Ordering::Relaxed) >= HUGE_PAGE_THRESHOLD
     }
@@ -148,8 +152,8 @@ impl HashIndex {
         self.context.memory.give_back(MemoryPart::Index, shrunk);
     }
 
-    /// Replaces everything by `tables`, which tile the hashes in order. No thread changes the index
-    /// at the same time, or the caller has closed all tables.
+    /// Replaces all tables by `tables`, which must cover all hashes in order. No other thread may
+    /// change the index during the call, unless the caller has closed all tables.
     pub(crate) fn install(&self, mut tables: HashTables) {
         let guard = epoch::pin();
         if let [only] = &mut tables[..]
@@ -175,7 +179,7 @@ impl HashIndex {
     }
 
     fn retire_all(&self, old: *mut Directory, guard: &Guard) {
-        // SAFETY: `old` was the directory until the swap, and is retired after this use.
+        // SAFETY: `old` was the directory until the swap. It is retired only below, after this use.
         let Some(directory) = (unsafe { old.as_ref() }) else { return };
         let mut bytes = directory_bytes(directory.depth);
         let mut last = std::ptr::null_mut();
@@ -183,32 +187,35 @@ impl HashIndex {
             let table = slot.load();
             if table != last {
                 last = table;
-                // SAFETY: a table of the directory is live until it is retired, which is here.
+                // SAFETY: a table of the directory is live until it is retired, which happens
+                // below.
                 bytes += unsafe { &*table }.chain_bytes();
-                // SAFETY: unlinked with the directory; neighbours with the same pointer are skipped.
+                // SAFETY: the table was unlinked with the directory. Adjacent slots with the same
+                // pointer are skipped, so it is retired once.
                 unsafe { retire_table(table, guard) };
             }
         }
-        // SAFETY: unlinked by the swap; nobody else retires it.
+        // SAFETY: the swap unlinked it, and only the thread that swapped it out retires it.
         unsafe { retire_directory(old, guard) };
         self.account_memory(0, bytes);
     }
 
     fn directory<'g>(&self, _guard: &'g Guard) -> &'g Directory {
-        // SAFETY: never null after `new`; retired through the epoch, and `guard` was pinned before the load.
+        // SAFETY: not null after construction. A directory is retired through the epoch, and
+        // `guard` was pinned before the load.
         unsafe { &*self.directory.load(Ordering::Acquire) }
     }
 
-    /// The table of `hash`.
+    /// Returns the table that covers `hash`.
     #[inline]
     pub(crate) fn table<'g>(&self, hash: u64, guard: &'g Guard) -> &'g HashTable {
         let directory = self.directory(guard);
-        // SAFETY: as for the directory: tables are retired through the epoch.
+        // SAFETY: as for the directory, tables are retired through the epoch.
         unsafe { &*directory.tables[directory.slot(hash)].load() }
     }
 
-    /// Calls `each` with the address of every entry whose kept bits are those of `hash`, until it
-    /// returns false.
+    /// Calls `each` with the address of every entry that has the same kept bits as `hash`, until
+    /// `each` returns false.
     #[inline]
     fn matches_hash(&self, hash: u64, guard: &Guard, mut each: impl FnMut(Address) -> bool) {
         let mut table = Some(self.table(hash, guard));
@@ -220,7 +227,7 @@ impl HashIndex {
         }
     }
 
-    /// True if an entry of `hash` stands at `address`.
+    /// Returns true if an entry of `hash` has the address `address`.
     #[cfg(test)]
     fn contains(&self, hash: u64, address: Address, guard: &Guard) -> bool {
         let mut found = false;
@@ -231,8 +238,8 @@ impl HashIndex {
         found
     }
 
-    /// Points the entry at `from` to `to` (`NONE` removes it). False if there is none. The caller
-    /// owns the key.
+    /// Replaces the address `from` of an entry by `to`; [`Address::NONE`] removes the entry.
+    /// Returns false if there is no such entry. The caller owns the key.
     fn repoint(&self, hash: u64, from: Address, to: Address) -> bool {
         let guard = &epoch::pin();
         let mut is_done = false;
@@ -245,7 +252,8 @@ impl HashIndex {
                 Some(here)
             })
             .any(|here| here.replace(hash, from, to));
-            // Not found after an exchange in an older table: this one was copied after it.
+            // If the entry is missing after an exchange in an older table, that exchange was copied
+            // here.
             if !is_here || head.confirm_change() {
                 return is_here || is_done;
             }
@@ -259,7 +267,7 @@ impl HashIndex {
         let mut was_put = false;
         loop {
             let head = self.table(hash, guard);
-            // The copy of the table may have the entry already.
+            // The copy of the table may already contain the entry.
             if was_put && has_entry(head, hash, address, guard) {
                 return;
             }
@@ -274,8 +282,8 @@ impl HashIndex {
         }
     }
 
-    /// Adds an entry to a small table, or to one that had no room, or makes room. False if it has
-    /// to be tried again.
+    /// Adds an entry to a small table or to a full one, or makes room for it. Returns false if the
+    /// caller must try again.
     #[cold]
     fn add_latched(&self, table: &HashTable, hash: u64, address: Address, guard: &Guard) -> bool {
         let Some(_latch) = table.latch() else { return false };
@@ -291,7 +299,7 @@ impl HashIndex {
             self.split(table, hash, guard);
             return false;
         }
-        // Hashes that agree in all kept bits: a chain, searched in full.
+        // All hashes agree in all kept bits: use a chain, which lookups search completely.
         let mut last = table;
         while let Some(next) = last.next(guard) {
             if next.insert(hash, address) {
@@ -307,20 +315,20 @@ impl HashIndex {
         true
     }
 
-    /// Puts `grown` into the place of the only table, which was small. The caller holds its latch
-    /// and has closed it.
+    /// Replaces the only table, a small one, by `grown`. The caller holds its latch and has closed
+    /// it.
     fn replace_single_table(&self, grown: Box<HashTable>, guard: &Guard) {
         let _writer = self.writer.lock();
         let slot = &self.directory(guard).tables[0];
         let (old, start) = (slot.load(), grown.buckets_ptr());
-        // SAFETY: live until retired below.
+        // SAFETY: `old` is live until it is retired below.
         self.account_memory(grown.chain_bytes(), unsafe { &*old }.chain_bytes());
         slot.store(Box::into_raw(grown), start);
-        // SAFETY: the directory of a small table has this slot only, and points elsewhere now.
+        // SAFETY: the directory of a small table has only this slot, which now points elsewhere.
         unsafe { retire_table(old, guard) };
     }
 
-    /// Splits `table`, that of `hash`, in two. The caller holds its latch.
+    /// Splits `table`, which covers `hash`, in two. The caller holds its latch.
     fn split(&self, table: &HashTable, hash: u64, guard: &Guard) {
         table.close();
         let (low, high) = table.halves(self.is_large(), guard);
@@ -335,12 +343,12 @@ impl HashIndex {
         let starts = (low.buckets_ptr(), high.buckets_ptr());
         let (low, high) = (Box::into_raw(low), Box::into_raw(high));
         let (slots_of_low, slots_of_high) = directory.tables[first..first + span].split_at(span / 2);
-        // The high half first: a walk that has seen the new low one goes on there, and would meet
-        // all of the old table again.
+        // Publish the high half first. A walk continues at the high half after the new low one; if
+        // it found the old table there, it would visit the entries of the low half twice.
         slots_of_high.iter().for_each(|slot| slot.store(high, starts.1));
         slots_of_low.iter().for_each(|slot| slot.store(low, starts.0));
-        // SAFETY: no slot of the present directory points to it any more; older directories are
-        // reachable only under guards pinned before, which retirement waits for.
+        // SAFETY: no slot of the present directory points to it. Older directories are reachable
+        // only under guards that were pinned before; retirement waits for these guards.
         unsafe { retire_table(old, guard) };
     }
 
@@ -354,23 +362,24 @@ impl HashIndex {
         let new = Box::new(Directory { depth, tables: tables.collect() });
         let old = self.directory.swap(Box::into_raw(new), Ordering::AcqRel);
         self.account_memory(directory_bytes(depth), directory_bytes(depth - 1));
-        // SAFETY: unlinked by the swap; the tables now belong to the new directory.
+        // SAFETY: the swap unlinked the directory, and its tables now belong to the new one.
         unsafe { retire_directory(old, guard) };
         self.directory(guard)
     }
 
-    /// Units a cursor has to visit for every hash prefix.
+    /// Returns the number of groups of home buckets. A cursor visits each group for every hash
+    /// prefix.
     pub(crate) fn group_count(&self) -> usize {
         self.buckets.div_ceil(BUCKETS_PER_GROUP)
     }
 
-    /// The unit of a hash: which group of home buckets.
+    /// Returns the group of the home bucket of `hash`.
     pub(crate) fn group_of(&self, hash: u64) -> usize {
         table::home(hash, self.buckets) / BUCKETS_PER_GROUP
     }
 
-    /// Calls `each` with every entry of `unit` in the table that holds hash prefix `start`. Returns
-    /// the first and the last hash of the table.
+    /// Calls `each` with every entry of `group` in the table that covers the hash prefix `start`.
+    /// Returns the first and the last hash of the table.
     pub(crate) fn visit(
         &self,
         group: usize,
@@ -378,7 +387,7 @@ impl HashIndex {
         guard: &Guard,
         mut each: impl FnMut(Address),
     ) -> (u64, u64) {
-        let head = self.table(start, guard); // once: a split in between would halve the range, not the entries
+        let head = self.table(start, guard);
         let (first, last) = range_of(start, head.depth());
         let mut table = Some(head);
         while let Some(here) = table {
@@ -388,7 +397,7 @@ impl HashIndex {
         (first, last)
     }
 
-    /// Calls `each` with every table (chains in order) by hash prefix.
+    /// Calls `each` with the first table of every chain, in the order of hash prefixes.
     pub(crate) fn for_each_table<E>(
         &self,
         mut each: impl FnMut(&HashTable, &Guard) -> Result<(), E>,
@@ -410,7 +419,7 @@ impl HashIndex {
 impl Index for HashIndex {
     const NAME: &'static str = "flat";
     const ORDERED: bool = false;
-    /// The unit, then the hash.
+    /// Group of the home bucket, then the hash.
     type Place = (usize, u64);
     type Walk = HashWalk;
     type BulkBuilder = bulk_build::HashBulkBuilder;
@@ -447,7 +456,7 @@ impl Index for HashIndex {
     }
 
     fn has_room_for_key(&self, hashed_key: HashedKey<'_>, guard: &Guard) -> bool {
-        // Two tables for one, and a directory of twice the size.
+        // A split needs two tables in addition, and at most a directory of twice the size.
         let growth = 2 * HashTable::bytes(self.buckets) + directory_bytes(self.directory(guard).depth + 1);
         self.context.memory.has_room(growth) || self.table(hashed_key.hash, guard).has_slot(hashed_key.hash)
     }
@@ -503,8 +512,8 @@ impl Index for HashIndex {
             closed.push((table, latch));
             start = range_of(from, table.depth()).1.checked_add(1);
         }
-        // An entry that comes into a closed table is put into the new one too, or stays in this
-        // one.
+        // A writer that inserts into a closed table waits for its latch. Then it repeats the insert
+        // in the new table, or finds its entry here if the table was opened again.
         if is_empty {
             self.clear();
         } else {
@@ -525,10 +534,10 @@ impl Index for HashIndex {
     }
 }
 
-/// A walk over all entries: by units of home buckets, and in each by all hash prefixes, so that
-/// splits on the way neither hide nor repeat a key: an entry's unit never changes, and within a
-/// unit tables only divide. Where all were removed on the way, one table takes the place of all:
-/// what it has is newer than the walk's view.
+/// Walk over all entries: by groups of home buckets, and within a group by hash prefixes. Splits
+/// during the walk neither hide nor repeat a key: the group of an entry never changes, and within a
+/// group tables only divide. If all entries are removed during the walk, one table replaces all
+/// tables; its entries are newer than the view of the walk.
 #[derive(Default)]
 pub(crate) struct HashWalk {
     unit: usize,
@@ -548,7 +557,7 @@ impl Walk<HashIndex> for HashWalk {
             return None;
         }
         let (first, last) = index.visit(unit, self.start, guard, |address| heads.push(address));
-        let first = first.max(self.start); // versions before were shown
+        let first = first.max(self.start); // older versions before `start` were already visited
         match last.checked_add(1) {
             Some(next) => self.start = next,
             None => (self.unit, self.start) = (unit + 1, 0),
@@ -571,7 +580,7 @@ fn has_entry(head: &HashTable, hash: u64, address: Address, guard: &Guard) -> bo
     is_here
 }
 
-/// The hashes that share the first `depth` bits of `hash`.
+/// Returns the first and the last hash that share the first `depth` bits with `hash`.
 fn range_of(hash: u64, depth: u32) -> (u64, u64) {
     let rest = u64::MAX.checked_shr(depth).unwrap_or(0);
     (hash & !rest, hash | rest)
@@ -581,25 +590,25 @@ fn directory_bytes(depth: u32) -> u64 {
     (size_of::<DirectorySlot>() as u64) << depth
 }
 
-/// Frees `table` and its chain once all present guards are gone.
+/// Frees `table` and its chain once all present guards are dropped.
 ///
 /// # Safety
 ///
-/// * `table` came from `Box::into_raw`, is unlinked, and is retired once.
+/// * `table` came from `Box::into_raw`, is unlinked, and is retired only once.
 unsafe fn retire_table(table: *mut HashTable, guard: &Guard) {
     let address = table as usize;
-    // SAFETY: the caller's promise; the closure owns what it captures.
+    // SAFETY: the caller guarantees the conditions above; the closure owns the captured address.
     unsafe { guard.defer_unchecked(move || drop(Box::from_raw(address as *mut HashTable))) };
 }
 
-/// Frees `directory`, not its tables, once all present guards are gone.
+/// Frees `directory`, but not its tables, once all present guards are dropped.
 ///
 /// # Safety
 ///
-/// * `directory` came from `Box::into_raw`, is unlinked, and is retired once.
+/// * `directory` came from `Box::into_raw`, is unlinked, and is retired only once.
 unsafe fn retire_directory(directory: *mut Directory, guard: &Guard) {
     let address = directory as usize;
-    // SAFETY: the caller's promise; the closure owns what it captures.
+    // SAFETY: the caller guarantees the conditions above; the closure owns the captured address.
     unsafe { guard.defer_unchecked(move || drop(Box::from_raw(address as *mut Directory))) };
 }
 

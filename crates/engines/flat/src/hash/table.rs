@@ -1,16 +1,18 @@
-//! # One table of the index: buckets of a cache line
+//! # Hash table: cache-line buckets
 //!
-//! An index begins with a *small* table, which is looked up in as any other is, but has few
-//! buckets: a keyspace with next to nothing takes next to nothing. When it is full a table of the
-//! usual size takes its place. Words do not say in which bucket of that an entry's home is; a small
-//! table notes it beside.
+//! One table of the hash index, with the chain of tables behind it.
+//!
+//! An index starts with a *small* table of few buckets, so that an empty keyspace uses little
+//! memory. Lookups treat it like any other table. When it is full, a table of the usual size
+//! replaces it. The words of a small table do not determine the home of an entry in that table;
+//! `HomeBuckets` stores it.
 //!
 //! ## Closing
 //!
-//! Writers exchange words of an open table without a lock, several at once. Before its entries are
-//! copied to the tables that replace it, a table is *closed* under its latch. A writer looks at the
-//! flag after its exchange. All four accesses are sequentially consistent: either the writer sees
-//! the flag, or the copy has its word. A writer that saw the flag waits for the latch and repeats
+//! Several writers exchange words of an open table at the same time, without a lock. Before its
+//! entries are copied to other tables, a table is *closed* under its latch. A writer reads the flag
+//! after its exchange. All four accesses are sequentially consistent: either the writer sees the
+//! flag, or the copy contains its word. A writer that saw the flag waits for the latch and repeats
 //! its change in the new table.
 
 use sheaf_base::segment::Address;
@@ -21,14 +23,14 @@ use sheaf_base::sync::{Mutex, MutexGuard};
 use super::TAG_BITS;
 use super::bucket_pool::Buckets;
 
-/// Words of a bucket.
+/// Number of words in a bucket.
 pub(crate) const SLOTS: usize = 8;
-/// Buckets an entry may stand in, from its home on.
+/// Number of buckets that may contain an entry, starting at its home.
 const PROBE_BUCKETS: usize = 4;
-/// Buckets of a table of the usual size.
+/// Number of buckets in a table of the usual size.
 pub(crate) const BUCKETS: usize = 256;
 pub(crate) const TINY_BUCKETS: usize = 8;
-/// Buckets of a small one.
+/// Number of buckets in a small table.
 const SMALL_BUCKETS: usize = 16;
 const TINY_SMALL_BUCKETS: usize = PROBE_BUCKETS;
 const OVERFLOW: u64 = 1 << Address::BITS;
@@ -36,7 +38,7 @@ const STEP_SHIFT: u32 = Address::BITS + 1;
 const STEP_MASK: u64 = PROBE_BUCKETS as u64 - 1;
 const TAG_SHIFT: u32 = 64 - TAG_BITS;
 
-/// One slot's content.
+/// Content of a slot.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct BucketWord(pub(crate) u64);
 
@@ -45,12 +47,12 @@ impl BucketWord {
         BucketWord(hash >> TAG_SHIFT << TAG_SHIFT | address.bits())
     }
 
-    /// Where the entry stands; `NONE` if the slot is empty.
+    /// Returns the address of the entry, or [`Address::NONE`] if the slot is empty.
     pub(crate) fn address(self) -> Address {
         Address::from_bits(self.0)
     }
 
-    /// How many buckets past its home it stands.
+    /// Returns the number of buckets between the home of the entry and its bucket.
     fn step(self) -> usize {
         usize::try_from(self.0 >> STEP_SHIFT & STEP_MASK).unwrap_or(0)
     }
@@ -59,12 +61,12 @@ impl BucketWord {
         BucketWord(self.0 & !(STEP_MASK << STEP_SHIFT) | (step as u64) << STEP_SHIFT)
     }
 
-    /// The same entry elsewhere.
+    /// Returns a word for the same key with another address.
     pub(crate) fn with_address(self, address: Address) -> BucketWord {
         BucketWord(self.0 & !(OVERFLOW - 1) | address.bits())
     }
 
-    /// The bits of it in a slot with this overflow bit.
+    /// Returns the bits for a slot with the overflow bit `flag`.
     fn with_overflow(self, flag: u64) -> u64 {
         if self.address() == Address::NONE { flag } else { self.0 & !OVERFLOW | flag }
     }
@@ -83,17 +85,17 @@ impl Bucket {
         BucketWord(self.0[slot].load(Ordering::Acquire))
     }
 
-    /// Sets a slot of a table that no other thread sees.
+    /// Sets a slot of a table that no other thread can access.
     fn set(&self, slot: usize, word: BucketWord) {
         let flag = self.0[slot].load(Ordering::Relaxed) & OVERFLOW;
         self.0[slot].store(word.with_overflow(flag), Ordering::Release);
     }
 
-    /// Puts `to` into a slot, as long as the entry at `from` is there. False if it is not.
+    /// Stores `to` in a slot if the slot has an entry at `from`. Returns false otherwise.
     fn exchange(&self, slot: usize, from: Address, to: BucketWord) -> bool {
         let mut before = self.0[slot].load(Ordering::Relaxed);
         while Address::from_bits(before) == from {
-            // Fails once more at most, and for the overflow bit only, unless another entry came.
+            // Repeats at most once, if the overflow bit was set, unless another entry has come.
             let now = to.with_overflow(before & OVERFLOW);
             match self.0[slot].compare_exchange(before, now, Ordering::SeqCst, Ordering::Relaxed) {
                 Ok(_) => return true,
@@ -103,12 +105,13 @@ impl Bucket {
         false
     }
 
-    /// Returns whether it has no entry. The loads are in one order with all exchanges.
+    /// Returns true if the bucket has no entry. The loads are in one total order with all
+    /// exchanges.
     fn is_vacant(&self) -> bool {
         self.0.iter().all(|word| Address::from_bits(word.load(Ordering::SeqCst)) == Address::NONE)
     }
 
-    /// Makes it as new; nobody else sees it.
+    /// Removes all entries and the overflow bit. No other thread may access the bucket.
     pub(super) fn clear(&self) {
         self.0.iter().for_each(|word| word.store(0, Ordering::Relaxed));
     }
@@ -124,16 +127,17 @@ impl Bucket {
     }
 }
 
-/// Bytes of a bucket.
+/// Size of a bucket in bytes.
 pub(crate) const BUCKET_BYTES: usize = size_of::<Bucket>();
 
-/// The home bucket of `hash` among `buckets` (a power of two).
+/// Returns the home bucket of `hash` among `buckets` buckets; `buckets` is a power of two.
 pub(crate) fn home(hash: u64, buckets: usize) -> usize {
     usize::try_from(hash & (buckets as u64 - 1)).unwrap_or(0)
 }
 
-/// What a small table notes of each slot: the home that the entry there has in a table of `buckets`
-/// buckets. Stored before the entry's word, by one thread at a time.
+/// Home buckets for the slots of a small table. For each slot it has the home bucket of the entry
+/// in a table of `buckets` buckets. The home is stored before the word of the entry, under the
+/// latch.
 struct HomeBuckets {
     buckets: usize,
     homes: [AtomicU8; SMALL_BUCKETS * SLOTS],
@@ -145,7 +149,7 @@ impl HomeBuckets {
     }
 
     fn set(&self, slot: usize, home: usize) {
-        // Behind the removal of what stood there: who sees the home sees that.
+        // Release order: a reader that sees this home also sees the removal of the previous entry.
         self.homes[slot].store(u8::try_from(home & (self.buckets - 1)).unwrap_or(0), Ordering::Release);
     }
 }
@@ -156,17 +160,17 @@ pub(crate) struct HashTable {
     buckets: Buckets,
     is_large: bool,
     next: AtomicPtr<HashTable>,
-    /// Held by the thread that replaces the table or extends its chain, and by the one that adds an
-    /// entry to a small table. The head of a chain has it for all of it.
+    /// Held by a thread that replaces the table, extends its chain, or adds an entry to a small
+    /// table. The latch of the first table protects the whole chain.
     latch: Mutex<()>,
-    /// See the module. Written under the latch.
+    /// True while the table is being copied, and after it was replaced. Written under the latch.
     is_closed: AtomicBool,
-    /// Of a small one.
+    /// Present only in a small table.
     home_buckets: Option<Box<HomeBuckets>>,
 }
 
 impl HashTable {
-    /// An empty small table, of an index whose others have so many buckets.
+    /// Returns an empty small table of an index with `buckets` buckets in its usual tables.
     pub(crate) fn small(buckets: usize) -> Box<HashTable> {
         debug_assert!(buckets.is_power_of_two() && buckets <= 1 << u8::BITS);
         let count = if buckets == TINY_BUCKETS { TINY_SMALL_BUCKETS } else { SMALL_BUCKETS };
@@ -176,7 +180,8 @@ impl HashTable {
         table
     }
 
-    /// What takes the place of a small table, with the same entries; none if it is not small.
+    /// Returns a table of the usual size with the same entries. Returns `None` if this one is not
+    /// small.
     pub(crate) fn grown_copy(&self) -> Option<Box<HashTable>> {
         let homes = self.home_buckets.as_ref()?;
         let grown = HashTable::new(self.depth, homes.buckets, false);
@@ -184,7 +189,7 @@ impl HashTable {
         Some(grown)
     }
 
-    /// A small table with the same entries, if this is the only one and has as few.
+    /// Returns a small table with the same entries, if this is the only table and its entries fit.
     pub(crate) fn shrunk_copy(&self, guard: &Guard) -> Option<Box<HashTable>> {
         if self.depth > 0 || self.home_buckets.is_some() || self.next(guard).is_some() {
             return None;
@@ -194,7 +199,7 @@ impl HashTable {
         has_all.then_some(small)
     }
 
-    /// An empty table of an index that is large or not.
+    /// Returns an empty table; `is_large` requests huge pages.
     pub(crate) fn new(depth: u32, buckets: usize, is_large: bool) -> Box<HashTable> {
         debug_assert!(buckets.is_power_of_two() && buckets >= PROBE_BUCKETS);
         Box::new(HashTable {
@@ -208,31 +213,33 @@ impl HashTable {
         })
     }
 
-    /// Whether it is a small one.
+    /// Returns true if this is a small table.
     pub(crate) fn is_small(&self) -> bool {
         self.home_buckets.is_some()
     }
 
-    /// Takes the latch. `None` if the table was replaced: the directory has another one.
+    /// Takes the latch. Returns `None` if the table was replaced: the directory then has another
+    /// one.
     pub(crate) fn latch(&self) -> Option<MutexGuard<'_, ()>> {
         let latch = self.latch.lock();
         (!self.is_closed.load(Ordering::Relaxed)).then_some(latch)
     }
 
-    /// Announces that the table is about to be copied, to writers that change it from now on. The
-    /// caller holds the latch until the directory has the copies.
+    /// Marks the table as about to be copied, for all writers that change it from now on. The
+    /// caller holds the latch until the directory refers to the copies.
     pub(crate) fn close(&self) {
         self.is_closed.store(true, Ordering::SeqCst);
         fence(Ordering::SeqCst); // before the words are read
     }
 
-    /// Takes [`HashTable::close`] back: the table stays. The caller holds the latch.
+    /// Undoes [`HashTable::close`]: the table stays in use. The caller holds the latch.
     pub(crate) fn open(&self) {
         self.is_closed.store(false, Ordering::SeqCst);
     }
 
-    /// Whether a change that was made before this call is in the copies, if there are any. If not,
-    /// this waits until they have replaced the table; the change has to be looked for there.
+    /// Returns true if a change that was made before this call will be in all copies of the table.
+    /// Otherwise waits until the copies have replaced the table and returns false. The caller must
+    /// then look for the change in the new table.
     pub(crate) fn confirm_change(&self) -> bool {
         let is_open = !self.is_closed.load(Ordering::SeqCst);
         if !is_open {
@@ -241,7 +248,7 @@ impl HashTable {
         is_open
     }
 
-    /// Whether neither the table nor its chain has an entry.
+    /// Returns true if neither the table nor its chain has an entry.
     pub(crate) fn is_vacant(&self, guard: &Guard) -> bool {
         let mut table = Some(self);
         while let Some(here) = table {
@@ -253,17 +260,17 @@ impl HashTable {
         true
     }
 
-    /// Whether the home bucket of `hash` has no entry.
+    /// Returns true if the home bucket of `hash` has no entry.
     pub(crate) fn is_home_vacant(&self, hash: u64) -> bool {
         self.buckets[home(hash, self.buckets.len())].is_vacant()
     }
 
-    /// Bytes of one table.
+    /// Returns the bytes of a table with `buckets` buckets, without its chain.
     pub(crate) fn bytes(buckets: usize) -> u64 {
         (buckets * size_of::<Bucket>() + size_of::<HashTable>()) as u64
     }
 
-    /// Bytes of the table and its chain.
+    /// Returns the bytes of the table and its chain.
     pub(crate) fn chain_bytes(&self) -> u64 {
         let guard = epoch::pin();
         let mut bytes = 0;
@@ -276,19 +283,20 @@ impl HashTable {
         bytes
     }
 
-    /// How many of the hash's first bits chose it.
+    /// Returns the number of hash bits that select this table in the directory.
     pub(crate) fn depth(&self) -> u32 {
         self.depth
     }
 
-    /// The next table of its chain.
+    /// Returns the next table of the chain.
     pub(crate) fn next<'g>(&self, _guard: &'g Guard) -> Option<&'g HashTable> {
-        // SAFETY: a chained table lives as long as the table it hangs on, which the guard keeps.
+        // SAFETY: a chained table is owned by the table before it. The guard keeps the first one
+        // alive.
         unsafe { self.next.load(Ordering::Acquire).as_ref() }
     }
 
-    /// Hangs `table` behind this one, which must be the last of its chain. The caller holds the
-    /// latch of the first one, or no other thread sees the chain.
+    /// Appends `table` to the chain; this table must be the last one. The caller holds the latch of
+    /// the first table, or no other thread can access the chain.
     pub(crate) fn append_to_chain(&self, table: Box<HashTable>) {
         let before = self.next.swap(Box::into_raw(table), Ordering::AcqRel);
         assert!(before.is_null(), "only the last table of a chain is extended");
@@ -303,7 +311,8 @@ impl HashTable {
         (0..PROBE_BUCKETS).map(move |step| &self.buckets[(home + step) & mask])
     }
 
-    /// Calls `each` with the entries of `hash`'s kept bits; false as soon as `each` says so.
+    /// Calls `each` with the entries that have the same kept bits as `hash`. Returns false as soon
+    /// as `each` returns false.
     #[inline]
     pub(crate) fn matches(&self, hash: u64, each: &mut impl FnMut(Address) -> bool) -> bool {
         for bucket in self.probe(hash) {
@@ -320,7 +329,8 @@ impl HashTable {
         true
     }
 
-    /// Points the entry at `from` to `to`. Only one thread at a time changes this entry.
+    /// Replaces the address `from` of an entry by `to`. Only one thread at a time changes this
+    /// entry.
     pub(crate) fn replace(&self, hash: u64, from: Address, to: Address) -> bool {
         for bucket in self.probe(hash) {
             for slot in 0..SLOTS {
@@ -336,27 +346,28 @@ impl HashTable {
         false
     }
 
-    /// True if an entry of `hash` would find a free slot now.
+    /// Returns true if a new entry of `hash` would find a free slot now.
     pub(crate) fn has_slot(&self, hash: u64) -> bool {
         self.probe(hash).any(|bucket| (0..SLOTS).any(|slot| bucket.word(slot).address() == Address::NONE))
     }
 
-    /// Puts an entry into the first free slot. False if there is none. The caller holds the latch
-    /// if the table is small.
+    /// Adds an entry in the first free slot. Returns false if there is none. If the table is small,
+    /// the caller holds the latch.
     pub(crate) fn insert(&self, hash: u64, address: Address) -> bool {
         self.put(self.full_size_home(hash), BucketWord::new(hash, address))
     }
 
-    /// The home of `hash` in a table of the usual size. Its last bits are the home in a small one.
+    /// Returns the home of `hash` in a table of the usual size. Its low bits are the home in a
+    /// small table.
     fn full_size_home(&self, hash: u64) -> usize {
         home(hash, self.home_buckets.as_ref().map_or(self.buckets.len(), |homes| homes.buckets))
     }
 
-    /// `home` is that of a table of the usual size.
+    /// Adds `word` in the first free slot; `home` is its home in a table of the usual size.
     fn put(&self, home: usize, word: BucketWord) -> bool {
         let mask = self.buckets.len() - 1;
         for (step, bucket) in self.probe_from(home).enumerate() {
-            // A slot that another thread takes first is passed.
+            // If another thread takes a slot first, the next slot is tried.
             for slot in 0..SLOTS {
                 if bucket.word(slot).address() != Address::NONE {
                     continue;
@@ -373,7 +384,7 @@ impl HashTable {
         false
     }
 
-    /// True if a split at `depth` separates any two entries.
+    /// Returns true if a split at `depth` separates any two entries.
     pub(crate) fn can_split_at(&self, depth: u32) -> bool {
         let bit = 1u64 << (63 - depth);
         let mut words = self
@@ -385,7 +396,8 @@ impl HashTable {
         words.any(|word| (word.0 ^ first.0) & bit != 0)
     }
 
-    /// The two tables this one becomes. Each entry finds its place from its home anew.
+    /// Returns the two tables that a split makes of this one. Each entry is placed anew from its
+    /// home.
     pub(crate) fn halves(&self, is_large: bool, guard: &Guard) -> (Box<HashTable>, Box<HashTable>) {
         let halves = [(); 2].map(|()| HashTable::new(self.depth + 1, self.buckets.len(), is_large));
         let bit = 1u64 << (63 - self.depth);
@@ -398,7 +410,7 @@ impl HashTable {
         (low, high)
     }
 
-    /// Puts an entry into the table or its chain.
+    /// Adds an entry to the table or its chain.
     pub(super) fn insert_in_chain(&self, hash: u64, address: Address) {
         self.put_in_chain(self.full_size_home(hash), BucketWord::new(hash, address));
     }
@@ -416,7 +428,7 @@ impl HashTable {
         }
     }
 
-    /// The entry in a slot: its home in a table of the usual size, and its word.
+    /// Returns the entry in a slot: its home in a table of the usual size, and its word.
     fn entry(&self, number: usize, slot: usize) -> Option<(usize, BucketWord)> {
         let bucket = &self.buckets[number];
         loop {
@@ -428,7 +440,7 @@ impl HashTable {
                 return Some(((number + self.buckets.len() - word.step()) & (self.buckets.len() - 1), word));
             };
             let home = homes.get(number * SLOTS + slot);
-            // Another entry may have come into the slot, and its home with it.
+            // A new entry may have changed the slot and its home between the two loads.
             if bucket.word(slot) == word {
                 return Some((home, word));
             }
@@ -442,8 +454,8 @@ impl HashTable {
         slots.filter_map(|(number, slot)| self.entry(number, slot)).for_each(|(home, word)| each(home, word));
     }
 
-    /// Calls `each` with every entry whose home, in a table of the usual size, is among the `count`
-    /// buckets from `first`.
+    /// Calls `each` with every entry that has its home, in a table of the usual size, among the
+    /// `count` buckets from `first`.
     pub(crate) fn visit(&self, first: usize, count: usize, each: &mut impl FnMut(Address)) {
         if self.home_buckets.is_some() {
             return self.for_each_entry(|home, word| {
@@ -465,7 +477,7 @@ impl HashTable {
         }
     }
 
-    /// The words of each bucket, with its overflow bit.
+    /// Calls `each` with the words of each bucket and its overflow bit.
     pub(crate) fn for_each_bucket<E>(
         &self,
         mut each: impl FnMut([BucketWord; SLOTS], bool) -> Result<(), E>,
@@ -475,7 +487,7 @@ impl HashTable {
         })
     }
 
-    /// Sets a bucket of a table nobody else sees yet.
+    /// Sets a bucket of a table that no other thread can access yet.
     pub(crate) fn set_bucket(&self, number: usize, words: [BucketWord; SLOTS], overflowed: bool) {
         let bucket = &self.buckets[number];
         for (slot, word) in words.into_iter().enumerate() {
@@ -486,9 +498,9 @@ impl HashTable {
         }
     }
 
-    /// Where its buckets stand, for whoever asks for one to be loaded and looks at none. (A load
-    /// that nothing waits for would do as a hint, but stand in the processor's queue until it is
-    /// there: some five of them fill that.)
+    /// Returns the address of the buckets, for prefetches only. (A plain load without a dependent
+    /// instruction would also serve as a hint. But it occupies a place in the load queue of the
+    /// processor until it completes, and a few of them fill the queue.)
     pub(crate) fn buckets_ptr(&self) -> *mut u8 {
         self.buckets.as_ptr().cast::<u8>().cast_mut()
     }
@@ -498,7 +510,8 @@ impl Drop for HashTable {
     fn drop(&mut self) {
         let next = *self.next.get_mut();
         if !next.is_null() {
-            // SAFETY: chained tables come from `Box::into_raw` in `chain` and hang on one table only.
+            // SAFETY: chained tables come from `Box::into_raw` in `append_to_chain`, and each of
+            // them has one predecessor, which owns it.
             drop(unsafe { Box::from_raw(next) });
         }
     }

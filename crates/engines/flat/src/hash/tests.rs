@@ -1,4 +1,4 @@
-//! The index beside a list of entries.
+//! Tests of the hash index against a list of entries.
 
 use super::*;
 use std::collections::HashMap;
@@ -69,7 +69,7 @@ fn groups_and_prefixes_visit_every_entry_once() {
     assert!(seen.len() == 2000 && seen.values().all(|n| *n == 1));
 }
 
-/// The entries of each unit.
+/// Returns the entries of each group.
 fn entries_by_group(index: &HashIndex) -> Vec<Vec<Address>> {
     let mut units = vec![Vec::new(); index.group_count()];
     for (unit, seen) in units.iter_mut().enumerate() {
@@ -96,14 +96,14 @@ fn growing_and_shrinking_a_small_table_keeps_its_entries() {
             count += 1;
         }
         assert!(count > if tiny { 16 } else { 64 }, "{count} keys");
-        // Grown, with one entry more.
+        // The table has grown by the last entry.
         assert!(index.repoint(mix(count - 1), place(count - 1), Address::NONE));
         assert_eq!(entries_by_group(&index), before);
         assert_eq!(before.iter().map(Vec::len).sum::<usize>() as u64, count - 1);
         let grown = HashTable::new(0, index.buckets, false);
         (0..count / 2).for_each(|n| assert!(grown.insert(mix(n), place(n))));
         index.install(vec![grown]);
-        assert_eq!(index.bytes(), empty, "what has few entries is small again");
+        assert_eq!(index.bytes(), empty, "an index with few entries is small again");
         let guard = &epoch::pin();
         assert!((0..count).all(|n| index.contains(mix(n), place(n), guard) == (n < count / 2)));
         let shown: usize = entries_by_group(&index).iter().map(Vec::len).sum();
@@ -140,8 +140,8 @@ fn walking_an_emptied_index_is_as_fast_as_a_new_one() {
     }
 }
 
-/// Threads add, move and remove entries of their own while others look up, until an index of each
-/// size was split often.
+/// Threads add, move and remove their own entries while others look up, until an index of each size
+/// was split often.
 #[test]
 fn threads_that_change_different_keys_lose_nothing() {
     const THREADS: u64 = 4;

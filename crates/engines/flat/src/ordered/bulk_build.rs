@@ -1,21 +1,24 @@
-//! # What the ordered index gathers: keys, to be sorted
+//! # Bulk build of the ordered index
 //!
-//! See [`crate::bulk_build`]. An insert costs a way down and every so often a new leaf; a tree of
-//! sorted keys is made from its leaves up, by ranges of keys side by side.
+//! Gathers replayed records with their keys, sorts them, and builds the tree from its leaves up
+//! ([`crate::bulk_build`]). An insert costs a descent and sometimes a new leaf. A bulk build avoids
+//! both, and builds ranges of keys in parallel.
 //!
 //! ## Invariants
 //!
-//! 1. Splitters ascend; range `n` holds the keys from splitter `n - 1` up to, not including,
+//! 1. Splitters ascend. Range `n` contains the keys from splitter `n - 1` up to, but not including,
 //!    splitter `n`.
 //!
 //! ## Threads
 //!
-//! Threads that replay take turns by row of runs; each works on one segment at a time, whose slot
-//! says which row, so they rarely meet.
+//! Replay threads lock one shard of runs at a time. The slot of a segment selects the shard, and
+//! each thread works on one segment at a time, so threads rarely contend.
 //!
 //! ## Costs
 //!
-//! Some 40 bytes a record and its key until the end, a quarter of the memory budget at most.
+//! The gathered records use 32 bytes each, their keys and spare capacity until the end of replay.
+//! This is at most a quarter of the memory budget. The sort of a part uses 16 bytes per record in
+//! addition.
 
 use std::cmp::Ordering as Order;
 use std::sync::Arc;
@@ -33,16 +36,16 @@ use sheaf_base::types::Seq;
 use super::OrderedIndex;
 use crate::bulk_build::{BulkBuild, ReplayOneFn, ReplayShards, Tally};
 
-/// A run is full at this many bytes of keys, or that many records: what is large costs much to let
-/// grow.
+/// Bytes of keys at which a run is full. Runs are limited, because growing a large buffer is
+/// expensive.
 const MAX_RUN_KEY_BYTES: usize = 1 << 20;
 const MAX_RUN_RECORDS: usize = 1 << 15;
-/// Keys that splitters are chosen from.
+/// Number of keys from which the splitters are chosen.
 const SAMPLES: usize = 1024;
-/// How many records are asked for before the first is looked at.
+/// Number of records between a prefetch and the use of the record.
 const PREFETCH_DISTANCE: usize = 16;
 
-/// A record that was gathered; its key stands in the run.
+/// Gathered record. Its key is in the buffer of the run.
 #[derive(Clone, Copy)]
 struct KeyedRecord {
     start: u32,
@@ -56,23 +59,23 @@ struct KeyedRecord {
 #[derive(Clone, Copy)]
 enum RecordKind {
     Put,
-    /// Its reference is among the run's.
+    /// The reference to the blob is in `blobs` of the run.
     Blob,
     Remove,
 }
 
-/// Records in the order they came.
+/// Records in the order of their arrival.
 #[derive(Default)]
 struct RecordRun {
     keys: Vec<u8>,
     items: Vec<KeyedRecord>,
     blobs: Vec<(u32, BlobRef)>,
-    /// Bytes that all keys begin with.
+    /// Length of the common prefix of all keys.
     shared_prefix_len: usize,
 }
 
 impl RecordRun {
-    /// An empty one with room for so many bytes of keys, and records.
+    /// Returns an empty run with capacity for `keys` bytes of keys and for `items` records.
     fn with_capacity((keys, items): (usize, usize)) -> RecordRun {
         RecordRun { keys: Vec::with_capacity(keys), items: Vec::with_capacity(items), ..RecordRun::default() }
     }
@@ -108,7 +111,7 @@ impl RecordRun {
         &self.keys[start..start + usize::from(item.len)]
     }
 
-    /// Bytes it takes.
+    /// Returns the bytes that the run uses.
     fn bytes(&self) -> usize {
         self.keys.capacity() + self.items.capacity() * size_of::<KeyedRecord>() + 32 * self.blobs.len()
     }
@@ -117,7 +120,7 @@ impl RecordRun {
         self.keys.len() >= MAX_RUN_KEY_BYTES || self.items.len() >= MAX_RUN_RECORDS
     }
 
-    /// The record, its value left out.
+    /// Returns a record without the bytes of its value.
     fn record(&self, number: usize) -> ReplayRecord<'_> {
         let item = &self.items[number];
         let staged = || self.blobs.binary_search_by_key(&number, |(at, _)| *at as usize);
@@ -131,21 +134,21 @@ impl RecordRun {
         ReplayRecord { seq: item.seq, key: self.key(item), content, address: item.address, span: item.span }
     }
 
-    /// Calls `each` with its records.
+    /// Calls `each` with all records.
     fn for_each(&self, each: &mut ReplayOneFn<'_>) -> Result<()> {
         (0..self.items.len()).try_for_each(|number| each(&self.record(number)))
     }
 }
 
-/// Runs, of which the last one grows.
+/// List of runs; only the last one grows.
 #[derive(Default)]
 struct RunList {
     runs: Vec<RecordRun>,
-    /// Bytes of all runs but the last.
+    /// Bytes of all runs except the last.
     full_bytes: usize,
 }
 
-/// What is gathered.
+/// Gathered records of an ordered index.
 #[derive(Default)]
 pub(crate) struct OrderedBulkBuilder {
     shards: ReplayShards<RunList, OrderedBuildPlan>,
@@ -163,14 +166,15 @@ impl RunList {
         }
     }
 
-    /// Bytes it takes.
+    /// Returns the bytes that all runs use.
     fn bytes(&self) -> usize {
         self.full_bytes + self.runs.last().map_or(0, RecordRun::bytes)
     }
 }
 
 impl OrderedBulkBuilder {
-    /// Takes `records`, which are of one segment, up. Runs that became too many come back.
+    /// Gathers `records`, which all belong to one segment. Returns runs that exceed the memory
+    /// limit.
     fn add(&self, records: &[ReplayRecord<'_>], memory: &Memory) -> Vec<RecordRun> {
         let full = self.shards.add(records, memory, |row| {
             let before = row.bytes();
@@ -180,7 +184,7 @@ impl OrderedBulkBuilder {
         full.map_or_else(Vec::new, |row| row.runs)
     }
 
-    /// What is to be done with everything gathered, in at most so many parts.
+    /// Returns the build plan of all gathered records, with at most `parts` parts.
     fn plan(&self, parts: usize) -> Arc<OrderedBuildPlan> {
         self.shards.plan_once(|rows| {
             OrderedBuildPlan::new(rows.into_iter().flat_map(|row| row.runs).collect(), parts)
@@ -243,16 +247,16 @@ impl BulkBuild<OrderedIndex> for OrderedBulkBuilder {
     }
 }
 
-/// Everything gathered, and where it is split.
+/// All gathered records, and the keys at which they are split into parts.
 struct OrderedBuildPlan {
     runs: Vec<RecordRun>,
-    /// All keys begin with so many bytes of the first one.
+    /// Length of the common prefix of all keys.
     shared_prefix_len: usize,
     splitters: Vec<Vec<u8>>,
 }
 
-/// A record on its way into order: the eight bytes of its key behind what all share, its run, its
-/// place there.
+/// Reference to a record in the sort: the first eight bytes of its key behind the common prefix,
+/// the number of its run, and its index in the run.
 #[derive(Clone, Copy)]
 struct RecordRef {
     head: u64,
@@ -281,12 +285,12 @@ impl OrderedBuildPlan {
         OrderedBuildPlan { runs, shared_prefix_len: shared, splitters }
     }
 
-    /// How many parts there are.
+    /// Returns the number of parts.
     fn parts(&self) -> usize {
         self.splitters.len() + 1
     }
 
-    /// The ends of the range of `part`.
+    /// Returns the ends of the range of `part`.
     fn range(&self, part: usize) -> (Option<&[u8]>, Option<&[u8]>) {
         let splitter = |index: usize| self.splitters.get(index).map(Vec::as_slice);
         (part.checked_sub(1).and_then(splitter), splitter(part))
@@ -305,11 +309,11 @@ impl OrderedBuildPlan {
         self.runs[at.run as usize].items[at.item as usize].seq
     }
 
-    /// The records of `part` in the order of their keys, the newest of each key first.
+    /// Returns the records of `part` in the order of their keys, the newest of each key first.
     fn sorted(&self, part: usize) -> Vec<RecordRef> {
         let (low, high) = self.range(part);
         let (low_head, high_head) = (low.map(|key| self.head(key)), high.map(|key| self.head(key)));
-        // Heads decide nearly always.
+        // The heads decide nearly always.
         let below = |head: u64, key: &[u8], end: (Option<&[u8]>, Option<u64>)| match end {
             (Some(end), Some(end_head)) => head < end_head || head == end_head && key < end,
             _ => false,
@@ -333,7 +337,8 @@ impl OrderedBuildPlan {
         all
     }
 
-    /// Asks for a record to be loaded: what it is, or its key, which that says the place of.
+    /// Prefetches the key of a record if `key`, otherwise the record, which has the position of its
+    /// key.
     fn prefetch(&self, at: RecordRef, key: bool) {
         let run = &self.runs[at.run as usize];
         let item = &run.items[at.item as usize];
@@ -344,8 +349,8 @@ impl OrderedBuildPlan {
         }
     }
 
-    /// Calls `each` with every record of `part` in the order of keys, and whether it is its key's
-    /// newest.
+    /// Calls `each` with every record of `part` in the order of keys, and with true for the newest
+    /// of each key.
     fn for_each(&self, part: usize, mut each: impl FnMut(&ReplayRecord<'_>, bool)) {
         let sorted = self.sorted(part);
         let mut last: Option<RecordRef> = None;

@@ -1,13 +1,12 @@
-//! # The image of an index that keeps whole keys
+//! # Image of an index that stores whole keys
 //!
 //! ```text
 //!  block ... | end: 0 4
 //!  block: bytes of the entries 4 | entry ...
-//!  entry: bytes shared with the key before it in the block 2 | bytes more 2 | these | address 5
+//!  entry: bytes shared with the previous key of the block 2 | further bytes 2 | these | address 5
 //! ```
 //!
-//! Keys ascend through the whole image, which is what lets it be taken up without a comparison with
-//! what is there.
+//! Keys ascend through the whole image. A load therefore needs no lookups in the index.
 
 use sheaf_base::engine::ImageSink;
 use sheaf_base::error::Result;
@@ -19,19 +18,20 @@ use crate::index::IndexImage;
 
 /// Bytes of an address.
 const ADDRESS_BYTES: usize = 5;
-/// Bytes of an entry beside those of its key.
+/// Bytes of an entry in addition to its key.
 const ENTRY_OVERHEAD: usize = 4 + ADDRESS_BYTES;
-/// No block is larger: a leaf full of the longest keys.
+/// Upper limit of the bytes of a block: 256 entries with keys of the maximum length. A leaf has
+/// fewer.
 const MAX_BLOCK_BYTES: usize = 256 * (MAX_KEY + ENTRY_OVERHEAD);
 
-/// Writes blocks.
+/// Writer of blocks.
 #[derive(Default)]
 pub(crate) struct ImageBlock {
     bytes: Vec<u8>,
 }
 
 impl ImageBlock {
-    /// Writes `pairs`, which ascend, as a block.
+    /// Writes `pairs`, which must ascend, as a block.
     pub(crate) fn put<'k>(
         &mut self,
         pairs: impl Iterator<Item = (&'k [u8], Address)>,
@@ -55,13 +55,13 @@ impl ImageBlock {
         out.put(&self.bytes)
     }
 
-    /// Writes the end.
+    /// Writes the end mark.
     pub(crate) fn finish(&mut self, out: &mut dyn ImageSink) -> Result<()> {
         out.put(&0u32.to_le_bytes())
     }
 }
 
-/// Reads an image; `each` gets the keys whose entries are there still, in order.
+/// Reads an image. Calls `each`, in order, with the keys of entries in segments that still exist.
 pub(crate) fn load(image: &mut IndexImage<'_>, each: &mut dyn FnMut(&[u8], Address)) -> Result<()> {
     let (mut bytes, mut key, mut before) = (Vec::new(), Vec::new(), Vec::new());
     let mut is_first = true;
@@ -75,7 +75,7 @@ pub(crate) fn load(image: &mut IndexImage<'_>, each: &mut dyn FnMut(&[u8], Addre
         }
         bytes.clear();
         while bytes.len() < len {
-            // Step by step: a length is believed as far as there are bytes.
+            // Read in steps: memory is allocated only as far as the image has bytes.
             let (from, step) = (bytes.len(), (len - bytes.len()).min(64 << 10));
             bytes.resize(from + step, 0);
             image.fill(&mut bytes[from..])?;
@@ -106,7 +106,7 @@ struct ImageEntry<'b> {
 }
 
 impl<'b> ImageEntry<'b> {
-    /// Takes an entry behind a key of `len` bytes off `rest`.
+    /// Removes the first entry from `rest`. The previous key has `len` bytes.
     fn decode(rest: &mut &'b [u8], len: usize) -> Option<ImageEntry<'b>> {
         let (head, tail) = rest.split_at_checked(4)?;
         let number = |at: usize| usize::from(u16::from_le_bytes([head[at], head[at + 1]]));

@@ -1,14 +1,14 @@
-//! # Inner node: separators, and a child on each side of each
+//! # Inner node: children, and the separators between them
 //!
 //! ## Invariants
 //!
-//! 1. Separators never change; a node that needs others is replaced. A child is replaced in place
-//!    only by one with the same range of keys. So readers take no lock, and one that is in a node
-//!    that was replaced comes to leaves as they were when they were replaced.
+//! 1. Separators never change; a node that needs other separators is replaced. A child is replaced
+//!    in place only by one with the same key range. Readers therefore take no lock. A reader in a
+//!    replaced node reaches leaves in the state in which they were replaced.
 //! 2. The keys of child i are not less than separator i - 1, and less than separator i.
-//! 3. Separators are the shortest keys that tell two neighbours apart, kept without what all of the
-//!    node's have in common, the prefix. That stands in the node's first line, so that a search
-//!    does not wait for a line elsewhere.
+//! 3. Separators are the shortest keys that separate two adjacent children. They are stored without
+//!    their common prefix. The prefix is in the first cache line of the node, so that a search does
+//!    not wait for another line.
 
 use std::cmp::Ordering as Order;
 use std::ptr;
@@ -21,18 +21,18 @@ use super::key_encoding::{NodePrefix, SearchKey, append_key, suffix_words};
 use super::key_list::KeyList;
 use super::leaf::Leaf;
 
-/// Most children of a node.
+/// Maximum number of children of a node.
 pub(super) const MAX_CHILDREN: usize = 64;
 
-/// A node's child: a leaf below level 1, else a node. Its level tells.
+/// Child of a node: a leaf if the node has level 1, otherwise an inner node.
 pub(super) type Child = *mut Leaf;
 
-/// See the module.
+/// Inner node of the tree.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub(super) struct InnerNode {
     prefix: NodePrefix,
-    /// 1 above the leaves.
+    /// Distance to the leaves; 1 directly above them.
     level: u16,
     count: u16,
     suffixes: Box<[u64]>,
@@ -41,11 +41,11 @@ pub(super) struct InnerNode {
     children: [AtomicPtr<Leaf>; MAX_CHILDREN],
 }
 
-/// Lines of the cache that hold what a search reads first.
+/// Number of cache lines that a search reads first.
 const PREFETCH_LINES: usize = 9;
 
 impl InnerNode {
-    /// A node of `children`, with `separators[i]` before child i + 1.
+    /// Returns a node of `children`, with `separators[i]` before child i + 1.
     pub(super) fn new(level: usize, separators: &KeyList<()>, children: &[Child]) -> Box<InnerNode> {
         debug_assert!(separators.len() + 1 == children.len() && children.len() <= MAX_CHILDREN);
         let shared = match separators.len().checked_sub(1) {
@@ -77,7 +77,7 @@ impl InnerNode {
         node
     }
 
-    /// Asks for what a search reads first to be loaded: else it would wait for line after line.
+    /// Prefetches the lines that a search reads first, so that they are loaded in parallel.
     #[inline]
     pub(super) fn prefetch(node: *const InnerNode) {
         prefetch(node.cast(), PREFETCH_LINES);
@@ -87,28 +87,29 @@ impl InnerNode {
         usize::from(self.level)
     }
 
-    /// How many children it has.
+    /// Returns the number of children.
     pub(super) fn count(&self) -> usize {
         usize::from(self.count)
     }
 
-    /// Bytes it takes.
+    /// Returns the bytes of the node in memory.
     pub(super) fn bytes(&self) -> u64 {
         (size_of::<InnerNode>() + self.prefix.bytes() + 8 * self.suffixes.len()) as u64
     }
 
-    /// Child `index`.
+    /// Returns child `index`.
     #[inline]
     pub(super) fn child(&self, index: usize) -> Child {
         self.children[index].load(Ordering::Acquire)
     }
 
-    /// Puts another child of the same range in the place of child `index`.
+    /// Replaces child `index` by another one with the same range.
     pub(super) fn replace(&self, index: usize, child: Child) {
         self.children[index].store(child, Ordering::Release);
     }
 
-    /// The child that holds `key`; if `before`, the one that holds what is just before it.
+    /// Returns the index of the child that covers `key`. If `before`, returns the child that covers
+    /// the keys just before `key`.
     #[inline]
     pub(super) fn find(&self, key: &[u8], before: bool) -> usize {
         let count = self.count() - 1;

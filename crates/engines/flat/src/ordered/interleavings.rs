@@ -1,7 +1,7 @@
-//! The ordered index under a scheduler: writers of different keys (that is the contract), readers
-//! without a lock.
+//! Model tests of the ordered index under a scheduler: writers change different keys, as the
+//! contract requires, and readers take no lock.
 //!
-//! Built with `--cfg shuttle` only. The knobs are those of `sheaf_base::sync::explore`.
+//! Built with `--cfg shuttle` only. `sheaf_base::sync::explore` has the options.
 
 use super::*;
 use crate::index::{ScanDirection, Walk};
@@ -9,7 +9,7 @@ use crate::index::{ScanDirection, Walk};
 use sheaf_base::sync::{explore, thread};
 
 fn key(n: u64) -> Vec<u8> {
-    // Some with a rest, some without; out of order as they come.
+    // Half of the keys have a suffix. Keys come out of order.
     let mixed = n * 37 % 101;
     format!("{mixed:03}{}", "-and-more".repeat(usize::try_from(n % 2).expect("0 or 1"))).into_bytes()
 }
@@ -31,7 +31,7 @@ fn find(index: &OrderedIndex, n: u64) -> Option<Address> {
     leaf.find(&leaf.search_key(&key)).map(|slot| leaf.address(slot)).filter(|at| *at != Address::NONE)
 }
 
-/// All entries, in the order of a walk that may be interrupted between its steps.
+/// Returns all entries in the order of a walk. Other threads may run between its steps.
 fn walk(index: &OrderedIndex, way: ScanDirection) -> Vec<Address> {
     let mut walk = OrderedIndex::walk(Bounds::all());
     let (mut all, mut heads) = (Vec::new(), Vec::new());
@@ -78,7 +78,7 @@ fn unchanged_entries_are_found_during_splits_joins_and_relocations() {
                 }
                 assert!(index.repoint(&key(1), place(1), place(100)));
                 (24..30).for_each(|n| index.put(&key(n), place(n)));
-                index.put(&key(5), place(5)); // back again
+                index.put(&key(5), place(5)); // restored
             })
         };
         let readers: Vec<_> = (0..2)
@@ -93,7 +93,7 @@ fn unchanged_entries_are_found_during_splits_joins_and_relocations() {
                     let seen = walk(&index, ScanDirection::Forward);
                     let times = |at: &[Address]| seen.iter().filter(|a| at.contains(a)).count();
                     assert!([0, 2, 3].iter().all(|n| times(&[place(*n)]) == 1), "{seen:?}");
-                    assert_eq!(times(&[place(1), place(100)]), 1, "a moved entry stands in one place");
+                    assert_eq!(times(&[place(1), place(100)]), 1, "a moved entry is in one place");
                 })
             })
             .collect();
@@ -109,7 +109,7 @@ fn a_tree_is_not_freed_under_a_guard() {
         let index = filled(20);
         let retiring = {
             let index = Arc::clone(&index);
-            // As when a dropped keyspace is buried.
+            // As when the data of a dropped keyspace is removed.
             thread::spawn(move || index.clear())
         };
         let seen = walk(&index, ScanDirection::Forward);
@@ -135,7 +135,7 @@ fn writers_of_different_keys(count: u64, removed: u64, added: u64) {
                     index.put(&key(n), place(n));
                     assert!(index.repoint(&key(n), place(n), place(n + 200)));
                 }
-                own(4, 6).for_each(|n| index.put(&key(n), place(n))); // back again
+                own(4, 6).for_each(|n| index.put(&key(n), place(n))); // restored
             })
         });
         for n in [2, 3] {

@@ -1,42 +1,42 @@
-//! # Keys as nodes keep them: eight bytes to compare first, the rest apart
+//! # Key encoding in nodes: eight bytes to compare first, and a suffix
 //!
 //! ```text
-//!  key  =  prefix of the node | head: 8 bytes, big-endian, zeros behind its end | rest
-//!  word =  place of the rest 20 | bytes of the head, or 15: there is a rest 4 | the node's own 40
-//!  rest =  6 bytes, bytes of the rest 2 | 8 bytes | ...          words, zeros behind the end
+//!  key    = prefix of the node | head: 8 bytes, big-endian, padded with zeros | suffix
+//!  word   = position of the suffix 20 | bytes of the head 4 (15: has a suffix) | of the node 40
+//!  suffix = 6 bytes, length of the suffix 2 | 8 bytes | ...          words, padded with zeros
 //! ```
 //!
-//! Heads compare as numbers do; rests are looked at where heads agree. A key ends before another
-//! that goes on with zeros, so where all bytes agree the shorter one is less.
+//! Heads compare like numbers; suffixes are compared only if the heads are equal. Zeros are
+//! padding, so if all padded bytes are equal, the shorter key is less.
 
 use std::cmp::Ordering;
 
 use sheaf_base::keys::{HEAD, head};
 
-/// Bytes of the rest in its first word.
+/// Bytes of the suffix in its first word.
 const FIRST_SUFFIX_BYTES: usize = 6;
 const LEN_SHIFT: u32 = 40;
 const LEN_MASK: u64 = 0xf;
-/// There is a rest.
+/// Length value of a key that has a suffix.
 const LONG_KEY: u64 = 0xf;
 const PLACE_SHIFT: u32 = 44;
-/// The bits of a word that belong to the node.
+/// Bits of a word that belong to the node.
 pub(super) const NODE_BITS_MASK: u64 = (1 << LEN_SHIFT) - 1;
 
-/// The first word of a rest without its length.
+/// Returns the first word of a suffix without its length.
 #[inline]
 fn first_suffix_bytes(rest: &[u8]) -> u64 {
     head(&rest[..rest.len().min(FIRST_SUFFIX_BYTES)]) >> 16
 }
 
-/// Words that the rest of a key with `len` bytes behind the prefix takes.
+/// Returns the number of words in the suffix of a key with `len` bytes behind the prefix.
 #[inline]
 pub(super) fn suffix_words(len: usize) -> usize {
     if len <= HEAD { 0 } else { 1 + (len - HEAD).saturating_sub(FIRST_SUFFIX_BYTES).div_ceil(HEAD) }
 }
 
-/// What the keys of a node begin with: its first bytes in place, all of it elsewhere if it is
-/// longer.
+/// Common prefix of the keys of a node. The first bytes are inline; a longer prefix is also stored
+/// out of line as a whole.
 #[derive(Clone, Debug)]
 pub(super) struct NodePrefix {
     words: [u64; PREFIX_WORDS],
@@ -44,8 +44,8 @@ pub(super) struct NodePrefix {
     out_of_line: Box<[u8]>,
 }
 
-/// Words of a prefix that stand in place: with what stands beside it in a node they take a line of
-/// the cache.
+/// Number of inline words of a prefix. Together with the fields next to it in a node they take one
+/// cache line.
 const PREFIX_WORDS: usize = 2;
 
 impl NodePrefix {
@@ -59,18 +59,18 @@ impl NodePrefix {
         }
     }
 
-    /// Bytes it has.
+    /// Returns the length of the prefix in bytes.
     #[inline]
     pub(super) fn len(&self) -> usize {
         self.len
     }
 
-    /// Bytes it takes beside itself.
+    /// Returns the bytes of the prefix that are stored out of line.
     pub(super) fn bytes(&self) -> usize {
         self.out_of_line.len()
     }
 
-    /// How `key` compares with the keys that begin so: `Equal` if it is one.
+    /// Compares `key` with the keys that have this prefix. Returns `Equal` if `key` has the prefix.
     #[inline]
     pub(super) fn compare(&self, key: &[u8]) -> Ordering {
         let mut left = self.len;
@@ -86,13 +86,13 @@ impl NodePrefix {
             left -= bytes;
         }
         match left {
-            0 if key.len() < self.len => Ordering::Less, // it lacks zeros
+            0 if key.len() < self.len => Ordering::Less, // the key lacks zeros of the prefix
             0 => Ordering::Equal,
             _ => key[..key.len().min(self.len)].cmp(&self.out_of_line),
         }
     }
 
-    /// Appends it to `out`.
+    /// Appends the prefix to `out`.
     pub(super) fn append_to(&self, out: &mut Vec<u8>) {
         if !self.out_of_line.is_empty() {
             out.extend_from_slice(&self.out_of_line);
@@ -104,36 +104,37 @@ impl NodePrefix {
     }
 }
 
-/// A key behind a prefix, ready to be compared.
+/// Key behind a prefix, prepared for comparisons.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SearchKey<'k> {
     pub(super) head: u64,
     suffix: &'k [u8],
-    /// Bytes behind the prefix.
+    /// Number of bytes behind the prefix.
     pub(super) len: usize,
 }
 
 impl<'k> SearchKey<'k> {
-    /// The part of `key` behind its first `prefix` bytes, which it shares with the node's keys.
+    /// Returns the part of `key` behind its first `prefix` bytes, which it shares with the keys of
+    /// the node.
     #[inline]
     pub(super) fn new(key: &'k [u8], prefix: usize) -> SearchKey<'k> {
         let key = key.get(prefix..).unwrap_or(&[]);
         SearchKey { head: head(key), suffix: key.get(HEAD..).unwrap_or(&[]), len: key.len() }
     }
 
-    /// False if the key of `word` has another length in the head.
+    /// Returns false if the length field of `word` belongs to a key of another length.
     #[inline]
     pub(super) fn has_len_of(&self, word: u64) -> bool {
         word >> LEN_SHIFT & LEN_MASK == if self.len <= HEAD { self.len as u64 } else { LONG_KEY }
     }
 
-    /// The word of this key, its rest standing at `place`.
+    /// Returns the word of this key for a suffix at position `place`.
     pub(super) fn word(&self, place: usize) -> u64 {
         let len = if self.len <= HEAD { self.len as u64 } else { LONG_KEY };
         (place as u64) << PLACE_SHIFT | len << LEN_SHIFT
     }
 
-    /// Hands the words of the rest to `put`, in order.
+    /// Calls `put` with the words of the suffix, in order.
     pub(super) fn for_each_suffix_word(&self, mut put: impl FnMut(u64)) {
         if self.len > HEAD {
             put(first_suffix_bytes(self.suffix) << 16 | self.suffix.len() as u64);
@@ -143,7 +144,7 @@ impl<'k> SearchKey<'k> {
         }
     }
 
-    /// How the key of `word`, whose head is the same, compares with this one.
+    /// Compares the key of `word`, which must have the same head, with this one.
     #[inline]
     pub(super) fn compare_suffix(&self, word: u64, rests: impl Fn(usize) -> u64) -> Ordering {
         let len = word >> LEN_SHIFT & LEN_MASK;
@@ -168,29 +169,29 @@ impl<'k> SearchKey<'k> {
     }
 }
 
-/// Where the rest of the key of `word` stands.
+/// Returns the position of the suffix of `word`.
 #[inline]
 pub(super) fn suffix_pos(word: u64) -> usize {
     usize::try_from(word >> PLACE_SHIFT).unwrap_or(0)
 }
 
-/// The same word with its rest at `place`.
+/// Returns the same word with the suffix position `place`.
 pub(super) fn with_suffix_pos(word: u64, place: usize) -> u64 {
     word & ((1 << PLACE_SHIFT) - 1) | (place as u64) << PLACE_SHIFT
 }
 
-/// Whether the key of `word` has a rest.
+/// Returns true if the key of `word` has a suffix.
 #[inline]
 pub(super) fn has_suffix(word: u64) -> bool {
     word >> LEN_SHIFT & LEN_MASK == LONG_KEY
 }
 
-/// Bytes of a rest by its first word.
+/// Returns the length in bytes of a suffix with the first word `first`.
 fn suffix_len(first: u64) -> usize {
     usize::try_from(first & 0xffff).unwrap_or(0)
 }
 
-/// Words that the rest takes whose first word is `first`.
+/// Returns the number of words of a suffix with the first word `first`.
 pub(super) fn suffix_words_of(first: u64) -> usize {
     suffix_words(HEAD + suffix_len(first))
 }

@@ -1,6 +1,8 @@
-//! # Keys spelt out, in order, with something each: what nodes are made of
+//! # Key list: complete keys in order, each with an item
+//!
+//! Holds the content of a node while it is built.
 
-/// The list. Keys stand one after the other in one buffer.
+/// List of keys with items. The keys are stored one after the other in one buffer.
 #[derive(Debug)]
 pub(super) struct KeyList<T> {
     bytes: Vec<u8>,
@@ -18,7 +20,7 @@ impl<T: Copy> KeyList<T> {
         self.items.len()
     }
 
-    /// Bytes of the keys together.
+    /// Returns the total number of bytes of all keys.
     pub(super) fn bytes(&self) -> usize {
         self.bytes.len()
     }
@@ -32,7 +34,7 @@ impl<T: Copy> KeyList<T> {
         self.items.clear();
     }
 
-    /// Adds the key that `spell` appends.
+    /// Adds the key that `spell` appends to the buffer.
     pub(super) fn push_with(&mut self, item: T, spell: impl FnOnce(&mut Vec<u8>)) {
         spell(&mut self.bytes);
         self.items.push((self.bytes.len(), item));
@@ -42,7 +44,7 @@ impl<T: Copy> KeyList<T> {
         self.push_with(item, |bytes| bytes.extend_from_slice(key));
     }
 
-    /// Adds all of `other`.
+    /// Appends all keys of `other`.
     pub(super) fn append(&mut self, other: &KeyList<T>) {
         other.iter().for_each(|(key, item)| self.push(key, item));
     }

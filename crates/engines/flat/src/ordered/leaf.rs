@@ -1,27 +1,28 @@
-//! # Leaf: up to sixty keys and where their entries stand
+//! # Leaf: up to sixty keys and the addresses of their entries
 //!
 //! ## Picture
 //!
 //! ```text
-//!  | state, prefix, rests | slot 0 | slot 1 | ... sorted ... | fresh, as they came |      16 lines of the cache
-//!                           head 8, word 8: [place of the rest | length | address 40]
+//!  | counts, prefix, suffixes | slot 0 | slot 1 | ... sorted ... | unsorted |      16 cache lines
+//!                               head 8, word 8: [position of the suffix | length | address 40]
 //! ```
 //!
 //! ## Invariants
 //!
-//! 1. A slot's head, and all of its word but the address, never change once `state` counts it. The
-//!    address is stored in one piece; `NONE` is a key that was removed, and may come back.
-//! 2. `state` says how many slots there are and how many of them are sorted; it only grows. New
-//!    keys are put behind; one that follows all others in order extends the sorted part. So readers
-//!    need no lock, no version and no second look.
-//! 3. A leaf's range of keys never changes; they all begin with its prefix, which is what the ends
-//!    of the range have in common. A leaf that is full is replaced by others.
-//! 4. Keys are added and removed under the leaf's latch. The address of a key that stays is
-//!    exchanged by the owner of the key without it. A leaf is *closed* under its latch before it is
-//!    copied into the ones that replace it, and stays latched until they have. A writer that
-//!    exchanged an address looks whether the leaf is closed; if it is, the copy may lack the
-//!    address, and the writer exchanges it there. The exchange, the look, the closing and the loads
-//!    of the copy are in one order that all threads see.
+//! 1. The head of a slot and its word, except for the address, never change once `slot_counts`
+//!    counts the slot. The address is stored atomically. The address `NONE` marks a removed key,
+//!    which may be restored.
+//! 2. `slot_counts` has the number of slots and the number of sorted slots. Both only grow. New
+//!    keys are appended; a key above all others in a sorted leaf extends the sorted part. Readers
+//!    therefore need no lock, no version and no second check.
+//! 3. The key range of a leaf never changes. All its keys begin with its prefix, which is the
+//!    common prefix of both ends of the range. A full leaf is replaced by others.
+//! 4. Keys are added and removed under the latch of the leaf. The owner of a key exchanges its
+//!    address without the latch, if the key stays. A leaf is *closed* under its latch before it is
+//!    copied, and stays latched until the copies have replaced it. A writer reads the flag after
+//!    its exchange. If the leaf is closed, the copy may lack the address, and the writer repeats
+//!    the exchange there. The exchange, the read of the flag, the close and the loads of the copy
+//!    are in one total order.
 
 use std::cmp::Ordering as Order;
 
@@ -37,19 +38,19 @@ use super::key_encoding::{
 use super::key_list::KeyList;
 use super::leaf_alloc::LeafBox;
 
-/// Slots of a leaf: with what is before them it takes 1024 bytes.
+/// Number of slots of a leaf. With the fields before them they take 1024 bytes.
 pub(super) const SLOTS: usize = 60;
 const COUNT_MASK: u16 = 0xff;
 const SORTED_SHIFT: u32 = 8;
-// The marks of a leaf.
-/// How many keys were removed.
+// Bits of `flags`:
+/// Number of removed keys.
 const REMOVED_MASK: u8 = 0x3f;
 const CLOSED: u8 = 0x40;
-/// The mark of a leaf in a chunk: see `place`.
+/// Flag of a leaf in a chunk of `leaf_alloc`.
 const IN_CHUNK: u8 = 0x80;
 
 const _: () = assert!(SLOTS <= REMOVED_MASK as usize);
-/// Lines of the cache that hold the head of a leaf and its first slots.
+/// Number of cache lines that hold the head of a leaf and its first slots.
 const PREFETCH_LINES: usize = 12;
 
 #[derive(Debug, Default)]
@@ -58,14 +59,14 @@ struct LeafSlot {
     word: AtomicU64,
 }
 
-/// How full leaves may be, and how many keys may wait unsorted.
+/// Maximum number of slots, and of unsorted slots among them.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LeafLimits {
     pub(super) slots: usize,
     pub(super) max_unsorted: usize,
 }
 
-/// See the module.
+/// Leaf of the tree.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub(super) struct Leaf {
@@ -73,7 +74,7 @@ pub(super) struct Leaf {
     /// Written under the latch.
     flags: AtomicU8,
     latch: Mutex<()>,
-    /// Words of rests in use. Written under the latch.
+    /// Words of suffixes in use. Written under the latch.
     suffix_words_used: AtomicU32,
     prefix: NodePrefix,
     suffixes: Box<[AtomicU64]>,
@@ -83,8 +84,8 @@ pub(super) struct Leaf {
 #[cfg(not(shuttle))]
 const _: () = assert!(size_of::<Leaf>() == 1024 || size_of::<usize>() != 8);
 
-/// All slots as they stand.
-#[allow(clippy::cast_possible_truncation)] // there are few
+/// All slots in the order of their positions.
+#[allow(clippy::cast_possible_truncation)] // there are few slots
 const IDENTITY_ORDER: [u8; SLOTS] = {
     let (mut slots, mut at) = ([0; SLOTS], 0);
     while at < SLOTS {
@@ -94,7 +95,7 @@ const IDENTITY_ORDER: [u8; SLOTS] = {
     slots
 };
 
-/// The slots of a leaf in the order of their keys.
+/// Slots of a leaf in the order of their keys.
 pub(super) struct SortedSlots {
     slots: [u8; SLOTS],
     count: usize,
@@ -106,14 +107,15 @@ impl SortedSlots {
     }
 }
 
-/// Words for the rests of keys to come: as many as the present ones take a key, and then some.
+/// Returns the number of spare words for suffixes of new keys: the mean of the present keys,
+/// rounded up, plus one, for each of `fresh` keys.
 fn suffix_headroom(used: usize, keys: usize, fresh: usize) -> usize {
     if used == 0 { 0 } else { (used.div_ceil(keys.max(1)) + 1) * fresh }
 }
 
 impl Leaf {
-    /// A leaf of the keys `from..to` of `list`, which begin with `prefix`; in a chunk if the index
-    /// is `large`.
+    /// Returns a leaf with the keys `from..to` of `list`, which begin with `prefix`. The leaf is in
+    /// a chunk if the index is `large`.
     pub(super) fn from_list(
         list: &KeyList<Address>,
         (from, to): (usize, usize),
@@ -144,34 +146,34 @@ impl Leaf {
         }
     }
 
-    /// Whether it lies in a chunk.
+    /// Returns true if the leaf is in a chunk.
     pub(super) fn is_in_chunk(&self) -> bool {
         self.flags.load(Ordering::Relaxed) & IN_CHUNK != 0
     }
 
-    /// Takes the latch. `None` if the leaf was replaced: the tree has another one.
+    /// Takes the latch. Returns `None` if the leaf was replaced: the tree then has another one.
     pub(super) fn latch(&self) -> Option<MutexGuard<'_, ()>> {
         let latch = self.latch.lock();
         (self.flags.load(Ordering::Relaxed) & CLOSED == 0).then_some(latch)
     }
 
-    /// Takes the latch if no other thread has it. The leaf is in the tree, and the caller holds the
-    /// lock of the tree.
+    /// Takes the latch if no other thread holds it. The leaf must be in the tree, and the caller
+    /// holds the lock of the tree.
     pub(super) fn try_latch(&self) -> Option<MutexGuard<'_, ()>> {
         let latch = self.latch.try_lock()?;
         debug_assert!(self.flags.load(Ordering::Relaxed) & CLOSED == 0, "a closed leaf is latched");
         Some(latch)
     }
 
-    /// Announces that the leaf is about to be copied (I4). The caller holds the latch until the
-    /// copies have replaced it.
+    /// Marks the leaf as about to be copied (I4). The caller holds the latch until the copies have
+    /// replaced the leaf.
     pub(super) fn close(&self) {
         self.flags.store(self.flags.load(Ordering::Relaxed) | CLOSED, Ordering::SeqCst);
         fence(Ordering::SeqCst); // before the addresses are read
     }
 
-    /// Whether an exchange that was made before this call is in the copies of the leaf, if there
-    /// are any. If not, this waits until they have replaced the leaf.
+    /// Returns true if an exchange that was made before this call will be in all copies of the
+    /// leaf. Otherwise waits until the copies have replaced the leaf and returns false.
     pub(super) fn confirm_change(&self) -> bool {
         let is_open = self.flags.load(Ordering::SeqCst) & CLOSED == 0;
         if !is_open {
@@ -180,7 +182,7 @@ impl Leaf {
         is_open
     }
 
-    /// How many of its keys were removed.
+    /// Returns the number of removed keys.
     fn removed_count(&self) -> u8 {
         self.flags.load(Ordering::Relaxed) & REMOVED_MASK
     }
@@ -195,7 +197,7 @@ impl Leaf {
         self.slot_counts.store(byte(sorted) << SORTED_SHIFT | byte(count), Ordering::Release);
     }
 
-    /// The same range with the removed keys gone and `text` added, all of them sorted.
+    /// Returns a sorted leaf of the same range, without the removed keys and with `text` added.
     pub(super) fn rebuilt_with(
         &self,
         text: &SearchKey<'_>,
@@ -232,7 +234,7 @@ impl Leaf {
     }
 
     fn suffix_word(&self, at: usize) -> u64 {
-        // Within bounds by I1; a place is made with its words.
+        // Within bounds by I1: a position is stored together with its words.
         self.suffixes.get(at).map_or(0, |word| word.load(Ordering::Relaxed))
     }
 
@@ -242,7 +244,7 @@ impl Leaf {
         place as usize
     }
 
-    /// Fills a slot that `state` does not count yet.
+    /// Fills a slot that `slot_counts` does not count yet.
     fn write_slot(&self, slot: usize, text: SearchKey<'_>, address: Address) {
         let place = self.allocate_suffix(suffix_words(text.len));
         let mut at = place;
@@ -254,9 +256,10 @@ impl Leaf {
         self.slots[slot].word.store(text.word(place) | address.bits(), Ordering::Relaxed);
     }
 
-    /// As [`Leaf::write_slot`], from a slot of a leaf with the same prefix.
+    /// Like [`Leaf::write_slot`], but copies a slot of a leaf with the same prefix.
     fn copy_slot(&self, slot: usize, from: &Leaf, other: usize) {
-        // A reader of the copy sees the record at an address that another thread has exchanged in.
+        // Acquire: a reader of the copy sees the record at an address that another thread exchanged
+        // in.
         let mut word = from.slots[other].word.load(Ordering::Acquire);
         if has_suffix(word) {
             let at = suffix_pos(word);
@@ -271,46 +274,46 @@ impl Leaf {
         self.slots[slot].word.store(word, Ordering::Relaxed);
     }
 
-    /// Sorted slots, and all slots.
+    /// Returns the number of sorted slots and the number of all slots.
     #[inline]
     fn counts(&self) -> (usize, usize) {
         let slot_counts = self.slot_counts.load(Ordering::Acquire);
         (usize::from(slot_counts >> SORTED_SHIFT), usize::from(slot_counts & COUNT_MASK))
     }
 
-    /// Asks for its lines to be loaded.
+    /// Prefetches the first lines of a leaf.
     #[inline]
     pub(super) fn prefetch(leaf: *const Leaf) {
         prefetch(leaf.cast(), PREFETCH_LINES);
     }
 
-    /// `key`, which is in its range, behind the prefix.
+    /// Returns the part of `key` behind the prefix. The key must be in the range of the leaf.
     #[inline]
     pub(super) fn search_key<'k>(&self, key: &'k [u8]) -> SearchKey<'k> {
         SearchKey::new(key, self.prefix.len())
     }
 
-    /// Keys it holds; about as many, without its latch.
+    /// Returns the number of live keys. Without the latch the result is approximate.
     pub(super) fn live_keys(&self) -> usize {
         self.counts().1.saturating_sub(usize::from(self.removed_count()))
     }
 
-    /// Whether some of its keys were removed.
+    /// Returns true if keys were removed from the leaf.
     pub(super) fn has_removed(&self) -> bool {
         self.removed_count() > 0
     }
 
-    /// Bytes it takes.
+    /// Returns the bytes of the leaf in memory.
     pub(super) fn bytes(&self) -> u64 {
         (size_of::<Leaf>() + self.prefix.bytes() + 8 * self.suffixes.len()) as u64
     }
 
-    /// Words of rests it holds.
+    /// Returns the number of suffix words in use.
     pub(super) fn suffix_words(&self) -> usize {
         self.suffix_words_used.load(Ordering::Relaxed) as usize
     }
 
-    /// True if every key came behind all others.
+    /// Returns true if all keys are in the sorted part, as if each had been appended in order.
     pub(super) fn is_ascending(&self) -> bool {
         let (sorted, count) = self.counts();
         sorted == count
@@ -320,7 +323,7 @@ impl Leaf {
         self.slots[slot].head.load(Ordering::Relaxed)
     }
 
-    /// How the key in `slot` compares with `text`.
+    /// Compares the key in `slot` with `text`.
     fn compare(&self, slot: usize, text: &SearchKey<'_>) -> Order {
         self.head(slot).cmp(&text.head).then_with(|| self.compare_suffix(slot, text))
     }
@@ -329,7 +332,7 @@ impl Leaf {
         text.compare_suffix(self.slots[slot].word.load(Ordering::Relaxed), |at| self.suffix_word(at))
     }
 
-    /// The first of the sorted slots whose key is not less than `text`.
+    /// Returns the first of the sorted slots with a key that is not less than `text`.
     #[inline]
     fn lower_bound(&self, sorted: usize, text: &SearchKey<'_>) -> usize {
         let mut low = first_where(0, sorted, |slot| self.head(slot) >= text.head);
@@ -340,7 +343,7 @@ impl Leaf {
         low
     }
 
-    /// The slot of a key, removed or not.
+    /// Returns the slot of a key, removed or not.
     #[inline]
     pub(super) fn find(&self, text: &SearchKey<'_>) -> Option<usize> {
         let (sorted, count) = self.counts();
@@ -350,9 +353,9 @@ impl Leaf {
         Some(slot).filter(|slot| *slot < sorted && is_it(slot)).or_else(|| (sorted..count).find(is_it))
     }
 
-    /// The slot of a key, if it is there; if it is not, perhaps that of another one: where only one
-    /// key has this head, its rest, which stands elsewhere, is not looked at. Entries say whose
-    /// they are.
+    /// Returns the slot of a key if the leaf has it. Otherwise may return the slot of another key:
+    /// if only one key has this head, its suffix is not compared, because that would read another
+    /// cache line. The caller compares the key with the entry in the log.
     #[inline]
     pub(super) fn find_likely(&self, text: &SearchKey<'_>) -> Option<usize> {
         let (sorted, count) = self.counts();
@@ -368,7 +371,7 @@ impl Leaf {
         text.has_len_of(self.slots[found].word.load(Ordering::Relaxed)).then_some(found)
     }
 
-    /// The slot of the entry of a key at `address`.
+    /// Returns the slot of a key if its entry has the address `address`.
     pub(super) fn find_at(&self, text: &SearchKey<'_>, address: Address) -> Option<usize> {
         let (sorted, count) = self.counts();
         let first = first_where(0, sorted, |slot| self.head(slot) >= text.head);
@@ -377,20 +380,20 @@ impl Leaf {
         run.chain(fresh).find(|slot| self.address(*slot) == address)
     }
 
-    /// Where the entry of `slot` stands.
+    /// Returns the address of the entry of `slot`.
     #[inline]
     pub(super) fn address(&self, slot: usize) -> Address {
         Address::from_bits(self.slots[slot].word.load(Ordering::Acquire))
     }
 
-    /// Exchanges the address of `slot`. The caller owns the key; neither address is none.
+    /// Exchanges the address of `slot`. The caller owns the key. Neither address is `NONE`.
     pub(super) fn exchange(&self, slot: usize, address: Address) {
         let word = &self.slots[slot].word;
         word.swap(word.load(Ordering::Relaxed) & !NODE_BITS_MASK | address.bits(), Ordering::SeqCst);
     }
 
-    /// Points `slot` to `address`, of which one may be none. The caller owns the key and holds the
-    /// latch.
+    /// Stores `address` in `slot`; the old or the new address may be `NONE`. The caller owns the
+    /// key and holds the latch.
     pub(super) fn set(&self, slot: usize, address: Address) {
         let word = &self.slots[slot].word;
         let before = word.load(Ordering::Relaxed);
@@ -399,7 +402,7 @@ impl Leaf {
         word.store(before & !NODE_BITS_MASK | address.bits(), Ordering::Release);
     }
 
-    /// Whether a key of `len` bytes behind the prefix could be added as the leaf is.
+    /// Returns true if a key with `len` bytes behind the prefix fits into this leaf.
     fn has_room(&self, len: usize, limits: LeafLimits) -> bool {
         let (sorted, count) = self.counts();
         count < limits.slots
@@ -407,7 +410,8 @@ impl Leaf {
             && self.suffix_words() + suffix_words(len) <= self.suffixes.len()
     }
 
-    /// Adds a key that is not there. False if it needs a new leaf. The caller holds the latch.
+    /// Adds a key that the leaf does not have. Returns false if a new leaf is needed. The caller
+    /// holds the latch.
     pub(super) fn add(&self, text: &SearchKey<'_>, address: Address, limits: LeafLimits) -> bool {
         if !self.has_room(text.len, limits) {
             return false;
@@ -419,7 +423,7 @@ impl Leaf {
         true
     }
 
-    /// All its slots in the order of their keys.
+    /// Returns all slots in the order of their keys.
     pub(super) fn sorted(&self) -> SortedSlots {
         let (sorted, count) = self.counts();
         let mut all = SortedSlots { slots: IDENTITY_ORDER, count: sorted };
@@ -456,7 +460,7 @@ impl Leaf {
         );
     }
 
-    /// Asks for what [`Leaf::append_key_to`] reads elsewhere to be loaded.
+    /// Prefetches the suffix that [`Leaf::append_key_to`] reads.
     pub(super) fn prefetch_suffix(&self, slot: usize) {
         let word = self.slots[slot].word.load(Ordering::Relaxed);
         if has_suffix(word) {
@@ -470,7 +474,7 @@ impl Leaf {
         self.append_unprefixed_key_to(slot, out);
     }
 
-    /// Adds the keys it holds from `from` on to `list`, in order.
+    /// Appends the live keys from `from` on to `list`, in order.
     pub(super) fn list_from(&self, from: &[u8], list: &mut KeyList<Address>) {
         let sorted = self.sorted();
         let first = self.count_below(&sorted, from, false);
@@ -482,8 +486,8 @@ impl Leaf {
         }
     }
 
-    /// All the keys it holds, with one more key, which it does not hold; where that stands in the
-    /// list.
+    /// Appends all live keys and `key`, which the leaf does not have, to `list`. Returns the
+    /// position of `key` in the list.
     pub(super) fn list_with(&self, key: &[u8], address: Address, list: &mut KeyList<Address>) -> usize {
         let text = self.search_key(key);
         let mut place = None;
@@ -503,9 +507,10 @@ impl Leaf {
         })
     }
 
-    /// How many of `sorted` have keys less than `key`, or at most `key` if `or_equal`.
+    /// Returns the number of keys in `sorted` that are less than `key`, or at most `key` if
+    /// `or_equal`.
     pub(super) fn count_below(&self, sorted: &SortedSlots, key: &[u8], or_equal: bool) -> usize {
-        // Not every limit of a walk lies in the leaf's range.
+        // The limit of a walk may be outside of the range of the leaf.
         match self.prefix.compare(key) {
             Order::Less => return 0,
             Order::Greater => return sorted.count,
@@ -525,7 +530,7 @@ impl Leaf {
     }
 }
 
-/// The first of `from..to` that is `wanted`, where all behind one are.
+/// Returns the first of `from..to` for which `wanted` holds; it must hold for all that follow.
 #[inline]
 fn first_where(from: usize, to: usize, wanted: impl Fn(usize) -> bool) -> usize {
     let (mut from, mut len) = (from, to - from);

@@ -1,22 +1,25 @@
-//! # Where leaves lie: on huge pages once there are many
+//! # Leaf allocator: leaves on huge pages
 //!
-//! A leaf of a large index is a miss of the caches and, on pages of 4 KiB, one of the TLB: 250 ns
-//! in place of 175 on the machines this was built on. Leaves of a small index come from the
-//! allocator; those of a large one are cut from chunks, each a [`HugePage`].
+//! Allocates the memory of leaves. In a large index an access to a leaf misses the caches and, with
+//! pages of 4 KiB, also the TLB. Leaves of a small index come from the allocator. Leaves of a large
+//! index are blocks of chunks; each chunk is a [`HugePage`].
 //!
 //! ## Picture of a chunk
 //!
 //! ```text
-//!  | Head: pieces in use, first free piece | piece 1 | piece 2 | ...        a free piece begins with the next one's number
+//!  | ChunkHeader: used, first free block | block 1 | block 2 | ...   a free block begins with the
+//!                                                                    number of the next free block
 //! ```
 //!
 //! ## Invariants
 //!
-//! 1. A chunk is aligned and sized to 2 MiB, so the address of a piece says which chunk it is of.
-//!    It is freed when no piece of it is in use, unless it is the only one with a free piece.
-//! 2. A piece has one owner, a [`LeafBox`], or is on its chunk's list. Heads and free pieces are
-//!    touched under the lock only. A chunk is in `open` if and only if its list is not empty.
-//! 3. A leaf knows whether it lies in a chunk, and that never changes.
+//! 1. A chunk has 2 MiB and is aligned to 2 MiB, so the address of a block determines its chunk. A
+//!    chunk is freed when none of its blocks is in use, unless it is the only one with a free
+//!    block.
+//! 2. A block is owned by a [`LeafBox`], or is in the free list of its chunk. Headers and free
+//!    blocks are accessed only under the lock. A chunk is in `CHUNKS_WITH_FREE` if and only if its
+//!    free list is not empty.
+//! 3. A leaf knows whether it is in a chunk, and that never changes.
 
 use std::ops::Deref;
 use std::ptr::NonNull;
@@ -27,19 +30,19 @@ use sheaf_base::sync::Mutex;
 use super::leaf::Leaf;
 
 const LEAF_BYTES: usize = size_of::<Leaf>();
-/// Pieces of a chunk, the head's among them.
+/// Number of blocks in a chunk, including the block of the header.
 #[expect(clippy::cast_possible_truncation, reason = "some thousand")]
 const LEAVES_PER_CHUNK: u32 = (HUGE_PAGE / LEAF_BYTES) as u32;
-/// The end of a list.
+/// Number that ends a free list.
 const END_OF_LIST: u32 = 0;
 
 const _: () =
     assert!(LEAF_BYTES >= size_of::<ChunkHeader>() && LEAF_BYTES.is_multiple_of(align_of::<Leaf>()));
 
-/// What a chunk begins with.
+/// Header at the start of a chunk.
 struct ChunkHeader {
     used: u32,
-    /// The first free piece.
+    /// Number of the first free block.
     free: u32,
 }
 
@@ -47,33 +50,35 @@ struct ChunkHeader {
 struct LeafChunk(NonNull<u8>);
 
 // SAFETY:
-// * Memory of the process, touched under the lock of `CHUNKS_WITH_FREE` only (I2).
+// * The chunk is memory of the process and is accessed only under the lock of `CHUNKS_WITH_FREE`
+//   (I2).
 unsafe impl Send for LeafChunk {}
 
-/// The chunks with a free piece.
+/// Chunks with a free block.
 static CHUNKS_WITH_FREE: Mutex<Vec<LeafChunk>> = Mutex::new(Vec::new());
 
 impl LeafChunk {
-    /// A chunk, all of it free.
+    /// Returns a chunk of free blocks.
     fn new() -> LeafChunk {
         let chunk = LeafChunk(HugePage::new().into_start());
         // SAFETY:
-        // * The chunk is ours, aligned and larger than a head.
+        // * This thread owns the chunk, which is aligned and larger than a header.
         unsafe { chunk.head().write(ChunkHeader { used: 0, free: 1 }) };
         for index in 1..LEAVES_PER_CHUNK {
             let next = if index + 1 < LEAVES_PER_CHUNK { index + 1 } else { END_OF_LIST };
             // SAFETY:
-            // * A piece of the chunk, which nobody has; large and aligned enough for a number.
+            // * The block belongs to the chunk and has no owner yet. It is large and aligned enough
+            //   for a number.
             unsafe { chunk.block_ptr(index).cast::<u32>().write(next) };
         }
         chunk
     }
 
-    /// The chunk of a piece.
+    /// Returns the chunk of a block.
     fn containing(piece: NonNull<u8>) -> LeafChunk {
         let offset = piece.addr().get() & (HUGE_PAGE - 1);
         // SAFETY:
-        // * The piece lies this far into its chunk (I1).
+        // * `offset` is the distance of the block from the start of its chunk (I1).
         LeafChunk(unsafe { piece.byte_sub(offset) })
     }
 
@@ -84,12 +89,12 @@ impl LeafChunk {
     fn block_ptr(self, index: u32) -> NonNull<u8> {
         debug_assert!(index < LEAVES_PER_CHUNK);
         // SAFETY:
-        // * `index < LEAVES_PER_CHUNK`: inside of the chunk.
+        // * `index < LEAVES_PER_CHUNK`, so the pointer is inside of the chunk.
         unsafe { self.0.byte_add(index as usize * LEAF_BYTES) }
     }
 }
 
-/// A free piece.
+/// Takes a free block, from a new chunk if there is none.
 fn allocate() -> NonNull<u8> {
     let mut open = CHUNKS_WITH_FREE.lock();
     let chunk = open.last().copied().unwrap_or_else(|| {
@@ -98,11 +103,12 @@ fn allocate() -> NonNull<u8> {
         chunk
     });
     // SAFETY:
-    // * The head of a chunk that is there, under the lock (I2).
+    // * The header of a live chunk, accessed under the lock (I2).
     let head = unsafe { chunk.head().as_mut() };
     let piece = chunk.block_ptr(head.free);
     // SAFETY:
-    // * A chunk in `open` has a free piece, which begins with the next one's number (I2).
+    // * A chunk in `CHUNKS_WITH_FREE` has a free block, which begins with the number of the next
+    //   one (I2).
     head.free = unsafe { piece.cast::<u32>().read() };
     head.used += 1;
     if head.free == END_OF_LIST {
@@ -111,15 +117,15 @@ fn allocate() -> NonNull<u8> {
     piece
 }
 
-/// Takes `piece` back.
+/// Returns `piece` to its chunk.
 fn free(piece: NonNull<u8>) {
     let chunk = LeafChunk::containing(piece);
     let mut open = CHUNKS_WITH_FREE.lock();
     // SAFETY:
-    // * As in `take`: the chunk is there, since a piece of it was in use.
+    // * As in `allocate`; the chunk is live, because this block of it was in use.
     let head = unsafe { chunk.head().as_mut() };
     // SAFETY:
-    // * The piece is nobody's any more, large and aligned enough for a number.
+    // * The block has no owner any more, and is large and aligned enough for a number.
     unsafe { piece.cast::<u32>().write(head.free) };
     if head.free == END_OF_LIST {
         open.push(chunk);
@@ -129,41 +135,44 @@ fn free(piece: NonNull<u8>) {
     if head.used == 0 && open.len() > 1 {
         open.retain(|other| *other != chunk);
         // SAFETY:
-        // * From `new`; no piece is in use, and nobody finds it any more.
+        // * The chunk comes from `LeafChunk::new`. No block is in use, and it was removed from the
+        //   list.
         drop(unsafe { HugePage::from_start(chunk.0) });
     }
 }
 
-/// Owns a leaf, as a box would.
+/// Owner of a leaf, like a `Box`.
 pub(super) struct LeafBox(NonNull<Leaf>);
 
 impl LeafBox {
-    /// Puts `leaf` into a chunk if it says so, else where the allocator has room.
+    /// Moves `leaf` into a chunk if its flag says so, otherwise into memory of the allocator.
     pub(super) fn new(leaf: Leaf) -> LeafBox {
         if !leaf.is_in_chunk() {
             return LeafBox(NonNull::from(Box::leak(Box::new(leaf))));
         }
         let place = allocate().cast::<Leaf>();
         // SAFETY:
-        // * The piece is ours, of a leaf's size, and aligned: chunk and size of a piece are
-        //   multiples of it.
+        // * This thread owns the block, which has the size of a leaf. It is aligned, because the
+        //   chunk and the size of a block are multiples of the alignment.
         unsafe { place.write(leaf) };
         LeafBox(place)
     }
 
-    /// Gives it up: [`LeafBox::from_raw`] takes it back.
+    /// Gives up ownership. [`LeafBox::from_raw`] takes it back.
     pub(super) fn into_raw(self) -> *mut Leaf {
         let raw = self.0.as_ptr();
         std::mem::forget(self);
         raw
     }
 
+    /// Takes back the ownership of a leaf.
+    ///
     /// # Safety
     ///
-    /// * `raw` came from [`LeafBox::into_raw`] and is taken back once.
+    /// * `raw` came from [`LeafBox::into_raw`] and is taken back only once.
     pub(super) unsafe fn from_raw(raw: *mut Leaf) -> LeafBox {
         // SAFETY:
-        // * What `into_raw` gave is not null.
+        // * The pointer came from `into_raw`, so it is not null.
         LeafBox(unsafe { NonNull::new_unchecked(raw) })
     }
 }
@@ -173,7 +182,7 @@ impl Deref for LeafBox {
 
     fn deref(&self) -> &Leaf {
         // SAFETY:
-        // * A leaf that lives, and is ours.
+        // * The leaf is live and owned by this box.
         unsafe { self.0.as_ref() }
     }
 }
@@ -182,12 +191,12 @@ impl Drop for LeafBox {
     fn drop(&mut self) {
         if !self.is_in_chunk() {
             // SAFETY:
-            // * It came from a box, and is ours (I3).
+            // * The leaf came from a `Box` and is owned by this value (I3).
             drop(unsafe { Box::from_raw(self.0.as_ptr()) });
             return;
         }
         // SAFETY:
-        // * It lives, and nobody uses it after this.
+        // * The leaf is live, and is not used after this.
         unsafe { self.0.drop_in_place() };
         free(self.0.cast());
     }
@@ -222,6 +231,6 @@ mod tests {
         let again: std::collections::BTreeSet<_> = leaves.iter().map(chunk_of).collect();
         assert!(again.len() <= chunks.len() + 1, "{} of {}", again.len(), chunks.len());
         drop(leaves);
-        assert!(CHUNKS_WITH_FREE.lock().len() <= 1 + 1, "but for one of a test beside");
+        assert!(CHUNKS_WITH_FREE.lock().len() <= 1 + 1, "except one of a parallel test");
     }
 }

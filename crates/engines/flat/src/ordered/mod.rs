@@ -1,46 +1,30 @@
-//! # The ordered index: a B+-tree over whole keys, latches of leaves, readers that never wait
+//! # Ordered index: a B+-tree over whole keys
 //!
-//! In the place of FlatStore-M's Masstree (§4.2). Keys are kept whole, without what their
-//! neighbours have in common, so that nothing has to be read from the log to find a place: changes
-//! cannot fail, and damage in the log stays where it is.
+//! Maps keys to log addresses in the order of keys. It replaces the Masstree of FlatStore-M (§4.2).
+//! Nodes store whole keys, without the prefix that adjacent keys share. No operation on the tree
+//! reads the log. Changes therefore cannot fail, and damage in the log does not spread to the
+//! index.
 //!
 //! ## Picture
 //!
 //! ```text
-//!             | separators, children |                    Inner: replaced when a child is split or joined
-//!            /            |           \
-//!   | separators, children |   ...                        children are replaced in place by ones of the same range
-//!    /        |         \
-//!  | sorted keys ... | fresh keys |                       Leaf: sixty slots; new keys are put behind the sorted ones
+//!              | separators, children |         InnerNode: replaced when a child splits or joins
+//!             /            |           \
+//!    | separators, children |   ...             a child of the same range is replaced in place
+//!     /        |         \
+//!   | sorted keys ... | new keys |              Leaf: 60 slots; new keys follow the sorted ones
 //! ```
 //!
 //! ## Invariants
 //!
-//! 1. What a reader can see in a node never changes, but for a slot's address and an inner node's
-//!    child, each stored in one piece (leaf I1, I2; inner I1). A leaf whose eight places for fresh
-//!    keys are taken is replaced by one that is sorted; that is what a lock or a version that
-//!    readers check would cost elsewhere.
-//! 2. Leaves tile the keys; the range of a leaf never changes.
+//! 1. The visible part of a node never changes, except for the address of a slot and the child of
+//!    an inner node. Each of these is stored atomically (leaf I1, I2; inner I1). A leaf with eight
+//!    unsorted keys is replaced by a sorted one. In exchange readers need no lock and no version
+//!    check.
+//! 2. Leaves cover all keys. The range of a leaf never changes.
 //! 3. Nodes that are replaced are unlinked first and retired through the epoch.
-//! 4. A reader in a node that was replaced sees a state of after it began: of each key in it, as it
-//!    was when its leaf was replaced.
-//!
-//! ## Threads
-//!
-//! The caller of a change owns the key; other keys are changed at the same time. A key is added or
-//! removed under the latch of its leaf; the address of a key that stays is exchanged without one
-//! (leaf I4). The thread that replaces a leaf builds the new ones under its latch and takes
-//! `writer` to put them into the tree. One that joins two leaves holds `writer` and only tries
-//! their latches. Inner nodes change under `writer`. Readers bring a guard. Until an exchange is
-//! completed, they may see it, then the address before it, and it again.
-//!
-//! ## Costs
-//!
-//! A look-up is the inner nodes, which the caches hold, one leaf (its first twelve lines asked for
-//! at once; on a huge page if there are many, see `place`) and the entry. A new key is two stores
-//! and, every eighth time, a leaf of 1 KiB; leaves split at 58 keys and join at 15. Memory: 16
-//! bytes a slot, two thirds of them taken after random inserts, and what is left of the key behind
-//! prefix and head: 34 bytes for keys of 27 that differ in 16.
+//! 4. A reader in a replaced node sees each key as it was when its leaf was replaced. That moment
+//!    is after the start of the read.
 
 mod bulk_build;
 pub(crate) mod image;
@@ -77,16 +61,16 @@ use leaf_alloc::LeafBox;
 use tree_builder::{BuiltLeaves, TreeBuilder};
 use walk::KeyWalk;
 
-/// A leaf with more words of rests than this is split, if it holds two keys.
+/// Words of suffixes above which a leaf is split, if it has two keys.
 const MAX_SUFFIX_WORDS: usize = 8 << 10;
 
-/// An index of more bytes has its new leaves on huge pages.
+/// Bytes of an index above which new leaves are on huge pages.
 const HUGE_PAGE_THRESHOLD: u64 = 4 << 20;
 
-/// How often a join is tried while other threads have the latches of the leaves.
+/// Number of attempts to join two leaves while other threads hold their latches.
 const JOIN_TRIES: usize = 4;
 
-/// Sizes of nodes.
+/// Size limits of nodes.
 #[derive(Clone, Copy, Debug)]
 struct NodeSizes {
     leaf: LeafLimits,
@@ -102,31 +86,53 @@ impl NodeSizes {
         }
     }
 
-    /// Keys of a leaf that is made whole: some are going to follow.
+    /// Returns the number of keys in a leaf that is built in bulk. Leaves room for later inserts.
     fn packed_keys(&self) -> usize {
         self.leaf.slots * 7 / 8
     }
 
-    /// Beyond this a leaf is split.
+    /// Returns the number of keys at which a full leaf is split instead of rebuilt.
     fn max_keys(&self) -> usize {
         self.leaf.slots - self.leaf.max_unsorted / 4 - 1
     }
 }
 
-/// See the module.
+/// Ordered index of one keyspace.
+///
+/// ## Threads
+///
+/// The caller of a change owns the key. Other threads change other keys at the same time.
+///
+/// - A key is added or removed under the latch of its leaf. The address of a key that stays is
+///   exchanged without the latch (leaf I4).
+/// - A thread that replaces a leaf builds the new leaves under its latch. Then it takes `writer`
+///   and links them.
+/// - A thread that joins two leaves holds `writer` and only tries to take their latches, because
+///   the usual order is latch, then `writer`.
+/// - Inner nodes change under `writer`.
+/// - Readers hold an epoch guard. Until an exchange is complete, a reader may see the new address,
+///   then the old one, then the new one again.
+///
+/// ## Costs
+///
+/// A lookup reads the inner nodes, which are in the caches, one leaf and the entry. The first
+/// twelve cache lines of the leaf are prefetched together; the leaves of a large index are on huge
+/// pages (`leaf_alloc`). A new key costs two stores and, every eighth time, a new leaf of 1 KiB.
+/// Leaves split at 58 keys and join at 15. Memory: 16 bytes per slot, and the suffix of the key
+/// behind prefix and head. Two thirds of the slots are used after random inserts.
 pub(crate) struct OrderedIndex {
     context: Arc<EngineContext>,
     sizes: NodeSizes,
-    /// From `Box::into_raw`; never null before the drop. Level 1 at least.
+    /// From `Box::into_raw`; not null between construction and drop. Its level is at least 1.
     root: AtomicPtr<InnerNode>,
-    /// Held while inner nodes change. Taken behind the latches of leaves.
+    /// Held while inner nodes change. Taken after the latches of leaves.
     writer: Mutex<()>,
     bytes: AtomicU64,
-    /// What [`OrderedIndex::build_part`] made, by part, with what the part begins at.
+    /// Leaves built by [`OrderedIndex::build_part`], by part, with the lower end of the part.
     built_parts: Mutex<BTreeMap<usize, (Vec<u8>, BuiltLeaves)>>,
 }
 
-/// The way from the root to a leaf: nodes, and which child was taken.
+/// Path from the root to a leaf: nodes, each with the index of the child that follows.
 type NodePath<'g> = SmallVec<[(&'g InnerNode, usize); 6]>;
 
 impl OrderedIndex {
@@ -144,14 +150,14 @@ impl OrderedIndex {
         index
     }
 
-    /// Whether its leaves belong on huge pages.
+    /// Returns true if new leaves should be on huge pages.
     fn is_large(&self) -> bool {
         self.bytes() > HUGE_PAGE_THRESHOLD
     }
 
     fn account_memory(&self, grown: u64, shrunk: u64) {
-        // Most leaves are as large as the ones they replace: then nothing is written that all
-        // threads write.
+        // Most leaves have the size of the leaf that they replace. Then no shared counter is
+        // written.
         if grown != shrunk {
             self.bytes.fetch_add(grown.wrapping_sub(shrunk), Ordering::Relaxed);
             self.context.memory.take(MemoryPart::Index, grown.saturating_sub(shrunk));
@@ -161,30 +167,30 @@ impl OrderedIndex {
 
     fn root<'g>(&self, _guard: &'g Guard) -> &'g InnerNode {
         // SAFETY:
-        // * Never null before the drop; retired through the epoch (I3), and the guard was pinned
-        //   before the load.
+        // * Not null between construction and drop.
+        // * The root is retired through the epoch (I3), and the guard was pinned before the load.
         unsafe { &*self.root.load(Ordering::Acquire) }
     }
 
-    /// The leaf that `child` is.
+    /// Returns the leaf to which `child` points.
     #[inline]
     fn leaf(child: Child, _guard: &Guard) -> &Leaf {
         // SAFETY:
-        // * A child of a node of level 1, loaded under the guard: a leaf, retired through the epoch
-        //   (I3).
+        // * A child of a node of level 1 is a leaf. It was loaded under the guard and is retired
+        //   through the epoch (I3).
         unsafe { &*child }
     }
 
-    /// The node that `child` is.
+    /// Returns the inner node to which `child` points.
     #[inline]
     fn inner(child: Child, _guard: &Guard) -> &InnerNode {
         // SAFETY:
-        // * A child of a node above level 1, loaded under the guard: a node, retired through the
-        //   epoch (I3).
+        // * A child of a node above level 1 is an inner node. It was loaded under the guard and is
+        //   retired through the epoch (I3).
         unsafe { &*child.cast::<InnerNode>() }
     }
 
-    /// The leaf of `key`.
+    /// Returns the leaf that covers `key`.
     #[inline]
     fn leaf_of<'g>(&self, key: &[u8], guard: &'g Guard) -> &'g Leaf {
         let mut node = self.root(guard);
@@ -199,8 +205,8 @@ impl OrderedIndex {
         }
     }
 
-    /// The leaf of `key` and the way to it; if `before`, the leaf of what is just before `key`; the
-    /// last leaf without a key.
+    /// Returns the leaf that covers `key`, and the path to it. If `before`, returns the leaf that
+    /// covers the keys just before `key`. Without a key, returns the last leaf.
     fn path<'g>(&self, key: Option<&[u8]>, before: bool, guard: &'g Guard) -> (NodePath<'g>, &'g Leaf) {
         let mut path = NodePath::new();
         let mut node = self.root(guard);
@@ -217,7 +223,7 @@ impl OrderedIndex {
         }
     }
 
-    /// Adds a key, or brings one back that was removed. The caller owns the key.
+    /// Adds a key, or restores one that was removed. The caller owns the key.
     fn put(&self, key: &[u8], address: Address) {
         let guard = &epoch::pin();
         loop {
@@ -233,7 +239,8 @@ impl OrderedIndex {
         }
     }
 
-    /// Replaces `leaf`, that of `key`, by one or two that hold it too. The caller has its latch.
+    /// Replaces `leaf`, which covers `key`, by one or two that also hold `key`. The caller holds
+    /// its latch.
     fn replace_full_leaf(&self, leaf: &Leaf, key: &[u8], address: Address, guard: &Guard) {
         leaf.close();
         let fits = leaf.live_keys() < self.sizes.max_keys() && leaf.suffix_words() <= MAX_SUFFIX_WORDS;
@@ -247,10 +254,10 @@ impl OrderedIndex {
         }
         let mut list = KeyList::default();
         let at = leaf.list_with(key, address, &mut list);
-        // A key behind all others of a leaf that was filled in order: more will follow.
+        // A key behind all others in a leaf that was filled in order: more such keys will follow.
         let middle = if at + 1 == list.len() && leaf.is_ascending() { at } else { list.len() / 2 };
         let separator = shortest_separator(list.key(middle - 1), list.key(middle)).to_vec();
-        // Any path that leads to the leaf gives its range, which never changes.
+        // Any path to the leaf gives its range, which never changes.
         let path = self.path_to(leaf, key, guard);
         let (low, high) = fences(&path, path.len());
         let pair = [
@@ -266,19 +273,19 @@ impl OrderedIndex {
         self.retire_leaf(leaf, guard);
     }
 
-    /// Returns a path to `leaf`, that of `key`. The caller has its latch. Without `writer`, inner
-    /// nodes may be replaced.
+    /// Returns a path to `leaf`, which covers `key`. The caller holds its latch. Unless the caller
+    /// also holds `writer`, inner nodes may be replaced.
     fn path_to<'g>(&self, leaf: &Leaf, key: &[u8], guard: &'g Guard) -> NodePath<'g> {
         loop {
             let (path, found) = self.path(Some(key), false, guard);
             if ptr::eq(found, leaf) {
                 return path;
             }
-            // The path went through a replaced node, to a predecessor of the leaf.
+            // The path led through a replaced node to a predecessor of the leaf.
         }
     }
 
-    /// A leaf of the keys `from..to` of `list` for the range between `fences`.
+    /// Returns a leaf with the keys `from..to` of `list` for the range between the fences.
     fn new_leaf(
         &self,
         list: &KeyList<Address>,
@@ -297,7 +304,7 @@ impl OrderedIndex {
         leaf.into_raw()
     }
 
-    /// Puts `new` in the place of `leaf`, at the end of `path`. The caller has `writer`.
+    /// Replaces `leaf`, at the end of `path`, by `new`. The caller holds `writer`.
     fn swap_leaf(&self, path: &NodePath<'_>, leaf: &Leaf, new: Child, guard: &Guard) {
         if let Some((parent, index)) = path.last() {
             parent.replace(*index, new);
@@ -310,8 +317,8 @@ impl OrderedIndex {
         retire_leaf(leaf, guard);
     }
 
-    /// Under `writer`, gives the last node of `path` `new` children, told apart by `separators`, in
-    /// the place of its children `from..to`. Nodes above are split or joined as need be.
+    /// Replaces the children `from..to` of the last node of `path` by `new`, which `separators`
+    /// separate. Splits or joins the nodes above as necessary. The caller holds `writer`.
     fn splice(
         &self,
         path: &[(&InnerNode, usize)],
@@ -334,8 +341,8 @@ impl OrderedIndex {
         self.retire_inner(node, guard);
     }
 
-    /// Puts a node of `children`, or two, in the place of `node`, which is the child that the last
-    /// of `above` took.
+    /// Replaces `node` by one or two nodes with `children`. `node` is the child that the last
+    /// element of `above` refers to.
     fn replace_node(
         &self,
         node: &InnerNode,
@@ -380,7 +387,7 @@ impl OrderedIndex {
         }
     }
 
-    /// Joins the node that the last of `path` took with one beside it, if they fit into one.
+    /// Joins the node at the end of `path` with an adjacent one, if they fit into one node.
     fn join_inner(&self, path: &[(&InnerNode, usize)], guard: &Guard) {
         let Some((parent, index)) = path.last() else { return };
         let count = |index: usize| OrderedIndex::inner(parent.child(index), guard).count();
@@ -413,9 +420,9 @@ impl OrderedIndex {
         self.account_memory(0, node.bytes());
         let address = ptr::from_ref(node).expose_provenance();
         // SAFETY:
-        // * Nodes come from `Box::into_raw` and are unlinked by the writer, which retires each once
+        // * Nodes come from `Box::into_raw`. The writer unlinks each of them and retires it once
         //   (I3).
-        // * The closure owns what it captures.
+        // * The closure owns the captured address.
         unsafe {
             guard.defer_unchecked(move || {
                 drop(Box::from_raw(with_exposed_provenance_mut::<InnerNode>(address)))
@@ -423,7 +430,7 @@ impl OrderedIndex {
         };
     }
 
-    /// Points the entry of `key` at `from` to `to`. The caller owns the key.
+    /// Replaces the address `from` of the entry of `key` by `to`. The caller owns the key.
     fn repoint(&self, key: &[u8], from: Address, to: Address) -> bool {
         let guard = &epoch::pin();
         if to == Address::NONE {
@@ -432,7 +439,8 @@ impl OrderedIndex {
         let mut is_done = false;
         loop {
             let leaf = self.leaf_of(key, guard);
-            // Not found after an exchange in an older leaf: this one was copied after it.
+            // If the entry is missing after an exchange in an older leaf, that exchange was copied
+            // here.
             let Some(slot) = leaf.find_at(&leaf.search_key(key), from) else { return is_done };
             leaf.exchange(slot, to);
             if leaf.confirm_change() {
@@ -451,21 +459,21 @@ impl OrderedIndex {
             leaf.set(slot, Address::NONE);
             let is_small = self.is_small(leaf);
             drop(latch);
-            // In vain only if other threads change these leaves: the next removal of theirs comes
-            // here again.
+            // All attempts fail only if other threads change these leaves. Their next removal tries
+            // again.
             let _ = is_small && (0..JOIN_TRIES).any(|_| self.join_leaf(key, guard));
             return true;
         }
     }
 
-    /// Returns whether a leaf should be joined with a neighbour.
+    /// Returns true if a leaf should be joined with an adjacent one.
     fn is_small(&self, leaf: &Leaf) -> bool {
         leaf.live_keys() <= self.sizes.leaf.slots / 4
     }
 
-    /// Joins the leaf of `key` with a neighbour, if they fit into one, or it is empty. False if
-    /// another thread has the latch of one of them: that one may wait for `writer`, so this does
-    /// not wait for the latch.
+    /// Joins the leaf that covers `key` with an adjacent one, if both fit into one leaf, or if it
+    /// is empty. Returns false if another thread holds the latch of one of them. That thread may
+    /// wait for `writer`, so this call must not wait for the latch.
     fn join_leaf(&self, key: &[u8], guard: &Guard) -> bool {
         let _writer = self.writer.lock();
         let (path, leaf) = self.path(Some(key), false, guard);
@@ -495,14 +503,14 @@ impl OrderedIndex {
         true
     }
 
-    /// A tree of `pairs`, which ascend.
+    /// Returns a tree of `pairs`, which must ascend.
     fn tree_from_pairs(&self, pairs: &mut dyn Iterator<Item = (&[u8], Address)>) -> Child {
         let mut maker = TreeBuilder::new(self, None);
         pairs.for_each(|(key, address)| maker.push(key, address));
         maker.finish(None).into_tree(self)
     }
 
-    /// Replaces everything by the tree under `root`.
+    /// Replaces the whole tree by the tree under `root`.
     fn install(&self, root: Child) {
         let guard = &epoch::pin();
         let _writer = self.writer.lock();
@@ -512,7 +520,7 @@ impl OrderedIndex {
         }
     }
 
-    /// Retires everything under `child`, of a node of `level` or a leaf.
+    /// Retires all nodes under `child`, which is a node of `level` or a leaf.
     fn retire_all(&self, child: Child, level: Option<usize>, guard: &Guard) {
         if level == Some(0) {
             self.retire_leaf(OrderedIndex::leaf(child, guard), guard);
@@ -531,7 +539,7 @@ impl OrderedIndex {
             let guard = &epoch::pin();
             let (path, leaf) = self.path(Some(&from), false, guard);
             list.clear();
-            leaf.list_from(&from, &mut list); // its range may begin before: leaves are joined
+            leaf.list_from(&from, &mut list); // a joined leaf may begin before `from`
             each(&list)?;
             match fences(&path, path.len()).1 {
                 Some(fence) => from = fence,
@@ -541,20 +549,21 @@ impl OrderedIndex {
     }
 }
 
-/// The child before and the child after `index` of `count`, as the left one of the pair.
+/// Returns the pairs of adjacent children that contain `index`, each by the index of its left
+/// child.
 fn neighbours(index: usize, count: usize) -> impl Iterator<Item = usize> {
     [Some(index).filter(|index| index + 1 < count), index.checked_sub(1)].into_iter().flatten()
 }
 
-/// The separators `from..to`.
+/// Returns a copy of the separators `from..to`.
 fn copy_separators(separators: &KeyList<()>, from: usize, to: usize) -> KeyList<()> {
     let mut part = KeyList::default();
     (from..to).for_each(|index| part.push(separators.key(index), ()));
     part
 }
 
-/// The lower end of child `index` of the last of the first `depth` nodes of a path; `None`: there
-/// is none.
+/// Returns the lower end of the range of child `index` of node `depth - 1` of a path, or `None` if
+/// the range has no lower end.
 fn fence_below(path: &[(&InnerNode, usize)], depth: usize, index: usize) -> Option<Vec<u8>> {
     let (node, _) = path.get(depth.checked_sub(1)?)?;
     if let Some(separator) = index.checked_sub(1) {
@@ -565,7 +574,7 @@ fn fence_below(path: &[(&InnerNode, usize)], depth: usize, index: usize) -> Opti
     fence_below(path, depth - 1, path.get(depth.checked_sub(2)?)?.1)
 }
 
-/// The upper end, as [`fence_below`].
+/// Returns the upper end of the range, like [`fence_below`].
 fn fence_above(path: &[(&InnerNode, usize)], depth: usize, index: usize) -> Option<Vec<u8>> {
     let (node, _) = path.get(depth.checked_sub(1)?)?;
     if index + 1 < node.count() {
@@ -576,19 +585,19 @@ fn fence_above(path: &[(&InnerNode, usize)], depth: usize, index: usize) -> Opti
     fence_above(path, depth - 1, path.get(depth.checked_sub(2)?)?.1)
 }
 
-/// Both ends of the range of what a path leads to.
+/// Returns both ends of the range of the node to which a path leads.
 fn fences(path: &[(&InnerNode, usize)], depth: usize) -> (Option<Vec<u8>>, Option<Vec<u8>>) {
     let index = depth.checked_sub(1).and_then(|last| path.get(last)).map_or(0, |(_, index)| *index);
     (fence_below(path, depth, index), fence_above(path, depth, index))
 }
 
-/// Frees `leaf` once all present guards are gone. It is unlinked, and retired once.
+/// Frees `leaf` once all present guards are dropped. The leaf is unlinked and must be retired once.
 fn retire_leaf(leaf: &Leaf, guard: &Guard) {
     let address = ptr::from_ref(leaf).expose_provenance();
     // SAFETY:
-    // * Leaves come from `LeafBox::into_raw` and are unlinked by the writer, which retires each
-    //   once (I3).
-    // * The closure owns what it captures.
+    // * Leaves come from `LeafBox::into_raw`. The writer unlinks each of them and retires it once
+    //   (I3).
+    // * The closure owns the captured address.
     unsafe { guard.defer_unchecked(move || drop(LeafBox::from_raw(with_exposed_provenance_mut(address)))) };
 }
 
@@ -621,16 +630,16 @@ impl Index for OrderedIndex {
     }
 
     fn prefetch(&self, hashed_key: HashedKey<'_>, guard: &Guard) {
-        self.leaf_of(hashed_key.key, guard); // asks for its lines
+        self.leaf_of(hashed_key.key, guard); // the descent prefetches the lines of the leaf
     }
 
     fn has_room_for_key(&self, hashed_key: HashedKey<'_>, guard: &Guard) -> bool {
         let leaf = self.leaf_of(hashed_key.key, guard);
-        // Two leaves for one, and two nodes for one on each level.
+        // At most two leaves replace one, and two nodes replace one on each level.
         let nodes = (self.root(guard).level() + 1) * size_of::<InnerNode>();
         let growth = 2 * (leaf.bytes() + 2 * hashed_key.key.len() as u64) + 2 * nodes as u64;
-        // A leaf with removed keys takes new ones in their place. A free slot is no reason: all new
-        // keys of a batch may be for the same one.
+        // A leaf with removed keys reuses their slots. A free slot alone does not suffice: all new
+        // keys of a batch may need the same one.
         self.context.memory.has_room(growth) || leaf.has_removed()
     }
 
@@ -671,24 +680,24 @@ impl Index for OrderedIndex {
     fn load(&self, image: &mut IndexImage<'_>) -> Result<()> {
         let mut maker = TreeBuilder::new(self, None);
         let loaded = image::load(image, &mut |key, address| maker.push(key, address));
-        // Also of an image that is damaged: what was made belongs to somebody.
+        // Also done for a damaged image: the index must own the built nodes to free them.
         self.install(maker.finish(None).into_tree(self));
         loaded
     }
 }
 
-/// Calls what it is given with pairs of a key and an address, in the order of keys.
+/// Source that calls the given function with pairs of key and address, in the order of keys.
 type PairSource<'a> = &'a mut dyn FnMut(&mut dyn FnMut(&[u8], Address));
 
 impl OrderedIndex {
-    /// Makes `part` of an empty index, the keys from `low` up to, not including, `high`.
+    /// Builds `part` of an empty index, with the keys from `low` up to, but not including, `high`.
     fn build_part(&self, part: usize, low: Option<&[u8]>, high: Option<&[u8]>, pairs: PairSource<'_>) {
         let mut maker = TreeBuilder::new(self, low);
         pairs(&mut |key, address| maker.push(key, address));
         self.built_parts.lock().insert(part, (low.unwrap_or(&[]).to_vec(), maker.finish(high)));
     }
 
-    /// Puts the parts, which follow each other without gaps, together: they are the index now.
+    /// Installs the parts as the content of the index. The parts must be contiguous.
     fn install_parts(&self) {
         let mut made = std::mem::take(&mut *self.built_parts.lock()).into_values();
         let Some((_, mut all)) = made.next() else { return };
@@ -699,7 +708,7 @@ impl OrderedIndex {
 
 impl Drop for OrderedIndex {
     fn drop(&mut self) {
-        self.install_parts(); // what was made and never joined was accounted too
+        self.install_parts(); // parts that were built but not installed are accounted too
         let guard = &epoch::pin();
         let root = self.root.swap(ptr::null_mut(), Ordering::AcqRel);
         self.retire_all(root.cast(), None, guard);

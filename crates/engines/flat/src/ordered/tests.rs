@@ -1,4 +1,4 @@
-//! The ordered index against a sorted map, at its limits, and what it takes a key.
+//! Tests of the ordered index against a sorted map, at its limits, and of its memory per key.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -32,12 +32,12 @@ fn find(index: &OrderedIndex, key: &[u8]) -> Option<Address> {
         likely = Some(address);
         true
     });
-    assert!(found.is_none() || likely == found, "what is there is likely there");
+    assert!(found.is_none() || likely == found, "find_likely finds every live key");
     found
 }
 
-/// Families of keys that make trouble: long common parts, ends at every length, zeros, one byte
-/// apart.
+/// Returns a key of a difficult family: long common prefixes, ends at every length, zeros, keys
+/// that differ in one byte.
 fn keys(family: u64, n: u64) -> Vec<u8> {
     match family % 5 {
         0 => mix(n).to_be_bytes().to_vec(),
@@ -48,10 +48,10 @@ fn keys(family: u64, n: u64) -> Vec<u8> {
     }
 }
 
-/// What a walk yields, with the pieces it looked at checked to follow each other.
+/// Returns the entries of a walk. Checks that the result does not depend on the size hint.
 fn walked(index: &OrderedIndex, bounds: &Bounds, way: ScanDirection) -> Vec<Address> {
     let all = walked_with(index, bounds, way, 0);
-    assert!(walked_with(index, bounds, way, 64) == all, "whatever is expected");
+    assert!(walked_with(index, bounds, way, 64) == all, "the size hint does not matter");
     all
 }
 
@@ -61,7 +61,7 @@ fn walked_with(index: &OrderedIndex, bounds: &Bounds, way: ScanDirection, expect
     let mut all = Vec::new();
     let mut heads = Vec::new();
     while let Some(span) = walk.step(index, way, &epoch::pin(), &mut heads) {
-        let _ = BTreeMap::from([(Vec::new(), ())]).range(span); // a span that is none panics
+        let _ = BTreeMap::from([(Vec::new(), ())]).range(span); // panics if the span is invalid
         all.append(&mut heads);
     }
     all
@@ -123,7 +123,7 @@ fn random_changes_agree_with_a_sorted_map() {
             let span = if tiny { 300 } else { 3000 };
             for step in 0..4 * span {
                 let family = if family == 5 { mix(step) } else { family };
-                // Phases of growing and of shrinking.
+                // Phases of growth and of shrinking.
                 let grows = (step / span) % 2 == 0;
                 let key = keys(family, mix(step ^ 99) % span);
                 let add = mix(step) % 8 < if grows { 6 } else { 1 };
@@ -194,7 +194,7 @@ fn an_image_restores_every_entry() {
             sheaf_base::error::Error::corrupt(std::path::Path::new("image"), self.1 as u64, what)
         }
         fn slot_of(&self, slot: u32) -> Option<u32> {
-            (slot != 1).then_some(slot) // a segment that is gone
+            (slot != 1).then_some(slot) // the freed segment
         }
         fn seq(&self, stored: u64) -> Result<Seq> {
             Ok(Seq(stored))
@@ -221,7 +221,7 @@ fn an_image_restores_every_entry() {
             after.load(&mut image).unwrap();
             assert_eq!(image.keys, model.len() as u64);
             check_against_model(&after, &model);
-            // And goes on from there.
+            // The index remains usable.
             for n in count..2 * count {
                 let key = keys(0, n);
                 if model.insert(key.clone(), place(n)).is_none() {
@@ -269,8 +269,7 @@ fn keys_that_ascend_fill_their_leaves() {
     assert!(bytes < 20.0, "{bytes} bytes a key");
 }
 
-/// Threads add, move and remove keys of their own, in the same leaves, while others look up and
-/// walk.
+/// Threads add, move and remove their own keys, in the same leaves, while others look up and walk.
 #[test]
 fn threads_that_change_different_keys_lose_nothing() {
     use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -305,7 +304,7 @@ fn threads_that_change_different_keys_lose_nothing() {
                     let (key, address) = stays(n % 200);
                     assert_eq!(find(index, &key), Some(address));
                 }
-                // Most go again, so that leaves are joined.
+                // Most keys are removed again, so that leaves are joined.
                 for n in (thread..THREADS * count).step_by(step).filter(|n| n % 16 > 1) {
                     let at = if n % 8 < 4 { moved(n) } else { place(n) };
                     assert!(index.repoint(&key(n), at, Address::NONE));

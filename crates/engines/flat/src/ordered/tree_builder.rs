@@ -1,7 +1,7 @@
-//! # Making a tree of keys that ascend, its leaves nearly full
+//! # Tree builder: builds a tree from ascending keys
 //!
-//! For images and for what was replayed: no key is looked up, every node is made once. Inner nodes
-//! come level by level when the keys are through.
+//! Builds the trees of images and of replayed logs, with nearly full leaves. No key is looked up,
+//! and every node is built once. The inner nodes are built level by level after the last key.
 
 use sheaf_base::keys::shortest_separator;
 use sheaf_base::segment::Address;
@@ -11,18 +11,18 @@ use super::key_list::KeyList;
 use super::leaf_alloc::LeafBox;
 use super::{MAX_SUFFIX_WORDS, OrderedIndex, copy_separators};
 
-/// The tree in the making.
+/// Builder of the leaves of a tree.
 pub(super) struct TreeBuilder<'a> {
     index: &'a OrderedIndex,
     pending: KeyList<Address>,
-    /// What the pending leaf begins at.
+    /// Lower end of the range of the pending leaf.
     low: Option<Vec<u8>>,
     children: Vec<Child>,
     separators: KeyList<()>,
 }
 
 impl<'a> TreeBuilder<'a> {
-    /// A tree of keys from `low` on.
+    /// Returns a builder for keys from `low` on.
     pub(super) fn new(index: &'a OrderedIndex, low: Option<&[u8]>) -> TreeBuilder<'a> {
         TreeBuilder {
             index,
@@ -53,7 +53,7 @@ impl<'a> TreeBuilder<'a> {
         self.pending.clear();
     }
 
-    /// The leaves, of keys below `high`.
+    /// Returns the leaves, which cover keys below `high`.
     pub(super) fn finish(mut self, high: Option<&[u8]>) -> BuiltLeaves {
         self.finish_leaf(high);
         BuiltLeaves {
@@ -63,7 +63,7 @@ impl<'a> TreeBuilder<'a> {
     }
 }
 
-/// Leaves in a row that no tree holds yet, and what separates them.
+/// Adjacent leaves that are in no tree yet, and the separators between them.
 #[derive(Default)]
 pub(super) struct BuiltLeaves {
     children: Vec<Child>,
@@ -71,18 +71,18 @@ pub(super) struct BuiltLeaves {
 }
 
 // SAFETY:
-// * It owns its leaves, which hold atomics and memory of their own.
+// * The value owns its leaves, which contain only atomics and memory of their own.
 unsafe impl Send for BuiltLeaves {}
 
 impl BuiltLeaves {
-    /// Adds the leaves that follow from `separator` on.
+    /// Appends the leaves that follow from `separator` on.
     pub(super) fn append(&mut self, separator: &[u8], mut other: BuiltLeaves) {
         self.separators.push(separator, ());
         self.separators.append(&other.separators);
         self.children.append(&mut other.children);
     }
 
-    /// The tree of them.
+    /// Returns the root of a tree of the leaves.
     pub(super) fn into_tree(mut self, index: &OrderedIndex) -> Child {
         let most = (index.sizes.children * 7 / 8).max(2);
         let (mut children, mut separators) =
@@ -93,7 +93,7 @@ impl BuiltLeaves {
             while from < children.len() {
                 let mut to = (from + most).min(children.len());
                 if to + 1 == children.len() {
-                    to += 1; // no node of one child beside others
+                    to += 1; // avoids a node with a single child
                 }
                 let own = copy_separators(&separators, from, to - 1);
                 nodes.push(index.new_inner(level, &own, &children[from..to]));
@@ -115,7 +115,7 @@ impl Drop for BuiltLeaves {
     fn drop(&mut self) {
         for leaf in self.children.drain(..) {
             // SAFETY:
-            // * From `LeafBox::into_raw`; no tree took it.
+            // * The pointer came from `LeafBox::into_raw`, and no tree has taken it.
             drop(unsafe { LeafBox::from_raw(leaf) });
         }
     }

@@ -1,9 +1,10 @@
-//! # A walk in the order of keys, from either end
+//! # Walk over an ordered index, from either end
 //!
-//! Each step comes down from the root to where the last one ended, and takes some entries of one
-//! leaf or of a few with the same parent: few at first, since most ranges are short and what is
-//! read for nothing costs, then more. What it looked at is an interval of keys that ends where the
-//! next step begins, so that no key is missed or met twice whatever is split or joined in between.
+//! Each step descends from the root to the place where the previous step ended. It takes some
+//! entries of one leaf, or of a few leaves with the same parent. The first steps take few entries,
+//! because most ranges are short and unused reads cost time; later steps take more. A step covers
+//! an interval of keys that ends where the next step begins. Splits and joins between steps
+//! therefore neither hide nor repeat a key.
 
 use std::ops::Bound;
 
@@ -15,17 +16,18 @@ use super::leaf::{Leaf, SLOTS, SortedSlots};
 use super::{OrderedIndex, fence_above, fence_below};
 use crate::index::{PlaceRange, ScanDirection, Walk};
 
-/// Entries of each step, the first where no more are expected; the last number is that of all later
-/// ones. A way down costs as much as three or four entries, and what is left of a step at the end
-/// was read for nothing: the sums are a little above the limits people choose, 10, 25, 50 and 100.
+/// Number of entries of each step; the last number is used for all later steps. The first is used
+/// if the caller does not expect more pairs. A descent costs as much as a few entries, and the rest
+/// of the last step is read in vain. The sums 12, 28, 52 and 100 are at or slightly above common
+/// limits: 10, 25, 50 and 100.
 const STEP_SIZES: [usize; 4] = [12, 16, 24, 48];
 
-/// The walk.
+/// Walk over the keys of a range.
 pub(crate) struct KeyWalk {
-    /// What is left to look at.
+    /// Part of the range that is not visited yet.
     remaining: Bounds,
     steps: usize,
-    /// Entries of the first step.
+    /// Number of entries of the first step.
     first_size: usize,
     is_done: bool,
 }
@@ -35,13 +37,14 @@ impl KeyWalk {
         KeyWalk { is_done: bounds.is_empty(), remaining: bounds, steps: 0, first_size: STEP_SIZES[0] }
     }
 
-    /// Entries of this step.
+    /// Returns the number of entries of this step.
     fn step_size(&self) -> usize {
         if self.steps == 0 { self.first_size } else { STEP_SIZES[self.steps.min(STEP_SIZES.len() - 1)] }
     }
 
-    /// The slots of a leaf that are left to look at, and whether the limit where the walk ends lies
-    /// in it, so that no other leaf has any. The limit where it begins lies before a `later` leaf.
+    /// Returns the slots of a leaf that are in the remaining range. Also returns whether the end of
+    /// the walk is in this leaf, so that no other leaf has more entries. For a `later` leaf of a
+    /// step the start of the range is known to be before the leaf.
     fn slots_in_bounds<'s>(
         &self,
         leaf: &Leaf,
@@ -75,8 +78,9 @@ impl KeyWalk {
         let (path, mut leaf) = index.path(Some(low.unwrap_or(&[])), false, guard);
         let (parent, mut at) = path.last().map_or((None, 0), |(node, at)| (Some(*node), *at));
         let (first, mut room) = (at, self.step_size());
+        // The next leaf is probably needed, and its load overlaps with that of the first.
         if let Some(node) = parent.filter(|node| room >= SLOTS / 2 && at + 1 < node.count()) {
-            Leaf::prefetch(node.child(at + 1)); // it is likely to be needed, and one waits for the first anyway
+            Leaf::prefetch(node.child(at + 1));
         }
         let next = loop {
             let sorted = leaf.sorted();

@@ -1,15 +1,15 @@
-//! # A disk whose files are persistent memory
+//! # Disk with files in persistent memory
 //!
-//! Names are kept by an ordinary disk, as a file system on such memory does (ext4 and XFS with
-//! DAX): creating, removing and syncing a directory go there, and so do lengths. Bytes live in
-//! [`EmulatedPmem`] lines.
+//! An ordinary disk keeps the names and the lengths, like a DAX file system (ext4, XFS) on such
+//! memory. Creating, removing and syncing a directory use that disk. The bytes of the files are in
+//! [`EmulatedPmem`].
 //!
 //! ## Invariants
 //!
-//! 1. `sync_to(end)` flushes the lines written since the last one and fences: once, whatever the
+//! 1. `sync_to(end)` flushes the lines written since the last sync and executes one fence, for any
 //!    number of commits.
-//! 2. A file's length and blocks are the file system's: what changed them is followed by one sync
-//!    there, with the next sync of the file.
+//! 2. The file system owns the length and the blocks of a file. After a change of these, the next
+//!    sync of the file also syncs it on the ordinary disk, once.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -23,7 +23,7 @@ use sheaf_base::sync::atomic::{AtomicBool, Ordering};
 
 use super::{EmulatedPmem, FlushCounts, PersistentMemory, UnfencedBytes};
 
-/// See the module.
+/// Disk with files in emulated persistent memory.
 #[derive(Clone, Debug)]
 pub struct PmDisk {
     name_disk: SimDisk,
@@ -31,7 +31,11 @@ pub struct PmDisk {
 }
 
 impl PmDisk {
-    /// The files of `names`, taken into memory.
+    /// Creates a disk with the files of `names`, copied into memory.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a file of `names` cannot be opened or read.
     pub fn new(names: SimDisk) -> io::Result<PmDisk> {
         let disk = PmDisk { name_disk: names, files: Arc::default() };
         for (path, _) in disk.name_disk.files() {
@@ -42,8 +46,13 @@ impl PmDisk {
         Ok(disk)
     }
 
-    /// The machine after the power went: names that were synced, and of each file's bytes what was
-    /// fenced and what `fate` leaves of the rest.
+    /// Returns the disk after a power cut: with the names that were synced, and for each file the
+    /// fenced bytes and the part of the others that `fate` keeps.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a file of the names cannot be written or read, or is too large for
+    /// memory.
     pub fn power_cut(&self, fate: UnfencedBytes) -> io::Result<PmDisk> {
         let names = self.name_disk.power_cut(&KeepChoice::None);
         let files = self.files.lock();
@@ -57,7 +66,7 @@ impl PmDisk {
         PmDisk::new(names)
     }
 
-    /// What all its files were told together.
+    /// Returns the sum of the counts of all files.
     #[must_use]
     pub fn told(&self) -> FlushCounts {
         let mut all = FlushCounts::default();
@@ -70,13 +79,13 @@ impl PmDisk {
     }
 }
 
-/// One file.
+/// A file of the disk.
 #[derive(Debug)]
 struct PmFile {
-    /// Its name's and its length's keeper.
+    /// File on the ordinary disk, which keeps the name and the length.
     inner: Arc<dyn File>,
     lines: EmulatedPmem,
-    /// Written since the last sync: from, to.
+    /// Ranges written since the last sync: from, to.
     unsynced_ranges: Mutex<Vec<(usize, usize)>>,
     is_resized: AtomicBool,
 }
@@ -97,7 +106,8 @@ impl PmFile {
         Ok(())
     }
 
-    /// Flushes what was written below `end`, fences, and keeps the rest in mind.
+    /// Flushes the ranges that begin below `end` and executes a fence. Keeps the other ranges for
+    /// later.
     fn write_back(&self, end: usize) -> io::Result<()> {
         if self.is_resized.swap(false, Ordering::Relaxed) {
             self.inner.sync()?;

@@ -1,9 +1,8 @@
-//! # Emulated persistent memory: loses what was not flushed and fenced
+//! # Emulated persistent memory: loses stores that were not flushed and fenced
 //!
-//! Two copies of the bytes: what programs see, and what is durable. A flush takes a copy of a line
-//! on its way; the fence makes that durable. Whatever else differs between the two is at the power
-//! cut's mercy, eight bytes at a time: the processor may have evicted a line at any moment, in any
-//! state.
+//! Keeps two copies of the bytes: the visible ones and the durable ones. A flush records a copy of
+//! a line; the fence makes that copy durable. All other differences may survive a power cut or not,
+//! in units of eight bytes: the processor may have evicted a line at any time, in any state.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,14 +10,14 @@ use sheaf_base::sync::Mutex;
 
 use super::{FlushCounts, LINE_BYTES, PersistentMemory, line_range};
 
-/// What becomes of bytes that were not made durable when the power goes.
+/// Effect of a power cut on bytes that were not made durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UnfencedBytes {
-    /// All are lost.
+    /// All of them are lost.
     Lost,
-    /// All were evicted in time.
+    /// All of them were evicted before, and are kept.
     Kept,
-    /// Each eight of them one or the other, as the seed has it.
+    /// Each group of eight bytes is lost or kept, depending on the seed.
     Torn(u64),
 }
 
@@ -26,19 +25,19 @@ pub enum UnfencedBytes {
 struct EmulatedBytes {
     visible: Vec<u8>,
     durable: Vec<u8>,
-    /// Lines that differ, or may.
+    /// Lines with visible bytes that may differ from the durable ones.
     dirty: BTreeSet<usize>,
-    /// Lines as they were when they were flushed, until the fence.
+    /// Content of lines when they were flushed, until the fence.
     flushed: BTreeMap<usize, [u8; LINE_BYTES]>,
     told: FlushCounts,
 }
 
-/// See the module.
+/// Emulated persistent memory.
 #[derive(Debug)]
 pub struct EmulatedPmem(Mutex<EmulatedBytes>);
 
 impl EmulatedPmem {
-    /// `len` bytes of zeros, durable.
+    /// Returns memory with `len` zeros, which are durable.
     #[must_use]
     pub fn new(len: usize) -> EmulatedPmem {
         let bytes =
@@ -46,7 +45,7 @@ impl EmulatedPmem {
         EmulatedPmem(Mutex::new(bytes))
     }
 
-    /// Durable bytes.
+    /// Returns memory with `bytes`, which are durable.
     #[must_use]
     pub fn with_bytes(bytes: Vec<u8>) -> EmulatedPmem {
         EmulatedPmem(Mutex::new(EmulatedBytes {
@@ -56,7 +55,7 @@ impl EmulatedPmem {
         }))
     }
 
-    /// More zeros behind, or fewer bytes; durable at once, as a file system sees to.
+    /// Appends zeros, or removes bytes at the end. Durable at once, as on a file system.
     pub fn resize(&self, len: usize) {
         let mut bytes = self.0.lock();
         bytes.visible.resize(len, 0);
@@ -66,7 +65,7 @@ impl EmulatedPmem {
         bytes.flushed.retain(|line, _| *line < end);
     }
 
-    /// What is there after the power went.
+    /// Returns the content after a power cut.
     #[must_use]
     pub fn after_power_cut(&self, fate: UnfencedBytes) -> Vec<u8> {
         let bytes = self.0.lock();

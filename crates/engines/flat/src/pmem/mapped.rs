@@ -1,41 +1,41 @@
-//! # Memory by the machine's own instructions
+//! # Mapped memory: write-back by the instructions of the machine
 //!
-//! `clwb` where there is one, else `clflushopt`, else `clflush`; then `sfence`. Which of them make
-//! bytes outlive the power is the memory's business: on common memory this is a test of the
-//! instructions and nothing else.
+//! Uses `clwb` if the processor has it, otherwise `clflushopt` or `clflush`; then `sfence`. Whether
+//! the bytes then survive a power cut depends on the memory. On common memory this only tests the
+//! instructions.
 //!
 //! ## Invariants
 //!
-//! 1. The buffer belongs to the value; it is written under `writing`, one store at a time, and read
-//!    by copies under the same lock.
+//! 1. The value owns its buffer. The buffer is written and read only under the lock of `bytes`, by
+//!    one call at a time.
 
 use sheaf_base::sync::Mutex;
 use sheaf_base::sync::atomic::{AtomicU64, Ordering};
 
 use super::{FlushCounts, LINE_BYTES, PersistentMemory, line_range};
 
-/// How a line is written back.
+/// Instruction that writes a line back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FlushInstruction {
-    /// `clwb`: writes back, keeps the line.
+    /// `clwb`: writes the line back and keeps it.
     Clwb,
-    /// `clflushopt`: writes back and drops the line.
+    /// `clflushopt`: writes the line back and evicts it.
     Clflushopt,
-    /// `clflush`: the same, one after the other.
+    /// `clflush`: writes the line back and evicts it, one line after the other.
     Clflush,
 }
 
 impl FlushInstruction {
-    /// The best this processor has; `None` if it has none that we know.
+    /// Returns the best instruction of this processor, or `None` if it has none of them.
     #[must_use]
     pub fn best() -> Option<FlushInstruction> {
         #[cfg(target_arch = "x86_64")]
         {
             use std::arch::x86_64::{__cpuid, __cpuid_count};
-            /// Leaf 7, EBX.
+            /// Bits of leaf 7, EBX.
             const CLFLUSHOPT: u32 = 1 << 23;
             const CLWB: u32 = 1 << 24;
-            /// Leaf 1, EDX.
+            /// Bit of leaf 1, EDX.
             const CLFLUSH: u32 = 1 << 19;
             let most = __cpuid(0).eax;
             let more = if most >= 7 { __cpuid_count(7, 0).ebx } else { 0 };
@@ -55,7 +55,7 @@ impl FlushInstruction {
 #[repr(C, align(64))]
 struct CacheLine([u8; LINE_BYTES]);
 
-/// Memory of this process, written back line by line.
+/// Memory of this process that is written back line by line.
 #[derive(Debug)]
 pub struct MappedPmem {
     bytes: Mutex<Box<[CacheLine]>>,
@@ -66,7 +66,8 @@ pub struct MappedPmem {
 }
 
 impl MappedPmem {
-    /// `len` bytes, rounded up to lines. `None` where the processor cannot write lines back.
+    /// Returns memory of `len` bytes, rounded up to lines. Returns `None` if the processor cannot
+    /// write lines back.
     #[must_use]
     pub fn new(len: usize) -> Option<MappedPmem> {
         Some(MappedPmem {
@@ -79,14 +80,15 @@ impl MappedPmem {
     }
 }
 
-/// Writes the line back that holds `line`.
+/// Writes back the line `line`.
 #[cfg(target_arch = "x86_64")]
 fn write_back(line: &CacheLine, how: FlushInstruction) {
     let at = line.0.as_ptr();
     match how {
         // SAFETY:
-        // * The processor has the instruction: `FlushInstruction::best` looked. The address is that
-        //   of a live reference; memory as programs see it does not change.
+        // * The processor has the instruction: `FlushInstruction::best` checked it.
+        // * The address is that of a live reference, and the instruction does not change the memory
+        //   that programs see.
         FlushInstruction::Clwb => unsafe { std::arch::asm!("clwb [{}]", in(reg) at, options(nostack)) },
         // SAFETY:
         // * As above.
@@ -107,7 +109,7 @@ fn store_fence() {
     #[cfg(target_arch = "x86_64")]
     {
         // SAFETY:
-        // * Every x86-64 processor has SSE, and with it the instruction.
+        // * Every x86-64 processor has SSE, and thus this instruction.
         unsafe { std::arch::x86_64::_mm_sfence() }
     }
 }

@@ -1,32 +1,31 @@
-//! # Persistent memory: FlatStore's own medium, where there is any
+//! # Persistent memory: the medium of FlatStore
 //!
-//! The paper's log lives in Optane memory: what was stored counts once its cache lines are written back (`clwb`)
-//! and a fence (`sfence`) has waited for that (§2.3). Here the whole store can stand on such a medium: [`PmDisk`] is a disk
-//! whose files are memory, and whose sync is one write-back of the lines in question and one fence.
+//! Runs a whole store on emulated persistent memory. The log of the paper is in Optane memory: a
+//! store is durable once its cache lines are written back (`clwb`) and a fence (`sfence`) has
+//! waited for that (§2.3). [`PmDisk`] is a disk with files in such memory. A sync writes back the
+//! changed lines and executes one fence.
 //!
 //! ## Picture
 //!
 //! ```text
 //!   store, logs, rounds  ->  PmDisk: names by an ordinary file system, bytes in memory
-//!                              | store        | sync_to(end): lines since the last one
-//!                              v              v
-//!                            Lines: store     flush (clwb a line) ... fence (sfence)
-//!                              |                                      counted
-//!                   Emulated (loses what was not fenced)  |  Mapped (the machine's instructions)
+//!                              | write         | sync_to(end): lines since the last one
+//!                              v               v
+//!             PersistentMemory: store          flush (clwb a line) ... fence (sfence)   counted
+//!                              |
+//!      EmulatedPmem (loses data that was not fenced) | MappedPmem (instructions of the machine)
 //! ```
 //!
-//! ## What it costs
+//! ## Costs
 //!
-//! Pairs of write-back and fence, counted by a test: 1 for a put or a batch whose values stand in the log, where the
-//! paper takes 2, since frames prove themselves and no tail pointer is written; 1 more for each value beside the log,
-//! where the paper takes 3 and N + 2. Units: lines of 64 bytes; after each sync the log goes on in the next 512 bytes, which
-//! is two of Optane's 256-byte blocks, so no line and no block is written back twice (§3.2, padding).
+//! Pairs of write-back and fence, counted by a test: 1 for a put or a batch with all values in the
+//! log. The paper needs 2; here frames have checksums and no tail pointer is written. Each value
+//! outside of the log adds 1; the paper needs 3 for a put and N + 2 for a batch. After each sync
+//! the log continues at the next 512 bytes. No line is thus written back twice, nor any 256-byte
+//! block of Optane (§3.2, padding).
 //!
-//! ## What this cannot say
-//!
-//! No machine of ours has such memory. [`probe()`] finds it where it is and says so where it is not; the instructions run in
-//! a test on common memory; the protocol runs on the emulated medium, which drops, keeps or tears whatever was not
-//! fenced. Nothing here was ever measured on the real thing, so no database is put on it unasked.
+//! [`probe()`] detects real persistent memory. The code was never measured on it, so no database
+//! uses it unless the caller asks.
 
 mod disk;
 mod emulated;
@@ -40,42 +39,42 @@ pub use probe::{PersistenceDomain, PmemSupport, probe};
 
 use std::fmt;
 
-/// Bytes that are written back together.
+/// Number of bytes that are written back together.
 pub const LINE_BYTES: usize = 64;
 
-/// What the medium was told, since it was made.
+/// Counts of the operations on the medium since it was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FlushCounts {
-    /// Lines written back.
+    /// Number of lines written back.
     pub lines: u64,
-    /// Fences that had something to wait for.
+    /// Number of fences that had write-backs to wait for.
     pub fences: u64,
 }
 
-/// Memory that outlives the power: bytes, and when they count.
+/// Memory that keeps its content without power, with explicit durability.
 ///
-/// A store is visible at once, and durable when its line was flushed after it and a fence came
-/// after that. Before, each aligned eight bytes of it may be durable or not.
+/// A store is visible at once. It is durable after a later flush of its line and a fence after the
+/// flush. Before that, each aligned group of eight bytes may be durable or not.
 pub trait PersistentMemory: fmt::Debug + Send + Sync {
-    /// How many bytes there are.
+    /// Returns the size in bytes.
     fn len(&self) -> usize;
-    /// Whether there are none.
+    /// Returns true if the size is zero.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
-    /// Copies bytes out. The range lies within.
+    /// Copies bytes out. The range must be within the memory.
     fn load(&self, at: usize, bytes: &mut [u8]);
-    /// Copies bytes in. The range lies within.
+    /// Copies bytes in. The range must be within the memory.
     fn store(&self, at: usize, bytes: &[u8]);
-    /// Begins to write back the lines that hold the range.
+    /// Starts to write back the lines that contain the range.
     fn flush(&self, at: usize, len: usize);
-    /// Waits until what was flushed before is durable.
+    /// Waits until all lines flushed before are durable.
     fn fence(&self);
-    /// What it was told so far.
+    /// Returns the counts of the operations so far.
     fn flush_counts(&self) -> FlushCounts;
 }
 
-/// The lines that hold `[at, at + len)`.
+/// Returns the lines that contain `[at, at + len)`.
 fn line_range(at: usize, len: usize) -> std::ops::Range<usize> {
     at / LINE_BYTES..(at + len).div_ceil(LINE_BYTES)
 }

@@ -1,7 +1,8 @@
-//! # Is there persistent memory?
+//! # Detection of persistent memory
 //!
-//! Only a mapping with `MAP_SYNC` proves that a file is such memory (mmap(2)); devices and the
-//! kernel's word on what survives a power cut are shown beside it.
+//! Only a mapping with `MAP_SYNC` proves that a file is in persistent memory (mmap(2)). The
+//! devices, and the persistence domains that the kernel reports, are listed as additional
+//! information.
 
 use std::path::{Path, PathBuf};
 
@@ -9,32 +10,33 @@ use sheaf_base::disk::{Disk, OpenMode};
 
 use super::FlushInstruction;
 
-/// How far a store has to get to outlive the power, by the kernel's word for a region.
+/// Part of the machine that keeps its content without power, as the kernel reports it for a region.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PersistenceDomain {
-    /// The processor's caches are saved too (eADR): no flush is needed.
+    /// The caches of the processor are saved too (eADR): no flush is needed.
     Caches,
-    /// What has left the caches is saved: flush and fence.
+    /// Data is saved once it has left the caches: flush and fence are needed.
     Memory,
-    /// Another word.
+    /// Another value of the kernel.
     Other(String),
 }
 
-/// What was found. Empty and `false`: there is none.
+/// Result of the detection. If nothing was found, all fields are empty or false.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PmemSupport {
-    /// A file in the directory asked about can be mapped with `MAP_SYNC`.
+    /// True if a file in the given directory can be mapped with `MAP_SYNC`.
     pub maps_synchronously: bool,
-    /// Devices under /dev/dax.
+    /// Devices named /dev/dax*.
     pub devices: Vec<PathBuf>,
-    /// Regions of the kernel's non-volatile memory bus.
+    /// Regions on the non-volatile memory bus of the kernel.
     pub domains: Vec<(String, PersistenceDomain)>,
-    /// How this processor writes lines back.
+    /// Instruction of this processor that writes lines back.
     pub flush: Option<FlushInstruction>,
 }
 
 impl PmemSupport {
-    /// Whether files in the directory are persistent memory, and the processor can write it back.
+    /// Returns true if files in the directory are persistent memory, and the processor can write
+    /// lines back.
     #[must_use]
     pub fn is_usable(&self) -> bool {
         self.maps_synchronously && self.flush.is_some()
@@ -43,7 +45,7 @@ impl PmemSupport {
 
 const REGIONS: &str = "/sys/bus/nd/devices";
 
-/// Looks for persistent memory on this machine, and in `dir` of its file systems.
+/// Looks for persistent memory on this machine and in the file system of `dir`.
 #[must_use]
 pub fn probe(disk: &dyn Disk, dir: &Path) -> PmemSupport {
     let names = |dir: &str| {
@@ -72,7 +74,7 @@ fn parse_domain(word: &str) -> PersistenceDomain {
     }
 }
 
-/// A file of the kernel's says one word, and lies about its length.
+/// Reads the word in a file of the kernel, which reports a wrong length.
 fn first_word(disk: &dyn Disk, path: &Path) -> Option<String> {
     let file = disk.open(path, OpenMode::Read).ok()?;
     let mut word = Vec::new();

@@ -1,4 +1,4 @@
-//! The medium by itself, and the whole store on it.
+//! Tests of the medium alone, and of the whole store on it.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ fn unfenced_stores_may_be_lost_kept_or_torn_by_a_power_cut() {
     assert_eq!((&lost[..7], &lost[64..]), (&b"durable"[..], &[0; 192][..]));
     let kept = lines.after_power_cut(UnfencedBytes::Kept);
     assert_eq!(&kept[128..139], b"stored only");
-    // Some seed keeps some eight bytes of a line and not others.
+    // At least one seed keeps a part of the line and loses the rest.
     let is_torn = |seed| {
         let torn = lines.after_power_cut(UnfencedBytes::Torn(seed));
         &torn[64..81] != b"flushed, no fence" && torn[64..81] != [0; 17]
@@ -74,7 +74,7 @@ fn probing_finds_out_if_pmem_is_usable() {
     assert!(found.devices.iter().all(|path| path.starts_with("/dev")));
 }
 
-/// The store on the emulated medium.
+/// Store on the emulated medium.
 struct TestStore {
     disk: PmDisk,
     store: Arc<Store>,
@@ -135,7 +135,8 @@ fn pairs(from: usize, count: usize, bytes: usize) -> Vec<(Vec<u8>, Vec<u8>)> {
     (from..from + count).map(|n| (format!("key {n}").into_bytes(), value(n, bytes))).collect()
 }
 
-/// Pairs of write-back and fence that `work` takes, after some of it was done before.
+/// Returns the pairs of write-back and fence per call of `work`, after one call that does not
+/// count.
 fn fences_per_round(world: &TestStore, rounds: u64, mut work: impl FnMut(usize)) -> f64 {
     work(0);
     let before = world.disk.told().fences;
@@ -149,7 +150,7 @@ fn a_put_and_a_batch_take_one_flush_and_fence() {
     let put = fences_per_round(&world, 100, |round| world.put_durably(&pairs(round, 1, 64)));
     let batch = fences_per_round(&world, 100, |round| world.put_durably(&pairs(32 * round, 32, 64)));
     println!("{put} for a put, {batch} for a batch of 32; the paper: 2 and 2");
-    // Now and then a segment is full, and ROOT is written.
+    // Sometimes a segment is full, and ROOT is written.
     assert!(put <= 1.2 && batch <= 1.2, "{put}, {batch}");
 }
 
@@ -198,7 +199,7 @@ fn acknowledged_writes_survive_any_power_cut() {
             if life % 2 == 1 {
                 world.put_durably(&pairs(1_000, 1, 70_000));
             }
-            world.put(&pairs(durable, 20, 64)); // nobody was promised these
+            world.put(&pairs(durable, 20, 64)); // not acknowledged
             disk = world.disk.power_cut(fate).unwrap();
         }
     }

@@ -1,4 +1,4 @@
-//! Intervals that memory has no room for, and what prints spare of reading them.
+//! Tests of intervals that do not fit in memory, and of the reads that fingerprints save.
 
 use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
@@ -9,11 +9,11 @@ use sheaf_base::memory::MemoryPart;
 use super::*;
 use crate::slots::IntervalSlot;
 
-/// Keys, of some thousand intervals: more than a cache remembers that let them go.
+/// Number of keys. They fill some thousand intervals: more than the ghosts of a cache remember.
 const KEYS: u32 = 6000;
-/// An interval has about so many.
+/// Approximate number of keys of an interval.
 const KEYS_PER_INTERVAL: u32 = 3;
-/// What a cache may have that keeps most prints, and few blocks.
+/// Size of a cache with room for most fingerprints and few blocks.
 const SMALL_CACHE: u64 = 180 << 10;
 
 fn key(n: u32) -> Vec<u8> {
@@ -24,21 +24,21 @@ fn value(n: u32, version: u32) -> Vec<u8> {
     format!("the value of key {n} as of version {version}").into_bytes()
 }
 
-/// What waits for guards is one sum for all tests of the process: the one that makes it large is
-/// alone, the others share it.
+/// Memory that waits for guards is one sum for all tests of the process. The test that makes it
+/// large holds this lock alone; the others share it.
 static DEFERRED_LOCK: RwLock<()> = RwLock::new(());
 
-/// A keyspace on a disk of its own, with all keys in its space.
+/// A keyspace on its own disk, with all keys in its space.
 struct UncachedKeyspace {
     keyspace: TestKeyspace,
     disk: Arc<SimDisk>,
-    /// What nobody has, and is taken.
+    /// Bytes of the budget that are taken to shrink the cache.
     reserved: u64,
     _shared: Option<RwLockReadGuard<'static, ()>>,
 }
 
-/// What `works` returns is so, if not at once: as long as another test's thread has no processor,
-/// and a guard, nothing goes and there is no place for prints.
+/// Waits until `works` returns true. While a thread of another test is suspended with a pinned
+/// guard, nothing is freed and fingerprints are not admitted.
 fn eventually<T: std::fmt::Debug>(mut works: impl FnMut() -> (bool, T)) {
     let mut seen = Vec::new();
     while seen.len() < 20 {
@@ -69,8 +69,8 @@ impl UncachedKeyspace {
         uncached
     }
 
-    /// The cache has room for little. What states held that are gone is counted until nobody can
-    /// look at them.
+    /// Leaves room for a small cache. Waits first until retired states are freed, because their
+    /// memory counts until then.
     fn shrink_cache(&mut self) {
         self.restore_cache();
         assert!(epoch::wait_for_guards(Duration::from_secs(60)));
@@ -79,7 +79,7 @@ impl UncachedKeyspace {
         memory.take(MemoryPart::Index, self.reserved);
     }
 
-    /// Everything has all the room that there is.
+    /// Returns the reserved memory.
     fn restore_cache(&mut self) {
         self.keyspace
             .engine
@@ -89,7 +89,7 @@ impl UncachedKeyspace {
             .give_back(MemoryPart::Index, std::mem::take(&mut self.reserved));
     }
 
-    /// Nothing of any interval is in memory.
+    /// Removes the content of all intervals from memory.
     fn clear_cache(&self) {
         let interval_cache = &self.keyspace.engine.interval_cache;
         interval_cache.slots.clear(&interval_cache.context, &epoch::pin());
@@ -105,7 +105,7 @@ impl UncachedKeyspace {
         assert_eq!(self.get(self.keyspace.newest, n).unwrap(), Some(value(n, version)), "{n}");
     }
 
-    /// Intervals of which there are prints.
+    /// Returns the number of intervals with fingerprints.
     fn fingerprinted_intervals(&self) -> usize {
         let guard = &epoch::pin();
         let tree = &self.keyspace.engine.state(guard).index.tree;
@@ -116,7 +116,7 @@ impl UncachedKeyspace {
             .count()
     }
 
-    /// Gets that were answered by prints while `with` ran.
+    /// Returns the number of gets that fingerprints answered while `with` ran.
     fn gets_by_fingerprints(&self, with: impl FnOnce()) -> u64 {
         let count = || {
             self.keyspace.engine.interval_cache.single_reads.load(sheaf_base::sync::atomic::Ordering::Relaxed)
@@ -126,7 +126,7 @@ impl UncachedKeyspace {
         count() - before
     }
 
-    /// All keys, those of an interval far from each other.
+    /// Returns all keys, with the keys of one interval far from each other.
     fn all() -> impl Iterator<Item = u32> {
         (0..KEYS_PER_INTERVAL).flat_map(|first| (first..KEYS).step_by(KEYS_PER_INTERVAL as usize))
     }
@@ -135,7 +135,7 @@ impl UncachedKeyspace {
         UncachedKeyspace::all().for_each(|n| self.shows(n, 0));
     }
 
-    /// Of most intervals there are prints.
+    /// Reads keys until most intervals have fingerprints.
     fn fingerprint_most(&self) {
         eventually(|| {
             self.show_all();
@@ -145,7 +145,7 @@ impl UncachedKeyspace {
         });
     }
 
-    /// A byte of the value of `n` is another one on the disk; false if none was found that is in
+    /// Changes a byte of the value of `n` on the disk. Returns false if the value was not found in
     /// one piece.
     fn damage(&self, n: u32) -> bool {
         let (wanted, mut found) = (value(n, 0), false);
@@ -171,7 +171,7 @@ fn an_interval_read_once_is_then_read_by_fingerprints() {
             assert!(!uncached.keyspace.engine.contains(uncached.keyspace.newest, &absent).unwrap());
         }
     };
-    // Of each interval the first get reads all, most of those after it one pair.
+    // In each interval the first get reads everything, and most later gets read one pair.
     let most = u64::from(KEYS / 5 * 3);
     eventually(|| {
         uncached.clear_cache();
@@ -188,7 +188,7 @@ fn fingerprints_find_versions_appended_without_reading() {
     uncached.show_all();
     let before = uncached.keyspace.newest;
     uncached.keyspace.views.register(before);
-    uncached.restore_cache(); // to memtables
+    uncached.restore_cache(); // for memtables
     for n in (0..KEYS).step_by(6) {
         uncached.keyspace.commit(&key(n), RecordContent::Put(&value(n, 1)));
     }
@@ -232,7 +232,7 @@ fn a_damaged_pair_is_reported_and_never_missing() {
     uncached.fingerprint_most();
     let hit: Vec<u32> = (0..KEYS).step_by(KEYS as usize / 50).filter(|n| uncached.damage(*n)).collect();
     assert!(hit.len() > 20, "{}", hit.len());
-    // What stands beside it is there all the same, if its prints are.
+    // The neighbours of a damaged pair are readable if their interval has fingerprints.
     let beside = uncached.gets_by_fingerprints(|| {
         for n in hit.iter().copied() {
             match uncached.get(uncached.keyspace.newest, n + 1) {
@@ -279,8 +279,8 @@ fn only_requested_blocks_leave_fingerprints() {
     assert!(uncached.fingerprinted_intervals() > 30, "{}", uncached.fingerprinted_intervals());
 }
 
-/// What went and waits for a guard is in memory, and in no account: as long as that is much nothing
-/// else goes for what was missed.
+/// Evicted memory that waits for a guard is in use but in no account. While it is large, no other
+/// block is evicted for a missed one.
 #[test]
 fn nothing_is_evicted_while_the_retire_queue_is_full() {
     let _alone = DEFERRED_LOCK.write().unwrap_or_else(PoisonError::into_inner);
@@ -302,7 +302,7 @@ fn nothing_is_evicted_while_the_retire_queue_is_full() {
     drop(guard);
     eventually(|| {
         uncached.show_all();
-        (cached() != some, epoch::deferred_bytes()) // by luck at least
+        (cached() != some, epoch::deferred_bytes()) // at least by [`ADMIT_ONE_IN`]
     });
 }
 
@@ -314,7 +314,8 @@ fn fingerprints_are_accounted_and_freed() {
         (&uncached.keyspace.engine.interval_cache.slots, &uncached.keyspace.engine.interval_cache.context);
     let held = slots.cache_share.bytes();
     assert!(held > 0 && held == context.memory.used(MemoryPart::Cache));
-    (0..2).for_each(|_| slots.evict(held, context, &epoch::pin())); // of a block that goes prints stay once
+    // the first eviction of a block leaves fingerprints
+    (0..2).for_each(|_| slots.evict(held, context, &epoch::pin()));
     assert_eq!((slots.cache_share.bytes(), context.memory.used(MemoryPart::Cache)), (0, 0));
     assert!(!slots.is_fingerprint_limit_reached());
     uncached.show_all();

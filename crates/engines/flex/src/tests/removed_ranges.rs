@@ -1,4 +1,4 @@
-//! Removed stretches cost a walk little, and hide nothing.
+//! Removed ranges cost a scan little, and hide no live key.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -9,7 +9,7 @@ fn key(n: u32) -> Vec<u8> {
     format!("{n:05}").into_bytes()
 }
 
-/// What a cursor shows, in the way it goes.
+/// Returns the keys that a cursor shows, in its direction.
 fn visible_keys(keyspace: &TestKeyspace, at: Seq, bounds: Bounds, forward: bool) -> Vec<Vec<u8>> {
     let mut cursor = keyspace.engine.cursor(at, bounds, Projection::Keys).unwrap();
     let mut keys = Vec::new();
@@ -28,7 +28,7 @@ fn check_seeks(keyspace: &TestKeyspace, from: u32) {
     assert!(passed_up <= 48 && passed_down <= 48, "from {from}: {passed_up}, {passed_down}");
 }
 
-/// 2,000 of 3,000 keys go, in any order. All of them are in the space, or half, or none.
+/// Removes 2,000 of 3,000 keys, in any order. All, half or none of them are in the space.
 fn check_removed(in_space: u32, step: u32) {
     let mut keyspace = TestKeyspace::with_space();
     (0..in_space).for_each(|n| keyspace.put(&key(n)));
@@ -36,7 +36,7 @@ fn check_removed(in_space: u32, step: u32) {
     (in_space..3000).for_each(|n| keyspace.put(&key(n)));
     for n in 0..2000 {
         keyspace.commit(&key(500 + n * step % 2000), RecordContent::Remove);
-        keyspace.engine.measure_removed_ranges(1, 256); // as who removes the next one does
+        keyspace.engine.measure_removed_ranges(1, 256); // as the thread of the next removal does
     }
     keyspace.engine.measure_removed_ranges(64, 4096);
     [500, 501, 900, 1777, 2490, 2499].into_iter().for_each(|from| check_seeks(&keyspace, from));
@@ -53,7 +53,7 @@ fn seeks_into_removed_keys_skip_them() {
     check_removed(1500, 777);
 }
 
-/// A queue: what is taken lies before what is left.
+/// The keys are a queue: those taken are before those left.
 #[test]
 fn the_first_key_of_a_queue_is_found_after_few_removed_keys() {
     let mut keyspace = TestKeyspace::with_space();
@@ -68,8 +68,7 @@ fn the_first_key_of_a_queue_is_found_after_few_removed_keys() {
     }
 }
 
-/// Puts and removals of stretches, measurements, checkpoints and views, in an order that a seed
-/// gives.
+/// Puts and removals of ranges, measurements, checkpoints and views, in an order given by a seed.
 #[test]
 fn removed_ranges_hide_no_live_key() {
     let mut random = 88_172_645_463_325_252u64;

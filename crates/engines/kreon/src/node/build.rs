@@ -1,4 +1,4 @@
-//! # Making nodes: what goes into one, and its bytes
+//! # Node construction: the items that fit into a node, and its bytes
 
 use sheaf_base::keys::{HEAD, common_prefix_len, head};
 use sheaf_base::types::Seq;
@@ -7,20 +7,20 @@ use super::{
     BLOB_ID_BYTES, HAS_BLOB, HEADER, INLINE, INNER_ENTRY, LEAF_ENTRY, LeafEntry, NODE_KIND, NodeRef,
 };
 
-/// A key and what it leads to, on the way into a node.
+/// A key with its content, to be written into a node.
 pub(crate) trait NodeItem {
     fn key(&self) -> &[u8];
     fn write(&self, builder: &mut NodeBuilder);
-    /// Bytes behind the rest of the key.
+    /// Returns the number of bytes behind the rest of the key.
     fn extra(&self) -> usize;
 }
 
-/// A leaf's entry with its key.
+/// A leaf entry with its key.
 #[derive(Clone, Debug)]
 pub(crate) struct LeafPair<'k> {
     pub(crate) key: &'k [u8],
     pub(crate) entry: LeafEntry,
-    /// Its commit is not later.
+    /// Upper bound of the number of its commit.
     pub(crate) max_seq: Seq,
     /// The value, if the entry has a copy of it.
     pub(crate) value: &'k [u8],
@@ -69,7 +69,7 @@ impl NodeItem for Child {
     }
 }
 
-/// The columns of a node that is being made.
+/// Columns of a node that is being built.
 #[derive(Default)]
 pub(crate) struct NodeBuilder {
     fingerprints: Vec<u8>,
@@ -79,12 +79,12 @@ pub(crate) struct NodeBuilder {
 }
 
 fn entry_shape(level: u8) -> (usize, usize) {
-    // Bytes of an entry; the first entry whose key counts (I3).
+    // Bytes of an entry, and the first entry with a key of its own (I3).
     if level == 0 { (LEAF_ENTRY, 0) } else { (INNER_ENTRY, 1) }
 }
 
-/// How many of `items` from the start make a node of `target` bytes, and its bytes. `most` is a
-/// page (I2).
+/// Returns the number of `items`, from the start, that fit into a node of `target` bytes, and the
+/// bytes of that node. `most` is the size of a page (I2).
 pub(crate) fn fit_items<I: NodeItem>(items: &[I], level: u8, target: usize, most: usize) -> (usize, usize) {
     let (fixed, first) = entry_shape(level);
     let least = 1 + first;
@@ -110,7 +110,8 @@ pub(crate) fn fit_items<I: NodeItem>(items: &[I], level: u8, target: usize, most
     (items.len(), size)
 }
 
-/// The bytes of a node of all `items`, whole pages of `page` bytes, and how many are used.
+/// Returns the bytes of a node of all `items`, in whole pages of `page` bytes, and the number of
+/// bytes used.
 pub(crate) fn build_node<I: NodeItem>(
     items: &[I],
     level: u8,

@@ -1,21 +1,21 @@
-//! # Prints: what stays in memory of a leaf that goes
+//! # Leaf fingerprints: the part of a leaf that stays in memory after its eviction
 //!
-//! A look-up wants one entry of a leaf. Two bytes of each key's hash, and where its record stands,
-//! take a quarter of what the leaf takes; the record itself has the key. So a look-up that finds
-//! prints in place of the leaf reads the device once, not twice.
+//! A lookup needs one entry of a leaf. Two bytes of each key's hash and the location of its record
+//! take a quarter of the bytes of a leaf. The record itself contains the key. So a lookup with
+//! fingerprints instead of the leaf reads the device once, not twice.
 //!
 //! ## Picture
 //!
 //! ```text
-//!  prints n x 2 | tags n x 1 | places n x 7            in the order of the leaf
+//!  fingerprints n x 2 | tags n x 1 | locations n x 7            in the order of the leaf
 //! ```
 //!
 //! ## Invariants
 //!
-//! 1. What no print equals is not in the leaf. What one equals may be: one key in some hundred
-//!    leaves passes for another, so that the record decides.
-//! 2. What only the leaf has (a value, a staged value's number, the commit of a removal) is not
-//!    here: such an entry says so.
+//! 1. A key without an equal fingerprint is not in the leaf. A key with one may be: the record
+//!    decides, because one key in some hundred leaves has the fingerprint of another.
+//! 2. A value, the number of a blob and the commit of a removal are only in the leaf. The tags of
+//!    such entries are marked accordingly.
 
 use sheaf_base::memory::block_alloc::{self, BlockBox, BlockSlice};
 use sheaf_base::sync::atomic::{AtomicBool, Ordering};
@@ -24,15 +24,16 @@ use sheaf_base::types::Seq;
 use super::{HAS_BLOB, INLINE, LOCATION_BYTES, LeafEntry, Node, TOMBSTONE};
 
 const FINGERPRINT_BYTES: usize = 2;
-/// Bytes of a key.
+/// Bytes per key.
 const BYTES_PER_KEY: usize = FINGERPRINT_BYTES + 1 + LOCATION_BYTES;
-/// A leaf has prints if at most this part of its entries are such that only the leaf answers.
+/// Divisor of the number of entries: with more entries that only the leaf can answer, a leaf gets
+/// no fingerprints.
 const MAX_LEAF_ONLY_DIVISOR: usize = 4;
 
-/// See the module.
+/// Fingerprints of a leaf; see the header of the module.
 #[derive(Debug)]
 pub(crate) struct LeafFingerprints {
-    /// They were asked since the clock came by.
+    /// Whether a lookup used them since the clock came by.
     pub(crate) is_referenced: AtomicBool,
     stamp: u64,
     max_seq: Seq,
@@ -40,13 +41,13 @@ pub(crate) struct LeafFingerprints {
     columns: BlockSlice<u8>,
 }
 
-/// The part of a hash that is kept: not the byte that leaves keep.
+/// Returns the stored part of a hash. Leaves store another byte of it.
 fn print_of(hash: u64) -> [u8; FINGERPRINT_BYTES] {
     [hash.to_be_bytes()[0], hash.to_be_bytes()[1]]
 }
 
 impl LeafFingerprints {
-    /// Those of a leaf, unless too much of it is nowhere else.
+    /// Makes the fingerprints of a leaf, unless too many of its entries are only in the leaf.
     pub(crate) fn of_leaf(
         leaf: &Node<'_>,
         hash: impl Fn(&[u8]) -> u64,
@@ -73,18 +74,18 @@ impl LeafFingerprints {
         }))
     }
 
-    /// The leaf's stamp.
+    /// Returns the stamp of the leaf.
     pub(crate) fn stamp(&self) -> u64 {
         self.stamp
     }
 
-    /// No entry is of a later commit.
+    /// Returns an upper bound of the commits of the entries.
     pub(crate) fn max_seq(&self) -> Seq {
         self.max_seq
     }
 
-    /// Entries that may be of a key with this hash, whose byte in leaves is `print`; nothing in the
-    /// place of one that only the leaf has.
+    /// Returns the entries that may belong to a key with this hash and the leaf byte `print`.
+    /// Returns `None` for an entry that only the leaf can answer.
     pub(crate) fn matches(&self, hash: u64, print: u8) -> impl Iterator<Item = Option<LeafEntry>> {
         let wanted = print_of(hash);
         let (fingerprints, rest) = self.columns.split_at(self.count * FINGERPRINT_BYTES);
@@ -107,13 +108,13 @@ impl LeafFingerprints {
         })
     }
 
-    /// Bytes of memory.
+    /// Returns the bytes of memory.
     pub(crate) fn cost(&self) -> u64 {
         block_alloc::memory_bytes(self.columns.len())
             + block_alloc::memory_bytes(size_of::<LeafFingerprints>())
     }
 
-    /// They were asked.
+    /// Marks them as used by a lookup.
     pub(crate) fn mark_referenced(&self) {
         if !self.is_referenced.load(Ordering::Relaxed) {
             self.is_referenced.store(true, Ordering::Relaxed);
@@ -121,7 +122,7 @@ impl LeafFingerprints {
     }
 }
 
-/// Whether only the leaf has what an entry with these flags says.
+/// Whether only the leaf contains the content of an entry with these flags.
 fn is_leaf_only(flags: u8) -> bool {
     flags & (TOMBSTONE | HAS_BLOB | INLINE) != 0
 }

@@ -1,29 +1,28 @@
 //! # Node: pages of a level's tree, as bytes
 //!
-//! A leaf has the keys of its range, each with the address of its record; an inner node has
-//! separators and references to children. What a node's keys share is stored once; of the rest of
-//! each, eight bytes stand in a column of *heads* that a search goes over, and what is longer
-//! behind it.
+//! A leaf contains the keys of its range, each with the address of its record. An inner node
+//! contains separators and references to children. The common prefix of a node's keys is stored
+//! once. The next eight bytes of each key are in a column of *heads* for the search, and longer
+//! rests are behind the columns.
 //!
 //! ## Picture
 //!
 //! ```text
 //!  kind 1 | level 1 | count 2 | prefix 2 | 0 2 | stamp 8 | newest 8 | prefix ...
-//!  leaf:   fingerprints n x 1 | heads n x 8 | places n x 7    | tags n x 1 | ends n x 2 | rests, small values ...
-//!  inner:                       heads n x 8 | children n x 16 | tags n x 1 | ends n x 2 | rests ...
+//!  leaf:   fingerprints n x 1 | heads n x 8 | locations n x 7 | tags n x 1 | ends n x 2 | rests ..
+//!  inner:                       heads n x 8 | children n x 16 | tags n x 1 | ends n x 2 | rests ..
 //! ```
 //!
-//! Columns instead of entries: a point read looks at the fingerprints, three lines of the cache,
-//! and at one entry.
+//! A rest of a leaf may be followed by a small value or the number of a blob. Columns make a point
+//! read cheap: it reads the fingerprints, which are three cache lines, and one entry.
 //!
 //! ## Invariants
 //!
-//! 1. [`Node::parse`] checks every length once, so that nothing here goes out of bounds, whatever
-//!    the bytes are.
-//! 2. Keys ascend. A node of more than one leaf entry, or more than two children, is one page;
-//!    others take as many as a key needs.
-//! 3. The first child of an inner node has no separator of its own: it begins where the node
-//!    begins.
+//! 1. [`Node::parse`] checks every length once, so that later accesses stay in bounds for any
+//!    bytes.
+//! 2. Keys ascend. A node of more than one leaf entry, or more than two children, is one page.
+//!    Other nodes take as many pages as their key needs.
+//! 3. The first child of an inner node has no separator: it begins where the node begins.
 
 mod build;
 mod fingerprints;
@@ -43,41 +42,41 @@ pub(crate) use self::fingerprints::LeafFingerprints;
 
 const NODE_KIND: u8 = 0x4b;
 pub(crate) const HEADER: usize = 24;
-/// Bytes of a leaf entry beside what of its key is behind the head.
+/// Bytes of a leaf entry, without the rest of its key.
 const LEAF_ENTRY: usize = 1 + 8 + LOCATION_BYTES + 1 + 2;
 const INNER_ENTRY: usize = 8 + NODE_REF_BYTES + 1 + 2;
 const LOCATION_BYTES: usize = 7;
 const NODE_REF_BYTES: usize = 16;
-/// Bytes of a staged value's number, behind the rest of its key.
+/// Bytes of a blob's number, behind the rest of the key.
 const BLOB_ID_BYTES: usize = 8;
-/// Longest value of which a leaf has a copy, behind the rest of its key and with its length at the
-/// end: who finds the key has the value, and no record is read. What it costs are as many bytes of
-/// each entry; at 32 a leaf has a half more of them.
+/// Length of the longest value that is copied into a leaf, behind the rest of its key and followed
+/// by its length. A lookup then needs no record. The copy costs as many bytes for each entry;
+/// without copies, a leaf has half more entries than with values of 32 bytes.
 pub(crate) const MAX_INLINE: usize = 32;
 
-/// Flag: the key is removed; in the entry's place stands the number of that commit.
+/// Flag: the key is removed; the location contains the number of that commit.
 pub(crate) const TOMBSTONE: u8 = 0x10;
-/// Flag: the record names a staged value.
+/// Flag: the record refers to a blob.
 pub(crate) const HAS_BLOB: u8 = 0x20;
-/// Flag: what lower levels have of the key is not accounted as live any more.
+/// Flag: entries of the key in lower levels are not accounted as live any more.
 pub(crate) const LOWER_UNACCOUNTED: u8 = 0x40;
 /// Flag: the entry has a copy of the value.
 pub(crate) const INLINE: u8 = 0x80;
 const FLAGS_MASK: u8 = TOMBSTONE | HAS_BLOB | LOWER_UNACCOUNTED | INLINE;
 const LENGTH_MASK: u8 = 0x0f;
 
-/// Where a child is, and what is known of it.
+/// A reference to a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NodeRef {
-    /// Its first page.
+    /// First page of the node.
     pub(crate) page: u32,
-    /// The checksum of its bytes.
+    /// Checksum of its bytes.
     pub(crate) crc: u32,
-    /// How many pages it has.
+    /// Number of its pages.
     pub(crate) pages: u16,
-    /// Bytes of them that are used, as far as two bytes can say.
+    /// Number of bytes used in them, limited to two bytes.
     pub(crate) fill: u16,
-    /// Entries in the leaves below it.
+    /// Number of entries in the leaves below it.
     pub(crate) count: u32,
 }
 
@@ -105,15 +104,15 @@ impl NodeRef {
     }
 }
 
-/// What a level says of a key.
+/// The entry of a level for a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LeafEntry {
-    /// [`TOMBSTONE`] | [`HAS_BLOB`] | [`LOWER_UNACCOUNTED`] | [`INLINE`].
+    /// Combination of [`TOMBSTONE`], [`HAS_BLOB`], [`LOWER_UNACCOUNTED`] and [`INLINE`].
     pub(crate) flags: u8,
-    /// A byte of the key's hash.
+    /// A byte of the hash of the key.
     pub(crate) fingerprint: u8,
     location: [u8; LOCATION_BYTES],
-    /// The staged value's number, if it is one.
+    /// Number of the blob, if the value is one.
     pub(crate) blob_id: u64,
 }
 
@@ -153,7 +152,7 @@ impl LeafEntry {
         LeafEntry { flags, ..self }
     }
 
-    /// The same, with a record that is gone.
+    /// Returns the entry without the address of its deleted record.
     pub(crate) fn without_address(&self) -> LeafEntry {
         LeafEntry::put(Address::NONE, 0, self.fingerprint, self.flags, self.blob_id)
     }
@@ -164,29 +163,29 @@ impl LeafEntry {
         u64::from_le_bytes(word)
     }
 
-    /// Where the record stands; of no use for a tombstone.
+    /// Returns the address of the record; meaningless for a tombstone.
     pub(crate) fn address(&self) -> Address {
         Address::from_bits(self.word())
     }
 
-    /// Bytes of the record's frame.
+    /// Returns the bytes of the record's frame.
     pub(crate) fn span(&self) -> u64 {
         (self.word() >> 40) * 8
     }
 
-    /// Of a tombstone: its commit.
+    /// Returns the commit of a tombstone.
     pub(crate) fn tombstone_seq(&self) -> Seq {
         Seq(self.word())
     }
 }
 
-/// A checked view of a node's bytes.
+/// A checked view of the bytes of a node.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Node<'a> {
     bytes: &'a [u8],
     count: usize,
     prefix: usize,
-    /// Where the columns begin.
+    /// Offsets of the columns.
     heads: usize,
     places: usize,
     tags: usize,
@@ -196,7 +195,7 @@ pub(crate) struct Node<'a> {
 }
 
 impl<'a> Node<'a> {
-    /// Bytes that [`Node::parse`] has accepted before.
+    /// Creates a view of bytes that [`Node::parse`] has accepted before.
     #[inline]
     pub(crate) fn from_checked(bytes: &'a [u8]) -> Node<'a> {
         let (count, prefix) = (u16_at(bytes, 2), u16_at(bytes, 4));
@@ -255,12 +254,13 @@ impl<'a> Node<'a> {
         self.count
     }
 
-    /// Segments made after this number was the next have nothing that the leaf points at.
+    /// Returns the number of the next segment when the leaf was written. The leaf points into older
+    /// segments only.
     pub(crate) fn stamp(&self) -> u64 {
         u64_at(self.bytes, 8)
     }
 
-    /// No entry is of a later commit.
+    /// Returns an upper bound of the commits of the entries.
     pub(crate) fn max_seq(&self) -> Seq {
         Seq(u64_at(self.bytes, 16))
     }
@@ -282,8 +282,7 @@ impl<'a> Node<'a> {
         self.bytes[self.tags + slot]
     }
 
-    /// What of the key is behind its head, and what is behind that: a staged value's number, or a
-    /// value.
+    /// Returns the rest of the key, and the bytes behind it: the number of a blob, or a value.
     #[inline]
     fn rest(&self, slot: usize) -> (&'a [u8], &'a [u8]) {
         let start = if slot == 0 { 0 } else { u16_at(self.bytes, self.ends + 2 * slot - 2) };
@@ -299,7 +298,7 @@ impl<'a> Node<'a> {
         }
     }
 
-    /// How the key of `slot` compares to one with this suffix behind the prefix.
+    /// Compares the key of `slot` with a key that has this suffix behind the prefix.
     #[inline]
     fn cmp(&self, slot: usize, head: u64, suffix: &[u8]) -> Ordering {
         match self.head(slot).cmp(&head) {
@@ -321,7 +320,8 @@ impl<'a> Node<'a> {
         out.extend_from_slice(self.rest(slot).0);
     }
 
-    /// How many entries from `first` on have keys before `key`, or at it if `with`; counted from 0.
+    /// Returns the first slot from `first` on with a key at or after `key`; with `with`, the first
+    /// one with a later key.
     #[inline]
     fn position(&self, first: usize, key: &[u8], with: bool) -> usize {
         let Some(suffix) = key.strip_prefix(self.prefix()) else {
@@ -343,7 +343,7 @@ impl<'a> Node<'a> {
 
     // Leaves.
 
-    /// Entries with keys before `key`, or at it if `with`.
+    /// Returns the number of entries with keys before `key`; with `with`, also at it.
     pub(crate) fn count_before(&self, key: &[u8], with: bool) -> usize {
         self.position(0, key, with)
     }
@@ -357,13 +357,13 @@ impl<'a> Node<'a> {
         LeafEntry { flags, fingerprint: print, location: place, blob_id: blob }
     }
 
-    /// The value of which the entry has a copy, if it has.
+    /// Returns the value if the entry has a copy of it, else nothing.
     #[inline]
     pub(crate) fn value(&self, slot: usize) -> &'a [u8] {
         if self.tag(slot) & INLINE == 0 { &[] } else { self.rest(slot).1 }
     }
 
-    /// The slot of `key`, whose hash has the byte `print`.
+    /// Returns the slot of `key`, if the hash of the key has the byte `print`.
     #[inline]
     pub(crate) fn find(&self, print: u8, key: &[u8]) -> Option<usize> {
         const LOW: u64 = 0x0101_0101_0101_0101;
@@ -376,7 +376,7 @@ impl<'a> Node<'a> {
         let is_it = |slot: &usize| self.cmp(*slot, head, suffix) == Ordering::Equal;
         for (number, chunk) in chunks.by_ref().enumerate() {
             let differs = u64_at(chunk, 0) ^ wanted;
-            // A byte of 0x80 where one may be equal: some too many, never one too few.
+            // 0x80 in each byte that may be equal: it may be set too often, never too rarely.
             let mut equal = differs.wrapping_sub(LOW) & !differs & HIGH;
             while equal != 0 {
                 let slot = number * 8 + equal.trailing_zeros() as usize / 8;
@@ -397,13 +397,13 @@ impl<'a> Node<'a> {
         NodeRef::from_bytes(&self.bytes[self.places + slot * NODE_REF_BYTES..][..NODE_REF_BYTES])
     }
 
-    /// The child whose range has `key`.
+    /// Returns the child with the range that contains `key`.
     #[inline]
     pub(crate) fn child_containing(&self, key: &[u8]) -> usize {
         self.position(1, key, true) - 1
     }
 
-    /// The child that has the highest keys before `key`.
+    /// Returns the child that has the highest keys before `key`.
     pub(crate) fn child_containing_before(&self, key: &[u8]) -> usize {
         self.position(1, key, false) - 1
     }

@@ -1,4 +1,4 @@
-//! Nodes beside what they were made of, and bytes that are no node.
+//! Nodes compared with their items, and bytes that are not a node.
 
 use super::*;
 
@@ -70,7 +70,7 @@ fn leaves_hold_what_they_were_made_of() {
     }
 }
 
-/// Entries of which one in `deaf` is a removal, or names a staged value.
+/// Returns entries of which one in `deaf` is a tombstone or a blob.
 fn pairs_with_leaf_only(keys: &[Vec<u8>], deaf: u64) -> Vec<LeafPair<'_>> {
     let one = |(key, number): (_, u64)| {
         let (seq, print) = (Seq(number), (number % 7).to_le_bytes()[0]);
@@ -84,7 +84,7 @@ fn pairs_with_leaf_only(keys: &[Vec<u8>], deaf: u64) -> Vec<LeafPair<'_>> {
     keys.iter().map(|key| &key[..]).zip(1..).map(one).collect()
 }
 
-/// A node of as many of the pairs as go into it, and how many that are.
+/// Returns a node of as many of the pairs as fit into it, and their number.
 fn leaf_of(pairs: &[LeafPair<'_>]) -> (Vec<u8>, usize) {
     let (count, _) = fit_items(pairs, 0, 4096, 4096);
     (build_node(&pairs[..count], 0, 5, Seq(6), 4096).0, count)

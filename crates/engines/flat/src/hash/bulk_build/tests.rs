@@ -1,4 +1,4 @@
-//! Logs that are taken up as a whole, and in part.
+//! Tests of logs that are gathered completely, and of logs that are gathered partly.
 
 use super::*;
 use crate::engine::FlatEngine;
@@ -14,7 +14,7 @@ use sheaf_base::types::{Incarnation, KeyspaceId, LogId, SegmentId, StoreId};
 use std::collections::HashMap;
 use std::path::Path;
 
-/// A record as it was written.
+/// Record as it was written.
 struct WrittenRecord {
     key: Vec<u8>,
     seq: Seq,
@@ -43,11 +43,12 @@ struct TestLog {
     context: Arc<EngineContext>,
     segments: Vec<Arc<Segment>>,
     records: Vec<WrittenRecord>,
-    /// The number of each key's newest record, if that is no removal.
+    /// Seq of the newest record of each key, unless that record is a removal.
     newest: HashMap<Vec<u8>, Seq>,
 }
 
-/// A log of `count` records of `keys` keys in several segments. Each tenth stands there twice.
+/// Returns a log of `count` records of `keys` keys in several segments. Every tenth record occurs
+/// twice.
 fn log(tiny: bool, budget: u64, count: u64, keys: u64) -> TestLog {
     let disk = SimDisk::new();
     disk.create_dir(Path::new("/flat")).unwrap();
@@ -117,7 +118,7 @@ impl TestLog {
         here.map(WrittenRecord::replay).collect()
     }
 
-    /// What `engine` must hold, whatever way it took the records up.
+    /// Checks the content of `engine`. The expected content does not depend on the kind of replay.
     fn check(&self, engine: &FlatEngine<HashIndex>) {
         let guard = &epoch::pin();
         let mut live = HashMap::new();
@@ -153,7 +154,7 @@ impl TestLog {
 
 #[test]
 fn bulk_build_keeps_the_newest_record_of_each_key() {
-    // Many keys and few, everything gathered and not all of it.
+    // Many keys and few keys; all records gathered, and only part of them.
     for (tiny, budget, count, keys) in [
         (true, 1 << 30, 3000, 700),
         (true, 1 << 18, 3000, 700),
@@ -189,7 +190,7 @@ fn keys_with_equal_hashes_are_distinguished_and_chained() {
     for segment in &log.segments {
         assert!(gathered.add(&log.of_segment(segment.slot()), &log.context).is_empty());
     }
-    // Three hashes for all.
+    // All records share three hashes.
     let few = |hash: u64| ((hash % 3) << 62) | (hash % 3);
     gathered.shards.for_each(|bins| {
         let items: Vec<HashedRecord> = bins.iter_mut().flat_map(std::mem::take).collect();
