@@ -1,11 +1,11 @@
 //! Model tests of rings and sleeping under a scheduler.
 //!
-//! Built with `--cfg shuttle` only; `sheaf_base::sync::explore` has the settings. Blind spots: weak
-//! memory order, and the notifiers of the kernel, which [`ModelNotifier`] replaces.
+//! Built with `--cfg shuttle` only; `sheaf_platform::sync::explore` has the settings. Blind spots:
+//! weak memory order, and the notifiers of the kernel, which [`ModelNotifier`] replaces.
 
 use std::sync::Arc;
 
-use sheaf_base::sync::{explore, thread};
+use sheaf_platform::sync::{explore, thread};
 
 use crate::link::{PeerLink, SharedLink};
 use crate::memory::SharedMemory;

@@ -23,7 +23,7 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
-use sheaf_base::sync::atomic::{Ordering, fence};
+use sheaf_platform::sync::atomic::{Ordering, fence};
 
 use crate::memory::SharedMemory;
 use crate::wake::{Notifier, PeerWaker};

@@ -25,7 +25,7 @@ use std::ptr::NonNull;
 
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
-use sheaf_base::sync::atomic::{AtomicU64, Ordering, fence};
+use sheaf_platform::sync::atomic::{AtomicU64, Ordering, fence};
 
 /// Maximum size in words (1 GiB): larger than any inbox in use.
 const MAX_WORDS: usize = 1 << 27;

@@ -13,8 +13,8 @@
 use std::ops::Bound;
 
 use sheaf::{Durability, Error};
-use sheaf_base::codec::{FieldReader, FieldWriter};
-use sheaf_base::wire_error;
+use sheaf_platform::codec::{FieldReader, FieldWriter};
+use sheaf_platform::wire_error;
 
 /// Error for bytes that are not a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

@@ -18,7 +18,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType};
-use sheaf_base::sync::atomic::{AtomicU64, Ordering, fence};
+use sheaf_platform::sync::atomic::{AtomicU64, Ordering, fence};
 
 use crate::memory::SharedMemory;
 
@@ -118,7 +118,7 @@ impl Drop for SleepGuard<'_> {
 /// Notifier for models that the scheduler of the model checker controls.
 #[cfg(shuttle)]
 #[derive(Clone, Debug, Default)]
-pub struct ModelNotifier(Arc<(sheaf_base::sync::Mutex<bool>, sheaf_base::sync::Condvar)>);
+pub struct ModelNotifier(Arc<(sheaf_platform::sync::Mutex<bool>, sheaf_platform::sync::Condvar)>);
 
 #[cfg(shuttle)]
 impl Notifier for ModelNotifier {

@@ -3,8 +3,8 @@
 //!
 //! `cargo run -p sheaf-flexspace --example records`
 
-use sheaf_base::error::Result;
 use sheaf_flexspace::{FlexSpace, SpaceOptions, SpaceView};
+use sheaf_platform::error::Result;
 
 /// Encodes a record: key length, value length, key, value. Each record is inserted in one call, so
 /// it starts an extent. `read_extent` therefore finds the start of a record from any address.

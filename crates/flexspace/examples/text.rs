@@ -5,8 +5,8 @@
 
 use std::io::{Read, Seek, SeekFrom};
 
-use sheaf_base::error::Result;
 use sheaf_flexspace::{FlexSpace, SpaceOptions};
+use sheaf_platform::error::Result;
 
 /// Returns the position of `needle`.
 fn find(space: &FlexSpace, needle: &str) -> Option<u64> {

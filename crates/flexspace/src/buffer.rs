@@ -19,11 +19,11 @@
 //! 3. A buffer is reused for another place (`from` and `filled` change) only while it has one
 //!    owner.
 
-use sheaf_base::sync::atomic::{AtomicU64, Ordering};
+use sheaf_platform::sync::atomic::{AtomicU64, Ordering};
 use std::slice;
 use std::sync::Arc;
 
-use sheaf_base::memory::{HUGE_PAGE, MappedMemory, Memory, MemoryPart};
+use sheaf_platform::memory::{HUGE_PAGE, MappedMemory, Memory, MemoryPart};
 
 /// Memory for the bytes of a segment from `from` on.
 #[derive(Debug)]
@@ -39,7 +39,7 @@ pub(crate) struct SegmentBuffer {
 impl SegmentBuffer {
     /// Allocates a buffer of `len` bytes that can be reused.
     pub(crate) fn new(len: usize, memory: &Arc<Memory>) -> SegmentBuffer {
-        let page = sheaf_base::memory::page_size();
+        let page = sheaf_platform::memory::page_size();
         let mapped =
             MappedMemory::new(len.next_multiple_of(page), if len < HUGE_PAGE { page } else { HUGE_PAGE });
         memory.take(MemoryPart::Buffers, len as u64);

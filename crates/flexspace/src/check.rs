@@ -7,10 +7,10 @@
 
 use std::sync::Arc;
 
-use sheaf_base::double_slot::DoubleSlot;
-use sheaf_base::error::{Error, Result};
-use sheaf_base::store::image::ImageReader;
-use sheaf_base::types::KeyspaceId;
+use sheaf_engine::checkpoint_file::ImageReader;
+use sheaf_log::double_slot::DoubleSlot;
+use sheaf_log::types::KeyspaceId;
+use sheaf_platform::error::{Error, Result};
 
 use crate::format::{self, SpaceHead};
 use crate::shared::SharedSpace;

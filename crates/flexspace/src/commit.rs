@@ -9,10 +9,10 @@
 //! Slow preparations (disk blocks, buffers, log segments, garbage collection) happen without the
 //! lock. Under the lock only a `pwrite` without a buffer can fail, and it has not changed anything.
 
-use sheaf_base::sync::atomic::Ordering;
+use sheaf_platform::sync::atomic::Ordering;
 
-use sheaf_base::error::{Error, Result};
-use sheaf_base::sync::MutexGuard;
+use sheaf_platform::error::{Error, Result};
+use sheaf_platform::sync::MutexGuard;
 
 use crate::log;
 use crate::segment_allocator::GC_FREE_SEGMENTS;

@@ -16,7 +16,7 @@ pub(crate) struct CurrentVersion(ArcSwap<SpaceVersion>);
 #[inline]
 fn step() {
     #[cfg(shuttle)]
-    sheaf_base::sync::step();
+    sheaf_platform::sync::step();
 }
 
 impl CurrentVersion {

@@ -21,17 +21,17 @@
 //!    in the kernel and are not written while that version lives. Only these bytes are accessed in
 //!    the mapping. A damaged length may exceed them; such a block is copied out with a read.
 
-use sheaf_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use sheaf_platform::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use arc_swap::{ArcSwapOption, Guard};
-use sheaf_base::disk::{Disk, File, OpenMode, mark_len_dirty, read_up_to_end};
-use sheaf_base::error::{Damage, Error, IoContext, Result};
-use sheaf_base::frame::u32_at;
-use sheaf_base::memory::{page_size, prefetch, prefetch_block};
-use sheaf_base::types::StoreId;
+use sheaf_log::types::StoreId;
+use sheaf_platform::codec::u32_at;
+use sheaf_platform::disk::{Disk, File, OpenMode, mark_len_dirty, read_up_to_end};
+use sheaf_platform::error::{Damage, Error, IoContext, Result};
+use sheaf_platform::memory::{page_size, prefetch, prefetch_block};
 
 use crate::buffer::SegmentBuffer;
 use crate::extent::{BLOCK_HEADER, BLOCK_HEADER_BYTES, Extent, SegmentSeed, footprint};

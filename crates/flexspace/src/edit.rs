@@ -5,7 +5,7 @@
 
 use std::io;
 
-use sheaf_base::error::Result;
+use sheaf_platform::error::Result;
 
 use crate::space::FlexSpace;
 use crate::view::{ExtentBytes, seek};

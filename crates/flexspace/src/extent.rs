@@ -18,7 +18,7 @@
 //! for each use of the segment, also after reopening the space. Bytes of an earlier use therefore
 //! fail the checksum.
 
-use sheaf_base::types::StoreId;
+use sheaf_log::types::StoreId;
 
 use crate::tree::TreeItem;
 

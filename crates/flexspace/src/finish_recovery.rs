@@ -8,11 +8,11 @@ use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use sheaf_base::disk::mark_len_dirty;
-use sheaf_base::double_slot::DoubleSlot;
-use sheaf_base::error::{Error, IoContext, Result};
-use sheaf_base::segment::DATA_START;
-use sheaf_base::sync::atomic::Ordering;
+use sheaf_log::double_slot::DoubleSlot;
+use sheaf_log::segment::DATA_START;
+use sheaf_platform::disk::mark_len_dirty;
+use sheaf_platform::error::{Error, IoContext, Result};
+use sheaf_platform::sync::atomic::Ordering;
 
 use crate::data_file::{DATA_DIR, DataFile};
 use crate::extent::{BLOCK_HEADER, Extent, footprint};
@@ -162,7 +162,7 @@ impl SpaceRecovery<'_> {
             recovery_points.map(|recovery_point| format::checkpoint_name(recovery_point.checkpoint));
         let logs = recovery_points.into_iter().flat_map(|recovery_point| &recovery_point.logs);
         let named: HashSet<PathBuf> = logs
-            .map(|log| PathBuf::from(LOG_DIR).join(sheaf_base::segment::file_name(log.id)))
+            .map(|log| PathBuf::from(LOG_DIR).join(sheaf_log::segment::file_name(log.id)))
             .chain(checkpoints)
             .collect();
         for (dir, suffix) in [(LOG_DIR, ".seg"), (TREE_DIR, ".img")] {

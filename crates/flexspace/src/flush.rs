@@ -15,11 +15,11 @@
 //! to the same offsets. Only a failed sync leaves the disk in an unknown state, and poisons the
 //! space.
 
-use sheaf_base::sync::atomic::Ordering;
+use sheaf_platform::sync::atomic::Ordering;
 use std::sync::Arc;
 
-use sheaf_base::error::{IoContext, Result};
-use sheaf_base::parallel::yield_if_due;
+use sheaf_platform::error::{IoContext, Result};
+use sheaf_platform::parallel::yield_if_due;
 
 use crate::buffer::SegmentBuffer;
 use crate::data_file::DataFile;

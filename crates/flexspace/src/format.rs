@@ -4,11 +4,11 @@
 
 use std::path::PathBuf;
 
-use sheaf_base::codec::{COUNT_LIMIT, FieldReader, FieldWriter};
-use sheaf_base::double_slot::DoubleSlotState;
-use sheaf_base::engine::{ImageSink, ImageSource};
-use sheaf_base::error::{Damage, Result};
-use sheaf_base::types::{SegmentId, StoreId};
+use sheaf_engine::contract::{ImageSink, ImageSource};
+use sheaf_log::double_slot::DoubleSlotState;
+use sheaf_log::types::{SegmentId, StoreId};
+use sheaf_platform::codec::{COUNT_LIMIT, FieldReader, FieldWriter};
+use sheaf_platform::error::{Damage, Result};
 
 use crate::extent::Extent;
 use crate::options::GeometryKind;

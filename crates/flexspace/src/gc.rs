@@ -27,13 +27,13 @@
 //! A step is one operation: remaps in one frame. The original bytes remain until it is durable
 //! (`maintenance.rs`).
 
-use sheaf_base::sync::atomic::Ordering;
+use sheaf_platform::sync::atomic::Ordering;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use sheaf_base::clock::{Clock, SystemClock};
-use sheaf_base::error::{Error, Result};
-use sheaf_base::sync::MutexGuard;
+use sheaf_platform::clock::{Clock, SystemClock};
+use sheaf_platform::error::{Error, Result};
+use sheaf_platform::sync::MutexGuard;
 
 use crate::extent::{Extent, footprint};
 use crate::format::{ExtentRun, IndexRecord};
@@ -597,7 +597,7 @@ fn sub_run(run: &ExtentRun, mut skip: u64, mut left: u64) -> ExtentRun {
 mod tests {
     use std::time::Duration;
 
-    use sheaf_base::disk::sim::{CallClass, Fault, FaultKind, FaultPlan, FaultRepeat, SimDisk};
+    use sheaf_sim::{CallClass, Fault, FaultKind, FaultPlan, FaultRepeat, SimDisk};
 
     use super::*;
     use crate::{FlexSpace, SpaceOptions};

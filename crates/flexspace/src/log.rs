@@ -22,10 +22,10 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use sheaf_base::disk::SECTOR;
-use sheaf_base::frame::{FIRST, FrameHeader, FrameKind, HEADER, LAST, WATERMARK, body_sum, span};
-use sheaf_base::segment::{DATA_START, Segment};
-use sheaf_base::types::{SegmentId, Seq};
+use sheaf_log::frame::{FIRST, FrameHeader, FrameKind, HEADER, LAST, WATERMARK, body_sum, span};
+use sheaf_log::segment::{DATA_START, Segment};
+use sheaf_log::types::{SegmentId, Seq};
+use sheaf_platform::disk::SECTOR;
 
 /// Bytes of frames at which the gathering buffer is queued for the flush.
 const MAX_BUFFERED_BYTES: usize = 64 << 10;

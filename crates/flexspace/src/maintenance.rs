@@ -26,17 +26,17 @@
 #[cfg(test)]
 mod tests;
 
-use sheaf_base::sync::atomic::Ordering;
+use sheaf_platform::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::Duration;
 
-use sheaf_base::clock::{Clock, SystemClock};
-use sheaf_base::engine::ImageSink;
-use sheaf_base::error::{Error, IoContext, Result};
-use sheaf_base::segment::{Segment, SegmentIdentity};
-use sheaf_base::store::image::ImageWriter;
-use sheaf_base::sync::MutexGuard;
-use sheaf_base::types::{KeyspaceId, LogId, SegmentId};
+use sheaf_engine::checkpoint_file::ImageWriter;
+use sheaf_engine::contract::ImageSink;
+use sheaf_log::segment::{Segment, SegmentIdentity};
+use sheaf_log::types::{KeyspaceId, LogId, SegmentId};
+use sheaf_platform::clock::{Clock, SystemClock};
+use sheaf_platform::error::{Error, IoContext, Result};
+use sheaf_platform::sync::MutexGuard;
 
 use crate::data_file::{self, DATA_DIR};
 use crate::format::{self, CheckpointHeader, LOG_DIR, LogSegmentRef, RecoveryPoint, TREE_DIR};
@@ -388,7 +388,7 @@ impl SharedSpace {
             let _ = self.disk.remove(&self.dir.join(format::checkpoint_name(gone.checkpoint)));
         }
         for log in &gone.logs {
-            let name = sheaf_base::segment::file_name(log.id);
+            let name = sheaf_log::segment::file_name(log.id);
             let _ = self.disk.remove(&self.dir.join(LOG_DIR).join(name));
         }
     }

@@ -26,14 +26,14 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use sheaf_base::disk::{Disk, OpenMode};
-use sheaf_base::double_slot::DoubleSlot;
-use sheaf_base::error::{Damage, Error, IoContext, Result};
-use sheaf_base::frame::FrameKind;
-use sheaf_base::segment::{DATA_START, Segment, SegmentScan, number_of};
-use sheaf_base::store::image::ImageReader;
-use sheaf_base::sync::atomic::Ordering;
-use sheaf_base::types::{LogId, SegmentId, StoreId};
+use sheaf_engine::checkpoint_file::ImageReader;
+use sheaf_log::double_slot::DoubleSlot;
+use sheaf_log::frame::FrameKind;
+use sheaf_log::segment::{DATA_START, Segment, SegmentScan, number_of};
+use sheaf_log::types::{LogId, SegmentId, StoreId};
+use sheaf_platform::disk::{Disk, OpenMode};
+use sheaf_platform::error::{Damage, Error, IoContext, Result};
+use sheaf_platform::sync::atomic::Ordering;
 
 use crate::data_file::{DATA_DIR, DataFiles};
 use crate::extent::Extent;
@@ -92,7 +92,7 @@ fn list_numbers<T>(disk: &dyn Disk, dir: &Path, number: impl Fn(&str) -> Option<
 fn synthesize_head(disk: &dyn Disk, dir: &Path, options: &SpaceOptions) -> Result<SpaceHead> {
     let mut found: BTreeMap<u128, u64> = BTreeMap::new();
     for id in list_numbers(disk, &dir.join(LOG_DIR), number_of)? {
-        let path = dir.join(LOG_DIR).join(sheaf_base::segment::file_name(id));
+        let path = dir.join(LOG_DIR).join(sheaf_log::segment::file_name(id));
         let of = Segment::identify(disk, &path).ok().filter(|of| of.id == id);
         of.into_iter().for_each(|of| *found.entry(of.store.0).or_default() += 1);
     }

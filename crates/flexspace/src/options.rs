@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use sheaf_base::memory::Memory;
+use sheaf_platform::memory::Memory;
 
 use crate::extent::MAX_EXTENT;
 
@@ -19,7 +19,7 @@ pub struct SpaceOptions {
     /// Opens without changing anything on disk; several processes may do so at once. Default:
     /// false.
     pub read_only: bool,
-    /// Accounts the memory of the index (as [`sheaf_base::memory::MemoryPart::Index`]) and of
+    /// Accounts the memory of the index (as [`sheaf_platform::memory::MemoryPart::Index`]) and of
     /// buffers. If the budget is used up, bytes can be removed but not added.
     pub memory: Arc<Memory>,
     /// Starts no threads. Background work is then done by [`crate::FlexSpace::maintain`], and by

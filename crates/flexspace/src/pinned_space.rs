@@ -19,12 +19,12 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use sheaf_base::backup_files::{FilePart, FileSource, PinnedFile, PinnedFiles};
-use sheaf_base::disk::Disk;
-use sheaf_base::double_slot::{slot_bytes, slot_name};
-use sheaf_base::error::Result;
-use sheaf_base::store::image::ImageWriter;
-use sheaf_base::types::KeyspaceId;
+use sheaf_engine::backup_files::{FilePart, FileSource, PinnedFile, PinnedFiles};
+use sheaf_engine::checkpoint_file::ImageWriter;
+use sheaf_log::double_slot::{slot_bytes, slot_name};
+use sheaf_log::types::KeyspaceId;
+use sheaf_platform::disk::Disk;
+use sheaf_platform::error::Result;
 
 use crate::data_file::{self, DATA_DIR};
 use crate::extent::{BLOCK_HEADER, Extent, footprint};
@@ -169,8 +169,8 @@ impl PinnedFiles for PinnedSpace {
 mod tests {
     use std::path::Path;
 
-    use sheaf_base::disk::OpenMode;
-    use sheaf_base::disk::sim::SimDisk;
+    use sheaf_platform::disk::OpenMode;
+    use sheaf_sim::SimDisk;
 
     use super::*;
     use crate::{FlexSpace, SpaceOptions};

@@ -5,10 +5,10 @@
 //! file. Garbage collection borrows its buffer and fills it without the writer's lock.
 //! `segment_allocator.rs` selects the segments.
 
-use sheaf_base::sync::atomic::Ordering;
+use sheaf_platform::sync::atomic::Ordering;
 use std::sync::Arc;
 
-use sheaf_base::error::{IoContext, Result};
+use sheaf_platform::error::{IoContext, Result};
 
 use crate::buffer::{BufferWriter, SegmentBuffer};
 use crate::extent::{Extent, SegmentSeed, footprint, max_len_in};

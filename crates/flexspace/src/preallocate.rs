@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use sheaf_base::error::{Error, IoContext, Result};
+use sheaf_platform::error::{Error, IoContext, Result};
 
 use crate::data_file::{DATA_DIR, DataFile};
 use crate::shared::{EXTENT_BYTES, SharedSpace};

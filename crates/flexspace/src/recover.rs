@@ -17,12 +17,13 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use sheaf_base::disk::{Disk, OpenMode, create_dirs};
-use sheaf_base::double_slot::DoubleSlot;
-use sheaf_base::error::{Damage, Error, IoContext, Result};
-use sheaf_base::segment::{DATA_START, Segment};
-use sheaf_base::store::image::ImageReader;
-use sheaf_base::types::{KeyspaceId, LogId, StoreId, random_bits};
+use sheaf_engine::checkpoint_file::ImageReader;
+use sheaf_log::double_slot::DoubleSlot;
+use sheaf_log::segment::{DATA_START, Segment};
+use sheaf_log::types::{KeyspaceId, LogId, StoreId};
+use sheaf_platform::disk::{Disk, OpenMode, create_dirs};
+use sheaf_platform::error::{Damage, Error, IoContext, Result};
+use sheaf_platform::random::random_bits;
 
 use crate::data_file::{self, DATA_DIR, DataFile, DataFiles};
 use crate::extent::Extent;
@@ -245,7 +246,7 @@ impl SpaceRecovery<'_> {
 
 #[cfg(test)]
 mod tests {
-    use sheaf_base::disk::sim::SimDisk;
+    use sheaf_sim::SimDisk;
 
     use super::*;
 

@@ -6,10 +6,10 @@
 
 use std::path::Path;
 
-use sheaf_base::error::{Damage, Error, Result};
-use sheaf_base::frame::FrameKind;
-use sheaf_base::segment::{ScanEnd, SegmentScan, find_watermark};
-use sheaf_base::types::Seq;
+use sheaf_log::frame::FrameKind;
+use sheaf_log::segment::{ScanEnd, SegmentScan, find_watermark};
+use sheaf_log::types::Seq;
+use sheaf_platform::error::{Damage, Error, Result};
 
 use crate::extent::Extent;
 use crate::format::{self, IndexRecord, LOG_DIR};

@@ -20,8 +20,8 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use sheaf_base::error::{Error, Result};
-use sheaf_base::memory::Memory;
+use sheaf_platform::error::{Error, Result};
+use sheaf_platform::memory::Memory;
 
 use crate::buffer::{BufferWriter, SegmentBuffer};
 use crate::data_file::{DataFile, DataFiles};
@@ -226,7 +226,8 @@ impl SpaceWriter {
         open.saturating_sub(lost) + segments.saturating_mul(g.segment - lost)
     }
 
-    /// Returns the footprint that `class` can write, now or after [`SharedSpace::preallocate`](crate::shared::SharedSpace::preallocate).
+    /// Returns the footprint that `class` can write, now or after
+    /// [`SharedSpace::preallocate`](crate::shared::SharedSpace::preallocate).
     pub(crate) fn writable_bytes(&self, class: WriteClass) -> u64 {
         self.bytes_in(class, self.available_to(class))
     }

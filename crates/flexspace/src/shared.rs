@@ -8,22 +8,22 @@
 //! are in use. Two background threads run: housekeeping (`maintenance.rs`) and garbage collection
 //! (`gc.rs`).
 //!
-//! Both threads yield regularly (`sheaf_base::parallel`). With more threads than processors a
+//! Both threads yield regularly (`sheaf_platform::parallel`). With more threads than processors a
 //! writer that slept would otherwise wait for one or more scheduler ticks.
 
-use sheaf_base::sync::atomic::{AtomicU64, Ordering};
+use sheaf_platform::sync::atomic::{AtomicU64, Ordering};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use sheaf_base::disk::Disk;
-use sheaf_base::double_slot::DoubleSlot;
-use sheaf_base::error::{Error, Result};
-use sheaf_base::memory::MemoryPart;
-use sheaf_base::parallel::StepWaker;
-use sheaf_base::segment::Segment;
-use sheaf_base::sync::{Mutex, MutexGuard};
-use sheaf_base::types::Incarnation;
+use sheaf_log::double_slot::DoubleSlot;
+use sheaf_log::segment::Segment;
+use sheaf_log::types::Incarnation;
+use sheaf_platform::disk::Disk;
+use sheaf_platform::error::{Error, Result};
+use sheaf_platform::memory::MemoryPart;
+use sheaf_platform::parallel::StepWaker;
+use sheaf_platform::sync::{Mutex, MutexGuard};
 
 use crate::current::CurrentVersion;
 use crate::data_file::DataFiles;

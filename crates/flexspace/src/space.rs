@@ -4,14 +4,14 @@
 //! operations, and `recover.rs` opens a space after a crash. The crate documentation has the
 //! picture.
 
-use sheaf_base::sync::atomic::{AtomicU64, Ordering};
+use sheaf_platform::sync::atomic::{AtomicU64, Ordering};
 use std::path::Path;
 use std::sync::Arc;
 
-use sheaf_base::disk::{Disk, LockMode, LockOutcome};
-use sheaf_base::error::{Error, IoContext, LockConflict, Result};
-use sheaf_base::memory::MemoryPart;
-use sheaf_base::parallel::StepThread;
+use sheaf_platform::disk::{Disk, LockMode, LockOutcome};
+use sheaf_platform::error::{Error, IoContext, LockConflict, Result};
+use sheaf_platform::memory::MemoryPart;
+use sheaf_platform::parallel::StepThread;
 
 use crate::check::Verification;
 use crate::edit::Edit;
@@ -69,8 +69,8 @@ pub struct SpaceStats {
 ///
 /// ```
 /// use sheaf_flexspace::{FlexSpace, SpaceOptions};
-/// # fn main() -> sheaf_base::error::Result<()> {
-/// # let disk = std::sync::Arc::new(sheaf_base::disk::sim::SimDisk::new());
+/// # fn main() -> sheaf_platform::error::Result<()> {
+/// # let disk = std::sync::Arc::new(sheaf_sim::SimDisk::new());
 /// let options = SpaceOptions { inline: true, ..SpaceOptions::default() };
 /// let space = FlexSpace::open_on(disk, "/text", options)?;
 /// space.write(0, b"hello world")?;
@@ -117,7 +117,7 @@ impl FlexSpace {
     /// and must not be created. Returns `Corrupt` if required data is missing or damaged, and the
     /// errors of reading and writing files.
     pub fn open(dir: impl AsRef<Path>, options: SpaceOptions) -> Result<FlexSpace> {
-        FlexSpace::open_on(Arc::new(sheaf_base::disk::real::RealDisk::default()), dir, options)
+        FlexSpace::open_on(Arc::new(sheaf_platform::disk::real::RealDisk::default()), dir, options)
     }
 
     /// Like [`FlexSpace::open`], on any disk.
@@ -165,9 +165,9 @@ impl FlexSpace {
     /// left out. Without a head the sizes are those of `options`.
     ///
     /// ```
-    /// use sheaf_base::disk::{Disk, sim::SimDisk};
+    /// use sheaf_platform::disk::{Disk, sim::SimDisk};
     /// use sheaf_flexspace::{FlexSpace, SpaceOptions};
-    /// # fn main() -> sheaf_base::error::Result<()> {
+    /// # fn main() -> sheaf_platform::error::Result<()> {
     /// let disk = std::sync::Arc::new(SimDisk::new());
     /// let options = SpaceOptions { inline: true, ..SpaceOptions::default() };
     /// let space = FlexSpace::open_on(disk.clone(), "/text", options)?;

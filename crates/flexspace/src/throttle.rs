@@ -25,8 +25,8 @@
 
 use std::time::Duration;
 
-use sheaf_base::clock::{Clock, SystemClock};
-use sheaf_base::sync::{Condvar, Mutex};
+use sheaf_platform::clock::{Clock, SystemClock};
+use sheaf_platform::sync::{Condvar, Mutex};
 
 /// A shorter delay is added to the following writes instead.
 const MIN_WAIT: Duration = Duration::from_micros(300);

@@ -7,7 +7,7 @@ use std::cell::Cell;
 use std::io;
 use std::sync::Arc;
 
-use sheaf_base::error::{Error, Result};
+use sheaf_platform::error::{Error, Result};
 
 use crate::extent::{BLOCK_HEADER, Extent, footprint};
 use crate::shared::SpaceVersion;

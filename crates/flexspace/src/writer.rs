@@ -25,8 +25,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use sheaf_base::error::{Error, Result};
-use sheaf_base::memory::Memory;
+use sheaf_platform::error::{Error, Result};
+use sheaf_platform::memory::Memory;
 
 use crate::data_file::DataFiles;
 use crate::extent::{Extent, footprint};

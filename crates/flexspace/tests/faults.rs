@@ -6,11 +6,9 @@ mod support;
 use std::path::Path;
 use std::sync::Arc;
 
-use sheaf_base::disk::sim::{
-    AfterFailedSync, CallClass, Fault, FaultKind, FaultPlan, FaultRepeat, KeepChoice, SimDisk,
-};
-use sheaf_base::error::Error;
 use sheaf_flexspace::{FlexSpace, SpaceOptions};
+use sheaf_platform::error::Error;
+use sheaf_sim::{AfterFailedSync, CallClass, Fault, FaultKind, FaultPlan, FaultRepeat, KeepChoice, SimDisk};
 use support::{SPACE_DIR, WorkloadStep, content, open, options, workload};
 
 /// Result of a workload under a fault.

@@ -2,7 +2,7 @@
 //! under a scheduler.
 //!
 //! Built with `--cfg shuttle` only: `RUSTFLAGS='--cfg shuttle' cargo test -p sheaf-flexspace --test
-//! interleavings`. `sheaf_base::sync::explore` has the settings.
+//! interleavings`. `sheaf_platform::sync::explore` has the settings.
 //!
 //! Blind spots: weak memory order, and the interior of a load by arc-swap (threads switch only
 //! before and after it).
@@ -11,9 +11,9 @@
 
 use std::sync::Arc;
 
-use sheaf_base::disk::sim::{KeepChoice, SimDisk};
-use sheaf_base::sync::{explore, thread};
 use sheaf_flexspace::{FlexSpace, SpaceOptions};
+use sheaf_platform::sync::{explore, thread};
+use sheaf_sim::{KeepChoice, SimDisk};
 
 const BLOCK: u64 = 64;
 

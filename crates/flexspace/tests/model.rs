@@ -9,12 +9,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use sheaf_base::disk::real::RealDisk;
-use sheaf_base::disk::sim::SimDisk;
-use sheaf_base::disk::{Disk, OpenMode};
-use sheaf_base::error::Error;
-use sheaf_base::memory::Memory;
 use sheaf_flexspace::{FlexSpace, SpaceOptions};
+use sheaf_platform::disk::real::RealDisk;
+use sheaf_platform::disk::{Disk, OpenMode};
+use sheaf_platform::error::Error;
+use sheaf_platform::memory::Memory;
+use sheaf_sim::SimDisk;
 use support::mapping_check_disk::MappingCheckDisk;
 use support::{Random, SPACE_DIR, WorkloadStep, content, open, options, workload};
 
@@ -206,7 +206,7 @@ fn the_mark_travels_with_the_state() {
     space.sync().expect("synced");
     space.edit().insert(0, b"b").mark(8).commit().expect("room");
     assert_eq!((space.view().mark(), space.mark()), (8, 8));
-    let cut = disk.power_cut(&sheaf_base::disk::sim::KeepChoice::None);
+    let cut = disk.power_cut(&sheaf_sim::KeepChoice::None);
     let space = open(Arc::new(cut.clone())).expect("it opens");
     assert_eq!((space.view().mark(), content(&space).expect("readable")), (7, b"a".to_vec()));
     space.close().expect("closed");

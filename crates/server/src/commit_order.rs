@@ -21,7 +21,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use sheaf_base::sync::atomic::{AtomicBool, Ordering};
+use sheaf_platform::sync::atomic::{AtomicBool, Ordering};
 
 /// Flag of a worker in one session.
 #[derive(Debug, Default)]

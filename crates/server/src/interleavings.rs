@@ -1,14 +1,14 @@
 //! The gate under a scheduler: workers commit for one session; its agent releases commits and
 //! sleeps.
 //!
-//! Built with `--cfg shuttle` only, with the options of `sheaf_base::sync::explore`. Blind spot:
-//! weak memory.
+//! Built with `--cfg shuttle` only, with the options of `sheaf_platform::sync::explore`. Blind
+//! spot: weak memory.
 
 use std::sync::Arc;
 
-use sheaf_base::sync::{Mutex, explore, thread};
 use sheaf_flatrpc::memory::SharedMemory;
 use sheaf_flatrpc::wake::{ModelNotifier, PeerWaker, SleepGuard};
+use sheaf_platform::sync::{Mutex, explore, thread};
 
 use crate::commit_order::{CommitOrder, WritingFlag};
 

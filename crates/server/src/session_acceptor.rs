@@ -35,7 +35,6 @@ use rustix::io::Errno;
 use rustix::net::{
     RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, acceptfrom_with, recv, send,
 };
-use sheaf_base::accept::{Accepted, Acceptor, RETRY_PAUSE};
 use sheaf_flatrpc::address::ServerAddress;
 use sheaf_flatrpc::handshake::{
     ClientHello, HELLO_BYTES, HandshakeStatus, MAX_TOKEN_BYTES, ReplyMode, ServerHello, SessionJoin, VERSION,
@@ -45,6 +44,7 @@ use sheaf_flatrpc::link::{FrameApplier, SharedLink, TcpLink};
 use sheaf_flatrpc::memory::SharedMemory;
 use sheaf_flatrpc::ring::{InboxLayout, MAX_RINGS, RingReader, RingWriter};
 use sheaf_flatrpc::wake::{PeerWaker, SocketNotifier};
+use sheaf_platform::accept::{Accepted, Acceptor, RETRY_PAUSE};
 
 use crate::commands::Recipient;
 use crate::reply_port::{PortTransport, ReplyPort};

@@ -4,10 +4,10 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
-use sheaf_base::engine::{Action, EngineOp};
-use sheaf_base::store::{CommitOutcome, CommitWrite, KeyspaceState};
-use sheaf_base::types::{KeyspaceId, Seq};
-use sheaf_base::workload::SampleStart;
+use sheaf_engine::contract::{Action, EngineOp};
+use sheaf_engine::workload::SampleStart;
+use sheaf_log::types::{KeyspaceId, Seq};
+use sheaf_store::{CommitOutcome, CommitWrite, KeyspaceState};
 
 use crate::keyspace::{WaitPolicy, read_expected};
 use crate::open_database::OpenDatabase;

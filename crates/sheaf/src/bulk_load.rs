@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use sheaf_base::store::BulkLoad;
+use sheaf_store::BulkLoad;
 
 use crate::database::DEFAULT_ENGINE;
 use crate::open_database::OpenDatabase;

@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use sheaf_base::store::{Conversion as Steps, Store};
+use sheaf_store::{Conversion as Steps, Store};
 
 use crate::open_database::OpenDatabase;
 use crate::{

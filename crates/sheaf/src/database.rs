@@ -8,14 +8,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use sheaf_base::backup;
-use sheaf_base::clock::{Clock, SystemClock};
-use sheaf_base::disk::lock_holder::add_lock_holder;
-use sheaf_base::disk::real::{RealDisk, usual_open_files};
-use sheaf_base::disk::{Disk, LockMode, LockOutcome};
-use sheaf_base::engine::EngineFactory;
-use sheaf_base::options::OptionSpec;
-use sheaf_base::store::{
+use sheaf_engine::contract::EngineFactory;
+use sheaf_log::options::OptionSpec;
+use sheaf_platform::clock::{Clock, SystemClock};
+use sheaf_platform::disk::lock_holder::add_lock_holder;
+use sheaf_platform::disk::real::{RealDisk, usual_open_files};
+use sheaf_platform::disk::{Disk, LockMode, LockOutcome};
+use sheaf_store::backup;
+use sheaf_store::{
     self, BackupOptions, BackupReport, DatabaseStats, GroupCommitMode, KeyspaceInfo, LOCK, ProgressFn,
     RepairOptions, RepairReport, Stall, Store, StoreOptions, VerifyReport,
 };
@@ -496,7 +496,7 @@ impl Builder {
         let permissions = self.options.permissions;
         let restored =
             backup::restore(&self.limited_disk(), from.as_ref(), to.as_ref(), permissions, on_progress);
-        restored.map_err(|error| if self.is_real { add_lock_holder(error) } else { error })
+        restored.map_err(|error| if self.is_real { add_lock_holder(error, LOCK) } else { error })
     }
 
     /// Repairs a database like [`Database::repair`], with the memory budget and the permissions of
@@ -526,7 +526,7 @@ impl Builder {
     ) -> Result<RepairReport> {
         self.wait_for_writers(from.as_ref())?;
         let (place, machine) = ((from.as_ref(), to.as_ref()), (self.limited_disk(), self.clock));
-        store::repair(place, &self.options, machine, &self.engines, options)
+        sheaf_store::repair(place, &self.options, machine, &self.engines, options)
     }
 
     /// Returns the disk with the limit on descriptors. A simulated disk has no limit unless one is
@@ -597,7 +597,7 @@ impl Builder {
         loop {
             match attempt(&waiting) {
                 Err(error) if LockWait::is_retryable(&error) && waiting.wait_for_retry() => {}
-                Err(error) if self.is_real => return Err(add_lock_holder(error)),
+                Err(error) if self.is_real => return Err(add_lock_holder(error, LOCK)),
                 answer => return answer,
             }
         }

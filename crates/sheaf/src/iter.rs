@@ -4,10 +4,10 @@ use std::fmt;
 use std::ops::Bound;
 use std::sync::Arc;
 
-use sheaf_base::engine::{Bounds, Cursor, Projection};
-use sheaf_base::store::{OwnedCursor, View};
-use sheaf_base::types::Seq;
-use sheaf_base::workload::{CallKind, LatencyKind, SampleStart, SampledCall};
+use sheaf_engine::contract::{Bounds, Cursor, Projection};
+use sheaf_engine::workload::{CallKind, LatencyKind, SampleStart, SampledCall};
+use sheaf_log::types::Seq;
+use sheaf_store::{OwnedCursor, View};
 
 use crate::scan_scope::{ScanScope, ScopedStore};
 use crate::{Error, Result, Value};
@@ -25,7 +25,7 @@ mod sealed {
     use std::ops::{Bound, Range, RangeBounds, RangeFrom, RangeFull};
     use std::ops::{RangeInclusive, RangeTo, RangeToInclusive};
 
-    use sheaf_base::engine::Bounds;
+    use sheaf_engine::contract::Bounds;
 
     /// Implemented by the supported ranges.
     pub trait Sealed<K> {

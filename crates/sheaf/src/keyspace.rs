@@ -11,15 +11,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
-use sheaf_base::blob_reader::StoredValue;
-use sheaf_base::engine::{Action, Bounds, Engine, EngineOp, HashedKey, Projection};
-use sheaf_base::options::EngineOptions;
-use sheaf_base::store::{
-    CommitOutcome, CommitWrite, CompactionReport, EngineChoice, KeyspaceState, Store, View,
-};
-use sheaf_base::sync::ShardedArc;
-use sheaf_base::types::Seq;
-use sheaf_base::workload::{CallKind, LatencyKind, SampleStart, SampledCall, is_sample_due};
+use sheaf_engine::contract::{Action, Bounds, Engine, EngineOp, HashedKey, Projection};
+use sheaf_engine::workload::{CallKind, LatencyKind, SampleStart, SampledCall, is_sample_due};
+use sheaf_log::blob_reader::StoredValue;
+use sheaf_log::options::EngineOptions;
+use sheaf_log::types::Seq;
+use sheaf_platform::sync::ShardedArc;
+use sheaf_store::{CommitOutcome, CommitWrite, CompactionReport, EngineChoice, KeyspaceState, Store, View};
 
 pub(crate) use self::update::read_expected;
 use crate::iter::{Iter, KeyRange, Keys, prefix_bounds};

@@ -60,19 +60,19 @@ pub use ipc::{AttachedOwner, DatabaseOverview, KeyspaceOverview};
 pub use ipc::{ExportedSnapshot, decode_and_reencode as fuzz_ipc_message};
 pub use iter::{Iter, KeyRange, Keys};
 pub use keyspace::{Keyspace, KeyspaceOptions};
-pub use sheaf_base::disk::{DescriptorStats, Permissions};
-pub use sheaf_base::engine::{Capabilities, EngineStats};
-pub use sheaf_base::error::{Damage, Error, LockConflict, Result};
-pub use sheaf_base::options::{EngineOptions, OptionDomain, OptionSpec};
-pub use sheaf_base::store::{
+pub use sheaf_engine::contract::{Capabilities, EngineStats};
+pub use sheaf_engine::workload::{Latency, LengthStats, Skewness, WorkloadStats};
+pub use sheaf_log::options::{EngineOptions, OptionDomain, OptionSpec};
+pub use sheaf_log::types::{Durability, KeyspaceId, MAX_BATCH, MAX_KEY, MAX_VALUE};
+pub use sheaf_platform::disk::{DescriptorStats, Permissions};
+pub use sheaf_platform::error::{Damage, Error, LockConflict, Result};
+pub use sheaf_store::{
     BackupOptions, BackupPhase, BackupProgress, BackupRate, BackupReport, BlobStats, BulkLoadReport,
     CacheStats, CompactionReport, ConversionEstimate, ConversionPhase, ConversionProgress, ConversionReport,
     DamagedFile, DatabaseStats, GroupCommitMode, KeyspaceInfo, KeyspaceRepair, LogStats, LostRecords,
     MemoryStats, OpeningStats, ProgressFn, RepairFinding, RepairOptions, RepairOutcome, RepairProgress,
     RepairReport, Stall, StallKind, StallStats, UnreadableRange, VerifyReport,
 };
-pub use sheaf_base::types::{Durability, KeyspaceId, MAX_BATCH, MAX_KEY, MAX_VALUE};
-pub use sheaf_base::workload::{Latency, LengthStats, Skewness, WorkloadStats};
 pub use snapshot::{KeyspaceSelector, KeyspaceSnapshot, Snapshot};
 pub use value::Value;
 pub use value_stream::{ValueReader, ValueWriter};

@@ -20,9 +20,9 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use sheaf_base::clock::{Clock, SystemClock};
-use sheaf_base::disk::LockMode;
-use sheaf_base::disk::lock_holder::LockQueueTurn;
+use sheaf_platform::clock::{Clock, SystemClock};
+use sheaf_platform::disk::LockMode;
+use sheaf_platform::disk::lock_holder::LockQueueTurn;
 
 use crate::Error;
 use crate::ipc::read_lock_file;

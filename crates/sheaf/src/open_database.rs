@@ -3,8 +3,8 @@
 use std::ops::Deref;
 use std::sync::{Arc, PoisonError, RwLock};
 
-use sheaf_base::fork::ForkGuard;
-use sheaf_base::store::Store;
+use sheaf_platform::fork::ForkGuard;
+use sheaf_store::Store;
 
 use crate::Result;
 use crate::ipc::IpcServer;

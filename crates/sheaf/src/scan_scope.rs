@@ -3,7 +3,7 @@
 use std::ops::Deref;
 use std::sync::Arc;
 
-use sheaf_base::store::{KeyspaceOwner, KeyspaceState, Store, View};
+use sheaf_store::{KeyspaceOwner, KeyspaceState, Store, View};
 
 use crate::open_database::OpenDatabase;
 

@@ -5,10 +5,10 @@ use std::fmt;
 use std::ops::RangeBounds;
 use std::sync::Arc;
 
-use sheaf_base::engine::{Bounds, Projection};
-use sheaf_base::store::{View, ViewKeyspaces};
-use sheaf_base::sync::ShardedArc;
-use sheaf_base::types::Seq;
+use sheaf_engine::contract::{Bounds, Projection};
+use sheaf_log::types::Seq;
+use sheaf_platform::sync::ShardedArc;
+use sheaf_store::{View, ViewKeyspaces};
 
 use crate::iter::{Iter, KeyRange, Keys, prefix_bounds};
 use crate::keyspace::{get_at, get_in_groups, require_ordered};

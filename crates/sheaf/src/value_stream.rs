@@ -8,11 +8,11 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
 
-use sheaf_base::blob_reader::{BlobReader, StoredValue};
-use sheaf_base::engine::EngineOp;
-use sheaf_base::store::{CommitOutcome, CommitWrite as Change, KeyspaceState, PartialValue, Store};
-use sheaf_base::types::Seq;
-use sheaf_base::workload::{CallKind, SampledCall};
+use sheaf_engine::contract::EngineOp;
+use sheaf_engine::workload::{CallKind, SampledCall};
+use sheaf_log::blob_reader::{BlobReader, StoredValue};
+use sheaf_log::types::Seq;
+use sheaf_store::{CommitOutcome, CommitWrite as Change, KeyspaceState, PartialValue, Store};
 
 use crate::open_database::OpenDatabase;
 use crate::{CommitTicket, Durability, Error, Keyspace, Result, Value};
@@ -231,7 +231,7 @@ impl fmt::Debug for ValueWriter {
 
 impl ValueWriter {
     pub(crate) fn new(keyspace: &Keyspace, key: &[u8]) -> Result<ValueWriter> {
-        let max = sheaf_base::types::MAX_KEY;
+        let max = sheaf_log::types::MAX_KEY;
         if key.len() > max {
             return Err(Error::TooLarge { object: "key", got: key.len() as u64, max: max as u64 });
         }

@@ -1,11 +1,11 @@
 //! # Observe: adds sampled calls to the workload statistics of their keyspace
 //!
-//! One call in 64 is sampled (`sheaf_base::workload`), so nothing in this file is on the usual
+//! One call in 64 is sampled (`sheaf_engine::workload`), so nothing in this file is on the usual
 //! path. Failed calls are not recorded.
 
-use sheaf_base::engine::Action;
-use sheaf_base::store::{KeyspaceState, Store};
-use sheaf_base::workload::{CallKind, LatencyKind, SampleStart, SampledCall, WorkloadStats};
+use sheaf_engine::contract::Action;
+use sheaf_engine::workload::{CallKind, LatencyKind, SampleStart, SampledCall, WorkloadStats};
+use sheaf_store::{KeyspaceState, Store};
 
 use crate::{Durability, Keyspace, Result};
 

@@ -7,8 +7,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use sheaf::{Builder, Database, Durability, Keyspace, KeyspaceOptions, Result};
-use sheaf_base::clock::ManualClock;
-use sheaf_base::disk::sim::{KeepChoice, SimDisk};
+use sheaf_platform::clock::ManualClock;
+use sheaf_sim::{KeepChoice, SimDisk};
 
 const DIR: &str = "/db";
 const WORKLOAD_FILE: &str = "/db/LOAD";

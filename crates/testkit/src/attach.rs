@@ -22,8 +22,8 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use sheaf::{Database, Error, ExportedSnapshot};
-use sheaf_base::disk::Disk;
-use sheaf_base::disk::sim::{CallClass, Fault, FaultKind, FaultPlan};
+use sheaf_platform::disk::Disk;
+use sheaf_sim::{CallClass, Fault, FaultKind, FaultPlan};
 
 use crate::backups::{CheckResult, KeyspaceMaps, RandomWorkload, compare, expect_ok};
 use crate::fixture::{DiskKind, Fixture, TestSetting, TestSubject};

@@ -24,9 +24,9 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use sheaf::{Database, Error};
-use sheaf_base::clock::{Clock, SystemClock};
-use sheaf_base::disk::SECTOR_BYTES;
-use sheaf_base::disk::sim::SimDisk;
+use sheaf_platform::clock::{Clock, SystemClock};
+use sheaf_platform::disk::SECTOR_BYTES;
+use sheaf_sim::SimDisk;
 
 use crate::crash::history::{CommitHistory, ExpectedState, KEYSPACE_NAMES, KeyspacePairs};
 use crate::crash::machine::TestMachine;

@@ -14,7 +14,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use sheaf_base::disk::{DescriptorStats, DirEntry, Disk, File, LockMode, LockOutcome, OpenMode, Permissions};
+use sheaf_platform::disk::{
+    DescriptorStats, DirEntry, Disk, File, LockMode, LockOutcome, OpenMode, Permissions,
+};
 
 /// The disk as one process sees it.
 #[derive(Clone, Debug)]

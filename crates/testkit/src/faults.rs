@@ -23,8 +23,8 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use sheaf::Error;
-use sheaf_base::disk::sim::{AfterFailedSync, CallClass, Fault, FaultKind, FaultPlan, KeepChoice, SimDisk};
-use sheaf_base::sync::Mutex;
+use sheaf_platform::sync::Mutex;
+use sheaf_sim::{AfterFailedSync, CallClass, Fault, FaultKind, FaultPlan, KeepChoice, SimDisk};
 
 use crate::crash::check::{AfterRecovery, ExpectedPrefix, check};
 use crate::crash::history::{CommitHistory, ExpectedState};

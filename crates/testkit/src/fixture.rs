@@ -14,12 +14,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use sheaf::{Builder, Database, Keyspace, KeyspaceOptions, Result};
-use sheaf_base::clock::{Clock, ManualClock, SystemClock};
-use sheaf_base::disk::real::RealDisk;
-use sheaf_base::disk::sim::SimDisk;
-use sheaf_base::disk::{Disk, MIN_OPEN_FILES, OpenMode};
-use sheaf_base::engine::EngineFactory;
-use sheaf_base::sync::epoch;
+use sheaf_engine::contract::EngineFactory;
+use sheaf_platform::clock::{Clock, ManualClock, SystemClock};
+use sheaf_platform::disk::real::RealDisk;
+use sheaf_platform::disk::{Disk, MIN_OPEN_FILES, OpenMode};
+use sheaf_platform::sync::epoch;
+use sheaf_sim::SimDisk;
 
 use crate::crashable_disk::CrashableDisk;
 use crate::reference_engine::{self, EngineFlaw, ReferenceEngineFactory};

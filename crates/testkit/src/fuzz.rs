@@ -20,12 +20,12 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use sheaf_base::disk::sim::SimDisk;
-use sheaf_base::disk::{Disk, OpenMode};
-use sheaf_base::record::Record;
-use sheaf_base::root::RootSlots;
-use sheaf_base::segment::{Segment, SegmentScan};
-use sheaf_base::types::{LogId, SegmentId, Seq, StoreId};
+use sheaf_log::record::Record;
+use sheaf_log::root::RootSlots;
+use sheaf_log::segment::{Segment, SegmentScan};
+use sheaf_log::types::{LogId, SegmentId, Seq, StoreId};
+use sheaf_platform::disk::{Disk, OpenMode};
+use sheaf_sim::SimDisk;
 
 use crate::alloc::measure;
 use crate::checksums::fix_checksums;

@@ -43,8 +43,8 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use sheaf::{Builder, Database, Durability, Error, Keyspace};
-use sheaf_base::disk::real::RealDisk;
-use sheaf_base::sync::Mutex;
+use sheaf_platform::disk::real::RealDisk;
+use sheaf_platform::sync::Mutex;
 
 use crate::crash::history::KEYSPACE_NAMES;
 use crate::crash::workload::{TestRandom, value_bytes};

@@ -13,8 +13,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use sheaf::{Database, Error, Keyspace};
-use sheaf_base::disk::Disk;
-use sheaf_base::disk::real::RealDisk;
+use sheaf_platform::disk::Disk;
+use sheaf_platform::disk::real::RealDisk;
 
 use crate::fixture::{TestSubject, wait_epoch_garbage_freed};
 

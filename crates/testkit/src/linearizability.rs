@@ -24,7 +24,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use sheaf::{Database, Error, Keyspace};
-use sheaf_base::disk::sim::SimDisk;
+use sheaf_sim::SimDisk;
 
 use crate::crash::workload::TestRandom;
 use crate::fixture::{DiskKind, Fixture, TestSetting, TestSubject};

@@ -16,8 +16,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use sheaf_base::disk::{DescriptorStats, DirEntry, Disk, File, LockMode, LockOutcome, OpenMode, Permissions};
-use sheaf_base::sync::Mutex;
+use sheaf_platform::disk::{
+    DescriptorStats, DirEntry, Disk, File, LockMode, LockOutcome, OpenMode, Permissions,
+};
+use sheaf_platform::sync::Mutex;
 
 /// Kind of a disk call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

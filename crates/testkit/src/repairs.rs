@@ -25,9 +25,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use sheaf::{Database, Error, RepairOptions, RepairReport};
-use sheaf_base::disk::remove_tree;
-use sheaf_base::disk::sim::SimDisk;
-use sheaf_base::root::FORMAT;
+use sheaf_log::root::FORMAT;
+use sheaf_platform::disk::remove_tree;
+use sheaf_sim::SimDisk;
 
 use crate::corruption::sweep::{LifecycleState, SweepTarget, coprime, parse_line};
 use crate::corruption::{InjectedDamage, StoredDatabase};

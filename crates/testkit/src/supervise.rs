@@ -17,7 +17,7 @@ use std::process;
 use std::sync::{Condvar, Mutex, MutexGuard, Once, PoisonError};
 use std::time::Duration;
 
-use sheaf_base::clock::{Clock, SystemClock};
+use sheaf_platform::clock::{Clock, SystemClock};
 
 /// Time after which a case counts as endless. The longest takes some seconds.
 const CASE_TIMEOUT: Duration = Duration::from_secs(600);

@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use sheaf_base::clock::{Clock, SystemClock};
+use sheaf_platform::clock::{Clock, SystemClock};
 
 /// Limits of a harness run.
 #[derive(Clone, Copy, Debug)]

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use sheaf_base::clock::{Clock, SystemClock};
-use sheaf_base::disk::sim::{CallClass, Fault, FaultKind, FaultPlan};
+use sheaf_platform::clock::{Clock, SystemClock};
+use sheaf_sim::{CallClass, Fault, FaultKind, FaultPlan};
 use sheaf_testkit::fixture::{DiskKind, Fixture, TestSetting, TestSubject};
 
 const TINY: TestSetting = TestSetting::new(DiskKind::Simulated, true, false);

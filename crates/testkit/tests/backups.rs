@@ -9,9 +9,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use sheaf::{BackupOptions, BackupProgress, BackupRate, Database, Error, KeyspaceOptions, RepairOptions};
-use sheaf_base::clock::{Clock, SystemClock};
-use sheaf_base::disk::sim::{KeepChoice, SimDisk};
-use sheaf_base::disk::{Disk, OpenMode, remove_tree};
+use sheaf_platform::clock::{Clock, SystemClock};
+use sheaf_platform::disk::{Disk, OpenMode, remove_tree};
+use sheaf_sim::{KeepChoice, SimDisk};
 use sheaf_testkit::backups::{self, all_engines, compare, dir_bytes, is_flaw_found, restore_and_compare};
 use sheaf_testkit::fixture::{DiskKind, Fixture, TestSetting, TestSubject, wait_epoch_garbage_freed};
 use sheaf_testkit::recording_disk::{DiskDefect, RecordingDisk};

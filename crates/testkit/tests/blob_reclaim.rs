@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use sheaf::{Database, Keyspace};
-use sheaf_base::disk::sim::{CallClass, Fault, FaultKind, FaultPlan};
+use sheaf_sim::{CallClass, Fault, FaultKind, FaultPlan};
 use sheaf_testkit::fixture::{DiskKind, Fixture, TestSetting, TestSubject, wait_epoch_garbage_freed};
 
 const TINY: TestSetting = TestSetting::new(DiskKind::Simulated, true, true);

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use sheaf::{Database, Keyspace, KeyspaceOptions};
-use sheaf_base::disk::sim::{CallClass, Fault, FaultKind, FaultPlan, KeepChoice, SimDisk};
+use sheaf_sim::{CallClass, Fault, FaultKind, FaultPlan, KeepChoice, SimDisk};
 use sheaf_testkit::alloc::measure;
 use sheaf_testkit::fixture::{
     DiskKind, Fixture, TestSetting, TestSubject, scratch_dir, wait_epoch_garbage_freed,

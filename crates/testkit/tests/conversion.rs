@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use sheaf::{BulkLoadOptions, ConversionPhase, Database, Error, KeyspaceOptions};
-use sheaf_base::disk::sim::FaultKind;
+use sheaf_sim::FaultKind;
 use sheaf_testkit::conversion::{ConversionCase, fixture_of, sorted_pairs};
 use sheaf_testkit::crash::workload::{CONVERSION_ENGINES, parse_steps};
 use sheaf_testkit::faults::{FaultCase as Failing, FaultReach, every_case};

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use sheaf::{Database, Error, RepairFinding, RepairOptions, RepairOutcome, RepairReport};
-use sheaf_base::disk::sim::SimDisk;
-use sheaf_base::disk::{Disk, remove_tree};
+use sheaf_platform::disk::{Disk, remove_tree};
+use sheaf_sim::SimDisk;
 use sheaf_testkit::fixture::{DiskKind, Fixture, TestSetting, TestSubject};
 
 /// Directory of the repaired database.

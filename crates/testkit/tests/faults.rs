@@ -1,7 +1,7 @@
 //! Every disk call of a workload fails, in every way: no caller gets wrong data, and no promise is
 //! broken.
 
-use sheaf_base::disk::sim::{CallClass, FaultKind};
+use sheaf_sim::{CallClass, FaultKind};
 use sheaf_testkit::faults::{FaultReach, every_case, workload};
 use sheaf_testkit::fixture::TestSubject;
 use sheaf_testkit::recording_disk::DiskDefect;

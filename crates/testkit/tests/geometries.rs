@@ -57,8 +57,8 @@ geometry!(cedrus_narrow cedrus_wide flex_wide delsm_steep);
 fn removals_deferred_by_an_open_survive_their_segments() {
     for seed in 1..=300 {
         let mut random = sheaf_testkit::crash::workload::TestRandom::new(seed);
-        let disk = sheaf_base::disk::sim::SimDisk::new();
-        let open = |disk: &sheaf_base::disk::sim::SimDisk| {
+        let disk = sheaf_sim::SimDisk::new();
+        let open = |disk: &sheaf_sim::SimDisk| {
             let builder = sheaf::Database::builder().disk(std::sync::Arc::new(disk.clone()));
             builder.tiny(true).inline(true).memory(16 << 20).open("/db").expect("it opens")
         };

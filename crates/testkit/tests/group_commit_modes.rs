@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use sheaf::{Database, DatabaseStats, Durability, GroupCommitMode, Keyspace, KeyspaceOptions};
-use sheaf_base::clock::ManualClock;
-use sheaf_base::disk::sim::{KeepChoice, SimDisk};
+use sheaf_platform::clock::ManualClock;
+use sheaf_sim::{KeepChoice, SimDisk};
 use sheaf_testkit::recording_disk::{DiskCallKind, RecordingDisk};
 
 fn open(sim: &SimDisk, batching: GroupCommitMode) -> (Database, Keyspace) {

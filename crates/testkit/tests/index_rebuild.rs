@@ -6,8 +6,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use sheaf::{Database, KeyspaceOptions};
-use sheaf_base::disk::Disk;
-use sheaf_base::disk::sim::{KeepChoice, SimDisk};
+use sheaf_platform::disk::Disk;
+use sheaf_sim::{KeepChoice, SimDisk};
 use sheaf_testkit::crash::machine::DATABASE_DIR;
 
 /// Number of pairs: enough for many intervals in tiny geometry.

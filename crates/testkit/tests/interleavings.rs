@@ -29,10 +29,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sheaf::{Builder, Database, Durability, Keyspace, KeyspaceOptions};
-use sheaf_base::clock::{Clock, ManualClock};
-use sheaf_base::disk::sim::SimDisk;
-use sheaf_base::sync::explore;
-use sheaf_base::sync::thread::JoinHandle;
+use sheaf_platform::clock::{Clock, ManualClock};
+use sheaf_platform::sync::explore;
+use sheaf_platform::sync::thread::JoinHandle;
+use sheaf_sim::SimDisk;
 use sheaf_testkit::reference_engine::ReferenceEngineFactory;
 
 /// A clock that advances at each call, so that a timed wait ends after a few calls.
@@ -94,7 +94,7 @@ fn on_every_engine(schedules: u64, scenario: fn(&str)) {
 }
 
 fn spawn(body: impl FnOnce() + Send + 'static) -> JoinHandle<()> {
-    sheaf_base::sync::thread::spawn(body)
+    sheaf_platform::sync::thread::spawn(body)
 }
 
 fn join(threads: impl IntoIterator<Item = JoinHandle<()>>) {

@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use sheaf::{Database, KeyspaceOptions};
-use sheaf_base::sync::epoch;
+use sheaf_platform::sync::epoch;
 use sheaf_testkit::alloc;
 use sheaf_testkit::fixture::{DiskKind, Fixture, TestSetting, TestSubject};
 

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use sheaf::{Database, Durability, Error};
-use sheaf_base::disk::sim::{CallClass, Fault, FaultKind, FaultPlan, KeepChoice, SimDisk};
-use sheaf_base::sync::Mutex;
+use sheaf_platform::sync::Mutex;
+use sheaf_sim::{CallClass, Fault, FaultKind, FaultPlan, KeepChoice, SimDisk};
 use sheaf_testkit::crash::machine::{DATABASE_DIR, TestMachine};
 use sheaf_testkit::fixture::TestSubject;
 
@@ -251,7 +251,7 @@ fn every_database_state_is_readable_before_the_first_write() {
         db.backup("/backup", sheaf::BackupOptions::default()).unwrap();
         reads_all(&machine.after_kill(), &format!("{subject:?}, killed"));
         db.close().unwrap();
-        sheaf_base::disk::remove_tree(&machine.recording_disk, Path::new(DATABASE_DIR)).unwrap();
+        sheaf_platform::disk::remove_tree(&machine.recording_disk, Path::new(DATABASE_DIR)).unwrap();
         machine.builder().restore("/backup", DATABASE_DIR, None).unwrap();
         reads_all(&machine, &format!("{subject:?}, restored"));
         let again =

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use sheaf::{Database, Keyspace, KeyspaceOptions};
-use sheaf_base::clock::{Clock, SystemClock};
+use sheaf_platform::clock::{Clock, SystemClock};
 use sheaf_testkit::crash::workload::TestRandom;
 
 /// Environment variables of a child: its engine and directory.

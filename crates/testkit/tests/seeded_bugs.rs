@@ -6,7 +6,7 @@
 //! The model checker proves itself on the flaws of the reference engine (`tests/model.rs`). The
 //! table of all seeded bugs is in docs/reliability/PROMISES.md.
 
-use sheaf_base::disk::sim::{CallClass, FaultKind};
+use sheaf_sim::{CallClass, FaultKind};
 use sheaf_testkit::crash::explore::{ExplorePlan, explore};
 use sheaf_testkit::crash::workload::{WorkloadShape, generate, parse_steps};
 use sheaf_testkit::faults::{FaultReach, every_case, workload};

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use sheaf::{Database, Durability, Stall, StallKind};
-use sheaf_base::sync::epoch;
+use sheaf_platform::sync::epoch;
 use sheaf_testkit::fixture::{DiskKind, Fixture, TestSetting, TestSubject};
 use sheaf_testkit::recording_disk::RecordingDisk;
 

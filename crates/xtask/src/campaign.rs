@@ -256,7 +256,7 @@ fn oversubscribed() -> Result<TurnTotals, String> {
 ///
 /// With `--cfg plain_pieces`, blocks of caches and records of memtables come from the system
 /// allocator, so that the sanitizers see their use. Otherwise they are pieces of larger regions
-/// (`base::memory::pieces`). The sanitizers are unstable flags of the compiler, so they are not
+/// (`platform::memory::pieces`). The sanitizers are unstable flags of the compiler, so they are not
 /// part of CI. A case is a test program.
 fn sanitizers() -> Result<TurnTotals, String> {
     let began = Instant::now();

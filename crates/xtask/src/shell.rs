@@ -36,8 +36,10 @@ fn shuttle(arguments: &[&str]) -> Command {
 /// programs. The first runs the tests in modules named `interleavings`, the second the integration
 /// tests of that name. The other unit tests of the libraries cannot run with `--cfg shuttle`.
 pub(crate) fn interleavings(arguments: &[&str]) -> [Command; 2] {
-    const MODEL_PACKAGES: [&str; 9] = [
-        "sheaf-base",
+    const MODEL_PACKAGES: [&str; 11] = [
+        "sheaf-platform",
+        "sheaf-log",
+        "sheaf-engine",
         "sheaf-flat",
         "sheaf-cedrus",
         "sheaf-kreon",

@@ -1,8 +1,8 @@
 //! # `advise`: recommended engine for the workload of a keyspace
 //!
-//! Reads the workload statistics that the database records (crates/base/src/load) and predicts
-//! costs. With `--replay` also measures: runs the same mix on scratch databases of the candidates,
-//! in turns.
+//! Reads the workload statistics that the database records (crates/engine/src/workload) and
+//! predicts costs. With `--replay` also measures: runs the same mix on scratch databases of the
+//! candidates, in turns.
 //!
 //! ## Replay
 //!

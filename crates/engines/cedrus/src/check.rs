@@ -5,8 +5,8 @@
 
 use std::collections::HashMap;
 
-use sheaf_base::sync::atomic::Ordering;
-use sheaf_base::sync::epoch;
+use sheaf_platform::sync::atomic::Ordering;
+use sheaf_platform::sync::epoch;
 
 use crate::entry_list::TrieEntry;
 use crate::shape::HASH_BITS;

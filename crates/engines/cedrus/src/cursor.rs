@@ -15,12 +15,12 @@
 
 use std::ops::Bound;
 
-use sheaf_base::engine::{Cursor, Projection};
-use sheaf_base::error::{Error, Result};
-use sheaf_base::read_ahead::{PairBuffer, read_ahead};
-use sheaf_base::segment::Address;
-use sheaf_base::sync::epoch;
-use sheaf_base::types::Seq;
+use sheaf_engine::contract::{Cursor, Projection};
+use sheaf_engine::read_ahead::{PairBuffer, read_ahead};
+use sheaf_log::segment::Address;
+use sheaf_log::types::Seq;
+use sheaf_platform::error::{Error, Result};
+use sheaf_platform::sync::epoch;
 
 use crate::engine::{CedrusEngine, NAME};
 use crate::entry_list::TrieEntry;

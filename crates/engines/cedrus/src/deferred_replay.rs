@@ -32,15 +32,15 @@
 use std::collections::HashSet;
 use std::sync::OnceLock;
 
-use sheaf_base::engine::ReplayRecord;
-use sheaf_base::error::Result;
-use sheaf_base::memory::MemoryPart;
-use sheaf_base::record::RecordContent;
-use sheaf_base::segment::{Address, Frame};
-use sheaf_base::sync::Mutex;
-use sheaf_base::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use sheaf_base::sync::epoch::{self, Guard};
-use sheaf_base::types::Seq;
+use sheaf_engine::contract::ReplayRecord;
+use sheaf_log::record::RecordContent;
+use sheaf_log::segment::{Address, Frame};
+use sheaf_log::types::Seq;
+use sheaf_platform::error::Result;
+use sheaf_platform::memory::MemoryPart;
+use sheaf_platform::sync::Mutex;
+use sheaf_platform::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use sheaf_platform::sync::epoch::{self, Guard};
 use smallvec::SmallVec;
 
 use crate::engine::CedrusEngine;
@@ -199,8 +199,9 @@ impl CedrusEngine {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Io`](sheaf_base::error::Error::Io) or
-    /// [`Error::Corrupt`](sheaf_base::error::Error::Corrupt) if a page or record cannot be read.
+    /// Returns [`Error::Io`](sheaf_platform::error::Error::Io) or
+    /// [`Error::Corrupt`](sheaf_platform::error::Error::Corrupt) if a page or record cannot be
+    /// read.
     pub(crate) fn replay_if_blobs(&self, share: usize, shares: usize) -> Result<()> {
         let is_urgent =
             self.deferred_replay.has_blobs.load(Ordering::Relaxed) || self.accounting.blob_count() > 0;
@@ -253,7 +254,7 @@ impl CedrusEngine {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Io`](sheaf_base::error::Error::Io) if a read fails.
+    /// Returns [`Error::Io`](sheaf_platform::error::Error::Io) if a read fails.
     pub(crate) fn replay_deferred_step(&self) -> Result<bool> {
         let pay = |part| match self.replay_part(part) {
             Err(error) if error.is_corrupt() => Ok(()),

@@ -31,26 +31,26 @@
 use std::any::Any;
 use std::sync::Arc;
 
-use sheaf_base::backup_files::PinnedFiles;
-use sheaf_base::blob_reader::StoredValue;
-use sheaf_base::cache_arbiter::CacheShare;
-use sheaf_base::engine::{
+use sheaf_engine::backup_files::PinnedFiles;
+use sheaf_engine::context::EngineContext;
+use sheaf_engine::contract::{
     Action, Bounds, Capabilities, Cursor, Engine, EngineOp, EngineStats, HashedKey, ImageSink, ImageSource,
     Liveness, Preparation, Projection, ReplayRecord,
 };
-use sheaf_base::engine_context::EngineContext;
-use sheaf_base::error::{Damage, Error, Result};
-use sheaf_base::log_entries::{self, AddressSetHash, LiveAccounting, LoggedEntry};
-use sheaf_base::memory::MemoryPart;
-use sheaf_base::options::EngineOptions;
-use sheaf_base::record::Record;
-use sheaf_base::segment::{Address, Frame};
-use sheaf_base::sync::Mutex;
-use sheaf_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use sheaf_base::sync::epoch::{self, Guard};
-use sheaf_base::types::{KeyspaceId, LogId, Seq};
-use sheaf_base::versions::OldVersions;
-use sheaf_base::views::Views;
+use sheaf_engine::log_entries::{self, AddressSetHash, LiveAccounting, LoggedEntry};
+use sheaf_engine::versions::OldVersions;
+use sheaf_engine::views::Views;
+use sheaf_log::blob_reader::StoredValue;
+use sheaf_log::options::EngineOptions;
+use sheaf_log::record::Record;
+use sheaf_log::segment::{Address, Frame};
+use sheaf_log::types::{KeyspaceId, LogId, Seq};
+use sheaf_platform::error::{Damage, Error, Result};
+use sheaf_platform::memory::MemoryPart;
+use sheaf_platform::memory::cache_arbiter::CacheShare;
+use sheaf_platform::sync::Mutex;
+use sheaf_platform::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use sheaf_platform::sync::epoch::{self, Guard};
 use smallvec::SmallVec;
 
 use crate::cursor::CedrusCursor;

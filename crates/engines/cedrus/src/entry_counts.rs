@@ -15,8 +15,8 @@
 
 use std::sync::OnceLock;
 
-use sheaf_base::memory::chunk_position;
-use sheaf_base::sync::atomic::{AtomicI64, Ordering};
+use sheaf_platform::memory::chunk_position;
+use sheaf_platform::sync::atomic::{AtomicI64, Ordering};
 
 /// Slots of the first chunk.
 const FIRST_CHUNK_SLOTS: u32 = 64;
@@ -102,7 +102,7 @@ impl EntryDeltas {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sheaf_base::segment::SLOT_COUNT;
+    use sheaf_log::segment::SLOT_COUNT;
 
     #[test]
     fn counts_include_the_deltas_of_every_shard() {

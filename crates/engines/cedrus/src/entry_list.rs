@@ -15,8 +15,8 @@
 //! into `lines`. In a *link* all hashes equal the prefix. Links of one hash are chained without
 //! limit.
 
-use sheaf_base::segment::Address;
-use sheaf_base::sync::atomic::{AtomicU64, Ordering};
+use sheaf_log::segment::Address;
+use sheaf_platform::sync::atomic::{AtomicU64, Ordering};
 
 use crate::shape::{ADDRESS_BYTES, HASH_BITS, LINE_BYTES, LINE_WORDS, LINK_HEAD, LIST_HEAD, TrieShape};
 

@@ -31,8 +31,8 @@
 
 use std::collections::HashMap;
 
-use sheaf_base::sync::atomic::{AtomicU64, Ordering};
-use sheaf_base::sync::epoch::Guard;
+use sheaf_platform::sync::atomic::{AtomicU64, Ordering};
+use sheaf_platform::sync::epoch::Guard;
 
 use crate::resident_pages::{MAX_PAGES, ResidentPages};
 use crate::shape::TrieShape;
@@ -555,7 +555,7 @@ impl PageHeap {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sheaf_base::sync::epoch;
+    use sheaf_platform::sync::epoch;
 
     #[test]
     fn runs_are_found_and_measured() {

@@ -12,10 +12,10 @@
 //! corrects. Addresses in pages refer to segments by their slots: the store gives segments the same
 //! slots again (`ImageSource::slot_of`).
 
-use sheaf_base::engine::{ImageSink, ImageSource};
-use sheaf_base::error::Result;
-use sheaf_base::segment::SLOT_COUNT;
-use sheaf_base::sync::epoch;
+use sheaf_engine::contract::{ImageSink, ImageSource};
+use sheaf_log::segment::SLOT_COUNT;
+use sheaf_platform::error::Result;
+use sheaf_platform::sync::epoch;
 
 use crate::engine::CedrusEngine;
 use crate::heap::FrozenTrie;
@@ -46,8 +46,8 @@ fn encode_count<T>(items: &[T]) -> [u8; 4] {
 ///
 /// # Errors
 ///
-/// Returns [`Error::Io`](sheaf_base::error::Error::Io) if the pages cannot be synced or the image
-/// cannot be written.
+/// Returns [`Error::Io`](sheaf_platform::error::Error::Io) if the pages cannot be synced or the
+/// image cannot be written.
 pub(crate) fn save(engine: &CedrusEngine, out: &mut dyn ImageSink) -> Result<()> {
     let (table, root, entries, counts) = {
         let heap = engine.trie.heap();
@@ -94,7 +94,7 @@ fn read_u64(image: &mut dyn ImageSource) -> Result<u64> {
 ///
 /// # Errors
 ///
-/// Returns [`Error::Corrupt`](sheaf_base::error::Error::Corrupt) if a field is invalid, and an
+/// Returns [`Error::Corrupt`](sheaf_platform::error::Error::Corrupt) if a field is invalid, and an
 /// error if the image or the file of pages cannot be read.
 pub(crate) fn restore(engine: &CedrusEngine, image: &mut dyn ImageSource) -> Result<()> {
     let shape = engine.trie.shape();

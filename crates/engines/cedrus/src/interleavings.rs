@@ -1,23 +1,23 @@
 //! The trie under a scheduler: writers of different keys, as the contract requires, and readers
 //! without a lock.
 //!
-//! Built with `--cfg shuttle` only. `sheaf_base::sync::explore` documents the settings.
+//! Built with `--cfg shuttle` only. `sheaf_platform::sync::explore` documents the settings.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use sheaf_base::blob::Blobs;
-use sheaf_base::disk::Disk;
-use sheaf_base::disk::sim::SimDisk;
-use sheaf_base::engine::Engine;
-use sheaf_base::engine_context::{EngineContext, EngineDir};
-use sheaf_base::options::EngineOptions;
-use sheaf_base::segment::Address;
-use sheaf_base::sync::atomic::Ordering;
-use sheaf_base::sync::{epoch, explore, thread};
-use sheaf_base::types::{KeyspaceId, Seq, StoreId};
-use sheaf_base::views::Views;
+use sheaf_engine::context::{EngineContext, EngineDir};
+use sheaf_engine::contract::Engine;
+use sheaf_engine::views::Views;
+use sheaf_log::blob::Blobs;
+use sheaf_log::options::EngineOptions;
+use sheaf_log::segment::Address;
+use sheaf_log::types::{KeyspaceId, Seq, StoreId};
+use sheaf_platform::disk::Disk;
+use sheaf_platform::sync::atomic::Ordering;
+use sheaf_platform::sync::{epoch, explore, thread};
+use sheaf_sim::SimDisk;
 
 use crate::engine::CedrusEngine;
 use crate::entry_list::TrieEntry;

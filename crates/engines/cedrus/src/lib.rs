@@ -19,7 +19,7 @@
 //! 2. An image is the trie at one moment: the position of its checkpoint. The log has all later
 //!    changes (heap.rs).
 //! 3. An address in a page is valid after every opening, because segments keep their slots
-//!    (`base::segment`).
+//!    (`log::segment`).
 //!
 //! ## Threads
 //!
@@ -52,10 +52,10 @@ mod trie_file;
 
 use std::sync::Arc;
 
-use sheaf_base::engine::{Engine, EngineFactory};
-use sheaf_base::engine_context::EngineContext;
-use sheaf_base::options::{EngineOptions, OptionSpec};
-use sheaf_base::types::KeyspaceId;
+use sheaf_engine::context::EngineContext;
+use sheaf_engine::contract::{Engine, EngineFactory};
+use sheaf_log::options::{EngineOptions, OptionSpec};
+use sheaf_log::types::KeyspaceId;
 
 /// Factory of keyspaces that CedrusDB stores.
 #[derive(Clone, Copy, Debug, Default)]

@@ -3,8 +3,8 @@
 //! Grows tries of random hashes and measures their sizes, like the paper's Figure 4. A model
 //! estimates the sizes for any number of keys. The example `footprint` uses both.
 
-use sheaf_base::segment::Address;
-use sheaf_base::sync::epoch;
+use sheaf_log::segment::Address;
+use sheaf_platform::sync::epoch;
 
 use crate::entry_list::TrieEntry;
 use crate::shape::{HASH_BITS, LINE_BYTES, TrieShape};

@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use sheaf_base::segment::Address;
-use sheaf_base::sync::{Mutex, epoch};
+use sheaf_log::segment::Address;
+use sheaf_platform::sync::{Mutex, epoch};
 
 use crate::entry_list::TrieEntry;
 use crate::trie::{FoundAddresses, Trie, TrieError};

@@ -10,10 +10,10 @@
 
 use std::time::Duration;
 
-use sheaf_base::clock::{Clock, SystemClock};
-use sheaf_base::engine_context::EngineContext;
-use sheaf_base::sync::Counter;
-use sheaf_base::sync::atomic::{AtomicU64, Ordering};
+use sheaf_engine::context::EngineContext;
+use sheaf_platform::clock::{Clock, SystemClock};
+use sheaf_platform::sync::Counter;
+use sheaf_platform::sync::atomic::{AtomicU64, Ordering};
 
 /// Estimated replay time for a record and for a KiB of the log on one core: reading, checksum,
 /// hashing of the key, and deferring. The log is assumed to be in the page cache.

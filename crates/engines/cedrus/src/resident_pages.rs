@@ -33,10 +33,10 @@ use std::collections::{BTreeSet, HashMap};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use sheaf_base::memory::{HUGE_PAGE, HugePage, chunk_position, prefer_base_pages, release_pages};
-use sheaf_base::sync::Mutex;
-use sheaf_base::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
-use sheaf_base::sync::epoch::Guard;
+use sheaf_platform::memory::{HUGE_PAGE, HugePage, chunk_position, prefer_base_pages, release_pages};
+use sheaf_platform::sync::Mutex;
+use sheaf_platform::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use sheaf_platform::sync::epoch::Guard;
 
 use crate::shape::{LINE_BYTES, LINE_WORDS};
 
@@ -435,7 +435,7 @@ impl Drop for ResidentPages {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sheaf_base::sync::epoch;
+    use sheaf_platform::sync::epoch;
 
     #[test]
     fn slot_positions_tile_the_chunks() {

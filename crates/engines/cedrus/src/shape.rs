@@ -14,7 +14,7 @@
 //! the root. The sizes of pages, lines and the root are fixed: references and the cost of an
 //! opening depend on them.
 
-use sheaf_base::options::{EngineOptions, OptionDomain, OptionSpec};
+use sheaf_log::options::{EngineOptions, OptionDomain, OptionSpec};
 
 /// The paper's branching factor.
 pub(crate) const BRANCHING: OptionSpec = OptionSpec {

@@ -29,14 +29,14 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use sheaf_base::backup_files::PinnedFiles;
-use sheaf_base::disk::File;
-use sheaf_base::engine_context::EngineContext;
-use sheaf_base::error::{Damage, Error, IoContext, Result};
-use sheaf_base::page_file::PageFile;
-use sheaf_base::sync::Mutex;
-use sheaf_base::sync::epoch::Guard;
-use sheaf_base::types::KeyspaceId;
+use sheaf_engine::backup_files::PinnedFiles;
+use sheaf_engine::context::EngineContext;
+use sheaf_engine::page_file::PageFile;
+use sheaf_log::types::KeyspaceId;
+use sheaf_platform::disk::File;
+use sheaf_platform::error::{Damage, Error, IoContext, Result};
+use sheaf_platform::sync::Mutex;
+use sheaf_platform::sync::epoch::Guard;
 
 use crate::heap::FrozenTrie;
 use crate::trie::{Trie, TrieError};
@@ -151,7 +151,7 @@ impl TrieFile {
             return Err(self.page_file.damage_error(place.at, what));
         }
         let mut words = bytes.chunks_exact(8);
-        let word = |bytes: &[u8]| sheaf_base::frame::u64_at(bytes, 0);
+        let word = |bytes: &[u8]| sheaf_platform::codec::u64_at(bytes, 0);
         Ok(words.by_ref().map(word).collect())
     }
 

@@ -7,10 +7,10 @@
 
 use std::sync::Arc;
 
-use sheaf_base::blob::BlobRef;
-use sheaf_base::blob_reader::OpenBlob;
-use sheaf_base::double_slot::DoubleSlot;
-use sheaf_base::error::{Damage, Error, Result};
+use sheaf_log::blob::BlobRef;
+use sheaf_log::blob_reader::OpenBlob;
+use sheaf_log::double_slot::DoubleSlot;
+use sheaf_platform::error::{Damage, Error, Result};
 
 use crate::engine::DelsmEngine;
 use crate::file_names;

@@ -15,13 +15,13 @@
 use std::ops::{Bound, Range};
 use std::sync::Arc;
 
-use sheaf_base::engine::{Bounds, Cursor, Engine, Projection};
-use sheaf_base::error::{Error, Result};
-use sheaf_base::keys::{borrow_bound, is_above, is_below};
-use sheaf_base::record::RecordContent;
-use sheaf_base::sync::atomic::Ordering;
-use sheaf_base::sync::epoch::{self, Guard};
-use sheaf_base::types::Seq;
+use sheaf_engine::contract::{Bounds, Cursor, Engine, Projection};
+use sheaf_engine::keys::{borrow_bound, is_above, is_below};
+use sheaf_log::record::RecordContent;
+use sheaf_log::types::Seq;
+use sheaf_platform::error::{Error, Result};
+use sheaf_platform::sync::atomic::Ordering;
+use sheaf_platform::sync::epoch::{self, Guard};
 
 use crate::engine::DelsmEngine;
 use crate::list::ValueRef;

@@ -10,25 +10,27 @@
 use std::any::Any;
 use std::sync::Arc;
 
-use sheaf_base::backup_files::PinnedFiles;
-use sheaf_base::blob::BlobRef;
-use sheaf_base::blob_reader::StoredValue;
-use sheaf_base::engine::{
+use sheaf_engine::backup_files::PinnedFiles;
+use sheaf_engine::context::EngineContext;
+use sheaf_engine::contract::{
     Action, Bounds, Capabilities, Cursor, Engine, EngineOp, EngineStats, HashedKey, ImageSink, ImageSource,
     Ingest, Preparation, Projection, ReplayRecord,
 };
-use sheaf_base::engine_context::EngineContext;
-use sheaf_base::error::{Error, Result};
-use sheaf_base::idle::IdleDetector;
-use sheaf_base::memtable::prefix::KeyPrefix;
-use sheaf_base::memtable::{Memtable, MemtableLayer, MemtableVersion as MemVersion, Memtables, VersionWord};
-use sheaf_base::options::EngineOptions;
-use sheaf_base::record::RecordContent;
-use sheaf_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use sheaf_base::sync::epoch::{self, Guard};
-use sheaf_base::sync::{Mutex, Published};
-use sheaf_base::types::{KeyspaceId, LogId, Seq};
-use sheaf_base::views::{PinnedVersions, Views};
+use sheaf_engine::idle::IdleDetector;
+use sheaf_engine::memtable::prefix::KeyPrefix;
+use sheaf_engine::memtable::{
+    Memtable, MemtableLayer, MemtableVersion as MemVersion, Memtables, VersionWord,
+};
+use sheaf_engine::views::{PinnedVersions, Views};
+use sheaf_log::blob::BlobRef;
+use sheaf_log::blob_reader::{StoredValue, ValueCache};
+use sheaf_log::options::EngineOptions;
+use sheaf_log::record::RecordContent;
+use sheaf_log::types::{KeyspaceId, LogId, Seq};
+use sheaf_platform::error::{Error, Result};
+use sheaf_platform::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use sheaf_platform::sync::epoch::{self, Guard};
+use sheaf_platform::sync::{Mutex, Published};
 
 use crate::cursor::DelsmCursor;
 use crate::ingest::DelsmIngest;
@@ -422,7 +424,9 @@ impl Engine for DelsmEngine {
         let mut file = None;
         let is_there = self.read_value(at, key, true, &mut |stored| match stored {
             StoredValue::Bytes(bytes) => found(bytes),
-            StoredValue::Blob(value) => file = Some(value.with_cache(&self.keyspace.context)),
+            StoredValue::Blob(value) => {
+                file = Some(value.with_cache(Arc::clone(&self.keyspace.context) as Arc<dyn ValueCache>))
+            }
         })?;
         if let Some(file) = file {
             file.read(found)?;

@@ -20,9 +20,9 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use sheaf_base::disk::Disk;
-use sheaf_base::error::{Error, IoContext, Result};
-use sheaf_base::sync::atomic::Ordering;
+use sheaf_platform::disk::Disk;
+use sheaf_platform::error::{Error, IoContext, Result};
+use sheaf_platform::sync::atomic::Ordering;
 
 use crate::engine::{DelsmEngine, NAME};
 use crate::list::{ListEntry, ValueRef};

@@ -16,7 +16,7 @@
 use std::fmt::Write;
 use std::hash::Hasher;
 
-use sheaf_base::codec::COUNT_LIMIT;
+use sheaf_platform::codec::COUNT_LIMIT;
 
 /// Maximum length of the part before the number.
 const MAX_ESCAPED_BYTES: usize = 230;

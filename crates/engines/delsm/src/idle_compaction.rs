@@ -33,13 +33,13 @@ use std::collections::{HashMap, HashSet};
 use std::ops::Bound;
 use std::sync::Arc;
 
-use sheaf_base::error::Result;
-use sheaf_base::idle::IdleDetector;
-use sheaf_base::record::RecordContent;
-use sheaf_base::sync::atomic::Ordering;
-use sheaf_base::sync::epoch::{self, Guard};
-use sheaf_base::types::Seq;
-use sheaf_base::views::Views;
+use sheaf_engine::idle::IdleDetector;
+use sheaf_engine::views::Views;
+use sheaf_log::record::RecordContent;
+use sheaf_log::types::Seq;
+use sheaf_platform::error::Result;
+use sheaf_platform::sync::atomic::Ordering;
+use sheaf_platform::sync::epoch::{self, Guard};
 
 use crate::engine::DelsmEngine;
 use crate::list::{ListEntry, ValueRef};

@@ -17,10 +17,10 @@
 
 use std::sync::Arc;
 
-use sheaf_base::engine::Ingest;
-use sheaf_base::error::Result;
-use sheaf_base::record::RecordContent;
-use sheaf_base::types::Seq;
+use sheaf_engine::contract::Ingest;
+use sheaf_log::record::RecordContent;
+use sheaf_log::types::Seq;
+use sheaf_platform::error::Result;
 
 use crate::engine::DelsmEngine;
 use crate::file_moves::FileMoves;

@@ -34,12 +34,12 @@ use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use sheaf_base::disk::{Disk, OpenMode, create_dirs};
-use sheaf_base::double_slot::{DoubleSlot, is_slot, is_temp_slot};
-use sheaf_base::error::{Error, IoContext, Result};
-use sheaf_base::sync::atomic::Ordering;
-use sheaf_base::types::Seq;
-use sheaf_base::views::Views;
+use sheaf_engine::views::Views;
+use sheaf_log::double_slot::{DoubleSlot, is_slot, is_temp_slot};
+use sheaf_log::types::Seq;
+use sheaf_platform::disk::{Disk, OpenMode, create_dirs};
+use sheaf_platform::error::{Error, IoContext, Result};
+use sheaf_platform::sync::atomic::Ordering;
 
 use crate::engine::DelsmEngine;
 use crate::file_moves::FileMoves;

@@ -1,6 +1,6 @@
 //! # Manifest: the tables and packs of a keyspace
 //!
-//! A pair of slots (`base::double_slot`) in the directory of the keyspace.
+//! A pair of slots (`log::double_slot`) in the directory of the keyspace.
 //!
 //! ```text
 //!  KEYS.0 KEYS.1  magic "SHEAFLSM":  generation 8 | owner 8 | up to 8 | next number 8 |
@@ -14,10 +14,10 @@
 //! Tables of level 0 are in order of age, newest first. Tables of other levels are in the order of
 //! their keys.
 
-use sheaf_base::codec::{FieldReader, FieldWriter};
-use sheaf_base::double_slot::DoubleSlotState;
-use sheaf_base::error::Damage;
-use sheaf_base::types::Seq;
+use sheaf_log::double_slot::DoubleSlotState;
+use sheaf_log::types::Seq;
+use sheaf_platform::codec::{FieldReader, FieldWriter};
+use sheaf_platform::error::Damage;
 
 /// Maximum number of levels.
 pub(crate) const LEVELS: usize = 8;

@@ -19,11 +19,11 @@ use std::collections::HashSet;
 use std::ops::Bound;
 use std::sync::Arc;
 
-use sheaf_base::blob::BlobRef;
-use sheaf_base::engine::Engine;
-use sheaf_base::error::{IoContext, Result};
-use sheaf_base::sync::atomic::Ordering;
-use sheaf_base::views::Views;
+use sheaf_engine::contract::Engine;
+use sheaf_engine::views::Views;
+use sheaf_log::blob::BlobRef;
+use sheaf_platform::error::{IoContext, Result};
+use sheaf_platform::sync::atomic::Ordering;
 
 use crate::engine::DelsmEngine;
 use crate::file_moves::FileMoves;

@@ -8,11 +8,11 @@ use std::cmp::Ordering;
 use std::ops::Bound;
 use std::sync::Arc;
 
-use sheaf_base::error::{Error, Result};
-use sheaf_base::keys;
-use sheaf_base::memtable::{ArenaOffset, Memtable, MemtableVersion as MemVersion};
-use sheaf_base::sync::epoch::Guard;
-use sheaf_base::types::Seq;
+use sheaf_engine::keys;
+use sheaf_engine::memtable::{ArenaOffset, Memtable, MemtableVersion as MemVersion};
+use sheaf_log::types::Seq;
+use sheaf_platform::error::{Error, Result};
+use sheaf_platform::sync::epoch::Guard;
 
 use crate::list::{BlockEntries, ListEntry, ValueRef};
 use crate::tree::Table;
@@ -314,7 +314,7 @@ impl<'m> MemtableInput<'m> {
     }
 
     /// Returns the present entry and moves to the next.
-    pub(crate) fn take(&mut self, guard: &Guard) -> Option<sheaf_base::memtable::MemtableEntry<'m>> {
+    pub(crate) fn take(&mut self, guard: &Guard) -> Option<sheaf_engine::memtable::MemtableEntry<'m>> {
         let entry = self.memtable.entry(*self.places.get(self.next)?);
         self.next += 1;
         if self.next == self.places.len() && self.next == MEMTABLE_BATCH {

@@ -12,8 +12,8 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use sheaf_base::disk::{Disk, File, OpenMode};
-use sheaf_base::error::{Damage, Error, IoContext, Result};
+use sheaf_platform::disk::{Disk, File, OpenMode};
+use sheaf_platform::error::{Damage, Error, IoContext, Result};
 
 use crate::file_names;
 use crate::list::{HEAD_BYTES, accept_head, check_head, encode_head};

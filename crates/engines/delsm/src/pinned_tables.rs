@@ -20,11 +20,11 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use sheaf_base::backup_files::{FileSource, PinnedFile, PinnedFiles};
-use sheaf_base::blob::BlobRef;
-use sheaf_base::disk::OpenMode;
-use sheaf_base::double_slot::{DoubleSlotState, slot_bytes, slot_name};
-use sheaf_base::error::{Error, IoContext, Result};
+use sheaf_engine::backup_files::{FileSource, PinnedFile, PinnedFiles};
+use sheaf_log::blob::BlobRef;
+use sheaf_log::double_slot::{DoubleSlotState, slot_bytes, slot_name};
+use sheaf_platform::disk::OpenMode;
+use sheaf_platform::error::{Error, IoContext, Result};
 
 use crate::engine::{DelsmEngine, NAME};
 use crate::file_names;

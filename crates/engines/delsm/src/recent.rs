@@ -15,10 +15,10 @@
 
 use std::sync::Arc;
 
-use sheaf_base::error::Result;
-use sheaf_base::memory::{Memory, MemoryPart};
-use sheaf_base::sync::Mutex;
-use sheaf_base::sync::atomic::{AtomicUsize, Ordering};
+use sheaf_platform::error::Result;
+use sheaf_platform::memory::{Memory, MemoryPart};
+use sheaf_platform::sync::Mutex;
+use sheaf_platform::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::list::{BlockEntries, KeyList};
 
@@ -87,8 +87,8 @@ fn give_back(kept: Option<(usize, Arc<BlockEntries>)>, memory: &Memory) {
 mod tests {
     use std::path::Path;
 
-    use sheaf_base::disk::sim::SimDisk;
-    use sheaf_base::types::Seq;
+    use sheaf_log::types::Seq;
+    use sheaf_sim::SimDisk;
 
     use super::*;
     use crate::list::{KeyListWriter, ListEntry, ValueRef};

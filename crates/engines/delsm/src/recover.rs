@@ -6,12 +6,12 @@
 
 use std::sync::Arc;
 
-use sheaf_base::disk::OpenMode;
-use sheaf_base::double_slot::{DoubleSlot, DoubleSlotState};
-use sheaf_base::engine::{ImageSink, ImageSource};
-use sheaf_base::error::{Damage, Error, IoContext, Result};
-use sheaf_base::sync::atomic::Ordering;
-use sheaf_base::types::Seq;
+use sheaf_engine::contract::{ImageSink, ImageSource};
+use sheaf_log::double_slot::{DoubleSlot, DoubleSlotState};
+use sheaf_log::types::Seq;
+use sheaf_platform::disk::OpenMode;
+use sheaf_platform::error::{Damage, Error, IoContext, Result};
+use sheaf_platform::sync::atomic::Ordering;
 
 use crate::engine::{DelsmEngine, NAME};
 use crate::file_moves::FileMoves;

@@ -30,9 +30,9 @@
 
 use std::collections::BTreeMap;
 
-use sheaf_base::sync::Mutex;
-use sheaf_base::sync::atomic::{AtomicUsize, Ordering, fence};
-use sheaf_base::types::Seq;
+use sheaf_log::types::Seq;
+use sheaf_platform::sync::Mutex;
+use sheaf_platform::sync::atomic::{AtomicUsize, Ordering, fence};
 
 /// Maximum number of ranges. If there are more, all are dropped: readers record again the ranges
 /// that they meet.

@@ -1,6 +1,6 @@
 //! # Sizes: fixed limits, options, and their values in tiny tests
 
-use sheaf_base::options::{EngineOptions, OptionDomain, OptionSpec};
+use sheaf_log::options::{EngineOptions, OptionDomain, OptionSpec};
 
 /// Size from which a value gets a file.
 const FILE_BYTES: OptionSpec = OptionSpec {

@@ -23,14 +23,14 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
-use sheaf_base::blob::{BlobRef, open_blob_file};
-use sheaf_base::blob_reader::OpenBlob;
-use sheaf_base::engine_context::EngineContext;
-use sheaf_base::error::{Error, Result};
-use sheaf_base::memory::MemoryPart;
-use sheaf_base::memtable::Memtables;
-use sheaf_base::sync::atomic::{AtomicBool, Ordering};
-use sheaf_base::types::{KeyspaceId, Seq};
+use sheaf_engine::context::EngineContext;
+use sheaf_engine::memtable::Memtables;
+use sheaf_log::blob::{BlobRef, open_blob_file};
+use sheaf_log::blob_reader::OpenBlob;
+use sheaf_log::types::{KeyspaceId, Seq};
+use sheaf_platform::error::{Error, Result};
+use sheaf_platform::memory::MemoryPart;
+use sheaf_platform::sync::atomic::{AtomicBool, Ordering};
 
 use crate::file_names;
 use crate::list::{BlobLocation, BlockEntries, KeyList, ValueRef};
@@ -179,7 +179,7 @@ impl Table {
         Error::corrupt(
             &self.linked_path(key, blob),
             0,
-            sheaf_base::error::Damage::Truncated { got: 0, expected },
+            sheaf_platform::error::Damage::Truncated { got: 0, expected },
         )
     }
 }

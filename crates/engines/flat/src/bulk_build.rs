@@ -24,14 +24,14 @@
 
 use std::sync::Arc;
 
-use sheaf_base::engine::ReplayRecord;
-use sheaf_base::engine_context::EngineContext;
-use sheaf_base::error::Result;
-use sheaf_base::log_entries::LiveAccounting;
-use sheaf_base::memory::{Memory, MemoryPart};
-use sheaf_base::record::RecordContent;
-use sheaf_base::segment::Address;
-use sheaf_base::sync::{Mutex, epoch};
+use sheaf_engine::context::EngineContext;
+use sheaf_engine::contract::ReplayRecord;
+use sheaf_engine::log_entries::LiveAccounting;
+use sheaf_log::record::RecordContent;
+use sheaf_log::segment::Address;
+use sheaf_platform::error::Result;
+use sheaf_platform::memory::{Memory, MemoryPart};
+use sheaf_platform::sync::{Mutex, epoch};
 
 /// Number of shards into which threads gather records.
 const SHARDS: usize = 4;

@@ -12,12 +12,12 @@
 //!    walk is therefore found in one of the two places; if it is found in both, it counts once.
 //! 2. Blobs are read one at a time, when the walk reaches them.
 
-use sheaf_base::engine::{Bounds, Cursor, Projection};
-use sheaf_base::error::{Error, Result};
-use sheaf_base::read_ahead::{PairBuffer, read_ahead};
-use sheaf_base::segment::Address;
-use sheaf_base::sync::epoch;
-use sheaf_base::types::Seq;
+use sheaf_engine::contract::{Bounds, Cursor, Projection};
+use sheaf_engine::read_ahead::{PairBuffer, read_ahead};
+use sheaf_log::segment::Address;
+use sheaf_log::types::Seq;
+use sheaf_platform::error::{Error, Result};
+use sheaf_platform::sync::epoch;
 
 use crate::engine::FlatEngine;
 use crate::index::{Index, ScanDirection, Walk};

@@ -30,23 +30,23 @@ use std::any::Any;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use sheaf_base::blob_reader::StoredValue;
-use sheaf_base::engine::{
+use sheaf_engine::context::EngineContext;
+use sheaf_engine::contract::{
     Action, Bounds, Capabilities, Cursor, Engine, EngineOp, EngineStats, ImageSink, ImageSource, Liveness,
     Preparation, Projection, ReplayRecord,
 };
-use sheaf_base::engine_context::EngineContext;
-use sheaf_base::error::{Error, Result};
-use sheaf_base::log_entries::{self, AddressSetHash, LiveAccounting, LoggedEntry};
-use sheaf_base::record::{Record, RecordContent};
-use sheaf_base::scan_length::ScanLength;
-use sheaf_base::segment::{Address, Frame};
-use sheaf_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use sheaf_base::sync::epoch::{self, Guard};
-use sheaf_base::sync::{Counter, Mutex};
-use sheaf_base::types::{LogId, Seq};
-use sheaf_base::versions::{OldVersion, OldVersions};
-use sheaf_base::views::Views;
+use sheaf_engine::log_entries::{self, AddressSetHash, LiveAccounting, LoggedEntry};
+use sheaf_engine::scan_length::ScanLength;
+use sheaf_engine::versions::{OldVersion, OldVersions};
+use sheaf_engine::views::Views;
+use sheaf_log::blob_reader::StoredValue;
+use sheaf_log::record::{Record, RecordContent};
+use sheaf_log::segment::{Address, Frame};
+use sheaf_log::types::{LogId, Seq};
+use sheaf_platform::error::{Error, Result};
+use sheaf_platform::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use sheaf_platform::sync::epoch::{self, Guard};
+use sheaf_platform::sync::{Counter, Mutex};
 use smallvec::SmallVec;
 
 use crate::bulk_build::BulkBuild;
@@ -563,14 +563,14 @@ impl<I: Index> Engine for FlatEngine<I> {
 pub(crate) mod tests {
     use super::*;
     use crate::hash::HashIndex;
-    use sheaf_base::blob::Blobs;
-    use sheaf_base::disk::sim::SimDisk;
+    use sheaf_log::blob::Blobs;
+    use sheaf_sim::SimDisk;
 
     /// Returns an engine context without a store.
     pub(crate) fn context(tiny: bool) -> Arc<EngineContext> {
         let disk = Arc::new(SimDisk::new());
         Arc::new(EngineContext::new(
-            Blobs::new(disk, "blob".into(), 1, sheaf_base::types::StoreId(1), tiny),
+            Blobs::new(disk, "blob".into(), 1, sheaf_log::types::StoreId(1), tiny),
             1 << 30,
             7,
             tiny,

@@ -8,8 +8,8 @@
 //! translates them. Images are fuzzy: commits may change the keyspace during the save. Replay of
 //! these commits makes the result exact.
 
-use sheaf_base::engine::{ImageSink, ImageSource};
-use sheaf_base::error::Result;
+use sheaf_engine::contract::{ImageSink, ImageSource};
+use sheaf_platform::error::Result;
 
 use crate::engine::FlatEngine;
 use crate::index::{Index, IndexImage};
@@ -37,16 +37,16 @@ mod tests {
 
     use super::*;
     use crate::hash::HashIndex;
-    use sheaf_base::blob::BlobRef;
-    use sheaf_base::disk::Disk;
-    use sheaf_base::disk::sim::SimDisk;
-    use sheaf_base::engine::{Action, Engine, EngineOp, ReplayRecord};
-    use sheaf_base::error::{Damage, Error};
-    use sheaf_base::frame::{FIRST, FrameHeader, FrameKind, HEADER, LAST, body_sum, span};
-    use sheaf_base::record::{Record, RecordContent};
-    use sheaf_base::segment::{Address, DATA_START, Segment, SegmentIdentity};
-    use sheaf_base::types::{Incarnation, KeyspaceId, LogId, SegmentId, Seq, StoreId};
-    use sheaf_base::views::Views;
+    use sheaf_engine::contract::{Action, Engine, EngineOp, ReplayRecord};
+    use sheaf_engine::views::Views;
+    use sheaf_log::blob::BlobRef;
+    use sheaf_log::frame::{FIRST, FrameHeader, FrameKind, HEADER, LAST, body_sum, span};
+    use sheaf_log::record::{Record, RecordContent};
+    use sheaf_log::segment::{Address, DATA_START, Segment, SegmentIdentity};
+    use sheaf_log::types::{Incarnation, KeyspaceId, LogId, SegmentId, Seq, StoreId};
+    use sheaf_platform::disk::Disk;
+    use sheaf_platform::error::{Damage, Error};
+    use sheaf_sim::SimDisk;
 
     /// Two log segments with records of one key, and an engine over them.
     struct TestLog {

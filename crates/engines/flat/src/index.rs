@@ -22,17 +22,17 @@
 
 use std::sync::Arc;
 
-pub(crate) use sheaf_base::engine::HashedKey;
-use sheaf_base::engine::{Bounds, ImageSink, ImageSource};
-use sheaf_base::engine_context::EngineContext;
-use sheaf_base::error::{Error, Result};
-use sheaf_base::log_entries::AddressSetHash;
-use sheaf_base::segment::{Address, DATA_START};
-use sheaf_base::sync::epoch::{self, Guard};
+use sheaf_engine::context::EngineContext;
+pub(crate) use sheaf_engine::contract::HashedKey;
+use sheaf_engine::contract::{Bounds, ImageSink, ImageSource};
+use sheaf_engine::log_entries::AddressSetHash;
+use sheaf_log::segment::{Address, DATA_START};
+use sheaf_platform::error::{Error, Result};
+use sheaf_platform::sync::epoch::{self, Guard};
 
 use crate::bulk_build::BulkBuild;
-use sheaf_base::versions::IndexPlace;
-pub(crate) use sheaf_base::versions::PlaceRange;
+use sheaf_engine::versions::IndexPlace;
+pub(crate) use sheaf_engine::versions::PlaceRange;
 
 /// Iterator over an index.
 pub(crate) trait Walk<I: Index>: Send {

@@ -25,7 +25,7 @@
 //! `engine` implements the engine contract; `index` is the trait of an index; `hash`, `ordered` and
 //! `plain` implement it. `bulk_build` builds an index from a log that is replayed as a whole,
 //! `cursor` iterates, `image` encodes a checkpoint, `pmem` holds the experiments with persistent
-//! memory. Old versions that views need are kept in `sheaf_base::versions`.
+//! memory. Old versions that views need are kept in `sheaf_engine::versions`.
 
 mod bulk_build;
 mod cursor;
@@ -37,15 +37,16 @@ mod ordered;
 #[cfg(all(test, not(shuttle)))]
 mod parallel_commits;
 mod plain;
+#[cfg(any(test, feature = "pmem"))]
 pub mod pmem;
 
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use sheaf_base::engine::{Engine, EngineFactory};
-use sheaf_base::engine_context::EngineContext;
-use sheaf_base::options::EngineOptions;
-use sheaf_base::types::KeyspaceId;
+use sheaf_engine::context::EngineContext;
+use sheaf_engine::contract::{Engine, EngineFactory};
+use sheaf_log::options::EngineOptions;
+use sheaf_log::types::KeyspaceId;
 
 use engine::FlatEngine;
 use index::Index;

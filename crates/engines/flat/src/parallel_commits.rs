@@ -1,20 +1,20 @@
 //! Tests with parallel commits of different keys, during lookups, scans and moves. They run the
-//! whole engine with every index, under the contract of `sheaf_base::engine`.
+//! whole engine with every index, under the contract of `sheaf_engine::contract`.
 
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use sheaf_base::disk::Disk;
-use sheaf_base::disk::sim::SimDisk;
-use sheaf_base::engine::{Action, Bounds, Engine, EngineOp, Preparation, Projection};
-use sheaf_base::frame::{FIRST, FrameHeader, FrameKind, HEADER, LAST, body_sum, span};
-use sheaf_base::log_entries;
-use sheaf_base::record::{Record, RecordContent};
-use sheaf_base::segment::{Address, DATA_START, Segment, SegmentIdentity};
-use sheaf_base::sync::epoch;
-use sheaf_base::types::{Incarnation, KeyspaceId, LogId, SegmentId, Seq, StoreId};
-use sheaf_base::views::Views;
+use sheaf_engine::contract::{Action, Bounds, Engine, EngineOp, Preparation, Projection};
+use sheaf_engine::log_entries;
+use sheaf_engine::views::Views;
+use sheaf_log::frame::{FIRST, FrameHeader, FrameKind, HEADER, LAST, body_sum, span};
+use sheaf_log::record::{Record, RecordContent};
+use sheaf_log::segment::{Address, DATA_START, Segment, SegmentIdentity};
+use sheaf_log::types::{Incarnation, KeyspaceId, LogId, SegmentId, Seq, StoreId};
+use sheaf_platform::disk::Disk;
+use sheaf_platform::sync::epoch;
+use sheaf_sim::SimDisk;
 
 use crate::engine::FlatEngine;
 use crate::hash::HashIndex;

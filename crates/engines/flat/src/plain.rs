@@ -7,14 +7,14 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
 
-use sheaf_base::engine::{Bounds, ImageSink};
-use sheaf_base::engine_context::EngineContext;
-use sheaf_base::error::Result;
-use sheaf_base::memory::MemoryPart;
-use sheaf_base::segment::Address;
-use sheaf_base::sync::RwLock;
-use sheaf_base::sync::atomic::{AtomicU64, Ordering};
-use sheaf_base::sync::epoch::Guard;
+use sheaf_engine::context::EngineContext;
+use sheaf_engine::contract::{Bounds, ImageSink};
+use sheaf_log::segment::Address;
+use sheaf_platform::error::Result;
+use sheaf_platform::memory::MemoryPart;
+use sheaf_platform::sync::RwLock;
+use sheaf_platform::sync::atomic::{AtomicU64, Ordering};
+use sheaf_platform::sync::epoch::Guard;
 
 use crate::index::{HashedKey, Index, IndexImage, PlaceRange, ScanDirection, Walk};
 use crate::ordered::image;

@@ -22,14 +22,14 @@
 use std::ops::{Deref, Range};
 use std::ptr::NonNull;
 
-use sheaf_base::error::Damage;
-use sheaf_base::record::RecordContent;
-use sheaf_base::sync::atomic::{AtomicUsize, Ordering, fence};
-use sheaf_base::types::Seq;
+use sheaf_log::record::RecordContent;
+use sheaf_log::types::Seq;
+use sheaf_platform::error::Damage;
+use sheaf_platform::sync::atomic::{AtomicUsize, Ordering, fence};
 
 use crate::fingerprints::Fingerprints;
 use crate::run::{self, StoredPair};
-use sheaf_base::memory::block_alloc;
+use sheaf_platform::memory::block_alloc;
 use smallvec::SmallVec;
 
 /// Returns the fingerprint of a hash.

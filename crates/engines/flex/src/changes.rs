@@ -13,12 +13,12 @@
 use std::mem;
 use std::ops::{Bound, Range};
 
-use sheaf_base::error::Result;
-use sheaf_base::memtable::{ArenaOffset, Memtable, MemtableVersion, decode_blob_ref, encode_blob_ref};
-use sheaf_base::record::RecordContent;
-use sheaf_base::sync::epoch::Guard;
-use sheaf_base::types::Seq;
-use sheaf_base::views::Views;
+use sheaf_engine::memtable::{ArenaOffset, Memtable, MemtableVersion, decode_blob_ref, encode_blob_ref};
+use sheaf_engine::views::Views;
+use sheaf_log::record::RecordContent;
+use sheaf_log::types::Seq;
+use sheaf_platform::error::Result;
+use sheaf_platform::sync::epoch::Guard;
 use smallvec::SmallVec;
 
 use crate::block::{Block, FingerprintedPair, fingerprint_of};

@@ -6,11 +6,11 @@
 
 use std::ops::Bound;
 
-use sheaf_base::error::Result;
-use sheaf_base::memtable::removed_ranges::SkipTarget;
-use sheaf_base::sync::epoch::{self, Guard};
-use sheaf_base::types::Seq;
+use sheaf_engine::memtable::removed_ranges::SkipTarget;
 use sheaf_flexspace::tree::TreeEntry;
+use sheaf_log::types::Seq;
+use sheaf_platform::error::Result;
+use sheaf_platform::sync::epoch::{self, Guard};
 
 use crate::block::Block;
 use crate::engine::FlexEngine;

@@ -21,14 +21,14 @@
 use std::ops::{Bound, Range};
 use std::sync::Arc;
 
-use sheaf_base::engine::{Bounds, Cursor, Projection};
-use sheaf_base::error::Result;
-use sheaf_base::keys::{borrow_bound, is_above, is_below};
-use sheaf_base::memtable::Memtable;
-use sheaf_base::memtable::removed_ranges::{RemovedRange, SkipTarget};
-use sheaf_base::sync::epoch::{self, Guard};
-use sheaf_base::types::Seq;
+use sheaf_engine::contract::{Bounds, Cursor, Projection};
+use sheaf_engine::keys::{borrow_bound, is_above, is_below};
+use sheaf_engine::memtable::Memtable;
+use sheaf_engine::memtable::removed_ranges::{RemovedRange, SkipTarget};
 use sheaf_flexspace::tree::TreeEntry;
+use sheaf_log::types::Seq;
+use sheaf_platform::error::Result;
+use sheaf_platform::sync::epoch::{self, Guard};
 use smallvec::SmallVec;
 
 use crate::block::{Block, BlockRef};

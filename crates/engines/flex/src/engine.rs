@@ -15,26 +15,26 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use sheaf_base::backup_files::PinnedFiles;
-use sheaf_base::blob_reader::StoredValue;
-use sheaf_base::cache_arbiter::CacheShare;
-use sheaf_base::clock::{Clock, SystemClock};
-use sheaf_base::engine::{
+use sheaf_engine::backup_files::PinnedFiles;
+use sheaf_engine::context::EngineContext;
+use sheaf_engine::contract::{
     Action, Bounds, Capabilities, Cursor, Engine, EngineOp, EngineStats, HashedKey, ImageSink, ImageSource,
     Ingest, Preparation, Projection, ReplayRecord,
 };
-use sheaf_base::engine_context::EngineContext;
-use sheaf_base::error::{Error, Result};
-use sheaf_base::idle::IdleDetector;
-use sheaf_base::memory::MemoryPart;
-use sheaf_base::options::EngineOptions;
-use sheaf_base::record::RecordContent;
-use sheaf_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use sheaf_base::sync::epoch::{self, Guard};
-use sheaf_base::sync::{Mutex, Published};
-use sheaf_base::types::{KeyspaceId, LogId, Seq};
-use sheaf_base::views::{PinnedVersions, Views};
+use sheaf_engine::idle::IdleDetector;
+use sheaf_engine::views::{PinnedVersions, Views};
 use sheaf_flexspace::FlexSpace;
+use sheaf_log::blob_reader::StoredValue;
+use sheaf_log::options::EngineOptions;
+use sheaf_log::record::RecordContent;
+use sheaf_log::types::{KeyspaceId, LogId, Seq};
+use sheaf_platform::clock::{Clock, SystemClock};
+use sheaf_platform::error::{Error, Result};
+use sheaf_platform::memory::MemoryPart;
+use sheaf_platform::memory::cache_arbiter::CacheShare;
+use sheaf_platform::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use sheaf_platform::sync::epoch::{self, Guard};
+use sheaf_platform::sync::{Mutex, Published};
 
 use crate::block::fingerprint_of;
 use crate::cursor::FlexCursor;
@@ -46,9 +46,9 @@ use crate::sizes::Sizes;
 use crate::slots::IntervalSlots;
 use crate::table::IntervalTable;
 use crate::warm_up::WarmUp;
-use sheaf_base::memtable::prefix::KeyPrefix;
-use sheaf_base::memtable::removed_ranges::RemovedRanges;
-use sheaf_base::memtable::{Memtable, MemtableVersion, Memtables, VersionWord};
+use sheaf_engine::memtable::prefix::KeyPrefix;
+use sheaf_engine::memtable::removed_ranges::RemovedRanges;
+use sheaf_engine::memtable::{Memtable, MemtableVersion, Memtables, VersionWord};
 
 /// Name of the engine in the catalog.
 pub(crate) const NAME: &str = "flex";

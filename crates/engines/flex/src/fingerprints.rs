@@ -29,7 +29,7 @@ use std::mem::ManuallyDrop;
 use std::ops::Range;
 use std::ptr::NonNull;
 
-use sheaf_base::memory::block_alloc;
+use sheaf_platform::memory::block_alloc;
 
 use crate::run::StoredPair;
 
@@ -232,8 +232,8 @@ impl FingerprintsRef<'_> {
 
 #[cfg(test)]
 mod tests {
-    use sheaf_base::record::RecordContent;
-    use sheaf_base::types::Seq;
+    use sheaf_log::record::RecordContent;
+    use sheaf_log::types::Seq;
 
     use super::*;
     use crate::run;

@@ -11,13 +11,13 @@
 use std::ops::Bound;
 use std::sync::Arc;
 
-use sheaf_base::error::{Error, Result};
-use sheaf_base::memtable::{Memtable, MemtableLayer};
-use sheaf_base::record::RecordContent;
-use sheaf_base::sync::atomic::Ordering;
-use sheaf_base::sync::epoch::{self, Guard};
-use sheaf_base::types::Seq;
-use sheaf_base::views::Views;
+use sheaf_engine::memtable::{Memtable, MemtableLayer};
+use sheaf_engine::views::Views;
+use sheaf_log::record::RecordContent;
+use sheaf_log::types::Seq;
+use sheaf_platform::error::{Error, Result};
+use sheaf_platform::sync::atomic::Ordering;
+use sheaf_platform::sync::epoch::{self, Guard};
 
 use crate::changes::ChangeSource;
 use crate::engine::FlexEngine;
@@ -47,7 +47,7 @@ impl FlexEngine {
             }
         };
         if table.must_wait_for_readers(&self.interval_cache, guard) {
-            sheaf_base::sync::thread::yield_now();
+            sheaf_platform::sync::thread::yield_now();
             return Ok(true);
         }
         if table.space.is_none() && table.progress.is_none() && self.fits_in_memory(frozen, guard)? {

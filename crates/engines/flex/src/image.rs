@@ -13,20 +13,20 @@
 
 use std::sync::Arc;
 
-use sheaf_base::engine::{ImageSink, ImageSource};
-use sheaf_base::error::{Error, Result};
-use sheaf_base::record::RecordContent;
-use sheaf_base::sync::atomic::Ordering;
-use sheaf_base::sync::epoch::{self, Guard};
-use sheaf_base::types::{MAX_KEY, Seq};
-use sheaf_base::views::Views;
+use sheaf_engine::contract::{ImageSink, ImageSource};
+use sheaf_engine::views::Views;
+use sheaf_log::record::RecordContent;
+use sheaf_log::types::{MAX_KEY, Seq};
+use sheaf_platform::error::{Error, Result};
+use sheaf_platform::sync::atomic::Ordering;
+use sheaf_platform::sync::epoch::{self, Guard};
 
 use crate::engine::{FlexEngine, NAME};
 use crate::index::EngineState;
 use crate::slots::IntervalCounts;
 use crate::table::IntervalTable;
-use sheaf_base::memtable::prefix::KeyPrefix;
-use sheaf_base::memtable::{Memtable, MemtableLayer, MemtableVersion, decode_blob_ref, encode_blob_ref};
+use sheaf_engine::memtable::prefix::KeyPrefix;
+use sheaf_engine::memtable::{Memtable, MemtableLayer, MemtableVersion, decode_blob_ref, encode_blob_ref};
 
 const LAYOUT: u8 = 1;
 /// Maximum number of bytes that are allocated before the image has provided them.
@@ -243,8 +243,8 @@ impl FlexEngine {
         for _ in 0..intervals {
             let separator = take_short(image)?;
             let bytes: [u8; 20] = take(image)?;
-            let number = |at: usize| sheaf_base::frame::u32_at(&bytes, at);
-            let piece = sheaf_base::frame::u64_at(&bytes, 0);
+            let number = |at: usize| sheaf_platform::codec::u32_at(&bytes, at);
+            let piece = sheaf_platform::codec::u64_at(&bytes, 0);
             if !is_current {
                 continue;
             }

@@ -22,14 +22,14 @@ use std::ops::{Bound, Deref};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use sheaf_base::engine_context::EngineContext;
-use sheaf_base::error::{Damage, Error, Result};
-use sheaf_base::memory::block_alloc::BlockSlice;
-use sheaf_base::sync::atomic::{self, AtomicU64};
-use sheaf_base::sync::epoch::Guard;
-use sheaf_base::types::Seq;
+use sheaf_engine::context::EngineContext;
 use sheaf_flexspace::SpaceView;
 use sheaf_flexspace::tree::{TreeEntry, TreeItem, TreeSnapshot};
+use sheaf_log::types::Seq;
+use sheaf_platform::error::{Damage, Error, Result};
+use sheaf_platform::memory::block_alloc::BlockSlice;
+use sheaf_platform::sync::atomic::{self, AtomicU64};
+use sheaf_platform::sync::epoch::Guard;
 use smallvec::SmallVec;
 
 use crate::block::{Block, BlockRef, SortedVersions, fingerprint_of};
@@ -39,8 +39,8 @@ use crate::run::StoredPair;
 use crate::slot_state::SlotView;
 use crate::slots::IntervalSlots;
 use crate::warm_up::WarmUp;
-use sheaf_base::memtable::Memtables;
-use sheaf_base::memtable::prefix::{KeyPrefix, Separator};
+use sheaf_engine::memtable::Memtables;
+use sheaf_engine::memtable::prefix::{KeyPrefix, Separator};
 
 /// An interval of the space.
 #[derive(Clone, Copy, Debug)]

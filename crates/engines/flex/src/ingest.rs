@@ -23,15 +23,15 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use sheaf_base::engine::Ingest;
-use sheaf_base::error::{Error, Result};
-use sheaf_base::keys::{common_prefix_len, shortest_separator};
-use sheaf_base::memory::MemoryPart;
-use sheaf_base::memtable::prefix::KeyPrefix;
-use sheaf_base::record::RecordContent;
-use sheaf_base::sync::epoch;
-use sheaf_base::types::Seq;
+use sheaf_engine::contract::Ingest;
+use sheaf_engine::keys::{common_prefix_len, shortest_separator};
+use sheaf_engine::memtable::prefix::KeyPrefix;
 use sheaf_flexspace::tree::ShiftTree;
+use sheaf_log::record::RecordContent;
+use sheaf_log::types::Seq;
+use sheaf_platform::error::{Error, Result};
+use sheaf_platform::memory::MemoryPart;
+use sheaf_platform::sync::epoch;
 
 use crate::engine::FlexEngine;
 use crate::index::Interval;

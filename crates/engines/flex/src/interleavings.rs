@@ -1,17 +1,17 @@
 //! Slots under a scheduler: readers without locks, concurrent with changing blocks and
 //! fingerprints.
 //!
-//! Built with `--cfg shuttle` only. The settings are those of `sheaf_base::sync::explore`.
+//! Built with `--cfg shuttle` only. The settings are those of `sheaf_platform::sync::explore`.
 
 use std::sync::Arc;
 
-use sheaf_base::blob::Blobs;
-use sheaf_base::disk::sim::SimDisk;
-use sheaf_base::engine_context::EngineContext;
-use sheaf_base::memory::MemoryPart;
-use sheaf_base::record::RecordContent;
-use sheaf_base::sync::{epoch, explore, thread};
-use sheaf_base::types::{Seq, StoreId};
+use sheaf_engine::context::EngineContext;
+use sheaf_log::blob::Blobs;
+use sheaf_log::record::RecordContent;
+use sheaf_log::types::{Seq, StoreId};
+use sheaf_platform::memory::MemoryPart;
+use sheaf_platform::sync::{epoch, explore, thread};
+use sheaf_sim::SimDisk;
 
 use crate::block::{Block, BlockRef};
 use crate::run::{self, StoredPair};

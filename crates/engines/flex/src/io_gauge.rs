@@ -12,8 +12,8 @@
 
 use std::time::Duration;
 
-use sheaf_base::clock::{Clock, SystemClock};
-use sheaf_base::sync::atomic::{AtomicU32, Ordering};
+use sheaf_platform::clock::{Clock, SystemClock};
+use sheaf_platform::sync::atomic::{AtomicU32, Ordering};
 
 /// Shorter reads did not wait for a device.
 const DEVICE_READ_TIME: Duration = Duration::from_micros(20);

@@ -61,10 +61,10 @@ mod warm_up;
 
 use std::sync::Arc;
 
-use sheaf_base::engine::{Engine, EngineFactory};
-use sheaf_base::engine_context::EngineContext;
-use sheaf_base::options::{EngineOptions, OptionSpec};
-use sheaf_base::types::KeyspaceId;
+use sheaf_engine::context::EngineContext;
+use sheaf_engine::contract::{Engine, EngineFactory};
+use sheaf_log::options::{EngineOptions, OptionSpec};
+use sheaf_log::types::KeyspaceId;
 
 /// Creates keyspaces of the FlexDB engine.
 ///

@@ -4,8 +4,8 @@
 
 use std::ops::Bound;
 
-use sheaf_base::memtable::{ArenaOffset, Memtable};
-use sheaf_base::sync::epoch::Guard;
+use sheaf_engine::memtable::{ArenaOffset, Memtable};
+use sheaf_platform::sync::epoch::Guard;
 
 use crate::engine::FlexEngine;
 

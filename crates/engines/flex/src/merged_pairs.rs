@@ -6,12 +6,12 @@
 
 use std::ops::Range;
 
-use sheaf_base::engine::Projection;
-use sheaf_base::error::Result;
-use sheaf_base::memtable::{decode_blob_ref, encode_blob_ref};
-use sheaf_base::record::RecordContent;
-use sheaf_base::sync::epoch::Guard;
-use sheaf_base::types::Seq;
+use sheaf_engine::contract::Projection;
+use sheaf_engine::memtable::{decode_blob_ref, encode_blob_ref};
+use sheaf_log::record::RecordContent;
+use sheaf_log::types::Seq;
+use sheaf_platform::error::Result;
+use sheaf_platform::sync::epoch::Guard;
 
 use crate::block::Block;
 use crate::engine::FlexEngine;

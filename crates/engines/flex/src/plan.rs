@@ -25,14 +25,14 @@
 
 use std::ops::Range;
 
-use sheaf_base::error::Result;
-use sheaf_base::keys::shortest_separator;
-use sheaf_base::memtable::prefix::Separator;
-use sheaf_base::record::RecordContent;
-use sheaf_base::sync::epoch::Guard;
-use sheaf_base::types::Seq;
-use sheaf_base::views::Views;
+use sheaf_engine::keys::shortest_separator;
+use sheaf_engine::memtable::prefix::Separator;
+use sheaf_engine::views::Views;
 use sheaf_flexspace::tree::TreeEntry;
+use sheaf_log::record::RecordContent;
+use sheaf_log::types::Seq;
+use sheaf_platform::error::Result;
+use sheaf_platform::sync::epoch::Guard;
 use smallvec::{SmallVec, smallvec};
 
 use crate::block::{Block, BlockRef, FingerprintedPair};

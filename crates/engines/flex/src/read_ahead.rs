@@ -4,9 +4,9 @@
 //! interval is shown, the next one is prefetched into the processor's cache. Intervals that are not
 //! in memory are requested together from the device.
 
-use sheaf_base::memory::prefetch;
-use sheaf_base::sync::epoch::Guard;
 use sheaf_flexspace::tree::TreeEntry;
+use sheaf_platform::memory::prefetch;
+use sheaf_platform::sync::epoch::Guard;
 use smallvec::SmallVec;
 
 use crate::engine::FlexEngine;

@@ -26,12 +26,12 @@
 use std::collections::HashSet;
 use std::ops::Range;
 
-use sheaf_base::error::{Damage, Error, Result};
-use sheaf_base::keys::shortest_separator;
-use sheaf_base::parallel::{opening_threads, run_parallel};
-use sheaf_base::record::RecordContent;
-use sheaf_base::sync::atomic::{AtomicU64, Ordering};
+use sheaf_engine::keys::shortest_separator;
 use sheaf_flexspace::SpaceView;
+use sheaf_log::record::RecordContent;
+use sheaf_platform::error::{Damage, Error, Result};
+use sheaf_platform::parallel::{opening_threads, run_parallel};
+use sheaf_platform::sync::atomic::{AtomicU64, Ordering};
 
 use crate::block::SortedVersions;
 use crate::engine::FlexEngine;

@@ -14,12 +14,12 @@
 //! Within a run, pairs are sorted by key, and by descending number within a key.
 //! docs/format/flex.md is the specification.
 
-use sheaf_base::codec::{put_varint, take_varint};
-use sheaf_base::error::Damage;
-use sheaf_base::record::RecordContent;
-use sheaf_base::types::{MAX_KEY, Seq};
+use sheaf_log::record::RecordContent;
+use sheaf_log::types::{MAX_KEY, Seq};
+use sheaf_platform::codec::{put_varint, take_varint};
+use sheaf_platform::error::Damage;
 
-use sheaf_base::memtable::{decode_blob_ref, encode_blob_ref};
+use sheaf_engine::memtable::{decode_blob_ref, encode_blob_ref};
 
 /// Kind of a run that begins an interval.
 const BASE_RUN: u8 = 0xF1;
@@ -250,7 +250,7 @@ pub(crate) fn for_each_pair<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sheaf_base::blob::BlobRef;
+    use sheaf_log::blob::BlobRef;
 
     #[test]
     fn a_short_header_decodes_like_a_general_one() {

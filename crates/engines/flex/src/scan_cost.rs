@@ -10,7 +10,7 @@
 //!
 //! One addition for each scan that met keys of memtables.
 
-use sheaf_base::sync::atomic::{AtomicU64, Ordering};
+use sheaf_platform::sync::atomic::{AtomicU64, Ordering};
 
 /// Time that a scan loses in an interval with keys in memtables, in nanoseconds.
 const MERGE_NANOS: u64 = 400;

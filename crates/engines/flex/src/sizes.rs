@@ -1,6 +1,6 @@
 //! # Sizes: limits of intervals, which options may change, and of flush steps
 
-use sheaf_base::options::{EngineOptions, OptionDomain, OptionSpec};
+use sheaf_log::options::{EngineOptions, OptionDomain, OptionSpec};
 
 /// Pairs of an interval.
 const INTERVAL_PAIRS: OptionSpec = OptionSpec {

@@ -14,8 +14,8 @@
 use std::fmt;
 use std::ptr::{self, NonNull};
 
-use sheaf_base::sync::atomic::{AtomicPtr, Ordering};
-use sheaf_base::sync::epoch::Guard;
+use sheaf_platform::sync::atomic::{AtomicPtr, Ordering};
+use sheaf_platform::sync::epoch::Guard;
 
 use crate::block::{Block, BlockRef};
 use crate::fingerprints::{Fingerprints, FingerprintsRef};

@@ -29,11 +29,11 @@
 
 use std::ptr;
 
-use sheaf_base::cache_arbiter::{CacheShare, is_retire_queue_full};
-use sheaf_base::engine_context::EngineContext;
-use sheaf_base::memory::{chunk_position, prefetch, prefetch_block};
-use sheaf_base::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
-use sheaf_base::sync::epoch::{Guard, free_deferred, note_deferred};
+use sheaf_engine::context::EngineContext;
+use sheaf_platform::memory::cache_arbiter::{CacheShare, is_retire_queue_full};
+use sheaf_platform::memory::{chunk_position, prefetch, prefetch_block};
+use sheaf_platform::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use sheaf_platform::sync::epoch::{Guard, free_deferred, note_deferred};
 
 use crate::block::{Block, BlockRef};
 use crate::fingerprints::{Fingerprints, FingerprintsRef};
@@ -493,11 +493,11 @@ impl Drop for IntervalSlots {
 mod tests {
     use std::sync::Arc;
 
-    use sheaf_base::blob::Blobs;
-    use sheaf_base::disk::sim::SimDisk;
-    use sheaf_base::memory::MemoryPart;
-    use sheaf_base::sync::epoch;
-    use sheaf_base::types::StoreId;
+    use sheaf_log::blob::Blobs;
+    use sheaf_log::types::StoreId;
+    use sheaf_platform::memory::MemoryPart;
+    use sheaf_platform::sync::epoch;
+    use sheaf_sim::SimDisk;
 
     use super::*;
 

@@ -10,10 +10,10 @@
 //! bytes for each byte that it gains. The file system gets those bytes back after the next
 //! checkpoint, which is due when they outweigh the index in the image.
 
-use sheaf_base::error::{Error, Result};
-use sheaf_base::sync::atomic::Ordering;
-use sheaf_base::sync::epoch;
-use sheaf_base::views::Views;
+use sheaf_engine::views::Views;
+use sheaf_platform::error::{Error, Result};
+use sheaf_platform::sync::atomic::Ordering;
+use sheaf_platform::sync::epoch;
 
 use crate::changes::ChangeBatch;
 use crate::engine::FlexEngine;

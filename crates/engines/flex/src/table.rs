@@ -16,16 +16,16 @@ use std::collections::{HashSet, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 
-use sheaf_base::engine_context::EngineContext;
-use sheaf_base::error::{Error, Result};
-use sheaf_base::keys::common_prefix_len;
-use sheaf_base::memory::{Memory, MemoryPart};
-use sheaf_base::sync::atomic::AtomicU64;
-use sheaf_base::sync::epoch::Guard;
-use sheaf_base::types::{KeyspaceId, Seq};
-use sheaf_base::views::Views;
+use sheaf_engine::context::EngineContext;
+use sheaf_engine::keys::common_prefix_len;
+use sheaf_engine::views::Views;
 use sheaf_flexspace::tree::ShiftTree;
 use sheaf_flexspace::{FlexSpace, SpaceOptions};
+use sheaf_log::types::{KeyspaceId, Seq};
+use sheaf_platform::error::{Error, Result};
+use sheaf_platform::memory::{Memory, MemoryPart};
+use sheaf_platform::sync::atomic::AtomicU64;
+use sheaf_platform::sync::epoch::Guard;
 
 use crate::block::BlockRef;
 use crate::changes::ChangeBatch;
@@ -35,7 +35,7 @@ use crate::index::{Interval, IntervalCache, SparseIndex};
 use crate::slot_state::SlotView;
 use crate::slots::IntervalCounts;
 use crate::value_prefetch::ValuePrefetch;
-use sheaf_base::memtable::prefix::{KeyPrefix, Separator};
+use sheaf_engine::memtable::prefix::{KeyPrefix, Separator};
 use smallvec::SmallVec;
 
 /// A planned interval.

@@ -3,17 +3,17 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use sheaf_base::blob::{BlobRef, Blobs};
-use sheaf_base::disk::sim::SimDisk;
-use sheaf_base::engine::{Bounds, Engine, ImageSink, Projection};
-use sheaf_base::engine_context::{EngineContext, EngineDir};
-use sheaf_base::error::Result;
-use sheaf_base::memtable::MemtableVersion;
-use sheaf_base::options::EngineOptions;
-use sheaf_base::record::RecordContent;
-use sheaf_base::sync::epoch;
-use sheaf_base::types::{KeyspaceId, Seq, StoreId};
-use sheaf_base::views::Views;
+use sheaf_engine::context::{EngineContext, EngineDir};
+use sheaf_engine::contract::{Bounds, Engine, ImageSink, Projection};
+use sheaf_engine::memtable::MemtableVersion;
+use sheaf_engine::views::Views;
+use sheaf_log::blob::{BlobRef, Blobs};
+use sheaf_log::options::EngineOptions;
+use sheaf_log::record::RecordContent;
+use sheaf_log::types::{KeyspaceId, Seq, StoreId};
+use sheaf_platform::error::Result;
+use sheaf_platform::sync::epoch;
+use sheaf_sim::SimDisk;
 
 use crate::engine::FlexEngine;
 

@@ -21,13 +21,13 @@
 
 use std::ops::Bound;
 
-use sheaf_base::engine_context::EngineContext;
-use sheaf_base::memory::MemoryPart;
-use sheaf_base::memtable::{ArenaOffset, Memtable, VersionWord};
-use sheaf_base::record::RecordContent;
-use sheaf_base::segment::Address;
-use sheaf_base::sync::atomic::AtomicU64;
-use sheaf_base::sync::epoch::Guard;
+use sheaf_engine::context::EngineContext;
+use sheaf_engine::memtable::{ArenaOffset, Memtable, VersionWord};
+use sheaf_log::record::RecordContent;
+use sheaf_log::segment::Address;
+use sheaf_platform::memory::MemoryPart;
+use sheaf_platform::sync::atomic::AtomicU64;
+use sheaf_platform::sync::epoch::Guard;
 
 /// Divisor of the budget that gives the memory for values.
 const BUDGET_DIVISOR: u64 = 16;

@@ -9,9 +9,9 @@
 //!
 //! Readers count misses. Maintenance (`maintain`) loads intervals under the lock of the table.
 
-use sheaf_base::error::Result;
-use sheaf_base::sync::atomic::{AtomicU64, Ordering};
-use sheaf_base::sync::epoch::Guard;
+use sheaf_platform::error::Result;
+use sheaf_platform::sync::atomic::{AtomicU64, Ordering};
+use sheaf_platform::sync::epoch::Guard;
 
 use crate::index::{EngineState, IntervalCache};
 

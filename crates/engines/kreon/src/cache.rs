@@ -32,13 +32,13 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use sheaf_base::cache_arbiter::CacheShare;
-use sheaf_base::engine_context::EngineContext;
-use sheaf_base::memory::allocated;
-use sheaf_base::memory::block_alloc::{self, BlockBox};
-use sheaf_base::sync::Mutex;
-use sheaf_base::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
-use sheaf_base::sync::epoch::{Guard, free_deferred};
+use sheaf_engine::context::EngineContext;
+use sheaf_platform::memory::allocated;
+use sheaf_platform::memory::block_alloc::{self, BlockBox};
+use sheaf_platform::memory::cache_arbiter::CacheShare;
+use sheaf_platform::sync::Mutex;
+use sheaf_platform::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use sheaf_platform::sync::epoch::{Guard, free_deferred};
 
 use crate::level_file::PAGE;
 use crate::node::{LeafFingerprints, Node};

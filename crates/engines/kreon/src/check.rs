@@ -5,8 +5,8 @@
 
 use std::sync::Arc;
 
-use sheaf_base::error::{Error, Result};
-use sheaf_base::sync::epoch;
+use sheaf_platform::error::{Error, Result};
+use sheaf_platform::sync::epoch;
 
 use crate::engine::KreonEngine;
 use crate::level_file::PagePin;

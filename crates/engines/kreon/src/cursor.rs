@@ -14,15 +14,15 @@
 
 use std::ops::Bound;
 
-use sheaf_base::engine::{Bounds, Cursor, Projection};
-use sheaf_base::error::{Error, Result};
-use sheaf_base::keys::{borrow_bound, is_above, is_below};
-use sheaf_base::read_ahead::{PairBuffer, read_ahead};
-use sheaf_base::record::{Record, RecordContent};
-use sheaf_base::segment::Address;
-use sheaf_base::sync::atomic::Ordering;
-use sheaf_base::sync::epoch::{self, Guard};
-use sheaf_base::types::{KeyspaceId, Seq};
+use sheaf_engine::contract::{Bounds, Cursor, Projection};
+use sheaf_engine::keys::{borrow_bound, is_above, is_below};
+use sheaf_engine::read_ahead::{PairBuffer, read_ahead};
+use sheaf_log::record::{Record, RecordContent};
+use sheaf_log::segment::Address;
+use sheaf_log::types::{KeyspaceId, Seq};
+use sheaf_platform::error::{Error, Result};
+use sheaf_platform::sync::atomic::Ordering;
+use sheaf_platform::sync::epoch::{self, Guard};
 
 use crate::engine::KreonEngine;
 use crate::lookup::VisibleRecord;

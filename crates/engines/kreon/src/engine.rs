@@ -21,29 +21,29 @@ use std::any::Any;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use sheaf_base::backup_files::PinnedFiles;
-use sheaf_base::blob_reader::StoredValue;
-use sheaf_base::cache_arbiter::CacheShare;
-use sheaf_base::engine::{
+use sheaf_engine::backup_files::PinnedFiles;
+use sheaf_engine::context::EngineContext;
+use sheaf_engine::contract::{
     Action, Bounds, Capabilities, Cursor, Engine, EngineOp, EngineStats, HashedKey, ImageSink, ImageSource,
     Liveness, Preparation, Projection, ReplayRecord,
 };
-use sheaf_base::engine_context::EngineContext;
-use sheaf_base::error::{Error, Result};
-use sheaf_base::idle::IdleDetector;
-use sheaf_base::log_entries::LiveAccounting;
-use sheaf_base::memtable::arena::{high, low};
-use sheaf_base::memtable::prefix::KeyPrefix;
-use sheaf_base::memtable::{MemtableLayer, Memtables};
-use sheaf_base::record::RecordContent;
-use sheaf_base::scan_length::ScanLength;
-use sheaf_base::segment::Address;
-use sheaf_base::sync::atomic::{AtomicU64, Ordering};
-use sheaf_base::sync::epoch::{self, Guard};
-use sheaf_base::sync::{Mutex, Published};
-use sheaf_base::types::{KeyspaceId, LogId, Seq};
-use sheaf_base::versions::{OldVersion, OldVersions};
-use sheaf_base::views::Views;
+use sheaf_engine::idle::IdleDetector;
+use sheaf_engine::log_entries::LiveAccounting;
+use sheaf_engine::memtable::arena::{high, low};
+use sheaf_engine::memtable::prefix::KeyPrefix;
+use sheaf_engine::memtable::{MemtableLayer, Memtables};
+use sheaf_engine::scan_length::ScanLength;
+use sheaf_engine::versions::{OldVersion, OldVersions};
+use sheaf_engine::views::Views;
+use sheaf_log::blob_reader::StoredValue;
+use sheaf_log::record::RecordContent;
+use sheaf_log::segment::Address;
+use sheaf_log::types::{KeyspaceId, LogId, Seq};
+use sheaf_platform::error::{Error, Result};
+use sheaf_platform::memory::cache_arbiter::CacheShare;
+use sheaf_platform::sync::atomic::{AtomicU64, Ordering};
+use sheaf_platform::sync::epoch::{self, Guard};
+use sheaf_platform::sync::{Mutex, Published};
 
 use crate::cursor::KreonCursor;
 use crate::image_keys::ImageKey;

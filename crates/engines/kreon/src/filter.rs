@@ -29,11 +29,11 @@
 
 use std::sync::Arc;
 
-use sheaf_base::engine_context::EngineContext;
-use sheaf_base::memory::MemoryPart;
-use sheaf_base::memory::block_alloc::BlockBox;
-use sheaf_base::sync::atomic::{AtomicU64, Ordering};
-use sheaf_base::sync::epoch::Guard;
+use sheaf_engine::context::EngineContext;
+use sheaf_platform::memory::MemoryPart;
+use sheaf_platform::memory::block_alloc::BlockBox;
+use sheaf_platform::sync::atomic::{AtomicU64, Ordering};
+use sheaf_platform::sync::epoch::Guard;
 
 use crate::page_table::PageTable;
 

@@ -13,10 +13,10 @@
 //! All numbers are little-endian. `image_keys.rs` describes the image keys. The levels are those of
 //! one moment at or after the checkpoint's position.
 
-use sheaf_base::engine::{ImageSink, ImageSource};
-use sheaf_base::error::Result;
-use sheaf_base::segment::{Address, SLOT_COUNT};
-use sheaf_base::sync::epoch;
+use sheaf_engine::contract::{ImageSink, ImageSource};
+use sheaf_log::segment::{Address, SLOT_COUNT};
+use sheaf_platform::error::Result;
+use sheaf_platform::sync::epoch;
 
 use crate::engine::KreonEngine;
 use crate::node::NodeRef;

@@ -17,11 +17,11 @@
 
 use std::ops::Bound;
 
-use sheaf_base::engine::{ImageSink, ImageSource};
-use sheaf_base::error::Result;
-use sheaf_base::segment::Address;
-use sheaf_base::sync::epoch::{self, Guard};
-use sheaf_base::types::{MAX_KEY, Seq};
+use sheaf_engine::contract::{ImageSink, ImageSource};
+use sheaf_log::segment::Address;
+use sheaf_log::types::{MAX_KEY, Seq};
+use sheaf_platform::error::Result;
+use sheaf_platform::sync::epoch::{self, Guard};
 
 use crate::engine::KreonEngine;
 use crate::image::{encode_count, read_u32, read_u64};

@@ -1,16 +1,16 @@
 //! The cache under a scheduler: readers without locks, concurrent with a page that is replaced,
 //! evicted and read again. Also GC's question, concurrent with a step.
 //!
-//! Built with `--cfg shuttle` only. The settings are those of `sheaf_base::sync::explore`.
+//! Built with `--cfg shuttle` only. The settings are those of `sheaf_platform::sync::explore`.
 
 use std::sync::Arc;
 
-use sheaf_base::engine::{Engine, Liveness};
-use sheaf_base::memory::block_alloc::BlockBox;
-use sheaf_base::segment::{Address, DATA_START};
-use sheaf_base::sync::{Mutex, epoch, explore, thread};
-use sheaf_base::types::Seq;
-use sheaf_base::views::Views;
+use sheaf_engine::contract::{Engine, Liveness};
+use sheaf_engine::views::Views;
+use sheaf_log::segment::{Address, DATA_START};
+use sheaf_log::types::Seq;
+use sheaf_platform::memory::block_alloc::BlockBox;
+use sheaf_platform::sync::{Mutex, epoch, explore, thread};
 
 use crate::cache::CachedNode;
 use crate::engine::KreonEngine;

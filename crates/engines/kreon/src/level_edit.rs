@@ -18,11 +18,11 @@
 
 use std::collections::HashMap;
 
-use sheaf_base::error::Result;
-use sheaf_base::keys::shortest_separator;
-use sheaf_base::memory::block_alloc::BlockBox;
-use sheaf_base::sync::epoch::Guard;
-use sheaf_base::types::Seq;
+use sheaf_engine::keys::shortest_separator;
+use sheaf_log::types::Seq;
+use sheaf_platform::error::Result;
+use sheaf_platform::memory::block_alloc::BlockBox;
+use sheaf_platform::sync::epoch::Guard;
 
 use crate::cache::CachedNode;
 use crate::filter::LeafFilter;

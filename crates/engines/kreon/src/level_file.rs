@@ -28,15 +28,15 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use sheaf_base::backup_files::{PinnedFile, PinnedFiles};
-use sheaf_base::disk::File;
-use sheaf_base::engine_context::EngineContext;
-use sheaf_base::error::{Damage, Error, IoContext, Result};
-use sheaf_base::memory::block_alloc::BlockBox;
-use sheaf_base::page_file::PageFile;
-use sheaf_base::sync::Mutex;
-use sheaf_base::sync::epoch::Guard;
-use sheaf_base::types::KeyspaceId;
+use sheaf_engine::backup_files::{PinnedFile, PinnedFiles};
+use sheaf_engine::context::EngineContext;
+use sheaf_engine::page_file::PageFile;
+use sheaf_log::types::KeyspaceId;
+use sheaf_platform::disk::File;
+use sheaf_platform::error::{Damage, Error, IoContext, Result};
+use sheaf_platform::memory::block_alloc::BlockBox;
+use sheaf_platform::sync::Mutex;
+use sheaf_platform::sync::epoch::Guard;
 
 use crate::cache::CachedNode;
 use crate::node::{Node, NodeRef};

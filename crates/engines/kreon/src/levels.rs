@@ -6,11 +6,11 @@
 use std::ops::Bound;
 use std::sync::Arc;
 
-use sheaf_base::engine::ImageSink;
-use sheaf_base::error::{Error, Result};
-use sheaf_base::memtable::MemtableLayer;
-use sheaf_base::segment::SLOT_COUNT;
-use sheaf_base::sync::epoch::{self, Guard};
+use sheaf_engine::contract::ImageSink;
+use sheaf_engine::memtable::MemtableLayer;
+use sheaf_log::segment::SLOT_COUNT;
+use sheaf_platform::error::{Error, Result};
+use sheaf_platform::sync::epoch::{self, Guard};
 
 use crate::cache::CachedNode;
 use crate::engine::KreonEngine;

@@ -62,10 +62,10 @@ mod tree;
 
 use std::sync::Arc;
 
-use sheaf_base::engine::{Engine, EngineFactory};
-use sheaf_base::engine_context::EngineContext;
-use sheaf_base::options::EngineOptions;
-use sheaf_base::types::KeyspaceId;
+use sheaf_engine::context::EngineContext;
+use sheaf_engine::contract::{Engine, EngineFactory};
+use sheaf_log::options::EngineOptions;
+use sheaf_log::types::KeyspaceId;
 
 /// Creates keyspaces of the Kreon engine.
 ///

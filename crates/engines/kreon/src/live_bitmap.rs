@@ -32,13 +32,13 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use sheaf_base::engine_context::EngineContext;
-use sheaf_base::error::Result;
-use sheaf_base::memory::MemoryPart;
-use sheaf_base::segment::{Address, Segment};
-use sheaf_base::sync::Mutex;
-use sheaf_base::sync::atomic::{AtomicU64, Ordering};
-use sheaf_base::sync::epoch::Guard;
+use sheaf_engine::context::EngineContext;
+use sheaf_log::segment::{Address, Segment};
+use sheaf_platform::error::Result;
+use sheaf_platform::memory::MemoryPart;
+use sheaf_platform::sync::Mutex;
+use sheaf_platform::sync::atomic::{AtomicU64, Ordering};
+use sheaf_platform::sync::epoch::Guard;
 
 use crate::engine::KreonEngine;
 use crate::tree::{KreonState, Level, SeekTarget};

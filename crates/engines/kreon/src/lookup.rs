@@ -17,15 +17,15 @@
 
 use std::collections::HashMap;
 
-use sheaf_base::engine::Liveness;
-use sheaf_base::error::{Damage, Error, Result};
-use sheaf_base::record::{Record, RecordContent};
-use sheaf_base::segment::{Address, Frame};
-use sheaf_base::sync::atomic::Ordering;
-use sheaf_base::sync::epoch::Guard;
-use sheaf_base::types::Seq;
-use sheaf_base::versions::OldVersion;
-use sheaf_base::views::Views;
+use sheaf_engine::contract::Liveness;
+use sheaf_engine::versions::OldVersion;
+use sheaf_engine::views::Views;
+use sheaf_log::record::{Record, RecordContent};
+use sheaf_log::segment::{Address, Frame};
+use sheaf_log::types::Seq;
+use sheaf_platform::error::{Damage, Error, Result};
+use sheaf_platform::sync::atomic::Ordering;
+use sheaf_platform::sync::epoch::Guard;
 use smallvec::SmallVec;
 
 use crate::engine::KreonEngine;

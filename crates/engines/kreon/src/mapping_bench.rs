@@ -9,13 +9,13 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use sheaf_base::clock::{Clock, SystemClock};
-use sheaf_base::disk::real::RealDisk;
-use sheaf_base::disk::{Disk, File, OpenMode};
-use sheaf_base::memory::block_alloc;
-use sheaf_base::segment::Address;
-use sheaf_base::sync::epoch;
-use sheaf_base::types::Seq;
+use sheaf_log::segment::Address;
+use sheaf_log::types::Seq;
+use sheaf_platform::clock::{Clock, SystemClock};
+use sheaf_platform::disk::real::RealDisk;
+use sheaf_platform::disk::{Disk, File, OpenMode};
+use sheaf_platform::memory::block_alloc;
+use sheaf_platform::sync::epoch;
 
 use crate::level_edit::LevelEdit;
 use crate::lookup::fingerprint_of;

@@ -16,15 +16,15 @@
 
 use std::ops::Bound;
 
-use sheaf_base::memory::Memory;
-use sheaf_base::memtable::MemtableLayer;
-use sheaf_base::memtable::arena::ArenaOffset;
-use sheaf_base::memtable::prefix::KeyPrefix;
-use sheaf_base::memtable::sorted_keys::KeySource;
-use sheaf_base::memtable::table::KeyTable;
-use sheaf_base::segment::Address;
-use sheaf_base::sync::epoch::Guard;
-use sheaf_base::types::Seq;
+use sheaf_engine::memtable::MemtableLayer;
+use sheaf_engine::memtable::arena::ArenaOffset;
+use sheaf_engine::memtable::prefix::KeyPrefix;
+use sheaf_engine::memtable::sorted_keys::KeySource;
+use sheaf_engine::memtable::table::KeyTable;
+use sheaf_log::segment::Address;
+use sheaf_log::types::Seq;
+use sheaf_platform::memory::Memory;
+use sheaf_platform::sync::epoch::Guard;
 
 /// Approximate memory of a key besides its bytes.
 const KEY_OVERHEAD: usize = 20 + 8 + 16 + 18;

@@ -5,12 +5,12 @@
 
 use std::collections::HashMap;
 
-use sheaf_base::error::Result;
-use sheaf_base::segment::{Address, Segment};
-use sheaf_base::sync::epoch::Guard;
-use sheaf_base::types::Seq;
-use sheaf_base::versions::OldVersion;
-use sheaf_base::views::Views;
+use sheaf_engine::versions::OldVersion;
+use sheaf_engine::views::Views;
+use sheaf_log::segment::{Address, Segment};
+use sheaf_log::types::Seq;
+use sheaf_platform::error::Result;
+use sheaf_platform::sync::epoch::Guard;
 
 use crate::engine::KreonEngine;
 use crate::level_edit::{MergeResolver, merged_flags};

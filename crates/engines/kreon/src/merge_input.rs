@@ -11,10 +11,10 @@
 
 use std::ops::Bound;
 
-use sheaf_base::memtable::arena::ArenaOffset;
-use sheaf_base::segment::Address;
-use sheaf_base::sync::epoch::Guard;
-use sheaf_base::types::Seq;
+use sheaf_engine::memtable::arena::ArenaOffset;
+use sheaf_log::segment::Address;
+use sheaf_log::types::Seq;
+use sheaf_platform::sync::epoch::Guard;
 
 use crate::memtable::KreonMemtable;
 use crate::node::Node;

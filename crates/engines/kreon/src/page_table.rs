@@ -6,11 +6,11 @@
 use std::ptr;
 use std::sync::Arc;
 
-use sheaf_base::engine_context::EngineContext;
-use sheaf_base::memory::block_alloc::BlockBox;
-use sheaf_base::memory::{MemoryPart, chunk_position};
-use sheaf_base::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
-use sheaf_base::sync::epoch::{Guard, note_deferred};
+use sheaf_engine::context::EngineContext;
+use sheaf_platform::memory::block_alloc::BlockBox;
+use sheaf_platform::memory::{MemoryPart, chunk_position};
+use sheaf_platform::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use sheaf_platform::sync::epoch::{Guard, note_deferred};
 
 /// Pages in the first chunk; chunk k has `FIRST_CHUNK_PAGES << k`.
 const FIRST_CHUNK_PAGES: u32 = 256;

@@ -32,9 +32,9 @@
 use std::collections::BTreeMap;
 use std::ops::Bound::{Excluded, Included, Unbounded};
 
-use sheaf_base::sync::Mutex;
-use sheaf_base::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
-use sheaf_base::types::Seq;
+use sheaf_log::types::Seq;
+use sheaf_platform::sync::Mutex;
+use sheaf_platform::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
 
 /// Maximum number of ranges.
 const MAX_RANGES: usize = 256;

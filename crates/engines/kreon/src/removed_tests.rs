@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
 
-use sheaf_base::engine::{Bounds, Cursor, Engine, ImageSink, Projection};
-use sheaf_base::error::Result;
-use sheaf_base::segment::{Address, Segment};
-use sheaf_base::sync::atomic::Ordering;
-use sheaf_base::sync::epoch;
-use sheaf_base::types::Seq;
-use sheaf_base::views::Views;
+use sheaf_engine::contract::{Bounds, Cursor, Engine, ImageSink, Projection};
+use sheaf_engine::views::Views;
+use sheaf_log::segment::{Address, Segment};
+use sheaf_log::types::Seq;
+use sheaf_platform::error::Result;
+use sheaf_platform::sync::atomic::Ordering;
+use sheaf_platform::sync::epoch;
 
 use crate::cursor::KreonCursor;
 use crate::engine::{IDLE_SAMPLES, KreonEngine};

@@ -21,14 +21,14 @@ use std::collections::{BTreeSet, HashMap};
 use std::ops::{Bound, Range};
 use std::sync::Arc;
 
-use sheaf_base::error::Result;
-use sheaf_base::memtable::{ArenaOffset, MemtableLayer};
-use sheaf_base::record::{Record, RecordContent};
-use sheaf_base::segment::Address;
-use sheaf_base::sync::epoch::{self, Guard};
-use sheaf_base::types::Seq;
-use sheaf_base::versions::OldVersion;
-use sheaf_base::views::Views;
+use sheaf_engine::memtable::{ArenaOffset, MemtableLayer};
+use sheaf_engine::versions::OldVersion;
+use sheaf_engine::views::Views;
+use sheaf_log::record::{Record, RecordContent};
+use sheaf_log::segment::Address;
+use sheaf_log::types::Seq;
+use sheaf_platform::error::Result;
+use sheaf_platform::sync::epoch::{self, Guard};
 
 use crate::cache::CachedNode;
 use crate::engine::{IDLE_SAMPLES, KreonEngine};

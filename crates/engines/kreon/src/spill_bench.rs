@@ -6,7 +6,7 @@
 //!
 //!     cargo test --release -p sheaf-kreon ways -- --ignored --nocapture
 
-use sheaf_base::clock::{Clock, SystemClock};
+use sheaf_platform::clock::{Clock, SystemClock};
 
 use crate::mapping_bench::{BenchDir, PAIRS, apply_keys, fill, key_of};
 use crate::tests::PageCost;

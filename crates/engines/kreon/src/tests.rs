@@ -4,19 +4,19 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use sheaf_base::blob::Blobs;
-use sheaf_base::disk::Disk;
-use sheaf_base::disk::sim::{CallClass, Fault, FaultKind, FaultPlan, SimDisk};
-use sheaf_base::engine::{Engine, Liveness};
-use sheaf_base::engine_context::{EngineContext, EngineDir};
-use sheaf_base::error::{Error, Result};
-use sheaf_base::frame::{FIRST, FrameHeader, FrameKind, HEADER, LAST, body_sum, span};
-use sheaf_base::record::{Record, RecordContent};
-use sheaf_base::segment::{Address, DATA_START, Segment, SegmentIdentity};
-use sheaf_base::sync::atomic::Ordering;
-use sheaf_base::sync::epoch::{self, Guard};
-use sheaf_base::types::{Incarnation, KeyspaceId, LogId, SegmentId, Seq, StoreId};
-use sheaf_base::views::Views;
+use sheaf_engine::context::{EngineContext, EngineDir};
+use sheaf_engine::contract::{Engine, Liveness};
+use sheaf_engine::views::Views;
+use sheaf_log::blob::Blobs;
+use sheaf_log::frame::{FIRST, FrameHeader, FrameKind, HEADER, LAST, body_sum, span};
+use sheaf_log::record::{Record, RecordContent};
+use sheaf_log::segment::{Address, DATA_START, Segment, SegmentIdentity};
+use sheaf_log::types::{Incarnation, KeyspaceId, LogId, SegmentId, Seq, StoreId};
+use sheaf_platform::disk::Disk;
+use sheaf_platform::error::{Error, Result};
+use sheaf_platform::sync::atomic::Ordering;
+use sheaf_platform::sync::epoch::{self, Guard};
+use sheaf_sim::{CallClass, Fault, FaultKind, FaultPlan, SimDisk};
 
 use crate::cache::CachedNode;
 use crate::engine::KreonEngine;
@@ -59,7 +59,7 @@ pub(crate) fn level_store_on(disk: Arc<dyn Disk>, dir: &Path, budget: u64, tiny:
 fn context_on(disk: Arc<dyn Disk>, dir: &Path, budget: u64, tiny: bool) -> Arc<EngineContext> {
     disk.create_dir(dir).unwrap();
     disk.create_dir(&dir.join("blobs")).unwrap();
-    let store = sheaf_base::types::StoreId(1);
+    let store = sheaf_log::types::StoreId(1);
     let blobs = Blobs::new(Arc::clone(&disk), dir.join("blobs"), 1, store, true);
     let engine_dir = EngineDir::new(disk, dir, false);
     Arc::new(EngineContext::new(blobs, budget, 7, tiny).with_engine_dir(engine_dir, true))

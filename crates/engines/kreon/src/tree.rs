@@ -6,14 +6,14 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, OnceLock};
 
-use sheaf_base::engine_context::EngineContext;
-use sheaf_base::error::{Damage, Error, Result};
-use sheaf_base::memory::block_alloc::BlockBox;
-use sheaf_base::memtable::Memtables;
-use sheaf_base::record::Record;
-use sheaf_base::segment::{Address, Segment};
-use sheaf_base::sync::epoch::Guard;
-use sheaf_base::types::{KeyspaceId, Seq};
+use sheaf_engine::context::EngineContext;
+use sheaf_engine::memtable::Memtables;
+use sheaf_log::record::Record;
+use sheaf_log::segment::{Address, Segment};
+use sheaf_log::types::{KeyspaceId, Seq};
+use sheaf_platform::error::{Damage, Error, Result};
+use sheaf_platform::memory::block_alloc::BlockBox;
+use sheaf_platform::sync::epoch::Guard;
 
 use crate::cache::{CachedNode, NodeCache};
 use crate::filter::{LeafFilter, LeafFilters};

@@ -6,7 +6,7 @@
 
 use std::ptr::NonNull;
 
-use sheaf_base::memory::{HUGE_PAGE, prefer_huge_pages};
+use sheaf_platform::memory::{HUGE_PAGE, prefer_huge_pages};
 
 use crate::{Index, LEN, RANGE};
 

@@ -4,9 +4,9 @@ use std::fmt;
 use std::io;
 use std::path::Path;
 
-use sheaf_base::disk::sim::{CallClass, Fault, FaultKind, FaultPlan, KeepChoice, SimDisk};
-use sheaf_base::disk::{DirEntry, Disk, File, LockMode, LockOutcome, OpenMode};
-use sheaf_base::sync::Mutex;
+use sheaf_platform::disk::{DirEntry, Disk, File, LockMode, LockOutcome, OpenMode};
+use sheaf_platform::sync::Mutex;
+use sheaf_sim::{CallClass, Fault, FaultKind, FaultPlan, KeepChoice, SimDisk};
 
 use super::*;
 use crate::{FlexSpace, SpaceOptions};

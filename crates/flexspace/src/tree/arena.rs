@@ -21,12 +21,12 @@
 //! 3. The caller is responsible for exclusive access to a slot, see the contracts below.
 //!    [`super::ShiftTree`] guarantees it with stamps (A1 to A3).
 
-use sheaf_base::sync::atomic::{AtomicPtr, Ordering};
+use sheaf_platform::sync::atomic::{AtomicPtr, Ordering};
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
-use sheaf_base::memory::prefer_huge_pages;
+use sheaf_platform::memory::prefer_huge_pages;
 
 /// Nodes in the first chunk, a power of two. Chunk k has `FIRST_CHUNK_NODES << k`. One node,
 /// because an empty tree has one leaf, and there may be thousands of such trees.

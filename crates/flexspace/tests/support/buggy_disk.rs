@@ -8,8 +8,8 @@ use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use sheaf_base::disk::sim::SimDisk;
-use sheaf_base::disk::{DirEntry, Disk, File, LockMode, LockOutcome, OpenMode};
+use sheaf_platform::disk::{DirEntry, Disk, File, LockMode, LockOutcome, OpenMode};
+use sheaf_sim::SimDisk;
 
 /// Disk operation that is omitted or changed. The strings are parts of paths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

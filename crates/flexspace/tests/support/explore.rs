@@ -11,8 +11,8 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::Mutex;
 
-use sheaf_base::disk::Disk;
-use sheaf_base::disk::sim::{KeepChoice, SimDisk};
+use sheaf_platform::disk::Disk;
+use sheaf_sim::{KeepChoice, SimDisk};
 
 use super::buggy_disk::{BuggyDisk, SeededBug};
 use super::{WorkloadStep, content, open, workload};

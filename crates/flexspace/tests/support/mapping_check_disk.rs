@@ -8,8 +8,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use sheaf_base::disk::real::RealDisk;
-use sheaf_base::disk::{DirEntry, Disk, File, LockMode, LockOutcome, OpenMode};
+use sheaf_platform::disk::real::RealDisk;
+use sheaf_platform::disk::{DirEntry, Disk, File, LockMode, LockOutcome, OpenMode};
 
 /// The real disk, with a count of accesses to unwritten mapped bytes.
 #[derive(Clone, Debug, Default)]

@@ -9,9 +9,9 @@ pub(crate) mod mapping_check_disk;
 
 use std::sync::Arc;
 
-use sheaf_base::disk::Disk;
-use sheaf_base::error::Result;
 use sheaf_flexspace::{FlexSpace, SpaceOptions};
+use sheaf_platform::disk::Disk;
+use sheaf_platform::error::Result;
 
 /// Directory of the space.
 pub(crate) const SPACE_DIR: &str = "/space";

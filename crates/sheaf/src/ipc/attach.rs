@@ -1,9 +1,9 @@
 //! # Attached reader: reading a database that another process has open
 //!
 //! ```text
-//!  reader: connect ── hold? ──> owner: pins the state, lists it   (sheaf_base::store::still, hold)
+//!  reader: connect ── hold? ──> owner: pins the state, lists it   (sheaf_store::still, hold)
 //!          listing <───────────
-//!          Store on a HeldDisk, read-only                         (sheaf_base::disk::held)
+//!          Store on a HeldDisk, read-only                         (sheaf_platform::disk::held)
 //!          the connection stays open: it is the lease
 //! ```
 //!
@@ -21,13 +21,13 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use sheaf_base::clock::Clock;
-use sheaf_base::disk::exported::{ExportLease, ExportedDisk, ExportedItem};
-use sheaf_base::disk::real::RealDisk;
-use sheaf_base::disk::{Disk, File, OpenMode};
-use sheaf_base::engine::EngineFactory;
-use sheaf_base::error::IoContext;
-use sheaf_base::store::{LOCK, Store, StoreOptions};
+use sheaf_engine::contract::EngineFactory;
+use sheaf_platform::clock::Clock;
+use sheaf_platform::disk::exported::{ExportLease, ExportedDisk, ExportedItem};
+use sheaf_platform::disk::real::RealDisk;
+use sheaf_platform::disk::{Disk, File, OpenMode};
+use sheaf_platform::error::IoContext;
+use sheaf_store::{LOCK, Store, StoreOptions};
 
 use super::AttachedOwner;
 use crate::{Error, Result};

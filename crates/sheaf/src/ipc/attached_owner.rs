@@ -10,11 +10,11 @@ use std::time::Duration;
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
-use sheaf_base::disk::lock_holder::{ProcessInfo, add_lock_holder};
-use sheaf_base::disk::real::RealDisk;
-use sheaf_base::disk::{Disk, OpenMode};
-use sheaf_base::error::IoContext;
-use sheaf_base::store::{IPC_SOCKET_NAMES, LOCK};
+use sheaf_platform::disk::lock_holder::{ProcessInfo, add_lock_holder};
+use sheaf_platform::disk::real::RealDisk;
+use sheaf_platform::disk::{Disk, OpenMode};
+use sheaf_platform::error::IoContext;
+use sheaf_store::{IPC_SOCKET_NAMES, LOCK};
 
 use super::attach::{ConnectionLease, ExportedSnapshot};
 use super::message::{IpcReply, IpcRequest};
@@ -101,7 +101,10 @@ impl AttachedOwner {
         match wire::receive_hello(&owner.stream) {
             Ok((VERSION, status)) if status == HelloStatus::Accepted as u32 => {}
             Ok((VERSION, _)) => {
-                return Err(add_lock_holder(Error::locked(dir, None, LockConflict::TooManyConnections)));
+                return Err(add_lock_holder(
+                    Error::locked(dir, None, LockConflict::TooManyConnections),
+                    LOCK,
+                ));
             }
             Ok((found, _)) => {
                 return Err(Error::UnsupportedVersion { path: door, found, supported: VERSION });

@@ -10,8 +10,8 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 
-use sheaf_base::disk::exported::{ByteSource, ExportedExtent, ExportedItem};
-use sheaf_base::store::{ExportedState, KeyspaceState, Store};
+use sheaf_platform::disk::exported::{ByteSource, ExportedExtent, ExportedItem};
+use sheaf_store::{ExportedState, KeyspaceState, Store};
 
 use super::connection_state::{ConnectionActivity, ConnectionState};
 use super::message::{IpcReply, IpcRequest};

@@ -14,7 +14,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use sheaf_base::clock::{Clock, SystemClock};
+use sheaf_platform::clock::{Clock, SystemClock};
 
 use super::message::IpcReply;
 use super::wire;

@@ -5,10 +5,10 @@
 
 use std::path::PathBuf;
 
-use sheaf_base::codec::{FieldReader, FieldWriter};
-use sheaf_base::disk::exported::{ByteSource, ExportedExtent, ExportedItem};
-use sheaf_base::store::wire;
-use sheaf_base::wire_error::{self, ReadWire, WriteWire};
+use sheaf_platform::codec::{FieldReader, FieldWriter};
+use sheaf_platform::disk::exported::{ByteSource, ExportedExtent, ExportedItem};
+use sheaf_platform::wire_error::{self, ReadWire, WriteWire};
+use sheaf_store::stats::wire;
 
 use super::overview::{KeyspaceOverview, decode_keyspace, encode_keyspace};
 use crate::{
@@ -386,7 +386,7 @@ mod tests {
     }
 
     fn replies() -> Vec<IpcReply> {
-        // The encodings of the contents are tested next to the types (`sheaf_base::store::wire`).
+        // The encodings of the contents are tested next to the types (`sheaf_store::stats::wire`).
         let mut stats = DatabaseStats::default();
         (stats.visible_seq, stats.poisoned, stats.has_ipc) = (77, Some("sync"), true);
         let (load, mut report) = (WorkloadStats::default(), VerifyReport::default());

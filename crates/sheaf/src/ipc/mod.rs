@@ -23,7 +23,7 @@
 //! 6. A guest that sends no hello within [`HELLO_TIMEOUT`], or does not read for
 //!    [`SEND_TIMEOUT`], is disconnected. At the connection limit, so is the longest idle one.
 //! 7. During a request the guest receives a message at least every [`HEARTBEAT_INTERVAL`].
-//! 8. An open socket stays open: errors of `accept` are retried ([`sheaf_base::accept`]).
+//! 8. An open socket stays open: errors of `accept` are retried ([`sheaf_platform::accept`]).
 //!
 //! Threads: one accepts and sends signs of life; at most [`MAX_CONNECTIONS`] serve. `shutdown` and
 //! `unpark` wake them. After a crash the stale socket refuses connections until the next owner.
@@ -49,9 +49,9 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
-use sheaf_base::accept::{Accepted, Acceptor, RETRY_PAUSE};
-use sheaf_base::fork::ForkGuard;
-use sheaf_base::store::{IPC_SOCKET_NAMES, Store};
+use sheaf_platform::accept::{Accepted, Acceptor, RETRY_PAUSE};
+use sheaf_platform::fork::ForkGuard;
+use sheaf_store::{IPC_SOCKET_NAMES, Store};
 
 pub use attach::ExportedSnapshot;
 pub(crate) use attach::open_attached;

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use sheaf_base::codec::{FieldReader, FieldWriter};
-use sheaf_base::store::{Store, wire};
-use sheaf_base::wire_error::{ReadWire, WriteWire};
+use sheaf_platform::codec::{FieldReader, FieldWriter};
+use sheaf_platform::wire_error::{ReadWire, WriteWire};
+use sheaf_store::{Store, wire};
 
 use crate::{Damage, DatabaseStats, EngineStats, KeyspaceInfo, WorkloadStats};
 

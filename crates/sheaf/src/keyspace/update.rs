@@ -3,10 +3,10 @@
 //! A swap reads the key, decides the new value without a lock, and commits with the expectation
 //! that the key is unchanged. If the key changed, the swap starts again.
 
-use sheaf_base::engine::{Action, EngineOp};
-use sheaf_base::store::{CommitOutcome, CommitWrite, KeyspaceState, Store};
-use sheaf_base::types::Seq;
-use sheaf_base::workload::{CallKind, LatencyKind, SampleStart, SampledCall};
+use sheaf_engine::contract::{Action, EngineOp};
+use sheaf_engine::workload::{CallKind, LatencyKind, SampleStart, SampledCall};
+use sheaf_log::types::Seq;
+use sheaf_store::{CommitOutcome, CommitWrite, KeyspaceState, Store};
 
 use super::{Keyspace, get_at};
 use crate::{Durability, Error, Result, Value};

@@ -26,8 +26,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use sheaf::{BackupOptions, BackupReport, Database, Error};
-use sheaf_base::disk::sim::{CallClass, Fault, FaultKind, FaultPlan, FaultRepeat, KeepChoice};
-use sheaf_base::disk::{Disk, OpenMode, remove_tree};
+use sheaf_platform::disk::{Disk, OpenMode, remove_tree};
+use sheaf_sim::{CallClass, Fault, FaultKind, FaultPlan, FaultRepeat, KeepChoice};
 
 pub use random_workload::{KeyspaceMaps, RandomWorkload, compare};
 

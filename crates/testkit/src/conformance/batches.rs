@@ -3,7 +3,7 @@
 use super::{bytes, get, key, refused, sorted};
 use crate::fixture::{DiskKind, Fixture};
 use sheaf::{Durability, Error, MAX_KEY};
-use sheaf_base::disk::sim::KeepChoice;
+use sheaf_sim::KeepChoice;
 
 pub fn a_batch_spans_keyspaces_of_several_engines(fixture: &Fixture) {
     let db = fixture.open();

@@ -7,8 +7,8 @@ use std::time::Duration;
 use super::{bytes, get, key, sorted};
 use crate::fixture::{DiskKind, Fixture, wait_epoch_garbage_freed};
 use sheaf::{Database, Durability, Error};
-use sheaf_base::clock::{Clock, SystemClock};
-use sheaf_base::disk::sim::KeepChoice;
+use sheaf_platform::clock::{Clock, SystemClock};
+use sheaf_sim::KeepChoice;
 
 /// Runs background work until `enough` returns true, or no work was due for a long time. Readers of
 /// other tests and the background threads may delay the work.

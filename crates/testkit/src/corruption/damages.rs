@@ -5,9 +5,9 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use sheaf_base::disk::SECTOR;
-use sheaf_base::disk::sim::{KeepChoice, SimDisk};
-use sheaf_base::sync::Mutex;
+use sheaf_platform::disk::SECTOR;
+use sheaf_platform::sync::Mutex;
+use sheaf_sim::{KeepChoice, SimDisk};
 
 use super::{InjectedDamage, StoredDatabase};
 use crate::crash::machine::TestMachine;

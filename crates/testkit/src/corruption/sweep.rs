@@ -21,8 +21,8 @@
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use sheaf_base::disk::SECTOR;
-use sheaf_base::sync::Mutex;
+use sheaf_platform::disk::SECTOR;
+use sheaf_platform::sync::Mutex;
 
 use super::{InjectedDamage, StoredDatabase, inspect};
 use crate::alloc::{MemoryPeak, measure};

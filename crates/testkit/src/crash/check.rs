@@ -12,8 +12,8 @@
 use std::sync::Arc;
 
 use sheaf::{Database, Durability, KeyspaceOptions};
-use sheaf_base::disk::sim::{KeepChoice, SimDisk};
-use sheaf_base::sync::Mutex;
+use sheaf_platform::sync::Mutex;
+use sheaf_sim::{KeepChoice, SimDisk};
 
 use super::history::{CommitHistory, ExpectedState, HistoryChange, HistoryMarks, KEYSPACE_NAMES};
 use super::machine::TestMachine;

@@ -29,8 +29,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use sheaf_base::disk::sim::{KeepChoice, PendingUnits, SimDisk};
-use sheaf_base::sync::Mutex;
+use sheaf_platform::sync::Mutex;
+use sheaf_sim::{KeepChoice, PendingUnits, SimDisk};
 
 use super::check::{
     AfterRecovery, ExpectedPrefix, RecoveredState, RecoveryRecording, SecondCrashPoint, check,

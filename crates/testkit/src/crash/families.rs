@@ -15,7 +15,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use sheaf_base::sync::Mutex;
+use sheaf_platform::sync::Mutex;
 
 use super::explore::{ExplorePlan, ExploreReport, explore};
 use super::replay::{replay_command, shrink};

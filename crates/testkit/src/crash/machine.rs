@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sheaf::{Builder, Database, Error};
-use sheaf_base::clock::ManualClock;
-use sheaf_base::disk::sim::{KeepChoice, SimDisk};
+use sheaf_platform::clock::ManualClock;
+use sheaf_sim::{KeepChoice, SimDisk};
 
 use crate::fixture::TestSubject;
 use crate::recording_disk::RecordingDisk;

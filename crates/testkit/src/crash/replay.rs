@@ -5,7 +5,7 @@
 //!  keep: killed | none | all | mask:<hex> | only:<n> | but:<n> | prefix:<n> | seed:<hex>/<percent>
 //! ```
 
-use sheaf_base::disk::sim::{KeepChoice, PendingUnits};
+use sheaf_sim::{KeepChoice, PendingUnits};
 
 use super::check::{AfterRecovery, ExpectedPrefix, RecoveryRecording, check};
 use super::explore::{

@@ -9,7 +9,7 @@
 use std::sync::Arc;
 
 use sheaf::{BulkLoadOptions, Database, Durability, Error, Keyspace, KeyspaceOptions};
-use sheaf_base::sync::Mutex;
+use sheaf_platform::sync::Mutex;
 
 use super::history::{CommitHistory, HistoryChange, KEYSPACE_NAMES};
 use super::machine::TestMachine;

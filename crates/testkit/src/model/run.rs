@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use sheaf_base::sync::Mutex;
+use sheaf_platform::sync::Mutex;
 
 use super::{ModelCase, ModelFailure, execute, steps};
 use crate::fixture::{DiskKind, TestSetting, TestSubject};

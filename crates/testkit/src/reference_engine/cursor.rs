@@ -6,9 +6,9 @@
 use std::ops::Bound;
 use std::sync::Arc;
 
-use sheaf_base::engine::{Bounds, Cursor, Projection};
-use sheaf_base::error::Result;
-use sheaf_base::types::Seq;
+use sheaf_engine::contract::{Bounds, Cursor, Projection};
+use sheaf_log::types::Seq;
+use sheaf_platform::error::Result;
 
 use super::{EngineFlaw, ReferenceEngine, VersionContent};
 

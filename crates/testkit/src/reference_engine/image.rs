@@ -11,10 +11,10 @@
 
 use std::ops::Bound;
 
-use sheaf_base::blob::BlobRef;
-use sheaf_base::engine::{ImageSink, ImageSource};
-use sheaf_base::error::Result;
-use sheaf_base::types::MAX_KEY;
+use sheaf_engine::contract::{ImageSink, ImageSource};
+use sheaf_log::blob::BlobRef;
+use sheaf_log::types::MAX_KEY;
+use sheaf_platform::error::Result;
 
 use super::{EngineFlaw, ReferenceEngine, TableVersion, VersionContent};
 

@@ -39,21 +39,21 @@ pub use flaw::EngineFlaw;
 use std::any::Any;
 use std::sync::Arc;
 
-use sheaf_base::blob::BlobRef;
-use sheaf_base::blob_reader::StoredValue as Seen;
-use sheaf_base::engine::{
+use sheaf_engine::context::EngineContext;
+use sheaf_engine::contract::{
     Action, Bounds, Capabilities, Cursor, Engine, EngineFactory, EngineOp, EngineStats, ImageSink,
     ImageSource, Preparation, Projection, ReplayRecord,
 };
-use sheaf_base::engine_context::EngineContext;
-use sheaf_base::error::{Error, Result};
-use sheaf_base::memory::MemoryPart;
-use sheaf_base::options::EngineOptions;
-use sheaf_base::record::RecordContent;
-use sheaf_base::sync::RwLock;
-use sheaf_base::sync::atomic::{AtomicU64, Ordering};
-use sheaf_base::types::{KeyspaceId, LogId, Seq};
-use sheaf_base::views::Views;
+use sheaf_engine::views::Views;
+use sheaf_log::blob::BlobRef;
+use sheaf_log::blob_reader::StoredValue as Seen;
+use sheaf_log::options::EngineOptions;
+use sheaf_log::record::RecordContent;
+use sheaf_log::types::{KeyspaceId, LogId, Seq};
+use sheaf_platform::error::{Error, Result};
+use sheaf_platform::memory::MemoryPart;
+use sheaf_platform::sync::RwLock;
+use sheaf_platform::sync::atomic::{AtomicU64, Ordering};
 
 use table::{ReferenceTable, TableChange, TableVersion, VersionContent};
 

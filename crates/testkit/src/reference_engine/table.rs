@@ -7,8 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 use std::sync::Arc;
 
-use sheaf_base::blob::BlobRef;
-use sheaf_base::types::Seq;
+use sheaf_log::blob::BlobRef;
+use sheaf_log::types::Seq;
 
 /// Bytes per key in addition to the key: its share of two map nodes, and the vector of versions.
 pub(super) const ENTRY_COST: u64 = 96;

@@ -4,8 +4,8 @@ use std::ops::ControlFlow;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use sheaf_base::disk::sim::{CallClass, Fault, FaultKind, KeepChoice};
-use sheaf_base::sync::thread::yield_now;
+use sheaf_platform::sync::thread::yield_now;
+use sheaf_sim::{CallClass, Fault, FaultKind, KeepChoice};
 use sheaf_testkit::recording_disk::RecordingDisk;
 
 use super::*;

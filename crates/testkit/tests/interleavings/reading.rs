@@ -115,7 +115,7 @@ fn view_during_drop(engine: &str) {
             if let Ok(keyspace) = view.keyspace("a") {
                 for _ in 0..3 {
                     assert_eq!(text(keyspace.get("k").expect("it reads")).as_deref(), Some("v"));
-                    sheaf_base::sync::thread::yield_now();
+                    sheaf_platform::sync::thread::yield_now();
                 }
                 assert_eq!(keyspace.iter().expect("it begins").count(), 1);
             }

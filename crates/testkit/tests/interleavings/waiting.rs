@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use sheaf_base::disk::sim::{CallClass, Fault, FaultKind, KeepChoice};
+use sheaf_sim::{CallClass, Fault, FaultKind, KeepChoice};
 
 use super::*;
 

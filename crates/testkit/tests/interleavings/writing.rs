@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use sheaf_base::disk::sim::KeepChoice;
+use sheaf_sim::KeepChoice;
 use sheaf_testkit::recording_disk::{DiskCallKind, RecordingDisk};
 
 use super::*;
@@ -89,7 +89,7 @@ fn updates_of_three_threads_all_count() {
 /// During an update the key is rewritten many times and the segments of its old versions are freed.
 /// The old address of the key may then hold the key again, with another value.
 fn update_over_reuse(engine: &str) {
-    let aside = spawn(|| (0..3).for_each(|_| sheaf_base::sync::thread::yield_now()));
+    let aside = spawn(|| (0..3).for_each(|_| sheaf_platform::sync::thread::yield_now()));
     let machine = ModelMachine::default();
     let db = machine.open();
     let keyspace = open_keyspace(&db, "a", engine);

@@ -10,7 +10,7 @@ use std::thread;
 use std::time::Duration;
 
 use sheaf::Error;
-use sheaf_base::disk::sim::{CallClass, Fault, FaultKind, FaultPlan};
+use sheaf_sim::{CallClass, Fault, FaultKind, FaultPlan};
 use sheaf_testkit::fixture::{DiskKind, Fixture, TestSetting, TestSubject};
 use sheaf_testkit::recording_disk::RecordingDisk;
 

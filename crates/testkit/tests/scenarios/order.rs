@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use sheaf::{Database, Error};
-use sheaf_base::disk::sim::{CallClass, Fault, FaultKind, KeepChoice, SimDisk};
+use sheaf_sim::{CallClass, Fault, FaultKind, KeepChoice, SimDisk};
 use sheaf_testkit::crash::explore::ExplorePlan;
 use sheaf_testkit::crash::machine::{DATABASE_DIR, TestMachine};
 

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use sheaf::{DatabaseStats, Error};
-use sheaf_base::disk::sim::{CallClass, Fault, FaultKind, FaultPlan, KeepChoice};
+use sheaf_sim::{CallClass, Fault, FaultKind, FaultPlan, KeepChoice};
 use sheaf_testkit::crash::explore::ExplorePlan;
 use sheaf_testkit::crash::machine::TestMachine;
 use sheaf_testkit::crash::run::WorkloadRun;

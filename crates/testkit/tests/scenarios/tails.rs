@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use sheaf_base::disk::SECTOR;
-use sheaf_base::disk::sim::{CallClass, Fault, FaultKind, FaultPlan, KeepChoice, UnitKind};
+use sheaf_platform::disk::SECTOR;
+use sheaf_sim::{CallClass, Fault, FaultKind, FaultPlan, KeepChoice, UnitKind};
 use sheaf_testkit::corruption::{InjectedDamage, StoredDatabase, inspect};
 use sheaf_testkit::crash::explore::ExplorePlan;
 use sheaf_testkit::crash::machine::TestMachine;
@@ -158,8 +158,8 @@ fn a_power_cut_while_opening_after_a_failed_sync_keeps_what_was_durable() {
 }
 
 /// Records forks of the disk before each changing call from now on.
-fn fork_before_changes(machine: &TestMachine) -> impl Fn() -> Vec<sheaf_base::disk::sim::SimDisk> {
-    let images = std::sync::Arc::new(sheaf_base::sync::Mutex::new(Vec::new()));
+fn fork_before_changes(machine: &TestMachine) -> impl Fn() -> Vec<sheaf_sim::SimDisk> {
+    let images = std::sync::Arc::new(sheaf_platform::sync::Mutex::new(Vec::new()));
     let (sim, into, recording_disk) = (machine.sim.clone(), images.clone(), machine.recording_disk.clone());
     machine.recording_disk.set_observer(move |_, _| into.lock().push(sim.fork()));
     move || {

@@ -148,27 +148,27 @@ mod tests {
 
     #[test]
     fn a_count_that_grows_and_one_that_was_not_recorded_smaller_are_refused() {
-        let old = Ratchet::parse("# counts\ncrates/base/a.rs\t5\t1\t0\t0\t0\n").unwrap();
-        assert!(compare(&found("crates/base/a.rs", 100, [5, 1, 0, 0, 0]), &old).is_ok());
-        let grown = compare(&found("crates/base/a.rs", 100, [6, 1, 0, 0, 0]), &old).unwrap_err();
-        assert!(grown.contains("crates/base/a.rs: dialect words: 6, at most 5"), "{grown}");
-        let better = compare(&found("crates/base/a.rs", 100, [4, 1, 0, 0, 0]), &old).unwrap_err();
+        let old = Ratchet::parse("# counts\ncrates/store/a.rs\t5\t1\t0\t0\t0\n").unwrap();
+        assert!(compare(&found("crates/store/a.rs", 100, [5, 1, 0, 0, 0]), &old).is_ok());
+        let grown = compare(&found("crates/store/a.rs", 100, [6, 1, 0, 0, 0]), &old).unwrap_err();
+        assert!(grown.contains("crates/store/a.rs: dialect words: 6, at most 5"), "{grown}");
+        let better = compare(&found("crates/store/a.rs", 100, [4, 1, 0, 0, 0]), &old).unwrap_err();
         assert!(better.contains("--update"), "{better}");
     }
 
     #[test]
     fn a_new_file_must_be_plain() {
         let old = Ratchet::default();
-        assert!(compare(&found("crates/base/new.rs", 1_000, [3, 0, 0, 0, 0]), &old).is_ok());
-        assert!(compare(&found("crates/base/new.rs", 1_000, [4, 0, 0, 0, 0]), &old).is_err());
-        assert!(compare(&found("crates/base/new.rs", 1_000, [0, 0, 1, 0, 0]), &old).is_err());
+        assert!(compare(&found("crates/store/new.rs", 1_000, [3, 0, 0, 0, 0]), &old).is_ok());
+        assert!(compare(&found("crates/store/new.rs", 1_000, [4, 0, 0, 0, 0]), &old).is_err());
+        assert!(compare(&found("crates/store/new.rs", 1_000, [0, 0, 1, 0, 0]), &old).is_err());
     }
 
     #[test]
     fn an_update_may_move_text_within_a_crate_and_never_raises_a_total() {
-        let old = Ratchet::parse("crates/base/a.rs\t5\t0\t0\t0\t0\n").unwrap();
-        assert!(shrinks(&old, &found("crates/base/b.rs", 100, [5, 0, 0, 0, 0])).is_ok());
-        assert!(shrinks(&old, &found("crates/base/b.rs", 100, [6, 0, 0, 0, 0])).is_err());
+        let old = Ratchet::parse("crates/store/a.rs\t5\t0\t0\t0\t0\n").unwrap();
+        assert!(shrinks(&old, &found("crates/store/b.rs", 100, [5, 0, 0, 0, 0])).is_ok());
+        assert!(shrinks(&old, &found("crates/store/b.rs", 100, [6, 0, 0, 0, 0])).is_err());
         assert!(shrinks(&old, &found("crates/sheaf/b.rs", 100, [5, 0, 0, 0, 0])).is_err());
     }
 

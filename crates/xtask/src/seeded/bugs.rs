@@ -65,20 +65,20 @@ const fn database_test(engine: Option<&'static str>, name: &'static str) -> BugT
     BugTest { is_shuttle: true, package: "sheaf-testkit", target, name, engine }
 }
 
-const PROGRESS: &str = "crates/base/src/window/progress.rs";
-const STRIPES: &str = "crates/base/src/window/stripes.rs";
-const WINDOW: &str = "crates/base/src/window/mod.rs";
-const VIEWS: &str = "crates/base/src/views.rs";
-const ORDER: &str = "crates/base/src/store/commit.rs";
+const PROGRESS: &str = "crates/engine/src/window/progress.rs";
+const STRIPES: &str = "crates/engine/src/window/stripes.rs";
+const WINDOW: &str = "crates/engine/src/window/mod.rs";
+const VIEWS: &str = "crates/engine/src/views.rs";
+const ORDER: &str = "crates/store/src/commit/mod.rs";
 
-const BASE: &str = "sheaf-base";
+const ENGINE: &str = "sheaf-engine";
 const VISIBLE_TEST: BugTest =
-    unit_test(BASE, "window::interleavings::each_commit_becomes_visible_and_every_wait_ends");
-const STRIPES_TEST: BugTest = unit_test(BASE, "window::interleavings::stripes_exclude_and_every_wait_ends");
+    unit_test(ENGINE, "window::interleavings::each_commit_becomes_visible_and_every_wait_ends");
+const STRIPES_TEST: BugTest = unit_test(ENGINE, "window::interleavings::stripes_exclude_and_every_wait_ends");
 const SEGMENT_TEST: BugTest =
-    unit_test(BASE, "window::interleavings::a_reservation_is_in_the_segment_of_its_offset");
+    unit_test(ENGINE, "window::interleavings::a_reservation_is_in_the_segment_of_its_offset");
 const VIEW_TEST: BugTest = unit_test(
-    BASE,
+    ENGINE,
     "views::interleavings::a_view_finds_its_versions_while_commits_run_and_versions_are_freed",
 );
 const READ_SURVIVES_TEST: BugTest =
@@ -121,7 +121,7 @@ pub(super) const BUGS: &[SeededBug] = &[
         }],
         effect: BugEffect::Failure,
         test: unit_test(
-            BASE,
+            ENGINE,
             "window::interleavings::a_place_of_the_ring_is_used_again_when_its_commit_is_visible",
         ),
     },
@@ -156,7 +156,7 @@ pub(super) const BUGS: &[SeededBug] = &[
             replace: "self.failed.fetch_min(seq.0, Ordering::SeqCst);",
         }],
         effect: BugEffect::Failure,
-        test: unit_test(BASE, "window::interleavings::a_failed_commit_ends_every_wait_for_later_ones"),
+        test: unit_test(ENGINE, "window::interleavings::a_failed_commit_ends_every_wait_for_later_ones"),
     },
     SeededBug {
         name: "a-stripe-is-taken-by-a-plain-store",
@@ -181,7 +181,7 @@ pub(super) const BUGS: &[SeededBug] = &[
         test: BugTest {
             is_shuttle: false,
             ..unit_test(
-                BASE,
+                ENGINE,
                 "window::stripes::tests::an_exclusive_thread_waits_for_commits_and_excludes_them",
             )
         },
@@ -223,7 +223,7 @@ pub(super) const BUGS: &[SeededBug] = &[
             replace: "",
         }],
         effect: BugEffect::Failure,
-        test: unit_test(BASE, "window::interleavings::a_closed_window_gives_each_seq_once"),
+        test: unit_test(ENGINE, "window::interleavings::a_closed_window_gives_each_seq_once"),
     },
     SeededBug {
         name: "a-commit-reserves-with-the-segments-of-an-older-word",
@@ -253,7 +253,10 @@ pub(super) const BUGS: &[SeededBug] = &[
         file: WINDOW,
         edits: &[SourceEdit { find: "if word.generation() != shape.generation {", replace: "if false {" }],
         effect: BugEffect::Failure,
-        test: unit_test(BASE, "window::interleavings::the_end_of_a_segment_is_never_that_of_another_segment"),
+        test: unit_test(
+            ENGINE,
+            "window::interleavings::the_end_of_a_segment_is_never_that_of_another_segment",
+        ),
     },
     SeededBug {
         name: "a-view-does-not-wait-for-commits-that-missed-it",
@@ -294,14 +297,14 @@ pub(super) const BUGS: &[SeededBug] = &[
     SeededBug {
         name: "two-writers-change-one-leaf-of-a-memtable",
         breaks: "W2, parallel apply",
-        file: "crates/base/src/memtable/sorted_keys.rs",
+        file: "crates/engine/src/memtable/sorted_keys.rs",
         edits: &[SourceEdit {
             find: "        locked.is_ok()\n",
             replace: "        let _ = locked;\n        true\n",
         }],
         effect: BugEffect::Failure,
         test: unit_test(
-            BASE,
+            ENGINE,
             "memtable::interleavings::keys_of_two_writers_are_found_during_the_split_of_the_only_leaf",
         ),
     },
@@ -363,7 +366,7 @@ pub(super) const BUGS: &[SeededBug] = &[
     SeededBug {
         name: "a-read-of-a-found-key-does-not-wait",
         breaks: "W4, W26",
-        file: "crates/base/src/engine_context.rs",
+        file: "crates/engine/src/context.rs",
         edits: &[SourceEdit {
             find: "self.commit_progress.wait(seq)\n",
             replace: "let _ = seq;\n        Ok(())\n",
@@ -474,7 +477,7 @@ pub(super) const BUGS: &[SeededBug] = &[
     SeededBug {
         name: "a-round-does-not-wait-for-its-commits",
         breaks: "W5, W6, W30, W37",
-        file: "crates/base/src/store/group_commit.rs",
+        file: "crates/store/src/commit/group_commit.rs",
         edits: &[SourceEdit { find: "        self.commit_progress.wait(seq)?;\n", replace: "" }],
         effect: BugEffect::Failure,
         test: DURABLE_TEST,
@@ -482,7 +485,7 @@ pub(super) const BUGS: &[SeededBug] = &[
     SeededBug {
         name: "a-round-marks-what-became-visible-during-its-syncs-as-durable",
         breaks: "W5, W40",
-        file: "crates/base/src/store/group_commit.rs",
+        file: "crates/store/src/commit/group_commit.rs",
         edits: &[SourceEdit {
             find: "self.durable.store(seq.0, Ordering::Release);",
             replace: "self.durable.store(self.visible().0, Ordering::Release);",
@@ -493,7 +496,7 @@ pub(super) const BUGS: &[SeededBug] = &[
     SeededBug {
         name: "the-end-of-a-log-is-published-before-its-frames-are-copied",
         breaks: "W6, W30",
-        file: "crates/base/src/store/view.rs",
+        file: "crates/store/src/snapshot/view.rs",
         edits: &[SourceEdit { find: "self.commit_progress.wait(reserved)?;", replace: "let _ = reserved;" }],
         effect: BugEffect::Failure,
         test: database_test(Some("flat"), "committing::a_verification_during_commits_finds_no_damage"),
@@ -501,7 +504,7 @@ pub(super) const BUGS: &[SeededBug] = &[
     SeededBug {
         name: "garbage-collection-repoints-without-the-stripe",
         breaks: "W7, W31",
-        file: "crates/base/src/store/gc.rs",
+        file: "crates/store/src/space/gc.rs",
         edits: &[SourceEdit {
             find: "            let _held = self.stripes.lock(&stripe);\n",
             replace: "            let _ = stripe;\n",
@@ -515,7 +518,7 @@ pub(super) const BUGS: &[SeededBug] = &[
     SeededBug {
         name: "a-checkpoint-takes-its-position-while-commits-run",
         breaks: "W8, W32",
-        file: "crates/base/src/store/checkpoint.rs",
+        file: "crates/store/src/checkpoint.rs",
         edits: &[SourceEdit {
             find: "        let _alone = self.stripes.lock_exclusive();\n        let order = self.commit_state.lock();",
             replace: "        let order = self.commit_state.lock();",
@@ -526,7 +529,7 @@ pub(super) const BUGS: &[SeededBug] = &[
     SeededBug {
         name: "a-conversion-takes-its-view-while-commits-run",
         breaks: "W11, W38",
-        file: "crates/base/src/store/view.rs",
+        file: "crates/store/src/snapshot/view.rs",
         edits: &[SourceEdit { find: "        let _alone = self.stripes.lock_exclusive();\n", replace: "" }],
         effect: BugEffect::Failure,
         test: database_test(Some("flat"), "committing::a_conversion_keeps_commits_behind_a_hole"),
@@ -545,12 +548,12 @@ pub(super) const BUGS: &[SeededBug] = &[
     SeededBug {
         name: "a-forked-child-takes-itself-for-its-parent",
         breaks: "W13, W39",
-        file: "crates/base/src/fork.rs",
+        file: "crates/platform/src/fork.rs",
         edits: &[SourceEdit {
             find: "    GENERATION.fetch_add(1, Ordering::Relaxed);\n",
             replace: "    GENERATION.fetch_add(0, Ordering::Relaxed);\n",
         }],
         effect: BugEffect::Failure,
-        test: unit_test(BASE, "fork::tests::child_knows_it_is_one_and_parent_stays_parent"),
+        test: unit_test("sheaf-platform", "fork::tests::child_knows_it_is_one_and_parent_stays_parent"),
     },
 ];

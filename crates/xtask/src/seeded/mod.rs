@@ -330,8 +330,8 @@ mod tests {
 
     #[test]
     fn the_program_of_a_test_is_named_by_cargo() {
-        let line = "  Executable unittests src/lib.rs (/a/deps/sheaf_base-1f)";
-        assert_eq!(executable(line), Some("/a/deps/sheaf_base-1f"));
-        assert_eq!(executable("   Compiling sheaf-base v0.1.0 (/a)"), None);
+        let line = "  Executable unittests src/lib.rs (/a/deps/sheaf_log-1f)";
+        assert_eq!(executable(line), Some("/a/deps/sheaf_log-1f"));
+        assert_eq!(executable("   Compiling sheaf-log v0.1.0 (/a)"), None);
     }
 }

@@ -35,11 +35,11 @@ mod shard;
 #[cfg(test)]
 mod tests;
 
-use sheaf_base::memory::prefetch;
-use sheaf_base::segment::Address;
-use sheaf_base::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
-use sheaf_base::sync::epoch::Guard;
-use sheaf_base::sync::{Mutex, MutexGuard};
+use sheaf_log::segment::Address;
+use sheaf_platform::memory::prefetch;
+use sheaf_platform::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use sheaf_platform::sync::epoch::Guard;
+use sheaf_platform::sync::{Mutex, MutexGuard};
 use smallvec::{SmallVec, smallvec};
 
 use self::root::TrieRoot;
@@ -184,7 +184,7 @@ impl Trie {
         entries: impl IntoIterator<Item = (u32, Address)>,
     ) -> Trie {
         let mut trie = Trie::with_shards(shape, TrieShards::single());
-        let guard = &sheaf_base::sync::epoch::pin();
+        let guard = &sheaf_platform::sync::epoch::pin();
         for (hash, at) in entries {
             trie.insert(TrieEntry::new(hash, at), guard).expect("all of it is in memory");
         }

@@ -19,8 +19,8 @@
 
 use std::sync::OnceLock;
 
-use sheaf_base::sync::Mutex;
-use sheaf_base::sync::atomic::{AtomicU32, Ordering};
+use sheaf_platform::sync::Mutex;
+use sheaf_platform::sync::atomic::{AtomicU32, Ordering};
 
 use super::EMPTY_REF;
 

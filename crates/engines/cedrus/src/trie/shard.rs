@@ -24,8 +24,8 @@
 //! A thread that takes several locks takes them in ascending order. The heap's lock comes after
 //! them.
 
-use sheaf_base::sync::atomic::{AtomicI64, AtomicU32, Ordering};
-use sheaf_base::sync::{Mutex, MutexGuard};
+use sheaf_platform::sync::atomic::{AtomicI64, AtomicU32, Ordering};
+use sheaf_platform::sync::{Mutex, MutexGuard};
 
 use super::HASH_BITS;
 use crate::entry_counts::{EntryCounts, EntryDeltas};

@@ -3,7 +3,7 @@
 use super::*;
 use crate::check::check_trie;
 use crate::paged_trie::PagedTrie;
-use sheaf_base::sync::epoch;
+use sheaf_platform::sync::epoch;
 
 /// Random numbers from a seed.
 struct TestRng(u64);

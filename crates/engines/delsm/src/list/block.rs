@@ -2,11 +2,11 @@
 
 use std::ops::Range;
 
-use sheaf_base::blob::BlobRef;
-use sheaf_base::codec::FieldReader;
-use sheaf_base::error::Damage;
-use sheaf_base::keys;
-use sheaf_base::types::{MAX_KEY, Seq};
+use sheaf_engine::keys;
+use sheaf_log::blob::BlobRef;
+use sheaf_log::types::{MAX_KEY, Seq};
+use sheaf_platform::codec::FieldReader;
+use sheaf_platform::error::Damage;
 
 use super::{BlobLocation, KIND_FILE, KIND_PACKED, KIND_REMOVED, ListEntry, ValueRef};
 

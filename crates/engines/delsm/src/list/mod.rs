@@ -31,13 +31,13 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use sheaf_base::blob::BlobRef;
-use sheaf_base::codec::{COUNT_LIMIT, FieldReader, FieldWriter};
-use sheaf_base::disk::{Disk, File, OpenMode};
-use sheaf_base::error::{Damage, Error, IoContext, Result};
-use sheaf_base::frame::{u32_at, u64_at};
-use sheaf_base::root::FORMAT;
-use sheaf_base::types::Seq;
+use sheaf_log::blob::BlobRef;
+use sheaf_log::root::FORMAT;
+use sheaf_log::types::Seq;
+use sheaf_platform::codec::{COUNT_LIMIT, FieldReader, FieldWriter};
+use sheaf_platform::codec::{u32_at, u64_at};
+use sheaf_platform::disk::{Disk, File, OpenMode};
+use sheaf_platform::error::{Damage, Error, IoContext, Result};
 
 use crate::filter;
 
@@ -427,7 +427,7 @@ impl KeyList {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sheaf_base::disk::sim::SimDisk;
+    use sheaf_sim::SimDisk;
 
     const ID: u64 = 3;
 

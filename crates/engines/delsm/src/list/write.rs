@@ -1,7 +1,7 @@
 //! # Writer of a key list: encodes the whole file in memory
 
-use sheaf_base::codec::{FieldWriter, put_varint};
-use sheaf_base::keys::common_prefix_len;
+use sheaf_engine::keys::common_prefix_len;
+use sheaf_platform::codec::{FieldWriter, put_varint};
 
 use super::{
     BlobLocation, HEAD_BYTES, KIND_FILE, KIND_PACKED, KIND_REMOVED, ListBlock, ListEntry, ListTotals, MAGIC,

@@ -14,8 +14,8 @@ use std::ops::Deref;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use sheaf_base::memory::{HUGE_PAGE, HugePage};
-use sheaf_base::sync::Mutex;
+use sheaf_platform::memory::{HUGE_PAGE, HugePage};
+use sheaf_platform::sync::Mutex;
 
 use super::table::Bucket;
 

@@ -26,16 +26,16 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use sheaf_base::engine::ReplayRecord;
-use sheaf_base::engine_context::EngineContext;
-use sheaf_base::error::Result;
-use sheaf_base::frame::ALIGN;
-use sheaf_base::memory::Memory;
-use sheaf_base::record::{Record, RecordContent};
-use sheaf_base::segment::{Address, Frame};
-use sheaf_base::sync::Mutex;
-use sheaf_base::sync::epoch::{self, Guard};
-use sheaf_base::types::Seq;
+use sheaf_engine::context::EngineContext;
+use sheaf_engine::contract::ReplayRecord;
+use sheaf_log::frame::ALIGN;
+use sheaf_log::record::{Record, RecordContent};
+use sheaf_log::segment::{Address, Frame};
+use sheaf_log::types::Seq;
+use sheaf_platform::error::Result;
+use sheaf_platform::memory::Memory;
+use sheaf_platform::sync::Mutex;
+use sheaf_platform::sync::epoch::{self, Guard};
 use smallvec::SmallVec;
 
 use super::{HUGE_PAGE_DEPTH, HashIndex, HashTable, HashTables, SLOTS, TAG_BITS};

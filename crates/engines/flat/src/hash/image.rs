@@ -11,9 +11,9 @@
 //! twice. Replay of its record corrects that. A small table is written as the table of the usual
 //! size that would replace it.
 
-use sheaf_base::engine::ImageSink;
-use sheaf_base::error::Result;
-use sheaf_base::segment::Address;
+use sheaf_engine::contract::ImageSink;
+use sheaf_log::segment::Address;
+use sheaf_platform::error::Result;
 
 use super::{BucketWord, HUGE_PAGE_DEPTH, HashIndex, HashTable, HashTables, SLOTS, TAG_BITS};
 use crate::index::IndexImage;

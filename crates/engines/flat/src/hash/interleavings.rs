@@ -1,13 +1,13 @@
 //! Model tests of the hash index under a scheduler: writers change different keys, as the contract
 //! requires, and readers take no lock.
 //!
-//! Built with `--cfg shuttle` only. `sheaf_base::sync::explore` has the options.
+//! Built with `--cfg shuttle` only. `sheaf_platform::sync::explore` has the options.
 
 use super::tests::{mix, place};
 use super::*;
 use std::collections::BTreeMap;
 
-use sheaf_base::sync::{explore, thread};
+use sheaf_platform::sync::{explore, thread};
 
 /// Returns an index with `count` entries. A tiny small table has 32 slots, its replacement 64.
 fn filled(count: u64) -> Arc<HashIndex> {
@@ -241,7 +241,7 @@ fn the_last_removal_shrinks_the_index_and_concurrent_inserts_survive() {
         let index = filled(80);
         assert!(index.directory(&epoch::pin()).depth > 0);
         (2..80).for_each(|n| assert!(index.repoint(mix(n), place(n), Address::NONE)));
-        let keys = Arc::new(sheaf_base::sync::Counter::default());
+        let keys = Arc::new(sheaf_platform::sync::Counter::default());
         keys.set(2);
         let removers = [0, 1].map(|n| {
             let (index, keys) = (Arc::clone(&index), Arc::clone(&keys));

@@ -39,14 +39,14 @@ use std::convert::Infallible;
 use std::ops::Bound;
 use std::sync::Arc;
 
-use sheaf_base::engine::{Bounds, ImageSink};
-use sheaf_base::engine_context::EngineContext;
-use sheaf_base::error::Result;
-use sheaf_base::memory::MemoryPart;
-use sheaf_base::segment::Address;
-use sheaf_base::sync::Mutex;
-use sheaf_base::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
-use sheaf_base::sync::epoch::{self, Guard};
+use sheaf_engine::context::EngineContext;
+use sheaf_engine::contract::{Bounds, ImageSink};
+use sheaf_log::segment::Address;
+use sheaf_platform::error::Result;
+use sheaf_platform::memory::MemoryPart;
+use sheaf_platform::sync::Mutex;
+use sheaf_platform::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use sheaf_platform::sync::epoch::{self, Guard};
 
 use crate::index::{HashedKey, Index, IndexImage, PlaceRange, ScanDirection, Walk};
 
@@ -446,8 +446,11 @@ impl Index for HashIndex {
         let directory = self.directory(guard);
         let slot = &directory.tables[directory.slot(hashed_key.hash)];
         let at = table::home(hashed_key.hash, self.buckets) * table::BUCKET_BYTES;
-        sheaf_base::memory::prefetch(slot.table.load(Ordering::Relaxed).cast::<u8>().cast_const(), 1);
-        sheaf_base::memory::prefetch(slot.buckets.load(Ordering::Relaxed).wrapping_add(at).cast_const(), 1);
+        sheaf_platform::memory::prefetch(slot.table.load(Ordering::Relaxed).cast::<u8>().cast_const(), 1);
+        sheaf_platform::memory::prefetch(
+            slot.buckets.load(Ordering::Relaxed).wrapping_add(at).cast_const(),
+            1,
+        );
     }
 
     #[inline]

@@ -15,10 +15,10 @@
 //! flag, or the copy contains its word. A writer that saw the flag waits for the latch and repeats
 //! its change in the new table.
 
-use sheaf_base::segment::Address;
-use sheaf_base::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU64, Ordering, fence};
-use sheaf_base::sync::epoch::{self, Guard};
-use sheaf_base::sync::{Mutex, MutexGuard};
+use sheaf_log::segment::Address;
+use sheaf_platform::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU64, Ordering, fence};
+use sheaf_platform::sync::epoch::{self, Guard};
+use sheaf_platform::sync::{Mutex, MutexGuard};
 
 use super::TAG_BITS;
 use super::bucket_pool::Buckets;

@@ -23,15 +23,15 @@
 use std::cmp::Ordering as Order;
 use std::sync::Arc;
 
-use sheaf_base::blob::BlobRef;
-use sheaf_base::engine::ReplayRecord;
-use sheaf_base::engine_context::EngineContext;
-use sheaf_base::error::Result;
-use sheaf_base::keys::{common_prefix_len, head};
-use sheaf_base::memory::{Memory, prefetch};
-use sheaf_base::record::RecordContent;
-use sheaf_base::segment::Address;
-use sheaf_base::types::Seq;
+use sheaf_engine::context::EngineContext;
+use sheaf_engine::contract::ReplayRecord;
+use sheaf_engine::keys::{common_prefix_len, head};
+use sheaf_log::blob::BlobRef;
+use sheaf_log::record::RecordContent;
+use sheaf_log::segment::Address;
+use sheaf_log::types::Seq;
+use sheaf_platform::error::Result;
+use sheaf_platform::memory::{Memory, prefetch};
 
 use super::OrderedIndex;
 use crate::bulk_build::{BulkBuild, ReplayOneFn, ReplayShards, Tally};
@@ -373,7 +373,7 @@ impl OrderedBuildPlan {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sheaf_base::memory::MemoryPart;
+    use sheaf_platform::memory::MemoryPart;
 
     #[test]
     fn records_are_visited_once_in_key_order_newest_first() {

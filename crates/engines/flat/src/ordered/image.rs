@@ -8,11 +8,11 @@
 //!
 //! Keys ascend through the whole image. A load therefore needs no lookups in the index.
 
-use sheaf_base::engine::ImageSink;
-use sheaf_base::error::Result;
-use sheaf_base::keys::common_prefix_len;
-use sheaf_base::segment::Address;
-use sheaf_base::types::MAX_KEY;
+use sheaf_engine::contract::ImageSink;
+use sheaf_engine::keys::common_prefix_len;
+use sheaf_log::segment::Address;
+use sheaf_log::types::MAX_KEY;
+use sheaf_platform::error::Result;
 
 use crate::index::IndexImage;
 

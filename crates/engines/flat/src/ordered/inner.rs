@@ -13,9 +13,9 @@
 use std::cmp::Ordering as Order;
 use std::ptr;
 
-use sheaf_base::keys::common_prefix_len;
-use sheaf_base::memory::prefetch;
-use sheaf_base::sync::atomic::{AtomicPtr, Ordering};
+use sheaf_engine::keys::common_prefix_len;
+use sheaf_platform::memory::prefetch;
+use sheaf_platform::sync::atomic::{AtomicPtr, Ordering};
 
 use super::key_encoding::{NodePrefix, SearchKey, append_key, suffix_words};
 use super::key_list::KeyList;

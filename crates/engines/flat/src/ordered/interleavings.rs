@@ -1,12 +1,12 @@
 //! Model tests of the ordered index under a scheduler: writers change different keys, as the
 //! contract requires, and readers take no lock.
 //!
-//! Built with `--cfg shuttle` only. `sheaf_base::sync::explore` has the options.
+//! Built with `--cfg shuttle` only. `sheaf_platform::sync::explore` has the options.
 
 use super::*;
 use crate::index::{ScanDirection, Walk};
 
-use sheaf_base::sync::{explore, thread};
+use sheaf_platform::sync::{explore, thread};
 
 fn key(n: u64) -> Vec<u8> {
     // Half of the keys have a suffix. Keys come out of order.

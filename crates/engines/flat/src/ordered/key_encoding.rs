@@ -11,7 +11,7 @@
 
 use std::cmp::Ordering;
 
-use sheaf_base::keys::{HEAD, head};
+use sheaf_engine::keys::{HEAD, head};
 
 /// Bytes of the suffix in its first word.
 const FIRST_SUFFIX_BYTES: usize = 6;

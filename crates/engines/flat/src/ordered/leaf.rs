@@ -26,10 +26,10 @@
 
 use std::cmp::Ordering as Order;
 
-use sheaf_base::memory::prefetch;
-use sheaf_base::segment::Address;
-use sheaf_base::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
-use sheaf_base::sync::{Mutex, MutexGuard};
+use sheaf_log::segment::Address;
+use sheaf_platform::memory::prefetch;
+use sheaf_platform::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
+use sheaf_platform::sync::{Mutex, MutexGuard};
 
 use super::key_encoding::{
     NODE_BITS_MASK, NodePrefix, SearchKey, append_key, has_suffix, suffix_pos, suffix_words, suffix_words_of,

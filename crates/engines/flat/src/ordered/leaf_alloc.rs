@@ -24,8 +24,8 @@
 use std::ops::Deref;
 use std::ptr::NonNull;
 
-use sheaf_base::memory::{HUGE_PAGE, HugePage};
-use sheaf_base::sync::Mutex;
+use sheaf_platform::memory::{HUGE_PAGE, HugePage};
+use sheaf_platform::sync::Mutex;
 
 use super::leaf::Leaf;
 
@@ -207,7 +207,7 @@ mod tests {
     use super::super::key_encoding::NodePrefix;
     use super::super::leaf::LeafLimits;
     use super::*;
-    use sheaf_base::segment::Address;
+    use sheaf_log::segment::Address;
 
     #[test]
     fn freed_leaves_are_reused_and_empty_chunks_are_released() {

@@ -42,15 +42,15 @@ use std::collections::BTreeMap;
 use std::ptr::{self, with_exposed_provenance_mut};
 use std::sync::Arc;
 
-use sheaf_base::engine::{Bounds, ImageSink};
-use sheaf_base::engine_context::EngineContext;
-use sheaf_base::error::Result;
-use sheaf_base::keys::{common_prefix_len, shortest_separator};
-use sheaf_base::memory::MemoryPart;
-use sheaf_base::segment::Address;
-use sheaf_base::sync::Mutex;
-use sheaf_base::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
-use sheaf_base::sync::epoch::{self, Guard};
+use sheaf_engine::context::EngineContext;
+use sheaf_engine::contract::{Bounds, ImageSink};
+use sheaf_engine::keys::{common_prefix_len, shortest_separator};
+use sheaf_log::segment::Address;
+use sheaf_platform::error::Result;
+use sheaf_platform::memory::MemoryPart;
+use sheaf_platform::sync::Mutex;
+use sheaf_platform::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use sheaf_platform::sync::epoch::{self, Guard};
 use smallvec::SmallVec;
 
 use crate::index::{HashedKey, Index, IndexImage};

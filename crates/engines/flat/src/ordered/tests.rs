@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 
 use super::*;
-use sheaf_base::types::Seq;
+use sheaf_log::types::Seq;
 
 use crate::index::{ScanDirection, Walk};
 
@@ -182,16 +182,16 @@ fn an_image_restores_every_entry() {
             Ok(())
         }
     }
-    impl sheaf_base::engine::ImageSource for Bytes {
+    impl sheaf_engine::contract::ImageSource for Bytes {
         fn fill(&mut self, bytes: &mut [u8]) -> Result<()> {
             let end = self.1 + bytes.len();
             bytes.copy_from_slice(self.0.get(self.1..end).ok_or(self.invalid_field("end", 0))?);
             self.1 = end;
             Ok(())
         }
-        fn invalid_field(&self, field: &'static str, value: u64) -> sheaf_base::error::Error {
-            let what = sheaf_base::error::Damage::BadField { field, value };
-            sheaf_base::error::Error::corrupt(std::path::Path::new("image"), self.1 as u64, what)
+        fn invalid_field(&self, field: &'static str, value: u64) -> sheaf_platform::error::Error {
+            let what = sheaf_platform::error::Damage::BadField { field, value };
+            sheaf_platform::error::Error::corrupt(std::path::Path::new("image"), self.1 as u64, what)
         }
         fn slot_of(&self, slot: u32) -> Option<u32> {
             (slot != 1).then_some(slot) // the freed segment

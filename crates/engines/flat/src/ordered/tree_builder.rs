@@ -3,8 +3,8 @@
 //! Builds the trees of images and of replayed logs, with nearly full leaves. No key is looked up,
 //! and every node is built once. The inner nodes are built level by level after the last key.
 
-use sheaf_base::keys::shortest_separator;
-use sheaf_base::segment::Address;
+use sheaf_engine::keys::shortest_separator;
+use sheaf_log::segment::Address;
 
 use super::inner::Child;
 use super::key_list::KeyList;

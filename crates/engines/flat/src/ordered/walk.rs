@@ -8,9 +8,9 @@
 
 use std::ops::Bound;
 
-use sheaf_base::engine::Bounds;
-use sheaf_base::segment::Address;
-use sheaf_base::sync::epoch::Guard;
+use sheaf_engine::contract::Bounds;
+use sheaf_log::segment::Address;
+use sheaf_platform::sync::epoch::Guard;
 
 use super::leaf::{Leaf, SLOTS, SortedSlots};
 use super::{OrderedIndex, fence_above, fence_below};

@@ -16,10 +16,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use sheaf_base::disk::sim::{KeepChoice, SimDisk};
-use sheaf_base::disk::{DirEntry, Disk, File, LockMode, LockOutcome, OpenMode};
-use sheaf_base::sync::Mutex;
-use sheaf_base::sync::atomic::{AtomicBool, Ordering};
+use sheaf_platform::disk::{DirEntry, Disk, File, LockMode, LockOutcome, OpenMode};
+use sheaf_platform::sync::Mutex;
+use sheaf_platform::sync::atomic::{AtomicBool, Ordering};
+use sheaf_sim::{KeepChoice, SimDisk};
 
 use super::{EmulatedPmem, FlushCounts, PersistentMemory, UnfencedBytes};
 

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use sheaf_base::sync::Mutex;
+use sheaf_platform::sync::Mutex;
 
 use super::{FlushCounts, LINE_BYTES, PersistentMemory, line_range};
 

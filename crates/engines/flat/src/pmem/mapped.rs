@@ -9,8 +9,8 @@
 //! 1. The value owns its buffer. The buffer is written and read only under the lock of `bytes`, by
 //!    one call at a time.
 
-use sheaf_base::sync::Mutex;
-use sheaf_base::sync::atomic::{AtomicU64, Ordering};
+use sheaf_platform::sync::Mutex;
+use sheaf_platform::sync::atomic::{AtomicU64, Ordering};
 
 use super::{FlushCounts, LINE_BYTES, PersistentMemory, line_range};
 

@@ -6,7 +6,7 @@
 
 use std::path::{Path, PathBuf};
 
-use sheaf_base::disk::{Disk, OpenMode};
+use sheaf_platform::disk::{Disk, OpenMode};
 
 use super::FlushInstruction;
 
@@ -59,7 +59,7 @@ pub fn probe(disk: &dyn Disk, dir: &Path) -> PmemSupport {
         Some((region, parse_domain(&first_word(disk, &path)?)))
     };
     PmemSupport {
-        maps_synchronously: sheaf_base::disk::real::maps_synchronously(dir).unwrap_or(false),
+        maps_synchronously: sheaf_platform::disk::real::maps_synchronously(dir).unwrap_or(false),
         devices: devices.map(|name| Path::new("/dev").join(name)).collect(),
         domains: regions.filter_map(domain).collect(),
         flush: FlushInstruction::best(),

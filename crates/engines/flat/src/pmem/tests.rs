@@ -4,13 +4,13 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::*;
-use sheaf_base::clock::ManualClock;
-use sheaf_base::disk::sim::SimDisk;
-use sheaf_base::disk::{Disk, OpenMode};
-use sheaf_base::engine::{Action, EngineOp};
-use sheaf_base::options::EngineOptions;
-use sheaf_base::store::{CommitOutcome, CommitWrite, EngineChoice, KeyspaceState, Store, StoreOptions};
-use sheaf_base::types::{Durability, Seq};
+use sheaf_engine::contract::{Action, EngineOp};
+use sheaf_log::options::EngineOptions;
+use sheaf_log::types::{Durability, Seq};
+use sheaf_platform::clock::ManualClock;
+use sheaf_platform::disk::{Disk, OpenMode};
+use sheaf_sim::SimDisk;
+use sheaf_store::{CommitOutcome, CommitWrite, EngineChoice, KeyspaceState, Store, StoreOptions};
 
 #[test]
 fn unfenced_stores_may_be_lost_kept_or_torn_by_a_power_cut() {
@@ -68,7 +68,7 @@ fn flush_instructions_do_not_change_memory() {
 
 #[test]
 fn probing_finds_out_if_pmem_is_usable() {
-    let found = probe(&sheaf_base::disk::real::RealDisk::default(), &std::env::temp_dir());
+    let found = probe(&sheaf_platform::disk::real::RealDisk::default(), &std::env::temp_dir());
     println!("{found:?}");
     assert!(!found.is_usable() || found.maps_synchronously);
     assert!(found.devices.iter().all(|path| path.starts_with("/dev")));

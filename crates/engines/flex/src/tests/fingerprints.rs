@@ -3,8 +3,8 @@
 use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
-use sheaf_base::cache_arbiter::is_retire_queue_full;
-use sheaf_base::memory::MemoryPart;
+use sheaf_platform::memory::MemoryPart;
+use sheaf_platform::memory::cache_arbiter::is_retire_queue_full;
 
 use super::*;
 use crate::slots::IntervalSlot;
@@ -119,7 +119,11 @@ impl UncachedKeyspace {
     /// Returns the number of gets that fingerprints answered while `with` ran.
     fn gets_by_fingerprints(&self, with: impl FnOnce()) -> u64 {
         let count = || {
-            self.keyspace.engine.interval_cache.single_reads.load(sheaf_base::sync::atomic::Ordering::Relaxed)
+            self.keyspace
+                .engine
+                .interval_cache
+                .single_reads
+                .load(sheaf_platform::sync::atomic::Ordering::Relaxed)
         };
         let before = count();
         with();

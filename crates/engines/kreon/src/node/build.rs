@@ -1,7 +1,7 @@
 //! # Node construction: the items that fit into a node, and its bytes
 
-use sheaf_base::keys::{HEAD, common_prefix_len, head};
-use sheaf_base::types::Seq;
+use sheaf_engine::keys::{HEAD, common_prefix_len, head};
+use sheaf_log::types::Seq;
 
 use super::{
     BLOB_ID_BYTES, HAS_BLOB, HEADER, INLINE, INNER_ENTRY, LEAF_ENTRY, LeafEntry, NODE_KIND, NodeRef,

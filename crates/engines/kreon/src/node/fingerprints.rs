@@ -17,9 +17,9 @@
 //! 2. A value, the number of a blob and the commit of a removal are only in the leaf. The tags of
 //!    such entries are marked accordingly.
 
-use sheaf_base::memory::block_alloc::{self, BlockBox, BlockSlice};
-use sheaf_base::sync::atomic::{AtomicBool, Ordering};
-use sheaf_base::types::Seq;
+use sheaf_log::types::Seq;
+use sheaf_platform::memory::block_alloc::{self, BlockBox, BlockSlice};
+use sheaf_platform::sync::atomic::{AtomicBool, Ordering};
 
 use super::{HAS_BLOB, INLINE, LOCATION_BYTES, LeafEntry, Node, TOMBSTONE};
 

@@ -31,11 +31,11 @@ mod tests;
 
 use std::cmp::Ordering;
 
-use sheaf_base::error::Damage;
-use sheaf_base::frame::{u32_at, u64_at};
-use sheaf_base::keys::{HEAD, head};
-use sheaf_base::segment::Address;
-use sheaf_base::types::Seq;
+use sheaf_engine::keys::{HEAD, head};
+use sheaf_log::segment::Address;
+use sheaf_log::types::Seq;
+use sheaf_platform::codec::{u32_at, u64_at};
+use sheaf_platform::error::Damage;
 
 pub(crate) use self::build::{Child, LeafPair, build_node, fit_items};
 pub(crate) use self::fingerprints::LeafFingerprints;

@@ -3,14 +3,14 @@
 use super::*;
 use crate::engine::FlatEngine;
 use crate::index::Index;
-use sheaf_base::blob::{BlobRef, Blobs};
-use sheaf_base::disk::Disk;
-use sheaf_base::disk::sim::SimDisk;
-use sheaf_base::engine::Engine;
-use sheaf_base::frame::{FIRST, FrameHeader, FrameKind, HEADER, LAST, body_sum, span};
-use sheaf_base::memory::MemoryPart;
-use sheaf_base::segment::{DATA_START, Segment, SegmentIdentity};
-use sheaf_base::types::{Incarnation, KeyspaceId, LogId, SegmentId, StoreId};
+use sheaf_engine::contract::Engine;
+use sheaf_log::blob::{BlobRef, Blobs};
+use sheaf_log::frame::{FIRST, FrameHeader, FrameKind, HEADER, LAST, body_sum, span};
+use sheaf_log::segment::{DATA_START, Segment, SegmentIdentity};
+use sheaf_log::types::{Incarnation, KeyspaceId, LogId, SegmentId, StoreId};
+use sheaf_platform::disk::Disk;
+use sheaf_platform::memory::MemoryPart;
+use sheaf_sim::SimDisk;
 use std::collections::HashMap;
 use std::path::Path;
 

@@ -1,0 +1,287 @@
+//! # Options: engine options that are set when a keyspace is created
+//!
+//! An engine lists its options
+//! ([`EngineFactory::options`](sheaf_engine::contract::EngineFactory::options)). The creator of a
+//! keyspace sets some of them. The catalog stores these values for the lifetime of the keyspace. An
+//! option that was not set has the default of the engine, also in keyspaces that are older than the
+//! option.
+//!
+//! ## Invariants
+//!
+//! 1. An engine is created only with values that it allows, from users and from files alike.
+//! 2. A default that the files of an engine depend on never changes.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use sheaf_platform::codec::{FieldReader, FieldWriter};
+use sheaf_platform::error::{Damage, Error, Result};
+
+/// Longest name of an option that is read from a file, in bytes.
+const MAX_NAME: usize = 64;
+
+/// Values that an option allows within its range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum OptionDomain {
+    /// All values.
+    Any,
+    /// Powers of two.
+    PowersOfTwo,
+    /// Multiples of this number.
+    MultiplesOf(u64),
+}
+
+/// Specification of an engine option.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OptionSpec {
+    /// Name of the option.
+    pub name: &'static str,
+    /// Smallest value.
+    pub min: u64,
+    /// Largest value.
+    pub max: u64,
+    /// Allowed values within the range.
+    pub domain: OptionDomain,
+    /// Value of an option that is not set.
+    pub default: u64,
+    /// Description in one line.
+    pub help: &'static str,
+}
+
+impl OptionSpec {
+    /// Returns true if `value` is allowed.
+    #[must_use]
+    pub fn allows(&self, value: u64) -> bool {
+        (self.min..=self.max).contains(&value)
+            && match self.domain {
+                OptionDomain::Any => true,
+                OptionDomain::PowersOfTwo => value.is_power_of_two(),
+                OptionDomain::MultiplesOf(unit) => value.is_multiple_of(unit),
+            }
+    }
+}
+
+/// Writes the name, values and default: `branching: 4 to 256, a power of two; default 16`.
+impl fmt::Display for OptionSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {} to {}", self.name, self.min, self.max)?;
+        match self.domain {
+            OptionDomain::Any => {}
+            OptionDomain::PowersOfTwo => f.write_str(", a power of two")?,
+            OptionDomain::MultiplesOf(unit) => write!(f, ", a multiple of {unit}")?,
+        }
+        write!(f, "; default {}", self.default)
+    }
+}
+
+/// Engine options that were set, by name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct EngineOptions(BTreeMap<String, u64>);
+
+impl EngineOptions {
+    /// Sets the option `name` to `value`. The keyspace checks the name and value when it is
+    /// created.
+    pub fn set(&mut self, name: &str, value: u64) {
+        self.0.insert(name.to_owned(), value);
+    }
+
+    /// Returns the value of the option `name`, or `None` if it was not set.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<u64> {
+        self.0.get(name).copied()
+    }
+
+    /// Returns the value of the option, or its default if it was not set.
+    #[must_use]
+    pub fn value(&self, spec: &OptionSpec) -> u64 {
+        self.get(spec.name).unwrap_or(spec.default)
+    }
+
+    /// Returns true if no option was set.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Returns the options that were set, sorted by name.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, u64)> {
+        self.0.iter().map(|(name, value)| (name.as_str(), *value))
+    }
+
+    /// Returns these options, completed with `others`. A value in `self` takes precedence.
+    #[must_use]
+    #[doc(hidden)]
+    pub fn or(&self, others: &EngineOptions) -> EngineOptions {
+        let mut all = others.clone();
+        all.0.extend(self.0.clone());
+        all
+    }
+
+    /// Returns a value for each of `specs`: the one that was set, or the default.
+    #[must_use]
+    #[doc(hidden)]
+    pub fn with_defaults(&self, specs: &[OptionSpec]) -> EngineOptions {
+        EngineOptions(specs.iter().map(|spec| (spec.name.to_owned(), self.value(spec))).collect())
+    }
+
+    /// Checks the options against `specs`, the options of `engine`.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::InvalidArgument`] for an unknown option and for a value that is not
+    /// allowed.
+    #[doc(hidden)]
+    pub fn check(&self, engine: &str, specs: &[OptionSpec]) -> Result<()> {
+        let refused = |why| Err(Error::InvalidArgument { argument: "option", reason: why });
+        for (name, value) in self.iter() {
+            let Some(spec) = specs.iter().find(|spec| spec.name == name) else {
+                let known: Vec<String> = specs.iter().map(|spec| format!("({spec})")).collect();
+                return refused(match known.is_empty() {
+                    true => format!("{engine} has no option {name:?}; it has no options"),
+                    false => format!("{engine} has no option {name:?}; its options are {}", known.join(", ")),
+                });
+            };
+            if !spec.allows(value) {
+                return refused(format!("{engine} does not allow {name}={value} ({spec})"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns an option that has a different value in `asked`. `specs` are the options of the
+    /// engine that `self` belongs to.
+    #[must_use]
+    #[doc(hidden)]
+    pub fn conflict<'s>(&self, asked: &EngineOptions, specs: &'s [OptionSpec]) -> Option<&'s OptionSpec> {
+        specs.iter().find(|spec| asked.get(spec.name).is_some_and(|value| value != self.value(spec)))
+    }
+
+    /// Appends the options that are set.
+    #[doc(hidden)]
+    pub fn encode(&self, w: &mut FieldWriter) {
+        let all: Vec<(&str, u64)> = self.iter().collect();
+        w.list(&all, |w, (name, value)| {
+            w.bytes(name.as_bytes());
+            w.u64(*value);
+        });
+    }
+
+    /// Decodes options from a file. Does not check that an engine has them.
+    ///
+    /// # Errors
+    ///
+    /// Returns the damage if the bytes are not valid or name an option twice.
+    pub fn decode(r: &mut FieldReader<'_>) -> Result<EngineOptions, Damage> {
+        let all = r.list(|r| {
+            let name = r.bytes()?;
+            let bad = || Damage::BadField { field: "option", value: name.len() as u64 };
+            let name = std::str::from_utf8(name).ok().filter(|name| name.len() <= MAX_NAME);
+            Ok((name.ok_or_else(bad)?.to_owned(), r.u64()?))
+        })?;
+        let count = all.len();
+        let options = EngineOptions(all.into_iter().collect());
+        match options.0.len() == count {
+            true => Ok(options),
+            false => Err(Damage::BadField { field: "options", value: count as u64 }), // a duplicate
+        }
+    }
+}
+
+/// Writes the options that were set: `branching=64 sluggishness=16`.
+impl fmt::Display for EngineOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, (name, value)) in self.iter().enumerate() {
+            write!(f, "{}{name}={value}", if index > 0 { " " } else { "" })?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WIDTH: OptionSpec = OptionSpec {
+        name: "width",
+        min: 4,
+        max: 256,
+        domain: OptionDomain::PowersOfTwo,
+        default: 16,
+        help: "how wide it is",
+    };
+    const LENGTH: OptionSpec = OptionSpec {
+        name: "length",
+        min: 8,
+        max: 32,
+        domain: OptionDomain::MultiplesOf(8),
+        default: 32,
+        ..WIDTH
+    };
+
+    fn chosen(pairs: &[(&str, u64)]) -> EngineOptions {
+        let mut options = EngineOptions::default();
+        pairs.iter().for_each(|(name, value)| options.set(name, *value));
+        options
+    }
+
+    #[test]
+    fn disallowed_options_are_refused_with_name_range_and_default() {
+        let check = |pairs: &[(&str, u64)]| match chosen(pairs).check("e", &[WIDTH, LENGTH]) {
+            Err(Error::InvalidArgument { argument: "option", reason: why }) => Some(why),
+            other => other.map(|()| None).unwrap(),
+        };
+        for good in [4, 16, 256] {
+            assert_eq!(check(&[("width", good), ("length", 24)]), None);
+        }
+        for bad in [0, 2, 17, 512, u64::MAX] {
+            let why = check(&[("width", bad)]).unwrap();
+            assert_eq!(
+                why,
+                format!("e does not allow width={bad} (width: 4 to 256, a power of two; default 16)")
+            );
+        }
+        assert!(check(&[("length", 12)]).unwrap().contains("a multiple of 8; default 32"));
+        let why = check(&[("depth", 1)]).unwrap();
+        assert!(
+            why.contains("\"depth\"") && why.contains("width: 4 to 256") && why.contains("length: 8 to 32")
+        );
+        assert!(chosen(&[("depth", 1)]).check("e", &[]).is_err());
+    }
+
+    #[test]
+    fn set_options_override_the_default() {
+        let options = chosen(&[("width", 64)]);
+        assert_eq!((options.value(&WIDTH), options.value(&LENGTH)), (64, 32));
+        let specs = [WIDTH, LENGTH];
+        assert_eq!(options.conflict(&chosen(&[("width", 64), ("length", 32)]), &specs), None);
+        assert_eq!(options.conflict(&chosen(&[("width", 16)]), &specs), Some(&WIDTH));
+        assert_eq!(options.conflict(&chosen(&[("length", 8)]), &specs), Some(&LENGTH));
+        let all = chosen(&[("width", 4)]).or(&chosen(&[("width", 8), ("length", 8)]));
+        assert_eq!(all.to_string(), "length=8 width=4");
+    }
+
+    #[test]
+    fn changed_bytes_decode_to_damage_or_other_options() {
+        let options = chosen(&[("width", 64), ("length", 24)]);
+        let mut w = FieldWriter::default();
+        options.encode(&mut w);
+        let read = |bytes: &[u8]| {
+            let mut r = FieldReader::new(bytes);
+            EngineOptions::decode(&mut r).and_then(|options| r.finish().map(|()| options))
+        };
+        assert_eq!(read(&w.0).unwrap(), options);
+        for at in 0..w.0.len() {
+            assert!(read(&w.0[..at]).is_err(), "cut at {at}");
+            let mut bytes = w.0.clone();
+            bytes[at] ^= 0x81;
+            assert!(read(&bytes).is_err() || read(&bytes).unwrap() != options, "byte {at}");
+        }
+        let mut twice = FieldWriter::default();
+        twice.list(&["a", "a"], |w, name| {
+            w.bytes(name.as_bytes());
+            w.u64(1);
+        });
+        assert!(read(&twice.0).is_err());
+    }
+}

@@ -1,0 +1,194 @@
+//! # Record: one operation as the body of a frame
+//!
+//! ```text
+//!  op:1 | keyspace:varint | key length:varint | [value length:varint] | key | value
+//!  op 1 = put, 2 = remove, 3 = put of a blob: value is blob id (8) and checksum (4)
+//! ```
+//!
+//! Varints are LEB128 of at most 5 bytes. All engines share the format, so a log is readable
+//! without the engine that wrote it.
+
+use crate::blob::BlobRef;
+use crate::types::{KeyspaceId, MAX_KEY};
+use sheaf_platform::codec::{u32_at, u64_at};
+use sheaf_platform::error::Damage;
+
+const PUT: u8 = 1;
+const REMOVE: u8 = 2;
+const PUT_BLOB: u8 = 3;
+/// Most bytes before the key: the operation and three numbers.
+const MAX_HEAD: usize = 1 + 3 * 5;
+/// Bytes of the reference to a blob, after the key.
+const BLOB_REF_BYTES: usize = 12;
+
+/// Effect of a record on its key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RecordContent<'a> {
+    /// Sets the value of the key.
+    Put(&'a [u8]),
+    /// Sets the value of the key to the content of this blob.
+    Blob(BlobRef),
+    /// Removes the key.
+    Remove,
+}
+
+impl RecordContent<'_> {
+    /// Returns the number of the blob that the record refers to.
+    #[must_use]
+    pub fn blob_id(&self) -> Option<u64> {
+        match self {
+            RecordContent::Blob(blob) => Some(blob.id),
+            RecordContent::Put(_) | RecordContent::Remove => None,
+        }
+    }
+}
+
+/// One decoded record. It borrows the bytes of the frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Record<'a> {
+    /// The keyspace of the key.
+    pub keyspace: KeyspaceId,
+    /// The key.
+    pub key: &'a [u8],
+    /// The operation.
+    pub content: RecordContent<'a>,
+}
+
+impl<'a> Record<'a> {
+    /// Appends the record to `out`. The caller has checked the lengths against the limits.
+    #[allow(clippy::cast_possible_truncation)] // the facade checks MAX_KEY and MAX_VALUE
+    #[inline]
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        let (op, value_len) = match self.content {
+            RecordContent::Put(value) => (PUT, Some(value.len() as u32)),
+            RecordContent::Blob(blob) => (PUT_BLOB, Some(blob.len)),
+            RecordContent::Remove => (REMOVE, None),
+        };
+        let (mut head, mut len) = ([0; MAX_HEAD], 1);
+        head[0] = op;
+        put_varint(&mut head, &mut len, self.keyspace.0);
+        put_varint(&mut head, &mut len, self.key.len() as u32);
+        if let Some(value_len) = value_len {
+            put_varint(&mut head, &mut len, value_len);
+        }
+        out.extend_from_slice(&head[..len]);
+        out.extend_from_slice(self.key);
+        match self.content {
+            RecordContent::Put(value) => out.extend_from_slice(value),
+            RecordContent::Blob(blob) => {
+                out.extend_from_slice(&blob.id.to_le_bytes());
+                out.extend_from_slice(&blob.sum.to_le_bytes());
+            }
+            RecordContent::Remove => {}
+        }
+    }
+
+    /// Decodes the body of a frame.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Damage::BadLength`] if the lengths do not add up to that of `body`, and
+    /// [`Damage::BadField`] if the operation or a varint is invalid.
+    #[inline]
+    pub fn decode(body: &'a [u8]) -> Result<Record<'a>, Damage> {
+        let mut at = 1;
+        let op = *body.first().ok_or(Damage::BadLength { got: 0, max: 1 })?;
+        let keyspace = KeyspaceId(take_varint(body, &mut at)?);
+        let key_len = take_varint(body, &mut at)? as usize;
+        let value_len = match op {
+            PUT | PUT_BLOB => take_varint(body, &mut at)?,
+            REMOVE => 0,
+            other => return Err(Damage::BadField { field: "op", value: u64::from(other) }),
+        };
+        let tail = if op == PUT_BLOB { BLOB_REF_BYTES } else { value_len as usize };
+        let rest = body.len() - at;
+        if key_len > MAX_KEY || key_len.checked_add(tail) != Some(rest) {
+            return Err(Damage::BadLength {
+                got: (key_len as u64).saturating_add(tail as u64),
+                max: rest as u64,
+            });
+        }
+        let (key, value) = body[at..].split_at(key_len);
+        let content = match op {
+            PUT => RecordContent::Put(value),
+            PUT_BLOB => {
+                RecordContent::Blob(BlobRef { id: u64_at(value, 0), len: value_len, sum: u32_at(value, 8) })
+            }
+            _ => RecordContent::Remove,
+        };
+        Ok(Record { keyspace, key, content })
+    }
+}
+
+#[inline]
+fn put_varint(out: &mut [u8; MAX_HEAD], at: &mut usize, mut number: u32) {
+    while number >= 0x80 {
+        out[*at] = (number & 0x7f) as u8 | 0x80;
+        *at += 1;
+        number >>= 7;
+    }
+    out[*at] = (number & 0x7f) as u8;
+    *at += 1;
+}
+
+#[inline]
+fn take_varint(bytes: &[u8], at: &mut usize) -> Result<u32, Damage> {
+    match bytes.get(*at) {
+        Some(byte) if byte & 0x80 == 0 => {
+            *at += 1;
+            Ok(u32::from(*byte))
+        }
+        _ => take_long_varint(bytes, at),
+    }
+}
+
+#[inline(never)]
+fn take_long_varint(bytes: &[u8], at: &mut usize) -> Result<u32, Damage> {
+    let mut number = 0u64;
+    for shift in [0, 7, 14, 21, 28] {
+        let byte =
+            *bytes.get(*at).ok_or(Damage::BadLength { got: *at as u64 + 1, max: bytes.len() as u64 })?;
+        *at += 1;
+        number |= u64::from(byte & 0x7f) << shift;
+        if byte & 0x80 == 0 {
+            return u32::try_from(number).map_err(|_| Damage::BadField { field: "varint", value: number });
+        }
+    }
+    Err(Damage::BadField { field: "varint", value: number })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn round_trip(record: Record<'_>) {
+        let mut bytes = Vec::new();
+        record.encode(&mut bytes);
+        assert_eq!(Record::decode(&bytes), Ok(record));
+        for cut in 0..bytes.len() {
+            assert!(Record::decode(&bytes[..cut]).is_err(), "cut to {cut} of {}", bytes.len());
+        }
+    }
+
+    #[test]
+    fn records_round_trip_and_no_prefix_of_one_is_one() {
+        let key = vec![0xff; 200];
+        round_trip(Record { keyspace: KeyspaceId(1), key: b"", content: RecordContent::Put(b"") });
+        round_trip(Record { keyspace: KeyspaceId(u32::MAX), key: &key, content: RecordContent::Put(&key) });
+        round_trip(Record { keyspace: KeyspaceId(128), key: b"k", content: RecordContent::Remove });
+        let blob = BlobRef { id: u64::MAX, len: u32::MAX, sum: 5 };
+        round_trip(Record { keyspace: KeyspaceId(1), key: b"k", content: RecordContent::Blob(blob) });
+    }
+
+    #[test]
+    fn hostile_bytes_are_errors() {
+        for body in [
+            &b"\x09\x01\x00"[..],
+            b"\x01\x01\xff\xff\xff\xff\xff\x7f",
+            b"\x01\xff\xff\xff\xff\x7f\x00\x00",
+            b"",
+        ] {
+            assert!(Record::decode(body).is_err(), "{body:?}");
+        }
+    }
+}

@@ -1,0 +1,951 @@
+//! # Commit: sequence number, log places and visibility
+//!
+//! ## Picture
+//!
+//! ```text
+//!  before the stripes           | stripes of the keys held        | after the stripes
+//!  limits, blobs, prefetch,     | is_current, reserve seq and     | wait until visible,
+//!  encode, body checksums,      | places (one exchange), copy     | acknowledge (at once, or
+//!  prepare                      | frames, apply, complete         | after a sync round)
+//! ```
+//!
+//! Commits with different stripes run in parallel. A commit reserves under the order lock, with the
+//! window closed, if it exceeds the open segments, writes blobs or must write a note first.
+//!
+//! ## Invariants
+//!
+//! 1. A commit gets a seq only when all its frames have places in preallocated segments. After that
+//!    only the copy can fail, and a failed copy poisons the store.
+//! 2. The frames of a commit are one contiguous run in each log. A segment that the run fills ends
+//!    with a seal.
+//! 3. `apply` sees the commits of one key in the order of their seqs.
+//! 4. A commit returns when it and all earlier commits are complete, so that killing the process
+//!    cannot remove it. If it fails after it got its seq, it never completes: waits for it or a
+//!    later commit fail. A panic during `apply` ends reads too: no reader sees half of a commit.
+//! 5. A thread with stripes waits only for earlier seqs. It takes the order lock after them.
+//!
+//! ## Costs
+//!
+//! One 16-byte atomic exchange, one exchange for each stripe and one for `visible`, and the copy. A
+//! single operation allocates no memory (decisions/0017).
+
+pub(crate) mod append;
+pub(crate) mod encode;
+pub(crate) mod group_commit;
+pub(crate) mod stall;
+pub(crate) mod tail;
+pub(crate) mod value_writer;
+
+use std::collections::VecDeque;
+use std::mem;
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use crate::commit::append::{FrameChunk, FrameChunks};
+use crate::commit::encode::{ENCODE_BUFFER, EncodedCommit, FrameRun, RecordToEncode, encode_writes};
+use crate::commit::stall::{CommitWaits, StallKind};
+use crate::commit::tail::{CONTROL_FRAME_BYTES, Tail, tail_of};
+use crate::space::log::RoomWaiter;
+use crate::{KeyspaceState, Store};
+use sheaf_engine::contract::{Action, EngineOp, HashedKey, Preparation};
+use sheaf_engine::window::{
+    ExclusiveGuard, ReserveDecision, StripeList, StripesGuard, TAILS, TailSet, WindowWord, stripe_of,
+};
+use sheaf_log::blob::{UncommittedBlob, UnsyncedBlobs};
+use sheaf_log::frame::HEADER;
+use sheaf_log::record::{Record, RecordContent};
+use sheaf_log::segment::{Address, Segment};
+use sheaf_log::types::{KeyspaceId, LogId, MAX_KEY, MAX_VALUE, Seq};
+use sheaf_platform::error::{Error, Result};
+use sheaf_platform::sync::atomic::Ordering;
+use sheaf_platform::sync::epoch::{self, Guard};
+
+/// Number of times that one commit reclaims memory and tries again.
+const MAX_RELIEFS: usize = 2;
+
+/// One operation of a commit.
+#[derive(Debug)]
+pub struct CommitWrite<'a> {
+    /// Keyspace that the operation changes.
+    pub keyspace: &'a Arc<KeyspaceState>,
+    /// The operation.
+    pub op: EngineOp<'a>,
+}
+
+impl CommitWrite<'_> {
+    /// Checks an expectation again, under the guard that lasts until `apply`. The first lookup may
+    /// be old: the address that it noted may contain another entry now, because addresses are
+    /// reused. Seqs are never reused.
+    fn is_expectation_met(&mut self) -> Result<bool> {
+        let mut again = EngineOp { hash: self.op.hash, ..EngineOp::new(self.op.key, Action::Expect) };
+        self.keyspace.engine()?.prepare(&mut again)?;
+        let is_same = again.prior == self.op.prior;
+        self.op = again;
+        Ok(is_same)
+    }
+}
+
+/// Outcome of a commit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CommitOutcome {
+    /// Committed with this seq. A commit that changed nothing has the seq of the newest commit.
+    Committed(Seq),
+    /// An expected key changed; nothing was written.
+    Conflict,
+}
+
+/// State under the order lock.
+#[derive(Debug, Default)]
+pub(crate) struct CommitState {
+    pub(crate) tails: [Tail; TAILS],
+    /// Empty segments of each log, in the order of their numbers.
+    pub(crate) preallocated: [VecDeque<Arc<Segment>>; LogId::ALL.len()],
+    /// Blob files of commits that are not durable yet.
+    pub(crate) unsynced_blobs: UnsyncedBlobs,
+}
+
+/// Result of an attempt to commit.
+enum CommitAttempt {
+    /// The outcome. It may be returned when the commit with this seq is visible.
+    Done(CommitOutcome, Seq),
+    /// Commits to one of the keyspaces are blocked.
+    Blocked,
+    /// ROOT must reserve more seqs first.
+    NeedsSeqs,
+    /// ROOT must list the first segment of a tail first.
+    NeedsRootListing,
+    /// A run does not fit into the preallocated segments of its log. `is_awaited` tells whether the
+    /// background creates the next one.
+    NeedsSegment { run: FrameRun, is_awaited: bool },
+}
+
+/// Operations of a batch that are looked up together.
+const PREFETCH_GROUP: usize = 16;
+
+impl Store {
+    /// Commits `writes` as one. On return the commit is in the kernel and visible. The caller must
+    /// hold no lock and no epoch guard.
+    ///
+    /// # Errors
+    ///
+    /// - [`Error::Closed`], [`Error::ReadOnly`] or [`Error::Poisoned`] if the database cannot be
+    ///   written. [`Error::Poisoned`] also if this commit or an earlier one fails after it got its
+    ///   seq.
+    /// - [`Error::TooLarge`] if a key, a value or the batch exceeds its limit.
+    /// - [`Error::KeyspaceNotFound`] if a keyspace was dropped.
+    /// - [`Error::NoSpace`], [`Error::FileSizeLimit`] or [`Error::MemoryBudgetExceeded`] if there
+    ///   is no room, and none could be freed.
+    /// - Errors of the engines and of the disk.
+    ///
+    /// Nothing is written in these cases, except that a commit that poisons the store may be
+    /// recovered.
+    pub fn commit(&self, writes: &mut [CommitWrite<'_>]) -> Result<CommitOutcome> {
+        self.commit_with_blobs(writes, &mut SmallVec::new())
+    }
+
+    /// Like [`Store::commit`], but waits only for other commits.
+    ///
+    /// # Errors
+    ///
+    /// - The errors of [`Store::commit`].
+    /// - [`Error::Busy`] if the commit would have to wait for anything else. Nothing is written
+    ///   then.
+    pub fn try_commit(&self, writes: &mut [CommitWrite<'_>]) -> Result<CommitOutcome> {
+        self.commit_with_waits(writes, &mut SmallVec::new(), &mut CommitWaits::non_blocking())
+    }
+
+    /// Like [`Store::commit`], for `writes` that refer to the blob files in `blobs`. The commit
+    /// removes the files that it uses from `blobs`.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Store::commit`].
+    pub fn commit_with_blobs(
+        &self,
+        writes: &mut [CommitWrite<'_>],
+        blobs: &mut SmallVec<[UncommittedBlob; 1]>,
+    ) -> Result<CommitOutcome> {
+        let mut waits = CommitWaits::blocking();
+        let done = self.commit_with_waits(writes, blobs, &mut waits);
+        self.report_waits(waits);
+        done
+    }
+
+    /// Like [`Store::commit_with_blobs`], and records waits in `waits`.
+    pub(crate) fn commit_with_waits(
+        &self,
+        writes: &mut [CommitWrite<'_>],
+        blobs: &mut SmallVec<[UncommittedBlob; 1]>,
+        waits: &mut CommitWaits,
+    ) -> Result<CommitOutcome> {
+        self.check_writable()?;
+        self.throttle(writes, waits)?;
+        self.delay_for_conversions(writes, waits)?;
+        self.check_and_write_blobs(writes, blobs)?;
+        let (mut may_relieve, mut reliefs) = (true, 0..MAX_RELIEFS);
+        let mut may_wait = waits.may_wait() && self.options.checkpoints;
+        writes.iter_mut().for_each(|write| write.op.may_wait = may_wait);
+        let keyspace = writes.first().map(|write| write.keyspace);
+        loop {
+            // Room is made without the epoch guard: the guard would delay the release of freed
+            // memory.
+            match self.commit_pinned(writes, blobs, waits) {
+                Err(
+                    refused @ (Error::NoSpace { .. }
+                    | Error::FileSizeLimit { .. }
+                    | Error::MemoryBudgetExceeded { .. }),
+                ) if !waits.may_wait() => {
+                    return Err(self.busy_error(refused, writes));
+                }
+                Err(refused @ (Error::NoSpace { .. } | Error::FileSizeLimit { .. }))
+                    if mem::take(&mut may_relieve) =>
+                {
+                    let only_removes = removes_only(writes);
+                    if !self.wait_recorded(waits, StallKind::DiskSpace, keyspace, || {
+                        self.free_disk_space(only_removes)
+                    })? {
+                        return Err(refused);
+                    }
+                }
+                Err(Error::MemoryBudgetExceeded { .. }) if mem::take(&mut may_wait) => {
+                    writes.iter_mut().for_each(|write| write.op.may_wait = false);
+                    self.wait_recorded(waits, StallKind::Memory, keyspace, || self.await_checkpoint(writes))?;
+                }
+                Err(Error::MemoryBudgetExceeded { .. }) if reliefs.next().is_some() => {
+                    self.wait_recorded(waits, StallKind::Memory, keyspace, || self.reclaim_memory(writes))?;
+                }
+                // Afterwards another engine may hold the keyspace. The next attempt detects that.
+                Ok(None) => self.wait_recorded(waits, StallKind::Conversion, keyspace, || {
+                    writes.iter().for_each(|w| w.keyspace.change_tracker.wait_unblocked());
+                    Ok(())
+                })?,
+                Ok(Some(done)) => {
+                    if self.context.memory.total() > self.context.memory.evict_limit() {
+                        self.evict_after_commit(writes, waits);
+                    }
+                    return Ok(done);
+                }
+                Err(refused) => return Err(refused),
+            }
+        }
+    }
+
+    #[cold]
+    fn evict_after_commit(&self, writes: &[CommitWrite<'_>], waits: &mut CommitWaits) {
+        if !self.context.memory.is_over_without_caches() {
+            return self.evict_small();
+        }
+        match writes.iter().find(|w| w.keyspace.engine().is_ok_and(|e| e.is_memory_high())) {
+            // This commit is complete, so the error is dropped. The next commit gets it.
+            Some(write) if waits.may_wait() => {
+                drop(self.wait_recorded(waits, StallKind::Memory, Some(write.keyspace), || {
+                    self.free_memory_by_checkpoint(writes)
+                }))
+            }
+            Some(_) => self.request_memory(),
+            None => {}
+        }
+    }
+
+    /// Returns the error of a non-blocking commit that failed with `refused`, where a blocking
+    /// commit would free resources and retry.
+    #[cold]
+    fn busy_error(&self, refused: Error, writes: &[CommitWrite<'_>]) -> Error {
+        let is_swollen = || writes.iter().any(|w| w.keyspace.engine().is_ok_and(|e| e.is_memory_high()));
+        match refused {
+            Error::MemoryBudgetExceeded { .. } if self.options.checkpoints && is_swollen() => {
+                self.request_memory();
+                Error::Busy { waiting_for: StallKind::Memory.name() }
+            }
+            // A retry helps only if a cache evicted something. Memory that cannot be evicted stays.
+            Error::MemoryBudgetExceeded { .. } if self.evict_for_commit() => {
+                Error::Busy { waiting_for: StallKind::Memory.name() }
+            }
+            other => {
+                self.signals.wake();
+                other
+            }
+        }
+    }
+
+    /// Delays commits that are too far ahead of a conversion.
+    fn delay_for_conversions(&self, writes: &[CommitWrite<'_>], waits: &mut CommitWaits) -> Result<()> {
+        for write in writes
+            .iter()
+            .filter(|w| w.keyspace.change_tracker.is_active() && w.keyspace.change_tracker.is_over_limit())
+        {
+            self.wait_recorded(waits, StallKind::Conversion, Some(write.keyspace), || {
+                write.keyspace.change_tracker.delay();
+                Ok(())
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Commits under an epoch guard. Returns `None` if commits to one of the keyspaces are blocked.
+    /// Waits without the guard, because a guard keeps memory that other threads free.
+    fn commit_pinned(
+        &self,
+        writes: &mut [CommitWrite<'_>],
+        blobs: &mut SmallVec<[UncommittedBlob; 1]>,
+        waits: &mut CommitWaits,
+    ) -> Result<Option<CommitOutcome>> {
+        // Held until the commit is done: after a segment is created the commit is prepared again,
+        // which may take long.
+        let mut room_waiters: [Option<RoomWaiter<'_>>; LogId::ALL.len()] = Default::default();
+        loop {
+            let turn = {
+                let pin = epoch::pin(); // engine notes contain addresses until `apply`
+                let mut commit =
+                    |encoded: &mut EncodedCommit| self.commit_encoded(writes, blobs, encoded, &pin);
+                ENCODE_BUFFER.with(|encoded| commit(&mut encoded.borrow_mut()))?
+            };
+            match turn {
+                CommitAttempt::Done(outcome, upto) => {
+                    self.commit_progress.wait(upto)?;
+                    return Ok(Some(outcome));
+                }
+                CommitAttempt::Blocked => return Ok(None),
+                CommitAttempt::NeedsSeqs => self.extend_seqs(waits)?,
+                // No background thread does this ahead of writers, so a writer that may not wait
+                // does it too.
+                CommitAttempt::NeedsRootListing => self.extend_bounds()?,
+                CommitAttempt::NeedsSegment { run, is_awaited } => {
+                    room_waiters[run.log.index()].get_or_insert_with(|| self.log(run.log).add_room_waiter());
+                    ENCODE_BUFFER.with(|encoded| {
+                        self.make_room_for_run(run, is_awaited, writes, &encoded.borrow(), waits)
+                    })?;
+                }
+            }
+        }
+    }
+
+    /// Checks limits and writes large values to blob files.
+    fn check_and_write_blobs(
+        &self,
+        writes: &mut [CommitWrite<'_>],
+        blobs: &mut SmallVec<[UncommittedBlob; 1]>,
+    ) -> Result<()> {
+        let too_large = |what, got: usize, max: usize| {
+            Err(Error::TooLarge { object: what, got: got as u64, max: max as u64 })
+        };
+        let (mut total, mut stages) = (0u64, false);
+        for write in writes.iter() {
+            let op = &write.op;
+            let value = match op.action {
+                Action::Put(value) => value.len(),
+                _ => 0,
+            };
+            if op.key.len() > MAX_KEY {
+                return too_large("key", op.key.len(), MAX_KEY);
+            }
+            if value > MAX_VALUE {
+                return too_large("value", value, MAX_VALUE);
+            }
+            let is_staged = value > self.effective_blob_threshold(write.keyspace.blob_threshold());
+            stages |= is_staged;
+            total += (op.key.len() + if is_staged { 64 } else { value } + HEADER) as u64;
+        }
+        if total > self.geometry.max_batch {
+            return Err(Error::TooLarge { object: "batch", got: total, max: self.geometry.max_batch });
+        }
+        if stages { self.write_blobs(writes, blobs) } else { Ok(()) }
+    }
+
+    #[cold]
+    fn write_blobs(
+        &self,
+        writes: &mut [CommitWrite<'_>],
+        blobs: &mut SmallVec<[UncommittedBlob; 1]>,
+    ) -> Result<()> {
+        for write in writes.iter_mut() {
+            if let Action::Put(value) = write.op.action
+                && value.len() > self.effective_blob_threshold(write.keyspace.blob_threshold())
+            {
+                let adopts = write.keyspace.engine()?.takes_blob_files();
+                let new = self.write_blob(value, adopts)?;
+                write.op.action = Action::Blob(new.blob);
+                blobs.push(new);
+            }
+        }
+        Ok(())
+    }
+
+    /// Prepares the operations in the engines and encodes their frames, before the commit has a
+    /// seq. Returns false if an expected key changed.
+    fn prepare(&self, writes: &mut [CommitWrite<'_>], encoded: &mut EncodedCommit) -> Result<bool> {
+        encoded.preparations.clear();
+        if let [write] = writes
+            && !matches!(write.op.action, Action::Expect)
+        {
+            // The frame is encoded while the prefetched memory of the lookup arrives.
+            let engine = write.keyspace.engine()?;
+            let hashed_key = engine.hashed_key(write.op.key);
+            engine.prefetch_index(hashed_key);
+            write.op.hash = Some(hashed_key.hash);
+            encoded.preparations.push(Preparation::Record);
+            encode_writes(std::slice::from_ref(write), encoded);
+            let need = engine.prepare(&mut write.op)?;
+            if need != Preparation::Record {
+                encoded.preparations[0] = need;
+                encode_writes(writes, encoded);
+            }
+            return Ok(true);
+        }
+        for first in (0..writes.len()).step_by(PREFETCH_GROUP) {
+            let end = writes.len().min(first + PREFETCH_GROUP);
+            prefetch(&mut writes[first..end])?;
+            for (index, write) in (first..).zip(&mut writes[first..end]) {
+                write.op.ops_before = u32::try_from(index).unwrap_or(u32::MAX);
+                encoded.preparations.push(match write.op.action {
+                    Action::Expect => match write.is_expectation_met()? {
+                        true => Preparation::NoChange,
+                        false => return Ok(false),
+                    },
+                    _ => write.keyspace.engine()?.prepare(&mut write.op)?,
+                });
+            }
+        }
+        encode_writes(writes, encoded);
+        Ok(true)
+    }
+
+    fn commit_encoded(
+        &self,
+        writes: &mut [CommitWrite<'_>],
+        blobs: &mut SmallVec<[UncommittedBlob; 1]>,
+        encoded: &mut EncodedCommit,
+        guard: &Guard,
+    ) -> Result<CommitAttempt> {
+        let stripes = stripes_of(writes);
+        if !self.prepare(writes, encoded)? {
+            return Ok(CommitAttempt::Done(CommitOutcome::Conflict, self.last_seq_of(&stripes)));
+        }
+        let is_outdated =
+            |w: &CommitWrite<'_>| !w.keyspace.engine().is_ok_and(|engine| engine.is_current(&w.op));
+        loop {
+            let held = self.stripes.lock(&stripes);
+            self.check_writable()?;
+            if let Some(gone) = writes.iter().find(|w| w.keyspace.is_dropped()) {
+                return Err(Error::KeyspaceNotFound { name: gone.keyspace.name().to_owned() });
+            }
+            if writes.iter().any(|w| w.keyspace.change_tracker.is_blocked()) {
+                return Ok(CommitAttempt::Blocked);
+            }
+            if let Some(first) = writes.iter().position(is_outdated) {
+                // A checkpoint outdates a whole batch at once, so one pass finds all outdated
+                // operations.
+                let outdated: SmallVec<[usize; 1]> =
+                    (first..writes.len()).filter(|index| is_outdated(&writes[*index])).collect();
+                let last = held.last();
+                drop(held);
+                if !reprepare(writes, encoded, &outdated)? {
+                    return Ok(CommitAttempt::Done(CommitOutcome::Conflict, last));
+                }
+                continue;
+            }
+            if encoded.runs.is_empty() {
+                let last = held.last();
+                return Ok(CommitAttempt::Done(CommitOutcome::Committed(self.visible().max(last)), last));
+            }
+            let placed = match self.reserve(writes, encoded, blobs, guard)? {
+                ReserveResult::Failed(turn) => return Ok(turn),
+                ReserveResult::Reserved(placed) => placed,
+            };
+            let seq = self.execute(placed, writes, encoded, &held)?;
+            return Ok(CommitAttempt::Done(CommitOutcome::Committed(seq), seq));
+        }
+    }
+
+    /// Returns the last commit that may have changed a key of these stripes.
+    fn last_seq_of(&self, stripes: &[u16]) -> Seq {
+        stripes.iter().map(|stripe| self.stripes.last(*stripe)).max().unwrap_or(Seq::ZERO)
+    }
+
+    /// Waits until the commit that may have removed `key` is visible. Called by a reader of the
+    /// newest state that did not find the key: before that, killing the process could bring the key
+    /// back.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Poisoned`] if that commit, or an earlier one, failed.
+    #[inline]
+    pub fn wait_missing_visible(&self, keyspace: &KeyspaceState, key: &[u8]) -> Result<()> {
+        self.commit_progress.wait(self.stripes.last(stripe_of(keyspace.id(), key)))
+    }
+
+    /// Returns how many preallocated segments a commit must leave. A commit that only removes may
+    /// use all, because it frees space.
+    fn reserve_segments(&self, only_removes: bool) -> usize {
+        if only_removes { 0 } else { self.geometry.reserve_segments }
+    }
+
+    /// Extends the range of seqs in ROOT, if the background has not done so ahead of writers.
+    #[cold]
+    fn extend_seqs(&self, waits: &mut CommitWaits) -> Result<()> {
+        if !waits.may_wait() {
+            self.signals.wake();
+            if self.options.inline {
+                return self.extend_bounds();
+            }
+        }
+        self.wait_recorded(waits, StallKind::Preallocation, None, || self.extend_bounds())
+    }
+
+    /// Creates a segment for a run that does not fit. If the background preallocates such segments,
+    /// a commit that may not wait returns [`Error::Busy`]. A segment that only this commit needs is
+    /// created by any commit.
+    #[cold]
+    fn make_room_for_run(
+        &self,
+        run: FrameRun,
+        is_awaited: bool,
+        writes: &[CommitWrite<'_>],
+        encoded: &EncodedCommit,
+        waits: &mut CommitWaits,
+    ) -> Result<()> {
+        let segment_bytes = encoded.segment_bytes(run, self.geometry.max_segment);
+        let reserve = self.reserve_segments(removes_only(writes));
+        let make =
+            || self.preallocate_one(run.log, segment_bytes, |order| self.lacks_room(order, encoded, reserve));
+        if !waits.may_wait() {
+            if !is_awaited {
+                return make();
+            }
+            self.signals.wake();
+        }
+        let keyspace =
+            writes.iter().find(|write| write.keyspace.log() == run.log).map(|write| write.keyspace);
+        self.wait_recorded(waits, StallKind::Preallocation, keyspace, make)
+    }
+
+    /// Returns whether all entries that a commit to the store log replaces were written lately.
+    /// While committers wait for syncs, all commits use one tail: a second file would cost each
+    /// sync round a second sync.
+    fn is_hot(&self, next: Seq, writes: &[CommitWrite<'_>]) -> bool {
+        let lifespan = self.lifespan.load(Ordering::Relaxed);
+        let lately =
+            |op: &EngineOp<'_>| op.prior != Seq::ZERO && next.0.saturating_sub(op.prior.0) <= lifespan;
+        !self.sync_round.is_in_demand()
+            && writes.iter().all(|w| w.keyspace.log() != LogId::ValueLog || lately(&w.op))
+    }
+
+    /// Reserves the seq and the places of a commit.
+    #[inline]
+    fn reserve<'g>(
+        &'g self,
+        writes: &[CommitWrite<'_>],
+        encoded: &mut EncodedCommit,
+        blobs: &mut SmallVec<[UncommittedBlob; 1]>,
+        guard: &'g Guard,
+    ) -> Result<ReserveResult<'g>> {
+        let is_plain = blobs.is_empty()
+            && encoded.runs.iter().all(|run| !self.log(run.log).is_watermark_due.load(Ordering::Relaxed));
+        if is_plain {
+            let hot = self.is_hot(self.visible().next(), writes);
+            encoded.is_hot = hot;
+            let runs = &encoded.runs;
+            let reserved =
+                self.window.reserve(guard, |shape, word| self.reserve_in_open(shape, word, runs, hot));
+            if let Some((Some((seq, offsets)), shape)) = reserved {
+                return Ok(ReserveResult::Reserved(ReservedPlaces::InOpenSegments { seq, offsets, shape }));
+            }
+        }
+        self.reserve_locked(writes, encoded, blobs)
+    }
+
+    /// Reserves in the open segments, if the runs fit into them.
+    #[inline]
+    fn reserve_in_open(
+        &self,
+        shape: &TailSet,
+        word: &mut WindowWord,
+        runs: &[FrameRun],
+        hot: bool,
+    ) -> ReserveDecision<Option<(Seq, [u64; LogId::ALL.len()])>> {
+        let mut offsets = [0; LogId::ALL.len()];
+        for run in runs {
+            let tail = tail_of(run.log, hot);
+            let offset = word.offset(tail);
+            match &shape.tails[tail] {
+                Some(open) if offset + run.bytes <= open.limit => {}
+                _ => return ReserveDecision::No(None),
+            }
+            offsets[run.log.index()] = offset;
+            word.set_offset(tail, offset + run.bytes);
+        }
+        if word.next().0 >= self.seq_bound.load(Ordering::Relaxed) {
+            return ReserveDecision::No(None);
+        }
+        ReserveDecision::Yes(Some((word.take_seq(), offsets)))
+    }
+
+    /// Reserves under the order lock, with the window closed.
+    #[cold]
+    fn reserve_locked<'g>(
+        &self,
+        writes: &[CommitWrite<'_>],
+        encoded: &mut EncodedCommit,
+        blobs: &mut SmallVec<[UncommittedBlob; 1]>,
+    ) -> Result<ReserveResult<'g>> {
+        let reserve = self.reserve_segments(removes_only(writes));
+        let mut order = self.commit_state.lock();
+        self.check_writable()?;
+        let mut closed = self.window.close();
+        let next = closed.word.next();
+        encoded.is_hot = self.is_hot(next, writes);
+        if next.0 >= self.seq_bound.load(Ordering::Relaxed) {
+            return Ok(ReserveResult::Failed(CommitAttempt::NeedsSeqs));
+        }
+        if let Some(run) = order.first_unfitting_run(encoded, reserve, closed.word) {
+            let is_awaited =
+                self.is_background_preallocating(&order, run.log, encoded.segment_bytes(run, u64::MAX));
+            return Ok(ReserveResult::Failed(CommitAttempt::NeedsSegment { run, is_awaited }));
+        }
+        if order.begins_in_unlisted_segment(encoded) {
+            return Ok(ReserveResult::Failed(CommitAttempt::NeedsRootListing));
+        }
+        let (seq, chunks, rolled) = self.reserve_across(&mut order, &mut closed, encoded)?;
+        blobs.drain(..).for_each(|one| order.unsynced_blobs.add(one));
+        drop(closed);
+        drop(order);
+        if rolled {
+            self.set_throttle(); // the maintenance thread may not run for a while
+            self.signals.wake();
+        }
+        Ok(ReserveResult::Reserved(ReservedPlaces::AcrossSegments { seq, chunks }))
+    }
+
+    /// Copies a commit that has a seq to the logs, applies it and completes it.
+    #[inline]
+    fn execute(
+        &self,
+        placed: ReservedPlaces<'_>,
+        writes: &mut [CommitWrite<'_>],
+        encoded: &mut EncodedCommit,
+        held: &StripesGuard<'_>,
+    ) -> Result<Seq> {
+        let seq = placed.seq();
+        let mut whole = UnfinishedCommit::begin(self, seq, |last| held.set_last(last));
+        let copied = self.copy_frames(&placed, encoded, |index, address, span| {
+            writes[index].op.address = address;
+            writes[index].op.span = span;
+        });
+        if copied.is_err() {
+            return whole.abort();
+        }
+        whole.is_applying = true;
+        let views = self.view_slots.collect();
+        let mut counts = [(0, 0); LogId::ALL.len()];
+        for write in writes.iter() {
+            if write.op.address != Address::NONE
+                && let Ok(engine) = write.keyspace.engine()
+            {
+                let (operations, removals) = &mut counts[write.keyspace.log().index()];
+                *operations += 1;
+                *removals += u64::from(matches!(write.op.action, Action::Remove));
+                engine.apply(seq, &write.op, &views);
+                if write.keyspace.change_tracker.is_active() {
+                    write.keyspace.change_tracker.record(write.op.key);
+                }
+            }
+        }
+        for (log, (operations, removals)) in self.logs.iter().zip(counts).filter(|(_, (some, _))| *some > 0) {
+            log.note_operations(operations, removals);
+        }
+        self.note_unsynced();
+        let completed = self.commit_progress.complete(seq);
+        whole.complete();
+        completed?;
+        Ok(seq)
+    }
+
+    /// Copies the frames of a commit to their places.
+    #[inline]
+    fn copy_frames(
+        &self,
+        placed: &ReservedPlaces<'_>,
+        encoded: &mut EncodedCommit,
+        mut noted: impl FnMut(usize, Address, u32),
+    ) -> std::io::Result<()> {
+        match placed {
+            ReservedPlaces::InOpenSegments { seq, offsets, shape } => {
+                for part in 0..encoded.runs.len() {
+                    let run = encoded.runs[part];
+                    let offset = offsets[run.log.index()];
+                    let Some(open) = &shape.tails[tail_of(run.log, encoded.is_hot)] else { continue };
+                    let (segment, gap) = (&*open.segment, open.gap_at(offset));
+                    let part = u8::try_from(part).unwrap_or(u8::MAX);
+                    let chunk = FrameChunk { segment, offset, gap, part, from: run.first, to: run.end };
+                    Store::copy_chunk(*seq, encoded, &chunk, &mut noted)?;
+                }
+            }
+            ReservedPlaces::AcrossSegments { seq, chunks } => {
+                for chunk in chunks {
+                    let FrameChunk { segment, offset, gap, part, from, to } = chunk;
+                    let (offset, gap, part, from, to) = (*offset, *gap, *part, *from, *to);
+                    let chunk = FrameChunk { segment: &**segment, offset, gap, part, from, to };
+                    Store::copy_chunk(*seq, encoded, &chunk, &mut noted)?;
+                }
+            }
+        }
+        encoded.runs.iter().for_each(|run| self.log(run.log).note_appended(run.bytes));
+        Ok(())
+    }
+
+    /// Records the time of the first commit that is not durable.
+    #[inline]
+    fn note_unsynced(&self) {
+        if self.unsynced_since.load(Ordering::Relaxed) == 0 {
+            let now = u64::try_from(self.clock.now().as_nanos()).unwrap_or(u64::MAX - 1);
+            self.unsynced_since.store(now + 1, Ordering::Relaxed);
+        }
+    }
+
+    /// Permanently closes the window because the frames of commit `seq` could not be copied, or
+    /// because the commit panicked. If no later commit has a seq, returns the seq: it was never
+    /// visible.
+    fn fail_commit(&self, seq: Seq, reason: &'static str) -> Error {
+        let error = self.poison(reason);
+        self.commit_progress.fail(seq, reason);
+        let _order = self.commit_state.lock();
+        let mut closed = self.window.close();
+        if closed.word.reserved() == seq {
+            closed.word.return_seq();
+        }
+        closed.close_for_good();
+        error
+    }
+
+    /// Commits records of the catalog, which belong to no engine. `apply` runs while no other
+    /// commit does.
+    pub(crate) fn commit_catalog(&self, records: &[Record<'_>], apply: impl FnOnce(Seq)) -> Result<Seq> {
+        debug_assert!(records.iter().all(|r| r.keyspace == KeyspaceId::CATALOG));
+        let mut encoded = EncodedCommit::default();
+        encoded.encode(records.iter().map(|record| RecordToEncode {
+            log: LogId::Journal,
+            record: *record,
+            write: 0,
+        }));
+        loop {
+            let alone = self.stripes.lock_exclusive();
+            let mut order = self.commit_state.lock();
+            self.check_writable()?;
+            let mut closed = self.window.close();
+            if closed.word.next().0 >= self.seq_bound.load(Ordering::Relaxed) {
+                drop((closed, order, alone));
+                self.extend_bounds()?;
+                continue;
+            }
+            let reserve =
+                self.reserve_segments(records.iter().all(|record| record.content == RecordContent::Remove));
+            if let Some(run) = order.first_unfitting_run(&encoded, reserve, closed.word) {
+                drop((closed, order, alone));
+                let segment_bytes = encoded.segment_bytes(run, self.geometry.max_segment);
+                self.preallocate_one(run.log, segment_bytes, |order| {
+                    self.lacks_room(order, &encoded, reserve)
+                })?;
+                continue;
+            }
+            if order.begins_in_unlisted_segment(&encoded) {
+                drop((closed, order, alone));
+                self.extend_bounds()?;
+                continue;
+            }
+            let (seq, chunks, _) = self.reserve_across(&mut order, &mut closed, &encoded)?;
+            drop((closed, order));
+            self.execute_catalog(seq, chunks, &mut encoded, &alone, apply)?;
+            return Ok(seq);
+        }
+    }
+
+    fn execute_catalog(
+        &self,
+        seq: Seq,
+        chunks: FrameChunks,
+        encoded: &mut EncodedCommit,
+        alone: &ExclusiveGuard<'_>,
+        apply: impl FnOnce(Seq),
+    ) -> Result<()> {
+        let mut whole = UnfinishedCommit::begin(self, seq, |last| alone.set_last(last));
+        if self.copy_frames(&ReservedPlaces::AcrossSegments { seq, chunks }, encoded, |_, _, _| {}).is_err() {
+            return whole.abort();
+        }
+        whole.is_applying = true;
+        apply(seq);
+        self.note_unsynced();
+        let completed = self.commit_progress.complete(seq);
+        whole.complete();
+        completed?;
+        Ok(())
+    }
+
+    /// Returns whether a run does not fit into the preallocated segments.
+    fn lacks_room(&self, order: &CommitState, encoded: &EncodedCommit, reserve: usize) -> bool {
+        order.first_unfitting_run(encoded, reserve, self.window.word()).is_some()
+    }
+}
+
+/// Result of a reservation.
+enum ReserveResult<'g> {
+    Reserved(ReservedPlaces<'g>),
+    Failed(CommitAttempt),
+}
+
+/// The seq of a commit, and the places of its frames.
+enum ReservedPlaces<'g> {
+    /// Places in the open segments: the offset in each log.
+    InOpenSegments { seq: Seq, offsets: [u64; LogId::ALL.len()], shape: &'g TailSet },
+    /// Places that were reserved under the order lock.
+    AcrossSegments { seq: Seq, chunks: FrameChunks },
+}
+
+impl ReservedPlaces<'_> {
+    fn seq(&self) -> Seq {
+        match self {
+            ReservedPlaces::InOpenSegments { seq, .. } | ReservedPlaces::AcrossSegments { seq, .. } => *seq,
+        }
+    }
+}
+
+/// Returns the stripes of the keys of a commit, in ascending order without duplicates.
+#[inline]
+fn stripes_of(writes: &[CommitWrite<'_>]) -> StripeList {
+    let mut stripes: StripeList =
+        writes.iter().map(|write| stripe_of(write.keyspace.id(), write.op.key)).collect();
+    if stripes.len() > 1 {
+        stripes.sort_unstable();
+        stripes.dedup();
+    }
+    stripes
+}
+
+/// A commit between its reservation and its completion. A panic in between, in an engine or in the
+/// store, leaves half of the commit in the indexes. Dropping this value then ensures that no reader
+/// sees that half and no other commit takes the seq.
+struct UnfinishedCommit<'a, S: Fn(Seq)> {
+    store: &'a Store,
+    seq: Seq,
+    /// Whether engines have begun to apply the commit.
+    is_applying: bool,
+    /// Records a seq as the last commit that may have changed a key of the stripes.
+    set_last: S,
+}
+
+impl<'a, S: Fn(Seq)> UnfinishedCommit<'a, S> {
+    #[inline]
+    fn begin(store: &'a Store, seq: Seq, set_last: S) -> UnfinishedCommit<'a, S> {
+        set_last(seq);
+        UnfinishedCommit { store, seq, is_applying: false, set_last }
+    }
+
+    /// Marks the commit as complete.
+    fn complete(self) {
+        mem::forget(self);
+    }
+
+    /// Ends a commit after the copy of its frames failed. Nothing was applied.
+    fn abort<T>(self) -> Result<T> {
+        let error = self.error_before_apply();
+        mem::forget(self);
+        Err(error)
+    }
+
+    /// Returns the error of a commit that no index has seen. Reads continue.
+    fn error_before_apply(&self) -> Error {
+        (self.set_last)(Seq(self.seq.0 - 1));
+        self.store.fail_commit(self.seq, "append")
+    }
+}
+
+impl<S: Fn(Seq)> Drop for UnfinishedCommit<'_, S> {
+    fn drop(&mut self) {
+        if self.is_applying {
+            self.store.poison_reads("commit");
+            drop(self.store.fail_commit(self.seq, "commit"));
+        } else {
+            drop(self.error_before_apply());
+        }
+    }
+}
+
+/// Prepares the operations at the indexes `outdated` again. Encodes the commit again if the
+/// preparation of one changed. Returns false if an expected key changed.
+#[cold]
+fn reprepare(
+    writes: &mut [CommitWrite<'_>],
+    encoded: &mut EncodedCommit,
+    outdated: &[usize],
+) -> Result<bool> {
+    let mut is_changed = false;
+    for index in outdated {
+        let write = &mut writes[*index];
+        if matches!(write.op.action, Action::Expect) {
+            return Ok(false);
+        }
+        let need = write.keyspace.engine()?.prepare(&mut write.op)?;
+        is_changed |= need != encoded.preparations[*index];
+        encoded.preparations[*index] = need;
+    }
+    if is_changed {
+        encode_writes(writes, encoded);
+    }
+    Ok(true)
+}
+
+/// Prefetches the index entries that the engines need, for several operations at once, and stores
+/// the hashes of the keys.
+fn prefetch(writes: &mut [CommitWrite<'_>]) -> Result<()> {
+    for run in writes.chunk_by_mut(|a, b| Arc::ptr_eq(a.keyspace, b.keyspace)) {
+        let engine = run[0].keyspace.engine()?;
+        let hashed_keys: SmallVec<[HashedKey<'_>; PREFETCH_GROUP]> =
+            run.iter().map(|write| engine.hashed_key(write.op.key)).collect();
+        if run.len() > 1 {
+            engine.prefetch(&hashed_keys, true);
+        }
+        for (write, hashed_key) in run.iter_mut().zip(hashed_keys) {
+            write.op.hash = Some(hashed_key.hash);
+        }
+    }
+    Ok(())
+}
+
+/// Returns whether a commit only removes. Such a commit may use the reserved segments.
+fn removes_only(writes: &[CommitWrite<'_>]) -> bool {
+    writes.iter().all(|w| !matches!(w.op.action, Action::Put(_) | Action::Blob(_)))
+}
+
+impl CommitState {
+    /// Returns a run that does not fit into the preallocated segments, not counting `reserve` of
+    /// them.
+    fn first_unfitting_run(
+        &self,
+        encoded: &EncodedCommit,
+        reserve: usize,
+        word: WindowWord,
+    ) -> Option<FrameRun> {
+        let takes = |run: &FrameRun| {
+            let index = tail_of(run.log, encoded.is_hot);
+            let (tail, offset) = (&self.tails[index], word.offset(index));
+            run.bytes + CONTROL_FRAME_BYTES <= tail.room_after(offset)
+                || tail.has_room_for(
+                    offset,
+                    encoded.bodies(*run),
+                    &self.preallocated[run.log.index()],
+                    reserve,
+                )
+        };
+        encoded.runs.iter().copied().find(|run| !takes(run))
+    }
+
+    /// Returns whether a run would be the first of its tail and begin in a segment that ROOT does
+    /// not list. No seal names such a segment, so recovery could not notice its loss (protocol,
+    /// `naming`).
+    fn begins_in_unlisted_segment(&self, encoded: &EncodedCommit) -> bool {
+        encoded.runs.iter().any(|run| {
+            let is_first = self.tails[tail_of(run.log, encoded.is_hot)].segment.is_none();
+            is_first && self.preallocated[run.log.index()].front().is_some_and(|next| !next.is_in_root())
+        })
+    }
+}

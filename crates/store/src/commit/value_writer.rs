@@ -1,0 +1,218 @@
+//! # Value writer: values that are written in parts
+//!
+//! Parts are collected in a buffer. A value that exceeds the buffer gets a blob file of its own
+//! (commit.md R9), to which the full buffer is written repeatedly. A smaller one is written like
+//! any other value. The file is synced from time to time. So the sync round of its commit, for
+//! which other commits wait, has little to do.
+//!
+//! ## Crash
+//!
+//! Until the value is committed, its file is an orphan, which the next opening removes. Dropping
+//! the value removes its file.
+
+use smallvec::{SmallVec, smallvec};
+
+use crate::{KeyspaceState, Store};
+use sheaf_engine::contract::Action;
+use sheaf_log::blob::UncommittedBlob;
+use sheaf_log::blob_reader::{BlobReader, OpenBlob};
+use sheaf_log::types::MAX_VALUE;
+use sheaf_platform::error::{Error, Result};
+use sheaf_platform::sync::atomic::Ordering;
+
+/// Size of the buffer, as a multiple of the blob threshold of the store.
+const BUFFER_FACTOR: usize = 4;
+/// Number of buffers that are written before the file is synced.
+const BUFFERS_PER_SYNC: u64 = 128;
+
+/// Value that is incomplete so far.
+#[derive(Debug)]
+pub struct PartialValue {
+    takes_blob_files: bool,
+    limit: usize,
+    capacity: usize,
+    buffer: Vec<u8>,
+    blob: Option<UncommittedBlob>,
+    unsynced: u64,
+    has_failed: bool,
+}
+
+/// Value that is complete and not committed.
+#[derive(Debug)]
+pub struct FinishedValue {
+    bytes: Vec<u8>,
+    /// Blob of the value, if it has one.
+    pub blobs: SmallVec<[UncommittedBlob; 1]>,
+    action: Option<sheaf_log::blob::BlobRef>,
+}
+
+impl FinishedValue {
+    /// Returns the operation that puts the value.
+    #[must_use]
+    pub fn action(&self) -> Action<'_> {
+        match self.action {
+            Some(blob) => Action::Blob(blob),
+            None => Action::Put(&self.bytes),
+        }
+    }
+
+    /// Takes the blobs back from a commit that failed. A blob that the commit created for a small
+    /// value is dropped. The engine of the next attempt may not need it, and nothing would refer to
+    /// it.
+    pub fn restore_blobs(&mut self, mut blobs: SmallVec<[UncommittedBlob; 1]>) {
+        blobs.retain(|one| self.action == Some(one.blob));
+        self.blobs = blobs;
+    }
+}
+
+impl PartialValue {
+    /// Returns the bytes so far.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.blob.as_ref().map_or(0, |blob| u64::from(blob.blob.len)) + self.buffer.len() as u64
+    }
+
+    /// Returns true if there are no bytes so far.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl Store {
+    /// Returns a reader of the value in `file`.
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`OpenBlob::check`].
+    pub fn blob_reader(&self, file: OpenBlob) -> Result<BlobReader> {
+        self.context.blobs.reader(file)
+    }
+
+    /// Starts a value for `keyspace`.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Closed`], [`Error::ReadOnly`] or [`Error::Poisoned`] if writes are not
+    /// possible, and [`Error::Corrupt`] if the keyspace is unusable.
+    pub fn begin_value(&self, keyspace: &KeyspaceState) -> Result<PartialValue> {
+        self.check_writable()?;
+        let adopts = keyspace.engine()?.takes_blob_files();
+        let limit = self.effective_blob_threshold(keyspace.engine()?.blob_threshold());
+        let room = limit.max(self.geometry.blob_threshold * BUFFER_FACTOR);
+        Ok(PartialValue {
+            takes_blob_files: adopts,
+            limit,
+            capacity: room,
+            buffer: Vec::new(),
+            blob: None,
+            unsynced: 0,
+            has_failed: false,
+        })
+    }
+
+    /// Appends bytes. After an error of a write the value must be dropped.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::TooLarge`] if the value would exceed its limit, in which case nothing is
+    /// appended. Returns [`Error::InvalidArgument`] if an earlier part failed, and errors of a
+    /// write or sync.
+    pub fn append_value(&self, incoming: &mut PartialValue, bytes: &[u8]) -> Result<()> {
+        let got = incoming.len() + bytes.len() as u64;
+        if got > MAX_VALUE as u64 {
+            return Err(Error::TooLarge { object: "value", got, max: MAX_VALUE as u64 });
+        }
+        if incoming.has_failed {
+            return Err(Error::InvalidArgument {
+                argument: "value",
+                reason: "an earlier part could not be written; write the value again".into(),
+            });
+        }
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            let (now, later) = rest.split_at(rest.len().min(incoming.capacity - incoming.buffer.len()));
+            incoming.buffer.extend_from_slice(now);
+            rest = later;
+            if incoming.buffer.len() == incoming.capacity {
+                self.flush_value_buffer(incoming)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Completes the value.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::InvalidArgument`] if a part failed, and errors of a write.
+    pub fn finish_value(&self, mut incoming: PartialValue) -> Result<FinishedValue> {
+        if incoming.has_failed {
+            return Err(Error::InvalidArgument {
+                argument: "value",
+                reason: "a part of it could not be written; write the value again".into(),
+            });
+        }
+        if incoming.blob.is_none() && incoming.buffer.len() <= incoming.limit {
+            return Ok(FinishedValue { bytes: incoming.buffer, blobs: SmallVec::new(), action: None });
+        }
+        let blob = match incoming.blob.is_some() {
+            true => {
+                self.flush_value_buffer(&mut incoming)?;
+                incoming.blob.take()
+            }
+            false => {
+                self.check_writable()?;
+                Some(self.write_blob(&incoming.buffer, incoming.takes_blob_files)?)
+            }
+        };
+        Ok(match blob {
+            Some(blob) => {
+                FinishedValue { bytes: Vec::new(), action: Some(blob.blob), blobs: smallvec![blob] }
+            }
+            None => FinishedValue { bytes: incoming.buffer, blobs: SmallVec::new(), action: None },
+        })
+    }
+
+    /// Moves a value from a slot to a file of its own if the engine of `keyspace` requires that.
+    /// The keyspace may have been converted since the value was started.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Corrupt`] if the keyspace is unusable or the value is damaged, and errors
+    /// of a read or write.
+    pub fn adapt_value(&self, whole: &mut FinishedValue, keyspace: &KeyspaceState) -> Result<()> {
+        let Some(blob) = whole.action.filter(|blob| self.context.blobs.is_slot(blob)) else { return Ok(()) };
+        if !keyspace.engine()?.takes_blob_files() {
+            return Ok(());
+        }
+        let value = self.context.blobs.read(&blob)?.ok_or_else(|| self.context.blobs.missing_error(&blob))?;
+        let blob = self.write_blob(&value, true)?;
+        (whole.action, whole.blobs) = (Some(blob.blob), smallvec![blob]);
+        Ok(())
+    }
+
+    /// Writes the buffer to the file.
+    fn flush_value_buffer(&self, incoming: &mut PartialValue) -> Result<()> {
+        incoming.has_failed = true;
+        self.check_writable()?;
+        let bytes = incoming.buffer.len() as u64;
+        let blob = match &mut incoming.blob {
+            Some(blob) => {
+                self.check_disk_reserve(bytes)?;
+                blob
+            }
+            none => none.insert(self.create_blob(bytes)?),
+        };
+        blob.append(&incoming.buffer)?;
+        self.counters.blob_bytes_written.fetch_add(bytes, Ordering::Relaxed);
+        incoming.buffer.clear();
+        incoming.unsynced += 1;
+        if incoming.unsynced == BUFFERS_PER_SYNC {
+            blob.sync()?;
+            incoming.unsynced = 0;
+        }
+        incoming.has_failed = false;
+        Ok(())
+    }
+}

@@ -1,0 +1,460 @@
+//! # Catalog: the list of keyspaces, changed by commits
+//!
+//! Creating, clearing and dropping a keyspace are synced commits in the journal. ROOT contains the
+//! catalog as of its floor.
+//!
+//! Clearing replaces a keyspace by a new one of the same name in one record. A keyspace that was
+//! filled without a name (`unpublished`) is published by the same record, maybe with another
+//! engine. The record contains the options that were chosen for the engine, if any. Before the
+//! first such record, both slots of ROOT get the format version that knows options. A dropped
+//! keyspace is kept until the drop is durable and no view shows it (commit.md R17, scenario 12).
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::{EngineChoice, KeyspaceInfo, KeyspaceState, Store};
+use sheaf_engine::contract::EngineFactory;
+use sheaf_log::options::{EngineOptions, OptionSpec};
+use sheaf_log::record::{Record, RecordContent};
+use sheaf_log::root::{self, CatalogEntry};
+use sheaf_log::types::{Durability, KeyspaceId, Seq};
+use sheaf_platform::codec::{FieldReader, FieldWriter};
+use sheaf_platform::error::{Damage, Error, Result};
+use sheaf_platform::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use sheaf_platform::sync::{Mutex, MutexGuard, RwLock};
+
+/// Longest name in bytes.
+const MAX_NAME: usize = 255;
+
+/// Live keyspaces by name.
+pub(crate) type KeyspaceMap = BTreeMap<String, Arc<KeyspaceState>>;
+
+/// Live keyspaces and their last change.
+#[derive(Debug, Default)]
+struct LiveKeyspaces {
+    map: Arc<KeyspaceMap>,
+    /// Last commit that changed them; zero if none did since the opening.
+    changed_seq: Seq,
+}
+
+/// Present and dropped keyspaces.
+#[derive(Debug, Default)]
+pub(crate) struct Catalog {
+    live: RwLock<LiveKeyspaces>,
+    /// Keyspaces without a name so far (`unpublished`).
+    unpublished: Mutex<Vec<Arc<KeyspaceState>>>,
+    dropped: Mutex<Vec<Arc<KeyspaceState>>>,
+    next_id: AtomicU32,
+    /// Whether a keyspace was ever created with options.
+    has_options: AtomicBool,
+    /// Serializes changes.
+    change_lock: Mutex<()>,
+}
+
+/// Encodes the value of a creation record; the key is the name.
+pub(crate) fn encode_entry(id: KeyspaceId, engine: &str, options: &EngineOptions) -> Vec<u8> {
+    let mut w = FieldWriter::default();
+    w.u32(id.0);
+    w.bytes(engine.as_bytes());
+    if !options.is_empty() {
+        options.encode(&mut w);
+    }
+    w.0
+}
+
+/// Decodes a catalog record. Returns the name, and the entry or `None` if the keyspace is dropped.
+pub(crate) fn decode_entry(record: &Record<'_>) -> Result<(String, Option<CatalogEntry>), Damage> {
+    let bad = |field| Damage::BadField { field, value: record.key.len() as u64 };
+    let name = String::from_utf8(record.key.to_vec()).map_err(|_| bad("name"))?;
+    let RecordContent::Put(value) = record.content else { return Ok((name, None)) };
+    let mut r = FieldReader::new(value);
+    let id = root::keyspace(&mut r)?;
+    let engine = String::from_utf8(r.bytes()?.to_vec()).map_err(|_| bad("engine"))?;
+    let options = if r.rest().is_empty() { EngineOptions::default() } else { EngineOptions::decode(&mut r)? };
+    r.finish()?;
+    Ok((name.clone(), Some(CatalogEntry { id, name, engine, options })))
+}
+
+impl Catalog {
+    pub(crate) fn new(map: KeyspaceMap, next_id: KeyspaceId, had_options: bool) -> Catalog {
+        let has_options = had_options || map.values().any(|keyspace| !keyspace.options().is_empty());
+        Catalog {
+            live: RwLock::new(LiveKeyspaces { map: Arc::new(map), changed_seq: Seq::ZERO }),
+            has_options: AtomicBool::new(has_options),
+            next_id: AtomicU32::new(next_id.0),
+            ..Catalog::default()
+        }
+    }
+
+    /// Returns the live keyspaces.
+    pub(crate) fn map(&self) -> Arc<KeyspaceMap> {
+        Arc::clone(&self.live.read().map)
+    }
+
+    /// Returns the live keyspaces and the last commit that changed them.
+    pub(crate) fn map_and_changed_seq(&self) -> (Arc<KeyspaceMap>, Seq) {
+        let live = self.live.read();
+        (Arc::clone(&live.map), live.changed_seq)
+    }
+
+    /// Returns the live and the unpublished keyspaces.
+    pub(crate) fn live_and_unpublished(&self) -> Vec<Arc<KeyspaceState>> {
+        // In this order, a keyspace that is published concurrently is found at least once.
+        let mut present = self.unpublished.lock().clone();
+        present.extend(self.map().values().cloned());
+        present
+    }
+
+    /// Returns all keyspaces to which log entries may belong: live, dropped and unpublished.
+    pub(crate) fn all(&self) -> Vec<Arc<KeyspaceState>> {
+        let mut all = self.live_and_unpublished();
+        all.extend(self.dropped.lock().iter().cloned());
+        // A keyspace that was published or dropped concurrently was found twice.
+        all.sort_by_key(|keyspace| keyspace.id());
+        all.dedup_by_key(|keyspace| keyspace.id());
+        all
+    }
+
+    /// Registers an unpublished keyspace: log entries may belong to it from now on.
+    pub(crate) fn register_unpublished(&self, keyspace: Arc<KeyspaceState>) {
+        self.unpublished.lock().push(keyspace);
+    }
+
+    /// Gives a keyspace its name at commit `seq`. No commit may run concurrently.
+    pub(crate) fn publish(&self, keyspace: &Arc<KeyspaceState>, seq: Seq) {
+        self.set(keyspace.name(), Some(Arc::clone(keyspace)), seq);
+        self.unpublished.lock().retain(|other| !Arc::ptr_eq(other, keyspace));
+    }
+
+    /// Drops an unpublished keyspace at commit `seq`. No commit may run concurrently.
+    pub(crate) fn discard(&self, keyspace: &Arc<KeyspaceState>, seq: Seq) {
+        keyspace.set_dropped_seq(seq);
+        self.dropped.lock().push(Arc::clone(keyspace));
+        self.unpublished.lock().retain(|other| !Arc::ptr_eq(other, keyspace));
+    }
+
+    /// Returns an id that no keyspace had, as far as ROOT and the journal know.
+    pub(crate) fn new_id(&self) -> KeyspaceId {
+        KeyspaceId(self.next_id.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Prevents other threads from creating, replacing or dropping keyspaces while the guard is
+    /// held.
+    pub(crate) fn lock_changes(&self) -> MutexGuard<'_, ()> {
+        self.change_lock.lock()
+    }
+
+    /// Returns whether a keyspace was ever created with options.
+    pub(crate) fn has_options(&self) -> bool {
+        self.has_options.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn next_id(&self) -> KeyspaceId {
+        KeyspaceId(self.next_id.load(Ordering::Relaxed))
+    }
+
+    /// Returns the entries of ROOT for this floor.
+    pub(crate) fn entries_at(&self, floor: Seq) -> Vec<CatalogEntry> {
+        let mut entries: Vec<_> = self
+            .all()
+            .iter()
+            .filter(|keyspace| keyspace.is_visible_at(floor))
+            .map(|keyspace| CatalogEntry {
+                id: keyspace.id(),
+                name: keyspace.name().to_owned(),
+                engine: keyspace.engine_name().to_owned(),
+                options: keyspace.options().clone(),
+            })
+            .collect();
+        entries.sort_by_key(|entry| entry.id);
+        entries
+    }
+
+    /// Assigns `name` to `keyspace`, or to none, at commit `seq`. No commit may run concurrently.
+    fn set(&self, name: &str, keyspace: Option<Arc<KeyspaceState>>, seq: Seq) {
+        let mut live = self.live.write();
+        live.changed_seq = seq;
+        let map = Arc::make_mut(&mut live.map);
+        let before = match keyspace {
+            Some(keyspace) => {
+                keyspace.set_created_seq(seq);
+                map.insert(name.to_owned(), keyspace)
+            }
+            None => map.remove(name),
+        };
+        if let Some(before) = before {
+            before.set_dropped_seq(seq);
+            self.dropped.lock().push(before);
+        }
+    }
+
+    /// Takes the dropped keyspaces that no view shows and the drop of which is durable.
+    pub(crate) fn take_reclaimable(&self, durable: Seq, oldest_view: Option<Seq>) -> Vec<Arc<KeyspaceState>> {
+        let mut dead = Vec::new();
+        self.dropped.lock().retain(|keyspace| {
+            let stays = keyspace.dropped_seq() > durable
+                || oldest_view.is_some_and(|view| view < keyspace.dropped_seq());
+            if !stays {
+                dead.push(Arc::clone(keyspace));
+            }
+            stays
+        });
+        dead
+    }
+}
+
+/// Checks the name of a keyspace.
+pub(crate) fn check_name(name: &str) -> Result<()> {
+    if name.is_empty() || name.len() > MAX_NAME {
+        let why = format!("{} bytes; must be 1 to {MAX_NAME}", name.len());
+        return Err(Error::InvalidArgument { argument: "keyspace name", reason: why });
+    }
+    Ok(())
+}
+
+impl Store {
+    pub(crate) fn factory(&self, name: &str) -> Option<&Arc<dyn EngineFactory>> {
+        self.factories.iter().find(|f| f.name() == name)
+    }
+
+    /// Returns the keyspace `name`. If there is none, creates it as `choice` says; `default` is the
+    /// engine if `choice` has none.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::EngineMismatch`] if the keyspace exists with another engine or option.
+    /// Returns [`Error::InvalidArgument`] if the name, the engine or an option is not valid.
+    /// Returns [`Error::ReadOnly`] if a read-only database does not have the keyspace. Returns
+    /// [`Error::Closed`], [`Error::Poisoned`] and errors of the commit.
+    pub fn keyspace(
+        &self,
+        name: &str,
+        choice: EngineChoice<'_>,
+        default: &str,
+    ) -> Result<Arc<KeyspaceState>> {
+        self.check_open()?;
+        if let Some(keyspace) = self.existing_with_choice(name, choice)? {
+            return Ok(keyspace);
+        }
+        self.check_writable()?;
+        check_name(name)?;
+        let _changing = self.catalog.lock_changes();
+        if let Some(keyspace) = self.existing_with_choice(name, choice)? {
+            return Ok(keyspace);
+        }
+        self.commit_new_keyspace(name, choice.engine.unwrap_or(default), choice.options, None)
+    }
+
+    /// Creates the keyspace `name` durably.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::KeyspaceExists`] if there is one, and otherwise the errors of
+    /// [`Store::keyspace`].
+    pub fn create_keyspace(
+        &self,
+        name: &str,
+        choice: EngineChoice<'_>,
+        default: &str,
+    ) -> Result<Arc<KeyspaceState>> {
+        self.check_open()?;
+        self.check_writable()?;
+        check_name(name)?;
+        let _changing = self.catalog.lock_changes();
+        match self.catalog.map().get(name) {
+            Some(_) => Err(Error::KeyspaceExists { name: name.to_owned() }),
+            None => self.commit_new_keyspace(name, choice.engine.unwrap_or(default), choice.options, None),
+        }
+    }
+
+    fn existing_with_choice(
+        &self,
+        name: &str,
+        choice: EngineChoice<'_>,
+    ) -> Result<Option<Arc<KeyspaceState>>> {
+        let Some(keyspace) = self.catalog.map().get(name).cloned() else { return Ok(None) };
+        self.check_choice(&keyspace, choice)?;
+        Ok(Some(keyspace))
+    }
+
+    /// Checks that `keyspace` has the engine and the options of `choice`.
+    pub(crate) fn check_choice(&self, keyspace: &KeyspaceState, choice: EngineChoice<'_>) -> Result<()> {
+        let (name, engine) = (keyspace.name().to_owned(), keyspace.engine_name());
+        if let Some(asked) = choice.engine.filter(|asked| *asked != engine) {
+            return Err(Error::EngineMismatch {
+                name,
+                found: engine.to_owned(),
+                requested: asked.to_owned(),
+            });
+        }
+        let specs = self.option_specs(engine);
+        choice.options.check(engine, specs)?;
+        match keyspace.options().conflict(choice.options, specs) {
+            Some(spec) => {
+                let with =
+                    |options: &EngineOptions| format!("{engine} {}={}", spec.name, options.value(spec));
+                Err(Error::EngineMismatch {
+                    name,
+                    found: with(keyspace.options()),
+                    requested: with(choice.options),
+                })
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Returns the engine of this name and checks that it has such options.
+    pub(crate) fn factory_with_options(
+        &self,
+        engine: &str,
+        options: &EngineOptions,
+    ) -> Result<&Arc<dyn EngineFactory>> {
+        let Some(factory) = self.factory(engine) else {
+            let known: Vec<_> = self.factories.iter().map(|f| f.name()).collect();
+            let why = format!("there is no engine {engine:?}; the engines are {}", known.join(", "));
+            return Err(Error::InvalidArgument { argument: "engine", reason: why });
+        };
+        options.check(engine, factory.options())?;
+        Ok(factory)
+    }
+
+    /// Returns the options of an engine.
+    pub(crate) fn option_specs(&self, engine: &str) -> &'static [OptionSpec] {
+        self.factory(engine).map_or(&[], |factory| factory.options())
+    }
+
+    /// Creates a keyspace by a durable commit; `cleared` is the keyspace that it replaces. The
+    /// caller holds `change_lock`.
+    fn commit_new_keyspace(
+        &self,
+        name: &str,
+        engine: &str,
+        options: &EngineOptions,
+        cleared: Option<&KeyspaceState>,
+    ) -> Result<Arc<KeyspaceState>> {
+        let new = Arc::new(self.new_keyspace_state(name, engine, options)?);
+        self.publish_keyspace(&new, cleared)?;
+        Ok(new)
+    }
+
+    /// Returns a new keyspace with an id of its own, which is not registered or published yet.
+    pub(crate) fn new_keyspace_state(
+        &self,
+        name: &str,
+        engine: &str,
+        options: &EngineOptions,
+    ) -> Result<KeyspaceState> {
+        let factory = self.factory_with_options(engine, options)?;
+        if !options.is_empty() {
+            self.write_options_to_root()?;
+        }
+        let id = self.catalog.new_id();
+        let made = factory.create(id, options, &self.context);
+        Ok(KeyspaceState::new(id, name, made, options.clone(), Seq::LATEST))
+    }
+
+    /// Writes to both slots of ROOT that options exist, before a record has some. A build that does
+    /// not know options then rejects the database.
+    fn write_options_to_root(&self) -> Result<()> {
+        let mut m = self.maintenance.lock();
+        if self.catalog.has_options() {
+            return Ok(());
+        }
+        self.catalog.has_options.store(true, Ordering::Release);
+        let written = (0..2).try_for_each(|_| self.write_root(&mut m, false));
+        if written.is_err() {
+            self.catalog.has_options.store(false, Ordering::Release);
+        }
+        written
+    }
+
+    /// Publishes `new` under its name by a durable commit. `before` is the keyspace that it
+    /// replaces: handles of it continue with `new`. The caller holds `change_lock`.
+    pub(crate) fn publish_keyspace(
+        &self,
+        new: &Arc<KeyspaceState>,
+        before: Option<&KeyspaceState>,
+    ) -> Result<()> {
+        if let Some(before) = before {
+            new.set_predecessor(before);
+        }
+        let entry = encode_entry(new.id(), new.engine_name(), new.options());
+        let (key, content) = (new.name().as_bytes(), RecordContent::Put(&entry));
+        let record = Record { keyspace: KeyspaceId::CATALOG, key, content };
+        let seq = self.commit_catalog(&[record], |seq| self.catalog.publish(new, seq))?;
+        self.acknowledge_unreported(seq, Durability::Sync)
+    }
+
+    /// Returns the keyspace `name` if there is one.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Closed`], or [`Error::Poisoned`] after a panic in a commit.
+    pub fn find_keyspace(&self, name: &str) -> Result<Option<Arc<KeyspaceState>>> {
+        self.check_open()?;
+        Ok(self.catalog.map().get(name).cloned())
+    }
+
+    /// Returns the keyspace that replaced a cleared keyspace.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::KeyspaceNotFound`] if the keyspace was dropped. Returns [`Error::Closed`],
+    /// or [`Error::Poisoned`] after a panic in a commit.
+    pub fn successor(&self, keyspace: &KeyspaceState) -> Result<Arc<KeyspaceState>> {
+        self.check_open()?;
+        // A keyspace that was dropped and created again is another one: old handles stay invalid.
+        let cleared = |new: &Arc<KeyspaceState>| new.is_successor_of(keyspace.id());
+        let found = self.catalog.map().get(keyspace.name()).cloned().filter(cleared);
+        found.ok_or_else(|| Error::KeyspaceNotFound { name: keyspace.name().to_owned() })
+    }
+
+    /// Replaces `keyspace` by an empty one of the same name, engine and options.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::KeyspaceNotFound`] if it was dropped or replaced already, and errors of the
+    /// commit. Returns [`Error::Closed`], [`Error::ReadOnly`] or [`Error::Poisoned`] if writes are
+    /// not possible.
+    pub fn clear_keyspace(&self, keyspace: &Arc<KeyspaceState>) -> Result<Arc<KeyspaceState>> {
+        self.check_writable()?;
+        let _changing = self.catalog.lock_changes();
+        if keyspace.is_dropped() {
+            return Err(Error::KeyspaceNotFound { name: keyspace.name().to_owned() });
+        }
+        self.commit_new_keyspace(keyspace.name(), keyspace.engine_name(), keyspace.options(), Some(keyspace))
+    }
+
+    /// Drops the keyspace `name`. Returns false if there is none.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Closed`], [`Error::ReadOnly`] or [`Error::Poisoned`] if writes are not
+    /// possible, and errors of the commit.
+    pub fn drop_keyspace(&self, name: &str) -> Result<bool> {
+        self.check_writable()?;
+        let _changing = self.catalog.lock_changes();
+        if !self.catalog.map().contains_key(name) {
+            return Ok(false);
+        }
+        let record =
+            Record { keyspace: KeyspaceId::CATALOG, key: name.as_bytes(), content: RecordContent::Remove };
+        let seq = self.commit_catalog(&[record], |seq| self.catalog.set(name, None, seq))?;
+        self.acknowledge_unreported(seq, Durability::Sync)?;
+        self.signals.wake();
+        Ok(true)
+    }
+
+    /// Returns the keyspaces in the order of their names.
+    #[must_use]
+    pub fn keyspaces(&self) -> Vec<KeyspaceInfo> {
+        let describe = |keyspace: &Arc<KeyspaceState>| KeyspaceInfo {
+            name: keyspace.name().to_owned(),
+            id: keyspace.id(),
+            engine: keyspace.engine_name(),
+            options: keyspace.options().clone(),
+            damage: keyspace.engine().err().map(|e| e.to_string()),
+        };
+        self.catalog.map().values().map(describe).collect()
+    }
+}

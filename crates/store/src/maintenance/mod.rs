@@ -1,0 +1,6 @@
+//! # Background work: threads, idle work, verification and the balance of caches
+
+pub(crate) mod cache_balance;
+pub(crate) mod idle;
+pub(crate) mod threads;
+pub(crate) mod verify;

@@ -1,0 +1,475 @@
+//! # Background threads: syncs, segments and maintenance
+//!
+//! A database has three threads. The *sync thread* (`sheaf-ticker`) syncs buffered commits at each
+//! interval. The *preallocation thread* (`sheaf-maker`) creates segments when writers take one,
+//! frees removed segments that no reader uses any more, and returns memory that caches have freed.
+//! The *maintenance thread* (`sheaf-keeper`) runs GC, checkpoints and steps of engines, and removes
+//! files. Inline mode has no threads: [`Store::pump`] runs one step of each, so that a seed
+//! determines everything.
+//!
+//! The maintenance thread uses [`HelperThreads`], as many as `StoreOptions::background_threads`
+//! allows. They collect other segments and run the steps of other keyspaces, also during GC.
+//!
+//! A step that fails, because of a full disk or an unwritable file of a keyspace, is retried and
+//! delays no other step: each log and each keyspace has its turn ([`PassOutcome`]). A panic in a
+//! step poisons the database, because it would fail later without syncs or GC.
+//!
+//! If the store log, the journal or an engine exceeds its limit, each commit is delayed by up to
+//! [`MAX_THROTTLE`], in proportion to the excess. Delays accumulate until they are long enough for
+//! a sleep.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use crossbeam_utils::CachePadded;
+
+use crate::commit::stall::{CommitWaits, StallKind};
+use crate::maintenance::idle::MaintenanceMode;
+use crate::{CommitWrite, Store};
+use sheaf_platform::error::{Error, Result};
+use sheaf_platform::parallel::join_both;
+use sheaf_platform::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use sheaf_platform::sync::thread::JoinHandle;
+use sheaf_platform::sync::{Condvar, Mutex};
+
+/// Longest delay of one commit.
+const MAX_THROTTLE: Duration = Duration::from_micros(40);
+/// Shortest sleep of a throttled writer.
+const THROTTLE_SLEEP: Duration = Duration::from_micros(200);
+/// Throttling starts at this percentage of the space limit and reaches its maximum at
+/// [`THROTTLE_FULL_PERCENT`].
+const THROTTLE_FROM_PERCENT: u64 = 103;
+const THROTTLE_FULL_PERCENT: u64 = 140;
+/// Longest interval between two passes of the maintenance thread.
+const MAINTENANCE_INTERVAL: Duration = Duration::from_millis(50);
+/// Maximum number of blob files that one pass removes.
+const REMOVALS_PER_PASS: usize = 256;
+/// Sealed segments after which ROOT is rewritten, so that an opening has few segments to scan.
+const SEALED_PER_ROOT: u64 = 16;
+
+/// Signals to the background threads.
+#[derive(Debug, Default)]
+pub(crate) struct ThreadSignals {
+    is_stopping: AtomicBool,
+    is_work_due: Mutex<bool>,
+    maintenance_wake: Condvar,
+    preallocation_wake: Condvar,
+    sync_wake: Condvar,
+    throttle_ended: Condvar,
+    /// Ends the pauses of [`Store::pause`] when the database closes.
+    pause_ended: Condvar,
+    /// Delay of each commit in nanoseconds.
+    throttle_ns: AtomicU64,
+    /// Delays that are not slept yet, in nanoseconds.
+    throttle_debt_ns: AtomicU64,
+    /// A commit that must not wait found the memory budget exhausted.
+    pub(crate) is_memory_wanted: AtomicBool,
+    /// Views were released: engines may trim. Each view reads this when it ends.
+    pub(crate) is_trim_due: CachePadded<AtomicBool>,
+}
+
+impl ThreadSignals {
+    /// Wakes the maintenance and the preallocation thread.
+    pub(crate) fn wake(&self) {
+        *self.is_work_due.lock() = true;
+        self.maintenance_wake.notify_one();
+        self.preallocation_wake.notify_one();
+    }
+}
+
+/// Background thread of a database.
+#[derive(Debug)]
+pub(crate) struct BackgroundThread(JoinHandle<()>);
+
+#[allow(clippy::disallowed_methods)] // this is the seam for threads
+fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<BackgroundThread> {
+    let thread = sheaf_platform::sync::thread::Builder::new().name(name.to_owned()).spawn(body);
+    thread.map(BackgroundThread).map_err(|source| Error::Io {
+        op: "start a thread for",
+        path: name.into(),
+        source,
+    })
+}
+
+/// Result of a round over several logs or keyspaces. Keeps the first error, so that one failure
+/// does not stop the others.
+#[derive(Debug, Default)]
+pub(crate) struct PassOutcome {
+    has_progress: bool,
+    first_error: Option<Error>,
+}
+
+impl PassOutcome {
+    /// Adds the result of one step: `true` if it did something.
+    pub(crate) fn add(&mut self, one: Result<bool>) {
+        match one {
+            Ok(did) => self.has_progress |= did,
+            Err(error) => self.first_error = self.first_error.take().or(Some(error)),
+        }
+    }
+
+    /// Adds the results of another round.
+    pub(crate) fn merge(&mut self, others: PassOutcome) {
+        self.has_progress |= others.has_progress;
+        self.first_error = self.first_error.take().or(others.first_error);
+    }
+
+    /// Returns whether a step failed.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.first_error.is_some()
+    }
+
+    /// Returns whether a step did something. Returns the error only if no step did anything.
+    pub(crate) fn progress_or_error(self) -> Result<bool> {
+        if self.has_progress { Ok(true) } else { self.into_result() }
+    }
+
+    /// Returns whether a step did something, or the first error.
+    pub(crate) fn into_result(self) -> Result<bool> {
+        self.first_error.map_or(Ok(self.has_progress), Err)
+    }
+}
+
+impl From<Result<bool>> for PassOutcome {
+    fn from(one: Result<bool>) -> PassOutcome {
+        let mut outcome = PassOutcome::default();
+        outcome.add(one);
+        outcome
+    }
+}
+
+/// Guard of a step of background work. A panic in the step, in an engine or in the store, poisons
+/// the store.
+pub(crate) struct PoisonOnPanic<'a>(pub(crate) &'a Store);
+
+impl Drop for PoisonOnPanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            drop(self.0.poison("background work"));
+        }
+    }
+}
+
+/// Permission to run helper threads. They end before the step of the caller does.
+pub(crate) struct HelperThreads<'a> {
+    store: &'a Store,
+    count: usize,
+}
+
+impl HelperThreads<'_> {
+    /// Returns the number of threads, the caller's included.
+    pub(crate) fn threads(&self) -> usize {
+        self.count + 1
+    }
+}
+
+impl Drop for HelperThreads<'_> {
+    fn drop(&mut self) {
+        self.store.helper_count.fetch_sub(self.count, Ordering::Relaxed);
+    }
+}
+
+impl Store {
+    /// Returns the maximum number of threads that run background steps at the same time.
+    pub(crate) fn background_threads(&self) -> usize {
+        if self.options.inline && !cfg!(shuttle) { 1 } else { self.options.background_threads }
+    }
+
+    /// Takes idle helpers, so that at most `threads` threads run a step.
+    pub(crate) fn take_helpers(&self, threads: usize) -> HelperThreads<'_> {
+        let (most, wanted) = (self.background_threads() - 1, threads.saturating_sub(1));
+        let mut count = 0;
+        let take = |used: usize| {
+            count = wanted.min(most.saturating_sub(used));
+            Some(used + count)
+        };
+        let _ = self.helper_count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take);
+        HelperThreads { store: self, count }
+    }
+
+    /// Starts the background threads.
+    pub(crate) fn start_threads(self: &Arc<Store>) -> Result<()> {
+        if self.options.inline || self.options.read_only {
+            return Ok(());
+        }
+        let mut workers = self.threads.lock();
+        let (store, signals) = (Arc::downgrade(self), Arc::clone(&self.signals));
+        let interval = self.options.sync_interval;
+        workers.push(spawn("sheaf-ticker", move || run_sync_timer(&store, &signals, interval))?);
+        let (store, signals) = (Arc::downgrade(self), Arc::clone(&self.signals));
+        workers.push(spawn("sheaf-maker", move || run_preallocation(&store, &signals))?);
+        let (store, signals) = (Arc::downgrade(self), Arc::clone(&self.signals));
+        workers.push(spawn("sheaf-keeper", move || run_maintenance(&store, &signals))?);
+        Ok(())
+    }
+
+    /// Stops the background threads. One of them that calls this is not joined.
+    pub(crate) fn stop_threads(&self) {
+        self.signals.is_stopping.store(true, Ordering::Release);
+        {
+            let mut due = self.signals.is_work_due.lock();
+            *due = true;
+            self.signals.maintenance_wake.notify_all();
+            self.signals.preallocation_wake.notify_all();
+            self.signals.sync_wake.notify_all();
+            self.signals.throttle_ended.notify_all();
+            self.signals.pause_ended.notify_all();
+        }
+        let me = sheaf_platform::sync::thread::current().id();
+        for worker in std::mem::take(&mut *self.threads.lock()) {
+            if worker.0.thread().id() != me {
+                let _ = worker.0.join(); // the panic hook has already reported a panic
+            }
+        }
+    }
+
+    /// Returns whether the database has no background threads.
+    pub(crate) fn is_inline(&self) -> bool {
+        self.options.inline
+    }
+
+    /// Sleeps for `time`. Returns early, with an error, if the database is closing.
+    pub(crate) fn pause(&self, time: Duration) -> Result<()> {
+        let mut due = self.signals.is_work_due.lock();
+        if !self.signals.is_stopping.load(Ordering::Acquire) {
+            self.signals.pause_ended.wait_for(&mut due, time);
+        }
+        drop(due);
+        if self.signals.is_stopping.load(Ordering::Acquire) {
+            return Err(Error::Closed);
+        }
+        self.check_open()
+    }
+
+    /// Runs one step of everything that is due. Returns true if anything was done.
+    ///
+    /// # Errors
+    ///
+    /// - [`Error::Closed`], [`Error::ReadOnly`] or [`Error::Poisoned`] if the database cannot be
+    ///   written.
+    /// - The first error of a step. The other steps were run nevertheless, except after a failed
+    ///   sync.
+    pub fn pump(&self) -> Result<bool> {
+        self.check_writable()?;
+        let _step = PoisonOnPanic(self);
+        let ticked = self.sync_tick()?;
+        Ok(self.maintenance_pass(self.maintenance_mode()).into_result()? | ticked)
+    }
+
+    /// Runs one pass of maintenance. A step that fails does not stop the others: on a full disk no
+    /// segment can be preallocated, and GC must still run to free space.
+    pub(crate) fn maintenance_pass(&self, pace: MaintenanceMode) -> PassOutcome {
+        let _one = self.pass_lock.lock();
+        let mut outcome = PassOutcome::default();
+        outcome.add(Ok(self.trim_old_versions()));
+        outcome.add(self.preallocate());
+        if self.is_bound_near() {
+            outcome.add(self.extend_bounds().map(|()| true));
+        }
+        outcome.merge(self.gc_with_engine_steps(pace));
+        outcome.merge(self.checkpoint_if_due(pace));
+        if pace != MaintenanceMode::Busy {
+            outcome.merge(self.idle_step());
+        }
+        outcome.add(self.write_root_if_due());
+        outcome.add(Ok(self.context.blobs.remove_pending(REMOVALS_PER_PASS)));
+        if self.options.inline {
+            self.free_removed_segments();
+        }
+        self.context.blobs.trim(false);
+        self.save_workloads_if_due();
+        self.balance_caches();
+        self.set_throttle();
+        outcome
+    }
+
+    /// Runs GC. If the log exceeds its limit, a helper runs engine steps at the same time.
+    fn gc_with_engine_steps(&self, pace: MaintenanceMode) -> PassOutcome {
+        let helpers = self.take_helpers(if pace == MaintenanceMode::Busy && self.is_over_space_limit() {
+            2
+        } else {
+            1
+        });
+        if helpers.threads() == 1 {
+            return self.gc(pace);
+        }
+        let is_over = AtomicBool::new(false);
+        let clean = || {
+            let outcome = self.gc(pace);
+            is_over.store(true, Ordering::Relaxed);
+            outcome
+        };
+        let steps = || {
+            let (_step, mut outcome) = (PoisonOnPanic(self), PassOutcome::default());
+            loop {
+                let more = self.logs.iter().map(|log| self.maintain_engines(&self.keyspaces_of(log)));
+                let more = more.fold(PassOutcome::default(), |mut all, one| {
+                    all.merge(one);
+                    all
+                });
+                let ends = !more.has_progress || more.has_failed() || is_over.load(Ordering::Relaxed);
+                outcome.merge(more);
+                if ends {
+                    return outcome;
+                }
+            }
+        };
+        let (mut outcome, others) = join_both(clean, steps);
+        outcome.merge(others);
+        outcome
+    }
+
+    /// Frees removed segments that no reader uses any more. Freeing one takes milliseconds, because
+    /// its pages are unmapped and its blocks released. So segments are preallocated in between, and
+    /// writers need not wait for the next one.
+    pub(crate) fn free_removed_segments(&self) {
+        for segment in self.context.segments.take_unreferenced() {
+            drop(segment);
+            if !self.options.inline && self.check_writable().is_ok() {
+                let _ = self.preallocate(); // an error is ignored, as in `run_preallocation`
+            }
+        }
+    }
+
+    /// Writes ROOT if retired objects or enough sealed segments wait for it.
+    fn write_root_if_due(&self) -> Result<bool> {
+        let mut m = self.maintenance.lock();
+        let buried = self.retire_unreferenced(&mut m);
+        let sealed = self.sealed_since_root.load(Ordering::Relaxed);
+        if !m.is_root_write_due() && sealed < SEALED_PER_ROOT {
+            return Ok(buried);
+        }
+        self.sealed_since_root.fetch_sub(sealed, Ordering::Relaxed);
+        self.write_root(&mut m, false)?;
+        Ok(true)
+    }
+
+    pub(crate) fn set_throttle(&self) {
+        let over = self.space_pressure_percent().clamp(THROTTLE_FROM_PERCENT, THROTTLE_FULL_PERCENT)
+            - THROTTLE_FROM_PERCENT;
+        let most = u64::try_from(MAX_THROTTLE.as_nanos()).unwrap_or(u64::MAX);
+        self.signals
+            .throttle_ns
+            .store(most * over / (THROTTLE_FULL_PERCENT - THROTTLE_FROM_PERCENT), Ordering::Relaxed);
+        if over == 0 {
+            self.signals.throttle_ended.notify_all();
+        }
+    }
+
+    /// Yields to other threads before GC continues, unless writers are throttled.
+    pub(crate) fn yield_to_commits(&self) {
+        if self.signals.throttle_ns.load(Ordering::Relaxed) == 0 {
+            sheaf_platform::sync::thread::yield_now();
+        }
+    }
+
+    /// Delays a writer of `writes` while background work is behind.
+    #[inline]
+    pub(crate) fn throttle(&self, writes: &[CommitWrite<'_>], waits: &mut CommitWaits) -> Result<()> {
+        let delay = self.signals.throttle_ns.load(Ordering::Relaxed);
+        if delay == 0 {
+            return Ok(());
+        }
+        self.sleep_throttle_debt(delay, writes, waits)
+    }
+
+    #[cold]
+    fn sleep_throttle_debt(
+        &self,
+        delay: u64,
+        writes: &[CommitWrite<'_>],
+        waits: &mut CommitWaits,
+    ) -> Result<()> {
+        let keyspace = || writes.first().map(|write| write.keyspace);
+        if !waits.may_wait() {
+            return self.wait_recorded(waits, StallKind::Throttle, keyspace(), || Ok(()));
+        }
+        if self.options.inline && !cfg!(shuttle) {
+            return Ok(());
+        }
+        let shortest = u64::try_from(THROTTLE_SLEEP.as_nanos()).unwrap_or(u64::MAX);
+        self.signals.throttle_debt_ns.fetch_add(delay, Ordering::Relaxed);
+        let pay = |debt: u64| debt.checked_sub(shortest);
+        if self.signals.throttle_debt_ns.fetch_update(Ordering::Relaxed, Ordering::Relaxed, pay).is_err() {
+            return Ok(());
+        }
+        self.counters.throttles.fetch_add(1, Ordering::Relaxed);
+        self.wait_recorded(waits, StallKind::Throttle, keyspace(), || {
+            let mut due = self.signals.is_work_due.lock();
+            self.signals.throttle_ended.wait_for(&mut due, THROTTLE_SLEEP);
+            Ok(())
+        })
+    }
+}
+
+fn run_sync_timer(store: &Weak<Store>, signals: &ThreadSignals, interval: Duration) {
+    loop {
+        {
+            let mut due = signals.is_work_due.lock();
+            if !signals.is_stopping.load(Ordering::Acquire) {
+                signals.sync_wake.wait_for(&mut due, interval);
+            }
+        }
+        let Some(store) = store.upgrade().filter(|_| !signals.is_stopping.load(Ordering::Acquire)) else {
+            return;
+        };
+        let _step = PoisonOnPanic(&store);
+        // A failed sync has poisoned the store, so the error reaches later commits.
+        let _ = store.sync_tick();
+    }
+}
+
+fn run_preallocation(store: &Weak<Store>, signals: &ThreadSignals) {
+    loop {
+        {
+            let mut due = signals.is_work_due.lock();
+            if !signals.is_stopping.load(Ordering::Acquire) {
+                signals.preallocation_wake.wait_for(&mut due, MAINTENANCE_INTERVAL);
+            }
+        }
+        let Some(store) = store.upgrade().filter(|_| !signals.is_stopping.load(Ordering::Acquire)) else {
+            return;
+        };
+        let _step = PoisonOnPanic(&store);
+        if store.check_writable().is_ok() {
+            // Preallocation fails if the disk is full. A writer that needs a segment gets the
+            // error.
+            let _ = store.preallocate();
+        }
+        store.free_removed_segments();
+        // The maintenance thread may be in a long step while caches shrink.
+        store.trim_cache_memory();
+    }
+}
+
+fn run_maintenance(store: &Weak<Store>, signals: &ThreadSignals) {
+    let mut has_failed = false;
+    loop {
+        {
+            let mut due = signals.is_work_due.lock();
+            if !*due && !signals.is_stopping.load(Ordering::Acquire) {
+                signals.maintenance_wake.wait_for(&mut due, MAINTENANCE_INTERVAL);
+            }
+            *due = false;
+        }
+        let Some(store) = store.upgrade().filter(|_| !signals.is_stopping.load(Ordering::Acquire)) else {
+            return;
+        };
+        let _step = PoisonOnPanic(&store);
+        if store.check_writable().is_err() {
+            continue;
+        }
+        // A step that fails now, for example because the disk is full, is retried. Writers that
+        // depend on it get the error.
+        loop {
+            let outcome = store.maintenance_pass(store.maintenance_mode());
+            if let Some(error) = outcome.first_error.as_ref().filter(|_| !has_failed) {
+                sheaf_platform::event!(WARN, "background work fails", error = error.to_string());
+            }
+            has_failed = outcome.has_failed();
+            if !outcome.has_progress || signals.is_stopping.load(Ordering::Acquire) {
+                break;
+            }
+        }
+    }
+}

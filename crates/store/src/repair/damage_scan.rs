@@ -1,0 +1,325 @@
+//! # Damage scan: present and missing commits, and the resulting doubts
+//!
+//! Like `tail_scan`, but continues behind damage, and scans all that an opening would replay.
+//!
+//! ## Picture
+//!
+//! ```text
+//!   frames   ... 41 42 [damage] 47 48 ...        lo = 42, hi = 47
+//!   others   .......... 43 44 ...........        complete in another log: not in the damaged range
+//!   doubt    45 and 46 were, or may have been, in the range: each of them may have superseded or
+//!            removed any older version
+//! ```
+//!
+//! ## Invariants
+//!
+//! 1. Commit stream: let N be the highest number between lo and hi that no log has completely. A
+//!    damaged range puts in doubt each version of its log at or below N. Numbers up to the
+//!    checkpoint do not count. Without a frame behind the range, hi is the last seq of the segment
+//!    or the cut.
+//! 2. Survivors: the range puts in doubt all versions up to the highest seq of the segment. The
+//!    lost copy may have been the only one of its version, while another segment has a copy of an
+//!    older version.
+//! 3. A durable number that is missing outside of all ranges was in a log that ends too early. Any
+//!    log may be that one.
+//! 4. A missing segment that ROOT or a seal refers to may have had commits above all known ones.
+//!    They may have superseded any version of its log.
+//! 5. The journal has the catalog: a damaged range above ROOT's floor may have created, cleared or
+//!    dropped keyspaces.
+//! 6. Records before the checkpoint are not scanned: damage there costs only those records.
+
+use std::collections::{HashMap, HashSet};
+
+use super::damaged_ranges::{DamagedRange, ScanPart, scan_past_damage};
+use super::report::DamageList;
+use super::root_substitute::is_substitute;
+use super::seq_set::SeqSet;
+use crate::recovery::recover::{FoundSegment, Recovery};
+use crate::recovery::replay::replay_start;
+use sheaf_log::blob::BlobRef;
+use sheaf_log::frame::{FrameKind, MAX_SEQ};
+use sheaf_log::record::{Record, RecordContent};
+use sheaf_log::segment::{DATA_START, ScannedFrame};
+use sheaf_log::types::{LogId, SegmentId, Seq};
+use sheaf_platform::error::Error;
+
+/// Maximum number of damaged ranges that are examined one by one.
+const MAX_DAMAGED_RANGES: usize = 100_000;
+
+/// Doubts about keyspaces.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Doubts {
+    /// By log: versions at or below may have been superseded by missing data. Zero if there is no
+    /// doubt.
+    pub(super) logs: [Seq; LogId::ALL.len()],
+    /// Same for the catalog.
+    pub(super) catalog: Seq,
+    /// Missing durable commits, as runs of numbers.
+    pub(super) missing: Vec<(Seq, Seq)>,
+}
+
+/// Damaged range and the commits around it.
+struct DamageEvidence {
+    log: LogId,
+    is_commit_stream: bool,
+    segment: SegmentId,
+    lo: Seq,
+    hi: Option<Seq>,
+    damaged_range: DamagedRange,
+    path: std::path::PathBuf,
+}
+
+#[derive(Default)]
+struct DamageScan {
+    /// Commits with all parts present.
+    complete: SeqSet,
+    /// Commits in several logs: number of parts, and the parts found.
+    parts: HashMap<Seq, (u8, u16)>,
+    known_durable: Seq,
+    newest: Seq,
+    evidence: Vec<DamageEvidence>,
+    /// Logs with more damaged ranges than are examined.
+    has_too_much_damage: [bool; LogId::ALL.len()],
+    /// Blobs of commits above the floor.
+    blobs: Vec<(Seq, BlobRef)>,
+    /// Commits with runs that continue in another segment.
+    crossing: HashMap<SegmentId, Seq>,
+    /// Segments that a seal names.
+    successors: Vec<(LogId, SegmentId)>,
+}
+
+/// Scans all logs: sets the cut, and the ends of the segments.
+pub(super) fn scan_damage(recovery: &mut Recovery<'_>, damages: &mut DamageList) -> Doubts {
+    let mut survey = DamageScan { known_durable: recovery.root.floor, ..DamageScan::default() };
+    for log in LogId::ALL {
+        let mut founds = std::mem::take(&mut recovery.logs[log.index()]);
+        survey.crossing.clear();
+        for found in &mut founds {
+            survey.scan_segment(recovery, log, found);
+        }
+        recovery.logs[log.index()] = founds;
+    }
+    let mut doubts = Doubts::default();
+    if recovery.root.is_clean {
+        recovery.cut = recovery.root.floor;
+    } else if is_substitute(recovery.root) {
+        recovery.cut = survey.newest; // it is not known which commits were durable
+    } else {
+        recovery.cut = survey.cut(recovery, &mut doubts);
+        recovery.apply_cut();
+    }
+    if !is_substitute(recovery.root) {
+        survey.doubt(recovery, &mut doubts);
+        survey.doubt_missing(recovery, &mut doubts, damages);
+    }
+    let cut = recovery.cut;
+    for evidence in survey.evidence.iter().filter(|e| e.lo < cut || e.hi.is_some_and(|hi| hi <= cut)) {
+        let DamagedRange { from, to, error } = &evidence.damaged_range;
+        match error {
+            Error::Corrupt { damage: what, .. } => damages.note(&evidence.path, *from, Some(*to), what),
+            other => damages.note(&evidence.path, *from, Some(*to), other),
+        }
+    }
+    doubts
+}
+
+impl DamageScan {
+    /// Scans the part of a segment that an opening would read.
+    fn scan_segment(&mut self, recovery: &Recovery<'_>, log: LogId, found: &mut FoundSegment) {
+        let root = recovery.root;
+        let may_go_on = !found.is_sealed() && !root.is_clean;
+        let replayed = replay_start(&root.logs[log.index()].checkpoint, found.segment.id());
+        let from = match replayed {
+            _ if may_go_on => DATA_START,
+            Some(from) => from,
+            None => return,
+        };
+        let (id, end, floor) = (found.segment.id(), found.end, root.floor);
+        let is_order = found.segment.identity().stream == 0;
+        if may_go_on {
+            (found.frames, found.end) = (0, DATA_START);
+        }
+        let (mut lo, mut open_run) = (Seq::ZERO, self.crossing.remove(&id));
+        let FoundSegment { segment, runs, frames, last_seq, end: reached, .. } = found;
+        let segment = &*segment;
+        let at = scan_past_damage(segment, from, end, may_go_on, &mut |part| {
+            let scanned = match part {
+                ScanPart::Frame(scanned) => scanned,
+                ScanPart::Damaged(hole) => {
+                    open_run = None;
+                    if self.evidence.len() >= MAX_DAMAGED_RANGES {
+                        self.has_too_much_damage[log.index()] = true;
+                        return;
+                    }
+                    let path = segment.path().to_path_buf();
+                    self.evidence.push(DamageEvidence {
+                        log,
+                        is_commit_stream: is_order,
+                        segment: id,
+                        lo,
+                        hi: None,
+                        damaged_range: hole,
+                        path,
+                    });
+                    return;
+                }
+            };
+            let (header, before) = (scanned.frame.header, *reached);
+            if may_go_on {
+                *reached = scanned.offset + header.span();
+                *frames += u32::from(matches!(header.kind, FrameKind::Commit | FrameKind::Relocated));
+            }
+            let water = scanned.frame.watermark().unwrap_or_default().min(Seq(MAX_SEQ / 2));
+            self.known_durable = self.known_durable.max(water);
+            match header.kind {
+                FrameKind::Seal => {
+                    self.successors.extend(scanned.frame.successor().map(|next| (log, next)));
+                    self.crossing.extend(scanned.frame.successor().zip(open_run));
+                }
+                FrameKind::Relocated => {
+                    self.newest = self.newest.max(header.seq);
+                    if may_go_on {
+                        *last_seq = (*last_seq).max(header.seq);
+                    }
+                }
+                FrameKind::Commit => {
+                    lo = header.seq;
+                    self.newest = self.newest.max(lo);
+                    self.note_commit_behind(log, id, lo);
+                    if may_go_on && runs.last().is_none_or(|(_, seq)| *seq != lo) {
+                        runs.push((before, lo));
+                    }
+                    self.note_commit(scanned, floor, &mut open_run);
+                }
+                _ => {}
+            }
+        });
+        debug_assert!(!may_go_on || at == *reached);
+        let last = if found.is_sealed() { Some(found.last_seq) } else { None };
+        for evidence in self.evidence.iter_mut().filter(|e| e.log == log && e.segment == id) {
+            if !is_order || evidence.hi.is_none() {
+                evidence.hi = last;
+            }
+        }
+    }
+
+    /// Records that commit `seq` is behind the damaged ranges so far in its segment.
+    fn note_commit_behind(&mut self, log: LogId, segment: SegmentId, seq: Seq) {
+        let here = self.evidence.iter_mut().rev();
+        for evidence in here.take_while(|e| e.log == log && e.segment == segment && e.hi.is_none()) {
+            evidence.hi = Some(seq);
+        }
+    }
+
+    fn note_commit(&mut self, scanned: &ScannedFrame<'_>, floor: Seq, open_run: &mut Option<Seq>) {
+        let header = scanned.frame.header;
+        if header.is_first() {
+            *open_run = Some(header.seq);
+        }
+        if header.seq > floor
+            && let Ok(Record { content: RecordContent::Blob(blob), .. }) =
+                Record::decode(scanned.frame.payload())
+        {
+            self.blobs.push((header.seq, blob));
+        }
+        if !header.is_last() {
+            return;
+        }
+        if *open_run == Some(header.seq) {
+            match header.parts {
+                0 => {}
+                1 => self.complete.add(header.seq),
+                parts => {
+                    let seen = self.parts.entry(header.seq).or_default();
+                    *seen = (parts, seen.1 | 1 << header.part);
+                    if seen.1 == (1u16 << parts.min(15)) - 1 {
+                        self.parts.remove(&header.seq);
+                        self.complete.add(header.seq);
+                    }
+                }
+            }
+        }
+        *open_run = None;
+    }
+
+    /// Returns the last commit that counts: the durable ones count, and those that follow without a
+    /// gap.
+    fn cut(&self, recovery: &Recovery<'_>, doubts: &mut Doubts) -> Seq {
+        let (root, blobs) = (recovery.root, &recovery.store.context.blobs);
+        let is_bad = |blob: &BlobRef| match blobs.open(blob) {
+            Ok(Some(file)) => file.check().is_err(),
+            _ => true,
+        };
+        let above = self.blobs.iter().filter(|(seq, blob)| *seq > self.known_durable && is_bad(blob));
+        let bad: HashSet<Seq> = above.map(|(seq, _)| *seq).collect();
+        let follow = |from: Seq| {
+            let mut next = from;
+            while self.complete.contains(next) && !bad.contains(&next) {
+                next = next.next();
+            }
+            next
+        };
+        let first = root.first_seq.max(root.floor.next());
+        let mut next = follow(first);
+        if next <= self.known_durable {
+            doubts.missing = self.complete.absent(first, self.known_durable);
+            next = follow(self.known_durable.next());
+        }
+        if next == first { root.floor } else { Seq(next.0 - 1) }
+    }
+
+    /// Adds the doubts that missing segments cause (I4).
+    fn doubt_missing(&self, recovery: &Recovery<'_>, doubts: &mut Doubts, damages: &mut DamageList) {
+        if recovery.root.is_clean {
+            return;
+        }
+        let listed = LogId::ALL.into_iter().flat_map(|log| {
+            let open = recovery.root.logs[log.index()].segments.iter().filter(|entry| !entry.is_sealed);
+            open.map(move |entry| (log, entry.id))
+        });
+        for (log, id) in self.successors.iter().copied().chain(listed) {
+            let Some(error) = recovery.unreadable_error(log, id) else { continue };
+            damages.note_error(&error);
+            doubts.logs[log.index()] = recovery.cut;
+            if log == LogId::Journal {
+                doubts.catalog = recovery.cut;
+            }
+        }
+    }
+
+    fn doubt(&self, recovery: &Recovery<'_>, doubts: &mut Doubts) {
+        let (root, cut) = (recovery.root, recovery.cut);
+        for evidence in &self.evidence {
+            let log = evidence.log.index();
+            let hi = evidence.hi.unwrap_or(cut).min(cut);
+            let least = evidence.lo.max(root.logs[log].checkpoint.seq.next());
+            let worst = match evidence.is_commit_stream {
+                true => self.complete.absent_up_to(hi).filter(|seq| *seq >= least),
+                false => Some(hi),
+            };
+            let Some(worst) = worst else { continue };
+            doubts.logs[log] = doubts.logs[log].max(worst);
+            if evidence.log == LogId::Journal && worst > root.floor {
+                doubts.catalog = doubts.catalog.max(worst);
+            }
+        }
+        let explained = |(first, last): &(Seq, Seq)| {
+            let covers =
+                |e: &DamageEvidence| e.is_commit_stream && e.lo <= *first && *last <= e.hi.unwrap_or(cut);
+            self.evidence.iter().any(covers)
+        };
+        if let Some((_, last)) = doubts.missing.iter().rev().find(|run| !explained(run)) {
+            doubts.logs.iter_mut().for_each(|log| *log = (*log).max(*last));
+            doubts.catalog = doubts.catalog.max(*last);
+        }
+        // An earlier opening found the log damaged, or there are too many ranges to examine.
+        let is_beyond =
+            |log: &LogId| root.logs[log.index()].is_broken || self.has_too_much_damage[log.index()];
+        for log in LogId::ALL.into_iter().filter(is_beyond) {
+            doubts.logs[log.index()] = cut;
+            if log == LogId::Journal {
+                doubts.catalog = cut;
+            }
+        }
+    }
+}

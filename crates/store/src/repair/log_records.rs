@@ -1,0 +1,324 @@
+//! # Log records: pairs from the records of the logs
+//!
+//! ```text
+//!  valid frame ── newest according to the index? ── yes ──> pair, certain unless in doubt
+//!                                                ── no ───> superseded: skipped
+//!                 damaged index, or no engine ────────────> collected: newest of a key, doubtful
+//! ```
+//!
+//! The index of an engine over the store log refers to places in the log. So the log is read
+//! sequentially and the index is asked about each record. A damaged frame costs only its key, and a
+//! damaged page of an index only its entries.
+//!
+//! ## Costs
+//!
+//! One pass over the log, and one more for each part of the collected keys that fits into memory.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use super::damaged_ranges::{ScanPart, scan_past_damage};
+use super::open::{SourceDatabase, SourceKeyspace, into_damage};
+use super::output::{RepairOutput, SourceValue};
+use super::pair_walk::{WalkEvent, verify_keys};
+use super::report::{LostRecords, RepairOutcome};
+use crate::Store;
+use sheaf_engine::contract::Engine;
+use sheaf_log::blob::BlobRef;
+use sheaf_log::frame::FrameKind;
+use sheaf_log::record::{Record, RecordContent};
+use sheaf_log::segment::{Address, DATA_START, Segment};
+use sheaf_log::types::{KeyspaceId, LogId, Seq};
+use sheaf_platform::error::{Error, Result};
+use sheaf_platform::sync::epoch;
+
+/// Estimated bytes of a collected key in addition to the key.
+const ENTRY_OVERHEAD: u64 = 96;
+/// Collected keys take at most the memory budget divided by this.
+const BUDGET_DIVISOR: u64 = 4;
+
+/// Record that was found.
+struct FoundRecord<'a> {
+    /// Index of its keyspace.
+    at: usize,
+    seq: Seq,
+    address: Address,
+    record: Record<'a>,
+}
+
+impl FoundRecord<'_> {
+    fn is_put(&self) -> bool {
+        !matches!(self.record.content, RecordContent::Remove)
+    }
+}
+
+/// Answer of an index about a record.
+enum IndexAnswer {
+    Newest,
+    Superseded,
+    /// The index cannot tell.
+    Unknown,
+}
+
+/// Reader of the logs, for keyspaces with an index over the log or without an engine.
+pub(super) struct LogRecords<'a> {
+    store: &'a Store,
+    opened: &'a SourceDatabase,
+    index_of_id: HashMap<KeyspaceId, usize>,
+    /// Number of newest records found by keyspace, readable or lost.
+    newest: Vec<u64>,
+    /// Estimated memory of the keys with unknown state, by keyspace.
+    unknown_bytes: Vec<u64>,
+}
+
+/// Newest record of each key so far.
+type NewestRecords = HashMap<(usize, Box<[u8]>), (Seq, Option<Address>)>;
+
+impl<'a> LogRecords<'a> {
+    pub(super) fn new(store: &'a Store, opened: &'a SourceDatabase) -> LogRecords<'a> {
+        let sources = opened.sources.iter().enumerate();
+        // Keyspaces of the journal with an engine are walked.
+        let is_read =
+            |source: &SourceKeyspace| source.engine.is_none() || source.log == Some(LogId::ValueLog);
+        let by_id =
+            sources.filter(|(_, source)| is_read(source)).map(|(at, source)| (source.id, at)).collect();
+        let count = opened.sources.len();
+        LogRecords {
+            store,
+            opened,
+            index_of_id: by_id,
+            newest: vec![0; count],
+            unknown_bytes: vec![0; count],
+        }
+    }
+
+    /// Copies the pairs of these keyspaces.
+    pub(super) fn copy_records(&mut self, out: &mut RepairOutput<'_, '_>) -> Result<()> {
+        let bytes: u64 = self.segments().map(|segment| segment.end()).sum();
+        out.add_total(bytes);
+        self.for_each_record(out, &mut |entries, out, entry| entries.process_record(out, entry))?;
+        self.count_lost(out)?;
+        let all: u64 = self.unknown_bytes.iter().sum();
+        if all == 0 {
+            return Ok(());
+        }
+        let passes = 1 + all / (self.store.options.memory_budget / BUDGET_DIVISOR).max(1);
+        out.add_total(bytes * passes);
+        for number in 0..passes {
+            let mut gathered = NewestRecords::new();
+            self.for_each_record(out, &mut |entries, _, entry| {
+                if u64::from(crc32c::crc32c(entry.record.key)) % passes == number
+                    && matches!(entries.ask_index(entry), IndexAnswer::Unknown)
+                {
+                    gather(&mut gathered, entry);
+                }
+                Ok(())
+            })?;
+            self.write_gathered(gathered, out)?;
+        }
+        Ok(())
+    }
+
+    fn segments(&self) -> impl Iterator<Item = &'a Arc<Segment>> + use<'a> {
+        let opened = self.opened;
+        opened.segments.iter().flatten()
+    }
+
+    /// Calls `each` with all of their records that count.
+    fn for_each_record(
+        &mut self,
+        out: &mut RepairOutput<'_, '_>,
+        each: &mut dyn FnMut(&mut Self, &mut RepairOutput<'_, '_>, &FoundRecord<'_>) -> Result<()>,
+    ) -> Result<()> {
+        for segment in self.segments() {
+            let mut done = Ok(());
+            scan_past_damage(segment, DATA_START, segment.end(), false, &mut |part| {
+                let scanned = match part {
+                    ScanPart::Frame(scanned) => scanned,
+                    ScanPart::Damaged(hole) => {
+                        // Also in a part of the journal that no opening reads, where no pair is
+                        // lost by it.
+                        out.damages.note(segment.path(), hole.from, Some(hole.to), &reason(&hole.error));
+                        return;
+                    }
+                };
+                let header = scanned.frame.header;
+                let counts = matches!(header.kind, FrameKind::Commit | FrameKind::Relocated)
+                    && header.seq <= self.opened.cut;
+                if done.is_err() || !counts {
+                    return;
+                }
+                let Ok(record) = Record::decode(scanned.frame.payload()) else { return };
+                let Some(at) = self.index_of_id.get(&record.keyspace).copied() else { return };
+                let address = Address::new(segment.slot(), scanned.offset);
+                done = each(self, out, &FoundRecord { at, seq: header.seq, address, record });
+                if done.is_ok() {
+                    done = out.add_done(header.span());
+                }
+            });
+            done?;
+        }
+        Ok(())
+    }
+
+    /// Handles a record in the first pass.
+    fn process_record(&mut self, out: &mut RepairOutput<'_, '_>, entry: &FoundRecord<'_>) -> Result<()> {
+        let (key, seq) = (entry.record.key, entry.seq);
+        match self.ask_index(entry) {
+            IndexAnswer::Superseded => Ok(()),
+            IndexAnswer::Unknown => {
+                self.unknown_bytes[entry.at] += key.len() as u64 + ENTRY_OVERHEAD;
+                Ok(())
+            }
+            IndexAnswer::Newest => {
+                self.newest[entry.at] += 1;
+                let source = &self.opened.sources[entry.at];
+                let is_doubtful = self.opened.is_doubtful(source, key, Some(seq));
+                self.put_pair(out, entry.at, (key, seq), &entry.record.content, is_doubtful)
+            }
+        }
+    }
+
+    fn ask_index(&self, entry: &FoundRecord<'_>) -> IndexAnswer {
+        let source = &self.opened.sources[entry.at];
+        let strays = self.opened.failed_keys.get(&source.id);
+        let is_stray = || strays.is_some_and(|strays| strays.contains(entry.record.key));
+        let Some(engine) = source.engine.as_ref().filter(|_| !is_stray()) else {
+            return IndexAnswer::Unknown;
+        };
+        match engine.is_newest(engine.hashed_key(entry.record.key), entry.address) {
+            Ok(is_newest) if is_newest && entry.is_put() => IndexAnswer::Newest,
+            Ok(_) => IndexAnswer::Superseded,
+            Err(_) => IndexAnswer::Unknown,
+        }
+    }
+
+    fn put_pair(
+        &self,
+        out: &mut RepairOutput<'_, '_>,
+        at: usize,
+        (key, seq): (&[u8], Seq),
+        content: &RecordContent<'_>,
+        is_doubtful: bool,
+    ) -> Result<()> {
+        match content {
+            RecordContent::Put(value) => {
+                out.put_pair(at, (key, Some(seq)), SourceValue::Bytes(value), is_doubtful)
+            }
+            RecordContent::Remove => Ok(()),
+            RecordContent::Blob(blob) => match self.open_blob(blob) {
+                Ok(value) => out.put_pair(at, (key, Some(seq)), value, is_doubtful),
+                Err(error) => out.add_lost(at, (key, Some(seq)), &into_damage(error)?),
+            },
+        }
+    }
+
+    fn open_blob(&self, blob: &BlobRef) -> Result<SourceValue<'static>> {
+        let blobs = &self.store.context.blobs;
+        blobs.open(blob)?.map(SourceValue::Blob).ok_or_else(|| blobs.missing_error(blob))
+    }
+
+    /// Counts as lost the entries of indexes for which no frame was found.
+    fn count_lost(&self, out: &mut RepairOutput<'_, '_>) -> Result<()> {
+        for (at, source) in self.opened.sources.iter().enumerate() {
+            let Some(engine) = source.engine.as_ref().filter(|_| source.log == Some(LogId::ValueLog)) else {
+                continue;
+            };
+            let repair = &mut out.repairs[at];
+            let known =
+                engine.len().map_or_else(|error| into_damage(error).map(|_| None), |len| Ok(Some(len)))?;
+            repair.has_more_lost |= known.is_none()
+                || self.unknown_bytes[at] > 0
+                || self.opened.failed_keys.contains_key(&source.id);
+            let unseen = known.unwrap_or(0).saturating_sub(self.newest[at]);
+            repair.lost += unseen;
+            repair.lost_without_key += unseen;
+            if unseen > 0 {
+                self.locate_lost(at, engine, out)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns true if the index has the newest value of `key` and its record cannot be read:
+    /// indexes keep copies of small values.
+    fn is_only_in_index(&self, at: usize, engine: &Arc<dyn Engine>, key: &[u8]) -> bool {
+        let strays = self.opened.failed_keys.get(&self.opened.sources[at].id);
+        let is_stray = strays.is_some_and(|strays| strays.contains(key));
+        let is_gone = |address| self.store.context.segments.frame(address, &epoch::pin()).is_err();
+        !is_stray && engine.locate(key).is_ok_and(|address| address.is_some_and(is_gone))
+    }
+
+    /// Examines the lost entries. Copies pairs that the index itself has, and reports the keys of
+    /// the others, or the keys around them and their files.
+    fn locate_lost(&self, at: usize, engine: &Arc<dyn Engine>, out: &mut RepairOutput<'_, '_>) -> Result<()> {
+        let dir = &self.store.log(LogId::ValueLog).dir;
+        let is_record = |error: &Error| matches!(error, Error::Corrupt { path, .. } if path.starts_with(dir));
+        let mut files: BTreeMap<PathBuf, LostRecords> = BTreeMap::new();
+        verify_keys(engine, &mut |met| {
+            match &met {
+                WalkEvent::Pair(key, value) if self.is_only_in_index(at, engine, key) => {
+                    let repair = &mut out.repairs[at];
+                    (repair.lost, repair.lost_without_key) =
+                        (repair.lost.saturating_sub(1), repair.lost_without_key.saturating_sub(1));
+                    let is_doubtful = self.opened.is_doubtful(&self.opened.sources[at], key, None);
+                    out.put_pair(at, (key, None), SourceValue::Bytes(value), is_doubtful)?;
+                }
+                WalkEvent::Lost(key, why) if is_record(why) => {
+                    out.repairs[at].lost_without_key = out.repairs[at].lost_without_key.saturating_sub(1);
+                    out.report_finding(at, key, None, RepairOutcome::Lost { error: why });
+                }
+                WalkEvent::Damaged(error @ Error::Corrupt { path, damage: what, .. }) if is_record(error) => {
+                    let (path, why) = (path.clone(), what.to_string());
+                    files.entry(path.clone()).or_insert(LostRecords { path, pairs: 0, reason: why }).pairs +=
+                        1;
+                }
+                WalkEvent::Unreadable(after, before, why) if engine.capabilities().ordered => {
+                    let is_more = out.repairs[at].has_more_lost;
+                    out.add_unreadable_range(at, (*after, *before), why);
+                    out.repairs[at].has_more_lost = is_more; // the index has counted all of them
+                }
+                _ => {}
+            }
+            out.add_done(0)
+        })?;
+        if out.repairs[at].lost_without_key > 0 {
+            out.repairs[at].lost_records = files.into_values().collect();
+        }
+        Ok(())
+    }
+
+    /// Writes the collected pairs, unless a pair of the key was written already.
+    fn write_gathered(&mut self, gathered: NewestRecords, out: &mut RepairOutput<'_, '_>) -> Result<()> {
+        for ((at, key), (seq, address)) in gathered {
+            let Some(address) = address else { continue };
+            if out.contains(at, &key)? {
+                continue;
+            }
+            let guard = &epoch::pin();
+            let read = self.store.context.segments.frame(address, guard);
+            // it was read before: the device may have lost it since
+            let Ok(frame) = read else { continue };
+            let Ok(record) = Record::decode(frame.payload()) else { continue };
+            self.put_pair(out, at, (&key, seq), &record.content, true)?;
+        }
+        Ok(())
+    }
+}
+
+/// Returns the description of a damaged range.
+fn reason(error: &Error) -> String {
+    match error {
+        Error::Corrupt { damage: what, .. } => what.to_string(),
+        other => other.to_string(),
+    }
+}
+
+fn gather(gathered: &mut NewestRecords, entry: &FoundRecord<'_>) {
+    let address = entry.is_put().then_some(entry.address);
+    let newest = gathered.entry((entry.at, entry.record.key.into())).or_insert((entry.seq, address));
+    if newest.0 < entry.seq {
+        *newest = (entry.seq, address);
+    }
+}

@@ -1,0 +1,250 @@
+//! # Repair: copies the intact pairs of a damaged database into a new one
+//!
+//! ## Picture
+//!
+//! ```text
+//!  damaged: ROOT (root_substitute) ─> segments, commits (damage_scan) ─> images, replay (open)
+//!  store log:  each valid frame ── newest according to the index? ─ log_records ─> pairs ┐
+//!  journal:    each key of the engine ── pair_walk ──────────────────────────────> pairs ┼> output
+//!  no index:   newest valid record of each key ── log_records ──────────> doubtful pairs ┘
+//!  report:     damage that was found on the way, and in all other files (check)
+//! ```
+//!
+//! A pair is *certain* if its checksum is valid and an index has exactly this version as the
+//! newest. The index must be restored completely, with the whole log behind its checkpoint. It is
+//! *doubtful* if its bytes are valid and something damaged may have superseded or removed it (see
+//! `damage_scan`). Checkpoints make tombstones obsolete, so records alone never prove that a key
+//! exists. Doubtful pairs are copied on request. A key that exists is *lost* if its value cannot be
+//! read.
+//!
+//! ## Invariants
+//!
+//! 1. Nothing in the damaged directory is opened for writing, created or removed.
+//! 2. A keyspace that no damage affects is complete, and the report states it:
+//!    [`KeyspaceRepair::is_complete`].
+//! 3. Each loss is in the report: by key, by number, or as [`KeyspaceRepair::has_more_lost`].
+//!    Losses that cannot be counted are [`RepairReport::is_incomplete`], or a keyspace `lost-N`
+//!    without pairs.
+//! 4. The new directory is an ordinary database, or is removed. After a crash it cannot be opened
+//!    (`output_dir`).
+//! 5. The report contains all damage that a verification reports, even if no pair is lost by it.
+
+mod check;
+mod damage_scan;
+pub(crate) mod damaged_ranges;
+mod log_records;
+mod open;
+mod output;
+mod pair_walk;
+mod report;
+mod root_substitute;
+mod seq_set;
+
+pub use report::{
+    DamagedFile, KeyspaceRepair, LostRecords, RepairFinding, RepairOptions, RepairOutcome, RepairProgress,
+    RepairReport, UnreadableRange,
+};
+
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::backup;
+use crate::backup::output_dir::{OutputDir, check_finished};
+use crate::{LOCK, Store, StoreOptions};
+use log_records::LogRecords;
+use open::{SourceDatabase, open_damaged};
+use output::{RepairOutput, SourceValue};
+use pair_walk::{WalkEvent, walk, walk_projection};
+use report::DamageList;
+use sheaf_engine::contract::EngineFactory;
+use sheaf_log::root::{Root, RootSlots};
+use sheaf_log::types::{LogId, Seq};
+use sheaf_platform::clock::Clock;
+use sheaf_platform::disk::{Disk, LockMode, LockOutcome, Permissions};
+use sheaf_platform::error::{Error, IoContext, LockConflict, Result};
+
+/// Copies the intact pairs of the database in `from` into a new database in `to`, which must not
+/// exist or must be an empty directory. Performs the reads of an opening twice, then reads the
+/// store log or the pairs of the engine, then images and files of engines.
+///
+/// # Errors
+///
+/// If an error is returned, `to` is left as it was.
+///
+/// - [`Error::DatabaseNotFound`] or [`Error::NotADatabase`] if there is nothing to repair.
+/// - [`Error::Locked`] if a process has `from` open for writing, or `to` is in use.
+/// - [`Error::UnsupportedVersion`] if the format version is not supported.
+/// - [`Error::InvalidArgument`] if an option is not valid, or `to` is not empty or inside `from`.
+/// - [`Error::Cancelled`] if the progress callback cancels.
+/// - [`Error::NoSpace`], [`Error::Io`] and other errors of writing the new database.
+pub fn repair(
+    (from, to): (&Path, &Path),
+    options: &StoreOptions,
+    (disk, clock): (Arc<dyn Disk>, Arc<dyn Clock>),
+    factories: &[Arc<dyn EngineFactory>],
+    mut repair: RepairOptions<'_>,
+) -> Result<RepairReport> {
+    crate::recovery::close::check_options(options)?;
+    check_source(&*disk, from)?;
+    let absolute = |path: &Path| std::path::absolute(path).during("find", path);
+    if absolute(to)?.starts_with(absolute(from)?) {
+        let why = format!("{} is inside {}", to.display(), from.display());
+        return Err(Error::InvalidArgument { argument: "target", reason: why });
+    }
+    let permissions = options
+        .permissions
+        .or_else(|| Permissions::of_copy(&*disk, from, &[&RootSlots::NAMES[..], &[LOCK]].concat()));
+    let disk = permissions.unwrap_or_default().on(disk);
+    let options = &StoreOptions { permissions, ..options.clone() };
+    let mut target = OutputDir::claim_for_database(&*disk, to)?;
+    let lock = lock_source(&*disk, from)?;
+    let mut damages = DamageList::default();
+    let root = read_root(&disk, from, &mut damages)?;
+    let memory = options.memory_budget / 2; // each of the two stores gets half
+    let reading = StoreOptions {
+        create: false,
+        read_only: true,
+        inline: true,
+        memory_budget: memory,
+        ..options.clone()
+    };
+    let mut store =
+        Store::new_unopened(from, reading, Arc::clone(&disk), Arc::clone(&clock), factories.to_vec(), &root);
+    *store.file_lock.get_mut() = lock;
+    let opened = open_damaged(&store, &root, &mut damages)?;
+    let writing = StoreOptions {
+        create: true,
+        read_only: false,
+        is_repair_output: true,
+        memory_budget: memory,
+        ..options.clone()
+    };
+    let out = target.open_database(|| {
+        RepairOutput::new(to, writing, (&disk, &clock), factories, &opened.sources, &mut repair, damages)
+    })?;
+    let written = Arc::clone(&out.store);
+    let report = copy_all(&store, &root, &opened, out);
+    // Background threads may use the new database during a step. A failed repair could not lock it
+    // for removal then.
+    written.stop_threads();
+    drop(written);
+    let report = report.and_then(|report| target.finish().map(|()| report));
+    for source in &opened.sources {
+        if let Some(engine) = &source.engine {
+            let _ = engine.close(); // nothing was written
+        }
+    }
+    report
+}
+
+/// Returns an error if there is nothing to repair.
+fn check_source(disk: &dyn Disk, from: &Path) -> Result<()> {
+    let not_one = |why: &str| Err(Error::NotADatabase { path: from.to_path_buf(), reason: why.to_owned() });
+    let entries = match disk.list(from) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+            return Err(Error::DatabaseNotFound { path: from.to_path_buf() });
+        }
+        Err(e) if e.kind() == std::io::ErrorKind::NotADirectory => return not_one("it is not a directory"),
+        other => other.during("list", from)?,
+    };
+    check_finished(disk, from, &entries)?;
+    if entries.iter().any(|entry| backup::is_backup_file(&entry.name)) {
+        return not_one("it is a backup; `sheaf restore` makes a database of it in another directory");
+    }
+    let has_slot = entries.iter().any(|entry| RootSlots::is_slot(&entry.name));
+    let has_log = |log: LogId| disk.list(&from.join(log.directory())).is_ok_and(|names| !names.is_empty());
+    match has_slot || LogId::ALL.into_iter().any(has_log) {
+        true => Ok(()),
+        false => not_one("it has neither ROOT files nor logs"),
+    }
+}
+
+/// Locks out writers, if there is a lock file.
+fn lock_source(disk: &dyn Disk, from: &Path) -> Result<Option<Box<dyn std::fmt::Debug + Send + Sync>>> {
+    match disk.lock(&from.join(LOCK), LockMode::Shared) {
+        Ok(LockOutcome::Acquired(lock)) => Ok(Some(lock)),
+        Ok(LockOutcome::Busy(pid)) => Err(Error::locked(from, pid, LockConflict::Owner)),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(Error::io("lock", from, e)),
+    }
+}
+
+/// Reads ROOT, or creates a substitute.
+fn read_root(disk: &Arc<dyn Disk>, from: &Path, damages: &mut DamageList) -> Result<Root> {
+    let slots = RootSlots::new(Arc::clone(disk), from);
+    slots.check(&mut |error| damages.note_error(&error));
+    let why = match slots.read() {
+        Ok(Some(root)) => return Ok(root),
+        Ok(None) => {
+            let why = "it has no ROOT file, and no log segment with a valid header".to_owned();
+            Error::NotADatabase { path: from.to_path_buf(), reason: why }
+        }
+        Err(error) => error,
+    };
+    if !matches!(why, Error::Corrupt { .. } | Error::NotADatabase { .. } | Error::Io { .. }) {
+        return Err(why);
+    }
+    root_substitute::make_substitute(&**disk, from, damages).ok_or(why)
+}
+
+fn copy_all(
+    store: &Store,
+    root: &Root,
+    opened: &SourceDatabase,
+    mut out: RepairOutput<'_, '_>,
+) -> Result<RepairReport> {
+    for (at, source) in opened.sources.iter().enumerate() {
+        let log = source.log.map_or(0, LogId::index);
+        out.repairs[at].has_more_lost |= source.has_files
+            || opened.is_root_unreadable
+            || source.index_error.is_some()
+            || opened.doubts.logs[log] > Seq::ZERO;
+        if source.log == Some(LogId::Journal) && source.engine.is_some() {
+            walk_keyspace(opened, at, &mut out)?;
+        }
+    }
+    LogRecords::new(store, opened).copy_records(&mut out)?;
+    check::check_unread_files(store, root, opened, &mut out)?;
+    let (keyspaces, damages) = out.finish()?;
+    Ok(RepairReport {
+        keyspaces,
+        damaged_files: damages.list,
+        damage_count: damages.count,
+        missing_commits: opened.doubts.missing.iter().map(|(first, last)| (first.0, last.0)).collect(),
+        seq: opened.cut.0,
+        is_root_unreadable: opened.is_root_unreadable,
+        is_catalog_doubtful: opened.doubts.catalog > Seq::ZERO,
+        is_incomplete: damages.is_incomplete,
+    })
+}
+
+/// Copies all pairs that the engine of a keyspace can read.
+fn walk_keyspace(opened: &SourceDatabase, at: usize, out: &mut RepairOutput<'_, '_>) -> Result<()> {
+    let source = &opened.sources[at];
+    let Some(engine) = &source.engine else { return Ok(()) };
+    out.begin_keyspace(at, true)?;
+    let is_all = walk(engine, walk_projection(engine), &mut |met| {
+        out.add_done(0)?;
+        let doubtful = |key: &[u8]| opened.is_doubtful(source, key, None);
+        match met {
+            WalkEvent::Pair(key, value) => {
+                out.put_pair(at, (key, None), SourceValue::Bytes(value), doubtful(key))
+            }
+            WalkEvent::Blob(key, file) => {
+                out.put_pair(at, (key, None), SourceValue::Blob(file), doubtful(key))
+            }
+            WalkEvent::Lost(key, why) => out.add_lost(at, (key, None), &why),
+            WalkEvent::Damaged(error) => {
+                out.damages.note_error(error);
+                Ok(())
+            }
+            WalkEvent::Unreadable(after, before, why) => {
+                out.add_unreadable_range(at, (after, before), why);
+                Ok(())
+            }
+            WalkEvent::Unordered => out.end_key_order(at),
+        }
+    })?;
+    out.repairs[at].has_more_lost |= !is_all;
+    Ok(())
+}

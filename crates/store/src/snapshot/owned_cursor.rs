@@ -1,0 +1,80 @@
+//! # Owned cursor: a cursor with the owner of its keyspace
+//!
+//! A cursor borrows its engine, because a reference count that all scans write would limit scans on
+//! many cores. A caller that cannot borrow owns a count per thread
+//! ([`sheaf_platform::sync::ShardedArc`]).
+
+use std::sync::Arc;
+
+use self_cell::self_cell;
+
+use crate::KeyspaceState;
+use sheaf_engine::contract::{Bounds, Cursor, Projection};
+use sheaf_log::types::Seq;
+use sheaf_platform::error::Result;
+
+/// Owner of a keyspace, shared or not.
+pub trait KeyspaceOwner: Send + Sync {
+    /// Returns the keyspace.
+    fn keyspace(&self) -> &KeyspaceState;
+}
+
+impl KeyspaceOwner for KeyspaceState {
+    fn keyspace(&self) -> &KeyspaceState {
+        self
+    }
+}
+
+type InnerCursor<'e> = Box<dyn Cursor + 'e>;
+
+self_cell! {
+    /// Cursor with the owner of its keyspace.
+    pub struct OwnedCursor {
+        owner: Arc<dyn KeyspaceOwner>,
+        #[covariant]
+        dependent: InnerCursor,
+    }
+}
+
+impl OwnedCursor {
+    /// Opens the cursor that [`Engine::cursor`](sheaf_engine::contract::Engine::cursor) returns.
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of that function, and
+    /// [`Error::Corrupt`](sheaf_platform::error::Error::Corrupt) if the keyspace is unusable.
+    pub fn open(
+        owner: Arc<dyn KeyspaceOwner>,
+        at: Seq,
+        bounds: Bounds,
+        projection: Projection,
+    ) -> Result<OwnedCursor> {
+        OwnedCursor::try_new(owner, |owner| owner.keyspace().engine()?.cursor(at, bounds, projection))
+    }
+}
+
+impl Cursor for OwnedCursor {
+    fn next(&mut self) -> Result<bool> {
+        self.with_dependent_mut(|_, cursor| cursor.next())
+    }
+
+    fn prev(&mut self) -> Result<bool> {
+        self.with_dependent_mut(|_, cursor| cursor.prev())
+    }
+
+    fn key(&self) -> &[u8] {
+        self.borrow_dependent().key()
+    }
+
+    fn value(&self) -> &[u8] {
+        self.borrow_dependent().value()
+    }
+
+    fn pair(&self) -> (&[u8], &[u8]) {
+        self.borrow_dependent().pair()
+    }
+
+    fn step(&mut self, forward: bool) -> Result<Option<(&[u8], &[u8])>> {
+        self.with_dependent_mut(|_, cursor| cursor.step(forward))
+    }
+}
