@@ -297,12 +297,16 @@ impl FileMapping {
         Ok(())
     }
 
-    /// Unmaps the pages of `[offset, offset + len)`. A later read maps its page again.
+    /// Unmaps the pages of `[offset, offset + len)`, except a last page that the range does not
+    /// cover to its end. A later read maps its page again. Does nothing to a range without pages.
     pub(super) fn unmap_pages(&self, offset: u64, len: u64) {
         self.end_residency();
         let page = |at: u64| self.bytes_of((at / self.page_size).min(self.len as u64 / self.page_size));
-        // Refused advice only costs time.
-        let _ = self.region.advise(page(offset)..page(offset.saturating_add(len)), Advice::LinuxDontNeed);
+        let bytes = page(offset)..page(offset.saturating_add(len));
+        if bytes.start < bytes.end {
+            // Refused advice only costs time.
+            let _ = self.region.advise(bytes, Advice::LinuxDontNeed);
+        }
     }
 
     /// Maps those pages for reading that are in the page cache. Under memory pressure many pages
@@ -457,6 +461,28 @@ mod tests {
         mapping.sync_below(PAGES * 4096, sync).unwrap();
         assert_eq!(cached(), before);
         assert!(before[600..900].iter().all(|is| *is));
+    }
+
+    /// Ranges within a page, of no bytes, and behind the mapping contain no page to unmap. A mapping
+    /// shorter than a page has none.
+    #[test]
+    #[allow(clippy::disallowed_methods, reason = "tests of the disk layer access files directly")]
+    fn a_range_without_pages_is_not_unmapped() {
+        for len in [100_u64, 3 * 65_536 + 100] {
+            let scratch = crate::disk::scratch::ScratchDir::new();
+            drop(scratch.file("a", usize::try_from(len).unwrap()));
+            let file = std::fs::File::options().read(true).write(true).open(scratch.path("a")).unwrap();
+            let mapping = FileMapping::new(file.as_fd(), len, true).unwrap();
+            for (offset, bytes) in
+                [(0, 0), (0, 10), (5, 0), (7, 11), (len - 1, 1), (len, 0), (len, 7), (u64::MAX, u64::MAX)]
+            {
+                mapping.unmap_pages(offset, bytes);
+                mapping.will_need(offset, bytes);
+            }
+            let mut buf = [1; 8];
+            assert!(mapping.read(len - 8, &mut buf));
+            assert_eq!(buf, [7; 8]);
+        }
     }
 
     #[test]
