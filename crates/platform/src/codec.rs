@@ -9,6 +9,9 @@ use crate::error::Damage;
 /// started there would run out of numbers.
 pub const COUNT_LIMIT: u64 = 1 << 62;
 
+/// Shift of the tenth byte of a number in base 128, which contributes one bit.
+const LAST_SHIFT: u32 = 63;
+
 /// Appends a number in base 128: seven bits per byte, lowest first.
 #[inline]
 pub fn put_varint(out: &mut Vec<u8>, mut number: u64) {
@@ -24,7 +27,7 @@ pub fn put_varint(out: &mut Vec<u8>, mut number: u64) {
 /// # Errors
 ///
 /// Returns [`Damage::BadLength`] if the bytes end early, and [`Damage::BadField`] if the number has
-/// more than ten bytes.
+/// more than ten bytes or exceeds 64 bits. [`put_varint`] writes neither.
 #[inline]
 pub fn take_varint(bytes: &[u8], at: &mut usize) -> Result<u64, Damage> {
     let short = |at: usize| Damage::BadLength { got: bytes.len() as u64, max: at as u64 + 1 };
@@ -37,6 +40,9 @@ pub fn take_varint(bytes: &[u8], at: &mut usize) -> Result<u64, Damage> {
     for shift in (7..64).step_by(7) {
         let byte = *bytes.get(*at).ok_or_else(|| short(*at))?;
         *at += 1;
+        if shift == LAST_SHIFT && byte > 1 {
+            break;
+        }
         number |= u64::from(byte & 0x7f) << shift;
         if byte < 0x80 {
             return Ok(number);
@@ -251,5 +257,19 @@ mod tests {
             }
         }
         assert!(FieldReader::new(&[0x80; 20]).varint().is_err(), "without end");
+    }
+
+    #[test]
+    fn a_varint_beyond_64_bits_is_damage() {
+        for tenth in 0..=u8::MAX {
+            let mut bytes = [0xff; 11];
+            bytes[9] = tenth;
+            let read = FieldReader::new(&bytes).varint();
+            match tenth {
+                0 => assert_eq!(read, Ok(u64::MAX >> 1)),
+                1 => assert_eq!(read, Ok(u64::MAX)),
+                _ => assert!(matches!(read, Err(Damage::BadField { field: "varint", .. })), "{tenth:#x}"),
+            }
+        }
     }
 }
