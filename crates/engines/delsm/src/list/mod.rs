@@ -196,8 +196,11 @@ pub(crate) fn check_head(path: &Path, got: &[u8], magic: &[u8; 8], owner: u64, n
             supported: FORMAT,
         });
     } else {
-        let (expected, got) = (u128::from(number), u128::from(u64_at(got, 20)));
-        Damage::Foreign { field: "file number", expected, got }
+        let (field, expected, got) = match u64_at(got, 12) {
+            found if found != owner => ("owner", owner, found),
+            _ => ("file number", number, u64_at(got, 20)),
+        };
+        Damage::Foreign { field, expected: u128::from(expected), got: u128::from(got) }
     };
     Err(Error::corrupt(path, 0, what))
 }
@@ -486,6 +489,23 @@ mod tests {
             assert_eq!(list.totals().packs, [(7, 80 * 9)]);
             assert_eq!((list.first_key(), list.last_key()), (&b"user/0000"[..], &b"user/1197"[..]));
         }
+    }
+
+    #[test]
+    fn a_head_of_another_file_is_reported_with_the_field_that_differs() {
+        let path = Path::new("/keys");
+        let damage = |owner, number| {
+            let head = encode_head(MAGIC, owner, number);
+            match check_head(path, &head, MAGIC, ID, 9) {
+                Err(Error::Corrupt { damage, .. }) => Some(damage),
+                _ => None,
+            }
+        };
+        assert!(check_head(path, &encode_head(MAGIC, ID, 9), MAGIC, ID, 9).is_ok());
+        let owner = Damage::Foreign { field: "owner", expected: ID.into(), got: 4 };
+        assert_eq!(damage(4, 9), Some(owner.clone()));
+        assert_eq!(damage(4, 10), Some(owner));
+        assert_eq!(damage(ID, 10), Some(Damage::Foreign { field: "file number", expected: 9, got: 10 }));
     }
 
     /// Returns all words of up to `upto` letters over an alphabet of two.
