@@ -65,10 +65,10 @@ pub struct Exploration {
 impl Exploration {
     /// Asserts that the exploration found no broken state. At least `at_least` states must exist,
     /// so that the check is not vacuous.
-    pub fn must_hold(&self, what: &str, at_least: usize) {
-        println!("{what}: {} states, depth {}", self.states, self.depth);
-        assert!(self.broken_invariant.is_none(), "{what}: {self}");
-        assert!(self.states >= at_least, "{what}: only {} states: vacuous", self.states);
+    pub fn must_hold(&self, name: &str, at_least: usize) {
+        println!("{name}: {} states, depth {}", self.states, self.depth);
+        assert!(self.broken_invariant.is_none(), "{name}: {self}");
+        assert!(self.states >= at_least, "{name}: only {} states: vacuous", self.states);
     }
 
     /// Asserts that the exploration found a counterexample that breaks this invariant.
