@@ -23,7 +23,7 @@ fn fixture() -> Fixture {
 fn skipped_keys<T>(keyspace: &Keyspace, act: impl FnOnce() -> T) -> (T, u64) {
     let count = || {
         let counters = keyspace.counters().unwrap();
-        counters.iter().find(|(name, _)| *name == "removed keys passed").expect("it is counted").1
+        counters.iter().find(|(name, _)| *name == "removed keys skipped").expect("it is counted").1
     };
     let before = count();
     let done = act();

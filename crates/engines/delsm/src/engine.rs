@@ -612,7 +612,7 @@ impl Engine for DelsmEngine {
     }
 
     fn counters(&self) -> Vec<(&'static str, u64)> {
-        vec![("removed keys passed", self.removed_keys_skipped.load(Ordering::Relaxed))]
+        vec![("removed keys skipped", self.removed_keys_skipped.load(Ordering::Relaxed))]
     }
 
     fn verify(&self, report: &mut dyn FnMut(Error), step: &mut dyn FnMut(u64) -> Result<()>) -> Result<()> {

@@ -680,10 +680,13 @@ impl Engine for FlexEngine {
         let table = self.table.lock();
         let mut counters = table.counts.named();
         let stats = table.space.as_ref().map(FlexSpace::stats).unwrap_or_default();
-        counters.push(("bytes of the space", stats.live_bytes));
-        counters.push(("bytes collected", stats.moved_bytes));
+        counters.push(("live bytes of the space", stats.live_bytes));
+        counters.push(("bytes moved by GC", stats.moved_bytes));
         counters.push(("intervals warmed", self.interval_cache.warm_up.warmed()));
-        counters.push(("reads spared by prints", self.interval_cache.single_reads.load(Ordering::Relaxed)));
+        counters.push((
+            "reads avoided by fingerprints",
+            self.interval_cache.single_reads.load(Ordering::Relaxed),
+        ));
         counters
     }
 

@@ -120,10 +120,10 @@ impl FlushCounts {
             ("intervals inserted", self.inserted),
             ("intervals appended to", self.appended),
             ("intervals rewritten", self.rewritten),
-            ("intervals tidied", self.defragmented),
+            ("intervals defragmented", self.defragmented),
             ("intervals merged", self.merged),
             ("changes skipped", self.skipped),
-            ("versions gone through", self.versions_read),
+            ("versions read by rewrites", self.versions_read),
             ("bytes committed", self.bytes),
         ]
     }

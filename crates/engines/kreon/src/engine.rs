@@ -633,10 +633,10 @@ impl Engine for KreonEngine {
             ("ranges merged", ways.merges.0),
             ("leaves written by merges", ways.merges.1),
             ("pages read", self.level_store.cache.pages_read()),
-            ("reads spared by filters", self.level_store.filters.reads_saved()),
-            ("reads spared by prints", self.level_store.cache.reads_saved()),
-            ("removed keys passed", self.removed_keys_skipped.load(Ordering::Relaxed)),
-            ("look-ups spared by what the last level names", self.live_bitmap.lookups_saved()),
+            ("reads avoided by filters", self.level_store.filters.reads_saved()),
+            ("reads avoided by fingerprints", self.level_store.cache.reads_saved()),
+            ("removed keys skipped", self.removed_keys_skipped.load(Ordering::Relaxed)),
+            ("lookups avoided by the live bitmap", self.live_bitmap.lookups_saved()),
         ]
     }
 

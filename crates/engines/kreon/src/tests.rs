@@ -648,7 +648,7 @@ fn play(tiny: bool, range: u64, rounds: u64, batch: u64) {
         }
         check(&level_store, &level, &expected, range);
     }
-    assert!(level_store.filters.reads_saved() > 0, "no filter spared a read");
+    assert!(level_store.filters.reads_saved() > 0, "no filter avoided a read");
     // Remove everything: no page may be left in use.
     level = step(&level_store, &level, &[], Some((&[], None)));
     assert_eq!(level, Level::default());
