@@ -478,7 +478,7 @@ pub struct CommitTicket {
 
 impl fmt::Debug for CommitTicket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Commit")
+        f.debug_struct("CommitTicket")
             .field("seq", &self.seq.0)
             .field("durability", &self.durability)
             .finish_non_exhaustive()

@@ -90,7 +90,7 @@ pub struct BulkLoader {
 
 impl fmt::Debug for BulkLoader {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Loader").field("so_far", &self.progress()).finish_non_exhaustive()
+        f.debug_struct("BulkLoader").field("progress", &self.progress()).finish_non_exhaustive()
     }
 }
 

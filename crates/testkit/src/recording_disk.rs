@@ -151,7 +151,7 @@ pub struct RecordingDisk {
 
 impl fmt::Debug for RecordingDisk {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Tap").field("below", &self.inner).finish_non_exhaustive()
+        f.debug_struct("RecordingDisk").field("inner", &self.inner).finish_non_exhaustive()
     }
 }
 
@@ -297,7 +297,7 @@ struct RecordingFile {
 
 impl fmt::Debug for RecordingFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("TapFile").field(&self.path).finish()
+        f.debug_tuple("RecordingFile").field(&self.path).finish()
     }
 }
 

@@ -247,6 +247,6 @@ impl WorkloadRecorder {
 
 impl std::fmt::Debug for WorkloadRecorder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(if self.parts.get().is_some() { "Load" } else { "Load (nothing)" })
+        f.write_str(if self.parts.get().is_some() { "WorkloadRecorder" } else { "WorkloadRecorder (empty)" })
     }
 }

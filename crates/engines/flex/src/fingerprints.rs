@@ -172,7 +172,7 @@ impl Clone for Fingerprints {
 
 impl fmt::Debug for Fingerprints {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Prints of {}", self.view().versions().len())
+        write!(f, "Fingerprints of {}", self.view().versions().len())
     }
 }
 

@@ -166,7 +166,7 @@ impl SlotState {
 
 impl fmt::Debug for SlotState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Kept({:?})", self.0)
+        write!(f, "SlotState({:?})", self.0)
     }
 }
 

@@ -21,7 +21,7 @@ struct HookDisk {
 
 impl fmt::Debug for HookDisk {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Beside").finish_non_exhaustive()
+        f.debug_struct("HookDisk").finish_non_exhaustive()
     }
 }
 

@@ -120,7 +120,7 @@ pub struct ExportedDisk {
 
 impl fmt::Debug for ExportedDisk {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "HeldDisk({}, {} files)", self.dir.display(), self.files.len())
+        write!(f, "ExportedDisk({}, {} files)", self.dir.display(), self.files.len())
     }
 }
 

@@ -1,9 +1,9 @@
 //! # Attached reader: reading a database that another process has open
 //!
 //! ```text
-//!  reader: connect ── hold? ──> owner: pins the state, lists it   (sheaf_store::still, hold)
+//!  reader: connect ── hold? ──> owner: pins the state, lists it   (sheaf_store: snapshot::export)
 //!          listing <───────────
-//!          Store on a HeldDisk, read-only                         (sheaf_platform::disk::held)
+//!          Store on an ExportedDisk, read-only                    (sheaf_platform::disk::exported)
 //!          the connection stays open: it is the lease
 //! ```
 //!

@@ -121,8 +121,11 @@ impl Default for StallListener {
 
 impl fmt::Debug for StallListener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let told = self.callback.as_ref().map(|_| "told");
-        f.debug_struct("StallWatch").field("threshold", &self.threshold).field("tell", &told).finish()
+        let has_callback = self.callback.is_some();
+        f.debug_struct("StallListener")
+            .field("threshold", &self.threshold)
+            .field("has_callback", &has_callback)
+            .finish()
     }
 }
 

@@ -289,7 +289,7 @@ impl PinnedState {
 
 impl std::fmt::Debug for PinnedState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Still of {:?} at {}", self.store, self.root.floor.0)
+        write!(f, "PinnedState({:?} at {})", self.store, self.root.floor.0)
     }
 }
 
