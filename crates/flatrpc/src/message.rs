@@ -529,7 +529,7 @@ impl<'a> MessageDecoder<'a> {
             let (keyspace, has_value) = (self.u32()?, self.flag()?);
             let (key, value) = (self.bytes()?, self.bytes()?);
             if !has_value && !value.is_empty() {
-                return Err(MalformedMessage("a value of what has none"));
+                return Err(MalformedMessage("a value where none is allowed"));
             }
             pairs.push(Pair { keyspace, key, value: has_value.then_some(value) });
         }
@@ -537,6 +537,6 @@ impl<'a> MessageDecoder<'a> {
     }
 
     fn finish(&self) -> Result<()> {
-        if self.0.is_empty() { Ok(()) } else { Err(MalformedMessage("something is left over")) }
+        if self.0.is_empty() { Ok(()) } else { Err(MalformedMessage("trailing bytes")) }
     }
 }

@@ -159,7 +159,7 @@ impl RingWriter {
         }
         let head = inbox.observe(self.credit_at);
         if head < self.head || head > self.tail {
-            return Err(ProtocolViolation("a credit for what was not sent"));
+            return Err(ProtocolViolation("a credit for words that were not sent"));
         }
         self.head = head;
         Ok(self.tail - self.head + words <= self.size)
@@ -305,7 +305,7 @@ impl RingReader {
         let len = header & !CONTINUED;
         let words = 1 + len.div_ceil(8);
         if len >= CONTINUED || words > self.tail - self.head || words > self.size / 4 {
-            return Err(ProtocolViolation("a record longer than what was written"));
+            return Err(ProtocolViolation("a record longer than the written words"));
         }
         let len = usize::try_from(len).expect("checked against the ring");
         let old = message.len();

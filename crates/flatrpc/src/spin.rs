@@ -38,7 +38,7 @@ impl Default for SpinWait {
     }
 }
 
-#[expect(clippy::disallowed_methods, reason = "how long a sleep took; nothing of the database hangs on it")]
+#[expect(clippy::disallowed_methods, reason = "measures a sleep; no data depends on it")]
 fn now() -> Instant {
     Instant::now()
 }
