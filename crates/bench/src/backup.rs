@@ -54,19 +54,19 @@ pub(crate) fn run(options: &args::BackupArgs) -> Result<()> {
     println!("| {} | MB/s | of the device |", options.subject.name());
     println!("|---|---|---|");
     println!("| write and sync of the same bytes | {device:.0} | |");
-    for (what, rate) in [
+    for (step, rate) in [
         ("backup", of(|r| r.backup_rate)),
         ("backup with verification", of(|r| r.verified_rate)),
         ("backup during updates", of(|r| r.rate_under_updates)),
         ("incremental backup after the updates", of(|r| r.incremental_rate)),
     ] {
-        println!("| {what} | {rate:.0} | {:.0} % |", 100.0 * rate / device);
+        println!("| {step} | {rate:.0} | {:.0} % |", 100.0 * rate / device);
     }
-    let beside = of(|r| r.updates_during_backup);
+    let during = of(|r| r.updates_during_backup);
     println!(
-        "\nupdate-zipf, {} threads: {alone:.0} k/s alone, {beside:.0} during a backup ({:.0} %)",
+        "\nupdate-zipf, {} threads: {alone:.0} k/s alone, {during:.0} during a backup ({:.0} %)",
         options.threads,
-        100.0 * beside / alone
+        100.0 * during / alone
     );
     Ok(())
 }

@@ -121,7 +121,7 @@ fn compare(options: &args::Comparison) -> Result<()> {
 
 /// Prints all workloads, stores and papers.
 fn list() -> Result<()> {
-    let mut out = String::from("Workloads (group, name, what it does; * belongs to --quick):\n\n");
+    let mut out = String::from("Workloads (group, name, description; * belongs to --quick):\n\n");
     for load in workload::all()? {
         let mark = if load.quick { "*" } else { " " };
         writeln!(out, "{mark} {:<9} {:<30} {}", load.group, load.name, load.about)?;

@@ -200,12 +200,12 @@ impl ValuesCase<'_> {
         Ok(sample)
     }
 
-    fn say(&self, what: &str, sample: &PhaseSample) {
+    fn say(&self, action: &str, sample: &PhaseSample) {
         let (rate, cpu) = (number(sample.rate() / 1e3), number(sample.cpu_micros()));
         let callers = number(sample.caller_micros());
         let size = self.data.values.mean();
         print_status(&format!(
-            "{} {size}: {what} {rate} k/s, CPU {cpu} us each ({callers})",
+            "{} {size}: {action} {rate} k/s, CPU {cpu} us each ({callers})",
             self.subject.name()
         ));
     }

@@ -18,7 +18,7 @@ use crate::processes::HolderProcess;
 
 /// Bytes of a value in the loads of this file.
 const VALUE: usize = 1_000;
-/// The user `nobody`, which owns no file of the suite.
+/// Id of the unprivileged user, which owns no file of the suite.
 const NOBODY: u32 = 65_534;
 
 pub(crate) fn cases() -> Vec<FieldCase> {

@@ -52,7 +52,7 @@ misses its required value or a case fails.
   --sheaf PROGRAM   the `sheaf` command to test
   --form FORM       short: smaller loads, at most 3 minutes; full (default): the sizes of the
                     required values; long: 10 times as long as full, with growth compared
-  --only A,B        only cases whose names contain A or B
+  --only A,B        only cases with A or B in their names
   --engine A,B      only these engines
   --dir DIRECTORY   where the databases are made (default: a directory below target/)
   --list            print the names of the cases and end";

@@ -30,11 +30,11 @@ pub(crate) fn cases() -> Vec<FieldCase> {
 pub(crate) struct HolderProcess(Child);
 
 impl HolderProcess {
-    /// Starts a process that performs the action `what` (`open`, `attach`), and waits until it is
+    /// Starts a process that performs `action` (`open`, `attach`), and waits until it is
     /// complete.
-    pub(crate) fn start(what: &str, dir: &Path, engine: &str) -> std::io::Result<HolderProcess> {
+    pub(crate) fn start(action: &str, dir: &Path, engine: &str) -> std::io::Result<HolderProcess> {
         let mut command = Command::new(std::env::current_exe()?);
-        command.arg("writer").arg(what).arg(dir).arg(engine);
+        command.arg("writer").arg(action).arg(dir).arg(engine);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let mut line = String::new();
         if let Some(stdout) = child.stdout.take() {
@@ -180,11 +180,13 @@ fn run_with_stopped_owner(context: &CaseContext) -> CaseResult {
             println!("{}: {} {told}", words.join(" "), output.status);
         }
     }
-    FieldFigure::new("longest verb beside a stopped owner", longest, "s").at_most(STOPPED_LIMIT).report();
+    FieldFigure::new("longest verb while the owner is stopped", longest, "s").at_most(STOPPED_LIMIT).report();
     FieldFigure::new("verbs that do not name the owner", f64::from(unnamed), "").at_most(0.0).report();
     owner.signal(Signal::CONT)?;
     let is_read = run_to_end(sheaf(context, &["get", "db", "a"]))?;
-    FieldFigure::new("read after the owner goes on", f64::from(u8::from(is_read)), "").at_least(1.0).report();
+    FieldFigure::new("read after the owner continues", f64::from(u8::from(is_read)), "")
+        .at_least(1.0)
+        .report();
     Ok(owner.kill()?)
 }
 

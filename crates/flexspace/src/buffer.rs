@@ -79,7 +79,8 @@ pub(crate) struct BufferWriter(Arc<SegmentBuffer>);
 impl BufferWriter {
     /// Returns the writer of a new buffer of `len` bytes for a segment's bytes from `from` on.
     pub(crate) fn new(len: usize, from: u64, memory: &Arc<Memory>) -> BufferWriter {
-        BufferWriter::reuse(Arc::new(SegmentBuffer::new(len, memory)), from).expect("a new one is ours alone")
+        BufferWriter::reuse(Arc::new(SegmentBuffer::new(len, memory)), from)
+            .expect("a new buffer has one reference")
     }
 
     /// Returns the writer of a reused buffer. Returns `None` and drops the buffer if it has another

@@ -89,7 +89,8 @@ impl SpaceWriter {
             (footprint(bytes.len() as u64, g.checksum_block), usize::try_from(g.checksum_block).unwrap_or(0));
         let size = usize::try_from(len).unwrap_or(usize::MAX);
         self.attach_buffer(class);
-        let cursor = self.allocator.open_segments[class as usize].as_mut().expect("`place` made one");
+        let cursor =
+            self.allocator.open_segments[class as usize].as_mut().expect("`write_extents` opened a segment");
         let (segment, at) = (cursor.segment, cursor.end);
         let position = self.data_files.segment_position(segment).expect("an open segment has a file");
         cursor.end += len;
@@ -145,7 +146,7 @@ impl SpaceWriter {
     pub(crate) fn return_buffer(&mut self, lent_buffer: LentBuffer) {
         let cursor = self.allocator.open_segments[WriteClass::Gc as usize]
             .as_mut()
-            .expect("it stays while its buffer is lent");
+            .expect("a segment stays open while its buffer is lent");
         self.unsynced_bytes += lent_buffer.end - cursor.end;
         (cursor.end, cursor.is_lent, cursor.buffer_writer) =
             (lent_buffer.end, false, Some(lent_buffer.buffer_writer));

@@ -436,7 +436,10 @@ impl SpaceWriter {
         let mut released = 0;
         for (number, segment) in (0..).zip(self.segments.iter_mut()) {
             if segment.is_reclaimable(newest, &read) {
-                debug_assert!(!self.data_files.is_buffered(number), "a sync after the death flushed it");
+                debug_assert!(
+                    !self.data_files.is_buffered(number),
+                    "a sync after the death of the segment flushed it"
+                );
                 segment.state = SegmentState::Free;
                 self.allocator.add_free(number, &self.data_files);
                 released += 1;

@@ -1,6 +1,6 @@
 //! Seeded workloads compared with a vector, on the simulated and the real disk, with reopenings.
 
-#![allow(clippy::cast_possible_truncation, reason = "a byte of a number is all that is wanted")]
+#![allow(clippy::cast_possible_truncation, reason = "only one byte of a number is used")]
 
 mod support;
 

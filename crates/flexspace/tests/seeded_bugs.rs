@@ -14,8 +14,8 @@ fn must_find(bug: SeededBug) {
         }));
         match found {
             Ok(Ok(())) => {}
-            Ok(Err(what)) => {
-                println!("{bug:?}: found at image {}: {what}", totals.images);
+            Ok(Err(failure)) => {
+                println!("{bug:?}: found at image {}: {failure}", totals.images);
                 return;
             }
             Err(_) => panic!("{bug:?}: the workload itself failed at seed {seed}: no crash was needed"),

@@ -61,7 +61,7 @@ impl ManualClock {
         let add = |now: u64| Some(now.saturating_add(by));
         self.nanoseconds
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, add)
-            .expect("add never answers None");
+            .expect("`add` returns a value");
     }
 }
 

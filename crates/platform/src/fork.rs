@@ -51,7 +51,7 @@ pub struct ForkGuard {
 impl ForkGuard {
     /// Creates a guard that belongs to the calling process.
     #[must_use]
-    #[expect(clippy::new_without_default, reason = "a default that asks the system surprises")]
+    #[expect(clippy::new_without_default, reason = "the value depends on the process")]
     pub fn new() -> ForkGuard {
         ForkGuard { generation: generation() }
     }

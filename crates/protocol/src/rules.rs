@@ -26,7 +26,7 @@ pub enum ReopenMethod {
 
 /// Switches of all rules.
 #[derive(Clone, Debug)]
-#[allow(clippy::struct_excessive_bools, reason = "a switchboard")]
+#[allow(clippy::struct_excessive_bools, reason = "independent switches")]
 pub struct ProtocolRules {
     /// Method that makes the accepted state durable at a reopen.
     pub reopen: ReopenMethod,

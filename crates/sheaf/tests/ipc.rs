@@ -397,10 +397,10 @@ fn open_or_connect_opens_the_database_or_connects_to_its_owner() {
         Err(Error::DatabaseNotFound { .. })
     ));
     let Ok(OpenOutcome::Database(db)) = Database::builder().open_or_connect(dir.db()) else {
-        panic!("nobody has it")
+        panic!("no owner has it open")
     };
     let Ok(OpenOutcome::Owner(mut owner)) = Database::builder().open_or_connect(dir.db()) else {
-        panic!("we have it")
+        panic!("the owner is open in this process")
     };
     owner.persist().unwrap();
     db.close().unwrap();

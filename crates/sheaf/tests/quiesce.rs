@@ -13,21 +13,21 @@ impl TestDir {
 }
 
 impl Drop for TestDir {
-    #[allow(clippy::disallowed_methods, reason = "what it made itself")]
+    #[allow(clippy::disallowed_methods, reason = "removes its own directory")]
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 
 /// Returns the number of mappings of files below `dir` in this process.
-#[allow(clippy::disallowed_methods, reason = "what the kernel says of this process")]
+#[allow(clippy::disallowed_methods, reason = "reads /proc of this process")]
 fn mappings(dir: &Path) -> usize {
     let all = std::fs::read_to_string("/proc/self/maps").expect("the kernel says");
     all.lines().filter(|line| line.contains(&*dir.to_string_lossy())).count()
 }
 
 /// Returns the files of the engines, in the directory `own`.
-#[allow(clippy::disallowed_methods, reason = "what is there")]
+#[allow(clippy::disallowed_methods, reason = "lists the files of the database")]
 fn engine_files(dir: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(dir.join("own")).into_iter().flatten();
     entries.map(|entry| entry.expect("it is read").path()).collect()

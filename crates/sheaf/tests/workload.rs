@@ -1,7 +1,7 @@
 //! Workload statistics of keyspaces: they are recorded and kept over closes, and never cause an
 //! error.
 
-#![allow(clippy::unwrap_used, reason = "a test: whatever fails is to be seen")]
+#![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
 
 use std::path::Path;
 use std::sync::Arc;

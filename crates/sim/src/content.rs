@@ -202,7 +202,7 @@ impl FileContent {
             *place = ContentBlock::Data(Arc::new(HashedBytes { bytes, hash }));
         }
         let ContentBlock::Data(data) = place else {
-            unreachable!("made so just now");
+            unreachable!("the block was replaced by data above");
         };
         let data = Arc::make_mut(data);
         data.hash.take();

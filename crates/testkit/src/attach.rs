@@ -33,14 +33,14 @@ const TINY: TestSetting = TestSetting::new(DiskKind::Simulated, true, true);
 const STEPS_PER_PHASE: usize = 150;
 
 fn attach(fixture: &Fixture, held: ExportedSnapshot) -> CheckResult<Database> {
-    expect_ok("open beside", fixture.builder_on(Arc::clone(fixture.disk())).open_exported(held))
+    expect_ok("open of a reader", fixture.builder_on(Arc::clone(fixture.disk())).open_exported(held))
 }
 
 /// Checks that the reader has exactly these pairs and finds no damage.
 fn check_snapshot(reader: &Database, then: &KeyspaceMaps) -> CheckResult {
-    compare(reader, then).map_err(|why| format!("beside: {why}"))?;
+    compare(reader, then).map_err(|why| format!("attached reader: {why}"))?;
     let mut findings = Vec::new();
-    expect_ok("verify beside", reader.verify(|error| findings.push(error.to_string())))?;
+    expect_ok("verify of a reader", reader.verify(|error| findings.push(error.to_string())))?;
     if findings.is_empty() { Ok(()) } else { Err(format!("beside: {findings:?}")) }
 }
 
@@ -85,12 +85,14 @@ pub fn snapshots_during_writes(subject: &TestSubject, engines: &[&'static str], 
     let (early, first) = (expect_ok("hold", life.db().export_snapshot())?, life.maps().clone());
     let early = attach(&fixture, early)?;
     check_snapshot(&early, &first)?;
-    expect_ok("hold", early.export_snapshot().map(drop)).err().ok_or("a reader can lend what it reads")?;
+    expect_ok("hold", early.export_snapshot().map(drop))
+        .err()
+        .ok_or("an attached reader can export its snapshot")?;
     (0..STEPS_PER_PHASE / 3).try_for_each(|_| life.step())?;
     let (late, second) = (expect_ok("hold", life.db().export_snapshot())?, life.maps().clone());
     for _ in 0..3 {
         (0..STEPS_PER_PHASE / 2).try_for_each(|_| life.step())?;
-        compare(&early, &first).map_err(|why| format!("beside: {why}"))?;
+        compare(&early, &first).map_err(|why| format!("attached reader: {why}"))?;
     }
     convert_and_convert_back(life.db(), away)?;
     life.run_background()?;
@@ -143,9 +145,9 @@ pub fn owner_closes(subject: &TestSubject, seed: u64) -> CheckResult {
 
 /// Checks that each pair is correct, or its read returns `OwnerClosed`.
 fn check_snapshot_or_closed(reader: &Database, then: &KeyspaceMaps) -> CheckResult {
-    let gone = |what: &str, error: Error| match error {
+    let expect_closed = |call: &str, error: Error| match error {
         Error::OwnerClosed { .. } => Ok(()),
-        other => Err(format!("{what} after the owner's end: {other:?}")),
+        other => Err(format!("{call} after the owner's end: {other:?}")),
     };
     for (name, map) in then {
         let keyspace = expect_ok("keyspace", reader.open_keyspace(name))?.ok_or("no keyspace")?;
@@ -153,14 +155,14 @@ fn check_snapshot_or_closed(reader: &Database, then: &KeyspaceMaps) -> CheckResu
             match keyspace.get(key) {
                 Ok(got) if got.as_deref() == Some(value) => {}
                 Ok(_) => return Err(format!("{name}: {} is wrong", key.escape_ascii())),
-                Err(error) => gone("get", error)?,
+                Err(error) => expect_closed("get", error)?,
             }
         }
         let pairs = keyspace.iter().map(|pairs| pairs.collect::<sheaf::Result<Vec<_>>>());
         match pairs.and_then(|pairs| pairs) {
             Ok(pairs) if pairs.len() == map.len() => {}
             Ok(pairs) => return Err(format!("{name} has {} pairs", pairs.len())),
-            Err(error) => gone("iter", error)?,
+            Err(error) => expect_closed("iter", error)?,
         }
     }
     Ok(())
@@ -189,21 +191,21 @@ pub fn faults_during_attach(subject: &TestSubject, seed: u64, cases: u64) -> Che
         });
         let held = db.export_snapshot();
         fork.set_faults(FaultPlan::default());
-        let what = format!("call {case} {failure:?}");
+        let context = format!("call {case} {failure:?}");
         match held {
             Ok(held) => {
                 let reader = fixture.builder_on(Arc::clone(&disk)).open_exported(held);
-                check_snapshot(&expect_ok("open beside", reader)?, &maps)
-                    .map_err(|why| format!("{what}: {why}"))?;
+                check_snapshot(&expect_ok("open of a reader", reader)?, &maps)
+                    .map_err(|why| format!("{context}: {why}"))?;
             }
             Err(error) if case == 0 => return Err(format!("hold answers {error}")),
             Err(_) => {}
         }
         if db.stats().pinned_states != 0 {
-            return Err(format!("{what}: {} states are held still", db.stats().pinned_states));
+            return Err(format!("{context}: {} states are still pinned", db.stats().pinned_states));
         }
         if db.stats().poisoned.is_none() {
-            compare(&db, &maps).map_err(|why| format!("{what}: {why}"))?;
+            compare(&db, &maps).map_err(|why| format!("{context}: {why}"))?;
         }
     }
     Ok(())

@@ -85,12 +85,12 @@ impl fmt::Display for InjectedDamage {
             InjectedDamage::Flip(path, offset, bit) => {
                 write!(f, "{}: bit {bit} of byte {offset} flipped", path.display())
             }
-            InjectedDamage::Write(path, offset, _, what) => {
-                write!(f, "{}: {what} at {offset}", path.display())
+            InjectedDamage::Write(path, offset, _, damage) => {
+                write!(f, "{}: {damage} at {offset}", path.display())
             }
             InjectedDamage::Length(path, len) => write!(f, "{}: length {len}", path.display()),
             InjectedDamage::Missing(path) => write!(f, "{} is missing", path.display()),
-            InjectedDamage::File(path, _, what) => write!(f, "{} is {what}", path.display()),
+            InjectedDamage::File(path, _, damage) => write!(f, "{} is {damage}", path.display()),
             InjectedDamage::Swap(path, a, b) => {
                 write!(f, "{}: sectors at {a} and {b} change places", path.display())
             }

@@ -385,7 +385,7 @@ pub fn run_case(
                 other => return Err(format!("closing a poisoned database answers {other:?}")),
             }
         }
-        watch.step(&mut run, number, step).map_err(|what| format!("step {number} ({step}): {what}"))?;
+        watch.step(&mut run, number, step).map_err(|failure| format!("step {number} ({step}): {failure}"))?;
         if tells_story {
             let stats = run.open_db().map(|db| db.stats());
             println!(
@@ -433,7 +433,8 @@ fn check_recovered(
     let from = if is_cache_whole { marks.acked } else { marks.durable };
     // After a failed directory sync a later sync cannot save the lost name, only the file's bytes.
     let end = if case.can_fail(CallClass::SyncDir) { AfterRecovery::Close } else { AfterRecovery::PowerCut };
-    check(&machine.after_kill(), expected(from), end, None).map_err(|what| format!("reopened: {what}"))?;
+    check(&machine.after_kill(), expected(from), end, None)
+        .map_err(|failure| format!("reopened: {failure}"))?;
     for keep in [KeepChoice::None, KeepChoice::Seeded { seed: case.nth, percent: 50 }] {
         check(
             &machine.after_power_cut(&keep),
@@ -441,7 +442,7 @@ fn check_recovered(
             AfterRecovery::from_number(case.nth),
             None,
         )
-        .map_err(|what| format!("power cut, kept {keep:?}: {what}"))?;
+        .map_err(|failure| format!("power cut, kept {keep:?}: {failure}"))?;
     }
     Ok(())
 }

@@ -277,7 +277,7 @@ impl TestSetting {
         TestSetting { disk_kind: place, tiny, inline }
     }
 
-    /// Returns the setting whose `Debug` text is `name`.
+    /// Returns the setting with the `Debug` text `name`.
     #[must_use]
     pub fn by_name(name: &str) -> Option<TestSetting> {
         let places = [DiskKind::Real, DiskKind::Simulated].into_iter();

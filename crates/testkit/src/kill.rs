@@ -372,7 +372,7 @@ impl KillWorker<'_> {
         report.commits += acked.iter().map(|k| u64::from(*k)).sum::<u64>();
         drop(report);
         self.check_after_kill(life, acked)
-            .map_err(|what| format!("{what}; acknowledged {acked:?}, killed by {death}"))
+            .map_err(|failure| format!("{failure}; acknowledged {acked:?}, killed by {death}"))
     }
 
     fn start_child(&self, life: u64, death: KillPlan) -> Result<Child, String> {

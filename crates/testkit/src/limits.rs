@@ -7,7 +7,7 @@
 //! A disk that other programs fill. The simulated disk covers it (`conformance/full_disk.rs`).
 
 #![expect(clippy::unwrap_used, reason = "a test's own steps work")]
-#![expect(clippy::disallowed_methods, reason = "makes a place to mount on")]
+#![expect(clippy::disallowed_methods, reason = "creates a mount point")]
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -430,8 +430,8 @@ impl ReplayedHistory {
         let most = most.map_or(0, |seq| self.commits_up_to(seq));
         if !(least..=most.max(least)).any(|count| self.states[count] == state) {
             let kind = if cut.is_power { "power cut" } else { "kill" };
-            let what = self.explain(&state);
-            return Err(format!("after a {kind}, allowed are {least} to {most} commits: {what}"));
+            let explanation = self.explain(&state);
+            return Err(format!("after a {kind}, allowed are {least} to {most} commits: {explanation}"));
         }
         Ok(())
     }

@@ -184,14 +184,14 @@ fn repair(machine: &TestMachine, doubtful: bool) -> Result<Option<RepairResult>,
         .builder()
         .create(false)
         .open(REPAIRED_DIR)
-        .map_err(|e| format!("what is new does not open: {e}"))?;
+        .map_err(|e| format!("the repaired database does not open: {e}"))?;
     let mut findings = Vec::new();
     db.verify(|error| findings.push(error.to_string())).map_err(|e| format!("verify answers {e}"))?;
     if !findings.is_empty() {
-        return Err(format!("what is new is damaged: {findings:?}"));
+        return Err(format!("the repaired database is damaged: {findings:?}"));
     }
-    let spaces = read(&db).map_err(|e| format!("what is new answers {e}"))?;
-    db.close().map_err(|e| format!("what is new does not close: {e}"))?;
+    let spaces = read(&db).map_err(|e| format!("the repaired database answers {e}"))?;
+    db.close().map_err(|e| format!("the repaired database does not close: {e}"))?;
     remove_tree(&machine.recording_disk, Path::new(REPAIRED_DIR)).map_err(|e| format!("removal: {e}"))?;
     for keyspace in &report.keyspaces {
         let written = keyspace.certain + if doubtful { keyspace.doubtful } else { 0 };
@@ -224,7 +224,7 @@ fn mismatch(state: &ExpectedState, repaired: &RepairResult) -> Option<String> {
     let stranger =
         repaired.spaces.iter().find(|(name, pairs)| !known.contains(&name[..]) && !pairs.is_empty());
     if let Some((name, _)) = stranger {
-        return Some(format!("nobody knows {name:?}, and it has certain pairs"));
+        return Some(format!("{name:?} was never created, and has certain pairs"));
     }
     for (name, pairs) in KEYSPACE_NAMES.iter().zip(&state.keyspaces) {
         let said = report.keyspaces.iter().find(|keyspace| keyspace.name == *name);
@@ -232,7 +232,7 @@ fn mismatch(state: &ExpectedState, repaired: &RepairResult) -> Option<String> {
         let empty = KeyspacePairs::new();
         let (model, there) = (pairs.as_deref().unwrap_or(&empty), written.unwrap_or(&empty));
         if let Some((key, _)) = there.iter().find(|(key, value)| model.get(*key) != Some(value)) {
-            return Some(format!("{name}: {:?} is not what it was", key.escape_ascii().to_string()));
+            return Some(format!("{name}: {:?} has changed", key.escape_ascii().to_string()));
         }
         let is_all = there.len() == model.len() && written.is_some() == pairs.is_some();
         if !is_all && said.is_some_and(sheaf::KeyspaceRepair::is_complete) && !report.is_catalog_doubtful {
@@ -242,7 +242,7 @@ fn mismatch(state: &ExpectedState, repaired: &RepairResult) -> Option<String> {
             return Some(format!("{name} has {} pairs of {}, and nothing is lost", there.len(), model.len()));
         }
         if pairs.is_some() && said.is_none() && report.is_complete() {
-            return Some(format!("{name} is gone, and nothing is lost"));
+            return Some(format!("{name} is missing, and nothing is reported as lost"));
         }
     }
     None
@@ -327,10 +327,10 @@ pub fn run(subject: &TestSubject, seed: u64, budget: Budget) -> Totals {
         let replay = replay_line(subject, target.life, seed, NO_DAMAGE);
         match case(target, seed, NO_DAMAGE) {
             (_, Ok(false)) => {}
-            (what, Ok(true)) => {
-                totals.failures.push(HarnessFailure { replay, message: format!("{what}: it lost something") })
+            (name, Ok(true)) => {
+                totals.failures.push(HarnessFailure { replay, message: format!("{name}: it lost something") })
             }
-            (_, Err(what)) => totals.failures.push(HarnessFailure { replay, message: what }),
+            (_, Err(message)) => totals.failures.push(HarnessFailure { replay, message }),
         }
     }
     let all: u64 = targets.iter().map(SweepTarget::case_count).sum();

@@ -110,16 +110,16 @@ impl BlobCase {
 
     /// Waits until the database is idle. Its size must be close to that of the live values, and its
     /// files must not change any more.
-    fn assert_near_live_size(&self, what: &str) {
+    fn assert_near_live_size(&self, state: &str) {
         self.run_background();
         let (values, lists) = self.files();
         let (live, keys) = (self.live(), self.model.len() as u64);
         let (all, need) = (values + lists, live + LIST_BYTES_PER_KEY * keys);
-        assert!(all * 10 <= need * 13 + 20_000, "{what}: {values} + {lists} bytes for {keys} of {live}");
+        assert!(all * 10 <= need * 13 + 20_000, "{state}: {values} + {lists} bytes for {keys} of {live}");
         let paths = || self.fixture.read_tree().into_keys().collect::<BTreeSet<PathBuf>>();
         let before = paths();
         self.run_background();
-        assert_eq!(paths(), before, "{what}: work continues at rest");
+        assert_eq!(paths(), before, "{state}: work continues when idle");
         self.assert_matches_model();
     }
 
@@ -189,7 +189,7 @@ fn blobs_pinned_by_a_snapshot_are_freed_when_idle() {
         }
         drop(seen);
         drop(snapshot);
-        case.assert_near_live_size("the snapshot is gone");
+        case.assert_near_live_size("after the snapshot is dropped");
     }
 }
 

@@ -28,10 +28,10 @@ fn steps(seed: u64) -> Vec<CrashStep> {
     steps
 }
 
-fn assert_no_failures(what: &str, report: CorruptionReport) {
-    println!("{what}: {report}");
-    assert!(report.failures.is_empty(), "{what}: {report}\n{}", report.failures.join("\n"));
-    assert!(report.cases > 0, "{what}: nothing was damaged");
+fn assert_no_failures(name: &str, report: CorruptionReport) {
+    println!("{name}: {report}");
+    assert!(report.failures.is_empty(), "{name}: {report}\n{}", report.failures.join("\n"));
+    assert!(report.cases > 0, "{name}: nothing was damaged");
 }
 
 #[test]
@@ -48,11 +48,11 @@ fn flipped_bits_after_a_kill_take_at_most_the_unsynced_tail() {
 
 #[test]
 fn zeroed_swapped_and_stale_sectors_are_never_wrong_answers() {
-    for (what, stored_db, older) in [
+    for (name, stored_db, older) in [
         ("sectors, closed", StoredDatabase::closed(&steps(3)), StoredDatabase::killed(&steps(3)[..30])),
         ("sectors, killed", StoredDatabase::killed(&steps(4)), StoredDatabase::killed(&steps(4)[..30])),
     ] {
-        assert_no_failures(what, inspect_all(&stored_db, stored_db.sector_damages(Some(&older))));
+        assert_no_failures(name, inspect_all(&stored_db, stored_db.sector_damages(Some(&older))));
     }
 }
 
@@ -111,11 +111,11 @@ fn scans_continue_after_damage(subject: &TestSubject, has_blocks: bool) {
         damaged_scans: damaged,
         continued_scans: went_on,
         hidden_keys: hidden,
-        hidden_near_damage: beside,
+        hidden_near_damage: near_damage,
     } = walks;
-    println!("{}: {damaged} damaged, {went_on} went on, {} beside", subject.name, beside.len());
+    println!("{}: {damaged} damaged, {went_on} went on, {} near", subject.name, near_damage.len());
     assert!(hidden.is_empty(), "{}: {}", subject.name, hidden.join("\n"));
-    assert!(has_blocks || beside.is_empty(), "{}: {}", subject.name, beside.join("\n"));
+    assert!(has_blocks || near_damage.is_empty(), "{}: {}", subject.name, near_damage.join("\n"));
     assert!(damaged > 20 && went_on > damaged / 4, "{}: {went_on} of {damaged} went on", subject.name);
 }
 

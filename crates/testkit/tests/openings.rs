@@ -32,7 +32,7 @@ fn put(db: &Database, subject: &TestSubject) {
 
 /// Whether the database on `sim` opens without one of its ROOT slots. If so, it must have both
 /// pairs.
-fn holds_without(slot: &str, subject: &TestSubject, sim: &SimDisk, what: &str) -> bool {
+fn holds_without(slot: &str, subject: &TestSubject, sim: &SimDisk, context: &str) -> bool {
     let sim = sim.power_cut(&KeepChoice::None);
     let path: PathBuf = Path::new(DATABASE_DIR).join(slot);
     sim.overwrite(&path, 16, &[0xa5; 4]).unwrap();
@@ -41,9 +41,9 @@ fn holds_without(slot: &str, subject: &TestSubject, sim: &SimDisk, what: &str) -
         other => other.unwrap(),
     };
     let keyspace = db.open_keyspace("k").unwrap();
-    let keyspace = keyspace.unwrap_or_else(|| panic!("without {slot}, {what}: the keyspace is missing"));
-    assert_eq!(keyspace.get("key").unwrap().as_deref(), Some(&b"value"[..]), "without {slot}, {what}");
-    assert_eq!(keyspace.get("large").unwrap().as_deref(), Some(&[7; 3_000][..]), "without {slot}, {what}");
+    let keyspace = keyspace.unwrap_or_else(|| panic!("without {slot}, {context}: the keyspace is missing"));
+    assert_eq!(keyspace.get("key").unwrap().as_deref(), Some(&b"value"[..]), "without {slot}, {context}");
+    assert_eq!(keyspace.get("large").unwrap().as_deref(), Some(&[7; 3_000][..]), "without {slot}, {context}");
     true
 }
 
@@ -66,10 +66,10 @@ fn a_failed_open_leaves_valid_root_slots() {
                 }
                 machine.sim.set_faults(FaultPlan::default());
                 drop(opened);
-                let what = format!("{subject:?}, closed: {closed}, after a failure at call {nth}");
+                let context = format!("{subject:?}, closed: {closed}, after a failure at call {nth}");
                 let ways =
-                    ["ROOT.0", "ROOT.1"].map(|slot| holds_without(slot, &subject, &machine.sim, &what));
-                assert!(ways.contains(&true), "no slot is left, {what}");
+                    ["ROOT.0", "ROOT.1"].map(|slot| holds_without(slot, &subject, &machine.sim, &context));
+                assert!(ways.contains(&true), "no slot is left, {context}");
             }
         }
     }

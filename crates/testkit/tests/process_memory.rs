@@ -7,7 +7,7 @@
 //! are not seen.
 
 #![expect(clippy::unwrap_used, reason = "a test's own steps work")]
-#![expect(clippy::disallowed_methods, reason = "a watch that looks now and then")]
+#![expect(clippy::disallowed_methods, reason = "a thread samples the memory of the process")]
 
 use std::path::PathBuf;
 use std::process::Command;

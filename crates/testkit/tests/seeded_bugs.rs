@@ -19,16 +19,16 @@ const SECONDS: f64 = 10.0;
 
 fn explorer_must_find(plan: &ExplorePlan, shape: &WorkloadShape) {
     let watch = Stopwatch::start();
-    let what = format!("{:?}, later {:?}", plan.defect, plan.later_defect);
+    let name = format!("{:?}, later {:?}", plan.defect, plan.later_defect);
     for seed in 0.. {
         let plan = ExplorePlan { max_seconds: SECONDS / 8.0, ..plan.clone() };
         let report = explore(&generate(seed, shape), &plan);
         if let Some(failure) = report.failure {
             let (seconds, images) = (watch.seconds(), report.images);
-            println!("{what}: found after {seconds:.2} s, seed {seed}, image {images}: {failure}");
+            println!("{name}: found after {seconds:.2} s, seed {seed}, image {images}: {failure}");
             return;
         }
-        assert!(watch.seconds() < SECONDS, "{what}: not found");
+        assert!(watch.seconds() < SECONDS, "{name}: not found");
     }
 }
 

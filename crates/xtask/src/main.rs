@@ -19,7 +19,7 @@ mod shell;
 use std::process::ExitCode;
 
 const HELP: &str = "\
-cargo xtask ci                                  what CI runs
+cargo xtask ci                                  all checks of CI
 cargo xtask field [--form short|full|long] [--only A,B] [--engine A,B] [--list]
     loads of real programs on the real disk, with the required value of each figure: short takes 3 minutes at most,
     full has the sizes of the required values (about an hour, 12 GB), long is ten times as long
@@ -53,8 +53,8 @@ fn main() -> ExitCode {
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
-        Err(what) => {
-            eprintln!("{what}");
+        Err(error) => {
+            eprintln!("{error}");
             ExitCode::FAILURE
         }
     }

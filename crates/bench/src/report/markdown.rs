@@ -201,8 +201,8 @@ fn absent(summary: &RunSummary) -> String {
     }
     if !summary.agreement.disagreeing.is_empty() {
         text += "\n## Figures that differ by more than 10 %\n\n";
-        for (store, what, apart) in &summary.agreement.disagreeing {
-            text += &format!("- {store}: {what}: {:.0} % apart\n", apart * 100.0);
+        for (store, row, apart) in &summary.agreement.disagreeing {
+            text += &format!("- {store}: {row}: {:.0} % apart\n", apart * 100.0);
         }
     }
     text

@@ -209,7 +209,7 @@ impl RunAgreement {
 
     /// Returns a sentence about the agreement.
     pub(crate) fn sentence(&self) -> String {
-        let (what, whose) = if self.between_runs {
+        let (sources, figures) = if self.between_runs {
             ("the runs", "medians")
         } else {
             ("the rounds of this run", "measurements")
@@ -219,9 +219,9 @@ impl RunAgreement {
             return "One round of one run: the spread of these figures is unknown.".to_owned();
         }
         if apart == 0 {
-            return format!("All {of} {whose} of {what} agree within 10 %.");
+            return format!("All {of} {figures} of {sources} agree within 10 %.");
         }
-        format!("Of {of} {whose} of {what}, {apart} do **not** agree within 10 %.")
+        format!("Of {of} {figures} of {sources}, {apart} do **not** agree within 10 %.")
     }
 }
 

@@ -137,7 +137,7 @@ pub(crate) struct SheafFigures {
     /// Frames read at opening.
     pub(crate) scanned: u64,
     /// Counters of the engine.
-    #[allow(dead_code, reason = "`run` shows it with the rest")]
+    #[allow(dead_code, reason = "read only through `Debug`")]
     pub(crate) counters: Vec<(&'static str, u64)>,
 }
 
@@ -221,8 +221,8 @@ static PEERS: [PeerStore; 9] = [
         name: "rocksdb-blob",
         title: "RocksDB blobs",
         open: ROCKSDB_BLOB,
-        setting: "as RocksDB, values of 512 bytes and more in blob files, blob garbage collection on: stands in \
-                  for WiscKey",
+        setting: "as RocksDB, values of 512 bytes and more in blob files, blob garbage collection on: replaces \
+                  WiscKey",
     },
     PeerStore {
         name: "leveldb",

@@ -31,7 +31,7 @@ fn each_commit_becomes_visible_and_every_wait_ends() {
                 for _ in 0..count {
                     let guard = epoch::pin();
                     let seq = window.reserve(&guard, |_, word| ReserveDecision::Yes(word.take_seq()));
-                    let seq = seq.expect("nobody closes it").0;
+                    let seq = seq.expect("the window stays open").0;
                     drop(guard);
                     assert!(progress.visible() < seq, "it is not complete");
                     progress.complete(seq).expect("no commit fails");
@@ -116,7 +116,7 @@ fn a_closed_window_gives_each_seq_once() {
                 let before = closed.word;
                 thread::yield_now();
                 world.2.lock().push(closed.word.take_seq());
-                assert_eq!(before.next(), world.0.word().next(), "nobody reserved");
+                assert_eq!(before.next(), world.0.word().next(), "a commit was reserved in between");
                 closed.set_tail_set(TailSet::default());
             })
         };

@@ -46,7 +46,7 @@ fn draw(left: u32) -> bool {
 
 /// Returns the gap for 53 random bits: 1 with a probability of 1/64, 2 with 63/64 of that, and so
 /// on.
-#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "within 1 and LONGEST")]
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between 1 and MAX_GAP")]
 fn gap_of(bits: u64) -> u32 {
     let unit = (bits >> 11) as f64 / (1u64 << 53) as f64;
     let gap = (1.0 - unit).ln() / (1.0 - 1.0 / SAMPLE_WEIGHT as f64).ln();
@@ -58,7 +58,7 @@ fn random() -> u64 {
     SEED.with(|seed| {
         let mut state = seed.get();
         if state == 0 {
-            #[allow(clippy::cast_possible_truncation, reason = "half of the bits will do")]
+            #[allow(clippy::cast_possible_truncation, reason = "half of the bits are enough")]
             let bits = random_bits() as u64;
             state = bits;
         }

@@ -134,7 +134,7 @@ fn an_unused_recorder_allocates_nothing() {
 #[test]
 fn threads_do_not_lose_calls() {
     let load = WorkloadRecorder::default();
-    #[allow(clippy::disallowed_methods, reason = "a test of what threads do")]
+    #[allow(clippy::disallowed_methods, reason = "a test of concurrent threads")]
     std::thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| {

@@ -539,7 +539,10 @@ impl Engine for CedrusEngine {
     }
 
     fn freeze(&self) {
-        debug_assert!(!self.deferred_replay.has_pending(), "the store asks whether it has caught up");
+        debug_assert!(
+            !self.deferred_replay.has_pending(),
+            "the store freezes only after the deferred replay"
+        );
         self.accounting.freeze();
         self.replay_cost.freeze();
         self.trie.freeze();

@@ -53,7 +53,7 @@ pub(crate) fn save(engine: &CedrusEngine, out: &mut dyn ImageSink) -> Result<()>
         let heap = engine.trie.heap();
         let none = FrozenTrie::empty(vec![(EMPTY_REF, 1 << engine.trie.shape().root_bits)]);
         let frozen = heap.frozen.as_ref().unwrap_or(&none);
-        debug_assert!(frozen.pages.is_empty(), "the store asks whether it is settled");
+        debug_assert!(frozen.pages.is_empty(), "the store saves only after all frozen pages are written");
         (FrozenTable::of(frozen), frozen.root.clone(), frozen.entries, frozen.counts.clone())
     };
     let table = engine.trie_file.finish_checkpoint(&table)?;

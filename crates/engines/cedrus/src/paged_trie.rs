@@ -77,7 +77,7 @@ impl PagedTrie {
     pub(crate) fn insert(&self, hash: u32, at: Address) {
         let guard = &epoch::pin();
         assert!(!self.find(hash, guard).contains(&at));
-        self.trie.insert(TrieEntry::new(hash, at), guard).expect("its way is in memory");
+        self.trie.insert(TrieEntry::new(hash, at), guard).expect("its path is in memory");
     }
 
     /// Changes the address of an entry.

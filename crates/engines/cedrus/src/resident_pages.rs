@@ -505,10 +505,7 @@ mod tests {
     }
 
     /// Returns whether the system may replace the pages there by a huge page, according to smaps.
-    #[allow(
-        clippy::disallowed_methods,
-        reason = "what the system knows of this process is in no file of a database"
-    )]
+    #[allow(clippy::disallowed_methods, reason = "reads /proc of this process")]
     fn may_become_huge(at: usize) -> bool {
         let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
         let mut is_here = false;

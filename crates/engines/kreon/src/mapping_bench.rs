@@ -53,7 +53,7 @@ impl BenchDir {
     }
 }
 
-#[allow(clippy::disallowed_methods, reason = "what it made itself")]
+#[allow(clippy::disallowed_methods, reason = "removes its own directory")]
 impl Drop for BenchDir {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
@@ -226,8 +226,8 @@ fn a_hit_costs_little_more_than_a_mapping() {
         gets[round % 2].push(get);
         scans[round % 2].push(walk);
     }
-    for (what, [ours, theirs]) in [("get", gets), ("scan of 50", scans)] {
+    for (operation, [ours, theirs]) in [("get", gets), ("scan of 50", scans)] {
         let (ours, theirs) = (median(ours), median(theirs));
-        println!("{what}: {ours:.0} ns, over a mapping {theirs:.0} ns: {:.2} x", ours / theirs);
+        println!("{operation}: {ours:.0} ns, over a mapping {theirs:.0} ns: {:.2} x", ours / theirs);
     }
 }

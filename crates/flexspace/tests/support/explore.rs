@@ -145,7 +145,7 @@ fn check(
         for (number, moment) in moments.iter().enumerate() {
             for keep in moment.pending().keeps(3, 3, seed ^ number as u64) {
                 opened += check(&moment.power_cut(&keep), states, marks, None)
-                    .map_err(|what| format!("second crash at moment {number}, {keep:?}: {what}"))?;
+                    .map_err(|failure| format!("second crash at moment {number}, {keep:?}: {failure}"))?;
             }
         }
         let _ = served;
@@ -173,8 +173,8 @@ pub(crate) fn explore(
         totals.points += 1;
         let keeps = point.image.pending().keeps(4, 4, seed ^ number as u64);
         let cuts = keeps.into_iter().map(|keep| (point.image.power_cut(&keep), format!("{keep:?}")));
-        for (image, what) in cuts.chain([(point.image.kill(), "killed".to_owned())]) {
-            let is_kill = what == "killed";
+        for (image, crash) in cuts.chain([(point.image.kill(), "killed".to_owned())]) {
+            let is_kill = crash == "killed";
             if !seen.insert((image.hash(), is_kill, point.marks.durable, point.marks.issued)) && !is_kill {
                 continue;
             }
@@ -182,7 +182,7 @@ pub(crate) fn explore(
             let deep = totals.images.is_multiple_of(499).then_some(seed);
             let opened = check(&image, &states, point.marks, deep).map_err(|error| {
                 format!(
-                    "seed {seed} of {count} steps (paranoid: {is_paranoid}), after disk operation {number}, {what}: {error}"
+                    "seed {seed} of {count} steps (paranoid: {is_paranoid}), after disk operation {number}, {crash}: {error}"
                 )
             })?;
             totals.recovery_images += opened - 1;

@@ -86,12 +86,12 @@ fn try_lock(path: &Path, share: LockMode, mode: u32) -> io::Result<Option<LockOu
     };
     let fd = match open_fd_mode(path, flags | OFlags::NONBLOCK | OFlags::NOFOLLOW, mode) {
         Err(e) if e.raw_os_error() == Some(Errno::LOOP.raw_os_error()) => {
-            return Err(is_no_file("a symbolic link"));
+            return Err(not_a_lock_file("a symbolic link"));
         }
         opened => opened?,
     };
     if FileType::from_raw_mode(rustix::fs::fstat(&fd)?.st_mode) != FileType::RegularFile {
-        return Err(is_no_file("not a regular file"));
+        return Err(not_a_lock_file("not a regular file"));
     }
     match retry_interrupted(|| rustix::fs::flock(&fd, without_waiting(share))) {
         Ok(()) if !is_at(&fd, path)? => Ok(None),
@@ -107,8 +107,8 @@ fn try_lock(path: &Path, share: LockMode, mode: u32) -> io::Result<Option<LockOu
     }
 }
 
-fn is_no_file(what: &str) -> io::Error {
-    io::Error::other(format!("it is {what}, and may refer to a file of another program; remove it"))
+fn not_a_lock_file(kind: &str) -> io::Error {
+    io::Error::other(format!("it is {kind}, and may refer to a file of another program; remove it"))
 }
 
 /// Removes permissions of the lock file that are not in `mode`. A failure is ignored, because the
@@ -157,7 +157,7 @@ fn read_owner_pid(fd: &OwnedFd, asked: LockMode) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::disallowed_methods, reason = "tests of the door stand outside of it")]
+    #![allow(clippy::disallowed_methods, reason = "tests of the disk layer access files directly")]
 
     use super::*;
     use std::os::unix::fs::{PermissionsExt, symlink};

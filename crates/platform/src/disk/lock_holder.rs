@@ -178,7 +178,7 @@ mod tests {
         let _alone = FORKING.lock();
         let scratch = ScratchDir::new();
         assert!(!LockQueueTurn::is_writer_waiting(&scratch.0));
-        let turn = LockQueueTurn::try_take(&scratch.0, LockMode::Exclusive).expect("nobody waits");
+        let turn = LockQueueTurn::try_take(&scratch.0, LockMode::Exclusive).expect("no other process waits");
         assert!(
             LockQueueTurn::try_take(&scratch.0, LockMode::Exclusive).is_none()
                 && LockQueueTurn::is_writer_waiting(&scratch.0)

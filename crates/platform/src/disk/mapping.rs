@@ -437,7 +437,7 @@ mod tests {
 
     /// A file system in memory keeps all pages, so the test passes trivially there.
     #[test]
-    #[allow(clippy::disallowed_methods, reason = "tests of the door stand outside of it")]
+    #[allow(clippy::disallowed_methods, reason = "tests of the disk layer access files directly")]
     fn what_left_memory_in_a_sync_is_not_read_again_and_the_rest_is_mapped() {
         const PAGES: u64 = 3000;
         let scratch = crate::disk::scratch::ScratchDir::new();
@@ -463,8 +463,8 @@ mod tests {
         assert!(before[600..900].iter().all(|is| *is));
     }
 
-    /// Ranges within a page, of no bytes, and behind the mapping contain no page to unmap. A mapping
-    /// shorter than a page has none.
+    /// Ranges within a page, empty ranges and ranges behind the mapping have no page to unmap. A
+    /// mapping shorter than a page has none.
     #[test]
     #[allow(clippy::disallowed_methods, reason = "tests of the disk layer access files directly")]
     fn a_range_without_pages_is_not_unmapped() {

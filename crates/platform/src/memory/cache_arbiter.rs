@@ -154,7 +154,7 @@ impl CacheShare {
 
     /// Records that `thing`, of `bytes`, was not cached and had to be read. Returns true if it was
     /// evicted recently: a larger cache would have had it.
-    #[allow(clippy::must_use_candidate, reason = "most caches take in whatever they miss")]
+    #[allow(clippy::must_use_candidate, reason = "most caches insert every missed entry")]
     pub fn record_miss(&self, thing: u64, bytes: u64) -> bool {
         let Some(ghosts) = self.ghosts.get() else { return false };
         let (place, mark) = ghost(thing, ghosts.len());

@@ -347,7 +347,7 @@ mod interleavings {
                     sizes.into_iter().for_each(|now| both.0.update_held(MemoryPart::Index, &both.1, now))
                 })
             });
-            settlers.into_iter().for_each(|settler| settler.join().expect("it settles"));
+            settlers.into_iter().for_each(|settler| settler.join().expect("no panic"));
             assert_eq!(both.0.used(MemoryPart::Index), both.1.load(Ordering::Relaxed));
             both.0.update_held(MemoryPart::Index, &both.1, 0);
             assert_eq!(both.0.total(), 0);

@@ -42,7 +42,7 @@ pub fn explore(schedules: u64, scenario: impl Fn() + Clone + Send + Sync + 'stat
     let mut done =
         Runner::new(RandomScheduler::new_from_seed(seed, half), config.clone()).run(scenario.clone());
     done += Runner::new(PctScheduler::new_from_seed(seed, DEPTH, half), config).run(scenario);
-    assert!(done > 0, "nothing was played");
+    assert!(done > 0, "no schedule was explored");
     println!("{done} schedules");
 }
 
@@ -151,13 +151,13 @@ impl<T: ?Sized> Deref for MutexGuard<'_, T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        self.inner.as_ref().expect("only a wait takes it, and gives it back")
+        self.inner.as_ref().expect("only `Condvar::wait` takes the guard, and returns it")
     }
 }
 
 impl<T: ?Sized> DerefMut for MutexGuard<'_, T> {
     fn deref_mut(&mut self) -> &mut T {
-        self.inner.as_mut().expect("only a wait takes it, and gives it back")
+        self.inner.as_mut().expect("only `Condvar::wait` takes the guard, and returns it")
     }
 }
 
@@ -168,7 +168,7 @@ pub struct Condvar(shuttle::sync::Condvar);
 impl Condvar {
     /// Equivalent of the method in parking_lot.
     pub fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
-        let inner = guard.inner.take().expect("only a wait takes it, and gives it back");
+        let inner = guard.inner.take().expect("only `Condvar::wait` takes the guard, and returns it");
         guard.inner = Some(self.0.wait(inner).unwrap_or_else(PoisonError::into_inner));
     }
 

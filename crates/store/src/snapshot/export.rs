@@ -32,7 +32,7 @@ pub struct ExportedState {
     /// Files that were created for it.
     created_files: Vec<PathBuf>,
     /// In a lock, because pins of engines need not be `Sync`; it is only dropped.
-    #[expect(dead_code, reason = "what is held, until the end")]
+    #[expect(dead_code, reason = "held until the export ends")]
     pinned: Mutex<PinnedState>,
 }
 

@@ -89,7 +89,7 @@ pub fn back_up_during(
     };
     let done = db.backup(dir, options);
     match failed {
-        Some(why) => Err(format!("beside the backup: {why}")),
+        Some(why) => Err(format!("during the backup: {why}")),
         None => Ok((expect_ok("backup", done)?, then)),
     }
 }
@@ -108,7 +108,7 @@ pub fn restore_and_compare(
     let to = dir.with_extension("again");
     let builder = || fixture.builder_on(Arc::clone(disk));
     expect_ok("restore", builder().restore(dir, &to, None))?;
-    let db = expect_ok("open of what was restored", builder().open(&to))?;
+    let db = expect_ok("open of the restored database", builder().open(&to))?;
     compare(&db, then).map_err(|why| format!("restored: {why}"))?;
     let mut findings = Vec::new();
     expect_ok("verify", db.verify(|error| findings.push(error.to_string())))?;

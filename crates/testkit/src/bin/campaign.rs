@@ -55,7 +55,7 @@ fn main() -> ExitCode {
     let subject = TestSubject::by_name(engine);
     let numbers = (seed.parse().ok(), seconds.parse().ok(), cases.parse().ok(), workers.parse().ok());
     let (Some(subject), (Some(seed), Some(seconds), Some(cases), Some(workers))) = (subject, numbers) else {
-        eprintln!("what is {words:?}?");
+        eprintln!("unknown words {words:?}");
         return ExitCode::from(2);
     };
     let budget = Budget { seconds, cases, workers };

@@ -212,7 +212,7 @@ impl StoredDatabase {
             damages.push(InjectedDamage::File(
                 path.with_file_name(format!("{stem}.copy")),
                 self.bytes(&path),
-                "a file nobody knows",
+                "an unknown file",
             ));
         }
         damages

@@ -452,7 +452,7 @@ fn second_crash(
     let expected = second_expected(recording, moment, expected);
     let phase = if moment.marks.is_some() { "after" } else { "in" };
     check(machine, expected, AfterRecovery::PowerCut, None)
-        .map_err(|what| format!("second crash, {phase} recovery: {what}"))
+        .map_err(|failure| format!("second crash, {phase} recovery: {failure}"))
         .map(drop)
 }
 

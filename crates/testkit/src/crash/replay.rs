@@ -168,7 +168,7 @@ fn parse_point(text: &str) -> Result<(usize, Option<KeepChoice>), String> {
     let number = number.parse().map_err(|_| "a moment is a number")?;
     match keep.trim() {
         "killed" => Ok((number, None)),
-        word => Ok((number, Some(parse_keep(word).ok_or(format!("what is {word:?}?"))?))),
+        word => Ok((number, Some(parse_keep(word).ok_or(format!("unknown word {word:?}"))?))),
     }
 }
 

@@ -13,7 +13,7 @@ use super::history::KEYSPACE_NAMES;
 pub struct TestRandom(u64);
 
 impl TestRandom {
-    /// Returns a generator whose numbers depend on `seed` only.
+    /// Returns a generator. Its numbers depend on `seed` only.
     #[must_use]
     pub fn new(seed: u64) -> TestRandom {
         TestRandom(seed)

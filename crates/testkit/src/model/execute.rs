@@ -95,7 +95,7 @@ fn expect_ok<T>(what: &str, answer: Result<T>) -> std::result::Result<T, String>
     answer.map_err(|e| format!("{what} answers {e:?}"))
 }
 
-fn same<T: PartialEq + fmt::Debug>(what: impl fmt::Display, got: &T, expected: &T) -> StepResult {
+fn same<T: PartialEq + fmt::Debug>(name: impl fmt::Display, got: &T, expected: &T) -> StepResult {
     if got == expected {
         return Ok(());
     }
@@ -107,7 +107,7 @@ fn same<T: PartialEq + fmt::Debug>(what: impl fmt::Display, got: &T, expected: &
         }
         text
     };
-    Err(format!("{what} is {}, not {}", short(got), short(expected)))
+    Err(format!("{name} is {}, not {}", short(got), short(expected)))
 }
 
 /// Like [`same`], but describes the first difference.
@@ -379,11 +379,11 @@ impl<'a> ModelRunner<'a> {
             ConcurrentChange::Remove => (None, if before.is_some() { 2 } else { 1 }),
             ConcurrentChange::None => (before.clone(), 1),
         };
-        same("how often update ran", &seen.len(), &runs)?;
-        same("what update saw first", &seen[0], &before)?;
-        same("what update saw last", &seen[runs - 1], &now)?;
+        same("number of calls of the closure", &seen.len(), &runs)?;
+        same("first value that update saw", &seen[0], &before)?;
+        same("last value that update saw", &seen[runs - 1], &now)?;
         let expected: Option<Arc<[u8]>> = updated(how, now.as_deref()).map(Arc::from);
-        same("what update made", &new, &expected)?;
+        same("result of update", &new, &expected)?;
         match expected {
             Some(value) => drop(self.map(space).insert(name, value)),
             None => drop(self.map(space).remove(&name)),

@@ -121,7 +121,7 @@ impl StepGenerator {
     }
 
     /// Draws a key; a few keys are drawn most of the time.
-    #[expect(clippy::cast_possible_truncation, reason = "120")]
+    #[expect(clippy::cast_possible_truncation, reason = "keys are below 120")]
     fn key(&mut self) -> u16 {
         let span = [8, 30, usize::from(KEYS)][self.below(3)];
         let offset = if span == 8 { 40 } else { 0 };

@@ -1,6 +1,6 @@
 //! Scenario 24, and mappings: handles that outlive the database. On the real disk.
 
-#![expect(clippy::disallowed_methods, reason = "real files are cut behind the database's back")]
+#![expect(clippy::disallowed_methods, reason = "truncates files of the real disk directly")]
 
 use std::path::PathBuf;
 

@@ -240,7 +240,7 @@ fn an_image_restores_every_entry() {
 
 #[test]
 fn memory_per_key_is_within_the_documented_bound() {
-    for (what, layout, most) in [("8 bytes", 0, 8 + 24), ("27 bytes", 1, 27 + 24)] {
+    for (name, layout, most) in [("8 bytes", 0, 8 + 24), ("27 bytes", 1, 27 + 24)] {
         let index = index(false);
         let mut worst = 0.0f64;
         for n in 0..300_000u64 {
@@ -253,8 +253,8 @@ fn memory_per_key_is_within_the_documented_bound() {
                 worst = worst.max(index.bytes() as f64 / n as f64);
             }
         }
-        println!("{what}: {worst:.1} bytes a key");
-        assert!(worst < f64::from(most), "{what}: {worst} bytes a key");
+        println!("{name}: {worst:.1} bytes a key");
+        assert!(worst < f64::from(most), "{name}: {worst} bytes a key");
     }
 }
 

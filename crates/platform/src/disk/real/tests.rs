@@ -1,6 +1,6 @@
 //! Tests of the real disk, on the file system of the temporary directory.
 
-#![allow(clippy::disallowed_methods, reason = "tests of the door stand outside of it")]
+#![allow(clippy::disallowed_methods, reason = "tests of the disk layer access files directly")]
 
 use super::*;
 use crate::disk::scratch::ScratchDir;

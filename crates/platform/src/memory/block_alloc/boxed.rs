@@ -40,7 +40,7 @@ impl<T> BlockBox<T> {
     /// `raw` comes from [`BlockBox::into_raw`] and is passed here only once.
     #[must_use]
     pub unsafe fn from_raw(raw: *mut T) -> BlockBox<T> {
-        BlockBox(NonNull::new(raw).expect("of a piece"))
+        BlockBox(NonNull::new(raw).expect("a pointer to a block"))
     }
 }
 
@@ -90,7 +90,7 @@ impl<T> BlockSlice<T> {
     /// Creates a slice of `count` items, each returned by `item`.
     pub fn new(count: usize, item: impl Fn() -> T) -> BlockSlice<T> {
         const { assert!(align_of::<T>() <= SMALL_ALIGN) };
-        let bytes = count.checked_mul(size_of::<T>()).expect("a row is far below the half of all memory");
+        let bytes = count.checked_mul(size_of::<T>()).expect("an array is far below the half of all memory");
         let start = allocate(bytes).cast::<T>();
         for index in 0..count {
             // SAFETY:

@@ -195,7 +195,7 @@ pub const fn block_align(bytes: usize) -> usize {
 
 fn layout(bytes: usize) -> Layout {
     Layout::from_size_align(bytes.max(1), block_align(bytes))
-        .expect("a piece is far below the half of all memory")
+        .expect("a block is far below the half of all memory")
 }
 
 /// Returns the first bit from `from` on with the value `is_set`, or `UNITS` if there is none.
@@ -341,7 +341,7 @@ impl BlockShard {
         // SAFETY:
         // * The caller guarantees it.
         let units = unsafe { self.units(chunk) };
-        assert!(units.len_from(first) == Some(count), "a piece is given back once, as long as it is (I2)");
+        assert!(units.len_from(first) == Some(count), "a block is freed once, with its length (I2)");
         let (before, longest) = units.flip(first, count);
         self.update_listing(chunk, before, longest);
         BLOCK_BYTES.fetch_sub((count * UNIT) as u64, Ordering::Relaxed);
@@ -484,7 +484,7 @@ pub unsafe fn free(start: NonNull<u8>, bytes: usize) {
     // * The chunk has a block, so no thread writes the shard in its head (I3), and no reference
     //   covers it.
     let number = unsafe { (&raw const (*head).shard).read() };
-    assert!(number != 0 && rest == 0, "a piece is given back once: its chunk has none");
+    assert!(number != 0 && rest == 0, "a block is freed once: the chunk has no blocks");
     let number = number - 1;
     let Some(mut shard) = try_lock(&OPEN[number]) else {
         // SAFETY:

@@ -75,7 +75,8 @@ impl MarkedBlock {
 
 impl Drop for MarkedBlock {
     fn drop(&mut self) {
-        let start = NonNull::new(with_exposed_provenance_mut::<u8>(self.start)).expect("of a piece");
+        let start =
+            NonNull::new(with_exposed_provenance_mut::<u8>(self.start)).expect("a pointer to a block");
         // SAFETY:
         // * The block has `bytes` bytes, which `new` wrote, and `self` owns it.
         unsafe {
