@@ -431,8 +431,10 @@ fn check_recovered(
     let can_shake = case.can_fail(CallClass::Sync) || case.can_fail(CallClass::SyncDir);
     let is_cache_whole = !(can_shake && (watch.is_poisoned || watch.reopen_failed));
     let from = if is_cache_whole { marks.acked } else { marks.durable };
-    // After a failed directory sync a later sync cannot save the lost name, only the file's bytes.
-    let end = if case.can_fail(CallClass::SyncDir) { AfterRecovery::Close } else { AfterRecovery::PowerCut };
+    // After a failed sync of a directory or volume a later sync cannot save the lost name, only the
+    // file's bytes.
+    let may_lose_names = case.can_fail(CallClass::SyncDir) || machine.recording_disk.has_failed_volume_sync();
+    let end = if may_lose_names { AfterRecovery::Close } else { AfterRecovery::PowerCut };
     check(&machine.after_kill(), expected(from), end, None)
         .map_err(|failure| format!("reopened: {failure}"))?;
     for keep in [KeepChoice::None, KeepChoice::Seeded { seed: case.nth, percent: 50 }] {

@@ -9,15 +9,18 @@
 //!
 //! ## Blind spots
 //!
-//! Stores through a mapping that do not use [`File::append_at`]; accesses that bypass the disk.
+//! Stores through a mapping that do not use [`File::append_at`]; accesses that bypass the disk. A
+//! defect of the syncs of some files or of directories hides the volume, because the sync of a
+//! volume would repair its effect.
 
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use sheaf_platform::disk::{
-    DescriptorStats, DirEntry, Disk, File, LockMode, LockOutcome, OpenMode, Permissions,
+    DescriptorStats, DirEntry, Disk, File, LockMode, LockOutcome, OpenMode, Permissions, Volume,
 };
 use sheaf_platform::sync::Mutex;
 
@@ -111,8 +114,33 @@ pub enum DiskDefect {
     HiddenWriteFailure,
 }
 
+impl DiskDefect {
+    /// Whether the sync of a volume would do the work that the defect omits.
+    fn is_repaired_by_volume_sync(self) -> bool {
+        matches!(
+            self,
+            DiskDefect::IgnoredSyncOf(_) | DiskDefect::IgnoredSyncDir | DiskDefect::IgnoredSyncDirOf(_)
+        )
+    }
+}
+
 type CallObserver = Box<dyn FnMut(DiskCallKind, &Path) + Send>;
 type PathHook = Arc<dyn Fn(&Path) + Send + Sync>;
+
+/// File or volume to sync.
+enum SyncTarget {
+    File(Arc<dyn File>),
+    Volume(Arc<dyn Volume>),
+}
+
+impl SyncTarget {
+    fn sync(&self) -> io::Result<()> {
+        match self {
+            SyncTarget::File(file) => file.sync(),
+            SyncTarget::Volume(volume) => volume.sync(),
+        }
+    }
+}
 
 #[derive(Default)]
 struct RecordingState {
@@ -125,7 +153,8 @@ struct RecordingState {
     sync_hook: Option<PathHook>,
     defect: DiskDefect,
     syncs: u64,
-    delayed_sync: Option<Arc<dyn File>>,
+    delayed_sync: Option<SyncTarget>,
+    has_failed_volume_sync: bool,
     delayed_write: Option<(Arc<dyn File>, u64, Vec<u8>)>,
 }
 
@@ -139,6 +168,42 @@ impl RecordingState {
         if let Some(watcher) = self.observer.as_mut().filter(|_| class.changes_disk()) {
             watcher(class, path);
         }
+    }
+
+    /// Returns the file or volume to sync for a sync of `requested`, if any.
+    fn sync_target(&mut self, path: &Path, requested: SyncTarget) -> Option<SyncTarget> {
+        self.syncs += 1;
+        match self.defect {
+            DiskDefect::IgnoredSync => None,
+            DiskDefect::IgnoredSyncOf(part) if path.to_string_lossy().contains(part) => None,
+            DiskDefect::EverySecondSyncIgnored if self.syncs.is_multiple_of(2) => None,
+            DiskDefect::DelayedSync => self.delayed_sync.replace(requested),
+            _ => Some(requested),
+        }
+    }
+}
+
+/// Executes the sync `execute`, and `retry` after a failure, according to the defect. Returns the
+/// result to report.
+fn sync_with_defect(
+    state: &Mutex<RecordingState>,
+    execute: impl FnOnce() -> io::Result<()>,
+    retry: impl FnOnce() -> io::Result<()>,
+) -> io::Result<()> {
+    let answer = execute();
+    let defect = state.lock().defect;
+    match defect {
+        DiskDefect::HiddenSyncFailure => Ok(()),
+        DiskDefect::RetriedSync => answer.or_else(|_| retry()),
+        _ => answer,
+    }
+}
+
+/// Calls the hook of syncs.
+fn run_sync_hook(state: &Mutex<RecordingState>, path: &Path) {
+    let host = state.lock().sync_hook.clone();
+    if let Some(host) = host {
+        host(path); // without the lock
     }
 }
 
@@ -194,7 +259,8 @@ impl RecordingDisk {
         self.state.lock().append_hook = Some(Arc::new(appender));
     }
 
-    /// Calls `host` after every sync of a file, before the sync returns. It may use the disk.
+    /// Calls `host` after every sync of a file or volume, before the sync returns. It may use the
+    /// disk.
     pub fn on_sync(&self, host: impl Fn(&Path) + Send + Sync + 'static) {
         self.state.lock().sync_hook = Some(Arc::new(host));
     }
@@ -207,6 +273,13 @@ impl RecordingDisk {
     /// Sets the defect from now on.
     pub fn set_defect(&self, defect: DiskDefect) {
         self.state.lock().defect = defect;
+    }
+
+    /// Whether the sync of a volume failed. It may have lost names, which no later sync of a
+    /// directory saves.
+    #[must_use]
+    pub fn has_failed_volume_sync(&self) -> bool {
+        self.state.lock().has_failed_volume_sync
     }
 
     fn record(&self, class: DiskCallKind, path: &Path) {
@@ -270,6 +343,31 @@ impl Disk for RecordingDisk {
         self.record(DiskCallKind::FreeSpace, path);
         self.inner.free_space(path)
     }
+    fn free_files(&self, path: &Path) -> io::Result<Option<(u64, u64)>> {
+        self.record(DiskCallKind::FreeSpace, path);
+        self.inner.free_files(path)
+    }
+    fn disk_bytes(&self, dir: &Path) -> io::Result<u64> {
+        self.record(DiskCallKind::List, dir);
+        self.inner.disk_bytes(dir)
+    }
+    fn real_path(&self, path: &Path) -> PathBuf {
+        self.inner.real_path(path)
+    }
+    fn volume(&self, dir: &Path) -> io::Result<Arc<dyn Volume>> {
+        self.record(DiskCallKind::Open, dir);
+        if self.state.lock().defect.is_repaired_by_volume_sync() {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        let below = self.inner.volume(dir)?;
+        Ok(Arc::new(RecordingVolume { inner: below, dir: dir.to_path_buf(), state: Arc::clone(&self.state) }))
+    }
+    fn spread_dirs(&self, dir: &Path) {
+        self.inner.spread_dirs(dir);
+    }
+    fn cpu_time(&self) -> Option<Duration> {
+        self.inner.cpu_time()
+    }
     fn with_descriptor_limit(&self, limit: u32) -> Option<Arc<dyn Disk>> {
         let below = self.inner.with_descriptor_limit(limit)?;
         Some(Arc::new(RecordingDisk { inner: below, state: Arc::clone(&self.state) }))
@@ -286,6 +384,40 @@ impl Disk for RecordingDisk {
     }
     fn mode(&self, path: &Path) -> Option<u32> {
         self.inner.mode(path)
+    }
+}
+
+struct RecordingVolume {
+    inner: Arc<dyn Volume>,
+    dir: PathBuf,
+    state: Arc<Mutex<RecordingState>>,
+}
+
+impl fmt::Debug for RecordingVolume {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("RecordingVolume").field(&self.dir).finish()
+    }
+}
+
+impl Volume for RecordingVolume {
+    fn sync(&self) -> io::Result<()> {
+        self.state.lock().record(DiskCallKind::Sync, &self.dir);
+        let requested = SyncTarget::Volume(Arc::clone(&self.inner));
+        let target = self.state.lock().sync_target(&self.dir, requested);
+        let answer = match target {
+            Some(target) => sync_with_defect(
+                &self.state,
+                || {
+                    let answer = target.sync();
+                    self.state.lock().has_failed_volume_sync |= answer.is_err();
+                    answer
+                },
+                || self.inner.sync(),
+            ),
+            None => Ok(()),
+        };
+        run_sync_hook(&self.state, &self.dir);
+        answer
     }
 }
 
@@ -306,37 +438,25 @@ impl RecordingFile {
         self.state.lock().record(class, &self.path);
     }
 
-    fn run_sync_hook(&self) {
-        let host = self.state.lock().sync_hook.clone();
-        if let Some(host) = host {
-            host(&self.path); // without the lock
-        }
-    }
-
     fn name_contains(&self, part: &str) -> bool {
         self.path.to_string_lossy().contains(part)
     }
 
-    /// Returns the file to sync for a sync of this file, if any.
-    fn sync_target(&self) -> Option<Arc<dyn File>> {
-        let mut state = self.state.lock();
-        state.syncs += 1;
-        match state.defect {
-            DiskDefect::IgnoredSync => None,
-            DiskDefect::IgnoredSyncOf(part) if self.name_contains(part) => None,
-            DiskDefect::EverySecondSyncIgnored if state.syncs.is_multiple_of(2) => None,
-            DiskDefect::DelayedSync => state.delayed_sync.replace(Arc::clone(&self.inner)),
-            _ => Some(Arc::clone(&self.inner)),
-        }
-    }
-
-    /// Returns the result to report for a sync with this result.
-    fn sync_result(&self, answer: io::Result<()>) -> io::Result<()> {
-        match self.state.lock().defect {
-            DiskDefect::HiddenSyncFailure => Ok(()),
-            DiskDefect::RetriedSync => answer.or_else(|_| self.inner.sync()),
-            _ => answer,
-        }
+    /// Syncs this file by `sync`, or another target, according to the defect.
+    fn sync_by(&self, sync: impl FnOnce(&dyn File) -> io::Result<()>) -> io::Result<()> {
+        self.record(DiskCallKind::Sync);
+        let requested = SyncTarget::File(Arc::clone(&self.inner));
+        let target = self.state.lock().sync_target(&self.path, requested);
+        let retry = || self.inner.sync();
+        let answer = match target {
+            Some(SyncTarget::File(file)) if Arc::ptr_eq(&file, &self.inner) => {
+                sync_with_defect(&self.state, || sync(&*file), retry)
+            }
+            Some(target) => sync_with_defect(&self.state, || target.sync(), retry),
+            None => Ok(()),
+        };
+        run_sync_hook(&self.state, &self.path);
+        answer
     }
 
     /// Writes `bytes` according to the defect, and returns the result to report.
@@ -385,9 +505,20 @@ impl File for RecordingFile {
         }
         self.write_with_defect(bytes, |bytes| self.inner.write_at(offset, bytes))
     }
+    fn write_direct(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.record(DiskCallKind::Write);
+        if self.delay_write(offset, bytes)? {
+            return Ok(());
+        }
+        self.write_with_defect(bytes, |bytes| self.inner.write_direct(offset, bytes))
+    }
     fn len(&self) -> io::Result<u64> {
         self.record(DiskCallKind::Len);
         self.inner.len()
+    }
+    fn opened_len(&self) -> io::Result<u64> {
+        self.record(DiskCallKind::Len);
+        self.inner.opened_len()
     }
     fn set_len(&self, len: u64) -> io::Result<()> {
         self.record(DiskCallKind::SetLen);
@@ -397,28 +528,25 @@ impl File for RecordingFile {
         self.record(DiskCallKind::Allocate);
         self.inner.allocate(len)
     }
+    fn has_blocks(&self, len: u64) -> io::Result<bool> {
+        self.record(DiskCallKind::Len);
+        self.inner.has_blocks(len)
+    }
     fn punch_hole(&self, offset: u64, len: u64) -> io::Result<()> {
         self.record(DiskCallKind::Write);
         self.inner.punch_hole(offset, len)
     }
+    fn start_sync(&self) {
+        self.inner.start_sync();
+    }
+    fn drop_cached(&self, offset: u64, len: u64) {
+        self.inner.drop_cached(offset, len);
+    }
     fn sync(&self) -> io::Result<()> {
-        self.record(DiskCallKind::Sync);
-        let answer = match self.sync_target() {
-            Some(file) => self.sync_result(file.sync()),
-            None => Ok(()),
-        };
-        self.run_sync_hook();
-        answer
+        self.sync_by(|file| file.sync())
     }
     fn sync_to(&self, end: u64) -> io::Result<()> {
-        self.record(DiskCallKind::Sync);
-        let answer = match self.sync_target() {
-            Some(file) if Arc::ptr_eq(&file, &self.inner) => self.sync_result(file.sync_to(end)),
-            Some(file) => self.sync_result(file.sync()),
-            None => Ok(()),
-        };
-        self.run_sync_hook();
-        answer
+        self.sync_by(|file| file.sync_to(end))
     }
     fn map(&self, len: u64) {
         self.inner.map(len);
@@ -431,6 +559,15 @@ impl File for RecordingFile {
     fn prefetch(&self, offset: u64, lines: usize) {
         self.inner.prefetch(offset, lines);
     }
+    fn advise_random(&self) {
+        self.inner.advise_random();
+    }
+    fn will_need(&self, offset: u64, len: u64) {
+        self.inner.will_need(offset, len);
+    }
+    fn is_cached(&self, offset: u64) -> bool {
+        self.inner.is_cached(offset)
+    }
     fn append_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         self.record(DiskCallKind::Write);
         let appender = self.state.lock().append_hook.clone();
@@ -442,11 +579,91 @@ impl File for RecordingFile {
         }
         self.write_with_defect(bytes, |bytes| self.inner.append_at(offset, bytes))
     }
+    fn begin_stores(&self) {
+        self.inner.begin_stores();
+    }
+    fn end_stores(&self, end: u64) {
+        self.inner.end_stores(end);
+    }
     fn make_resident(&self, from: u64, to: u64) {
         self.record(DiskCallKind::Resident);
         self.inner.make_resident(from, to);
     }
     fn is_resident(&self, offset: u64, len: usize) -> bool {
         self.inner.is_resident(offset, len)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sheaf_base::disk::sim::{KeepChoice, SimDisk};
+
+    use super::*;
+
+    const PATH: &str = "/file";
+
+    /// Writes a file on a recording disk with `defect` and syncs the volume, if there is one.
+    /// Returns the disk below.
+    fn write_and_sync_volume(defect: DiskDefect) -> (SimDisk, RecordingDisk, bool) {
+        let sim = SimDisk::new();
+        let recording_disk = RecordingDisk::new(Arc::new(sim.clone()));
+        recording_disk.set_defect(defect);
+        let volume = recording_disk.volume(Path::new("/"));
+        let file = recording_disk.open(Path::new(PATH), OpenMode::Create).unwrap();
+        file.write_at(0, b"bytes").unwrap();
+        if let Ok(volume) = &volume {
+            volume.sync().unwrap();
+        }
+        (sim, recording_disk, volume.is_ok())
+    }
+
+    fn is_durable(sim: &SimDisk) -> bool {
+        sim.power_cut(&KeepChoice::None).read_file(Path::new(PATH)).is_ok_and(|bytes| bytes == b"bytes")
+    }
+
+    #[test]
+    fn the_sync_of_a_volume_is_recorded_and_executed() {
+        let (sim, recording_disk, _) = write_and_sync_volume(DiskDefect::None);
+        assert!(is_durable(&sim));
+        let seen: Arc<Mutex<Vec<(DiskCallKind, PathBuf)>>> = Arc::default();
+        let sink = Arc::clone(&seen);
+        recording_disk.set_observer(move |class, path| sink.lock().push((class, path.to_path_buf())));
+        recording_disk.volume(Path::new("/")).unwrap().sync().unwrap();
+        assert_eq!(*seen.lock(), [(DiskCallKind::Sync, PathBuf::from("/"))]);
+    }
+
+    #[test]
+    fn defects_of_syncs_apply_to_the_volume() {
+        let (sim, _, _) = write_and_sync_volume(DiskDefect::IgnoredSync);
+        assert!(!is_durable(&sim));
+        let (sim, recording_disk, _) = write_and_sync_volume(DiskDefect::DelayedSync);
+        assert!(!is_durable(&sim));
+        recording_disk.open(Path::new("/other"), OpenMode::Create).unwrap().sync().unwrap();
+        assert!(is_durable(&sim), "executed at the next sync");
+        for defect in [
+            DiskDefect::IgnoredSyncOf("file"),
+            DiskDefect::IgnoredSyncDir,
+            DiskDefect::IgnoredSyncDirOf("dir"),
+        ] {
+            assert!(!write_and_sync_volume(defect).2, "{defect:?}");
+        }
+    }
+
+    #[test]
+    fn properties_of_the_disk_below_are_not_hidden() {
+        let sim = SimDisk::new();
+        let recording_disk = RecordingDisk::new(Arc::new(sim.clone()));
+        sim.set_free_files(7, 100);
+        assert_eq!(recording_disk.free_files(Path::new("/")).unwrap(), Some((7, 100)));
+        let file = recording_disk.open(Path::new(PATH), OpenMode::Create).unwrap();
+        assert!(!file.has_blocks(1 << 16).unwrap());
+        file.allocate(1 << 16).unwrap();
+        assert!(file.has_blocks(1 << 16).unwrap());
+        file.write_direct(0, &[1; 4096]).unwrap();
+        assert_eq!(sim.read_file(Path::new(PATH)).unwrap()[..4096], [1; 4096]);
+        assert_eq!(
+            recording_disk.disk_bytes(Path::new("/")).unwrap(),
+            sim.disk_bytes(Path::new("/")).unwrap()
+        );
     }
 }
