@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use sheaf::{Database, Error};
-use sheaf_sim::{CallClass, Fault, FaultKind, KeepChoice, SimDisk};
+use sheaf_sim::{CallClass, Fault, FaultKind, FaultPlan, KeepChoice, SimDisk};
 use sheaf_testkit::crash::explore::ExplorePlan;
 use sheaf_testkit::crash::machine::{DATABASE_DIR, TestMachine};
 
@@ -98,34 +98,63 @@ fn a_value_that_was_read_survives_a_kill() {
     });
 }
 
+/// Fails the `nth` write into the log during a batch of `values` new values, which also overwrites
+/// a durable one. The batch must be complete or absent after each crash. Returns whether the
+/// failure poisoned the database; `None` if the batch makes fewer writes, and therefore commits.
+fn fail_write_of_batch(failure: FaultKind, values: u8, nth: u64) -> Option<bool> {
+    let name = format!("{failure:?}, write {nth} of a batch of {values} values");
+    let machine = TestMachine::new();
+    let db = machine.open().unwrap();
+    let k = keyspace(&db, "k");
+    put_durably(&db, &k, "before", b"1").unwrap();
+    k.insert("buffered", b"1").unwrap();
+    machine.sim.set_faults(Fault::new(CallClass::Write, failure).on(".seg").nth(nth));
+    let mut batch = db.batch();
+    for n in 0..values {
+        batch.insert(&k, format!("new{n}"), [n; 700]);
+    }
+    batch.insert(&k, "before", b"2");
+    let answer = batch.commit();
+    machine.sim.set_faults(FaultPlan::default());
+    if machine.sim.injected() == 0 {
+        assert!(answer.is_ok(), "{name}: {answer:?}");
+        return None;
+    }
+    let is_poisoned = matches!(answer, Err(Error::Poisoned { .. }));
+    assert_eq!(db.stats().poisoned.is_some(), is_poisoned, "{name}: {answer:?}");
+    let visible = if answer.is_ok() { "2" } else { "1" };
+    assert_eq!(text(&k, "before").as_deref(), Some(visible), "{name}: {answer:?}");
+    if is_poisoned {
+        assert!(matches!(k.insert("after", b""), Err(Error::Poisoned { .. })), "{name}");
+        assert!(matches!(db.persist(), Err(Error::Poisoned { .. })), "{name}");
+    }
+    drop((k, db));
+    let cuts = machine.sim.pending().keeps(8, 32, nth);
+    for machine in cuts.iter().map(|keep| machine.after_power_cut(keep)).chain([machine.after_kill()]) {
+        let db = machine.open().unwrap();
+        let k = keyspace(&db, "k");
+        let is_committed = text(&k, "before").unwrap() == "2";
+        let found = (0..values).filter(|n| text(&k, &format!("new{n}")).is_some()).count();
+        let expected = if is_committed { usize::from(values) } else { 0 };
+        assert_eq!(found, expected, "{name}: a part of the batch");
+        assert!(is_poisoned || is_committed == answer.is_ok(), "{name}: {answer:?}");
+        assert_eq!(text(&k, "after"), None);
+    }
+    Some(is_poisoned)
+}
+
 /// Scenario 16. If a write fails after the commit has its number, the database is poisoned, no
-/// later commit succeeds, and a reopening finds a prefix. Here the first write of a batch into the
-/// log fails, also after half of it.
+/// later commit succeeds, and a reopening finds a prefix. Each write of a batch into the log fails
+/// in turn, also after half of it. A larger batch continues in a further segment: it also writes a
+/// seal, and the headers of new segments. A failed header precedes the number, so it fails only the
+/// batch.
 #[test]
 fn a_write_that_fails_after_its_reservation_poisons() {
     for failure in [FaultKind::Io, FaultKind::NoSpace, FaultKind::Torn { sectors: 1 }] {
-        let machine = TestMachine::new();
-        let db = machine.open().unwrap();
-        let k = keyspace(&db, "k");
-        put_durably(&db, &k, "before", b"1").unwrap();
-        k.insert("buffered", b"1").unwrap();
-        machine.sim.set_faults(Fault::new(CallClass::Write, failure).on(".seg"));
-        let mut batch = db.batch();
-        batch.insert(&k, "one", [1; 700]).insert(&k, "two", [2; 700]).insert(&k, "before", b"2");
-        let answer = batch.commit();
-        assert!(matches!(answer, Err(Error::Poisoned { .. })), "{failure:?}: {answer:?}");
-        assert!(matches!(k.insert("after", b""), Err(Error::Poisoned { .. })), "{failure:?}");
-        assert!(matches!(db.persist(), Err(Error::Poisoned { .. })), "{failure:?}");
-        assert!(db.stats().poisoned.is_some());
-        assert_eq!(text(&k, "before").as_deref(), Some("1"), "a commit that was refused is visible");
-        drop((k, db));
-        for machine in machine.after_any_power_cut().chain([TestMachine::with_disk(machine.sim.kill())]) {
-            let db = machine.open().unwrap();
-            let k = keyspace(&db, "k");
-            let parts =
-                [text(&k, "before").unwrap() == "2", text(&k, "one").is_some(), text(&k, "two").is_some()];
-            assert!(parts == [false; 3] || parts == [true; 3], "{failure:?}: half a batch: {parts:?}");
-            assert_eq!(text(&k, "after"), None);
+        for (values, least) in [(2, 1), (10, 3)] {
+            let outcomes = (1..).map_while(|nth| fail_write_of_batch(failure, values, nth));
+            let poisoned = outcomes.filter(|is_poisoned| *is_poisoned).count();
+            assert!(poisoned >= least, "{failure:?}, {values} values: {poisoned} writes poison");
         }
     }
 }
