@@ -41,7 +41,7 @@ fn check_snapshot(reader: &Database, then: &KeyspaceMaps) -> CheckResult {
     compare(reader, then).map_err(|why| format!("attached reader: {why}"))?;
     let mut findings = Vec::new();
     expect_ok("verify of a reader", reader.verify(|error| findings.push(error.to_string())))?;
-    if findings.is_empty() { Ok(()) } else { Err(format!("beside: {findings:?}")) }
+    if findings.is_empty() { Ok(()) } else { Err(format!("damage: {findings:?}")) }
 }
 
 /// Converts a keyspace to another engine and back.
@@ -53,13 +53,15 @@ fn convert_and_convert_back(db: &Database, away: &str) -> CheckResult {
     Ok(())
 }
 
-/// Returns the names of the files that exist for readers only.
-fn reader_files(fixture: &Fixture) -> Vec<String> {
-    let images = fixture.disk().list(&fixture.path().join("images")).unwrap_or_default();
-    images.into_iter().map(|entry| entry.name).filter(|name| name.starts_with("held-")).collect()
+/// Checks that `disk` has no file that exists for readers only.
+fn check_no_reader_files(fixture: &Fixture, disk: &dyn Disk) -> CheckResult {
+    let images = disk.list(&fixture.path().join("images")).unwrap_or_default();
+    let names = images.into_iter().map(|entry| entry.name);
+    let left: Vec<String> = names.filter(|name| name.starts_with("held-")).collect();
+    if left.is_empty() { Ok(()) } else { Err(format!("{left:?} are left")) }
 }
 
-/// Checks that no state is pinned any more.
+/// Checks that no state is pinned any more, and that no file for a reader is left.
 fn check_all_released(fixture: &Fixture, db: &Database) -> CheckResult {
     let stats = db.stats();
     if (stats.pinned_states, stats.pinned_bytes) != (0, 0) {
@@ -68,8 +70,7 @@ fn check_all_released(fixture: &Fixture, db: &Database) -> CheckResult {
             stats.pinned_states, stats.pinned_bytes
         ));
     }
-    let left = reader_files(fixture);
-    if left.is_empty() { Ok(()) } else { Err(format!("{left:?} are left")) }
+    check_no_reader_files(fixture, &**fixture.disk())
 }
 
 /// Attaches two readers at different times to a running workload.
@@ -168,7 +169,8 @@ fn check_snapshot_or_closed(reader: &Database, then: &KeyspaceMaps) -> CheckResu
     Ok(())
 }
 
-/// Fails the n-th call of an export, for several n. A failed export must leave no pinned state.
+/// Fails the n-th call of an export, for several n. A failed export must leave no pinned state and
+/// no file for a reader.
 ///
 /// # Errors
 ///
@@ -204,6 +206,7 @@ pub fn faults_during_attach(subject: &TestSubject, seed: u64, cases: u64) -> Che
         if db.stats().pinned_states != 0 {
             return Err(format!("{context}: {} states are still pinned", db.stats().pinned_states));
         }
+        check_no_reader_files(&fixture, &*disk).map_err(|why| format!("{context}: {why}"))?;
         if db.stats().poisoned.is_none() {
             compare(&db, &maps).map_err(|why| format!("{context}: {why}"))?;
         }

@@ -62,6 +62,36 @@ pub fn concurrent_swaps_are_all_counted(fixture: &Fixture) {
         }
     });
     assert_eq!(decode_number(&get(&ks, "k").unwrap()), 1000, "{failed:?} swaps had to be tried again");
+    // Every second successful swap of another key removes it: each inserted value is removed once.
+    let (inserted, removed) = (Mutex::new(Vec::new()), Mutex::new(Vec::new()));
+    thread::scope(|scope| {
+        for worker in 0..4u64 {
+            let (ks, inserted, removed) = (&ks, &inserted, &removed);
+            scope.spawn(move || {
+                for number in (0..100).map(|n| worker * 100 + n) {
+                    loop {
+                        let old = get(ks, "absent");
+                        let bytes = number.to_le_bytes();
+                        let new = old.is_none().then_some(&bytes[..]);
+                        if ks.compare_and_swap("absent", old.as_deref(), new).unwrap() {
+                            let (list, number) =
+                                old.map_or((inserted, number), |old| (removed, decode_number(&old)));
+                            list.lock().unwrap().push(number);
+                            break;
+                        }
+                    }
+                }
+            });
+        }
+    });
+    assert_eq!(get(&ks, "absent"), None);
+    let numbers = [inserted, removed].map(|list| {
+        let mut numbers = list.into_inner().unwrap();
+        numbers.sort_unstable();
+        numbers
+    });
+    assert_eq!(numbers[0].len(), 200);
+    assert_eq!(numbers[0], numbers[1]);
 }
 
 pub fn transfers_keep_their_sum_in_every_snapshot(fixture: &Fixture) {

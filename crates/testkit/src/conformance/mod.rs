@@ -3,7 +3,7 @@
 //! One macro line generates the whole suite for an engine:
 //!
 //! ```ignore
-//! sheaf_testkit::conformance!(flat, sheaf_testkit::fixture::Subject::flat());
+//! sheaf_testkit::conformance!(flat, sheaf_testkit::fixture::TestSubject::flat());
 //! ```
 //!
 //! The result is a module of `#[test]`s. Each is named after its promise, and runs on the disks, in
@@ -355,6 +355,7 @@ mod tests {
             include_str!("full_disk.rs"),
             include_str!("concurrency.rs"),
             include_str!("try_writes.rs"),
+            include_str!("idle.rs"),
         ];
         for name in areas.iter().flat_map(|area| area.split("\npub fn ").skip(1)) {
             let name = name.split('(').next().unwrap_or_default();
