@@ -191,9 +191,11 @@ fn costs(
     mix: &WorkloadMix,
     phase: Duration,
 ) -> Vec<(&'static str, f64)> {
-    let is_ordered = |engine: &str| !matches!(engine, "flat" | "cedrus");
+    let is_ordered = |subject: &ReplayDatabase| {
+        subject.keyspace().capabilities().is_ok_and(|capabilities| capabilities.ordered)
+    };
     let mut able: Vec<_> =
-        subjects.iter_mut().filter(|(engine, _)| !kind.ordered || is_ordered(engine)).collect();
+        subjects.iter_mut().filter(|(_, subject)| !kind.ordered || is_ordered(subject)).collect();
     let mut taken: Vec<(&'static str, Vec<f64>)> =
         able.iter().map(|(engine, _)| (*engine, Vec::new())).collect();
     able.iter_mut().for_each(|(_, subject)| subject.set_mix(&kind.mix(mix)));

@@ -16,8 +16,8 @@ mod costs;
 
 use std::time::Duration;
 
-use ::sheaf::LengthStats;
 use ::sheaf::advise::{Advice, AdviceRequest, Confidence, advise};
+use ::sheaf::{Database, KeyspaceOptions, LengthStats};
 use serde::Deserialize;
 use sheaf_replay::{OperationShares, ReplayDatabase, WorkloadMix};
 
@@ -174,7 +174,7 @@ fn check_mix(options: &args::AdviseArgs, place: &RunDir, row: &MixRow) -> Result
     let mix = row.mix();
     let memory = row.memory << 20;
     let mut judges = Vec::new();
-    for engine in candidates(&mix) {
+    for engine in candidates(&mix, place)? {
         let dir = place.fresh(&format!("{}-{engine}", row.name))?;
         match ReplayDatabase::new(&dir, engine, &mix, memory, &never_stop) {
             Ok(Some(subject)) => judges.push(EngineRun { engine, subject, turns: Vec::new() }),
@@ -254,10 +254,25 @@ fn describe_speed(found: &EngineResult) -> String {
     format!("{} {:.1} ({predicted})", found.engine, found.speed / 1e3)
 }
 
-/// Returns the engines that support a mix.
-fn candidates(mix: &WorkloadMix) -> Vec<&'static str> {
-    let unordered = |engine: &str| matches!(engine, "flat" | "cedrus");
-    ::sheaf::engines().into_iter().filter(|engine| !(mix.has_scans() && unordered(engine))).collect()
+/// Returns the engines that support a mix. Asks an empty keyspace of each engine whether it has a
+/// key order.
+fn candidates(mix: &WorkloadMix, place: &RunDir) -> Result<Vec<&'static str>> {
+    const NAME: &str = "capabilities";
+    let mut engines = ::sheaf::engines();
+    if mix.has_scans() {
+        let db = Database::open(place.fresh(NAME)?)?;
+        let mut ordered = Vec::new();
+        for engine in engines {
+            let keyspace = db.keyspace(engine, KeyspaceOptions::default().engine(engine))?;
+            if keyspace.capabilities()?.ordered {
+                ordered.push(engine);
+            }
+        }
+        engines = ordered;
+        db.close()?;
+        place.clear(NAME)?;
+    }
+    Ok(engines)
 }
 
 /// Ages the databases, and then resets their sketches, which must not include the ageing.

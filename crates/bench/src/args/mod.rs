@@ -135,10 +135,12 @@ impl CommonArgs {
 /// Returns the command line for the report without `--dir` and `--out`, which do not affect
 /// figures.
 fn without_paths(arguments: &[String]) -> String {
-    let is_place = |argument: &String| argument == "--dir" || argument == "--out";
-    let kept = arguments.iter().enumerate().filter(|(place, argument)| {
-        !is_place(argument)
-            && !place.checked_sub(1).and_then(|before| arguments.get(before)).is_some_and(is_place)
+    let is_flag = |argument: &String| argument == "--dir" || argument == "--out";
+    let is_joined = |argument: &String| argument.starts_with("--dir=") || argument.starts_with("--out=");
+    let kept = arguments.iter().enumerate().filter(|(index, argument)| {
+        !is_flag(argument)
+            && !is_joined(argument)
+            && !index.checked_sub(1).and_then(|before| arguments.get(before)).is_some_and(is_flag)
     });
     kept.map(|(_, argument)| argument.as_str()).collect::<Vec<_>>().join(" ")
 }

@@ -13,6 +13,19 @@ fn the_commands_are_well_formed() {
 }
 
 #[test]
+fn the_recorded_command_line_has_no_paths() {
+    let without = |text: &str| without_paths(&text.split_whitespace().map(str::to_owned).collect::<Vec<_>>());
+    for line in [
+        "figures --dir /tmp/a --rounds 2 --out report --json",
+        "figures --dir=/tmp/a --rounds 2 --out=report --json",
+        "figures --rounds 2 --json --dir /tmp/a",
+    ] {
+        assert_eq!(without(line), "figures --rounds 2 --json", "{line}");
+    }
+    assert_eq!(without("figures --direct x"), "figures --direct x");
+}
+
+#[test]
 fn figures_take_their_options() {
     let Ok(Command::Figures(options)) =
         line("figures --pairs 200k --peers none --rounds 2 --only tail,cpu --sync-ms 0 --json")
