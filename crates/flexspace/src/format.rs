@@ -120,7 +120,7 @@ impl DoubleSlotState for SpaceHead {
 
 fn decode_geometry_kind(r: &mut FieldReader<'_>) -> Result<GeometryKind, Damage> {
     let bits = r.u8()?;
-    GeometryKind::from_bits(bits).ok_or(Damage::BadField { field: "grain", value: u64::from(bits) })
+    GeometryKind::from_bits(bits).ok_or(Damage::BadField { field: "geometry", value: u64::from(bits) })
 }
 
 pub(crate) fn checkpoint_name(number: u64) -> PathBuf {

@@ -6,8 +6,8 @@
 //!
 //! ```text
 //!  version ──> tree/<number>.img    the index
-//!          ──> data/<area>          parts: each segment in use, up to its last byte in use;
-//!                                   named <area>.<segment>-<serial>
+//!          ──> data/<file>          parts: each segment in use, up to its last byte in use;
+//!                                   named <file>.<segment>-<serial>
 //!          ──> HEAD.0 HEAD.1        name that checkpoint and no log; everything is durable
 //! ```
 //!

@@ -5,8 +5,8 @@
 //!
 //! A preallocated segment has all its blocks and a slot, and its name and header are durable. So a
 //! segment that ROOT lists or a seal names exists after any crash. If its header is damaged, the
-//! damage did not come from the crash (protocol, `naming`). Removals and GC have a reserve of
-//! preallocated segments (`StoreGeometry::reserve_segments`), because they make space on a full
+//! damage did not come from the crash (protocol, `segment_naming`). Removals and GC have a reserve
+//! of preallocated segments (`StoreGeometry::reserve_segments`), because they make space on a full
 //! disk (commit.md, scenario 20).
 //!
 //! Engines later move the records of the journal to their own files, and need disk space for that
@@ -195,7 +195,7 @@ impl Store {
     ///
     /// No seal names a preallocated segment, and it contains no commit. ROOT may list it, and the
     /// position of a checkpoint may refer to it, as to the victims of GC. So it is retired by the
-    /// same rule (commit.md R13; protocol, `naming`).
+    /// same rule (commit.md R13; protocol, `segment_naming`).
     pub(crate) fn shrink_preallocated(&self) -> Result<bool> {
         let mut any = false;
         for log in self.logs.iter().filter(|log| !log.is_frozen()) {
