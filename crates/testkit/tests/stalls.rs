@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-use sheaf::{Database, Durability, Stall, StallKind};
+use sheaf::{Database, Durability, Keyspace, Stall, StallKind};
 use sheaf_platform::sync::epoch;
 use sheaf_testkit::fixture::{DiskKind, Fixture, TestSetting, TestSubject};
 use sheaf_testkit::recording_disk::RecordingDisk;
@@ -43,6 +43,32 @@ fn a_writer_that_creates_segments_reports_each_stall() {
     assert_eq!(segments.len() as u64, waits, "told as often as counted");
     let of_people = |stall: &&&Stall| stall.keyspace.as_deref() == Some("people");
     assert!(segments.iter().filter(of_people).count() > 2, "{told:?}");
+}
+
+#[test]
+fn a_stall_names_the_keyspace_if_the_commit_writes_to_one() {
+    let fixture = fixture();
+    let told: Arc<Mutex<Vec<Stall>>> = Arc::default();
+    let sink = Arc::clone(&told);
+    let tell = move |stall: &Stall| sink.lock().unwrap().push(stall.clone());
+    let builder = fixture.builder().stall_threshold(Duration::ZERO).on_stall(tell);
+    let db = builder.open(fixture.path()).unwrap();
+    let (a, b) = (fixture.keyspace(&db, "a"), fixture.keyspace(&db, "b"));
+    let stalls_of = |round: &str, other: &Keyspace| -> Vec<Option<String>> {
+        told.lock().unwrap().clear();
+        for index in 0..200 {
+            let mut batch = db.batch();
+            batch.insert(&a, format!("{round} {index}"), [7; 100]);
+            batch.insert(other, format!("{round} {index}, other"), [7; 100]);
+            batch.commit().unwrap();
+        }
+        let told = told.lock().unwrap();
+        let segments = told.iter().filter(|stall| stall.kind == StallKind::Preallocation);
+        segments.map(|stall| stall.keyspace.clone()).collect()
+    };
+    let (one, several) = (stalls_of("one", &a), stalls_of("several", &b));
+    assert!(one.len() > 2 && one.iter().all(|name| name.as_deref() == Some("a")), "{one:?}");
+    assert!(several.len() > 2 && several.iter().all(Option::is_none), "{several:?}");
 }
 
 #[test]

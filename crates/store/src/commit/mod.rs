@@ -168,7 +168,7 @@ impl Store {
     ) -> Result<CommitOutcome> {
         let mut waits = CommitWaits::blocking();
         let done = self.commit_with_waits(writes, blobs, &mut waits);
-        self.report_waits(waits);
+        self.report_waits(waits, writes);
         done
     }
 

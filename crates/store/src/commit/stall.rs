@@ -25,7 +25,8 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
-use crate::{KeyspaceState, Store};
+use crate::{CommitWrite, KeyspaceState, Store};
+use sheaf_engine::contract::Action;
 use sheaf_platform::error::{Error, Result};
 use sheaf_platform::event;
 use sheaf_platform::sync::atomic::{AtomicU64, Ordering};
@@ -80,8 +81,7 @@ impl StallKind {
 pub struct Stall {
     /// Cause of the wait.
     pub kind: StallKind,
-    /// Keyspace of the wait; for a batch, usually the keyspace of its first operation. `None` if
-    /// the wait does not belong to a keyspace.
+    /// The keyspace written to, if it was exactly one. `None` for a wait for a sync.
     pub keyspace: Option<String>,
     /// Duration of the wait.
     pub duration: Duration,
@@ -160,8 +160,8 @@ impl StallCounters {
     }
 }
 
-/// A wait, with its keyspace.
-type WriterWait = (StallKind, Option<Arc<KeyspaceState>>, Duration);
+/// A wait, and its duration.
+type WriterWait = (StallKind, Duration);
 
 /// Whether a commit may wait, and the waits that it had.
 #[derive(Debug)]
@@ -191,9 +191,18 @@ sheaf_platform::sync::thread_local! {
     static IS_IN_CALLBACK: Cell<bool> = const { Cell::new(false) };
 }
 
+/// Returns the keyspace that `writes` change, if it is exactly one.
+fn only_keyspace<'a>(writes: &[CommitWrite<'a>]) -> Option<&'a Arc<KeyspaceState>> {
+    let changes = writes.iter().filter(|write| !matches!(write.op.action, Action::Expect));
+    let mut keyspaces = changes.map(|write| write.keyspace);
+    let first = keyspaces.next()?;
+    keyspaces.all(|other| other.id() == first.id()).then_some(first)
+}
+
 impl Store {
-    /// Calls `wait`, which waits for `kind` on behalf of a commit to `keyspace`, and records the
-    /// duration. Returns [`Error::Busy`] without the call if the commit must not wait.
+    /// Calls `wait`, which waits for `kind` for a commit. Records the duration, also in the
+    /// workload statistics of `keyspace`. Returns [`Error::Busy`] without the call if the commit
+    /// must not wait.
     pub(crate) fn wait_recorded<R>(
         &self,
         waits: &mut CommitWaits,
@@ -213,7 +222,7 @@ impl Store {
         }
         let watch = &self.options.stall_listener;
         if (watch.callback.is_some() || IS_ENABLED) && took >= watch.threshold {
-            waits.recorded.push((kind, keyspace.cloned(), took));
+            waits.recorded.push((kind, took));
         }
         answer
     }
@@ -230,14 +239,15 @@ impl Store {
         answer
     }
 
-    /// Reports the waits of a commit that is over. The caller must hold no lock and no epoch guard.
-    pub(crate) fn report_waits(&self, waits: CommitWaits) {
-        for (kind, keyspace, took) in waits.recorded {
-            self.report_stall(&Stall {
-                kind,
-                keyspace: keyspace.map(|keyspace| keyspace.name().to_owned()),
-                duration: took,
-            });
+    /// Reports the waits of a commit of `writes` that is over. The caller must hold no lock and no
+    /// epoch guard.
+    pub(crate) fn report_waits(&self, waits: CommitWaits, writes: &[CommitWrite<'_>]) {
+        if waits.recorded.is_empty() {
+            return;
+        }
+        let name = only_keyspace(writes).map(|keyspace| keyspace.name().to_owned());
+        for (kind, duration) in waits.recorded {
+            self.report_stall(&Stall { kind, keyspace: name.clone(), duration });
         }
     }
 
