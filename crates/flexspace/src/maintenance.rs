@@ -202,12 +202,16 @@ impl SharedSpace {
         self.poison("sync", named)?;
         m.head.next_number += 1;
         let end = segment.end();
-        // A spare that was too small stays empty and is named no longer. The next opening deletes
-        // its file.
+        // A spare that was too small is empty, and no seal names it. Its file is deleted once
+        // neither head names it.
         let replaced = self.writer.lock().log.spare.take();
         let unnamed = m.pending_spare.replace(Arc::new(segment));
         for small in replaced.into_iter().chain(unnamed) {
-            m.head.newest.logs.retain(|log| log.id != small.id());
+            let is_small = |log: &LogSegmentRef| log.id == small.id();
+            debug_assert!(!m.head.older.logs.iter().any(is_small), "only the newest log has a spare");
+            let (logs, kept) = m.head.newest.logs.iter().partition(|log| is_small(log));
+            m.head.newest.logs = kept;
+            m.obsolete.push(RecoveryPoint { logs, ..RecoveryPoint::default() });
         }
         m.head.newest.logs.push(LogSegmentRef { id, end, is_final: false });
         Ok(())

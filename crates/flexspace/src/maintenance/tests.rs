@@ -217,6 +217,46 @@ fn a_checkpoint_that_finds_no_room_at_its_end_leaves_no_file() {
     assert_eq!(content(&open(Arc::new(disk.power_cut(&KeepChoice::None)))), model);
 }
 
+/// A spare log segment that is too small for an operation is replaced. The file of the small one is
+/// deleted, but not before both heads are written.
+#[test]
+fn a_spare_that_is_too_small_is_deleted_once_no_head_names_it() {
+    let disk = SimDisk::new();
+    let space = open(Arc::new(disk.clone()));
+    space.insert(0, &[1; 900]).unwrap();
+    space.sync().unwrap();
+    let model = content(&space);
+    let spare = |need| {
+        space.shared().ensure_spare(need)?;
+        Ok::<_, Error>(space.shared().writer.lock().log.spare.as_ref().map(|spare| spare.id()))
+    };
+    let exists = |id: Option<SegmentId>| {
+        let name = sheaf_base::segment::file_name(id.unwrap());
+        disk.read_file(&Path::new("/space").join(LOG_DIR).join(name)).is_ok()
+    };
+    let small = spare(0).unwrap();
+    for nth in [1, 2] {
+        disk.set_faults(Fault::new(CallClass::Write, FaultKind::NoSpace).on("HEAD.").nth(nth));
+        assert!(matches!(spare(20_000 * nth), Err(Error::NoSpace { .. })), "head {nth}");
+        assert_eq!(disk.injected(), nth);
+        assert!(exists(small), "a head may name it");
+        for after in [disk.kill(), disk.power_cut(&KeepChoice::None)] {
+            assert_eq!(content(&open(Arc::new(after))), model);
+        }
+    }
+    disk.set_faults(FaultPlan::default());
+    let large = spare(40_000).unwrap();
+    assert!(exists(large) && !exists(small));
+    let logs = disk.list(&Path::new("/space").join(LOG_DIR)).unwrap();
+    assert_eq!(logs.len(), space.shared().head_state.lock().head.newest.logs.len(), "{logs:?}");
+    for after in [disk.kill(), disk.power_cut(&KeepChoice::None)] {
+        assert_eq!(content(&open(Arc::new(after))), model);
+    }
+    space.insert(0, b"more").unwrap();
+    space.close().unwrap();
+    assert_eq!(content(&open(Arc::new(disk.kill()))), [b"more", &model[..]].concat());
+}
+
 /// A checkpoint of a small index is cheap, so the log before it is kept short.
 #[test]
 fn the_log_of_a_small_index_stays_short() {
