@@ -596,7 +596,7 @@ impl File for RecordingFile {
 
 #[cfg(test)]
 mod tests {
-    use sheaf_base::disk::sim::{KeepChoice, SimDisk};
+    use sheaf_sim::{KeepChoice, SimDisk};
 
     use super::*;
 

@@ -231,7 +231,7 @@ fn a_spare_that_is_too_small_is_deleted_once_no_head_names_it() {
         Ok::<_, Error>(space.shared().writer.lock().log.spare.as_ref().map(|spare| spare.id()))
     };
     let exists = |id: Option<SegmentId>| {
-        let name = sheaf_base::segment::file_name(id.unwrap());
+        let name = sheaf_log::segment::file_name(id.unwrap());
         disk.read_file(&Path::new("/space").join(LOG_DIR).join(name)).is_ok()
     };
     let small = spare(0).unwrap();
