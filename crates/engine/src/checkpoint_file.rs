@@ -25,10 +25,9 @@ use crate::contract::{ImageSink, ImageSource};
 use sheaf_log::root::FORMAT;
 use sheaf_log::segment::SLOT_COUNT;
 use sheaf_log::types::{KeyspaceId, SegmentId, Seq, StoreId};
-use sheaf_platform::codec::{COUNT_LIMIT, FieldReader, FieldWriter};
-use sheaf_platform::codec::{u32_at, u64_at};
+use sheaf_platform::codec::{COUNT_LIMIT, FieldReader, FieldWriter, u32_at, u64_at};
 use sheaf_platform::disk::{Disk, File, OpenMode};
-use sheaf_platform::error::{Damage, Error, IoContext, Result};
+use sheaf_platform::error::{Damage, Error, IoContext, IoOp, Result};
 
 /// Directory of the images in the directory of the database.
 pub const IMAGE_DIR: &str = "images";
@@ -107,8 +106,8 @@ impl ImageWriter {
         number: u64,
         slots: &[(u32, SegmentId)],
     ) -> Result<ImageWriter> {
-        let file = disk.open(&path, OpenMode::Create).during("create", &path)?;
-        file.write_at(0, &head(store, id, number)).during("write", &path)?;
+        let file = disk.open(&path, OpenMode::Create).during(IoOp::Create, &path)?;
+        file.write_at(0, &head(store, id, number)).during(IoOp::Write, &path)?;
         let mut writer = ImageWriter {
             path,
             file,
@@ -132,7 +131,7 @@ impl ImageWriter {
         w.u32(u32::try_from(self.chunk.len()).unwrap_or(u32::MAX));
         w.u32(chunk_checksum(self.number, self.index, &self.chunk));
         w.0.extend_from_slice(&self.chunk);
-        self.file.write_at(self.offset, &w.0).during("write", &self.path)?;
+        self.file.write_at(self.offset, &w.0).during(IoOp::Write, &self.path)?;
         self.offset += w.0.len() as u64;
         self.index += 1;
         self.chunk.clear();
@@ -150,7 +149,7 @@ impl ImageWriter {
             self.flush()?;
         }
         self.flush()?;
-        self.file.sync().during("sync", &self.path)?;
+        self.file.sync().during(IoOp::Sync, &self.path)?;
         Ok(self.offset)
     }
 }
@@ -235,13 +234,13 @@ impl ImageReader {
                     Damage::Truncated { got: 0, expected: HEAD_BYTES as u64 },
                 ));
             }
-            other => other.during("open", &path)?,
+            other => other.during(IoOp::Open, &path)?,
         };
-        let len = file.opened_len().during("measure", &path)?;
+        let len = file.opened_len().during(IoOp::Measure, &path)?;
         let mut whole = Vec::new();
         if len <= SMALL_IMAGE_BYTES {
             whole.resize(usize::try_from(len).unwrap_or(0), 0);
-            file.read_at(0, &mut whole).during("read", &path)?;
+            file.read_at(0, &mut whole).during(IoOp::Read, &path)?;
         }
         let reader = ImageReader {
             path,
@@ -266,9 +265,11 @@ impl ImageReader {
     ///
     /// Returns [`Error::Corrupt`] if the header is damaged, and [`Error::Io`] if it cannot be read.
     pub fn identify(disk: &dyn Disk, path: &Path) -> Result<StoreId> {
-        let file = disk.open(path, OpenMode::Read).during("open", path)?;
+        let file = disk.open(path, OpenMode::Read).during(IoOp::Open, path)?;
         let mut got = [0; HEAD_BYTES];
-        if let Some(len) = sheaf_platform::disk::read_up_to_end(&*file, 0, &mut got).during("read", path)? {
+        if let Some(len) =
+            sheaf_platform::disk::read_up_to_end(&*file, 0, &mut got).during(IoOp::Read, path)?
+        {
             return Err(Error::corrupt(path, 0, Damage::Truncated { got: len, expected: HEAD_BYTES as u64 }));
         }
         check_head_checksum(&got).map_err(|what| Error::corrupt(path, 0, what))?;
@@ -296,7 +297,7 @@ impl ImageReader {
         let there = usize::try_from(at).ok().and_then(|at| self.small_file.get(at..at + bytes.len()));
         match there {
             Some(there) => bytes.copy_from_slice(there),
-            None => self.file.read_at(at, bytes).during("read", &self.path)?,
+            None => self.file.read_at(at, bytes).during(IoOp::Read, &self.path)?,
         }
         Ok(())
     }

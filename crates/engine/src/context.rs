@@ -15,7 +15,7 @@ use sheaf_log::blob_reader::{BlobCache, ValueCache};
 use sheaf_log::segment::{SLOT_COUNT, SegmentTable};
 use sheaf_log::types::{KeyspaceId, Seq};
 use sheaf_platform::disk::{DirEntry, Disk, remove_tree};
-use sheaf_platform::error::{IoContext, Result};
+use sheaf_platform::error::{IoContext, IoOp, Result};
 use sheaf_platform::memory::Memory;
 use sheaf_platform::memory::cache_arbiter::CacheArbiter;
 use sheaf_platform::sync::Mutex;
@@ -35,7 +35,7 @@ fn file_name(id: KeyspaceId) -> String {
 fn list(disk: &dyn Disk, dir: &Path) -> Result<Option<Vec<DirEntry>>> {
     match disk.list(dir) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        entries => entries.during("list", dir).map(Some),
+        entries => entries.during(IoOp::List, dir).map(Some),
     }
 }
 

@@ -12,16 +12,15 @@
 //!
 //! Little-endian.
 
+use sheaf_platform::error::{Damage, Error, IoContext, IoOp, PoisonCause, Result};
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::backup_files::{FilePrefix, PinnedFiles};
 use crate::context::EngineContext;
 use sheaf_log::types::KeyspaceId;
-use sheaf_platform::codec::FieldWriter;
-use sheaf_platform::codec::u32_at;
+use sheaf_platform::codec::{FieldWriter, u32_at};
 use sheaf_platform::disk::{File, OpenMode, create_dirs, mark_len_dirty, read_up_to_end};
-use sheaf_platform::error::{Damage, Error, IoContext, Result};
 
 /// Bytes of the head that its checksum covers.
 const CHECKSUMMED_BYTES: usize = 20;
@@ -89,11 +88,11 @@ impl PageFile {
         let damaged = |what| Err(self.damage_error(0, what));
         let expected = self.head();
         let mut got = vec![0; expected.len()];
-        let len = file.len().during("measure", &self.path)?;
+        let len = file.len().during(IoOp::Measure, &self.path)?;
         if len < got.len() as u64 {
             return damaged(Damage::Truncated { got: len, expected: got.len() as u64 });
         }
-        file.read_at(0, &mut got).during("read", &self.path)?;
+        file.read_at(0, &mut got).during(IoOp::Read, &self.path)?;
         if got == expected {
             return Ok(());
         }
@@ -134,19 +133,19 @@ impl PageFile {
                 let what = Damage::Truncated { got: 0, expected: self.offset(end) };
                 return Err(self.damage_error(0, what));
             }
-            other => other.during("open", &self.path)?,
+            other => other.during(IoOp::Open, &self.path)?,
         };
         match self.check_head(&*file) {
             Err(Error::Corrupt { damage: Damage::BadMagic | Damage::BadChecksum { .. }, .. }) => {}
             checked => checked?,
         }
-        let len = file.len().during("measure", &self.path)?;
+        let len = file.len().during(IoOp::Measure, &self.path)?;
         if len < self.offset(end) {
             let what = Damage::Truncated { got: len, expected: self.offset(end) };
             return Err(Error::corrupt(&self.path, len, what));
         }
         if !engine_dir.read_only {
-            mark_len_dirty(&*file).during("extend", &self.path)?;
+            mark_len_dirty(&*file).during(IoOp::Extend, &self.path)?;
         }
         Ok(Some(file))
     }
@@ -165,12 +164,12 @@ impl PageFile {
         create_dirs(&*engine_dir.disk, &self.dir)?;
         let file = match engine_dir.disk.open(&self.path, OpenMode::Create) {
             Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {
-                engine_dir.disk.remove(&self.path).during("remove", &self.path)?;
-                engine_dir.disk.open(&self.path, OpenMode::Create).during("create", &self.path)?
+                engine_dir.disk.remove(&self.path).during(IoOp::Remove, &self.path)?;
+                engine_dir.disk.open(&self.path, OpenMode::Create).during(IoOp::Create, &self.path)?
             }
-            other => other.during("create", &self.path)?,
+            other => other.during(IoOp::Create, &self.path)?,
         };
-        file.write_at(0, &self.head()).during("write", &self.path)?;
+        file.write_at(0, &self.head()).during(IoOp::Write, &self.path)?;
         Ok(file)
     }
 
@@ -192,18 +191,13 @@ impl PageFile {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Poisoned`] with the first of `ops` if the sync of the file fails, and with
-    /// the second if that of the directory fails.
-    pub fn sync(&self, file: &dyn File, is_named: bool, ops: [&'static str; 2]) -> Result<()> {
-        if file.sync().is_err() {
-            return Err(Error::Poisoned { op: ops[0] });
-        }
-        match self.context.engine_dir.as_ref().filter(|_| !is_named) {
-            Some(engine_dir) if engine_dir.disk.sync_dir(&self.dir).is_err() => {
-                Err(Error::Poisoned { op: ops[1] })
-            }
-            _ => Ok(()),
-        }
+    /// Returns [`Error::Poisoned`] if the sync of the file or of its directory fails.
+    pub fn sync(&self, file: &dyn File, is_named: bool) -> Result<()> {
+        let unnamed = self.context.engine_dir.as_ref().filter(|_| !is_named);
+        let synced = file
+            .sync()
+            .and_then(|()| unnamed.map_or(Ok(()), |engine_dir| engine_dir.disk.sync_dir(&self.dir)));
+        synced.map_err(|_| Error::Poisoned { cause: PoisonCause::Sync })
     }
 
     /// Removes the directory of the keyspace after it was dropped.
@@ -220,7 +214,7 @@ impl PageFile {
     pub fn pin_files(&self, file: Option<&dyn File>) -> Result<Option<Box<dyn PinnedFiles>>> {
         let Some(file) = file else { return Ok(None) };
         let name = self.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let len = file.len().during("measure", &self.path)?;
+        let len = file.len().during(IoOp::Measure, &self.path)?;
         Ok(Some(Box::new(FilePrefix { name, path: self.path.clone(), len })))
     }
 
@@ -231,7 +225,7 @@ impl PageFile {
     /// Returns [`Error::Corrupt`] if the file is too short, and [`Error::Io`] if the read fails.
     pub fn read(&self, file: &dyn File, page: u32, bytes: &mut [u8]) -> Result<()> {
         let offset = self.offset(page);
-        match read_up_to_end(file, offset, bytes).during("read", &self.path)? {
+        match read_up_to_end(file, offset, bytes).during(IoOp::Read, &self.path)? {
             None => Ok(()),
             Some(got) => {
                 let expected = offset + bytes.len() as u64;

@@ -402,6 +402,8 @@ impl PinnedVersions {
 
 #[cfg(test)]
 mod tests {
+    use sheaf_platform::error::PoisonCause;
+
     use super::*;
 
     #[test]
@@ -456,7 +458,7 @@ mod tests {
         let (_, seq) = slots.register(&progress, reserved).unwrap();
         assert_eq!(seq, Seq(7));
         assert_eq!(slots.collect().before(Seq(8)), [Seq(7)]);
-        progress.fail(Seq(8), "append");
+        progress.fail(Seq(8), PoisonCause::Append);
         assert!(slots.register(&progress, || Seq(8)).is_err());
         assert_eq!(slots.collect().len(), 1, "a view that failed is not registered");
     }
@@ -472,7 +474,7 @@ mod tests {
         held.push(slots.register_exclusive(Seq(1)));
         assert_eq!(held.iter().filter(|slot| matches!(slot.0, Registered::Map(_))).count(), 2);
         assert_eq!((slots.collect().len(), slots.collect().oldest()), (LINES * SLOTS + 2, Some(Seq(1))));
-        progress.fail(Seq(2), "append");
+        progress.fail(Seq(2), PoisonCause::Append);
         assert!(slots.register(&progress, || Seq(2)).is_err());
         held.into_iter().for_each(|slot| slots.release(slot));
         assert!(slots.collect().is_empty());

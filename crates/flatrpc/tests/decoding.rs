@@ -1,6 +1,7 @@
 //! Tests of decoding. Encoded messages decode to equal values. Arbitrary bytes decode to a message
 //! or to an error, without a panic and without memory allocated by an unchecked count.
 
+use sheaf_platform::error::{IoOp, PoisonCause, StallKind};
 use std::ops::Bound;
 use std::path::PathBuf;
 
@@ -149,7 +150,7 @@ fn database_errors_survive_a_round_trip() {
     let mut errors: Vec<Error> =
         damages.into_iter().map(|what| Error::Corrupt { path: path(), offset: 11, damage: what }).collect();
     errors.extend([
-        Error::Io { op: "read", path: path(), source: std::io::Error::from_raw_os_error(5) },
+        Error::Io { op: IoOp::Read, path: path(), source: std::io::Error::from_raw_os_error(5) },
         Error::NoSpace { path: path() },
         Error::Locked {
             path: path(),
@@ -162,7 +163,7 @@ fn database_errors_survive_a_round_trip() {
         Error::TooManyFiles { path: path(), limit: Some(1024) },
         Error::TooManyFiles { path: path(), limit: None },
         Error::FileSizeLimit { path: path(), size: 1 << 28, limit: 1 << 20 },
-        Error::Poisoned { op: "sync" },
+        Error::Poisoned { cause: PoisonCause::Sync },
         Error::TooLarge { object: "key", got: 13, max: 14 },
         Error::UnsupportedVersion { path: path(), found: 15, supported: 16 },
         Error::NotADatabase { path: path(), reason: name() },
@@ -175,7 +176,7 @@ fn database_errors_survive_a_round_trip() {
         Error::Unsupported { engine: "flat", feature: "ranges" },
         Error::Conflict,
         Error::MemoryBudgetExceeded { budget: 17 },
-        Error::Busy { waiting_for: "brake" },
+        Error::Busy { waiting_for: StallKind::Throttle },
         Error::ReadOnly,
         Error::Closed,
         Error::InvalidArgument { argument: "name", reason: "why not".into() },

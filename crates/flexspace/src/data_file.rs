@@ -30,7 +30,7 @@ use arc_swap::{ArcSwapOption, Guard};
 use sheaf_log::types::StoreId;
 use sheaf_platform::codec::u32_at;
 use sheaf_platform::disk::{Disk, File, OpenMode, mark_len_dirty, read_up_to_end};
-use sheaf_platform::error::{Damage, Error, IoContext, Result};
+use sheaf_platform::error::{Damage, Error, IoContext, IoOp, Result};
 use sheaf_platform::memory::{page_size, prefetch, prefetch_block};
 
 use crate::buffer::SegmentBuffer;
@@ -133,9 +133,9 @@ impl DataFile {
         g: &SpaceGeometry,
     ) -> Result<DataFile> {
         let path = dir.join(DATA_DIR).join(file_name(number));
-        let file = disk.open(&path, open_mode).during("open", &path)?;
+        let file = disk.open(&path, open_mode).during(IoOp::Open, &path)?;
         let len = g.segment * u64::from(g.segments_per_file);
-        if open_mode != OpenMode::Create && file.len().during("measure", &path)? >= len {
+        if open_mode != OpenMode::Create && file.len().during(IoOp::Measure, &path)? >= len {
             file.map(len);
             file.advise_random();
         }
@@ -167,12 +167,12 @@ impl DataFile {
     /// Extends the file from `found` bytes to its full length.
     pub(crate) fn extend(&self, found: u64) -> Result<()> {
         if found < self.len {
-            self.file.set_len(self.len).during("extend", &self.path)?;
+            self.file.set_len(self.len).during(IoOp::Extend, &self.path)?;
             self.file.map(self.len);
             self.file.advise_random();
         }
         // An earlier process may have set the length only in the kernel, without a sync.
-        mark_len_dirty(&*self.file).during("extend", &self.path)
+        mark_len_dirty(&*self.file).during(IoOp::Extend, &self.path)
     }
 
     /// Copies bytes at offset `within` of a segment to `out`, unchecked. Returns false if they are
@@ -209,7 +209,7 @@ impl DataFile {
     /// Allocates disk blocks for the bytes below `end`. Must not run concurrently with
     /// [`DataFile::punch`].
     pub(crate) fn allocate(&self, end: u64) -> Result<()> {
-        self.file.allocate(end).during("allocate", &self.path)?;
+        self.file.allocate(end).during(IoOp::Allocate, &self.path)?;
         let segment = self.len / self.punched.len() as u64;
         let whole = usize::try_from(end / segment).unwrap_or(usize::MAX);
         self.punched.iter().take(whole).for_each(|punched| punched.store(false, Ordering::Release));
@@ -583,7 +583,8 @@ fn verify_block(bytes: &[u8], most: usize, within: u64, seed: SegmentSeed) -> Re
 /// Reads the block at `offset`, which has at most `len` bytes.
 fn read_block(data_file: &DataFile, offset: u64, len: usize) -> Result<Vec<u8>> {
     let mut bytes = vec![0; len];
-    let Some(end) = read_up_to_end(&*data_file.file, offset, &mut bytes).during("read", &data_file.path)?
+    let Some(end) =
+        read_up_to_end(&*data_file.file, offset, &mut bytes).during(IoOp::Read, &data_file.path)?
     else {
         return Ok(bytes);
     };
@@ -595,7 +596,7 @@ fn read_block(data_file: &DataFile, offset: u64, len: usize) -> Result<Vec<u8>> 
         return Err(short(offset + BLOCK_HEADER));
     }
     bytes.truncate(there);
-    data_file.file.read_at(offset, &mut bytes).during("read", &data_file.path)?;
+    data_file.file.read_at(offset, &mut bytes).during(IoOp::Read, &data_file.path)?;
     let needed = BLOCK_HEADER_BYTES + (u32_at(&bytes, 4) as usize).min(len);
     if bytes.len() < needed { Err(short(offset + needed as u64)) } else { Ok(bytes) }
 }

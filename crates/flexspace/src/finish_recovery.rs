@@ -11,7 +11,7 @@ use std::sync::Arc;
 use sheaf_log::double_slot::DoubleSlot;
 use sheaf_log::segment::DATA_START;
 use sheaf_platform::disk::mark_len_dirty;
-use sheaf_platform::error::{Error, IoContext, Result};
+use sheaf_platform::error::{Error, IoContext, IoOp, Result};
 use sheaf_platform::sync::atomic::Ordering;
 
 use crate::data_file::{DATA_DIR, DataFile};
@@ -27,7 +27,7 @@ impl SpaceRecovery<'_> {
     pub(crate) fn extend_files(&self) -> Result<()> {
         for (number, data_file) in self.data_files.files.iter().enumerate() {
             let Some(data_file) = data_file else { continue };
-            let found = data_file.file.len().during("measure", &data_file.path)?;
+            let found = data_file.file.len().during(IoOp::Measure, &data_file.path)?;
             if found >= data_file.len || found >= self.used_end(number) {
                 data_file.extend(found)?;
             }
@@ -71,14 +71,14 @@ impl SpaceRecovery<'_> {
                 piece.extend_from_slice(&u32::try_from(body.len()).unwrap_or(u32::MAX).to_le_bytes());
                 debug_assert_eq!(piece.len() as u64, BLOCK_HEADER);
                 piece.extend_from_slice(body);
-                position.data_file.file.write_at(offset, &piece).during("write", path)
+                position.data_file.file.write_at(offset, &piece).during(IoOp::Write, path)
             })?;
             if !files.iter().any(|file| Arc::ptr_eq(file, position.data_file)) {
                 files.push(position.data_file);
             }
         }
         for data_file in files {
-            data_file.file.sync().during("sync", &data_file.path)?;
+            data_file.file.sync().during(IoOp::Sync, &data_file.path)?;
         }
         for log_segment in log_segments
             .iter()
@@ -86,10 +86,10 @@ impl SpaceRecovery<'_> {
         {
             let (file, path) = (log_segment.segment.file(), log_segment.segment.path());
             let mut bytes = vec![0; usize::try_from(log_segment.end - DATA_START).unwrap_or(0)];
-            file.read_at(DATA_START, &mut bytes).during("read", path)?;
-            file.write_at(DATA_START, &bytes).during("write", path)?;
-            mark_len_dirty(&**file).during("extend", path)?;
-            file.sync().during("sync", path)?;
+            file.read_at(DATA_START, &mut bytes).during(IoOp::Read, path)?;
+            file.write_at(DATA_START, &bytes).during(IoOp::Write, path)?;
+            mark_len_dirty(&**file).during(IoOp::Extend, path)?;
+            file.sync().during(IoOp::Sync, path)?;
         }
         Ok(())
     }
@@ -128,7 +128,7 @@ impl SpaceRecovery<'_> {
                 let _ = self.disk.remove(&data_file.path);
             }
         }
-        Err(Error::io("sync directory", &data, error))
+        Err(Error::io(IoOp::SyncDirectory, &data, error))
     }
 
     /// Writes the recovered state and the new incarnation to both heads.

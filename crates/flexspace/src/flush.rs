@@ -18,7 +18,7 @@
 use sheaf_platform::sync::atomic::Ordering;
 use std::sync::Arc;
 
-use sheaf_platform::error::{IoContext, Result};
+use sheaf_platform::error::{IoContext, IoOp, Result};
 use sheaf_platform::parallel::yield_if_due;
 
 use crate::buffer::SegmentBuffer;
@@ -89,7 +89,7 @@ impl SharedSpace {
         }
         for (number, chunk) in plan.log.iter().enumerate() {
             let (file, path) = (chunk.segment.file(), chunk.segment.path());
-            if let Err(error) = file.write_at(chunk.at, &chunk.bytes).during("write", path) {
+            if let Err(error) = file.write_at(chunk.at, &chunk.bytes).during(IoOp::Write, path) {
                 self.writer.lock().log.mark_flushed(number);
                 return Err(error);
             }
@@ -110,7 +110,7 @@ fn write(part: &FlushPart) -> Result<()> {
     let len = usize::try_from(part.to - part.from).unwrap_or(usize::MAX);
     let (mut at, end) = (part.start + part.from, part.start + part.to);
     for stride in bytes[..len].chunks(WRITE_STRIDE) {
-        part.data_file.file.write_at(at, stride).during("write", &part.data_file.path)?;
+        part.data_file.file.write_at(at, stride).during(IoOp::Write, &part.data_file.path)?;
         at += stride.len() as u64;
         if at < end {
             yield_if_due();

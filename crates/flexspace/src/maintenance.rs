@@ -26,6 +26,7 @@
 #[cfg(test)]
 mod tests;
 
+use sheaf_platform::error::{Error, IoContext, IoOp, PoisonCause, Result};
 use sheaf_platform::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,7 +36,6 @@ use sheaf_engine::contract::ImageSink;
 use sheaf_log::segment::{Segment, SegmentIdentity};
 use sheaf_log::types::{KeyspaceId, LogId, SegmentId};
 use sheaf_platform::clock::{Clock, SystemClock};
-use sheaf_platform::error::{Error, IoContext, Result};
 use sheaf_platform::sync::MutexGuard;
 
 use crate::data_file::{self, DATA_DIR};
@@ -100,7 +100,7 @@ impl SharedSpace {
         let synced = (|| {
             for data_file in data_files.files.iter().flatten() {
                 if data_file.is_dirty.swap(false, Ordering::AcqRel) {
-                    data_file.file.sync().during("sync", &data_file.path)?;
+                    data_file.file.sync().during(IoOp::Sync, &data_file.path)?;
                 }
             }
             logs.into_iter().try_for_each(|(segment, end)| segment.sync(end))
@@ -109,7 +109,7 @@ impl SharedSpace {
             // A file that could not be opened has no unsynced data, so no sync was lost.
             return synced.map(|()| seen);
         }
-        self.poison("sync", synced)?;
+        self.poison(PoisonCause::Sync, synced)?;
         self.counters.syncs.fetch_add(1, Ordering::Relaxed);
         self.durable.fetch_max(target, Ordering::AcqRel);
         Ok(seen)
@@ -131,7 +131,7 @@ impl SharedSpace {
             m.head.generation += 1;
             match m.head_slots.write(&m.head) {
                 Ok(()) => {}
-                Err(error) if error.is_failed_sync() => return self.poison("sync of the head", Err(error)),
+                Err(error) if error.is_failed_sync() => return self.poison(PoisonCause::Sync, Err(error)),
                 failed => {
                     // The next attempt must write the same slot, which may be torn now.
                     m.head.generation -= 1;
@@ -198,8 +198,8 @@ impl SharedSpace {
             made => made?,
         };
         let named = segment.sync(segment.end());
-        let named = named.and_then(|()| self.disk.sync_dir(&dir).during("sync directory", &dir));
-        self.poison("sync", named)?;
+        let named = named.and_then(|()| self.disk.sync_dir(&dir).during(IoOp::SyncDirectory, &dir));
+        self.poison(PoisonCause::Sync, named)?;
         m.head.next_number += 1;
         let end = segment.end();
         // A spare that was too small is empty, and no seal names it. Its file is deleted once
@@ -325,8 +325,8 @@ impl SharedSpace {
         drop(w);
         let durable = saved.and_then(|bytes| {
             let dir = self.dir.join(TREE_DIR);
-            let named = self.disk.sync_dir(&dir).during("sync directory", &dir);
-            self.poison("sync", named)?;
+            let named = self.disk.sync_dir(&dir).during(IoOp::SyncDirectory, &dir);
+            self.poison(PoisonCause::Sync, named)?;
             self.sync()?;
             Ok(bytes)
         });
@@ -379,7 +379,7 @@ impl SharedSpace {
     /// Returns true if the named log is long relative to the index and the disk has space for a
     /// checkpoint. An attempt without space would only use up a log segment.
     fn is_log_oversized(&self) -> Result<bool> {
-        let free = self.disk.free_space(&self.dir).during("measure", &self.dir)?;
+        let free = self.disk.free_space(&self.dir).during(IoOp::Measure, &self.dir)?;
         let (m, w) = (self.head_state.lock(), self.writer.lock());
         let index = m.checkpoint_bytes.max(w.tree.entries() * 16);
         Ok(free >= index

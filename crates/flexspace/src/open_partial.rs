@@ -32,7 +32,7 @@ use sheaf_log::frame::FrameKind;
 use sheaf_log::segment::{DATA_START, Segment, SegmentScan, number_of};
 use sheaf_log::types::{LogId, SegmentId, StoreId};
 use sheaf_platform::disk::{Disk, OpenMode};
-use sheaf_platform::error::{Damage, Error, IoContext, Result};
+use sheaf_platform::error::{Damage, Error, IoContext, IoOp, Result};
 use sheaf_platform::sync::atomic::Ordering;
 
 use crate::data_file::{DATA_DIR, DataFiles};
@@ -83,7 +83,7 @@ pub(crate) fn open(
 }
 
 fn list_numbers<T>(disk: &dyn Disk, dir: &Path, number: impl Fn(&str) -> Option<T>) -> Result<Vec<T>> {
-    let entries = disk.list(dir).during("list", dir)?;
+    let entries = disk.list(dir).during(IoOp::List, dir)?;
     Ok(entries.iter().filter_map(|entry| number(&entry.name)).collect())
 }
 
@@ -208,7 +208,8 @@ impl SpaceRecovery<'_> {
 
     fn open_log(&self, dir: &Path, id: SegmentId, named: Option<&LogSegmentRef>) -> Result<LogSegment> {
         let segment = Segment::open(self.disk, dir, id, self.head.space, LogId::Journal, OpenMode::Read)?;
-        let len = segment.file().len().during("measure", segment.path())?.min(segment.identity().capacity);
+        let len =
+            segment.file().len().during(IoOp::Measure, segment.path())?.min(segment.identity().capacity);
         let limit = named.filter(|entry| entry.is_final).map_or(len, |entry| entry.end.min(len));
         Ok(LogSegment {
             entry: LogSegmentRef { id, end: limit, is_final: false },

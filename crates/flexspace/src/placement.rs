@@ -8,7 +8,7 @@
 use sheaf_platform::sync::atomic::Ordering;
 use std::sync::Arc;
 
-use sheaf_platform::error::{IoContext, Result};
+use sheaf_platform::error::{IoContext, IoOp, Result};
 
 use crate::buffer::{BufferWriter, SegmentBuffer};
 use crate::extent::{Extent, SegmentSeed, footprint, max_len_in};
@@ -104,7 +104,7 @@ impl SpaceWriter {
                 position.seed.encode(at, bytes, piece, out);
                 let written = position.data_file.file.write_at(position.start + at, out);
                 position.data_file.is_dirty.store(true, Ordering::Release);
-                written.during("write", &position.data_file.path)?;
+                written.during(IoOp::Write, &position.data_file.path)?;
                 let slot = &position.data_file.slots[(segment % g.segments_per_file) as usize];
                 if !slot.is_taken() {
                     // Otherwise bytes below are not flushed yet.

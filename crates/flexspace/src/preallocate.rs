@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use sheaf_platform::error::{Error, IoContext, Result};
+use sheaf_platform::error::{Error, IoContext, IoOp, Result};
 
 use crate::data_file::{DATA_DIR, DataFile};
 use crate::shared::{EXTENT_BYTES, SharedSpace};
@@ -53,7 +53,7 @@ impl SharedSpace {
                             .data_file
                             .file
                             .has_blocks(end)
-                            .during("measure", &position.data_file.path)?
+                            .during(IoOp::Measure, &position.data_file.path)?
                     {
                         self.check_maintenance_reserve(g.segment)?;
                     }
@@ -78,7 +78,7 @@ impl SharedSpace {
     /// Fails if the disk, after an allocation of `bytes`, has no space for log and checkpoints.
     /// These are needed to free space.
     fn check_maintenance_reserve(&self, bytes: u64) -> Result<()> {
-        let free = self.disk.free_space(&self.dir).during("measure", &self.dir)?;
+        let free = self.disk.free_space(&self.dir).during(IoOp::Measure, &self.dir)?;
         if free < bytes.saturating_add(self.maintenance_bytes()) { self.no_space() } else { Ok(()) }
     }
 
@@ -91,7 +91,7 @@ impl SharedSpace {
     /// lost.
     fn sync_name(&self, data_file: &DataFile) -> Result<()> {
         let dir = self.dir.join(DATA_DIR);
-        self.disk.sync_dir(&dir).during("sync directory", &dir).inspect_err(|_| {
+        self.disk.sync_dir(&dir).during(IoOp::SyncDirectory, &dir).inspect_err(|_| {
             // The kernel may have lost the name: the next attempt creates the file again.
             let _ = self.disk.remove(&data_file.path);
         })

@@ -22,7 +22,7 @@ use sheaf_log::double_slot::DoubleSlot;
 use sheaf_log::segment::{DATA_START, Segment};
 use sheaf_log::types::{KeyspaceId, LogId, StoreId};
 use sheaf_platform::disk::{Disk, OpenMode, create_dirs};
-use sheaf_platform::error::{Damage, Error, IoContext, Result};
+use sheaf_platform::error::{Damage, Error, IoContext, IoOp, Result};
 use sheaf_platform::random::random_bits;
 
 use crate::data_file::{self, DATA_DIR, DataFile, DataFiles};
@@ -48,20 +48,20 @@ fn create(disk: &dyn Disk, dir: &Path, head_slots: &DoubleSlot, options: &SpaceO
         let path = dir.join(name);
         if let Err(e) = disk.create_dir(&path) {
             if e.kind() != std::io::ErrorKind::AlreadyExists {
-                return Err(Error::io("create", &path, e));
+                return Err(Error::io(IoOp::Create, &path, e));
             }
             // The directories are empty until a head is durable.
-            if !disk.list(&path).during("list", &path)?.is_empty() {
+            if !disk.list(&path).during(IoOp::List, &path)?.is_empty() {
                 let what = Damage::Truncated { got: 0, expected: 1 };
                 return Err(Error::corrupt(&dir.join("HEAD.0"), 0, what));
             }
             // A failed sync may have lost the name although the kernel still shows it. Later syncs
             // would not make it durable.
-            disk.remove_dir(&path).during("remove", &path)?;
-            disk.create_dir(&path).during("create", &path)?;
+            disk.remove_dir(&path).during(IoOp::Remove, &path)?;
+            disk.create_dir(&path).during(IoOp::Create, &path)?;
         }
     }
-    disk.sync_dir(dir).during("sync directory", dir)?;
+    disk.sync_dir(dir).during(IoOp::SyncDirectory, dir)?;
     let head = SpaceHead {
         generation: 1,
         space: StoreId(random_bits()),
@@ -176,7 +176,7 @@ pub(crate) fn open_data_files(
 ) -> Result<Vec<Option<Arc<DataFile>>>> {
     let mut files = Vec::new();
     let data = dir.join(DATA_DIR);
-    for entry in disk.list(&data).during("list", &data)? {
+    for entry in disk.list(&data).during(IoOp::List, &data)? {
         if let Some(number) = data_file::number_of(&entry.name).filter(|number| *number < MAX_DATA_FILES) {
             let data_file = DataFile::open(disk, dir, number, open_mode, geometry)?;
             files.resize_with(files.len().max(number + 1), || None);
@@ -232,7 +232,7 @@ impl SpaceRecovery<'_> {
         let open = |entry: &LogSegmentRef| {
             let segment =
                 Segment::open(self.disk, &dir, entry.id, self.head.space, LogId::Journal, open_mode)?;
-            let len = segment.file().len().during("measure", segment.path())?;
+            let len = segment.file().len().during(IoOp::Measure, segment.path())?;
             let limit = if entry.is_final { entry.end } else { segment.identity().capacity.min(len) };
             if limit > len {
                 let what = Damage::Truncated { got: len, expected: limit };

@@ -11,6 +11,7 @@
 //! Both threads yield regularly (`sheaf_platform::parallel`). With more threads than processors a
 //! writer that slept would otherwise wait for one or more scheduler ticks.
 
+use sheaf_platform::error::{Error, PoisonCause, Result};
 use sheaf_platform::sync::atomic::{AtomicU64, Ordering};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -20,7 +21,6 @@ use sheaf_log::double_slot::DoubleSlot;
 use sheaf_log::segment::Segment;
 use sheaf_log::types::Incarnation;
 use sheaf_platform::disk::Disk;
-use sheaf_platform::error::{Error, Result};
 use sheaf_platform::memory::MemoryPart;
 use sheaf_platform::parallel::StepWaker;
 use sheaf_platform::sync::{Mutex, MutexGuard};
@@ -93,7 +93,7 @@ pub(crate) struct SharedSpace {
     /// Damage that opening found and repaired.
     pub(crate) repaired_damage: Option<Error>,
     pub(crate) durable: AtomicU64,
-    pub(crate) poison: Mutex<Option<&'static str>>,
+    pub(crate) poison: Mutex<Option<PoisonCause>>,
     pub(crate) maintenance_waker: StepWaker,
     pub(crate) gc_waker: StepWaker,
     pub(crate) counters: SpaceCounters,
@@ -151,7 +151,7 @@ impl SharedSpace {
             return Err(Error::ReadOnly);
         }
         match *self.poison.lock() {
-            Some(op) => Err(Error::Poisoned { op }),
+            Some(cause) => Err(Error::Poisoned { cause }),
             None => Ok(()),
         }
     }
@@ -170,9 +170,9 @@ impl SharedSpace {
     }
 
     /// Poisons the space if `answer` is an error. No changes are possible afterwards.
-    pub(crate) fn poison<T>(&self, op: &'static str, answer: Result<T>) -> Result<T> {
+    pub(crate) fn poison<T>(&self, cause: PoisonCause, answer: Result<T>) -> Result<T> {
         if answer.is_err() {
-            self.poison.lock().get_or_insert(op);
+            self.poison.lock().get_or_insert(cause);
         }
         answer
     }

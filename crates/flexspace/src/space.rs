@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use sheaf_platform::disk::{Disk, LockMode, LockOutcome};
-use sheaf_platform::error::{Error, IoContext, LockConflict, Result};
+use sheaf_platform::error::{Error, IoContext, IoOp, LockConflict, Result};
 use sheaf_platform::memory::MemoryPart;
 use sheaf_platform::parallel::StepThread;
 
@@ -101,7 +101,7 @@ fn lock(disk: &dyn Disk, dir: &Path, read_only: bool) -> Result<Option<DirLock>>
     let share = if read_only { LockMode::Shared } else { LockMode::Exclusive };
     match disk.lock(&dir.join(LOCK), share) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound && read_only => Ok(None),
-        locked => match locked.during("lock", dir)? {
+        locked => match locked.during(IoOp::Lock, dir)? {
             LockOutcome::Acquired(lock) => Ok(Some(lock)),
             LockOutcome::Busy(pid) => Err(Error::locked(dir, pid, LockConflict::Owner)),
         },
@@ -132,7 +132,7 @@ impl FlexSpace {
         } else if let Err(error) = disk.list(dir) {
             return Err(match error.kind() {
                 std::io::ErrorKind::NotFound => Error::DatabaseNotFound { path: dir.to_path_buf() },
-                _ => Error::io("list", dir, error),
+                _ => Error::io(IoOp::List, dir, error),
             });
         }
         let lock = lock(&*disk, dir, options.read_only)?;

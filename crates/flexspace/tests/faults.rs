@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use sheaf_flexspace::{FlexSpace, SpaceOptions};
-use sheaf_platform::error::Error;
+use sheaf_platform::error::{Error, PoisonCause};
 use sheaf_sim::{AfterFailedSync, CallClass, Fault, FaultKind, FaultPlan, FaultRepeat, KeepChoice, SimDisk};
 use support::{SPACE_DIR, WorkloadStep, content, open, options, workload};
 
@@ -334,7 +334,7 @@ fn a_failed_sync_poisons_and_reads_go_on() {
     disk.set_faults(Fault::new(CallClass::Sync, FaultKind::Io));
     assert!(space.sync().is_err());
     disk.set_faults(FaultPlan::default());
-    assert!(matches!(space.sync(), Err(Error::Poisoned { op: "sync" })));
+    assert!(matches!(space.sync(), Err(Error::Poisoned { cause: PoisonCause::Sync })));
     assert!(matches!(space.insert(0, b"x"), Err(Error::Poisoned { .. })));
     assert_eq!(content(&space).expect("reads go on"), b"lost? kept");
     assert!(matches!(space.close(), Err(Error::Poisoned { .. })));

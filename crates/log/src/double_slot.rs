@@ -24,7 +24,7 @@ use std::sync::Arc;
 use crate::root::FORMAT;
 use sheaf_platform::codec::{u32_at, u64_at};
 use sheaf_platform::disk::{Disk, File, OpenMode};
-use sheaf_platform::error::{Damage, Error, IoContext, Result};
+use sheaf_platform::error::{Damage, Error, IoContext, IoOp, Result};
 
 const HEAD: usize = 20;
 const FIRST_SIZE: u64 = 8192;
@@ -64,18 +64,18 @@ fn is_full(error: &std::io::Error) -> bool {
 
 /// Writes the bytes of a slot durably, and allocates space for twice as many.
 fn write_slot(file: &dyn File, path: &Path, bytes: &[u8]) -> Result<()> {
-    let have = file.len().during("measure", path)?;
+    let have = file.len().during(IoOp::Measure, path)?;
     let want = (2 * bytes.len() as u64).next_power_of_two().max(FIRST_SIZE);
     if have < want {
         match file.allocate(want) {
             // Without space for growth, bytes that fit are written anyway: opening on a full disk
             // needs no new block.
             Err(e) if bytes.len() as u64 <= have && is_full(&e) => {}
-            other => other.during("allocate", path)?,
+            other => other.during(IoOp::Allocate, path)?,
         }
     }
-    file.write_at(0, bytes).during("write", path)?;
-    file.sync().during("sync", path)
+    file.write_at(0, bytes).during(IoOp::Write, path)?;
+    file.sync().during(IoOp::Sync, path)
 }
 
 fn slot_sum(slot: &[u8]) -> u32 {
@@ -143,10 +143,10 @@ impl DoubleSlot {
     /// and [`Error::Io`] if the directory cannot be synced.
     pub fn rewrite_durably<S: DoubleSlotState>(&self, state: &S) -> Result<()> {
         let path = self.path::<S>(state.generation() % 2);
-        let file = self.disk.open(&path, OpenMode::ReadWrite).during("open", &path)?;
-        sheaf_platform::disk::mark_len_dirty(&*file).during("extend", &path)?;
+        let file = self.disk.open(&path, OpenMode::ReadWrite).during(IoOp::Open, &path)?;
+        sheaf_platform::disk::mark_len_dirty(&*file).during(IoOp::Extend, &path)?;
         write_slot(&*file, &path, &slot_bytes(state))?;
-        self.disk.sync_dir(&self.dir).during("sync directory", &self.dir)
+        self.disk.sync_dir(&self.dir).during(IoOp::SyncDirectory, &self.dir)
     }
 
     /// Writes `state` to the slot of its generation, durably.
@@ -160,7 +160,7 @@ impl DoubleSlot {
         let bytes = slot_bytes(state);
         match self.disk.open(&path, OpenMode::ReadWrite) {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => self.create_slot(&path, &bytes),
-            file => write_slot(&*file.during("open", &path)?, &path, &bytes),
+            file => write_slot(&*file.during(IoOp::Open, &path)?, &path, &bytes),
         }
     }
 
@@ -172,14 +172,14 @@ impl DoubleSlot {
         let unborn = PathBuf::from(unborn);
         match self.disk.remove(&unborn) {
             Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
-                return Err(Error::io("remove", &unborn, e));
+                return Err(Error::io(IoOp::Remove, &unborn, e));
             }
             _ => {} // a file left by an earlier attempt
         }
-        let file = self.disk.open(&unborn, OpenMode::Create).during("create", &unborn)?;
+        let file = self.disk.open(&unborn, OpenMode::Create).during(IoOp::Create, &unborn)?;
         write_slot(&*file, &unborn, bytes)?;
-        self.disk.rename(&unborn, path).during("rename", &unborn)?;
-        self.disk.sync_dir(&self.dir).during("sync directory", &self.dir).inspect_err(|_| {
+        self.disk.rename(&unborn, path).during(IoOp::Rename, &unborn)?;
+        self.disk.sync_dir(&self.dir).during(IoOp::SyncDirectory, &self.dir).inspect_err(|_| {
             // The kernel may have dropped the name: the next attempt creates the slot again.
             let _ = self.disk.remove(path);
         })
@@ -231,15 +231,15 @@ impl DoubleSlot {
         let path = self.path::<S>(slot);
         let file = match self.disk.open(&path, OpenMode::Read) {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-            other => other.during("open", &path)?,
+            other => other.during(IoOp::Open, &path)?,
         };
-        let size = file.len().during("measure", &path)?;
+        let size = file.len().during(IoOp::Measure, &path)?;
         let damaged = |offset, what| Error::corrupt(&path, offset, what);
         if size < (HEAD + 8) as u64 || size > MAX_SIZE {
             return Err(damaged(0, Damage::Truncated { got: size, expected: HEAD as u64 }));
         }
         let mut bytes = vec![0; usize::try_from(size).unwrap_or(0)];
-        file.read_at(0, &mut bytes).during("read", &path)?;
+        file.read_at(0, &mut bytes).during(IoOp::Read, &path)?;
         if &bytes[..8] != S::MAGIC {
             return Err(damaged(0, Damage::BadMagic));
         }

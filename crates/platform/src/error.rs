@@ -23,8 +23,8 @@ pub enum Error {
     /// cause and retry it. (A failed write or sync that leaves doubt is [`Error::Poisoned`].)
     #[error("cannot {op} {}: {source}", path.display())]
     Io {
-        /// The failed operation, as a verb.
-        op: &'static str,
+        /// The failed operation.
+        op: IoOp,
         /// The file or directory.
         path: PathBuf,
         /// The error of the system call.
@@ -118,13 +118,13 @@ pub enum Error {
     /// that were acknowledged as durable are safe; a later one may be lost. Reopen the database to
     /// continue; a sync is never retried.
     ///
-    /// Reads continue, with one exception. After a panic in the middle of a commit (`op` is
-    /// "commit") they fail too, since they could see half of the commit. After a panic in a
-    /// background thread `op` is "background work".
-    #[error("the database refuses writes after a failed {op}; reopen it")]
+    /// Reads continue, with one exception. After a panic in the middle of a commit
+    /// ([`PoisonCause::Commit`]) they fail too, since they could see half of the commit. After a
+    /// panic in a background thread the cause is [`PoisonCause::BackgroundWork`].
+    #[error("the database refuses writes after a failed {cause}; reopen it")]
     Poisoned {
-        /// The operation that failed.
-        op: &'static str,
+        /// The failure.
+        cause: PoisonCause,
     },
     /// A key, value, batch or name exceeds its limit. Nothing was written.
     #[error("{object} of {got} bytes is too large: at most {max}")]
@@ -219,10 +219,10 @@ pub enum Error {
     /// A write that must not block (`try_insert`, `try_submit` and similar) would have to wait.
     /// Nothing was written. Background work is removing the cause: retry later, or wait with
     /// `insert` or `submit`.
-    #[error("the write would have to wait: {}", wait_reason(waiting_for))]
+    #[error("the write would have to wait: {}", waiting_for.reason())]
     Busy {
-        /// Name of the kind of stall: `brake`, `memory`, `space`, `segment` or `conversion`.
-        waiting_for: &'static str,
+        /// Cause of the wait.
+        waiting_for: StallKind,
     },
     /// The database was opened for reading only. Nothing was written.
     #[error("the database is open for reading only")]
@@ -239,6 +239,229 @@ pub enum Error {
         /// The reason.
         reason: String,
     },
+}
+
+/// Operation of a system call that failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum IoOp {
+    /// Any other operation, or one of a newer version.
+    Access,
+    /// Allocation of blocks for a file.
+    Allocate,
+    /// Sending or receiving through a socket.
+    Communicate,
+    /// Connection to a socket.
+    Connect,
+    /// Creation of a file or directory.
+    Create,
+    /// Change of the length of a file.
+    Extend,
+    /// Creation of a second name of a file.
+    Link,
+    /// Listing of a directory.
+    List,
+    /// Lock of a file.
+    Lock,
+    /// Reading of the length of a file, or of the free space.
+    Measure,
+    /// Opening of a file.
+    Open,
+    /// Read.
+    Read,
+    /// Removal of a file or directory.
+    Remove,
+    /// Rename of a file or directory.
+    Rename,
+    /// Resolution of a relative path.
+    Resolve,
+    /// Start of a thread.
+    StartThread,
+    /// Sync of a file or volume.
+    Sync,
+    /// Sync of a directory.
+    SyncDirectory,
+    /// Write.
+    Write,
+}
+
+impl IoOp {
+    /// All values.
+    pub const ALL: [IoOp; 19] = [
+        IoOp::Access,
+        IoOp::Allocate,
+        IoOp::Communicate,
+        IoOp::Connect,
+        IoOp::Create,
+        IoOp::Extend,
+        IoOp::Link,
+        IoOp::List,
+        IoOp::Lock,
+        IoOp::Measure,
+        IoOp::Open,
+        IoOp::Read,
+        IoOp::Remove,
+        IoOp::Rename,
+        IoOp::Resolve,
+        IoOp::StartThread,
+        IoOp::Sync,
+        IoOp::SyncDirectory,
+        IoOp::Write,
+    ];
+
+    /// Returns the verb for a message: "cannot VERB PATH".
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            IoOp::Access => "access",
+            IoOp::Allocate => "allocate",
+            IoOp::Communicate => "communicate through",
+            IoOp::Connect => "connect to",
+            IoOp::Create => "create",
+            IoOp::Extend => "extend",
+            IoOp::Link => "link",
+            IoOp::List => "list",
+            IoOp::Lock => "lock",
+            IoOp::Measure => "measure",
+            IoOp::Open => "open",
+            IoOp::Read => "read",
+            IoOp::Remove => "remove",
+            IoOp::Rename => "rename",
+            IoOp::Resolve => "find",
+            IoOp::StartThread => "start a thread for",
+            IoOp::Sync => "sync",
+            IoOp::SyncDirectory => "sync directory",
+            IoOp::Write => "write",
+        }
+    }
+
+    /// Returns true for the sync of a file, volume or directory. A failed sync may have lost data.
+    #[must_use]
+    pub fn is_sync(self) -> bool {
+        matches!(self, IoOp::Sync | IoOp::SyncDirectory)
+    }
+
+    /// Returns true if the operation changes neither data nor names.
+    #[must_use]
+    pub fn is_read(self) -> bool {
+        matches!(self, IoOp::List | IoOp::Measure | IoOp::Open | IoOp::Read)
+    }
+}
+
+impl std::fmt::Display for IoOp {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Failure after which a database refuses writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum PoisonCause {
+    /// A sync of a file or directory failed.
+    Sync,
+    /// A sync of ROOT failed.
+    RootSync,
+    /// A commit could not be written to the log after it had its number.
+    Append,
+    /// A new segment of a log could not be opened.
+    LogRotation,
+    /// A panic in the middle of a commit. Reads fail too.
+    Commit,
+    /// A panic in a background thread.
+    BackgroundWork,
+}
+
+impl PoisonCause {
+    /// All values.
+    pub const ALL: [PoisonCause; 6] = [
+        PoisonCause::Sync,
+        PoisonCause::RootSync,
+        PoisonCause::Append,
+        PoisonCause::LogRotation,
+        PoisonCause::Commit,
+        PoisonCause::BackgroundWork,
+    ];
+
+    /// Returns the name for a message: "after a failed NAME".
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            PoisonCause::Sync => "sync",
+            PoisonCause::RootSync => "sync of ROOT",
+            PoisonCause::Append => "append",
+            PoisonCause::LogRotation => "log rotation",
+            PoisonCause::Commit => "commit",
+            PoisonCause::BackgroundWork => "background work",
+        }
+    }
+}
+
+impl std::fmt::Display for PoisonCause {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Cause of a wait of a writer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum StallKind {
+    /// Garbage collection or a checkpoint is behind, so that writers are throttled.
+    Throttle,
+    /// The memory budget is exhausted until a checkpoint frees memory.
+    Memory,
+    /// The disk is full until a checkpoint or garbage collection frees space.
+    DiskSpace,
+    /// No preallocated log segment, or no reserved commit number, was available.
+    Preallocation,
+    /// A conversion is behind, or is changing the engine.
+    Conversion,
+    /// A sync took longer than the threshold.
+    Sync,
+}
+
+impl StallKind {
+    /// All kinds.
+    pub const ALL: [StallKind; 6] = [
+        StallKind::Throttle,
+        StallKind::Memory,
+        StallKind::DiskSpace,
+        StallKind::Preallocation,
+        StallKind::Conversion,
+        StallKind::Sync,
+    ];
+
+    /// Returns the name of the kind, for output and tools.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            StallKind::Throttle => "brake",
+            StallKind::Memory => "memory",
+            StallKind::DiskSpace => "space",
+            StallKind::Preallocation => "segment",
+            StallKind::Conversion => "conversion",
+            StallKind::Sync => "sync",
+        }
+    }
+
+    /// Returns the reason of the wait, for a message.
+    fn reason(self) -> &'static str {
+        match self {
+            StallKind::Throttle => "writes are throttled until background work has caught up",
+            StallKind::Memory => "the memory budget is exhausted until a checkpoint frees memory",
+            StallKind::DiskSpace => "the disk is full until background work frees space",
+            StallKind::Preallocation => "no log segment or commit number is reserved yet",
+            StallKind::Conversion => "a conversion is behind or is switching the engine",
+            StallKind::Sync => "a sync of the device is slow",
+        }
+    }
+}
+
+impl std::fmt::Display for StallKind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
 }
 
 /// Use of a database that prevents opening it.
@@ -288,18 +511,6 @@ fn process(pid: Option<u32>, program: Option<&str>) -> String {
         (Some(pid), Some(program)) => format!("process {pid} ({program})"),
         (Some(pid), None) => format!("process {pid}"),
         (None, _) => "another process".to_owned(),
-    }
-}
-
-/// Returns the reason of a wait. `kind` is the name of the kind of stall.
-fn wait_reason(kind: &str) -> &str {
-    match kind {
-        "brake" => "writes are throttled until background work has caught up",
-        "memory" => "the memory budget is exhausted until a checkpoint frees memory",
-        "space" => "the disk is full until background work frees space",
-        "segment" => "no log segment or commit number is reserved yet",
-        "conversion" => "a conversion is behind or is switching the engine",
-        other => other,
     }
 }
 
@@ -393,7 +604,7 @@ impl Error {
     /// Returns the error of operation `op` on `path`. ENOSPC and EDQUOT become [`Error::NoSpace`],
     /// except from a sync: a failed sync may already have lost data.
     #[doc(hidden)]
-    pub fn io(op: &'static str, path: &Path, source: io::Error) -> Error {
+    pub fn io(op: IoOp, path: &Path, source: io::Error) -> Error {
         let source = match source.downcast::<Error>() {
             // The disk layer knows more than the system; only the path is replaced.
             Ok(Error::TooManyFiles { limit, .. }) => {
@@ -406,7 +617,7 @@ impl Error {
             Err(source) => source,
         };
         match source.kind() {
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded if !is_sync(op) => {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded if !op.is_sync() => {
                 Error::NoSpace { path: path.to_path_buf() }
             }
             _ => Error::Io { op, path: path.to_path_buf(), source },
@@ -444,7 +655,7 @@ impl Error {
     /// sync reports that.
     #[must_use]
     pub fn is_failed_sync(&self) -> bool {
-        matches!(self, Error::Io { op, .. } if is_sync(op))
+        matches!(self, Error::Io { op, .. } if op.is_sync())
     }
 }
 
@@ -480,11 +691,6 @@ impl From<Error> for io::Error {
     }
 }
 
-/// Returns true if the operation is a sync.
-fn is_sync(op: &str) -> bool {
-    op.starts_with("sync")
-}
-
 /// Adds the operation and the path to an [`io::Result`].
 pub trait IoContext<T> {
     /// Converts an [`io::Error`] with [`Error::io`].
@@ -492,11 +698,11 @@ pub trait IoContext<T> {
     /// # Errors
     ///
     /// Returns [`Error::io`] of the error.
-    fn during(self, op: &'static str, path: &Path) -> Result<T>;
+    fn during(self, op: IoOp, path: &Path) -> Result<T>;
 }
 
 impl<T> IoContext<T> for io::Result<T> {
-    fn during(self, op: &'static str, path: &Path) -> Result<T> {
+    fn during(self, op: IoOp, path: &Path) -> Result<T> {
         self.map_err(|source| Error::io(op, path, source))
     }
 }

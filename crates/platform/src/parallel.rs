@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::{Clock, SystemClock};
-use crate::error::{Error, Result};
+use crate::error::{Error, IoOp, Result};
 use crate::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use crate::sync::thread::{self, JoinHandle};
 use crate::sync::{Condvar, Mutex};
@@ -100,7 +100,7 @@ impl StepThread {
         };
         let thread = thread::Builder::new().name(name.to_owned()).spawn(body);
         let thread =
-            thread.map_err(|source| Error::Io { op: "start a thread for", path: name.into(), source })?;
+            thread.map_err(|source| Error::Io { op: IoOp::StartThread, path: name.into(), source })?;
         Ok(StepThread { waker, thread: Some(thread) })
     }
 }

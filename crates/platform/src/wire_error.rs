@@ -18,7 +18,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::codec::{FieldReader, FieldWriter};
-use crate::error::{Damage, Error, LockConflict};
+use crate::error::{Damage, Error, IoOp, LockConflict, PoisonCause, StallKind};
 
 /// Maximum number of names in the table, and their maximum length.
 const MAX_INTERNED: usize = 512;
@@ -179,7 +179,7 @@ pub fn encode(error: &Error, w: &mut FieldWriter) {
         texts.iter().for_each(|text| w.text(text));
     };
     match error {
-        Error::Io { op, path, source } => encode_io(op, path, source, w),
+        Error::Io { op, path, source } => encode_io(*op, path, source, w),
         Error::Corrupt { path, offset, damage } => {
             path_of(w, CORRUPT, path);
             w.u64(*offset);
@@ -201,7 +201,7 @@ pub fn encode(error: &Error, w: &mut FieldWriter) {
             encode_process(*pid, program.as_deref(), *is_stopped, w);
             w.u64(u64::try_from(waited.as_nanos()).unwrap_or(u64::MAX));
         }
-        Error::Poisoned { op } => texts(w, POISONED, &[op]),
+        Error::Poisoned { cause } => texts(w, POISONED, &[cause.name()]),
         Error::TooLarge { object, got, max } => {
             texts(w, TOO_LARGE, &[object]);
             w.u64(*got);
@@ -233,7 +233,7 @@ pub fn encode(error: &Error, w: &mut FieldWriter) {
             w.u8(OVER_BUDGET);
             w.u64(*budget);
         }
-        Error::Busy { waiting_for } => texts(w, BUSY, &[waiting_for]),
+        Error::Busy { waiting_for } => texts(w, BUSY, &[waiting_for.name()]),
         Error::ReadOnly => w.u8(READ_ONLY),
         Error::Closed => w.u8(CLOSED),
         Error::InvalidArgument { argument, reason } => texts(w, INVALID, &[argument, reason]),
@@ -261,9 +261,9 @@ fn decode_process(r: &mut FieldReader<'_>) -> Result<(Option<u32>, Option<String
     Ok((Some(pid).filter(|pid| *pid != 0), r.option(ReadWire::text)?, r.flag()?))
 }
 
-fn encode_io(op: &str, path: &Path, source: &io::Error, w: &mut FieldWriter) {
+fn encode_io(op: IoOp, path: &Path, source: &io::Error, w: &mut FieldWriter) {
     w.u8(IO);
-    w.text(op);
+    w.text(op.name());
     w.path(path);
     w.u32(source.raw_os_error().map_or(0, i32::cast_unsigned));
     w.text(&source.to_string());
@@ -277,7 +277,7 @@ fn encode_io(op: &str, path: &Path, source: &io::Error, w: &mut FieldWriter) {
 pub fn decode(r: &mut FieldReader<'_>) -> Result<Error, Damage> {
     Ok(match r.u8()? {
         IO => {
-            let (op, path, code, text) = (r.name()?, r.path()?, r.u32()?.cast_signed(), r.text()?);
+            let (op, path, code, text) = (decode_op(r)?, r.path()?, r.u32()?.cast_signed(), r.text()?);
             let source = if code > 0 { io::Error::from_raw_os_error(code) } else { io::Error::other(text) };
             Error::Io { op, path, source }
         }
@@ -300,7 +300,7 @@ pub fn decode(r: &mut FieldReader<'_>) -> Result<Error, Damage> {
                 waited: Duration::from_nanos(r.u64()?),
             }
         }
-        POISONED => Error::Poisoned { op: r.name()? },
+        POISONED => Error::Poisoned { cause: decode_poison_cause(r)? },
         TOO_LARGE => Error::TooLarge { object: r.name()?, got: r.u64()?, max: r.u64()? },
         FORMAT => Error::UnsupportedVersion { path: r.path()?, found: r.u32()?, supported: r.u32()? },
         NOT_A_DATABASE => Error::NotADatabase { path: r.path()?, reason: r.text()? },
@@ -313,7 +313,7 @@ pub fn decode(r: &mut FieldReader<'_>) -> Result<Error, Damage> {
         UNSUPPORTED => Error::Unsupported { engine: r.name()?, feature: r.name()? },
         CONFLICT => Error::Conflict,
         OVER_BUDGET => Error::MemoryBudgetExceeded { budget: r.u64()? },
-        BUSY => Error::Busy { waiting_for: r.name()? },
+        BUSY => Error::Busy { waiting_for: decode_stall_kind(r)? },
         READ_ONLY => Error::ReadOnly,
         CLOSED => Error::Closed,
         INVALID => Error::InvalidArgument { argument: r.name()?, reason: r.text()? },
@@ -324,6 +324,30 @@ pub fn decode(r: &mut FieldReader<'_>) -> Result<Error, Damage> {
         FILE_LIMIT => Error::FileSizeLimit { path: r.path()?, size: r.u64()?, limit: r.u64()? },
         other => return Err(Damage::BadField { field: "error", value: u64::from(other) }),
     })
+}
+
+/// Decodes the name of an operation. One of a newer build is [`IoOp::Access`].
+fn decode_op(r: &mut FieldReader<'_>) -> Result<IoOp, Damage> {
+    let name = ReadWire::text(r)?;
+    Ok(IoOp::ALL.into_iter().find(|op| op.name() == name).unwrap_or(IoOp::Access))
+}
+
+/// Decodes the name of a cause. One of a newer build is [`PoisonCause::Sync`]: the remedy is the
+/// same.
+///
+/// # Errors
+///
+/// Returns the damage if there are too few bytes.
+pub fn decode_poison_cause(r: &mut FieldReader<'_>) -> Result<PoisonCause, Damage> {
+    let name = ReadWire::text(r)?;
+    Ok(PoisonCause::ALL.into_iter().find(|cause| cause.name() == name).unwrap_or(PoisonCause::Sync))
+}
+
+/// Decodes the name of a kind of stall. One of a newer build is [`StallKind::Throttle`]: the
+/// remedy is the same.
+fn decode_stall_kind(r: &mut FieldReader<'_>) -> Result<StallKind, Damage> {
+    let name = ReadWire::text(r)?;
+    Ok(StallKind::ALL.into_iter().find(|kind| kind.name() == name).unwrap_or(StallKind::Throttle))
 }
 
 const BAD_CHECKSUM: u8 = 0;

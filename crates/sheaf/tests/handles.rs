@@ -5,7 +5,7 @@
 use std::io;
 use std::ops::Bound;
 
-use sheaf::{Database, Durability, Error, KeyspaceOptions, MAX_BATCH, Value};
+use sheaf::{Database, Durability, Error, IoOp, KeyspaceOptions, MAX_BATCH, Value};
 
 fn fresh() -> (tempfile::TempDir, Database) {
     let dir = tempfile::tempdir().unwrap();
@@ -155,7 +155,7 @@ fn an_error_survives_conversion_to_io_error_and_back() {
     assert_eq!(kind(missing), io::ErrorKind::NotFound);
     assert_eq!(kind(Error::NoSpace { path: "x".into() }), io::ErrorKind::StorageFull);
     let denied = io::Error::from(io::ErrorKind::PermissionDenied);
-    let denied = Error::Io { op: "open", path: "x".into(), source: denied };
+    let denied = Error::Io { op: IoOp::Open, path: "x".into(), source: denied };
     assert_eq!(kind(denied), io::ErrorKind::PermissionDenied);
     db.clone().close().unwrap();
     assert_eq!(kind(db.snapshot().unwrap_err()), io::ErrorKind::NotConnected);
@@ -188,7 +188,7 @@ fn a_long_value_is_loaded_as_a_stream() {
         }
         let options = sheaf::BulkLoadOptions::default().replace(true);
         let mut loader = db.bulk_load(engine, options).unwrap();
-        assert!(matches!(loader.push_reader("a", &mut Broken), Err(Error::Io { op: "read", .. })));
+        assert!(matches!(loader.push_reader("a", &mut Broken), Err(Error::Io { op: IoOp::Read, .. })));
         assert!(loader.finish().is_err(), "half a value is none");
         assert_eq!(keyspace.len().unwrap(), 2);
     }

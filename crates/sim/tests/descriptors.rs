@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by a panic")]
 #![allow(clippy::disallowed_methods, reason = "tests of the disk layer access files directly")]
 
+use sheaf_platform::error::IoOp;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -276,7 +277,7 @@ fn a_process_without_descriptors_closes_idle_ones() {
     }
     sim.set_descriptors(0);
     let none = disk.open(Path::new("/d/new"), OpenMode::Create).unwrap_err();
-    let error = sheaf_platform::error::Error::io("create", Path::new("/d/new"), none);
+    let error = sheaf_platform::error::Error::io(IoOp::Create, Path::new("/d/new"), none);
     assert!(error.to_string().contains("no file descriptor left for /d/new"), "{error}");
     assert!(!error.is_failed_sync());
 }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use sheaf_platform::disk::exported::{ByteSource, ExportLease, ExportedDisk, ExportedExtent, ExportedItem};
 use sheaf_platform::disk::{Disk, LockMode, LockOutcome, OpenMode};
-use sheaf_platform::error::Error;
+use sheaf_platform::error::{Error, IoOp};
 use sheaf_sim::SimDisk;
 
 #[derive(Debug)]
@@ -81,7 +81,7 @@ fn the_disk_shows_exactly_the_listed_items() {
     assert_eq!(part.read_at(8, &mut two).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
     assert!(disk.open(Path::new("/db/new"), OpenMode::Create).is_err() && part.write_at(0, b"x").is_err());
     is_held.store(false, Ordering::Relaxed);
-    let said = Error::io("read", Path::new("x"), part.read_at(0, &mut two).unwrap_err());
+    let said = Error::io(IoOp::Read, Path::new("x"), part.read_at(0, &mut two).unwrap_err());
     assert!(matches!(said, Error::OwnerClosed { .. }), "{said:?}");
 }
 

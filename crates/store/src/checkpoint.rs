@@ -33,7 +33,7 @@ use sheaf_engine::views::Views;
 use sheaf_log::root::{CheckpointRef, LogPosition};
 use sheaf_log::segment::DATA_START;
 use sheaf_log::types::{LogId, SegmentId, Seq};
-use sheaf_platform::error::{Error, IoContext, Result};
+use sheaf_platform::error::{Error, IoContext, IoOp, Result};
 use sheaf_platform::parallel::map_threads;
 use sheaf_platform::sync::atomic::Ordering;
 use sheaf_platform::sync::epoch;
@@ -391,7 +391,7 @@ impl Store {
             for _ in 0..count {
                 let was_settled = engine.is_flushed();
                 let more = match step(&**engine, &views, durable_seq) {
-                    Err(Error::Poisoned { op }) => Err(self.poison(op)),
+                    Err(Error::Poisoned { cause }) => Err(self.poison(cause)),
                     other => other,
                 };
                 let is_over = !matches!(more, Ok(true));
@@ -451,7 +451,7 @@ impl Store {
                 pending.retry = Some((rest, self.clock.now() + rest));
                 m.pending[log.id.index()] = Some(pending); // frozen data stays frozen
                 return Err(match error {
-                    Error::Poisoned { op } => self.poison(op),
+                    Error::Poisoned { cause } => self.poison(cause),
                     other => other,
                 });
             }
@@ -530,7 +530,7 @@ impl Store {
             if self.options.inline || keyspaces.len() < MANY_KEYSPACES { 1 } else { MAX_IMAGE_THREADS };
         let bytes = map_threads(threads, keyspaces.len(), save)?.into_iter().sum();
         let dir = self.dir.join(checkpoint_file::IMAGE_DIR);
-        self.disk.sync_dir(&dir).during("sync directory", &dir)?;
+        self.disk.sync_dir(&dir).during(IoOp::SyncDirectory, &dir)?;
         Ok(bytes)
     }
 

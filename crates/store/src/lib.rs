@@ -42,12 +42,13 @@ pub mod stats;
 #[doc(hidden)]
 pub use stats::wire;
 
+use sheaf_platform::error::{Error, PoisonCause, Result};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 pub use crate::backup::{BackupOptions, BackupPhase, BackupProgress, BackupRate, BackupReport, ProgressFn};
-pub use commit::stall::{Stall, StallCallback, StallKind, StallListener, StallStats};
+pub use commit::stall::{Stall, StallCallback, StallListener, StallStats};
 pub use commit::value_writer::{FinishedValue, PartialValue};
 pub use commit::{CommitOutcome, CommitWrite};
 pub use keyspace::bulk_load::{BulkLoad, BulkLoadReport};
@@ -63,6 +64,7 @@ pub use repair::{
     RepairReport, UnreadableRange, repair,
 };
 pub use sheaf_log::blob::BlobStats;
+pub use sheaf_platform::error::StallKind;
 pub use snapshot::export::ExportedState;
 pub use snapshot::owned_cursor::{KeyspaceOwner, OwnedCursor};
 pub use snapshot::pinned_state::PinnedState;
@@ -88,7 +90,6 @@ use sheaf_log::root::{Root, RootSlots};
 use sheaf_log::types::{Durability, Incarnation, LogId, MAX_BATCH, Seq, StoreId};
 use sheaf_platform::clock::Clock;
 use sheaf_platform::disk::Disk;
-use sheaf_platform::error::{Error, Result};
 use sheaf_platform::fork::ForkGuard;
 use sheaf_platform::memory::MemoryPart;
 use sheaf_platform::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -257,7 +258,7 @@ pub struct Store {
     workload_saver: stats::workload::WorkloadSaver,
     /// Serializes calls of `close`.
     close_lock: Mutex<()>,
-    poison_op: Mutex<Option<&'static str>>,
+    poison_cause: Mutex<Option<PoisonCause>>,
     fork: ForkGuard,
     opening: OpeningStats,
     /// Lock on the database directory. `None` after `close`.
@@ -383,14 +384,14 @@ impl Store {
     }
 
     pub(crate) fn poison_error(&self) -> Error {
-        Error::Poisoned { op: self.poison_op.lock().unwrap_or("write") }
+        Error::Poisoned { cause: self.poison_cause.lock().unwrap_or(PoisonCause::Sync) }
     }
 
-    /// Poisons the database: every later write fails. Called after `op` failed and the kernel may
+    /// Poisons the database: every later write fails. Called after a failure, if the kernel may
     /// hold some of its data.
-    pub(crate) fn poison(&self, op: &'static str) -> Error {
-        event!(ERROR, "the database refuses writes from now on", op = op);
-        self.poison_op.lock().get_or_insert(op);
+    pub(crate) fn poison(&self, cause: PoisonCause) -> Error {
+        event!(ERROR, "the database refuses writes from now on", cause = cause.name());
+        self.poison_cause.lock().get_or_insert(cause);
         self.flags.is_poisoned.store(true, Ordering::Release);
         self.sync_round.wake();
         self.signals.wake();
@@ -398,9 +399,9 @@ impl Store {
     }
 
     /// Like [`Store::poison`], and also makes every later read fail.
-    pub(crate) fn poison_reads(&self, op: &'static str) {
+    pub(crate) fn poison_reads(&self, cause: PoisonCause) {
         self.flags.is_commit_half_applied.store(true, Ordering::Release);
-        drop(self.poison(op));
+        drop(self.poison(cause));
     }
 
     pub(crate) fn log(&self, id: LogId) -> &LogState {
@@ -443,7 +444,7 @@ impl Store {
             blob_bytes_written: load(&self.counters.blob_bytes_written),
             blobs: staged,
             poisoned: if self.flags.is_poisoned.load(Ordering::Acquire) {
-                *self.poison_op.lock()
+                *self.poison_cause.lock()
             } else {
                 None
             },

@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use sheaf::{Database, Durability, Error};
+use sheaf::{Database, Durability, Error, IoOp};
 use sheaf_platform::sync::Mutex;
 use sheaf_sim::{CallClass, Fault, FaultKind, FaultPlan, KeepChoice, SimDisk};
 use sheaf_testkit::crash::machine::{DATABASE_DIR, TestMachine};
@@ -279,7 +279,7 @@ fn a_listing_that_fails_is_no_damage() {
                 let what = format!("{subject:?}, read only: {read_only}, listing {nth}: {read:?}");
                 match read {
                     Ok(count) => assert_eq!(count, 60, "{what}"),
-                    Err(Error::Io { op: "list", .. }) => {}
+                    Err(Error::Io { op: IoOp::List, .. }) => {}
                     Err(_) => panic!("{what}"),
                 }
                 if machine.sim.injected() == 0 {

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use indicatif::ProgressBar;
 use serde_json::json;
-use sheaf::{Batch, BulkLoadOptions, Database, Durability, Error, Keyspace, ValueWriter};
+use sheaf::{Batch, BulkLoadOptions, Database, Durability, Error, IoOp, Keyspace, ValueWriter};
 
 use crate::args::{CreateArgs, DurabilityArgs, KeyspaceArgs};
 use crate::dump_reader::{DumpReader, InputPair, LineError};
@@ -192,7 +192,8 @@ impl BatchSink {
     /// Commits a pair with the value that `from` contains. Returns the bytes of the value.
     fn stream(&mut self, key: &[u8], from: &mut dyn io::Read) -> sheaf::Result<u64> {
         let mut writer: ValueWriter = self.keyspace.writer(key)?;
-        io::copy(from, &mut writer).map_err(|error| sheaf::Error::io("read", Path::new("a value"), error))?;
+        io::copy(from, &mut writer)
+            .map_err(|error| sheaf::Error::io(IoOp::Read, Path::new("a value"), error))?;
         let bytes = writer.len();
         match self.durable {
             true => writer.submit(Durability::Sync)?.wait()?,

@@ -165,7 +165,7 @@ pub(crate) fn as_json(all: &DatabaseOverview) -> Json {
             "free_bytes": stats.blobs.free_bytes,
             "files": stats.blobs.files,
         },
-        "poisoned": stats.poisoned,
+        "poisoned": stats.poisoned.map(|cause| cause.name()),
         "door": stats.has_ipc,
         "memory": {
             "budget": stats.memory.budget,

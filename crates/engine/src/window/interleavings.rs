@@ -3,6 +3,7 @@
 //! Compiled only with `--cfg shuttle`; `sheaf_platform::sync::explore` lists the settings. The
 //! scheduler does not explore weak memory orders.
 
+use sheaf_platform::error::PoisonCause;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -76,7 +77,7 @@ fn a_failed_commit_ends_every_wait_for_later_ones() {
             let progress = Arc::clone(&progress);
             Box::new(move || {
                 if fails {
-                    return progress.fail(seq, "append");
+                    return progress.fail(seq, PoisonCause::Append);
                 }
                 progress.complete(seq).expect("the ring has room");
                 assert_eq!(progress.wait(seq).is_ok(), seq < Seq(2), "{seq}");

@@ -21,7 +21,7 @@ use std::sync::OnceLock;
 use crossbeam_utils::CachePadded;
 
 use sheaf_log::types::Seq;
-use sheaf_platform::error::{Error, Result};
+use sheaf_platform::error::{Error, PoisonCause, Result};
 use sheaf_platform::sync::atomic::{AtomicU64, Ordering};
 use sheaf_platform::sync::{self, WaitWords};
 
@@ -48,7 +48,7 @@ pub struct CommitProgress {
     /// The first commit that failed, or `u64::MAX`.
     failed: CachePadded<AtomicU64>,
     /// The operation that failed.
-    reason: OnceLock<&'static str>,
+    cause: OnceLock<PoisonCause>,
 }
 
 impl Default for CommitProgress {
@@ -59,7 +59,7 @@ impl Default for CommitProgress {
             complete: (0..PLACES).map(|_| AtomicU64::new(0)).collect(),
             waiters: WaitWords::default(),
             failed: CachePadded::new(AtomicU64::new(u64::MAX)),
-            reason: OnceLock::new(),
+            cause: OnceLock::new(),
         }
     }
 }
@@ -181,9 +181,9 @@ impl CommitProgress {
         }
     }
 
-    /// Records that commit `seq` failed in the operation `reason` and never completes.
-    pub fn fail(&self, seq: Seq, reason: &'static str) {
-        self.reason.get_or_init(|| reason);
+    /// Records that commit `seq` failed because of `cause` and never completes.
+    pub fn fail(&self, seq: Seq, cause: PoisonCause) {
+        self.cause.get_or_init(|| cause);
         self.failed.fetch_min(seq.0, Ordering::SeqCst);
         self.waiters.wake_all();
     }
@@ -194,7 +194,7 @@ impl CommitProgress {
     }
 
     fn error(&self) -> Error {
-        Error::Poisoned { op: self.reason.get().copied().unwrap_or("commit") }
+        Error::Poisoned { cause: self.cause.get().copied().unwrap_or(PoisonCause::Commit) }
     }
 }
 
@@ -245,12 +245,12 @@ mod tests {
         progress.complete(Seq(3)).unwrap();
         std::thread::scope(|scope| {
             let waits = scope.spawn(|| progress.wait(Seq(3)));
-            progress.fail(Seq(2), "append");
-            assert!(matches!(waits.join().unwrap(), Err(Error::Poisoned { op: "append" })));
+            progress.fail(Seq(2), PoisonCause::Append);
+            assert!(matches!(waits.join().unwrap(), Err(Error::Poisoned { cause: PoisonCause::Append })));
         });
         progress.complete(Seq(1)).unwrap();
         assert!(progress.wait(Seq(1)).is_ok());
-        assert!(matches!(progress.wait(Seq(2)), Err(Error::Poisoned { op: "append" })));
+        assert!(matches!(progress.wait(Seq(2)), Err(Error::Poisoned { cause: PoisonCause::Append })));
         assert_eq!(progress.visible(), Seq(1));
     }
 

@@ -34,7 +34,7 @@ use sheaf_engine::context::EngineContext;
 use sheaf_engine::page_file::PageFile;
 use sheaf_log::types::KeyspaceId;
 use sheaf_platform::disk::File;
-use sheaf_platform::error::{Damage, Error, IoContext, Result};
+use sheaf_platform::error::{Damage, Error, IoContext, IoOp, Result};
 use sheaf_platform::sync::Mutex;
 use sheaf_platform::sync::epoch::Guard;
 
@@ -256,7 +256,7 @@ impl TrieFile {
         while inner.free.len() < count {
             let most = if self.context.tiny { TINY_GROWTH_PLACES } else { MAX_GROWTH_PLACES };
             let end = inner.end.saturating_add(inner.end.clamp(MIN_GROWTH_PLACES, most));
-            file.allocate(self.page_file.offset(end)).during("allocate", &self.page_file.path)?;
+            file.allocate(self.page_file.offset(end)).during(IoOp::Allocate, &self.page_file.path)?;
             inner.free.extend(inner.end..end);
             inner.end = end;
         }
@@ -279,7 +279,7 @@ impl TrieFile {
             let is_end = places.get(index + 1) != Some(&(places[index] + 1));
             if is_end {
                 file.write_at(self.page_file.offset(places[start]), &bytes)
-                    .during("write", &self.page_file.path)?;
+                    .during(IoOp::Write, &self.page_file.path)?;
                 bytes.clear();
                 start = index + 1;
             }
@@ -300,7 +300,7 @@ impl TrieFile {
         let table = inner.next_table.clone().unwrap_or_default();
         drop(inner);
         let Some(file) = file else { return Ok(table) };
-        self.page_file.sync(&*file, is_name_synced, ["sync of a trie", "sync of a trie's directory"])?;
+        self.page_file.sync(&*file, is_name_synced)?;
         self.inner.lock().is_name_synced = true;
         Ok(table)
     }

@@ -21,7 +21,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use sheaf_platform::disk::Disk;
-use sheaf_platform::error::{Error, IoContext, Result};
+use sheaf_platform::error::{Error, IoContext, IoOp, Result};
 use sheaf_platform::sync::atomic::Ordering;
 
 use crate::engine::{DelsmEngine, NAME};
@@ -112,7 +112,7 @@ impl DelsmEngine {
             let table = &moving.tables[moving.first_unlinked];
             if !table.is_linked() {
                 let dir = self.keyspace.dir(table.dir);
-                disk.sync_dir(&dir).during("sync directory", &dir)?;
+                disk.sync_dir(&dir).during(IoOp::SyncDirectory, &dir)?;
                 table.files_linked.store(true, Ordering::Release);
             }
             moving.first_unlinked += 1;
@@ -151,8 +151,8 @@ fn move_file(disk: &dyn Disk, source: &Path, target: &Path, is_held: bool) -> Re
                 let feature = "moving files of a backup or reader without hard links";
                 return Err(Error::Unsupported { engine: NAME, feature });
             }
-            disk.rename(source, target).during("rename", source)
+            disk.rename(source, target).during(IoOp::Rename, source)
         }
-        Err(e) => Err(Error::io("link", target, e)),
+        Err(e) => Err(Error::io(IoOp::Link, target, e)),
     }
 }

@@ -29,6 +29,7 @@
 //!    and at the next opening. A step reports such a failure once, and the failure delays no other
 //!    work.
 
+use sheaf_platform::error::{Error, IoContext, IoOp, PoisonCause, Result};
 use std::collections::{BTreeSet, HashSet, VecDeque};
 use std::io::ErrorKind;
 use std::path::PathBuf;
@@ -38,7 +39,6 @@ use sheaf_engine::views::Views;
 use sheaf_log::double_slot::{DoubleSlot, is_slot, is_temp_slot};
 use sheaf_log::types::Seq;
 use sheaf_platform::disk::{Disk, OpenMode, create_dirs};
-use sheaf_platform::error::{Error, IoContext, Result};
 use sheaf_platform::sync::atomic::Ordering;
 
 use crate::engine::DelsmEngine;
@@ -93,7 +93,7 @@ pub(crate) struct MaintenanceState {
     pub(crate) is_sweep_missed: bool,
     /// Directories that could not be searched, or from which a value could not be removed (I6).
     pub(crate) unswept: BTreeSet<u64>,
-    pub(crate) poisoned: Option<&'static str>,
+    pub(crate) is_poisoned: bool,
     /// Number of pinned states (`pinned_tables.rs`). Nothing is removed while it is not zero.
     pub(crate) pin_count: usize,
     /// Known garbage, for the compaction of an idle database.
@@ -202,15 +202,15 @@ impl DelsmEngine {
     /// Executes one step. Returns true if there is more to do.
     pub(crate) fn step(&self, views: &Views, certain: Seq) -> Result<bool> {
         let mut work = self.work.lock();
-        if let Some(op) = work.poisoned {
-            return Err(Error::Poisoned { op });
+        if work.is_poisoned {
+            return Err(Error::Poisoned { cause: PoisonCause::Sync });
         }
         let answer = self.step_locked(&mut work, views, certain);
-        if let Err(error @ Error::Io { op, .. }) = &answer
+        if let Err(error) = &answer
             && error.is_failed_sync()
         {
-            work.poisoned = Some(op);
-            return Err(Error::Poisoned { op });
+            work.is_poisoned = true;
+            return Err(Error::Poisoned { cause: PoisonCause::Sync });
         }
         answer
     }
@@ -267,7 +267,7 @@ impl DelsmEngine {
             outputs.written.push(self.write_list(last)?);
         }
         let path = &self.keyspace.path;
-        self.disk()?.sync_dir(path).during("sync directory", path)?;
+        self.disk()?.sync_dir(path).during(IoOp::SyncDirectory, path)?;
         Ok(outputs.written)
     }
 
@@ -275,17 +275,17 @@ impl DelsmEngine {
     fn write_list(&self, made: TableBuilder) -> Result<Arc<Table>> {
         let (disk, dir) = (self.disk()?, self.keyspace.dir(made.dir));
         if made.is_new {
-            disk.create_dir(&dir).during("create", &dir)?;
+            disk.create_dir(&dir).during(IoOp::Create, &dir)?;
         }
         let path = self.keyspace.path.join(file_names::list_name(made.number));
-        let file = disk.open(&path, OpenMode::Create).during("create", &path)?;
+        let file = disk.open(&path, OpenMode::Create).during(IoOp::Create, &path)?;
         let marks = TableFlags {
             files_linked: made.writer.totals().files == 0,
             has_unlisted_files: !made.is_new,
             has_old_versions: made.writer.has_old_versions(),
         };
-        file.write_at(0, &made.writer.finish()).during("write", &path)?;
-        file.sync().during("sync", &path)?;
+        file.write_at(0, &made.writer.finish()).during(IoOp::Write, &path)?;
+        file.sync().during(IoOp::Sync, &path)?;
         let list = KeyList::open(disk, path, self.keyspace.owner(), made.number)?;
         Ok(Table::new(&self.keyspace, made.dir, list, marks))
     }
@@ -425,7 +425,7 @@ impl DelsmEngine {
             }
         }
         let dir = self.keyspace.dir(number);
-        let found = self.disk()?.list(&dir).during("list", &dir)?;
+        let found = self.disk()?.list(&dir).during(IoOp::List, &dir)?;
         let litter = found.into_iter().filter(|entry| !named.contains(&entry.name));
         work.garbage.extend(litter.map(|entry| Garbage::Value(number, entry.name)));
         Ok(())
@@ -440,7 +440,7 @@ impl DelsmEngine {
         named.extend(version.tables().map(|table| file_names::dir_name(table.dir)));
         named.extend(version.tables().map(|table| file_names::list_name(table.list.number())));
         let path = &self.keyspace.path;
-        for entry in self.disk()?.list(path).during("list", path)? {
+        for entry in self.disk()?.list(path).during(IoOp::List, path)? {
             if named.contains(&entry.name)
                 || is_slot::<TableManifest>(&entry.name)
                 || is_temp_slot::<TableManifest>(&entry.name)

@@ -22,7 +22,7 @@ use std::sync::Arc;
 use sheaf_engine::contract::Engine;
 use sheaf_engine::views::Views;
 use sheaf_log::blob::BlobRef;
-use sheaf_platform::error::{IoContext, Result};
+use sheaf_platform::error::{IoContext, IoOp, Result};
 use sheaf_platform::sync::atomic::Ordering;
 
 use crate::engine::DelsmEngine;
@@ -120,7 +120,7 @@ impl DelsmEngine {
         let packs: u64 = version.packs.values().map(|pack| pack.len).sum();
         let wanted = self.disk_reserve().unwrap_or(0).saturating_add(packs);
         self.disk()
-            .and_then(|disk| disk.free_space(&self.keyspace.path).during("measure", &self.keyspace.path))
+            .and_then(|disk| disk.free_space(&self.keyspace.path).during(IoOp::Measure, &self.keyspace.path))
             .is_ok_and(|free| free >= wanted)
     }
 
@@ -463,7 +463,7 @@ impl DelsmEngine {
             && let Some(pack) = pack.finish(self.disk()?)?
         {
             let path = &self.keyspace.path;
-            self.disk()?.sync_dir(path).during("sync directory", path)?;
+            self.disk()?.sync_dir(path).during(IoOp::SyncDirectory, path)?;
             next.packs.insert(pack.number, Arc::new(pack));
         }
         let at = position.min(next.levels[merge.level].len());

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use sheaf_platform::disk::{Disk, File, OpenMode};
-use sheaf_platform::error::{Damage, Error, IoContext, Result};
+use sheaf_platform::error::{Damage, Error, IoContext, IoOp, Result};
 
 use crate::file_names;
 use crate::list::{HEAD_BYTES, accept_head, check_head, encode_head};
@@ -50,9 +50,9 @@ impl Pack {
                     Damage::Truncated { got: 0, expected: HEAD_BYTES as u64 },
                 ));
             }
-            other => other.during("open", &path)?,
+            other => other.during(IoOp::Open, &path)?,
         };
-        let len = file.len().during("measure", &path)?;
+        let len = file.len().during(IoOp::Measure, &path)?;
         if len < HEAD_BYTES as u64 {
             return Err(Error::corrupt(
                 &path,
@@ -61,7 +61,7 @@ impl Pack {
             ));
         }
         let mut got = [0; HEAD_BYTES];
-        file.read_at(0, &mut got).during("read", &path)?;
+        file.read_at(0, &mut got).during(IoOp::Read, &path)?;
         accept_head(&path, &got, MAGIC, owner, number)?;
         file.map(len);
         Ok(Pack { number, len, owner, path, file })
@@ -70,7 +70,7 @@ impl Pack {
     /// Checks the head. Reads of values do not need it.
     pub(crate) fn check_head(&self) -> Result<()> {
         let mut got = [0; HEAD_BYTES];
-        self.file.read_at(0, &mut got).during("read", &self.path)?;
+        self.file.read_at(0, &mut got).during(IoOp::Read, &self.path)?;
         check_head(&self.path, &got, MAGIC, self.owner, self.number)
     }
 
@@ -108,7 +108,7 @@ impl Pack {
             return checked(bytes);
         }
         let mut bytes = vec![0; len as usize];
-        self.file.read_at(offset, &mut bytes).during("read", &self.path)?;
+        self.file.read_at(offset, &mut bytes).during(IoOp::Read, &self.path)?;
         checked(&bytes)
     }
 }
@@ -156,9 +156,9 @@ impl PackWriter {
         let path = self.path();
         let file = match self.file.take() {
             Some(file) => file,
-            None => disk.open(&path, OpenMode::Create).during("create", &path)?,
+            None => disk.open(&path, OpenMode::Create).during(IoOp::Create, &path)?,
         };
-        self.file.insert(file).write_at(self.at, &self.chunk).during("write", &path)?;
+        self.file.insert(file).write_at(self.at, &self.chunk).during(IoOp::Write, &path)?;
         self.at += self.chunk.len() as u64;
         self.chunk.clear();
         Ok(())
@@ -169,7 +169,7 @@ impl PackWriter {
     pub(crate) fn finish(&mut self, disk: &dyn Disk) -> Result<Option<Pack>> {
         self.write(disk)?;
         let Some(file) = &self.file else { return Ok(None) };
-        file.sync().during("sync", &self.path())?;
+        file.sync().during(IoOp::Sync, &self.path())?;
         Pack::open(disk, &self.dir, self.owner, self.number).map(Some)
     }
 }

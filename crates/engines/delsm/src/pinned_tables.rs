@@ -24,7 +24,7 @@ use sheaf_engine::backup_files::{FileSource, PinnedFile, PinnedFiles};
 use sheaf_log::blob::BlobRef;
 use sheaf_log::double_slot::{DoubleSlotState, slot_bytes, slot_name};
 use sheaf_platform::disk::OpenMode;
-use sheaf_platform::error::{Error, IoContext, Result};
+use sheaf_platform::error::{Error, IoContext, IoOp, Result};
 
 use crate::engine::{DelsmEngine, NAME};
 use crate::file_names;
@@ -71,9 +71,9 @@ impl DelsmEngine {
         let [slot, probe] = [slot_name::<TableManifest>(work.generation), LINK_PROBE_NAME.to_owned()]
             .map(|n| self.keyspace.path.join(n));
         match disk.link(&slot, &probe) {
-            Ok(()) => disk.remove(&probe).during("remove", &probe),
+            Ok(()) => disk.remove(&probe).during(IoOp::Remove, &probe),
             Err(e) if matches!(e.kind(), ErrorKind::AlreadyExists) => {
-                disk.remove(&probe).during("remove", &probe)
+                disk.remove(&probe).during(IoOp::Remove, &probe)
             }
             Err(e) if matches!(e.kind(), ErrorKind::NotFound) => Ok(()), // no manifest yet
             Err(e) if matches!(e.kind(), ErrorKind::PermissionDenied | ErrorKind::Unsupported) => {
@@ -82,7 +82,7 @@ impl DelsmEngine {
                     feature: "backups and attached readers on a file system without hard links",
                 })
             }
-            Err(e) => Err(Error::io("link", &probe, e)),
+            Err(e) => Err(Error::io(IoOp::Link, &probe, e)),
         }
     }
 }
@@ -104,7 +104,7 @@ impl PinnedTables {
         match disk.open(&source, OpenMode::Read) {
             Ok(_) => Ok(source),
             Err(e) if e.kind() == ErrorKind::NotFound => Ok(table.linked_path(key, blob)),
-            Err(e) => Err(Error::io("open", &source, e)), // the place of the value is unknown
+            Err(e) => Err(Error::io(IoOp::Open, &source, e)), // the place of the value is unknown
         }
     }
 

@@ -10,7 +10,7 @@ use sheaf_engine::contract::{ImageSink, ImageSource};
 use sheaf_log::double_slot::{DoubleSlot, DoubleSlotState};
 use sheaf_log::types::Seq;
 use sheaf_platform::disk::OpenMode;
-use sheaf_platform::error::{Damage, Error, IoContext, Result};
+use sheaf_platform::error::{Damage, Error, IoContext, IoOp, Result};
 use sheaf_platform::sync::atomic::Ordering;
 
 use crate::engine::{DelsmEngine, NAME};
@@ -210,7 +210,7 @@ impl DelsmEngine {
 
     /// Returns a number above all numbers that a crash may have left in names.
     fn next_number(&self, manifest: &TableManifest) -> Result<u64> {
-        let found = self.disk()?.list(&self.keyspace.path).during("list", &self.keyspace.path)?;
+        let found = self.disk()?.list(&self.keyspace.path).during(IoOp::List, &self.keyspace.path)?;
         let used =
             found.iter().filter_map(|entry| file_names::number_in_name(&entry.name)).map(|number| number + 1);
         Ok(used.max().unwrap_or(0).max(manifest.next_number).max(1))

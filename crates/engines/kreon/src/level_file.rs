@@ -33,7 +33,7 @@ use sheaf_engine::context::EngineContext;
 use sheaf_engine::page_file::PageFile;
 use sheaf_log::types::KeyspaceId;
 use sheaf_platform::disk::File;
-use sheaf_platform::error::{Damage, Error, IoContext, Result};
+use sheaf_platform::error::{Damage, Error, IoContext, IoOp, Result};
 use sheaf_platform::memory::block_alloc::BlockBox;
 use sheaf_platform::sync::Mutex;
 use sheaf_platform::sync::epoch::Guard;
@@ -338,7 +338,7 @@ impl LevelFile {
         let start = pages.page_count;
         let mut grow_by = |region: u32| -> Result<()> {
             let end = start.checked_add(region).ok_or_else(|| self.no_space())?;
-            file.allocate(self.page_file.offset(end)).during("allocate", &self.page_file.path)?;
+            file.allocate(self.page_file.offset(end)).during(IoOp::Allocate, &self.page_file.path)?;
             pages.add_free_run(start, region);
             pages.page_count = end;
             Ok(())
@@ -376,13 +376,14 @@ impl LevelFile {
             if self.page_file.offset(start) + run.len() as u64 != self.page_file.offset(page)
                 || run.len() >= MAX_IO_BYTES
             {
-                file.write_at(self.page_file.offset(start), &run).during("write", &self.page_file.path)?;
+                file.write_at(self.page_file.offset(start), &run)
+                    .during(IoOp::Write, &self.page_file.path)?;
                 run.clear();
                 start = page;
             }
             run.extend_from_slice(bytes);
         }
-        file.write_at(self.page_file.offset(start), &run).during("write", &self.page_file.path)
+        file.write_at(self.page_file.offset(start), &run).during(IoOp::Write, &self.page_file.path)
     }
 
     /// Marks nodes as unused by the published levels. Returns those that no image can contain: they
@@ -440,7 +441,7 @@ impl LevelFile {
         let file = self.file.lock().clone();
         if let Some(file) = file {
             let mut is_named = self.is_name_synced.lock();
-            self.page_file.sync(&*file, *is_named, ["sync of levels", "sync of the levels' directory"])?;
+            self.page_file.sync(&*file, *is_named)?;
             *is_named = true;
         }
         let mut pages = self.pages.lock();

@@ -38,7 +38,7 @@ use super::slot_layout::{self, ChunkLayout, HEAD, MAX_CHUNKS, SlotLocation, slot
 use super::{BlobRef, BlobStats, Blobs, UncommittedBlob};
 use crate::blob_reader::OpenBlob;
 use sheaf_platform::disk::{File, OpenMode, read_up_to_end, set_len_dirty};
-use sheaf_platform::error::{Damage, Error, IoContext, Result};
+use sheaf_platform::error::{Damage, Error, IoContext, IoOp, Result};
 use sheaf_platform::sync::atomic::{AtomicBool, Ordering};
 use sheaf_platform::sync::{Mutex, RwLock, RwLockReadGuard};
 
@@ -198,7 +198,7 @@ impl Blobs {
         let Some((place, file)) = self.allocate_slot(class)? else { return Ok(None) };
         let blob = BlobRef { id: place.id(), len, sum: crc32c::crc32c(value) };
         let staged = UncommittedBlob { blob, file, owner: Arc::clone(self), is_committed: false };
-        let filled = self.write_slot(&*staged.file, place, value).during("write", &self.path(blob.id));
+        let filled = self.write_slot(&*staged.file, place, value).during(IoOp::Write, &self.path(blob.id));
         drop(life); // dropping `staged` takes this lock again, and a waiting `close` would block it
         filled.map(|()| Some(staged))
     }
@@ -267,8 +267,8 @@ impl Blobs {
 
     fn init_chunk(&self, file: &dyn File, chunk: u64, class: u8) -> Result<()> {
         let path = self.file_path(chunk, "chunk");
-        file.write_at(0, &self.new_head(chunk, class)).during("write", &path)?;
-        file.set_len(self.layout.chunk_bytes()).during("extend", &path)
+        file.write_at(0, &self.new_head(chunk, class)).during(IoOp::Write, &path)?;
+        file.set_len(self.layout.chunk_bytes()).during(IoOp::Extend, &path)
     }
 
     /// Returns the head of a new chunk.
@@ -302,7 +302,7 @@ impl Blobs {
             return Ok(Arc::clone(file));
         }
         let path = self.file_path(chunk, "chunk");
-        let file = self.disk.open(&path, OpenMode::ReadWrite).during("open", &path)?;
+        let file = self.disk.open(&path, OpenMode::ReadWrite).during(IoOp::Open, &path)?;
         let mut state = self.chunks.state.lock();
         if state.slots.contains(chunk) {
             state.keep_open(chunk, &file);
@@ -317,7 +317,7 @@ impl Blobs {
         if let Err(error) = &head
             && !error.is_corrupt()
             && !is_not_found(error)
-            && !matches!(error, Error::Io { op: "read", .. })
+            && !matches!(error, Error::Io { op: IoOp::Read, .. })
         {
             return head.map(drop);
         }
@@ -327,9 +327,9 @@ impl Blobs {
 
     fn read_head(&self, chunk: u64, class: u8) -> Result<[u8; HEAD]> {
         let path = self.file_path(chunk, "chunk");
-        let file = self.disk.open(&path, OpenMode::Read).during("open", &path)?;
+        let file = self.disk.open(&path, OpenMode::Read).during(IoOp::Open, &path)?;
         let mut head = [0; HEAD];
-        if let Some(got) = read_up_to_end(&*file, 0, &mut head).during("read", &path)? {
+        if let Some(got) = read_up_to_end(&*file, 0, &mut head).during(IoOp::Read, &path)? {
             return Err(Error::corrupt(&path, got, Damage::Truncated { got, expected: HEAD as u64 }));
         }
         let fields = self.layout.fields(self.store, chunk, class);
@@ -360,7 +360,7 @@ impl Blobs {
             },
             None => match self.disk.open(&path, OpenMode::Read) {
                 Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-                file => file.during("open", &path)?,
+                file => file.during(IoOp::Open, &path)?,
             },
         };
         if u64::from(blob.len) > self.layout.slot_bytes(place.class) {
@@ -375,7 +375,7 @@ impl Blobs {
     pub(super) fn rewrite_slot(&self, place: SlotLocation, value: &OpenBlob, file: &dyn File) -> Result<()> {
         let path = self.file_path(place.chunk, "chunk");
         let base = self.layout.offset(place);
-        value.for_each_stride(|at, bytes| file.write_at(base + at, bytes).during("write", &path))?;
+        value.for_each_stride(|at, bytes| file.write_at(base + at, bytes).during(IoOp::Write, &path))?;
         let mut head = match self.read_head(place.chunk, place.class) {
             Err(error) if error.is_corrupt() => self.new_head(place.chunk, place.class),
             head => head?,
@@ -383,9 +383,9 @@ impl Blobs {
         let newest =
             slot_layout::generation_in(&head, place.chunk, place.slot).unwrap_or(0).max(place.generation);
         head[stamp_at(place.slot)..][..8].copy_from_slice(&stamp(place.chunk, place.slot, newest));
-        file.write_at(0, &head).during("write", &path)?;
-        set_len_dirty(file, self.layout.chunk_bytes()).during("extend", &path)?;
-        file.sync().during("sync", &path)
+        file.write_at(0, &head).during(IoOp::Write, &path)?;
+        set_len_dirty(file, self.layout.chunk_bytes()).during(IoOp::Extend, &path)?;
+        file.sync().during(IoOp::Sync, &path)
     }
 
     /// Refuses further changes of chunks and waits for those in progress (I4). Called before the

@@ -44,7 +44,7 @@ use crate::types::StoreId;
 use chunks::ChunkTable;
 use dir_choice::DirChoice;
 use sheaf_platform::disk::{Disk, File, OpenMode, Volume, set_len_dirty};
-use sheaf_platform::error::{Damage, Error, IoContext, Result};
+use sheaf_platform::error::{Damage, Error, IoContext, IoOp, Result};
 use sheaf_platform::sync::Mutex;
 use sheaf_platform::sync::atomic::{AtomicU64, Ordering};
 use slot_layout::{ChunkLayout, SlotLocation};
@@ -94,7 +94,7 @@ impl UncommittedBlob {
         let got = at + bytes.len() as u64;
         let max = crate::types::MAX_VALUE as u64;
         let len = u32::try_from(got).map_err(|_| Error::TooLarge { object: "value", got, max })?;
-        self.file.write_at(at, bytes).during("write", &path)?;
+        self.file.write_at(at, bytes).during(IoOp::Write, &path)?;
         self.blob.sum = crc32c::crc32c_append(self.blob.sum, bytes);
         self.blob.len = len;
         Ok(())
@@ -106,7 +106,7 @@ impl UncommittedBlob {
     ///
     /// Returns [`Error::Io`] if the sync fails.
     pub fn sync(&self) -> Result<()> {
-        self.file.sync().during("sync", &self.owner.path(self.blob.id))
+        self.file.sync().during(IoOp::Sync, &self.owner.path(self.blob.id))
     }
 
     /// Marks the blob as committed: the file stays, and the next sync round must sync it.
@@ -297,19 +297,19 @@ impl Blobs {
         }
         let unnamed = self.dirs.lock().unsynced_names.clone();
         match self.volume().filter(|_| staged.has_closed_files) {
-            Some(volume) => volume.sync().during("sync", &self.dir)?,
+            Some(volume) => volume.sync().during(IoOp::Sync, &self.dir)?,
             None => {
                 if staged.files.len() > 1 {
                     staged.files.iter().for_each(|new| new.file.start_sync());
                 }
-                staged.files.iter().try_for_each(|new| new.file.sync()).during("sync", &self.dir)?;
+                staged.files.iter().try_for_each(|new| new.file.sync()).during(IoOp::Sync, &self.dir)?;
                 let new = || staged.files.iter().filter(|new| new.is_name_unsynced).map(|new| new.number);
                 self.sync_names(new())?;
                 self.chunks.mark_names_synced(new());
                 if unnamed.is_empty() {
                     return Ok(());
                 }
-                self.disk.sync_dir(&self.dir).during("sync directory", &self.dir)?;
+                self.disk.sync_dir(&self.dir).during(IoOp::SyncDirectory, &self.dir)?;
             }
         }
         self.dirs.lock().unsynced_names.retain(|dir| !unnamed.contains(dir));
@@ -321,7 +321,7 @@ impl Blobs {
         let dirs: HashSet<u64> = numbers.map(|number| self.dir_of(number)).collect();
         for dir in dirs {
             let path = self.dir_path(dir);
-            self.disk.sync_dir(&path).during("sync directory", &path)?;
+            self.disk.sync_dir(&path).during(IoOp::SyncDirectory, &path)?;
         }
         Ok(())
     }
@@ -339,7 +339,7 @@ impl Blobs {
         self.sync_names(
             blobs.iter().map(|blob| SlotLocation::from_id(blob.id).map_or(blob.id, |place| place.chunk)),
         )?;
-        self.disk.sync_dir(&self.dir).during("sync directory", &self.dir)
+        self.disk.sync_dir(&self.dir).during(IoOp::SyncDirectory, &self.dir)
     }
 
     /// Returns the directory of file `number`.
@@ -407,7 +407,7 @@ impl Blobs {
                 Err(_) => file,
             };
         }
-        let file = file.during("create", &path);
+        let file = file.during(IoOp::Create, &path);
         if file.is_err() {
             self.record_removal(id);
         }
@@ -455,7 +455,7 @@ impl Blobs {
         self.disk.spread_dirs(&self.dir);
         let path = self.dir_path(dir);
         match self.disk.create_dir(&path) {
-            Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => Err(Error::io("create", &path, e)),
+            Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => Err(Error::io(IoOp::Create, &path, e)),
             _ => Ok(()),
         }
     }
@@ -553,15 +553,15 @@ impl Blobs {
         let Some(value) = self.open(blob)? else {
             return Err(self.missing_error(blob));
         };
-        let file = self.disk.open(&path, OpenMode::ReadWrite).during("open", &path)?;
+        let file = self.disk.open(&path, OpenMode::ReadWrite).during(IoOp::Open, &path)?;
         value.check()?;
         if let Some(place) = SlotLocation::from_id(blob.id) {
             return self.rewrite_slot(place, &value, &*file);
         }
-        value.for_each_stride(|at, bytes| file.write_at(at, bytes).during("write", &path))?;
+        value.for_each_stride(|at, bytes| file.write_at(at, bytes).during(IoOp::Write, &path))?;
         // A power cut during an earlier rewrite may have left the file longer.
-        set_len_dirty(&*file, u64::from(blob.len)).during("extend", &path)?;
-        file.sync().during("sync", &path)
+        set_len_dirty(&*file, u64::from(blob.len)).during(IoOp::Extend, &path)?;
+        file.sync().during(IoOp::Sync, &path)
     }
 
     /// Removes blob `id`. A missing blob is no error.
@@ -612,7 +612,7 @@ impl Blobs {
         let path = self.file_path(id, kind);
         match self.disk.remove(&path) {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(false),
-            other => other.during("remove", &path)?,
+            other => other.during(IoOp::Remove, &path)?,
         }
         self.record_removal(id);
         Ok(true)
@@ -671,14 +671,14 @@ impl Blobs {
     /// Returns [`Error::Io`] if a directory cannot be listed.
     pub fn files(&self) -> Result<Vec<(u64, bool)>> {
         let mut all = Vec::new();
-        for entry in self.disk.list(&self.dir).during("list", &self.dir)? {
+        for entry in self.disk.list(&self.dir).during(IoOp::List, &self.dir)? {
             let path = self.dir.join(&entry.name);
             match self.disk.list(&path) {
                 // foreign, or removed just now
                 Err(e) if !entry.is_dir || e.kind() == std::io::ErrorKind::NotFound => {}
-                found => {
-                    all.extend(found.during("list", &path)?.iter().filter_map(|e| Blobs::number_of(&e.name)))
-                }
+                found => all.extend(
+                    found.during(IoOp::List, &path)?.iter().filter_map(|e| Blobs::number_of(&e.name)),
+                ),
             }
         }
         Ok(all)
@@ -693,14 +693,14 @@ impl Blobs {
     /// created. Removes empty directories.
     fn list(&self) -> Result<Vec<(u64, bool)>> {
         let (mut all, mut dirs) = (Vec::new(), self.dirs.lock());
-        for entry in self.disk.list(&self.dir).during("list", &self.dir)? {
+        for entry in self.disk.list(&self.dir).during(IoOp::List, &self.dir)? {
             let number = entry.name.split('-').next().and_then(|name| u64::from_str_radix(name, 16).ok());
             let Some(dir) = number.filter(|_| entry.is_dir) else { continue };
             let path = self.dir_path(dir);
             if path.file_name().is_none_or(|name| *name != *entry.name) {
                 continue; // foreign
             }
-            let files = self.disk.list(&path).during("list", &path)?;
+            let files = self.disk.list(&path).during(IoOp::List, &path)?;
             let before = all.len();
             all.extend(files.iter().filter_map(|e| Blobs::number_of(&e.name)));
             match (all.len() - before) as u64 {
@@ -722,7 +722,7 @@ impl Blobs {
 pub fn open_blob_file(disk: &dyn Disk, path: PathBuf, blob: &BlobRef) -> Result<Option<OpenBlob>> {
     match disk.open(&path, OpenMode::Read) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        file => Ok(Some(OpenBlob::new(file.during("open", &path)?, path, *blob))),
+        file => Ok(Some(OpenBlob::new(file.during(IoOp::Open, &path)?, path, *blob))),
     }
 }
 

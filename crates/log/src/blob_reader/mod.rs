@@ -35,7 +35,7 @@ use std::sync::Arc;
 
 use crate::blob::{BlobRef, SlotPin};
 use sheaf_platform::disk::{File, read_up_to_end};
-use sheaf_platform::error::{Damage, Error, IoContext, Result};
+use sheaf_platform::error::{Damage, Error, IoContext, IoOp, Result};
 use sheaf_platform::sync::Mutex;
 
 pub use cache::BlobCache;
@@ -210,7 +210,7 @@ impl OpenBlob {
     }
 
     fn fill(&self, at: u64, bytes: &mut [u8]) -> Result<()> {
-        let filled = read_up_to_end(&*self.file, self.base + at, bytes).during("read", &self.path)?;
+        let filled = read_up_to_end(&*self.file, self.base + at, bytes).during(IoOp::Read, &self.path)?;
         if self.pin.as_ref().is_some_and(|pin| pin.is_reused()) {
             return Err(Error::Closed);
         }

@@ -8,8 +8,7 @@ use std::path::Path;
 use super::{DATA_START, MAX_CAPACITY};
 use crate::root::FORMAT;
 use crate::types::{Incarnation, LogId, SegmentId, StoreId};
-use sheaf_platform::codec::u32_at;
-use sheaf_platform::codec::{COUNT_LIMIT, FieldReader, FieldWriter};
+use sheaf_platform::codec::{COUNT_LIMIT, FieldReader, FieldWriter, u32_at};
 use sheaf_platform::disk::SECTOR_BYTES;
 use sheaf_platform::error::{Damage, Error, Result};
 

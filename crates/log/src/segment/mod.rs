@@ -46,7 +46,7 @@ use crate::frame::ChecksumSeed;
 use crate::root::RootSegment;
 use crate::types::{Incarnation, LogId, SegmentId, Seq, StoreId};
 use sheaf_platform::disk::{Disk, File, OpenMode, SECTOR, SECTOR_BYTES};
-use sheaf_platform::error::{Damage, Error, IoContext, Result};
+use sheaf_platform::error::{Damage, Error, IoContext, IoOp, Result};
 use sheaf_platform::sync::Counter;
 use sheaf_platform::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
@@ -144,11 +144,11 @@ impl Segment {
     pub fn create(disk: &dyn Disk, dir: &Path, identity: SegmentIdentity) -> Result<Segment> {
         debug_assert!(identity.capacity <= MAX_CAPACITY);
         let path = dir.join(file_name(identity.id));
-        let file = disk.open(&path, OpenMode::Create).during("create", &path)?;
+        let file = disk.open(&path, OpenMode::Create).during(IoOp::Create, &path)?;
         let made = file.allocate(identity.capacity).and_then(|()| file.write_at(0, &identity.encode()));
         if let Err(e) = made {
             let _ = disk.remove(&path); // the next opening deletes leftover files
-            return Err(Error::io("allocate", &path, e));
+            return Err(Error::io(IoOp::Allocate, &path, e));
         }
         map(&*file, identity.capacity);
         Ok(Segment::new(identity, path, file))
@@ -174,14 +174,14 @@ impl Segment {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
                 return Err(Error::corrupt(&path, 0, Damage::Truncated { got: 0, expected: DATA_START }));
             }
-            other => other.during("open", &path)?,
+            other => other.during(IoOp::Open, &path)?,
         };
-        let len = file.opened_len().during("measure", &path)?;
+        let len = file.opened_len().during(IoOp::Measure, &path)?;
         if len < DATA_START {
             return Err(Error::corrupt(&path, 0, Damage::Truncated { got: len, expected: DATA_START }));
         }
         let mut sector = [0; SECTOR_BYTES];
-        file.read_at(0, &mut sector).during("read", &path)?;
+        file.read_at(0, &mut sector).during(IoOp::Read, &path)?;
         let identity = SegmentIdentity::decode(&path, &sector)?;
         for (field, expected, got) in [
             ("store", store.0, identity.store.0),
@@ -203,9 +203,9 @@ impl Segment {
     /// Returns [`Error::Corrupt`] if the header is damaged, [`Error::UnsupportedVersion`] if
     /// another version wrote it, and [`Error::Io`] if it cannot be read.
     pub fn identify(disk: &dyn Disk, path: &Path) -> Result<SegmentIdentity> {
-        let file = disk.open(path, OpenMode::Read).during("open", path)?;
+        let file = disk.open(path, OpenMode::Read).during(IoOp::Open, path)?;
         let mut sector = [0; SECTOR_BYTES];
-        match sheaf_platform::disk::read_up_to_end(&*file, 0, &mut sector).during("read", path)? {
+        match sheaf_platform::disk::read_up_to_end(&*file, 0, &mut sector).during(IoOp::Read, path)? {
             Some(got) => Err(Error::corrupt(path, 0, Damage::Truncated { got, expected: DATA_START })),
             None => SegmentIdentity::decode(path, &sector),
         }
@@ -279,9 +279,9 @@ impl Segment {
     /// opened, and [`Error::Corrupt`] if the new header does not read back.
     pub fn restamp(&self, disk: &dyn Disk, dir: &Path, incarnation: Incarnation) -> Result<Segment> {
         let identity = SegmentIdentity { incarnation, stream: 0, ..self.identity };
-        self.file.write_at(0, &identity.encode()).during("write", &self.path)?;
-        self.file.allocate(identity.capacity).during("allocate", &self.path)?;
-        sheaf_platform::disk::mark_len_dirty(&*self.file).during("extend", &self.path)?;
+        self.file.write_at(0, &identity.encode()).during(IoOp::Write, &self.path)?;
+        self.file.allocate(identity.capacity).during(IoOp::Allocate, &self.path)?;
+        sheaf_platform::disk::mark_len_dirty(&*self.file).during(IoOp::Extend, &self.path)?;
         Segment::open(disk, dir, identity.id, identity.store, identity.log, OpenMode::ReadWrite)
     }
 
@@ -301,8 +301,8 @@ impl Segment {
         let is_torn = Segment::is_header_torn(disk, dir, old, incarnation)?;
         if is_torn {
             let path = dir.join(file_name(old.id));
-            let file = disk.open(&path, OpenMode::ReadWrite).during("open", &path)?;
-            file.write_at(0, &old.encode()).during("write", &path)?;
+            let file = disk.open(&path, OpenMode::ReadWrite).during(IoOp::Open, &path)?;
+            file.write_at(0, &old.encode()).during(IoOp::Write, &path)?;
         }
         Ok(is_torn)
     }
@@ -322,13 +322,13 @@ impl Segment {
         let path = dir.join(file_name(old.id));
         let file = match disk.open(&path, OpenMode::Read) {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(false),
-            other => other.during("open", &path)?,
+            other => other.during(IoOp::Open, &path)?,
         };
         let mut sector = [0; SECTOR_BYTES];
-        if file.len().during("measure", &path)? < SECTOR {
+        if file.len().during(IoOp::Measure, &path)? < SECTOR {
             return Ok(false);
         }
-        file.read_at(0, &mut sector).during("read", &path)?;
+        file.read_at(0, &mut sector).during(IoOp::Read, &path)?;
         let (was, becomes) = (old.encode(), SegmentIdentity { incarnation, stream: 0, ..old }.encode());
         Ok(sector.iter().zip(was.iter().zip(&becomes)).all(|(got, (a, b))| got == a || got == b))
     }
@@ -417,7 +417,7 @@ impl Segment {
     ///
     /// Returns [`Error::Io`] if the sync fails. The caller must not repeat it.
     pub fn sync(&self, end: u64) -> Result<()> {
-        self.file.sync_to(end).during("sync", &self.path)?;
+        self.file.sync_to(end).during(IoOp::Sync, &self.path)?;
         self.synced.fetch_max(end, Ordering::Relaxed);
         Ok(())
     }

@@ -10,7 +10,7 @@ use super::{LINE, Segment};
 use crate::frame::{FrameHeader, FrameKind, HEADER, WATERMARK};
 use crate::types::{SegmentId, Seq};
 use sheaf_platform::codec::u64_at;
-use sheaf_platform::error::{Damage, Error, IoContext, Result};
+use sheaf_platform::error::{Damage, Error, IoContext, IoOp, Result};
 use sheaf_platform::sync::atomic::Ordering;
 
 /// Number of bytes that the first read of an unmapped frame fetches. Most frames are not longer.
@@ -171,7 +171,7 @@ impl Segment {
 
     /// Reads at least `len` bytes at `offset`, and up to [`FIRST_READ`] bytes within `room`.
     fn read(&self, offset: u64, len: usize, room: u64) -> Result<Vec<u8>> {
-        let size = self.file.len().during("measure", &self.path)?;
+        let size = self.file.len().during(IoOp::Measure, &self.path)?;
         let have = size.saturating_sub(offset).min(room);
         let want = len.max(FIRST_READ.min(usize::try_from(have).unwrap_or(usize::MAX)));
         if have < len as u64 {
@@ -179,7 +179,7 @@ impl Segment {
             return Err(Error::corrupt(&self.path, offset, what));
         }
         let mut buffer = vec![0; want];
-        self.file.read_at(offset, &mut buffer).during("read", &self.path)?;
+        self.file.read_at(offset, &mut buffer).during(IoOp::Read, &self.path)?;
         Ok(buffer)
     }
 

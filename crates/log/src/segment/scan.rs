@@ -8,7 +8,7 @@ use super::{DATA_START, Frame, Segment};
 use crate::frame::{ALIGN, ALIGN_BYTES, FrameHeader, FrameKind, HEADER, WATERMARK, body_sum};
 use crate::types::Seq;
 use sheaf_platform::disk::SECTOR;
-use sheaf_platform::error::{Error, IoContext, Result};
+use sheaf_platform::error::{Error, IoContext, IoOp, Result};
 
 /// Number of bytes that are requested ahead at least. A request has up to twice as many.
 const READ_AHEAD: u64 = 1 << 20;
@@ -219,7 +219,7 @@ fn find_frame<'s>(
     while at + HEADER as u64 <= limit {
         let len = (limit - at).min(CHUNK + HEADER as u64 - ALIGN);
         chunk.resize(usize::try_from(len).unwrap_or(0), 0);
-        segment.file().read_at(at, &mut chunk).during("read", segment.path())?;
+        segment.file().read_at(at, &mut chunk).during(IoOp::Read, segment.path())?;
         for start in (0..chunk.len() - (HEADER - 1)).step_by(ALIGN_BYTES) {
             let mut head = [0; HEADER];
             head.copy_from_slice(&chunk[start..start + HEADER]);

@@ -39,7 +39,7 @@ use std::time::Duration;
 
 pub use permissions::Permissions;
 
-use crate::error::{Error, IoContext, Result};
+use crate::error::{Error, IoContext, IoOp, Result};
 
 /// Smallest unit that a device writes atomically: after a torn write each sector is old or new.
 pub const SECTOR: u64 = 512;
@@ -364,10 +364,10 @@ pub fn create_dirs(disk: &dyn Disk, path: &Path) -> Result<()> {
         Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {}
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
             let parent = path.parent().filter(|p| !p.as_os_str().is_empty());
-            create_dirs(disk, parent.ok_or_else(|| Error::io("create", path, e))?)?;
-            disk.create_dir(path).during("create", path)?;
+            create_dirs(disk, parent.ok_or_else(|| Error::io(IoOp::Create, path, e))?)?;
+            disk.create_dir(path).during(IoOp::Create, path)?;
         }
-        Err(e) => return Err(Error::io("create", path, e)),
+        Err(e) => return Err(Error::io(IoOp::Create, path, e)),
     }
     let mut above =
         path.ancestors().skip(1).map(|p| if p.as_os_str().is_empty() { Path::new(".") } else { p });
@@ -376,7 +376,7 @@ pub fn create_dirs(disk: &dyn Disk, path: &Path) -> Result<()> {
     {
         // A failed sync may have dropped the name: the next attempt creates it again.
         let _ = disk.remove_dir(path);
-        return Err(Error::io("sync directory", parent, e));
+        return Err(Error::io(IoOp::SyncDirectory, parent, e));
     }
     for ancestor in above {
         if disk.sync_dir(ancestor).is_err() {
@@ -394,16 +394,16 @@ pub fn create_dirs(disk: &dyn Disk, path: &Path) -> Result<()> {
 pub fn remove_tree(disk: &dyn Disk, dir: &Path) -> Result<()> {
     let entries = match disk.list(dir) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
-        other => other.during("list", dir)?,
+        other => other.during(IoOp::List, dir)?,
     };
     for entry in entries {
         let path = dir.join(&entry.name);
         match entry.is_dir {
             true => remove_tree(disk, &path)?,
-            false => disk.remove(&path).during("remove", &path)?,
+            false => disk.remove(&path).during(IoOp::Remove, &path)?,
         }
     }
-    disk.remove_dir(dir).during("remove", dir)
+    disk.remove_dir(dir).during(IoOp::Remove, dir)
 }
 
 /// Alignment of a direct write in bytes. It applies to the length, the address in memory and the

@@ -26,7 +26,7 @@ use sheaf_platform::clock::Clock;
 use sheaf_platform::disk::exported::{ExportLease, ExportedDisk, ExportedItem};
 use sheaf_platform::disk::real::RealDisk;
 use sheaf_platform::disk::{Disk, File, OpenMode};
-use sheaf_platform::error::IoContext;
+use sheaf_platform::error::{IoContext, IoOp};
 use sheaf_store::{LOCK, Store, StoreOptions};
 
 use super::AttachedOwner;
@@ -104,9 +104,9 @@ pub(super) struct ConnectionLease {
 
 impl ConnectionLease {
     pub(super) fn new(stream: UnixStream, dir: &Path, said: Vec<u8>) -> Result<ConnectionLease> {
-        stream.set_nonblocking(true).during("hold", dir)?;
+        stream.set_nonblocking(true).during(IoOp::Communicate, dir)?;
         let path = dir.join(LOCK);
-        let lock = RealDisk::default().open(&path, OpenMode::Read).during("open", &path)?;
+        let lock = RealDisk::default().open(&path, OpenMode::Read).during(IoOp::Open, &path)?;
         Ok(ConnectionLease { stream, lock, lock_content: said })
     }
 }

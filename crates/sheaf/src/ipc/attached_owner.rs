@@ -13,7 +13,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket
 use sheaf_platform::disk::lock_holder::{ProcessInfo, add_lock_holder};
 use sheaf_platform::disk::real::RealDisk;
 use sheaf_platform::disk::{Disk, OpenMode};
-use sheaf_platform::error::IoContext;
+use sheaf_platform::error::{IoContext, IoOp};
 use sheaf_store::{IPC_SOCKET_NAMES, LOCK};
 
 use super::attach::{ConnectionLease, ExportedSnapshot};
@@ -110,7 +110,7 @@ impl AttachedOwner {
                 return Err(Error::UnsupportedVersion { path: door, found, supported: VERSION });
             }
             Err(e) if e.kind() == io::ErrorKind::InvalidData => {
-                return Err(Error::io("talk through", &door, e));
+                return Err(Error::io(IoOp::Communicate, &door, e));
             }
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Err(owner.unresponsive_error()),
             Err(_) => return Ok(None), // it is closing, or rejects our user
@@ -156,7 +156,7 @@ impl AttachedOwner {
     }
 
     fn protocol_error(&self, source: io::Error) -> Error {
-        Error::io("talk through", &self.dir.join(IPC_SOCKET_NAMES[0]), source)
+        Error::io(IoOp::Communicate, &self.dir.join(IPC_SOCKET_NAMES[0]), source)
     }
 
     /// Returns the statistics of the database. Costs as much as [`AttachedOwner::overview`].
@@ -247,7 +247,7 @@ impl AttachedOwner {
         pace: BackupRate,
         mut on_progress: impl FnMut(BackupProgress) -> ControlFlow<()>,
     ) -> Result<BackupReport> {
-        let absolute = |path: &Path| std::path::absolute(path).during("find", path);
+        let absolute = |path: &Path| std::path::absolute(path).during(IoOp::Resolve, path);
         let (dir, base) = (absolute(dir.as_ref())?, base.map(absolute).transpose()?);
         self.request(&IpcRequest::Backup { dir, base, verify, pace }, |stream, reply| match reply {
             IpcReply::BackupProgress(progress) => Ok(cancel_on_break(stream, on_progress(progress))),
@@ -450,7 +450,7 @@ fn connect_socket(dir: &Path, lock: &[u8]) -> Result<Option<UnixStream>> {
     let door = dir.join(IPC_SOCKET_NAMES[0]);
     let fd = match open_dir(dir) {
         Err(Errno::NOENT | Errno::NOTDIR | Errno::ACCESS) => return Ok(None),
-        opened => opened.map_err(|refusal| Error::io("open", dir, refusal.into()))?,
+        opened => opened.map_err(|refusal| Error::io(IoOp::Open, dir, refusal.into()))?,
     };
     let connected = (|| {
         let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
@@ -465,7 +465,7 @@ fn connect_socket(dir: &Path, lock: &[u8]) -> Result<Option<UnixStream>> {
         Ok(stream) => Ok(Some(stream)),
         Err(Errno::CONNREFUSED | Errno::NOENT | Errno::ACCESS | Errno::PERM) => Ok(None),
         Err(Errno::AGAIN) => Err(unresponsive_error(dir, lock)),
-        Err(refusal) => Err(Error::io("connect to", &door, io::Error::from(refusal))),
+        Err(refusal) => Err(Error::io(IoOp::Connect, &door, io::Error::from(refusal))),
     }
 }
 

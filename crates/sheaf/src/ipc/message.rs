@@ -291,6 +291,8 @@ mod tests {
     use std::num::NonZeroU64;
     use std::time::Duration;
 
+    use sheaf_platform::error::{IoOp, PoisonCause};
+
     use super::*;
     use crate::{EngineStats, LockConflict, WorkloadStats};
 
@@ -337,8 +339,8 @@ mod tests {
         let path = || PathBuf::from("/a/file");
         let corrupt = |what| Error::Corrupt { path: "/x".into(), offset: 9, damage: what };
         vec![
-            Error::Io { op: "open", path: path(), source: std::io::Error::from_raw_os_error(5) },
-            Error::Io { op: "open", path: path(), source: std::io::Error::other("why") },
+            Error::Io { op: IoOp::Open, path: path(), source: std::io::Error::from_raw_os_error(5) },
+            Error::Io { op: IoOp::Open, path: path(), source: std::io::Error::other("why") },
             corrupt(Damage::BadChecksum { expected: 1, got: 2 }),
             corrupt(Damage::BadLength { got: 3, max: 4 }),
             corrupt(Damage::BadMagic),
@@ -365,7 +367,7 @@ mod tests {
             Error::TooManyFiles { path: path(), limit: Some(1024) },
             Error::TooManyFiles { path: path(), limit: None },
             Error::FileSizeLimit { path: path(), size: 1 << 28, limit: 1 << 20 },
-            Error::Poisoned { op: "sync" },
+            Error::Poisoned { cause: PoisonCause::Sync },
             Error::TooLarge { object: "key", got: 11, max: 12 },
             Error::UnsupportedVersion { path: path(), found: 13, supported: 14 },
             Error::NotADatabase { path: path(), reason: "no".into() },
@@ -388,7 +390,7 @@ mod tests {
     fn replies() -> Vec<IpcReply> {
         // The encodings of the contents are tested next to the types (`sheaf_store::stats::wire`).
         let mut stats = DatabaseStats::default();
-        (stats.visible_seq, stats.poisoned, stats.has_ipc) = (77, Some("sync"), true);
+        (stats.visible_seq, stats.poisoned, stats.has_ipc) = (77, Some(PoisonCause::Sync), true);
         let (load, mut report) = (WorkloadStats::default(), VerifyReport::default());
         (report.pairs, report.findings) = (1, 4);
         let mut w = FieldWriter::default();

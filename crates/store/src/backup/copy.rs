@@ -20,7 +20,7 @@ use sheaf_engine::backup_files::{FileSource, PinnedFile, PinnedFiles};
 use sheaf_engine::context::EngineDir;
 use sheaf_log::root::RootSlots;
 use sheaf_platform::disk::{Disk, File, OpenMode, Permissions};
-use sheaf_platform::error::{Damage, Error, IoContext, Result};
+use sheaf_platform::error::{Damage, Error, IoContext, IoOp, Result};
 
 /// Earlier backup. Its files may be linked.
 struct BaseBackup {
@@ -56,7 +56,7 @@ pub(crate) fn back_up(store: &Arc<Store>, dir: &Path, options: BackupOptions<'_>
     let permissions = Permissions::of_copy(store.disk(), store.path(), &RootSlots::NAMES).unwrap_or_default();
     let permitted = store.disk().with_permissions(permissions);
     let disk = permitted.as_deref().unwrap_or(store.disk());
-    let absolute = |path: &Path| std::path::absolute(path).during("find", path);
+    let absolute = |path: &Path| std::path::absolute(path).during(IoOp::Resolve, path);
     if absolute(dir)?.starts_with(absolute(store.path())?) {
         let why = format!("{} is inside the database", dir.display());
         return Err(Error::InvalidArgument { argument: "target", reason: why });
@@ -150,7 +150,7 @@ impl BackupCopier<'_, '_> {
     /// number of bytes to copy is not known in advance, so nothing is checked.
     fn check_free_space(&self, bytes: u64) -> Result<()> {
         let root = self.tree.root();
-        if self.base.is_none() && self.disk.free_space(root).during("measure", root)? < bytes {
+        if self.base.is_none() && self.disk.free_space(root).during(IoOp::Measure, root)? < bytes {
             return Err(Error::NoSpace { path: root.to_path_buf() });
         }
         Ok(())
@@ -176,8 +176,8 @@ impl BackupCopier<'_, '_> {
                     self.copy_file(request, &*open(self.disk, &path)?, &path, at, Some(len))
                 }
                 FileSource::Bytes(bytes) => self.add_written_file(request, &|disk, path| {
-                    let file = disk.open(&path, OpenMode::Create).during("create", &path)?;
-                    file.write_at(0, bytes).during("write", &path)
+                    let file = disk.open(&path, OpenMode::Create).during(IoOp::Create, &path)?;
+                    file.write_at(0, bytes).during(IoOp::Write, &path)
                 }),
                 FileSource::WrittenBy(make) => self.add_written_file(request, make),
             }
@@ -196,7 +196,7 @@ impl BackupCopier<'_, '_> {
         self.store.check_open()?;
         let len = match len {
             Some(len) => len,
-            None => source.len().during("measure", path)?,
+            None => source.len().during(IoOp::Measure, path)?,
         };
         let from = FileRange { file: source, path, offset: at, len };
         if let Some(sum) = self.link_from_base(&request, &from)? {
@@ -204,7 +204,7 @@ impl BackupCopier<'_, '_> {
             return self.add_entry(request, len, sum);
         }
         let copy = self.tree.create_parent(&request.name)?;
-        let file = self.disk.open(&copy, OpenMode::Create).during("create", &copy)?;
+        let file = self.disk.open(&copy, OpenMode::Create).during(IoOp::Create, &copy)?;
         self.tree.note_created(&request.name);
         let sum = self.tree.copy_range(
             &from,
@@ -249,7 +249,7 @@ impl BackupCopier<'_, '_> {
         make(self.disk, path.clone())?;
         self.tree.note_created(&request.name);
         let file = open(self.disk, &path)?;
-        let len = file.len().during("measure", &path)?;
+        let len = file.len().during(IoOp::Measure, &path)?;
         let sum =
             self.tree.checksum(&FileRange { file: &*file, path: &path, offset: 0, len }, &mut self.meter)?;
         self.tree.finish_file(&*file, &path)?;
@@ -289,9 +289,9 @@ impl BackupFinisher<'_, '_> {
             self.verify()?;
         }
         let (unborn, name) = (self.dir.join(MANIFEST_TEMP_FILE), self.dir.join(MANIFEST_FILE));
-        self.disk.rename(&unborn, &name).during("rename", &unborn)?;
+        self.disk.rename(&unborn, &name).during(IoOp::Rename, &unborn)?;
         self.tree.note_created(Path::new(MANIFEST_FILE));
-        self.disk.sync_dir(self.dir).during("sync directory", self.dir)
+        self.disk.sync_dir(self.dir).during(IoOp::SyncDirectory, self.dir)
     }
 
     /// Reads the copy back, from the device if its cached pages can be dropped.

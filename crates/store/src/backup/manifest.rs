@@ -9,11 +9,10 @@ use std::sync::Arc;
 
 use sheaf_log::double_slot::DoubleSlotState;
 use sheaf_log::root::{FORMAT, Root};
-use sheaf_platform::codec::{FieldReader, FieldWriter};
-use sheaf_platform::codec::{u32_at, u64_at};
+use sheaf_platform::codec::{FieldReader, FieldWriter, u32_at, u64_at};
 use sheaf_platform::disk::exported::is_inside;
 use sheaf_platform::disk::{Disk, File, OpenMode};
-use sheaf_platform::error::{Damage, Error, IoContext, Result};
+use sheaf_platform::error::{Damage, Error, IoContext, IoOp, Result};
 
 /// Name of the manifest.
 pub const MANIFEST_FILE: &str = "BACKUP";
@@ -154,7 +153,7 @@ impl ManifestWriter {
     }
 
     fn flush(&mut self) -> Result<()> {
-        self.file.write_at(self.offset, &self.chunk.0).during("write", &self.path)?;
+        self.file.write_at(self.offset, &self.chunk.0).during(IoOp::Write, &self.path)?;
         self.checksum = crc32c::crc32c_append(self.checksum, &self.chunk.0);
         self.offset += self.chunk.0.len() as u64;
         self.chunk.0.clear();
@@ -170,7 +169,7 @@ impl ManifestWriter {
         let sum = self.checksum;
         self.chunk.u32(sum);
         self.flush()?;
-        self.file.sync().during("sync", &self.path)
+        self.file.sync().during(IoOp::Sync, &self.path)
     }
 }
 
@@ -202,18 +201,20 @@ impl Manifest {
                     Err(_) => Err(why("there is no file BACKUP in it")),
                 }
             }
-            file => Manifest::read(file.during("open", &dir.join(MANIFEST_FILE))?, dir.join(MANIFEST_FILE)),
+            file => {
+                Manifest::read(file.during(IoOp::Open, &dir.join(MANIFEST_FILE))?, dir.join(MANIFEST_FILE))
+            }
         }
     }
 
     /// Opens the manifest of a backup that is about to be completed.
     pub(super) fn open_unfinished(disk: &dyn Disk, dir: &Path) -> Result<Manifest> {
         let path = dir.join(MANIFEST_TEMP_FILE);
-        Manifest::read(disk.open(&path, OpenMode::Read).during("open", &path)?, path)
+        Manifest::read(disk.open(&path, OpenMode::Read).during(IoOp::Open, &path)?, path)
     }
 
     fn read(file: Arc<dyn File>, path: PathBuf) -> Result<Manifest> {
-        let len = file.len().during("measure", &path)?;
+        let len = file.len().during(IoOp::Measure, &path)?;
         let least = (HEAD_BYTES + FOOT_BYTES) as u64;
         if len < least {
             return Err(Error::corrupt(&path, 0, Damage::Truncated { got: len, expected: least }));
@@ -223,13 +224,13 @@ impl Manifest {
             input.consume(input.rest().len());
         }
         let mut foot = [0; FOOT_BYTES];
-        file.read_at(len - FOOT_BYTES as u64, &mut foot).during("read", &path)?;
+        file.read_at(len - FOOT_BYTES as u64, &mut foot).during(IoOp::Read, &path)?;
         let (expected, got) = (u32_at(&foot, FOOT_BYTES - 4), input.checksum);
         if expected != got {
             return Err(Error::corrupt(&path, len - 4, Damage::BadChecksum { expected, got }));
         }
         let mut head = [0; HEAD_BYTES];
-        file.read_at(0, &mut head).during("read", &path)?;
+        file.read_at(0, &mut head).during(IoOp::Read, &path)?;
         if &head[..8] != MAGIC {
             return Err(Error::corrupt(&path, 0, Damage::BadMagic));
         }
@@ -242,7 +243,7 @@ impl Manifest {
             return Err(Error::corrupt(&path, 12, Damage::BadLength { got: from, max: to }));
         }
         let mut body = vec![0; usize::try_from(from).unwrap_or(usize::MAX) - HEAD_BYTES];
-        file.read_at(HEAD_BYTES as u64, &mut body).during("read", &path)?;
+        file.read_at(HEAD_BYTES as u64, &mut body).during(IoOp::Read, &path)?;
         let root = Root::decode(&body).map_err(|what| Error::corrupt(&path, HEAD_BYTES as u64, what))?;
         let [entries, files, bytes] = [0, 8, 16].map(|at| u64_at(&foot, at));
         Ok(Manifest { path, file, root, from, to, entries, files, bytes })
@@ -293,7 +294,7 @@ impl<'a> ManifestInput<'a> {
         self.consumed = 0;
         let from = self.buffer.len();
         self.buffer.resize(from + len, 0);
-        self.file.read_at(self.offset, &mut self.buffer[from..]).during("read", self.path)?;
+        self.file.read_at(self.offset, &mut self.buffer[from..]).during(IoOp::Read, self.path)?;
         self.checksum = crc32c::crc32c_append(self.checksum, &self.buffer[from..]);
         self.offset += len as u64;
         Ok(len > 0)

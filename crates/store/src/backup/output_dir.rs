@@ -35,7 +35,7 @@ use std::sync::Arc;
 use crate::backup::MANIFEST_TEMP_FILE;
 use crate::{LOCK, is_database_file};
 use sheaf_platform::disk::{DirEntry, Disk, File, LockMode, LockOutcome, OpenMode, create_dirs, remove_tree};
-use sheaf_platform::error::{Error, IoContext, LockConflict, Result};
+use sheaf_platform::error::{Error, IoContext, IoOp, LockConflict, Result};
 
 /// Name of the file that a database has while it is being filled.
 pub(crate) const UNFINISHED: &str = "UNFINISHED";
@@ -88,9 +88,9 @@ impl<'a> OutputDir<'a> {
         target.note_created(Path::new(LOCK)); // created or taken over
         target.check_alone()?;
         let path = dir.join(UNFINISHED);
-        disk.open(&path, OpenMode::Create).during("create", &path)?;
+        disk.open(&path, OpenMode::Create).during(IoOp::Create, &path)?;
         target.note_created(Path::new(UNFINISHED));
-        disk.sync_dir(dir).during("sync directory", dir)?;
+        disk.sync_dir(dir).during(IoOp::SyncDirectory, dir)?;
         Ok(target)
     }
 
@@ -112,7 +112,7 @@ impl<'a> OutputDir<'a> {
             Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {
                 return Err(not_empty_with_remedy(&disk.list(dir).unwrap_or_default(), dir));
             }
-            file => file.during("create", &path)?,
+            file => file.during(IoOp::Create, &path)?,
         };
         target.note_created(Path::new(mark));
         target.check_alone()?;
@@ -130,7 +130,7 @@ impl<'a> OutputDir<'a> {
         let was_there = match disk.list(dir) {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => false,
             entries => {
-                let entries = entries.during("list", dir)?;
+                let entries = entries.during(IoOp::List, dir)?;
                 check_finished(disk, dir, &entries)?;
                 check_empty(&entries, dir, left).map(|()| true)?
             }
@@ -149,7 +149,7 @@ impl<'a> OutputDir<'a> {
     }
 
     fn take_lock(&self) -> Result<Box<dyn fmt::Debug + Send + Sync>> {
-        match self.disk.lock(&self.dir.join(LOCK), LockMode::Exclusive).during("lock", &self.dir)? {
+        match self.disk.lock(&self.dir.join(LOCK), LockMode::Exclusive).during(IoOp::Lock, &self.dir)? {
             LockOutcome::Acquired(lock) => Ok(lock),
             LockOutcome::Busy(pid) => Err(Error::locked(&self.dir, pid, LockConflict::Owner)),
         }
@@ -158,7 +158,7 @@ impl<'a> OutputDir<'a> {
     /// Checks again that the directory is empty, now that it is marked: another process may have
     /// used it before.
     fn check_alone(&self) -> Result<()> {
-        let entries = self.disk.list(&self.dir).during("list", &self.dir)?;
+        let entries = self.disk.list(&self.dir).during(IoOp::List, &self.dir)?;
         check_empty(&entries, &self.dir, Some(self.marker))
     }
 
@@ -208,8 +208,8 @@ impl<'a> OutputDir<'a> {
     pub(crate) fn finish(mut self) -> Result<()> {
         if self.created.contains(UNFINISHED) {
             let path = self.dir.join(UNFINISHED);
-            self.disk.remove(&path).during("remove", &path)?;
-            self.disk.sync_dir(&self.dir).during("sync directory", &self.dir)?;
+            self.disk.remove(&path).during(IoOp::Remove, &path)?;
+            self.disk.sync_dir(&self.dir).during(IoOp::SyncDirectory, &self.dir)?;
         }
         self.is_finished = true;
         Ok(())
@@ -235,7 +235,7 @@ impl<'a> OutputDir<'a> {
             let path = self.dir.join(&entry.name);
             let _ = match entry.is_dir {
                 true => remove_tree(self.disk, &path),
-                false => self.disk.remove(&path).during("remove", &path),
+                false => self.disk.remove(&path).during(IoOp::Remove, &path),
             };
         }
         if !self.existed {

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use super::{COPY_CHUNK, ProgressMeter};
 use crate::backup::output_dir::OutputDir;
 use sheaf_platform::disk::{Disk, File, OpenMode, PAGE, Volume};
-use sheaf_platform::error::{Damage, Error, IoContext, Result};
+use sheaf_platform::error::{Damage, Error, IoContext, IoOp, Result};
 
 /// Writeback starts after this many bytes.
 const WRITEBACK_BYTES: u64 = 8 << 20;
@@ -105,7 +105,7 @@ impl<'a> OutputTree<'a> {
             self.create_dir(above)?;
         }
         let path = self.root.join(name);
-        self.disk.create_dir(&path).during("create", &path)?;
+        self.disk.create_dir(&path).during(IoOp::Create, &path)?;
         self.output_dir.note_created(name);
         self.dirs.insert(name.to_path_buf());
         Ok(())
@@ -127,15 +127,16 @@ impl<'a> OutputTree<'a> {
     ) -> Result<u32> {
         let (mut sent, mut written) = (0, 0);
         let sum = read_all(from, self.buffer.bytes(), |at, bytes| {
-            written = to.offset + at + write_data(to.file, to.offset + at, bytes).during("write", to.path)?;
+            written =
+                to.offset + at + write_data(to.file, to.offset + at, bytes).during(IoOp::Write, to.path)?;
             if at + bytes.len() as u64 >= sent + WRITEBACK_BYTES {
                 sent = at + bytes.len() as u64;
                 to.file.start_sync();
             }
             meter.add_bytes(bytes.len() as u64)
         })?;
-        if to.len > written && to.len > to.file.len().during("measure", to.path)? {
-            to.file.set_len(to.len).during("extend", to.path)?;
+        if to.len > written && to.len > to.file.len().during(IoOp::Measure, to.path)? {
+            to.file.set_len(to.len).during(IoOp::Extend, to.path)?;
         }
         self.finish_file(to.file, to.path)?;
         Ok(sum)
@@ -150,19 +151,19 @@ impl<'a> OutputTree<'a> {
     pub(super) fn finish_file(&self, file: &dyn File, path: &Path) -> Result<()> {
         match &self.volume {
             Some(_) => Ok(()),
-            None => file.sync().during("sync", path),
+            None => file.sync().during(IoOp::Sync, path),
         }
     }
 
     /// Makes everything durable.
     pub(super) fn sync_all(&self) -> Result<()> {
         if let Some(volume) = &self.volume {
-            return volume.sync().during("sync", &self.root);
+            return volume.sync().during(IoOp::Sync, &self.root);
         }
         let inside = self.dirs.iter().map(|dir| self.root.join(dir));
         inside
             .chain([self.root.clone()])
-            .try_for_each(|dir| self.disk.sync_dir(&dir).during("sync directory", &dir))
+            .try_for_each(|dir| self.disk.sync_dir(&dir).during(IoOp::SyncDirectory, &dir))
     }
 }
 
@@ -205,7 +206,7 @@ fn read_all(
         let len = usize::try_from(from.len - at).map_or(COPY_CHUNK, |left| left.min(COPY_CHUNK));
         let bytes = &mut buffer[..len];
         if let Some(got) = sheaf_platform::disk::read_up_to_end(from.file, from.offset + at, bytes)
-            .during("read", from.path)?
+            .during(IoOp::Read, from.path)?
         {
             let expected = from.offset + from.len;
             return Err(Error::corrupt(from.path, got, Damage::Truncated { got, expected }));
@@ -223,6 +224,6 @@ pub(super) fn open(disk: &dyn Disk, path: &Path) -> Result<Arc<dyn File>> {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
             Err(Error::corrupt(path, 0, Damage::Truncated { got: 0, expected: 1 }))
         }
-        other => other.during("open", path),
+        other => other.during(IoOp::Open, path),
     }
 }

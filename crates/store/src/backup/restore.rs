@@ -18,7 +18,7 @@ use crate::directories;
 use sheaf_log::root::{Root, RootSlots};
 use sheaf_log::types::Incarnation;
 use sheaf_platform::disk::{Disk, OpenMode, Permissions};
-use sheaf_platform::error::{Damage, Error, IoContext, Result};
+use sheaf_platform::error::{Damage, Error, IoContext, IoOp, Result};
 use sheaf_platform::random::random_bits;
 
 /// Upper bound of the random part of the distance between the incarnations, in addition to
@@ -69,7 +69,7 @@ fn restore_files(
     tree: &mut OutputTree<'_>,
     meter: &mut ProgressMeter<'_>,
 ) -> Result<()> {
-    if disk.free_space(to).during("measure", to)? < manifest.bytes {
+    if disk.free_space(to).during(IoOp::Measure, to)? < manifest.bytes {
         return Err(Error::NoSpace { path: to.to_path_buf() });
     }
     directories().try_for_each(|name| tree.create_dir(Path::new(name)))?;
@@ -102,7 +102,7 @@ fn restore_file(
         Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => disk.open(&place, OpenMode::ReadWrite),
         other => other.inspect(|_| tree.note_created(&stored.database_name)),
     };
-    let file = file.during("create", &place)?;
+    let file = file.during(IoOp::Create, &place)?;
     let whole = stored.min_len.max(stored.offset + stored.len);
     let range = FileRange { file: &*source, path: &path, offset: 0, len: stored.len };
     let got = tree.copy_range(

@@ -17,7 +17,7 @@ use sheaf_engine::window::{ClosedWindow, TailSet};
 use sheaf_log::frame::{FIRST, FrameHeader, FrameKind, HEADER, LAST, WATERMARK, body_sum};
 use sheaf_log::segment::{Address, DATA_START, Segment};
 use sheaf_log::types::Seq;
-use sheaf_platform::error::Result;
+use sheaf_platform::error::{PoisonCause, Result};
 use sheaf_platform::sync::atomic::Ordering;
 
 /// Full segments that each roll checks for running stores. Commits rarely span more segments.
@@ -163,7 +163,7 @@ impl Store {
         segment.seed().write_header(offset, &header, body_sum(&body), &mut bytes);
         if segment.file().append_at(offset, &bytes).is_err() {
             closed.close_for_good();
-            return Err(self.poison("append"));
+            return Err(self.poison(PoisonCause::Append));
         }
         closed.word.set_offset(index, offset + CONTROL_FRAME_BYTES);
         Ok(())
@@ -174,7 +174,7 @@ impl Store {
         let log = self.log(log_of(tail));
         let Some(next) = order.preallocated[log.id.index()].pop_front() else {
             closed.close_for_good();
-            return Err(self.poison("log rotation"));
+            return Err(self.poison(PoisonCause::LogRotation));
         };
         let capacity = |full: &Segment| full.identity().capacity;
         let is_open = order.tails[tail].segment.as_deref().map(capacity);

@@ -36,7 +36,7 @@ use sheaf_log::blob;
 use sheaf_log::segment::Segment;
 use sheaf_log::types::{Durability, Incarnation, LogId, Seq, StoreId};
 use sheaf_platform::disk::SECTOR;
-use sheaf_platform::error::{Error, IoContext, Result};
+use sheaf_platform::error::{Error, IoContext, IoOp, PoisonCause, Result};
 use sheaf_platform::parallel::map_threads;
 use sheaf_platform::span;
 use sheaf_platform::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -297,7 +297,7 @@ impl Store {
         for log in &self.logs {
             let new = |s: &Segment| s.identity().log == log.id && !s.is_named();
             if segments.iter().any(|(_, s)| new(s)) {
-                self.disk.sync_dir(&log.dir).during("sync directory", &log.dir)?;
+                self.disk.sync_dir(&log.dir).during(IoOp::SyncDirectory, &log.dir)?;
                 segments.iter().filter(|(_, s)| new(s)).for_each(|(_, s)| s.mark_named());
             }
         }
@@ -358,7 +358,7 @@ impl Store {
                 self.restore_unsynced(&mut self.commit_state.lock(), blobs, segments);
                 return Err(error);
             }
-            Err(_) => return Err(self.poison("sync")),
+            Err(_) => return Err(self.poison(PoisonCause::Sync)),
         }
         let took = self.clock.now().saturating_sub(began).as_nanos();
         self.sync_round.last_sync_ns.store(u64::try_from(took).unwrap_or(0), Ordering::Relaxed);

@@ -44,7 +44,7 @@ use smallvec::SmallVec;
 
 use crate::commit::append::{FrameChunk, FrameChunks};
 use crate::commit::encode::{ENCODE_BUFFER, EncodedCommit, FrameRun, RecordToEncode, encode_writes};
-use crate::commit::stall::{CommitWaits, StallKind};
+use crate::commit::stall::CommitWaits;
 use crate::commit::tail::{CONTROL_FRAME_BYTES, Tail, tail_of};
 use crate::space::log::RoomWaiter;
 use crate::{KeyspaceState, Store};
@@ -57,7 +57,7 @@ use sheaf_log::frame::HEADER;
 use sheaf_log::record::{Record, RecordContent};
 use sheaf_log::segment::{Address, Segment};
 use sheaf_log::types::{KeyspaceId, LogId, MAX_KEY, MAX_VALUE, Seq};
-use sheaf_platform::error::{Error, Result};
+use sheaf_platform::error::{Error, PoisonCause, Result, StallKind};
 use sheaf_platform::sync::atomic::Ordering;
 use sheaf_platform::sync::epoch::{self, Guard};
 
@@ -256,11 +256,11 @@ impl Store {
         match refused {
             Error::MemoryBudgetExceeded { .. } if self.options.checkpoints && is_swollen() => {
                 self.request_memory();
-                Error::Busy { waiting_for: StallKind::Memory.name() }
+                Error::Busy { waiting_for: StallKind::Memory }
             }
             // A retry helps only if a cache evicted something. Memory that cannot be evicted stays.
             Error::MemoryBudgetExceeded { .. } if self.evict_for_commit() => {
-                Error::Busy { waiting_for: StallKind::Memory.name() }
+                Error::Busy { waiting_for: StallKind::Memory }
             }
             other => {
                 self.signals.wake();
@@ -706,9 +706,9 @@ impl Store {
     /// Permanently closes the window because the frames of commit `seq` could not be copied, or
     /// because the commit panicked. If no later commit has a seq, returns the seq: it was never
     /// visible.
-    fn fail_commit(&self, seq: Seq, reason: &'static str) -> Error {
-        let error = self.poison(reason);
-        self.commit_progress.fail(seq, reason);
+    fn fail_commit(&self, seq: Seq, cause: PoisonCause) -> Error {
+        let error = self.poison(cause);
+        self.commit_progress.fail(seq, cause);
         let _order = self.commit_state.lock();
         let mut closed = self.window.close();
         if closed.word.reserved() == seq {
@@ -855,15 +855,15 @@ impl<'a, S: Fn(Seq)> UnfinishedCommit<'a, S> {
     /// Returns the error of a commit that no index has seen. Reads continue.
     fn error_before_apply(&self) -> Error {
         (self.set_last)(Seq(self.seq.0 - 1));
-        self.store.fail_commit(self.seq, "append")
+        self.store.fail_commit(self.seq, PoisonCause::Append)
     }
 }
 
 impl<S: Fn(Seq)> Drop for UnfinishedCommit<'_, S> {
     fn drop(&mut self) {
         if self.is_applying {
-            self.store.poison_reads("commit");
-            drop(self.store.fail_commit(self.seq, "commit"));
+            self.store.poison_reads(PoisonCause::Commit);
+            drop(self.store.fail_commit(self.seq, PoisonCause::Commit));
         } else {
             drop(self.error_before_apply());
         }

@@ -27,53 +27,10 @@ use smallvec::SmallVec;
 
 use crate::{CommitWrite, KeyspaceState, Store};
 use sheaf_engine::contract::Action;
-use sheaf_platform::error::{Error, Result};
+use sheaf_platform::error::{Error, Result, StallKind};
 use sheaf_platform::event;
 use sheaf_platform::sync::atomic::{AtomicU64, Ordering};
 use sheaf_platform::trace::IS_ENABLED;
-
-/// Cause of a wait of a writer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum StallKind {
-    /// Garbage collection or a checkpoint is behind, so that writers are throttled.
-    Throttle,
-    /// The memory budget is exhausted until a checkpoint frees memory.
-    Memory,
-    /// The disk is full until a checkpoint or garbage collection frees space.
-    DiskSpace,
-    /// No preallocated log segment, or no reserved commit number, was available.
-    Preallocation,
-    /// A conversion is behind, or is changing the engine.
-    Conversion,
-    /// A sync took longer than the threshold.
-    Sync,
-}
-
-impl StallKind {
-    /// All kinds.
-    pub const ALL: [StallKind; 6] = [
-        StallKind::Throttle,
-        StallKind::Memory,
-        StallKind::DiskSpace,
-        StallKind::Preallocation,
-        StallKind::Conversion,
-        StallKind::Sync,
-    ];
-
-    /// Returns the name of the kind, for output and tools.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            StallKind::Throttle => "brake",
-            StallKind::Memory => "memory",
-            StallKind::DiskSpace => "space",
-            StallKind::Preallocation => "segment",
-            StallKind::Conversion => "conversion",
-            StallKind::Sync => "sync",
-        }
-    }
-}
 
 /// A wait of a writer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -211,7 +168,7 @@ impl Store {
         wait: impl FnOnce() -> Result<R>,
     ) -> Result<R> {
         if !waits.may_wait {
-            return Err(Error::Busy { waiting_for: kind.name() });
+            return Err(Error::Busy { waiting_for: kind });
         }
         let began = self.clock.now();
         let answer = wait();

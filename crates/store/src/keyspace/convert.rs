@@ -34,7 +34,7 @@ use crate::keyspace::copy::{ChangedCopy, CopySource, FullCopy, SortedCopy, Sorte
 use crate::keyspace::ingest::IngestWriter;
 use crate::{EngineChoice, KeyspaceState, Store, View};
 use sheaf_engine::contract::Projection;
-use sheaf_platform::error::{Error, IoContext, Result};
+use sheaf_platform::error::{Error, IoContext, IoOp, Result};
 use sheaf_platform::memory::MemoryPart;
 use sheaf_platform::memory::cache_arbiter::proportion;
 
@@ -376,7 +376,7 @@ impl Store {
     /// Returns [`Error::Closed`], and errors of reading the keyspace or the free disk space.
     pub fn estimate_conversion(self: &Arc<Store>, source: &Arc<KeyspaceState>) -> Result<ConversionEstimate> {
         let (pairs, data) = self.measure_pairs(source)?;
-        let free = self.disk.free_space(&self.dir).during("measure", &self.dir)?;
+        let free = self.disk.free_space(&self.dir).during(IoOp::Measure, &self.dir)?;
         Ok(ConversionEstimate {
             pairs,
             data_bytes: data,

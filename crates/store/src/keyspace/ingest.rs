@@ -37,7 +37,7 @@ use sheaf_log::blob::{BlobRef, UncommittedBlob, UnsyncedBlobs};
 use sheaf_log::blob_reader::{OpenBlob, StoredValue};
 use sheaf_log::record::RecordContent;
 use sheaf_log::types::{MAX_KEY, MAX_VALUE, Seq};
-use sheaf_platform::error::{Error, Result};
+use sheaf_platform::error::{Error, IoOp, PoisonCause, Result};
 
 /// Bytes of a piece of a large value.
 const VALUE_CHUNK: usize = 64 << 10;
@@ -180,7 +180,7 @@ impl IngestWriter {
                 Ok(0) => break,
                 Ok(got) => store.append_value(&mut incoming, &piece[..got])?,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(Error::io("read", Path::new("a value"), error)),
+                Err(error) => return Err(Error::io(IoOp::Read, Path::new("a value"), error)),
             }
         }
         let bytes = incoming.len();
@@ -253,7 +253,7 @@ impl IngestWriter {
         store.check_writable()?; // checked again under the lock: closing waits for its holders
         let mut unsynced = UnsyncedBlobs::default();
         self.blobs.drain(..).for_each(|staged| unsynced.add(staged));
-        store.context.blobs.sync(&unsynced).map_err(|_| store.poison("sync"))?; // I1
+        store.context.blobs.sync(&unsynced).map_err(|_| store.poison(PoisonCause::Sync))?; // I1
         for (key, what) in &self.operations {
             let content = match what {
                 IngestOp::Put(value) => RecordContent::Put(&self.bytes[value.clone()]),
@@ -261,7 +261,7 @@ impl IngestWriter {
                 IngestOp::Remove => continue, // the keyspace has no such key
             };
             match ingest.push(&self.bytes[key.clone()], content) {
-                Err(Error::Poisoned { op }) => return Err(store.poison(op)),
+                Err(Error::Poisoned { cause }) => return Err(store.poison(cause)),
                 other => other?,
             }
         }
@@ -292,7 +292,7 @@ impl IngestWriter {
             self.flush()?;
             if let Some(ingest) = self.ingest.take() {
                 match ingest.finish() {
-                    Err(Error::Poisoned { op }) => return Err(self.store().poison(op)),
+                    Err(Error::Poisoned { cause }) => return Err(self.store().poison(cause)),
                     other => other?,
                 }
             }

@@ -25,14 +25,13 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::commit::stall::StallKind;
 use crate::maintenance::threads::PassOutcome;
 use crate::maintenance::threads::PoisonOnPanic;
 use crate::space::compact::CompactionReport;
 use crate::space::preallocate::FULL_DISK_READER_WAIT;
 use crate::{KeyspaceState, Store};
 use sheaf_log::types::LogId;
-use sheaf_platform::error::{Error, Result};
+use sheaf_platform::error::{Error, IoOp, Result, StallKind};
 use sheaf_platform::sync::atomic::Ordering;
 use sheaf_platform::sync::epoch;
 
@@ -130,7 +129,7 @@ impl Store {
                 break;
             }
         }
-        Err(Error::Busy { waiting_for: StallKind::DiskSpace.name() })
+        Err(Error::Busy { waiting_for: StallKind::DiskSpace })
     }
 
     /// Returns the bytes of disk space of a keyspace: the blocks of its own files, and its records
@@ -150,7 +149,7 @@ impl Store {
             Ok(own) => Ok(own.saturating_add(logged)),
             // It has no files, or they are being removed.
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(logged),
-            Err(e) => Err(Error::io("measure", &dir, e)),
+            Err(e) => Err(Error::io(IoOp::Measure, &dir, e)),
         }
     }
 

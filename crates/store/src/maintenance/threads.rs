@@ -23,10 +23,10 @@ use std::time::Duration;
 
 use crossbeam_utils::CachePadded;
 
-use crate::commit::stall::{CommitWaits, StallKind};
+use crate::commit::stall::CommitWaits;
 use crate::maintenance::idle::MaintenanceMode;
 use crate::{CommitWrite, Store};
-use sheaf_platform::error::{Error, Result};
+use sheaf_platform::error::{Error, IoOp, PoisonCause, Result, StallKind};
 use sheaf_platform::parallel::join_both;
 use sheaf_platform::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use sheaf_platform::sync::thread::JoinHandle;
@@ -85,7 +85,7 @@ pub(crate) struct BackgroundThread(JoinHandle<()>);
 fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<BackgroundThread> {
     let thread = sheaf_platform::sync::thread::Builder::new().name(name.to_owned()).spawn(body);
     thread.map(BackgroundThread).map_err(|source| Error::Io {
-        op: "start a thread for",
+        op: IoOp::StartThread,
         path: name.into(),
         source,
     })
@@ -145,7 +145,7 @@ pub(crate) struct PoisonOnPanic<'a>(pub(crate) &'a Store);
 impl Drop for PoisonOnPanic<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            drop(self.0.poison("background work"));
+            drop(self.0.poison(PoisonCause::BackgroundWork));
         }
     }
 }

@@ -1,5 +1,6 @@
 //! # Opening and closing
 
+use sheaf_platform::error::{Error, IoContext, IoOp, LockConflict, Result};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -29,7 +30,6 @@ use sheaf_log::root::{Root, RootSlots};
 use sheaf_log::types::{Incarnation, KeyspaceId, LogId, SegmentId, Seq, StoreId};
 use sheaf_platform::clock::Clock;
 use sheaf_platform::disk::{Disk, LockMode, LockOutcome, Permissions, create_dirs};
-use sheaf_platform::error::{Error, IoContext, LockConflict, Result};
 use sheaf_platform::fork::ForkGuard;
 use sheaf_platform::random::random_bits;
 use sheaf_platform::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -225,7 +225,7 @@ impl Store {
             counters: crate::StoreCounters::default(),
             workload_saver: crate::stats::workload::WorkloadSaver::default(),
             close_lock: Mutex::new(()),
-            poison_op: Mutex::new(None),
+            poison_cause: Mutex::new(None),
             fork: ForkGuard::new(),
             opening: OpeningStats::default(),
             file_lock: Mutex::new(None),
@@ -409,9 +409,9 @@ fn take_lock(
         }
         Err(e) if is_reader && e.kind() == std::io::ErrorKind::NotFound => {
             let why = "it is missing, and a reader needs it to keep writers out; create an empty file";
-            Err(Error::io("lock", &lock, std::io::Error::new(e.kind(), why)))
+            Err(Error::io(IoOp::Lock, &lock, std::io::Error::new(e.kind(), why)))
         }
-        Err(e) => Err(Error::io("lock", &lock, e)),
+        Err(e) => Err(Error::io(IoOp::Lock, &lock, e)),
     }
 }
 
@@ -440,7 +440,7 @@ fn inspect_dir_once(disk: &dyn Disk, path: &Path, is_filled: bool) -> Result<Dir
                 reason: "it is not a directory".to_owned(),
             });
         }
-        other => other.during("list", path)?,
+        other => other.during(IoOp::List, path)?,
     };
     if !is_filled {
         check_finished(disk, path, &entries)?;
@@ -462,7 +462,7 @@ fn inspect_dir_once(disk: &dyn Disk, path: &Path, is_filled: bool) -> Result<Dir
     }
     for entry in entries.iter().filter(|e| e.is_dir) {
         let dir = path.join(&entry.name);
-        if !disk.list(&dir).during("list", &dir)?.is_empty() {
+        if !disk.list(&dir).during(IoOp::List, &dir)?.is_empty() {
             let why = format!(
                 "its ROOT files are missing, but {:?} contains data; if it was a database, `sheaf repair` salvages it",
                 entry.name
@@ -504,13 +504,13 @@ fn create_database(disk: &dyn Disk, path: &Path, slots: &RootSlots) -> Result<Ro
             // Left by a failed attempt, possibly because the sync of the name failed. A later sync
             // may not make that name durable, so the directory is created again.
             Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {
-                disk.remove_dir(&dir).during("remove", &dir)?;
-                disk.create_dir(&dir).during("create", &dir)?;
+                disk.remove_dir(&dir).during(IoOp::Remove, &dir)?;
+                disk.create_dir(&dir).during(IoOp::Create, &dir)?;
             }
-            other => other.during("create", &dir)?,
+            other => other.during(IoOp::Create, &dir)?,
         }
     }
-    disk.sync_dir(path).during("sync directory", path)?;
+    disk.sync_dir(path).during(IoOp::SyncDirectory, path)?;
     let root = Root {
         generation: 1,
         store: StoreId(random_bits()),

@@ -45,7 +45,7 @@ use sheaf_log::root::{CatalogEntry, CheckpointRef, Root, RootLog, RootSegment};
 use sheaf_log::segment::{self, DATA_START, ScanEnd, Segment, SegmentScan};
 use sheaf_log::types::{KeyspaceId, LogId, SegmentId, Seq};
 use sheaf_platform::disk::OpenMode;
-use sheaf_platform::error::{Damage, Error, IoContext, Result};
+use sheaf_platform::error::{Damage, Error, IoContext, IoOp, Result};
 use sheaf_platform::parallel::{map_parallel, opening_threads};
 use sheaf_platform::span;
 use sheaf_platform::sync::atomic::Ordering;
@@ -194,7 +194,7 @@ impl<'a> Recovery<'a> {
         let entries: BTreeMap<SegmentId, RootSegment> =
             self.root.logs[log.index()].segments.iter().map(|s| (s.id, *s)).collect();
         let mut names: Vec<SegmentId> = entries.keys().copied().collect();
-        for entry in store.disk.list(dir).during("list", dir)? {
+        for entry in store.disk.list(dir).during(IoOp::List, dir)? {
             let Some(id) = segment::number_of(&entry.name) else { continue };
             if id >= self.root.next_segment && !self.root.is_clean {
                 names.push(id);
@@ -409,14 +409,14 @@ impl<'a> Recovery<'a> {
                     let path = found.segment.path().to_path_buf();
                     let dir = &self.store.logs[log].dir;
                     found.segment = found.segment.restamp(&*self.store.disk, dir, self.store.incarnation)?;
-                    found.segment.file().sync().during("sync", &path)?;
+                    found.segment.file().sync().during(IoOp::Sync, &path)?;
                     found.root_entry = None;
                 }
             }
             self.store
                 .disk
                 .sync_dir(&self.store.logs[log].dir)
-                .during("sync directory", &self.store.logs[log].dir)?;
+                .during(IoOp::SyncDirectory, &self.store.logs[log].dir)?;
         }
         for blob in &self.accepted_blobs {
             self.store.context.blobs.rewrite(blob)?;
@@ -519,12 +519,12 @@ fn rewrite_segment(segment: &Segment, end: u64) -> Result<()> {
     let mut at = 0;
     while at < end {
         let len = usize::try_from(end - at).unwrap_or(REWRITE_BYTES).min(REWRITE_BYTES);
-        file.read_at(at, &mut buffer[..len]).during("read", path)?;
-        file.write_at(at, &buffer[..len]).during("write", path)?;
+        file.read_at(at, &mut buffer[..len]).during(IoOp::Read, path)?;
+        file.write_at(at, &buffer[..len]).during(IoOp::Write, path)?;
         at += len as u64;
     }
-    sheaf_platform::disk::mark_len_dirty(&**file).during("extend", path)?;
-    file.sync().during("sync", path)
+    sheaf_platform::disk::mark_len_dirty(&**file).during(IoOp::Extend, path)?;
+    file.sync().during(IoOp::Sync, path)
 }
 
 impl Store {
@@ -533,7 +533,7 @@ impl Store {
         for path in leftovers {
             match self.disk.remove(path) {
                 Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
-                other => other.during("remove", path)?,
+                other => other.during(IoOp::Remove, path)?,
             }
         }
         let named: HashSet<String> = root
@@ -547,10 +547,10 @@ impl Store {
             })
             .collect();
         let images = self.dir.join(checkpoint_file::IMAGE_DIR);
-        for entry in self.disk.list(&images).during("list", &images)? {
+        for entry in self.disk.list(&images).during(IoOp::List, &images)? {
             if !named.contains(&entry.name) {
                 let path = images.join(&entry.name);
-                self.disk.remove(&path).during("remove", &path)?;
+                self.disk.remove(&path).during(IoOp::Remove, &path)?;
             }
         }
         let keyspaces = self.catalog.map();

@@ -22,7 +22,7 @@ use sheaf_log::record::{Record, RecordContent};
 use sheaf_log::segment::{self, DATA_START, ScanEnd, ScannedFrame, Segment, SegmentScan, find_watermark};
 use sheaf_log::types::{LogId, SegmentId, Seq};
 use sheaf_platform::disk::OpenMode;
-use sheaf_platform::error::{Damage, Error, IoContext, Result};
+use sheaf_platform::error::{Damage, Error, IoContext, IoOp, Result};
 
 /// Parts found of one commit.
 #[derive(Default)]
@@ -272,7 +272,7 @@ impl Recovery<'_> {
             if found.is_sealed() {
                 continue;
             }
-            let len = found.segment.file().len().during("measure", found.segment.path())?;
+            let len = found.segment.file().len().during(IoOp::Measure, found.segment.path())?;
             let limit = found.segment.identity().capacity.min(len);
             let durable_end = found.end;
             let mut scan = SegmentScan::new(&found.segment, 0, limit);

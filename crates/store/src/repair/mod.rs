@@ -61,7 +61,7 @@ use sheaf_log::root::{Root, RootSlots};
 use sheaf_log::types::{LogId, Seq};
 use sheaf_platform::clock::Clock;
 use sheaf_platform::disk::{Disk, LockMode, LockOutcome, Permissions};
-use sheaf_platform::error::{Error, IoContext, LockConflict, Result};
+use sheaf_platform::error::{Error, IoContext, IoOp, LockConflict, Result};
 
 /// Copies the intact pairs of the database in `from` into a new database in `to`, which must not
 /// exist or must be an empty directory. Performs the reads of an opening twice, then reads the
@@ -86,7 +86,7 @@ pub fn repair(
 ) -> Result<RepairReport> {
     crate::recovery::close::check_options(options)?;
     check_source(&*disk, from)?;
-    let absolute = |path: &Path| std::path::absolute(path).during("find", path);
+    let absolute = |path: &Path| std::path::absolute(path).during(IoOp::Resolve, path);
     if absolute(to)?.starts_with(absolute(from)?) {
         let why = format!("{} is inside {}", to.display(), from.display());
         return Err(Error::InvalidArgument { argument: "target", reason: why });
@@ -145,7 +145,7 @@ fn check_source(disk: &dyn Disk, from: &Path) -> Result<()> {
             return Err(Error::DatabaseNotFound { path: from.to_path_buf() });
         }
         Err(e) if e.kind() == std::io::ErrorKind::NotADirectory => return not_one("it is not a directory"),
-        other => other.during("list", from)?,
+        other => other.during(IoOp::List, from)?,
     };
     check_finished(disk, from, &entries)?;
     if entries.iter().any(|entry| backup::is_backup_file(&entry.name)) {
@@ -165,7 +165,7 @@ fn lock_source(disk: &dyn Disk, from: &Path) -> Result<Option<Box<dyn std::fmt::
         Ok(LockOutcome::Acquired(lock)) => Ok(Some(lock)),
         Ok(LockOutcome::Busy(pid)) => Err(Error::locked(from, pid, LockConflict::Owner)),
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(e) => Err(Error::io("lock", from, e)),
+        Err(e) => Err(Error::io(IoOp::Lock, from, e)),
     }
 }
 

@@ -28,7 +28,7 @@ use sheaf_log::root::{CatalogEntry, Root, RootSegment};
 use sheaf_log::segment::{self, Address, DATA_START, MAX_CAPACITY, Segment};
 use sheaf_log::types::{KeyspaceId, LogId, SegmentId, Seq};
 use sheaf_platform::disk::OpenMode;
-use sheaf_platform::error::{Error, Result};
+use sheaf_platform::error::{Error, IoOp, Result};
 
 /// Data about single keys takes at most the memory budget divided by this.
 const KEY_BUDGET_DIVISOR: u64 = 8;
@@ -153,7 +153,7 @@ fn find_segments(recovery: &Recovery<'_>, log: LogId, damages: &mut DamageList) 
             }
         }
         Ok(_) => {}
-        Err(error) => damages.note_skipped(&Error::io("list", dir, error)),
+        Err(error) => damages.note_skipped(&Error::io(IoOp::List, dir, error)),
     }
     let mut founds = Vec::new();
     for (id, entry) in entries {
@@ -472,7 +472,7 @@ fn is_engine_file(engine: &str, file: &str) -> bool {
 pub(super) fn into_damage(error: Error) -> Result<Error> {
     match error {
         Error::Corrupt { .. } | Error::UnsupportedVersion { .. } => Ok(error),
-        Error::Io { op: "open" | "read" | "list" | "measure", .. } => Ok(error),
+        Error::Io { op, .. } if op.is_read() => Ok(error),
         other => Err(other),
     }
 }

@@ -16,7 +16,7 @@ use sheaf_log::root::{Root, RootSegment};
 use sheaf_log::segment::{self, DATA_START, MAX_CAPACITY, Segment, SegmentIdentity};
 use sheaf_log::types::{Incarnation, KeyspaceId, LogId, SegmentId, Seq, StoreId};
 use sheaf_platform::disk::{Disk, OpenMode};
-use sheaf_platform::error::IoContext;
+use sheaf_platform::error::{IoContext, IoOp};
 
 /// Maximum number of incarnations that are tried for a segment with a damaged header.
 const MAX_INCARNATIONS: usize = 16;
@@ -33,7 +33,7 @@ pub(super) fn make_substitute(disk: &dyn Disk, path: &Path, damages: &mut Damage
         let dir = path.join(log.directory());
         let entries = match disk.list(&dir) {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => Vec::new(),
-            entries => damages.ok_or_note(entries.during("list", &dir)).unwrap_or_default(),
+            entries => damages.ok_or_note(entries.during(IoOp::List, &dir)).unwrap_or_default(),
         };
         for entry in entries {
             let Some(id) = segment::number_of(&entry.name) else { continue };

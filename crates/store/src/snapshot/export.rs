@@ -20,7 +20,7 @@ use sheaf_log::root::Root;
 use sheaf_log::types::KeyspaceId;
 use sheaf_platform::disk::exported::{ByteSource, ExportLease, ExportedExtent, ExportedItem};
 use sheaf_platform::disk::{Disk, OpenMode};
-use sheaf_platform::error::{Damage, Error, IoContext, Result};
+use sheaf_platform::error::{Damage, Error, IoContext, IoOp, Result};
 use sheaf_platform::random::random_bits;
 use sheaf_platform::sync::Mutex;
 use sheaf_platform::sync::atomic::Ordering;
@@ -122,7 +122,7 @@ impl ExportLister<'_> {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
                 Err(Error::corrupt(&path, 0, Damage::Truncated { got: 0, expected: 1 }))
             }
-            file => file.during("open", &path)?.len().during("measure", &path),
+            file => file.during(IoOp::Open, &path)?.len().during(IoOp::Measure, &path),
         }
     }
 

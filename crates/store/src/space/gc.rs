@@ -45,7 +45,7 @@ use sheaf_log::frame::{ALIGN_BYTES, FIRST, FrameHeader, FrameKind, HEADER, LAST}
 use sheaf_log::record::{Record, RecordContent};
 use sheaf_log::segment::{Address, DATA_START, ScanEnd, ScannedFrame, Segment, SegmentScan};
 use sheaf_log::types::{LogId, SegmentId, Seq};
-use sheaf_platform::error::{Error, IoContext, Result};
+use sheaf_platform::error::{Error, IoContext, IoOp, PoisonCause, Result};
 use sheaf_platform::parallel::run_threads;
 use sheaf_platform::span;
 use sheaf_platform::sync::atomic::{AtomicUsize, Ordering};
@@ -663,7 +663,8 @@ impl Store {
         let Some((lowest, highest)) = piece.seqs.take() else { return Ok(()) };
         let Some(tail) = tails.streams[usize::from(stream)].as_mut() else { return Ok(()) };
         let segment = &tail.segment;
-        if let Err(error) = segment.file().write_at(tail.offset, &piece.bytes).during("write", segment.path())
+        if let Err(error) =
+            segment.file().write_at(tail.offset, &piece.bytes).during(IoOp::Write, segment.path())
         {
             // Part of the buffer may be in the file, even whole frames. A later write over or
             // behind them would be read together with them. So the segment ends at its old end.
@@ -742,7 +743,7 @@ impl Store {
                 }
                 return Err(error); // no sync was lost
             }
-            Err(_) => return Err(self.poison("sync")),
+            Err(_) => return Err(self.poison(PoisonCause::Sync)),
         }
         for tail in m.survivors.iter_mut().flatten().flat_map(|tails| tails.streams.iter_mut().flatten()) {
             // Later copies must not share a sector with synced bytes.

@@ -26,7 +26,7 @@ use sheaf_log::blob::UncommittedBlob;
 use sheaf_log::segment::{DATA_START, MAX_CAPACITY, Segment, SegmentIdentity};
 use sheaf_log::types::{LogId, SegmentId};
 use sheaf_platform::disk::write_zeros;
-use sheaf_platform::error::{Error, IoContext, Result};
+use sheaf_platform::error::{Error, IoContext, IoOp, Result};
 use sheaf_platform::sync::atomic::Ordering;
 use sheaf_platform::sync::epoch;
 
@@ -97,7 +97,7 @@ impl Store {
     pub(crate) fn check_disk_reserve(&self, bytes: u64) -> Result<()> {
         let Some(counted_on) = self.engines_disk_reserve() else { return Ok(()) };
         let images = self.log(LogId::Journal).image_bytes.load(Ordering::Relaxed);
-        let free = self.disk.free_space(&self.dir).during("measure", &self.dir)?;
+        let free = self.disk.free_space(&self.dir).during(IoOp::Measure, &self.dir)?;
         if free < bytes.saturating_add(counted_on).saturating_add(images) {
             self.is_disk_full.store(true, Ordering::Relaxed);
             return Err(Error::NoSpace { path: self.dir.clone() });
@@ -313,10 +313,10 @@ impl Store {
         let capacity = segment.identity().capacity;
         let is_busy = self.sync_round.is_in_demand();
         if is_busy {
-            write_zeros(&**segment.file(), DATA_START, capacity).during("write", segment.path())?;
+            write_zeros(&**segment.file(), DATA_START, capacity).during(IoOp::Write, segment.path())?;
         }
-        segment.file().sync().during("sync", segment.path())?;
-        self.disk.sync_dir(&log.dir).during("sync directory", &log.dir)?;
+        segment.file().sync().during(IoOp::Sync, segment.path())?;
+        self.disk.sync_dir(&log.dir).during(IoOp::SyncDirectory, &log.dir)?;
         segment.mark_named();
         if is_busy {
             return Ok(());

@@ -18,7 +18,7 @@ use sheaf_log::blob;
 use sheaf_log::root::{CheckpointRef, Root, RootLog};
 use sheaf_log::segment::Segment;
 use sheaf_log::types::{KeyspaceId, LogId, SegmentId, Seq};
-use sheaf_platform::error::{Error, Result};
+use sheaf_platform::error::{Error, PoisonCause, Result};
 use sheaf_platform::sync::atomic::Ordering;
 
 /// Chunks of blob numbers that ROOT reserves in advance. The background raises the bound when the
@@ -151,7 +151,7 @@ impl Store {
         let root = self.build_root(m, clean)?;
         if let Err(error) = self.root_slots.write(&root) {
             if error.is_failed_sync() {
-                return Err(self.poison("sync of ROOT"));
+                return Err(self.poison(PoisonCause::RootSync));
             }
             return Err(error);
         }

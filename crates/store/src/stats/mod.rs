@@ -5,6 +5,7 @@ pub(crate) mod commit_rate;
 pub mod wire;
 pub(crate) mod workload;
 
+use sheaf_platform::error::PoisonCause;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -218,7 +219,7 @@ pub struct DatabaseStats {
     /// Current values in blob files.
     pub blobs: BlobStats,
     /// Operation that failed, if the database therefore refuses writes.
-    pub poisoned: Option<&'static str>,
+    pub poisoned: Option<PoisonCause>,
     /// Memory by purpose.
     pub memory: MemoryStats,
     /// Each cache; [`MemoryStats::cache`] is their sum. Includes caches of dropped keyspaces that a

@@ -3,6 +3,7 @@
 //! docs/format/door.md lists the fields. The code is next to the types, so that the compiler
 //! reports every missing field although the types are `non_exhaustive`.
 
+use sheaf_platform::error::Damage;
 use std::num::NonZeroU64;
 use std::time::Duration;
 
@@ -15,8 +16,7 @@ use sheaf_log::options::EngineOptions;
 use sheaf_log::types::KeyspaceId;
 use sheaf_platform::codec::{FieldReader, FieldWriter};
 use sheaf_platform::disk::DescriptorStats;
-use sheaf_platform::error::Damage;
-use sheaf_platform::wire_error::{ReadWire, WriteWire};
+use sheaf_platform::wire_error::{ReadWire, WriteWire, decode_poison_cause};
 
 fn put_duration(w: &mut FieldWriter, time: Duration) {
     w.u64(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
@@ -61,7 +61,7 @@ pub fn encode_stats(stats: &DatabaseStats, w: &mut FieldWriter) {
         put_duration(w, *total);
         put_duration(w, *longest);
     });
-    w.option(*poisoned, |w, op| w.text(op));
+    w.option(*poisoned, |w, cause| w.text(cause.name()));
     let MemoryStats { budget, index, versions, buffers, cache } = memory;
     w.u64s([budget, index, versions, buffers, cache]);
     w.list(logs, |w, log| {
@@ -114,7 +114,7 @@ pub fn decode_stats(r: &mut FieldReader<'_>) -> Result<DatabaseStats, Damage> {
         oldest_view_seq: r.option(FieldReader::u64)?,
         blobs: BlobStats::from_words([r.u64()?, r.u64()?, r.u64()?, r.u64()?, r.u64()?]),
         stalls: r.list(decode_stall)?.into_iter().flatten().collect(),
-        poisoned: r.option(|r| r.name())?,
+        poisoned: r.option(decode_poison_cause)?,
         memory: MemoryStats {
             budget: r.u64()?,
             index: r.u64()?,
@@ -379,6 +379,8 @@ pub fn decode_verify_report(r: &mut FieldReader<'_>) -> Result<VerifyReport, Dam
 
 #[cfg(test)]
 mod tests {
+    use sheaf_platform::error::PoisonCause;
+
     use super::*;
 
     fn round_trip<T>(
@@ -405,7 +407,7 @@ mod tests {
                 total: Duration::from_nanos(9),
                 longest: Duration::from_nanos(4),
             }],
-            poisoned: Some("sync"),
+            poisoned: Some(PoisonCause::Sync),
             memory: MemoryStats { budget: 6, index: 4, versions: 2, buffers: 1, cache: 3 },
             logs: vec![log.clone(), LogStats { name: "flat", damaged_segments: 3, ..log }],
             has_ipc: true,

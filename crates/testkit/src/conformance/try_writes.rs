@@ -2,7 +2,7 @@
 
 use super::{bytes, get, key, refused};
 use crate::fixture::Fixture;
-use sheaf::{Database, Error, Keyspace};
+use sheaf::{Database, Error, Keyspace, StallKind};
 
 /// Maximum number of rounds until background work is far behind, or has caught up.
 const MAX_ROUNDS: usize = 100_000;
@@ -12,7 +12,7 @@ const MAX_ROUNDS: usize = 100_000;
 fn fill_backlog(ks: &Keyspace) -> usize {
     let is_braked = |n: &usize| match ks.try_insert(key(n % 50), bytes(300, *n as u64)) {
         Ok(()) => false,
-        Err(Error::Busy { waiting_for: "brake" }) => true,
+        Err(Error::Busy { waiting_for: StallKind::Throttle }) => true,
         Err(other) => panic!("{other}"),
     };
     (0..MAX_ROUNDS).find(is_braked).expect("background work that is not done is behind one day")

@@ -104,10 +104,10 @@ fn a_value_that_was_read_survives_a_kill() {
 fn fail_write_of_batch(failure: FaultKind, values: u8, nth: u64) -> Option<bool> {
     let name = format!("{failure:?}, write {nth} of a batch of {values} values");
     let machine = TestMachine::new();
-    let db = machine.open().unwrap();
+    let db = machine.open().expect("the database opens");
     let k = keyspace(&db, "k");
-    put_durably(&db, &k, "before", b"1").unwrap();
-    k.insert("buffered", b"1").unwrap();
+    put_durably(&db, &k, "before", b"1").expect("a durable insert");
+    k.insert("buffered", b"1").expect("an insert");
     machine.sim.set_faults(Fault::new(CallClass::Write, failure).on(".seg").nth(nth));
     let mut batch = db.batch();
     for n in 0..values {
@@ -131,9 +131,9 @@ fn fail_write_of_batch(failure: FaultKind, values: u8, nth: u64) -> Option<bool>
     drop((k, db));
     let cuts = machine.sim.pending().keeps(8, 32, nth);
     for machine in cuts.iter().map(|keep| machine.after_power_cut(keep)).chain([machine.after_kill()]) {
-        let db = machine.open().unwrap();
+        let db = machine.open().expect("the database opens again");
         let k = keyspace(&db, "k");
-        let is_committed = text(&k, "before").unwrap() == "2";
+        let is_committed = text(&k, "before").expect("the old or the new value") == "2";
         let found = (0..values).filter(|n| text(&k, &format!("new{n}")).is_some()).count();
         let expected = if is_committed { usize::from(values) } else { 0 };
         assert_eq!(found, expected, "{name}: a part of the batch");

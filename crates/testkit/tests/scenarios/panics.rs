@@ -2,7 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use sheaf::{Durability, Error};
+use sheaf::{Durability, Error, PoisonCause};
 use sheaf_testkit::fixture::{DiskKind, Fixture, TestSetting, TestSubject};
 use sheaf_testkit::reference_engine::EngineFlaw;
 use sheaf_testkit::supervise::run_supervised;
@@ -31,7 +31,7 @@ fn a_panic_in_apply_poisons_and_leaves_no_partial_commit() {
     assert!(panicked.is_err(), "the caller must see the panic of the engine: {panicked:?}");
 
     let poisoned = |what: &str, answer: Result<(), Error>| match answer {
-        Err(Error::Poisoned { op: "commit" }) => {}
+        Err(Error::Poisoned { cause: PoisonCause::Commit }) => {}
         other => panic!("{what} answers {other:?}"),
     };
     poisoned("a write", ledger.insert("after", "x"));
@@ -78,7 +78,10 @@ fn a_panic_in_the_background_poisons() {
             other => break other,
         }
     };
-    assert!(matches!(refused, Err(Error::Poisoned { op: "background work" })), "{refused:?} after {there}");
+    assert!(
+        matches!(refused, Err(Error::Poisoned { cause: PoisonCause::BackgroundWork })),
+        "{refused:?} after {there}"
+    );
     assert!(ledger.contains_key(0_u32.to_be_bytes()).unwrap());
     drop(ledger);
     assert!(matches!(db.close(), Err(Error::Poisoned { .. })));

@@ -34,10 +34,9 @@ use std::sync::Arc;
 use sheaf_log::blob::BlobRef;
 use sheaf_log::root::FORMAT;
 use sheaf_log::types::Seq;
-use sheaf_platform::codec::{COUNT_LIMIT, FieldReader, FieldWriter};
-use sheaf_platform::codec::{u32_at, u64_at};
+use sheaf_platform::codec::{COUNT_LIMIT, FieldReader, FieldWriter, u32_at, u64_at};
 use sheaf_platform::disk::{Disk, File, OpenMode};
-use sheaf_platform::error::{Damage, Error, IoContext, Result};
+use sheaf_platform::error::{Damage, Error, IoContext, IoOp, Result};
 
 use crate::filter;
 
@@ -236,9 +235,9 @@ impl KeyList {
                     Damage::Truncated { got: 0, expected: (HEAD_BYTES + TAIL_BYTES) as u64 },
                 ));
             }
-            other => other.during("open", &path)?,
+            other => other.during(IoOp::Open, &path)?,
         };
-        let len = file.len().during("measure", &path)?;
+        let len = file.len().during(IoOp::Measure, &path)?;
         if len < (HEAD_BYTES + TAIL_BYTES) as u64 {
             return Err(damaged(
                 0,
@@ -246,11 +245,11 @@ impl KeyList {
             ));
         }
         let mut got = [0; HEAD_BYTES];
-        file.read_at(0, &mut got).during("read", &path)?;
+        file.read_at(0, &mut got).during(IoOp::Read, &path)?;
         accept_head(&path, &got, MAGIC, owner, number)?;
         let mut tail = [0; TAIL_BYTES];
         let tail_at = len - TAIL_BYTES as u64;
-        file.read_at(tail_at, &mut tail).during("read", &path)?;
+        file.read_at(tail_at, &mut tail).during(IoOp::Read, &path)?;
         let (expected, got) = (u32_at(&tail, 16), crc32c::crc32c(&tail[..16]));
         if expected != got {
             return Err(damaged(tail_at, Damage::BadChecksum { expected, got }));
@@ -260,7 +259,7 @@ impl KeyList {
             return Err(damaged(tail_at, Damage::BadLength { got: u64::from(foot_len), max: tail_at }));
         }
         let mut foot = vec![0; foot_len as usize];
-        file.read_at(at, &mut foot).during("read", &path)?;
+        file.read_at(at, &mut foot).during(IoOp::Read, &path)?;
         let (expected, got) = (u32_at(&tail, 12), salted_checksum(number, at, &foot));
         if expected != got {
             return Err(damaged(at, Damage::BadChecksum { expected, got }));
@@ -315,7 +314,7 @@ impl KeyList {
     /// Checks the head. No other read needs it.
     pub(crate) fn check_head(&self) -> Result<()> {
         let mut got = [0; HEAD_BYTES];
-        self.file.read_at(0, &mut got).during("read", &self.path)?;
+        self.file.read_at(0, &mut got).during(IoOp::Read, &self.path)?;
         check_head(&self.path, &got, MAGIC, self.owner, self.number)
     }
 
@@ -381,7 +380,7 @@ impl KeyList {
             Some(bytes) => checked(bytes),
             None => {
                 let mut bytes = vec![0; len];
-                self.file.read_at(block.offset, &mut bytes).during("read", &self.path)?;
+                self.file.read_at(block.offset, &mut bytes).during(IoOp::Read, &self.path)?;
                 checked(&bytes)
             }
         };
@@ -416,7 +415,7 @@ impl KeyList {
 
     /// Returns the size of the file in bytes.
     pub(crate) fn file_len(&self) -> Result<u64> {
-        self.file.len().during("measure", &self.path)
+        self.file.len().during(IoOp::Measure, &self.path)
     }
 
     /// Returns the entries of a block.
