@@ -25,7 +25,6 @@
 //! different keys run in parallel, in any order. [`Engine::freeze`] and [`Engine::image_published`]
 //! run *alone*: no commit is between `is_current` and the end of its `apply`.
 
-use std::any::Any;
 use std::ops::Bound;
 use std::sync::Arc;
 
@@ -342,8 +341,6 @@ pub trait Engine: Send + Sync {
     fn capabilities(&self) -> Capabilities;
     /// Returns the log that receives the commits of the keyspace.
     fn log(&self) -> LogId;
-    /// Returns the concrete type, for tools that know the engine.
-    fn as_any(&self) -> &dyn Any;
 
     /// Returns the size in bytes above which a value must be a blob, if the engine's limit is below
     /// the store's. The result must be constant.
@@ -743,6 +740,11 @@ pub trait EngineFactory: Send + Sync {
     /// Returns the options that can be set when a keyspace is created.
     fn options(&self) -> &'static [OptionSpec] {
         &[]
+    }
+    /// Returns true if the engine creates files of this name in the directory of a keyspace. Repair
+    /// recognizes the engine of a keyspace by them if the catalog is lost.
+    fn owns_file(&self, _name: &str) -> bool {
+        false
     }
     /// Creates the engine instance of a new keyspace, or of one that is about to be restored.
     /// `options` contains valid values only.

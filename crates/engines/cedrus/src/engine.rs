@@ -28,7 +28,6 @@
 //! and collects the addresses of the later records. They are inserted on demand or in the
 //! background (deferred_replay.rs). The record of a key with the highest seq wins.
 
-use std::any::Any;
 use std::sync::Arc;
 
 use sheaf_engine::backup_files::PinnedFiles;
@@ -411,10 +410,6 @@ impl Engine for CedrusEngine {
 
     fn log(&self) -> LogId {
         LogId::ValueLog
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 
     fn prepare(&self, op: &mut EngineOp<'_>) -> Result<Preparation> {

@@ -66,6 +66,10 @@ impl EngineFactory for Cedrus {
         engine::NAME
     }
 
+    fn owns_file(&self, name: &str) -> bool {
+        name.starts_with(trie_file::FILE)
+    }
+
     fn options(&self) -> &'static [OptionSpec] {
         &shape::OPTIONS
     }

@@ -41,7 +41,7 @@ use sheaf_platform::sync::epoch::Guard;
 use crate::heap::FrozenTrie;
 use crate::trie::{Trie, TrieError};
 
-const FILE: &str = "trie";
+pub(crate) const FILE: &str = "trie";
 const MAGIC: &[u8; 8] = b"SHEAFTRI";
 const FORMAT: u32 = 1;
 /// Limits of the growth of the file, which otherwise doubles. The minimum is small because most

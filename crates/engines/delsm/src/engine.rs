@@ -7,7 +7,6 @@
 //! replace the whole state. Readers pin the epoch and take no lock. Locks in order of acquisition:
 //! the stripes of the store, `work` (never acquired while a stripe is held), the lock of `state`.
 
-use std::any::Any;
 use std::sync::Arc;
 
 use sheaf_engine::backup_files::PinnedFiles;
@@ -361,10 +360,6 @@ impl Engine for DelsmEngine {
 
     fn log(&self) -> LogId {
         LogId::Journal
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 
     fn blob_threshold(&self) -> usize {

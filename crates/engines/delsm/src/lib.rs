@@ -80,6 +80,10 @@ impl EngineFactory for Delsm {
         engine::NAME
     }
 
+    fn owns_file(&self, name: &str) -> bool {
+        name.ends_with(".keys") || name.starts_with("KEYS.")
+    }
+
     fn options(&self) -> &'static [OptionSpec] {
         &sizes::OPTIONS
     }

@@ -26,7 +26,6 @@
 //! Removals are remembered until replay ends, because a moved copy of an older entry may come after
 //! them.
 
-use std::any::Any;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -314,10 +313,6 @@ impl<I: Index> Engine for FlatEngine<I> {
 
     fn log(&self) -> LogId {
         LogId::ValueLog
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 
     #[inline]

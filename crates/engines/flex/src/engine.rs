@@ -10,7 +10,6 @@
 //! stripes must not wait for `table`. The exception is `image_published`: maintenance has nothing
 //! to do at that time.
 
-use std::any::Any;
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -378,10 +377,6 @@ impl Engine for FlexEngine {
 
     fn log(&self) -> LogId {
         LogId::Journal
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 
     fn prepare(&self, op: &mut EngineOp<'_>) -> Result<Preparation> {

@@ -80,6 +80,10 @@ impl EngineFactory for Flex {
         engine::NAME
     }
 
+    fn owns_file(&self, name: &str) -> bool {
+        name.starts_with("HEAD.")
+    }
+
     fn options(&self) -> &'static [OptionSpec] {
         &sizes::OPTIONS
     }

@@ -17,7 +17,6 @@
 //! entry. GC deleted the segment because all its records were moved, superseded or removed, and
 //! each of these changes is a record that is replayed.
 
-use std::any::Any;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
@@ -309,10 +308,6 @@ impl Engine for KreonEngine {
 
     fn log(&self) -> LogId {
         LogId::ValueLog
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 
     fn prepare(&self, op: &mut EngineOp<'_>) -> Result<Preparation> {

@@ -41,7 +41,7 @@ use sheaf_platform::sync::epoch::Guard;
 use crate::cache::CachedNode;
 use crate::node::{Node, NodeRef};
 
-const FILE: &str = "levels";
+pub(crate) const FILE: &str = "levels";
 const MAGIC: &[u8; 8] = b"SHEAFKRE";
 const FORMAT: u32 = 2;
 /// Bytes of a page.

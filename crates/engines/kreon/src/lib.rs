@@ -82,6 +82,10 @@ impl EngineFactory for Kreon {
         engine::NAME
     }
 
+    fn owns_file(&self, name: &str) -> bool {
+        name.starts_with(level_file::FILE)
+    }
+
     fn create(&self, id: KeyspaceId, _: &EngineOptions, context: &Arc<EngineContext>) -> Arc<dyn Engine> {
         Arc::new(engine::KreonEngine::new(Arc::clone(context), id))
     }

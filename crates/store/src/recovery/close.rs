@@ -242,12 +242,13 @@ impl Store {
     /// # Errors
     ///
     /// Returns [`Error::Closed`] if the database is closed already, and [`Error::Poisoned`] if it
-    /// is poisoned. After a panic in a commit it returns [`Error::Poisoned`] without closing.
-    /// Returns an error of a write, of a sync, or of closing an engine.
+    /// is poisoned. Returns an error of a write, of a sync, or of closing an engine.
     pub fn close(&self) -> Result<()> {
         // a second call waits for the first and then returns `Closed`
         let _closing = self.close_lock.lock();
-        self.check_open()?;
+        if self.flags.is_closed.load(Ordering::Acquire) || self.fork.is_child() {
+            return Err(Error::Closed);
+        }
         self.stop_threads();
         let ended = if self.options.read_only {
             Ok(())
@@ -263,7 +264,9 @@ impl Store {
         drop(self.next_segment.lock());
         drop(self.stripes.lock_exclusive());
         drop(self.engine_steps_lock.write());
-        let engines = self.close_engines();
+        // After a panic in a commit the state of an engine is unknown, so it is not called again.
+        let is_unknown = self.flags.is_commit_half_applied.load(Ordering::Acquire);
+        let engines = if is_unknown { Ok(()) } else { self.close_engines() };
         self.context.blobs.close();
         // Deferred destructors of engines may hold files; the thread that deferred them may be
         // idle.

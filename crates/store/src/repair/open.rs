@@ -446,26 +446,15 @@ fn guess_engine(store: &Store, log: Option<LogId>, id: KeyspaceId) -> Option<Str
         factory.create(KeyspaceId(u32::MAX), &EngineOptions::default(), &store.context).log()
     };
     let of_log = store.factories.iter().filter(|factory| log.is_none_or(|log| log_of(factory) == log));
-    let names: Vec<&'static str> = of_log.map(|factory| factory.name()).collect();
+    let candidates: Vec<&Arc<dyn EngineFactory>> = of_log.collect();
     let files = store
         .context
         .engine_dir
         .as_ref()
         .map(|engine_dir| engine_dir.disk.list(&engine_dir.of(id)).unwrap_or_default());
     let files: Vec<String> = files.unwrap_or_default().into_iter().map(|entry| entry.name).collect();
-    let by_files = names.iter().find(|name| files.iter().any(|file| is_engine_file(name, file)));
-    by_files.or(names.first()).map(|name| (*name).to_owned())
-}
-
-/// Returns true if `engine` gives files below `own/` such names.
-fn is_engine_file(engine: &str, file: &str) -> bool {
-    match engine {
-        "delsm" => file.ends_with(".keys") || file.starts_with("KEYS."),
-        "flex" => file.starts_with("HEAD."),
-        "cedrus" => file.starts_with("trie"),
-        "kreon" => file.starts_with("levels"),
-        _ => false,
-    }
+    let by_files = candidates.iter().find(|engine| files.iter().any(|file| engine.owns_file(file)));
+    by_files.or(candidates.first()).map(|engine| engine.name().to_owned())
 }
 
 /// Returns the error if it means that something cannot be read. Fails with any other error.

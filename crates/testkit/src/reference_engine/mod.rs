@@ -36,7 +36,6 @@ mod table;
 
 pub use flaw::EngineFlaw;
 
-use std::any::Any;
 use std::sync::Arc;
 
 use sheaf_engine::context::EngineContext;
@@ -145,10 +144,6 @@ impl Engine for ReferenceEngine {
 
     fn log(&self) -> LogId {
         LogId::Journal
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 
     fn prepare(&self, op: &mut EngineOp<'_>) -> Result<Preparation> {

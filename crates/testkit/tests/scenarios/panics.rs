@@ -42,9 +42,12 @@ fn a_panic_in_apply_poisons_and_leaves_no_partial_commit() {
     poisoned("a new iterator", flat.iter().map(drop));
     poisoned("persist", db.persist());
     poisoned("a step of background work", db.pump().map(drop));
-    drop((iter, view, ledger, flat));
+    drop((iter, view, ledger));
     let closed = catch_unwind(AssertUnwindSafe(|| db.close())).expect("closing does not panic");
     poisoned("closing", closed);
+    // A handle that is still alive must not keep the database locked.
+    let old = flat;
+    assert!(matches!(old.get("first"), Err(Error::Closed)));
 
     fixture.subject = TestSubject::reference();
     let db = fixture.open();
