@@ -165,7 +165,8 @@ impl FlexSpace {
     /// left out. Without a head the sizes are those of `options`.
     ///
     /// ```
-    /// use sheaf_platform::disk::{Disk, sim::SimDisk};
+    /// use sheaf_platform::disk::Disk;
+    /// use sheaf_sim::SimDisk;
     /// use sheaf_flexspace::{FlexSpace, SpaceOptions};
     /// # fn main() -> sheaf_platform::error::Result<()> {
     /// let disk = std::sync::Arc::new(SimDisk::new());

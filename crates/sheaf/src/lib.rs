@@ -32,7 +32,6 @@
 #![forbid(unsafe_code)]
 #![warn(missing_debug_implementations)]
 
-pub mod advise;
 mod batch;
 mod bulk_load;
 mod convert;

@@ -12,7 +12,7 @@
 
 use std::time::{Duration, Instant};
 
-use sheaf_replay::{OperationShares, ReplayDatabase, WorkloadMix};
+use sheaf_advisor::{OperationShares, ReplayDatabase, WorkloadMix};
 
 use super::{MixRow, age_stores, never_stop};
 use crate::Result;

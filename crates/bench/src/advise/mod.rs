@@ -7,7 +7,7 @@
 //! two engines apart.
 //!
 //! *Measurement* (`sheaf-bench advise --measure`, module `costs`): the costs that the advice uses,
-//! as lines of `crates/sheaf/src/advise/costs.tsv`.
+//! as lines of `crates/advisor/src/advice/costs.tsv`.
 //!
 //! Both modes first age the databases, so that data has left the memtables and caches are full. A
 //! memtable that contains all data right after a fill would make an engine look too fast.
@@ -16,10 +16,10 @@ mod costs;
 
 use std::time::Duration;
 
-use ::sheaf::advise::{Advice, AdviceRequest, Confidence, advise};
 use ::sheaf::{Database, KeyspaceOptions, LengthStats};
 use serde::Deserialize;
-use sheaf_replay::{OperationShares, ReplayDatabase, WorkloadMix};
+use sheaf_advisor::{Advice, AdviceRequest, Confidence, advise};
+use sheaf_advisor::{OperationShares, ReplayDatabase, WorkloadMix};
 
 use crate::Result;
 use crate::args;

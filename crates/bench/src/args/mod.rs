@@ -516,7 +516,8 @@ pub(crate) struct AdviseArgs {
     /// and memory, hot, beyond
     #[arg(long, value_parser = name_list)]
     only: Option<ArgList<String>>,
-    /// Instead, measure the costs behind the advice, as lines of crates/sheaf/src/advise/costs.tsv
+    /// Instead, measure the costs behind the advice, as lines of
+    /// crates/advisor/src/advice/costs.tsv
     #[arg(long)]
     pub(crate) measure: bool,
     /// Length of each workload on each engine, or of each cost [default: 3; 0.3 with --measure]

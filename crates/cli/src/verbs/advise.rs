@@ -19,9 +19,9 @@ use std::time::Duration;
 
 use clap::Args;
 use serde_json::{Value as Json, json};
-use sheaf::advise::{self, AdviceRequest, Candidate, Confidence};
 use sheaf::{EngineStats, KeyspaceInfo, KeyspaceOverview, WorkloadStats};
-use sheaf_replay::{ReplayDatabase, ReplayOutcome, WorkloadMix};
+use sheaf_advisor::{AdviceRequest, Candidate, Confidence};
+use sheaf_advisor::{ReplayDatabase, ReplayOutcome, WorkloadMix};
 
 use crate::args::DatabaseArgs;
 use crate::failure::{Failure, Result};
@@ -66,7 +66,7 @@ struct KeyspaceAdvice {
     info: KeyspaceInfo,
     load: WorkloadStats,
     keys: u64,
-    advice: advise::Advice,
+    advice: sheaf_advisor::Advice,
     replayed: Vec<(&'static str, ReplayOutcome)>,
 }
 
@@ -100,7 +100,7 @@ pub(crate) fn run(args: &Advise) -> Result {
 
 fn advise_keyspace(args: &Advise, keyspace: KeyspaceOverview) -> KeyspaceAdvice {
     let KeyspaceOverview { info, workload: load, stats: EngineStats { keys, .. }, .. } = keyspace;
-    let advice = advise::advise(&AdviceRequest {
+    let advice = sheaf_advisor::advise(&AdviceRequest {
         workload: &load,
         key_count: keys,
         memory_budget: args.database_args.memory,

@@ -470,7 +470,7 @@ pub(super) const BUGS: &[SeededBug] = &[
         name: "a-failed-copy-ends-no-wait",
         breaks: "W9, W34",
         file: ORDER,
-        edits: &[SourceEdit { find: "        self.commit_progress.fail(seq, reason);\n", replace: "" }],
+        edits: &[SourceEdit { find: "        self.commit_progress.fail(seq, cause);\n", replace: "" }],
         effect: BugEffect::Failure,
         test: database_test(None, "committing::a_failed_copy_fails_later_commits_and_blocks_no_thread"),
     },

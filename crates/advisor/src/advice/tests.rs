@@ -1,7 +1,7 @@
 //! Advice for workloads with a known answer.
 
 use super::*;
-use crate::{LengthStats, Skewness};
+use sheaf::{LengthStats, Skewness};
 
 fn load(change: impl FnOnce(&mut WorkloadStats)) -> WorkloadStats {
     let of = |mean: f64| LengthStats { mean, p50: 100, p99: 127 };
@@ -17,7 +17,7 @@ fn ask(load: &WorkloadStats, keys: u64, memory: u64) -> Advice {
 
 #[test]
 fn the_table_has_every_engine_and_every_cost() {
-    let known = crate::engines();
+    let known = sheaf::engines();
     assert_eq!(cost_table().engines().iter().filter(|engine| known.contains(engine)).count(), known.len());
     let ordered = |engine: &str| cost_table().is_ordered(engine);
     for engine in known {

@@ -7,16 +7,16 @@
 //! The tests marked `#[ignore]` explore larger bounds. Run them with `cargo test -- --ignored`
 //! after a change of a rule.
 
-use sheaf_protocol::blob::BlobModel;
-use sheaf_protocol::commit_order::{self, CommitOrderModel};
-use sheaf_protocol::conditional_commit::ConditionalCommitModel;
-use sheaf_protocol::disk::TornSectors;
-use sheaf_protocol::explore::explore;
-use sheaf_protocol::gc::{self, GcModel};
-use sheaf_protocol::in_place_page::InPlacePageModel;
-use sheaf_protocol::keyspace_drop::KeyspaceDropModel;
-use sheaf_protocol::segment_naming::SegmentNamingModel;
-use sheaf_protocol::{ProtocolRules, ReopenMethod};
+use sheaf_commit_model::blob::BlobModel;
+use sheaf_commit_model::commit_order::{self, CommitOrderModel};
+use sheaf_commit_model::conditional_commit::ConditionalCommitModel;
+use sheaf_commit_model::disk::TornSectors;
+use sheaf_commit_model::explore::explore;
+use sheaf_commit_model::gc::{self, GcModel};
+use sheaf_commit_model::in_place_page::InPlacePageModel;
+use sheaf_commit_model::keyspace_drop::KeyspaceDropModel;
+use sheaf_commit_model::segment_naming::SegmentNamingModel;
+use sheaf_commit_model::{ProtocolRules, ReopenMethod};
 
 fn order_holds(what: &str, at_least: usize, reopen: ReopenMethod, bounds: commit_order::OrderBounds) {
     let rules = ProtocolRules { reopen, ..ProtocolRules::all() };

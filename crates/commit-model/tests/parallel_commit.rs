@@ -4,14 +4,14 @@
 //! The second section turns one rule off, and its scenario appears. The last section covers the
 //! rules that the models added to W1 to W13, and sound alternatives to them.
 
-use sheaf_protocol::ProtocolRules;
-use sheaf_protocol::commit_order::{self, CommitOrderModel};
-use sheaf_protocol::disk::{CrashKind, TornSectors};
-use sheaf_protocol::explore::{BrokenInvariant, Exploration, explore};
-use sheaf_protocol::freeze::{FreezeKind, FreezeModel};
-use sheaf_protocol::stripes::{StripeJob, StripesModel};
-use sheaf_protocol::views::ViewsModel;
-use sheaf_protocol::window::{self, WindowModel};
+use sheaf_commit_model::ProtocolRules;
+use sheaf_commit_model::commit_order::{self, CommitOrderModel};
+use sheaf_commit_model::disk::{CrashKind, TornSectors};
+use sheaf_commit_model::explore::{BrokenInvariant, Exploration, explore};
+use sheaf_commit_model::freeze::{FreezeKind, FreezeModel};
+use sheaf_commit_model::stripes::{StripeJob, StripesModel};
+use sheaf_commit_model::views::ViewsModel;
+use sheaf_commit_model::window::{self, WindowModel};
 
 fn window(rules: ProtocolRules, bounds: window::WindowBounds) -> Exploration {
     explore(WindowModel { rules, bounds })

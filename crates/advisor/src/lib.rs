@@ -1,8 +1,9 @@
-//! # sheaf-replay: replay of a measured workload on scratch databases
+//! # sheaf-advisor: which engine suits a workload
 //!
-//! `sheaf advise` estimates; `sheaf advise --replay` measures with this crate. A [`WorkloadMix`]
-//! describes a load by the statistics of a keyspace. A [`ReplayDatabase`] is a scratch database of
-//! one engine with the pairs of that load. [`ReplayDatabase::run`] applies the load for some time.
+//! [`advise`] estimates the costs of each engine for the workload statistics of a keyspace; `sheaf
+//! advise` prints the result. `sheaf advise --replay` measures too: a [`WorkloadMix`] describes a
+//! load by the statistics of a keyspace. A [`ReplayDatabase`] is a scratch database of one engine
+//! with the pairs of that load. [`ReplayDatabase::run`] applies the load for some time.
 //!
 //! ## Picture
 //!
@@ -26,10 +27,12 @@
     reason = "measuring needs the real clock; nothing here runs on the simulated disk"
 )]
 
+mod advice;
 mod mix;
 mod random;
 mod replay_database;
 
+pub use advice::{Advice, AdviceRequest, COSTS, Candidate, Confidence, CostPart, advise};
 pub use mix::{OperationShares, ReplayOperation, WorkloadMix};
 pub use random::Random;
 pub use replay_database::{ReplayDatabase, ReplayOutcome};

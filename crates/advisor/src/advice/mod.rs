@@ -27,8 +27,8 @@ mod explanation;
 
 pub use costs::COSTS;
 
-use crate::WorkloadStats;
 use costs::{CostKind, KeyLocality, cost_table};
+use sheaf::WorkloadStats;
 
 /// Assumed size of the processor's caches in bytes, and the extra cache space of each pair: lines
 /// of the index, and its neighbours in a line.
@@ -135,7 +135,7 @@ impl Advice {
     ///
     /// ```
     /// use sheaf::WorkloadStats;
-    /// use sheaf::advise::{AdviceRequest, advise};
+    /// use sheaf_advisor::{AdviceRequest, advise};
     ///
     /// let unused = WorkloadStats::default();
     /// let request = AdviceRequest { workload: &unused, key_count: 0, memory_budget: 1 << 30 };
@@ -154,7 +154,7 @@ impl Advice {
 /// # let dir = tempfile::tempdir()?;
 /// # let db = sheaf::Database::open(dir.path())?;
 /// # let users = db.keyspace("users", sheaf::KeyspaceOptions::default())?;
-/// use sheaf::advise::{AdviceRequest, advise};
+/// use sheaf_advisor::{AdviceRequest, advise};
 ///
 /// for index in 0..10_000_u32 {
 ///     users.insert(index.to_be_bytes(), "")?;

@@ -366,7 +366,7 @@ mod tests {
 
     #[test]
     fn a_replayed_mix_equals_the_recorded_workload() {
-        let dir = std::env::temp_dir().join(format!("sheaf-replay-test-{}", std::process::id()));
+        let dir = std::env::temp_dir().join(format!("sheaf-advisor-test-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
         for engine in sheaf::engines() {
             let mut mix = mixed();
@@ -393,7 +393,7 @@ mod tests {
 
     #[test]
     fn a_stop_request_ends_the_load() {
-        let dir = std::env::temp_dir().join(format!("sheaf-replay-stop-{}", std::process::id()));
+        let dir = std::env::temp_dir().join(format!("sheaf-advisor-stop-{}", std::process::id()));
         let subject = ReplayDatabase::new(&dir, "flex", &mixed(), 64 << 20, &|| true).unwrap();
         assert!(subject.is_none());
         std::fs::remove_dir_all(&dir).ok();

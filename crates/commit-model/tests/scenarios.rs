@@ -6,16 +6,16 @@
 //! The models do not cover scenarios 18 to 24. `crates/testkit/tests/scenarios` tests them on the
 //! real database, with all others.
 
-use sheaf_protocol::ProtocolRules;
-use sheaf_protocol::ReopenMethod;
-use sheaf_protocol::blob::BlobModel;
-use sheaf_protocol::commit_order::{self, CommitOrderModel};
-use sheaf_protocol::conditional_commit::ConditionalCommitModel;
-use sheaf_protocol::disk::TornSectors;
-use sheaf_protocol::explore::{BrokenInvariant, Exploration, explore};
-use sheaf_protocol::gc::{self, GcModel};
-use sheaf_protocol::in_place_page::InPlacePageModel;
-use sheaf_protocol::keyspace_drop::KeyspaceDropModel;
+use sheaf_commit_model::ProtocolRules;
+use sheaf_commit_model::ReopenMethod;
+use sheaf_commit_model::blob::BlobModel;
+use sheaf_commit_model::commit_order::{self, CommitOrderModel};
+use sheaf_commit_model::conditional_commit::ConditionalCommitModel;
+use sheaf_commit_model::disk::TornSectors;
+use sheaf_commit_model::explore::{BrokenInvariant, Exploration, explore};
+use sheaf_commit_model::gc::{self, GcModel};
+use sheaf_commit_model::in_place_page::InPlacePageModel;
+use sheaf_commit_model::keyspace_drop::KeyspaceDropModel;
 
 fn order(rules: ProtocolRules, bounds: commit_order::OrderBounds) -> Exploration {
     explore(CommitOrderModel { rules, bounds })

@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 /// Measured costs as tab-separated values, with the source of each line.
 ///
 /// ```
-/// assert!(sheaf::advise::COSTS.lines().any(|line| line.starts_with("flex\tget\t")));
+/// assert!(sheaf_advisor::COSTS.lines().any(|line| line.starts_with("flex\tget\t")));
 /// ```
 pub const COSTS: &str = include_str!("costs.tsv");
 

@@ -3,13 +3,13 @@
 //! The first drafts of commit.md lacked these rules. Each is on in `ProtocolRules::all()`. Each
 //! test turns one off and requires a counterexample.
 
-use sheaf_protocol::blob::BlobModel;
-use sheaf_protocol::commit_order::{self, CommitOrderModel};
-use sheaf_protocol::disk::TornSectors;
-use sheaf_protocol::explore::{BrokenInvariant, explore};
-use sheaf_protocol::gc::{self, GcModel};
-use sheaf_protocol::segment_naming::SegmentNamingModel;
-use sheaf_protocol::{ProtocolRules, ReopenMethod};
+use sheaf_commit_model::blob::BlobModel;
+use sheaf_commit_model::commit_order::{self, CommitOrderModel};
+use sheaf_commit_model::disk::TornSectors;
+use sheaf_commit_model::explore::{BrokenInvariant, explore};
+use sheaf_commit_model::gc::{self, GcModel};
+use sheaf_commit_model::segment_naming::SegmentNamingModel;
+use sheaf_commit_model::{ProtocolRules, ReopenMethod};
 
 const CLEANING: gc::GcBounds = gc::GcBounds {
     keys: 1,
