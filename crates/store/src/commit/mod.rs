@@ -31,7 +31,9 @@
 
 pub(crate) mod append;
 pub(crate) mod encode;
+mod execute;
 pub(crate) mod group_commit;
+mod reserve;
 pub(crate) mod stall;
 pub(crate) mod tail;
 pub(crate) mod value_writer;
@@ -42,23 +44,20 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use crate::commit::append::{FrameChunk, FrameChunks};
-use crate::commit::encode::{ENCODE_BUFFER, EncodedCommit, FrameRun, RecordToEncode, encode_writes};
+use self::execute::UnfinishedCommit;
+use self::reserve::{ReserveResult, ReservedPlaces};
+use crate::commit::encode::{ENCODE_BUFFER, EncodedCommit, FrameRun, encode_writes};
 use crate::commit::stall::CommitWaits;
-use crate::commit::tail::{CONTROL_FRAME_BYTES, Tail, tail_of};
+use crate::commit::tail::Tail;
 use crate::space::log::RoomWaiter;
 use crate::{KeyspaceState, Store};
 use sheaf_engine::contract::{Action, EngineOp, HashedKey, Preparation};
-use sheaf_engine::window::{
-    ExclusiveGuard, ReserveDecision, StripeList, StripesGuard, TAILS, TailSet, WindowWord, stripe_of,
-};
+use sheaf_engine::window::{StripeList, StripesGuard, TAILS, stripe_of};
 use sheaf_log::blob::{UncommittedBlob, UnsyncedBlobs};
 use sheaf_log::frame::HEADER;
-use sheaf_log::record::{Record, RecordContent};
 use sheaf_log::segment::{Address, Segment};
-use sheaf_log::types::{KeyspaceId, LogId, MAX_KEY, MAX_VALUE, Seq};
-use sheaf_platform::error::{Error, PoisonCause, Result, StallKind};
-use sheaf_platform::sync::atomic::Ordering;
+use sheaf_log::types::{LogId, MAX_KEY, MAX_VALUE, Seq};
+use sheaf_platform::error::{Error, Result, StallKind};
 use sheaf_platform::sync::epoch::{self, Guard};
 
 /// Number of times that one commit reclaims memory and tries again.
@@ -458,165 +457,6 @@ impl Store {
         }
     }
 
-    /// Returns the last commit that may have changed a key of these stripes.
-    fn last_seq_of(&self, stripes: &[u16]) -> Seq {
-        stripes.iter().map(|stripe| self.stripes.last(*stripe)).max().unwrap_or(Seq::ZERO)
-    }
-
-    /// Waits until the commit that may have removed `key` is visible. Called by a reader of the
-    /// newest state that did not find the key: before that, killing the process could bring the key
-    /// back.
-    ///
-    /// # Errors
-    ///
-    /// Returns [`Error::Poisoned`] if that commit, or an earlier one, failed.
-    #[inline]
-    pub fn wait_missing_visible(&self, keyspace: &KeyspaceState, key: &[u8]) -> Result<()> {
-        self.commit_progress.wait(self.stripes.last(stripe_of(keyspace.id(), key)))
-    }
-
-    /// Returns how many preallocated segments a commit must leave. A commit that only removes may
-    /// use all, because it frees space.
-    fn reserve_segments(&self, only_removes: bool) -> usize {
-        if only_removes { 0 } else { self.geometry.reserve_segments }
-    }
-
-    /// Extends the range of seqs in ROOT, if the background has not done so ahead of writers.
-    #[cold]
-    fn extend_seqs(&self, waits: &mut CommitWaits) -> Result<()> {
-        if !waits.may_wait() {
-            self.signals.wake();
-            if self.options.inline {
-                return self.extend_bounds();
-            }
-        }
-        self.wait_recorded(waits, StallKind::Preallocation, None, || self.extend_bounds())
-    }
-
-    /// Creates a segment for a run that does not fit. If the background preallocates such segments,
-    /// a commit that may not wait returns [`Error::Busy`]. A segment that only this commit needs is
-    /// created by any commit.
-    #[cold]
-    fn make_room_for_run(
-        &self,
-        run: FrameRun,
-        is_awaited: bool,
-        writes: &[CommitWrite<'_>],
-        encoded: &EncodedCommit,
-        waits: &mut CommitWaits,
-    ) -> Result<()> {
-        let segment_bytes = encoded.segment_bytes(run, self.geometry.max_segment);
-        let reserve = self.reserve_segments(removes_only(writes));
-        let make =
-            || self.preallocate_one(run.log, segment_bytes, |order| self.lacks_room(order, encoded, reserve));
-        if !waits.may_wait() {
-            if !is_awaited {
-                return make();
-            }
-            self.signals.wake();
-        }
-        let keyspace =
-            writes.iter().find(|write| write.keyspace.log() == run.log).map(|write| write.keyspace);
-        self.wait_recorded(waits, StallKind::Preallocation, keyspace, make)
-    }
-
-    /// Returns whether all entries that a commit to the store log replaces were written lately.
-    /// While committers wait for syncs, all commits use one tail: a second file would cost each
-    /// sync round a second sync.
-    fn is_hot(&self, next: Seq, writes: &[CommitWrite<'_>]) -> bool {
-        let lifespan = self.lifespan.load(Ordering::Relaxed);
-        let lately =
-            |op: &EngineOp<'_>| op.prior != Seq::ZERO && next.0.saturating_sub(op.prior.0) <= lifespan;
-        !self.sync_round.is_in_demand()
-            && writes.iter().all(|w| w.keyspace.log() != LogId::ValueLog || lately(&w.op))
-    }
-
-    /// Reserves the seq and the places of a commit.
-    #[inline]
-    fn reserve<'g>(
-        &'g self,
-        writes: &[CommitWrite<'_>],
-        encoded: &mut EncodedCommit,
-        blobs: &mut SmallVec<[UncommittedBlob; 1]>,
-        guard: &'g Guard,
-    ) -> Result<ReserveResult<'g>> {
-        let is_plain = blobs.is_empty()
-            && encoded.runs.iter().all(|run| !self.log(run.log).is_watermark_due.load(Ordering::Relaxed));
-        if is_plain {
-            let hot = self.is_hot(self.visible().next(), writes);
-            encoded.is_hot = hot;
-            let runs = &encoded.runs;
-            let reserved =
-                self.window.reserve(guard, |shape, word| self.reserve_in_open(shape, word, runs, hot));
-            if let Some((Some((seq, offsets)), shape)) = reserved {
-                return Ok(ReserveResult::Reserved(ReservedPlaces::InOpenSegments { seq, offsets, shape }));
-            }
-        }
-        self.reserve_locked(writes, encoded, blobs)
-    }
-
-    /// Reserves in the open segments, if the runs fit into them.
-    #[inline]
-    fn reserve_in_open(
-        &self,
-        shape: &TailSet,
-        word: &mut WindowWord,
-        runs: &[FrameRun],
-        hot: bool,
-    ) -> ReserveDecision<Option<(Seq, [u64; LogId::ALL.len()])>> {
-        let mut offsets = [0; LogId::ALL.len()];
-        for run in runs {
-            let tail = tail_of(run.log, hot);
-            let offset = word.offset(tail);
-            match &shape.tails[tail] {
-                Some(open) if offset + run.bytes <= open.limit => {}
-                _ => return ReserveDecision::No(None),
-            }
-            offsets[run.log.index()] = offset;
-            word.set_offset(tail, offset + run.bytes);
-        }
-        if word.next().0 >= self.seq_bound.load(Ordering::Relaxed) {
-            return ReserveDecision::No(None);
-        }
-        ReserveDecision::Yes(Some((word.take_seq(), offsets)))
-    }
-
-    /// Reserves under the order lock, with the window closed.
-    #[cold]
-    fn reserve_locked<'g>(
-        &self,
-        writes: &[CommitWrite<'_>],
-        encoded: &mut EncodedCommit,
-        blobs: &mut SmallVec<[UncommittedBlob; 1]>,
-    ) -> Result<ReserveResult<'g>> {
-        let reserve = self.reserve_segments(removes_only(writes));
-        let mut order = self.commit_state.lock();
-        self.check_writable()?;
-        let mut closed = self.window.close();
-        let next = closed.word.next();
-        encoded.is_hot = self.is_hot(next, writes);
-        if next.0 >= self.seq_bound.load(Ordering::Relaxed) {
-            return Ok(ReserveResult::Failed(CommitAttempt::NeedsSeqs));
-        }
-        if let Some(run) = order.first_unfitting_run(encoded, reserve, closed.word) {
-            let is_awaited =
-                self.is_background_preallocating(&order, run.log, encoded.segment_bytes(run, u64::MAX));
-            return Ok(ReserveResult::Failed(CommitAttempt::NeedsSegment { run, is_awaited }));
-        }
-        if order.begins_in_unlisted_segment(encoded) {
-            return Ok(ReserveResult::Failed(CommitAttempt::NeedsRootListing));
-        }
-        let (seq, chunks, rolled) = self.reserve_across(&mut order, &mut closed, encoded)?;
-        blobs.drain(..).for_each(|one| order.unsynced_blobs.add(one));
-        drop(closed);
-        drop(order);
-        if rolled {
-            self.set_throttle(); // the maintenance thread may not run for a while
-            self.signals.wake();
-        }
-        Ok(ReserveResult::Reserved(ReservedPlaces::AcrossSegments { seq, chunks }))
-    }
-
     /// Copies a commit that has a seq to the logs, applies it and completes it.
     #[inline]
     fn execute(
@@ -661,151 +501,21 @@ impl Store {
         Ok(seq)
     }
 
-    /// Copies the frames of a commit to their places.
+    /// Returns the last commit that may have changed a key of these stripes.
+    fn last_seq_of(&self, stripes: &[u16]) -> Seq {
+        stripes.iter().map(|stripe| self.stripes.last(*stripe)).max().unwrap_or(Seq::ZERO)
+    }
+
+    /// Waits until the commit that may have removed `key` is visible. Called by a reader of the
+    /// newest state that did not find the key: before that, killing the process could bring the key
+    /// back.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Poisoned`] if that commit, or an earlier one, failed.
     #[inline]
-    fn copy_frames(
-        &self,
-        placed: &ReservedPlaces<'_>,
-        encoded: &mut EncodedCommit,
-        mut noted: impl FnMut(usize, Address, u32),
-    ) -> std::io::Result<()> {
-        match placed {
-            ReservedPlaces::InOpenSegments { seq, offsets, shape } => {
-                for part in 0..encoded.runs.len() {
-                    let run = encoded.runs[part];
-                    let offset = offsets[run.log.index()];
-                    let Some(open) = &shape.tails[tail_of(run.log, encoded.is_hot)] else { continue };
-                    let (segment, gap) = (&*open.segment, open.gap_at(offset));
-                    let part = u8::try_from(part).unwrap_or(u8::MAX);
-                    let chunk = FrameChunk { segment, offset, gap, part, from: run.first, to: run.end };
-                    Store::copy_chunk(*seq, encoded, &chunk, &mut noted)?;
-                }
-            }
-            ReservedPlaces::AcrossSegments { seq, chunks } => {
-                for chunk in chunks {
-                    let FrameChunk { segment, offset, gap, part, from, to } = chunk;
-                    let (offset, gap, part, from, to) = (*offset, *gap, *part, *from, *to);
-                    let chunk = FrameChunk { segment: &**segment, offset, gap, part, from, to };
-                    Store::copy_chunk(*seq, encoded, &chunk, &mut noted)?;
-                }
-            }
-        }
-        encoded.runs.iter().for_each(|run| self.log(run.log).note_appended(run.bytes));
-        Ok(())
-    }
-
-    /// Records the time of the first commit that is not durable.
-    #[inline]
-    fn note_unsynced(&self) {
-        if self.unsynced_since.load(Ordering::Relaxed) == 0 {
-            let now = u64::try_from(self.clock.now().as_nanos()).unwrap_or(u64::MAX - 1);
-            self.unsynced_since.store(now + 1, Ordering::Relaxed);
-        }
-    }
-
-    /// Permanently closes the window because the frames of commit `seq` could not be copied, or
-    /// because the commit panicked. If no later commit has a seq, returns the seq: it was never
-    /// visible.
-    fn fail_commit(&self, seq: Seq, cause: PoisonCause) -> Error {
-        let error = self.poison(cause);
-        self.commit_progress.fail(seq, cause);
-        let _order = self.commit_state.lock();
-        let mut closed = self.window.close();
-        if closed.word.reserved() == seq {
-            closed.word.return_seq();
-        }
-        closed.close_for_good();
-        error
-    }
-
-    /// Commits records of the catalog, which belong to no engine. `apply` runs while no other
-    /// commit does.
-    pub(crate) fn commit_catalog(&self, records: &[Record<'_>], apply: impl FnOnce(Seq)) -> Result<Seq> {
-        debug_assert!(records.iter().all(|r| r.keyspace == KeyspaceId::CATALOG));
-        let mut encoded = EncodedCommit::default();
-        encoded.encode(records.iter().map(|record| RecordToEncode {
-            log: LogId::Journal,
-            record: *record,
-            write: 0,
-        }));
-        loop {
-            let alone = self.stripes.lock_exclusive();
-            let mut order = self.commit_state.lock();
-            self.check_writable()?;
-            let mut closed = self.window.close();
-            if closed.word.next().0 >= self.seq_bound.load(Ordering::Relaxed) {
-                drop((closed, order, alone));
-                self.extend_bounds()?;
-                continue;
-            }
-            let reserve =
-                self.reserve_segments(records.iter().all(|record| record.content == RecordContent::Remove));
-            if let Some(run) = order.first_unfitting_run(&encoded, reserve, closed.word) {
-                drop((closed, order, alone));
-                let segment_bytes = encoded.segment_bytes(run, self.geometry.max_segment);
-                self.preallocate_one(run.log, segment_bytes, |order| {
-                    self.lacks_room(order, &encoded, reserve)
-                })?;
-                continue;
-            }
-            if order.begins_in_unlisted_segment(&encoded) {
-                drop((closed, order, alone));
-                self.extend_bounds()?;
-                continue;
-            }
-            let (seq, chunks, _) = self.reserve_across(&mut order, &mut closed, &encoded)?;
-            drop((closed, order));
-            self.execute_catalog(seq, chunks, &mut encoded, &alone, apply)?;
-            return Ok(seq);
-        }
-    }
-
-    fn execute_catalog(
-        &self,
-        seq: Seq,
-        chunks: FrameChunks,
-        encoded: &mut EncodedCommit,
-        alone: &ExclusiveGuard<'_>,
-        apply: impl FnOnce(Seq),
-    ) -> Result<()> {
-        let mut whole = UnfinishedCommit::begin(self, seq, |last| alone.set_last(last));
-        if self.copy_frames(&ReservedPlaces::AcrossSegments { seq, chunks }, encoded, |_, _, _| {}).is_err() {
-            return whole.abort();
-        }
-        whole.is_applying = true;
-        apply(seq);
-        self.note_unsynced();
-        let completed = self.commit_progress.complete(seq);
-        whole.complete();
-        completed?;
-        Ok(())
-    }
-
-    /// Returns whether a run does not fit into the preallocated segments.
-    fn lacks_room(&self, order: &CommitState, encoded: &EncodedCommit, reserve: usize) -> bool {
-        order.first_unfitting_run(encoded, reserve, self.window.word()).is_some()
-    }
-}
-
-/// Result of a reservation.
-enum ReserveResult<'g> {
-    Reserved(ReservedPlaces<'g>),
-    Failed(CommitAttempt),
-}
-
-/// The seq of a commit, and the places of its frames.
-enum ReservedPlaces<'g> {
-    /// Places in the open segments: the offset in each log.
-    InOpenSegments { seq: Seq, offsets: [u64; LogId::ALL.len()], shape: &'g TailSet },
-    /// Places that were reserved under the order lock.
-    AcrossSegments { seq: Seq, chunks: FrameChunks },
-}
-
-impl ReservedPlaces<'_> {
-    fn seq(&self) -> Seq {
-        match self {
-            ReservedPlaces::InOpenSegments { seq, .. } | ReservedPlaces::AcrossSegments { seq, .. } => *seq,
-        }
+    pub fn wait_missing_visible(&self, keyspace: &KeyspaceState, key: &[u8]) -> Result<()> {
+        self.commit_progress.wait(self.stripes.last(stripe_of(keyspace.id(), key)))
     }
 }
 
@@ -819,55 +529,6 @@ fn stripes_of(writes: &[CommitWrite<'_>]) -> StripeList {
         stripes.dedup();
     }
     stripes
-}
-
-/// A commit between its reservation and its completion. A panic in between, in an engine or in the
-/// store, leaves half of the commit in the indexes. Dropping this value then ensures that no reader
-/// sees that half and no other commit takes the seq.
-struct UnfinishedCommit<'a, S: Fn(Seq)> {
-    store: &'a Store,
-    seq: Seq,
-    /// Whether engines have begun to apply the commit.
-    is_applying: bool,
-    /// Records a seq as the last commit that may have changed a key of the stripes.
-    set_last: S,
-}
-
-impl<'a, S: Fn(Seq)> UnfinishedCommit<'a, S> {
-    #[inline]
-    fn begin(store: &'a Store, seq: Seq, set_last: S) -> UnfinishedCommit<'a, S> {
-        set_last(seq);
-        UnfinishedCommit { store, seq, is_applying: false, set_last }
-    }
-
-    /// Marks the commit as complete.
-    fn complete(self) {
-        mem::forget(self);
-    }
-
-    /// Ends a commit after the copy of its frames failed. Nothing was applied.
-    fn abort<T>(self) -> Result<T> {
-        let error = self.error_before_apply();
-        mem::forget(self);
-        Err(error)
-    }
-
-    /// Returns the error of a commit that no index has seen. Reads continue.
-    fn error_before_apply(&self) -> Error {
-        (self.set_last)(Seq(self.seq.0 - 1));
-        self.store.fail_commit(self.seq, PoisonCause::Append)
-    }
-}
-
-impl<S: Fn(Seq)> Drop for UnfinishedCommit<'_, S> {
-    fn drop(&mut self) {
-        if self.is_applying {
-            self.store.poison_reads(PoisonCause::Commit);
-            drop(self.store.fail_commit(self.seq, PoisonCause::Commit));
-        } else {
-            drop(self.error_before_apply());
-        }
-    }
 }
 
 /// Prepares the operations at the indexes `outdated` again. Encodes the commit again if the
@@ -914,38 +575,4 @@ fn prefetch(writes: &mut [CommitWrite<'_>]) -> Result<()> {
 /// Returns whether a commit only removes. Such a commit may use the reserved segments.
 fn removes_only(writes: &[CommitWrite<'_>]) -> bool {
     writes.iter().all(|w| !matches!(w.op.action, Action::Put(_) | Action::Blob(_)))
-}
-
-impl CommitState {
-    /// Returns a run that does not fit into the preallocated segments, not counting `reserve` of
-    /// them.
-    fn first_unfitting_run(
-        &self,
-        encoded: &EncodedCommit,
-        reserve: usize,
-        word: WindowWord,
-    ) -> Option<FrameRun> {
-        let takes = |run: &FrameRun| {
-            let index = tail_of(run.log, encoded.is_hot);
-            let (tail, offset) = (&self.tails[index], word.offset(index));
-            run.bytes + CONTROL_FRAME_BYTES <= tail.room_after(offset)
-                || tail.has_room_for(
-                    offset,
-                    encoded.bodies(*run),
-                    &self.preallocated[run.log.index()],
-                    reserve,
-                )
-        };
-        encoded.runs.iter().copied().find(|run| !takes(run))
-    }
-
-    /// Returns whether a run would be the first of its tail and begin in a segment that ROOT does
-    /// not list. No seal names such a segment, so recovery could not notice its loss (protocol,
-    /// `naming`).
-    fn begins_in_unlisted_segment(&self, encoded: &EncodedCommit) -> bool {
-        encoded.runs.iter().any(|run| {
-            let is_first = self.tails[tail_of(run.log, encoded.is_hot)].segment.is_none();
-            is_first && self.preallocated[run.log.index()].front().is_some_and(|next| !next.is_in_root())
-        })
-    }
 }

@@ -69,7 +69,9 @@ const PROGRESS: &str = "crates/engine/src/window/progress.rs";
 const STRIPES: &str = "crates/engine/src/window/stripes.rs";
 const WINDOW: &str = "crates/engine/src/window/mod.rs";
 const VIEWS: &str = "crates/engine/src/views.rs";
-const ORDER: &str = "crates/store/src/commit/mod.rs";
+const COMMIT: &str = "crates/store/src/commit/mod.rs";
+const EXECUTE: &str = "crates/store/src/commit/execute.rs";
+const RESERVE: &str = "crates/store/src/commit/reserve.rs";
 
 const ENGINE: &str = "sheaf-engine";
 const VISIBLE_TEST: BugTest =
@@ -344,7 +346,7 @@ pub(super) const BUGS: &[SeededBug] = &[
     SeededBug {
         name: "a-commit-returns-before-it-is-visible",
         breaks: "W3, W25",
-        file: ORDER,
+        file: COMMIT,
         edits: &[SourceEdit { find: "self.commit_progress.wait(upto)?;", replace: "let _ = upto;" }],
         effect: BugEffect::Failure,
         test: READ_SURVIVES_TEST,
@@ -352,7 +354,7 @@ pub(super) const BUGS: &[SeededBug] = &[
     SeededBug {
         name: "a-read-of-a-missing-key-does-not-wait",
         breaks: "W4, W26",
-        file: ORDER,
+        file: COMMIT,
         edits: &[SourceEdit {
             find: "self.commit_progress.wait(self.stripes.last(stripe_of(keyspace.id(), key)))",
             replace: "let _ = (keyspace, key);\n        Ok(())",
@@ -377,7 +379,7 @@ pub(super) const BUGS: &[SeededBug] = &[
     SeededBug {
         name: "stripes-are-taken-in-the-order-of-the-batch",
         breaks: "W2, W28",
-        file: ORDER,
+        file: COMMIT,
         edits: &[SourceEdit {
             find: "        stripes.sort_unstable();\n        stripes.dedup();",
             replace: "        let mut seen = std::collections::BTreeSet::new();\n        stripes.retain(|stripe| seen.insert(*stripe));",
@@ -388,7 +390,7 @@ pub(super) const BUGS: &[SeededBug] = &[
     SeededBug {
         name: "a-batch-takes-a-stripe-twice",
         breaks: "W2, W28",
-        file: ORDER,
+        file: COMMIT,
         edits: &[SourceEdit {
             find: "        stripes.sort_unstable();\n        stripes.dedup();",
             replace: "        stripes.sort_unstable();",
@@ -399,7 +401,7 @@ pub(super) const BUGS: &[SeededBug] = &[
     SeededBug {
         name: "a-commit-checks-its-keys-before-it-holds-their-stripes",
         breaks: "W2, W29",
-        file: ORDER,
+        file: COMMIT,
         edits: &[
             SourceEdit {
                 find: "            let held = self.stripes.lock(&stripes);",
@@ -416,7 +418,7 @@ pub(super) const BUGS: &[SeededBug] = &[
     SeededBug {
         name: "a-commit-releases-its-stripes-before-it-is-applied",
         breaks: "W2, W29, W31",
-        file: ORDER,
+        file: COMMIT,
         edits: &[SourceEdit {
             find: "            let seq = self.execute(placed, writes, encoded, &held)?;",
             replace: "            held.set_last(placed.seq());\n            drop(held);\n            let none = self.stripes.lock(&[]);\n            let seq = self.execute(placed, writes, encoded, &none)?;",
@@ -427,7 +429,7 @@ pub(super) const BUGS: &[SeededBug] = &[
     SeededBug {
         name: "a-commit-is-complete-before-it-is-applied",
         breaks: "W3, W27",
-        file: ORDER,
+        file: COMMIT,
         edits: &[
             SourceEdit {
                 find: "        whole.is_applying = true;\n        let views = self.view_slots.collect();",
@@ -444,7 +446,7 @@ pub(super) const BUGS: &[SeededBug] = &[
     SeededBug {
         name: "a-commit-reads-the-views-before-it-reserves",
         breaks: "W10, W35",
-        file: ORDER,
+        file: COMMIT,
         edits: &[
             SourceEdit {
                 find: "            let placed = match self.reserve(",
@@ -456,7 +458,7 @@ pub(super) const BUGS: &[SeededBug] = &[
             },
             SourceEdit {
                 find: "        held: &StripesGuard<'_>,\n",
-                replace: "        held: &StripesGuard<'_>,\n        views: crate::views::Views,\n",
+                replace: "        held: &StripesGuard<'_>,\n        views: sheaf_engine::views::Views,\n",
             },
             SourceEdit {
                 find: "        let views = self.view_slots.collect();\n        let mut counts",
@@ -469,7 +471,7 @@ pub(super) const BUGS: &[SeededBug] = &[
     SeededBug {
         name: "a-failed-copy-ends-no-wait",
         breaks: "W9, W34",
-        file: ORDER,
+        file: EXECUTE,
         edits: &[SourceEdit { find: "        self.commit_progress.fail(seq, cause);\n", replace: "" }],
         effect: BugEffect::Failure,
         test: database_test(None, "committing::a_failed_copy_fails_later_commits_and_blocks_no_thread"),
