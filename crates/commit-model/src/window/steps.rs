@@ -159,22 +159,7 @@ impl WindowModel {
             WindowAction::Refuse(index) => state.commits[index].phase = WindowPhase::Refused,
             WindowAction::Panic(index) => state.commits[index].phase = WindowPhase::Panicked,
             WindowAction::Deschedule(index) => state.descheduled = Some(index),
-            WindowAction::Round => {
-                state.rounds += 1;
-                let at_once = if rules.rounds_close_all_logs_at_once { 2 } else { 1 };
-                let logs = state.logs.iter_mut().take(at_once);
-                logs.for_each(|log| log.is_closed = rules.rounds_close_the_sector);
-                let target =
-                    if rules.rounds_cover_reserved_seqs { state.last() } else { self.visible(state) };
-                let is_open = at_once == 1;
-                state.round = Some(WindowRound {
-                    target,
-                    awaited_seq: target,
-                    has_open_log: is_open,
-                    synced: 0,
-                    complete: 0,
-                });
-            }
+            WindowAction::Round => self.start_round(state),
             WindowAction::CloseOtherLog => {
                 state.logs[1].is_closed = rules.rounds_close_the_sector;
                 let last = state.last();
@@ -217,6 +202,18 @@ impl WindowModel {
                 (state.is_down, state.broken_invariant) = (true, broken_invariant);
             }
         }
+    }
+
+    fn start_round(&self, state: &mut WindowState) {
+        let rules = &self.rules;
+        state.rounds += 1;
+        let at_once = if rules.rounds_close_all_logs_at_once { 2 } else { 1 };
+        let logs = state.logs.iter_mut().take(at_once);
+        logs.for_each(|log| log.is_closed = rules.rounds_close_the_sector);
+        let target = if rules.rounds_cover_reserved_seqs { state.last() } else { self.visible(state) };
+        let is_open = at_once == 1;
+        state.round =
+            Some(WindowRound { target, awaited_seq: target, has_open_log: is_open, synced: 0, complete: 0 });
     }
 
     fn place(&self, state: &mut WindowState, index: usize, log: usize) {

@@ -275,79 +275,88 @@ impl SourceDatabase {
         damages: &mut DamageList,
     ) -> Result<()> {
         for entry in entries {
-            let CatalogEntry { id, name, engine: engine_name, options } = entry;
-            let Some(factory) = store.factory(&engine_name) else {
-                let unindexed = Some(format!("this build has no engine {engine_name:?}"));
-                let engine_name = guess_engine(store, None, id).unwrap_or(engine_name);
-                let (log, engine, is_unnamed) = (None, None, false);
-                let options = EngineOptions::default();
-                self.sources.push(SourceKeyspace {
-                    id,
-                    name,
-                    engine_name,
-                    options,
-                    log,
-                    is_unnamed,
-                    has_files: false,
-                    engine,
-                    index_error: unindexed,
-                    has_skipped_files: false,
-                });
-                continue;
-            };
-            // Options that the engine does not permit are damage. Data that was written with them
-            // cannot be read, and the engine detects that.
-            let is_allowed = options.check(&engine_name, factory.options()).is_ok();
-            let options = if is_allowed { options } else { EngineOptions::default() };
-            let engine = factory.create(id, &options, &store.context);
-            let log = engine.log();
-            let keyspace = KeyspaceState::new(id, &name, Arc::clone(&engine), options.clone(), Seq::ZERO);
-            let restored = match (self.is_root_unreadable, log) {
-                (false, _) => {
-                    restore_keyspace(store, root, &self.segments, self.cut, &keyspace).map_err(Some)
-                }
-                // The hash key is lost, and with it every index that contains hashes.
-                (true, LogId::ValueLog) => Err(None),
-                (true, LogId::Journal) => {
-                    let root = with_newest_image(store, root, id);
-                    restore_keyspace(store, &root, &self.segments, self.cut, &keyspace).map_err(Some)
-                }
-            };
-            let mut has_skipped = false;
-            let (engine, unindexed) = match restored {
-                Ok(_) => (Some(engine), None),
-                Err(None) => (None, Some("no ROOT file could be read".to_owned())),
-                Err(Some(error)) => {
-                    let error = into_damage(error)?;
-                    damages.note_error(&error);
-                    // A partly restored engine must not be used.
-                    let anew = factory.create(id, &options, &store.context);
-                    let rest = anew.restore_partial(&mut |error| {
-                        has_skipped = true;
-                        damages.note_error(&error);
-                    });
-                    let rest = rest.is_ok();
-                    // Without its files, only the records in the log are left.
-                    has_skipped |= !rest && log == LogId::Journal;
-                    (rest.then_some(anew), Some(error.to_string()))
-                }
-            };
-            let (log, is_unnamed) = (Some(log), false);
-            let has_files = false;
-            self.sources.push(SourceKeyspace {
+            let source = self.open_keyspace(store, root, entry, damages)?;
+            self.sources.push(source);
+        }
+        Ok(())
+    }
+
+    /// Creates a keyspace and restores it from its image and files.
+    fn open_keyspace(
+        &self,
+        store: &Store,
+        root: &Root,
+        entry: CatalogEntry,
+        damages: &mut DamageList,
+    ) -> Result<SourceKeyspace> {
+        let CatalogEntry { id, name, engine: engine_name, options } = entry;
+        let Some(factory) = store.factory(&engine_name) else {
+            let unindexed = Some(format!("this build has no engine {engine_name:?}"));
+            let engine_name = guess_engine(store, None, id).unwrap_or(engine_name);
+            let (log, engine, is_unnamed) = (None, None, false);
+            let options = EngineOptions::default();
+            return Ok(SourceKeyspace {
                 id,
                 name,
                 engine_name,
                 options,
                 log,
                 is_unnamed,
-                has_files,
+                has_files: false,
                 engine,
                 index_error: unindexed,
-                has_skipped_files: has_skipped,
+                has_skipped_files: false,
             });
-        }
-        Ok(())
+        };
+        // Options that the engine does not permit are damage. Data that was written with them
+        // cannot be read, and the engine detects that.
+        let is_allowed = options.check(&engine_name, factory.options()).is_ok();
+        let options = if is_allowed { options } else { EngineOptions::default() };
+        let engine = factory.create(id, &options, &store.context);
+        let log = engine.log();
+        let keyspace = KeyspaceState::new(id, &name, Arc::clone(&engine), options.clone(), Seq::ZERO);
+        let restored = match (self.is_root_unreadable, log) {
+            (false, _) => restore_keyspace(store, root, &self.segments, self.cut, &keyspace).map_err(Some),
+            // The hash key is lost, and with it every index that contains hashes.
+            (true, LogId::ValueLog) => Err(None),
+            (true, LogId::Journal) => {
+                let root = with_newest_image(store, root, id);
+                restore_keyspace(store, &root, &self.segments, self.cut, &keyspace).map_err(Some)
+            }
+        };
+        let mut has_skipped = false;
+        let (engine, unindexed) = match restored {
+            Ok(_) => (Some(engine), None),
+            Err(None) => (None, Some("no ROOT file could be read".to_owned())),
+            Err(Some(error)) => {
+                let error = into_damage(error)?;
+                damages.note_error(&error);
+                // A partly restored engine must not be used.
+                let anew = factory.create(id, &options, &store.context);
+                let rest = anew.restore_partial(&mut |error| {
+                    has_skipped = true;
+                    damages.note_error(&error);
+                });
+                let rest = rest.is_ok();
+                // Without its files, only the records in the log are left.
+                has_skipped |= !rest && log == LogId::Journal;
+                (rest.then_some(anew), Some(error.to_string()))
+            }
+        };
+        let (log, is_unnamed) = (Some(log), false);
+        let has_files = false;
+        Ok(SourceKeyspace {
+            id,
+            name,
+            engine_name,
+            options,
+            log,
+            is_unnamed,
+            has_files,
+            engine,
+            index_error: unindexed,
+            has_skipped_files: has_skipped,
+        })
     }
 
     /// Replays the records behind the checkpoints, as far as they can be read.
