@@ -234,7 +234,9 @@ impl<T> fmt::Debug for RwLock<T> {
 pub struct AtomicWide(std::sync::Mutex<u128>);
 
 impl AtomicWide {
-    pub(crate) const fn new(value: u128) -> AtomicWide {
+    /// Creates the atomic with a value.
+    #[must_use]
+    pub const fn new(value: u128) -> AtomicWide {
         AtomicWide(std::sync::Mutex::new(value))
     }
 
@@ -243,16 +245,22 @@ impl AtomicWide {
         access(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    pub(crate) fn load(&self, _: atomic::Ordering) -> u128 {
+    /// Returns the value.
+    pub fn load(&self, _: atomic::Ordering) -> u128 {
         self.access(|value| *value)
     }
 
-    pub(crate) fn store(&self, new: u128, _: atomic::Ordering) {
+    /// Sets the value.
+    pub fn store(&self, new: u128, _: atomic::Ordering) {
         self.access(|value| *value = new);
     }
 
-    /// Replaces `before` by `after`, or returns the present value.
-    pub(crate) fn exchange(&self, before: u128, after: u128) -> Result<(), u128> {
+    /// Replaces `before` by `after`.
+    ///
+    /// # Errors
+    ///
+    /// Returns the present value if it is not `before`.
+    pub fn exchange(&self, before: u128, after: u128) -> Result<(), u128> {
         self.access(|value| match *value == before {
             true => {
                 *value = after;
