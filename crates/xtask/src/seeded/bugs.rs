@@ -71,7 +71,6 @@ const WINDOW: &str = "crates/engine/src/window/mod.rs";
 const VIEWS: &str = "crates/engine/src/views.rs";
 const COMMIT: &str = "crates/store/src/commit/mod.rs";
 const EXECUTE: &str = "crates/store/src/commit/execute.rs";
-const RESERVE: &str = "crates/store/src/commit/reserve.rs";
 
 const ENGINE: &str = "sheaf-engine";
 const VISIBLE_TEST: BugTest =
