@@ -407,8 +407,8 @@ impl ImageReader {
 ///
 /// # Errors
 ///
-/// Returns the errors of [`ImageReader::start`], and [`Error::Corrupt`] if the table of slots is
-/// damaged.
+/// Returns [`Error::Io`] if the file cannot be read, and [`Error::Corrupt`] if it is damaged or
+/// belongs to another keyspace.
 pub fn slots_at_image(
     disk: &dyn Disk,
     path: PathBuf,

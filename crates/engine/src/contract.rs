@@ -478,7 +478,7 @@ pub trait Engine: Send + Sync {
     }
     /// Performs one bounded step of optional maintenance that frees disk space or speeds up
     /// readers. The store calls this while the database is idle, and for a caller that asked for it
-    /// ([`Store::quiesce`](sheaf_store::Store::quiesce), a compaction). Arguments and threads are
+    /// (`Store::quiesce`, a compaction). Arguments and threads are
     /// as for [`Engine::maintain`]. Returns true if another step would gain more.
     ///
     /// Must return false once little is left to gain, and continue to do so until new commits or

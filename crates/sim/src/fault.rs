@@ -64,7 +64,7 @@ pub enum FaultKind {
     Interrupted,
     /// EAGAIN, otherwise like [`FaultKind::Io`].
     Again,
-    /// A transfer without progress: the error that [`super::super::real`] returns for calls that
+    /// A transfer without progress: the error that `disk::real` returns for calls that
     /// transfer 0 bytes. For other calls like [`FaultKind::Io`].
     NoProgress,
     /// A write that transfers this many sectors to the cache, then EIO. For other calls like

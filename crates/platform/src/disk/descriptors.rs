@@ -15,7 +15,7 @@
 //!
 //! 1. A descriptor is closed only if no call uses it and no write through it is unsynced. Linux
 //!    reports a failed write-back only to descriptors open at that time
-//!    ([`FileHandle::try_close`]).
+//!    (`FileHandle::try_close`).
 //! 2. After a failed early sync every later sync of this disk fails, so the database is poisoned.
 //!    The descriptor of a failed sync is neither synced again nor closed while its file is open.
 //! 3. A handle is reopened only as the same file: the device and the inode must match.
@@ -130,7 +130,7 @@ struct DescriptorsInner {
 type DescriptorsGuard<'a> = MutexGuard<'a, DescriptorsInner>;
 
 impl Descriptors {
-    /// Creates a cache of at most `limit` descriptors, or of [`MIN_DESCRIPTORS`] if that is more.
+    /// Creates a cache of at most `limit` descriptors, or of `MIN_DESCRIPTORS` if that is more.
     pub fn new(backend: Box<dyn Backend>, limit: u32, origin: PathBuf) -> Arc<Descriptors> {
         let inner = DescriptorsInner { spare: backend.spare(), ..DescriptorsInner::default() };
         Arc::new(Descriptors {
