@@ -277,9 +277,10 @@ fn encode_io(op: IoOp, path: &Path, source: &io::Error, w: &mut FieldWriter) {
 pub fn decode(r: &mut FieldReader<'_>) -> Result<Error, Damage> {
     Ok(match r.u8()? {
         IO => {
-            let (op, path, code, text) = (decode_op(r)?, r.path()?, r.u32()?.cast_signed(), r.text()?);
+            let (op, path, code, text) =
+                (decode_named(r, &IoOp::ALL, IoOp::name)?, r.path()?, r.u32()?.cast_signed(), r.text()?);
             let source = if code > 0 { io::Error::from_raw_os_error(code) } else { io::Error::other(text) };
-            Error::Io { op, path, source }
+            Error::Io { op: op.unwrap_or(IoOp::Access), path, source }
         }
         CORRUPT => Error::Corrupt { path: r.path()?, offset: r.u64()?, damage: decode_damage(r)? },
         NO_SPACE => Error::NoSpace { path: r.path()? },
@@ -326,28 +327,34 @@ pub fn decode(r: &mut FieldReader<'_>) -> Result<Error, Damage> {
     })
 }
 
-/// Decodes the name of an operation. One of a newer build is [`IoOp::Access`].
-fn decode_op(r: &mut FieldReader<'_>) -> Result<IoOp, Damage> {
+/// Decodes a name, and returns the value of `all` with that name. Returns `None` for a name of a
+/// newer build.
+///
+/// # Errors
+///
+/// Returns the damage if there are too few bytes.
+pub fn decode_named<T: Copy>(
+    r: &mut FieldReader<'_>,
+    all: &[T],
+    name_of: impl Fn(T) -> &'static str,
+) -> Result<Option<T>, Damage> {
     let name = ReadWire::text(r)?;
-    Ok(IoOp::ALL.into_iter().find(|op| op.name() == name).unwrap_or(IoOp::Access))
+    Ok(all.iter().copied().find(|value| name_of(*value) == name))
 }
 
-/// Decodes the name of a cause. One of a newer build is [`PoisonCause::Sync`]: the remedy is the
-/// same.
+/// Decodes a cause. One of a newer build is [`PoisonCause::Sync`]: the remedy is the same.
 ///
 /// # Errors
 ///
 /// Returns the damage if there are too few bytes.
 pub fn decode_poison_cause(r: &mut FieldReader<'_>) -> Result<PoisonCause, Damage> {
-    let name = ReadWire::text(r)?;
-    Ok(PoisonCause::ALL.into_iter().find(|cause| cause.name() == name).unwrap_or(PoisonCause::Sync))
+    Ok(decode_named(r, &PoisonCause::ALL, PoisonCause::name)?.unwrap_or(PoisonCause::Sync))
 }
 
-/// Decodes the name of a kind of stall. One of a newer build is [`StallKind::Throttle`]: the
-/// remedy is the same.
+/// Decodes a kind of stall. One of a newer build is [`StallKind::Throttle`]: the remedy is the
+/// same.
 fn decode_stall_kind(r: &mut FieldReader<'_>) -> Result<StallKind, Damage> {
-    let name = ReadWire::text(r)?;
-    Ok(StallKind::ALL.into_iter().find(|kind| kind.name() == name).unwrap_or(StallKind::Throttle))
+    Ok(decode_named(r, &StallKind::ALL, StallKind::name)?.unwrap_or(StallKind::Throttle))
 }
 
 const BAD_CHECKSUM: u8 = 0;

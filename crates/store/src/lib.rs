@@ -339,6 +339,14 @@ impl Store {
     pub fn durable(&self) -> Seq {
         Seq(self.durable.load(Ordering::Acquire))
     }
+    /// Returns [`Error::Closed`] if the database is closed, or if this process is a forked child.
+    #[inline]
+    pub(crate) fn check_not_closed(&self) -> Result<()> {
+        if self.flags.is_closed.load(Ordering::Relaxed) || self.fork.is_child() {
+            return Err(Error::Closed);
+        }
+        Ok(())
+    }
 
     /// Checks that the database can be read.
     ///
@@ -348,9 +356,7 @@ impl Store {
     /// - [`Error::Poisoned`] if a commit is half applied.
     #[inline]
     pub fn check_open(&self) -> Result<()> {
-        if self.flags.is_closed.load(Ordering::Relaxed) || self.fork.is_child() {
-            return Err(Error::Closed);
-        }
+        self.check_not_closed()?;
         if self.flags.is_commit_half_applied.load(Ordering::Acquire) {
             return Err(self.poison_error());
         }
@@ -383,8 +389,10 @@ impl Store {
         if self.flags.is_poisoned.load(Ordering::Acquire) { Err(self.poison_error()) } else { Ok(()) }
     }
 
+    /// Returns the error of a poisoned database. A reader may see a half-applied commit just before
+    /// its cause is recorded.
     pub(crate) fn poison_error(&self) -> Error {
-        Error::Poisoned { cause: self.poison_cause.lock().unwrap_or(PoisonCause::Sync) }
+        Error::Poisoned { cause: self.poison_cause.lock().unwrap_or(PoisonCause::Commit) }
     }
 
     /// Poisons the database: every later write fails. Called after a failure, if the kernel may

@@ -30,7 +30,7 @@ use sheaf_engine::contract::Action;
 use sheaf_platform::error::{Error, Result, StallKind};
 use sheaf_platform::event;
 use sheaf_platform::sync::atomic::{AtomicU64, Ordering};
-use sheaf_platform::trace::IS_ENABLED;
+use sheaf_platform::trace;
 
 /// A wait of a writer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -178,7 +178,7 @@ impl Store {
             keyspace.workload().record_stall(took);
         }
         let watch = &self.options.stall_listener;
-        if (watch.callback.is_some() || IS_ENABLED) && took >= watch.threshold {
+        if (watch.callback.is_some() || trace::IS_ENABLED) && took >= watch.threshold {
             waits.recorded.push((kind, took));
         }
         answer

@@ -246,9 +246,7 @@ impl Store {
     pub fn close(&self) -> Result<()> {
         // a second call waits for the first and then returns `Closed`
         let _closing = self.close_lock.lock();
-        if self.flags.is_closed.load(Ordering::Acquire) || self.fork.is_child() {
-            return Err(Error::Closed);
-        }
+        self.check_not_closed()?;
         self.stop_threads();
         let ended = if self.options.read_only {
             Ok(())

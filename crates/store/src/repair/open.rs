@@ -293,17 +293,15 @@ impl SourceDatabase {
         let Some(factory) = store.factory(&engine_name) else {
             let unindexed = Some(format!("this build has no engine {engine_name:?}"));
             let engine_name = guess_engine(store, None, id).unwrap_or(engine_name);
-            let (log, engine, is_unnamed) = (None, None, false);
-            let options = EngineOptions::default();
             return Ok(SourceKeyspace {
                 id,
                 name,
                 engine_name,
-                options,
-                log,
-                is_unnamed,
+                options: EngineOptions::default(),
+                log: None,
+                is_unnamed: false,
                 has_files: false,
-                engine,
+                engine: None,
                 index_error: unindexed,
                 has_skipped_files: false,
             });
@@ -343,16 +341,14 @@ impl SourceDatabase {
                 (rest.then_some(anew), Some(error.to_string()))
             }
         };
-        let (log, is_unnamed) = (Some(log), false);
-        let has_files = false;
         Ok(SourceKeyspace {
             id,
             name,
             engine_name,
             options,
-            log,
-            is_unnamed,
-            has_files,
+            log: Some(log),
+            is_unnamed: false,
+            has_files: false,
             engine,
             index_error: unindexed,
             has_skipped_files: has_skipped,

@@ -16,7 +16,7 @@ use sheaf_log::options::EngineOptions;
 use sheaf_log::types::KeyspaceId;
 use sheaf_platform::codec::{FieldReader, FieldWriter};
 use sheaf_platform::disk::DescriptorStats;
-use sheaf_platform::wire_error::{ReadWire, WriteWire, decode_poison_cause};
+use sheaf_platform::wire_error::{ReadWire, WriteWire, decode_named, decode_poison_cause};
 
 fn put_duration(w: &mut FieldWriter, time: Duration) {
     w.u64(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
@@ -149,9 +149,8 @@ pub fn decode_stats(r: &mut FieldReader<'_>) -> Result<DatabaseStats, Damage> {
 
 /// Decodes a stall. Returns `None` for a kind that this build does not know.
 fn decode_stall(r: &mut FieldReader<'_>) -> Result<Option<StallStats>, Damage> {
-    let name = r.text()?;
+    let kind = decode_named(r, &StallKind::ALL, StallKind::name)?;
     let (count, total, longest) = (r.u64()?, Duration::from_nanos(r.u64()?), Duration::from_nanos(r.u64()?));
-    let kind = StallKind::ALL.into_iter().find(|kind| kind.name() == name);
     Ok(kind.map(|kind| StallStats { kind, count, total, longest }))
 }
 
