@@ -102,9 +102,25 @@ pub(crate) fn queued_time() -> Duration {
 /// Returns the time that the hypervisor of this virtual machine gave to others, all processors
 /// together, since the start of the machine; 0 on real hardware.
 pub(crate) fn stolen_time() -> Duration {
+    stolen_in_line("cpu")
+}
+
+/// Returns the time that the hypervisor took from processor `cpu` since the start of the machine,
+/// in whole ticks; 0 on real hardware.
+pub(crate) fn stolen_from(cpu: usize) -> Duration {
+    stolen_in_line(&format!("cpu{cpu}"))
+}
+
+/// Returns the length of a tick, the unit of the kernel's figures.
+pub(crate) fn tick() -> Duration {
+    Duration::from_secs(1) / u32::try_from(rustix::param::clock_ticks_per_second()).unwrap_or(100)
+}
+
+fn stolen_in_line(name: &str) -> Duration {
     let text = fs::read_to_string("/proc/stat").unwrap_or_default();
-    let ticks: Option<u64> = text.split_whitespace().nth(8).and_then(|field| field.parse().ok());
-    Duration::from_millis(ticks.unwrap_or(0) * 1000 / rustix::param::clock_ticks_per_second())
+    let mut lines = text.lines().map(|line| line.split_ascii_whitespace());
+    let ticks = lines.find_map(|mut fields| (fields.next() == Some(name)).then(|| fields.nth(7)).flatten());
+    tick() * ticks.and_then(|ticks| ticks.parse().ok()).unwrap_or(0)
 }
 
 /// Operation counts of equal periods, to compare the last period with the first.
