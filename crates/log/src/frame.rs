@@ -143,6 +143,19 @@ impl FrameHeader {
         (word, order)
     }
 
+    /// Returns the damage of bytes that [`FrameHeader::decode`] rejects.
+    #[cold]
+    pub(crate) fn damage(bytes: &[u8; HEADER]) -> Damage {
+        let [kind, part, parts] = [bytes[7] & 0xf, bytes[14] & 0xf, bytes[14] >> 4];
+        if FrameKind::from_u8(kind).is_none() {
+            return Damage::bad_field("frame kind", 1..=FrameKind::Seal as u64, u64::from(kind));
+        }
+        match part < MAX_PARTS {
+            true => Damage::bad_field("parts", 0..=u64::from(MAX_PARTS), u64::from(parts)),
+            false => Damage::bad_field("part", 0..u64::from(MAX_PARTS), u64::from(part)),
+        }
+    }
+
     /// Decodes a header. Returns `None` if the bytes cannot be one.
     #[inline]
     #[must_use]

@@ -539,7 +539,7 @@ impl Blobs {
     #[must_use]
     pub fn missing_error(&self, blob: &BlobRef) -> Error {
         let expected = u64::from(blob.len);
-        Error::corrupt(&self.path(blob.id), 0, Damage::Truncated { got: 0, expected })
+        Error::corrupt(&self.path(blob.id), 0, "blob", Damage::Truncated { got: 0, expected })
     }
 
     /// Writes a blob's bytes again at the same place and syncs them.

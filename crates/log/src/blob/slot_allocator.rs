@@ -171,8 +171,8 @@ impl SlotAllocator {
         chunk.has_generations = true;
         for (index, slot) in (0..).zip(chunk.slots.iter_mut()) {
             match slot_layout::generation_in(head, number, index) {
-                Some(generation) => slot.newest = slot.newest.max(generation),
-                None => slot.newest = LAST_GENERATION, // not used any more
+                Ok(generation) => slot.newest = slot.newest.max(generation),
+                Err(_) => slot.newest = LAST_GENERATION, // not used any more
             }
             if slot.state == SlotUse::Free && slot.newest == LAST_GENERATION {
                 slot.state = SlotUse::Retired;

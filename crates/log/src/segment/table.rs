@@ -211,11 +211,11 @@ impl SegmentTable {
         }
     }
 
-    /// Returns an error for damage at `address`, with the path and the offset.
+    /// Returns an error for damage of the record at `address`, with the path and the offset.
     #[must_use]
     pub fn damage_error(&self, address: Address, what: Damage, guard: &Guard) -> Error {
         match self.at(address.slot(), guard) {
-            Some(segment) => Error::corrupt(segment.path(), address.offset(), what),
+            Some(segment) => Error::corrupt(segment.path(), address.offset(), "record", what),
             None => Error::InvalidArgument { argument: "address", reason: what.to_string() },
         }
     }
