@@ -76,6 +76,7 @@ fn write_slot(file: &dyn File, path: &Path, bytes: &[u8]) -> Result<()> {
             other => other.during(IoOp::Allocate, path)?,
         }
     }
+    assert!(bytes.len() as u64 <= have.max(want), "double_slot (I2): the blocks of a slot are allocated");
     file.write_at(0, bytes).during(IoOp::Write, path)?;
     file.sync().during(IoOp::Sync, path)
 }

@@ -136,7 +136,8 @@ impl FrameHeader {
     #[inline]
     #[allow(clippy::cast_possible_truncation)] // a length has 24 bits
     fn words(&self) -> (u32, u64) {
-        debug_assert!(self.len <= MAX_BODY && self.seq.0 <= MAX_SEQ);
+        debug_assert!(self.len <= MAX_BODY, "frame (I3): the body fits the field of its length");
+        debug_assert!(self.seq.0 <= MAX_SEQ, "frame (I3): the commit fits its field");
         let word = self.len as u32 | (self.kind as u32) << 24 | u32::from(self.flags) << 28;
         let order =
             self.seq.0 | u64::from(self.part) << 48 | u64::from(self.parts) << 52 | u64::from(self.gap) << 56;

@@ -1,10 +1,8 @@
 //! # Options: engine options that are set when a keyspace is created
 //!
-//! An engine lists its options
-//! (`EngineFactory::options`). The creator of a
-//! keyspace sets some of them. The catalog stores these values for the lifetime of the keyspace. An
-//! option that was not set has the default of the engine, also in keyspaces that are older than the
-//! option.
+//! An engine lists its options (`EngineFactory::options`). The creator of a keyspace sets some of
+//! them. The catalog stores these values for the lifetime of the keyspace. An option that was not
+//! set has the default of the engine, also in keyspaces that are older than the option.
 //!
 //! ## Invariants
 //!

@@ -98,7 +98,9 @@ impl<'a> Record<'a> {
         let value_len = match op {
             PUT | PUT_BLOB => take_varint(body, &mut at)?,
             REMOVE => 0,
-            other => return Err(Damage::bad_field("op", u64::from(PUT)..=u64::from(PUT_BLOB), u64::from(other))),
+            other => {
+                return Err(Damage::bad_field("op", u64::from(PUT)..=u64::from(PUT_BLOB), u64::from(other)));
+            }
         };
         let tail = if op == PUT_BLOB { BLOB_REF_BYTES } else { value_len as usize };
         let rest = body.len() - at;

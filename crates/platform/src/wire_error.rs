@@ -440,9 +440,7 @@ fn decode_damage(r: &mut FieldReader<'_>) -> Result<Damage, Damage> {
     Ok(match r.u8()? {
         BAD_CHECKSUM => Damage::BadChecksum { expected: r.u32()?, got: r.u32()? },
         BAD_LENGTH => Damage::BadLength { got: r.u64()?, max: r.u64()? },
-        BAD_MAGIC => {
-            Damage::BadMagic { expected: r.u64()?.to_le_bytes(), got: r.u64()?.to_le_bytes() }
-        }
+        BAD_MAGIC => Damage::BadMagic { expected: r.u64()?.to_le_bytes(), got: r.u64()?.to_le_bytes() },
         BAD_FIELD => Damage::BadField { field: r.name()?, expected: decode_expected(r)?, got: r.u64()? },
         BAD_ORDER => Damage::BadOrder { item: r.name()?, index: r.u64()? },
         FOREIGN => Damage::Foreign { field: r.name()?, expected: r.u128()?, got: r.u128()? },

@@ -199,6 +199,8 @@ impl Blobs {
         self.volume();
         let Some((place, file)) = self.allocate_slot(class)? else { return Ok(None) };
         let blob = BlobRef { id: place.id(), len, sum: crc32c::crc32c(value) };
+        let found = SlotLocation::from_id(blob.id);
+        assert!(found == Some(place), "slot_layout (I1): the number of a value determines its location");
         let staged = UncommittedBlob { blob, file, owner: Arc::clone(self), is_committed: false };
         let filled = self.write_slot(&*staged.file, place, value).during(IoOp::Write, &self.path(blob.id));
         drop(life); // dropping `staged` takes this lock again, and a waiting `close` would block it
@@ -286,6 +288,10 @@ impl Blobs {
 
     fn write_slot(&self, file: &dyn File, place: SlotLocation, value: &[u8]) -> std::io::Result<()> {
         let (base, unit) = (self.layout.offset(place), usize::try_from(self.layout.unit).unwrap_or(UNIT));
+        assert!(
+            base.is_multiple_of(unit as u64) && value.len() as u64 <= self.layout.slot_bytes(place.class),
+            "chunks (I3): a value is written in whole units of its slot"
+        );
         let (whole, rest) = value.split_at(value.len() - value.len() % unit);
         if !whole.is_empty() {
             file.write_at(base, whole)?;
@@ -332,7 +338,12 @@ impl Blobs {
         let file = self.disk.open(&path, OpenMode::Read).during(IoOp::Open, &path)?;
         let mut head = [0; HEAD];
         if let Some(got) = read_up_to_end(&*file, 0, &mut head).during(IoOp::Read, &path)? {
-            return Err(Error::corrupt(&path, got, CHUNK_HEADER, Damage::Truncated { got, expected: HEAD as u64 }));
+            return Err(Error::corrupt(
+                &path,
+                got,
+                CHUNK_HEADER,
+                Damage::Truncated { got, expected: HEAD as u64 },
+            ));
         }
         let fields = self.layout.fields(self.store, chunk, class);
         match (0..fields.len()).find(|at| head[*at] != fields[*at]) {

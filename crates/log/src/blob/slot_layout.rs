@@ -11,7 +11,6 @@
 //! A stamp has the newest generation that was started in its slot. A number is that of a value in a
 //! slot.
 //!
-//!
 //! A class is defined by the number of slots of a chunk, so that little of a chunk is unused. The
 //! slot sizes of neighboring classes differ by a factor of about 1.25: a value fills at least four
 //! fifths of its slot. Unwritten parts of a slot have no blocks.

@@ -103,7 +103,7 @@ impl SegmentTable {
         segment.slot.store(slot, Ordering::Relaxed);
         let pointer = Arc::into_raw(Arc::clone(segment)).cast_mut();
         let before = self.slots[slot as usize].swap(pointer, Ordering::AcqRel);
-        assert!(before.is_null(), "slot {slot} was given out twice");
+        assert!(before.is_null(), "segment (I3): a slot is assigned to one segment (slot {slot})");
     }
 
     /// Assigns a slot to `segment`. Returns `None` if all are taken.
