@@ -27,7 +27,7 @@ use sheaf_log::segment::SLOT_COUNT;
 use sheaf_log::types::{KeyspaceId, SegmentId, Seq, StoreId};
 use sheaf_platform::codec::{COUNT_LIMIT, FieldReader, FieldWriter, u32_at, u64_at};
 use sheaf_platform::disk::{Disk, File, OpenMode};
-use sheaf_platform::error::{Damage, Error, IoContext, IoOp, Result};
+use sheaf_platform::error::{Damage, Error, Expected, IoContext, IoOp, Result};
 
 /// Directory of the images in the directory of the database.
 pub const IMAGE_DIR: &str = "images";
@@ -35,6 +35,8 @@ const MAGIC: &[u8; 8] = b"SHEAFIMG";
 const HEAD_BYTES: usize = 44;
 const CHUNK_BYTES: usize = 64 << 10;
 const CHUNK_HEAD_BYTES: u64 = 8;
+/// Name of the header of an image in errors.
+const IMAGE_HEADER: &str = "image header";
 /// Images of up to this many bytes are read with one call.
 const SMALL_IMAGE_BYTES: u64 = 4 << 10;
 
@@ -66,7 +68,7 @@ fn head(store: StoreId, id: KeyspaceId, number: u64) -> [u8; HEAD_BYTES] {
 /// Checks the magic number and the checksum of a header.
 fn check_head_checksum(head: &[u8; HEAD_BYTES]) -> Result<(), Damage> {
     if &head[..8] != MAGIC {
-        return Err(Damage::BadMagic);
+        return Err(Damage::bad_magic(MAGIC, head));
     }
     let (expected, got) = (u32_at(head, HEAD_BYTES - 4), crc32c::crc32c(&head[..HEAD_BYTES - 4]));
     if expected == got { Ok(()) } else { Err(Damage::BadChecksum { expected, got }) }
@@ -209,7 +211,7 @@ impl ImageReader {
         for (then, id) in reader.slot_table()? {
             let index = usize::try_from(then).unwrap_or(usize::MAX);
             if index >= SLOT_COUNT {
-                return Err(reader.invalid_field("slot", u64::from(then)));
+                return Err(reader.invalid_field("slot", (0..SLOT_COUNT as u64).into(), u64::from(then)));
             }
             if index >= reader.slot_map.len() {
                 reader.slot_map.resize(index + 1, None);
@@ -231,6 +233,7 @@ impl ImageReader {
                 return Err(Error::corrupt(
                     &path,
                     0,
+                    IMAGE_HEADER,
                     Damage::Truncated { got: 0, expected: HEAD_BYTES as u64 },
                 ));
             }
@@ -270,9 +273,10 @@ impl ImageReader {
         if let Some(len) =
             sheaf_platform::disk::read_up_to_end(&*file, 0, &mut got).during(IoOp::Read, path)?
         {
-            return Err(Error::corrupt(path, 0, Damage::Truncated { got: len, expected: HEAD_BYTES as u64 }));
+            let what = Damage::Truncated { got: len, expected: HEAD_BYTES as u64 };
+            return Err(Error::corrupt(path, 0, IMAGE_HEADER, what));
         }
-        check_head_checksum(&got).map_err(|what| Error::corrupt(path, 0, what))?;
+        check_head_checksum(&got).map_err(|what| Error::corrupt(path, 0, IMAGE_HEADER, what))?;
         let mut store = [0; 16];
         store.copy_from_slice(&got[24..40]);
         Ok(StoreId(u128::from_le_bytes(store)))
@@ -283,7 +287,7 @@ impl ImageReader {
         self.next_chunk()?;
         let table = std::mem::take(&mut self.chunk);
         let slots = FieldReader::new(&table).list(|r| Ok((r.u32()?, SegmentId(r.u64()?))));
-        slots.map_err(|what| Error::corrupt(&self.path, HEAD_BYTES as u64, what))
+        slots.map_err(|what| Error::corrupt(&self.path, HEAD_BYTES as u64, "slot table of an image", what))
     }
 
     /// Sets the newest commit that recovery accepts. A seq above it in the image is damage.
@@ -303,7 +307,7 @@ impl ImageReader {
     }
 
     fn check_head(&self, expected: &[u8; HEAD_BYTES]) -> Result<()> {
-        let damaged = |offset, what| Err(Error::corrupt(&self.path, offset, what));
+        let damaged = |offset, what| Err(Error::corrupt(&self.path, offset, IMAGE_HEADER, what));
         if self.len < HEAD_BYTES as u64 {
             return damaged(0, Damage::Truncated { got: self.len, expected: HEAD_BYTES as u64 });
         }
@@ -330,7 +334,7 @@ impl ImageReader {
 
     /// Reads the next chunk. An empty chunk is the end.
     fn next_chunk(&mut self) -> Result<()> {
-        let damaged = |at, what| Err(Error::corrupt(&self.path, at, what));
+        let damaged = |at, what| Err(Error::corrupt(&self.path, at, "image chunk", what));
         let mut head = [0; 8];
         if self.offset + CHUNK_HEAD_BYTES > self.len {
             return damaged(
@@ -385,13 +389,16 @@ impl ImageReader {
     /// - [`Error::Io`] if a read fails.
     pub fn finish(mut self) -> Result<u64> {
         if self.consumed < self.chunk.len() {
-            return Err(self.invalid_field("trailing bytes", (self.chunk.len() - self.consumed) as u64));
+            return Err(self.invalid_field(
+                "trailing bytes",
+                0.into(),
+                (self.chunk.len() - self.consumed) as u64,
+            ));
         }
         self.next_chunk()?;
         if !self.chunk.is_empty() || self.offset != self.len {
-            return Err(
-                self.invalid_field("trailing bytes", self.len - self.offset + self.chunk.len() as u64)
-            );
+            let trailing = self.len - self.offset + self.chunk.len() as u64;
+            return Err(self.invalid_field("trailing bytes", 0.into(), trailing));
         }
         Ok(self.len)
     }
@@ -427,7 +434,8 @@ impl ImageSource for ImageReader {
             if self.consumed == self.chunk.len() {
                 self.next_chunk()?;
                 if self.chunk.is_empty() {
-                    return Err(self.invalid_field("image length", self.offset));
+                    let needed = (bytes.len() - filled) as u64;
+                    return Err(self.invalid_field("bytes of the image", (needed..).into(), 0));
                 }
             }
             let now = (bytes.len() - filled).min(self.chunk.len() - self.consumed);
@@ -438,8 +446,8 @@ impl ImageSource for ImageReader {
         Ok(())
     }
 
-    fn invalid_field(&self, field: &'static str, value: u64) -> Error {
-        Error::corrupt(self.path(), self.offset, Damage::BadField { field, value })
+    fn invalid_field(&self, field: &'static str, expected: Expected, got: u64) -> Error {
+        Error::corrupt(self.path(), self.offset, "image", Damage::BadField { field, expected, got })
     }
 
     fn slot_of(&self, slot: u32) -> Option<u32> {
@@ -448,7 +456,7 @@ impl ImageSource for ImageReader {
 
     fn seq(&self, stored: u64) -> Result<Seq> {
         if Seq(stored) > self.newest {
-            return Err(self.invalid_field("sequence number", stored));
+            return Err(self.invalid_field("sequence number", (..=self.newest.0).into(), stored));
         }
         Ok(Seq(stored))
     }

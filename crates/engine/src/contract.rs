@@ -37,7 +37,7 @@ use sheaf_log::options::{EngineOptions, OptionSpec};
 use sheaf_log::record::RecordContent;
 use sheaf_log::segment::Address;
 use sheaf_log::types::{KeyspaceId, LogId, Seq};
-use sheaf_platform::error::{Error, Result};
+use sheaf_platform::error::{Error, Expected, Result};
 use sheaf_platform::memory::cache_arbiter::CacheShare;
 
 /// Features of an engine.
@@ -298,8 +298,8 @@ pub trait ImageSource {
     ///
     /// Returns [`Error::Corrupt`] if the image ends before, and [`Error::Io`] if a read fails.
     fn fill(&mut self, bytes: &mut [u8]) -> Result<()>;
-    /// Returns an error for a field with an invalid value below a valid checksum.
-    fn invalid_field(&self, field: &'static str, value: u64) -> Error;
+    /// Returns an error for a field with the invalid value `got` below a valid checksum.
+    fn invalid_field(&self, field: &'static str, expected: Expected, got: u64) -> Error;
     /// Returns the slot of the segment that had `slot` when the image was made, or `None` if that
     /// segment was freed. A segment keeps its slot across openings, so addresses in an engine's own
     /// files remain valid. The slot of a freed segment stays empty until replay is complete.

@@ -257,11 +257,11 @@ impl LiveAccounting {
             image.fill(&mut blob)?;
             image.fill(&mut at[..ADDRESS])?;
             let (blob, at) = (u64::from_le_bytes(blob), Address::from_bits(u64::from_le_bytes(at)));
-            if last.replace(blob).is_some_and(|last| last >= blob) {
-                return Err(image.invalid_field("blob number", blob));
+            if let Some(last) = last.replace(blob).filter(|last| *last >= blob) {
+                return Err(image.invalid_field("blob number", (last.saturating_add(1)..).into(), blob));
             }
             if at.offset() < DATA_START {
-                return Err(image.invalid_field("address", at.bits()));
+                return Err(image.invalid_field("offset of a blob", (DATA_START..).into(), at.offset()));
             }
             if let Some(slot) = image.slot_of(at.slot()) {
                 self.add_blob(blob, Address::new(slot, at.offset()));

@@ -63,7 +63,7 @@ impl PageFile {
     /// Returns an error for damage on a page.
     #[must_use]
     pub fn damage_error(&self, page: u32, what: Damage) -> Error {
-        Error::corrupt(&self.path, self.offset(page), what)
+        Error::corrupt(&self.path, self.offset(page), "page", what)
     }
 
     fn head(&self) -> Vec<u8> {
@@ -85,7 +85,7 @@ impl PageFile {
     /// [`Error::UnsupportedVersion`] if it has another format. Returns [`Error::Io`] if the file
     /// cannot be read.
     pub fn check_head(&self, file: &dyn File) -> Result<()> {
-        let damaged = |what| Err(self.damage_error(0, what));
+        let damaged = |what| Err(Error::corrupt(&self.path, 0, "header of a page file", what));
         let expected = self.head();
         let mut got = vec![0; expected.len()];
         let len = file.len().during(IoOp::Measure, &self.path)?;
@@ -97,7 +97,7 @@ impl PageFile {
             return Ok(());
         }
         if &got[..8] != self.magic {
-            return damaged(Damage::BadMagic);
+            return damaged(Damage::bad_magic(self.magic, &got));
         }
         let (expected_sum, got_sum) =
             (u32_at(&got, CHECKSUMMED_BYTES), crc32c::crc32c(&got[..CHECKSUMMED_BYTES]));
@@ -110,7 +110,8 @@ impl PageFile {
         }
         let page = u32_at(&got, 12);
         if u32_at(&expected, 12) != page {
-            return damaged(Damage::BadField { field: "bytes of a page", value: page.into() });
+            let expected = u64::from(u32_at(&expected, 12));
+            return damaged(Damage::bad_field("bytes of a page", expected, page.into()));
         }
         let (expected, got) = (u128::from(self.id.0), u128::from(u32_at(&got, 16)));
         damaged(Damage::Foreign { field: "keyspace", expected, got })
@@ -136,13 +137,13 @@ impl PageFile {
             other => other.during(IoOp::Open, &self.path)?,
         };
         match self.check_head(&*file) {
-            Err(Error::Corrupt { damage: Damage::BadMagic | Damage::BadChecksum { .. }, .. }) => {}
+            Err(Error::Corrupt { damage: Damage::BadMagic { .. } | Damage::BadChecksum { .. }, .. }) => {}
             checked => checked?,
         }
         let len = file.len().during(IoOp::Measure, &self.path)?;
         if len < self.offset(end) {
             let what = Damage::Truncated { got: len, expected: self.offset(end) };
-            return Err(Error::corrupt(&self.path, len, what));
+            return Err(Error::corrupt(&self.path, len, "page", what));
         }
         if !engine_dir.read_only {
             mark_len_dirty(&*file).during(IoOp::Extend, &self.path)?;

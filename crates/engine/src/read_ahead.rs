@@ -346,7 +346,7 @@ mod tests {
             let (keyspace, content) = (KeyspaceId(1), RecordContent::Put(b"v"));
             pairs.push(&Record { keyspace, key: key.as_bytes(), content });
         };
-        let damage = || Err(Error::corrupt(Path::new("/file"), 7, Damage::BadMagic));
+        let damage = || Err(Error::corrupt(Path::new("/file"), 7, "record", Damage::bad_field("op", 1, 9)));
         for first_is_damaged in [false, true] {
             let mut pairs = PairBuffer::new(Projection::Pairs);
             if first_is_damaged {

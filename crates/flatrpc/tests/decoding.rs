@@ -141,14 +141,16 @@ fn database_errors_survive_a_round_trip() {
     let damages = [
         Damage::BadChecksum { expected: 1, got: 2 },
         Damage::BadLength { got: 3, max: 4 },
-        Damage::BadMagic,
-        Damage::BadField { field: "kind", value: 5 },
+        Damage::BadMagic { expected: *b"SHEAFXYZ", got: *b"\0\xffbcdefg" },
+        Damage::BadField { field: "kind", expected: (1..5).into(), got: 5 },
+        Damage::BadField { field: "kind", expected: "a text".into(), got: u64::MAX },
+        Damage::BadOrder { item: "key", index: 6 },
         Damage::Foreign { field: "store", expected: u128::MAX, got: 6 },
         Damage::MissingCommits { first_missing: 7, durable: 8 },
         Damage::Truncated { got: 9, expected: 10 },
     ];
-    let mut errors: Vec<Error> =
-        damages.into_iter().map(|what| Error::Corrupt { path: path(), offset: 11, damage: what }).collect();
+    let corrupt = |damage| Error::Corrupt { path: path(), offset: 11, structure: "structure", damage };
+    let mut errors: Vec<Error> = damages.into_iter().map(corrupt).collect();
     errors.extend([
         Error::Io { op: IoOp::Read, path: path(), source: std::io::Error::from_raw_os_error(5) },
         Error::NoSpace { path: path() },

@@ -62,10 +62,10 @@ impl SharedSpace {
 
     /// Reports the damaged checkpoint that opening repaired. An opening for writing has deleted it.
     fn report_repaired_damage(&self, report: &mut dyn FnMut(Error)) {
-        if let (true, Some(Error::Corrupt { path, offset, damage: what })) =
+        if let (true, Some(Error::Corrupt { path, offset, structure, damage: what })) =
             (self.options.read_only, &self.repaired_damage)
         {
-            report(Error::corrupt(path, *offset, what.clone()));
+            report(Error::corrupt(path, *offset, structure, what.clone()));
         }
     }
 

@@ -328,10 +328,10 @@ impl DataFiles {
                     let skip = usize::try_from(at % self.geometry.checksum_block).unwrap_or(usize::MAX);
                     let Some(rest) = body.get(skip..).filter(|rest| !rest.is_empty()) else {
                         let what = Damage::BadLength {
-                            got: body.len() as u64,
-                            max: at % self.geometry.checksum_block + 1,
+                            got: at % self.geometry.checksum_block + 1,
+                            max: body.len() as u64,
                         };
-                        return Err(Error::corrupt(path, offset, what));
+                        return Err(Error::corrupt(path, offset, "data block", what));
                     };
                     let count = rest.len().min(buf.len());
                     buf[..count].copy_from_slice(&rest[..count]);
@@ -494,12 +494,17 @@ impl DataFiles {
         let within = extent.chunk() % g.segment + number * (g.checksum_block + BLOCK_HEADER);
         let Some(SegmentPosition { data_file, start, seed }) = self.segment_position(segment) else {
             let path = self.dir.join(file_name((segment / g.segments_per_file) as usize));
-            return Err(Error::corrupt(&path, 0, Damage::Truncated { got: 0, expected: g.segment }));
+            return Err(Error::corrupt(
+                &path,
+                0,
+                "data segment",
+                Damage::Truncated { got: 0, expected: g.segment },
+            ));
         };
         let offset = start + within;
         let room = g.segment.saturating_sub(within).min(g.checksum_block + BLOCK_HEADER);
         let most = usize::try_from(room).unwrap_or(usize::MAX);
-        let damaged = |what| Error::corrupt(&data_file.path, offset, what);
+        let damaged = |what| Error::corrupt(&data_file.path, offset, "data block", what);
         if most < BLOCK_HEADER_BYTES {
             return Err(damaged(Damage::BadLength { got: BLOCK_HEADER, max: room }));
         }
@@ -589,8 +594,10 @@ fn read_block(data_file: &DataFile, offset: u64, len: usize) -> Result<Vec<u8>> 
         return Ok(bytes);
     };
     // The file was truncated before or inside the block.
-    let short =
-        |expected| Error::corrupt(&data_file.path, offset.min(end), Damage::Truncated { got: end, expected });
+    let short = |expected| {
+        let what = Damage::Truncated { got: end, expected };
+        Error::corrupt(&data_file.path, offset.min(end), "data block", what)
+    };
     let there = usize::try_from(end.saturating_sub(offset)).unwrap_or(usize::MAX);
     if there < BLOCK_HEADER_BYTES {
         return Err(short(offset + BLOCK_HEADER));

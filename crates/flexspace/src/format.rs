@@ -118,9 +118,13 @@ impl DoubleSlotState for SpaceHead {
     }
 }
 
+/// Description of the valid bits of an extent, for errors.
+const VALID_EXTENT: &str = "a hole, or bits of an address and a skip only";
+
 fn decode_geometry_kind(r: &mut FieldReader<'_>) -> Result<GeometryKind, Damage> {
     let bits = r.u8()?;
-    GeometryKind::from_bits(bits).ok_or(Damage::BadField { field: "geometry", value: u64::from(bits) })
+    let bad = || Damage::bad_field("geometry", "standard, tiny or fine", u64::from(bits));
+    GeometryKind::from_bits(bits).ok_or_else(bad)
 }
 
 pub(crate) fn checkpoint_name(number: u64) -> PathBuf {
@@ -185,11 +189,11 @@ impl IndexRecord {
         let run = |r: &mut FieldReader<'_>| {
             r.list(|r| {
                 let bits = r.u64()?;
-                let extent =
-                    Extent::from_bits(bits).ok_or(Damage::BadField { field: "extent", value: bits })?;
+                let bad = || Damage::bad_field("extent", VALID_EXTENT, bits);
+                let extent = Extent::from_bits(bits).ok_or_else(bad)?;
                 let len = r.u64()?;
                 if len == 0 || len > MAX_LEN {
-                    return Err(Damage::BadField { field: "extent length", value: len });
+                    return Err(Damage::bad_field("extent length", 1..=MAX_LEN, len));
                 }
                 Ok((len, extent))
             })
@@ -201,7 +205,7 @@ impl IndexRecord {
             3 => IndexRecord::Collapse { at: r.u64()?, len: r.u64()? },
             4 => IndexRecord::Open { segment: r.u32()?, serial: r.u64()? },
             5 => IndexRecord::Mark(r.u64()?),
-            _ => return Err(Damage::BadField { field: "record", value: u64::from(value) }),
+            _ => return Err(Damage::bad_field("record", 1..=5, u64::from(value))),
         })
     }
 }
@@ -275,9 +279,10 @@ pub(crate) fn read_checkpoint(
     let mut total = 0;
     for _ in 0..entries {
         let (bits, len) = (number(image)?, number(image)?);
-        let extent = Extent::from_bits(bits).ok_or_else(|| image.invalid_field("extent", bits))?;
+        let bad = || image.invalid_field("extent", VALID_EXTENT.into(), bits);
+        let extent = Extent::from_bits(bits).ok_or_else(bad)?;
         if len == 0 || len > MAX_LEN - total {
-            return Err(image.invalid_field("extent length", len));
+            return Err(image.invalid_field("extent length", (1..=MAX_LEN - total).into(), len));
         }
         total += len;
         each(len, extent);

@@ -101,7 +101,8 @@ fn synthesize_head(disk: &dyn Disk, dir: &Path, options: &SpaceOptions) -> Resul
         of.into_iter().for_each(|of| *found.entry(of.0).or_default() += 1);
     }
     let most = found.into_iter().max_by_key(|(_, count)| *count);
-    let nothing = || Error::corrupt(&dir.join("HEAD.0"), 0, Damage::Truncated { got: 0, expected: 1 });
+    let nothing =
+        || Error::corrupt(&dir.join("HEAD.0"), 0, "slot header", Damage::Truncated { got: 0, expected: 1 });
     let (space, _) = most.ok_or_else(nothing)?;
     Ok(SpaceHead {
         generation: 2,

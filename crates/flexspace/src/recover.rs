@@ -29,7 +29,6 @@ use crate::data_file::{self, DATA_DIR, DataFile, DataFiles};
 use crate::extent::Extent;
 use crate::format::{self, LOG_DIR, LogSegmentRef, RecoveryPoint, SpaceHead, TREE_DIR};
 use crate::options::{GeometryKind, SpaceGeometry, SpaceOptions};
-use crate::replay::bad_field;
 use crate::shared::{HeadState, SharedSpace};
 use crate::tree::ShiftTree;
 use crate::writer::SpaceWriter;
@@ -53,7 +52,7 @@ fn create(disk: &dyn Disk, dir: &Path, head_slots: &DoubleSlot, options: &SpaceO
             // The directories are empty until a head is durable.
             if !disk.list(&path).during(IoOp::List, &path)?.is_empty() {
                 let what = Damage::Truncated { got: 0, expected: 1 };
-                return Err(Error::corrupt(&dir.join("HEAD.0"), 0, what));
+                return Err(Error::corrupt(&dir.join("HEAD.0"), 0, "slot header", what));
             }
             // A failed sync may have lost the name although the kernel still shows it. Later syncs
             // would not make it durable.
@@ -195,7 +194,7 @@ impl SpaceRecovery<'_> {
             Ok((seq, bytes)) if seq == self.head.newest.seq => return Ok((bytes, None)),
             Ok((seq, _)) => {
                 let path = self.dir.join(format::checkpoint_name(self.head.newest.checkpoint));
-                Error::corrupt(&path, 0, bad_field("operation", seq))
+                Error::corrupt(&path, 0, "image", Damage::bad_field("operation", self.head.newest.seq, seq))
             }
             Err(error) if error.is_corrupt() => error,
             Err(error) => return Err(error),
@@ -236,7 +235,7 @@ impl SpaceRecovery<'_> {
             let limit = if entry.is_final { entry.end } else { segment.identity().capacity.min(len) };
             if limit > len {
                 let what = Damage::Truncated { got: len, expected: limit };
-                return Err(Error::corrupt(segment.path(), 0, what));
+                return Err(Error::corrupt(segment.path(), 0, "log segment", what));
             }
             Ok(LogSegment { entry: *entry, segment, limit, end: DATA_START })
         };

@@ -19,11 +19,6 @@ use crate::tree::MAX_LEN;
 /// Maximum distance above the read operations at which a durable mark is plausible.
 const MAX_SEQ_AHEAD: u64 = 1 << 40;
 
-/// Returns the damage of a record that is impossible in the state before it.
-pub(crate) fn bad_field(field: &'static str, value: u64) -> Damage {
-    Damage::BadField { field, value }
-}
-
 impl SpaceRecovery<'_> {
     /// Returns the highest operation that is known to be durable.
     pub(crate) fn durable_seq(&self, log_segments: &[LogSegment]) -> Result<u64> {
@@ -66,7 +61,9 @@ impl SpaceRecovery<'_> {
                     if header.seq.0 != self.seq + 1 {
                         break 'logs;
                     }
-                    let damaged = |what| Error::corrupt(log_segment.segment.path(), scanned.offset, what);
+                    let damaged = |what| {
+                        Error::corrupt(log_segment.segment.path(), scanned.offset, "index record", what)
+                    };
                     let records = format::decode(scanned.frame.payload()).map_err(damaged)?;
                     if header.seq.0 > known {
                         let Some(extents) = self.verified_extents(&records)? else { break 'logs };
@@ -84,7 +81,7 @@ impl SpaceRecovery<'_> {
         }
         if self.seq < known {
             let what = Damage::MissingCommits { first_missing: self.seq + 1, durable: known };
-            return Err(Error::corrupt(&place.0, place.1, what));
+            return Err(Error::corrupt(&place.0, place.1, "log of index records", what));
         }
         Ok(checked)
     }
@@ -135,14 +132,15 @@ impl SpaceRecovery<'_> {
         let piece = self.data_files.geometry.checksum_block;
         let end = extent.skip().saturating_add(len);
         if end > self.data_files.geometry.max_extent {
-            return Err(Error::corrupt(self.dir, 0, bad_field("extent length", len)));
+            let max = self.data_files.geometry.max_extent;
+            return Err(Error::corrupt(self.dir, 0, "extent", Damage::bad_field("end", ..=max, end)));
         }
         for number in extent.skip() / piece..end.div_ceil(piece) {
             let needed = (end - number * piece).min(piece);
             self.data_files.with_block(extent, number, |body, path, offset| {
                 if (body.len() as u64) < needed {
-                    let what = Damage::BadLength { got: body.len() as u64, max: needed };
-                    return Err(Error::corrupt(path, offset, what));
+                    let what = Damage::BadLength { got: needed, max: body.len() as u64 };
+                    return Err(Error::corrupt(path, offset, "data block", what));
                 }
                 each(body, path, offset)
             })?;
@@ -151,16 +149,22 @@ impl SpaceRecovery<'_> {
     }
 
     /// Applies a record if it is possible.
+    ///
+    /// # Errors
+    ///
+    /// Returns the damage of a record that is impossible in the state before it.
     fn apply(&mut self, record: &IndexRecord) -> Result<(), Damage> {
         let len = self.tree.len();
-        let length = |run: &format::ExtentRun| {
-            run.iter().try_fold(0u64, |sum, (len, _)| sum.checked_add(*len)).ok_or(bad_field("length", len))
+        let length =
+            |run: &format::ExtentRun| run.iter().fold(0u64, |sum, (len, _)| sum.saturating_add(*len));
+        let check = |at: u64, more: u64, room: u64| match at <= len {
+            true if more <= room => Ok(()),
+            true => Err(Damage::bad_field("length of the change", ..=room, more)),
+            false => Err(Damage::bad_field("offset of the change", ..=len, at)),
         };
         match record {
             IndexRecord::Insert { at, run } => {
-                if *at > len || length(run)? > MAX_LEN - len {
-                    return Err(bad_field("insert", *at));
-                }
+                check(*at, length(run), MAX_LEN.saturating_sub(len))?;
                 let mut at = *at;
                 for (len, extent) in run {
                     self.tree.insert(at, *len, *extent);
@@ -168,9 +172,7 @@ impl SpaceRecovery<'_> {
                 }
             }
             IndexRecord::Remap { at, run } => {
-                if *at > len || length(run)? > len - at {
-                    return Err(bad_field("remap", *at));
-                }
+                check(*at, length(run), len.saturating_sub(*at))?;
                 let mut at = *at;
                 for (len, extent) in run {
                     self.tree.remap(at, *len, *extent, |_, _| {});
@@ -178,9 +180,7 @@ impl SpaceRecovery<'_> {
                 }
             }
             IndexRecord::Collapse { at, len: less } => {
-                if *at > len || *less > len - at {
-                    return Err(bad_field("collapse", *at));
-                }
+                check(*at, *less, len.saturating_sub(*at))?;
                 self.tree.collapse(*at, *less, |_, _| {});
             }
             IndexRecord::Mark(mark) => self.mark = *mark,

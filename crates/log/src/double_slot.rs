@@ -22,11 +22,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::root::FORMAT;
-use sheaf_platform::codec::{u32_at, u64_at};
+use sheaf_platform::codec::u32_at;
 use sheaf_platform::disk::{Disk, File, OpenMode};
 use sheaf_platform::error::{Damage, Error, IoContext, IoOp, Result};
 
 const HEAD: usize = 20;
+/// Name of the structure in errors.
+const SLOT_HEADER: &str = "slot header";
 const FIRST_SIZE: u64 = 8192;
 /// Suffix of the name of a slot until its content is durable.
 const TEMP_SUFFIX: &str = ".new";
@@ -74,6 +76,7 @@ fn write_slot(file: &dyn File, path: &Path, bytes: &[u8]) -> Result<()> {
             other => other.during(IoOp::Allocate, path)?,
         }
     }
+    assert!(bytes.len() as u64 <= have.max(want), "double_slot (I2): the blocks of a slot are allocated");
     file.write_at(0, bytes).during(IoOp::Write, path)?;
     file.sync().during(IoOp::Sync, path)
 }
@@ -220,6 +223,7 @@ impl DoubleSlot {
                 Ok(None) => report(Error::corrupt(
                     &self.path::<S>(slot),
                     0,
+                    SLOT_HEADER,
                     Damage::Truncated { got: 0, expected: HEAD as u64 },
                 )),
                 Err(error) => report(error),
@@ -234,14 +238,17 @@ impl DoubleSlot {
             other => other.during(IoOp::Open, &path)?,
         };
         let size = file.len().during(IoOp::Measure, &path)?;
-        let damaged = |offset, what| Error::corrupt(&path, offset, what);
-        if size < (HEAD + 8) as u64 || size > MAX_SIZE {
-            return Err(damaged(0, Damage::Truncated { got: size, expected: HEAD as u64 }));
+        let damaged = |offset, what| Error::corrupt(&path, offset, SLOT_HEADER, what);
+        if size < (HEAD + 8) as u64 {
+            return Err(damaged(0, Damage::Truncated { got: size, expected: (HEAD + 8) as u64 }));
+        }
+        if size > MAX_SIZE {
+            return Err(damaged(0, Damage::BadLength { got: size, max: MAX_SIZE }));
         }
         let mut bytes = vec![0; usize::try_from(size).unwrap_or(0)];
         file.read_at(0, &mut bytes).during(IoOp::Read, &path)?;
         if &bytes[..8] != S::MAGIC {
-            return Err(damaged(0, Damage::BadMagic));
+            return Err(damaged(0, Damage::bad_magic(S::MAGIC, &bytes)));
         }
         let end = HEAD as u64 + u64::from(u32_at(&bytes, 12));
         if end > size {
@@ -258,10 +265,11 @@ impl DoubleSlot {
         if !(FORMAT..=S::NEWEST_VERSION).contains(&version) {
             return Err(Error::UnsupportedVersion { path, found: version, supported: S::NEWEST_VERSION });
         }
-        let state = S::decode(&bytes[HEAD..]).map_err(|what| damaged(HEAD as u64, what))?;
+        let damaged = |what| Error::corrupt(&path, HEAD as u64, "slot body", what);
+        let state = S::decode(&bytes[HEAD..]).map_err(damaged)?;
         if state.generation() % 2 != slot {
-            let value = u64_at(&bytes, HEAD);
-            return Err(damaged(HEAD as u64, Damage::BadField { field: "generation", value }));
+            let expected = if slot == 0 { "an even number" } else { "an odd number" };
+            return Err(damaged(Damage::bad_field("generation", expected, state.generation())));
         }
         Ok(Some(state))
     }

@@ -136,11 +136,25 @@ impl FrameHeader {
     #[inline]
     #[allow(clippy::cast_possible_truncation)] // a length has 24 bits
     fn words(&self) -> (u32, u64) {
-        debug_assert!(self.len <= MAX_BODY && self.seq.0 <= MAX_SEQ);
+        debug_assert!(self.len <= MAX_BODY, "frame (I3): the body fits the field of its length");
+        debug_assert!(self.seq.0 <= MAX_SEQ, "frame (I3): the commit fits its field");
         let word = self.len as u32 | (self.kind as u32) << 24 | u32::from(self.flags) << 28;
         let order =
             self.seq.0 | u64::from(self.part) << 48 | u64::from(self.parts) << 52 | u64::from(self.gap) << 56;
         (word, order)
+    }
+
+    /// Returns the damage of bytes that [`FrameHeader::decode`] rejects.
+    #[cold]
+    pub(crate) fn damage(bytes: &[u8; HEADER]) -> Damage {
+        let [kind, part, parts] = [bytes[7] & 0xf, bytes[14] & 0xf, bytes[14] >> 4];
+        if FrameKind::from_u8(kind).is_none() {
+            return Damage::bad_field("frame kind", 1..=FrameKind::Seal as u64, u64::from(kind));
+        }
+        match part < MAX_PARTS {
+            true => Damage::bad_field("parts", 0..=u64::from(MAX_PARTS), u64::from(parts)),
+            false => Damage::bad_field("part", 0..u64::from(MAX_PARTS), u64::from(part)),
+        }
     }
 
     /// Decodes a header. Returns `None` if the bytes cannot be one.

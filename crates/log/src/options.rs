@@ -1,10 +1,8 @@
 //! # Options: engine options that are set when a keyspace is created
 //!
-//! An engine lists its options
-//! (`EngineFactory::options`). The creator of a
-//! keyspace sets some of them. The catalog stores these values for the lifetime of the keyspace. An
-//! option that was not set has the default of the engine, also in keyspaces that are older than the
-//! option.
+//! An engine lists its options (`EngineFactory::options`). The creator of a keyspace sets some of
+//! them. The catalog stores these values for the lifetime of the keyspace. An option that was not
+//! set has the default of the engine, also in keyspaces that are older than the option.
 //!
 //! ## Invariants
 //!
@@ -14,7 +12,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use sheaf_platform::codec::{FieldReader, FieldWriter};
+use sheaf_platform::codec::{FieldReader, FieldWriter, utf8};
 use sheaf_platform::error::{Damage, Error, Result};
 
 /// Longest name of an option that is read from a file, in bytes.
@@ -175,15 +173,17 @@ impl EngineOptions {
     pub fn decode(r: &mut FieldReader<'_>) -> Result<EngineOptions, Damage> {
         let all = r.list(|r| {
             let name = r.bytes()?;
-            let bad = || Damage::BadField { field: "option", value: name.len() as u64 };
-            let name = std::str::from_utf8(name).ok().filter(|name| name.len() <= MAX_NAME);
-            Ok((name.ok_or_else(bad)?.to_owned(), r.u64()?))
+            if name.len() > MAX_NAME {
+                return Err(Damage::BadLength { got: name.len() as u64, max: MAX_NAME as u64 });
+            }
+            Ok((utf8("option", name)?.to_owned(), r.u64()?))
         })?;
         let count = all.len();
         let options = EngineOptions(all.into_iter().collect());
         match options.0.len() == count {
             true => Ok(options),
-            false => Err(Damage::BadField { field: "options", value: count as u64 }), // a duplicate
+            // a duplicate
+            false => Err(Damage::bad_field("different options", count as u64, options.0.len() as u64)),
         }
     }
 }

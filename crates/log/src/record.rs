@@ -87,26 +87,25 @@ impl<'a> Record<'a> {
     ///
     /// # Errors
     ///
-    /// Returns [`Damage::BadLength`] if the lengths do not add up to that of `body`, and
-    /// [`Damage::BadField`] if the operation or a varint is invalid.
+    /// Returns [`Damage::BadLength`] if a length exceeds the body, and [`Damage::BadField`] if the
+    /// lengths do not add up to that of `body`, or the operation or a varint is invalid.
     #[inline]
     pub fn decode(body: &'a [u8]) -> Result<Record<'a>, Damage> {
         let mut at = 1;
-        let op = *body.first().ok_or(Damage::BadLength { got: 0, max: 1 })?;
+        let op = *body.first().ok_or(Damage::BadLength { got: 1, max: 0 })?;
         let keyspace = KeyspaceId(take_varint(body, &mut at)?);
         let key_len = take_varint(body, &mut at)? as usize;
         let value_len = match op {
             PUT | PUT_BLOB => take_varint(body, &mut at)?,
             REMOVE => 0,
-            other => return Err(Damage::BadField { field: "op", value: u64::from(other) }),
+            other => {
+                return Err(Damage::bad_field("op", u64::from(PUT)..=u64::from(PUT_BLOB), u64::from(other)));
+            }
         };
         let tail = if op == PUT_BLOB { BLOB_REF_BYTES } else { value_len as usize };
         let rest = body.len() - at;
         if key_len > MAX_KEY || key_len.checked_add(tail) != Some(rest) {
-            return Err(Damage::BadLength {
-                got: (key_len as u64).saturating_add(tail as u64),
-                max: rest as u64,
-            });
+            return Err(Record::length_damage(key_len as u64, tail as u64, rest as u64));
         }
         let (key, value) = body[at..].split_at(key_len);
         let content = match op {
@@ -117,6 +116,16 @@ impl<'a> Record<'a> {
             _ => RecordContent::Remove,
         };
         Ok(Record { keyspace, key, content })
+    }
+
+    /// Returns the damage of lengths that are too large or do not add up to `rest` bytes.
+    #[cold]
+    fn length_damage(key_len: u64, tail: u64, rest: u64) -> Damage {
+        match key_len.saturating_add(tail) {
+            _ if key_len > MAX_KEY as u64 => Damage::BadLength { got: key_len, max: MAX_KEY as u64 },
+            sum if sum > rest => Damage::BadLength { got: sum, max: rest },
+            sum => Damage::bad_field("bytes of key and value", rest, sum),
+        }
     }
 }
 
@@ -151,10 +160,14 @@ fn take_long_varint(bytes: &[u8], at: &mut usize) -> Result<u32, Damage> {
         *at += 1;
         number |= u64::from(byte & 0x7f) << shift;
         if byte & 0x80 == 0 {
-            return u32::try_from(number).map_err(|_| Damage::BadField { field: "varint", value: number });
+            return u32::try_from(number).map_err(|_| bad_varint(number));
         }
     }
-    Err(Damage::BadField { field: "varint", value: number })
+    Err(bad_varint(number))
+}
+
+fn bad_varint(number: u64) -> Damage {
+    Damage::bad_field("varint", "at most 32 bits in five bytes", number)
 }
 
 #[cfg(test)]

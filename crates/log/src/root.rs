@@ -27,7 +27,7 @@ use crate::frame::MAX_SEQ;
 use crate::options::EngineOptions;
 use crate::segment::{DATA_START, MAX_CAPACITY};
 use crate::types::{Incarnation, KeyspaceId, LogId, SegmentId, Seq, StoreId};
-use sheaf_platform::codec::{FieldReader, FieldWriter};
+use sheaf_platform::codec::{FieldReader, FieldWriter, utf8};
 use sheaf_platform::disk::Disk;
 use sheaf_platform::error::{Damage, Error, Result};
 
@@ -200,14 +200,15 @@ impl Root {
         let [floor, first_seq, seq_bound] = [r.u64()?, r.u64()?, r.u64()?].map(Seq);
         // No database reaches this number, and one that started there would run out of numbers.
         if let Some(value) = [floor.0, first_seq.0, seq_bound.0].into_iter().find(|seq| *seq > MAX_SEQ / 2) {
-            return Err(Damage::BadField { field: "sequence number", value });
+            return Err(Damage::bad_field("sequence number", ..=MAX_SEQ / 2, value));
         }
         let next_segment = SegmentId(r.counter("next segment")?);
         let next_keyspace = keyspace(&mut r)?;
         let blob_bound = r.counter("bound of blob numbers")?;
         let mut keyspaces = r.list(|r| {
             let id = keyspace(r)?;
-            let (name, engine) = (text(r.bytes()?)?, text(r.bytes()?)?);
+            let (name, engine) = (utf8("name", r.bytes()?)?, utf8("engine", r.bytes()?)?);
+            let (name, engine) = (name.to_owned(), engine.to_owned());
             Ok(CatalogEntry { id, name, engine, options: EngineOptions::default() })
         })?;
         let mut logs: [RootLog; LogId::ALL.len()] = Default::default();
@@ -257,7 +258,11 @@ fn decode_options<'k>(
     let options = EngineOptions::decode(r)?;
     match rest.find(|k| k.id.0 == id) {
         Some(keyspace) if !options.is_empty() => keyspace.options = options,
-        _ => return Err(Damage::BadField { field: "keyspace of options", value: u64::from(id) }),
+        Some(_) => return Err(Damage::bad_field("number of options", 1.., 0)),
+        None => {
+            let expected = "number of a later keyspace in the list";
+            return Err(Damage::bad_field("keyspace of options", expected, u64::from(id)));
+        }
     }
     Ok(())
 }
@@ -274,9 +279,12 @@ fn decode_segment(r: &mut FieldReader<'_>) -> Result<RootSegment, Damage> {
         frames: r.u32()?,
     };
     let least = if entry.is_sealed { DATA_START } else { 0 };
-    match (least..=entry.capacity).contains(&entry.end) && entry.capacity <= MAX_CAPACITY {
+    if entry.capacity > MAX_CAPACITY {
+        return Err(Damage::bad_field("capacity", ..=MAX_CAPACITY, entry.capacity));
+    }
+    match (least..=entry.capacity).contains(&entry.end) {
         true => Ok(entry),
-        false => Err(Damage::BadField { field: "segment end", value: entry.end }),
+        false => Err(Damage::bad_field("segment end", least..=entry.capacity, entry.end)),
     }
 }
 
@@ -288,13 +296,8 @@ fn decode_segment(r: &mut FieldReader<'_>) -> Result<RootSegment, Damage> {
 pub fn keyspace(r: &mut FieldReader<'_>) -> Result<KeyspaceId, Damage> {
     match r.u32()? {
         id if id <= u32::MAX / 2 => Ok(KeyspaceId(id)),
-        id => Err(Damage::BadField { field: "keyspace", value: u64::from(id) }),
+        id => Err(Damage::bad_field("keyspace", ..=u64::from(u32::MAX / 2), u64::from(id))),
     }
-}
-
-fn text(bytes: &[u8]) -> Result<String, Damage> {
-    String::from_utf8(bytes.to_vec())
-        .map_err(|_| Damage::BadField { field: "name", value: bytes.len() as u64 })
 }
 
 /// The two slots of ROOT on disk.
@@ -493,7 +496,7 @@ mod tests {
             assert!(decoded(forge, 1).is_ok(), "number {which}");
             for number in [COUNT_LIMIT, u64::MAX - 1, u64::MAX] {
                 let refused = decoded(forge, number);
-                assert!(matches!(refused, Err(Damage::BadField { value, .. }) if value == number), "{which}");
+                assert!(matches!(refused, Err(Damage::BadField { got, .. }) if got == number), "{which}");
             }
         }
         let mut named = plain.clone();

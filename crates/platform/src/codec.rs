@@ -30,7 +30,7 @@ pub fn put_varint(out: &mut Vec<u8>, mut number: u64) {
 /// more than ten bytes or exceeds 64 bits. [`put_varint`] writes neither.
 #[inline]
 pub fn take_varint(bytes: &[u8], at: &mut usize) -> Result<u64, Damage> {
-    let short = |at: usize| Damage::BadLength { got: bytes.len() as u64, max: at as u64 + 1 };
+    let short = |at: usize| Damage::BadLength { got: at as u64 + 1, max: bytes.len() as u64 };
     let first = *bytes.get(*at).ok_or_else(|| short(*at))?;
     *at += 1;
     if first < 0x80 {
@@ -48,7 +48,17 @@ pub fn take_varint(bytes: &[u8], at: &mut usize) -> Result<u64, Damage> {
             return Ok(number);
         }
     }
-    Err(Damage::BadField { field: "varint", value: number })
+    Err(Damage::bad_field("varint", "at most 64 bits in ten bytes", number))
+}
+
+/// Returns `bytes` as the text of `field`.
+///
+/// # Errors
+///
+/// Returns [`Damage::BadField`] with the first byte that is not UTF-8.
+pub fn utf8<'a>(field: &'static str, bytes: &'a [u8]) -> Result<&'a str, Damage> {
+    let invalid = |at: usize| u64::from(bytes.get(at).copied().unwrap_or_default());
+    std::str::from_utf8(bytes).map_err(|e| Damage::bad_field(field, "UTF-8", invalid(e.valid_up_to())))
 }
 
 /// Encoder that appends fields to a buffer.
@@ -153,7 +163,7 @@ impl<'a> FieldReader<'a> {
     pub fn counter(&mut self, field: &'static str) -> Result<u64, Damage> {
         match self.u64()? {
             value if value < COUNT_LIMIT => Ok(value),
-            value => Err(Damage::BadField { field, value }),
+            value => Err(Damage::bad_field(field, 0..COUNT_LIMIT, value)),
         }
     }
     /// Decodes a number in base 128.
@@ -257,6 +267,12 @@ mod tests {
             }
         }
         assert!(FieldReader::new(&[0x80; 20]).varint().is_err(), "without end");
+    }
+
+    #[test]
+    fn a_text_that_is_not_utf8_is_damage_with_the_invalid_byte() {
+        assert_eq!(utf8("name", "name \u{e4}".as_bytes()), Ok("name \u{e4}"));
+        assert_eq!(utf8("name", b"ab\xff\xfe"), Err(Damage::bad_field("name", "UTF-8", 0xff)));
     }
 
     #[test]

@@ -18,7 +18,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::codec::{FieldReader, FieldWriter};
-use crate::error::{Damage, Error, IoOp, LockConflict, PoisonCause, StallKind};
+use crate::error::{Damage, Error, Expected, IoOp, LockConflict, PoisonCause, StallKind};
 
 /// Maximum number of names in the table, and their maximum length.
 const MAX_INTERNED: usize = 512;
@@ -113,7 +113,7 @@ impl<'a> ReadWire<'a> for FieldReader<'a> {
         match self.u8()? {
             0 => Ok(false),
             1 => Ok(true),
-            other => Err(Damage::BadField { field: "flag", value: u64::from(other) }),
+            other => Err(Damage::bad_field("flag", 0..=1, u64::from(other))),
         }
     }
 
@@ -180,9 +180,10 @@ pub fn encode(error: &Error, w: &mut FieldWriter) {
     };
     match error {
         Error::Io { op, path, source } => encode_io(*op, path, source, w),
-        Error::Corrupt { path, offset, damage } => {
+        Error::Corrupt { path, offset, structure, damage } => {
             path_of(w, CORRUPT, path);
             w.u64(*offset);
+            w.text(structure);
             encode_damage(damage, w);
         }
         Error::NoSpace { path } => path_of(w, NO_SPACE, path),
@@ -282,12 +283,15 @@ pub fn decode(r: &mut FieldReader<'_>) -> Result<Error, Damage> {
             let source = if code > 0 { io::Error::from_raw_os_error(code) } else { io::Error::other(text) };
             Error::Io { op: op.unwrap_or(IoOp::Access), path, source }
         }
-        CORRUPT => Error::Corrupt { path: r.path()?, offset: r.u64()?, damage: decode_damage(r)? },
+        CORRUPT => {
+            let (path, offset, structure) = (r.path()?, r.u64()?, r.name()?);
+            Error::Corrupt { path, offset, structure, damage: decode_damage(r)? }
+        }
         NO_SPACE => Error::NoSpace { path: r.path()? },
         LOCKED => {
             let (path, (pid, program, is_stopped)) = (r.path()?, decode_process(r)?);
             let cause = r.u8()?;
-            let bad = || Damage::BadField { field: "cause", value: u64::from(cause) };
+            let bad = || Damage::bad_field("cause", 0..LockConflict::ALL.len() as u64, u64::from(cause));
             let cause = *LockConflict::ALL.get(usize::from(cause)).ok_or_else(bad)?;
             Error::Locked { path, pid, program, is_stopped, cause }
         }
@@ -323,7 +327,7 @@ pub fn decode(r: &mut FieldReader<'_>) -> Result<Error, Damage> {
             Error::TooManyFiles { path: r.path()?, limit: Some(r.u64()?).filter(|limit| *limit != 0) }
         }
         FILE_LIMIT => Error::FileSizeLimit { path: r.path()?, size: r.u64()?, limit: r.u64()? },
-        other => return Err(Damage::BadField { field: "error", value: u64::from(other) }),
+        other => return Err(Damage::bad_field("error", 0..=u64::from(FILE_LIMIT), u64::from(other))),
     })
 }
 
@@ -364,6 +368,11 @@ const BAD_FIELD: u8 = 3;
 const FOREIGN: u8 = 4;
 const MISSING_COMMITS: u8 = 5;
 const TRUNCATED: u8 = 6;
+const BAD_ORDER: u8 = 7;
+
+/// Kinds of [`Expected`].
+const RANGE: u8 = 0;
+const TEXT: u8 = 1;
 
 fn encode_damage(damage: &Damage, w: &mut FieldWriter) {
     let two = |w: &mut FieldWriter, kind: u8, one: u64, two: u64| {
@@ -378,10 +387,16 @@ fn encode_damage(damage: &Damage, w: &mut FieldWriter) {
             w.u32(*got);
         }
         Damage::BadLength { got, max } => two(w, BAD_LENGTH, *got, *max),
-        Damage::BadField { field, value } => {
+        Damage::BadField { field, expected, got } => {
             w.u8(BAD_FIELD);
             w.text(field);
-            w.u64(*value);
+            encode_expected(*expected, w);
+            w.u64(*got);
+        }
+        Damage::BadOrder { item, index } => {
+            w.u8(BAD_ORDER);
+            w.text(item);
+            w.u64(*index);
         }
         Damage::Foreign { field, expected, got } => {
             w.u8(FOREIGN);
@@ -393,19 +408,44 @@ fn encode_damage(damage: &Damage, w: &mut FieldWriter) {
             two(w, MISSING_COMMITS, *first_missing, *durable);
         }
         Damage::Truncated { got, expected } => two(w, TRUNCATED, *got, *expected),
-        Damage::BadMagic => w.u8(BAD_MAGIC),
+        Damage::BadMagic { expected, got } => {
+            two(w, BAD_MAGIC, u64::from_le_bytes(*expected), u64::from_le_bytes(*got));
+        }
     }
+}
+
+fn encode_expected(expected: Expected, w: &mut FieldWriter) {
+    match expected {
+        Expected::Range { min, max } => {
+            w.u8(RANGE);
+            w.u64(min);
+            w.u64(max);
+        }
+        Expected::Text(text) => {
+            w.u8(TEXT);
+            w.text(text);
+        }
+    }
+}
+
+fn decode_expected(r: &mut FieldReader<'_>) -> Result<Expected, Damage> {
+    Ok(match r.u8()? {
+        RANGE => Expected::Range { min: r.u64()?, max: r.u64()? },
+        TEXT => Expected::Text(r.name()?),
+        other => return Err(Damage::bad_field("kind of values", 0..=u64::from(TEXT), u64::from(other))),
+    })
 }
 
 fn decode_damage(r: &mut FieldReader<'_>) -> Result<Damage, Damage> {
     Ok(match r.u8()? {
         BAD_CHECKSUM => Damage::BadChecksum { expected: r.u32()?, got: r.u32()? },
         BAD_LENGTH => Damage::BadLength { got: r.u64()?, max: r.u64()? },
-        BAD_MAGIC => Damage::BadMagic,
-        BAD_FIELD => Damage::BadField { field: r.name()?, value: r.u64()? },
+        BAD_MAGIC => Damage::BadMagic { expected: r.u64()?.to_le_bytes(), got: r.u64()?.to_le_bytes() },
+        BAD_FIELD => Damage::BadField { field: r.name()?, expected: decode_expected(r)?, got: r.u64()? },
+        BAD_ORDER => Damage::BadOrder { item: r.name()?, index: r.u64()? },
         FOREIGN => Damage::Foreign { field: r.name()?, expected: r.u128()?, got: r.u128()? },
         MISSING_COMMITS => Damage::MissingCommits { first_missing: r.u64()?, durable: r.u64()? },
         TRUNCATED => Damage::Truncated { got: r.u64()?, expected: r.u64()? },
-        other => return Err(Damage::BadField { field: "damage", value: u64::from(other) }),
+        other => return Err(Damage::bad_field("damage", 0..=u64::from(BAD_ORDER), u64::from(other))),
     })
 }

@@ -64,7 +64,7 @@ pub use sheaf_engine::workload::{Latency, LengthStats, Skewness, WorkloadStats};
 pub use sheaf_log::options::{EngineOptions, OptionDomain, OptionSpec};
 pub use sheaf_log::types::{Durability, KeyspaceId, MAX_BATCH, MAX_KEY, MAX_VALUE};
 pub use sheaf_platform::disk::{DescriptorStats, Permissions};
-pub use sheaf_platform::error::{Damage, Error, IoOp, LockConflict, PoisonCause, Result};
+pub use sheaf_platform::error::{Damage, Error, Expected, IoOp, LockConflict, PoisonCause, Result};
 pub use sheaf_store::{
     BackupOptions, BackupPhase, BackupProgress, BackupRate, BackupReport, BlobStats, BulkLoadReport,
     CacheStats, CompactionReport, ConversionEstimate, ConversionPhase, ConversionProgress, ConversionReport,

@@ -109,6 +109,14 @@ impl FileContent {
             block[inside..inside + count].copy_from_slice(&bytes[done..done + count]);
             done += count;
         }
+        self.check_blocks();
+    }
+
+    /// Checks the number of blocks.
+    fn check_blocks(&self) {
+        let blocks = self.blocks.len() as u64;
+        assert!(blocks <= self.len.div_ceil(BLOCK), "content (I2): no block starts at or beyond the end");
+        assert!(self.used <= blocks, "content (I3): only blocks that exist are counted");
     }
 
     /// Truncates the content and frees blocks beyond the end, or extends it by a hole.
@@ -121,11 +129,12 @@ impl FileContent {
             self.clear_tail();
         }
         self.len = len;
+        self.check_blocks();
     }
 
     /// Reserves space for the blocks of `[0, to)`, which must be within the length.
     pub(super) fn reserve(&mut self, to: u64) {
-        assert!(to <= self.len);
+        assert!(to <= self.len, "content (I2): no block is reserved beyond the end");
         let count = index(to.div_ceil(BLOCK));
         if self.blocks.len() < count {
             self.blocks.resize_with(count, ContentBlock::default);
@@ -166,7 +175,7 @@ impl FileContent {
 
     /// Copies one block from `from` by reference. Lengths must be equal.
     pub(super) fn share_block(&mut self, block: u64, from: &FileContent) {
-        assert_eq!(self.len, from.len);
+        assert!(self.len == from.len, "content (I2): the copied block lies below the end");
         let Some(shared) = from.blocks.get(index(block)) else {
             return; // A hole in `from`; dirty blocks are never holes.
         };

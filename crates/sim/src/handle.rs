@@ -125,7 +125,8 @@ impl Backend for SimBackend {
     fn before_eviction(&self, fd: RawFd) {
         let machine = self.0.shared.machine.lock();
         let descriptor = machine.descriptors.get(&fd);
-        assert!(descriptor.is_some_and(|descriptor| !descriptor.is_dirty), "descriptors I1");
+        let is_clean = descriptor.is_some_and(|descriptor| !descriptor.is_dirty);
+        assert!(is_clean, "sim (I5): a descriptor with an unsynced write is not closed early");
     }
 }
 

@@ -174,6 +174,8 @@ impl Inode {
                     self.platter.share_block(block, &self.cache);
                 }
             }
+            let has_same_length = self.platter.len() == self.cache.len();
+            assert!(has_same_length, "inode (I1): after a sync the platter has the length of the cache");
         }
         self.forget_pending();
     }
@@ -338,6 +340,8 @@ impl Inode {
         };
         let len = self.cache.len();
         let floor = floor.min(len);
+        let is_later = self.lengths.last().is_none_or(|last| last.op <= op);
+        assert!(is_later, "inode (I4): the unsynced lengths are listed in order");
         self.lengths.push(LengthChange { op, len, floor });
     }
 

@@ -368,6 +368,7 @@ impl VolumeState {
 
     /// Deletes a closed file and frees its space, if it has no name (invariant 2).
     fn free_unreferenced(&mut self, ino: Ino) {
+        assert!(!self.open.contains_key(&ino), "volume (I2): an open file lives on without a name");
         let is_found = self.ino(&self.file(ino).path).is_ok_and(|found| found == ino);
         if is_found || self.has_name(ino, |dir| &dir.names) {
             return;

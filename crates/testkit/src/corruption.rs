@@ -483,7 +483,7 @@ fn read_reverse(keyspace: &sheaf::Keyspace, seen: &mut KeyspaceReads) {
 /// it.
 fn error_location(error: &Error, files: &[(PathBuf, u64)]) -> Result<ErrorLocation, String> {
     match error {
-        Error::Corrupt { path, offset, damage: what } => {
+        Error::Corrupt { path, offset, damage: what, .. } => {
             let len = files.iter().find(|(file, _)| file == path).map(|(_, len)| *len);
             let is_missing =
                 matches!(what, sheaf::Damage::Truncated { .. } | sheaf::Damage::MissingCommits { .. });

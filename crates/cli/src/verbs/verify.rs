@@ -48,9 +48,9 @@ fn keyspace_of(database: &Path, path: &Path) -> Option<u32> {
 impl VerifyFinding {
     fn from_error(error: Error) -> VerifyFinding {
         match error {
-            Error::Corrupt { path, offset, damage: what } => {
-                let (path, offset) = (Some(path), Some(offset));
-                VerifyFinding { path, offset, what: what.to_string(), keyspaces: Vec::new() }
+            Error::Corrupt { path, offset, structure, damage } => {
+                let (path, offset, what) = (Some(path), Some(offset), format!("{structure}: {damage}"));
+                VerifyFinding { path, offset, what, keyspaces: Vec::new() }
             }
             other => {
                 VerifyFinding { path: None, offset: None, what: other.to_string(), keyspaces: Vec::new() }
@@ -196,9 +196,9 @@ fn damage_by_keyspace(db: &Database) -> Result<ReadDamages> {
     let mut hit = ReadDamages::new();
     for info in db.keyspaces() {
         let mut note = |error: Error| match error {
-            Error::Corrupt { path, offset, damage: what } => {
+            Error::Corrupt { path, offset, structure, damage } => {
                 let hit = hit.entry((path, offset)).or_default();
-                hit.what = what.to_string();
+                hit.what = format!("{structure}: {damage}");
                 if !hit.keyspaces.contains(&info.name) {
                     hit.keyspaces.push(info.name.clone());
                 }

@@ -96,5 +96,7 @@ fn non_negative(r: &mut FieldReader<'_>) -> Result<f64, Damage> {
     let bits = r.u64()?;
     let number = f64::from_bits(bits);
     let is_sane = number.is_finite() && number >= 0.0;
-    is_sane.then_some(number).ok_or(Damage::BadField { field: "amount", value: bits })
+    is_sane
+        .then_some(number)
+        .ok_or_else(|| Damage::bad_field("bits of an amount", "a finite number of at least 0", bits))
 }

@@ -66,7 +66,7 @@ impl WorkloadStats {
                 keys: number(r)?,
                 hottest: [number(r)?, number(r)?, number(r)?],
             }),
-            other => return Err(Damage::BadField { field: "skew", value: u64::from(other) }),
+            other => return Err(Damage::bad_field("skew", 0..=1, u64::from(other))),
         };
         for latency in [
             &mut stats.read_latency,
@@ -122,7 +122,7 @@ fn time(r: &mut FieldReader<'_>) -> Result<Duration, Damage> {
 fn number(r: &mut FieldReader<'_>) -> Result<f64, Damage> {
     let bits = r.u64()?;
     let number = f64::from_bits(bits);
-    if number.is_finite() { Ok(number) } else { Err(Damage::BadField { field: "number", value: bits }) }
+    if number.is_finite() { Ok(number) } else { Err(Damage::bad_field("number", "a finite number", bits)) }
 }
 
 #[cfg(test)]

@@ -302,7 +302,8 @@ impl CedrusEngine {
         Error::corrupt(
             &self.trie_file.page_file.path,
             0,
-            Damage::BadField { field: "address", value: address.bits() },
+            "reference to a record",
+            Damage::bad_field("address", "an address in a live segment", address.bits()),
         )
     }
 
@@ -314,7 +315,7 @@ impl CedrusEngine {
     ) -> Result<Record<'f>> {
         Record::decode(frame.payload()).map_err(|what| {
             match self.context.segments.at(address.slot(), guard) {
-                Some(segment) => Error::corrupt(segment.path(), address.offset(), what),
+                Some(segment) => Error::corrupt(segment.path(), address.offset(), "record", what),
                 None => self.dangling_address_error(address),
             }
         })

@@ -100,14 +100,15 @@ pub(crate) fn restore(engine: &CedrusEngine, image: &mut dyn ImageSource) -> Res
     let shape = engine.trie.shape();
     let mut head = [0; 6];
     image.fill(&mut head)?;
-    if let Some((got, _)) = head.iter().zip(shape_bytes(shape)).find(|(got, expected)| *got != expected) {
-        return Err(image.invalid_field("layout", u64::from(*got)));
+    let mut bytes = head.iter().zip(shape_bytes(shape));
+    if let Some((got, expected)) = bytes.find(|(got, expected)| *got != expected) {
+        return Err(image.invalid_field("layout", u64::from(expected).into(), u64::from(*got)));
     }
     let entries = read_u64(image)?;
     let root = read_root(image, 1u32 << shape.root_bits)?;
     let pages = read_u32(image)?;
     if pages > MAX_PAGES {
-        return Err(image.invalid_field("pages", u64::from(pages)));
+        return Err(image.invalid_field("pages", (..=u64::from(MAX_PAGES)).into(), u64::from(pages)));
     }
     let mut table = Vec::new();
     for _ in 0..pages {
@@ -116,7 +117,7 @@ pub(crate) fn restore(engine: &CedrusEngine, image: &mut dyn ImageSource) -> Res
     let mut places: Vec<u32> = table.iter().map(|place| place.at).filter(|at| *at > 0).collect();
     places.sort_unstable();
     if let Some(twice) = places.windows(2).find(|pair| pair[0] == pair[1]) {
-        return Err(image.invalid_field("place", u64::from(twice[0])));
+        return Err(image.invalid_field("place", "a place of one page only".into(), u64::from(twice[0])));
     }
     let counts = read_counts(engine, image, entries)?;
     engine.accounting.restore(image)?;
@@ -130,13 +131,14 @@ fn read_root(image: &mut dyn ImageSource, len: u32) -> Result<Vec<(u32, u32)>> {
     for _ in 0..read_u32(image)? {
         let (reference, times) = (read_u32(image)?, read_u32(image)?);
         if times == 0 || times > len - digits {
-            return Err(image.invalid_field("root run length", u64::from(times)));
+            let expected = 1..=u64::from(len - digits);
+            return Err(image.invalid_field("root run length", expected.into(), u64::from(times)));
         }
         digits += times;
         root.push((reference, times));
     }
     if digits < len {
-        return Err(image.invalid_field("root", u64::from(digits)));
+        return Err(image.invalid_field("root", u64::from(len).into(), u64::from(digits)));
     }
     Ok(root)
 }
@@ -151,8 +153,12 @@ fn read_counts(engine: &CedrusEngine, image: &mut dyn ImageSource, entries: u64)
         let (slot, count) = (read_u32(image)?, read_u64(image)?);
         let index = slot as usize;
         all = all.saturating_add(count);
-        if index >= SLOT_COUNT || index < counts.len() || all > entries {
-            return Err(image.invalid_field("slot", u64::from(slot)));
+        if index >= SLOT_COUNT || index < counts.len() {
+            let expected = counts.len() as u64..SLOT_COUNT as u64;
+            return Err(image.invalid_field("slot", expected.into(), u64::from(slot)));
+        }
+        if all > entries {
+            return Err(image.invalid_field("entries", entries.into(), all));
         }
         counts.resize(index + 1, 0);
         counts[index] = count;
@@ -161,7 +167,7 @@ fn read_counts(engine: &CedrusEngine, image: &mut dyn ImageSource, entries: u64)
             continue;
         };
         if now != slot {
-            return Err(image.invalid_field("segment slot", u64::from(now)));
+            return Err(image.invalid_field("segment slot", u64::from(now).into(), u64::from(slot)));
         }
         if let Some(segment) = engine.context.segments.at(slot, guard) {
             let bytes = count.saturating_mul(segment.mean_frame());
@@ -169,7 +175,7 @@ fn read_counts(engine: &CedrusEngine, image: &mut dyn ImageSource, entries: u64)
         }
     }
     if all != entries {
-        return Err(image.invalid_field("entries", all));
+        return Err(image.invalid_field("entries", entries.into(), all));
     }
     Ok(counts)
 }

@@ -134,7 +134,7 @@ impl TrieFile {
             (inner.location(page), inner.file.clone())
         };
         let Some(file) = file.filter(|_| place.at > 0) else {
-            return Err(self.invalid_page_error(page, "reference"));
+            return Err(self.invalid_page_error(page, "reference", "a page with a place in the file"));
         };
         let content = self.read(&*file, place)?;
         // The page may have been loaded, changed, written and evicted during the read.
@@ -155,21 +155,23 @@ impl TrieFile {
         Ok(words.by_ref().map(word).collect())
     }
 
-    fn invalid_page_error(&self, page: u32, field: &'static str) -> Error {
+    fn invalid_page_error(&self, page: u32, structure: &'static str, expected: &'static str) -> Error {
         let place = self.inner.lock().location(page);
-        Error::corrupt(
-            &self.page_file.path,
-            self.page_file.offset(place.at),
-            Damage::BadField { field, value: u64::from(page) },
-        )
+        let what = Damage::bad_field("page", expected, u64::from(page));
+        Error::corrupt(&self.page_file.path, self.page_file.offset(place.at), structure, what)
     }
 
     /// Returns the error of the public API for an error of the trie.
     pub(crate) fn damage_error(&self, trouble: TrieError) -> Error {
         match trouble {
-            TrieError::Invalid(page, field) => self.invalid_page_error(page, field),
-            TrieError::NotResident(page) => self.invalid_page_error(page, "page not in memory"),
-            TrieError::OutOfPages => self.invalid_page_error(crate::resident_pages::MAX_PAGES, "pages"),
+            TrieError::Invalid(page, structure) => {
+                self.invalid_page_error(page, structure, "a page with consistent content")
+            }
+            TrieError::NotResident(page) => self.invalid_page_error(page, "trie", "a page in memory"),
+            TrieError::OutOfPages => {
+                let page = crate::resident_pages::MAX_PAGES;
+                self.invalid_page_error(page, "trie", "a number below the limit of pages")
+            }
         }
     }
 

@@ -23,7 +23,8 @@ pub(crate) fn missing_pack_error(keyspace: &KeyspaceContext, pack: u64) -> Error
     Error::corrupt(
         &keyspace.path.join(file_names::pack_name(pack)),
         0,
-        Damage::BadField { field: "pack", value: pack },
+        "list of packs",
+        Damage::bad_field("pack", "a pack that the manifest lists", pack),
     )
 }
 

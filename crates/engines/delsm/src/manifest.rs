@@ -105,15 +105,19 @@ impl DoubleSlotState for TableManifest {
         let (generation, owner) = (r.counter("generation")?, r.u64()?);
         let (flushed_seq, next) = (Seq(r.counter("commit")?), r.counter("next number")?);
         let tables = r.list(|r| {
-            let (level, dir, list, marks) = (r.u8()?, r.u64()?, r.u64()?, TableFlags::of(r.u8()?));
-            match marks.filter(|_| usize::from(level) < LEVELS && dir < next && list < next) {
-                Some(marks) => Ok(TableEntry { level, dir, list, flags: marks }),
-                None => Err(Damage::BadField { field: "table", value: dir }),
+            let (level, dir, list, flags) = (r.u8()?, r.u64()?, r.u64()?, r.u8()?);
+            let marks = TableFlags::of(flags);
+            let numbers =
+                [("level", level.into(), LEVELS as u64), ("directory", dir, next), ("list", list, next)];
+            match (numbers.into_iter().find(|(_, number, end)| number >= end), marks) {
+                (Some((field, number, end)), _) => Err(Damage::bad_field(field, 0..end, number)),
+                (None, Some(marks)) => Ok(TableEntry { level, dir, list, flags: marks }),
+                (None, None) => Err(Damage::bad_field("flags", "known flags", u64::from(flags))),
             }
         })?;
         let packs = r.list(|r| match r.u64()? {
             pack if pack < next => Ok(pack),
-            pack => Err(Damage::BadField { field: "pack", value: pack }),
+            pack => Err(Damage::bad_field("pack", 0..next, pack)),
         })?;
         r.finish()?;
         Ok(TableManifest { generation, owner, flushed_seq, next_number: next, tables, packs })
@@ -140,7 +144,7 @@ mod tests {
             assert!(TableManifest::decode(&bad.encode()).is_err(), "{bad:?}");
         }
         let bad = TableManifest { packs: vec![5, 8], ..good };
-        let expected = Damage::BadField { field: "pack", value: 8 };
+        let expected = Damage::bad_field("pack", ..=7, 8);
         assert_eq!(TableManifest::decode(&bad.encode()), Err(expected));
     }
 }

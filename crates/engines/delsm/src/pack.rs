@@ -47,6 +47,7 @@ impl Pack {
                 return Err(Error::corrupt(
                     &path,
                     0,
+                    "file header",
                     Damage::Truncated { got: 0, expected: HEAD_BYTES as u64 },
                 ));
             }
@@ -57,6 +58,7 @@ impl Pack {
             return Err(Error::corrupt(
                 &path,
                 0,
+                "file header",
                 Damage::Truncated { got: len, expected: HEAD_BYTES as u64 },
             ));
         }
@@ -91,14 +93,18 @@ impl Pack {
             return Err(Error::corrupt(
                 &self.path,
                 offset,
-                Damage::BadLength { got: u64::from(len), max: self.len },
+                "value in a pack",
+                Damage::BadLength { got: u64::from(len), max: self.len.saturating_sub(offset) },
             ));
         }
         let checked = |bytes: &[u8]| {
             let got = crc32c::crc32c(bytes);
             match got == sum {
                 true => Ok(with(bytes)),
-                false => Err(Error::corrupt(&self.path, offset, Damage::BadChecksum { expected: sum, got })),
+                false => {
+                    let what = Damage::BadChecksum { expected: sum, got };
+                    Err(Error::corrupt(&self.path, offset, "value in a pack", what))
+                }
             }
         };
         // SAFETY:

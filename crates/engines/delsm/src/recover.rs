@@ -58,7 +58,7 @@ impl DelsmEngine {
         let (mut layout, mut flushed_seq) = ([0; 1], [0; 8]);
         image.fill(&mut layout)?;
         if layout[0] != LAYOUT {
-            return Err(image.invalid_field("layout", u64::from(layout[0])));
+            return Err(image.invalid_field("layout", u64::from(LAYOUT).into(), u64::from(layout[0])));
         }
         image.fill(&mut flushed_seq)?;
         let least = image.seq(u64::from_le_bytes(flushed_seq))?;
@@ -88,10 +88,10 @@ impl DelsmEngine {
             // The manifest is from the older slot: the newer one is damaged.
             let slot = self.manifest_path(manifest.as_ref().map_or(0, |manifest| manifest.generation + 1));
             let what = match engine_dir.disk.open(&slot, OpenMode::Read) {
-                Ok(_) => Damage::BadField { field: "newest commit in tables", value: flushed_seq.0 },
+                Ok(_) => Damage::bad_field("newest commit in tables", least.0.., flushed_seq.0),
                 Err(_) => Damage::Truncated { got: 0, expected: 1 },
             };
-            return Err(Error::corrupt(&slot, 0, what));
+            return Err(Error::corrupt(&slot, 0, "manifest", what));
         }
         let Some(manifest) = manifest else {
             // A crash during the first flush leaves a directory without a manifest.
@@ -104,7 +104,7 @@ impl DelsmEngine {
         if manifest.owner != owner {
             let (expected, got) = (u128::from(owner), u128::from(manifest.owner));
             let what = Damage::Foreign { field: "keyspace", expected, got };
-            return Err(Error::corrupt(&self.manifest_path(manifest.generation), 0, what));
+            return Err(Error::corrupt(&self.manifest_path(manifest.generation), 0, "manifest", what));
         }
         if !engine_dir.read_only {
             pair.rewrite_durably(&manifest)?;
@@ -130,7 +130,7 @@ impl DelsmEngine {
             engine_dir.ok_or(Error::Unsupported { engine: NAME, feature: "partial recovery for writing" })?;
         let pair = DoubleSlot::new(Arc::clone(&engine_dir.disk), &self.keyspace.path);
         let manifest: TableManifest = pair.read()?.ok_or_else(|| {
-            Error::corrupt(&self.manifest_path(0), 0, Damage::Truncated { got: 0, expected: 1 })
+            Error::corrupt(&self.manifest_path(0), 0, "manifest", Damage::Truncated { got: 0, expected: 1 })
         })?;
         let version = self.open_files(&manifest, Some(skipped))?;
         let mut work = self.work.lock();
@@ -174,9 +174,10 @@ impl DelsmEngine {
             version.levels[usize::from(entry.level)].push(table);
         }
         for level in &version.levels[1..] {
-            if !level.is_sorted_by(|a, b| a.list.last_key() < b.list.first_key()) {
-                let what = Damage::BadField { field: "order of tables", value: level.len() as u64 };
-                return Err(Error::corrupt(&self.manifest_path(manifest.generation), 0, what));
+            let is_sorted = |pair: &[Arc<Table>]| pair[0].list.last_key() < pair[1].list.first_key();
+            if let Some(before) = level.windows(2).position(|pair| !is_sorted(pair)) {
+                let what = Damage::BadOrder { item: "table", index: before as u64 + 1 };
+                return Err(Error::corrupt(&self.manifest_path(manifest.generation), 0, "manifest", what));
             }
         }
         for number in &manifest.packs {

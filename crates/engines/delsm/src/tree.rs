@@ -179,6 +179,7 @@ impl Table {
         Error::corrupt(
             &self.linked_path(key, blob),
             0,
+            "value file",
             sheaf_platform::error::Damage::Truncated { got: 0, expected },
         )
     }

@@ -45,7 +45,7 @@ mod tests {
     use sheaf_log::segment::{Address, DATA_START, Segment, SegmentIdentity};
     use sheaf_log::types::{Incarnation, KeyspaceId, LogId, SegmentId, Seq, StoreId};
     use sheaf_platform::disk::Disk;
-    use sheaf_platform::error::{Damage, Error};
+    use sheaf_platform::error::{Damage, Error, Expected};
     use sheaf_sim::SimDisk;
 
     /// Two log segments with records of one key, and an engine over them.
@@ -157,12 +157,12 @@ mod tests {
     impl ImageSource for TestSource {
         fn fill(&mut self, bytes: &mut [u8]) -> Result<()> {
             for byte in bytes {
-                *byte = self.image.pop_front().ok_or_else(|| self.invalid_field("end", 0))?;
+                *byte = self.image.pop_front().ok_or_else(|| self.invalid_field("end", (1..).into(), 0))?;
             }
             Ok(())
         }
-        fn invalid_field(&self, field: &'static str, value: u64) -> Error {
-            Error::corrupt(Path::new("image"), 0, Damage::BadField { field, value })
+        fn invalid_field(&self, field: &'static str, expected: Expected, got: u64) -> Error {
+            Error::corrupt(Path::new("image"), 0, "image", Damage::BadField { field, expected, got })
         }
         fn slot_of(&self, slot: u32) -> Option<u32> {
             (!self.removed_slots.contains(&slot)).then_some(slot)

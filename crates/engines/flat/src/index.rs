@@ -27,7 +27,7 @@ pub(crate) use sheaf_engine::contract::HashedKey;
 use sheaf_engine::contract::{Bounds, ImageSink, ImageSource};
 use sheaf_engine::log_entries::AddressSetHash;
 use sheaf_log::segment::{Address, DATA_START};
-use sheaf_platform::error::{Error, Result};
+use sheaf_platform::error::{Error, Expected, Result};
 use sheaf_platform::sync::epoch::{self, Guard};
 
 use crate::bulk_build::BulkBuild;
@@ -166,15 +166,15 @@ impl<'a> IndexImage<'a> {
         Ok(u32::from_le_bytes(bytes))
     }
 
-    pub(crate) fn invalid_field(&self, field: &'static str, value: u64) -> Error {
-        self.source.invalid_field(field, value)
+    pub(crate) fn invalid_field(&self, field: &'static str, expected: Expected, got: u64) -> Error {
+        self.source.invalid_field(field, expected, got)
     }
 
     /// Counts an entry and returns its present address. Returns `None` if its segment was freed:
     /// the entry was superseded or moved since then, and replay brings the newer one.
     pub(crate) fn translate_address(&mut self, then: Address) -> Result<Option<Address>> {
         if then.offset() < DATA_START {
-            return Err(self.invalid_field("address", then.bits()));
+            return Err(self.invalid_field("offset of a record", (DATA_START..).into(), then.offset()));
         }
         let Some(slot) = self.source.slot_of(then.slot()) else { return Ok(None) };
         let index = slot as usize; // at most 16 bits

@@ -99,7 +99,9 @@ impl SortedVersions<'_> {
             found.sort_by(|(_, a), (_, b)| a.key.cmp(b.key).then(b.seq.cmp(&a.seq)));
             found.dedup_by(|(_, a), (_, b)| a.key == b.key && a.seq == b.seq);
         } else if !found.is_sorted_by(|(_, a), (_, b)| (a.key, b.seq) < (b.key, a.seq)) {
-            return Err(Damage::BadField { field: "order of pairs", value: found.len() as u64 });
+            let is_sorted = |a: &StoredPair<'_>, b: &StoredPair<'_>| (a.key, b.seq) < (b.key, a.seq);
+            let before = found.windows(2).take_while(|pair| is_sorted(&pair[0].1, &pair[1].1)).count();
+            return Err(Damage::BadOrder { item: "pair", index: before as u64 + 1 });
         }
         let is_newest = |at: usize| at == 0 || found[at - 1].1.key != found[at].1.key;
         let live = (0..found.len()).filter(|at| is_newest(*at) && !found[*at].1.is_tombstone()).count();

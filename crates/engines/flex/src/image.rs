@@ -228,19 +228,19 @@ impl FlexEngine {
         table.open(&self.interval_cache.context, self.id, false)?;
         let layout = take::<1>(image)?[0];
         if layout != LAYOUT {
-            return Err(image.invalid_field("layout", u64::from(layout)));
+            return Err(image.invalid_field("layout", u64::from(LAYOUT).into(), u64::from(layout)));
         }
         let mark = u64::from_le_bytes(take(image)?);
         let is_current = table.mark == mark;
         table.min_mark = mark;
         if table.mark < mark {
-            return Err(image.invalid_field("mark", mark));
+            return Err(image.invalid_field("mark", (..=table.mark).into(), mark));
         }
         table.prefix = Arc::new(KeyPrefix::new(&take_short(image)?));
         let len = table.space.as_ref().map_or(0, |space| space.len());
         let intervals = u64::from_le_bytes(take(image)?);
         let mut last: Option<Vec<u8>> = None;
-        for _ in 0..intervals {
+        for count in 0..intervals {
             let separator = take_short(image)?;
             let bytes: [u8; 20] = take(image)?;
             let number = |at: usize| sheaf_platform::codec::u32_at(&bytes, at);
@@ -249,8 +249,13 @@ impl FlexEngine {
                 continue;
             }
             let ascends = last.as_ref().map_or(separator.is_empty(), |last| *last < separator);
-            if !ascends || piece == 0 || piece > len - table.tree.len() {
-                return Err(image.invalid_field("interval", piece));
+            if !ascends {
+                let expected = "separators in ascending order".into();
+                return Err(image.invalid_field("index of an interval", expected, count));
+            }
+            let room = len - table.tree.len();
+            if piece == 0 || piece > room {
+                return Err(image.invalid_field("bytes of an interval", (1..=room).into(), piece));
             }
             let interval_counts = IntervalCounts::from_encoded(number(8), number(12), number(16));
             let item = table.new_interval(&separator, interval_counts, &self.interval_cache);
@@ -259,7 +264,7 @@ impl FlexEngine {
             last = Some(separator);
         }
         if is_current && table.tree.len() != len {
-            return Err(image.invalid_field("length of the space", len));
+            return Err(image.invalid_field("bytes of all intervals", len.into(), table.tree.len()));
         }
         let blobs = u64::from_le_bytes(take(image)?);
         for _ in 0..blobs {
@@ -277,7 +282,10 @@ impl FlexEngine {
             let value = match (kind, <[u8; 16]>::try_from(&value[..])) {
                 (0, _) => RetainedValue::Put(value),
                 (1, Ok(bytes)) => RetainedValue::Blob(bytes),
-                _ => return Err(image.invalid_field("kind", u64::from(kind))),
+                (1, Err(_)) => {
+                    return Err(image.invalid_field("bytes of a blob", 16.into(), value.len() as u64));
+                }
+                _ => return Err(image.invalid_field("kind", (..=1).into(), u64::from(kind))),
             };
             if let RecordContent::Blob(blob) = value.content() {
                 self.blobs.lock().insert(blob.id);

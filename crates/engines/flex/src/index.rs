@@ -277,7 +277,7 @@ impl SparseIndex {
             IntervalRead::Block(block) => with(block.find(fingerprint, key, at)),
             IntervalRead::Bytes(data) => {
                 let found = SortedVersions::of(&data)
-                    .map_err(|what| Error::corrupt(&interval_cache.path, entry.start, what))?
+                    .map_err(|what| Error::corrupt(&interval_cache.path, entry.start, "interval", what))?
                     .found;
                 if !interval_cache.slots.is_fingerprint_limit_reached() {
                     let printed = found
@@ -333,7 +333,9 @@ impl SparseIndex {
         interval_cache: &IntervalCache,
     ) -> Result<StoredPair<'b>> {
         let decoded = StoredPair::decode(bytes, 0);
-        decoded.map(|(pair, _)| pair).map_err(|what| Error::corrupt(&interval_cache.path, entry.start, what))
+        decoded
+            .map(|(pair, _)| pair)
+            .map_err(|what| Error::corrupt(&interval_cache.path, entry.start, "interval", what))
     }
 
     /// Reads the block of an interval from the space. Puts it into its slot if it is admitted.
@@ -383,7 +385,7 @@ impl SparseIndex {
     ) -> Result<BlockRef> {
         let block = interval_cache
             .build_block(data)
-            .map_err(|what| Error::corrupt(&interval_cache.path, entry.start, what))?;
+            .map_err(|what| Error::corrupt(&interval_cache.path, entry.start, "interval", what))?;
         interval_cache.slots.get(entry.item.slot).set_live(block.live());
         Ok(block)
     }

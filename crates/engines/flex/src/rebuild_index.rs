@@ -204,7 +204,10 @@ impl FlexEngine {
                     break;
                 }
                 let left = (view.len() - at).saturating_sub(head as u64);
-                if !begins && at == interval || len > left {
+                if !begins && at == interval {
+                    return Err(self.damage(at, run::kind_damage(true, bytes)));
+                }
+                if len > left {
                     return Err(self.damage(at, Damage::BadLength { got: len, max: left }));
                 }
                 at += head as u64 + len;
@@ -271,7 +274,7 @@ impl FlexEngine {
         let SortedVersions { found, runs, live } =
             SortedVersions::of(data).map_err(|what| self.damage(start, what))?;
         let (Some((_, first)), Some((_, last))) = (found.first(), found.last()) else {
-            return Err(self.damage(start, out_of_order(start)));
+            return Err(self.damage(start, Damage::bad_field("pairs of an interval", 1.., 0)));
         };
         let before = blobs.len();
         blobs.extend(found.iter().filter_map(|(_, pair)| match pair.content {
@@ -311,7 +314,7 @@ impl FlexEngine {
     }
 
     fn damage(&self, at: u64, what: Damage) -> Error {
-        Error::corrupt(&self.interval_cache.path, at, what)
+        Error::corrupt(&self.interval_cache.path, at, "interval", what)
     }
 }
 
@@ -365,5 +368,5 @@ fn next_interval(view: &SpaceView, mut at: u64) -> Result<u64> {
 }
 
 fn out_of_order(at: u64) -> Damage {
-    Damage::BadField { field: "order of intervals", value: at }
+    Damage::bad_field("start of an interval", "one with keys above those before it", at)
 }

@@ -168,7 +168,10 @@ impl<'a> StoredPair<'a> {
         let (kind, len) = (tail & 3, tail >> 2);
         let left = (bytes.len() - at) as u64;
         let too_long = || Damage::BadLength { got: key_len.saturating_add(len), max: left };
-        if key_len > MAX_KEY as u64 || key_len.checked_add(len).is_none_or(|both| both > left) {
+        if key_len > MAX_KEY as u64 {
+            return Err(Damage::BadLength { got: key_len, max: MAX_KEY as u64 });
+        }
+        if key_len.checked_add(len).is_none_or(|both| both > left) {
             return Err(too_long());
         }
         let key_end = at + usize::try_from(key_len).map_err(|_| too_long())?;
@@ -178,7 +181,9 @@ impl<'a> StoredPair<'a> {
             KIND_PUT => RecordContent::Put(value),
             KIND_BLOB if len == 16 => RecordContent::Blob(decode_blob_ref(value)),
             KIND_TOMBSTONE if len == 0 => RecordContent::Remove,
-            _ => return Err(Damage::BadField { field: "pair kind", value: tail }),
+            KIND_BLOB => return Err(Damage::bad_field("bytes of a blob", 16, len)),
+            KIND_TOMBSTONE => return Err(Damage::bad_field("bytes of a tombstone", 0, len)),
+            _ => return Err(Damage::bad_field("pair kind", KIND_PUT..=KIND_TOMBSTONE, kind)),
         };
         Ok((StoredPair { key: &bytes[at..key_end], seq, content }, end))
     }
@@ -207,6 +212,13 @@ pub(crate) fn encode_single_run(pairs: &[u8], out: &mut Vec<u8>) {
     out.extend_from_slice(pairs);
 }
 
+/// Returns the damage of the kind of a run, which must be the first one of its interval or not.
+#[cold]
+pub(crate) fn kind_damage(is_first: bool, run: &[u8]) -> Damage {
+    let expected = if is_first { u64::from(BASE_RUN) } else { u64::from(APPENDED_RUN) };
+    Damage::bad_field("kind of a run", expected, run.first().copied().map_or(0, u64::from))
+}
+
 /// Decodes the header of a run. Returns whether the run begins an interval, the length of the
 /// header, and the number of bytes of pairs.
 pub(crate) fn decode_header(bytes: &[u8]) -> Result<(bool, usize, u64), Damage> {
@@ -214,8 +226,8 @@ pub(crate) fn decode_header(bytes: &[u8]) -> Result<(bool, usize, u64), Damage> 
     let begins = match bytes.first() {
         Some(&BASE_RUN) => true,
         Some(&APPENDED_RUN) => false,
-        Some(other) => return Err(Damage::BadField { field: "run", value: u64::from(*other) }),
-        None => return Err(Damage::BadLength { got: 0, max: 1 }),
+        Some(_) => return Err(kind_damage(false, bytes)),
+        None => return Err(Damage::BadLength { got: 1, max: 0 }),
     };
     let len = take_varint(bytes, &mut at)?;
     Ok((begins, at, len))
@@ -232,7 +244,10 @@ pub(crate) fn for_each_pair<'a>(
     while at < bytes.len() {
         let (begins, head, len) = decode_header(&bytes[at..])?;
         let left = (bytes.len() - at - head) as u64;
-        if begins != (at == 0) || len > left {
+        if begins != (at == 0) {
+            return Err(kind_damage(at == 0, &bytes[at..]));
+        }
+        if len > left {
             return Err(Damage::BadLength { got: len, max: left });
         }
         at += head;

@@ -84,21 +84,27 @@ pub(crate) fn read_u64(image: &mut dyn ImageSource) -> Result<u64> {
 pub(crate) fn restore(engine: &KreonEngine, image: &mut dyn ImageSource) -> Result<()> {
     let [layout] = read_array(image)?;
     if layout != LAYOUT {
-        return Err(image.invalid_field("layout", u64::from(layout)));
+        return Err(image.invalid_field("layout", u64::from(LAYOUT).into(), u64::from(layout)));
     }
     let page = read_u32(image)?;
-    if page as usize != engine.level_store.space.page_file.page {
-        return Err(image.invalid_field("bytes of a page", u64::from(page)));
+    let page_bytes = engine.level_store.space.page_file.page;
+    if page as usize != page_bytes {
+        let expected = page_bytes as u64;
+        return Err(image.invalid_field("bytes of a page", expected.into(), u64::from(page)));
     }
     let end = read_u32(image)?;
     let [levels] = read_array(image)?;
-    if levels > MAX_LEVELS || end == 0 {
-        return Err(image.invalid_field("levels", u64::from(levels)));
+    if levels > MAX_LEVELS {
+        return Err(image.invalid_field("levels", (..=u64::from(MAX_LEVELS)).into(), u64::from(levels)));
+    }
+    if end == 0 {
+        return Err(image.invalid_field("end of the pages", (1..).into(), 0));
     }
     let levels = (0..levels).map(|_| read_level(image, end)).collect::<Result<Vec<Level>>>()?;
     let words = read_u32(image)?;
-    if u64::from(words) > u64::from(end).div_ceil(64) {
-        return Err(image.invalid_field("words", u64::from(words)));
+    let max_words = u64::from(end).div_ceil(64);
+    if u64::from(words) > max_words {
+        return Err(image.invalid_field("words", (..=max_words).into(), u64::from(words)));
     }
     let mut used = Vec::new();
     for _ in 0..words {
@@ -107,15 +113,17 @@ pub(crate) fn restore(engine: &KreonEngine, image: &mut dyn ImageSource) -> Resu
     let mut counts: Vec<(u32, u64)> = Vec::new();
     for _ in 0..read_u32(image)? {
         let (slot, bytes) = (read_u32(image)?, read_u64(image)?);
-        if slot as usize >= SLOT_COUNT || counts.last().is_some_and(|(last, _)| *last >= slot) {
-            return Err(image.invalid_field("slot", u64::from(slot)));
+        let least = counts.last().map_or(0, |(last, _)| u64::from(*last) + 1);
+        if slot as usize >= SLOT_COUNT || u64::from(slot) < least {
+            let expected = least..SLOT_COUNT as u64;
+            return Err(image.invalid_field("slot", expected.into(), u64::from(slot)));
         }
         let Some(now) = image.slot_of(slot) else {
             counts.push((slot, 0)); // the segment is deleted, and replay restores its records
             continue;
         };
         if now != slot {
-            return Err(image.invalid_field("segment slot", u64::from(now)));
+            return Err(image.invalid_field("segment slot", u64::from(now).into(), u64::from(slot)));
         }
         counts.push((slot, bytes));
     }
@@ -135,13 +143,17 @@ pub(crate) fn restore(engine: &KreonEngine, image: &mut dyn ImageSource) -> Resu
 fn read_incarnations(engine: &KreonEngine, image: &mut dyn ImageSource) -> Result<SlotIncarnations> {
     let before = read_u64(image)?;
     if before == 0 || before >= MAX_INCARNATIONS {
-        return Err(image.invalid_field("life", before));
+        return Err(image.invalid_field("incarnation", (1..MAX_INCARNATIONS).into(), before));
     }
     let mut lives = SlotIncarnations { current: before + 1, ..SlotIncarnations::default() };
     for _ in 0..read_u32(image)? {
         let (slot, life) = (read_u32(image)?, read_u64(image)?);
-        if slot as usize >= SLOT_COUNT || life > before {
-            return Err(image.invalid_field("renewed slot", u64::from(slot)));
+        if slot as usize >= SLOT_COUNT {
+            let expected = 0..SLOT_COUNT as u64;
+            return Err(image.invalid_field("renewed slot", expected.into(), u64::from(slot)));
+        }
+        if life > before {
+            return Err(image.invalid_field("incarnation of a slot", (..=before).into(), life));
         }
         if image.slot_of(slot) == Some(slot) {
             lives.reused_slots.insert(slot, life);
@@ -163,8 +175,15 @@ fn read_level(image: &mut dyn ImageSource, end: u32) -> Result<Level> {
         return Ok(Level::default());
     }
     let is_within = root.page > 0 && root.page.checked_add(u32::from(root.pages)).is_some_and(|to| to <= end);
-    if height > MAX_HEIGHT || !is_within || root.pages == 0 {
-        return Err(image.invalid_field("root", u64::from(root.page)));
+    if height > MAX_HEIGHT {
+        return Err(image.invalid_field("height", (..=u64::from(MAX_HEIGHT)).into(), u64::from(height)));
+    }
+    if root.pages == 0 {
+        return Err(image.invalid_field("pages of the root", (1..).into(), 0));
+    }
+    if !is_within {
+        let expected = 1..=u64::from(end).saturating_sub(u64::from(root.pages));
+        return Err(image.invalid_field("page of the root", expected.into(), u64::from(root.page)));
     }
     Ok(Level { root: Some((root, height)) })
 }

@@ -84,20 +84,23 @@ pub(crate) fn save(resting: &[ImageKey], out: &mut dyn ImageSink) -> Result<()> 
 pub(crate) fn restore(engine: &KreonEngine, image: &mut dyn ImageSource) -> Result<()> {
     let count = read_u32(image)?;
     if u64::from(count) > MAX_IMAGE_KEYS {
-        return Err(image.invalid_field("resting keys", u64::from(count)));
+        return Err(image.invalid_field("resting keys", (..=MAX_IMAGE_KEYS).into(), u64::from(count)));
     }
     let mut before: Option<Vec<u8>> = None;
-    for _ in 0..count {
+    for index in 0..count {
         let (bits, seq, len) = (read_u64(image)?, read_u64(image)?, read_u32(image)?);
-        let Some(word) = RecordWord::from_image(bits) else { return Err(image.invalid_field("word", bits)) };
+        let Some(word) = RecordWord::from_image(bits) else {
+            return Err(image.invalid_field("word", "an address, a blob or a tombstone".into(), bits));
+        };
         let seq = image.seq(seq)?;
         if len as usize > MAX_KEY {
-            return Err(image.invalid_field("bytes of a key", u64::from(len)));
+            return Err(image.invalid_field("bytes of a key", (..=MAX_KEY as u64).into(), u64::from(len)));
         }
         let mut key = vec![0; len as usize];
         image.fill(&mut key)?;
         if before.as_ref().is_some_and(|before| *before >= key) {
-            return Err(image.invalid_field("order of keys", u64::from(len)));
+            let expected = "keys in ascending order".into();
+            return Err(image.invalid_field("index of a key", expected, u64::from(index)));
         }
         restore_key(engine, image, (word, seq), &key);
         before = Some(key);

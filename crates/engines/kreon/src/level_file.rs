@@ -249,7 +249,8 @@ impl LevelFile {
 
     fn open_file(&self) -> Result<Arc<dyn File>> {
         let file = self.file.lock().clone();
-        file.ok_or_else(|| self.page_file.damage_error(1, Damage::BadField { field: "reference", value: 0 }))
+        let missing = || Damage::bad_field("pages", 1.., 0);
+        file.ok_or_else(|| self.page_file.damage_error(1, missing()))
     }
 
     /// Reads the pages of a node of `level` and checks them.

@@ -168,8 +168,8 @@ impl KreonEngine {
 
     /// Returns the error for an address without a record.
     pub(crate) fn dangling_address_error(&self, address: Address) -> Error {
-        let what = Damage::BadField { field: "address", value: address.bits() };
-        Error::corrupt(&self.level_store.space.page_file.path, 0, what)
+        let what = Damage::bad_field("address", "an address of a record of the key", address.bits());
+        Error::corrupt(&self.level_store.space.page_file.path, 0, "reference to a record", what)
     }
 
     /// Decodes the record in `frame`, which must belong to `key`.
@@ -182,7 +182,7 @@ impl KreonEngine {
         guard: &Guard,
     ) -> Result<Record<'f>> {
         let damaged = |what| match self.context.segments.at(address.slot(), guard) {
-            Some(segment) => Error::corrupt(segment.path(), address.offset(), what),
+            Some(segment) => Error::corrupt(segment.path(), address.offset(), "record", what),
             None => self.dangling_address_error(address),
         };
         let record = Record::decode(frame.payload()).map_err(damaged)?;
@@ -441,7 +441,7 @@ impl KreonEngine {
     fn newest_record_at(&self, address: Address, guard: &Guard) -> Result<NewestRecord> {
         let (frame, segment) = self.context.segments.frame_unchecked(address, guard)?;
         let record = Record::decode(frame.payload())
-            .map_err(|what| Error::corrupt(segment.path(), address.offset(), what))?;
+            .map_err(|what| Error::corrupt(segment.path(), address.offset(), "record", what))?;
         let blob = if let RecordContent::Blob(blob) = record.content { Some(blob.id) } else { None };
         Ok(NewestRecord { address, span: frame.span(), seq: frame.header.seq, blob, memtable: None })
     }

@@ -391,7 +391,8 @@ impl LevelStore {
         if frame.bytes().get(1) == Some(&level) {
             return Ok(frame);
         }
-        let what = Damage::BadField { field: "reference to a level", value: u64::from(level) };
+        let got = frame.bytes().get(1).copied().unwrap_or_default();
+        let what = Damage::bad_field("level of a node", u64::from(level), u64::from(got));
         Err(self.space.page_file.damage_error(at.page, what))
     }
 

@@ -47,6 +47,8 @@ const MAX_OPEN_CHUNKS: usize = 64;
 const TINY_MAX_OPEN_CHUNKS: usize = 2;
 /// Slots of a class that are punched per call of [`Blobs::trim`], at most.
 const MAX_PUNCHED: usize = 256;
+/// Name of the header of a chunk in errors.
+const CHUNK_HEADER: &str = "chunk header";
 /// Largest unit in bytes.
 const UNIT: usize = 4096;
 
@@ -197,6 +199,8 @@ impl Blobs {
         self.volume();
         let Some((place, file)) = self.allocate_slot(class)? else { return Ok(None) };
         let blob = BlobRef { id: place.id(), len, sum: crc32c::crc32c(value) };
+        let found = SlotLocation::from_id(blob.id);
+        assert!(found == Some(place), "slot_layout (I1): the number of a value determines its location");
         let staged = UncommittedBlob { blob, file, owner: Arc::clone(self), is_committed: false };
         let filled = self.write_slot(&*staged.file, place, value).during(IoOp::Write, &self.path(blob.id));
         drop(life); // dropping `staged` takes this lock again, and a waiting `close` would block it
@@ -284,6 +288,10 @@ impl Blobs {
 
     fn write_slot(&self, file: &dyn File, place: SlotLocation, value: &[u8]) -> std::io::Result<()> {
         let (base, unit) = (self.layout.offset(place), usize::try_from(self.layout.unit).unwrap_or(UNIT));
+        assert!(
+            base.is_multiple_of(unit as u64) && value.len() as u64 <= self.layout.slot_bytes(place.class),
+            "chunks (I3): a value is written in whole units of its slot"
+        );
         let (whole, rest) = value.split_at(value.len() - value.len() % unit);
         if !whole.is_empty() {
             file.write_at(base, whole)?;
@@ -330,13 +338,18 @@ impl Blobs {
         let file = self.disk.open(&path, OpenMode::Read).during(IoOp::Open, &path)?;
         let mut head = [0; HEAD];
         if let Some(got) = read_up_to_end(&*file, 0, &mut head).during(IoOp::Read, &path)? {
-            return Err(Error::corrupt(&path, got, Damage::Truncated { got, expected: HEAD as u64 }));
+            return Err(Error::corrupt(
+                &path,
+                got,
+                CHUNK_HEADER,
+                Damage::Truncated { got, expected: HEAD as u64 },
+            ));
         }
         let fields = self.layout.fields(self.store, chunk, class);
         match (0..fields.len()).find(|at| head[*at] != fields[*at]) {
             Some(at) => {
-                let (field, value) = ("chunk header", u64::from(head[at]));
-                Err(Error::corrupt(&path, at as u64, Damage::BadField { field, value }))
+                let what = Damage::bad_field("byte", u64::from(fields[at]), u64::from(head[at]));
+                Err(Error::corrupt(&path, at as u64, CHUNK_HEADER, what))
             }
             None => Ok(head),
         }
@@ -365,7 +378,7 @@ impl Blobs {
         };
         if u64::from(blob.len) > self.layout.slot_bytes(place.class) {
             let (got, max) = (u64::from(blob.len), self.layout.slot_bytes(place.class));
-            return Err(Error::corrupt(&path, 0, Damage::BadLength { got, max }));
+            return Err(Error::corrupt(&path, 0, "blob", Damage::BadLength { got, max }));
         }
         Ok(Some(OpenBlob::in_slot(file, path, *blob, self.layout.offset(place), pin)))
     }
@@ -437,15 +450,12 @@ impl Blobs {
 
     fn check_head(&self, chunk: u64, class: u8) -> Result<()> {
         let head = self.read_head(chunk, class)?;
-        let damaged = |slot: &u8| slot_layout::generation_in(&head, chunk, *slot).is_none();
-        match (0..slots(class)).find(damaged) {
-            Some(slot) => {
-                let (field, value) = ("slot stamp", u64::from(slot));
-                let path = self.file_path(chunk, "chunk");
-                Err(Error::corrupt(&path, stamp_at(slot) as u64, Damage::BadField { field, value }))
-            }
-            None => Ok(()),
+        for slot in 0..slots(class) {
+            slot_layout::generation_in(&head, chunk, slot).map_err(|what| {
+                Error::corrupt(&self.file_path(chunk, "chunk"), stamp_at(slot) as u64, "slot stamp", what)
+            })?;
         }
+        Ok(())
     }
 }
 

@@ -17,10 +17,8 @@
 //! engine links it under a name of its own ([`Blobs::path`], `Disk::link`) and releases this one.
 //! Number, length and checksum in the record detect a foreign file as well as a file header would.
 //!
-//! Names are never reused, not even by another database, and directories are spread over the device
-//! (`Disk::spread_dirs`). The reason: creating files is slow where many were just removed. If it is
-//! slow anyway, the directory gets no more files (`dir_choice`). A directory is removed with its
-//! last file.
+//! `directories` has the names, `uncommitted` a value before its commit, and `unsynced` the sync
+//! rounds.
 //!
 //! ## Crash
 //!
@@ -29,21 +27,23 @@
 
 mod chunks;
 mod dir_choice;
+mod directories;
 #[cfg(all(test, shuttle))]
 mod interleavings;
 mod slot_allocator;
 mod slot_layout;
+mod uncommitted;
+mod unsynced;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 
 use crate::blob_reader::{BlobChecksums, BlobReader, OpenBlob, StoredValue};
 use crate::types::StoreId;
 use chunks::ChunkTable;
-use dir_choice::DirChoice;
-use sheaf_platform::disk::{Disk, File, OpenMode, Volume, set_len_dirty};
+use directories::Dirs;
+use sheaf_platform::disk::{Disk, OpenMode, Volume, set_len_dirty};
 use sheaf_platform::error::{Damage, Error, IoContext, IoOp, Result};
 use sheaf_platform::sync::Mutex;
 use sheaf_platform::sync::atomic::{AtomicU64, Ordering};
@@ -51,6 +51,8 @@ use slot_layout::{ChunkLayout, SlotLocation};
 
 pub(crate) use chunks::SlotPin;
 pub use slot_layout::file_number;
+pub use uncommitted::UncommittedBlob;
+pub use unsynced::UnsyncedBlobs;
 
 /// If more blob files than this are unsynced, they are closed and the volume is synced as a whole.
 /// Otherwise they are synced one by one.
@@ -69,64 +71,6 @@ pub struct BlobRef {
     pub len: u32,
     /// Checksum of the value.
     pub sum: u32,
-}
-
-/// Blob of a commit that has no number yet. If it is dropped without a commit, its file or slot is
-/// freed.
-#[derive(Debug)]
-pub struct UncommittedBlob {
-    /// Reference for the record.
-    pub blob: BlobRef,
-    file: Arc<dyn File>,
-    owner: Arc<Blobs>,
-    is_committed: bool,
-}
-
-impl UncommittedBlob {
-    /// Appends to the value, which has a file of its own.
-    ///
-    /// # Errors
-    ///
-    /// Returns [`Error::TooLarge`] if the value would have 4 GiB or more, and an error of the
-    /// write.
-    pub fn append(&mut self, bytes: &[u8]) -> Result<()> {
-        let (path, at) = (self.owner.path(self.blob.id), u64::from(self.blob.len));
-        let got = at + bytes.len() as u64;
-        let max = crate::types::MAX_VALUE as u64;
-        let len = u32::try_from(got).map_err(|_| Error::TooLarge { object: "value", got, max })?;
-        self.file.write_at(at, bytes).during(IoOp::Write, &path)?;
-        self.blob.sum = crc32c::crc32c_append(self.blob.sum, bytes);
-        self.blob.len = len;
-        Ok(())
-    }
-
-    /// Makes the appended bytes durable. After a failure the blob must be dropped.
-    ///
-    /// # Errors
-    ///
-    /// Returns [`Error::Io`] if the sync fails.
-    pub fn sync(&self) -> Result<()> {
-        self.file.sync().during(IoOp::Sync, &self.owner.path(self.blob.id))
-    }
-
-    /// Marks the blob as committed: the file stays, and the next sync round must sync it.
-    #[must_use]
-    pub fn commit(mut self) -> Arc<dyn File> {
-        self.is_committed = true;
-        Arc::clone(&self.file)
-    }
-}
-
-impl Drop for UncommittedBlob {
-    fn drop(&mut self) {
-        if !self.is_committed {
-            // A file that cannot be removed is an orphan, which the next opening removes.
-            let _ = match SlotLocation::from_id(self.blob.id) {
-                Some(place) => self.owner.discard_slot(place),
-                None => self.owner.remove(self.blob.id),
-            };
-        }
-    }
 }
 
 /// All blobs of a database.
@@ -185,77 +129,6 @@ impl BlobStats {
     }
 }
 
-/// State of the directories.
-#[derive(Debug)]
-struct Dirs {
-    /// Files per directory: created since the opening, or found by it.
-    counts: HashMap<u64, u64>,
-    /// Directories with names that may not be durable.
-    unsynced_names: HashSet<u64>,
-    dir_choice: DirChoice,
-}
-
-impl Dirs {
-    /// Returns an empty state for directories of at most `files` files.
-    fn new(files: u64) -> Dirs {
-        Dirs { counts: HashMap::new(), unsynced_names: HashSet::new(), dir_choice: DirChoice::new(files) }
-    }
-}
-
-/// Files of committed blobs that may not be durable.
-#[derive(Debug, Default)]
-pub struct UnsyncedBlobs {
-    files: Vec<UnsyncedFile>,
-    /// Whether there are others, which are closed already.
-    has_closed_files: bool,
-}
-
-/// File that may not be completely durable.
-#[derive(Debug)]
-struct UnsyncedFile {
-    number: u64,
-    file: Arc<dyn File>,
-    is_name_unsynced: bool,
-}
-
-impl UnsyncedBlobs {
-    /// Adds the committed blob `staged`.
-    pub fn add(&mut self, staged: UncommittedBlob) {
-        let owner = Arc::clone(&staged.owner);
-        let id = staged.blob.id;
-        let file = staged.commit();
-        if !self.has_closed_files {
-            let (number, is_unnamed) = match SlotLocation::from_id(id) {
-                Some(SlotLocation { chunk, .. }) => (chunk, owner.chunks.is_name_unsynced(chunk)),
-                None => (id, true),
-            };
-            if self.files.iter().any(|new| new.number == number) {
-                return;
-            }
-            self.files.push(UnsyncedFile { number, file, is_name_unsynced: is_unnamed });
-            if self.files.len() > owner.syncfs_threshold && owner.volume().is_some() {
-                self.has_closed_files = true;
-                self.files.clear();
-            }
-        }
-    }
-
-    /// Adds the files of `other`.
-    pub fn merge(&mut self, other: UnsyncedBlobs) {
-        self.has_closed_files |= other.has_closed_files;
-        for new in other.files {
-            if !self.files.iter().any(|known| known.number == new.number) {
-                self.files.push(new);
-            }
-        }
-    }
-
-    /// Returns true if there are no files.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.files.is_empty() && !self.has_closed_files
-    }
-}
-
 impl Blobs {
     /// Creates the state of the blobs in `dir`. The next file gets the number `next`.
     #[must_use]
@@ -280,77 +153,6 @@ impl Blobs {
         })
     }
 
-    /// Returns the volume. It must be opened before the first write, so that its sync reports a
-    /// failed writeback of that write.
-    fn volume(&self) -> Option<&Arc<dyn Volume>> {
-        self.volume.get_or_init(|| self.disk.volume(&self.dir).ok()).as_ref()
-    }
-
-    /// Makes blob files and their names durable.
-    ///
-    /// # Errors
-    ///
-    /// Returns [`Error::Io`] if a sync fails. The data may then be lost.
-    pub fn sync(&self, staged: &UnsyncedBlobs) -> Result<()> {
-        if staged.is_empty() {
-            return Ok(());
-        }
-        let unnamed = self.dirs.lock().unsynced_names.clone();
-        match self.volume().filter(|_| staged.has_closed_files) {
-            Some(volume) => volume.sync().during(IoOp::Sync, &self.dir)?,
-            None => {
-                if staged.files.len() > 1 {
-                    staged.files.iter().for_each(|new| new.file.start_sync());
-                }
-                staged.files.iter().try_for_each(|new| new.file.sync()).during(IoOp::Sync, &self.dir)?;
-                let new = || staged.files.iter().filter(|new| new.is_name_unsynced).map(|new| new.number);
-                self.sync_names(new())?;
-                self.chunks.mark_names_synced(new());
-                if unnamed.is_empty() {
-                    return Ok(());
-                }
-                self.disk.sync_dir(&self.dir).during(IoOp::SyncDirectory, &self.dir)?;
-            }
-        }
-        self.dirs.lock().unsynced_names.retain(|dir| !unnamed.contains(dir));
-        Ok(())
-    }
-
-    /// Makes the names of files durable within their directories.
-    fn sync_names(&self, numbers: impl Iterator<Item = u64>) -> Result<()> {
-        let dirs: HashSet<u64> = numbers.map(|number| self.dir_of(number)).collect();
-        for dir in dirs {
-            let path = self.dir_path(dir);
-            self.disk.sync_dir(&path).during(IoOp::SyncDirectory, &path)?;
-        }
-        Ok(())
-    }
-
-    /// Makes the names of these blobs and of their directories durable. They may have been created
-    /// in an earlier opening.
-    ///
-    /// # Errors
-    ///
-    /// Returns [`Error::Io`] if a directory cannot be synced.
-    pub fn sync_all_names(&self, blobs: &[BlobRef]) -> Result<()> {
-        if blobs.is_empty() {
-            return Ok(());
-        }
-        self.sync_names(
-            blobs.iter().map(|blob| SlotLocation::from_id(blob.id).map_or(blob.id, |place| place.chunk)),
-        )?;
-        self.disk.sync_dir(&self.dir).during(IoOp::SyncDirectory, &self.dir)
-    }
-
-    /// Returns the directory of file `number`.
-    fn dir_of(&self, number: u64) -> u64 {
-        number >> self.dir_bits
-    }
-
-    fn dir_path(&self, dir: u64) -> PathBuf {
-        self.dir.join(format!("{dir:08x}-{:08x}", self.salt))
-    }
-
     /// Returns the directory of all blobs.
     #[must_use]
     pub fn dir(&self) -> &Path {
@@ -372,12 +174,6 @@ impl Blobs {
         }
     }
 
-    fn file_path(&self, number: u64, kind: &str) -> PathBuf {
-        let mut path = self.dir_path(self.dir_of(number));
-        path.push(format!("{number:016x}.{kind}"));
-        path
-    }
-
     /// Creates a file for a value. The file and the appended bytes are not durable before the next
     /// sync.
     ///
@@ -390,90 +186,6 @@ impl Blobs {
         self.files.fetch_add(1, Ordering::Relaxed);
         let blob = BlobRef { id, len: 0, sum: crc32c::crc32c(&[]) };
         Ok(UncommittedBlob { blob, file, owner: Arc::clone(self), is_committed: false })
-    }
-
-    /// Creates the file of a number that was just assigned.
-    fn create(&self, id: u64, kind: &str) -> Result<Arc<dyn File>> {
-        self.volume();
-        let path = self.file_path(id, kind);
-        let mut file = self.create_timed(id, &path);
-        if file.as_ref().is_err_and(|e| e.kind() == std::io::ErrorKind::NotFound) {
-            // Another opening of the database, which ended or began at the same time, found the
-            // directory empty and removed it.
-            let mut dirs = self.dirs.lock();
-            dirs.unsynced_names.insert(self.dir_of(id));
-            file = match self.make_dir(self.dir_of(id)) {
-                Ok(()) => self.disk.open(&path, OpenMode::Create),
-                Err(_) => file,
-            };
-        }
-        let file = file.during(IoOp::Create, &path);
-        if file.is_err() {
-            self.record_removal(id);
-        }
-        file
-    }
-
-    /// Creates the file. Measures the time for a sample of the files.
-    fn create_timed(&self, id: u64, path: &Path) -> std::io::Result<Arc<dyn File>> {
-        let began = if dir_choice::is_timed(id) { self.disk.cpu_time() } else { None };
-        let file = self.disk.open(path, OpenMode::Create)?;
-        if let Some(took) = began.and_then(|began| Some(self.disk.cpu_time()?.saturating_sub(began))) {
-            self.record_create_time(id, took);
-        }
-        Ok(file)
-    }
-
-    /// Records the time that creating file `id` took. If it was too long, the directory gets no
-    /// more files.
-    fn record_create_time(&self, id: u64, took: Duration) {
-        let (dir, mut dirs) = (self.dir_of(id), self.dirs.lock());
-        if self.dir_of(self.next()) == dir && dirs.dir_choice.is_dir_slow(took) {
-            self.next.store((dir + 1) << self.dir_bits, Ordering::Relaxed);
-        }
-    }
-
-    /// Assigns a new number. Counts it in its directory, which is created if necessary.
-    fn number(&self) -> Result<u64> {
-        let mut dirs = self.dirs.lock();
-        let id = self.next();
-        let dir = self.dir_of(id);
-        match dirs.counts.get_mut(&dir) {
-            Some(count) => *count += 1,
-            None => {
-                self.make_dir(dir)?;
-                dirs.counts.insert(dir, 1);
-                dirs.unsynced_names.insert(dir);
-            }
-        }
-        self.next.store(id + 1, Ordering::Relaxed);
-        Ok(id)
-    }
-
-    /// Creates a directory, far from others on the device.
-    fn make_dir(&self, dir: u64) -> Result<()> {
-        self.disk.spread_dirs(&self.dir);
-        let path = self.dir_path(dir);
-        match self.disk.create_dir(&path) {
-            Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => Err(Error::io(IoOp::Create, &path, e)),
-            _ => Ok(()),
-        }
-    }
-
-    /// Records that file `id` was removed, or could not be created. Removes a directory that is
-    /// empty and gets no more files.
-    fn record_removal(&self, id: u64) {
-        let dir = self.dir_of(id);
-        let mut dirs = self.dirs.lock();
-        let Some(count) = dirs.counts.get_mut(&dir) else { return };
-        *count = count.saturating_sub(1);
-        if *count == 0 && dir != self.dir_of(self.next()) {
-            dirs.counts.remove(&dir);
-            dirs.unsynced_names.remove(&dir);
-            drop(dirs); // no file is created in it any more, and freeing its blocks takes time
-            // if it stays, the next opening removes it
-            let _ = self.disk.remove_dir(&self.dir_path(dir));
-        }
     }
 
     /// Opens the value of `blob`. Returns `Ok(None)` if it does not exist, because it was
@@ -539,7 +251,7 @@ impl Blobs {
     #[must_use]
     pub fn missing_error(&self, blob: &BlobRef) -> Error {
         let expected = u64::from(blob.len);
-        Error::corrupt(&self.path(blob.id), 0, Damage::Truncated { got: 0, expected })
+        Error::corrupt(&self.path(blob.id), 0, "blob", Damage::Truncated { got: 0, expected })
     }
 
     /// Writes a blob's bytes again at the same place and syncs them.
@@ -607,28 +319,6 @@ impl Blobs {
         !going.is_empty()
     }
 
-    /// Removes a file. Returns false if it did not exist.
-    fn remove_file(&self, id: u64, kind: &str) -> Result<bool> {
-        let path = self.file_path(id, kind);
-        match self.disk.remove(&path) {
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(false),
-            other => other.during(IoOp::Remove, &path)?,
-        }
-        self.record_removal(id);
-        Ok(true)
-    }
-
-    /// Parses a file name. Returns the number, and whether the file is a chunk.
-    fn number_of(name: &str) -> Option<(u64, bool)> {
-        let (number, kind) = name.split_once('.').filter(|(n, _)| n.len() == 16)?;
-        let is_chunk = match kind {
-            "chunk" => true,
-            "blob" => false,
-            _ => return None,
-        };
-        Some((u64::from_str_radix(number, 16).ok()?, is_chunk))
-    }
-
     /// Records the referenced blobs. `frozen` means that there may be others.
     pub fn mark_used(&self, live: &HashSet<u64>, frozen: bool) {
         let places = || live.iter().filter_map(|id| SlotLocation::from_id(*id));
@@ -687,29 +377,6 @@ impl Blobs {
     /// Returns the path of the chunk or blob file `number`.
     pub fn file_of(&self, number: u64, is_chunk: bool) -> PathBuf {
         self.file_path(number, if is_chunk { "chunk" } else { "blob" })
-    }
-
-    /// Returns the numbers of all files, and whether each is a chunk. Called before any file is
-    /// created. Removes empty directories.
-    fn list(&self) -> Result<Vec<(u64, bool)>> {
-        let (mut all, mut dirs) = (Vec::new(), self.dirs.lock());
-        for entry in self.disk.list(&self.dir).during(IoOp::List, &self.dir)? {
-            let number = entry.name.split('-').next().and_then(|name| u64::from_str_radix(name, 16).ok());
-            let Some(dir) = number.filter(|_| entry.is_dir) else { continue };
-            let path = self.dir_path(dir);
-            if path.file_name().is_none_or(|name| *name != *entry.name) {
-                continue; // foreign
-            }
-            let files = self.disk.list(&path).during(IoOp::List, &path)?;
-            let before = all.len();
-            all.extend(files.iter().filter_map(|e| Blobs::number_of(&e.name)));
-            match (all.len() - before) as u64 {
-                // if it fails, the next opening tries again
-                0 if files.is_empty() => drop(self.disk.remove_dir(&path)),
-                count => drop(dirs.counts.insert(dir, count)),
-            }
-        }
-        Ok(all)
     }
 }
 

@@ -134,8 +134,11 @@ impl SlotAllocator {
         }
         let free = chunk.slots.iter_mut().enumerate().find(|(_, slot)| slot.state == SlotUse::Free);
         let Some((index, slot)) = free else { return SlotAllocation::NoSlot };
+        assert!(slot.readers == 0, "slot_allocator (I1): a free slot has no pin");
+        assert!(!chunk.is_frozen, "slot_allocator (I5): a slot of a frozen chunk is not allocated");
+        assert!(slot.newest < LAST_GENERATION, "slot_layout (I2): a free slot has a generation left");
         slot.state = SlotUse::Used;
-        slot.newest += 1; // a free slot has at least one generation left
+        slot.newest += 1;
         slot.generation = slot.newest;
         let place = SlotLocation {
             chunk: number,
@@ -171,8 +174,8 @@ impl SlotAllocator {
         chunk.has_generations = true;
         for (index, slot) in (0..).zip(chunk.slots.iter_mut()) {
             match slot_layout::generation_in(head, number, index) {
-                Some(generation) => slot.newest = slot.newest.max(generation),
-                None => slot.newest = LAST_GENERATION, // not used any more
+                Ok(generation) => slot.newest = slot.newest.max(generation),
+                Err(_) => slot.newest = LAST_GENERATION, // not used any more
             }
             if slot.state == SlotUse::Free && slot.newest == LAST_GENERATION {
                 slot.state = SlotUse::Retired;
@@ -236,6 +239,7 @@ impl SlotAllocator {
     /// Removes a pin.
     pub(super) fn unpin(&mut self, place: SlotLocation) {
         let Some(slot) = self.slot(place) else { return };
+        assert!(slot.readers > 0, "slot_allocator (I2): a pinned slot keeps its value until it is unpinned");
         slot.readers -= 1;
         if slot.readers == 0 && slot.state == SlotUse::Removed {
             self.free(place);
@@ -332,7 +336,8 @@ impl SlotAllocator {
             let count = if all { self.empty[class].len() } else { self.spare[class].div_ceil(2) };
             for _ in 0..count {
                 let Some(number) = self.empty[class].last().copied() else { break };
-                self.remove_if_empty(number);
+                let is_removed = self.remove_if_empty(number);
+                assert!(is_removed, "slot_allocator (I4): a chunk that is removed has no used slot");
                 out.push(number);
             }
             self.spare[class] = self.empty[class].len();

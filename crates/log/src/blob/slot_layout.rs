@@ -11,7 +11,6 @@
 //! A stamp has the newest generation that was started in its slot. A number is that of a value in a
 //! slot.
 //!
-//!
 //! A class is defined by the number of slots of a chunk, so that little of a chunk is unused. The
 //! slot sizes of neighboring classes differ by a factor of about 1.25: a value fills at least four
 //! fifths of its slot. Unwritten parts of a slot have no blocks.
@@ -27,6 +26,7 @@
 use crate::root::FORMAT;
 use crate::types::StoreId;
 use sheaf_platform::codec::u32_at;
+use sheaf_platform::error::Damage;
 
 /// Bit that is set only in numbers of values in slots.
 const IN_SLOT: u64 = 1 << 63;
@@ -124,11 +124,17 @@ pub(super) fn stamp(chunk: u64, slot: u8, generation: u16) -> [u8; STAMP] {
     bytes
 }
 
-/// Returns the generation in the stamp of a slot, or `None` if the stamp is damaged.
-pub(super) fn generation_in(head: &[u8], chunk: u64, slot: u8) -> Option<u16> {
-    let at = stamp_at(slot);
-    let generation = u16::try_from(u32_at(head, at)).ok()?;
-    (u32_at(head, at + 4) == stamp_sum(chunk, slot, generation)).then_some(generation)
+/// Returns the generation in the stamp of a slot.
+///
+/// # Errors
+///
+/// Returns the damage of the stamp.
+pub(super) fn generation_in(head: &[u8], chunk: u64, slot: u8) -> Result<u16, Damage> {
+    let (stored, expected) = (u32_at(head, stamp_at(slot)), u32_at(head, stamp_at(slot) + 4));
+    let too_large = |_| Damage::bad_field("generation", ..=u64::from(u16::MAX), u64::from(stored));
+    let generation = u16::try_from(stored).map_err(too_large)?;
+    let got = stamp_sum(chunk, slot, generation);
+    if expected == got { Ok(generation) } else { Err(Damage::BadChecksum { expected, got }) }
 }
 
 fn stamp_sum(chunk: u64, slot: u8, generation: u16) -> u32 {
@@ -224,11 +230,11 @@ mod tests {
     #[test]
     fn a_damaged_stamp_is_rejected() {
         let mut head = vec![0; HEAD];
-        assert_eq!(generation_in(&head, 7, 63), None, "nothing was written");
+        assert!(generation_in(&head, 7, 63).is_err(), "nothing was written");
         head[stamp_at(63)..].copy_from_slice(&stamp(7, 63, 9));
-        assert_eq!(generation_in(&head, 7, 63), Some(9));
-        assert_eq!(generation_in(&head, 8, 63), None);
+        assert_eq!(generation_in(&head, 7, 63), Ok(9));
+        assert!(matches!(generation_in(&head, 8, 63), Err(Damage::BadChecksum { .. })));
         head[stamp_at(63)] ^= 1;
-        assert_eq!(generation_in(&head, 7, 63), None);
+        assert!(generation_in(&head, 7, 63).is_err());
     }
 }

@@ -1,5 +1,7 @@
 //! Tests of blobs: files, slots, names, and removal.
 
+use std::time::Duration;
+
 use super::*;
 use sheaf_sim::{CallClass, Fault, FaultKind, FaultPlan, KeepChoice, SimDisk};
 

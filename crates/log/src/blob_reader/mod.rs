@@ -218,7 +218,7 @@ impl OpenBlob {
             None => Ok(()),
             Some(got) => {
                 let expected = self.base + self.len();
-                Err(Error::corrupt(&self.path, got, Damage::Truncated { got, expected }))
+                Err(Error::corrupt(&self.path, got, "blob", Damage::Truncated { got, expected }))
             }
         }
     }
@@ -227,7 +227,7 @@ impl OpenBlob {
         if expected == got {
             return Ok(());
         }
-        Err(Error::corrupt(&self.path, self.base + at, Damage::BadChecksum { expected, got }))
+        Err(Error::corrupt(&self.path, self.base + at, "blob", Damage::BadChecksum { expected, got }))
     }
 }
 
@@ -328,12 +328,9 @@ impl BlobReader {
         match self.sums.get(piece) {
             Some(expected) => self.file.check_sum(at, *expected, crc32c::crc32c(bytes)),
             None => {
-                let offset = self.file.base + at;
-                Err(Error::corrupt(
-                    &self.file.path,
-                    offset,
-                    Damage::BadLength { got: at, max: self.file.len() },
-                ))
+                let pieces = self.sums.len() as u64;
+                let what = Damage::bad_field("checksums of pieces", piece as u64 + 1.., pieces);
+                Err(Error::corrupt(&self.file.path, self.file.base + at, "blob", what))
             }
         }
     }

@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use super::{DATA_START, MAX_CAPACITY};
+use super::{DATA_START, MAX_CAPACITY, SEGMENT_HEADER};
 use crate::root::FORMAT;
 use crate::types::{Incarnation, LogId, SegmentId, StoreId};
 use sheaf_platform::codec::{COUNT_LIMIT, FieldReader, FieldWriter, u32_at};
@@ -56,9 +56,9 @@ impl SegmentIdentity {
     }
 
     pub(super) fn decode(path: &Path, sector: &[u8; SECTOR_BYTES]) -> Result<SegmentIdentity> {
-        let damaged = |what| Error::corrupt(path, 0, what);
+        let damaged = |what| Error::corrupt(path, 0, SEGMENT_HEADER, what);
         if &sector[..8] != MAGIC {
-            return Err(damaged(Damage::BadMagic));
+            return Err(damaged(Damage::bad_magic(MAGIC, sector)));
         }
         let (expected, got) =
             (u32_at(sector, CHECKSUMMED_BYTES), crc32c::crc32c(&sector[..CHECKSUMMED_BYTES]));
@@ -66,9 +66,9 @@ impl SegmentIdentity {
             return Err(damaged(Damage::BadChecksum { expected, got }));
         }
         if let Some(at) = sector[CHECKSUMMED_BYTES + 4..].iter().position(|b| *b != 0) {
-            let field =
-                Damage::BadField { field: "padding", value: u64::from(sector[CHECKSUMMED_BYTES + 4 + at]) };
-            return Err(Error::corrupt(path, (CHECKSUMMED_BYTES + 4 + at) as u64, field));
+            let at = CHECKSUMMED_BYTES + 4 + at;
+            let what = Damage::bad_field("padding", 0, u64::from(sector[at]));
+            return Err(Error::corrupt(path, at as u64, SEGMENT_HEADER, what));
         }
         let found = u32_at(sector, 8);
         if found != FORMAT {
@@ -77,8 +77,8 @@ impl SegmentIdentity {
         let mut r = FieldReader::new(&sector[12..CHECKSUMMED_BYTES]);
         let mut fields = || -> Result<SegmentIdentity, Damage> {
             let number = r.u8()?;
-            let log =
-                LogId::from_u8(number).ok_or(Damage::BadField { field: "log", value: u64::from(number) })?;
+            let bad_log = || Damage::bad_field("log", 0..LogId::ALL.len() as u64, u64::from(number));
+            let log = LogId::from_u8(number).ok_or_else(bad_log)?;
             let stream = r.u8()?;
             r.take(2)?;
             let store = StoreId(r.u128()?);
@@ -86,7 +86,7 @@ impl SegmentIdentity {
             let incarnation = Incarnation(r.counter("incarnation")?);
             let capacity = r.u64()?;
             if !(DATA_START..=MAX_CAPACITY).contains(&capacity) {
-                return Err(Damage::BadField { field: "capacity", value: capacity });
+                return Err(Damage::bad_field("capacity", DATA_START..=MAX_CAPACITY, capacity));
             }
             Ok(SegmentIdentity { store, log, id, stream, incarnation, capacity })
         };

@@ -54,6 +54,8 @@ use sheaf_platform::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 pub const DATA_START: u64 = SECTOR;
 /// Largest capacity of a segment that an [`Address`] can refer to.
 pub const MAX_CAPACITY: u64 = 1 << 27;
+/// Name of the header of a segment in errors.
+const SEGMENT_HEADER: &str = "segment header";
 /// Number of bytes read at a time.
 const CHUNK: usize = 64 << 10;
 /// Bytes of a cache line.
@@ -172,13 +174,23 @@ impl Segment {
         let path = dir.join(file_name(id));
         let file = match disk.open(&path, open_mode) {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
-                return Err(Error::corrupt(&path, 0, Damage::Truncated { got: 0, expected: DATA_START }));
+                return Err(Error::corrupt(
+                    &path,
+                    0,
+                    SEGMENT_HEADER,
+                    Damage::Truncated { got: 0, expected: DATA_START },
+                ));
             }
             other => other.during(IoOp::Open, &path)?,
         };
         let len = file.opened_len().during(IoOp::Measure, &path)?;
         if len < DATA_START {
-            return Err(Error::corrupt(&path, 0, Damage::Truncated { got: len, expected: DATA_START }));
+            return Err(Error::corrupt(
+                &path,
+                0,
+                SEGMENT_HEADER,
+                Damage::Truncated { got: len, expected: DATA_START },
+            ));
         }
         let mut sector = [0; SECTOR_BYTES];
         file.read_at(0, &mut sector).during(IoOp::Read, &path)?;
@@ -189,7 +201,12 @@ impl Segment {
             ("log", u128::from(log as u8), u128::from(identity.log as u8)),
         ] {
             if expected != got {
-                return Err(Error::corrupt(&path, 0, Damage::Foreign { field, expected, got }));
+                return Err(Error::corrupt(
+                    &path,
+                    0,
+                    SEGMENT_HEADER,
+                    Damage::Foreign { field, expected, got },
+                ));
             }
         }
         map(&*file, len);
@@ -206,7 +223,9 @@ impl Segment {
         let file = disk.open(path, OpenMode::Read).during(IoOp::Open, path)?;
         let mut sector = [0; SECTOR_BYTES];
         match sheaf_platform::disk::read_up_to_end(&*file, 0, &mut sector).during(IoOp::Read, path)? {
-            Some(got) => Err(Error::corrupt(path, 0, Damage::Truncated { got, expected: DATA_START })),
+            Some(got) => {
+                Err(Error::corrupt(path, 0, SEGMENT_HEADER, Damage::Truncated { got, expected: DATA_START }))
+            }
             None => SegmentIdentity::decode(path, &sector),
         }
     }

@@ -77,7 +77,7 @@ impl Segment {
     ///
     /// Returns [`Error::Corrupt`] if the checksum does not match.
     pub fn check(&self, offset: u64, frame: &Frame<'_>) -> Result<u32> {
-        let damaged = |what| Error::corrupt(&self.path, offset, what);
+        let damaged = |what| Error::corrupt(&self.path, offset, "frame", what);
         let bytes = &frame.bytes[..HEADER + frame.header.len];
         self.seed.verify_and_sum(offset, &frame.header, bytes).map_err(damaged)
     }
@@ -135,7 +135,7 @@ impl Segment {
     /// Returns [`Error::Corrupt`] if the header cannot be decoded, the frame reaches beyond `limit`
     /// or the file is too short. Returns [`Error::Io`] if the file cannot be read.
     pub fn frame_unchecked(&self, offset: u64, limit: u64) -> Result<Frame<'_>> {
-        let damaged = |what| Error::corrupt(&self.path, offset, what);
+        let damaged = |what| Error::corrupt(&self.path, offset, "frame header", what);
         let room = limit.saturating_sub(offset);
         if room < HEADER as u64 {
             return Err(damaged(Damage::BadLength { got: HEADER as u64, max: room }));
@@ -153,7 +153,7 @@ impl Segment {
         let mut head = [0; HEADER];
         head.copy_from_slice(&bytes[..HEADER]);
         let Some(header) = FrameHeader::decode(&head) else {
-            return Err(damaged(Damage::BadField { field: "frame kind", value: u64::from(head[7] & 0xf) }));
+            return Err(damaged(FrameHeader::damage(&head)));
         };
         let whole = HEADER + header.len;
         if header.span() > room {
@@ -164,7 +164,7 @@ impl Segment {
             bytes = Cow::Owned(self.read(offset, whole, whole as u64)?);
         }
         if header.flags & WATERMARK != 0 && header.len < 8 {
-            return Err(damaged(Damage::BadLength { got: header.len as u64, max: 8 }));
+            return Err(damaged(Damage::BadLength { got: 8, max: header.len as u64 }));
         }
         Ok(Frame { header, bytes })
     }
@@ -176,7 +176,7 @@ impl Segment {
         let want = len.max(FIRST_READ.min(usize::try_from(have).unwrap_or(usize::MAX)));
         if have < len as u64 {
             let what = Damage::Truncated { got: size, expected: offset + len as u64 };
-            return Err(Error::corrupt(&self.path, offset, what));
+            return Err(Error::corrupt(&self.path, offset, "frame", what));
         }
         let mut buffer = vec![0; want];
         self.file.read_at(offset, &mut buffer).during(IoOp::Read, &self.path)?;

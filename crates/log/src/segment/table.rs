@@ -103,7 +103,7 @@ impl SegmentTable {
         segment.slot.store(slot, Ordering::Relaxed);
         let pointer = Arc::into_raw(Arc::clone(segment)).cast_mut();
         let before = self.slots[slot as usize].swap(pointer, Ordering::AcqRel);
-        assert!(before.is_null(), "slot {slot} was given out twice");
+        assert!(before.is_null(), "segment (I3): a slot is assigned to one segment (slot {slot})");
     }
 
     /// Assigns a slot to `segment`. Returns `None` if all are taken.
@@ -211,11 +211,11 @@ impl SegmentTable {
         }
     }
 
-    /// Returns an error for damage at `address`, with the path and the offset.
+    /// Returns an error for damage of the record at `address`, with the path and the offset.
     #[must_use]
     pub fn damage_error(&self, address: Address, what: Damage, guard: &Guard) -> Error {
         match self.at(address.slot(), guard) {
-            Some(segment) => Error::corrupt(segment.path(), address.offset(), what),
+            Some(segment) => Error::corrupt(segment.path(), address.offset(), "record", what),
             None => Error::InvalidArgument { argument: "address", reason: what.to_string() },
         }
     }

@@ -336,6 +336,8 @@ impl Descriptors {
                 handle.note_failed_sync();
                 let path = self.inner.lock().names.any(handle.identity).unwrap_or_default();
                 let _ = self.failed_sync.set((path, error.raw_os_error().unwrap_or(libc::EIO)));
+                let is_recorded = self.check_syncs().is_err();
+                assert!(is_recorded, "descriptors (I2): after a failed early sync every later sync fails");
             }
         }
     }

@@ -379,8 +379,10 @@ impl MappedRegion {
     /// Returns for each page of `bytes`, at most `N`, whether it is in the page cache. All false if
     /// the system does not tell.
     fn cached<const N: usize>(&self, bytes: Range<usize>) -> [bool; N] {
-        assert!(bytes.start < bytes.end && bytes.end <= self.span);
-        assert!((bytes.end - bytes.start).div_ceil(rustix::param::page_size()) <= N);
+        let is_inside = bytes.start < bytes.end && bytes.end <= self.span;
+        assert!(is_inside, "mapping (I1): the range lies in the region");
+        let pages = (bytes.end - bytes.start).div_ceil(rustix::param::page_size());
+        assert!(pages <= N, "the system writes one byte for each page");
         let mut said = [0u8; N];
         // SAFETY:
         // * `bytes.start < span`: inside of the mapping (invariant 1).
@@ -393,7 +395,8 @@ impl MappedRegion {
     }
 
     fn advise(&self, bytes: Range<usize>, advice: Advice) -> io::Result<()> {
-        assert!(bytes.start < bytes.end && bytes.end <= self.span);
+        let is_inside = bytes.start < bytes.end && bytes.end <= self.span;
+        assert!(is_inside, "mapping (I1): the range lies in the region");
         // SAFETY:
         // * `bytes.start < span`: inside of the mapping (invariant 1).
         let start = unsafe { self.base.as_ptr().add(bytes.start) };

@@ -105,6 +105,8 @@ impl Permissions {
                 permissions.directories |= (dir & (0o5 | write)) << class;
             }
         }
+        let added = permissions.files & !files | permissions.directories & !directory;
+        assert!(added & 0o077 == 0, "permissions (I2): a copy is not more permissive than its source");
         permissions
     }
 

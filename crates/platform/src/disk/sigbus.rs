@@ -83,7 +83,10 @@ impl MappingRegistration {
     /// Registers the mapped range `[start, start + span)`. The first call installs the handler.
     /// `None` if all slots are taken or the handler cannot be installed.
     pub(super) fn new(start: usize, span: usize) -> Option<MappingRegistration> {
-        assert!(start > RESERVED && span > 0, "an empty mapping");
+        assert!(
+            start > RESERVED && span > 0,
+            "sigbus (I1): the address of a mapping is that of no free slot"
+        );
         if !is_installed() {
             return None;
         }
@@ -130,7 +133,10 @@ impl MappingSlot {
         is_free && self.start.compare_exchange(FREE, RESERVED, success, failure).is_ok()
     }
 
+    /// Publishes a slot that this thread has reserved.
     fn publish(&self, start: usize, end: usize) {
+        let is_reserved = self.start.load(Ordering::SeqCst) == RESERVED;
+        assert!(is_reserved, "sigbus (I1): a slot is being filled until it is published");
         self.state.store(0, Ordering::SeqCst);
         self.end.store(end, Ordering::SeqCst);
         self.start.store(start, Ordering::SeqCst);

@@ -12,10 +12,11 @@
 //!
 //! ## Invariants
 //!
-//! 1. While the memory is full, at most one cache may grow. Memory that one cache gives up does not
-//!    go to the fastest one.
-//! 2. A step is bounded (`STEP_DIVISOR`), and a cache keeps at least one step. An idle cache
-//!    shrinks step by step. If it is used again, its ghosts show that and it regains its memory.
+//! 1. While the memory is full, at most one cache may grow beyond one step, and it is another one
+//!    than the cache that gives. Memory that one cache gives up does not go to the fastest one.
+//! 2. A step is bounded (`STEP_DIVISOR`), and a cache of at most one step gives nothing. An idle
+//!    cache shrinks step by step. If it is used again, its ghosts show that and it regains its
+//!    memory.
 //! 3. A cache that could not evict enough keeps its reduced share. It is chosen again only every
 //!    `RETRY_INTERVAL` steps.
 //!
@@ -221,6 +222,7 @@ impl CacheArbiter {
         let Some(from) = from else {
             return None; // balanced, or no cache would gain
         };
+        assert!(from != to, "cache_arbiter (I1): the cache that grows is not the one that gives");
         for (index, cache) in caches.iter().enumerate() {
             let share = match index {
                 _ if index == to => cache.bytes().saturating_add(2 * step),

@@ -65,8 +65,8 @@ pub(super) enum IpcReply {
     Heartbeat,
 }
 
-fn bad_field(field: &'static str, value: u8) -> Damage {
-    Damage::BadField { field, value: u64::from(value) }
+fn bad_field(field: &'static str, max: u64, got: u8) -> Damage {
+    Damage::bad_field(field, ..=max, u64::from(got))
 }
 
 impl IpcRequest {
@@ -122,7 +122,7 @@ impl IpcRequest {
             6 => IpcRequest::Verify,
             7 => IpcRequest::Persist,
             8 => IpcRequest::Export,
-            other => return Err(bad_field("request", other)),
+            other => return Err(bad_field("request", 8, other)),
         };
         r.finish()?;
         Ok(request)
@@ -224,7 +224,7 @@ impl IpcReply {
             15 => IpcReply::Items(r.list(decode_item)?),
             16 => IpcReply::Caches(r.list(wire::decode_cache)?),
             17 => IpcReply::Heartbeat,
-            other => return Err(bad_field("reply", other)),
+            other => return Err(bad_field("reply", 17, other)),
         };
         r.finish()?;
         Ok(reply)
@@ -265,11 +265,11 @@ fn decode_item(r: &mut FieldReader<'_>) -> Result<ExportedItem, Damage> {
             };
             ExportedItem::Extent(ExportedExtent { name, file_len: whole, offset: at, len, bytes })
         }
-        other => return Err(bad_field("item", other)),
+        other => return Err(bad_field("item", 2, other)),
     };
     match item.is_valid() {
         true => Ok(item),
-        false => Err(bad_field("item", kind)),
+        false => Err(Damage::bad_field("item", "an item inside the database", u64::from(kind))),
     }
 }
 
@@ -337,14 +337,17 @@ mod tests {
 
     fn errors() -> Vec<Error> {
         let path = || PathBuf::from("/a/file");
-        let corrupt = |what| Error::Corrupt { path: "/x".into(), offset: 9, damage: what };
+        let corrupt =
+            |what| Error::Corrupt { path: "/x".into(), offset: 9, structure: "structure", damage: what };
         vec![
             Error::Io { op: IoOp::Open, path: path(), source: std::io::Error::from_raw_os_error(5) },
             Error::Io { op: IoOp::Open, path: path(), source: std::io::Error::other("why") },
             corrupt(Damage::BadChecksum { expected: 1, got: 2 }),
             corrupt(Damage::BadLength { got: 3, max: 4 }),
-            corrupt(Damage::BadMagic),
-            corrupt(Damage::BadField { field: "field", value: 5 }),
+            corrupt(Damage::bad_magic(b"SHEAFXYZ", b"\0\xffbcdefg")),
+            corrupt(Damage::bad_field("field", 1..5, 5)),
+            corrupt(Damage::bad_field("field", "a text", u64::MAX)),
+            corrupt(Damage::BadOrder { item: "key", index: 6 }),
             corrupt(Damage::Foreign { field: "store", expected: u128::MAX, got: 6 }),
             corrupt(Damage::MissingCommits { first_missing: 7, durable: 8 }),
             corrupt(Damage::Truncated { got: 9, expected: 10 }),

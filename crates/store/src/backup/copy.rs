@@ -311,7 +311,7 @@ impl BackupFinisher<'_, '_> {
             file.drop_cached(0, len);
             match got == sum {
                 true => Ok(()),
-                false => Err(Error::corrupt(&path, 0, Damage::BadChecksum { expected: sum, got })),
+                false => Err(Error::corrupt(&path, 0, "file", Damage::BadChecksum { expected: sum, got })),
             }
         })
     }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use sheaf_log::double_slot::DoubleSlotState;
 use sheaf_log::root::{FORMAT, Root};
-use sheaf_platform::codec::{FieldReader, FieldWriter, u32_at, u64_at};
+use sheaf_platform::codec::{FieldReader, FieldWriter, u32_at, u64_at, utf8};
 use sheaf_platform::disk::exported::is_inside;
 use sheaf_platform::disk::{Disk, File, OpenMode};
 use sheaf_platform::error::{Damage, Error, IoContext, IoOp, Result};
@@ -83,14 +83,16 @@ impl ManifestEntry {
     fn decode(r: &mut FieldReader<'_>) -> Result<ManifestEntry, Damage> {
         let path = |r: &mut FieldReader<'_>| {
             let bytes = r.bytes()?;
-            let bad = || Damage::BadField { field: "name", value: bytes.len() as u64 };
-            let name = std::str::from_utf8(bytes).map_err(|_| bad())?;
-            if name.is_empty() || is_inside(Path::new(name)) { Ok(PathBuf::from(name)) } else { Err(bad()) }
+            let name = utf8("name", bytes)?;
+            match name.is_empty() || is_inside(Path::new(name)) {
+                true => Ok(PathBuf::from(name)),
+                false => Err(Damage::bad_field("bytes of a name", "a path inside", bytes.len() as u64)),
+            }
         };
         let kind = r.u8()?;
         let name = path(r)?;
         if name.as_os_str().is_empty() {
-            return Err(Damage::BadField { field: "name", value: 0 });
+            return Err(Damage::bad_field("bytes of a name", 1.., 0));
         }
         match kind {
             DIRECTORY => Ok(ManifestEntry::Directory(name)),
@@ -99,7 +101,7 @@ impl ManifestEntry {
                 let target = if target.as_os_str().is_empty() { name.clone() } else { target };
                 let (at, whole, len, sum) = (r.u64()?, r.u64()?, r.u64()?, r.u32()?);
                 if at.checked_add(len).is_none() {
-                    return Err(Damage::BadField { field: "offset", value: at });
+                    return Err(Damage::bad_field("offset", ..=u64::MAX - len, at));
                 }
                 Ok(ManifestEntry::File(ManifestFile {
                     name,
@@ -111,7 +113,7 @@ impl ManifestEntry {
                     is_immutable: kind & IMMUTABLE != 0,
                 }))
             }
-            _ => Err(Damage::BadField { field: "kind", value: u64::from(kind) }),
+            _ => Err(Damage::bad_field("kind", "a directory or a file", u64::from(kind))),
         }
     }
 }
@@ -217,7 +219,12 @@ impl Manifest {
         let len = file.len().during(IoOp::Measure, &path)?;
         let least = (HEAD_BYTES + FOOT_BYTES) as u64;
         if len < least {
-            return Err(Error::corrupt(&path, 0, Damage::Truncated { got: len, expected: least }));
+            return Err(Error::corrupt(
+                &path,
+                0,
+                "manifest",
+                Damage::Truncated { got: len, expected: least },
+            ));
         }
         let mut input = ManifestInput::new(&*file, &path, 0, len - 4);
         while input.read_more(BUFFER_BYTES)? {
@@ -227,12 +234,12 @@ impl Manifest {
         file.read_at(len - FOOT_BYTES as u64, &mut foot).during(IoOp::Read, &path)?;
         let (expected, got) = (u32_at(&foot, FOOT_BYTES - 4), input.checksum);
         if expected != got {
-            return Err(Error::corrupt(&path, len - 4, Damage::BadChecksum { expected, got }));
+            return Err(Error::corrupt(&path, len - 4, "manifest", Damage::BadChecksum { expected, got }));
         }
         let mut head = [0; HEAD_BYTES];
         file.read_at(0, &mut head).during(IoOp::Read, &path)?;
         if &head[..8] != MAGIC {
-            return Err(Error::corrupt(&path, 0, Damage::BadMagic));
+            return Err(Error::corrupt(&path, 0, "manifest header", Damage::bad_magic(MAGIC, &head)));
         }
         let found = u32_at(&head, 8);
         if !(FORMAT..=Root::NEWEST_VERSION).contains(&found) {
@@ -240,11 +247,17 @@ impl Manifest {
         }
         let (from, to) = (HEAD_BYTES as u64 + u64::from(u32_at(&head, 12)), len - FOOT_BYTES as u64);
         if from > to {
-            return Err(Error::corrupt(&path, 12, Damage::BadLength { got: from, max: to }));
+            return Err(Error::corrupt(
+                &path,
+                12,
+                "manifest header",
+                Damage::BadLength { got: from, max: to },
+            ));
         }
         let mut body = vec![0; usize::try_from(from).unwrap_or(usize::MAX) - HEAD_BYTES];
         file.read_at(HEAD_BYTES as u64, &mut body).during(IoOp::Read, &path)?;
-        let root = Root::decode(&body).map_err(|what| Error::corrupt(&path, HEAD_BYTES as u64, what))?;
+        let root = Root::decode(&body)
+            .map_err(|what| Error::corrupt(&path, HEAD_BYTES as u64, "manifest body", what))?;
         let [entries, files, bytes] = [0, 8, 16].map(|at| u64_at(&foot, at));
         Ok(Manifest { path, file, root, from, to, entries, files, bytes })
     }
@@ -256,7 +269,7 @@ impl Manifest {
             while input.rest().len() < MAX_ENTRY_BYTES && input.read_more(BUFFER_BYTES)? {}
             let mut r = FieldReader::new(input.rest());
             let entry = ManifestEntry::decode(&mut r)
-                .map_err(|what| Error::corrupt(&self.path, input.position(), what))?;
+                .map_err(|what| Error::corrupt(&self.path, input.position(), "manifest entry", what))?;
             let taken = input.rest().len() - r.rest().len();
             input.consume(taken);
             each(entry)?;
@@ -264,8 +277,8 @@ impl Manifest {
         match input.rest().len() {
             0 if input.offset == self.to => Ok(()),
             left => {
-                let what = Damage::BadField { field: "entries", value: left as u64 };
-                Err(Error::corrupt(&self.path, input.position(), what))
+                let what = Damage::bad_field("bytes behind the entries", 0, left as u64);
+                Err(Error::corrupt(&self.path, input.position(), "manifest entry", what))
             }
         }
     }

@@ -209,7 +209,7 @@ fn read_all(
             .during(IoOp::Read, from.path)?
         {
             let expected = from.offset + from.len;
-            return Err(Error::corrupt(from.path, got, Damage::Truncated { got, expected }));
+            return Err(Error::corrupt(from.path, got, "file", Damage::Truncated { got, expected }));
         }
         sum = crc32c::crc32c_append(sum, bytes);
         each(at, bytes)?;
@@ -222,7 +222,7 @@ fn read_all(
 pub(super) fn open(disk: &dyn Disk, path: &Path) -> Result<Arc<dyn File>> {
     match disk.open(path, OpenMode::Read) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
-            Err(Error::corrupt(path, 0, Damage::Truncated { got: 0, expected: 1 }))
+            Err(Error::corrupt(path, 0, "file", Damage::Truncated { got: 0, expected: 1 }))
         }
         other => other.during(IoOp::Open, path),
     }

@@ -112,6 +112,9 @@ fn restore_file(
     )?;
     match got == stored.checksum {
         true => Ok(()),
-        false => Err(Error::corrupt(&path, 0, Damage::BadChecksum { expected: stored.checksum, got })),
+        false => {
+            let what = Damage::BadChecksum { expected: stored.checksum, got };
+            Err(Error::corrupt(&path, 0, "file of a backup", what))
+        }
     }
 }

@@ -18,7 +18,7 @@ use sheaf_log::options::{EngineOptions, OptionSpec};
 use sheaf_log::record::{Record, RecordContent};
 use sheaf_log::root::{self, CatalogEntry};
 use sheaf_log::types::{Durability, KeyspaceId, Seq};
-use sheaf_platform::codec::{FieldReader, FieldWriter};
+use sheaf_platform::codec::{FieldReader, FieldWriter, utf8};
 use sheaf_platform::error::{Damage, Error, Result};
 use sheaf_platform::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use sheaf_platform::sync::{Mutex, MutexGuard, RwLock};
@@ -64,12 +64,11 @@ pub(crate) fn encode_entry(id: KeyspaceId, engine: &str, options: &EngineOptions
 
 /// Decodes a catalog record. Returns the name, and the entry or `None` if the keyspace is dropped.
 pub(crate) fn decode_entry(record: &Record<'_>) -> Result<(String, Option<CatalogEntry>), Damage> {
-    let bad = |field| Damage::BadField { field, value: record.key.len() as u64 };
-    let name = String::from_utf8(record.key.to_vec()).map_err(|_| bad("name"))?;
+    let name = utf8("name", record.key)?.to_owned();
     let RecordContent::Put(value) = record.content else { return Ok((name, None)) };
     let mut r = FieldReader::new(value);
     let id = root::keyspace(&mut r)?;
-    let engine = String::from_utf8(r.bytes()?.to_vec()).map_err(|_| bad("engine"))?;
+    let engine = utf8("engine", r.bytes()?)?.to_owned();
     let options = if r.rest().is_empty() { EngineOptions::default() } else { EngineOptions::decode(&mut r)? };
     r.finish()?;
     Ok((name.clone(), Some(CatalogEntry { id, name, engine, options })))

@@ -18,6 +18,8 @@ pub(crate) struct FileDamage {
     pub(crate) path: PathBuf,
     /// Offset of the damage.
     pub(crate) offset: u64,
+    /// The damaged structure.
+    pub(crate) structure: &'static str,
     /// Kind of the damage.
     pub(crate) what: Damage,
 }
@@ -25,13 +27,15 @@ pub(crate) struct FileDamage {
 impl FileDamage {
     /// Returns the error for every operation on the keyspace.
     pub(crate) fn to_error(&self) -> Error {
-        Error::corrupt(&self.path, self.offset, self.what.clone())
+        Error::corrupt(&self.path, self.offset, self.structure, self.what.clone())
     }
 
     /// Extracts damage from an error; returns any other error.
     pub(crate) fn from_error(error: Error) -> Result<FileDamage> {
         match error {
-            Error::Corrupt { path, offset, damage: what } => Ok(FileDamage { path, offset, what }),
+            Error::Corrupt { path, offset, structure, damage: what } => {
+                Ok(FileDamage { path, offset, structure, what })
+            }
             other => Err(other),
         }
     }

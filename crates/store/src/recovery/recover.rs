@@ -178,7 +178,7 @@ impl<'a> Recovery<'a> {
 
     fn frozen_damage(&self, log: LogId) -> FileDamage {
         let what = Damage::MissingCommits { first_missing: self.root.floor.0, durable: self.root.floor.0 };
-        FileDamage { path: self.store.log(log).dir.clone(), offset: 0, what }
+        FileDamage { path: self.store.log(log).dir.clone(), offset: 0, structure: "log", what }
     }
 
     /// Returns the header that the segment of a ROOT entry must have.
@@ -360,7 +360,7 @@ impl<'a> Recovery<'a> {
                     {
                         continue;
                     }
-                    let damaged = |what| Error::corrupt(found.segment.path(), scanned.offset, what);
+                    let damaged = |what| Error::corrupt(found.segment.path(), scanned.offset, "record", what);
                     let record = Record::decode(scanned.frame.payload()).map_err(damaged)?;
                     if record.keyspace != KeyspaceId::CATALOG {
                         continue;
@@ -473,7 +473,7 @@ impl<'a> Recovery<'a> {
         if let (false, Some(last)) = (self.store.context.segments.add_all(&flat, &then), flat.last()) {
             let got = sheaf_log::segment::SLOT_COUNT as u64 + 1;
             let what = Damage::BadLength { got, max: got - 1 };
-            return Err(Error::corrupt(last.path(), 0, what));
+            return Err(Error::corrupt(last.path(), 0, "set of segments", what));
         }
         Ok(all)
     }

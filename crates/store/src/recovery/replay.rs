@@ -89,8 +89,8 @@ impl LogReplay<'_> {
     /// Records the result of an engine. Damage outside of the log closes only this keyspace.
     fn note_result(&self, id: KeyspaceId, result: Result<()>) -> Result<()> {
         match result {
-            Err(Error::Corrupt { path, offset, damage: what }) if !path.starts_with(self.dir) => {
-                self.failed.lock().entry(id).or_insert(FileDamage { path, offset, what });
+            Err(Error::Corrupt { path, offset, structure, damage: what }) if !path.starts_with(self.dir) => {
+                self.failed.lock().entry(id).or_insert(FileDamage { path, offset, structure, what });
                 Ok(())
             }
             other => other,
@@ -345,10 +345,10 @@ fn replay_group(
     for scanned in
         group.iter().filter(|s| matches!(s.frame.header.kind, FrameKind::Commit | FrameKind::Relocated))
     {
-        let damaged = |what| Error::corrupt(segment.path(), scanned.offset, what);
+        let damaged = |what| Error::corrupt(segment.path(), scanned.offset, "record", what);
         let seq = scanned.frame.header.seq;
         if seq > cut {
-            return Err(damaged(Damage::BadField { field: "sequence number", value: seq.0 }));
+            return Err(damaged(Damage::bad_field("sequence number", ..=cut.0, seq.0)));
         }
         let record = Record::decode(scanned.frame.payload()).map_err(damaged)?;
         keyspaces.push(record.keyspace);

@@ -213,7 +213,7 @@ impl Recovery<'_> {
             for log in LogId::ALL {
                 let what = Damage::MissingCommits { first_missing: first_missing.0, durable: durable.0 };
                 let path = self.store.log(log).dir.clone();
-                let unknown = FileDamage { path, offset: 0, what };
+                let unknown = FileDamage { path, offset: 0, structure: "log", what };
                 let culprit = culprits[log.index()].as_ref().or(any.as_ref()).unwrap_or(&unknown).clone();
                 self.damaged_logs[log.index()].get_or_insert(culprit);
             }
@@ -289,7 +289,7 @@ impl Recovery<'_> {
                 ScanEnd::Sealed(_) if found.end < durable_end => {
                     // The file is shorter than the part that ROOT knows to be durable.
                     let what = Damage::Truncated { got: limit, expected: durable_end };
-                    Error::corrupt(found.segment.path(), found.end, what)
+                    Error::corrupt(found.segment.path(), found.end, "log segment", what)
                 }
                 ScanEnd::Sealed(_) => continue,
                 ScanEnd::Torn(_, error) if !error.is_corrupt() => return Err(error),
@@ -316,7 +316,8 @@ impl Recovery<'_> {
             let at = |(broken, _): &&(FileDamage, bool)| broken.path == path;
             let known = self.suspect_headers.iter().find(at).map(|(broken, _)| broken.clone());
             let what = Damage::Truncated { got: 0, expected: DATA_START };
-            self.damaged_logs[log.index()] = Some(known.unwrap_or(FileDamage { path, offset: 0, what }));
+            let damage = FileDamage { path, offset: 0, structure: "segment header", what };
+            self.damaged_logs[log.index()] = Some(known.unwrap_or(damage));
             self.keep_listed(log, missing);
         }
         Ok(())

@@ -116,7 +116,10 @@ pub(super) fn scan_damage(recovery: &mut Recovery<'_>, damages: &mut DamageList)
     for evidence in survey.evidence.iter().filter(|e| e.lo < cut || e.hi.is_some_and(|hi| hi <= cut)) {
         let DamagedRange { from, to, error } = &evidence.damaged_range;
         match error {
-            Error::Corrupt { damage: what, .. } => damages.note(&evidence.path, *from, Some(*to), what),
+            Error::Corrupt { structure, damage, .. } => {
+                let what = format!("{structure}: {damage}");
+                damages.note(&evidence.path, *from, Some(*to), &what);
+            }
             other => damages.note(&evidence.path, *from, Some(*to), other),
         }
     }

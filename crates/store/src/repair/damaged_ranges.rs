@@ -72,7 +72,8 @@ pub(super) fn scan_past_damage(
         }
     }
     if reached < end && limit < end {
-        let error = Error::corrupt(segment.path(), reached, Damage::Truncated { got: len, expected: end });
+        let what = Damage::Truncated { got: len, expected: end };
+        let error = Error::corrupt(segment.path(), reached, "log segment", what);
         visit(ScanPart::Damaged(DamagedRange { from: reached, to: end, error }));
     }
     reached

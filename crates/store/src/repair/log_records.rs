@@ -269,8 +269,8 @@ impl<'a> LogRecords<'a> {
                     out.repairs[at].lost_without_key = out.repairs[at].lost_without_key.saturating_sub(1);
                     out.report_finding(at, key, None, RepairOutcome::Lost { error: why });
                 }
-                WalkEvent::Damaged(error @ Error::Corrupt { path, damage: what, .. }) if is_record(error) => {
-                    let (path, why) = (path.clone(), what.to_string());
+                WalkEvent::Damaged(error @ Error::Corrupt { path, .. }) if is_record(error) => {
+                    let (path, why) = (path.clone(), reason(error));
                     files.entry(path.clone()).or_insert(LostRecords { path, pairs: 0, reason: why }).pairs +=
                         1;
                 }
@@ -310,7 +310,7 @@ impl<'a> LogRecords<'a> {
 /// Returns the description of a damaged range.
 fn reason(error: &Error) -> String {
     match error {
-        Error::Corrupt { damage: what, .. } => what.to_string(),
+        Error::Corrupt { structure, damage, .. } => format!("{structure}: {damage}"),
         other => other.to_string(),
     }
 }

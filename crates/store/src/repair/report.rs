@@ -244,7 +244,9 @@ impl DamageList {
     /// Adds the damage that an error describes.
     pub(super) fn note_error(&mut self, error: &Error) {
         match error {
-            Error::Corrupt { path, offset, damage: what } => self.note(path, *offset, None, what),
+            Error::Corrupt { path, offset, structure, damage } => {
+                self.note(path, *offset, None, &format!("{structure}: {damage}"));
+            }
             Error::Io { path, .. } | Error::UnsupportedVersion { path, .. } => {
                 self.note(path, 0, None, error)
             }

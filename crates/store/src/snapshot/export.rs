@@ -120,7 +120,7 @@ impl ExportLister<'_> {
         let path = self.store.dir.join(name);
         match self.store.disk.open(&path, OpenMode::Read) {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
-                Err(Error::corrupt(&path, 0, Damage::Truncated { got: 0, expected: 1 }))
+                Err(Error::corrupt(&path, 0, "file", Damage::Truncated { got: 0, expected: 1 }))
             }
             file => file.during(IoOp::Open, &path)?.len().during(IoOp::Measure, &path),
         }

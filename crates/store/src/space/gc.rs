@@ -225,7 +225,7 @@ fn candidates<'f, 'k>(
         {
             continue;
         }
-        let damaged = |what| Error::corrupt(victim.path(), scanned.offset, what);
+        let damaged = |what| Error::corrupt(victim.path(), scanned.offset, "record", what);
         let record = Record::decode(scanned.frame.payload()).map_err(damaged)?;
         if let Ok(at) = keyspaces.binary_search_by_key(&record.keyspace, |keyspace| keyspace.id()) {
             let keyspace = &keyspaces[at];

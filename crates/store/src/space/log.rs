@@ -119,7 +119,7 @@ impl LogState {
 
     /// Returns the error of a commit to a frozen log.
     pub(crate) fn frozen_error(&self) -> Error {
-        Error::corrupt(&self.dir, 0, Damage::BadField { field: "log", value: self.id as u64 })
+        Error::corrupt(&self.dir, 0, "log", Damage::bad_field("damage (0 no, 1 yes)", 0, 1))
     }
 
     /// Returns all segments, ordered by number.

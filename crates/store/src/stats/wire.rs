@@ -299,7 +299,7 @@ pub fn decode_conversion_progress(r: &mut FieldReader<'_>) -> Result<ConversionP
             0 => ConversionPhase::Copying,
             1 => ConversionPhase::CatchingUp,
             2 => ConversionPhase::Done,
-            other => return Err(Damage::BadField { field: "phase", value: u64::from(other) }),
+            other => return Err(Damage::bad_field("phase", ..=2, u64::from(other))),
         },
         pairs: r.u64()?,
         copied_pairs: r.u64()?,

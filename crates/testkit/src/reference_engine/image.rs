@@ -74,13 +74,14 @@ pub(super) fn restore(ledger: &ReferenceEngine, source: &mut dyn ImageSource) ->
             return Ok(());
         }
         if kind != INLINE && kind != BLOB {
-            return Err(source.invalid_field("entry kind", u64::from(kind)));
+            let expected = "an inline value or a blob".into();
+            return Err(source.invalid_field("entry kind", expected, u64::from(kind)));
         }
         let seq = u64::from_le_bytes(read_array(source)?);
         let seq = source.seq(seq)?;
         let key_len = u32::from_le_bytes(read_array(source)?) as usize;
         if key_len > MAX_KEY {
-            return Err(source.invalid_field("key length", key_len as u64));
+            return Err(source.invalid_field("key length", (..=MAX_KEY as u64).into(), key_len as u64));
         }
         let key = read_bytes(source, key_len)?;
         let stored = if kind == BLOB {

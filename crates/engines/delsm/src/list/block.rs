@@ -12,7 +12,7 @@ use super::{BlobLocation, KIND_FILE, KIND_PACKED, KIND_REMOVED, ListEntry, Value
 
 fn take_u32(reader: &mut FieldReader<'_>, field: &'static str) -> Result<u32, Damage> {
     let value = reader.varint()?;
-    u32::try_from(value).map_err(|_| Damage::BadField { field, value })
+    u32::try_from(value).map_err(|_| Damage::bad_field(field, ..=u64::from(u32::MAX), value))
 }
 
 /// Encoded entry: length of the prefix shared with the previous key, the other bytes, and the
@@ -30,8 +30,11 @@ impl<'a> EncodedEntry<'a> {
     fn take(r: &mut FieldReader<'a>, before: usize) -> Result<EncodedEntry<'a>, Damage> {
         let (shared, rest) = (r.varint()?, r.varint()?);
         let max = before as u64;
-        if shared > max || shared.saturating_add(rest) > MAX_KEY as u64 {
+        if shared > max {
             return Err(Damage::BadLength { got: shared, max });
+        }
+        if shared.saturating_add(rest) > MAX_KEY as u64 {
+            return Err(Damage::BadLength { got: shared.saturating_add(rest), max: MAX_KEY as u64 });
         }
         let rest = r.take(usize::try_from(rest).unwrap_or(usize::MAX))?;
         let (kind, seq) = (r.u8()?, Seq(r.varint()?));
@@ -51,7 +54,7 @@ impl<'a> EncodedEntry<'a> {
                 ValueRef::Packed { pack, offset, len, sum: r.u32()? }
             }
             KIND_REMOVED => ValueRef::Removed,
-            other => return Err(Damage::BadField { field: "kind", value: u64::from(other) }),
+            other => return Err(Damage::bad_field("kind", ..=u64::from(KIND_REMOVED), u64::from(other))),
         };
         Ok(EncodedEntry { shared: usize::try_from(shared).unwrap_or(0), rest, seq, value: what })
     }
@@ -162,8 +165,7 @@ impl BlockEntries {
                         place = before.clone();
                     }
                     _ => {
-                        let value = self.versions.len() as u64;
-                        return Err(Damage::BadField { field: "order of keys", value });
+                        return Err(Damage::BadOrder { item: "version", index: self.versions.len() as u64 });
                     }
                 }
             }

@@ -122,7 +122,7 @@ impl ListTotals {
             ("value bytes", named, of_values.min(COUNT_LIMIT)),
         ];
         match bounds.into_iter().find(|(_, value, most)| value > most) {
-            Some((field, value, _)) => Err(Damage::BadField { field, value }),
+            Some((field, value, most)) => Err(Damage::bad_field(field, ..=most, value)),
             None => Ok(()),
         }
     }
@@ -173,7 +173,7 @@ pub(crate) fn encode_head(magic: &[u8; 8], owner: u64, number: u64) -> Vec<u8> {
 /// damage. A valid head of another file is an error.
 pub(crate) fn accept_head(path: &Path, got: &[u8], magic: &[u8; 8], owner: u64, number: u64) -> Result<()> {
     match check_head(path, got, magic, owner, number) {
-        Err(Error::Corrupt { damage: Damage::BadMagic | Damage::BadChecksum { .. }, .. }) => Ok(()),
+        Err(Error::Corrupt { damage: Damage::BadMagic { .. } | Damage::BadChecksum { .. }, .. }) => Ok(()),
         checked => checked,
     }
 }
@@ -185,7 +185,7 @@ pub(crate) fn check_head(path: &Path, got: &[u8], magic: &[u8; 8], owner: u64, n
     }
     let sum = crc32c::crc32c(&got[..HEAD_BYTES - CHECKSUM_BYTES]);
     let what = if &got[..8] != magic {
-        Damage::BadMagic
+        Damage::bad_magic(magic, got)
     } else if u32_at(got, HEAD_BYTES - CHECKSUM_BYTES) != sum {
         Damage::BadChecksum { expected: u32_at(got, HEAD_BYTES - CHECKSUM_BYTES), got: sum }
     } else if u32_at(got, 8) != FORMAT {
@@ -201,7 +201,7 @@ pub(crate) fn check_head(path: &Path, got: &[u8], magic: &[u8; 8], owner: u64, n
         };
         Damage::Foreign { field, expected: u128::from(expected), got: u128::from(got) }
     };
-    Err(Error::corrupt(path, 0, what))
+    Err(Error::corrupt(path, 0, "file header", what))
 }
 
 fn salted_checksum(number: u64, offset: u64, bytes: &[u8]) -> u32 {
@@ -227,7 +227,7 @@ pub(crate) struct KeyList {
 impl KeyList {
     /// Opens the list at `path` and reads its foot.
     pub(crate) fn open(disk: &dyn Disk, path: PathBuf, owner: u64, number: u64) -> Result<KeyList> {
-        let damaged = |at, what| Error::corrupt(&path, at, what);
+        let damaged = |at, what| Error::corrupt(&path, at, "key list", what);
         let file = match disk.open(&path, OpenMode::Read) {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
                 return Err(damaged(
@@ -256,7 +256,11 @@ impl KeyList {
         }
         let (at, foot_len) = (u64_at(&tail, 0), u32_at(&tail, 8));
         if at < HEAD_BYTES as u64 || at.checked_add(u64::from(foot_len)) != Some(tail_at) {
-            return Err(damaged(tail_at, Damage::BadLength { got: u64::from(foot_len), max: tail_at }));
+            let what = match tail_at.checked_sub(at).filter(|_| at >= HEAD_BYTES as u64) {
+                Some(expected) => Damage::bad_field("length of the foot", expected, u64::from(foot_len)),
+                None => Damage::bad_field("offset of the foot", HEAD_BYTES as u64..=tail_at, at),
+            };
+            return Err(damaged(tail_at, what));
         }
         let mut foot = vec![0; foot_len as usize];
         file.read_at(at, &mut foot).during(IoOp::Read, &path)?;
@@ -297,12 +301,18 @@ impl KeyList {
         let mut at = HEAD_BYTES as u64;
         for block in &self.blocks {
             if block.offset != at {
-                return Err(Damage::BadField { field: "block", value: block.offset });
+                return Err(Damage::bad_field("offset of a block", at, block.offset));
             }
             at += u64::from(block.len) + CHECKSUM_BYTES as u64;
         }
-        if at != end || !self.blocks.is_sorted_by(|a, b| a.first < b.first) || self.blocks.is_empty() {
-            return Err(Damage::BadField { field: "blocks", value: at });
+        if let Some(before) = self.blocks.windows(2).position(|pair| pair[0].first >= pair[1].first) {
+            return Err(Damage::BadOrder { item: "block", index: before as u64 + 1 });
+        }
+        if self.blocks.is_empty() {
+            return Err(Damage::bad_field("blocks", 1.., 0));
+        }
+        if at != end {
+            return Err(Damage::bad_field("end of the blocks", end, at));
         }
         Ok(())
     }
@@ -384,7 +394,7 @@ impl KeyList {
                 checked(&bytes)
             }
         };
-        answer.map_err(|what| Error::corrupt(&self.path, block.offset, what))
+        answer.map_err(|what| Error::corrupt(&self.path, block.offset, "block of a key list", what))
     }
 
     /// Drops a filter that was built from hashes with another secret. From now on every key may be

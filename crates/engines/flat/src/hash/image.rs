@@ -53,7 +53,7 @@ fn save_table(table: &HashTable, more: bool, out: &mut dyn ImageSink) -> Result<
 pub(super) fn load(index: &HashIndex, image: &mut IndexImage<'_>) -> Result<()> {
     let buckets = image.u32()?;
     if buckets as usize != index.buckets {
-        return Err(image.invalid_field("buckets", u64::from(buckets)));
+        return Err(image.invalid_field("buckets", (index.buckets as u64).into(), u64::from(buckets)));
     }
     let tables = load_tables(index, image)?;
     index.install(tables);
@@ -70,7 +70,7 @@ fn load_tables(index: &HashIndex, image: &mut IndexImage<'_>) -> Result<HashTabl
             break;
         }
         if u32::from(depth) > TAG_BITS {
-            return Err(image.invalid_field("depth", u64::from(depth)));
+            return Err(image.invalid_field("depth", (..=u64::from(TAG_BITS)).into(), u64::from(depth)));
         }
         covered += 1 << (TAG_BITS - u32::from(depth));
         tables.push(load_table(index, image, u32::from(depth))?);
@@ -79,7 +79,7 @@ fn load_tables(index: &HashIndex, image: &mut IndexImage<'_>) -> Result<HashTabl
         }
     }
     if covered != 1 << TAG_BITS {
-        return Err(image.invalid_field("tables", covered));
+        return Err(image.invalid_field("tables", (1_u64 << TAG_BITS).into(), covered));
     }
     Ok(tables)
 }
@@ -99,7 +99,7 @@ fn load_table(index: &HashIndex, image: &mut IndexImage<'_>, depth: u32) -> Resu
         }
         let again = image.u8()?;
         if u32::from(again) != depth {
-            return Err(image.invalid_field("depth", u64::from(again)));
+            return Err(image.invalid_field("depth", u64::from(depth).into(), u64::from(again)));
         }
     }
     let mut last = None;
@@ -109,7 +109,7 @@ fn load_table(index: &HashIndex, image: &mut IndexImage<'_>, depth: u32) -> Resu
         }
         last = Some(table);
     }
-    last.ok_or_else(|| image.invalid_field("chain", 0))
+    last.ok_or_else(|| image.invalid_field("chain", (1..).into(), 0))
 }
 
 fn load_bucket(image: &mut IndexImage<'_>, table: &HashTable, number: usize) -> Result<()> {

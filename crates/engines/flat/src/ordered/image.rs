@@ -71,7 +71,11 @@ pub(crate) fn load(image: &mut IndexImage<'_>, each: &mut dyn FnMut(&[u8], Addre
             return Ok(());
         }
         if len > MAX_BLOCK_BYTES {
-            return Err(image.invalid_field("bytes of a block", len as u64));
+            return Err(image.invalid_field(
+                "bytes of a block",
+                (..=MAX_BLOCK_BYTES as u64).into(),
+                len as u64,
+            ));
         }
         bytes.clear();
         while bytes.len() < len {
@@ -84,11 +88,22 @@ pub(crate) fn load(image: &mut IndexImage<'_>, each: &mut dyn FnMut(&[u8], Addre
         key.clear();
         while !rest.is_empty() {
             let entry = ImageEntry::decode(&mut rest, key.len());
-            let Some(entry) = entry else { return Err(image.invalid_field("entry", rest.len() as u64)) };
+            let Some(entry) = entry else {
+                let expected = "bytes of a complete entry";
+                return Err(image.invalid_field("bytes left in a block", expected.into(), rest.len() as u64));
+            };
             key.truncate(entry.shared);
             key.extend_from_slice(entry.suffix);
-            if key.len() > MAX_KEY || !is_first && key <= before {
-                return Err(image.invalid_field("order", key.len() as u64));
+            if key.len() > MAX_KEY {
+                return Err(image.invalid_field(
+                    "bytes of a key",
+                    (..=MAX_KEY as u64).into(),
+                    key.len() as u64,
+                ));
+            }
+            if !is_first && key <= before {
+                let expected = "keys in ascending order".into();
+                return Err(image.invalid_field("number of keys before", expected, image.keys));
             }
             is_first = false;
             before.clone_from(&key);

@@ -185,13 +185,22 @@ fn an_image_restores_every_entry() {
     impl sheaf_engine::contract::ImageSource for Bytes {
         fn fill(&mut self, bytes: &mut [u8]) -> Result<()> {
             let end = self.1 + bytes.len();
-            bytes.copy_from_slice(self.0.get(self.1..end).ok_or(self.invalid_field("end", 0))?);
+            bytes.copy_from_slice(self.0.get(self.1..end).ok_or(self.invalid_field(
+                "end",
+                (1..).into(),
+                0,
+            ))?);
             self.1 = end;
             Ok(())
         }
-        fn invalid_field(&self, field: &'static str, value: u64) -> sheaf_platform::error::Error {
-            let what = sheaf_platform::error::Damage::BadField { field, value };
-            sheaf_platform::error::Error::corrupt(std::path::Path::new("image"), self.1 as u64, what)
+        fn invalid_field(
+            &self,
+            field: &'static str,
+            expected: sheaf_platform::error::Expected,
+            got: u64,
+        ) -> sheaf_platform::error::Error {
+            let what = sheaf_platform::error::Damage::BadField { field, expected, got };
+            sheaf_platform::error::Error::corrupt(std::path::Path::new("image"), self.1 as u64, "image", what)
         }
         fn slot_of(&self, slot: u32) -> Option<u32> {
             (slot != 1).then_some(slot) // the freed segment

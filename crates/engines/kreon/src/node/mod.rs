@@ -35,7 +35,7 @@ use sheaf_engine::keys::{HEAD, head};
 use sheaf_log::segment::Address;
 use sheaf_log::types::Seq;
 use sheaf_platform::codec::{u32_at, u64_at};
-use sheaf_platform::error::Damage;
+use sheaf_platform::error::{Damage, Expected};
 
 pub(crate) use self::build::{Child, LeafPair, build_node, fit_items};
 pub(crate) use self::fingerprints::LeafFingerprints;
@@ -210,22 +210,26 @@ impl<'a> Node<'a> {
 
     /// Checks `bytes`, which should be a node of `level` (I1).
     pub(crate) fn parse(bytes: &'a [u8], level: u8) -> Result<Node<'a>, Damage> {
-        let bad = |field, value: usize| Err(Damage::BadField { field, value: value as u64 });
+        let bad = |field, expected: Expected, got: usize| {
+            Err(Damage::BadField { field, expected, got: got as u64 })
+        };
         if bytes.len() < HEADER || bytes[0] != NODE_KIND {
-            return bad("kind of a node", usize::from(bytes.first().copied().unwrap_or(0)));
+            let expected = u64::from(NODE_KIND).into();
+            return bad("kind of a node", expected, usize::from(bytes.first().copied().unwrap_or(0)));
         }
         if bytes[1] != level {
-            return bad("level of a node", usize::from(bytes[1]));
+            return bad("level of a node", u64::from(level).into(), usize::from(bytes[1]));
         }
         let node = Node::from_checked(bytes);
         if node.count == 0 || node.rests > bytes.len() {
-            return bad("count of a node", node.count);
+            return bad("count of a node", "1 to the entries that fit the node".into(), node.count);
         }
         let mut end = 0;
         for slot in 0..node.count {
             let next = u16_at(bytes, node.ends + 2 * slot);
             if next < end || node.rests + next > bytes.len() {
-                return bad("end of an entry", next);
+                let expected = end as u64..=(bytes.len() - node.rests) as u64;
+                return bad("end of an entry", expected.into(), next);
             }
             let tag = bytes[node.tags + slot];
             let extra = match tag & (HAS_BLOB | INLINE | TOMBSTONE) {
@@ -237,12 +241,16 @@ impl<'a> Node<'a> {
             let rest = next - end;
             let is_short = usize::from(tag & LENGTH_MASK) < HEAD && rest != extra;
             if usize::from(tag & LENGTH_MASK) > HEAD || rest < extra || is_short {
-                return bad("tag of an entry", usize::from(tag));
+                let expected = "a tag that fits the length of the entry".into();
+                return bad("tag of an entry", expected, usize::from(tag));
             }
             if !node.is_leaf {
                 let child = node.child(slot);
-                if child.page == 0 || child.pages == 0 {
-                    return bad("reference", child.page as usize);
+                if child.page == 0 {
+                    return bad("page of a child", (1..).into(), 0);
+                }
+                if child.pages == 0 {
+                    return bad("pages of a child", (1..).into(), 0);
                 }
             }
             end = next;

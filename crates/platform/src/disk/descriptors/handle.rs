@@ -231,7 +231,9 @@ impl FileHandle {
             return None;
         }
         let fds = (self.fd.swap(NONE, Ordering::Relaxed), self.direct.swap(NONE, Ordering::Relaxed));
-        assert!(fds.0 >= 0 && !self.is_never_closed.load(Ordering::Relaxed), "descriptors I1, I2");
+        assert!(fds.0 >= 0, "descriptors (I1): a handle that is closed had a descriptor");
+        let must_stay = self.is_never_closed.load(Ordering::Relaxed);
+        assert!(!must_stay, "descriptors (I2): the descriptor of a failed sync is not closed");
         Some(fds)
     }
 }

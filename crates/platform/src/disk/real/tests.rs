@@ -2,11 +2,12 @@
 
 #![allow(clippy::disallowed_methods, reason = "tests of the disk layer access files directly")]
 
+use super::transfer::{read_whole, write_synced};
 use super::*;
 use crate::disk::scratch::ScratchDir;
 use crate::fork::FORKING;
 
-const PAGE: u64 = super::PAGE as u64;
+const PAGE: u64 = crate::disk::PAGE as u64;
 
 fn kind<T>(answer: io::Result<T>) -> io::ErrorKind {
     answer.map(|_| ()).unwrap_err().kind()
@@ -51,8 +52,8 @@ fn written_bytes_are_cached_and_hints_change_no_data() {
 fn direct_writes_are_writes() {
     let scratch = ScratchDir::new();
     let file = scratch.file("a", 0);
-    let memory: Vec<u8> = (0..=250).cycle().take(5 * super::PAGE).collect();
-    let even = memory.as_ptr().align_offset(super::PAGE);
+    let memory: Vec<u8> = (0..=250).cycle().take(5 * crate::disk::PAGE).collect();
+    let even = memory.as_ptr().align_offset(crate::disk::PAGE);
     // Whole pages; whole pages and a rest; an offset in the file, or an address in memory, without
     // the alignment that a device needs.
     for (to, from, len) in
@@ -66,7 +67,7 @@ fn direct_writes_are_writes() {
     }
     assert_eq!(file.len().unwrap(), 2 * PAGE + 7);
     let reader = RealDisk::default().open(&scratch.path("a"), OpenMode::Read).unwrap();
-    assert!(reader.write_direct(0, &memory[even..][..super::PAGE]).is_err());
+    assert!(reader.write_direct(0, &memory[even..][..crate::disk::PAGE]).is_err());
 }
 
 #[test]

@@ -287,7 +287,8 @@ impl BlockShard {
     }
 
     fn unlist(&mut self, chunk: usize, longest: usize) {
-        self.chunks[longest].remove(&chunk);
+        let was_listed = self.chunks[longest].remove(&chunk);
+        assert!(was_listed == (longest > 0), "block_alloc (I1): a chunk is listed by its longest run");
         if self.chunks[longest].is_empty() {
             self.lengths[longest / 64] &= !(1 << (longest % 64));
         }
@@ -322,7 +323,7 @@ impl BlockShard {
         // * The chunk belongs to the shard.
         let units = unsafe { self.units(chunk) };
         let fitting = runs(&units.free).filter(|(_, len)| *len >= count).min_by_key(|(_, len)| *len);
-        let (first, _) = fitting.expect("its longest run is long enough (I1)");
+        let (first, _) = fitting.expect("block_alloc (I1): the longest run of a listed chunk suffices");
         let again = u64::from(units.reuse_pages(first, count)) * page_bytes() as u64;
         let (before, longest) = units.flip(first, count);
         self.update_listing(chunk, before, longest);
@@ -341,7 +342,8 @@ impl BlockShard {
         // SAFETY:
         // * The caller guarantees it.
         let units = unsafe { self.units(chunk) };
-        assert!(units.len_from(first) == Some(count), "a block is freed once, with its length (I2)");
+        let len = units.len_from(first);
+        assert!(len == Some(count), "block_alloc (I2): a block is freed once, with its length");
         let (before, longest) = units.flip(first, count);
         self.update_listing(chunk, before, longest);
         BLOCK_BYTES.fetch_sub((count * UNIT) as u64, Ordering::Relaxed);
@@ -484,7 +486,7 @@ pub unsafe fn free(start: NonNull<u8>, bytes: usize) {
     // * The chunk has a block, so no thread writes the shard in its head (I3), and no reference
     //   covers it.
     let number = unsafe { (&raw const (*head).shard).read() };
-    assert!(number != 0 && rest == 0, "a block is freed once: the chunk has no blocks");
+    assert!(number != 0 && rest == 0, "block_alloc (I3): the chunk of a block belongs to a shard");
     let number = number - 1;
     let Some(mut shard) = try_lock(&OPEN[number]) else {
         // SAFETY:

@@ -2,10 +2,28 @@
 //!
 //! One public enum for the whole database. The doc of each variant states when it occurs, which
 //! guarantees still hold for the data, and the options of the user.
+//!
+//! ## Files
+//!
+//! * `io_op`: operation of [`Error::Io`], and the conversion of I/O errors.
+//! * `damage`: expected and found values of [`Error::Corrupt`].
+//! * `cause`: causes of [`Error::Poisoned`] and [`Error::Busy`].
+//! * `lock_conflict`: causes of [`Error::Locked`], and descriptions of processes.
 
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+
+mod cause;
+mod damage;
+mod io_op;
+mod lock_conflict;
+
+pub use self::cause::{PoisonCause, StallKind};
+pub use self::damage::{Damage, Expected};
+pub use self::io_op::{IoContext, IoOp};
+pub use self::lock_conflict::LockConflict;
+use self::lock_conflict::{describe_stopped, describe_unresponsive, process};
 
 /// `Result` with [`Error`] as the error type.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -34,13 +52,15 @@ pub enum Error {
     /// Stored bytes differ from the bytes written, or from the format. They are never returned as
     /// data. Other keyspaces stay usable, and other keys if the damage is local. Restore a backup,
     /// or salvage the intact data with `Database::repair`.
-    #[error("{} is damaged at offset {offset}: {damage}", path.display())]
+    #[error("{} is damaged at offset {offset} ({structure}): {damage}", path.display())]
     Corrupt {
         /// The damaged file.
         path: PathBuf,
         /// Offset of the damage in bytes.
         offset: u64,
-        /// Kind of the damage.
+        /// Structure of the format that contains the damage, for display: `segment header`.
+        structure: &'static str,
+        /// Kind of the damage, with the expected value and the value found.
         damage: Damage,
     },
     /// The disk is full, or a quota is exceeded. Nothing was written. Reads and removals continue,
@@ -241,357 +261,6 @@ pub enum Error {
     },
 }
 
-/// Operation of a system call that failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum IoOp {
-    /// Any other operation, or one of a newer version.
-    Access,
-    /// Allocation of blocks for a file.
-    Allocate,
-    /// Sending or receiving through a socket.
-    Communicate,
-    /// Connection to a socket.
-    Connect,
-    /// Creation of a file or directory.
-    Create,
-    /// Change of the length of a file.
-    Extend,
-    /// Creation of a second name of a file.
-    Link,
-    /// Listing of a directory.
-    List,
-    /// Lock of a file.
-    Lock,
-    /// Reading of the length of a file, or of the free space.
-    Measure,
-    /// Opening of a file.
-    Open,
-    /// Read.
-    Read,
-    /// Removal of a file or directory.
-    Remove,
-    /// Rename of a file or directory.
-    Rename,
-    /// Resolution of a relative path.
-    Resolve,
-    /// Start of a thread.
-    StartThread,
-    /// Sync of a file or volume.
-    Sync,
-    /// Sync of a directory.
-    SyncDirectory,
-    /// Write.
-    Write,
-}
-
-impl IoOp {
-    /// All values.
-    pub const ALL: [IoOp; 19] = [
-        IoOp::Access,
-        IoOp::Allocate,
-        IoOp::Communicate,
-        IoOp::Connect,
-        IoOp::Create,
-        IoOp::Extend,
-        IoOp::Link,
-        IoOp::List,
-        IoOp::Lock,
-        IoOp::Measure,
-        IoOp::Open,
-        IoOp::Read,
-        IoOp::Remove,
-        IoOp::Rename,
-        IoOp::Resolve,
-        IoOp::StartThread,
-        IoOp::Sync,
-        IoOp::SyncDirectory,
-        IoOp::Write,
-    ];
-
-    /// Returns the verb for a message: "cannot VERB PATH".
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            IoOp::Access => "access",
-            IoOp::Allocate => "allocate",
-            IoOp::Communicate => "communicate through",
-            IoOp::Connect => "connect to",
-            IoOp::Create => "create",
-            IoOp::Extend => "extend",
-            IoOp::Link => "link",
-            IoOp::List => "list",
-            IoOp::Lock => "lock",
-            IoOp::Measure => "measure",
-            IoOp::Open => "open",
-            IoOp::Read => "read",
-            IoOp::Remove => "remove",
-            IoOp::Rename => "rename",
-            IoOp::Resolve => "find",
-            IoOp::StartThread => "start a thread for",
-            IoOp::Sync => "sync",
-            IoOp::SyncDirectory => "sync directory",
-            IoOp::Write => "write",
-        }
-    }
-
-    /// Returns true for the sync of a file, volume or directory. A failed sync may have lost data.
-    #[must_use]
-    pub fn is_sync(self) -> bool {
-        matches!(self, IoOp::Sync | IoOp::SyncDirectory)
-    }
-
-    /// Returns true if the operation changes neither data nor names.
-    #[must_use]
-    pub fn is_read(self) -> bool {
-        matches!(self, IoOp::List | IoOp::Measure | IoOp::Open | IoOp::Read)
-    }
-}
-
-impl std::fmt::Display for IoOp {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-/// Failure after which a database refuses writes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum PoisonCause {
-    /// A sync of a file or directory failed.
-    Sync,
-    /// A sync of ROOT failed.
-    RootSync,
-    /// A commit could not be written to the log after it had its number.
-    Append,
-    /// A new segment of a log could not be opened.
-    LogRotation,
-    /// A panic in the middle of a commit. Reads fail too.
-    Commit,
-    /// A panic in a background thread.
-    BackgroundWork,
-}
-
-impl PoisonCause {
-    /// All values.
-    pub const ALL: [PoisonCause; 6] = [
-        PoisonCause::Sync,
-        PoisonCause::RootSync,
-        PoisonCause::Append,
-        PoisonCause::LogRotation,
-        PoisonCause::Commit,
-        PoisonCause::BackgroundWork,
-    ];
-
-    /// Returns the name for a message: "after a failed NAME".
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            PoisonCause::Sync => "sync",
-            PoisonCause::RootSync => "sync of ROOT",
-            PoisonCause::Append => "append",
-            PoisonCause::LogRotation => "log rotation",
-            PoisonCause::Commit => "commit",
-            PoisonCause::BackgroundWork => "background work",
-        }
-    }
-}
-
-impl std::fmt::Display for PoisonCause {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-/// Cause of a wait of a writer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum StallKind {
-    /// Garbage collection or a checkpoint is behind, so that writers are throttled.
-    Throttle,
-    /// The memory budget is exhausted until a checkpoint frees memory.
-    Memory,
-    /// The disk is full until a checkpoint or garbage collection frees space.
-    DiskSpace,
-    /// No preallocated log segment, or no reserved commit number, was available.
-    Preallocation,
-    /// A conversion is behind, or is changing the engine.
-    Conversion,
-    /// A sync took longer than the threshold.
-    Sync,
-}
-
-impl StallKind {
-    /// All kinds.
-    pub const ALL: [StallKind; 6] = [
-        StallKind::Throttle,
-        StallKind::Memory,
-        StallKind::DiskSpace,
-        StallKind::Preallocation,
-        StallKind::Conversion,
-        StallKind::Sync,
-    ];
-
-    /// Returns the name of the kind, for output and tools.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            StallKind::Throttle => "brake",
-            StallKind::Memory => "memory",
-            StallKind::DiskSpace => "space",
-            StallKind::Preallocation => "segment",
-            StallKind::Conversion => "conversion",
-            StallKind::Sync => "sync",
-        }
-    }
-
-    /// Returns the reason of the wait, for a message.
-    fn reason(self) -> &'static str {
-        match self {
-            StallKind::Throttle => "writes are throttled until background work has caught up",
-            StallKind::Memory => "the memory budget is exhausted until a checkpoint frees memory",
-            StallKind::DiskSpace => "the disk is full until background work frees space",
-            StallKind::Preallocation => "no log segment or commit number is reserved yet",
-            StallKind::Conversion => "a conversion is behind or is switching the engine",
-            StallKind::Sync => "a sync of the device is slow",
-        }
-    }
-}
-
-impl std::fmt::Display for StallKind {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-/// Use of a database that prevents opening it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum LockConflict {
-    /// A process has it open for writing.
-    Owner,
-    /// Processes have it open for reading, which excludes a writer.
-    Readers,
-    /// A process has it open for writing, and a reader cannot attach. The process is opening or
-    /// closing the database, has no IPC socket, or belongs to another user.
-    NoIpc,
-    /// A process has it open for writing, and serves as many connections as it accepts.
-    TooManyConnections,
-}
-
-impl LockConflict {
-    /// All kinds.
-    pub const ALL: [LockConflict; 4] =
-        [LockConflict::Owner, LockConflict::Readers, LockConflict::NoIpc, LockConflict::TooManyConnections];
-
-    fn describe(self, pid: Option<u32>, program: Option<&str>) -> String {
-        let process = process(pid, program);
-        match self {
-            LockConflict::Owner if pid == Some(std::process::id()) => {
-                "in use: this process already has it open; clone that `Database`".to_owned()
-            }
-            LockConflict::Owner => format!("in use by {process}; retry after that process has closed it"),
-            LockConflict::Readers => {
-                format!("being read by {process}; a writer must wait until that process has closed it")
-            }
-            LockConflict::NoIpc => format!(
-                "in use by {process}, and a reader cannot attach: that process is opening or closing the database, \
-                 belongs to another user, or has no socket in it (Builder::ipc)"
-            ),
-            LockConflict::TooManyConnections => {
-                format!("in use by {process}, which serves as many connections as it accepts; retry later")
-            }
-        }
-    }
-}
-
-/// Returns the description of a process in a message.
-fn process(pid: Option<u32>, program: Option<&str>) -> String {
-    match (pid, program) {
-        (Some(pid), Some(program)) => format!("process {pid} ({program})"),
-        (Some(pid), None) => format!("process {pid}"),
-        (None, _) => "another process".to_owned(),
-    }
-}
-
-/// Returns the state of a stopped process and the remedy.
-fn describe_stopped(pid: Option<u32>, is_stopped: bool) -> String {
-    match pid.filter(|_| is_stopped) {
-        Some(pid) => {
-            format!("; that process is stopped: resume it (kill -CONT {pid}) or end it (kill -9 {pid})")
-        }
-        None => String::new(),
-    }
-}
-
-/// Returns the state of a process that does not answer, and the remedy.
-fn describe_unresponsive(pid: Option<u32>, is_stopped: bool) -> String {
-    match (pid, is_stopped) {
-        (Some(_), true) => describe_stopped(pid, true),
-        (Some(pid), false) => format!("; retry, or end it (kill {pid})"),
-        (None, _) => "; retry, or end that process".to_owned(),
-    }
-}
-
-/// Kind of damage in stored bytes.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum Damage {
-    /// The checksum does not match.
-    #[error("checksum {got:08x}, expected {expected:08x}")]
-    BadChecksum {
-        /// The stored checksum.
-        expected: u32,
-        /// The checksum of the bytes.
-        got: u32,
-    },
-    /// A length does not fit its container.
-    #[error("invalid length {got} (limit {max})")]
-    BadLength {
-        /// The stored length.
-        got: u64,
-        /// Size of the container.
-        max: u64,
-    },
-    /// The file has the wrong magic number.
-    #[error("wrong magic number")]
-    BadMagic,
-    /// A field has a value that no version writes.
-    #[error("invalid value {value} of field {field:?}")]
-    BadField {
-        /// The field.
-        field: &'static str,
-        /// The value.
-        value: u64,
-    },
-    /// The file belongs to another database, segment or generation.
-    #[error("file belongs elsewhere: wrong {field} {got:x}, expected {expected:x}")]
-    Foreign {
-        /// The field that differs.
-        field: &'static str,
-        /// The expected value.
-        expected: u128,
-        /// The stored value.
-        got: u128,
-    },
-    /// Commits that were durable are missing.
-    #[error("commit {first_missing} is missing, but all commits up to {durable} were durable")]
-    MissingCommits {
-        /// Number of the first missing commit.
-        first_missing: u64,
-        /// Number of the newest commit known to be durable.
-        durable: u64,
-    },
-    /// The file is shorter than its expected content, or missing.
-    #[error("file is missing or truncated: {got} bytes, expected {expected}")]
-    Truncated {
-        /// Actual size in bytes.
-        got: u64,
-        /// Expected size in bytes.
-        expected: u64,
-    },
-}
-
 impl Error {
     /// Returns [`Error::Locked`] for the database at `path`, used by process `pid` if that is
     /// known.
@@ -624,17 +293,18 @@ impl Error {
         }
     }
 
-    /// Returns [`Error::Corrupt`] for damage in `path` at `offset` (bytes).
+    /// Returns [`Error::Corrupt`] for damage of `structure` in `path` at `offset` (bytes).
     #[doc(hidden)]
-    pub fn corrupt(path: &Path, offset: u64, what: Damage) -> Error {
+    pub fn corrupt(path: &Path, offset: u64, structure: &'static str, what: Damage) -> Error {
         crate::event!(
             WARN,
             "damage",
             path = path.display().to_string(),
             offset = offset,
+            structure = structure,
             what = what.to_string()
         );
-        Error::Corrupt { path: path.to_path_buf(), offset, damage: what }
+        Error::Corrupt { path: path.to_path_buf(), offset, structure, damage: what }
     }
 
     /// Returns true if stored bytes are damaged. Other errors say nothing about them.
@@ -688,21 +358,5 @@ impl From<Error> for io::Error {
             }
         };
         io::Error::new(kind, error)
-    }
-}
-
-/// Adds the operation and the path to an [`io::Result`].
-pub trait IoContext<T> {
-    /// Converts an [`io::Error`] with [`Error::io`].
-    ///
-    /// # Errors
-    ///
-    /// Returns [`Error::io`] of the error.
-    fn during(self, op: IoOp, path: &Path) -> Result<T>;
-}
-
-impl<T> IoContext<T> for io::Result<T> {
-    fn during(self, op: IoOp, path: &Path) -> Result<T> {
-        self.map_err(|source| Error::io(op, path, source))
     }
 }

@@ -1,0 +1,256 @@
+//! # Real disk: files on Linux
+//!
+//! [`RealDisk`] has the calls on names, with one system call per operation where possible.
+//! `file` has the calls on the bytes of a file, and `transfer` the loops of reads and writes. The
+//! pointers are in `mapping.rs`, the signal handler in `sigbus.rs`, the lock in `flock.rs`.
+//!
+//! ## Costs
+//!
+//! System calls: `open` 2; `read_at`, `write_at`, `sync`, `advise_random` 1; `mapped`, `opened_len`
+//! and a resident `append_at` 0; `map` 2 (3 if the file was shorter when it was opened); `sync_dir`
+//! 3.
+
+mod file;
+#[cfg(test)]
+mod tests;
+mod transfer;
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, StatVfsMountFlags};
+use rustix::io::Errno;
+
+pub(super) use self::file::file_of;
+pub(super) use self::transfer::{retry_interrupted, write_whole};
+use super::bounded::BoundedDisk;
+use super::descriptors::{FileHandle, FileIdentity, OpenedFd};
+use super::{DirEntry, Disk, File, LockMode, LockOutcome, OpenMode, Permissions, Volume, flock, sigbus};
+use crate::clock;
+
+/// The file systems of the machine. Paths are those of the process.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RealDisk {
+    /// Modes of the files and directories that it creates.
+    pub(super) permissions: Permissions,
+}
+
+impl RealDisk {
+    /// Returns the number of reads of mapped files that showed zeros after a SIGBUS, since the
+    /// process started.
+    #[must_use]
+    pub fn mapped_read_faults() -> u64 {
+        sigbus::faults()
+    }
+}
+
+/// Returns whether files in `dir` are in persistent memory: whether an unnamed temporary file can
+/// be mapped with `MAP_SYNC`.
+///
+/// # Errors
+///
+/// Returns the error of the system call if the temporary file cannot be created or extended.
+pub fn maps_synchronously(dir: &Path) -> io::Result<bool> {
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    let fd = rustix::fs::open(dir, flags, Mode::RUSR | Mode::WUSR)?;
+    rustix::fs::ftruncate(&fd, rustix::param::page_size() as u64)?;
+    Ok(super::mapping::is_synchronous(fd.as_fd()))
+}
+
+/// Returns a quarter of the descriptors that the process may have, from [`super::MIN_OPEN_FILES`]
+/// to 1,024.
+#[must_use]
+pub fn usual_open_files() -> u32 {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    let share = limit.and_then(|limit| u32::try_from(limit / 4).ok()).unwrap_or(u32::MAX);
+    share.clamp(super::MIN_OPEN_FILES, 1024)
+}
+
+/// Opens a regular file. A created file gets the mode of `permissions`.
+pub(super) fn open_file(path: &Path, open_mode: OpenMode, permissions: Permissions) -> io::Result<OpenedFd> {
+    let flags = match open_mode {
+        OpenMode::Read => OFlags::RDONLY,
+        OpenMode::ReadWrite => OFlags::RDWR,
+        OpenMode::Create => OFlags::RDWR | OFlags::CREATE | OFlags::EXCL,
+    };
+    // NONBLOCK: opening a named pipe must not wait. The flag has no effect on regular files.
+    let fd = open_fd_mode(path, flags | OFlags::NONBLOCK, permissions.files())?;
+    let seen = rustix::fs::fstat(&fd)?;
+    if FileType::from_raw_mode(seen.st_mode) != FileType::RegularFile {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+    }
+    let len = u64::try_from(seen.st_size).map_err(io::Error::other)?;
+    let identity = FileIdentity { device: seen.st_dev, inode: seen.st_ino };
+    Ok(OpenedFd { fd: fd.into_raw_fd(), identity, len })
+}
+
+/// Closes a descriptor of [`open_file`], or another one that belongs to the caller alone.
+pub(super) fn close(fd: RawFd) {
+    // SAFETY:
+    // * `fd` is open and belongs to the caller: the state of the handle assigns each close to one
+    //   caller.
+    drop(unsafe { OwnedFd::from_raw_fd(fd) });
+}
+
+/// Calls `fdatasync` once.
+pub(super) fn sync(fd: RawFd) -> io::Result<()> {
+    // SAFETY:
+    // * The caller has pinned `fd`, so it is open until the call returns.
+    let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+    Ok(rustix::fs::fdatasync(fd)?)
+}
+
+impl Disk for RealDisk {
+    fn open(&self, path: &Path, open_mode: OpenMode) -> io::Result<Arc<dyn File>> {
+        let opened = open_file(path, open_mode, self.permissions)?;
+        Ok(file_of(path, open_mode, FileHandle::unbounded(&opened), opened.len))
+    }
+
+    fn with_descriptor_limit(&self, limit: u32) -> Option<Arc<dyn Disk>> {
+        Some(Arc::new(BoundedDisk::new(limit, *self)))
+    }
+
+    fn list(&self, dir: &Path) -> io::Result<Vec<DirEntry>> {
+        let fd = open_fd(dir, OFlags::RDONLY | OFlags::DIRECTORY)?;
+        let mut entries = Vec::new();
+        for found in Dir::read_from(&fd)? {
+            let found = found?;
+            let name = found.file_name().to_str();
+            let name = name.map_err(|bad| io::Error::new(io::ErrorKind::InvalidData, bad))?;
+            if name != "." && name != ".." {
+                let is_dir = is_dir(&fd, name, found.file_type())?;
+                let name = name.to_owned();
+                entries.push(DirEntry { name, is_dir });
+            }
+        }
+        entries.sort();
+        Ok(entries)
+    }
+
+    fn create_dir(&self, dir: &Path) -> io::Result<()> {
+        Ok(rustix::fs::mkdir(dir, Mode::from_raw_mode(self.permissions.directories()))?)
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        Ok(rustix::fs::unlink(path)?)
+    }
+
+    fn remove_dir(&self, dir: &Path) -> io::Result<()> {
+        Ok(rustix::fs::rmdir(dir)?)
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        Ok(rustix::fs::rename(from, to)?)
+    }
+
+    fn link(&self, from: &Path, to: &Path) -> io::Result<()> {
+        Ok(rustix::fs::link(from, to)?)
+    }
+
+    fn sync_dir(&self, dir: &Path) -> io::Result<()> {
+        let fd = open_fd(dir, OFlags::RDONLY | OFlags::DIRECTORY)?;
+        Ok(rustix::fs::fsync(&fd)?)
+    }
+
+    fn lock(&self, path: &Path, share: LockMode) -> io::Result<LockOutcome> {
+        flock::lock(path, share, self.permissions.files())
+    }
+
+    fn free_space(&self, path: &Path) -> io::Result<u64> {
+        let room = rustix::fs::statvfs(path)?;
+        Ok(room.f_bavail.saturating_mul(room.f_frsize))
+    }
+
+    fn free_files(&self, path: &Path) -> io::Result<Option<(u64, u64)>> {
+        let room = rustix::fs::statvfs(path)?;
+        Ok((room.f_files > 0).then_some((room.f_favail, room.f_files)))
+    }
+
+    fn is_read_only(&self, path: &Path) -> bool {
+        rustix::fs::statvfs(path).is_ok_and(|volume| volume.f_flag.contains(StatVfsMountFlags::RDONLY))
+    }
+
+    fn with_permissions(&self, permissions: Permissions) -> Option<Arc<dyn Disk>> {
+        Some(Arc::new(RealDisk { permissions }))
+    }
+
+    fn mode(&self, path: &Path) -> Option<u32> {
+        Some(rustix::fs::stat(path).ok()?.st_mode & 0o7777)
+    }
+
+    fn disk_bytes(&self, dir: &Path) -> io::Result<u64> {
+        self.list(dir)?.into_iter().try_fold(0, |all, entry| {
+            let path = dir.join(&entry.name);
+            if entry.is_dir {
+                return Ok(all + self.disk_bytes(&path)?);
+            }
+            let blocks = u64::try_from(rustix::fs::lstat(&path)?.st_blocks).unwrap_or(0);
+            Ok(all + blocks * super::SECTOR)
+        })
+    }
+
+    fn volume(&self, dir: &Path) -> io::Result<Arc<dyn Volume>> {
+        if !syncfs_tells_errors() {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        Ok(Arc::new(RealVolume { dir: open_fd(dir, OFlags::RDONLY | OFlags::DIRECTORY)? }))
+    }
+
+    fn spread_dirs(&self, dir: &Path) {
+        // Equivalent to `chattr +T`. Other file systems than ext4 refuse it, and do not need it.
+        if let Ok(fd) = open_fd(dir, OFlags::RDONLY | OFlags::DIRECTORY)
+            && let Ok(flags) = rustix::fs::ioctl_getflags(&fd)
+        {
+            let _ = rustix::fs::ioctl_setflags(&fd, flags | rustix::fs::IFlags::TOPDIR);
+        }
+    }
+
+    fn cpu_time(&self) -> Option<Duration> {
+        Some(clock::cpu_time())
+    }
+}
+
+/// Returns whether `syncfs` reports failed writes: Linux 5.8 and later.
+fn syncfs_tells_errors() -> bool {
+    let name = rustix::system::uname();
+    let release = name.release().to_string_lossy();
+    let mut numbers = release.split(['.', '-']).map_while(|part| part.parse::<u32>().ok());
+    (numbers.next(), numbers.next()) >= (Some(5), Some(8))
+}
+
+#[derive(Debug)]
+struct RealVolume {
+    dir: OwnedFd,
+}
+
+impl Volume for RealVolume {
+    fn sync(&self) -> io::Result<()> {
+        Ok(rustix::fs::syncfs(&self.dir)?)
+    }
+}
+
+/// Opens a file or directory. A created file is accessible to its owner only.
+pub(super) fn open_fd(path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
+    open_fd_mode(path, flags, Permissions::OWNER.files())
+}
+
+/// Like [`open_fd`]. A created file gets the mode `mode`, less the umask.
+pub(super) fn open_fd_mode(path: &Path, flags: OFlags, mode: u32) -> io::Result<OwnedFd> {
+    let mode = Mode::from_raw_mode(mode);
+    Ok(retry_interrupted(|| rustix::fs::open(path, flags | OFlags::CLOEXEC, mode))?)
+}
+
+/// Returns whether a directory entry is a directory, or a link to one.
+fn is_dir(dir: &OwnedFd, name: &str, kind: FileType) -> io::Result<bool> {
+    if !matches!(kind, FileType::Unknown | FileType::Symlink) {
+        return Ok(kind == FileType::Directory);
+    }
+    match rustix::fs::statat(dir, name, AtFlags::empty()) {
+        Ok(target) => Ok(FileType::from_raw_mode(target.st_mode) == FileType::Directory),
+        Err(Errno::NOENT) => Ok(false), // A dangling link, or an entry that was just removed.
+        Err(refusal) => Err(refusal.into()),
+    }
+}
