@@ -13,10 +13,10 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use ::sheaf::{Database, EngineOptions, Keyspace, KeyspaceOptions};
-use sheaf_cedrus::measure::{TrieEstimate, TrieMeasurement, estimate, measure_growth};
 use sheaf_cedrus::shape::TrieShape;
 
 use crate::args;
+use crate::cedrus_model::{TrieEstimate, TrieMeasurement, estimate, measure_growth};
 use crate::keys::permute;
 use crate::promise_table::{markdown, number};
 use crate::run_dir::RunDir;

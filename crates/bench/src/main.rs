@@ -36,6 +36,7 @@ mod advise;
 mod args;
 mod backup;
 mod batching;
+mod cedrus_model;
 mod cedrus_shapes;
 mod data;
 mod drive;
@@ -94,6 +95,10 @@ fn main() -> ExitCode {
         Command::Values(options) => values::run(&options),
         Command::Stream(options) => stream::run(&options),
         Command::CedrusShape(options) => cedrus_shapes::run(&options),
+        Command::CedrusFootprint(options) => {
+            cedrus_model::footprint::run(&options);
+            Ok(())
+        }
         Command::Memory(options) => memory::run(&options),
         Command::Advise(options) => advise::run(&options),
         Command::Recovery(options) => recovery::run(&options),

@@ -14,6 +14,7 @@ use sheaf_log::blob::Blobs;
 use sheaf_log::blob_reader::{BlobCache, ValueCache};
 use sheaf_log::segment::{SLOT_COUNT, SegmentTable};
 use sheaf_log::types::{KeyspaceId, Seq};
+use sheaf_platform::clock::{Clock, SystemClock};
 use sheaf_platform::disk::{DirEntry, Disk, remove_tree};
 use sheaf_platform::error::{IoContext, IoOp, Result};
 use sheaf_platform::memory::Memory;
@@ -150,6 +151,8 @@ pub struct EngineContext {
     pub cache_arbiter: CacheArbiter,
     /// Progress of the commits: which ones are visible.
     pub commit_progress: Arc<CommitProgress>,
+    /// Clock of the database.
+    pub clock: Arc<dyn Clock>,
     retired_blobs: Mutex<Vec<(Seq, u64)>>,
 }
 
@@ -176,6 +179,7 @@ impl EngineContext {
             engine_dir: None,
             cache_arbiter: CacheArbiter::default(),
             commit_progress: Arc::default(),
+            clock: Arc::new(SystemClock),
             retired_blobs: Mutex::default(),
         }
     }
@@ -209,6 +213,13 @@ impl EngineContext {
     #[must_use]
     pub fn with_space_limit(mut self, times: f64) -> EngineContext {
         self.space_limit = times;
+        self
+    }
+
+    /// Returns the context with another clock.
+    #[must_use]
+    pub fn with_clock(mut self, clock: Arc<dyn Clock>) -> EngineContext {
+        self.clock = clock;
         self
     }
 

@@ -59,6 +59,8 @@ pub(crate) enum Command {
     Stream(StreamArgs),
     /// Measure the trie of `cedrus` by its options: bytes per key, path, slots; or its speed
     CedrusShape(ShapesArgs),
+    /// Measure tries of `cedrus` without data, and compare their sizes with the model
+    CedrusFootprint(FootprintArgs),
     /// Measure accounted and real memory of all engines under one budget
     Memory(MemoryArgs),
     /// Test if the engine that `sheaf advise` names is the fastest, with ten held-out workloads
@@ -491,6 +493,14 @@ pub(crate) struct ShapesArgs {
     pub(crate) phase: Option<Duration>,
     #[command(flatten)]
     pub(crate) dir: DirArgs,
+}
+
+/// Options of `cedrus-footprint`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct FootprintArgs {
+    /// Keys of the largest trie; 57m need 0.6 GB of memory
+    #[arg(long, value_parser = pairs, default_value = "1m")]
+    pub(crate) pairs: u64,
 }
 
 /// Options of `memory`.

@@ -61,6 +61,7 @@ impl<'e> CedrusCursor<'e> {
         let read = piece.and_then(|last| self.read_all(&heads, guard).map(|()| last));
         self.heads = heads;
         let last = read?;
+        assert!(last >= from, "cursor (I1): the next range begins behind this one");
         self.from = last.checked_add(1);
         if self.engine.versions.is_empty() {
             return Ok(true);

@@ -253,6 +253,10 @@ impl PageHeap {
     pub(crate) fn add_loaded(&mut self, page: u32, kind: PageKind, words: &[AtomicU64]) {
         let free = free_lines_of(words, &self.shape);
         let meta = &mut self.metas[page as usize];
+        assert!(
+            !(meta.is_dirty || meta.is_frozen || meta.is_being_written),
+            "heap (I3): an evicted page is clean and written"
+        );
         (meta.kind, meta.eviction_id) = (kind, 0);
         self.resident += 1;
         self.free_lines += u64::from(free.count_ones());
@@ -360,6 +364,7 @@ impl PageHeap {
         }
         pages.put(page, fresh);
         let meta = &mut self.metas[page as usize];
+        assert!(!meta.is_used, "heap (I2): a page number is reused only after its page was freed");
         (meta.is_used, meta.kind, meta.eviction_id) = (true, kind, 0);
         self.resident += 1;
         self.free_lines += self.shape.page_lines as u64 - 1;
@@ -525,7 +530,9 @@ impl PageHeap {
             return Some(copy);
         }
         let words = pages.peek(page, guard)?;
+        assert!(pages.get_writable(page, guard).is_none(), "heap (I4): a frozen page is not writable");
         let meta = &mut self.metas[page as usize];
+        assert!(meta.is_frozen, "heap (I1): a page without a copy is unchanged since the freeze");
         (meta.is_frozen, meta.is_being_written) = (false, true);
         Some(words.iter().map(|word| word.load(Ordering::Relaxed)).collect())
     }

@@ -39,11 +39,13 @@ mod heap;
 mod image;
 #[cfg(all(test, shuttle))]
 mod interleavings;
-pub mod measure;
+mod page_access;
 #[cfg(test)]
 mod paged_trie;
 #[cfg(all(test, not(shuttle)))]
 mod parallel_commits;
+#[cfg(feature = "measure")]
+pub mod probe;
 mod replay_cost;
 mod resident_pages;
 pub mod shape;

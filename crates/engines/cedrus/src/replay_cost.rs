@@ -8,10 +8,11 @@
 //!
 //! Any. Commits add in parallel. No commit adds during `freeze` or `image_published`.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use sheaf_engine::context::EngineContext;
-use sheaf_platform::clock::{Clock, SystemClock};
+use sheaf_platform::clock::Clock;
 use sheaf_platform::sync::Counter;
 use sheaf_platform::sync::atomic::{AtomicU64, Ordering};
 
@@ -46,6 +47,7 @@ pub(crate) struct ReplayCost {
     /// Value of `nanos` from which a checkpoint of the idle keyspace is due.
     idle_threshold_nanos: u64,
     is_inline: bool,
+    clock: Arc<dyn Clock>,
     /// Value of `nanos` at the last check, and the start of its present value: in milliseconds, or
     /// the number of checks since then.
     last_nanos: AtomicU64,
@@ -59,6 +61,7 @@ impl ReplayCost {
             frozen_nanos: AtomicU64::new(0),
             idle_threshold_nanos: if context.tiny { TINY_RECORDS * RECORD_NS } else { IDLE_REPLAY_NS },
             is_inline: context.inline,
+            clock: Arc::clone(&context.clock),
             last_nanos: AtomicU64::new(0),
             idle_since: AtomicU64::new(0),
         }
@@ -94,7 +97,7 @@ impl ReplayCost {
 
     /// Returns whether `nanos` was unchanged for the idle time.
     fn is_idle(&self, nanos: u64) -> bool {
-        let now = || u64::try_from(SystemClock.now().as_millis()).unwrap_or(u64::MAX);
+        let now = || u64::try_from(self.clock.now().as_millis()).unwrap_or(u64::MAX);
         let is_same = self.last_nanos.swap(nanos, Ordering::Relaxed) == nanos;
         if self.is_inline {
             let looks = if is_same { self.idle_since.load(Ordering::Relaxed).saturating_add(1) } else { 0 };
@@ -120,14 +123,21 @@ impl ReplayCost {
 
 #[cfg(test)]
 mod tests {
+    use sheaf_platform::clock::ManualClock;
+
     use super::*;
 
     fn tail() -> ReplayCost {
+        tail_with(true, Arc::new(ManualClock::new()))
+    }
+
+    fn tail_with(is_inline: bool, clock: Arc<ManualClock>) -> ReplayCost {
         ReplayCost {
             nanos: Counter::default(),
             frozen_nanos: AtomicU64::new(0),
             idle_threshold_nanos: TINY_RECORDS * RECORD_NS,
-            is_inline: true,
+            is_inline,
+            clock,
             last_nanos: AtomicU64::new(0),
             idle_since: AtomicU64::new(0),
         }
@@ -157,6 +167,18 @@ mod tests {
         let tail = tail();
         let mut writes = (0..100).map(|_| (0..10).for_each(|_| tail.add_record(40)));
         assert!(writes.all(|()| !tail.is_checkpoint_due()), "it is written to");
+    }
+
+    #[test]
+    fn a_keyspace_is_idle_after_a_time_of_the_clock_without_a_write() {
+        let clock = Arc::new(ManualClock::new());
+        let tail = tail_with(false, Arc::clone(&clock));
+        (0..100).for_each(|_| tail.add_record(40));
+        assert!(!tail.is_checkpoint_due(), "it was written to");
+        clock.advance(IDLE_TIME - Duration::from_millis(1));
+        assert!(!tail.is_checkpoint_due());
+        clock.advance(Duration::from_millis(1));
+        assert!(tail.is_checkpoint_due());
     }
 
     #[test]

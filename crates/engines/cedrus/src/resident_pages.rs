@@ -353,7 +353,7 @@ impl ResidentPages {
         debug_assert!(at < (FIRST_CHUNK_PAGES as usize) << chunk);
         if let Some(slot) = self.slot(page) {
             let before = slot.swap(fresh.into_frame().map_addr(|at| at | REFERENCED), Ordering::AcqRel);
-            assert!(before.is_null(), "page {page} was put in twice");
+            assert!(before.is_null(), "resident_pages (I3): the slot of page {page} owns no other frame");
         }
     }
 
@@ -372,7 +372,7 @@ impl ResidentPages {
     pub(crate) fn evict(&self, page: u32, guard: &Guard) -> Option<u64> {
         let slot = self.slot(page)?;
         let start = slot.load(Ordering::Acquire);
-        debug_assert_eq!(start.addr() & WRITABLE, 0, "pages I5");
+        assert!(start.addr() & WRITABLE == 0, "resident_pages (I5): a writable page stays in its slot");
         if start.addr() & REFERENCED != 0 {
             let unused = start.map_addr(|at| at & !REFERENCED);
             let _ = slot.compare_exchange(start, unused, Ordering::Relaxed, Ordering::Relaxed);

@@ -222,9 +222,15 @@ impl TrieFile {
         drop(inner);
         let written = taken.and_then(|()| self.write_pages(&*file, &places, pages));
         let mut inner = self.inner.lock();
+        let inner = &mut *inner;
         match (written, &mut inner.next_table) {
             (Ok(sums), Some(next)) => {
                 for (((page, _), at), crc) in pages.iter().zip(places).zip(sums) {
+                    let present = inner.table.get(*page as usize);
+                    assert!(
+                        present.is_none_or(|present| present.at != at),
+                        "trie_file (I1): a page is not written to its place in the present image"
+                    );
                     next[*page as usize] = PageLocation { at, crc };
                 }
                 Ok(())

@@ -31,11 +31,11 @@ use sheaf_platform::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use sheaf_platform::sync::epoch::{self, Guard};
 use sheaf_platform::sync::{Mutex, Published};
 
-use crate::cursor::DelsmCursor;
-use crate::ingest::DelsmIngest;
-use crate::list::ValueRef;
+use crate::files::list::ValueRef;
 use crate::maintenance::MaintenanceState;
-use crate::removed_ranges::RemovedRangeMap;
+use crate::maintenance::ingest::DelsmIngest;
+use crate::read::cursor::DelsmCursor;
+use crate::read::removed_ranges::RemovedRangeMap;
 use crate::sizes::Sizes;
 use crate::tree::{DelsmState, KeyspaceContext, Table, Version};
 
@@ -261,7 +261,7 @@ impl DelsmEngine {
                 }
                 LookupResult::Table(_, ValueRef::Packed { pack, offset, len, sum }) => {
                     let Some(pack) = state.version.packs.get(&pack) else {
-                        return Err(crate::check::missing_pack_error(&self.keyspace, pack));
+                        return Err(crate::recovery::check::missing_pack_error(&self.keyspace, pack));
                     };
                     pack.read(offset, len, sum, |value| found(StoredValue::Bytes(value)))?;
                     Ok(Ok(true))
@@ -343,7 +343,7 @@ impl DelsmEngine {
             }
         }
         for table in state.version.tables().filter(|table| !table.is_linked()) {
-            out.extend(crate::recover::pending_blobs_of(table)?);
+            out.extend(crate::recovery::open::pending_blobs_of(table)?);
         }
         Ok(())
     }

@@ -11,10 +11,10 @@
 //!  put ─> value > 8 KiB: blob file (base) ─────┐
 //!         journal (base) ─> active memtable ───┴─ freeze ─> frozen ─ flush ─> level 0 ─ merge ─>
 //!
-//!  own/<keyspace>/KEYS.0 KEYS.1        manifest: tables and packs          manifest.rs
-//!                 00000012/cat.jpg@2a  a table with a value: key, number   tree.rs file_names.rs
-//!                 00000013.keys        key list: metadata of its values    list/ filter.rs
-//!                 00000014.pack        small values of several tables      pack.rs
+//!  own/<keyspace>/KEYS.0 KEYS.1        manifest: tables and packs          files/manifest.rs
+//!                 00000012/cat.jpg@2a  a table with a value: key, number   files/file_names.rs
+//!                 00000013.keys        key list: metadata of its values    files/list/
+//!                 00000014.pack        small values of several tables      files/pack.rs
 //! ```
 //!
 //! ## Invariants
@@ -25,28 +25,14 @@
 //! 3. Tables contain only commits that are durable in the journal and below the floor of ROOT
 //!    (commit.md R12).
 //! 4. The manifest is written first, then files are moved, then old names are removed
-//!    (`maintenance.rs`). After a crash at any point each value is where its list says, or in the
+//!    (`maintenance/`). After a crash at any point each value is where its list says, or in the
 //!    directory of its table.
 
-mod check;
-mod cursor;
 mod engine;
-mod file_moves;
-mod file_names;
-mod filter;
-mod flush;
-mod idle_compaction;
-mod ingest;
-mod list;
+mod files;
 mod maintenance;
-mod manifest;
-mod merge;
-mod merge_inputs;
-mod pack;
-mod pinned_tables;
-mod recent;
-mod recover;
-mod removed_ranges;
+mod read;
+mod recovery;
 mod sizes;
 mod tree;
 

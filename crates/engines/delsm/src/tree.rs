@@ -32,11 +32,11 @@ use sheaf_platform::error::{Error, Result};
 use sheaf_platform::memory::MemoryPart;
 use sheaf_platform::sync::atomic::{AtomicBool, Ordering};
 
-use crate::file_names;
-use crate::list::{BlobLocation, BlockEntries, KeyList, ValueRef};
-use crate::manifest::{LEVELS, TableFlags};
-use crate::pack::Pack;
-use crate::recent::RecentBlock;
+use crate::files::file_names;
+use crate::files::list::{BlobLocation, BlockEntries, KeyList, ValueRef};
+use crate::files::manifest::{LEVELS, TableFlags};
+use crate::files::pack::Pack;
+use crate::read::recent::RecentBlock;
 
 /// Services and paths that all parts of a keyspace use.
 #[derive(Debug)]

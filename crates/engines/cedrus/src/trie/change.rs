@@ -175,7 +175,7 @@ struct TrieChange<'a> {
 impl Drop for TrieChange<'_> {
     fn drop(&mut self) {
         if let Some((first, last)) = self.odd_shards {
-            (first..=last).for_each(|shard| self.trie.shards.toggle_version(shard, Ordering::Release));
+            (first..=last).for_each(|shard| self.trie.shards.end_change(shard));
         }
     }
 }
@@ -185,14 +185,17 @@ impl<'a> TrieChange<'a> {
     /// contains the earlier ones.
     fn invalidate_readers(&mut self, (first, last): (u32, u32)) {
         let (first, last) = (self.trie.shards.shard_of(first), self.trie.shards.shard_of(last));
-        assert!(first >= self.shards.0 && last <= self.shards.1, "shards I1");
+        assert!(
+            first >= self.shards.0 && last <= self.shards.1,
+            "shard (I1): a change holds the locks of its shards"
+        );
         let Some((from, to)) = self.odd_shards else {
-            (first..=last).for_each(|at| self.trie.shards.toggle_version(at, Ordering::Relaxed));
+            (first..=last).for_each(|at| self.trie.shards.begin_change(at));
             self.odd_shards = Some((first, last));
             return fence(Ordering::Release);
         };
         for at in (first..=last).filter(|at| *at < from || *at > to) {
-            self.trie.shards.toggle_version(at, Ordering::Relaxed);
+            self.trie.shards.begin_change(at);
         }
         self.odd_shards = Some((from.min(first), to.max(last)));
         fence(Ordering::Release);
@@ -248,6 +251,7 @@ impl<'a> TrieChange<'a> {
     }
 
     fn set_children(&mut self, step: &PathStep, (first, len): (usize, usize), to: u32) -> TrieResult<()> {
+        self.assert_version_odd();
         if step.is_root() {
             self.trie.root.set(first, len, to);
             return Ok(());
@@ -284,8 +288,15 @@ impl<'a> TrieChange<'a> {
         heap.free(page_of(reference), line_of(reference), lines, &self.trie.pages, self.guard);
     }
 
+    /// Must hold before each change of data that readers may see.
+    #[inline]
+    fn assert_version_odd(&self) {
+        assert!(self.odd_shards.is_some(), "trie (I2): data changes while the version of its shard is odd");
+    }
+
     /// Makes a page writable and returns its words.
     fn make_writable(&mut self, reference: u32) -> TrieResult<&'a [AtomicU64]> {
+        self.assert_version_odd();
         let (page, pages) = (page_of(reference), &self.trie.pages);
         match pages.get_writable(page, self.guard) {
             Some(words) => Ok(words),
@@ -367,6 +378,10 @@ impl<'a> TrieChange<'a> {
     ) -> TrieResult<()> {
         let mut entries: TrieEntries = list.entries().collect();
         entries.push(entry);
+        assert!(
+            entries.len() <= self.trie.shape.max_list_entries,
+            "trie (I3): a list that grows has at most max_list_entries entries"
+        );
         let (is, like) = (list.lines, (list.prefix, list.bits));
         let to = self.trie.shape.list_lines(list.bits, entries.len()).max(is + 1);
         if let Some(page) = self.extend(child, is, to)? {
@@ -396,6 +411,10 @@ impl<'a> TrieChange<'a> {
         (first, len): (usize, usize),
         entries: &mut [TrieEntry],
     ) -> TrieResult<()> {
+        assert!(
+            len.is_power_of_two() && first.is_multiple_of(len),
+            "trie (I1): a list serves an aligned run of digits"
+        );
         let bits = step.depth + step.bits - len.trailing_zeros();
         let Some(one) = entries.first().copied() else {
             return self.set_children(step, (first, len), EMPTY_REF);

@@ -20,8 +20,9 @@
 //! 1. The references to a list are a run of one node. Its length is a power of two, and it is
 //!    aligned to its length.
 //! 2. Data that readers of a hash may see changes only while its shard's version is odd.
-//! 3. A list with different hashes has at most `max_list_entries` entries. An empty list is freed,
-//!    nearly empty neighbours are merged, and a node with a single list is replaced by the list.
+//! 3. A list with different hashes has at most `max_list_entries` entries. An empty list is freed.
+//!    Neighbours that are nearly empty are merged, and a node with a single list is replaced by the
+//!    list, if their pages are in memory.
 //!
 //! ## Threads
 //!
@@ -217,6 +218,7 @@ impl Trie {
     }
 
     /// Returns the used fraction of the lines in memory.
+    #[cfg(feature = "measure")]
     #[allow(clippy::cast_precision_loss)]
     pub(crate) fn fill_ratio(&self) -> f64 {
         let lines = self.heap_stats.0.resident.load(Ordering::Relaxed) * (self.shape.page_lines as u64 - 1);

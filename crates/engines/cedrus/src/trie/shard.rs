@@ -101,12 +101,22 @@ impl TrieShards {
         &self.shards[self.shard_of(hash)].version
     }
 
-    /// Makes the version of a shard odd if it is even, and even if it is odd. Only the writer of
-    /// the shard calls this.
+    /// Makes the version of a shard odd. Only the writer of the shard calls this.
     #[inline]
-    pub(super) fn toggle_version(&self, shard: usize, order: Ordering) {
+    pub(super) fn begin_change(&self, shard: usize) {
         let version = &self.shards[shard].version;
-        version.store(version.load(Ordering::Relaxed).wrapping_add(1), order);
+        let before = version.load(Ordering::Relaxed);
+        assert!(before.is_multiple_of(2), "shard (I2): the version is even before a change");
+        version.store(before.wrapping_add(1), Ordering::Relaxed);
+    }
+
+    /// Makes the version of a shard even again. Only the writer of the shard calls this.
+    #[inline]
+    pub(super) fn end_change(&self, shard: usize) {
+        let version = &self.shards[shard].version;
+        let before = version.load(Ordering::Relaxed);
+        assert!(!before.is_multiple_of(2), "shard (I2): the version is odd during a change");
+        version.store(before.wrapping_add(1), Ordering::Release);
     }
 
     #[inline]

@@ -15,8 +15,8 @@ use std::sync::Arc;
 use sheaf_platform::disk::{Disk, File, OpenMode};
 use sheaf_platform::error::{Damage, Error, IoContext, IoOp, Result};
 
-use crate::file_names;
-use crate::list::{HEAD_BYTES, accept_head, check_head, encode_head};
+use crate::files::file_names;
+use crate::files::list::{HEAD_BYTES, accept_head, check_head, encode_head};
 
 const MAGIC: &[u8; 8] = b"SHEAFPAK";
 /// Number of buffered bytes above which they are written.

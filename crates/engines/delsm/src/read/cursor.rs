@@ -24,12 +24,12 @@ use sheaf_platform::sync::atomic::Ordering;
 use sheaf_platform::sync::epoch::{self, Guard};
 
 use crate::engine::DelsmEngine;
-use crate::list::ValueRef;
-use crate::merge_inputs::{
+use crate::files::list::ValueRef;
+use crate::files::pack::Pack;
+use crate::read::merge_inputs::{
     Direction, MemtableInput, MergeHeads, MergeInput, TableInput, TakenKey, UnreadableBlock, VisibleVersion,
 };
-use crate::pack::Pack;
-use crate::removed_ranges::{PutWatch, successor};
+use crate::read::removed_ranges::{PutWatch, successor};
 use crate::tree::{DelsmState, Table};
 
 /// Number of rows of the first batch. Each later batch has twice as many, up to [`MAX_ROWS`], or
@@ -346,7 +346,7 @@ fn value_of(
     match seen {
         VisibleVersion::Table(_, ValueRef::Packed { pack, offset, len, sum }) => {
             let Some(pack) = state.version.packs.get(&pack) else {
-                return Err(crate::check::missing_pack_error(&engine.keyspace, pack));
+                return Err(crate::recovery::check::missing_pack_error(&engine.keyspace, pack));
             };
             Ok(RowValue::Packed { pack: Arc::clone(pack), offset, len, sum })
         }

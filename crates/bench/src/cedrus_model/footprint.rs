@@ -1,18 +1,13 @@
-//! The model of the trie's footprint, compared with real tries.
-//!
-//! ```sh
-//! # real tries up to this number of keys
-//! cargo run --release -p sheaf-cedrus --example footprint -- 10000000
-//! ```
+//! # Footprint of cedrus' trie: the model compared with real tries
 //!
 //! The model assumes the page fill of the largest real trie. The paper's trie is computed in the
 //! same way for comparison. It splits by the whole branching factor, and its nodes have 256
 //! pointers of 8 bytes and two masks. This engine must stay below 16 bytes a key at every size.
 
-#![allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "figures, not data")]
-
-use sheaf_cedrus::measure::{TrieMeasurement, estimate, measure_growth, poisson};
 use sheaf_cedrus::shape::TrieShape;
+
+use super::{TrieMeasurement, estimate, measure_growth, poisson};
+use crate::args;
 
 /// Estimates the paper's trie: lists of up to `most` entries, nodes of `branching` children, splits
 /// by the whole branching factor. Returns the bytes a key of the nodes, and of the list pointers
@@ -28,12 +23,13 @@ fn paper(branching: f64, most: usize, keys: f64) -> f64 {
     8.0 + nodes * node / keys
 }
 
-fn main() {
-    let most: u64 = std::env::args().nth(1).and_then(|arg| arg.parse().ok()).unwrap_or(1_000_000);
+/// Prints a table of real tries up to the given number of keys, and of the model up to 10^10 keys.
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "figures, not data")]
+pub(crate) fn run(options: &args::FootprintArgs) {
     let shape = TrieShape::NORMAL;
     let sizes: Vec<u64> = (0..)
         .map(|step| (1e5 * 10f64.powf(f64::from(step) / 8.0)).round() as u64)
-        .take_while(|keys| *keys <= most)
+        .take_while(|keys| *keys <= options.pairs)
         .collect();
     let real: Vec<(u64, TrieMeasurement)> = measure_growth(shape, &sizes);
     let fill = real.last().map_or(0.93, |(_, measured)| measured.page_fill);

@@ -42,10 +42,10 @@ use sheaf_platform::sync::atomic::Ordering;
 use sheaf_platform::sync::epoch::{self, Guard};
 
 use crate::engine::DelsmEngine;
-use crate::list::{ListEntry, ValueRef};
+use crate::files::list::{ListEntry, ValueRef};
+use crate::files::manifest::LEVELS;
 use crate::maintenance::MaintenanceState;
-use crate::manifest::LEVELS;
-use crate::merge::Merge;
+use crate::maintenance::merge::Merge;
 use crate::tree::{DelsmState, Table, TablesBelow, Version};
 
 /// Minimum number of live bytes per dead byte, and per byte of holes.
@@ -151,7 +151,8 @@ impl DelsmEngine {
         }
         if survey.block == blocks {
             rest.dead_by_list.retain(|number, _| is_there(*number));
-            rest.dead_by_list.insert(survey.table.list.number(), survey.found);
+            let before = rest.dead_by_list.insert(survey.table.list.number(), survey.found);
+            assert!(before.is_none(), "idle_compaction (I2): a table is surveyed once");
         } else {
             rest.survey = Some(survey);
         }
@@ -170,7 +171,7 @@ impl DelsmEngine {
         let Some(oldest) = group.last() else { return Ok(dead) };
         let mut supersede = |born: Seq, died: Seq, what: &ValueRef| match views.may_need(born, died) {
             true => dead.is_pinned = true,
-            false => dead.bytes += LIST_ENTRY_BYTES + value_bytes(what),
+            false => dead.bytes += LIST_ENTRY_BYTES + what.bytes(),
         };
         for pair in group.windows(2) {
             supersede(pair[1].seq, pair[0].seq, &pair[1].value);
@@ -237,20 +238,11 @@ impl DelsmEngine {
             }
             let key = entry.key();
             if let Some((_, _, what)) = version.find(self.keyspace.hash(key), key, Seq::LATEST)? {
-                dead += value_bytes(&what);
+                dead += what.bytes();
             }
         }
         let all: u64 = version.tables().map(referenced_bytes).sum();
         Ok(dead > all / MAX_SUPERSEDED_DIVISOR + self.sizes.min_garbage_bytes)
-    }
-}
-
-/// Returns the bytes of a value.
-fn value_bytes(what: &ValueRef) -> u64 {
-    match what {
-        ValueRef::File { blob, .. } => u64::from(blob.len),
-        ValueRef::Packed { len, .. } => u64::from(*len),
-        ValueRef::Removed => 0,
     }
 }
 

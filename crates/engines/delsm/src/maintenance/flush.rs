@@ -16,20 +16,28 @@ use sheaf_platform::error::Result;
 use sheaf_platform::sync::epoch::{self, Guard};
 
 use crate::engine::DelsmEngine;
-use crate::list::{BlobLocation, ListEntry, ValueRef};
+use crate::files::list::{BlobLocation, ListEntry, ValueRef};
+use crate::files::pack::{Pack, PackWriter};
 use crate::maintenance::{MaintenanceState, TableBuilder, TableOutputs};
-use crate::merge_inputs::{Direction, MemtableInput};
-use crate::pack::{Pack, PackWriter};
+use crate::read::merge_inputs::{Direction, MemtableInput};
 use crate::tree::{Table, Version};
 
 impl DelsmEngine {
-    /// Writes the frozen memtable into tables, names them in the manifest and publishes them.
+    /// Writes the frozen memtable into tables, names them in the manifest and publishes them. All
+    /// commits in it must be at or before `certain`.
+    ///
+    /// # Errors
+    ///
+    /// Returns `Error::Corrupt` or `Error::Io` if a value cannot be read, and `Error::Io` if a file
+    /// cannot be written or synced.
     pub(crate) fn flush(
         &self,
         work: &mut MaintenanceState,
         frozen: &Arc<Memtable>,
         views: &Views,
+        certain: Seq,
     ) -> Result<()> {
+        assert!(frozen.newest() <= certain, "delsm (I3): a flush writes only durable commits");
         self.create_keyspace_dir(work)?;
         let mut pack = PackWriter::new(&self.keyspace.path, self.keyspace.owner(), work.next_number());
         let mut dead = Vec::new();

@@ -26,14 +26,14 @@ use sheaf_platform::error::{IoContext, IoOp, Result};
 use sheaf_platform::sync::atomic::Ordering;
 
 use crate::engine::DelsmEngine;
-use crate::file_moves::FileMoves;
-use crate::file_names;
-use crate::list::{BlobLocation, ListEntry, ValueRef};
+use crate::files::file_names;
+use crate::files::list::{BlobLocation, ListEntry, ValueRef};
+use crate::files::manifest::LEVELS;
+use crate::files::pack::{Pack, PackWriter};
+use crate::maintenance::file_moves::FileMoves;
 use crate::maintenance::{Garbage, Job, MaintenanceState, TableBuilder, TableOutputs};
-use crate::manifest::LEVELS;
-use crate::merge_inputs::{Direction, MergeHeads, TableInput};
-use crate::pack::{Pack, PackWriter};
-use crate::recover::pending_blob_garbage;
+use crate::read::merge_inputs::{Direction, MergeHeads, TableInput};
+use crate::recovery::open::pending_blob_garbage;
 use crate::tree::{Table, Version};
 
 /// Merge in progress.
@@ -141,6 +141,7 @@ impl DelsmEngine {
         version: &Arc<Version>,
         merge: Merge,
     ) -> Result<()> {
+        assert!(work.job.is_none(), "maintenance (I3): a merge starts when no job is in progress");
         if !merge.is_rewrite && merge.lower.is_empty() && self.is_trivial_move(&merge) {
             return self.move_tables_down(work, version, merge);
         }

@@ -14,7 +14,7 @@ use sheaf_log::types::Seq;
 use sheaf_platform::error::{Error, Result};
 use sheaf_platform::sync::epoch::Guard;
 
-use crate::list::{BlockEntries, ListEntry, ValueRef};
+use crate::files::list::{BlockEntries, ListEntry, ValueRef};
 use crate::tree::Table;
 
 /// Number of entries fetched from a memtable at a time.

@@ -27,11 +27,11 @@ use sheaf_platform::disk::OpenMode;
 use sheaf_platform::error::{Error, IoContext, IoOp, Result};
 
 use crate::engine::{DelsmEngine, NAME};
-use crate::file_names;
-use crate::list::{BlobLocation, ValueRef};
+use crate::files::file_names;
+use crate::files::list::{BlobLocation, ValueRef};
+use crate::files::manifest::{TableFlags, TableManifest};
 use crate::maintenance::MaintenanceState;
-use crate::manifest::{TableFlags, TableManifest};
-use crate::recover::pending_blobs_of;
+use crate::recovery::open::pending_blobs_of;
 use crate::tree::{Table, Version};
 
 /// Name of a temporary link that tests for hard links.

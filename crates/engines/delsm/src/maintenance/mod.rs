@@ -29,7 +29,12 @@
 //!    and at the next opening. A step reports such a failure once, and the failure delays no other
 //!    work.
 
-use sheaf_platform::error::{Error, IoContext, IoOp, PoisonCause, Result};
+pub(crate) mod file_moves;
+mod flush;
+mod idle_compaction;
+pub(crate) mod ingest;
+mod merge;
+
 use std::collections::{BTreeSet, HashSet, VecDeque};
 use std::io::ErrorKind;
 use std::path::PathBuf;
@@ -39,15 +44,16 @@ use sheaf_engine::views::Views;
 use sheaf_log::double_slot::{DoubleSlot, is_slot, is_temp_slot};
 use sheaf_log::types::Seq;
 use sheaf_platform::disk::{Disk, OpenMode, create_dirs};
+use sheaf_platform::error::{Error, IoContext, IoOp, PoisonCause, Result};
 use sheaf_platform::sync::atomic::Ordering;
 
 use crate::engine::DelsmEngine;
-use crate::file_moves::FileMoves;
-use crate::file_names;
-use crate::idle_compaction::IdleCompaction;
-use crate::list::{KeyList, KeyListWriter, ValueRef};
-use crate::manifest::{TableEntry, TableFlags, TableManifest};
-use crate::merge::Merge;
+use crate::files::file_names;
+use crate::files::list::{KeyList, KeyListWriter, ValueRef};
+use crate::files::manifest::{TableEntry, TableFlags, TableManifest};
+use crate::maintenance::file_moves::FileMoves;
+use crate::maintenance::idle_compaction::IdleCompaction;
+use crate::maintenance::merge::Merge;
 use crate::tree::{KeyspaceContext, Table, Version};
 
 /// Object that must be removed.
@@ -226,7 +232,7 @@ impl DelsmEngine {
             if !work.is_stuck && self.merge_before_flush(work, views)? {
                 return Ok(true);
             }
-            return self.flush(work, &frozen, views).map(|()| true);
+            return self.flush(work, &frozen, views, certain).map(|()| true);
         }
         if let Some(Job::Merging(_)) = work.job {
             return self.merge_next(work, views).map(|()| true);
@@ -331,6 +337,10 @@ impl DelsmEngine {
     ) -> Result<()> {
         let manifest = self.manifest_of(work, version, flushed_seq, |marks| marks);
         let Some(pair) = &work.manifest_slots else { return self.disk().map(drop) };
+        assert!(
+            manifest.has_issued_numbers(),
+            "maintenance (I4): the manifest contains only numbers below the next one"
+        );
         pair.write(&manifest)?;
         work.generation = manifest.generation;
         work.flushed_seq = flushed_seq;
@@ -369,6 +379,8 @@ impl DelsmEngine {
 
     /// Removes some garbage. Returns false if there was none.
     fn remove_garbage(&self, work: &mut MaintenanceState) -> Result<bool> {
+        assert!(work.job.is_none(), "maintenance (I2): garbage is removed when no move is in progress");
+        assert!(work.pin_count == 0, "maintenance (I5): nothing is removed while a state is pinned");
         let disk = self.disk()?;
         let (mut any, mut failed) = (false, Ok(()));
         for _ in 0..self.sizes.files_per_step {

@@ -14,12 +14,12 @@ use sheaf_platform::error::{Damage, Error, IoContext, IoOp, Result};
 use sheaf_platform::sync::atomic::Ordering;
 
 use crate::engine::{DelsmEngine, NAME};
-use crate::file_moves::FileMoves;
-use crate::file_names;
-use crate::list::{BlobLocation, KeyList, ValueRef};
+use crate::files::file_names;
+use crate::files::list::{BlobLocation, KeyList, ValueRef};
+use crate::files::manifest::TableManifest;
+use crate::files::pack::Pack;
+use crate::maintenance::file_moves::FileMoves;
 use crate::maintenance::{Garbage, Job, MaintenanceState};
-use crate::manifest::TableManifest;
-use crate::pack::Pack;
 use crate::tree::{Table, Version};
 
 const LAYOUT: u8 = 1;

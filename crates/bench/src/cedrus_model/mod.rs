@@ -1,29 +1,27 @@
-//! # Measurement of tries without data
+//! # Model of cedrus' trie, and measurement of tries without data
 //!
 //! Grows tries of random hashes and measures their sizes, like the paper's Figure 4. A model
-//! estimates the sizes for any number of keys. The example `footprint` uses both.
+//! estimates the sizes for any number of keys. `cedrus-shape` and `cedrus-footprint` print both.
 
-use sheaf_log::segment::Address;
-use sheaf_platform::sync::epoch;
+pub(crate) mod footprint;
 
-use crate::entry_list::TrieEntry;
-use crate::shape::{HASH_BITS, LINE_BYTES, TrieShape};
-use crate::trie::Trie;
+use sheaf_cedrus::probe::TrieProbe;
+use sheaf_cedrus::shape::{HASH_BITS, LINE_BYTES, TrieShape};
 
 /// Measured sizes of a trie.
 #[derive(Clone, Copy, Debug)]
-pub struct TrieMeasurement {
+pub(crate) struct TrieMeasurement {
     /// Bytes of the pages and the root, per key.
-    pub bytes_per_key: f64,
+    pub(crate) bytes_per_key: f64,
     /// Average number of nodes on the path to a key, with the root.
-    pub nodes_per_path: f64,
+    pub(crate) nodes_per_path: f64,
     /// Average number of entries of a list, as a fraction of the maximum.
-    pub list_fill: f64,
+    pub(crate) list_fill: f64,
     /// Used fraction of the lines in pages.
-    pub page_fill: f64,
+    pub(crate) page_fill: f64,
     /// Fraction of the nodes' references, with the root's, that are not empty: the paper's slot
     /// utilisation.
-    pub reference_fill: f64,
+    pub(crate) reference_fill: f64,
 }
 
 fn mix(n: u64) -> u64 {
@@ -34,83 +32,65 @@ fn mix(n: u64) -> u64 {
 }
 
 /// Grows a trie and measures it at each of `sizes`, which must ascend.
-#[must_use]
-pub fn measure_growth(shape: TrieShape, sizes: &[u64]) -> Vec<(u64, TrieMeasurement)> {
-    let trie = Trie::new(shape);
-    let mut from = 0;
+pub(crate) fn measure_growth(shape: TrieShape, sizes: &[u64]) -> Vec<(u64, TrieMeasurement)> {
+    let mut trie = TrieProbe::new(shape);
     let mut all = Vec::new();
     for size in sizes {
-        for n in from..*size {
-            // No record is read, so any address is possible.
-            let entry = TrieEntry::new(shape.truncate_hash(mix(n)), Address::from_bits((n + 1) * 8));
-            let grown = trie.insert(entry, &epoch::pin());
-            debug_assert!(grown.is_ok(), "all of it is in memory");
+        for n in trie.keys()..*size {
+            trie.insert(mix(n));
         }
-        from = *size;
         all.push((*size, measure(&trie)));
     }
     all
 }
 
-#[allow(clippy::cast_precision_loss)]
-fn measure(trie: &Trie) -> TrieMeasurement {
-    let (mut from, mut piece) = (0, Vec::new());
+fn measure(trie: &TrieProbe) -> TrieMeasurement {
+    let shape = trie.shape();
     let (mut lists, mut path) = (0u64, 0u64);
     let mut references = [0u64; 2];
-    loop {
-        let guard = &epoch::pin();
-        let Ok((last, level)) = trie.visit_with_level(from, guard, &mut piece) else { break };
-        lists += u64::from(!piece.is_empty());
-        path += level as u64 * piece.len() as u64;
-        let depth = (0..level).fold(0, |depth, _| depth + trie.shape().digit_bits(depth));
-        references[usize::from(!piece.is_empty())] += (u64::from(last - from) + 1) >> (HASH_BITS - depth);
-        match last.checked_add(1) {
-            Some(next) => from = next,
-            None => break,
-        }
-    }
-    let keys = trie.len().max(1) as f64;
+    trie.for_each_range(|range| {
+        lists += u64::from(range.entries > 0);
+        path += range.level * range.entries;
+        let depth = (0..range.level).fold(0, |depth, _| depth + shape.digit_bits(depth));
+        references[usize::from(range.entries > 0)] += range.hashes >> (HASH_BITS - depth);
+    });
+    let keys = trie.keys().max(1) as f64;
     // Each node except the root takes one reference and has one for each of its digits.
     let [empty, taken] = references.map(|count| count as f64);
-    let (of_root, of_node) =
-        (f64::from(1u32 << trie.shape().root_bits), f64::from(1u32 << trie.shape().node_bits));
+    let (of_root, of_node) = (f64::from(1u32 << shape.root_bits), f64::from(1u32 << shape.node_bits));
     let nodes = (empty + taken - of_root) / (of_node - 1.0);
     TrieMeasurement {
         bytes_per_key: trie.bytes() as f64 / keys,
         nodes_per_path: path as f64 / keys,
-        list_fill: keys / lists.max(1) as f64 / trie.shape().max_list_entries as f64,
-        page_fill: trie.fill_ratio(),
+        list_fill: keys / lists.max(1) as f64 / shape.max_list_entries as f64,
+        page_fill: trie.page_fill(),
         reference_fill: (taken + nodes) / (empty + taken + nodes),
     }
 }
 
 /// Returns the Poisson probability of `k` at the given mean.
-#[must_use]
-#[allow(clippy::cast_precision_loss)]
-pub fn poisson(mean: f64, k: usize) -> f64 {
+fn poisson(mean: f64, k: usize) -> f64 {
     let log = (1..=k).fold(-mean, |log, i| log + (mean / i as f64).ln());
     log.exp()
 }
 
 /// Estimated sizes of a trie.
 #[derive(Clone, Copy, Debug)]
-pub struct TrieEstimate {
+pub(crate) struct TrieEstimate {
     /// Bytes of the pages and the root, per key.
-    pub bytes_per_key: f64,
+    pub(crate) bytes_per_key: f64,
     /// Average number of nodes on the path to a key, with the root.
-    pub nodes_per_path: f64,
+    pub(crate) nodes_per_path: f64,
     /// Average number of entries of a list, as a fraction of the maximum.
-    pub list_fill: f64,
+    pub(crate) list_fill: f64,
     /// Number of records with the same hash that a look-up of a missing key reads.
-    pub foreign_records: f64,
+    pub(crate) foreign_records: f64,
 }
 
 /// Estimates a trie of `keys` keys with the page fill `fill`. The number of keys in a range of 2^-d
 /// of all hashes is Poisson distributed. A list serves a range if the range has at most
 /// `max_list_entries` keys and the range twice as large has more.
-#[must_use]
-#[allow(clippy::cast_precision_loss)]
-pub fn estimate(shape: &TrieShape, keys: f64, fill: f64) -> TrieEstimate {
+pub(crate) fn estimate(shape: &TrieShape, keys: f64, fill: f64) -> TrieEstimate {
     let (mut bytes, mut path, mut lists, mut in_lists) = (0.0, 0.0, 0.0, 0.0);
     let mut node_at = shape.root_bits;
     let mut level = 1.0;
@@ -165,7 +145,6 @@ pub fn estimate(shape: &TrieShape, keys: f64, fill: f64) -> TrieEstimate {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::resident_pages::MAX_PAGES;
 
     #[test]
     fn the_model_is_near_real_tries() {
@@ -187,7 +166,10 @@ mod tests {
         while keys <= 1.01e10 {
             let model = estimate(&TrieShape::NORMAL, keys, 0.93);
             assert!(model.bytes_per_key < 13.0, "{keys}: {model:?}");
-            assert!(model.bytes_per_key * keys < f64::from(MAX_PAGES) * 4096.0, "{keys}: {model:?}");
+            assert!(
+                model.bytes_per_key * keys < f64::from(TrieProbe::MAX_PAGES) * 4096.0,
+                "{keys}: {model:?}"
+            );
             assert!(model.list_fill > 0.55 && model.nodes_per_path < 6.1, "{keys}: {model:?}");
             keys *= 10f64.powf(0.125);
         }

@@ -23,12 +23,12 @@ use sheaf_log::types::Seq;
 use sheaf_platform::error::Result;
 
 use crate::engine::DelsmEngine;
-use crate::file_moves::FileMoves;
-use crate::list::{BlobLocation, ListEntry, ValueRef};
+use crate::files::list::{BlobLocation, ListEntry, ValueRef};
+use crate::files::manifest::LEVELS;
+use crate::files::pack::{Pack, PackWriter};
+use crate::maintenance::file_moves::FileMoves;
 use crate::maintenance::{Job, TableBuilder, TableOutputs};
-use crate::manifest::LEVELS;
-use crate::pack::{Pack, PackWriter};
-use crate::recover::pending_blob_garbage;
+use crate::recovery::open::pending_blob_garbage;
 use crate::tree::{Table, Version};
 
 /// Table that is being filled.
@@ -129,6 +129,10 @@ impl Ingest for DelsmIngest {
         self.end_table()?;
         let version = self.version();
         let mut work = self.engine.work.lock();
+        assert!(
+            self.engine.version().is_empty() && work.job.is_none(),
+            "ingest (I1): no other thread uses the keyspace during the load"
+        );
         self.engine.write_manifest(&mut work, &version, self.seq)?;
         let unsettled: Vec<Arc<Table>> =
             version.tables().filter(|table| !table.is_linked()).cloned().collect();

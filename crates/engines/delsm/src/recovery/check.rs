@@ -13,9 +13,9 @@ use sheaf_log::double_slot::DoubleSlot;
 use sheaf_platform::error::{Damage, Error, Result};
 
 use crate::engine::DelsmEngine;
-use crate::file_names;
-use crate::list::{ListEntry, ValueRef};
-use crate::manifest::TableManifest;
+use crate::files::file_names;
+use crate::files::list::{ListEntry, ValueRef};
+use crate::files::manifest::TableManifest;
 use crate::tree::{KeyspaceContext, Table, Version};
 
 /// Returns the error for a pack that a list names and the manifest does not.
@@ -44,7 +44,7 @@ impl DelsmEngine {
             for block in 0..table.list.block_count() {
                 let items = table.list.entries_of_block(block).map_err(&mut *report).unwrap_or_default();
                 for item in items {
-                    step(value_bytes_of(&item))?;
+                    step(item.value.bytes())?;
                     if let Err(error) = self.check_item(&version, table, &item) {
                         report(error);
                     }
@@ -106,14 +106,5 @@ impl DelsmEngine {
             }
         }
         Ok(None)
-    }
-}
-
-/// Returns the number of bytes read to check an item.
-fn value_bytes_of(item: &ListEntry) -> u64 {
-    match item.value {
-        ValueRef::Removed => 0,
-        ValueRef::Packed { len, .. } => u64::from(len),
-        ValueRef::File { blob, .. } => u64::from(blob.len),
     }
 }

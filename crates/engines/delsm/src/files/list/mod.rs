@@ -38,9 +38,8 @@ use sheaf_platform::codec::{COUNT_LIMIT, FieldReader, FieldWriter, u32_at, u64_a
 use sheaf_platform::disk::{Disk, File, OpenMode};
 use sheaf_platform::error::{Damage, Error, IoContext, IoOp, Result};
 
-use crate::filter;
-
 mod block;
+mod filter;
 mod write;
 
 pub(crate) use block::BlockEntries;
@@ -88,6 +87,17 @@ pub(crate) enum ValueRef {
     },
     /// A removal.
     Removed,
+}
+
+impl ValueRef {
+    /// Returns the bytes of the value; 0 for a removal.
+    pub(crate) fn bytes(&self) -> u64 {
+        match self {
+            ValueRef::File { blob, .. } => u64::from(blob.len),
+            ValueRef::Packed { len, .. } => u64::from(*len),
+            ValueRef::Removed => 0,
+        }
+    }
 }
 
 /// One version of a key.

@@ -20,8 +20,8 @@
 //! 2. A put cuts all ranges before its commit is visible. A put during the scan of a reader also
 //!    cuts the range that this reader will record: either the put sees the watch, or the reader
 //!    sees the record of the put. (Both sides write, execute a fence, and then read.)
-//! 3. There are at most [`MAX_RANGES`] ranges, each with at most [`MAX_RANGE_KEY_BYTES`] bytes of
-//!    keys.
+//! 3. A recorded range has at most [`MAX_RANGE_KEY_BYTES`] bytes of keys. After a record there are
+//!    at most [`MAX_RANGES`] ranges. A put that cuts a range may add one more range, with its key.
 //!
 //! ## Threads
 //!
@@ -128,6 +128,7 @@ impl RemovedRangeMapState {
             self.ranges.clear();
         }
         self.ranges.insert(low, RemovedRangeTail { high, since });
+        assert!(self.ranges.len() <= MAX_RANGES, "removed_ranges (I3): a record keeps the limit of ranges");
     }
 }
 

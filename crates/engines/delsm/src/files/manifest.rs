@@ -76,6 +76,15 @@ pub(crate) struct TableManifest {
     pub(crate) packs: Vec<u64>,
 }
 
+impl TableManifest {
+    /// Returns true if all numbers of directories, lists and packs are below the next number.
+    pub(crate) fn has_issued_numbers(&self) -> bool {
+        let next = self.next_number;
+        self.tables.iter().all(|table| table.dir < next && table.list < next)
+            && self.packs.iter().all(|pack| *pack < next)
+    }
+}
+
 impl DoubleSlotState for TableManifest {
     const STEM: &'static str = "KEYS";
     const MAGIC: &'static [u8; 8] = b"SHEAFLSM";

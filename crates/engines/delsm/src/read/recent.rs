@@ -20,7 +20,7 @@ use sheaf_platform::memory::{Memory, MemoryPart};
 use sheaf_platform::sync::Mutex;
 use sheaf_platform::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::list::{BlockEntries, KeyList};
+use crate::files::list::{BlockEntries, KeyList};
 
 /// Maximum bytes of a kept block. A block has more only if a key has very many versions.
 const MOST: u64 = 64 << 10;
@@ -79,6 +79,7 @@ impl RecentBlock {
 
 fn give_back(kept: Option<(usize, Arc<BlockEntries>)>, memory: &Memory) {
     if let Some((_, entries)) = kept {
+        assert!(entries.memory() <= MOST, "recent (I1): a kept block has at most MOST bytes");
         memory.give_back(MemoryPart::Index, entries.memory());
     }
 }
@@ -91,7 +92,7 @@ mod tests {
     use sheaf_sim::SimDisk;
 
     use super::*;
-    use crate::list::{KeyListWriter, ListEntry, ValueRef};
+    use crate::files::list::{KeyListWriter, ListEntry, ValueRef};
 
     fn list() -> KeyList {
         let mut writer = KeyListWriter::new(1, 2, false);

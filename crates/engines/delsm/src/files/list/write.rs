@@ -3,11 +3,11 @@
 use sheaf_engine::keys::common_prefix_len;
 use sheaf_platform::codec::{FieldWriter, put_varint};
 
+use super::filter;
 use super::{
     BlobLocation, HEAD_BYTES, KIND_FILE, KIND_PACKED, KIND_REMOVED, ListBlock, ListEntry, ListTotals, MAGIC,
     ValueRef, encode_head, salted_checksum,
 };
-use crate::filter;
 
 /// Bytes of entries after which a block ends.
 const BLOCK_BYTES: usize = 4096;
@@ -54,7 +54,7 @@ impl KeyListWriter {
     /// Appends a version. Keys must ascend; the versions of a key must descend.
     pub(crate) fn add(&mut self, hash: u64, item: &ListEntry) {
         let is_new = self.totals.entries == 0 || self.last != item.key;
-        debug_assert!(self.totals.entries == 0 || self.last <= item.key);
+        debug_assert!(self.totals.entries == 0 || self.last <= item.key, "list (I1): keys ascend");
         if is_new && self.bytes.len() - self.start >= self.block_bytes {
             self.end_block();
         }

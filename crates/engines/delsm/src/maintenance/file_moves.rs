@@ -25,7 +25,7 @@ use sheaf_platform::error::{Error, IoContext, IoOp, Result};
 use sheaf_platform::sync::atomic::Ordering;
 
 use crate::engine::{DelsmEngine, NAME};
-use crate::list::{ListEntry, ValueRef};
+use crate::files::list::{ListEntry, ValueRef};
 use crate::maintenance::{Garbage, Job, MaintenanceState};
 use crate::tree::Table;
 

@@ -18,6 +18,8 @@ use std::hash::Hasher;
 
 use sheaf_platform::codec::COUNT_LIMIT;
 
+/// Maximum length of a name.
+const MAX_NAME_BYTES: usize = 255;
 /// Maximum length of the part before the number.
 const MAX_ESCAPED_BYTES: usize = 230;
 /// Separator of key and number. It does not occur in an escaped key.
@@ -49,6 +51,8 @@ pub(crate) fn value_name(key: &[u8], id: u64) -> String {
         }
     }
     let _ = write!(name, "{NUMBER_SEPARATOR}{id:x}");
+    assert!(name.len() <= MAX_NAME_BYTES, "file_names (I1): a name is one component of a path");
+    assert!(!name.starts_with('.'), "file_names (I3): no name starts with a dot");
     name
 }
 
@@ -105,7 +109,7 @@ mod tests {
 
     fn check(key: &[u8], id: u64) {
         let name = value_name(key, id);
-        assert!(name.len() <= 255 && name.is_ascii() && !name.starts_with('.'), "{name}");
+        assert!(name.len() <= MAX_NAME_BYTES && name.is_ascii() && !name.starts_with('.'), "{name}");
         let parts: Vec<Component<'_>> = Path::new(&name).components().collect();
         assert!(
             matches!(&parts[..], [Component::Normal(part)] if part.to_str() == Some(&name)),

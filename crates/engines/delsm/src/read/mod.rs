@@ -1,0 +1,12 @@
+//! # Read: walks over memtables and tables
+//!
+//! ```text
+//!  cursor.rs ──> removed_ranges.rs   skips runs of removed keys
+//!            ──> merge_inputs.rs     sorted inputs, also of flushes and merges
+//!                      └──> recent.rs    the block in which walks begin, decoded
+//! ```
+
+pub(crate) mod cursor;
+pub(crate) mod merge_inputs;
+pub(crate) mod recent;
+pub(crate) mod removed_ranges;
