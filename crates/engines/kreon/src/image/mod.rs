@@ -13,13 +13,16 @@
 //! All numbers are little-endian. `image_keys.rs` describes the image keys. The levels are those of
 //! one moment at or after the checkpoint's position.
 
+pub(crate) mod image_keys;
+mod levels;
+
 use sheaf_engine::contract::{ImageSink, ImageSource};
 use sheaf_log::segment::{Address, SLOT_COUNT};
 use sheaf_platform::error::Result;
 use sheaf_platform::sync::epoch;
 
 use crate::engine::KreonEngine;
-use crate::node::NodeRef;
+use crate::tree::node::NodeRef;
 use crate::tree::{Level, MAX_HEIGHT, SlotIncarnations};
 
 const LAYOUT: u8 = 3;
@@ -62,7 +65,7 @@ pub(crate) fn save(engine: &KreonEngine, out: &mut dyn ImageSink) -> Result<()> 
             out.put(&slot.to_le_bytes())?;
             out.put(&life.to_le_bytes())
         })?;
-        crate::image_keys::save(&engine.image_keys.lock(), out)
+        image_keys::save(&engine.image_keys.lock(), levels, out)
     })
 }
 
@@ -92,7 +95,10 @@ pub(crate) fn restore(engine: &KreonEngine, image: &mut dyn ImageSource) -> Resu
     }
     let end = read_u32(image)?;
     let [levels] = read_array(image)?;
-    if levels > MAX_LEVELS || end == 0 {
+    if end == 0 {
+        return Err(image.invalid_field("pages", u64::from(end)));
+    }
+    if levels > MAX_LEVELS {
         return Err(image.invalid_field("levels", u64::from(levels)));
     }
     let levels = (0..levels).map(|_| read_level(image, end)).collect::<Result<Vec<Level>>>()?;
@@ -127,7 +133,7 @@ pub(crate) fn restore(engine: &KreonEngine, image: &mut dyn ImageSource) -> Resu
     let _ = engine.level_store.incarnations.set(lives); // an engine is restored only once
     engine.level_store.space.restore(end, used)?;
     engine.restore_levels(levels, &counts);
-    crate::image_keys::restore(engine, image)
+    image_keys::restore(engine, image)
 }
 
 /// Returns the incarnation that begins, and the slots for which the leaves of earlier incarnations
@@ -140,8 +146,11 @@ fn read_incarnations(engine: &KreonEngine, image: &mut dyn ImageSource) -> Resul
     let mut lives = SlotIncarnations { current: before + 1, ..SlotIncarnations::default() };
     for _ in 0..read_u32(image)? {
         let (slot, life) = (read_u32(image)?, read_u64(image)?);
-        if slot as usize >= SLOT_COUNT || life > before {
+        if slot as usize >= SLOT_COUNT {
             return Err(image.invalid_field("renewed slot", u64::from(slot)));
+        }
+        if life > before {
+            return Err(image.invalid_field("life of a renewed slot", life));
         }
         if image.slot_of(slot) == Some(slot) {
             lives.reused_slots.insert(slot, life);
@@ -163,7 +172,13 @@ fn read_level(image: &mut dyn ImageSource, end: u32) -> Result<Level> {
         return Ok(Level::default());
     }
     let is_within = root.page > 0 && root.page.checked_add(u32::from(root.pages)).is_some_and(|to| to <= end);
-    if height > MAX_HEIGHT || !is_within || root.pages == 0 {
+    if height > MAX_HEIGHT {
+        return Err(image.invalid_field("height of a level", u64::from(height)));
+    }
+    if root.pages == 0 {
+        return Err(image.invalid_field("pages of a root", 0));
+    }
+    if !is_within {
         return Err(image.invalid_field("root", u64::from(root.page)));
     }
     Ok(Level { root: Some((root, height)) })
