@@ -40,6 +40,7 @@ pub(crate) fn run() -> Result<(), String> {
         &[&["clippy", "--locked"], &optional[..], &["--all-targets", "--", "-D", "warnings"]].concat(),
     ))?;
     let bench = ["-p", "sheaf-bench", "--no-default-features", "--lib", "--bins", "--test", "operators"];
+    let bench = [&bench[..], &["--example", "kreon_levels"]].concat();
     step(with_opt_level(cargo(&[&["test", "--locked"], &optional[..], &bench[..]].concat()), "0"))?;
     for tests in interleavings(&[]) {
         step(with_opt_level(tests, "1"))?;

@@ -9,8 +9,8 @@ use sheaf_platform::error::{Error, Result};
 use sheaf_platform::sync::epoch;
 
 use crate::engine::KreonEngine;
-use crate::level_file::PagePin;
-use crate::node::NodeRef;
+use crate::tree::level_file::PagePin;
+use crate::tree::node::NodeRef;
 
 impl KreonEngine {
     /// Reads all pages of the current levels. Steps and checkpoints continue, and replaced pages

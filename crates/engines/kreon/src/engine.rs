@@ -44,13 +44,13 @@ use sheaf_platform::sync::atomic::{AtomicU64, Ordering};
 use sheaf_platform::sync::epoch::{self, Guard};
 use sheaf_platform::sync::{Mutex, Published};
 
-use crate::cursor::KreonCursor;
-use crate::image_keys::ImageKey;
-use crate::live_bitmap::LiveBitmap;
-use crate::lookup::RelocationCandidates;
+use crate::image::image_keys::{self, ImageKey};
+use crate::maintenance::live_bitmap::LiveBitmap;
+use crate::maintenance::relocation::RelocationCandidates;
+use crate::maintenance::spill::SpillState;
 use crate::memtable::{self, KreonMemtable, KreonVersion, RecordWord};
-use crate::removed_ranges::RemovedRangeCache;
-use crate::spill::SpillState;
+use crate::read::cursor::KreonCursor;
+use crate::read::removed_ranges::RemovedRangeCache;
 use crate::tree::{KreonState, LevelStore};
 
 /// Name of the engine in the catalog.
@@ -119,7 +119,7 @@ pub(crate) struct KreonEngine {
     pub(crate) state: Published<KreonState>,
     replay_lock: Mutex<()>,
     /// Keys that the last freeze left in the active memtable, for the image: see
-    /// [`crate::image_keys`].
+    /// [`image_keys`].
     pub(crate) image_keys: Mutex<Vec<ImageKey>>,
     pub(crate) max_image_keys: u64,
     /// Number of removed keys that cursors scanned.
@@ -150,7 +150,7 @@ impl KreonEngine {
             state: Published::new(state),
             replay_lock: Mutex::new(()),
             image_keys: Mutex::default(),
-            max_image_keys: crate::image_keys::max_keys(context.tiny),
+            max_image_keys: image_keys::max_keys(context.tiny),
             removed_keys_skipped: AtomicU64::new(0),
             idle_detector: IdleDetector::default(),
             context,
@@ -196,25 +196,9 @@ impl KreonEngine {
 
     /// Returns the version of a memtable's record as an old version that commit `died` superseded.
     pub(crate) fn old_version_of(&self, version: KreonVersion, died: Seq) -> OldVersion {
-        let KreonVersion { word, seq: born } = version;
-        if word.is_tombstone() {
-            return OldVersion {
-                address: Address::NONE,
-                span: 0,
-                begin_seq: born,
-                end_seq: died,
-                blob: None,
-            };
-        }
-        let address = word.address();
-        let blob = if word.is_blob() { self.blob_ids.lock().remove(&address.bits()) } else { None };
-        OldVersion {
-            address,
-            span: u32::try_from(word.span()).unwrap_or(u32::MAX),
-            begin_seq: born,
-            end_seq: died,
-            blob,
-        }
+        let address = version.word.address();
+        let blob = if version.word.is_blob() { self.blob_ids.lock().remove(&address.bits()) } else { None };
+        version.into_old_version(died, blob)
     }
 
     /// Removes the pin of a version that is now among the old versions.

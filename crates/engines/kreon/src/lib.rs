@@ -6,11 +6,11 @@
 //!
 //! ```text
 //!  put ─> store log ─> active memtable ── freeze ──> frozen memtable ── spill ──> L1 ──> L2 ...
-//!         (values)     L0: keys, addresses           spill.rs level_edit.rs merge_accounting.rs
+//!         (values)     L0: keys, addresses           maintenance/: spill, level_edit
 //!  get ─> active ─> frozen ─> L1 ─> L2 ...: inner nodes, a leaf or its fingerprints ─> record
-//!                             tree.rs node/ cache.rs filter.rs
-//!  GC ──> is this record the newest? memtables, upper levels, bitmap    lookup.rs live_bitmap.rs
-//!  scan ─> all sources merged, without removed ranges   cursor.rs merge_input.rs removed_ranges.rs
+//!         read/lookup.rs                    tree/: level_store, cache, filter, node/
+//!  GC ──> is this record the newest?  memtables, upper levels, bitmap   maintenance/relocation.rs
+//!  scan ─> all sources merged, without removed ranges                   read/cursor.rs
 //! ```
 //!
 //! ## Invariants
@@ -29,33 +29,15 @@
 //! An image contains the roots. Replay of the store log from the checkpoint's position fills a
 //! memtable, which shadows the levels. The highest number of a key wins.
 
-mod cache;
 mod check;
-mod cursor;
 mod engine;
-mod filter;
 mod image;
-mod image_keys;
-#[cfg(all(test, shuttle))]
-mod interleavings;
-mod level_edit;
-mod level_file;
-mod levels;
-mod live_bitmap;
-mod lookup;
-#[cfg(test)]
-mod mapping_bench;
+mod maintenance;
+#[cfg(any(test, feature = "measure"))]
+#[doc(hidden)]
+pub mod measure;
 mod memtable;
-mod merge_accounting;
-mod merge_input;
-mod node;
-mod page_table;
-mod removed_ranges;
-#[cfg(test)]
-mod removed_tests;
-mod spill;
-#[cfg(test)]
-mod spill_bench;
+mod read;
 #[cfg(test)]
 mod tests;
 mod tree;
@@ -73,7 +55,7 @@ use sheaf_log::types::KeyspaceId;
 /// sorted tree. Until the memtable is spilled, a key takes about 90 bytes of memory plus its own
 /// length. A get costs the lookups in the memtables, one descent per level, and one record. If
 /// memory holds a quarter of the bytes of all leaves, a get reads the device only once, for the
-/// record (`node/fingerprints.rs`).
+/// record (`tree/node/fingerprints.rs`).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Kreon;
 
@@ -83,7 +65,7 @@ impl EngineFactory for Kreon {
     }
 
     fn owns_file(&self, name: &str) -> bool {
-        name.starts_with(level_file::FILE)
+        name.starts_with(tree::level_file::FILE)
     }
 
     fn create(&self, id: KeyspaceId, _: &EngineOptions, context: &Arc<EngineContext>) -> Arc<dyn Engine> {

@@ -1,8 +1,8 @@
 //! # Memtable: L0, a tree in memory over addresses in the log
 //!
-//! Keys are in memory (`table` of base's memtables), values are in the log. The word of a record
-//! contains the address of the newest entry of its key. One memtable takes commits; the previous
-//! one may be frozen while it is spilled into the levels.
+//! Keys are in memory (`KeyTable` of `sheaf_engine::memtable`), values are in the log. The word of a
+//! record contains the address of the newest entry of its key. One memtable takes commits; the
+//! previous one may be frozen while it is spilled into the levels.
 //!
 //! ```text
 //!  word:  flags 4 | span / 8: 20 | address 40
@@ -10,7 +10,7 @@
 //!
 //! ## Invariants
 //!
-//! 1. Those of the key table.
+//! 1. The invariants of the key table hold.
 //! 2. A version that is superseded here and that a view needs is among the old versions before the
 //!    word changes.
 
@@ -21,6 +21,7 @@ use sheaf_engine::memtable::arena::ArenaOffset;
 use sheaf_engine::memtable::prefix::KeyPrefix;
 use sheaf_engine::memtable::sorted_keys::KeySource;
 use sheaf_engine::memtable::table::KeyTable;
+use sheaf_engine::versions::OldVersion;
 use sheaf_log::segment::Address;
 use sheaf_log::types::Seq;
 use sheaf_platform::memory::Memory;
@@ -104,6 +105,18 @@ pub(crate) const SUPERSEDED_BYTES: usize = 1;
 pub(crate) struct KreonVersion {
     pub(crate) word: RecordWord,
     pub(crate) seq: Seq,
+}
+
+impl KreonVersion {
+    /// Returns the version as an old version that commit `end_seq` superseded.
+    pub(crate) fn into_old_version(self, end_seq: Seq, blob: Option<u64>) -> OldVersion {
+        let KreonVersion { word, seq: begin_seq } = self;
+        let (address, span) = match word.is_tombstone() {
+            true => (Address::NONE, 0),
+            false => (word.address(), u32::try_from(word.span()).unwrap_or(u32::MAX)),
+        };
+        OldVersion { address, span, begin_seq, end_seq, blob }
+    }
 }
 
 /// A memtable; see the header of the module.

@@ -17,7 +17,7 @@ use sheaf_log::types::Seq;
 use sheaf_platform::sync::epoch::Guard;
 
 use crate::memtable::KreonMemtable;
-use crate::node::Node;
+use crate::tree::node::Node;
 use crate::tree::{LeafPosition, Level, LevelEntry, LevelStore, SeekTarget, Unreadable};
 
 /// Number of records of a memtable, or of old versions, that are looked up at a time.

@@ -91,6 +91,7 @@ pub(crate) fn fit_items<I: NodeItem>(items: &[I], level: u8, target: usize, most
     let mut shared = items.get(first).map_or(0, |item| item.key().len());
     let (mut rests, mut size) = (0, HEADER + fixed);
     let behind = |item: &I, shared: usize| (item.key().len() - shared).saturating_sub(HEAD) + item.extra();
+    let mut count = items.len();
     for number in 0..items.len() {
         if number >= first {
             let now = common_prefix_len(items[first].key(), items[number].key()).min(shared);
@@ -103,11 +104,13 @@ pub(crate) fn fit_items<I: NodeItem>(items: &[I], level: u8, target: usize, most
         }
         let next = HEADER + shared + (number + 1) * fixed + rests;
         if number >= least && (next > most || next > target) {
-            return (number, size);
+            count = number;
+            break;
         }
         size = next;
     }
-    (items.len(), size)
+    assert!(count <= least || size <= most, "node (I2): a node of several entries is one page");
+    (count, size)
 }
 
 /// Returns the bytes of a node of all `items`, in whole pages of `page` bytes, and the number of
@@ -136,6 +139,10 @@ pub(crate) fn build_node<I: NodeItem>(
         rests.append(&mut builder.extra);
         ends.extend_from_slice(&u16::try_from(rests.len()).unwrap_or(u16::MAX).to_le_bytes());
     }
+    assert!(
+        first == 0 || tags.first().is_none_or(|tag| *tag == 0),
+        "node (I3): the first child has no separator"
+    );
     let prefix = items.get(first).map_or(&[][..], |item| &item.key()[..shared]);
     let mut bytes = Vec::with_capacity(page);
     bytes.extend_from_slice(&[NODE_KIND, level]);

@@ -22,22 +22,21 @@ use std::ops::{Bound, Range};
 use std::sync::Arc;
 
 use sheaf_engine::memtable::{ArenaOffset, MemtableLayer};
-use sheaf_engine::versions::OldVersion;
 use sheaf_engine::views::Views;
 use sheaf_log::record::{Record, RecordContent};
-use sheaf_log::segment::Address;
 use sheaf_log::types::Seq;
 use sheaf_platform::error::Result;
 use sheaf_platform::sync::epoch::{self, Guard};
 
-use crate::cache::CachedNode;
 use crate::engine::{IDLE_SAMPLES, KreonEngine};
-use crate::level_edit::{GatheredEntries, LevelEdit, MergeResolver, NewNode, SpillStats};
-use crate::level_file::PAGE;
-use crate::lookup::fingerprint_of;
+use crate::maintenance::level_edit::{GatheredEntries, LevelEdit, MergeResolver, NewNode, SpillStats};
+use crate::maintenance::merge_accounting::{MergeAccounting, SourceSegments};
 use crate::memtable::{KreonMemtable, KreonVersion};
-use crate::merge_accounting::{MergeAccounting, SourceSegments};
-use crate::node::{HAS_BLOB, INLINE, LOWER_UNACCOUNTED, LeafEntry, LeafPair, MAX_INLINE, NodeRef};
+use crate::tree::cache::CachedNode;
+use crate::tree::level_file::PAGE;
+use crate::tree::node::{
+    HAS_BLOB, INLINE, LOWER_UNACCOUNTED, LeafEntry, LeafPair, MAX_INLINE, NodeRef, fingerprint_of,
+};
 use crate::tree::{KreonState, LeafPosition, Level, LevelStore, SeekTarget, last_nonempty_level};
 
 /// Maximum number of entries of a step.
@@ -368,11 +367,7 @@ impl KreonEngine {
         }
         let blob = self.blob_ids.lock().get(&word.address().bits()).copied().filter(|_| word.is_blob());
         staged.extend(blob.map(|_| word.address().bits()));
-        let (address, span) = match word.is_tombstone() {
-            true => (Address::NONE, 0),
-            false => (word.address(), u32::try_from(word.span()).unwrap_or(u32::MAX)),
-        };
-        let old = OldVersion { address, span, begin_seq: born, end_seq: died, blob };
+        let old = version.into_old_version(died, blob);
         // The newer version may be younger than the copy of the registry, and a view may have
         // registered before it.
         let may_need = |born, died| merge_accounting.views.may_need(born, died);
@@ -610,7 +605,7 @@ impl KreonEngine {
     ) -> Result<()> {
         let written = levels.and_then(|levels| {
             let leaves = change.new_nodes.iter().filter(|made| made.level == 0);
-            self.level_store.space.write(leaves.map(|made| (made.at.page, &made.bytes[..])))?;
+            self.level_store.space.write_unpublished(leaves.map(|made| (made.at.page, &made.bytes[..])))?;
             Ok(levels)
         });
         let levels = match written {
@@ -650,7 +645,14 @@ impl KreonEngine {
         if before.last_nonempty_level().is_some_and(|before| Some(before) != after) {
             self.live_bitmap.reset(after.is_some());
         }
-        self.state.replace(guard, |now| now.with_levels(all, spilled.is_some()));
+        self.state.replace(guard, |now| {
+            let frozen = now.memtables.frozen.as_ref().map(|frozen| frozen.number);
+            assert!(
+                spilled.is_none_or(|spilled| Some(spilled.number) == frozen),
+                "kreon (I1): a memtable leaves the state only after its entries are in a level"
+            );
+            now.with_levels(all, spilled.is_some())
+        });
         if let Some(spilled) = spilled {
             spilled.uncount_memory(&self.context.memory);
         }

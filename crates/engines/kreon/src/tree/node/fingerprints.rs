@@ -122,6 +122,13 @@ impl LeafFingerprints {
     }
 }
 
+impl LeafEntry {
+    /// Whether only the leaf contains the content of the entry (I2).
+    pub(crate) fn is_leaf_only(&self) -> bool {
+        is_leaf_only(self.flags)
+    }
+}
+
 /// Whether only the leaf contains the content of an entry with these flags.
 fn is_leaf_only(flags: u8) -> bool {
     flags & (TOMBSTONE | HAS_BLOB | INLINE) != 0

@@ -14,7 +14,8 @@
 //! ## Invariants
 //!
 //! 1. The ranges of children have no gaps: the first child begins where its parent does.
-//! 2. Nothing is published, accounted or removed before the whole step has succeeded.
+//! 2. Nothing is published, freed or subtracted from the accounts before the whole step has
+//!    succeeded. A version that a view may need is copied to the old versions before.
 
 use std::collections::HashMap;
 
@@ -24,9 +25,11 @@ use sheaf_platform::error::Result;
 use sheaf_platform::memory::block_alloc::BlockBox;
 use sheaf_platform::sync::epoch::Guard;
 
-use crate::cache::CachedNode;
-use crate::filter::LeafFilter;
-use crate::node::{Child, LOWER_UNACCOUNTED, LeafEntry, LeafPair, Node, NodeRef, build_node, fit_items};
+use crate::tree::cache::CachedNode;
+use crate::tree::filter::LeafFilter;
+use crate::tree::node::{
+    Child, LOWER_UNACCOUNTED, LeafEntry, LeafPair, Node, NodeRef, build_node, fit_items,
+};
 use crate::tree::{Level, LevelStore, MAX_HEIGHT};
 
 /// Cost of writing a page, in page reads.
@@ -96,7 +99,7 @@ pub(crate) struct LevelEdit<'a, M> {
     /// Maximum number of leaves that one merge rewrites.
     max_merged_leaves: usize,
     /// Forces merges, or prevents them, to measure the rule.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "measure"))]
     pub(crate) forced_merge: Option<bool>,
     page_pool: Vec<u32>,
     /// Number of pages of the next allocation.
@@ -122,7 +125,7 @@ impl<'a, M: MergeResolver> LevelEdit<'a, M> {
             )
             .unwrap_or(usize::MAX)
             .max(MIN_MERGED_LEAVES),
-            #[cfg(test)]
+            #[cfg(any(test, feature = "measure"))]
             forced_merge: None,
             level_store,
             guard,
@@ -295,7 +298,7 @@ impl<'a, M: MergeResolver> LevelEdit<'a, M> {
     /// Whether a merge of these leaves is cheaper than a spill. `coming` has the bytes that each
     /// leaf receives.
     fn is_merge_cheaper(&self, leaves: &[Child], coming: &[usize]) -> bool {
-        #[cfg(test)]
+        #[cfg(any(test, feature = "measure"))]
         if let Some(merges) = self.forced_merge {
             return merges;
         }
@@ -458,6 +461,10 @@ impl<'a, M: MergeResolver> LevelEdit<'a, M> {
 
     /// Builds the root over nodes of `height`.
     fn build_root(&mut self, mut list: Vec<Child>, mut height: u8) -> Result<Level> {
+        assert!(
+            list.first().is_none_or(|first| first.key.is_empty()),
+            "level_edit (I1): the first child of the root begins at the lowest key"
+        );
         while list.len() > 1 && height < MAX_HEIGHT {
             height += 1;
             list = self.pack_inner(&list, height)?;

@@ -194,6 +194,7 @@ pub(crate) struct RemovedRangeCache {
 
 impl RemovedRangeCache {
     fn update_is_active(&self, inner: &RangeCacheState) {
+        assert!(inner.removed_ranges.len() <= MAX_RANGES, "removed_ranges (I3): the ranges are bounded");
         self.is_active.store(!inner.removed_ranges.is_empty() || !inner.scans.is_empty(), Ordering::SeqCst);
     }
 

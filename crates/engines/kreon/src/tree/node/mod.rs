@@ -65,6 +65,11 @@ pub(crate) const INLINE: u8 = 0x80;
 const FLAGS_MASK: u8 = TOMBSTONE | HAS_BLOB | LOWER_UNACCOUNTED | INLINE;
 const LENGTH_MASK: u8 = 0x0f;
 
+/// Returns the byte of a hash that leaves store.
+pub(crate) fn fingerprint_of(hash: u64) -> u8 {
+    hash.to_be_bytes()[3]
+}
+
 /// A reference to a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NodeRef {
@@ -206,6 +211,11 @@ impl<'a> Node<'a> {
         let tags = places + count * width;
         let ends = tags + count;
         Node { bytes, count, prefix, heads, places, tags, ends, rests: ends + 2 * count, is_leaf }
+    }
+
+    /// Whether `bytes` begin like a leaf or like an inner node.
+    pub(crate) fn is_kind(bytes: &[u8], is_leaf: bool) -> bool {
+        matches!(bytes, [NODE_KIND, level, ..] if (*level == 0) == is_leaf)
     }
 
     /// Checks `bytes`, which should be a node of `level` (I1).

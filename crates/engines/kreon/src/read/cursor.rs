@@ -25,11 +25,11 @@ use sheaf_platform::sync::atomic::Ordering;
 use sheaf_platform::sync::epoch::{self, Guard};
 
 use crate::engine::KreonEngine;
-use crate::lookup::VisibleRecord;
-use crate::merge_input::{
+use crate::read::lookup::VisibleRecord;
+use crate::read::merge_input::{
     Direction, INPUT_BATCH, MergeInput, advance_past, next_input, next_key, take_damaged,
 };
-use crate::removed_ranges::{RemovedRun, position_after};
+use crate::read::removed_ranges::{RemovedRun, position_after};
 use crate::tree::{KreonState, Level, Unreadable};
 
 /// Minimum number of pairs of the first batch, which is as long as recent scans.

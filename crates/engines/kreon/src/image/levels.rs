@@ -1,7 +1,7 @@
 //! # Levels: operations on all levels at once
 //!
-//! Saves the levels in an image, restores them, and drops them. The lock of the steps (`spill.rs`)
-//! excludes a step in progress.
+//! Saves the levels in an image, restores them, and drops them. The lock of the steps
+//! (`maintenance/spill.rs`) excludes a step in progress.
 
 use std::ops::Bound;
 use std::sync::Arc;
@@ -12,10 +12,10 @@ use sheaf_log::segment::SLOT_COUNT;
 use sheaf_platform::error::{Error, Result};
 use sheaf_platform::sync::epoch::{self, Guard};
 
-use crate::cache::CachedNode;
 use crate::engine::KreonEngine;
-use crate::level_file::{MAX_IO_BYTES, PAGE};
-use crate::spill::SpillState;
+use crate::maintenance::spill::SpillState;
+use crate::tree::cache::CachedNode;
+use crate::tree::level_file::{MAX_IO_BYTES, PAGE};
 use crate::tree::{KreonState, Level, last_nonempty_level};
 
 impl KreonEngine {

@@ -12,11 +12,11 @@ use sheaf_log::types::Seq;
 use sheaf_platform::memory::block_alloc::BlockBox;
 use sheaf_platform::sync::{Mutex, epoch, explore, thread};
 
-use crate::cache::CachedNode;
+use super::fixture::{engine_with_segment, level_store, set_version, spill_all, write};
 use crate::engine::KreonEngine;
 use crate::memtable::RecordWord;
-use crate::node::{LeafEntry, LeafPair, build_node};
-use crate::tests::{engine_with_segment, level_store, set_version, spill_all, write};
+use crate::tree::cache::CachedNode;
+use crate::tree::node::{LeafEntry, LeafPair, build_node};
 
 fn frame(number: u64) -> BlockBox<CachedNode> {
     let entry = LeafEntry::put(Address::from_bits(number), 64, 7, 0, 0);

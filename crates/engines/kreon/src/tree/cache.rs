@@ -40,9 +40,9 @@ use sheaf_platform::sync::Mutex;
 use sheaf_platform::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use sheaf_platform::sync::epoch::{Guard, free_deferred};
 
-use crate::level_file::PAGE;
-use crate::node::{LeafFingerprints, Node};
-use crate::page_table::{PageTable, borrow_until_unpin};
+use super::level_file::PAGE;
+use super::node::{LeafFingerprints, Node};
+use super::page_table::{PageTable, borrow_until_unpin};
 
 /// Bytes of a frame in memory.
 const FRAME_BYTES: u64 = block_alloc::memory_bytes(size_of::<CachedNode>());
@@ -75,6 +75,7 @@ pub(crate) struct CachedNode {
 impl CachedNode {
     /// Creates a frame for a node that was parsed or built before.
     pub(crate) fn new(bytes: &[u8], is_leaf: bool, is_dirty: bool) -> BlockBox<CachedNode> {
+        assert!(Node::is_kind(bytes, is_leaf), "cache (I3): a frame contains a node");
         let (marks, is_dirty) = (AtomicU8::new(0), AtomicBool::new(is_dirty));
         let long = if bytes.len() > PAGE { Box::from(bytes) } else { Box::default() };
         let len = u32::try_from(bytes.len()).unwrap_or(0);
@@ -381,6 +382,10 @@ impl NodeCache {
                 [.., true] => INNER_RING,
                 _ => return false,
             };
+            assert!(
+                ring != INNER_RING || turns[..INNER_RING] == [0, 0],
+                "cache (I4): inner nodes are evicted after all leaves and fingerprints"
+            );
             turns[ring] -= 1;
             let Some(page) = rings[ring].pop_front() else { continue };
             let stays = if ring == FINGERPRINT_RING {
@@ -412,6 +417,7 @@ impl NodeCache {
             return true;
         }
         if self.table.remove_if_same(page, frame, guard) {
+            assert!(!frame.is_dirty.load(Ordering::Relaxed), "cache (I4): a dirty page stays in memory");
             self.cache_share.record_eviction(u64::from(page), frame.cost());
             self.unaccount_node(Some(frame));
             if frame.is_leaf && frame.marks.load(Ordering::Relaxed) & LOOKED_UP != 0 {

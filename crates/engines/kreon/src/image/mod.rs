@@ -13,13 +13,16 @@
 //! All numbers are little-endian. `image_keys.rs` describes the image keys. The levels are those of
 //! one moment at or after the checkpoint's position.
 
+pub(crate) mod image_keys;
+mod levels;
+
 use sheaf_engine::contract::{ImageSink, ImageSource};
 use sheaf_log::segment::{Address, SLOT_COUNT};
 use sheaf_platform::error::Result;
 use sheaf_platform::sync::epoch;
 
 use crate::engine::KreonEngine;
-use crate::node::NodeRef;
+use crate::tree::node::NodeRef;
 use crate::tree::{Level, MAX_HEIGHT, SlotIncarnations};
 
 const LAYOUT: u8 = 3;
@@ -62,7 +65,7 @@ pub(crate) fn save(engine: &KreonEngine, out: &mut dyn ImageSink) -> Result<()> 
             out.put(&slot.to_le_bytes())?;
             out.put(&life.to_le_bytes())
         })?;
-        crate::image_keys::save(&engine.image_keys.lock(), out)
+        image_keys::save(&engine.image_keys.lock(), levels, out)
     })
 }
 
@@ -135,7 +138,7 @@ pub(crate) fn restore(engine: &KreonEngine, image: &mut dyn ImageSource) -> Resu
     let _ = engine.level_store.incarnations.set(lives); // an engine is restored only once
     engine.level_store.space.restore(end, used)?;
     engine.restore_levels(levels, &counts);
-    crate::image_keys::restore(engine, image)
+    image_keys::restore(engine, image)
 }
 
 /// Returns the incarnation that begins, and the slots for which the leaves of earlier incarnations

@@ -240,6 +240,10 @@ impl LiveBitmap {
             );
             inner.granule_bytes = 1 << span.max(MIN_GRANULE).ilog2();
         }
+        assert!(
+            span >= inner.granule_bytes || inner.progress == BitmapProgress::Disabled,
+            "live_bitmap (I3): a record is not shorter than a granule"
+        );
         is
     }
 

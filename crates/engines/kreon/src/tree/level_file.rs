@@ -23,7 +23,6 @@
 //!
 //! Bytes written after the image are in pages that are free in the image. The pages of an image are
 //! synced before the image.
-//! an image are synced before the image.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -38,8 +37,8 @@ use sheaf_platform::memory::block_alloc::BlockBox;
 use sheaf_platform::sync::Mutex;
 use sheaf_platform::sync::epoch::Guard;
 
-use crate::cache::CachedNode;
-use crate::node::{Node, NodeRef};
+use super::cache::CachedNode;
+use super::node::{Node, NodeRef};
 
 pub(crate) const FILE: &str = "levels";
 const MAGIC: &[u8; 8] = b"SHEAFKRE";
@@ -81,6 +80,10 @@ impl PageBits {
             self.0[word] &= !bit
         }
         was
+    }
+
+    fn contains(&self, page: u32) -> bool {
+        self.0.get(page as usize / 64).is_some_and(|word| word >> (page % 64) & 1 == 1)
     }
 }
 
@@ -141,6 +144,18 @@ impl PageAllocator {
             0 => self.add_free_run(start, len),
             _ => self.free_when_unpinned.push((start, len)),
         }
+    }
+
+    /// Returns the start of the first free run of at least `len` pages.
+    fn first_run(&self, len: u32) -> Option<u32> {
+        self.free.iter().find(|(_, run)| **run >= len).map(|(start, _)| *start)
+    }
+
+    /// Frees allocated pages of a node that was never published.
+    fn cancel(&mut self, start: u32, len: u32) {
+        self.allocated_since_image.set(start, false);
+        self.set_used(start, len, false);
+        self.add_free_run(start, len);
     }
 
     fn allocate_run(&mut self, start: u32, len: u32) {
@@ -218,19 +233,17 @@ impl LevelFile {
 
     /// Restores the `end` pages of an image; the bits in `used` mark the pages that it uses.
     pub(crate) fn restore(&self, end: u32, used: Vec<u64>) -> Result<()> {
+        let used = PageBits(used);
         // Free pages at the end may have been truncated since.
-        let last = (0..end)
-            .rev()
-            .find(|page| used.get(*page as usize / 64).is_some_and(|word| word >> (page % 64) & 1 == 1));
+        let last = (0..end).rev().find(|page| used.contains(*page));
         let end = last.map_or(1, |last| last + 1);
         let Some(file) = self.page_file.open(end)? else { return Ok(()) };
         let mut pages = self.pages.lock();
-        pages.used_count = used.iter().map(|word| u64::from(word.count_ones())).sum();
-        (pages.page_count, pages.used) = (end, PageBits(used));
+        pages.used_count = used.0.iter().map(|word| u64::from(word.count_ones())).sum();
+        (pages.page_count, pages.used) = (end, used);
         let mut start = None;
         for page in 1..=end {
-            let word = pages.used.0.get(page as usize / 64).copied().unwrap_or(0);
-            let is_free = page < end && word >> (page % 64) & 1 == 0;
+            let is_free = page < end && !pages.used.contains(page);
             match start {
                 None if is_free => start = Some(page),
                 Some(from) if !is_free => {
@@ -247,10 +260,11 @@ impl LevelFile {
 
     // Reading.
 
-    fn open_file(&self) -> Result<Arc<dyn File>> {
+    /// Returns the file for a read of `page`. A reference to a page of a missing file is damage.
+    fn open_file(&self, page: u32) -> Result<Arc<dyn File>> {
         let file = self.file.lock().clone();
-        let missing = || Damage::bad_field("pages", 1.., 0);
-        file.ok_or_else(|| self.page_file.damage_error(1, missing()))
+        let missing = || Damage::bad_field("pages of the file", u64::from(page) + 1.., 0);
+        file.ok_or_else(|| self.page_file.damage_error(page, missing()))
     }
 
     /// Reads the pages of a node of `level` and checks them.
@@ -262,7 +276,7 @@ impl LevelFile {
 
     /// Reads bytes from the start of a page on.
     pub(crate) fn read_bytes(&self, page: u32, bytes: &mut [u8]) -> Result<()> {
-        self.page_file.read(&*self.open_file()?, page, bytes)
+        self.page_file.read(&*self.open_file(page)?, page, bytes)
     }
 
     /// Checks the bytes of a node.
@@ -290,35 +304,13 @@ impl LevelFile {
         let good = PREFERRED_RUN_PAGES.min(u32::try_from(want).unwrap_or(PREFERRED_RUN_PAGES));
         let mut from = 0; // end of the last allocation
         for size in sizes.iter().map(|size| u32::from(*size)) {
-            let fits = |run: Option<(&u32, &u32)>| run.filter(|(_, len)| **len >= size).map(|(at, _)| *at);
-            let next = fits(pages.free.get_key_value(&from))
-                .or_else(|| pages.free.iter().find(|(_, len)| **len >= good.max(size)).map(|(at, _)| *at));
-            let next = match next {
-                Some(at) => at,
-                None => {
-                    let small = (pages.free_count > u64::from(pages.page_count / 2))
-                        .then(|| pages.free.iter().find(|(_, len)| **len >= size).map(|(at, _)| *at))
-                        .flatten();
-                    match small {
-                        Some(at) => at,
-                        None => match self.grow(&mut pages, &*file, good.max(size)) {
-                            Ok(at) => at,
-                            Err(error) => {
-                                let any = pages.free.iter().find(|(_, len)| **len >= size).map(|(at, _)| *at);
-                                match any {
-                                    Some(at) => at,
-                                    None => {
-                                        for (page, size) in taken.iter().zip(sizes) {
-                                            pages.add_free_run(*page, u32::from(*size));
-                                            pages.set_used(*page, u32::from(*size), false);
-                                            pages.allocated_since_image.set(*page, false);
-                                        }
-                                        return Err(error);
-                                    }
-                                }
-                            }
-                        },
+            let next = match self.find_run(&mut pages, &*file, from, size, good) {
+                Ok(next) => next,
+                Err(error) => {
+                    for (page, size) in taken.iter().zip(sizes) {
+                        pages.cancel(*page, u32::from(*size));
                     }
+                    return Err(error);
                 }
             };
             pages.allocate_run(next, size);
@@ -328,6 +320,30 @@ impl LevelFile {
             from = next + size;
         }
         Ok(taken)
+    }
+
+    /// Returns the start of a free run of at least `size` pages: at page `from`, else in a run of
+    /// at least `good` pages, else in any run if half of the file is free. Grows the file if there
+    /// is none.
+    fn find_run(
+        &self,
+        pages: &mut PageAllocator,
+        file: &dyn File,
+        from: u32,
+        size: u32,
+        good: u32,
+    ) -> Result<u32> {
+        if pages.free.get(&from).is_some_and(|len| *len >= size) {
+            return Ok(from);
+        }
+        if let Some(start) = pages.first_run(good.max(size)) {
+            return Ok(start);
+        }
+        let any = pages.first_run(size);
+        if let Some(start) = any.filter(|_| pages.free_count > u64::from(pages.page_count / 2)) {
+            return Ok(start);
+        }
+        self.grow(pages, file, good.max(size)).or_else(|error| any.ok_or(error))
     }
 
     /// Grows the file; on a full disk only by `least` pages. Returns the first page of the new run.
@@ -387,6 +403,22 @@ impl LevelFile {
         file.write_at(self.page_file.offset(start), &run).during(IoOp::Write, &self.page_file.path)
     }
 
+    /// Like [`LevelFile::write`], for nodes of a step that is not published yet.
+    pub(crate) fn write_unpublished<'b>(
+        &self,
+        nodes: impl Iterator<Item = (u32, &'b [u8])> + Clone,
+    ) -> Result<()> {
+        let pages = self.pages.lock();
+        for (page, _) in nodes.clone() {
+            assert!(
+                pages.allocated_since_image.contains(page),
+                "kreon (I5): a step writes to no page of an image"
+            );
+        }
+        drop(pages);
+        self.write(nodes)
+    }
+
     /// Marks nodes as unused by the published levels. Returns those that no image can contain: they
     /// become free when no reader can refer to them (see [`LevelFile::free_pages`]).
     pub(crate) fn release_pages(&self, gone: &[(u32, u32)]) -> Vec<(u32, u32)> {
@@ -417,11 +449,7 @@ impl LevelFile {
     /// Frees allocated pages that were never published.
     pub(crate) fn cancel_allocation(&self, taken: &[(u32, u32)]) {
         let mut pages = self.pages.lock();
-        for (page, len) in taken {
-            pages.allocated_since_image.set(*page, false);
-            pages.set_used(*page, *len, false);
-            pages.add_free_run(*page, *len);
-        }
+        taken.iter().for_each(|(page, len)| pages.cancel(*page, *len));
     }
 
     fn free_later(&self, runs: Vec<(u32, u32)>, guard: &Guard) {

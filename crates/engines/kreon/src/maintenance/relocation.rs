@@ -1,6 +1,4 @@
-//! # Lookup: the version of a key in the sources, and the relocation of records
-//!
-//! ## Relocation
+//! # Relocation: moves of records by GC, and superseded versions that views may need
 //!
 //! GC asks whether a record is needed (`liveness`), copies it, and repoints the key to the copy
 //! (`relocate`). It holds the stripe of the key then, so that step must not read from the disk. So
@@ -21,20 +19,18 @@ use sheaf_engine::contract::Liveness;
 use sheaf_engine::versions::OldVersion;
 use sheaf_engine::views::Views;
 use sheaf_log::record::{Record, RecordContent};
-use sheaf_log::segment::{Address, Frame};
+use sheaf_log::segment::Address;
 use sheaf_log::types::Seq;
-use sheaf_platform::error::{Damage, Error, Result};
+use sheaf_platform::error::{Error, Result};
 use sheaf_platform::sync::atomic::Ordering;
 use sheaf_platform::sync::epoch::Guard;
 use smallvec::SmallVec;
 
 use crate::engine::KreonEngine;
-use crate::live_bitmap::RecordLocation;
-use crate::memtable::{KreonVersion, RecordWord};
-use crate::tree::{KreonState, Level, LevelEntry, record_seq};
-
-/// Lower bound of the bytes of a blob, used as an estimate.
-const BLOB_BYTES_ESTIMATE: u64 = 64 << 10;
+use crate::maintenance::live_bitmap::RecordLocation;
+use crate::memtable::{KreonMemtable, KreonVersion, RecordWord};
+use crate::read::lookup::FoundVersion;
+use crate::tree::{KreonState, LevelEntry};
 
 /// Records that GC is about to move.
 #[derive(Debug, Default)]
@@ -93,251 +89,7 @@ impl NewestRecord {
     }
 }
 
-/// Returns the byte of a hash that leaves store.
-pub(crate) fn fingerprint_of(hash: u64) -> u8 {
-    hash.to_be_bytes()[3]
-}
-
-/// The version of a key that a view shows.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct VisibleRecord<'g> {
-    pub(crate) address: Address,
-    /// Bytes of the record's frame, as far as known.
-    pub(crate) span: u64,
-    /// The value, if it was found together with the key.
-    pub(crate) value: Option<&'g [u8]>,
-}
-
-impl<'g> VisibleRecord<'g> {
-    /// Returns a memtable's version, or `None` for a tombstone.
-    #[inline]
-    pub(crate) fn from_memtable(version: KreonVersion) -> Option<VisibleRecord<'g>> {
-        let word = version.word;
-        (!word.is_tombstone()).then(|| VisibleRecord {
-            address: word.address(),
-            span: word.span(),
-            value: None,
-        })
-    }
-
-    /// Returns a level's entry, or `None` for a tombstone.
-    #[inline]
-    pub(crate) fn from_level(seen: &LevelEntry<'g>) -> Option<VisibleRecord<'g>> {
-        let entry = &seen.entry;
-        let value = entry.is_inline().then_some(seen.value);
-        (!entry.is_tombstone()).then(|| VisibleRecord { address: entry.address(), span: entry.span(), value })
-    }
-
-    /// Returns an old version that is kept for views, or `None` for a tombstone.
-    pub(crate) fn from_old_version(address: Address) -> Option<VisibleRecord<'g>> {
-        (address != Address::NONE).then_some(VisibleRecord { address, span: 0, value: None })
-    }
-}
-
-/// A version of a key in one of the sources.
-#[derive(Clone, Copy, Debug)]
-enum FoundVersion<'g> {
-    /// A version with the number of its memtable.
-    Memtable(KreonVersion, u32),
-    Level(LevelEntry<'g>),
-}
-
-impl<'g> FoundVersion<'g> {
-    fn visible_record(&self) -> Option<VisibleRecord<'g>> {
-        match self {
-            FoundVersion::Memtable(version, _) => VisibleRecord::from_memtable(*version),
-            FoundVersion::Level(seen) => VisibleRecord::from_level(seen),
-        }
-    }
-
-    /// Returns the address of the record, or `None` for a tombstone.
-    fn address(&self) -> Option<Address> {
-        self.visible_record().map(|shown| shown.address)
-    }
-}
-
 impl KreonEngine {
-    /// Returns the frame of the record at an address from a source.
-    #[inline]
-    pub(crate) fn read_frame<'g>(&self, address: Address, guard: &'g Guard) -> Result<Frame<'g>> {
-        match self.context.segments.at(address.slot(), guard) {
-            Some(segment) => segment.frame(address.offset(), segment.limit_at(address.offset())),
-            None => Err(self.dangling_address_error(address)),
-        }
-    }
-
-    /// Returns the error for an address without a record.
-    pub(crate) fn dangling_address_error(&self, address: Address) -> Error {
-        let what = Damage::bad_field("address", "an address of a record of the key", address.bits());
-        Error::corrupt(&self.level_store.space.page_file.path, 0, "reference to a record", what)
-    }
-
-    /// Decodes the record in `frame`, which must belong to `key`.
-    #[inline]
-    pub(crate) fn decode_record<'f>(
-        &self,
-        address: Address,
-        frame: &'f Frame<'_>,
-        key: &[u8],
-        guard: &Guard,
-    ) -> Result<Record<'f>> {
-        let damaged = |what| match self.context.segments.at(address.slot(), guard) {
-            Some(segment) => Error::corrupt(segment.path(), address.offset(), "record", what),
-            None => self.dangling_address_error(address),
-        };
-        let record = Record::decode(frame.payload()).map_err(damaged)?;
-        if record.key == key { Ok(record) } else { Err(self.dangling_address_error(address)) }
-    }
-
-    /// Returns the number of a level's entry, or `None` if its segment is deleted, which makes the
-    /// entry void.
-    fn seq_of(&self, seen: &LevelEntry<'_>, guard: &Guard) -> Result<Option<Seq>> {
-        if seen.entry.is_tombstone() {
-            return Ok(Some(seen.entry.tombstone_seq()));
-        }
-        let address = seen.entry.address();
-        self.level_store
-            .segment_of(address, seen.stamp, guard)
-            .map(|segment| record_seq(segment, address))
-            .transpose()
-    }
-
-    /// Returns the version in the first source that contains the key.
-    #[inline]
-    fn find_newest<'g>(
-        &self,
-        state: &KreonState,
-        hash: u64,
-        key: &[u8],
-        guard: &'g Guard,
-    ) -> Result<Option<FoundVersion<'g>>> {
-        self.find_newest_in(state, &state.levels, hash, key, guard)
-    }
-
-    /// Returns the version in the first of the memtables and `levels` that contains the key.
-    #[inline]
-    fn find_newest_in<'g>(
-        &self,
-        state: &KreonState,
-        levels: &[Level],
-        hash: u64,
-        key: &[u8],
-        guard: &'g Guard,
-    ) -> Result<Option<FoundVersion<'g>>> {
-        for memtable in state.memtables.iter() {
-            if let Some(place) = memtable.find(hash, key, guard) {
-                return Ok(Some(FoundVersion::Memtable(memtable.version(place), memtable.number)));
-            }
-        }
-        for level in levels {
-            if let Some(seen) = self.level_store.find(level, hash, key, guard)? {
-                return Ok(Some(FoundVersion::Level(seen)));
-            }
-        }
-        Ok(None)
-    }
-
-    /// Whether the levels have a version of `key` that is not older than `seq`.
-    pub(crate) fn is_superseded(&self, hash: u64, key: &[u8], seq: Seq, guard: &Guard) -> Result<bool> {
-        for level in &*self.state(guard).levels {
-            let Some(seen) = self.level_store.find(level, hash, key, guard)? else { continue };
-            return Ok(self.seq_of(&seen, guard)?.is_some_and(|there| there >= seq));
-        }
-        Ok(false)
-    }
-
-    /// Returns the number of the key's newest version; zero if it has no value.
-    pub(crate) fn newest_seq(&self, hash: u64, key: &[u8], guard: &Guard) -> Result<Seq> {
-        self.newest_seq_and_bytes(hash, key, guard).map(|(seq, _)| seq)
-    }
-
-    /// Like [`KreonEngine::newest_seq`], with the approximate bytes of the version.
-    pub(crate) fn newest_seq_and_bytes(&self, hash: u64, key: &[u8], guard: &Guard) -> Result<(Seq, u64)> {
-        let source = self.find_newest(self.state(guard), hash, key, guard)?;
-        let bytes = |span: u64, is_blob: bool| if is_blob { BLOB_BYTES_ESTIMATE } else { span };
-        match source {
-            Some(FoundVersion::Memtable(version, _)) if !version.word.is_tombstone() => {
-                Ok((version.seq, bytes(version.word.span(), version.word.is_blob())))
-            }
-            Some(FoundVersion::Level(seen)) if !seen.entry.is_tombstone() => {
-                let seq = self
-                    .seq_of(&seen, guard)?
-                    .ok_or_else(|| self.dangling_address_error(seen.entry.address()))?;
-                Ok((seq, bytes(seen.entry.span(), seen.entry.is_blob())))
-            }
-            _ => Ok((Seq::ZERO, 0)),
-        }
-    }
-
-    /// Like [`KreonEngine::find_at`], for a caller that returns the value to the user: in the
-    /// newest state it first waits until the commit is visible.
-    #[inline]
-    pub(crate) fn find_revealed<'g>(
-        &self,
-        at: Seq,
-        key: &[u8],
-        guard: &'g Guard,
-    ) -> Result<Option<VisibleRecord<'g>>> {
-        if at != Seq::LATEST {
-            return self.find_at(at, key, guard);
-        }
-        let source = self.find_newest(self.state(guard), self.hash(key), key, guard)?;
-        if let Some(FoundVersion::Memtable(version, _)) = &source {
-            self.context.wait_visible(version.seq)?;
-        }
-        Ok(source.and_then(|source| source.visible_record()))
-    }
-
-    /// Returns the version of `key` that a view at `at` shows.
-    #[inline]
-    pub(crate) fn find_at<'g>(
-        &self,
-        at: Seq,
-        key: &[u8],
-        guard: &'g Guard,
-    ) -> Result<Option<VisibleRecord<'g>>> {
-        let hash = self.hash(key);
-        let state = self.state(guard);
-        if at == Seq::LATEST {
-            return Ok(self.find_newest(state, hash, key, guard)?.and_then(|source| source.visible_record()));
-        }
-        let active =
-            state.memtables.active.find(hash, key, guard).map(|place| state.memtables.active.version(place));
-        if let Some(version) = active.filter(|version| version.seq <= at) {
-            return Ok(VisibleRecord::from_memtable(version));
-        }
-        // Read the old versions after the state was loaded, and before its lower sources: a version
-        // that these drop is among the old ones before.
-        if !self.versions.is_empty()
-            && let Some(address) = self.versions.at(&key.to_vec(), at).first()
-        {
-            return Ok(VisibleRecord::from_old_version(*address));
-        }
-        let frozen = state
-            .memtables
-            .frozen
-            .as_ref()
-            .and_then(|f| f.find(hash, key, guard).map(|place| f.version(place)));
-        if let Some(version) = frozen.filter(|version| version.seq <= at) {
-            return Ok(VisibleRecord::from_memtable(version));
-        }
-        for level in &*state.levels {
-            let Some(seen) = self.level_store.find(level, hash, key, guard)? else { continue };
-            if self.is_visible_at(&seen, at, guard)? {
-                return Ok(VisibleRecord::from_level(&seen));
-            }
-        }
-        Ok(None)
-    }
-
-    /// Whether a level's entry is old enough for a view at `at`.
-    pub(crate) fn is_visible_at(&self, seen: &LevelEntry<'_>, at: Seq, guard: &Guard) -> Result<bool> {
-        if seen.max_seq <= at {
-            return Ok(true);
-        }
-        Ok(self.seq_of(seen, guard)?.is_some_and(|seq| seq <= at))
-    }
-
     /// Whether the record at `address` is the newest of its key. Adds no candidate.
     pub(crate) fn is_newest_record(&self, key: &[u8], address: Address, guard: &Guard) -> Result<bool> {
         let first = self.newest_memtable_of(self.state(guard), self.hash(key), key, address, guard)?;
@@ -362,7 +114,10 @@ impl KreonEngine {
             let (frame, segment) = self.context.segments.frame_unchecked(address, guard)?;
             let spot = RecordLocation::new(address, frame.span(), segment);
             if let Some(is_named) = self.live_bitmap.is_referenced(&spot) {
-                debug_assert!(self.is_bitmap_consistent(hash, key, &spot, guard), "the mirror of a level");
+                debug_assert!(
+                    self.is_bitmap_consistent(hash, key, &spot, guard),
+                    "live_bitmap (I1): the bit of a record agrees with the last level"
+                );
                 return Ok(is_named.then_some(None));
             }
             first = self.level_store.find(last, hash, key, guard)?.map(FoundVersion::Level);
@@ -501,7 +256,7 @@ impl KreonEngine {
         let old = candidates.old_versions.remove(&from.bits());
         let hash = self.hash(key);
         let state = self.state(guard);
-        let found = |memtable: &crate::memtable::KreonMemtable| {
+        let found = |memtable: &KreonMemtable| {
             memtable.find(hash, key, guard).map(|place| (place, memtable.version(place)))
         };
         let active = found(&state.memtables.active);

@@ -13,10 +13,10 @@ use sheaf_platform::error::Result;
 use sheaf_platform::sync::epoch::Guard;
 
 use crate::engine::KreonEngine;
-use crate::level_edit::{MergeResolver, merged_flags};
-use crate::live_bitmap::RecordLocation;
-use crate::node::{HAS_BLOB, LOWER_UNACCOUNTED, LeafEntry, LeafPair};
-use crate::spill::SpillState;
+use crate::maintenance::level_edit::{MergeResolver, merged_flags};
+use crate::maintenance::live_bitmap::RecordLocation;
+use crate::maintenance::spill::SpillState;
+use crate::tree::node::{HAS_BLOB, LOWER_UNACCOUNTED, LeafEntry, LeafPair};
 use crate::tree::{Level, record_seq};
 
 /// Segments that the entries of leaves point into, by slot, at the time when the leaves were read.

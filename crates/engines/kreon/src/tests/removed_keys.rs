@@ -12,10 +12,10 @@ use sheaf_platform::error::Result;
 use sheaf_platform::sync::atomic::Ordering;
 use sheaf_platform::sync::epoch;
 
-use crate::cursor::KreonCursor;
+use super::fixture::{engine_with_segment, set_version, spill_all, write};
 use crate::engine::{IDLE_SAMPLES, KreonEngine};
 use crate::memtable::{self, RecordWord};
-use crate::tests::{engine_with_segment, set_version, spill_all, write};
+use crate::read::cursor::KreonCursor;
 
 /// A keyspace, and its expected content.
 struct EngineAndModel {

@@ -26,7 +26,7 @@ use sheaf_platform::sync::epoch::{self, Guard};
 use crate::engine::KreonEngine;
 use crate::image::{encode_count, read_u32, read_u64};
 use crate::memtable::{KreonVersion, RecordWord};
-use crate::tree::KreonState;
+use crate::tree::{KreonState, Level, last_nonempty_level};
 
 /// Maximum number of image keys, removed ones included.
 const MAX_IMAGE_KEYS: u64 = 64;
@@ -70,9 +70,14 @@ impl KreonEngine {
     }
 }
 
-pub(crate) fn save(resting: &[ImageKey], out: &mut dyn ImageSink) -> Result<()> {
+pub(crate) fn save(resting: &[ImageKey], levels: &[Level], out: &mut dyn ImageSink) -> Result<()> {
+    assert!(
+        resting.is_empty() || last_nonempty_level(levels).is_none(),
+        "image_keys (I1): an image with keys has no entry in a level"
+    );
     out.put(&encode_count(resting))?;
     resting.iter().try_for_each(|ImageKey { key, version }| {
+        assert!(!version.word.is_blob(), "image_keys (I2): no value is a blob");
         out.put(&version.word.bits().to_le_bytes())?;
         out.put(&version.seq.0.to_le_bytes())?;
         out.put(&u32::try_from(key.len()).unwrap_or(u32::MAX).to_le_bytes())?;

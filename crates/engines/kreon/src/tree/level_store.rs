@@ -1,29 +1,25 @@
-//! # Tree: a level, which is a full index, and the state that readers see
+//! # Level store: lookups in the levels of a keyspace
 //!
-//! A level is a copy-on-write B+-tree: a root, and nodes that never change after publication. A
-//! reader with a root and a guard sees one consistent version of the level.
+//! Finds the entry of a key, or the position of a leaf, through the cache. If a leaf is not in
+//! memory, its fingerprints or its filter may have the answer. The stamp of a leaf reveals entries
+//! that point into deleted segments.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, OnceLock};
 
 use sheaf_engine::context::EngineContext;
-use sheaf_engine::memtable::Memtables;
 use sheaf_log::record::Record;
 use sheaf_log::segment::{Address, Segment};
 use sheaf_log::types::{KeyspaceId, Seq};
-use sheaf_platform::error::{Damage, Error, Result};
+use sheaf_platform::error::{Damage, Result};
 use sheaf_platform::memory::block_alloc::BlockBox;
 use sheaf_platform::sync::epoch::Guard;
 
-use crate::cache::{CachedNode, NodeCache};
-use crate::filter::{LeafFilter, LeafFilters};
-use crate::level_file::{LevelFile, MAX_IO_BYTES, PAGE};
-use crate::lookup::fingerprint_of;
-use crate::memtable::KreonMemtable;
-use crate::node::{LeafEntry, Node, NodeRef};
-
-/// Maximum height; a higher tree is damaged.
-pub(crate) const MAX_HEIGHT: u8 = 24;
+use super::cache::{CachedNode, NodeCache};
+use super::filter::{LeafFilter, LeafFilters};
+use super::level_file::{LevelFile, MAX_IO_BYTES, PAGE};
+use super::node::{LeafEntry, Node, NodeRef, fingerprint_of};
+use super::{LeafPosition, Level, LevelEntry, SeekTarget, SlotIncarnations, Unreadable};
 
 /// Maximum number of pages that are read at once while the cache has room for them or for their
 /// fingerprints.
@@ -35,127 +31,11 @@ const MAX_READ_GAP_PAGES: u32 = 4;
 /// Bits of a stamp for the number of a segment; the incarnation is in the bits above.
 const SEGMENT_ID_BITS: u32 = 40;
 
-/// Openings of the keyspace since it has levels. At an opening, a segment that the image does not
-/// know may get the slot of another one. Its number can be lower than the stamps of leaves that
-/// refer to the other segment, so these leaves are recognized by their incarnation.
-#[derive(Debug)]
-pub(crate) struct SlotIncarnations {
-    /// The current incarnation; the first is 1.
-    pub(crate) current: u64,
-    /// Slots that got another segment at an opening, with the incarnation that began then.
-    pub(crate) reused_slots: BTreeMap<u32, u64>,
-}
-
-impl Default for SlotIncarnations {
-    fn default() -> SlotIncarnations {
-        SlotIncarnations { current: 1, reused_slots: BTreeMap::new() }
-    }
-}
-
-/// A level: its root with the root's height, if there is any key. A leaf has height 0.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Level {
-    pub(crate) root: Option<(NodeRef, u8)>,
-}
-
-impl Level {
-    /// Returns the number of entries.
-    pub(crate) fn count(&self) -> u64 {
-        self.root.map_or(0, |(root, _)| u64::from(root.count))
-    }
-}
-
-/// A consistent state for readers.
-#[derive(Clone)]
-pub(crate) struct KreonState {
-    pub(crate) memtables: Memtables<KreonMemtable>,
-    pub(crate) levels: Arc<[Level]>,
-}
-
-impl KreonState {
-    /// Returns the next state, with other levels. If `is_spilled`, they include the frozen
-    /// memtable.
-    pub(crate) fn with_levels(&self, levels: Vec<Level>, is_spilled: bool) -> KreonState {
-        KreonState { memtables: self.memtables.without_flushed(is_spilled), levels: levels.into() }
-    }
-
-    /// Returns the lowest level that is not empty.
-    pub(crate) fn last_nonempty_level(&self) -> Option<usize> {
-        last_nonempty_level(&self.levels)
-    }
-}
-
-/// Returns the lowest of `levels` that is not empty.
-pub(crate) fn last_nonempty_level(levels: &[Level]) -> Option<usize> {
-    levels.iter().rposition(|level| level.root.is_some())
-}
-
-/// The entry of a level for a key.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct LevelEntry<'g> {
-    pub(crate) entry: LeafEntry,
-    pub(crate) stamp: u64,
-    /// Upper bound of the number of its commit.
-    pub(crate) max_seq: Seq,
-    /// The value, if the entry has a copy of it.
-    pub(crate) value: &'g [u8],
-}
-
-impl<'g> LevelEntry<'g> {
-    #[inline]
-    pub(crate) fn from_slot(node: &Node<'g>, slot: usize) -> LevelEntry<'g> {
-        let (stamp, newest) = (node.stamp(), node.max_seq());
-        LevelEntry { entry: node.entry(slot), stamp, max_seq: newest, value: node.value(slot) }
-    }
-}
-
 /// The answer for a key if its leaf is not in memory.
 enum LeafAnswer<'g> {
     Unknown,
     Absent,
     Present(LevelEntry<'g>),
-}
-
-/// The leaf of a level that a caller looks for.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum SeekTarget<'a> {
-    /// The leaf with the range that contains the key.
-    Containing(&'a [u8]),
-    /// The leaf that has the highest keys before this one.
-    LastBefore(&'a [u8]),
-    First,
-    Last,
-}
-
-/// An unreadable node, and the range of keys below it, from `low` up to below `high`.
-#[derive(Debug)]
-pub(crate) struct Unreadable {
-    pub(crate) error: Error,
-    pub(crate) low: Vec<u8>,
-    pub(crate) high: Option<Vec<u8>>,
-}
-
-impl Unreadable {
-    /// Creates the range of the node at `found`.
-    pub(crate) fn from_position(found: LeafPosition, error: Error) -> Box<Unreadable> {
-        Box::new(Unreadable { error, low: found.low, high: found.high })
-    }
-}
-
-impl From<Box<Unreadable>> for Error {
-    fn from(unreadable: Box<Unreadable>) -> Error {
-        unreadable.error
-    }
-}
-
-/// The position of a leaf in its level.
-#[derive(Clone, Debug)]
-pub(crate) struct LeafPosition {
-    pub(crate) at: NodeRef,
-    /// Lower bound of its keys; empty for the first leaf.
-    pub(crate) low: Vec<u8>,
-    /// Lower bound of the next leaf.
-    pub(crate) high: Option<Vec<u8>>,
 }
 
 /// The parts that all levels of a keyspace share.
@@ -229,6 +109,7 @@ impl LevelStore {
         if let Some(fingerprints) = self.cache.fingerprints(page, guard) {
             for entry in fingerprints.matches(hash, fingerprint_of(hash)) {
                 let Some(entry) = entry else { return LeafAnswer::Unknown };
+                assert!(!entry.is_leaf_only(), "fingerprints (I2): an entry without its leaf is complete");
                 let (stamp, newest) = (fingerprints.stamp(), fingerprints.max_seq());
                 match self.has_key(&entry, stamp, key, guard) {
                     Some(false) => {}
@@ -388,11 +269,11 @@ impl LevelStore {
     /// Returns the frame if it is a node of this level.
     #[inline]
     fn check_level<'g>(&self, frame: &'g CachedNode, at: NodeRef, level: u8) -> Result<&'g CachedNode> {
-        if frame.bytes().get(1) == Some(&level) {
+        let found = frame.bytes().get(1).copied();
+        if found == Some(level) {
             return Ok(frame);
         }
-        let got = frame.bytes().get(1).copied().unwrap_or_default();
-        let what = Damage::bad_field("level of a node", u64::from(level), u64::from(got));
+        let what = Damage::bad_field("level of a node", u64::from(level), u64::from(found.unwrap_or(u8::MAX)));
         Err(self.space.page_file.damage_error(at.page, what))
     }
 

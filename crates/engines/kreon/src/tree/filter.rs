@@ -35,7 +35,7 @@ use sheaf_platform::memory::block_alloc::BlockBox;
 use sheaf_platform::sync::atomic::{AtomicU64, Ordering};
 use sheaf_platform::sync::epoch::Guard;
 
-use crate::page_table::PageTable;
+use super::page_table::PageTable;
 
 /// Bits per key at the capacity of the filter.
 const BITS_PER_KEY: u64 = 10;
@@ -80,7 +80,8 @@ impl LeafFilter {
         for bit in bit_positions(hash, self.words.len()) {
             self.words[bit / 64] |= 1 << (bit % 64);
         }
-        self.keys_left = self.keys_left.saturating_sub(1);
+        assert!(self.keys_left > 0, "filter (I2): a filter gets no more keys than it was built for");
+        self.keys_left -= 1;
     }
 
     /// Whether the leaf may have a key with this hash.

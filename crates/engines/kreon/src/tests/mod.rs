@@ -1,0 +1,12 @@
+//! Tests of the engine, by topic.
+
+mod cold_cache;
+mod fingerprints;
+mod fixture;
+#[cfg(shuttle)]
+mod interleavings;
+mod level_tree;
+mod live_bitmap;
+mod removed_keys;
+mod spills;
+mod views;
