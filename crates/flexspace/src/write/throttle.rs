@@ -21,7 +21,8 @@
 //! measured between two releases, only while collection was active throughout. Delays are short and
 //! many. The time that a write took anyway is subtracted from its delay.
 //!
-//! Without background threads there is no delay: writers do the work themselves (`gc.rs`).
+//! Without background threads there is no delay: writers do the work themselves
+//! (`maintenance/gc.rs`).
 
 use std::time::Duration;
 

@@ -23,6 +23,8 @@
 //! Until both slots are written, no further segment is freed and no file is deleted. Only after a
 //! failed sync the content of the slots is unknown: the space is poisoned.
 
+pub(crate) mod gc;
+pub(crate) mod pinned;
 #[cfg(test)]
 mod tests;
 
@@ -38,12 +40,12 @@ use sheaf_log::types::{KeyspaceId, LogId, SegmentId};
 use sheaf_platform::clock::{Clock, SystemClock};
 use sheaf_platform::sync::MutexGuard;
 
-use crate::data_file::{self, DATA_DIR};
 use crate::format::{self, CheckpointHeader, LOG_DIR, LogSegmentRef, RecoveryPoint, TREE_DIR};
-use crate::log::SpaceLog;
+use crate::segments::data_file::{self, DATA_DIR};
 use crate::shared::{BACKGROUND_INTERVAL, HeadState, SharedSpace};
-use crate::throttle::SpaceLevel;
-use crate::writer::{SpaceWriter, WriteClass};
+use crate::write::log::SpaceLog;
+use crate::write::throttle::SpaceLevel;
+use crate::write::writer::{SpaceWriter, WriteClass};
 
 /// Time without an operation after which blocks of free segments are released to the file system.
 const IDLE_TIME: Duration = Duration::from_secs(1);

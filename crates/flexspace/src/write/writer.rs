@@ -28,13 +28,13 @@ use std::time::Duration;
 use sheaf_platform::error::{Error, Result};
 use sheaf_platform::memory::Memory;
 
-use crate::data_file::DataFiles;
 use crate::extent::{Extent, footprint};
 use crate::format::{self, IndexRecord};
-use crate::log::SpaceLog;
-use crate::pinned::PinnedSegments;
-use crate::segment_allocator::SegmentAllocator;
+use crate::maintenance::pinned::PinnedSegments;
+use crate::segments::data_file::DataFiles;
+use crate::segments::segment_allocator::SegmentAllocator;
 use crate::tree::{MAX_LEN, ShiftTree, TreeEntry, TreeItem};
+use crate::write::log::SpaceLog;
 
 /// Purpose of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,7 +98,7 @@ pub(crate) struct SpaceWriter {
     pub(crate) tree: ShiftTree<Extent>,
     pub(crate) data_files: Arc<DataFiles>,
     pub(crate) segments: Vec<SegmentMeta>,
-    /// Oldest version in use, and the time since when it is the oldest (`pinned.rs`).
+    /// Oldest version in use, and the time since when it is the oldest (`maintenance/pinned.rs`).
     pub(crate) oldest: Option<(u64, Duration)>,
     /// Segments that this version excludes from collection, as of the last check.
     pub(crate) pinned: PinnedSegments,

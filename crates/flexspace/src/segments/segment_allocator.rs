@@ -23,10 +23,10 @@ use std::sync::Arc;
 use sheaf_platform::error::{Error, Result};
 use sheaf_platform::memory::Memory;
 
-use crate::buffer::{BufferWriter, SegmentBuffer};
-use crate::data_file::{DataFile, DataFiles};
 use crate::format::IndexRecord;
-use crate::writer::{SegmentMeta, SegmentState, SpaceWriter, WriteClass};
+use crate::segments::buffer::{BufferWriter, SegmentBuffer};
+use crate::segments::data_file::{DataFile, DataFiles};
+use crate::write::writer::{SegmentMeta, SegmentState, SpaceWriter, WriteClass};
 
 /// Maximum number of buffers in use: two that are filled, and others that wait for a flush.
 const MAX_BUFFERS: usize = 8;

@@ -33,9 +33,9 @@ use sheaf_platform::disk::{Disk, File, OpenMode, mark_len_dirty, read_up_to_end}
 use sheaf_platform::error::{Damage, Error, IoContext, IoOp, Result};
 use sheaf_platform::memory::{page_size, prefetch, prefetch_block};
 
-use crate::buffer::SegmentBuffer;
 use crate::extent::{BLOCK_HEADER, BLOCK_HEADER_BYTES, Extent, SegmentSeed, footprint};
 use crate::options::SpaceGeometry;
+use crate::segments::buffer::SegmentBuffer;
 use crate::tree::TreeEntry;
 
 /// Directory of the data files.

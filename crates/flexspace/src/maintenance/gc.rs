@@ -11,8 +11,8 @@
 //! may be live. So there is always a segment that is at most 15/16 full (paper, section 4.1).
 //! Emptying it gains more than the possible loss at a segment's end. The reserve, which users must
 //! not take, is the space that a pass copies to. Users that find no space execute steps themselves.
-//! Before that, when space is low, each write is delayed a little (`throttle.rs`), so that no write
-//! waits for long.
+//! Before that, when space is low, each write is delayed a little (`write/throttle.rs`), so that no
+//! write waits for long.
 //!
 //! ## Idle spaces
 //!
@@ -25,7 +25,7 @@
 //! ## Crash
 //!
 //! A step is one operation: remaps in one frame. The original bytes remain until it is durable
-//! (`maintenance.rs`).
+//! (`maintenance/mod.rs`).
 
 use sheaf_platform::sync::atomic::Ordering;
 use std::collections::BTreeMap;
@@ -37,10 +37,11 @@ use sheaf_platform::sync::MutexGuard;
 
 use crate::extent::{Extent, footprint};
 use crate::format::{ExtentRun, IndexRecord};
-use crate::placement::LentBuffer;
+use crate::segments::placement::LentBuffer;
 use crate::shared::{SharedSpace, SpaceVersion};
 use crate::tree::{TreeEntry, TreeItem};
-use crate::writer::{SegmentState, SpaceWriter, WriteClass};
+use crate::write::log;
+use crate::write::writer::{SegmentState, SpaceOp, SpaceWriter, WriteClass};
 
 /// Minimum and maximum number of segments that one pass empties.
 const MIN_VICTIMS: usize = 4;
@@ -380,7 +381,7 @@ impl SharedSpace {
                 self.flush()?;
             } else if !w.log.has_room(body) {
                 drop(w);
-                self.ensure_spare(crate::log::max_frame_bytes(body))?;
+                self.ensure_spare(log::max_frame_bytes(body))?;
             } else {
                 return Ok(w);
             }
@@ -516,7 +517,7 @@ impl SharedSpace {
     /// Writes `bytes`, read at operation `seq`, to the same position. Returns false if there were
     /// other operations since.
     fn rewrite(&self, seq: u64, at: u64, bytes: &[u8]) -> Result<bool> {
-        self.commit_if(&[crate::writer::SpaceOp::Write { at, bytes }], |w| w.seq == seq)
+        self.commit_if(&[SpaceOp::Write { at, bytes }], |w| w.seq == seq)
     }
 }
 

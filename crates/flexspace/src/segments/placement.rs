@@ -10,13 +10,13 @@ use std::sync::Arc;
 
 use sheaf_platform::error::{IoContext, IoOp, Result};
 
-use crate::buffer::{BufferWriter, SegmentBuffer};
 use crate::extent::{Extent, SegmentSeed, footprint, max_len_in};
 use crate::format::ExtentRun;
 use crate::options::SpaceGeometry;
-use crate::segment_allocator::{OpenSegment, UnflushedBuffer};
+use crate::segments::buffer::{BufferWriter, SegmentBuffer};
+use crate::segments::segment_allocator::{OpenSegment, UnflushedBuffer};
 use crate::shared::SharedSpace;
-use crate::writer::{SegmentState, SpaceWriter, WriteClass};
+use crate::write::writer::{SegmentState, SpaceWriter, WriteClass};
 
 /// Buffer of an open segment, borrowed to be filled without the writer's lock.
 #[derive(Debug)]

@@ -1,8 +1,8 @@
 //! # Buffer: a segment's bytes before they are flushed
 //!
 //! A write copies its bytes to memory. It therefore makes no system call and never waits for the
-//! file system. A flush (`flush.rs`) writes the bytes to the kernel in large blocks. Until then
-//! readers find them here.
+//! file system. A flush (`write/flush.rs`) writes the bytes to the kernel in large blocks. Until
+//! then readers find them here.
 //!
 //! ## Picture
 //!

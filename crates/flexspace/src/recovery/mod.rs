@@ -10,8 +10,13 @@
 //!    the same offsets again, and sync them. Then write to both heads that all operations up to the
 //!    cut are durable, that nothing behind it counts, and that a new incarnation writes.
 //!
-//! Step 2 is in `replay.rs`, step 3 in `finish_recovery.rs`. A crash during recovery does not
-//! change the result of the next opening. Recovery needs no new disk blocks.
+//! Step 2 is in `replay.rs`, step 3 in `finish.rs`. `open_partial.rs` opens a damaged space for
+//! reading. A crash during recovery does not change the result of the next opening. Recovery needs
+//! no new disk blocks.
+
+mod finish;
+pub(crate) mod open_partial;
+mod replay;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -25,14 +30,14 @@ use sheaf_platform::disk::{Disk, OpenMode, create_dirs};
 use sheaf_platform::error::{Damage, Error, IoContext, IoOp, Result};
 use sheaf_platform::random::random_bits;
 
-use crate::data_file::{self, DATA_DIR, DataFile, DataFiles};
 use crate::extent::Extent;
 use crate::format::{self, LOG_DIR, LogSegmentRef, RecoveryPoint, SpaceHead, TREE_DIR};
 use crate::options::{GeometryKind, SpaceGeometry, SpaceOptions};
-use crate::replay::bad_field;
+use crate::recovery::replay::bad_field;
+use crate::segments::data_file::{self, DATA_DIR, DataFile, DataFiles};
 use crate::shared::{HeadState, SharedSpace};
 use crate::tree::ShiftTree;
-use crate::writer::SpaceWriter;
+use crate::write::writer::SpaceWriter;
 
 /// Maximum number of data files, given by the address bits of an extent.
 const MAX_DATA_FILES: usize = 1 << 20;

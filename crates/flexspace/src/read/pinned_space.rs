@@ -26,9 +26,9 @@ use sheaf_log::types::KeyspaceId;
 use sheaf_platform::disk::Disk;
 use sheaf_platform::error::Result;
 
-use crate::data_file::{self, DATA_DIR};
 use crate::extent::{BLOCK_HEADER, Extent, footprint};
 use crate::format::{self, CheckpointHeader, LOG_DIR, RecoveryPoint, SpaceHead, TREE_DIR};
+use crate::segments::data_file::{self, DATA_DIR};
 use crate::shared::{EXTENT_BYTES, SharedSpace, SpaceVersion};
 
 /// A pinned state of a space; see [`crate::FlexSpace::pin_files`].
