@@ -132,7 +132,7 @@ impl SharedSpace {
             flushing: Mutex::new(()),
             allocating: Mutex::new(()),
             checkpoint_seq: AtomicU64::new(u64::MAX),
-            throttle: WriteThrottle::default(),
+            throttle: WriteThrottle::new(Arc::clone(&options.clock)),
             repaired_damage: healed,
             durable: AtomicU64::new(writer.seq),
             writer: Mutex::new(writer),

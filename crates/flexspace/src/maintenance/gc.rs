@@ -31,7 +31,6 @@ use sheaf_platform::sync::atomic::Ordering;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use sheaf_platform::clock::{Clock, SystemClock};
 use sheaf_platform::error::{Error, Result};
 use sheaf_platform::sync::MutexGuard;
 
@@ -225,7 +224,7 @@ impl SharedSpace {
         if gc_pass.is_none() {
             let mut w = self.writer.lock();
             let read = w.tree.versions_in_use(self.checkpoint_version());
-            let held = w.find_long_pinned(&read, SystemClock.now());
+            let held = w.find_long_pinned(&read, self.options.clock.now());
             if because == GcReason::Idle && w.last_idle_pass == Some(w.idle_pass_key()) {
                 return Ok(false);
             }

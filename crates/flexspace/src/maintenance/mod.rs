@@ -37,7 +37,6 @@ use sheaf_engine::checkpoint_file::ImageWriter;
 use sheaf_engine::contract::ImageSink;
 use sheaf_log::segment::{Segment, SegmentIdentity};
 use sheaf_log::types::{KeyspaceId, LogId, SegmentId};
-use sheaf_platform::clock::{Clock, SystemClock};
 use sheaf_platform::sync::MutexGuard;
 
 use crate::format::{self, CheckpointHeader, LOG_DIR, LogSegmentRef, RecoveryPoint, TREE_DIR};
@@ -68,10 +67,6 @@ pub(crate) enum MaintenanceTiming {
 enum CheckpointPolicy {
     IfChanged,
     Always,
-}
-
-fn elapsed_since(moment: Duration) -> Duration {
-    SystemClock.now().saturating_sub(moment)
 }
 
 impl SharedSpace {
@@ -457,7 +452,7 @@ impl SharedSpace {
             let is_unsynced = w.unsynced_bytes > self.geometry.max_unsynced;
             let has_gathered = when == MaintenanceTiming::Idle || w.backlog() > self.geometry.backlog;
             let has_spare = w.log.spare.is_some() || w.seq == 0;
-            let is_at_rest = is_idle && elapsed_since(m.last_activity.1) >= IDLE_TIME;
+            let is_at_rest = is_idle && self.elapsed_since(m.last_activity.1) >= IDLE_TIME;
             (is_unsynced, self.is_log_long(&mut w, &m), has_spare, is_idle, is_at_rest, has_gathered)
         };
         if is_long {
@@ -483,7 +478,7 @@ impl SharedSpace {
             let is_due = dead >= w.min_release(self.geometry.reserve / 2)
                 || (dead > 0 && (w.is_low_on_space() || is_idle));
             let durable = self.durable.load(Ordering::Acquire);
-            let held = w.find_long_pinned(&read, SystemClock.now());
+            let held = w.find_long_pinned(&read, self.options.clock.now());
             let held = held.map(|mark| w.take_pinned_dead(mark, durable)).unwrap_or_default();
             (is_due, held, Arc::clone(&w.data_files))
         };
@@ -493,16 +488,20 @@ impl SharedSpace {
         Ok(is_short || is_unsynced || released > 0 || has_spare)
     }
 
+    fn elapsed_since(&self, moment: Duration) -> Duration {
+        self.options.clock.now().saturating_sub(moment)
+    }
+
     /// Returns true if there was no operation for [`IDLE_TIME`].
     pub(crate) fn is_long_idle(&self) -> bool {
         let m = self.head_state.lock();
-        m.last_activity.0 == self.writer.lock().seq && elapsed_since(m.last_activity.1) >= IDLE_TIME
+        m.last_activity.0 == self.writer.lock().seq && self.elapsed_since(m.last_activity.1) >= IDLE_TIME
     }
 
     /// Returns true if there was no operation for a while. Without background threads: if there was
     /// none since the last call.
     fn is_idle(&self, m: &mut HeadState, seq: u64) -> bool {
-        let now = SystemClock.now();
+        let now = self.options.clock.now();
         if m.last_activity.0 != seq {
             m.last_activity = (seq, now);
             return false;
