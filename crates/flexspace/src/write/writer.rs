@@ -429,17 +429,15 @@ impl SpaceWriter {
     }
 
     /// Frees dead segments that died at or before `floor` and that no reader needs. Returns their
-    /// number. The version `index_only` is in use for its index only.
+    /// number. The version `index_only` is in use for its index only. A segment whose last copies
+    /// were abandoned by garbage collection may still be in a buffer, because they belong to no
+    /// operation that a sync covers. It is freed after the next flush.
     pub(crate) fn release(&mut self, floor: u64, index_only: Option<u64>) -> u64 {
         let read = self.tree.versions_in_use(index_only);
         let newest = floor.min(self.newest_version(&read));
         let mut released = 0;
         for (number, segment) in (0..).zip(self.segments.iter_mut()) {
-            if segment.is_reclaimable(newest, &read) {
-                debug_assert!(
-                    !self.data_files.is_buffered(number),
-                    "a sync after the death of the segment flushed it"
-                );
+            if segment.is_reclaimable(newest, &read) && !self.data_files.is_buffered(number) {
                 segment.state = SegmentState::Free;
                 self.allocator.add_free(number, &self.data_files);
                 released += 1;
@@ -477,7 +475,10 @@ impl SpaceWriter {
     /// `read`.
     pub(crate) fn releasable(&self, read: &[u64]) -> u64 {
         let newest = self.newest_version(read);
-        self.segments.iter().filter(|segment| segment.is_reclaimable(newest, read)).count() as u64
+        let is_releasable = |(number, segment): &(u32, &SegmentMeta)| {
+            segment.is_reclaimable(newest, read) && !self.data_files.is_buffered(*number)
+        };
+        (0..).zip(&self.segments).filter(is_releasable).count() as u64
     }
 
     /// Returns the number of segments that wait to be freed.
