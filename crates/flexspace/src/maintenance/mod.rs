@@ -34,7 +34,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sheaf_engine::checkpoint_file::ImageWriter;
-use sheaf_engine::contract::ImageSink;
 use sheaf_log::segment::{Segment, SegmentIdentity};
 use sheaf_log::types::{KeyspaceId, LogId, SegmentId};
 use sheaf_platform::sync::MutexGuard;
@@ -166,7 +165,10 @@ impl SharedSpace {
             self.create_log_segment(m, need, bytes)?;
         }
         self.write_heads(m)?;
-        self.writer.lock().log.spare = m.pending_spare.take();
+        let spare = m.pending_spare.take();
+        let is_named = |spare: &Arc<Segment>| m.head.newest.logs.iter().any(|log| log.id == spare.id());
+        assert!(spare.as_ref().is_some_and(is_named), "log (I3): the heads name a segment before its use");
+        self.writer.lock().log.spare = spare;
         Ok(())
     }
 
@@ -308,10 +310,7 @@ impl SharedSpace {
             let mut image =
                 ImageWriter::create(&*self.disk, path.clone(), space, KeyspaceId(0), number, &[])?;
             let summary = CheckpointHeader { seq, mark, entries, serials };
-            format::write_checkpoint_header(&summary, &mut image as &mut dyn ImageSink)?;
-            for entry in tree.range(0) {
-                format::write_checkpoint_entry(entry.len, entry.item, &mut image)?;
-            }
+            format::write_checkpoint(&summary, tree.range(0), &mut image)?;
             image.finish()
         })();
         // Reset both at once under the lock. If `checkpoint_seq` still named the version after the
@@ -524,6 +523,7 @@ impl SharedSpace {
             w.log = SpaceLog::default();
         }
         let logs = std::mem::take(&mut m.head.newest.logs);
+        m.pending_spare = None; // One of these logs.
         m.obsolete.push(RecoveryPoint { logs, ..RecoveryPoint::default() });
         self.raise_floor(&mut m)?;
         m.is_closed = true;

@@ -157,6 +157,7 @@ impl SpaceRecovery<'_> {
         let mut writer =
             SpaceWriter::new(dir.to_path_buf(), tree, data_files, limit, head.incarnation, seq, mark, memory);
         writer.count_live()?;
+        writer.log.last_seq = seq;
         writer.log.bytes = log_segments.iter().map(|log_segment| log_segment.end - DATA_START).sum();
         head.newest.logs.retain(|log| log.end > DATA_START);
         let maintenance = HeadState {

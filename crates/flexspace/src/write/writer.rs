@@ -149,12 +149,16 @@ impl SegmentAccounting<'_> {
         let bytes = footprint(len, self.data_files.geometry.checksum_block);
         let segment = &mut self.segments[self.data_files.segment_of(extent) as usize];
         if sign > 0 {
+            let is_free = segment.state == SegmentState::Free;
+            assert!(!is_free, "data_file (I1): a segment with an extent is not free");
             segment.live += bytes;
             *self.total_live += bytes;
             if matches!(segment.state, SegmentState::Dead(_)) {
                 segment.state = SegmentState::Sealed;
             }
         } else {
+            let is_counted = bytes <= segment.live && segment.live <= *self.total_live;
+            assert!(is_counted, "writer (I1): the live bytes include each extent of the segment");
             segment.live -= bytes;
             *self.total_live -= bytes;
             if segment.live == 0 && segment.state == SegmentState::Sealed {
@@ -331,7 +335,9 @@ impl SpaceWriter {
 
     /// Applies the records of operation `seq` + 1.
     pub(crate) fn apply(&mut self, records: &[IndexRecord]) {
+        assert!(self.unlogged.is_empty(), "writer (I3): the frame has the serials of new segments");
         self.seq += 1;
+        assert_eq!(self.seq, self.log.last_seq, "writer (I2): a record is logged before it is applied");
         let mut records = records.iter().peekable();
         while let Some(record) = records.next() {
             match record {
