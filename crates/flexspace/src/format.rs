@@ -12,7 +12,7 @@ use sheaf_platform::error::{Damage, Result};
 
 use crate::extent::Extent;
 use crate::options::GeometryKind;
-use crate::tree::MAX_LEN;
+use crate::tree::{MAX_LEN, TreeEntry};
 
 /// Directory of the log segments.
 pub(crate) const LOG_DIR: &str = "log";
@@ -236,8 +236,16 @@ pub(crate) struct CheckpointHeader {
     pub(crate) serials: Vec<(u32, u64)>,
 }
 
-/// Writes the header of a checkpoint.
-pub(crate) fn write_checkpoint_header(summary: &CheckpointHeader, out: &mut dyn ImageSink) -> Result<()> {
+/// Writes a checkpoint: its header and the index entries.
+///
+/// # Errors
+///
+/// Returns the errors of `out`.
+pub(crate) fn write_checkpoint(
+    summary: &CheckpointHeader,
+    entries: impl Iterator<Item = TreeEntry<Extent>>,
+    out: &mut dyn ImageSink,
+) -> Result<()> {
     let mut w = FieldWriter::default();
     w.u64(summary.seq);
     w.u64(summary.mark);
@@ -247,19 +255,17 @@ pub(crate) fn write_checkpoint_header(summary: &CheckpointHeader, out: &mut dyn 
         w.u32(*segment);
         w.u64(*serial);
     }
-    out.put(&w.0)
+    out.put(&w.0)?;
+    for TreeEntry { len, item, .. } in entries {
+        let mut bytes = [0; 16];
+        bytes[..8].copy_from_slice(&item.bits().to_le_bytes());
+        bytes[8..].copy_from_slice(&len.to_le_bytes());
+        out.put(&bytes)?;
+    }
+    Ok(())
 }
 
-/// Writes one index entry.
-pub(crate) fn write_checkpoint_entry(len: u64, extent: Extent, out: &mut dyn ImageSink) -> Result<()> {
-    let mut bytes = [0; 16];
-    bytes[..8].copy_from_slice(&extent.bits().to_le_bytes());
-    bytes[8..].copy_from_slice(&len.to_le_bytes());
-    out.put(&bytes)
-}
-
-/// Reads the output of [`write_checkpoint_header`] and [`write_checkpoint_entry`]. Calls `each`
-/// with the entries in order.
+/// Reads the output of [`write_checkpoint`]. Calls `each` with the entries in order.
 pub(crate) fn read_checkpoint(
     image: &mut dyn ImageSource,
     mut each: impl FnMut(u64, Extent),

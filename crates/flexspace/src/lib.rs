@@ -8,14 +8,14 @@
 //!     edits (one at a time): data, then log, then tree       reads (any number, no lock)
 //!       v                                                       v
 //!  writer ── publishes ──> version = tree nodes + buffers + data files ── checksum per block
-//!    |    └ log: one frame for each operation  (log.rs)
+//!    |    └ log: one frame for each operation  (write/)
 //!    v
-//!  buffers in memory                         (placement.rs, buffer.rs)
-//!    | flush.rs
+//!  buffers in memory                         (segments/)
+//!    | write/flush.rs
 //!    v
-//!  segments in data files, filled in order   (data_file.rs, extent.rs)
-//!    ^ gc.rs           copies live extents out of the emptiest segments
-//!    ^ maintenance.rs  syncs, checkpoints, frees segments
+//!  segments in data files, filled in order   (segments/, extent.rs)
+//!    ^ maintenance/gc.rs  copies live extents out of the emptiest segments
+//!    ^ maintenance/       syncs, checkpoints, frees segments
 //! ```
 //!
 //! 1. After a crash the space has the result of a prefix of its operations, including all before
@@ -31,38 +31,21 @@
 
 #![warn(missing_docs)]
 
-mod buffer;
-mod check;
-mod commit;
-mod current;
-mod data_file;
-mod edit;
 mod extent;
-mod finish_recovery;
-mod flush;
 mod format;
-mod gc;
-mod log;
 mod maintenance;
-mod open_partial;
 mod options;
-mod pinned;
-mod pinned_space;
-mod placement;
-mod preallocate;
-mod recover;
-mod replay;
-mod segment_allocator;
+mod read;
+mod recovery;
+mod segments;
 mod shared;
 mod space;
-mod throttle;
 pub mod tree;
-mod view;
-mod writer;
+mod write;
 
-pub use check::Verification;
-pub use edit::{Edit, SpaceCursor};
 pub use options::SpaceOptions;
-pub use pinned_space::PinnedSpace;
+pub use read::check::Verification;
+pub use read::pinned_space::PinnedSpace;
+pub use read::view::{ExtentBytes, SpaceView, ViewReader};
 pub use space::{FlexSpace, SpaceStats};
-pub use view::{ExtentBytes, SpaceView, ViewReader};
+pub use write::edit::{Edit, SpaceCursor};

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use sheaf_platform::clock::{Clock, SystemClock};
 use sheaf_platform::memory::Memory;
 
 use crate::extent::MAX_EXTENT;
@@ -22,6 +23,8 @@ pub struct SpaceOptions {
     /// Accounts the memory of the index (as [`sheaf_platform::memory::MemoryPart::Index`]) and of
     /// buffers. If the budget is used up, bytes can be removed but not added.
     pub memory: Arc<Memory>,
+    /// Clock that paces background work and throttling. Default: the clock of the machine.
+    pub clock: Arc<dyn Clock>,
     /// Starts no threads. Background work is then done by [`crate::FlexSpace::maintain`], and by
     /// writers that depend on it.
     pub inline: bool,
@@ -40,6 +43,7 @@ impl Default for SpaceOptions {
             read_only: false,
             limit: None,
             memory: Arc::new(Memory::new(u64::MAX)),
+            clock: Arc::new(SystemClock),
             inline: false,
             fine: false,
             tiny: false,

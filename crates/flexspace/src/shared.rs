@@ -5,8 +5,8 @@
 //! Any thread may call anything. The order of locks is `gc_pass`, `checkpointing`, `head_state`,
 //! `syncing`, `flushing`, `allocating`, `writer`, `poison`. Readers take no lock: they load the
 //! current version. Under `writer` the only system call is the `pwrite` of data while all buffers
-//! are in use. Two background threads run: housekeeping (`maintenance.rs`) and garbage collection
-//! (`gc.rs`).
+//! are in use. Two background threads run: housekeeping (`maintenance/mod.rs`) and garbage
+//! collection (`maintenance/gc.rs`).
 //!
 //! Both threads yield regularly (`sheaf_platform::parallel`). With more threads than processors a
 //! writer that slept would otherwise wait for one or more scheduler ticks.
@@ -25,15 +25,15 @@ use sheaf_platform::memory::MemoryPart;
 use sheaf_platform::parallel::StepWaker;
 use sheaf_platform::sync::{Mutex, MutexGuard};
 
-use crate::current::CurrentVersion;
-use crate::data_file::DataFiles;
 use crate::extent::Extent;
 use crate::format::{IndexRecord, RecoveryPoint, SpaceHead};
-use crate::gc::GcPass;
+use crate::maintenance::gc::GcPass;
 use crate::options::{SpaceGeometry, SpaceOptions};
-use crate::throttle::WriteThrottle;
+use crate::read::current::CurrentVersion;
+use crate::segments::data_file::DataFiles;
 use crate::tree::TreeSnapshot;
-use crate::writer::SpaceWriter;
+use crate::write::throttle::WriteThrottle;
+use crate::write::writer::SpaceWriter;
 
 /// Bytes assumed for an extent in the index and in a checkpoint. The index takes less unless many
 /// nodes are sparse.
@@ -132,7 +132,7 @@ impl SharedSpace {
             flushing: Mutex::new(()),
             allocating: Mutex::new(()),
             checkpoint_seq: AtomicU64::new(u64::MAX),
-            throttle: WriteThrottle::default(),
+            throttle: WriteThrottle::new(Arc::clone(&options.clock)),
             repaired_damage: healed,
             durable: AtomicU64::new(writer.seq),
             writer: Mutex::new(writer),

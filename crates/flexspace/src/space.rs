@@ -1,8 +1,8 @@
 //! # FlexSpace: the public API of a space
 //!
-//! `shared.rs` has the state that the calls share and the order of locks. `commit.rs` executes
-//! operations, and `recover.rs` opens a space after a crash. The crate documentation has the
-//! picture.
+//! `shared.rs` has the state that the calls share and the order of locks. `write/commit.rs`
+//! executes operations, and `recovery/` opens a space after a crash. The crate documentation has
+//! the picture.
 
 use sheaf_platform::sync::atomic::{AtomicU64, Ordering};
 use std::path::Path;
@@ -13,15 +13,15 @@ use sheaf_platform::error::{Error, IoContext, IoOp, LockConflict, Result};
 use sheaf_platform::memory::MemoryPart;
 use sheaf_platform::parallel::StepThread;
 
-use crate::check::Verification;
-use crate::edit::Edit;
 use crate::maintenance::MaintenanceTiming;
 use crate::options::SpaceOptions;
-use crate::segment_allocator::GC_FREE_SEGMENTS;
+use crate::read::check::Verification;
+use crate::read::view::{ExtentBytes, SpaceView};
+use crate::recovery::{self, open_partial};
+use crate::segments::segment_allocator::GC_FREE_SEGMENTS;
 use crate::shared::{BACKGROUND_INTERVAL, EXTENT_BYTES, SharedSpace};
-use crate::view::SpaceView;
-use crate::writer::{SpaceOp, WriteClass};
-use crate::{open_partial, recover};
+use crate::write::edit::Edit;
+use crate::write::writer::{SpaceOp, WriteClass};
 
 /// Name of the lock file.
 const LOCK: &str = "LOCK";
@@ -128,7 +128,7 @@ impl FlexSpace {
     pub fn open_on(disk: Arc<dyn Disk>, dir: impl AsRef<Path>, options: SpaceOptions) -> Result<FlexSpace> {
         let dir = dir.as_ref();
         if options.create && !options.read_only {
-            recover::make_dir(&*disk, dir)?;
+            recovery::make_dir(&*disk, dir)?;
         } else if let Err(error) = disk.list(dir) {
             return Err(match error.kind() {
                 std::io::ErrorKind::NotFound => Error::DatabaseNotFound { path: dir.to_path_buf() },
@@ -137,7 +137,7 @@ impl FlexSpace {
         }
         let lock = lock(&*disk, dir, options.read_only)?;
         let is_inline = options.inline || options.read_only;
-        let shared = Arc::new(recover::open(disk, dir, options)?);
+        let shared = Arc::new(recovery::open(disk, dir, options)?);
         let mut workers = Vec::new();
         if !is_inline {
             let (keeper, gc_waker) = (Arc::clone(&shared), Arc::clone(&shared));
@@ -256,7 +256,7 @@ impl FlexSpace {
     /// # Errors
     ///
     /// Returns the errors of [`FlexSpace::read`].
-    pub fn read_extent(&self, at: u64, max: usize) -> Result<Option<crate::view::ExtentBytes>> {
+    pub fn read_extent(&self, at: u64, max: usize) -> Result<Option<ExtentBytes>> {
         self.shared.current.load().read_extent(at, max)
     }
 

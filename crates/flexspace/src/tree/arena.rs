@@ -19,7 +19,7 @@
 //!    long as the old one is read.
 //! 2. A number before the arena's `next` has a chunk and a written slot.
 //! 3. The caller is responsible for exclusive access to a slot, see the contracts below.
-//!    [`super::ShiftTree`] guarantees it with stamps (A1 to A3).
+//!    [`super::ShiftTree`] guarantees it with stamps (tree I3 to I5).
 
 use sheaf_platform::sync::atomic::{AtomicPtr, Ordering};
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
@@ -134,6 +134,8 @@ impl<T: Copy> NodeSlab<T> {
 
     /// Adds a chunk. The caller must be the only writer and must hold no reference to a node.
     fn add_chunk(&self, chunk: usize) {
+        let before = self.chunks[chunk].load(Ordering::Relaxed);
+        assert!(before.is_null(), "arena (I1): a chunk is allocated once");
         let layout = layout::<T>(chunk);
         let block = match offset_in_block::<T>(chunk) {
             Some(_) if layout.size() >= MIN_BLOCK_CHUNK => self.copy_into_block(chunk),
@@ -251,6 +253,7 @@ impl<T: Copy> NodeArena<T> {
     ///
     /// * `id` must have been allocated here and not freed since. No thread may still read it.
     pub(super) unsafe fn free(&mut self, id: u32) {
+        assert!(id < self.next, "arena (I2): a freed number was allocated");
         self.free.push(id);
     }
 

@@ -41,7 +41,7 @@ impl LeafPath {
 impl<T: TreeItem> ShiftTree<T> {
     pub(super) fn leaf(&self, id: u32) -> &LeafNode<T> {
         // SAFETY:
-        // * `id` comes from the tree itself (A1). `&self` excludes the writer.
+        // * `id` comes from the tree itself (tree I3). `&self` excludes the writer.
         unsafe { self.leaves.slab().get(id) }
     }
 
@@ -54,10 +54,10 @@ impl<T: TreeItem> ShiftTree<T> {
     pub(super) fn leaf_mut(&mut self, id: u32) -> &mut LeafNode<T> {
         let stamp = self.stamp;
         // SAFETY:
-        // * `id` comes from the tree itself (A1). A version reaches only nodes with older stamps
-        //   than the tree's. The assertion panics before such a node is written (A2).
+        // * `id` comes from the tree itself (tree I3). A version reaches only nodes with older
+        //   stamps than the tree's. The assertion panics before such a node is written (tree I4).
         let leaf = unsafe { self.leaves.get_mut(id) };
-        assert_eq!(leaf.stamp, stamp, "a published leaf is never changed");
+        assert_eq!(leaf.stamp, stamp, "tree (I4): a published leaf is never changed");
         leaf
     }
 
@@ -66,7 +66,7 @@ impl<T: TreeItem> ShiftTree<T> {
         // SAFETY:
         // * As for `leaf_mut`.
         let inner = unsafe { self.inners.get_mut(id) };
-        assert_eq!(inner.stamp, stamp, "a published node is never changed");
+        assert_eq!(inner.stamp, stamp, "tree (I4): a published inner node is never changed");
         inner
     }
 
@@ -99,8 +99,8 @@ impl<T: TreeItem> ShiftTree<T> {
         match self.versions.back_mut() {
             Some(newest) if is_old => newest.retired.leaves.push(id),
             // SAFETY:
-            // * The node was made since the last publication: no version reaches it (A3). The
-            //   caller drops its id.
+            // * The node was made since the last publication: no version reaches it (tree I5).
+            //   The caller drops its id.
             _ => unsafe { self.leaves.free(id) },
         }
     }
@@ -165,6 +165,7 @@ impl<T: TreeItem> ShiftTree<T> {
             self.inner_mut(node).children[slot] = owned;
         }
         let count = self.count(owned, height);
+        assert!(count > 0, "tree (I1): only the root may be empty");
         if count < SPLIT_COUNT {
             return slot;
         }

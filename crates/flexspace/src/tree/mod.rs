@@ -21,16 +21,19 @@
 //! 1. Nodes: see `node.rs` and `change.rs`. A leaf is empty only if it is the root.
 //! 2. A crowded node on a search path gives entries to a sibling or is split on the way down, so
 //!    that a change never overflows. After a removal, sparse nodes merge with a sibling.
-//! 3. (A1) Every id in the root and the nodes below belongs to an allocated node.
-//! 4. (A2) A node with an older stamp than the tree's is never written: versions may reach it.
-//! 5. (A3) A node is freed only when no version that may reach it is left. These are the versions
-//!    from its stamp's period up to the one that has it on its list. A version is dropped when only
-//!    the tree's list owns it.
+//! 3. Every id in the root and the nodes below belongs to an allocated node.
+//! 4. A node with an older stamp than the tree's is never written: versions may reach it.
+//! 5. A node is freed only when no version that may reach it is left. These are the versions from
+//!    its stamp's period up to the one that has it on its list. A version is dropped when only the
+//!    tree's list owns it.
+//!
+//! The files of this folder refer to them as (tree I3) and so on.
 
 mod arena;
 mod change;
 mod node;
 mod range;
+mod root;
 mod snapshot;
 mod versions;
 
@@ -41,6 +44,7 @@ use std::sync::Arc;
 use arena::NodeArena;
 use node::{InnerNode, LeafNode};
 pub use range::TreeRange;
+use root::{TreeRoot, impl_totals};
 use snapshot::NodeSlabs;
 pub use snapshot::TreeSnapshot;
 use versions::TreeVersion;
@@ -73,15 +77,6 @@ pub struct TreeEntry<T> {
     pub item: T,
 }
 
-#[derive(Clone, Copy, Debug)]
-struct TreeRoot {
-    id: u32,
-    /// Number of levels; 1 if the root is a leaf.
-    height: usize,
-    len: u64,
-    entries: u64,
-}
-
 /// Index of an address space.
 ///
 /// One writer (`&mut`). A [`TreeSnapshot`] is `Send + Sync` and reads without locks. A lookup in N
@@ -102,6 +97,8 @@ pub struct ShiftTree<T: TreeItem> {
     filler: T,
 }
 
+impl_totals!(ShiftTree);
+
 impl<T: TreeItem> ShiftTree<T> {
     /// Returns an empty address space. `filler` fills unused array slots.
     #[must_use]
@@ -119,24 +116,6 @@ impl<T: TreeItem> ShiftTree<T> {
             append_leaf: None,
             filler,
         }
-    }
-
-    /// Returns the length of the address space.
-    #[must_use]
-    pub fn len(&self) -> u64 {
-        self.root.len
-    }
-
-    /// Returns true if the address space has no bytes.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.root.len == 0
-    }
-
-    /// Returns the number of entries.
-    #[must_use]
-    pub fn entries(&self) -> u64 {
-        self.root.entries
     }
 
     /// Returns the bytes of all nodes, including those of versions.

@@ -117,7 +117,8 @@ impl<T: TreeItem> LeafNode<T> {
         new: Option<(u64, T)>,
         gone: &mut impl FnMut(u64, T),
     ) -> SpliceResult {
-        debug_assert!(self.count <= SPLIT_COUNT && at + cut <= len, "split on the way down");
+        assert!(self.count <= SPLIT_COUNT, "tree (I2): a changed leaf has space for two more entries");
+        assert!(at <= len && cut <= len - at, "node (I2): a change ends within the leaf");
         let (from, to, patch) = self.patch(at, cut, len, new, gone);
         let delta = new.map_or(0, |(len, _)| len).wrapping_sub(cut);
         let count = self.count - (to - from) + patch.count;
@@ -146,6 +147,7 @@ impl<T: TreeItem> LeafNode<T> {
         {
             return false;
         }
+        assert!(at > self.starts[count - 1], "node (I1): starts ascend");
         (self.starts[count], self.items[count]) = (at, item);
         self.count += 1;
         true
@@ -209,6 +211,7 @@ impl<T: TreeItem> LeafNode<T> {
     /// Moves the entries from `mid` on into a new leaf, which is rebased. Returns the leaf and its
     /// offset to this one.
     pub(super) fn split_off(&mut self, mid: usize) -> (u64, LeafNode<T>) {
+        assert!(0 < mid && mid < self.count, "node (I1): both halves have an entry that starts at 0");
         let base = self.starts[mid];
         let mut right = LeafNode::new(self.stamp, self.items[0]);
         right.count = self.count - mid;
@@ -290,7 +293,9 @@ impl<P: Copy> InnerNode<P> {
         self.starts[self.count] = u64::MAX;
     }
 
+    /// Moves the children from `mid` on into a new node; see [`LeafNode::split_off`].
     pub(super) fn split_off(&mut self, mid: usize) -> (u64, InnerNode<P>) {
+        assert!(0 < mid && mid < self.count, "node (I1): both halves have a child that starts at 0");
         let base = self.starts[mid];
         let mut right = *self;
         right.count = self.count - mid;

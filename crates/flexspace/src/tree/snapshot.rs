@@ -1,14 +1,15 @@
 //! # Snapshots: reading a state of the tree
 //!
 //! A snapshot has a root and the slabs with its nodes. The state is published, or borrowed from the
-//! tree while the writer cannot change it. No lock is needed because of the invariants A1 to A3 of
+//! tree while the writer cannot change it. No lock is needed because of the invariants I3 to I5 of
 //! [`super::ShiftTree`].
 
 use std::sync::Arc;
 
 use super::arena::NodeSlab;
 use super::node::{CAPACITY, InnerNode, LeafNode, search};
-use super::{TreeEntry, TreeItem, TreeRange, TreeRoot};
+use super::root::{TreeRoot, impl_totals};
+use super::{TreeEntry, TreeItem, TreeRange};
 
 /// Slabs of both kinds of nodes.
 #[derive(Debug)]
@@ -28,8 +29,8 @@ pub struct TreeSnapshot<T: TreeItem> {
 impl<T: TreeItem> NodeSlabs<T> {
     /// # Safety
     ///
-    /// * `id` must be a leaf that the state reaches (A1). It must not be written (A2) or freed (A3)
-    ///   while the reference lives.
+    /// * `id` must be a leaf that the state reaches (tree I3). It must not be written (tree I4) or
+    ///   freed (tree I5) while the reference lives.
     #[inline]
     unsafe fn leaf(&self, id: u32) -> &LeafNode<T> {
         // SAFETY:
@@ -59,25 +60,9 @@ fn prefix_count<X>(items: &[X], wanted: impl Fn(&X) -> bool) -> usize {
     whole + rest.iter().filter(|item| wanted(item)).count()
 }
 
+impl_totals!(TreeSnapshot);
+
 impl<T: TreeItem> TreeSnapshot<T> {
-    /// Returns the length of the address space.
-    #[must_use]
-    pub fn len(&self) -> u64 {
-        self.root.len
-    }
-
-    /// Returns true if the address space has no bytes.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.root.len == 0
-    }
-
-    /// Returns the number of entries.
-    #[must_use]
-    pub fn entries(&self) -> u64 {
-        self.root.entries
-    }
-
     /// Returns the mark that was passed to [`super::ShiftTree::publish`].
     #[must_use]
     pub fn version(&self) -> u64 {
@@ -87,9 +72,9 @@ impl<T: TreeItem> TreeSnapshot<T> {
     #[inline]
     fn leaf(&self, id: u32) -> &LeafNode<T> {
         // SAFETY:
-        // * `id` comes from this state's own nodes (A1). The state is published, or borrowed from
-        //   the tree while the writer is excluded. Its nodes are therefore not written (A2) or
-        //   freed (A3).
+        // * `id` comes from this state's own nodes (tree I3). The state is published, or borrowed
+        //   from the tree while the writer is excluded. Its nodes are therefore not written (tree
+        //   I4) or freed (tree I5).
         unsafe { self.slabs.leaf(id) }
     }
 

@@ -41,12 +41,12 @@ impl<T: TreeItem> ShiftTree<T> {
     /// it before the first change. Also reclaims nodes of dropped versions.
     pub fn publish(&mut self, mark: u64) -> Arc<TreeSnapshot<T>> {
         let lists = self.reclaim(RECLAIM_STEP);
-        let frozen = Arc::new(TreeSnapshot { version: mark, ..self.snapshot() });
-        let kept = Arc::clone(&frozen);
+        let published = Arc::new(TreeSnapshot { version: mark, ..self.snapshot() });
+        let kept = Arc::clone(&published);
         self.versions.push_back(TreeVersion { snapshot: kept, stamp: self.stamp, retired: lists });
         self.stamp += 1;
         self.append_leaf = None;
-        frozen
+        published
     }
 
     /// Returns the marks of the versions that are in use, and of the newest, in order. An older
@@ -105,13 +105,16 @@ impl<T: TreeItem> ShiftTree<T> {
             Some(version) => (std::mem::take(&mut version.retired), Some(version.stamp)),
             None => (RetiredNodes::default(), None),
         };
+        let is_ordered = reach.is_none_or(|reach| reach < gone.stamp);
+        assert!(is_ordered, "tree (I5): no version before the previous one reaches a freed node");
         for id in gone.retired.leaves.drain(..) {
             if reach.is_some_and(|reach| self.leaf(id).stamp <= reach) {
                 kept.leaves.push(id);
             } else {
                 // SAFETY:
                 // * The node was replaced after the dropped version was published, and made after
-                //   the previous version was published. Only the dropped version reached it (A3).
+                //   the previous version was published. Only the dropped version reached it (tree
+                //   I5).
                 unsafe { self.leaves.free(id) }
             }
         }

@@ -23,6 +23,8 @@
 //! Until both slots are written, no further segment is freed and no file is deleted. Only after a
 //! failed sync the content of the slots is unknown: the space is poisoned.
 
+pub(crate) mod gc;
+pub(crate) mod pinned;
 #[cfg(test)]
 mod tests;
 
@@ -32,18 +34,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sheaf_engine::checkpoint_file::ImageWriter;
-use sheaf_engine::contract::ImageSink;
 use sheaf_log::segment::{Segment, SegmentIdentity};
 use sheaf_log::types::{KeyspaceId, LogId, SegmentId};
-use sheaf_platform::clock::{Clock, SystemClock};
 use sheaf_platform::sync::MutexGuard;
 
-use crate::data_file::{self, DATA_DIR};
 use crate::format::{self, CheckpointHeader, LOG_DIR, LogSegmentRef, RecoveryPoint, TREE_DIR};
-use crate::log::SpaceLog;
+use crate::segments::data_file::{self, DATA_DIR};
 use crate::shared::{BACKGROUND_INTERVAL, HeadState, SharedSpace};
-use crate::throttle::SpaceLevel;
-use crate::writer::{SpaceWriter, WriteClass};
+use crate::write::log::SpaceLog;
+use crate::write::throttle::SpaceLevel;
+use crate::write::writer::{SpaceWriter, WriteClass};
 
 /// Time without an operation after which blocks of free segments are released to the file system.
 const IDLE_TIME: Duration = Duration::from_secs(1);
@@ -66,10 +66,6 @@ pub(crate) enum MaintenanceTiming {
 enum CheckpointPolicy {
     IfChanged,
     Always,
-}
-
-fn elapsed_since(moment: Duration) -> Duration {
-    SystemClock.now().saturating_sub(moment)
 }
 
 impl SharedSpace {
@@ -169,7 +165,10 @@ impl SharedSpace {
             self.create_log_segment(m, need, bytes)?;
         }
         self.write_heads(m)?;
-        self.writer.lock().log.spare = m.pending_spare.take();
+        let spare = m.pending_spare.take();
+        let is_named = |spare: &Arc<Segment>| m.head.newest.logs.iter().any(|log| log.id == spare.id());
+        assert!(spare.as_ref().is_some_and(is_named), "log (I3): the heads name a segment before its use");
+        self.writer.lock().log.spare = spare;
         Ok(())
     }
 
@@ -311,10 +310,7 @@ impl SharedSpace {
             let mut image =
                 ImageWriter::create(&*self.disk, path.clone(), space, KeyspaceId(0), number, &[])?;
             let summary = CheckpointHeader { seq, mark, entries, serials };
-            format::write_checkpoint_header(&summary, &mut image as &mut dyn ImageSink)?;
-            for entry in tree.range(0) {
-                format::write_checkpoint_entry(entry.len, entry.item, &mut image)?;
-            }
+            format::write_checkpoint(&summary, tree.range(0), &mut image)?;
             image.finish()
         })();
         // Reset both at once under the lock. If `checkpoint_seq` still named the version after the
@@ -455,7 +451,7 @@ impl SharedSpace {
             let is_unsynced = w.unsynced_bytes > self.geometry.max_unsynced;
             let has_gathered = when == MaintenanceTiming::Idle || w.backlog() > self.geometry.backlog;
             let has_spare = w.log.spare.is_some() || w.seq == 0;
-            let is_at_rest = is_idle && elapsed_since(m.last_activity.1) >= IDLE_TIME;
+            let is_at_rest = is_idle && self.elapsed_since(m.last_activity.1) >= IDLE_TIME;
             (is_unsynced, self.is_log_long(&mut w, &m), has_spare, is_idle, is_at_rest, has_gathered)
         };
         if is_long {
@@ -481,7 +477,7 @@ impl SharedSpace {
             let is_due = dead >= w.min_release(self.geometry.reserve / 2)
                 || (dead > 0 && (w.is_low_on_space() || is_idle));
             let durable = self.durable.load(Ordering::Acquire);
-            let held = w.find_long_pinned(&read, SystemClock.now());
+            let held = w.find_long_pinned(&read, self.options.clock.now());
             let held = held.map(|mark| w.take_pinned_dead(mark, durable)).unwrap_or_default();
             (is_due, held, Arc::clone(&w.data_files))
         };
@@ -491,16 +487,20 @@ impl SharedSpace {
         Ok(is_short || is_unsynced || released > 0 || has_spare)
     }
 
+    fn elapsed_since(&self, moment: Duration) -> Duration {
+        self.options.clock.now().saturating_sub(moment)
+    }
+
     /// Returns true if there was no operation for [`IDLE_TIME`].
     pub(crate) fn is_long_idle(&self) -> bool {
         let m = self.head_state.lock();
-        m.last_activity.0 == self.writer.lock().seq && elapsed_since(m.last_activity.1) >= IDLE_TIME
+        m.last_activity.0 == self.writer.lock().seq && self.elapsed_since(m.last_activity.1) >= IDLE_TIME
     }
 
     /// Returns true if there was no operation for a while. Without background threads: if there was
     /// none since the last call.
     fn is_idle(&self, m: &mut HeadState, seq: u64) -> bool {
-        let now = SystemClock.now();
+        let now = self.options.clock.now();
         if m.last_activity.0 != seq {
             m.last_activity = (seq, now);
             return false;
@@ -523,6 +523,7 @@ impl SharedSpace {
             w.log = SpaceLog::default();
         }
         let logs = std::mem::take(&mut m.head.newest.logs);
+        m.pending_spare = None; // One of these logs.
         m.obsolete.push(RecoveryPoint { logs, ..RecoveryPoint::default() });
         self.raise_floor(&mut m)?;
         m.is_closed = true;

@@ -33,9 +33,9 @@ use sheaf_platform::disk::{Disk, File, OpenMode, mark_len_dirty, read_up_to_end}
 use sheaf_platform::error::{Damage, Error, IoContext, IoOp, Result};
 use sheaf_platform::memory::{page_size, prefetch, prefetch_block};
 
-use crate::buffer::SegmentBuffer;
 use crate::extent::{BLOCK_HEADER, BLOCK_HEADER_BYTES, Extent, SegmentSeed, footprint};
 use crate::options::SpaceGeometry;
+use crate::segments::buffer::SegmentBuffer;
 use crate::tree::TreeEntry;
 
 /// Directory of the data files.
@@ -79,7 +79,7 @@ impl BufferSlot {
 
     /// Returns the end of the bytes that are not written while a version references the segment.
     #[inline]
-    fn stable_end(&self) -> u64 {
+    pub(super) fn stable_end(&self) -> u64 {
         self.stable_end.load(Ordering::Acquire)
     }
 
@@ -233,7 +233,7 @@ impl DataFile {
     }
 
     /// Returns true if segment `index`, which ends at `end`, certainly has disk blocks.
-    pub(crate) fn has_blocks(&self, index: usize, end: u64) -> bool {
+    fn has_blocks(&self, index: usize, end: u64) -> bool {
         self.allocated.load(Ordering::Acquire) >= end && !self.punched[index].load(Ordering::Acquire)
     }
 }
@@ -466,6 +466,13 @@ impl DataFiles {
         {
             data_file.file.will_need(start, len);
         }
+    }
+
+    /// Returns true if the segment certainly has disk blocks.
+    pub(super) fn has_blocks(&self, segment: u32) -> bool {
+        self.file_of(segment).is_some_and(|(data_file, index)| {
+            data_file.has_blocks(index, (index as u64 + 1) * self.geometry.segment)
+        })
     }
 
     /// Releases the disk blocks of a free segment. Returns false if that fails.

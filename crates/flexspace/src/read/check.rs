@@ -13,8 +13,8 @@ use sheaf_log::types::KeyspaceId;
 use sheaf_platform::error::{Error, Result};
 
 use crate::format::{self, SpaceHead};
+use crate::read::view::SpaceView;
 use crate::shared::SharedSpace;
-use crate::view::SpaceView;
 
 /// A pending verification; see [`crate::FlexSpace::verification`].
 #[derive(Debug)]

@@ -40,6 +40,35 @@ fn steps_that_find_no_room_in_the_log_use_up_nothing() {
     space.close().unwrap();
 }
 
+/// Users remove all extents of a step while it copies them, and a sync makes that durable. The
+/// copies are then only in a buffer. The segment that they fill is freed after the flush, not
+/// before.
+#[test]
+fn a_segment_of_abandoned_copies_is_freed_after_its_flush() {
+    let options = SpaceOptions { inline: true, tiny: true, ..SpaceOptions::default() };
+    let space = FlexSpace::open_on(Arc::new(SimDisk::new()), "/space", options).unwrap();
+    space.insert(0, &[1; 9000]).unwrap();
+    let shared = space.shared();
+    let version = shared.current.load_full();
+    let copies: Vec<_> =
+        version.tree.range(0).map(|entry| (entry, vec![1; usize::try_from(entry.len).unwrap()])).collect();
+    drop(version);
+    shared.preallocate(WriteClass::Gc, 20 << 10).unwrap();
+    shared.writer.lock().gc_range = Some((0, 9000));
+    space.collapse(0, 9000).unwrap();
+    shared.release().unwrap();
+    shared.remap_copies(copies).unwrap();
+    let dead = || shared.writer.lock().dead_segments();
+    let abandoned = dead();
+    assert!(abandoned > 0, "the copies filled a segment");
+    assert_eq!((shared.release().unwrap(), dead()), (0, abandoned), "its bytes are in a buffer");
+    shared.flush().unwrap();
+    assert_eq!((shared.release().unwrap(), dead()), (abandoned, 0));
+    space.insert(0, &[2; 20_000]).unwrap();
+    space.verify(|finding| panic!("{finding}")).unwrap();
+    space.close().unwrap();
+}
+
 /// Segments that a view has pinned for long are not collected. Newer segments are, and pinned
 /// dead segments leave the page cache once.
 #[test]

@@ -9,9 +9,9 @@ use std::sync::Arc;
 
 use sheaf_platform::error::{Error, IoContext, IoOp, Result};
 
-use crate::data_file::{DATA_DIR, DataFile};
+use crate::segments::data_file::{DATA_DIR, DataFile};
 use crate::shared::{EXTENT_BYTES, SharedSpace};
-use crate::writer::WriteClass;
+use crate::write::writer::WriteClass;
 
 /// Maximum bytes of free segments with blocks to keep ready; fewer in a small space.
 const PREALLOCATED_BYTES: u64 = 64 << 20;

@@ -11,8 +11,8 @@
 //! may be live. So there is always a segment that is at most 15/16 full (paper, section 4.1).
 //! Emptying it gains more than the possible loss at a segment's end. The reserve, which users must
 //! not take, is the space that a pass copies to. Users that find no space execute steps themselves.
-//! Before that, when space is low, each write is delayed a little (`throttle.rs`), so that no write
-//! waits for long.
+//! Before that, when space is low, each write is delayed a little (`write/throttle.rs`), so that no
+//! write waits for long.
 //!
 //! ## Idle spaces
 //!
@@ -25,22 +25,22 @@
 //! ## Crash
 //!
 //! A step is one operation: remaps in one frame. The original bytes remain until it is durable
-//! (`maintenance.rs`).
+//! (`maintenance/mod.rs`).
 
 use sheaf_platform::sync::atomic::Ordering;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use sheaf_platform::clock::{Clock, SystemClock};
 use sheaf_platform::error::{Error, Result};
 use sheaf_platform::sync::MutexGuard;
 
 use crate::extent::{Extent, footprint};
 use crate::format::{ExtentRun, IndexRecord};
-use crate::placement::LentBuffer;
+use crate::segments::placement::LentBuffer;
 use crate::shared::{SharedSpace, SpaceVersion};
 use crate::tree::{TreeEntry, TreeItem};
-use crate::writer::{SegmentState, SpaceWriter, WriteClass};
+use crate::write::log;
+use crate::write::writer::{SegmentState, SpaceOp, SpaceWriter, WriteClass};
 
 /// Minimum and maximum number of segments that one pass empties.
 const MIN_VICTIMS: usize = 4;
@@ -224,7 +224,7 @@ impl SharedSpace {
         if gc_pass.is_none() {
             let mut w = self.writer.lock();
             let read = w.tree.versions_in_use(self.checkpoint_version());
-            let held = w.find_long_pinned(&read, SystemClock.now());
+            let held = w.find_long_pinned(&read, self.options.clock.now());
             if because == GcReason::Idle && w.last_idle_pass == Some(w.idle_pass_key()) {
                 return Ok(false);
             }
@@ -380,7 +380,7 @@ impl SharedSpace {
                 self.flush()?;
             } else if !w.log.has_room(body) {
                 drop(w);
-                self.ensure_spare(crate::log::max_frame_bytes(body))?;
+                self.ensure_spare(log::max_frame_bytes(body))?;
             } else {
                 return Ok(w);
             }
@@ -516,7 +516,7 @@ impl SharedSpace {
     /// Writes `bytes`, read at operation `seq`, to the same position. Returns false if there were
     /// other operations since.
     fn rewrite(&self, seq: u64, at: u64, bytes: &[u8]) -> Result<bool> {
-        self.commit_if(&[crate::writer::SpaceOp::Write { at, bytes }], |w| w.seq == seq)
+        self.commit_if(&[SpaceOp::Write { at, bytes }], |w| w.seq == seq)
     }
 }
 

@@ -26,9 +26,9 @@ use sheaf_log::types::KeyspaceId;
 use sheaf_platform::disk::Disk;
 use sheaf_platform::error::Result;
 
-use crate::data_file::{self, DATA_DIR};
 use crate::extent::{BLOCK_HEADER, Extent, footprint};
 use crate::format::{self, CheckpointHeader, LOG_DIR, RecoveryPoint, SpaceHead, TREE_DIR};
+use crate::segments::data_file::{self, DATA_DIR};
 use crate::shared::{EXTENT_BYTES, SharedSpace, SpaceVersion};
 
 /// A pinned state of a space; see [`crate::FlexSpace::pin_files`].
@@ -106,10 +106,8 @@ impl PinnedSpace {
         let RecoveryPoint { checkpoint, seq, .. } = self.head.newest;
         let mut image = ImageWriter::create(disk, path, self.head.space, KeyspaceId(0), checkpoint, &[])?;
         let (mark, entries, serials) = (self.version.mark, self.version.tree.entries(), self.serials.clone());
-        format::write_checkpoint_header(&CheckpointHeader { seq, mark, entries, serials }, &mut image)?;
-        for entry in self.version.tree.range(0) {
-            format::write_checkpoint_entry(entry.len, entry.item, &mut image)?;
-        }
+        let summary = CheckpointHeader { seq, mark, entries, serials };
+        format::write_checkpoint(&summary, self.version.tree.range(0), &mut image)?;
         image.finish().map(drop)
     }
 

@@ -1,6 +1,6 @@
 //! # Replay: application of logged operations up to the cut
 //!
-//! `recover.rs` describes which frames count. All input is untrusted until it is checked. A record
+//! `mod.rs` describes which frames count. All input is untrusted until it is checked. A record
 //! is applied only if it is possible in the state before it. Above the durable mark, also the
 //! checksums of its data must match.
 
@@ -13,7 +13,7 @@ use sheaf_platform::error::{Damage, Error, Result};
 
 use crate::extent::Extent;
 use crate::format::{self, IndexRecord, LOG_DIR};
-use crate::recover::{LogSegment, SpaceRecovery};
+use crate::recovery::{LogSegment, SpaceRecovery};
 use crate::tree::MAX_LEN;
 
 /// Maximum distance above the read operations at which a durable mark is plausible.

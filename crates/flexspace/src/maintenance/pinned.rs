@@ -20,7 +20,7 @@
 
 use std::time::Duration;
 
-use crate::writer::{SegmentMeta, SegmentState, SpaceWriter};
+use crate::write::writer::{SegmentMeta, SegmentState, SpaceWriter};
 
 /// Time after which the oldest version is likely to remain pinned.
 const LONG_PIN: Duration = Duration::from_millis(500);

@@ -1,8 +1,8 @@
 //! # Buffer: a segment's bytes before they are flushed
 //!
 //! A write copies its bytes to memory. It therefore makes no system call and never waits for the
-//! file system. A flush (`flush.rs`) writes the bytes to the kernel in large blocks. Until then
-//! readers find them here.
+//! file system. A flush (`write/flush.rs`) writes the bytes to the kernel in large blocks. Until
+//! then readers find them here.
 //!
 //! ## Picture
 //!
@@ -105,6 +105,7 @@ impl BufferWriter {
     /// Panics if the segment has fewer bytes left.
     pub(crate) fn append(&mut self, len: usize, with: impl FnOnce(&mut [u8])) {
         let filled = self.0.filled.load(Ordering::Relaxed);
+        assert!(filled >= self.0.from, "buffer (I1): `filled` never falls below `from`");
         let skip = usize::try_from(filled - self.0.from).unwrap_or(usize::MAX);
         assert!(len <= self.0.len - skip, "an extent is within its segment");
         // SAFETY:

@@ -14,10 +14,10 @@ use sheaf_platform::sync::atomic::Ordering;
 use sheaf_platform::error::{Error, Result};
 use sheaf_platform::sync::MutexGuard;
 
-use crate::log;
-use crate::segment_allocator::GC_FREE_SEGMENTS;
+use crate::segments::segment_allocator::GC_FREE_SEGMENTS;
 use crate::shared::SharedSpace;
-use crate::writer::{SpaceOp, SpaceWriter, WriteClass};
+use crate::write::log;
+use crate::write::writer::{SpaceOp, SpaceWriter, WriteClass};
 
 /// Other threads may take the provided space. After this many rounds the operation fails with
 /// `NoSpace`.

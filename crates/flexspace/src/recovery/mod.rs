@@ -10,8 +10,13 @@
 //!    the same offsets again, and sync them. Then write to both heads that all operations up to the
 //!    cut are durable, that nothing behind it counts, and that a new incarnation writes.
 //!
-//! Step 2 is in `replay.rs`, step 3 in `finish_recovery.rs`. A crash during recovery does not
-//! change the result of the next opening. Recovery needs no new disk blocks.
+//! Step 2 is in `replay.rs`, step 3 in `finish.rs`. `open_partial.rs` opens a damaged space for
+//! reading. A crash during recovery does not change the result of the next opening. Recovery needs
+//! no new disk blocks.
+
+mod finish;
+pub(crate) mod open_partial;
+mod replay;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -25,13 +30,13 @@ use sheaf_platform::disk::{Disk, OpenMode, create_dirs};
 use sheaf_platform::error::{Damage, Error, IoContext, IoOp, Result};
 use sheaf_platform::random::random_bits;
 
-use crate::data_file::{self, DATA_DIR, DataFile, DataFiles};
 use crate::extent::Extent;
 use crate::format::{self, LOG_DIR, LogSegmentRef, RecoveryPoint, SpaceHead, TREE_DIR};
 use crate::options::{GeometryKind, SpaceGeometry, SpaceOptions};
+use crate::segments::data_file::{self, DATA_DIR, DataFile, DataFiles};
 use crate::shared::{HeadState, SharedSpace};
 use crate::tree::ShiftTree;
-use crate::writer::SpaceWriter;
+use crate::write::writer::SpaceWriter;
 
 /// Maximum number of data files, given by the address bits of an extent.
 const MAX_DATA_FILES: usize = 1 << 20;
@@ -151,6 +156,7 @@ impl SpaceRecovery<'_> {
         let mut writer =
             SpaceWriter::new(dir.to_path_buf(), tree, data_files, limit, head.incarnation, seq, mark, memory);
         writer.count_live()?;
+        writer.log.last_seq = seq;
         writer.log.bytes = log_segments.iter().map(|log_segment| log_segment.end - DATA_START).sum();
         head.newest.logs.retain(|log| log.end > DATA_START);
         let maintenance = HeadState {

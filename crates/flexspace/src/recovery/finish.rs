@@ -14,10 +14,10 @@ use sheaf_platform::disk::mark_len_dirty;
 use sheaf_platform::error::{Error, IoContext, IoOp, Result};
 use sheaf_platform::sync::atomic::Ordering;
 
-use crate::data_file::{DATA_DIR, DataFile};
 use crate::extent::{BLOCK_HEADER, Extent, footprint};
 use crate::format::{self, LOG_DIR, LogSegmentRef, TREE_DIR};
-use crate::recover::{LogSegment, SpaceRecovery};
+use crate::recovery::{LogSegment, SpaceRecovery};
+use crate::segments::data_file::{DATA_DIR, DataFile};
 use crate::tree::TreeSnapshot;
 
 impl SpaceRecovery<'_> {

@@ -4,7 +4,7 @@
 //!
 //! ```text
 //!  no file ──> without blocks ──> free ──take──> open ... dead ──release──> free / without blocks
-//!         (preallocate.rs, no writer's lock)  (placement.rs)  (writer.rs)
+//!         (preallocate.rs, no writer's lock)  (placement.rs)  (write/writer.rs)
 //! ```
 //!
 //! ## Invariants
@@ -23,13 +23,13 @@ use std::sync::Arc;
 use sheaf_platform::error::{Error, Result};
 use sheaf_platform::memory::Memory;
 
-use crate::buffer::{BufferWriter, SegmentBuffer};
-use crate::data_file::{DataFile, DataFiles};
 use crate::format::IndexRecord;
-use crate::writer::{SegmentMeta, SegmentState, SpaceWriter, WriteClass};
+use crate::segments::buffer::{BufferWriter, SegmentBuffer};
+use crate::segments::data_file::{DataFile, DataFiles};
+use crate::write::writer::{SegmentMeta, SegmentState, SpaceWriter, WriteClass};
 
 /// Maximum number of buffers in use: two that are filled, and others that wait for a flush.
-const MAX_BUFFERS: usize = 8;
+pub(super) const MAX_BUFFERS: usize = 8;
 /// Number of buffers in use at which garbage collection flushes first. The others are left to
 /// users.
 const GC_MAX_BUFFERS: usize = 4;
@@ -109,11 +109,9 @@ impl SegmentAllocator {
 
     /// Adds an unused segment to the free ones.
     pub(crate) fn add_free(&mut self, segment: u32, data_files: &DataFiles) {
-        let has_blocks = data_files.segment_position(segment).is_some_and(|position| {
-            let index = (segment % data_files.geometry.segments_per_file) as usize;
-            position.data_file.has_blocks(index, position.start + data_files.geometry.segment)
-        });
-        if has_blocks { &mut self.free } else { &mut self.without_blocks }.insert(segment);
+        assert!(!data_files.is_buffered(segment), "segment_allocator (I2): a free segment has no buffer");
+        if data_files.has_blocks(segment) { &mut self.free } else { &mut self.without_blocks }
+            .insert(segment);
     }
 
     /// Reduces the borrowed segments by the number of freed ones. The rest stays borrowed, so that
@@ -160,6 +158,10 @@ impl SegmentAllocator {
     pub(crate) fn mark_flushed(&mut self, segment: u32, to: u64, segments_per_file: u32) {
         let Some(index) = self.unflushed.iter().position(|out| out.segment == segment) else { return };
         let out = &mut self.unflushed[index];
+        assert!(
+            out.flushed <= to && to <= out.buffer.filled(),
+            "data_file (I4): the kernel gets only bytes that are never written again"
+        );
         let slot = (segment % segments_per_file) as usize;
         out.data_file.slots[slot].advance_stable_end(to);
         out.flushed = to;
@@ -286,6 +288,10 @@ impl SpaceWriter {
         let Some(segment) = self.allocator.free.pop_first() else {
             return Err(Error::NoSpace { path: self.dir.clone() });
         };
+        let has_blocks = self.data_files.has_blocks(segment);
+        assert!(has_blocks, "segment_allocator (I1): an opened segment has disk blocks");
+        let is_free = self.segments[segment as usize].state == SegmentState::Free;
+        assert!(is_free, "data_file (I2): a segment gets its serial while it is free");
         let serial = self.allocator.next_serial;
         self.data_files.set_serial(segment, serial);
         self.data_files.slot(segment).inspect(|slot| slot.reset());

@@ -14,7 +14,8 @@
 //! ## Invariants
 //!
 //! 1. Operation numbers have no gaps over the segments that the head lists, in its order.
-//! 2. After a sync the next frame starts at the next sector and contains the durable mark.
+//! 2. No frame shares a sector with frames of an earlier sync. The first frame after a sync
+//!    contains the durable mark.
 //! 3. The head names a segment before a frame is written to it.
 //! 4. Bytes in `unflushed` stay there until the kernel has them. A failed write is repeated with
 //!    the same bytes at the same offset.
@@ -72,6 +73,8 @@ pub(crate) struct SpaceLog {
     pub(crate) limit: u64,
     /// Highest durable mark in a frame.
     watermark: u64,
+    /// Last operation that is logged, or in the checkpoint or log from which the space was opened.
+    pub(crate) last_seq: u64,
 }
 
 /// Returns the maximum bytes of a frame with `body` bytes, including mark, gap and seal.
@@ -114,6 +117,8 @@ impl SpaceLog {
 
     /// Appends the frame of operation `seq`. The caller has checked [`SpaceLog::has_room`].
     pub(crate) fn append(&mut self, seq: u64, durable: u64, records: &[u8]) {
+        assert_eq!(seq, self.last_seq + 1, "log (I1): operation numbers have no gaps");
+        self.last_seq = seq;
         let is_full =
             |tail: &LogTail| tail.at + max_frame_bytes(records.len()) > tail.segment.identity().capacity;
         if self.tail.as_ref().is_none_or(is_full) {
@@ -186,6 +191,7 @@ impl SpaceLog {
 
     /// Removes the first `count` writes from the queue: the kernel has them.
     pub(crate) fn mark_flushed(&mut self, count: usize) {
+        assert!(count <= self.unflushed.len(), "log (I4): writes stay queued until they are flushed");
         self.unflushed_bytes -=
             self.unflushed.drain(..count).map(|chunk| chunk.bytes.len() as u64).sum::<u64>();
     }
@@ -233,6 +239,8 @@ impl LogTail {
         if self.buffer.is_empty() {
             return None;
         }
+        let synced = self.segment.synced().next_multiple_of(SECTOR);
+        assert!(self.buffer_at >= synced, "log (I2): no frame shares a sector with synced frames");
         let bytes = std::mem::replace(&mut self.buffer, Vec::with_capacity(MAX_BUFFERED_BYTES + (4 << 10)));
         let chunk = LogWrite { segment: Arc::clone(&self.segment), at: self.buffer_at, bytes };
         self.buffer_at = self.at;

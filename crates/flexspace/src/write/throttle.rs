@@ -21,11 +21,13 @@
 //! measured between two releases, only while collection was active throughout. Delays are short and
 //! many. The time that a write took anyway is subtracted from its delay.
 //!
-//! Without background threads there is no delay: writers do the work themselves (`gc.rs`).
+//! Without background threads there is no delay: writers do the work themselves
+//! (`maintenance/gc.rs`).
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use sheaf_platform::clock::{Clock, SystemClock};
+use sheaf_platform::clock::Clock;
 use sheaf_platform::sync::{Condvar, Mutex};
 
 /// A shorter delay is added to the following writes instead.
@@ -63,8 +65,9 @@ struct ThrottleState {
 }
 
 /// Delays of writers.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct WriteThrottle {
+    clock: Arc<dyn Clock>,
     state: Mutex<ThrottleState>,
     segments_freed: Condvar,
 }
@@ -106,9 +109,14 @@ impl ThrottleState {
 }
 
 impl WriteThrottle {
+    /// Returns a throttle that has measured nothing yet.
+    pub(crate) fn new(clock: Arc<dyn Clock>) -> WriteThrottle {
+        WriteThrottle { clock, state: Mutex::default(), segments_freed: Condvar::default() }
+    }
+
     /// Records that segments were freed, and wakes delayed writers.
     pub(crate) fn record_release(&self, level: SpaceLevel) {
-        self.state.lock().measure(SystemClock.now(), level);
+        self.state.lock().measure(self.clock.now(), level);
         self.segments_freed.notify_all();
     }
 
@@ -116,7 +124,7 @@ impl WriteThrottle {
     /// early.
     pub(crate) fn delay(&self, bytes: u64, left: u64, low: u64) {
         let mut state = self.state.lock();
-        let time = state.delay_after(SystemClock.now(), bytes, left, low);
+        let time = state.delay_after(self.clock.now(), bytes, left, low);
         if !time.is_zero() {
             self.segments_freed.wait_for(&mut state, time);
         }

@@ -35,13 +35,13 @@ use sheaf_platform::disk::{Disk, OpenMode};
 use sheaf_platform::error::{Damage, Error, IoContext, IoOp, Result};
 use sheaf_platform::sync::atomic::Ordering;
 
-use crate::data_file::{DATA_DIR, DataFiles};
 use crate::extent::Extent;
 use crate::format::{
     LOG_DIR, LogSegmentRef, RecoveryPoint, SpaceHead, TREE_DIR, checkpoint_name, checkpoint_number,
 };
 use crate::options::{GeometryKind, SpaceGeometry, SpaceOptions};
-use crate::recover::{LogSegment, SpaceRecovery, open_data_files};
+use crate::recovery::{LogSegment, SpaceRecovery, open_data_files};
+use crate::segments::data_file::{DATA_DIR, DataFiles};
 use crate::shared::SharedSpace;
 use crate::tree::ShiftTree;
 

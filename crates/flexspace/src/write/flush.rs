@@ -1,8 +1,8 @@
 //! # Flush: writing from memory to the kernel
 //!
-//! Data and frames gather in memory (`buffer.rs`, `log.rs`). A flush writes everything that is
-//! pending at one moment, without the writer's lock. No operation therefore waits for the file
-//! system, which may block a write until its journal has committed.
+//! Data and frames gather in memory (`segments/buffer.rs`, `log.rs`). A flush writes everything
+//! that is pending at one moment, without the writer's lock. No operation therefore waits for the
+//! file system, which may block a write until its journal has committed.
 //!
 //! ## Crash
 //!
@@ -21,11 +21,12 @@ use std::sync::Arc;
 use sheaf_platform::error::{IoContext, IoOp, Result};
 use sheaf_platform::parallel::yield_if_due;
 
-use crate::buffer::SegmentBuffer;
-use crate::data_file::DataFile;
-use crate::log::LogWrite;
+use crate::segments::buffer::SegmentBuffer;
+use crate::segments::data_file::DataFile;
+use crate::segments::segment_allocator::UnflushedBuffer;
 use crate::shared::SharedSpace;
-use crate::writer::SpaceWriter;
+use crate::write::log::LogWrite;
+use crate::write::writer::SpaceWriter;
 
 /// Bytes of one `pwrite`. Limits the time for which it holds the lock of the file.
 const WRITE_STRIDE: usize = 512 << 10;
@@ -52,7 +53,7 @@ impl SpaceWriter {
     /// Returns everything that is not in the kernel. Includes buffers without pending bytes, so
     /// that the flush can release them.
     pub(crate) fn pending_writes(&mut self) -> FlushPlan {
-        let part = |out: &crate::segment_allocator::UnflushedBuffer| FlushPart {
+        let part = |out: &UnflushedBuffer| FlushPart {
             segment: out.segment,
             data_file: Arc::clone(&out.data_file),
             start: out.start,

@@ -28,13 +28,13 @@ use std::time::Duration;
 use sheaf_platform::error::{Error, Result};
 use sheaf_platform::memory::Memory;
 
-use crate::data_file::DataFiles;
 use crate::extent::{Extent, footprint};
 use crate::format::{self, IndexRecord};
-use crate::log::SpaceLog;
-use crate::pinned::PinnedSegments;
-use crate::segment_allocator::SegmentAllocator;
+use crate::maintenance::pinned::PinnedSegments;
+use crate::segments::data_file::DataFiles;
+use crate::segments::segment_allocator::SegmentAllocator;
 use crate::tree::{MAX_LEN, ShiftTree, TreeEntry, TreeItem};
+use crate::write::log::SpaceLog;
 
 /// Purpose of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,7 +98,7 @@ pub(crate) struct SpaceWriter {
     pub(crate) tree: ShiftTree<Extent>,
     pub(crate) data_files: Arc<DataFiles>,
     pub(crate) segments: Vec<SegmentMeta>,
-    /// Oldest version in use, and the time since when it is the oldest (`pinned.rs`).
+    /// Oldest version in use, and the time since when it is the oldest (`maintenance/pinned.rs`).
     pub(crate) oldest: Option<(u64, Duration)>,
     /// Segments that this version excludes from collection, as of the last check.
     pub(crate) pinned: PinnedSegments,
@@ -149,12 +149,16 @@ impl SegmentAccounting<'_> {
         let bytes = footprint(len, self.data_files.geometry.checksum_block);
         let segment = &mut self.segments[self.data_files.segment_of(extent) as usize];
         if sign > 0 {
+            let is_free = segment.state == SegmentState::Free;
+            assert!(!is_free, "data_file (I1): a segment with an extent is not free");
             segment.live += bytes;
             *self.total_live += bytes;
             if matches!(segment.state, SegmentState::Dead(_)) {
                 segment.state = SegmentState::Sealed;
             }
         } else {
+            let is_counted = bytes <= segment.live && segment.live <= *self.total_live;
+            assert!(is_counted, "writer (I1): the live bytes include each extent of the segment");
             segment.live -= bytes;
             *self.total_live -= bytes;
             if segment.live == 0 && segment.state == SegmentState::Sealed {
@@ -331,7 +335,9 @@ impl SpaceWriter {
 
     /// Applies the records of operation `seq` + 1.
     pub(crate) fn apply(&mut self, records: &[IndexRecord]) {
+        assert!(self.unlogged.is_empty(), "writer (I3): the frame has the serials of new segments");
         self.seq += 1;
+        assert_eq!(self.seq, self.log.last_seq, "writer (I2): a record is logged before it is applied");
         let mut records = records.iter().peekable();
         while let Some(record) = records.next() {
             match record {
@@ -429,17 +435,15 @@ impl SpaceWriter {
     }
 
     /// Frees dead segments that died at or before `floor` and that no reader needs. Returns their
-    /// number. The version `index_only` is in use for its index only.
+    /// number. The version `index_only` is in use for its index only. A segment whose last copies
+    /// were abandoned by garbage collection may still be in a buffer, because they belong to no
+    /// operation that a sync covers. It is freed after the next flush.
     pub(crate) fn release(&mut self, floor: u64, index_only: Option<u64>) -> u64 {
         let read = self.tree.versions_in_use(index_only);
         let newest = floor.min(self.newest_version(&read));
         let mut released = 0;
         for (number, segment) in (0..).zip(self.segments.iter_mut()) {
-            if segment.is_reclaimable(newest, &read) {
-                debug_assert!(
-                    !self.data_files.is_buffered(number),
-                    "a sync after the death of the segment flushed it"
-                );
+            if segment.is_reclaimable(newest, &read) && !self.data_files.is_buffered(number) {
                 segment.state = SegmentState::Free;
                 self.allocator.add_free(number, &self.data_files);
                 released += 1;
@@ -477,7 +481,10 @@ impl SpaceWriter {
     /// `read`.
     pub(crate) fn releasable(&self, read: &[u64]) -> u64 {
         let newest = self.newest_version(read);
-        self.segments.iter().filter(|segment| segment.is_reclaimable(newest, read)).count() as u64
+        let is_releasable = |(number, segment): &(u32, &SegmentMeta)| {
+            segment.is_reclaimable(newest, read) && !self.data_files.is_buffered(*number)
+        };
+        (0..).zip(&self.segments).filter(is_releasable).count() as u64
     }
 
     /// Returns the number of segments that wait to be freed.

@@ -10,13 +10,13 @@ use std::sync::Arc;
 
 use sheaf_platform::error::{IoContext, IoOp, Result};
 
-use crate::buffer::{BufferWriter, SegmentBuffer};
 use crate::extent::{Extent, SegmentSeed, footprint, max_len_in};
 use crate::format::ExtentRun;
 use crate::options::SpaceGeometry;
-use crate::segment_allocator::{OpenSegment, UnflushedBuffer};
+use crate::segments::buffer::{BufferWriter, SegmentBuffer};
+use crate::segments::segment_allocator::{MAX_BUFFERS, OpenSegment, UnflushedBuffer};
 use crate::shared::SharedSpace;
-use crate::writer::{SegmentState, SpaceWriter, WriteClass};
+use crate::write::writer::{SegmentState, SpaceWriter, WriteClass};
 
 /// Buffer of an open segment, borrowed to be filled without the writer's lock.
 #[derive(Debug)]
@@ -49,6 +49,19 @@ impl SpaceWriter {
         };
     }
 
+    /// Seals the open segment of `class` and opens a free one.
+    ///
+    /// # Errors
+    ///
+    /// Returns `NoSpace` if no segment is free.
+    fn open_next_segment(&mut self, class: WriteClass) -> Result<()> {
+        self.seal_open_segment(class);
+        let segment = self.take_free_segment(class)?;
+        self.allocator.open_segments[class as usize] =
+            Some(OpenSegment { segment, end: 0, buffer_writer: None, is_lent: false });
+        Ok(())
+    }
+
     /// Ends a step of garbage collection: its copies are remapped or abandoned. Filled segments
     /// without live bytes are dead.
     pub(crate) fn finish_gc_segments(&mut self) {
@@ -69,10 +82,7 @@ impl SpaceWriter {
             let cursor = self.allocator.open_segments[class as usize].as_ref();
             let room = cursor.map_or(0, |cursor| max_len_in(g.segment - cursor.end, g.checksum_block));
             if room < most.min(g.checksum_block) {
-                self.seal_open_segment(class);
-                let segment = self.take_free_segment(class)?;
-                self.allocator.open_segments[class as usize] =
-                    Some(OpenSegment { segment, end: 0, buffer_writer: None, is_lent: false });
+                self.open_next_segment(class)?;
                 continue;
             }
             let (now, later) = bytes.split_at(usize::try_from(most.min(room)).unwrap_or(usize::MAX));
@@ -125,10 +135,7 @@ impl SpaceWriter {
         let cursor = self.allocator.open_segments[class as usize].as_ref();
         if cursor.is_none_or(|cursor| max_len_in(g.segment - cursor.end, g.checksum_block) < g.checksum_block)
         {
-            self.seal_open_segment(class);
-            let segment = self.take_free_segment(class)?;
-            self.allocator.open_segments[class as usize] =
-                Some(OpenSegment { segment, end: 0, buffer_writer: None, is_lent: false });
+            self.open_next_segment(class)?;
         }
         self.attach_buffer(class);
         let Some(cursor) = &mut self.allocator.open_segments[class as usize] else { return Ok(None) };
@@ -173,7 +180,9 @@ impl SpaceWriter {
         else {
             return;
         };
-        position.data_file.slots[(segment % g.segments_per_file) as usize].set(buffer_writer.buffer());
+        let slot = &position.data_file.slots[(segment % g.segments_per_file) as usize];
+        assert!(slot.stable_end() <= end, "data_file (I4): stable bytes are not written again");
+        slot.set(buffer_writer.buffer());
         let (data_file, buffer) = (Arc::clone(position.data_file), Arc::clone(buffer_writer.buffer()));
         self.allocator.unflushed.push(UnflushedBuffer {
             segment,
@@ -182,6 +191,8 @@ impl SpaceWriter {
             buffer,
             flushed: end,
         });
+        let buffers = self.allocator.unflushed.len();
+        assert!(buffers <= MAX_BUFFERS, "segment_allocator (I3): at most `MAX_BUFFERS` are in use");
         if let Some(cursor) = &mut self.allocator.open_segments[class as usize] {
             cursor.buffer_writer = Some(buffer_writer);
         }

@@ -7,9 +7,9 @@ use std::io;
 
 use sheaf_platform::error::Result;
 
+use crate::read::view::{ExtentBytes, seek};
 use crate::space::FlexSpace;
-use crate::view::{ExtentBytes, seek};
-use crate::writer::SpaceOp;
+use crate::write::writer::SpaceOp;
 
 /// An operation of several parts; see [`FlexSpace::edit`]. Each part applies to the result of the
 /// parts before it. Borrows its bytes until [`Edit::commit`].
