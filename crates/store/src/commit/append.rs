@@ -192,7 +192,7 @@ impl Store {
             // The commit that is being placed may have its first frames in this segment.
             full.note_seq(closed.word.next());
             full.seal(log.appended());
-            self.sealed_since_root.fetch_add(1, Ordering::Relaxed);
+            self.root.sealed_since_write.fetch_add(1, Ordering::Relaxed);
             here.unsynced.push((here.end_at(closed.word.offset(tail)), full));
         }
         next.set_hot(tail == HOT_TAIL);

@@ -137,7 +137,7 @@ impl ChangeTracking {
 
 impl Drop for ChangeTracking {
     fn drop(&mut self) {
-        if self.store.fork.is_child() {
+        if self.store.health.is_forked_child() {
             return; // as in `View`
         }
         self.source.change_tracker.stop();

@@ -53,7 +53,7 @@ impl Store {
         self.check_writable()?;
         check_name(name)?;
         let keyspace = Arc::new(self.new_keyspace_state(name, engine, options)?);
-        let mut m = self.maintenance.lock();
+        let mut m = self.root.maintenance.lock();
         for _ in 0..2 {
             self.write_root(&mut m, false)?; // I1
         }
@@ -82,20 +82,20 @@ impl UnpublishedKeyspace {
         let named = self.store.publish_keyspace(&self.keyspace, before);
         self.is_published = !self.keyspace.is_unpublished();
         named?;
-        self.store.signals.wake(); // a replaced keyspace must be reclaimed
+        self.store.background.wake(); // a replaced keyspace must be reclaimed
         Ok(Arc::clone(&self.keyspace))
     }
 }
 
 impl Drop for UnpublishedKeyspace {
     fn drop(&mut self) {
-        if self.is_published || self.store.fork.is_child() {
+        if self.is_published || self.store.health.is_forked_child() {
             return;
         }
-        let alone = self.store.stripes.lock_exclusive();
+        let alone = self.store.pipeline.stripes.lock_exclusive();
         self.store.catalog.discard(&self.keyspace, self.store.visible());
         drop(alone);
-        self.store.signals.wake();
+        self.store.background.wake();
     }
 }
 
@@ -108,7 +108,7 @@ pub(crate) struct CommitBlock<'a> {
 impl Store {
     /// Blocks commits to `keyspace`. All earlier commits to it are visible when this returns.
     pub(crate) fn block_commits<'a>(&'a self, keyspace: &'a KeyspaceState) -> CommitBlock<'a> {
-        let _alone = self.stripes.lock_exclusive();
+        let _alone = self.pipeline.stripes.lock_exclusive();
         keyspace.change_tracker.block();
         CommitBlock { store: self, keyspace }
     }
@@ -116,7 +116,7 @@ impl Store {
 
 impl Drop for CommitBlock<'_> {
     fn drop(&mut self) {
-        if !self.store.fork.is_child() {
+        if !self.store.health.is_forked_child() {
             self.keyspace.change_tracker.unblock();
         }
     }

@@ -256,7 +256,7 @@ impl ReplaySource<'_> {
         let slot_now =
             |id: SegmentId| segments.binary_search_by_key(&id, |s| s.id()).ok().map(|i| segments[i].slot());
         let image =
-            ImageReader::open(&*self.store.disk, path, self.store.id, keyspace.id(), number, slot_now)?;
+            ImageReader::open(&*self.store.disk, path, self.store.identity.id, keyspace.id(), number, slot_now)?;
         let mut image = image.with_newest(self.cut);
         keyspace.engine()?.restore(&mut image)?;
         image.finish()

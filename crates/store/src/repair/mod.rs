@@ -110,7 +110,7 @@ pub fn repair(
     };
     let mut store =
         Store::new_unopened(from, reading, Arc::clone(&disk), Arc::clone(&clock), factories.to_vec(), &root);
-    *store.file_lock.get_mut() = lock;
+    *store.lifecycle.file_lock.get_mut() = lock;
     let opened = open_damaged(&store, &root, &mut damages)?;
     let writing = StoreOptions {
         create: true,

@@ -248,11 +248,11 @@ impl Store {
         if log.is_frozen() || self.catalog.all().iter().any(|k| k.log() == log.id && k.engine().is_err()) {
             return Ok(PassOutcome::default()); // liveness is unknown, so everything stays
         }
-        if self.has_pinned_state() && self.is_disk_full.load(Ordering::Relaxed) {
+        if self.has_pinned_state() && self.disk_state.is_full() {
             // Copies need space, and pinned victims would not be freed.
             return Ok(PassOutcome::default());
         }
-        let mut m = self.maintenance.lock();
+        let mut m = self.root.maintenance.lock();
         self.check_open()?; // the database may have been closed while this waited for the lock
         let mut victims = self.choose_victims(&m, log, pace);
         if victims.is_empty() && !m.undetermined_victims.is_empty() {
@@ -294,7 +294,7 @@ impl Store {
         let live: u64 = segments.iter().map(|s| s.live()).sum();
         let largest = segments.iter().map(|s| s.identity().capacity).max().unwrap_or(0);
         let times = |limit: f64| (live as f64 * limit) as u64;
-        if self.is_disk_full.load(Ordering::Relaxed) {
+        if self.disk_state.is_full() {
             return (full, times(FULL_DISK_SPACE_LIMIT));
         }
         let most = times(self.options.max_space_amplification * TARGET_LIMIT_SHARE);
@@ -306,7 +306,7 @@ impl Store {
         } else {
             0
         };
-        let beside = total - full + images + self.pending_free_bytes.load(Ordering::Relaxed) + survivors;
+        let beside = total - full + images + self.root.published.pending_free_bytes.load(Ordering::Relaxed) + survivors;
         let least = times(1.0 + (self.options.max_space_amplification - 1.0) * MIN_SLACK);
         (
             full,
@@ -329,7 +329,7 @@ impl Store {
     /// Returns the largest value of the log, the journal and all engines. Returns 0 on a full disk,
     /// because commits are then refused instead of throttled.
     pub(crate) fn space_pressure_percent(&self) -> u64 {
-        if self.is_disk_full.load(Ordering::Relaxed) {
+        if self.disk_state.is_full() {
             return 0;
         }
         let (disk, limit) = self.space_and_limit(self.log(LogId::ValueLog));
@@ -403,7 +403,7 @@ impl Store {
             }
         }
         let little = won < largest / 4 && won < disk.saturating_sub(limit);
-        if little && !self.is_disk_full.load(Ordering::Relaxed) { Vec::new() } else { victims }
+        if little && !self.disk_state.is_full() { Vec::new() } else { victims }
     }
 
     /// Moves live entries out of `victims`, several victims in parallel.
@@ -521,8 +521,8 @@ impl Store {
         }
         m.lifespans.push(self.visible().0.saturating_sub(victim.first_seq().0));
         if m.lifespans.len() == LIFESPAN_SAMPLES {
-            self.lifespan
-                .store(m.lifespans.drain(..).sum::<u64>() / LIFESPAN_SAMPLES as u64, Ordering::Relaxed);
+            let mean = m.lifespans.drain(..).sum::<u64>() / LIFESPAN_SAMPLES as u64;
+            self.root.published.set_lifespan(mean);
         }
     }
 
@@ -530,7 +530,7 @@ impl Store {
     /// in lifespans.
     fn stream_for(&self, victim: &Segment, scanned: &ScannedFrame<'_>) -> u8 {
         let age = self.visible().0.saturating_sub(scanned.frame.header.seq.0);
-        let lifespan = self.lifespan.load(Ordering::Relaxed);
+        let lifespan = self.root.published.lifespan();
         match age.checked_div(lifespan).unwrap_or(u64::MAX) {
             _ if victim.is_hot() => 1,
             0..8 => 2,
@@ -632,10 +632,10 @@ impl Store {
     /// Creates a survivor segment. On a full disk it takes a preallocated one, except for sorting,
     /// which frees no space.
     fn survivor_segment(&self, log: &LogState, stream: u8, span: u64) -> Result<Arc<Segment>> {
-        let made = self.create_segment(&mut self.next_segment.lock(), log.id, stream, span);
+        let made = self.create_segment(&mut self.root.next_segment.lock(), log.id, stream, span);
         match made {
             Err(full) if full.is_no_space() && stream != SORTED_STREAM => {
-                let mut order = self.commit_state.lock();
+                let mut order = self.pipeline.commit_state.lock();
                 let ready = &mut order.preallocated[log.id.index()];
                 let fits = |s: &Arc<Segment>| s.identity().capacity >= DATA_START + span;
                 // Half of the reserve stays for removals, which free space in the end.
@@ -711,7 +711,7 @@ impl Store {
             }
             let hashed_key = copy.hashed_key(bytes);
             let stripe = [stripe_of(copy.keyspace.id(), hashed_key.key)];
-            let _held = self.stripes.lock(&stripe);
+            let _held = self.pipeline.stripes.lock(&stripe);
             let moved = |e: &Arc<dyn Engine>| e.relocate(hashed_key, copy.from, copy.to, copy.blob);
             if copy.keyspace.engine().is_ok_and(moved) {
                 live += copy.span;
