@@ -145,7 +145,9 @@ impl Store {
         };
         let is_full = self.disk_state.is_full() && log.id == LogId::Journal;
         appended >= self.checkpoint_due_bytes(log)
-            || (is_full && appended >= FULL_DISK_SEGMENTS * self.geometry.min_segment && self.engines_disk_reserve().is_some())
+            || (is_full
+                && appended >= FULL_DISK_SEGMENTS * self.geometry.min_segment
+                && self.engines_disk_reserve().is_some())
             || (appended > 0 && log.tombstones_block_gc.swap(false, Ordering::Relaxed))
             // An engine of the store log may need an image before it can free the space of entries
             // that it moved since the last one.

@@ -5,9 +5,9 @@
 //!
 //! ## Threads
 //!
-//! Any thread reads and sets the flags. The lock of the cause is the last lock of a caller: no other
-//! lock is taken under it. A flag is set after the cause is recorded, except that readers may see a
-//! half-applied commit before its cause.
+//! Any thread reads and sets the flags. No other lock is taken under the lock of the cause. A
+//! thread records the cause before it sets `is_poisoned`. A reader may see a half-applied commit
+//! just before its cause.
 
 use crossbeam_utils::CachePadded;
 

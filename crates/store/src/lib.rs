@@ -8,7 +8,7 @@
 //!  commits       commit encode append tail log group_commit stall threads
 //!  space         preallocate root_writer gc checkpoint idle compact cache_balance
 //!  keyspaces     catalog keyspace_state unpublished bulk_load ingest convert copy change_tracker
-//!  open, close   recover tail_scan replay close repair verify
+//!  open, close   recover tail_scan replay close health repair verify
 //!  readers       view owned_cursor pinned_state export image value_writer stats workload wire
 //! ```
 //!

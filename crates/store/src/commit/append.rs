@@ -75,8 +75,10 @@ impl Store {
                 };
                 let (segment, gap) = (Arc::clone(segment), order.tails[tail].gap_at(offset));
                 let part = u8::try_from(part).unwrap_or(u8::MAX);
+                let (bytes, room) = (encoded.frame_bytes(from, to), order.tails[tail].room_after(offset));
+                assert!(bytes <= room, "commit (I1): the frames have places in the segment");
                 chunks.push(FrameChunk { segment, offset, gap, part, from, to });
-                closed.word.set_offset(tail, offset + encoded.frame_bytes(from, to));
+                closed.word.set_offset(tail, offset + bytes);
                 from = to;
             }
         }

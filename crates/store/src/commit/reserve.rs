@@ -92,8 +92,10 @@ impl Store {
             let hot = self.is_hot(self.visible().next(), writes);
             encoded.is_hot = hot;
             let runs = &encoded.runs;
-            let reserved =
-                self.pipeline.window.reserve(guard, |shape, word| self.reserve_in_open(shape, word, runs, hot));
+            let reserved = self
+                .pipeline
+                .window
+                .reserve(guard, |shape, word| self.reserve_in_open(shape, word, runs, hot));
             if let Some((Some((seq, offsets)), shape)) = reserved {
                 return Ok(ReserveResult::Reserved(ReservedPlaces::InOpenSegments { seq, offsets, shape }));
             }

@@ -339,6 +339,11 @@ impl Conversion {
         while matches!(self.state, ConversionState::CatchingUp(_)) {
             self.copy_changed()?;
         }
+        let is_blocked = source.change_tracker.is_blocked();
+        assert!(
+            is_blocked,
+            "convert (I2): no commit to the source gets a seq before the target has its name"
+        );
         if let Some(writer) = self.writer.take() {
             writer.publish(Some(&source))?;
         }

@@ -269,6 +269,8 @@ impl IngestWriter {
     }
 
     fn commit_all(&mut self) -> Result<()> {
+        let is_known = self.unpublished.is_registered();
+        assert!(is_known, "unpublished (I3): GC knows the keyspace before its first commit");
         let (keyspace, bytes) = (&self.unpublished.keyspace, &self.bytes);
         let write = |(key, what): &(Range<usize>, IngestOp)| {
             let action = match what {

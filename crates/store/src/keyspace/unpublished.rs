@@ -55,9 +55,11 @@ impl Store {
         let keyspace = Arc::new(self.new_keyspace_state(name, engine, options)?);
         let mut m = self.root.maintenance.lock();
         for _ in 0..2 {
-            self.write_root(&mut m, false)?; // I1
+            self.write_root(&mut m, false)?;
         }
         drop(m);
+        let next = self.catalog.next_id();
+        assert!(keyspace.id() < next, "unpublished (I1): both slots of ROOT have a larger next id");
         Ok(UnpublishedKeyspace {
             store: Arc::clone(self),
             keyspace,
@@ -74,6 +76,11 @@ impl UnpublishedKeyspace {
             self.store.catalog.register_unpublished(Arc::clone(&self.keyspace));
             self.is_registered = true;
         }
+    }
+
+    /// Returns whether GC and checkpoints know the keyspace.
+    pub(crate) fn is_registered(&self) -> bool {
+        self.is_registered
     }
 
     /// Publishes the keyspace durably; it replaces `before`. The caller holds `change_lock`.

@@ -75,6 +75,16 @@ impl ThreadSignals {
         self.maintenance_wake.notify_one();
         self.preallocation_wake.notify_one();
     }
+
+    /// Waits for `wake`, at most for `interval`. Returns the store, or `None` if it is closing.
+    fn wait_for_turn(&self, store: &Weak<Store>, wake: &Condvar, interval: Duration) -> Option<Arc<Store>> {
+        let mut due = self.is_work_due.lock();
+        if !self.is_stopping.load(Ordering::Acquire) {
+            wake.wait_for(&mut due, interval);
+        }
+        drop(due);
+        store.upgrade().filter(|_| !self.is_stopping.load(Ordering::Acquire))
+    }
 }
 
 /// Background threads, and the locks of their steps.
@@ -381,7 +391,8 @@ impl Store {
         let over = self.space_pressure_percent().clamp(THROTTLE_FROM_PERCENT, THROTTLE_FULL_PERCENT)
             - THROTTLE_FROM_PERCENT;
         let most = u64::try_from(MAX_THROTTLE.as_nanos()).unwrap_or(u64::MAX);
-        self.background.signals
+        self.background
+            .signals
             .throttle_ns
             .store(most * over / (THROTTLE_FULL_PERCENT - THROTTLE_FROM_PERCENT), Ordering::Relaxed);
         if over == 0 {
@@ -423,7 +434,13 @@ impl Store {
         let shortest = u64::try_from(THROTTLE_SLEEP.as_nanos()).unwrap_or(u64::MAX);
         self.background.signals.throttle_debt_ns.fetch_add(delay, Ordering::Relaxed);
         let pay = |debt: u64| debt.checked_sub(shortest);
-        if self.background.signals.throttle_debt_ns.fetch_update(Ordering::Relaxed, Ordering::Relaxed, pay).is_err() {
+        if self
+            .background
+            .signals
+            .throttle_debt_ns
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, pay)
+            .is_err()
+        {
             return Ok(());
         }
         self.counters.throttles.fetch_add(1, Ordering::Relaxed);
@@ -437,15 +454,7 @@ impl Store {
 
 fn run_sync_timer(store: &Weak<Store>, signals: &ThreadSignals, interval: Duration) {
     loop {
-        {
-            let mut due = signals.is_work_due.lock();
-            if !signals.is_stopping.load(Ordering::Acquire) {
-                signals.sync_wake.wait_for(&mut due, interval);
-            }
-        }
-        let Some(store) = store.upgrade().filter(|_| !signals.is_stopping.load(Ordering::Acquire)) else {
-            return;
-        };
+        let Some(store) = signals.wait_for_turn(store, &signals.sync_wake, interval) else { return };
         let _step = PoisonOnPanic(&store);
         // A failed sync has poisoned the store, so the error reaches later commits.
         let _ = store.sync_tick();
@@ -454,15 +463,8 @@ fn run_sync_timer(store: &Weak<Store>, signals: &ThreadSignals, interval: Durati
 
 fn run_preallocation(store: &Weak<Store>, signals: &ThreadSignals) {
     loop {
-        {
-            let mut due = signals.is_work_due.lock();
-            if !signals.is_stopping.load(Ordering::Acquire) {
-                signals.preallocation_wake.wait_for(&mut due, MAINTENANCE_INTERVAL);
-            }
-        }
-        let Some(store) = store.upgrade().filter(|_| !signals.is_stopping.load(Ordering::Acquire)) else {
-            return;
-        };
+        let wake = &signals.preallocation_wake;
+        let Some(store) = signals.wait_for_turn(store, wake, MAINTENANCE_INTERVAL) else { return };
         let _step = PoisonOnPanic(&store);
         if store.check_writable().is_ok() {
             // Preallocation fails if the disk is full. A writer that needs a segment gets the

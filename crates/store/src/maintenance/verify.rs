@@ -167,7 +167,8 @@ impl Store {
         for id in &checkpoint.keyspaces {
             let path = self.image_path(*id, checkpoint.number);
             summary.files.push(path.clone());
-            let image = ImageReader::open(&*self.disk, path, self.identity.id, *id, checkpoint.number, |_| None);
+            let image =
+                ImageReader::open(&*self.disk, path, self.identity.id, *id, checkpoint.number, |_| None);
             let drained = image.and_then(|image| image.verify_rest(&mut self.byte_steps(summary, watcher)));
             match drained {
                 Ok(bytes) => summary.bytes += bytes,

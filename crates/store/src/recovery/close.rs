@@ -56,7 +56,7 @@ enum DirContent {
 }
 
 /// Lock on the database directory.
-type DirLock = Box<dyn std::fmt::Debug + Send + Sync>;
+pub(crate) type DirLock = Box<dyn std::fmt::Debug + Send + Sync>;
 
 /// State of opening and closing a database.
 #[derive(Debug, Default)]
@@ -368,11 +368,7 @@ fn existing_permissions(disk: &dyn Disk, path: &Path) -> Option<Permissions> {
 }
 
 /// Takes the lock: shared for a reader, exclusive for a writer.
-fn take_lock(
-    disk: &dyn Disk,
-    path: &Path,
-    is_reader: bool,
-) -> Result<DirLock> {
+fn take_lock(disk: &dyn Disk, path: &Path, is_reader: bool) -> Result<DirLock> {
     let (lock, share) = (path.join(LOCK), if is_reader { LockMode::Shared } else { LockMode::Exclusive });
     match disk.lock(&lock, share) {
         Ok(LockOutcome::Acquired(lock)) => Ok(lock),

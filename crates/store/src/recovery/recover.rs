@@ -207,7 +207,9 @@ impl<'a> Recovery<'a> {
         // Opening a segment takes six system calls.
         let threads =
             if store.options.inline { 1 } else { opening_threads().min(names.len() / FEW_SEGMENTS) };
-        let open = |number: usize| Segment::open(&*store.disk, dir, names[number], store.identity.id, log, open_mode);
+        let open = |number: usize| {
+            Segment::open(&*store.disk, dir, names[number], store.identity.id, log, open_mode)
+        };
         let Ok(all) = map_parallel(threads, names.len(), |number| Ok::<_, Infallible>(open(number)));
         for (id, mut opened) in names.into_iter().zip(all) {
             self.next_segment = self.next_segment.max(id.0 + 1);
@@ -259,7 +261,8 @@ impl<'a> Recovery<'a> {
         entry: Option<&RootSegment>,
         open_mode: OpenMode,
     ) -> Result<Option<segment::SegmentIdentity>> {
-        let (disk, dir, next) = (&*self.store.disk, &self.store.log(log).dir, self.store.identity.incarnation);
+        let (disk, dir, next) =
+            (&*self.store.disk, &self.store.log(log).dir, self.store.identity.incarnation);
         for old in self.identities(log, id, entry) {
             let is_torn = match open_mode {
                 OpenMode::Read => Segment::is_header_torn(disk, dir, old, next)?,
@@ -408,7 +411,8 @@ impl<'a> Recovery<'a> {
                 } else {
                     let path = found.segment.path().to_path_buf();
                     let dir = &self.store.logs[log].dir;
-                    found.segment = found.segment.restamp(&*self.store.disk, dir, self.store.identity.incarnation)?;
+                    found.segment =
+                        found.segment.restamp(&*self.store.disk, dir, self.store.identity.incarnation)?;
                     found.segment.file().sync().during(IoOp::Sync, &path)?;
                     found.root_entry = None;
                 }

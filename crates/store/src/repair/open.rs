@@ -194,7 +194,8 @@ fn open_segment(
     let len = store.disk.open(&path, OpenMode::Read).and_then(|file| file.len()).unwrap_or(0);
     let incarnation = recovery.root.incarnation;
     let capacity = len.clamp(DATA_START, MAX_CAPACITY);
-    let identity = segment::SegmentIdentity { store: store.identity.id, log, id, stream: 0, incarnation, capacity };
+    let identity =
+        segment::SegmentIdentity { store: store.identity.id, log, id, stream: 0, incarnation, capacity };
     let segment = Segment::open_as(&*store.disk, dir, identity);
     let is_good = damaged_ranges::has_frame(&segment);
     if is_good {

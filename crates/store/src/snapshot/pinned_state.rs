@@ -96,6 +96,7 @@ impl Store {
         self.check_undamaged()?;
         self.sync_survivors(&mut m)?;
         let (ends, segments) = self.sync_and_read_ends()?;
+        assert!(ends.seq <= self.durable(), "pinned_state (I1): all commits of the state are durable");
         let root = self.pinned_root(&m, &ends, &segments);
         let seq = ends.seq;
         m.last_pin_id += 1;

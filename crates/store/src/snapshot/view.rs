@@ -98,7 +98,8 @@ impl<S: Deref<Target = Store>> View<S> {
     /// Returns the errors of [`Store::check_open`].
     pub fn new(store: S) -> Result<View<S>> {
         store.check_open()?;
-        let (slot, seq) = store.view_slots.register(&store.pipeline.progress, || store.pipeline.window.reserved())?;
+        let (slot, seq) =
+            store.view_slots.register(&store.pipeline.progress, || store.pipeline.window.reserved())?;
         Ok(View { store, seq, slot: Some(slot) })
     }
 

@@ -175,7 +175,8 @@ impl Store {
 
     /// Returns whether retired segments are not freed yet.
     fn has_pending_frees(&self) -> bool {
-        self.root.published.pending_free_bytes.load(Ordering::Relaxed) > 0 || self.context.segments.has_removed_in_use()
+        self.root.published.pending_free_bytes.load(Ordering::Relaxed) > 0
+            || self.context.segments.has_removed_in_use()
     }
 
     /// Writes ROOT twice, so that no slot lists retired files, and frees them. Returns true if
@@ -312,8 +313,7 @@ impl Store {
             capacity: self.capacity_for(log, largest),
         };
         let created = Segment::create(&*self.disk, &log.dir, identity);
-        self.disk_state
-            .set_full(matches!(created, Err(Error::NoSpace { .. } | Error::FileSizeLimit { .. })));
+        self.disk_state.set_full(matches!(created, Err(Error::NoSpace { .. } | Error::FileSizeLimit { .. })));
         let segment = Arc::new(created?);
         let admitted = self.finish_segment(log, &segment);
         if admitted.is_err() {

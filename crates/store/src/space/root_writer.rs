@@ -210,8 +210,8 @@ pub(crate) struct RootWriter {
     pub(crate) published: PublishedRoot,
     /// Number of the next segment. The lock is held while a segment is created.
     pub(crate) next_segment: Mutex<u64>,
-    /// Segments sealed since the background last wrote ROOT because of sealed segments. Raised under
-    /// the order lock, and lowered under the maintenance lock.
+    /// Segments sealed since the background last wrote ROOT because of sealed segments. Raised
+    /// under the order lock, and lowered under the maintenance lock.
     pub(crate) sealed_since_write: AtomicU64,
 }
 
@@ -390,6 +390,8 @@ impl Store {
             // If a file cannot be removed, the next opening removes it.
             match what {
                 PendingFree::Segment(log, segment) => {
+                    let is_listed = self.log(log).segments.lock().contains_key(&segment.id());
+                    assert!(!is_listed, "store (I3): ROOT does not list a segment that is freed");
                     self.context.segments.remove(&segment);
                     let _ = self.disk.remove(segment.path());
                     self.log(log).freed_segments.fetch_add(1, Ordering::Relaxed);

@@ -298,7 +298,7 @@ pub(super) const BUGS: &[SeededBug] = &[
     SeededBug {
         name: "two-writers-change-one-leaf-of-a-memtable",
         breaks: "W2, parallel apply",
-        file: "crates/engine/src/memtable/sorted_keys.rs",
+        file: "crates/engine/src/memtable/sorted_keys/node.rs",
         edits: &[SourceEdit {
             find: "        locked.is_ok()\n",
             replace: "        let _ = locked;\n        true\n",
@@ -498,14 +498,17 @@ pub(super) const BUGS: &[SeededBug] = &[
         name: "the-end-of-a-log-is-published-before-its-frames-are-copied",
         breaks: "W6, W30",
         file: "crates/store/src/snapshot/view.rs",
-        edits: &[SourceEdit { find: "self.pipeline.progress.wait(reserved)?;", replace: "let _ = reserved;" }],
+        edits: &[SourceEdit {
+            find: "self.pipeline.progress.wait(reserved)?;",
+            replace: "let _ = reserved;",
+        }],
         effect: BugEffect::Failure,
         test: database_test(Some("flat"), "committing::a_verification_during_commits_finds_no_damage"),
     },
     SeededBug {
         name: "garbage-collection-repoints-without-the-stripe",
         breaks: "W7, W31",
-        file: "crates/store/src/space/gc.rs",
+        file: "crates/store/src/space/gc/survivors.rs",
         edits: &[SourceEdit {
             find: "            let _held = self.pipeline.stripes.lock(&stripe);\n",
             replace: "            let _ = stripe;\n",
@@ -531,7 +534,10 @@ pub(super) const BUGS: &[SeededBug] = &[
         name: "a-conversion-takes-its-view-while-commits-run",
         breaks: "W11, W38",
         file: "crates/store/src/snapshot/view.rs",
-        edits: &[SourceEdit { find: "        let _alone = self.pipeline.stripes.lock_exclusive();\n", replace: "" }],
+        edits: &[SourceEdit {
+            find: "        let _alone = self.pipeline.stripes.lock_exclusive();\n",
+            replace: "",
+        }],
         effect: BugEffect::Failure,
         test: database_test(Some("flat"), "committing::a_conversion_keeps_commits_behind_a_hole"),
     },
